@@ -1,1 +1,44 @@
-//! To be written.
+//! Tensors with eager autograd: the engine that Phalanx trains with.
+//!
+//! A [`Tensor`] is a cheap handle to values on a [`Device`]. Operations on tensors that need a gradient are recorded as they
+//! run, and [`backward`] hands each leaf's gradient to a [`GradSink`] at the moment it is complete. The parameters of a model
+//! live in one [`Arena`], their gradients in another ([`Grads`]) with the same offsets, so that optimizers, gradient buckets
+//! and shards are slices. What this crate does not know: names of parameters, ranks, files.
+//!
+//! ```
+//! use phalanx_tensor::{Device, Philox, Tensor, DType};
+//! let device = Device::cpu(2);
+//! let x = Tensor::uniform(&device, [8, 3], -1.0, 1.0, DType::F32, Philox::new(0, 0));
+//! let w = Tensor::zeros(&device, [3, 1], DType::F32).requires_grad();
+//! let loss = (x.matmul(&w) - 1.0).square().mean_all();
+//! assert_eq!(loss.item(), 1.0);
+//! let grads = loss.backward();
+//! assert_eq!(grads.get(&w).unwrap().dims(), [3, 1]);
+//! ```
+
+mod dtype;
+mod philox;
+mod shape;
+
+mod arena;
+mod device;
+mod pool;
+mod storage;
+
+mod cpu;
+mod gradient;
+mod graph;
+mod op;
+mod ops;
+mod tensor;
+
+pub use arena::{Arena, Flat, Grads, Layout, Span};
+pub use device::Device;
+pub use dtype::{DType, Element, Float};
+pub use graph::{GradSink, Gradients, LeafId, backward, no_grad};
+pub use op::{Conv2dOptions, CountPadding, PoolOptions};
+pub use ops::dropout::DropoutKey;
+pub use ops::reduce::Keep;
+pub use philox::Philox;
+pub use shape::{MAX_DIMS, Shape};
+pub use tensor::Tensor;

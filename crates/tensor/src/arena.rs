@@ -1,0 +1,316 @@
+//! Arenas: all parameters of a model in one contiguous buffer, all gradients in another with the same offsets, each state of
+//! an optimizer likewise.
+//!
+//! An optimizer step is one pass over slices, a bucket of gradients is a range, a shard is a shorter range, and nothing is
+//! copied between them. Each parameter stays a tensor of its own with its own run-time borrow (S-BORROW in
+//! [`crate::storage`]), so one range can be reduced over the network while the backward pass still writes another.
+
+use crate::device::Device;
+use crate::dtype::{DType, Element};
+use crate::graph;
+use crate::shape::Shape;
+use crate::storage::{ALIGN, Memory, Storage};
+use crate::tensor::Tensor;
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut, Range};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Which parameter lies where in an arena. Every parameter starts on a cache line; the padding between them is zero in
+/// every arena and stays zero under any optimizer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Layout {
+    shapes: Vec<Shape>,
+    /// In elements; one more than there are parameters, the last being the length of the arena.
+    offsets: Vec<usize>,
+}
+
+impl Layout {
+    /// The layout of parameters with these shapes, in this order.
+    pub fn new(shapes: &[Shape]) -> Layout {
+        let mut offsets = vec![0];
+        for shape in shapes {
+            offsets.push(offsets[offsets.len() - 1] + shape.count().next_multiple_of(ALIGN));
+        }
+        Layout { shapes: shapes.to_vec(), offsets }
+    }
+
+    /// How many parameters there are.
+    pub fn count(&self) -> usize {
+        self.shapes.len()
+    }
+
+    /// The length of an arena in elements, padding included.
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> usize {
+        self.offsets[self.count()]
+    }
+
+    /// The shape of parameter `i`.
+    pub fn shape(&self, i: usize) -> &Shape {
+        &self.shapes[i]
+    }
+
+    /// The elements of parameter `i`, without padding.
+    pub fn range(&self, i: usize) -> Range<usize> {
+        self.offsets[i]..self.offsets[i] + self.shapes[i].count()
+    }
+
+    /// The elements of parameters `params`, with the padding between and after them.
+    pub fn span(&self, params: Range<usize>) -> Range<usize> {
+        self.offsets[params.start]..self.offsets[params.end]
+    }
+}
+
+/// One contiguous buffer that holds one value for every element of a [`Layout`].
+#[derive(Clone)]
+pub struct Arena(Arc<Inner>);
+
+struct Inner {
+    layout: Layout,
+    dtype: DType,
+    memory: Arc<Memory>,
+    /// One a parameter, in order.
+    parts: Vec<Storage>,
+}
+
+impl Arena {
+    /// An arena of zeros.
+    pub fn new(device: &Device, dtype: DType, layout: &Layout) -> Arena {
+        let memory = Arc::new(Memory::zeroed(layout.len() * dtype.bytes()));
+        let bytes = |i: usize| layout.offsets[i] * dtype.bytes()..layout.offsets[i + 1] * dtype.bytes();
+        // S-PART: the spans of different parameters don't overlap.
+        let parts = (0..layout.count()).map(|i| Storage::part(device, &memory, bytes(i))).collect();
+        Arena(Arc::new(Inner { layout: layout.clone(), dtype, memory, parts }))
+    }
+
+    /// Which parameter lies where.
+    pub fn layout(&self) -> &Layout {
+        &self.0.layout
+    }
+
+    /// The type of its elements.
+    pub fn dtype(&self) -> DType {
+        self.0.dtype
+    }
+
+    /// Parameter `i` as a tensor that shares the arena's memory.
+    pub fn tensor(&self, i: usize) -> Tensor {
+        Tensor::over(self.0.parts[i].clone(), self.0.layout.shapes[i], self.0.dtype)
+    }
+
+    /// The whole arena for reading. Panics while any parameter of it is being written, or if `T` isn't its dtype.
+    #[track_caller]
+    pub fn flat<T: Element>(&self) -> Flat<'_, T> {
+        self.check::<T>();
+        self.0.parts.iter().for_each(Storage::lock_for_reading);
+        // SAFETY: the read borrow of every part was taken just above; `Flat` gives them back when it is dropped.
+        let slice = unsafe { self.0.memory.slice(0..self.0.layout.len() * T::DTYPE.bytes()) };
+        Flat { slice, arena: self }
+    }
+
+    /// The whole arena for writing. Panics while anyone uses any parameter of it, or if `T` isn't its dtype.
+    #[track_caller]
+    pub fn flat_mut<T: Element>(&self) -> Span<T> {
+        self.range_mut(0..self.0.layout.count())
+    }
+
+    /// The span of parameters `params` for writing: owned, so that it can travel to whoever reduces it. Panics while anyone
+    /// uses one of them, or if `T` isn't the arena's dtype.
+    #[track_caller]
+    pub fn range_mut<T: Element>(&self, params: Range<usize>) -> Span<T> {
+        self.check::<T>();
+        self.0.parts[params.clone()].iter().for_each(Storage::lock_for_writing);
+        Span { arena: self.clone(), params, element: PhantomData }
+    }
+
+    #[track_caller]
+    fn check<T: Element>(&self) {
+        assert!(self.0.dtype == T::DTYPE, "arena: holds {}, was asked for {}", self.0.dtype, T::DTYPE);
+    }
+}
+
+/// A whole arena borrowed for reading.
+pub struct Flat<'a, T> {
+    slice: &'a [T],
+    arena: &'a Arena,
+}
+
+impl<T> Deref for Flat<'_, T> {
+    type Target = [T];
+    fn deref(&self) -> &[T] {
+        self.slice
+    }
+}
+
+impl<T> Drop for Flat<'_, T> {
+    fn drop(&mut self) {
+        self.arena.0.parts.iter().for_each(Storage::unlock_for_reading);
+    }
+}
+
+/// Neighbouring parameters of an arena borrowed for writing, as one slice.
+pub struct Span<T> {
+    arena: Arena,
+    params: Range<usize>,
+    element: PhantomData<fn() -> T>,
+}
+
+impl<T: Element> Span<T> {
+    fn bytes(&self) -> Range<usize> {
+        let span = self.arena.layout().span(self.params.clone());
+        span.start * T::DTYPE.bytes()..span.end * T::DTYPE.bytes()
+    }
+
+    /// Which parameters.
+    pub fn params(&self) -> Range<usize> {
+        self.params.clone()
+    }
+}
+
+impl<T: Element> Deref for Span<T> {
+    type Target = [T];
+    fn deref(&self) -> &[T] {
+        // SAFETY: `range_mut` took the write borrow of every part in the span, and `drop` gives it back.
+        unsafe { self.arena.0.memory.slice(self.bytes()) }
+    }
+}
+
+impl<T: Element> DerefMut for Span<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        // SAFETY: as in `deref`; `&mut self` makes it the only slice of this span.
+        unsafe { self.arena.0.memory.slice_mut(self.bytes()) }
+    }
+}
+
+impl<T> Drop for Span<T> {
+    fn drop(&mut self) {
+        self.arena.0.parts[self.params.clone()].iter().for_each(Storage::unlock_for_writing);
+    }
+}
+
+/// The gradient arena: one slot a parameter.
+///
+/// [`Grads::zero`] writes nothing: it marks the slots stale, the first gradient afterwards overwrites, later ones are added.
+#[derive(Clone)]
+pub struct Grads {
+    arena: Arena,
+    stale: Arc<[AtomicBool]>,
+}
+
+impl Grads {
+    /// A gradient arena without gradients.
+    pub fn new(device: &Device, dtype: DType, layout: &Layout) -> Grads {
+        let stale = (0..layout.count()).map(|_| AtomicBool::new(true)).collect();
+        Grads { arena: Arena::new(device, dtype, layout), stale }
+    }
+
+    /// The memory of the gradients. Slots without a gradient hold old values until [`Grads::settle`].
+    pub fn arena(&self) -> &Arena {
+        &self.arena
+    }
+
+    /// Forgets all gradients.
+    pub fn zero(&self) {
+        self.stale.iter().for_each(|s| s.store(true, Ordering::Relaxed));
+    }
+
+    /// Fills the slots of parameters that got no gradient since [`Grads::zero`] with zeros; says which they are.
+    pub fn settle(&self) -> Vec<usize> {
+        let unused: Vec<usize> =
+            (0..self.stale.len()).filter(|&i| self.stale[i].swap(false, Ordering::Relaxed)).collect();
+        for &i in &unused {
+            self.arena.tensor(i).fill(0.0);
+        }
+        unused
+    }
+
+    /// Parameter `i` of `values` as a leaf whose gradient is written to slot `i` of this arena.
+    #[track_caller]
+    pub fn leaf(&self, i: usize, values: &Arena) -> Tensor {
+        assert!(
+            values.layout() == self.arena.layout(),
+            "leaf: the values have another layout than the gradients"
+        );
+        let mut tensor = values.tensor(i);
+        let slot = Slot { tensor: self.arena.tensor(i), stale: Arc::clone(&self.stale), index: i };
+        tensor.node = Some(graph::leaf(&tensor.device().clone(), Some(slot)));
+        tensor
+    }
+}
+
+/// Where the gradient of one leaf goes.
+pub(crate) struct Slot {
+    tensor: Tensor,
+    stale: Arc<[AtomicBool]>,
+    index: usize,
+}
+
+impl Slot {
+    pub(crate) fn index(&self) -> usize {
+        self.index
+    }
+
+    pub(crate) fn is_stale(&self) -> bool {
+        self.stale[self.index].load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn tensor(&self) -> Tensor {
+        self.tensor.clone()
+    }
+
+    /// Makes the slot hold its old gradient (unless stale) plus `grad`, which may lie in the slot already.
+    pub(crate) fn settle_with(&self, grad: &Tensor) -> Tensor {
+        let stale = self.stale[self.index].swap(false, Ordering::Relaxed);
+        if !graph::same_storage(&self.tensor.storage, &grad.storage) {
+            if stale { self.tensor.copy_from(grad) } else { self.tensor.add_from(grad) }
+        }
+        self.tensor.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    fn layout() -> Layout {
+        Layout::new(&[[2, 3].into(), [100].into(), [1].into()])
+    }
+
+    #[test]
+    fn parameters_start_on_cache_lines() {
+        let layout = layout();
+        assert_eq!((layout.range(0), layout.range(1), layout.range(2)), (0..6, 64..164, 192..193));
+        assert_eq!((layout.len(), layout.span(1..3)), (256, 64..256));
+    }
+
+    #[test]
+    fn a_span_and_the_rest_are_borrowed_apart() {
+        let arena = Arena::new(&Device::cpu(1), DType::F32, &layout());
+        let mut span = arena.range_mut::<f32>(1..3);
+        span[0] = 5.0;
+        arena.tensor(0).fill(1.0);
+        assert!(catch_unwind(AssertUnwindSafe(|| arena.tensor(1).to_vec::<f32>())).is_err(), "being written");
+        drop(span);
+        assert_eq!(arena.tensor(1).to_vec::<f32>()[0], 5.0);
+        assert_eq!(arena.flat::<f32>()[5..7], [1.0, 0.0]);
+    }
+
+    #[test]
+    fn gradients_overwrite_when_stale_and_add_up_after() {
+        let device = Device::cpu(1);
+        let (values, grads) =
+            (Arena::new(&device, DType::F32, &layout()), Grads::new(&device, DType::F32, &layout()));
+        let leaf = grads.leaf(0, &values);
+        leaf.fill(3.0);
+        for want in [6.0, 12.0] {
+            leaf.square().sum_all().backward();
+            assert_eq!(grads.arena().tensor(0).to_vec::<f32>(), [want; 6]);
+        }
+        grads.zero();
+        (&leaf + &leaf.square()).sum_all().backward();
+        assert_eq!(grads.arena().tensor(0).to_vec::<f32>(), [7.0; 6]);
+        assert_eq!(grads.settle(), [1, 2]);
+    }
+}

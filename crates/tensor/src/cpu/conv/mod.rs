@@ -1,0 +1,103 @@
+//! Two-dimensional convolution over (N, C, H, W) images with (O, I / groups, KH, KW) kernels.
+//!
+//! Two ways, chosen by [`Plan::is_direct`]: the general one lays the pixels under each kernel tap out as a matrix and
+//! multiplies ([`lowered`]), the [`direct`] one keeps a few output rows in registers and is several times faster where there
+//! are few channels. [`reference`] is the definition written as loops; the tests hold the others against it.
+
+pub(crate) mod direct;
+pub(crate) mod lowered;
+#[cfg(test)]
+pub(crate) mod reference;
+
+use crate::dtype::{Float, with_float};
+use crate::op::Conv2dOptions;
+use crate::tensor::Tensor;
+
+/// All sizes of one convolution.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Plan {
+    pub(crate) n: usize,
+    /// Input channels, image height and width.
+    pub(crate) c: usize,
+    pub(crate) h: usize,
+    pub(crate) w: usize,
+    /// Output channels, height and width.
+    pub(crate) o: usize,
+    pub(crate) oh: usize,
+    pub(crate) ow: usize,
+    /// Kernel height and width.
+    pub(crate) kh: usize,
+    pub(crate) kw: usize,
+    pub(crate) options: Conv2dOptions,
+}
+
+impl Plan {
+    /// Elements of one input image.
+    pub(crate) fn image(&self) -> usize {
+        self.c * self.h * self.w
+    }
+
+    /// Elements of one output image.
+    pub(crate) fn out_image(&self) -> usize {
+        self.o * self.oh * self.ow
+    }
+
+    fn is_direct(&self) -> bool {
+        direct::takes(self)
+    }
+}
+
+/// `out = x * w + b`.
+pub(crate) fn forward(x: &Tensor, w: &Tensor, b: Option<&Tensor>, plan: Plan, out: &Tensor) {
+    with_float!(x.dtype, "conv2d", T => forward_as::<T>(x, w, b, plan, out));
+}
+
+fn forward_as<T: Float>(x: &Tensor, w: &Tensor, b: Option<&Tensor>, plan: Plan, out: &Tensor) {
+    let (x, w) = (x.read_contiguous::<T>("conv2d"), w.read_contiguous::<T>("conv2d"));
+    let b = b.map(|b| b.read_contiguous::<T>("conv2d"));
+    let mut o = out.write_whole::<T>();
+    let kernel = if plan.is_direct() { direct::forward } else { lowered::forward };
+    kernel(out.device(), &x, &w, b.as_deref(), plan, &mut o);
+}
+
+/// `out =` the gradient with respect to the images.
+pub(crate) fn image_gradient(grad: &Tensor, w: &Tensor, plan: Plan, out: &Tensor) {
+    with_float!(out.dtype, "conv2d", T => {
+        let (g, w) = (grad.read_contiguous::<T>("conv2d"), w.read_contiguous::<T>("conv2d"));
+        let mut o = out.write_whole::<T>();
+        let kernel = if plan.is_direct() { direct::image_gradient } else { lowered::image_gradient };
+        kernel(out.device(), &g, &w, plan, &mut o);
+    });
+}
+
+/// `out =` the gradient with respect to the kernels.
+pub(crate) fn kernel_gradient(x: &Tensor, grad: &Tensor, plan: Plan, out: &Tensor) {
+    with_float!(out.dtype, "conv2d", T => {
+        let (x, g) = (x.read_contiguous::<T>("conv2d"), grad.read_contiguous::<T>("conv2d"));
+        let mut o = out.write_whole::<T>();
+        let kernel = if plan.is_direct() { direct::kernel_gradient } else { lowered::kernel_gradient };
+        kernel(out.device(), &x, &g, plan, &mut o);
+    });
+}
+
+/// `out =` the gradient with respect to the bias: the sum over images and pixels.
+pub(crate) fn bias_gradient(grad: &Tensor, plan: Plan, out: &Tensor) {
+    with_float!(out.dtype, "conv2d", T => {
+        let g = grad.read_contiguous::<T>("conv2d");
+        let mut o = out.write_whole::<T>();
+        let area = plan.oh * plan.ow;
+        out.device().arch().dispatch(|| {
+            let mut sums = [0.0f64; 64];
+            for first in (0..plan.o).step_by(sums.len()) {
+                let part = first..(first + sums.len()).min(plan.o);
+                sums.fill(0.0);
+                for image in g.chunks_exact(plan.out_image().max(1)) {
+                    for (sum, plane) in sums.iter_mut().zip(image[part.start * area..part.end * area].chunks_exact(area.max(1))) {
+                        *sum += crate::cpu::reduce::sum_row(plane);
+                    }
+                }
+                o[part].iter_mut().zip(&sums).for_each(|(o, &sum)| *o = T::from_f64(sum));
+            }
+        });
+    });
+}

@@ -1,0 +1,171 @@
+//! Elementwise kernels. The inner loops are plain code over slices, compiled for the machine's vectors at run time.
+
+use crate::cpu::share;
+use crate::dtype::{Float, with_float};
+use crate::op::Unary;
+use crate::shape::{Geometry, for_each_row};
+use crate::tensor::Tensor;
+
+/// Elementwise functions of two tensors.
+#[derive(Clone, Copy)]
+pub(crate) enum Binary {
+    Add,
+    Sub,
+    Mul,
+    Div,
+    Maximum,
+    Minimum,
+}
+
+/// `out = f(a, b)`; `a` and `b` broadcast to the shape of `out`, which is contiguous.
+pub(crate) fn binary(f: Binary, a: &Tensor, b: &Tensor, out: &Tensor) {
+    with_float!(out.dtype, "arithmetic", T => match f {
+        Binary::Add => zip::<T>(a, b, out, |x, y| x + y),
+        Binary::Sub => zip::<T>(a, b, out, |x, y| x - y),
+        Binary::Mul => zip::<T>(a, b, out, |x, y| x * y),
+        Binary::Div => zip::<T>(a, b, out, |x, y| x / y),
+        Binary::Maximum => zip::<T>(a, b, out, |x, y| x.larger(y)),
+        Binary::Minimum => zip::<T>(a, b, out, |x, y| -(-x).larger(-y)),
+    });
+}
+
+/// `out = f(a, b)` for each element.
+fn zip<T: Float>(a: &Tensor, b: &Tensor, out: &Tensor, f: impl Fn(T, T) -> T + Copy + Sync) {
+    let shape = *out.shape();
+    let (ga, gb) = (a.geometry.broadcast_to(shape), b.geometry.broadcast_to(shape));
+    let device = out.device();
+    let arch = device.arch();
+    let (va, vb, mut vo) = (a.read::<T>(), b.read::<T>(), out.write_whole::<T>());
+    let (va, vb) = (&*va, &*vb);
+    if ga.is_contiguous() && gb.is_contiguous() {
+        let (va, vb) = (&va[ga.offset..], &vb[gb.offset..]);
+        let chunk = share(device, vo.len());
+        device.for_chunks(&mut vo, chunk, |i, o| {
+            let (x, y) = (&va[i * chunk..][..o.len()], &vb[i * chunk..][..o.len()]);
+            arch.dispatch(|| o.iter_mut().zip(x.iter().zip(y)).for_each(|(o, (&x, &y))| *o = f(x, y)));
+        });
+        return;
+    }
+    // Threads share out the first dimension.
+    let first = shape.dims()[0];
+    let rest = shape.count() / first.max(1);
+    let rows = share(device, shape.count()).div_ceil(rest.max(1));
+    device.for_chunks(&mut vo, (rows * rest).max(1), |i, o| {
+        let part = |g: &Geometry| g.narrow(0, i * rows, o.len() / rest);
+        let (ga, gb) = (part(&ga), part(&gb));
+        let go = Geometry::row_major(ga.shape);
+        arch.dispatch(|| {
+            for_each_row([&go, &ga, &gb], |[at, x, y], [_, sx, sy], n| {
+                let o = &mut o[at..at + n];
+                match (sx, sy) {
+                    (1, 1) => o
+                        .iter_mut()
+                        .zip(va[x..x + n].iter().zip(&vb[y..y + n]))
+                        .for_each(|(o, (&x, &y))| *o = f(x, y)),
+                    (1, 0) => {
+                        let y = vb[y];
+                        o.iter_mut().zip(&va[x..x + n]).for_each(|(o, &x)| *o = f(x, y));
+                    }
+                    (0, 1) => {
+                        let x = va[x];
+                        o.iter_mut().zip(&vb[y..y + n]).for_each(|(o, &y)| *o = f(x, y));
+                    }
+                    _ => o.iter_mut().enumerate().for_each(|(i, o)| *o = f(va[x + i * sx], vb[y + i * sy])),
+                }
+            });
+        });
+    });
+}
+
+/// `out = f(x)` for each element; both contiguous.
+fn map<T: Float>(x: &Tensor, out: &Tensor, f: impl Fn(T) -> T + Copy + Sync) {
+    let device = out.device();
+    let arch = device.arch();
+    let (vx, mut vo) = (x.read_contiguous::<T>("map"), out.write_whole::<T>());
+    let vx = &*vx;
+    let chunk = share(device, vo.len());
+    device.for_chunks(&mut vo, chunk, |i, o| {
+        let x = &vx[i * chunk..][..o.len()];
+        arch.dispatch(|| o.iter_mut().zip(x).for_each(|(o, &x)| *o = f(x)));
+    });
+}
+
+/// `out = f(x)`; `x` is contiguous.
+pub(crate) fn unary(f: Unary, x: &Tensor, out: &Tensor) {
+    with_float!(out.dtype, "an elementwise function", T => match f {
+        Unary::Neg => map::<T>(x, out, |x| -x),
+        Unary::Exp => map::<T>(x, out, |x| x.exp()),
+        Unary::Ln => map::<T>(x, out, |x| x.ln()),
+        Unary::Sqrt => map::<T>(x, out, |x| x.sqrt()),
+        Unary::Tanh => map::<T>(x, out, |x| x.tanh()),
+        Unary::Sigmoid => map::<T>(x, out, |x| T::ONE / (T::ONE + (-x).exp())),
+        Unary::Relu => map::<T>(x, out, |x| if x > T::ZERO || x.is_nan() { x } else { T::ZERO }),
+        Unary::Gelu => map::<T>(x, out, |x| x * normal_cdf(x)),
+        Unary::Abs => map::<T>(x, out, |x| x.abs()),
+        Unary::Square => map::<T>(x, out, |x| x * x),
+        Unary::Powf(p) => map::<T>(x, out, |x| x.powf(T::from_f64(p))),
+        Unary::Affine { mul, add } => {
+            let (mul, add) = (T::from_f64(mul), T::from_f64(add));
+            map::<T>(x, out, |x| x.mul_add(mul, add))
+        }
+    });
+}
+
+/// The share of a standard normal below x.
+fn normal_cdf<T: Float>(x: T) -> T {
+    T::from_f64(0.5) * (T::ONE + (x * T::from_f64(std::f64::consts::FRAC_1_SQRT_2)).erf())
+}
+
+/// `out = grad * f'`, with f' told from the kept value: the output for those that keep it, else the input. All contiguous.
+pub(crate) fn unary_gradient(f: Unary, kept: &Tensor, grad: &Tensor, out: &Tensor) {
+    with_float!(out.dtype, "an elementwise gradient", T => match f {
+        Unary::Neg => map::<T>(grad, out, |g| -g),
+        Unary::Exp => zip::<T>(kept, grad, out, |y, g| g * y),
+        Unary::Ln => zip::<T>(kept, grad, out, |x, g| g / x),
+        Unary::Sqrt => zip::<T>(kept, grad, out, |y, g| T::from_f64(0.5) * g / y),
+        Unary::Tanh => zip::<T>(kept, grad, out, |y, g| g * (T::ONE - y * y)),
+        Unary::Sigmoid => zip::<T>(kept, grad, out, |y, g| g * y * (T::ONE - y)),
+        Unary::Relu => zip::<T>(kept, grad, out, |y, g| if y > T::ZERO { g } else { T::ZERO }),
+        Unary::Gelu => zip::<T>(kept, grad, out, |x, g| {
+            // d/dx [x F(x)] = F(x) + x f(x), with f the normal density.
+            let density = T::from_f64(0.398_942_280_401_432_7) * (T::from_f64(-0.5) * x * x).exp();
+            g * (normal_cdf(x) + x * density)
+        }),
+        Unary::Abs => zip::<T>(kept, grad, out, |x, g| {
+            if x > T::ZERO { g } else if x < T::ZERO { -g } else { T::ZERO }
+        }),
+        Unary::Square => zip::<T>(kept, grad, out, |x, g| T::from_f64(2.0) * g * x),
+        Unary::Powf(p) => zip::<T>(kept, grad, out, |x, g| g * T::from_f64(p) * x.powf(T::from_f64(p - 1.0))),
+        Unary::Affine { mul, .. } => map::<T>(grad, out, |g| g * T::from_f64(mul)),
+    });
+}
+
+/// `out = grad` where `mine` beats `other`, half of it at a tie, else 0. `sign` is 1 for a maximum, -1 for a minimum.
+pub(crate) fn winner_gradient(mine: &Tensor, other: &Tensor, grad: &Tensor, sign: f64, out: &Tensor) {
+    with_float!(out.dtype, "maximum", T => {
+        let sign = T::from_f64(sign);
+        zip::<T>(mine, other, out, |x, y| {
+            let lead = (x - y) * sign;
+            if lead > T::ZERO { T::ONE } else if lead < T::ZERO { T::ZERO } else { T::from_f64(0.5) }
+        });
+        let weight = out.contiguous();
+        let scaled = Tensor::stale(out.device(), *out.shape(), out.dtype);
+        zip::<T>(&weight, grad, &scaled, |w, g| w * g);
+        out.copy_from(&scaled);
+    });
+}
+
+/// `sum += x`; both contiguous.
+pub(crate) fn add_assign(sum: &Tensor, x: &Tensor) {
+    with_float!(sum.dtype, "add", T => {
+        let device = sum.device();
+        let arch = device.arch();
+        let (vx, mut vo) = (x.read_contiguous::<T>("add"), sum.write_whole::<T>());
+        let vx = &*vx;
+        let chunk = share(device, vo.len());
+        device.for_chunks(&mut vo, chunk, |i, o| {
+            let x = &vx[i * chunk..][..o.len()];
+            arch.dispatch(|| o.iter_mut().zip(x).for_each(|(o, &x)| *o += x));
+        });
+    });
+}

@@ -1,0 +1,208 @@
+//! Max and average pooling over (N, C, H, W) images. Each image plane is worked on alone.
+
+use crate::cpu::SERIAL_LIMIT;
+use crate::dtype::{Float, with_float};
+use crate::op::{CountPadding, PoolOptions};
+use crate::tensor::Tensor;
+use std::ops::Range;
+
+/// The sizes that a pooling kernel works with: planes of `h * w` become planes of `oh * ow`.
+#[derive(Clone, Copy)]
+pub(crate) struct Planes {
+    pub(crate) h: usize,
+    pub(crate) w: usize,
+    pub(crate) oh: usize,
+    pub(crate) ow: usize,
+    pub(crate) options: PoolOptions,
+}
+
+impl Planes {
+    /// The rows and columns of the image that the window at (y, x) covers.
+    #[inline(always)]
+    fn window(&self, y: usize, x: usize) -> (Range<usize>, Range<usize>) {
+        let span = |at: usize, d: usize, size: usize| {
+            let start = at * self.options.stride[d];
+            let end = (start + self.options.kernel[d]).saturating_sub(self.options.padding[d]).min(size);
+            start.saturating_sub(self.options.padding[d])..end
+        };
+        (span(y, 0, self.h), span(x, 1, self.w))
+    }
+
+    /// Windows of 2x2 that tile the image: the common case, which has a kernel of its own.
+    fn is_two_by_two(&self) -> bool {
+        self.options == PoolOptions::square(2)
+    }
+
+    fn per_task(&self, device: &crate::Device, planes: usize) -> usize {
+        if planes * self.h * self.w < SERIAL_LIMIT {
+            planes.max(1)
+        } else {
+            planes.div_ceil(device.threads())
+        }
+    }
+}
+
+/// Max-pooling; `position` gets, for each output, where in its window the first largest element stands, counted row by row
+/// from the window's first pixel inside the image.
+pub(crate) fn max_pool(x: &Tensor, p: Planes, out: &Tensor, position: &Tensor) {
+    with_float!(x.dtype, "max_pool2d", T => {
+        let device = out.device();
+        let arch = device.arch();
+        let vx = x.read_contiguous::<T>("max_pool2d");
+        let vx = &*vx;
+        let (mut vo, mut vp) = (out.write_whole::<T>(), position.write_whole::<u8>());
+        let (plane, out_plane) = (p.h * p.w, p.oh * p.ow);
+        let n = p.per_task(device, vo.len() / out_plane.max(1));
+        device.for_chunks2((&mut vo, n * out_plane), (&mut vp, n * out_plane), |task, o, pos| {
+            let x = &vx[task * n * plane..];
+            arch.dispatch(|| {
+                let planes = x.chunks_exact(plane).zip(o.chunks_exact_mut(out_plane).zip(pos.chunks_exact_mut(out_plane)));
+                for (x, (o, pos)) in planes {
+                    if p.is_two_by_two() { max_plane_2x2(x, p, o, pos) } else { max_plane(x, p, o, pos) }
+                }
+            });
+        });
+    });
+}
+
+fn max_plane<T: Float>(x: &[T], p: Planes, out: &mut [T], position: &mut [u8]) {
+    for y in 0..p.oh {
+        for xx in 0..p.ow {
+            let (rows, cols) = p.window(y, xx);
+            let (mut best, mut at, mut i) = (T::NEG_INFINITY, 0, 0);
+            for r in rows {
+                for c in cols.clone() {
+                    let v = x[r * p.w + c];
+                    if v > best || (v.is_nan() && !best.is_nan()) {
+                        (best, at) = (v, i);
+                    }
+                    i += 1;
+                }
+            }
+            out[y * p.ow + xx] = best;
+            position[y * p.ow + xx] = at;
+        }
+    }
+}
+
+#[inline(always)]
+fn max_plane_2x2<T: Float>(x: &[T], p: Planes, out: &mut [T], position: &mut [u8]) {
+    for y in 0..p.oh {
+        let (top, bottom) = (&x[2 * y * p.w..][..2 * p.ow], &x[(2 * y + 1) * p.w..][..2 * p.ow]);
+        let (top, bottom) = (top.as_chunks::<2>().0, bottom.as_chunks::<2>().0);
+        let (o, pos) = (&mut out[y * p.ow..][..p.ow], &mut position[y * p.ow..][..p.ow]);
+        for i in 0..p.ow {
+            let ([a, b], [c, d]) = (top[i], bottom[i]);
+            // A NaN wins, as in the general kernel.
+            let (u, at_u) = if b > a || b.is_nan() { (b, 1) } else { (a, 0) };
+            let (v, at_v) = if d > c || d.is_nan() { (d, 3) } else { (c, 2) };
+            let (best, at) = if v > u || v.is_nan() { (v, at_v) } else { (u, at_u) };
+            o[i] = best;
+            pos[i] = at;
+        }
+    }
+}
+
+/// The gradient of [`max_pool`]: each output's gradient goes to the pixel it came from.
+pub(crate) fn max_pool_gradient(position: &Tensor, grad: &Tensor, p: Planes, out: &Tensor) {
+    with_float!(out.dtype, "max_pool2d", T => {
+        let device = out.device();
+        let arch = device.arch();
+        let (vp, vg) = (position.read_contiguous::<u8>("max_pool2d"), grad.read_contiguous::<T>("max_pool2d"));
+        let (vp, vg) = (&*vp, &*vg);
+        let mut vo = out.write_whole::<T>();
+        let (plane, out_plane) = (p.h * p.w, p.oh * p.ow);
+        let n = p.per_task(device, vo.len() / plane.max(1));
+        device.for_chunks(&mut vo, n * plane, |task, o| {
+            let (pos, g) = (&vp[task * n * out_plane..], &vg[task * n * out_plane..]);
+            arch.dispatch(|| {
+                let planes = o.chunks_exact_mut(plane).zip(pos.chunks_exact(out_plane).zip(g.chunks_exact(out_plane)));
+                for (o, (pos, g)) in planes {
+                    if p.is_two_by_two() { spread_plane_2x2(pos, g, p, o) } else { spread_plane(pos, g, p, o) }
+                }
+            });
+        });
+    });
+}
+
+fn spread_plane<T: Float>(position: &[u8], grad: &[T], p: Planes, out: &mut [T]) {
+    out.fill(T::ZERO);
+    for y in 0..p.oh {
+        for x in 0..p.ow {
+            let (rows, cols) = p.window(y, x);
+            let at = position[y * p.ow + x] as usize;
+            out[(rows.start + at / cols.len()) * p.w + cols.start + at % cols.len()] += grad[y * p.ow + x];
+        }
+    }
+}
+
+#[inline(always)]
+fn spread_plane_2x2<T: Float>(position: &[u8], grad: &[T], p: Planes, out: &mut [T]) {
+    if p.h % 2 == 1 || p.w % 2 == 1 {
+        // The last row or column lies in no window.
+        out.fill(T::ZERO);
+    }
+    for (y, pair) in out.chunks_mut(2 * p.w).take(p.oh).enumerate() {
+        let (top, bottom) = pair.split_at_mut(p.w);
+        let (top, bottom) =
+            (top[..2 * p.ow].as_chunks_mut::<2>().0, bottom[..2 * p.ow].as_chunks_mut::<2>().0);
+        let (pos, g) = (&position[y * p.ow..][..p.ow], &grad[y * p.ow..][..p.ow]);
+        for i in 0..p.ow {
+            let keep = |at: u8| if pos[i] == at { g[i] } else { T::ZERO };
+            top[i] = [keep(0), keep(1)];
+            bottom[i] = [keep(2), keep(3)];
+        }
+    }
+}
+
+/// Average pooling.
+pub(crate) fn avg_pool(x: &Tensor, p: Planes, padding: CountPadding, out: &Tensor) {
+    with_float!(x.dtype, "avg_pool2d", T => {
+        let vx = x.read_contiguous::<T>("avg_pool2d");
+        let mut vo = out.write_whole::<T>();
+        let (plane, out_plane) = (p.h * p.w, p.oh * p.ow);
+        for (x, o) in vx.chunks_exact(plane).zip(vo.chunks_exact_mut(out_plane)) {
+            for y in 0..p.oh {
+                for xx in 0..p.ow {
+                    let (rows, cols) = p.window(y, xx);
+                    let share = share::<T>(p, padding, rows.len() * cols.len(), y, xx);
+                    let sum = rows.flat_map(|r| x[r * p.w..][cols.clone()].iter()).fold(T::ZERO, |s, &v| s + v);
+                    o[y * p.ow + xx] = sum * share;
+                }
+            }
+        }
+    });
+}
+
+/// What one pixel counts in the window at (y, x), of which `inside` pixels lie in the image. PyTorch's whole window ends
+/// where the padded image ends.
+fn share<T: Float>(p: Planes, padding: CountPadding, inside: usize, y: usize, x: usize) -> T {
+    let whole = |at: usize, d: usize, size: usize| {
+        let start = at * p.options.stride[d];
+        (start + p.options.kernel[d]).min(size + 2 * p.options.padding[d]) - start
+    };
+    let n = match padding {
+        CountPadding::Yes => whole(y, 0, p.h) * whole(x, 1, p.w),
+        CountPadding::No => inside,
+    };
+    T::from_f64(1.0 / n as f64)
+}
+
+/// The gradient of [`avg_pool`].
+pub(crate) fn avg_pool_gradient(grad: &Tensor, p: Planes, padding: CountPadding, out: &Tensor) {
+    with_float!(out.dtype, "avg_pool2d", T => {
+        let vg = grad.read_contiguous::<T>("avg_pool2d");
+        let mut vo = out.write_whole::<T>();
+        vo.fill(T::ZERO);
+        let (plane, out_plane) = (p.h * p.w, p.oh * p.ow);
+        for (g, o) in vg.chunks_exact(out_plane).zip(vo.chunks_exact_mut(plane)) {
+            for y in 0..p.oh {
+                for x in 0..p.ow {
+                    let (rows, cols) = p.window(y, x);
+                    let g = g[y * p.ow + x] * share::<T>(p, padding, rows.len() * cols.len(), y, x);
+                    rows.for_each(|r| o[r * p.w..][cols.clone()].iter_mut().for_each(|o| *o += g));
+                }
+            }
+        }
+    });
+}

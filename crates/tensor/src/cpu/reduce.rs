@@ -1,0 +1,71 @@
+//! Sums and largest values along dimensions.
+
+use crate::dtype::{Float, with_float};
+use crate::shape::for_each_row;
+use crate::tensor::Tensor;
+
+/// Independent partial sums in a row: enough for two vectors of the widest kind, and a fixed order for every machine.
+const LANES: usize = 32;
+/// A row is summed in blocks of this many elements, whose sums are added in double precision.
+const BLOCK: usize = 4096;
+
+/// The sum of a slice, in an order that depends on its length alone.
+#[inline(always)]
+pub(crate) fn sum_row<T: Float>(row: &[T]) -> f64 {
+    row.chunks(BLOCK).map(|block| sum_block(block).to_f64()).sum()
+}
+
+#[inline(always)]
+fn sum_block<T: Float>(block: &[T]) -> T {
+    let mut lanes = [T::ZERO; LANES];
+    let (whole, rest) = block.as_chunks::<LANES>();
+    for chunk in whole {
+        for (lane, &x) in lanes.iter_mut().zip(chunk) {
+            *lane += x;
+        }
+    }
+    for (lane, &x) in lanes.iter_mut().zip(rest) {
+        *lane += x;
+    }
+    let mut width = LANES / 2;
+    while width > 0 {
+        for i in 0..width {
+            lanes[i] = lanes[i] + lanes[i + width];
+        }
+        width /= 2;
+    }
+    lanes[0]
+}
+
+/// `out = sum of x` over the dimensions in which `kept` (the shape of `out`, dimensions kept) has size 1.
+pub(crate) fn sum(x: &Tensor, out: &Tensor) {
+    with_float!(x.dtype, "sum", T => sum_elements::<T>(x, out));
+}
+
+fn sum_elements<T: Float>(x: &Tensor, out: &Tensor) {
+    let arch = out.device().arch();
+    let spread = out.geometry.broadcast_to(*x.shape());
+    let (vx, mut vo) = (x.read::<T>(), out.write::<T>());
+    let (start, count) = (out.geometry.offset, out.count());
+    vo[start..start + count].fill(T::ZERO);
+    arch.dispatch(|| {
+        for_each_row([&x.geometry, &spread], |[at, to], [step, to_step], n| match (step, to_step) {
+            (1, 0) => vo[to] += T::from_f64(sum_row(&vx[at..at + n])),
+            (1, 1) => vo[to..to + n].iter_mut().zip(&vx[at..at + n]).for_each(|(o, &x)| *o += x),
+            _ => (0..n).for_each(|i| vo[to + i * to_step] += vx[at + i * step]),
+        });
+    });
+}
+
+/// For each row of `width` elements of the contiguous `x`: the largest, and where the first of them stands.
+pub(crate) fn max_rows(x: &Tensor, width: usize, largest: &Tensor, index: &Tensor) {
+    with_float!(x.dtype, "max", T => {
+        let vx = x.read_contiguous::<T>("max");
+        let (mut vl, mut vi) = (largest.write_whole::<T>(), index.write_whole::<i64>());
+        for (row, (l, i)) in vx.chunks_exact(width).zip(vl.iter_mut().zip(vi.iter_mut())) {
+            (*i, *l) = row.iter().enumerate().fold((0, row[0]), |(at, best), (j, &v)| {
+                if v > best || (v.is_nan() && !best.is_nan()) { (j as i64, v) } else { (at, best) }
+            });
+        }
+    });
+}

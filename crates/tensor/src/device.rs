@@ -1,0 +1,200 @@
+//! A device: where tensors live and kernels run. Today the threads of this machine.
+
+use crate::graph::Node;
+use crate::pool::Pool;
+use crate::storage::Buffer;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// A handle to a device: its threads, and the buffers that wait to be used again. Cloning gives another handle to the
+/// same device; two devices made apart share nothing.
+#[derive(Clone)]
+pub struct Device(Arc<Cpu>);
+
+struct Cpu {
+    pool: Pool,
+    arch: pulp::Arch,
+    /// Free buffers by size class.
+    buffers: Mutex<Vec<Vec<Arc<Buffer>>>>,
+    /// Empty graph nodes, so that recording a step allocates nothing.
+    nodes: Mutex<Vec<Arc<Node>>>,
+}
+
+/// The smallest class holds this many bytes.
+const SMALLEST_CLASS: usize = 256;
+
+/// The class of a buffer of `bytes` bytes and the size of that class. Four classes a power of two: at most a fifth of a
+/// buffer is slack.
+fn size_class(bytes: usize) -> (usize, usize) {
+    let bytes = bytes.max(SMALLEST_CLASS);
+    let power = usize::BITS as usize - 1 - (bytes - 1).leading_zeros() as usize;
+    let quarter = (1usize << power) / 4;
+    let steps = (bytes - (1 << power)).div_ceil(quarter);
+    (power * 4 + steps, (1 << power) + steps * quarter)
+}
+
+impl Device {
+    /// The CPU with `threads` compute threads, the caller's being one of them; 0 counts as 1.
+    pub fn cpu(threads: usize) -> Device {
+        Device(Arc::new(Cpu {
+            pool: Pool::new(threads.max(1)),
+            arch: pulp::Arch::new(),
+            buffers: Mutex::new(Vec::new()),
+            nodes: Mutex::new(Vec::new()),
+        }))
+    }
+
+    /// How many threads compute.
+    pub fn threads(&self) -> usize {
+        self.0.pool.threads()
+    }
+
+    /// Frees every cached buffer; how many bytes that were.
+    pub fn release_cached(&self) -> usize {
+        let classes = std::mem::take(&mut *lock(&self.0.buffers));
+        classes.iter().flatten().map(|buffer| buffer.capacity()).sum()
+    }
+
+    /// Calls `task(0..n_tasks)`, each once, spread over the threads; returns when all are done.
+    pub fn parallel_for(&self, n_tasks: usize, task: impl Fn(usize) + Sync) {
+        self.0.pool.run(n_tasks, &task);
+    }
+
+    /// The instruction set that kernels are compiled for at run time.
+    pub(crate) fn arch(&self) -> pulp::Arch {
+        self.0.arch
+    }
+
+    /// Cuts `out` into pieces of `chunk` elements (the last may be shorter) and calls `task(i, piece)` for each, spread
+    /// over the threads.
+    pub(crate) fn for_chunks<T: Send>(
+        &self,
+        out: &mut [T],
+        chunk: usize,
+        task: impl Fn(usize, &mut [T]) + Sync,
+    ) {
+        let n_tasks = out.len().div_ceil(chunk.max(1));
+        if n_tasks <= 1 || self.threads() == 1 {
+            out.chunks_mut(chunk.max(1)).enumerate().for_each(|(i, piece)| task(i, piece));
+            return;
+        }
+        let out = Pieces::new(out);
+        // SAFETY: the pool calls each index once, and pieces of different indices don't overlap.
+        self.parallel_for(n_tasks, |i| task(i, unsafe { out.piece(i * chunk, chunk) }));
+    }
+
+    /// As [`Device::for_chunks`] over two outputs in step: piece `i` of `a` with piece `i` of `b`. Both must have the same
+    /// number of pieces.
+    pub(crate) fn for_chunks2<T: Send, U: Send>(
+        &self,
+        a: (&mut [T], usize),
+        b: (&mut [U], usize),
+        task: impl Fn(usize, &mut [T], &mut [U]) + Sync,
+    ) {
+        let n_tasks = a.0.len().div_ceil(a.1.max(1));
+        assert_eq!(n_tasks, b.0.len().div_ceil(b.1.max(1)), "outputs that don't go in step");
+        let (chunk_a, chunk_b) = (a.1, b.1);
+        let (a, b) = (Pieces::new(a.0), Pieces::new(b.0));
+        self.parallel_for(n_tasks, |i| {
+            // SAFETY: the pool calls each index once, and pieces of different indices don't overlap.
+            let (piece_a, piece_b) =
+                unsafe { (a.piece(i * chunk_a, chunk_a), b.piece(i * chunk_b, chunk_b)) };
+            task(i, piece_a, piece_b);
+        });
+    }
+
+    /// A free buffer that holds `bytes`, or else the capacity that a new one should have.
+    pub(crate) fn take_buffer(&self, bytes: usize) -> Result<Arc<Buffer>, usize> {
+        let (class, capacity) = size_class(bytes);
+        lock(&self.0.buffers).get_mut(class).and_then(Vec::pop).ok_or(capacity)
+    }
+
+    pub(crate) fn give_buffer(&self, buffer: Arc<Buffer>) {
+        let (class, _) = size_class(buffer.capacity());
+        let mut classes = lock(&self.0.buffers);
+        if classes.len() <= class {
+            classes.resize_with(class + 1, Vec::new);
+        }
+        classes[class].push(buffer);
+    }
+
+    pub(crate) fn take_node(&self) -> Option<Arc<Node>> {
+        lock(&self.0.nodes).pop()
+    }
+
+    pub(crate) fn give_node(&self, node: Arc<Node>) {
+        lock(&self.0.nodes).push(node);
+    }
+}
+
+/// The caches hold whole values only, so a lock poisoned by a panic elsewhere is taken as it is.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+impl PartialEq for Device {
+    fn eq(&self, other: &Device) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl std::fmt::Debug for Device {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "cpu ({} threads)", self.threads())
+    }
+}
+
+/// A slice that several threads write different pieces of.
+struct Pieces<T> {
+    ptr: *mut T,
+    len: usize,
+}
+
+// SAFETY: whoever takes pieces promises that they don't overlap, so threads never touch the same element.
+unsafe impl<T: Send> Sync for Pieces<T> {}
+
+impl<T> Pieces<T> {
+    fn new(slice: &mut [T]) -> Pieces<T> {
+        Pieces { ptr: slice.as_mut_ptr(), len: slice.len() }
+    }
+
+    /// At most `n` elements from `start`.
+    ///
+    /// # Safety
+    /// No two pieces that live at the same time overlap, and the slice outlives them.
+    #[allow(clippy::mut_from_ref)]
+    unsafe fn piece(&self, start: usize, n: usize) -> &mut [T] {
+        assert!(start <= self.len, "piece at {start} of {}", self.len);
+        // SAFETY: inside the slice by the check; exclusive by the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.add(start), n.min(self.len - start)) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn size_classes_hold_what_they_promise() {
+        for bytes in (1..5000).chain([1 << 20, (1 << 20) + 1, 123_456_789]) {
+            let (class, capacity) = size_class(bytes);
+            assert!(
+                capacity >= bytes && capacity <= bytes.max(SMALLEST_CLASS) * 5 / 4 + 64,
+                "{bytes}: {capacity}"
+            );
+            assert_eq!(
+                size_class(capacity),
+                (class, capacity),
+                "a full buffer returns to its own class: {bytes}"
+            );
+            assert!(capacity.is_multiple_of(64), "{capacity}");
+        }
+    }
+
+    #[test]
+    fn chunks_cover_the_output() {
+        let device = Device::cpu(3);
+        let mut out = vec![0; 103];
+        device.for_chunks(&mut out, 10, |i, piece| piece.fill(i + 1));
+        assert_eq!(out, (0..103).map(|i| i / 10 + 1).collect::<Vec<_>>());
+    }
+}

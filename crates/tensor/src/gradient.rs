@@ -1,0 +1,218 @@
+//! The gradient table: for each row of [`crate::op::Op`], the gradients of its inputs from the gradient of its output.
+//!
+//! Formulas are written with the kernels directly, or with operations on tensors that are outside of the graph and so record
+//! nothing. A gradient that a kernel fills whole is written where [`Wanted::place`] says.
+
+use crate::cpu::gemm::{Into, Mat, gemm_on};
+use crate::cpu::{self, conv, elementwise, norm, pooling, softmax};
+use crate::dtype::with_float;
+use crate::graph::{MAX_INPUTS, Saved, Wanted};
+use crate::op::{Op, Unary};
+use crate::ops::convolution::{conv_plan, pool_planes};
+use crate::shape::Shape;
+use crate::tensor::Tensor;
+
+type Grads = [Option<Tensor>; MAX_INPUTS];
+
+/// Saved value `i`; a missing one is a fault of the op that recorded.
+#[track_caller]
+fn value(saved: &Saved, i: usize) -> &Tensor {
+    saved[i].as_ref().expect("the op kept what its gradient needs")
+}
+
+/// The gradients of the op's inputs, where wanted.
+pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_>) -> Grads {
+    let dtype = grad.dtype();
+    let device = grad.device();
+    // Runs `f` on a place for input `i`'s gradient, if it wants one.
+    let filled = |i: usize, shape: &Shape, f: &dyn Fn(&Tensor)| {
+        wanted.wants(i).then(|| {
+            let out = wanted.place(i, *shape, dtype);
+            f(&out);
+            out
+        })
+    };
+    match *op {
+        Op::Unary(f) => {
+            let grad = grad.contiguous();
+            let kept = if matches!(f, Unary::Neg | Unary::Affine { .. }) { &grad } else { value(saved, 0) };
+            [filled(0, grad.shape(), &|out| elementwise::unary_gradient(f, kept, &grad, out)), None, None]
+        }
+        Op::Add(a, b) => {
+            [wanted.wants(0).then(|| grad.sum_to(&a)), wanted.wants(1).then(|| grad.sum_to(&b)), None]
+        }
+        Op::Sub(a, b) => {
+            [wanted.wants(0).then(|| grad.sum_to(&a)), wanted.wants(1).then(|| grad.sum_to(&b).neg()), None]
+        }
+        Op::Mul(a, b) => [
+            wanted.wants(0).then(|| grad.mul(value(saved, 1)).sum_to(&a)),
+            wanted.wants(1).then(|| grad.mul(value(saved, 0)).sum_to(&b)),
+            None,
+        ],
+        Op::Div(a, b) => [
+            wanted.wants(0).then(|| grad.div(value(saved, 0)).sum_to(&a)),
+            // d(a / b)/db = -(a / b) / b
+            wanted.wants(1).then(|| grad.mul(value(saved, 1)).div(value(saved, 0)).neg().sum_to(&b)),
+            None,
+        ],
+        Op::Maximum(a, b) | Op::Minimum(a, b) => {
+            let sign = if matches!(op, Op::Maximum(..)) { 1.0 } else { -1.0 };
+            let side = |mine: usize, shape: Shape| {
+                wanted.wants(mine).then(|| {
+                    let out = Tensor::stale(device, *grad.shape(), dtype);
+                    elementwise::winner_gradient(
+                        value(saved, mine),
+                        value(saved, 1 - mine),
+                        grad,
+                        sign,
+                        &out,
+                    );
+                    out.sum_to(&shape)
+                })
+            };
+            [side(0, a), side(1, b), None]
+        }
+        Op::Sum { from, kept } => [Some(grad.reshape(kept).broadcast_to(from)), None, None],
+        Op::Max { from, dim } => {
+            let out = Tensor::zeros(device, from, dtype);
+            scatter_along(grad, value(saved, 0), dim, &out);
+            [Some(out), None, None]
+        }
+        Op::Reshape(from) => [Some(grad.reshape(from)), None, None],
+        Op::Permute(back) => {
+            let order = back.map(usize::from);
+            [Some(grad.permute(&order[..grad.shape().n_dims()])), None, None]
+        }
+        Op::Narrow { from, dim, start } => {
+            let out = Tensor::zeros(device, from, dtype);
+            cpu::copy::copy(grad, &out.seen_as(out.geometry.narrow(dim, start, grad.dims()[dim])));
+            [Some(out), None, None]
+        }
+        Op::Broadcast(from) => [Some(grad.sum_to(&from)), None, None],
+        Op::Contiguous => [Some(grad.clone()), None, None],
+        Op::Cat { dim, middle } => {
+            let rest = grad.dims()[dim] - middle;
+            [
+                wanted.wants(0).then(|| grad.narrow(dim, 0, middle)),
+                wanted.wants(1).then(|| grad.narrow(dim, middle, rest)),
+                None,
+            ]
+        }
+        // With c = a b: da = dc b^T and db = a^T dc, summed over the batch dimensions that were broadcast.
+        Op::Matmul(a, b) => [
+            wanted.wants(0).then(|| grad.matmul(&value(saved, 1).t()).sum_to(&a)),
+            wanted.wants(1).then(|| value(saved, 0).t().matmul(grad).sum_to(&b)),
+            None,
+        ],
+        Op::Linear(x, w) => {
+            let grad = grad.contiguous();
+            let (outputs, inputs) = (w.dims()[0], w.dims()[1]);
+            let rows = x.count() / inputs.max(1);
+            with_float!(dtype, "linear", T => {
+                let g = grad.read_contiguous::<T>("linear");
+                let grad_x = filled(0, &x, &|out| {
+                    let w = value(saved, 1).read_contiguous::<T>("linear");
+                    let (g, w) = (Mat::rows(&g, outputs), Mat::rows(&w, inputs));
+                    gemm_on(device, &mut out.write_whole::<T>(), [rows, inputs, outputs], g, w, Into::Replace);
+                });
+                let grad_w = filled(1, &w, &|out| {
+                    let x = value(saved, 0).read_contiguous::<T>("linear");
+                    let (g, x) = (Mat::rows(&g, outputs).t(), Mat::rows(&x, inputs));
+                    gemm_on(device, &mut out.write_whole::<T>(), [outputs, inputs, rows], g, x, Into::Replace);
+                });
+                let flat = grad.reshape([rows, outputs]);
+                let grad_b = filled(2, &[outputs].into(), &|out| sum_rows(&flat, out));
+                [grad_x, grad_w, grad_b]
+            })
+        }
+        Op::Conv2d(options) => {
+            let grad = grad.contiguous();
+            let (x, w) = (value(saved, 0), value(saved, 1));
+            let plan = conv_plan(x.shape(), w.shape(), options);
+            let grad_b = filled(2, &[plan.o].into(), &|out| conv::bias_gradient(&grad, plan, out));
+            let grad_w = filled(1, w.shape(), &|out| conv::kernel_gradient(x, &grad, plan, out));
+            let grad_x = filled(0, x.shape(), &|out| conv::image_gradient(&grad, w, plan, out));
+            [grad_x, grad_w, grad_b]
+        }
+        Op::MaxPool2d { from, options } => {
+            let (planes, _) = pool_planes("max_pool2d", &from, options);
+            let grad = grad.contiguous();
+            [
+                filled(0, &from, &|out| pooling::max_pool_gradient(value(saved, 0), &grad, planes, out)),
+                None,
+                None,
+            ]
+        }
+        Op::AvgPool2d { from, options, padding } => {
+            let (planes, _) = pool_planes("avg_pool2d", &from, options);
+            let grad = grad.contiguous();
+            [filled(0, &from, &|out| pooling::avg_pool_gradient(&grad, planes, padding, out)), None, None]
+        }
+        Op::Softmax { dim } | Op::LogSoftmax { dim } => {
+            let form = if matches!(op, Op::Softmax { .. }) {
+                softmax::Form::Softmax
+            } else {
+                softmax::Form::LogSoftmax
+            };
+            let (y, grad) = (value(saved, 0), grad.contiguous());
+            [
+                filled(0, y.shape(), &|out| softmax::softmax_gradient(form, y, &grad, y.dims()[dim], out)),
+                None,
+                None,
+            ]
+        }
+        Op::NllLoss { from } => {
+            let (labels, scale) = (value(saved, 0), grad.item());
+            [filled(0, &from, &|out| softmax::nll_gradient(labels, scale, from.dims()[1], out)), None, None]
+        }
+        Op::CrossEntropy { label_smoothing } => {
+            let (y, labels, scale) = (value(saved, 0), value(saved, 1), grad.item());
+            let width = y.dims()[1];
+            let write =
+                |out: &Tensor| softmax::cross_entropy_gradient(y, labels, label_smoothing, scale, width, out);
+            [filled(0, y.shape(), &write), None, None]
+        }
+        Op::MseLoss => {
+            let (x, t) = (value(saved, 0), value(saved, 1));
+            let scale = 2.0 * grad.item() / x.count() as f64;
+            [wanted.wants(0).then(|| (x - t) * scale), wanted.wants(1).then(|| (t - x) * scale), None]
+        }
+        Op::BceWithLogits => {
+            let (x, t) = (value(saved, 0), value(saved, 1));
+            [Some((x.sigmoid() - t) * (grad.item() / x.count() as f64)), None, None]
+        }
+        Op::Embedding { table } => {
+            [filled(0, &table, &|out| grad.scatter_rows(value(saved, 0), out)), None, None]
+        }
+        Op::LayerNorm { row } => {
+            let (x, weight, grad) = (value(saved, 0), saved[1].as_ref(), grad.contiguous());
+            let stats = [x, value(saved, 2), value(saved, 3)];
+            let grad_x =
+                filled(0, x.shape(), &|out| norm::layer_norm_gradient(stats, weight, &grad, row, out));
+            let shape = weight.map_or(Shape::new(&[row]), |weight| *weight.shape());
+            let grad_w = filled(1, &shape, &|out| norm::layer_norm_weight_gradient(stats, &grad, row, out));
+            let flat = grad.reshape([grad.count() / row.max(1), row]);
+            let grad_b = filled(2, &shape, &|out| sum_rows(&flat, &out.reshape([row])));
+            [grad_x, grad_w, grad_b]
+        }
+    }
+}
+
+/// `out (width) =` the sum of the rows of `x (rows, width)`.
+fn sum_rows(x: &Tensor, out: &Tensor) {
+    cpu::reduce::sum(x, &out.reshape([1, x.dims()[1]]));
+}
+
+/// Puts each element of `grad` where `index` says along `dim` of `out`; both have size 1 there.
+fn scatter_along(grad: &Tensor, index: &Tensor, dim: usize, out: &Tensor) {
+    let inner: usize = out.dims()[dim + 1..].iter().product();
+    let size = out.dims()[dim];
+    let grad = grad.contiguous();
+    with_float!(out.dtype(), "max", T => {
+        let (grad, index) = (grad.read_contiguous::<T>("max"), index.read_contiguous::<i64>("max"));
+        let mut o = out.write_whole::<T>();
+        for (i, (&g, &at)) in grad.iter().zip(index.iter()).enumerate() {
+            o[(i / inner * size + at as usize) * inner + i % inner] += g;
+        }
+    });
+}

@@ -1,0 +1,149 @@
+//! The op table: every operation that can stand in a graph, with what its gradient needs to know beside saved values.
+//! Its counterpart, row for row, is [`crate::gradient`].
+
+use crate::shape::{MAX_DIMS, Shape};
+
+/// One recorded operation. Where a variant says "saves", that is the content of the node's saved values, in order.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Op {
+    /// Elementwise function of one tensor; saves its input or its output, see [`Unary::keeps_output`].
+    Unary(Unary),
+    /// `a + b`, with the shapes before broadcasting.
+    Add(Shape, Shape),
+    /// `a - b`, with the shapes before broadcasting.
+    Sub(Shape, Shape),
+    /// `a * b`; saves a where b wants a gradient, b where a does.
+    Mul(Shape, Shape),
+    /// `a / b`; saves b, and the quotient where b wants a gradient.
+    Div(Shape, Shape),
+    /// The larger of each pair; saves a, b. A tie gives each half, as in PyTorch.
+    Maximum(Shape, Shape),
+    /// The smaller of each pair; saves a, b.
+    Minimum(Shape, Shape),
+    /// Sum over some dimensions; the shape before, and the shape after with those dimensions kept as 1.
+    Sum { from: Shape, kept: Shape },
+    /// Largest along `dim`; saves the indices of the largest, with the dimension kept.
+    Max { from: Shape, dim: usize },
+    /// Another shape over the same row-major elements.
+    Reshape(Shape),
+    /// Dimensions in another order; holds the order that leads back.
+    Permute([u8; MAX_DIMS]),
+    /// A stretch of one dimension.
+    Narrow { from: Shape, dim: usize, start: usize },
+    /// Repetition along dimensions of size 1 or missing ones.
+    Broadcast(Shape),
+    /// The same values in row-major order.
+    Contiguous,
+    /// Two tensors one after the other along `dim`; the second starts at `middle`.
+    Cat { dim: usize, middle: usize },
+    /// Matrix product of the last two dimensions, with the shapes of both sides; saves a where b wants a gradient, b where
+    /// a does.
+    Matmul(Shape, Shape),
+    /// `x w^T + b`, with the shapes of x and w; saves x where w wants a gradient, w where x does.
+    Linear(Shape, Shape),
+    /// Cross-correlation of images with kernels, plus bias; saves x, w.
+    Conv2d(Conv2dOptions),
+    /// Largest of each window; saves the position of the largest in its window.
+    MaxPool2d { from: Shape, options: PoolOptions },
+    /// Mean of each window.
+    AvgPool2d { from: Shape, options: PoolOptions, padding: CountPadding },
+    /// Softmax along `dim`; saves the output.
+    Softmax { dim: usize },
+    /// Logarithm of softmax along `dim`; saves the output.
+    LogSoftmax { dim: usize },
+    /// Mean negative log likelihood; saves the labels.
+    NllLoss { from: Shape },
+    /// Mean cross entropy of logits; saves their log-softmax and the labels.
+    CrossEntropy { label_smoothing: f64 },
+    /// Mean squared error; saves both sides.
+    MseLoss,
+    /// Mean binary cross entropy of logits; saves logits and targets.
+    BceWithLogits,
+    /// Rows of a table; saves the row numbers.
+    Embedding { table: Shape },
+    /// Normalisation over the last dimensions; saves x, weight, and each row's mean and 1/std.
+    LayerNorm { row: usize },
+}
+
+/// Elementwise functions of one tensor.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Unary {
+    /// -x
+    Neg,
+    /// e^x
+    Exp,
+    /// Natural logarithm.
+    Ln,
+    /// Square root.
+    Sqrt,
+    /// Hyperbolic tangent.
+    Tanh,
+    /// 1 / (1 + e^-x)
+    Sigmoid,
+    /// max(x, 0)
+    Relu,
+    /// x times the normal distribution function of x, exactly (by erf), as PyTorch's default.
+    Gelu,
+    /// |x|
+    Abs,
+    /// x^2
+    Square,
+    /// x^p
+    Powf(f64),
+    /// mul * x + add
+    Affine { mul: f64, add: f64 },
+}
+
+impl Unary {
+    /// Whether the gradient is a function of the output rather than of the input.
+    pub(crate) fn keeps_output(self) -> bool {
+        matches!(self, Unary::Exp | Unary::Sqrt | Unary::Tanh | Unary::Sigmoid | Unary::Relu)
+    }
+}
+
+/// How a convolution moves over its image; (height, width) each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Conv2dOptions {
+    /// Pixels from one output to the next.
+    pub stride: [usize; 2],
+    /// Zeros added on each side.
+    pub padding: [usize; 2],
+    /// Pixels between the taps of a kernel.
+    pub dilation: [usize; 2],
+    /// Input and output channels fall into this many groups that don't see each other.
+    pub groups: usize,
+}
+
+impl Default for Conv2dOptions {
+    /// Stride 1, no padding, no dilation, one group.
+    fn default() -> Self {
+        Conv2dOptions { stride: [1, 1], padding: [0, 0], dilation: [1, 1], groups: 1 }
+    }
+}
+
+/// How a pooling window moves over its image; (height, width) each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolOptions {
+    /// Size of the window.
+    pub kernel: [usize; 2],
+    /// Pixels from one window to the next.
+    pub stride: [usize; 2],
+    /// Pixels added on each side: never the largest in max-pooling, zero in average pooling.
+    pub padding: [usize; 2],
+}
+
+impl PoolOptions {
+    /// Windows of k x k that touch but don't overlap.
+    pub fn square(k: usize) -> PoolOptions {
+        PoolOptions { kernel: [k, k], stride: [k, k], padding: [0, 0] }
+    }
+}
+
+/// Whether average pooling divides by the whole window or by the pixels inside the image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CountPadding {
+    /// Divide by the size of the window, as PyTorch does unless told otherwise.
+    Yes,
+    /// Divide by the number of pixels of the image in the window.
+    No,
+}

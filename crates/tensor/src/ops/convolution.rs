@@ -1,0 +1,104 @@
+//! Convolution and pooling over (N, C, H, W) images.
+
+use crate::cpu::conv::{self, Plan};
+use crate::cpu::pooling::{self, Planes};
+use crate::dtype::DType;
+use crate::op::{Conv2dOptions, CountPadding, Op, PoolOptions};
+use crate::ops::{keep, recorded};
+use crate::shape::Shape;
+use crate::tensor::Tensor;
+
+impl Tensor {
+    /// The cross-correlation of images (N, I, H, W) with kernels (O, I / groups, KH, KW), plus a bias of (O): (N, O, OH, OW)
+    /// with OH = (H + 2 padding - dilation (KH - 1) - 1) / stride + 1.
+    #[track_caller]
+    pub fn conv2d(&self, weight: &Tensor, bias: Option<&Tensor>, options: Conv2dOptions) -> Tensor {
+        self.check_partner("conv2d", weight);
+        let plan = conv_plan(self.shape(), weight.shape(), options);
+        if let Some(bias) = bias {
+            self.check_partner("conv2d", bias);
+            assert!(
+                bias.dims() == [plan.o],
+                "conv2d: a bias of shape {} with kernels of shape {}",
+                bias.shape(),
+                weight.shape()
+            );
+        }
+        let (x, w) = (self.contiguous(), weight.contiguous());
+        let out = Tensor::stale(self.device(), [plan.n, plan.o, plan.oh, plan.ow].into(), self.dtype);
+        let b = bias.map(Tensor::contiguous);
+        conv::forward(&x, &w, b.as_ref(), plan, &out);
+        let inputs = [&x, &w, b.as_ref().unwrap_or(&w)];
+        recorded(out, Op::Conv2d(options), &inputs[..2 + usize::from(b.is_some())], |_| [keep(&x), keep(&w)])
+    }
+
+    /// The largest of each window of an (N, C, H, W) image.
+    #[track_caller]
+    pub fn max_pool2d(&self, options: PoolOptions) -> Tensor {
+        let (planes, shape) = pool_planes("max_pool2d", self.shape(), options);
+        assert!(
+            options.kernel[0] * options.kernel[1] <= 256,
+            "max_pool2d: a window of {:?} has more than 256 pixels",
+            options.kernel
+        );
+        let x = self.contiguous();
+        let out = Tensor::stale(self.device(), shape, self.dtype);
+        let position = Tensor::stale(self.device(), shape, DType::U8);
+        pooling::max_pool(&x, planes, &out, &position);
+        recorded(out, Op::MaxPool2d { from: *self.shape(), options }, &[&x], |_| [keep(&position)])
+    }
+
+    /// The mean of each window of an (N, C, H, W) image.
+    #[track_caller]
+    pub fn avg_pool2d(&self, options: PoolOptions, padding: CountPadding) -> Tensor {
+        let (planes, shape) = pool_planes("avg_pool2d", self.shape(), options);
+        let x = self.contiguous();
+        let out = Tensor::stale(self.device(), shape, self.dtype);
+        pooling::avg_pool(&x, planes, padding, &out);
+        recorded(out, Op::AvgPool2d { from: *self.shape(), options, padding }, &[&x], |_| [None])
+    }
+}
+
+#[track_caller]
+pub(crate) fn conv_plan(x: &Shape, w: &Shape, options: Conv2dOptions) -> Plan {
+    let (&[n, c, h, wide], &[o, ci, kh, kw]) = (x.dims(), w.dims()) else {
+        panic!(
+            "conv2d: images of shape {x} with kernels of shape {w}: (N, I, H, W) with (O, I / groups, KH, KW) would do"
+        );
+    };
+    let groups = options.groups;
+    let grouped = groups > 0 && c % groups == 0 && o % groups == 0 && ci == c / groups;
+    assert!(
+        grouped,
+        "conv2d: images of shape {x} with kernels of shape {w} in {groups} groups: the channels don't fit"
+    );
+    let steps = options.stride.iter().chain(&options.dilation).all(|&s| s > 0);
+    assert!(
+        steps,
+        "conv2d: stride {:?} and dilation {:?} must be at least 1",
+        options.stride, options.dilation
+    );
+    let size = |d: usize, image: usize, kernel: usize| {
+        let reach = options.dilation[d] * (kernel.max(1) - 1) + 1;
+        let padded = image + 2 * options.padding[d];
+        assert!(
+            kernel > 0 && padded >= reach,
+            "conv2d: kernels of shape {w} with {options:?} don't fit into images of shape {x}"
+        );
+        (padded - reach) / options.stride[d] + 1
+    };
+    Plan { n, c, h, w: wide, o, oh: size(0, h, kh), ow: size(1, wide, kw), kh, kw, options }
+}
+
+#[track_caller]
+pub(crate) fn pool_planes(op: &str, x: &Shape, options: PoolOptions) -> (Planes, Shape) {
+    let &[n, c, h, w] = x.dims() else { panic!("{op}: images must be (N, C, H, W), got shape {x}") };
+    let size = |d: usize, image: usize| {
+        let (kernel, stride, padding) = (options.kernel[d], options.stride[d], options.padding[d]);
+        let fits = stride > 0 && kernel > 0 && padding <= kernel / 2 && image + 2 * padding >= kernel;
+        assert!(fits, "{op}: windows of {options:?} don't fit into images of shape {x}");
+        (image + 2 * padding - kernel) / stride + 1
+    };
+    let (oh, ow) = (size(0, h), size(1, w));
+    (Planes { h, w, oh, ow, options }, [n, c, oh, ow].into())
+}

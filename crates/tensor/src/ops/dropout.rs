@@ -1,0 +1,77 @@
+//! Dropout, with masks that belong to samples.
+
+use crate::dtype::with_float;
+use crate::philox::Philox;
+use crate::shape::Shape;
+use crate::tensor::Tensor;
+use std::sync::Arc;
+
+/// What a dropout mask is a function of. The mask of one sample depends on nothing else, so it is the same whichever rank
+/// computes it and whichever samples share its batch.
+#[derive(Clone, Debug)]
+pub struct DropoutKey {
+    /// The seed of the run.
+    pub seed: u64,
+    /// The step, or whatever counts the times that a sample is seen.
+    pub step: u64,
+    /// Which dropout of the model.
+    pub layer: u64,
+    /// The number in the data set of each row of dimension 0.
+    pub samples: Arc<[u64]>,
+}
+
+impl DropoutKey {
+    /// The random numbers of one sample. Seed, step and layer are mixed into the key, the sample is the stream.
+    fn stream(&self, sample: u64) -> Philox {
+        let [a, b, c, d] = Philox::new(self.seed, self.layer).block(self.step);
+        let mixed = (u64::from(a) << 32 | u64::from(b)) ^ (u64::from(c) << 32 | u64::from(d)).rotate_left(17);
+        Philox::new(mixed, sample)
+    }
+}
+
+impl Tensor {
+    /// Each element is zero with probability `p` and divided by 1 - p otherwise.
+    #[track_caller]
+    pub fn dropout(&self, p: f64, key: &DropoutKey) -> Tensor {
+        self.masked("dropout", p, key, *self.shape())
+    }
+
+    /// Each channel of (N, C, ...) is zero as a whole with probability `p` and divided by 1 - p otherwise.
+    #[track_caller]
+    pub fn dropout2d(&self, p: f64, key: &DropoutKey) -> Tensor {
+        assert!(self.shape().n_dims() >= 2, "dropout2d: needs (N, C, ...), got shape {}", self.shape());
+        let shape = (2..self.shape().n_dims()).fold(*self.shape(), |shape, dim| shape.with(dim, 1));
+        self.masked("dropout2d", p, key, shape)
+    }
+
+    #[track_caller]
+    fn masked(&self, op: &str, p: f64, key: &DropoutKey, shape: Shape) -> Tensor {
+        assert!((0.0..1.0).contains(&p), "{op}: the probability must lie in [0, 1), got {p}");
+        if p == 0.0 {
+            return self.clone();
+        }
+        let n = self.dims().first().copied().unwrap_or(1);
+        assert!(
+            key.samples.len() == n,
+            "{op}: {} sample ids for a tensor of shape {}",
+            key.samples.len(),
+            self.shape()
+        );
+        let mask = Tensor::stale(self.device(), shape, self.dtype);
+        // An element is dropped where its 32 random bits lie below p: exact to 2^-32.
+        let threshold = (p * f64::from(u32::MAX)) as u32;
+        with_float!(self.dtype, op, T => {
+            let keep = (1.0 / (1.0 - p)) as T;
+            let width = shape.count() / n.max(1);
+            let mut mask = mask.write_whole::<T>();
+            for (row, &sample) in mask.chunks_exact_mut(width.max(1)).zip(key.samples.iter()) {
+                let stream = key.stream(sample);
+                for (block, four) in row.chunks_mut(4).enumerate() {
+                    let words = stream.block(block as u64);
+                    four.iter_mut().zip(words).for_each(|(m, word)| *m = if word < threshold { 0.0 } else { keep });
+                }
+            }
+        });
+        self.mul(&mask)
+    }
+}

@@ -1,0 +1,178 @@
+//! Elementwise arithmetic and functions, with NumPy's broadcasting.
+
+use crate::cpu::elementwise::{Binary, binary, unary};
+use crate::graph;
+use crate::op::{Op, Unary};
+use crate::ops::{keep, recorded};
+use crate::tensor::Tensor;
+
+impl Tensor {
+    #[track_caller]
+    fn with(
+        &self,
+        other: &Tensor,
+        name: &str,
+        f: Binary,
+        op: fn(crate::Shape, crate::Shape) -> Op,
+    ) -> Tensor {
+        self.check_partner(name, other);
+        let Some(shape) = self.shape().broadcast(other.shape()) else {
+            panic!("{name}: shapes {} and {} don't broadcast", self.shape(), other.shape());
+        };
+        let out = Tensor::stale(self.device(), shape, self.dtype);
+        binary(f, self, other, &out);
+        let op = op(*self.shape(), *other.shape());
+        recorded(out, op, &[self, other], |out| match op {
+            Op::Mul(..) => [
+                if other.needs_grad() { keep(self) } else { None },
+                if self.needs_grad() { keep(other) } else { None },
+            ],
+            Op::Div(..) => [keep(other), if other.needs_grad() { keep(out) } else { None }],
+            Op::Maximum(..) | Op::Minimum(..) => [keep(self), keep(other)],
+            _ => [None, None],
+        })
+    }
+
+    fn mapped(&self, f: Unary) -> Tensor {
+        let x = self.contiguous();
+        let out = Tensor::stale(self.device(), *self.shape(), self.dtype);
+        unary(f, &x, &out);
+        recorded(out, Op::Unary(f), &[&x], |out| match f {
+            Unary::Neg | Unary::Affine { .. } => [None],
+            f if f.keeps_output() => [keep(out)],
+            _ => [keep(&x)],
+        })
+    }
+
+    /// `self + other`, broadcasting.
+    #[track_caller]
+    pub fn add(&self, other: &Tensor) -> Tensor {
+        self.with(other, "add", Binary::Add, Op::Add)
+    }
+
+    /// `self - other`, broadcasting.
+    #[track_caller]
+    pub fn sub(&self, other: &Tensor) -> Tensor {
+        self.with(other, "sub", Binary::Sub, Op::Sub)
+    }
+
+    /// `self * other`, elementwise, broadcasting.
+    #[track_caller]
+    pub fn mul(&self, other: &Tensor) -> Tensor {
+        self.with(other, "mul", Binary::Mul, Op::Mul)
+    }
+
+    /// `self / other`, broadcasting.
+    #[track_caller]
+    pub fn div(&self, other: &Tensor) -> Tensor {
+        self.with(other, "div", Binary::Div, Op::Div)
+    }
+
+    /// The larger of each pair, broadcasting; NaN wins.
+    #[track_caller]
+    pub fn maximum(&self, other: &Tensor) -> Tensor {
+        self.with(other, "maximum", Binary::Maximum, Op::Maximum)
+    }
+
+    /// The smaller of each pair, broadcasting; NaN wins.
+    #[track_caller]
+    pub fn minimum(&self, other: &Tensor) -> Tensor {
+        self.with(other, "minimum", Binary::Minimum, Op::Minimum)
+    }
+
+    /// `mul * self + add`.
+    pub fn affine(&self, mul: f64, add: f64) -> Tensor {
+        self.mapped(Unary::Affine { mul, add })
+    }
+
+    /// `self` to the power of `p`.
+    pub fn powf(&self, p: f64) -> Tensor {
+        self.mapped(Unary::Powf(p))
+    }
+}
+
+/// One row a function: its doc, its name, its entry in the op table.
+macro_rules! functions {
+    ($($doc:literal $name:ident => $op:ident;)*) => {
+        impl Tensor {$(
+            #[doc = $doc]
+            pub fn $name(&self) -> Tensor {
+                self.mapped(Unary::$op)
+            }
+        )*}
+    };
+}
+functions! {
+    "-x" neg => Neg;
+    "e to the power of x." exp => Exp;
+    "Natural logarithm." ln => Ln;
+    "Square root." sqrt => Sqrt;
+    "Hyperbolic tangent." tanh => Tanh;
+    "1 / (1 + exp(-x))." sigmoid => Sigmoid;
+    "max(x, 0)." relu => Relu;
+    "x times the standard normal distribution function of x, exactly (PyTorch's default form)." gelu => Gelu;
+    "Absolute value." abs => Abs;
+    "x squared." square => Square;
+}
+
+/// One row an operator: for two tensors, and for a tensor and a number.
+macro_rules! operators {
+    ($($tr:ident $method:ident, |$x:ident, $number:ident| $affine:expr;)*) => {$(
+        impl std::ops::$tr<&Tensor> for &Tensor {
+            type Output = Tensor;
+            #[track_caller]
+            fn $method(self, other: &Tensor) -> Tensor { Tensor::$method(self, other) }
+        }
+        impl std::ops::$tr<Tensor> for &Tensor {
+            type Output = Tensor;
+            #[track_caller]
+            fn $method(self, other: Tensor) -> Tensor { Tensor::$method(self, &other) }
+        }
+        impl std::ops::$tr<&Tensor> for Tensor {
+            type Output = Tensor;
+            #[track_caller]
+            fn $method(self, other: &Tensor) -> Tensor { Tensor::$method(&self, other) }
+        }
+        impl std::ops::$tr<Tensor> for Tensor {
+            type Output = Tensor;
+            #[track_caller]
+            fn $method(self, other: Tensor) -> Tensor { Tensor::$method(&self, &other) }
+        }
+        impl std::ops::$tr<f64> for &Tensor {
+            type Output = Tensor;
+            fn $method(self, $number: f64) -> Tensor { let $x = self; $affine }
+        }
+        impl std::ops::$tr<f64> for Tensor {
+            type Output = Tensor;
+            fn $method(self, $number: f64) -> Tensor { let $x = &self; $affine }
+        }
+    )*};
+}
+operators! {
+    Add add, |x, number| x.affine(1.0, number);
+    Sub sub, |x, number| x.affine(1.0, -number);
+    Mul mul, |x, number| x.affine(number, 0.0);
+    Div div, |x, number| x.affine(1.0 / number, 0.0);
+}
+
+impl std::ops::Neg for &Tensor {
+    type Output = Tensor;
+    fn neg(self) -> Tensor {
+        Tensor::neg(self)
+    }
+}
+
+impl Tensor {
+    /// The same elements in row-major order without gaps: this tensor itself where they lie so already.
+    pub fn contiguous(&self) -> Tensor {
+        if self.geometry.is_contiguous() {
+            return self.clone();
+        }
+        let out = Tensor::stale(self.device(), *self.shape(), self.dtype);
+        crate::cpu::copy::copy(self, &out);
+        if !graph::records(&[self]) {
+            return out;
+        }
+        recorded(out, Op::Contiguous, &[self], |_| [None])
+    }
+}

@@ -1,0 +1,107 @@
+//! Sums, means and largest values along dimensions.
+
+use crate::cpu;
+use crate::dtype::DType;
+use crate::op::Op;
+use crate::ops::{keep, recorded};
+use crate::shape::Shape;
+use crate::tensor::Tensor;
+
+/// Whether a reduced dimension stays, with size 1, or goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keep {
+    /// Stays with size 1.
+    Yes,
+    /// Goes.
+    No,
+}
+
+impl Tensor {
+    /// The sum over dimensions `dims`.
+    #[track_caller]
+    pub fn sum(&self, dims: &[usize], keep: Keep) -> Tensor {
+        let mut kept = *self.shape();
+        for &dim in dims {
+            self.check_dim("sum", dim);
+            kept = kept.with(dim, 1);
+        }
+        let out = Tensor::stale(self.device(), kept, self.dtype);
+        cpu::reduce::sum(self, &out);
+        let out = recorded(out, Op::Sum { from: *self.shape(), kept }, &[self], |_| [None]);
+        match keep {
+            Keep::Yes => out,
+            Keep::No => {
+                let mut shape = kept;
+                for dim in (0..kept.n_dims()).rev().filter(|d| dims.contains(d)) {
+                    shape = shape.without(dim);
+                }
+                out.reshape(shape)
+            }
+        }
+    }
+
+    /// The mean over dimensions `dims`.
+    #[track_caller]
+    pub fn mean(&self, dims: &[usize], keep: Keep) -> Tensor {
+        let n: usize = dims.iter().map(|&dim| self.dim(dim)).product();
+        self.sum(dims, keep) * (1.0 / n as f64)
+    }
+
+    /// The sum of all elements, as a scalar.
+    pub fn sum_all(&self) -> Tensor {
+        let flat = self.reshape([self.count()]);
+        flat.sum(&[0], Keep::No)
+    }
+
+    /// The mean of all elements, as a scalar.
+    pub fn mean_all(&self) -> Tensor {
+        self.sum_all() * (1.0 / self.count() as f64)
+    }
+
+    /// The largest along dimension `dim`; the gradient goes to the first of them.
+    #[track_caller]
+    pub fn max(&self, dim: usize, keep_dim: Keep) -> Tensor {
+        let (largest, index) = self.largest("max", dim);
+        let op = Op::Max { from: *self.shape(), dim };
+        let out = recorded(largest, op, &[self], |_| [keep(&index)]);
+        if keep_dim == Keep::Yes { out } else { out.squeeze(dim) }
+    }
+
+    /// Where the first of the largest along dimension `dim` stands, as i64, without that dimension.
+    #[track_caller]
+    pub fn argmax(&self, dim: usize) -> Tensor {
+        self.largest("argmax", dim).1.squeeze(dim)
+    }
+
+    /// Largest values and their positions along `dim`, which stays with size 1.
+    #[track_caller]
+    fn largest(&self, op: &str, dim: usize) -> (Tensor, Tensor) {
+        self.check_dim(op, dim);
+        let width = self.dims()[dim];
+        assert!(width > 0, "{op}: dimension {dim} of shape {} is empty", self.shape());
+        let last = self.shape().n_dims() - 1;
+        let rows = self.detach().transpose(dim, last).contiguous();
+        let shape: Shape = rows.shape().with(last, 1);
+        let largest = Tensor::stale(self.device(), shape, self.dtype);
+        let index = Tensor::stale(self.device(), shape, DType::I64);
+        cpu::reduce::max_rows(&rows, width, &largest, &index);
+        (largest.transpose(dim, last).contiguous(), index.transpose(dim, last).contiguous())
+    }
+
+    /// The sum over the dimensions that broadcasting from `shape` to this tensor's shape repeated.
+    pub(crate) fn sum_to(&self, shape: &Shape) -> Tensor {
+        if self.shape() == shape {
+            return self.clone();
+        }
+        let lead = self.shape().n_dims() - shape.n_dims();
+        let mut kept = *self.shape();
+        for dim in 0..kept.n_dims() {
+            if dim < lead || shape.dims()[dim - lead] == 1 {
+                kept = kept.with(dim, 1);
+            }
+        }
+        let out = Tensor::stale(self.device(), kept, self.dtype);
+        cpu::reduce::sum(self, &out);
+        out.reshape(*shape)
+    }
+}

@@ -1,0 +1,223 @@
+//! The threads of one device: a fork-join pool whose regions cost about a microsecond.
+//!
+//! A training step runs dozens of short parallel regions one after the other, so a worker that ran out of tasks spins a
+//! little before it sleeps, and the caller always works along. Tasks are claimed from one counter. Results must not depend
+//! on who ran a task, so a kernel that sums keeps one partial result a task, never one a thread.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::JoinHandle;
+
+/// How often an idle worker looks for work before it sleeps: some tens of microseconds, longer than the serial stretches
+/// inside a step and shorter than anything a user would notice.
+const SPINS_BEFORE_SLEEP: u32 = 4_000;
+/// How often the caller looks whether the others have finished before it gives its core away between looks.
+const SPINS_BEFORE_YIELD: u32 = 4_000;
+
+type Task<'a> = dyn Fn(usize) + Sync + 'a;
+
+/// A region in progress: the task function, how many tasks there are, how many were claimed.
+#[derive(Clone, Copy)]
+struct Region {
+    task: *const Task<'static>,
+    n_tasks: usize,
+}
+
+// SAFETY: the pointer is only followed between the start of a region and its end, while `Pool::run` keeps the function
+// alive on the caller's stack; the function itself is `Sync`.
+unsafe impl Send for Region {}
+
+struct Shared {
+    /// Bumped once for each region, after `region` was written.
+    epoch: AtomicUsize,
+    region: Mutex<Option<Region>>,
+    wake: Condvar,
+    next_task: AtomicUsize,
+    /// Workers that have not yet finished the current region.
+    busy: AtomicUsize,
+    sleepers: AtomicUsize,
+    panicked: AtomicBool,
+    stop: AtomicBool,
+}
+
+/// A fixed set of threads that run the tasks of one parallel region at a time.
+pub(crate) struct Pool {
+    shared: Arc<Shared>,
+    workers: Vec<JoinHandle<()>>,
+    /// Held for the length of a region; a second caller runs its tasks alone instead of waiting.
+    caller: Mutex<()>,
+}
+
+impl Pool {
+    /// A pool of `threads` threads, the caller being one of them.
+    pub(crate) fn new(threads: usize) -> Pool {
+        let shared = Arc::new(Shared {
+            epoch: AtomicUsize::new(0),
+            region: Mutex::new(None),
+            wake: Condvar::new(),
+            next_task: AtomicUsize::new(0),
+            busy: AtomicUsize::new(0),
+            sleepers: AtomicUsize::new(0),
+            panicked: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+        });
+        let workers = (1..threads.max(1))
+            .map(|i| {
+                let shared = Arc::clone(&shared);
+                std::thread::Builder::new()
+                    .name(format!("phalanx-cpu-{i}"))
+                    .spawn(move || work(&shared))
+                    .expect("the system refused a thread for the compute pool")
+            })
+            .collect();
+        Pool { shared, workers, caller: Mutex::new(()) }
+    }
+
+    pub(crate) fn threads(&self) -> usize {
+        self.workers.len() + 1
+    }
+
+    /// Calls `task(0..n_tasks)`, each index once, on all threads; returns when all have returned.
+    pub(crate) fn run(&self, n_tasks: usize, task: &Task<'_>) {
+        let alone = n_tasks <= 1 || self.workers.is_empty();
+        let Some(_caller) = (if alone { None } else { self.caller.try_lock().ok() }) else {
+            (0..n_tasks).for_each(task);
+            return;
+        };
+        let shared = &*self.shared;
+        // SAFETY: only the lifetime is changed. Every worker leaves the region (`busy` reaches 0) before this function
+        // returns or unwinds, so the pointer is never followed after `task` is gone.
+        let task_ptr: *const Task<'static> = unsafe { std::mem::transmute(task as *const Task<'_>) };
+        {
+            let mut region = lock(&shared.region);
+            shared.next_task.store(0, Ordering::Relaxed);
+            shared.busy.store(self.workers.len(), Ordering::Relaxed);
+            *region = Some(Region { task: task_ptr, n_tasks });
+            shared.epoch.fetch_add(1, Ordering::Release);
+        }
+        if shared.sleepers.load(Ordering::SeqCst) > 0 {
+            shared.wake.notify_all();
+        }
+        let mine = catch_unwind(AssertUnwindSafe(|| claim(shared, n_tasks, task)));
+        let mut looks = 0u32;
+        while shared.busy.load(Ordering::Acquire) > 0 {
+            looks += 1;
+            if looks < SPINS_BEFORE_YIELD { std::hint::spin_loop() } else { std::thread::yield_now() }
+        }
+        let theirs = shared.panicked.swap(false, Ordering::Relaxed);
+        match mine {
+            Err(panic) => std::panic::resume_unwind(panic),
+            Ok(()) => assert!(!theirs, "a task of a parallel region panicked; its message is above"),
+        }
+    }
+}
+
+fn claim(shared: &Shared, n_tasks: usize, task: &Task<'_>) {
+    loop {
+        let i = shared.next_task.fetch_add(1, Ordering::Relaxed);
+        if i >= n_tasks {
+            return;
+        }
+        task(i);
+    }
+}
+
+fn work(shared: &Shared) {
+    let mut seen = 0;
+    loop {
+        let mut looks = 0;
+        while shared.epoch.load(Ordering::Acquire) == seen {
+            looks += 1;
+            if looks < SPINS_BEFORE_SLEEP {
+                std::hint::spin_loop();
+                continue;
+            }
+            let mut region = lock(&shared.region);
+            shared.sleepers.fetch_add(1, Ordering::SeqCst);
+            while shared.epoch.load(Ordering::Acquire) == seen && !shared.stop.load(Ordering::Relaxed) {
+                region = shared.wake.wait(region).unwrap_or_else(|poisoned| poisoned.into_inner());
+            }
+            shared.sleepers.fetch_sub(1, Ordering::SeqCst);
+            break;
+        }
+        if shared.stop.load(Ordering::Relaxed) {
+            return;
+        }
+        seen = shared.epoch.load(Ordering::Acquire);
+        let Some(region) = *lock(&shared.region) else { continue };
+        // SAFETY: `busy` counts this worker until the store below, and `Pool::run` waits for that before it lets `task` go.
+        let task = unsafe { &*region.task };
+        if catch_unwind(AssertUnwindSafe(|| claim(shared, region.n_tasks, task))).is_err() {
+            shared.panicked.store(true, Ordering::Relaxed);
+        }
+        shared.busy.fetch_sub(1, Ordering::Release);
+    }
+}
+
+/// A poisoned lock holds nothing half-written here, so it is taken as it is.
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        {
+            let _region = lock(&self.shared.region);
+            self.shared.stop.store(true, Ordering::Relaxed);
+            self.shared.epoch.fetch_add(1, Ordering::Release);
+        }
+        self.shared.wake.notify_all();
+        for worker in self.workers.drain(..) {
+            // A worker never panics: tasks are caught. The device may be dropped by the worker's own thread at exit.
+            if worker.thread().id() != std::thread::current().id() {
+                let _ = worker.join();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_task_runs_once() {
+        for threads in [1, 2, 3, 7] {
+            let pool = Pool::new(threads);
+            for n in [0, 1, 2, 3, 100] {
+                let runs: Vec<AtomicUsize> = (0..n).map(|_| AtomicUsize::new(0)).collect();
+                for _ in 0..50 {
+                    pool.run(n, &|i| {
+                        runs[i].fetch_add(1, Ordering::Relaxed);
+                    });
+                }
+                assert!(runs.iter().all(|r| r.load(Ordering::Relaxed) == 50), "{threads} threads, {n} tasks");
+            }
+        }
+    }
+
+    #[test]
+    fn a_panicking_task_reaches_the_caller_and_the_pool_goes_on() {
+        let pool = Pool::new(2);
+        let result = catch_unwind(AssertUnwindSafe(|| pool.run(8, &|i| assert_ne!(i, 5, "task 5"))));
+        assert!(result.is_err());
+        let sum = AtomicUsize::new(0);
+        pool.run(8, &|i| {
+            sum.fetch_add(i, Ordering::Relaxed);
+        });
+        assert_eq!(sum.into_inner(), 28);
+    }
+
+    #[test]
+    fn a_nested_region_runs_on_its_caller() {
+        let pool = Pool::new(2);
+        let sum = AtomicUsize::new(0);
+        pool.run(4, &|_| {
+            pool.run(4, &|i| {
+                sum.fetch_add(i, Ordering::Relaxed);
+            })
+        });
+        assert_eq!(sum.into_inner(), 24);
+    }
+}

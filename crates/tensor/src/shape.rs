@@ -1,0 +1,293 @@
+//! Shapes, and how a tensor's elements lie in its buffer.
+
+use std::fmt;
+
+/// The most dimensions a tensor can have.
+pub const MAX_DIMS: usize = 6;
+
+/// The size of each dimension, outermost first; images are (N, C, H, W).
+#[derive(Clone, Copy, Eq)]
+pub struct Shape {
+    sizes: [usize; MAX_DIMS],
+    n_dims: u8,
+}
+
+impl Shape {
+    /// The shape with these sizes. Panics beyond [`MAX_DIMS`] dimensions.
+    #[track_caller]
+    pub fn new(dims: &[usize]) -> Shape {
+        assert!(
+            dims.len() <= MAX_DIMS,
+            "shape: {dims:?} has {} dimensions, the most is {MAX_DIMS}",
+            dims.len()
+        );
+        let mut sizes = [1; MAX_DIMS];
+        sizes[..dims.len()].copy_from_slice(dims);
+        Shape { sizes, n_dims: dims.len() as u8 }
+    }
+
+    /// The sizes as a slice.
+    pub fn dims(&self) -> &[usize] {
+        &self.sizes[..self.n_dims as usize]
+    }
+
+    pub(crate) fn dims_mut(&mut self) -> &mut [usize] {
+        &mut self.sizes[..self.n_dims as usize]
+    }
+
+    /// How many dimensions there are.
+    pub fn n_dims(&self) -> usize {
+        self.n_dims as usize
+    }
+
+    /// How many elements a tensor of this shape has (1 for a scalar).
+    pub fn count(&self) -> usize {
+        self.dims().iter().product()
+    }
+
+    /// The strides, in elements, of a row-major tensor of this shape.
+    pub(crate) fn row_major(&self) -> [usize; MAX_DIMS] {
+        let mut strides = [1; MAX_DIMS];
+        let mut next = 1;
+        for d in (0..self.n_dims()).rev() {
+            strides[d] = next;
+            next *= self.sizes[d].max(1);
+        }
+        strides
+    }
+
+    /// The shape that both broadcast to under NumPy's rule, or `None`.
+    pub(crate) fn broadcast(&self, other: &Shape) -> Option<Shape> {
+        let n = self.n_dims().max(other.n_dims());
+        let mut out = Shape::new(&[1; MAX_DIMS][..n]);
+        for d in 0..n {
+            let a = if d + self.n_dims() >= n { self.sizes[d + self.n_dims() - n] } else { 1 };
+            let b = if d + other.n_dims() >= n { other.sizes[d + other.n_dims() - n] } else { 1 };
+            out.sizes[d] = match (a, b) {
+                (a, b) if a == b => a,
+                (1, b) => b,
+                (a, 1) => a,
+                _ => return None,
+            };
+        }
+        Some(out)
+    }
+
+    /// This shape with dimension `dim` set to `size`.
+    pub(crate) fn with(mut self, dim: usize, size: usize) -> Shape {
+        self.sizes[dim] = size;
+        self
+    }
+
+    /// This shape with a new dimension of `size` before dimension `dim`.
+    #[track_caller]
+    pub(crate) fn insert(mut self, dim: usize, size: usize) -> Shape {
+        let n = self.n_dims();
+        assert!(n < MAX_DIMS, "shape: {self} has {MAX_DIMS} dimensions already, the most there can be");
+        self.sizes.copy_within(dim..n, dim + 1);
+        self.sizes[dim] = size;
+        self.n_dims += 1;
+        self
+    }
+
+    /// This shape without dimension `dim`.
+    pub(crate) fn without(&self, dim: usize) -> Shape {
+        let mut out = Shape { sizes: [1; MAX_DIMS], n_dims: self.n_dims - 1 };
+        for (to, from) in (0..self.n_dims()).filter(|&d| d != dim).enumerate() {
+            out.sizes[to] = self.sizes[from];
+        }
+        out
+    }
+}
+
+impl PartialEq for Shape {
+    fn eq(&self, other: &Shape) -> bool {
+        self.dims() == other.dims()
+    }
+}
+
+impl<const N: usize> From<[usize; N]> for Shape {
+    #[track_caller]
+    fn from(dims: [usize; N]) -> Shape {
+        Shape::new(&dims)
+    }
+}
+
+impl From<&[usize]> for Shape {
+    #[track_caller]
+    fn from(dims: &[usize]) -> Shape {
+        Shape::new(dims)
+    }
+}
+
+impl From<&Shape> for Shape {
+    fn from(shape: &Shape) -> Shape {
+        *shape
+    }
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.dims())
+    }
+}
+
+impl fmt::Debug for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.dims())
+    }
+}
+
+/// A shape with its strides and first element: where the elements of a view lie in a buffer. Counted in elements.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) struct Geometry {
+    pub(crate) shape: Shape,
+    pub(crate) strides: [usize; MAX_DIMS],
+    pub(crate) offset: usize,
+}
+
+impl Geometry {
+    pub(crate) fn row_major(shape: Shape) -> Geometry {
+        Geometry { shape, strides: shape.row_major(), offset: 0 }
+    }
+
+    /// Whether the elements follow each other in row-major order without gaps.
+    pub(crate) fn is_contiguous(&self) -> bool {
+        let mut next = 1;
+        for d in (0..self.shape.n_dims()).rev() {
+            let size = self.shape.dims()[d];
+            if size != 1 && self.strides[d] != next {
+                return self.shape.count() == 0;
+            }
+            next *= size;
+        }
+        true
+    }
+
+    /// The geometry of the same elements seen as `shape` (which this one broadcasts to): stride 0 where repeated.
+    pub(crate) fn broadcast_to(&self, shape: Shape) -> Geometry {
+        let lead = shape.n_dims() - self.shape.n_dims();
+        let mut strides = [0; MAX_DIMS];
+        for d in 0..self.shape.n_dims() {
+            if self.shape.dims()[d] == shape.dims()[d + lead] {
+                strides[d + lead] = self.strides[d];
+            }
+        }
+        Geometry { shape, strides, offset: self.offset }
+    }
+}
+
+impl Geometry {
+    /// The stretch `start..start + len` of dimension `dim`.
+    pub(crate) fn narrow(&self, dim: usize, start: usize, len: usize) -> Geometry {
+        Geometry {
+            shape: self.shape.with(dim, len),
+            offset: self.offset + start * self.strides[dim],
+            ..*self
+        }
+    }
+
+    /// The same elements with dimensions in the order `order`.
+    pub(crate) fn permute(&self, order: &[usize]) -> Geometry {
+        let mut out = *self;
+        for (to, &from) in order.iter().enumerate() {
+            out.shape.dims_mut()[to] = self.shape.dims()[from];
+            out.strides[to] = self.strides[from];
+        }
+        out
+    }
+}
+
+/// Walks several views of one shape together, row by row: `row(offsets, strides, n)` gets, for each view, the position of
+/// the row's first element and the step between its elements. Dimensions that every view runs through evenly are joined
+/// first, so a walk over contiguous tensors is one row.
+pub(crate) fn for_each_row<const V: usize>(
+    views: [&Geometry; V],
+    mut row: impl FnMut([usize; V], [usize; V], usize),
+) {
+    let shape = views[0].shape;
+    if shape.count() == 0 {
+        return;
+    }
+    let mut sizes = [1usize; MAX_DIMS];
+    let mut steps = [[0usize; V]; MAX_DIMS];
+    let mut n = 0;
+    for d in 0..shape.n_dims() {
+        let size = shape.dims()[d];
+        if size == 1 {
+            continue;
+        }
+        let step: [usize; V] = std::array::from_fn(|v| views[v].strides[d]);
+        let joins = n > 0 && (0..V).all(|v| steps[n - 1][v] == step[v] * size);
+        if joins {
+            sizes[n - 1] *= size;
+            steps[n - 1] = step;
+        } else {
+            sizes[n] = size;
+            steps[n] = step;
+            n += 1;
+        }
+    }
+    let mut at: [usize; V] = std::array::from_fn(|v| views[v].offset);
+    if n == 0 {
+        return row(at, [1; V], 1);
+    }
+    let inner = n - 1;
+    let mut index = [0usize; MAX_DIMS];
+    loop {
+        row(at, steps[inner], sizes[inner]);
+        let mut d = inner;
+        loop {
+            if d == 0 {
+                return;
+            }
+            d -= 1;
+            index[d] += 1;
+            for v in 0..V {
+                at[v] += steps[d][v];
+            }
+            if index[d] < sizes[d] {
+                break;
+            }
+            for v in 0..V {
+                at[v] -= steps[d][v] * sizes[d];
+            }
+            index[d] = 0;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn broadcast_follows_numpy() {
+        let check = |a: &[usize], b: &[usize], want: Option<&[usize]>| {
+            let got = Shape::new(a).broadcast(&Shape::new(b));
+            assert_eq!(got.as_ref().map(|s| s.dims()), want, "{a:?} with {b:?}");
+        };
+        check(&[2, 3], &[3], Some(&[2, 3]));
+        check(&[2, 1, 4], &[5, 1], Some(&[2, 5, 4]));
+        check(&[], &[7], Some(&[7]));
+        check(&[2], &[3], None);
+        check(&[0, 3], &[1, 3], Some(&[0, 3]));
+    }
+
+    #[test]
+    fn rows_join_where_views_are_even() {
+        let whole = Geometry::row_major(Shape::new(&[4, 3, 2]));
+        let mut rows = 0;
+        for_each_row([&whole, &whole], |_, _, n| {
+            rows += 1;
+            assert_eq!(n, 24);
+        });
+        assert_eq!(rows, 1);
+        let mut seen = Vec::new();
+        let bias = Geometry::row_major(Shape::new(&[2])).broadcast_to(whole.shape);
+        for_each_row([&whole, &bias], |at, step, n| {
+            seen.extend((0..n).map(|i| (at[0] + i * step[0], at[1] + i * step[1])))
+        });
+        assert_eq!(seen, (0..24).map(|i| (i, i % 2)).collect::<Vec<_>>());
+    }
+}

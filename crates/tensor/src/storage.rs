@@ -1,0 +1,302 @@
+//! Buffers: where a tensor's elements live.
+//!
+//! Three invariants make the safe API above sound:
+//! - **S-INIT**: every byte of a buffer is initialised from its birth on (fresh memory is zeroed, recycled memory keeps its
+//!   old values), and every element type takes any bit pattern. So a slice over "uninitialised" output is only stale.
+//! - **S-BORROW**: at any time a buffer has any number of readers or one writer. It is checked at run time, because tensors
+//!   share buffers as they share values; a breach is a bug of the program and panics.
+//! - **S-PART**: the buffers cut from one arena never overlap, and each keeps the whole allocation alive.
+
+use crate::device::Device;
+use crate::dtype::Element;
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::ops::{Deref, DerefMut, Range};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
+
+/// Buffers start on cache lines, which are also the widest vectors.
+pub(crate) const ALIGN: usize = 64;
+
+/// One allocation from the system.
+pub(crate) struct Memory {
+    ptr: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: `Memory` is plain owned bytes; who may read or write them when is the business of `Buffer` (S-BORROW).
+unsafe impl Send for Memory {}
+// SAFETY: as above; a shared `Memory` gives out nothing but its address.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    pub(crate) fn zeroed(bytes: usize) -> Memory {
+        let layout =
+            Layout::from_size_align(bytes.max(ALIGN), ALIGN).expect("a buffer larger than the address space");
+        // SAFETY: the layout has a size above zero.
+        let ptr = unsafe { alloc_zeroed(layout) };
+        let Some(ptr) = NonNull::new(ptr) else { handle_alloc_error(layout) };
+        Memory { ptr, bytes: layout.size() }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        let layout = Layout::from_size_align(self.bytes, ALIGN).expect("checked when it was allocated");
+        // SAFETY: allocated in `zeroed` with this very layout, and nobody else frees it.
+        unsafe { dealloc(self.ptr.as_ptr(), layout) }
+    }
+}
+
+/// A run of bytes with a run-time borrow check.
+pub(crate) struct Buffer {
+    memory: Arc<Memory>,
+    /// The bytes of `memory` that belong to this buffer.
+    range: Range<usize>,
+    /// Readers, or -1 for a writer.
+    borrow: AtomicI32,
+    /// Where the buffer belongs: `None` only while it waits in the device's cache.
+    pub(crate) device: Option<Device>,
+    /// Whether it may be recycled: parts of an arena may not.
+    cached: bool,
+}
+
+impl Buffer {
+    pub(crate) fn capacity(&self) -> usize {
+        self.range.len()
+    }
+}
+
+/// A shared handle to a buffer, which returns to its device's cache when the last handle goes.
+pub(crate) struct Storage(Option<Arc<Buffer>>);
+
+impl Storage {
+    /// A buffer of at least `bytes` bytes: a recycled one with stale contents, or a new one of zeros.
+    pub(crate) fn stale(device: &Device, bytes: usize) -> Storage {
+        let mut shell = device.take_buffer(bytes).unwrap_or_else(|capacity| {
+            Arc::new(Buffer {
+                memory: Arc::new(Memory::zeroed(capacity)),
+                range: 0..capacity,
+                borrow: AtomicI32::new(0),
+                device: None,
+                cached: true,
+            })
+        });
+        let buffer = Arc::get_mut(&mut shell).expect("a cached buffer has one owner");
+        buffer.device = Some(device.clone());
+        Storage(Some(shell))
+    }
+
+    /// The bytes `range` of `memory`. The caller keeps S-PART: ranges given out for one memory don't overlap.
+    pub(crate) fn part(device: &Device, memory: &Arc<Memory>, range: Range<usize>) -> Storage {
+        assert!(
+            range.end <= memory.bytes && range.start.is_multiple_of(ALIGN),
+            "a part outside its arena: {range:?}"
+        );
+        Storage(Some(Arc::new(Buffer {
+            memory: Arc::clone(memory),
+            range,
+            borrow: AtomicI32::new(0),
+            device: Some(device.clone()),
+            cached: false,
+        })))
+    }
+
+    fn buffer(&self) -> &Arc<Buffer> {
+        self.0.as_ref().expect("a storage holds its buffer until it is dropped")
+    }
+
+    pub(crate) fn device(&self) -> &Device {
+        self.buffer().device.as_ref().expect("a buffer in use has a device")
+    }
+
+    pub(crate) fn is(&self, other: &Storage) -> bool {
+        Arc::ptr_eq(self.buffer(), other.buffer())
+    }
+
+    /// Whether no other handle to this buffer exists.
+    pub(crate) fn is_unique(&self) -> bool {
+        Arc::strong_count(self.buffer()) == 1
+    }
+
+    fn elements<T: Element>(&self) -> (*mut T, usize) {
+        let buffer = self.buffer();
+        // SAFETY: the range lies inside the allocation (checked in `part`, whole in `stale`).
+        let start = unsafe { buffer.memory.ptr.as_ptr().add(buffer.range.start) };
+        (start.cast(), buffer.range.len() / size_of::<T>())
+    }
+
+    /// The whole buffer for reading. Panics if it is being written.
+    #[track_caller]
+    pub(crate) fn read<T: Element>(&self) -> Read<'_, T> {
+        let borrow = &self.buffer().borrow;
+        let before = borrow.fetch_add(1, Ordering::Acquire);
+        if before < 0 {
+            borrow.fetch_sub(1, Ordering::Release);
+            panic!("a tensor is read while its buffer is being written");
+        }
+        let (ptr, len) = self.elements::<T>();
+        // SAFETY: S-INIT; aligned to 64 bytes; S-BORROW: counted as a reader above until `Read` is dropped.
+        Read { slice: unsafe { std::slice::from_raw_parts(ptr, len) }, borrow }
+    }
+
+    /// The whole buffer for writing. Panics if anyone reads or writes it.
+    #[track_caller]
+    pub(crate) fn write<T: Element>(&self) -> Write<'_, T> {
+        let borrow = &self.buffer().borrow;
+        if let Err(other) = borrow.compare_exchange(0, -1, Ordering::Acquire, Ordering::Relaxed) {
+            let who = if other < 0 { "written" } else { "read" };
+            panic!("a tensor is to be written while its buffer is being {who}");
+        }
+        let (ptr, len) = self.elements::<T>();
+        // SAFETY: S-INIT; aligned to 64 bytes; S-BORROW: marked as the only writer above until `Write` is dropped.
+        Write { slice: unsafe { std::slice::from_raw_parts_mut(ptr, len) }, borrow }
+    }
+
+    /// Takes the write borrow without a guard; see [`crate::arena::Span`], which gives it back.
+    #[track_caller]
+    pub(crate) fn lock_for_writing(&self) {
+        std::mem::forget(self.write::<u8>());
+    }
+
+    /// Gives back what [`Storage::lock_for_writing`] took.
+    pub(crate) fn unlock_for_writing(&self) {
+        self.buffer().borrow.store(0, Ordering::Release);
+    }
+
+    /// Counts a reader without a guard; see [`crate::arena::Flat`], which gives it back.
+    #[track_caller]
+    pub(crate) fn lock_for_reading(&self) {
+        std::mem::forget(self.read::<u8>());
+    }
+
+    /// Gives back what [`Storage::lock_for_reading`] took.
+    pub(crate) fn unlock_for_reading(&self) {
+        self.buffer().borrow.fetch_sub(1, Ordering::Release);
+    }
+}
+
+impl Memory {
+    /// The elements of bytes `range`.
+    ///
+    /// # Safety
+    /// The caller holds the read or write borrow of every part that overlaps the range for as long as the slice lives.
+    pub(crate) unsafe fn slice<'a, T: Element>(&self, range: Range<usize>) -> &'a [T] {
+        debug_assert!(range.end <= self.bytes && range.start.is_multiple_of(ALIGN));
+        // SAFETY: inside the allocation; S-INIT; the borrow is the caller's promise.
+        unsafe {
+            std::slice::from_raw_parts(
+                self.ptr.as_ptr().add(range.start).cast(),
+                range.len() / size_of::<T>(),
+            )
+        }
+    }
+
+    /// The elements of bytes `range`, to write.
+    ///
+    /// # Safety
+    /// The caller holds the write borrow of every part that overlaps the range for as long as the slice lives.
+    pub(crate) unsafe fn slice_mut<'a, T: Element>(&self, range: Range<usize>) -> &'a mut [T] {
+        debug_assert!(range.end <= self.bytes && range.start.is_multiple_of(ALIGN));
+        // SAFETY: inside the allocation; S-INIT; the exclusive borrow is the caller's promise.
+        unsafe {
+            std::slice::from_raw_parts_mut(
+                self.ptr.as_ptr().add(range.start).cast(),
+                range.len() / size_of::<T>(),
+            )
+        }
+    }
+}
+
+impl Clone for Storage {
+    fn clone(&self) -> Storage {
+        Storage(Some(Arc::clone(self.buffer())))
+    }
+}
+
+impl Drop for Storage {
+    fn drop(&mut self) {
+        let Some(mut shell) = self.0.take() else { return };
+        // When two threads drop the last two handles at once, both may see the other: then the buffer is freed instead.
+        if let Some(buffer) = Arc::get_mut(&mut shell)
+            && buffer.cached
+            && let Some(device) = buffer.device.take()
+        {
+            device.give_buffer(shell);
+        }
+    }
+}
+
+/// A buffer borrowed for reading.
+pub(crate) struct Read<'a, T> {
+    slice: &'a [T],
+    borrow: &'a AtomicI32,
+}
+
+impl<T> Deref for Read<'_, T> {
+    type Target = [T];
+    fn deref(&self) -> &[T] {
+        self.slice
+    }
+}
+
+impl<T> Drop for Read<'_, T> {
+    fn drop(&mut self) {
+        self.borrow.fetch_sub(1, Ordering::Release);
+    }
+}
+
+/// A buffer borrowed for writing.
+pub(crate) struct Write<'a, T> {
+    slice: &'a mut [T],
+    borrow: &'a AtomicI32,
+}
+
+impl<T> Deref for Write<'_, T> {
+    type Target = [T];
+    fn deref(&self) -> &[T] {
+        self.slice
+    }
+}
+
+impl<T> DerefMut for Write<'_, T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        self.slice
+    }
+}
+
+impl<T> Drop for Write<'_, T> {
+    fn drop(&mut self) {
+        self.borrow.store(0, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    #[test]
+    fn one_writer_or_many_readers() {
+        let storage = Storage::stale(&Device::cpu(1), 256);
+        let (a, b) = (storage.read::<f32>(), storage.read::<f32>());
+        assert!(catch_unwind(AssertUnwindSafe(|| drop(storage.write::<f32>()))).is_err());
+        drop((a, b));
+        let writer = storage.write::<f32>();
+        assert!(catch_unwind(AssertUnwindSafe(|| drop(storage.read::<f32>()))).is_err());
+        drop(writer);
+        assert_eq!(storage.read::<f32>().len(), 64);
+    }
+
+    #[test]
+    fn a_dropped_buffer_is_used_again() {
+        let device = Device::cpu(1);
+        let first = Storage::stale(&device, 1000);
+        first.write::<f32>()[0] = 7.0;
+        let address = first.read::<f32>().as_ptr();
+        drop(first);
+        let second = Storage::stale(&device, 990);
+        assert_eq!(second.read::<f32>().as_ptr(), address);
+        assert_eq!(second.read::<f32>()[0], 7.0, "stale, not zeroed");
+    }
+}
