@@ -7,7 +7,9 @@
 pub(crate) mod direct;
 pub(crate) mod lowered;
 #[cfg(test)]
-pub(crate) mod reference;
+mod reference;
+#[cfg(test)]
+mod tests;
 
 use crate::dtype::{Float, with_float};
 use crate::op::Conv2dOptions;

@@ -1,0 +1,69 @@
+//! Both fast ways of convolution against the loops of [`super::reference`].
+
+use super::{Plan, direct, lowered, reference};
+use crate::device::Device;
+use crate::op::Conv2dOptions;
+use crate::ops::convolution::conv_plan;
+use crate::philox::Philox;
+
+/// Sums of a few hundred products of numbers below 1, in another order.
+const TOLERANCE: f64 = 1e-12;
+
+fn numbers(n: usize, stream: u64) -> Vec<f64> {
+    let key = Philox::new(5, stream);
+    (0..n).map(|i| f64::from(key.unit(i as u64)) - 0.5).collect()
+}
+
+#[track_caller]
+fn close(got: &[f64], want: &[f64], what: &str, p: &Plan) {
+    assert_eq!(got.len(), want.len());
+    for (i, (g, w)) in got.iter().zip(want).enumerate() {
+        assert!((g - w).abs() < TOLERANCE, "{what}, element {i}: {g}, by the definition {w}; {p:?}");
+    }
+}
+
+fn check(x: [usize; 4], w: [usize; 4], options: Conv2dOptions) {
+    let p = conv_plan(&x.into(), &w.into(), options);
+    let (image, kernel) = (numbers(x.iter().product(), 0), numbers(w.iter().product(), 1));
+    let (bias, grad) = (numbers(p.o, 2), numbers(p.n * p.out_image(), 3));
+    let want = (
+        reference::forward(&image, &kernel, Some(&bias), p),
+        reference::image_gradient(&grad, &kernel, p),
+        reference::kernel_gradient(&image, &grad, p),
+    );
+    for threads in [1, 3] {
+        let device = &Device::cpu(threads);
+        let (mut out, mut to_image, mut to_kernel) = (vec![9.0; grad.len()], vec![9.0; image.len()], vec![9.0; kernel.len()]);
+        lowered::forward(device, &image, &kernel, Some(&bias), p, &mut out);
+        lowered::image_gradient(device, &grad, &kernel, p, &mut to_image);
+        lowered::kernel_gradient(device, &image, &grad, p, &mut to_kernel);
+        close(&out, &want.0, "lowered forward", &p);
+        close(&to_image, &want.1, "lowered image gradient", &p);
+        close(&to_kernel, &want.2, "lowered kernel gradient", &p);
+        if direct::takes(&p) {
+            direct::forward(device, &image, &kernel, Some(&bias), p, &mut out);
+            direct::image_gradient(device, &grad, &kernel, p, &mut to_image);
+            direct::kernel_gradient(device, &image, &grad, p, &mut to_kernel);
+            close(&out, &want.0, "direct forward", &p);
+            close(&to_image, &want.1, "direct image gradient", &p);
+            close(&to_kernel, &want.2, "direct kernel gradient", &p);
+        }
+    }
+}
+
+#[test]
+fn both_ways_agree_with_the_definition() {
+    let plain = Conv2dOptions::default();
+    // The tutorials' layers, then widths around the block, channels around the tile, and kernels of every width.
+    check([3, 1, 28, 28], [10, 1, 5, 5], plain);
+    check([9, 10, 12, 12], [20, 10, 5, 5], plain);
+    for (channels, outputs, kernel, size) in
+        [(1, 1, 1, 8), (2, 3, 2, 10), (3, 4, 3, 12), (1, 6, 4, 19), (2, 7, 5, 17), (2, 3, 7, 16), (1, 11, 3, 26), (40, 40, 1, 9)]
+    {
+        check([2, channels, size + 1, size], [outputs, channels, kernel, kernel], plain);
+        check([1, channels, size, size], [outputs, channels, 1, kernel], plain);
+    }
+    check([2, 4, 9, 8], [6, 2, 3, 3], Conv2dOptions { stride: [2, 1], padding: [1, 2], dilation: [1, 2], groups: 2 });
+    check([2, 3, 11, 9], [4, 3, 3, 2], Conv2dOptions { stride: [3, 2], padding: [2, 0], dilation: [2, 1], groups: 1 });
+    check([1, 2, 3, 3], [2, 2, 3, 3], Conv2dOptions { padding: [4, 4], ..plain });
+}
