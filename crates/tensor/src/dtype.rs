@@ -84,6 +84,7 @@ pub trait Float:
     + std::ops::Div<Output = Self>
     + std::ops::Neg<Output = Self>
     + std::ops::AddAssign
+    + std::ops::SubAssign
     + std::ops::MulAssign
 {
     /// 0.

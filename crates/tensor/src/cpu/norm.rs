@@ -27,7 +27,7 @@ pub(crate) fn layer_norm(
                 (vm[i], vs[i]) = (mean, scale);
                 o.iter_mut().zip(x).for_each(|(o, &x)| *o = (x - mean) * scale);
                 if let Some(w) = &weight {
-                    o.iter_mut().zip(w.iter()).for_each(|(o, &w)| *o = *o * w);
+                    o.iter_mut().zip(w.iter()).for_each(|(o, &w)| *o *= w);
                 }
                 if let Some(b) = &bias {
                     o.iter_mut().zip(b.iter()).for_each(|(o, &b)| *o += b);

@@ -55,12 +55,14 @@ pub(crate) fn max_pool(x: &Tensor, p: Planes, out: &Tensor, position: &Tensor) {
         let n = p.per_task(device, vo.len() / out_plane.max(1));
         device.for_chunks2((&mut vo, n * out_plane), (&mut vp, n * out_plane), |task, o, pos| {
             let x = &vx[task * n * plane..];
-            arch.dispatch(|| {
-                let planes = x.chunks_exact(plane).zip(o.chunks_exact_mut(out_plane).zip(pos.chunks_exact_mut(out_plane)));
-                for (x, (o, pos)) in planes {
-                    if p.is_two_by_two() { max_plane_2x2(x, p, o, pos) } else { max_plane(x, p, o, pos) }
+            let planes = x.chunks_exact(plane).zip(o.chunks_exact_mut(out_plane).zip(pos.chunks_exact_mut(out_plane)));
+            for (x, (out, position)) in planes {
+                if p.is_two_by_two() {
+                    arch.dispatch(MaxPlane2x2 { x, p, out, position });
+                } else {
+                    max_plane(x, p, out, position);
                 }
-            });
+            }
         });
     });
 }
@@ -85,20 +87,34 @@ fn max_plane<T: Float>(x: &[T], p: Planes, out: &mut [T], position: &mut [u8]) {
     }
 }
 
-#[inline(always)]
-fn max_plane_2x2<T: Float>(x: &[T], p: Planes, out: &mut [T], position: &mut [u8]) {
-    for y in 0..p.oh {
-        let (top, bottom) = (&x[2 * y * p.w..][..2 * p.ow], &x[(2 * y + 1) * p.w..][..2 * p.ow]);
-        let (top, bottom) = (top.as_chunks::<2>().0, bottom.as_chunks::<2>().0);
-        let (o, pos) = (&mut out[y * p.ow..][..p.ow], &mut position[y * p.ow..][..p.ow]);
-        for i in 0..p.ow {
-            let ([a, b], [c, d]) = (top[i], bottom[i]);
-            // A NaN wins, as in the general kernel.
-            let (u, at_u) = if b > a || b.is_nan() { (b, 1) } else { (a, 0) };
-            let (v, at_v) = if d > c || d.is_nan() { (d, 3) } else { (c, 2) };
-            let (best, at) = if v > u || v.is_nan() { (v, at_v) } else { (u, at_u) };
-            o[i] = best;
-            pos[i] = at;
+/// The largest of each 2x2 window of one plane. A struct, so that it is sure to be inlined where its vectors are known.
+struct MaxPlane2x2<'a, T> {
+    x: &'a [T],
+    p: Planes,
+    out: &'a mut [T],
+    position: &'a mut [u8],
+}
+
+impl<T: Float> pulp::NullaryFnOnce for MaxPlane2x2<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        let MaxPlane2x2 { x, p, out, position } = self;
+        for y in 0..p.oh {
+            let (top, bottom) = (&x[2 * y * p.w..][..2 * p.ow], &x[(2 * y + 1) * p.w..][..2 * p.ow]);
+            let (top, bottom) = (top.as_chunks::<2>().0, bottom.as_chunks::<2>().0);
+            let (out, position) = (&mut out[y * p.ow..][..p.ow], &mut position[y * p.ow..][..p.ow]);
+            for ((&[a, b], &[c, d]), (out, position)) in
+                top.iter().zip(bottom).zip(out.iter_mut().zip(position))
+            {
+                // A NaN wins, as in the general kernel.
+                let (u, at_u) = if b > a || b.is_nan() { (b, 1) } else { (a, 0) };
+                let (v, at_v) = if d > c || d.is_nan() { (d, 3) } else { (c, 2) };
+                let lower = v > u || v.is_nan();
+                *out = if lower { v } else { u };
+                *position = if lower { at_v } else { at_u };
+            }
         }
     }
 }
@@ -115,12 +131,14 @@ pub(crate) fn max_pool_gradient(position: &Tensor, grad: &Tensor, p: Planes, out
         let n = p.per_task(device, vo.len() / plane.max(1));
         device.for_chunks(&mut vo, n * plane, |task, o| {
             let (pos, g) = (&vp[task * n * out_plane..], &vg[task * n * out_plane..]);
-            arch.dispatch(|| {
-                let planes = o.chunks_exact_mut(plane).zip(pos.chunks_exact(out_plane).zip(g.chunks_exact(out_plane)));
-                for (o, (pos, g)) in planes {
-                    if p.is_two_by_two() { spread_plane_2x2(pos, g, p, o) } else { spread_plane(pos, g, p, o) }
+            let planes = o.chunks_exact_mut(plane).zip(pos.chunks_exact(out_plane).zip(g.chunks_exact(out_plane)));
+            for (out, (position, grad)) in planes {
+                if p.is_two_by_two() {
+                    arch.dispatch(SpreadPlane2x2 { position, grad, p, out });
+                } else {
+                    spread_plane(position, grad, p, out);
                 }
-            });
+            }
         });
     });
 }
@@ -136,21 +154,34 @@ fn spread_plane<T: Float>(position: &[u8], grad: &[T], p: Planes, out: &mut [T])
     }
 }
 
-#[inline(always)]
-fn spread_plane_2x2<T: Float>(position: &[u8], grad: &[T], p: Planes, out: &mut [T]) {
-    if p.h % 2 == 1 || p.w % 2 == 1 {
-        // The last row or column lies in no window.
-        out.fill(T::ZERO);
-    }
-    for (y, pair) in out.chunks_mut(2 * p.w).take(p.oh).enumerate() {
-        let (top, bottom) = pair.split_at_mut(p.w);
-        let (top, bottom) =
-            (top[..2 * p.ow].as_chunks_mut::<2>().0, bottom[..2 * p.ow].as_chunks_mut::<2>().0);
-        let (pos, g) = (&position[y * p.ow..][..p.ow], &grad[y * p.ow..][..p.ow]);
-        for i in 0..p.ow {
-            let keep = |at: u8| if pos[i] == at { g[i] } else { T::ZERO };
-            top[i] = [keep(0), keep(1)];
-            bottom[i] = [keep(2), keep(3)];
+/// Sends the gradients of one plane of 2x2 windows to the pixels they came from.
+struct SpreadPlane2x2<'a, T> {
+    position: &'a [u8],
+    grad: &'a [T],
+    p: Planes,
+    out: &'a mut [T],
+}
+
+impl<T: Float> pulp::NullaryFnOnce for SpreadPlane2x2<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        let SpreadPlane2x2 { position, grad, p, out } = self;
+        if p.h % 2 == 1 || p.w % 2 == 1 {
+            // The last row or column lies in no window.
+            out.fill(T::ZERO);
+        }
+        for (y, pair) in out.chunks_mut(2 * p.w).take(p.oh).enumerate() {
+            let (top, bottom) = pair.split_at_mut(p.w);
+            let (top, bottom) =
+                (top[..2 * p.ow].as_chunks_mut::<2>().0, bottom[..2 * p.ow].as_chunks_mut::<2>().0);
+            let (position, grad) = (&position[y * p.ow..][..p.ow], &grad[y * p.ow..][..p.ow]);
+            for ((top, bottom), (&at, &g)) in top.iter_mut().zip(bottom).zip(position.iter().zip(grad)) {
+                let keep = |here: u8| if at == here { g } else { T::ZERO };
+                *top = [keep(0), keep(1)];
+                *bottom = [keep(2), keep(3)];
+            }
         }
     }
 }

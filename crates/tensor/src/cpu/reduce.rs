@@ -30,7 +30,7 @@ fn sum_block<T: Float>(block: &[T]) -> T {
     let mut width = LANES / 2;
     while width > 0 {
         for i in 0..width {
-            lanes[i] = lanes[i] + lanes[i + width];
+            lanes[i] += lanes[i + width];
         }
         width /= 2;
     }

@@ -121,7 +121,7 @@ pub(crate) fn cross_entropy_gradient(
         rows::<T>(out, width, |i, o| {
             o.iter_mut().zip(&vy[i * width..][..width]).for_each(|(o, &y)| *o = (y.exp() - spread) * each);
             let at = &mut o[vl[i] as usize];
-            *at = *at - peak * each;
+            *at -= peak * each;
         });
     });
 }

@@ -44,7 +44,7 @@ impl Tensor {
         let out = Tensor::stale(self.device(), [].into(), self.dtype);
         with_float!(self.dtype, "mse_loss", T => {
             let (vx, vt) = (x.read_contiguous::<T>("mse_loss"), t.read_contiguous::<T>("mse_loss"));
-            let total: f64 = vx.iter().zip(vt.iter()).map(|(&x, &t)| { let d = f64::from(x - t); d * d }).sum();
+            let total: f64 = vx.iter().zip(vt.iter()).map(|(&x, &t)| { let d = (x - t).to_f64(); d * d }).sum();
             out.write::<T>()[0] = (total / vx.len() as f64) as T;
         });
         recorded(out, Op::MseLoss, &[&x, &t], |_| [keep(&x), keep(&t)])

@@ -58,21 +58,23 @@ fn block<T: Float>(values: &[T], at: usize) -> &Block<T> {
     values[at..].first_chunk().expect("a block inside its plane")
 }
 
-/// `sum[tap][block] = sum over r of weights[r][tap] * source[base(r) + at[block]]`, for `T_` weights of which each term has
+/// `sum[tap][block] = sum over r of weights[r][tap] * source[bases[r] + at[block]]`, for `T_` weights of which each term has
 /// a run of its own in `weights`.
 #[inline(always)]
 fn tile<T: Float, const T_: usize>(
     source: &[T],
     at: [usize; POSITIONS],
     weights: &[T],
-    mut bases: impl FnMut(usize) -> usize,
+    bases: &[i64],
 ) -> [[Block<T>; POSITIONS]; T_] {
     let mut sums = [[[T::ZERO; LANES]; POSITIONS]; T_];
-    for (r, weights) in weights.as_chunks::<T_>().0.iter().enumerate() {
-        let base = bases(r);
-        let blocks: [&Block<T>; POSITIONS] = std::array::from_fn(|i| block(source, base + at[i]));
+    for (weights, &base) in weights.as_chunks::<T_>().0.iter().zip(bases) {
+        let mut blocks = [[T::ZERO; LANES]; POSITIONS];
+        for (to, &at) in blocks.iter_mut().zip(&at) {
+            *to = *block(source, base as usize + at);
+        }
         for (sums, &weight) in sums.iter_mut().zip(weights) {
-            for (sum, block) in sums.iter_mut().zip(blocks) {
+            for (sum, block) in sums.iter_mut().zip(&blocks) {
                 for (s, &x) in sum.iter_mut().zip(block) {
                     *s = x.mul_add(weight, *s);
                 }
@@ -82,19 +84,26 @@ fn tile<T: Float, const T_: usize>(
     sums
 }
 
-/// Visits the blocks of a plane in groups of [`POSITIONS`]; a short last group repeats its last block, which `n` leaves out.
+/// The [`POSITIONS`] blocks of a plane from block `first` on, and how many of them there are: a short last group repeats its
+/// last block.
 #[inline(always)]
-fn for_groups(p: &Plan, mut visit: impl FnMut([Position; POSITIONS], usize)) {
-    let blocks = n_blocks(p);
-    for first in (0..blocks).step_by(POSITIONS) {
-        let n = POSITIONS.min(blocks - first);
-        visit(std::array::from_fn(|i| position(p, first + i.min(n - 1))), n);
+fn group(p: &Plan, first: usize) -> ([Position; POSITIONS], usize) {
+    let n = POSITIONS.min(n_blocks(p) - first);
+    let mut positions = [Position::default(); POSITIONS];
+    for (i, at) in positions.iter_mut().enumerate() {
+        *at = position(p, first + i.min(n - 1));
     }
+    (positions, n)
 }
 
 /// Reorders `rows x terms` weights so that the weights of one tile lie together for each term: tiles of up to [`TAPS`] rows,
 /// each `terms x rows of the tile`.
-fn packed<T: Float>(device: &Device, rows: usize, terms: usize, weight: impl Fn(usize, usize) -> T) -> Storage {
+fn packed<T: Float>(
+    device: &Device,
+    rows: usize,
+    terms: usize,
+    weight: impl Fn(usize, usize) -> T,
+) -> Storage {
     let room = Storage::stale(device, rows * terms * size_of::<T>());
     let mut out = room.write::<T>();
     let mut at = 0;
@@ -110,46 +119,73 @@ fn packed<T: Float>(device: &Device, rows: usize, terms: usize, weight: impl Fn(
     room
 }
 
+/// `position(0..n)` in a buffer of the device's cache.
+fn numbered(device: &Device, n: usize, position: impl Fn(usize) -> usize) -> Storage {
+    let room = Storage::stale(device, n * size_of::<i64>());
+    room.write::<i64>()[..n].iter_mut().enumerate().for_each(|(i, to)| *to = position(i) as i64);
+    room
+}
+
 pub(super) fn forward<T: Float>(device: &Device, x: &[T], w: &[T], b: Option<&[T]>, p: Plan, out: &mut [T]) {
     let terms = p.c * p.kh * p.kw;
     let room = packed(device, p.o, terms, |o, term| w[o * terms + term]);
     let weights = room.read::<T>();
     let weights = &weights[..];
+    let room = numbered(device, terms, |i| (i / (p.kh * p.kw) * p.h + i / p.kw % p.kh) * p.w + i % p.kw);
+    let bases = room.read::<i64>();
+    let bases = &bases[..];
     device.for_chunks(out, p.out_image(), |n, out| {
         let image = &x[n * p.image()..][..p.image()];
-        device.arch().dispatch(|| {
-            for first in (0..p.o).step_by(TAPS) {
-                let weights = &weights[first * terms..];
-                match p.o - first {
-                    1 => forward_tiles::<T, 1>(image, &weights[..terms], b, p, first, out),
-                    2 => forward_tiles::<T, 2>(image, &weights[..2 * terms], b, p, first, out),
-                    3 => forward_tiles::<T, 3>(image, &weights[..3 * terms], b, p, first, out),
-                    4 => forward_tiles::<T, 4>(image, &weights[..4 * terms], b, p, first, out),
-                    _ => forward_tiles::<T, TAPS>(image, &weights[..TAPS * terms], b, p, first, out),
-                }
-            }
-        });
+        device.arch().dispatch(ForwardImage { image, weights, b, p, bases, out });
     });
+}
+
+/// All output channels of one image. A struct rather than a closure, because only a function that is always inlined is sure
+/// to be compiled for the vectors that `dispatch` found; that holds for every kernel of this file.
+struct ForwardImage<'a, T> {
+    image: &'a [T],
+    weights: &'a [T],
+    b: Option<&'a [T]>,
+    p: Plan,
+    bases: &'a [i64],
+    out: &'a mut [T],
+}
+
+impl<T: Float> pulp::NullaryFnOnce for ForwardImage<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        let ForwardImage { image, weights, b, p, bases, out } = self;
+        let terms = p.c * p.kh * p.kw;
+        for first in (0..p.o).step_by(TAPS) {
+            let weights = &weights[first * terms..];
+            match p.o - first {
+                1 => forward_tiles::<T, 1>(image, &weights[..terms], b, p, first, bases, out),
+                2 => forward_tiles::<T, 2>(image, &weights[..2 * terms], b, p, first, bases, out),
+                3 => forward_tiles::<T, 3>(image, &weights[..3 * terms], b, p, first, bases, out),
+                4 => forward_tiles::<T, 4>(image, &weights[..4 * terms], b, p, first, bases, out),
+                _ => forward_tiles::<T, TAPS>(image, &weights[..TAPS * terms], b, p, first, bases, out),
+            }
+        }
+    }
 }
 
 /// Output channels `first..first + T_` of one image.
 #[inline(always)]
-fn forward_tiles<T: Float, const T_: usize>(image: &[T], weights: &[T], b: Option<&[T]>, p: Plan, first: usize, out: &mut [T]) {
+fn forward_tiles<T: Float, const T_: usize>(
+    image: &[T],
+    weights: &[T],
+    b: Option<&[T]>,
+    p: Plan,
+    first: usize,
+    bases: &[i64],
+    out: &mut [T],
+) {
     let area = p.oh * p.ow;
-    for_groups(&p, |positions, _| {
-        // The terms run over channel, kernel row and kernel column, in this order.
-        let (mut plane, mut row, mut col) = (0, 0, 0);
-        let sums = tile::<T, T_>(image, positions.map(|at| at.input), weights, |_| {
-            let base = plane + row * p.w + col;
-            col += 1;
-            if col == p.kw {
-                (row, col) = (row + 1, 0);
-                if row == p.kh {
-                    (plane, row) = (plane + p.h * p.w, 0);
-                }
-            }
-            base
-        });
+    for first_block in (0..n_blocks(&p)).step_by(POSITIONS) {
+        let (positions, _) = group(&p, first_block);
+        let sums = tile::<T, T_>(image, positions.map(|at| at.input), weights, bases);
         for (o, sums) in sums.iter().enumerate() {
             let bias = b.map_or(T::ZERO, |b| b[first + o]);
             let plane = &mut out[(first + o) * area..][..area];
@@ -158,7 +194,7 @@ fn forward_tiles<T: Float, const T_: usize>(image: &[T], weights: &[T], b: Optio
                 plane[at.output..][..LANES].iter_mut().zip(sum).for_each(|(o, &s)| *o = s + bias);
             }
         }
-    });
+    }
 }
 
 pub(super) fn image_gradient<T: Float>(device: &Device, g: &[T], w: &[T], p: Plan, out: &mut [T]) {
@@ -178,31 +214,59 @@ pub(super) fn image_gradient<T: Float>(device: &Device, g: &[T], w: &[T], p: Pla
     }
     let weights = room.read::<T>();
     let weights = &weights[..];
+    let room = numbered(device, p.o, |o| o * p.oh * p.ow);
+    let bases = room.read::<i64>();
+    let bases = &bases[..];
     device.for_chunks(out, p.image(), |n, image| {
         let g = &g[n * p.out_image()..][..p.out_image()];
-        image.fill(T::ZERO);
-        device.arch().dispatch(|| {
-            for (i, weights) in weights[..p.c * p.kh * terms].chunks_exact(terms).enumerate() {
-                let (channel, ky) = (i / p.kh, i % p.kh);
-                let plane = &mut image[channel * p.h * p.w..][..p.h * p.w];
-                match p.kw {
-                    1 => image_tiles::<T, 1>(g, weights, p, ky, plane),
-                    2 => image_tiles::<T, 2>(g, weights, p, ky, plane),
-                    3 => image_tiles::<T, 3>(g, weights, p, ky, plane),
-                    4 => image_tiles::<T, 4>(g, weights, p, ky, plane),
-                    _ => image_tiles::<T, TAPS>(g, weights, p, ky, plane),
-                }
-            }
-        });
+        device.arch().dispatch(BackImage { g, weights, p, bases, image });
     });
+}
+
+/// The gradient of one image.
+struct BackImage<'a, T> {
+    g: &'a [T],
+    weights: &'a [T],
+    p: Plan,
+    bases: &'a [i64],
+    image: &'a mut [T],
+}
+
+impl<T: Float> pulp::NullaryFnOnce for BackImage<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        let BackImage { g, weights, p, bases, image } = self;
+        let terms = p.o * p.kw;
+        image.fill(T::ZERO);
+        for (i, weights) in weights[..p.c * p.kh * terms].chunks_exact(terms).enumerate() {
+            let (channel, ky) = (i / p.kh, i % p.kh);
+            let plane = &mut image[channel * p.h * p.w..][..p.h * p.w];
+            match p.kw {
+                1 => image_tiles::<T, 1>(g, weights, p, ky, bases, plane),
+                2 => image_tiles::<T, 2>(g, weights, p, ky, bases, plane),
+                3 => image_tiles::<T, 3>(g, weights, p, ky, bases, plane),
+                4 => image_tiles::<T, 4>(g, weights, p, ky, bases, plane),
+                _ => image_tiles::<T, TAPS>(g, weights, p, ky, bases, plane),
+            }
+        }
+    }
 }
 
 /// Adds to one input plane what kernel row `ky` sends back from every output channel.
 #[inline(always)]
-fn image_tiles<T: Float, const T_: usize>(g: &[T], weights: &[T], p: Plan, ky: usize, plane: &mut [T]) {
-    let area = p.oh * p.ow;
-    for_groups(&p, |positions, n| {
-        let sums = tile::<T, T_>(g, positions.map(|at| at.output), weights, |o| o * area);
+fn image_tiles<T: Float, const T_: usize>(
+    g: &[T],
+    weights: &[T],
+    p: Plan,
+    ky: usize,
+    bases: &[i64],
+    plane: &mut [T],
+) {
+    for first_block in (0..n_blocks(&p)).step_by(POSITIONS) {
+        let (positions, n) = group(&p, first_block);
+        let sums = tile::<T, T_>(g, positions.map(|at| at.output), weights, bases);
         for (kx, sums) in sums.iter().enumerate() {
             for (at, sum) in positions.iter().zip(sums).take(n) {
                 let start = at.input + ky * p.w + kx;
@@ -214,8 +278,11 @@ fn image_tiles<T: Float, const T_: usize>(g: &[T], weights: &[T], p: Plan, ky: u
                 }
             }
         }
-    });
+    }
 }
+
+/// One block of sums for each kernel and kernel column of a tile.
+type Sums<T, const T_: usize, const C_: usize> = [[Block<T>; T_]; C_];
 
 /// Output channels that share the loaded pixels of one kernel-gradient tile.
 const CHANNELS: usize = 4;
@@ -224,74 +291,94 @@ pub(super) fn kernel_gradient<T: Float>(device: &Device, x: &[T], g: &[T], p: Pl
     if p.kw > TAPS {
         return lowered::kernel_gradient(device, x, g, p, out);
     }
-    sum_over_runs(device, p.n, out, |images, sum| {
-        let images = || images.clone().map(|n| (&x[n * p.image()..][..p.image()], &g[n * p.out_image()..][..p.out_image()]));
-        device.arch().dispatch(|| {
-            for first in (0..p.o).step_by(CHANNELS) {
-                // A short last tile reaches back over the one before and computes the same values again.
-                let first = first.min(p.o.saturating_sub(CHANNELS));
-                match (p.kw, p.o < CHANNELS) {
-                    (1, false) => kernel_tiles::<T, 1, CHANNELS>(images(), p, first, sum),
-                    (2, false) => kernel_tiles::<T, 2, CHANNELS>(images(), p, first, sum),
-                    (3, false) => kernel_tiles::<T, 3, CHANNELS>(images(), p, first, sum),
-                    (4, false) => kernel_tiles::<T, 4, CHANNELS>(images(), p, first, sum),
-                    (_, false) => kernel_tiles::<T, TAPS, CHANNELS>(images(), p, first, sum),
-                    (_, true) => {
-                        for o in 0..p.o {
-                            match p.kw {
-                                1 => kernel_tiles::<T, 1, 1>(images(), p, o, sum),
-                                2 => kernel_tiles::<T, 2, 1>(images(), p, o, sum),
-                                3 => kernel_tiles::<T, 3, 1>(images(), p, o, sum),
-                                4 => kernel_tiles::<T, 4, 1>(images(), p, o, sum),
-                                _ => kernel_tiles::<T, TAPS, 1>(images(), p, o, sum),
-                            }
-                        }
-                    }
-                }
-            }
-        });
+    // Where each block starts in a plane of the input and of the output: whole blocks, then the last ones of rows.
+    let per_row = p.ow / LANES;
+    let at = |i: usize| [i / per_row * p.w + i % per_row * LANES, i / per_row * p.ow + i % per_row * LANES];
+    let whole = numbered(device, 2 * p.oh * per_row, |i| at(i / 2)[i % 2]);
+    let whole = whole.read::<i64>();
+    let whole = &whole.as_chunks::<2>().0[..p.oh * per_row];
+    let n_rest = if p.ow.is_multiple_of(LANES) { 0 } else { p.oh };
+    let rest =
+        numbered(device, 2 * n_rest, |i| [i / 2 * p.w + p.ow - LANES, i / 2 * p.ow + p.ow - LANES][i % 2]);
+    let rest = rest.read::<i64>();
+    let rest = &rest.as_chunks::<2>().0[..n_rest];
+    sum_over_runs(device, p.n, out, |images, out| {
+        let x = &x[images.start * p.image()..images.end * p.image()];
+        let g = &g[images.start * p.out_image()..images.end * p.out_image()];
+        device.arch().dispatch(KernelSums { x, g, p, whole, rest, out });
     });
+}
+
+/// The gradients of all kernels over a run of images.
+struct KernelSums<'a, T> {
+    x: &'a [T],
+    g: &'a [T],
+    p: Plan,
+    whole: &'a [[i64; 2]],
+    rest: &'a [[i64; 2]],
+    out: &'a mut [T],
+}
+
+impl<T: Float> pulp::NullaryFnOnce for KernelSums<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        let KernelSums { x, g, p, whole, rest, out } = self;
+        match p.kw {
+            1 => all_kernels::<T, 1>(x, g, p, whole, rest, out),
+            2 => all_kernels::<T, 2>(x, g, p, whole, rest, out),
+            3 => all_kernels::<T, 3>(x, g, p, whole, rest, out),
+            4 => all_kernels::<T, 4>(x, g, p, whole, rest, out),
+            _ => all_kernels::<T, TAPS>(x, g, p, whole, rest, out),
+        }
+    }
+}
+
+#[inline(always)]
+fn all_kernels<T: Float, const T_: usize>(
+    x: &[T],
+    g: &[T],
+    p: Plan,
+    whole: &[[i64; 2]],
+    rest: &[[i64; 2]],
+    out: &mut [T],
+) {
+    let tiled = p.o / CHANNELS * CHANNELS;
+    for first in (0..tiled).step_by(CHANNELS) {
+        kernel_tiles::<T, T_, CHANNELS>(x, g, p, first, whole, rest, out);
+    }
+    for first in tiled..p.o {
+        kernel_tiles::<T, T_, 1>(x, g, p, first, whole, rest, out);
+    }
 }
 
 /// The gradients of kernels `first..first + C_` over some images, for every input channel and kernel row. A tile keeps one
 /// block of sums for each kernel and kernel column; the lanes are added up at the end.
 #[inline(always)]
-fn kernel_tiles<'a, T: Float, const T_: usize, const C_: usize>(
-    images: impl Iterator<Item = (&'a [T], &'a [T])> + Clone,
+fn kernel_tiles<T: Float, const T_: usize, const C_: usize>(
+    x: &[T],
+    g: &[T],
     p: Plan,
     first: usize,
+    whole: &[[i64; 2]],
+    rest: &[[i64; 2]],
     out: &mut [T],
 ) {
     let area = p.oh * p.ow;
-    let per_row = p.ow / LANES;
-    let rest = p.ow % LANES;
+    let skip = LANES - p.ow % LANES;
     for channel in 0..p.c {
         for ky in 0..p.kh {
-            let mut sums = [[[T::ZERO; LANES]; T_]; C_];
-            for (image, g) in images.clone() {
-                let plane = &image[channel * p.h * p.w..][..p.h * p.w];
-                let g: [&[T]; C_] = std::array::from_fn(|c| &g[(first + c) * area..][..area]);
-                for row in 0..p.oh {
-                    let pixels = &plane[(row + ky) * p.w..][..p.w];
-                    let g: [&[T]; C_] = std::array::from_fn(|c| &g[c][row * p.ow..][..p.ow]);
-                    for at in (0..per_row).map(|i| i * LANES) {
-                        let pixels: [&Block<T>; T_] = std::array::from_fn(|kx| block(pixels, at + kx));
-                        for (sums, g) in sums.iter_mut().zip(g) {
-                            add_products(sums, pixels, block(g, at));
-                        }
-                    }
-                    if rest > 0 {
-                        let at = p.ow - LANES;
-                        let pixels: [&Block<T>; T_] = std::array::from_fn(|kx| block(pixels, at + kx));
-                        for (sums, g) in sums.iter_mut().zip(g) {
-                            let mut last = *block(g, at);
-                            last[..LANES - rest].fill(T::ZERO);
-                            add_products(sums, pixels, &last);
-                        }
-                    }
+            let mut total = [[[T::ZERO; LANES]; T_]; C_];
+            for (image, g) in x.chunks_exact(p.image()).zip(g.chunks_exact(p.out_image())) {
+                let pixels = &image[channel * p.h * p.w + ky * p.w..];
+                let g = &g[first * area..][..C_ * area];
+                total = products(total, pixels, g, area, whole);
+                if !rest.is_empty() {
+                    total = rest_products(total, pixels, g, area, rest, skip);
                 }
             }
-            for (c, sums) in sums.iter().enumerate() {
+            for (c, sums) in total.iter().enumerate() {
                 for (kx, lanes) in sums.iter().enumerate() {
                     let total = lanes.iter().fold(T::ZERO, |sum, &x| sum + x);
                     out[(((first + c) * p.c + channel) * p.kh + ky) * p.kw + kx] = total;
@@ -301,11 +388,56 @@ fn kernel_tiles<'a, T: Float, const T_: usize, const C_: usize>(
     }
 }
 
+/// `sums[c][kx] += sum over blocks of pixels[at.0 + kx] * g[c * area + at.1]`, lane by lane.
 #[inline(always)]
-fn add_products<T: Float, const T_: usize>(sums: &mut [Block<T>; T_], pixels: [&Block<T>; T_], g: &Block<T>) {
-    for (sum, pixels) in sums.iter_mut().zip(pixels) {
-        for (s, (&x, &g)) in sum.iter_mut().zip(pixels.iter().zip(g)) {
-            *s = x.mul_add(g, *s);
+fn products<T: Float, const T_: usize, const C_: usize>(
+    mut sums: Sums<T, T_, C_>,
+    pixels: &[T],
+    g: &[T],
+    area: usize,
+    blocks: &[[i64; 2]],
+) -> Sums<T, T_, C_> {
+    // The columns overlap. Told so, the compiler loads each pixel once and builds the vectors by shuffling, at half the speed;
+    // so it isn't told.
+    let mut shifts: [usize; T_] = [0; T_];
+    shifts.iter_mut().enumerate().for_each(|(kx, shift)| *shift = std::hint::black_box(kx));
+    for &[at, at_g] in blocks {
+        let mut columns = [[T::ZERO; LANES]; T_];
+        for (to, shift) in columns.iter_mut().zip(shifts) {
+            *to = *block(pixels, at as usize + shift);
+        }
+        for (c, sums) in sums.iter_mut().enumerate() {
+            let g = *block(g, c * area + at_g as usize);
+            for (sum, pixels) in sums.iter_mut().zip(&columns) {
+                for ((s, &x), &g) in sum.iter_mut().zip(pixels).zip(&g) {
+                    *s = x.mul_add(g, *s);
+                }
+            }
         }
     }
+    sums
+}
+
+/// As [`products`], for blocks whose first `skip` lanes don't count.
+#[inline(always)]
+fn rest_products<T: Float, const T_: usize, const C_: usize>(
+    mut sums: Sums<T, T_, C_>,
+    pixels: &[T],
+    g: &[T],
+    area: usize,
+    blocks: &[[i64; 2]],
+    skip: usize,
+) -> Sums<T, T_, C_> {
+    for &[at, at_g] in blocks {
+        for (c, sums) in sums.iter_mut().enumerate() {
+            let g = block(g, c * area + at_g as usize);
+            for (kx, sum) in sums.iter_mut().enumerate() {
+                let pixels = block(pixels, at as usize + kx);
+                for ((s, &x), &g) in sum.iter_mut().zip(pixels).zip(g).skip(skip) {
+                    *s = x.mul_add(g, *s);
+                }
+            }
+        }
+    }
+    sums
 }

@@ -33,7 +33,8 @@ fn check(x: [usize; 4], w: [usize; 4], options: Conv2dOptions) {
     );
     for threads in [1, 3] {
         let device = &Device::cpu(threads);
-        let (mut out, mut to_image, mut to_kernel) = (vec![9.0; grad.len()], vec![9.0; image.len()], vec![9.0; kernel.len()]);
+        let (mut out, mut to_image, mut to_kernel) =
+            (vec![9.0; grad.len()], vec![9.0; image.len()], vec![9.0; kernel.len()]);
         lowered::forward(device, &image, &kernel, Some(&bias), p, &mut out);
         lowered::image_gradient(device, &grad, &kernel, p, &mut to_image);
         lowered::kernel_gradient(device, &image, &grad, p, &mut to_kernel);
@@ -57,13 +58,28 @@ fn both_ways_agree_with_the_definition() {
     // The tutorials' layers, then widths around the block, channels around the tile, and kernels of every width.
     check([3, 1, 28, 28], [10, 1, 5, 5], plain);
     check([9, 10, 12, 12], [20, 10, 5, 5], plain);
-    for (channels, outputs, kernel, size) in
-        [(1, 1, 1, 8), (2, 3, 2, 10), (3, 4, 3, 12), (1, 6, 4, 19), (2, 7, 5, 17), (2, 3, 7, 16), (1, 11, 3, 26), (40, 40, 1, 9)]
-    {
+    for (channels, outputs, kernel, size) in [
+        (1, 1, 1, 8),
+        (2, 3, 2, 10),
+        (3, 4, 3, 12),
+        (1, 6, 4, 19),
+        (2, 7, 5, 17),
+        (2, 3, 7, 16),
+        (1, 11, 3, 26),
+        (40, 40, 1, 9),
+    ] {
         check([2, channels, size + 1, size], [outputs, channels, kernel, kernel], plain);
         check([1, channels, size, size], [outputs, channels, 1, kernel], plain);
     }
-    check([2, 4, 9, 8], [6, 2, 3, 3], Conv2dOptions { stride: [2, 1], padding: [1, 2], dilation: [1, 2], groups: 2 });
-    check([2, 3, 11, 9], [4, 3, 3, 2], Conv2dOptions { stride: [3, 2], padding: [2, 0], dilation: [2, 1], groups: 1 });
+    check(
+        [2, 4, 9, 8],
+        [6, 2, 3, 3],
+        Conv2dOptions { stride: [2, 1], padding: [1, 2], dilation: [1, 2], groups: 2 },
+    );
+    check(
+        [2, 3, 11, 9],
+        [4, 3, 3, 2],
+        Conv2dOptions { stride: [3, 2], padding: [2, 0], dilation: [2, 1], groups: 1 },
+    );
     check([1, 2, 3, 3], [2, 2, 3, 3], Conv2dOptions { padding: [4, 4], ..plain });
 }
