@@ -1,1 +1,60 @@
-//! To be written.
+//! Neural networks: modules, losses, optimizers, schedules, models, and files of weights.
+//!
+//! A [`Module`] computes in `forward` and names its parts in `visit`, and that is all there is to write. Layers are made
+//! without a device or a seed; [`Parameters::build`] then lays every parameter of a model into one arena, gives each its
+//! first values, and from there on optimizers see flat slices. No layer knows of ranks or devices.
+//!
+//! ```
+//! use phalanx_nn::{Ctx, Linear, Module, Parameters, Visitor};
+//! use phalanx_tensor::{Device, Tensor};
+//!
+//! struct Net {
+//!     hidden: Linear,
+//!     out: Linear,
+//! }
+//!
+//! impl Module for Net {
+//!     fn visit(&mut self, v: &mut Visitor<'_>) {
+//!         v.child("hidden", &mut self.hidden);
+//!         v.child("out", &mut self.out);
+//!     }
+//!     fn forward(&self, x: &Tensor, ctx: &mut Ctx) -> Tensor {
+//!         self.out.forward(&self.hidden.forward(x, ctx).relu(), ctx)
+//!     }
+//! }
+//!
+//! let mut net = Net { hidden: Linear::new(4, 8), out: Linear::new(8, 2) };
+//! let device = Device::cpu(1);
+//! let parameters = Parameters::build(&mut net, &device, 0);
+//! assert_eq!(parameters.names(), ["hidden.weight", "hidden.bias", "out.weight", "out.bias"]);
+//! let x = Tensor::ones(&device, [3, 4], phalanx_tensor::DType::F32);
+//! assert_eq!(net.forward(&x, &mut Ctx::eval()).dims(), [3, 2]);
+//! ```
+#![forbid(unsafe_code)]
+
+mod param;
+mod module;
+mod parameters;
+
+mod layers;
+mod loss;
+pub mod models;
+
+pub mod optim;
+mod schedule;
+mod weights;
+
+pub use layers::activation::{Gelu, LogSoftmax, Relu, Sigmoid, Tanh};
+pub use layers::conv::Conv2d;
+pub use layers::dropout::{Dropout, Dropout2d};
+pub use layers::embedding::Embedding;
+pub use layers::linear::Linear;
+pub use layers::norm::LayerNorm;
+pub use layers::pooling::{AvgPool2d, MaxPool2d};
+pub use layers::sequential::{Flatten, Sequential};
+pub use loss::Loss;
+pub use module::{Ctx, Module, Visitor};
+pub use param::{Init, Param};
+pub use parameters::{Mismatch, Parameters};
+pub use schedule::Schedule;
+pub use weights::{WeightError, Weights};

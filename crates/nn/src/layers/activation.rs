@@ -1,0 +1,27 @@
+//! Activations as layers, for rows of layers; in a `forward` the methods of a tensor are shorter.
+
+use crate::module::{Ctx, Module, Visitor};
+use phalanx_tensor::Tensor;
+
+/// One row a layer: its doc, its name, what it does to a tensor.
+macro_rules! activations {
+    ($($doc:literal $name:ident => |$x:ident| $f:expr;)*) => {$(
+        #[doc = $doc]
+        pub struct $name;
+
+        impl Module for $name {
+            fn forward(&self, $x: &Tensor, _: &mut Ctx) -> Tensor {
+                $f
+            }
+
+            fn visit(&mut self, _: &mut Visitor<'_>) {}
+        }
+    )*};
+}
+activations! {
+    "max(x, 0)." Relu => |x| x.relu();
+    "x times the normal distribution function of x." Gelu => |x| x.gelu();
+    "Hyperbolic tangent." Tanh => |x| x.tanh();
+    "1 / (1 + exp(-x))." Sigmoid => |x| x.sigmoid();
+    "Logarithm of softmax along the last dimension." LogSoftmax => |x| x.log_softmax(x.shape().n_dims() - 1);
+}

@@ -1,0 +1,79 @@
+//! Two-dimensional convolution.
+
+use crate::module::{Ctx, Module, Visitor};
+use crate::param::{Init, Param};
+use phalanx_tensor::{Conv2dOptions, Tensor};
+
+/// Convolution of (N, C, H, W) images with square kernels. Parameters `weight` (outputs, inputs / groups, k, k) and `bias`
+/// (outputs), both starting evenly in +-1 / sqrt(inputs / groups * k * k).
+pub struct Conv2d {
+    weight: Param,
+    bias: Option<Param>,
+    options: Conv2dOptions,
+    channels: [usize; 2],
+    kernel: usize,
+}
+
+impl Conv2d {
+    /// A layer with a bias, stride 1 and no padding.
+    pub fn new(inputs: usize, outputs: usize, kernel: usize) -> Conv2d {
+        let init = Init::fan_in(inputs * kernel * kernel);
+        Conv2d {
+            weight: Param::new([outputs, inputs, kernel, kernel], init),
+            bias: Some(Param::new([outputs], init)),
+            options: Conv2dOptions::default(),
+            channels: [inputs, outputs],
+            kernel,
+        }
+    }
+
+    /// The same layer without its bias.
+    pub fn without_bias(self) -> Conv2d {
+        Conv2d { bias: None, ..self }
+    }
+
+    /// The same layer, moving `stride` pixels from one output to the next.
+    pub fn stride(mut self, stride: usize) -> Conv2d {
+        self.options.stride = [stride, stride];
+        self
+    }
+
+    /// The same layer with `padding` zeros on every side of the image.
+    pub fn padding(mut self, padding: usize) -> Conv2d {
+        self.options.padding = [padding, padding];
+        self
+    }
+
+    /// The same layer with `dilation` pixels from one tap of the kernel to the next.
+    pub fn dilation(mut self, dilation: usize) -> Conv2d {
+        self.options.dilation = [dilation, dilation];
+        self
+    }
+
+    /// The same layer with its channels in `groups` that don't see each other. Panics if the channels don't divide.
+    #[track_caller]
+    pub fn groups(mut self, groups: usize) -> Conv2d {
+        let [inputs, outputs] = self.channels;
+        let divides = groups > 0 && inputs.is_multiple_of(groups) && outputs.is_multiple_of(groups);
+        assert!(divides, "Conv2d: {inputs} and {outputs} channels don't fall into {groups} groups");
+        let (k, init) = (self.kernel, Init::fan_in(inputs / groups * self.kernel * self.kernel));
+        self.weight = Param::new([outputs, inputs / groups, k, k], init);
+        self.bias = self.bias.map(|_| Param::new([outputs], init));
+        self.options.groups = groups;
+        self
+    }
+}
+
+impl Module for Conv2d {
+    /// (N, inputs, H, W) to (N, outputs, H', W').
+    fn forward(&self, x: &Tensor, _: &mut Ctx) -> Tensor {
+        x.conv2d(&self.weight, self.bias.as_deref(), self.options)
+    }
+
+    fn visit(&mut self, v: &mut Visitor<'_>) {
+        v.param("weight", &mut self.weight);
+        if let Some(bias) = &mut self.bias {
+            v.param("bias", bias);
+        }
+    }
+}

@@ -1,0 +1,39 @@
+//! A dense layer.
+
+use crate::module::{Ctx, Module, Visitor};
+use crate::param::{Init, Param};
+use phalanx_tensor::Tensor;
+
+/// `y = x w^T + b`, rows of `inputs` numbers to rows of `outputs`. Parameters `weight` (outputs, inputs) and `bias`
+/// (outputs), both starting evenly in +-1 / sqrt(inputs).
+pub struct Linear {
+    weight: Param,
+    bias: Option<Param>,
+}
+
+impl Linear {
+    /// A layer with a bias.
+    pub fn new(inputs: usize, outputs: usize) -> Linear {
+        let init = Init::fan_in(inputs);
+        Linear { weight: Param::new([outputs, inputs], init), bias: Some(Param::new([outputs], init)) }
+    }
+
+    /// The same layer without its bias.
+    pub fn without_bias(self) -> Linear {
+        Linear { bias: None, ..self }
+    }
+}
+
+impl Module for Linear {
+    /// (..., inputs) to (..., outputs).
+    fn forward(&self, x: &Tensor, _: &mut Ctx) -> Tensor {
+        x.linear(&self.weight, self.bias.as_deref())
+    }
+
+    fn visit(&mut self, v: &mut Visitor<'_>) {
+        v.param("weight", &mut self.weight);
+        if let Some(bias) = &mut self.bias {
+            v.param("bias", bias);
+        }
+    }
+}

@@ -1,0 +1,10 @@
+//! The layers, a file each.
+
+pub(crate) mod activation;
+pub(crate) mod conv;
+pub(crate) mod dropout;
+pub(crate) mod embedding;
+pub(crate) mod linear;
+pub(crate) mod norm;
+pub(crate) mod pooling;
+pub(crate) mod sequential;

@@ -1,0 +1,44 @@
+//! Layers in a row.
+
+use crate::module::{Ctx, Module, Visitor};
+use phalanx_tensor::Tensor;
+
+/// Layers one after the other, named "0", "1" and so on, as PyTorch names them.
+#[derive(Default)]
+pub struct Sequential(Vec<Box<dyn Module>>);
+
+impl Sequential {
+    /// No layers yet.
+    pub fn new() -> Sequential {
+        Sequential::default()
+    }
+
+    /// These layers and one more.
+    pub fn then(mut self, layer: impl Module + 'static) -> Sequential {
+        self.0.push(Box::new(layer));
+        self
+    }
+}
+
+impl Module for Sequential {
+    fn forward(&self, x: &Tensor, ctx: &mut Ctx) -> Tensor {
+        self.0.iter().fold(x.clone(), |x, layer| layer.forward(&x, ctx))
+    }
+
+    fn visit(&mut self, v: &mut Visitor<'_>) {
+        for (i, layer) in self.0.iter_mut().enumerate() {
+            v.child(&i.to_string(), layer);
+        }
+    }
+}
+
+/// (N, ...) to (N, everything else).
+pub struct Flatten;
+
+impl Module for Flatten {
+    fn forward(&self, x: &Tensor, _: &mut Ctx) -> Tensor {
+        x.flatten_from(1)
+    }
+
+    fn visit(&mut self, _: &mut Visitor<'_>) {}
+}

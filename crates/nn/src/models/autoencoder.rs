@@ -1,0 +1,37 @@
+//! A dense autoencoder of small images.
+
+use crate::{Ctx, Flatten, Linear, Module, Relu, Sequential, Sigmoid, Visitor};
+use phalanx_tensor::Tensor;
+
+/// 784 numbers squeezed to 32 and spread again: (N, 1, 28, 28) images in [0, 1] to (N, 784) numbers in [0, 1].
+pub struct Autoencoder {
+    encoder: Sequential,
+    decoder: Sequential,
+}
+
+impl Autoencoder {
+    /// The layers 784-128-64-32 and back.
+    pub fn new() -> Autoencoder {
+        let encoder = Sequential::new().then(Flatten).then(Linear::new(784, 128)).then(Relu);
+        let encoder = encoder.then(Linear::new(128, 64)).then(Relu).then(Linear::new(64, 32));
+        let decoder = Sequential::new().then(Linear::new(32, 64)).then(Relu).then(Linear::new(64, 128)).then(Relu);
+        Autoencoder { encoder, decoder: decoder.then(Linear::new(128, 784)).then(Sigmoid) }
+    }
+}
+
+impl Default for Autoencoder {
+    fn default() -> Autoencoder {
+        Autoencoder::new()
+    }
+}
+
+impl Module for Autoencoder {
+    fn visit(&mut self, v: &mut Visitor<'_>) {
+        v.child("encoder", &mut self.encoder);
+        v.child("decoder", &mut self.decoder);
+    }
+
+    fn forward(&self, x: &Tensor, ctx: &mut Ctx) -> Tensor {
+        self.decoder.forward(&self.encoder.forward(x, ctx), ctx)
+    }
+}

@@ -1,0 +1,98 @@
+//! What a layer is: something that computes, and that can name its parameters.
+
+use crate::param::Param;
+use phalanx_tensor::{DropoutKey, Tensor};
+use std::sync::Arc;
+
+/// A layer or a whole model.
+///
+/// `visit` is written by hand, a line a part. A derive macro was weighed and left out: on ResNet-18 it saves two lines a
+/// struct, and costs a reader the answer to where the names in a file of weights come from.
+pub trait Module: Send {
+    /// The output for `x`. What changes from call to call (training or not, random numbers) is in `ctx`.
+    fn forward(&self, x: &Tensor, ctx: &mut Ctx) -> Tensor;
+
+    /// Names every part that holds parameters, in the order in which PyTorch would list them.
+    fn visit(&mut self, v: &mut Visitor<'_>);
+}
+
+impl<M: Module + ?Sized> Module for Box<M> {
+    fn forward(&self, x: &Tensor, ctx: &mut Ctx) -> Tensor {
+        (**self).forward(x, ctx)
+    }
+
+    fn visit(&mut self, v: &mut Visitor<'_>) {
+        (**self).visit(v);
+    }
+}
+
+/// Walks the parts of a module and hands each parameter, with its dotted name, to whoever asked.
+pub struct Visitor<'a> {
+    path: String,
+    found: &'a mut dyn FnMut(&str, &mut Param),
+}
+
+impl<'a> Visitor<'a> {
+    /// A visitor that calls `found` for each parameter.
+    pub fn new(found: &'a mut dyn FnMut(&str, &mut Param)) -> Visitor<'a> {
+        Visitor { path: String::new(), found }
+    }
+
+    /// A part that is a module itself.
+    pub fn child(&mut self, name: &str, module: &mut dyn Module) {
+        let before = self.enter(name);
+        module.visit(self);
+        self.path.truncate(before);
+    }
+
+    /// A parameter.
+    pub fn param(&mut self, name: &str, param: &mut Param) {
+        let before = self.enter(name);
+        (self.found)(&self.path, param);
+        self.path.truncate(before);
+    }
+
+    fn enter(&mut self, name: &str) -> usize {
+        let before = self.path.len();
+        if before > 0 {
+            self.path.push('.');
+        }
+        self.path.push_str(name);
+        before
+    }
+}
+
+/// What a forward pass needs to know beside its input.
+#[derive(Clone, Debug)]
+pub struct Ctx {
+    training: bool,
+    seed: u64,
+    step: u64,
+    /// The number in the data set of each row of the batch.
+    samples: Arc<[u64]>,
+    /// How many random layers were asked so far.
+    layer: u64,
+}
+
+impl Ctx {
+    /// Evaluation: dropout does nothing.
+    pub fn eval() -> Ctx {
+        Ctx { training: false, seed: 0, step: 0, samples: Arc::from([]), layer: 0 }
+    }
+
+    /// Training step `step` of the run with seed `seed`, on the samples with these numbers.
+    pub fn train(seed: u64, step: u64, samples: Arc<[u64]>) -> Ctx {
+        Ctx { training: true, seed, step, samples, layer: 0 }
+    }
+
+    /// Whether this is a training step.
+    pub fn training(&self) -> bool {
+        self.training
+    }
+
+    /// The key of the next random layer. A mask depends on the seed, the step, the layer and the sample, not on the batch.
+    pub fn dropout_key(&mut self) -> DropoutKey {
+        self.layer += 1;
+        DropoutKey { seed: self.seed, step: self.step, layer: self.layer, samples: Arc::clone(&self.samples) }
+    }
+}

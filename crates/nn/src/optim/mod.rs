@@ -1,0 +1,55 @@
+//! Optimizers: a [`Rule`] is data, an [`Optimizer`] is a rule with its state. Both see flat slices, so a step over a whole
+//! model, a bucket or a shard is the same pass. Formulas and defaults are PyTorch's.
+
+mod rule;
+
+pub use rule::{Adadelta, Adam, AdamW, BadValue, RmsProp, Rule, Sgd};
+
+/// A rule with its state.
+pub struct Optimizer {
+    rule: Rule,
+    /// One array a name of [`Rule::state_names`], as long as the values; empty before the first step.
+    state: Vec<Vec<f32>>,
+    steps: u64,
+}
+
+impl Optimizer {
+    /// An optimizer that has made no step. Fails if a value of the rule makes no sense.
+    pub fn new(rule: impl Into<Rule>) -> Result<Optimizer, BadValue> {
+        let rule = rule.into();
+        rule.check()?;
+        Ok(Optimizer { rule, state: Vec::new(), steps: 0 })
+    }
+
+    /// The rule.
+    pub fn rule(&self) -> &Rule {
+        &self.rule
+    }
+
+    /// How many steps were made.
+    pub fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// The state, an array a name; empty before the first step.
+    pub fn state(&self) -> impl Iterator<Item = (&'static str, &[f32])> {
+        self.rule.state_names().iter().copied().zip(self.state.iter().map(Vec::as_slice))
+    }
+
+    /// Moves `values` by one step along `grads`, with the rule's learning rate times `factor`. All steps of one optimizer are
+    /// over slices of one length.
+    #[track_caller]
+    pub fn step(&mut self, values: &mut [f32], grads: &[f32], factor: f64) {
+        assert!(values.len() == grads.len(), "step: {} values with {} gradients", values.len(), grads.len());
+        if self.steps == 0 {
+            self.state = self.rule.state_names().iter().map(|_| vec![0.0; values.len()]).collect();
+        }
+        let fits = self.state.iter().all(|s| s.len() == values.len());
+        assert!(fits, "step: {} values, but the steps before had another number", values.len());
+        self.steps += 1;
+        self.rule.apply(values, grads, &mut self.state, self.steps, factor);
+    }
+}
+
+#[cfg(test)]
+mod tests;

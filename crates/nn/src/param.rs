@@ -1,0 +1,73 @@
+//! Parameters of layers: a shape and a recipe for first values at first, a tensor once a device is known.
+
+use phalanx_tensor::{Philox, Shape, Tensor};
+use std::ops::Deref;
+
+/// How a parameter gets its first values.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Init {
+    /// Evenly distributed in [-bound, bound).
+    Uniform {
+        /// The largest absolute value.
+        bound: f64,
+    },
+    /// Normally distributed around 0.
+    Normal {
+        /// Standard deviation.
+        std: f64,
+    },
+    /// All the same.
+    Constant(f64),
+}
+
+impl Init {
+    /// PyTorch's default for weights and biases of linear and convolution layers: even in +-1 / sqrt(fan_in).
+    pub fn fan_in(fan_in: usize) -> Init {
+        Init::Uniform { bound: 1.0 / (fan_in.max(1) as f64).sqrt() }
+    }
+
+    /// Fills `values`; element `i` is a function of `key` and `i` alone.
+    pub(crate) fn fill(self, values: &mut [f32], key: Philox) {
+        match self {
+            Init::Uniform { bound } => {
+                for (i, v) in values.iter_mut().enumerate() {
+                    *v = (bound * (2.0 * f64::from(key.unit(i as u64)) - 1.0)) as f32;
+                }
+            }
+            Init::Normal { std } => {
+                for (i, v) in values.iter_mut().enumerate() {
+                    let (a, b) = (f64::from(key.unit(2 * i as u64)), f64::from(key.unit(2 * i as u64 + 1)));
+                    // Box and Muller; 1 - a lies in (0, 1], so the logarithm is finite.
+                    *v = (std * (-2.0 * (1.0 - a).ln()).sqrt() * (std::f64::consts::TAU * b).cos()) as f32;
+                }
+            }
+            Init::Constant(value) => values.fill(value as f32),
+        }
+    }
+}
+
+/// A parameter of a layer. It stands for its [`Tensor`] once [`crate::Parameters::build`] has seen it.
+pub struct Param {
+    pub(crate) shape: Shape,
+    pub(crate) init: Init,
+    pub(crate) tensor: Option<Tensor>,
+}
+
+impl Param {
+    /// A parameter of this shape that will start as `init` says.
+    pub fn new(shape: impl Into<Shape>, init: Init) -> Param {
+        Param { shape: shape.into(), init, tensor: None }
+    }
+}
+
+impl Deref for Param {
+    type Target = Tensor;
+
+    #[track_caller]
+    fn deref(&self) -> &Tensor {
+        let Some(tensor) = &self.tensor else {
+            panic!("a parameter of shape {} is used before Parameters::build gave it values", self.shape);
+        };
+        tensor
+    }
+}

@@ -1,0 +1,169 @@
+//! Files of weights: safetensors with PyTorch's names and layouts.
+
+use phalanx_tensor::{MAX_DIMS, Shape};
+use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use thiserror::Error;
+
+/// Named arrays of float32, in order.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Weights(Vec<(String, Shape, Vec<f32>)>);
+
+/// Why a file of weights can't be read or written.
+#[derive(Debug, Error)]
+pub enum WeightError {
+    /// The system refused.
+    #[error("{path}: {action}: {source}", path = path.display())]
+    Io {
+        /// Which file.
+        path: PathBuf,
+        /// What was tried.
+        action: &'static str,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// Not a safetensors file, or a broken one.
+    #[error("{path}: not a readable safetensors file: {reason}", path = path.display())]
+    Format {
+        /// Which file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+}
+
+impl Weights {
+    /// Appends an array; `values` are in row-major order.
+    #[track_caller]
+    pub fn push(&mut self, name: String, shape: Shape, values: &[f32]) {
+        assert!(shape.count() == values.len(), "weights: {} values for {name} of shape {shape}", values.len());
+        self.0.push((name, shape, values.to_vec()));
+    }
+
+    /// Appends all arrays of `other`.
+    pub fn append(&mut self, other: Weights) {
+        self.0.extend(other.0);
+    }
+
+    /// The shape and values of an array.
+    pub fn get(&self, name: &str) -> Option<(&Shape, &[f32])> {
+        self.0.iter().find(|(n, ..)| n == name).map(|(_, shape, values)| (shape, values.as_slice()))
+    }
+
+    /// All names.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().map(|(name, ..)| name.as_str())
+    }
+
+    /// Reads a safetensors file; f32 and f64 arrays are taken.
+    pub fn read(path: &Path) -> Result<Weights, WeightError> {
+        let bytes = fs::read(path).map_err(|source| WeightError::Io { path: path.to_owned(), action: "can't be read", source })?;
+        Weights::from_bytes(&bytes).map_err(|reason| WeightError::Format { path: path.to_owned(), reason })
+    }
+
+    /// Reads the content of a safetensors file; says what is wrong with it.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Weights, String> {
+        let file = SafeTensors::deserialize(bytes).map_err(|error| error.to_string())?;
+        let mut weights = Weights::default();
+        // The order of the bytes is the order that the arrays were written in.
+        let mut views = file.tensors();
+        views.sort_by_key(|(_, view)| view.data().as_ptr().addr());
+        for (name, view) in views {
+            if view.shape().len() > MAX_DIMS {
+                return Err(format!("{name} has {} dimensions, the most is {MAX_DIMS}", view.shape().len()));
+            }
+            let values: Vec<f32> = match view.dtype() {
+                Dtype::F32 => view.data().as_chunks::<4>().0.iter().map(|&b| f32::from_le_bytes(b)).collect(),
+                Dtype::F64 => view.data().as_chunks::<8>().0.iter().map(|&b| f64::from_le_bytes(b) as f32).collect(),
+                other => return Err(format!("{name} holds {other:?}: only F32 and F64 are read")),
+            };
+            weights.push(name, Shape::new(view.shape()), &values);
+        }
+        Ok(weights)
+    }
+
+    /// Writes a safetensors file: whole under a temporary name beside `path`, synced, then renamed. Whatever happens, `path`
+    /// holds its old content or all of the new.
+    pub fn save(&self, path: &Path) -> Result<(), WeightError> {
+        let bytes: Vec<Vec<u8>> = self.0.iter().map(|(.., v)| v.iter().flat_map(|x| x.to_le_bytes()).collect()).collect();
+        let views = self.0.iter().zip(&bytes).map(|((name, shape, _), bytes)| {
+            let view = TensorView::new(Dtype::F32, shape.dims().to_vec(), bytes).expect("as many bytes as the shape has");
+            (name.as_str(), view)
+        });
+        let content = safetensors::serialize(views, None)
+            .map_err(|error| WeightError::Format { path: path.to_owned(), reason: error.to_string() })?;
+        write_whole(path, &content)
+    }
+}
+
+fn write_whole(path: &Path, content: &[u8]) -> Result<(), WeightError> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let temporary = path.with_file_name(format!(".{name}.{}.partial", std::process::id()));
+    let failed = |action| move |source| WeightError::Io { path: path.to_owned(), action, source };
+    let written = (|| {
+        let mut file = File::create(&temporary)?;
+        file.write_all(content)?;
+        file.sync_all()
+    })();
+    let renamed = written.and_then(|()| fs::rename(&temporary, path));
+    if renamed.is_err() {
+        // The first error is the one to tell; a file that can't be removed either is left under its temporary name.
+        let _ = fs::remove_file(&temporary);
+    }
+    renamed.map_err(failed("can't be written"))?;
+    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    File::open(folder).and_then(|folder| folder.sync_all()).map_err(failed("can't be made durable"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample() -> Weights {
+        let mut weights = Weights::default();
+        weights.push("b.weight".into(), [2, 2].into(), &[1.0, -2.0, 3.5, 0.0]);
+        weights.push("a.bias".into(), [1].into(), &[7.0]);
+        weights
+    }
+
+    #[test]
+    fn what_is_saved_is_read_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("w.safetensors");
+        sample().save(&path).unwrap();
+        let read = Weights::read(&path).unwrap();
+        assert_eq!(read.get("b.weight"), sample().get("b.weight"));
+        assert_eq!(read.get("a.bias"), sample().get("a.bias"));
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "no temporary file is left");
+    }
+
+    #[test]
+    fn a_cut_file_is_an_error_at_every_length() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("w.safetensors");
+        sample().save(&path).unwrap();
+        let bytes = fs::read(&path).unwrap();
+        for len in 0..bytes.len() {
+            assert!(Weights::from_bytes(&bytes[..len]).is_err(), "{len} of {} bytes", bytes.len());
+        }
+    }
+
+    #[test]
+    fn a_failed_save_leaves_the_old_file_and_no_other() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("taken");
+        fs::create_dir(&path).unwrap();
+        fs::write(path.join("inside"), "x").unwrap();
+        let error = sample().save(&path).unwrap_err().to_string();
+        assert!(error.contains("taken") && error.contains("can't be written"), "{error}");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn no_space_left_is_an_error_without_a_final_file() {
+        let path = Path::new("/dev/full/w.safetensors");
+        assert!(sample().save(path).is_err());
+    }
+}
