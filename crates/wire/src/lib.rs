@@ -1,1 +1,33 @@
-//! To be written.
+//! What every connection of a run starts with: the run's [`Secret`], the mutual proof of it ([`handshake`]), frames of
+//! bounded length, and the ids that both sides speak of.
+//!
+//! It is a crate of its own because the collectives and the coordinator's messages both need it and may not know each other.
+//! It doesn't open sockets and doesn't decide where a secret comes from.
+//!
+//! ```
+//! use phalanx_wire::{Generation, Hello, Rank, Secret, Side, handshake};
+//! use std::os::unix::net::UnixStream;
+//!
+//! let secret = Secret::random()?;
+//! let hello = |rank| Hello { purpose: "example".into(), rank: Rank(rank), generation: Generation(1) };
+//! let (mut dialer, mut accepter) = UnixStream::pair()?;
+//! let peer = std::thread::scope(|scope| {
+//!     scope.spawn(|| handshake(&mut dialer, &secret, Side::Dialed, &hello(1)));
+//!     handshake(&mut accepter, &secret, Side::Accepted, &hello(0))
+//! })?;
+//! assert_eq!(peer.rank, Rank(1));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+#![forbid(unsafe_code)]
+
+mod ids;
+mod deadline;
+mod secret;
+mod handshake;
+mod frame;
+
+pub use deadline::Deadline;
+pub use frame::{read_frame, write_frame};
+pub use handshake::{HandshakeError, Hello, Side, handshake};
+pub use ids::{Generation, Rank};
+pub use secret::{Secret, SecretError};

@@ -1,0 +1,252 @@
+//! The mutual proof that both ends of a connection know the run's secret.
+//!
+//! Both sides send a fresh nonce and say who they are; then the dialer proves itself, and only when its proof was right does
+//! the accepter answer with its own. A proof is an HMAC over the side, both nonces and both hellos, so it can't be reflected,
+//! replayed, or moved to another claim. Nothing else is read from a connection before this; every length is bounded. The
+//! caller sets the socket's timeouts first.
+
+use crate::ids::{Generation, Rank};
+use crate::secret::Secret;
+use std::io::{Read, Write};
+use subtle::ConstantTimeEq;
+use thiserror::Error;
+
+const MAGIC: &[u8; 8] = b"phalanx1";
+const NONCE: usize = 32;
+const PROOF: usize = 32;
+/// The longest purpose in bytes.
+const MAX_PURPOSE: usize = 64;
+
+/// What one side says of itself; its proof covers it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Hello {
+    /// What the connection is for; both sides must say the same.
+    pub purpose: String,
+    /// Who speaks.
+    pub rank: Rank,
+    /// In which membership of the run; both sides must say the same.
+    pub generation: Generation,
+}
+
+/// Which end of the connection this is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Side {
+    /// The end that made the connection.
+    Dialed,
+    /// The end that was listening.
+    Accepted,
+}
+
+/// Why a peer was refused.
+#[derive(Debug, Error)]
+pub enum HandshakeError {
+    /// The connection ended or stalled.
+    #[error("the connection broke during the handshake: {0}")]
+    Io(#[from] std::io::Error),
+    /// The other end speaks something else.
+    #[error("the other end doesn't speak this protocol")]
+    NotOurs,
+    /// The other end doesn't know the secret.
+    #[error("the other end doesn't have this run's secret")]
+    WrongSecret,
+    /// Both know the secret, but want different things.
+    #[error("the other end wants {theirs}, this end {ours}")]
+    Disagreement {
+        /// What the other end said.
+        theirs: String,
+        /// What this end said.
+        ours: String,
+    },
+}
+
+impl Hello {
+    fn encode(&self) -> Vec<u8> {
+        assert!(self.purpose.len() <= MAX_PURPOSE, "a purpose of {} bytes", self.purpose.len());
+        let mut bytes = vec![self.purpose.len() as u8];
+        bytes.extend_from_slice(self.purpose.as_bytes());
+        bytes.extend_from_slice(&self.rank.0.to_le_bytes());
+        bytes.extend_from_slice(&self.generation.0.to_le_bytes());
+        bytes
+    }
+
+    /// Reads an encoded hello; gives its bytes too, as the proofs cover them.
+    fn read(stream: &mut impl Read) -> Result<(Hello, Vec<u8>), HandshakeError> {
+        let mut len = [0];
+        stream.read_exact(&mut len)?;
+        let n = usize::from(len[0]);
+        if n > MAX_PURPOSE {
+            return Err(HandshakeError::NotOurs);
+        }
+        let mut rest = vec![0; n + 12];
+        stream.read_exact(&mut rest)?;
+        let purpose = String::from_utf8(rest[..n].to_vec()).map_err(|_| HandshakeError::NotOurs)?;
+        let rank = Rank(u32::from_le_bytes(rest[n..n + 4].try_into().expect("four bytes")));
+        let generation = Generation(u64::from_le_bytes(rest[n + 4..].try_into().expect("eight bytes")));
+        rest.insert(0, len[0]);
+        Ok((Hello { purpose, rank, generation }, rest))
+    }
+}
+
+/// Proves to the other end that this one knows the secret, and has it proven; gives what the other end said of itself.
+pub fn handshake<S: Read + Write>(
+    stream: &mut S,
+    secret: &Secret,
+    side: Side,
+    hello: &Hello,
+) -> Result<Hello, HandshakeError> {
+    let mut nonce = [0; NONCE];
+    getrandom::fill(&mut nonce).map_err(|error| std::io::Error::other(error.to_string()))?;
+    let ours = hello.encode();
+    let mut opening = MAGIC.to_vec();
+    opening.extend_from_slice(&nonce);
+    opening.extend_from_slice(&ours);
+    stream.write_all(&opening)?;
+    stream.flush()?;
+
+    let mut start = [0; MAGIC.len() + NONCE];
+    stream.read_exact(&mut start)?;
+    if start[..MAGIC.len()] != MAGIC[..] {
+        return Err(HandshakeError::NotOurs);
+    }
+    let (peer, theirs) = Hello::read(stream)?;
+
+    let (dialer, accepter) = ((&nonce[..], &ours[..]), (&start[MAGIC.len()..], &theirs[..]));
+    let (dialer, accepter) = if side == Side::Dialed { (dialer, accepter) } else { (accepter, dialer) };
+    let proof = |label: &[u8]| secret.sign(&[label, dialer.0, dialer.1, accepter.0, accepter.1]);
+    let verify = |stream: &mut S, label: &[u8]| -> Result<(), HandshakeError> {
+        let mut got = [0; PROOF];
+        stream.read_exact(&mut got)?;
+        if bool::from(got.ct_eq(&proof(label))) { Ok(()) } else { Err(HandshakeError::WrongSecret) }
+    };
+    match side {
+        Side::Dialed => {
+            stream.write_all(&proof(b"dialed"))?;
+            stream.flush()?;
+            verify(stream, b"accepted").map_err(|error| match error {
+                // An accepter that hangs up instead of answering didn't like the proof.
+                HandshakeError::Io(e) if e.kind() == std::io::ErrorKind::UnexpectedEof => HandshakeError::WrongSecret,
+                other => other,
+            })?;
+        }
+        Side::Accepted => {
+            verify(stream, b"dialed")?;
+            stream.write_all(&proof(b"accepted"))?;
+            stream.flush()?;
+        }
+    }
+    if peer.purpose != hello.purpose || peer.generation != hello.generation {
+        let say = |h: &Hello| format!("{} of generation {}", h.purpose, h.generation);
+        return Err(HandshakeError::Disagreement { theirs: say(&peer), ours: say(hello) });
+    }
+    Ok(peer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Cursor;
+    use std::os::unix::net::UnixStream;
+
+    fn hello(purpose: &str, rank: u32, generation: u64) -> Hello {
+        Hello { purpose: purpose.into(), rank: Rank(rank), generation: Generation(generation) }
+    }
+
+    type Ends = (Result<Hello, HandshakeError>, Result<Hello, HandshakeError>);
+
+    /// What the dialer and the accepter make of each other.
+    fn meet(secrets: [&Secret; 2], hellos: [&Hello; 2]) -> Ends {
+        let (mut a, mut b) = UnixStream::pair().unwrap();
+        std::thread::scope(|scope| {
+            let dialer = scope.spawn(move || handshake(&mut a, secrets[0], Side::Dialed, hellos[0]));
+            let accepter = handshake(&mut b, secrets[1], Side::Accepted, hellos[1]);
+            drop(b);
+            (dialer.join().unwrap(), accepter)
+        })
+    }
+
+    #[test]
+    fn both_ends_learn_who_the_other_is() {
+        let secret = Secret::random().unwrap();
+        let (a, b) = (hello("comm", 3, 7), hello("comm", 1, 7));
+        let (dialer, accepter) = meet([&secret, &secret], [&a, &b]);
+        assert_eq!((dialer.unwrap(), accepter.unwrap()), (b, a));
+    }
+
+    #[test]
+    fn a_wrong_secret_a_stale_generation_and_another_purpose_are_refused() {
+        let (secret, other) = (Secret::random().unwrap(), Secret::random().unwrap());
+        let ours = hello("comm", 0, 7);
+        let (dialer, accepter) = meet([&other, &secret], [&hello("comm", 1, 7), &ours]);
+        assert!(matches!(dialer, Err(HandshakeError::WrongSecret)) && matches!(accepter, Err(HandshakeError::WrongSecret)));
+        for strange in [hello("comm", 1, 6), hello("coord", 1, 7)] {
+            let (dialer, accepter) = meet([&secret, &secret], [&strange, &ours]);
+            assert!(matches!(dialer, Err(HandshakeError::Disagreement { .. })));
+            assert!(matches!(accepter, Err(HandshakeError::Disagreement { .. })));
+        }
+    }
+
+    /// Reads from one place and writes to another.
+    struct Half<'a>(Cursor<&'a [u8]>, Vec<u8>);
+
+    impl Read for Half<'_> {
+        fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+            self.0.read(into)
+        }
+    }
+
+    impl Write for Half<'_> {
+        fn write(&mut self, from: &[u8]) -> std::io::Result<usize> {
+            self.1.write(from)
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_replayed_handshake_is_refused() {
+        let secret = Secret::random().unwrap();
+        // What a dialer sent once, recorded.
+        let (mut a, mut b) = UnixStream::pair().unwrap();
+        let recorded = std::thread::scope(|scope| {
+            scope.spawn(|| handshake(&mut b, &secret, Side::Accepted, &hello("comm", 0, 1)));
+            struct Tap<'a>(&'a mut UnixStream, Vec<u8>);
+            impl Read for Tap<'_> {
+                fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+                    self.0.read(into)
+                }
+            }
+            impl Write for Tap<'_> {
+                fn write(&mut self, from: &[u8]) -> std::io::Result<usize> {
+                    self.1.extend_from_slice(from);
+                    self.0.write(from)
+                }
+                fn flush(&mut self) -> std::io::Result<()> {
+                    Ok(())
+                }
+            }
+            let mut tap = Tap(&mut a, Vec::new());
+            handshake(&mut tap, &secret, Side::Dialed, &hello("comm", 1, 1)).unwrap();
+            tap.1
+        });
+        let mut replay = Half(Cursor::new(&recorded), Vec::new());
+        let result = handshake(&mut replay, &secret, Side::Accepted, &hello("comm", 0, 1));
+        assert!(matches!(result, Err(HandshakeError::WrongSecret)), "{result:?}");
+        // Cut at every byte: an error, and never a proof of our own.
+        let sent_before_proof = MAGIC.len() + NONCE + hello("comm", 0, 1).encode().len();
+        for len in 0..recorded.len() {
+            let mut cut = Half(Cursor::new(&recorded[..len]), Vec::new());
+            assert!(handshake(&mut cut, &secret, Side::Accepted, &hello("comm", 0, 1)).is_err());
+            assert_eq!(cut.1.len(), sent_before_proof);
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn garbage_is_refused(bytes in proptest::collection::vec(0u8.., 0..300)) {
+            let mut garbage = Half(Cursor::new(&bytes), Vec::new());
+            let secret = Secret::from_bytes([1; 32]);
+            assert!(handshake(&mut garbage, &secret, Side::Accepted, &hello("comm", 0, 1)).is_err());
+        }
+    }
+}
