@@ -1,1 +1,41 @@
-//! To be written.
+//! Collectives between the ranks of a group, on plain slices: no tensors, no launcher, usable alone.
+//!
+//! A [`Group`] is a rank's end of a group. Every collective is a *schedule* first: a list of rounds, made by a pure function
+//! of (rank, world size, length), that says which range of the buffer goes to whom and what is done with what comes back. An
+//! engine then plays the schedule over a transport: threads of one process, or TCP. Blocking calls play it on the calling
+//! thread; `start_*` calls return a [`Work`] that is played whenever anyone waits, polls or calls [`Group::progress`].
+//!
+//! Rules: the ranks of a group issue the same operations in the same order. Sums have a fixed order, so all ranks get the
+//! same bits, run after run. Every wait has a deadline, and an error says which operation waited how long for which ranks.
+//! How peers were found is not decided here.
+//!
+//! ```
+//! use phalanx_comm::{Group, ReduceOp};
+//! std::thread::scope(|scope| {
+//!     for group in Group::threads(3) {
+//!         scope.spawn(move || {
+//!             let mut values = [group.rank().0 as f32, 1.0];
+//!             group.all_reduce(&mut values, ReduceOp::Sum).unwrap();
+//!             assert_eq!(values, [3.0, 3.0]);
+//!         });
+//!     }
+//! });
+//! ```
+#![forbid(unsafe_code)]
+
+mod element;
+mod engine;
+mod group;
+mod schedule;
+mod work;
+
+mod endpoint;
+mod error;
+mod transport;
+
+pub use element::{Element, ReduceOp};
+pub use endpoint::{Endpoint, GroupConfig, PeerAddress};
+pub use error::Error;
+pub use group::Group;
+pub use phalanx_wire::{Deadline, Generation, Rank, Secret};
+pub use work::{Buffer, Work};

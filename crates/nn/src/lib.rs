@@ -32,8 +32,8 @@
 //! ```
 #![forbid(unsafe_code)]
 
-mod param;
 mod module;
+mod param;
 mod parameters;
 
 mod layers;

@@ -96,7 +96,8 @@ impl Parameters {
                 Some(_) => {}
             }
         }
-        mismatch.unexpected = weights.names().filter(|name| !self.names.iter().any(|n| n == name)).map(str::to_owned).collect();
+        mismatch.unexpected =
+            weights.names().filter(|name| !self.names.iter().any(|n| n == name)).map(str::to_owned).collect();
         if !mismatch.is_empty() {
             return Err(mismatch);
         }
@@ -157,7 +158,9 @@ mod tests {
         assert_eq!(build(1, 1), build(1, 2));
         assert_ne!(build(1, 1), build(2, 1));
         let bound = 1.0 / 5f32.sqrt();
-        assert!(build(1, 1).iter().all(|v| v.abs() <= bound) && build(1, 1).iter().any(|v| v.abs() > bound / 2.0));
+        assert!(
+            build(1, 1).iter().all(|v| v.abs() <= bound) && build(1, 1).iter().any(|v| v.abs() > bound / 2.0)
+        );
     }
 
     #[test]
@@ -169,7 +172,9 @@ mod tests {
         other.push("scale".into(), [1].into(), &[0.0]);
         let error = parameters.load(&other).unwrap_err();
         let message = error.to_string();
-        for part in ["missing: bias", "unexpected: scale", "weight is [2, 2] in the file and [3, 2] in the model"] {
+        for part in
+            ["missing: bias", "unexpected: scale", "weight is [2, 2] in the file and [3, 2] in the model"]
+        {
             assert!(message.contains(part), "{message}");
         }
         assert_eq!(parameters.to_weights(), before);

@@ -38,7 +38,11 @@ impl Weights {
     /// Appends an array; `values` are in row-major order.
     #[track_caller]
     pub fn push(&mut self, name: String, shape: Shape, values: &[f32]) {
-        assert!(shape.count() == values.len(), "weights: {} values for {name} of shape {shape}", values.len());
+        assert!(
+            shape.count() == values.len(),
+            "weights: {} values for {name} of shape {shape}",
+            values.len()
+        );
         self.0.push((name, shape, values.to_vec()));
     }
 
@@ -59,7 +63,11 @@ impl Weights {
 
     /// Reads a safetensors file; f32 and f64 arrays are taken.
     pub fn read(path: &Path) -> Result<Weights, WeightError> {
-        let bytes = fs::read(path).map_err(|source| WeightError::Io { path: path.to_owned(), action: "can't be read", source })?;
+        let bytes = fs::read(path).map_err(|source| WeightError::Io {
+            path: path.to_owned(),
+            action: "can't be read",
+            source,
+        })?;
         Weights::from_bytes(&bytes).map_err(|reason| WeightError::Format { path: path.to_owned(), reason })
     }
 
@@ -76,7 +84,9 @@ impl Weights {
             }
             let values: Vec<f32> = match view.dtype() {
                 Dtype::F32 => view.data().as_chunks::<4>().0.iter().map(|&b| f32::from_le_bytes(b)).collect(),
-                Dtype::F64 => view.data().as_chunks::<8>().0.iter().map(|&b| f64::from_le_bytes(b) as f32).collect(),
+                Dtype::F64 => {
+                    view.data().as_chunks::<8>().0.iter().map(|&b| f64::from_le_bytes(b) as f32).collect()
+                }
                 other => return Err(format!("{name} holds {other:?}: only F32 and F64 are read")),
             };
             weights.push(name, Shape::new(view.shape()), &values);
@@ -87,9 +97,11 @@ impl Weights {
     /// Writes a safetensors file: whole under a temporary name beside `path`, synced, then renamed. Whatever happens, `path`
     /// holds its old content or all of the new.
     pub fn save(&self, path: &Path) -> Result<(), WeightError> {
-        let bytes: Vec<Vec<u8>> = self.0.iter().map(|(.., v)| v.iter().flat_map(|x| x.to_le_bytes()).collect()).collect();
+        let bytes: Vec<Vec<u8>> =
+            self.0.iter().map(|(.., v)| v.iter().flat_map(|x| x.to_le_bytes()).collect()).collect();
         let views = self.0.iter().zip(&bytes).map(|((name, shape, _), bytes)| {
-            let view = TensorView::new(Dtype::F32, shape.dims().to_vec(), bytes).expect("as many bytes as the shape has");
+            let view = TensorView::new(Dtype::F32, shape.dims().to_vec(), bytes)
+                .expect("as many bytes as the shape has");
             (name.as_str(), view)
         });
         let content = safetensors::serialize(views, None)

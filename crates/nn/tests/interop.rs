@@ -21,7 +21,8 @@ fn images(device: &Device) -> Tensor {
 }
 
 fn log_probabilities() -> Vec<f32> {
-    let json: serde_json::Value = serde_json::from_slice(&std::fs::read(golden("logits.json")).unwrap()).unwrap();
+    let json: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(golden("logits.json")).unwrap()).unwrap();
     let rows = json["log_probabilities"].as_array().unwrap();
     rows.iter().flat_map(|row| row.as_array().unwrap()).map(|x| x.as_f64().unwrap() as f32).collect()
 }
@@ -63,7 +64,8 @@ x = F.relu(F.max_pool2d(F.conv2d(x, w['conv2.weight'], w['conv2.bias']), 2)).fla
 x = F.relu(F.linear(x, w['fc1.weight'], w['fc1.bias']))
 print(json.dumps(F.log_softmax(F.linear(x, w['fc2.weight'], w['fc2.bias']), 1).flatten().tolist()))
 ";
-    let out = Command::new(&python).args(["-c", script]).arg(&path).arg(golden("first8-images")).output().unwrap();
+    let out =
+        Command::new(&python).args(["-c", script]).arg(&path).arg(golden("first8-images")).output().unwrap();
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
     let got: Vec<f32> = serde_json::from_slice(&out.stdout).unwrap();
     assert_eq!(got.len(), 80);

@@ -4,7 +4,8 @@ use std::io::{Error, ErrorKind, Read, Result, Write};
 
 /// Writes one frame.
 pub fn write_frame(out: &mut impl Write, payload: &[u8]) -> Result<()> {
-    let len = u32::try_from(payload.len()).map_err(|_| Error::new(ErrorKind::InvalidInput, "a frame above 4 GiB"))?;
+    let len = u32::try_from(payload.len())
+        .map_err(|_| Error::new(ErrorKind::InvalidInput, "a frame above 4 GiB"))?;
     let mut bytes = Vec::with_capacity(4 + payload.len());
     bytes.extend_from_slice(&len.to_le_bytes());
     bytes.extend_from_slice(payload);

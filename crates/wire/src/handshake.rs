@@ -124,7 +124,9 @@ pub fn handshake<S: Read + Write>(
             stream.flush()?;
             verify(stream, b"accepted").map_err(|error| match error {
                 // An accepter that hangs up instead of answering didn't like the proof.
-                HandshakeError::Io(e) if e.kind() == std::io::ErrorKind::UnexpectedEof => HandshakeError::WrongSecret,
+                HandshakeError::Io(e) if e.kind() == std::io::ErrorKind::UnexpectedEof => {
+                    HandshakeError::WrongSecret
+                }
                 other => other,
             })?;
         }
@@ -177,7 +179,10 @@ mod tests {
         let (secret, other) = (Secret::random().unwrap(), Secret::random().unwrap());
         let ours = hello("comm", 0, 7);
         let (dialer, accepter) = meet([&other, &secret], [&hello("comm", 1, 7), &ours]);
-        assert!(matches!(dialer, Err(HandshakeError::WrongSecret)) && matches!(accepter, Err(HandshakeError::WrongSecret)));
+        assert!(
+            matches!(dialer, Err(HandshakeError::WrongSecret))
+                && matches!(accepter, Err(HandshakeError::WrongSecret))
+        );
         for strange in [hello("comm", 1, 6), hello("coord", 1, 7)] {
             let (dialer, accepter) = meet([&secret, &secret], [&strange, &ours]);
             assert!(matches!(dialer, Err(HandshakeError::Disagreement { .. })));

@@ -20,11 +20,11 @@
 //! ```
 #![forbid(unsafe_code)]
 
-mod ids;
 mod deadline;
-mod secret;
-mod handshake;
 mod frame;
+mod handshake;
+mod ids;
+mod secret;
 
 pub use deadline::Deadline;
 pub use frame::{read_frame, write_frame};

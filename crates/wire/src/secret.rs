@@ -107,7 +107,8 @@ impl Secret {
         // Written whole under another name and then linked, so that nobody reads half a secret.
         let temporary = path.with_extension(format!("{}.partial", std::process::id()));
         let written = (|| {
-            let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
+            let mut file =
+                OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
             let secret = Secret::random().map_err(std::io::Error::other)?;
             writeln!(file, "{}", secret.to_hex())?;
             file.sync_all()?;

@@ -177,7 +177,11 @@ impl Rule {
             if ok { Ok(()) } else { Err(BadValue { field, value, want: "a number of at least 0" }) }
         };
         let share = |field, value: f64| {
-            if (0.0..1.0).contains(&value) { Ok(()) } else { Err(BadValue { field, value, want: "in [0, 1)" }) }
+            if (0.0..1.0).contains(&value) {
+                Ok(())
+            } else {
+                Err(BadValue { field, value, want: "in [0, 1)" })
+            }
         };
         at_least_0("lr", self.lr())?;
         match self {
@@ -185,12 +189,18 @@ impl Rule {
                 at_least_0("momentum", r.momentum)?;
                 at_least_0("weight_decay", r.weight_decay)?;
                 if r.nesterov && (r.momentum == 0.0 || r.dampening != 0.0) {
-                    let (field, value) = if r.momentum == 0.0 { ("momentum", 0.0) } else { ("dampening", r.dampening) };
-                    return Err(BadValue { field, value, want: "above 0 for momentum and 0 for dampening under nesterov" });
+                    let (field, value) =
+                        if r.momentum == 0.0 { ("momentum", 0.0) } else { ("dampening", r.dampening) };
+                    return Err(BadValue {
+                        field,
+                        value,
+                        want: "above 0 for momentum and 0 for dampening under nesterov",
+                    });
                 }
                 Ok(())
             }
-            Rule::Adam(Adam { betas, eps, weight_decay, .. }) | Rule::AdamW(AdamW { betas, eps, weight_decay, .. }) => {
+            Rule::Adam(Adam { betas, eps, weight_decay, .. })
+            | Rule::AdamW(AdamW { betas, eps, weight_decay, .. }) => {
                 share("betas", betas.0)?;
                 share("betas", betas.1)?;
                 at_least_0("eps", *eps)?;
@@ -211,7 +221,14 @@ impl Rule {
     }
 
     /// Step number `steps` (from 1).
-    pub(super) fn apply(&self, values: &mut [f32], grads: &[f32], state: &mut [Vec<f32>], steps: u64, factor: f64) {
+    pub(super) fn apply(
+        &self,
+        values: &mut [f32],
+        grads: &[f32],
+        state: &mut [Vec<f32>],
+        steps: u64,
+        factor: f64,
+    ) {
         let lr = (self.lr() * factor) as f32;
         let pairs = values.iter_mut().zip(grads);
         match self {
@@ -275,13 +292,14 @@ impl Rule {
                         None => *square,
                     };
                     let scaled = g / (variance.sqrt() + eps);
-                    *p -= lr * match &mut buffer {
-                        Some(buffer) => {
-                            buffer[i] = momentum * buffer[i] + scaled;
-                            buffer[i]
-                        }
-                        None => scaled,
-                    };
+                    *p -= lr
+                        * match &mut buffer {
+                            Some(buffer) => {
+                                buffer[i] = momentum * buffer[i] + scaled;
+                                buffer[i]
+                            }
+                            None => scaled,
+                        };
                 }
             }
         }

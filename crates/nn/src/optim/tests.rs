@@ -6,7 +6,8 @@ use super::*;
 const TOLERANCE: f32 = 2e-6;
 
 fn check(name: &str, rule: impl Into<Rule>) {
-    let golden: serde_json::Value = serde_json::from_str(include_str!("../../tests/golden/optimizers.json")).unwrap();
+    let golden: serde_json::Value =
+        serde_json::from_str(include_str!("../../tests/golden/optimizers.json")).unwrap();
     let mut optimizer = Optimizer::new(rule).unwrap();
     let mut values = [0.5f32, -1.0, 2.0, 0.0];
     for (step, want) in golden[name].as_array().unwrap().iter().enumerate() {
@@ -15,7 +16,10 @@ fn check(name: &str, rule: impl Into<Rule>) {
         optimizer.step(&mut values, &grads, 1.0);
         for (got, want) in values.iter().zip(want.as_array().unwrap()) {
             let want = want.as_f64().unwrap() as f32;
-            assert!((got - want).abs() <= TOLERANCE * want.abs().max(1.0), "{name}, step {step}: {got}, PyTorch {want}");
+            assert!(
+                (got - want).abs() <= TOLERANCE * want.abs().max(1.0),
+                "{name}, step {step}: {got}, PyTorch {want}"
+            );
         }
     }
 }
@@ -37,7 +41,10 @@ fn rules_step_as_pytorch_does() {
 fn a_value_that_makes_no_sense_is_named() {
     let error = |rule: Rule| Optimizer::new(rule).err().unwrap().to_string();
     assert_eq!(error(Sgd::new(-1.0).into()), "optimizer.lr is -1: must be a number of at least 0");
-    assert_eq!(error(Adam { betas: (0.9, 1.0), ..Adam::default() }.into()), "optimizer.betas is 1: must be in [0, 1)");
+    assert_eq!(
+        error(Adam { betas: (0.9, 1.0), ..Adam::default() }.into()),
+        "optimizer.betas is 1: must be in [0, 1)"
+    );
     assert!(error(Sgd { nesterov: true, ..Sgd::new(0.1) }.into()).contains("momentum"));
     assert!(error(Adadelta { lr: f64::NAN, ..Adadelta::default() }.into()).contains("lr is NaN"));
 }

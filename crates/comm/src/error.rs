@@ -1,0 +1,79 @@
+//! What can go wrong between ranks.
+
+use phalanx_wire::{HandshakeError, Rank};
+use std::time::Duration;
+use thiserror::Error;
+
+/// Why a collective, or the making of a group, failed. A group that failed once stays failed.
+#[derive(Clone, Debug, Error)]
+pub enum Error {
+    /// The deadline passed.
+    #[error("{operation}: waited {waited:.1?} for {}", ranks(.missing))]
+    Timeout {
+        /// Operation, sequence number, element type and count.
+        operation: String,
+        /// How long it lasted.
+        waited: Duration,
+        /// The ranks that something was still to come from or to be taken by.
+        missing: Vec<Rank>,
+    },
+    /// A connection closed: its process died, left, or was cut off.
+    #[error("{operation}: rank {peer} is gone: {reason}")]
+    PeerLost {
+        /// Operation, sequence number, element type and count.
+        operation: String,
+        /// Whose connection closed.
+        peer: Rank,
+        /// What the transport saw.
+        reason: String,
+    },
+    /// Two ranks are in different operations.
+    #[error(
+        "rank {rank} is in {ours}, but rank {peer} is in {theirs}\nhint: all ranks of a group must issue the same operations in the same order"
+    )]
+    Mismatch {
+        /// This rank.
+        rank: Rank,
+        /// What it was doing.
+        ours: String,
+        /// The other rank.
+        peer: Rank,
+        /// What that one was doing.
+        theirs: String,
+    },
+    /// [`crate::Group::abort`] was called here.
+    #[error("the group was aborted: {reason}")]
+    Aborted {
+        /// Why.
+        reason: String,
+    },
+    /// A group couldn't be made.
+    #[error("rank {rank} can't join its group: {reason}")]
+    Connect {
+        /// This rank.
+        rank: Rank,
+        /// What failed.
+        reason: String,
+    },
+}
+
+impl Error {
+    pub(crate) fn connect(rank: Rank, reason: impl Into<String>) -> Error {
+        Error::Connect { rank, reason: reason.into() }
+    }
+
+    pub(crate) fn handshake(
+        rank: Rank,
+        peer: usize,
+        address: impl std::fmt::Display,
+        error: &HandshakeError,
+    ) -> Error {
+        Error::connect(rank, format!("rank {peer} at {address}: {error}"))
+    }
+}
+
+/// "rank 3" or "ranks 1, 2".
+fn ranks(ranks: &[Rank]) -> String {
+    let list: Vec<String> = ranks.iter().map(Rank::to_string).collect();
+    format!("{} {}", if ranks.len() == 1 { "rank" } else { "ranks" }, list.join(", "))
+}

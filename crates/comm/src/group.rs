@@ -1,0 +1,367 @@
+//! A rank's end of a group: the operations, and the queue in which they are played.
+
+use crate::element::{Element, Erased, ReduceOp};
+use crate::engine::{Kind, LONGEST_SLEEP, Play, Signature, reduction};
+use crate::error::Error;
+use crate::schedule::{self, Schedule};
+use crate::transport::{Transport, threads};
+use crate::work::{AnyBuffer, Buffer, Work};
+use phalanx_wire::{Deadline, Generation, Rank};
+use std::collections::{HashMap, VecDeque};
+use std::marker::PhantomData;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+/// A rank's end of a group. Clones are the same end.
+#[derive(Clone)]
+pub struct Group {
+    rank: Rank,
+    world_size: usize,
+    generation: Generation,
+    /// How long a blocking operation waits.
+    timeout: Duration,
+    engine: Arc<Mutex<Engine>>,
+}
+
+struct Engine {
+    /// None in a world of one.
+    wires: Option<Box<dyn Transport>>,
+    collectives: u64,
+    messages: HashMap<usize, u64>,
+    tickets: u64,
+    queue: VecDeque<Queued>,
+    done: HashMap<u64, Box<dyn AnyBuffer>>,
+    failed: Option<Error>,
+}
+
+struct Queued {
+    ticket: u64,
+    play: Play,
+    buffer: Box<dyn AnyBuffer>,
+    wanted: bool,
+}
+
+/// How long a blocking operation waits unless the group was made with another time.
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
+
+impl Group {
+    /// A world of one.
+    pub fn solo() -> Group {
+        Group::over(Rank(0), 1, Generation(0), DEFAULT_TIMEOUT, None)
+    }
+
+    /// The ends of `n` ranks that are threads of this process.
+    pub fn threads(n: usize) -> Vec<Group> {
+        let ends = threads(n).into_iter().enumerate();
+        ends.map(|(rank, end)| {
+            Group::over(Rank(rank as u32), n, Generation(0), DEFAULT_TIMEOUT, Some(Box::new(end)))
+        })
+        .collect()
+    }
+
+    pub(crate) fn over(
+        rank: Rank,
+        world_size: usize,
+        generation: Generation,
+        timeout: Duration,
+        wires: Option<Box<dyn Transport>>,
+    ) -> Group {
+        let engine = Engine {
+            wires,
+            collectives: 0,
+            messages: HashMap::new(),
+            tickets: 0,
+            queue: VecDeque::new(),
+            done: HashMap::new(),
+            failed: None,
+        };
+        Group { rank, world_size, generation, timeout, engine: Arc::new(Mutex::new(engine)) }
+    }
+
+    /// The same group with another limit for blocking operations.
+    pub fn with_timeout(self, timeout: Duration) -> Group {
+        Group { timeout, ..self }
+    }
+
+    /// Which rank this end is.
+    pub fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    /// How many ranks there are.
+    pub fn world_size(&self) -> usize {
+        self.world_size
+    }
+
+    /// Which membership of the run the group belongs to.
+    pub fn generation(&self) -> Generation {
+        self.generation
+    }
+
+    /// How long blocking operations wait.
+    pub fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    /// What this group is, for people.
+    pub fn describe(&self) -> String {
+        match &self.engine().wires {
+            Some(wires) => format!("{} ranks over {}", self.world_size, wires.name()),
+            None => "a world of one".into(),
+        }
+    }
+
+    /// Reduces the ranks' slices elementwise; every rank gets the result. All slices have one length.
+    pub fn all_reduce<T: Element>(&self, values: &mut [T], op: ReduceOp) -> Result<(), Error> {
+        let schedule = schedule::all_reduce(self.rank.index(), self.world_size, values.len(), size_of::<T>());
+        self.run(Kind::AllReduce, reduction(op), schedule, values, op)
+    }
+
+    /// Every rank gets the slice of rank `root`.
+    pub fn broadcast<T: Element>(&self, values: &mut [T], root: Rank) -> Result<(), Error> {
+        self.check_peer("broadcast", root);
+        let schedule = schedule::broadcast(self.rank.index(), self.world_size, values.len(), root.index());
+        self.run(Kind::Broadcast, root.0, schedule, values, ReduceOp::Sum)
+    }
+
+    /// Reduces the ranks' `input`s elementwise; rank r gets part r of `world_size` equal parts.
+    #[track_caller]
+    pub fn reduce_scatter<T: Element>(
+        &self,
+        input: &[T],
+        output: &mut [T],
+        op: ReduceOp,
+    ) -> Result<(), Error> {
+        let (len, part) = (input.len(), output.len());
+        assert!(
+            len == part * self.world_size,
+            "reduce_scatter: {len} elements in, {part} out, {} ranks",
+            self.world_size
+        );
+        let schedule = schedule::reduce_scatter(self.rank.index(), self.world_size, len);
+        let mut all = input.to_vec();
+        self.run(Kind::ReduceScatter, reduction(op), schedule, &mut all, op)?;
+        output.copy_from_slice(&all[self.rank.index() * part..][..part]);
+        Ok(())
+    }
+
+    /// Every rank gets all `input`s, one after the other in the order of ranks. All have one length.
+    #[track_caller]
+    pub fn all_gather<T: Element>(&self, input: &[T], output: &mut [T]) -> Result<(), Error> {
+        let (part, len) = (input.len(), output.len());
+        assert!(
+            len == part * self.world_size,
+            "all_gather: {part} elements in, {len} out, {} ranks",
+            self.world_size
+        );
+        output[self.rank.index() * part..][..part].copy_from_slice(input);
+        let schedule = schedule::all_gather(self.rank.index(), self.world_size, len);
+        self.run(Kind::AllGather, 0, schedule, output, ReduceOp::Sum)
+    }
+
+    /// Returns when every rank has called it.
+    pub fn barrier(&self) -> Result<(), Error> {
+        let schedule = schedule::barrier(self.rank.index(), self.world_size);
+        self.run::<u8>(Kind::Barrier, 0, schedule, &mut [], ReduceOp::Sum)
+    }
+
+    /// Sends a slice to rank `to`, which receives one of the same length.
+    pub fn send<T: Element>(&self, values: &[T], to: Rank) -> Result<(), Error> {
+        self.check_peer("send", to);
+        let mut copy = values.to_vec();
+        self.run_message(to, schedule::send(to.index(), values.len()), &mut copy)
+    }
+
+    /// Receives what rank `from` sends into a slice of the same length.
+    pub fn receive<T: Element>(&self, values: &mut [T], from: Rank) -> Result<(), Error> {
+        self.check_peer("receive", from);
+        self.run_message(from, schedule::receive(from.index(), values.len()), values)
+    }
+
+    /// Starts an all-reduce of a buffer that comes back from [`Work::wait`].
+    pub fn start_all_reduce<B: Buffer>(&self, buffer: B, op: ReduceOp) -> Work<B> {
+        let mut buffer = Box::new(buffer);
+        let count = buffer.as_mut_slice().len();
+        let schedule = schedule::all_reduce(self.rank.index(), self.world_size, count, size_of::<B::Item>());
+        let mut engine = self.engine();
+        let play = engine.collective::<B::Item>(Kind::AllReduce, reduction(op), schedule, count, op);
+        engine.tickets += 1;
+        let ticket = engine.tickets;
+        engine.queue.push_back(Queued { ticket, play, buffer, wanted: true });
+        engine.advance(self.rank, self.world_size);
+        drop(engine);
+        Work { group: self.clone(), ticket, buffer: PhantomData, taken: false }
+    }
+
+    /// Moves what can be moved now in operations that were started. Never blocks.
+    pub fn progress(&self) {
+        self.engine().advance(self.rank, self.world_size);
+    }
+
+    /// Ends the group: every pending and later operation fails, here with this reason, on other ranks because this one left.
+    pub fn abort(&self, reason: &str) {
+        self.engine().fail(Error::Aborted { reason: reason.to_owned() });
+    }
+
+    #[track_caller]
+    fn check_peer(&self, op: &str, peer: Rank) {
+        assert!(peer.index() < self.world_size, "{op}: rank {peer} in a group of {} ranks", self.world_size);
+    }
+
+    /// A panic inside the engine would leave an operation half-played, so the group is then taken as failed.
+    fn engine(&self) -> MutexGuard<'_, Engine> {
+        self.engine.lock().unwrap_or_else(|poisoned| {
+            let mut engine = poisoned.into_inner();
+            engine.fail(Error::Aborted { reason: "a thread panicked inside an operation".into() });
+            engine
+        })
+    }
+
+    fn run<T: Element>(
+        &self,
+        kind: Kind,
+        detail: u32,
+        schedule: Schedule,
+        values: &mut [T],
+        op: ReduceOp,
+    ) -> Result<(), Error> {
+        let mut engine = self.engine();
+        let play = engine.collective::<T>(kind, detail, schedule, values.len(), op);
+        engine.run(self, play, bytemuck::cast_slice_mut(values))
+    }
+
+    fn run_message<T: Element>(&self, peer: Rank, schedule: Schedule, values: &mut [T]) -> Result<(), Error> {
+        assert!(peer != self.rank, "a message from rank {peer} to itself");
+        let mut engine = self.engine();
+        let sequence = engine.messages.entry(peer.index()).or_default();
+        *sequence += 1;
+        let signature = Signature {
+            kind: Kind::Message,
+            sequence: *sequence,
+            element: T::KIND,
+            count: values.len(),
+            detail: 0,
+        };
+        let play = Play::new(signature, schedule, Erased::of::<T>(), ReduceOp::Sum);
+        engine.run(self, play, bytemuck::cast_slice_mut(values))
+    }
+
+    pub(crate) fn finish(&self, ticket: u64, deadline: Deadline) -> Result<Box<dyn AnyBuffer>, Error> {
+        let mut engine = self.engine();
+        engine.drain(self, deadline, Some(ticket))?;
+        Ok(engine.done.remove(&ticket).expect("a drained operation is done"))
+    }
+
+    pub(crate) fn is_finished(&self, ticket: u64) -> bool {
+        let engine = self.engine();
+        engine.failed.is_some() || engine.done.contains_key(&ticket)
+    }
+
+    pub(crate) fn forget(&self, ticket: u64) {
+        let mut engine = self.engine();
+        if engine.done.remove(&ticket).is_none()
+            && let Some(queued) = engine.queue.iter_mut().find(|queued| queued.ticket == ticket)
+        {
+            queued.wanted = false;
+        }
+    }
+}
+
+impl Engine {
+    fn collective<T: Element>(
+        &mut self,
+        kind: Kind,
+        detail: u32,
+        schedule: Schedule,
+        count: usize,
+        op: ReduceOp,
+    ) -> Play {
+        self.collectives += 1;
+        let signature = Signature { kind, sequence: self.collectives, element: T::KIND, count, detail };
+        Play::new(signature, schedule, Erased::of::<T>(), op)
+    }
+
+    fn fail(&mut self, error: Error) {
+        if self.failed.is_none() {
+            self.failed = Some(error);
+            self.queue.clear();
+            if let Some(wires) = &mut self.wires {
+                wires.close();
+            }
+        }
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        self.failed.clone().map_or(Ok(()), Err)
+    }
+
+    /// Plays the queue as far as it goes now.
+    fn advance(&mut self, rank: Rank, world_size: usize) {
+        while self.failed.is_none()
+            && let Some(first) = self.queue.front_mut()
+        {
+            let result = match &mut self.wires {
+                Some(wires) => first.play.advance(rank, first.buffer.bytes(), wires.as_mut()),
+                None => Ok(true),
+            };
+            match result {
+                Ok(false) => return,
+                Ok(true) => {
+                    let mut first = self.queue.pop_front().expect("looked at above");
+                    first.play.finish(world_size, first.buffer.bytes());
+                    if first.wanted {
+                        self.done.insert(first.ticket, first.buffer);
+                    }
+                }
+                Err(error) => self.fail(error),
+            }
+        }
+    }
+
+    /// Plays the queue until `ticket` is done, or all of it.
+    fn drain(&mut self, group: &Group, deadline: Deadline, ticket: Option<u64>) -> Result<(), Error> {
+        loop {
+            self.advance(group.rank, group.world_size);
+            if ticket.is_some_and(|ticket| self.done.contains_key(&ticket)) {
+                return Ok(());
+            }
+            self.check()?;
+            let Some(first) = self.queue.front() else { return Ok(()) };
+            if deadline.expired() {
+                let error = first.play.timeout(&deadline);
+                self.fail(error.clone());
+                return Err(error);
+            }
+            let (receives, sends) = first.play.waits_for();
+            if let Some(wires) = &mut self.wires {
+                wires.park(&receives, &sends, deadline.remaining().min(LONGEST_SLEEP));
+            }
+        }
+    }
+
+    /// Plays what was started before, then `play` over a borrowed buffer, to the end.
+    fn run(&mut self, group: &Group, mut play: Play, buffer: &mut [u8]) -> Result<(), Error> {
+        let deadline = Deadline::after(group.timeout);
+        self.check()?;
+        self.drain(group, deadline, None)?;
+        while let Some(wires) = &mut self.wires {
+            match play.advance(group.rank, buffer, wires.as_mut()) {
+                Ok(true) => break,
+                Ok(false) => {}
+                Err(error) => {
+                    self.fail(error.clone());
+                    return Err(error);
+                }
+            }
+            if deadline.expired() {
+                let error = play.timeout(&deadline);
+                self.fail(error.clone());
+                return Err(error);
+            }
+            let (receives, sends) = play.waits_for();
+            wires.park(&receives, &sends, deadline.remaining().min(LONGEST_SLEEP));
+        }
+        play.finish(group.world_size, buffer);
+        Ok(())
+    }
+}

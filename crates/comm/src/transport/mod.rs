@@ -1,0 +1,30 @@
+//! Bytes between two ranks, in order, without blocking. Nothing here knows what the bytes mean.
+
+mod tcp;
+mod threads;
+
+pub(crate) use tcp::Tcp;
+pub(crate) use threads::threads;
+
+use std::time::Duration;
+
+/// A connection ended; the text is what the transport saw.
+pub(crate) struct Lost(pub(crate) String);
+
+/// A rank's end of the connections to all others.
+pub(crate) trait Transport: Send {
+    /// Takes as many bytes for rank `to` as fit now; says how many.
+    fn try_send(&mut self, to: usize, bytes: &[u8]) -> Result<usize, Lost>;
+
+    /// Brings as many bytes from rank `from` as are there now; says how many.
+    fn try_receive(&mut self, from: usize, into: &mut [u8]) -> Result<usize, Lost>;
+
+    /// Sleeps until one of these ranks may have sent something, or may take something, or the time is over.
+    fn park(&mut self, receives: &[usize], sends: &[usize], at_most: Duration);
+
+    /// Closes all connections, so that every peer notices.
+    fn close(&mut self);
+
+    /// What this is, for people.
+    fn name(&self) -> &'static str;
+}

@@ -1,0 +1,120 @@
+//! Ranks that are threads of one process: a bounded queue of bytes a direction, and a bell a rank.
+
+use super::{Lost, Transport};
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::Duration;
+
+/// Bytes that a queue holds before its sender must wait.
+const QUEUE_BYTES: usize = 1 << 20;
+
+#[derive(Default)]
+struct Queue {
+    bytes: VecDeque<u8>,
+    closed: bool,
+}
+
+/// Rung whenever something changed for a rank; the number counts the rings.
+#[derive(Default)]
+struct Bell {
+    rings: Mutex<u64>,
+    changed: Condvar,
+}
+
+struct Shared {
+    n: usize,
+    /// Queue from rank a to rank b at `a * n + b`.
+    queues: Vec<Mutex<Queue>>,
+    bells: Vec<Bell>,
+}
+
+impl Shared {
+    fn queue(&self, from: usize, to: usize) -> MutexGuard<'_, Queue> {
+        lock(&self.queues[from * self.n + to])
+    }
+
+    fn ring(&self, rank: usize) {
+        *lock(&self.bells[rank].rings) += 1;
+        self.bells[rank].changed.notify_all();
+    }
+}
+
+/// A queue is whole between any two statements that could panic.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// A thread's end.
+pub(crate) struct Threads {
+    shared: Arc<Shared>,
+    rank: usize,
+    heard: u64,
+}
+
+/// The ends of `n` threads.
+pub(crate) fn threads(n: usize) -> Vec<Threads> {
+    let shared = Arc::new(Shared {
+        n,
+        queues: (0..n * n).map(|_| Mutex::default()).collect(),
+        bells: (0..n).map(|_| Bell::default()).collect(),
+    });
+    (0..n).map(|rank| Threads { shared: Arc::clone(&shared), rank, heard: 0 }).collect()
+}
+
+impl Transport for Threads {
+    fn try_send(&mut self, to: usize, bytes: &[u8]) -> Result<usize, Lost> {
+        let mut queue = self.shared.queue(self.rank, to);
+        if queue.closed {
+            return Err(Lost("its thread left the group".into()));
+        }
+        let n = bytes.len().min(QUEUE_BYTES - queue.bytes.len());
+        queue.bytes.extend(&bytes[..n]);
+        drop(queue);
+        if n > 0 {
+            self.shared.ring(to);
+        }
+        Ok(n)
+    }
+
+    fn try_receive(&mut self, from: usize, into: &mut [u8]) -> Result<usize, Lost> {
+        let mut queue = self.shared.queue(from, self.rank);
+        let n = into.len().min(queue.bytes.len());
+        for (to, byte) in into.iter_mut().zip(queue.bytes.drain(..n)) {
+            *to = byte;
+        }
+        if n == 0 && queue.closed {
+            return Err(Lost("its thread left the group".into()));
+        }
+        drop(queue);
+        if n > 0 {
+            self.shared.ring(from);
+        }
+        Ok(n)
+    }
+
+    fn park(&mut self, _: &[usize], _: &[usize], at_most: Duration) {
+        let bell = &self.shared.bells[self.rank];
+        let heard = self.heard;
+        let rings = lock(&bell.rings);
+        let waited = bell.changed.wait_timeout_while(rings, at_most, |rings| *rings == heard);
+        self.heard = *waited.unwrap_or_else(|poisoned| poisoned.into_inner()).0;
+    }
+
+    fn close(&mut self) {
+        for peer in (0..self.shared.n).filter(|&peer| peer != self.rank) {
+            self.shared.queue(self.rank, peer).closed = true;
+            self.shared.queue(peer, self.rank).closed = true;
+            self.shared.ring(peer);
+        }
+    }
+
+    fn name(&self) -> &'static str {
+        "threads"
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        self.close();
+    }
+}

@@ -1,0 +1,260 @@
+//! The collectives over both transports, and what they do when a rank is missing, wrong, or a stranger.
+
+use phalanx_comm::{
+    Deadline, Element, Endpoint, Error, Generation, Group, GroupConfig, PeerAddress, Rank, ReduceOp, Secret,
+};
+use phalanx_wire::{Hello, Side, handshake};
+use std::io::{Read, Write};
+use std::net::{IpAddr, Ipv4Addr, TcpStream};
+use std::time::{Duration, Instant};
+
+const HOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// Runs `f` on every rank of a group of threads over each transport.
+fn on_all(n: usize, f: impl Fn(Group) + Sync) {
+    std::thread::scope(|scope| {
+        for group in Group::threads(n) {
+            scope.spawn(|| f(group.with_timeout(LIMIT)));
+        }
+    });
+    over_tcp(n, |_| {}, |group| f(group.unwrap()));
+}
+
+/// Makes a TCP group of threads; `meanwhile` gets the addresses before anyone connects.
+fn over_tcp(n: usize, meanwhile: impl FnOnce(&[PeerAddress]), f: impl Fn(Result<Group, Error>) + Sync) {
+    let secret = Secret::from_bytes([7; 32]);
+    let endpoints: Vec<Endpoint> = (0..n).map(|_| Endpoint::bind(HOST).unwrap()).collect();
+    let peers: Vec<_> = endpoints.iter().map(Endpoint::address).collect();
+    meanwhile(&peers);
+    std::thread::scope(|scope| {
+        for (rank, endpoint) in endpoints.into_iter().enumerate() {
+            let (secret, peers, f) = (secret.clone(), peers.clone(), &f);
+            scope.spawn(move || {
+                let rank = Rank(rank as u32);
+                let timeout = LIMIT;
+                f(Group::connect(GroupConfig {
+                    rank,
+                    generation: Generation(3),
+                    secret,
+                    endpoint,
+                    peers,
+                    timeout,
+                }))
+            });
+        }
+    });
+}
+
+fn check_reductions<T: Element>(from: fn(usize) -> T) {
+    on_all(3, |group| {
+        let rank = group.rank().index();
+        for (op, want) in [
+            (ReduceOp::Sum, from(2 + 3 + 4)),
+            (ReduceOp::Average, from(3)),
+            (ReduceOp::Product, from(2 * 3 * 4)),
+            (ReduceOp::Min, from(2)),
+            (ReduceOp::Max, from(4)),
+        ] {
+            let mut values = vec![from(rank + 2); 5];
+            group.all_reduce(&mut values, op).unwrap();
+            assert_eq!(values, vec![want; 5], "{op:?}");
+        }
+    });
+}
+
+#[test]
+fn every_type_reduces() {
+    check_reductions(|x| x as f32);
+    check_reductions(|x| x as f64);
+    check_reductions(|x| x as i8);
+    check_reductions(|x| x as i16);
+    check_reductions(|x| x as i32);
+    check_reductions(|x| x as i64);
+    check_reductions(|x| x as u8);
+    check_reductions(|x| x as u16);
+    check_reductions(|x| x as u32);
+    check_reductions(|x| x as u64);
+}
+
+#[test]
+fn every_collective_at_every_size() {
+    for n in [1, 2, 3, 5, 8] {
+        on_all(n, |group| {
+            let rank = group.rank().index();
+            // Direct and by the ring; empty, fewer elements than ranks, a prime, more than a socket's buffer.
+            for len in [0, 1, 7, 997, 300_007] {
+                let sum = |i: usize| (0..n).map(|r| (r * 31 + i % 1000) as f32).sum::<f32>();
+                let original: Vec<f32> = (0..len).map(|i| (rank * 31 + i % 1000) as f32).collect();
+                let mut values = original.clone();
+                group.all_reduce(&mut values, ReduceOp::Sum).unwrap();
+                assert!(
+                    values.iter().enumerate().all(|(i, &v)| v == sum(i)),
+                    "all-reduce, {n} ranks, {len} elements"
+                );
+
+                let root = Rank((len % n) as u32);
+                let mut values = original.clone();
+                group.broadcast(&mut values, root).unwrap();
+                assert!(values.iter().enumerate().all(|(i, &v)| v == (root.index() * 31 + i % 1000) as f32));
+
+                let mut gathered = vec![0.0; len * n];
+                group.all_gather(&original, &mut gathered).unwrap();
+                assert!(
+                    gathered.iter().enumerate().all(|(i, &v)| v == (i / len * 31 + i % len % 1000) as f32)
+                );
+
+                let mut part = vec![0.0; len];
+                let repeated: Vec<f32> = (0..n).flat_map(|_| original.iter().copied()).collect();
+                group.reduce_scatter(&repeated, &mut part, ReduceOp::Sum).unwrap();
+                assert!(
+                    part.iter().enumerate().all(|(i, &v)| v == sum(i)),
+                    "reduce-scatter, {n} ranks, {len}"
+                );
+            }
+            group.barrier().unwrap();
+            if n > 1 && rank < 2 {
+                let mut word = [rank as i64; 3];
+                if rank == 0 {
+                    group.send(&word, Rank(1)).unwrap();
+                    group.receive(&mut word, Rank(1)).unwrap();
+                } else {
+                    let mut came = [9i64; 3];
+                    group.receive(&mut came, Rank(0)).unwrap();
+                    assert_eq!(came, [0; 3]);
+                    group.send(&word, Rank(0)).unwrap();
+                }
+                assert_eq!(word, [1; 3]);
+            }
+            group.barrier().unwrap();
+        });
+    }
+}
+
+#[test]
+fn started_operations_come_back_in_order_with_the_same_bits() {
+    on_all(3, |group| {
+        let rank = group.rank().index();
+        let values =
+            |k: usize| (0..1000).map(|i| ((i * 7 + k * 13 + rank * 17) as f32).sin()).collect::<Vec<f32>>();
+        let works: Vec<_> = (0..5).map(|k| group.start_all_reduce(values(k), ReduceOp::Sum)).collect();
+        group.barrier().unwrap();
+        for (k, mut work) in works.into_iter().enumerate() {
+            assert!(work.poll(), "a later blocking operation finishes the earlier ones");
+            let got = work.wait(Deadline::after(LIMIT)).unwrap();
+            let mut again = values(k);
+            group.all_reduce(&mut again, ReduceOp::Sum).unwrap();
+            assert_eq!(got, again);
+            let mut all = vec![0.0; 3000];
+            group.all_gather(&got, &mut all).unwrap();
+            assert!(all.chunks(1000).all(|other| other == got), "the same bits on every rank");
+        }
+        group.barrier().unwrap();
+    });
+}
+
+#[test]
+fn ranks_in_different_operations_say_so_at_once() {
+    on_all(2, |group| {
+        let start = Instant::now();
+        let error = if group.rank() == Rank(0) {
+            group.all_reduce(&mut [1f32; 4], ReduceOp::Sum).unwrap_err()
+        } else {
+            group.all_reduce(&mut [1f64; 5], ReduceOp::Max).unwrap_err()
+        };
+        // Whoever reads the other's header first names both sides; the other may only see it leave.
+        let message = error.to_string();
+        match error {
+            Error::Mismatch { .. } => {
+                let sides = ["all-reduce #1 (4 x f32, sum)", "all-reduce #1 (5 x f64, max)"];
+                assert!(sides.iter().all(|side| message.contains(side)), "{message}");
+            }
+            other => assert!(matches!(other, Error::PeerLost { .. }), "{message}"),
+        }
+        assert!(start.elapsed() < LIMIT / 2);
+        assert!(group.barrier().is_err(), "a group that failed stays failed");
+    });
+}
+
+#[test]
+fn a_missing_rank_is_named_when_the_deadline_passes() {
+    let groups = Group::threads(3);
+    let groups: Vec<Group> = groups.into_iter().map(|g| g.with_timeout(Duration::from_millis(200))).collect();
+    std::thread::scope(|scope| {
+        for group in &groups[..2] {
+            scope.spawn(|| {
+                let error = group.all_reduce(&mut [1f32; 4], ReduceOp::Sum).unwrap_err();
+                match &error {
+                    Error::Timeout { missing, waited, .. } => {
+                        assert_eq!(missing, &[Rank(2)]);
+                        assert!(*waited >= Duration::from_millis(200));
+                        assert!(
+                            error.to_string().contains("all-reduce #1 (4 x f32, sum): waited"),
+                            "{error}"
+                        );
+                    }
+                    // The first to give up leaves the group.
+                    other => assert!(matches!(other, Error::PeerLost { .. }), "{other}"),
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn a_rank_that_leaves_is_noticed_at_once() {
+    on_all(3, |group| {
+        let start = Instant::now();
+        if group.rank() == Rank(1) {
+            group.abort("enough");
+            assert!(group.barrier().unwrap_err().to_string().contains("enough"));
+            return;
+        }
+        let error = group.all_reduce(&mut [1f32; 4], ReduceOp::Sum).unwrap_err();
+        assert!(matches!(error, Error::PeerLost { .. }), "{error}");
+        assert!(start.elapsed() < LIMIT / 2);
+    });
+}
+
+#[test]
+fn strangers_are_refused_and_the_group_is_made() {
+    let strangers = |peers: &[PeerAddress]| {
+        // The highest rank only dials; all others listen.
+        for address in &peers[..peers.len() - 1] {
+            let address = address.tcp;
+            let silent = TcpStream::connect(address).unwrap();
+            let mut garbage = TcpStream::connect(address).unwrap();
+            garbage.write_all(&[0x42; 500]).unwrap();
+            drop(TcpStream::connect(address).unwrap());
+            let stranger = move |secret: [u8; 32], generation| {
+                let mut stream = TcpStream::connect(address).unwrap();
+                let hello =
+                    Hello { purpose: "comm".into(), rank: Rank(2), generation: Generation(generation) };
+                stream.set_read_timeout(Some(LIMIT)).unwrap();
+                assert!(handshake(&mut stream, &Secret::from_bytes(secret), Side::Dialed, &hello).is_err());
+                // Refused means closed, not left open.
+                assert!(matches!(stream.read(&mut [0; 64]), Ok(0) | Err(_)));
+            };
+            std::thread::spawn(move || {
+                stranger([8; 32], 3);
+                stranger([7; 32], 2);
+                drop((silent, garbage));
+            });
+        }
+    };
+    over_tcp(3, strangers, |group| {
+        let mut values = [1i32];
+        group.unwrap().all_reduce(&mut values, ReduceOp::Sum).unwrap();
+        assert_eq!(values, [3]);
+    });
+}
+
+#[test]
+fn a_group_that_lacks_a_rank_names_it() {
+    let endpoint = Endpoint::bind(HOST).unwrap();
+    let peers = vec![endpoint.address(); 3];
+    let (secret, timeout) = (Secret::from_bytes([1; 32]), Duration::from_millis(100));
+    let config = GroupConfig { rank: Rank(0), generation: Generation(0), secret, endpoint, peers, timeout };
+    let error = Group::connect(config).err().unwrap().to_string();
+    assert!(error.contains("making the group: waited") && error.contains("ranks 1, 2"), "{error}");
+}
