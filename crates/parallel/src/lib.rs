@@ -1,1 +1,44 @@
-//! To be written.
+//! Strategies: who holds which part of a model, and when ranks talk.
+//!
+//! A trainer speaks to a [`Strategy`] and never learns how many ranks there are: [`SingleDevice`] does everything itself,
+//! [`Ddp`] holds a whole copy of the model on every rank and sums gradients. The journey of a gradient is short: the backward
+//! pass writes it into its slot of the gradient arena; its bucket, a range of that arena, is complete when its last slot is;
+//! the all-reduce of that range starts while the backward pass goes on; the optimizer then reads the same memory.
+//!
+//! ```
+//! use phalanx_comm::Group;
+//! use phalanx_nn::{Ctx, Linear, Module, Parameters};
+//! use phalanx_parallel::{Ddp, Strategy, Sync};
+//! use phalanx_tensor::{DType, Device, Tensor};
+//!
+//! std::thread::scope(|scope| {
+//!     for group in Group::threads(2) {
+//!         scope.spawn(move || {
+//!             let device = Device::cpu(1);
+//!             let mut model = Linear::new(3, 1);
+//!             let parameters = Parameters::build(&mut model, &device, 0);
+//!             let mut strategy = Ddp::new(group);
+//!             strategy.prepare(&parameters).unwrap();
+//!             let x = Tensor::full(&device, [4, 3], strategy.place().rank as f64, DType::F32);
+//!             let loss = model.forward(&x, &mut Ctx::eval()).mean_all();
+//!             // This rank has 4 of the 8 samples of the step.
+//!             strategy.backward(&parameters, Some(&loss), 0.5, Sync::Now).unwrap();
+//!             strategy.finish(&parameters).unwrap();
+//!             assert_eq!(parameters.grads().arena().tensor(0).to_vec::<f32>(), [0.5; 3]);
+//!         });
+//!     }
+//! });
+//! ```
+#![forbid(unsafe_code)]
+
+mod strategy;
+mod single;
+mod buckets;
+mod ddp;
+mod error;
+
+pub use buckets::buckets;
+pub use ddp::{Ddp, DdpConfig};
+pub use error::Error;
+pub use single::SingleDevice;
+pub use strategy::{Place, Strategy, Sync};

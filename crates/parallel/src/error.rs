@@ -1,0 +1,27 @@
+//! What can go wrong in a strategy.
+
+use thiserror::Error;
+
+/// Why a step couldn't be made together.
+#[derive(Clone, Debug, Error)]
+pub enum Error {
+    /// A collective failed.
+    #[error(transparent)]
+    Comm(#[from] phalanx_comm::Error),
+    /// Parameters without a gradient.
+    #[error("these parameters got no gradient in this step: {}\nhint: use them in the loss, or set parallel.find_unused=true", .names.join(", "))]
+    Unused {
+        /// Their names.
+        names: Vec<String>,
+    },
+    /// The ranks run different models.
+    #[error("the ranks have different models: rank {rank} has {theirs} where rank 0 has {ours}\nhint: start every rank with the same program and settings")]
+    DifferentModels {
+        /// The first rank that differs.
+        rank: u32,
+        /// What stands there on that rank.
+        theirs: String,
+        /// What stands there on rank 0.
+        ours: String,
+    },
+}

@@ -1,0 +1,64 @@
+//! One process that does everything itself.
+
+use crate::error::Error;
+use crate::strategy::{Place, Strategy, Sync};
+use phalanx_nn::Parameters;
+use phalanx_tensor::{GradSink, LeafId, Tensor, backward};
+
+/// Trains alone.
+#[derive(Default)]
+pub struct SingleDevice {
+    /// Whether gradients of this step are there already.
+    adding: bool,
+}
+
+impl SingleDevice {
+    /// A strategy for one process.
+    pub fn new() -> SingleDevice {
+        SingleDevice::default()
+    }
+}
+
+/// Gradients already lie in their slots; nobody else wants them.
+pub(crate) struct Nobody;
+
+impl GradSink for Nobody {
+    fn finished(&mut self, _: LeafId, _: Tensor) {}
+}
+
+impl Strategy for SingleDevice {
+    fn place(&self) -> Place {
+        Place { rank: 0, world_size: 1 }
+    }
+
+    fn prepare(&mut self, _: &Parameters) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn backward(&mut self, parameters: &Parameters, loss: Option<&Tensor>, weight: f64, _: Sync) -> Result<(), Error> {
+        begin(&mut self.adding, parameters);
+        if let Some(loss) = loss {
+            let weight = Tensor::full(loss.device(), loss.shape(), weight, loss.dtype());
+            backward(&[(loss, Some(&weight))], &mut Nobody);
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self, parameters: &Parameters) -> Result<(), Error> {
+        self.adding = false;
+        // A parameter that the loss doesn't depend on has gradient zero.
+        parameters.grads().settle();
+        Ok(())
+    }
+
+    fn sum(&mut self, _: &mut [f64]) -> Result<(), Error> {
+        Ok(())
+    }
+}
+
+/// Forgets the gradients of the step before at the first pass of a new one.
+pub(crate) fn begin(adding: &mut bool, parameters: &Parameters) {
+    if !std::mem::replace(adding, true) {
+        parameters.grads().zero();
+    }
+}

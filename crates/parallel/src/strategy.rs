@@ -1,0 +1,42 @@
+//! What a trainer asks of a strategy.
+
+use crate::error::Error;
+use phalanx_nn::Parameters;
+use phalanx_tensor::Tensor;
+
+/// Which share of the samples is this process's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// From 0.
+    pub rank: usize,
+    /// How many share.
+    pub world_size: usize,
+}
+
+/// Whether a backward pass is the last of its step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sync {
+    /// It is: gradients are made whole.
+    Now,
+    /// More follow: gradients add up locally, nothing is sent.
+    Later,
+}
+
+/// How a model is trained by several ranks, or by one.
+pub trait Strategy: Send {
+    /// Which share is this process's.
+    fn place(&self) -> Place;
+
+    /// Called once before the first step: makes all ranks start from the same values.
+    fn prepare(&mut self, parameters: &Parameters) -> Result<(), Error>;
+
+    /// One backward pass. `loss` is the mean over this rank's samples, none if it has none, and `weight` is the share of
+    /// these samples in all samples of the step, so that the sum over ranks and passes is the gradient of the mean over all.
+    fn backward(&mut self, parameters: &Parameters, loss: Option<&Tensor>, weight: f64, sync: Sync) -> Result<(), Error>;
+
+    /// Returns when the gradients of the step are whole.
+    fn finish(&mut self, parameters: &Parameters) -> Result<(), Error>;
+
+    /// Replaces each number by its sum over the ranks.
+    fn sum(&mut self, numbers: &mut [f64]) -> Result<(), Error>;
+}
