@@ -1,0 +1,159 @@
+//! One batch on its way from a dataset to a training step, and the pool that its memory returns to.
+
+use crate::dataset::{BatchBuffers, Dataset, Target};
+use crate::error::Result;
+use crate::sampler::{Sampler, StepPlan};
+use phalanx_tensor::{Device, Shape, Tensor};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// The samples of one rank for one step. Its memory is used again for a later batch once it is dropped.
+#[derive(Debug)]
+pub struct Batch {
+    epoch: u64,
+    step: usize,
+    input_shape: Shape,
+    /// The shape of the values to predict, or `None` if the targets are labels.
+    value_shape: Option<Shape>,
+    parts: Parts,
+    home: Arc<Pool>,
+}
+
+/// What a batch allocates.
+#[derive(Debug, Default)]
+struct Parts {
+    plan: StepPlan,
+    sample_ids: Arc<[u64]>,
+    buffers: BatchBuffers,
+}
+
+impl Batch {
+    /// Plans and fills the batch of a step.
+    pub(crate) fn prepare(
+        dataset: &dyn Dataset,
+        sampler: &dyn Sampler,
+        pool: &Arc<Pool>,
+        epoch: u64,
+        step: usize,
+    ) -> Result<Batch> {
+        let mut parts = pool.take();
+        sampler.plan(epoch, step, &mut parts.plan);
+        let indices = &parts.plan.indices;
+        match Arc::get_mut(&mut parts.sample_ids) {
+            Some(ids) if ids.len() == indices.len() => {
+                ids.iter_mut().zip(indices).for_each(|(id, &index)| *id = index as u64);
+            }
+            // The model still holds the ids of an earlier batch, or there were more or fewer of them.
+            _ => parts.sample_ids = indices.iter().map(|&index| index as u64).collect(),
+        }
+        parts.buffers.fit(dataset, indices.len());
+        dataset.batch(indices, &mut parts.buffers)?;
+        let value_shape = match dataset.target() {
+            Target::Classes(_) => None,
+            Target::Values(dims) => Some(batched(indices.len(), dims)),
+        };
+        let input_shape = batched(indices.len(), dataset.input_dims());
+        Ok(Batch { epoch, step, input_shape, value_shape, parts, home: pool.clone() })
+    }
+
+    /// The epoch, from 0.
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// The step within the epoch, from 0.
+    pub fn step(&self) -> usize {
+        self.step
+    }
+
+    /// How many samples this rank has; possibly none at the end of an epoch.
+    pub fn len(&self) -> usize {
+        self.parts.plan.indices.len()
+    }
+
+    /// Whether this rank has no sample in this step. It takes part in the step's collectives all the same.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// How many samples all ranks have together in this step.
+    pub fn global_samples(&self) -> usize {
+        self.parts.plan.global_samples
+    }
+
+    /// The number of each sample in its dataset: what random masks are keyed by.
+    pub fn sample_ids(&self) -> &Arc<[u64]> {
+        &self.parts.sample_ids
+    }
+
+    /// The inputs, row-major, of shape [`Batch::input_shape`].
+    pub fn inputs(&self) -> &[f32] {
+        self.parts.buffers.read().0
+    }
+
+    /// (samples, shape of one input).
+    pub fn input_shape(&self) -> Shape {
+        self.input_shape
+    }
+
+    /// The class of each sample; empty if the targets are values.
+    pub fn labels(&self) -> &[i64] {
+        self.parts.buffers.read().1
+    }
+
+    /// The values to predict, row-major; empty if the targets are labels.
+    pub fn values(&self) -> &[f32] {
+        self.parts.buffers.read().2
+    }
+
+    /// The inputs on `device`, as `f32`.
+    pub fn input_tensor(&self, device: &Device) -> Tensor {
+        Tensor::from_slice(device, self.inputs(), self.input_shape)
+    }
+
+    /// The targets on `device`: labels as `i64` of shape (samples), values as `f32` of shape (samples, shape of one target).
+    pub fn target_tensor(&self, device: &Device) -> Tensor {
+        match self.value_shape {
+            None => Tensor::from_slice(device, self.labels(), [self.len()]),
+            Some(shape) => Tensor::from_slice(device, self.values(), shape),
+        }
+    }
+}
+
+impl Drop for Batch {
+    fn drop(&mut self) {
+        self.home.give(std::mem::take(&mut self.parts));
+    }
+}
+
+/// (n, dims...)
+fn batched(n: usize, dims: &[usize]) -> Shape {
+    let mut sizes = [n; phalanx_tensor::MAX_DIMS];
+    let sizes = &mut sizes[..=dims.len()];
+    sizes[1..].copy_from_slice(dims);
+    Shape::new(sizes)
+}
+
+/// The memory of dropped batches.
+#[derive(Debug)]
+pub(crate) struct Pool {
+    free: Mutex<Vec<Parts>>,
+    /// More than this isn't kept.
+    bound: usize,
+}
+
+impl Pool {
+    pub(crate) fn new(bound: usize) -> Pool {
+        Pool { free: Mutex::new(Vec::with_capacity(bound)), bound }
+    }
+
+    fn take(&self) -> Parts {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default()
+    }
+
+    fn give(&self, parts: Parts) {
+        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        if free.len() < self.bound {
+            free.push(parts);
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! What a dataset is, and the buffers that it fills.
+
+use crate::error::Result;
+use std::sync::Arc;
+
+/// Samples by number. Implement this to train on data of your own.
+///
+/// ```
+/// use phalanx_data::{BatchBuffers, Dataset, Result, Target};
+///
+/// /// Points on a parabola.
+/// struct Parabola;
+///
+/// impl Dataset for Parabola {
+///     fn len(&self) -> usize { 100 }
+///     fn input_dims(&self) -> &[usize] { &[1] }
+///     fn target(&self) -> Target<'_> { Target::Values(&[1]) }
+///     fn batch(&self, indices: &[usize], into: &mut BatchBuffers) -> Result<()> {
+///         for (slot, &i) in indices.iter().enumerate() {
+///             let x = i as f32 / 100.0;
+///             into.inputs()[slot] = x;
+///             into.values()[slot] = x * x;
+///         }
+///         Ok(())
+///     }
+/// }
+/// ```
+pub trait Dataset: Send + Sync {
+    /// How many samples there are.
+    fn len(&self) -> usize;
+
+    /// Whether there is no sample at all.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The shape of one sample's input: (C, H, W) for images.
+    fn input_dims(&self) -> &[usize];
+
+    /// What a sample's target is.
+    fn target(&self) -> Target<'_>;
+
+    /// Writes the samples `indices`, each less than [`Dataset::len`], one after the other.
+    ///
+    /// `into` is already sized: `indices.len()` times the number of elements of [`Dataset::input_dims`], and as many targets
+    /// as [`Dataset::target`] says. Its former contents are arbitrary. The result must be a function of `indices` alone, as
+    /// several threads and ranks fill batches in an order that nobody fixes.
+    ///
+    /// # Errors
+    /// Whatever reading a sample can meet; training stops with it.
+    fn batch(&self, indices: &[usize], into: &mut BatchBuffers) -> Result<()>;
+}
+
+impl<D: Dataset + ?Sized> Dataset for Arc<D> {
+    fn len(&self) -> usize {
+        (**self).len()
+    }
+
+    fn input_dims(&self) -> &[usize] {
+        (**self).input_dims()
+    }
+
+    fn target(&self) -> Target<'_> {
+        (**self).target()
+    }
+
+    fn batch(&self, indices: &[usize], into: &mut BatchBuffers) -> Result<()> {
+        (**self).batch(indices, into)
+    }
+}
+
+/// The kind of a dataset's targets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target<'a> {
+    /// A class label from 0 to below this number; one `i64` a sample.
+    Classes(usize),
+    /// Numbers of this shape; `f32`.
+    Values(&'a [usize]),
+}
+
+/// The memory of one batch, on the host, used again for later batches.
+#[derive(Debug, Default)]
+pub struct BatchBuffers {
+    inputs: Vec<f32>,
+    labels: Vec<i64>,
+    values: Vec<f32>,
+}
+
+impl BatchBuffers {
+    /// Empty buffers; the first batch allocates.
+    pub fn new() -> BatchBuffers {
+        BatchBuffers::default()
+    }
+
+    /// Sizes the buffers for `n_samples` of `dataset`. Allocates only when more is needed than ever before.
+    pub fn fit(&mut self, dataset: &dyn Dataset, n_samples: usize) {
+        let (n_labels, n_values) = match dataset.target() {
+            Target::Classes(_) => (n_samples, 0),
+            Target::Values(dims) => (0, n_samples * dims.iter().product::<usize>()),
+        };
+        self.inputs.resize(n_samples * dataset.input_dims().iter().product::<usize>(), 0.0);
+        self.labels.resize(n_labels, 0);
+        self.values.resize(n_values, 0.0);
+    }
+
+    /// The inputs, sample after sample.
+    pub fn inputs(&mut self) -> &mut [f32] {
+        &mut self.inputs
+    }
+
+    /// The labels, one a sample; empty if the targets are values.
+    pub fn labels(&mut self) -> &mut [i64] {
+        &mut self.labels
+    }
+
+    /// The values to predict, sample after sample; empty if the targets are labels.
+    pub fn values(&mut self) -> &mut [f32] {
+        &mut self.values
+    }
+
+    /// Inputs, labels and values.
+    pub(crate) fn read(&self) -> (&[f32], &[i64], &[f32]) {
+        (&self.inputs, &self.labels, &self.values)
+    }
+
+    /// Makes the inputs the values to predict, too.
+    fn inputs_become_values(&mut self) {
+        self.labels.clear();
+        self.values.clear();
+        self.values.extend_from_slice(&self.inputs);
+    }
+}
+
+/// A dataset whose samples are to be reproduced: flat inputs, and the same numbers as targets. For autoencoders.
+#[derive(Debug)]
+pub struct Reconstruct<D> {
+    inner: D,
+    dims: [usize; 1],
+}
+
+impl<D: Dataset> Reconstruct<D> {
+    /// The inputs of `inner`, each flattened to one dimension.
+    pub fn new(inner: D) -> Reconstruct<D> {
+        let dims = [inner.input_dims().iter().product()];
+        Reconstruct { inner, dims }
+    }
+}
+
+impl<D: Dataset> Dataset for Reconstruct<D> {
+    fn len(&self) -> usize {
+        self.inner.len()
+    }
+
+    fn input_dims(&self) -> &[usize] {
+        &self.dims
+    }
+
+    fn target(&self) -> Target<'_> {
+        Target::Values(&self.dims)
+    }
+
+    fn batch(&self, indices: &[usize], into: &mut BatchBuffers) -> Result<()> {
+        into.fit(&self.inner, indices.len());
+        self.inner.batch(indices, into)?;
+        into.inputs_become_values();
+        Ok(())
+    }
+}

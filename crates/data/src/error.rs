@@ -1,0 +1,265 @@
+//! What can go wrong between a dataset's name and a batch.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// The result of this crate's fallible operations.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Everything that can go wrong in finding, fetching, reading and loading data.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The system refused a file operation.
+    #[error("cannot {action} {}: {error}{}", path.display(), hint_for(error))]
+    Io {
+        /// What was attempted, as a verb.
+        action: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// What the system answered.
+        error: io::Error,
+    },
+    /// A file isn't the IDX file that was expected.
+    #[error("{}: {problem}{}", path.display(), problem.hint())]
+    Idx {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: IdxProblem,
+    },
+    /// No dataset has this name.
+    #[error("no dataset is called: {name}{}", nearest_hint(*nearest))]
+    UnknownDataset {
+        /// The name that was asked for.
+        name: String,
+        /// The known name that looks most like it.
+        nearest: Option<&'static str>,
+    },
+    /// The folder that the user named doesn't exist.
+    #[error("the data folder does not exist: {}\nhint: leave --data out to use or fill the cache, or name a folder that holds the files", path.display())]
+    MissingFolder {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// A dataset is nowhere to be found and could not be fetched.
+    #[error(
+        "dataset {name} was not found and could not be fetched{}\n\
+         hint: where there is a network, run `phalanx data fetch {name}`; compute nodes see it through a shared home or --data DIR\n\
+         hint: `phalanx train mnist-mini` needs no data and no network",
+        List(tried)
+    )]
+    Missing {
+        /// The dataset.
+        name: &'static str,
+        /// Each place and source in the order in which it was tried.
+        tried: Vec<Attempt>,
+    },
+    /// A file's contents aren't what the dataset's authors published.
+    #[error("{}: wrong SHA-256\n  expected: {expected}\n  found:    {found}\nhint: remove the file and run `phalanx data fetch {dataset}`", path.display())]
+    Checksum {
+        /// The dataset that the file belongs to.
+        dataset: &'static str,
+        /// The file, or where it came from.
+        path: PathBuf,
+        /// The digest in the catalog, in hexadecimal.
+        expected: String,
+        /// The digest of the bytes that were read, in hexadecimal.
+        found: String,
+    },
+    /// A source doesn't deliver.
+    #[error("{source_name}: {reason}")]
+    Source {
+        /// The source, as in [`crate::Source`]'s display.
+        source_name: String,
+        /// Why, in words.
+        reason: String,
+    },
+    /// Another process holds the dataset's lock for too long.
+    #[error("{} is locked by another process that fetches it: waited {waited:?}\nhint: end that process, or remove the file", path.display())]
+    Locked {
+        /// The lock file.
+        path: PathBuf,
+        /// How long this process waited.
+        waited: Duration,
+    },
+    /// A loader thread delivers nothing.
+    #[error(
+        "no batch from the data loader for step {step} of epoch {epoch}: waited {waited:?}\nhint: is the file system that holds the data reachable?"
+    )]
+    LoaderStalled {
+        /// The epoch.
+        epoch: u64,
+        /// The step within the epoch.
+        step: usize,
+        /// How long the training loop waited.
+        waited: Duration,
+    },
+    /// The system gives the loader no thread.
+    #[error(
+        "cannot start a data loader thread: {error}\nhint: load without threads (train.loader_threads = 0)"
+    )]
+    Thread {
+        /// What the system answered.
+        error: io::Error,
+    },
+    /// A dataset can't be presented as asked.
+    #[error("dataset {name}: {reason}")]
+    Unsuitable {
+        /// The dataset.
+        name: &'static str,
+        /// Why, in words.
+        reason: &'static str,
+    },
+}
+
+/// A place that was looked at or a source that was asked, with the outcome.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Attempt {
+    /// The folder or source.
+    pub place: String,
+    /// Why it gave nothing.
+    pub reason: String,
+}
+
+/// What is wrong with an IDX file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum IdxProblem {
+    /// The first four bytes aren't those of an IDX file of bytes.
+    Foreign {
+        /// The first bytes, as many as there were.
+        found: Vec<u8>,
+    },
+    /// The file ends early.
+    Truncated {
+        /// How many bytes of values the header announces.
+        expected: u64,
+        /// How many there are.
+        found: u64,
+    },
+    /// The file goes on after the last value.
+    TooLong {
+        /// How many bytes of values the header announces.
+        expected: u64,
+    },
+    /// The header announces more than this reader is willing to hold.
+    TooLarge {
+        /// The sizes in the header.
+        dims: Vec<usize>,
+        /// The bound, in bytes.
+        limit: u64,
+    },
+    /// The sizes aren't those of the dataset.
+    Dims {
+        /// What the dataset has, in words.
+        expected: String,
+        /// The sizes in the header.
+        found: Vec<usize>,
+    },
+    /// A label that stands for no class.
+    Label {
+        /// The sample.
+        sample: usize,
+        /// Its label.
+        found: u8,
+        /// How many classes there are.
+        classes: usize,
+    },
+    /// The gzip stream is broken.
+    Gzip {
+        /// What the decoder says.
+        reason: String,
+    },
+}
+
+impl IdxProblem {
+    fn hint(&self) -> &'static str {
+        match self {
+            IdxProblem::Dims { .. } | IdxProblem::Label { .. } => {
+                "\nhint: are the images and labels files of one dataset?"
+            }
+            _ => "\nhint: remove the file and fetch it again: `phalanx data fetch NAME`",
+        }
+    }
+}
+
+impl fmt::Display for IdxProblem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            IdxProblem::Foreign { found } => {
+                write!(
+                    f,
+                    "not an IDX file of bytes: expected it to begin with 00 00 08 and the number of dimensions, found:"
+                )?;
+                found.iter().try_for_each(|byte| write!(f, " {byte:02x}"))?;
+                if found.is_empty() { f.write_str(" nothing") } else { Ok(()) }
+            }
+            IdxProblem::Truncated { expected, found } => {
+                write!(f, "truncated IDX file: expected {expected} bytes of values, found: {found}")
+            }
+            IdxProblem::TooLong { expected } => {
+                write!(
+                    f,
+                    "IDX file goes on after its last value: expected {expected} bytes of values, found: more"
+                )
+            }
+            IdxProblem::TooLarge { dims, limit } => {
+                write!(f, "IDX file too large: expected at most {limit} bytes, found sizes: {dims:?}")
+            }
+            IdxProblem::Dims { expected, found } => {
+                write!(f, "IDX file of the wrong sizes: expected {expected}, found: {found:?}")
+            }
+            IdxProblem::Label { sample, found, classes } => {
+                write!(
+                    f,
+                    "label of sample {sample} out of range: expected less than {classes}, found: {found}"
+                )
+            }
+            IdxProblem::Gzip { reason } => write!(f, "broken gzip stream: {reason}"),
+        }
+    }
+}
+
+impl Error {
+    pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
+        move |error| Error::Io { action, path: path.to_path_buf(), error }
+    }
+
+    pub(crate) fn source(source: &impl fmt::Display, reason: impl Into<String>) -> Error {
+        Error::Source { source_name: source.to_string(), reason: reason.into() }
+    }
+}
+
+fn hint_for(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            "\nhint: free some space, or set PHALANX_CACHE to a folder on another disk"
+        }
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+            "\nhint: set PHALANX_CACHE to a folder that you may write to"
+        }
+        _ => "",
+    }
+}
+
+fn nearest_hint(nearest: Option<&'static str>) -> String {
+    match nearest {
+        Some(name) => format!("\nhint: did you mean {name}? `phalanx data list` names them all"),
+        None => "\nhint: `phalanx data list` names them all".to_owned(),
+    }
+}
+
+/// Attempts as indented lines.
+struct List<'a>(&'a [Attempt]);
+
+impl fmt::Display for List<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|Attempt { place, reason }| {
+            // The reasons of package clients span lines; they stay under their place.
+            write!(f, "\n  {place}: {}", reason.replace('\n', "\n    "))
+        })
+    }
+}

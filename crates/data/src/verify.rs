@@ -1,0 +1,107 @@
+//! Digests of files, and whether a dataset's files are what its authors published.
+
+use crate::catalog::{FileSpec, Listing, embedded};
+use crate::error::{Error, Result};
+use crate::idx::plain;
+use crate::places::Location;
+use sha2::{Digest, Sha256};
+use std::fs::File;
+use std::io::{self, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+
+/// A file that was read whole and is as published.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Verified {
+    /// The file; of a dataset within the library, its name alone.
+    pub path: PathBuf,
+    /// Its uncompressed size.
+    pub bytes: u64,
+    /// The SHA-256 of its uncompressed bytes, in hexadecimal.
+    pub sha256: String,
+}
+
+/// Reads all files of a dataset and compares their digests with the catalog's.
+///
+/// # Errors
+/// [`Error::Checksum`] for the first file that differs, [`Error::Io`] for one that can't be read.
+pub fn verify(listing: &Listing, location: &Location) -> Result<Vec<Verified>> {
+    listing
+        .files
+        .iter()
+        .map(|file| match location {
+            Location::Folder(folder) => verify_file(listing, file, folder),
+            Location::Library => {
+                let bytes = embedded(file.name).expect("the library holds the files that its catalog lists");
+                check(listing, file, Path::new(file.name), bytes)
+            }
+        })
+        .collect()
+}
+
+/// Verifies one file, raw or compressed, of `folder`.
+pub(crate) fn verify_file(listing: &Listing, file: &FileSpec, folder: &Path) -> Result<Verified> {
+    let raw = folder.join(file.name);
+    let path = if raw.exists() { raw } else { folder.join(format!("{}.gz", file.name)) };
+    let stream = File::open(&path).map_err(Error::io("open", &path))?;
+    check(listing, file, &path, BufReader::with_capacity(1 << 17, stream))
+}
+
+fn check(listing: &Listing, file: &FileSpec, path: &Path, stream: impl io::BufRead) -> Result<Verified> {
+    let mut stream = plain(stream).map_err(Error::io("read", path))?;
+    let digest = copy(&mut stream, &mut io::sink(), file.bytes, |_| {}).map_err(Error::io("read", path))?;
+    digest.expect(listing, file, path)?;
+    Ok(Verified { path: path.to_path_buf(), bytes: digest.bytes, sha256: digest.sha256 })
+}
+
+/// What was copied.
+pub(crate) struct Digested {
+    pub(crate) bytes: u64,
+    pub(crate) sha256: String,
+}
+
+impl Digested {
+    /// Whether this is the file of the catalog.
+    pub(crate) fn expect(&self, listing: &Listing, file: &FileSpec, path: &Path) -> Result<()> {
+        if self.sha256 == file.sha256 {
+            return Ok(());
+        }
+        let found = match self.bytes {
+            n if n > file.bytes => format!("more than {} bytes", file.bytes),
+            n if n < file.bytes => format!("{} (of {n} bytes instead of {})", self.sha256, file.bytes),
+            _ => self.sha256.clone(),
+        };
+        Err(Error::Checksum {
+            dataset: listing.name,
+            path: path.to_path_buf(),
+            expected: file.sha256.to_owned(),
+            found,
+        })
+    }
+}
+
+/// Copies `from` to `to`, but at most one byte more than `limit`, and reports how many bytes there are by now.
+pub(crate) fn copy(
+    from: &mut dyn Read,
+    to: &mut dyn Write,
+    limit: u64,
+    mut report: impl FnMut(u64),
+) -> io::Result<Digested> {
+    let mut hasher = Sha256::new();
+    let mut buffer = vec![0; 1 << 16];
+    let mut from = from.take(limit + 1);
+    let mut bytes = 0;
+    loop {
+        let n = match from.read(&mut buffer) {
+            Ok(0) => break,
+            Ok(n) => n,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+            Err(e) => return Err(e),
+        };
+        hasher.update(&buffer[..n]);
+        to.write_all(&buffer[..n])?;
+        bytes += n as u64;
+        report(bytes);
+    }
+    let sha256 = hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+    Ok(Digested { bytes, sha256 })
+}
