@@ -1,1 +1,28 @@
-//! To be written.
+//! The coordinator: who is in a run, and where they are.
+//!
+//! It waits until every rank has joined and then gives each the roster. It is hosted by the agent that started the ranks,
+//! or by rank 0 itself where there is none. What it decides is a pure function ([`Membership`]); threads around it do the
+//! I/O. It knows no tensors and starts no processes.
+//!
+//! ```
+//! use phalanx_coord::Coordinator;
+//! use phalanx_job::Link;
+//! use phalanx_wire::{Deadline, Generation, Rank, Secret};
+//! use std::time::Duration;
+//!
+//! let secret = Secret::random()?;
+//! let coordinator = Coordinator::serve("127.0.0.1:0".parse()?, secret.clone(), Generation(0), 1, |_| {})?;
+//! let soon = || Deadline::after(Duration::from_secs(5));
+//! let mut link = Link::connect(coordinator.address(), &secret, Rank(0), Generation(0), soon())?;
+//! assert_eq!(link.join("me".into(), soon())?.addresses, ["me"]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+#![forbid(unsafe_code)]
+
+mod membership;
+mod rendezvous;
+mod server;
+
+pub use membership::{Decision, Membership};
+pub use rendezvous::{Meeting, rendezvous};
+pub use server::{Coordinator, Notice};

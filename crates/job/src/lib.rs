@@ -1,1 +1,31 @@
-//! To be written.
+//! What crosses the border between processes: the environment a worker is given, the messages between a worker and the
+//! coordinator, the worker's [`Link`], and where a run keeps its files.
+//!
+//! No server sockets and no launcher in here: a program that only wants to know its place depends on nothing more.
+//!
+//! ```
+//! use phalanx_job::WorkerEnv;
+//! let given = |name: &str| match name {
+//!     "RANK" | "LOCAL_RANK" => Some("1".to_owned()),
+//!     "WORLD_SIZE" | "LOCAL_WORLD_SIZE" => Some("2".to_owned()),
+//!     "MASTER_ADDR" => Some("127.0.0.1".to_owned()),
+//!     "MASTER_PORT" => Some("29500".to_owned()),
+//!     _ => None,
+//! };
+//! let env = WorkerEnv::from_variables(given)?.expect("there is a rank");
+//! assert_eq!((env.rank.0, env.world_size), (1, 2));
+//! # Ok::<(), phalanx_job::Error>(())
+//! ```
+#![forbid(unsafe_code)]
+
+mod env;
+mod error;
+mod link;
+mod message;
+mod run_dir;
+
+pub use env::{SecretSource, WorkerEnv, names};
+pub use error::Error;
+pub use link::{Link, MAX_FRAME};
+pub use message::{FromWorker, Roster, ToWorker};
+pub use run_dir::{RunDir, run_id};

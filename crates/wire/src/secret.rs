@@ -105,11 +105,12 @@ impl Secret {
             fs::create_dir_all(folder).map_err(io)?;
         }
         // Written whole under another name and then linked, so that nobody reads half a secret.
-        let temporary = path.with_extension(format!("{}.partial", std::process::id()));
+        // Its name is random too: two threads of one process may do this at once.
+        let secret = Secret::random()?;
+        let temporary = path.with_extension(format!("{}.partial", &Secret::random()?.to_hex()[..16]));
         let written = (|| {
             let mut file =
                 OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
-            let secret = Secret::random().map_err(std::io::Error::other)?;
             writeln!(file, "{}", secret.to_hex())?;
             file.sync_all()?;
             match fs::hard_link(&temporary, path) {
@@ -165,6 +166,18 @@ mod tests {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
         let error = Secret::read_file(&path).unwrap_err().to_string();
         assert!(error.contains("644") && error.contains("chmod 600"), "{error}");
+    }
+
+    #[test]
+    fn many_that_make_it_at_once_agree() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("secret");
+        let made: Vec<Secret> = std::thread::scope(|scope| {
+            let threads: Vec<_> =
+                (0..8).map(|_| scope.spawn(|| Secret::load_or_create(&path).unwrap())).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        assert!(made.iter().all(|secret| *secret == made[0]));
     }
 
     #[test]

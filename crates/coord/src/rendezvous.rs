@@ -1,0 +1,53 @@
+//! How a worker finds the others, whoever started it.
+
+use crate::server::Coordinator;
+use phalanx_job::{Error, Link, Roster, WorkerEnv, names};
+use phalanx_wire::{Deadline, Secret};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+
+/// What a worker leaves the rendezvous with.
+pub struct Meeting {
+    /// Who is in the run.
+    pub roster: Roster,
+    /// The run's secret.
+    pub secret: Secret,
+    /// The connection to the coordinator; closing it means leaving.
+    pub link: Link,
+    /// The coordinator itself, where rank 0 hosts it.
+    pub host: Option<Coordinator>,
+}
+
+/// Meets the other ranks: at the agent's coordinator if there is one, else at `MASTER_ADDR:MASTER_PORT`, where rank 0 then
+/// hosts one. `endpoint` is asked for this rank's address once it is known which of this machine's addresses reaches the
+/// coordinator.
+pub fn rendezvous(
+    env: &WorkerEnv,
+    deadline: Deadline,
+    endpoint: impl FnOnce(IpAddr) -> Result<String, Error>,
+) -> Result<Meeting, Error> {
+    let secret = env.secret()?;
+    let mut host = None;
+    let place: SocketAddr = match (env.coordinator, &env.master) {
+        (Some(address), _) => address,
+        (None, Some((name, port))) => {
+            let text = format!("{name}:{port}");
+            let unreachable = |reason: String| Error::Unreachable { address: text.clone(), reason };
+            let mut addresses = text.to_socket_addrs().map_err(|e| unreachable(e.to_string()))?;
+            let address = addresses.next().ok_or_else(|| unreachable("the name has no address".into()))?;
+            if env.rank.0 == 0 {
+                let hosted =
+                    Coordinator::serve(address, secret.clone(), env.generation, env.world_size, |_| {});
+                host = Some(hosted.map_err(|e| unreachable(format!("rank 0 can't listen there: {e}")))?);
+            }
+            address
+        }
+        (None, None) => {
+            let want = "must be set with MASTER_PORT where there is no PHALANX_COORDINATOR".into();
+            return Err(Error::Variable { name: names::MASTER_ADDR, value: String::new(), want });
+        }
+    };
+    let mut link = Link::connect(place, &secret, env.rank, env.generation, deadline)?;
+    let address = endpoint(link.local_address()?.ip())?;
+    let roster = link.join(address, deadline)?;
+    Ok(Meeting { roster, secret, link, host })
+}

@@ -1,0 +1,115 @@
+//! Workers, strangers and a coordinator over real sockets.
+
+use phalanx_coord::{Coordinator, Notice, rendezvous};
+use phalanx_job::{Error, Link, WorkerEnv};
+use phalanx_wire::{Deadline, Generation, HandshakeError, Rank, Secret};
+use std::io::Write;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+fn soon() -> Deadline {
+    Deadline::after(LIMIT)
+}
+
+fn local() -> SocketAddr {
+    "127.0.0.1:0".parse().unwrap()
+}
+
+#[test]
+fn all_ranks_get_the_roster_and_a_failure_is_told() {
+    let secret = Secret::random().unwrap();
+    let (sender, notices) = channel();
+    let notify = move |notice| sender.send(notice).unwrap();
+    let coordinator = Coordinator::serve(local(), secret.clone(), Generation(2), 3, notify).unwrap();
+    // A port scan, a silent one and a babbler, all before the ranks.
+    drop(TcpStream::connect(coordinator.address()).unwrap());
+    let _silent = TcpStream::connect(coordinator.address()).unwrap();
+    TcpStream::connect(coordinator.address()).unwrap().write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+    std::thread::scope(|scope| {
+        for rank in 0..3 {
+            let (secret, address) = (&secret, coordinator.address());
+            scope.spawn(move || {
+                let mut link = Link::connect(address, secret, Rank(rank), Generation(2), soon()).unwrap();
+                let roster = link.join(format!("address of {rank}"), soon()).unwrap();
+                assert_eq!(roster.addresses, ["address of 0", "address of 1", "address of 2"]);
+                if rank == 1 {
+                    link.fail("out of luck".into(), false).unwrap();
+                }
+            });
+        }
+    });
+    assert_eq!(notices.recv_timeout(LIMIT).unwrap(), Notice::Complete);
+    let failed = Notice::Failed { rank: Rank(1), message: "out of luck".into(), consequence: false };
+    assert_eq!(notices.recv_timeout(LIMIT).unwrap(), failed);
+}
+
+#[test]
+fn a_wrong_secret_a_stale_generation_and_a_second_rank_0_are_refused() {
+    let secret = Secret::random().unwrap();
+    let coordinator = Coordinator::serve(local(), secret.clone(), Generation(2), 2, |_| {}).unwrap();
+    let connect = |secret: &Secret, generation| {
+        Link::connect(coordinator.address(), secret, Rank(0), Generation(generation), soon())
+    };
+    let wrong = connect(&Secret::random().unwrap(), 2).err().unwrap();
+    assert!(matches!(wrong, Error::Handshake { source: HandshakeError::WrongSecret, .. }), "{wrong}");
+    let stale = connect(&secret, 1).err().unwrap();
+    assert!(matches!(stale, Error::Handshake { source: HandshakeError::Disagreement { .. }, .. }), "{stale}");
+    let mut first = connect(&secret, 2).unwrap();
+    std::thread::scope(|scope| {
+        let first = scope.spawn(move || first.join("a".into(), soon()));
+        let mut second = connect(&secret, 2).unwrap();
+        // Whichever of the two comes first is taken; the other is hung up on.
+        let second = scope.spawn(move || second.join("a".into(), Deadline::after(Duration::from_secs(5))));
+        let refused = second.join().unwrap().is_err();
+        let mut last = Link::connect(coordinator.address(), &secret, Rank(1), Generation(2), soon()).unwrap();
+        assert_eq!(last.join("b".into(), soon()).unwrap().addresses, ["a", "b"]);
+        assert!(refused || first.join().unwrap().is_err());
+    });
+}
+
+#[test]
+fn those_who_wait_are_told_who_is_missing() {
+    let secret = Secret::random().unwrap();
+    let coordinator = Coordinator::serve(local(), secret.clone(), Generation(0), 3, |_| {}).unwrap();
+    std::thread::scope(|scope| {
+        let mut link = Link::connect(coordinator.address(), &secret, Rank(1), Generation(0), soon()).unwrap();
+        let waiting = scope.spawn(move || link.join("b".into(), soon()));
+        let start = soon();
+        while coordinator.missing() != [0, 2] {
+            assert!(!start.expired());
+            std::thread::yield_now();
+        }
+        coordinator.give_up(Duration::from_secs(7));
+        let message = waiting.join().unwrap().unwrap_err().to_string();
+        assert_eq!(message, "after 7 s ranks are still missing: 0, 2");
+    });
+}
+
+#[test]
+fn without_an_agent_rank_0_hosts_the_meeting() {
+    let folder = std::env::temp_dir().join(format!("phalanx-coord-test-{}", std::process::id()));
+    let port = TcpListener::bind(local()).unwrap().local_addr().unwrap().port();
+    std::thread::scope(|scope| {
+        for rank in [1, 0] {
+            let (folder, port) = (&folder, port);
+            scope.spawn(move || {
+                let variables = |name: &str| match name {
+                    "RANK" => Some(rank.to_string()),
+                    "WORLD_SIZE" => Some("2".into()),
+                    "MASTER_ADDR" => Some("127.0.0.1".into()),
+                    "MASTER_PORT" => Some(port.to_string()),
+                    "HOME" => Some(folder.to_str().unwrap().into()),
+                    _ => None,
+                };
+                let env = WorkerEnv::from_variables(variables).unwrap().unwrap();
+                let meeting = rendezvous(&env, soon(), |ip| Ok(format!("{ip} {rank}"))).unwrap();
+                assert_eq!(meeting.roster.addresses, ["127.0.0.1 0", "127.0.0.1 1"]);
+                assert_eq!(meeting.host.is_some(), rank == 0);
+            });
+        }
+    });
+    std::fs::remove_dir_all(folder).unwrap();
+}

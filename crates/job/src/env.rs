@@ -1,0 +1,229 @@
+//! The environment of a worker: torchrun's names and meanings, so that PyTorch programs run unchanged, and our own.
+
+use crate::error::Error;
+use phalanx_wire::{Generation, Rank, Secret};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+/// The names of all variables.
+#[allow(missing_docs)]
+pub mod names {
+    pub const RANK: &str = "RANK";
+    pub const LOCAL_RANK: &str = "LOCAL_RANK";
+    pub const WORLD_SIZE: &str = "WORLD_SIZE";
+    pub const LOCAL_WORLD_SIZE: &str = "LOCAL_WORLD_SIZE";
+    pub const GROUP_RANK: &str = "GROUP_RANK";
+    pub const GROUP_WORLD_SIZE: &str = "GROUP_WORLD_SIZE";
+    pub const ROLE_NAME: &str = "ROLE_NAME";
+    pub const ROLE_RANK: &str = "ROLE_RANK";
+    pub const ROLE_WORLD_SIZE: &str = "ROLE_WORLD_SIZE";
+    pub const MASTER_ADDR: &str = "MASTER_ADDR";
+    pub const MASTER_PORT: &str = "MASTER_PORT";
+    pub const RESTART_COUNT: &str = "TORCHELASTIC_RESTART_COUNT";
+    pub const MAX_RESTARTS: &str = "TORCHELASTIC_MAX_RESTARTS";
+    pub const RUN_ID: &str = "TORCHELASTIC_RUN_ID";
+    pub const ERROR_FILE: &str = "TORCHELASTIC_ERROR_FILE";
+    pub const OMP_NUM_THREADS: &str = "OMP_NUM_THREADS";
+    /// Address of the coordinator.
+    pub const COORDINATOR: &str = "PHALANX_COORDINATOR";
+    /// Number of an inherited descriptor from which the secret can be read.
+    pub const SECRET_FD: &str = "PHALANX_SECRET_FD";
+    pub const SECRET_FILE: &str = "PHALANX_SECRET_FILE";
+    pub const GENERATION: &str = "PHALANX_GENERATION";
+    pub const RUN_DIR: &str = "PHALANX_RUN_DIR";
+    /// Compute threads of this worker.
+    pub const THREADS: &str = "PHALANX_THREADS";
+    pub const SLURM_PROCID: &str = "SLURM_PROCID";
+    pub const SLURM_NTASKS: &str = "SLURM_NTASKS";
+    pub const SLURM_LOCALID: &str = "SLURM_LOCALID";
+}
+
+/// A worker's place in its run.
+#[derive(Clone, Debug)]
+pub struct WorkerEnv {
+    /// Among all workers.
+    pub rank: Rank,
+    /// Among the workers of this machine.
+    pub local_rank: usize,
+    /// How many workers there are.
+    pub world_size: usize,
+    /// How many of them are on this machine.
+    pub local_world_size: usize,
+    /// Host and port that belong to the program, on rank 0's machine.
+    pub master: Option<(String, u16)>,
+    /// Where the coordinator is, if an agent runs one.
+    pub coordinator: Option<SocketAddr>,
+    /// Which membership of the run.
+    pub generation: Generation,
+    /// The run.
+    pub run_id: String,
+    /// Where the run keeps its files.
+    pub run_dir: Option<PathBuf>,
+    /// Compute threads of this worker, if they were given.
+    pub threads: Option<usize>,
+    /// Where the secret is.
+    pub secret: SecretSource,
+}
+
+/// Where a worker reads the run's secret.
+#[derive(Clone, Debug, PartialEq)]
+pub enum SecretSource {
+    /// An inherited descriptor.
+    Descriptor(u32),
+    /// A file that was named.
+    File(PathBuf),
+    /// The user's own file, made on first use.
+    Own(PathBuf),
+    /// Nowhere: no home folder is known.
+    None,
+}
+
+impl WorkerEnv {
+    /// The place that the environment of this process gives; none if it gives no rank.
+    pub fn from_env() -> Result<Option<WorkerEnv>, Error> {
+        WorkerEnv::from_variables(|name| std::env::var(name).ok())
+    }
+
+    /// The place that these variables give.
+    pub fn from_variables(get: impl Fn(&str) -> Option<String>) -> Result<Option<WorkerEnv>, Error> {
+        let get = |name: &str| get(name).filter(|value| !value.is_empty());
+        let number = |name: &'static str| -> Result<Option<usize>, Error> {
+            let Some(value) = get(name) else { return Ok(None) };
+            let wrong =
+                |_| Error::Variable { name, value: value.clone(), want: "must be a number from 0".into() };
+            value.parse().map(Some).map_err(wrong)
+        };
+        let slurm = number(names::SLURM_NTASKS)?.is_some_and(|n| n > 1);
+        let either = |ours: &'static str, slurms: &'static str| -> Result<Option<usize>, Error> {
+            Ok(match number(ours)? {
+                None if slurm => number(slurms)?,
+                found => found,
+            })
+        };
+        let Some(rank) = either(names::RANK, names::SLURM_PROCID)? else { return Ok(None) };
+        let needed = |name: &'static str, found: Option<usize>| {
+            found.ok_or_else(|| Error::Variable {
+                name,
+                value: String::new(),
+                want: "must be set where RANK is".into(),
+            })
+        };
+        let world_size = needed(names::WORLD_SIZE, either(names::WORLD_SIZE, names::SLURM_NTASKS)?)?;
+        if rank >= world_size {
+            let want = format!("must be below WORLD_SIZE, which is {world_size}");
+            return Err(Error::Variable { name: names::RANK, value: rank.to_string(), want });
+        }
+        let local_rank = either(names::LOCAL_RANK, names::SLURM_LOCALID)?.unwrap_or(rank);
+        let local_world_size = number(names::LOCAL_WORLD_SIZE)?.unwrap_or(if slurm { 1 } else { world_size });
+        let master = match (get(names::MASTER_ADDR), get(names::MASTER_PORT)) {
+            (Some(host), Some(port)) => {
+                let wrong = |_| Error::Variable {
+                    name: names::MASTER_PORT,
+                    value: port.clone(),
+                    want: "must be a port number".into(),
+                };
+                Some((host, port.parse().map_err(wrong)?))
+            }
+            _ => None,
+        };
+        let coordinator = match get(names::COORDINATOR) {
+            None => None,
+            Some(value) => Some(value.parse().map_err(|_| Error::Variable {
+                name: names::COORDINATOR,
+                value: value.clone(),
+                want: "must be an address and a port".into(),
+            })?),
+        };
+        let descriptor = number(names::SECRET_FD)?;
+        let own = get("XDG_CONFIG_HOME")
+            .map(PathBuf::from)
+            .or_else(|| get("HOME").map(|home| PathBuf::from(home).join(".config")));
+        let secret = match (descriptor, get(names::SECRET_FILE), own) {
+            (Some(fd), ..) => SecretSource::Descriptor(fd as u32),
+            (None, Some(path), _) => SecretSource::File(path.into()),
+            (None, None, Some(config)) => SecretSource::Own(config.join("phalanx/secret")),
+            (None, None, None) => SecretSource::None,
+        };
+        Ok(Some(WorkerEnv {
+            rank: Rank(rank as u32),
+            local_rank,
+            world_size,
+            local_world_size,
+            master,
+            coordinator,
+            generation: Generation(number(names::GENERATION)?.unwrap_or(0) as u64),
+            run_id: get(names::RUN_ID).unwrap_or_else(|| "none".into()),
+            run_dir: get(names::RUN_DIR).map(PathBuf::from),
+            threads: number(names::THREADS)?.filter(|&n| n > 0),
+            secret,
+        }))
+    }
+
+    /// The secret of this run.
+    pub fn secret(&self) -> Result<Secret, Error> {
+        let kept = match &self.secret {
+            SecretSource::Descriptor(fd) => {
+                // Opened anew through /proc, so that reading moves nobody else's position.
+                let path = PathBuf::from(format!("/proc/self/fd/{fd}"));
+                let bytes = std::fs::read(&path).map_err(|source| Error::Io { path, source })?;
+                let bytes: [u8; 32] = bytes.try_into().map_err(|_| Error::Variable {
+                    name: names::SECRET_FD,
+                    value: fd.to_string(),
+                    want: "must be a descriptor with 32 bytes".into(),
+                })?;
+                // Made for this run alone.
+                return Ok(Secret::from_bytes(bytes));
+            }
+            SecretSource::File(path) => Secret::read_file(path)?,
+            SecretSource::Own(path) => Secret::load_or_create(path)?,
+            SecretSource::None => return Err(Error::NoSecret),
+        };
+        Ok(kept.bind(&self.run_id))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn env(pairs: &[(&str, &str)]) -> Result<Option<WorkerEnv>, Error> {
+        WorkerEnv::from_variables(|name| pairs.iter().find(|(n, _)| *n == name).map(|(_, v)| v.to_string()))
+    }
+
+    #[test]
+    fn torchrun_slurm_and_nothing() {
+        assert!(env(&[("HOME", "/h")]).unwrap().is_none());
+        let torch = env(&[
+            ("RANK", "3"),
+            ("WORLD_SIZE", "4"),
+            ("MASTER_ADDR", "h"),
+            ("MASTER_PORT", "1"),
+            ("HOME", "/h"),
+        ]);
+        let torch = torch.unwrap().unwrap();
+        assert_eq!((torch.rank, torch.world_size, torch.master), (Rank(3), 4, Some(("h".into(), 1))));
+        assert_eq!(torch.secret, SecretSource::Own("/h/.config/phalanx/secret".into()));
+        let slurm =
+            env(&[("SLURM_PROCID", "1"), ("SLURM_NTASKS", "2"), ("SLURM_LOCALID", "0")]).unwrap().unwrap();
+        assert_eq!((slurm.rank, slurm.world_size, slurm.local_rank), (Rank(1), 2, 0));
+        assert!(
+            env(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "1")]).unwrap().is_none(),
+            "a step of one task is no rank"
+        );
+    }
+
+    #[test]
+    fn a_senseless_variable_is_named_with_its_value() {
+        let message = |pairs| env(pairs).unwrap_err().to_string();
+        assert!(message(&[("RANK", "x"), ("WORLD_SIZE", "2")]).contains("RANK is \"x\""));
+        assert!(message(&[("RANK", "2"), ("WORLD_SIZE", "2")]).contains("below WORLD_SIZE, which is 2"));
+        assert!(message(&[("RANK", "0")]).contains("WORLD_SIZE is \"\": must be set"));
+        assert!(
+            message(&[("RANK", "0"), ("WORLD_SIZE", "1"), ("PHALANX_COORDINATOR", "here")]).contains("here")
+        );
+        assert!(matches!(
+            env(&[("RANK", "0"), ("WORLD_SIZE", "2")]).unwrap().unwrap().secret(),
+            Err(Error::NoSecret)
+        ));
+    }
+}

@@ -1,0 +1,69 @@
+//! What can go wrong between a worker and its run.
+
+use phalanx_wire::{HandshakeError, SecretError};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use thiserror::Error;
+
+/// Why a worker doesn't find its place.
+#[derive(Debug, Error)]
+pub enum Error {
+    /// A variable of the environment makes no sense.
+    #[error("the environment variable {name} is {value:?}: {want}")]
+    Variable {
+        /// Which.
+        name: &'static str,
+        /// What it holds; empty if it isn't set.
+        value: String,
+        /// What it should be.
+        want: String,
+    },
+    /// There is no secret.
+    #[error(transparent)]
+    Secret(#[from] SecretError),
+    /// Nobody told where a secret could be.
+    #[error(
+        "this rank has no secret to prove itself with\nhint: start it with `phalanx run`, or set PHALANX_SECRET_FILE to a file that all ranks can read"
+    )]
+    NoSecret,
+    /// The coordinator can't be reached.
+    #[error("the coordinator at {address} can't be reached: {reason}")]
+    Unreachable {
+        /// Where it should be.
+        address: String,
+        /// What the system said.
+        reason: String,
+    },
+    /// The coordinator, or who poses as it, was refused.
+    #[error("the coordinator at {address}: {source}")]
+    Handshake {
+        /// Where it is.
+        address: SocketAddr,
+        /// Why it was refused.
+        source: HandshakeError,
+    },
+    /// The coordinator closed the connection or spoke nonsense.
+    #[error("the coordinator at {address}: {reason}")]
+    Broken {
+        /// Where it is.
+        address: SocketAddr,
+        /// What happened.
+        reason: String,
+    },
+    /// Not all ranks came in time.
+    #[error("after {seconds:.0} s {} still missing: {}", if .missing.len() == 1 { "a rank is" } else { "ranks are" }, .missing.iter().map(u32::to_string).collect::<Vec<_>>().join(", "))]
+    Missing {
+        /// How long they were waited for.
+        seconds: f64,
+        /// Which didn't come.
+        missing: Vec<u32>,
+    },
+    /// A file of the run directory.
+    #[error("{path}: {source}", path = path.display())]
+    Io {
+        /// Which file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+}

@@ -1,0 +1,59 @@
+//! Where a run keeps its files, and what it is called.
+
+use crate::error::Error;
+use phalanx_wire::{Generation, Rank};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// A run's folder: `spec.toml`, `events.jsonl`, `logs/<generation>/<rank>.{out,err}`, and what the program saves.
+#[derive(Clone, Debug)]
+pub struct RunDir(PathBuf);
+
+impl RunDir {
+    /// The folder at this path, made if it isn't there.
+    pub fn create(path: &Path) -> Result<RunDir, Error> {
+        fs::create_dir_all(path).map_err(|source| Error::Io { path: path.to_owned(), source })?;
+        Ok(RunDir(path.to_owned()))
+    }
+
+    /// Its path.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Where what happens is written down.
+    pub fn events(&self) -> PathBuf {
+        self.0.join("events.jsonl")
+    }
+
+    /// The folder of the logs of one generation, made if it isn't there.
+    pub fn logs(&self, generation: Generation) -> Result<PathBuf, Error> {
+        let path = self.0.join("logs").join(generation.to_string());
+        fs::create_dir_all(&path).map_err(|source| Error::Io { path: path.clone(), source })?;
+        Ok(path)
+    }
+
+    /// The log files of one rank: standard output and standard error.
+    pub fn log_files(&self, generation: Generation, rank: Rank) -> Result<[PathBuf; 2], Error> {
+        let folder = self.logs(generation)?;
+        Ok([folder.join(format!("{rank}.out")), folder.join(format!("{rank}.err"))])
+    }
+}
+
+/// A short name for a run, from 40 random bits: eight letters and digits that can't be mistaken for each other.
+pub fn run_id(random: [u8; 5]) -> String {
+    const DIGITS: &[u8; 32] = b"abcdefghjkmnpqrstuvwxyz023456789";
+    let bits = random.iter().fold(0u64, |bits, &byte| bits << 8 | u64::from(byte));
+    (0..8).map(|i| char::from(DIGITS[(bits >> (5 * i) & 31) as usize])).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn run_ids_tell_runs_apart() {
+        assert_ne!(run_id([0, 0, 0, 0, 1]), run_id([0, 0, 0, 1, 0]));
+        assert!(run_id([255; 5]).chars().all(|c| c.is_ascii_alphanumeric()));
+    }
+}
