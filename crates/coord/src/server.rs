@@ -169,13 +169,13 @@ fn serve_one(mut stream: TcpStream, shared: &Shared) -> std::result::Result<(), 
                         state.waiting.insert(peer.rank, stream.try_clone().map_err(text)?);
                     }
                     Decision::Begin(roster) => {
+                        // Told first, so that nothing a rank does afterwards can be told before it.
+                        (shared.notify)(Notice::Complete);
                         let message = ToWorker::Roster(roster);
                         say(&mut stream, &message);
                         for (_, mut other) in state.waiting.drain() {
                             say(&mut other, &message);
                         }
-                        drop(state);
-                        (shared.notify)(Notice::Complete);
                     }
                 }
             }

@@ -1,1 +1,16 @@
-//! To be written.
+//! The processes of a run on one machine: started, watched, stopped, reported. It supervises any program.
+//!
+//! [`run`] starts the workers, writes their output down and passes it on, and returns when all have ended. The first worker
+//! that fails ends the others: SIGTERM, a grace period, SIGKILL. Signals to this process reach the workers. Nothing is
+//! polled: every line, every exit and every signal arrives through one queue. What it doesn't decide: what is shown, and how;
+//! that is the caller's, who is handed [`Report`]s.
+#![forbid(unsafe_op_in_unsafe_fn)]
+
+mod output;
+mod spec;
+mod supervise;
+mod worker;
+
+pub use output::Console;
+pub use spec::{LaunchError, LaunchSpec};
+pub use supervise::{Failure, Outcome, Report, run};
