@@ -196,16 +196,17 @@ mod tests {
         assert_eq!(Mnist::read(images(), idx(&[2], &[9, 0]), Scaling::UNIT).unwrap().labels(), [9, 0]);
     }
 
+    /// The numbers are PyTorch's, bit for bit: `torch.arange(256).float().div(255).sub(0.1307).div(0.3081)`, whose bit
+    /// patterns `b` are folded by `h = 31 * h + b` modulo 2**64.
     #[test]
-    fn pixels_scale_as_in_torchvision() {
-        // float32 results of (v / 255 - 0.1307) / 0.3081, each operation rounded, as computed by PyTorch.
+    fn pixels_scale_bit_for_bit_as_in_pytorch() {
         let lookup = Scaling::MNIST.lookup();
-        for (pixel, expected) in
-            [(0, -0.424_212_93), (1, -0.411_484_9), (128, 1.204_968_3), (255, 2.821_486_7)]
+        for (pixel, expected) in [(0, 0xbed9_3271), (77, 0x3f0e_4ce9), (128, 0x3f9a_3d7a), (255, 0x4034_933d)]
         {
-            let expected: f32 = expected;
-            assert!((lookup[pixel] - expected).abs() <= 2e-7, "{pixel}: {} and {expected}", lookup[pixel]);
+            assert_eq!(lookup[pixel].to_bits(), expected, "{pixel}: {}", lookup[pixel]);
         }
+        let fold = |h: u64, v: &f32| h.wrapping_mul(31).wrapping_add(u64::from(v.to_bits()));
+        assert_eq!(lookup.iter().fold(0, fold), 0xb66f_5c0a_9b41_e22f);
         assert_eq!((Scaling::UNIT.lookup()[0], Scaling::UNIT.lookup()[255]), (0.0, 1.0));
     }
 }

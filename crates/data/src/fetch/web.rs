@@ -67,10 +67,8 @@ fn download(job: &mut Job<'_>, agent: &Agent, url: &str, file: &FileSpec, part: 
         match attempt(job, agent, url, file, &mut output, have)? {
             Outcome::Whole => return Ok(()),
             Outcome::BrokenOff { reason } => broken = reason,
-            Outcome::Useless { .. } if have > 0 => {
-                // What lies here isn't the beginning of what the server has now.
-                output.set_len(0).map_err(Error::io("empty", part))?;
-            }
+            // What lies here isn't the beginning of what the server has.
+            Outcome::Useless { .. } if have > 0 => output.set_len(0).map_err(Error::io("empty", part))?,
             Outcome::Useless { reason } => return Err(job.failed(reason)),
         }
         let grown = output.seek(SeekFrom::End(0)).map_err(Error::io("read", part))? > have;
@@ -86,7 +84,7 @@ enum Outcome {
     Whole,
     /// The connection ended early; what arrived is kept.
     BrokenOff { reason: String },
-    /// The server doesn't go on from here.
+    /// What was asked for doesn't fit what the server has.
     Useless { reason: String },
 }
 
@@ -116,7 +114,10 @@ fn attempt(
         206 if header(CONTENT_RANGE).is_some_and(|range| range.starts_with(&format!("bytes {have}-"))) => {
             have
         }
-        _ => return Ok(Outcome::Useless { reason: format!("{}.gz: HTTP status {status}", file.name) }),
+        206 | 416 => {
+            return Ok(Outcome::Useless { reason: format!("{}.gz: HTTP status {status}", file.name) });
+        }
+        _ => return Err(job.failed(format!("{}.gz: HTTP status {status}", file.name))),
     };
     let total = length.map(|length| done + length);
     // Compression never adds as much as this: who sends more isn't sending this file.
