@@ -1,1 +1,55 @@
-//! To be written.
+//! Distributed training. A whole program:
+//!
+//! ```
+//! use phalanx::data::{Places, Silent, View, open};
+//! use phalanx::nn::{Conv2d, Ctx, Linear, Module, Visitor, optim::Sgd};
+//! use phalanx::tensor::{PoolOptions, Tensor};
+//! use phalanx::{Error, Trainer, Worker};
+//!
+//! struct Net {
+//!     conv: Conv2d,
+//!     fc: Linear,
+//! }
+//!
+//! impl Module for Net {
+//!     fn visit(&mut self, v: &mut Visitor<'_>) {
+//!         v.child("conv", &mut self.conv);
+//!         v.child("fc", &mut self.fc);
+//!     }
+//!     fn forward(&self, x: &Tensor, ctx: &mut Ctx) -> Tensor {
+//!         let x = self.conv.forward(x, ctx).max_pool2d(PoolOptions::square(4)).relu();
+//!         self.fc.forward(&x.flatten_from(1), ctx).log_softmax(1)
+//!     }
+//! }
+//!
+//! fn main() -> Result<(), Error> {
+//!     let worker = Worker::from_env()?; // a world of one here, a rank under `phalanx run`
+//!     let mut net = Net { conv: Conv2d::new(1, 8, 5), fc: Linear::new(288, 10) };
+//!     let digits = open("mnist-mini", View::default(), &Places::from_env(None), &mut Silent)?;
+//!     let trainer = Trainer { epochs: 2, batch_size: 32, ..Trainer::default() };
+//!     let sgd = Sgd { momentum: 0.9, ..Sgd::new(0.05) };
+//!     let trained = trainer.fit(&worker, &mut net, sgd, digits.train, Some(digits.test), &mut phalanx::Quiet)?;
+//!     assert!(trained.evaluation.and_then(|e| e.accuracy) > Some(0.8));
+//!     trained.parameters.to_weights().save(&std::env::temp_dir().join("model.safetensors"))?;
+//!     Ok(())
+//! }
+//! ```
+//!
+//! The layers below are re-exported whole: [`tensor`] computes, [`nn`] has modules and optimizers, [`data`] samples,
+//! [`comm`] collectives, [`parallel`] strategies.
+#![forbid(unsafe_code)]
+
+mod worker;
+mod trainer;
+mod event;
+mod error;
+
+pub use error::Error;
+pub use event::{Event, Observer, Quiet};
+pub use phalanx_comm as comm;
+pub use phalanx_data as data;
+pub use phalanx_nn as nn;
+pub use phalanx_parallel as parallel;
+pub use phalanx_tensor as tensor;
+pub use trainer::{Evaluation, Trained, Trainer};
+pub use worker::{Worker, cores, spawn};

@@ -1,0 +1,79 @@
+//! What can end a training program.
+
+use thiserror::Error;
+
+/// Why a run failed.
+#[derive(Debug, Error)]
+pub enum Error {
+    /// Ranks couldn't work together.
+    #[error(transparent)]
+    Parallel(#[from] phalanx_parallel::Error),
+    /// A collective failed.
+    #[error(transparent)]
+    Comm(#[from] phalanx_comm::Error),
+    /// Samples can't be had.
+    #[error(transparent)]
+    Data(#[from] phalanx_data::Error),
+    /// Weights can't be read or written.
+    #[error(transparent)]
+    Weights(#[from] phalanx_nn::WeightError),
+    /// Weights belong to another model.
+    #[error("{path}: {mismatch}", path = path.display())]
+    Mismatch {
+        /// The file.
+        path: std::path::PathBuf,
+        /// What doesn't fit.
+        mismatch: phalanx_nn::Mismatch,
+    },
+    /// A setting of the optimizer makes no sense.
+    #[error(transparent)]
+    Optimizer(#[from] phalanx_nn::optim::BadValue),
+    /// The loss is no number any more.
+    #[error("the loss is {loss} at step {step}\nhint: lower optimizer.lr, or look at the data")]
+    Diverged {
+        /// What it is.
+        loss: f64,
+        /// When.
+        step: u64,
+    },
+    /// A rank of [`crate::spawn`] panicked; its message was printed.
+    #[error("rank {rank} panicked")]
+    Panicked {
+        /// Which.
+        rank: usize,
+    },
+    /// A rank of [`crate::spawn`] couldn't be started.
+    #[error("rank {rank} can't be started: {source}")]
+    Thread {
+        /// Which.
+        rank: usize,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A file of the run directory can't be written.
+    #[error("{path}: {source}", path = path.display())]
+    Io {
+        /// The file.
+        path: std::path::PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The rank couldn't find its place in the run.
+    #[error("{0}")]
+    Join(String),
+    /// A recipe asks for something that isn't there.
+    #[error("{0}")]
+    Recipe(String),
+}
+
+impl Error {
+    /// Whether this only says that another rank has failed.
+    pub fn is_consequence(&self) -> bool {
+        use phalanx_comm::Error::{Aborted, PeerLost};
+        let comm = match self {
+            Error::Comm(comm) | Error::Parallel(phalanx_parallel::Error::Comm(comm)) => Some(comm),
+            _ => None,
+        };
+        matches!(comm, Some(PeerLost { .. } | Aborted { .. })) || matches!(self, Error::Panicked { .. })
+    }
+}

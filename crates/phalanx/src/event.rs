@@ -1,0 +1,90 @@
+//! What a run tells whoever listens: one JSON object a line for programs, a bar for people.
+
+use serde::Serialize;
+
+/// Something that happened in training. The names are a contract.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(tag = "event", rename_all = "lowercase")]
+pub enum Event {
+    /// The run begins.
+    Start {
+        /// How many ranks train.
+        world_size: usize,
+        /// How many numbers the model learns.
+        parameters: usize,
+        /// Steps of an epoch.
+        steps_per_epoch: u64,
+        /// Steps of the whole run.
+        steps: u64,
+        /// Samples of the data set.
+        samples: usize,
+    },
+    /// A step was made.
+    Step {
+        /// From 0, over the whole run.
+        step: u64,
+        /// From 0.
+        epoch: u64,
+        /// The mean over the samples of all ranks, before the step.
+        loss: f64,
+        /// Samples since the start, of all ranks.
+        samples: u64,
+        /// How many ranks train.
+        world_size: usize,
+        /// How long the step took, in milliseconds.
+        ms: f64,
+    },
+    /// An epoch is over.
+    Epoch {
+        /// From 0.
+        epoch: u64,
+        /// How long its training took, in seconds.
+        seconds: f64,
+        /// Samples a second, of all ranks.
+        samples_per_s: f64,
+        /// The mean loss on the test samples, if there are any.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        test_loss: Option<f64>,
+        /// The share of test samples that were told right, if they have labels.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        test_accuracy: Option<f64>,
+    },
+    /// The run is over.
+    Done {
+        /// How many steps were made.
+        steps: u64,
+        /// How many epochs were begun.
+        epochs: u64,
+        /// How long it took, in seconds.
+        seconds: f64,
+        /// As in the last epoch.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        test_accuracy: Option<f64>,
+        /// The file of weights, if one was written.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        model: Option<String>,
+    },
+}
+
+/// Listens to a run. Only rank 0's is called.
+pub trait Observer {
+    /// Something happened.
+    fn event(&mut self, event: &Event);
+
+    /// How many steps lie between two [`Event::Step`]s that this one wants: the loss of all ranks is only brought together
+    /// for those. The same on all ranks.
+    fn every(&self) -> u64 {
+        1
+    }
+}
+
+/// Listens to nothing.
+pub struct Quiet;
+
+impl Observer for Quiet {
+    fn event(&mut self, _: &Event) {}
+
+    fn every(&self) -> u64 {
+        100
+    }
+}

@@ -1,0 +1,152 @@
+//! One rank of a run: its place, its group, its device.
+
+use crate::error::Error;
+use phalanx_comm::{Endpoint, Group, GroupConfig, PeerAddress};
+use phalanx_coord::{Meeting, rendezvous};
+use phalanx_job::WorkerEnv;
+use phalanx_tensor::Device;
+use phalanx_wire::Deadline;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// What a training program is given: who it is among the ranks, how to reach the others, and what to compute on.
+pub struct Worker {
+    group: Group,
+    device: Device,
+    run_dir: Option<PathBuf>,
+    /// Kept open: as long as it is, this worker counts as alive.
+    meeting: Option<Meeting>,
+}
+
+/// How long the ranks of a run may take to find each other, and how long a collective may wait.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+impl Worker {
+    /// A world of one with this many compute threads.
+    pub fn alone(threads: usize) -> Worker {
+        Worker::new(Group::solo(), threads)
+    }
+
+    /// A rank of `group` with this many compute threads.
+    pub fn new(group: Group, threads: usize) -> Worker {
+        Worker { group, device: Device::cpu(threads), run_dir: None, meeting: None }
+    }
+
+    /// The place that the environment gives: under `phalanx run`, torchrun or Slurm a rank, connected to all others; else a
+    /// world of one with all cores.
+    pub fn from_env() -> Result<Worker, Error> {
+        Worker::from_environment(None)
+    }
+
+    /// As [`Worker::from_env`], with this many compute threads whatever the environment says.
+    pub fn from_environment(threads: Option<usize>) -> Result<Worker, Error> {
+        let join = |error: phalanx_job::Error| Error::Join(error.to_string());
+        let Some(env) = WorkerEnv::from_env().map_err(join)? else { return Ok(Worker::alone(threads.unwrap_or(cores()))) };
+        let share = (cores() / env.local_world_size.max(1)).max(1);
+        let threads = threads.or(env.threads).unwrap_or(share);
+        let device = Device::cpu(threads);
+        let run_dir = env.run_dir.clone();
+        if env.world_size == 1 {
+            return Ok(Worker { group: Group::solo(), device, run_dir, meeting: None });
+        }
+        let mut ear = None;
+        let meeting = rendezvous(&env, Deadline::after(PATIENCE), |ip| {
+            let unreachable = |error: phalanx_comm::Error| {
+                phalanx_job::Error::Unreachable { address: ip.to_string(), reason: error.to_string() }
+            };
+            let endpoint = ear.insert(Endpoint::bind(ip).map_err(unreachable)?);
+            Ok(serde_json::to_string(&endpoint.address()).expect("an address is always JSON"))
+        })
+        .map_err(join)?;
+        let address = |text: &String| {
+            serde_json::from_str::<PeerAddress>(text).map_err(|e| Error::Join(format!("a peer's address is {text:?}: {e}")))
+        };
+        let peers = meeting.roster.addresses.iter().map(address).collect::<Result<Vec<_>, _>>()?;
+        let group = Group::connect(GroupConfig {
+            rank: env.rank,
+            generation: meeting.roster.generation,
+            secret: meeting.secret.clone(),
+            endpoint: ear.expect("the rendezvous asked for an address"),
+            peers,
+            timeout: PATIENCE,
+        })?;
+        Ok(Worker { group, device, run_dir, meeting: Some(meeting) })
+    }
+
+    /// Where the run keeps its files, if whoever started it said so.
+    pub fn run_dir(&self) -> Option<&Path> {
+        self.run_dir.as_deref()
+    }
+
+    /// Tells whoever started the run why this rank can't go on.
+    pub fn report(&mut self, error: &Error) {
+        if let Some(meeting) = &mut self.meeting {
+            // Where nobody listens any more, the exit code has to say it.
+            let _ = meeting.link.fail(error.to_string(), error.is_consequence());
+        }
+    }
+
+    /// The connections to the other ranks.
+    pub fn group(&self) -> &Group {
+        &self.group
+    }
+
+    /// What to compute on.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Whether this is rank 0, which alone prints and writes shared files.
+    pub fn is_first(&self) -> bool {
+        self.group.rank().index() == 0
+    }
+}
+
+/// How many cores this process may use.
+pub fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// Runs `f` as `n` ranks, each a thread of this process with its share of the cores: for programs that want no launcher.
+/// The first error, by rank, is returned when all have ended; a rank that panics counts as one.
+///
+/// ```
+/// use phalanx::comm::ReduceOp;
+/// phalanx::spawn(2, |worker| {
+///     let mut sum = [worker.group().rank().0 + 1];
+///     worker.group().all_reduce(&mut sum, ReduceOp::Sum)?;
+///     assert_eq!(sum, [3]);
+///     Ok(())
+/// })?;
+/// # Ok::<(), phalanx::Error>(())
+/// ```
+pub fn spawn(n: usize, f: impl Fn(Worker) -> Result<(), Error> + Sync) -> Result<(), Error> {
+    let threads = (cores() / n.max(1)).max(1);
+    let f = &f;
+    let results: Vec<Result<(), Error>> = std::thread::scope(|scope| {
+        let ranks: Vec<_> = Group::threads(n)
+            .into_iter()
+            .map(|group| {
+                let name = format!("rank-{}", group.rank());
+                std::thread::Builder::new().name(name).spawn_scoped(scope, move || {
+                    // A rank that fails leaves its group, so that the others don't wait for it.
+                    let held = group.clone();
+                    let result = f(Worker::new(group, threads));
+                    if let Err(error) = &result {
+                        held.abort(&error.to_string());
+                    }
+                    result
+                })
+            })
+            .collect();
+        let joined = ranks.into_iter().enumerate().map(|(rank, thread)| match thread {
+            Ok(thread) => thread.join().unwrap_or_else(|_| Err(Error::Panicked { rank })),
+            Err(source) => Err(Error::Thread { rank, source }),
+        });
+        joined.collect()
+    });
+    // A rank that lost its peer is a consequence; the cause is an error of another kind, if there is one.
+    let mut errors: Vec<Error> = results.into_iter().filter_map(Result::err).collect();
+    errors.sort_by_key(Error::is_consequence);
+    errors.into_iter().next().map_or(Ok(()), Err)
+}
