@@ -40,7 +40,7 @@ impl IdxReader<Plain<'static>> {
     /// Opens a file, compressed or not, and reads its header.
     pub(crate) fn open(path: &Path) -> Result<IdxReader<Plain<'static>>> {
         let file = File::open(path).map_err(Error::io("open", path))?;
-        let source = plain(BufReader::with_capacity(1 << 17, file)).map_err(Error::io("read", path))?;
+        let source = plain(BufReader::with_capacity(1 << 16, file)).map_err(Error::io("read", path))?;
         IdxReader::new(path, source)
     }
 }

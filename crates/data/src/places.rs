@@ -116,7 +116,8 @@ mod tests {
 
     #[test]
     fn the_cache_follows_the_environment() {
-        let rows: &[(&[(&str, &str)], Option<&str>)] = &[
+        type Variables = &'static [(&'static str, &'static str)];
+        let rows: &[(Variables, Option<&str>)] = &[
             (&[], None),
             (&[("HOME", "/h")], Some("/h/.cache/phalanx")),
             (&[("HOME", "/h"), ("XDG_CACHE_HOME", "/x")], Some("/x/phalanx")),

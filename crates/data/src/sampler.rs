@@ -196,7 +196,7 @@ mod tests {
         if drop_last {
             indices.truncate(order.len() / world_size * world_size);
         } else {
-            while indices.len() % world_size != 0 {
+            while !indices.len().is_multiple_of(world_size) {
                 let missing = world_size - indices.len() % world_size;
                 indices.extend_from_slice(&order[..missing.min(order.len())]);
             }
