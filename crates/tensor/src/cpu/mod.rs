@@ -8,6 +8,7 @@ pub(crate) mod gemm;
 pub(crate) mod norm;
 pub(crate) mod pooling;
 pub(crate) mod reduce;
+pub(crate) mod small_gemm;
 pub(crate) mod softmax;
 
 /// Work below this many elements (or multiply-adds) is not worth waking another thread for: about ten microseconds.

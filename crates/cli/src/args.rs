@@ -1,0 +1,250 @@
+//! What can be typed.
+
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
+use std::ffi::OsString;
+use std::fmt;
+use std::path::PathBuf;
+
+/// Distributed training of neural networks: launch, train, measure.
+#[derive(Parser)]
+#[command(name = "phalanx", version, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// The commands.
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    /// Train a model by a recipe, on all workers of this machine.
+    Train(TrainArgs),
+    /// Start any program as several workers, with torchrun's environment.
+    Run(RunArgs),
+    /// Measure this machine.
+    Bench(BenchArgs),
+    /// Fetch, list and verify data sets.
+    Data(DataArgs),
+}
+
+/// `phalanx train`.
+#[derive(Args)]
+pub(crate) struct TrainArgs {
+    /// A built-in recipe (see --list) or a TOML file.
+    #[arg(required_unless_present = "list")]
+    pub(crate) recipe: Option<String>,
+    /// Name the built-in recipes.
+    #[arg(long)]
+    pub(crate) list: bool,
+    /// Print the recipe as TOML, with what --set and the other options make of it.
+    #[arg(long)]
+    pub(crate) print: bool,
+    /// Workers on this machine.
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    pub(crate) nproc_per_node: usize,
+    /// How often all samples are seen.
+    #[arg(long, value_name = "E")]
+    pub(crate) epochs: Option<u64>,
+    /// End after this many steps.
+    #[arg(long, value_name = "S")]
+    pub(crate) steps: Option<u64>,
+    /// Samples a step and worker.
+    #[arg(long, value_name = "B")]
+    pub(crate) batch_size: Option<usize>,
+    /// Where the data set lies.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) data: Option<PathBuf>,
+    /// Start from the weights in this .safetensors file.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) init: Option<PathBuf>,
+    /// Take the samples in the order of the files.
+    #[arg(long)]
+    pub(crate) no_shuffle: bool,
+    /// Seed of first values, orders and dropout.
+    #[arg(long)]
+    pub(crate) seed: Option<u64>,
+    /// Where to save the model and the logs [default: runs/<recipe>-<run id>].
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: Option<PathBuf>,
+    /// Change a key of the recipe, as in --set optimizer.lr=0.1; may be given often.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub(crate) set: Vec<String>,
+    /// Print one JSON object a line on standard output, and nothing else there.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Print the loss every so many steps, as the PyTorch example does.
+    #[arg(long, value_name = "STEPS")]
+    pub(crate) log_interval: Option<u64>,
+    /// Save optimizer.safetensors beside the model.
+    #[arg(long)]
+    pub(crate) save_optimizer: bool,
+}
+
+/// `phalanx run`. The flags are torchrun's, with dashes or underscores.
+#[derive(Args)]
+pub(crate) struct RunArgs {
+    /// Workers on this machine: a number, `auto` or `cpu` (one a core), or `gpu`.
+    #[arg(long, default_value = "1", value_name = "N")]
+    pub(crate) nproc_per_node: String,
+    /// Machines; only 1 so far.
+    #[arg(long, default_value = "1", value_name = "N")]
+    pub(crate) nnodes: String,
+    /// Which machine this is; only 0 so far.
+    #[arg(long, default_value_t = 0, value_name = "I")]
+    pub(crate) node_rank: usize,
+    /// Host for the program's own meeting point.
+    #[arg(long, default_value = "127.0.0.1", value_name = "HOST")]
+    pub(crate) master_addr: String,
+    /// Port for the program's own meeting point [default: a free one].
+    #[arg(long, value_name = "PORT")]
+    pub(crate) master_port: Option<u16>,
+    /// A run of this machine alone, which is the only kind so far.
+    #[arg(long)]
+    pub(crate) standalone: bool,
+    /// What the run is called.
+    #[arg(long, value_name = "ID")]
+    pub(crate) rdzv_id: Option<String>,
+    /// How often failed workers are started again; only 0 so far.
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub(crate) max_restarts: usize,
+    /// Role of the workers, for the environment.
+    #[arg(long, default_value = "default")]
+    pub(crate) role: String,
+    /// PROGRAM is a Python module.
+    #[arg(short, long)]
+    pub(crate) module: bool,
+    /// PROGRAM is not Python, whatever its name.
+    #[arg(long, conflicts_with = "module")]
+    pub(crate) no_python: bool,
+    /// Where to keep the logs and whatever the program saves [default: runs/<program>-<run id>].
+    #[arg(long, visible_alias = "log-dir", value_name = "DIR")]
+    pub(crate) out: Option<PathBuf>,
+    /// Seconds from SIGTERM to SIGKILL.
+    #[arg(long, default_value_t = 30.0, value_name = "SECONDS")]
+    pub(crate) shutdown_timeout: f64,
+    /// Show the workers' lines as they are, without their rank.
+    #[arg(long)]
+    pub(crate) no_prefix: bool,
+    /// Accepted for torchrun's sake: nothing is polled here.
+    #[arg(long, hide = true)]
+    pub(crate) monitor_interval: Option<f64>,
+    /// Accepted for torchrun's sake: workers are always fresh processes.
+    #[arg(long, hide = true)]
+    pub(crate) start_method: Option<String>,
+    /// The program and its arguments; a .py program runs with the active Python.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true, value_name = "PROGRAM")]
+    pub(crate) program: Vec<OsString>,
+}
+
+/// `phalanx bench`.
+#[derive(Args)]
+pub(crate) struct BenchArgs {
+    #[command(subcommand)]
+    pub(crate) what: Bench,
+}
+
+/// What can be measured.
+#[derive(Subcommand)]
+pub(crate) enum Bench {
+    /// One training step, compute only.
+    Step(StepArgs),
+    /// From the start of two workers over one all-reduce to their end.
+    Launch {
+        /// Workers.
+        #[arg(long, default_value_t = 2)]
+        workers: usize,
+        /// Runs.
+        #[arg(long, default_value_t = 20)]
+        runs: usize,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// What a worker of `bench launch` does.
+    #[command(hide = true)]
+    Hello,
+}
+
+/// `phalanx bench step`.
+#[derive(Args)]
+pub(crate) struct StepArgs {
+    /// Which model.
+    #[arg(long, value_enum, default_value_t = StepModel::Mnist)]
+    pub(crate) model: StepModel,
+    /// Samples a step.
+    #[arg(long, default_value_t = 64)]
+    pub(crate) batch: usize,
+    /// Compute threads [default: all cores].
+    #[arg(long)]
+    pub(crate) threads: Option<usize>,
+    /// Steps that count; a fifth as many go before them.
+    #[arg(long, default_value_t = 500)]
+    pub(crate) steps: usize,
+    /// Only the forward pass.
+    #[arg(long)]
+    pub(crate) forward_only: bool,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Models that `bench step` knows.
+#[derive(Clone, Copy, ValueEnum)]
+pub(crate) enum StepModel {
+    /// The tutorials' MNIST network.
+    Mnist,
+    /// The HPC tutorial's MNIST network.
+    MnistHpc,
+}
+
+/// `phalanx data`.
+#[derive(Args)]
+pub(crate) struct DataArgs {
+    #[command(subcommand)]
+    pub(crate) what: Data,
+}
+
+/// What can be done with data sets.
+#[derive(Subcommand)]
+pub(crate) enum Data {
+    /// Name the data sets.
+    List,
+    /// Get a data set into the cache.
+    Fetch {
+        /// Which.
+        name: String,
+    },
+    /// Check every file of a data set against its SHA-256.
+    Verify {
+        /// Which.
+        name: String,
+        /// Where it lies [default: where it is found].
+        #[arg(long, value_name = "DIR")]
+        data: Option<PathBuf>,
+    },
+}
+
+/// The command line asks for what can't be.
+#[derive(Debug)]
+pub(crate) struct WrongUsage(pub(crate) String);
+
+impl fmt::Display for WrongUsage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for WrongUsage {}
+
+/// What was typed; exits with code 2 and a usage line if it makes no sense.
+pub(crate) fn parse() -> Command {
+    // torchrun takes its flags with underscores as well.
+    let underscored = |command: clap::Command| {
+        command.mut_args(|arg| match arg.get_long().map(|long| long.replace('-', "_")) {
+            Some(name) if name.contains('_') => arg.alias(name),
+            _ => arg,
+        })
+    };
+    let command = Cli::command().mut_subcommand("run", underscored).mut_subcommand("train", underscored);
+    let matches = command.get_matches();
+    Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit()).command
+}

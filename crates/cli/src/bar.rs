@@ -1,0 +1,171 @@
+//! Progress for people, on standard error: a bar on a terminal, a line an epoch elsewhere.
+
+use indicatif::{ProgressBar, ProgressStyle};
+use phalanx::data::{FetchEvent, Progress};
+use phalanx::{Event, Observer};
+use std::fs::File;
+use std::io::{IsTerminal, Write};
+
+/// Shows a training run.
+pub(crate) struct TrainBar {
+    bar: Option<ProgressBar>,
+    epochs_of: u64,
+    samples: usize,
+    last_samples: Option<(std::time::Instant, u64)>,
+    rate: f64,
+    /// Print the loss this often, as the PyTorch example does.
+    log_interval: Option<u64>,
+    events: Option<File>,
+}
+
+impl TrainBar {
+    /// A bar that also writes every event to `events`.
+    pub(crate) fn new(log_interval: Option<u64>, events: Option<File>) -> TrainBar {
+        let samples = 0;
+        TrainBar { bar: None, epochs_of: 1, samples, last_samples: None, rate: 0.0, log_interval, events }
+    }
+
+    fn say(&self, line: &str) {
+        match &self.bar {
+            Some(bar) => bar.suspend(|| eprintln!("{line}")),
+            None => eprintln!("{line}"),
+        }
+    }
+}
+
+/// Steps between two looks at the loss of all ranks: often enough for the eye, too seldom to cost anything.
+const BAR_STEPS: u64 = 10;
+
+impl Observer for TrainBar {
+    fn every(&self) -> u64 {
+        self.log_interval.unwrap_or(BAR_STEPS).max(1)
+    }
+
+    fn event(&mut self, event: &Event) {
+        if let Some(file) = &mut self.events {
+            write_event(file, event);
+        }
+        match event {
+            Event::Start { world_size, parameters, steps_per_epoch, steps, samples } => {
+                (self.epochs_of, self.samples) = ((*steps_per_epoch).max(1), *samples);
+                let workers = if *world_size == 1 { "worker" } else { "workers" };
+                self.say(&format!("{parameters} parameters, {samples} samples, {world_size} {workers}"));
+                if std::io::stderr().is_terminal() {
+                    let style = ProgressStyle::with_template("{prefix} {bar:28} {pos}/{len} {msg} {eta} left");
+                    let bar = ProgressBar::new(*steps).with_style(style.expect("the template is well-formed"));
+                    self.bar = Some(bar);
+                }
+            }
+            Event::Step { step, epoch, loss, samples, .. } => {
+                let now = std::time::Instant::now();
+                if let Some((then, before)) = self.last_samples {
+                    self.rate = (samples - before) as f64 / now.duration_since(then).as_secs_f64().max(1e-9);
+                }
+                self.last_samples = Some((now, *samples));
+                if let Some(bar) = &self.bar {
+                    bar.set_prefix(format!("epoch {epoch}"));
+                    bar.set_message(format!("loss {loss:.4} {:.0} images/s", self.rate));
+                    bar.set_position(step + 1);
+                }
+                if self.log_interval.is_some() {
+                    let within = step % self.epochs_of;
+                    let global_batch = *samples / (step + 1);
+                    let done = within * global_batch;
+                    let percent = 100 * within / self.epochs_of;
+                    let line = format!(
+                        "Train Epoch: {} [{done}/{} ({percent}%)]\tLoss: {loss:.6}",
+                        epoch + 1,
+                        self.samples
+                    );
+                    match &self.bar {
+                        Some(bar) => bar.suspend(|| println!("{line}")),
+                        None => println!("{line}"),
+                    }
+                }
+            }
+            Event::Epoch { epoch, seconds, samples_per_s, test_loss, test_accuracy } => {
+                self.last_samples = None;
+                let mut line = format!("epoch {epoch}: {seconds:.2} s, {samples_per_s:.0} samples/s");
+                if let Some(loss) = test_loss {
+                    line += &format!(", test loss {loss:.4}");
+                }
+                if let Some(accuracy) = test_accuracy {
+                    line += &format!(", test accuracy {:.2}%", 100.0 * accuracy);
+                }
+                self.say(&line);
+            }
+            Event::Done { seconds, model, .. } => {
+                if let Some(bar) = self.bar.take() {
+                    bar.finish_and_clear();
+                }
+                match model {
+                    Some(model) => eprintln!("done in {seconds:.2} s, saved {model}"),
+                    None => eprintln!("done in {seconds:.2} s"),
+                }
+            }
+        }
+    }
+}
+
+/// Shows a training run as JSON lines on standard output.
+pub(crate) struct JsonLines {
+    /// Where the same lines are kept.
+    pub(crate) events: Option<File>,
+}
+
+impl Observer for JsonLines {
+    fn event(&mut self, event: &Event) {
+        write_event(&mut std::io::stdout(), event);
+        if let Some(file) = &mut self.events {
+            write_event(file, event);
+        }
+    }
+}
+
+/// A listener that is gone, or a disk that is full, doesn't end the run.
+fn write_event(out: &mut dyn Write, event: &Event) {
+    let mut line = serde_json::to_vec(event).expect("an event is always JSON");
+    line.push(b'\n');
+    let _ = out.write_all(&line);
+}
+
+/// Shows how data is found and fetched.
+pub(crate) struct FetchBar {
+    bar: Option<ProgressBar>,
+    file: String,
+}
+
+impl FetchBar {
+    pub(crate) fn new() -> FetchBar {
+        FetchBar { bar: None, file: String::new() }
+    }
+}
+
+impl Progress for FetchBar {
+    fn event(&mut self, event: FetchEvent<'_>) {
+        match event {
+            FetchEvent::Waiting { at_most } => {
+                eprintln!("another process is fetching the same data: waiting up to {} s", at_most.as_secs());
+            }
+            FetchEvent::Asking { dataset, source } => eprintln!("fetching {dataset} from {source}"),
+            FetchEvent::Failed { source, reason } => eprintln!("  {source}: {reason}"),
+            FetchEvent::Bytes { file, done, total } => {
+                if self.file != file {
+                    self.file = file.to_owned();
+                    let style = ProgressStyle::with_template("  {msg} {bar:28} {bytes}/{total_bytes} {eta} left");
+                    let bar = total.map_or_else(ProgressBar::new_spinner, ProgressBar::new);
+                    let bar = bar.with_style(style.expect("the template is well-formed")).with_message(file.to_owned());
+                    self.bar = Some(bar);
+                }
+                if let Some(bar) = &self.bar {
+                    bar.set_position(done);
+                    if total == Some(done) {
+                        bar.finish_and_clear();
+                    }
+                }
+            }
+            FetchEvent::Ready { dataset, folder } => eprintln!("{dataset} is in {}", folder.display()),
+            _ => {}
+        }
+    }
+}

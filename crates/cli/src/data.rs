@@ -1,0 +1,28 @@
+//! `phalanx data`: data sets.
+
+use crate::args::{Data, DataArgs};
+use crate::bar::FetchBar;
+use anyhow::Result;
+use phalanx::data::{Places, catalog, listing, verify};
+
+pub(crate) fn data(args: &DataArgs) -> Result<u8> {
+    match &args.what {
+        Data::List => {
+            for listing in catalog() {
+                println!("{:<20} {}", listing.name, listing.about);
+            }
+        }
+        Data::Fetch { name } => {
+            let location = Places::from_env(None).find(listing(name)?, &mut FetchBar::new())?;
+            println!("{name}: {location}");
+        }
+        Data::Verify { name, data } => {
+            let listing = listing(name)?;
+            let location = Places::from_env(data.clone()).find(listing, &mut FetchBar::new())?;
+            for file in verify(listing, &location)? {
+                println!("{file}");
+            }
+        }
+    }
+    Ok(0)
+}
