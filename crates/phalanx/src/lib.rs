@@ -42,6 +42,7 @@
 mod worker;
 mod trainer;
 mod event;
+pub mod recipe;
 mod error;
 
 pub use error::Error;
@@ -51,5 +52,6 @@ pub use phalanx_data as data;
 pub use phalanx_nn as nn;
 pub use phalanx_parallel as parallel;
 pub use phalanx_tensor as tensor;
+pub use recipe::{Recipe, RecipeError};
 pub use trainer::{Evaluation, Trained, Trainer};
 pub use worker::{Worker, cores, spawn};

@@ -1,0 +1,392 @@
+//! A training job as data: which model, optimizer, schedule and dataset, and how they are trained.
+//!
+//! A recipe is a TOML file, or one of those in this library, and settings of the command line over it. All of them pass
+//! through one table of keys ([`KEYS`]), so a wrong key or value is refused in the same words wherever it stands, and a
+//! [`Recipe`] that was read holds none. A recipe only puts the public parts of the layers below together: what it does, a program can do.
+
+mod build;
+mod keys;
+
+pub use keys::{KEYS, Key, Kind};
+
+use serde::{Deserialize, Serialize};
+use std::fs;
+use std::path::{Path, PathBuf};
+use thiserror::Error;
+use toml::{Table, Value};
+
+/// A training job.
+///
+/// ```
+/// use phalanx::recipe::Recipe;
+/// let recipe = Recipe::load("mnist", &["optimizer.name=adamw".to_owned(), "train.epochs=3".to_owned()])?;
+/// assert_eq!(recipe.train.epochs, 3);
+/// assert!(recipe.to_toml().contains("name = \"adamw\""));
+/// # Ok::<(), phalanx::recipe::RecipeError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Recipe {
+    /// What it is called: the built-in name, or the name of the file without its ending.
+    #[serde(skip)]
+    pub name: String,
+    /// One line about it.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub about: String,
+    /// What is trained.
+    pub model: ModelRecipe,
+    /// How parameters follow gradients.
+    pub optimizer: OptimizerRecipe,
+    /// How the learning rate changes.
+    #[serde(default)]
+    pub schedule: ScheduleRecipe,
+    /// What it learns from.
+    pub data: DataRecipe,
+    /// How long, and in which portions.
+    pub train: TrainRecipe,
+    /// How ranks share the work.
+    #[serde(default)]
+    pub parallel: ParallelRecipe,
+}
+
+/// What is trained.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModelRecipe {
+    /// The model.
+    pub name: String,
+    /// The share of values that dropout zeroes while training; 0 switches it off.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dropout: Option<f64>,
+}
+
+/// How parameters follow gradients. What is `None` is the optimizer's default.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[allow(missing_docs, reason = "the fields are the keys, and the table of keys describes them")]
+pub struct OptimizerRecipe {
+    pub name: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lr: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub momentum: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dampening: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nesterov: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub weight_decay: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub betas: Option<(f64, f64)>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub eps: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rho: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub alpha: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub centered: Option<bool>,
+}
+
+/// How the learning rate changes from epoch to epoch.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ScheduleRecipe {
+    /// The schedule.
+    pub name: String,
+    /// Epochs from one change to the next. Default 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub step_size: Option<u64>,
+    /// The factor of each change. Default 0.1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gamma: Option<f64>,
+}
+
+impl Default for ScheduleRecipe {
+    fn default() -> ScheduleRecipe {
+        ScheduleRecipe { name: "constant".to_owned(), step_size: None, gamma: None }
+    }
+}
+
+/// What the model learns from.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DataRecipe {
+    /// The dataset.
+    pub name: String,
+    /// Whether samples are altered at random while training. Default no.
+    #[serde(default)]
+    pub augment: bool,
+    /// What pixels become: `standard` (mean 0 and deviation 1, the default) or `unit` (0 to 1).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pixels: Option<String>,
+    /// What is to be predicted: the dataset's `own` targets (the default) or its `inputs`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub targets: Option<String>,
+}
+
+/// How long is trained, and in which portions.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TrainRecipe {
+    /// How outputs are held against targets.
+    pub loss: String,
+    /// How much of a label is spread over all classes, under the loss `cross-entropy`. Default 0.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub label_smoothing: Option<f64>,
+    /// How often all samples are seen. Default 1.
+    #[serde(default = "one")]
+    pub epochs: u64,
+    /// Samples a step and worker. Default 64.
+    #[serde(default = "sixty_four")]
+    pub batch_size: usize,
+    /// What first values, orders and masks are functions of. Default 0.
+    #[serde(default)]
+    pub seed: u64,
+    /// Compute threads of each worker; 0, the default, for its share of the cores.
+    #[serde(default)]
+    pub threads: usize,
+}
+
+fn one() -> u64 {
+    1
+}
+
+fn sixty_four() -> usize {
+    64
+}
+
+/// How ranks share the work.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ParallelRecipe {
+    /// About how many MiB of gradients travel together. Default 25.
+    pub bucket_mb: f64,
+    /// The same for the gradients that are ready first. Default 1.
+    pub first_bucket_mb: f64,
+    /// Whether a step may leave parameters without a gradient. Default no.
+    pub find_unused: bool,
+}
+
+impl Default for ParallelRecipe {
+    fn default() -> ParallelRecipe {
+        ParallelRecipe { bucket_mb: 25.0, first_bucket_mb: 1.0, find_unused: false }
+    }
+}
+
+/// Why there is no such recipe.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum RecipeError {
+    /// Neither a built-in recipe nor a file.
+    #[error("no recipe is called: {name}{}", near(nearest, "`phalanx train --list` names them all"))]
+    Unknown {
+        /// What was asked for.
+        name: String,
+        /// The built-in name that looks most like it.
+        nearest: Option<&'static str>,
+    },
+    /// The file can't be read.
+    #[error("cannot read the recipe {}: {error}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system answered.
+        error: std::io::Error,
+    },
+    /// The file isn't TOML.
+    #[error("{origin}: not a TOML file: {reason}")]
+    Syntax {
+        /// The file.
+        origin: String,
+        /// What the parser says, with the place.
+        reason: String,
+    },
+    /// A setting without its equals sign.
+    #[error("--set needs KEY=VALUE, got: {text}\nhint: as in --set optimizer.lr=0.1")]
+    NoValue {
+        /// What was given.
+        text: String,
+    },
+    /// No key of this name.
+    #[error(
+        "{origin}: no recipe has the key: {key}{}",
+        near(nearest, "`phalanx train RECIPE --print` shows a recipe's keys")
+    )]
+    UnknownKey {
+        /// The file, or `--set`.
+        origin: String,
+        /// The key that was given.
+        key: String,
+        /// The key that looks most like it.
+        nearest: Option<&'static str>,
+    },
+    /// A value that the key can't have.
+    #[error("{origin}: {key} must be {expected}, got: {found}{}", nearest.map_or_else(String::new, |name| format!("\nhint: did you mean {name}?")))]
+    BadValue {
+        /// The file, or `--set`.
+        origin: String,
+        /// The key.
+        key: String,
+        /// What it can be, in words.
+        expected: String,
+        /// What it was given.
+        found: String,
+        /// The choice that looks most like it, of a key with choices.
+        nearest: Option<&'static str>,
+    },
+    /// A key that a recipe can't do without.
+    #[error("{origin}: the recipe lacks the key: {key}\nhint: it must be {expected}")]
+    MissingKey {
+        /// The file.
+        origin: String,
+        /// The key.
+        key: &'static str,
+        /// What it can be, in words.
+        expected: String,
+    },
+    /// A key that has no meaning beside another one.
+    #[error("{origin}: {key} has no meaning for {owner}, which takes: {takes}")]
+    Inapplicable {
+        /// The file, or `--set`.
+        origin: String,
+        /// The key.
+        key: String,
+        /// What it would belong to, such as `optimizer adam`.
+        owner: String,
+        /// The keys that have a meaning there.
+        takes: String,
+    },
+}
+
+impl From<RecipeError> for crate::Error {
+    fn from(error: RecipeError) -> crate::Error {
+        crate::Error::Recipe(error.to_string())
+    }
+}
+
+fn near(nearest: &Option<&'static str>, otherwise: &str) -> String {
+    match nearest {
+        Some(name) => format!("\nhint: did you mean {name}? {otherwise}"),
+        None => format!("\nhint: {otherwise}"),
+    }
+}
+
+/// The recipes of this library, name and TOML, in the order in which they are shown.
+pub const BUILT_IN: &[(&str, &str)] = &[
+    ("mnist", include_str!("../recipes/mnist.toml")),
+    ("mnist-mini", include_str!("../recipes/mnist-mini.toml")),
+    ("mnist-hpc", include_str!("../recipes/mnist-hpc.toml")),
+    ("fashion-mnist", include_str!("../recipes/fashion-mnist.toml")),
+    ("mnist-autoencoder", include_str!("../recipes/mnist-autoencoder.toml")),
+    ("linear-regression", include_str!("../recipes/linear-regression.toml")),
+];
+
+/// No recipe is longer: what is, isn't a recipe.
+const MAX_BYTES: u64 = 1 << 20;
+
+impl Recipe {
+    /// The built-in recipe called `recipe`, or the one in the TOML file of this path, with the assignments `set` made as by
+    /// [`Recipe::set`]. What has a slash or ends in `.toml` is a path.
+    ///
+    /// # Errors
+    /// There is no such recipe or file, or the file or an assignment holds a wrong key or value.
+    pub fn load(recipe: &str, set: &[String]) -> Result<Recipe, RecipeError> {
+        let mut recipe = Recipe::find(recipe)?;
+        recipe.set(set.iter().map(String::as_str))?;
+        Ok(recipe)
+    }
+
+    fn find(recipe: &str) -> Result<Recipe, RecipeError> {
+        if recipe.contains('/') || recipe.ends_with(".toml") {
+            return Recipe::read(Path::new(recipe));
+        }
+        match BUILT_IN.iter().find(|(name, _)| *name == recipe) {
+            Some((name, text)) => Recipe::parse(name, name, text),
+            None => Err(RecipeError::Unknown {
+                name: recipe.to_owned(),
+                nearest: keys::nearest(recipe, BUILT_IN.iter().map(|(name, _)| *name)),
+            }),
+        }
+    }
+
+    fn read(path: &Path) -> Result<Recipe, RecipeError> {
+        let failed = |error| RecipeError::Io { path: path.to_path_buf(), error };
+        if fs::metadata(path).map_err(failed)?.len() > MAX_BYTES {
+            let error = std::io::Error::other(format!("it is longer than {MAX_BYTES} bytes"));
+            return Err(RecipeError::Io { path: path.to_path_buf(), error });
+        }
+        let text = fs::read_to_string(path).map_err(failed)?;
+        let name = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
+        Recipe::parse(&name, &path.display().to_string(), &text)
+    }
+
+    /// Reads TOML; `origin` is what errors name.
+    ///
+    /// # Errors
+    /// It isn't TOML, or holds a wrong key or value, or lacks a needed one.
+    pub fn parse(name: &str, origin: &str, text: &str) -> Result<Recipe, RecipeError> {
+        let table: Table = text.parse().map_err(|error: toml::de::Error| RecipeError::Syntax {
+            origin: origin.to_owned(),
+            reason: error.to_string().trim_end().to_owned(),
+        })?;
+        Recipe::from_table(name, origin, table)
+    }
+
+    /// Sets keys, each as `key=value` with a dotted key. Choosing another model, optimizer or schedule by its name forgets
+    /// the former one's settings, whatever the order of the assignments.
+    ///
+    /// # Errors
+    /// A wrong key or value. The recipe stays as it was.
+    pub fn set<'a>(&mut self, assignments: impl IntoIterator<Item = &'a str>) -> Result<(), RecipeError> {
+        const ORIGIN: &str = "--set";
+        let mut pairs = Vec::new();
+        for text in assignments {
+            let (key, value) =
+                text.split_once('=').ok_or_else(|| RecipeError::NoValue { text: text.to_owned() })?;
+            pairs.push((keys::find(ORIGIN, key.trim())?, value.trim()));
+        }
+        let mut table = self.table();
+        // Names first, as they decide what the other keys can mean. The sort is stable: of two values the last one counts.
+        pairs.sort_by_key(|(key, _)| key.leaf() != "name");
+        for (key, text) in pairs {
+            let value = key.parse(ORIGIN, text)?;
+            let section = table.entry(key.section()).or_insert_with(|| Value::Table(Table::new()));
+            let section = section.as_table_mut().expect("sections are tables");
+            let changed = section.get(key.leaf()) != Some(&value);
+            if key.leaf() == "name" && changed && key.section() != "data" {
+                section.clear();
+            }
+            section.insert(key.leaf().to_owned(), value);
+        }
+        *self = Recipe::from_table(&self.name, ORIGIN, table)?;
+        Ok(())
+    }
+
+    /// The recipe as TOML that [`Recipe::parse`] reads back.
+    pub fn to_toml(&self) -> String {
+        toml::to_string_pretty(self).expect("a recipe is a table")
+    }
+
+    /// Checks every key again, as a program may have changed the fields.
+    ///
+    /// # Errors
+    /// The first key with a wrong value.
+    pub fn check(&self) -> Result<(), RecipeError> {
+        keys::check(&self.name, &self.table())
+    }
+
+    fn table(&self) -> Table {
+        Table::try_from(self).expect("a recipe is a table")
+    }
+
+    fn from_table(name: &str, origin: &str, table: Table) -> Result<Recipe, RecipeError> {
+        keys::check(origin, &table)?;
+        let mut recipe: Recipe = table.try_into().expect("a checked table is a recipe");
+        recipe.name = name.to_owned();
+        Ok(recipe)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,163 @@
+//! What a recipe's words stand for. Each part is made after a check of the whole, so no word is without a meaning here.
+
+use super::{OptimizerRecipe, Recipe, RecipeError};
+use crate::Trainer;
+use phalanx_data::{Pixels, Targets, View};
+use phalanx_nn::models::{Autoencoder, MnistHpcNet, MnistNet};
+use phalanx_nn::optim::{Adadelta, Adam, AdamW, RmsProp, Rule, Sgd};
+use phalanx_nn::{Linear, Loss, Module, Schedule};
+use phalanx_parallel::DdpConfig;
+
+/// The tutorials' share of dropout.
+const DROPOUT: f64 = 0.5;
+/// PyTorch's default for plain descent.
+const SGD_LR: f64 = 0.001;
+
+impl Recipe {
+    /// The model, without values yet.
+    ///
+    /// # Errors
+    /// As [`Recipe::check`].
+    pub fn model(&self) -> Result<Box<dyn Module>, RecipeError> {
+        self.check()?;
+        let dropout = self.model.dropout.unwrap_or(DROPOUT);
+        Ok(match self.model.name.as_str() {
+            "mnist" => Box::new(MnistNet::new(dropout)),
+            "mnist-hpc" => Box::new(MnistHpcNet::new(dropout)),
+            "autoencoder" => Box::new(Autoencoder::new()),
+            "linear-regression" => Box::new(Linear::new(1, 1)),
+            other => unreachable!("the table of keys lets no model {other} pass"),
+        })
+    }
+
+    /// The optimizer's rule.
+    ///
+    /// # Errors
+    /// As [`Recipe::check`].
+    pub fn rule(&self) -> Result<Rule, RecipeError> {
+        self.check()?;
+        let OptimizerRecipe {
+            ref name,
+            lr,
+            momentum,
+            dampening,
+            nesterov,
+            weight_decay,
+            betas,
+            eps,
+            rho,
+            alpha,
+            centered,
+        } = self.optimizer;
+        Ok(match name.as_str() {
+            "sgd" => {
+                let usual = Sgd::new(SGD_LR);
+                Rule::Sgd(Sgd {
+                    lr: lr.unwrap_or(usual.lr),
+                    momentum: momentum.unwrap_or(usual.momentum),
+                    dampening: dampening.unwrap_or(usual.dampening),
+                    nesterov: nesterov.unwrap_or(usual.nesterov),
+                    weight_decay: weight_decay.unwrap_or(usual.weight_decay),
+                })
+            }
+            "adam" => {
+                let usual = Adam::default();
+                Rule::Adam(Adam {
+                    lr: lr.unwrap_or(usual.lr),
+                    betas: betas.unwrap_or(usual.betas),
+                    eps: eps.unwrap_or(usual.eps),
+                    weight_decay: weight_decay.unwrap_or(usual.weight_decay),
+                })
+            }
+            "adamw" => {
+                let usual = AdamW::default();
+                Rule::AdamW(AdamW {
+                    lr: lr.unwrap_or(usual.lr),
+                    betas: betas.unwrap_or(usual.betas),
+                    eps: eps.unwrap_or(usual.eps),
+                    weight_decay: weight_decay.unwrap_or(usual.weight_decay),
+                })
+            }
+            "adadelta" => {
+                let usual = Adadelta::default();
+                Rule::Adadelta(Adadelta {
+                    lr: lr.unwrap_or(usual.lr),
+                    rho: rho.unwrap_or(usual.rho),
+                    eps: eps.unwrap_or(usual.eps),
+                    weight_decay: weight_decay.unwrap_or(usual.weight_decay),
+                })
+            }
+            "rmsprop" => {
+                let usual = RmsProp::default();
+                Rule::RmsProp(RmsProp {
+                    lr: lr.unwrap_or(usual.lr),
+                    alpha: alpha.unwrap_or(usual.alpha),
+                    eps: eps.unwrap_or(usual.eps),
+                    momentum: momentum.unwrap_or(usual.momentum),
+                    centered: centered.unwrap_or(usual.centered),
+                    weight_decay: weight_decay.unwrap_or(usual.weight_decay),
+                })
+            }
+            other => unreachable!("the table of keys lets no optimizer {other} pass"),
+        })
+    }
+
+    /// How the dataset is presented.
+    pub fn view(&self) -> View {
+        View {
+            pixels: match self.data.pixels.as_deref() {
+                Some("unit") => Pixels::Unit,
+                _ => Pixels::Standard,
+            },
+            targets: match self.data.targets.as_deref() {
+                Some("inputs") => Targets::Inputs,
+                _ => Targets::Own,
+            },
+        }
+    }
+
+    pub(super) fn loss(&self) -> Loss {
+        match self.train.loss.as_str() {
+            "nll" => Loss::Nll,
+            "cross-entropy" => {
+                Loss::CrossEntropy { label_smoothing: self.train.label_smoothing.unwrap_or(0.0) }
+            }
+            "mse" => Loss::Mse,
+            "bce-with-logits" => Loss::BceWithLogits,
+            other => unreachable!("the table of keys lets no loss {other} pass"),
+        }
+    }
+
+    pub(super) fn schedule(&self) -> Schedule {
+        match self.schedule.name.as_str() {
+            "constant" => Schedule::Constant,
+            "step" => Schedule::Step {
+                step_size: self.schedule.step_size.unwrap_or(1),
+                gamma: self.schedule.gamma.unwrap_or(0.1),
+            },
+            other => unreachable!("the table of keys lets no schedule {other} pass"),
+        }
+    }
+
+    /// How the model is trained.
+    ///
+    /// # Errors
+    /// As [`Recipe::check`].
+    pub fn trainer(&self) -> Result<Trainer, RecipeError> {
+        self.check()?;
+        const MB: f64 = (1 << 20) as f64;
+        Ok(Trainer {
+            loss: self.loss(),
+            epochs: self.train.epochs,
+            batch_size: self.train.batch_size,
+            seed: self.train.seed,
+            schedule: self.schedule(),
+            ddp: DdpConfig {
+                bucket_bytes: (self.parallel.bucket_mb * MB) as usize,
+                first_bucket_bytes: (self.parallel.first_bucket_mb * MB) as usize,
+                find_unused: self.parallel.find_unused,
+            },
+            ..Trainer::default()
+        })
+    }
+}

@@ -1,0 +1,302 @@
+//! The keys of a recipe: what each may be, and where it has a meaning.
+
+use super::RecipeError;
+use toml::{Table, Value};
+
+/// A key of a recipe.
+#[derive(Clone, Copy, Debug)]
+pub struct Key {
+    /// Section and name, as `optimizer.lr`.
+    pub path: &'static str,
+    /// What it may be.
+    pub kind: Kind,
+    /// Whether a recipe must have it.
+    pub required: bool,
+    /// Where it has a meaning: any of these names of its section, or of the loss under `train`. Empty: everywhere.
+    pub only_for: &'static [&'static str],
+    /// One line about it.
+    pub about: &'static str,
+}
+
+/// What a value may be.
+#[derive(Clone, Copy, Debug)]
+pub enum Kind {
+    /// `true` or `false`.
+    Flag,
+    /// A whole number of at least this.
+    Count(u64),
+    /// Any number.
+    Number,
+    /// A number of at least 0.
+    NotNegative,
+    /// A number above 0.
+    Positive,
+    /// A number from 0 to below 1.
+    Share,
+    /// Two of those.
+    Shares,
+    /// One of these words.
+    OneOf(&'static [&'static str]),
+}
+
+const fn row(path: &'static str, kind: Kind, only_for: &'static [&'static str], about: &'static str) -> Key {
+    Key { path, kind, required: false, only_for, about }
+}
+
+const fn must(path: &'static str, kind: Kind, about: &'static str) -> Key {
+    Key { path, kind, required: true, only_for: &[], about }
+}
+
+use Kind::{Count, Flag, NotNegative, Number, OneOf, Positive, Share, Shares};
+
+/// The models that a recipe can name.
+const MODELS: &[&str] = &["mnist", "mnist-hpc", "autoencoder", "linear-regression"];
+const OPTIMIZERS: &[&str] = &["sgd", "adam", "adamw", "adadelta", "rmsprop"];
+const DATASETS: &[&str] = &["mnist", "mnist-mini", "fashion-mnist", "linear-regression"];
+const IMAGES: &[&str] = &["mnist", "mnist-mini", "fashion-mnist"];
+
+/// All keys, in the order of the sections.
+pub const KEYS: &[Key] = &[
+    must("model.name", OneOf(MODELS), "the model"),
+    row(
+        "model.dropout",
+        Share,
+        &["mnist", "mnist-hpc"],
+        "the share of values that dropout zeroes; 0 switches it off",
+    ),
+    must("optimizer.name", OneOf(OPTIMIZERS), "the optimizer"),
+    row("optimizer.lr", NotNegative, &[], "learning rate"),
+    row("optimizer.momentum", NotNegative, &["sgd", "rmsprop"], "share of the last direction that is kept"),
+    row("optimizer.dampening", Number, &["sgd"], "how much of a gradient doesn't enter the momentum"),
+    row("optimizer.nesterov", Flag, &["sgd"], "whether to look ahead along the momentum"),
+    row("optimizer.weight_decay", NotNegative, &[], "how strongly parameters are drawn to 0"),
+    row(
+        "optimizer.betas",
+        Shares,
+        &["adam", "adamw"],
+        "decay of the running means of gradients and their squares",
+    ),
+    row("optimizer.eps", NotNegative, &["adam", "adamw", "adadelta", "rmsprop"], "keeps divisions from 0"),
+    row("optimizer.rho", Share, &["adadelta"], "decay of the running means"),
+    row("optimizer.alpha", Share, &["rmsprop"], "decay of the running mean"),
+    row(
+        "optimizer.centered",
+        Flag,
+        &["rmsprop"],
+        "whether to divide by an estimate of the standard deviation",
+    ),
+    row(
+        "schedule.name",
+        OneOf(&["constant", "step"]),
+        &[],
+        "how the learning rate changes from epoch to epoch",
+    ),
+    row("schedule.step_size", Count(1), &["step"], "epochs from one change to the next"),
+    row("schedule.gamma", NotNegative, &["step"], "the factor of each change"),
+    must("data.name", OneOf(DATASETS), "the dataset"),
+    row("data.augment", OneOf(&["false"]), &[], "no dataset of this version has random changes to switch on"),
+    row(
+        "data.pixels",
+        OneOf(&["standard", "unit"]),
+        IMAGES,
+        "pixels of mean 0 and deviation 1, or from 0 to 1",
+    ),
+    row(
+        "data.targets",
+        OneOf(&["own", "inputs"]),
+        IMAGES,
+        "what is predicted: the dataset's targets or its inputs",
+    ),
+    must(
+        "train.loss",
+        OneOf(&["nll", "cross-entropy", "mse", "bce-with-logits"]),
+        "how outputs are held against targets",
+    ),
+    row("train.label_smoothing", Share, &["cross-entropy"], "how much of a label is spread over all classes"),
+    row("train.epochs", Count(1), &[], "how often all samples are seen"),
+    row("train.batch_size", Count(1), &[], "samples a step and worker"),
+    row("train.seed", Count(0), &[], "what first values, orders and masks are functions of"),
+    row("train.threads", Count(0), &[], "compute threads of each worker; 0 for its share of the cores"),
+    row("parallel.bucket_mb", Positive, &[], "about how many MiB of gradients travel together"),
+    row("parallel.first_bucket_mb", Positive, &[], "the same for the gradients that are ready first"),
+    row("parallel.find_unused", Flag, &[], "whether a step may leave parameters without a gradient"),
+];
+
+impl Key {
+    /// The part before the dot.
+    pub(super) fn section(&self) -> &'static str {
+        self.path.split_once('.').expect("keys have a section").0
+    }
+
+    /// The part after the dot.
+    pub(super) fn leaf(&self) -> &'static str {
+        self.path.split_once('.').expect("keys have a section").1
+    }
+
+    /// The value that `text` of the command line stands for.
+    pub(super) fn parse(&self, origin: &str, text: &str) -> Result<Value, RecipeError> {
+        let float = |text: &str| text.trim().parse().ok().map(Value::Float);
+        let value = match self.kind {
+            Kind::OneOf(&["false"]) | Kind::Flag => text.parse().ok().map(Value::Boolean),
+            Kind::Count(_) => text.parse().ok().map(Value::Integer),
+            Kind::Number | Kind::NotNegative | Kind::Positive | Kind::Share => float(text),
+            Kind::Shares => text
+                .trim_start_matches(['[', '('])
+                .trim_end_matches([']', ')'])
+                .split(',')
+                .map(float)
+                .collect::<Option<Vec<_>>>()
+                .map(Value::Array),
+            Kind::OneOf(_) => Some(Value::String(text.trim_matches('"').to_owned())),
+        };
+        match value {
+            Some(value) => self.accept(origin, &value).map(|()| value),
+            None => Err(self.refuse(origin, text.to_owned(), None)),
+        }
+    }
+
+    /// Whether the key may have this value.
+    fn accept(&self, origin: &str, value: &Value) -> Result<(), RecipeError> {
+        let number = |value: &Value| match *value {
+            Value::Integer(n) => Some(n as f64),
+            Value::Float(x) => Some(x).filter(|x| x.is_finite()),
+            _ => None,
+        };
+        let share = |value: &Value| number(value).is_some_and(|x| (0.0..1.0).contains(&x));
+        let right = match self.kind {
+            Kind::OneOf(&["false"]) => *value == Value::Boolean(false),
+            Kind::Flag => value.is_bool(),
+            Kind::Count(least) => {
+                value.as_integer().is_some_and(|n| u64::try_from(n).is_ok_and(|n| n >= least))
+            }
+            Kind::Number => number(value).is_some(),
+            Kind::NotNegative => number(value).is_some_and(|x| x >= 0.0),
+            Kind::Positive => number(value).is_some_and(|x| x > 0.0),
+            Kind::Share => share(value),
+            Kind::Shares => value.as_array().is_some_and(|pair| pair.len() == 2 && pair.iter().all(share)),
+            Kind::OneOf(words) => value.as_str().is_some_and(|text| words.contains(&text)),
+        };
+        if right {
+            return Ok(());
+        }
+        let close = match (self.kind, value.as_str()) {
+            (Kind::OneOf(words), Some(text)) => nearest(text, words.iter().copied()),
+            _ => None,
+        };
+        Err(self.refuse(origin, value.to_string(), close))
+    }
+
+    fn refuse(&self, origin: &str, found: String, nearest: Option<&'static str>) -> RecipeError {
+        RecipeError::BadValue {
+            origin: origin.to_owned(),
+            key: self.path.to_owned(),
+            expected: self.kind.in_words(),
+            found,
+            nearest,
+        }
+    }
+}
+
+impl Kind {
+    /// What a value may be, for a message.
+    pub(super) fn in_words(self) -> String {
+        match self {
+            Kind::Flag => "true or false".to_owned(),
+            Kind::Count(least) => format!("a whole number of at least {least}"),
+            Kind::Number => "a number".to_owned(),
+            Kind::NotNegative => "a number of at least 0".to_owned(),
+            Kind::Positive => "a number above 0".to_owned(),
+            Kind::Share => "a number from 0 to below 1".to_owned(),
+            Kind::Shares => "two numbers from 0 to below 1".to_owned(),
+            Kind::OneOf(&[word]) => word.to_owned(),
+            Kind::OneOf(words) => format!("one of {}", words.join(", ")),
+        }
+    }
+}
+
+/// The key of this path.
+pub(super) fn find(origin: &str, path: &str) -> Result<&'static Key, RecipeError> {
+    KEYS.iter().find(|key| key.path == path).ok_or_else(|| RecipeError::UnknownKey {
+        origin: origin.to_owned(),
+        key: path.to_owned(),
+        nearest: nearest(path, KEYS.iter().map(|key| key.path)),
+    })
+}
+
+/// Checks a whole recipe: every key is known, has a value that it may have and a meaning, and none is missing.
+pub(super) fn check(origin: &str, table: &Table) -> Result<(), RecipeError> {
+    for (section, content) in table {
+        match content {
+            Value::String(_) if section == "about" => {}
+            Value::Table(keys) if KEYS.iter().any(|key| key.section() == section) => {
+                for (leaf, value) in keys {
+                    find(origin, &format!("{section}.{leaf}"))?.accept(origin, value)?;
+                }
+            }
+            _ => return Err(unknown_section(origin, section, content)),
+        }
+    }
+    let value = |section: &str, leaf: &str| table.get(section)?.get(leaf);
+    for key in KEYS {
+        if key.required && value(key.section(), key.leaf()).is_none() {
+            let expected = key.kind.in_words();
+            return Err(RecipeError::MissingKey { origin: origin.to_owned(), key: key.path, expected });
+        }
+    }
+    for key in KEYS.iter().filter(|key| value(key.section(), key.leaf()).is_some()) {
+        let chooser = if key.section() == "train" { "loss" } else { "name" };
+        // A schedule without a name is a constant one.
+        let chosen = value(key.section(), chooser).and_then(Value::as_str).unwrap_or("constant");
+        if !key.only_for.is_empty() && !key.only_for.contains(&chosen) {
+            return Err(inapplicable(origin, key, chosen));
+        }
+    }
+    Ok(())
+}
+
+/// The error for something at the top of a recipe that is none of its sections.
+fn unknown_section(origin: &str, section: &str, content: &Value) -> RecipeError {
+    // A known section that isn't a table, or a first key of an unknown one, says more than its bare name.
+    let key = match content.as_table().and_then(|keys| keys.keys().next()) {
+        Some(leaf) => format!("{section}.{leaf}"),
+        None => section.to_owned(),
+    };
+    let nearest = nearest(&key, KEYS.iter().map(|key| key.path));
+    RecipeError::UnknownKey { origin: origin.to_owned(), key, nearest }
+}
+
+fn inapplicable(origin: &str, key: &Key, chosen: &str) -> RecipeError {
+    let what = if key.section() == "train" { "loss" } else { key.section() };
+    let takes: Vec<&str> = KEYS
+        .iter()
+        .filter(|other| other.section() == key.section())
+        .filter(|other| other.only_for.is_empty() || other.only_for.contains(&chosen))
+        .map(|other| other.path)
+        .collect();
+    RecipeError::Inapplicable {
+        origin: origin.to_owned(),
+        key: key.path.to_owned(),
+        owner: format!("{what} {chosen}"),
+        takes: takes.join(", "),
+    }
+}
+
+/// The name that looks most like `text`, if one does.
+pub(super) fn nearest(text: &str, names: impl Iterator<Item = &'static str>) -> Option<&'static str> {
+    /// Below this, names have little more in common than some letters.
+    const ALIKE: f64 = 0.7;
+    // A key is often right but for its section, as in `lr` for `optimizer.lr`.
+    let likeness = |name: &'static str| {
+        let leaf = name.rsplit('.').next().unwrap_or(name);
+        strsim::jaro_winkler(text, name).max(if text.contains('.') {
+            0.0
+        } else {
+            strsim::jaro_winkler(text, leaf)
+        })
+    };
+    names
+        .map(|name| (likeness(name), name))
+        .filter(|&(alike, _)| alike > ALIKE)
+        .max_by(|a, b| a.0.total_cmp(&b.0))
+        .map(|(_, name)| name)
+}

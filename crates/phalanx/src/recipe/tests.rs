@@ -1,0 +1,202 @@
+use super::*;
+use phalanx_nn::optim::{AdamW, Optimizer, Rule, Sgd};
+use phalanx_nn::{Loss, Schedule};
+use std::collections::HashSet;
+
+fn set(recipe: &str, assignments: &[&str]) -> Result<Recipe, String> {
+    let mut recipe = Recipe::load(recipe, &[]).unwrap();
+    recipe.set(assignments.iter().copied()).map_err(|error| error.to_string())?;
+    Ok(recipe)
+}
+
+#[test]
+fn every_built_in_recipe_is_whole_and_printed_and_read_back() {
+    for (name, _) in BUILT_IN {
+        let recipe = Recipe::load(name, &[]).unwrap();
+        assert!(!recipe.about.is_empty() && !recipe.about.contains('\n'), "{name}: {}", recipe.about);
+        assert_eq!(Recipe::parse(name, "printed", &recipe.to_toml()).unwrap(), recipe, "{name}");
+        recipe.model().unwrap();
+        recipe.trainer().unwrap();
+        Optimizer::new(recipe.rule().unwrap()).unwrap();
+        assert!(phalanx_data::listing(&recipe.data.name).is_ok(), "{name}");
+    }
+}
+
+#[test]
+fn every_key_can_be_set_where_it_has_a_meaning() {
+    for key in KEYS {
+        let value = match key.kind {
+            Kind::Flag => "true",
+            Kind::Count(_) => "3",
+            Kind::Number | Kind::NotNegative | Kind::Positive => "2.5",
+            Kind::Share => "0.25",
+            Kind::Shares => "[0.8, 0.9]",
+            Kind::OneOf(words) => words[words.len() - 1],
+        };
+        let chooser = if key.section() == "train" { "loss" } else { "name" };
+        let mut assignments = vec![format!("{}={value}", key.path)];
+        assignments.extend(key.only_for.first().map(|owner| format!("{}.{chooser}={owner}", key.section())));
+        // The dataset of points and the images' keys exclude each other, so no other key is at stake here.
+        let assignments: Vec<&str> = assignments.iter().map(String::as_str).collect();
+        let recipe = set("mnist", &assignments).unwrap_or_else(|error| panic!("{}: {error}", key.path));
+        let printed: Table = recipe.to_toml().parse().unwrap();
+        let kept = &printed[key.section()][key.leaf()];
+        assert_eq!(*kept, key.parse("test", value).unwrap(), "{}", key.path);
+    }
+    let paths: HashSet<&str> = KEYS.iter().map(|key| key.path).collect();
+    assert_eq!(paths.len(), KEYS.len());
+}
+
+#[test]
+fn the_table_of_keys_and_the_catalog_of_data_agree() {
+    let Kind::OneOf(names) = KEYS.iter().find(|key| key.path == "data.name").unwrap().kind else {
+        panic!("data.name is a choice")
+    };
+    let listed: HashSet<&str> = phalanx_data::catalog().iter().map(|listing| listing.name).collect();
+    assert_eq!(names.iter().copied().collect::<HashSet<_>>(), listed);
+}
+
+#[test]
+fn words_become_parts() {
+    let recipe = Recipe::load("mnist", &[]).unwrap();
+    assert_eq!(recipe.rule().unwrap(), Rule::Sgd(Sgd { momentum: 0.5, ..Sgd::new(0.01) }));
+    assert_eq!((recipe.loss(), recipe.schedule()), (Loss::Nll, Schedule::Constant));
+    let hpc = Recipe::load("mnist-hpc", &[]).unwrap();
+    assert_eq!(hpc.rule().unwrap(), Rule::Adadelta(phalanx_nn::optim::Adadelta::default()));
+    assert_eq!(hpc.schedule(), Schedule::Step { step_size: 1, gamma: 0.7 });
+    let recipe = set("mnist", &["train.loss=cross-entropy", "train.label_smoothing=0.1"]).unwrap();
+    assert_eq!(recipe.loss(), Loss::CrossEntropy { label_smoothing: 0.1 });
+    let trainer = set("mnist", &["parallel.bucket_mb=0.5", "train.seed=7"]).unwrap().trainer().unwrap();
+    assert_eq!((trainer.ddp.bucket_bytes, trainer.seed), (1 << 19, 7));
+}
+
+#[test]
+fn another_optimizer_forgets_the_settings_of_the_former_in_any_order() {
+    for assignments in
+        [["optimizer.name=adamw", "optimizer.eps=1e-6"], ["optimizer.eps=1e-6", "optimizer.name=adamw"]]
+    {
+        let recipe = set("mnist", &assignments).unwrap();
+        assert_eq!(recipe.rule().unwrap(), Rule::AdamW(AdamW { eps: 1e-6, ..AdamW::default() }));
+    }
+    let same = set("mnist", &["optimizer.name=sgd"]).unwrap();
+    assert_eq!(
+        same.rule().unwrap(),
+        Recipe::load("mnist", &[]).unwrap().rule().unwrap(),
+        "the same name forgets nothing"
+    );
+    let other = set("mnist", &["data.name=mnist-mini", "data.pixels=unit"]).unwrap();
+    assert_eq!((other.data.name.as_str(), other.data.pixels.as_deref()), ("mnist-mini", Some("unit")));
+}
+
+#[test]
+fn the_last_of_two_values_counts() {
+    assert_eq!(set("mnist", &["train.epochs=3", "train.epochs=4"]).unwrap().train.epochs, 4);
+}
+
+#[test]
+fn switching_augmentation_off_is_no_error() {
+    assert!(!set("mnist", &["data.augment=false", "model.dropout=0"]).unwrap().data.augment);
+}
+
+#[test]
+fn wrong_settings_say_what_would_be_right() {
+    let rows: &[(&str, &[&str])] = &[
+        ("optimizer.lr", &["KEY=VALUE", "got: optimizer.lr"]),
+        (
+            "optimizer.learning_rate=1",
+            &["--set: no recipe has the key: optimizer.learning_rate", "hint: did you mean optimizer."],
+        ),
+        ("optimiser.lr=1", &["did you mean optimizer.lr?"]),
+        ("lr=1", &["did you mean optimizer.lr?"]),
+        ("train.epoch=1", &["did you mean train.epochs?"]),
+        ("zzz=1", &["hint: `phalanx train RECIPE --print`"]),
+        ("train.epochs=many", &["train.epochs must be a whole number of at least 1, got: many"]),
+        ("train.epochs=0", &["train.epochs must be a whole number of at least 1, got: 0"]),
+        ("train.batch_size=-1", &["got: -1"]),
+        ("train.batch_size=1.5", &["got: 1.5"]),
+        ("optimizer.lr=fast", &["optimizer.lr must be a number of at least 0, got: fast"]),
+        ("optimizer.lr=nan", &["got: nan"]),
+        ("optimizer.lr=", &["got: "]),
+        ("model.dropout=1", &["model.dropout must be a number from 0 to below 1, got: 1"]),
+        ("optimizer.nesterov=yes", &["true or false", "got: yes"]),
+        ("optimizer.name=adm", &["one of sgd, adam, adamw", "did you mean adam?"]),
+        ("data.name=cifar", &["one of mnist, "]),
+        ("data.augment=true", &["data.augment must be false, got: true"]),
+        ("optimizer.betas=0.9", &["optimizer.betas must be two numbers from 0 to below 1, got: [0.9]"]),
+        (
+            "optimizer.betas=[0.9,0.99]",
+            &[
+                "optimizer.betas has no meaning for optimizer sgd, which takes: optimizer.name, optimizer.lr, optimizer.momentum",
+            ],
+        ),
+        ("train.label_smoothing=0.1", &["no meaning for loss nll"]),
+        ("schedule.gamma=0.5", &["no meaning for schedule constant"]),
+    ];
+    for (assignment, parts) in rows {
+        let error = set("mnist", &[assignment]).unwrap_err();
+        assert!(parts.iter().all(|part| error.contains(part)), "{assignment}: {error}");
+    }
+}
+
+#[test]
+fn a_wrong_setting_changes_nothing() {
+    let mut recipe = Recipe::load("mnist", &[]).unwrap();
+    let before = recipe.clone();
+    recipe.set(["train.epochs=3", "train.epochs=x"]).unwrap_err();
+    assert_eq!(recipe, before);
+}
+
+#[test]
+fn fields_that_a_program_has_changed_are_checked() {
+    let mut recipe = Recipe::load("mnist", &[]).unwrap();
+    recipe.train.batch_size = 0;
+    let error = recipe.trainer().unwrap_err().to_string();
+    assert_eq!(error, "mnist: train.batch_size must be a whole number of at least 1, got: 0");
+    recipe.train.batch_size = 1;
+    recipe.model.name = "vgg".into();
+    assert!(recipe.model().is_err());
+}
+
+#[test]
+fn an_unknown_recipe_gets_the_nearest() {
+    let error = |name: &str| Recipe::load(name, &[]).unwrap_err().to_string();
+    assert!(error("minst").contains("did you mean mnist?"), "{}", error("minst"));
+    assert!(error("mnist_mini").contains("did you mean mnist-mini?"));
+    assert!(error("qqq").contains("phalanx train --list"));
+    assert!(error("/no/such.toml").contains("cannot read the recipe /no/such.toml: No such file"));
+}
+
+#[test]
+fn files_are_held_to_the_same_keys() {
+    const WHOLE: &str = "[model]\nname = \"linear-regression\"\n[optimizer]\nname = \"sgd\"\nlr = 1\n[data]\nname = \"linear-regression\"\n[train]\nloss = \"mse\"\n";
+    let parse = |text: &str| Recipe::parse("r", "r.toml", text).map_err(|error| error.to_string());
+    assert_eq!(parse(WHOLE).unwrap().rule().unwrap(), Rule::Sgd(Sgd::new(1.0)), "a whole number is a number");
+    let rows = [
+        ("model = [", "r.toml: not a TOML file"),
+        ("model = 3", "r.toml: no recipe has the key: model"),
+        ("[modle]\nname = 1", "did you mean model.name?"),
+        ("about = 3", "no recipe has the key: about"),
+        (
+            &WHOLE.replace("lr = 1", "lr = \"1\""),
+            "r.toml: optimizer.lr must be a number of at least 0, got: \"1\"",
+        ),
+        (&WHOLE.replace("lr = 1", "rl = 1"), "did you mean optimizer.lr?"),
+        (&WHOLE.replace("loss = \"mse\"", ""), "the recipe lacks the key: train.loss"),
+        (&WHOLE.replace("lr = 1", "rho = 0.9"), "optimizer.rho has no meaning for optimizer sgd"),
+        (&format!("{WHOLE}[schedule]\ngamma = 0.5\n"), "schedule.gamma has no meaning for schedule constant"),
+        ("", "the recipe lacks the key: model.name"),
+    ];
+    for (text, expected) in rows {
+        let error = parse(text).unwrap_err();
+        assert!(error.contains(expected), "{text}: {error}");
+    }
+}
+
+#[test]
+fn a_file_is_called_as_it_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("mine.toml");
+    fs::write(&path, Recipe::load("mnist-mini", &[]).unwrap().to_toml()).unwrap();
+    let recipe = Recipe::load(path.to_str().unwrap(), &[]).unwrap();
+    assert_eq!((recipe.name.as_str(), recipe.data.name.as_str()), ("mine", "mnist-mini"));
+}
