@@ -3,7 +3,7 @@
 use crate::args::{Data, DataArgs};
 use crate::bar::FetchBar;
 use anyhow::Result;
-use phalanx::data::{Places, catalog, listing, verify};
+use phalanx::data::{Location, Places, catalog, listing, verify};
 
 pub(crate) fn data(args: &DataArgs) -> Result<u8> {
     match &args.what {
@@ -14,15 +14,22 @@ pub(crate) fn data(args: &DataArgs) -> Result<u8> {
         }
         Data::Fetch { name } => {
             let location = Places::from_env(None).find(listing(name)?, &mut FetchBar::new())?;
-            println!("{name}: {location}");
+            println!("{name}: {}", place(&location));
         }
         Data::Verify { name, data } => {
             let listing = listing(name)?;
             let location = Places::from_env(data.clone()).find(listing, &mut FetchBar::new())?;
             for file in verify(listing, &location)? {
-                println!("{file}");
+                println!("{}  {} ({} bytes)", file.sha256, file.path.display(), file.bytes);
             }
         }
     }
     Ok(0)
+}
+
+fn place(location: &Location) -> String {
+    match location {
+        Location::Folder(folder) => folder.display().to_string(),
+        Location::Library => "inside this program".into(),
+    }
 }

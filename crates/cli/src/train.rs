@@ -1,0 +1,145 @@
+//! `phalanx train`: an agent that starts copies of itself, or one of these copies.
+
+use crate::args::{TrainArgs, WrongUsage};
+use crate::bar::{FetchBar, JsonLines, TrainBar};
+use crate::failure;
+use crate::run::fresh_run_id;
+use anyhow::{Context, Result};
+use phalanx::data::{Network, Places, listing, open};
+use phalanx::nn::{Parameters, Weights};
+use phalanx::recipe::BUILT_IN;
+use phalanx::{Error, Event, Observer, Recipe, Trainer, Worker};
+use phalanx_job::{RunDir, WorkerEnv};
+use phalanx_launch::{Console, LaunchSpec};
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// How long workers have to end once one has failed.
+const GRACE: Duration = Duration::from_secs(10);
+
+pub(crate) fn train(args: &TrainArgs) -> Result<u8> {
+    if args.list {
+        for (name, _) in BUILT_IN {
+            println!("{name:<20} {}", Recipe::load(name, &[])?.about);
+        }
+        return Ok(0);
+    }
+    let name = args.recipe.as_deref().unwrap_or_default();
+    let recipe = configured(name, args).map_err(|error| WrongUsage(error.to_string()))?;
+    if args.print {
+        print!("{}", recipe.to_toml());
+        return Ok(0);
+    }
+    match WorkerEnv::from_env()? {
+        Some(_) => work(args, &recipe),
+        None => lead(args, &recipe),
+    }
+}
+
+/// The recipe with everything that was typed. What makes no sense is found here, before any process is started.
+fn configured(name: &str, args: &TrainArgs) -> Result<Recipe, Error> {
+    let mut recipe = Recipe::load(name, &args.set)?;
+    recipe.train.epochs = args.epochs.unwrap_or(recipe.train.epochs);
+    recipe.train.batch_size = args.batch_size.unwrap_or(recipe.train.batch_size);
+    recipe.train.seed = args.seed.unwrap_or(recipe.train.seed);
+    if recipe.train.batch_size == 0 {
+        return Err(Error::Recipe("--batch-size 0: a batch needs at least one sample".into()));
+    }
+    recipe.model()?;
+    phalanx::nn::optim::Optimizer::new(recipe.rule()?)?;
+    recipe.trainer()?;
+    Ok(recipe)
+}
+
+/// The agent: gets the data once, starts the workers, reports.
+fn lead(args: &TrainArgs, recipe: &Recipe) -> Result<u8> {
+    if args.nproc_per_node == 0 {
+        return Err(WrongUsage("--nproc-per-node 0: a run needs at least one worker".into()).into());
+    }
+    Places::from_env(args.data.clone()).find(listing(&recipe.data.name)?, &mut FetchBar::new())?;
+    if let Some(init) = &args.init {
+        // A file that doesn't fit is told once, by this process, before any other is started.
+        initial(init, &Parameters::build(&mut recipe.model()?, &phalanx::tensor::Device::cpu(1), 0))?;
+    }
+    let run_id = fresh_run_id()?;
+    let out = args.out.clone().unwrap_or_else(|| PathBuf::from(format!("runs/{}-{run_id}", recipe.name)));
+    let run_dir = RunDir::create(&out)?;
+    let spec_file = out.join("spec.toml");
+    fs::write(&spec_file, recipe.to_toml()).with_context(|| format!("{} can't be written", spec_file.display()))?;
+    let spec = LaunchSpec {
+        program: std::env::current_exe().context("the path of this program")?.into(),
+        args: std::env::args_os().skip(1).collect(),
+        workers: args.nproc_per_node,
+        run_id,
+        run_dir: run_dir.path().to_owned(),
+        role: "default".into(),
+        master: ("127.0.0.1".into(), None),
+        variables: Vec::new(),
+        console: Console::FirstRank,
+        grace: GRACE,
+    };
+    let outcome = phalanx_launch::run(&spec, &mut |report| failure::tell(&report))?;
+    Ok(failure::conclude(&outcome, &out))
+}
+
+/// One of the workers.
+fn work(args: &TrainArgs, recipe: &Recipe) -> Result<u8> {
+    let threads = (recipe.train.threads > 0).then_some(recipe.train.threads);
+    let mut worker = Worker::from_environment(threads)?;
+    match train_as(&worker, args, recipe) {
+        Ok(()) => Ok(0),
+        Err(error) => {
+            worker.report(&error);
+            Err(error.into())
+        }
+    }
+}
+
+fn train_as(worker: &Worker, args: &TrainArgs, recipe: &Recipe) -> Result<(), Error> {
+    let start = Instant::now();
+    // The agent has fetched the data.
+    let places = Places { network: Network::Forbidden, ..Places::from_env(args.data.clone()) };
+    let data = open(&recipe.data.name, recipe.view(), &places, &mut phalanx::data::Silent)?;
+    let mut model = recipe.model()?;
+    let parameters = Parameters::build(&mut model, worker.device(), recipe.train.seed);
+    if let Some(init) = &args.init {
+        initial(init, &parameters)?;
+    }
+    let out = worker.run_dir().or(args.out.as_deref()).unwrap_or(Path::new(".")).to_owned();
+    let events = |path: PathBuf| File::create(&path).map_err(|source| Error::Io { path, source });
+    let events = if worker.is_first() { Some(events(out.join("events.jsonl"))?) } else { None };
+    let mut observer: Box<dyn Observer> = match args.json {
+        true => Box::new(JsonLines { events }),
+        false => Box::new(TrainBar::new(args.log_interval, events)),
+    };
+    let trainer = Trainer { steps: args.steps, shuffle: !args.no_shuffle, ..recipe.trainer()? };
+    let trained =
+        trainer.fit_from(worker, model.as_ref(), parameters, recipe.rule()?, data.train, Some(data.test), observer.as_mut())?;
+    if worker.is_first() {
+        let model_file = out.join("model.safetensors");
+        if args.save_optimizer {
+            let mut weights = Weights::default();
+            for (state, flat) in trained.optimizer.state() {
+                weights.append(trained.parameters.to_weights_from(flat, &format!(".{state}")));
+            }
+            weights.save(&out.join("optimizer.safetensors"))?;
+        }
+        trained.parameters.to_weights().save(&model_file)?;
+        observer.event(&Event::Done {
+            steps: trained.steps,
+            epochs: trained.epochs,
+            seconds: start.elapsed().as_secs_f64(),
+            test_accuracy: trained.evaluation.and_then(|e| e.accuracy),
+            model: Some(model_file.display().to_string()),
+        });
+    }
+    // Nobody leaves before rank 0 has saved, so that its failure ends the run for all.
+    Ok(worker.group().barrier()?)
+}
+
+/// Takes the values of `parameters` from a file.
+fn initial(path: &Path, parameters: &Parameters) -> Result<(), Error> {
+    let weights = Weights::read(path)?;
+    parameters.load(&weights).map_err(|mismatch| Error::Mismatch { path: path.to_owned(), mismatch })
+}
