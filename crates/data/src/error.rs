@@ -99,7 +99,7 @@ pub enum Error {
     },
     /// The system gives the loader no thread.
     #[error(
-        "cannot start a data loader thread: {error}\nhint: load without threads (train.loader_threads = 0)"
+        "cannot start a data loader thread: {error}\nhint: the loader works without threads, too: set threads to 0 in its options"
     )]
     Thread {
         /// What the system answered.

@@ -1,0 +1,99 @@
+//! PyTorch's runs, reproduced: the same first values, samples and settings give the same losses, on any number of workers.
+//!
+//! First values come from an integer hash, so nothing needs storing: element i of the k-th parameter is
+//! `unit(k, i) * sqrt(3 / fan_in)`, with fan_in the product of all dimensions but the first (100 for one dimension).
+
+use phalanx::data::{Dataset, Places, Silent, View, open};
+use phalanx::nn::models::MnistNet;
+use phalanx::nn::optim::{AdamW, Rule, Sgd};
+use phalanx::nn::{Linear, Loss, Module, Parameters};
+use phalanx::{Event, Observer, Trainer, spawn};
+use std::sync::{Arc, Mutex};
+
+/// A number in [-1, 1) for stream `k` and index `i`, exact in float32.
+fn unit(k: u64, i: u64) -> f64 {
+    let mut z = (k << 40).wrapping_add(i).wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^= z >> 31;
+    (z >> 40) as f64 / f64::from(1 << 23) - 1.0
+}
+
+fn fill(parameters: &Parameters) {
+    for k in 0..parameters.names().len() {
+        let dims = parameters.layout().shape(k).dims().to_vec();
+        let fan_in = if dims.len() > 1 { dims[1..].iter().product() } else { 100 };
+        let scale = (3.0 / fan_in as f64).sqrt();
+        parameters.value(k).with_slice_mut(|values: &mut [f32]| {
+            values.iter_mut().enumerate().for_each(|(i, v)| *v = (unit(k as u64, i as u64) * scale) as f32);
+        });
+    }
+}
+
+struct Losses<'a>(&'a Mutex<Vec<f64>>);
+
+impl Observer for Losses<'_> {
+    fn event(&mut self, event: &Event) {
+        if let Event::Step { loss, .. } = event {
+            self.0.lock().unwrap().push(*loss);
+        }
+    }
+}
+
+/// Trains on 1, 2 and 4 workers with the same global batch and holds every loss against PyTorch's.
+fn check(golden: &str, rule: Rule, loss: Loss, batch: usize, data: &str, model: fn() -> Box<dyn Module>) {
+    let lines: Vec<Vec<&str>> = golden.lines().filter(|l| !l.starts_with('#')).map(|l| l.split(' ').collect()).collect();
+    let (norm, losses) = lines.split_last().unwrap();
+    let number = |text: &str| text.parse::<f64>().unwrap();
+    for workers in [1, 2, 4] {
+        let got = Mutex::new(Vec::new());
+        let got_norm = Mutex::new(0.0);
+        spawn(workers, |worker| {
+            let data = open(data, View::default(), &Places::from_env(None), &mut Silent)?;
+            let mut model = model();
+            let parameters = Parameters::build(&mut model, worker.device(), 0);
+            fill(&parameters);
+            let steps = Some(losses.len() as u64);
+            let trainer =
+                Trainer { loss, epochs: 1000, steps, batch_size: batch / workers, shuffle: false, ..Trainer::default() };
+            let train: Arc<dyn Dataset> = data.train;
+            let trained = trainer.fit_from(&worker, &model, parameters, rule, train, None, &mut Losses(&got))?;
+            if worker.is_first() {
+                let values = trained.parameters.values().flat::<f32>();
+                *got_norm.lock().unwrap() = values.iter().map(|&v| f64::from(v).powi(2)).sum::<f64>().sqrt();
+            }
+            Ok(())
+        })
+        .unwrap();
+        let got = got.into_inner().unwrap();
+        assert_eq!(got.len(), losses.len());
+        let mut apart = 0.0f64;
+        for (step, (got, line)) in got.iter().zip(losses).enumerate() {
+            let (f32_loss, f64_loss) = (number(line[1]), number(line[2]));
+            apart = apart.max((f32_loss - f64_loss).abs());
+            let bound = 10.0 * apart + 1e-5;
+            let off = (got - f64_loss).abs();
+            assert!(off <= bound, "step {step} on {workers} workers: loss {got}, PyTorch {f64_loss}: {off:.1e} above {bound:.1e}");
+        }
+        let (got, want) = (got_norm.into_inner().unwrap(), number(norm[1]));
+        assert!((got - want).abs() < 1e-4 * want, "parameter norm {got}, PyTorch {want}, {workers} workers");
+    }
+}
+
+#[test]
+fn mnist_with_sgd() {
+    let rule = Sgd { momentum: 0.5, ..Sgd::new(0.01) }.into();
+    check(include_str!("golden/mnist_sgd.txt"), rule, Loss::Nll, 64, "mnist-mini", || Box::new(MnistNet::new(0.0)));
+}
+
+#[test]
+fn mnist_with_adamw() {
+    let rule = AdamW::default().into();
+    check(include_str!("golden/mnist_adamw.txt"), rule, Loss::Nll, 64, "mnist-mini", || Box::new(MnistNet::new(0.0)));
+}
+
+#[test]
+fn linear_regression() {
+    let rule = Sgd::new(0.1).into();
+    check(include_str!("golden/linear_regression.txt"), rule, Loss::Mse, 64, "linear-regression", || Box::new(Linear::new(1, 1)));
+}
