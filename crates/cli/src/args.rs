@@ -131,7 +131,7 @@ pub(crate) struct RunArgs {
     #[arg(long, hide = true)]
     pub(crate) start_method: Option<String>,
     /// The program and its arguments; a .py program runs with the active Python.
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true, value_name = "PROGRAM")]
+    #[arg(trailing_var_arg = true, required = true, value_name = "PROGRAM")]
     pub(crate) program: Vec<OsString>,
 }
 

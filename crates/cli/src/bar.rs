@@ -51,8 +51,10 @@ impl Observer for TrainBar {
                 let workers = if *world_size == 1 { "worker" } else { "workers" };
                 self.say(&format!("{parameters} parameters, {samples} samples, {world_size} {workers}"));
                 if std::io::stderr().is_terminal() {
-                    let style = ProgressStyle::with_template("{prefix} {bar:28} {pos}/{len} {msg} {eta} left");
-                    let bar = ProgressBar::new(*steps).with_style(style.expect("the template is well-formed"));
+                    let style =
+                        ProgressStyle::with_template("{prefix} {bar:28} {pos}/{len} {msg} {eta} left");
+                    let bar =
+                        ProgressBar::new(*steps).with_style(style.expect("the template is well-formed"));
                     self.bar = Some(bar);
                 }
             }
@@ -152,9 +154,12 @@ impl Progress for FetchBar {
             FetchEvent::Bytes { file, done, total } => {
                 if self.file != file {
                     self.file = file.to_owned();
-                    let style = ProgressStyle::with_template("  {msg} {bar:28} {bytes}/{total_bytes} {eta} left");
+                    let style =
+                        ProgressStyle::with_template("  {msg} {bar:28} {bytes}/{total_bytes} {eta} left");
                     let bar = total.map_or_else(ProgressBar::new_spinner, ProgressBar::new);
-                    let bar = bar.with_style(style.expect("the template is well-formed")).with_message(file.to_owned());
+                    let bar = bar
+                        .with_style(style.expect("the template is well-formed"))
+                        .with_message(file.to_owned());
                     self.bar = Some(bar);
                 }
                 if let Some(bar) = &self.bar {

@@ -40,9 +40,11 @@ fn step(args: &StepArgs) -> Result<()> {
     // Multiply-adds of the forward pass, an image.
     let (mut model, name, forward): (Box<dyn Module>, _, f64) = match args.model {
         StepModel::Mnist => (Box::new(MnistNet::new(0.5)), "mnist", 144e3 + 320e3 + 16e3 + 0.5e3),
-        StepModel::MnistHpc => {
-            (Box::new(MnistHpcNet::new(0.5)), "mnist-hpc", 9. * 32. * 676. + 288. * 64. * 576. + 9216. * 128. + 1280.)
-        }
+        StepModel::MnistHpc => (
+            Box::new(MnistHpcNet::new(0.5)),
+            "mnist-hpc",
+            9. * 32. * 676. + 288. * 64. * 576. + 9216. * 128. + 1280.,
+        ),
     };
     // The first layer needs no gradient of its images.
     let first = if matches!(args.model, StepModel::Mnist) { 144e3 } else { 9. * 32. * 676. };
@@ -112,7 +114,11 @@ fn launch(workers: usize, runs: usize, json: bool) -> Result<()> {
     for _ in 0..runs {
         let start = Instant::now();
         let mut command = Command::new(&me);
-        command.args(["run", "--nproc-per-node", &workers.to_string(), "--out"]).arg(&folder).arg("--").arg(&me);
+        command
+            .args(["run", "--nproc-per-node", &workers.to_string(), "--out"])
+            .arg(&folder)
+            .arg("--")
+            .arg(&me);
         let status = command.args(["bench", "hello"]).stdout(Stdio::null()).status()?;
         times.push(start.elapsed().as_secs_f64() * 1e3);
         ensure!(status.success(), "a run of {workers} workers failed: {status}");
@@ -121,9 +127,14 @@ fn launch(workers: usize, runs: usize, json: bool) -> Result<()> {
     times.sort_by(f64::total_cmp);
     let (median, slowest) = (times[runs / 2], times[runs - 1]);
     if json {
-        println!("{}", serde_json::json!({"bench": "launch", "workers": workers, "median_ms": median, "max_ms": slowest, "runs": runs}));
+        println!(
+            "{}",
+            serde_json::json!({"bench": "launch", "workers": workers, "median_ms": median, "max_ms": slowest, "runs": runs})
+        );
     } else {
-        println!("launch, all-reduce once, exit, {workers} workers: median {median:.1} ms, slowest {slowest:.1} ms of {runs} runs");
+        println!(
+            "launch, all-reduce once, exit, {workers} workers: median {median:.1} ms, slowest {slowest:.1} ms of {runs} runs"
+        );
     }
     Ok(())
 }

@@ -8,7 +8,9 @@ pub(crate) fn tell(report: &Report) {
     match report {
         Report::Started { .. } => {}
         Report::Stopping { rank } => eprintln!("rank {rank} failed: stopping the other workers"),
-        Report::Signalled { signal } => eprintln!("{signal}: passing it on to the workers (again to kill them)"),
+        Report::Signalled { signal } => {
+            eprintln!("{signal}: passing it on to the workers (again to kill them)")
+        }
         Report::Killing { ranks } => {
             let ranks: Vec<String> = ranks.iter().map(ToString::to_string).collect();
             eprintln!("still running after the grace period, killing: rank {}", ranks.join(", "));

@@ -2,8 +2,8 @@
 //! prints.
 
 mod args;
-mod bench;
 mod bar;
+mod bench;
 mod data;
 mod failure;
 mod run;
@@ -25,8 +25,17 @@ fn main() -> ExitCode {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
             let usage = error.downcast_ref::<args::WrongUsage>().is_some();
-            eprintln!("error: {error:#}");
+            eprintln!("error: {}", told(&error));
             ExitCode::from(if usage { 2 } else { 1 })
         }
     }
+}
+
+/// An error with its causes, each said once: many of our messages quote their cause already.
+fn told(error: &anyhow::Error) -> String {
+    error.chain().fold(String::new(), |text, cause| match cause.to_string() {
+        cause if text.is_empty() => cause,
+        cause if text.contains(&cause) => text,
+        cause => format!("{text}: {cause}"),
+    })
 }

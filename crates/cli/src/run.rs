@@ -11,13 +11,19 @@ use std::time::Duration;
 pub(crate) fn run(args: &RunArgs) -> Result<u8> {
     let refuse = |text: String| Err(anyhow::Error::new(WrongUsage(text)));
     if args.nnodes != "1" && args.nnodes != "1:1" {
-        return refuse(format!("--nnodes {}: runs over several machines are not supported yet; leave it out", args.nnodes));
+        return refuse(format!(
+            "--nnodes {}: runs over several machines are not supported yet; leave it out",
+            args.nnodes
+        ));
     }
     if args.node_rank != 0 {
         return refuse(format!("--node-rank {}: there is one machine, whose rank is 0", args.node_rank));
     }
     if args.max_restarts != 0 {
-        return refuse(format!("--max-restarts {}: workers are not restarted yet; leave it out", args.max_restarts));
+        return refuse(format!(
+            "--max-restarts {}: workers are not restarted yet; leave it out",
+            args.max_restarts
+        ));
     }
     let workers = worker_count(&args.nproc_per_node)?;
     let run_id = match &args.rdzv_id {
@@ -25,7 +31,9 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8> {
         None => fresh_run_id()?,
     };
     let (program, arguments) = command_line(args);
-    let name = Path::new(&args.program[0]).file_stem().map_or("program".into(), |s| s.to_string_lossy().into_owned());
+    let name = Path::new(&args.program[0])
+        .file_stem()
+        .map_or("program".into(), |s| s.to_string_lossy().into_owned());
     let run_dir = args.out.clone().unwrap_or_else(|| PathBuf::from(format!("runs/{name}-{run_id}")));
     let spec = LaunchSpec {
         program,
@@ -47,18 +55,23 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8> {
 /// A name for a run that nobody named.
 pub(crate) fn fresh_run_id() -> Result<String> {
     let mut random = [0; 5];
-    getrandom::fill(&mut random).map_err(|error| anyhow::anyhow!("the system gives no random numbers: {error}"))?;
+    getrandom::fill(&mut random)
+        .map_err(|error| anyhow::anyhow!("the system gives no random numbers: {error}"))?;
     Ok(phalanx_job::run_id(random))
 }
 
 fn worker_count(text: &str) -> Result<usize, WrongUsage> {
     match text {
         "auto" | "cpu" => Ok(phalanx::cores()),
-        "gpu" => Err(WrongUsage("--nproc-per-node gpu: this version computes on the CPU only; use a number or `auto`".into())),
+        "gpu" => Err(WrongUsage(
+            "--nproc-per-node gpu: this version computes on the CPU only; use a number or `auto`".into(),
+        )),
         number => match number.parse() {
             Ok(0) => Err(WrongUsage("--nproc-per-node 0: a run needs at least one worker".into())),
             Ok(n) => Ok(n),
-            Err(_) => Err(WrongUsage(format!("--nproc-per-node {number}: must be a number, `auto`, `cpu` or `gpu`"))),
+            Err(_) => Err(WrongUsage(format!(
+                "--nproc-per-node {number}: must be a number, `auto`, `cpu` or `gpu`"
+            ))),
         },
     }
 }

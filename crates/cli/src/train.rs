@@ -66,7 +66,8 @@ fn lead(args: &TrainArgs, recipe: &Recipe) -> Result<u8> {
     let out = args.out.clone().unwrap_or_else(|| PathBuf::from(format!("runs/{}-{run_id}", recipe.name)));
     let run_dir = RunDir::create(&out)?;
     let spec_file = out.join("spec.toml");
-    fs::write(&spec_file, recipe.to_toml()).with_context(|| format!("{} can't be written", spec_file.display()))?;
+    fs::write(&spec_file, recipe.to_toml())
+        .with_context(|| format!("{} can't be written", spec_file.display()))?;
     let spec = LaunchSpec {
         program: std::env::current_exe().context("the path of this program")?.into(),
         args: std::env::args_os().skip(1).collect(),
@@ -114,8 +115,15 @@ fn train_as(worker: &Worker, args: &TrainArgs, recipe: &Recipe) -> Result<(), Er
         false => Box::new(TrainBar::new(args.log_interval, events)),
     };
     let trainer = Trainer { steps: args.steps, shuffle: !args.no_shuffle, ..recipe.trainer()? };
-    let trained =
-        trainer.fit_from(worker, model.as_ref(), parameters, recipe.rule()?, data.train, Some(data.test), observer.as_mut())?;
+    let trained = trainer.fit_from(
+        worker,
+        model.as_ref(),
+        parameters,
+        recipe.rule()?,
+        data.train,
+        Some(data.test),
+        observer.as_mut(),
+    )?;
     if worker.is_first() {
         let model_file = out.join("model.safetensors");
         if args.save_optimizer {

@@ -26,22 +26,35 @@ const LAYERS: &[(&str, u32)] = &[
 
 /// The dependencies of a crate on crates of ours, from its manifest.
 fn arrows(manifest: &str) -> Vec<String> {
-    let names = manifest.lines().skip_while(|line| *line != "[dependencies]").skip(1).take_while(|l| !l.starts_with('['));
-    let names = names.filter_map(|line| line.split(['.', ' ', '=']).next()).filter(|name| name.starts_with("phalanx"));
+    let names = manifest
+        .lines()
+        .skip_while(|line| *line != "[dependencies]")
+        .skip(1)
+        .take_while(|l| !l.starts_with('['));
+    let names = names
+        .filter_map(|line| line.split(['.', ' ', '=']).next())
+        .filter(|name| name.starts_with("phalanx"));
     names.map(|name| name.strip_prefix("phalanx-").unwrap_or(name).to_owned()).collect()
 }
 
 #[test]
 fn dependencies_point_down() {
     let layers: BTreeMap<&str, u32> = LAYERS.iter().copied().collect();
-    let mut folders: Vec<String> =
-        fs::read_dir(root().join("crates")).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    let mut folders: Vec<String> = fs::read_dir(root().join("crates"))
+        .unwrap()
+        .map(|e| e.unwrap().file_name().into_string().unwrap())
+        .collect();
     folders.sort();
     for folder in folders {
-        let layer = layers.get(folder.as_str()).unwrap_or_else(|| panic!("crates/{folder} has no layer in this test"));
+        let layer = layers
+            .get(folder.as_str())
+            .unwrap_or_else(|| panic!("crates/{folder} has no layer in this test"));
         let manifest = fs::read_to_string(root().join("crates").join(&folder).join("Cargo.toml")).unwrap();
         for other in arrows(&manifest) {
-            assert!(layers[other.as_str()] < *layer, "crates/{folder} depends on {other}, which isn't below it");
+            assert!(
+                layers[other.as_str()] < *layer,
+                "crates/{folder} depends on {other}, which isn't below it"
+            );
         }
     }
 }
@@ -73,9 +86,17 @@ fn unsafe_code_stays_in_its_crates_and_says_why() {
             if !opens || name == "crates/cli/tests/house.rs" {
                 continue;
             }
-            assert!(allowed.iter().any(|a| name.starts_with(a)), "{name}:{}: unsafe code has no place here", i + 1);
+            assert!(
+                allowed.iter().any(|a| name.starts_with(a)),
+                "{name}:{}: unsafe code has no place here",
+                i + 1
+            );
             let above = &lines[i.saturating_sub(6)..=i];
-            assert!(above.iter().any(|l| l.contains("SAFETY:")), "{name}:{}: an unsafe block without a SAFETY note", i + 1);
+            assert!(
+                above.iter().any(|l| l.contains("SAFETY:")),
+                "{name}:{}: an unsafe block without a SAFETY note",
+                i + 1
+            );
         }
     }
 }

@@ -29,7 +29,9 @@ mod tests {
     fn buckets_cover_all_parameters_from_the_last() {
         // 64, 128, 192 and 64 elements with padding.
         let layout = Layout::new(&[[60].into(), [2, 50].into(), [150].into(), [1].into()]);
-        let check = |first, cap, want: &[Range<usize>]| assert_eq!(buckets(&layout, first, cap), want, "{first} {cap}");
+        let check = |first, cap, want: &[Range<usize>]| {
+            assert_eq!(buckets(&layout, first, cap), want, "{first} {cap}")
+        };
         check(1 << 20, 1 << 20, std::slice::from_ref(&(0..4)));
         check(256, 1 << 20, &[3..4, 0..3]);
         check(256, 192 * 4, &[3..4, 2..3, 0..2]);

@@ -76,9 +76,12 @@ impl Ddp {
 
     /// Compares the models of all ranks by name and shape; names the first difference.
     fn check_same_model(&self, parameters: &Parameters) -> Result<(), Error> {
-        let lines: Vec<String> = parameters.names().iter().enumerate().map(|(i, name)| {
-            format!("{name} of shape {}", parameters.layout().shape(i))
-        }).collect();
+        let lines: Vec<String> = parameters
+            .names()
+            .iter()
+            .enumerate()
+            .map(|(i, name)| format!("{name} of shape {}", parameters.layout().shape(i)))
+            .collect();
         let text = lines.join("\n").into_bytes();
         let own = [digest(&text), text.len() as u64];
         let n = self.group.world_size();
@@ -88,13 +91,16 @@ impl Ddp {
         let Some(rank) = all.iter().position(|other| *other != all[0]) else { return Ok(()) };
         // All ranks see the difference, so all take part in telling it.
         let told = |from: usize| -> Result<Vec<String>, Error> {
-            let mut bytes = if self.group.rank().index() == from { text.clone() } else { vec![0; all[from][1] as usize] };
+            let mut bytes =
+                if self.group.rank().index() == from { text.clone() } else { vec![0; all[from][1] as usize] };
             self.group.broadcast(&mut bytes, Rank(from as u32))?;
             Ok(String::from_utf8_lossy(&bytes).lines().map(str::to_owned).collect())
         };
         let (ours, theirs) = (told(0)?, told(rank)?);
         let at = (0..).find(|&i| ours.get(i) != theirs.get(i)).expect("their digests differ");
-        let line = |lines: &[String]| lines.get(at).cloned().unwrap_or_else(|| format!("only {} parameters", lines.len()));
+        let line = |lines: &[String]| {
+            lines.get(at).cloned().unwrap_or_else(|| format!("only {} parameters", lines.len()))
+        };
         Err(Error::DifferentModels { rank: rank as u32, theirs: line(&theirs), ours: line(&ours) })
     }
 
@@ -110,7 +116,9 @@ impl Ddp {
 
 /// FNV-1a, 64 bits: a fingerprint, not a proof.
 fn digest(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+    bytes
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
 /// Counts gradients into buckets as the backward pass finishes them.
@@ -144,7 +152,13 @@ impl Strategy for Ddp {
         Ok(())
     }
 
-    fn backward(&mut self, parameters: &Parameters, loss: Option<&Tensor>, weight: f64, sync: Sync) -> Result<(), Error> {
+    fn backward(
+        &mut self,
+        parameters: &Parameters,
+        loss: Option<&Tensor>,
+        weight: f64,
+        sync: Sync,
+    ) -> Result<(), Error> {
         begin(&mut self.adding, parameters);
         let Some(loss) = loss else { return Ok(()) };
         let weight = Tensor::full(loss.device(), loss.shape(), weight, loss.dtype());

@@ -15,7 +15,9 @@ pub enum Error {
         names: Vec<String>,
     },
     /// The ranks run different models.
-    #[error("the ranks have different models: rank {rank} has {theirs} where rank 0 has {ours}\nhint: start every rank with the same program and settings")]
+    #[error(
+        "the ranks have different models: rank {rank} has {theirs} where rank 0 has {ours}\nhint: start every rank with the same program and settings"
+    )]
     DifferentModels {
         /// The first rank that differs.
         rank: u32,

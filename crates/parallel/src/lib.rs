@@ -31,11 +31,11 @@
 //! ```
 #![forbid(unsafe_code)]
 
-mod strategy;
-mod single;
 mod buckets;
 mod ddp;
 mod error;
+mod single;
+mod strategy;
 
 pub use buckets::buckets;
 pub use ddp::{Ddp, DdpConfig};

@@ -35,7 +35,13 @@ impl Strategy for SingleDevice {
         Ok(())
     }
 
-    fn backward(&mut self, parameters: &Parameters, loss: Option<&Tensor>, weight: f64, _: Sync) -> Result<(), Error> {
+    fn backward(
+        &mut self,
+        parameters: &Parameters,
+        loss: Option<&Tensor>,
+        weight: f64,
+        _: Sync,
+    ) -> Result<(), Error> {
         begin(&mut self.adding, parameters);
         if let Some(loss) = loss {
             let weight = Tensor::full(loss.device(), loss.shape(), weight, loss.dtype());

@@ -32,7 +32,13 @@ pub trait Strategy: Send {
 
     /// One backward pass. `loss` is the mean over this rank's samples, none if it has none, and `weight` is the share of
     /// these samples in all samples of the step, so that the sum over ranks and passes is the gradient of the mean over all.
-    fn backward(&mut self, parameters: &Parameters, loss: Option<&Tensor>, weight: f64, sync: Sync) -> Result<(), Error>;
+    fn backward(
+        &mut self,
+        parameters: &Parameters,
+        loss: Option<&Tensor>,
+        weight: f64,
+        sync: Sync,
+    ) -> Result<(), Error>;
 
     /// Returns when the gradients of the step are whole.
     fn finish(&mut self, parameters: &Parameters) -> Result<(), Error>;

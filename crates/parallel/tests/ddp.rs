@@ -35,7 +35,8 @@ fn trained(mut strategy: impl Strategy, samples: usize, passes: usize) -> Vec<f3
             let (from, n) = (bounds(part), bounds(part + 1) - bounds(part));
             let loss = (n > 0).then(|| {
                 let ids = (from as u64..(from + n) as u64).collect();
-                net.forward(&images(&device, from, n), &mut Ctx::train(9, step, ids)).nll_loss(&labels(&device, from, n))
+                net.forward(&images(&device, from, n), &mut Ctx::train(9, step, ids))
+                    .nll_loss(&labels(&device, from, n))
             });
             let sync = if pass + 1 == passes { Sync::Now } else { Sync::Later };
             strategy.backward(&parameters, loss.as_ref(), n as f64 / samples as f64, sync).unwrap();
@@ -66,7 +67,10 @@ fn any_number_of_ranks_equals_one() {
             let all = on_ranks(ranks, |group| trained(Ddp::with(group, config.clone()), samples, passes));
             assert!(all.iter().all(|values| *values == all[0]), "all ranks hold the same bits");
             for (got, want) in all[0].iter().zip(&alone) {
-                assert!((got - want).abs() < TOLERANCE, "{ranks} ranks, {samples} samples: {got}, alone {want}");
+                assert!(
+                    (got - want).abs() < TOLERANCE,
+                    "{ranks} ranks, {samples} samples: {got}, alone {want}"
+                );
             }
         }
     }

@@ -39,11 +39,11 @@
 //! [`comm`] collectives, [`parallel`] strategies.
 #![forbid(unsafe_code)]
 
-mod worker;
-mod trainer;
+mod error;
 mod event;
 pub mod recipe;
-mod error;
+mod trainer;
+mod worker;
 
 pub use error::Error;
 pub use event::{Event, Observer, Quiet};

@@ -339,6 +339,7 @@ impl Recipe {
     /// # Errors
     /// A wrong key or value. The recipe stays as it was.
     pub fn set<'a>(&mut self, assignments: impl IntoIterator<Item = &'a str>) -> Result<(), RecipeError> {
+        self.check()?;
         const ORIGIN: &str = "--set";
         let mut pairs = Vec::new();
         for text in assignments {
@@ -363,7 +364,8 @@ impl Recipe {
         Ok(())
     }
 
-    /// The recipe as TOML that [`Recipe::parse`] reads back.
+    /// The recipe as TOML that [`Recipe::parse`] reads back. Panics if a number is too large for TOML, which
+    /// [`Recipe::check`] tells.
     pub fn to_toml(&self) -> String {
         toml::to_string_pretty(self).expect("a recipe is a table")
     }
@@ -373,6 +375,24 @@ impl Recipe {
     /// # Errors
     /// The first key with a wrong value.
     pub fn check(&self) -> Result<(), RecipeError> {
+        // What TOML can't hold can't be looked up in the table either.
+        let TrainRecipe { epochs, batch_size, seed, threads, .. } = self.train;
+        let counts = [
+            ("train.epochs", epochs),
+            ("train.batch_size", batch_size as u64),
+            ("train.seed", seed),
+            ("train.threads", threads as u64),
+            ("schedule.step_size", self.schedule.step_size.unwrap_or(1)),
+        ];
+        if let Some((key, count)) = counts.into_iter().find(|&(_, count)| i64::try_from(count).is_err()) {
+            return Err(RecipeError::BadValue {
+                origin: self.name.clone(),
+                key: key.to_owned(),
+                expected: format!("a whole number of at most {}", i64::MAX),
+                found: count.to_string(),
+                nearest: None,
+            });
+        }
         keys::check(&self.name, &self.table())
     }
 

@@ -211,11 +211,13 @@ impl Trainer {
             }
             no_grad(|| {
                 let output = model.forward(&batch.input_tensor(worker.device()), &mut Ctx::eval());
-                totals[0] += self.loss.of(&output, &batch.target_tensor(worker.device())).item() * batch.len() as f64;
+                totals[0] +=
+                    self.loss.of(&output, &batch.target_tensor(worker.device())).item() * batch.len() as f64;
                 totals[1] += batch.len() as f64;
                 if self.loss.has_labels() {
                     let told = output.argmax(1).to_vec::<i64>();
-                    totals[2] += told.iter().zip(batch.labels()).filter(|(told, label)| told == label).count() as f64;
+                    totals[2] +=
+                        told.iter().zip(batch.labels()).filter(|(told, label)| told == label).count() as f64;
                 }
             });
         }

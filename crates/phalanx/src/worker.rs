@@ -41,7 +41,9 @@ impl Worker {
     /// As [`Worker::from_env`], with this many compute threads whatever the environment says.
     pub fn from_environment(threads: Option<usize>) -> Result<Worker, Error> {
         let join = |error: phalanx_job::Error| Error::Join(error.to_string());
-        let Some(env) = WorkerEnv::from_env().map_err(join)? else { return Ok(Worker::alone(threads.unwrap_or(cores()))) };
+        let Some(env) = WorkerEnv::from_env().map_err(join)? else {
+            return Ok(Worker::alone(threads.unwrap_or(cores())));
+        };
         let share = (cores() / env.local_world_size.max(1)).max(1);
         let threads = threads.or(env.threads).unwrap_or(share);
         let device = Device::cpu(threads);
@@ -51,15 +53,17 @@ impl Worker {
         }
         let mut ear = None;
         let meeting = rendezvous(&env, Deadline::after(PATIENCE), |ip| {
-            let unreachable = |error: phalanx_comm::Error| {
-                phalanx_job::Error::Unreachable { address: ip.to_string(), reason: error.to_string() }
+            let unreachable = |error: phalanx_comm::Error| phalanx_job::Error::Unreachable {
+                address: ip.to_string(),
+                reason: error.to_string(),
             };
             let endpoint = ear.insert(Endpoint::bind(ip).map_err(unreachable)?);
             Ok(serde_json::to_string(&endpoint.address()).expect("an address is always JSON"))
         })
         .map_err(join)?;
         let address = |text: &String| {
-            serde_json::from_str::<PeerAddress>(text).map_err(|e| Error::Join(format!("a peer's address is {text:?}: {e}")))
+            serde_json::from_str::<PeerAddress>(text)
+                .map_err(|e| Error::Join(format!("a peer's address is {text:?}: {e}")))
         };
         let peers = meeting.roster.addresses.iter().map(address).collect::<Result<Vec<_>, _>>()?;
         let group = Group::connect(GroupConfig {

@@ -42,7 +42,8 @@ impl Observer for Losses<'_> {
 
 /// Trains on 1, 2 and 4 workers with the same global batch and holds every loss against PyTorch's.
 fn check(golden: &str, rule: Rule, loss: Loss, batch: usize, data: &str, model: fn() -> Box<dyn Module>) {
-    let lines: Vec<Vec<&str>> = golden.lines().filter(|l| !l.starts_with('#')).map(|l| l.split(' ').collect()).collect();
+    let lines: Vec<Vec<&str>> =
+        golden.lines().filter(|l| !l.starts_with('#')).map(|l| l.split(' ').collect()).collect();
     let (norm, losses) = lines.split_last().unwrap();
     let number = |text: &str| text.parse::<f64>().unwrap();
     for workers in [1, 2, 4] {
@@ -54,10 +55,17 @@ fn check(golden: &str, rule: Rule, loss: Loss, batch: usize, data: &str, model: 
             let parameters = Parameters::build(&mut model, worker.device(), 0);
             fill(&parameters);
             let steps = Some(losses.len() as u64);
-            let trainer =
-                Trainer { loss, epochs: 1000, steps, batch_size: batch / workers, shuffle: false, ..Trainer::default() };
+            let trainer = Trainer {
+                loss,
+                epochs: 1000,
+                steps,
+                batch_size: batch / workers,
+                shuffle: false,
+                ..Trainer::default()
+            };
             let train: Arc<dyn Dataset> = data.train;
-            let trained = trainer.fit_from(&worker, &model, parameters, rule, train, None, &mut Losses(&got))?;
+            let trained =
+                trainer.fit_from(&worker, &model, parameters, rule, train, None, &mut Losses(&got))?;
             if worker.is_first() {
                 let values = trained.parameters.values().flat::<f32>();
                 *got_norm.lock().unwrap() = values.iter().map(|&v| f64::from(v).powi(2)).sum::<f64>().sqrt();
@@ -73,7 +81,10 @@ fn check(golden: &str, rule: Rule, loss: Loss, batch: usize, data: &str, model: 
             apart = apart.max((f32_loss - f64_loss).abs());
             let bound = 10.0 * apart + 1e-5;
             let off = (got - f64_loss).abs();
-            assert!(off <= bound, "step {step} on {workers} workers: loss {got}, PyTorch {f64_loss}: {off:.1e} above {bound:.1e}");
+            assert!(
+                off <= bound,
+                "step {step} on {workers} workers: loss {got}, PyTorch {f64_loss}: {off:.1e} above {bound:.1e}"
+            );
         }
         let (got, want) = (got_norm.into_inner().unwrap(), number(norm[1]));
         assert!((got - want).abs() < 1e-4 * want, "parameter norm {got}, PyTorch {want}, {workers} workers");
@@ -83,17 +94,23 @@ fn check(golden: &str, rule: Rule, loss: Loss, batch: usize, data: &str, model: 
 #[test]
 fn mnist_with_sgd() {
     let rule = Sgd { momentum: 0.5, ..Sgd::new(0.01) }.into();
-    check(include_str!("golden/mnist_sgd.txt"), rule, Loss::Nll, 64, "mnist-mini", || Box::new(MnistNet::new(0.0)));
+    check(include_str!("golden/mnist_sgd.txt"), rule, Loss::Nll, 64, "mnist-mini", || {
+        Box::new(MnistNet::new(0.0))
+    });
 }
 
 #[test]
 fn mnist_with_adamw() {
     let rule = AdamW::default().into();
-    check(include_str!("golden/mnist_adamw.txt"), rule, Loss::Nll, 64, "mnist-mini", || Box::new(MnistNet::new(0.0)));
+    check(include_str!("golden/mnist_adamw.txt"), rule, Loss::Nll, 64, "mnist-mini", || {
+        Box::new(MnistNet::new(0.0))
+    });
 }
 
 #[test]
 fn linear_regression() {
     let rule = Sgd::new(0.1).into();
-    check(include_str!("golden/linear_regression.txt"), rule, Loss::Mse, 64, "linear-regression", || Box::new(Linear::new(1, 1)));
+    check(include_str!("golden/linear_regression.txt"), rule, Loss::Mse, 64, "linear-regression", || {
+        Box::new(Linear::new(1, 1))
+    });
 }

@@ -153,6 +153,13 @@ fn fields_that_a_program_has_changed_are_checked() {
     let error = recipe.trainer().unwrap_err().to_string();
     assert_eq!(error, "mnist: train.batch_size must be a whole number of at least 1, got: 0");
     recipe.train.batch_size = 1;
+    recipe.train.seed = u64::MAX;
+    let error = recipe.rule().unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "mnist: train.seed must be a whole number of at most 9223372036854775807, got: 18446744073709551615"
+    );
+    recipe.train.seed = 1;
     recipe.model.name = "vgg".into();
     assert!(recipe.model().is_err());
 }
@@ -199,4 +206,54 @@ fn a_file_is_called_as_it_is_named() {
     fs::write(&path, Recipe::load("mnist-mini", &[]).unwrap().to_toml()).unwrap();
     let recipe = Recipe::load(path.to_str().unwrap(), &[]).unwrap();
     assert_eq!((recipe.name.as_str(), recipe.data.name.as_str()), ("mine", "mnist-mini"));
+}
+
+/// Values of every type, right for some keys and wrong for the others.
+const VALUES: &[&str] = &[
+    "1",
+    "0",
+    "-1",
+    "0.5",
+    "1e999",
+    "nan",
+    "9223372036854775807",
+    "true",
+    "false",
+    "\"sgd\"",
+    "\"step\"",
+    "\"mnist\"",
+    "[]",
+    "[0, 0.5]",
+    "[[0.1], 0.1]",
+    "{ a = 1 }",
+    "1979-05-27",
+];
+
+proptest::proptest! {
+    #[test]
+    fn no_file_makes_it_panic(text in "\\PC{0,80}") {
+        let _ = Recipe::parse("r", "r.toml", &text);
+    }
+
+    /// A good recipe with some key set to some value is refused, or works.
+    #[test]
+    fn no_value_makes_it_panic(recipe in 0..BUILT_IN.len(), key in 0..KEYS.len(), value in 0..VALUES.len()) {
+        let key = &KEYS[key];
+        let mut table: Table = BUILT_IN[recipe].1.parse().unwrap();
+        if let Ok(mut value) = format!("v = {}", VALUES[value]).parse::<Table>() {
+            let section = table.entry(key.section()).or_insert_with(|| Value::Table(Table::new()));
+            section.as_table_mut().unwrap().insert(key.leaf().to_owned(), value.remove("v").unwrap());
+            if let Ok(recipe) = Recipe::parse("r", "r.toml", &table.to_string()) {
+                recipe.model().unwrap();
+                recipe.rule().unwrap();
+                recipe.trainer().unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn no_assignment_makes_it_panic(text in "\\PC{0,40}", key in 0..KEYS.len()) {
+        let _ = set("mnist", &[&text]);
+        let _ = set("mnist", &[&format!("{}={text}", KEYS[key].path)]);
+    }
 }

@@ -1,0 +1,169 @@
+//! `phalanx train` as a user has it, on the digits inside the program.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+
+fn train(folder: &Path, args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_phalanx"));
+    command
+        .current_dir(folder)
+        .env_remove("RANK")
+        .env_remove("WORLD_SIZE")
+        .env("PHALANX_CACHE", folder.join("cache"));
+    command.arg("train").args(args).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn events(out: &Output) -> Vec<serde_json::Value> {
+    assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
+    text(&out.stdout)
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("nothing but JSON on standard output"))
+        .collect()
+}
+
+fn losses(out: &Output) -> Vec<f64> {
+    events(out).iter().filter(|e| e["event"] == "step").map(|e| e["loss"].as_f64().unwrap()).collect()
+}
+
+#[test]
+fn two_workers_learn_the_digits_and_save_what_they_learned() {
+    let folder = tempfile::tempdir().unwrap();
+    let out =
+        train(folder.path(), &["mnist-mini", "--epochs", "5", "--json", "--out", "run", "--save-optimizer"]);
+    let events = events(&out);
+    let last = events.last().unwrap();
+    assert_eq!(last["event"], "done");
+    assert!(last["test_accuracy"].as_f64().unwrap() > 0.85, "{last}");
+    let step = events.iter().rfind(|e| e["event"] == "step").unwrap();
+    assert_eq!((step["world_size"].as_u64(), step["samples"].as_u64()), (Some(2), Some(10_000)));
+    assert!(["step", "epoch", "loss", "ms"].iter().all(|key| step[key].is_number()), "{step}");
+    let run = folder.path().join("run");
+    for file in ["model.safetensors", "optimizer.safetensors", "spec.toml", "events.jsonl"] {
+        assert!(run.join(file).exists(), "{file}");
+    }
+    assert_eq!(fs::read_to_string(run.join("events.jsonl")).unwrap(), text(&out.stdout));
+    // What was saved is where the next run starts.
+    let again = train(
+        folder.path(),
+        &[
+            "mnist-mini",
+            "--steps",
+            "1",
+            "--json",
+            "--init",
+            "run/model.safetensors",
+            "--set",
+            "model.dropout=0",
+        ],
+    );
+    assert!(losses(&again)[0] < 1.0);
+}
+
+#[test]
+fn the_same_run_gives_the_same_bits_and_any_number_of_workers_the_same_losses() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = |workers: &str, batch: &str| {
+        let args = [
+            "mnist-mini",
+            "--steps",
+            "20",
+            "--seed",
+            "3",
+            "--json",
+            "--nproc-per-node",
+            workers,
+            "--batch-size",
+            batch,
+        ];
+        losses(&train(folder.path(), &args))
+    };
+    let (one, two, again, four) = (run("1", "32"), run("2", "16"), run("2", "16"), run("4", "8"));
+    assert_eq!(two, again);
+    assert_eq!(one.len(), 20);
+    // Dropout is on: masks belong to samples, not to workers. Float32 sums in another order, growing over twenty steps.
+    for (other, workers) in [(&two, 2), (&four, 4)] {
+        for (step, (a, b)) in one.iter().zip(other).enumerate() {
+            assert!((a - b).abs() < 1e-4, "step {step}: {a} on one worker, {b} on {workers}");
+        }
+    }
+}
+
+#[test]
+fn the_tutorials_line_is_printed_on_request() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = train(
+        folder.path(),
+        &[
+            "mnist-mini",
+            "--epochs",
+            "1",
+            "--log-interval",
+            "10",
+            "--nproc-per-node",
+            "1",
+            "--batch-size",
+            "64",
+        ],
+    );
+    let line = text(&out.stdout).lines().nth(1).unwrap().to_owned();
+    assert!(line.starts_with("Train Epoch: 1 [640/2000 (31%)]\tLoss: "), "{line}");
+}
+
+#[test]
+fn recipes_are_listed_and_printed() {
+    let folder = tempfile::tempdir().unwrap();
+    let list = text(&train(folder.path(), &["--list"]).stdout);
+    for name in
+        ["mnist", "mnist-mini", "mnist-hpc", "fashion-mnist", "mnist-autoencoder", "linear-regression"]
+    {
+        assert!(list.lines().any(|line| line.split_whitespace().next() == Some(name)), "{name}: {list}");
+    }
+    let printed = train(folder.path(), &["mnist-mini", "--print", "--set", "optimizer.lr=0.25"]);
+    let toml = text(&printed.stdout);
+    assert!(toml.contains("lr = 0.25"), "{toml}");
+    fs::write(folder.path().join("mine.toml"), toml).unwrap();
+    assert_eq!(losses(&train(folder.path(), &["mine.toml", "--steps", "2", "--json"])).len(), 2);
+}
+
+#[test]
+fn mistakes_get_one_clear_error_and_leave_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir(folder.path().join("empty")).unwrap();
+    fs::write(folder.path().join("cut.safetensors"), [8, 0, 0, 0, 0, 0, 0, 0, b'{']).unwrap();
+    let check = |args: &[&str], code: i32, words: &[&str]| {
+        let out = train(folder.path(), args);
+        let message = text(&out.stderr);
+        assert_eq!(out.status.code(), Some(code), "{args:?}: {message}");
+        assert!(words.iter().all(|word| message.contains(word)), "{args:?}: {message}");
+        assert_eq!(message.matches("error:").count(), 1, "{args:?}: {message}");
+        assert!(!folder.path().join("runs").exists(), "{args:?} left a run");
+    };
+    check(&["mnits"], 2, &["mnits", "did you mean mnist"]);
+    check(&["mnist-mini", "--set", "optimizer.rl=1"], 2, &["optimizer.rl", "did you mean optimizer.lr"]);
+    check(&["mnist-mini", "--set", "optimizer.lr=-1"], 2, &["optimizer.lr", "-1"]);
+    check(&["mnist-mini", "--nproc-per-node", "0"], 2, &["--nproc-per-node 0"]);
+    check(&["mnist-mini", "--batch-size", "0"], 2, &["batch"]);
+    check(&["mnist", "--data", "missing"], 1, &["missing", "hint:"]);
+    check(&["mnist-mini", "--init", "nothing.safetensors"], 1, &["nothing.safetensors"]);
+    check(
+        &["mnist-mini", "--init", "cut.safetensors"],
+        1,
+        &["cut.safetensors", "not a readable safetensors file"],
+    );
+}
+
+#[test]
+fn weights_of_another_model_are_refused_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let line = train(folder.path(), &["linear-regression", "--epochs", "1", "--out", "line"]);
+    assert_eq!(line.status.code(), Some(0), "{}", text(&line.stderr));
+    let out = train(folder.path(), &["mnist-mini", "--init", "line/model.safetensors"]);
+    let message = text(&out.stderr);
+    assert_eq!(out.status.code(), Some(1));
+    assert!(message.contains("missing: conv1.weight") && message.contains("unexpected: weight"), "{message}");
+}
