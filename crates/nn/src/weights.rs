@@ -75,7 +75,7 @@ impl Weights {
     pub fn from_bytes(bytes: &[u8]) -> Result<Weights, String> {
         let file = SafeTensors::deserialize(bytes).map_err(|error| error.to_string())?;
         let mut weights = Weights::default();
-        // The order of the bytes is the order that the arrays were written in.
+        // In the order of their bytes, so that the same file always reads the same.
         let mut views = file.tensors();
         views.sort_by_key(|(_, view)| view.data().as_ptr().addr());
         for (name, view) in views {
