@@ -165,5 +165,8 @@ fn weights_of_another_model_are_refused_by_name() {
     let out = train(folder.path(), &["mnist-mini", "--init", "line/model.safetensors"]);
     let message = text(&out.stderr);
     assert_eq!(out.status.code(), Some(1));
-    assert!(message.contains("missing: conv1.weight") && message.contains("unexpected: bias, weight"), "{message}");
+    assert!(
+        message.contains("missing: conv1.weight") && message.contains("unexpected: bias, weight"),
+        "{message}"
+    );
 }

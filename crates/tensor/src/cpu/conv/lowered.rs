@@ -115,7 +115,7 @@ pub(super) fn image_gradient<T: Float>(device: &Device, g: &[T], w: &[T], p: Pla
 
 /// The images of a batch fall into at most this many runs, each summed on its own and then together in order, so the result
 /// doesn't depend on how many threads there are.
-pub(super) const RUNS: usize = 8;
+pub(super) const RUNS: usize = 4;
 
 /// Sums `each(first image, last image, partial sum)` over the runs of a batch into `out`.
 pub(super) fn sum_over_runs<T: Float>(
