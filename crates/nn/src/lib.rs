@@ -53,7 +53,7 @@ pub use layers::norm::LayerNorm;
 pub use layers::pooling::{AvgPool2d, MaxPool2d};
 pub use layers::sequential::{Flatten, Sequential};
 pub use loss::Loss;
-pub use module::{Ctx, Module, Visitor};
+pub use module::{Ctx, Module, Role, Visitor};
 pub use param::{Init, Param};
 pub use parameters::{Mismatch, Parameters};
 pub use schedule::Schedule;

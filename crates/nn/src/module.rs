@@ -12,7 +12,7 @@ pub trait Module: Send {
     /// The output for `x`. What changes from call to call (training or not, random numbers) is in `ctx`.
     fn forward(&self, x: &Tensor, ctx: &mut Ctx) -> Tensor;
 
-    /// Names every part that holds parameters, in the order in which PyTorch would list them.
+    /// Names every part that holds parameters or buffers, in the order in which PyTorch would list them.
     fn visit(&mut self, v: &mut Visitor<'_>);
 }
 
@@ -26,15 +26,24 @@ impl<M: Module + ?Sized> Module for Box<M> {
     }
 }
 
-/// Walks the parts of a module and hands each parameter, with its dotted name, to whoever asked.
+/// What a tensor of a layer is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// A parameter: it gets gradients, and the optimizer moves it.
+    Learned,
+    /// A buffer, such as a running mean: saved with the model and the same on all ranks, but moved by the layer alone.
+    Kept,
+}
+
+/// Walks the parts of a module and hands each parameter and buffer, with its dotted name, to whoever asked.
 pub struct Visitor<'a> {
     path: String,
-    found: &'a mut dyn FnMut(&str, &mut Param),
+    found: &'a mut dyn FnMut(&str, Role, &mut Param),
 }
 
 impl<'a> Visitor<'a> {
-    /// A visitor that calls `found` for each parameter.
-    pub fn new(found: &'a mut dyn FnMut(&str, &mut Param)) -> Visitor<'a> {
+    /// A visitor that calls `found` for each parameter and buffer.
+    pub fn new(found: &'a mut dyn FnMut(&str, Role, &mut Param)) -> Visitor<'a> {
         Visitor { path: String::new(), found }
     }
 
@@ -47,8 +56,17 @@ impl<'a> Visitor<'a> {
 
     /// A parameter.
     pub fn param(&mut self, name: &str, param: &mut Param) {
+        self.leaf(name, Role::Learned, param);
+    }
+
+    /// A buffer: a tensor that the layer itself overwrites, with [`Tensor::copy_from`] in a training pass.
+    pub fn buffer(&mut self, name: &str, buffer: &mut Param) {
+        self.leaf(name, Role::Kept, buffer);
+    }
+
+    fn leaf(&mut self, name: &str, role: Role, param: &mut Param) {
         let before = self.enter(name);
-        (self.found)(&self.path, param);
+        (self.found)(&self.path, role, param);
         self.path.truncate(before);
     }
 

@@ -46,7 +46,8 @@ impl Init {
     }
 }
 
-/// A parameter of a layer. It stands for its [`Tensor`] once [`crate::Parameters::build`] has seen it.
+/// A parameter of a layer, or a buffer, as [`crate::Visitor`] is told. It stands for its [`Tensor`] once
+/// [`crate::Parameters::build`] has seen it; before, reading it panics.
 pub struct Param {
     pub(crate) shape: Shape,
     pub(crate) init: Init,

@@ -1,6 +1,7 @@
-//! The parameters of one model: names, values, gradients.
+//! The parameters of one model: names, values, gradients; and its buffers.
 
-use crate::module::{Module, Visitor};
+use crate::module::{Module, Role, Visitor};
+use crate::param::Init;
 use crate::weights::Weights;
 use phalanx_tensor::{Arena, DType, Device, Grads, Layout, Philox, Shape, Tensor};
 use std::fmt;
@@ -8,40 +9,69 @@ use std::fmt;
 /// Random streams of parameters start here, away from those of samples.
 const INIT_STREAM: u64 = 1 << 62;
 
-/// Every parameter of a model in one arena, with a gradient arena of the same layout. The model's layers share the memory.
+/// Every parameter of a model in one arena, with a gradient arena of the same layout, and its buffers in a third. The model's
+/// layers share the memory.
 pub struct Parameters {
     names: Vec<String>,
     values: Arena,
     grads: Grads,
+    buffer_names: Vec<String>,
+    buffers: Arena,
+}
+
+/// What a model declares of one role, in visiting order.
+#[derive(Default)]
+struct Declared {
+    names: Vec<String>,
+    shapes: Vec<Shape>,
+    inits: Vec<Init>,
 }
 
 impl Parameters {
     /// Lays out the parameters of `model` in its visiting order, in float32, and gives them their first values: parameter
-    /// `i` is a function of `seed` and `i`, the same on every rank.
+    /// `i` is a function of `seed` and `i`, the same on every rank. Panics if two of them have one name.
+    #[track_caller]
     pub fn build(model: &mut dyn Module, device: &Device, seed: u64) -> Parameters {
-        let (mut names, mut shapes, mut inits) = (Vec::new(), Vec::<Shape>::new(), Vec::new());
-        model.visit(&mut Visitor::new(&mut |name, param| {
-            names.push(name.to_owned());
-            shapes.push(param.shape);
-            inits.push(param.init);
+        let (mut learned, mut kept) = (Declared::default(), Declared::default());
+        model.visit(&mut Visitor::new(&mut |name, role, param| {
+            let taken = learned.names.iter().chain(&kept.names).any(|other| other == name);
+            assert!(!taken, "Parameters::build: two tensors of the model are named {name}");
+            let declared = match role {
+                Role::Learned => &mut learned,
+                Role::Kept => &mut kept,
+            };
+            declared.names.push(name.to_owned());
+            declared.shapes.push(param.shape);
+            declared.inits.push(param.init);
         }));
-        let layout = Layout::new(&shapes);
+        let layout = Layout::new(&learned.shapes);
         let values = Arena::new(device, DType::F32, &layout);
         let grads = Grads::new(device, DType::F32, &layout);
-        for (i, init) in inits.iter().enumerate() {
-            values.tensor(i).with_slice_mut(|v| init.fill(v, Philox::new(seed, INIT_STREAM + i as u64)));
+        let buffers = Arena::new(device, DType::F32, &Layout::new(&kept.shapes));
+        // Buffers count on after the parameters, so that adding one to a layer changes no parameter.
+        let tensors = (0..learned.inits.len()).map(|i| values.tensor(i));
+        let tensors = tensors.chain((0..kept.inits.len()).map(|i| buffers.tensor(i)));
+        for (i, (tensor, init)) in tensors.zip(learned.inits.iter().chain(&kept.inits)).enumerate() {
+            tensor.with_slice_mut(|v| init.fill(v, Philox::new(seed, INIT_STREAM + i as u64)));
         }
-        let mut next = 0;
-        model.visit(&mut Visitor::new(&mut |_, param| {
-            param.tensor = Some(grads.leaf(next, &values));
-            next += 1;
+        let (mut next_learned, mut next_kept) = (0.., 0..);
+        model.visit(&mut Visitor::new(&mut |_, role, param| {
+            param.tensor = Some(match role {
+                Role::Learned => grads.leaf(next_learned.next().expect("endless"), &values),
+                Role::Kept => buffers.tensor(next_kept.next().expect("endless")),
+            });
         }));
-        Parameters { names, values, grads }
+        Parameters { names: learned.names, values, grads, buffer_names: kept.names, buffers }
     }
 
     /// The dotted names, in order.
     pub fn names(&self) -> &[String] {
         &self.names
+    }
+
+    /// The number of the parameter with this name.
+    pub fn index_of(&self, name: &str) -> Option<usize> {
+        self.names.iter().position(|other| other == name)
     }
 
     /// Which parameter lies where.
@@ -69,9 +99,25 @@ impl Parameters {
         self.values.tensor(i)
     }
 
-    /// Copies the values out, for a file.
+    /// The dotted names of the buffers, in order.
+    pub fn buffer_names(&self) -> &[String] {
+        &self.buffer_names
+    }
+
+    /// The buffers.
+    pub fn buffers(&self) -> &Arena {
+        &self.buffers
+    }
+
+    /// Copies the parameters and buffers out, for a file.
     pub fn to_weights(&self) -> Weights {
-        self.to_weights_from(&self.values.flat::<f32>(), "")
+        let mut weights = self.to_weights_from(&self.values.flat::<f32>(), "");
+        let flat = self.buffers.flat::<f32>();
+        for (i, name) in self.buffer_names.iter().enumerate() {
+            let layout = self.buffers.layout();
+            weights.push(name.clone(), *layout.shape(i), &flat[layout.range(i)]);
+        }
+        weights
     }
 
     /// Copies a flat array of this layout out, each part named as its parameter with `suffix`.
@@ -83,37 +129,65 @@ impl Parameters {
         weights
     }
 
-    /// Takes the values from a file of weights. Nothing is changed unless every parameter is there with its shape and nothing
-    /// else is.
-    pub fn load(&self, weights: &Weights) -> Result<(), Mismatch> {
+    /// The way back from [`Parameters::to_weights_from`]: the flat array whose parts are named as the parameters with
+    /// `suffix`. Other arrays in `weights` are passed over.
+    pub fn flat_from(&self, weights: &Weights, suffix: &str) -> Result<Vec<f32>, Mismatch> {
+        let mut flat = vec![0.0; self.layout().len()];
         let mut mismatch = Mismatch::default();
         for (i, name) in self.names.iter().enumerate() {
-            match weights.get(name) {
-                None => mismatch.missing.push(name.clone()),
-                Some((shape, _)) if shape != self.layout().shape(i) => {
-                    mismatch.misshaped.push((name.clone(), *shape, *self.layout().shape(i)));
-                }
-                Some(_) => {}
+            if let Some(values) = mismatch.take(weights, &format!("{name}{suffix}"), self.layout().shape(i)) {
+                flat[self.layout().range(i)].copy_from_slice(values);
             }
         }
-        mismatch.unexpected =
-            weights.names().filter(|name| !self.names.iter().any(|n| n == name)).map(str::to_owned).collect();
+        if mismatch.is_empty() { Ok(flat) } else { Err(mismatch) }
+    }
+
+    /// Takes the values from a file of weights. Nothing is changed unless every parameter and buffer is there with its shape
+    /// and nothing else is.
+    pub fn load(&self, weights: &Weights) -> Result<(), Mismatch> {
+        let mismatch = self.compare(weights);
         if !mismatch.is_empty() {
             return Err(mismatch);
         }
-        let mut flat = self.values.flat_mut::<f32>();
-        for (i, name) in self.names.iter().enumerate() {
-            let (_, values) = weights.get(name).expect("checked above");
-            flat[self.layout().range(i)].copy_from_slice(values);
-        }
+        self.load_matching(weights);
         Ok(())
+    }
+
+    /// Takes the values of those parameters and buffers that `weights` has under their name with their shape, as when a
+    /// trained body gets a new head; says what was left out.
+    pub fn load_matching(&self, weights: &Weights) -> Mismatch {
+        for (name, tensor) in self.tensors() {
+            if let Some((shape, values)) = weights.get(name)
+                && shape == tensor.shape()
+            {
+                tensor.with_slice_mut(|into: &mut [f32]| into.copy_from_slice(values));
+            }
+        }
+        self.compare(weights)
+    }
+
+    /// Every parameter and buffer with its name.
+    fn tensors(&self) -> impl Iterator<Item = (&str, Tensor)> {
+        let values = self.names.iter().enumerate().map(|(i, name)| (name.as_str(), self.values.tensor(i)));
+        let buffers = self.buffer_names.iter().enumerate();
+        values.chain(buffers.map(|(i, name)| (name.as_str(), self.buffers.tensor(i))))
+    }
+
+    fn compare(&self, weights: &Weights) -> Mismatch {
+        let mut mismatch = Mismatch::default();
+        for (name, tensor) in self.tensors() {
+            mismatch.take(weights, name, tensor.shape());
+        }
+        let known = |name: &str| self.names.iter().chain(&self.buffer_names).any(|other| other == name);
+        mismatch.unexpected = weights.names().filter(|name| !known(name)).map(str::to_owned).collect();
+        mismatch
     }
 }
 
 /// Why weights don't fit a model.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Mismatch {
-    /// Parameters that the weights lack.
+    /// Parameters and buffers that the weights lack.
     pub missing: Vec<String>,
     /// Weights that the model has no parameter for.
     pub unexpected: Vec<String>,
@@ -122,8 +196,19 @@ pub struct Mismatch {
 }
 
 impl Mismatch {
-    fn is_empty(&self) -> bool {
+    /// Whether everything fits.
+    pub fn is_empty(&self) -> bool {
         self.missing.is_empty() && self.unexpected.is_empty() && self.misshaped.is_empty()
+    }
+
+    /// The values under `name`, if they are there in this shape; notes why not otherwise.
+    fn take<'a>(&mut self, weights: &'a Weights, name: &str, shape: &Shape) -> Option<&'a [f32]> {
+        match weights.get(name) {
+            None => self.missing.push(name.to_owned()),
+            Some((found, _)) if found != shape => self.misshaped.push((name.to_owned(), *found, *shape)),
+            Some((_, values)) => return Some(values),
+        }
+        None
     }
 }
 
@@ -145,39 +230,4 @@ impl fmt::Display for Mismatch {
 impl std::error::Error for Mismatch {}
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::Linear;
-
-    #[test]
-    fn values_depend_on_the_seed_alone() {
-        let build = |seed, threads| {
-            let parameters = Parameters::build(&mut Linear::new(5, 3), &Device::cpu(threads), seed);
-            parameters.values().flat::<f32>().to_vec()
-        };
-        assert_eq!(build(1, 1), build(1, 2));
-        assert_ne!(build(1, 1), build(2, 1));
-        let bound = 1.0 / 5f32.sqrt();
-        assert!(
-            build(1, 1).iter().all(|v| v.abs() <= bound) && build(1, 1).iter().any(|v| v.abs() > bound / 2.0)
-        );
-    }
-
-    #[test]
-    fn weights_that_do_not_fit_change_nothing_and_are_named() {
-        let parameters = Parameters::build(&mut Linear::new(2, 3), &Device::cpu(1), 0);
-        let before = parameters.to_weights();
-        let mut other = Weights::default();
-        other.push("weight".into(), [2, 2].into(), &[0.0; 4]);
-        other.push("scale".into(), [1].into(), &[0.0]);
-        let error = parameters.load(&other).unwrap_err();
-        let message = error.to_string();
-        for part in
-            ["missing: bias", "unexpected: scale", "weight is [2, 2] in the file and [3, 2] in the model"]
-        {
-            assert!(message.contains(part), "{message}");
-        }
-        assert_eq!(parameters.to_weights(), before);
-        parameters.load(&before).unwrap();
-    }
-}
+mod tests;

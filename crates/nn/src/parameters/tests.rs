@@ -1,0 +1,159 @@
+use super::*;
+use crate::{Ctx, Linear, Param};
+
+/// A layer that counts its training passes in a buffer, between a parameter before and one after.
+struct Counting {
+    before: Linear,
+    passes: Param,
+    after: Linear,
+}
+
+impl Counting {
+    fn new() -> Counting {
+        let passes = Param::new([2], Init::Constant(3.0));
+        Counting { before: Linear::new(5, 3), passes, after: Linear::new(3, 2) }
+    }
+}
+
+impl Module for Counting {
+    fn visit(&mut self, v: &mut Visitor<'_>) {
+        v.child("before", &mut self.before);
+        v.buffer("passes", &mut self.passes);
+        v.child("after", &mut self.after);
+    }
+
+    fn forward(&self, x: &Tensor, ctx: &mut Ctx) -> Tensor {
+        if ctx.training() {
+            self.passes.copy_from(&self.passes.affine(1.0, 1.0));
+        }
+        self.after.forward(&self.before.forward(x, ctx), ctx)
+    }
+}
+
+#[test]
+fn values_depend_on_the_seed_alone() {
+    let build = |seed, threads| {
+        let parameters = Parameters::build(&mut Linear::new(5, 3), &Device::cpu(threads), seed);
+        parameters.values().flat::<f32>().to_vec()
+    };
+    assert_eq!(build(1, 1), build(1, 2));
+    assert_ne!(build(1, 1), build(2, 1));
+    let bound = 1.0 / 5f32.sqrt();
+    assert!(
+        build(1, 1).iter().all(|v| v.abs() <= bound) && build(1, 1).iter().any(|v| v.abs() > bound / 2.0)
+    );
+}
+
+#[test]
+fn first_values_have_the_moments_they_should() {
+    let n = 40_000;
+    let moments = |init: Init| {
+        let mut values = vec![0.0; n];
+        init.fill(&mut values, Philox::new(7, 1));
+        let mean = values.iter().map(|&v| f64::from(v)).sum::<f64>() / n as f64;
+        let square = values.iter().map(|&v| f64::from(v) * f64::from(v)).sum::<f64>() / n as f64;
+        (mean, square - mean * mean, values)
+    };
+    // Four standard errors of each moment: 4 sd / sqrt(n) for a mean, 4 sqrt(kurtosis - 1) var / sqrt(n) for a variance.
+    let (mean, variance, values) = moments(Init::Uniform { bound: 2.0 });
+    assert!(mean.abs() < 0.024 && (variance - 4.0 / 3.0).abs() < 0.024, "{mean} {variance}");
+    assert!(values.iter().all(|v| (-2.0..2.0).contains(v)));
+    let (mean, variance, values) = moments(Init::Normal { std: 3.0 });
+    assert!(mean.abs() < 0.06 && (variance - 9.0).abs() < 0.26, "{mean} {variance}");
+    let beyond = values.iter().filter(|v| v.abs() > 6.0).count() as f64 / n as f64;
+    assert!((beyond - 0.0455).abs() < 0.0042, "{beyond} of the values lie beyond two standard deviations");
+}
+
+#[test]
+fn weights_that_do_not_fit_change_nothing_and_are_named() {
+    let parameters = Parameters::build(&mut Linear::new(2, 3), &Device::cpu(1), 0);
+    let before = parameters.to_weights();
+    let mut other = Weights::default();
+    other.push("weight".into(), [2, 2].into(), &[0.0; 4]);
+    other.push("scale".into(), [1].into(), &[0.0]);
+    let message = parameters.load(&other).unwrap_err().to_string();
+    for part in ["missing: bias", "unexpected: scale", "weight is [2, 2] in the file and [3, 2] in the model"]
+    {
+        assert!(message.contains(part), "{message}");
+    }
+    assert_eq!(parameters.to_weights(), before);
+    parameters.load(&before).unwrap();
+}
+
+#[test]
+fn what_fits_can_be_loaded_alone() {
+    let device = Device::cpu(1);
+    let parameters = Parameters::build(&mut Linear::new(2, 3), &device, 0);
+    let weight = parameters.value(0).to_vec::<f32>();
+    let mut other = Weights::default();
+    other.push("bias".into(), [3].into(), &[1.0, 2.0, 3.0]);
+    other.push("weight".into(), [1, 2].into(), &[0.0; 2]);
+    let left = parameters.load_matching(&other);
+    assert_eq!(left.misshaped.len(), 1);
+    assert!(left.missing.is_empty() && left.unexpected.is_empty());
+    assert_eq!(parameters.value(1).to_vec::<f32>(), [1.0, 2.0, 3.0]);
+    assert_eq!(parameters.value(0).to_vec::<f32>(), weight);
+}
+
+#[test]
+fn buffers_are_saved_and_loaded_but_not_learned() {
+    let device = Device::cpu(1);
+    let mut model = Counting::new();
+    let parameters = Parameters::build(&mut model, &device, 0);
+    assert_eq!(parameters.names(), ["before.weight", "before.bias", "after.weight", "after.bias"]);
+    assert_eq!(parameters.buffer_names(), ["passes"]);
+    assert_eq!(parameters.count(), 15 + 3 + 6 + 2);
+    let x = Tensor::ones(&device, [1, 5], DType::F32);
+    for step in 0..2 {
+        model.forward(&x, &mut Ctx::train(0, step, [0].into())).sum_all().backward();
+    }
+    model.forward(&x, &mut Ctx::eval());
+    assert_eq!(parameters.buffers().tensor(0).to_vec::<f32>(), [5.0, 5.0]);
+    assert_eq!(parameters.grads().settle(), [] as [usize; 0]);
+
+    let saved = parameters.to_weights();
+    assert_eq!(saved.get("passes").unwrap().1, [5.0, 5.0]);
+    let mut other = Counting::new();
+    let loaded = Parameters::build(&mut other, &device, 1);
+    loaded.load(&saved).unwrap();
+    assert_eq!(loaded.to_weights(), saved);
+    assert_eq!(other.passes.to_vec::<f32>(), [5.0, 5.0]);
+    let without = loaded.to_weights_from(&loaded.values().flat::<f32>(), "");
+    assert_eq!(loaded.load(&without).unwrap_err().missing, ["passes"]);
+}
+
+#[test]
+fn a_flat_array_of_the_layout_comes_back_from_its_names() {
+    let parameters = Parameters::build(&mut Linear::new(2, 3), &Device::cpu(1), 0);
+    let flat = parameters.values().flat::<f32>().to_vec();
+    let weights = parameters.to_weights_from(&flat, ".exp_avg");
+    assert_eq!(parameters.flat_from(&weights, ".exp_avg").unwrap(), flat);
+    assert_eq!(parameters.flat_from(&weights, ".other").unwrap_err().missing, ["weight.other", "bias.other"]);
+}
+
+#[test]
+#[should_panic(expected = "a parameter of shape [3, 2] is used before Parameters::build gave it values")]
+fn a_parameter_without_values_says_so() {
+    Linear::new(2, 3).forward(&Tensor::ones(&Device::cpu(1), [1, 2], DType::F32), &mut Ctx::eval());
+}
+
+/// Says "weight" twice.
+struct Twice(Param, Param);
+
+impl Module for Twice {
+    fn visit(&mut self, v: &mut Visitor<'_>) {
+        v.param("weight", &mut self.0);
+        v.buffer("weight", &mut self.1);
+    }
+
+    fn forward(&self, x: &Tensor, _: &mut Ctx) -> Tensor {
+        x.clone()
+    }
+}
+
+#[test]
+#[should_panic(expected = "two tensors of the model are named weight")]
+fn a_name_that_is_taken_twice_is_a_bug() {
+    let one = || Param::new([1], Init::Constant(0.0));
+    Parameters::build(&mut Twice(one(), one()), &Device::cpu(1), 0);
+}
