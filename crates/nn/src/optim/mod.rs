@@ -2,8 +2,10 @@
 //! model, a bucket or a shard is the same pass. Formulas and defaults are PyTorch's.
 
 mod rule;
+mod saved;
 
 pub use rule::{Adadelta, Adam, AdamW, BadValue, RmsProp, Rule, Sgd};
+pub use saved::ResumeError;
 
 /// A rule with its state.
 pub struct Optimizer {

@@ -188,6 +188,10 @@ impl Rule {
             Rule::Sgd(r) => {
                 at_least_0("momentum", r.momentum)?;
                 at_least_0("weight_decay", r.weight_decay)?;
+                // PyTorch takes any dampening, so a negative one passes here too.
+                if !r.dampening.is_finite() {
+                    return Err(BadValue { field: "dampening", value: r.dampening, want: "a number" });
+                }
                 if r.nesterov && (r.momentum == 0.0 || r.dampening != 0.0) {
                     let (field, value) =
                         if r.momentum == 0.0 { ("momentum", 0.0) } else { ("dampening", r.dampening) };

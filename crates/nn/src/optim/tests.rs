@@ -1,6 +1,8 @@
 //! Each rule against PyTorch, whose figures `tests/golden/optimizers.py` made.
 
 use super::*;
+use crate::{Linear, Parameters};
+use phalanx_tensor::Device;
 
 /// Rounding of float32 over six steps, relative to values of about 1.
 const TOLERANCE: f32 = 2e-6;
@@ -37,6 +39,95 @@ fn rules_step_as_pytorch_does() {
     check("rmsprop_all", RmsProp { momentum: 0.9, centered: true, weight_decay: 0.1, ..RmsProp::default() });
 }
 
+/// Every rule, with each of its states in use.
+fn rules() -> [Rule; 7] {
+    [
+        Sgd { weight_decay: 0.1, ..Sgd::new(0.1) }.into(),
+        Sgd { momentum: 0.9, dampening: 0.2, ..Sgd::new(0.1) }.into(),
+        Adam { weight_decay: 0.1, ..Adam::default() }.into(),
+        AdamW::default().into(),
+        Adadelta::default().into(),
+        RmsProp { momentum: 0.9, ..RmsProp::default() }.into(),
+        RmsProp { centered: true, ..RmsProp::default() }.into(),
+    ]
+}
+
+/// Gradients that depend on the element and the step.
+fn push(values: &[f32], step: usize) -> Vec<f32> {
+    values.iter().enumerate().map(|(i, v)| v * 0.3 + ((i * 7 + step * 3) % 11) as f32 * 0.1 - 0.5).collect()
+}
+
+#[test]
+fn a_shard_is_only_a_shorter_slice() {
+    // 37 elements leave a rest whatever the width of a vector is.
+    let start: Vec<f32> = (0..37).map(|i| i as f32 * 0.1 - 1.5).collect();
+    for rule in rules() {
+        let mut whole = start.clone();
+        let mut optimizer = Optimizer::new(rule).unwrap();
+        let mut parts: Vec<(Vec<f32>, Optimizer)> =
+            [0..5, 5..6, 6..37].map(|range| (start[range].to_vec(), Optimizer::new(rule).unwrap())).into();
+        for step in 0..4 {
+            let grads = push(&whole, step);
+            let mut at = 0;
+            for (values, optimizer) in &mut parts {
+                let end = at + values.len();
+                optimizer.step(values, &grads[at..end], 0.5);
+                at = end;
+            }
+            optimizer.step(&mut whole, &grads, 0.5);
+        }
+        let joined: Vec<f32> = parts.into_iter().flat_map(|(values, _)| values).collect();
+        assert_eq!(joined, whole, "{rule:?}");
+        assert!(whole.iter().zip(&start).all(|(now, then)| now != then && now.is_finite()), "{rule:?}");
+    }
+}
+
+#[test]
+fn a_resumed_run_takes_the_steps_that_the_whole_run_takes() {
+    for rule in rules() {
+        // After no step there is no state, after one the first step must not be taken for the first again.
+        for saved_after in [0, 1, 3] {
+            let parameters = Parameters::build(&mut Linear::new(3, 5), &Device::cpu(1), 0);
+            let step = |optimizer: &mut Optimizer, step| {
+                let mut values = parameters.values().flat_mut::<f32>();
+                let grads = push(&values, step);
+                optimizer.step(&mut values, &grads, 1.0);
+            };
+            let mut optimizer = Optimizer::new(rule).unwrap();
+            (0..saved_after).for_each(|s| step(&mut optimizer, s));
+            let (state, values) = (optimizer.to_weights(&parameters), parameters.to_weights());
+            (saved_after..6).for_each(|s| step(&mut optimizer, s));
+            let whole = parameters.to_weights();
+
+            parameters.load(&values).unwrap();
+            let mut resumed = Optimizer::resume(rule, &parameters, &state).unwrap();
+            assert_eq!(resumed.steps(), saved_after as u64);
+            (saved_after..6).for_each(|s| step(&mut resumed, s));
+            assert_eq!(parameters.to_weights(), whole, "{rule:?} after {saved_after}");
+            assert_eq!(resumed.to_weights(&parameters), optimizer.to_weights(&parameters));
+        }
+    }
+}
+
+#[test]
+fn a_state_of_another_rule_or_model_is_refused_and_named() {
+    let parameters = Parameters::build(&mut Linear::new(3, 5), &Device::cpu(1), 0);
+    let mut optimizer = Optimizer::new(Adam::default()).unwrap();
+    let grads = vec![1.0; parameters.layout().len()];
+    optimizer.step(&mut parameters.values().flat_mut::<f32>(), &grads, 1.0);
+    let state = optimizer.to_weights(&parameters);
+    let refused = |rule: Rule, parameters: &Parameters, state: &crate::Weights| {
+        Optimizer::resume(rule, parameters, state).err().unwrap().to_string()
+    };
+    let message = refused(Adadelta::default().into(), &parameters, &state);
+    assert!(message.contains("square_avg") && message.contains("missing: weight.square_avg"), "{message}");
+    let other = Parameters::build(&mut Linear::new(3, 4), &Device::cpu(1), 0);
+    let message = refused(Adam::default().into(), &other, &state);
+    assert!(message.contains("weight.exp_avg is [5, 3] in the file and [4, 3] in the model"), "{message}");
+    let message = refused(Adam::default().into(), &parameters, &parameters.to_weights());
+    assert!(message.contains("no count of steps"), "{message}");
+}
+
 #[test]
 fn a_value_that_makes_no_sense_is_named() {
     let error = |rule: Rule| Optimizer::new(rule).err().unwrap().to_string();
@@ -46,5 +137,8 @@ fn a_value_that_makes_no_sense_is_named() {
         "optimizer.betas is 1: must be in [0, 1)"
     );
     assert!(error(Sgd { nesterov: true, ..Sgd::new(0.1) }.into()).contains("momentum"));
+    assert!(error(Sgd { dampening: f64::NAN, ..Sgd::new(0.1) }.into()).contains("dampening is NaN"));
+    assert!(error(RmsProp { alpha: 1.5, ..RmsProp::default() }.into()).contains("alpha is 1.5"));
+    assert!(error(AdamW { weight_decay: -0.1, ..AdamW::default() }.into()).contains("weight_decay is -0.1"));
     assert!(error(Adadelta { lr: f64::NAN, ..Adadelta::default() }.into()).contains("lr is NaN"));
 }
