@@ -7,7 +7,7 @@ cargo build --release --quiet
 phalanx=$here/../target/release/phalanx
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
-seconds() { sed -n 's/.*"event":"epoch".*"seconds":\([0-9.]*\).*/\1 s/p'; }
+epoch() { "$phalanx" train mnist --data "$data" --epochs 1 --out "$out" "$@" 2>&1 | sed -n 's/^epoch 0: \([0-9.]* s\).*/\1/p'; }
 
 for threads in 1 2; do
     for _ in 1 2 3; do
@@ -16,13 +16,13 @@ for threads in 1 2; do
     done
 done
 for _ in 1 2 3; do
-    echo "epoch, 1 worker with 2 threads: phalanx $("$phalanx" train mnist --data "$data" --nproc-per-node 1 --epochs 1 --json --out "$out" | seconds)," \
+    echo "epoch, 1 worker with 2 threads: phalanx $(epoch --nproc-per-node 1)," \
         "PyTorch $("$python" "$here/peers/mnist.py" epoch 2 "$data")"
 done
 for _ in 1 2 3; do
-    echo "epoch, 2 workers: phalanx $("$phalanx" train mnist --data "$data" --epochs 1 --json --out "$out" | seconds)," \
+    echo "epoch, 2 workers: phalanx $(epoch)," \
         "PyTorch $("$python" -m torch.distributed.run --nproc-per-node 2 "$here/peers/mnist.py" epoch 1 "$data" 2>/dev/null)"
 done
 "$phalanx" bench launch
-/usr/bin/env time -f "largest process: %M kB resident" "$phalanx" train mnist --data "$data" --epochs 1 --json --out "$out" > "$out/events"
+/usr/bin/env time -f "largest process: %M kB resident" "$phalanx" train mnist --data "$data" --epochs 1 --out "$out" 2>&1 | tail -n 1
 ls -l "$phalanx" | awk '{print "binary:", $5, "bytes"}'

@@ -110,9 +110,14 @@ impl Weights {
     }
 }
 
-fn write_whole(path: &Path, content: &[u8]) -> Result<(), WeightError> {
+/// Where a file is written before it gets its name: in the same folder, so that the renaming is one step.
+fn temporary(path: &Path) -> PathBuf {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let temporary = path.with_file_name(format!(".{name}.{}.partial", std::process::id()));
+    path.with_file_name(format!(".{name}.{}.partial", std::process::id()))
+}
+
+fn write_whole(path: &Path, content: &[u8]) -> Result<(), WeightError> {
+    let temporary = temporary(path);
     let failed = |action| move |source| WeightError::Io { path: path.to_owned(), action, source };
     let written = (|| {
         let mut file = File::create(&temporary)?;
@@ -174,8 +179,53 @@ mod tests {
     }
 
     #[test]
-    fn no_space_left_is_an_error_without_a_final_file() {
-        let path = Path::new("/dev/full/w.safetensors");
-        assert!(sample().save(path).is_err());
+    #[cfg(target_os = "linux")]
+    fn no_space_left_is_told_and_leaves_the_old_file_and_no_other() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("w.safetensors");
+        fs::write(&path, "old").unwrap();
+        // The temporary file leads to a device that is always full.
+        std::os::unix::fs::symlink("/dev/full", temporary(&path)).unwrap();
+        let error = sample().save(&path).unwrap_err().to_string();
+        assert!(error.contains("w.safetensors: can't be written: No space left"), "{error}");
+        assert_eq!(fs::read(&path).unwrap(), b"old");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_folder_that_is_missing_is_an_error_that_names_the_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("no/such/w.safetensors");
+        let error = sample().save(&path).unwrap_err().to_string();
+        assert!(error.contains("no/such/w.safetensors: can't be written: No such file"), "{error}");
+        assert!(Weights::read(&path).unwrap_err().to_string().contains("can't be read"));
+    }
+
+    #[test]
+    fn foreign_files_are_errors_that_say_why() {
+        let check = |bytes: &[u8], why: &str| {
+            let error = Weights::from_bytes(bytes).unwrap_err();
+            assert!(error.contains(why), "{error}, expected {why}");
+        };
+        check(b"PK\x03\x04 a zip file, as .pth is", "");
+        // A header that claims to be longer than any file.
+        check(&[255; 64], "");
+        let file = |header: &str, data: usize| {
+            let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+            bytes.extend(header.bytes());
+            bytes.resize(bytes.len() + data, 0);
+            bytes
+        };
+        check(&file(r#"{"w":{"dtype":"I64","shape":[1],"data_offsets":[0,8]}}"#, 8), "w holds I64");
+        let dims = r#"{"w":{"dtype":"F32","shape":[1,1,1,1,1,1,1],"data_offsets":[0,4]}}"#;
+        check(&file(dims, 4), "w has 7 dimensions");
+        check(&file(r#"{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}"#, 4), "");
+        let huge = r#"{"w":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,4]}}"#;
+        check(&file(huge, 4), "");
+        let doubles = Weights::from_bytes(&file(
+            r#"{"w":{"dtype":"F64","shape":[1,2],"data_offsets":[0,16]}}"#,
+            16,
+        ));
+        assert_eq!(doubles.unwrap().get("w").unwrap().1, [0.0, 0.0]);
     }
 }
