@@ -222,10 +222,8 @@ mod tests {
         check(&file(r#"{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}"#, 4), "");
         let huge = r#"{"w":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,4]}}"#;
         check(&file(huge, 4), "");
-        let doubles = Weights::from_bytes(&file(
-            r#"{"w":{"dtype":"F64","shape":[1,2],"data_offsets":[0,16]}}"#,
-            16,
-        ));
+        let doubles =
+            Weights::from_bytes(&file(r#"{"w":{"dtype":"F64","shape":[1,2],"data_offsets":[0,16]}}"#, 16));
         assert_eq!(doubles.unwrap().get("w").unwrap().1, [0.0, 0.0]);
     }
 }

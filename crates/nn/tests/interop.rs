@@ -3,6 +3,7 @@
 use phalanx_nn::models::MnistNet;
 use phalanx_nn::{Ctx, Module, Parameters, Weights};
 use phalanx_tensor::{Device, Tensor, no_grad};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -49,7 +50,9 @@ fn pytorch_reads_our_weights() {
     let python = std::env::var("PHALANX_TEST_PYTHON").unwrap_or("python3".into());
     let has = Command::new(&python).args(["-c", "import torch, safetensors.torch"]).output();
     if !has.is_ok_and(|out| out.status.success()) {
-        println!("skipped: {python} has no torch and safetensors; set PHALANX_TEST_PYTHON to one that has");
+        // Not println, which a passing test keeps to itself.
+        let why = format!("{python} has no torch and safetensors; set PHALANX_TEST_PYTHON to one that has");
+        writeln!(std::io::stderr(), "skipped: pytorch_reads_our_weights: {why}").unwrap();
         return;
     }
     let folder = tempfile::tempdir().unwrap();

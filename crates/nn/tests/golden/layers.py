@@ -16,7 +16,8 @@ class Function(nn.Module):
 
 
 def numbers(t):
-    return dict(shape=list(t.shape), values=t.detach().flatten().tolist())
+    # Nine digits tell every float32 from its neighbours.
+    return dict(shape=list(t.shape), values=[float(f"{v:.9g}") for v in t.detach().flatten().tolist()])
 
 
 def case(module, x):

@@ -1,0 +1,186 @@
+//! Each layer and loss against PyTorch, forward and backward. `golden/layers.py` made the figures.
+
+use phalanx_nn::{
+    AvgPool2d, Conv2d, Ctx, Dropout, Dropout2d, Embedding, Flatten, Gelu, LayerNorm, Linear, LogSoftmax,
+    Loss, MaxPool2d, Module, Parameters, Relu, Sequential, Sigmoid, Tanh, Weights,
+};
+use phalanx_tensor::{DType, Device, Philox, PoolOptions, Shape, Tensor};
+use serde_json::Value;
+
+/// Rounding of float32 sums of up to a hundred products of numbers of about 1.
+const TOLERANCE: f32 = 5e-6;
+
+fn golden() -> Value {
+    serde_json::from_str(include_str!("golden/layers.json")).unwrap()
+}
+
+fn shape(of: &Value) -> Shape {
+    let dims: Vec<usize> =
+        of["shape"].as_array().unwrap().iter().map(|d| d.as_u64().unwrap() as usize).collect();
+    Shape::new(&dims)
+}
+
+fn values(of: &Value) -> Vec<f32> {
+    of["values"].as_array().unwrap().iter().map(|v| v.as_f64().unwrap() as f32).collect()
+}
+
+#[track_caller]
+fn same(what: &str, got: &Tensor, want: &Value) {
+    assert_eq!(*got.shape(), shape(want), "{what}");
+    for (i, (got, want)) in got.to_vec::<f32>().iter().zip(values(want)).enumerate() {
+        assert!((got - want).abs() <= TOLERANCE * want.abs().max(1.0), "{what} {i}: {got}, PyTorch {want}");
+    }
+}
+
+/// Holds a module's output, and the gradients of its input and parameters, against the case of this name.
+#[track_caller]
+fn check(device: &Device, name: &str, mut module: impl Module) {
+    let golden = golden();
+    let case = &golden["cases"][name];
+    let parameters = Parameters::build(&mut module, device, 0);
+    let mut weights = Weights::default();
+    for (name, value) in case["parameters"].as_object().unwrap() {
+        weights.push(name.clone(), shape(value), &values(value));
+    }
+    parameters.load(&weights).unwrap();
+    let ids = case.get("dx").is_none();
+    let x = if ids {
+        let ids: Vec<i64> = values(&case["x"]).iter().map(|&v| v as i64).collect();
+        Tensor::from_slice(device, &ids, shape(&case["x"]))
+    } else {
+        Tensor::from_slice(device, &values(&case["x"]), shape(&case["x"])).requires_grad()
+    };
+    let y = module.forward(&x, &mut Ctx::eval());
+    same(&format!("{name}, output"), &y, &case["y"]);
+    let push = Tensor::from_slice(device, &values(&case["push"]), shape(&case["push"]));
+    let grads = (&y * &push).sum_all().backward();
+    if !ids {
+        same(&format!("{name}, gradient of the input"), grads.get(&x).unwrap(), &case["dx"]);
+    }
+    for (i, parameter) in parameters.names().iter().enumerate() {
+        let got = parameters.grads().arena().tensor(i);
+        same(&format!("{name}, gradient of {parameter}"), &got, &case["gradients"][parameter]);
+    }
+}
+
+#[test]
+fn layers_compute_what_pytorch_computes() {
+    let device = Device::cpu(2);
+    check(&device, "linear", Linear::new(5, 3));
+    check(&device, "linear_without_bias", Linear::new(5, 3).without_bias());
+    check(&device, "conv", Conv2d::new(2, 3, 3));
+    check(&device, "conv_all_options", Conv2d::new(4, 6, 3).stride(2).padding(2).dilation(2).groups(2));
+    check(&device, "conv_depthwise_without_bias", Conv2d::new(3, 3, 3).without_bias().padding(1).groups(3));
+    check(&device, "max_pool", MaxPool2d::new(2));
+    check(&device, "avg_pool", AvgPool2d::new(2));
+    let windows = PoolOptions { kernel: [3, 3], stride: [2, 2], padding: [1, 1] };
+    check(&device, "max_pool_all_options", MaxPool2d(windows));
+    check(&device, "avg_pool_all_options", AvgPool2d(windows));
+    check(&device, "embedding", Embedding::new(6, 3));
+    check(&device, "layer_norm", LayerNorm::new(6));
+    check(&device, "relu", Relu);
+    check(&device, "gelu", Gelu);
+    check(&device, "tanh", Tanh);
+    check(&device, "sigmoid", Sigmoid);
+    check(&device, "log_softmax", LogSoftmax);
+    let layers = Sequential::new().then(Conv2d::new(1, 2, 3)).then(Relu).then(Flatten);
+    check(&device, "sequential", layers.then(Linear::new(12, 3)).then(Tanh));
+}
+
+/// A loss as a module, so that it is checked like one.
+struct Against(Loss, Tensor);
+
+impl Module for Against {
+    fn visit(&mut self, _: &mut phalanx_nn::Visitor<'_>) {}
+
+    fn forward(&self, x: &Tensor, _: &mut Ctx) -> Tensor {
+        self.0.of(x, &self.1)
+    }
+}
+
+#[test]
+fn losses_compute_what_pytorch_computes() {
+    let (golden, device) = (golden(), Device::cpu(1));
+    let labels: Vec<i64> = golden["labels"].as_array().unwrap().iter().map(|v| v.as_i64().unwrap()).collect();
+    let labels = Tensor::from_slice(&device, &labels, [4]);
+    let soft = Tensor::from_slice(&device, &values(&golden["soft"]), shape(&golden["soft"]));
+    check(&device, "nll", Against(Loss::Nll, labels.clone()));
+    check(&device, "cross_entropy", Against(Loss::CrossEntropy { label_smoothing: 0.0 }, labels.clone()));
+    check(&device, "cross_entropy_smoothed", Against(Loss::CrossEntropy { label_smoothing: 0.2 }, labels));
+    check(&device, "mse", Against(Loss::Mse, soft.clone()));
+    check(&device, "bce_with_logits", Against(Loss::BceWithLogits, soft));
+}
+
+fn ones(shape: impl Into<Shape>) -> Tensor {
+    Tensor::ones(&Device::cpu(1), shape, DType::F32)
+}
+
+#[test]
+fn dropout_drops_its_share_and_keeps_the_mean_in_training_only() {
+    let samples = (0..100).collect();
+    let x = ones([100, 400]);
+    let y = Dropout(0.3).forward(&x, &mut Ctx::train(1, 0, samples)).to_vec::<f32>();
+    let dropped = y.iter().filter(|&&v| v == 0.0).count() as f64 / y.len() as f64;
+    // Four standard errors of a share of 0.3 among 40,000.
+    assert!((dropped - 0.3).abs() < 0.0092, "{dropped} of the elements are dropped");
+    assert!(y.iter().all(|&v| v == 0.0 || (v - 1.0 / 0.7).abs() < 1e-6));
+    assert_eq!(Dropout(0.3).forward(&x, &mut Ctx::eval()).to_vec::<f32>(), x.to_vec::<f32>());
+}
+
+#[test]
+fn dropout2d_drops_whole_channels() {
+    let y = Dropout2d(0.5).forward(&ones([8, 16, 3, 3]), &mut Ctx::train(1, 0, (0..8).collect()));
+    let y = y.to_vec::<f32>();
+    let channels = y.as_chunks::<9>().0;
+    assert!(channels.iter().all(|c| *c == [0.0; 9] || *c == [2.0; 9]), "a channel is in part");
+    let dropped = channels.iter().filter(|c| c[0] == 0.0).count();
+    assert!((32..96).contains(&dropped), "{dropped} of 128 channels are dropped");
+}
+
+#[test]
+fn a_mask_belongs_to_a_sample_a_step_a_layer_and_a_seed() {
+    let mask = |seed, step, layer: usize, samples: &[u64]| {
+        let mut ctx = Ctx::train(seed, step, samples.into());
+        (0..layer).for_each(|_| drop(ctx.dropout_key()));
+        let y = Dropout(0.5).forward(&ones([samples.len(), 64]), &mut ctx);
+        (0..samples.len()).map(|row| y.narrow(0, row, 1).to_vec::<f32>()).collect::<Vec<_>>()
+    };
+    let batch = mask(1, 2, 0, &[10, 11, 12]);
+    assert_eq!(mask(1, 2, 0, &[12, 10]), [batch[2].clone(), batch[0].clone()]);
+    let others = [mask(2, 2, 0, &[10]), mask(1, 3, 0, &[10]), mask(1, 2, 1, &[10]), vec![batch[1].clone()]];
+    for other in others {
+        assert_ne!(other[0], batch[0]);
+    }
+}
+
+#[test]
+fn the_bias_and_kernel_of_a_grouped_convolution_start_within_its_own_fan_in() {
+    let parameters = Parameters::build(&mut Conv2d::new(8, 8, 3).groups(4), &Device::cpu(1), 3);
+    let bound = 1.0 / (2.0 * 9.0f32).sqrt();
+    for i in 0..2 {
+        let largest = parameters.value(i).to_vec::<f32>().into_iter().fold(0.0, |a: f32, v| a.max(v.abs()));
+        assert!(largest <= bound && largest > bound / 2.0, "{largest} within {bound}");
+    }
+}
+
+#[test]
+#[should_panic(expected = "Conv2d: 4 and 6 channels don't fall into 3 groups")]
+fn channels_that_do_not_fall_into_groups_are_a_bug() {
+    let _ = Conv2d::new(4, 6, 3).groups(3);
+}
+
+#[test]
+fn outputs_do_not_depend_on_threads() {
+    let output = |threads| {
+        let device = Device::cpu(threads);
+        let mut layers =
+            Sequential::new().then(Conv2d::new(3, 8, 3)).then(Flatten).then(Linear::new(8 * 36, 7));
+        let _parameters = Parameters::build(&mut layers, &device, 5);
+        let x = Tensor::uniform(&device, [4, 3, 8, 8], -1.0, 1.0, DType::F32, Philox::new(0, 0));
+        layers.forward(&x, &mut Ctx::eval()).to_vec::<f32>()
+    };
+    let (one, two, three) = (output(1), output(2), output(3));
+    for other in [two, three] {
+        assert!(one.iter().zip(&other).all(|(a, b)| (a - b).abs() <= TOLERANCE), "{one:?} {other:?}");
+    }
+}
