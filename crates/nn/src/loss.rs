@@ -3,6 +3,17 @@
 use phalanx_tensor::Tensor;
 
 /// How a model's output is held against its targets.
+///
+/// ```
+/// use phalanx_nn::Loss;
+/// use phalanx_tensor::{Device, Tensor};
+///
+/// let device = Device::cpu(1);
+/// let logits = Tensor::from_slice(&device, &[0.0f32, 0.0, 0.0, 0.0], [2, 2]);
+/// let labels = Tensor::from_slice(&device, &[0i64, 1], [2]);
+/// let loss = Loss::CrossEntropy { label_smoothing: 0.0 }.of(&logits, &labels);
+/// assert!((loss.item() - 2f64.ln()).abs() < 1e-6);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Loss {
     /// Negative log likelihood of log-probabilities; targets are labels.

@@ -1,6 +1,13 @@
 //! Learning rate schedules: pure functions of the epoch.
 
 /// The factor on the optimizer's learning rate in an epoch, counted from 0.
+///
+/// ```
+/// use phalanx_nn::Schedule;
+///
+/// let schedule = Schedule::Step { step_size: 2, gamma: 0.5 };
+/// assert_eq!([0, 1, 2, 3, 4].map(|epoch| schedule.factor(epoch)), [1.0, 1.0, 0.5, 0.5, 0.25]);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Default)]
 pub enum Schedule {
     /// Always 1.

@@ -8,6 +8,18 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 /// Named arrays of float32, in order.
+///
+/// ```
+/// use phalanx_nn::Weights;
+///
+/// let mut weights = Weights::default();
+/// weights.push("layer.weight".into(), [1, 2].into(), &[0.5, -0.5]);
+/// let path = std::env::temp_dir().join(format!("weights-{}.safetensors", std::process::id()));
+/// weights.save(&path)?;
+/// assert_eq!(Weights::read(&path)?, weights);
+/// # std::fs::remove_file(path).unwrap();
+/// # Ok::<(), phalanx_nn::WeightError>(())
+/// ```
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Weights(Vec<(String, Shape, Vec<f32>)>);
 
@@ -73,6 +85,11 @@ impl Weights {
 
     /// Reads the content of a safetensors file; says what is wrong with it.
     pub fn from_bytes(bytes: &[u8]) -> Result<Weights, String> {
+        if bytes.starts_with(b"PK\x03\x04") {
+            return Err("it is a zip archive, as PyTorch's .pth files are\n\
+                 hint: write it with safetensors.torch.save_file(model.state_dict(), path)"
+                .into());
+        }
         let file = SafeTensors::deserialize(bytes).map_err(|error| error.to_string())?;
         let mut weights = Weights::default();
         // In the order of their bytes, so that the same file always reads the same.
@@ -207,9 +224,8 @@ mod tests {
             let error = Weights::from_bytes(bytes).unwrap_err();
             assert!(error.contains(why), "{error}, expected {why}");
         };
-        check(b"PK\x03\x04 a zip file, as .pth is", "");
-        // A header that claims to be longer than any file.
-        check(&[255; 64], "");
+        check(b"PK\x03\x04 and what else a .pth file holds", "a zip archive");
+        check(&[255; 64], "header too large");
         let file = |header: &str, data: usize| {
             let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
             bytes.extend(header.bytes());
@@ -219,9 +235,9 @@ mod tests {
         check(&file(r#"{"w":{"dtype":"I64","shape":[1],"data_offsets":[0,8]}}"#, 8), "w holds I64");
         let dims = r#"{"w":{"dtype":"F32","shape":[1,1,1,1,1,1,1],"data_offsets":[0,4]}}"#;
         check(&file(dims, 4), "w has 7 dimensions");
-        check(&file(r#"{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}"#, 4), "");
+        check(&file(r#"{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}"#, 4), "invalid shape");
         let huge = r#"{"w":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,4]}}"#;
-        check(&file(huge, 4), "");
+        check(&file(huge, 4), "overflow");
         let doubles =
             Weights::from_bytes(&file(r#"{"w":{"dtype":"F64","shape":[1,2],"data_offsets":[0,16]}}"#, 16));
         assert_eq!(doubles.unwrap().get("w").unwrap().1, [0.0, 0.0]);

@@ -1,4 +1,12 @@
 //! Activations as layers, for rows of layers; in a `forward` the methods of a tensor are shorter.
+//!
+//! ```
+//! use phalanx_nn::{Ctx, Module, Relu};
+//! use phalanx_tensor::{Device, Tensor};
+//!
+//! let x = Tensor::from_slice(&Device::cpu(1), &[-1.0f32, 2.0], [2]);
+//! assert_eq!(Relu.forward(&x, &mut Ctx::eval()).to_vec::<f32>(), x.relu().to_vec::<f32>());
+//! ```
 
 use crate::module::{Ctx, Module, Visitor};
 use phalanx_tensor::Tensor;

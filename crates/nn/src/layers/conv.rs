@@ -6,6 +6,17 @@ use phalanx_tensor::{Conv2dOptions, Tensor};
 
 /// Convolution of (N, C, H, W) images with square kernels. Parameters `weight` (outputs, inputs / groups, k, k) and `bias`
 /// (outputs), both starting evenly in +-1 / sqrt(inputs / groups * k * k).
+///
+/// ```
+/// use phalanx_nn::{Ctx, Conv2d, Module, Parameters};
+/// use phalanx_tensor::{DType, Device, Tensor};
+///
+/// let device = Device::cpu(1);
+/// let mut layer = Conv2d::new(3, 8, 3).stride(2).padding(1);
+/// let _parameters = Parameters::build(&mut layer, &device, 0);
+/// let x = Tensor::ones(&device, [2, 3, 32, 32], DType::F32);
+/// assert_eq!(layer.forward(&x, &mut Ctx::eval()).dims(), [2, 8, 16, 16]);
+/// ```
 pub struct Conv2d {
     weight: Param,
     bias: Option<Param>,

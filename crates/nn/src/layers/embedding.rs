@@ -5,6 +5,17 @@ use crate::param::{Init, Param};
 use phalanx_tensor::Tensor;
 
 /// Row `id` of a table for each id. Parameter `weight` (rows, width), starting normally distributed with std 1.
+///
+/// ```
+/// use phalanx_nn::{Ctx, Embedding, Module, Parameters};
+/// use phalanx_tensor::{Device, Tensor};
+///
+/// let device = Device::cpu(1);
+/// let mut layer = Embedding::new(100, 8);
+/// let _parameters = Parameters::build(&mut layer, &device, 0);
+/// let ids = Tensor::from_slice(&device, &[3i64, 99, 3], [1, 3]);
+/// assert_eq!(layer.forward(&ids, &mut Ctx::eval()).dims(), [1, 3, 8]);
+/// ```
 pub struct Embedding {
     weight: Param,
 }

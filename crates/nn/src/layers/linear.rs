@@ -6,6 +6,18 @@ use phalanx_tensor::Tensor;
 
 /// `y = x w^T + b`, rows of `inputs` numbers to rows of `outputs`. Parameters `weight` (outputs, inputs) and `bias`
 /// (outputs), both starting evenly in +-1 / sqrt(inputs).
+///
+/// ```
+/// use phalanx_nn::{Ctx, Linear, Module, Parameters};
+/// use phalanx_tensor::{DType, Device, Tensor};
+///
+/// let device = Device::cpu(1);
+/// let mut layer = Linear::new(5, 3);
+/// let parameters = Parameters::build(&mut layer, &device, 0);
+/// assert_eq!(parameters.count(), 3 * 5 + 3);
+/// let x = Tensor::ones(&device, [2, 5], DType::F32);
+/// assert_eq!(layer.forward(&x, &mut Ctx::eval()).dims(), [2, 3]);
+/// ```
 pub struct Linear {
     weight: Param,
     bias: Option<Param>,

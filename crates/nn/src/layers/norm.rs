@@ -5,6 +5,18 @@ use crate::param::{Init, Param};
 use phalanx_tensor::Tensor;
 
 /// Normalises each row to mean 0 and variance 1, then scales and shifts. Parameters `weight` (ones) and `bias` (zeros).
+///
+/// ```
+/// use phalanx_nn::{Ctx, LayerNorm, Module, Parameters};
+/// use phalanx_tensor::{Device, Tensor};
+///
+/// let device = Device::cpu(1);
+/// let mut layer = LayerNorm::new(2);
+/// let _parameters = Parameters::build(&mut layer, &device, 0);
+/// let x = Tensor::from_slice(&device, &[3.0f32, 7.0], [1, 2]);
+/// let y = layer.forward(&x, &mut Ctx::eval()).to_vec::<f32>();
+/// assert!((y[0] + 1.0).abs() < 1e-5 && (y[1] - 1.0).abs() < 1e-5);
+/// ```
 pub struct LayerNorm {
     weight: Param,
     bias: Param,

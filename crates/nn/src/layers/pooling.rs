@@ -4,6 +4,15 @@ use crate::module::{Ctx, Module, Visitor};
 use phalanx_tensor::{CountPadding, PoolOptions, Tensor};
 
 /// The largest of each window.
+///
+/// ```
+/// use phalanx_nn::{Ctx, MaxPool2d, Module};
+/// use phalanx_tensor::{Device, Tensor};
+///
+/// let x = Tensor::from_slice(&Device::cpu(1), &[1.0f32, 2.0, 3.0, 4.0], [1, 1, 2, 2]);
+/// let y = MaxPool2d::new(2).forward(&x, &mut Ctx::eval());
+/// assert_eq!((y.dims(), y.item()), (&[1, 1, 1, 1][..], 4.0));
+/// ```
 pub struct MaxPool2d(pub PoolOptions);
 
 impl MaxPool2d {
@@ -23,6 +32,15 @@ impl Module for MaxPool2d {
 }
 
 /// The mean of each window, padding counted as zeros.
+///
+/// ```
+/// use phalanx_nn::{Ctx, AvgPool2d, Module};
+/// use phalanx_tensor::{Device, Tensor};
+///
+/// let x = Tensor::from_slice(&Device::cpu(1), &[1.0f32, 2.0, 3.0, 4.0], [1, 1, 2, 2]);
+/// let y = AvgPool2d::new(2).forward(&x, &mut Ctx::eval());
+/// assert_eq!((y.dims(), y.item()), (&[1, 1, 1, 1][..], 2.5));
+/// ```
 pub struct AvgPool2d(pub PoolOptions);
 
 impl AvgPool2d {

@@ -4,6 +4,18 @@ use crate::module::{Ctx, Module, Visitor};
 use phalanx_tensor::Tensor;
 
 /// Layers one after the other, named "0", "1" and so on, as PyTorch names them.
+///
+/// ```
+/// use phalanx_nn::{Ctx, Flatten, Linear, Module, Parameters, Relu, Sequential};
+/// use phalanx_tensor::{DType, Device, Tensor};
+///
+/// let mut net = Sequential::new().then(Flatten).then(Linear::new(6, 4)).then(Relu).then(Linear::new(4, 1));
+/// let device = Device::cpu(1);
+/// let parameters = Parameters::build(&mut net, &device, 0);
+/// assert_eq!(parameters.names(), ["1.weight", "1.bias", "3.weight", "3.bias"]);
+/// let x = Tensor::ones(&device, [2, 1, 2, 3], DType::F32);
+/// assert_eq!(net.forward(&x, &mut Ctx::eval()).dims(), [2, 1]);
+/// ```
 #[derive(Default)]
 pub struct Sequential(Vec<Box<dyn Module>>);
 

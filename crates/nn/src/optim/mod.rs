@@ -1,5 +1,17 @@
 //! Optimizers: a [`Rule`] is data, an [`Optimizer`] is a rule with its state. Both see flat slices, so a step over a whole
 //! model, a bucket or a shard is the same pass. Formulas and defaults are PyTorch's.
+//!
+//! ```
+//! use phalanx_nn::optim::{Optimizer, Sgd};
+//!
+//! let mut optimizer = Optimizer::new(Sgd { momentum: 0.5, ..Sgd::new(0.1) })?;
+//! let mut values = [1.0];
+//! optimizer.step(&mut values, &[1.0], 1.0);
+//! // Half the learning rate; the direction is now 1 + 0.5.
+//! optimizer.step(&mut values, &[1.0], 0.5);
+//! assert!((values[0] - (1.0 - 0.1 - 0.05 * 1.5f32)).abs() < 1e-6);
+//! # Ok::<(), phalanx_nn::optim::BadValue>(())
+//! ```
 
 mod rule;
 mod saved;
