@@ -5,7 +5,10 @@
 //! - **D-WHOLE**: a bucket is started when each of its gradients is final, and nobody writes it until its work is waited for
 //!   (its span holds the write borrow).
 //! - **D-SUM**: ranks contribute gradients of their share of the global mean, so that the sum is the gradient of the mean.
+//! - **D-SAME**: after `prepare` and after every `finish` all ranks hold the same gradients and buffers, bit by bit, so that
+//!   the same optimizer keeps their values the same. Buffers, which forward passes move apart, are rank 0's, as in PyTorch.
 
+use crate::agreement::same_model;
 use crate::buckets::buckets;
 use crate::error::Error;
 use crate::single::{Nobody, begin};
@@ -37,7 +40,8 @@ impl Default for DdpConfig {
 pub struct Ddp {
     group: Group,
     config: DdpConfig,
-    buckets: Vec<Range<usize>>,
+    /// None before `prepare`.
+    buckets: Option<Vec<Range<usize>>>,
     adding: bool,
     step: Started,
 }
@@ -71,37 +75,37 @@ impl Ddp {
 
     /// With other settings.
     pub fn with(group: Group, config: DdpConfig) -> Ddp {
-        Ddp { group, config, buckets: Vec::new(), adding: false, step: Started::default() }
+        Ddp { group, config, buckets: None, adding: false, step: Started::default() }
     }
 
-    /// Compares the models of all ranks by name and shape; names the first difference.
-    fn check_same_model(&self, parameters: &Parameters) -> Result<(), Error> {
-        let lines: Vec<String> = parameters
-            .names()
-            .iter()
-            .enumerate()
-            .map(|(i, name)| format!("{name} of shape {}", parameters.layout().shape(i)))
-            .collect();
-        let text = lines.join("\n").into_bytes();
-        let own = [digest(&text), text.len() as u64];
-        let n = self.group.world_size();
-        let mut all = vec![0; 2 * n];
-        self.group.all_gather(&own, &mut all)?;
-        let all: Vec<[u64; 2]> = all.as_chunks::<2>().0.to_vec();
-        let Some(rank) = all.iter().position(|other| *other != all[0]) else { return Ok(()) };
-        // All ranks see the difference, so all take part in telling it.
-        let told = |from: usize| -> Result<Vec<String>, Error> {
-            let mut bytes =
-                if self.group.rank().index() == from { text.clone() } else { vec![0; all[from][1] as usize] };
-            self.group.broadcast(&mut bytes, Rank(from as u32))?;
-            Ok(String::from_utf8_lossy(&bytes).lines().map(str::to_owned).collect())
-        };
-        let (ours, theirs) = (told(0)?, told(rank)?);
-        let at = (0..).find(|&i| ours.get(i) != theirs.get(i)).expect("their digests differ");
-        let line = |lines: &[String]| {
-            lines.get(at).cloned().unwrap_or_else(|| format!("only {} parameters", lines.len()))
-        };
-        Err(Error::DifferentModels { rank: rank as u32, theirs: line(&theirs), ours: line(&ours) })
+    /// Starts the buckets that the backward pass left, and waits for all.
+    fn reduce_all(&mut self, parameters: &Parameters) -> Result<(), Error> {
+        let buckets = prepared(&self.buckets);
+        if self.step.next < buckets.len() {
+            // Some gradients didn't come: the parameters are unused, or this rank had no samples and contributes zeros.
+            let had_samples = !self.step.lacking.is_empty();
+            let unused = parameters.grads().settle();
+            if had_samples && !unused.is_empty() && !self.config.find_unused {
+                let names = unused.iter().map(|&i| parameters.names()[i].clone()).collect();
+                self.group.abort("a rank left parameters without a gradient");
+                return Err(Error::Unused { names });
+            }
+            self.step.lacking.clear();
+            self.step.lacking.resize(buckets.len(), 0);
+            Ddp::start_complete(&mut self.step, buckets, &self.group, parameters);
+        }
+        while let Some(work) = self.step.works.pop_front() {
+            work.wait(Deadline::after(self.group.timeout()))?;
+        }
+        Ok(())
+    }
+
+    /// Every rank gets rank 0's buffers (D-SAME).
+    fn share_buffers(&self, parameters: &Parameters) -> Result<(), Error> {
+        if !parameters.buffer_names().is_empty() {
+            self.group.broadcast(&mut parameters.buffers().flat_mut::<f32>()[..], Rank(0))?;
+        }
+        Ok(())
     }
 
     /// Starts every bucket that is complete, in order.
@@ -114,11 +118,9 @@ impl Ddp {
     }
 }
 
-/// FNV-1a, 64 bits: a fingerprint, not a proof.
-fn digest(bytes: &[u8]) -> u64 {
-    bytes
-        .iter()
-        .fold(0xcbf2_9ce4_8422_2325, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+#[track_caller]
+fn prepared(buckets: &Option<Vec<Range<usize>>>) -> &[Range<usize>] {
+    buckets.as_deref().expect("Ddp: prepare comes before the first backward pass")
 }
 
 /// Counts gradients into buckets as the backward pass finishes them.
@@ -146,10 +148,11 @@ impl Strategy for Ddp {
     }
 
     fn prepare(&mut self, parameters: &Parameters) -> Result<(), Error> {
-        self.check_same_model(parameters)?;
-        self.buckets = buckets(parameters.layout(), self.config.first_bucket_bytes, self.config.bucket_bytes);
+        same_model(&self.group, parameters)?;
+        let DdpConfig { bucket_bytes, first_bucket_bytes, .. } = self.config;
+        self.buckets = Some(buckets(parameters.layout(), first_bucket_bytes, bucket_bytes));
         self.group.broadcast(&mut parameters.values().flat_mut::<f32>()[..], Rank(0))?;
-        Ok(())
+        self.share_buffers(parameters)
     }
 
     fn backward(
@@ -159,17 +162,22 @@ impl Strategy for Ddp {
         weight: f64,
         sync: Sync,
     ) -> Result<(), Error> {
-        begin(&mut self.adding, parameters);
+        assert!(
+            self.step.works.is_empty(),
+            "Ddp::backward: the pass before was Sync::Now, and nobody called finish"
+        );
+        let Ddp { step, buckets, group, adding, .. } = self;
+        let buckets = prepared(buckets);
+        begin(adding, parameters);
         let Some(loss) = loss else { return Ok(()) };
         let weight = Tensor::full(loss.device(), loss.shape(), weight, loss.dtype());
         let seed: [(&Tensor, Option<&Tensor>); 1] = [(loss, Some(&weight))];
         match sync {
             Sync::Later => backward(&seed, &mut Nobody),
             Sync::Now => {
-                self.step.lacking.clear();
-                self.step.lacking.extend(self.buckets.iter().map(Range::len));
-                self.step.next = 0;
-                let Ddp { step, buckets, group, .. } = self;
+                step.lacking.clear();
+                step.lacking.extend(buckets.iter().map(Range::len));
+                step.next = 0;
                 backward(&seed, &mut Counter { step, buckets, group, parameters });
             }
         }
@@ -178,25 +186,13 @@ impl Strategy for Ddp {
 
     fn finish(&mut self, parameters: &Parameters) -> Result<(), Error> {
         self.adding = false;
-        if self.step.next < self.buckets.len() {
-            // Some gradients didn't come: the parameters are unused, or this rank had no samples and contributes zeros.
-            let had_samples = !self.step.lacking.is_empty();
-            let unused = parameters.grads().settle();
-            if had_samples && !unused.is_empty() && !self.config.find_unused {
-                let names = unused.iter().map(|&i| parameters.names()[i].clone()).collect();
-                self.group.abort("a rank left parameters without a gradient");
-                return Err(Error::Unused { names });
-            }
-            self.step.lacking.clear();
-            self.step.lacking.resize(self.buckets.len(), 0);
-            Ddp::start_complete(&mut self.step, &self.buckets, &self.group, parameters);
-        }
-        while let Some(work) = self.step.works.pop_front() {
-            work.wait(Deadline::after(self.group.timeout()))?;
-        }
+        let result = self.reduce_all(parameters);
+        // Also after an error: works that aren't waited for hold their part of the gradients.
+        self.step.works.clear();
         self.step.next = 0;
         self.step.lacking.clear();
-        Ok(())
+        result?;
+        self.share_buffers(parameters)
     }
 
     fn sum(&mut self, numbers: &mut [f64]) -> Result<(), Error> {

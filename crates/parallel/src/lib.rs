@@ -31,6 +31,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod agreement;
 mod buckets;
 mod ddp;
 mod error;

@@ -27,11 +27,13 @@ pub trait Strategy: Send {
     /// Which share is this process's.
     fn place(&self) -> Place;
 
-    /// Called once before the first step: makes all ranks start from the same values.
+    /// Called once before the first step: makes all ranks start from the same values and buffers. Fails if they run different
+    /// models, or don't answer.
     fn prepare(&mut self, parameters: &Parameters) -> Result<(), Error>;
 
     /// One backward pass. `loss` is the mean over this rank's samples, none if it has none, and `weight` is the share of
     /// these samples in all samples of the step, so that the sum over ranks and passes is the gradient of the mean over all.
+    /// Panics if it comes before [`Strategy::prepare`], or after a pass with [`Sync::Now`] and before [`Strategy::finish`].
     fn backward(
         &mut self,
         parameters: &Parameters,
@@ -40,7 +42,8 @@ pub trait Strategy: Send {
         sync: Sync,
     ) -> Result<(), Error>;
 
-    /// Returns when the gradients of the step are whole.
+    /// Returns when the gradients of the step are whole, and the buffers the same on all ranks. Fails if a rank is gone or
+    /// late, or if parameters got no gradient where that isn't allowed.
     fn finish(&mut self, parameters: &Parameters) -> Result<(), Error>;
 
     /// Replaces each number by its sum over the ranks.

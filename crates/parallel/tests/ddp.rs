@@ -45,8 +45,7 @@ fn trained(mut strategy: impl Strategy, samples: usize, passes: usize) -> Vec<f3
         let grads = parameters.grads().arena().flat::<f32>();
         optimizer.step(&mut parameters.values().flat_mut::<f32>(), &grads, 1.0);
     }
-    let values = parameters.values().flat::<f32>().to_vec();
-    values
+    parameters.values().flat::<f32>().to_vec()
 }
 
 /// What every rank of a group of threads makes of `f`, by rank.

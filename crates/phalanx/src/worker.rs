@@ -144,7 +144,7 @@ pub fn spawn(n: usize, f: impl Fn(Worker) -> Result<(), Error> + Sync) -> Result
             })
             .collect();
         let joined = ranks.into_iter().enumerate().map(|(rank, thread)| match thread {
-            Ok(thread) => thread.join().unwrap_or_else(|_| Err(Error::Panicked { rank })),
+            Ok(thread) => thread.join().unwrap_or(Err(Error::Panicked { rank })),
             Err(source) => Err(Error::Thread { rank, source }),
         });
         joined.collect()

@@ -1,4 +1,4 @@
-//! The state of an optimizer in a file: arrays "<parameter>.<state>", as PyTorch names states, and the number of steps.
+//! The state of an optimizer in a file: arrays `<parameter>.<state>`, as PyTorch names states, and the number of steps.
 
 use super::{BadValue, Optimizer, Rule};
 use crate::parameters::{Mismatch, Parameters};
