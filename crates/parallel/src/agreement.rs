@@ -1,0 +1,83 @@
+//! Whether all ranks run the same model: found before the first step, not as a hang or as nonsense in the middle of one.
+
+use crate::error::Error;
+use phalanx_comm::{Group, Rank};
+use phalanx_nn::Parameters;
+use phalanx_tensor::Layout;
+
+/// The most bytes of a description that ranks tell each other when they differ: the length comes from outside.
+const LONGEST: u64 = 1 << 20;
+
+/// Fails, on every rank with the same words, unless the models of all ranks have the same parameters and buffers: the same
+/// names and shapes in the same order. Names the first difference to rank 0.
+pub(crate) fn same_model(group: &Group, parameters: &Parameters) -> Result<(), Error> {
+    let text = description(parameters);
+    let own = [digest(text.as_bytes()), text.len() as u64];
+    let mut all = vec![0; 2 * group.world_size()];
+    group.all_gather(&own, &mut all)?;
+    let all = all.as_chunks::<2>().0;
+    let Some(rank) = all.iter().position(|other| *other != all[0]) else { return Ok(()) };
+    // All ranks see the difference, so all take part in telling it.
+    let told = |from: usize| -> Result<String, Error> {
+        let mut bytes = if group.rank().index() == from { text.clone().into_bytes() } else { Vec::new() };
+        bytes.resize(all[from][1].min(LONGEST) as usize, 0);
+        group.broadcast(&mut bytes, Rank(from as u32))?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    };
+    let (ours, theirs) = first_difference(&told(0)?, &told(rank)?);
+    Err(Error::DifferentModels { rank: rank as u32, theirs, ours })
+}
+
+/// A line a parameter or buffer.
+fn description(parameters: &Parameters) -> String {
+    let line = |(i, name): (usize, &String), layout: &Layout, role: &str| {
+        format!("{role}{name} of shape {}\n", layout.shape(i))
+    };
+    let learned = parameters.names().iter().enumerate().map(|part| line(part, parameters.layout(), ""));
+    let kept = parameters.buffer_names().iter().enumerate();
+    learned.chain(kept.map(|part| line(part, parameters.buffers().layout(), "buffer "))).collect()
+}
+
+/// The first lines in which two descriptions differ; what stands for the end is how many lines there are.
+fn first_difference(ours: &str, theirs: &str) -> (String, String) {
+    let (ours, theirs): (Vec<&str>, Vec<&str>) = (ours.lines().collect(), theirs.lines().collect());
+    let same = ours.iter().zip(&theirs).take_while(|(a, b)| a == b).count();
+    let line = |lines: &[&str]| match lines.get(same) {
+        Some(line) => (*line).to_owned(),
+        None => format!("only {} parameters and buffers", lines.len()),
+    };
+    (line(&ours), line(&theirs))
+}
+
+/// FNV-1a, 64 bits: a fingerprint, not a proof.
+fn digest(bytes: &[u8]) -> u64 {
+    bytes
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_difference_is_told_from_both_sides() {
+        let check = |ours: &str, theirs: &str, want: (&str, &str)| {
+            let (a, b) = first_difference(ours, theirs);
+            assert_eq!((a.as_str(), b.as_str()), want);
+        };
+        check("a\nb\n", "a\nc\n", ("b", "c"));
+        check("a\n", "a\nb\n", ("only 1 parameters and buffers", "b"));
+        check("", "a\n", ("only 0 parameters and buffers", "a"));
+        // Cut at the longest description, two models may look alike.
+        check("a\n", "a\n", ("only 1 parameters and buffers", "only 1 parameters and buffers"));
+    }
+
+    #[test]
+    fn the_digest_is_fnv_1a() {
+        // Published test values of FNV-1a.
+        assert_eq!(digest(b""), 0xcbf2_9ce4_8422_2325);
+        assert_eq!(digest(b"a"), 0xaf63_dc4c_8601_ec8c);
+        assert_eq!(digest(b"foobar"), 0x8594_4171_f739_67e8);
+    }
+}
