@@ -62,7 +62,7 @@ pub(crate) struct TrainArgs {
     /// Seed of first values, orders and dropout.
     #[arg(long)]
     pub(crate) seed: Option<u64>,
-    /// Where to save the model and the logs [default: runs/<recipe>-<run id>].
+    /// Where to save the model and the logs [default: runs/RECIPE-RUN_ID].
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
     /// Change a key of the recipe, as in --set optimizer.lr=0.1; may be given often.
@@ -115,7 +115,7 @@ pub(crate) struct RunArgs {
     /// PROGRAM is not Python, whatever its name.
     #[arg(long, conflicts_with = "module")]
     pub(crate) no_python: bool,
-    /// Where to keep the logs and whatever the program saves [default: runs/<program>-<run id>].
+    /// Where to keep the logs and whatever the program saves [default: runs/PROGRAM-RUN_ID].
     #[arg(long, visible_alias = "log-dir", value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
     /// Seconds from SIGTERM to SIGKILL.

@@ -24,6 +24,7 @@ pub fn buckets(layout: &Layout, first_cap: usize, cap: usize) -> Vec<Range<usize
 #[cfg(test)]
 mod tests {
     use super::*;
+    use phalanx_tensor::{Philox, Shape};
 
     #[test]
     fn buckets_cover_all_parameters_from_the_last() {
@@ -37,5 +38,29 @@ mod tests {
         check(256, 192 * 4, &[3..4, 2..3, 0..2]);
         check(0, 0, &[3..4, 2..3, 1..2, 0..1]);
         assert!(buckets(&Layout::new(&[]), 1, 1).is_empty());
+    }
+
+    #[test]
+    fn any_layout_is_cut_without_gaps_and_within_the_caps() {
+        let random = Philox::new(3, 0);
+        for case in 0..200 {
+            let word = |i: u64| random.word(case * 100 + i) as usize;
+            let shapes: Vec<Shape> =
+                (0..word(0) % 20).map(|i| [word(3 + i as u64) % 700 + 1].into()).collect();
+            let layout = Layout::new(&shapes);
+            let (first_cap, cap) = (word(1) % 4000, word(2) % 8000);
+            let cut = buckets(&layout, first_cap, cap);
+            let mut end = layout.count();
+            for (i, range) in cut.iter().enumerate() {
+                assert!(range.end == end && range.start < range.end, "{cut:?}");
+                let bytes = |params| layout.span(params).len() * size_of::<f32>();
+                let cap = if i == 0 { first_cap } else { cap };
+                assert!(range.len() == 1 || bytes(range.clone()) <= cap, "{cut:?} under {cap}");
+                let more = range.start > 0 && bytes(range.start - 1..range.end) <= cap;
+                assert!(!more, "{cut:?}: bucket {i} had room for another parameter");
+                end = range.start;
+            }
+            assert_eq!(end, 0);
+        }
     }
 }

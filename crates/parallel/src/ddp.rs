@@ -199,3 +199,47 @@ impl Strategy for Ddp {
         Ok(self.group.all_reduce(numbers, ReduceOp::Sum)?)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use phalanx_nn::{Ctx, Linear, Module, Relu, Sequential};
+    use phalanx_tensor::{DType, Device};
+
+    /// Notes how many buckets were started after each gradient.
+    struct Noting<'a> {
+        counter: Counter<'a>,
+        started: Vec<usize>,
+    }
+
+    impl GradSink for Noting<'_> {
+        fn finished(&mut self, leaf: LeafId, grad: Tensor) {
+            self.counter.finished(leaf, grad);
+            self.started.push(self.counter.step.next);
+        }
+    }
+
+    #[test]
+    fn a_bucket_starts_when_its_last_gradient_is_there_and_not_after_the_pass() {
+        let device = Device::cpu(1);
+        let mut net = Sequential::new().then(Linear::new(2, 2)).then(Relu).then(Linear::new(2, 1));
+        let parameters = Parameters::build(&mut net, &device, 0);
+        let layout = parameters.layout();
+        let layer = 2 * layout.span(0..1).len() * size_of::<f32>();
+        for (cap, want) in [(0, [1, 2, 3, 4]), (layer, [0, 1, 1, 2]), (1 << 20, [0, 0, 0, 1])] {
+            let (buckets, group) = (buckets(layout, cap, cap), Group::solo());
+            parameters.grads().zero();
+            let mut step =
+                Started { lacking: buckets.iter().map(Range::len).collect(), ..Started::default() };
+            let counter =
+                Counter { step: &mut step, buckets: &buckets, group: &group, parameters: &parameters };
+            let mut sink = Noting { counter, started: Vec::new() };
+            let loss = net.forward(&Tensor::ones(&device, [1, 2], DType::F32), &mut Ctx::eval()).sum_all();
+            backward(&[(&loss, None)], &mut sink);
+            // The weight and the bias of a layer come in either order, so only the count at the end of a layer is one.
+            assert_eq!(sink.started.len(), 4);
+            assert_eq!([sink.started[1], sink.started[3]], [want[1], want[3]], "{:?}", sink.started);
+            assert!(sink.started.is_sorted());
+        }
+    }
+}

@@ -2,9 +2,11 @@
 
 use phalanx_comm::Group;
 use phalanx_nn::optim::{Optimizer, Sgd};
-use phalanx_nn::{Ctx, Linear, Module, Parameters, Visitor, models::MnistNet};
+use phalanx_nn::{Ctx, Init, Linear, Module, Param, Parameters, Visitor, models::MnistNet};
 use phalanx_parallel::{Ddp, DdpConfig, Error, SingleDevice, Strategy, Sync};
 use phalanx_tensor::{DType, Device, Philox, Tensor};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
 
 /// Float32 sums in another order, over a few steps on values of about 1.
 const TOLERANCE: f32 = 2e-6;
@@ -116,16 +118,253 @@ fn unused_parameters_are_named_or_count_as_zero() {
     }
 }
 
+/// A layer on each of two paths, and a buffer that counts.
+struct Paths {
+    first: Linear,
+    second: Linear,
+    seen: Param,
+}
+
+impl Paths {
+    fn new() -> Paths {
+        let seen = Param::new([3], Init::Constant(0.0));
+        Paths { first: Linear::new(2, 1), second: Linear::new(2, 1), seen }
+    }
+
+    /// The sum of the outputs of the paths in `order` (0 is the first layer, 1 the second).
+    fn through(&self, order: &[usize], x: &Tensor) -> Tensor {
+        let layers = [&self.first, &self.second];
+        let outputs = order.iter().map(|&i| layers[i].forward(x, &mut Ctx::eval()).sum_all());
+        outputs.reduce(|a, b| &a + &b).unwrap()
+    }
+}
+
+impl Module for Paths {
+    fn visit(&mut self, v: &mut Visitor<'_>) {
+        v.child("first", &mut self.first);
+        v.child("second", &mut self.second);
+        v.buffer("seen", &mut self.seen);
+    }
+
+    /// Both paths; counts passes in training.
+    fn forward(&self, x: &Tensor, ctx: &mut Ctx) -> Tensor {
+        if ctx.training() {
+            self.seen.copy_from(&self.seen.affine(1.0, 1.0));
+        }
+        self.through(&[0, 1], x)
+    }
+}
+
+/// Every parameter a bucket of its own.
+const SMALL: DdpConfig = DdpConfig { bucket_bytes: 0, first_bucket_bytes: 0, find_unused: false };
+
+/// The gradients of `Paths`: two weights and a bias for each path.
+fn gradients(parameters: &Parameters) -> Vec<f32> {
+    (0..4).flat_map(|i| parameters.grads().arena().tensor(i).to_vec::<f32>()).collect()
+}
+
+/// One step over `Paths`, of which rank r takes the paths `orders[r]` on an input full of r + 1.
+fn paths(group: Group, orders: &[&[usize]], config: DdpConfig) -> Result<Vec<f32>, Error> {
+    let device = Device::cpu(1);
+    let mut model = Paths::new();
+    let parameters = Parameters::build(&mut model, &device, 0);
+    let rank = group.rank().index();
+    let mut ddp = Ddp::with(group, config);
+    ddp.prepare(&parameters)?;
+    let x = Tensor::full(&device, [1, 2], rank as f64 + 1.0, DType::F32);
+    ddp.backward(&parameters, Some(&model.through(orders[rank], &x)), 1.0, Sync::Now)?;
+    ddp.finish(&parameters)?;
+    Ok(gradients(&parameters))
+}
+
+#[test]
+fn gradients_may_arrive_in_another_order_on_each_rank() {
+    let orders: [&[usize]; 3] = [&[0, 1], &[1, 0], &[0, 1]];
+    for result in on_ranks(3, |group| paths(group, &orders, SMALL)) {
+        assert_eq!(result.unwrap(), [6.0, 6.0, 3.0, 6.0, 6.0, 3.0]);
+    }
+}
+
+#[test]
+fn a_parameter_may_be_unused_on_some_ranks_if_that_is_allowed() {
+    let orders: [&[usize]; 3] = [&[0], &[1], &[1, 0]];
+    let config = DdpConfig { find_unused: true, ..SMALL };
+    for result in on_ranks(3, |group| paths(group, &orders, config.clone())) {
+        // Rank 0 gives 1 to the first path, rank 1 gives 2 to the second, rank 2 gives 3 to both.
+        assert_eq!(result.unwrap(), [4.0, 4.0, 2.0, 5.0, 5.0, 2.0]);
+    }
+}
+
+#[test]
+fn a_parameter_unused_on_one_rank_ends_the_step_on_all() {
+    let orders: [&[usize]; 3] = [&[0, 1], &[1], &[0, 1]];
+    let results = on_ranks(3, |group| paths(group, &orders, SMALL));
+    for (rank, result) in results.into_iter().enumerate() {
+        let error = result.unwrap_err();
+        match rank {
+            1 => assert!(error.to_string().contains("first.weight, first.bias"), "{error}"),
+            _ => assert!(matches!(error, Error::Comm(_)), "{error}"),
+        }
+    }
+}
+
+#[test]
+fn a_parameter_used_in_one_pass_of_a_step_is_used() {
+    let steps = on_ranks(2, |group| {
+        let device = Device::cpu(1);
+        let mut model = Paths::new();
+        let parameters = Parameters::build(&mut model, &device, 0);
+        let mut ddp = Ddp::with(group, SMALL);
+        ddp.prepare(&parameters).unwrap();
+        let x = Tensor::ones(&device, [1, 2], DType::F32);
+        // Twice, so that the second step shows whether the first left anything behind.
+        (0..2)
+            .map(|_| {
+                for (path, sync) in [(0, Sync::Later), (1, Sync::Now)] {
+                    ddp.backward(&parameters, Some(&model.through(&[path], &x)), 0.5, sync).unwrap();
+                }
+                ddp.finish(&parameters).unwrap();
+                gradients(&parameters)
+            })
+            .collect::<Vec<_>>()
+    });
+    assert_eq!(steps, [[[1.0; 6], [1.0; 6]], [[1.0; 6], [1.0; 6]]]);
+}
+
+#[test]
+fn buffers_are_rank_0s_after_every_step() {
+    let results = on_ranks(3, |group| {
+        let device = Device::cpu(1);
+        let mut model = Paths::new();
+        let parameters = Parameters::build(&mut model, &device, 0);
+        let rank = group.rank().index();
+        parameters.buffers().tensor(0).fill(10.0 * (rank as f64 + 1.0));
+        let mut ddp = Ddp::new(group);
+        ddp.prepare(&parameters).unwrap();
+        let mut seen = vec![model.seen.to_vec::<f32>()];
+        let x = Tensor::ones(&device, [1, 2], DType::F32);
+        for step in 0..2 {
+            // Rank r makes r + 1 passes, so that counts move apart.
+            for pass in 0..=rank {
+                let loss = model.forward(&x, &mut Ctx::train(0, step, [0].into()));
+                let sync = if pass == rank { Sync::Now } else { Sync::Later };
+                ddp.backward(&parameters, Some(&loss), 0.1, sync).unwrap();
+            }
+            ddp.finish(&parameters).unwrap();
+            seen.push(model.seen.to_vec::<f32>());
+        }
+        seen
+    });
+    assert_eq!(results, vec![vec![[10.0; 3], [11.0; 3], [12.0; 3]]; 3]);
+}
+
+/// One step over both paths.
+fn step(ddp: &mut Ddp, model: &Paths, parameters: &Parameters) -> Result<(), Error> {
+    let x = Tensor::ones(parameters.value(0).device(), [1, 2], DType::F32);
+    let loss = model.forward(&x, &mut Ctx::eval());
+    let started = ddp.backward(parameters, Some(&loss), 1.0, Sync::Now);
+    started.and_then(|()| ddp.finish(parameters))
+}
+
+#[test]
+fn a_rank_that_leaves_is_an_error_on_the_others_and_no_hang() {
+    let results = on_ranks(3, |group| {
+        let mut model = Paths::new();
+        let parameters = Parameters::build(&mut model, &Device::cpu(1), 0);
+        let rank = group.rank().index();
+        let mut ddp = Ddp::with(group, SMALL);
+        ddp.prepare(&parameters).unwrap();
+        step(&mut ddp, &model, &parameters).unwrap();
+        if rank == 2 {
+            return None;
+        }
+        let error = step(&mut ddp, &model, &parameters).unwrap_err();
+        // Nothing holds the gradients any more.
+        parameters.grads().arena().flat_mut::<f32>().fill(0.0);
+        Some(error.to_string())
+    });
+    assert!(results[2].is_none());
+    for error in results.into_iter().flatten() {
+        assert!(error.contains("is gone"), "{error}");
+    }
+}
+
+#[test]
+fn a_rank_that_does_not_come_is_named_when_the_time_is_up() {
+    let (told, heard) = std::sync::mpsc::channel::<()>();
+    let heard = std::sync::Mutex::new(heard);
+    let results = on_ranks(2, |group| {
+        let mut model = Paths::new();
+        let parameters = Parameters::build(&mut model, &Device::cpu(1), 0);
+        let rank = group.rank().index();
+        let mut ddp = Ddp::new(group.with_timeout(Duration::from_millis(200)));
+        ddp.prepare(&parameters).unwrap();
+        if rank == 1 {
+            // Stays in the group, and out of the step, until the other has given up.
+            heard.lock().unwrap().recv_timeout(Duration::from_secs(60)).unwrap();
+            return None;
+        }
+        let error = step(&mut ddp, &model, &parameters).unwrap_err().to_string();
+        told.send(()).unwrap();
+        Some(error)
+    });
+    let error = results[0].as_ref().unwrap();
+    assert!(error.contains("waited") && error.contains("rank 1"), "{error}");
+}
+
+#[test]
+fn calls_in_a_wrong_order_are_bugs_that_say_so() {
+    let message = |f: &mut dyn FnMut()| {
+        let panic = catch_unwind(AssertUnwindSafe(f)).unwrap_err();
+        panic.downcast::<&str>().map_or_else(|p| *p.downcast::<String>().unwrap(), |p| p.to_string())
+    };
+    let device = Device::cpu(1);
+    let mut model = Paths::new();
+    let parameters = Parameters::build(&mut model, &device, 0);
+    let loss = || model.forward(&Tensor::ones(&device, [1, 2], DType::F32), &mut Ctx::eval());
+    let mut ddp = Ddp::new(Group::solo());
+    let early = message(&mut || drop(ddp.backward(&parameters, Some(&loss()), 1.0, Sync::Now)));
+    assert!(early.contains("prepare comes before the first backward pass"), "{early}");
+    ddp.prepare(&parameters).unwrap();
+    ddp.backward(&parameters, Some(&loss()), 1.0, Sync::Now).unwrap();
+    for sync in [Sync::Now, Sync::Later] {
+        let twice = message(&mut || drop(ddp.backward(&parameters, Some(&loss()), 1.0, sync)));
+        assert!(twice.contains("nobody called finish"), "{twice}");
+    }
+    ddp.finish(&parameters).unwrap();
+}
+
 #[test]
 fn different_models_are_told_apart_on_every_rank() {
-    let results = on_ranks(3, |group| {
-        let outputs = if group.rank().0 == 2 { 4 } else { 5 };
-        let parameters = Parameters::build(&mut Linear::new(3, outputs), &Device::cpu(1), 0);
-        Ddp::new(group).prepare(&parameters)
-    });
-    for result in results {
-        let message = result.unwrap_err().to_string();
-        let want = "rank 2 has weight of shape [4, 3] where rank 0 has weight of shape [5, 3]";
-        assert!(message.contains(want), "{message}");
+    /// Model `other` on rank 2 and `usual` on the others.
+    fn check(usual: fn() -> Box<dyn Module>, other: fn() -> Box<dyn Module>, want: &str) {
+        let results = on_ranks(3, |group| {
+            let mut model = if group.rank().0 == 2 { other() } else { usual() };
+            let parameters = Parameters::build(&mut model, &Device::cpu(1), 0);
+            Ddp::new(group).prepare(&parameters)
+        });
+        for result in results {
+            let message = result.unwrap_err().to_string();
+            assert!(message.contains(want), "{message}, expected {want}");
+        }
     }
+    /// Two layers and no buffer.
+    fn plain() -> Box<dyn Module> {
+        Box::new(Half { used: Linear::new(2, 1), idle: Linear::new(2, 1) })
+    }
+    check(
+        || Box::new(Linear::new(3, 5)),
+        || Box::new(Linear::new(3, 4)),
+        "rank 2 has weight of shape [4, 3] where rank 0 has weight of shape [5, 3]",
+    );
+    check(
+        || Box::new(Linear::new(3, 5)),
+        || Box::new(Linear::new(3, 5).without_bias()),
+        "rank 2 has only 1 parameters and buffers where rank 0 has bias of shape [5]",
+    );
+    check(
+        plain,
+        || Box::new(Paths::new()),
+        "rank 2 has first.weight of shape [1, 2] where rank 0 has used.weight",
+    );
 }
