@@ -202,8 +202,11 @@ impl Group {
         let play = engine.collective::<B::Item>(Kind::AllReduce, reduction(op), schedule, count, op);
         engine.tickets += 1;
         let ticket = engine.tickets;
-        engine.queue.push_back(Queued { ticket, play, buffer, wanted: true });
-        engine.advance(self.rank, self.world_size);
+        // In a group that failed the buffer is let go at once; `wait` says why.
+        if engine.failed.is_none() {
+            engine.queue.push_back(Queued { ticket, play, buffer, wanted: true });
+            engine.advance(self.rank, self.world_size);
+        }
         drop(engine);
         Work { group: self.clone(), ticket, buffer: PhantomData, taken: false }
     }

@@ -1,11 +1,13 @@
 //! The collectives over both transports, and what they do when a rank is missing, wrong, or a stranger.
 
 use phalanx_comm::{
-    Deadline, Element, Endpoint, Error, Generation, Group, GroupConfig, PeerAddress, Rank, ReduceOp, Secret,
+    Buffer, Deadline, Element, Endpoint, Error, Generation, Group, GroupConfig, PeerAddress, Rank, ReduceOp,
+    Secret,
 };
 use phalanx_wire::{Hello, Side, handshake};
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, TcpStream};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const HOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
@@ -214,6 +216,33 @@ fn a_rank_that_leaves_is_noticed_at_once() {
         assert!(matches!(error, Error::PeerLost { .. }), "{error}");
         assert!(start.elapsed() < LIMIT / 2);
     });
+}
+
+#[test]
+fn a_failed_group_holds_no_buffers() {
+    /// A buffer that is counted while it lives.
+    struct Counted(Vec<f32>, #[expect(dead_code, reason = "held, not read")] Arc<()>);
+
+    impl Buffer for Counted {
+        type Item = f32;
+
+        fn as_mut_slice(&mut self) -> &mut [f32] {
+            &mut self.0
+        }
+    }
+
+    let alive = Arc::new(());
+    let groups = Group::threads(2);
+    let start = || groups[0].start_all_reduce(Counted(vec![1.0; 4], Arc::clone(&alive)), ReduceOp::Sum);
+    let pending = start();
+    assert_eq!(Arc::strong_count(&alive), 2);
+    groups[0].abort("enough");
+    let late = start();
+    assert_eq!(Arc::strong_count(&alive), 1, "neither what was pending nor what came later is held");
+    for work in [pending, late] {
+        let error = work.wait(Deadline::after(LIMIT)).err().unwrap();
+        assert!(error.to_string().contains("enough"), "{error}");
+    }
 }
 
 #[test]
