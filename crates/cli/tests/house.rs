@@ -78,7 +78,12 @@ fn unsafe_code_stays_in_its_crates_and_says_why() {
     for file in files {
         let text = fs::read_to_string(&file).unwrap();
         let name = file.strip_prefix(root()).unwrap().display().to_string();
-        let allowed = ["crates/tensor/", "crates/launch/", "crates/nn/tests/steady_state.rs"];
+        let allowed = [
+            "crates/tensor/",
+            "crates/launch/",
+            "crates/comm/src/transport/memory.rs",
+            "crates/nn/tests/steady_state.rs",
+        ];
         let lines: Vec<&str> = text.lines().collect();
         for (i, line) in lines.iter().enumerate() {
             let code = line.split("//").next().unwrap_or_default();

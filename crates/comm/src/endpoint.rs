@@ -1,14 +1,17 @@
 //! Making a group between processes: every rank listens, dials the ranks below it, and takes those above it.
 
 use crate::error::Error;
-use crate::group::Group;
-use crate::transport::Tcp;
+use crate::group::{Group, Neighbours};
+use crate::transport::{Memory, Tcp, Wire, Wires};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use phalanx_wire::{Deadline, Generation, Hello, Rank, Secret, Side, handshake};
+use phalanx_wire::{Deadline, Generation, HandshakeError, Hello, Rank, Secret, Side, handshake};
 use serde::{Deserialize, Serialize};
+use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
 /// Where a rank can be reached.
@@ -16,11 +19,24 @@ use std::time::Duration;
 pub struct PeerAddress {
     /// Its listening address.
     pub tcp: SocketAddr,
+    /// Its ear for ranks of the same host, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub local: Option<LocalAddress>,
+}
+
+/// Where a rank can be reached by others of its host.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LocalAddress {
+    /// Which host that is: ranks that say the same can reach each other.
+    pub host: String,
+    /// The name of its socket, in the abstract namespace.
+    pub name: String,
 }
 
 /// A rank's ear, before it knows the others.
 pub struct Endpoint {
-    listener: TcpListener,
+    tcp: TcpListener,
+    local: Option<(UnixListener, LocalAddress)>,
 }
 
 /// How a group is made.
@@ -46,22 +62,113 @@ const MAX_UNPROVEN: usize = 64;
 const PURPOSE: &str = "comm";
 
 impl Endpoint {
-    /// Listens on a free port of `ip`, which should be the address that the others can reach.
+    /// Listens on a free port of `ip`, which should be the address that the others can reach, and for ranks of the same host
+    /// on a socket over which memory is shared.
     pub fn bind(ip: IpAddr) -> Result<Endpoint, Error> {
+        let mut endpoint = Endpoint::tcp(ip)?;
+        // The port is nobody else's, so the name is too.
+        let name = format!("phalanx-{}-{}", std::process::id(), endpoint.address().tcp.port());
+        match host().and_then(|host| Ok((listen(&name)?, LocalAddress { host, name }))) {
+            Ok(local) => endpoint.local = Some(local),
+            Err(error) => tracing::warn!("memory can't be shared with ranks of this host: {error}"),
+        }
+        Ok(endpoint)
+    }
+
+    /// As [`Endpoint::bind`], with TCP only.
+    pub fn tcp(ip: IpAddr) -> Result<Endpoint, Error> {
         let listener = TcpListener::bind((ip, 0)).and_then(|l| l.set_nonblocking(true).map(|()| l));
-        let listener = listener
+        let tcp = listener
             .map_err(|error| Error::connect(Rank(0), format!("no port of {ip} can be had: {error}")))?;
-        Ok(Endpoint { listener })
+        Ok(Endpoint { tcp, local: None })
     }
 
     /// Where the others find it.
     pub fn address(&self) -> PeerAddress {
-        PeerAddress { tcp: self.listener.local_addr().expect("a bound socket has an address") }
+        let tcp = self.tcp.local_addr().expect("a bound socket has an address");
+        PeerAddress { tcp, local: self.local.as_ref().map(|(_, address)| address.clone()) }
+    }
+
+    /// A connection of a newcomer, if there is one.
+    fn accept(&self) -> Option<Stream> {
+        if let Ok((stream, _)) = self.tcp.accept() {
+            return Some(Stream::Tcp(stream));
+        }
+        let (listener, _) = self.local.as_ref()?;
+        Some(Stream::Local(listener.accept().ok()?.0))
+    }
+
+    /// Sleeps until there may be a newcomer, or the time is over.
+    fn park(&self, at_most: u16) {
+        let mut fds = vec![PollFd::new(self.tcp.as_fd(), PollFlags::POLLIN)];
+        if let Some((listener, _)) = &self.local {
+            fds.push(PollFd::new(listener.as_fd(), PollFlags::POLLIN));
+        }
+        // An error only ends the sleep early.
+        let _ = poll(&mut fds, PollTimeout::from(at_most));
+    }
+}
+
+/// What ranks must have in common to share memory: the kernel that runs, and the network namespace, which abstract names
+/// belong to.
+fn host() -> std::io::Result<String> {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    let network = std::fs::read_link("/proc/self/ns/net")?;
+    Ok(format!("{} {}", boot.trim(), network.display()))
+}
+
+fn listen(name: &str) -> std::io::Result<UnixListener> {
+    let listener = UnixListener::bind_addr(&std::os::unix::net::SocketAddr::from_abstract_name(name)?)?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}
+
+/// A connection before it is known who is at its other end.
+enum Stream {
+    Tcp(TcpStream),
+    Local(UnixStream),
+}
+
+impl Stream {
+    /// Proves and has proven within `limit`, and makes a wire of it.
+    fn introduce(
+        self,
+        secret: &Secret,
+        side: Side,
+        hello: &Hello,
+        limit: Duration,
+    ) -> Result<(Box<dyn Wire>, Hello), HandshakeError> {
+        let limit = Some(limit.max(Duration::from_millis(1)));
+        Ok(match self {
+            Stream::Tcp(mut stream) => {
+                stream.set_nonblocking(false)?;
+                stream.set_nodelay(true)?;
+                stream.set_read_timeout(limit)?;
+                stream.set_write_timeout(limit)?;
+                let theirs = handshake(&mut stream, secret, side, hello)?;
+                (Box::new(Tcp::new(stream)?), theirs)
+            }
+            Stream::Local(mut stream) => {
+                stream.set_nonblocking(false)?;
+                stream.set_read_timeout(limit)?;
+                stream.set_write_timeout(limit)?;
+                let theirs = handshake(&mut stream, secret, side, hello)?;
+                (Box::new(Memory::new(stream, side)?), theirs)
+            }
+        })
+    }
+
+    fn describe(&self) -> String {
+        match self {
+            Stream::Tcp(stream) => stream.peer_addr().map_or("an unknown address".into(), |a| a.to_string()),
+            Stream::Local(_) => "a process of this host".into(),
+        }
     }
 }
 
 impl Group {
-    /// Connects to all peers, each proven to belong to this run and generation. Strangers are refused and logged.
+    /// Connects to all peers, each proven to belong to this run and generation: over shared memory to those of the same host,
+    /// else over TCP. Strangers are refused and logged.
     pub fn connect(config: GroupConfig) -> Result<Group, Error> {
         let GroupConfig { rank, generation, secret, endpoint, peers, timeout } = config;
         let n = peers.len();
@@ -69,76 +176,88 @@ impl Group {
             return Err(Error::connect(rank, format!("there are only {n} ranks")));
         }
         if n == 1 {
-            return Ok(Group::over(rank, 1, generation, timeout, None));
+            return Ok(Group::over(rank, Neighbours { ranks: 1, here: 1 }, generation, timeout, None));
         }
         let deadline = Deadline::after(timeout);
         let hello = Hello { purpose: PURPOSE.into(), rank, generation };
-        let mut streams: Vec<Option<TcpStream>> = (0..n).map(|_| None).collect();
+        let mut wires: Vec<Option<Box<dyn Wire>>> = (0..n).map(|_| None).collect();
+        let own = endpoint.address();
+        let is_here = |peer: &PeerAddress| match (&peer.local, &own.local) {
+            (Some(theirs), Some(ours)) => theirs.host == ours.host,
+            _ => false,
+        };
         for (peer, address) in peers.iter().enumerate().take(rank.index()) {
-            streams[peer] = Some(dial(peer, address.tcp, &secret, &hello, deadline)?);
+            let stream = match &address.local {
+                Some(local) if is_here(address) => dial_here(local, deadline),
+                _ => dial_tcp(address.tcp, deadline),
+            };
+            let failed = |error: &dyn std::fmt::Display| {
+                Error::connect(rank, format!("rank {peer} at {}: {error}", address.tcp))
+            };
+            let stream = stream.map_err(|error| failed(&error))?;
+            let met = stream.introduce(&secret, Side::Dialed, &hello, deadline.remaining());
+            let (wire, theirs) = met.map_err(|error| failed(&error))?;
+            if theirs.rank.index() != peer {
+                return Err(failed(&format_args!("it says it is rank {}", theirs.rank)));
+            }
+            wires[peer] = Some(wire);
         }
-        accept(&endpoint.listener, &mut streams, &secret, &hello, deadline)?;
-        let wires = Tcp::new(streams).map_err(|error| Error::connect(rank, error.to_string()))?;
-        Ok(Group::over(rank, n, generation, timeout, Some(Box::new(wires))))
+        accept(&endpoint, &mut wires, &secret, &hello, deadline)?;
+        let here = peers.iter().filter(|peer| peer.tcp.ip() == own.tcp.ip() || is_here(peer)).count();
+        let wires = Box::new(Wires::new(wires));
+        Ok(Group::over(rank, Neighbours { ranks: n, here }, generation, timeout, Some(wires)))
     }
 }
 
-fn dial(
-    peer: usize,
-    address: SocketAddr,
-    secret: &Secret,
-    hello: &Hello,
-    deadline: Deadline,
-) -> Result<TcpStream, Error> {
-    let failed = |reason: String| Error::connect(hello.rank, format!("rank {peer} at {address}: {reason}"));
+fn dial_tcp(address: SocketAddr, deadline: Deadline) -> std::io::Result<Stream> {
     let limit = deadline.remaining().max(Duration::from_millis(1));
-    let mut stream =
-        TcpStream::connect_timeout(&address, limit).map_err(|error| failed(error.to_string()))?;
-    bounded(&stream, deadline.remaining()).map_err(|error| failed(error.to_string()))?;
-    let theirs = handshake(&mut stream, secret, Side::Dialed, hello)
-        .map_err(|error| Error::handshake(hello.rank, peer, address, &error))?;
-    if theirs.rank.index() != peer {
-        return Err(failed(format!("it says it is rank {}", theirs.rank)));
-    }
-    Ok(stream)
+    TcpStream::connect_timeout(&address, limit).map(Stream::Tcp)
 }
 
-fn bounded(stream: &TcpStream, limit: Duration) -> std::io::Result<()> {
-    let limit = Some(limit.max(Duration::from_millis(1)));
-    stream.set_nodelay(true)?;
-    stream.set_read_timeout(limit)?;
-    stream.set_write_timeout(limit)
+/// A connect on a Unix socket waits only while the queue of its listener is full.
+fn dial_here(address: &LocalAddress, deadline: Deadline) -> std::io::Result<Stream> {
+    let name = std::os::unix::net::SocketAddr::from_abstract_name(&address.name)?;
+    loop {
+        match UnixStream::connect_addr(&name) {
+            Err(error) if error.kind() == ErrorKind::WouldBlock && !deadline.expired() => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            result => return result.map(Stream::Local),
+        }
+    }
 }
 
 /// Takes a connection from every rank above this one. Each newcomer proves itself on a thread of its own, so that a silent
 /// one holds up nobody.
 fn accept(
-    listener: &TcpListener,
-    streams: &mut [Option<TcpStream>],
+    endpoint: &Endpoint,
+    wires: &mut [Option<Box<dyn Wire>>],
     secret: &Secret,
     hello: &Hello,
     deadline: Deadline,
 ) -> Result<(), Error> {
     let own = hello.rank.index();
-    let missing = |streams: &[Option<TcpStream>]| -> Vec<Rank> {
-        (own + 1..streams.len()).filter(|&r| streams[r].is_none()).map(|r| Rank(r as u32)).collect()
+    let missing = |wires: &[Option<Box<dyn Wire>>]| -> Vec<Rank> {
+        (own + 1..wires.len()).filter(|&r| wires[r].is_none()).map(|r| Rank(r as u32)).collect()
     };
-    let (proven, arrivals): (SyncSender<(TcpStream, Hello)>, Receiver<_>) = sync_channel(MAX_UNPROVEN);
+    let (proven, arrivals) = sync_channel::<(Box<dyn Wire>, Hello)>(MAX_UNPROVEN);
     let mut unproven = 0usize;
     let (finished, endings) = sync_channel::<()>(MAX_UNPROVEN);
-    while !missing(streams).is_empty() {
+    while !missing(wires).is_empty() {
         if deadline.expired() {
             let operation = "making the group".to_owned();
-            return Err(Error::Timeout { operation, waited: deadline.waited(), missing: missing(streams) });
+            return Err(Error::Timeout { operation, waited: deadline.waited(), missing: missing(wires) });
         }
-        // Short sleeps: a proof may arrive from its thread while the socket is quiet.
-        let mut fds = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
-        let nap = if unproven > 0 { 1u16 } else { 100 };
-        let _ = poll(&mut fds, PollTimeout::from(nap));
-        while let Ok((stream, address)) = listener.accept() {
+        // Short sleeps: a proof may arrive from its thread while the sockets are quiet.
+        endpoint.park(if unproven > 0 { 1 } else { 100 });
+        while let Some(stream) = endpoint.accept() {
+            let address = stream.describe();
             unproven -= endings.try_iter().count();
             if unproven >= MAX_UNPROVEN {
-                tracing::warn!(%address, "refused a connection: {MAX_UNPROVEN} others are yet to prove themselves");
+                tracing::warn!(
+                    address,
+                    "refused a connection: {MAX_UNPROVEN} others are yet to prove themselves"
+                );
                 continue;
             }
             unproven += 1;
@@ -146,15 +265,10 @@ fn accept(
                 (secret.clone(), hello.clone(), proven.clone(), finished.clone());
             let limit = deadline.remaining().min(HANDSHAKE_LIMIT);
             let prover = std::thread::Builder::new().name("phalanx-accept".into()).spawn(move || {
-                let mut stream = stream;
-                let ready = stream.set_nonblocking(false).and_then(|()| bounded(&stream, limit));
-                match ready
-                    .map_err(Into::into)
-                    .and_then(|()| handshake(&mut stream, &secret, Side::Accepted, &greeting))
-                {
+                match stream.introduce(&secret, Side::Accepted, &greeting, limit) {
                     // The receiver is gone when the group is complete: then the newcomer is a surplus one.
-                    Ok(theirs) => drop(proven.send((stream, theirs))),
-                    Err(error) => tracing::warn!(%address, "refused a connection: {error}"),
+                    Ok(met) => drop(proven.send(met)),
+                    Err(error) => tracing::warn!(address, "refused a connection: {error}"),
                 }
                 let _ = finished.try_send(());
             });
@@ -162,10 +276,10 @@ fn accept(
                 return Err(Error::connect(hello.rank, format!("no thread for a newcomer: {error}")));
             }
         }
-        for (stream, theirs) in arrivals.try_iter() {
+        for (wire, theirs) in arrivals.try_iter() {
             let peer = theirs.rank.index();
-            match streams.get_mut(peer) {
-                Some(place @ None) if peer > own => *place = Some(stream),
+            match wires.get_mut(peer) {
+                Some(place @ None) if peer > own => *place = Some(wire),
                 _ => tracing::warn!(rank = peer, "refused a connection: no such rank is expected here"),
             }
         }

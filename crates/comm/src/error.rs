@@ -1,6 +1,6 @@
 //! What can go wrong between ranks.
 
-use phalanx_wire::{HandshakeError, Rank};
+use phalanx_wire::Rank;
 use std::time::Duration;
 use thiserror::Error;
 
@@ -60,15 +60,6 @@ pub enum Error {
 impl Error {
     pub(crate) fn connect(rank: Rank, reason: impl Into<String>) -> Error {
         Error::Connect { rank, reason: reason.into() }
-    }
-
-    pub(crate) fn handshake(
-        rank: Rank,
-        peer: usize,
-        address: impl std::fmt::Display,
-        error: &HandshakeError,
-    ) -> Error {
-        Error::connect(rank, format!("rank {peer} at {address}: {error}"))
     }
 }
 

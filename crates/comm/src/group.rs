@@ -20,8 +20,8 @@ pub struct Group {
     generation: Generation,
     /// How long a blocking operation waits.
     timeout: Duration,
-    /// How often a wait looks again before it sleeps.
-    looks_before_sleep: u32,
+    /// How long a wait looks again and again before it sleeps.
+    spin: Duration,
     engine: Arc<Mutex<Engine>>,
 }
 
@@ -43,30 +43,38 @@ struct Queued {
     wanted: bool,
 }
 
-/// Looks before a sleep where every rank has a core: some hundred microseconds of TCP, about what two wake-ups cost.
-const LOOKS: u32 = 200;
+/// How long a wait spins where every rank has a core: some times what falling asleep and being woken cost.
+const SPIN: Duration = Duration::from_micros(200);
 
 /// How long a blocking operation waits unless the group was made with another time.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
 
+/// How many ranks there are, and how many of them share this one's host.
+#[derive(Clone, Copy)]
+pub(crate) struct Neighbours {
+    pub(crate) ranks: usize,
+    pub(crate) here: usize,
+}
+
 impl Group {
     /// A world of one.
     pub fn solo() -> Group {
-        Group::over(Rank(0), 1, Generation(0), DEFAULT_TIMEOUT, None)
+        Group::over(Rank(0), Neighbours { ranks: 1, here: 1 }, Generation(0), DEFAULT_TIMEOUT, None)
     }
 
     /// The ends of `n` ranks that are threads of this process.
     pub fn threads(n: usize) -> Vec<Group> {
         let ends = threads(n).into_iter().enumerate();
         ends.map(|(rank, end)| {
-            Group::over(Rank(rank as u32), n, Generation(0), DEFAULT_TIMEOUT, Some(Box::new(end)))
+            let world = Neighbours { ranks: n, here: n };
+            Group::over(Rank(rank as u32), world, Generation(0), DEFAULT_TIMEOUT, Some(Box::new(end)))
         })
         .collect()
     }
 
     pub(crate) fn over(
         rank: Rank,
-        world_size: usize,
+        world: Neighbours,
         generation: Generation,
         timeout: Duration,
         wires: Option<Box<dyn Transport>>,
@@ -82,13 +90,13 @@ impl Group {
         };
         // With a core for every rank a peer is probably about to answer; with fewer, it needs the core that looking takes.
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let looks_before_sleep = if world_size <= cores { LOOKS } else { 0 };
+        let spin = if world.here <= cores { SPIN } else { Duration::ZERO };
         Group {
             rank,
-            world_size,
+            world_size: world.ranks,
             generation,
             timeout,
-            looks_before_sleep,
+            spin,
             engine: Arc::new(Mutex::new(engine)),
         }
     }
@@ -133,6 +141,7 @@ impl Group {
     }
 
     /// Every rank gets the slice of rank `root`.
+    #[track_caller]
     pub fn broadcast<T: Element>(&self, values: &mut [T], root: Rank) -> Result<(), Error> {
         self.check_peer("broadcast", root);
         let schedule = schedule::broadcast(self.rank.index(), self.world_size, values.len(), root.index());
@@ -181,6 +190,7 @@ impl Group {
     }
 
     /// Sends a slice to rank `to`, which receives one of the same length.
+    #[track_caller]
     pub fn send<T: Element>(&self, values: &[T], to: Rank) -> Result<(), Error> {
         self.check_peer("send", to);
         let mut copy = values.to_vec();
@@ -188,18 +198,62 @@ impl Group {
     }
 
     /// Receives what rank `from` sends into a slice of the same length.
+    #[track_caller]
     pub fn receive<T: Element>(&self, values: &mut [T], from: Rank) -> Result<(), Error> {
         self.check_peer("receive", from);
         self.run_message(from, schedule::receive(from.index(), values.len()), values)
     }
 
-    /// Starts an all-reduce of a buffer that comes back from [`Work::wait`].
+    /// Starts an all-reduce of a buffer that comes back, reduced, from [`Work::wait`].
     pub fn start_all_reduce<B: Buffer>(&self, buffer: B, op: ReduceOp) -> Work<B> {
+        let (rank, n) = (self.rank.index(), self.world_size);
+        let schedule = |count| schedule::all_reduce(rank, n, count, size_of::<B::Item>());
+        self.start(Kind::AllReduce, reduction(op), schedule, buffer, op)
+    }
+
+    /// Starts a broadcast of rank `root`'s buffer.
+    #[track_caller]
+    pub fn start_broadcast<B: Buffer>(&self, buffer: B, root: Rank) -> Work<B> {
+        self.check_peer("broadcast", root);
+        let schedule = |count| schedule::broadcast(self.rank.index(), self.world_size, count, root.index());
+        self.start(Kind::Broadcast, root.0, schedule, buffer, ReduceOp::Sum)
+    }
+
+    /// Starts a reduce-scatter in place: the buffer is `world_size` equal parts, of which part `rank` comes back reduced; the
+    /// others come back with values that mean nothing.
+    #[track_caller]
+    pub fn start_reduce_scatter<B: Buffer>(&self, buffer: B, op: ReduceOp) -> Work<B> {
+        let schedule = |count| {
+            self.check_parts("reduce_scatter", count);
+            schedule::reduce_scatter(self.rank.index(), self.world_size, count)
+        };
+        self.start(Kind::ReduceScatter, reduction(op), schedule, buffer, op)
+    }
+
+    /// Starts an all-gather in place: the buffer is `world_size` equal parts, of which part `rank` is this rank's.
+    #[track_caller]
+    pub fn start_all_gather<B: Buffer>(&self, buffer: B) -> Work<B> {
+        let schedule = |count| {
+            self.check_parts("all_gather", count);
+            schedule::all_gather(self.rank.index(), self.world_size, count)
+        };
+        self.start(Kind::AllGather, 0, schedule, buffer, ReduceOp::Sum)
+    }
+
+    /// Queues an operation behind those that were started before.
+    fn start<B: Buffer>(
+        &self,
+        kind: Kind,
+        detail: u32,
+        schedule: impl FnOnce(usize) -> Schedule,
+        buffer: B,
+        op: ReduceOp,
+    ) -> Work<B> {
         let mut buffer = Box::new(buffer);
         let count = buffer.as_mut_slice().len();
-        let schedule = schedule::all_reduce(self.rank.index(), self.world_size, count, size_of::<B::Item>());
+        let schedule = schedule(count);
         let mut engine = self.engine();
-        let play = engine.collective::<B::Item>(Kind::AllReduce, reduction(op), schedule, count, op);
+        let play = engine.collective::<B::Item>(kind, detail, schedule, count, op);
         engine.tickets += 1;
         let ticket = engine.tickets;
         // In a group that failed the buffer is let go at once; `wait` says why.
@@ -219,6 +273,15 @@ impl Group {
     /// Ends the group: every pending and later operation fails, here with this reason, on other ranks because this one left.
     pub fn abort(&self, reason: &str) {
         self.engine().fail(Error::Aborted { reason: reason.to_owned() });
+    }
+
+    #[track_caller]
+    fn check_parts(&self, op: &str, count: usize) {
+        let n = self.world_size;
+        assert!(
+            count.is_multiple_of(n),
+            "{op}: {count} elements can't be {n} equal parts, one for each rank"
+        );
     }
 
     #[track_caller]
@@ -248,6 +311,7 @@ impl Group {
         engine.run(self, play, bytemuck::cast_slice_mut(values))
     }
 
+    #[track_caller]
     fn run_message<T: Element>(&self, peer: Rank, schedule: Schedule, values: &mut [T]) -> Result<(), Error> {
         assert!(peer != self.rank, "a message from rank {peer} to itself");
         let mut engine = self.engine();
@@ -338,7 +402,6 @@ impl Engine {
 
     /// Plays the queue until `ticket` is done, or all of it.
     fn drain(&mut self, group: &Group, deadline: Deadline, ticket: Option<u64>) -> Result<(), Error> {
-        let mut looks = group.looks_before_sleep;
         loop {
             self.advance(group.rank, group.world_size);
             if ticket.is_some_and(|ticket| self.done.contains_key(&ticket)) {
@@ -351,8 +414,7 @@ impl Engine {
                 self.fail(error.clone());
                 return Err(error);
             }
-            if looks > 0 {
-                looks -= 1;
+            if deadline.waited() < group.spin {
                 std::hint::spin_loop();
                 continue;
             }
@@ -368,7 +430,6 @@ impl Engine {
         let deadline = Deadline::after(group.timeout);
         self.check()?;
         self.drain(group, deadline, None)?;
-        let mut looks = group.looks_before_sleep;
         while let Some(wires) = &mut self.wires {
             match play.advance(group.rank, buffer, wires.as_mut()) {
                 Ok(true) => break,
@@ -383,8 +444,7 @@ impl Engine {
                 self.fail(error.clone());
                 return Err(error);
             }
-            if looks > 0 {
-                looks -= 1;
+            if deadline.waited() < group.spin {
                 std::hint::spin_loop();
                 continue;
             }

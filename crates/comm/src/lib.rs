@@ -2,7 +2,7 @@
 //!
 //! A [`Group`] is a rank's end of a group. Every collective is a *schedule* first: a list of rounds, made by a pure function
 //! of (rank, world size, length), that says which range of the buffer goes to whom and what is done with what comes back. An
-//! engine then plays the schedule over a transport: threads of one process, or TCP. Blocking calls play it on the calling
+//! engine then plays the schedule over a transport: threads of one process, shared memory, or TCP. Blocking calls play it on the calling
 //! thread; `start_*` calls return a [`Work`] that is played whenever anyone waits, polls or calls [`Group::progress`].
 //!
 //! Rules: the ranks of a group issue the same operations in the same order. Sums have a fixed order, so all ranks get the
@@ -21,7 +21,7 @@
 //!     }
 //! });
 //! ```
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod element;
 mod engine;

@@ -7,6 +7,8 @@ use phalanx_comm::{
 use phalanx_wire::{Hello, Side, handshake};
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, TcpStream};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -20,13 +22,26 @@ fn on_all(n: usize, f: impl Fn(Group) + Sync) {
             scope.spawn(|| f(group.with_timeout(LIMIT)));
         }
     });
-    over_tcp(n, |_| {}, |group| f(group.unwrap()));
+    for bind in BINDS {
+        connected(bind, n, |_| {}, |group| f(group.unwrap()));
+    }
 }
 
-/// Makes a TCP group of threads; `meanwhile` gets the addresses before anyone connects.
-fn over_tcp(n: usize, meanwhile: impl FnOnce(&[PeerAddress]), f: impl Fn(Result<Group, Error>) + Sync) {
+/// How an endpoint is made.
+type Bind = fn(IpAddr) -> Result<Endpoint, Error>;
+
+/// For shared memory, and for TCP.
+const BINDS: [Bind; 2] = [Endpoint::bind, Endpoint::tcp];
+
+/// Makes a group as processes do, of threads; `meanwhile` gets the addresses before anyone connects.
+fn connected(
+    bind: Bind,
+    n: usize,
+    meanwhile: impl FnOnce(&[PeerAddress]),
+    f: impl Fn(Result<Group, Error>) + Sync,
+) {
     let secret = Secret::from_bytes([7; 32]);
-    let endpoints: Vec<Endpoint> = (0..n).map(|_| Endpoint::bind(HOST).unwrap()).collect();
+    let endpoints: Vec<Endpoint> = (0..n).map(|_| bind(HOST).unwrap()).collect();
     let peers: Vec<_> = endpoints.iter().map(Endpoint::address).collect();
     meanwhile(&peers);
     std::thread::scope(|scope| {
@@ -156,6 +171,42 @@ fn started_operations_come_back_in_order_with_the_same_bits() {
 }
 
 #[test]
+fn every_started_operation_gives_what_the_blocking_one_gives() {
+    for n in [1, 2, 3, 5] {
+        on_all(n, |group| {
+            let rank = group.rank().index();
+            for size in [0, 1, 997] {
+                let input: Vec<f32> = (0..n * size).map(|i| ((i * 7 + rank * 17) as f32).sin()).collect();
+                let own = rank * size..(rank + 1) * size;
+                let root = Rank((size % n) as u32);
+                let reduced = group.start_all_reduce(input.clone(), ReduceOp::Sum);
+                let cast = group.start_broadcast(input.clone(), root);
+                let scattered = group.start_reduce_scatter(input.clone(), ReduceOp::Max);
+                let gathered = group.start_all_gather(input.clone());
+                // Waited for in another order than they were started in.
+                let gathered = gathered.wait(Deadline::after(LIMIT)).unwrap();
+                let scattered = scattered.wait(Deadline::after(LIMIT)).unwrap();
+                let cast = cast.wait(Deadline::after(LIMIT)).unwrap();
+                let reduced = reduced.wait(Deadline::after(LIMIT)).unwrap();
+
+                let mut want = input.clone();
+                group.all_reduce(&mut want, ReduceOp::Sum).unwrap();
+                assert_eq!(reduced, want);
+                let mut want = input.clone();
+                group.broadcast(&mut want, root).unwrap();
+                assert_eq!(cast, want);
+                let mut part = vec![0.0; size];
+                group.reduce_scatter(&input, &mut part, ReduceOp::Max).unwrap();
+                assert_eq!(scattered[own.clone()], part);
+                let mut want = vec![0.0; n * size];
+                group.all_gather(&input[own], &mut want).unwrap();
+                assert_eq!(gathered, want);
+            }
+        });
+    }
+}
+
+#[test]
 fn ranks_in_different_operations_say_so_at_once() {
     on_all(2, |group| {
         let start = Instant::now();
@@ -249,32 +300,97 @@ fn a_failed_group_holds_no_buffers() {
 fn strangers_are_refused_and_the_group_is_made() {
     let strangers = |peers: &[PeerAddress]| {
         // The highest rank only dials; all others listen.
-        for address in &peers[..peers.len() - 1] {
-            let address = address.tcp;
-            let silent = TcpStream::connect(address).unwrap();
-            let mut garbage = TcpStream::connect(address).unwrap();
-            garbage.write_all(&[0x42; 500]).unwrap();
-            drop(TcpStream::connect(address).unwrap());
-            let stranger = move |secret: [u8; 32], generation| {
-                let mut stream = TcpStream::connect(address).unwrap();
-                let hello =
-                    Hello { purpose: "comm".into(), rank: Rank(2), generation: Generation(generation) };
-                stream.set_read_timeout(Some(LIMIT)).unwrap();
-                assert!(handshake(&mut stream, &Secret::from_bytes(secret), Side::Dialed, &hello).is_err());
-                // Refused means closed, not left open.
-                assert!(matches!(stream.read(&mut [0; 64]), Ok(0) | Err(_)));
-            };
-            std::thread::spawn(move || {
-                stranger([8; 32], 3);
-                stranger([7; 32], 2);
-                drop((silent, garbage));
-            });
+        for peer in &peers[..peers.len() - 1] {
+            let tcp = peer.tcp;
+            bother(move || TcpStream::connect(tcp).unwrap(), |stream| stream.set_read_timeout(Some(LIMIT)));
+            if let Some(local) = peer.local.clone() {
+                let dial = move || {
+                    let name = SocketAddr::from_abstract_name(&local.name).unwrap();
+                    UnixStream::connect_addr(&name).unwrap()
+                };
+                bother(dial, |stream| stream.set_read_timeout(Some(LIMIT)));
+            }
         }
     };
-    over_tcp(3, strangers, |group| {
-        let mut values = [1i32];
-        group.unwrap().all_reduce(&mut values, ReduceOp::Sum).unwrap();
-        assert_eq!(values, [3]);
+    for bind in BINDS {
+        connected(bind, 3, strangers, |group| {
+            let mut values = [1i32];
+            group.unwrap().all_reduce(&mut values, ReduceOp::Sum).unwrap();
+            assert_eq!(values, [3]);
+        });
+    }
+}
+
+/// All that a stranger might do to an ear: say nothing, talk nonsense, leave, know another secret, be of another generation,
+/// know the secret and bring no memory.
+fn bother<S: Read + Write + Send + 'static>(
+    dial: impl Fn() -> S + Send + 'static,
+    limit: impl Fn(&S) -> std::io::Result<()> + Send + 'static,
+) {
+    let silent = dial();
+    let mut garbage = dial();
+    garbage.write_all(&[0x42; 500]).unwrap();
+    drop(dial());
+    let stranger = move |secret: [u8; 32], generation| {
+        let mut stream = dial();
+        let hello = Hello { purpose: "comm".into(), rank: Rank(2), generation: Generation(generation) };
+        limit(&stream).unwrap();
+        assert!(handshake(&mut stream, &Secret::from_bytes(secret), Side::Dialed, &hello).is_err());
+        // Refused means closed, not left open.
+        assert!(matches!(stream.read(&mut [0; 64]), Ok(0) | Err(_)));
+    };
+    std::thread::spawn(move || {
+        stranger([8; 32], 3);
+        stranger([7; 32], 2);
+        drop((silent, garbage));
+    });
+}
+
+#[test]
+fn a_peer_that_brings_no_memory_is_refused() {
+    let endpoint = Endpoint::bind(HOST).unwrap();
+    let peers = vec![endpoint.address(); 2];
+    let local = peers[0].local.clone().unwrap();
+    let secret = Secret::from_bytes([7; 32]);
+    let (theirs, generation) = (secret.clone(), Generation(0));
+    let liar = std::thread::spawn(move || {
+        let name = SocketAddr::from_abstract_name(&local.name).unwrap();
+        let mut stream = UnixStream::connect_addr(&name).unwrap();
+        let hello = Hello { purpose: "comm".into(), rank: Rank(1), generation };
+        handshake(&mut stream, &theirs, Side::Dialed, &hello).unwrap();
+        stream.write_all(&[1]).unwrap();
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        stream.read(&mut [0]).unwrap()
+    });
+    let timeout = Duration::from_millis(300);
+    let config = GroupConfig { rank: Rank(0), generation, secret, endpoint, peers, timeout };
+    let error = Group::connect(config).err().unwrap().to_string();
+    assert!(error.contains("rank 1"), "{error}");
+    assert_eq!(liar.join().unwrap(), 0, "the connection was closed");
+}
+
+#[test]
+fn ranks_of_one_host_share_memory_unless_told_otherwise() {
+    for (bind, want) in BINDS.into_iter().zip(["2 ranks over shared memory", "2 ranks over TCP"]) {
+        connected(bind, 2, |_| {}, |group| assert_eq!(group.unwrap().describe(), want));
+    }
+    let binds: [Bind; 3] = [Endpoint::bind, Endpoint::tcp, Endpoint::bind];
+    let endpoints = binds.map(|bind| bind(HOST).unwrap());
+    let peers: Vec<_> = endpoints.iter().map(Endpoint::address).collect();
+    std::thread::scope(|scope| {
+        for (rank, endpoint) in endpoints.into_iter().enumerate() {
+            let (rank, peers) = (Rank(rank as u32), peers.clone());
+            scope.spawn(move || {
+                let (generation, secret) = (Generation(0), Secret::from_bytes([7; 32]));
+                let config = GroupConfig { rank, generation, secret, endpoint, peers, timeout: LIMIT };
+                let group = Group::connect(config).unwrap();
+                let over = ["TCP and shared memory", "TCP", "TCP and shared memory"][rank.index()];
+                assert_eq!(group.describe(), format!("3 ranks over {over}"));
+                let mut values = vec![1i64; 100_000];
+                group.all_reduce(&mut values, ReduceOp::Sum).unwrap();
+                assert_eq!(values, [3; 100_000]);
+            });
+        }
     });
 }
 

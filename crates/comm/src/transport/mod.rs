@@ -1,14 +1,19 @@
 //! Bytes between two ranks, in order, without blocking. Nothing here knows what the bytes mean.
 
+mod memory;
 mod tcp;
 mod threads;
+mod wires;
 
+pub(crate) use memory::Memory;
 pub(crate) use tcp::Tcp;
 pub(crate) use threads::threads;
+pub(crate) use wires::{Wire, Wires};
 
 use std::time::Duration;
 
 /// A connection ended; the text is what the transport saw.
+#[derive(Debug)]
 pub(crate) struct Lost(pub(crate) String);
 
 /// A rank's end of the connections to all others.
@@ -26,5 +31,5 @@ pub(crate) trait Transport: Send {
     fn close(&mut self);
 
     /// What this is, for people.
-    fn name(&self) -> &'static str;
+    fn name(&self) -> String;
 }

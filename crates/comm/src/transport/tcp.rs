@@ -1,30 +1,22 @@
-//! Ranks in processes anywhere: one TCP connection a pair.
+//! A peer anywhere: a TCP connection.
 
-use super::{Lost, Transport};
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use super::{Lost, Wire};
+use nix::poll::PollFlags;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
-use std::os::fd::AsFd;
-use std::time::Duration;
+use std::os::fd::{AsFd, BorrowedFd};
 
 /// A process's end.
 pub(crate) struct Tcp {
-    /// By rank; none for this rank itself.
-    streams: Vec<Option<TcpStream>>,
+    stream: TcpStream,
 }
 
 impl Tcp {
-    /// Over connections that are made and proven already.
-    pub(crate) fn new(streams: Vec<Option<TcpStream>>) -> std::io::Result<Tcp> {
-        for stream in streams.iter().flatten() {
-            stream.set_nonblocking(true)?;
-            stream.set_nodelay(true)?;
-        }
-        Ok(Tcp { streams })
-    }
-
-    fn stream(&mut self, peer: usize) -> &mut TcpStream {
-        self.streams[peer].as_mut().expect("a connection to every other rank")
+    /// Over a connection that is made and proven already.
+    pub(crate) fn new(stream: TcpStream) -> std::io::Result<Tcp> {
+        stream.set_nonblocking(true)?;
+        stream.set_nodelay(true)?;
+        Ok(Tcp { stream })
     }
 }
 
@@ -36,38 +28,29 @@ fn outcome(result: std::io::Result<usize>) -> Result<usize, Lost> {
     }
 }
 
-impl Transport for Tcp {
-    fn try_send(&mut self, to: usize, bytes: &[u8]) -> Result<usize, Lost> {
-        outcome(self.stream(to).write(bytes))
+impl Wire for Tcp {
+    fn try_send(&mut self, bytes: &[u8]) -> Result<usize, Lost> {
+        outcome(self.stream.write(bytes))
     }
 
-    fn try_receive(&mut self, from: usize, into: &mut [u8]) -> Result<usize, Lost> {
-        if into.is_empty() {
-            return Ok(0);
-        }
-        match self.stream(from).read(into) {
+    fn try_receive(&mut self, into: &mut [u8]) -> Result<usize, Lost> {
+        match self.stream.read(into) {
             Ok(0) => Err(Lost("its connection closed".into())),
             other => outcome(other),
         }
     }
 
-    fn park(&mut self, receives: &[usize], sends: &[usize], at_most: Duration) {
-        let wanted = |peers: &[usize], flag: PollFlags| {
-            let streams = peers.iter().filter_map(|&peer| self.streams[peer].as_ref());
-            streams.map(|stream| PollFd::new(stream.as_fd(), flag)).collect::<Vec<_>>()
-        };
-        let mut fds = wanted(receives, PollFlags::POLLIN);
-        fds.extend(wanted(sends, PollFlags::POLLOUT));
-        // Rounded up, so that a wait that is nearly over doesn't become a spin; an error only ends the sleep early.
-        let ms = at_most.as_millis().saturating_add(1);
-        let _ = poll(&mut fds, PollTimeout::try_from(ms).unwrap_or(PollTimeout::MAX));
+    fn fall_asleep(&mut self, wanted: PollFlags) -> Option<PollFlags> {
+        Some(wanted)
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
     }
 
     fn close(&mut self) {
-        for stream in self.streams.iter().flatten() {
-            // A connection that is gone already needs no closing.
-            let _ = stream.shutdown(Shutdown::Both);
-        }
+        // A connection that is gone already needs no closing.
+        let _ = self.stream.shutdown(Shutdown::Both);
     }
 
     fn name(&self) -> &'static str {

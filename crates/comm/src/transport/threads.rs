@@ -108,8 +108,8 @@ impl Transport for Threads {
         }
     }
 
-    fn name(&self) -> &'static str {
-        "threads"
+    fn name(&self) -> String {
+        "threads".into()
     }
 }
 

@@ -1,0 +1,312 @@
+//! A peer on the same host: a ring of bytes in shared memory for each direction, and a Unix socket that is the bell.
+//!
+//! Whoever dials makes the memory, an unnamed file that can no longer shrink, and passes it through the socket once both
+//! sides have proven themselves. The memory dies with the last process that maps it, so nothing is left after any death, and
+//! the socket closes with its process, so a death is noticed at once.
+//!
+//! Each ring has one writer and one reader. `written` and `read` count the bytes since the start and only grow; byte `i` lies
+//! at `i % RING`.
+//!
+//! - **M-ORDER**: bytes are in place before `written` says so, and are taken before `read` says so. Between the two counts
+//!   only the reader touches the ring, outside them only the writer.
+//! - **M-WAKE**: who is about to sleep says so first and looks at the counts once more; who changes a count looks afterwards
+//!   whether the other is asleep and then rings. Fences between the two make sure that at least one sees the other.
+#![allow(unsafe_code, reason = "shared memory; every block has its note")]
+
+use super::{Lost, Wire};
+use memmap2::{MmapOptions, MmapRaw};
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::poll::PollFlags;
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
+use phalanx_wire::Side;
+use std::fs::File;
+use std::io::{Error, ErrorKind, IoSlice, IoSliceMut, Read, Result, Write};
+use std::net::Shutdown;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+/// Bytes of a ring: small enough to stay in the cache that both cores share.
+const RING: usize = 256 << 10;
+/// Where the rings start; before them each word has a cache line of its own.
+const HEAD: usize = 4096;
+const LINE: usize = 64;
+/// Words of the head: two for each ring, and one for each sleeper.
+const WRITTEN: usize = 0;
+const READ: usize = 2;
+const ASLEEP: usize = 4;
+/// How many looks that found nothing pass between two looks at whether the peer lives.
+const LOOKS_PER_PULSE: u32 = 256;
+
+/// A process's end.
+pub(crate) struct Memory {
+    bell: UnixStream,
+    map: MmapRaw,
+    /// Which ring this end writes, 0 or 1; it reads the other.
+    own: usize,
+    /// How much this end wrote and read: its own counts, which nobody else may change.
+    written: u64,
+    read: u64,
+    looks: u32,
+}
+
+impl Memory {
+    /// Over a socket whose peer is proven: the dialer makes the memory, the accepter takes it.
+    pub(crate) fn new(bell: UnixStream, side: Side) -> Result<Memory> {
+        let (file, own) = match side {
+            Side::Dialed => {
+                let file = make()?;
+                let fds = [file.as_raw_fd()];
+                let passed = [ControlMessage::ScmRights(&fds)];
+                sendmsg::<()>(bell.as_raw_fd(), &[IoSlice::new(&[1])], &passed, MsgFlags::empty(), None)?;
+                (file, 0)
+            }
+            Side::Accepted => (take(&bell)?, 1),
+        };
+        let map = MmapOptions::new().len(HEAD + 2 * RING).map_raw(&file)?;
+        bell.set_nonblocking(true)?;
+        Ok(Memory { bell, map, own, written: 0, read: 0, looks: 0 })
+    }
+
+    fn word(&self, word: usize, side: usize) -> &AtomicU64 {
+        let at = (word + side) * LINE;
+        assert!(at + LINE <= HEAD);
+        // SAFETY: the word lies in the map, which lives as long as `self`; maps start on a page, so it is aligned; both
+        // processes touch the head only through such atomics.
+        unsafe { AtomicU64::from_ptr(self.map.as_mut_ptr().add(at).cast()) }
+    }
+
+    /// Where byte `count` of a ring lies, and how many of `n` bytes follow there without a turn.
+    fn place(&self, ring: usize, count: u64, n: usize) -> (*mut u8, usize) {
+        let at = (count % RING as u64) as usize;
+        // SAFETY: ring is 0 or 1 and `at` less than RING, so the place lies in the map.
+        (unsafe { self.map.as_mut_ptr().add(HEAD + ring * RING + at) }, n.min(RING - at))
+    }
+
+    /// How many bytes this end could write now.
+    fn room(&self) -> std::result::Result<usize, Lost> {
+        let held = self.written.wrapping_sub(self.word(READ, self.own).load(Ordering::Acquire));
+        RING.checked_sub(held as usize).ok_or_else(damaged)
+    }
+
+    /// How many bytes this end could read now.
+    fn held(&self) -> std::result::Result<usize, Lost> {
+        let held = self.word(WRITTEN, 1 - self.own).load(Ordering::Acquire).wrapping_sub(self.read);
+        if held <= RING as u64 { Ok(held as usize) } else { Err(damaged()) }
+    }
+
+    /// After a change of a count (M-WAKE).
+    fn ring_bell(&mut self) {
+        fence(Ordering::SeqCst);
+        let asleep = self.word(ASLEEP, 1 - self.own);
+        if asleep.load(Ordering::Relaxed) != 0 && asleep.swap(0, Ordering::Relaxed) != 0 {
+            // A bell that is full has been rung; one that is broken is noticed by the next look for a pulse.
+            let _ = self.bell.write(&[1]);
+        }
+    }
+
+    /// Whether the peer's end of the bell is closed, which its death does too.
+    fn is_gone(&mut self) -> bool {
+        let mut rings = [0; 64];
+        match self.bell.read(&mut rings) {
+            Ok(n) => n == 0,
+            Err(error) => !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted),
+        }
+    }
+
+    /// After a look that found nothing: whether it is time to look for a pulse, and there is none.
+    fn has_died(&mut self) -> bool {
+        self.looks = self.looks.wrapping_add(1);
+        self.looks.is_multiple_of(LOOKS_PER_PULSE) && self.is_gone()
+    }
+}
+
+fn damaged() -> Lost {
+    Lost("the memory shared with it is damaged".into())
+}
+
+/// Memory that nobody can make smaller under the feet of those who map it.
+fn make() -> Result<File> {
+    let file = memfd_create("phalanx-ring", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?;
+    let file = File::from(file);
+    file.set_len((HEAD + 2 * RING) as u64)?;
+    let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
+    fcntl(&file, FcntlArg::F_ADD_SEALS(seals))?;
+    Ok(file)
+}
+
+/// Takes the memory that the peer made, if it is what it should be.
+fn take(bell: &UnixStream) -> Result<File> {
+    let mut byte = [0];
+    let mut space = nix::cmsg_space!([i32; 1]);
+    let mut bytes = [IoSliceMut::new(&mut byte)];
+    let message = recvmsg::<()>(bell.as_raw_fd(), &mut bytes, Some(&mut space), MsgFlags::MSG_CMSG_CLOEXEC)?;
+    let mut files = Vec::new();
+    for part in message.cmsgs()? {
+        if let ControlMessageOwned::ScmRights(fds) = part {
+            // SAFETY: the kernel made these descriptors for this process just now; nothing else owns them.
+            files.extend(fds.into_iter().map(|fd| File::from(unsafe { OwnedFd::from_raw_fd(fd) })));
+        }
+    }
+    let refused = |reason: &str| Error::new(ErrorKind::InvalidData, reason);
+    let file = files.pop().ok_or_else(|| refused("it passed no memory"))?;
+    let seals = fcntl(&file, FcntlArg::F_GET_SEALS)?;
+    if seals & SealFlag::F_SEAL_SHRINK.bits() == 0 || file.metadata()?.len() != (HEAD + 2 * RING) as u64 {
+        return Err(refused("it passed memory of another kind"));
+    }
+    Ok(file)
+}
+
+impl Wire for Memory {
+    fn try_send(&mut self, bytes: &[u8]) -> std::result::Result<usize, Lost> {
+        let n = self.room()?.min(bytes.len());
+        if n == 0 {
+            return if self.has_died() { Err(Lost("its process is gone".into())) } else { Ok(0) };
+        }
+        let (to, first) = self.place(self.own, self.written, n);
+        let (start, _) = self.place(self.own, 0, 0);
+        // SAFETY: `n` bytes from `written` on are outside what the peer may touch (M-ORDER), in two pieces that lie in the
+        // map; a peer that breaks the order can spoil bytes, and nothing else. No reference to the map exists.
+        unsafe {
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, first);
+            std::ptr::copy_nonoverlapping(bytes[first..].as_ptr(), start, n - first);
+        }
+        self.written += n as u64;
+        self.word(WRITTEN, self.own).store(self.written, Ordering::Release);
+        self.ring_bell();
+        Ok(n)
+    }
+
+    fn try_receive(&mut self, into: &mut [u8]) -> std::result::Result<usize, Lost> {
+        let mut n = self.held()?.min(into.len());
+        if n == 0 {
+            if !self.has_died() {
+                return Ok(0);
+            }
+            // What it wrote last may have come between the two looks.
+            n = self.held()?.min(into.len());
+            if n == 0 {
+                return Err(Lost("its process is gone".into()));
+            }
+        }
+        let (from, first) = self.place(1 - self.own, self.read, n);
+        let (start, _) = self.place(1 - self.own, 0, 0);
+        // SAFETY: as in `try_send`; the reader owns the bytes between the two counts.
+        unsafe {
+            std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), first);
+            std::ptr::copy_nonoverlapping(start, into[first..].as_mut_ptr(), n - first);
+        }
+        self.read += n as u64;
+        self.word(READ, 1 - self.own).store(self.read, Ordering::Release);
+        self.ring_bell();
+        Ok(n)
+    }
+
+    fn fall_asleep(&mut self, wanted: PollFlags) -> Option<PollFlags> {
+        self.word(ASLEEP, self.own).store(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        // Old rings are taken out of the bell, or they would end the sleep. A peer that is gone or mad is no reason to sleep.
+        let gone = self.is_gone();
+        self.looks = LOOKS_PER_PULSE.wrapping_sub(1);
+        let ready = if wanted.contains(PollFlags::POLLOUT) { self.room() } else { self.held() };
+        (!gone && ready.is_ok_and(|n| n == 0)).then_some(PollFlags::POLLIN)
+    }
+
+    fn wake(&mut self) {
+        self.word(ASLEEP, self.own).store(0, Ordering::Relaxed);
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
+    }
+
+    fn close(&mut self) {
+        // A connection that is gone already needs no closing.
+        let _ = self.bell.shutdown(Shutdown::Both);
+    }
+
+    fn name(&self) -> &'static str {
+        "shared memory"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pair() -> (Memory, Memory) {
+        let (a, b) = UnixStream::pair().unwrap();
+        (Memory::new(a, Side::Dialed).unwrap(), Memory::new(b, Side::Accepted).unwrap())
+    }
+
+    #[test]
+    fn bytes_arrive_in_order_over_many_turns_of_the_ring() {
+        let (mut a, mut b) = pair();
+        let byte = |i: usize| (i * 7 + i / 251) as u8;
+        let total = 5 * RING + 13;
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut sent = 0;
+                for n in [1, 97, 4096, RING + 1].into_iter().cycle() {
+                    let piece: Vec<u8> = (sent..total.min(sent + n)).map(byte).collect();
+                    sent += a.try_send(&piece).unwrap();
+                    if sent == total {
+                        break;
+                    }
+                }
+            });
+            let (mut got, mut into) = (0, [0; 1009]);
+            while got < total {
+                let n = b.try_receive(&mut into).unwrap();
+                assert!(into[..n].iter().enumerate().all(|(i, &x)| x == byte(got + i)), "after {got} bytes");
+                got += n;
+            }
+        });
+    }
+
+    #[test]
+    fn what_was_sent_before_a_death_arrives_and_then_the_death() {
+        let (mut a, mut b) = pair();
+        assert_eq!(a.try_send(&[1, 2, 3]).unwrap(), 3);
+        drop(a);
+        let mut into = [0; 8];
+        assert_eq!(b.try_receive(&mut into).unwrap(), 3);
+        let lost = (0..=LOOKS_PER_PULSE).find_map(|_| b.try_receive(&mut into).err());
+        assert!(lost.unwrap().0.contains("gone"));
+        assert!(b.fall_asleep(PollFlags::POLLIN).is_none(), "nobody sleeps waiting for the dead");
+    }
+
+    #[test]
+    fn a_sleeper_is_woken_and_a_full_ring_is_no_reason_to_hang() {
+        let (mut a, mut b) = pair();
+        assert!(b.fall_asleep(PollFlags::POLLIN).is_some());
+        a.try_send(&[1]).unwrap();
+        assert!(b.is_rung(), "the bell was rung");
+        b.wake();
+        assert!(b.fall_asleep(PollFlags::POLLIN).is_none(), "there is something to receive");
+        let full = vec![0; 2 * RING];
+        assert_eq!(a.try_send(&full).unwrap(), RING - 1);
+        assert_eq!(a.try_send(&full).unwrap(), 0);
+        assert!(a.fall_asleep(PollFlags::POLLOUT).is_some());
+        b.try_receive(&mut [0; 9]).unwrap();
+        assert!(a.is_rung(), "the bell was rung");
+        assert_eq!(a.try_send(&full).unwrap(), 9);
+    }
+
+    #[test]
+    fn counts_that_cannot_be_are_an_error() {
+        let (mut a, mut b) = pair();
+        a.word(WRITTEN, 0).store(RING as u64 + 1, Ordering::Release);
+        assert!(b.try_receive(&mut [0; 8]).unwrap_err().0.contains("damaged"));
+        b.word(READ, 0).store(77, Ordering::Release);
+        assert!(a.try_send(&[0; 8]).unwrap_err().0.contains("damaged"));
+    }
+
+    impl Memory {
+        fn is_rung(&mut self) -> bool {
+            let mut byte = [0];
+            self.bell.read(&mut byte).is_ok_and(|n| n == 1)
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! Ranks in processes: one wire a pair, each of the kind that suits where the peer is.
+
+use super::{Lost, Transport};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use std::os::fd::BorrowedFd;
+use std::time::Duration;
+
+/// A rank's end of the connection to one other.
+pub(crate) trait Wire: Send {
+    /// Takes as many bytes as fit now; says how many.
+    fn try_send(&mut self, bytes: &[u8]) -> Result<usize, Lost>;
+
+    /// Brings as many bytes as are there now; says how many.
+    fn try_receive(&mut self, into: &mut [u8]) -> Result<usize, Lost>;
+
+    /// Gets ready for a sleep until something may be received (or, for `PollFlags::POLLOUT`, sent): the events to sleep
+    /// for. None if that is so already.
+    fn fall_asleep(&mut self, wanted: PollFlags) -> Option<PollFlags>;
+
+    /// The sleep is over.
+    fn wake(&mut self) {}
+
+    /// What the events happen to.
+    fn fd(&self) -> BorrowedFd<'_>;
+
+    /// Ends the connection, so that the peer notices.
+    fn close(&mut self);
+
+    /// What this is, for people.
+    fn name(&self) -> &'static str;
+}
+
+/// A process's end of a group.
+pub(crate) struct Wires {
+    /// By rank; none for this rank itself.
+    wires: Vec<Option<Box<dyn Wire>>>,
+}
+
+impl Wires {
+    /// Over connections that are made and proven already.
+    pub(crate) fn new(wires: Vec<Option<Box<dyn Wire>>>) -> Wires {
+        Wires { wires }
+    }
+
+    fn wire(&mut self, peer: usize) -> &mut Box<dyn Wire> {
+        self.wires[peer].as_mut().expect("a connection to every other rank")
+    }
+}
+
+impl Transport for Wires {
+    fn try_send(&mut self, to: usize, bytes: &[u8]) -> Result<usize, Lost> {
+        self.wire(to).try_send(bytes)
+    }
+
+    fn try_receive(&mut self, from: usize, into: &mut [u8]) -> Result<usize, Lost> {
+        if into.is_empty() { Ok(0) } else { self.wire(from).try_receive(into) }
+    }
+
+    fn park(&mut self, receives: &[usize], sends: &[usize], at_most: Duration) {
+        let wanted = receives.iter().map(|&peer| (peer, PollFlags::POLLIN));
+        let wanted: Vec<_> = wanted.chain(sends.iter().map(|&peer| (peer, PollFlags::POLLOUT))).collect();
+        let events: Vec<_> = wanted.iter().map(|&(peer, flag)| self.wire(peer).fall_asleep(flag)).collect();
+        if events.iter().all(Option::is_some) {
+            let fds = wanted.iter().zip(events).map(|(&(peer, _), events)| {
+                let wire = self.wires[peer].as_ref().expect("a connection to every other rank");
+                PollFd::new(wire.fd(), events.unwrap_or(PollFlags::empty()))
+            });
+            let mut fds: Vec<PollFd<'_>> = fds.collect();
+            // Rounded up, so that a wait that is nearly over doesn't become a spin; an error only ends the sleep early.
+            let ms = at_most.as_millis().saturating_add(1);
+            let _ = poll(&mut fds, PollTimeout::try_from(ms).unwrap_or(PollTimeout::MAX));
+        }
+        wanted.iter().for_each(|&(peer, _)| self.wire(peer).wake());
+    }
+
+    fn close(&mut self) {
+        self.wires.iter_mut().flatten().for_each(|wire| wire.close());
+    }
+
+    fn name(&self) -> String {
+        let mut names: Vec<&str> = self.wires.iter().flatten().map(|wire| wire.name()).collect();
+        names.sort_unstable();
+        names.dedup();
+        names.join(" and ")
+    }
+}
