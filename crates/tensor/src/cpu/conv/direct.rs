@@ -59,19 +59,19 @@ fn block<T: Float>(values: &[T], at: usize) -> &Block<T> {
 }
 
 /// `sum[tap][block] = sum over r of weights[r][tap] * source[bases[r] + at[block]]`, for `T_` weights of which each term has
-/// a run of its own in `weights`.
+/// a run of its own in `weights`, and `P_` blocks.
 #[inline(always)]
-fn tile<T: Float, const T_: usize>(
+fn tile<T: Float, const T_: usize, const P_: usize>(
     source: &[T],
-    at: [usize; POSITIONS],
+    at: [usize; P_],
     weights: &[T],
     bases: &[i64],
-) -> [[Block<T>; POSITIONS]; T_] {
-    let mut sums = [[[T::ZERO; LANES]; POSITIONS]; T_];
+) -> [[Block<T>; P_]; T_] {
+    let mut sums = [[[T::ZERO; LANES]; P_]; T_];
     for (weights, &base) in weights.as_chunks::<T_>().0.iter().zip(bases) {
-        let mut blocks = [[T::ZERO; LANES]; POSITIONS];
+        let mut blocks = [[T::ZERO; LANES]; P_];
         for (to, &at) in blocks.iter_mut().zip(&at) {
-            *to = *block(source, base as usize + at);
+            *to = *block(source, at.wrapping_add_signed(base as isize));
         }
         for (sums, &weight) in sums.iter_mut().zip(weights) {
             for (sum, block) in sums.iter_mut().zip(&blocks) {
@@ -185,7 +185,7 @@ fn forward_tiles<T: Float, const T_: usize>(
     let area = p.oh * p.ow;
     for first_block in (0..n_blocks(&p)).step_by(POSITIONS) {
         let (positions, _) = group(&p, first_block);
-        let sums = tile::<T, T_>(image, positions.map(|at| at.input), weights, bases);
+        let sums = tile::<T, T_, POSITIONS>(image, positions.map(|at| at.input), weights, bases);
         for (o, sums) in sums.iter().enumerate() {
             let bias = b.map_or(T::ZERO, |b| b[first + o]);
             let plane = &mut out[(first + o) * area..][..area];
@@ -201,80 +201,94 @@ pub(super) fn image_gradient<T: Float>(device: &Device, g: &[T], w: &[T], p: Pla
     if p.kw > TAPS {
         return lowered::image_gradient(device, g, w, p, out);
     }
-    // For each input channel and kernel row, the kernel's columns for each output channel.
-    let terms = p.o * p.kw;
-    let room = Storage::stale(device, p.c * p.kh * terms * size_of::<T>());
+    // A term is a kernel row and an output channel; for each input channel and term, the kernel's columns.
+    let terms = p.kh * p.o;
+    let room = Storage::stale(device, p.c * terms * p.kw * size_of::<T>());
     {
         let mut weights = room.write::<T>();
-        for (i, run) in weights[..p.c * p.kh * terms].chunks_exact_mut(terms).enumerate() {
-            for (o, columns) in run.chunks_exact_mut(p.kw).enumerate() {
-                columns.copy_from_slice(&w[(o * p.c * p.kh + i) * p.kw..][..p.kw]);
-            }
+        for (i, columns) in weights[..p.c * terms * p.kw].chunks_exact_mut(p.kw).enumerate() {
+            let (channel, ky, o) = (i / terms, i % terms / p.o, i % p.o);
+            columns.copy_from_slice(&w[((o * p.c + channel) * p.kh + ky) * p.kw..][..p.kw]);
         }
     }
     let weights = room.read::<T>();
     let weights = &weights[..];
-    let room = numbered(device, p.o, |o| o * p.oh * p.ow);
+    // Input row y meets kernel row ky at output row y - ky.
+    let room = Storage::stale(device, terms * size_of::<i64>());
+    room.write::<i64>()[..terms].iter_mut().enumerate().for_each(|(i, to)| {
+        *to = (i % p.o * p.oh * p.ow) as i64 - (i / p.o * p.ow) as i64;
+    });
     let bases = room.read::<i64>();
-    let bases = &bases[..];
-    device.for_chunks(out, p.image(), |n, image| {
-        let g = &g[n * p.out_image()..][..p.out_image()];
-        device.arch().dispatch(BackImage { g, weights, p, bases, image });
+    let bases = &bases[..terms];
+    device.for_chunks(out, POSITIONS * p.image(), |chunk, images| {
+        let g = &g[chunk * POSITIONS * p.out_image()..][..images.len() / p.image() * p.out_image()];
+        device.arch().dispatch(BackImages { g, weights, p, bases, images });
     });
 }
 
-/// The gradient of one image.
-struct BackImage<'a, T> {
+/// The gradients of up to [`POSITIONS`] images.
+struct BackImages<'a, T> {
     g: &'a [T],
     weights: &'a [T],
     p: Plan,
     bases: &'a [i64],
-    image: &'a mut [T],
+    images: &'a mut [T],
 }
 
-impl<T: Float> pulp::NullaryFnOnce for BackImage<'_, T> {
+impl<T: Float> pulp::NullaryFnOnce for BackImages<'_, T> {
     type Output = ();
 
     #[inline(always)]
     fn call(self) {
-        let BackImage { g, weights, p, bases, image } = self;
-        let terms = p.o * p.kw;
-        image.fill(T::ZERO);
-        for (i, weights) in weights[..p.c * p.kh * terms].chunks_exact(terms).enumerate() {
-            let (channel, ky) = (i / p.kh, i % p.kh);
-            let plane = &mut image[channel * p.h * p.w..][..p.h * p.w];
-            match p.kw {
-                1 => image_tiles::<T, 1>(g, weights, p, ky, bases, plane),
-                2 => image_tiles::<T, 2>(g, weights, p, ky, bases, plane),
-                3 => image_tiles::<T, 3>(g, weights, p, ky, bases, plane),
-                4 => image_tiles::<T, 4>(g, weights, p, ky, bases, plane),
-                _ => image_tiles::<T, TAPS>(g, weights, p, ky, bases, plane),
-            }
+        let BackImages { g, weights, p, bases, images } = self;
+        match p.kw {
+            1 => back_images::<T, 1>(g, weights, p, bases, images),
+            2 => back_images::<T, 2>(g, weights, p, bases, images),
+            3 => back_images::<T, 3>(g, weights, p, bases, images),
+            4 => back_images::<T, 4>(g, weights, p, bases, images),
+            _ => back_images::<T, TAPS>(g, weights, p, bases, images),
         }
     }
 }
 
-/// Adds to one input plane what kernel row `ky` sends back from every output channel.
 #[inline(always)]
-fn image_tiles<T: Float, const T_: usize>(
+fn back_images<T: Float, const T_: usize>(g: &[T], weights: &[T], p: Plan, bases: &[i64], images: &mut [T]) {
+    images.fill(T::ZERO);
+    if images.len() == POSITIONS * p.image() {
+        return image_rows::<T, T_, POSITIONS>(g, weights, p, bases, images);
+    }
+    for (g, image) in g.chunks_exact(p.out_image()).zip(images.chunks_exact_mut(p.image())) {
+        image_rows::<T, T_, 1>(g, weights, p, bases, image);
+    }
+}
+
+/// The gradients of `P_` images. A tile sums, for one row of one channel and for each kernel column, what all output channels
+/// and kernel rows send back to it; the blocks that meet each weight are the same block of each image.
+#[inline(always)]
+fn image_rows<T: Float, const T_: usize, const P_: usize>(
     g: &[T],
     weights: &[T],
     p: Plan,
-    ky: usize,
     bases: &[i64],
-    plane: &mut [T],
+    images: &mut [T],
 ) {
-    for first_block in (0..n_blocks(&p)).step_by(POSITIONS) {
-        let (positions, n) = group(&p, first_block);
-        let sums = tile::<T, T_>(g, positions.map(|at| at.output), weights, bases);
-        for (kx, sums) in sums.iter().enumerate() {
-            for (at, sum) in positions.iter().zip(sums).take(n) {
-                let start = at.input + ky * p.w + kx;
-                let target = &mut plane[start..][..LANES];
-                if at.skip == 0 {
-                    target.iter_mut().zip(sum).for_each(|(o, &s)| *o += s);
-                } else {
-                    target.iter_mut().zip(sum).skip(at.skip).for_each(|(o, &s)| *o += s);
+    for (channel, weights) in weights[..p.c * bases.len() * T_].chunks_exact(bases.len() * T_).enumerate() {
+        for y in 0..p.h {
+            let terms = (y + 1).saturating_sub(p.oh) * p.o..(y + 1).min(p.kh) * p.o;
+            let (weights, bases) = (&weights[terms.start * T_..terms.end * T_], &bases[terms]);
+            for i in 0..p.ow.div_ceil(LANES) {
+                let Position { output: x, skip, .. } = position(&p, i);
+                let at: [usize; P_] = std::array::from_fn(|image| image * p.out_image() + y * p.ow + x);
+                let sums = tile::<T, T_, P_>(g, at, weights, bases);
+                for (kx, sums) in sums.iter().enumerate() {
+                    for (image, sum) in images.chunks_exact_mut(p.image()).zip(sums) {
+                        let target = &mut image[(channel * p.h + y) * p.w + x + kx..][..LANES];
+                        if skip == 0 {
+                            target.iter_mut().zip(sum).for_each(|(o, &s)| *o += s);
+                        } else {
+                            target.iter_mut().zip(sum).skip(skip).for_each(|(o, &s)| *o += s);
+                        }
+                    }
                 }
             }
         }
@@ -365,18 +379,13 @@ fn kernel_tiles<T: Float, const T_: usize, const C_: usize>(
     rest: &[[i64; 2]],
     out: &mut [T],
 ) {
-    let area = p.oh * p.ow;
     let skip = LANES - p.ow % LANES;
     for channel in 0..p.c {
         for ky in 0..p.kh {
-            let mut total = [[[T::ZERO; LANES]; T_]; C_];
-            for (image, g) in x.chunks_exact(p.image()).zip(g.chunks_exact(p.out_image())) {
-                let pixels = &image[channel * p.h * p.w + ky * p.w..];
-                let g = &g[first * area..][..C_ * area];
-                total = products(total, pixels, g, area, whole);
-                if !rest.is_empty() {
-                    total = rest_products(total, pixels, g, area, rest, skip);
-                }
+            let start = [(channel * p.h + ky) * p.w, first * p.oh * p.ow];
+            let mut total: Sums<T, T_, C_> = products(x, g, p, start, whole);
+            if !rest.is_empty() {
+                rest_products(&mut total, x, g, p, start, rest, skip);
             }
             for (c, sums) in total.iter().enumerate() {
                 for (kx, lanes) in sums.iter().enumerate() {
@@ -388,13 +397,14 @@ fn kernel_tiles<T: Float, const T_: usize, const C_: usize>(
     }
 }
 
-/// `sums[c][kx] += sum over blocks of pixels[at.0 + kx] * g[c * area + at.1]`, lane by lane.
+/// `sums[c][kx] = sum over images and blocks of x[start.0 + at.0 + kx] * g[start.1 + c * area + at.1]`, lane by lane, where
+/// places count from the start of an image.
 #[inline(always)]
 fn products<T: Float, const T_: usize, const C_: usize>(
-    mut sums: Sums<T, T_, C_>,
-    pixels: &[T],
+    x: &[T],
     g: &[T],
-    area: usize,
+    p: Plan,
+    start: [usize; 2],
     blocks: &[[i64; 2]],
 ) -> Sums<T, T_, C_> {
     // The columns overlap. Told so, the compiler loads each pixel once and builds the vectors by shuffling, at half the speed;
@@ -402,26 +412,32 @@ fn products<T: Float, const T_: usize, const C_: usize>(
     let mut shifts: [usize; T_] = [0; T_];
     shifts.iter_mut().enumerate().for_each(|(kx, shift)| *shift = std::hint::black_box(kx).min(T_ - 1));
     // All blocks are checked before the loop instead of eighteen bounds in every turn of it, which cost a third of the time.
+    let area = p.oh * p.ow;
     for &[at, at_g] in blocks {
-        let (end, end_g) = (at as usize + T_ - 1 + LANES, (C_ - 1) * area + at_g as usize + LANES);
+        let end = start[0] + at as usize + T_ - 1 + LANES;
+        let end_g = start[1] + (C_ - 1) * area + at_g as usize + LANES;
         assert!(
-            at >= 0 && at_g >= 0 && end <= pixels.len() && end_g <= g.len(),
-            "a block outside of its plane"
+            at >= 0 && at_g >= 0 && end <= p.image() && end_g <= p.out_image(),
+            "a block outside of its image"
         );
     }
-    // SAFETY: for each element of `blocks`, the assertion above puts `at + shift + LANES` (a shift being below T_) inside
-    // `pixels`, and `c * area + at_g + LANES` for each c below C_ inside `g`.
+    // SAFETY: for each element of `blocks`, the assertion above puts `start.0 + at + shift + LANES` (a shift being below T_)
+    // inside an image of `p.image()` elements, and `start.1 + c * area + at_g + LANES` for each c below C_ inside one of
+    // `p.out_image()`; the loads below are from such images, which `chunks_exact` made.
     let load = |values: &[T], at: usize| -> Block<T> { unsafe { *values.as_ptr().add(at).cast() } };
-    for &[at, at_g] in blocks {
-        let mut columns = [[T::ZERO; LANES]; T_];
-        for (to, shift) in columns.iter_mut().zip(shifts) {
-            *to = load(pixels, at as usize + shift);
-        }
-        for (c, sums) in sums.iter_mut().enumerate() {
-            let g = load(g, c * area + at_g as usize);
-            for (sum, pixels) in sums.iter_mut().zip(&columns) {
-                for ((s, &x), &g) in sum.iter_mut().zip(pixels).zip(&g) {
-                    *s = x.mul_add(g, *s);
+    let mut sums = [[[T::ZERO; LANES]; T_]; C_];
+    for (image, g) in x.chunks_exact(p.image()).zip(g.chunks_exact(p.out_image())) {
+        for &[at, at_g] in blocks {
+            let mut columns = [[T::ZERO; LANES]; T_];
+            for (to, shift) in columns.iter_mut().zip(shifts) {
+                *to = load(image, start[0] + at as usize + shift);
+            }
+            for (c, sums) in sums.iter_mut().enumerate() {
+                let g = load(g, start[1] + c * area + at_g as usize);
+                for (sum, pixels) in sums.iter_mut().zip(&columns) {
+                    for ((s, &x), &g) in sum.iter_mut().zip(pixels).zip(&g) {
+                        *s = x.mul_add(g, *s);
+                    }
                 }
             }
         }
@@ -429,26 +445,29 @@ fn products<T: Float, const T_: usize, const C_: usize>(
     sums
 }
 
-/// As [`products`], for blocks whose first `skip` lanes don't count.
+/// Adds to `sums` what [`products`] would give for blocks whose first `skip` lanes don't count.
 #[inline(always)]
 fn rest_products<T: Float, const T_: usize, const C_: usize>(
-    mut sums: Sums<T, T_, C_>,
-    pixels: &[T],
+    sums: &mut Sums<T, T_, C_>,
+    x: &[T],
     g: &[T],
-    area: usize,
+    p: Plan,
+    start: [usize; 2],
     blocks: &[[i64; 2]],
     skip: usize,
-) -> Sums<T, T_, C_> {
-    for &[at, at_g] in blocks {
-        for (c, sums) in sums.iter_mut().enumerate() {
-            let g = block(g, c * area + at_g as usize);
-            for (kx, sum) in sums.iter_mut().enumerate() {
-                let pixels = block(pixels, at as usize + kx);
-                for ((s, &x), &g) in sum.iter_mut().zip(pixels).zip(g).skip(skip) {
-                    *s = x.mul_add(g, *s);
+) {
+    let area = p.oh * p.ow;
+    for (image, g) in x.chunks_exact(p.image()).zip(g.chunks_exact(p.out_image())) {
+        for &[at, at_g] in blocks {
+            for (c, sums) in sums.iter_mut().enumerate() {
+                let g = block(g, start[1] + c * area + at_g as usize);
+                for (kx, sum) in sums.iter_mut().enumerate() {
+                    let pixels = block(image, start[0] + at as usize + kx);
+                    for ((s, &x), &g) in sum.iter_mut().zip(pixels).zip(g).skip(skip) {
+                        *s = x.mul_add(g, *s);
+                    }
                 }
             }
         }
     }
-    sums
 }
