@@ -3,15 +3,20 @@
 use crate::error::Error;
 use crate::group::{Group, Neighbours};
 use crate::transport::{Memory, Tcp, Wire, Wires};
+use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use phalanx_wire::{Deadline, Generation, HandshakeError, Hello, Rank, Secret, Side, handshake};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
+use phalanx_wire::{
+    Deadline, Generation, HandshakeError, Hello, Rank, Secret, Side, Socket, Strangers, handshake,
+};
 use serde::{Deserialize, Serialize};
 use std::io::ErrorKind;
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
-use std::os::fd::AsFd;
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::mpsc::sync_channel;
+use std::sync::Arc;
+use std::sync::mpsc::channel;
 use std::time::Duration;
 
 /// Where a rank can be reached.
@@ -57,8 +62,10 @@ pub struct GroupConfig {
 
 /// How long one stranger may take to prove itself.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
-/// How many unproven connections are looked at at once; more are closed unread.
-const MAX_UNPROVEN: usize = 64;
+/// How many unproven connections may be open at once, above one a rank.
+const SURPLUS: usize = 64;
+/// How long to wait before the next attempt.
+const RETRY: Duration = Duration::from_millis(1);
 const PURPOSE: &str = "comm";
 
 impl Endpoint {
@@ -130,32 +137,43 @@ enum Stream {
 }
 
 impl Stream {
-    /// Proves and has proven within `limit`, and makes a wire of it.
+    /// Proves and has proven before the deadline, and makes a wire of it.
     fn introduce(
         self,
         secret: &Secret,
         side: Side,
         hello: &Hello,
-        limit: Duration,
+        deadline: &Deadline,
     ) -> Result<(Box<dyn Wire>, Hello), HandshakeError> {
-        let limit = Some(limit.max(Duration::from_millis(1)));
         Ok(match self {
             Stream::Tcp(mut stream) => {
                 stream.set_nonblocking(false)?;
                 stream.set_nodelay(true)?;
-                stream.set_read_timeout(limit)?;
-                stream.set_write_timeout(limit)?;
-                let theirs = handshake(&mut stream, secret, side, hello)?;
+                let theirs = handshake(&mut stream, secret, side, hello, deadline)?;
                 (Box::new(Tcp::new(stream)?), theirs)
             }
             Stream::Local(mut stream) => {
                 stream.set_nonblocking(false)?;
-                stream.set_read_timeout(limit)?;
-                stream.set_write_timeout(limit)?;
-                let theirs = handshake(&mut stream, secret, side, hello)?;
+                let theirs = handshake(&mut stream, secret, side, hello, deadline)?;
+                stream.limit(deadline.remaining().max(Duration::from_millis(1)))?;
                 (Box::new(Memory::new(stream, side)?), theirs)
             }
         })
+    }
+
+    fn handle(&self) -> std::io::Result<Stream> {
+        Ok(match self {
+            Stream::Tcp(stream) => Stream::Tcp(stream.try_clone()?),
+            Stream::Local(stream) => Stream::Local(stream.try_clone()?),
+        })
+    }
+
+    /// A connection that is gone already needs no closing.
+    fn close(&self) {
+        let _ = match self {
+            Stream::Tcp(stream) => stream.shutdown(Shutdown::Both),
+            Stream::Local(stream) => stream.shutdown(Shutdown::Both),
+        };
     }
 
     fn describe(&self) -> String {
@@ -187,42 +205,64 @@ impl Group {
             _ => false,
         };
         for (peer, address) in peers.iter().enumerate().take(rank.index()) {
-            let stream = match &address.local {
-                Some(local) if is_here(address) => dial_here(local, deadline),
-                _ => dial_tcp(address.tcp, deadline),
+            let dial = || match &address.local {
+                Some(local) if is_here(address) => dial_here(local, &deadline),
+                _ => dial_tcp(address.tcp, &deadline),
             };
-            let failed = |error: &dyn std::fmt::Display| {
-                Error::connect(rank, format!("rank {peer} at {}: {error}", address.tcp))
-            };
-            let stream = stream.map_err(|error| failed(&error))?;
-            let met = stream.introduce(&secret, Side::Dialed, &hello, deadline.remaining());
-            let (wire, theirs) = met.map_err(|error| failed(&error))?;
+            let (wire, theirs) = meet(dial, &secret, &hello, &deadline)
+                .map_err(|error| Error::connect(rank, format!("rank {peer} at {}: {error}", address.tcp)))?;
             if theirs.rank.index() != peer {
-                return Err(failed(&format_args!("it says it is rank {}", theirs.rank)));
+                let reason = format!("rank {peer} at {} says it is rank {}", address.tcp, theirs.rank);
+                return Err(Error::connect(rank, reason));
             }
             wires[peer] = Some(wire);
         }
         accept(&endpoint, &mut wires, &secret, &hello, deadline)?;
         let here = peers.iter().filter(|peer| peer.tcp.ip() == own.tcp.ip() || is_here(peer)).count();
-        let wires = Box::new(Wires::new(wires));
+        let wires = Wires::new(wires).map_err(|error| Error::connect(rank, error.to_string()))?;
+        let wires = Box::new(wires);
         Ok(Group::over(rank, Neighbours { ranks: n, here }, generation, timeout, Some(wires)))
     }
 }
 
-fn dial_tcp(address: SocketAddr, deadline: Deadline) -> std::io::Result<Stream> {
+/// Connects and introduces itself. A peer that is beset by strangers may close a connection before it was proven; then the
+/// next attempt comes.
+fn meet(
+    dial: impl Fn() -> std::io::Result<Stream>,
+    secret: &Secret,
+    hello: &Hello,
+    deadline: &Deadline,
+) -> Result<(Box<dyn Wire>, Hello), HandshakeError> {
+    loop {
+        match dial()?.introduce(secret, Side::Dialed, hello, deadline) {
+            Err(HandshakeError::Io(error))
+                if matches!(
+                    error.kind(),
+                    ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe
+                ) && !deadline.expired() =>
+            {
+                std::thread::sleep(RETRY.min(deadline.remaining()));
+            }
+            result => return result,
+        }
+    }
+}
+
+fn dial_tcp(address: SocketAddr, deadline: &Deadline) -> std::io::Result<Stream> {
     let limit = deadline.remaining().max(Duration::from_millis(1));
     TcpStream::connect_timeout(&address, limit).map(Stream::Tcp)
 }
 
-/// A connect on a Unix socket waits only while the queue of its listener is full.
-fn dial_here(address: &LocalAddress, deadline: Deadline) -> std::io::Result<Stream> {
-    let name = std::os::unix::net::SocketAddr::from_abstract_name(&address.name)?;
+/// A Unix socket connects at once, or not at all while the queue of its listener is full.
+fn dial_here(address: &LocalAddress, deadline: &Deadline) -> std::io::Result<Stream> {
+    let name = UnixAddr::new_abstract(address.name.as_bytes())?;
     loop {
-        match UnixStream::connect_addr(&name) {
-            Err(error) if error.kind() == ErrorKind::WouldBlock && !deadline.expired() => {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            result => return result.map(Stream::Local),
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        let socket = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
+        match connect(socket.as_raw_fd(), &name) {
+            Ok(()) => return Ok(Stream::Local(UnixStream::from(socket))),
+            Err(Errno::EAGAIN) if !deadline.expired() => std::thread::sleep(RETRY.min(deadline.remaining())),
+            Err(error) => return Err(error.into()),
         }
     }
 }
@@ -240,37 +280,32 @@ fn accept(
     let missing = |wires: &[Option<Box<dyn Wire>>]| -> Vec<Rank> {
         (own + 1..wires.len()).filter(|&r| wires[r].is_none()).map(|r| Rank(r as u32)).collect()
     };
-    let (proven, arrivals) = sync_channel::<(Box<dyn Wire>, Hello)>(MAX_UNPROVEN);
-    let mut unproven = 0usize;
-    let (finished, endings) = sync_channel::<()>(MAX_UNPROVEN);
+    let strangers = Arc::new(Strangers::new(wires.len() + SURPLUS));
+    let (proven, arrivals) = channel::<(Box<dyn Wire>, Hello)>();
     while !missing(wires).is_empty() {
         if deadline.expired() {
             let operation = "making the group".to_owned();
             return Err(Error::Timeout { operation, waited: deadline.waited(), missing: missing(wires) });
         }
         // Short sleeps: a proof may arrive from its thread while the sockets are quiet.
-        endpoint.park(if unproven > 0 { 1 } else { 100 });
+        endpoint.park(if strangers.is_empty() { 100 } else { 1 });
         while let Some(stream) = endpoint.accept() {
             let address = stream.describe();
-            unproven -= endings.try_iter().count();
-            if unproven >= MAX_UNPROVEN {
-                tracing::warn!(
-                    address,
-                    "refused a connection: {MAX_UNPROVEN} others are yet to prove themselves"
-                );
-                continue;
+            let Ok(handle) = stream.handle() else { continue };
+            let (number, evicted) = strangers.enter(handle);
+            if let Some(evicted) = evicted {
+                evicted.close();
             }
-            unproven += 1;
-            let (secret, greeting, proven, finished) =
-                (secret.clone(), hello.clone(), proven.clone(), finished.clone());
-            let limit = deadline.remaining().min(HANDSHAKE_LIMIT);
+            let (secret, greeting, proven) = (secret.clone(), hello.clone(), proven.clone());
+            let limit = Deadline::after(deadline.remaining().min(HANDSHAKE_LIMIT));
+            let inside = Arc::clone(&strangers);
             let prover = std::thread::Builder::new().name("phalanx-accept".into()).spawn(move || {
-                match stream.introduce(&secret, Side::Accepted, &greeting, limit) {
+                match stream.introduce(&secret, Side::Accepted, &greeting, &limit) {
                     // The receiver is gone when the group is complete: then the newcomer is a surplus one.
                     Ok(met) => drop(proven.send(met)),
                     Err(error) => tracing::warn!(address, "refused a connection: {error}"),
                 }
-                let _ = finished.try_send(());
+                inside.leave(number);
             });
             if let Err(error) = prover {
                 return Err(Error::connect(hello.rank, format!("no thread for a newcomer: {error}")));
@@ -283,7 +318,6 @@ fn accept(
                 _ => tracing::warn!(rank = peer, "refused a connection: no such rank is expected here"),
             }
         }
-        unproven -= endings.try_iter().count();
     }
     Ok(())
 }

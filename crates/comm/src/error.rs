@@ -47,6 +47,14 @@ pub enum Error {
         /// Why.
         reason: String,
     },
+    /// Another thread was in an operation of the same group all the time.
+    #[error(
+        "waited {waited:.1?} for another thread's operation of the same group\nhint: give each thread a group of its own"
+    )]
+    Busy {
+        /// How long it lasted.
+        waited: Duration,
+    },
     /// A group couldn't be made.
     #[error("rank {rank} can't join its group: {reason}")]
     Connect {

@@ -4,12 +4,12 @@ use crate::element::{Element, Erased, ReduceOp};
 use crate::engine::{Kind, LONGEST_SLEEP, Play, Signature, reduction};
 use crate::error::Error;
 use crate::schedule::{self, Schedule};
-use crate::transport::{Transport, threads};
+use crate::transport::{Transport, Waker, threads};
 use crate::work::{AnyBuffer, Buffer, Work};
 use phalanx_wire::{Deadline, Generation, Rank};
 use std::collections::{HashMap, VecDeque};
 use std::marker::PhantomData;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
 use std::time::Duration;
 
 /// A rank's end of a group. Clones are the same end.
@@ -23,13 +23,27 @@ pub struct Group {
     /// How long a wait looks again and again before it sleeps.
     spin: Duration,
     engine: Arc<Mutex<Engine>>,
+    description: Arc<str>,
+    /// Beside the engine, whose lock is held for as long as an operation waits.
+    aside: Arc<Aside>,
+}
+
+/// What other threads can do while one has the engine.
+struct Aside {
+    /// Why the group was aborted.
+    reason: OnceLock<String>,
+    /// Operations whose buffers nobody wants any more.
+    forgotten: Mutex<Vec<u64>>,
+    /// Ends the sleep of an operation that waits.
+    wake: Option<Waker>,
 }
 
 struct Engine {
     /// None in a world of one.
     wires: Option<Box<dyn Transport>>,
     collectives: u64,
-    messages: HashMap<usize, u64>,
+    /// For each peer, how many messages went to it, and how many came from it.
+    messages: HashMap<usize, [u64; 2]>,
     tickets: u64,
     queue: VecDeque<Queued>,
     done: HashMap<u64, Box<dyn AnyBuffer>>,
@@ -45,6 +59,9 @@ struct Queued {
 
 /// How long a wait spins where every rank has a core: some times what falling asleep and being woken cost.
 const SPIN: Duration = Duration::from_micros(200);
+
+/// How long to sleep before looking again whether another thread still has the engine.
+const BUSY_NAP: Duration = Duration::from_micros(100);
 
 /// How long a blocking operation waits unless the group was made with another time.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
@@ -79,6 +96,11 @@ impl Group {
         timeout: Duration,
         wires: Option<Box<dyn Transport>>,
     ) -> Group {
+        let description = match &wires {
+            Some(wires) => format!("{} ranks over {}", world.ranks, wires.name()),
+            None => "a world of one".into(),
+        };
+        let wake = wires.as_ref().map(|wires| wires.waker());
         let engine = Engine {
             wires,
             collectives: 0,
@@ -98,6 +120,8 @@ impl Group {
             timeout,
             spin,
             engine: Arc::new(Mutex::new(engine)),
+            description: description.into(),
+            aside: Arc::new(Aside { reason: OnceLock::new(), forgotten: Mutex::default(), wake }),
         }
     }
 
@@ -127,11 +151,8 @@ impl Group {
     }
 
     /// What this group is, for people.
-    pub fn describe(&self) -> String {
-        match &self.engine().wires {
-            Some(wires) => format!("{} ranks over {}", self.world_size, wires.name()),
-            None => "a world of one".into(),
-        }
+    pub fn describe(&self) -> &str {
+        &self.description
     }
 
     /// Reduces the ranks' slices elementwise; every rank gets the result. All slices have one length.
@@ -194,14 +215,14 @@ impl Group {
     pub fn send<T: Element>(&self, values: &[T], to: Rank) -> Result<(), Error> {
         self.check_peer("send", to);
         let mut copy = values.to_vec();
-        self.run_message(to, schedule::send(to.index(), values.len()), &mut copy)
+        self.run_message(to, 0, schedule::send(to.index(), values.len()), &mut copy)
     }
 
     /// Receives what rank `from` sends into a slice of the same length.
     #[track_caller]
     pub fn receive<T: Element>(&self, values: &mut [T], from: Rank) -> Result<(), Error> {
         self.check_peer("receive", from);
-        self.run_message(from, schedule::receive(from.index(), values.len()), values)
+        self.run_message(from, 1, schedule::receive(from.index(), values.len()), values)
     }
 
     /// Starts an all-reduce of a buffer that comes back, reduced, from [`Work::wait`].
@@ -252,27 +273,38 @@ impl Group {
         let mut buffer = Box::new(buffer);
         let count = buffer.as_mut_slice().len();
         let schedule = schedule(count);
-        let mut engine = self.engine();
-        let play = engine.collective::<B::Item>(kind, detail, schedule, count, op);
-        engine.tickets += 1;
-        let ticket = engine.tickets;
-        // In a group that failed the buffer is let go at once; `wait` says why.
-        if engine.failed.is_none() {
-            engine.queue.push_back(Queued { ticket, play, buffer, wanted: true });
-            engine.advance(self.rank, self.world_size);
-        }
-        drop(engine);
+        let ticket = self.engine(&Deadline::after(self.timeout)).map(|mut engine| {
+            let play = engine.collective::<B::Item>(kind, detail, schedule, count, op);
+            engine.tickets += 1;
+            let ticket = engine.tickets;
+            // In a group that failed the buffer is let go at once; `wait` says why.
+            if engine.failed.is_none() {
+                engine.queue.push_back(Queued { ticket, play, buffer, wanted: true });
+                engine.advance(self.rank, self.world_size);
+            }
+            ticket
+        });
         Work { group: self.clone(), ticket, buffer: PhantomData, taken: false }
     }
 
-    /// Moves what can be moved now in operations that were started. Never blocks.
+    /// Moves what can be moved now in operations that were started. Never blocks: where another thread is in an operation of
+    /// this group, that one moves them.
     pub fn progress(&self) {
-        self.engine().advance(self.rank, self.world_size);
+        if let Some(mut engine) = self.free_engine() {
+            engine.advance(self.rank, self.world_size);
+        }
     }
 
-    /// Ends the group: every pending and later operation fails, here with this reason, on other ranks because this one left.
+    /// Ends the group, from any thread: every pending and later operation fails at once, here with this reason, on other ranks
+    /// because this one left.
     pub fn abort(&self, reason: &str) {
-        self.engine().fail(Error::Aborted { reason: reason.to_owned() });
+        // The first reason stays.
+        let _ = self.aside.reason.set(reason.to_owned());
+        match self.free_engine() {
+            Some(engine) => drop(engine),
+            // Whoever holds the engine sees the reason when it looks again, which is now.
+            None => self.aside.wake.iter().for_each(|wake| wake()),
+        }
     }
 
     #[track_caller]
@@ -289,13 +321,34 @@ impl Group {
         assert!(peer.index() < self.world_size, "{op}: rank {peer} in a group of {} ranks", self.world_size);
     }
 
-    /// A panic inside the engine would leave an operation half-played, so the group is then taken as failed.
-    fn engine(&self) -> MutexGuard<'_, Engine> {
-        self.engine.lock().unwrap_or_else(|poisoned| {
-            let mut engine = poisoned.into_inner();
-            engine.fail(Error::Aborted { reason: "a thread panicked inside an operation".into() });
-            engine
-        })
+    /// The engine, unless another thread has it for longer than this wait may last.
+    fn engine(&self, deadline: &Deadline) -> Result<MutexGuard<'_, Engine>, Error> {
+        loop {
+            if let Some(engine) = self.free_engine() {
+                return Ok(engine);
+            }
+            if deadline.expired() {
+                return Err(Error::Busy { waited: deadline.waited() });
+            }
+            std::thread::sleep(BUSY_NAP);
+        }
+    }
+
+    /// The engine, if no other thread has it. A panic inside it would leave an operation half-played, so the group is then
+    /// taken as failed.
+    fn free_engine(&self) -> Option<MutexGuard<'_, Engine>> {
+        let mut engine = match self.engine.try_lock() {
+            Ok(engine) => engine,
+            Err(TryLockError::WouldBlock) => return None,
+            Err(TryLockError::Poisoned(poisoned)) => {
+                let mut engine = poisoned.into_inner();
+                engine.fail(Error::Aborted { reason: "a thread panicked inside an operation".into() });
+                engine
+            }
+        };
+        engine.heed(&self.aside);
+        self.aside.forgotten().drain(..).for_each(|ticket| engine.forget(ticket));
+        Some(engine)
     }
 
     fn run<T: Element>(
@@ -306,16 +359,24 @@ impl Group {
         values: &mut [T],
         op: ReduceOp,
     ) -> Result<(), Error> {
-        let mut engine = self.engine();
+        let deadline = Deadline::after(self.timeout);
+        let mut engine = self.engine(&deadline)?;
         let play = engine.collective::<T>(kind, detail, schedule, values.len(), op);
-        engine.run(self, play, bytemuck::cast_slice_mut(values))
+        engine.run(self, deadline, play, bytemuck::cast_slice_mut(values))
     }
 
     #[track_caller]
-    fn run_message<T: Element>(&self, peer: Rank, schedule: Schedule, values: &mut [T]) -> Result<(), Error> {
+    fn run_message<T: Element>(
+        &self,
+        peer: Rank,
+        direction: usize,
+        schedule: Schedule,
+        values: &mut [T],
+    ) -> Result<(), Error> {
         assert!(peer != self.rank, "a message from rank {peer} to itself");
-        let mut engine = self.engine();
-        let sequence = engine.messages.entry(peer.index()).or_default();
+        let deadline = Deadline::after(self.timeout);
+        let mut engine = self.engine(&deadline)?;
+        let sequence = &mut engine.messages.entry(peer.index()).or_default()[direction];
         *sequence += 1;
         let signature = Signature {
             kind: Kind::Message,
@@ -325,27 +386,36 @@ impl Group {
             detail: 0,
         };
         let play = Play::new(signature, schedule, Erased::of::<T>(), ReduceOp::Sum);
-        engine.run(self, play, bytemuck::cast_slice_mut(values))
+        engine.run(self, deadline, play, bytemuck::cast_slice_mut(values))
     }
 
     pub(crate) fn finish(&self, ticket: u64, deadline: Deadline) -> Result<Box<dyn AnyBuffer>, Error> {
-        let mut engine = self.engine();
+        let mut engine = match self.engine(&deadline) {
+            Ok(engine) => engine,
+            Err(error) => {
+                self.forget(ticket);
+                return Err(error);
+            }
+        };
         engine.drain(self, deadline, Some(ticket))?;
         Ok(engine.done.remove(&ticket).expect("a drained operation is done"))
     }
 
     pub(crate) fn is_finished(&self, ticket: u64) -> bool {
-        let engine = self.engine();
-        engine.failed.is_some() || engine.done.contains_key(&ticket)
+        self.free_engine().is_some_and(|engine| engine.failed.is_some() || engine.done.contains_key(&ticket))
     }
 
     pub(crate) fn forget(&self, ticket: u64) {
-        let mut engine = self.engine();
-        if engine.done.remove(&ticket).is_none()
-            && let Some(queued) = engine.queue.iter_mut().find(|queued| queued.ticket == ticket)
-        {
-            queued.wanted = false;
-        }
+        self.aside.forgotten().push(ticket);
+        // Whoever has the engine now, or has it next, lets go of the buffer.
+        drop(self.free_engine());
+    }
+}
+
+impl Aside {
+    /// The list is whole between any two statements that could panic.
+    fn forgotten(&self) -> MutexGuard<'_, Vec<u64>> {
+        self.forgotten.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 
@@ -361,6 +431,14 @@ impl Engine {
         self.collectives += 1;
         let signature = Signature { kind, sequence: self.collectives, element: T::KIND, count, detail };
         Play::new(signature, schedule, Erased::of::<T>(), op)
+    }
+
+    fn forget(&mut self, ticket: u64) {
+        if self.done.remove(&ticket).is_none()
+            && let Some(queued) = self.queue.iter_mut().find(|queued| queued.ticket == ticket)
+        {
+            queued.wanted = false;
+        }
     }
 
     fn fail(&mut self, error: Error) {
@@ -400,9 +478,17 @@ impl Engine {
         }
     }
 
+    /// Fails if the group was aborted.
+    fn heed(&mut self, aside: &Aside) {
+        if let Some(reason) = aside.reason.get() {
+            self.fail(Error::Aborted { reason: reason.clone() });
+        }
+    }
+
     /// Plays the queue until `ticket` is done, or all of it.
     fn drain(&mut self, group: &Group, deadline: Deadline, ticket: Option<u64>) -> Result<(), Error> {
         loop {
+            self.heed(&group.aside);
             self.advance(group.rank, group.world_size);
             if ticket.is_some_and(|ticket| self.done.contains_key(&ticket)) {
                 return Ok(());
@@ -426,11 +512,19 @@ impl Engine {
     }
 
     /// Plays what was started before, then `play` over a borrowed buffer, to the end.
-    fn run(&mut self, group: &Group, mut play: Play, buffer: &mut [u8]) -> Result<(), Error> {
-        let deadline = Deadline::after(group.timeout);
+    fn run(
+        &mut self,
+        group: &Group,
+        deadline: Deadline,
+        mut play: Play,
+        buffer: &mut [u8],
+    ) -> Result<(), Error> {
         self.check()?;
         self.drain(group, deadline, None)?;
-        while let Some(wires) = &mut self.wires {
+        loop {
+            self.heed(&group.aside);
+            self.check()?;
+            let Some(wires) = &mut self.wires else { break };
             match play.advance(group.rank, buffer, wires.as_mut()) {
                 Ok(true) => break,
                 Ok(false) => {}

@@ -43,7 +43,8 @@ impl<B: Buffer> AnyBuffer for B {
 #[must_use = "an operation's buffer comes back from `wait`"]
 pub struct Work<B> {
     pub(crate) group: Group,
-    pub(crate) ticket: u64,
+    /// Or why it couldn't even be queued.
+    pub(crate) ticket: Result<u64, Error>,
     pub(crate) buffer: PhantomData<fn() -> B>,
     pub(crate) taken: bool,
 }
@@ -52,21 +53,23 @@ impl<B: Buffer> Work<B> {
     /// Plays the group's operations until this one is done; gives its buffer back.
     pub fn wait(mut self, deadline: Deadline) -> Result<B, Error> {
         self.taken = true;
-        let buffer = self.group.finish(self.ticket, deadline)?;
+        let buffer = self.group.finish(self.ticket.clone()?, deadline)?;
         Ok(*buffer.into_any().downcast::<B>().expect("the buffer that this work was started with"))
     }
 
     /// Moves what can be moved now; whether the operation is done or has failed. Never blocks.
     pub fn poll(&mut self) -> bool {
         self.group.progress();
-        self.group.is_finished(self.ticket)
+        self.ticket.as_ref().map_or(true, |&ticket| self.group.is_finished(ticket))
     }
 }
 
 impl<B> Drop for Work<B> {
     fn drop(&mut self) {
-        if !self.taken {
-            self.group.forget(self.ticket);
+        if let Ok(ticket) = self.ticket
+            && !self.taken
+        {
+            self.group.forget(ticket);
         }
     }
 }

@@ -4,7 +4,7 @@ use phalanx_comm::{
     Buffer, Deadline, Element, Endpoint, Error, Generation, Group, GroupConfig, PeerAddress, Rank, ReduceOp,
     Secret,
 };
-use phalanx_wire::{Hello, Side, handshake};
+use phalanx_wire::{Hello, Side, Socket, handshake};
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, TcpStream};
 use std::os::linux::net::SocketAddrExt;
@@ -270,6 +270,54 @@ fn a_rank_that_leaves_is_noticed_at_once() {
 }
 
 #[test]
+fn another_thread_can_abort_and_is_never_held_up() {
+    let over = std::sync::Barrier::new(2);
+    on_all(2, |group| {
+        if group.rank() == Rank(0) {
+            let start = Instant::now();
+            std::thread::scope(|scope| {
+                let blocked = scope.spawn(|| group.barrier());
+                // Small messages need nobody who takes them; they go out until the barrier has begun.
+                let impatient = group.clone().with_timeout(Duration::ZERO);
+                let busy = std::iter::repeat_with(|| impatient.send(&[0u8], Rank(1))).find_map(Result::err);
+                assert!(matches!(busy, Some(Error::Busy { .. })), "{busy:?}");
+                group.progress();
+                group.abort("enough");
+                let error = blocked.join().unwrap().unwrap_err();
+                assert!(error.to_string().contains("enough"), "{error}");
+            });
+            assert!(start.elapsed() < LIMIT / 2);
+        }
+        // Rank 1 is there, and in no operation.
+        over.wait();
+    });
+}
+
+#[test]
+fn messages_in_both_directions_may_cross() {
+    on_all(2, |group| {
+        let other = Rank(1 - group.rank().0);
+        let mut came = [9u32];
+        // Both send first; then one is a message ahead of the other, as the stages of a pipeline are.
+        group.send(&[group.rank().0], other).unwrap();
+        if group.rank() == Rank(0) {
+            group.send(&[7u32], other).unwrap();
+            group.receive(&mut came, other).unwrap();
+            assert_eq!(came, [1]);
+            group.receive(&mut came, other).unwrap();
+            assert_eq!(came, [8]);
+        } else {
+            group.receive(&mut came, other).unwrap();
+            assert_eq!(came, [0]);
+            group.send(&[8u32], other).unwrap();
+            group.receive(&mut came, other).unwrap();
+            assert_eq!(came, [7]);
+        }
+        group.barrier().unwrap();
+    });
+}
+
+#[test]
 fn a_failed_group_holds_no_buffers() {
     /// A buffer that is counted while it lives.
     struct Counted(Vec<f32>, #[expect(dead_code, reason = "held, not read")] Arc<()>);
@@ -302,13 +350,13 @@ fn strangers_are_refused_and_the_group_is_made() {
         // The highest rank only dials; all others listen.
         for peer in &peers[..peers.len() - 1] {
             let tcp = peer.tcp;
-            bother(move || TcpStream::connect(tcp).unwrap(), |stream| stream.set_read_timeout(Some(LIMIT)));
+            bother(move || TcpStream::connect(tcp).unwrap());
             if let Some(local) = peer.local.clone() {
                 let dial = move || {
                     let name = SocketAddr::from_abstract_name(&local.name).unwrap();
                     UnixStream::connect_addr(&name).unwrap()
                 };
-                bother(dial, |stream| stream.set_read_timeout(Some(LIMIT)));
+                bother(dial);
             }
         }
     };
@@ -323,10 +371,7 @@ fn strangers_are_refused_and_the_group_is_made() {
 
 /// All that a stranger might do to an ear: say nothing, talk nonsense, leave, know another secret, be of another generation,
 /// know the secret and bring no memory.
-fn bother<S: Read + Write + Send + 'static>(
-    dial: impl Fn() -> S + Send + 'static,
-    limit: impl Fn(&S) -> std::io::Result<()> + Send + 'static,
-) {
+fn bother<S: Socket + Send + 'static>(dial: impl Fn() -> S + Send + 'static) {
     let silent = dial();
     let mut garbage = dial();
     garbage.write_all(&[0x42; 500]).unwrap();
@@ -334,8 +379,9 @@ fn bother<S: Read + Write + Send + 'static>(
     let stranger = move |secret: [u8; 32], generation| {
         let mut stream = dial();
         let hello = Hello { purpose: "comm".into(), rank: Rank(2), generation: Generation(generation) };
-        limit(&stream).unwrap();
-        assert!(handshake(&mut stream, &Secret::from_bytes(secret), Side::Dialed, &hello).is_err());
+        let secret = Secret::from_bytes(secret);
+        assert!(handshake(&mut stream, &secret, Side::Dialed, &hello, &Deadline::after(LIMIT)).is_err());
+        stream.limit(LIMIT).unwrap();
         // Refused means closed, not left open.
         assert!(matches!(stream.read(&mut [0; 64]), Ok(0) | Err(_)));
     };
@@ -357,7 +403,7 @@ fn a_peer_that_brings_no_memory_is_refused() {
         let name = SocketAddr::from_abstract_name(&local.name).unwrap();
         let mut stream = UnixStream::connect_addr(&name).unwrap();
         let hello = Hello { purpose: "comm".into(), rank: Rank(1), generation };
-        handshake(&mut stream, &theirs, Side::Dialed, &hello).unwrap();
+        handshake(&mut stream, &theirs, Side::Dialed, &hello, &Deadline::after(LIMIT)).unwrap();
         stream.write_all(&[1]).unwrap();
         stream.set_read_timeout(Some(LIMIT)).unwrap();
         stream.read(&mut [0]).unwrap()

@@ -51,6 +51,11 @@ impl Membership {
         Decision::Begin(Roster { generation: self.generation, addresses })
     }
 
+    /// Rank `rank` went away before all were there; it may come again.
+    pub fn leave(&mut self, rank: Rank) {
+        self.addresses[rank.index()] = None;
+    }
+
     /// Who isn't there yet.
     pub fn missing(&self) -> Vec<u32> {
         (0..).zip(&self.addresses).filter(|(_, address)| address.is_none()).map(|(rank, _)| rank).collect()
@@ -71,6 +76,9 @@ mod tests {
         assert!(
             matches!(members.join(Rank(3), "x".into()), Decision::Refuse { reason } if reason.contains("world of 3"))
         );
+        assert_eq!(members.join(Rank(0), "gone".into()), Decision::Wait { missing: vec![1] });
+        members.leave(Rank(0));
+        assert_eq!(members.missing(), [0, 1]);
         assert_eq!(members.join(Rank(0), "a".into()), Decision::Wait { missing: vec![1] });
         let roster =
             Roster { generation: Generation(4), addresses: vec!["a".into(), "b".into(), "c".into()] };

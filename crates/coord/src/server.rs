@@ -3,11 +3,13 @@
 
 use crate::membership::{Decision, Membership};
 use phalanx_job::{FromWorker, Link, MAX_FRAME, ToWorker};
-use phalanx_wire::{Generation, Hello, Rank, Secret, Side, handshake, read_frame, write_frame};
+use phalanx_wire::{
+    Deadline, Generation, Hello, Rank, Secret, Side, Strangers, handshake, read_frame, write_frame,
+};
 use std::collections::HashMap;
 use std::io::Result;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -27,9 +29,9 @@ pub enum Notice {
     },
 }
 
-/// How long a newcomer may take to prove itself and to say what it wants.
+/// How long a newcomer may take to prove itself.
 const NEWCOMER_LIMIT: Duration = Duration::from_secs(10);
-/// Connections at once, above one a rank; more are closed unread.
+/// Unproven connections at once, above one a rank.
 const SURPLUS: usize = 64;
 
 /// A running coordinator; dropping it closes its sockets.
@@ -41,9 +43,8 @@ pub struct Coordinator {
 struct Shared {
     secret: Secret,
     generation: Generation,
-    limit: usize,
     stop: AtomicBool,
-    open: AtomicUsize,
+    strangers: Strangers<TcpStream>,
     state: Mutex<State>,
     notify: Box<dyn Fn(Notice) + Send + Sync>,
 }
@@ -69,9 +70,8 @@ impl Coordinator {
         let shared = Arc::new(Shared {
             secret,
             generation,
-            limit: world_size + SURPLUS,
             stop: AtomicBool::new(false),
-            open: AtomicUsize::new(0),
+            strangers: Strangers::new(world_size + SURPLUS),
             state: Mutex::new(state),
             notify: Box::new(notify),
         });
@@ -86,20 +86,6 @@ impl Coordinator {
     pub fn address(&self) -> SocketAddr {
         self.address
     }
-
-    /// Who hasn't come yet.
-    pub fn missing(&self) -> Vec<u32> {
-        self.shared.state().members.missing()
-    }
-
-    /// Tells those who wait that the others didn't come.
-    pub fn give_up(&self, waited: Duration) {
-        let mut state = self.shared.state();
-        let message = ToWorker::Missing { seconds: waited.as_secs_f64(), missing: state.members.missing() };
-        for (_, mut stream) in state.waiting.drain() {
-            say(&mut stream, &message);
-        }
-    }
 }
 
 impl Drop for Coordinator {
@@ -111,6 +97,17 @@ impl Drop for Coordinator {
 }
 
 impl Shared {
+    /// The connection of a rank has ended; if it was waiting for the others, they wait for it now.
+    fn forget(&self, rank: Rank, stream: &TcpStream) {
+        let mut state = self.state();
+        let is_same =
+            |other: &TcpStream| matches!((other.peer_addr(), stream.peer_addr()), (Ok(a), Ok(b)) if a == b);
+        if state.waiting.get(&rank).is_some_and(is_same) {
+            state.waiting.remove(&rank);
+            state.members.leave(rank);
+        }
+    }
+
     /// The state is whole between any two statements that could panic.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
@@ -124,70 +121,90 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
         }
         let Ok(stream) = stream else { continue };
         let from = stream.peer_addr().map_or_else(|_| "an unknown address".into(), |a| a.to_string());
-        if shared.open.fetch_add(1, Ordering::Relaxed) >= shared.limit {
-            shared.open.fetch_sub(1, Ordering::Relaxed);
-            tracing::warn!(from, "refused a connection: {} are open", shared.limit);
-            continue;
+        let Ok(handle) = stream.try_clone() else { continue };
+        let (number, evicted) = shared.strangers.enter(handle);
+        if let Some(evicted) = evicted {
+            // A connection that is gone already needs no closing.
+            let _ = evicted.shutdown(Shutdown::Both);
         }
         let serving = Arc::clone(shared);
         let thread = std::thread::Builder::new().name("phalanx-member".into()).spawn(move || {
-            if let Err(reason) = serve_one(stream, &serving) {
+            let met = prove(&stream, &serving);
+            serving.strangers.leave(number);
+            let served = met.and_then(|rank| {
+                let result = serve(&stream, rank, &serving);
+                serving.forget(rank, &stream);
+                result
+            });
+            if let Err(reason) = served {
                 tracing::warn!(from, "refused a connection: {reason}");
             }
-            serving.open.fetch_sub(1, Ordering::Relaxed);
         });
         if let Err(error) = thread {
-            shared.open.fetch_sub(1, Ordering::Relaxed);
+            shared.strangers.leave(number);
             tracing::warn!("refused a connection: no thread for it: {error}");
         }
     }
 }
 
-/// Serves one connection to its end; an error is why a newcomer was refused.
-fn serve_one(mut stream: TcpStream, shared: &Shared) -> std::result::Result<(), String> {
-    let text = |error: std::io::Error| error.to_string();
-    stream.set_read_timeout(Some(NEWCOMER_LIMIT)).map_err(text)?;
-    stream.set_write_timeout(Some(NEWCOMER_LIMIT)).map_err(text)?;
+fn text(error: impl std::fmt::Display) -> String {
+    error.to_string()
+}
+
+/// Has a newcomer prove itself; says which rank it is.
+fn prove(mut stream: &TcpStream, shared: &Shared) -> std::result::Result<Rank, String> {
     stream.set_nodelay(true).map_err(text)?;
     // The coordinator is no rank; it speaks as rank 0 of the same generation.
     let hello = Hello { purpose: Link::purpose().into(), rank: Rank(0), generation: shared.generation };
-    let peer =
-        handshake(&mut stream, &shared.secret, Side::Accepted, &hello).map_err(|error| error.to_string())?;
+    let deadline = Deadline::after(NEWCOMER_LIMIT);
+    let peer = handshake(&mut stream, &shared.secret, Side::Accepted, &hello, &deadline).map_err(text)?;
+    stream.set_read_timeout(None).map_err(text)?;
+    Ok(peer.rank)
+}
+
+/// Serves one worker to the end of its connection; an error is why it was refused.
+fn serve(mut stream: &TcpStream, rank: Rank, shared: &Shared) -> std::result::Result<(), String> {
     loop {
         // The end of the connection is the end of the worker, which whoever started it sees better.
         let Ok(frame) = read_frame(&mut stream, MAX_FRAME) else { return Ok(()) };
-        stream.set_read_timeout(None).map_err(text)?;
-        match serde_json::from_slice(&frame).map_err(|error| format!("rank {}: {error}", peer.rank))? {
+        match serde_json::from_slice(&frame).map_err(|error| format!("rank {rank}: {error}"))? {
             FromWorker::Join { address } => {
                 let mut state = shared.state();
-                match state.members.join(peer.rank, address) {
+                match state.members.join(rank, address) {
                     Decision::Refuse { reason } => {
+                        say(stream, &ToWorker::Refused { reason: reason.clone() });
                         let _ = stream.shutdown(Shutdown::Both);
                         return Err(reason);
                     }
                     Decision::Wait { .. } => {
-                        state.waiting.insert(peer.rank, stream.try_clone().map_err(text)?);
+                        state.waiting.insert(rank, stream.try_clone().map_err(text)?);
                     }
                     Decision::Begin(roster) => {
                         // Told first, so that nothing a rank does afterwards can be told before it.
                         (shared.notify)(Notice::Complete);
                         let message = ToWorker::Roster(roster);
-                        say(&mut stream, &message);
-                        for (_, mut other) in state.waiting.drain() {
-                            say(&mut other, &message);
-                        }
+                        say(stream, &message);
+                        state.waiting.drain().for_each(|(_, other)| say(&other, &message));
                     }
                 }
             }
+            FromWorker::WhoIsMissing => {
+                let state = shared.state();
+                // Whoever doesn't wait any more has the roster on its way.
+                if state.waiting.contains_key(&rank) {
+                    say(stream, &ToWorker::Missing { missing: state.members.missing() });
+                }
+            }
             FromWorker::Fail { message, consequence } => {
-                (shared.notify)(Notice::Failed { rank: peer.rank, message, consequence });
+                (shared.notify)(Notice::Failed { rank, message, consequence });
+                say(stream, &ToWorker::Heard);
             }
         }
     }
 }
 
 /// A worker that can't be told has gone; whoever started it sees that.
-fn say(stream: &mut TcpStream, message: &ToWorker) {
+fn say(mut stream: &TcpStream, message: &ToWorker) {
     let frame = serde_json::to_vec(message).expect("a message is always JSON");
-    let _ = write_frame(stream, &frame);
+    let _ = write_frame(&mut stream, &frame);
 }

@@ -58,34 +58,66 @@ fn a_wrong_secret_a_stale_generation_and_a_second_rank_0_are_refused() {
     let stale = connect(&secret, 1).err().unwrap();
     assert!(matches!(stale, Error::Handshake { source: HandshakeError::Disagreement { .. }, .. }), "{stale}");
     let mut first = connect(&secret, 2).unwrap();
+    let mut second = connect(&secret, 2).unwrap();
+    let mut last = Link::connect(coordinator.address(), &secret, Rank(1), Generation(2), soon()).unwrap();
     std::thread::scope(|scope| {
-        let first = scope.spawn(move || first.join("a".into(), soon()));
-        let mut second = connect(&secret, 2).unwrap();
-        // Whichever of the two comes first is taken; the other is hung up on.
-        let second = scope.spawn(move || second.join("a".into(), Deadline::after(Duration::from_secs(5))));
-        let refused = second.join().unwrap().is_err();
-        let mut last = Link::connect(coordinator.address(), &secret, Rank(1), Generation(2), soon()).unwrap();
+        let joins = [
+            scope.spawn(move || first.join("a".into(), soon())),
+            scope.spawn(move || second.join("a".into(), soon())),
+        ];
+        let refused = || joins.iter().position(|join| join.is_finished());
+        let start = soon();
+        while refused().is_none() {
+            assert!(!start.expired());
+            std::thread::yield_now();
+        }
+        // Whichever of the two came first was taken; the other is told why it wasn't.
         assert_eq!(last.join("b".into(), soon()).unwrap().addresses, ["a", "b"]);
-        assert!(refused || first.join().unwrap().is_err());
+        let [a, b] = joins.map(|join| join.join().unwrap());
+        let error = a.and(b).unwrap_err().to_string();
+        assert!(error.contains("refused this worker: rank 0 has joined already"), "{error}");
     });
 }
 
 #[test]
-fn those_who_wait_are_told_who_is_missing() {
+fn those_who_wait_are_told_who_is_missing_and_may_come_again() {
     let secret = Secret::random().unwrap();
     let coordinator = Coordinator::serve(local(), secret.clone(), Generation(0), 3, |_| {}).unwrap();
+    let connect =
+        |rank| Link::connect(coordinator.address(), &secret, Rank(rank), Generation(0), soon()).unwrap();
+    let mut link = connect(1);
+    let message = link.join("b".into(), Deadline::after(Duration::from_millis(50))).unwrap_err().to_string();
+    assert_eq!(message, "after 0 s ranks are still missing: 0, 2");
+    drop(link);
     std::thread::scope(|scope| {
-        let mut link = Link::connect(coordinator.address(), &secret, Rank(1), Generation(0), soon()).unwrap();
-        let waiting = scope.spawn(move || link.join("b".into(), soon()));
-        let start = soon();
-        while coordinator.missing() != [0, 2] {
-            assert!(!start.expired());
-            std::thread::yield_now();
+        for rank in [0, 2] {
+            let mut link = connect(rank);
+            scope.spawn(move || link.join("here".into(), soon()).unwrap());
         }
-        coordinator.give_up(Duration::from_secs(7));
-        let message = waiting.join().unwrap().unwrap_err().to_string();
-        assert_eq!(message, "after 7 s ranks are still missing: 0, 2");
+        // Its place is free as soon as the coordinator has noticed that it left.
+        let start = soon();
+        let roster = loop {
+            match connect(1).join("again".into(), soon()) {
+                Ok(roster) => break roster,
+                Err(error) => {
+                    assert!(!start.expired() && error.to_string().contains("joined already"), "{error}")
+                }
+            }
+        };
+        assert_eq!(roster.addresses, ["here", "again", "here"]);
     });
+}
+
+#[test]
+fn any_number_of_strangers_keeps_no_rank_out() {
+    let secret = Secret::random().unwrap();
+    let coordinator = Coordinator::serve(local(), secret.clone(), Generation(0), 1, |_| {}).unwrap();
+    let silent: Vec<_> = (0..200).map(|_| TcpStream::connect(coordinator.address()).unwrap()).collect();
+    let start = soon();
+    let mut link = Link::connect(coordinator.address(), &secret, Rank(0), Generation(0), soon()).unwrap();
+    assert_eq!(link.join("a".into(), soon()).unwrap().addresses, ["a"]);
+    assert!(start.waited() < LIMIT / 4);
+    drop(silent);
 }
 
 #[test]

@@ -50,6 +50,14 @@ pub enum Error {
         /// What happened.
         reason: String,
     },
+    /// The coordinator doesn't take this worker.
+    #[error("the coordinator at {address} refused this worker: {reason}")]
+    Refused {
+        /// Where it is.
+        address: SocketAddr,
+        /// Why.
+        reason: String,
+    },
     /// Not all ranks came in time.
     #[error("after {seconds:.0} s {} still missing: {}", if .missing.len() == 1 { "a rank is" } else { "ranks are" }, .missing.iter().map(u32::to_string).collect::<Vec<_>>().join(", "))]
     Missing {

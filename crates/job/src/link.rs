@@ -15,6 +15,8 @@ pub const MAX_FRAME: usize = 1 << 20;
 pub(crate) const PURPOSE: &str = "coord";
 /// How long to wait before a coordinator that isn't there yet is tried again.
 const RETRY: Duration = Duration::from_millis(20);
+/// How long an answer of the coordinator may take.
+const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 
 /// The worker's end.
 pub struct Link {
@@ -28,7 +30,7 @@ impl Link {
         PURPOSE
     }
 
-    /// Connects and proves the secret, trying again until the deadline while nobody listens there yet.
+    /// Connects and proves the secret, trying again until the deadline while nobody listens there yet or it hangs up on strangers.
     pub fn connect(
         place: impl ToSocketAddrs + std::fmt::Display,
         secret: &Secret,
@@ -40,21 +42,28 @@ impl Link {
         let addresses: Vec<SocketAddr> =
             place.to_socket_addrs().map_err(|e| unreachable(e.to_string()))?.collect();
         let address = *addresses.first().ok_or_else(|| unreachable("the name has no address".into()))?;
-        let mut stream = loop {
-            match TcpStream::connect_timeout(&address, deadline.remaining().max(Duration::from_millis(1))) {
-                Ok(stream) => break stream,
-                Err(error) if error.kind() == ErrorKind::ConnectionRefused && !deadline.expired() => {
-                    std::thread::sleep(RETRY.min(deadline.remaining()));
-                }
-                Err(error) => return Err(unreachable(error.to_string())),
-            }
-        };
-        let broken = |error: std::io::Error| Error::Broken { address, reason: error.to_string() };
-        bounded(&stream, &deadline).map_err(broken)?;
         let hello = Hello { purpose: PURPOSE.into(), rank, generation };
-        handshake(&mut stream, secret, Side::Dialed, &hello)
-            .map_err(|source: HandshakeError| Error::Handshake { address, source })?;
-        Ok(Link { stream, address })
+        loop {
+            let left = deadline.remaining().max(Duration::from_millis(1));
+            let error = match TcpStream::connect_timeout(&address, left) {
+                Err(error) if error.kind() == ErrorKind::ConnectionRefused => unreachable(error.to_string()),
+                Err(error) => return Err(unreachable(error.to_string())),
+                Ok(mut stream) => {
+                    let broken = |error: std::io::Error| Error::Broken { address, reason: error.to_string() };
+                    stream.set_nodelay(true).map_err(broken)?;
+                    match handshake(&mut stream, secret, Side::Dialed, &hello, &deadline) {
+                        Ok(_) => return Ok(Link { stream, address }),
+                        // A coordinator that is beset by strangers may close a connection before it was proven.
+                        Err(HandshakeError::Io(error)) if is_hang_up(error.kind()) => broken(error),
+                        Err(source) => return Err(Error::Handshake { address, source }),
+                    }
+                }
+            };
+            if deadline.expired() {
+                return Err(error);
+            }
+            std::thread::sleep(RETRY.min(deadline.remaining()));
+        }
     }
 
     /// The address of this end, which is one that the run's other machines can reach.
@@ -65,25 +74,46 @@ impl Link {
     /// Says that this worker is there, and waits until all are.
     pub fn join(&mut self, address: String, deadline: Deadline) -> Result<Roster, Error> {
         self.say(&FromWorker::Join { address })?;
-        bounded(&self.stream, &deadline).map_err(|e| self.broken(e.to_string()))?;
-        let frame = read_frame(&mut self.stream, MAX_FRAME).map_err(|error| match error.kind() {
-            ErrorKind::WouldBlock | ErrorKind::TimedOut => {
-                self.broken(format!("no roster after {:.0?}: not all ranks came", deadline.waited()))
+        let waited_in_vain = match self.hear(deadline.remaining())? {
+            Some(ToWorker::Roster(roster)) => return Ok(roster),
+            Some(ToWorker::Refused { reason }) => {
+                return Err(Error::Refused { address: self.address, reason });
             }
-            ErrorKind::UnexpectedEof => self.broken("it closed the connection: the run has ended".into()),
-            _ => self.broken(error.to_string()),
-        })?;
-        match serde_json::from_slice(&frame)
-            .map_err(|e| self.broken(format!("an unreadable message: {e}")))?
-        {
-            ToWorker::Roster(roster) => Ok(roster),
-            ToWorker::Missing { seconds, missing } => Err(Error::Missing { seconds, missing }),
+            Some(other) => return Err(self.broken(format!("it said {other:?} to a rank that joined"))),
+            None => deadline.waited(),
+        };
+        self.say(&FromWorker::WhoIsMissing)?;
+        match self.hear(ANSWER_LIMIT)? {
+            // It came in the last moment.
+            Some(ToWorker::Roster(roster)) => Ok(roster),
+            Some(ToWorker::Missing { missing }) => {
+                Err(Error::Missing { seconds: waited_in_vain.as_secs_f64(), missing })
+            }
+            _ => Err(self.broken(format!("no roster after {waited_in_vain:.0?}: not all ranks came"))),
         }
     }
 
-    /// Says why this worker can't go on.
+    /// Says why this worker can't go on, and waits a moment until that was heard, so that it isn't overtaken by the news that
+    /// the worker has ended.
     pub fn fail(&mut self, message: String, consequence: bool) -> Result<(), Error> {
-        self.say(&FromWorker::Fail { message, consequence })
+        self.say(&FromWorker::Fail { message, consequence })?;
+        self.hear(ANSWER_LIMIT).map(|_| ())
+    }
+
+    /// The next message, if one comes within `limit`.
+    fn hear(&mut self, limit: Duration) -> Result<Option<ToWorker>, Error> {
+        let limit = limit.max(Duration::from_millis(1));
+        self.stream.set_read_timeout(Some(limit)).map_err(|e| self.broken(e.to_string()))?;
+        match read_frame(&mut self.stream, MAX_FRAME) {
+            Ok(frame) => serde_json::from_slice(&frame)
+                .map(Some)
+                .map_err(|error| self.broken(format!("an unreadable message: {error}"))),
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => Ok(None),
+            Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
+                Err(self.broken("it closed the connection: the run has ended".into()))
+            }
+            Err(error) => Err(self.broken(error.to_string())),
+        }
     }
 
     fn say(&mut self, message: &FromWorker) -> Result<(), Error> {
@@ -96,9 +126,6 @@ impl Link {
     }
 }
 
-fn bounded(stream: &TcpStream, deadline: &Deadline) -> std::io::Result<()> {
-    let limit = Some(deadline.remaining().max(Duration::from_millis(1)));
-    stream.set_nodelay(true)?;
-    stream.set_read_timeout(limit)?;
-    stream.set_write_timeout(limit)
+fn is_hang_up(kind: ErrorKind) -> bool {
+    matches!(kind, ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe)
 }

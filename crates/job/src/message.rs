@@ -13,6 +13,8 @@ pub enum FromWorker {
         /// Not looked at by the coordinator.
         address: String,
     },
+    /// It has waited long enough for the roster, and asks who hasn't come.
+    WhoIsMissing,
     /// It can't go on.
     Fail {
         /// Why.
@@ -28,13 +30,18 @@ pub enum FromWorker {
 pub enum ToWorker {
     /// All are there.
     Roster(Roster),
-    /// They didn't come in time.
+    /// These ranks haven't come yet.
     Missing {
-        /// How long they were waited for, in seconds.
-        seconds: f64,
-        /// Who didn't come.
+        /// Which.
         missing: Vec<u32>,
     },
+    /// The worker can't be taken.
+    Refused {
+        /// Why.
+        reason: String,
+    },
+    /// What the worker said was heard, and told to whoever started it.
+    Heard,
 }
 
 /// Who is in a run.

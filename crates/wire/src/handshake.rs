@@ -2,12 +2,16 @@
 //!
 //! Both sides send a fresh nonce and say who they are; then the dialer proves itself, and only when its proof was right does
 //! the accepter answer with its own. A proof is an HMAC over the side, both nonces and both hellos, so it can't be reflected,
-//! replayed, or moved to another claim. Nothing else is read from a connection before this; every length is bounded. The
-//! caller sets the socket's timeouts first.
+//! replayed, or moved to another claim. Nothing else is read from a connection before this; every length is bounded, and so is
+//! the time of the whole, however slowly the bytes come.
 
+use crate::deadline::Deadline;
 use crate::ids::{Generation, Rank};
 use crate::secret::Secret;
-use std::io::{Read, Write};
+use std::io::{Error, ErrorKind, Read, Result as IoResult, Write};
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
 use subtle::ConstantTimeEq;
 use thiserror::Error;
 
@@ -26,6 +30,69 @@ pub struct Hello {
     pub rank: Rank,
     /// In which membership of the run; both sides must say the same.
     pub generation: Generation,
+}
+
+/// A blocking connection whose reads and writes can be limited.
+pub trait Socket: Read + Write {
+    /// From now on, a read or write that makes no progress for so long is an error.
+    fn limit(&self, limit: Duration) -> IoResult<()>;
+}
+
+impl Socket for TcpStream {
+    fn limit(&self, limit: Duration) -> IoResult<()> {
+        self.set_read_timeout(Some(limit))?;
+        self.set_write_timeout(Some(limit))
+    }
+}
+
+impl Socket for &TcpStream {
+    fn limit(&self, limit: Duration) -> IoResult<()> {
+        (*self).limit(limit)
+    }
+}
+
+impl Socket for UnixStream {
+    fn limit(&self, limit: Duration) -> IoResult<()> {
+        self.set_read_timeout(Some(limit))?;
+        self.set_write_timeout(Some(limit))
+    }
+}
+
+/// A socket until a deadline.
+struct Limited<'a, S> {
+    socket: &'a mut S,
+    deadline: &'a Deadline,
+}
+
+impl<S: Socket> Limited<'_, S> {
+    fn within<R>(&mut self, act: impl FnOnce(&mut S) -> IoResult<R>) -> IoResult<R> {
+        let late =
+            || Error::new(ErrorKind::TimedOut, format!("no proof within {:.1?}", self.deadline.waited()));
+        if self.deadline.expired() {
+            return Err(late());
+        }
+        self.socket.limit(self.deadline.remaining().max(Duration::from_millis(1)))?;
+        act(self.socket).map_err(|error| match error.kind() {
+            ErrorKind::WouldBlock | ErrorKind::TimedOut => late(),
+            _ => error,
+        })
+    }
+}
+
+impl<S: Socket> Read for Limited<'_, S> {
+    fn read(&mut self, into: &mut [u8]) -> IoResult<usize> {
+        self.within(|socket| socket.read(into))
+    }
+}
+
+impl<S: Socket> Write for Limited<'_, S> {
+    fn write(&mut self, from: &[u8]) -> IoResult<usize> {
+        self.within(|socket| socket.write(from))
+    }
+
+    fn flush(&mut self) -> IoResult<()> {
+        self.socket.flush()
+    }
 }
 
 /// Which end of the connection this is.
@@ -87,13 +154,16 @@ impl Hello {
     }
 }
 
-/// Proves to the other end that this one knows the secret, and has it proven; gives what the other end said of itself.
-pub fn handshake<S: Read + Write>(
-    stream: &mut S,
+/// Proves to the other end that this one knows the secret, and has it proven, all before the deadline; gives what the other
+/// end said of itself. Leaves limits on the socket, which the caller sets as it wants them from then on.
+pub fn handshake<S: Socket>(
+    socket: &mut S,
     secret: &Secret,
     side: Side,
     hello: &Hello,
+    deadline: &Deadline,
 ) -> Result<Hello, HandshakeError> {
+    let stream = &mut Limited { socket, deadline };
     let mut nonce = [0; NONCE];
     getrandom::fill(&mut nonce).map_err(|error| std::io::Error::other(error.to_string()))?;
     let ours = hello.encode();
@@ -113,7 +183,7 @@ pub fn handshake<S: Read + Write>(
     let (dialer, accepter) = ((&nonce[..], &ours[..]), (&start[MAGIC.len()..], &theirs[..]));
     let (dialer, accepter) = if side == Side::Dialed { (dialer, accepter) } else { (accepter, dialer) };
     let proof = |label: &[u8]| secret.sign(&[label, dialer.0, dialer.1, accepter.0, accepter.1]);
-    let verify = |stream: &mut S, label: &[u8]| -> Result<(), HandshakeError> {
+    let verify = |stream: &mut Limited<'_, S>, label: &[u8]| -> Result<(), HandshakeError> {
         let mut got = [0; PROOF];
         stream.read_exact(&mut got)?;
         if bool::from(got.ct_eq(&proof(label))) { Ok(()) } else { Err(HandshakeError::WrongSecret) }
@@ -153,14 +223,18 @@ mod tests {
         Hello { purpose: purpose.into(), rank: Rank(rank), generation: Generation(generation) }
     }
 
+    fn soon() -> Deadline {
+        Deadline::after(Duration::from_secs(20))
+    }
+
     type Ends = (Result<Hello, HandshakeError>, Result<Hello, HandshakeError>);
 
     /// What the dialer and the accepter make of each other.
     fn meet(secrets: [&Secret; 2], hellos: [&Hello; 2]) -> Ends {
         let (mut a, mut b) = UnixStream::pair().unwrap();
         std::thread::scope(|scope| {
-            let dialer = scope.spawn(move || handshake(&mut a, secrets[0], Side::Dialed, hellos[0]));
-            let accepter = handshake(&mut b, secrets[1], Side::Accepted, hellos[1]);
+            let dialer = scope.spawn(move || handshake(&mut a, secrets[0], Side::Dialed, hellos[0], &soon()));
+            let accepter = handshake(&mut b, secrets[1], Side::Accepted, hellos[1], &soon());
             drop(b);
             (dialer.join().unwrap(), accepter)
         })
@@ -208,13 +282,51 @@ mod tests {
         }
     }
 
+    impl Socket for Half<'_> {
+        fn limit(&self, _: Duration) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn one_who_drips_bytes_is_not_waited_for_longer_than_the_rest() {
+        struct Drip(usize);
+        impl Read for Drip {
+            fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+                self.0 += 1;
+                std::thread::sleep(Duration::from_millis(1));
+                into[0] = MAGIC.get(self.0 - 1).copied().unwrap_or(0);
+                Ok(1)
+            }
+        }
+        impl Write for Drip {
+            fn write(&mut self, from: &[u8]) -> std::io::Result<usize> {
+                Ok(from.len())
+            }
+            fn flush(&mut self) -> std::io::Result<()> {
+                Ok(())
+            }
+        }
+        impl Socket for Drip {
+            fn limit(&self, _: Duration) -> std::io::Result<()> {
+                Ok(())
+            }
+        }
+        let deadline = Deadline::after(Duration::from_millis(10));
+        let (secret, hello) = (Secret::from_bytes([1; 32]), hello("comm", 0, 1));
+        let mut drip = Drip(0);
+        let error = handshake(&mut drip, &secret, Side::Accepted, &hello, &deadline).unwrap_err();
+        assert!(error.to_string().contains("no proof within"), "{error}");
+        assert!(drip.0 <= 11, "{} bytes were waited for", drip.0);
+    }
+
     #[test]
     fn a_replayed_handshake_is_refused() {
         let secret = Secret::random().unwrap();
         // What a dialer sent once, recorded.
         let (mut a, mut b) = UnixStream::pair().unwrap();
         let recorded = std::thread::scope(|scope| {
-            scope.spawn(|| handshake(&mut b, &secret, Side::Accepted, &hello("comm", 0, 1)));
+            scope.spawn(|| handshake(&mut b, &secret, Side::Accepted, &hello("comm", 0, 1), &soon()));
             struct Tap<'a>(&'a mut UnixStream, Vec<u8>);
             impl Read for Tap<'_> {
                 fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
@@ -230,18 +342,23 @@ mod tests {
                     Ok(())
                 }
             }
+            impl Socket for Tap<'_> {
+                fn limit(&self, limit: Duration) -> std::io::Result<()> {
+                    self.0.limit(limit)
+                }
+            }
             let mut tap = Tap(&mut a, Vec::new());
-            handshake(&mut tap, &secret, Side::Dialed, &hello("comm", 1, 1)).unwrap();
+            handshake(&mut tap, &secret, Side::Dialed, &hello("comm", 1, 1), &soon()).unwrap();
             tap.1
         });
         let mut replay = Half(Cursor::new(&recorded), Vec::new());
-        let result = handshake(&mut replay, &secret, Side::Accepted, &hello("comm", 0, 1));
+        let result = handshake(&mut replay, &secret, Side::Accepted, &hello("comm", 0, 1), &soon());
         assert!(matches!(result, Err(HandshakeError::WrongSecret)), "{result:?}");
         // Cut at every byte: an error, and never a proof of our own.
         let sent_before_proof = MAGIC.len() + NONCE + hello("comm", 0, 1).encode().len();
         for len in 0..recorded.len() {
             let mut cut = Half(Cursor::new(&recorded[..len]), Vec::new());
-            assert!(handshake(&mut cut, &secret, Side::Accepted, &hello("comm", 0, 1)).is_err());
+            assert!(handshake(&mut cut, &secret, Side::Accepted, &hello("comm", 0, 1), &soon()).is_err());
             assert_eq!(cut.1.len(), sent_before_proof);
         }
     }
@@ -251,7 +368,7 @@ mod tests {
         fn garbage_is_refused(bytes in proptest::collection::vec(0u8.., 0..300)) {
             let mut garbage = Half(Cursor::new(&bytes), Vec::new());
             let secret = Secret::from_bytes([1; 32]);
-            assert!(handshake(&mut garbage, &secret, Side::Accepted, &hello("comm", 0, 1)).is_err());
+            assert!(handshake(&mut garbage, &secret, Side::Accepted, &hello("comm", 0, 1), &soon()).is_err());
         }
     }
 }

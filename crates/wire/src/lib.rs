@@ -5,15 +5,16 @@
 //! It doesn't open sockets and doesn't decide where a secret comes from.
 //!
 //! ```
-//! use phalanx_wire::{Generation, Hello, Rank, Secret, Side, handshake};
+//! use phalanx_wire::{Deadline, Generation, Hello, Rank, Secret, Side, handshake};
 //! use std::os::unix::net::UnixStream;
 //!
 //! let secret = Secret::random()?;
 //! let hello = |rank| Hello { purpose: "example".into(), rank: Rank(rank), generation: Generation(1) };
+//! let deadline = Deadline::after(std::time::Duration::from_secs(5));
 //! let (mut dialer, mut accepter) = UnixStream::pair()?;
 //! let peer = std::thread::scope(|scope| {
-//!     scope.spawn(|| handshake(&mut dialer, &secret, Side::Dialed, &hello(1)));
-//!     handshake(&mut accepter, &secret, Side::Accepted, &hello(0))
+//!     scope.spawn(|| handshake(&mut dialer, &secret, Side::Dialed, &hello(1), &deadline));
+//!     handshake(&mut accepter, &secret, Side::Accepted, &hello(0), &deadline)
 //! })?;
 //! assert_eq!(peer.rank, Rank(1));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
@@ -25,9 +26,11 @@ mod frame;
 mod handshake;
 mod ids;
 mod secret;
+mod strangers;
 
 pub use deadline::Deadline;
 pub use frame::{read_frame, write_frame};
-pub use handshake::{HandshakeError, Hello, Side, handshake};
+pub use handshake::{HandshakeError, Hello, Side, Socket, handshake};
 pub use ids::{Generation, Rank};
 pub use secret::{Secret, SecretError};
+pub use strangers::Strangers;

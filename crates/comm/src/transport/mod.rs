@@ -12,6 +12,9 @@ pub(crate) use wires::{Wire, Wires};
 
 use std::time::Duration;
 
+/// Ends a sleep from another thread: that of the transport it was made for, or its next one.
+pub(crate) type Waker = Box<dyn Fn() + Send + Sync>;
+
 /// A connection ended; the text is what the transport saw.
 #[derive(Debug)]
 pub(crate) struct Lost(pub(crate) String);
@@ -26,6 +29,9 @@ pub(crate) trait Transport: Send {
 
     /// Sleeps until one of these ranks may have sent something, or may take something, or the time is over.
     fn park(&mut self, receives: &[usize], sends: &[usize], at_most: Duration);
+
+    /// What ends a [`Transport::park`] from another thread.
+    fn waker(&self) -> Waker;
 
     /// Closes all connections, so that every peer notices.
     fn close(&mut self);

@@ -1,6 +1,6 @@
 //! Ranks that are threads of one process: a bounded queue of bytes a direction, and a bell a rank.
 
-use super::{Lost, Transport};
+use super::{Lost, Transport, Waker};
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
@@ -98,6 +98,11 @@ impl Transport for Threads {
         let rings = lock(&bell.rings);
         let waited = bell.changed.wait_timeout_while(rings, at_most, |rings| *rings == heard);
         self.heard = *waited.unwrap_or_else(|poisoned| poisoned.into_inner()).0;
+    }
+
+    fn waker(&self) -> Waker {
+        let (shared, rank) = (Arc::clone(&self.shared), self.rank);
+        Box::new(move || shared.ring(rank))
     }
 
     fn close(&mut self) {

@@ -1,8 +1,10 @@
 //! Ranks in processes: one wire a pair, each of the kind that suits where the peer is.
 
-use super::{Lost, Transport};
+use super::{Lost, Transport, Waker};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use std::os::fd::BorrowedFd;
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// A rank's end of the connection to one other.
@@ -34,12 +36,15 @@ pub(crate) trait Wire: Send {
 pub(crate) struct Wires {
     /// By rank; none for this rank itself.
     wires: Vec<Option<Box<dyn Wire>>>,
+    /// Written to by wakers.
+    alarm: Arc<EventFd>,
 }
 
 impl Wires {
     /// Over connections that are made and proven already.
-    pub(crate) fn new(wires: Vec<Option<Box<dyn Wire>>>) -> Wires {
-        Wires { wires }
+    pub(crate) fn new(wires: Vec<Option<Box<dyn Wire>>>) -> std::io::Result<Wires> {
+        let alarm = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
+        Ok(Wires { wires, alarm: Arc::new(alarm) })
     }
 
     fn wire(&mut self, peer: usize) -> &mut Box<dyn Wire> {
@@ -65,12 +70,23 @@ impl Transport for Wires {
                 let wire = self.wires[peer].as_ref().expect("a connection to every other rank");
                 PollFd::new(wire.fd(), events.unwrap_or(PollFlags::empty()))
             });
-            let mut fds: Vec<PollFd<'_>> = fds.collect();
+            let alarm = PollFd::new(self.alarm.as_fd(), PollFlags::POLLIN);
+            let mut fds: Vec<PollFd<'_>> = fds.chain([alarm]).collect();
             // Rounded up, so that a wait that is nearly over doesn't become a spin; an error only ends the sleep early.
             let ms = at_most.as_millis().saturating_add(1);
             let _ = poll(&mut fds, PollTimeout::try_from(ms).unwrap_or(PollTimeout::MAX));
         }
         wanted.iter().for_each(|&(peer, _)| self.wire(peer).wake());
+        // An alarm that didn't ring has nothing to read.
+        let _ = self.alarm.read();
+    }
+
+    fn waker(&self) -> Waker {
+        let alarm = Arc::clone(&self.alarm);
+        // A counter that is full has rung already.
+        Box::new(move || {
+            let _ = alarm.write(1);
+        })
     }
 
     fn close(&mut self) {
