@@ -1,6 +1,7 @@
 //! The environment of a worker: torchrun's names and meanings, so that PyTorch programs run unchanged, and our own.
 
 use crate::error::Error;
+use crate::slurm;
 use phalanx_wire::{Generation, Rank, Secret};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -33,9 +34,8 @@ pub mod names {
     pub const RUN_DIR: &str = "PHALANX_RUN_DIR";
     /// Compute threads of this worker.
     pub const THREADS: &str = "PHALANX_THREADS";
-    pub const SLURM_PROCID: &str = "SLURM_PROCID";
-    pub const SLURM_NTASKS: &str = "SLURM_NTASKS";
-    pub const SLURM_LOCALID: &str = "SLURM_LOCALID";
+    /// Set by torchrun where its agent listens at `MASTER_PORT` itself.
+    pub const AGENT_STORE: &str = "TORCHELASTIC_USE_AGENT_STORE";
 }
 
 /// A worker's place in its run.
@@ -93,14 +93,9 @@ impl WorkerEnv {
                 |_| Error::Variable { name, value: value.clone(), want: "must be a number from 0".into() };
             value.parse().map(Some).map_err(wrong)
         };
-        let slurm = number(names::SLURM_NTASKS)?.is_some_and(|n| n > 1);
-        let either = |ours: &'static str, slurms: &'static str| -> Result<Option<usize>, Error> {
-            Ok(match number(ours)? {
-                None if slurm => number(slurms)?,
-                found => found,
-            })
-        };
-        let Some(rank) = either(names::RANK, names::SLURM_PROCID)? else { return Ok(None) };
+        let own_rank = number(names::RANK)?;
+        let step = if own_rank.is_none() { slurm::Step::from_variables(get)? } else { None };
+        let Some(rank) = own_rank.or(step.as_ref().map(|step| step.rank)) else { return Ok(None) };
         let needed = |name: &'static str, found: Option<usize>| {
             found.ok_or_else(|| Error::Variable {
                 name,
@@ -108,13 +103,25 @@ impl WorkerEnv {
                 want: "must be set where RANK is".into(),
             })
         };
-        let world_size = needed(names::WORLD_SIZE, either(names::WORLD_SIZE, names::SLURM_NTASKS)?)?;
+        let world_size = match &step {
+            Some(step) => step.world_size,
+            None => needed(names::WORLD_SIZE, number(names::WORLD_SIZE)?)?,
+        };
         if rank >= world_size {
             let want = format!("must be below WORLD_SIZE, which is {world_size}");
             return Err(Error::Variable { name: names::RANK, value: rank.to_string(), want });
         }
-        let local_rank = either(names::LOCAL_RANK, names::SLURM_LOCALID)?.unwrap_or(rank);
-        let local_world_size = number(names::LOCAL_WORLD_SIZE)?.unwrap_or(if slurm { 1 } else { world_size });
+        let (local_rank, local_world_size) = match &step {
+            Some(step) => (step.local_rank, step.local_world_size),
+            None => (
+                number(names::LOCAL_RANK)?.unwrap_or(rank),
+                number(names::LOCAL_WORLD_SIZE)?.unwrap_or(world_size),
+            ),
+        };
+        let run_id = match &step {
+            Some(step) => step.run_id(),
+            None => get(names::RUN_ID).unwrap_or_else(|| "none".into()),
+        };
         let master = match (get(names::MASTER_ADDR), get(names::MASTER_PORT)) {
             (Some(host), Some(port)) => {
                 let wrong = |_| Error::Variable {
@@ -122,9 +129,11 @@ impl WorkerEnv {
                     value: port.clone(),
                     want: "must be a port number".into(),
                 };
-                Some((host, port.parse().map_err(wrong)?))
+                let port = port.parse().map_err(wrong)?;
+                let taken = get(names::AGENT_STORE).is_some_and(|value| value.eq_ignore_ascii_case("true"));
+                Some((host, if taken { port_of(&format!("{run_id} {port}")) } else { port }))
             }
-            _ => None,
+            _ => step.as_ref().map(|step| (step.first_node.clone(), port_of(&run_id))),
         };
         let coordinator = match get(names::COORDINATOR) {
             None => None,
@@ -152,7 +161,7 @@ impl WorkerEnv {
             master,
             coordinator,
             generation: Generation(number(names::GENERATION)?.unwrap_or(0) as u64),
-            run_id: get(names::RUN_ID).unwrap_or_else(|| "none".into()),
+            run_id,
             run_dir: get(names::RUN_DIR).map(PathBuf::from),
             threads: number(names::THREADS)?.filter(|&n| n > 0),
             secret,
@@ -164,12 +173,16 @@ impl WorkerEnv {
         let kept = match &self.secret {
             SecretSource::Descriptor(fd) => {
                 // Opened anew through /proc, so that reading moves nobody else's position.
-                let path = PathBuf::from(format!("/proc/self/fd/{fd}"));
-                let bytes = std::fs::read(&path).map_err(|source| Error::Io { path, source })?;
-                let bytes: [u8; 32] = bytes.try_into().map_err(|_| Error::Variable {
+                let path = format!("/proc/self/fd/{fd}");
+                // A number that means something else by now may be a pipe, which would be read for ever.
+                let is_file =
+                    std::fs::metadata(&path).is_ok_and(|found| found.is_file() && found.len() == 32);
+                let bytes = is_file.then(|| std::fs::read(&path).ok()).flatten();
+                let bytes = bytes.and_then(|bytes| <[u8; 32]>::try_from(bytes).ok());
+                let bytes = bytes.ok_or_else(|| Error::Variable {
                     name: names::SECRET_FD,
                     value: fd.to_string(),
-                    want: "must be a descriptor with 32 bytes".into(),
+                    want: "must be the inherited descriptor of the launcher's secret, 32 bytes\nhint: a program that starts another closes it; start that one with `phalanx run`, or take the rank's variables out of its environment".into(),
                 })?;
                 // Made for this run alone.
                 return Ok(Secret::from_bytes(bytes));
@@ -182,16 +195,26 @@ impl WorkerEnv {
     }
 }
 
+/// A port that all ranks find without talking: below those that the system hands out by itself.
+fn port_of(key: &str) -> u16 {
+    // FNV-1a: any fixed hash would do, and the standard library promises none.
+    let hash = key
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+    20_000 + (hash % 12_000) as u16
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::fd::AsRawFd;
 
     fn env(pairs: &[(&str, &str)]) -> Result<Option<WorkerEnv>, Error> {
         WorkerEnv::from_variables(|name| pairs.iter().find(|(n, _)| *n == name).map(|(_, v)| v.to_string()))
     }
 
     #[test]
-    fn torchrun_slurm_and_nothing() {
+    fn torchrun_and_nothing() {
         assert!(env(&[("HOME", "/h")]).unwrap().is_none());
         let torch = env(&[
             ("RANK", "3"),
@@ -203,13 +226,27 @@ mod tests {
         let torch = torch.unwrap().unwrap();
         assert_eq!((torch.rank, torch.world_size, torch.master), (Rank(3), 4, Some(("h".into(), 1))));
         assert_eq!(torch.secret, SecretSource::Own("/h/.config/phalanx/secret".into()));
-        let slurm =
-            env(&[("SLURM_PROCID", "1"), ("SLURM_NTASKS", "2"), ("SLURM_LOCALID", "0")]).unwrap().unwrap();
-        assert_eq!((slurm.rank, slurm.world_size, slurm.local_rank), (Rank(1), 2, 0));
-        assert!(
-            env(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "1")]).unwrap().is_none(),
-            "a step of one task is no rank"
-        );
+    }
+
+    #[test]
+    fn a_port_that_torchruns_agent_took_is_not_taken_again() {
+        let mut variables =
+            vec![("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "h"), ("MASTER_PORT", "29500")];
+        assert_eq!(env(&variables).unwrap().unwrap().master, Some(("h".into(), 29500)));
+        variables.push(("TORCHELASTIC_USE_AGENT_STORE", "True"));
+        let (_, port) = env(&variables).unwrap().unwrap().master.unwrap();
+        assert!((20_000..32_000).contains(&port) && port != 29500);
+        variables[0] = ("RANK", "1");
+        assert_eq!(env(&variables).unwrap().unwrap().master.unwrap().1, port, "the same on every rank");
+    }
+
+    #[test]
+    fn a_descriptor_that_is_something_else_is_refused_at_once() {
+        let (reader, _writer) = std::io::pipe().unwrap();
+        let fd = reader.as_raw_fd().to_string();
+        let variables = [("RANK", "0"), ("WORLD_SIZE", "2"), ("PHALANX_SECRET_FD", fd.as_str())];
+        let error = env(&variables).unwrap().unwrap().secret().err().unwrap().to_string();
+        assert!(error.contains("PHALANX_SECRET_FD") && error.contains("hint: "), "{error}");
     }
 
     #[test]

@@ -23,6 +23,7 @@ mod error;
 mod link;
 mod message;
 mod run_dir;
+mod slurm;
 
 pub use env::{SecretSource, WorkerEnv, names};
 pub use error::Error;

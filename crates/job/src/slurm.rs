@@ -1,0 +1,138 @@
+//! A worker's place as Slurm gives it to the tasks of a step.
+
+use crate::error::Error;
+
+/// A task of a step of several: what `srun` sets. In a batch script, which is no step, there is none.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Step {
+    pub(crate) rank: usize,
+    pub(crate) world_size: usize,
+    pub(crate) local_rank: usize,
+    pub(crate) local_world_size: usize,
+    /// The host of rank 0.
+    pub(crate) first_node: String,
+    job: String,
+    step: String,
+}
+
+impl Step {
+    /// The place that these variables give, if they are those of a task of several.
+    pub(crate) fn from_variables(get: impl Fn(&str) -> Option<String>) -> Result<Option<Step>, Error> {
+        let number = |name: &'static str| -> Result<Option<usize>, Error> {
+            let Some(value) = get(name) else { return Ok(None) };
+            let want = "must be a number from 0, as srun sets it".into();
+            value.parse().map(Some).map_err(|_| Error::Variable { name, value, want })
+        };
+        let missing = |name: &'static str| Error::Variable {
+            name,
+            value: String::new(),
+            want: "must be set in a step of several tasks, as srun does".into(),
+        };
+        let Some(world_size) = number("SLURM_STEP_NUM_TASKS")?.filter(|&n| n > 1) else { return Ok(None) };
+        let rank = number("SLURM_PROCID")?.ok_or_else(|| missing("SLURM_PROCID"))?;
+        let local_rank = number("SLURM_LOCALID")?.ok_or_else(|| missing("SLURM_LOCALID"))?;
+        let text = |name: &'static str| get(name).ok_or_else(|| missing(name));
+        let (counts, node) = (text("SLURM_STEP_TASKS_PER_NODE")?, number("SLURM_NODEID")?.unwrap_or(0));
+        let local_world_size = tasks_of_node(&counts, node).ok_or_else(|| Error::Variable {
+            name: "SLURM_STEP_TASKS_PER_NODE",
+            value: counts.clone(),
+            want: format!("must give the tasks of each node, such as 2(x3),1, also of node {node}"),
+        })?;
+        let nodes = text("SLURM_STEP_NODELIST")?;
+        let (job, step) = (text("SLURM_JOB_ID")?, text("SLURM_STEP_ID")?);
+        let first_node = first_of(&nodes);
+        Ok(Some(Step { rank, world_size, local_rank, local_world_size, first_node, job, step }))
+    }
+
+    /// The same for all tasks of the step, and for no other step of the cluster.
+    pub(crate) fn run_id(&self) -> String {
+        format!("slurm-{}.{}", self.job, self.step)
+    }
+}
+
+/// How many tasks node `node` has, of counts such as `2(x3),1`.
+fn tasks_of_node(counts: &str, node: usize) -> Option<usize> {
+    let mut before = 0;
+    for part in counts.split(',') {
+        let (tasks, nodes) = match part.split_once("(x") {
+            Some((tasks, nodes)) => (tasks, nodes.strip_suffix(')')?.parse().ok()?),
+            None => (part, 1),
+        };
+        before += nodes;
+        if node < before {
+            return tasks.parse().ok();
+        }
+    }
+    None
+}
+
+/// The first host of a list such as `gpu[07-09,12]-a,login`.
+fn first_of(hosts: &str) -> String {
+    let (mut first, mut rest) = (String::new(), hosts);
+    while let Some(at) = rest.find(['[', ',']) {
+        first.push_str(&rest[..at]);
+        if rest[at..].starts_with(',') {
+            return first;
+        }
+        let inside = &rest[at + 1..];
+        let close = inside.find(']').unwrap_or(inside.len());
+        first.push_str(inside[..close].split(['-', ',']).next().unwrap_or_default());
+        rest = inside.get(close + 1..).unwrap_or_default();
+    }
+    first + rest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_place_of_a_task() {
+        let variables = [
+            ("SLURM_STEP_NUM_TASKS", "7"),
+            ("SLURM_PROCID", "6"),
+            ("SLURM_LOCALID", "0"),
+            ("SLURM_NODEID", "3"),
+            ("SLURM_STEP_TASKS_PER_NODE", "2(x3),1"),
+            ("SLURM_STEP_NODELIST", "n[01-03],m"),
+            ("SLURM_JOB_ID", "55"),
+            ("SLURM_STEP_ID", "2"),
+        ];
+        let step = |leave_out: &str| {
+            Step::from_variables(|name| {
+                let found = variables.iter().find(|(n, _)| *n == name && *n != leave_out);
+                found.map(|(_, value)| value.to_string())
+            })
+        };
+        let whole = step("").unwrap().unwrap();
+        assert_eq!((whole.rank, whole.world_size, whole.local_rank, whole.local_world_size), (6, 7, 0, 1));
+        assert_eq!((whole.first_node.as_str(), whole.run_id().as_str()), ("n01", "slurm-55.2"));
+        assert_eq!(step("SLURM_STEP_NUM_TASKS").unwrap(), None, "a batch script is no task");
+        let error = step("SLURM_LOCALID").unwrap_err().to_string();
+        assert!(error.contains("SLURM_LOCALID is \"\": must be set"), "{error}");
+    }
+
+    #[test]
+    fn counts_and_hosts() {
+        for (counts, node, want) in [
+            ("4", 0, Some(4)),
+            ("2(x3),1", 2, Some(2)),
+            ("2(x3),1", 3, Some(1)),
+            ("2(x3),1", 4, None),
+            ("2(x", 0, None),
+        ] {
+            assert_eq!(tasks_of_node(counts, node), want, "{counts}");
+        }
+        for (hosts, want) in [
+            ("a", "a"),
+            ("a,b", "a"),
+            ("n[01-03,7],m", "n01"),
+            ("n[7,9]", "n7"),
+            ("r[1-2]n[3-4].x", "r1n3.x"),
+            ("n[", "n"),
+            ("", ""),
+        ] {
+            assert_eq!(first_of(hosts), want, "{hosts}");
+        }
+    }
+}
