@@ -30,3 +30,4 @@ pub use error::Error;
 pub use link::{Link, MAX_FRAME};
 pub use message::{FromWorker, Roster, ToWorker};
 pub use run_dir::{RunDir, run_id};
+pub use slurm::slurm_node_address;

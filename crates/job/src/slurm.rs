@@ -1,6 +1,7 @@
 //! A worker's place as Slurm gives it to the tasks of a step.
 
 use crate::error::Error;
+use std::process::Command;
 
 /// A task of a step of several: what `srun` sets. In a batch script, which is no step, there is none.
 #[derive(Clone, Debug, PartialEq)]
@@ -48,6 +49,17 @@ impl Step {
     pub(crate) fn run_id(&self) -> String {
         format!("slurm-{}.{}", self.job, self.step)
     }
+}
+
+/// The address that Slurm itself reaches a node at, for clusters whose node names nobody else resolves.
+pub fn slurm_node_address(node: &str) -> Option<String> {
+    let output = Command::new("scontrol").args(["show", "node", node, "--oneliner"]).output().ok()?;
+    address_in(&String::from_utf8_lossy(&output.stdout))
+}
+
+fn address_in(description: &str) -> Option<String> {
+    let mut words = description.split_whitespace();
+    words.find_map(|word| word.strip_prefix("NodeAddr=")).map(str::to_owned)
 }
 
 /// How many tasks node `node` has, of counts such as `2(x3),1`.
@@ -110,6 +122,13 @@ mod tests {
         assert_eq!(step("SLURM_STEP_NUM_TASKS").unwrap(), None, "a batch script is no task");
         let error = step("SLURM_LOCALID").unwrap_err().to_string();
         assert!(error.contains("SLURM_LOCALID is \"\": must be set"), "{error}");
+    }
+
+    #[test]
+    fn the_address_in_what_scontrol_says() {
+        let said = "NodeName=n1 Arch=x86_64 CPUAlloc=0 NodeAddr=10.0.0.7 NodeHostName=box Port=17001";
+        assert_eq!(address_in(said).as_deref(), Some("10.0.0.7"));
+        assert_eq!(address_in("slurm_load_node error: Invalid node name specified"), None);
     }
 
     #[test]
