@@ -75,9 +75,13 @@ impl Endpoint {
         let mut endpoint = Endpoint::tcp(ip)?;
         // The port is nobody else's, so the name is too.
         let name = format!("phalanx-{}-{}", std::process::id(), endpoint.address().tcp.port());
-        match host().and_then(|host| Ok((listen(&name)?, LocalAddress { host, name }))) {
+        let ear = || {
+            Memory::probe()?;
+            Ok((listen(&name)?, LocalAddress { host: host()?, name: name.clone() }))
+        };
+        match ear() {
             Ok(local) => endpoint.local = Some(local),
-            Err(error) => tracing::warn!("memory can't be shared with ranks of this host: {error}"),
+            Err(error) => warn_of(&error),
         }
         Ok(endpoint)
     }
@@ -114,6 +118,11 @@ impl Endpoint {
         // An error only ends the sleep early.
         let _ = poll(&mut fds, PollTimeout::from(at_most));
     }
+}
+
+/// TCP does as well, more slowly.
+fn warn_of(error: &std::io::Error) {
+    tracing::warn!("memory can't be shared with the ranks of this host, TCP is used: {error}");
 }
 
 /// What ranks must have in common to share memory: the kernel that runs, and the network namespace, which abstract names

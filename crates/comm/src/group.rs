@@ -36,9 +36,14 @@ struct Aside {
     forgotten: Mutex<Vec<u64>>,
     /// Ends the sleep of an operation that waits.
     wake: Option<Waker>,
+    /// Told when the group fails.
+    listener: OnceLock<Listener>,
 }
 
+type Listener = Box<dyn Fn(&Error) + Send + Sync>;
+
 struct Engine {
+    aside: Arc<Aside>,
     /// None in a world of one.
     wires: Option<Box<dyn Transport>>,
     collectives: u64,
@@ -101,7 +106,10 @@ impl Group {
             None => "a world of one".into(),
         };
         let wake = wires.as_ref().map(|wires| wires.waker());
+        let (reason, listener) = (OnceLock::new(), OnceLock::new());
+        let aside = Arc::new(Aside { reason, forgotten: Mutex::default(), wake, listener });
         let engine = Engine {
+            aside: Arc::clone(&aside),
             wires,
             collectives: 0,
             messages: HashMap::new(),
@@ -121,7 +129,7 @@ impl Group {
             spin,
             engine: Arc::new(Mutex::new(engine)),
             description: description.into(),
-            aside: Arc::new(Aside { reason: OnceLock::new(), forgotten: Mutex::default(), wake }),
+            aside,
         }
     }
 
@@ -148,6 +156,11 @@ impl Group {
     /// How long blocking operations wait.
     pub fn timeout(&self) -> Duration {
         self.timeout
+    }
+
+    /// Has `listener` told, once, when the group fails: before the others notice that this rank leaves. The first one stays.
+    pub fn on_failure(&self, listener: impl Fn(&Error) + Send + Sync + 'static) {
+        let _ = self.aside.listener.set(Box::new(listener));
     }
 
     /// What this group is, for people.
@@ -346,7 +359,7 @@ impl Group {
                 engine
             }
         };
-        engine.heed(&self.aside);
+        engine.heed();
         self.aside.forgotten().drain(..).for_each(|ticket| engine.forget(ticket));
         Some(engine)
     }
@@ -443,6 +456,9 @@ impl Engine {
 
     fn fail(&mut self, error: Error) {
         if self.failed.is_none() {
+            if let Some(listener) = self.aside.listener.get() {
+                listener(&error);
+            }
             self.failed = Some(error);
             self.queue.clear();
             if let Some(wires) = &mut self.wires {
@@ -479,16 +495,19 @@ impl Engine {
     }
 
     /// Fails if the group was aborted.
-    fn heed(&mut self, aside: &Aside) {
-        if let Some(reason) = aside.reason.get() {
-            self.fail(Error::Aborted { reason: reason.clone() });
+    fn heed(&mut self) {
+        if self.failed.is_none()
+            && let Some(reason) = self.aside.reason.get()
+        {
+            let reason = reason.clone();
+            self.fail(Error::Aborted { reason });
         }
     }
 
     /// Plays the queue until `ticket` is done, or all of it.
     fn drain(&mut self, group: &Group, deadline: Deadline, ticket: Option<u64>) -> Result<(), Error> {
         loop {
-            self.heed(&group.aside);
+            self.heed();
             self.advance(group.rank, group.world_size);
             if ticket.is_some_and(|ticket| self.done.contains_key(&ticket)) {
                 return Ok(());
@@ -522,7 +541,7 @@ impl Engine {
         self.check()?;
         self.drain(group, deadline, None)?;
         loop {
-            self.heed(&group.aside);
+            self.heed();
             self.check()?;
             let Some(wires) = &mut self.wires else { break };
             match play.advance(group.rank, buffer, wires.as_mut()) {

@@ -41,7 +41,11 @@ pub fn rendezvous(
             if env.rank.0 == 0 {
                 let hosted =
                     Coordinator::serve(address, secret.clone(), env.generation, env.world_size, |_| {});
-                host = Some(hosted.map_err(|e| unreachable(format!("rank 0 can't listen there: {e}")))?);
+                host = Some(hosted.map_err(|e| {
+                    unreachable(format!(
+                        "rank 0 can't listen there: {e}\nhint: choose another MASTER_PORT, the same for all ranks, or start them with `phalanx run`, which finds a free one"
+                    ))
+                })?);
             }
             address
         }

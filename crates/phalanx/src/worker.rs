@@ -2,11 +2,12 @@
 
 use crate::error::Error;
 use phalanx_comm::{Endpoint, Group, GroupConfig, PeerAddress};
-use phalanx_coord::{Meeting, rendezvous};
-use phalanx_job::WorkerEnv;
+use phalanx_coord::{Coordinator, Meeting, rendezvous};
+use phalanx_job::{Link, WorkerEnv};
 use phalanx_tensor::Device;
 use phalanx_wire::Deadline;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// What a training program is given: who it is among the ranks, how to reach the others, and what to compute on.
@@ -15,7 +16,17 @@ pub struct Worker {
     device: Device,
     run_dir: Option<PathBuf>,
     /// Kept open: as long as it is, this worker counts as alive.
-    meeting: Option<Meeting>,
+    link: Option<Arc<Mutex<Link>>>,
+    /// The coordinator, if this rank hosts it.
+    #[expect(dead_code, reason = "kept running, not asked")]
+    host: Option<Coordinator>,
+}
+
+/// Tells whoever started the run that this rank can't go on, and waits until that was heard.
+fn tell(link: &Mutex<Link>, why: String, is_consequence: bool) {
+    let mut link = link.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    // Where nobody listens any more, the exit code has to say it.
+    let _ = link.fail(why, is_consequence);
 }
 
 /// How long the ranks of a run may take to find each other, and how long a collective may wait.
@@ -29,7 +40,7 @@ impl Worker {
 
     /// A rank of `group` with this many compute threads.
     pub fn new(group: Group, threads: usize) -> Worker {
-        Worker { group, device: Device::cpu(threads), run_dir: None, meeting: None }
+        Worker { group, device: Device::cpu(threads), run_dir: None, link: None, host: None }
     }
 
     /// The place that the environment gives: under `phalanx run`, torchrun or Slurm a rank, connected to all others; else a
@@ -49,7 +60,7 @@ impl Worker {
         let device = Device::cpu(threads);
         let run_dir = env.run_dir.clone();
         if env.world_size == 1 {
-            return Ok(Worker { group: Group::solo(), device, run_dir, meeting: None });
+            return Ok(Worker { group: Group::solo(), device, run_dir, link: None, host: None });
         }
         let mut ear = None;
         let meeting = rendezvous(&env, Deadline::after(PATIENCE), |ip| {
@@ -74,7 +85,16 @@ impl Worker {
             peers,
             timeout: PATIENCE,
         })?;
-        Ok(Worker { group, device, run_dir, meeting: Some(meeting) })
+        let Meeting { link, host, .. } = meeting;
+        let link = Arc::new(Mutex::new(link));
+        let teller = Arc::clone(&link);
+        // A rank that lost another only says so; the other is to be blamed, even if this one's process ends before.
+        group.on_failure(move |error| {
+            if let phalanx_comm::Error::PeerLost { .. } = error {
+                tell(&teller, error.to_string(), true);
+            }
+        });
+        Ok(Worker { group, device, run_dir, link: Some(link), host })
     }
 
     /// Where the run keeps its files, if whoever started it said so.
@@ -82,11 +102,10 @@ impl Worker {
         self.run_dir.as_deref()
     }
 
-    /// Tells whoever started the run why this rank can't go on.
+    /// Tells whoever started the run why this rank can't go on. Losing another rank, and a panic, are told without this.
     pub fn report(&mut self, error: &Error) {
-        if let Some(meeting) = &mut self.meeting {
-            // Where nobody listens any more, the exit code has to say it.
-            let _ = meeting.link.fail(error.to_string(), error.is_consequence());
+        if let Some(link) = &self.link {
+            tell(link, error.to_string(), error.is_consequence());
         }
     }
 
@@ -103,6 +122,17 @@ impl Worker {
     /// Whether this is rank 0, which alone prints and writes shared files.
     pub fn is_first(&self) -> bool {
         self.group.rank().index() == 0
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // Told while the connections to the others are open, so that none of them can fail of it first.
+        if let Some(link) = &self.link
+            && std::thread::panicking()
+        {
+            tell(link, "it panicked".into(), false);
+        }
     }
 }
 

@@ -69,6 +69,11 @@ impl Memory {
         Ok(Memory { bell, map, own, written: 0, read: 0, looks: 0 })
     }
 
+    /// Whether this process may make such memory: a limit on the size of files counts for it too.
+    pub(crate) fn probe() -> Result<()> {
+        make().map(drop)
+    }
+
     fn word(&self, word: usize, side: usize) -> &AtomicU64 {
         let at = (word + side) * LINE;
         assert!(at + LINE <= HEAD);
