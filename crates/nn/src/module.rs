@@ -6,8 +6,7 @@ use std::sync::Arc;
 
 /// A layer or a whole model.
 ///
-/// `visit` is written by hand, a line a part. A derive macro was weighed and left out: on ResNet-18 it saves two lines a
-/// struct, and costs a reader the answer to where the names in a file of weights come from.
+/// `visit` is written by hand, a line a part. A derive macro was tried on ResNet-18 and left out, see ARCHITECTURE.md.
 pub trait Module: Send {
     /// The output for `x`. What changes from call to call (training or not, random numbers) is in `ctx`.
     fn forward(&self, x: &Tensor, ctx: &mut Ctx) -> Tensor;
@@ -52,6 +51,13 @@ impl<'a> Visitor<'a> {
         let before = self.enter(name);
         module.visit(self);
         self.path.truncate(before);
+    }
+
+    /// A part that may be left out.
+    pub fn optional<M: Module>(&mut self, name: &str, module: &mut Option<M>) {
+        if let Some(module) = module {
+            self.child(name, module);
+        }
     }
 
     /// A parameter.

@@ -178,7 +178,11 @@ impl Parameters {
         for (name, tensor) in self.tensors() {
             mismatch.take(weights, name, tensor.shape());
         }
-        let known = |name: &str| self.names.iter().chain(&self.buffer_names).any(|other| other == name);
+        // A counter that PyTorch keeps beside every batch norm, and nothing here needs.
+        let known = |name: &str| {
+            name.ends_with(".num_batches_tracked")
+                || self.names.iter().chain(&self.buffer_names).any(|other| other == name)
+        };
         mismatch.unexpected = weights.names().filter(|name| !known(name)).map(str::to_owned).collect();
         mismatch
     }

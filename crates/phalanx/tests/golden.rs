@@ -3,9 +3,9 @@
 //! First values come from an integer hash, so nothing needs storing: element i of the k-th parameter is
 //! `unit(k, i) * sqrt(3 / fan_in)`, with fan_in the product of all dimensions but the first (100 for one dimension).
 
-use phalanx::data::{Dataset, Places, Silent, View, open};
-use phalanx::nn::models::MnistNet;
-use phalanx::nn::optim::{AdamW, Rule, Sgd};
+use phalanx::data::{BatchBuffers, Dataset, Places, Silent, Target, View, open};
+use phalanx::nn::models::{MnistNet, ResNet, ResNetDepth, ResNetStem};
+use phalanx::nn::optim::{Adam, AdamW, Rule, Sgd};
 use phalanx::nn::{Linear, Loss, Module, Parameters};
 use phalanx::{Event, Observer, Trainer, spawn};
 use std::sync::{Arc, Mutex};
@@ -21,7 +21,16 @@ fn unit(k: u64, i: u64) -> f64 {
 
 fn fill(parameters: &Parameters) {
     for k in 0..parameters.names().len() {
-        let dims = parameters.layout().shape(k).dims().to_vec();
+        let (name, dims) = (&parameters.names()[k], parameters.layout().shape(k).dims().to_vec());
+        // Of the layers here only a normalisation has a weight of one dimension.
+        let is_norm = |name: &str| {
+            let weight = name.strip_suffix("bias").map_or(name.to_owned(), |layer| format!("{layer}weight"));
+            parameters.index_of(&weight).is_some_and(|i| parameters.layout().shape(i).n_dims() == 1)
+        };
+        if is_norm(name) {
+            parameters.value(k).fill(if name.ends_with("weight") { 1.0 } else { 0.0 });
+            continue;
+        }
         let fan_in = if dims.len() > 1 { dims[1..].iter().product() } else { 100 };
         let scale = (3.0 / fan_in as f64).sqrt();
         parameters.value(k).with_slice_mut(|values: &mut [f32]| {
@@ -40,17 +49,57 @@ impl Observer for Losses<'_> {
     }
 }
 
-/// Trains on 1, 2 and 4 workers with the same global batch and holds every loss against PyTorch's.
-fn check(golden: &str, rule: Rule, loss: Loss, batch: usize, data: &str, model: fn() -> Box<dyn Module>) {
+/// Images of 3x64x64 from the same hash; image j has label j % 10.
+struct FormulaImages;
+
+impl Dataset for FormulaImages {
+    fn len(&self) -> usize {
+        128
+    }
+
+    fn input_dims(&self) -> &[usize] {
+        &[3, 64, 64]
+    }
+
+    fn target(&self) -> Target<'_> {
+        Target::Classes(10)
+    }
+
+    fn batch(&self, indices: &[usize], into: &mut BatchBuffers) -> phalanx::data::Result<()> {
+        let size = 3 * 64 * 64;
+        for (image, &j) in into.inputs().chunks_exact_mut(size).zip(indices) {
+            image.iter_mut().enumerate().for_each(|(i, x)| *x = unit(1000, (j * size + i) as u64) as f32);
+        }
+        into.labels().iter_mut().zip(indices).for_each(|(label, &j)| *label = (j % 10) as i64);
+        Ok(())
+    }
+}
+
+fn named(data: &str) -> Arc<dyn Dataset> {
+    open(data, View::default(), &Places::from_env(None), &mut Silent).unwrap().train
+}
+
+/// One of PyTorch's runs.
+struct Golden {
+    losses: &'static str,
+    rule: Rule,
+    loss: Loss,
+    batch: usize,
+    data: Arc<dyn Dataset>,
+    model: fn() -> Box<dyn Module>,
+}
+
+/// Trains on so many workers with the same global batch and holds every loss against PyTorch's.
+fn check(all_workers: &[usize], golden: Golden) {
+    let Golden { losses: golden, rule, loss, batch, data, model } = golden;
     let lines: Vec<Vec<&str>> =
         golden.lines().filter(|l| !l.starts_with('#')).map(|l| l.split(' ').collect()).collect();
     let (norm, losses) = lines.split_last().unwrap();
     let number = |text: &str| text.parse::<f64>().unwrap();
-    for workers in [1, 2, 4] {
+    for &workers in all_workers {
         let got = Mutex::new(Vec::new());
         let got_norm = Mutex::new(0.0);
         spawn(workers, |worker| {
-            let data = open(data, View::default(), &Places::from_env(None), &mut Silent)?;
             let mut model = model();
             let parameters = Parameters::build(&mut model, worker.device(), 0);
             fill(&parameters);
@@ -63,7 +112,7 @@ fn check(golden: &str, rule: Rule, loss: Loss, batch: usize, data: &str, model: 
                 shuffle: false,
                 ..Trainer::default()
             };
-            let train: Arc<dyn Dataset> = data.train;
+            let train = Arc::clone(&data);
             let trained =
                 trainer.fit_from(&worker, &model, parameters, rule, train, None, &mut Losses(&got))?;
             if worker.is_first() {
@@ -93,24 +142,49 @@ fn check(golden: &str, rule: Rule, loss: Loss, batch: usize, data: &str, model: 
 
 #[test]
 fn mnist_with_sgd() {
+    let losses = include_str!("golden/mnist_sgd.txt");
     let rule = Sgd { momentum: 0.5, ..Sgd::new(0.01) }.into();
-    check(include_str!("golden/mnist_sgd.txt"), rule, Loss::Nll, 64, "mnist-mini", || {
-        Box::new(MnistNet::new(0.0))
-    });
+    let data = named("mnist-mini");
+    check(
+        &[1, 2, 4],
+        Golden { losses, rule, loss: Loss::Nll, batch: 64, data, model: || Box::new(MnistNet::new(0.0)) },
+    );
 }
 
 #[test]
 fn mnist_with_adamw() {
-    let rule = AdamW::default().into();
-    check(include_str!("golden/mnist_adamw.txt"), rule, Loss::Nll, 64, "mnist-mini", || {
-        Box::new(MnistNet::new(0.0))
-    });
+    let losses = include_str!("golden/mnist_adamw.txt");
+    let (rule, data) = (AdamW::default().into(), named("mnist-mini"));
+    check(
+        &[1, 2, 4],
+        Golden { losses, rule, loss: Loss::Nll, batch: 64, data, model: || Box::new(MnistNet::new(0.0)) },
+    );
 }
 
 #[test]
 fn linear_regression() {
-    let rule = Sgd::new(0.1).into();
-    check(include_str!("golden/linear_regression.txt"), rule, Loss::Mse, 64, "linear-regression", || {
-        Box::new(Linear::new(1, 1))
-    });
+    let losses = include_str!("golden/linear_regression.txt");
+    let (rule, data) = (Sgd::new(0.1).into(), named("linear-regression"));
+    check(
+        &[1, 2, 4],
+        Golden { losses, rule, loss: Loss::Mse, batch: 64, data, model: || Box::new(Linear::new(1, 1)) },
+    );
+}
+
+/// One worker: with more, each normalises by its own share of the batch, as PyTorch's would.
+fn check_resnet(losses: &'static str, rule: Rule) {
+    let model: fn() -> Box<dyn Module> = || Box::new(ResNet::new(ResNetDepth::D18, ResNetStem::Imagenet, 10));
+    let loss = Loss::CrossEntropy { label_smoothing: 0.0 };
+    check(&[1], Golden { losses, rule, loss, batch: 16, data: Arc::new(FormulaImages), model });
+}
+
+#[test]
+fn resnet18_with_sgd() {
+    let rule = Sgd { momentum: 0.9, weight_decay: 0.0005, ..Sgd::new(0.001) };
+    check_resnet(include_str!("golden/resnet18_sgd.txt"), rule.into());
+}
+
+#[test]
+fn resnet18_with_adam() {
+    check_resnet(include_str!("golden/resnet18_adam.txt"), Adam { lr: 1e-5, ..Adam::default() }.into());
 }

@@ -4,7 +4,7 @@
 //! nothing. A gradient that a kernel fills whole is written where [`Wanted::place`] says.
 
 use crate::cpu::gemm::{Into, Mat, gemm_on};
-use crate::cpu::{self, conv, elementwise, norm, pooling, softmax};
+use crate::cpu::{self, batch_norm, conv, elementwise, norm, pooling, softmax};
 use crate::dtype::with_float;
 use crate::graph::{MAX_INPUTS, Saved, Wanted};
 use crate::op::{Op, Unary};
@@ -194,6 +194,23 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
             let flat = grad.reshape([grad.count() / row.max(1), row]);
             let grad_b = filled(2, &shape, &|out| sum_rows(&flat, &out.reshape([row])));
             [grad_x, grad_w, grad_b]
+        }
+        Op::BatchNorm { own } => {
+            let (x, weight, grad) = (value(saved, 0), saved[1].as_ref(), grad.contiguous());
+            let stats = [x, value(saved, 2), value(saved, 3)];
+            let channels: Shape = [x.dims()[1]].into();
+            // The gradients of weight and bias are sums that the input's gradient needs too.
+            let place = |i: usize| match weight {
+                Some(_) if wanted.wants(i) => wanted.place(i, channels, dtype),
+                _ => Tensor::stale(device, channels, dtype),
+            };
+            let sums = [place(2), place(1)];
+            batch_norm::channel_gradients(stats, &grad, [&sums[0], &sums[1]]);
+            let whole = own.then_some([&sums[0], &sums[1]]);
+            let grad_x =
+                filled(0, x.shape(), &|out| batch_norm::input_gradient(stats, weight, &grad, whole, out));
+            let [grad_b, grad_w] = sums;
+            [grad_x, wanted.wants(1).then_some(grad_w), wanted.wants(2).then_some(grad_b)]
         }
     }
 }

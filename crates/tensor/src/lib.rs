@@ -38,6 +38,7 @@ pub use dtype::{DType, Element, Float};
 pub use graph::{GradSink, Gradients, LeafId, backward, no_grad};
 pub use op::{Conv2dOptions, CountPadding, PoolOptions};
 pub use ops::dropout::DropoutKey;
+pub use ops::norm::ChannelStats;
 pub use ops::reduce::Keep;
 pub use philox::Philox;
 pub use shape::{MAX_DIMS, Shape};

@@ -63,6 +63,11 @@ pub(crate) enum Op {
     Embedding { table: Shape },
     /// Normalisation over the last dimensions; saves x, weight, and each row's mean and 1/std.
     LayerNorm { row: usize },
+    /// Normalisation of each channel over the batch and its pixels; saves x, weight, and each channel's mean and 1/std.
+    BatchNorm {
+        /// Whether mean and deviation are the batch's own, and so have gradients, or were given.
+        own: bool,
+    },
 }
 
 /// Elementwise functions of one tensor.

@@ -1,8 +1,8 @@
 //! Every op's gradient against central differences in float64.
 
 use phalanx_tensor::{
-    Conv2dOptions, CountPadding, DType, Device, DropoutKey, Keep, Philox, PoolOptions, Tensor, backward,
-    no_grad,
+    ChannelStats, Conv2dOptions, CountPadding, DType, Device, DropoutKey, Keep, Philox, PoolOptions, Tensor,
+    backward, no_grad,
 };
 
 /// Half the distance of a central difference: its error is about STEP^2 from the formula and 1e-16 / STEP from rounding.
@@ -166,6 +166,9 @@ fn pooling() {
         }
     }
     check(&[&[2, 1, 5, 5]], |x| x[0].max_pool2d(PoolOptions::square(2)));
+    for size in [[1, 1], [2, 3], [4, 1]] {
+        check(&[&[2, 2, 6, 7]], |x| x[0].adaptive_avg_pool2d(size));
+    }
 }
 
 #[test]
@@ -194,6 +197,20 @@ fn embedding_and_norm() {
     check(&[&[3, 4]], |x| x[0].layer_norm(1, None, None, 1e-5));
     check(&[&[3, 4], &[4]], |x| x[0].layer_norm(1, Some(&x[1]), None, 1e-5));
     check(&[&[2, 3, 4], &[3, 4], &[3, 4]], |x| x[0].layer_norm(2, Some(&x[1]), Some(&x[2]), 1e-5));
+}
+
+#[test]
+fn batch_norm() {
+    check(&[&[4, 3]], |x| x[0].batch_norm(None, None, 1e-5).0);
+    check(&[&[2, 3, 5], &[3]], |x| x[0].batch_norm(Some(&x[1]), None, 1e-5).0);
+    check(&[&[2, 3, 4, 2], &[3], &[3]], |x| x[0].batch_norm(Some(&x[1]), Some(&x[2]), 1e-5).0);
+    check(&[&[2, 3, 4, 2], &[3], &[3]], |x| {
+        let stats = ChannelStats {
+            mean: random(x[0].device(), &[3], 8),
+            variance: random(x[0].device(), &[3], 9).square(),
+        };
+        x[0].batch_norm_with(&stats, Some(&x[1]), Some(&x[2]), 1e-5)
+    });
 }
 
 #[test]

@@ -43,6 +43,12 @@ impl Conv2d {
         Conv2d { bias: None, ..self }
     }
 
+    /// The same layer with other first values of its weight.
+    pub fn init(mut self, init: Init) -> Conv2d {
+        self.weight.init = init;
+        self
+    }
+
     /// The same layer, moving `stride` pixels from one output to the next.
     pub fn stride(mut self, stride: usize) -> Conv2d {
         self.options.stride = [stride, stride];

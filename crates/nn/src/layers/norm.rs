@@ -2,7 +2,7 @@
 
 use crate::module::{Ctx, Module, Visitor};
 use crate::param::{Init, Param};
-use phalanx_tensor::Tensor;
+use phalanx_tensor::{ChannelStats, Tensor, no_grad};
 
 /// Normalises each row to mean 0 and variance 1, then scales and shifts. Parameters `weight` (ones) and `bias` (zeros).
 ///
@@ -40,5 +40,94 @@ impl Module for LayerNorm {
     fn visit(&mut self, v: &mut Visitor<'_>) {
         v.param("weight", &mut self.weight);
         v.param("bias", &mut self.bias);
+    }
+}
+
+/// Normalises each channel of (N, C, H, W) images over the batch and all pixels, then scales and shifts. Parameters `weight`
+/// (ones) and `bias` (zeros); buffers `running_mean` (zeros) and `running_var` (ones), which training moves towards what each
+/// batch showed, and which evaluation goes by, as in PyTorch.
+///
+/// ```
+/// use phalanx_nn::{BatchNorm2d, Ctx, Module, Parameters};
+/// use phalanx_tensor::{Device, Tensor};
+///
+/// let device = Device::cpu(1);
+/// let mut layer = BatchNorm2d::new(1);
+/// let parameters = Parameters::build(&mut layer, &device, 0);
+/// let x = Tensor::from_slice(&device, &[3.0f32, 7.0], [2, 1, 1, 1]);
+/// let y = layer.forward(&x, &mut Ctx::train(0, 0, [0, 1].into())).to_vec::<f32>();
+/// assert!((y[0] + 1.0).abs() < 1e-5 && (y[1] - 1.0).abs() < 1e-5);
+/// // A tenth of the way from 0 to the mean 5, and from 1 to the variance 8.
+/// assert_eq!(parameters.buffers().tensor(0).to_vec::<f32>(), [0.5]);
+/// assert_eq!(parameters.buffers().tensor(1).to_vec::<f32>(), [1.7]);
+/// ```
+pub struct BatchNorm2d {
+    weight: Param,
+    bias: Param,
+    running_mean: Param,
+    running_var: Param,
+    eps: f64,
+    momentum: f64,
+}
+
+impl BatchNorm2d {
+    /// For `channels` channels, with PyTorch's eps of 1e-5 and momentum of 0.1.
+    pub fn new(channels: usize) -> BatchNorm2d {
+        let part = |value| Param::new([channels], Init::Constant(value));
+        BatchNorm2d {
+            weight: part(1.0),
+            bias: part(0.0),
+            running_mean: part(0.0),
+            running_var: part(1.0),
+            eps: 1e-5,
+            momentum: 0.1,
+        }
+    }
+
+    /// The same layer with a weight that starts at 0: a residual branch that ends with it starts as nothing.
+    pub fn starting_at_zero(self) -> BatchNorm2d {
+        let weight = Param::new(self.weight.shape, Init::Constant(0.0));
+        BatchNorm2d { weight, ..self }
+    }
+
+    /// The same layer, whose running statistics move by this share of the way in every training pass.
+    pub fn momentum(self, momentum: f64) -> BatchNorm2d {
+        BatchNorm2d { momentum, ..self }
+    }
+}
+
+impl Module for BatchNorm2d {
+    /// (N, C, H, W) to the same. A training pass over a single value a channel panics.
+    fn forward(&self, x: &Tensor, ctx: &mut Ctx) -> Tensor {
+        let (weight, bias) = (Some(&*self.weight), Some(&*self.bias));
+        if !ctx.training() {
+            let (mean, variance) = (self.running_mean.clone(), self.running_var.clone());
+            return x.batch_norm_with(&ChannelStats { mean, variance }, weight, bias, self.eps);
+        }
+        let count = x.count() / x.dims()[1].max(1);
+        assert!(
+            count > 1,
+            "BatchNorm2d: a training pass over shape {} has one value a channel, and so no variance",
+            x.shape()
+        );
+        let (y, stats) = x.batch_norm(weight, bias, self.eps);
+        no_grad(|| {
+            // The running variance is the unbiased one, as in PyTorch.
+            let unbiased = count as f64 / (count - 1) as f64;
+            let towards = |running: &Param, found: &Tensor, times: f64| {
+                let kept = running.affine(1.0 - self.momentum, 0.0);
+                running.copy_from(&(&kept + &found.affine(self.momentum * times, 0.0)));
+            };
+            towards(&self.running_mean, &stats.mean, 1.0);
+            towards(&self.running_var, &stats.variance, unbiased);
+        });
+        y
+    }
+
+    fn visit(&mut self, v: &mut Visitor<'_>) {
+        v.param("weight", &mut self.weight);
+        v.param("bias", &mut self.bias);
+        v.buffer("running_mean", &mut self.running_mean);
+        v.buffer("running_var", &mut self.running_var);
     }
 }

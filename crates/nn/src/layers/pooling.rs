@@ -20,6 +20,18 @@ impl MaxPool2d {
     pub fn new(k: usize) -> MaxPool2d {
         MaxPool2d(PoolOptions::square(k))
     }
+
+    /// The same layer, moving `stride` pixels from one window to the next.
+    pub fn stride(mut self, stride: usize) -> MaxPool2d {
+        self.0.stride = [stride, stride];
+        self
+    }
+
+    /// The same layer with `padding` pixels on every side that are never the largest.
+    pub fn padding(mut self, padding: usize) -> MaxPool2d {
+        self.0.padding = [padding, padding];
+        self
+    }
 }
 
 impl Module for MaxPool2d {
@@ -54,6 +66,27 @@ impl Module for AvgPool2d {
     /// (N, C, H, W) to (N, C, H', W').
     fn forward(&self, x: &Tensor, _: &mut Ctx) -> Tensor {
         x.avg_pool2d(self.0, CountPadding::Yes)
+    }
+
+    fn visit(&mut self, _: &mut Visitor<'_>) {}
+}
+
+/// The means of windows that cover the image evenly.
+///
+/// ```
+/// use phalanx_nn::{AdaptiveAvgPool2d, Ctx, Module};
+/// use phalanx_tensor::{Device, Tensor};
+///
+/// let x = Tensor::from_slice(&Device::cpu(1), &[1.0f32, 2.0, 3.0, 4.0], [1, 1, 2, 2]);
+/// let y = AdaptiveAvgPool2d([1, 2]).forward(&x, &mut Ctx::eval());
+/// assert_eq!((y.dims(), y.to_vec::<f32>()), (&[1, 1, 1, 2][..], vec![2.0, 3.0]));
+/// ```
+pub struct AdaptiveAvgPool2d(pub [usize; 2]);
+
+impl Module for AdaptiveAvgPool2d {
+    /// (N, C, H, W) to (N, C, the size).
+    fn forward(&self, x: &Tensor, _: &mut Ctx) -> Tensor {
+        x.adaptive_avg_pool2d(self.0)
     }
 
     fn visit(&mut self, _: &mut Visitor<'_>) {}

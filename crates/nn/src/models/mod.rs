@@ -3,7 +3,9 @@
 mod autoencoder;
 mod mnist;
 mod mnist_hpc;
+mod resnet;
 
 pub use autoencoder::Autoencoder;
 pub use mnist::MnistNet;
 pub use mnist_hpc::MnistHpcNet;
+pub use resnet::{BasicBlock, Bottleneck, ResNet, ResNetDepth, ResNetStem};

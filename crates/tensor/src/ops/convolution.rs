@@ -2,8 +2,10 @@
 
 use crate::cpu::conv::{self, Plan};
 use crate::cpu::pooling::{self, Planes};
+use crate::device::Device;
 use crate::dtype::DType;
 use crate::op::{Conv2dOptions, CountPadding, Op, PoolOptions};
+use crate::ops::reduce::Keep;
 use crate::ops::{keep, recorded};
 use crate::shape::Shape;
 use crate::tensor::Tensor;
@@ -56,6 +58,37 @@ impl Tensor {
         let out = Tensor::stale(self.device(), shape, self.dtype);
         pooling::avg_pool(&x, planes, padding, &out);
         recorded(out, Op::AvgPool2d { from: *self.shape(), options, padding }, &[&x], |_| [None])
+    }
+}
+
+/// The matrix that takes `from` pixels to `to` means, as PyTorch cuts them: window i goes from floor(i from / to) to
+/// ceil((i + 1) from / to).
+fn means(device: &Device, from: usize, to: usize, dtype: DType) -> Tensor {
+    let out = Tensor::zeros(device, [to, from], dtype);
+    for i in 0..to {
+        let window = i * from / to..((i + 1) * from).div_ceil(to);
+        let row = out.narrow(0, i, 1).narrow(1, window.start, window.len());
+        row.fill(1.0 / window.len() as f64);
+    }
+    out
+}
+
+impl Tensor {
+    /// (N, C, H, W) images to (N, C, size) by means over windows that cover the image evenly, overlapping by a pixel where the
+    /// sizes don't divide.
+    #[track_caller]
+    pub fn adaptive_avg_pool2d(&self, size: [usize; 2]) -> Tensor {
+        let &[_, _, h, w] = self.dims() else {
+            panic!("adaptive_avg_pool2d: images must be (N, C, H, W), got shape {}", self.shape())
+        };
+        let fits = size.iter().zip([h, w]).all(|(&to, from)| to > 0 && from > 0);
+        assert!(fits, "adaptive_avg_pool2d: shape {} can't become {size:?}", self.shape());
+        if size == [1, 1] {
+            return self.mean(&[2, 3], Keep::Yes);
+        }
+        let rows = means(self.device(), h, size[0], self.dtype);
+        let columns = means(self.device(), w, size[1], self.dtype).t();
+        rows.matmul(&self.matmul(&columns))
     }
 }
 
