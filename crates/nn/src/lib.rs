@@ -1,29 +1,25 @@
 //! Neural networks: modules, losses, optimizers, schedules, models, and files of weights.
 //!
-//! A [`Module`] computes in `forward` and names its parts in `visit`, and that is all there is to write. Layers are made
+//! A [`Module`] computes in `forward` and names its parts in `visit`; [`module!`] writes it from a table of parts. Layers are made
 //! without a device or a seed; [`Parameters::build`] then lays every parameter of a model into one arena, gives each its
 //! first values, and from there on optimizers see flat slices. No layer knows of ranks or devices.
 //!
 //! ```
-//! use phalanx_nn::{Ctx, Linear, Module, Parameters, Visitor};
+//! use phalanx_nn::{Ctx, Linear, Module, Parameters, module};
 //! use phalanx_tensor::{Device, Tensor};
 //!
-//! struct Net {
-//!     hidden: Linear,
-//!     out: Linear,
-//! }
-//!
-//! impl Module for Net {
-//!     fn visit(&mut self, v: &mut Visitor<'_>) {
-//!         v.child("hidden", &mut self.hidden);
-//!         v.child("out", &mut self.out);
+//! module! {
+//!     struct Net(width: usize) {
+//!         hidden: Linear = Linear::new(4, width),
+//!         out: Linear = Linear::new(width, 2),
 //!     }
+//!
 //!     fn forward(&self, x: &Tensor, ctx: &mut Ctx) -> Tensor {
 //!         self.out.forward(&self.hidden.forward(x, ctx).relu(), ctx)
 //!     }
 //! }
 //!
-//! let mut net = Net { hidden: Linear::new(4, 8), out: Linear::new(8, 2) };
+//! let mut net = Net::new(8);
 //! let device = Device::cpu(1);
 //! let parameters = Parameters::build(&mut net, &device, 0);
 //! assert_eq!(parameters.names(), ["hidden.weight", "hidden.bias", "out.weight", "out.bias"]);
@@ -32,6 +28,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod describe;
 mod module;
 mod param;
 mod parameters;
@@ -58,3 +55,6 @@ pub use param::{Init, Param};
 pub use parameters::{Mismatch, Parameters};
 pub use schedule::Schedule;
 pub use weights::{WeightError, Weights};
+
+/// What modules compute with.
+pub use phalanx_tensor::Tensor;

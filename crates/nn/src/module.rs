@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 /// A layer or a whole model.
 ///
-/// `visit` is written by hand, a line a part. A derive macro was tried on ResNet-18 and left out, see ARCHITECTURE.md.
+/// Most modules are a table of parts and a `forward`, which [`crate::module!`] takes; the others write `visit` by hand, a line a
+/// part.
 pub trait Module: Send {
     /// The output for `x`. What changes from call to call (training or not, random numbers) is in `ctx`.
     fn forward(&self, x: &Tensor, ctx: &mut Ctx) -> Tensor;
@@ -22,6 +23,19 @@ impl<M: Module + ?Sized> Module for Box<M> {
 
     fn visit(&mut self, v: &mut Visitor<'_>) {
         (**self).visit(v);
+    }
+}
+
+/// A part that may be left out, and then does nothing.
+impl<M: Module> Module for Option<M> {
+    fn forward(&self, x: &Tensor, ctx: &mut Ctx) -> Tensor {
+        self.as_ref().map_or_else(|| x.clone(), |module| module.forward(x, ctx))
+    }
+
+    fn visit(&mut self, v: &mut Visitor<'_>) {
+        if let Some(module) = self {
+            module.visit(v);
+        }
     }
 }
 
@@ -51,13 +65,6 @@ impl<'a> Visitor<'a> {
         let before = self.enter(name);
         module.visit(self);
         self.path.truncate(before);
-    }
-
-    /// A part that may be left out.
-    pub fn optional<M: Module>(&mut self, name: &str, module: &mut Option<M>) {
-        if let Some(module) = module {
-            self.child(name, module);
-        }
     }
 
     /// A parameter.

@@ -2,20 +2,16 @@
 //!
 //! ```
 //! use phalanx::data::{Places, Silent, View, open};
-//! use phalanx::nn::{Conv2d, Ctx, Linear, Module, Visitor, optim::Sgd};
-//! use phalanx::tensor::{PoolOptions, Tensor};
+//! use phalanx::nn::{Conv2d, Linear, Module, module, optim::Sgd};
+//! use phalanx::tensor::PoolOptions;
 //! use phalanx::{Error, Trainer, Worker};
 //!
-//! struct Net {
-//!     conv: Conv2d,
-//!     fc: Linear,
-//! }
-//!
-//! impl Module for Net {
-//!     fn visit(&mut self, v: &mut Visitor<'_>) {
-//!         v.child("conv", &mut self.conv);
-//!         v.child("fc", &mut self.fc);
+//! module! {
+//!     struct Net() {
+//!         conv: Conv2d = Conv2d::new(1, 8, 5),
+//!         fc: Linear = Linear::new(288, 10),
 //!     }
+//!
 //!     fn forward(&self, x: &Tensor, ctx: &mut Ctx) -> Tensor {
 //!         let x = self.conv.forward(x, ctx).max_pool2d(PoolOptions::square(4)).relu();
 //!         self.fc.forward(&x.flatten_from(1), ctx).log_softmax(1)
@@ -24,7 +20,7 @@
 //!
 //! fn main() -> Result<(), Error> {
 //!     let worker = Worker::from_env()?; // a world of one here, a rank under `phalanx run`
-//!     let mut net = Net { conv: Conv2d::new(1, 8, 5), fc: Linear::new(288, 10) };
+//!     let mut net = Net::new();
 //!     let digits = open("mnist-mini", View::default(), &Places::from_env(None), &mut Silent)?;
 //!     let trainer = Trainer { epochs: 2, batch_size: 32, ..Trainer::default() };
 //!     let sgd = Sgd { momentum: 0.9, ..Sgd::new(0.05) };

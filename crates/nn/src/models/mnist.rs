@@ -1,40 +1,18 @@
 //! The small MNIST network of the PyTorch tutorials.
 
-use crate::{Conv2d, Ctx, Dropout, Dropout2d, Linear, MaxPool2d, Module, Visitor};
-use phalanx_tensor::Tensor;
+use crate::{Conv2d, Dropout, Dropout2d, Linear, MaxPool2d, module};
 
-/// Two convolutions and two dense layers, 21,840 parameters: (N, 1, 28, 28) images to (N, 10) log-probabilities.
-pub struct MnistNet {
-    conv1: Conv2d,
-    conv2: Conv2d,
-    drop2d: Dropout2d,
-    pool: MaxPool2d,
-    fc1: Linear,
-    drop: Dropout,
-    fc2: Linear,
-}
-
-impl MnistNet {
-    /// With this dropout probability; the tutorials take 0.5.
-    pub fn new(dropout: f64) -> MnistNet {
-        MnistNet {
-            conv1: Conv2d::new(1, 10, 5),
-            conv2: Conv2d::new(10, 20, 5),
-            drop2d: Dropout2d(dropout),
-            pool: MaxPool2d::new(2),
-            fc1: Linear::new(320, 50),
-            drop: Dropout(dropout),
-            fc2: Linear::new(50, 10),
-        }
-    }
-}
-
-impl Module for MnistNet {
-    fn visit(&mut self, v: &mut Visitor<'_>) {
-        v.child("conv1", &mut self.conv1);
-        v.child("conv2", &mut self.conv2);
-        v.child("fc1", &mut self.fc1);
-        v.child("fc2", &mut self.fc2);
+module! {
+    /// Two convolutions and two dense layers, 21,840 parameters: (N, 1, 28, 28) images to (N, 10) log-probabilities. The
+    /// tutorials take a dropout of 0.5.
+    pub struct MnistNet(dropout: f64) {
+        conv1: Conv2d = Conv2d::new(1, 10, 5),
+        conv2: Conv2d = Conv2d::new(10, 20, 5),
+        drop2d: Dropout2d = Dropout2d(dropout),
+        pool: MaxPool2d = MaxPool2d::new(2),
+        fc1: Linear = Linear::new(320, 50),
+        drop: Dropout = Dropout(dropout),
+        fc2: Linear = Linear::new(50, 10),
     }
 
     fn forward(&self, x: &Tensor, ctx: &mut Ctx) -> Tensor {

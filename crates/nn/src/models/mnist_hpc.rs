@@ -1,40 +1,18 @@
 //! The larger MNIST network of the HPC tutorial.
 
-use crate::{Conv2d, Ctx, Dropout, Linear, MaxPool2d, Module, Visitor};
-use phalanx_tensor::Tensor;
+use crate::{Conv2d, Dropout, Linear, MaxPool2d, module};
 
-/// Two 3x3 convolutions and two dense layers, 1,199,882 parameters: (N, 1, 28, 28) images to (N, 10) log-probabilities.
-pub struct MnistHpcNet {
-    conv1: Conv2d,
-    conv2: Conv2d,
-    pool: MaxPool2d,
-    drop1: Dropout,
-    fc1: Linear,
-    drop2: Dropout,
-    fc2: Linear,
-}
-
-impl MnistHpcNet {
-    /// With this dropout before the last layer and half of it after the convolutions; the tutorial takes 0.5.
-    pub fn new(dropout: f64) -> MnistHpcNet {
-        MnistHpcNet {
-            conv1: Conv2d::new(1, 32, 3),
-            conv2: Conv2d::new(32, 64, 3),
-            pool: MaxPool2d::new(2),
-            drop1: Dropout(dropout / 2.0),
-            fc1: Linear::new(9216, 128),
-            drop2: Dropout(dropout),
-            fc2: Linear::new(128, 10),
-        }
-    }
-}
-
-impl Module for MnistHpcNet {
-    fn visit(&mut self, v: &mut Visitor<'_>) {
-        v.child("conv1", &mut self.conv1);
-        v.child("conv2", &mut self.conv2);
-        v.child("fc1", &mut self.fc1);
-        v.child("fc2", &mut self.fc2);
+module! {
+    /// Two 3x3 convolutions and two dense layers, 1,199,882 parameters: (N, 1, 28, 28) images to (N, 10) log-probabilities.
+    /// `dropout` is before the last layer, half of it after the convolutions; the tutorial takes 0.5.
+    pub struct MnistHpcNet(dropout: f64) {
+        conv1: Conv2d = Conv2d::new(1, 32, 3),
+        conv2: Conv2d = Conv2d::new(32, 64, 3),
+        pool: MaxPool2d = MaxPool2d::new(2),
+        drop1: Dropout = Dropout(dropout / 2.0),
+        fc1: Linear = Linear::new(9216, 128),
+        drop2: Dropout = Dropout(dropout),
+        fc2: Linear = Linear::new(128, 10),
     }
 
     fn forward(&self, x: &Tensor, ctx: &mut Ctx) -> Tensor {

@@ -1,8 +1,7 @@
 //! Residual networks: He, Zhang, Ren and Sun, "Deep Residual Learning for Image Recognition", <https://arxiv.org/abs/1512.03385>,
 //! with the names of torchvision, so that its files of weights fit.
 
-use crate::{BatchNorm2d, Conv2d, Ctx, Init, Linear, MaxPool2d, Module, Sequential, Visitor};
-use phalanx_tensor::Tensor;
+use crate::{BatchNorm2d, Conv2d, Init, Linear, MaxPool2d, Sequential, module};
 
 /// A convolution that a batch norm follows: no bias, and first values for layers before a ReLU (He et al., 2015).
 fn conv(inputs: usize, outputs: usize, kernel: usize, stride: usize) -> Conv2d {
@@ -17,92 +16,44 @@ fn shortcut(inputs: usize, outputs: usize, stride: usize) -> Option<Sequential> 
     changes.then(|| Sequential::new().then(conv(inputs, outputs, 1, stride)).then(BatchNorm2d::new(outputs)))
 }
 
-/// Two 3x3 convolutions beside the input.
-pub struct BasicBlock {
-    conv1: Conv2d,
-    bn1: BatchNorm2d,
-    conv2: Conv2d,
-    bn2: BatchNorm2d,
-    downsample: Option<Sequential>,
-}
-
-impl BasicBlock {
-    /// From `inputs` channels to `outputs`, with images `stride` times smaller.
-    pub fn new(inputs: usize, outputs: usize, stride: usize) -> BasicBlock {
-        BasicBlock {
-            conv1: conv(inputs, outputs, 3, stride),
-            bn1: BatchNorm2d::new(outputs),
-            conv2: conv(outputs, outputs, 3, 1),
-            bn2: BatchNorm2d::new(outputs),
-            downsample: shortcut(inputs, outputs, stride),
-        }
-    }
-}
-
-impl Module for BasicBlock {
-    fn visit(&mut self, v: &mut Visitor<'_>) {
-        v.child("conv1", &mut self.conv1);
-        v.child("bn1", &mut self.bn1);
-        v.child("conv2", &mut self.conv2);
-        v.child("bn2", &mut self.bn2);
-        v.optional("downsample", &mut self.downsample);
+module! {
+    /// Two 3x3 convolutions beside the input: from `inputs` channels to `outputs`, images `stride` times smaller.
+    pub struct BasicBlock(inputs: usize, outputs: usize, stride: usize) {
+        conv1: Conv2d = conv(inputs, outputs, 3, stride),
+        bn1: BatchNorm2d = BatchNorm2d::new(outputs),
+        conv2: Conv2d = conv(outputs, outputs, 3, 1),
+        bn2: BatchNorm2d = BatchNorm2d::new(outputs),
+        downsample: Option<Sequential> = shortcut(inputs, outputs, stride),
     }
 
     fn forward(&self, x: &Tensor, ctx: &mut Ctx) -> Tensor {
         let y = self.bn1.forward(&self.conv1.forward(x, ctx), ctx).relu();
         let y = self.bn2.forward(&self.conv2.forward(&y, ctx), ctx);
-        let x = self.downsample.as_ref().map_or_else(|| x.clone(), |down| down.forward(x, ctx));
-        (y + x).relu()
+        (y + self.downsample.forward(x, ctx)).relu()
     }
 }
 
-/// A 1x1, a 3x3 and a 1x1 convolution beside the input; the stride is the 3x3's, as in torchvision.
-pub struct Bottleneck {
-    conv1: Conv2d,
-    bn1: BatchNorm2d,
-    conv2: Conv2d,
-    bn2: BatchNorm2d,
-    conv3: Conv2d,
-    bn3: BatchNorm2d,
-    downsample: Option<Sequential>,
-}
+/// The output of a bottleneck has this many times the channels of its middle.
+const EXPANSION: usize = 4;
 
-impl Bottleneck {
-    /// Its output has this many times the channels of its middle.
-    pub const EXPANSION: usize = 4;
-
-    /// From `inputs` channels through `middle` to four times as many, with images `stride` times smaller.
-    pub fn new(inputs: usize, middle: usize, stride: usize) -> Bottleneck {
-        let outputs = middle * Bottleneck::EXPANSION;
-        Bottleneck {
-            conv1: conv(inputs, middle, 1, 1),
-            bn1: BatchNorm2d::new(middle),
-            conv2: conv(middle, middle, 3, stride),
-            bn2: BatchNorm2d::new(middle),
-            conv3: conv(middle, outputs, 1, 1),
-            bn3: BatchNorm2d::new(outputs),
-            downsample: shortcut(inputs, outputs, stride),
-        }
-    }
-}
-
-impl Module for Bottleneck {
-    fn visit(&mut self, v: &mut Visitor<'_>) {
-        v.child("conv1", &mut self.conv1);
-        v.child("bn1", &mut self.bn1);
-        v.child("conv2", &mut self.conv2);
-        v.child("bn2", &mut self.bn2);
-        v.child("conv3", &mut self.conv3);
-        v.child("bn3", &mut self.bn3);
-        v.optional("downsample", &mut self.downsample);
+module! {
+    /// A 1x1, a 3x3 and a 1x1 convolution beside the input: from `inputs` channels through `middle` to four times as many, images
+    /// `stride` times smaller. The stride is the 3x3's, as in torchvision.
+    pub struct Bottleneck(inputs: usize, middle: usize, stride: usize) {
+        conv1: Conv2d = conv(inputs, middle, 1, 1),
+        bn1: BatchNorm2d = BatchNorm2d::new(middle),
+        conv2: Conv2d = conv(middle, middle, 3, stride),
+        bn2: BatchNorm2d = BatchNorm2d::new(middle),
+        conv3: Conv2d = conv(middle, middle * EXPANSION, 1, 1),
+        bn3: BatchNorm2d = BatchNorm2d::new(middle * EXPANSION),
+        downsample: Option<Sequential> = shortcut(inputs, middle * EXPANSION, stride),
     }
 
     fn forward(&self, x: &Tensor, ctx: &mut Ctx) -> Tensor {
         let y = self.bn1.forward(&self.conv1.forward(x, ctx), ctx).relu();
         let y = self.bn2.forward(&self.conv2.forward(&y, ctx), ctx).relu();
         let y = self.bn3.forward(&self.conv3.forward(&y, ctx), ctx);
-        let x = self.downsample.as_ref().map_or_else(|| x.clone(), |down| down.forward(x, ctx));
-        (y + x).relu()
+        (y + self.downsample.forward(x, ctx)).relu()
     }
 }
 
@@ -121,70 +72,106 @@ pub enum ResNetDepth {
     D152,
 }
 
+impl ResNetDepth {
+    /// How many times wider the output of a block is than its middle.
+    fn expansion(self) -> usize {
+        if matches!(self, ResNetDepth::D18 | ResNetDepth::D34) { 1 } else { EXPANSION }
+    }
+
+    /// Row `i` of blocks, of width 64, 128, 256 and 512; all but the first halve the image.
+    fn layer(self, i: usize) -> Sequential {
+        let blocks = match self {
+            ResNetDepth::D18 => [2, 2, 2, 2],
+            ResNetDepth::D34 | ResNetDepth::D50 => [3, 4, 6, 3],
+            ResNetDepth::D101 => [3, 4, 23, 3],
+            ResNetDepth::D152 => [3, 8, 36, 3],
+        };
+        let (width, expansion) = (64 << i, self.expansion());
+        (0..blocks[i]).fold(Sequential::new(), |layer, block| {
+            let (inputs, stride) = match (block, i) {
+                (0, 0) => (64, 1),
+                (0, _) => (width / 2 * expansion, 2),
+                _ => (width * expansion, 1),
+            };
+            match expansion {
+                1 => layer.then(BasicBlock::new(inputs, width, stride)),
+                _ => layer.then(Bottleneck::new(inputs, width, stride)),
+            }
+        })
+    }
+}
+
 /// The first layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResNetStem {
     /// A 7x7 convolution of stride 2 and a max-pooling of stride 2: torchvision's.
     Imagenet,
-    /// A 3x3 convolution: keeps small images large.
+    /// A 3x3 convolution, which keeps small images large.
     Small,
 }
 
-/// (N, 3, H, W) images to (N, classes) logits.
-pub struct ResNet {
-    conv1: Conv2d,
-    bn1: BatchNorm2d,
-    pool: Option<MaxPool2d>,
-    layers: [Sequential; 4],
-    fc: Linear,
-}
+impl ResNetStem {
+    fn conv(self) -> Conv2d {
+        match self {
+            ResNetStem::Imagenet => conv(3, 64, 7, 2),
+            ResNetStem::Small => conv(3, 64, 3, 1),
+        }
+    }
 
-impl ResNet {
-    /// The network of this depth; torchvision's with [`ResNetStem::Imagenet`].
-    pub fn new(depth: ResNetDepth, stem: ResNetStem, classes: usize) -> ResNet {
-        let (blocks, expansion) = match depth {
-            ResNetDepth::D18 => ([2, 2, 2, 2], 1),
-            ResNetDepth::D34 => ([3, 4, 6, 3], 1),
-            ResNetDepth::D50 => ([3, 4, 6, 3], Bottleneck::EXPANSION),
-            ResNetDepth::D101 => ([3, 4, 23, 3], Bottleneck::EXPANSION),
-            ResNetDepth::D152 => ([3, 8, 36, 3], Bottleneck::EXPANSION),
-        };
-        let layers = std::array::from_fn(|i| {
-            let width = 64 << i;
-            let first_inputs = if i == 0 { 64 } else { width / 2 * expansion };
-            (0..blocks[i]).fold(Sequential::new(), |layer, block| {
-                let inputs = if block == 0 { first_inputs } else { width * expansion };
-                let stride = if block == 0 && i > 0 { 2 } else { 1 };
-                if expansion == 1 {
-                    layer.then(BasicBlock::new(inputs, width, stride))
-                } else {
-                    layer.then(Bottleneck::new(inputs, width, stride))
-                }
-            })
-        });
-        let (conv1, pool) = match stem {
-            ResNetStem::Imagenet => (conv(3, 64, 7, 2), Some(MaxPool2d::new(3).stride(2).padding(1))),
-            ResNetStem::Small => (conv(3, 64, 3, 1), None),
-        };
-        ResNet { conv1, bn1: BatchNorm2d::new(64), pool, layers, fc: Linear::new(512 * expansion, classes) }
+    fn pool(self) -> Option<MaxPool2d> {
+        (self == ResNetStem::Imagenet).then(|| MaxPool2d::new(3).stride(2).padding(1))
     }
 }
 
-impl Module for ResNet {
-    fn visit(&mut self, v: &mut Visitor<'_>) {
-        v.child("conv1", &mut self.conv1);
-        v.child("bn1", &mut self.bn1);
-        for (name, layer) in ["layer1", "layer2", "layer3", "layer4"].into_iter().zip(&mut self.layers) {
-            v.child(name, layer);
-        }
-        v.child("fc", &mut self.fc);
+module! {
+    /// (N, 3, H, W) images to (N, classes) logits; torchvision's network with [`ResNetStem::Imagenet`].
+    pub struct ResNet(depth: ResNetDepth, stem: ResNetStem, classes: usize) {
+        conv1: Conv2d = stem.conv(),
+        bn1: BatchNorm2d = BatchNorm2d::new(64),
+        maxpool: Option<MaxPool2d> = stem.pool(),
+        layer1: Sequential = depth.layer(0),
+        layer2: Sequential = depth.layer(1),
+        layer3: Sequential = depth.layer(2),
+        layer4: Sequential = depth.layer(3),
+        fc: Linear = Linear::new(512 * depth.expansion(), classes),
     }
 
     fn forward(&self, x: &Tensor, ctx: &mut Ctx) -> Tensor {
         let x = self.bn1.forward(&self.conv1.forward(x, ctx), ctx).relu();
-        let x = self.pool.as_ref().map_or_else(|| x.clone(), |pool| pool.forward(&x, ctx));
-        let x = self.layers.iter().fold(x, |x, layer| layer.forward(&x, ctx));
-        let x = x.adaptive_avg_pool2d([1, 1]).flatten_from(1);
-        self.fc.forward(&x, ctx)
+        let x = self.maxpool.forward(&x, ctx);
+        let x = self.layer2.forward(&self.layer1.forward(&x, ctx), ctx);
+        let x = self.layer4.forward(&self.layer3.forward(&x, ctx), ctx);
+        self.fc.forward(&x.adaptive_avg_pool2d([1, 1]).flatten_from(1), ctx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Module, Role, Visitor};
+
+    /// How many numbers torchvision's networks of 1000 classes learn, from its documentation of the pretrained weights.
+    #[test]
+    fn the_networks_are_torchvisions() {
+        for (depth, count, last) in [
+            (ResNetDepth::D18, 11_689_512, "layer4.1.bn2.bias"),
+            (ResNetDepth::D34, 21_797_672, "layer4.2.bn2.bias"),
+            (ResNetDepth::D50, 25_557_032, "layer4.2.bn3.bias"),
+            (ResNetDepth::D101, 44_549_160, "layer4.2.bn3.bias"),
+            (ResNetDepth::D152, 60_192_808, "layer4.2.bn3.bias"),
+        ] {
+            let mut net = ResNet::new(depth, ResNetStem::Imagenet, 1000);
+            let (mut names, mut found) = (Vec::new(), 0);
+            net.visit(&mut Visitor::new(&mut |name, role, param| {
+                if role == Role::Learned {
+                    names.push(name.to_owned());
+                    found += param.shape.count();
+                }
+            }));
+            assert_eq!(found, count, "{depth:?}");
+            assert_eq!(names[..3], ["conv1.weight", "bn1.weight", "bn1.bias"]);
+            assert_eq!(names[names.len() - 3..], [last, "fc.weight", "fc.bias"]);
+            assert!(names.iter().any(|name| name == "layer2.0.downsample.1.weight"));
+        }
     }
 }
