@@ -1,6 +1,7 @@
 //! `phalanx bench`: what this machine does.
 
 use crate::args::{Bench, BenchArgs, StepArgs, StepModel};
+use crate::say::print;
 use anyhow::{Context, Result, ensure};
 use phalanx::nn::models::{MnistHpcNet, MnistNet};
 use phalanx::nn::optim::{Optimizer, Sgd};
@@ -85,12 +86,12 @@ fn step(args: &StepArgs) -> Result<()> {
         gflops: 2.0 * per_image * args.batch as f64 / at(0.5) / 1e6,
     };
     if args.json {
-        println!("{}", serde_json::to_string(&line)?);
+        print(serde_json::to_string(&line)?);
     } else {
-        println!(
+        print(format_args!(
             "{name}, batch {}, {threads} threads: median {:.3} ms, 95% below {:.3} ms, {:.1} GFLOP/s ({} steps)",
             args.batch, line.median_ms, line.p95_ms, line.gflops, args.steps
-        );
+        ));
     }
     Ok(())
 }
@@ -127,14 +128,13 @@ fn launch(workers: usize, runs: usize, json: bool) -> Result<()> {
     times.sort_by(f64::total_cmp);
     let (median, slowest) = (times[runs / 2], times[runs - 1]);
     if json {
-        println!(
-            "{}",
-            serde_json::json!({"bench": "launch", "workers": workers, "median_ms": median, "max_ms": slowest, "runs": runs})
+        print(
+            serde_json::json!({"bench": "launch", "workers": workers, "median_ms": median, "max_ms": slowest, "runs": runs}),
         );
     } else {
-        println!(
+        print(format_args!(
             "launch, all-reduce once, exit, {workers} workers: median {median:.1} ms, slowest {slowest:.1} ms of {runs} runs"
-        );
+        ));
     }
     Ok(())
 }

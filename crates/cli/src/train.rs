@@ -4,6 +4,7 @@ use crate::args::{TrainArgs, WrongUsage};
 use crate::bar::{FetchBar, JsonLines, TrainBar};
 use crate::failure;
 use crate::run::fresh_run_id;
+use crate::say::print;
 use anyhow::{Context, Result};
 use phalanx::data::{Network, Places, listing, open};
 use phalanx::nn::{Parameters, Weights};
@@ -21,14 +22,14 @@ const GRACE: Duration = Duration::from_secs(10);
 pub(crate) fn train(args: &TrainArgs) -> Result<u8> {
     if args.list {
         for (name, _) in BUILT_IN {
-            println!("{name:<20} {}", Recipe::load(name, &[])?.about);
+            print(format_args!("{name:<20} {}", Recipe::load(name, &[])?.about));
         }
         return Ok(0);
     }
     let name = args.recipe.as_deref().unwrap_or_default();
     let recipe = configured(name, args).map_err(|error| WrongUsage(error.to_string()))?;
     if args.print {
-        print!("{}", recipe.to_toml());
+        print(recipe.to_toml().trim_end());
         return Ok(0);
     }
     match WorkerEnv::from_env()? {

@@ -4,14 +4,19 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
 
-fn train(folder: &Path, args: &[&str]) -> Output {
+fn command(folder: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_phalanx"));
     command
         .current_dir(folder)
         .env_remove("RANK")
         .env_remove("WORLD_SIZE")
         .env("PHALANX_CACHE", folder.join("cache"));
-    command.arg("train").args(args).output().unwrap()
+    command.arg("train").args(args);
+    command
+}
+
+fn train(folder: &Path, args: &[&str]) -> Output {
+    command(folder, args).output().unwrap()
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -112,6 +117,19 @@ fn the_tutorials_line_is_printed_on_request() {
     );
     let line = text(&out.stdout).lines().nth(1).unwrap().to_owned();
     assert!(line.starts_with("Train Epoch: 1 [640/2000 (31%)]\tLoss: "), "{line}");
+}
+
+#[test]
+fn a_listener_that_is_gone_ends_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let tutorial = ["mnist-mini", "--steps", "3", "--log-interval", "1", "--out", "run"];
+    for args in [&["--list"][..], &["mnist", "--print"], &tutorial] {
+        let (_, gone) = std::io::pipe().unwrap();
+        let mut command = command(folder.path(), args);
+        let out = command.stdout(gone.try_clone().unwrap()).stderr(gone).output().unwrap();
+        assert_eq!(out.status.code(), Some(0), "{args:?}");
+    }
+    assert!(folder.path().join("run/model.safetensors").exists());
 }
 
 #[test]

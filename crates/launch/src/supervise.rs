@@ -168,22 +168,22 @@ pub fn run(spec: &LaunchSpec, report: &mut dyn FnMut(Report)) -> Result<Outcome,
                 if !good && stop.is_none() {
                     stop = Some(Instant::now() + spec.grace);
                     if !running(&known).is_empty() {
-                        report(Report::Stopping { rank });
                         send(&known, Signal::SIGTERM);
+                        report(Report::Stopping { rank });
                     }
                 }
             }
             Ok(Happening::Signal(number)) => {
                 let name = Signal::try_from(number).unwrap_or(Signal::SIGTERM);
-                report(Report::Signalled { signal: name.as_str() });
                 // The second one means it.
                 send(&known, if signal.is_some() { Signal::SIGKILL } else { name });
+                report(Report::Signalled { signal: name.as_str() });
                 signal.get_or_insert(number);
                 stop.get_or_insert(Instant::now() + spec.grace);
             }
             Err(RecvTimeoutError::Timeout) if stop.is_some() => {
-                report(Report::Killing { ranks: running(&known) });
                 send(&known, Signal::SIGKILL);
+                report(Report::Killing { ranks: running(&known) });
                 stop = Some(Instant::now() + IDLE);
             }
             Err(RecvTimeoutError::Timeout) => {}
