@@ -1,5 +1,6 @@
 //! Progress for people, on standard error: a bar on a terminal, a line an epoch elsewhere.
 
+use crate::say::{print, say};
 use indicatif::{ProgressBar, ProgressStyle};
 use phalanx::data::{FetchEvent, Progress};
 use phalanx::{Event, Observer};
@@ -27,8 +28,8 @@ impl TrainBar {
 
     fn say(&self, line: &str) {
         match &self.bar {
-            Some(bar) => bar.suspend(|| eprintln!("{line}")),
-            None => eprintln!("{line}"),
+            Some(bar) => bar.suspend(|| say(line)),
+            None => say(line),
         }
     }
 }
@@ -80,8 +81,8 @@ impl Observer for TrainBar {
                         self.samples
                     );
                     match &self.bar {
-                        Some(bar) => bar.suspend(|| println!("{line}")),
-                        None => println!("{line}"),
+                        Some(bar) => bar.suspend(|| print(&line)),
+                        None => print(&line),
                     }
                 }
             }
@@ -101,8 +102,8 @@ impl Observer for TrainBar {
                     bar.finish_and_clear();
                 }
                 match model {
-                    Some(model) => eprintln!("done in {seconds:.2} s, saved {model}"),
-                    None => eprintln!("done in {seconds:.2} s"),
+                    Some(model) => say(format_args!("done in {seconds:.2} s, saved {model}")),
+                    None => say(format_args!("done in {seconds:.2} s")),
                 }
             }
         }
@@ -147,10 +148,11 @@ impl Progress for FetchBar {
     fn event(&mut self, event: FetchEvent<'_>) {
         match event {
             FetchEvent::Waiting { at_most } => {
-                eprintln!("another process is fetching the same data: waiting up to {} s", at_most.as_secs());
+                let limit = at_most.as_secs();
+                say(format_args!("another process is fetching the same data: waiting up to {limit} s"));
             }
-            FetchEvent::Asking { dataset, source } => eprintln!("fetching {dataset} from {source}"),
-            FetchEvent::Failed { source, reason } => eprintln!("  {source}: {reason}"),
+            FetchEvent::Asking { dataset, source } => say(format_args!("fetching {dataset} from {source}")),
+            FetchEvent::Failed { source, reason } => say(format_args!("  {source}: {reason}")),
             FetchEvent::Bytes { file, done, total } => {
                 if self.file != file {
                     self.file = file.to_owned();
@@ -169,7 +171,9 @@ impl Progress for FetchBar {
                     }
                 }
             }
-            FetchEvent::Ready { dataset, folder } => eprintln!("{dataset} is in {}", folder.display()),
+            FetchEvent::Ready { dataset, folder } => {
+                say(format_args!("{dataset} is in {}", folder.display()))
+            }
             _ => {}
         }
     }

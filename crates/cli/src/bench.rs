@@ -1,6 +1,7 @@
 //! `phalanx bench`: what this machine does.
 
-use crate::args::{Bench, BenchArgs, StepArgs, StepModel};
+use crate::args::{Bench, BenchArgs, StepArgs, StepModel, WrongUsage};
+use crate::say::print;
 use anyhow::{Context, Result, ensure};
 use phalanx::nn::models::{MnistHpcNet, MnistNet};
 use phalanx::nn::optim::{Optimizer, Sgd};
@@ -21,6 +22,10 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<u8> {
     Ok(0)
 }
 
+fn at_least_one(flag: &str, number: usize) -> Result<(), WrongUsage> {
+    if number == 0 { Err(WrongUsage(format!("{flag} 0: must be at least 1"))) } else { Ok(()) }
+}
+
 /// A line of `bench step`.
 #[derive(Serialize)]
 struct StepLine {
@@ -34,7 +39,9 @@ struct StepLine {
 }
 
 fn step(args: &StepArgs) -> Result<()> {
-    ensure!(args.batch > 0 && args.steps > 0, "--batch and --steps must be at least 1");
+    at_least_one("--batch", args.batch)?;
+    at_least_one("--steps", args.steps)?;
+    at_least_one("--threads", args.threads.unwrap_or(1))?;
     let threads = args.threads.unwrap_or(phalanx::cores());
     let device = Device::cpu(threads);
     // Multiply-adds of the forward pass, an image.
@@ -85,12 +92,12 @@ fn step(args: &StepArgs) -> Result<()> {
         gflops: 2.0 * per_image * args.batch as f64 / at(0.5) / 1e6,
     };
     if args.json {
-        println!("{}", serde_json::to_string(&line)?);
+        print(serde_json::to_string(&line)?);
     } else {
-        println!(
+        print(format_args!(
             "{name}, batch {}, {threads} threads: median {:.3} ms, 95% below {:.3} ms, {:.1} GFLOP/s ({} steps)",
             args.batch, line.median_ms, line.p95_ms, line.gflops, args.steps
-        );
+        ));
     }
     Ok(())
 }
@@ -107,34 +114,36 @@ impl FirstItem for Tensor {
 }
 
 fn launch(workers: usize, runs: usize, json: bool) -> Result<()> {
-    ensure!(workers > 0 && runs > 0, "--workers and --runs must be at least 1");
+    at_least_one("--workers", workers)?;
+    at_least_one("--runs", runs)?;
     let me = std::env::current_exe().context("the path of this program")?;
-    let folder = std::env::temp_dir().join(format!("phalanx-bench-{}", std::process::id()));
+    // Nobody else can have made it or know its name, and it goes however this ends.
+    let folder = tempfile::tempdir().with_context(|| {
+        format!("no folder for the runs can be made in {}", std::env::temp_dir().display())
+    })?;
     let mut times = Vec::new();
     for _ in 0..runs {
         let start = Instant::now();
         let mut command = Command::new(&me);
         command
             .args(["run", "--nproc-per-node", &workers.to_string(), "--out"])
-            .arg(&folder)
+            .arg(folder.path())
             .arg("--")
             .arg(&me);
         let status = command.args(["bench", "hello"]).stdout(Stdio::null()).status()?;
         times.push(start.elapsed().as_secs_f64() * 1e3);
         ensure!(status.success(), "a run of {workers} workers failed: {status}");
     }
-    std::fs::remove_dir_all(&folder).ok();
     times.sort_by(f64::total_cmp);
     let (median, slowest) = (times[runs / 2], times[runs - 1]);
     if json {
-        println!(
-            "{}",
-            serde_json::json!({"bench": "launch", "workers": workers, "median_ms": median, "max_ms": slowest, "runs": runs})
+        print(
+            serde_json::json!({"bench": "launch", "workers": workers, "median_ms": median, "max_ms": slowest, "runs": runs}),
         );
     } else {
-        println!(
+        print(format_args!(
             "launch, all-reduce once, exit, {workers} workers: median {median:.1} ms, slowest {slowest:.1} ms of {runs} runs"
-        );
+        ));
     }
     Ok(())
 }

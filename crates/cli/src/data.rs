@@ -2,6 +2,7 @@
 
 use crate::args::{Data, DataArgs};
 use crate::bar::FetchBar;
+use crate::say::print;
 use anyhow::Result;
 use phalanx::data::{Location, Places, catalog, listing, verify};
 
@@ -9,18 +10,18 @@ pub(crate) fn data(args: &DataArgs) -> Result<u8> {
     match &args.what {
         Data::List => {
             for listing in catalog() {
-                println!("{:<20} {}", listing.name, listing.about);
+                print(format_args!("{:<20} {}", listing.name, listing.about));
             }
         }
         Data::Fetch { name } => {
             let location = Places::from_env(None).find(listing(name)?, &mut FetchBar::new())?;
-            println!("{name}: {}", place(&location));
+            print(format_args!("{name}: {}", place(&location)));
         }
         Data::Verify { name, data } => {
             let listing = listing(name)?;
             let location = Places::from_env(data.clone()).find(listing, &mut FetchBar::new())?;
             for file in verify(listing, &location)? {
-                println!("{}  {} ({} bytes)", file.sha256, file.path.display(), file.bytes);
+                print(format_args!("{}  {} ({} bytes)", file.sha256, file.path.display(), file.bytes));
             }
         }
     }

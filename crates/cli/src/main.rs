@@ -7,6 +7,7 @@ mod bench;
 mod data;
 mod failure;
 mod run;
+mod say;
 mod train;
 
 use args::Command;
@@ -14,7 +15,9 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let filter = tracing_subscriber::EnvFilter::try_from_env("PHALANX_LOG").unwrap_or_else(|_| "warn".into());
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time().init();
+    // An event that can't be written is lost: to complain would be to write to the same place, and to panic.
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time();
+    log.log_internal_errors(false).init();
     let result = match args::parse() {
         Command::Train(args) => train::train(&args),
         Command::Run(args) => run::run(&args),
@@ -25,7 +28,7 @@ fn main() -> ExitCode {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
             let usage = error.downcast_ref::<args::WrongUsage>().is_some();
-            eprintln!("error: {}", told(&error));
+            say::say(format_args!("error: {}", told(&error)));
             ExitCode::from(if usage { 2 } else { 1 })
         }
     }

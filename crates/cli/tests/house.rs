@@ -106,6 +106,24 @@ fn unsafe_code_stays_in_its_crates_and_says_why() {
     }
 }
 
+/// `println!` and `eprintln!` panic when nobody listens any more.
+#[test]
+fn the_binary_prints_through_say_alone() {
+    let mut files = Vec::new();
+    sources(&root().join("crates/cli/src"), &mut files);
+    for file in files {
+        let text = fs::read_to_string(&file).unwrap();
+        let code = text.lines().map(|line| line.split("//").next().unwrap_or_default());
+        let found = code.enumerate().find(|(_, code)| code.contains("print!(") || code.contains("println!("));
+        assert!(
+            found.is_none(),
+            "{}:{:?}: say::say and say::print don't panic",
+            file.display(),
+            found.map(|f| f.0 + 1)
+        );
+    }
+}
+
 #[test]
 fn paths_in_the_documents_exist() {
     for document in ["ARCHITECTURE.md", "README.md", "CONTRIBUTING.md"] {

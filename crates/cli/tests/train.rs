@@ -4,14 +4,19 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
 
-fn train(folder: &Path, args: &[&str]) -> Output {
+fn command(folder: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_phalanx"));
     command
         .current_dir(folder)
         .env_remove("RANK")
         .env_remove("WORLD_SIZE")
         .env("PHALANX_CACHE", folder.join("cache"));
-    command.arg("train").args(args).output().unwrap()
+    command.arg("train").args(args);
+    command
+}
+
+fn train(folder: &Path, args: &[&str]) -> Output {
+    command(folder, args).output().unwrap()
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -115,6 +120,19 @@ fn the_tutorials_line_is_printed_on_request() {
 }
 
 #[test]
+fn a_listener_that_is_gone_ends_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let tutorial = ["mnist-mini", "--steps", "3", "--log-interval", "1", "--out", "run"];
+    for args in [&["--list"][..], &["mnist", "--print"], &tutorial] {
+        let (_, gone) = std::io::pipe().unwrap();
+        let mut command = command(folder.path(), args);
+        let out = command.stdout(gone.try_clone().unwrap()).stderr(gone).output().unwrap();
+        assert_eq!(out.status.code(), Some(0), "{args:?}");
+    }
+    assert!(folder.path().join("run/model.safetensors").exists());
+}
+
+#[test]
 fn recipes_are_listed_and_printed() {
     let folder = tempfile::tempdir().unwrap();
     let list = text(&train(folder.path(), &["--list"]).stdout);
@@ -155,6 +173,44 @@ fn mistakes_get_one_clear_error_and_leave_nothing() {
         1,
         &["cut.safetensors", "not a readable safetensors file"],
     );
+}
+
+#[test]
+fn the_folder_that_was_named_is_used_before_that_of_the_agent_and_one_is_always_made() {
+    let folder = tempfile::tempdir().unwrap();
+    let training = ["mnist-mini", "--steps", "1"];
+    let saved = |run: &str| {
+        let files = ["model.safetensors", "events.jsonl", "spec.toml"];
+        files.map(|file| folder.path().join(run).join(file).exists())
+    };
+    // As a program of `phalanx run`, with a folder of its own and without.
+    for (out, named) in [("b", &["--out", "b"][..]), ("a", &[])] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_phalanx"));
+        command.current_dir(folder.path()).args([
+            "run",
+            "--out",
+            "a",
+            "--",
+            env!("CARGO_BIN_EXE_phalanx"),
+            "train",
+        ]);
+        let done = command.args(training).args(named).output().unwrap();
+        assert_eq!(done.status.code(), Some(0), "{}", text(&done.stderr));
+        assert_eq!(saved(out), [true; 3], "{out}");
+        assert_eq!(saved("a"), [out == "a"; 3], "{out}");
+    }
+    // As a program of torchrun, which knows no such folder.
+    let torchrun = |named: &[&str]| {
+        let mut command = command(folder.path(), &training);
+        command.args(named).envs([("RANK", "0"), ("WORLD_SIZE", "1"), ("TORCHELASTIC_RUN_ID", "seven")]);
+        let done = command.output().unwrap();
+        assert_eq!(done.status.code(), Some(0), "{}", text(&done.stderr));
+    };
+    torchrun(&["--out", "deep/c"]);
+    assert_eq!(saved("deep/c"), [true; 3]);
+    torchrun(&[]);
+    assert_eq!(saved("runs/mnist-mini-seven"), [true; 3]);
+    assert_eq!(saved("."), [false; 3]);
 }
 
 #[test]

@@ -1,12 +1,10 @@
 //! `phalanx run` as a user has it: the real binary, real processes, real signals.
 
-use std::fs;
-use std::io::{BufRead, BufReader};
-use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+mod stop;
 
-const LIMIT: Duration = Duration::from_secs(30);
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
 
 fn phalanx(folder: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_phalanx"));
@@ -26,23 +24,6 @@ fn run(folder: &Path, workers: &str, flags: &[&str], script: &str) -> Output {
 
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
-}
-
-fn wait(child: &mut Child) -> i32 {
-    let start = Instant::now();
-    loop {
-        if let Some(status) = child.try_wait().unwrap() {
-            return status.code().unwrap_or(-1);
-        }
-        assert!(start.elapsed() < LIMIT, "the run doesn't end");
-        std::thread::yield_now();
-    }
-}
-
-fn alive(pid: &str) -> bool {
-    // A zombie is dead, only not yet buried.
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit(')').next().is_some_and(|rest| !rest.trim().is_empty() && !rest.trim_start().starts_with('Z'))
 }
 
 #[test]
@@ -75,86 +56,6 @@ fn the_secret_is_in_no_environment_and_no_argument() {
 }
 
 #[test]
-fn the_first_failure_stops_the_others_and_is_reported() {
-    let folder = tempfile::tempdir().unwrap();
-    let check = |script: &str, words: &[&str]| {
-        let start = Instant::now();
-        let out = run(folder.path(), "2", &[], script);
-        let message = text(&out.stderr);
-        assert_eq!(out.status.code(), Some(1), "{message}");
-        assert!(words.iter().all(|word| message.contains(word)), "{message}");
-        assert!(start.elapsed() < LIMIT, "the other worker was not stopped");
-    };
-    check(
-        "test $RANK = 0 && exec sleep 60; echo the reason >&2; exit 7",
-        &["rank 1 (pid", "exited with code 7", "    the reason", "logs: out/logs"],
-    );
-    check("test $RANK = 1 && exec sleep 60; kill -9 $$", &["rank 0 (pid", "was killed by SIGKILL"]);
-    check("test $RANK = 1 && exec sleep 60; kill -SEGV $$", &["rank 0 (pid", "was killed by SIGSEGV"]);
-}
-
-#[test]
-fn a_worker_that_ignores_sigterm_is_killed_after_the_grace_period() {
-    let folder = tempfile::tempdir().unwrap();
-    let script =
-        "test $RANK = 1 && { read line < go; exit 1; }; trap '' TERM; echo > go; while :; do sleep 1; done";
-    assert!(Command::new("mkfifo").arg(folder.path().join("go")).status().unwrap().success());
-    let out = run(folder.path(), "2", &["--shutdown-timeout", "0.3"], script);
-    let message = text(&out.stderr);
-    assert_eq!(out.status.code(), Some(1), "{message}");
-    assert!(message.contains("killing: rank 0") && message.contains("rank 1 (pid"), "{message}");
-}
-
-/// Starts two workers that say their process ids and wait; gives the launcher and the ids.
-fn two_that_wait(folder: &Path) -> (Child, Vec<String>) {
-    let mut command = phalanx(folder);
-    command.args([
-        "run",
-        "--nproc-per-node",
-        "2",
-        "--no-prefix",
-        "--out",
-        "out",
-        "--",
-        "sh",
-        "-c",
-        "echo $$; sleep 60 & wait",
-    ]);
-    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let lines = BufReader::new(child.stdout.take().unwrap()).lines().take(2);
-    let pids = lines.map(|line| line.unwrap()).collect();
-    (child, pids)
-}
-
-#[test]
-fn signals_reach_the_workers_and_decide_the_exit_code() {
-    for (signal, code) in [("-INT", 130), ("-TERM", 143)] {
-        let folder = tempfile::tempdir().unwrap();
-        let (mut child, pids) = two_that_wait(folder.path());
-        assert!(pids.iter().all(|pid| alive(pid)));
-        // A shell without a terminal ignores SIGINT in what it runs in the background, so a second one is owed to some.
-        for _ in 0..2 {
-            Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap();
-        }
-        assert_eq!(wait(&mut child), code, "{signal}");
-        assert!(pids.iter().all(|pid| !alive(pid)), "{signal} left a worker");
-    }
-}
-
-#[test]
-fn no_orphan_is_left_when_the_launcher_is_killed() {
-    let folder = tempfile::tempdir().unwrap();
-    let (mut child, pids) = two_that_wait(folder.path());
-    child.kill().unwrap();
-    child.wait().unwrap();
-    let start = Instant::now();
-    while pids.iter().any(|pid| alive(pid)) {
-        assert!(start.elapsed() < LIMIT, "orphans: {pids:?}");
-        std::thread::yield_now();
-    }
-}
-
-#[test]
 fn what_cannot_be_is_refused_with_words() {
     let folder = tempfile::tempdir().unwrap();
     let check = |args: &[&str], code: i32, words: &[&str]| {
@@ -169,10 +70,22 @@ fn what_cannot_be_is_refused_with_words() {
     check(&["--max-restarts=3", "true"], 2, &["--max-restarts 3"]);
     check(&["--unheard-of", "true"], 2, &["--unheard-of"]);
     check(&[], 2, &["PROGRAM"]);
+    check(&["--", "--"], 2, &["PROGRAM"]);
+    check(&["--shutdown-timeout", "1e19", "true"], 2, &["--shutdown-timeout", "86400"]);
+    check(&["--shutdown-timeout", "nan", "true"], 2, &["--shutdown-timeout NaN"]);
     check(&["./nothing-here"], 1, &["./nothing-here", "can't be started", "hint:"]);
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
     check(&["--master-port", &port, "true"], 1, &[&format!("port {port} of 127.0.0.1 is in use"), "hint:"]);
+}
+
+#[test]
+fn a_run_directory_is_told_by_its_whole_path() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = "cd /; test -d \"$PHALANX_RUN_DIR\" && echo > \"$TORCHELASTIC_ERROR_FILE\"";
+    let out = run(folder.path(), "1", &[], script);
+    assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
+    assert!(folder.path().join("out/logs/0/0.error.json").exists());
 }
 
 #[test]
