@@ -25,11 +25,18 @@ pub(crate) fn conclude(outcome: &Outcome, run_dir: &Path) -> u8 {
         say(format_args!("error: rank {rank} (pid {pid}) {how} after {:.1} s", after.as_secs_f64()));
         if let Some(message) = reported {
             say(format_args!("  it said: {}", message.replace('\n', "\n  ")));
-        } else if !last_lines.is_empty() {
+        }
+        // What it told the launcher it has mostly written too.
+        let told_twice = |message: &String| last_lines.iter().any(|line| line.contains(first_line(message)));
+        if !last_lines.is_empty() && !reported.as_ref().is_some_and(told_twice) {
             say("  its last lines:");
             last_lines.iter().for_each(|line| say(format_args!("    {line}")));
         }
         say(format_args!("  logs: {}", run_dir.join("logs").display()));
     }
     u8::try_from(outcome.exit_code).unwrap_or(1)
+}
+
+fn first_line(text: &str) -> &str {
+    text.lines().next().unwrap_or_default()
 }

@@ -211,7 +211,8 @@ impl Watch {
             rank: watched.worker.rank,
             good: exit.good,
             before_stop: exit.before_stop,
-            by_launcher: watched.ended_by_launcher(),
+            // One that gave a reason of its own had failed before the signal came.
+            by_launcher: watched.ended_by_launcher() && (watched.reported.is_none() || watched.consequence),
             consequence: watched.consequence,
         };
         let rank = blame::cause(&ended.iter().map(end).collect::<Vec<_>>())?;

@@ -1,0 +1,139 @@
+//! What a user sees when ranks of a run break, disagree, or can't meet.
+
+use phalanx::comm::ReduceOp;
+use phalanx::{Error, Worker};
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+
+const PHALANX: &str = env!("CARGO_BIN_EXE_phalanx");
+/// No failure may take as long as this to be told.
+const LIMIT: Duration = Duration::from_secs(20);
+
+fn phalanx(folder: &Path) -> Command {
+    let mut command = Command::new(PHALANX);
+    command.current_dir(folder).env_remove("RANK").env_remove("WORLD_SIZE");
+    command
+}
+
+/// Runs this very test program as two workers, each in the test named `body` with `PHALANX_TEST` set.
+fn two_workers(folder: &Path, body: &str) -> Output {
+    let program = std::env::current_exe().unwrap();
+    let mut command = phalanx(folder);
+    command.args(["run", "--nproc-per-node", "2", "--out", "out", "--no-python", "--"]);
+    command.arg(program).args(["--exact", body, "--nocapture"]).env("PHALANX_TEST", body).env("RUST_BACKTRACE", "0").output().unwrap()
+}
+
+fn is_worker() -> bool {
+    std::env::var_os("PHALANX_TEST").is_some()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn a_worker_that_panics_is_named_with_its_last_words() {
+    if is_worker() {
+        let worker = Worker::from_env().unwrap();
+        for step in 0.. {
+            let mut sum = [1.0f32; 1000];
+            if let Err(error) = worker.group().all_reduce(&mut sum, ReduceOp::Sum) {
+                eprintln!("rank {} saw: {error}", worker.group().rank());
+                std::process::exit(1);
+            }
+            assert!(worker.group().rank().0 != 1 || step < 3, "the third step was too much");
+        }
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let start = Instant::now();
+    let out = two_workers(folder.path(), "a_worker_that_panics_is_named_with_its_last_words");
+    let message = text(&out.stderr);
+    assert_eq!(out.status.code(), Some(1), "{message}");
+    assert!(start.elapsed() < LIMIT);
+    let told = message
+        .find("rank 1 failed")
+        .or(message.find("rank 1 exited"))
+        .unwrap_or_else(|| panic!("{message}"));
+    assert!(
+        message[told..].contains("101") && message[told..].contains("the third step was too much"),
+        "{message}"
+    );
+}
+
+#[test]
+fn two_models_in_one_group_are_told_apart() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = "if [ $RANK = 0 ]; then recipe=mnist-mini; else recipe=linear-regression; fi; exec \"$0\" train $recipe --out $RANK";
+    let mut command = phalanx(folder.path());
+    let out = command
+        .args(["run", "--nproc-per-node", "2", "--out", "out", "--", "bash", "-c", script, PHALANX])
+        .output()
+        .unwrap();
+    let message = text(&out.stderr);
+    assert_eq!(out.status.code(), Some(1), "{message}");
+    assert!(message.contains("model") && message.contains("conv1.weight"), "{message}");
+    for rank in ["0", "1"] {
+        assert!(!folder.path().join(rank).join("model.safetensors").exists());
+    }
+}
+
+#[test]
+fn a_port_in_use_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let mut command = phalanx(folder.path());
+    command.args(["train", "mnist-mini", "--steps", "1", "--out", "out"]);
+    command.env("XDG_CONFIG_HOME", folder.path());
+    for (name, value) in
+        [("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &port)]
+    {
+        command.env(name, value);
+    }
+    let out = command.output().unwrap();
+    let message = text(&out.stderr);
+    assert_eq!(out.status.code(), Some(1), "{message}");
+    assert!(
+        message.contains(&format!("127.0.0.1:{port}"))
+            && message.contains("Address already in use")
+            && message.contains("hint:"),
+        "{message}"
+    );
+}
+
+#[test]
+fn a_full_disk_ends_the_run_with_one_error_and_no_model() {
+    let folder = tempfile::tempdir().unwrap();
+    // The shell limits the size of files, the model's is larger: a full disk as far as the program can tell.
+    let script = "ulimit -f 8; trap '' XFSZ; exec \"$0\" train mnist-mini --steps 1 --out out";
+    let told =
+        Command::new("bash").args(["-c", script, PHALANX]).current_dir(folder.path()).output().unwrap();
+    let message = text(&told.stderr);
+    assert_eq!(told.status.code(), Some(1), "{message}");
+    assert!(message.contains("model.safetensors: can't be written"), "{message}");
+    let left: Vec<_> =
+        std::fs::read_dir(folder.path().join("out")).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert!(!left.iter().any(|name| name.to_string_lossy().contains("safetensors")), "{left:?}");
+}
+
+#[test]
+fn a_rank_whose_peer_is_killed_says_so_and_the_killed_one_is_blamed() {
+    if is_worker() {
+        let worker = Worker::from_env().unwrap();
+        if worker.group().rank().0 == 1 {
+            Command::new("kill").args(["-9", &std::process::id().to_string()]).status().unwrap();
+        }
+        let error = worker.group().barrier().map_err(Error::from).unwrap_err();
+        eprintln!("rank 0 saw: {error}");
+        std::process::exit(7);
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let out = two_workers(folder.path(), "a_rank_whose_peer_is_killed_says_so_and_the_killed_one_is_blamed");
+    let message = text(&out.stderr);
+    assert_eq!(out.status.code(), Some(1), "{message}");
+    assert!(message.contains("rank 1") && message.contains("SIGKILL"), "{message}");
+    let log = std::fs::read_to_string(folder.path().join("out/logs/0/0.err")).unwrap();
+    assert!(log.is_empty() || log.contains("rank 1 is gone"), "{log}");
+}
