@@ -48,7 +48,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8> {
         grace: Duration::try_from_secs_f64(args.shutdown_timeout)
             .map_err(|error| WrongUsage(format!("--shutdown-timeout {}: {error}", args.shutdown_timeout)))?,
     };
-    let outcome = phalanx_launch::run(&spec, &mut |report| failure::tell(&report))?;
+    let outcome = phalanx_launch::run(&spec, |report| failure::tell(&report))?;
     Ok(failure::conclude(&outcome, &run_dir))
 }
 

@@ -81,7 +81,7 @@ fn lead(args: &TrainArgs, recipe: &Recipe) -> Result<u8> {
         console: Console::FirstRank,
         grace: GRACE,
     };
-    let outcome = phalanx_launch::run(&spec, &mut |report| failure::tell(&report))?;
+    let outcome = phalanx_launch::run(&spec, |report| failure::tell(&report))?;
     Ok(failure::conclude(&outcome, &out))
 }
 

@@ -58,7 +58,15 @@ pub enum Error {
         /// Which didn't come.
         missing: Vec<u32>,
     },
-    /// A file of the run directory.
+    /// Something of the run directory can't be made.
+    #[error("{path}: can't be made: {source}\nhint: give a folder that can be written to with --out", path = path.display())]
+    RunDir {
+        /// The file or folder.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A file that can't be read.
     #[error("{path}: {source}", path = path.display())]
     Io {
         /// Which file.

@@ -2,7 +2,7 @@
 
 use crate::error::Error;
 use phalanx_wire::{Generation, Rank};
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 /// A run's folder: `spec.toml`, `events.jsonl`, `logs/<generation>/<rank>.{out,err}`, and what the program saves.
@@ -12,7 +12,7 @@ pub struct RunDir(PathBuf);
 impl RunDir {
     /// The folder at this path, made if it isn't there.
     pub fn create(path: &Path) -> Result<RunDir, Error> {
-        fs::create_dir_all(path).map_err(|source| Error::Io { path: path.to_owned(), source })?;
+        fs::create_dir_all(path).map_err(|source| Error::RunDir { path: path.to_owned(), source })?;
         Ok(RunDir(path.to_owned()))
     }
 
@@ -29,14 +29,14 @@ impl RunDir {
     /// The folder of the logs of one generation, made if it isn't there.
     pub fn logs(&self, generation: Generation) -> Result<PathBuf, Error> {
         let path = self.0.join("logs").join(generation.to_string());
-        fs::create_dir_all(&path).map_err(|source| Error::Io { path: path.clone(), source })?;
+        fs::create_dir_all(&path).map_err(|source| Error::RunDir { path: path.clone(), source })?;
         Ok(path)
     }
 
-    /// The log files of one rank: standard output and standard error.
-    pub fn log_files(&self, generation: Generation, rank: Rank) -> Result<[PathBuf; 2], Error> {
-        let folder = self.logs(generation)?;
-        Ok([folder.join(format!("{rank}.out")), folder.join(format!("{rank}.err"))])
+    /// A fresh log of one rank: `out` for its standard output, `err` for its standard error.
+    pub fn create_log(&self, generation: Generation, rank: Rank, stream: &str) -> Result<File, Error> {
+        let path = self.logs(generation)?.join(format!("{rank}.{stream}"));
+        File::create(&path).map_err(|source| Error::RunDir { path, source })
     }
 }
 

@@ -2,13 +2,22 @@
 //!
 //! [`run`] starts the workers, writes their output down and passes it on, and returns when all have ended. The first worker
 //! that fails ends the others: SIGTERM, a grace period, SIGKILL. Signals to this process reach the workers. Nothing is
-//! polled: every line, every exit and every signal arrives through one queue. What it doesn't decide: what is shown, and how;
-//! that is the caller's, who is handed [`Report`]s.
+//! polled: every exit, every signal and every notice arrives through one queue, which the supervising thread alone empties
+//! and where nothing holds it up; lines and reports go to the console on threads of their own. What it doesn't decide: what
+//! is shown, and how; that is the caller's, who is handed [`Report`]s.
 #![forbid(unsafe_op_in_unsafe_fn)]
 
-mod output;
 mod spec;
 mod supervise;
+mod watch;
+
+mod blame;
+mod console;
+mod ending;
+mod given;
+mod guard;
+mod output;
+mod signals;
 mod worker;
 
 pub use output::Console;

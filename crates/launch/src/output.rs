@@ -1,9 +1,12 @@
-//! What the workers write: into their logs, and on to the console in whole lines.
+//! What the workers write: into their logs, and on in whole lines.
 
-use phalanx_wire::Rank;
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::collections::VecDeque;
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, PipeReader, Read, Write};
+use std::os::fd::AsFd;
+use std::sync::Arc;
 
 /// What is shown of the workers' output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +30,45 @@ pub(crate) enum Stream {
 const KEPT_LINES: usize = 12;
 /// A longer line is passed on in pieces.
 const MAX_LINE: u64 = 1 << 16;
+/// What is still taken from a stream once the run is over: as much as a pipe holds.
+const LAST_BYTES: usize = 1 << 16;
+
+/// One stream of a worker. A process that has left the worker's group may hold it open for ever, so it also ends when the
+/// run is over and what was in the pipe by then is read.
+pub(crate) struct WorkerStream {
+    pipe: PipeReader,
+    /// Closed at its other end when the run is over.
+    over: Arc<PipeReader>,
+    last_bytes: usize,
+}
+
+impl WorkerStream {
+    pub(crate) fn new(pipe: PipeReader, over: Arc<PipeReader>) -> WorkerStream {
+        WorkerStream { pipe, over, last_bytes: LAST_BYTES }
+    }
+}
+
+impl Read for WorkerStream {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        let mut ends = [
+            PollFd::new(self.pipe.as_fd(), PollFlags::POLLIN),
+            PollFd::new(self.over.as_fd(), PollFlags::empty()),
+        ];
+        while let Err(error) = poll(&mut ends, PollTimeout::NONE) {
+            if error != Errno::EINTR {
+                return Err(error.into());
+            }
+        }
+        let [readable, over] = ends.map(|end| end.any().unwrap_or(true));
+        if !readable {
+            return Ok(0);
+        }
+        let room = if over { buffer.len().min(self.last_bytes) } else { buffer.len() };
+        let read = self.pipe.read(&mut buffer[..room])?;
+        self.last_bytes -= if over { read } else { 0 };
+        Ok(read)
+    }
+}
 
 /// Reads a stream to its end: every line goes into the log and to `line`.
 pub(crate) fn copy_lines(
@@ -66,21 +108,6 @@ impl Tail {
     }
 }
 
-/// Shows a line. A console that is gone (a closed pipe) doesn't end the run.
-pub(crate) fn show(console: Console, rank: Rank, stream: Stream, line: &[u8]) {
-    let prefix = match console {
-        Console::Prefixed => format!("[rank{rank}]: "),
-        Console::Plain => String::new(),
-        Console::FirstRank => return,
-    };
-    let mut bytes = prefix.into_bytes();
-    bytes.extend_from_slice(line);
-    let _ = match stream {
-        Stream::Out => std::io::stdout().lock().write_all(&bytes),
-        Stream::Err => std::io::stderr().lock().write_all(&bytes),
-    };
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -99,5 +126,16 @@ mod tests {
         assert_eq!(tail.lines().len(), KEPT_LINES);
         assert_eq!(tail.lines().last().unwrap(), "no end");
         assert_eq!(std::fs::read_to_string(&log).unwrap(), text);
+    }
+
+    #[test]
+    fn a_stream_that_stays_open_ends_with_the_run() {
+        let (pipe, mut held_open) = std::io::pipe().unwrap();
+        let (over, run) = std::io::pipe().unwrap();
+        held_open.write_all(b"last words").unwrap();
+        drop(run);
+        let mut text = String::new();
+        WorkerStream::new(pipe, Arc::new(over)).read_to_string(&mut text).unwrap();
+        assert_eq!(text, "last words");
     }
 }

@@ -1,0 +1,74 @@
+//! What is shown. A console may stall (a pager, Ctrl-S), so threads of their own write to it: one that stalls holds up the
+//! workers' lines, but neither signals nor ends.
+
+use crate::output::{Console, Stream};
+use crate::spec::LaunchError;
+use crate::supervise::News;
+use phalanx_wire::Rank;
+use std::io::Write;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
+
+/// What waits to be shown; a worker that writes faster waits.
+const QUEUE: usize = 1024;
+
+/// A thread that shows whatever is sent to it. When all senders are dropped and everything is shown, it says so.
+pub(crate) fn outlet<T: Send + 'static>(
+    name: &str,
+    news: &SyncSender<News>,
+    mut show: impl FnMut(T) + Send + 'static,
+) -> Result<SyncSender<T>, LaunchError> {
+    let (sender, items) = sync_channel(QUEUE);
+    let news = news.clone();
+    let thread = std::thread::Builder::new().name(name.into()).spawn(move || {
+        items.iter().for_each(&mut show);
+        // Nobody waits for it once the run is over.
+        let _ = news.send(News::Shown);
+    });
+    thread.map_err(LaunchError::system("a thread for the console"))?;
+    Ok(sender)
+}
+
+/// The way of the workers' lines to the console.
+#[derive(Clone)]
+pub(crate) struct Lines {
+    queue: SyncSender<(Rank, Stream, Vec<u8>)>,
+    /// How many readers wait for the console at the moment.
+    waiting: Arc<AtomicUsize>,
+}
+
+impl Lines {
+    /// None where no lines are shown.
+    pub(crate) fn open(console: Console, news: &SyncSender<News>) -> Result<Option<Lines>, LaunchError> {
+        let prefixed = match console {
+            Console::Prefixed => true,
+            Console::Plain => false,
+            Console::FirstRank => return Ok(None),
+        };
+        let queue = outlet("phalanx-console", news, move |(rank, stream, line): (Rank, Stream, Vec<u8>)| {
+            let mut bytes = if prefixed { format!("[rank{rank}]: ").into_bytes() } else { Vec::new() };
+            bytes.extend_from_slice(&line);
+            // A console that is gone (a closed pipe) doesn't end the run.
+            let _ = match stream {
+                Stream::Out => std::io::stdout().lock().write_all(&bytes),
+                Stream::Err => std::io::stderr().lock().write_all(&bytes),
+            };
+        })?;
+        Ok(Some(Lines { queue, waiting: Arc::default() }))
+    }
+
+    /// Hands a line over; waits while the console is behind.
+    pub(crate) fn show(&self, rank: Rank, stream: Stream, line: Vec<u8>) {
+        if let Err(TrySendError::Full(line)) = self.queue.try_send((rank, stream, line)) {
+            self.waiting.fetch_add(1, Ordering::Relaxed);
+            let _ = self.queue.send(line);
+            self.waiting.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether the console is why lines are still in the pipes.
+    pub(crate) fn held_up(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) > 0
+    }
+}

@@ -1,0 +1,84 @@
+//! What every worker of a run is given: its environment, the secret, the program's port.
+
+use crate::spec::{LaunchError, LaunchSpec};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use phalanx_job::{RunDir, names};
+use phalanx_wire::{Generation, Rank, Secret};
+use std::fs::File;
+use std::io::Write;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, ToSocketAddrs};
+
+/// What every worker of a run is told.
+pub(crate) struct Given<'a> {
+    pub(crate) spec: &'a LaunchSpec,
+    pub(crate) coordinator: SocketAddr,
+    pub(crate) master_port: u16,
+    /// The number of the inherited descriptor that holds the secret.
+    pub(crate) secret: i32,
+    pub(crate) run_dir: &'a RunDir,
+    pub(crate) generation: Generation,
+    /// Compute threads of each worker.
+    pub(crate) threads: usize,
+}
+
+/// The environment contract.
+pub(crate) fn variables(given: &Given<'_>, rank: Rank) -> Vec<(&'static str, String)> {
+    let spec = given.spec;
+    let (rank, world) = (rank.to_string(), spec.workers.to_string());
+    let error_file = given
+        .run_dir
+        .path()
+        .join("logs")
+        .join(given.generation.to_string())
+        .join(format!("{rank}.error.json"));
+    let mut variables = vec![
+        (names::RANK, rank.clone()),
+        (names::LOCAL_RANK, rank.clone()),
+        (names::WORLD_SIZE, world.clone()),
+        (names::LOCAL_WORLD_SIZE, world.clone()),
+        (names::GROUP_RANK, "0".into()),
+        (names::GROUP_WORLD_SIZE, "1".into()),
+        (names::ROLE_NAME, spec.role.clone()),
+        (names::ROLE_RANK, rank),
+        (names::ROLE_WORLD_SIZE, world),
+        (names::MASTER_ADDR, spec.master.0.clone()),
+        (names::MASTER_PORT, given.master_port.to_string()),
+        (names::RESTART_COUNT, "0".into()),
+        (names::MAX_RESTARTS, "0".into()),
+        (names::RUN_ID, spec.run_id.clone()),
+        (names::ERROR_FILE, error_file.display().to_string()),
+        (names::COORDINATOR, given.coordinator.to_string()),
+        (names::SECRET_FD, given.secret.to_string()),
+        (names::GENERATION, given.generation.to_string()),
+        (names::RUN_DIR, given.run_dir.path().display().to_string()),
+        (names::THREADS, given.threads.to_string()),
+    ];
+    if std::env::var_os(names::OMP_NUM_THREADS).is_none() {
+        variables.push((names::OMP_NUM_THREADS, given.threads.to_string()));
+    }
+    variables
+}
+
+/// A file in memory that holds the secret and is inherited by the workers: out of sight of `ps` and of the file system.
+pub(crate) fn descriptor(secret: &Secret) -> Result<File, LaunchError> {
+    let made = memfd_create(c"phalanx-secret", MFdFlags::empty()).map_err(std::io::Error::from);
+    let mut file = File::from(made.map_err(LaunchError::system("a descriptor for the secret"))?);
+    file.write_all(secret.expose()).map_err(LaunchError::system("a descriptor for the secret"))?;
+    Ok(file)
+}
+
+/// The program's port: the one asked for if it is free, else any free one.
+pub(crate) fn master_port(spec: &LaunchSpec) -> Result<u16, LaunchError> {
+    let (host, wanted) = &spec.master;
+    let mut addresses = (host.as_str(), wanted.unwrap_or(0))
+        .to_socket_addrs()
+        .map_err(LaunchError::system(format!("the host {host}")))?;
+    let address = addresses.next().unwrap_or(SocketAddr::from((Ipv4Addr::LOCALHOST, wanted.unwrap_or(0))));
+    let bound = TcpListener::bind(address).map_err(|source| match (source.kind(), wanted) {
+        (std::io::ErrorKind::AddrInUse, Some(port)) => {
+            LaunchError::PortInUse { host: host.clone(), port: *port }
+        }
+        _ => LaunchError::System { what: format!("a port of {host}"), source },
+    })?;
+    bound.local_addr().map(|a| a.port()).map_err(LaunchError::system(format!("a port of {host}")))
+}

@@ -1,0 +1,99 @@
+//! The last resort against orphans. When the launcher is killed, the kernel kills the workers themselves, but not what they
+//! have started. A small process without anything else to do notices its end and kills their groups.
+//!
+//! It is forked, not executed, since that takes a tenth of the time. It lives in a session of its own, so that who kills the
+//! launcher's group spares it, and takes no signal but SIGKILL.
+
+use crate::spec::LaunchError;
+use nix::libc;
+use nix::sys::prctl::set_name;
+use nix::sys::signal::{SigSet, Signal, killpg};
+use nix::sys::wait::waitpid;
+use nix::unistd::{ForkResult, Pid, fork, setsid};
+use phalanx_wire::Rank;
+use std::io::{PipeReader, PipeWriter, Read, Write, pipe};
+use std::os::fd::AsRawFd;
+
+/// The guard of a run; it ends when this is dropped, and kills the groups that it still watches.
+pub(crate) struct Guard {
+    /// None while it is dropped.
+    orders: Option<PipeWriter>,
+    pid: Pid,
+}
+
+/// A rank and the group to watch for it from now on, 0 for none. Orders are written whole: they are shorter than any pipe.
+type Order = [u8; 8];
+
+impl Guard {
+    /// Forks it. Early is best: it keeps the memory of this moment.
+    pub(crate) fn start(workers: usize) -> Result<Guard, LaunchError> {
+        let (orders, sender) = pipe().map_err(LaunchError::system("a pipe for the guard process"))?;
+        let mut groups = vec![0; workers];
+        // SAFETY: other threads may exist, so until its end the child may only do what is async-signal-safe. `stand` makes
+        // system calls on memory that is there already, and doesn't return.
+        match unsafe { fork() } {
+            Ok(ForkResult::Child) => {
+                drop(sender);
+                stand(orders, &mut groups)
+            }
+            Ok(ForkResult::Parent { child }) => Ok(Guard { orders: Some(sender), pid: child }),
+            Err(error) => Err(LaunchError::system("the guard process can't be started")(error.into())),
+        }
+    }
+
+    /// The group to kill if this process ends.
+    pub(crate) fn watch(&mut self, rank: Rank, group: Pid) {
+        self.order(rank, group.as_raw());
+    }
+
+    /// The rank has ended, and the number of its group may soon be another's.
+    pub(crate) fn forget(&mut self, rank: Rank) {
+        self.order(rank, 0);
+    }
+
+    fn order(&mut self, rank: Rank, group: i32) {
+        let mut order = Order::default();
+        order[..4].copy_from_slice(&rank.0.to_ne_bytes());
+        order[4..].copy_from_slice(&group.to_ne_bytes());
+        // A guard that somebody has killed guards nothing; the run goes on without.
+        let _ = self.orders.as_mut().map(|orders| orders.write_all(&order));
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        self.orders = None;
+        // It ends at once.
+        let _ = waitpid(self.pid, None);
+    }
+}
+
+/// The life of the guard.
+fn stand(mut orders: PipeReader, groups: &mut [i32]) -> ! {
+    let _ = SigSet::all().thread_set_mask();
+    let _ = setsid();
+    let _ = set_name(c"phalanx-guard");
+    close_all_but(orders.as_raw_fd() as u32);
+    let mut order = Order::default();
+    // Fails when nobody can give orders any more.
+    while orders.read_exact(&mut order).is_ok() {
+        let [a, b, c, d, e, f, g, h] = order;
+        if let Some(group) = groups.get_mut(u32::from_ne_bytes([a, b, c, d]) as usize) {
+            *group = i32::from_ne_bytes([e, f, g, h]);
+        }
+    }
+    for group in groups.iter().filter(|group| **group > 0) {
+        let _ = killpg(Pid::from_raw(*group), Signal::SIGKILL);
+    }
+    // SAFETY: ends this process without running anything that the parent had registered for its own end.
+    unsafe { libc::_exit(0) }
+}
+
+/// Closes what was inherited, so that a pipe of the launcher ends with the launcher. Before Linux 5.9 there is no such call,
+/// and the descriptors stay open for the moment that the guard outlives it.
+fn close_all_but(kept: u32) {
+    for (first, last) in [(0, kept - 1), (kept + 1, u32::MAX)] {
+        // SAFETY: nothing in this process uses any of these descriptors again: it does nothing but `stand`.
+        unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
+    }
+}
