@@ -1,6 +1,6 @@
 //! `phalanx bench`: what this machine does.
 
-use crate::args::{Bench, BenchArgs, StepArgs, StepModel};
+use crate::args::{Bench, BenchArgs, StepArgs, StepModel, WrongUsage};
 use crate::say::print;
 use anyhow::{Context, Result, ensure};
 use phalanx::nn::models::{MnistHpcNet, MnistNet};
@@ -22,6 +22,10 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<u8> {
     Ok(0)
 }
 
+fn at_least_one(flag: &str, number: usize) -> Result<(), WrongUsage> {
+    if number == 0 { Err(WrongUsage(format!("{flag} 0: must be at least 1"))) } else { Ok(()) }
+}
+
 /// A line of `bench step`.
 #[derive(Serialize)]
 struct StepLine {
@@ -35,7 +39,9 @@ struct StepLine {
 }
 
 fn step(args: &StepArgs) -> Result<()> {
-    ensure!(args.batch > 0 && args.steps > 0, "--batch and --steps must be at least 1");
+    at_least_one("--batch", args.batch)?;
+    at_least_one("--steps", args.steps)?;
+    at_least_one("--threads", args.threads.unwrap_or(1))?;
     let threads = args.threads.unwrap_or(phalanx::cores());
     let device = Device::cpu(threads);
     // Multiply-adds of the forward pass, an image.
@@ -108,23 +114,26 @@ impl FirstItem for Tensor {
 }
 
 fn launch(workers: usize, runs: usize, json: bool) -> Result<()> {
-    ensure!(workers > 0 && runs > 0, "--workers and --runs must be at least 1");
+    at_least_one("--workers", workers)?;
+    at_least_one("--runs", runs)?;
     let me = std::env::current_exe().context("the path of this program")?;
-    let folder = std::env::temp_dir().join(format!("phalanx-bench-{}", std::process::id()));
+    // Nobody else can have made it or know its name, and it goes however this ends.
+    let folder = tempfile::tempdir().with_context(|| {
+        format!("no folder for the runs can be made in {}", std::env::temp_dir().display())
+    })?;
     let mut times = Vec::new();
     for _ in 0..runs {
         let start = Instant::now();
         let mut command = Command::new(&me);
         command
             .args(["run", "--nproc-per-node", &workers.to_string(), "--out"])
-            .arg(&folder)
+            .arg(folder.path())
             .arg("--")
             .arg(&me);
         let status = command.args(["bench", "hello"]).stdout(Stdio::null()).status()?;
         times.push(start.elapsed().as_secs_f64() * 1e3);
         ensure!(status.success(), "a run of {workers} workers failed: {status}");
     }
-    std::fs::remove_dir_all(&folder).ok();
     times.sort_by(f64::total_cmp);
     let (median, slowest) = (times[runs / 2], times[runs - 1]);
     if json {

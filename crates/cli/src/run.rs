@@ -3,8 +3,8 @@
 use crate::args::{RunArgs, WrongUsage};
 use crate::failure;
 use anyhow::Result;
-use phalanx_launch::{Console, LaunchSpec};
-use std::ffi::OsString;
+use phalanx_launch::{Console, LaunchSpec, MAX_GRACE};
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -30,10 +30,23 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8> {
         Some(id) => id.clone(),
         None => fresh_run_id()?,
     };
-    let (program, arguments) = command_line(args);
-    let name = Path::new(&args.program[0])
-        .file_stem()
-        .map_or("program".into(), |s| s.to_string_lossy().into_owned());
+    let grace = Duration::try_from_secs_f64(args.shutdown_timeout).ok().filter(|grace| *grace <= MAX_GRACE);
+    let Some(grace) = grace else {
+        return refuse(format!(
+            "--shutdown-timeout {}: must be from 0 to {} seconds",
+            args.shutdown_timeout,
+            MAX_GRACE.as_secs()
+        ));
+    };
+    let typed = match args.program.as_slice() {
+        [first, rest @ ..] if first == "--" => rest,
+        all => all,
+    };
+    let Some(name) = typed.first() else {
+        return refuse("PROGRAM is missing: give it after the flags, as in `phalanx run -- ./train`".into());
+    };
+    let (program, arguments) = command_line(args, name, &typed[1..]);
+    let name = Path::new(name).file_stem().map_or("program".into(), |s| s.to_string_lossy().into_owned());
     let run_dir = args.out.clone().unwrap_or_else(|| PathBuf::from(format!("runs/{name}-{run_id}")));
     let spec = LaunchSpec {
         program,
@@ -45,8 +58,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8> {
         master: (args.master_addr.clone(), args.master_port),
         variables: Vec::new(),
         console: if args.no_prefix { Console::Plain } else { Console::Prefixed },
-        grace: Duration::try_from_secs_f64(args.shutdown_timeout)
-            .map_err(|error| WrongUsage(format!("--shutdown-timeout {}: {error}", args.shutdown_timeout)))?,
+        grace,
     };
     let outcome = phalanx_launch::run(&spec, |report| failure::tell(&report))?;
     Ok(failure::conclude(&outcome, &run_dir))
@@ -77,28 +89,24 @@ fn worker_count(text: &str) -> Result<usize, WrongUsage> {
 }
 
 /// What is really started: a .py file and a module with the active Python, anything else as it is.
-fn command_line(args: &RunArgs) -> (OsString, Vec<OsString>) {
-    let mut arguments: Vec<OsString> = args.program.clone();
-    if arguments.first().is_some_and(|first| first == "--") {
-        arguments.remove(0);
-    }
-    let is_script = arguments.first().is_some_and(|p| Path::new(p).extension().is_some_and(|e| e == "py"));
+fn command_line(args: &RunArgs, program: &OsStr, arguments: &[OsString]) -> (OsString, Vec<OsString>) {
+    let is_script = Path::new(program).extension().is_some_and(|e| e == "py");
     if args.no_python || !(args.module || is_script) {
-        let program = arguments.remove(0);
         // A file in this folder is meant where a name could be looked for in PATH in vain, too.
-        let here = Path::new(".").join(&program);
-        let found_here = !program.to_string_lossy().contains('/') && here.is_file() && !in_path(&program);
-        return (if found_here { here.into() } else { program }, arguments);
+        let here = Path::new(".").join(program);
+        let found_here = !program.to_string_lossy().contains('/') && here.is_file() && !in_path(program);
+        return (if found_here { here.into() } else { program.to_owned() }, arguments.to_vec());
     }
     let mut python: Vec<OsString> = vec!["-u".into()];
     if args.module {
         python.push("-m".into());
     }
-    python.extend(arguments);
+    python.push(program.to_owned());
+    python.extend_from_slice(arguments);
     (active_python(), python)
 }
 
-fn in_path(program: &OsString) -> bool {
+fn in_path(program: &OsStr) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
 }

@@ -12,7 +12,8 @@ use phalanx::recipe::BUILT_IN;
 use phalanx::{Error, Event, Observer, Recipe, Trainer, Worker};
 use phalanx_job::{RunDir, WorkerEnv};
 use phalanx_launch::{Console, LaunchSpec};
-use std::fs::{self, File};
+use std::fmt::Display;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -33,7 +34,7 @@ pub(crate) fn train(args: &TrainArgs) -> Result<u8> {
         return Ok(0);
     }
     match WorkerEnv::from_env()? {
-        Some(_) => work(args, &recipe),
+        Some(env) => work(args, &recipe, &env),
         None => lead(args, &recipe),
     }
 }
@@ -64,17 +65,13 @@ fn lead(args: &TrainArgs, recipe: &Recipe) -> Result<u8> {
         initial(init, &Parameters::build(&mut recipe.model()?, &phalanx::tensor::Device::cpu(1), 0))?;
     }
     let run_id = fresh_run_id()?;
-    let out = args.out.clone().unwrap_or_else(|| PathBuf::from(format!("runs/{}-{run_id}", recipe.name)));
-    let run_dir = RunDir::create(&out)?;
-    let spec_file = out.join("spec.toml");
-    fs::write(&spec_file, recipe.to_toml())
-        .with_context(|| format!("{} can't be written", spec_file.display()))?;
+    let out = args.out.clone().unwrap_or_else(|| default_out(recipe, &run_id));
     let spec = LaunchSpec {
         program: std::env::current_exe().context("the path of this program")?.into(),
         args: std::env::args_os().skip(1).collect(),
         workers: args.nproc_per_node,
         run_id,
-        run_dir: run_dir.path().to_owned(),
+        run_dir: out.clone(),
         role: "default".into(),
         master: ("127.0.0.1".into(), None),
         variables: Vec::new(),
@@ -86,10 +83,10 @@ fn lead(args: &TrainArgs, recipe: &Recipe) -> Result<u8> {
 }
 
 /// One of the workers.
-fn work(args: &TrainArgs, recipe: &Recipe) -> Result<u8> {
+fn work(args: &TrainArgs, recipe: &Recipe, env: &WorkerEnv) -> Result<u8> {
     let threads = (recipe.train.threads > 0).then_some(recipe.train.threads);
     let mut worker = Worker::from_environment(threads)?;
-    match train_as(&worker, args, recipe) {
+    match train_as(&worker, args, recipe, env) {
         Ok(()) => Ok(0),
         Err(error) => {
             worker.report(&error);
@@ -98,7 +95,7 @@ fn work(args: &TrainArgs, recipe: &Recipe) -> Result<u8> {
     }
 }
 
-fn train_as(worker: &Worker, args: &TrainArgs, recipe: &Recipe) -> Result<(), Error> {
+fn train_as(worker: &Worker, args: &TrainArgs, recipe: &Recipe, env: &WorkerEnv) -> Result<(), Error> {
     let start = Instant::now();
     // The agent has fetched the data.
     let places = Places { network: Network::Forbidden, ..Places::from_env(args.data.clone()) };
@@ -108,9 +105,9 @@ fn train_as(worker: &Worker, args: &TrainArgs, recipe: &Recipe) -> Result<(), Er
     if let Some(init) = &args.init {
         initial(init, &parameters)?;
     }
-    let out = worker.run_dir().or(args.out.as_deref()).unwrap_or(Path::new(".")).to_owned();
+    let run_dir = if worker.is_first() { Some(run_dir(args, recipe, env)?) } else { None };
     let events = |path: PathBuf| File::create(&path).map_err(|source| Error::Io { path, source });
-    let events = if worker.is_first() { Some(events(out.join("events.jsonl"))?) } else { None };
+    let events = run_dir.as_ref().map(|run_dir| events(run_dir.events())).transpose()?;
     let mut observer: Box<dyn Observer> = match args.json {
         true => Box::new(JsonLines { events }),
         false => Box::new(TrainBar::new(args.log_interval, events)),
@@ -125,14 +122,14 @@ fn train_as(worker: &Worker, args: &TrainArgs, recipe: &Recipe) -> Result<(), Er
         Some(data.test),
         observer.as_mut(),
     )?;
-    if worker.is_first() {
-        let model_file = out.join("model.safetensors");
+    if let Some(run_dir) = &run_dir {
+        let model_file = run_dir.path().join("model.safetensors");
         if args.save_optimizer {
             let mut weights = Weights::default();
             for (state, flat) in trained.optimizer.state() {
                 weights.append(trained.parameters.to_weights_from(flat, &format!(".{state}")));
             }
-            weights.save(&out.join("optimizer.safetensors"))?;
+            weights.save(&run_dir.path().join("optimizer.safetensors"))?;
         }
         trained.parameters.to_weights().save(&model_file)?;
         observer.event(&Event::Done {
@@ -145,6 +142,24 @@ fn train_as(worker: &Worker, args: &TrainArgs, recipe: &Recipe) -> Result<(), Er
     }
     // Nobody leaves before rank 0 has saved, so that its failure ends the run for all.
     Ok(worker.group().barrier()?)
+}
+
+/// Where rank 0 writes: where it was told to, else where the agent keeps its logs, else a folder named as an agent would.
+fn run_dir(args: &TrainArgs, recipe: &Recipe, env: &WorkerEnv) -> Result<RunDir, Error> {
+    let failed = |error: &dyn Display| Error::Join(error.to_string());
+    let out = match args.out.as_ref().or(env.run_dir.as_ref()) {
+        Some(out) => out.clone(),
+        // What torchrun calls a run without a name.
+        None if env.run_id == "none" => default_out(recipe, &fresh_run_id().map_err(|error| failed(&error))?),
+        None => default_out(recipe, &env.run_id),
+    };
+    let run_dir = RunDir::create(&out).map_err(|error| failed(&error))?;
+    run_dir.write_spec(&recipe.to_toml()).map_err(|error| failed(&error))?;
+    Ok(run_dir)
+}
+
+fn default_out(recipe: &Recipe, run_id: &str) -> PathBuf {
+    PathBuf::from(format!("runs/{}-{run_id}", recipe.name))
 }
 
 /// Takes the values of `parameters` from a file.

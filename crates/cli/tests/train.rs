@@ -176,6 +176,44 @@ fn mistakes_get_one_clear_error_and_leave_nothing() {
 }
 
 #[test]
+fn the_folder_that_was_named_is_used_before_that_of_the_agent_and_one_is_always_made() {
+    let folder = tempfile::tempdir().unwrap();
+    let training = ["mnist-mini", "--steps", "1"];
+    let saved = |run: &str| {
+        let files = ["model.safetensors", "events.jsonl", "spec.toml"];
+        files.map(|file| folder.path().join(run).join(file).exists())
+    };
+    // As a program of `phalanx run`, with a folder of its own and without.
+    for (out, named) in [("b", &["--out", "b"][..]), ("a", &[])] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_phalanx"));
+        command.current_dir(folder.path()).args([
+            "run",
+            "--out",
+            "a",
+            "--",
+            env!("CARGO_BIN_EXE_phalanx"),
+            "train",
+        ]);
+        let done = command.args(training).args(named).output().unwrap();
+        assert_eq!(done.status.code(), Some(0), "{}", text(&done.stderr));
+        assert_eq!(saved(out), [true; 3], "{out}");
+        assert_eq!(saved("a"), [out == "a"; 3], "{out}");
+    }
+    // As a program of torchrun, which knows no such folder.
+    let torchrun = |named: &[&str]| {
+        let mut command = command(folder.path(), &training);
+        command.args(named).envs([("RANK", "0"), ("WORLD_SIZE", "1"), ("TORCHELASTIC_RUN_ID", "seven")]);
+        let done = command.output().unwrap();
+        assert_eq!(done.status.code(), Some(0), "{}", text(&done.stderr));
+    };
+    torchrun(&["--out", "deep/c"]);
+    assert_eq!(saved("deep/c"), [true; 3]);
+    torchrun(&[]);
+    assert_eq!(saved("runs/mnist-mini-seven"), [true; 3]);
+    assert_eq!(saved("."), [false; 3]);
+}
+
+#[test]
 fn weights_of_another_model_are_refused_by_name() {
     let folder = tempfile::tempdir().unwrap();
     let line = train(folder.path(), &["linear-regression", "--epochs", "1", "--out", "line"]);

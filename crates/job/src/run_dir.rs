@@ -12,11 +12,14 @@ pub struct RunDir(PathBuf);
 impl RunDir {
     /// The folder at this path, made if it isn't there.
     pub fn create(path: &Path) -> Result<RunDir, Error> {
-        fs::create_dir_all(path).map_err(|source| Error::RunDir { path: path.to_owned(), source })?;
-        Ok(RunDir(path.to_owned()))
+        let failed = |source| Error::RunDir { path: path.to_owned(), source };
+        // It is told to processes that may change their folder.
+        let absolute = std::path::absolute(path).map_err(failed)?;
+        fs::create_dir_all(&absolute).map_err(failed)?;
+        Ok(RunDir(absolute))
     }
 
-    /// Its path.
+    /// Its path, which is absolute.
     pub fn path(&self) -> &Path {
         &self.0
     }
@@ -24,6 +27,18 @@ impl RunDir {
     /// Where what happens is written down.
     pub fn events(&self) -> PathBuf {
         self.0.join("events.jsonl")
+    }
+
+    /// Writes down what is trained, as TOML. Whoever reads it at the same time sees the old text or the new one, whole.
+    pub fn write_spec(&self, toml: &str) -> Result<(), Error> {
+        let path = self.0.join("spec.toml");
+        let partial = self.0.join(format!("spec.toml.{}.partial", std::process::id()));
+        let written = fs::write(&partial, toml).and_then(|()| fs::rename(&partial, &path));
+        written.map_err(|source| {
+            // It may not even be there; the error that is told is the first one.
+            let _ = fs::remove_file(&partial);
+            Error::RunDir { path, source }
+        })
     }
 
     /// The folder of the logs of one generation, made if it isn't there.
@@ -50,6 +65,23 @@ pub fn run_id(random: [u8; 5]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Read;
+
+    #[test]
+    fn what_is_trained_is_written_whole_or_not_at_all() {
+        let temporary = tempfile::tempdir().unwrap();
+        let folder = temporary.path();
+        let run_dir = RunDir::create(folder).unwrap();
+        run_dir.write_spec("old = 1").unwrap();
+        // A reader that came before keeps what it has opened: the file is replaced, not written over.
+        let mut reader = File::open(folder.join("spec.toml")).unwrap();
+        run_dir.write_spec("new = 1").unwrap();
+        let mut seen = String::new();
+        reader.read_to_string(&mut seen).unwrap();
+        assert_eq!(seen, "old = 1");
+        assert_eq!(fs::read_to_string(folder.join("spec.toml")).unwrap(), "new = 1");
+        assert_eq!(fs::read_dir(folder).unwrap().count(), 1);
+    }
 
     #[test]
     fn run_ids_tell_runs_apart() {

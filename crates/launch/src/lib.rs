@@ -21,5 +21,5 @@ mod signals;
 mod worker;
 
 pub use output::Console;
-pub use spec::{LaunchError, LaunchSpec};
+pub use spec::{LaunchError, LaunchSpec, MAX_GRACE};
 pub use supervise::{Failure, Outcome, Report, run};

@@ -6,6 +6,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 use thiserror::Error;
 
+/// The longest grace period: a day.
+pub const MAX_GRACE: Duration = Duration::from_secs(24 * 60 * 60);
+
 /// The workers of a run.
 #[derive(Clone, Debug)]
 pub struct LaunchSpec {
@@ -27,7 +30,7 @@ pub struct LaunchSpec {
     pub variables: Vec<(String, String)>,
     /// What is shown of the workers' output.
     pub console: Console,
-    /// From SIGTERM to SIGKILL.
+    /// From SIGTERM to SIGKILL; what is above [`MAX_GRACE`] counts as that.
     pub grace: Duration,
 }
 

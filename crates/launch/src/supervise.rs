@@ -4,7 +4,7 @@ use crate::console::{Lines, outlet};
 use crate::given::{Given, descriptor, master_port};
 use crate::guard::Guard;
 use crate::signals;
-use crate::spec::{LaunchError, LaunchSpec};
+use crate::spec::{LaunchError, LaunchSpec, MAX_GRACE};
 use crate::watch::Watch;
 use crate::worker::Ties;
 use phalanx_coord::{Coordinator, Notice};
@@ -114,7 +114,7 @@ pub fn run(spec: &LaunchSpec, report: impl FnMut(Report) + Send + 'static) -> Re
     let lines = Lines::open(spec.console, &sender)?;
     let outlets = if lines.is_some() { 2 } else { 1 };
     let (over, until_over) = std::io::pipe().map_err(LaunchError::system("a pipe for the run"))?;
-    let mut watch = Watch::new(start, spec.grace, guard);
+    let mut watch = Watch::new(start, spec.grace.min(MAX_GRACE), guard);
     let ties = Ties { news: sender, lines, over: Arc::new(over), hurry: Arc::clone(&watch.hurry) };
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let given = Given {

@@ -70,10 +70,22 @@ fn what_cannot_be_is_refused_with_words() {
     check(&["--max-restarts=3", "true"], 2, &["--max-restarts 3"]);
     check(&["--unheard-of", "true"], 2, &["--unheard-of"]);
     check(&[], 2, &["PROGRAM"]);
+    check(&["--", "--"], 2, &["PROGRAM"]);
+    check(&["--shutdown-timeout", "1e19", "true"], 2, &["--shutdown-timeout", "86400"]);
+    check(&["--shutdown-timeout", "nan", "true"], 2, &["--shutdown-timeout NaN"]);
     check(&["./nothing-here"], 1, &["./nothing-here", "can't be started", "hint:"]);
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
     check(&["--master-port", &port, "true"], 1, &[&format!("port {port} of 127.0.0.1 is in use"), "hint:"]);
+}
+
+#[test]
+fn a_run_directory_is_told_by_its_whole_path() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = "cd /; test -d \"$PHALANX_RUN_DIR\" && echo > \"$TORCHELASTIC_ERROR_FILE\"";
+    let out = run(folder.path(), "1", &[], script);
+    assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
+    assert!(folder.path().join("out/logs/0/0.error.json").exists());
 }
 
 #[test]

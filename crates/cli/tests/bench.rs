@@ -1,0 +1,40 @@
+//! `phalanx bench` as a user has it.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+
+fn bench(temporary: &Path, args: &[&str], variables: &[(&str, &str)]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_phalanx"));
+    command.arg("bench").args(args).env("TMPDIR", temporary).envs(variables.iter().copied());
+    command.env_remove("RANK").output().unwrap()
+}
+
+#[test]
+fn what_cannot_be_measured_is_wrong_usage() {
+    let folder = tempfile::tempdir().unwrap();
+    let rows = [
+        ["step", "--batch", "0"],
+        ["step", "--steps", "0"],
+        ["step", "--threads", "0"],
+        ["launch", "--workers", "0"],
+        ["launch", "--runs", "0"],
+    ];
+    for args in rows {
+        let out = bench(folder.path(), &args, &[]);
+        let message = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert_eq!(out.status.code(), Some(2), "{args:?}: {message}");
+        assert!(message.contains(&format!("{} 0: must be at least 1", args[1])), "{message}");
+    }
+}
+
+#[test]
+fn launching_leaves_nothing_in_the_temporary_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    // Workers can't find their place with the second environment.
+    for (variables, code) in [(&[][..], 0), (&[("SLURM_NTASKS", "many")][..], 1)] {
+        let out = bench(folder.path(), &["launch", "--runs", "1"], variables);
+        assert_eq!(out.status.code(), Some(code), "{}", String::from_utf8_lossy(&out.stderr));
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "{variables:?}");
+    }
+}
