@@ -48,7 +48,7 @@ impl RunDir {
         Ok(path)
     }
 
-    /// A fresh log of one rank: `out` for its standard output, `err` for its standard error.
+    /// A fresh log of one rank in the folder of its generation: `out` for its standard output, `err` for its standard error.
     pub fn create_log(&self, generation: Generation, rank: Rank, stream: &str) -> Result<File, Error> {
         let path = self.logs(generation)?.join(format!("{rank}.{stream}"));
         File::create(&path).map_err(|source| Error::RunDir { path, source })

@@ -16,7 +16,7 @@ use std::os::fd::AsRawFd;
 
 /// The guard of a run; it ends when this is dropped, and kills the groups that it still watches.
 pub(crate) struct Guard {
-    /// None while it is dropped.
+    /// None once it is dismissed.
     orders: Option<PipeWriter>,
     pid: Pid,
 }
@@ -51,6 +51,11 @@ impl Guard {
         self.order(rank, 0);
     }
 
+    /// Lets it go, which takes it a moment.
+    pub(crate) fn dismiss(&mut self) {
+        self.orders = None;
+    }
+
     fn order(&mut self, rank: Rank, group: i32) {
         let mut order = Order::default();
         order[..4].copy_from_slice(&rank.0.to_ne_bytes());
@@ -62,7 +67,7 @@ impl Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        self.orders = None;
+        self.dismiss();
         // It ends at once.
         let _ = waitpid(self.pid, None);
     }

@@ -110,7 +110,6 @@ pub fn run(spec: &LaunchSpec, report: impl FnMut(Report) + Send + 'static) -> Re
     };
     // Signals are taken before the first worker is there, so that none goes astray.
     let signals = signals::take(&sender)?;
-    let reports = outlet("phalanx-reports", &sender, report)?;
     let lines = Lines::open(spec.console, &sender)?;
     let outlets = if lines.is_some() { 2 } else { 1 };
     let (over, until_over) = std::io::pipe().map_err(LaunchError::system("a pipe for the run"))?;
@@ -126,10 +125,14 @@ pub fn run(spec: &LaunchSpec, report: impl FnMut(Report) + Send + 'static) -> Re
         generation,
         threads: (cores / spec.workers).max(1),
     };
-    if let Err(error) = watch.start_all(&given, &ties) {
-        watch.abandon(&news);
-        return Err(error);
-    }
+    let started = watch.start_all(&given, &ties);
+    let reports = match started.and_then(|()| outlet("phalanx-reports", &ties.news, report)) {
+        Ok(reports) => reports,
+        Err(error) => {
+            watch.abandon(&news);
+            return Err(error);
+        }
+    };
     drop(ties);
     // Reports are few; one that finds a full queue would come too late anyway.
     let _ = reports.try_send(Report::Started { pids: watch.pids() });
@@ -138,6 +141,7 @@ pub fn run(spec: &LaunchSpec, report: impl FnMut(Report) + Send + 'static) -> Re
             let _ = reports.try_send(report);
         }
     }
+    watch.guard.dismiss();
     drop((until_over, reports));
     watch.wait_for_console(&news, outlets);
     signals.close();

@@ -29,7 +29,7 @@ pub(crate) struct Watch {
     start: Instant,
     grace: Duration,
     workers: Vec<Watched>,
-    guard: Guard,
+    pub(crate) guard: Guard,
     stop: Option<Stop>,
     /// How many signals have asked for the end.
     signals: u32,
