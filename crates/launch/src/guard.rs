@@ -1,7 +1,7 @@
 //! The last resort against orphans. When the launcher is killed, the kernel kills the workers themselves, but not what they
 //! have started. A small process without anything else to do notices its end and kills their groups.
 //!
-//! It is forked, not executed, since that takes a tenth of the time. It lives in a session of its own, so that who kills the
+//! It is forked, not executed: a library has no program of its own to run. It lives in a session of its own, so that who kills the
 //! launcher's group spares it, and takes no signal but SIGKILL.
 
 use crate::spec::LaunchError;
