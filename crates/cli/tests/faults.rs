@@ -22,7 +22,13 @@ fn two_workers(folder: &Path, body: &str) -> Output {
     let program = std::env::current_exe().unwrap();
     let mut command = phalanx(folder);
     command.args(["run", "--nproc-per-node", "2", "--out", "out", "--no-python", "--"]);
-    command.arg(program).args(["--exact", body, "--nocapture"]).env("PHALANX_TEST", body).env("RUST_BACKTRACE", "0").output().unwrap()
+    command
+        .arg(program)
+        .args(["--exact", body, "--nocapture"])
+        .env("PHALANX_TEST", body)
+        .env("RUST_BACKTRACE", "0")
+        .output()
+        .unwrap()
 }
 
 fn is_worker() -> bool {

@@ -1,7 +1,7 @@
 //! The last resort against orphans. When the launcher is killed, the kernel kills the workers themselves, but not what they
 //! have started. A small process without anything else to do notices its end and kills their groups.
 //!
-//! It is forked, not executed, since that takes a tenth of the time. It lives in a session of its own, so that who kills the
+//! It is forked, not executed: a library has no program of its own to run. It lives in a session of its own, so that who kills the
 //! launcher's group spares it, and takes no signal but SIGKILL.
 
 use crate::spec::LaunchError;
@@ -41,28 +41,34 @@ impl Guard {
         }
     }
 
-    /// The group to kill if this process ends.
-    pub(crate) fn watch(&mut self, rank: Rank, group: Pid) {
-        self.order(rank, group.as_raw());
+    /// What a worker does between fork and exec: from then on its group is watched, before it can have started anything. It
+    /// is async-signal-safe.
+    pub(crate) fn enlist(
+        &self,
+        rank: Rank,
+    ) -> Result<impl Fn() -> std::io::Result<()> + Send + Sync + 'static, LaunchError> {
+        let orders = self.orders.as_ref().map(PipeWriter::try_clone).transpose();
+        let orders = orders.map_err(LaunchError::system("a pipe for the guard process"))?;
+        Ok(move || orders.iter().try_for_each(|mut to| to.write_all(&order(rank, std::process::id() as i32))))
     }
 
-    /// The rank has ended, and the number of its group may soon be another's.
+    /// The rank has ended or never began, and the number of its group may soon be another's.
     pub(crate) fn forget(&mut self, rank: Rank) {
-        self.order(rank, 0);
+        // A guard that somebody has killed guards nothing; the run goes on without.
+        let _ = self.orders.as_mut().map(|orders| orders.write_all(&order(rank, 0)));
     }
 
     /// Lets it go, which takes it a moment.
     pub(crate) fn dismiss(&mut self) {
         self.orders = None;
     }
+}
 
-    fn order(&mut self, rank: Rank, group: i32) {
-        let mut order = Order::default();
-        order[..4].copy_from_slice(&rank.0.to_ne_bytes());
-        order[4..].copy_from_slice(&group.to_ne_bytes());
-        // A guard that somebody has killed guards nothing; the run goes on without.
-        let _ = self.orders.as_mut().map(|orders| orders.write_all(&order));
-    }
+fn order(rank: Rank, group: i32) -> Order {
+    let mut order = Order::default();
+    order[..4].copy_from_slice(&rank.0.to_ne_bytes());
+    order[4..].copy_from_slice(&group.to_ne_bytes());
+    order
 }
 
 impl Drop for Guard {

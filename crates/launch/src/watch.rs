@@ -75,8 +75,13 @@ impl Watch {
 
     pub(crate) fn start_all(&mut self, given: &Given<'_>, ties: &Ties) -> Result<(), LaunchError> {
         for rank in (0..given.spec.workers as u32).map(Rank) {
-            let worker = Worker::start(given, ties, rank)?;
-            self.guard.watch(rank, worker.pid);
+            let worker = match Worker::start(given, ties, &self.guard, rank) {
+                Ok(worker) => worker,
+                Err(error) => {
+                    self.guard.forget(rank);
+                    return Err(error);
+                }
+            };
             let (sent, exit, status) = (Vec::new(), None, None);
             self.workers.push(Watched { worker, reported: None, consequence: false, sent, exit, status });
         }

@@ -3,6 +3,7 @@
 use crate::console::Lines;
 use crate::ending::Ending;
 use crate::given::{Given, variables};
+use crate::guard::Guard;
 use crate::output::{Console, Stream, Tail, WorkerStream, copy_lines};
 use crate::spec::LaunchError;
 use crate::supervise::News;
@@ -43,7 +44,12 @@ pub(crate) struct Worker {
 
 impl Worker {
     /// Starts rank `rank`; its end arrives as news.
-    pub(crate) fn start(given: &Given<'_>, ties: &Ties, rank: Rank) -> Result<Worker, LaunchError> {
+    pub(crate) fn start(
+        given: &Given<'_>,
+        ties: &Ties,
+        guard: &Guard,
+        rank: Rank,
+    ) -> Result<Worker, LaunchError> {
         let spec = given.spec;
         let mut command = Command::new(&spec.program);
         command
@@ -62,8 +68,9 @@ impl Worker {
         command.process_group(0);
         let (life, held_by_worker) = pipe().map_err(LaunchError::system("a pipe for a worker"))?;
         let parent = std::process::id();
-        // SAFETY: between fork and exec only async-signal-safe calls are made: prctl, getppid, fcntl, and building an
-        // error from a number.
+        let enlist = guard.enlist(rank)?;
+        // SAFETY: between fork and exec only async-signal-safe calls are made: prctl, getppid, fcntl, getpid, write, and
+        // building an error from a number.
         unsafe {
             command.pre_exec(move || {
                 // The kernel kills the worker when the thread that started it ends, however it ends. If that has happened
@@ -73,7 +80,7 @@ impl Worker {
                     return Err(std::io::Error::from_raw_os_error(nix::errno::Errno::ESRCH as i32));
                 }
                 fcntl(&held_by_worker, FcntlArg::F_SETFD(FdFlag::empty()))?;
-                Ok(())
+                enlist()
             });
         }
         let (started, pid) = sync_channel(1);
