@@ -32,7 +32,7 @@ fn what_cannot_be_measured_is_wrong_usage() {
 fn launching_leaves_nothing_in_the_temporary_folder() {
     let folder = tempfile::tempdir().unwrap();
     // Workers can't find their place with the second environment.
-    for (variables, code) in [(&[][..], 0), (&[("SLURM_NTASKS", "many")][..], 1)] {
+    for (variables, code) in [(&[][..], 0), (&[("PHALANX_THREADS", "many")][..], 1)] {
         let out = bench(folder.path(), &["launch", "--runs", "1"], variables);
         assert_eq!(out.status.code(), Some(code), "{}", String::from_utf8_lossy(&out.stderr));
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "{variables:?}");
