@@ -58,13 +58,11 @@ fn a_worker_that_panics_is_named_with_its_last_words() {
     let message = text(&out.stderr);
     assert_eq!(out.status.code(), Some(1), "{message}");
     assert!(start.elapsed() < LIMIT);
-    let told = message
-        .find("rank 1 failed")
-        .or(message.find("rank 1 exited"))
-        .unwrap_or_else(|| panic!("{message}"));
+    let report =
+        message.find("error: rank 1").map(|at| &message[at..]).unwrap_or_else(|| panic!("{message}"));
     assert!(
-        message[told..].contains("101") && message[told..].contains("the third step was too much"),
-        "{message}"
+        report.contains("exited with code 101") && report.contains("the third step was too much"),
+        "{report}"
     );
 }
 

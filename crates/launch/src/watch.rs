@@ -112,7 +112,11 @@ impl Watch {
 
     /// Signals everything that is left of the workers.
     fn send(&mut self, signal: Signal) {
-        for watched in self.workers.iter_mut().filter(|w| w.status.is_none()) {
+        self.send_to(signal, |_| true);
+    }
+
+    fn send_to(&mut self, signal: Signal, wanted: impl Fn(&Watched) -> bool) {
+        for watched in self.workers.iter_mut().filter(|w| w.status.is_none() && wanted(w)) {
             watched.worker.signal(signal);
             if watched.exit.is_none() {
                 watched.sent.push(signal);
@@ -143,7 +147,8 @@ impl Watch {
                 if self.running().is_empty() {
                     return None;
                 }
-                self.send(Signal::SIGTERM);
+                // One that has said why it fails is on its way out and may finish its words.
+                self.send_to(Signal::SIGTERM, |watched| watched.reported.is_none() || watched.consequence);
                 Some(Report::Stopping { rank })
             }
             News::Ended(rank) => {
