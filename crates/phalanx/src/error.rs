@@ -14,6 +14,12 @@ pub enum Error {
     /// Samples can't be had.
     #[error(transparent)]
     Data(#[from] phalanx_data::Error),
+    /// A data set holds nothing.
+    #[error("there are no samples to {what} on\nhint: look at the data set that was given")]
+    NoSamples {
+        /// `train` or `test`.
+        what: &'static str,
+    },
     /// Weights can't be read or written.
     #[error(transparent)]
     Weights(#[from] phalanx_nn::WeightError),

@@ -5,6 +5,7 @@
 //! [`Recipe`] that was read holds none. A recipe only puts the public parts of the layers below together: what it does, a program can do.
 
 mod build;
+mod fit;
 mod keys;
 
 pub use keys::{KEYS, Key, Kind};
@@ -235,6 +236,22 @@ pub enum RecipeError {
         /// The choice that looks most like it, of a key with choices.
         nearest: Option<&'static str>,
     },
+    /// A value that the model can't be trained with.
+    #[error(
+        "{origin}: the model {model} needs {key} = {fitting}, got: {found}\nhint: choose another model.name, or set {key}"
+    )]
+    Unfit {
+        /// The file, or `--set`.
+        origin: String,
+        /// The model.
+        model: String,
+        /// The key.
+        key: &'static str,
+        /// What it may be for this model.
+        fitting: String,
+        /// What it is.
+        found: String,
+    },
     /// A key that a recipe can't do without.
     #[error("{origin}: the recipe lacks the key: {key}\nhint: it must be {expected}")]
     MissingKey {
@@ -393,7 +410,9 @@ impl Recipe {
                 nearest: None,
             });
         }
-        keys::check(&self.name, &self.table())
+        let table = self.table();
+        keys::check(&self.name, &table)?;
+        fit::check(&self.name, &table)
     }
 
     fn table(&self) -> Table {
@@ -402,6 +421,7 @@ impl Recipe {
 
     fn from_table(name: &str, origin: &str, table: Table) -> Result<Recipe, RecipeError> {
         keys::check(origin, &table)?;
+        fit::check(origin, &table)?;
         let mut recipe: Recipe = table.try_into().expect("a checked table is a recipe");
         recipe.name = name.to_owned();
         Ok(recipe)

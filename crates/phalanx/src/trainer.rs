@@ -18,7 +18,7 @@ pub struct Trainer {
     pub loss: Loss,
     /// How often all samples are seen. Default 1.
     pub epochs: u64,
-    /// Ends the run after this many steps, whatever `epochs` says. Default: no such end.
+    /// Ends the run after this many steps, if the epochs don't end before. Default: no such end.
     pub steps: Option<u64>,
     /// Samples a step and worker. Default 64.
     pub batch_size: usize,
@@ -103,6 +103,11 @@ impl Trainer {
         observer: &mut dyn Observer,
     ) -> Result<Trained, Error> {
         let start = Instant::now();
+        for (what, data) in [("train", Some(&train)), ("test", test.as_ref())] {
+            if data.is_some_and(|data| data.is_empty()) {
+                return Err(Error::NoSamples { what });
+            }
+        }
         let mut optimizer = Optimizer::new(rule)?;
         let mut strategy: Box<dyn Strategy> = match worker.group().world_size() {
             1 => Box::new(SingleDevice::new()),
@@ -136,7 +141,7 @@ impl Trainer {
                 let loss = self.step(worker, model, &parameters, strategy.as_mut(), &batch, ctx)?;
                 let grads = parameters.grads().arena().flat::<f32>();
                 optimizer.step(&mut parameters.values().flat_mut::<f32>(), &grads, factor);
-                if step % observer.every() == 0 || step + 1 == last {
+                if step % observer.every().max(1) == 0 || step + 1 == last {
                     let mut total = [loss];
                     strategy.sum(&mut total)?;
                     let [loss] = total;

@@ -123,7 +123,6 @@ impl Recipe {
                 Loss::CrossEntropy { label_smoothing: self.train.label_smoothing.unwrap_or(0.0) }
             }
             "mse" => Loss::Mse,
-            "bce-with-logits" => Loss::BceWithLogits,
             other => unreachable!("the table of keys lets no loss {other} pass"),
         }
     }

@@ -107,11 +107,7 @@ pub const KEYS: &[Key] = &[
         IMAGES,
         "what is predicted: the dataset's targets or its inputs",
     ),
-    must(
-        "train.loss",
-        OneOf(&["nll", "cross-entropy", "mse", "bce-with-logits"]),
-        "how outputs are held against targets",
-    ),
+    must("train.loss", OneOf(&["nll", "cross-entropy", "mse"]), "how outputs are held against targets"),
     row("train.label_smoothing", Share, &["cross-entropy"], "how much of a label is spread over all classes"),
     row("train.epochs", Count(1), &[], "how often all samples are seen"),
     row("train.batch_size", Count(1), &[], "samples a step and worker"),

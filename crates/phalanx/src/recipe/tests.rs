@@ -38,7 +38,13 @@ fn every_key_can_be_set_where_it_has_a_meaning() {
         assignments.extend(key.only_for.first().map(|owner| format!("{}.{chooser}={owner}", key.section())));
         // The dataset of points and the images' keys exclude each other, so no other key is at stake here.
         let assignments: Vec<&str> = assignments.iter().map(String::as_str).collect();
-        let recipe = set("mnist", &assignments).unwrap_or_else(|error| panic!("{}: {error}", key.path));
+        // A recipe whose other parts go with the value.
+        let recipe = match key.path {
+            "data.targets" => "mnist-autoencoder",
+            "model.name" | "data.name" | "train.loss" => "linear-regression",
+            _ => "mnist",
+        };
+        let recipe = set(recipe, &assignments).unwrap_or_else(|error| panic!("{}: {error}", key.path));
         let printed: Table = recipe.to_toml().parse().unwrap();
         let kept = &printed[key.section()][key.leaf()];
         assert_eq!(*kept, key.parse("test", value).unwrap(), "{}", key.path);
@@ -255,5 +261,23 @@ proptest::proptest! {
     fn no_assignment_makes_it_panic(text in "\\PC{0,40}", key in 0..KEYS.len()) {
         let _ = set("mnist", &[&text]);
         let _ = set("mnist", &[&format!("{}={text}", KEYS[key].path)]);
+    }
+}
+
+#[test]
+fn parts_that_do_not_fit_are_refused_by_name() {
+    for (recipe, set, words) in [
+        ("mnist", "train.loss=mse", ["the model mnist needs train.loss = nll or cross-entropy", "got: mse"]),
+        ("mnist", "data.targets=inputs", ["needs data.targets = own", "got: inputs"]),
+        (
+            "mnist-hpc",
+            "data.name=linear-regression",
+            ["needs data.name = mnist or", "got: linear-regression"],
+        ),
+        ("mnist-autoencoder", "data.targets=own", ["needs data.targets = inputs", "got: own"]),
+        ("linear-regression", "data.name=mnist", ["needs data.name = linear-regression", "got: mnist"]),
+    ] {
+        let error = Recipe::load(recipe, &[set.to_owned()]).unwrap_err().to_string();
+        assert!(words.iter().all(|word| error.contains(word)) && error.contains("hint:"), "{error}");
     }
 }
