@@ -173,6 +173,9 @@ pub(crate) struct StepArgs {
     /// Samples a step.
     #[arg(long, default_value_t = 64)]
     pub(crate) batch: usize,
+    /// Height and width of the images, where the model takes any [default: 32 for resnet18].
+    #[arg(long, value_name = "PIXELS")]
+    pub(crate) image: Option<usize>,
     /// Compute threads [default: all cores].
     #[arg(long)]
     pub(crate) threads: Option<usize>,
@@ -194,6 +197,8 @@ pub(crate) enum StepModel {
     Mnist,
     /// The HPC tutorial's MNIST network.
     MnistHpc,
+    /// ResNet-18 of 10 classes.
+    Resnet18,
 }
 
 /// `phalanx data`.

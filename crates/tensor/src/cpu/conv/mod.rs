@@ -1,13 +1,15 @@
 //! Two-dimensional convolution over (N, C, H, W) images with (O, I / groups, KH, KW) kernels.
 //!
-//! Two ways, chosen by [`Plan::is_direct`]: the general one lays the pixels under each kernel tap out as a matrix and
-//! multiplies ([`lowered`]), the [`direct`] one keeps a few output rows in registers and is several times faster where there
-//! are few channels. [`reference`] is the definition written as loops; the tests hold the others against it.
+//! Three ways, chosen by [`Plan::way`]: the general one lays the pixels under each kernel tap out as a matrix and multiplies
+//! ([`lowered`]); the [`direct`] one keeps a few output rows in registers, for few channels; the one by [`taps`] multiplies
+//! whole batches pixel by pixel, for many channels and small images. [`reference`] is the definition written as loops; the
+//! tests hold the others against it.
 
 pub(crate) mod direct;
 pub(crate) mod lowered;
 #[cfg(test)]
 mod reference;
+mod taps;
 #[cfg(test)]
 mod tests;
 
@@ -44,9 +46,20 @@ impl Plan {
         self.o * self.oh * self.ow
     }
 
-    fn is_direct(&self) -> bool {
-        direct::takes(self)
+    fn way(&self) -> Way {
+        match self {
+            _ if direct::takes(self) => Way::Direct,
+            _ if taps::takes(self) => Way::Taps,
+            _ => Way::Lowered,
+        }
     }
+}
+
+/// How a convolution is computed.
+enum Way {
+    Direct,
+    Taps,
+    Lowered,
 }
 
 /// `out = x * w + b`.
@@ -58,7 +71,11 @@ fn forward_as<T: Float>(x: &Tensor, w: &Tensor, b: Option<&Tensor>, plan: Plan, 
     let (x, w) = (x.read_contiguous::<T>("conv2d"), w.read_contiguous::<T>("conv2d"));
     let b = b.map(|b| b.read_contiguous::<T>("conv2d"));
     let mut o = out.write_whole::<T>();
-    let kernel = if plan.is_direct() { direct::forward } else { lowered::forward };
+    let kernel = match plan.way() {
+        Way::Direct => direct::forward,
+        Way::Taps => taps::forward,
+        Way::Lowered => lowered::forward,
+    };
     kernel(out.device(), &x, &w, b.as_deref(), plan, &mut o);
 }
 
@@ -67,7 +84,11 @@ pub(crate) fn image_gradient(grad: &Tensor, w: &Tensor, plan: Plan, out: &Tensor
     with_float!(out.dtype, "conv2d", T => {
         let (g, w) = (grad.read_contiguous::<T>("conv2d"), w.read_contiguous::<T>("conv2d"));
         let mut o = out.write_whole::<T>();
-        let kernel = if plan.is_direct() { direct::image_gradient } else { lowered::image_gradient };
+        let kernel = match plan.way() {
+            Way::Direct => direct::image_gradient,
+            Way::Taps => taps::image_gradient,
+            Way::Lowered => lowered::image_gradient,
+        };
         kernel(out.device(), &g, &w, plan, &mut o);
     });
 }
@@ -77,7 +98,11 @@ pub(crate) fn kernel_gradient(x: &Tensor, grad: &Tensor, plan: Plan, out: &Tenso
     with_float!(out.dtype, "conv2d", T => {
         let (x, g) = (x.read_contiguous::<T>("conv2d"), grad.read_contiguous::<T>("conv2d"));
         let mut o = out.write_whole::<T>();
-        let kernel = if plan.is_direct() { direct::kernel_gradient } else { lowered::kernel_gradient };
+        let kernel = match plan.way() {
+            Way::Direct => direct::kernel_gradient,
+            Way::Taps => taps::kernel_gradient,
+            Way::Lowered => lowered::kernel_gradient,
+        };
         kernel(out.device(), &x, &g, plan, &mut o);
     });
 }

@@ -1,6 +1,6 @@
-//! Both fast ways of convolution against the loops of [`super::reference`].
+//! All fast ways of convolution against the loops of [`super::reference`].
 
-use super::{Plan, direct, lowered, reference};
+use super::{Plan, direct, lowered, reference, taps};
 use crate::device::Device;
 use crate::op::Conv2dOptions;
 use crate::ops::convolution::conv_plan;
@@ -49,11 +49,39 @@ fn check(x: [usize; 4], w: [usize; 4], options: Conv2dOptions) {
             close(&to_image, &want.1, "direct image gradient", &p);
             close(&to_kernel, &want.2, "direct kernel gradient", &p);
         }
+        if taps::takes(&p) {
+            taps::forward(device, &image, &kernel, Some(&bias), p, &mut out);
+            taps::image_gradient(device, &grad, &kernel, p, &mut to_image);
+            taps::kernel_gradient(device, &image, &grad, p, &mut to_kernel);
+            close(&out, &want.0, "forward by taps", &p);
+            close(&to_image, &want.1, "image gradient by taps", &p);
+            close(&to_kernel, &want.2, "kernel gradient by taps", &p);
+        }
     }
 }
 
 #[test]
-fn both_ways_agree_with_the_definition() {
+fn taps_agree_with_the_definition() {
+    let plain = Conv2dOptions::default();
+    let same = Conv2dOptions { padding: [1, 1], ..plain };
+    let half = Conv2dOptions { stride: [2, 2], padding: [1, 1], ..plain };
+    for (n, c, o, h, w, options) in [
+        (8, 16, 64, 4, 4, same),
+        (9, 64, 33, 1, 1, same),
+        (8, 20, 128, 2, 3, same),
+        (8, 16, 17, 5, 7, half),
+        (8, 17, 16, 2, 2, half),
+        (10, 16, 16, 6, 5, Conv2dOptions { dilation: [2, 1], padding: [0, 2], stride: [1, 2], ..plain }),
+    ] {
+        check([n, c, h, w], [o, c, 3, 3], options);
+    }
+    check([8, 32, 3, 3], [64, 32, 1, 1], plain);
+    check([8, 16, 5, 5], [16, 16, 1, 1], Conv2dOptions { stride: [2, 2], ..plain });
+    check([8, 16, 6, 4], [16, 16, 2, 3], plain);
+}
+
+#[test]
+fn the_others_agree_with_the_definition() {
     let plain = Conv2dOptions::default();
     // The tutorials' layers, then widths around the block, channels around the tile, and kernels of every width.
     check([3, 1, 28, 28], [10, 1, 5, 5], plain);

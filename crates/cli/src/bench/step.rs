@@ -1,0 +1,181 @@
+//! `phalanx bench step`: how long a training step takes.
+
+use super::at_least_one;
+use crate::args::{StepArgs, StepModel, WrongUsage};
+use crate::say::print;
+use anyhow::Result;
+use phalanx::nn::models::{MnistHpcNet, MnistNet, ResNet, ResNetDepth, ResNetStem};
+use phalanx::nn::optim::{Optimizer, Sgd};
+use phalanx::nn::{Ctx, Loss, Module, Parameters};
+use phalanx::parallel::{SingleDevice, Strategy, Sync};
+use phalanx::tensor::{DType, Device, Philox, Tensor, no_grad};
+use serde::Serialize;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// A line of `bench step`.
+#[derive(Serialize)]
+struct StepLine {
+    bench: &'static str,
+    model: &'static str,
+    batch: usize,
+    threads: usize,
+    median_ms: f64,
+    p95_ms: f64,
+    gflops: f64,
+}
+
+pub(super) fn step(args: &StepArgs) -> Result<()> {
+    at_least_one("--batch", args.batch)?;
+    at_least_one("--steps", args.steps)?;
+    at_least_one("--threads", args.threads.unwrap_or(1))?;
+    let threads = args.threads.unwrap_or(phalanx::cores());
+    let device = Device::cpu(threads);
+    let Job { name, mut model, channels, image, loss, forward, first } = job(args.model, args.image)?;
+    let parameters = Parameters::build(&mut model, &device, 0);
+    let dims = [args.batch, channels, image, image];
+    let x = Tensor::uniform(&device, dims, 0.0, 1.0, DType::F32, Philox::new(1, 0));
+    let labels: Vec<i64> = (0..args.batch).map(|i| (i % 10) as i64).collect();
+    let y = Tensor::from_slice(&device, &labels, [args.batch]);
+    let samples: Arc<[u64]> = (0..args.batch as u64).collect();
+    let mut optimizer = Optimizer::new(Sgd { momentum: 0.5, ..Sgd::new(0.01) })?;
+    let mut strategy = SingleDevice::new();
+    let mut times = Vec::new();
+    for step in 0..(args.steps + args.steps / 5) as u64 {
+        let start = Instant::now();
+        let mut ctx = Ctx::train(0, step, Arc::clone(&samples));
+        if args.forward_only {
+            std::hint::black_box(no_grad(|| model.forward(&x, &mut ctx)).item_of_first());
+        } else {
+            let loss = loss.of(&model.forward(&x, &mut ctx), &y);
+            strategy.backward(&parameters, Some(&loss), 1.0, Sync::Now)?;
+            strategy.finish(&parameters)?;
+            let grads = parameters.grads().arena().flat::<f32>();
+            optimizer.step(&mut parameters.values().flat_mut::<f32>(), &grads, 1.0);
+            std::hint::black_box(loss.item());
+        }
+        times.push(start.elapsed().as_secs_f64() * 1e3);
+    }
+    let mut times = times.split_off(args.steps / 5);
+    times.sort_by(f64::total_cmp);
+    let at = |share: f64| times[((times.len() - 1) as f64 * share) as usize];
+    let per_image = if args.forward_only { forward } else { 3.0 * forward - first };
+    let line = StepLine {
+        bench: "step",
+        model: name,
+        batch: args.batch,
+        threads,
+        median_ms: at(0.5),
+        p95_ms: at(0.95),
+        gflops: 2.0 * per_image * args.batch as f64 / at(0.5) / 1e6,
+    };
+    if args.json {
+        print(serde_json::to_string(&line)?);
+    } else {
+        print(format_args!(
+            "{name}, batch {}, {threads} threads: median {:.3} ms, 95% below {:.3} ms, {:.1} GFLOP/s ({} steps)",
+            args.batch, line.median_ms, line.p95_ms, line.gflops, args.steps
+        ));
+    }
+    Ok(())
+}
+
+/// What a step is made of.
+struct Job {
+    name: &'static str,
+    model: Box<dyn Module>,
+    channels: usize,
+    image: usize,
+    loss: Loss,
+    /// Multiply-adds of the forward pass, an image.
+    forward: f64,
+    /// Those of the first layer, which needs no gradient of its images.
+    first: f64,
+}
+
+fn job(model: StepModel, image: Option<usize>) -> Result<Job, WrongUsage> {
+    let digits = |name, model, count: Count, first| {
+        if image.is_some_and(|image| image != 28) {
+            return Err(WrongUsage(format!("--image: the model {name} takes images of 28 pixels only")));
+        }
+        Ok(Job { name, model, channels: 1, image: 28, loss: Loss::Nll, forward: count.total, first })
+    };
+    match model {
+        StepModel::Mnist => {
+            let first = Count::of(1, 28).conv(10, 5, 1, 0);
+            let count = first.pool(2).conv(20, 5, 1, 0).pool(2).dense(50).dense(10);
+            digits("mnist", Box::new(MnistNet::new(0.5)), count, first.total)
+        }
+        StepModel::MnistHpc => {
+            let first = Count::of(1, 28).conv(32, 3, 1, 0);
+            let count = first.conv(64, 3, 1, 0).pool(2).dense(128).dense(10);
+            digits("mnist-hpc", Box::new(MnistHpcNet::new(0.5)), count, first.total)
+        }
+        StepModel::Resnet18 => {
+            let image = image.unwrap_or(32);
+            let first = Count::of(3, image).conv(64, 7, 2, 3);
+            let mut count = Count { side: first.side.div_ceil(2), ..first };
+            for (width, stride) in [(64, 1), (128, 2), (256, 2), (512, 2)] {
+                let shortcut = if stride == 2 { count.conv(width, 1, 2, 0).total - count.total } else { 0.0 };
+                count = count
+                    .conv(width, 3, stride, 1)
+                    .conv(width, 3, 1, 1)
+                    .conv(width, 3, 1, 1)
+                    .conv(width, 3, 1, 1);
+                count.total += shortcut;
+            }
+            count = Count { side: 1, ..count }.dense(10);
+            let model = Box::new(ResNet::new(ResNetDepth::D18, ResNetStem::Imagenet, 10));
+            let loss = Loss::CrossEntropy { label_smoothing: 0.0 };
+            Ok(Job {
+                name: "resnet18",
+                model,
+                channels: 3,
+                image,
+                loss,
+                forward: count.total,
+                first: first.total,
+            })
+        }
+    }
+}
+
+/// Counts multiply-adds layer by layer, for square images.
+#[derive(Clone, Copy)]
+struct Count {
+    channels: usize,
+    side: usize,
+    total: f64,
+}
+
+impl Count {
+    fn of(channels: usize, side: usize) -> Count {
+        Count { channels, side, total: 0.0 }
+    }
+
+    fn conv(self, outputs: usize, kernel: usize, stride: usize, padding: usize) -> Count {
+        let side = (self.side + 2 * padding).saturating_sub(kernel) / stride + 1;
+        let more = (outputs * side * side * self.channels * kernel * kernel) as f64;
+        Count { channels: outputs, side, total: self.total + more }
+    }
+
+    fn pool(self, kernel: usize) -> Count {
+        Count { side: self.side / kernel, ..self }
+    }
+
+    fn dense(self, outputs: usize) -> Count {
+        let more = (self.channels * self.side * self.side * outputs) as f64;
+        Count { channels: outputs, side: 1, total: self.total + more }
+    }
+}
+
+/// Reads one element, so that a forward pass isn't left out.
+trait FirstItem {
+    fn item_of_first(&self) -> f64;
+}
+
+impl FirstItem for Tensor {
+    fn item_of_first(&self) -> f64 {
+        self.reshape([self.count()]).narrow(0, 0, 1).item()
+    }
+}
