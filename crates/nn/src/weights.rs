@@ -96,9 +96,12 @@ impl Weights {
         let mut views = file.tensors();
         views.sort_by_key(|(_, view)| view.data().as_ptr().addr());
         for (name, view) in views {
-            if view.shape().len() > MAX_DIMS {
-                return Err(format!("{name} has {} dimensions, the most is {MAX_DIMS}", view.shape().len()));
-            }
+            let Some(shape) = Shape::try_new(view.shape()) else {
+                let dims = view.shape();
+                return Err(format!(
+                    "{name} is of shape {dims:?}: at most {MAX_DIMS} dimensions are read, and no more elements than memory can hold"
+                ));
+            };
             let values: Vec<f32> = match view.dtype() {
                 Dtype::F32 => view.data().as_chunks::<4>().0.iter().map(|&b| f32::from_le_bytes(b)).collect(),
                 Dtype::F64 => {
@@ -106,7 +109,7 @@ impl Weights {
                 }
                 other => return Err(format!("{name} holds {other:?}: only F32 and F64 are read")),
             };
-            weights.push(name, Shape::new(view.shape()), &values);
+            weights.push(name, shape, &values);
         }
         Ok(weights)
     }
@@ -234,7 +237,9 @@ mod tests {
         };
         check(&file(r#"{"w":{"dtype":"I64","shape":[1],"data_offsets":[0,8]}}"#, 8), "w holds I64");
         let dims = r#"{"w":{"dtype":"F32","shape":[1,1,1,1,1,1,1],"data_offsets":[0,4]}}"#;
-        check(&file(dims, 4), "w has 7 dimensions");
+        check(&file(dims, 4), "w is of shape [1, 1, 1, 1, 1, 1, 1]: at most 6 dimensions");
+        let empty = r#"{"w":{"dtype":"F32","shape":[0,4294967296,4294967296],"data_offsets":[0,0]}}"#;
+        check(&file(empty, 0), "no more elements than memory can hold");
         check(&file(r#"{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}"#, 4), "invalid shape");
         let huge = r#"{"w":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,4]}}"#;
         check(&file(huge, 4), "overflow");

@@ -107,7 +107,7 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
         Op::Linear(x, w) => {
             let grad = grad.contiguous();
             let (outputs, inputs) = (w.dims()[0], w.dims()[1]);
-            let rows = x.count() / inputs.max(1);
+            let rows = x.dims()[..x.n_dims() - 1].iter().product();
             with_float!(dtype, "linear", T => {
                 let g = grad.read_contiguous::<T>("linear");
                 let grad_x = filled(0, &x, &|out| {
