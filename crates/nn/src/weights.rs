@@ -47,7 +47,8 @@ pub enum WeightError {
 }
 
 impl Weights {
-    /// Appends an array; `values` are in row-major order.
+    /// Appends an array; `values` are in row-major order. Panics if there is an array of this name already, or if the number
+    /// of values isn't that of the shape.
     #[track_caller]
     pub fn push(&mut self, name: String, shape: Shape, values: &[f32]) {
         assert!(
@@ -55,12 +56,24 @@ impl Weights {
             "weights: {} values for {name} of shape {shape}",
             values.len()
         );
-        self.0.push((name, shape, values.to_vec()));
+        self.add((name, shape, values.to_vec()));
     }
 
-    /// Appends all arrays of `other`.
+    /// Appends all arrays of `other`. Panics if a name is in both.
+    #[track_caller]
     pub fn append(&mut self, other: Weights) {
-        self.0.extend(other.0);
+        other.0.into_iter().for_each(|array| self.add(array));
+    }
+
+    #[track_caller]
+    fn add(&mut self, array: (String, Shape, Vec<f32>)) {
+        let (name, shape, _) = &array;
+        if let Some((other, _)) = self.get(name) {
+            panic!(
+                "weights: {name} of shape {shape} is pushed, but shape {other} has that name already: rename one"
+            );
+        }
+        self.0.push(array);
     }
 
     /// The shape and values of an array.
@@ -174,6 +187,13 @@ mod tests {
         assert_eq!(read.get("b.weight"), sample().get("b.weight"));
         assert_eq!(read.get("a.bias"), sample().get("a.bias"));
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "no temporary file is left");
+    }
+
+    #[test]
+    #[should_panic(expected = "weights: a.bias of shape [1] is pushed, but shape [1] has that name already")]
+    fn two_arrays_of_one_name_are_a_bug() {
+        let mut weights = sample();
+        weights.append(sample().0.pop().map(|bias| Weights(vec![bias])).unwrap());
     }
 
     #[test]
