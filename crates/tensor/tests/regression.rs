@@ -1,6 +1,8 @@
 //! Faults that were found and mended, one test each.
 
-use phalanx_tensor::{DType, Device, PoolOptions, Shape, Tensor};
+use phalanx_tensor::{
+    DType, Device, GradSink, Gradients, Keep, LeafId, Philox, PoolOptions, Shape, Tensor, backward,
+};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 fn t(values: &[f32], shape: &[usize]) -> Tensor {
@@ -83,4 +85,99 @@ fn the_largest_window_has_256_pixels() {
     let x = t(&values, &[1, 1, 16, 16]).requires_grad();
     let grads = x.max_pool2d(PoolOptions::square(16)).sum_all().backward();
     assert_eq!(grads.get(&x).unwrap().to_vec::<f32>(), values);
+}
+
+#[test]
+fn a_power_of_zero_has_gradient_zero_at_zero() {
+    let x = t(&[0.0, 2.0], &[2]).requires_grad();
+    let grads = x.powf(0.0).sum_all().backward();
+    assert_eq!(grads.get(&x).unwrap().to_vec::<f32>(), [0.0; 2]);
+}
+
+#[test]
+fn a_walk_that_ends_in_a_panic_leaves_nothing_in_its_leaves() {
+    let x = t(&[3.0], &[1]).requires_grad();
+    let spent = x.affine(1.0, 0.0);
+    spent.backward();
+    // The walk reaches the leaf on one way before it finds the spent node on another.
+    for both in [&x.square() + &spent, &spent + &x.square()] {
+        let message = panic_of(|| both.backward());
+        assert!(message.contains("already walked back"), "{message}");
+        assert_eq!(x.square().backward().get(&x).unwrap().item(), 6.0);
+    }
+    struct Full;
+    impl GradSink for Full {
+        fn finished(&mut self, _: LeafId, _: Tensor) {
+            panic!("the sink is full");
+        }
+    }
+    assert!(panic_of(|| backward(&[(&(&x + &x.square()), None)], &mut Full)).contains("full"));
+    assert_eq!(x.square().backward().get(&x).unwrap().item(), 6.0);
+}
+
+#[test]
+fn walks_of_two_threads_over_one_leaf_dont_mix() {
+    let x = t(&[3.0], &[1]).requires_grad();
+    let walk = |_| {
+        let grads = (0..8).fold(x.clone(), |sum, _| &sum + &x.square()).backward();
+        assert_eq!(grads.get(&x).unwrap().item(), 49.0);
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| (0..500).for_each(walk));
+        }
+    });
+}
+
+#[test]
+fn a_gradient_is_its_receivers_own() {
+    let device = Device::cpu(1);
+    let (x, y) = (zeros(&device, [2]).requires_grad(), zeros(&device, [2]).requires_grad());
+    let grads = x.sum_all().backward();
+    grads.get(&x).unwrap().with_slice::<f32, _>(|grad| assert_eq!(grad, [1.0; 2]));
+    let seed = Tensor::ones(&device, [2], DType::F32);
+    let mut grads = Gradients::default();
+    backward(&[(&(&x + &y), Some(&seed))], &mut grads);
+    grads.get(&x).unwrap().fill(5.0);
+    assert_eq!(grads.get(&y).unwrap().to_vec::<f32>(), [1.0; 2]);
+    grads.get(&y).unwrap().fill(6.0);
+    assert_eq!(seed.to_vec::<f32>(), [1.0; 2]);
+}
+
+#[test]
+fn the_result_of_an_operation_doesnt_become_a_leaf() {
+    let x = t(&[3.0], &[1]).requires_grad();
+    let message = panic_of(|| x.square().requires_grad());
+    assert!(message.contains("detach() first"), "{message}");
+    assert!(x.square().detach().requires_grad().needs_grad());
+}
+
+#[test]
+fn a_mean_divides_once_and_truly() {
+    let x = t(&[41.0; 4], &[2, 2]);
+    assert_eq!((&x / 41.0).to_vec::<f32>(), [1.0; 4]);
+    assert_eq!(t(&[1.0; 41], &[41]).mean_all().item(), 1.0);
+    assert_eq!(t(&[1.0; 41], &[41]).mean(&[0], Keep::No).item(), 1.0);
+    let message = panic_of(|| x.mean(&[0, 0], Keep::No));
+    assert!(message.contains("mean: dimension 0") && message.contains("[0, 0]"), "{message}");
+}
+
+#[test]
+fn uniform_numbers_stay_below_their_bound() {
+    let x = Tensor::uniform(&Device::cpu(1), [1 << 10], 1e6, 1e6 + 1.0, DType::F32, Philox::new(0, 0));
+    x.with_slice::<f32, _>(|x| assert!(x.iter().all(|v| (1e6..1e6 + 1.0).contains(v))));
+}
+
+#[test]
+fn a_stretch_that_wraps_around_is_refused() {
+    let message = panic_of(|| t(&[1.0], &[1]).narrow(0, usize::MAX, 1));
+    assert!(message.contains("narrow: 1 from 18446744073709551615 on"), "{message}");
+}
+
+#[test]
+fn a_long_sum_of_rows_doesnt_stick() {
+    // In single precision 2^24 + 1 is 2^24: adding ones goes no further.
+    let rows = (1 << 24) + 64;
+    let ones = Tensor::ones(&Device::cpu(1), [1, 2], DType::F32).broadcast_to([rows, 2]);
+    assert_eq!(ones.sum(&[0], Keep::No).to_vec::<f32>(), [rows as f32; 2]);
 }
