@@ -52,8 +52,12 @@ pub fn fetch(listing: &Listing, folder: &Path, progress: &mut dyn Progress) -> R
         }
         let name = source.to_string();
         progress.event(FetchEvent::Asking { dataset: listing.name, source: &name });
-        let mut job = Job { listing, source, folder, resumable: lock.is_some(), progress: &mut *progress };
-        match job.get(&missing) {
+        let resumable = lock.is_some();
+        let mut job =
+            Job { listing, source, folder, resumable, arrived: Vec::new(), progress: &mut *progress };
+        let got = job.get(&missing);
+        let arrived = job.arrived;
+        match got {
             Ok(()) => {}
             // What a source gives or doesn't give is its affair; the local disk is everybody's.
             Err(error @ (Error::Source { .. } | Error::Checksum { .. })) => {
@@ -69,7 +73,7 @@ pub fn fetch(listing: &Listing, folder: &Path, progress: &mut dyn Progress) -> R
             }
             Err(other) => return Err(other),
         }
-        missing.retain(|file| !folder.join(file.name).is_file());
+        missing.retain(|file| !arrived.contains(&file.name));
     }
     if !missing.is_empty() {
         return Err(Error::Missing { name: listing.name, tried });
@@ -86,6 +90,8 @@ struct Job<'a> {
     folder: &'a Path,
     /// Whether half a file may be left for a later process to go on with: only the holder of the lock may.
     resumable: bool,
+    /// The names of the files that it gave, each of them verified.
+    arrived: Vec<&'static str>,
     progress: &'a mut dyn Progress,
 }
 
@@ -121,6 +127,7 @@ impl Job<'_> {
         let path = self.folder.join(file.name);
         temporary.as_file().sync_all().map_err(Error::io("sync", &path))?;
         temporary.persist(&path).map_err(|e| Error::io("rename a file to", &path)(e.error))?;
+        self.arrived.push(file.name);
         Ok(())
     }
 }

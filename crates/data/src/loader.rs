@@ -124,7 +124,7 @@ impl Work {
     }
 }
 
-/// The batches of one epoch, in order.
+/// The batches of one epoch, in order. After [`Error::LoaderStalled`] there are no more.
 ///
 /// Dropping it closes the queues, and each thread ends once it has finished the batch at hand. Nobody waits for that: a thread
 /// that hangs in a dead file system must not hang the training loop as well.
@@ -162,6 +162,8 @@ impl Iterator for Batches {
         Some(match preparer.batches.recv_timeout(self.timeout) {
             Ok(batch) => batch,
             Err(RecvTimeoutError::Timeout) => {
+                // The late batch would be taken for the one of a later step.
+                self.next = self.steps;
                 Err(Error::LoaderStalled { epoch: self.epoch, step, waited: self.timeout })
             }
             Err(RecvTimeoutError::Disconnected) => {

@@ -68,7 +68,7 @@ impl ExactSampler {
     pub fn plan_at(&self, epoch: u64, position: usize, into: &mut StepPlan) {
         check("ExactSampler", self.world_size, self.rank, self.batch_size);
         assert!(position < self.len, "ExactSampler: position {position} of {} samples", self.len);
-        let global = (self.world_size * self.batch_size).min(self.len - position);
+        let global = self.global_batch().min(self.len - position);
         let (size, larger) = (global / self.world_size, global % self.world_size);
         let start = position + self.rank * size + self.rank.min(larger);
         let size = size + usize::from(self.rank < larger);
@@ -77,16 +77,21 @@ impl ExactSampler {
         into.indices.extend((start..start + size).map(|position| order.index(position)));
         into.global_samples = global;
     }
+
+    /// How many samples all ranks take in a full step. A batch size that stands for the whole dataset may be any number.
+    fn global_batch(&self) -> usize {
+        self.world_size.saturating_mul(self.batch_size)
+    }
 }
 
 impl Sampler for ExactSampler {
     fn steps_per_epoch(&self) -> usize {
         check("ExactSampler", self.world_size, self.rank, self.batch_size);
-        self.len.div_ceil(self.world_size * self.batch_size)
+        self.len.div_ceil(self.global_batch())
     }
 
     fn plan(&self, epoch: u64, step: usize, into: &mut StepPlan) {
-        self.plan_at(epoch, step * self.world_size * self.batch_size, into);
+        self.plan_at(epoch, step.saturating_mul(self.global_batch()), into);
     }
 }
 
@@ -135,9 +140,9 @@ impl Sampler for DistributedSampler {
 
     fn plan(&self, epoch: u64, step: usize, into: &mut StepPlan) {
         let n = self.samples_per_rank();
-        let start = step * self.batch_size;
+        let start = step.saturating_mul(self.batch_size);
         assert!(start < n, "DistributedSampler: step {step} of {}", self.steps_per_epoch());
-        let end = n.min(start + self.batch_size);
+        let end = n.min(start.saturating_add(self.batch_size));
         let order = match self.order {
             Order::Stored => self.order.epoch(self.len, epoch),
             Order::Shuffled { seed } => Order::Shuffled { seed: seed.wrapping_add(epoch) }.epoch(self.len, 0),
@@ -315,6 +320,23 @@ mod tests {
         let steps = exact(3, 7, 4, Order::Stored, 0);
         let sizes: Vec<usize> = steps[0].iter().map(|plan| plan.indices.len()).collect();
         assert_eq!((steps.len(), sizes), (1, vec![1, 1, 1, 0, 0, 0, 0]));
+    }
+
+    #[test]
+    fn a_batch_size_beyond_all_numbers_takes_the_whole_dataset() {
+        for batch_size in [1 << (usize::BITS - 2), usize::MAX] {
+            let steps = exact(10, 4, batch_size, Order::Stored, 0);
+            assert_eq!((steps.len(), flat(&steps[0])), (1, (0..10).collect()));
+            let padded = DistributedSampler {
+                len: 10,
+                world_size: 4,
+                rank: 3,
+                batch_size,
+                order: Order::Stored,
+                drop_last: false,
+            };
+            assert_eq!((padded.steps_per_epoch(), padded.step(0, 0).indices), (1, vec![3, 7, 1]));
+        }
     }
 
     #[test]

@@ -47,8 +47,20 @@ pub(crate) fn verify_file(listing: &Listing, file: &FileSpec, folder: &Path) -> 
 }
 
 fn check(listing: &Listing, file: &FileSpec, path: &Path, stream: impl io::BufRead) -> Result<Verified> {
-    let mut stream = plain(stream).map_err(Error::io("read", path))?;
-    let digest = copy(&mut stream, &mut io::sink(), file.bytes, |_| {}).map_err(Error::io("read", path))?;
+    let copied = plain(stream).and_then(|mut stream| copy(&mut *stream, &mut io::sink(), file.bytes, |_| {}));
+    let digest = match copied {
+        Ok(digest) => digest,
+        // How flate2 reports a stream that is broken or cut: the file can be read, and isn't what was published.
+        Err(error)
+            if matches!(
+                error.kind(),
+                io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof
+            ) =>
+        {
+            return Err(wrong(listing, file, path, format!("a broken gzip stream: {error}")));
+        }
+        Err(error) => return Err(Error::io("read", path)(error)),
+    };
     digest.expect(listing, file, path)?;
     Ok(Verified { path: path.to_path_buf(), bytes: digest.bytes, sha256: digest.sha256 })
 }
@@ -70,13 +82,13 @@ impl Digested {
             n if n < file.bytes => format!("{} (of {n} bytes instead of {})", self.sha256, file.bytes),
             _ => self.sha256.clone(),
         };
-        Err(Error::Checksum {
-            dataset: listing.name,
-            path: path.to_path_buf(),
-            expected: file.sha256.to_owned(),
-            found,
-        })
+        Err(wrong(listing, file, path, found))
     }
+}
+
+fn wrong(listing: &Listing, file: &FileSpec, path: &Path, found: String) -> Error {
+    let (dataset, expected) = (listing.name, file.sha256.to_owned());
+    Error::Checksum { dataset, path: path.to_path_buf(), expected, found }
 }
 
 /// Copies `from` to `to`, but at most one byte more than `limit`, and reports how many bytes there are by now.

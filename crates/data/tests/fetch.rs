@@ -227,6 +227,26 @@ fn a_damaged_file_is_found_and_fetched_again() {
 }
 
 #[test]
+fn a_damaged_file_that_the_first_source_does_not_replace_stays_missing() {
+    let (gone, _) = serve(vec![Answer::Status(404)]);
+    let (good, _) = serve(vec![Answer::Whole]);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("thing");
+    fs::write(&path, &packed()[..70_000]).unwrap();
+    let listing = thing(vec![gone, good]);
+    let location = Location::Folder(folder.path().to_path_buf());
+    let message = verify(&listing, &location).unwrap_err().to_string();
+    assert!(message.contains("found:    a broken gzip stream"), "{message}");
+    fetch(&listing, folder.path(), &mut Silent).unwrap();
+    assert_eq!(fs::read(&path).unwrap(), contents());
+    // A file that can't be read at all is no reason to believe that it arrived.
+    fs::remove_file(&path).unwrap();
+    std::os::unix::fs::symlink("/proc/self/mem", &path).unwrap();
+    let error = fetch(&thing(vec![]), folder.path(), &mut Silent).unwrap_err();
+    assert!(matches!(error, Error::Missing { .. }), "{error}");
+}
+
+#[test]
 fn two_at_once_ask_the_server_once() {
     let (source, asked) = serve(vec![Answer::Whole, Answer::Whole]);
     let folder = tempfile::tempdir().unwrap();

@@ -47,7 +47,8 @@ pub enum WeightError {
 }
 
 impl Weights {
-    /// Appends an array; `values` are in row-major order.
+    /// Appends an array; `values` are in row-major order. Panics if there is an array of this name already, or if the number
+    /// of values isn't that of the shape.
     #[track_caller]
     pub fn push(&mut self, name: String, shape: Shape, values: &[f32]) {
         assert!(
@@ -55,12 +56,24 @@ impl Weights {
             "weights: {} values for {name} of shape {shape}",
             values.len()
         );
-        self.0.push((name, shape, values.to_vec()));
+        self.add((name, shape, values.to_vec()));
     }
 
-    /// Appends all arrays of `other`.
+    /// Appends all arrays of `other`. Panics if a name is in both.
+    #[track_caller]
     pub fn append(&mut self, other: Weights) {
-        self.0.extend(other.0);
+        other.0.into_iter().for_each(|array| self.add(array));
+    }
+
+    #[track_caller]
+    fn add(&mut self, array: (String, Shape, Vec<f32>)) {
+        let (name, shape, _) = &array;
+        if let Some((other, _)) = self.get(name) {
+            panic!(
+                "weights: {name} of shape {shape} is pushed, but shape {other} has that name already: rename one"
+            );
+        }
+        self.0.push(array);
     }
 
     /// The shape and values of an array.
@@ -96,9 +109,12 @@ impl Weights {
         let mut views = file.tensors();
         views.sort_by_key(|(_, view)| view.data().as_ptr().addr());
         for (name, view) in views {
-            if view.shape().len() > MAX_DIMS {
-                return Err(format!("{name} has {} dimensions, the most is {MAX_DIMS}", view.shape().len()));
-            }
+            let Some(shape) = Shape::try_new(view.shape()) else {
+                let dims = view.shape();
+                return Err(format!(
+                    "{name} is of shape {dims:?}: at most {MAX_DIMS} dimensions are read, and no more elements than memory can hold"
+                ));
+            };
             let values: Vec<f32> = match view.dtype() {
                 Dtype::F32 => view.data().as_chunks::<4>().0.iter().map(|&b| f32::from_le_bytes(b)).collect(),
                 Dtype::F64 => {
@@ -106,7 +122,7 @@ impl Weights {
                 }
                 other => return Err(format!("{name} holds {other:?}: only F32 and F64 are read")),
             };
-            weights.push(name, Shape::new(view.shape()), &values);
+            weights.push(name, shape, &values);
         }
         Ok(weights)
     }
@@ -174,6 +190,13 @@ mod tests {
     }
 
     #[test]
+    #[should_panic(expected = "weights: a.bias of shape [1] is pushed, but shape [1] has that name already")]
+    fn two_arrays_of_one_name_are_a_bug() {
+        let mut weights = sample();
+        weights.append(sample().0.pop().map(|bias| Weights(vec![bias])).unwrap());
+    }
+
+    #[test]
     fn a_cut_file_is_an_error_at_every_length() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("w.safetensors");
@@ -234,7 +257,9 @@ mod tests {
         };
         check(&file(r#"{"w":{"dtype":"I64","shape":[1],"data_offsets":[0,8]}}"#, 8), "w holds I64");
         let dims = r#"{"w":{"dtype":"F32","shape":[1,1,1,1,1,1,1],"data_offsets":[0,4]}}"#;
-        check(&file(dims, 4), "w has 7 dimensions");
+        check(&file(dims, 4), "w is of shape [1, 1, 1, 1, 1, 1, 1]: at most 6 dimensions");
+        let empty = r#"{"w":{"dtype":"F32","shape":[0,4294967296,4294967296],"data_offsets":[0,0]}}"#;
+        check(&file(empty, 0), "no more elements than memory can hold");
         check(&file(r#"{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}"#, 4), "invalid shape");
         let huge = r#"{"w":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,4]}}"#;
         check(&file(huge, 4), "overflow");

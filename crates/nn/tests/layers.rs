@@ -1,8 +1,8 @@
 //! Each layer and loss against PyTorch, forward and backward. `golden/layers.py` made the figures.
 
 use phalanx_nn::{
-    AvgPool2d, Conv2d, Ctx, Dropout, Dropout2d, Embedding, Flatten, Gelu, LayerNorm, Linear, LogSoftmax,
-    Loss, MaxPool2d, Module, Parameters, Relu, Sequential, Sigmoid, Tanh, Weights,
+    AvgPool2d, Conv2d, Ctx, Dropout, Dropout2d, Embedding, Flatten, Gelu, Init, LayerNorm, Linear,
+    LogSoftmax, Loss, MaxPool2d, Module, Parameters, Relu, Sequential, Sigmoid, Tanh, Weights,
 };
 use phalanx_tensor::{DType, Device, Philox, PoolOptions, Shape, Tensor};
 use serde_json::Value;
@@ -160,6 +160,18 @@ fn the_bias_and_kernel_of_a_grouped_convolution_start_within_its_own_fan_in() {
     for i in 0..2 {
         let largest = parameters.value(i).to_vec::<f32>().into_iter().fold(0.0, |a: f32, v| a.max(v.abs()));
         assert!(largest <= bound && largest > bound / 2.0, "{largest} within {bound}");
+    }
+}
+
+#[test]
+fn a_grouped_convolution_keeps_the_first_values_that_were_asked_for() {
+    for mut layer in [
+        Conv2d::new(4, 4, 3).init(Init::Constant(0.5)).groups(2),
+        Conv2d::new(4, 4, 3).groups(2).init(Init::Constant(0.5)),
+    ] {
+        let parameters = Parameters::build(&mut layer, &Device::cpu(1), 0);
+        assert_eq!(parameters.value(0).to_vec::<f32>(), [0.5; 72]);
+        assert!(parameters.value(1).to_vec::<f32>().iter().all(|&bias| bias != 0.5));
     }
 }
 

@@ -52,7 +52,8 @@ impl Strategy for SingleDevice {
 
     fn finish(&mut self, parameters: &Parameters) -> Result<(), Error> {
         self.adding = false;
-        // A parameter that the loss doesn't depend on has gradient zero.
+        // A parameter that the loss doesn't depend on has gradient zero: weight decay and momentum still move it. PyTorch,
+        // where it has no gradient at all, leaves it as it is.
         parameters.grads().settle();
         Ok(())
     }

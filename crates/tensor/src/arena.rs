@@ -16,8 +16,9 @@ use std::ops::{Deref, DerefMut, Range};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Which parameter lies where in an arena. Every parameter starts on a cache line; the padding between them is zero in
-/// every arena and stays zero under any optimizer.
+/// Which parameter lies where in an arena. Every parameter starts on a cache line. The padding between them starts as zero;
+/// what becomes of it is the affair of whoever writes to whole spans (Adam with an eps of 0 makes it NaN), and nobody reads
+/// a value from it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Layout {
     shapes: Vec<Shape>,
@@ -103,10 +104,14 @@ impl Arena {
     #[track_caller]
     pub fn flat<T: Element>(&self) -> Flat<'_, T> {
         self.check::<T>();
-        self.0.parts.iter().for_each(Storage::lock_for_reading);
+        let mut flat = Flat { slice: &[], arena: self, held: 0 };
+        for part in &self.0.parts {
+            part.lock_for_reading();
+            flat.held += 1;
+        }
         // SAFETY: the read borrow of every part was taken just above; `Flat` gives them back when it is dropped.
-        let slice = unsafe { self.0.memory.slice(0..self.0.layout.len() * T::DTYPE.bytes()) };
-        Flat { slice, arena: self }
+        flat.slice = unsafe { self.0.memory.slice(0..self.0.layout.len() * T::DTYPE.bytes()) };
+        flat
     }
 
     /// The whole arena for writing. Panics while anyone uses any parameter of it, or if `T` isn't its dtype.
@@ -120,8 +125,14 @@ impl Arena {
     #[track_caller]
     pub fn range_mut<T: Element>(&self, params: Range<usize>) -> Span<T> {
         self.check::<T>();
-        self.0.parts[params.clone()].iter().for_each(Storage::lock_for_writing);
-        Span { arena: self.clone(), params, element: PhantomData }
+        let parts = &self.0.parts[params.clone()];
+        // The span grows with each part, so that one that is refused leaves none before it locked.
+        let mut span = Span { arena: self.clone(), params: params.start..params.start, element: PhantomData };
+        for part in parts {
+            part.lock_for_writing();
+            span.params.end += 1;
+        }
+        span
     }
 
     #[track_caller]
@@ -134,6 +145,8 @@ impl Arena {
 pub struct Flat<'a, T> {
     slice: &'a [T],
     arena: &'a Arena,
+    /// How many parts, from the first on, it holds: all of them, unless one is refused while it is made.
+    held: usize,
 }
 
 impl<T> Deref for Flat<'_, T> {
@@ -145,7 +158,7 @@ impl<T> Deref for Flat<'_, T> {
 
 impl<T> Drop for Flat<'_, T> {
     fn drop(&mut self) {
-        self.arena.0.parts.iter().for_each(Storage::unlock_for_reading);
+        self.arena.0.parts[..self.held].iter().for_each(Storage::unlock_for_reading);
     }
 }
 
@@ -295,6 +308,17 @@ mod tests {
         drop(span);
         assert_eq!(arena.tensor(1).to_vec::<f32>()[0], 5.0);
         assert_eq!(arena.flat::<f32>()[5..7], [1.0, 0.0]);
+    }
+
+    #[test]
+    fn a_refused_borrow_of_the_whole_leaves_no_part_borrowed() {
+        let arena = Arena::new(&Device::cpu(1), DType::F32, &layout());
+        let span = arena.range_mut::<f32>(2..3);
+        assert!(catch_unwind(AssertUnwindSafe(|| arena.flat::<f32>().len())).is_err(), "being written");
+        assert!(catch_unwind(AssertUnwindSafe(|| arena.flat_mut::<f32>().len())).is_err(), "being written");
+        drop(span);
+        assert_eq!(arena.flat_mut::<f32>().len(), 256);
+        assert_eq!(arena.flat::<f32>().len(), 256);
     }
 
     #[test]

@@ -17,6 +17,8 @@ struct Cpu {
     buffers: Mutex<Vec<Vec<Arc<Buffer>>>>,
     /// Empty graph nodes, so that recording a step allocates nothing.
     nodes: Mutex<Vec<Arc<Node>>>,
+    /// The number of the last walk back through a graph; held for the length of a walk.
+    walk: Mutex<u64>,
 }
 
 /// The smallest class holds this many bytes.
@@ -40,6 +42,7 @@ impl Device {
             arch: pulp::Arch::new(),
             buffers: Mutex::new(Vec::new()),
             nodes: Mutex::new(Vec::new()),
+            walk: Mutex::new(0),
         }))
     }
 
@@ -117,6 +120,13 @@ impl Device {
         classes[class].push(buffer);
     }
 
+    /// The number of a walk that begins, from 1: there is no other on this device until it is dropped.
+    pub(crate) fn begin_walk(&self) -> MutexGuard<'_, u64> {
+        let mut walk = lock(&self.0.walk);
+        *walk += 1;
+        walk
+    }
+
     pub(crate) fn take_node(&self) -> Option<Arc<Node>> {
         lock(&self.0.nodes).pop()
     }
@@ -126,7 +136,7 @@ impl Device {
     }
 }
 
-/// The caches hold whole values only, so a lock poisoned by a panic elsewhere is taken as it is.
+/// The locks guard whole values only, so a lock poisoned by a panic elsewhere is taken as it is.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }

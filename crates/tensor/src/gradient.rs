@@ -7,7 +7,7 @@ use crate::cpu::gemm::{Into, Mat, gemm_on};
 use crate::cpu::{self, batch_norm, conv, elementwise, norm, pooling, softmax};
 use crate::dtype::with_float;
 use crate::graph::{MAX_INPUTS, Saved, Wanted};
-use crate::op::{Op, Unary};
+use crate::op::Op;
 use crate::ops::convolution::{conv_plan, pool_planes};
 use crate::shape::Shape;
 use crate::tensor::Tensor;
@@ -35,7 +35,7 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
     match *op {
         Op::Unary(f) => {
             let grad = grad.contiguous();
-            let kept = if matches!(f, Unary::Neg | Unary::Affine { .. }) { &grad } else { value(saved, 0) };
+            let kept = if f.keeps_nothing() { &grad } else { value(saved, 0) };
             [filled(0, grad.shape(), &|out| elementwise::unary_gradient(f, kept, &grad, out)), None, None]
         }
         Op::Add(a, b) => {
@@ -107,7 +107,7 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
         Op::Linear(x, w) => {
             let grad = grad.contiguous();
             let (outputs, inputs) = (w.dims()[0], w.dims()[1]);
-            let rows = x.count() / inputs.max(1);
+            let rows = x.dims()[..x.n_dims() - 1].iter().product();
             with_float!(dtype, "linear", T => {
                 let g = grad.read_contiguous::<T>("linear");
                 let grad_x = filled(0, &x, &|out| {

@@ -7,6 +7,10 @@
 //! to the [`GradSink`], while the rest of the walk is still to come: that is what lets communication start early. The order
 //! follows from the graph alone, so it is the same in every run and on every rank.
 //!
+//! What a walk notes in a node belongs to that walk: it carries the walk's number, and the next walk that comes by begins
+//! anew (invariant **WALK-OWN**). So a walk that ended in a panic leaves nothing behind. Walks of one device, whose graphs
+//! may share leaves, wait for each other.
+//!
 //! Nodes are recycled through the device and linked through themselves while they wait, so a walk allocates nothing.
 
 use crate::arena::Slot;
@@ -39,11 +43,12 @@ struct Body {
     kind: Kind,
     inputs: Inputs,
     saved: Saved,
+    /// The last walk that came by, to which `grad` and `pending` belong; 0 before the first (WALK-OWN).
+    walk: u64,
     /// The sum of the gradients received so far.
     grad: Option<Tensor>,
     /// How many gradients are still to come in this walk.
     pending: u32,
-    visited: bool,
     /// The next node in whatever list this one waits in.
     next: Option<NodeRef>,
     device: Option<Device>,
@@ -232,10 +237,17 @@ pub(crate) fn leaf(device: &Device, slot: Option<Slot>) -> NodeRef {
 }
 
 impl Tensor {
-    /// This tensor as a leaf: operations on it are recorded and [`backward`] gives its gradient. Values are shared.
+    /// This tensor as a leaf: operations on it are recorded and [`backward`] gives its gradient. Values are shared. Panics if
+    /// the tensor is the result of a recorded operation, whose inputs would silently get no gradient from here.
     #[track_caller]
     pub fn requires_grad(mut self) -> Tensor {
         assert!(self.dtype().is_float(), "requires_grad: needs a float tensor, got {}", self.dtype());
+        assert!(
+            !self.needs_grad() || self.leaf_id().is_some(),
+            "requires_grad: the tensor of shape {} is the result of an operation and needs a gradient already: \
+             call detach() first for a leaf with the same values",
+            self.shape()
+        );
         self.node = Some(leaf(&self.device().clone(), None));
         self
     }
@@ -301,9 +313,13 @@ impl Wanted<'_> {
 
 /// Walks back from the outputs, each with its gradient (`None` stands for 1 and needs a single element), and hands the
 /// gradient of every leaf to `sink` as soon as it is complete. The graph is spent by it.
+///
+/// All outputs live on one device, and walks of one device run one after the other: the sink must not wait for another.
 #[track_caller]
 pub fn backward(outputs: &[(&Tensor, Option<&Tensor>)], sink: &mut dyn GradSink) {
-    let mut list: Option<NodeRef> = None;
+    let Some((first, _)) = outputs.first() else { return };
+    let walk = first.device().begin_walk();
+    let mut list = List::default();
     for (output, grad) in outputs {
         let Some(node) = &output.node else {
             panic!(
@@ -311,6 +327,12 @@ pub fn backward(outputs: &[(&Tensor, Option<&Tensor>)], sink: &mut dyn GradSink)
                 output.shape()
             );
         };
+        assert!(
+            output.device() == first.device(),
+            "backward: the outputs of shapes {} and {} live on different devices: walk back from each alone",
+            first.shape(),
+            output.shape()
+        );
         let grad = match grad {
             Some(grad) => {
                 let (got, want) = (grad.shape(), output.shape());
@@ -326,16 +348,20 @@ pub fn backward(outputs: &[(&Tensor, Option<&Tensor>)], sink: &mut dyn GradSink)
                 Tensor::ones(output.device(), *shape, output.dtype())
             }
         };
+        visit(node, *walk, &mut list);
         receive(node, grad);
-        visit(node, &mut list);
     }
     // Count, for every node below the outputs, the gradients it will get.
-    while let Some(node) = pop(&mut list) {
+    while let Some(node) = list.pop() {
+        assert!(
+            !matches!(node.body().kind, Kind::Spent),
+            "backward: this graph was already walked back; a second walk needs a second forward pass"
+        );
         for i in 0..MAX_INPUTS {
             let input = node.body().inputs[i].clone();
             if let Some(input) = input {
+                visit(&input, *walk, &mut list);
                 input.body().pending += 1;
-                visit(&input, &mut list);
             }
         }
     }
@@ -343,31 +369,48 @@ pub fn backward(outputs: &[(&Tensor, Option<&Tensor>)], sink: &mut dyn GradSink)
         let node = output.node.as_ref().expect("checked above");
         let ready = {
             let mut body = node.body();
-            body.pending == 0 && std::mem::take(&mut body.visited)
+            // An output that is named twice is worked on once.
+            body.pending == 0 && std::mem::take(&mut body.walk) == *walk
         };
         if ready {
-            push(node, &mut list);
+            list.push(node);
         }
     }
-    while let Some(node) = pop(&mut list) {
+    while let Some(node) = list.pop() {
         work(node, &mut list, sink);
     }
 }
 
-fn push(node: &NodeRef, list: &mut Option<NodeRef>) {
-    node.body().next = list.take();
-    *list = Some(node.clone());
+/// Nodes that wait, linked through themselves. None keeps its link, even if a walk ends early.
+#[derive(Default)]
+struct List(Option<NodeRef>);
+
+impl List {
+    fn push(&mut self, node: &NodeRef) {
+        node.body().next = self.0.take();
+        self.0 = Some(node.clone());
+    }
+
+    fn pop(&mut self) -> Option<NodeRef> {
+        let node = self.0.take()?;
+        self.0 = node.body().next.take();
+        Some(node)
+    }
 }
 
-fn pop(list: &mut Option<NodeRef>) -> Option<NodeRef> {
-    let node = list.take()?;
-    *list = node.body().next.take();
-    Some(node)
+impl Drop for List {
+    fn drop(&mut self) {
+        while self.pop().is_some() {}
+    }
 }
 
-fn visit(node: &NodeRef, list: &mut Option<NodeRef>) {
-    if !std::mem::replace(&mut node.body().visited, true) {
-        push(node, list);
+/// Puts a node that this walk comes to for the first time into the list, with nothing received yet.
+fn visit(node: &NodeRef, walk: u64, list: &mut List) {
+    let mut body = node.body();
+    if std::mem::replace(&mut body.walk, walk) != walk {
+        (body.pending, body.grad) = (0, None);
+        drop(body);
+        list.push(node);
     }
 }
 
@@ -382,16 +425,16 @@ fn receive(node: &NodeRef, grad: Tensor) {
 
 /// Finishes one node that has all of its gradients.
 #[track_caller]
-fn work(node: NodeRef, list: &mut Option<NodeRef>, sink: &mut dyn GradSink) {
+fn work(node: NodeRef, list: &mut List, sink: &mut dyn GradSink) {
     let (op, inputs, saved, grad, device) = {
         let mut body = node.body();
-        body.visited = false;
         let grad = body.grad.take();
         match std::mem::take(&mut body.kind) {
             Kind::Leaf(slot) => {
                 let finished = match (&slot, grad) {
                     (_, None) => None,
-                    (None, grad) => grad,
+                    // It becomes the caller's, who may write to it.
+                    (None, Some(grad)) => Some(grad.into_own()),
                     (Some(slot), Some(grad)) => Some(slot.settle_with(&grad)),
                 };
                 body.kind = Kind::Leaf(slot);
@@ -401,9 +444,7 @@ fn work(node: NodeRef, list: &mut Option<NodeRef>, sink: &mut dyn GradSink) {
                 }
                 return;
             }
-            Kind::Spent => panic!(
-                "backward: this graph was already walked back; a second walk needs a second forward pass"
-            ),
+            Kind::Spent => unreachable!("the walk has found this node fresh, and works on it once"),
             Kind::Op(op) => {
                 let device = body.device.clone().expect("a recorded node has a device");
                 (op, std::mem::take(&mut body.inputs), std::mem::take(&mut body.saved), grad, device)
@@ -427,7 +468,7 @@ fn work(node: NodeRef, list: &mut Option<NodeRef>, sink: &mut dyn GradSink) {
         };
         if ready {
             let is_leaf = matches!(input.body().kind, Kind::Leaf(_));
-            if is_leaf { work(input, list, sink) } else { push(&input, list) }
+            if is_leaf { work(input, list, sink) } else { list.push(&input) }
         }
     }
 }

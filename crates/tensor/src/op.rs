@@ -95,11 +95,18 @@ pub(crate) enum Unary {
     Square,
     /// x^p
     Powf(f64),
+    /// x / d: not x * (1 / d), which rounds twice.
+    Over(f64),
     /// mul * x + add
     Affine { mul: f64, add: f64 },
 }
 
 impl Unary {
+    /// Whether the gradient is a function of neither the input nor the output.
+    pub(crate) fn keeps_nothing(self) -> bool {
+        matches!(self, Unary::Neg | Unary::Over(_) | Unary::Affine { .. })
+    }
+
     /// Whether the gradient is a function of the output rather than of the input.
     pub(crate) fn keeps_output(self) -> bool {
         matches!(self, Unary::Exp | Unary::Sqrt | Unary::Tanh | Unary::Sigmoid | Unary::Relu)

@@ -81,7 +81,7 @@ impl Pool {
     /// Calls `task(0..n_tasks)`, each index once, on all threads; returns when all have returned.
     pub(crate) fn run(&self, n_tasks: usize, task: &Task<'_>) {
         let alone = n_tasks <= 1 || self.workers.is_empty();
-        let Some(_caller) = (if alone { None } else { self.caller.try_lock().ok() }) else {
+        let Some(caller) = (if alone { None } else { self.caller.try_lock().ok() }) else {
             (0..n_tasks).for_each(task);
             return;
         };
@@ -106,6 +106,8 @@ impl Pool {
             if looks < SPINS_BEFORE_YIELD { std::hint::spin_loop() } else { std::thread::yield_now() }
         }
         let theirs = shared.panicked.swap(false, Ordering::Relaxed);
+        // Before a panic goes on, which would poison the lock: then every later caller would work alone.
+        drop(caller);
         match mine {
             Err(panic) => std::panic::resume_unwind(panic),
             Ok(()) => assert!(!theirs, "a task of a parallel region panicked; its message is above"),
@@ -180,6 +182,7 @@ impl Drop for Pool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::{Duration, Instant};
 
     #[test]
     fn every_task_runs_once() {
@@ -207,6 +210,22 @@ mod tests {
             sum.fetch_add(i, Ordering::Relaxed);
         });
         assert_eq!(sum.into_inner(), 28);
+    }
+
+    #[test]
+    fn after_a_caught_panic_all_threads_work_again() {
+        let pool = Pool::new(2);
+        let result = catch_unwind(AssertUnwindSafe(|| pool.run(2, &|_| panic!("both tasks panic"))));
+        assert!(result.is_err());
+        let (here, deadline) = (AtomicUsize::new(0), Instant::now() + Duration::from_secs(20));
+        // Each task waits for the other: one thread alone never ends the first.
+        pool.run(2, &|_| {
+            here.fetch_add(1, Ordering::SeqCst);
+            while here.load(Ordering::SeqCst) < 2 {
+                assert!(Instant::now() < deadline, "one thread works alone");
+                std::thread::yield_now();
+            }
+        });
     }
 
     #[test]

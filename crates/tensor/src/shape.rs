@@ -5,7 +5,13 @@ use std::fmt;
 /// The most dimensions a tensor can have.
 pub const MAX_DIMS: usize = 6;
 
+/// The most elements a tensor can have: their bytes fit into one allocation, whatever the dtype.
+const MAX_COUNT: usize = isize::MAX as usize / 8;
+
 /// The size of each dimension, outermost first; images are (N, C, H, W).
+///
+/// Invariant **SHAPE-FITS**: the product of the sizes, with 1 in the place of 0, is at most [`MAX_COUNT`]. So no count and no
+/// row-major stride overflows, and a kernel that multiplies sizes of one shape may trust the result.
 #[derive(Clone, Copy, Eq)]
 pub struct Shape {
     sizes: [usize; MAX_DIMS],
@@ -13,7 +19,7 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// The shape with these sizes. Panics beyond [`MAX_DIMS`] dimensions.
+    /// The shape with these sizes. Panics beyond [`MAX_DIMS`] dimensions, or if no memory could hold a tensor of it.
     #[track_caller]
     pub fn new(dims: &[usize]) -> Shape {
         assert!(
@@ -21,9 +27,32 @@ impl Shape {
             "shape: {dims:?} has {} dimensions, the most is {MAX_DIMS}",
             dims.len()
         );
+        Shape::unchecked(dims).checked()
+    }
+
+    /// The shape with these sizes, which come from a file or a peer; `None` where [`Shape::new`] would panic.
+    pub fn try_new(dims: &[usize]) -> Option<Shape> {
+        (dims.len() <= MAX_DIMS).then(|| Shape::unchecked(dims)).filter(Shape::fits)
+    }
+
+    /// At most [`MAX_DIMS`] sizes, whatever their product.
+    fn unchecked(dims: &[usize]) -> Shape {
         let mut sizes = [1; MAX_DIMS];
         sizes[..dims.len()].copy_from_slice(dims);
         Shape { sizes, n_dims: dims.len() as u8 }
+    }
+
+    /// Whether SHAPE-FITS holds.
+    fn fits(&self) -> bool {
+        let count = self.dims().iter().try_fold(1usize, |n, &size| n.checked_mul(size.max(1)));
+        count.is_some_and(|count| count <= MAX_COUNT)
+    }
+
+    /// This shape, once SHAPE-FITS is checked: for whoever made a size larger.
+    #[track_caller]
+    fn checked(self) -> Shape {
+        assert!(self.fits(), "shape: {self} has more elements than memory can hold, the most is {MAX_COUNT}");
+        self
     }
 
     /// The sizes as a slice.
@@ -57,6 +86,7 @@ impl Shape {
     }
 
     /// The shape that both broadcast to under NumPy's rule, or `None`.
+    #[track_caller]
     pub(crate) fn broadcast(&self, other: &Shape) -> Option<Shape> {
         let n = self.n_dims().max(other.n_dims());
         let mut out = Shape::new(&[1; MAX_DIMS][..n]);
@@ -70,13 +100,14 @@ impl Shape {
                 _ => return None,
             };
         }
-        Some(out)
+        Some(out.checked())
     }
 
     /// This shape with dimension `dim` set to `size`.
+    #[track_caller]
     pub(crate) fn with(mut self, dim: usize, size: usize) -> Shape {
         self.sizes[dim] = size;
-        self
+        self.checked()
     }
 
     /// This shape with a new dimension of `size` before dimension `dim`.
@@ -87,7 +118,7 @@ impl Shape {
         self.sizes.copy_within(dim..n, dim + 1);
         self.sizes[dim] = size;
         self.n_dims += 1;
-        self
+        self.checked()
     }
 
     /// This shape without dimension `dim`.
@@ -180,11 +211,10 @@ impl Geometry {
 impl Geometry {
     /// The stretch `start..start + len` of dimension `dim`.
     pub(crate) fn narrow(&self, dim: usize, start: usize, len: usize) -> Geometry {
-        Geometry {
-            shape: self.shape.with(dim, len),
-            offset: self.offset + start * self.strides[dim],
-            ..*self
-        }
+        let shape = self.shape.with(dim, len);
+        // An empty stretch at the very end would begin behind the buffer.
+        let start = if shape.count() == 0 { 0 } else { start };
+        Geometry { shape, offset: self.offset + start * self.strides[dim], ..*self }
     }
 
     /// The same elements with dimensions in the order `order`.
@@ -272,6 +302,14 @@ mod tests {
         check(&[], &[7], Some(&[7]));
         check(&[2], &[3], None);
         check(&[0, 3], &[1, 3], Some(&[0, 3]));
+    }
+
+    #[test]
+    fn a_shape_that_no_memory_holds_is_refused() {
+        for dims in [&[MAX_COUNT + 1][..], &[3, usize::MAX / 3 + 1], &[0, usize::MAX], &[1; 7]] {
+            assert!(Shape::try_new(dims).is_none(), "{dims:?}");
+        }
+        assert_eq!(Shape::try_new(&[0, MAX_COUNT]).unwrap().count(), 0);
     }
 
     #[test]

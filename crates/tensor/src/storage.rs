@@ -129,15 +129,17 @@ impl Storage {
     /// The whole buffer for reading. Panics if it is being written.
     #[track_caller]
     pub(crate) fn read<T: Element>(&self) -> Read<'_, T> {
-        let borrow = &self.buffer().borrow;
-        let before = borrow.fetch_add(1, Ordering::Acquire);
-        if before < 0 {
-            borrow.fetch_sub(1, Ordering::Release);
-            panic!("a tensor is read while its buffer is being written");
-        }
+        assert!(self.count_reader(), "a tensor is read while its buffer is being written");
         let (ptr, len) = self.elements::<T>();
         // SAFETY: S-INIT; aligned to 64 bytes; S-BORROW: counted as a reader above until `Read` is dropped.
-        Read { slice: unsafe { std::slice::from_raw_parts(ptr, len) }, borrow }
+        Read { slice: unsafe { std::slice::from_raw_parts(ptr, len) }, borrow: &self.buffer().borrow }
+    }
+
+    /// Counts one reader more, unless the buffer is being written. A refused reader leaves no trace: a count that it raised
+    /// even for a moment would let the next one in beside the writer.
+    fn count_reader(&self) -> bool {
+        let more = |readers: i32| if readers < 0 { None } else { readers.checked_add(1) };
+        self.buffer().borrow.fetch_update(Ordering::Acquire, Ordering::Relaxed, more).is_ok()
     }
 
     /// The whole buffer for writing. Panics if anyone reads or writes it.
@@ -286,6 +288,19 @@ mod tests {
         assert!(catch_unwind(AssertUnwindSafe(|| drop(storage.read::<f32>()))).is_err());
         drop(writer);
         assert_eq!(storage.read::<f32>().len(), 64);
+    }
+
+    #[test]
+    fn refused_readers_let_nobody_in_beside_the_writer() {
+        let storage = Storage::stale(&Device::cpu(1), 256);
+        let writer = storage.write::<f32>();
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| assert!((0..200_000).all(|_| !storage.count_reader()), "read while written"));
+            }
+        });
+        drop(writer);
+        drop(storage.write::<f32>());
     }
 
     #[test]

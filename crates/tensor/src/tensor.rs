@@ -86,8 +86,10 @@ impl Tensor {
         let out = Tensor::stale(device, shape.into(), dtype);
         with_float!(dtype, "uniform", T => {
             let values = &mut out.write::<T>()[..out.count()];
+            // A double just below `high` may round to `high` itself.
+            let largest = (high as T).next_down().max(low as T);
             for (i, v) in values.iter_mut().enumerate() {
-                *v = T::from_f64(low + (high - low) * f64::from(key.unit(i as u64)));
+                *v = largest.min((low + (high - low) * f64::from(key.unit(i as u64))) as T);
             }
         });
         out
@@ -212,6 +214,16 @@ impl Tensor {
             return self;
         }
         self.add(other)
+    }
+
+    /// The same values where nobody else sees them be written, in row-major order: a copy unless they lie so already.
+    pub(crate) fn into_own(self) -> Tensor {
+        if self.storage.is_unique() && self.geometry.is_contiguous() {
+            return self;
+        }
+        let own = Tensor::stale(self.device(), *self.shape(), self.dtype);
+        own.copy_from(&self);
+        own
     }
 
     /// The whole buffer for reading; elements start at the geometry's offset.

@@ -20,6 +20,8 @@ use phalanx_tensor::{Conv2dOptions, Tensor};
 pub struct Conv2d {
     weight: Param,
     bias: Option<Param>,
+    /// First values of the weight that were asked for; else its fan-in gives them, as always the bias's.
+    init: Option<Init>,
     options: Conv2dOptions,
     channels: [usize; 2],
     kernel: usize,
@@ -32,6 +34,7 @@ impl Conv2d {
         Conv2d {
             weight: Param::new([outputs, inputs, kernel, kernel], init),
             bias: Some(Param::new([outputs], init)),
+            init: None,
             options: Conv2dOptions::default(),
             channels: [inputs, outputs],
             kernel,
@@ -45,6 +48,7 @@ impl Conv2d {
 
     /// The same layer with other first values of its weight.
     pub fn init(mut self, init: Init) -> Conv2d {
+        self.init = Some(init);
         self.weight.init = init;
         self
     }
@@ -74,7 +78,7 @@ impl Conv2d {
         let divides = groups > 0 && inputs.is_multiple_of(groups) && outputs.is_multiple_of(groups);
         assert!(divides, "Conv2d: {inputs} and {outputs} channels don't fall into {groups} groups");
         let (k, init) = (self.kernel, Init::fan_in(inputs / groups * self.kernel * self.kernel));
-        self.weight = Param::new([outputs, inputs / groups, k, k], init);
+        self.weight = Param::new([outputs, inputs / groups, k, k], self.init.unwrap_or(init));
         self.bias = self.bias.map(|_| Param::new([outputs], init));
         self.options.groups = groups;
         self

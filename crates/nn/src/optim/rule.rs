@@ -224,7 +224,7 @@ impl Rule {
         }
     }
 
-    /// Step number `steps` (from 1).
+    /// Step number `steps` (from 1). As in PyTorch, what is left of 1 is told in double precision and then rounded.
     pub(super) fn apply(
         &self,
         values: &mut [f32],
@@ -242,7 +242,7 @@ impl Rule {
                     return pairs.for_each(|(p, &g)| *p -= lr * (g + decay * *p));
                 };
                 // The first gradient enters the momentum undampened.
-                let share = if steps == 1 { 1.0 } else { 1.0 - r.dampening as f32 };
+                let share = if steps == 1 { 1.0 } else { (1.0 - r.dampening) as f32 };
                 if r.nesterov {
                     pairs.zip(direction).for_each(|((p, &g), d)| {
                         let g = g + decay * *p;
@@ -261,22 +261,23 @@ impl Rule {
                 adam(pairs, state, r.betas, r.eps, steps, lr, |p, g| (p, g + decay * p));
             }
             Rule::AdamW(r) => {
-                let keep = 1.0 - lr * r.weight_decay as f32;
+                let keep = (1.0 - self.lr() * factor * r.weight_decay) as f32;
                 adam(pairs, state, r.betas, r.eps, steps, lr, |p, g| (p * keep, g));
             }
             Rule::Adadelta(r) => {
-                let (rho, eps, decay) = (r.rho as f32, r.eps as f32, r.weight_decay as f32);
+                let (rho, share) = (r.rho as f32, (1.0 - r.rho) as f32);
+                let (eps, decay) = (r.eps as f32, r.weight_decay as f32);
                 let [square, moved] = state else { unreachable!("Adadelta keeps two arrays") };
                 pairs.zip(square.iter_mut().zip(moved)).for_each(|((p, &g), (square, moved))| {
                     let g = g + decay * *p;
-                    *square = rho * *square + (1.0 - rho) * g * g;
+                    *square = rho * *square + share * g * g;
                     let delta = (*moved + eps).sqrt() / (*square + eps).sqrt() * g;
-                    *moved = rho * *moved + (1.0 - rho) * delta * delta;
+                    *moved = rho * *moved + share * delta * delta;
                     *p -= lr * delta;
                 });
             }
             Rule::RmsProp(r) => {
-                let (alpha, eps) = (r.alpha as f32, r.eps as f32);
+                let (alpha, share, eps) = (r.alpha as f32, (1.0 - r.alpha) as f32, r.eps as f32);
                 let (momentum, decay) = (r.momentum as f32, r.weight_decay as f32);
                 let [square, rest @ ..] = state else { unreachable!("RMSprop keeps the mean of squares") };
                 let (mut buffer, mut mean) = match rest {
@@ -287,10 +288,10 @@ impl Rule {
                 };
                 for (i, ((p, &g), square)) in pairs.zip(square).enumerate() {
                     let g = g + decay * *p;
-                    *square = alpha * *square + (1.0 - alpha) * g * g;
+                    *square = alpha * *square + share * g * g;
                     let variance = match &mut mean {
                         Some(mean) => {
-                            mean[i] += (1.0 - alpha) * (g - mean[i]);
+                            mean[i] += share * (g - mean[i]);
                             *square - mean[i] * mean[i]
                         }
                         None => *square,
@@ -321,7 +322,8 @@ fn adam<'a>(
     decayed: impl Fn(f32, f32) -> (f32, f32),
 ) {
     let [mean, square] = state else { unreachable!("Adam keeps two arrays") };
-    let steps = steps as i32;
+    // After so many steps nothing is left to correct.
+    let steps = i32::try_from(steps).unwrap_or(i32::MAX);
     let (b1, b2, eps) = (betas.0 as f32, betas.1 as f32, eps as f32);
     let lr = lr / (1.0 - betas.0.powi(steps)) as f32;
     let root = ((1.0 - betas.1.powi(steps)).sqrt()) as f32;

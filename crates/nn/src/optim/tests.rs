@@ -39,6 +39,32 @@ fn rules_step_as_pytorch_does() {
     check("rmsprop_all", RmsProp { momentum: 0.9, centered: true, weight_decay: 0.1, ..RmsProp::default() });
 }
 
+#[test]
+fn what_is_left_of_one_is_told_in_double_precision() {
+    let state = |rule: Rule, grads: &[f32]| {
+        let mut optimizer = Optimizer::new(rule).unwrap();
+        grads.iter().for_each(|&g| optimizer.step(&mut [0.0], &[g], 1.0));
+        optimizer.state().next().unwrap().1[0]
+    };
+    // 1 - 0.9 in single precision is 0.100000024.
+    assert_eq!(state(Adadelta { rho: 0.9, ..Adadelta::default() }.into(), &[1.0]), 0.1);
+    assert_eq!(state(RmsProp { alpha: 0.9, ..RmsProp::default() }.into(), &[1.0]), 0.1);
+    let sgd = Sgd { momentum: 0.5, dampening: 0.9, ..Sgd::new(0.1) };
+    assert_eq!(state(sgd.into(), &[0.0, 1.0]), 0.1);
+}
+
+#[test]
+fn more_steps_than_an_i32_counts_are_steps_like_others() {
+    for rule in [Adam::default().into(), Rule::from(AdamW::default())] {
+        let mut optimizer = Optimizer::new(rule).unwrap();
+        let mut values = [1.0];
+        optimizer.step(&mut values, &[1.0], 1.0);
+        optimizer.steps = 3_000_000_000;
+        optimizer.step(&mut values, &[1.0], 1.0);
+        assert!(values[0].is_finite() && values[0] < 1.0, "{rule:?}: {values:?}");
+    }
+}
+
 /// Every rule, with each of its states in use.
 fn rules() -> [Rule; 7] {
     [

@@ -104,6 +104,7 @@ pub(crate) fn unary(f: Unary, x: &Tensor, out: &Tensor) {
         Unary::Abs => map::<T>(x, out, |x| x.abs()),
         Unary::Square => map::<T>(x, out, |x| x * x),
         Unary::Powf(p) => map::<T>(x, out, |x| x.powf(T::from_f64(p))),
+        Unary::Over(d) => map::<T>(x, out, |x| x / T::from_f64(d)),
         Unary::Affine { mul, add } => {
             let (mul, add) = (T::from_f64(mul), T::from_f64(add));
             map::<T>(x, out, |x| x.mul_add(mul, add))
@@ -135,7 +136,10 @@ pub(crate) fn unary_gradient(f: Unary, kept: &Tensor, grad: &Tensor, out: &Tenso
             if x > T::ZERO { g } else if x < T::ZERO { -g } else { T::ZERO }
         }),
         Unary::Square => zip::<T>(kept, grad, out, |x, g| T::from_f64(2.0) * g * x),
+        // x^0 is 1 everywhere; the formula would give 0 times infinity at 0.
+        Unary::Powf(0.0) => map::<T>(grad, out, |_| T::ZERO),
         Unary::Powf(p) => zip::<T>(kept, grad, out, |x, g| g * T::from_f64(p) * x.powf(T::from_f64(p - 1.0))),
+        Unary::Over(d) => map::<T>(grad, out, |g| g / T::from_f64(d)),
         Unary::Affine { mul, .. } => map::<T>(grad, out, |g| g * T::from_f64(mul)),
     });
 }

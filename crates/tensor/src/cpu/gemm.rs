@@ -26,7 +26,10 @@ impl<'a, T> Mat<'a, T> {
     }
 
     fn holds(&self, rows: usize, cols: usize) -> bool {
-        rows == 0 || cols == 0 || (rows - 1) * self.row + (cols - 1) * self.col < self.data.len()
+        let last = |rows: usize, cols: usize| {
+            (rows - 1).checked_mul(self.row)?.checked_add((cols - 1).checked_mul(self.col)?)
+        };
+        rows == 0 || cols == 0 || last(rows, cols).is_some_and(|last| last < self.data.len())
     }
 }
 
@@ -37,12 +40,22 @@ pub(crate) enum Into {
     Add,
 }
 
+/// Panics if the product would read or write outside of its slices, whatever the sizes.
+#[track_caller]
+fn check<T>(dst: &[T], [m, n, k]: [usize; 3], a: Mat<'_, T>, b: Mat<'_, T>) {
+    let written = Mat::rows(dst, n).holds(m, n);
+    assert!(
+        written && a.holds(m, k) && b.holds(k, n),
+        "gemm: ({m}, {k}) x ({k}, {n}) leaves its slices of {}, {} and {} elements",
+        dst.len(),
+        a.data.len(),
+        b.data.len()
+    );
+}
+
 /// `dst (m, n) = a (m, k) b (k, n)`, with `dst` in rows of `n`; on the calling thread.
 pub(crate) fn gemm<T: Float>(dst: &mut [T], [m, n, k]: [usize; 3], a: Mat<'_, T>, b: Mat<'_, T>, into: Into) {
-    assert!(
-        dst.len() >= m * n && a.holds(m, k) && b.holds(k, n),
-        "gemm: ({m}, {k}) x ({k}, {n}) leaves its slices"
-    );
+    check(dst, [m, n, k], a, b);
     if m == 0 || n == 0 {
         return;
     }
@@ -52,7 +65,7 @@ pub(crate) fn gemm<T: Float>(dst: &mut [T], [m, n, k]: [usize; 3], a: Mat<'_, T>
         }
         return;
     }
-    // SAFETY: every element the product reads or writes lies inside the three slices (checked above), and `dst` is
+    // SAFETY: every element the product reads or writes lies inside the three slices (`check`, above), and `dst` is
     // borrowed exclusively, so it overlaps neither input.
     unsafe {
         gemm::gemm(
@@ -79,6 +92,11 @@ pub(crate) fn gemm<T: Float>(dst: &mut [T], [m, n, k]: [usize; 3], a: Mat<'_, T>
     }
 }
 
+/// How many multiply-adds a product takes: views of stride 0 may make it more than a number holds.
+pub(crate) fn work([m, n, k]: [usize; 3]) -> usize {
+    m.saturating_mul(n).saturating_mul(k)
+}
+
 /// As [`gemm`], with the rows of `dst` shared out over the device's threads.
 pub(crate) fn gemm_on<T: Float>(
     device: &Device,
@@ -89,17 +107,28 @@ pub(crate) fn gemm_on<T: Float>(
     into: Into,
 ) {
     if small_gemm::takes([m, n, k]) {
-        assert!(
-            dst.len() >= m * n && a.holds(m, k) && b.holds(k, n),
-            "gemm: ({m}, {k}) x ({k}, {n}) leaves its slices"
-        );
+        check(dst, [m, n, k], a, b);
         return small_gemm::small_gemm(device, dst, [m, n, k], a, b, into);
     }
-    if device.threads() == 1 || m * n * k < 4 * SERIAL_LIMIT || n == 0 {
+    if device.threads() == 1 || n == 0 || work([m, n, k]) < 4 * SERIAL_LIMIT {
         return gemm(dst, [m, n, k], a, b, into);
     }
     let rows = m.div_ceil(device.threads());
     device.for_chunks(&mut dst[..m * n], rows * n, |i, part| {
         gemm(part, [part.len() / n, n, k], a.below(i * rows), b, into);
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_whose_product_wraps_around_are_not_held() {
+        let half = 1 << (usize::BITS - 1);
+        for (row, col) in [(half, 1), (1, half), (usize::MAX, usize::MAX)] {
+            assert!(!Mat { data: &[0.0; 4], row, col }.holds(3, 3), "strides {row} and {col}");
+        }
+        assert!(Mat { data: &[0.0; 4], row: 2, col: 1 }.holds(2, 2));
+    }
 }

@@ -1,4 +1,4 @@
-//! Layer normalisation over rows of contiguous tensors.
+//! Layer normalisation over rows of contiguous tensors. Rows without elements are no rows: nothing is computed of them.
 
 use crate::cpu::reduce::sum_row;
 use crate::dtype::with_float;
@@ -14,6 +14,9 @@ pub(crate) fn layer_norm(
     width: usize,
     [out, mean, scale]: [&Tensor; 3],
 ) {
+    if width == 0 {
+        return;
+    }
     with_float!(x.dtype, "layer_norm", T => {
         let vx = x.read_contiguous::<T>("layer_norm");
         let weight = weight.map(|w| w.read_contiguous::<T>("layer_norm"));
@@ -46,6 +49,9 @@ pub(crate) fn layer_norm_gradient(
     width: usize,
     out: &Tensor,
 ) {
+    if width == 0 {
+        return;
+    }
     with_float!(x.dtype, "layer_norm", T => {
         let (vx, vg) = (x.read_contiguous::<T>("layer_norm"), grad.read_contiguous::<T>("layer_norm"));
         let (vm, vs) = (mean.read_contiguous::<T>("layer_norm"), scale.read_contiguous::<T>("layer_norm"));
@@ -72,6 +78,9 @@ pub(crate) fn layer_norm_weight_gradient(
     width: usize,
     out: &Tensor,
 ) {
+    if width == 0 {
+        return;
+    }
     with_float!(x.dtype, "layer_norm", T => {
         let (vx, vg) = (x.read_contiguous::<T>("layer_norm"), grad.read_contiguous::<T>("layer_norm"));
         let (vm, vs) = (mean.read_contiguous::<T>("layer_norm"), scale.read_contiguous::<T>("layer_norm"));

@@ -71,7 +71,7 @@ fn max_plane<T: Float>(x: &[T], p: Planes, out: &mut [T], position: &mut [u8]) {
     for y in 0..p.oh {
         for xx in 0..p.ow {
             let (rows, cols) = p.window(y, xx);
-            let (mut best, mut at, mut i) = (T::NEG_INFINITY, 0, 0);
+            let (mut best, mut at, mut i) = (T::NEG_INFINITY, 0usize, 0);
             for r in rows {
                 for c in cols.clone() {
                     let v = x[r * p.w + c];
@@ -82,7 +82,8 @@ fn max_plane<T: Float>(x: &[T], p: Planes, out: &mut [T], position: &mut [u8]) {
                 }
             }
             out[y * p.ow + xx] = best;
-            position[y * p.ow + xx] = at;
+            // A window has at most 256 pixels, which `max_pool2d` checks.
+            position[y * p.ow + xx] = at as u8;
         }
     }
 }

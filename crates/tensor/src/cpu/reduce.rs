@@ -1,13 +1,16 @@
 //! Sums and largest values along dimensions.
 
 use crate::dtype::{Float, with_float};
-use crate::shape::for_each_row;
+use crate::shape::{Geometry, for_each_row};
+use crate::storage::Storage;
 use crate::tensor::Tensor;
 
 /// Independent partial sums in a row: enough for two vectors of the widest kind, and a fixed order for every machine.
 const LANES: usize = 32;
 /// A row is summed in blocks of this many elements, whose sums are added in double precision.
 const BLOCK: usize = 4096;
+/// Up to this many elements are added one after the other in the tensor's own precision: as many as a lane of a block adds.
+const FEW: usize = BLOCK / LANES;
 
 /// The sum of a slice, in an order that depends on its length alone.
 #[inline(always)]
@@ -44,16 +47,27 @@ pub(crate) fn sum(x: &Tensor, out: &Tensor) {
 
 fn sum_elements<T: Float>(x: &Tensor, out: &Tensor) {
     let arch = out.device().arch();
-    let spread = out.geometry.broadcast_to(*x.shape());
-    let (vx, mut vo) = (x.read::<T>(), out.write::<T>());
-    let (start, count) = (out.geometry.offset, out.count());
-    vo[start..start + count].fill(T::ZERO);
-    arch.dispatch(|| {
-        for_each_row([&x.geometry, &spread], |[at, to], [step, to_step], n| match (step, to_step) {
-            (1, 0) => vo[to] += T::from_f64(sum_row(&vx[at..at + n])),
-            (1, 1) => vo[to..to + n].iter_mut().zip(&vx[at..at + n]).for_each(|(o, &x)| *o += x),
-            _ => (0..n).for_each(|i| vo[to + i * to_step] += vx[at + i * step]),
-        });
+    let (vx, mut vo) = (x.read::<T>(), out.write_whole::<T>());
+    if x.count() / vo.len().max(1) <= FEW {
+        return arch.dispatch(|| add_up(x, &vx, out, &mut vo[..]));
+    }
+    let room = Storage::stale(out.device(), vo.len() * size_of::<f64>());
+    let mut sums = room.write::<f64>();
+    let sums = &mut sums[..vo.len()];
+    arch.dispatch(|| add_up(x, &vx, out, sums));
+    vo.iter_mut().zip(sums).for_each(|(o, &mut sum)| *o = T::from_f64(sum));
+}
+
+/// Fills `sums`, one for each element of `out`, in the precision of `S`.
+#[inline(always)]
+fn add_up<T: Float, S: Float>(x: &Tensor, vx: &[T], out: &Tensor, sums: &mut [S]) {
+    let wide = |x: T| S::from_f64(x.to_f64());
+    let spread = Geometry::row_major(*out.shape()).broadcast_to(*x.shape());
+    sums.fill(S::ZERO);
+    for_each_row([&x.geometry, &spread], |[at, to], [step, to_step], n| match (step, to_step) {
+        (1, 0) => sums[to] += S::from_f64(sum_row(&vx[at..at + n])),
+        (1, 1) => sums[to..to + n].iter_mut().zip(&vx[at..at + n]).for_each(|(o, &x)| *o += wide(x)),
+        _ => (0..n).for_each(|i| sums[to + i * to_step] += wide(vx[at + i * step])),
     });
 }
 

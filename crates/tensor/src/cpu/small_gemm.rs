@@ -2,7 +2,7 @@
 //! doesn't win back; this kernel packs one operand into a buffer of the device's cache and keeps a tile of the result in
 //! registers.
 
-use crate::cpu::gemm::{Into, Mat};
+use crate::cpu::gemm::{Into, Mat, work};
 use crate::device::Device;
 use crate::dtype::Float;
 use crate::storage::Storage;
@@ -15,8 +15,8 @@ const COLS: usize = 16;
 const LARGEST: usize = 1 << 21;
 
 /// Whether a product of these sizes is small, and not empty.
-pub(crate) fn takes([m, n, k]: [usize; 3]) -> bool {
-    m * n * k > 0 && m * n * k <= LARGEST
+pub(crate) fn takes(sizes: [usize; 3]) -> bool {
+    (1..=LARGEST).contains(&work(sizes))
 }
 
 /// `dst (m, n) = a (m, k) b (k, n)`, with `dst` in rows of `n`; the rows are shared out over the threads.

@@ -82,7 +82,7 @@ pub(crate) fn softmax_gradient(form: Form, y: &Tensor, grad: &Tensor, width: usi
 pub(crate) fn nll(y: &Tensor, labels: &Tensor, label_smoothing: f64, width: usize, out: &Tensor) {
     with_float!(y.dtype, "nll_loss", T => {
         let (vy, vl) = (y.read_contiguous::<T>("nll_loss"), labels.read_contiguous::<i64>("nll_loss"));
-        let total: f64 = vy.chunks_exact(width).zip(vl.iter()).map(|(y, &label)| {
+        let total: f64 = vy.chunks_exact(width.max(1)).zip(vl.iter()).map(|(y, &label)| {
             let picked = y[label as usize].to_f64();
             let mean = if label_smoothing == 0.0 { 0.0 } else { y.iter().map(|y| y.to_f64()).sum::<f64>() / width as f64 };
             (1.0 - label_smoothing) * picked + label_smoothing * mean
@@ -98,7 +98,7 @@ pub(crate) fn nll_gradient(labels: &Tensor, grad: f64, width: usize, out: &Tenso
         let mut vo = out.write_whole::<T>();
         vo.fill(T::ZERO);
         let each = T::from_f64(-grad / vl.len() as f64);
-        vo.chunks_exact_mut(width).zip(vl.iter()).for_each(|(row, &label)| row[label as usize] = each);
+        vo.chunks_exact_mut(width.max(1)).zip(vl.iter()).for_each(|(row, &label)| row[label as usize] = each);
     });
 }
 

@@ -128,7 +128,8 @@ pub(crate) fn pool_planes(op: &str, x: &Shape, options: PoolOptions) -> (Planes,
     let &[n, c, h, w] = x.dims() else { panic!("{op}: images must be (N, C, H, W), got shape {x}") };
     let size = |d: usize, image: usize| {
         let (kernel, stride, padding) = (options.kernel[d], options.stride[d], options.padding[d]);
-        let fits = stride > 0 && kernel > 0 && padding <= kernel / 2 && image + 2 * padding >= kernel;
+        let fits =
+            image > 0 && stride > 0 && kernel > 0 && padding <= kernel / 2 && image + 2 * padding >= kernel;
         assert!(fits, "{op}: windows of {options:?} don't fit into images of shape {x}");
         (image + 2 * padding - kernel) / stride + 1
     };

@@ -37,10 +37,8 @@ impl Tensor {
         let x = self.contiguous();
         let out = Tensor::stale(self.device(), *self.shape(), self.dtype);
         unary(f, &x, &out);
-        recorded(out, Op::Unary(f), &[&x], |out| match f {
-            Unary::Neg | Unary::Affine { .. } => [None],
-            f if f.keeps_output() => [keep(out)],
-            _ => [keep(&x)],
+        recorded(out, Op::Unary(f), &[&x], |out| {
+            [if f.keeps_nothing() { None } else { keep(if f.keeps_output() { out } else { &x }) }]
         })
     }
 
@@ -152,7 +150,7 @@ operators! {
     Add add, |x, number| x.affine(1.0, number);
     Sub sub, |x, number| x.affine(1.0, -number);
     Mul mul, |x, number| x.affine(number, 0.0);
-    Div div, |x, number| x.affine(1.0 / number, 0.0);
+    Div div, |x, number| x.mapped(Unary::Over(number));
 }
 
 impl std::ops::Neg for &Tensor {

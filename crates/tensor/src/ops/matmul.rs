@@ -53,7 +53,7 @@ impl Tensor {
         }
         let (x, w) = (self.contiguous(), weight.contiguous());
         let out = Tensor::stale(self.device(), self.shape().with(n - 1, outputs), self.dtype);
-        let rows = self.count() / inputs.max(1);
+        let rows = self.dims()[..n - 1].iter().product();
         with_float!(self.dtype, "linear", T => {
             let (x, w) = (x.read_contiguous::<T>("linear"), w.read_contiguous::<T>("linear"));
             let mut o = out.write_whole::<T>();
@@ -104,8 +104,11 @@ pub(crate) fn multiply<T: Float>(a: &Tensor, b: &Tensor, out: &Tensor) {
     let (a_batch, a_row, a_col) = matrices(a, &batch);
     let (b_batch, b_row, b_col) = matrices(b, &batch);
     let (va, vb, mut vo) = (a.read::<T>(), b.read::<T>(), out.write_whole::<T>());
+    if k == 0 || vo.is_empty() {
+        return vo.fill(T::ZERO);
+    }
     if batch.count() == 1 {
-        let (a, b) = (&va[a_batch.offset.min(va.len())..], &vb[b_batch.offset.min(vb.len())..]);
+        let (a, b) = (&va[a_batch.offset..], &vb[b_batch.offset..]);
         let (a, b) = (Mat { data: a, row: a_row, col: a_col }, Mat { data: b, row: b_row, col: b_col });
         return gemm_on(out.device(), &mut vo, [m, n, k], a, b, Into::Replace);
     }
@@ -114,7 +117,7 @@ pub(crate) fn multiply<T: Float>(a: &Tensor, b: &Tensor, out: &Tensor) {
         starts.extend((0..len).map(|i| (at + i * step_a, bt + i * step_b)));
     });
     let (va, vb) = (&*va, &*vb);
-    out.device().for_chunks(&mut vo, (m * n).max(1), |i, o| {
+    out.device().for_chunks(&mut vo, m * n, |i, o| {
         let (at, bt) = starts[i];
         let (a, b) = (
             Mat { data: &va[at..], row: a_row, col: a_col },

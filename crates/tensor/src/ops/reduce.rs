@@ -17,12 +17,12 @@ pub enum Keep {
 }
 
 impl Tensor {
-    /// The sum over dimensions `dims`.
+    /// The sum over dimensions `dims`, which are all different.
     #[track_caller]
     pub fn sum(&self, dims: &[usize], keep: Keep) -> Tensor {
+        self.check_dims("sum", dims);
         let mut kept = *self.shape();
         for &dim in dims {
-            self.check_dim("sum", dim);
             kept = kept.with(dim, 1);
         }
         let out = Tensor::stale(self.device(), kept, self.dtype);
@@ -40,11 +40,24 @@ impl Tensor {
         }
     }
 
-    /// The mean over dimensions `dims`.
+    /// The mean over dimensions `dims`, which are all different.
     #[track_caller]
     pub fn mean(&self, dims: &[usize], keep: Keep) -> Tensor {
-        let n: usize = dims.iter().map(|&dim| self.dim(dim)).product();
-        self.sum(dims, keep) * (1.0 / n as f64)
+        self.check_dims("mean", dims);
+        let n: usize = dims.iter().map(|&dim| self.dims()[dim]).product();
+        self.sum(dims, keep) / n as f64
+    }
+
+    #[track_caller]
+    fn check_dims(&self, op: &str, dims: &[usize]) {
+        for (i, &dim) in dims.iter().enumerate() {
+            self.check_dim(op, dim);
+            assert!(
+                !dims[..i].contains(&dim),
+                "{op}: dimension {dim} of shape {} stands twice in {dims:?}: name each once",
+                self.shape()
+            );
+        }
     }
 
     /// The sum of all elements, as a scalar.
@@ -55,7 +68,7 @@ impl Tensor {
 
     /// The mean of all elements, as a scalar.
     pub fn mean_all(&self) -> Tensor {
-        self.sum_all() * (1.0 / self.count() as f64)
+        self.sum_all() / self.count() as f64
     }
 
     /// The largest along dimension `dim`; the gradient goes to the first of them.

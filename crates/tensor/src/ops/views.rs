@@ -70,10 +70,10 @@ impl Tensor {
     pub fn narrow(&self, dim: usize, start: usize, len: usize) -> Tensor {
         self.check_dim("narrow", dim);
         assert!(
-            start + len <= self.dims()[dim],
-            "narrow: {start}..{} of dimension {dim} of shape {}",
-            start + len,
-            self.shape()
+            start.checked_add(len).is_some_and(|end| end <= self.dims()[dim]),
+            "narrow: {len} from {start} on in dimension {dim} of shape {}: there are {}",
+            self.shape(),
+            self.dims()[dim]
         );
         let out = self.seen_as(self.geometry.narrow(dim, start, len));
         recorded(out, Op::Narrow { from: *self.shape(), dim, start }, &[self], |_| [None])

@@ -1,0 +1,183 @@
+//! Faults that were found and mended, one test each.
+
+use phalanx_tensor::{
+    DType, Device, GradSink, Gradients, Keep, LeafId, Philox, PoolOptions, Shape, Tensor, backward,
+};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+fn t(values: &[f32], shape: &[usize]) -> Tensor {
+    Tensor::from_slice(&Device::cpu(1), values, shape)
+}
+
+fn zeros(device: &Device, shape: impl Into<Shape>) -> Tensor {
+    Tensor::zeros(device, shape, DType::F32)
+}
+
+/// The message of the panic that `f` ends in.
+#[track_caller]
+fn panic_of<R>(f: impl FnOnce() -> R) -> String {
+    let Err(panic) = catch_unwind(AssertUnwindSafe(f)) else { panic!("should have panicked") };
+    let text = panic.downcast_ref::<&str>().map(ToString::to_string);
+    panic.downcast_ref::<String>().cloned().or(text).expect("panics carry text")
+}
+
+#[test]
+fn a_shape_whose_count_wraps_around_is_refused() {
+    let k = 6_148_914_691_236_517_206; // times 3: 2^64 + 2
+    let message = panic_of(|| t(&[1.0, 2.0], &[3, k]));
+    assert!(message.contains("more elements than memory can hold"), "{message}");
+    let one = t(&[1.0], &[1, 1]);
+    let message = panic_of(|| one.broadcast_to([1 << 40, 1 << 40]));
+    assert!(message.contains("more elements than memory can hold"), "{message}");
+    let (row, column) = (one.broadcast_to([1, 1 << 40]), one.broadcast_to([1 << 40, 1]));
+    let message = panic_of(|| &row + &column);
+    assert!(message.contains("more elements than memory can hold"), "{message}");
+}
+
+#[test]
+fn linear_without_inputs_gives_its_bias() {
+    let device = Device::cpu(1);
+    let (x, bias) = (zeros(&device, [5, 0]), Tensor::ones(&device, [3], DType::F32).requires_grad());
+    let weight = zeros(&device, [3, 0]).requires_grad();
+    // What a recycled buffer would show if nothing were written.
+    drop(Tensor::full(&device, [5, 3], 9.0, DType::F32));
+    assert_eq!(x.linear(&weight, None).to_vec::<f32>(), [0.0; 15]);
+    let y = x.linear(&weight, Some(&bias));
+    assert_eq!(y.to_vec::<f32>(), [1.0; 15]);
+    let grads = y.sum_all().backward();
+    assert_eq!(grads.get(&bias).unwrap().to_vec::<f32>(), [5.0; 3]);
+    assert_eq!(grads.get(&weight).unwrap().dims(), [3, 0]);
+}
+
+#[test]
+fn a_batch_of_products_over_nothing_is_zero() {
+    let device = Device::cpu(1);
+    drop(Tensor::full(&device, [30, 3, 4], 9.0, DType::F32));
+    let product = zeros(&device, [30, 3, 0]).matmul(&zeros(&device, [30, 0, 4]));
+    assert_eq!(product.to_vec::<f32>(), [0.0; 360]);
+}
+
+#[test]
+fn empty_views_and_rows_compute_nothing() {
+    let device = Device::cpu(2);
+    let view = zeros(&device, [4, 16]).narrow(0, 4, 0).narrow(1, 8, 8);
+    assert_eq!(view.relu().dims(), [0, 8]);
+    assert_eq!((&view + &view).to_vec::<f32>(), []);
+    for shape in [[3, 0], [0, 3]] {
+        let x = zeros(&device, shape).requires_grad();
+        let weight = Tensor::ones(&device, [shape[1]], DType::F32).requires_grad();
+        let bias = zeros(&device, [shape[1]]).requires_grad();
+        let grads = x.layer_norm(1, Some(&weight), Some(&bias), 1e-5).sum_all().backward();
+        assert_eq!(grads.get(&weight).unwrap().to_vec::<f32>(), vec![0.0; shape[1]]);
+        assert_eq!(grads.get(&x).unwrap().dims(), shape);
+    }
+    for shape in [[2, 3, 0], [0, 3, 2], [2, 0, 3]] {
+        let x = zeros(&device, shape).requires_grad();
+        let grads = x.batch_norm(None, None, 1e-5).0.sum_all().backward();
+        assert_eq!(grads.get(&x).unwrap().dims(), shape);
+    }
+}
+
+#[test]
+fn the_largest_window_has_256_pixels() {
+    let mut values = [0.0; 256];
+    values[255] = 1.0;
+    let x = t(&values, &[1, 1, 16, 16]).requires_grad();
+    let grads = x.max_pool2d(PoolOptions::square(16)).sum_all().backward();
+    assert_eq!(grads.get(&x).unwrap().to_vec::<f32>(), values);
+}
+
+#[test]
+fn a_power_of_zero_has_gradient_zero_at_zero() {
+    let x = t(&[0.0, 2.0], &[2]).requires_grad();
+    let grads = x.powf(0.0).sum_all().backward();
+    assert_eq!(grads.get(&x).unwrap().to_vec::<f32>(), [0.0; 2]);
+}
+
+#[test]
+fn a_walk_that_ends_in_a_panic_leaves_nothing_in_its_leaves() {
+    let x = t(&[3.0], &[1]).requires_grad();
+    let spent = x.affine(1.0, 0.0);
+    spent.backward();
+    // The walk reaches the leaf on one way before it finds the spent node on another.
+    for both in [&x.square() + &spent, &spent + &x.square()] {
+        let message = panic_of(|| both.backward());
+        assert!(message.contains("already walked back"), "{message}");
+        assert_eq!(x.square().backward().get(&x).unwrap().item(), 6.0);
+    }
+    struct Full;
+    impl GradSink for Full {
+        fn finished(&mut self, _: LeafId, _: Tensor) {
+            panic!("the sink is full");
+        }
+    }
+    assert!(panic_of(|| backward(&[(&(&x + &x.square()), None)], &mut Full)).contains("full"));
+    assert_eq!(x.square().backward().get(&x).unwrap().item(), 6.0);
+}
+
+#[test]
+fn walks_of_two_threads_over_one_leaf_dont_mix() {
+    let x = t(&[3.0], &[1]).requires_grad();
+    let walk = |_| {
+        let grads = (0..8).fold(x.clone(), |sum, _| &sum + &x.square()).backward();
+        assert_eq!(grads.get(&x).unwrap().item(), 49.0);
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| (0..500).for_each(walk));
+        }
+    });
+}
+
+#[test]
+fn a_gradient_is_its_receivers_own() {
+    let device = Device::cpu(1);
+    let (x, y) = (zeros(&device, [2]).requires_grad(), zeros(&device, [2]).requires_grad());
+    let grads = x.sum_all().backward();
+    grads.get(&x).unwrap().with_slice::<f32, _>(|grad| assert_eq!(grad, [1.0; 2]));
+    let seed = Tensor::ones(&device, [2], DType::F32);
+    let mut grads = Gradients::default();
+    backward(&[(&(&x + &y), Some(&seed))], &mut grads);
+    grads.get(&x).unwrap().fill(5.0);
+    assert_eq!(grads.get(&y).unwrap().to_vec::<f32>(), [1.0; 2]);
+    grads.get(&y).unwrap().fill(6.0);
+    assert_eq!(seed.to_vec::<f32>(), [1.0; 2]);
+}
+
+#[test]
+fn the_result_of_an_operation_doesnt_become_a_leaf() {
+    let x = t(&[3.0], &[1]).requires_grad();
+    let message = panic_of(|| x.square().requires_grad());
+    assert!(message.contains("detach() first"), "{message}");
+    assert!(x.square().detach().requires_grad().needs_grad());
+}
+
+#[test]
+fn a_mean_divides_once_and_truly() {
+    let x = t(&[41.0; 4], &[2, 2]);
+    assert_eq!((&x / 41.0).to_vec::<f32>(), [1.0; 4]);
+    assert_eq!(t(&[1.0; 41], &[41]).mean_all().item(), 1.0);
+    assert_eq!(t(&[1.0; 41], &[41]).mean(&[0], Keep::No).item(), 1.0);
+    let message = panic_of(|| x.mean(&[0, 0], Keep::No));
+    assert!(message.contains("mean: dimension 0") && message.contains("[0, 0]"), "{message}");
+}
+
+#[test]
+fn uniform_numbers_stay_below_their_bound() {
+    let x = Tensor::uniform(&Device::cpu(1), [1 << 10], 1e6, 1e6 + 1.0, DType::F32, Philox::new(0, 0));
+    x.with_slice::<f32, _>(|x| assert!(x.iter().all(|v| (1e6..1e6 + 1.0).contains(v))));
+}
+
+#[test]
+fn a_stretch_that_wraps_around_is_refused() {
+    let message = panic_of(|| t(&[1.0], &[1]).narrow(0, usize::MAX, 1));
+    assert!(message.contains("narrow: 1 from 18446744073709551615 on"), "{message}");
+}
+
+#[test]
+fn a_long_sum_of_rows_doesnt_stick() {
+    // In single precision 2^24 + 1 is 2^24: adding ones goes no further.
+    let rows = (1 << 24) + 64;
+    let ones = Tensor::ones(&Device::cpu(1), [1, 2], DType::F32).broadcast_to([rows, 2]);
+    assert_eq!(ones.sum(&[0], Keep::No).to_vec::<f32>(), [rows as f32; 2]);
+}
