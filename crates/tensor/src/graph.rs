@@ -43,6 +43,8 @@ struct Body {
     kind: Kind,
     inputs: Inputs,
     saved: Saved,
+    /// How often each saved value's buffer had been written when it was saved.
+    writes: [u64; MAX_SAVED],
     /// The last walk that came by, to which `grad` and `pending` belong; 0 before the first (WALK-OWN).
     walk: u64,
     /// The sum of the gradients received so far.
@@ -225,11 +227,12 @@ pub(crate) fn record<const S: usize>(
     for (to, from) in nodes.iter_mut().zip(inputs) {
         to.clone_from(&from.node);
     }
-    let mut kept: Saved = Default::default();
-    for (to, from) in kept.iter_mut().zip(saved) {
+    let (mut kept, mut writes) = (Saved::default(), [0; MAX_SAVED]);
+    for ((to, writes), from) in kept.iter_mut().zip(&mut writes).zip(saved) {
+        *writes = from.as_ref().map_or(0, |from| from.storage.writes());
         *to = from;
     }
-    NodeRef::new(device, Body { kind: Kind::Op(op), inputs: nodes, saved: kept, ..Body::default() })
+    NodeRef::new(device, Body { kind: Kind::Op(op), inputs: nodes, saved: kept, writes, ..Body::default() })
 }
 
 pub(crate) fn leaf(device: &Device, slot: Option<Slot>) -> NodeRef {
@@ -447,6 +450,7 @@ fn work(node: NodeRef, list: &mut List, sink: &mut dyn GradSink) {
             Kind::Spent => unreachable!("the walk has found this node fresh, and works on it once"),
             Kind::Op(op) => {
                 let device = body.device.clone().expect("a recorded node has a device");
+                check_saved(&op, &body);
                 (op, std::mem::take(&mut body.inputs), std::mem::take(&mut body.saved), grad, device)
             }
         }
@@ -470,6 +474,20 @@ fn work(node: NodeRef, list: &mut List, sink: &mut dyn GradSink) {
             let is_leaf = matches!(input.body().kind, Kind::Leaf(_));
             if is_leaf { work(input, list, sink) } else { list.push(&input) }
         }
+    }
+}
+
+/// Panics if a value that `op` saved has been overwritten since, and so isn't what the gradient formula needs.
+#[track_caller]
+fn check_saved(op: &Op, body: &Body) {
+    for (saved, &then) in body.saved.iter().zip(&body.writes) {
+        let Some(saved) = saved else { continue };
+        assert!(
+            saved.storage.writes() == then,
+            "backward: a value of shape {} that {op:?} needs was overwritten after the forward pass: write to it after \
+             the backward pass, or give the forward pass a copy (such as x * 1.0)",
+            saved.shape()
+        );
     }
 }
 
