@@ -6,11 +6,12 @@
 use crate::cpu::gemm::{Into, Mat, gemm_on};
 use crate::cpu::{self, batch_norm, conv, elementwise, norm, pooling, softmax};
 use crate::dtype::with_float;
-use crate::graph::{MAX_INPUTS, Saved, Wanted};
+use crate::graph::{MAX_INPUTS, Saved};
 use crate::op::Op;
 use crate::ops::convolution::{conv_plan, pool_planes};
 use crate::shape::Shape;
 use crate::tensor::Tensor;
+use crate::walk::Wanted;
 
 type Grads = [Option<Tensor>; MAX_INPUTS];
 

@@ -1,26 +1,15 @@
-//! Eager autograd: the graph that operations record, and the walk back through it.
+//! Eager autograd: the graph that operations record, which [`backward`] walks back through.
 //!
 //! An operation on tensors that need a gradient makes one [`Node`]: which op it was, the nodes of its inputs, and the values
 //! its gradient formula needs. Nodes don't hold the tensors they came from, so a value that no formula needs is free as soon
-//! as the forward pass lets it go. [`backward`] first counts how many gradients each node will receive, then walks from the
-//! outputs down; a node is worked on once all of its gradients are there. A leaf is finished at that very moment and handed
-//! to the [`GradSink`], while the rest of the walk is still to come: that is what lets communication start early. The order
-//! follows from the graph alone, so it is the same in every run and on every rank.
-//!
-//! What a walk notes in a node belongs to that walk: it carries the walk's number, and the next walk that comes by begins
-//! anew (invariant **WALK-OWN**). So a walk that ended in a panic leaves nothing behind. Walks of one device, whose graphs
-//! may share leaves, wait for each other.
-//!
-//! Nodes are recycled through the device and linked through themselves while they wait, so a walk allocates nothing.
+//! as the forward pass lets it go. Nodes are recycled through the device.
 
 use crate::arena::Slot;
 use crate::device::Device;
-use crate::dtype::DType;
-use crate::gradient::gradient;
 use crate::op::Op;
-use crate::shape::Shape;
 use crate::storage::Storage;
 use crate::tensor::Tensor;
+use crate::walk::backward;
 use std::cell::Cell;
 use std::hash::{Hash, Hasher};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -39,23 +28,25 @@ pub(crate) type Saved = [Option<Tensor>; MAX_SAVED];
 pub(crate) struct Node(Mutex<Body>);
 
 #[derive(Default)]
-struct Body {
-    kind: Kind,
-    inputs: Inputs,
-    saved: Saved,
+pub(crate) struct Body {
+    pub(crate) kind: Kind,
+    pub(crate) inputs: Inputs,
+    pub(crate) saved: Saved,
+    /// How often each saved value's buffer had been written when it was saved.
+    pub(crate) writes: [u64; MAX_SAVED],
     /// The last walk that came by, to which `grad` and `pending` belong; 0 before the first (WALK-OWN).
-    walk: u64,
+    pub(crate) walk: u64,
     /// The sum of the gradients received so far.
-    grad: Option<Tensor>,
+    pub(crate) grad: Option<Tensor>,
     /// How many gradients are still to come in this walk.
-    pending: u32,
+    pub(crate) pending: u32,
     /// The next node in whatever list this one waits in.
-    next: Option<NodeRef>,
-    device: Option<Device>,
+    pub(crate) next: Option<NodeRef>,
+    pub(crate) device: Option<Device>,
 }
 
 #[derive(Default)]
-enum Kind {
+pub(crate) enum Kind {
     /// A node whose graph was walked already, or a free one.
     #[default]
     Spent,
@@ -84,7 +75,7 @@ impl NodeRef {
         self.0.as_ref().expect("a node handle holds its node until it is dropped")
     }
 
-    fn body(&self) -> MutexGuard<'_, Body> {
+    pub(crate) fn body(&self) -> MutexGuard<'_, Body> {
         self.arc().0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
@@ -122,7 +113,7 @@ impl Drop for NodeRef {
 
 /// Names a leaf: a tensor that was made with [`Tensor::requires_grad`] or [`crate::Grads::leaf`].
 #[derive(Clone)]
-pub struct LeafId(NodeRef);
+pub struct LeafId(pub(crate) NodeRef);
 
 impl LeafId {
     /// The parameter index of a leaf of a gradient arena; `None` for any other leaf.
@@ -225,11 +216,12 @@ pub(crate) fn record<const S: usize>(
     for (to, from) in nodes.iter_mut().zip(inputs) {
         to.clone_from(&from.node);
     }
-    let mut kept: Saved = Default::default();
-    for (to, from) in kept.iter_mut().zip(saved) {
+    let (mut kept, mut writes) = (Saved::default(), [0; MAX_SAVED]);
+    for ((to, writes), from) in kept.iter_mut().zip(&mut writes).zip(saved) {
+        *writes = from.as_ref().map_or(0, |from| from.storage.writes());
         *to = from;
     }
-    NodeRef::new(device, Body { kind: Kind::Op(op), inputs: nodes, saved: kept, ..Body::default() })
+    NodeRef::new(device, Body { kind: Kind::Op(op), inputs: nodes, saved: kept, writes, ..Body::default() })
 }
 
 pub(crate) fn leaf(device: &Device, slot: Option<Slot>) -> NodeRef {
@@ -282,194 +274,6 @@ impl Tensor {
         let mut sink = Gradients::default();
         backward(&[(self, None)], &mut sink);
         sink
-    }
-}
-
-/// What the gradient table asks of the walk: which inputs want a gradient, and where it should be written.
-pub(crate) struct Wanted<'a> {
-    inputs: &'a Inputs,
-    device: &'a Device,
-}
-
-impl Wanted<'_> {
-    pub(crate) fn wants(&self, input: usize) -> bool {
-        self.inputs[input].is_some()
-    }
-
-    /// A tensor of stale contents to write input `input`'s gradient to: the slot of the gradient arena itself when this is
-    /// the only gradient that the leaf will get, so that nothing is copied afterwards.
-    pub(crate) fn place(&self, input: usize, shape: Shape, dtype: DType) -> Tensor {
-        if let Some(node) = &self.inputs[input] {
-            let body = node.body();
-            if let (Kind::Leaf(Some(slot)), 1, None) = (&body.kind, body.pending, &body.grad)
-                && slot.is_stale()
-            {
-                return slot.tensor();
-            }
-        }
-        Tensor::stale(self.device, shape, dtype)
-    }
-}
-
-/// Walks back from the outputs, each with its gradient (`None` stands for 1 and needs a single element), and hands the
-/// gradient of every leaf to `sink` as soon as it is complete. The graph is spent by it.
-///
-/// All outputs live on one device, and walks of one device run one after the other: the sink must not wait for another.
-#[track_caller]
-pub fn backward(outputs: &[(&Tensor, Option<&Tensor>)], sink: &mut dyn GradSink) {
-    let Some((first, _)) = outputs.first() else { return };
-    let walk = first.device().begin_walk();
-    let mut list = List::default();
-    for (output, grad) in outputs {
-        let Some(node) = &output.node else {
-            panic!(
-                "backward: the output of shape {} depends on no tensor that needs a gradient",
-                output.shape()
-            );
-        };
-        assert!(
-            output.device() == first.device(),
-            "backward: the outputs of shapes {} and {} live on different devices: walk back from each alone",
-            first.shape(),
-            output.shape()
-        );
-        let grad = match grad {
-            Some(grad) => {
-                let (got, want) = (grad.shape(), output.shape());
-                assert!(got == want, "backward: a gradient of shape {got} for an output of shape {want}");
-                (*grad).detach()
-            }
-            None => {
-                let shape = output.shape();
-                assert!(
-                    shape.count() == 1,
-                    "backward: an output of shape {shape} needs a gradient; only a scalar has 1 by default"
-                );
-                Tensor::ones(output.device(), *shape, output.dtype())
-            }
-        };
-        visit(node, *walk, &mut list);
-        receive(node, grad);
-    }
-    // Count, for every node below the outputs, the gradients it will get.
-    while let Some(node) = list.pop() {
-        assert!(
-            !matches!(node.body().kind, Kind::Spent),
-            "backward: this graph was already walked back; a second walk needs a second forward pass"
-        );
-        for i in 0..MAX_INPUTS {
-            let input = node.body().inputs[i].clone();
-            if let Some(input) = input {
-                visit(&input, *walk, &mut list);
-                input.body().pending += 1;
-            }
-        }
-    }
-    for (output, _) in outputs {
-        let node = output.node.as_ref().expect("checked above");
-        let ready = {
-            let mut body = node.body();
-            // An output that is named twice is worked on once.
-            body.pending == 0 && std::mem::take(&mut body.walk) == *walk
-        };
-        if ready {
-            list.push(node);
-        }
-    }
-    while let Some(node) = list.pop() {
-        work(node, &mut list, sink);
-    }
-}
-
-/// Nodes that wait, linked through themselves. None keeps its link, even if a walk ends early.
-#[derive(Default)]
-struct List(Option<NodeRef>);
-
-impl List {
-    fn push(&mut self, node: &NodeRef) {
-        node.body().next = self.0.take();
-        self.0 = Some(node.clone());
-    }
-
-    fn pop(&mut self) -> Option<NodeRef> {
-        let node = self.0.take()?;
-        self.0 = node.body().next.take();
-        Some(node)
-    }
-}
-
-impl Drop for List {
-    fn drop(&mut self) {
-        while self.pop().is_some() {}
-    }
-}
-
-/// Puts a node that this walk comes to for the first time into the list, with nothing received yet.
-fn visit(node: &NodeRef, walk: u64, list: &mut List) {
-    let mut body = node.body();
-    if std::mem::replace(&mut body.walk, walk) != walk {
-        (body.pending, body.grad) = (0, None);
-        drop(body);
-        list.push(node);
-    }
-}
-
-/// Adds a gradient to what a node has received.
-fn receive(node: &NodeRef, grad: Tensor) {
-    let mut body = node.body();
-    body.grad = Some(match body.grad.take() {
-        None => grad,
-        Some(sum) => sum.plus_in_place(&grad),
-    });
-}
-
-/// Finishes one node that has all of its gradients.
-#[track_caller]
-fn work(node: NodeRef, list: &mut List, sink: &mut dyn GradSink) {
-    let (op, inputs, saved, grad, device) = {
-        let mut body = node.body();
-        let grad = body.grad.take();
-        match std::mem::take(&mut body.kind) {
-            Kind::Leaf(slot) => {
-                let finished = match (&slot, grad) {
-                    (_, None) => None,
-                    // It becomes the caller's, who may write to it.
-                    (None, Some(grad)) => Some(grad.into_own()),
-                    (Some(slot), Some(grad)) => Some(slot.settle_with(&grad)),
-                };
-                body.kind = Kind::Leaf(slot);
-                drop(body);
-                if let Some(grad) = finished {
-                    sink.finished(LeafId(node), grad);
-                }
-                return;
-            }
-            Kind::Spent => unreachable!("the walk has found this node fresh, and works on it once"),
-            Kind::Op(op) => {
-                let device = body.device.clone().expect("a recorded node has a device");
-                (op, std::mem::take(&mut body.inputs), std::mem::take(&mut body.saved), grad, device)
-            }
-        }
-    };
-    let mut grads = match &grad {
-        Some(grad) => gradient(&op, grad, &saved, &Wanted { inputs: &inputs, device: &device }),
-        None => Default::default(),
-    };
-    drop((saved, grad));
-    for (input, grad) in inputs.into_iter().zip(&mut grads) {
-        let Some(input) = input else { continue };
-        if let Some(grad) = grad.take() {
-            receive(&input, grad);
-        }
-        let ready = {
-            let mut body = input.body();
-            body.pending -= 1;
-            body.pending == 0
-        };
-        if ready {
-            let is_leaf = matches!(input.body().kind, Kind::Leaf(_));
-            if is_leaf { work(input, list, sink) } else { list.push(&input) }
-        }
     }
 }
 

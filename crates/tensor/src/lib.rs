@@ -31,11 +31,12 @@ mod graph;
 mod op;
 mod ops;
 mod tensor;
+mod walk;
 
 pub use arena::{Arena, Flat, Grads, Layout, Span};
 pub use device::Device;
 pub use dtype::{DType, Element, Float};
-pub use graph::{GradSink, Gradients, LeafId, backward, no_grad};
+pub use graph::{GradSink, Gradients, LeafId, no_grad};
 pub use op::{Conv2dOptions, CountPadding, PoolOptions};
 pub use ops::dropout::DropoutKey;
 pub use ops::norm::ChannelStats;
@@ -43,3 +44,4 @@ pub use ops::reduce::Keep;
 pub use philox::Philox;
 pub use shape::{MAX_DIMS, Shape};
 pub use tensor::Tensor;
+pub use walk::backward;

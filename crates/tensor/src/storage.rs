@@ -13,7 +13,7 @@ use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 /// Buffers start on cache lines, which are also the widest vectors.
 pub(crate) const ALIGN: usize = 64;
@@ -55,6 +55,8 @@ pub(crate) struct Buffer {
     range: Range<usize>,
     /// Readers, or -1 for a writer.
     borrow: AtomicI32,
+    /// How often it was borrowed for writing: tells whether a value is still the one that somebody kept.
+    writes: AtomicU64,
     /// Where the buffer belongs: `None` only while it waits in the device's cache.
     pub(crate) device: Option<Device>,
     /// Whether it may be recycled: parts of an arena may not.
@@ -78,6 +80,7 @@ impl Storage {
                 memory: Arc::new(Memory::zeroed(capacity)),
                 range: 0..capacity,
                 borrow: AtomicI32::new(0),
+                writes: AtomicU64::new(0),
                 device: None,
                 cached: true,
             })
@@ -97,6 +100,7 @@ impl Storage {
             memory: Arc::clone(memory),
             range,
             borrow: AtomicI32::new(0),
+            writes: AtomicU64::new(0),
             device: Some(device.clone()),
             cached: false,
         })))
@@ -117,6 +121,11 @@ impl Storage {
     /// Whether no other handle to this buffer exists.
     pub(crate) fn is_unique(&self) -> bool {
         Arc::strong_count(self.buffer()) == 1
+    }
+
+    /// How often the buffer was borrowed for writing, over all its lives.
+    pub(crate) fn writes(&self) -> u64 {
+        self.buffer().writes.load(Ordering::Relaxed)
     }
 
     fn elements<T: Element>(&self) -> (*mut T, usize) {
@@ -150,6 +159,7 @@ impl Storage {
             let who = if other < 0 { "written" } else { "read" };
             panic!("a tensor is to be written while its buffer is being {who}");
         }
+        self.buffer().writes.fetch_add(1, Ordering::Relaxed);
         let (ptr, len) = self.elements::<T>();
         // SAFETY: S-INIT; aligned to 64 bytes; S-BORROW: marked as the only writer above until `Write` is dropped.
         Write { slice: unsafe { std::slice::from_raw_parts_mut(ptr, len) }, borrow }

@@ -192,10 +192,17 @@ impl Tensor {
         with_element!(self.dtype, T => self.with_slice_mut::<T, _>(|values| values.fill(T::from_f64(value))));
     }
 
-    /// Overwrites the elements with those of `other`, which has the same shape and dtype.
+    /// Overwrites the elements with those of `other`, which has the same shape and dtype. Panics if several elements of this
+    /// tensor are one in memory, as [`Tensor::broadcast_to`] makes them.
     #[track_caller]
     pub fn copy_from(&self, other: &Tensor) {
         self.check_like("copy_from", other);
+        let repeats = self.dims().iter().zip(self.geometry.strides).any(|(&n, stride)| n > 1 && stride == 0);
+        assert!(
+            !repeats,
+            "copy_from: elements of the target of shape {} are repeated from one place: copy into a whole tensor",
+            self.shape()
+        );
         cpu::copy::copy(other, self);
     }
 

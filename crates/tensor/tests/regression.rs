@@ -1,7 +1,8 @@
 //! Faults that were found and mended, one test each.
 
 use phalanx_tensor::{
-    DType, Device, GradSink, Gradients, Keep, LeafId, Philox, PoolOptions, Shape, Tensor, backward,
+    ChannelStats, DType, Device, GradSink, Gradients, Keep, LeafId, Philox, PoolOptions, Shape, Tensor,
+    backward,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -180,4 +181,36 @@ fn a_long_sum_of_rows_doesnt_stick() {
     let rows = (1 << 24) + 64;
     let ones = Tensor::ones(&Device::cpu(1), [1, 2], DType::F32).broadcast_to([rows, 2]);
     assert_eq!(ones.sum(&[0], Keep::No).to_vec::<f32>(), [rows as f32; 2]);
+}
+
+#[test]
+fn a_saved_value_that_was_overwritten_is_told() {
+    let x = t(&[3.0], &[1]).requires_grad();
+    let y = x.square();
+    x.fill(0.0);
+    let message = panic_of(|| y.backward());
+    assert!(
+        message.contains("Square") && message.contains("overwritten after the forward pass"),
+        "{message}"
+    );
+    // Written before the forward pass, or after the backward pass, it is nobody's concern.
+    for value in [1.0, 2.0] {
+        x.fill(value);
+        assert_eq!(x.square().backward().get(&x).unwrap().item(), 2.0 * value);
+    }
+    // Running statistics that a layer shares between its passes.
+    let device = Device::cpu(1);
+    let stats = ChannelStats { mean: zeros(&device, [1]), variance: Tensor::ones(&device, [1], DType::F32) };
+    let x = zeros(&device, [2, 1]).requires_grad();
+    let y = x.batch_norm_with(&stats, None, None, 1e-5).sum_all();
+    stats.mean.fill(1.0);
+    assert!(panic_of(|| y.backward()).contains("BatchNorm"));
+}
+
+#[test]
+fn a_repeated_view_is_no_target() {
+    let target = t(&[1.0], &[1]).broadcast_to([3]);
+    let source = Tensor::from_slice(target.device(), &[1.0f32, 2.0, 3.0], [3]);
+    let message = panic_of(|| target.copy_from(&source));
+    assert!(message.contains("copy_from: elements of the target of shape [3] are repeated"), "{message}");
 }
