@@ -10,7 +10,7 @@ const MAX_COUNT: usize = isize::MAX as usize / 8;
 
 /// The size of each dimension, outermost first; images are (N, C, H, W).
 ///
-/// Invariant **SHAPE-FITS**: the product of the sizes, with 1 in the place of 0, is at most [`MAX_COUNT`]. So no count and no
+/// Invariant **SHAPE-FITS**: the product of the sizes, with 1 in the place of 0, is at most an eighth of `isize::MAX`. So no count and no
 /// row-major stride overflows, and a kernel that multiplies sizes of one shape may trust the result.
 #[derive(Clone, Copy, Eq)]
 pub struct Shape {
