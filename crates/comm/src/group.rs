@@ -1,10 +1,11 @@
-//! A rank's end of a group: the operations, and the queue in which they are played.
+//! A rank's end of a group: the operations.
 
 use crate::element::{Element, Erased, ReduceOp};
-use crate::engine::{Kind, LONGEST_SLEEP, Play, Signature, reduction};
+use crate::engine::{Kind, Play, Signature, reduction};
 use crate::error::Error;
+use crate::queue::{Aside, Engine, Queued};
 use crate::schedule::{self, Schedule};
-use crate::transport::{Transport, Waker, threads};
+use crate::transport::{Transport, threads};
 use crate::work::{AnyBuffer, Buffer, Work};
 use phalanx_wire::{Deadline, Generation, Rank};
 use std::collections::{HashMap, VecDeque};
@@ -26,40 +27,6 @@ pub struct Group {
     description: Arc<str>,
     /// Beside the engine, whose lock is held for as long as an operation waits.
     aside: Arc<Aside>,
-}
-
-/// What other threads can do while one has the engine.
-struct Aside {
-    /// Why the group was aborted.
-    reason: OnceLock<String>,
-    /// Operations whose buffers nobody wants any more.
-    forgotten: Mutex<Vec<u64>>,
-    /// Ends the sleep of an operation that waits.
-    wake: Option<Waker>,
-    /// Told when the group fails.
-    listener: OnceLock<Listener>,
-}
-
-type Listener = Box<dyn Fn(&Error) + Send + Sync>;
-
-struct Engine {
-    aside: Arc<Aside>,
-    /// None in a world of one.
-    wires: Option<Box<dyn Transport>>,
-    collectives: u64,
-    /// For each peer, how many messages went to it, and how many came from it.
-    messages: HashMap<usize, [u64; 2]>,
-    tickets: u64,
-    queue: VecDeque<Queued>,
-    done: HashMap<u64, Box<dyn AnyBuffer>>,
-    failed: Option<Error>,
-}
-
-struct Queued {
-    ticket: u64,
-    play: Play,
-    buffer: Box<dyn AnyBuffer>,
-    wanted: bool,
 }
 
 /// How long a wait spins where every rank has a core: some times what falling asleep and being woken cost.
@@ -151,6 +118,11 @@ impl Group {
     /// Which membership of the run the group belongs to.
     pub fn generation(&self) -> Generation {
         self.generation
+    }
+
+    /// How long a wait looks again and again before it sleeps.
+    pub(crate) fn spin(&self) -> Duration {
+        self.spin
     }
 
     /// How long blocking operations wait.
@@ -422,149 +394,5 @@ impl Group {
         self.aside.forgotten().push(ticket);
         // Whoever has the engine now, or has it next, lets go of the buffer.
         drop(self.free_engine());
-    }
-}
-
-impl Aside {
-    /// The list is whole between any two statements that could panic.
-    fn forgotten(&self) -> MutexGuard<'_, Vec<u64>> {
-        self.forgotten.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-}
-
-impl Engine {
-    fn collective<T: Element>(
-        &mut self,
-        kind: Kind,
-        detail: u32,
-        schedule: Schedule,
-        count: usize,
-        op: ReduceOp,
-    ) -> Play {
-        self.collectives += 1;
-        let signature = Signature { kind, sequence: self.collectives, element: T::KIND, count, detail };
-        Play::new(signature, schedule, Erased::of::<T>(), op)
-    }
-
-    fn forget(&mut self, ticket: u64) {
-        if self.done.remove(&ticket).is_none()
-            && let Some(queued) = self.queue.iter_mut().find(|queued| queued.ticket == ticket)
-        {
-            queued.wanted = false;
-        }
-    }
-
-    fn fail(&mut self, error: Error) {
-        if self.failed.is_none() {
-            if let Some(listener) = self.aside.listener.get() {
-                listener(&error);
-            }
-            self.failed = Some(error);
-            self.queue.clear();
-            if let Some(wires) = &mut self.wires {
-                wires.close();
-            }
-        }
-    }
-
-    fn check(&self) -> Result<(), Error> {
-        self.failed.clone().map_or(Ok(()), Err)
-    }
-
-    /// Plays the queue as far as it goes now.
-    fn advance(&mut self, rank: Rank, world_size: usize) {
-        while self.failed.is_none()
-            && let Some(first) = self.queue.front_mut()
-        {
-            let result = match &mut self.wires {
-                Some(wires) => first.play.advance(rank, first.buffer.bytes(), wires.as_mut()),
-                None => Ok(true),
-            };
-            match result {
-                Ok(false) => return,
-                Ok(true) => {
-                    let mut first = self.queue.pop_front().expect("looked at above");
-                    first.play.finish(world_size, first.buffer.bytes());
-                    if first.wanted {
-                        self.done.insert(first.ticket, first.buffer);
-                    }
-                }
-                Err(error) => self.fail(error),
-            }
-        }
-    }
-
-    /// Fails if the group was aborted.
-    fn heed(&mut self) {
-        if self.failed.is_none()
-            && let Some(reason) = self.aside.reason.get()
-        {
-            let reason = reason.clone();
-            self.fail(Error::Aborted { reason });
-        }
-    }
-
-    /// Plays the queue until `ticket` is done, or all of it.
-    fn drain(&mut self, group: &Group, deadline: Deadline, ticket: Option<u64>) -> Result<(), Error> {
-        loop {
-            self.heed();
-            self.advance(group.rank, group.world_size);
-            if ticket.is_some_and(|ticket| self.done.contains_key(&ticket)) {
-                return Ok(());
-            }
-            self.check()?;
-            let Some(first) = self.queue.front() else { return Ok(()) };
-            if deadline.expired() {
-                let error = first.play.timeout(&deadline);
-                self.fail(error.clone());
-                return Err(error);
-            }
-            if deadline.waited() < group.spin {
-                std::hint::spin_loop();
-                continue;
-            }
-            let (receives, sends) = first.play.waits_for();
-            if let Some(wires) = &mut self.wires {
-                wires.park(&receives, &sends, deadline.remaining().min(LONGEST_SLEEP));
-            }
-        }
-    }
-
-    /// Plays what was started before, then `play` over a borrowed buffer, to the end.
-    fn run(
-        &mut self,
-        group: &Group,
-        deadline: Deadline,
-        mut play: Play,
-        buffer: &mut [u8],
-    ) -> Result<(), Error> {
-        self.check()?;
-        self.drain(group, deadline, None)?;
-        loop {
-            self.heed();
-            self.check()?;
-            let Some(wires) = &mut self.wires else { break };
-            match play.advance(group.rank, buffer, wires.as_mut()) {
-                Ok(true) => break,
-                Ok(false) => {}
-                Err(error) => {
-                    self.fail(error.clone());
-                    return Err(error);
-                }
-            }
-            if deadline.expired() {
-                let error = play.timeout(&deadline);
-                self.fail(error.clone());
-                return Err(error);
-            }
-            if deadline.waited() < group.spin {
-                std::hint::spin_loop();
-                continue;
-            }
-            let (receives, sends) = play.waits_for();
-            wires.park(&receives, &sends, deadline.remaining().min(LONGEST_SLEEP));
-        }
-        play.finish(group.world_size, buffer);
-        Ok(())
     }
 }

@@ -26,6 +26,7 @@
 mod element;
 mod engine;
 mod group;
+mod queue;
 mod schedule;
 mod work;
 

@@ -1,9 +1,9 @@
 //! What is shown. A console may stall (a pager, Ctrl-S), so threads of their own write to it: one that stalls holds up the
 //! workers' lines, but neither signals nor ends.
 
+use crate::news::News;
 use crate::output::{Console, Stream};
 use crate::spec::LaunchError;
-use crate::supervise::News;
 use phalanx_wire::Rank;
 use std::io::Write;
 use std::sync::Arc;

@@ -5,7 +5,7 @@
 //! that its id, which is its group's, belongs to nobody else while signals are sent to it.
 
 use crate::console::Lines;
-use crate::supervise::News;
+use crate::news::News;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, killpg};

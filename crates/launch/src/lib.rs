@@ -7,6 +7,7 @@
 //! is shown, and how; that is the caller's, who is handed [`Report`]s.
 #![forbid(unsafe_op_in_unsafe_fn)]
 
+mod report;
 mod spec;
 mod supervise;
 mod watch;
@@ -16,10 +17,12 @@ mod console;
 mod ending;
 mod given;
 mod guard;
+mod news;
 mod output;
 mod signals;
 mod worker;
 
 pub use output::Console;
+pub use report::{Failure, Outcome, Report};
 pub use spec::{LaunchError, LaunchSpec, MAX_GRACE};
-pub use supervise::{Failure, Outcome, Report, run};
+pub use supervise::run;

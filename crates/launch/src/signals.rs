@@ -1,7 +1,7 @@
 //! Which signals the launcher takes, and what they mean.
 
+use crate::news::News;
 use crate::spec::LaunchError;
-use crate::supervise::News;
 use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::{Handle, Signals};
 use std::fs;

@@ -3,9 +3,10 @@
 use crate::blame::{self, End};
 use crate::given::Given;
 use crate::guard::Guard;
+use crate::news::News;
+use crate::report::{Failure, Outcome, Report};
 use crate::signals;
 use crate::spec::LaunchError;
-use crate::supervise::{Failure, News, Outcome, Report};
 use crate::worker::{Ties, Worker};
 use nix::sys::signal::Signal;
 use phalanx_coord::Notice;

@@ -1,0 +1,57 @@
+//! What the caller of [`crate::run`] is told.
+
+use phalanx_wire::Rank;
+use std::time::Duration;
+
+/// What the caller may want to show.
+#[derive(Clone, Debug)]
+pub enum Report {
+    /// All workers were started.
+    Started {
+        /// Their process ids, by rank.
+        pids: Vec<i32>,
+    },
+    /// A worker has failed and the others are being stopped.
+    Stopping {
+        /// Which has failed.
+        rank: Rank,
+    },
+    /// A signal is passed on to the workers.
+    Signalled {
+        /// Its name.
+        signal: &'static str,
+    },
+    /// The grace period is over and workers are still there.
+    Killing {
+        /// Which.
+        ranks: Vec<Rank>,
+    },
+}
+
+/// How a run ended.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// For the shell: 0, 1, or 128 and the number of the signal that ended the run.
+    pub exit_code: i32,
+    /// What went wrong first, if anything did.
+    pub failure: Option<Failure>,
+    /// How long the run took.
+    pub lasted: Duration,
+}
+
+/// The worker that ended a run.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// Which.
+    pub rank: Rank,
+    /// Its process id.
+    pub pid: i32,
+    /// "exited with code 3" or "was killed by SIGKILL".
+    pub how: String,
+    /// How long after the start of the run.
+    pub after: Duration,
+    /// What it told the coordinator, if it came to that.
+    pub reported: Option<String>,
+    /// The last lines it wrote to standard error, or to standard output if there were none.
+    pub last_lines: Vec<String>,
+}
