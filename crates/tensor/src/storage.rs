@@ -287,6 +287,7 @@ impl<T> Drop for Write<'_, T> {
 mod tests {
     use super::*;
     use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::time::{Duration, Instant};
 
     #[test]
     fn one_writer_or_many_readers() {
@@ -304,9 +305,15 @@ mod tests {
     fn refused_readers_let_nobody_in_beside_the_writer() {
         let storage = Storage::stale(&Device::cpu(1), 256);
         let writer = storage.write::<f32>();
+        // Long enough for the system to give each thread a core of its own.
+        let end = Instant::now() + Duration::from_millis(100);
         std::thread::scope(|scope| {
             for _ in 0..2 {
-                scope.spawn(|| assert!((0..200_000).all(|_| !storage.count_reader()), "read while written"));
+                scope.spawn(|| {
+                    while Instant::now() < end {
+                        assert!((0..1000).all(|_| !storage.count_reader()), "read while written");
+                    }
+                });
             }
         });
         drop(writer);
