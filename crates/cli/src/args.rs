@@ -53,7 +53,7 @@ pub(crate) struct TrainArgs {
     /// Where the data set lies.
     #[arg(long, value_name = "DIR")]
     pub(crate) data: Option<PathBuf>,
-    /// Start from the weights in this .safetensors file.
+    /// Start from the weights in this .safetensors or .pth file.
     #[arg(long, value_name = "FILE")]
     pub(crate) init: Option<PathBuf>,
     /// Take the samples in the order of the files.

@@ -39,6 +39,8 @@ pub mod models;
 
 pub mod optim;
 mod schedule;
+
+mod pth;
 mod weights;
 
 pub use layers::activation::{Gelu, LogSoftmax, Relu, Sigmoid, Tanh};

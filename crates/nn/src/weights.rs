@@ -1,5 +1,6 @@
-//! Files of weights: safetensors with PyTorch's names and layouts.
+//! Files of weights: safetensors with PyTorch's names and layouts, read and written; `.pth` files, read (`pth.rs`).
 
+use crate::pth;
 use phalanx_tensor::{MAX_DIMS, Shape};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use std::fs::{self, File};
@@ -36,15 +37,19 @@ pub enum WeightError {
         /// What the system said.
         source: std::io::Error,
     },
-    /// Not a safetensors file, or a broken one.
-    #[error("{path}: not a readable safetensors file: {reason}", path = path.display())]
+    /// Not a file of weights, or a broken one.
+    #[error("{path}: not a readable {format} file: {reason}", path = path.display())]
     Format {
         /// Which file.
         path: PathBuf,
+        /// What it was taken for.
+        format: &'static str,
         /// What is wrong with it.
         reason: String,
     },
 }
+
+const SAFETENSORS: &str = "safetensors";
 
 impl Weights {
     /// Appends an array; `values` are in row-major order. Panics if there is an array of this name already, or if the number
@@ -86,22 +91,30 @@ impl Weights {
         self.0.iter().map(|(name, ..)| name.as_str())
     }
 
-    /// Reads a safetensors file; f32 and f64 arrays are taken.
+    /// Reads a file of weights, which its content tells to be a safetensors or a `.pth` file: see [`Weights::from_bytes`].
     pub fn read(path: &Path) -> Result<Weights, WeightError> {
         let bytes = fs::read(path).map_err(|source| WeightError::Io {
             path: path.to_owned(),
             action: "can't be read",
             source,
         })?;
-        Weights::from_bytes(&bytes).map_err(|reason| WeightError::Format { path: path.to_owned(), reason })
+        let format = if pth::is_pth(&bytes) { ".pth" } else { SAFETENSORS };
+        Weights::from_bytes(&bytes).map_err(|reason| WeightError::Format {
+            path: path.to_owned(),
+            format,
+            reason,
+        })
     }
 
-    /// Reads the content of a safetensors file; says what is wrong with it.
+    /// Reads the content of a file of weights; says what is wrong with it.
+    ///
+    /// Of a safetensors file, f32 and f64 arrays are taken, and others are errors. Of a file that `torch.save` wrote, the
+    /// state dict is taken, which may lie in a checkpoint under `model`, `state_dict`, `model_state_dict` or `net`: its tensors
+    /// of f32, f64, f16 and bf16, while those of integers and bools (counters, masks) are left out. A `module.` that all names
+    /// begin with, as under DDP, is taken off. No code that such a file may contain is run.
     pub fn from_bytes(bytes: &[u8]) -> Result<Weights, String> {
-        if bytes.starts_with(b"PK\x03\x04") {
-            return Err("it is a zip archive, as PyTorch's .pth files are\n\
-                 hint: write it with safetensors.torch.save_file(model.state_dict(), path)"
-                .into());
+        if pth::is_pth(bytes) {
+            return pth::read(bytes);
         }
         let file = SafeTensors::deserialize(bytes).map_err(|error| error.to_string())?;
         let mut weights = Weights::default();
@@ -137,8 +150,11 @@ impl Weights {
                 .expect("as many bytes as the shape has");
             (name.as_str(), view)
         });
-        let content = safetensors::serialize(views, None)
-            .map_err(|error| WeightError::Format { path: path.to_owned(), reason: error.to_string() })?;
+        let content = safetensors::serialize(views, None).map_err(|error| WeightError::Format {
+            path: path.to_owned(),
+            format: SAFETENSORS,
+            reason: error.to_string(),
+        })?;
         write_whole(path, &content)
     }
 }
@@ -247,7 +263,8 @@ mod tests {
             let error = Weights::from_bytes(bytes).unwrap_err();
             assert!(error.contains(why), "{error}, expected {why}");
         };
-        check(b"PK\x03\x04 and what else a .pth file holds", "a zip archive");
+        check(b"PK\x03\x04 and what else a .pth file holds", "its zip archive is broken");
+        check(b"\x80\x04K\x01.", "none that torch.save wrote");
         check(&[255; 64], "header too large");
         let file = |header: &str, data: usize| {
             let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
