@@ -30,6 +30,31 @@ pub enum Error {
         /// What is wrong with it.
         problem: IdxProblem,
     },
+    /// A file isn't the CIFAR file that was expected.
+    #[error("{}: {problem}{}", path.display(), problem.hint())]
+    Cifar {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: CifarProblem,
+    },
+    /// An image can't be read.
+    #[error(
+        "{}: {reason}\nhint: replace or remove the file; with --skip-bad (data.skip_bad) another image takes its place",
+        path.display()
+    )]
+    Image {
+        /// The file.
+        path: PathBuf,
+        /// Why, in words.
+        reason: String,
+    },
+    /// Images can't be brought to the form that a model needs.
+    #[error("the images can't be transformed: {reason}\nhint: see `data.` in `phalanx train RECIPE --print`")]
+    Pipeline {
+        /// Why, in words.
+        reason: String,
+    },
     /// No dataset has this name.
     #[error("no dataset is called: {name}{}", nearest_hint(*nearest))]
     UnknownDataset {
@@ -173,6 +198,66 @@ pub enum IdxProblem {
         /// What the decoder says.
         reason: String,
     },
+}
+
+/// What is wrong with a CIFAR file.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum CifarProblem {
+    /// The file holds no whole number of images.
+    Length {
+        /// Its bytes.
+        found: usize,
+        /// The bytes of an image and its labels.
+        record: usize,
+    },
+    /// A label that stands for no class.
+    Label {
+        /// The image, from 0 in its file.
+        sample: usize,
+        /// Its label.
+        found: usize,
+        /// How many classes there are.
+        classes: usize,
+    },
+    /// It is no pickle, or one that asks for more than data needs.
+    Pickle(phalanx_pickle::Error),
+    /// The pickle holds something else.
+    Contents {
+        /// What it should hold.
+        what: String,
+        /// What is there.
+        found: String,
+    },
+}
+
+impl CifarProblem {
+    fn hint(&self) -> &'static str {
+        match self {
+            CifarProblem::Label { .. } => {
+                "\nhint: is this file of that dataset? With --skip-bad (data.skip_bad) another image takes the bad one's place"
+            }
+            _ => "\nhint: remove the file and fetch it again: `phalanx data fetch NAME`",
+        }
+    }
+}
+
+impl fmt::Display for CifarProblem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            CifarProblem::Length { found, record } => {
+                write!(f, "not a whole number of images of {record} bytes: found {found} bytes")
+            }
+            CifarProblem::Label { sample, found, classes } => {
+                write!(
+                    f,
+                    "label of image {sample} out of range: expected less than {classes}, found: {found}"
+                )
+            }
+            CifarProblem::Pickle(error) => write!(f, "not the pickle that was expected: {error}"),
+            CifarProblem::Contents { what, found } => write!(f, "expected {what}, found: {found}"),
+        }
+    }
 }
 
 impl IdxProblem {
