@@ -69,6 +69,12 @@ pub enum Error {
         /// The folder.
         path: PathBuf,
     },
+    /// A dataset of the user's own without the folder that it is in.
+    #[error("dataset {name} is your own: no folder was given\nhint: --data DIR")]
+    NoFolder {
+        /// The dataset.
+        name: &'static str,
+    },
     /// A dataset is nowhere to be found and could not be fetched.
     #[error(
         "dataset {name} was not found and could not be fetched{}\n\
