@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use phalanx::data::{Network, Places, listing, open};
 use phalanx::nn::{Parameters, Weights};
 use phalanx::recipe::BUILT_IN;
-use phalanx::{Error, Event, Observer, Recipe, Trainer, Worker};
+use phalanx::{Error, Event, Observer, Recipe, State, Trainer, Worker};
 use phalanx_job::{RunDir, WorkerEnv};
 use phalanx_launch::{Console, LaunchSpec};
 use std::fmt::Display;
@@ -113,11 +113,11 @@ fn train_as(worker: &Worker, args: &TrainArgs, recipe: &Recipe, env: &WorkerEnv)
         false => Box::new(TrainBar::new(args.log_interval, events)),
     };
     let trainer = Trainer { steps: args.steps, shuffle: !args.no_shuffle, ..recipe.trainer()? };
-    let trained = trainer.fit_from(
+    let trained = trainer.resume(
         worker,
         model.as_ref(),
         parameters,
-        recipe.rule()?,
+        State::start(recipe.rule()?)?,
         data.train,
         Some(data.test),
         observer.as_mut(),
@@ -126,15 +126,15 @@ fn train_as(worker: &Worker, args: &TrainArgs, recipe: &Recipe, env: &WorkerEnv)
         let model_file = run_dir.path().join("model.safetensors");
         if args.save_optimizer {
             let mut weights = Weights::default();
-            for (state, flat) in trained.optimizer.state() {
+            for (state, flat) in trained.state.optimizer.state() {
                 weights.append(trained.parameters.to_weights_from(flat, &format!(".{state}")));
             }
             weights.save(&run_dir.path().join("optimizer.safetensors"))?;
         }
         trained.parameters.to_weights().save(&model_file)?;
         observer.event(&Event::Done {
-            steps: trained.steps,
-            epochs: trained.epochs,
+            steps: trained.state.progress.step,
+            epochs: trained.state.progress.epochs_begun(),
             seconds: start.elapsed().as_secs_f64(),
             test_accuracy: trained.evaluation.and_then(|e| e.accuracy),
             model: Some(model_file.display().to_string()),

@@ -1,13 +1,24 @@
 //! The training loop. It knows samples, a model, a loss and an optimizer; who shares the work is the strategy's business.
+//!
+//! What a run carries from step to step is a [`State`], so that it can begin at any: [`Trainer::fit`] begins at the first
+//! step, [`Trainer::resume`] where another run was.
+
+mod evaluate;
+mod run;
+mod state;
+
+pub use evaluate::Evaluation;
+pub use state::{Progress, State};
 
 use crate::error::Error;
 use crate::event::{Event, Observer};
 use crate::worker::Worker;
-use phalanx_data::{Batch, Dataset, ExactSampler, Loader, LoaderOptions, Order};
-use phalanx_nn::optim::{Optimizer, Rule};
-use phalanx_nn::{Ctx, Loss, Module, Parameters, Schedule};
-use phalanx_parallel::{Ddp, DdpConfig, Place, SingleDevice, Strategy, Sync};
-use phalanx_tensor::no_grad;
+use evaluate::evaluate;
+use phalanx_data::Dataset;
+use phalanx_nn::optim::Rule;
+use phalanx_nn::{Loss, Module, Parameters, Schedule};
+use phalanx_parallel::DdpConfig;
+use run::Run;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -51,29 +62,13 @@ impl Default for Trainer {
 pub struct Trained {
     /// The parameters; the model shares them.
     pub parameters: Parameters,
-    /// The optimizer with its state.
-    pub optimizer: Optimizer,
+    /// Where the run ended; what another one can go on from.
+    pub state: State,
     /// The last evaluation, if there were test samples.
     pub evaluation: Option<Evaluation>,
-    /// How many steps were made.
-    pub steps: u64,
-    /// How many epochs were begun.
-    pub epochs: u64,
     /// How long it took, in seconds.
     pub seconds: f64,
 }
-
-/// How a model does on test samples.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Evaluation {
-    /// The mean over all samples.
-    pub loss: f64,
-    /// The share that was told right, if they have labels.
-    pub accuracy: Option<f64>,
-}
-
-/// Test samples a step and worker: enough to keep the kernels busy, few enough to stay in the cache.
-const TEST_BATCH: usize = 200;
 
 impl Trainer {
     /// Trains `model` from its first values.
@@ -87,147 +82,64 @@ impl Trainer {
         observer: &mut dyn Observer,
     ) -> Result<Trained, Error> {
         let parameters = Parameters::build(model, worker.device(), self.seed);
-        self.fit_from(worker, model, parameters, rule.into(), train, test, observer)
+        self.resume(worker, model, parameters, State::start(rule)?, train, test, observer)
     }
 
-    /// Trains `model` from the values that `parameters`, which were built for it, hold now.
+    /// Trains `model` from `state` on, and from the values that `parameters`, which were built for it, hold now.
     #[allow(clippy::too_many_arguments)]
-    pub fn fit_from(
+    pub fn resume(
         &self,
         worker: &Worker,
         model: &dyn Module,
         parameters: Parameters,
-        rule: Rule,
+        mut state: State,
         train: Arc<dyn Dataset>,
         test: Option<Arc<dyn Dataset>>,
         observer: &mut dyn Observer,
     ) -> Result<Trained, Error> {
         let start = Instant::now();
-        for (what, data) in [("train", Some(&train)), ("test", test.as_ref())] {
-            if data.is_some_and(|data| data.is_empty()) {
-                return Err(Error::NoSamples { what });
-            }
-        }
-        let mut optimizer = Optimizer::new(rule)?;
-        let mut strategy: Box<dyn Strategy> = match worker.group().world_size() {
-            1 => Box::new(SingleDevice::new()),
-            _ => Box::new(Ddp::with(worker.group().clone(), self.ddp.clone())),
-        };
-        strategy.prepare(&parameters)?;
-        let place = strategy.place();
-        let order = if self.shuffle { Order::Shuffled { seed: self.seed } } else { Order::Stored };
-        let loader = self.loader(Arc::clone(&train), place, self.batch_size, order);
-        let test = test.map(|test| self.loader(test, place, TEST_BATCH, Order::Stored));
-        let per_epoch = loader.steps_per_epoch() as u64;
-        let last = self.steps.unwrap_or(u64::MAX).min(self.epochs.saturating_mul(per_epoch));
-        if worker.is_first() {
-            observer.event(&Event::Start {
-                world_size: place.world_size,
-                parameters: parameters.count(),
-                steps_per_epoch: per_epoch,
-                steps: last,
-                samples: train.len(),
-            });
-        }
-        let (mut step, mut epoch, mut samples, mut evaluation) = (0, 0, 0, None);
-        while step < last {
-            let (epoch_start, samples_before) = (Instant::now(), samples);
+        let mut run = Run::prepare(self, worker, model, &parameters, train, test)?;
+        run.tell(observer, run.beginning());
+        let (last, steps_per_epoch, world_size) = (run.steps(), run.steps_per_epoch(), run.world_size());
+        let State { progress, optimizer } = &mut state;
+        let mut evaluation = None;
+        // An epoch whose steps are all made is not over before it was evaluated.
+        while progress.step < last || progress.step_in_epoch == steps_per_epoch {
+            let (epoch, epoch_start, samples_before) = (progress.epoch, Instant::now(), progress.samples);
             let factor = self.schedule.factor(epoch);
-            for batch in loader.epoch(epoch)?.take((last - step) as usize) {
-                let step_start = Instant::now();
+            let batches = run.train.epoch_from(epoch, progress.step_in_epoch as usize)?;
+            for batch in batches.take(last.saturating_sub(progress.step) as usize) {
+                let (step, step_start) = (progress.step, Instant::now());
                 let batch = batch?;
-                samples += batch.global_samples() as u64;
-                let ctx = Ctx::train(self.seed, step, Arc::clone(batch.sample_ids()));
-                let loss = self.step(worker, model, &parameters, strategy.as_mut(), &batch, ctx)?;
+                let part = run.gradients(&batch, step)?;
                 let grads = parameters.grads().arena().flat::<f32>();
                 optimizer.step(&mut parameters.values().flat_mut::<f32>(), &grads, factor);
+                progress.stepped(batch.global_samples() as u64);
                 if step % observer.every().max(1) == 0 || step + 1 == last {
-                    let mut total = [loss];
-                    strategy.sum(&mut total)?;
-                    let [loss] = total;
-                    if !loss.is_finite() {
-                        return Err(Error::Diverged { loss, step });
-                    }
-                    if worker.is_first() {
-                        let (world_size, ms) = (place.world_size, step_start.elapsed().as_secs_f64() * 1e3);
-                        observer.event(&Event::Step { step, epoch, loss, samples, world_size, ms });
-                    }
+                    let (loss, samples) = (run.whole_loss(part, step)?, progress.samples);
+                    let ms = step_start.elapsed().as_secs_f64() * 1e3;
+                    run.tell(observer, Event::Step { step, epoch, loss, samples, world_size, ms });
                 }
-                step += 1;
             }
             let seconds = epoch_start.elapsed().as_secs_f64();
-            if let Some(test) = &test {
-                evaluation = Some(self.evaluate(worker, model, strategy.as_mut(), test)?);
-            }
-            if worker.is_first() {
-                observer.event(&Event::Epoch {
+            evaluation = evaluate(&mut run)?;
+            run.tell(
+                observer,
+                Event::Epoch {
                     epoch,
                     seconds,
-                    samples_per_s: (samples - samples_before) as f64 / seconds,
+                    samples_per_s: (progress.samples - samples_before) as f64 / seconds,
                     test_loss: evaluation.map(|e| e.loss),
                     test_accuracy: evaluation.and_then(|e| e.accuracy),
-                });
+                },
+            );
+            // An epoch that the limit on steps has cut short is at hand still.
+            if progress.step_in_epoch < steps_per_epoch {
+                break;
             }
-            epoch += 1;
+            progress.next_epoch();
         }
-        let seconds = start.elapsed().as_secs_f64();
-        Ok(Trained { parameters, optimizer, evaluation, steps: step, epochs: epoch, seconds })
-    }
-
-    fn loader(&self, dataset: Arc<dyn Dataset>, place: Place, batch_size: usize, order: Order) -> Loader {
-        let Place { rank, world_size } = place;
-        let sampler = ExactSampler { len: dataset.len(), world_size, rank, batch_size, order };
-        Loader::new(dataset, sampler, LoaderOptions::default())
-    }
-
-    /// Makes the gradients of one step; gives this rank's part of the loss.
-    fn step(
-        &self,
-        worker: &Worker,
-        model: &dyn Module,
-        parameters: &Parameters,
-        strategy: &mut dyn Strategy,
-        batch: &Batch,
-        mut ctx: Ctx,
-    ) -> Result<f64, Error> {
-        let weight = batch.len() as f64 / batch.global_samples() as f64;
-        let loss = (!batch.is_empty()).then(|| {
-            let output = model.forward(&batch.input_tensor(worker.device()), &mut ctx);
-            self.loss.of(&output, &batch.target_tensor(worker.device()))
-        });
-        strategy.backward(parameters, loss.as_ref(), weight, Sync::Now)?;
-        strategy.finish(parameters)?;
-        Ok(loss.map_or(0.0, |loss| loss.item() * weight))
-    }
-
-    /// The mean loss and accuracy over all test samples, each counted once, whatever the number of ranks.
-    fn evaluate(
-        &self,
-        worker: &Worker,
-        model: &dyn Module,
-        strategy: &mut dyn Strategy,
-        test: &Loader,
-    ) -> Result<Evaluation, Error> {
-        let mut totals = [0.0; 3];
-        for batch in test.epoch(0)? {
-            let batch = batch?;
-            if batch.is_empty() {
-                continue;
-            }
-            no_grad(|| {
-                let output = model.forward(&batch.input_tensor(worker.device()), &mut Ctx::eval());
-                totals[0] +=
-                    self.loss.of(&output, &batch.target_tensor(worker.device())).item() * batch.len() as f64;
-                totals[1] += batch.len() as f64;
-                if self.loss.has_labels() {
-                    let told = output.argmax(1).to_vec::<i64>();
-                    totals[2] +=
-                        told.iter().zip(batch.labels()).filter(|(told, label)| told == label).count() as f64;
-                }
-            });
-        }
-        strategy.sum(&mut totals)?;
-        let [loss, samples, right] = totals;
-        Ok(Evaluation { loss: loss / samples, accuracy: self.loss.has_labels().then_some(right / samples) })
+        drop(run);
+        Ok(Trained { parameters, state, evaluation, seconds: start.elapsed().as_secs_f64() })
     }
 }

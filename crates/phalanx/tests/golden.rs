@@ -7,7 +7,7 @@ use phalanx::data::{BatchBuffers, Dataset, Places, Silent, Target, View, open};
 use phalanx::nn::models::{MnistNet, ResNet, ResNetDepth, ResNetStem};
 use phalanx::nn::optim::{Adam, AdamW, Rule, Sgd};
 use phalanx::nn::{Linear, Loss, Module, Parameters};
-use phalanx::{Event, Observer, Trainer, spawn};
+use phalanx::{Event, Observer, State, Trainer, spawn};
 use std::sync::{Arc, Mutex};
 
 /// A number in [-1, 1) for stream `k` and index `i`, exact in float32.
@@ -113,8 +113,15 @@ fn check(all_workers: &[usize], golden: Golden) {
                 ..Trainer::default()
             };
             let train = Arc::clone(&data);
-            let trained =
-                trainer.fit_from(&worker, &model, parameters, rule, train, None, &mut Losses(&got))?;
+            let trained = trainer.resume(
+                &worker,
+                &model,
+                parameters,
+                State::start(rule)?,
+                train,
+                None,
+                &mut Losses(&got),
+            )?;
             if worker.is_first() {
                 let values = trained.parameters.values().flat::<f32>();
                 *got_norm.lock().unwrap() = values.iter().map(|&v| f64::from(v).powi(2)).sum::<f64>().sqrt();

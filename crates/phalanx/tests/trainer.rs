@@ -1,8 +1,9 @@
-//! What the trainer says of things that can't be trained.
+//! The trainer: what it says of things that can't be trained, and that a run can go on from wherever another one was.
 
-use phalanx::data::{BatchBuffers, Dataset, LinearRegression, Target};
-use phalanx::nn::{Linear, Loss, optim::Sgd};
-use phalanx::{Quiet, Trainer, Worker};
+use phalanx::data::{BatchBuffers, Dataset, LinearRegression, Places, Silent, Target, View, open};
+use phalanx::nn::optim::{Optimizer, Sgd};
+use phalanx::nn::{Linear, Loss, Parameters, Weights, models::MnistNet};
+use phalanx::{Event, Observer, Progress, Quiet, State, Trained, Trainer, Worker};
 use std::sync::Arc;
 
 struct Empty;
@@ -37,4 +38,77 @@ fn data_sets_without_samples_are_named() {
         let error = result.err().expect("nothing to go by").to_string();
         assert!(error.contains(&format!("no samples to {what} on")), "{error}");
     }
+}
+
+/// Keeps what can't differ between two runs that are the same: all but times.
+#[derive(Default)]
+struct Told(Vec<String>);
+
+impl Observer for Told {
+    fn event(&mut self, event: &Event) {
+        match event {
+            Event::Step { step, epoch, loss, samples, .. } => {
+                self.0.push(format!("step {step} of epoch {epoch}: {loss:?} after {samples}"));
+            }
+            Event::Epoch { epoch, test_loss, test_accuracy, .. } => {
+                self.0.push(format!("epoch {epoch}: {test_loss:?} {test_accuracy:?}"));
+            }
+            _ => {}
+        }
+    }
+}
+
+/// The digits in batches of 200: ten steps an epoch.
+fn digits(trainer: &Trainer, saved: Option<(&Weights, State)>, told: &mut Told) -> Trained {
+    let worker = Worker::alone(1);
+    let mut net = MnistNet::new(0.5);
+    let parameters = Parameters::build(&mut net, worker.device(), trainer.seed);
+    let state = match saved {
+        Some((weights, state)) => {
+            parameters.load(weights).unwrap();
+            state
+        }
+        None => State::start(SGD).unwrap(),
+    };
+    let data = open("mnist-mini", View::default(), &Places::from_env(None), &mut Silent).unwrap();
+    trainer.resume(&worker, &net, parameters, state, data.train, Some(data.test), told).unwrap()
+}
+
+const SGD: Sgd = Sgd { momentum: 0.9, ..Sgd::new(0.05) };
+
+#[test]
+fn a_run_goes_on_from_where_another_was_and_takes_the_same_steps() {
+    let whole = Trainer { epochs: 3, batch_size: 200, ..Trainer::default() };
+    let mut all = Told::default();
+    let wanted = digits(&whole, None, &mut all).parameters.to_weights();
+    // Before the first step, within an epoch, at its end, within the last.
+    for made in [0, 7, 10, 25] {
+        let mut told = Told::default();
+        let first = digits(&Trainer { steps: Some(made), ..whole.clone() }, None, &mut told);
+        // The evaluation of an epoch that was cut short is none of the whole run.
+        told.0.retain(|line| all.0.contains(line));
+        let weights = first.parameters.to_weights();
+        let optimizer = &first.state.optimizer;
+        let optimizer = Optimizer::resume(SGD, &first.parameters, &optimizer.to_weights(&first.parameters));
+        let state = State { progress: first.state.progress, optimizer: optimizer.unwrap() };
+        let rest = digits(&whole, Some((&weights, state)), &mut told);
+        assert_eq!(rest.parameters.to_weights(), wanted, "after {made} steps");
+        assert_eq!(told.0, all.0, "after {made} steps");
+        assert_eq!(
+            rest.state.progress,
+            Progress { step: 30, epoch: 3, step_in_epoch: 0, samples: 6000 },
+            "after {made} steps"
+        );
+    }
+}
+
+#[test]
+fn an_epoch_that_was_trained_and_not_evaluated_is_evaluated_first() {
+    let trainer = Trainer { batch_size: 200, ..Trainer::default() };
+    let mut told = Told::default();
+    let Trained { parameters, mut state, .. } = digits(&trainer, None, &mut told);
+    state.progress = Progress { epoch: 0, step_in_epoch: 10, ..state.progress };
+    let mut again = Told::default();
+    digits(&trainer, Some((&parameters.to_weights(), state)), &mut again);
+    assert_eq!(again.0[..], told.0[10..]);
 }

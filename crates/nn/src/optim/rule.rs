@@ -31,7 +31,7 @@ pub struct Sgd {
 
 impl Sgd {
     /// Plain descent with this learning rate.
-    pub fn new(lr: f64) -> Sgd {
+    pub const fn new(lr: f64) -> Sgd {
         Sgd { lr, momentum: 0.0, dampening: 0.0, nesterov: false, weight_decay: 0.0 }
     }
 }

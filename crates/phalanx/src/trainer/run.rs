@@ -1,0 +1,113 @@
+//! Who works on what in one run: the model, its parameters, the strategy that shares them, and the samples of this rank.
+
+use super::Trainer;
+use crate::error::Error;
+use crate::event::{Event, Observer};
+use crate::worker::Worker;
+use phalanx_data::{Batch, Dataset, ExactSampler, Loader, LoaderOptions, Order};
+use phalanx_nn::{Ctx, Module, Parameters};
+use phalanx_parallel::{Ddp, Place, SingleDevice, Strategy, Sync};
+use std::sync::Arc;
+
+/// One run, ready for its first step.
+pub(super) struct Run<'a> {
+    pub(super) trainer: &'a Trainer,
+    pub(super) worker: &'a Worker,
+    pub(super) model: &'a dyn Module,
+    pub(super) parameters: &'a Parameters,
+    pub(super) strategy: Box<dyn Strategy>,
+    pub(super) train: Loader,
+    pub(super) test: Option<Loader>,
+}
+
+/// Test samples a step and worker: enough to keep the kernels busy, few enough to stay in the cache.
+const TEST_BATCH: usize = 200;
+
+impl<'a> Run<'a> {
+    /// Brings the ranks together: they start from the values and buffers of rank 0.
+    pub(super) fn prepare(
+        trainer: &'a Trainer,
+        worker: &'a Worker,
+        model: &'a dyn Module,
+        parameters: &'a Parameters,
+        train: Arc<dyn Dataset>,
+        test: Option<Arc<dyn Dataset>>,
+    ) -> Result<Run<'a>, Error> {
+        for (what, data) in [("train", Some(&train)), ("test", test.as_ref())] {
+            if data.is_some_and(|data| data.is_empty()) {
+                return Err(Error::NoSamples { what });
+            }
+        }
+        let mut strategy: Box<dyn Strategy> = match worker.group().world_size() {
+            1 => Box::new(SingleDevice::new()),
+            _ => Box::new(Ddp::with(worker.group().clone(), trainer.ddp.clone())),
+        };
+        strategy.prepare(parameters)?;
+        let order = if trainer.shuffle { Order::Shuffled { seed: trainer.seed } } else { Order::Stored };
+        let train = loader(strategy.place(), train, trainer.batch_size, order);
+        let test = test.map(|test| loader(strategy.place(), test, TEST_BATCH, Order::Stored));
+        Ok(Run { trainer, worker, model, parameters, strategy, train, test })
+    }
+
+    /// How many ranks train.
+    pub(super) fn world_size(&self) -> usize {
+        self.strategy.place().world_size
+    }
+
+    /// How many steps an epoch has.
+    pub(super) fn steps_per_epoch(&self) -> u64 {
+        self.train.steps_per_epoch() as u64
+    }
+
+    /// How many steps the run has, from its first.
+    pub(super) fn steps(&self) -> u64 {
+        let Trainer { steps, epochs, .. } = *self.trainer;
+        steps.unwrap_or(u64::MAX).min(epochs.saturating_mul(self.steps_per_epoch()))
+    }
+
+    /// What is told before the first step.
+    pub(super) fn beginning(&self) -> Event {
+        Event::Start {
+            world_size: self.world_size(),
+            parameters: self.parameters.count(),
+            steps_per_epoch: self.steps_per_epoch(),
+            steps: self.steps(),
+            samples: self.train.dataset().len(),
+        }
+    }
+
+    /// Makes the gradients of one step; gives this rank's part of the loss.
+    pub(super) fn gradients(&mut self, batch: &Batch, step: u64) -> Result<f64, Error> {
+        let mut ctx = Ctx::train(self.trainer.seed, step, Arc::clone(batch.sample_ids()));
+        let weight = batch.len() as f64 / batch.global_samples() as f64;
+        let loss = (!batch.is_empty()).then(|| {
+            let output = self.model.forward(&batch.input_tensor(self.worker.device()), &mut ctx);
+            self.trainer.loss.of(&output, &batch.target_tensor(self.worker.device()))
+        });
+        self.strategy.backward(self.parameters, loss.as_ref(), weight, Sync::Now)?;
+        self.strategy.finish(self.parameters)?;
+        Ok(loss.map_or(0.0, |loss| loss.item() * weight))
+    }
+
+    /// The loss of a step over all ranks, of which this one's part is `part`. All ranks have to ask.
+    pub(super) fn whole_loss(&mut self, part: f64, step: u64) -> Result<f64, Error> {
+        let mut total = [part];
+        self.strategy.sum(&mut total)?;
+        let [loss] = total;
+        if loss.is_finite() { Ok(loss) } else { Err(Error::Diverged { loss, step }) }
+    }
+
+    /// Tells what happened, once for all ranks.
+    pub(super) fn tell(&self, observer: &mut dyn Observer, event: Event) {
+        if self.worker.is_first() {
+            observer.event(&event);
+        }
+    }
+}
+
+/// This rank's batches of `dataset`.
+fn loader(place: Place, dataset: Arc<dyn Dataset>, batch_size: usize, order: Order) -> Loader {
+    let Place { rank, world_size } = place;
+    let sampler = ExactSampler { len: dataset.len(), world_size, rank, batch_size, order };
+    Loader::new(dataset, sampler, LoaderOptions::default())
+}

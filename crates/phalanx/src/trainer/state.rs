@@ -1,0 +1,53 @@
+//! What a run hands from each step to the next, beside the parameters: plain values that a checkpoint can take and give back.
+//! It does not decide what is done with them.
+
+use phalanx_nn::optim::{BadValue, Optimizer, Rule};
+
+/// Where a run is, and what it remembers. A run that [`crate::Trainer::resume`] goes on with from any state, with the
+/// parameters and buffers of that moment, takes the steps that the whole run takes.
+pub struct State {
+    /// How far it is.
+    pub progress: Progress,
+    /// What the optimizer remembers of each parameter.
+    pub optimizer: Optimizer,
+}
+
+impl State {
+    /// Before the first step. Fails if a value of the rule makes no sense.
+    pub fn start(rule: impl Into<Rule>) -> Result<State, BadValue> {
+        Ok(State { progress: Progress::default(), optimizer: Optimizer::new(rule)? })
+    }
+}
+
+/// How far a run is.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Progress {
+    /// Steps that were made, and so the number of the next one.
+    pub step: u64,
+    /// The epoch at hand, from 0. It moves on when the epoch was evaluated.
+    pub epoch: u64,
+    /// Steps of this epoch that were made.
+    pub step_in_epoch: u64,
+    /// Samples that all ranks have seen together.
+    pub samples: u64,
+}
+
+impl Progress {
+    /// A step on so many samples was made.
+    pub(super) fn stepped(&mut self, samples: u64) {
+        self.step += 1;
+        self.step_in_epoch += 1;
+        self.samples += samples;
+    }
+
+    /// The epoch is over and was evaluated.
+    pub(super) fn next_epoch(&mut self) {
+        self.epoch += 1;
+        self.step_in_epoch = 0;
+    }
+
+    /// How many epochs were begun.
+    pub fn epochs_begun(&self) -> u64 {
+        self.epoch + u64::from(self.step_in_epoch > 0)
+    }
+}
