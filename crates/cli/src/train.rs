@@ -42,6 +42,9 @@ pub(crate) fn train(args: &TrainArgs) -> Result<u8> {
 /// The recipe with everything that was typed. What makes no sense is found here, before any process is started.
 fn configured(name: &str, args: &TrainArgs) -> Result<Recipe, Error> {
     let mut recipe = Recipe::load(name, &args.set)?;
+    if args.skip_bad {
+        recipe.set(["data.skip_bad=true"])?;
+    }
     recipe.train.epochs = args.epochs.unwrap_or(recipe.train.epochs);
     recipe.train.batch_size = args.batch_size.unwrap_or(recipe.train.batch_size);
     recipe.train.seed = args.seed.unwrap_or(recipe.train.seed);

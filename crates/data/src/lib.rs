@@ -44,6 +44,7 @@ mod pixels;
 mod images;
 mod pictures;
 mod transform;
+mod treatment;
 
 mod cifar;
 mod mapped;
@@ -75,4 +76,5 @@ pub use places::{Location, Network, Places};
 pub use progress::{FetchEvent, Progress, Silent};
 pub use sampler::{DistributedSampler, ExactSampler, Sampler, StepPlan};
 pub use transform::{Jitter, Normalise, Pipeline, Transform};
+pub use treatment::{Augment, Pipelines, Treatment};
 pub use verify::{Verified, verify};

@@ -112,7 +112,7 @@ fn missing_file(folder: &Path, listing: &Listing) -> Option<String> {
         return Some("no such folder".to_owned());
     }
     let lacks = |name: &str| !folder.join(name).is_file() && !folder.join(format!("{name}.gz")).is_file();
-    if let Home::Disk { instead: [all @ ..], .. } = listing.home
+    if let Home::Disk { instead: all, .. } = listing.home
         && !all.is_empty()
         && all.iter().all(|name| folder.join(name).is_file())
     {

@@ -48,6 +48,9 @@ pub enum Event {
         /// The share of test samples that were told right, if they have labels.
         #[serde(skip_serializing_if = "Option::is_none")]
         test_accuracy: Option<f64>,
+        /// Bad images that others took the place of, if there were any.
+        #[serde(skip_serializing_if = "is_zero")]
+        skipped: u64,
     },
     /// The run is over.
     Done {
@@ -64,6 +67,10 @@ pub enum Event {
         #[serde(skip_serializing_if = "Option::is_none")]
         model: Option<String>,
     },
+}
+
+fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 /// Listens to a run. Only rank 0's is called.

@@ -14,7 +14,7 @@ use crate::error::Error;
 use crate::event::{Event, Observer};
 use crate::worker::Worker;
 use evaluate::evaluate;
-use phalanx_data::Dataset;
+use phalanx_data::{Dataset, LoaderOptions};
 use phalanx_nn::optim::Rule;
 use phalanx_nn::{Loss, Module, Parameters, Schedule};
 use phalanx_parallel::DdpConfig;
@@ -39,6 +39,8 @@ pub struct Trainer {
     pub shuffle: bool,
     /// How the learning rate changes from epoch to epoch. Default: not at all.
     pub schedule: Schedule,
+    /// How batches are prepared. Default: in the training loop.
+    pub loader: LoaderOptions,
     /// How gradients are brought together where there is more than one rank.
     pub ddp: DdpConfig,
 }
@@ -53,6 +55,7 @@ impl Default for Trainer {
             seed: 0,
             shuffle: true,
             schedule: Schedule::Constant,
+            loader: LoaderOptions::default(),
             ddp: DdpConfig::default(),
         }
     }
@@ -123,6 +126,7 @@ impl Trainer {
             }
             let seconds = epoch_start.elapsed().as_secs_f64();
             evaluation = evaluate(&mut run)?;
+            let skipped = run.skipped()?;
             run.tell(
                 observer,
                 Event::Epoch {
@@ -131,6 +135,7 @@ impl Trainer {
                     samples_per_s: (progress.samples - samples_before) as f64 / seconds,
                     test_loss: evaluation.map(|e| e.loss),
                     test_accuracy: evaluation.and_then(|e| e.accuracy),
+                    skipped,
                 },
             );
             // An epoch that the limit on steps has cut short is at hand still.

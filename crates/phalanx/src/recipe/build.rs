@@ -1,9 +1,9 @@
 //! What a recipe's words stand for. Each part is made after a check of the whole, so no word is without a meaning here.
 
-use super::{OptimizerRecipe, Recipe, RecipeError};
+use super::{ImageRecipe, OptimizerRecipe, Recipe, RecipeError, fit};
 use crate::Trainer;
-use phalanx_data::{Pixels, Targets, View};
-use phalanx_nn::models::{Autoencoder, MnistHpcNet, MnistNet};
+use phalanx_data::{Augment, BadImages, Jitter, LoaderOptions, Normalise, Pixels, Targets, Treatment, View};
+use phalanx_nn::models::{Autoencoder, MnistHpcNet, MnistNet, ResNet, ResNetDepth, ResNetStem};
 use phalanx_nn::optim::{Adadelta, Adam, AdamW, RmsProp, Rule, Sgd};
 use phalanx_nn::{Linear, Loss, Module, Schedule};
 use phalanx_parallel::DdpConfig;
@@ -26,8 +26,22 @@ impl Recipe {
             "mnist-hpc" => Box::new(MnistHpcNet::new(dropout)),
             "autoencoder" => Box::new(Autoencoder::new()),
             "linear-regression" => Box::new(Linear::new(1, 1)),
+            "resnet18" => Box::new(self.resnet(ResNetDepth::D18)),
+            "resnet34" => Box::new(self.resnet(ResNetDepth::D34)),
+            "resnet50" => Box::new(self.resnet(ResNetDepth::D50)),
+            "resnet101" => Box::new(self.resnet(ResNetDepth::D101)),
+            "resnet152" => Box::new(self.resnet(ResNetDepth::D152)),
             other => unreachable!("the table of keys lets no model {other} pass"),
         })
+    }
+
+    fn resnet(&self, depth: ResNetDepth) -> ResNet {
+        let stem = match self.model.stem.as_deref() {
+            Some("small") => ResNetStem::Small,
+            _ => ResNetStem::Imagenet,
+        };
+        let head = self.model.head.or(fit::classes(&self.data.name));
+        ResNet::new(depth, stem, head.expect("a checked recipe has a head"))
     }
 
     /// The optimizer's rule.
@@ -113,7 +127,52 @@ impl Recipe {
                 Some("inputs") => Targets::Inputs,
                 _ => Targets::Own,
             },
+            treatment: match fit::image_size(&self.data.name) {
+                Some(_) => self.treatment(),
+                None => Treatment::default(),
+            },
         }
+    }
+
+    fn treatment(&self) -> Treatment {
+        let ImageRecipe {
+            size,
+            resize,
+            flip,
+            crop_padding,
+            crop_area,
+            jitter,
+            cutout,
+            mixup,
+            mean,
+            std,
+            skip_bad,
+        } = self.data.images;
+        let [brightness, contrast, saturation, hue] = jitter.unwrap_or_default();
+        Treatment {
+            size,
+            resize,
+            crop_padding: crop_padding.unwrap_or(0),
+            crop_area,
+            flip: flip.unwrap_or(false),
+            jitter: Jitter { brightness, contrast, saturation, hue },
+            cutout: cutout.unwrap_or(0),
+            mixup: mixup.unwrap_or(0.0),
+            normalise: (mean.is_some() || std.is_some()).then(|| {
+                let floats = |numbers: [f64; 3]| numbers.map(|number| number as f32);
+                Normalise { mean: floats(mean.unwrap_or([0.0; 3])), std: floats(std.unwrap_or([1.0; 3])) }
+            }),
+            augment: if self.data.augment == Some(false) { Augment::Off } else { Augment::On },
+            seed: self.train.seed,
+            bad: if skip_bad == Some(true) { BadImages::Replace } else { BadImages::Refuse },
+        }
+    }
+
+    /// How batches are prepared: what has to be decoded takes longer than a training loop should wait.
+    fn loader(&self) -> LoaderOptions {
+        const DECODING: usize = 2;
+        let usual = if self.data.name == "image-folder" { DECODING } else { 0 };
+        LoaderOptions { threads: self.data.threads.unwrap_or(usual), ..LoaderOptions::default() }
     }
 
     pub(super) fn loss(&self) -> Loss {
@@ -151,6 +210,7 @@ impl Recipe {
             batch_size: self.train.batch_size,
             seed: self.train.seed,
             schedule: self.schedule(),
+            loader: self.loader(),
             ddp: DdpConfig {
                 bucket_bytes: (self.parallel.bucket_mb * MB) as usize,
                 first_bucket_bytes: (self.parallel.first_bucket_mb * MB) as usize,
