@@ -38,6 +38,7 @@ mod loss;
 pub mod models;
 
 pub mod optim;
+mod plateau;
 mod schedule;
 
 mod pth;
@@ -55,7 +56,8 @@ pub use loss::Loss;
 pub use module::{Ctx, Module, Role, Visitor};
 pub use param::{Init, Param};
 pub use parameters::{Mismatch, Parameters};
-pub use schedule::Schedule;
+pub use plateau::{Plateau, Plateaued};
+pub use schedule::{Anneal, Curve, Moment, OneCycle, Schedule, Unit, Warmup};
 pub use weights::{WeightError, Weights};
 
 /// What modules compute with.

@@ -20,6 +20,12 @@ pub enum Error {
         /// `train` or `test`.
         what: &'static str,
     },
+    /// Something goes by evaluations, and there are none.
+    #[error("{what} needs test samples, and there are none\nhint: give the trainer a data set to test on")]
+    NothingToJudge {
+        /// What goes by them.
+        what: &'static str,
+    },
     /// Weights can't be read or written.
     #[error(transparent)]
     Weights(#[from] phalanx_nn::WeightError),

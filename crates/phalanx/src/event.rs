@@ -31,6 +31,8 @@ pub enum Event {
         samples: u64,
         /// How many ranks train.
         world_size: usize,
+        /// The learning rate.
+        lr: f64,
         /// How long the step took, in milliseconds.
         ms: f64,
     },

@@ -16,7 +16,7 @@ use crate::worker::Worker;
 use evaluate::evaluate;
 use phalanx_data::Dataset;
 use phalanx_nn::optim::Rule;
-use phalanx_nn::{Loss, Module, Parameters, Schedule};
+use phalanx_nn::{Loss, Module, Parameters, Plateau, Schedule};
 use phalanx_parallel::DdpConfig;
 use run::Run;
 use std::sync::Arc;
@@ -37,8 +37,10 @@ pub struct Trainer {
     pub seed: u64,
     /// Whether samples are mixed anew each epoch. Default yes.
     pub shuffle: bool,
-    /// How the learning rate changes from epoch to epoch. Default: not at all.
+    /// How the learning rate changes as time goes by. Default: not at all.
     pub schedule: Schedule,
+    /// How it goes down, beside that, when the test loss gets no better. Default: not at all.
+    pub plateau: Option<Plateau>,
     /// How gradients are brought together where there is more than one rank.
     pub ddp: DdpConfig,
 }
@@ -52,7 +54,8 @@ impl Default for Trainer {
             batch_size: 64,
             seed: 0,
             shuffle: true,
-            schedule: Schedule::Constant,
+            schedule: Schedule::default(),
+            plateau: None,
             ddp: DdpConfig::default(),
         }
     }
@@ -106,19 +109,19 @@ impl Trainer {
         // An epoch whose steps are all made is not over before it was evaluated.
         while progress.step < last || progress.step_in_epoch == steps_per_epoch {
             let (epoch, epoch_start, samples_before) = (progress.epoch, Instant::now(), progress.samples);
-            let factor = self.schedule.factor(epoch);
             let batches = run.train.epoch_from(epoch, progress.step_in_epoch as usize)?;
             for batch in batches.take(last.saturating_sub(progress.step) as usize) {
                 let (step, step_start) = (progress.step, Instant::now());
                 let batch = batch?;
                 let part = run.gradients(&batch, step)?;
                 let grads = parameters.grads().arena().flat::<f32>();
+                let factor = run.factor(progress);
                 optimizer.step(&mut parameters.values().flat_mut::<f32>(), &grads, factor);
                 progress.stepped(batch.global_samples() as u64);
                 if step % observer.every().max(1) == 0 || step + 1 == last {
                     let (loss, samples) = (run.whole_loss(part, step)?, progress.samples);
-                    let ms = step_start.elapsed().as_secs_f64() * 1e3;
-                    run.tell(observer, Event::Step { step, epoch, loss, samples, world_size, ms });
+                    let (lr, ms) = (optimizer.rule().lr() * factor, step_start.elapsed().as_secs_f64() * 1e3);
+                    run.tell(observer, Event::Step { step, epoch, loss, samples, world_size, lr, ms });
                 }
             }
             let seconds = epoch_start.elapsed().as_secs_f64();
@@ -136,6 +139,9 @@ impl Trainer {
             // An epoch that the limit on steps has cut short is at hand still.
             if progress.step_in_epoch < steps_per_epoch {
                 break;
+            }
+            if let (Some(plateau), Some(evaluation)) = (&self.plateau, &evaluation) {
+                progress.plateau = plateau.judge(progress.plateau, evaluation.loss);
             }
             progress.next_epoch();
         }

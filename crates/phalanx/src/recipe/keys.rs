@@ -35,6 +35,8 @@ pub enum Kind {
     Share,
     /// Two of those.
     Shares,
+    /// A list of numbers above 0.
+    Positives,
     /// One of these words.
     OneOf(&'static [&'static str]),
 }
@@ -47,13 +49,17 @@ const fn must(path: &'static str, kind: Kind, about: &'static str) -> Key {
     Key { path, kind, required: true, only_for: &[], about }
 }
 
-use Kind::{Count, Flag, NotNegative, Number, OneOf, Positive, Share, Shares};
+use Kind::{Count, Flag, NotNegative, Number, OneOf, Positive, Positives, Share, Shares};
 
 /// The models that a recipe can name.
 const MODELS: &[&str] = &["mnist", "mnist-hpc", "autoencoder", "linear-regression"];
 const OPTIMIZERS: &[&str] = &["sgd", "adam", "adamw", "adadelta", "rmsprop"];
 const DATASETS: &[&str] = &["mnist", "mnist-mini", "fashion-mnist", "linear-regression"];
 const IMAGES: &[&str] = &["mnist", "mnist-mini", "fashion-mnist"];
+
+const SCHEDULES: &[&str] = &["constant", "step", "multi-step", "cosine", "one-cycle", "plateau"];
+const ONE_CYCLE: &[&str] = &["one-cycle"];
+const PLATEAU: &[&str] = &["plateau"];
 
 /// All keys, in the order of the sections.
 pub const KEYS: &[Key] = &[
@@ -85,14 +91,42 @@ pub const KEYS: &[Key] = &[
         &["rmsprop"],
         "whether to divide by an estimate of the standard deviation",
     ),
+    row("schedule.name", OneOf(SCHEDULES), &[], "how the learning rate changes"),
     row(
-        "schedule.name",
-        OneOf(&["constant", "step"]),
+        "schedule.by",
+        OneOf(&["step", "epoch"]),
         &[],
-        "how the learning rate changes from epoch to epoch",
+        "how often it changes; lengths are in epochs by either",
     ),
-    row("schedule.step_size", Count(1), &["step"], "epochs from one change to the next"),
-    row("schedule.gamma", NotNegative, &["step"], "the factor of each change"),
+    row(
+        "schedule.warmup",
+        NotNegative,
+        &[],
+        "epochs of a straight line up to the learning rate, before the schedule",
+    ),
+    row("schedule.warmup_from", Share, &[], "the share of the learning rate that the warm-up begins with"),
+    row(
+        "schedule.epochs",
+        Positive,
+        &["cosine", "one-cycle"],
+        "how long it takes; else all epochs after the warm-up",
+    ),
+    row("schedule.step_size", Positive, &["step"], "epochs from one change to the next"),
+    row("schedule.milestones", Positives, &["multi-step"], "epochs before each change"),
+    row("schedule.gamma", NotNegative, &["step", "multi-step", "plateau"], "the factor of each change"),
+    row("schedule.floor", Share, &["cosine", "plateau"], "the lowest share of the learning rate"),
+    row("schedule.pct_start", Share, ONE_CYCLE, "the share of the time that goes up"),
+    row("schedule.div_factor", Positive, ONE_CYCLE, "how many times lower than the learning rate it begins"),
+    row("schedule.final_div_factor", Positive, ONE_CYCLE, "how many times lower than it began it ends"),
+    row("schedule.anneal", OneOf(&["cosine", "linear"]), ONE_CYCLE, "the way up and down"),
+    row("schedule.patience", Count(0), PLATEAU, "epochs in a row that the test loss may get no better"),
+    row("schedule.threshold", Share, PLATEAU, "the share of the best loss that a better one lies below it"),
+    row(
+        "schedule.cooldown",
+        Count(0),
+        PLATEAU,
+        "epochs after a change that don't count against the patience",
+    ),
     must("data.name", OneOf(DATASETS), "the dataset"),
     row("data.augment", OneOf(&["false"]), &[], "no dataset of this version has random changes to switch on"),
     row(
@@ -136,7 +170,7 @@ impl Key {
             Kind::OneOf(&["false"]) | Kind::Flag => text.parse().ok().map(Value::Boolean),
             Kind::Count(_) => text.parse().ok().map(Value::Integer),
             Kind::Number | Kind::NotNegative | Kind::Positive | Kind::Share => float(text),
-            Kind::Shares => text
+            Kind::Shares | Kind::Positives => text
                 .trim_start_matches(['[', '('])
                 .trim_end_matches([']', ')'])
                 .split(',')
@@ -170,6 +204,9 @@ impl Key {
             Kind::Positive => number(value).is_some_and(|x| x > 0.0),
             Kind::Share => share(value),
             Kind::Shares => value.as_array().is_some_and(|pair| pair.len() == 2 && pair.iter().all(share)),
+            Kind::Positives => {
+                value.as_array().is_some_and(|all| all.iter().all(|x| number(x).is_some_and(|x| x > 0.0)))
+            }
             Kind::OneOf(words) => value.as_str().is_some_and(|text| words.contains(&text)),
         };
         if right {
@@ -204,6 +241,7 @@ impl Kind {
             Kind::Positive => "a number above 0".to_owned(),
             Kind::Share => "a number from 0 to below 1".to_owned(),
             Kind::Shares => "two numbers from 0 to below 1".to_owned(),
+            Kind::Positives => "a list of numbers above 0, as in [30, 60]".to_owned(),
             Kind::OneOf(&[word]) => word.to_owned(),
             Kind::OneOf(words) => format!("one of {}", words.join(", ")),
         }

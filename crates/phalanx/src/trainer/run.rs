@@ -1,11 +1,11 @@
 //! Who works on what in one run: the model, its parameters, the strategy that shares them, and the samples of this rank.
 
-use super::Trainer;
+use super::{Progress, Trainer};
 use crate::error::Error;
 use crate::event::{Event, Observer};
 use crate::worker::Worker;
 use phalanx_data::{Batch, Dataset, ExactSampler, Loader, LoaderOptions, Order};
-use phalanx_nn::{Ctx, Module, Parameters};
+use phalanx_nn::{Ctx, Module, Moment, Parameters};
 use phalanx_parallel::{Ddp, Place, SingleDevice, Strategy, Sync};
 use std::sync::Arc;
 
@@ -38,6 +38,9 @@ impl<'a> Run<'a> {
                 return Err(Error::NoSamples { what });
             }
         }
+        if test.is_none() && trainer.plateau.is_some() {
+            return Err(Error::NothingToJudge { what: "a schedule that follows the test loss" });
+        }
         let mut strategy: Box<dyn Strategy> = match worker.group().world_size() {
             1 => Box::new(SingleDevice::new()),
             _ => Box::new(Ddp::with(worker.group().clone(), trainer.ddp.clone())),
@@ -63,6 +66,13 @@ impl<'a> Run<'a> {
     pub(super) fn steps(&self) -> u64 {
         let Trainer { steps, epochs, .. } = *self.trainer;
         steps.unwrap_or(u64::MAX).min(epochs.saturating_mul(self.steps_per_epoch()))
+    }
+
+    /// The factor on the learning rate of the next step.
+    pub(super) fn factor(&self, progress: &Progress) -> f64 {
+        let (steps_per_epoch, epochs) = (self.steps_per_epoch(), self.trainer.epochs);
+        let at = Moment { step: progress.step, steps_per_epoch, epochs };
+        self.trainer.schedule.factor(at) * progress.plateau.factor
     }
 
     /// What is told before the first step.

@@ -1,6 +1,7 @@
 //! What a run hands from each step to the next, beside the parameters: plain values that a checkpoint can take and give back.
 //! It does not decide what is done with them.
 
+use phalanx_nn::Plateaued;
 use phalanx_nn::optim::{BadValue, Optimizer, Rule};
 
 /// Where a run is, and what it remembers. A run that [`crate::Trainer::resume`] goes on with from any state, with the
@@ -30,6 +31,8 @@ pub struct Progress {
     pub step_in_epoch: u64,
     /// Samples that all ranks have seen together.
     pub samples: u64,
+    /// What [`crate::Trainer::plateau`] made of the epochs so far.
+    pub plateau: Plateaued,
 }
 
 impl Progress {
