@@ -37,6 +37,7 @@ mod layers;
 mod loss;
 pub mod models;
 
+mod average;
 pub mod optim;
 mod plateau;
 mod schedule;
@@ -44,6 +45,7 @@ mod schedule;
 mod pth;
 mod weights;
 
+pub use average::Average;
 pub use layers::activation::{Gelu, LogSoftmax, Relu, Sigmoid, Tanh};
 pub use layers::conv::Conv2d;
 pub use layers::dropout::{Dropout, Dropout2d};

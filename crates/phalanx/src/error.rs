@@ -26,6 +26,9 @@ pub enum Error {
         /// What goes by them.
         what: &'static str,
     },
+    /// Accuracy is watched where there is none.
+    #[error("the trainer watches the test accuracy, which this loss has none of\nhint: watch the loss")]
+    NoAccuracy,
     /// Weights can't be read or written.
     #[error(transparent)]
     Weights(#[from] phalanx_nn::WeightError),

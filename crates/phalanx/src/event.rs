@@ -65,6 +65,14 @@ pub enum Event {
         /// The file of weights, if one was written.
         #[serde(skip_serializing_if = "Option::is_none")]
         model: Option<String>,
+        /// The best epoch, from 0, where evaluations were judged.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        best_epoch: Option<u64>,
+        /// The file of its weights, if one was written.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        best_model: Option<String>,
+        /// Whether the run ended before its epochs, for want of anything better.
+        stopped_early: bool,
     },
 }
 

@@ -182,6 +182,18 @@ pub struct TrainRecipe {
     /// Samples a step and worker. Default 64.
     #[serde(default = "sixty_four")]
     pub batch_size: usize,
+    /// How much of the running mean of the weights each step keeps. Default: there is no mean.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ema: Option<f64>,
+    /// Which number of an evaluation is to get better: `loss`, the default, or `accuracy`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub watch: Option<String>,
+    /// How many epochs in a row may be no better than the best. Default: any number.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub patience: Option<u64>,
+    /// Whether the weights of the best epoch are kept. Default no.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub keep_best: Option<bool>,
     /// What first values, orders and masks are functions of. Default 0.
     #[serde(default)]
     pub seed: u64,
@@ -440,6 +452,7 @@ impl Recipe {
             ("train.batch_size", batch_size as u64),
             ("train.seed", seed),
             ("train.threads", threads as u64),
+            ("train.patience", self.train.patience.unwrap_or(0)),
             ("schedule.patience", self.schedule.patience.unwrap_or(0)),
             ("schedule.cooldown", self.schedule.cooldown.unwrap_or(0)),
         ];

@@ -3,7 +3,9 @@
 use phalanx::data::{BatchBuffers, Dataset, LinearRegression, Places, Silent, Target, View, open};
 use phalanx::nn::models::MnistNet;
 use phalanx::nn::optim::{Optimizer, Sgd};
-use phalanx::nn::{Curve, Linear, Loss, OneCycle, Parameters, Plateau, Plateaued, Schedule, Warmup, Weights};
+use phalanx::nn::{
+    Average, Curve, Linear, Loss, OneCycle, Parameters, Plateau, Plateaued, Schedule, Warmup, Weights,
+};
 use phalanx::{Event, Observer, Progress, Quiet, State, Trained, Trainer, Worker};
 use std::sync::Arc;
 
@@ -84,6 +86,7 @@ fn remembering() -> Trainer {
     Trainer {
         schedule: Curve::OneCycle(OneCycle::default()).into(),
         plateau: Some(plateau),
+        ema: Some(0.9),
         ..Trainer::default()
     }
 }
@@ -92,8 +95,10 @@ fn remembering() -> Trainer {
 fn a_run_goes_on_from_where_another_was_and_takes_the_same_steps() {
     let whole = Trainer { epochs: 3, batch_size: 200, ..remembering() };
     let mut all = Told::default();
-    let Trained { parameters, state: end, .. } = digits(&whole, None, &mut all);
+    let Trained { parameters, state: mut end, .. } = digits(&whole, None, &mut all);
     let wanted = parameters.to_weights();
+    let mean = end.average.as_mut().unwrap().to_weights(&parameters);
+    assert!(mean != wanted && end.progress.best.is_some());
     assert_eq!((end.progress.step, end.progress.epoch, end.progress.samples), (30, 3, 6000));
     assert_ne!(end.progress.plateau, Plateaued::default());
     // Before the first step, within an epoch, at its end, within the last.
@@ -102,13 +107,20 @@ fn a_run_goes_on_from_where_another_was_and_takes_the_same_steps() {
         let first = digits(&Trainer { steps: Some(made), ..whole.clone() }, None, &mut told);
         // The evaluation of an epoch that was cut short is none of the whole run.
         told.0.retain(|line| all.0.contains(line));
-        let weights = first.parameters.to_weights();
-        let optimizer = &first.state.optimizer;
-        let optimizer = Optimizer::resume(SGD, &first.parameters, &optimizer.to_weights(&first.parameters));
-        let state = State { progress: first.state.progress, optimizer: optimizer.unwrap() };
-        let rest = digits(&whole, Some((&weights, state)), &mut told);
+        let State { progress, optimizer, average } = first.state;
+        let (weights, parameters) = (first.parameters.to_weights(), first.parameters);
+        let optimizer = Optimizer::resume(SGD, &parameters, &optimizer.to_weights(&parameters)).unwrap();
+        let saved = average.map(|mut average| average.to_weights(&parameters));
+        let average = saved.map(|saved| Average::resume(&parameters, &saved).unwrap());
+        let state = State { progress, optimizer, average };
+        let mut rest = digits(&whole, Some((&weights, state)), &mut told);
         assert_eq!(rest.parameters.to_weights(), wanted, "after {made} steps");
         assert_eq!(told.0, all.0, "after {made} steps");
+        assert_eq!(
+            rest.state.average.as_mut().unwrap().to_weights(&rest.parameters),
+            mean,
+            "after {made} steps"
+        );
         assert_eq!(rest.state.progress, end.progress, "after {made} steps");
     }
 }
@@ -138,6 +150,44 @@ fn what_goes_by_evaluations_needs_test_samples() {
         trainer.fit(&Worker::alone(1), &mut Linear::new(1, 1), Sgd::new(0.1), points, None, &mut Quiet);
     let error = result.err().expect("nothing to judge").to_string();
     assert!(error.contains("a schedule that follows the test loss needs test samples"), "{error}");
+}
+
+#[test]
+fn the_weights_that_did_best_are_the_ones_that_are_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    let best_file = Some(folder.path().join("best.safetensors"));
+    // So fast that it gets worse again.
+    let curve = Curve::MultiStep { milestones: vec![1.0], gamma: 10.0 };
+    for ema in [None, Some(0.5)] {
+        let trainer = Trainer {
+            ema,
+            best_file: best_file.clone(),
+            patience: Some(2),
+            epochs: 20,
+            batch_size: 200,
+            schedule: curve.clone().into(),
+            ..Trainer::default()
+        };
+        let mut told = Told::default();
+        let trained = digits(&trainer, None, &mut told);
+        let best = trained.state.progress.best.unwrap();
+        assert_eq!(
+            (best.epoch, trained.state.progress.epoch, trained.stopped_early),
+            (0, 3, true),
+            "{:?}",
+            told.0
+        );
+        assert!(trained.evaluation.unwrap().loss > best.evaluation.loss);
+        let weights = Weights::read(best_file.as_ref().unwrap()).unwrap();
+        // What was kept does as well as it did.
+        let mut again = Told::default();
+        let state = State {
+            progress: Progress { step_in_epoch: 10, ..Progress::default() },
+            ..State::start(SGD).unwrap()
+        };
+        let evaluated = digits(&Trainer { epochs: 0, ..trainer }, Some((&weights, state)), &mut again);
+        assert_eq!(evaluated.evaluation.unwrap(), best.evaluation);
+    }
 }
 
 #[test]

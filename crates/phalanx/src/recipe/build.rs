@@ -1,7 +1,7 @@
 //! What a recipe's words stand for. Each part is made after a check of the whole, so no word is without a meaning here.
 
 use super::{OptimizerRecipe, Recipe, RecipeError, ScheduleRecipe};
-use crate::Trainer;
+use crate::{Trainer, Watch};
 use phalanx_data::{Pixels, Targets, View};
 use phalanx_nn::models::{Autoencoder, MnistHpcNet, MnistNet};
 use phalanx_nn::optim::{Adadelta, Adam, AdamW, RmsProp, Rule, Sgd};
@@ -194,6 +194,12 @@ impl Recipe {
             seed: self.train.seed,
             schedule: self.schedule(),
             plateau: self.plateau(),
+            ema: self.train.ema,
+            watch: match self.train.watch.as_deref() {
+                Some("accuracy") => Watch::Accuracy,
+                _ => Watch::Loss,
+            },
+            patience: self.train.patience,
             ddp: DdpConfig {
                 bucket_bytes: (self.parallel.bucket_mb * MB) as usize,
                 first_bucket_bytes: (self.parallel.first_bucket_mb * MB) as usize,

@@ -33,6 +33,8 @@ const NEEDS: &[Need] = &[
     need(AUTOENCODER, "data.name", "", DIGITS),
     need(AUTOENCODER, "data.targets", "own", &["inputs"]),
     need(AUTOENCODER, "train.loss", "", &["mse"]),
+    need(AUTOENCODER, "train.watch", "loss", &["loss"]),
+    need(LINE, "train.watch", "loss", &["loss"]),
     need(LINE, "data.name", "", &["linear-regression"]),
     need(LINE, "train.loss", "", &["mse"]),
 ];

@@ -1,4 +1,5 @@
 use super::*;
+use crate::Watch;
 use phalanx_nn::optim::{AdamW, Optimizer, Rule, Sgd};
 use phalanx_nn::{Anneal, Curve, Loss, OneCycle, Plateau, Schedule, Unit, Warmup};
 use std::collections::HashSet;
@@ -74,6 +75,9 @@ fn words_become_parts() {
     assert_eq!(recipe.loss(), Loss::CrossEntropy { label_smoothing: 0.1 });
     let trainer = set("mnist", &["parallel.bucket_mb=0.5", "train.seed=7"]).unwrap().trainer().unwrap();
     assert_eq!((trainer.ddp.bucket_bytes, trainer.seed), (1 << 19, 7));
+    let judging = ["train.ema=0.99", "train.watch=accuracy", "train.patience=4"];
+    let trainer = set("mnist", &judging).unwrap().trainer().unwrap();
+    assert_eq!((trainer.ema, trainer.watch, trainer.patience), (Some(0.99), Watch::Accuracy, Some(4)));
 }
 
 #[test]
@@ -178,6 +182,9 @@ fn wrong_settings_say_what_would_be_right() {
             ],
         ),
         ("train.label_smoothing=0.1", &["no meaning for loss nll"]),
+        ("train.ema=1", &["train.ema must be a number from 0 to below 1, got: 1"]),
+        ("train.patience=0", &["train.patience must be a whole number of at least 1, got: 0"]),
+        ("train.watch=acuracy", &["one of loss, accuracy", "did you mean accuracy?"]),
         ("schedule.gamma=0.5", &["no meaning for schedule constant"]),
         (
             "schedule.milestones=[3, -1]",
@@ -323,6 +330,7 @@ fn parts_that_do_not_fit_are_refused_by_name() {
             ["needs data.name = mnist or", "got: linear-regression"],
         ),
         ("mnist-autoencoder", "data.targets=own", ["needs data.targets = inputs", "got: own"]),
+        ("linear-regression", "train.watch=accuracy", ["needs train.watch = loss", "got: accuracy"]),
         ("linear-regression", "data.name=mnist", ["needs data.name = linear-regression", "got: mnist"]),
     ] {
         let error = Recipe::load(recipe, &[set.to_owned()]).unwrap_err().to_string();
