@@ -100,9 +100,15 @@ impl Observer for TrainBar {
                 }
                 self.say(&line);
             }
-            Event::Done { seconds, model, .. } => {
+            Event::Done { epochs, seconds, model, best_epoch, best_model, stopped_early, .. } => {
                 if let Some(bar) = self.bar.take() {
                     bar.finish_and_clear();
+                }
+                if let (Some(best), true) = (best_epoch, *stopped_early) {
+                    say(format_args!("stopped after {epochs} epochs: none was better since epoch {best}"));
+                }
+                if let (Some(best), Some(file)) = (best_epoch, best_model) {
+                    say(format_args!("the best was epoch {best}, saved {file}"));
                 }
                 match model {
                     Some(model) => say(format_args!("done in {seconds:.2} s, saved {model}")),

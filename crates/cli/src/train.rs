@@ -115,8 +115,11 @@ fn train_as(worker: &Worker, args: &TrainArgs, recipe: &Recipe, env: &WorkerEnv)
         true => Box::new(JsonLines { events }),
         false => Box::new(TrainBar::new(args.log_interval, events)),
     };
-    let trainer = Trainer { steps: args.steps, shuffle: !args.no_shuffle, ..recipe.trainer()? };
-    let trained = trainer.resume(
+    let file = |name: &str| run_dir.as_ref().map(|run_dir| run_dir.path().join(name));
+    let best_file = file("best.safetensors").filter(|_| recipe.train.keep_best == Some(true));
+    let best_model = best_file.as_ref().map(|file| file.display().to_string());
+    let trainer = Trainer { steps: args.steps, shuffle: !args.no_shuffle, best_file, ..recipe.trainer()? };
+    let mut trained = trainer.resume(
         worker,
         model.as_ref(),
         parameters,
@@ -125,8 +128,10 @@ fn train_as(worker: &Worker, args: &TrainArgs, recipe: &Recipe, env: &WorkerEnv)
         Some(data.test),
         observer.as_mut(),
     )?;
-    if let Some(run_dir) = &run_dir {
-        let model_file = run_dir.path().join("model.safetensors");
+    if let (Some(run_dir), Some(model_file)) = (&run_dir, file("model.safetensors")) {
+        if let Some(average) = &mut trained.state.average {
+            average.to_weights(&trained.parameters).save(&run_dir.path().join("model_ema.safetensors"))?;
+        }
         if args.save_optimizer {
             let mut weights = Weights::default();
             for (state, flat) in trained.state.optimizer.state() {
@@ -141,6 +146,9 @@ fn train_as(worker: &Worker, args: &TrainArgs, recipe: &Recipe, env: &WorkerEnv)
             seconds: start.elapsed().as_secs_f64(),
             test_accuracy: trained.evaluation.and_then(|e| e.accuracy),
             model: Some(model_file.display().to_string()),
+            best_epoch: trained.state.progress.best.map(|best| best.epoch),
+            best_model: best_model.filter(|_| trained.state.progress.best.is_some()),
+            stopped_early: trained.stopped_early,
         });
     }
     // Nobody leaves before rank 0 has saved, so that its failure ends the run for all.

@@ -99,6 +99,40 @@ fn the_same_run_gives_the_same_bits_and_any_number_of_workers_the_same_losses() 
 }
 
 #[test]
+fn the_best_epoch_and_the_running_mean_are_saved_and_patience_ends_the_run() {
+    let folder = tempfile::tempdir().unwrap();
+    // From the second epoch on nothing moves, so none of them is better than the first.
+    let still = ["schedule.name=multi-step", "schedule.milestones=[1]", "schedule.gamma=0"];
+    let judging = ["train.patience=2", "train.keep_best=true", "model.dropout=0"];
+    let settings: Vec<&str> = still.iter().chain(&judging).flat_map(|setting| ["--set", setting]).collect();
+    let run =
+        |more: &[&str]| train(folder.path(), &[&["mnist-mini", "--json"], &settings[..], more].concat());
+    let events = events(&run(&["--out", "plain", "--epochs", "9"]));
+    let done = events.last().unwrap();
+    assert_eq!(
+        (&done["epochs"], &done["best_epoch"], &done["stopped_early"]),
+        (&3.into(), &0.into(), &true.into())
+    );
+    assert!(done["best_model"].as_str().unwrap().ends_with("plain/best.safetensors"), "{done}");
+    let same = |run: &str, one: &str, other: &str| {
+        let read = |name: &str| fs::read(folder.path().join(run).join(name)).unwrap();
+        read(one) == read(other)
+    };
+    assert!(
+        same("plain", "best.safetensors", "model.safetensors"),
+        "the weights of the first epoch are the last"
+    );
+    assert!(!folder.path().join("plain/model_ema.safetensors").exists());
+    let averaged = run(&["--out", "mean", "--set", "train.ema=0.5", "--epochs", "1"]);
+    assert_eq!(averaged.status.code(), Some(0), "{}", text(&averaged.stderr));
+    assert!(
+        same("mean", "best.safetensors", "model_ema.safetensors"),
+        "what is evaluated is the running mean"
+    );
+    assert!(!same("mean", "best.safetensors", "model.safetensors"));
+}
+
+#[test]
 fn the_tutorials_line_is_printed_on_request() {
     let folder = tempfile::tempdir().unwrap();
     let out = train(

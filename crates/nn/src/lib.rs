@@ -37,12 +37,15 @@ mod layers;
 mod loss;
 pub mod models;
 
+mod average;
 pub mod optim;
+mod plateau;
 mod schedule;
 
 mod pth;
 mod weights;
 
+pub use average::Average;
 pub use layers::activation::{Gelu, LogSoftmax, Relu, Sigmoid, Tanh};
 pub use layers::conv::Conv2d;
 pub use layers::dropout::{Dropout, Dropout2d};
@@ -55,7 +58,8 @@ pub use loss::Loss;
 pub use module::{Ctx, Module, Role, Visitor};
 pub use param::{Init, Param};
 pub use parameters::{Mismatch, Parameters};
-pub use schedule::Schedule;
+pub use plateau::{Plateau, Plateaued};
+pub use schedule::{Anneal, Curve, Moment, OneCycle, Schedule, Unit, Warmup};
 pub use weights::{WeightError, Weights};
 
 /// What modules compute with.

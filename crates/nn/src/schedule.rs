@@ -1,45 +1,201 @@
-//! Learning rate schedules: pure functions of the epoch.
+//! Learning rate schedules: pure functions of where in a run a step lies. What follows evaluations instead is a
+//! [`crate::Plateau`].
 
-/// The factor on the optimizer's learning rate in an epoch, counted from 0.
+/// Where in a run a step lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Moment {
+    /// The number of the step, from 0.
+    pub step: u64,
+    /// How many steps an epoch has.
+    pub steps_per_epoch: u64,
+    /// How many epochs the run is to have. A run that ends early for another reason follows the same curve.
+    pub epochs: u64,
+}
+
+/// The factor on the optimizer's learning rate: a curve, after a warm-up.
+///
+/// All lengths are in epochs, which mean the same whatever the batch size and the number of workers; a part of an epoch counts
+/// for its steps. The curve begins when the warm-up ends and counts from there, as under PyTorch's `SequentialLR`.
 ///
 /// ```
-/// use phalanx_nn::Schedule;
+/// use phalanx_nn::{Curve, Moment, Schedule, Unit, Warmup};
 ///
-/// let schedule = Schedule::Step { step_size: 2, gamma: 0.5 };
-/// assert_eq!([0, 1, 2, 3, 4].map(|epoch| schedule.factor(epoch)), [1.0, 1.0, 0.5, 0.5, 0.25]);
+/// let halving = Schedule::from(Curve::Step { size: 2.0, gamma: 0.5 });
+/// let factor = |schedule: &Schedule, epoch: u64| {
+///     schedule.factor(Moment { step: 100 * epoch, steps_per_epoch: 100, epochs: 10 })
+/// };
+/// assert_eq!([0, 1, 2, 3, 4].map(|epoch| factor(&halving, epoch)), [1.0, 1.0, 0.5, 0.5, 0.25]);
+/// let warmup = Warmup { epochs: 4.0, from: 0.0 };
+/// let cosine = Schedule { warmup, ..Curve::Cosine { floor: 0.0, epochs: None }.into() };
+/// assert_eq!([0, 1, 4, 10].map(|epoch| factor(&cosine, epoch)), [0.0, 0.25, 1.0, 0.0]);
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Default)]
-pub enum Schedule {
+#[derive(Clone, Debug, PartialEq, Default)]
+pub struct Schedule {
+    /// What the factor does after the warm-up. Default: it stays 1.
+    pub curve: Curve,
+    /// How often the factor changes. Default: every step.
+    pub by: Unit,
+    /// How a run starts. Default: at once.
+    pub warmup: Warmup,
+}
+
+impl From<Curve> for Schedule {
+    fn from(curve: Curve) -> Schedule {
+        Schedule { curve, ..Schedule::default() }
+    }
+}
+
+/// How often a factor changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Unit {
+    /// Every step has its own factor.
+    #[default]
+    Step,
+    /// All steps of an epoch have one.
+    Epoch,
+}
+
+/// A straight line from a share of the learning rate to all of it, as PyTorch's `LinearLR`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Warmup {
+    /// How long it takes, in epochs. Default 0: there is none.
+    pub epochs: f64,
+    /// The factor of the first step. Default 1/3, as PyTorch has it.
+    pub from: f64,
+}
+
+impl Default for Warmup {
+    fn default() -> Warmup {
+        Warmup { epochs: 0.0, from: 1.0 / 3.0 }
+    }
+}
+
+/// How a factor goes on after the warm-up.
+#[derive(Clone, Debug, PartialEq, Default)]
+pub enum Curve {
     /// Always 1.
     #[default]
     Constant,
-    /// Multiplied by `gamma` after every `step_size` epochs.
+    /// Multiplied by `gamma` after every `size` epochs: `StepLR`.
     Step {
         /// Epochs from one change to the next.
-        step_size: u64,
+        size: f64,
         /// The factor of each change.
         gamma: f64,
     },
+    /// Multiplied by `gamma` at each of the milestones: `MultiStepLR`.
+    MultiStep {
+        /// Epochs before each change.
+        milestones: Vec<f64>,
+        /// The factor of each change.
+        gamma: f64,
+    },
+    /// Half a cosine from 1 down to `floor`, where it stays (PyTorch's `CosineAnnealingLR` would rise again).
+    Cosine {
+        /// The last factor.
+        floor: f64,
+        /// How long it takes: all epochs after the warm-up, unless said.
+        epochs: Option<f64>,
+    },
+    /// Up to 1 and then down to almost nothing: `OneCycleLR` in two phases. PyTorch's moves the momentum the other way, unless
+    /// told not to; here the momentum stays as it is.
+    OneCycle(OneCycle),
 }
 
-impl Schedule {
-    /// The factor in `epoch`.
-    pub fn factor(self, epoch: u64) -> f64 {
-        match self {
-            Schedule::Constant => 1.0,
-            Schedule::Step { step_size, gamma } => gamma.powf((epoch / step_size.max(1)) as f64),
+/// See [`Curve::OneCycle`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct OneCycle {
+    /// How long it takes: all epochs after the warm-up (which it hardly needs), unless said.
+    pub epochs: Option<f64>,
+    /// The share of it that goes up. Default 0.3.
+    pub pct_start: f64,
+    /// The first factor is 1 divided by this. Default 25.
+    pub div_factor: f64,
+    /// The last factor is the first one divided by this. Default 10,000.
+    pub final_div_factor: f64,
+    /// The way between. Default: half a cosine.
+    pub anneal: Anneal,
+}
+
+impl Default for OneCycle {
+    fn default() -> OneCycle {
+        OneCycle {
+            epochs: None,
+            pct_start: 0.3,
+            div_factor: 25.0,
+            final_div_factor: 1e4,
+            anneal: Anneal::Cosine,
         }
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// How one factor becomes another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Anneal {
+    /// Along half a cosine.
+    #[default]
+    Cosine,
+    /// Along a straight line.
+    Linear,
+}
 
-    #[test]
-    fn steps_down() {
-        let schedule = Schedule::Step { step_size: 2, gamma: 0.5 };
-        assert_eq!([0, 1, 2, 3, 4].map(|e| schedule.factor(e)), [1.0, 1.0, 0.5, 0.5, 0.25]);
-        assert_eq!(Schedule::Constant.factor(9), 1.0);
+impl Anneal {
+    /// What lies between `from` and `to` after this share of the way.
+    fn between(self, from: f64, to: f64, share: f64) -> f64 {
+        match self {
+            Anneal::Cosine => to + (from - to) / 2.0 * (1.0 + (std::f64::consts::PI * share).cos()),
+            Anneal::Linear => from + (to - from) * share,
+        }
+    }
+}
+
+impl Schedule {
+    /// The factor of the step at `at`.
+    pub fn factor(&self, at: Moment) -> f64 {
+        let per_epoch = at.steps_per_epoch.max(1);
+        let (now, units_per_epoch) = match self.by {
+            Unit::Step => (at.step, per_epoch as f64),
+            Unit::Epoch => (at.step / per_epoch, 1.0),
+        };
+        let units = |epochs: f64| (epochs * units_per_epoch).round() as u64;
+        let warmup = units(self.warmup.epochs);
+        if now < warmup {
+            return Anneal::Linear.between(self.warmup.from, 1.0, now as f64 / warmup as f64);
+        }
+        let left = units(at.epochs as f64).saturating_sub(warmup);
+        self.curve.factor(now - warmup, left, units)
+    }
+}
+
+impl Curve {
+    /// The factor after `now` of the `left` units of time that are left after the warm-up.
+    fn factor(&self, now: u64, left: u64, units: impl Fn(f64) -> u64) -> f64 {
+        match self {
+            Curve::Constant => 1.0,
+            Curve::Step { size, gamma } => gamma.powf((now / units(*size).max(1)) as f64),
+            Curve::MultiStep { milestones, gamma } => {
+                gamma.powf(milestones.iter().filter(|&&epochs| units(epochs) <= now).count() as f64)
+            }
+            Curve::Cosine { floor, epochs } => {
+                let all = epochs.map_or(left, &units).max(1);
+                Anneal::Cosine.between(1.0, *floor, now.min(all) as f64 / all as f64)
+            }
+            Curve::OneCycle(cycle) => cycle.factor(now, cycle.epochs.map_or(left, units)),
+        }
+    }
+}
+
+impl OneCycle {
+    /// The factor after `now` of `all` units of time. As in PyTorch, the top is reached one unit early, and the end with the
+    /// last unit.
+    fn factor(&self, now: u64, all: u64) -> f64 {
+        let (first, now) = (1.0 / self.div_factor, now as f64);
+        let (top, end) = (self.pct_start * all as f64 - 1.0, all as f64 - 1.0);
+        let share = |from: f64, to: f64| if to > from { ((now - from) / (to - from)).min(1.0) } else { 1.0 };
+        if now <= top {
+            self.anneal.between(first, 1.0, share(0.0, top))
+        } else {
+            self.anneal.between(1.0, first / self.final_div_factor, share(top, end))
+        }
     }
 }

@@ -20,6 +20,15 @@ pub enum Error {
         /// `train` or `test`.
         what: &'static str,
     },
+    /// Something goes by evaluations, and there are none.
+    #[error("{what} needs test samples, and there are none\nhint: give the trainer a data set to test on")]
+    NothingToJudge {
+        /// What goes by them.
+        what: &'static str,
+    },
+    /// Accuracy is watched where there is none.
+    #[error("the trainer watches the test accuracy, which this loss has none of\nhint: watch the loss")]
+    NoAccuracy,
     /// Weights can't be read or written.
     #[error(transparent)]
     Weights(#[from] phalanx_nn::WeightError),

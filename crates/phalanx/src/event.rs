@@ -31,6 +31,8 @@ pub enum Event {
         samples: u64,
         /// How many ranks train.
         world_size: usize,
+        /// The learning rate.
+        lr: f64,
         /// How long the step took, in milliseconds.
         ms: f64,
     },
@@ -66,6 +68,14 @@ pub enum Event {
         /// The file of weights, if one was written.
         #[serde(skip_serializing_if = "Option::is_none")]
         model: Option<String>,
+        /// The best epoch, from 0, where evaluations were judged.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        best_epoch: Option<u64>,
+        /// The file of its weights, if one was written.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        best_model: Option<String>,
+        /// Whether the run ended before its epochs, for want of anything better.
+        stopped_early: bool,
     },
 }
 

@@ -95,23 +95,64 @@ pub struct OptimizerRecipe {
     pub centered: Option<bool>,
 }
 
-/// How the learning rate changes from epoch to epoch.
+/// How the learning rate changes. What is `None` is the schedule's default.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, default)]
+#[allow(missing_docs, reason = "the fields are the keys, and the table of keys describes them")]
 pub struct ScheduleRecipe {
-    /// The schedule.
     pub name: String,
-    /// Epochs from one change to the next. Default 1.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub step_size: Option<u64>,
-    /// The factor of each change. Default 0.1.
+    pub by: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub warmup: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub warmup_from: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub epochs: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub step_size: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub milestones: Option<Vec<f64>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gamma: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub floor: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pct_start: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub div_factor: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub final_div_factor: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub anneal: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub patience: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub threshold: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cooldown: Option<u64>,
 }
 
 impl Default for ScheduleRecipe {
     fn default() -> ScheduleRecipe {
-        ScheduleRecipe { name: "constant".to_owned(), step_size: None, gamma: None }
+        ScheduleRecipe {
+            name: "constant".to_owned(),
+            by: None,
+            warmup: None,
+            warmup_from: None,
+            epochs: None,
+            step_size: None,
+            milestones: None,
+            gamma: None,
+            floor: None,
+            pct_start: None,
+            div_factor: None,
+            final_div_factor: None,
+            anneal: None,
+            patience: None,
+            threshold: None,
+            cooldown: None,
+        }
     }
 }
 
@@ -180,6 +221,18 @@ pub struct TrainRecipe {
     /// Samples a step and worker. Default 64.
     #[serde(default = "sixty_four")]
     pub batch_size: usize,
+    /// How much of the running mean of the weights each step keeps. Default: there is no mean.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ema: Option<f64>,
+    /// Which number of an evaluation is to get better: `loss`, the default, or `accuracy`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub watch: Option<String>,
+    /// How many epochs in a row may be no better than the best. Default: any number.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub patience: Option<u64>,
+    /// Whether the weights of the best epoch are kept. Default no.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub keep_best: Option<bool>,
     /// What first values, orders and masks are functions of. Default 0.
     #[serde(default)]
     pub seed: u64,
@@ -449,7 +502,9 @@ impl Recipe {
             ("train.batch_size", batch_size as u64),
             ("train.seed", seed),
             ("train.threads", threads as u64),
-            ("schedule.step_size", self.schedule.step_size.unwrap_or(1)),
+            ("train.patience", self.train.patience.unwrap_or(0)),
+            ("schedule.patience", self.schedule.patience.unwrap_or(0)),
+            ("schedule.cooldown", self.schedule.cooldown.unwrap_or(0)),
         ];
         if let Some((key, count)) = counts.into_iter().find(|&(_, count)| i64::try_from(count).is_err()) {
             return Err(RecipeError::BadValue {

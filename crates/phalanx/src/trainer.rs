@@ -4,10 +4,12 @@
 //! step, [`Trainer::resume`] where another run was.
 
 mod evaluate;
+mod judge;
 mod run;
 mod state;
 
 pub use evaluate::Evaluation;
+pub use judge::{Best, Watch};
 pub use state::{Progress, State};
 
 use crate::error::Error;
@@ -16,9 +18,10 @@ use crate::worker::Worker;
 use evaluate::evaluate;
 use phalanx_data::{Dataset, LoaderOptions};
 use phalanx_nn::optim::Rule;
-use phalanx_nn::{Loss, Module, Parameters, Schedule};
+use phalanx_nn::{Loss, Module, Parameters, Plateau, Schedule};
 use phalanx_parallel::DdpConfig;
 use run::Run;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -37,8 +40,19 @@ pub struct Trainer {
     pub seed: u64,
     /// Whether samples are mixed anew each epoch. Default yes.
     pub shuffle: bool,
-    /// How the learning rate changes from epoch to epoch. Default: not at all.
+    /// How the learning rate changes as time goes by. Default: not at all.
     pub schedule: Schedule,
+    /// How it goes down, beside that, when the test loss gets no better. Default: not at all.
+    pub plateau: Option<Plateau>,
+    /// How much of the running mean of the weights each step keeps, in [0, 1). With it, evaluations go by the mean, which
+    /// [`State::average`] holds in the end. Default: there is no mean.
+    pub ema: Option<f64>,
+    /// Which number of an evaluation is to get better. Default: the loss.
+    pub watch: Watch,
+    /// Ends the run after so many epochs in a row that were no better than the best before. Default: no such end.
+    pub patience: Option<u64>,
+    /// The file in which rank 0 keeps the weights of the best epoch: those that were evaluated. Default: nowhere.
+    pub best_file: Option<PathBuf>,
     /// How batches are prepared. Default: in the training loop.
     pub loader: LoaderOptions,
     /// How gradients are brought together where there is more than one rank.
@@ -54,7 +68,12 @@ impl Default for Trainer {
             batch_size: 64,
             seed: 0,
             shuffle: true,
-            schedule: Schedule::Constant,
+            schedule: Schedule::default(),
+            plateau: None,
+            ema: None,
+            watch: Watch::Loss,
+            patience: None,
+            best_file: None,
             loader: LoaderOptions::default(),
             ddp: DdpConfig::default(),
         }
@@ -69,6 +88,8 @@ pub struct Trained {
     pub state: State,
     /// The last evaluation, if there were test samples.
     pub evaluation: Option<Evaluation>,
+    /// Whether it ended because [`Trainer::patience`] did.
+    pub stopped_early: bool,
     /// How long it took, in seconds.
     pub seconds: f64,
 }
@@ -104,47 +125,50 @@ impl Trainer {
         let mut run = Run::prepare(self, worker, model, &parameters, train, test)?;
         run.tell(observer, run.beginning());
         let (last, steps_per_epoch, world_size) = (run.steps(), run.steps_per_epoch(), run.world_size());
-        let State { progress, optimizer } = &mut state;
+        let State { progress, optimizer, average } = &mut state;
         let mut evaluation = None;
         // An epoch whose steps are all made is not over before it was evaluated.
-        while progress.step < last || progress.step_in_epoch == steps_per_epoch {
+        while progress.step < last && !self.lost_patience(progress)
+            || progress.step_in_epoch == steps_per_epoch
+        {
             let (epoch, epoch_start, samples_before) = (progress.epoch, Instant::now(), progress.samples);
-            let factor = self.schedule.factor(epoch);
             let batches = run.train.epoch_from(epoch, progress.step_in_epoch as usize)?;
             for batch in batches.take(last.saturating_sub(progress.step) as usize) {
                 let (step, step_start) = (progress.step, Instant::now());
                 let batch = batch?;
                 let part = run.gradients(&batch, step)?;
                 let grads = parameters.grads().arena().flat::<f32>();
+                let factor = run.factor(progress);
                 optimizer.step(&mut parameters.values().flat_mut::<f32>(), &grads, factor);
+                run.follow(average);
                 progress.stepped(batch.global_samples() as u64);
                 if step % observer.every().max(1) == 0 || step + 1 == last {
                     let (loss, samples) = (run.whole_loss(part, step)?, progress.samples);
-                    let ms = step_start.elapsed().as_secs_f64() * 1e3;
-                    run.tell(observer, Event::Step { step, epoch, loss, samples, world_size, ms });
+                    let (lr, ms) = (optimizer.rule().lr() * factor, step_start.elapsed().as_secs_f64() * 1e3);
+                    run.tell(observer, Event::Step { step, epoch, loss, samples, world_size, lr, ms });
                 }
             }
             let seconds = epoch_start.elapsed().as_secs_f64();
-            evaluation = evaluate(&mut run)?;
+            let samples_per_s = (progress.samples - samples_before) as f64 / seconds;
+            evaluation = evaluate(&mut run, average)?;
             let skipped = run.skipped()?;
+            let (test_loss, test_accuracy) =
+                (evaluation.map(|e| e.loss), evaluation.and_then(|e| e.accuracy));
             run.tell(
                 observer,
-                Event::Epoch {
-                    epoch,
-                    seconds,
-                    samples_per_s: (progress.samples - samples_before) as f64 / seconds,
-                    test_loss: evaluation.map(|e| e.loss),
-                    test_accuracy: evaluation.and_then(|e| e.accuracy),
-                    skipped,
-                },
+                Event::Epoch { epoch, seconds, samples_per_s, test_loss, test_accuracy, skipped },
             );
             // An epoch that the limit on steps has cut short is at hand still.
             if progress.step_in_epoch < steps_per_epoch {
                 break;
             }
+            if evaluation.is_some_and(|evaluation| self.judge(progress, evaluation)) {
+                run.keep_best(average)?;
+            }
             progress.next_epoch();
         }
         drop(run);
-        Ok(Trained { parameters, state, evaluation, seconds: start.elapsed().as_secs_f64() })
+        let stopped_early = state.progress.step < last && self.lost_patience(&state.progress);
+        Ok(Trained { parameters, state, evaluation, stopped_early, seconds: start.elapsed().as_secs_f64() })
     }
 }

@@ -1,8 +1,11 @@
 //! The trainer: what it says of things that can't be trained, and that a run can go on from wherever another one was.
 
 use phalanx::data::{BatchBuffers, Dataset, LinearRegression, Places, Silent, Target, View, open};
+use phalanx::nn::models::MnistNet;
 use phalanx::nn::optim::{Optimizer, Sgd};
-use phalanx::nn::{Linear, Loss, Parameters, Weights, models::MnistNet};
+use phalanx::nn::{
+    Average, Curve, Linear, Loss, OneCycle, Parameters, Plateau, Plateaued, Schedule, Warmup, Weights,
+};
 use phalanx::{Event, Observer, Progress, Quiet, State, Trained, Trainer, Worker};
 use std::sync::Arc;
 
@@ -47,8 +50,8 @@ struct Told(Vec<String>);
 impl Observer for Told {
     fn event(&mut self, event: &Event) {
         match event {
-            Event::Step { step, epoch, loss, samples, .. } => {
-                self.0.push(format!("step {step} of epoch {epoch}: {loss:?} after {samples}"));
+            Event::Step { step, epoch, loss, samples, lr, .. } => {
+                self.0.push(format!("step {step} of epoch {epoch}: {loss:?} after {samples} at {lr:?}"));
             }
             Event::Epoch { epoch, test_loss, test_accuracy, .. } => {
                 self.0.push(format!("epoch {epoch}: {test_loss:?} {test_accuracy:?}"));
@@ -76,29 +79,114 @@ fn digits(trainer: &Trainer, saved: Option<(&Weights, State)>, told: &mut Told) 
 
 const SGD: Sgd = Sgd { momentum: 0.9, ..Sgd::new(0.05) };
 
+/// Everything switched on that remembers something.
+fn remembering() -> Trainer {
+    // Never good enough: every epoch but the first lowers the rate.
+    let plateau = Plateau { patience: 0, threshold: 0.99, gamma: 0.5, ..Plateau::default() };
+    Trainer {
+        schedule: Curve::OneCycle(OneCycle::default()).into(),
+        plateau: Some(plateau),
+        ema: Some(0.9),
+        ..Trainer::default()
+    }
+}
+
 #[test]
 fn a_run_goes_on_from_where_another_was_and_takes_the_same_steps() {
-    let whole = Trainer { epochs: 3, batch_size: 200, ..Trainer::default() };
+    let whole = Trainer { epochs: 3, batch_size: 200, ..remembering() };
     let mut all = Told::default();
-    let wanted = digits(&whole, None, &mut all).parameters.to_weights();
+    let Trained { parameters, state: mut end, .. } = digits(&whole, None, &mut all);
+    let wanted = parameters.to_weights();
+    let mean = end.average.as_mut().unwrap().to_weights(&parameters);
+    assert!(mean != wanted && end.progress.best.is_some());
+    assert_eq!((end.progress.step, end.progress.epoch, end.progress.samples), (30, 3, 6000));
+    assert_ne!(end.progress.plateau, Plateaued::default());
     // Before the first step, within an epoch, at its end, within the last.
     for made in [0, 7, 10, 25] {
         let mut told = Told::default();
         let first = digits(&Trainer { steps: Some(made), ..whole.clone() }, None, &mut told);
         // The evaluation of an epoch that was cut short is none of the whole run.
         told.0.retain(|line| all.0.contains(line));
-        let weights = first.parameters.to_weights();
-        let optimizer = &first.state.optimizer;
-        let optimizer = Optimizer::resume(SGD, &first.parameters, &optimizer.to_weights(&first.parameters));
-        let state = State { progress: first.state.progress, optimizer: optimizer.unwrap() };
-        let rest = digits(&whole, Some((&weights, state)), &mut told);
+        let State { progress, optimizer, average } = first.state;
+        let (weights, parameters) = (first.parameters.to_weights(), first.parameters);
+        let optimizer = Optimizer::resume(SGD, &parameters, &optimizer.to_weights(&parameters)).unwrap();
+        let saved = average.map(|mut average| average.to_weights(&parameters));
+        let average = saved.map(|saved| Average::resume(&parameters, &saved).unwrap());
+        let state = State { progress, optimizer, average };
+        let mut rest = digits(&whole, Some((&weights, state)), &mut told);
         assert_eq!(rest.parameters.to_weights(), wanted, "after {made} steps");
         assert_eq!(told.0, all.0, "after {made} steps");
         assert_eq!(
-            rest.state.progress,
-            Progress { step: 30, epoch: 3, step_in_epoch: 0, samples: 6000 },
+            rest.state.average.as_mut().unwrap().to_weights(&rest.parameters),
+            mean,
             "after {made} steps"
         );
+        assert_eq!(rest.state.progress, end.progress, "after {made} steps");
+    }
+}
+
+#[test]
+fn every_step_has_the_learning_rate_of_the_schedule() {
+    let warmup = Warmup { epochs: 0.5, from: 0.0 };
+    let curve = Curve::Step { size: 1.0, gamma: 0.1 };
+    let schedule = Schedule { warmup, ..curve.into() };
+    let trainer = Trainer { epochs: 2, batch_size: 200, schedule, ..Trainer::default() };
+    let mut told = Told::default();
+    digits(&trainer, None, &mut told);
+    let rates: Vec<f64> =
+        told.0.iter().filter_map(|line| line.split_once(" at ").map(|(_, lr)| lr.parse().unwrap())).collect();
+    let wanted = [0.0, 0.01, 0.02, 0.03, 0.04].into_iter().chain([0.05; 10]).chain([0.005; 5]);
+    for (got, want) in rates.iter().zip(wanted) {
+        assert!((got - want).abs() < 1e-12, "{rates:?}");
+    }
+    assert_eq!(rates.len(), 20);
+}
+
+#[test]
+fn what_goes_by_evaluations_needs_test_samples() {
+    let trainer = Trainer { loss: Loss::Mse, plateau: Some(Plateau::default()), ..Trainer::default() };
+    let points = Arc::new(LinearRegression::new(4));
+    let result =
+        trainer.fit(&Worker::alone(1), &mut Linear::new(1, 1), Sgd::new(0.1), points, None, &mut Quiet);
+    let error = result.err().expect("nothing to judge").to_string();
+    assert!(error.contains("a schedule that follows the test loss needs test samples"), "{error}");
+}
+
+#[test]
+fn the_weights_that_did_best_are_the_ones_that_are_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    let best_file = Some(folder.path().join("best.safetensors"));
+    // So fast that it gets worse again.
+    let curve = Curve::MultiStep { milestones: vec![1.0], gamma: 10.0 };
+    for ema in [None, Some(0.5)] {
+        let trainer = Trainer {
+            ema,
+            best_file: best_file.clone(),
+            patience: Some(2),
+            epochs: 20,
+            batch_size: 200,
+            schedule: curve.clone().into(),
+            ..Trainer::default()
+        };
+        let mut told = Told::default();
+        let trained = digits(&trainer, None, &mut told);
+        let best = trained.state.progress.best.unwrap();
+        assert_eq!(
+            (best.epoch, trained.state.progress.epoch, trained.stopped_early),
+            (0, 3, true),
+            "{:?}",
+            told.0
+        );
+        assert!(trained.evaluation.unwrap().loss > best.evaluation.loss);
+        let weights = Weights::read(best_file.as_ref().unwrap()).unwrap();
+        // What was kept does as well as it did.
+        let mut again = Told::default();
+        let state = State {
+            progress: Progress { step_in_epoch: 10, ..Progress::default() },
+            ..State::start(SGD).unwrap()
+        };
+        let evaluated = digits(&Trainer { epochs: 0, ..trainer }, Some((&weights, state)), &mut again);
+        assert_eq!(evaluated.evaluation.unwrap(), best.evaluation);
     }
 }
 

@@ -1,17 +1,19 @@
 //! What a recipe's words stand for. Each part is made after a check of the whole, so no word is without a meaning here.
 
-use super::{ImageRecipe, OptimizerRecipe, Recipe, RecipeError, fit};
-use crate::Trainer;
+use super::{ImageRecipe, OptimizerRecipe, Recipe, RecipeError, ScheduleRecipe, fit};
+use crate::{Trainer, Watch};
 use phalanx_data::{Augment, BadImages, Jitter, LoaderOptions, Normalise, Pixels, Targets, Treatment, View};
 use phalanx_nn::models::{Autoencoder, MnistHpcNet, MnistNet, ResNet, ResNetDepth, ResNetStem};
 use phalanx_nn::optim::{Adadelta, Adam, AdamW, RmsProp, Rule, Sgd};
-use phalanx_nn::{Linear, Loss, Module, Schedule};
+use phalanx_nn::{Anneal, Curve, Linear, Loss, Module, OneCycle, Plateau, Schedule, Unit, Warmup};
 use phalanx_parallel::DdpConfig;
 
 /// The tutorials' share of dropout.
 const DROPOUT: f64 = 0.5;
 /// PyTorch's default for plain descent.
 const SGD_LR: f64 = 0.001;
+/// PyTorch's default for all schedules that take steps down.
+const GAMMA: f64 = 0.1;
 
 impl Recipe {
     /// The model, without values yet.
@@ -187,14 +189,54 @@ impl Recipe {
     }
 
     pub(super) fn schedule(&self) -> Schedule {
-        match self.schedule.name.as_str() {
-            "constant" => Schedule::Constant,
-            "step" => Schedule::Step {
-                step_size: self.schedule.step_size.unwrap_or(1),
-                gamma: self.schedule.gamma.unwrap_or(0.1),
-            },
+        let ScheduleRecipe { name, step_size, milestones, gamma, floor, epochs, .. } = &self.schedule;
+        let gamma = gamma.unwrap_or(GAMMA);
+        let curve = match name.as_str() {
+            // A plateau follows the evaluations, not the time.
+            "constant" | "plateau" => Curve::Constant,
+            "step" => Curve::Step { size: step_size.unwrap_or(1.0), gamma },
+            "multi-step" => Curve::MultiStep { milestones: milestones.clone().unwrap_or_default(), gamma },
+            "cosine" => Curve::Cosine { floor: floor.unwrap_or(0.0), epochs: *epochs },
+            "one-cycle" => Curve::OneCycle(self.one_cycle()),
             other => unreachable!("the table of keys lets no schedule {other} pass"),
+        };
+        let by = match self.schedule.by.as_deref() {
+            Some("epoch") => Unit::Epoch,
+            _ => Unit::Step,
+        };
+        let usual = Warmup::default();
+        let warmup = Warmup {
+            epochs: self.schedule.warmup.unwrap_or(usual.epochs),
+            from: self.schedule.warmup_from.unwrap_or(usual.from),
+        };
+        Schedule { curve, by, warmup }
+    }
+
+    fn one_cycle(&self) -> OneCycle {
+        let usual = OneCycle::default();
+        let ScheduleRecipe { epochs, pct_start, div_factor, final_div_factor, .. } = self.schedule;
+        OneCycle {
+            epochs,
+            pct_start: pct_start.unwrap_or(usual.pct_start),
+            div_factor: div_factor.unwrap_or(usual.div_factor),
+            final_div_factor: final_div_factor.unwrap_or(usual.final_div_factor),
+            anneal: match self.schedule.anneal.as_deref() {
+                Some("linear") => Anneal::Linear,
+                _ => Anneal::Cosine,
+            },
         }
+    }
+
+    pub(super) fn plateau(&self) -> Option<Plateau> {
+        let usual = Plateau::default();
+        let ScheduleRecipe { gamma, floor, patience, threshold, cooldown, .. } = self.schedule;
+        (self.schedule.name == "plateau").then(|| Plateau {
+            gamma: gamma.unwrap_or(GAMMA),
+            patience: patience.unwrap_or(usual.patience),
+            threshold: threshold.unwrap_or(usual.threshold),
+            cooldown: cooldown.unwrap_or(usual.cooldown),
+            floor: floor.unwrap_or(usual.floor),
+        })
     }
 
     /// How the model is trained.
@@ -210,6 +252,13 @@ impl Recipe {
             batch_size: self.train.batch_size,
             seed: self.train.seed,
             schedule: self.schedule(),
+            plateau: self.plateau(),
+            ema: self.train.ema,
+            watch: match self.train.watch.as_deref() {
+                Some("accuracy") => Watch::Accuracy,
+                _ => Watch::Loss,
+            },
+            patience: self.train.patience,
             loader: self.loader(),
             ddp: DdpConfig {
                 bucket_bytes: (self.parallel.bucket_mb * MB) as usize,

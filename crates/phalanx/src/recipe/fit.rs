@@ -35,6 +35,8 @@ const NEEDS: &[Need] = &[
     need(AUTOENCODER, "train.loss", "", &["mse"]),
     need(RESNETS, "data.name", "", PICTURES),
     need(RESNETS, "train.loss", "", &["cross-entropy"]),
+    need(AUTOENCODER, "train.watch", "loss", &["loss"]),
+    need(LINE, "train.watch", "loss", &["loss"]),
     need(LINE, "data.name", "", &["linear-regression"]),
     need(LINE, "train.loss", "", &["mse"]),
 ];

@@ -39,8 +39,8 @@ pub enum Kind {
     Fraction,
     /// As many numbers of at least 0.
     NotNegatives(usize),
-    /// As many numbers above 0.
-    Positives(usize),
+    /// Numbers above 0: as many, or any number of them.
+    Positives(Option<usize>),
     /// One of these words.
     OneOf(&'static [&'static str]),
 }
@@ -76,6 +76,10 @@ const DATASETS: &[&str] =
 pub(super) const DIGITS: &[&str] = &["mnist", "mnist-mini", "fashion-mnist"];
 pub(super) const PICTURES: &[&str] = &["cifar10", "cifar100", "image-folder"];
 const IMAGES: &[&str] = &["mnist", "mnist-mini", "fashion-mnist", "cifar10", "cifar100", "image-folder"];
+
+const SCHEDULES: &[&str] = &["constant", "step", "multi-step", "cosine", "one-cycle", "plateau"];
+const ONE_CYCLE: &[&str] = &["one-cycle"];
+const PLATEAU: &[&str] = &["plateau"];
 
 /// All keys, in the order of the sections.
 pub const KEYS: &[Key] = &[
@@ -114,14 +118,42 @@ pub const KEYS: &[Key] = &[
         &["rmsprop"],
         "whether to divide by an estimate of the standard deviation",
     ),
+    row("schedule.name", OneOf(SCHEDULES), &[], "how the learning rate changes"),
     row(
-        "schedule.name",
-        OneOf(&["constant", "step"]),
+        "schedule.by",
+        OneOf(&["step", "epoch"]),
         &[],
-        "how the learning rate changes from epoch to epoch",
+        "how often it changes; lengths are in epochs by either",
     ),
-    row("schedule.step_size", Count(1), &["step"], "epochs from one change to the next"),
-    row("schedule.gamma", NotNegative, &["step"], "the factor of each change"),
+    row(
+        "schedule.warmup",
+        NotNegative,
+        &[],
+        "epochs of a straight line up to the learning rate, before the schedule",
+    ),
+    row("schedule.warmup_from", Share, &[], "the share of the learning rate that the warm-up begins with"),
+    row(
+        "schedule.epochs",
+        Positive,
+        &["cosine", "one-cycle"],
+        "how long it takes; else all epochs after the warm-up",
+    ),
+    row("schedule.step_size", Positive, &["step"], "epochs from one change to the next"),
+    row("schedule.milestones", Positives(None), &["multi-step"], "epochs before each change"),
+    row("schedule.gamma", NotNegative, &["step", "multi-step", "plateau"], "the factor of each change"),
+    row("schedule.floor", Share, &["cosine", "plateau"], "the lowest share of the learning rate"),
+    row("schedule.pct_start", Share, ONE_CYCLE, "the share of the time that goes up"),
+    row("schedule.div_factor", Positive, ONE_CYCLE, "how many times lower than the learning rate it begins"),
+    row("schedule.final_div_factor", Positive, ONE_CYCLE, "how many times lower than it began it ends"),
+    row("schedule.anneal", OneOf(&["cosine", "linear"]), ONE_CYCLE, "the way up and down"),
+    row("schedule.patience", Count(0), PLATEAU, "epochs in a row that the test loss may get no better"),
+    row("schedule.threshold", Share, PLATEAU, "the share of the best loss that a better one lies below it"),
+    row(
+        "schedule.cooldown",
+        Count(0),
+        PLATEAU,
+        "epochs after a change that don't count against the patience",
+    ),
     must("data.name", OneOf(DATASETS), "the dataset"),
     row(
         "data.augment",
@@ -165,13 +197,22 @@ pub const KEYS: &[Key] = &[
     row("data.cutout", Count(0), PICTURES, "side of a square that is cut out of training images"),
     row("data.mixup", Fraction, PICTURES, "alpha of mixup, which mixes each training image with another one"),
     row("data.mean", NotNegatives(3), PICTURES, "what red, green and blue, from 0 to 1, become 0 at"),
-    row("data.std", Positives(3), PICTURES, "what of them becomes a distance of 1"),
+    row("data.std", Positives(Some(3)), PICTURES, "what of them becomes a distance of 1"),
     row("data.skip_bad", Flag, PICTURES, "whether another image takes the place of one that can't be read"),
     row("data.threads", Count(0), &[], "threads that prepare batches; 0 prepares them in the training loop"),
     must("train.loss", OneOf(&["nll", "cross-entropy", "mse"]), "how outputs are held against targets"),
     row("train.label_smoothing", Share, &["cross-entropy"], "how much of a label is spread over all classes"),
     row("train.epochs", Count(1), &[], "how often all samples are seen"),
     row("train.batch_size", Count(1), &[], "samples a step and worker"),
+    row(
+        "train.ema",
+        Share,
+        &[],
+        "how much of a running mean of the weights each step keeps; it is what is evaluated",
+    ),
+    row("train.watch", OneOf(&["loss", "accuracy"]), &[], "which number of the evaluations is to get better"),
+    row("train.patience", Count(1), &[], "ends the run after so many epochs in a row that were no better"),
+    row("train.keep_best", Flag, &[], "whether best.safetensors is kept beside the model"),
     row("train.seed", Count(0), &[], "what first values, orders and masks are functions of"),
     row("train.threads", Count(0), &[], "compute threads of each worker; 0 for its share of the cores"),
     row("parallel.bucket_mb", Positive, &[], "about how many MiB of gradients travel together"),
@@ -236,7 +277,8 @@ impl Key {
             Kind::Shares => all(2, &|x| (0.0..1.0).contains(&x)),
             Kind::Fraction => number(value).is_some_and(|x| (0.0..=1.0).contains(&x)),
             Kind::NotNegatives(n) => all(n, &|x| x >= 0.0),
-            Kind::Positives(n) => all(n, &|x| x > 0.0),
+            Kind::Positives(Some(n)) => all(n, &|x| x > 0.0),
+            Kind::Positives(None) => value.as_array().is_some_and(|numbers| all(numbers.len(), &|x| x > 0.0)),
             Kind::OneOf(words) => value.as_str().is_some_and(|text| words.contains(&text)),
         };
         if right {
@@ -273,7 +315,8 @@ impl Kind {
             Kind::Shares => "two numbers from 0 to below 1".to_owned(),
             Kind::Fraction => "a number from 0 to 1".to_owned(),
             Kind::NotNegatives(n) => format!("{n} numbers of at least 0"),
-            Kind::Positives(n) => format!("{n} numbers above 0"),
+            Kind::Positives(Some(n)) => format!("{n} numbers above 0"),
+            Kind::Positives(None) => "a list of numbers above 0, as in [30, 60]".to_owned(),
             Kind::OneOf(words) => format!("one of {}", words.join(", ")),
         }
     }

@@ -1,6 +1,7 @@
 use super::*;
+use crate::Watch;
 use phalanx_nn::optim::{AdamW, Optimizer, Rule, Sgd};
-use phalanx_nn::{Loss, Schedule};
+use phalanx_nn::{Anneal, Curve, Loss, OneCycle, Plateau, Schedule, Unit, Warmup};
 use std::collections::HashSet;
 
 fn set(recipe: &str, assignments: &[&str]) -> Result<Recipe, String> {
@@ -76,14 +77,59 @@ fn the_table_of_keys_and_the_catalog_of_data_agree() {
 fn words_become_parts() {
     let recipe = Recipe::load("mnist", &[]).unwrap();
     assert_eq!(recipe.rule().unwrap(), Rule::Sgd(Sgd { momentum: 0.5, ..Sgd::new(0.01) }));
-    assert_eq!((recipe.loss(), recipe.schedule()), (Loss::Nll, Schedule::Constant));
+    assert_eq!((recipe.loss(), recipe.schedule()), (Loss::Nll, Schedule::default()));
     let hpc = Recipe::load("mnist-hpc", &[]).unwrap();
     assert_eq!(hpc.rule().unwrap(), Rule::Adadelta(phalanx_nn::optim::Adadelta::default()));
-    assert_eq!(hpc.schedule(), Schedule::Step { step_size: 1, gamma: 0.7 });
+    assert_eq!(hpc.schedule(), Curve::Step { size: 1.0, gamma: 0.7 }.into());
     let recipe = set("mnist", &["train.loss=cross-entropy", "train.label_smoothing=0.1"]).unwrap();
     assert_eq!(recipe.loss(), Loss::CrossEntropy { label_smoothing: 0.1 });
     let trainer = set("mnist", &["parallel.bucket_mb=0.5", "train.seed=7"]).unwrap().trainer().unwrap();
     assert_eq!((trainer.ddp.bucket_bytes, trainer.seed), (1 << 19, 7));
+    let judging = ["train.ema=0.99", "train.watch=accuracy", "train.patience=4"];
+    let trainer = set("mnist", &judging).unwrap().trainer().unwrap();
+    assert_eq!((trainer.ema, trainer.watch, trainer.patience), (Some(0.99), Watch::Accuracy, Some(4)));
+}
+
+#[test]
+fn schedules_are_what_their_keys_say() {
+    let schedule = |assignments: &[&str]| {
+        let recipe = set("mnist", assignments).unwrap();
+        (recipe.schedule(), recipe.plateau())
+    };
+    let of = |curve: Curve| (curve.into(), None);
+    assert_eq!(schedule(&["schedule.name=step"]), of(Curve::Step { size: 1.0, gamma: 0.1 }));
+    assert_eq!(
+        schedule(&["schedule.name=multi-step", "schedule.milestones=[30, 60.5]", "schedule.gamma=0.2"]),
+        of(Curve::MultiStep { milestones: vec![30.0, 60.5], gamma: 0.2 })
+    );
+    assert_eq!(
+        schedule(&["schedule.name=cosine", "schedule.floor=0.1"]),
+        of(Curve::Cosine { floor: 0.1, epochs: None })
+    );
+    assert_eq!(schedule(&["schedule.name=one-cycle"]), of(Curve::OneCycle(OneCycle::default())));
+    let (epochs, anneal) = (Some(2.0), Anneal::Linear);
+    assert_eq!(
+        schedule(&[
+            "schedule.name=one-cycle",
+            "schedule.anneal=linear",
+            "schedule.epochs=2",
+            "schedule.div_factor=9"
+        ]),
+        of(Curve::OneCycle(OneCycle { epochs, anneal, div_factor: 9.0, ..OneCycle::default() }))
+    );
+    let warmup = Warmup { epochs: 0.5, ..Warmup::default() };
+    let warm = Schedule { by: Unit::Epoch, warmup, ..Schedule::default() };
+    assert_eq!(
+        schedule(&[
+            "schedule.name=plateau",
+            "schedule.patience=3",
+            "schedule.warmup=0.5",
+            "schedule.by=epoch"
+        ]),
+        (warm, Some(Plateau { patience: 3, ..Plateau::default() }))
+    );
+    let unnamed = "[model]\nname = \"mnist\"\n[optimizer]\nname = \"sgd\"\n[schedule]\nwarmup = 1\n[data]\nname = \"mnist\"\n[train]\nloss = \"nll\"\n";
+    assert_eq!(Recipe::parse("r", "r.toml", unnamed).unwrap().schedule().warmup.epochs, 1.0);
 }
 
 #[test]
@@ -197,9 +243,18 @@ fn wrong_settings_say_what_would_be_right() {
             ],
         ),
         ("train.label_smoothing=0.1", &["no meaning for loss nll"]),
+        ("train.ema=1", &["train.ema must be a number from 0 to below 1, got: 1"]),
+        ("train.patience=0", &["train.patience must be a whole number of at least 1, got: 0"]),
+        ("train.watch=acuracy", &["one of loss, accuracy", "did you mean accuracy?"]),
         ("schedule.gamma=0.5", &["no meaning for schedule constant"]),
         ("data.flip=true", &["data.flip has no meaning for data mnist"]),
         ("model.head=3", &["model.head has no meaning for model mnist"]),
+        (
+            "schedule.milestones=[3, -1]",
+            &["schedule.milestones must be a list of numbers above 0, as in [30, 60]"],
+        ),
+        ("schedule.name=cosin", &["one of constant, step, multi-step, cosine", "did you mean cosine?"]),
+        ("schedule.by=batch", &["schedule.by must be one of step, epoch, got: \"batch\""]),
     ];
     for (assignment, parts) in rows {
         let error = set("mnist", &[assignment]).unwrap_err();
@@ -357,6 +412,7 @@ fn parts_that_do_not_fit_are_refused_by_name() {
             ["needs data.name = mnist or", "got: linear-regression"],
         ),
         ("mnist-autoencoder", "data.targets=own", ["needs data.targets = inputs", "got: own"]),
+        ("linear-regression", "train.watch=accuracy", ["needs train.watch = loss", "got: accuracy"]),
         ("linear-regression", "data.name=mnist", ["needs data.name = linear-regression", "got: mnist"]),
     ] {
         let error = Recipe::load(recipe, &[set.to_owned()]).unwrap_err().to_string();

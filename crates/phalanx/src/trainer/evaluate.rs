@@ -2,7 +2,7 @@
 
 use super::run::Run;
 use crate::error::Error;
-use phalanx_nn::Ctx;
+use phalanx_nn::{Average, Ctx};
 use phalanx_tensor::no_grad;
 
 /// How a model does on test samples.
@@ -14,8 +14,20 @@ pub struct Evaluation {
     pub accuracy: Option<f64>,
 }
 
-/// The mean loss and accuracy over all test samples, each counted once, whatever the number of ranks; none without such.
-pub(super) fn evaluate(run: &mut Run<'_>) -> Result<Option<Evaluation>, Error> {
+/// How the model does with the running mean of its weights, if there is one, or else with its weights; none without test
+/// samples.
+pub(super) fn evaluate(
+    run: &mut Run<'_>,
+    average: &mut Option<Average>,
+) -> Result<Option<Evaluation>, Error> {
+    match average {
+        Some(average) => average.in_place_of(run.parameters, || as_it_is(run)),
+        None => as_it_is(run),
+    }
+}
+
+/// The mean loss and accuracy over all test samples, each counted once, whatever the number of ranks.
+fn as_it_is(run: &mut Run<'_>) -> Result<Option<Evaluation>, Error> {
     let Some(test) = &run.test else { return Ok(None) };
     let (loss, device) = (run.trainer.loss, run.worker.device());
     let mut totals = [0.0; 3];

@@ -1,11 +1,11 @@
 //! Who works on what in one run: the model, its parameters, the strategy that shares them, and the samples of this rank.
 
-use super::Trainer;
+use super::{Progress, Trainer, Watch};
 use crate::error::Error;
 use crate::event::{Event, Observer};
 use crate::worker::Worker;
 use phalanx_data::{Batch, Dataset, ExactSampler, Loader, LoaderOptions, Order};
-use phalanx_nn::{Ctx, Module, Parameters};
+use phalanx_nn::{Average, Ctx, Module, Moment, Parameters};
 use phalanx_parallel::{Ddp, Place, SingleDevice, Strategy, Sync};
 use std::sync::Arc;
 
@@ -40,6 +40,18 @@ impl<'a> Run<'a> {
                 return Err(Error::NoSamples { what });
             }
         }
+        let Trainer { plateau, patience, best_file, watch, .. } = trainer;
+        let going_by_tests = [
+            ("a schedule that follows the test loss", plateau.is_some()),
+            ("patience", patience.is_some()),
+            ("keeping the best weights", best_file.is_some()),
+        ];
+        if let (None, Some((what, _))) = (&test, going_by_tests.iter().find(|(_, asked)| *asked)) {
+            return Err(Error::NothingToJudge { what });
+        }
+        if *watch == Watch::Accuracy && !trainer.loss.has_labels() {
+            return Err(Error::NoAccuracy);
+        }
         let mut strategy: Box<dyn Strategy> = match worker.group().world_size() {
             1 => Box::new(SingleDevice::new()),
             _ => Box::new(Ddp::with(worker.group().clone(), trainer.ddp.clone())),
@@ -68,6 +80,13 @@ impl<'a> Run<'a> {
         steps.unwrap_or(u64::MAX).min(epochs.saturating_mul(self.steps_per_epoch()))
     }
 
+    /// The factor on the learning rate of the next step.
+    pub(super) fn factor(&self, progress: &Progress) -> f64 {
+        let (steps_per_epoch, epochs) = (self.steps_per_epoch(), self.trainer.epochs);
+        let at = Moment { step: progress.step, steps_per_epoch, epochs };
+        self.trainer.schedule.factor(at) * progress.plateau.factor
+    }
+
     /// What is told before the first step.
     pub(super) fn beginning(&self) -> Event {
         Event::Start {
@@ -91,6 +110,27 @@ impl<'a> Run<'a> {
         self.strategy.backward(self.parameters, loss.as_ref(), weight, Sync::Now)?;
         self.strategy.finish(self.parameters)?;
         Ok(loss.map_or(0.0, |loss| loss.item() * weight))
+    }
+
+    /// Moves the running mean, if there is to be one, towards the weights of now.
+    pub(super) fn follow(&self, average: &mut Option<Average>) {
+        match (average, self.trainer.ema) {
+            (Some(average), Some(decay)) => average.update(self.parameters, decay),
+            (average, Some(_)) => *average = Some(Average::of(self.parameters)),
+            (_, None) => {}
+        }
+    }
+
+    /// Saves the weights that were evaluated.
+    pub(super) fn keep_best(&self, average: &mut Option<Average>) -> Result<(), Error> {
+        let Some(file) = self.trainer.best_file.as_ref().filter(|_| self.worker.is_first()) else {
+            return Ok(());
+        };
+        let weights = match average {
+            Some(average) => average.to_weights(self.parameters),
+            None => self.parameters.to_weights(),
+        };
+        Ok(weights.save(file)?)
     }
 
     /// The loss of a step over all ranks, of which this one's part is `part`. All ranks have to ask.

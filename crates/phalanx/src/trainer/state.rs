@@ -1,7 +1,9 @@
 //! What a run hands from each step to the next, beside the parameters: plain values that a checkpoint can take and give back.
 //! It does not decide what is done with them.
 
+use super::Best;
 use phalanx_nn::optim::{BadValue, Optimizer, Rule};
+use phalanx_nn::{Average, Plateaued};
 
 /// Where a run is, and what it remembers. A run that [`crate::Trainer::resume`] goes on with from any state, with the
 /// parameters and buffers of that moment, takes the steps that the whole run takes.
@@ -10,12 +12,14 @@ pub struct State {
     pub progress: Progress,
     /// What the optimizer remembers of each parameter.
     pub optimizer: Optimizer,
+    /// The running mean of the weights, after the first step of a run that has [`crate::Trainer::ema`].
+    pub average: Option<Average>,
 }
 
 impl State {
     /// Before the first step. Fails if a value of the rule makes no sense.
     pub fn start(rule: impl Into<Rule>) -> Result<State, BadValue> {
-        Ok(State { progress: Progress::default(), optimizer: Optimizer::new(rule)? })
+        Ok(State { progress: Progress::default(), optimizer: Optimizer::new(rule)?, average: None })
     }
 }
 
@@ -30,6 +34,10 @@ pub struct Progress {
     pub step_in_epoch: u64,
     /// Samples that all ranks have seen together.
     pub samples: u64,
+    /// What [`crate::Trainer::plateau`] made of the epochs so far.
+    pub plateau: Plateaued,
+    /// The best epoch so far by [`crate::Trainer::watch`].
+    pub best: Option<Best>,
 }
 
 impl Progress {

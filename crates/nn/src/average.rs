@@ -1,0 +1,71 @@
+//! A running mean of a model's weights, which often does better on new samples than the weights themselves.
+
+use crate::parameters::{Mismatch, Parameters};
+use crate::weights::Weights;
+
+/// The exponential moving average of parameters and buffers, as PyTorch's `AveragedModel` with `get_ema_multi_avg_fn` and
+/// `use_buffers`. Buffers are averaged too, since the statistics of a batch norm belong to the weights before it.
+///
+/// ```
+/// use phalanx_nn::{Average, Linear, Parameters};
+/// use phalanx_tensor::Device;
+///
+/// let parameters = Parameters::build(&mut Linear::new(1, 1), &Device::cpu(1), 0);
+/// parameters.value(0).fill(1.0);
+/// let mut average = Average::of(&parameters);
+/// parameters.value(0).fill(2.0);
+/// average.update(&parameters, 0.75);
+/// assert_eq!(average.in_place_of(&parameters, || parameters.value(0).item()), 1.25);
+/// assert_eq!(parameters.value(0).item(), 2.0);
+/// ```
+pub struct Average {
+    values: Vec<f32>,
+    buffers: Vec<f32>,
+}
+
+impl Average {
+    /// The average after one update: the values of now.
+    pub fn of(parameters: &Parameters) -> Average {
+        Average {
+            values: parameters.values().flat::<f32>().to_vec(),
+            buffers: parameters.buffers().flat::<f32>().to_vec(),
+        }
+    }
+
+    /// Keeps the share `decay` of the average, and takes the rest from the values of now.
+    pub fn update(&mut self, parameters: &Parameters, decay: f64) {
+        let share = (1.0 - decay) as f32;
+        for (mean, now) in
+            [(&mut self.values, parameters.values()), (&mut self.buffers, parameters.buffers())]
+        {
+            mean.iter_mut()
+                .zip(now.flat::<f32>().iter())
+                .for_each(|(mean, now)| *mean += share * (now - *mean));
+        }
+    }
+
+    /// Runs `f` while `parameters`, and so the model, hold the average.
+    pub fn in_place_of<R>(&mut self, parameters: &Parameters, f: impl FnOnce() -> R) -> R {
+        self.swap(parameters);
+        let result = f();
+        self.swap(parameters);
+        result
+    }
+
+    fn swap(&mut self, parameters: &Parameters) {
+        self.values.swap_with_slice(&mut parameters.values().flat_mut::<f32>());
+        self.buffers.swap_with_slice(&mut parameters.buffers().flat_mut::<f32>());
+    }
+
+    /// The average for a file, under the names of the model.
+    pub fn to_weights(&mut self, parameters: &Parameters) -> Weights {
+        self.in_place_of(parameters, || parameters.to_weights())
+    }
+
+    /// An average that goes on from one that was saved.
+    pub fn resume(parameters: &Parameters, weights: &Weights) -> Result<Average, Mismatch> {
+        let mut average = Average::of(parameters);
+        average.in_place_of(parameters, || parameters.load(weights))?;
+        Ok(average)
+    }
+}
