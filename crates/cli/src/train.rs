@@ -103,6 +103,7 @@ fn train_as(worker: &Worker, args: &TrainArgs, recipe: &Recipe, env: &WorkerEnv)
     // The agent has fetched the data.
     let places = Places { network: Network::Forbidden, ..Places::from_env(args.data.clone()) };
     let data = open(&recipe.data.name, recipe.view(), &places, &mut phalanx::data::Silent)?;
+    recipe.check_classes(data.train.target())?;
     let mut model = recipe.model()?;
     let parameters = Parameters::build(&mut model, worker.device(), recipe.train.seed);
     if let Some(init) = &args.init {

@@ -1,4 +1,4 @@
-//! `phalanx train` on colour images, in files of the form of CIFAR-10 that hold patterns a network can learn.
+//! `phalanx train` on colour images: files of the form of CIFAR-10 that hold patterns a network can learn, and folders.
 
 use phalanx::data::{CifarSet, write_synthetic_cifar};
 use serde_json::Value;
@@ -62,4 +62,37 @@ fn bad_images_end_a_run_or_are_counted() {
     fs::write(&file, &bytes[1..]).unwrap();
     let message = String::from_utf8_lossy(&train(folder.path(), &args).stderr).into_owned();
     assert!(message.contains("data_batch_2.bin: not a whole number of images"), "{message}");
+}
+
+#[test]
+fn folders_of_images_are_trained_on_and_bad_ones_counted() {
+    const JPEG: &[u8] = include_bytes!("../../data/tests/golden/baseline.jpg");
+    const PNG: &[u8] = include_bytes!("../../data/tests/golden/bits.png");
+    let folder = tempfile::tempdir().unwrap();
+    for part in ["train", "val"] {
+        for (class, kind, bytes) in [("colour", "jpg", JPEG), ("plain", "png", PNG)] {
+            let class = folder.path().join("images").join(part).join(class);
+            fs::create_dir_all(&class).unwrap();
+            (0..6).for_each(|i| fs::write(class.join(format!("{i}.{kind}")), bytes).unwrap());
+        }
+    }
+    let recipe = "data.name=image-folder data.size=32 data.jitter=[0.2,0.2,0.2,0.1] data.crop_area=0.5";
+    let settings: Vec<&str> = recipe.split(' ').flat_map(|setting| ["--set", setting]).collect();
+    let train = |head: &str, more: &[&str]| {
+        let head = format!("model.head={head}");
+        let fixed = ["cifar10-resnet18", "--data", "images", "--batch-size", "3", "--set", &head];
+        train(folder.path(), &[&fixed, &settings[..], more].concat())
+    };
+    let events = self::events(&train("2", &["--epochs", "3"]));
+    let last = events.iter().rfind(|e| e["event"] == "epoch").unwrap();
+    assert!(last["test_accuracy"].as_f64().unwrap() > 0.9, "colour and plain are easy to tell apart: {last}");
+    let few = train("1", &[]);
+    let message = String::from_utf8_lossy(&few.stderr).into_owned();
+    assert!(message.contains("model.head must be at least 2, the classes of the images"), "{message}");
+    fs::write(folder.path().join("images/train/colour/3.jpg"), &JPEG[..900]).unwrap();
+    let message = String::from_utf8_lossy(&train("2", &["--epochs", "1"]).stderr).into_owned();
+    assert!(message.contains("colour/3.jpg: the JPEG is cut off"), "{message}");
+    let events = self::events(&train("2", &["--skip-bad", "--epochs", "1"]));
+    let epoch = events.iter().find(|e| e["event"] == "epoch").unwrap();
+    assert_eq!(epoch["skipped"], 1, "{epoch}");
 }

@@ -297,7 +297,7 @@ const CIFAR100: Listing = Listing {
 
 const IMAGE_FOLDER: Listing = Listing {
     name: "image-folder",
-    about: "your own JPEG and PNG files in --data DIR: train/CLASS/... and test/CLASS/... (or val)",
+    about: "your own JPEG and PNG files in --data DIR: train/CLASS/... and val/CLASS/... (or test)",
     files: &[],
     home: Home::Given,
 };

@@ -49,6 +49,14 @@ pub enum Error {
         /// Why, in words.
         reason: String,
     },
+    /// A folder isn't one of images.
+    #[error("{}: {problem}\nhint: images lie in DIR/train/CLASS/... and DIR/val/CLASS/... (or test)", path.display())]
+    Folder {
+        /// The folder.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: FolderProblem,
+    },
     /// Images can't be brought to the form that a model needs.
     #[error("the images can't be transformed: {reason}\nhint: see `data.` in `phalanx train RECIPE --print`")]
     Pipeline {
@@ -204,6 +212,39 @@ pub enum IdxProblem {
         /// What the decoder says.
         reason: String,
     },
+}
+
+/// What is wrong with a folder of images.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FolderProblem {
+    /// It has no folder for one of the parts.
+    NoPart {
+        /// Which.
+        part: String,
+    },
+    /// It has no folder, and so no class.
+    NoClasses,
+    /// The folder of a class has no image.
+    EmptyClass,
+    /// The folder of a class that there is nothing to learn about from.
+    UnknownClass {
+        /// Which.
+        class: String,
+    },
+}
+
+impl fmt::Display for FolderProblem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            FolderProblem::NoPart { part } => write!(f, "holds no folder {part}"),
+            FolderProblem::NoClasses => f.write_str("holds no folders of classes"),
+            FolderProblem::EmptyClass => f.write_str("the folder of a class holds no JPEG or PNG file"),
+            FolderProblem::UnknownClass { class } => {
+                write!(f, "a class to be tested that the training images don't have: {class}")
+            }
+        }
+    }
 }
 
 /// What is wrong with a CIFAR file.

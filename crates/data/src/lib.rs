@@ -47,6 +47,7 @@ mod transform;
 mod treatment;
 
 mod cifar;
+mod folder;
 mod mapped;
 
 mod catalog;
@@ -62,8 +63,9 @@ pub use batch::Batch;
 pub use catalog::{FileSpec, Home, Listing, Source, catalog, listing};
 pub use cifar::{Cifar, CifarSet, write_synthetic_cifar};
 pub use dataset::{BatchBuffers, Dataset, Reconstruct, Target};
-pub use error::{Attempt, CifarProblem, Error, IdxProblem, Result};
+pub use error::{Attempt, CifarProblem, Error, FolderProblem, IdxProblem, Result};
 pub use fetch::fetch;
+pub use folder::ImageFolder;
 pub use idx::read_idx;
 pub use images::{COLOURS, Image, Images};
 pub use linear::LinearRegression;

@@ -4,6 +4,7 @@ use crate::catalog::listing;
 use crate::cifar::{Cifar, CifarSet};
 use crate::dataset::{Dataset, Reconstruct};
 use crate::error::{Error, Result};
+use crate::folder::ImageFolder;
 use crate::images::Images;
 use crate::linear::LinearRegression;
 use crate::mnist::{Mnist, Part, Scaling};
@@ -81,6 +82,10 @@ pub fn open(name: &str, view: View, places: &Places, progress: &mut dyn Progress
         }
         ("cifar10", Location::Folder(folder)) => cifar(folder, CifarSet::Ten, Normalise::CIFAR10, view),
         ("cifar100", Location::Folder(folder)) => cifar(folder, CifarSet::Hundred, Normalise::CIFAR100, view),
+        ("image-folder", Location::Folder(folder)) => {
+            let (train, test) = ImageFolder::parts(folder)?;
+            pictures(train, test, Normalise::IMAGENET, view, folder)
+        }
         _ if view.treatment != Treatment::default() => unsuitable("it holds no colour images"),
         _ => digits(listing.name, location, view),
     }

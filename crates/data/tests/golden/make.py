@@ -84,3 +84,28 @@ open("batch.2.pickle", "wb").write(text)
 bits = torch.tensor([[0, 255], [77, 128], [200, 1]], dtype=torch.uint8).reshape(3, 1, 2)
 bits = torchvision.transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])(bits.float().div(255))
 print("NUMBERS", [f"{b % 2**32:#x}" for b in bits.view(torch.int32).reshape(-1).tolist()])
+
+# The picture as files of every kind, and what Pillow reads in them: the fold of a PNG's planes, the pixels of a JPEG (whose
+# decoders may differ by some levels).
+grey = image.convert("L")
+alpha = image.convert("RGBA")
+alpha.putalpha(grey)
+files = {
+    "rgb.png": image,
+    "rgba.png": alpha,
+    "grey.png": grey,
+    "grey-alpha.png": alpha.convert("LA"),
+    "palette.png": image.quantize(16),
+    "bits.png": grey.convert("1"),
+    "sixteen.png": Image.fromarray(np.asarray(grey).astype(np.uint16) * 257),
+}
+for name, file in files.items():
+    file.save(name)
+    if name != "sixteen.png":
+        print(f'    ("{name}", {fold(planes(Image.open(name).convert("RGB"))):#x}),')
+image.save("baseline.jpg", quality=90)
+image.save("progressive.jpg", quality=90, progressive=True, subsampling=0)
+grey.save("grey.jpg", quality=90)
+image.convert("CMYK").save("cmyk.jpg", quality=90)
+for name in ("baseline", "progressive", "grey"):
+    np.save(f"{name}.npy", np.asarray(Image.open(f"{name}.jpg").convert("RGB")))

@@ -2,7 +2,9 @@
 
 use super::{ImageRecipe, OptimizerRecipe, Recipe, RecipeError, ScheduleRecipe, fit};
 use crate::{Trainer, Watch};
-use phalanx_data::{Augment, BadImages, Jitter, LoaderOptions, Normalise, Pixels, Targets, Treatment, View};
+use phalanx_data::{
+    Augment, BadImages, Jitter, LoaderOptions, Normalise, Pixels, Target, Targets, Treatment, View,
+};
 use phalanx_nn::models::{Autoencoder, MnistHpcNet, MnistNet, ResNet, ResNetDepth, ResNetStem};
 use phalanx_nn::optim::{Adadelta, Adam, AdamW, RmsProp, Rule, Sgd};
 use phalanx_nn::{Anneal, Curve, Linear, Loss, Module, OneCycle, Plateau, Schedule, Unit, Warmup};
@@ -168,6 +170,24 @@ impl Recipe {
             seed: self.train.seed,
             bad: if skip_bad == Some(true) { BadImages::Replace } else { BadImages::Refuse },
         }
+    }
+
+    /// Whether the model can tell the classes of a dataset apart: only the dataset knows how many folders it is made of.
+    ///
+    /// # Errors
+    /// The last layer has fewer outputs than there are classes.
+    pub fn check_classes(&self, target: Target<'_>) -> Result<(), RecipeError> {
+        let classes = match (self.model.head, target) {
+            (Some(head), Target::Classes(classes) | Target::Values(&[classes])) if classes > head => classes,
+            _ => return Ok(()),
+        };
+        Err(RecipeError::BadValue {
+            origin: self.name.clone(),
+            key: "model.head".to_owned(),
+            expected: format!("at least {classes}, the classes of the images"),
+            found: self.model.head.unwrap_or(0).to_string(),
+            nearest: None,
+        })
     }
 
     /// How batches are prepared: what has to be decoded takes longer than a training loop should wait.
