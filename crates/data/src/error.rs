@@ -30,6 +30,39 @@ pub enum Error {
         /// What is wrong with it.
         problem: IdxProblem,
     },
+    /// A file isn't the CIFAR file that was expected.
+    #[error("{}: {problem}{}", path.display(), problem.hint())]
+    Cifar {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: CifarProblem,
+    },
+    /// An image can't be read.
+    #[error(
+        "{}: {reason}\nhint: replace or remove the file; with --skip-bad (data.skip_bad) another image takes its place",
+        path.display()
+    )]
+    Image {
+        /// The file.
+        path: PathBuf,
+        /// Why, in words.
+        reason: String,
+    },
+    /// A folder isn't one of images.
+    #[error("{}: {problem}\nhint: images lie in DIR/train/CLASS/... and DIR/val/CLASS/... (or test)", path.display())]
+    Folder {
+        /// The folder.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: FolderProblem,
+    },
+    /// Images can't be brought to the form that a model needs.
+    #[error("the images can't be transformed: {reason}\nhint: see `data.` in `phalanx train RECIPE --print`")]
+    Pipeline {
+        /// Why, in words.
+        reason: String,
+    },
     /// No dataset has this name.
     #[error("no dataset is called: {name}{}", nearest_hint(*nearest))]
     UnknownDataset {
@@ -43,6 +76,12 @@ pub enum Error {
     MissingFolder {
         /// The folder.
         path: PathBuf,
+    },
+    /// A dataset of the user's own without the folder that it is in.
+    #[error("dataset {name} is your own: no folder was given\nhint: --data DIR")]
+    NoFolder {
+        /// The dataset.
+        name: &'static str,
     },
     /// A dataset is nowhere to be found and could not be fetched.
     #[error(
@@ -173,6 +212,99 @@ pub enum IdxProblem {
         /// What the decoder says.
         reason: String,
     },
+}
+
+/// What is wrong with a folder of images.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FolderProblem {
+    /// It has no folder for one of the parts.
+    NoPart {
+        /// Which.
+        part: String,
+    },
+    /// It has no folder, and so no class.
+    NoClasses,
+    /// The folder of a class has no image.
+    EmptyClass,
+    /// The folder of a class that there is nothing to learn about from.
+    UnknownClass {
+        /// Which.
+        class: String,
+    },
+}
+
+impl fmt::Display for FolderProblem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            FolderProblem::NoPart { part } => write!(f, "holds no folder {part}"),
+            FolderProblem::NoClasses => f.write_str("holds no folders of classes"),
+            FolderProblem::EmptyClass => f.write_str("the folder of a class holds no JPEG or PNG file"),
+            FolderProblem::UnknownClass { class } => {
+                write!(f, "a class to be tested that the training images don't have: {class}")
+            }
+        }
+    }
+}
+
+/// What is wrong with a CIFAR file.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum CifarProblem {
+    /// The file holds no whole number of images.
+    Length {
+        /// Its bytes.
+        found: usize,
+        /// The bytes of an image and its labels.
+        record: usize,
+    },
+    /// A label that stands for no class.
+    Label {
+        /// The image, from 0 in its file.
+        sample: usize,
+        /// Its label.
+        found: usize,
+        /// How many classes there are.
+        classes: usize,
+    },
+    /// It is no pickle, or one that asks for more than data needs.
+    Pickle(phalanx_pickle::Error),
+    /// The pickle holds something else.
+    Contents {
+        /// What it should hold.
+        what: String,
+        /// What is there.
+        found: String,
+    },
+}
+
+impl CifarProblem {
+    fn hint(&self) -> &'static str {
+        match self {
+            CifarProblem::Label { .. } => {
+                "\nhint: is this file of that dataset? With --skip-bad (data.skip_bad) another image takes the bad one's place"
+            }
+            _ => "\nhint: remove the file and fetch it again: `phalanx data fetch NAME`",
+        }
+    }
+}
+
+impl fmt::Display for CifarProblem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            CifarProblem::Length { found, record } => {
+                write!(f, "not a whole number of images of {record} bytes: found {found} bytes")
+            }
+            CifarProblem::Label { sample, found, classes } => {
+                write!(
+                    f,
+                    "label of image {sample} out of range: expected less than {classes}, found: {found}"
+                )
+            }
+            CifarProblem::Pickle(error) => write!(f, "not the pickle that was expected: {error}"),
+            CifarProblem::Contents { what, found } => write!(f, "expected {what}, found: {found}"),
+        }
+    }
 }
 
 impl IdxProblem {

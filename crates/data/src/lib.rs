@@ -26,7 +26,8 @@
 //!
 //! A dataset of your own is an implementation of [`Dataset`], four short functions.
 
-#![forbid(unsafe_code)]
+// Only `mapped.rs` may: a file can't be mapped without.
+#![deny(unsafe_code)]
 
 mod dataset;
 mod order;
@@ -40,6 +41,15 @@ mod linear;
 mod mnist;
 mod pixels;
 
+mod images;
+mod pictures;
+mod transform;
+mod treatment;
+
+mod cifar;
+mod folder;
+mod mapped;
+
 mod catalog;
 mod fetch;
 mod open;
@@ -51,16 +61,22 @@ mod error;
 
 pub use batch::Batch;
 pub use catalog::{FileSpec, Home, Listing, Source, catalog, listing};
+pub use cifar::{Cifar, CifarSet, write_synthetic_cifar};
 pub use dataset::{BatchBuffers, Dataset, Reconstruct, Target};
-pub use error::{Attempt, Error, IdxProblem, Result};
+pub use error::{Attempt, CifarProblem, Error, FolderProblem, IdxProblem, Result};
 pub use fetch::fetch;
+pub use folder::ImageFolder;
 pub use idx::read_idx;
+pub use images::{COLOURS, Image, Images};
 pub use linear::LinearRegression;
 pub use loader::{Batches, Loader, LoaderOptions};
 pub use mnist::{Mnist, Part, Scaling};
 pub use open::{Pixels, Split, Targets, View, open};
 pub use order::{Order, Permutation};
+pub use pictures::{BadImages, Pictures};
 pub use places::{Location, Network, Places};
 pub use progress::{FetchEvent, Progress, Silent};
 pub use sampler::{DistributedSampler, ExactSampler, Sampler, StepPlan};
+pub use transform::{Jitter, Normalise, Pipeline, Transform};
+pub use treatment::{Augment, Pipelines, Treatment};
 pub use verify::{Verified, verify};

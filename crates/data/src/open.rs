@@ -1,12 +1,19 @@
 //! From a name to two datasets, ready to train and to be judged by.
 
 use crate::catalog::listing;
+use crate::cifar::{Cifar, CifarSet};
 use crate::dataset::{Dataset, Reconstruct};
 use crate::error::{Error, Result};
+use crate::folder::ImageFolder;
+use crate::images::Images;
 use crate::linear::LinearRegression;
 use crate::mnist::{Mnist, Part, Scaling};
+use crate::pictures::Pictures;
 use crate::places::{Location, Places};
 use crate::progress::Progress;
+use crate::transform::Normalise;
+use crate::treatment::Treatment;
+use std::path::Path;
 use std::sync::Arc;
 
 /// The two parts of a dataset.
@@ -21,12 +28,14 @@ pub struct Split {
 }
 
 /// How a dataset is presented to the model.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct View {
     /// What pixels become.
     pub pixels: Pixels,
     /// What the model is to predict.
     pub targets: Targets,
+    /// What is done to colour images.
+    pub treatment: Treatment,
 }
 
 /// What pixels become.
@@ -35,7 +44,7 @@ pub enum Pixels {
     /// Mean 0 and deviation 1 over the training images.
     #[default]
     Standard,
-    /// 0 to 1.
+    /// 0 to 1, unless the treatment says otherwise.
     Unit,
 }
 
@@ -63,28 +72,70 @@ pub enum Targets {
 /// view that the dataset doesn't have.
 pub fn open(name: &str, view: View, places: &Places, progress: &mut dyn Progress) -> Result<Split> {
     let listing = listing(name)?;
-    if listing.name == "linear-regression" {
-        if view != View::default() {
-            return Err(Error::Unsuitable { name: listing.name, reason: "it holds points and no images" });
+    let unsuitable = |reason| Err(Error::Unsuitable { name: listing.name, reason });
+    let location = places.find(listing, progress)?;
+    match (listing.name, &location) {
+        ("linear-regression", _) if view != View::default() => unsuitable("it holds points and no images"),
+        ("linear-regression", _) => {
+            let line: Arc<dyn Dataset> = Arc::new(LinearRegression::new(64));
+            Ok(Split { train: line.clone(), test: line, location })
         }
-        let line: Arc<dyn Dataset> = Arc::new(LinearRegression::new(64));
-        return Ok(Split { train: line.clone(), test: line, location: Location::Library });
+        ("cifar10", Location::Folder(folder)) => cifar(folder, CifarSet::Ten, Normalise::CIFAR10, view),
+        ("cifar100", Location::Folder(folder)) => cifar(folder, CifarSet::Hundred, Normalise::CIFAR100, view),
+        ("image-folder", Location::Folder(folder)) => {
+            let (train, test) = ImageFolder::parts(folder)?;
+            pictures(train, test, Normalise::IMAGENET, view, folder)
+        }
+        _ if view.treatment != Treatment::default() => unsuitable("it holds no colour images"),
+        _ => digits(listing.name, location, view),
     }
-    let scaling = match (view.pixels, listing.name) {
+}
+
+fn digits(name: &str, location: Location, view: View) -> Result<Split> {
+    let scaling = match (view.pixels, name) {
         (Pixels::Unit, _) => Scaling::UNIT,
         (Pixels::Standard, "fashion-mnist") => Scaling::FASHION_MNIST,
         (Pixels::Standard, _) => Scaling::MNIST,
     };
-    let location = places.find(listing, progress)?;
     let part = |part| -> Result<Arc<dyn Dataset>> {
         let images = match &location {
             Location::Library => Mnist::mini(part, scaling),
             Location::Folder(folder) => Mnist::open(folder, part, scaling)?,
         };
-        Ok(match view.targets {
-            Targets::Own => Arc::new(images),
-            Targets::Inputs => Arc::new(Reconstruct::new(images)),
-        })
+        Ok(targets(images, view))
     };
     Ok(Split { train: part(Part::Train)?, test: part(Part::Test)?, location })
+}
+
+fn cifar(folder: &Path, set: CifarSet, usual: Normalise, view: View) -> Result<Split> {
+    let part = |part| Cifar::open(folder, set, part, view.treatment.bad);
+    pictures(part(Part::Train)?, part(Part::Test)?, usual, view, folder)
+}
+
+/// Two parts of colour images, each under its own pipeline.
+fn pictures<I: Images + 'static>(
+    train: I,
+    test: I,
+    usual: Normalise,
+    view: View,
+    folder: &Path,
+) -> Result<Split> {
+    let usual = match view.pixels {
+        Pixels::Standard => usual,
+        Pixels::Unit => Normalise::UNIT,
+    };
+    let Treatment { seed, bad, .. } = view.treatment;
+    let pipelines = view.treatment.pipelines(train.size(), usual)?;
+    Ok(Split {
+        train: targets(Pictures::new(train, pipelines.train, seed, bad)?, view),
+        test: targets(Pictures::new(test, pipelines.test, seed, bad)?, view),
+        location: Location::Folder(folder.to_path_buf()),
+    })
+}
+
+fn targets(images: impl Dataset + 'static, view: View) -> Arc<dyn Dataset> {
+    match view.targets {
+        Targets::Own => Arc::new(images),
+        Targets::Inputs => Arc::new(Reconstruct::new(images)),
+    }
 }

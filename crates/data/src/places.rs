@@ -50,16 +50,22 @@ impl Places {
     /// Finds a dataset, and fetches it into the cache if it is nowhere.
     ///
     /// # Errors
-    /// [`Error::MissingFolder`] if the user's folder doesn't exist, [`Error::Missing`] if the dataset can't be had, with
-    /// all that was tried; and what fetching meets on the local disk.
+    /// [`Error::MissingFolder`] if the user's folder doesn't exist, [`Error::NoFolder`] if there must be one and is none,
+    /// [`Error::Missing`] if the dataset can't be had, with all that was tried; and what fetching meets on the local disk.
     pub fn find(&self, listing: &Listing, progress: &mut dyn Progress) -> Result<Location> {
-        let Home::Disk { below, known, .. } = listing.home else { return Ok(Location::Library) };
+        let missing = self.data.as_ref().filter(|data| !data.is_dir());
+        let (below, known) = match (listing.home, missing) {
+            (Home::Library, _) => return Ok(Location::Library),
+            (_, Some(data)) => return Err(Error::MissingFolder { path: data.clone() }),
+            (Home::Given, None) => {
+                let none = || Error::NoFolder { name: listing.name };
+                return Ok(Location::Folder(self.data.clone().ok_or_else(none)?));
+            }
+            (Home::Disk { below, known, .. }, None) => (below, known),
+        };
         let mut tried = Vec::new();
         let mut folders = Vec::new();
         if let Some(data) = &self.data {
-            if !data.is_dir() {
-                return Err(Error::MissingFolder { path: data.clone() });
-            }
             folders
                 .extend(below.iter().map(|sub| if sub.is_empty() { data.clone() } else { data.join(sub) }));
         }
@@ -106,6 +112,12 @@ fn missing_file(folder: &Path, listing: &Listing) -> Option<String> {
         return Some("no such folder".to_owned());
     }
     let lacks = |name: &str| !folder.join(name).is_file() && !folder.join(format!("{name}.gz")).is_file();
+    if let Home::Disk { instead: all, .. } = listing.home
+        && !all.is_empty()
+        && all.iter().all(|name| folder.join(name).is_file())
+    {
+        return None;
+    }
     let missing = listing.files.iter().find(|file| lacks(file.name))?;
     Some(format!("holds no {0} or {0}.gz", missing.name))
 }

@@ -1,6 +1,6 @@
 //! Digests of files, and whether a dataset's files are what its authors published.
 
-use crate::catalog::{FileSpec, Listing, embedded};
+use crate::catalog::{FileSpec, Home, Listing, embedded};
 use crate::error::{Error, Result};
 use crate::idx::plain;
 use crate::places::Location;
@@ -23,8 +23,19 @@ pub struct Verified {
 /// Reads all files of a dataset and compares their digests with the catalog's.
 ///
 /// # Errors
-/// [`Error::Checksum`] for the first file that differs, [`Error::Io`] for one that can't be read.
+/// [`Error::Checksum`] for the first file that differs, [`Error::Io`] for one that can't be read, and [`Error::Unsuitable`] for
+/// files that the catalog has no digests of.
 pub fn verify(listing: &Listing, location: &Location) -> Result<Vec<Verified>> {
+    let unsuitable = |reason| Err(Error::Unsuitable { name: listing.name, reason });
+    match (listing.home, location) {
+        (Home::Given, _) => return unsuitable("it is your own, and nobody published digests of it"),
+        (Home::Disk { instead: [name, ..], .. }, Location::Folder(folder))
+            if folder.join(name).exists() && !folder.join(listing.files[0].name).exists() =>
+        {
+            return unsuitable("the folder holds it in another format, which the catalog has no digests of");
+        }
+        _ => {}
+    }
     listing
         .files
         .iter()

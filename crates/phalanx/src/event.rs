@@ -53,6 +53,9 @@ pub enum Event {
         /// The share of test samples that were told right, if they have labels.
         #[serde(skip_serializing_if = "Option::is_none")]
         test_accuracy: Option<f64>,
+        /// Bad images that others took the place of, if there were any.
+        #[serde(skip_serializing_if = "is_zero")]
+        skipped: u64,
     },
     /// The run is over.
     Done {
@@ -77,6 +80,10 @@ pub enum Event {
         /// Whether the run ended before its epochs, for want of anything better.
         stopped_early: bool,
     },
+}
+
+fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 /// Listens to a run. Only rank 0's is called.

@@ -59,6 +59,12 @@ pub struct ModelRecipe {
     /// The share of values that dropout zeroes while training; 0 switches it off.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dropout: Option<f64>,
+    /// Outputs of the last layer. Default: as many as the dataset has classes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub head: Option<usize>,
+    /// The first layers of a residual network: `imagenet` (torchvision's, the default) or `small` (for small images).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stem: Option<String>,
 }
 
 /// How parameters follow gradients. What is `None` is the optimizer's default.
@@ -154,19 +160,52 @@ impl Default for ScheduleRecipe {
 
 /// What the model learns from.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct DataRecipe {
     /// The dataset.
     pub name: String,
-    /// Whether samples are altered at random while training. Default no.
-    #[serde(default)]
-    pub augment: bool,
+    /// Whether training images are changed at random, as the keys below say. Default: yes, where they are colour images.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub augment: Option<bool>,
     /// What pixels become: `standard` (mean 0 and deviation 1, the default) or `unit` (0 to 1).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pixels: Option<String>,
     /// What is to be predicted: the dataset's `own` targets (the default) or its `inputs`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub targets: Option<String>,
+    /// What is done to colour images.
+    #[serde(flatten)]
+    pub images: ImageRecipe,
+    /// Threads that prepare batches ahead of the step. Default 0, and 2 where images have to be decoded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub threads: Option<usize>,
+}
+
+/// What is done to colour images; see [`phalanx_data::Treatment`]. What is `None` isn't done.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the fields are the keys, and the table of keys describes them")]
+pub struct ImageRecipe {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub size: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub resize: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub flip: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub crop_padding: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub crop_area: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub jitter: Option<[f64; 4]>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cutout: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mixup: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mean: Option<[f64; 3]>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub std: Option<[f64; 3]>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub skip_bad: Option<bool>,
 }
 
 /// How long is trained, and in which portions.
@@ -319,6 +358,14 @@ pub enum RecipeError {
         /// What it is.
         found: String,
     },
+    /// Images that can't be brought to the form that was asked for.
+    #[error("{origin}: {reason}")]
+    Images {
+        /// The file, or `--set`.
+        origin: String,
+        /// Why, in words.
+        reason: String,
+    },
     /// A key that a recipe can't do without.
     #[error("{origin}: the recipe lacks the key: {key}\nhint: it must be {expected}")]
     MissingKey {
@@ -364,6 +411,9 @@ pub const BUILT_IN: &[(&str, &str)] = &[
     ("fashion-mnist", include_str!("../recipes/fashion-mnist.toml")),
     ("mnist-autoencoder", include_str!("../recipes/mnist-autoencoder.toml")),
     ("linear-regression", include_str!("../recipes/linear-regression.toml")),
+    ("cifar10-resnet18", include_str!("../recipes/cifar10-resnet18.toml")),
+    ("cifar10-resnet18-224", include_str!("../recipes/cifar10-resnet18-224.toml")),
+    ("cifar10-fast", include_str!("../recipes/cifar10-fast.toml")),
 ];
 
 /// No recipe is longer: what is, isn't a recipe.
@@ -482,7 +532,8 @@ impl Recipe {
         }
         let table = self.table();
         keys::check(&self.name, &table)?;
-        fit::check(&self.name, &table)
+        fit::check(&self.name, &table)?;
+        self.check_images(&self.name)
     }
 
     fn table(&self) -> Table {
@@ -494,7 +545,17 @@ impl Recipe {
         fit::check(origin, &table)?;
         let mut recipe: Recipe = table.try_into().expect("a checked table is a recipe");
         recipe.name = name.to_owned();
+        recipe.check_images(origin)?;
         Ok(recipe)
+    }
+
+    /// Refuses what can't be done to the images of the dataset, before any worker looks at them.
+    fn check_images(&self, origin: &str) -> Result<(), RecipeError> {
+        let Some(size) = fit::image_size(&self.data.name) else { return Ok(()) };
+        match self.view().treatment.pipelines(size, phalanx_data::Normalise::UNIT) {
+            Ok(_) => Ok(()),
+            Err(error) => Err(RecipeError::Images { origin: origin.to_owned(), reason: error.to_string() }),
+        }
     }
 }
 

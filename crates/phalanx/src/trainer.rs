@@ -16,7 +16,7 @@ use crate::error::Error;
 use crate::event::{Event, Observer};
 use crate::worker::Worker;
 use evaluate::evaluate;
-use phalanx_data::Dataset;
+use phalanx_data::{Dataset, LoaderOptions};
 use phalanx_nn::optim::{Clip, Group, Rule};
 use phalanx_nn::{Loss, Module, Parameters, Plateau, Schedule};
 use phalanx_parallel::DdpConfig;
@@ -62,6 +62,8 @@ pub struct Trainer {
     pub patience: Option<u64>,
     /// The file in which rank 0 keeps the weights of the best epoch: those that were evaluated. Default: nowhere.
     pub best_file: Option<PathBuf>,
+    /// How batches are prepared. Default: in the training loop.
+    pub loader: LoaderOptions,
     /// How gradients are brought together where there is more than one rank.
     pub ddp: DdpConfig,
 }
@@ -85,6 +87,7 @@ impl Default for Trainer {
             watch: Watch::Loss,
             patience: None,
             best_file: None,
+            loader: LoaderOptions::default(),
             ddp: DdpConfig::default(),
         }
     }
@@ -181,9 +184,13 @@ impl Trainer {
             let seconds = epoch_start.elapsed().as_secs_f64();
             let samples_per_s = (progress.samples - samples_before) as f64 / seconds;
             evaluation = evaluate(&mut run, average)?;
+            let skipped = run.skipped()?;
             let (test_loss, test_accuracy) =
                 (evaluation.map(|e| e.loss), evaluation.and_then(|e| e.accuracy));
-            run.tell(observer, Event::Epoch { epoch, seconds, samples_per_s, test_loss, test_accuracy });
+            run.tell(
+                observer,
+                Event::Epoch { epoch, seconds, samples_per_s, test_loss, test_accuracy, skipped },
+            );
             // An epoch that the limit on steps has cut short is at hand still.
             if progress.step_in_epoch < steps_per_epoch {
                 break;

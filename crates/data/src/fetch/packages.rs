@@ -2,9 +2,9 @@
 //! where nothing else is reachable. Packages are unpacked into a temporary folder; none of their code is run.
 
 use super::Job;
+use super::archive::unpack;
 use crate::catalog::FileSpec;
 use crate::error::{Error, Result};
-use flate2::bufread::GzDecoder;
 use std::fs::{self, File};
 use std::io::{self, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -27,22 +27,7 @@ pub(super) fn npm(job: &mut Job<'_>, package: &str, folder: &str, files: &[&File
     run(job, client, room.path())?;
     let archive = with_extension(job, room.path(), "tgz")?;
     let stream = File::open(&archive).map_err(Error::io("open", &archive))?;
-    let mut archive = tar::Archive::new(GzDecoder::new(BufReader::new(stream)));
-    let broken = |job: &Job<'_>, error: io::Error| job.failed(format!("the package is broken: {error}"));
-    let mut found = 0;
-    for entry in archive.entries().map_err(|error| broken(job, error))? {
-        let entry = entry.map_err(|error| broken(job, error))?;
-        let path = entry.path().map_err(|error| broken(job, error))?.into_owned();
-        let wanted = files.iter().find(|file| path == Path::new(folder).join(file.name));
-        if let Some(file) = wanted.filter(|_| entry.header().entry_type().is_file()) {
-            job.accept(file, &path, BufReader::with_capacity(1 << 17, entry))?;
-            found += 1;
-        }
-    }
-    match found {
-        n if n >= files.len() => Ok(()),
-        n => Err(job.failed(format!("holds {n} of {} wanted files in {folder}", files.len()))),
-    }
+    unpack(job, BufReader::new(stream), folder, files)
 }
 
 /// Gets `files`, compressed there, from `folder` of a Debian package.

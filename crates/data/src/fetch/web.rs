@@ -1,6 +1,7 @@
 //! Files over HTTP: with short patience for servers that don't answer, and downloads that go on where they stopped.
 
 use super::Job;
+use super::archive::unpack;
 use crate::catalog::FileSpec;
 use crate::error::{Error, Result};
 use crate::progress::FetchEvent;
@@ -16,67 +17,171 @@ use ureq::http::header::{CONTENT_LENGTH, CONTENT_RANGE, RANGE};
 const PATIENCE: Duration = Duration::from_secs(3);
 /// How long a download may pause.
 const STALL: Duration = Duration::from_secs(20);
-/// How long one file may take: 10 MB at 20 kB/s.
-const WHOLE: Duration = Duration::from_secs(600);
+/// How long a download may take: ten minutes, and longer for what is so large that 50 kB/s would not do.
+fn whole(bytes: u64) -> Duration {
+    Duration::from_secs(600.max(bytes / 50_000))
+}
 /// How often a download that breaks off is taken up again.
 const ATTEMPTS: usize = 4;
 
 /// Gets each of `files` from `base`, compressed.
 pub(super) fn get(job: &mut Job<'_>, base: &str, files: &[&FileSpec]) -> Result<()> {
-    let agent = Agent::new_with_config(
-        Agent::config_builder()
-            .timeout_resolve(Some(PATIENCE))
-            .timeout_connect(Some(PATIENCE))
-            .timeout_recv_response(Some(PATIENCE))
-            .timeout_per_read(Some(STALL))
-            .timeout_global(Some(WHOLE))
-            .http_status_as_error(false)
-            .build(),
-    );
     for file in files {
+        let name = format!("{}.gz", file.name);
+        let url = format!("{base}{name}");
+        let download = Download { url: &url, name: &name, shown: file.name, bytes: file.bytes };
+        download.get(job, |job, stream| job.accept(file, Path::new(&url), stream))?;
+    }
+    Ok(())
+}
+
+/// Gets `files` out of `folder` of the archive at `url`.
+pub(super) fn archive(
+    job: &mut Job<'_>,
+    url: &str,
+    folder: &str,
+    bytes: u64,
+    files: &[&FileSpec],
+) -> Result<()> {
+    let name = url.rsplit('/').next().unwrap_or(url);
+    let download = Download { url, name, shown: name, bytes };
+    download.get(job, |job, stream| unpack(job, stream, folder, files))
+}
+
+/// A file that is to be downloaded.
+struct Download<'a> {
+    url: &'a str,
+    /// Its name there.
+    name: &'a str,
+    /// What progress calls it.
+    shown: &'a str,
+    /// About how large it is at most.
+    bytes: u64,
+}
+
+impl Download<'_> {
+    /// Downloads the file and hands it to `accept`.
+    fn get(
+        &self,
+        job: &mut Job<'_>,
+        accept: impl FnOnce(&mut Job<'_>, BufReader<File>) -> Result<()>,
+    ) -> Result<()> {
+        let agent = Agent::new_with_config(
+            Agent::config_builder()
+                .timeout_resolve(Some(PATIENCE))
+                .timeout_connect(Some(PATIENCE))
+                .timeout_recv_response(Some(PATIENCE))
+                .timeout_per_read(Some(STALL))
+                .timeout_global(Some(whole(self.bytes)))
+                .http_status_as_error(false)
+                .build(),
+        );
         let unique = if job.resumable { String::new() } else { format!(".{}", std::process::id()) };
-        let part = job.folder.join(format!(".{}.gz{unique}.part", file.name));
-        let url = format!("{base}{}.gz", file.name);
-        let whole = download(job, &agent, &url, file, &part).and_then(|()| {
+        let part = job.folder.join(format!(".{}{unique}.part", self.name));
+        let got = self.download(job, &agent, &part).and_then(|()| {
             let stream = File::open(&part).map_err(Error::io("open", &part))?;
-            job.accept(file, Path::new(&url), BufReader::with_capacity(1 << 17, stream))
+            accept(job, BufReader::with_capacity(1 << 17, stream))
         });
         // Half a file is worth keeping, a wrong one isn't.
-        let half = matches!(whole, Err(Error::Source { .. }))
+        let half = matches!(got, Err(Error::Source { .. }))
             && job.resumable
             && part.metadata().is_ok_and(|m| m.len() > 0);
         if !half {
             let _ = fs::remove_file(&part);
         }
-        whole?;
+        got
     }
-    Ok(())
-}
 
-/// Downloads into `part`, going on after the bytes that it holds.
-fn download(job: &mut Job<'_>, agent: &Agent, url: &str, file: &FileSpec, part: &Path) -> Result<()> {
-    let mut broken = String::new();
-    for _ in 0..ATTEMPTS {
-        let mut output = OpenOptions::new()
-            .create(true)
-            .append(true)
-            .read(true)
-            .open(part)
-            .map_err(Error::io("open", part))?;
-        let have = output.seek(SeekFrom::End(0)).map_err(Error::io("read", part))?;
-        match attempt(job, agent, url, file, &mut output, have)? {
-            Outcome::Whole => return Ok(()),
-            Outcome::BrokenOff { reason } => broken = reason,
-            // What lies here isn't the beginning of what the server has.
-            Outcome::Useless { .. } if have > 0 => output.set_len(0).map_err(Error::io("empty", part))?,
-            Outcome::Useless { reason } => return Err(job.failed(reason)),
+    /// Downloads into `part`, going on after the bytes that it holds.
+    fn download(&self, job: &mut Job<'_>, agent: &Agent, part: &Path) -> Result<()> {
+        let mut broken = String::new();
+        for _ in 0..ATTEMPTS {
+            let mut output = OpenOptions::new()
+                .create(true)
+                .append(true)
+                .read(true)
+                .open(part)
+                .map_err(Error::io("open", part))?;
+            let have = output.seek(SeekFrom::End(0)).map_err(Error::io("read", part))?;
+            match self.attempt(job, agent, part, &mut output, have)? {
+                Outcome::Whole => return Ok(()),
+                Outcome::BrokenOff { reason } => broken = reason,
+                // What lies here isn't the beginning of what the server has.
+                Outcome::Useless { .. } if have > 0 => {
+                    output.set_len(0).map_err(Error::io("empty", part))?;
+                }
+                Outcome::Useless { reason } => return Err(job.failed(reason)),
+            }
+            let grown = output.seek(SeekFrom::End(0)).map_err(Error::io("read", part))? > have;
+            if !grown && !broken.is_empty() {
+                break;
+            }
         }
-        let grown = output.seek(SeekFrom::End(0)).map_err(Error::io("read", part))? > have;
-        if !grown && !broken.is_empty() {
-            break;
+        Err(job.failed(format!("{}: {broken}", self.name)))
+    }
+
+    /// One request, for the bytes after the first `have`.
+    fn attempt(
+        &self,
+        job: &mut Job<'_>,
+        agent: &Agent,
+        path: &Path,
+        output: &mut File,
+        have: u64,
+    ) -> Result<Outcome> {
+        let mut request = agent.get(self.url);
+        if have > 0 {
+            request = request.header(RANGE, format!("bytes={have}-"));
+        }
+        let response = request.call().map_err(|error| job.failed(in_words(&error)))?;
+        let header = |name| response.headers().get(name).and_then(|value| value.to_str().ok());
+        let length = header(CONTENT_LENGTH).and_then(|value| value.parse::<u64>().ok());
+        let status = response.status().as_u16();
+        let mut done = match status {
+            200 => {
+                output.set_len(0).map_err(Error::io("empty", path))?;
+                0
+            }
+            206 if header(CONTENT_RANGE)
+                .is_some_and(|range| range.starts_with(&format!("bytes {have}-"))) =>
+            {
+                have
+            }
+            206 | 416 => {
+                return Ok(Outcome::Useless { reason: format!("{}: HTTP status {status}", self.name) });
+            }
+            _ => return Err(job.failed(format!("{}: HTTP status {status}", self.name))),
+        };
+        let total = length.map(|length| done + length);
+        // Compression never adds as much as this: who sends more isn't sending this file.
+        let limit = self.bytes + self.bytes / 100 + 1024;
+        let mut body = response.into_body().into_with_config().limit(u64::MAX).reader();
+        let mut buffer = vec![0; 1 << 16];
+        loop {
+            let n = match body.read(&mut buffer) {
+                Ok(0) => break,
+                Ok(n) => n,
+                Err(error) => {
+                    return Ok(Outcome::BrokenOff {
+                        reason: format!("the download broke off after {done} bytes: {error}"),
+                    });
+                }
+            };
+            done += n as u64;
+            if done > limit {
+                output.set_len(0).map_err(Error::io("empty", path))?;
+                return Ok(Outcome::Useless { reason: format!("{}: longer than {limit} bytes", self.name) });
+            }
+            output.write_all(&buffer[..n]).map_err(Error::io("write", path))?;
+            job.progress.event(FetchEvent::Bytes { file: self.shown, done, total });
+        }
+        match total {
+            Some(total) if done < total => Ok(Outcome::BrokenOff {
+                reason: format!("the download broke off after {done} of {total} bytes"),
+            }),
+            _ => Ok(Outcome::Whole),
         }
     }
-    Err(job.failed(format!("{}.gz: {broken}", file.name)))
 }
 
 enum Outcome {
@@ -86,68 +191,6 @@ enum Outcome {
     BrokenOff { reason: String },
     /// What was asked for doesn't fit what the server has.
     Useless { reason: String },
-}
-
-/// One request, for the bytes after the first `have`.
-fn attempt(
-    job: &mut Job<'_>,
-    agent: &Agent,
-    url: &str,
-    file: &FileSpec,
-    output: &mut File,
-    have: u64,
-) -> Result<Outcome> {
-    let path = job.folder.join(file.name);
-    let mut request = agent.get(url);
-    if have > 0 {
-        request = request.header(RANGE, format!("bytes={have}-"));
-    }
-    let response = request.call().map_err(|error| job.failed(in_words(&error)))?;
-    let header = |name| response.headers().get(name).and_then(|value| value.to_str().ok());
-    let length = header(CONTENT_LENGTH).and_then(|value| value.parse::<u64>().ok());
-    let status = response.status().as_u16();
-    let mut done = match status {
-        200 => {
-            output.set_len(0).map_err(Error::io("empty", &path))?;
-            0
-        }
-        206 if header(CONTENT_RANGE).is_some_and(|range| range.starts_with(&format!("bytes {have}-"))) => {
-            have
-        }
-        206 | 416 => {
-            return Ok(Outcome::Useless { reason: format!("{}.gz: HTTP status {status}", file.name) });
-        }
-        _ => return Err(job.failed(format!("{}.gz: HTTP status {status}", file.name))),
-    };
-    let total = length.map(|length| done + length);
-    // Compression never adds as much as this: who sends more isn't sending this file.
-    let limit = file.bytes + file.bytes / 100 + 1024;
-    let mut body = response.into_body().into_with_config().limit(u64::MAX).reader();
-    let mut buffer = vec![0; 1 << 16];
-    loop {
-        let n = match body.read(&mut buffer) {
-            Ok(0) => break,
-            Ok(n) => n,
-            Err(error) => {
-                return Ok(Outcome::BrokenOff {
-                    reason: format!("the download broke off after {done} bytes: {error}"),
-                });
-            }
-        };
-        done += n as u64;
-        if done > limit {
-            output.set_len(0).map_err(Error::io("empty", &path))?;
-            return Ok(Outcome::Useless { reason: format!("{}.gz: longer than {limit} bytes", file.name) });
-        }
-        output.write_all(&buffer[..n]).map_err(Error::io("write", &path))?;
-        job.progress.event(FetchEvent::Bytes { file: file.name, done, total });
-    }
-    match total {
-        Some(total) if done < total => {
-            Ok(Outcome::BrokenOff { reason: format!("the download broke off after {done} of {total} bytes") })
-        }
-        _ => Ok(Outcome::Whole),
-    }
 }
 
 fn in_words(error: &ureq::Error) -> String {

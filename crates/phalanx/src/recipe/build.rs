@@ -1,9 +1,11 @@
 //! What a recipe's words stand for. Each part is made after a check of the whole, so no word is without a meaning here.
 
-use super::{OptimizerRecipe, Recipe, RecipeError, ScheduleRecipe};
+use super::{ImageRecipe, OptimizerRecipe, Recipe, RecipeError, ScheduleRecipe, fit};
 use crate::{OnNan, Trainer, Watch};
-use phalanx_data::{Pixels, Targets, View};
-use phalanx_nn::models::{Autoencoder, MnistHpcNet, MnistNet};
+use phalanx_data::{
+    Augment, BadImages, Jitter, LoaderOptions, Normalise, Pixels, Target, Targets, Treatment, View,
+};
+use phalanx_nn::models::{Autoencoder, MnistHpcNet, MnistNet, ResNet, ResNetDepth, ResNetStem};
 use phalanx_nn::optim::{Adadelta, Adam, AdamW, Clip, Group, Members, RmsProp, Rule, Sgd};
 use phalanx_nn::{Anneal, Curve, Linear, Loss, Module, OneCycle, Plateau, Schedule, Unit, Warmup};
 use phalanx_parallel::DdpConfig;
@@ -28,8 +30,22 @@ impl Recipe {
             "mnist-hpc" => Box::new(MnistHpcNet::new(dropout)),
             "autoencoder" => Box::new(Autoencoder::new()),
             "linear-regression" => Box::new(Linear::new(1, 1)),
+            "resnet18" => Box::new(self.resnet(ResNetDepth::D18)),
+            "resnet34" => Box::new(self.resnet(ResNetDepth::D34)),
+            "resnet50" => Box::new(self.resnet(ResNetDepth::D50)),
+            "resnet101" => Box::new(self.resnet(ResNetDepth::D101)),
+            "resnet152" => Box::new(self.resnet(ResNetDepth::D152)),
             other => unreachable!("the table of keys lets no model {other} pass"),
         })
+    }
+
+    fn resnet(&self, depth: ResNetDepth) -> ResNet {
+        let stem = match self.model.stem.as_deref() {
+            Some("small") => ResNetStem::Small,
+            _ => ResNetStem::Imagenet,
+        };
+        let head = self.model.head.or(fit::classes(&self.data.name));
+        ResNet::new(depth, stem, head.expect("a checked recipe has a head"))
     }
 
     /// The optimizer's rule.
@@ -124,7 +140,70 @@ impl Recipe {
                 Some("inputs") => Targets::Inputs,
                 _ => Targets::Own,
             },
+            treatment: match fit::image_size(&self.data.name) {
+                Some(_) => self.treatment(),
+                None => Treatment::default(),
+            },
         }
+    }
+
+    fn treatment(&self) -> Treatment {
+        let ImageRecipe {
+            size,
+            resize,
+            flip,
+            crop_padding,
+            crop_area,
+            jitter,
+            cutout,
+            mixup,
+            mean,
+            std,
+            skip_bad,
+        } = self.data.images;
+        let [brightness, contrast, saturation, hue] = jitter.unwrap_or_default();
+        Treatment {
+            size,
+            resize,
+            crop_padding: crop_padding.unwrap_or(0),
+            crop_area,
+            flip: flip.unwrap_or(false),
+            jitter: Jitter { brightness, contrast, saturation, hue },
+            cutout: cutout.unwrap_or(0),
+            mixup: mixup.unwrap_or(0.0),
+            normalise: (mean.is_some() || std.is_some()).then(|| {
+                let floats = |numbers: [f64; 3]| numbers.map(|number| number as f32);
+                Normalise { mean: floats(mean.unwrap_or([0.0; 3])), std: floats(std.unwrap_or([1.0; 3])) }
+            }),
+            augment: if self.data.augment == Some(false) { Augment::Off } else { Augment::On },
+            seed: self.train.seed,
+            bad: if skip_bad == Some(true) { BadImages::Replace } else { BadImages::Refuse },
+        }
+    }
+
+    /// Whether the model can tell the classes of a dataset apart: only the dataset knows how many folders it is made of.
+    ///
+    /// # Errors
+    /// The last layer has fewer outputs than there are classes.
+    pub fn check_classes(&self, target: Target<'_>) -> Result<(), RecipeError> {
+        let classes = match (self.model.head, target) {
+            (Some(head), Target::Classes(classes) | Target::Values(&[classes])) if classes > head => classes,
+            _ => return Ok(()),
+        };
+        Err(RecipeError::BadValue {
+            origin: self.name.clone(),
+            key: "model.head".to_owned(),
+            expected: format!("at least {classes}, the classes of the images"),
+            found: self.model.head.unwrap_or(0).to_string(),
+            nearest: None,
+        })
+    }
+
+    /// How batches are prepared: what has to be decoded takes longer than a training loop should wait.
+    fn loader(&self) -> LoaderOptions {
+        const DECODING: usize = 2;
+        let usual = if self.data.name == "image-folder" { DECODING } else { 0 };
+        LoaderOptions { threads: self.data.threads.unwrap_or(usual), ..LoaderOptions::default() }
     }
 
     pub(super) fn loss(&self) -> Loss {
@@ -217,6 +296,7 @@ impl Recipe {
                 _ => Watch::Loss,
             },
             patience: self.train.patience,
+            loader: self.loader(),
             ddp: DdpConfig {
                 bucket_bytes: (self.parallel.bucket_mb * MB) as usize,
                 first_bucket_bytes: (self.parallel.first_bucket_mb * MB) as usize,

@@ -2,6 +2,7 @@
 //! starts.
 
 use super::RecipeError;
+use super::keys::{DIGITS, PICTURES, RESNETS};
 use toml::Table;
 
 /// What a model needs of the keys beside it: the choices that fit, and what the key stands for where it is left out.
@@ -21,7 +22,6 @@ const fn need(
     Need { models, key, default, fitting }
 }
 
-const DIGITS: &[&str] = &["mnist", "mnist-mini", "fashion-mnist"];
 const CLASSIFIERS: &[&str] = &["mnist", "mnist-hpc"];
 const AUTOENCODER: &[&str] = &["autoencoder"];
 const LINE: &[&str] = &["linear-regression"];
@@ -33,6 +33,8 @@ const NEEDS: &[Need] = &[
     need(AUTOENCODER, "data.name", "", DIGITS),
     need(AUTOENCODER, "data.targets", "own", &["inputs"]),
     need(AUTOENCODER, "train.loss", "", &["mse"]),
+    need(RESNETS, "data.name", "", PICTURES),
+    need(RESNETS, "train.loss", "", &["cross-entropy"]),
     need(AUTOENCODER, "train.watch", "loss", &["loss"]),
     need(LINE, "train.watch", "loss", &["loss"]),
     need(LINE, "data.name", "", &["linear-regression"]),
@@ -58,5 +60,50 @@ pub(super) fn check(origin: &str, table: &Table) -> Result<(), RecipeError> {
             });
         }
     }
-    Ok(())
+    check_counts(origin, table)
+}
+
+/// The size of a dataset's colour images (`None` within: they differ), if it has such.
+pub(super) fn image_size(dataset: &str) -> Option<Option<[usize; 2]>> {
+    match dataset {
+        "image-folder" => Some(None),
+        name => PICTURES.contains(&name).then_some(Some([32, 32])),
+    }
+}
+
+/// How many classes a dataset of colour images has, where its name says so.
+pub(super) fn classes(dataset: &str) -> Option<usize> {
+    match dataset {
+        "cifar10" => Some(10),
+        "cifar100" => Some(100),
+        _ => None,
+    }
+}
+
+/// Refuses a head that isn't known or too small for the classes, and random changes where there are none.
+fn check_counts(origin: &str, table: &Table) -> Result<(), RecipeError> {
+    let value = |section: &str, leaf: &str| table.get(section).and_then(|section| section.get(leaf));
+    let word = |section, leaf| value(section, leaf).and_then(toml::Value::as_str).unwrap_or_default();
+    let (model, dataset) = (word("model", "name"), word("data", "name"));
+    let refuse = |key: &str, expected: String, found: String| {
+        let (origin, key) = (origin.to_owned(), key.to_owned());
+        Err(RecipeError::BadValue { origin, key, expected, found, nearest: None })
+    };
+    let augment = value("data", "augment").and_then(toml::Value::as_bool);
+    if augment == Some(true) && !PICTURES.contains(&dataset) {
+        return refuse("data.augment", "false".into(), "true".into());
+    }
+    if !RESNETS.contains(&model) {
+        return Ok(());
+    }
+    let head = value("model", "head").and_then(toml::Value::as_integer);
+    match (head, classes(dataset)) {
+        (None, None) => {
+            refuse("model.head", "the number of class folders of your images".into(), "nothing".into())
+        }
+        (Some(head), Some(classes)) if head < classes as i64 => {
+            refuse("model.head", format!("at least {classes}, the classes of {dataset}"), head.to_string())
+        }
+        _ => Ok(()),
+    }
 }

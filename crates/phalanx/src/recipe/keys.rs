@@ -35,8 +35,12 @@ pub enum Kind {
     Share,
     /// Two of those.
     Shares,
-    /// A list of numbers above 0.
-    Positives,
+    /// A number from 0 to 1.
+    Fraction,
+    /// As many numbers of at least 0.
+    NotNegatives(usize),
+    /// Numbers above 0: as many, or any number of them.
+    Positives(Option<usize>),
     /// One of these words.
     OneOf(&'static [&'static str]),
 }
@@ -49,13 +53,29 @@ const fn must(path: &'static str, kind: Kind, about: &'static str) -> Key {
     Key { path, kind, required: true, only_for: &[], about }
 }
 
-use Kind::{Count, Flag, NotNegative, Number, OneOf, Positive, Positives, Share, Shares};
+use Kind::{
+    Count, Flag, Fraction, NotNegative, NotNegatives, Number, OneOf, Positive, Positives, Share, Shares,
+};
 
 /// The models that a recipe can name.
-const MODELS: &[&str] = &["mnist", "mnist-hpc", "autoencoder", "linear-regression"];
+const MODELS: &[&str] = &[
+    "mnist",
+    "mnist-hpc",
+    "autoencoder",
+    "linear-regression",
+    "resnet18",
+    "resnet34",
+    "resnet50",
+    "resnet101",
+    "resnet152",
+];
+pub(super) const RESNETS: &[&str] = &["resnet18", "resnet34", "resnet50", "resnet101", "resnet152"];
 const OPTIMIZERS: &[&str] = &["sgd", "adam", "adamw", "adadelta", "rmsprop"];
-const DATASETS: &[&str] = &["mnist", "mnist-mini", "fashion-mnist", "linear-regression"];
-const IMAGES: &[&str] = &["mnist", "mnist-mini", "fashion-mnist"];
+const DATASETS: &[&str] =
+    &["mnist", "mnist-mini", "fashion-mnist", "cifar10", "cifar100", "image-folder", "linear-regression"];
+pub(super) const DIGITS: &[&str] = &["mnist", "mnist-mini", "fashion-mnist"];
+pub(super) const PICTURES: &[&str] = &["cifar10", "cifar100", "image-folder"];
+const IMAGES: &[&str] = &["mnist", "mnist-mini", "fashion-mnist", "cifar10", "cifar100", "image-folder"];
 
 const SCHEDULES: &[&str] = &["constant", "step", "multi-step", "cosine", "one-cycle", "plateau"];
 const ONE_CYCLE: &[&str] = &["one-cycle"];
@@ -69,6 +89,13 @@ pub const KEYS: &[Key] = &[
         Share,
         &["mnist", "mnist-hpc"],
         "the share of values that dropout zeroes; 0 switches it off",
+    ),
+    row("model.head", Count(1), RESNETS, "outputs of the last layer; by default the classes of the dataset"),
+    row(
+        "model.stem",
+        OneOf(&["imagenet", "small"]),
+        RESNETS,
+        "first layers: torchvision's, or ones that keep small images large",
     ),
     must("optimizer.name", OneOf(OPTIMIZERS), "the optimizer"),
     row("optimizer.lr", NotNegative, &[], "learning rate"),
@@ -118,7 +145,7 @@ pub const KEYS: &[Key] = &[
         "how long it takes; else all epochs after the warm-up",
     ),
     row("schedule.step_size", Positive, &["step"], "epochs from one change to the next"),
-    row("schedule.milestones", Positives, &["multi-step"], "epochs before each change"),
+    row("schedule.milestones", Positives(None), &["multi-step"], "epochs before each change"),
     row("schedule.gamma", NotNegative, &["step", "multi-step", "plateau"], "the factor of each change"),
     row("schedule.floor", Share, &["cosine", "plateau"], "the lowest share of the learning rate"),
     row("schedule.pct_start", Share, ONE_CYCLE, "the share of the time that goes up"),
@@ -134,7 +161,12 @@ pub const KEYS: &[Key] = &[
         "epochs after a change that don't count against the patience",
     ),
     must("data.name", OneOf(DATASETS), "the dataset"),
-    row("data.augment", OneOf(&["false"]), &[], "no dataset of this version has random changes to switch on"),
+    row(
+        "data.augment",
+        Flag,
+        &[],
+        "whether training images are changed at random; false switches all of it off",
+    ),
     row(
         "data.pixels",
         OneOf(&["standard", "unit"]),
@@ -144,9 +176,36 @@ pub const KEYS: &[Key] = &[
     row(
         "data.targets",
         OneOf(&["own", "inputs"]),
-        IMAGES,
+        DIGITS,
         "what is predicted: the dataset's targets or its inputs",
     ),
+    row("data.size", Count(1), PICTURES, "both sides of what the model sees; by default as the images are"),
+    row(
+        "data.resize",
+        Count(1),
+        PICTURES,
+        "length of the shorter side, before the middle is cut out for data.size",
+    ),
+    row("data.flip", Flag, PICTURES, "whether every other training image is mirrored"),
+    row(
+        "data.crop_padding",
+        Count(0),
+        PICTURES,
+        "black around training images, before a piece is cut out at random",
+    ),
+    row("data.crop_area", Fraction, PICTURES, "training images are random pieces of at least this share"),
+    row(
+        "data.jitter",
+        NotNegatives(4),
+        PICTURES,
+        "random changes of brightness, contrast, saturation and hue; the last is at most 0.5",
+    ),
+    row("data.cutout", Count(0), PICTURES, "side of a square that is cut out of training images"),
+    row("data.mixup", Fraction, PICTURES, "alpha of mixup, which mixes each training image with another one"),
+    row("data.mean", NotNegatives(3), PICTURES, "what red, green and blue, from 0 to 1, become 0 at"),
+    row("data.std", Positives(Some(3)), PICTURES, "what of them becomes a distance of 1"),
+    row("data.skip_bad", Flag, PICTURES, "whether another image takes the place of one that can't be read"),
+    row("data.threads", Count(0), &[], "threads that prepare batches; 0 prepares them in the training loop"),
     must("train.loss", OneOf(&["nll", "cross-entropy", "mse"]), "how outputs are held against targets"),
     row("train.label_smoothing", Share, &["cross-entropy"], "how much of a label is spread over all classes"),
     row("train.epochs", Count(1), &[], "how often all samples are seen"),
@@ -196,10 +255,10 @@ impl Key {
     pub(super) fn parse(&self, origin: &str, text: &str) -> Result<Value, RecipeError> {
         let float = |text: &str| text.trim().parse().ok().map(Value::Float);
         let value = match self.kind {
-            Kind::OneOf(&["false"]) | Kind::Flag => text.parse().ok().map(Value::Boolean),
+            Kind::Flag => text.parse().ok().map(Value::Boolean),
             Kind::Count(_) => text.parse().ok().map(Value::Integer),
-            Kind::Number | Kind::NotNegative | Kind::Positive | Kind::Share => float(text),
-            Kind::Shares | Kind::Positives => text
+            Kind::Number | Kind::NotNegative | Kind::Positive | Kind::Share | Kind::Fraction => float(text),
+            Kind::Shares | Kind::NotNegatives(_) | Kind::Positives(_) => text
                 .trim_start_matches(['[', '('])
                 .trim_end_matches([']', ')'])
                 .split(',')
@@ -222,8 +281,11 @@ impl Key {
             _ => None,
         };
         let share = |value: &Value| number(value).is_some_and(|x| (0.0..1.0).contains(&x));
+        let all = |n: usize, right: &dyn Fn(f64) -> bool| {
+            let each = |value: &Value| number(value).is_some_and(right);
+            value.as_array().is_some_and(|numbers| numbers.len() == n && numbers.iter().all(each))
+        };
         let right = match self.kind {
-            Kind::OneOf(&["false"]) => *value == Value::Boolean(false),
             Kind::Flag => value.is_bool(),
             Kind::Count(least) => {
                 value.as_integer().is_some_and(|n| u64::try_from(n).is_ok_and(|n| n >= least))
@@ -232,10 +294,11 @@ impl Key {
             Kind::NotNegative => number(value).is_some_and(|x| x >= 0.0),
             Kind::Positive => number(value).is_some_and(|x| x > 0.0),
             Kind::Share => share(value),
-            Kind::Shares => value.as_array().is_some_and(|pair| pair.len() == 2 && pair.iter().all(share)),
-            Kind::Positives => {
-                value.as_array().is_some_and(|all| all.iter().all(|x| number(x).is_some_and(|x| x > 0.0)))
-            }
+            Kind::Shares => all(2, &|x| (0.0..1.0).contains(&x)),
+            Kind::Fraction => number(value).is_some_and(|x| (0.0..=1.0).contains(&x)),
+            Kind::NotNegatives(n) => all(n, &|x| x >= 0.0),
+            Kind::Positives(Some(n)) => all(n, &|x| x > 0.0),
+            Kind::Positives(None) => value.as_array().is_some_and(|numbers| all(numbers.len(), &|x| x > 0.0)),
             Kind::OneOf(words) => value.as_str().is_some_and(|text| words.contains(&text)),
         };
         if right {
@@ -270,8 +333,10 @@ impl Kind {
             Kind::Positive => "a number above 0".to_owned(),
             Kind::Share => "a number from 0 to below 1".to_owned(),
             Kind::Shares => "two numbers from 0 to below 1".to_owned(),
-            Kind::Positives => "a list of numbers above 0, as in [30, 60]".to_owned(),
-            Kind::OneOf(&[word]) => word.to_owned(),
+            Kind::Fraction => "a number from 0 to 1".to_owned(),
+            Kind::NotNegatives(n) => format!("{n} numbers of at least 0"),
+            Kind::Positives(Some(n)) => format!("{n} numbers above 0"),
+            Kind::Positives(None) => "a list of numbers above 0, as in [30, 60]".to_owned(),
             Kind::OneOf(words) => format!("one of {}", words.join(", ")),
         }
     }

@@ -31,10 +31,14 @@ fn every_key_can_be_set_where_it_has_a_meaning() {
             Kind::Count(_) => "3",
             Kind::Number | Kind::NotNegative | Kind::Positive => "2.5",
             Kind::Share => "0.25",
-            Kind::Shares | Kind::Positives => "[0.8, 0.9]",
+            Kind::Shares => "[0.8, 0.9]",
+            Kind::Fraction => "1",
+            Kind::NotNegatives(4) => "[0, 0.4, 0.25, 0.5]",
+            Kind::NotNegatives(_) | Kind::Positives(_) => "[0.5, 0.25, 1]",
             Kind::OneOf(words) => words[words.len() - 1],
         };
         let chooser = if key.section() == "train" { "loss" } else { "name" };
+        let value = if key.path == "model.head" { "12" } else { value };
         let mut assignments = vec![format!("{}={value}", key.path)];
         assignments.extend(key.only_for.first().map(|owner| format!("{}.{chooser}={owner}", key.section())));
         // The dataset of points and the images' keys exclude each other, so no other key is at stake here.
@@ -42,7 +46,13 @@ fn every_key_can_be_set_where_it_has_a_meaning() {
         // A recipe whose other parts go with the value.
         let recipe = match key.path {
             "data.targets" => "mnist-autoencoder",
-            "model.name" | "data.name" | "train.loss" => "linear-regression",
+            "data.name" | "train.loss" => "linear-regression",
+            "data.augment" | "model.name" => "cifar10-resnet18",
+            _ if key.only_for.iter().any(|owner| ["cifar10", "resnet18"].contains(owner))
+                && key.path != "data.pixels" =>
+            {
+                "cifar10-resnet18"
+            }
             _ => "mnist",
         };
         let recipe = set(recipe, &assignments).unwrap_or_else(|error| panic!("{}: {error}", key.path));
@@ -153,7 +163,58 @@ fn the_last_of_two_values_counts() {
 
 #[test]
 fn switching_augmentation_off_is_no_error() {
-    assert!(!set("mnist", &["data.augment=false", "model.dropout=0"]).unwrap().data.augment);
+    let off = set("mnist", &["data.augment=false", "model.dropout=0"]).unwrap();
+    assert_eq!(off.data.augment, Some(false));
+    let view = |set: &[&str]| super::tests::set("cifar10-fast", set).unwrap().view().treatment;
+    let cifar = |set: &[&str]| {
+        let usual = phalanx_data::Normalise::CIFAR10;
+        view(set).pipelines(Some([32, 32]), usual).unwrap()
+    };
+    let off = cifar(&["data.augment=false"]);
+    assert_eq!(off.train, off.test);
+    assert!(off.train.steps.is_empty() && off.train.cutout == 0);
+    let on = cifar(&[]);
+    assert_eq!((on.train.steps.len(), on.train.cutout, on.test), (2, 8, off.test));
+}
+
+#[test]
+fn what_is_said_of_images_becomes_a_treatment() {
+    use phalanx_data::{Augment, BadImages, Jitter, Normalise, Treatment};
+    let assignments = [
+        "data.size=24",
+        "data.resize=28",
+        "data.flip=true",
+        "data.crop_padding=2",
+        "data.crop_area=0.3",
+        "data.jitter=[0.1,0.2,0.3,0.4]",
+        "data.cutout=5",
+        "data.mixup=0.2",
+        "data.mean=[0.1,0.2,0.3]",
+        "data.std=[1,2,3]",
+        "data.skip_bad=true",
+        "train.seed=9",
+        "data.threads=3",
+    ];
+    let recipe = set("cifar10-resnet18-224", &assignments).unwrap();
+    let expected = Treatment {
+        size: Some(24),
+        resize: Some(28),
+        crop_padding: 2,
+        crop_area: Some(0.3),
+        flip: true,
+        jitter: Jitter { brightness: 0.1, contrast: 0.2, saturation: 0.3, hue: 0.4 },
+        cutout: 5,
+        mixup: 0.2,
+        normalise: Some(Normalise { mean: [0.1, 0.2, 0.3], std: [1.0, 2.0, 3.0] }),
+        augment: Augment::On,
+        seed: 9,
+        bad: BadImages::Replace,
+    };
+    assert_eq!(recipe.view().treatment, expected);
+    assert_eq!(recipe.trainer().unwrap().loader.threads, 3);
+    assert_eq!(Recipe::parse("r", "r", &recipe.to_toml()).unwrap().view(), recipe.view());
+    let folder = ["data.name=image-folder", "model.head=3", "data.size=64"];
+    assert_eq!(set("cifar10-resnet18", &folder).unwrap().trainer().unwrap().loader.threads, 2);
 }
 
 #[test]
@@ -195,6 +256,8 @@ fn wrong_settings_say_what_would_be_right() {
         ("train.patience=0", &["train.patience must be a whole number of at least 1, got: 0"]),
         ("train.watch=acuracy", &["one of loss, accuracy", "did you mean accuracy?"]),
         ("schedule.gamma=0.5", &["no meaning for schedule constant"]),
+        ("data.flip=true", &["data.flip has no meaning for data mnist"]),
+        ("model.head=3", &["model.head has no meaning for model mnist"]),
         (
             "schedule.milestones=[3, -1]",
             &["schedule.milestones must be a list of numbers above 0, as in [30, 60]"],
@@ -205,6 +268,25 @@ fn wrong_settings_say_what_would_be_right() {
     for (assignment, parts) in rows {
         let error = set("mnist", &[assignment]).unwrap_err();
         assert!(parts.iter().all(|part| error.contains(part)), "{assignment}: {error}");
+    }
+}
+
+#[test]
+fn images_that_cannot_be_made_are_refused_at_once() {
+    let rows: &[(&[&str], &[&str])] = &[
+        (&["data.jitter=[0,0,0,0.6]"], &["a hue from 0 to 0.5"]),
+        (&["data.jitter=[0.4]"], &["data.jitter must be 4 numbers of at least 0, got: [0.4]"]),
+        (&["data.std=[1,0,1]"], &["data.std must be 3 numbers above 0"]),
+        (&["data.mixup=2"], &["data.mixup must be a number from 0 to 1, got: 2"]),
+        (&["data.name=image-folder"], &["model.head must be the number of class folders", "got: nothing"]),
+        (&["model.head=9"], &["model.head must be at least 10, the classes of cifar10, got: 9"]),
+        (&["train.loss=nll"], &["needs train.loss = cross-entropy"]),
+    ];
+    let sizes = set("cifar10-resnet18", &["data.name=image-folder", "model.head=2"]).unwrap_err();
+    assert!(sizes.contains("different sizes") && sizes.contains("hint:"), "{sizes}");
+    for (assignments, parts) in rows {
+        let error = set("cifar10-resnet18-224", assignments).unwrap_err();
+        assert!(parts.iter().all(|part| error.contains(part)), "{assignments:?}: {error}");
     }
 }
 

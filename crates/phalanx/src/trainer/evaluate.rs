@@ -31,8 +31,10 @@ fn as_it_is(run: &mut Run<'_>) -> Result<Option<Evaluation>, Error> {
     let Some(test) = &run.test else { return Ok(None) };
     let (loss, device) = (run.trainer.loss, run.worker.device());
     let mut totals = [0.0; 3];
+    let mut bad_images = 0;
     for batch in test.epoch(0)? {
         let batch = batch?;
+        bad_images += batch.skipped();
         if batch.is_empty() {
             continue;
         }
@@ -47,6 +49,7 @@ fn as_it_is(run: &mut Run<'_>) -> Result<Option<Evaluation>, Error> {
             }
         });
     }
+    run.bad_images += bad_images;
     run.strategy.sum(&mut totals)?;
     let [total, samples, right] = totals;
     let accuracy = loss.has_labels().then_some(right / samples);

@@ -18,6 +18,8 @@ pub(super) struct Run<'a> {
     pub(super) strategy: Box<dyn Strategy>,
     pub(super) train: Loader,
     pub(super) test: Option<Loader>,
+    /// Bad images of this rank in this epoch that others took the place of.
+    pub(super) bad_images: usize,
 }
 
 /// What the making of a step's gradients leaves beside them.
@@ -67,9 +69,10 @@ impl<'a> Run<'a> {
         };
         strategy.prepare(parameters)?;
         let order = if trainer.shuffle { Order::Shuffled { seed: trainer.seed } } else { Order::Stored };
-        let train = loader(strategy.place(), train, trainer.batch_size, order);
-        let test = test.map(|test| loader(strategy.place(), test, TEST_BATCH, Order::Stored));
-        Ok(Run { trainer, worker, model, parameters, strategy, train, test })
+        let (place, options) = (strategy.place(), trainer.loader);
+        let train = loader(place, train, trainer.batch_size, order, options);
+        let test = test.map(|test| loader(place, test, TEST_BATCH, Order::Stored, options));
+        Ok(Run { trainer, worker, model, parameters, strategy, train, test, bad_images: 0 })
     }
 
     /// How many ranks train.
@@ -136,6 +139,7 @@ impl<'a> Run<'a> {
 
     /// One forward and backward pass of a step of so many samples; gives this batch's part of the loss.
     fn pass(&mut self, batch: &Batch, step: u64, samples: usize, sync: Sync) -> Result<f64, Error> {
+        self.bad_images += batch.skipped();
         let mut ctx = Ctx::train(self.trainer.seed, step, Arc::clone(batch.sample_ids()));
         let weight = batch.len() as f64 / samples as f64;
         let loss = (!batch.is_empty()).then(|| {
@@ -192,6 +196,13 @@ impl<'a> Run<'a> {
         Ok(loss)
     }
 
+    /// How many bad images of all ranks others took the place of since this was asked for last. All ranks have to ask.
+    pub(super) fn skipped(&mut self) -> Result<u64, Error> {
+        let mut total = [std::mem::take(&mut self.bad_images) as f64];
+        self.strategy.sum(&mut total)?;
+        Ok(total[0] as u64)
+    }
+
     /// Tells what happened, once for all ranks.
     pub(super) fn tell(&self, observer: &mut dyn Observer, event: Event) {
         if self.worker.is_first() {
@@ -201,8 +212,14 @@ impl<'a> Run<'a> {
 }
 
 /// This rank's batches of `dataset`.
-fn loader(place: Place, dataset: Arc<dyn Dataset>, batch_size: usize, order: Order) -> Loader {
+fn loader(
+    place: Place,
+    dataset: Arc<dyn Dataset>,
+    batch_size: usize,
+    order: Order,
+    options: LoaderOptions,
+) -> Loader {
     let Place { rank, world_size } = place;
     let sampler = ExactSampler { len: dataset.len(), world_size, rank, batch_size, order };
-    Loader::new(dataset, sampler, LoaderOptions::default())
+    Loader::new(dataset, sampler, options)
 }

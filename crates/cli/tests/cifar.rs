@@ -1,0 +1,98 @@
+//! `phalanx train` on colour images: files of the form of CIFAR-10 that hold patterns a network can learn, and folders.
+
+use phalanx::data::{CifarSet, write_synthetic_cifar};
+use serde_json::Value;
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+
+fn train(folder: &Path, args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_phalanx"));
+    command.current_dir(folder).env_remove("RANK").env_remove("WORLD_SIZE");
+    command.env("PHALANX_CACHE", folder.join("cache"));
+    command.args(["train"]).args(args).args(["--json", "--out", "run"]).output().unwrap()
+}
+
+fn events(out: &Output) -> Vec<Value> {
+    assert_eq!(out.status.code(), Some(0), "{}", String::from_utf8_lossy(&out.stderr));
+    let lines = String::from_utf8_lossy(&out.stdout).into_owned();
+    lines.lines().map(|line| serde_json::from_str(line).expect("nothing but JSON")).collect()
+}
+
+/// Ten images in each of the six files.
+fn images(folder: &Path) {
+    write_synthetic_cifar(&folder.join("cifar-10-batches-bin"), CifarSet::Ten, 10).unwrap();
+}
+
+#[test]
+fn resnet18_learns_to_tell_patterns_apart() {
+    let folder = tempfile::tempdir().unwrap();
+    images(folder.path());
+    let args =
+        ["cifar10-resnet18", "--data", ".", "--steps", "20", "--batch-size", "8", "--nproc-per-node", "1"];
+    let events = events(&train(folder.path(), &args));
+    let losses: Vec<f64> =
+        events.iter().filter(|e| e["event"] == "step").map(|e| e["loss"].as_f64().unwrap()).collect();
+    let mean = |losses: &[f64]| losses.iter().sum::<f64>() / losses.len() as f64;
+    assert_eq!(losses.len(), 20);
+    assert!(mean(&losses[15..]) < 0.8 * mean(&losses[..5]), "{losses:?}");
+    assert!(events.iter().all(|e| e["skipped"].is_null()), "no image is bad");
+}
+
+#[test]
+fn bad_images_end_a_run_or_are_counted() {
+    let folder = tempfile::tempdir().unwrap();
+    images(folder.path());
+    let file = folder.path().join("cifar-10-batches-bin/data_batch_2.bin");
+    let mut bytes = fs::read(&file).unwrap();
+    bytes[3 * 3073] = 10;
+    fs::write(&file, &bytes).unwrap();
+    let args =
+        ["cifar10-resnet18", "--data", ".", "--epochs", "1", "--batch-size", "25", "--set", "data.mixup=0.2"];
+    let out = train(folder.path(), &args);
+    let message = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert_eq!(out.status.code(), Some(1), "{message}");
+    for part in ["data_batch_2.bin: label of image 3 out of range", "found: 10", "--skip-bad"] {
+        assert!(message.contains(part), "{part} in: {message}");
+    }
+    let events = events(&train(folder.path(), &[&args[..], &["--skip-bad"]].concat()));
+    let epoch = events.iter().find(|e| e["event"] == "epoch").unwrap();
+    // Once in its own place, and perhaps as a partner in a mixture.
+    assert!((1..5).contains(&epoch["skipped"].as_u64().unwrap()), "{epoch}");
+    fs::write(&file, &bytes[1..]).unwrap();
+    let message = String::from_utf8_lossy(&train(folder.path(), &args).stderr).into_owned();
+    assert!(message.contains("data_batch_2.bin: not a whole number of images"), "{message}");
+}
+
+#[test]
+fn folders_of_images_are_trained_on_and_bad_ones_counted() {
+    const JPEG: &[u8] = include_bytes!("../../data/tests/golden/baseline.jpg");
+    const PNG: &[u8] = include_bytes!("../../data/tests/golden/bits.png");
+    let folder = tempfile::tempdir().unwrap();
+    for part in ["train", "val"] {
+        for (class, kind, bytes) in [("colour", "jpg", JPEG), ("plain", "png", PNG)] {
+            let class = folder.path().join("images").join(part).join(class);
+            fs::create_dir_all(&class).unwrap();
+            (0..6).for_each(|i| fs::write(class.join(format!("{i}.{kind}")), bytes).unwrap());
+        }
+    }
+    let recipe = "data.name=image-folder data.size=32 data.jitter=[0.2,0.2,0.2,0.1] data.crop_area=0.5";
+    let settings: Vec<&str> = recipe.split(' ').flat_map(|setting| ["--set", setting]).collect();
+    let train = |head: &str, more: &[&str]| {
+        let head = format!("model.head={head}");
+        let fixed = ["cifar10-resnet18", "--data", "images", "--batch-size", "3", "--set", &head];
+        train(folder.path(), &[&fixed, &settings[..], more].concat())
+    };
+    let events = self::events(&train("2", &["--epochs", "3"]));
+    let last = events.iter().rfind(|e| e["event"] == "epoch").unwrap();
+    assert!(last["test_accuracy"].as_f64().unwrap() > 0.9, "colour and plain are easy to tell apart: {last}");
+    let few = train("1", &[]);
+    let message = String::from_utf8_lossy(&few.stderr).into_owned();
+    assert!(message.contains("model.head must be at least 2, the classes of the images"), "{message}");
+    fs::write(folder.path().join("images/train/colour/3.jpg"), &JPEG[..900]).unwrap();
+    let message = String::from_utf8_lossy(&train("2", &["--epochs", "1"]).stderr).into_owned();
+    assert!(message.contains("colour/3.jpg: the JPEG is cut off"), "{message}");
+    let events = self::events(&train("2", &["--skip-bad", "--epochs", "1"]));
+    let epoch = events.iter().find(|e| e["event"] == "epoch").unwrap();
+    assert_eq!(epoch["skipped"], 1, "{epoch}");
+}

@@ -1,0 +1,138 @@
+//! Images of one's own: a folder for training and one for testing, in each a folder a class, in these JPEG and PNG files.
+//!
+//! Classes are numbered in the order of their names, as torchvision's `ImageFolder` does. Files are listed once and decoded
+//! when they are asked for (`folder/decode.rs`), each time anew.
+
+mod decode;
+
+use crate::error::{Error, FolderProblem, Result};
+use crate::images::{Image, Images};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// How deep below its class a file may lie; a link that leads back to its own folder ends there.
+const MAX_DEPTH: usize = 8;
+
+/// The images of one part.
+#[derive(Debug)]
+pub struct ImageFolder {
+    classes: Vec<String>,
+    /// The class and the path of each image, class after class, in the order of the paths.
+    files: Vec<(u32, PathBuf)>,
+}
+
+impl ImageFolder {
+    /// Lists the images in a folder of classes.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if it can't be read and [`Error::Folder`] if it has no class or one of them no image.
+    pub fn open(folder: &Path) -> Result<ImageFolder> {
+        let problem = |path: &Path, problem| Err(Error::Folder { path: path.to_path_buf(), problem });
+        let mut found = ImageFolder { classes: Vec::new(), files: Vec::new() };
+        for class in sorted(folder)?.into_iter().filter(|path| path.is_dir()) {
+            let number = found.classes.len() as u32;
+            let mut paths = Vec::new();
+            list(&class, 0, &mut paths)?;
+            if paths.is_empty() {
+                return problem(&class, FolderProblem::EmptyClass);
+            }
+            found.files.extend(paths.into_iter().map(|path| (number, path)));
+            found.classes.push(name(&class));
+        }
+        if found.classes.is_empty() { problem(folder, FolderProblem::NoClasses) } else { Ok(found) }
+    }
+
+    /// The parts to learn from and to be judged by: `train`, and `val` or else `test`, below `root`.
+    ///
+    /// # Errors
+    /// As [`ImageFolder::open`], and if one of them is missing or the second has a class that the first lacks.
+    pub fn parts(root: &Path) -> Result<(ImageFolder, ImageFolder)> {
+        let problem = |path: &Path, problem| Err(Error::Folder { path: path.to_path_buf(), problem });
+        let (train, val, test) = (root.join("train"), root.join("val"), root.join("test"));
+        let judged = if val.is_dir() { val } else { test };
+        for part in [&train, &judged] {
+            if !part.is_dir() {
+                return problem(root, FolderProblem::NoPart { part: name(part) });
+            }
+        }
+        let (train, mut test) = (ImageFolder::open(&train)?, ImageFolder::open(&judged)?);
+        for (class, path) in &mut test.files {
+            let name = &test.classes[*class as usize];
+            match train.classes.iter().position(|known| known == name) {
+                Some(number) => *class = number as u32,
+                None => {
+                    let path = path.parent().unwrap_or(&judged).to_path_buf();
+                    return problem(&path, FolderProblem::UnknownClass { class: name.clone() });
+                }
+            }
+        }
+        test.classes.clone_from(&train.classes);
+        Ok((train, test))
+    }
+
+    /// The names of the classes, by number.
+    pub fn class_names(&self) -> &[String] {
+        &self.classes
+    }
+}
+
+impl Images for ImageFolder {
+    fn len(&self) -> usize {
+        self.files.len()
+    }
+
+    fn classes(&self) -> usize {
+        self.classes.len()
+    }
+
+    fn size(&self) -> Option<[usize; 2]> {
+        None
+    }
+
+    fn label(&self, i: usize) -> Result<usize> {
+        Ok(self.files[i].0 as usize)
+    }
+
+    fn image<'a>(&'a self, i: usize, room: &'a mut Vec<u8>) -> Result<Image<'a>> {
+        let path = &self.files[i].1;
+        let bad = |reason| Error::Image { path: path.clone(), reason };
+        // A file that is gone or locked is as bad as one that can't be decoded.
+        let file = fs::read(path).map_err(|error| bad(error.to_string()))?;
+        let [height, width] = decode::decode(&file, room).map_err(bad)?;
+        Ok(Image { height, width, bytes: room })
+    }
+}
+
+/// The image files of a class.
+fn list(folder: &Path, depth: usize, files: &mut Vec<PathBuf>) -> Result<()> {
+    for path in sorted(folder)? {
+        if path.is_dir() && depth < MAX_DEPTH {
+            list(&path, depth + 1, files)?;
+        } else if is_image(&path) && path.is_file() {
+            files.push(path);
+        }
+    }
+    Ok(())
+}
+
+fn is_image(path: &Path) -> bool {
+    let extension = path.extension().map(|extension| extension.to_ascii_lowercase());
+    extension.is_some_and(|extension| ["jpg", "jpeg", "png"].iter().any(|known| extension == *known))
+}
+
+/// What a folder holds, by name, without what is hidden.
+fn sorted(folder: &Path) -> Result<Vec<PathBuf>> {
+    let entries = fs::read_dir(folder).map_err(Error::io("list", folder))?;
+    let paths = entries.map(|entry| entry.map(|entry| entry.path()).map_err(Error::io("list", folder)));
+    let mut paths = paths.collect::<Result<Vec<PathBuf>>>()?;
+    paths.retain(|path| !name(path).starts_with('.'));
+    paths.sort();
+    Ok(paths)
+}
+
+fn name(path: &Path) -> String {
+    path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests;

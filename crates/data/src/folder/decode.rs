@@ -1,0 +1,104 @@
+//! From the bytes of a JPEG or PNG file to three planes, or the reason why not.
+//!
+//! Grey becomes colour and transparency is dropped, as Pillow's `convert("RGB")` does. Refused are: what is cut off, CMYK, and 16
+//! bits a channel, of which each reader makes something else.
+
+use crate::images::COLOURS;
+use png::{BitDepth, ColorType, Limits, Transformations};
+use std::io::Cursor;
+use zune_jpeg::JpegDecoder;
+use zune_jpeg::zune_core::bytestream::ZCursor;
+use zune_jpeg::zune_core::colorspace::ColorSpace;
+use zune_jpeg::zune_core::options::DecoderOptions;
+
+/// No side is longer.
+const MAX_SIDE: usize = 1 << 14;
+/// No image has more pixels: a file of some bytes may claim any number.
+const MAX_PIXELS: usize = 1 << 27;
+
+/// Writes the planes of an image over `planes`; gives its height and width.
+pub(super) fn decode(file: &[u8], planes: &mut Vec<u8>) -> Result<[usize; 2], String> {
+    match file {
+        [0xff, 0xd8, ..] => jpeg(file, planes),
+        [0x89, b'P', b'N', b'G', ..] => png(file, planes),
+        [] => Err("the file is empty".into()),
+        other => {
+            let start: Vec<String> = other.iter().take(4).map(|byte| format!("{byte:02x}")).collect();
+            Err(format!("neither a JPEG nor a PNG file: it begins with {}", start.join(" ")))
+        }
+    }
+}
+
+fn jpeg(file: &[u8], planes: &mut Vec<u8>) -> Result<[usize; 2], String> {
+    let broken = |error: &dyn std::fmt::Display| format!("broken JPEG: {error}");
+    let options = DecoderOptions::default()
+        .set_max_width(MAX_SIDE)
+        .set_max_height(MAX_SIDE)
+        .jpeg_set_out_colorspace(ColorSpace::RGB);
+    let mut decoder = JpegDecoder::new_with_options(ZCursor::new(file), options);
+    decoder.decode_headers().map_err(|error| broken(&error))?;
+    if let Some(colours @ (ColorSpace::CMYK | ColorSpace::YCCK)) = decoder.input_colorspace() {
+        return Err(format!("a JPEG of {colours:?} colours: convert it to RGB"));
+    }
+    let info = decoder.info().ok_or("broken JPEG: it has no size")?;
+    let (height, width) = (usize::from(info.height), usize::from(info.width));
+    check_size(height, width)?;
+    // The decoder makes grey of what is missing. Within the image's data both markers can only be markers.
+    let last = |marker: u8| file.windows(2).rposition(|pair| pair == [0xff, marker]);
+    if last(0xd9) < last(0xda) {
+        return Err("the JPEG is cut off: it has no end".into());
+    }
+    let pixels = decoder.decode().map_err(|error| broken(&error))?;
+    if pixels.len() != COLOURS * height * width {
+        return Err(format!("broken JPEG: {} bytes of {height}x{width} pixels", pixels.len()));
+    }
+    separate(&pixels, COLOURS, planes);
+    Ok([height, width])
+}
+
+fn png(file: &[u8], planes: &mut Vec<u8>) -> Result<[usize; 2], String> {
+    let broken = |error: png::DecodingError| match error {
+        png::DecodingError::IoError(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => {
+            "the PNG is cut off".to_owned()
+        }
+        error => format!("broken PNG: {error}"),
+    };
+    let limits = Limits { bytes: 4 * COLOURS * MAX_PIXELS };
+    let mut decoder = png::Decoder::new_with_limits(Cursor::new(file), limits);
+    decoder.set_transformations(Transformations::EXPAND);
+    let info = decoder.read_header_info().map_err(broken)?;
+    let (height, width) = (info.height as usize, info.width as usize);
+    if info.bit_depth == BitDepth::Sixteen {
+        return Err("a PNG of 16 bits a channel: convert it to 8".into());
+    }
+    check_size(height, width)?;
+    let mut reader = decoder.read_info().map_err(broken)?;
+    let mut pixels = vec![0; reader.output_buffer_size().ok_or("broken PNG: it has no size")?];
+    reader.next_frame(&mut pixels).map_err(broken)?;
+    let channels = match reader.output_color_type().0 {
+        ColorType::Grayscale => 1,
+        ColorType::GrayscaleAlpha => 2,
+        ColorType::Rgb => 3,
+        ColorType::Rgba => 4,
+        ColorType::Indexed => return Err("broken PNG: colours without a palette".into()),
+    };
+    separate(&pixels[..height * width * channels], channels, planes);
+    Ok([height, width])
+}
+
+fn check_size(height: usize, width: usize) -> Result<(), String> {
+    let fits = height.min(width) > 0 && height.max(width) <= MAX_SIDE && height * width <= MAX_PIXELS;
+    let refuse = || {
+        format!("an image of {height}x{width} pixels: at most {MAX_SIDE} on a side and {MAX_PIXELS} are read")
+    };
+    fits.then_some(()).ok_or_else(refuse)
+}
+
+/// Takes pixels apart: the colours are the first three of three or four channels, and else the first thrice.
+fn separate(pixels: &[u8], channels: usize, planes: &mut Vec<u8>) {
+    planes.resize(pixels.len() / channels * COLOURS, 0);
+    for (colour, plane) in planes.chunks_exact_mut(pixels.len() / channels).enumerate() {
+        let channel = if channels < COLOURS { 0 } else { colour };
+        plane.iter_mut().zip(pixels.chunks_exact(channels)).for_each(|(out, pixel)| *out = pixel[channel]);
+    }
+}

@@ -1,0 +1,134 @@
+//! Crops, paddings and mirrors of an image, which move no byte until they must.
+//!
+//! A window is a rectangle over an image, perhaps beyond its borders and perhaps seen in a mirror. Flips and crops only move
+//! the window, so that a flipped crop of a padded image is written once, straight into the batch, by [`Window::paint`].
+
+use crate::images::{COLOURS, Image};
+
+/// What is seen of an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Window {
+    /// The image's row that is the first one of the window; beyond the image there is padding.
+    top: isize,
+    left: isize,
+    pub(crate) height: usize,
+    pub(crate) width: usize,
+    /// Whether left and right are exchanged.
+    mirrored: bool,
+}
+
+impl Window {
+    /// All of an image.
+    pub(crate) fn whole(height: usize, width: usize) -> Window {
+        Window { top: 0, left: 0, height, width, mirrored: false }
+    }
+
+    pub(crate) fn mirror(&mut self) {
+        self.mirrored = !self.mirrored;
+    }
+
+    /// Whether a crop may be made by moving the window: it must lie within what is seen, as beyond that there would be padding,
+    /// unless all of the image is seen and there is padding beyond the window, too.
+    pub(crate) fn allows(
+        &self,
+        image: [usize; 2],
+        top: isize,
+        left: isize,
+        height: usize,
+        width: usize,
+    ) -> bool {
+        let within = |start: isize, length: usize, of: usize| start >= 0 && start as usize + length <= of;
+        let whole = (self.top, self.left, [self.height, self.width]) == (0, 0, image);
+        whole || within(top, height, self.height) && within(left, width, self.width)
+    }
+
+    /// Narrows the window to `height` and `width` from `top` and `left` of what it shows, which it [`Window::allows`].
+    pub(crate) fn crop(&mut self, top: isize, left: isize, height: usize, width: usize) {
+        self.top += top;
+        self.left += match self.mirrored {
+            false => left,
+            true => self.width as isize - left - width as isize,
+        };
+        (self.height, self.width) = (height, width);
+    }
+
+    /// Writes what is seen of `image`, plane after plane: `map` of the plane and each byte, and `map` of 0 for padding.
+    #[inline]
+    pub(crate) fn paint<T: Copy>(&self, image: Image<'_>, into: &mut [T], map: impl Fn(usize, u8) -> T) {
+        let Window { top, left, height, width, mirrored } = *self;
+        // The columns of the image that are seen, and where the first of them lands.
+        let from = left.clamp(0, image.width as isize) as usize;
+        let to = (left + width as isize).clamp(from as isize, image.width as isize) as usize;
+        let before = match mirrored {
+            false => from as isize - left,
+            true => left + width as isize - to as isize,
+        };
+        let before = before.clamp(0, width as isize) as usize;
+        let planes =
+            into.chunks_exact_mut(height * width).zip(image.bytes.chunks_exact(image.height * image.width));
+        for (plane, (into, bytes)) in planes.enumerate().take(COLOURS) {
+            for (y, row) in into.chunks_exact_mut(width).enumerate() {
+                let y = top + y as isize;
+                if y < 0 || y >= image.height as isize {
+                    row.fill(map(plane, 0));
+                    continue;
+                }
+                let seen = &bytes[y as usize * image.width..][from..to];
+                let (margin, rest) = row.split_at_mut(before);
+                let (middle, after) = rest.split_at_mut(seen.len());
+                margin.fill(map(plane, 0));
+                after.fill(map(plane, 0));
+                if mirrored {
+                    middle.iter_mut().zip(seen.iter().rev()).for_each(|(out, &byte)| *out = map(plane, byte));
+                } else {
+                    middle.iter_mut().zip(seen).for_each(|(out, &byte)| *out = map(plane, byte));
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// A window as it is defined: what is seen at a place of it.
+    type Seen = Box<dyn Fn(usize, isize, isize) -> u8>;
+
+    proptest! {
+        /// Any row of crops and mirrors shows what the definitions say, one after the other.
+        #[test]
+        fn windows_of_windows_show_what_single_steps_would(
+            (height, width) in (1usize..6, 1usize..6),
+            steps in proptest::collection::vec((any::<bool>(), -3isize..4, -3isize..4, 1usize..7, 1usize..7), 0..5),
+        ) {
+            let bytes: Vec<u8> = (1..=(COLOURS * height * width) as u8).collect();
+            let kept = bytes.clone();
+            let mut seen: Seen = Box::new(move |plane, y, x| {
+                let inside = (0..height as isize).contains(&y) && (0..width as isize).contains(&x);
+                if inside { kept[(plane * height + y as usize) * width + x as usize] } else { 0 }
+            });
+            let mut window = Window::whole(height, width);
+            for (mirror, top, left, h, w) in steps {
+                if mirror {
+                    let last = window.width as isize - 1;
+                    window.mirror();
+                    seen = Box::new(move |plane, y, x| seen(plane, y, last - x));
+                } else if window.allows([height, width], top, left, h, w) {
+                    window.crop(top, left, h, w);
+                    seen = Box::new(move |plane, y, x| seen(plane, y + top, x + left));
+                }
+            }
+            let mut painted = vec![77u8; COLOURS * window.height * window.width];
+            window.paint(Image { height, width, bytes: &bytes }, &mut painted, |_, byte| byte);
+            let mut expected = Vec::new();
+            for plane in 0..COLOURS {
+                for y in 0..window.height as isize {
+                    expected.extend((0..window.width as isize).map(|x| seen(plane, y, x)));
+                }
+            }
+            prop_assert_eq!(painted, expected);
+        }
+    }
+}
