@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use phalanx::data::{Network, Places, listing, open};
 use phalanx::nn::{Parameters, Weights};
 use phalanx::recipe::BUILT_IN;
-use phalanx::{Error, Event, Observer, Recipe, State, Trainer, Worker};
+use phalanx::{Error, Event, Observer, OnNan, Recipe, State, Trainer, Worker};
 use phalanx_job::{RunDir, WorkerEnv};
 use phalanx_launch::{Console, LaunchSpec};
 use std::fmt::Display;
@@ -65,7 +65,7 @@ fn lead(args: &TrainArgs, recipe: &Recipe) -> Result<u8> {
     Places::from_env(args.data.clone()).find(listing(&recipe.data.name)?, &mut FetchBar::new())?;
     if let Some(init) = &args.init {
         // A file that doesn't fit is told once, by this process, before any other is started.
-        initial(init, &Parameters::build(&mut recipe.model()?, &phalanx::tensor::Device::cpu(1), 0))?;
+        initial(init, recipe, &Parameters::build(&mut recipe.model()?, &phalanx::tensor::Device::cpu(1), 0))?;
     }
     let run_id = fresh_run_id()?;
     let out = args.out.clone().unwrap_or_else(|| default_out(recipe, &run_id));
@@ -107,7 +107,7 @@ fn train_as(worker: &Worker, args: &TrainArgs, recipe: &Recipe, env: &WorkerEnv)
     let mut model = recipe.model()?;
     let parameters = Parameters::build(&mut model, worker.device(), recipe.train.seed);
     if let Some(init) = &args.init {
-        initial(init, &parameters)?;
+        initial(init, recipe, &parameters)?;
     }
     let run_dir = if worker.is_first() { Some(run_dir(args, recipe, env)?) } else { None };
     let events = |path: PathBuf| File::create(&path).map_err(|source| Error::Io { path, source });
@@ -175,7 +175,11 @@ fn default_out(recipe: &Recipe, run_id: &str) -> PathBuf {
 }
 
 /// Takes the values of `parameters` from a file.
-fn initial(path: &Path, parameters: &Parameters) -> Result<(), Error> {
+fn initial(path: &Path, recipe: &Recipe, parameters: &Parameters) -> Result<(), Error> {
     let weights = Weights::read(path)?;
+    let ignored = recipe.trainer()?.on_nan == OnNan::Ignore;
+    if let Some(place) = weights.first_not_finite().filter(|_| !ignored) {
+        return Err(Error::SpoiltWeights { path: path.to_owned(), place });
+    }
     parameters.load(&weights).map_err(|mismatch| Error::Mismatch { path: path.to_owned(), mismatch })
 }

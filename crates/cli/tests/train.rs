@@ -207,6 +207,13 @@ fn mistakes_get_one_clear_error_and_leave_nothing() {
         1,
         &["cut.safetensors", "not a readable safetensors file"],
     );
+    let mut spoilt = phalanx::nn::Weights::default();
+    spoilt.push("conv1.bias".into(), [3].into(), &[0.0, f32::NAN, 0.0]);
+    spoilt.save(&folder.path().join("nan.safetensors")).unwrap();
+    let init = ["mnist-mini", "--init", "nan.safetensors"];
+    check(&init, 1, &["nan.safetensors: conv1.bias is NaN at element 1", "hint:"]);
+    let ignored = [&init[..], &["--set", "train.on_nan=ignore"]].concat();
+    check(&ignored, 1, &["nan.safetensors: the weights don't fit the model"]);
 }
 
 #[test]

@@ -38,6 +38,7 @@ mod loss;
 pub mod models;
 
 mod average;
+mod finite;
 pub mod optim;
 mod plateau;
 mod schedule;
@@ -46,6 +47,7 @@ mod pth;
 mod weights;
 
 pub use average::Average;
+pub use finite::NotFinite;
 pub use layers::activation::{Gelu, LogSoftmax, Relu, Sigmoid, Tanh};
 pub use layers::conv::Conv2d;
 pub use layers::dropout::{Dropout, Dropout2d};

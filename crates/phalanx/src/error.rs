@@ -1,5 +1,6 @@
 //! What can end a training program.
 
+use phalanx_nn::NotFinite;
 use thiserror::Error;
 
 /// Why a run failed.
@@ -44,13 +45,40 @@ pub enum Error {
     #[error(transparent)]
     Optimizer(#[from] phalanx_nn::optim::BadValue),
     /// The loss is no number any more.
-    #[error("the loss is {loss} at step {step}\nhint: lower optimizer.lr, or look at the data")]
+    #[error(
+        "the loss is {loss} at step {step}{}\nhint: lower optimizer.lr, set train.clip_norm, or look at the data",
+        place.as_ref().map_or_else(String::new, |place| format!(", where {place}"))
+    )]
     Diverged {
-        /// What it is.
+        /// What this rank's part of it is.
         loss: f64,
         /// When.
         step: u64,
+        /// The first weight, buffer or gradient that is none, if the samples aren't to blame.
+        place: Option<NotFinite>,
     },
+    /// A gradient is no number, where the loss still is one.
+    #[error("{place}, at step {step}\nhint: lower optimizer.lr, or look at the data of that step")]
+    BadGradient {
+        /// When.
+        step: u64,
+        /// The first one.
+        place: NotFinite,
+    },
+    /// A file of weights holds what is no number.
+    #[error(
+        "{path}: {place}: these weights are spoilt\nhint: take weights from before; train.on_nan=ignore loads them all the same",
+        path = path.display()
+    )]
+    SpoiltWeights {
+        /// The file.
+        path: std::path::PathBuf,
+        /// The first one.
+        place: NotFinite,
+    },
+    /// A group of parameters can't be made.
+    #[error(transparent)]
+    Group(#[from] phalanx_nn::optim::BadGroup),
     /// A rank of [`crate::spawn`] panicked; its message was printed.
     #[error("rank {rank} panicked")]
     Panicked {

@@ -33,6 +33,9 @@ pub enum Event {
         world_size: usize,
         /// The learning rate.
         lr: f64,
+        /// The norm of all gradients before they were clipped by it, if they are.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        grad_norm: Option<f64>,
         /// How long the step took, in milliseconds.
         ms: f64,
     },

@@ -93,6 +93,8 @@ pub struct OptimizerRecipe {
     pub alpha: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub centered: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub decay_norms_and_biases: Option<bool>,
 }
 
 /// How the learning rate changes. What is `None` is the schedule's default.
@@ -221,6 +223,18 @@ pub struct TrainRecipe {
     /// Samples a step and worker. Default 64.
     #[serde(default = "sixty_four")]
     pub batch_size: usize,
+    /// Backward passes a step. Default 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub accumulate: Option<usize>,
+    /// The largest norm of all gradients together. Default: any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub clip_norm: Option<f64>,
+    /// The largest absolute value of a gradient. Default: any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub clip_value: Option<f64>,
+    /// What is done about numbers that are none: `loss`, the default, `stop` or `ignore`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub on_nan: Option<String>,
     /// How much of the running mean of the weights each step keeps. Default: there is no mean.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ema: Option<f64>,
@@ -502,6 +516,7 @@ impl Recipe {
             ("train.batch_size", batch_size as u64),
             ("train.seed", seed),
             ("train.threads", threads as u64),
+            ("train.accumulate", self.train.accumulate.unwrap_or(1) as u64),
             ("train.patience", self.train.patience.unwrap_or(0)),
             ("schedule.patience", self.schedule.patience.unwrap_or(0)),
             ("schedule.cooldown", self.schedule.cooldown.unwrap_or(0)),

@@ -17,7 +17,7 @@ use crate::event::{Event, Observer};
 use crate::worker::Worker;
 use evaluate::evaluate;
 use phalanx_data::{Dataset, LoaderOptions};
-use phalanx_nn::optim::Rule;
+use phalanx_nn::optim::{Clip, Group, Rule};
 use phalanx_nn::{Loss, Module, Parameters, Plateau, Schedule};
 use phalanx_parallel::DdpConfig;
 use run::Run;
@@ -34,8 +34,17 @@ pub struct Trainer {
     pub epochs: u64,
     /// Ends the run after this many steps, if the epochs don't end before. Default: no such end.
     pub steps: Option<u64>,
-    /// Samples a step and worker. Default 64.
+    /// Samples a worker and backward pass. Default 64.
     pub batch_size: usize,
+    /// Backward passes a step: so many batches make one step, as one large batch would (but for batch norm, which sees each
+    /// by itself). The last step of an epoch makes do with those that are left. Default 1.
+    pub accumulate: usize,
+    /// How large gradients may be. Default: as they are.
+    pub clip: Clip,
+    /// Parameters that the optimizer treats in their own way. Default: none.
+    pub groups: Vec<Group>,
+    /// What is done about numbers that are none. Default: the loss is watched.
+    pub on_nan: OnNan,
     /// What first values, orders and dropout masks are functions of. Default 0.
     pub seed: u64,
     /// Whether samples are mixed anew each epoch. Default yes.
@@ -66,6 +75,10 @@ impl Default for Trainer {
             epochs: 1,
             steps: None,
             batch_size: 64,
+            accumulate: 1,
+            clip: Clip::default(),
+            groups: Vec::new(),
+            on_nan: OnNan::Loss,
             seed: 0,
             shuffle: true,
             schedule: Schedule::default(),
@@ -78,6 +91,19 @@ impl Default for Trainer {
             ddp: DdpConfig::default(),
         }
     }
+}
+
+/// What is done about a NaN or an infinity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum OnNan {
+    /// The loss of each step is watched, and the norm of its gradients where they are clipped by it. Where it is none, the run
+    /// stops and names the first parameter that is spoilt.
+    #[default]
+    Loss,
+    /// The same, and every gradient is looked at before it moves the weights: a pass over all of them in each step.
+    Stop,
+    /// Nothing: the run goes on.
+    Ignore,
 }
 
 /// What a run leaves.
@@ -126,26 +152,33 @@ impl Trainer {
         run.tell(observer, run.beginning());
         let (last, steps_per_epoch, world_size) = (run.steps(), run.steps_per_epoch(), run.world_size());
         let State { progress, optimizer, average } = &mut state;
+        optimizer.group(&self.groups, &parameters)?;
         let mut evaluation = None;
         // An epoch whose steps are all made is not over before it was evaluated.
         while progress.step < last && !self.lost_patience(progress)
             || progress.step_in_epoch == steps_per_epoch
         {
             let (epoch, epoch_start, samples_before) = (progress.epoch, Instant::now(), progress.samples);
-            let batches = run.train.epoch_from(epoch, progress.step_in_epoch as usize)?;
-            for batch in batches.take(last.saturating_sub(progress.step) as usize) {
+            let mut batches = run.batches(progress)?;
+            while progress.step < last && progress.step_in_epoch < steps_per_epoch {
                 let (step, step_start) = (progress.step, Instant::now());
-                let batch = batch?;
-                let part = run.gradients(&batch, step)?;
-                let grads = parameters.grads().arena().flat::<f32>();
+                let made = run.gradients(&mut batches, progress)?;
                 let factor = run.factor(progress);
-                optimizer.step(&mut parameters.values().flat_mut::<f32>(), &grads, factor);
+                optimizer.step(
+                    &mut parameters.values().flat_mut::<f32>(),
+                    &parameters.grads().arena().flat::<f32>(),
+                    factor,
+                );
                 run.follow(average);
-                progress.stepped(batch.global_samples() as u64);
+                progress.stepped(made.samples);
                 if step % observer.every().max(1) == 0 || step + 1 == last {
-                    let (loss, samples) = (run.whole_loss(part, step)?, progress.samples);
+                    let (loss, samples, grad_norm) =
+                        (run.whole_loss(made.loss)?, progress.samples, made.norm);
                     let (lr, ms) = (optimizer.rule().lr() * factor, step_start.elapsed().as_secs_f64() * 1e3);
-                    run.tell(observer, Event::Step { step, epoch, loss, samples, world_size, lr, ms });
+                    run.tell(
+                        observer,
+                        Event::Step { step, epoch, loss, samples, world_size, lr, grad_norm, ms },
+                    );
                 }
             }
             let seconds = epoch_start.elapsed().as_secs_f64();

@@ -27,9 +27,9 @@ module! {
     }
 
     fn forward(&self, x: &Tensor, ctx: &mut Ctx) -> Tensor {
-        let y = self.bn1.forward(&self.conv1.forward(x, ctx), ctx).relu();
-        let y = self.bn2.forward(&self.conv2.forward(&y, ctx), ctx);
-        (y + self.downsample.forward(x, ctx)).relu()
+        let y = self.bn1.forward_relu(&self.conv1.forward(x, ctx), ctx);
+        let y = self.conv2.forward(&y, ctx);
+        self.bn2.forward_add_relu(&y, &self.downsample.forward(x, ctx), ctx)
     }
 }
 
@@ -50,10 +50,10 @@ module! {
     }
 
     fn forward(&self, x: &Tensor, ctx: &mut Ctx) -> Tensor {
-        let y = self.bn1.forward(&self.conv1.forward(x, ctx), ctx).relu();
-        let y = self.bn2.forward(&self.conv2.forward(&y, ctx), ctx).relu();
-        let y = self.bn3.forward(&self.conv3.forward(&y, ctx), ctx);
-        (y + self.downsample.forward(x, ctx)).relu()
+        let y = self.bn1.forward_relu(&self.conv1.forward(x, ctx), ctx);
+        let y = self.bn2.forward_relu(&self.conv2.forward(&y, ctx), ctx);
+        let y = self.conv3.forward(&y, ctx);
+        self.bn3.forward_add_relu(&y, &self.downsample.forward(x, ctx), ctx)
     }
 }
 
@@ -137,7 +137,7 @@ module! {
     }
 
     fn forward(&self, x: &Tensor, ctx: &mut Ctx) -> Tensor {
-        let x = self.bn1.forward(&self.conv1.forward(x, ctx), ctx).relu();
+        let x = self.bn1.forward_relu(&self.conv1.forward(x, ctx), ctx);
         let x = self.maxpool.forward(&x, ctx);
         let x = self.layer2.forward(&self.layer1.forward(&x, ctx), ctx);
         let x = self.layer4.forward(&self.layer3.forward(&x, ctx), ctx);

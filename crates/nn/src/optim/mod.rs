@@ -13,11 +13,20 @@
 //! # Ok::<(), phalanx_nn::optim::BadValue>(())
 //! ```
 
+mod clip;
+mod groups;
 mod rule;
 mod saved;
 
+pub use clip::Clip;
+pub use groups::{BadGroup, Group, Members};
 pub use rule::{Adadelta, Adam, AdamW, BadValue, RmsProp, Rule, Sgd};
 pub use saved::ResumeError;
+
+use crate::parameters::Parameters;
+use groups::Factors;
+use rule::MAX_STATES;
+use std::ops::Range;
 
 /// A rule with its state.
 pub struct Optimizer {
@@ -25,6 +34,8 @@ pub struct Optimizer {
     /// One array a name of [`Rule::state_names`], as long as the values; empty before the first step.
     state: Vec<Vec<f32>>,
     steps: u64,
+    /// The values in order, cut into groups; empty where there are none.
+    groups: Vec<(Range<usize>, Factors)>,
 }
 
 impl Optimizer {
@@ -32,7 +43,7 @@ impl Optimizer {
     pub fn new(rule: impl Into<Rule>) -> Result<Optimizer, BadValue> {
         let rule = rule.into();
         rule.check()?;
-        Ok(Optimizer { rule, state: Vec::new(), steps: 0 })
+        Ok(Optimizer { rule, state: Vec::new(), steps: 0, groups: Vec::new() })
     }
 
     /// The rule.
@@ -50,6 +61,13 @@ impl Optimizer {
         self.rule.state_names().iter().copied().zip(self.state.iter().map(Vec::as_slice))
     }
 
+    /// Treats some of `parameters`, over all of whose values every step then goes, in their own way. Without groups all are
+    /// treated alike, in one pass.
+    pub fn group(&mut self, groups: &[Group], parameters: &Parameters) -> Result<(), BadGroup> {
+        self.groups = if groups.is_empty() { Vec::new() } else { groups::ranges(groups, parameters)? };
+        Ok(())
+    }
+
     /// Moves `values` by one step along `grads`, with the rule's learning rate times `factor`. All steps of one optimizer are
     /// over slices of one length.
     #[track_caller]
@@ -61,7 +79,16 @@ impl Optimizer {
         let fits = self.state.iter().all(|s| s.len() == values.len());
         assert!(fits, "step: {} values, but the steps before had another number", values.len());
         self.steps += 1;
-        self.rule.apply(values, grads, &mut self.state, self.steps, factor);
+        let whole = [(0..values.len(), Factors::NONE)];
+        let ranges = if self.groups.is_empty() { &whole[..] } else { &self.groups };
+        for (range, factors) in ranges {
+            let (values, grads) = (&mut values[range.clone()], &grads[range.clone()]);
+            let mut state: [&mut [f32]; MAX_STATES] = Default::default();
+            for (part, array) in state.iter_mut().zip(&mut self.state) {
+                *part = &mut array[range.clone()];
+            }
+            self.rule.apply(values, grads, state, self.steps, factor, *factors);
+        }
     }
 }
 

@@ -1,6 +1,10 @@
 //! The update rules.
 
+use super::groups::Factors;
 use thiserror::Error;
+
+/// The most arrays that a rule keeps: see [`Rule::state_names`].
+pub(super) const MAX_STATES: usize = 3;
 
 /// A setting of an optimizer that makes no sense.
 #[derive(Clone, Debug, PartialEq, Error)]
@@ -224,51 +228,54 @@ impl Rule {
         }
     }
 
-    /// Step number `steps` (from 1). As in PyTorch, what is left of 1 is told in double precision and then rounded.
+    /// Step number `steps` (from 1) of values that are a group, with what `state` keeps of them under each of the names of
+    /// [`Rule::state_names`]. As in PyTorch, what is left of 1 is told in double precision and then rounded.
     pub(super) fn apply(
         &self,
         values: &mut [f32],
         grads: &[f32],
-        state: &mut [Vec<f32>],
+        state: [&mut [f32]; MAX_STATES],
         steps: u64,
         factor: f64,
+        group: Factors,
     ) {
-        let lr = (self.lr() * factor) as f32;
+        let lr = self.lr() * factor * group.lr;
         let pairs = values.iter_mut().zip(grads);
+        let [first, second, third] = state;
+        let decay = |weight_decay: f64| (weight_decay * group.weight_decay) as f32;
         match self {
             Rule::Sgd(r) => {
-                let (momentum, decay) = (r.momentum as f32, r.weight_decay as f32);
-                let [direction] = state else {
+                let (lr, momentum, decay) = (lr as f32, r.momentum as f32, decay(r.weight_decay));
+                if r.momentum == 0.0 {
                     return pairs.for_each(|(p, &g)| *p -= lr * (g + decay * *p));
-                };
+                }
                 // The first gradient enters the momentum undampened.
                 let share = if steps == 1 { 1.0 } else { (1.0 - r.dampening) as f32 };
                 if r.nesterov {
-                    pairs.zip(direction).for_each(|((p, &g), d)| {
+                    pairs.zip(first).for_each(|((p, &g), d)| {
                         let g = g + decay * *p;
                         *d = momentum * *d + share * g;
                         *p -= lr * (g + momentum * *d);
                     });
                 } else {
-                    pairs.zip(direction).for_each(|((p, &g), d)| {
+                    pairs.zip(first).for_each(|((p, &g), d)| {
                         *d = momentum * *d + share * (g + decay * *p);
                         *p -= lr * *d;
                     });
                 }
             }
             Rule::Adam(r) => {
-                let decay = r.weight_decay as f32;
-                adam(pairs, state, r.betas, r.eps, steps, lr, |p, g| (p, g + decay * p));
+                let decay = decay(r.weight_decay);
+                adam(pairs, [first, second], r.betas, r.eps, steps, lr as f32, |p, g| (p, g + decay * p));
             }
             Rule::AdamW(r) => {
-                let keep = (1.0 - self.lr() * factor * r.weight_decay) as f32;
-                adam(pairs, state, r.betas, r.eps, steps, lr, |p, g| (p * keep, g));
+                let keep = (1.0 - lr * r.weight_decay * group.weight_decay) as f32;
+                adam(pairs, [first, second], r.betas, r.eps, steps, lr as f32, |p, g| (p * keep, g));
             }
             Rule::Adadelta(r) => {
                 let (rho, share) = (r.rho as f32, (1.0 - r.rho) as f32);
-                let (eps, decay) = (r.eps as f32, r.weight_decay as f32);
-                let [square, moved] = state else { unreachable!("Adadelta keeps two arrays") };
-                pairs.zip(square.iter_mut().zip(moved)).for_each(|((p, &g), (square, moved))| {
+                let (lr, eps, decay) = (lr as f32, r.eps as f32, decay(r.weight_decay));
+                pairs.zip(first.iter_mut().zip(second)).for_each(|((p, &g), (square, moved))| {
                     let g = g + decay * *p;
                     *square = rho * *square + share * g * g;
                     let delta = (*moved + eps).sqrt() / (*square + eps).sqrt() * g;
@@ -278,15 +285,14 @@ impl Rule {
             }
             Rule::RmsProp(r) => {
                 let (alpha, share, eps) = (r.alpha as f32, (1.0 - r.alpha) as f32, r.eps as f32);
-                let (momentum, decay) = (r.momentum as f32, r.weight_decay as f32);
-                let [square, rest @ ..] = state else { unreachable!("RMSprop keeps the mean of squares") };
-                let (mut buffer, mut mean) = match rest {
-                    [] => (None, None),
-                    [one] if r.centered => (None, Some(one)),
-                    [one] => (Some(one), None),
-                    [buffer, mean, ..] => (Some(buffer), Some(mean)),
+                let (lr, momentum, decay) = (lr as f32, r.momentum as f32, decay(r.weight_decay));
+                let (mut buffer, mut mean) = match (r.momentum > 0.0, r.centered) {
+                    (false, false) => (None, None),
+                    (false, true) => (None, Some(second)),
+                    (true, false) => (Some(second), None),
+                    (true, true) => (Some(second), Some(third)),
                 };
-                for (i, ((p, &g), square)) in pairs.zip(square).enumerate() {
+                for (i, ((p, &g), square)) in pairs.zip(first).enumerate() {
                     let g = g + decay * *p;
                     *square = alpha * *square + share * g * g;
                     let variance = match &mut mean {
@@ -314,14 +320,13 @@ impl Rule {
 /// The step that Adam and AdamW share; `decayed` applies weight decay to a value and its gradient.
 fn adam<'a>(
     pairs: impl Iterator<Item = (&'a mut f32, &'a f32)>,
-    state: &mut [Vec<f32>],
+    [mean, square]: [&mut [f32]; 2],
     betas: (f64, f64),
     eps: f64,
     steps: u64,
     lr: f32,
     decayed: impl Fn(f32, f32) -> (f32, f32),
 ) {
-    let [mean, square] = state else { unreachable!("Adam keeps two arrays") };
     // After so many steps nothing is left to correct.
     let steps = i32::try_from(steps).unwrap_or(i32::MAX);
     let (b1, b2, eps) = (betas.0 as f32, betas.1 as f32, eps as f32);

@@ -39,6 +39,52 @@ fn rules_step_as_pytorch_does() {
     check("rmsprop_all", RmsProp { momentum: 0.9, centered: true, weight_decay: 0.1, ..RmsProp::default() });
 }
 
+/// Three ranges and a bit: a weight, a bias without weight decay, and a second layer that is slow.
+fn check_groups(name: &str, rule: impl Into<Rule>) {
+    let golden: serde_json::Value =
+        serde_json::from_str(include_str!("../../tests/golden/groups.json")).unwrap();
+    let mut net = crate::Sequential::new().then(Linear::new(2, 2)).then(Linear::new(2, 1));
+    let parameters = Parameters::build(&mut net, &Device::cpu(1), 0);
+    let start: [&[f32]; 4] = [&[0.5, -1.0, 2.0, 0.0], &[1.0, -2.0], &[0.25, 1.5], &[3.0]];
+    for (i, start) in start.into_iter().enumerate() {
+        parameters.value(i).with_slice_mut(|values: &mut [f32]| values.copy_from_slice(start));
+    }
+    let mut optimizer = Optimizer::new(rule).unwrap();
+    let second = Group { of: Members::Named("1.*".into()), lr: 0.1, weight_decay: 1.0 };
+    let biases = Group { of: Members::NormsAndBiases, lr: 1.0, weight_decay: 0.0 };
+    optimizer.group(&[second, biases], &parameters).unwrap();
+    for (step, want) in golden[name].as_array().unwrap().iter().enumerate() {
+        let mut grads = vec![0.0; parameters.layout().len()];
+        for i in 0..4 {
+            let push = [0.1f32, -0.2, 0.3, 0.4].map(|g| g * (step + 1) as f32);
+            let values = parameters.value(i).to_vec::<f32>();
+            for (grad, (v, g)) in grads[parameters.layout().range(i)].iter_mut().zip(values.iter().zip(push))
+            {
+                *grad = v * 0.5 + g;
+            }
+        }
+        optimizer.step(&mut parameters.values().flat_mut::<f32>(), &grads, 1.0);
+        for (i, parameter) in parameters.names().iter().enumerate() {
+            let want = want[parameter].as_array().unwrap().iter().map(|x| x.as_f64().unwrap() as f32);
+            for (got, want) in parameters.value(i).to_vec::<f32>().into_iter().zip(want) {
+                assert!(
+                    (got - want).abs() <= TOLERANCE * want.abs().max(1.0),
+                    "{name}, step {step}, {parameter}: {got}, PyTorch {want}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn groups_step_as_pytorchs_do() {
+    check_groups("sgd", Sgd { momentum: 0.9, weight_decay: 0.1, ..Sgd::new(0.1) });
+    check_groups("adam", Adam { lr: 0.01, weight_decay: 0.1, ..Adam::default() });
+    check_groups("adamw", AdamW { lr: 0.01, weight_decay: 0.1, ..AdamW::default() });
+    check_groups("adadelta", Adadelta { weight_decay: 0.1, ..Adadelta::default() });
+    check_groups("rmsprop", RmsProp { momentum: 0.9, weight_decay: 0.1, ..RmsProp::default() });
+}
+
 #[test]
 fn what_is_left_of_one_is_told_in_double_precision() {
     let state = |rule: Rule, grads: &[f32]| {
@@ -63,6 +109,13 @@ fn more_steps_than_an_i32_counts_are_steps_like_others() {
         optimizer.step(&mut values, &[1.0], 1.0);
         assert!(values[0].is_finite() && values[0] < 1.0, "{rule:?}: {values:?}");
     }
+}
+
+#[test]
+fn no_rule_keeps_more_arrays_than_a_step_has_room_for() {
+    let most = RmsProp { momentum: 0.9, centered: true, ..RmsProp::default() };
+    assert_eq!(Rule::from(most).state_names().len(), MAX_STATES);
+    assert!(rules().iter().all(|rule| rule.state_names().len() <= MAX_STATES));
 }
 
 /// Every rule, with each of its states in use.

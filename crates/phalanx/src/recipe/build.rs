@@ -1,12 +1,12 @@
 //! What a recipe's words stand for. Each part is made after a check of the whole, so no word is without a meaning here.
 
 use super::{ImageRecipe, OptimizerRecipe, Recipe, RecipeError, ScheduleRecipe, fit};
-use crate::{Trainer, Watch};
+use crate::{OnNan, Trainer, Watch};
 use phalanx_data::{
     Augment, BadImages, Jitter, LoaderOptions, Normalise, Pixels, Target, Targets, Treatment, View,
 };
 use phalanx_nn::models::{Autoencoder, MnistHpcNet, MnistNet, ResNet, ResNetDepth, ResNetStem};
-use phalanx_nn::optim::{Adadelta, Adam, AdamW, RmsProp, Rule, Sgd};
+use phalanx_nn::optim::{Adadelta, Adam, AdamW, Clip, Group, Members, RmsProp, Rule, Sgd};
 use phalanx_nn::{Anneal, Curve, Linear, Loss, Module, OneCycle, Plateau, Schedule, Unit, Warmup};
 use phalanx_parallel::DdpConfig;
 
@@ -66,6 +66,7 @@ impl Recipe {
             rho,
             alpha,
             centered,
+            decay_norms_and_biases: _,
         } = self.optimizer;
         Ok(match name.as_str() {
             "sgd" => {
@@ -118,6 +119,14 @@ impl Recipe {
             }
             other => unreachable!("the table of keys lets no optimizer {other} pass"),
         })
+    }
+
+    fn groups(&self) -> Vec<Group> {
+        let undecayed = Group { of: Members::NormsAndBiases, lr: 1.0, weight_decay: 0.0 };
+        match self.optimizer.decay_norms_and_biases {
+            Some(false) => vec![undecayed],
+            _ => Vec::new(),
+        }
     }
 
     /// How the dataset is presented.
@@ -273,6 +282,14 @@ impl Recipe {
             seed: self.train.seed,
             schedule: self.schedule(),
             plateau: self.plateau(),
+            accumulate: self.train.accumulate.unwrap_or(1),
+            clip: Clip { norm: self.train.clip_norm, value: self.train.clip_value },
+            groups: self.groups(),
+            on_nan: match self.train.on_nan.as_deref() {
+                Some("stop") => OnNan::Stop,
+                Some("ignore") => OnNan::Ignore,
+                _ => OnNan::Loss,
+            },
             ema: self.train.ema,
             watch: match self.train.watch.as_deref() {
                 Some("accuracy") => Watch::Accuracy,

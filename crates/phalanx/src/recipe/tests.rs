@@ -1,6 +1,6 @@
 use super::*;
-use crate::Watch;
-use phalanx_nn::optim::{AdamW, Optimizer, Rule, Sgd};
+use crate::{OnNan, Watch};
+use phalanx_nn::optim::{AdamW, Group, Members, Optimizer, Rule, Sgd};
 use phalanx_nn::{Anneal, Curve, Loss, OneCycle, Plateau, Schedule, Unit, Warmup};
 use std::collections::HashSet;
 
@@ -85,6 +85,12 @@ fn words_become_parts() {
     assert_eq!(recipe.loss(), Loss::CrossEntropy { label_smoothing: 0.1 });
     let trainer = set("mnist", &["parallel.bucket_mb=0.5", "train.seed=7"]).unwrap().trainer().unwrap();
     assert_eq!((trainer.ddp.bucket_bytes, trainer.seed), (1 << 19, 7));
+    let steps = ["train.accumulate=4", "train.clip_norm=2", "train.on_nan=stop"];
+    let trainer = set("mnist", &steps).unwrap().trainer().unwrap();
+    assert_eq!((trainer.accumulate, trainer.clip.norm, trainer.clip.value), (4, Some(2.0), None));
+    assert_eq!((trainer.on_nan, trainer.groups.len()), (OnNan::Stop, 0));
+    let groups = set("mnist", &["optimizer.decay_norms_and_biases=false"]).unwrap().trainer().unwrap().groups;
+    assert_eq!(groups, [Group { of: Members::NormsAndBiases, lr: 1.0, weight_decay: 0.0 }]);
     let judging = ["train.ema=0.99", "train.watch=accuracy", "train.patience=4"];
     let trainer = set("mnist", &judging).unwrap().trainer().unwrap();
     assert_eq!((trainer.ema, trainer.watch, trainer.patience), (Some(0.99), Watch::Accuracy, Some(4)));
@@ -243,6 +249,9 @@ fn wrong_settings_say_what_would_be_right() {
             ],
         ),
         ("train.label_smoothing=0.1", &["no meaning for loss nll"]),
+        ("train.accumulate=0", &["train.accumulate must be a whole number of at least 1, got: 0"]),
+        ("train.clip_norm=0", &["train.clip_norm must be a number above 0, got: 0"]),
+        ("train.on_nan=halt", &["one of loss, stop, ignore"]),
         ("train.ema=1", &["train.ema must be a number from 0 to below 1, got: 1"]),
         ("train.patience=0", &["train.patience must be a whole number of at least 1, got: 0"]),
         ("train.watch=acuracy", &["one of loss, accuracy", "did you mean accuracy?"]),

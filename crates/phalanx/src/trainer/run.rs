@@ -1,10 +1,10 @@
 //! Who works on what in one run: the model, its parameters, the strategy that shares them, and the samples of this rank.
 
-use super::{Progress, Trainer, Watch};
+use super::{OnNan, Progress, Trainer, Watch};
 use crate::error::Error;
 use crate::event::{Event, Observer};
 use crate::worker::Worker;
-use phalanx_data::{Batch, Dataset, ExactSampler, Loader, LoaderOptions, Order};
+use phalanx_data::{Batch, Batches, Dataset, ExactSampler, Loader, LoaderOptions, Order};
 use phalanx_nn::{Average, Ctx, Module, Moment, Parameters};
 use phalanx_parallel::{Ddp, Place, SingleDevice, Strategy, Sync};
 use std::sync::Arc;
@@ -20,6 +20,16 @@ pub(super) struct Run<'a> {
     pub(super) test: Option<Loader>,
     /// Bad images of this rank in this epoch that others took the place of.
     pub(super) bad_images: usize,
+}
+
+/// What the making of a step's gradients leaves beside them.
+pub(super) struct Made {
+    /// This rank's part of the loss.
+    pub(super) loss: f64,
+    /// The norm of the gradients before they were cut by it, if they are.
+    pub(super) norm: Option<f64>,
+    /// Samples of all ranks.
+    pub(super) samples: u64,
 }
 
 /// Test samples a step and worker: enough to keep the kernels busy, few enough to stay in the cache.
@@ -41,6 +51,7 @@ impl<'a> Run<'a> {
             }
         }
         let Trainer { plateau, patience, best_file, watch, .. } = trainer;
+        assert!(trainer.accumulate > 0, "Trainer: a step of 0 batches");
         let going_by_tests = [
             ("a schedule that follows the test loss", plateau.is_some()),
             ("patience", patience.is_some()),
@@ -71,7 +82,13 @@ impl<'a> Run<'a> {
 
     /// How many steps an epoch has.
     pub(super) fn steps_per_epoch(&self) -> u64 {
-        self.train.steps_per_epoch() as u64
+        self.train.steps_per_epoch().div_ceil(self.trainer.accumulate) as u64
+    }
+
+    /// The batches of the epoch at hand that weren't trained on yet.
+    pub(super) fn batches(&self, progress: &Progress) -> Result<Batches, Error> {
+        let first = progress.step_in_epoch as usize * self.trainer.accumulate;
+        Ok(self.train.epoch_from(progress.epoch, first)?)
     }
 
     /// How many steps the run has, from its first.
@@ -98,18 +115,56 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Makes the gradients of one step; gives this rank's part of the loss.
-    pub(super) fn gradients(&mut self, batch: &Batch, step: u64) -> Result<f64, Error> {
+    /// Makes the gradients of the next step, which takes one batch or several of `batches`, cut as the trainer says.
+    ///
+    /// The weight of each batch is its share in the samples of the whole step, so that the gradients are those of the mean
+    /// over all of them, also where an epoch ends with fewer or smaller batches.
+    pub(super) fn gradients(&mut self, batches: &mut Batches, progress: &Progress) -> Result<Made, Error> {
+        let Trainer { accumulate, batch_size, .. } = *self.trainer;
+        let batch_of_all = self.world_size().saturating_mul(batch_size);
+        let seen = (progress.step_in_epoch as usize).saturating_mul(accumulate).saturating_mul(batch_of_all);
+        let left = self.train.dataset().len().saturating_sub(seen);
+        let samples = batch_of_all.saturating_mul(accumulate).min(left);
+        let passes = samples.div_ceil(batch_of_all);
+        let mut loss = 0.0;
+        for (pass, batch) in batches.take(passes).enumerate() {
+            let sync = if pass + 1 == passes { Sync::Now } else { Sync::Later };
+            loss += self.pass(&batch?, progress.step, samples, sync)?;
+        }
+        self.strategy.finish(self.parameters)?;
+        let norm = self.trainer.clip.apply(&mut self.parameters.grads().arena().flat_mut::<f32>());
+        self.check(loss, norm, progress.step)?;
+        Ok(Made { loss, norm, samples: samples as u64 })
+    }
+
+    /// One forward and backward pass of a step of so many samples; gives this batch's part of the loss.
+    fn pass(&mut self, batch: &Batch, step: u64, samples: usize, sync: Sync) -> Result<f64, Error> {
         self.bad_images += batch.skipped();
         let mut ctx = Ctx::train(self.trainer.seed, step, Arc::clone(batch.sample_ids()));
-        let weight = batch.len() as f64 / batch.global_samples() as f64;
+        let weight = batch.len() as f64 / samples as f64;
         let loss = (!batch.is_empty()).then(|| {
             let output = self.model.forward(&batch.input_tensor(self.worker.device()), &mut ctx);
             self.trainer.loss.of(&output, &batch.target_tensor(self.worker.device()))
         });
-        self.strategy.backward(self.parameters, loss.as_ref(), weight, Sync::Now)?;
-        self.strategy.finish(self.parameters)?;
+        self.strategy.backward(self.parameters, loss.as_ref(), weight, sync)?;
         Ok(loss.map_or(0.0, |loss| loss.item() * weight))
+    }
+
+    /// Fails if the numbers of a step are none any more, while the weights still are what they were before it.
+    fn check(&self, loss: f64, norm: Option<f64>, step: u64) -> Result<(), Error> {
+        let on_nan = self.trainer.on_nan;
+        if on_nan != OnNan::Ignore && !loss.is_finite() {
+            return Err(Error::Diverged { loss, step, place: self.parameters.first_not_finite() });
+        }
+        // A norm that is at hand tells as much about the gradients as looking at each.
+        let look = match norm {
+            Some(norm) => on_nan != OnNan::Ignore && !norm.is_finite(),
+            None => on_nan == OnNan::Stop,
+        };
+        match look.then(|| self.parameters.first_gradient_not_finite()).flatten() {
+            Some(place) => Err(Error::BadGradient { step, place }),
+            None => Ok(()),
+        }
     }
 
     /// Moves the running mean, if there is to be one, towards the weights of now.
@@ -134,11 +189,11 @@ impl<'a> Run<'a> {
     }
 
     /// The loss of a step over all ranks, of which this one's part is `part`. All ranks have to ask.
-    pub(super) fn whole_loss(&mut self, part: f64, step: u64) -> Result<f64, Error> {
+    pub(super) fn whole_loss(&mut self, part: f64) -> Result<f64, Error> {
         let mut total = [part];
         self.strategy.sum(&mut total)?;
         let [loss] = total;
-        if loss.is_finite() { Ok(loss) } else { Err(Error::Diverged { loss, step }) }
+        Ok(loss)
     }
 
     /// How many bad images of all ranks others took the place of since this was asked for last. All ranks have to ask.

@@ -3,7 +3,7 @@
 use crate::cpu::share;
 use crate::dtype::{Float, with_float};
 use crate::op::Unary;
-use crate::shape::{Geometry, for_each_row};
+use crate::shape::{Geometry, Order, for_each_row};
 use crate::tensor::Tensor;
 
 /// Elementwise functions of two tensors.
@@ -35,9 +35,17 @@ fn zip<T: Float>(a: &Tensor, b: &Tensor, out: &Tensor, f: impl Fn(T, T) -> T + C
     let (ga, gb) = (a.geometry.broadcast_to(shape), b.geometry.broadcast_to(shape));
     let device = out.device();
     let arch = device.arch();
+    let order = out.dense_order();
+    let even = ga.lies_in(order) && gb.lies_in(order);
+    if !even && order != Order::RowMajor {
+        // Seldom: operands that lie in different orders.
+        let rows = Tensor::stale(device, shape, out.dtype);
+        zip(a, b, &rows, f);
+        return out.copy_from(&rows);
+    }
     let (va, vb, mut vo) = (a.read::<T>(), b.read::<T>(), out.write_whole::<T>());
     let (va, vb) = (&*va, &*vb);
-    if ga.is_contiguous() && gb.is_contiguous() {
+    if even {
         let (va, vb) = (&va[ga.offset..], &vb[gb.offset..]);
         let chunk = share(device, vo.len());
         device.for_chunks(&mut vo, chunk, |i, o| {
@@ -81,7 +89,7 @@ fn zip<T: Float>(a: &Tensor, b: &Tensor, out: &Tensor, f: impl Fn(T, T) -> T + C
 fn map<T: Float>(x: &Tensor, out: &Tensor, f: impl Fn(T) -> T + Copy + Sync) {
     let device = out.device();
     let arch = device.arch();
-    let (vx, mut vo) = (x.read_contiguous::<T>("map"), out.write_whole::<T>());
+    let (vx, mut vo) = (x.read_dense::<T>(), out.write_whole::<T>());
     let vx = &*vx;
     let chunk = share(device, vo.len());
     device.for_chunks(&mut vo, chunk, |i, o| {
@@ -164,7 +172,7 @@ pub(crate) fn add_assign(sum: &Tensor, x: &Tensor) {
     with_float!(sum.dtype, "add", T => {
         let device = sum.device();
         let arch = device.arch();
-        let (vx, mut vo) = (x.read_contiguous::<T>("add"), sum.write_whole::<T>());
+        let (vx, mut vo) = (x.read_dense::<T>(), sum.write_whole::<T>());
         let vx = &*vx;
         let chunk = share(device, vo.len());
         device.for_chunks(&mut vo, chunk, |i, o| {

@@ -1,0 +1,113 @@
+//! Where a number is none: the first NaN or infinity among weights, buffers and gradients.
+
+use crate::parameters::Parameters;
+use crate::weights::Weights;
+use std::fmt;
+
+/// A number that is none, and where it stands.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NotFinite {
+    /// The parameter, buffer or array.
+    pub name: String,
+    /// Whether it is its gradient that holds the number.
+    pub in_gradient: bool,
+    /// The first such element of it, in row-major order.
+    pub index: usize,
+    /// What it is: NaN or an infinity.
+    pub number: f32,
+}
+
+impl fmt::Display for NotFinite {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let NotFinite { name, in_gradient, index, number } = self;
+        let of = if *in_gradient { "the gradient of " } else { "" };
+        write!(f, "{of}{name} is {number} at element {index}")
+    }
+}
+
+fn first(name: &str, in_gradient: bool, values: &[f32]) -> Option<NotFinite> {
+    let index = values.iter().position(|x| !x.is_finite())?;
+    Some(NotFinite { name: name.to_owned(), in_gradient, index, number: values[index] })
+}
+
+impl Parameters {
+    /// The first number that is none: among the values, else the buffers, else the gradients, each in the model's order.
+    /// Values come first because they spoil the rest.
+    pub fn first_not_finite(&self) -> Option<NotFinite> {
+        let values = self.values().flat::<f32>();
+        let of_values = self
+            .names()
+            .iter()
+            .enumerate()
+            .find_map(|(i, name)| first(name, false, &values[self.layout().range(i)]));
+        let of_buffers = || {
+            let (buffers, layout) = (self.buffers().flat::<f32>(), self.buffers().layout());
+            let mut names = self.buffer_names().iter().enumerate();
+            names.find_map(|(i, name)| first(name, false, &buffers[layout.range(i)]))
+        };
+        of_values.or_else(of_buffers).or_else(|| self.first_gradient_not_finite())
+    }
+
+    /// The first number that is none among the gradients.
+    pub fn first_gradient_not_finite(&self) -> Option<NotFinite> {
+        let grads = self.grads().arena().flat::<f32>();
+        // Mostly there is none, and one pass over all of them tells.
+        if !any_not_finite(&grads) {
+            return None;
+        }
+        self.names()
+            .iter()
+            .enumerate()
+            .find_map(|(i, name)| first(name, true, &grads[self.layout().range(i)]))
+    }
+}
+
+/// Without a branch a number, so that it runs as fast as memory is read.
+fn any_not_finite(values: &[f32]) -> bool {
+    const BLOCK: usize = 1024;
+    values.chunks(BLOCK).any(|block| block.iter().fold(false, |any, x| any | !x.is_finite()))
+}
+
+impl Weights {
+    /// The first number that is none.
+    pub fn first_not_finite(&self) -> Option<NotFinite> {
+        self.names().find_map(|name| first(name, false, self.get(name)?.1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{BatchNorm2d, Conv2d, Sequential};
+    use phalanx_tensor::Device;
+
+    #[test]
+    fn values_are_named_before_buffers_and_buffers_before_gradients() {
+        let mut net = Sequential::new().then(Conv2d::new(1, 2, 1)).then(BatchNorm2d::new(2));
+        let parameters = Parameters::build(&mut net, &Device::cpu(1), 0);
+        assert_eq!(parameters.first_not_finite(), None);
+        let told = || parameters.first_not_finite().unwrap().to_string();
+        let put = |tensor: phalanx_tensor::Tensor, index: usize, number: f32| {
+            tensor.with_slice_mut(|values: &mut [f32]| values[index] = number);
+        };
+        put(parameters.grads().arena().tensor(3), 1, f32::NEG_INFINITY);
+        assert_eq!(told(), "the gradient of 1.bias is -inf at element 1");
+        assert_eq!(parameters.first_gradient_not_finite(), parameters.first_not_finite());
+        put(parameters.buffers().tensor(1), 0, f32::NAN);
+        assert_eq!(told(), "1.running_var is NaN at element 0");
+        put(parameters.value(2), 1, f32::INFINITY);
+        assert_eq!(told(), "1.weight is inf at element 1");
+        // A file is read in its own order.
+        assert_eq!(parameters.to_weights().first_not_finite().unwrap().to_string(), told());
+    }
+
+    #[test]
+    fn one_number_in_many_is_found() {
+        for at in [0, 1023, 1024, 4999] {
+            let mut values = vec![1e38f32; 5000];
+            assert!(!any_not_finite(&values));
+            values[at] = f32::NAN;
+            assert!(any_not_finite(&values), "{at}");
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! What a step is made of: several batches, gradients that are cut, numbers that are none.
+
+use phalanx::data::{LinearRegression, Places, Silent, View, open};
+use phalanx::nn::optim::{Clip, Sgd};
+use phalanx::nn::{Linear, Loss, Parameters, Weights, models::MnistNet, module};
+use phalanx::{Event, Observer, OnNan, Quiet, State, Trained, Trainer, Worker, spawn};
+use std::sync::{Arc, Mutex};
+
+const SGD: Sgd = Sgd { momentum: 0.9, ..Sgd::new(0.05) };
+
+/// The losses and last values of a run of so many workers over the first digits, dropout on.
+fn of_workers(workers: usize, trainer: &Trainer) -> (Vec<f64>, Weights) {
+    struct Losses<'a>(&'a Mutex<Vec<f64>>);
+    impl Observer for Losses<'_> {
+        fn event(&mut self, event: &Event) {
+            if let Event::Step { loss, .. } = event {
+                self.0.lock().unwrap().push(*loss);
+            }
+        }
+    }
+    let (losses, weights) = (Mutex::default(), Mutex::default());
+    spawn(workers, |worker| {
+        let data = open("mnist-mini", View::default(), &Places::from_env(None), &mut Silent).unwrap();
+        let mut net = MnistNet::new(0.5);
+        let trained = trainer.fit(&worker, &mut net, SGD, data.train, None, &mut Losses(&losses))?;
+        if worker.is_first() {
+            *weights.lock().unwrap() = trained.parameters.to_weights();
+        }
+        Ok(())
+    })
+    .unwrap();
+    (losses.into_inner().unwrap(), weights.into_inner().unwrap())
+}
+
+#[test]
+fn a_step_of_several_batches_is_that_of_a_large_one() {
+    // 2000 samples are eight steps of 240 and one of 80, whose last batches are smaller or missing.
+    let large = Trainer { batch_size: 240, epochs: 2, ..Trainer::default() };
+    let (wanted, _) = of_workers(1, &large);
+    assert_eq!(wanted.len(), 18);
+    for (workers, accumulate, batch_size) in [(1, 4, 60), (1, 5, 48), (2, 2, 60), (3, 4, 20)] {
+        let (losses, _) = of_workers(workers, &Trainer { accumulate, batch_size, ..large.clone() });
+        assert_eq!(losses.len(), wanted.len());
+        for (step, (got, want)) in losses.iter().zip(&wanted).enumerate() {
+            // Float32 sums in another order, growing over eighteen steps.
+            let apart = (got - want).abs();
+            assert!(
+                apart < 1e-4,
+                "step {step}: {got} in {accumulate} batches of {workers} workers, {want} in one"
+            );
+        }
+    }
+}
+
+#[test]
+fn clipped_runs_are_the_same_on_any_number_of_workers() {
+    let clip = Clip { norm: Some(0.5), value: Some(0.05) };
+    let trainer = Trainer { clip, steps: Some(10), batch_size: 60, ..Trainer::default() };
+    let (alone, weights) = of_workers(1, &trainer);
+    let (again, same) = of_workers(1, &trainer);
+    assert!((&alone, &weights) == (&again, &same), "the same bits");
+    let (pair, _) = of_workers(2, &Trainer { batch_size: 30, ..trainer.clone() });
+    assert!(alone.iter().zip(&pair).all(|(a, b)| (a - b).abs() < 1e-4), "{alone:?} {pair:?}");
+    let (free, _) = of_workers(1, &Trainer { clip: Clip::default(), ..trainer });
+    assert!(free.iter().zip(&alone).any(|(a, b)| (a - b).abs() > 1e-2), "it makes a difference");
+}
+
+#[test]
+fn the_norm_of_the_gradients_is_told_where_it_is_known() {
+    struct Norms(Vec<Option<f64>>);
+    impl Observer for Norms {
+        fn event(&mut self, event: &Event) {
+            if let Event::Step { grad_norm, .. } = event {
+                self.0.push(*grad_norm);
+            }
+        }
+    }
+    for (norm, told) in [(None, false), (Some(1.0), true)] {
+        let clip = Clip { norm, value: None };
+        let trainer = Trainer { loss: Loss::Mse, clip, ..Trainer::default() };
+        let mut norms = Norms(Vec::new());
+        let points = Arc::new(LinearRegression::new(4));
+        trainer
+            .fit(&Worker::alone(1), &mut Linear::new(1, 1), Sgd::new(0.1), points, None, &mut norms)
+            .unwrap();
+        assert_eq!(norms.0.len(), 1);
+        assert_eq!(norms.0[0].is_some_and(|norm| norm > 0.0), told);
+    }
+}
+
+/// A run on four points that starts with this bias.
+fn spoilt(on_nan: OnNan, number: f32, lr: f64, clip: Clip) -> Result<Trained, String> {
+    let worker = Worker::alone(1);
+    let mut net = Linear::new(1, 1);
+    let parameters = Parameters::build(&mut net, worker.device(), 0);
+    parameters.value(1).fill(f64::from(number));
+    let trainer = Trainer { loss: Loss::Mse, epochs: 3, on_nan, clip, ..Trainer::default() };
+    let points = Arc::new(LinearRegression::new(4));
+    let state = State::start(Sgd::new(lr)).unwrap();
+    trainer
+        .resume(&worker, &net, parameters, state, points, None, &mut Quiet)
+        .map_err(|error| error.to_string())
+}
+
+#[test]
+fn numbers_that_are_none_stop_a_run_and_are_named() {
+    let clip = Clip::default();
+    for on_nan in [OnNan::Loss, OnNan::Stop] {
+        let error = spoilt(on_nan, f32::NAN, 0.1, clip).err().unwrap();
+        assert!(
+            error.contains("the loss is NaN at step 0, where bias is NaN at element 0\nhint:"),
+            "{error}"
+        );
+        // The first step throws the weights out of float32.
+        let error = spoilt(on_nan, 1.0, 1e300, clip).err().unwrap();
+        assert!(error.contains("at step 1, where weight is"), "{error}");
+    }
+    assert!(spoilt(OnNan::Ignore, f32::NAN, 0.1, clip).is_ok());
+}
+
+module! {
+    /// The absolute value of a line, by a root whose gradient at 0 is no number.
+    struct Root() {
+        line: Linear = Linear::new(1, 1),
+    }
+
+    fn forward(&self, x: &Tensor, ctx: &mut Ctx) -> Tensor {
+        self.line.forward(x, ctx).square().sqrt()
+    }
+}
+
+#[test]
+fn a_gradient_that_is_none_is_found_before_it_moves_a_weight() {
+    let norm = Clip { norm: Some(1.0), value: None };
+    let rows = [
+        (OnNan::Loss, Clip::default(), "the loss is NaN at step 1, where line.weight is NaN at element 0"),
+        (OnNan::Stop, Clip::default(), "the gradient of line.weight is NaN at element 0, at step 0"),
+        (OnNan::Loss, norm, "the gradient of line.weight is NaN at element 0, at step 0"),
+    ];
+    for (on_nan, clip, want) in rows {
+        let worker = Worker::alone(1);
+        let mut net = Root::new();
+        let parameters = Parameters::build(&mut net, worker.device(), 0);
+        (0..2).for_each(|i| parameters.value(i).fill(0.0));
+        let trainer = Trainer { loss: Loss::Mse, epochs: 2, on_nan, clip, ..Trainer::default() };
+        let points = Arc::new(LinearRegression::new(4));
+        let state = State::start(Sgd::new(0.1)).unwrap();
+        let result = trainer.resume(&worker, &net, parameters, state, points, None, &mut Quiet);
+        let error = result.err().unwrap().to_string();
+        assert!(error.contains(want), "{error}");
+    }
+}
