@@ -90,7 +90,10 @@ impl Window {
                 margin.fill(table[0]);
                 after.fill(table[0]);
                 if mirrored {
-                    middle.iter_mut().zip(seen.iter().rev()).for_each(|(out, &byte)| *out = table[usize::from(byte)]);
+                    middle
+                        .iter_mut()
+                        .zip(seen.iter().rev())
+                        .for_each(|(out, &byte)| *out = table[usize::from(byte)]);
                 } else {
                     middle.iter_mut().zip(seen).for_each(|(out, &byte)| *out = table[usize::from(byte)]);
                 }
