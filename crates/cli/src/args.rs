@@ -178,7 +178,7 @@ pub(crate) struct StepArgs {
     /// Samples a step.
     #[arg(long, default_value_t = 64)]
     pub(crate) batch: usize,
-    /// Height and width of the images, where the model takes any [default: 32 for resnet18].
+    /// Height and width of the images, where the model takes any [default: 32 for ResNets].
     #[arg(long, value_name = "PIXELS")]
     pub(crate) image: Option<usize>,
     /// Compute threads [default: all cores].
@@ -190,6 +190,9 @@ pub(crate) struct StepArgs {
     /// Only the forward pass.
     #[arg(long)]
     pub(crate) forward_only: bool,
+    /// Print where the time goes, kernel by kernel.
+    #[arg(long)]
+    pub(crate) profile: bool,
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,
@@ -228,8 +231,12 @@ pub(crate) enum StepModel {
     Mnist,
     /// The HPC tutorial's MNIST network.
     MnistHpc,
-    /// ResNet-18 of 10 classes.
+    /// ResNet-18 of 10 classes, as the deeper ones.
     Resnet18,
+    Resnet34,
+    Resnet50,
+    Resnet101,
+    Resnet152,
 }
 
 /// `phalanx data`.

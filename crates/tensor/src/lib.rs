@@ -23,6 +23,7 @@ mod shape;
 mod arena;
 mod device;
 mod pool;
+mod profile;
 mod storage;
 
 mod cpu;
@@ -42,6 +43,7 @@ pub use ops::dropout::DropoutKey;
 pub use ops::norm::{BatchNormed, ChannelStats, SumOverBatch, Then};
 pub use ops::reduce::Keep;
 pub use philox::Philox;
+pub use profile::KernelTime;
 pub use shape::{MAX_DIMS, Order, Shape};
 pub use tensor::Tensor;
 pub use walk::backward;

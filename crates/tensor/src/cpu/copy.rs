@@ -7,6 +7,7 @@ use crate::tensor::Tensor;
 
 /// Fills `out` with the elements of `from`, which has the same shape and dtype. Either may be any view.
 pub(crate) fn copy(from: &Tensor, out: &Tensor) {
+    let _timer = out.device().time("copies");
     with_element!(out.dtype, T => copy_elements::<T>(from, out));
 }
 

@@ -72,6 +72,7 @@ impl Planes {
 /// Max-pooling; `position` gets, for each output, where in its window the first largest element stands, counted row by row
 /// from the window's first pixel inside the image.
 pub(crate) fn max_pool(x: &Tensor, p: Planes, out: &Tensor, position: &Tensor) {
+    let _timer = out.device().time("max pooling");
     with_float!(x.dtype, "max_pool2d", T => {
         let device = out.device();
         let arch = device.arch();
@@ -149,6 +150,7 @@ impl<T: Float> pulp::NullaryFnOnce for MaxPlane2x2<'_, T> {
 
 /// The gradient of [`max_pool`]: each output's gradient goes to the pixel it came from.
 pub(crate) fn max_pool_gradient(position: &Tensor, grad: &Tensor, p: Planes, out: &Tensor) {
+    let _timer = out.device().time("max pooling, gradient");
     with_float!(out.dtype, "max_pool2d", T => {
         let device = out.device();
         let arch = device.arch();
@@ -210,6 +212,7 @@ impl<T: Float> pulp::NullaryFnOnce for SpreadPlane2x2<'_, T> {
 
 /// Max-pooling of images in pixel order; `position` gets the number of the largest pixel in its window, padding included.
 pub(crate) fn max_pool_pixels(x: &Tensor, p: Planes, out: &Tensor, position: &Tensor) {
+    let _timer = out.device().time("max pooling");
     with_float!(x.dtype, "max_pool2d", T => {
         let device = out.device();
         let vx = x.read_dense::<T>();
@@ -223,11 +226,11 @@ pub(crate) fn max_pool_pixels(x: &Tensor, p: Planes, out: &Tensor, position: &Te
                 position.fill(first);
                 for (at, from) in seen {
                     let x = &vx[from * width..][..width];
-                    for ((&x, best), position) in x.iter().zip(out.iter_mut()).zip(position.iter_mut()) {
-                        let wins = x > *best || (x.is_nan() && !best.is_nan());
-                        *best = if wins { x } else { *best };
-                        *position = if wins { at } else { *position };
+                    // First where the pixel wins, then what that changes: bytes and floats of one loop make poor vectors.
+                    for ((&x, &best), position) in x.iter().zip(out.iter()).zip(position.iter_mut()) {
+                        *position = if x > best || x.is_nan() { at } else { *position };
                     }
+                    out.iter_mut().zip(x).for_each(|(best, &x)| *best = x.larger(*best));
                 }
             });
         });
@@ -236,6 +239,7 @@ pub(crate) fn max_pool_pixels(x: &Tensor, p: Planes, out: &Tensor, position: &Te
 
 /// The gradient of [`max_pool_pixels`]: each pixel of the image takes from the windows that it was the largest of.
 pub(crate) fn max_pool_pixels_gradient(position: &Tensor, grad: &Tensor, p: Planes, out: &Tensor) {
+    let _timer = out.device().time("max pooling, gradient");
     with_float!(out.dtype, "max_pool2d", T => {
         let device = out.device();
         let (vp, vg) = (position.read_dense::<u8>(), grad.read_dense::<T>());
@@ -257,6 +261,7 @@ pub(crate) fn max_pool_pixels_gradient(position: &Tensor, grad: &Tensor, p: Plan
 
 /// Average pooling.
 pub(crate) fn avg_pool(x: &Tensor, p: Planes, padding: CountPadding, out: &Tensor) {
+    let _timer = out.device().time("average pooling");
     with_float!(x.dtype, "avg_pool2d", T => {
         let vx = x.read_contiguous::<T>("avg_pool2d");
         let mut vo = out.write_whole::<T>();
@@ -290,6 +295,7 @@ fn share<T: Float>(p: Planes, padding: CountPadding, inside: usize, y: usize, x:
 
 /// The gradient of [`avg_pool`].
 pub(crate) fn avg_pool_gradient(grad: &Tensor, p: Planes, padding: CountPadding, out: &Tensor) {
+    let _timer = out.device().time("average pooling, gradient");
     with_float!(out.dtype, "avg_pool2d", T => {
         let vg = grad.read_contiguous::<T>("avg_pool2d");
         let mut vo = out.write_whole::<T>();

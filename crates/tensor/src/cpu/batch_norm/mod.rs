@@ -25,6 +25,7 @@ macro_rules! halves {
 
 /// `moments` (2, C) = each channel's mean, and its sum of squared distances from the mean.
 pub(crate) fn moments(x: &Tensor, moments: &Tensor) {
+    let _timer = x.device().time("batch norm, statistics");
     halves!(moments => guard, halves);
     with_float!(x.dtype, "batch_norm", T => {
         if is_rows(x) {
@@ -52,6 +53,7 @@ pub(crate) fn normalise(
     fused: Fused<'_>,
     [out, scale]: [&Tensor; 2],
 ) {
+    let _timer = x.device().time("batch norm");
     let channels = mean.count();
     let factors = Tensor::stale(x.device(), [2, channels].into(), x.dtype);
     with_float!(x.dtype, "batch_norm", T => {
@@ -90,6 +92,7 @@ fn times<T: Float>(scale: &[T], weight: Option<&Tensor>, mul: &mut [T]) {
 /// `sums` (2, C) = each channel's sum of grad, and of grad (x - mean). With `mask`, the output of a fused ReLU, only where that
 /// is above zero.
 pub(crate) fn sums([x, mean]: [&Tensor; 2], grad: &Tensor, mask: Option<&Tensor>, sums: &Tensor) {
+    let _timer = x.device().time("batch norm, sums of gradients");
     halves!(sums => guard, halves);
     with_float!(x.dtype, "batch_norm", T => {
         let mean = mean.read_contiguous::<T>("batch_norm");
@@ -125,6 +128,7 @@ pub(crate) fn input_gradient(
     batch: Option<(&Tensor, f64)>,
     out: &Tensor,
 ) {
+    let _timer = x.device().time("batch norm, gradient of input");
     let channels = mean.count();
     let factors = Tensor::stale(x.device(), [3, channels].into(), x.dtype);
     with_float!(x.dtype, "batch_norm", T => {

@@ -82,6 +82,7 @@ enum Way {
 
 /// `out = x * w + b`; all lie as [`Plan::orders`] says, here and below.
 pub(crate) fn forward(x: &Tensor, w: &Tensor, b: Option<&Tensor>, plan: Plan, out: &Tensor) {
+    let _timer = out.device().time("convolution");
     with_float!(x.dtype, "conv2d", T => forward_as::<T>(x, w, b, plan, out));
 }
 
@@ -100,6 +101,7 @@ fn forward_as<T: Lanes>(x: &Tensor, w: &Tensor, b: Option<&Tensor>, plan: Plan, 
 
 /// `out =` the gradient with respect to the images.
 pub(crate) fn image_gradient(grad: &Tensor, w: &Tensor, plan: Plan, out: &Tensor) {
+    let _timer = out.device().time("convolution, gradient of images");
     // Few channels are a network's input, whose gradient is seldom asked for: no kernel for that.
     let grad = if matches!(plan.way(), Way::Patches) { &grad.contiguous() } else { grad };
     with_float!(out.dtype, "conv2d", T => {
@@ -116,6 +118,7 @@ pub(crate) fn image_gradient(grad: &Tensor, w: &Tensor, plan: Plan, out: &Tensor
 
 /// `out =` the gradient with respect to the kernels.
 pub(crate) fn kernel_gradient(x: &Tensor, grad: &Tensor, plan: Plan, out: &Tensor) {
+    let _timer = out.device().time("convolution, gradient of kernels");
     with_float!(out.dtype, "conv2d", T => {
         let (x, g) = (x.read_dense::<T>(), grad.read_dense::<T>());
         let mut o = out.write_whole::<T>();
@@ -131,6 +134,7 @@ pub(crate) fn kernel_gradient(x: &Tensor, grad: &Tensor, plan: Plan, out: &Tenso
 
 /// `out =` the gradient with respect to the bias: the sum over images and pixels.
 pub(crate) fn bias_gradient(grad: &Tensor, plan: Plan, out: &Tensor) {
+    let _timer = out.device().time("convolution, gradient of bias");
     if plan.orders()[2] == Order::Pixels {
         let rows = grad.seen_as(Geometry::row_major([plan.oh * plan.ow * plan.n, plan.o].into()));
         return reduce::sum(&rows, &out.reshape([1, plan.o]));

@@ -55,10 +55,22 @@ fn gather<T: Float>(x: &[T], p: &Plan, first: usize, patches: &mut [T]) {
         let mut lines = patch.chunks_exact_mut(p.kw);
         for plane in image.chunks_exact(p.h * p.w) {
             for (ky, line) in (0..p.kh).zip(&mut lines) {
-                line.fill(T::ZERO);
                 let row = (top + ky * dy).checked_sub(py).filter(|&row| row < p.h);
-                if let (Some(row), true) = (row, from < to) {
-                    let seen = &plane[row * p.w + left + from * dx - px..];
+                let Some(row) = row.filter(|_| from < to) else {
+                    line.fill(T::ZERO);
+                    continue;
+                };
+                let seen = &plane[row * p.w + left + from * dx - px..];
+                if to - from == p.kw && dx == 1 {
+                    // The usual case, in the usual widths: a copy of known length is a move or two.
+                    match p.kw {
+                        7 => line[..7].copy_from_slice(&seen[..7]),
+                        5 => line[..5].copy_from_slice(&seen[..5]),
+                        3 => line[..3].copy_from_slice(&seen[..3]),
+                        _ => line.copy_from_slice(&seen[..line.len()]),
+                    }
+                } else {
+                    line.fill(T::ZERO);
                     line[from..to].iter_mut().zip(seen.iter().step_by(dx)).for_each(|(to, &from)| *to = from);
                 }
             }
@@ -120,7 +132,7 @@ impl<T: Lanes> Forward<'_, T> {
             let height = R.min(rows - row);
             let starts = std::array::from_fn(|i| (row + i.min(height - 1)) * padded(self.plan));
             let mut sums: Tile<T, S, R, V> = [start; R];
-            add_rows(simd, &mut sums, (self.patches, starts), panel, depth);
+            add_rows(simd, &mut sums, (self.patches, starts), (panel, columns), depth);
             for (i, sums) in sums.iter().enumerate().take(height) {
                 let to = &mut self.out[(row + i) * width + column..][..columns];
                 T::vectors_mut::<S>(to)[..V].copy_from_slice(sums);
@@ -149,6 +161,7 @@ fn pack<T: Lanes>(device: &Device, w: &[T], p: &Plan, panels: &mut [T]) {
 
 /// `x` is (N, C, H, W), `w` (O, C, KH, KW), `out` (OH OW, N, O).
 pub(super) fn forward<T: Lanes>(device: &Device, x: &[T], w: &[T], b: Option<&[T]>, p: Plan, out: &mut [T]) {
+    let _timer = device.time("convolution by patches");
     let room = Storage::stale(device, size_of_val(w));
     pack(device, w, &p, &mut room.write::<T>()[..w.len()]);
     let packed = room.read::<T>();
@@ -224,6 +237,7 @@ impl<T: Lanes> Gradient<'_, T> {
 
 /// `x` is (N, C, H, W), `g` (OH OW, N, O), `out` (O, C, KH, KW).
 pub(super) fn kernel_gradient<T: Lanes>(device: &Device, x: &[T], g: &[T], p: Plan, out: &mut [T]) {
+    let _timer = device.time("convolution by patches, gradient");
     let (rows, size) = (p.oh * p.ow * p.n, padded(&p) * p.o);
     let per_run = rows.div_ceil(RUNS).max(1);
     let room = Storage::stale(device, rows.div_ceil(per_run) * size * size_of::<T>());

@@ -24,7 +24,7 @@ const MAX_TAPS: usize = 64;
 /// With fewer samples the tiles aren't full.
 const MIN_SAMPLES: usize = 4;
 /// Numbers of one side that a block of rows of the kernel gradient holds: so many that they stay in the second cache.
-const BLOCK: usize = 1 << 16;
+const BLOCK: usize = 1 << 13;
 /// Output channels that one task of the kernel gradient takes.
 const TASK_CHANNELS: usize = 32;
 
@@ -112,7 +112,8 @@ struct SumLinks<'a, T> {
     /// (pixels, N, depth)
     source: &'a [T],
     depth: usize,
-    /// Panels of columns: (panel, tap, depth, columns of the panel).
+    /// Toward the output, panels of columns: (panel, tap, depth, columns of the panel); toward the input, the kernels as they
+    /// are: (tap, depth, width).
     weights: &'a [T],
     bias: Option<&'a [T]>,
     /// Rows of (pixels, N, width), from row `first` on.
@@ -145,8 +146,10 @@ impl<T: Lanes> SumLinks<'_, T> {
     #[inline(always)]
     fn panel<S: Simd, const R: usize, const V: usize>(&mut self, simd: S, column: usize) {
         let (n, width, depth, columns) = (self.plan.n, self.width, self.depth, V * T::lanes::<S>());
-        let per_tap = depth * columns;
-        let panel = &self.weights[self.plan.kh * self.plan.kw * depth * column..];
+        let (panel, b_width) = match self.toward {
+            Toward::Output => (&self.weights[self.plan.kh * self.plan.kw * depth * column..], columns),
+            Toward::Input => (&self.weights[column..], width),
+        };
         let mut start = [T::splat(simd, T::ZERO); V];
         if let Some(bias) = self.bias {
             start.copy_from_slice(&T::vectors::<S>(&bias[column..][..columns])[..V]);
@@ -165,8 +168,8 @@ impl<T: Lanes> SumLinks<'_, T> {
                 let mut sums: Tile<T, S, R, V> = [start; R];
                 for link in links.iter() {
                     let starts = offsets.map(|offset| link.pixel * n * depth + offset);
-                    let weights = &panel[link.tap * per_tap..][..per_tap];
-                    add_rows(simd, &mut sums, (self.source, starts), weights, depth);
+                    let weights = &panel[link.tap * depth * b_width..];
+                    add_rows(simd, &mut sums, (self.source, starts), (weights, b_width), depth);
                 }
                 for (i, sums) in sums.iter().enumerate().take(height) {
                     let to = &mut self.result[(row + tile + i) * width + column..][..columns];
@@ -183,11 +186,9 @@ fn rows_per_task(device: &Device, rows: usize) -> usize {
     if device.threads() == 1 { rows } else { rows.div_ceil(4 * device.threads()).next_multiple_of(8) }
 }
 
-/// The kernels in panels for [`SumLinks`].
+/// The kernels in panels for a sum toward the output: the transpose of (taps, O, C), panel by panel.
 struct Pack<'a, T> {
     plan: &'a Plan,
-    toward: Toward,
-    /// (taps, O, C)
     weights: &'a [T],
     /// The first column of the panel to fill, and the panel.
     column: usize,
@@ -199,28 +200,12 @@ impl<T: Lanes> pulp::NullaryFnOnce for Pack<'_, T> {
 
     #[inline(always)]
     fn call(self) {
-        let Pack { plan: p, toward, weights, column, panel } = self;
-        let taps = p.kh * p.kw;
-        let depth = match toward {
-            Toward::Output => p.c,
-            Toward::Input => p.o,
-        };
-        let columns = panel.len() / (taps * depth);
-        for (tap, panel) in panel.chunks_exact_mut(depth * columns).enumerate() {
-            if !is_used(p, tap) {
-                continue;
-            }
-            let weights = &weights[tap * p.o * p.c..][..p.o * p.c];
-            match toward {
-                // Rows of the panel are input channels: the transpose of rows that are output channels.
-                Toward::Output => {
-                    transpose(&weights[column * p.c..], p.c, [columns, p.c], panel, |c| c * columns)
-                }
-                Toward::Input => {
-                    for (row, to) in weights.chunks_exact(p.c).zip(panel.chunks_exact_mut(columns)) {
-                        to.copy_from_slice(&row[column..][..columns]);
-                    }
-                }
+        let Pack { plan: p, weights, column, panel } = self;
+        let columns = panel.len() / (p.kh * p.kw * p.c);
+        for (tap, panel) in panel.chunks_exact_mut(p.c * columns).enumerate() {
+            if is_used(p, tap) {
+                let rows = &weights[(tap * p.o + column) * p.c..];
+                transpose(rows, p.c, [columns, p.c], panel, |c| c * columns);
             }
         }
     }
@@ -242,45 +227,36 @@ impl<T: Lanes> WithSimd for Columns<T> {
     }
 }
 
-fn sum_links<T: Lanes>(
-    device: &Device,
-    plan: &Plan,
-    toward: Toward,
-    source: &[T],
-    w: &[T],
-    bias: Option<&[T]>,
-    result: &mut [T],
-) {
-    let (depth, width) = match toward {
-        Toward::Output => (plan.c, plan.o),
-        Toward::Input => (plan.o, plan.c),
-    };
-    let columns = columns::<T>(device);
-    let room = Storage::stale(device, size_of_val(w));
-    {
-        let mut packed = room.write::<T>();
-        let size = plan.kh * plan.kw * depth * columns;
-        device.for_chunks(&mut packed[..w.len()], size, |i, panel| {
-            device.arch().dispatch(Pack { plan, toward, weights: w, column: i * columns, panel });
-        });
-    }
-    let packed = room.read::<T>();
-    let weights = &packed[..w.len()];
-    let rows = rows_per_task(device, result.len() / width);
-    device.for_chunks(result, rows * width, |i, result| {
-        let first = i * rows;
-        device.arch().dispatch(SumLinks { plan, toward, source, depth, weights, bias, result, width, first });
-    });
-}
-
 /// `x` is (H W, N, C), `w` (taps, O, C), `out` (OH OW, N, O).
 pub(super) fn forward<T: Lanes>(device: &Device, x: &[T], w: &[T], b: Option<&[T]>, p: Plan, out: &mut [T]) {
-    sum_links(device, &p, Toward::Output, x, w, b, out);
+    let room = Storage::stale(device, size_of_val(w));
+    let mut packed = room.write::<T>();
+    let packed = &mut packed[..w.len()];
+    {
+        let _timer = device.time("convolution, kernels in panels");
+        let columns = columns::<T>(device);
+        device.for_chunks(packed, p.kh * p.kw * p.c * columns, |i, panel| {
+            device.arch().dispatch(Pack { plan: &p, weights: w, column: i * columns, panel });
+        });
+    }
+    let (weights, rows) = (&*packed, rows_per_task(device, out.len() / p.o));
+    let (plan, toward, depth, width) = (&p, Toward::Output, p.c, p.o);
+    device.for_chunks(out, rows * p.o, |i, result| {
+        let first = i * rows;
+        let sum = SumLinks { plan, toward, source: x, depth, weights, bias: b, result, width, first };
+        device.arch().dispatch(sum);
+    });
 }
 
 /// `g` is (OH OW, N, O), `w` (taps, O, C), `out` (H W, N, C).
 pub(super) fn image_gradient<T: Lanes>(device: &Device, g: &[T], w: &[T], p: Plan, out: &mut [T]) {
-    sum_links(device, &p, Toward::Input, g, w, None, out);
+    let rows = rows_per_task(device, out.len() / p.c);
+    let (plan, toward, depth, width) = (&p, Toward::Input, p.o, p.c);
+    device.for_chunks(out, rows * p.c, |i, result| {
+        let first = i * rows;
+        let sum = SumLinks { plan, toward, source: g, depth, weights: w, bias: None, result, width, first };
+        device.arch().dispatch(sum);
+    });
 }
 
 /// The gradient of one tap for some output channels.

@@ -19,21 +19,23 @@ pub(super) fn wide<T: Lanes, S: Simd>(columns: usize) -> usize {
 /// R rows of V vectors.
 pub(super) type Tile<T, S, const R: usize, const V: usize> = [[<T as Lanes>::Vector<S>; V]; R];
 
-/// `sums[i] += sum over p of a[starts[i] + p] panel[p]`, with the panel in rows of V vectors.
+/// `sums[i] += sum over p of a[starts[i] + p] b[p]`; `b` begins at the first row's numbers, and has rows of the width
+/// `b_width`.
 #[inline(always)]
 pub(super) fn add_rows<T: Lanes, S: Simd, const R: usize, const V: usize>(
     simd: S,
     sums: &mut Tile<T, S, R, V>,
     (a, starts): (&[T], [usize; R]),
-    panel: &[T],
+    (b, b_width): (&[T], usize),
     depth: usize,
 ) {
+    let columns = V * T::lanes::<S>();
     let rows = starts.map(|start| &a[start..][..depth]);
-    let panel = &T::vectors::<S>(panel).as_chunks::<V>().0[..depth];
-    for (p, panel) in panel.iter().enumerate() {
+    for (p, b) in b.chunks(b_width).take(depth).enumerate() {
+        let b = &T::vectors::<S>(&b[..columns]).as_chunks::<V>().0[0];
         for (sums, row) in sums.iter_mut().zip(&rows) {
             let a = T::splat(simd, row[p]);
-            for (sum, &b) in sums.iter_mut().zip(panel) {
+            for (sum, &b) in sums.iter_mut().zip(b) {
                 *sum = T::multiply_add(simd, b, a, *sum);
             }
         }
