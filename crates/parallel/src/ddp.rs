@@ -15,9 +15,10 @@ use crate::single::{Nobody, begin};
 use crate::strategy::{Place, Strategy, Sync};
 use phalanx_comm::{Buffer, Deadline, Group, Rank, ReduceOp, Work};
 use phalanx_nn::Parameters;
-use phalanx_tensor::{GradSink, LeafId, Span, Tensor, backward};
+use phalanx_tensor::{GradSink, LeafId, Span, SumOverBatch, Tensor, backward};
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// How [`Ddp`] works.
 #[derive(Clone, Debug)]
@@ -28,11 +29,19 @@ pub struct DdpConfig {
     pub first_bucket_bytes: usize,
     /// Whether a step may leave parameters without a gradient, which then counts as zero. Default no.
     pub find_unused: bool,
+    /// Whether batch norms go by the statistics of the whole batch rather than of each rank's part: then any number of ranks
+    /// trains as one would. It costs two small all-reduces a batch norm and step. Default no, as in PyTorch.
+    pub sync_batch_norm: bool,
 }
 
 impl Default for DdpConfig {
     fn default() -> DdpConfig {
-        DdpConfig { bucket_bytes: 25 << 20, first_bucket_bytes: 1 << 20, find_unused: false }
+        DdpConfig {
+            bucket_bytes: 25 << 20,
+            first_bucket_bytes: 1 << 20,
+            find_unused: false,
+            sync_batch_norm: false,
+        }
     }
 }
 
@@ -44,6 +53,26 @@ pub struct Ddp {
     buckets: Option<Vec<Range<usize>>>,
     adding: bool,
     step: Started,
+    shared: Option<Shared>,
+}
+
+/// Sums over the whole batch, which layers ask for where nothing can fail: the first failure is kept for `finish`.
+struct Shared {
+    sum: SumOverBatch,
+    failure: Arc<Mutex<Option<phalanx_comm::Error>>>,
+}
+
+impl Shared {
+    fn over(group: Group) -> Shared {
+        let failure = Arc::new(Mutex::new(None));
+        let kept = Arc::clone(&failure);
+        let sum = move |numbers: &mut [f64]| {
+            if let Err(error) = group.all_reduce(numbers, ReduceOp::Sum) {
+                kept.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+            }
+        };
+        Shared { sum: Arc::new(sum), failure }
+    }
 }
 
 /// A range of the gradient arena on its way.
@@ -75,7 +104,8 @@ impl Ddp {
 
     /// With other settings.
     pub fn with(group: Group, config: DdpConfig) -> Ddp {
-        Ddp { group, config, buckets: None, adding: false, step: Started::default() }
+        let shared = config.sync_batch_norm.then(|| Shared::over(group.clone()));
+        Ddp { group, config, buckets: None, adding: false, step: Started::default(), shared }
     }
 
     /// Starts the buckets that the backward pass left, and waits for all.
@@ -191,8 +221,17 @@ impl Strategy for Ddp {
         self.step.works.clear();
         self.step.next = 0;
         self.step.lacking.clear();
+        if let Some(shared) = &self.shared
+            && let Some(error) = shared.failure.lock().unwrap_or_else(PoisonError::into_inner).take()
+        {
+            return Err(error.into());
+        }
         result?;
         self.share_buffers(parameters)
+    }
+
+    fn shared_batch(&self) -> Option<SumOverBatch> {
+        self.shared.as_ref().map(|shared| Arc::clone(&shared.sum))
     }
 
     fn sum(&mut self, numbers: &mut [f64]) -> Result<(), Error> {

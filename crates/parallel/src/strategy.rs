@@ -2,7 +2,7 @@
 
 use crate::error::Error;
 use phalanx_nn::Parameters;
-use phalanx_tensor::Tensor;
+use phalanx_tensor::{SumOverBatch, Tensor};
 
 /// Which share of the samples is this process's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +45,12 @@ pub trait Strategy: Send {
     /// Returns when the gradients of the step are whole, and the buffers the same on all ranks. Fails if a rank is gone or
     /// late, or if parameters got no gradient where that isn't allowed.
     fn finish(&mut self, parameters: &Parameters) -> Result<(), Error>;
+
+    /// How statistics over a batch are taken over the parts of all ranks; none if each rank's part stands for itself. Where
+    /// there is one, all ranks make their forward and backward passes, also one that has no samples.
+    fn shared_batch(&self) -> Option<SumOverBatch> {
+        None
+    }
 
     /// Replaces each number by its sum over the ranks.
     fn sum(&mut self, numbers: &mut [f64]) -> Result<(), Error>;

@@ -273,11 +273,13 @@ pub struct ParallelRecipe {
     pub first_bucket_mb: f64,
     /// Whether a step may leave parameters without a gradient. Default no.
     pub find_unused: bool,
+    /// Whether batch norms go by the whole batch rather than by each worker's part. Default no.
+    pub sync_batch_norm: bool,
 }
 
 impl Default for ParallelRecipe {
     fn default() -> ParallelRecipe {
-        ParallelRecipe { bucket_mb: 25.0, first_bucket_mb: 1.0, find_unused: false }
+        ParallelRecipe { bucket_mb: 25.0, first_bucket_mb: 1.0, find_unused: false, sync_batch_norm: false }
     }
 }
 

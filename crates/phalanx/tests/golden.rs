@@ -7,6 +7,7 @@ use phalanx::data::{BatchBuffers, Dataset, Places, Silent, Target, View, open};
 use phalanx::nn::models::{MnistNet, ResNet, ResNetDepth, ResNetStem};
 use phalanx::nn::optim::{Adam, AdamW, Rule, Sgd};
 use phalanx::nn::{Linear, Loss, Module, Parameters};
+use phalanx::parallel::DdpConfig;
 use phalanx::tensor::Tensor;
 use phalanx::{Event, Observer, State, Trainer, spawn};
 use std::sync::{Arc, Mutex};
@@ -111,6 +112,7 @@ fn check(all_workers: &[usize], golden: Golden) {
                 steps,
                 batch_size: batch / workers,
                 shuffle: false,
+                ddp: DdpConfig { sync_batch_norm: true, ..DdpConfig::default() },
                 ..Trainer::default()
             };
             let train = Arc::clone(&data);
@@ -183,7 +185,7 @@ fn linear_regression() {
 fn check_resnet(losses: &'static str, rule: Rule) {
     let model: fn() -> Box<dyn Module> = || Box::new(ResNet::new(ResNetDepth::D18, ResNetStem::Imagenet, 10));
     let loss = Loss::CrossEntropy { label_smoothing: 0.0 };
-    check(&[1], Golden { losses, rule, loss, batch: 16, data: Arc::new(FormulaImages), model });
+    check(&[1, 2], Golden { losses, rule, loss, batch: 16, data: Arc::new(FormulaImages), model });
 }
 
 #[test]

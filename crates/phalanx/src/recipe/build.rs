@@ -301,6 +301,7 @@ impl Recipe {
                 bucket_bytes: (self.parallel.bucket_mb * MB) as usize,
                 first_bucket_bytes: (self.parallel.first_bucket_mb * MB) as usize,
                 find_unused: self.parallel.find_unused,
+                sync_batch_norm: self.parallel.sync_batch_norm,
             },
             ..Trainer::default()
         })

@@ -238,6 +238,7 @@ pub const KEYS: &[Key] = &[
     row("parallel.bucket_mb", Positive, &[], "about how many MiB of gradients travel together"),
     row("parallel.first_bucket_mb", Positive, &[], "the same for the gradients that are ready first"),
     row("parallel.find_unused", Flag, &[], "whether a step may leave parameters without a gradient"),
+    row("parallel.sync_batch_norm", Flag, &[], "whether batch norms go by the batch of all workers"),
 ];
 
 impl Key {

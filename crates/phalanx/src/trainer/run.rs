@@ -142,8 +142,17 @@ impl<'a> Run<'a> {
         self.bad_images += batch.skipped();
         let mut ctx = Ctx::train(self.trainer.seed, step, Arc::clone(batch.sample_ids()));
         let weight = batch.len() as f64 / samples as f64;
-        let loss = (!batch.is_empty()).then(|| {
+        let shared = self.strategy.shared_batch();
+        let takes_part = !batch.is_empty() || shared.is_some();
+        if let Some(sum) = shared {
+            ctx = ctx.sharing(sum);
+        }
+        let loss = takes_part.then(|| {
             let output = self.model.forward(&batch.input_tensor(self.worker.device()), &mut ctx);
+            if batch.is_empty() {
+                // No sample has no loss, but the others wait for its part of their statistics.
+                return output.sum_all();
+            }
             self.trainer.loss.of(&output, &batch.target_tensor(self.worker.device()))
         });
         self.strategy.backward(self.parameters, loss.as_ref(), weight, sync)?;

@@ -4,7 +4,7 @@
 //! pixel order.
 
 use super::Plan;
-use super::tile::{Tile, add_columns, add_rows, wide};
+use super::tile::{Tile, add_columns, add_rows, add_to, wide, zeros};
 use crate::cpu::copy::transpose;
 use crate::cpu::lanes::{Lanes, MOST_LANES};
 use crate::device::Device;
@@ -26,6 +26,7 @@ const RUNS: usize = 8;
 /// Whether these kernels take a convolution.
 pub(super) fn takes(p: &Plan) -> bool {
     p.options.groups == 1
+        && p.n * p.oh * p.ow > 0
         && p.c <= MAX_CHANNELS
         && p.o.is_multiple_of(MOST_LANES)
         && p.c * p.kh * p.kw <= MAX_PATCH
@@ -132,7 +133,7 @@ impl<T: Lanes> Forward<'_, T> {
             let height = R.min(rows - row);
             let starts = std::array::from_fn(|i| (row + i.min(height - 1)) * padded(self.plan));
             let mut sums: Tile<T, S, R, V> = [start; R];
-            add_rows(simd, &mut sums, (self.patches, starts), (panel, columns), depth);
+            add_rows::<T, S, R, V>(simd, &mut sums, (self.patches, starts), (panel, columns), depth);
             for (i, sums) in sums.iter().enumerate().take(height) {
                 let to = &mut self.out[(row + i) * width + column..][..columns];
                 T::vectors_mut::<S>(to)[..V].copy_from_slice(sums);
@@ -220,17 +221,12 @@ impl<T: Lanes> Gradient<'_, T> {
         rows: usize,
         column: usize,
     ) {
-        let (width, columns) = (self.plan.o, V * T::lanes::<S>());
+        let width = self.plan.o;
         for (i, sums) in self.sums.chunks_exact_mut(R * width).enumerate() {
-            let mut tile: Tile<T, S, R, V> = [[T::splat(simd, T::ZERO); V]; R];
-            for (tile, sums) in tile.iter_mut().zip(sums.chunks_exact(width)) {
-                tile.copy_from_slice(&T::vectors::<S>(&sums[column..][..columns])[..V]);
-            }
+            let mut tile = zeros::<T, S, R, V>(simd);
             let (patches, grads) = (&self.patches[i * R..], &self.grads[first * width + column..]);
-            add_columns(simd, &mut tile, (patches, padded(self.plan)), (grads, width), rows);
-            for (tile, sums) in tile.iter().zip(sums.chunks_exact_mut(width)) {
-                T::vectors_mut::<S>(&mut sums[column..][..columns])[..V].copy_from_slice(tile);
-            }
+            add_columns::<T, S, R, V>(simd, &mut tile, (patches, padded(self.plan)), (grads, width), rows);
+            add_to::<T, S, R, V>(simd, sums, width, column, &tile);
         }
     }
 }

@@ -10,7 +10,7 @@
 //! products over the pairs of pixels that the tap links.
 
 use super::Plan;
-use super::tile::{Tile, add_columns, add_rows, wide};
+use super::tile::{CHAIN, Tile, add, add_columns, add_rows, add_to, wide, zeros};
 use crate::cpu::copy::transpose;
 use crate::cpu::lanes::{Lanes, MOST_LANES};
 use crate::device::Device;
@@ -167,9 +167,20 @@ impl<T: Lanes> SumLinks<'_, T> {
                     std::array::from_fn(|i| (sample + tile + i.min(height - 1)) * depth);
                 let mut sums: Tile<T, S, R, V> = [start; R];
                 for link in links.iter() {
-                    let starts = offsets.map(|offset| link.pixel * n * depth + offset);
-                    let weights = &panel[link.tap * depth * b_width..];
-                    add_rows(simd, &mut sums, (self.source, starts), (weights, b_width), depth);
+                    for from in (0..depth).step_by(CHAIN) {
+                        let starts = offsets.map(|offset| link.pixel * n * depth + offset + from);
+                        let weights = &panel[(link.tap * depth + from) * b_width..];
+                        let mut part = zeros::<T, S, R, V>(simd);
+                        let some = CHAIN.min(depth - from);
+                        add_rows::<T, S, R, V>(
+                            simd,
+                            &mut part,
+                            (self.source, starts),
+                            (weights, b_width),
+                            some,
+                        );
+                        add::<T, S, R, V>(simd, &mut sums, &part);
+                    }
                 }
                 for (i, sums) in sums.iter().enumerate().take(height) {
                     let to = &mut self.result[(row + tile + i) * width + column..][..columns];
@@ -311,22 +322,17 @@ impl<T: Lanes> SumOuter<'_, T> {
         outputs: Range<usize>,
         column: usize,
     ) {
-        let (p, columns) = (self.plan, V * T::lanes::<S>());
+        let p = self.plan;
         for (i, sums) in self.sums.chunks_exact_mut(R * p.c).enumerate() {
             let channel = self.channel + i * R;
-            let mut tile: Tile<T, S, R, V> = [[T::splat(simd, T::ZERO); V]; R];
-            for (tile, sums) in tile.iter_mut().zip(sums.chunks_exact(p.c)) {
-                tile.copy_from_slice(&T::vectors::<S>(&sums[column..][..columns])[..V]);
-            }
+            let mut tile = zeros::<T, S, R, V>(simd);
             for output in outputs.clone() {
                 let Some(input) = seen_by(p, self.tap, output) else { continue };
                 let grads = &self.grads[output * p.n * p.o + channel..];
                 let inputs = &self.inputs[input * p.n * p.c + column..];
-                add_columns(simd, &mut tile, (grads, p.o), (inputs, p.c), p.n);
+                add_columns::<T, S, R, V>(simd, &mut tile, (grads, p.o), (inputs, p.c), p.n);
             }
-            for (tile, sums) in tile.iter().zip(sums.chunks_exact_mut(p.c)) {
-                T::vectors_mut::<S>(&mut sums[column..][..columns])[..V].copy_from_slice(tile);
-            }
+            add_to::<T, S, R, V>(simd, sums, p.c, column, &tile);
         }
     }
 }
