@@ -24,6 +24,8 @@ pub(crate) enum Command {
     Bench(BenchArgs),
     /// Fetch, list and verify data sets.
     Data(DataArgs),
+    /// Look into the checkpoints of a run.
+    Checkpoint(CheckpointArgs),
 }
 
 /// `phalanx train`.
@@ -68,6 +70,10 @@ pub(crate) struct TrainArgs {
     /// Where to save the model and the logs [default: runs/RECIPE-RUN_ID].
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
+    /// Go on from the newest checkpoint in --out, or else of the newest run of this recipe in runs/; begin with the first
+    /// step where there is none.
+    #[arg(long)]
+    pub(crate) resume: bool,
     /// Change a key of the recipe, as in --set optimizer.lr=0.1; may be given often.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub(crate) set: Vec<String>,
@@ -263,6 +269,34 @@ pub(crate) enum Data {
         /// Where it lies [default: where it is found].
         #[arg(long, value_name = "DIR")]
         data: Option<PathBuf>,
+    },
+}
+
+/// `phalanx checkpoint`.
+#[derive(Args)]
+pub(crate) struct CheckpointArgs {
+    #[command(subcommand)]
+    pub(crate) what: Checkpoint,
+}
+
+/// What can be done with checkpoints.
+#[derive(Subcommand)]
+pub(crate) enum Checkpoint {
+    /// Tell how far the run was, and what is in each file.
+    Show {
+        /// A run directory, its folder checkpoints, or one checkpoint.
+        dir: PathBuf,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Read every byte and hold it against its checksum.
+    Verify {
+        /// A run directory, its folder checkpoints, or one checkpoint.
+        dir: PathBuf,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
     },
 }
 

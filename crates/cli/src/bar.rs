@@ -1,11 +1,11 @@
 //! Progress for people, on standard error: a bar on a terminal, a line an epoch elsewhere.
 
+use crate::events::{EventsFile, write_event};
 use crate::say::{print, say};
 use indicatif::{ProgressBar, ProgressStyle};
 use phalanx::data::{FetchEvent, Progress};
 use phalanx::{Event, Observer};
-use std::fs::File;
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 
 /// Shows a training run.
 pub(crate) struct TrainBar {
@@ -16,12 +16,12 @@ pub(crate) struct TrainBar {
     rate: f64,
     /// Print the loss this often, as the PyTorch example does.
     log_interval: Option<u64>,
-    events: Option<File>,
+    events: Option<EventsFile>,
 }
 
 impl TrainBar {
     /// A bar that also writes every event to `events`.
-    pub(crate) fn new(log_interval: Option<u64>, events: Option<File>) -> TrainBar {
+    pub(crate) fn new(log_interval: Option<u64>, events: Option<EventsFile>) -> TrainBar {
         let samples = 0;
         TrainBar { bar: None, epochs_of: 1, samples, last_samples: None, rate: 0.0, log_interval, events }
     }
@@ -44,7 +44,7 @@ impl Observer for TrainBar {
 
     fn event(&mut self, event: &Event) {
         if let Some(file) = &mut self.events {
-            write_event(file, event);
+            file.write(event);
         }
         match event {
             Event::Start { world_size, parameters, steps_per_epoch, steps, samples } => {
@@ -100,6 +100,11 @@ impl Observer for TrainBar {
                 }
                 self.say(&line);
             }
+            Event::Resume { step, epoch, path } => {
+                self.say(&format!("going on with step {step} of epoch {epoch}, from {path}"));
+            }
+            Event::Checkpoint { .. } => {}
+            Event::Note { message } => self.say(message),
             Event::Done { epochs, seconds, model, best_epoch, best_model, stopped_early, .. } => {
                 if let Some(bar) = self.bar.take() {
                     bar.finish_and_clear();
@@ -122,23 +127,20 @@ impl Observer for TrainBar {
 /// Shows a training run as JSON lines on standard output.
 pub(crate) struct JsonLines {
     /// Where the same lines are kept.
-    pub(crate) events: Option<File>,
+    pub(crate) events: Option<EventsFile>,
 }
 
 impl Observer for JsonLines {
     fn event(&mut self, event: &Event) {
         write_event(&mut std::io::stdout(), event);
+        // Programs read the line above, and whoever watches them should know as well.
+        if let Event::Note { message } = event {
+            say(message);
+        }
         if let Some(file) = &mut self.events {
-            write_event(file, event);
+            file.write(event);
         }
     }
-}
-
-/// A listener that is gone, or a disk that is full, doesn't end the run.
-fn write_event(out: &mut dyn Write, event: &Event) {
-    let mut line = serde_json::to_vec(event).expect("an event is always JSON");
-    line.push(b'\n');
-    let _ = out.write_all(&line);
 }
 
 /// Shows how data is found and fetched.

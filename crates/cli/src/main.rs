@@ -4,9 +4,12 @@
 mod args;
 mod bar;
 mod bench;
+mod checkpoint;
 mod data;
+mod events;
 mod failure;
 mod run;
+mod runs;
 mod say;
 mod train;
 
@@ -23,6 +26,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run::run(&args),
         Command::Bench(args) => bench::bench(&args),
         Command::Data(args) => data::data(&args),
+        Command::Checkpoint(args) => checkpoint::checkpoint(&args),
     };
     match result {
         Ok(code) => ExitCode::from(code),

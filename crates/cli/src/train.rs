@@ -2,10 +2,13 @@
 
 use crate::args::{TrainArgs, WrongUsage};
 use crate::bar::{FetchBar, JsonLines, TrainBar};
+use crate::events::EventsFile;
 use crate::failure;
 use crate::run::fresh_run_id;
-use crate::say::print;
+use crate::runs;
+use crate::say::{print, say};
 use anyhow::{Context, Result};
+use phalanx::checkpoint::CheckpointConfig;
 use phalanx::data::{Network, Places, listing, open};
 use phalanx::nn::{Parameters, Weights};
 use phalanx::recipe::BUILT_IN;
@@ -13,7 +16,6 @@ use phalanx::{Error, Event, Observer, OnNan, Recipe, State, Trainer, Worker};
 use phalanx_job::{RunDir, WorkerEnv};
 use phalanx_launch::{Console, LaunchSpec};
 use std::fmt::Display;
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -68,7 +70,7 @@ fn lead(args: &TrainArgs, recipe: &Recipe) -> Result<u8> {
         initial(init, recipe, &Parameters::build(&mut recipe.model()?, &phalanx::tensor::Device::cpu(1), 0))?;
     }
     let run_id = fresh_run_id()?;
-    let out = args.out.clone().unwrap_or_else(|| default_out(recipe, &run_id));
+    let out = args.out.clone().unwrap_or_else(|| unnamed_out(args, recipe, &run_id));
     let spec = LaunchSpec {
         program: std::env::current_exe().context("the path of this program")?.into(),
         args: std::env::args_os().skip(1).collect(),
@@ -110,7 +112,7 @@ fn train_as(worker: &Worker, args: &TrainArgs, recipe: &Recipe, env: &WorkerEnv)
         initial(init, recipe, &parameters)?;
     }
     let run_dir = if worker.is_first() { Some(run_dir(args, recipe, env)?) } else { None };
-    let events = |path: PathBuf| File::create(&path).map_err(|source| Error::Io { path, source });
+    let events = |path: PathBuf| EventsFile::open(&path).map_err(|source| Error::Io { path, source });
     let events = run_dir.as_ref().map(|run_dir| events(run_dir.events())).transpose()?;
     let mut observer: Box<dyn Observer> = match args.json {
         true => Box::new(JsonLines { events }),
@@ -119,7 +121,16 @@ fn train_as(worker: &Worker, args: &TrainArgs, recipe: &Recipe, env: &WorkerEnv)
     let file = |name: &str| run_dir.as_ref().map(|run_dir| run_dir.path().join(name));
     let best_file = file("best.safetensors").filter(|_| recipe.train.keep_best == Some(true));
     let best_model = best_file.as_ref().map(|file| file.display().to_string());
-    let trainer = Trainer { steps: args.steps, shuffle: !args.no_shuffle, best_file, ..recipe.trainer()? };
+    // Rank 0's checkpoints are everyone's; the others only need a name for them.
+    let run_path = run_dir.as_ref().map(RunDir::path).or(args.out.as_deref()).or(env.run_dir.as_deref());
+    let checkpoints = runs::checkpoints_of(run_path.unwrap_or(Path::new("runs")));
+    let trainer = Trainer {
+        steps: args.steps,
+        shuffle: !args.no_shuffle,
+        best_file,
+        checkpoint: Some(CheckpointConfig { resume: args.resume, ..recipe.checkpoint(checkpoints) }),
+        ..recipe.trainer()?
+    };
     let mut trained = trainer.resume(
         worker,
         model.as_ref(),
@@ -162,16 +173,27 @@ fn run_dir(args: &TrainArgs, recipe: &Recipe, env: &WorkerEnv) -> Result<RunDir,
     let out = match args.out.as_ref().or(env.run_dir.as_ref()) {
         Some(out) => out.clone(),
         // What torchrun calls a run without a name.
-        None if env.run_id == "none" => default_out(recipe, &fresh_run_id().map_err(|error| failed(&error))?),
-        None => default_out(recipe, &env.run_id),
+        None if env.run_id == "none" => {
+            unnamed_out(args, recipe, &fresh_run_id().map_err(|error| failed(&error))?)
+        }
+        None => unnamed_out(args, recipe, &env.run_id),
     };
     let run_dir = RunDir::create(&out).map_err(|error| failed(&error))?;
     run_dir.write_spec(&recipe.to_toml()).map_err(|error| failed(&error))?;
     Ok(run_dir)
 }
 
-fn default_out(recipe: &Recipe, run_id: &str) -> PathBuf {
-    PathBuf::from(format!("runs/{}-{run_id}", recipe.name))
+/// The folder of a run that wasn't told where to be kept: one of its own, or that of the run which it goes on with.
+fn unnamed_out(args: &TrainArgs, recipe: &Recipe, run_id: &str) -> PathBuf {
+    let own = runs::default_out(recipe, run_id);
+    if !args.resume {
+        return own;
+    }
+    runs::newest(recipe).unwrap_or_else(|| {
+        let name = &recipe.name;
+        say(format_args!("no run of {name} in runs has a checkpoint: starting one in {}", own.display()));
+        own
+    })
 }
 
 /// Takes the values of `parameters` from a file.

@@ -44,6 +44,16 @@ impl Average {
         }
     }
 
+    /// The average of the parameters, flat, in their layout.
+    pub fn values(&self) -> &[f32] {
+        &self.values
+    }
+
+    /// That of the buffers.
+    pub fn buffers(&self) -> &[f32] {
+        &self.buffers
+    }
+
     /// Runs `f` while `parameters`, and so the model, hold the average.
     pub fn in_place_of<R>(&mut self, parameters: &Parameters, f: impl FnOnce() -> R) -> R {
         self.swap(parameters);

@@ -218,18 +218,27 @@ impl Mismatch {
     }
 }
 
+/// How many of each kind a message names: enough to tell whose weights they are.
+const SHOWN: usize = 8;
+
+/// Says how many were left out.
+fn more(f: &mut fmt::Formatter<'_>, count: usize) -> fmt::Result {
+    if count > SHOWN { write!(f, " and {} more", count - SHOWN) } else { Ok(()) }
+}
+
 impl fmt::Display for Mismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("the weights don't fit the model")?;
         for (what, names) in [("missing", &self.missing), ("unexpected", &self.unexpected)] {
             if !names.is_empty() {
-                write!(f, "; {what}: {}", names.join(", "))?;
+                write!(f, "; {what}: {}", names[..names.len().min(SHOWN)].join(", "))?;
+                more(f, names.len())?;
             }
         }
-        for (name, file, model) in &self.misshaped {
+        for (name, file, model) in self.misshaped.iter().take(SHOWN) {
             write!(f, "; {name} is {file} in the file and {model} in the model")?;
         }
-        Ok(())
+        more(f, self.misshaped.len())
     }
 }
 

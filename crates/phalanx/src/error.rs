@@ -101,6 +101,9 @@ pub enum Error {
         /// What the system said.
         source: std::io::Error,
     },
+    /// The run can't go on from a checkpoint.
+    #[error(transparent)]
+    Checkpoint(#[from] crate::checkpoint::CheckpointError),
     /// The rank couldn't find its place in the run.
     #[error("{0}")]
     Join(String),

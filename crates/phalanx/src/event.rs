@@ -57,6 +57,31 @@ pub enum Event {
         #[serde(skip_serializing_if = "is_zero")]
         skipped: u64,
     },
+    /// The run goes on from a checkpoint: told before anything else of it. What was told of later steps is void.
+    Resume {
+        /// The first step that will be made.
+        step: u64,
+        /// Its epoch.
+        epoch: u64,
+        /// The checkpoint.
+        path: String,
+    },
+    /// A checkpoint is whole and on the disk.
+    Checkpoint {
+        /// How many steps had been made.
+        step: u64,
+        /// Its folder.
+        path: String,
+        /// How long training stood still for it, in milliseconds.
+        stall_ms: f64,
+        /// How long it took to write, while training went on.
+        write_ms: f64,
+    },
+    /// Something that a person should know, and that doesn't end the run.
+    Note {
+        /// What it is.
+        message: String,
+    },
     /// The run is over.
     Done {
         /// How many steps were made.

@@ -35,6 +35,7 @@
 //! [`comm`] collectives, [`parallel`] strategies.
 #![forbid(unsafe_code)]
 
+pub mod checkpoint;
 mod error;
 mod event;
 pub mod recipe;

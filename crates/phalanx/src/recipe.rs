@@ -247,6 +247,15 @@ pub struct TrainRecipe {
     /// Whether the weights of the best epoch are kept. Default no.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub keep_best: Option<bool>,
+    /// Steps from one checkpoint to the next. Default: it goes by time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub checkpoint_every: Option<u64>,
+    /// Minutes from one checkpoint to the next. Default 1; no meaning beside `checkpoint_every`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub checkpoint_minutes: Option<f64>,
+    /// How many checkpoints stay. Default 2.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub keep: Option<u64>,
     /// What first values, orders and masks are functions of. Default 0.
     #[serde(default)]
     pub seed: u64,
@@ -520,6 +529,8 @@ impl Recipe {
             ("train.threads", threads as u64),
             ("train.accumulate", self.train.accumulate.unwrap_or(1) as u64),
             ("train.patience", self.train.patience.unwrap_or(0)),
+            ("train.checkpoint_every", self.train.checkpoint_every.unwrap_or(0)),
+            ("train.keep", self.train.keep.unwrap_or(0)),
             ("schedule.patience", self.schedule.patience.unwrap_or(0)),
             ("schedule.cooldown", self.schedule.cooldown.unwrap_or(0)),
         ];

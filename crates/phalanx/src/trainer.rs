@@ -12,6 +12,7 @@ pub use evaluate::Evaluation;
 pub use judge::{Best, Watch};
 pub use state::{Progress, State};
 
+use crate::checkpoint::{CheckpointConfig, Checkpoints};
 use crate::error::Error;
 use crate::event::{Event, Observer};
 use crate::worker::Worker;
@@ -66,6 +67,8 @@ pub struct Trainer {
     pub loader: LoaderOptions,
     /// How gradients are brought together where there is more than one rank.
     pub ddp: DdpConfig,
+    /// Where and when the run is saved, and whether it goes on from what was saved. Default: not at all.
+    pub checkpoint: Option<CheckpointConfig>,
 }
 
 impl Default for Trainer {
@@ -89,6 +92,7 @@ impl Default for Trainer {
             best_file: None,
             loader: LoaderOptions::default(),
             ddp: DdpConfig::default(),
+            checkpoint: None,
         }
     }
 }
@@ -149,41 +153,56 @@ impl Trainer {
     ) -> Result<Trained, Error> {
         let start = Instant::now();
         let mut run = Run::prepare(self, worker, model, &parameters, train, test)?;
+        let mut checkpoints = match &self.checkpoint {
+            Some(config) => {
+                Some(Checkpoints::begin(config, worker, run.facts(), &parameters, &mut state, observer)?)
+            }
+            None => None,
+        };
+        // A mean that the checkpoint has, and this run doesn't follow, is none of its own.
+        state.average = state.average.filter(|_| self.ema.is_some());
         run.tell(observer, run.beginning());
         let (last, steps_per_epoch, world_size) = (run.steps(), run.steps_per_epoch(), run.world_size());
-        let State { progress, optimizer, average } = &mut state;
-        optimizer.group(&self.groups, &parameters)?;
+        state.optimizer.group(&self.groups, &parameters)?;
         let mut evaluation = None;
         // An epoch whose steps are all made is not over before it was evaluated.
-        while progress.step < last && !self.lost_patience(progress)
-            || progress.step_in_epoch == steps_per_epoch
+        while state.progress.step < last && !self.lost_patience(&state.progress)
+            || state.progress.step_in_epoch == steps_per_epoch
         {
-            let (epoch, epoch_start, samples_before) = (progress.epoch, Instant::now(), progress.samples);
-            let mut batches = run.batches(progress)?;
-            while progress.step < last && progress.step_in_epoch < steps_per_epoch {
-                let (step, step_start) = (progress.step, Instant::now());
-                let made = run.gradients(&mut batches, progress)?;
-                let factor = run.factor(progress);
-                optimizer.step(
+            let (epoch, epoch_start, samples_before) =
+                (state.progress.epoch, Instant::now(), state.progress.samples);
+            let mut batches = run.batches(&state.progress)?;
+            while state.progress.step < last && state.progress.step_in_epoch < steps_per_epoch {
+                let (step, step_start) = (state.progress.step, Instant::now());
+                let made = run.gradients(&mut batches, &state.progress)?;
+                let factor = run.factor(&state.progress);
+                state.optimizer.step(
                     &mut parameters.values().flat_mut::<f32>(),
                     &parameters.grads().arena().flat::<f32>(),
                     factor,
                 );
-                run.follow(average);
-                progress.stepped(made.samples);
+                run.follow(&mut state.average);
+                state.progress.stepped(made.samples);
                 if step % observer.every().max(1) == 0 || step + 1 == last {
                     let (loss, samples, grad_norm) =
-                        (run.whole_loss(made.loss)?, progress.samples, made.norm);
-                    let (lr, ms) = (optimizer.rule().lr() * factor, step_start.elapsed().as_secs_f64() * 1e3);
+                        (run.whole_loss(made.loss)?, state.progress.samples, made.norm);
+                    let (lr, ms) =
+                        (state.optimizer.rule().lr() * factor, step_start.elapsed().as_secs_f64() * 1e3);
                     run.tell(
                         observer,
                         Event::Step { step, epoch, loss, samples, world_size, lr, grad_norm, ms },
                     );
                 }
+                // The last step of an epoch isn't followed by one, but by the end of the epoch.
+                if state.progress.step_in_epoch < steps_per_epoch
+                    && let Some(checkpoints) = &mut checkpoints
+                {
+                    checkpoints.after_step(&state, &parameters, observer);
+                }
             }
             let seconds = epoch_start.elapsed().as_secs_f64();
-            let samples_per_s = (progress.samples - samples_before) as f64 / seconds;
-            evaluation = evaluate(&mut run, average)?;
+            let samples_per_s = (state.progress.samples - samples_before) as f64 / seconds;
+            evaluation = evaluate(&mut run, &mut state.average)?;
             let skipped = run.skipped()?;
             let (test_loss, test_accuracy) =
                 (evaluation.map(|e| e.loss), evaluation.and_then(|e| e.accuracy));
@@ -192,13 +211,19 @@ impl Trainer {
                 Event::Epoch { epoch, seconds, samples_per_s, test_loss, test_accuracy, skipped },
             );
             // An epoch that the limit on steps has cut short is at hand still.
-            if progress.step_in_epoch < steps_per_epoch {
+            if state.progress.step_in_epoch < steps_per_epoch {
                 break;
             }
-            if evaluation.is_some_and(|evaluation| self.judge(progress, evaluation)) {
-                run.keep_best(average)?;
+            if evaluation.is_some_and(|evaluation| self.judge(&mut state.progress, evaluation)) {
+                run.keep_best(&mut state.average)?;
             }
-            progress.next_epoch();
+            state.progress.next_epoch();
+            if let Some(checkpoints) = &mut checkpoints {
+                checkpoints.after_step(&state, &parameters, observer);
+            }
+        }
+        if let Some(checkpoints) = checkpoints {
+            checkpoints.finish(&state, &parameters, observer);
         }
         drop(run);
         let stopped_early = state.progress.step < last && self.lost_patience(&state.progress);

@@ -1,6 +1,7 @@
 //! What a recipe's words stand for. Each part is made after a check of the whole, so no word is without a meaning here.
 
-use super::{ImageRecipe, OptimizerRecipe, Recipe, RecipeError, ScheduleRecipe, fit};
+use super::{ImageRecipe, OptimizerRecipe, Recipe, RecipeError, ScheduleRecipe, TrainRecipe, fit};
+use crate::checkpoint::{CheckpointConfig, Every};
 use crate::{OnNan, Trainer, Watch};
 use phalanx_data::{
     Augment, BadImages, Jitter, LoaderOptions, Normalise, Pixels, Target, Targets, Treatment, View,
@@ -9,6 +10,8 @@ use phalanx_nn::models::{Autoencoder, MnistHpcNet, MnistNet, ResNet, ResNetDepth
 use phalanx_nn::optim::{Adadelta, Adam, AdamW, Clip, Group, Members, RmsProp, Rule, Sgd};
 use phalanx_nn::{Anneal, Curve, Linear, Loss, Module, OneCycle, Plateau, Schedule, Unit, Warmup};
 use phalanx_parallel::DdpConfig;
+use std::path::PathBuf;
+use std::time::Duration;
 
 /// The tutorials' share of dropout.
 const DROPOUT: f64 = 0.5;
@@ -305,5 +308,21 @@ impl Recipe {
             },
             ..Trainer::default()
         })
+    }
+
+    /// When checkpoints are taken, and this recipe written down in them. They go into the folder `dir`.
+    pub fn checkpoint(&self, dir: PathBuf) -> CheckpointConfig {
+        let usual = CheckpointConfig::new(dir);
+        let TrainRecipe { checkpoint_every, checkpoint_minutes, keep, .. } = self.train;
+        let every = match (checkpoint_every, checkpoint_minutes) {
+            (Some(steps), _) => Every::Steps(steps),
+            // So long that it is no time any more is never.
+            (None, Some(minutes)) => {
+                Every::Time(Duration::try_from_secs_f64(60.0 * minutes).unwrap_or(Duration::MAX))
+            }
+            (None, None) => usual.every,
+        };
+        let keep = keep.map_or(usual.keep, |keep| keep as usize);
+        CheckpointConfig { every, keep, recipe: Some(self.to_toml()), ..usual }
     }
 }

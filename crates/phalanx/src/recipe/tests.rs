@@ -1,8 +1,10 @@
 use super::*;
+use crate::checkpoint::Every;
 use crate::{OnNan, Watch};
 use phalanx_nn::optim::{AdamW, Group, Members, Optimizer, Rule, Sgd};
 use phalanx_nn::{Anneal, Curve, Loss, OneCycle, Plateau, Schedule, Unit, Warmup};
 use std::collections::HashSet;
+use std::time::Duration;
 
 fn set(recipe: &str, assignments: &[&str]) -> Result<Recipe, String> {
     let mut recipe = Recipe::load(recipe, &[]).unwrap();
@@ -94,6 +96,21 @@ fn words_become_parts() {
     let judging = ["train.ema=0.99", "train.watch=accuracy", "train.patience=4"];
     let trainer = set("mnist", &judging).unwrap().trainer().unwrap();
     assert_eq!((trainer.ema, trainer.watch, trainer.patience), (Some(0.99), Watch::Accuracy, Some(4)));
+}
+
+#[test]
+fn checkpoints_are_taken_as_the_keys_say() {
+    let check = |assignments: &[&str], every: Every, keep: usize| {
+        let recipe = set("mnist", assignments).unwrap();
+        let config = recipe.checkpoint("run/checkpoints".into());
+        assert_eq!((config.every, config.keep, config.resume), (every, keep, false), "{assignments:?}");
+        assert_eq!(config.recipe, Some(recipe.to_toml()));
+    };
+    let seconds = |seconds| Every::Time(Duration::from_secs(seconds));
+    check(&[], seconds(60), 2);
+    check(&["train.checkpoint_minutes=0.5", "train.keep=5"], seconds(30), 5);
+    check(&["train.checkpoint_minutes=1e300"], Every::Time(Duration::MAX), 2);
+    check(&["train.checkpoint_every=7", "train.checkpoint_minutes=3"], Every::Steps(7), 2);
 }
 
 #[test]
@@ -254,6 +271,8 @@ fn wrong_settings_say_what_would_be_right() {
         ("train.on_nan=halt", &["one of loss, stop, ignore"]),
         ("train.ema=1", &["train.ema must be a number from 0 to below 1, got: 1"]),
         ("train.patience=0", &["train.patience must be a whole number of at least 1, got: 0"]),
+        ("train.keep=0", &["train.keep must be a whole number of at least 1, got: 0"]),
+        ("train.checkpoint_minutes=0", &["train.checkpoint_minutes must be a number above 0, got: 0"]),
         ("train.watch=acuracy", &["one of loss, accuracy", "did you mean accuracy?"]),
         ("schedule.gamma=0.5", &["no meaning for schedule constant"]),
         ("data.flip=true", &["data.flip has no meaning for data mnist"]),

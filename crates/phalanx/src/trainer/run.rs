@@ -1,6 +1,7 @@
 //! Who works on what in one run: the model, its parameters, the strategy that shares them, and the samples of this rank.
 
 use super::{OnNan, Progress, Trainer, Watch};
+use crate::checkpoint::RunFacts;
 use crate::error::Error;
 use crate::event::{Event, Observer};
 use crate::worker::Worker;
@@ -95,6 +96,19 @@ impl<'a> Run<'a> {
     pub(super) fn steps(&self) -> u64 {
         let Trainer { steps, epochs, .. } = *self.trainer;
         steps.unwrap_or(u64::MAX).min(epochs.saturating_mul(self.steps_per_epoch()))
+    }
+
+    /// What a checkpoint has to tell of the run.
+    pub(super) fn facts(&self) -> RunFacts {
+        let world_size = self.world_size() as u64;
+        let Trainer { batch_size, accumulate, .. } = *self.trainer;
+        RunFacts {
+            seed: self.trainer.seed,
+            shuffle: self.trainer.shuffle,
+            dataset: self.train.dataset().len() as u64,
+            global_batch: world_size.saturating_mul(batch_size as u64).saturating_mul(accumulate as u64),
+            world_size,
+        }
     }
 
     /// The factor on the learning rate of the next step.

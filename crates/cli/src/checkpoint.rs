@@ -1,0 +1,98 @@
+//! `phalanx checkpoint`: what checkpoints of a run there are, and whether they are whole.
+
+use crate::args::{Checkpoint, CheckpointArgs};
+use crate::runs::checkpoints_of;
+use crate::say::{print, say};
+use anyhow::{Result, bail};
+use phalanx::checkpoint::{CheckpointError, Manifest, Position, RunFacts, checkpoints};
+use serde_json::json;
+use std::path::{Path, PathBuf};
+
+pub(crate) fn checkpoint(args: &CheckpointArgs) -> Result<u8> {
+    match &args.what {
+        Checkpoint::Show { dir, json } => show(&found(dir)?, *json),
+        Checkpoint::Verify { dir, json } => Ok(verify(&found(dir)?, *json)),
+    }
+}
+
+/// The checkpoints that a user means with a folder, newest first.
+fn found(dir: &Path) -> Result<Vec<PathBuf>> {
+    if dir.join("manifest.json").exists() {
+        return Ok(vec![dir.to_owned()]);
+    }
+    for root in [dir.to_owned(), checkpoints_of(dir)] {
+        let steps = checkpoints(&root)?;
+        if !steps.is_empty() {
+            let folder = |step| Some(Manifest::path(&root, step).parent()?.to_owned());
+            return Ok(steps.into_iter().filter_map(folder).collect());
+        }
+    }
+    bail!(
+        "{}: there is no checkpoint\nhint: give a run directory, its folder checkpoints, or a step-N in that",
+        dir.display()
+    )
+}
+
+fn show(folders: &[PathBuf], json: bool) -> Result<u8> {
+    for folder in folders {
+        let manifest = Manifest::read(folder)?;
+        if json {
+            print(json!({ "checkpoint": folder, "manifest": manifest }));
+        } else {
+            print(describe(folder, &manifest));
+        }
+    }
+    Ok(0)
+}
+
+fn describe(folder: &Path, manifest: &Manifest) -> String {
+    let Position { step, epoch, step_in_epoch, samples, plateau, best } = manifest.position;
+    let RunFacts { seed, shuffle, dataset, global_batch, world_size } = manifest.run;
+    let mut text = format!("{}\n", folder.display());
+    text +=
+        &format!("  {step} steps, {samples} samples: epoch {epoch}, after {step_in_epoch} of its steps\n");
+    let order = if shuffle { "shuffled" } else { "in stored order" };
+    text += &format!("  {dataset} samples {order}, {global_batch} a step, seed {seed}, {world_size} ranks\n");
+    if let Some(best) = best {
+        text += &format!("  best epoch {} with loss {:.4}", best.epoch, best.loss.0);
+        text +=
+            &best.accuracy.map_or_else(String::new, |share| format!(", accuracy {:.2}%", 100.0 * share.0));
+        text.push('\n');
+    }
+    if let Some(plateau) = plateau {
+        text += &format!("  learning rate times {} by the plateau\n", plateau.factor.0);
+    }
+    for file in &manifest.files {
+        text += &format!("  {:<24} {:>14} bytes\n", file.name, file.bytes);
+    }
+    text.trim_end().to_owned()
+}
+
+/// Reads every byte; says of each checkpoint whether it is whole. The exit code says it of all.
+fn verify(folders: &[PathBuf], json: bool) -> u8 {
+    let mut code = 0;
+    for folder in folders {
+        let whole = Manifest::read(folder).and_then(|manifest| manifest.verify(folder).map(|()| manifest));
+        if whole.is_err() {
+            code = 1;
+        }
+        tell(folder, &whole, json);
+    }
+    code
+}
+
+fn tell(folder: &Path, whole: &Result<Manifest, CheckpointError>, json: bool) {
+    let error = whole.as_ref().err().map(ToString::to_string);
+    match (whole, json) {
+        (_, true) => print(json!({ "checkpoint": folder, "whole": error.is_none(), "error": error })),
+        (Ok(manifest), false) => {
+            let bytes: u64 = manifest.files.iter().map(|file| file.bytes).sum();
+            print(format_args!(
+                "{}: whole ({} files, {bytes} bytes)",
+                folder.display(),
+                manifest.files.len()
+            ));
+        }
+        (Err(error), false) => say(format_args!("error: {error}")),
+    }
+}

@@ -1,0 +1,235 @@
+//! `phalanx train --resume` as a user has it: runs that are killed and started again.
+
+use serde_json::Value;
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+fn command(folder: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_phalanx"));
+    command
+        .current_dir(folder)
+        .env_remove("RANK")
+        .env_remove("WORLD_SIZE")
+        .env("PHALANX_CACHE", folder.join("cache"));
+    command
+        .args(["train", "mnist-mini", "--seed", "4", "--json", "--set", "train.checkpoint_every=5"])
+        .args(args);
+    command
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Runs to the end; gives what was said to people.
+fn done(folder: &Path, args: &[&str]) -> String {
+    let out: Output = command(folder, args).output().unwrap();
+    assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
+    text(&out.stderr)
+}
+
+fn events(run: &Path) -> Vec<Value> {
+    let text = fs::read_to_string(run.join("events.jsonl")).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// Every step and epoch that `events.jsonl` tells of, but for times.
+fn told(run: &Path) -> Vec<[String; 4]> {
+    let kinds = [("step", ["step", "loss", "samples"]), ("epoch", ["epoch", "test_loss", "test_accuracy"])];
+    let told = |event: &Value| {
+        let (kind, keys) = kinds.iter().find(|(kind, _)| event["event"] == *kind)?;
+        let [a, b, c] = keys.map(|key| event[key].to_string());
+        Some([(*kind).to_owned(), a, b, c])
+    };
+    events(run).iter().filter_map(told).collect()
+}
+
+/// Kills the process once it has told of step `seen`, and waits until nothing of it is left.
+fn kill_after(mut command: Command, seen: u64) {
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    while lines.read_line(&mut line).unwrap() > 0 {
+        let event: Value = serde_json::from_str(&line).unwrap();
+        if event["event"] == "step" && event["step"].as_u64() >= Some(seen) {
+            break;
+        }
+        line.clear();
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    // Workers hold the other end until they are gone.
+    lines.read_to_end(&mut Vec::new()).unwrap();
+}
+
+#[test]
+fn a_run_that_is_killed_again_and_again_ends_with_the_bits_of_one_that_was_not() {
+    // A worker by itself, and the agent of two.
+    for workers in [1, 2] {
+        let folder = tempfile::tempdir().unwrap();
+        let (count, batch) = (workers.to_string(), (64 / workers).to_string());
+        let training = |out: &'static str, resume: bool| {
+            let mut args =
+                vec!["--epochs", "2", "--out", out, "--batch-size", &batch, "--nproc-per-node", &count];
+            args.extend(["--set", "optimizer.name=adam"]);
+            args.extend(resume.then_some("--resume"));
+            let mut command = command(folder.path(), &args);
+            if workers == 1 {
+                command.envs([("RANK", "0"), ("WORLD_SIZE", "1")]);
+            }
+            command
+        };
+        assert!(training("whole", false).output().unwrap().status.success());
+        // Before the first checkpoint, after it, on the border of the epochs, in the second one. The first is started with
+        // --resume as well, as a script that is started again and again would.
+        for seen in [2, 6, 31, 47] {
+            kill_after(training("killed", true), seen);
+        }
+        let last = training("killed", true).output().unwrap();
+        assert!(last.status.success(), "{}", text(&last.stderr));
+        let [whole, killed] = ["whole", "killed"].map(|run| folder.path().join(run));
+        let model = |run: &Path| fs::read(run.join("model.safetensors")).unwrap();
+        assert!(model(&whole) == model(&killed), "{workers} workers");
+        assert_eq!(told(&whole).len(), 66);
+        assert_eq!(told(&whole), told(&killed), "{workers} workers");
+        let resumed = events(&killed).iter().filter(|event| event["event"] == "resume").count();
+        assert!(resumed >= 2, "{workers} workers: went on from {resumed} checkpoints");
+    }
+}
+
+fn checkpoint(run: &Path, step: u64) -> PathBuf {
+    run.join(format!("checkpoints/step-{step}"))
+}
+
+#[test]
+fn a_broken_checkpoint_is_named_and_the_one_before_is_taken() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    let args = ["--out", "run", "--batch-size", "100", "--resume"];
+    // Kept apart, since while one is being written no other is begun.
+    for steps in ["5", "10"] {
+        done(folder.path(), &[&args[..], &["--steps", steps]].concat());
+    }
+    let path = checkpoint(&run, 10).join("optimizer.safetensors");
+    let mut bytes = fs::read(&path).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&path, bytes).unwrap();
+    let said = done(folder.path(), &[&args[..], &["--steps", "12"]].concat());
+    assert!(said.contains("step-10/optimizer.safetensors: the checkpoint is broken: chunk 1 of 1"), "{said}");
+    assert_eq!(told(&run).len(), 12 + 2, "{:?}", told(&run));
+    assert!(checkpoint(&run, 12).join("manifest.json").exists());
+}
+
+#[test]
+fn what_a_run_cannot_go_on_from_is_one_clear_error() {
+    let folder = tempfile::tempdir().unwrap();
+    done(folder.path(), &["--steps", "5", "--out", "run"]);
+    let check = |args: &[&str], words: &[&str]| {
+        let mut command = command(folder.path(), &["--resume", "--out", "run"]);
+        let out = command.args(args).output().unwrap();
+        let said = text(&out.stderr);
+        assert_eq!(out.status.code(), Some(1), "{args:?}: {said}");
+        assert!(words.iter().all(|word| said.contains(word)), "{args:?}: {said}");
+    };
+    let layer = "conv1.weight is [10, 1, 5, 5] in the file and [32, 1, 3, 3] in the model";
+    check(&["--set", "model.name=mnist-hpc"], &["run/checkpoints/step-5", "is of another model", layer]);
+    check(
+        &["--batch-size", "10"],
+        &["a global batch of 64, and this run has 20", "hint:", "with 2 workers a --batch-size of 32"],
+    );
+    check(&["--no-shuffle"], &["shuffle 1, and this run has 0"]);
+    check(&["--set", "optimizer.name=adam"], &["exp_avg"]);
+    for file in ["manifest.json", "model.safetensors"] {
+        let path = checkpoint(&folder.path().join("run"), 5).join(file);
+        let whole = fs::read(&path).unwrap();
+        fs::write(&path, &whole[..whole.len() / 2]).unwrap();
+        check(&[], &["none of its checkpoints can be read", file, "hint:"]);
+        fs::write(&path, whole).unwrap();
+    }
+    done(folder.path(), &["--resume", "--out", "run", "--steps", "6"]);
+}
+
+#[test]
+fn without_a_folder_the_newest_run_of_the_recipe_goes_on_and_else_one_begins() {
+    let folder = tempfile::tempdir().unwrap();
+    let runs = || {
+        let mut runs: Vec<PathBuf> =
+            fs::read_dir(folder.path().join("runs")).unwrap().map(|e| e.unwrap().path()).collect();
+        runs.sort();
+        runs
+    };
+    let said = done(folder.path(), &["--steps", "5", "--resume"]);
+    assert!(
+        said.contains("no run of mnist-mini in runs has a checkpoint: starting one in runs/mnist-mini-"),
+        "{said}"
+    );
+    done(folder.path(), &["--steps", "8", "--resume"]);
+    let [run] = &runs()[..] else { panic!("{:?}", runs()) };
+    assert_eq!(events(run).iter().filter(|event| event["event"] == "step").count(), 8);
+    let resume = events(run).into_iter().find(|event| event["event"] == "resume").unwrap();
+    assert!(resume["path"].as_str().unwrap().ends_with("checkpoints/step-5"), "{resume}");
+    done(folder.path(), &["--steps", "5"]);
+    assert_eq!(runs().len(), 2, "without --resume a run has a folder of its own");
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_disk_without_room_for_checkpoints_is_told_and_the_run_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    // The shell limits the size of files to 128 KiB: the model fits, the optimizer's state doesn't.
+    let script = "ulimit -f 128; trap '' XFSZ; exec \"$0\" \"$@\"";
+    let training = command(folder.path(), &["--epochs", "1", "--out", "run", "--set", "optimizer.name=adam"]);
+    let mut limited = Command::new("bash");
+    limited.args(["-c", script]).arg(training.get_program()).args(training.get_args());
+    let out = limited.current_dir(folder.path()).output().unwrap();
+    let said = text(&out.stderr);
+    assert_eq!(out.status.code(), Some(0), "{said}");
+    let words =
+        ["no checkpoint after step 5: ", "step-5/optimizer.safetensors: can't be written: File too large"];
+    assert!(words.iter().all(|word| said.contains(word)), "{said}");
+    assert!(said.matches("the run goes on").count() > 1, "the next one was tried: {said}");
+    let run = folder.path().join("run");
+    assert!(run.join("model.safetensors").exists());
+    assert_eq!(fs::read_dir(run.join("checkpoints")).unwrap().count(), 0, "nothing is left of them");
+}
+
+#[test]
+fn checkpoints_are_shown_and_verified() {
+    let folder = tempfile::tempdir().unwrap();
+    done(folder.path(), &["--steps", "5", "--out", "run"]);
+    let look = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_phalanx"));
+        let out = command.current_dir(folder.path()).arg("checkpoint").args(args).output().unwrap();
+        (out.status.code(), text(&out.stdout), text(&out.stderr))
+    };
+    for dir in ["run", "run/checkpoints", "run/checkpoints/step-5"] {
+        let (code, shown, _) = look(&["show", dir]);
+        assert_eq!(code, Some(0));
+        for words in ["step-5", "5 steps, 320 samples", "2000 samples shuffled, 64 a step, seed 4, 2 ranks"] {
+            assert!(shown.contains(words), "{shown}");
+        }
+        let (code, shown, _) = look(&["verify", dir]);
+        assert!(code == Some(0) && shown.contains("step-5: whole (2 files, "), "{shown}");
+    }
+    let (_, shown, _) = look(&["show", "--json", "run"]);
+    let shown: Value = serde_json::from_str(&shown).unwrap();
+    assert_eq!(shown["manifest"]["position"]["step"], 5);
+    assert!(shown["manifest"]["recipe"].as_str().unwrap().contains("mnist"));
+    let path = checkpoint(&folder.path().join("run"), 5).join("model.safetensors");
+    let mut bytes = fs::read(&path).unwrap();
+    bytes[900] ^= 16;
+    fs::write(&path, bytes).unwrap();
+    let (code, _, said) = look(&["verify", "run"]);
+    assert_eq!(code, Some(1));
+    assert!(
+        said.contains("error: run/checkpoints/step-5/model.safetensors: the checkpoint is broken"),
+        "{said}"
+    );
+    let (code, verified, _) = look(&["verify", "--json", "run"]);
+    let verified: Value = serde_json::from_str(&verified).unwrap();
+    assert_eq!((code, &verified["whole"]), (Some(1), &Value::Bool(false)));
+    let (code, _, said) = look(&["show", "."]);
+    assert!(code == Some(1) && said.contains("there is no checkpoint\nhint: give a run directory"), "{said}");
+}

@@ -1,0 +1,259 @@
+//! Checkpoints: a run that ends at any moment goes on from the last one as if it hadn't.
+//!
+//! At the end of a step rank 0 copies everything that a step changes (values, buffers, the optimizer's state) into memory that
+//! it keeps, and a thread writes the copy while training goes on. What is random in training is a function of the
+//! seed, the step and the sample, so beside these arrays a position is all there is to keep. A checkpoint is a folder of
+//! safetensors files with PyTorch's names and a manifest with a checksum for every MiB of them; the manifest gets its name last
+//! (`checkpoint/store.rs`), so a checkpoint is whole or none. While one is being written no other is begun: training
+//! never waits for the disk, except at its end, for the last one. A checkpoint that can't be written is told, and the next
+//! one is tried when it is due.
+//!
+//! Which samples and weights a run has is decided elsewhere: [`Trainer::checkpoint`] takes a config and does the rest.
+//!
+//! ```
+//! use phalanx::data::LinearRegression;
+//! use phalanx::nn::{Linear, Loss, optim::Sgd};
+//! use phalanx::checkpoint::{CheckpointConfig, Every};
+//! use phalanx::{Quiet, Trainer, Worker};
+//! use std::sync::Arc;
+//!
+//! let folder = tempfile::tempdir()?;
+//! let train = |steps, resume| {
+//!     let checkpoint =
+//!         CheckpointConfig { every: Every::Steps(5), resume, ..CheckpointConfig::new(folder.path().join("checkpoints")) };
+//!     let trainer = Trainer { loss: Loss::Mse, epochs: 9, steps, checkpoint: Some(checkpoint), ..Trainer::default() };
+//!     let data = Arc::new(LinearRegression::new(256)); // four steps an epoch
+//!     trainer.fit(&Worker::alone(1), &mut Linear::new(1, 1), Sgd::new(0.1), data, None, &mut Quiet)
+//! };
+//! train(Some(7), false)?; // ends in the second epoch
+//! let resumed = train(Some(20), true)?.parameters.to_weights();
+//! let whole = train(Some(20), false)?.parameters.to_weights();
+//! assert_eq!(resumed, whole);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! [`Trainer::checkpoint`]: crate::Trainer::checkpoint
+
+mod background;
+mod disk;
+mod error;
+mod manifest;
+mod position;
+mod read;
+mod resume;
+mod snapshot;
+mod store;
+mod tensors;
+#[cfg(test)]
+mod tests;
+
+pub use error::CheckpointError;
+pub use manifest::{FileEntry, Holds, Manifest, RunFacts, VERSION};
+pub use position::{BestPosition, Exact, PlateauPosition, Position};
+pub use read::checkpoints;
+
+use crate::error::Error;
+use crate::event::{Event, Observer};
+use crate::trainer::{Progress, State};
+use crate::worker::Worker;
+use background::{About, Background, Late, Written};
+use disk::SystemDisk;
+use phalanx_nn::Parameters;
+use snapshot::Contents;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+use store::Store;
+
+/// Where and when a run takes checkpoints.
+#[derive(Clone, Debug)]
+pub struct CheckpointConfig {
+    /// The folder that holds them, made when it is needed. Rank 0's alone counts.
+    pub dir: PathBuf,
+    /// When one is taken. Default: once a minute. A run that took any takes one at its end, too.
+    pub every: Every,
+    /// How many stay; at least 1. Default 2.
+    pub keep: usize,
+    /// Whether to go on from the newest one that is whole, or from the first step if there is none. Else the run begins at its
+    /// first step, and a folder that holds checkpoints is set aside under a name with a number. Default no.
+    pub resume: bool,
+    /// The recipe, for whoever looks at the checkpoint. Default none.
+    pub recipe: Option<String>,
+}
+
+/// When a checkpoint is taken.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Every {
+    /// After so many steps.
+    Steps(u64),
+    /// After so long; at the end of an epoch already after ten seconds.
+    Time(Duration),
+}
+
+impl CheckpointConfig {
+    /// The defaults, in this folder.
+    pub fn new(dir: PathBuf) -> CheckpointConfig {
+        let every = Every::Time(Duration::from_secs(60));
+        CheckpointConfig { dir, every, keep: 2, resume: false, recipe: None }
+    }
+}
+
+/// The end of an epoch is a good place for a checkpoint, but not every second.
+const EPOCH: Duration = Duration::from_secs(10);
+
+impl Every {
+    /// Whether one is due so many steps and so long after the last one.
+    fn is_due(self, steps: u64, time: Duration, epoch_over: bool) -> bool {
+        match self {
+            Every::Steps(every) => steps >= every.max(1),
+            Every::Time(every) => time >= if epoch_over { every.min(EPOCH) } else { every },
+        }
+    }
+}
+
+/// How long a run waits for its last checkpoint.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+/// The checkpoints of one run.
+pub(crate) struct Checkpoints {
+    dir: PathBuf,
+    every: Every,
+    /// On rank 0, which writes for all.
+    writer: Option<Writer>,
+}
+
+struct Writer {
+    background: Background,
+    /// Step and time of the last snapshot, or of the beginning.
+    last: (u64, Instant),
+    /// Whether there is any checkpoint of this run.
+    any: bool,
+    /// How long the last snapshot kept the training loop.
+    stall: Duration,
+}
+
+impl Checkpoints {
+    /// Takes `parameters` and `state` to where the run was, if it is to go on, and gets ready for checkpoints.
+    pub(crate) fn begin(
+        config: &CheckpointConfig,
+        worker: &Worker,
+        run: RunFacts,
+        parameters: &Parameters,
+        state: &mut State,
+        observer: &mut dyn Observer,
+    ) -> Result<Checkpoints, Error> {
+        let CheckpointConfig { dir, every, keep, resume, recipe } = config.clone();
+        let rule = *state.optimizer.rule();
+        let resumed = if resume { resume::resume(&dir, worker, run, parameters, rule)? } else { None };
+        let mut writer = None;
+        if worker.is_first() {
+            let store = Store::new(Box::new(SystemDisk), dir.clone(), keep);
+            match &resumed {
+                Some(resumed) => {
+                    tell_resumed(resumed, observer);
+                    store.clean()?;
+                }
+                None => {
+                    if let Some(aside) = store.set_aside()? {
+                        let (dir, aside) = (dir.display(), aside.display());
+                        note(
+                            observer,
+                            format!("{dir} held checkpoints of another run: they are in {aside} now"),
+                        );
+                    }
+                    store.clean()?;
+                    if resume {
+                        let message =
+                            format!("{} holds no checkpoint: starting from the first step", dir.display());
+                        note(observer, message);
+                    }
+                }
+            }
+            let about = About { contents: Contents::of(parameters), run, recipe };
+            let background =
+                Background::start(store, about).map_err(|source| Error::Io { path: dir.clone(), source })?;
+            let (any, stall) = (resumed.is_some(), Duration::ZERO);
+            writer = Some(Writer { background, last: (0, Instant::now()), any, stall });
+        }
+        if let Some(resumed) = resumed {
+            *state = resumed.state;
+        }
+        if let Some(writer) = &mut writer {
+            writer.last.0 = state.progress.step;
+        }
+        Ok(Checkpoints { dir, every, writer })
+    }
+
+    /// Takes a checkpoint after this step if one is due and the one before is written. Called on all ranks, and does nothing
+    /// but on rank 0.
+    pub(crate) fn after_step(&mut self, state: &State, parameters: &Parameters, observer: &mut dyn Observer) {
+        let Some(writer) = &mut self.writer else { return };
+        if let Some(written) = writer.background.poll() {
+            writer.tell(written, observer);
+        }
+        let (progress, (step, time)) = (&state.progress, writer.last);
+        let epoch_over = progress.step_in_epoch == 0;
+        let due = self.every.is_due(progress.step - step, time.elapsed(), epoch_over);
+        if due && progress.step > step && writer.background.is_idle() {
+            writer.take(state, parameters);
+        }
+    }
+
+    /// Waits for the checkpoint at hand, and takes the last one of a run that took any.
+    pub(crate) fn finish(self, state: &State, parameters: &Parameters, observer: &mut dyn Observer) {
+        let Some(mut writer) = self.writer else { return };
+        writer.wait(&self.dir, observer);
+        if writer.any && writer.last.0 < state.progress.step && writer.background.is_idle() {
+            writer.take(state, parameters);
+            writer.wait(&self.dir, observer);
+        }
+    }
+}
+
+impl Writer {
+    fn take(&mut self, state: &State, parameters: &Parameters) {
+        let start = Instant::now();
+        self.background.write(|snapshot| snapshot.take(parameters, state));
+        self.last = (state.progress.step, Instant::now());
+        self.stall = start.elapsed();
+    }
+
+    fn wait(&mut self, dir: &std::path::Path, observer: &mut dyn Observer) {
+        match self.background.wait(PATIENCE) {
+            Ok(None) => {}
+            Ok(Some(written)) => self.tell(written, observer),
+            Err(Late) => {
+                note(observer, CheckpointError::Late { path: dir.to_owned(), waited: PATIENCE }.to_string());
+            }
+        }
+    }
+
+    fn tell(&mut self, written: Written, observer: &mut dyn Observer) {
+        let Written { step, committed, pruned, took } = written;
+        let ms = |time: Duration| time.as_secs_f64() * 1e3;
+        match committed {
+            Ok(path) => {
+                self.any = true;
+                let (path, stall_ms) = (path.display().to_string(), ms(self.stall));
+                observer.event(&Event::Checkpoint { step, path, stall_ms, write_ms: ms(took) });
+            }
+            Err(error) => {
+                note(observer, format!("no checkpoint after step {step}: {error}\nthe run goes on"));
+            }
+        }
+        if let Err(error) = pruned {
+            note(observer, format!("an old checkpoint stays: {error}"));
+        }
+    }
+}
+
+fn tell_resumed(resumed: &resume::Resumed, observer: &mut dyn Observer) {
+    let Progress { step, epoch, .. } = resumed.state.progress;
+    observer.event(&Event::Resume { step, epoch, path: resumed.folder.display().to_string() });
+    for error in &resumed.passed_over {
+        note(observer, format!("a newer checkpoint was passed over: {error}"));
+    }
+}
+
+fn note(observer: &mut dyn Observer, message: String) {
+    observer.event(&Event::Note { message });
+}

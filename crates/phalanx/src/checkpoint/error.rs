@@ -1,0 +1,101 @@
+//! What can go wrong with a checkpoint.
+
+use phalanx_nn::Mismatch;
+use phalanx_nn::optim::ResumeError;
+use std::path::PathBuf;
+use std::time::Duration;
+use thiserror::Error;
+
+/// Why a checkpoint can't be written, or a run can't go on from one.
+#[derive(Debug, Error)]
+pub enum CheckpointError {
+    /// The system refused.
+    #[error("{path}: {action}: {source}", path = path.display())]
+    Io {
+        /// Which file or folder.
+        path: PathBuf,
+        /// What was tried.
+        action: &'static str,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// Not what a run wrote: cut, altered, or of something else.
+    #[error("{path}: the checkpoint is broken: {reason}", path = path.display())]
+    Broken {
+        /// Which file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// Written by a later version of this library.
+    #[error(
+        "{path}: a checkpoint of format {version}, and this version reads formats up to {newest}\nhint: go on with the version of phalanx that wrote it, or a newer one",
+        path = path.display(),
+        newest = super::manifest::VERSION
+    )]
+    Newer {
+        /// The manifest.
+        path: PathBuf,
+        /// Its format.
+        version: u32,
+    },
+    /// All checkpoints of a folder are broken.
+    #[error(
+        "{path}: none of its checkpoints can be read: {reasons}\nhint: start anew without --resume, or from weights with --init",
+        path = path.display()
+    )]
+    NoneLeft {
+        /// The folder.
+        path: PathBuf,
+        /// What is wrong with each.
+        reasons: String,
+    },
+    /// Of a model with other parameters.
+    #[error("{path}: the checkpoint is of another model: {mismatch}", path = path.display())]
+    OtherModel {
+        /// The checkpoint.
+        path: PathBuf,
+        /// What doesn't fit.
+        mismatch: Mismatch,
+    },
+    /// Of another optimizer.
+    #[error("{path}: {source}", path = path.display())]
+    OtherOptimizer {
+        /// The checkpoint.
+        path: PathBuf,
+        /// What doesn't fit.
+        source: ResumeError,
+    },
+    /// Of a run whose steps would not be the ones that this run takes.
+    #[error(
+        "{path}: the checkpoint was made with {what} {then}, and this run has {now}\nhint: {hint}",
+        path = path.display()
+    )]
+    OtherRun {
+        /// The checkpoint.
+        path: PathBuf,
+        /// What differs.
+        what: &'static str,
+        /// What it was.
+        then: u64,
+        /// What it is now.
+        now: u64,
+        /// What to do.
+        hint: String,
+    },
+    /// The disk takes longer than a run waits for its last checkpoint.
+    #[error("{path}: still writing the checkpoint after {} s: the run ends without it", waited.as_secs())]
+    Late {
+        /// The folder.
+        path: PathBuf,
+        /// How long the run has waited.
+        waited: Duration,
+    },
+}
+
+impl CheckpointError {
+    /// Whether the one before may be taken instead. A checkpoint that is whole, and not this run's, is no accident.
+    pub(super) fn is_damage(&self) -> bool {
+        matches!(self, CheckpointError::Io { .. } | CheckpointError::Broken { .. })
+    }
+}

@@ -1,0 +1,108 @@
+//! What a checkpoint is written from: a copy of everything that changes from step to step, in memory that is kept for the next
+//! one. Taking it is one pass over the arenas and allocates nothing once warm.
+
+use super::manifest::Holds;
+use super::position::Position;
+use crate::trainer::State;
+use phalanx_nn::Parameters;
+use phalanx_tensor::{Layout, Shape};
+
+/// How the arenas of a model are named and laid out, which no step changes.
+pub(super) struct Contents {
+    names: Vec<String>,
+    layout: Layout,
+    buffer_names: Vec<String>,
+    buffer_layout: Layout,
+}
+
+impl Contents {
+    pub(super) fn of(parameters: &Parameters) -> Contents {
+        Contents {
+            names: parameters.names().to_vec(),
+            layout: parameters.layout().clone(),
+            buffer_names: parameters.buffer_names().to_vec(),
+            buffer_layout: parameters.buffers().layout().clone(),
+        }
+    }
+
+    /// Parameters and buffers under the names of the model.
+    fn model<'a>(&self, values: &'a [f32], buffers: &'a [f32]) -> Vec<Array<'a>> {
+        let mut model = arrays(&self.names, "", &self.layout, values);
+        model.extend(arrays(&self.buffer_names, "", &self.buffer_layout, buffers));
+        model
+    }
+}
+
+/// The arenas at one moment, flat, with their padding.
+#[derive(Default)]
+pub(super) struct Snapshot {
+    pub(super) position: Position,
+    values: Vec<f32>,
+    buffers: Vec<f32>,
+    /// A float32 in the file, as PyTorch's is.
+    optimizer_steps: [f32; 1],
+    states: Vec<(&'static str, Vec<f32>)>,
+    /// Values and buffers.
+    average: Option<[Vec<f32>; 2]>,
+}
+
+/// An array of a file.
+pub(super) struct Array<'a> {
+    pub(super) name: String,
+    pub(super) shape: Shape,
+    pub(super) values: &'a [f32],
+}
+
+impl Snapshot {
+    /// Copies everything, over what was copied before.
+    pub(super) fn take(&mut self, parameters: &Parameters, state: &State) {
+        let State { progress, optimizer, average } = state;
+        self.position = progress.into();
+        copy(&mut self.values, &parameters.values().flat::<f32>());
+        copy(&mut self.buffers, &parameters.buffers().flat::<f32>());
+        self.optimizer_steps = [optimizer.steps() as f32];
+        self.states.resize_with(optimizer.state().count(), Default::default);
+        for ((name, into), (state, from)) in self.states.iter_mut().zip(optimizer.state()) {
+            *name = state;
+            copy(into, from);
+        }
+        match average {
+            Some(average) => {
+                let [values, buffers] = self.average.get_or_insert_default();
+                copy(values, average.values());
+                copy(buffers, average.buffers());
+            }
+            None => self.average = None,
+        }
+    }
+
+    /// What each file holds.
+    pub(super) fn files<'a>(&'a self, contents: &Contents) -> Vec<(Holds, Vec<Array<'a>>)> {
+        // As `Optimizer::to_weights` names them, which `Optimizer::resume` reads.
+        let mut optimizer =
+            vec![Array { name: "step".into(), shape: Shape::new(&[]), values: &self.optimizer_steps }];
+        for (state, flat) in &self.states {
+            optimizer.extend(arrays(&contents.names, &format!(".{state}"), &contents.layout, flat));
+        }
+        let model = contents.model(&self.values, &self.buffers);
+        let mut files = vec![(Holds::Model, model), (Holds::Optimizer, optimizer)];
+        if let Some([values, buffers]) = &self.average {
+            files.push((Holds::Average, contents.model(values, buffers)));
+        }
+        files
+    }
+}
+
+fn copy(into: &mut Vec<f32>, from: &[f32]) {
+    into.clear();
+    into.extend_from_slice(from);
+}
+
+fn arrays<'a>(names: &[String], suffix: &str, layout: &Layout, flat: &'a [f32]) -> Vec<Array<'a>> {
+    let array = |(i, name): (usize, &String)| Array {
+        name: format!("{name}{suffix}"),
+        shape: *layout.shape(i),
+        values: &flat[layout.range(i)],
+    };
+    names.iter().enumerate().map(array).collect()
+}

@@ -1,0 +1,190 @@
+//! A run's folder of checkpoints, as its writer keeps it:
+//!
+//! ```text
+//! checkpoints/step-1200/model.safetensors
+//! checkpoints/step-1200/optimizer.safetensors
+//! checkpoints/step-1200/manifest.json
+//! ```
+//!
+//! Invariants, which hold at every moment, so that the process or the machine may end at any:
+//! - **C-COMMIT**: a folder that holds a manifest under its name is a whole checkpoint. The manifest gets its name last, when
+//!   everything that it names is on the disk, and loses it first when a checkpoint is removed.
+//! - **C-LAST**: the last checkpoint is removed only after a newer one is committed.
+
+use super::disk::Disk;
+use super::error::CheckpointError;
+use super::manifest::{self, CHUNK, FileEntry, Holds, Manifest, RunFacts};
+use super::snapshot::{Contents, Snapshot};
+use super::tensors;
+use std::cmp::Reverse;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// What a manifest is called before it gets its name.
+const UNNAMED: &str = "manifest.json.partial";
+
+/// The writer's view of a folder of checkpoints.
+pub(super) struct Store {
+    disk: Box<dyn Disk>,
+    root: PathBuf,
+    /// How many checkpoints stay.
+    keep: usize,
+}
+
+/// The name of the file that holds this: what a finished run calls it.
+fn file_name(holds: Holds) -> &'static str {
+    match holds {
+        Holds::Model => "model.safetensors",
+        Holds::Optimizer => "optimizer.safetensors",
+        Holds::Average => "model_ema.safetensors",
+    }
+}
+
+/// The folder of the checkpoint after this step.
+pub(super) fn folder(root: &Path, step: u64) -> PathBuf {
+    root.join(format!("step-{step}"))
+}
+
+/// The step whose checkpoint a folder with this name holds.
+pub(super) fn step_of(name: &str) -> Option<u64> {
+    let digits = name.strip_prefix("step-")?;
+    let step = digits.parse().ok()?;
+    // One name a step: none with a sign or leading zeros.
+    (format!("step-{step}") == name).then_some(step)
+}
+
+impl Store {
+    pub(super) fn new(disk: Box<dyn Disk>, root: PathBuf, keep: usize) -> Store {
+        Store { disk, root, keep: keep.max(1) }
+    }
+
+    /// Writes a checkpoint and commits it (C-COMMIT). After an error the folder holds the checkpoints that it held before,
+    /// but for a broken one of the same step.
+    pub(super) fn write(
+        &self,
+        snapshot: &Snapshot,
+        contents: &Contents,
+        run: RunFacts,
+        recipe: Option<&str>,
+    ) -> Result<PathBuf, CheckpointError> {
+        let folder = folder(&self.root, snapshot.position.step);
+        // What a killed writer left. Or a whole one of this step: the run has passed it over as broken, and was here before.
+        self.remove(&folder)?;
+        let written = self.write_into(&folder, snapshot, contents, run, recipe);
+        if written.is_err() {
+            // The first error is the one to tell; what is left has no manifest, and the next start removes it.
+            let _ = self.remove(&folder);
+        }
+        written.map(|()| folder)
+    }
+
+    fn write_into(
+        &self,
+        folder: &Path,
+        snapshot: &Snapshot,
+        contents: &Contents,
+        run: RunFacts,
+        recipe: Option<&str>,
+    ) -> Result<(), CheckpointError> {
+        let disk = &*self.disk;
+        let above =
+            self.root.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        done(&self.root, WRITE, disk.create_dir(&self.root))?;
+        done(above, WRITE, disk.sync_dir(above))?;
+        done(folder, WRITE, disk.create_dir(folder))?;
+        done(&self.root, WRITE, disk.sync_dir(&self.root))?;
+        let mut files = Vec::new();
+        for (holds, arrays) in snapshot.files(contents) {
+            let path = folder.join(file_name(holds));
+            let sums = disk.create(&path).and_then(|mut file| tensors::write(&mut *file, &arrays));
+            let tensors::Sums { bytes, crc32 } = done(&path, WRITE, sums)?;
+            files.push(FileEntry { name: file_name(holds).into(), holds, bytes, chunk: CHUNK as u64, crc32 });
+        }
+        let recipe = recipe.map(str::to_owned);
+        let manifest =
+            Manifest { version: manifest::VERSION, position: snapshot.position, run, recipe, files };
+        let (unnamed, named) = (folder.join(UNNAMED), folder.join(manifest::FILE));
+        let written = disk.create(&unnamed).and_then(|mut file| {
+            file.write(manifest.to_text().as_bytes())?;
+            file.sync()
+        });
+        done(&named, WRITE, written)?;
+        // The names of all files, before that of the manifest.
+        done(folder, WRITE, disk.sync_dir(folder))?;
+        done(&named, WRITE, disk.rename(&unnamed, &named))?;
+        done(folder, WRITE, disk.sync_dir(folder))
+    }
+
+    /// Removes what is no longer wanted once a checkpoint of step `newest` is committed (C-LAST): all but the newest ones
+    /// up to it, and those of later steps, which the run has passed over as broken and will write again.
+    pub(super) fn prune(&self, newest: u64) -> Result<(), CheckpointError> {
+        let (mut steps, later): (Vec<u64>, Vec<u64>) =
+            self.committed()?.into_iter().partition(|&step| step <= newest);
+        steps.sort_by_key(|&step| Reverse(step));
+        let unwanted = later.iter().chain(steps.iter().skip(self.keep));
+        unwanted.copied().try_for_each(|step| self.remove(&folder(&self.root, step)))?;
+        self.clean()
+    }
+
+    /// Removes what a writer left that was killed, or that the disk failed.
+    pub(super) fn clean(&self) -> Result<(), CheckpointError> {
+        let committed = self.committed()?;
+        let steps = self.names(&self.root)?.into_iter().filter_map(|name| step_of(&name));
+        steps
+            .filter(|step| !committed.contains(step))
+            .try_for_each(|step| self.remove(&folder(&self.root, step)))
+    }
+
+    /// Gives the folder another name, if it holds checkpoints: they are of another run than the one that begins. Says which.
+    pub(super) fn set_aside(&self) -> Result<Option<PathBuf>, CheckpointError> {
+        if self.committed()?.is_empty() {
+            return Ok(None);
+        }
+        let (Some(parent), Some(name)) = (self.root.parent(), self.root.file_name()) else { return Ok(None) };
+        let name = name.to_string_lossy();
+        let taken = self.names(parent)?;
+        let mut free = (1..).map(|i| format!("{name}.{i}")).filter(|name| !taken.contains(name));
+        let aside = parent.join(free.next().expect("numbers don't end"));
+        done(&self.root, "can't be set aside", self.disk.rename(&self.root, &aside))?;
+        done(parent, "can't be set aside", self.disk.sync_dir(parent))?;
+        Ok(Some(aside))
+    }
+
+    fn committed(&self) -> Result<Vec<u64>, CheckpointError> {
+        let mut steps = Vec::new();
+        for step in self.names(&self.root)?.iter().filter_map(|name| step_of(name)) {
+            if self.names(&folder(&self.root, step))?.iter().any(|name| name == manifest::FILE) {
+                steps.push(step);
+            }
+        }
+        Ok(steps)
+    }
+
+    fn names(&self, folder: &Path) -> Result<Vec<String>, CheckpointError> {
+        done(folder, "can't be listed", self.disk.list(folder))
+    }
+
+    /// Removes a checkpoint, its manifest first (C-COMMIT), or what there is of one.
+    fn remove(&self, folder: &Path) -> Result<(), CheckpointError> {
+        let names = self.names(folder)?;
+        if names.iter().any(|name| name == manifest::FILE) {
+            let named = folder.join(manifest::FILE);
+            done(&named, REMOVE, self.disk.remove_file(&named))?;
+            done(folder, REMOVE, self.disk.sync_dir(folder))?;
+        }
+        for path in names.iter().filter(|name| *name != manifest::FILE).map(|name| folder.join(name)) {
+            done(&path, REMOVE, self.disk.remove_file(&path))?;
+        }
+        match self.disk.remove_dir(folder) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            removed => done(folder, REMOVE, removed),
+        }
+    }
+}
+
+const WRITE: &str = "can't be written";
+const REMOVE: &str = "can't be removed";
+
+fn done<T>(path: &Path, action: &'static str, result: io::Result<T>) -> Result<T, CheckpointError> {
+    result.map_err(|source| CheckpointError::Io { path: path.to_owned(), action, source })
+}

@@ -1,0 +1,125 @@
+//! A safetensors file, written from arrays where they lie, with a checksum for every chunk. Reading one is
+//! [`phalanx_nn::Weights`]' affair.
+//!
+//! Format: the length of the header in eight bytes, the header as JSON (name, type, shape and place of every array), the
+//! arrays one after the other, all little-endian. Source: <https://github.com/huggingface/safetensors#format>
+
+use super::disk::DiskFile;
+use super::manifest::CHUNK;
+use super::snapshot::Array;
+use serde_json::{Map, Value, json};
+use std::io;
+
+/// The length of a file and the checksums of its chunks.
+pub(super) struct Sums {
+    pub(super) bytes: u64,
+    pub(super) crc32: Vec<u32>,
+}
+
+/// Writes and syncs a file of these arrays.
+pub(super) fn write(file: &mut dyn DiskFile, arrays: &[Array<'_>]) -> io::Result<Sums> {
+    let mut chunks =
+        Chunks { file, chunk: Vec::with_capacity(CHUNK), sums: Sums { bytes: 0, crc32: Vec::new() } };
+    let header = header(arrays);
+    chunks.put(&(header.len() as u64).to_le_bytes())?;
+    chunks.put(header.as_bytes())?;
+    let mut bytes = [0; 4096];
+    for array in arrays {
+        for values in array.values.chunks(bytes.len() / 4) {
+            let into = bytes.as_chunks_mut::<4>().0;
+            into.iter_mut().zip(values).for_each(|(bytes, value)| *bytes = value.to_le_bytes());
+            chunks.put(&bytes[..4 * values.len()])?;
+        }
+    }
+    chunks.flush()?;
+    chunks.file.sync()?;
+    Ok(chunks.sums)
+}
+
+fn header(arrays: &[Array<'_>]) -> String {
+    let mut header = Map::new();
+    // What PyTorch's users of the format look for.
+    header.insert("__metadata__".into(), json!({ "format": "pt" }));
+    let mut at = 0;
+    for Array { name, shape, values } in arrays {
+        let end = at + 4 * values.len();
+        let place = json!({ "dtype": "F32", "shape": shape.dims(), "data_offsets": [at, end] });
+        header.insert(name.clone(), place);
+        at = end;
+    }
+    let mut text = Value::Object(header).to_string();
+    // So that the arrays lie as their type likes it when the file is mapped into memory.
+    text.extend(std::iter::repeat_n(' ', text.len().next_multiple_of(8) - text.len()));
+    text
+}
+
+/// Cuts what is put into it into chunks.
+struct Chunks<'a> {
+    file: &'a mut dyn DiskFile,
+    chunk: Vec<u8>,
+    sums: Sums,
+}
+
+impl Chunks<'_> {
+    fn put(&mut self, mut bytes: &[u8]) -> io::Result<()> {
+        while !bytes.is_empty() {
+            let (now, later) = bytes.split_at(bytes.len().min(CHUNK - self.chunk.len()));
+            self.chunk.extend_from_slice(now);
+            if self.chunk.len() == CHUNK {
+                self.flush()?;
+            }
+            bytes = later;
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        if !self.chunk.is_empty() {
+            self.file.write(&self.chunk)?;
+            self.sums.bytes += self.chunk.len() as u64;
+            self.sums.crc32.push(crc32fast::hash(&self.chunk));
+            self.chunk.clear();
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use phalanx_nn::Weights;
+
+    impl DiskFile for Vec<u8> {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+            self.extend_from_slice(bytes);
+            Ok(())
+        }
+
+        fn sync(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_file_reads_back_as_weights_and_its_sums_are_those_of_its_chunks() {
+        let large: Vec<f32> = (0..CHUNK / 2).map(|i| i as f32 * 0.5).collect();
+        let arrays = [
+            Array { name: "b.weight".into(), shape: [2, CHUNK / 4].into(), values: &large },
+            Array { name: "a\"odd\".name".into(), shape: [1, 3].into(), values: &[1.0, f32::NAN, -0.0] },
+            Array { name: "empty".into(), shape: [0].into(), values: &[] },
+            Array { name: "step".into(), shape: [].into(), values: &[7.0] },
+        ];
+        let mut file = Vec::new();
+        let sums = write(&mut file, &arrays).unwrap();
+        assert_eq!(sums.bytes, file.len() as u64);
+        assert_eq!(sums.crc32, file.chunks(CHUNK).map(crc32fast::hash).collect::<Vec<_>>());
+        let header = u64::from_le_bytes(file[..8].try_into().unwrap());
+        assert_eq!(header % 8, 0, "arrays are aligned");
+        let read = Weights::from_bytes(&file).unwrap();
+        for Array { name, shape, values } in &arrays {
+            let (found, read) = read.get(name).unwrap();
+            let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+            assert_eq!((found, bits(read)), (shape, bits(values)), "{name}");
+        }
+    }
+}

@@ -1,0 +1,399 @@
+//! Every way in which writing a checkpoint can end, and every way in which one can be wrong.
+
+mod machine;
+
+use super::background::{About, Background};
+use super::disk::SystemDisk;
+use super::manifest;
+use super::snapshot::{Contents, Snapshot};
+use super::store::Store;
+use super::*;
+use machine::{After, Fault, Machine};
+use phalanx_nn::optim::{Adam, Rule, Sgd};
+use phalanx_nn::{Linear, Weights};
+use phalanx_tensor::Device;
+use std::fs;
+use std::path::Path;
+use std::sync::Mutex;
+
+const RULE: Sgd = Sgd { lr: 0.1, momentum: 0.9, dampening: 0.0, nesterov: false, weight_decay: 0.0 };
+const RUN: RunFacts = RunFacts { seed: 1, shuffle: true, dataset: 1000, global_batch: 10, world_size: 1 };
+
+/// A model whose files have two chunks each.
+struct Run {
+    parameters: Parameters,
+    state: State,
+    contents: Contents,
+}
+
+impl Run {
+    fn new() -> Run {
+        let parameters = Parameters::build(&mut Linear::new(700, 400), &Device::cpu(1), 0);
+        let contents = Contents::of(&parameters);
+        let mut state = State::start(RULE).unwrap();
+        let grads = vec![0.5; parameters.layout().len()];
+        state.optimizer.step(&mut parameters.values().flat_mut::<f32>(), &grads, 1.0);
+        Run { parameters, state, contents }
+    }
+
+    /// The run after `step` steps, which its values tell.
+    fn at(&mut self, step: u64) -> Snapshot {
+        (0..2).for_each(|i| self.parameters.value(i).fill(step as f64));
+        let mut snapshot = Snapshot::default();
+        let (epoch, step_in_epoch, samples) = (step / 100, step % 100, 10 * step);
+        self.state.progress = Progress { step, epoch, step_in_epoch, samples, ..Progress::default() };
+        snapshot.take(&self.parameters, &self.state);
+        snapshot
+    }
+
+    fn write(&mut self, store: &Store, step: u64) -> Result<(), CheckpointError> {
+        store.write(&self.at(step), &self.contents, RUN, Some("[model]"))?;
+        store.prune(step)
+    }
+
+    /// The step that a run in this folder would go on from.
+    fn resume(&self, root: &Path) -> Result<Option<u64>, Error> {
+        let worker = Worker::alone(1);
+        let resumed = resume::resume(root, &worker, RUN, &self.parameters, RULE.into())?;
+        Ok(resumed.map(|resumed| {
+            let step = resumed.state.progress.step;
+            let values = self.parameters.values().flat::<f32>();
+            assert!(
+                (0..2).all(|i| values[self.parameters.layout().range(i)].iter().all(|&v| v == step as f32))
+            );
+            let (then, now) = (self.state.optimizer.to_weights(&self.parameters), resumed.state.optimizer);
+            assert!(now.to_weights(&self.parameters) == then, "the optimizer's state");
+            step
+        }))
+    }
+}
+
+fn store(root: &Path) -> Store {
+    Store::new(Box::new(SystemDisk), root.to_owned(), 2)
+}
+
+/// The names in a folder.
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).unwrap();
+    let mut names: Vec<_> = entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+const EVERY_END: [After; 4] =
+    [After::Kill, After::PowerLoss, After::PowerLossThatKeptNames, After::PowerLossThatKeptTheLastName];
+
+#[test]
+fn a_whole_checkpoint_remains_wherever_the_writer_is_killed() {
+    let mut run = Run::new();
+    let mut kills = 0;
+    loop {
+        let machine = Machine::default();
+        let store = Store::new(Box::new(machine.clone()), "run/checkpoints".into(), 2);
+        for step in [10, 20] {
+            run.write(&store, step).unwrap();
+        }
+        machine.fault_at(kills, Fault::Kill);
+        let committed = store.write(&run.at(30), &run.contents, RUN, None).is_ok();
+        let all = committed && store.prune(30).is_ok();
+        for after in EVERY_END {
+            let folder = tempfile::tempdir().unwrap();
+            machine.leaves(after, folder.path());
+            let root = folder.path().join("run/checkpoints");
+            for step in checkpoints(&root).unwrap() {
+                let folder = store::folder(&root, step);
+                let whole = Manifest::read(&folder).and_then(|manifest| manifest.verify(&folder));
+                whole.unwrap_or_else(|error| panic!("C-COMMIT: {kills}, {after:?}: {error}"));
+            }
+            let step = run.resume(&root).unwrap_or_else(|error| panic!("{kills}, {after:?}: {error}"));
+            assert!(step == Some(30) || (step == Some(20) && !committed), "{kills}, {after:?}: {step:?}");
+            // The next start cleans up, and goes on as ever.
+            let store = self::store(&root);
+            store.clean().unwrap();
+            run.write(&store, 40).unwrap();
+            assert_eq!(
+                names(&root),
+                [format!("step-{}", step.unwrap()), "step-40".into()],
+                "{kills}, {after:?}"
+            );
+            let files = ["manifest.json", "model.safetensors", "optimizer.safetensors"];
+            assert_eq!(names(&root.join("step-40")), files);
+        }
+        if all {
+            break;
+        }
+        kills += 1;
+    }
+    assert!(kills > 25, "killed {kills} times: the test doesn't reach the writer's requests");
+}
+
+#[test]
+fn a_broken_checkpoint_that_is_written_again_leaves_the_one_before_wherever_the_writer_is_killed() {
+    let mut run = Run::new();
+    for kills in 0.. {
+        let machine = Machine::default();
+        let store = Store::new(Box::new(machine.clone()), "run/checkpoints".into(), 2);
+        for step in [10, 20] {
+            run.write(&store, step).unwrap();
+        }
+        machine.flip_a_byte(Path::new("run/checkpoints/step-20/model.safetensors"));
+        machine.fault_at(kills, Fault::Kill);
+        let all = run.write(&store, 20).is_ok();
+        for after in EVERY_END {
+            let folder = tempfile::tempdir().unwrap();
+            machine.leaves(after, folder.path());
+            let step = run.resume(&folder.path().join("run/checkpoints")).unwrap();
+            assert!(step == Some(20) || (step == Some(10) && !all), "{kills}, {after:?}: {step:?}");
+        }
+        if all {
+            return;
+        }
+    }
+}
+
+#[test]
+fn a_disk_that_fails_once_leaves_no_trace_and_the_next_checkpoint_is_written() {
+    let mut run = Run::new();
+    let mut failures = 0;
+    for at in 0.. {
+        let machine = Machine::default();
+        let store = Store::new(Box::new(machine.clone()), "run/checkpoints".into(), 2);
+        for step in [10, 20] {
+            run.write(&store, step).unwrap();
+        }
+        machine.fault_at(at, Fault::Full);
+        let result = run.write(&store, 30);
+        let spared = machine.is_spared();
+        if let Err(error) = &result {
+            failures += 1;
+            let message = error.to_string();
+            assert!(message.contains("No space left on device") && message.starts_with("run"), "{message}");
+        }
+        run.write(&store, 40).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        machine.leaves(After::Kill, folder.path());
+        let root = folder.path().join("run/checkpoints");
+        assert_eq!(checkpoints(&root).unwrap()[0], 40, "{at}");
+        assert_eq!(names(&root).len(), 2, "{at}: {:?}", names(&root));
+        if spared {
+            break;
+        }
+    }
+    assert!(failures > 20, "{failures} failures: the test doesn't reach the writer's requests");
+}
+
+#[test]
+fn a_failed_checkpoint_is_told_and_the_next_one_is_written_from_the_same_thread() {
+    struct Notes(Mutex<Vec<Event>>);
+    impl Observer for Notes {
+        fn event(&mut self, event: &Event) {
+            self.0.get_mut().unwrap().push(event.clone());
+        }
+    }
+    let Run { parameters, mut state, contents } = Run::new();
+    let machine = Machine::default();
+    let store = Store::new(Box::new(machine.clone()), "run/checkpoints".into(), 2);
+    let background = Background::start(store, About { contents, run: RUN, recipe: None }).unwrap();
+    let last = (0, Instant::now());
+    let mut writer = Writer { background, last, any: false, stall: Duration::ZERO };
+    let mut notes = Notes(Mutex::default());
+    machine.fault_at(9, Fault::Full);
+    for step in [5, 10] {
+        state.progress.step = step;
+        writer.take(&state, &parameters);
+        assert!(!writer.background.is_idle(), "one snapshot at a time");
+        writer.wait(Path::new("run/checkpoints"), &mut notes);
+    }
+    let [Event::Note { message }, Event::Checkpoint { step: 10, path, .. }] = &notes.0.get_mut().unwrap()[..]
+    else {
+        panic!("{:?}", notes.0)
+    };
+    assert!(message.starts_with("no checkpoint after step 5: run/checkpoints/step-5/"), "{message}");
+    assert!(message.contains("No space left on device") && message.ends_with("the run goes on"), "{message}");
+    assert_eq!(path, "run/checkpoints/step-10");
+}
+
+#[test]
+fn a_flipped_byte_is_found_in_every_chunk_of_every_file_and_the_one_before_is_taken() {
+    let mut run = Run::new();
+    let folder = tempfile::tempdir().unwrap();
+    let (root, store) = (folder.path(), store(folder.path()));
+    for step in [10, 20] {
+        run.write(&store, step).unwrap();
+    }
+    let mut chunks = 0;
+    for entry in Manifest::read(&root.join("step-20")).unwrap().files {
+        let path = root.join("step-20").join(&entry.name);
+        let good = fs::read(&path).unwrap();
+        for (chunk, start) in (0..good.len()).step_by(entry.chunk as usize).enumerate() {
+            let mut bad = good.clone();
+            bad[start + 77] ^= 4;
+            fs::write(&path, bad).unwrap();
+            let error =
+                Manifest::read(&root.join("step-20")).unwrap().verify(&root.join("step-20")).unwrap_err();
+            let words = format!("step-20/{}: the checkpoint is broken: chunk {} of 2", entry.name, chunk + 1);
+            assert!(error.to_string().contains(&words), "{error}");
+            let resumed = resume::resume(root, &Worker::alone(1), RUN, &run.parameters, RULE.into());
+            let resumed = resumed.unwrap().unwrap();
+            assert_eq!(resumed.state.progress.step, 10);
+            assert!(resumed.passed_over[0].to_string().contains(&words));
+            chunks += 1;
+        }
+        fs::write(&path, &good[..good.len() - 1]).unwrap();
+        assert_eq!(run.resume(root).unwrap(), Some(10), "cut by a byte");
+        fs::remove_file(&path).unwrap();
+        assert_eq!(run.resume(root).unwrap(), Some(10), "missing");
+        fs::write(&path, good).unwrap();
+    }
+    assert_eq!((chunks, run.resume(root).unwrap()), (4, Some(20)));
+}
+
+#[test]
+fn a_run_whose_checkpoints_are_all_broken_is_not_begun_anew_in_silence() {
+    let mut run = Run::new();
+    let folder = tempfile::tempdir().unwrap();
+    assert_eq!(run.resume(&folder.path().join("missing")).unwrap(), None);
+    assert_eq!(run.resume(folder.path()).unwrap(), None);
+    let store = store(folder.path());
+    for step in [1, 2] {
+        run.write(&store, step).unwrap();
+        fs::write(folder.path().join(format!("step-{step}/manifest.json")), "{").unwrap();
+    }
+    let error = run.resume(folder.path()).unwrap_err().to_string();
+    let words =
+        ["none of its checkpoints can be read", "step-1/manifest.json", "step-2/manifest.json", "hint:"];
+    assert!(words.iter().all(|word| error.contains(word)), "{error}");
+}
+
+#[test]
+fn checkpoints_of_other_models_optimizers_and_runs_are_refused_and_say_why() {
+    let mut run = Run::new();
+    let folder = tempfile::tempdir().unwrap();
+    run.write(&store(folder.path()), 7).unwrap();
+    let refused = |facts: RunFacts, parameters: &Parameters, rule: Rule, words: &[&str]| {
+        let error = resume::resume(folder.path(), &Worker::alone(1), facts, parameters, rule);
+        let message = error.err().expect("it doesn't fit").to_string();
+        assert!(message.contains("step-7: ") && words.iter().all(|word| message.contains(word)), "{message}");
+    };
+    let own = &run.parameters;
+    let narrow = Parameters::build(&mut Linear::new(700, 300), &Device::cpu(1), 0);
+    let rule = Rule::from(RULE);
+    refused(
+        RUN,
+        &narrow,
+        rule,
+        &["of another model", "weight is [400, 700] in the file and [300, 700] in the model"],
+    );
+    refused(RUN, own, Adam::default().into(), &["exp_avg", "missing: weight.exp_avg"]);
+    refused(
+        RunFacts { seed: 2, ..RUN },
+        own,
+        rule,
+        &["the seed 1, and this run has 2", "hint: go on with the seed 1"],
+    );
+    refused(
+        RunFacts { global_batch: 16, world_size: 4, ..RUN },
+        own,
+        rule,
+        &["a global batch of 10, and this run has 16", "with 4 workers a --batch-size of 3"],
+    );
+    refused(RunFacts { dataset: 5, ..RUN }, own, rule, &["1000, and this run has 5"]);
+    refused(
+        RunFacts { shuffle: false, ..RUN },
+        own,
+        rule,
+        &["shuffle 1, and this run has 0", "--no-shuffle"],
+    );
+    let elsewhere = RunFacts { world_size: 5, ..RUN };
+    let resumed = resume::resume(folder.path(), &Worker::alone(1), elsewhere, own, rule).unwrap();
+    assert_eq!(resumed.expect("another number of ranks is fine").state.progress.step, 7);
+}
+
+#[test]
+fn a_checkpoint_from_the_future_is_not_passed_over() {
+    let mut run = Run::new();
+    let folder = tempfile::tempdir().unwrap();
+    let store = store(folder.path());
+    for step in [1, 2] {
+        run.write(&store, step).unwrap();
+    }
+    let newest = folder.path().join("step-2");
+    let manifest = Manifest { version: 2, ..Manifest::read(&newest).unwrap() };
+    fs::write(newest.join(manifest::FILE), manifest.to_text()).unwrap();
+    let error = run.resume(folder.path()).unwrap_err().to_string();
+    assert!(error.contains("step-2/manifest.json: a checkpoint of format 2"), "{error}");
+}
+
+#[test]
+fn the_files_are_what_pytorch_and_the_rest_of_the_library_read() {
+    let mut run = Run::new();
+    let folder = tempfile::tempdir().unwrap();
+    run.write(&store(folder.path()), 3).unwrap();
+    let read = |name: &str| Weights::read(&folder.path().join("step-3").join(name)).unwrap();
+    assert!(read("model.safetensors") == run.parameters.to_weights());
+    let (saved, wanted) = (read("optimizer.safetensors"), run.state.optimizer.to_weights(&run.parameters));
+    assert!(saved.names().all(|name| saved.get(name) == wanted.get(name)));
+    assert_eq!(saved.names().count(), wanted.names().count());
+}
+
+#[test]
+fn a_run_that_begins_anew_sets_the_checkpoints_of_the_one_before_aside() {
+    let mut run = Run::new();
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path().join("checkpoints");
+    let store = store(&root);
+    assert_eq!(store.set_aside().unwrap(), None, "there is none");
+    for (i, step) in [(1, 30), (2, 20)] {
+        run.write(&store, step).unwrap();
+        let aside = folder.path().join(format!("checkpoints.{i}"));
+        assert_eq!(store.set_aside().unwrap(), Some(aside.clone()));
+        assert_eq!((checkpoints(&aside).unwrap(), checkpoints(&root).unwrap()), (vec![step], vec![]));
+    }
+}
+
+#[test]
+fn only_folders_that_a_writer_names_are_checkpoints() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in
+        ["step-", "step-01", "step-+1", "step--1", "step-1x", "steps-1", "best", "step-99999999999999999999"]
+    {
+        fs::create_dir(folder.path().join(name)).unwrap();
+        fs::write(folder.path().join(name).join(manifest::FILE), "").unwrap();
+    }
+    assert_eq!(checkpoints(folder.path()).unwrap(), Vec::<u64>::new());
+    store(folder.path()).clean().unwrap();
+    assert_eq!(names(folder.path()).len(), 8, "what isn't the writer's stays");
+}
+
+#[test]
+fn checkpoints_are_due_by_steps_or_by_the_clock_and_sooner_at_the_end_of_an_epoch() {
+    let secs = Duration::from_secs;
+    let check = |every: Every, steps: u64, time: u64, epoch_over: bool, due: bool| {
+        assert_eq!(
+            every.is_due(steps, secs(time), epoch_over),
+            due,
+            "{every:?}: {steps} steps, {time} s, {epoch_over}"
+        );
+    };
+    check(Every::Steps(5), 4, 1000, true, false);
+    check(Every::Steps(5), 5, 0, false, true);
+    check(Every::Steps(0), 1, 0, false, true);
+    check(Every::Time(secs(60)), 10_000, 59, false, false);
+    check(Every::Time(secs(60)), 1, 60, false, true);
+    check(Every::Time(secs(60)), 1, 9, true, false);
+    check(Every::Time(secs(60)), 1, 10, true, true);
+    check(Every::Time(secs(3)), 1, 3, true, true);
+}
+
+#[test]
+fn a_snapshot_is_taken_into_the_memory_of_the_one_before() {
+    let mut run = Run::new();
+    let mut snapshot = run.at(1);
+    let places = |snapshot: &Snapshot| -> Vec<*const f32> {
+        let files = snapshot.files(&run.contents);
+        files.iter().flat_map(|(_, arrays)| arrays.iter().map(|array| array.values.as_ptr())).collect()
+    };
+    let before = places(&snapshot);
+    snapshot.take(&run.parameters, &run.state);
+    assert_eq!(places(&snapshot), before);
+}

@@ -1,0 +1,168 @@
+//! A run that was stopped anywhere goes on as if it hadn't been.
+
+use phalanx::checkpoint::{CheckpointConfig, Every, Manifest, checkpoints};
+use phalanx::data::{Places, Silent, View, open};
+use phalanx::nn::models::MnistNet;
+use phalanx::nn::optim::{Adam, Rule, Sgd};
+use phalanx::nn::{Parameters, Plateau, Weights};
+use phalanx::{Error, Event, Observer, State, Trainer, Worker, spawn};
+use std::path::Path;
+use std::sync::Mutex;
+
+/// Keeps what can't differ between two runs that are the same: all but times.
+#[derive(Default)]
+struct Told {
+    lines: Vec<String>,
+    resumed: Option<u64>,
+    notes: Vec<String>,
+}
+
+impl Observer for Told {
+    fn event(&mut self, event: &Event) {
+        match event {
+            Event::Step { step, epoch, loss, samples, lr, .. } => {
+                self.lines.push(format!("step {step} of epoch {epoch}: {loss:?} after {samples}, at {lr:?}"));
+            }
+            Event::Epoch { epoch, test_loss, test_accuracy, .. } => {
+                self.lines.push(format!("epoch {epoch}: {test_loss:?} {test_accuracy:?}"));
+            }
+            Event::Resume { step, .. } => self.resumed = Some(*step),
+            Event::Note { message } => self.notes.push(message.clone()),
+            _ => {}
+        }
+    }
+}
+
+/// What is left of a run: weights, the optimizer's state, the running mean, where it was; and what was told.
+struct Left {
+    weights: Vec<Option<Weights>>,
+    position: String,
+    told: Told,
+}
+
+/// Trains on the digits, shuffled and with dropout, as so many ranks: ten steps an epoch.
+fn train(ranks: usize, trainer: &Trainer, rule: Rule) -> Result<Left, Error> {
+    let left = Mutex::new(None);
+    let trainer = Trainer { batch_size: 200 / ranks, ..trainer.clone() };
+    spawn(ranks, |worker| {
+        let mut net = MnistNet::new(0.5);
+        let parameters = Parameters::build(&mut net, worker.device(), trainer.seed);
+        let data = open("mnist-mini", View::default(), &Places::from_env(None), &mut Silent)?;
+        let (mut told, state) = (Told::default(), State::start(rule)?);
+        let trained =
+            trainer.resume(&worker, &net, parameters, state, data.train, Some(data.test), &mut told)?;
+        if worker.is_first() {
+            let (parameters, mut state) = (trained.parameters, trained.state);
+            let average = state.average.as_mut().map(|average| average.to_weights(&parameters));
+            let optimizer = state.optimizer.to_weights(&parameters);
+            let weights = vec![Some(parameters.to_weights()), Some(optimizer), average];
+            *left.lock().unwrap() = Some(Left { weights, position: format!("{:?}", state.progress), told });
+        }
+        Ok(())
+    })?;
+    Ok(left.into_inner().unwrap().expect("rank 0 has trained"))
+}
+
+fn every(steps: u64, folder: &Path, resume: bool) -> Option<CheckpointConfig> {
+    Some(CheckpointConfig { every: Every::Steps(steps), resume, ..CheckpointConfig::new(folder.to_owned()) })
+}
+
+#[test]
+fn a_resumed_run_takes_the_steps_of_the_whole_run_bit_for_bit() {
+    let sgd = Sgd { momentum: 0.9, nesterov: true, ..Sgd::new(0.05) };
+    let adam = Adam { lr: 0.002, ..Adam::default() };
+    // A loss that must halve to be better makes the plateau count.
+    let plateau = Some(Plateau { patience: 0, threshold: 0.5, ..Plateau::default() });
+    let plain = Trainer { epochs: 3, seed: 5, ..Trainer::default() };
+    let rich = Trainer { ema: Some(0.9), plateau, ..plain.clone() };
+    for (ranks, trainer, rule) in [(1, &plain, sgd.into()), (1, &rich, adam.into()), (2, &rich, sgd.into())] {
+        let whole = train(ranks, trainer, rule).unwrap();
+        assert_eq!(whole.told.lines.len(), 33);
+        // Within an epoch, on its border, and in the last one.
+        for made in [7, 10, 26] {
+            let folder = tempfile::tempdir().unwrap();
+            let stopped = Trainer {
+                steps: Some(made),
+                checkpoint: every(made, folder.path(), false),
+                ..trainer.clone()
+            };
+            train(ranks, &stopped, rule).unwrap();
+            let resumed = Trainer { checkpoint: every(4, folder.path(), true), ..trainer.clone() };
+            let resumed = train(ranks, &resumed, rule).unwrap();
+            let what = format!("{ranks} ranks, {rule:?}, after {made} steps");
+            assert_eq!(resumed.told.resumed, Some(made), "{what}");
+            assert!(resumed.weights == whole.weights, "{what}");
+            assert_eq!(resumed.position, whole.position, "{what}");
+            let told = &mut resumed.told.lines.iter();
+            let rest = whole.told.lines.len() - told.len();
+            assert!(whole.told.lines[rest..].iter().eq(told), "{what}: {:?}", resumed.told.lines);
+            assert_eq!(checkpoints(folder.path()).unwrap()[0], 30, "the last one is taken at the end, too");
+        }
+    }
+}
+
+#[test]
+fn a_run_goes_on_with_another_number_of_ranks_if_the_global_batch_stays() {
+    let folder = tempfile::tempdir().unwrap();
+    let trainer = Trainer { epochs: 2, ..Trainer::default() };
+    let sgd = Sgd::new(0.05);
+    let stopped = Trainer { steps: Some(13), checkpoint: every(13, folder.path(), false), ..trainer.clone() };
+    train(2, &stopped, sgd.into()).unwrap();
+    let resumed = Trainer { checkpoint: every(100, folder.path(), true), ..trainer.clone() };
+    let resumed = train(1, &resumed, sgd.into()).unwrap();
+    assert_eq!(resumed.told.resumed, Some(13));
+    let whole = train(1, &trainer, sgd.into()).unwrap();
+    // One rank and two add their gradients up in another order, so bits differ.
+    let (a, b) = (whole.weights[0].as_ref().unwrap(), resumed.weights[0].as_ref().unwrap());
+    for name in a.names() {
+        let pairs = a.get(name).unwrap().1.iter().zip(b.get(name).unwrap().1);
+        let furthest = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(furthest < 1e-4, "{name}: {furthest}");
+    }
+    let larger = Trainer { batch_size: 100, checkpoint: every(5, folder.path(), true), ..trainer };
+    let mut net = MnistNet::new(0.5);
+    let data = open("mnist-mini", View::default(), &Places::from_env(None), &mut Silent).unwrap();
+    let refused = larger.fit(&Worker::alone(1), &mut net, sgd, data.train, None, &mut Told::default());
+    let error = refused.err().expect("another global batch").to_string();
+    assert!(error.contains("a global batch of 200, and this run has 100\nhint: "), "{error}");
+}
+
+#[test]
+fn only_the_newest_checkpoints_stay_and_they_tell_what_they_are_of() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = CheckpointConfig {
+        keep: 3,
+        recipe: Some("[model]".into()),
+        ..every(5, folder.path(), false).unwrap()
+    };
+    let trainer = Trainer { epochs: 3, checkpoint: Some(config), ..Trainer::default() };
+    train(1, &trainer, Sgd::new(0.05).into()).unwrap();
+    let steps = checkpoints(folder.path()).unwrap();
+    // While one is written none is begun, so which ones there are beside the last is the disk's affair.
+    assert!(steps.len() <= 3 && steps[0] == 30, "{steps:?}");
+    let manifest = Manifest::read(Manifest::path(folder.path(), 30).parent().unwrap()).unwrap();
+    assert_eq!((manifest.position.epoch, manifest.run.global_batch, manifest.run.world_size), (3, 200, 1));
+    assert_eq!(manifest.recipe.as_deref(), Some("[model]"));
+}
+
+#[test]
+fn a_run_says_where_it_begins() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path().join("checkpoints");
+    let trainer =
+        |resume| Trainer { steps: Some(2), checkpoint: every(1, &root, resume), ..Trainer::default() };
+    let told = |resume| train(1, &trainer(resume), Sgd::new(0.05).into()).unwrap().told;
+    let fresh = told(true);
+    assert_eq!(fresh.resumed, None);
+    assert!(
+        fresh.notes[0].ends_with("checkpoints holds no checkpoint: starting from the first step"),
+        "{:?}",
+        fresh.notes
+    );
+    let done = told(true);
+    assert_eq!((done.resumed, done.lines.len(), done.notes.len()), (Some(2), 0, 0), "{:?}", done.notes);
+    let again = told(false);
+    assert_eq!(again.resumed, None);
+    assert!(again.notes[0].ends_with("checkpoints.1 now"), "{:?}", again.notes);
+    assert_eq!(checkpoints(&folder.path().join("checkpoints.1")).unwrap()[0], 2);
+}
