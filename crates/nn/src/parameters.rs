@@ -156,14 +156,19 @@ impl Parameters {
     /// Takes the values of those parameters and buffers that `weights` has under their name with their shape, as when a
     /// trained body gets a new head; says what was left out.
     pub fn load_matching(&self, weights: &Weights) -> Mismatch {
-        for (name, tensor) in self.tensors() {
+        self.load_where(weights, |_| true);
+        self.compare(weights)
+    }
+
+    /// Takes those values that fit from those arrays that `wanted` picks.
+    pub(crate) fn load_where(&self, weights: &Weights, wanted: impl Fn(&str) -> bool) {
+        for (name, tensor) in self.tensors().filter(|(name, _)| wanted(name)) {
             if let Some((shape, values)) = weights.get(name)
                 && shape == tensor.shape()
             {
                 tensor.with_slice_mut(|into: &mut [f32]| into.copy_from_slice(values));
             }
         }
-        self.compare(weights)
     }
 
     /// Every parameter and buffer with its name.
@@ -173,7 +178,8 @@ impl Parameters {
         values.chain(buffers.map(|(i, name)| (name.as_str(), self.buffers.tensor(i))))
     }
 
-    fn compare(&self, weights: &Weights) -> Mismatch {
+    /// What doesn't fit.
+    pub(crate) fn compare(&self, weights: &Weights) -> Mismatch {
         let mut mismatch = Mismatch::default();
         for (name, tensor) in self.tensors() {
             mismatch.take(weights, name, tensor.shape());
@@ -218,16 +224,20 @@ impl Mismatch {
 
 impl fmt::Display for Mismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // A file for another architecture misses everything; the first names tell as much as all.
+        const MOST: usize = 8;
+        let more = |of: usize| if of > MOST { format!(" and {} more", of - MOST) } else { String::new() };
         f.write_str("the weights don't fit the model")?;
         for (what, names) in [("missing", &self.missing), ("unexpected", &self.unexpected)] {
             if !names.is_empty() {
-                write!(f, "; {what}: {}", names.join(", "))?;
+                let first: Vec<&str> = names.iter().take(MOST).map(String::as_str).collect();
+                write!(f, "; {what}: {}{}", first.join(", "), more(names.len()))?;
             }
         }
-        for (name, file, model) in &self.misshaped {
+        for (name, file, model) in self.misshaped.iter().take(MOST) {
             write!(f, "; {name} is {file} in the file and {model} in the model")?;
         }
-        Ok(())
+        f.write_str(&more(self.misshaped.len()))
     }
 }
 
