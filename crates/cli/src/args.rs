@@ -150,6 +150,8 @@ pub(crate) struct BenchArgs {
 pub(crate) enum Bench {
     /// One training step, compute only.
     Step(StepArgs),
+    /// Images that the loader reads and transforms, with nobody training.
+    Loader(LoaderArgs),
     /// From the start of two workers over one all-reduce to their end.
     Launch {
         /// Workers.
@@ -176,7 +178,7 @@ pub(crate) struct StepArgs {
     /// Samples a step.
     #[arg(long, default_value_t = 64)]
     pub(crate) batch: usize,
-    /// Height and width of the images, where the model takes any [default: 32 for resnet18].
+    /// Height and width of the images, where the model takes any [default: 32 for ResNets].
     #[arg(long, value_name = "PIXELS")]
     pub(crate) image: Option<usize>,
     /// Compute threads [default: all cores].
@@ -188,6 +190,35 @@ pub(crate) struct StepArgs {
     /// Only the forward pass.
     #[arg(long)]
     pub(crate) forward_only: bool,
+    /// Print where the time goes, kernel by kernel.
+    #[arg(long)]
+    pub(crate) profile: bool,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `phalanx bench loader`.
+#[derive(Args)]
+pub(crate) struct LoaderArgs {
+    /// Which data set; images are made up where CIFAR isn't found.
+    #[arg(long, value_name = "NAME", default_value = "cifar10")]
+    pub(crate) data_name: String,
+    /// Where it lies [default: where it is found].
+    #[arg(long, value_name = "DIR")]
+    pub(crate) data: Option<PathBuf>,
+    /// Threads that prepare batches; 0 prepares them where they are taken.
+    #[arg(long, default_value_t = 0)]
+    pub(crate) threads: usize,
+    /// Images a batch.
+    #[arg(long, default_value_t = 64)]
+    pub(crate) batch: usize,
+    /// Passes over all images that count; one more goes before them.
+    #[arg(long, default_value_t = 5)]
+    pub(crate) passes: usize,
+    /// Change what is done to the images, as in --set data.crop_padding=4; may be given often.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub(crate) set: Vec<String>,
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,
@@ -200,8 +231,12 @@ pub(crate) enum StepModel {
     Mnist,
     /// The HPC tutorial's MNIST network.
     MnistHpc,
-    /// ResNet-18 of 10 classes.
+    /// ResNet-18 of 10 classes, as the deeper ones.
     Resnet18,
+    Resnet34,
+    Resnet50,
+    Resnet101,
+    Resnet152,
 }
 
 /// `phalanx data`.

@@ -6,11 +6,13 @@ use anyhow::{Context, Result, ensure};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
+mod loader;
 mod step;
 
 pub(crate) fn bench(args: &BenchArgs) -> Result<u8> {
     match &args.what {
         Bench::Step(args) => step::step(args)?,
+        Bench::Loader(args) => loader::loader(args)?,
         Bench::Launch { workers, runs, json } => launch(*workers, *runs, *json)?,
         Bench::Hello => hello()?,
     }

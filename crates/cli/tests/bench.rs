@@ -17,6 +17,8 @@ fn what_cannot_be_measured_is_wrong_usage() {
         ["step", "--batch", "0"],
         ["step", "--steps", "0"],
         ["step", "--threads", "0"],
+        ["loader", "--batch", "0"],
+        ["loader", "--passes", "0"],
         ["launch", "--workers", "0"],
         ["launch", "--runs", "0"],
     ];
@@ -40,4 +42,32 @@ fn launching_leaves_nothing_in_the_temporary_folder() {
         assert_eq!(out.status.code(), Some(code), "{}", String::from_utf8_lossy(&out.stderr));
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "ulimit -n {limit}");
     }
+}
+
+#[test]
+fn a_loader_is_measured_on_images_that_are_made_up_where_there_are_none() {
+    let folder = tempfile::tempdir().unwrap();
+    let measure = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_phalanx"));
+        command.args(["bench", "loader", "--json", "--passes", "1"]).args(args);
+        let out = command.env("TMPDIR", folder.path()).env("PHALANX_CACHE", folder.path()).output().unwrap();
+        assert_eq!(out.status.code(), Some(0), "{}", String::from_utf8_lossy(&out.stderr));
+        serde_json::from_slice::<serde_json::Value>(&out.stdout).unwrap()
+    };
+    let line = measure(&["--threads", "2", "--batch", "100"]);
+    assert!(line["bench"] == "loader" && line["images_per_s"].as_f64().unwrap() > 0.0, "{line}");
+    assert_eq!((line["images"].as_u64(), line["data"].as_str()), (Some(50_000), Some("cifar10")));
+    assert!(
+        ["synthetic", "/usr/share/datasets/cifar10"].contains(&line["location"].as_str().unwrap()),
+        "{line}"
+    );
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "what was made up is gone");
+    let line = measure(&["--data-name", "mnist-mini"]);
+    assert_eq!(
+        (line["images"].as_u64(), line["location"].as_str()),
+        (Some(2000), Some("inside this program"))
+    );
+    let wrong = bench(folder.path(), &["loader", "--set", "data.flop=true"]);
+    let message = String::from_utf8_lossy(&wrong.stderr).into_owned();
+    assert!(wrong.status.code() == Some(2) && message.contains("did you mean data.flip?"), "{message}");
 }

@@ -18,7 +18,7 @@ use crate::images::{COLOURS, Image};
 use colour::Change;
 use draw::{between, unit};
 use resize::Resizer;
-use window::Window;
+use window::{SAME, Window};
 
 /// A change of an image's bytes. Sizes are height and width.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -199,8 +199,7 @@ impl Program {
         for (place, step) in self.pipeline.steps.iter().enumerate() {
             canvas.apply(step, draws, place as u8);
         }
-        let lookup = &*self.lookup;
-        canvas.window.paint(canvas.image(), into, |colour, byte| lookup[colour][usize::from(byte)]);
+        canvas.window.paint(canvas.image(), into, &self.lookup);
         if self.pipeline.cutout > 0 {
             cut_out(self.pipeline.cutout, draws, canvas.window.height, canvas.window.width, into);
         }
@@ -304,7 +303,7 @@ impl<'a> Canvas<'a> {
         let (height, width) = (self.window.height, self.window.width);
         let mut back = std::mem::take(&mut self.room.back);
         back.resize(COLOURS * height * width, 0);
-        self.window.paint(self.image(), &mut back, |_, byte| byte);
+        self.window.paint(self.image(), &mut back, &SAME);
         self.room.back = back;
         self.becomes_back([height, width]);
     }

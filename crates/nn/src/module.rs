@@ -1,7 +1,8 @@
 //! What a layer is: something that computes, and that can name its parameters.
 
 use crate::param::Param;
-use phalanx_tensor::{DropoutKey, Tensor};
+use phalanx_tensor::{DropoutKey, SumOverBatch, Tensor};
+use std::fmt;
 use std::sync::Arc;
 
 /// A layer or a whole model.
@@ -94,7 +95,7 @@ impl<'a> Visitor<'a> {
 }
 
 /// What a forward pass needs to know beside its input.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Ctx {
     training: bool,
     seed: u64,
@@ -103,17 +104,40 @@ pub struct Ctx {
     samples: Arc<[u64]>,
     /// How many random layers were asked so far.
     layer: u64,
+    shared: Option<SumOverBatch>,
+}
+
+impl fmt::Debug for Ctx {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Ctx { training, seed, step, samples, layer, shared } = self;
+        let shared = shared.is_some();
+        write!(
+            f,
+            "Ctx {{ training: {training}, seed: {seed}, step: {step}, samples: {samples:?}, layer: {layer}, "
+        )?;
+        write!(f, "shared: {shared} }}")
+    }
 }
 
 impl Ctx {
     /// Evaluation: dropout does nothing.
     pub fn eval() -> Ctx {
-        Ctx { training: false, seed: 0, step: 0, samples: Arc::from([]), layer: 0 }
+        Ctx { training: false, seed: 0, step: 0, samples: Arc::from([]), layer: 0, shared: None }
     }
 
     /// Training step `step` of the run with seed `seed`, on the samples with these numbers.
     pub fn train(seed: u64, step: u64, samples: Arc<[u64]>) -> Ctx {
-        Ctx { training: true, seed, step, samples, layer: 0 }
+        Ctx { training: true, seed, step, samples, layer: 0, shared: None }
+    }
+
+    /// The same, with statistics over the batch taken over all of its parts: those of all who come with `sum`.
+    pub fn sharing(self, sum: SumOverBatch) -> Ctx {
+        Ctx { shared: Some(sum), ..self }
+    }
+
+    /// How statistics go over all parts of the batch, if it has more than this one.
+    pub fn shared(&self) -> Option<&SumOverBatch> {
+        self.shared.as_ref()
     }
 
     /// Whether this is a training step.

@@ -1,6 +1,6 @@
 //! Parameters of layers: a shape and a recipe for first values at first, a tensor once a device is known.
 
-use phalanx_tensor::{Philox, Shape, Tensor};
+use phalanx_tensor::{Order, Philox, Shape, Tensor};
 use std::ops::Deref;
 
 /// How a parameter gets its first values.
@@ -51,13 +51,19 @@ impl Init {
 pub struct Param {
     pub(crate) shape: Shape,
     pub(crate) init: Init,
+    pub(crate) order: Order,
     pub(crate) tensor: Option<Tensor>,
 }
 
 impl Param {
     /// A parameter of this shape that will start as `init` says.
     pub fn new(shape: impl Into<Shape>, init: Init) -> Param {
-        Param { shape: shape.into(), init, tensor: None }
+        Param { shape: shape.into(), init, order: Order::RowMajor, tensor: None }
+    }
+
+    /// The same parameter, lying in memory in this order. Its shape, its values and what files say of it stay the same.
+    pub fn in_order(self, order: Order) -> Param {
+        Param { order, ..self }
     }
 }
 

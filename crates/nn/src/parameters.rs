@@ -3,7 +3,7 @@
 use crate::module::{Module, Role, Visitor};
 use crate::param::Init;
 use crate::weights::Weights;
-use phalanx_tensor::{Arena, DType, Device, Grads, Layout, Philox, Shape, Tensor};
+use phalanx_tensor::{Arena, DType, Device, Grads, Layout, Order, Philox, Shape, Tensor};
 use std::fmt;
 
 /// Random streams of parameters start here, away from those of samples.
@@ -23,7 +23,7 @@ pub struct Parameters {
 #[derive(Default)]
 struct Declared {
     names: Vec<String>,
-    shapes: Vec<Shape>,
+    places: Vec<(Shape, Order)>,
     inits: Vec<Init>,
 }
 
@@ -41,18 +41,20 @@ impl Parameters {
                 Role::Kept => &mut kept,
             };
             declared.names.push(name.to_owned());
-            declared.shapes.push(param.shape);
+            declared.places.push((param.shape, param.order));
             declared.inits.push(param.init);
         }));
-        let layout = Layout::new(&learned.shapes);
+        let layout = Layout::ordered(learned.places);
         let values = Arena::new(device, DType::F32, &layout);
         let grads = Grads::new(device, DType::F32, &layout);
-        let buffers = Arena::new(device, DType::F32, &Layout::new(&kept.shapes));
+        let buffers = Arena::new(device, DType::F32, &Layout::ordered(kept.places));
         // Buffers count on after the parameters, so that adding one to a layer changes no parameter.
         let tensors = (0..learned.inits.len()).map(|i| values.tensor(i));
         let tensors = tensors.chain((0..kept.inits.len()).map(|i| buffers.tensor(i)));
         for (i, (tensor, init)) in tensors.zip(learned.inits.iter().chain(&kept.inits)).enumerate() {
-            tensor.with_slice_mut(|v| init.fill(v, Philox::new(seed, INIT_STREAM + i as u64)));
+            let mut first = vec![0.0; tensor.count()];
+            init.fill(&mut first, Philox::new(seed, INIT_STREAM + i as u64));
+            tensor.copy_from(&Tensor::from_slice(device, &first, tensor.shape()));
         }
         let (mut next_learned, mut next_kept) = (0.., 0..);
         model.visit(&mut Visitor::new(&mut |_, role, param| {
@@ -115,7 +117,7 @@ impl Parameters {
         let flat = self.buffers.flat::<f32>();
         for (i, name) in self.buffer_names.iter().enumerate() {
             let layout = self.buffers.layout();
-            weights.push(name.clone(), *layout.shape(i), &flat[layout.range(i)]);
+            weights.push(name.clone(), *layout.shape(i), &layout.take(i, &flat));
         }
         weights
     }
@@ -124,7 +126,7 @@ impl Parameters {
     pub fn to_weights_from(&self, flat: &[f32], suffix: &str) -> Weights {
         let mut weights = Weights::default();
         for (i, name) in self.names.iter().enumerate() {
-            weights.push(format!("{name}{suffix}"), *self.layout().shape(i), &flat[self.layout().range(i)]);
+            weights.push(format!("{name}{suffix}"), *self.layout().shape(i), &self.layout().take(i, flat));
         }
         weights
     }
@@ -136,7 +138,7 @@ impl Parameters {
         let mut mismatch = Mismatch::default();
         for (i, name) in self.names.iter().enumerate() {
             if let Some(values) = mismatch.take(weights, &format!("{name}{suffix}"), self.layout().shape(i)) {
-                flat[self.layout().range(i)].copy_from_slice(values);
+                self.layout().put(i, values, &mut flat);
             }
         }
         if mismatch.is_empty() { Ok(flat) } else { Err(mismatch) }
@@ -166,7 +168,7 @@ impl Parameters {
             if let Some((shape, values)) = weights.get(name)
                 && shape == tensor.shape()
             {
-                tensor.with_slice_mut(|into: &mut [f32]| into.copy_from_slice(values));
+                tensor.copy_from(&Tensor::from_slice(tensor.device(), values, shape));
             }
         }
     }

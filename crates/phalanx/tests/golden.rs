@@ -7,6 +7,7 @@ use phalanx::data::{BatchBuffers, Dataset, Places, Silent, Target, View, open};
 use phalanx::nn::models::{MnistNet, ResNet, ResNetDepth, ResNetStem};
 use phalanx::nn::optim::{Adam, AdamW, Rule, Sgd};
 use phalanx::nn::{Linear, Loss, Module, Parameters};
+use phalanx::tensor::Tensor;
 use phalanx::{Event, Observer, State, Trainer, spawn};
 use std::sync::{Arc, Mutex};
 
@@ -33,9 +34,9 @@ fn fill(parameters: &Parameters) {
         }
         let fan_in = if dims.len() > 1 { dims[1..].iter().product() } else { 100 };
         let scale = (3.0 / fan_in as f64).sqrt();
-        parameters.value(k).with_slice_mut(|values: &mut [f32]| {
-            values.iter_mut().enumerate().for_each(|(i, v)| *v = (unit(k as u64, i as u64) * scale) as f32);
-        });
+        let value = parameters.value(k);
+        let first: Vec<f32> = (0..value.count() as u64).map(|i| (unit(k as u64, i) * scale) as f32).collect();
+        value.copy_from(&Tensor::from_slice(value.device(), &first, value.shape()));
     }
 }
 

@@ -5,10 +5,11 @@
 //! copied between them. Each parameter stays a tensor of its own with its own run-time borrow (S-BORROW in
 //! [`crate::storage`]), so one range can be reduced over the network while the backward pass still writes another.
 
+use crate::cpu::copy::{from_pixels, to_pixels};
 use crate::device::Device;
 use crate::dtype::{DType, Element};
 use crate::graph;
-use crate::shape::Shape;
+use crate::shape::{Geometry, Order, Shape};
 use crate::storage::{ALIGN, Memory, Storage};
 use crate::tensor::Tensor;
 use std::marker::PhantomData;
@@ -22,18 +23,26 @@ use std::sync::atomic::{AtomicBool, Ordering};
 #[derive(Clone, Debug, PartialEq)]
 pub struct Layout {
     shapes: Vec<Shape>,
+    /// In which order the elements of each lie.
+    orders: Vec<Order>,
     /// In elements; one more than there are parameters, the last being the length of the arena.
     offsets: Vec<usize>,
 }
 
 impl Layout {
-    /// The layout of parameters with these shapes, in this order.
+    /// The layout of parameters with these shapes, in this order, each row-major.
     pub fn new(shapes: &[Shape]) -> Layout {
+        Layout::ordered(shapes.iter().map(|&shape| (shape, Order::RowMajor)))
+    }
+
+    /// The layout of parameters with these shapes, in this order, whose elements lie in the orders beside them.
+    pub fn ordered(parameters: impl IntoIterator<Item = (Shape, Order)>) -> Layout {
+        let (shapes, orders): (Vec<Shape>, _) = parameters.into_iter().unzip();
         let mut offsets = vec![0];
-        for shape in shapes {
+        for shape in &shapes {
             offsets.push(offsets[offsets.len() - 1] + shape.count().next_multiple_of(ALIGN));
         }
-        Layout { shapes: shapes.to_vec(), offsets }
+        Layout { shapes, orders, offsets }
     }
 
     /// How many parameters there are.
@@ -50,6 +59,31 @@ impl Layout {
     /// The shape of parameter `i`.
     pub fn shape(&self, i: usize) -> &Shape {
         &self.shapes[i]
+    }
+
+    /// The elements of parameter `i` in row-major order, as files have them, from a flat array of this layout.
+    #[track_caller]
+    pub fn take<T: Element>(&self, i: usize, flat: &[T]) -> Vec<T> {
+        let values = &flat[self.range(i)];
+        match (self.orders[i], self.shapes[i].dims()) {
+            (Order::Pixels, &[n, c, h, w]) => {
+                let mut out = vec![T::default(); values.len()];
+                from_pixels(values, [n, c, h * w], &mut out);
+                out
+            }
+            _ => values.to_vec(),
+        }
+    }
+
+    /// The way back from [`Layout::take`]: puts elements that are in row-major order where they belong in `flat`.
+    #[track_caller]
+    pub fn put<T: Element>(&self, i: usize, values: &[T], flat: &mut [T]) {
+        let into = &mut flat[self.range(i)];
+        assert!(into.len() == values.len(), "put: {} values for shape {}", values.len(), self.shapes[i]);
+        match (self.orders[i], self.shapes[i].dims()) {
+            (Order::Pixels, &[n, c, h, w]) => to_pixels(values, [n, c, h * w], into),
+            _ => into.copy_from_slice(values),
+        }
     }
 
     /// The elements of parameter `i`, without padding.
@@ -97,7 +131,9 @@ impl Arena {
 
     /// Parameter `i` as a tensor that shares the arena's memory.
     pub fn tensor(&self, i: usize) -> Tensor {
-        Tensor::over(self.0.parts[i].clone(), self.0.layout.shapes[i], self.0.dtype)
+        let Layout { shapes, orders, .. } = &self.0.layout;
+        let tensor = Tensor::over(self.0.parts[i].clone(), shapes[i], self.0.dtype);
+        tensor.seen_as(Geometry::dense(shapes[i], orders[i]))
     }
 
     /// The whole arena for reading. Panics while any parameter of it is being written, or if `T` isn't its dtype.
@@ -296,6 +332,22 @@ mod tests {
         let layout = layout();
         assert_eq!((layout.range(0), layout.range(1), layout.range(2)), (0..6, 64..164, 192..193));
         assert_eq!((layout.len(), layout.span(1..3)), (256, 64..256));
+    }
+
+    #[test]
+    fn elements_are_taken_and_put_by_their_place_in_the_shape() {
+        let device = Device::cpu(1);
+        let shape = Shape::new(&[17, 3, 2, 3]);
+        let layout = Layout::ordered([([5].into(), Order::RowMajor), (shape, Order::Pixels)]);
+        let arena = Arena::new(&device, DType::I64, &layout);
+        let values: Vec<i64> = (0..shape.count() as i64).collect();
+        layout.put(1, &values, &mut arena.flat_mut::<i64>());
+        assert_eq!(arena.tensor(1).to_vec::<i64>(), values);
+        // (H, W, N, C): the second element in memory is the second channel of the first sample.
+        assert_eq!(arena.flat::<i64>()[layout.range(1)][..4], [0, 6, 12, 18]);
+        assert_eq!(layout.take(1, &arena.flat::<i64>()), values);
+        arena.tensor(1).copy_from(&Tensor::from_slice(&device, &values, shape));
+        assert_eq!(arena.tensor(1).to_vec::<i64>(), values);
     }
 
     #[test]

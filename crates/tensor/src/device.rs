@@ -2,6 +2,7 @@
 
 use crate::graph::Node;
 use crate::pool::Pool;
+use crate::profile::{KernelTime, Profile, Timer};
 use crate::storage::Buffer;
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -19,6 +20,7 @@ struct Cpu {
     nodes: Mutex<Vec<Arc<Node>>>,
     /// The number of the last walk back through a graph; held for the length of a walk.
     walk: Mutex<u64>,
+    profile: Profile,
 }
 
 /// The smallest class holds this many bytes.
@@ -43,12 +45,28 @@ impl Device {
             buffers: Mutex::new(Vec::new()),
             nodes: Mutex::new(Vec::new()),
             walk: Mutex::new(0),
+            profile: Profile::default(),
         }))
     }
 
     /// How many threads compute.
     pub fn threads(&self) -> usize {
         self.0.pool.threads()
+    }
+
+    /// Takes the time of every kernel from now on, until [`Device::stop_profile`].
+    pub fn start_profile(&self) {
+        self.0.profile.start();
+    }
+
+    /// The time that each kernel took since [`Device::start_profile`], the longest first.
+    pub fn stop_profile(&self) -> Vec<KernelTime> {
+        self.0.profile.stop()
+    }
+
+    /// Takes the time of a kernel until the timer is dropped, if somebody wants it.
+    pub(crate) fn time(&self, kernel: &'static str) -> Timer<'_> {
+        self.0.profile.time(kernel)
     }
 
     /// Frees every cached buffer; how many bytes that were.

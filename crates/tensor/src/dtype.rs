@@ -112,6 +112,7 @@ pub trait Float:
     /// `self` to the power of `p`.
     fn powf(self, p: Self) -> Self;
     /// The larger of two; a NaN on either side wins, as in PyTorch.
+    #[inline(always)]
     fn larger(self, other: Self) -> Self {
         if self > other || self.is_nan() { self } else { other }
     }

@@ -5,15 +5,22 @@
 
 use crate::cpu::gemm::{Into, Mat, gemm_on};
 use crate::cpu::{self, batch_norm, conv, elementwise, norm, pooling, softmax};
-use crate::dtype::with_float;
+use crate::dtype::{DType, with_float};
 use crate::graph::{MAX_INPUTS, Saved};
-use crate::op::Op;
+use crate::op::{Op, Unary};
 use crate::ops::convolution::{conv_plan, pool_planes};
-use crate::shape::Shape;
+use crate::shape::{Order, Shape};
 use crate::tensor::Tensor;
 use crate::walk::Wanted;
 
 type Grads = [Option<Tensor>; MAX_INPUTS];
+
+/// The gradients of the first inputs; the others have none.
+fn of<const N: usize>(first: [Option<Tensor>; N]) -> Grads {
+    let mut grads = Grads::default();
+    grads.iter_mut().zip(first).for_each(|(to, grad)| *to = grad);
+    grads
+}
 
 /// Saved value `i`; a missing one is a fault of the op that recorded.
 #[track_caller]
@@ -33,29 +40,37 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
             out
         })
     };
+    // As `filled`, in the order of `like`, where that isn't the row-major order of parameters.
+    let filled_like = |i: usize, like: &Tensor, f: &dyn Fn(&Tensor)| match like.dense_order() {
+        Order::RowMajor => filled(i, like.shape(), f),
+        _ => wanted.wants(i).then(|| {
+            let out = like.stale_like();
+            f(&out);
+            out
+        }),
+    };
     match *op {
         Op::Unary(f) => {
-            let grad = grad.contiguous();
+            let grad =
+                if f.keeps_nothing() { grad.dense() } else { grad.arranged(value(saved, 0).dense_order()) };
             let kept = if f.keeps_nothing() { &grad } else { value(saved, 0) };
-            [filled(0, grad.shape(), &|out| elementwise::unary_gradient(f, kept, &grad, out)), None, None]
+            of([filled_like(0, &grad, &|out| elementwise::unary_gradient(f, kept, &grad, out))])
         }
         Op::Add(a, b) => {
-            [wanted.wants(0).then(|| grad.sum_to(&a)), wanted.wants(1).then(|| grad.sum_to(&b)), None]
+            of([wanted.wants(0).then(|| grad.sum_to(&a)), wanted.wants(1).then(|| grad.sum_to(&b))])
         }
         Op::Sub(a, b) => {
-            [wanted.wants(0).then(|| grad.sum_to(&a)), wanted.wants(1).then(|| grad.sum_to(&b).neg()), None]
+            of([wanted.wants(0).then(|| grad.sum_to(&a)), wanted.wants(1).then(|| grad.sum_to(&b).neg())])
         }
-        Op::Mul(a, b) => [
+        Op::Mul(a, b) => of([
             wanted.wants(0).then(|| grad.mul(value(saved, 1)).sum_to(&a)),
             wanted.wants(1).then(|| grad.mul(value(saved, 0)).sum_to(&b)),
-            None,
-        ],
-        Op::Div(a, b) => [
+        ]),
+        Op::Div(a, b) => of([
             wanted.wants(0).then(|| grad.div(value(saved, 0)).sum_to(&a)),
             // d(a / b)/db = -(a / b) / b
             wanted.wants(1).then(|| grad.mul(value(saved, 1)).div(value(saved, 0)).neg().sum_to(&b)),
-            None,
-        ],
+        ]),
         Op::Maximum(a, b) | Op::Minimum(a, b) => {
             let sign = if matches!(op, Op::Maximum(..)) { 1.0 } else { -1.0 };
             let side = |mine: usize, shape: Shape| {
@@ -71,40 +86,38 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
                     out.sum_to(&shape)
                 })
             };
-            [side(0, a), side(1, b), None]
+            of([side(0, a), side(1, b)])
         }
-        Op::Sum { from, kept } => [Some(grad.reshape(kept).broadcast_to(from)), None, None],
+        Op::Sum { from, kept } => of([Some(grad.reshape(kept).broadcast_to(from))]),
         Op::Max { from, dim } => {
             let out = Tensor::zeros(device, from, dtype);
             scatter_along(grad, value(saved, 0), dim, &out);
-            [Some(out), None, None]
+            of([Some(out)])
         }
-        Op::Reshape(from) => [Some(grad.reshape(from)), None, None],
+        Op::Reshape(from) => of([Some(grad.reshape(from))]),
         Op::Permute(back) => {
             let order = back.map(usize::from);
-            [Some(grad.permute(&order[..grad.shape().n_dims()])), None, None]
+            of([Some(grad.permute(&order[..grad.shape().n_dims()]))])
         }
         Op::Narrow { from, dim, start } => {
             let out = Tensor::zeros(device, from, dtype);
             cpu::copy::copy(grad, &out.seen_as(out.geometry.narrow(dim, start, grad.dims()[dim])));
-            [Some(out), None, None]
+            of([Some(out)])
         }
-        Op::Broadcast(from) => [Some(grad.sum_to(&from)), None, None],
-        Op::Contiguous => [Some(grad.clone()), None, None],
+        Op::Broadcast(from) => of([Some(grad.sum_to(&from))]),
+        Op::Arrange => of([Some(grad.clone())]),
         Op::Cat { dim, middle } => {
             let rest = grad.dims()[dim] - middle;
-            [
+            of([
                 wanted.wants(0).then(|| grad.narrow(dim, 0, middle)),
                 wanted.wants(1).then(|| grad.narrow(dim, middle, rest)),
-                None,
-            ]
+            ])
         }
         // With c = a b: da = dc b^T and db = a^T dc, summed over the batch dimensions that were broadcast.
-        Op::Matmul(a, b) => [
+        Op::Matmul(a, b) => of([
             wanted.wants(0).then(|| grad.matmul(&value(saved, 1).t()).sum_to(&a)),
             wanted.wants(1).then(|| value(saved, 0).t().matmul(grad).sum_to(&b)),
-            None,
-        ],
+        ]),
         Op::Linear(x, w) => {
             let grad = grad.contiguous();
             let (outputs, inputs) = (w.dims()[0], w.dims()[1]);
@@ -123,31 +136,44 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
                 });
                 let flat = grad.reshape([rows, outputs]);
                 let grad_b = filled(2, &[outputs].into(), &|out| sum_rows(&flat, out));
-                [grad_x, grad_w, grad_b]
+                of([grad_x, grad_w, grad_b])
             })
         }
         Op::Conv2d(options) => {
-            let grad = grad.contiguous();
             let (x, w) = (value(saved, 0), value(saved, 1));
             let plan = conv_plan(x.shape(), w.shape(), options);
+            let grad = grad.arranged(plan.orders()[2]);
             let grad_b = filled(2, &[plan.o].into(), &|out| conv::bias_gradient(&grad, plan, out));
-            let grad_w = filled(1, w.shape(), &|out| conv::kernel_gradient(x, &grad, plan, out));
-            let grad_x = filled(0, x.shape(), &|out| conv::image_gradient(&grad, w, plan, out));
-            [grad_x, grad_w, grad_b]
+            let grad_w = filled(1, w.shape(), &|out| {
+                if out.geometry.lies_in(plan.orders()[1]) {
+                    return conv::kernel_gradient(x, &grad, plan, out);
+                }
+                let arranged = w.stale_like();
+                conv::kernel_gradient(x, &grad, plan, &arranged);
+                out.copy_from(&arranged);
+            });
+            let grad_x = filled_like(0, x, &|out| conv::image_gradient(&grad, w, plan, out));
+            of([grad_x, grad_w, grad_b])
         }
-        Op::MaxPool2d { from, options } => {
+        Op::MaxPool2d { from, order, options } => {
             let (planes, _) = pool_planes("max_pool2d", &from, options);
-            let grad = grad.contiguous();
-            [
-                filled(0, &from, &|out| pooling::max_pool_gradient(value(saved, 0), &grad, planes, out)),
-                None,
-                None,
-            ]
+            // The position of a 1x1 image is dense in both orders, and so says less than `order`.
+            let (position, grad) = (value(saved, 0), grad.arranged(order));
+            of([match order {
+                Order::RowMajor => {
+                    filled(0, &from, &|out| pooling::max_pool_gradient(position, &grad, planes, out))
+                }
+                Order::Pixels => wanted.wants(0).then(|| {
+                    let out = Tensor::stale_in(order, device, from, dtype);
+                    pooling::max_pool_pixels_gradient(position, &grad, planes, &out);
+                    out
+                }),
+            }])
         }
         Op::AvgPool2d { from, options, padding } => {
             let (planes, _) = pool_planes("avg_pool2d", &from, options);
             let grad = grad.contiguous();
-            [filled(0, &from, &|out| pooling::avg_pool_gradient(&grad, planes, padding, out)), None, None]
+            of([filled(0, &from, &|out| pooling::avg_pool_gradient(&grad, planes, padding, out))])
         }
         Op::Softmax { dim } | Op::LogSoftmax { dim } => {
             let form = if matches!(op, Op::Softmax { .. }) {
@@ -156,35 +182,29 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
                 softmax::Form::LogSoftmax
             };
             let (y, grad) = (value(saved, 0), grad.contiguous());
-            [
-                filled(0, y.shape(), &|out| softmax::softmax_gradient(form, y, &grad, y.dims()[dim], out)),
-                None,
-                None,
-            ]
+            of([filled(0, y.shape(), &|out| softmax::softmax_gradient(form, y, &grad, y.dims()[dim], out))])
         }
         Op::NllLoss { from } => {
             let (labels, scale) = (value(saved, 0), grad.item());
-            [filled(0, &from, &|out| softmax::nll_gradient(labels, scale, from.dims()[1], out)), None, None]
+            of([filled(0, &from, &|out| softmax::nll_gradient(labels, scale, from.dims()[1], out))])
         }
         Op::CrossEntropy { label_smoothing } => {
             let (y, labels, scale) = (value(saved, 0), value(saved, 1), grad.item());
             let width = y.dims()[1];
             let write =
                 |out: &Tensor| softmax::cross_entropy_gradient(y, labels, label_smoothing, scale, width, out);
-            [filled(0, y.shape(), &write), None, None]
+            of([filled(0, y.shape(), &write)])
         }
         Op::MseLoss => {
             let (x, t) = (value(saved, 0), value(saved, 1));
             let scale = 2.0 * grad.item() / x.count() as f64;
-            [wanted.wants(0).then(|| (x - t) * scale), wanted.wants(1).then(|| (t - x) * scale), None]
+            of([wanted.wants(0).then(|| (x - t) * scale), wanted.wants(1).then(|| (t - x) * scale)])
         }
         Op::BceWithLogits => {
             let (x, t) = (value(saved, 0), value(saved, 1));
-            [Some((x.sigmoid() - t) * (grad.item() / x.count() as f64)), None, None]
+            of([Some((x.sigmoid() - t) * (grad.item() / x.count() as f64))])
         }
-        Op::Embedding { table } => {
-            [filled(0, &table, &|out| grad.scatter_rows(value(saved, 0), out)), None, None]
-        }
+        Op::Embedding { table } => of([filled(0, &table, &|out| grad.scatter_rows(value(saved, 0), out))]),
         Op::LayerNorm { row } => {
             let (x, weight, grad) = (value(saved, 0), saved[1].as_ref(), grad.contiguous());
             let stats = [x, value(saved, 2), value(saved, 3)];
@@ -194,24 +214,38 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
             let grad_w = filled(1, &shape, &|out| norm::layer_norm_weight_gradient(stats, &grad, row, out));
             let flat = grad.reshape([grad.count() / row.max(1), row]);
             let grad_b = filled(2, &shape, &|out| sum_rows(&flat, &out.reshape([row])));
-            [grad_x, grad_w, grad_b]
+            of([grad_x, grad_w, grad_b])
         }
-        Op::BatchNorm { own } => {
-            let (x, weight, grad) = (value(saved, 0), saved[1].as_ref(), grad.contiguous());
-            let stats = [x, value(saved, 2), value(saved, 3)];
+        Op::BatchNorm { count, relu } => {
+            let (x, weight) = (value(saved, 0), saved[1].as_ref());
+            let (mean, scale) = (value(saved, 2), value(saved, 3));
+            let mask = relu.then(|| value(saved, 4));
+            let grad = grad.arranged(x.dense_order());
             let channels: Shape = [x.dims()[1]].into();
             // The gradients of weight and bias are sums that the input's gradient needs too.
-            let place = |i: usize| match weight {
-                Some(_) if wanted.wants(i) => wanted.place(i, channels, dtype),
-                _ => Tensor::stale(device, channels, dtype),
+            let sums = Tensor::stale(device, [2, x.dims()[1]].into(), DType::F64);
+            batch_norm::sums([x, mean], &grad, mask, &sums);
+            let place = |i: usize| {
+                if wanted.wants(i) {
+                    wanted.place(i, channels, dtype)
+                } else {
+                    Tensor::stale(device, channels, dtype)
+                }
             };
-            let sums = [place(2), place(1)];
-            batch_norm::channel_gradients(stats, &grad, [&sums[0], &sums[1]]);
-            let whole = own.then_some([&sums[0], &sums[1]]);
-            let grad_x =
-                filled(0, x.shape(), &|out| batch_norm::input_gradient(stats, weight, &grad, whole, out));
-            let [grad_b, grad_w] = sums;
-            [grad_x, wanted.wants(1).then_some(grad_w), wanted.wants(2).then_some(grad_b)]
+            let (grad_b, grad_w) = (place(2), place(1));
+            batch_norm::channel_gradients(&sums, scale, [&grad_b, &grad_w]);
+            if let (Some(sum), Some(_)) = (&wanted.shared, count) {
+                sums.with_slice_mut(|sums: &mut [f64]| sum(sums));
+            }
+            let batch = count.map(|count| (&sums, count));
+            let grad_x = filled_like(0, x, &|out| {
+                batch_norm::input_gradient([x, mean, scale], weight, &grad, mask, batch, out);
+            });
+            let grad_plus = filled_like(3, x, &|out| match mask {
+                Some(mask) => elementwise::unary_gradient(Unary::Relu, mask, &grad, out),
+                None => out.copy_from(&grad),
+            });
+            of([grad_x, wanted.wants(1).then_some(grad_w), wanted.wants(2).then_some(grad_b), grad_plus])
         }
     }
 }

@@ -7,6 +7,7 @@
 use crate::arena::Slot;
 use crate::device::Device;
 use crate::op::Op;
+use crate::ops::norm::SumOverBatch;
 use crate::storage::Storage;
 use crate::tensor::Tensor;
 use crate::walk::backward;
@@ -15,9 +16,9 @@ use std::hash::{Hash, Hasher};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// The most tensors that an op with a gradient takes.
-pub(crate) const MAX_INPUTS: usize = 3;
+pub(crate) const MAX_INPUTS: usize = 4;
 /// The most values that a gradient formula needs.
-pub(crate) const MAX_SAVED: usize = 4;
+pub(crate) const MAX_SAVED: usize = 5;
 
 /// The inputs of a recorded op: their nodes, where they need a gradient.
 pub(crate) type Inputs = [Option<NodeRef>; MAX_INPUTS];
@@ -32,6 +33,8 @@ pub(crate) struct Body {
     pub(crate) kind: Kind,
     pub(crate) inputs: Inputs,
     pub(crate) saved: Saved,
+    /// How the sums of a gradient formula go over all parts of a batch, where the forward pass's did.
+    pub(crate) shared: Option<SumOverBatch>,
     /// How often each saved value's buffer had been written when it was saved.
     pub(crate) writes: [u64; MAX_SAVED],
     /// The last walk that came by, to which `grad` and `pending` belong; 0 before the first (WALK-OWN).

@@ -1,7 +1,8 @@
 //! The op table: every operation that can stand in a graph, with what its gradient needs to know beside saved values.
 //! Its counterpart, row for row, is [`crate::gradient`].
 
-use crate::shape::{MAX_DIMS, Shape};
+use crate::cpu::conv;
+use crate::shape::{MAX_DIMS, Order, Shape};
 
 /// One recorded operation. Where a variant says "saves", that is the content of the node's saved values, in order.
 #[derive(Clone, Copy, Debug)]
@@ -32,8 +33,8 @@ pub(crate) enum Op {
     Narrow { from: Shape, dim: usize, start: usize },
     /// Repetition along dimensions of size 1 or missing ones.
     Broadcast(Shape),
-    /// The same values in row-major order.
-    Contiguous,
+    /// The same values in another order in memory.
+    Arrange,
     /// Two tensors one after the other along `dim`; the second starts at `middle`.
     Cat { dim: usize, middle: usize },
     /// Matrix product of the last two dimensions, with the shapes of both sides; saves a where b wants a gradient, b where
@@ -43,8 +44,8 @@ pub(crate) enum Op {
     Linear(Shape, Shape),
     /// Cross-correlation of images with kernels, plus bias; saves x, w.
     Conv2d(Conv2dOptions),
-    /// Largest of each window; saves the position of the largest in its window.
-    MaxPool2d { from: Shape, options: PoolOptions },
+    /// Largest of each window; saves the position of the largest in its window, which lies in `order` as the image does.
+    MaxPool2d { from: Shape, order: Order, options: PoolOptions },
     /// Mean of each window.
     AvgPool2d { from: Shape, options: PoolOptions, padding: CountPadding },
     /// Softmax along `dim`; saves the output.
@@ -63,10 +64,14 @@ pub(crate) enum Op {
     Embedding { table: Shape },
     /// Normalisation over the last dimensions; saves x, weight, and each row's mean and 1/std.
     LayerNorm { row: usize },
-    /// Normalisation of each channel over the batch and its pixels; saves x, weight, and each channel's mean and 1/std.
+    /// Normalisation of each channel over the batch and its pixels, then possibly a sum with another tensor and a ReLU; saves
+    /// x, weight, each channel's mean and 1/std, and the output where there is a ReLU.
     BatchNorm {
-        /// Whether mean and deviation are the batch's own, and so have gradients, or were given.
-        own: bool,
+        /// How many values a channel has, if mean and deviation are the batch's own, and so have gradients; none if they
+        /// were given.
+        count: Option<f64>,
+        /// Whether a ReLU follows.
+        relu: bool,
     },
 }
 
@@ -130,6 +135,14 @@ impl Default for Conv2dOptions {
     /// Stride 1, no padding, no dilation, one group.
     fn default() -> Self {
         Conv2dOptions { stride: [1, 1], padding: [0, 0], dilation: [1, 1], groups: 1 }
+    }
+}
+
+impl Conv2dOptions {
+    /// The order in which kernels between so many (input, output) channels in so many groups should lie, so that they needn't
+    /// be brought into another for each convolution of a batch.
+    pub fn kernel_order([inputs, outputs]: [usize; 2], groups: usize) -> Order {
+        if conv::has_pixel_channels([inputs, outputs], groups) { Order::Pixels } else { Order::RowMajor }
     }
 }
 

@@ -169,6 +169,17 @@ impl fmt::Debug for Shape {
     }
 }
 
+/// In which order the elements of a tensor lie in memory. Shapes and indices don't depend on it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Order {
+    /// The last dimension runs fastest.
+    #[default]
+    RowMajor,
+    /// For four dimensions: the second runs fastest, then the first, then the last. Images (N, C, H, W) lie pixel by pixel, the
+    /// samples of a batch side by side; kernels (O, I, KH, KW) lie tap by tap. What convolutions of many channels work on.
+    Pixels,
+}
+
 /// A shape with its strides and first element: where the elements of a view lie in a buffer. Counted in elements.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct Geometry {
@@ -180,6 +191,40 @@ pub(crate) struct Geometry {
 impl Geometry {
     pub(crate) fn row_major(shape: Shape) -> Geometry {
         Geometry { shape, strides: shape.row_major(), offset: 0 }
+    }
+
+    /// Without gaps, in this order. Panics unless the shape has the dimensions that it speaks of.
+    #[track_caller]
+    pub(crate) fn dense(shape: Shape, order: Order) -> Geometry {
+        match order {
+            Order::RowMajor => Geometry::row_major(shape),
+            Order::Pixels => {
+                let &[n, c, _, w] = shape.dims() else {
+                    panic!("pixel order: needs four dimensions, got shape {shape}")
+                };
+                let mut strides = [0; MAX_DIMS];
+                strides[..4].copy_from_slice(&[c, 1, w * n * c, n * c]);
+                Geometry { shape, strides, offset: 0 }
+            }
+        }
+    }
+
+    /// Whether the elements follow each other in this order without gaps.
+    pub(crate) fn lies_in(&self, order: Order) -> bool {
+        match order {
+            Order::RowMajor => self.is_contiguous(),
+            Order::Pixels if self.shape.n_dims() != 4 => false,
+            Order::Pixels => {
+                let dense = Geometry::dense(self.shape, order);
+                let same = |d: usize| self.shape.dims()[d] == 1 || self.strides[d] == dense.strides[d];
+                self.shape.count() == 0 || (0..4).all(same)
+            }
+        }
+    }
+
+    /// The order that the elements follow each other in without gaps, if there is one.
+    pub(crate) fn order(&self) -> Option<Order> {
+        [Order::RowMajor, Order::Pixels].into_iter().find(|&order| self.lies_in(order))
     }
 
     /// Whether the elements follow each other in row-major order without gaps.

@@ -5,7 +5,7 @@ use crate::device::Device;
 use crate::dtype::{DType, Element, with_element, with_float};
 use crate::graph::NodeRef;
 use crate::philox::Philox;
-use crate::shape::{Geometry, Shape};
+use crate::shape::{Geometry, Order, Shape};
 use crate::storage::{Read, Storage, Write};
 use std::fmt;
 
@@ -35,6 +35,17 @@ impl Tensor {
     /// A row-major tensor over the start of a buffer.
     pub(crate) fn over(storage: Storage, shape: Shape, dtype: DType) -> Tensor {
         Tensor { storage, geometry: Geometry::row_major(shape), dtype, node: None }
+    }
+
+    /// As [`Tensor::stale`], in this order.
+    #[track_caller]
+    pub(crate) fn stale_in(order: Order, device: &Device, shape: Shape, dtype: DType) -> Tensor {
+        Tensor { geometry: Geometry::dense(shape, order), ..Tensor::stale(device, shape, dtype) }
+    }
+
+    /// Room for as many elements as this tensor has, in the order of this tensor, which is dense.
+    pub(crate) fn stale_like(&self) -> Tensor {
+        Tensor::stale_in(self.dense_order(), self.device(), *self.shape(), self.dtype)
     }
 
     /// The same buffer seen through another geometry, outside of the graph.
@@ -179,7 +190,7 @@ impl Tensor {
     pub fn with_slice_mut<T: Element, R>(&self, f: impl FnOnce(&mut [T]) -> R) -> R {
         assert!(
             self.geometry.is_contiguous(),
-            "with_slice_mut: needs a contiguous tensor, got a view of shape {}",
+            "with_slice_mut: needs a row-major tensor, got one of shape {} that lies otherwise: copy_from writes to any",
             self.shape()
         );
         let span = self.geometry.offset..self.geometry.offset + self.count();
@@ -190,6 +201,13 @@ impl Tensor {
     #[track_caller]
     pub fn fill(&self, value: f64) {
         with_element!(self.dtype, T => self.with_slice_mut::<T, _>(|values| values.fill(T::from_f64(value))));
+    }
+
+    /// Overwrites the elements of this contiguous tensor with `values`, converted.
+    pub(crate) fn fill_from(&self, values: &[f64]) {
+        with_element!(self.dtype, T => self.with_slice_mut::<T, _>(|into| {
+            into.iter_mut().zip(values).for_each(|(into, &value)| *into = T::from_f64(value));
+        }));
     }
 
     /// Overwrites the elements with those of `other`, which has the same shape and dtype. Panics if several elements of this
@@ -210,22 +228,22 @@ impl Tensor {
     #[track_caller]
     pub(crate) fn add_from(&self, other: &Tensor) {
         self.check_like("add_from", other);
-        let other = other.contiguous();
+        let other = other.arranged(self.dense_order());
         cpu::elementwise::add_assign(self, &other);
     }
 
     /// The sum of two gradients, in the memory of the first where nobody else holds it.
     pub(crate) fn plus_in_place(self, other: &Tensor) -> Tensor {
-        if self.storage.is_unique() && self.geometry.is_contiguous() {
+        if self.storage.is_unique() && self.geometry.order().is_some() {
             self.add_from(other);
             return self;
         }
         self.add(other)
     }
 
-    /// The same values where nobody else sees them be written, in row-major order: a copy unless they lie so already.
+    /// The same values where nobody else sees them be written, without gaps: a copy unless they lie so already.
     pub(crate) fn into_own(self) -> Tensor {
-        if self.storage.is_unique() && self.geometry.is_contiguous() {
+        if self.storage.is_unique() && self.geometry.order().is_some() {
             return self;
         }
         let own = Tensor::stale(self.device(), *self.shape(), self.dtype);
@@ -258,11 +276,26 @@ impl Tensor {
         Elements { buffer: self.read(), offset: self.geometry.offset, count: self.count() }
     }
 
-    /// Exactly the elements of a fresh output.
+    /// Exactly the elements of a tensor that is dense in some order.
+    #[track_caller]
+    pub(crate) fn read_dense<T: Element>(&self) -> Elements<'_, T> {
+        self.dense_order();
+        Elements { buffer: self.read(), offset: self.geometry.offset, count: self.count() }
+    }
+
+    /// Exactly the elements of an output that is dense in some order.
     #[track_caller]
     pub(crate) fn write_whole<T: Element>(&self) -> ElementsMut<'_, T> {
-        debug_assert!(self.geometry.is_contiguous());
+        debug_assert!(self.geometry.order().is_some());
         ElementsMut { offset: self.geometry.offset, count: self.count(), buffer: self.write() }
+    }
+
+    /// The order of a tensor that is known to be dense.
+    #[track_caller]
+    pub(crate) fn dense_order(&self) -> Order {
+        self.geometry
+            .order()
+            .unwrap_or_else(|| panic!("a view of shape {} with gaps between its elements", self.shape()))
     }
 
     #[track_caller]

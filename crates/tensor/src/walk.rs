@@ -16,6 +16,7 @@ use crate::dtype::DType;
 use crate::gradient::gradient;
 use crate::graph::{Body, GradSink, Inputs, Kind, LeafId, MAX_INPUTS, NodeRef};
 use crate::op::Op;
+use crate::ops::norm::SumOverBatch;
 use crate::shape::Shape;
 use crate::tensor::Tensor;
 
@@ -23,6 +24,8 @@ use crate::tensor::Tensor;
 pub(crate) struct Wanted<'a> {
     inputs: &'a Inputs,
     device: &'a Device,
+    /// How sums go over all parts of a batch, where the op's did.
+    pub(crate) shared: Option<SumOverBatch>,
 }
 
 impl Wanted<'_> {
@@ -160,7 +163,7 @@ fn receive(node: &NodeRef, grad: Tensor) {
 /// Finishes one node that has all of its gradients.
 #[track_caller]
 fn work(node: NodeRef, list: &mut List, sink: &mut dyn GradSink) {
-    let (op, inputs, saved, grad, device) = {
+    let (op, inputs, saved, shared, grad, device) = {
         let mut body = node.body();
         let grad = body.grad.take();
         match std::mem::take(&mut body.kind) {
@@ -182,12 +185,13 @@ fn work(node: NodeRef, list: &mut List, sink: &mut dyn GradSink) {
             Kind::Op(op) => {
                 let device = body.device.clone().expect("a recorded node has a device");
                 check_saved(&op, &body);
-                (op, std::mem::take(&mut body.inputs), std::mem::take(&mut body.saved), grad, device)
+                let (inputs, saved) = (std::mem::take(&mut body.inputs), std::mem::take(&mut body.saved));
+                (op, inputs, saved, body.shared.take(), grad, device)
             }
         }
     };
     let mut grads = match &grad {
-        Some(grad) => gradient(&op, grad, &saved, &Wanted { inputs: &inputs, device: &device }),
+        Some(grad) => gradient(&op, grad, &saved, &Wanted { inputs: &inputs, device: &device, shared }),
         None => Default::default(),
     };
     drop((saved, grad));

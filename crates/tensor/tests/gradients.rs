@@ -2,7 +2,7 @@
 
 use phalanx_tensor::{
     ChannelStats, Conv2dOptions, CountPadding, DType, Device, DropoutKey, Keep, Philox, PoolOptions, Tensor,
-    backward, no_grad,
+    Then, backward, no_grad,
 };
 
 /// Half the distance of a central difference: its error is about STEP^2 from the formula and 1e-16 / STEP from rounding.
@@ -12,6 +12,11 @@ const TOLERANCE: f64 = 1e-7;
 
 fn random(device: &Device, shape: &[usize], stream: u64) -> Tensor {
     Tensor::uniform(device, shape, -1.0, 1.0, DType::F64, Philox::new(42, stream))
+}
+
+/// The same images in pixel order: the copy is made of a view in which that is the row-major one.
+fn in_pixels(x: &Tensor) -> Tensor {
+    x.permute(&[2, 3, 0, 1]).contiguous().permute(&[2, 3, 0, 1])
 }
 
 /// Compares the gradients of `sum(f(inputs) * weights)` with differences, for random inputs of the given shapes moved by
@@ -147,6 +152,10 @@ fn convolutions() {
     ] {
         check(&[&[2, 2, 6, 7], &[3, 2, 3, 2], &[3]], |x| x[0].conv2d(&x[1], Some(&x[2]), options));
     }
+    // Many channels: in pixel order. Few to many: by patches.
+    let same = Conv2dOptions { padding: [1, 1], ..plain };
+    check(&[&[4, 16, 2, 1], &[16, 16, 3, 3]], |x| x[0].conv2d(&x[1], None, same));
+    check(&[&[2, 2, 3, 2], &[16, 2, 3, 3], &[16]], |x| x[0].conv2d(&x[1], Some(&x[2]), same).relu());
     let grouped = Conv2dOptions { padding: [1, 1], groups: 2, ..plain };
     check(&[&[1, 4, 4, 4], &[6, 2, 3, 3], &[6]], |x| x[0].conv2d(&x[1], Some(&x[2]), grouped));
     let depthwise = Conv2dOptions { groups: 3, ..plain };
@@ -161,6 +170,7 @@ fn pooling() {
     let odd = PoolOptions { kernel: [3, 2], stride: [2, 1], padding: [1, 1] };
     for options in [PoolOptions::square(2), PoolOptions::square(3), odd] {
         check(&[&[2, 2, 6, 7]], |x| x[0].max_pool2d(options));
+        check(&[&[2, 2, 6, 7]], |x| in_pixels(&x[0]).max_pool2d(options));
         for padding in [CountPadding::Yes, CountPadding::No] {
             check(&[&[2, 2, 6, 7]], |x| x[0].avg_pool2d(options, padding));
         }
@@ -201,15 +211,28 @@ fn embedding_and_norm() {
 
 #[test]
 fn batch_norm() {
-    check(&[&[4, 3]], |x| x[0].batch_norm(None, None, 1e-5).0);
-    check(&[&[2, 3, 5], &[3]], |x| x[0].batch_norm(Some(&x[1]), None, 1e-5).0);
-    check(&[&[2, 3, 4, 2], &[3], &[3]], |x| x[0].batch_norm(Some(&x[1]), Some(&x[2]), 1e-5).0);
+    let plain = |x: &Tensor, weight: Option<&Tensor>, bias: Option<&Tensor>| {
+        x.batch_norm(weight, bias, 1e-5, Then::Nothing, None).out
+    };
+    check(&[&[4, 3]], |x| plain(&x[0], None, None));
+    check(&[&[2, 3, 5], &[3]], |x| plain(&x[0], Some(&x[1]), None));
+    check(&[&[2, 3, 4, 2], &[3], &[3]], |x| plain(&x[0], Some(&x[1]), Some(&x[2])));
+    check(&[&[2, 3, 4, 2], &[3], &[3]], |x| plain(&in_pixels(&x[0]), Some(&x[1]), Some(&x[2])));
+    for arranged in [Tensor::clone, in_pixels] {
+        check(&[&[2, 3, 4, 2], &[3], &[3]], |x| {
+            arranged(&x[0]).batch_norm(Some(&x[1]), Some(&x[2]), 1e-5, Then::Relu, None).out
+        });
+        check(&[&[2, 3, 2, 2], &[3], &[3], &[2, 3, 2, 2]], |x| {
+            arranged(&x[0]).batch_norm(Some(&x[1]), Some(&x[2]), 1e-5, Then::AddRelu(&x[3]), None).out
+        });
+    }
     check(&[&[2, 3, 4, 2], &[3], &[3]], |x| {
         let stats = ChannelStats {
             mean: random(x[0].device(), &[3], 8),
             variance: random(x[0].device(), &[3], 9).square(),
         };
-        x[0].batch_norm_with(&stats, Some(&x[1]), Some(&x[2]), 1e-5)
+        let plain = x[0].batch_norm_with(&stats, Some(&x[1]), Some(&x[2]), 1e-5, Then::Nothing);
+        plain + in_pixels(&x[0]).batch_norm_with(&stats, Some(&x[1]), None, 1e-5, Then::Relu)
     });
 }
 

@@ -1,7 +1,7 @@
 //! Faults that were found and mended, one test each.
 
 use phalanx_tensor::{
-    ChannelStats, DType, Device, GradSink, Gradients, Keep, LeafId, Philox, PoolOptions, Shape, Tensor,
+    ChannelStats, DType, Device, GradSink, Gradients, Keep, LeafId, Philox, PoolOptions, Shape, Tensor, Then,
     backward,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -74,7 +74,7 @@ fn empty_views_and_rows_compute_nothing() {
     }
     for shape in [[2, 3, 0], [0, 3, 2], [2, 0, 3]] {
         let x = zeros(&device, shape).requires_grad();
-        let grads = x.batch_norm(None, None, 1e-5).0.sum_all().backward();
+        let grads = x.batch_norm(None, None, 1e-5, Then::Nothing, None).out.sum_all().backward();
         assert_eq!(grads.get(&x).unwrap().dims(), shape);
     }
 }
@@ -202,7 +202,7 @@ fn a_saved_value_that_was_overwritten_is_told() {
     let device = Device::cpu(1);
     let stats = ChannelStats { mean: zeros(&device, [1]), variance: Tensor::ones(&device, [1], DType::F32) };
     let x = zeros(&device, [2, 1]).requires_grad();
-    let y = x.batch_norm_with(&stats, None, None, 1e-5).sum_all();
+    let y = x.batch_norm_with(&stats, None, None, 1e-5, Then::Nothing).sum_all();
     stats.mean.fill(1.0);
     assert!(panic_of(|| y.backward()).contains("BatchNorm"));
 }

@@ -2,16 +2,16 @@
 
 use super::at_least_one;
 use crate::args::{StepArgs, StepModel, WrongUsage};
-use crate::say::print;
+use crate::say::{print, say};
 use anyhow::Result;
 use phalanx::nn::models::{MnistHpcNet, MnistNet, ResNet, ResNetDepth, ResNetStem};
-use phalanx::nn::optim::{Optimizer, Sgd};
+use phalanx::nn::optim::{Adam, Optimizer, Rule, Sgd};
 use phalanx::nn::{Ctx, Loss, Module, Parameters};
 use phalanx::parallel::{SingleDevice, Strategy, Sync};
-use phalanx::tensor::{DType, Device, Philox, Tensor, no_grad};
+use phalanx::tensor::{DType, Device, KernelTime, Philox, Tensor, no_grad};
 use serde::Serialize;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A line of `bench step`.
 #[derive(Serialize)]
@@ -31,17 +31,22 @@ pub(super) fn step(args: &StepArgs) -> Result<()> {
     at_least_one("--threads", args.threads.unwrap_or(1))?;
     let threads = args.threads.unwrap_or(phalanx::cores());
     let device = Device::cpu(threads);
-    let Job { name, mut model, channels, image, loss, forward, first } = job(args.model, args.image)?;
+    let Job { name, mut model, channels, image, loss, rule, forward, first } = job(args.model, args.image)?;
     let parameters = Parameters::build(&mut model, &device, 0);
     let dims = [args.batch, channels, image, image];
     let x = Tensor::uniform(&device, dims, 0.0, 1.0, DType::F32, Philox::new(1, 0));
     let labels: Vec<i64> = (0..args.batch).map(|i| (i % 10) as i64).collect();
     let y = Tensor::from_slice(&device, &labels, [args.batch]);
     let samples: Arc<[u64]> = (0..args.batch as u64).collect();
-    let mut optimizer = Optimizer::new(Sgd { momentum: 0.5, ..Sgd::new(0.01) })?;
+    let mut optimizer = Optimizer::new(rule)?;
     let mut strategy = SingleDevice::new();
-    let mut times = Vec::new();
-    for step in 0..(args.steps + args.steps / 5) as u64 {
+    let (mut times, warm_up) = (Vec::new(), args.steps / 5);
+    let mut updates = Duration::ZERO;
+    for step in 0..(args.steps + warm_up) as u64 {
+        if args.profile && step == warm_up as u64 {
+            device.start_profile();
+            updates = Duration::ZERO;
+        }
         let start = Instant::now();
         let mut ctx = Ctx::train(0, step, Arc::clone(&samples));
         if args.forward_only {
@@ -50,13 +55,17 @@ pub(super) fn step(args: &StepArgs) -> Result<()> {
             let loss = loss.of(&model.forward(&x, &mut ctx), &y);
             strategy.backward(&parameters, Some(&loss), 1.0, Sync::Now)?;
             strategy.finish(&parameters)?;
+            let update = Instant::now();
             let grads = parameters.grads().arena().flat::<f32>();
             optimizer.step(&mut parameters.values().flat_mut::<f32>(), &grads, 1.0);
+            updates += update.elapsed();
             std::hint::black_box(loss.item());
         }
         times.push(start.elapsed().as_secs_f64() * 1e3);
     }
-    let mut times = times.split_off(args.steps / 5);
+    let mut times = times.split_off(warm_up);
+    let whole = Duration::from_secs_f64(times.iter().sum::<f64>() / 1e3);
+    let kernels = device.stop_profile();
     times.sort_by(f64::total_cmp);
     let at = |share: f64| times[((times.len() - 1) as f64 * share) as usize];
     let per_image = if args.forward_only { forward } else { 3.0 * forward - first };
@@ -69,6 +78,10 @@ pub(super) fn step(args: &StepArgs) -> Result<()> {
         p95_ms: at(0.95),
         gflops: 2.0 * per_image * args.batch as f64 / at(0.5) / 1e6,
     };
+    if args.profile {
+        let updates = KernelTime { name: "optimizer", calls: args.steps as u64, total: updates };
+        profile(kernels, updates, whole, args.steps);
+    }
     if args.json {
         print(serde_json::to_string(&line)?);
     } else {
@@ -80,6 +93,22 @@ pub(super) fn step(args: &StepArgs) -> Result<()> {
     Ok(())
 }
 
+/// Tells people where the time went, the longest first.
+fn profile(mut kernels: Vec<KernelTime>, updates: KernelTime, whole: Duration, steps: usize) {
+    if !updates.total.is_zero() {
+        kernels.push(updates);
+    }
+    let known = kernels.iter().map(|kernel| kernel.total).sum();
+    kernels.sort_by_key(|kernel| std::cmp::Reverse(kernel.total));
+    kernels.push(KernelTime { name: "the rest", calls: steps as u64, total: whole.saturating_sub(known) });
+    say(format_args!("{:<34} {:>11} {:>11} {:>7}", "", "calls/step", "ms/step", "share"));
+    for KernelTime { name, calls, total } in kernels {
+        let (calls, ms) = (calls as f64 / steps as f64, total.as_secs_f64() * 1e3 / steps as f64);
+        let share = 100.0 * total.as_secs_f64() / whole.as_secs_f64();
+        say(format_args!("{name:<34} {calls:>11.0} {ms:>11.3} {share:>6.1}%"));
+    }
+}
+
 /// What a step is made of.
 struct Job {
     name: &'static str,
@@ -87,6 +116,7 @@ struct Job {
     channels: usize,
     image: usize,
     loss: Loss,
+    rule: Rule,
     /// Multiply-adds of the forward pass, an image.
     forward: f64,
     /// Those of the first layer, which needs no gradient of its images.
@@ -98,7 +128,8 @@ fn job(model: StepModel, image: Option<usize>) -> Result<Job, WrongUsage> {
         if image.is_some_and(|image| image != 28) {
             return Err(WrongUsage(format!("--image: the model {name} takes images of 28 pixels only")));
         }
-        Ok(Job { name, model, channels: 1, image: 28, loss: Loss::Nll, forward: count.total, first })
+        let (loss, rule) = (Loss::Nll, Sgd { momentum: 0.5, ..Sgd::new(0.01) }.into());
+        Ok(Job { name, model, channels: 1, image: 28, loss, rule, forward: count.total, first })
     };
     match model {
         StepModel::Mnist => {
@@ -111,33 +142,34 @@ fn job(model: StepModel, image: Option<usize>) -> Result<Job, WrongUsage> {
             let count = first.conv(64, 3, 1, 0).pool(2).dense(128).dense(10);
             digits("mnist-hpc", Box::new(MnistHpcNet::new(0.5)), count, first.total)
         }
-        StepModel::Resnet18 => {
-            let image = image.unwrap_or(32);
-            let first = Count::of(3, image).conv(64, 7, 2, 3);
-            let mut count = Count { side: first.side.div_ceil(2), ..first };
-            for (width, stride) in [(64, 1), (128, 2), (256, 2), (512, 2)] {
-                let shortcut = if stride == 2 { count.conv(width, 1, 2, 0).total - count.total } else { 0.0 };
-                count = count
-                    .conv(width, 3, stride, 1)
-                    .conv(width, 3, 1, 1)
-                    .conv(width, 3, 1, 1)
-                    .conv(width, 3, 1, 1);
-                count.total += shortcut;
+        StepModel::Resnet18 => Ok(resnet("resnet18", ResNetDepth::D18, image)),
+        StepModel::Resnet34 => Ok(resnet("resnet34", ResNetDepth::D34, image)),
+        StepModel::Resnet50 => Ok(resnet("resnet50", ResNetDepth::D50, image)),
+        StepModel::Resnet101 => Ok(resnet("resnet101", ResNetDepth::D101, image)),
+        StepModel::Resnet152 => Ok(resnet("resnet152", ResNetDepth::D152, image)),
+    }
+}
+
+fn resnet(name: &'static str, depth: ResNetDepth, image: Option<usize>) -> Job {
+    let image = image.unwrap_or(32);
+    let model = Box::new(ResNet::new(depth, ResNetStem::Imagenet, 10));
+    let first = Count::of(3, image).conv(64, 7, 2, 3);
+    let mut count = Count { side: first.side.div_ceil(2), ..first };
+    for (i, blocks) in depth.blocks().into_iter().enumerate() {
+        for block in 0..blocks {
+            let (width, stride, before) = (64 << i, if block == 0 && i > 0 { 2 } else { 1 }, count);
+            count = match depth.expansion() {
+                1 => count.conv(width, 3, stride, 1).conv(width, 3, 1, 1),
+                more => count.conv(width, 1, 1, 0).conv(width, 3, stride, 1).conv(more * width, 1, 1, 0),
+            };
+            if block == 0 && (count.channels, count.side) != (before.channels, before.side) {
+                count.total += before.conv(count.channels, 1, stride, 0).total - before.total;
             }
-            count = Count { side: 1, ..count }.dense(10);
-            let model = Box::new(ResNet::new(ResNetDepth::D18, ResNetStem::Imagenet, 10));
-            let loss = Loss::CrossEntropy { label_smoothing: 0.0 };
-            Ok(Job {
-                name: "resnet18",
-                model,
-                channels: 3,
-                image,
-                loss,
-                forward: count.total,
-                first: first.total,
-            })
         }
     }
+    let count = Count { side: 1, ..count }.dense(10);
+    let (loss, rule) = (Loss::CrossEntropy { label_smoothing: 0.0 }, Adam::default().into());
+    Job { name, model, channels: 3, image, loss, rule, forward: count.total, first: first.total }
 }
 
 /// Counts multiply-adds layer by layer, for square images.

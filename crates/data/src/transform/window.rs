@@ -5,6 +5,17 @@
 
 use crate::images::{COLOURS, Image};
 
+/// Leaves bytes as they are.
+pub(crate) const SAME: [[u8; 256]; COLOURS] = {
+    let mut table = [0; 256];
+    let mut byte = 0;
+    while byte < 256 {
+        table[byte] = byte as u8;
+        byte += 1;
+    }
+    [table; COLOURS]
+};
+
 /// What is seen of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Window {
@@ -52,9 +63,9 @@ impl Window {
         (self.height, self.width) = (height, width);
     }
 
-    /// Writes what is seen of `image`, plane after plane: `map` of the plane and each byte, and `map` of 0 for padding.
+    /// Writes what is seen of `image`, plane after plane: what the plane's table holds for each byte, and for 0 as padding.
     #[inline]
-    pub(crate) fn paint<T: Copy>(&self, image: Image<'_>, into: &mut [T], map: impl Fn(usize, u8) -> T) {
+    pub(crate) fn paint<T: Copy>(&self, image: Image<'_>, into: &mut [T], tables: &[[T; 256]; COLOURS]) {
         let Window { top, left, height, width, mirrored } = *self;
         // The columns of the image that are seen, and where the first of them lands.
         let from = left.clamp(0, image.width as isize) as usize;
@@ -66,22 +77,25 @@ impl Window {
         let before = before.clamp(0, width as isize) as usize;
         let planes =
             into.chunks_exact_mut(height * width).zip(image.bytes.chunks_exact(image.height * image.width));
-        for (plane, (into, bytes)) in planes.enumerate().take(COLOURS) {
+        for (table, (into, bytes)) in tables.iter().zip(planes) {
             for (y, row) in into.chunks_exact_mut(width).enumerate() {
                 let y = top + y as isize;
                 if y < 0 || y >= image.height as isize {
-                    row.fill(map(plane, 0));
+                    row.fill(table[0]);
                     continue;
                 }
                 let seen = &bytes[y as usize * image.width..][from..to];
                 let (margin, rest) = row.split_at_mut(before);
                 let (middle, after) = rest.split_at_mut(seen.len());
-                margin.fill(map(plane, 0));
-                after.fill(map(plane, 0));
+                margin.fill(table[0]);
+                after.fill(table[0]);
                 if mirrored {
-                    middle.iter_mut().zip(seen.iter().rev()).for_each(|(out, &byte)| *out = map(plane, byte));
+                    middle
+                        .iter_mut()
+                        .zip(seen.iter().rev())
+                        .for_each(|(out, &byte)| *out = table[usize::from(byte)]);
                 } else {
-                    middle.iter_mut().zip(seen).for_each(|(out, &byte)| *out = map(plane, byte));
+                    middle.iter_mut().zip(seen).for_each(|(out, &byte)| *out = table[usize::from(byte)]);
                 }
             }
         }
@@ -121,7 +135,7 @@ mod tests {
                 }
             }
             let mut painted = vec![77u8; COLOURS * window.height * window.width];
-            window.paint(Image { height, width, bytes: &bytes }, &mut painted, |_, byte| byte);
+            window.paint(Image { height, width, bytes: &bytes }, &mut painted, &SAME);
             let mut expected = Vec::new();
             for plane in 0..COLOURS {
                 for y in 0..window.height as isize {

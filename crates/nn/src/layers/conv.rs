@@ -32,7 +32,7 @@ impl Conv2d {
     pub fn new(inputs: usize, outputs: usize, kernel: usize) -> Conv2d {
         let init = Init::fan_in(inputs * kernel * kernel);
         Conv2d {
-            weight: Param::new([outputs, inputs, kernel, kernel], init),
+            weight: weight([outputs, inputs, kernel, kernel], init, 1),
             bias: Some(Param::new([outputs], init)),
             init: None,
             options: Conv2dOptions::default(),
@@ -78,11 +78,16 @@ impl Conv2d {
         let divides = groups > 0 && inputs.is_multiple_of(groups) && outputs.is_multiple_of(groups);
         assert!(divides, "Conv2d: {inputs} and {outputs} channels don't fall into {groups} groups");
         let (k, init) = (self.kernel, Init::fan_in(inputs / groups * self.kernel * self.kernel));
-        self.weight = Param::new([outputs, inputs / groups, k, k], self.init.unwrap_or(init));
+        self.weight = weight([outputs, inputs / groups, k, k], self.init.unwrap_or(init), groups);
         self.bias = self.bias.map(|_| Param::new([outputs], init));
         self.options.groups = groups;
         self
     }
+}
+
+/// Kernels lie as the convolution of so many channels works on them.
+fn weight(shape: [usize; 4], init: Init, groups: usize) -> Param {
+    Param::new(shape, init).in_order(Conv2dOptions::kernel_order([shape[1] * groups, shape[0]], groups))
 }
 
 impl Module for Conv2d {

@@ -2,7 +2,7 @@
 
 use crate::module::{Ctx, Module, Visitor};
 use crate::param::{Init, Param};
-use phalanx_tensor::{ChannelStats, Tensor, no_grad};
+use phalanx_tensor::{BatchNormed, ChannelStats, Tensor, Then, no_grad};
 
 /// Normalises each row to mean 0 and variance 1, then scales and shifts. Parameters `weight` (ones) and `bias` (zeros).
 ///
@@ -45,7 +45,8 @@ impl Module for LayerNorm {
 
 /// Normalises each channel of (N, C, H, W) images over the batch and all pixels, then scales and shifts. Parameters `weight`
 /// (ones) and `bias` (zeros); buffers `running_mean` (zeros) and `running_var` (ones), which training moves towards what each
-/// batch showed, and which evaluation goes by, as in PyTorch.
+/// batch showed, and which evaluation goes by, as in PyTorch. Where the batch is shared ([`Ctx::sharing`]), it is the whole
+/// batch that counts.
 ///
 /// ```
 /// use phalanx_nn::{BatchNorm2d, Ctx, Module, Parameters};
@@ -96,24 +97,32 @@ impl BatchNorm2d {
     }
 }
 
-impl Module for BatchNorm2d {
-    /// (N, C, H, W) to the same. A training pass over a single value a channel panics.
-    fn forward(&self, x: &Tensor, ctx: &mut Ctx) -> Tensor {
+impl BatchNorm2d {
+    /// (N, C, H, W) to the same: normalised, then cut off below zero.
+    pub fn forward_relu(&self, x: &Tensor, ctx: &mut Ctx) -> Tensor {
+        self.forward_then(x, ctx, Then::Relu)
+    }
+
+    /// (N, C, H, W) to the same: normalised, plus `shortcut`, then cut off below zero.
+    pub fn forward_add_relu(&self, x: &Tensor, shortcut: &Tensor, ctx: &mut Ctx) -> Tensor {
+        self.forward_then(x, ctx, Then::AddRelu(shortcut))
+    }
+
+    fn forward_then(&self, x: &Tensor, ctx: &mut Ctx, then: Then<'_>) -> Tensor {
         let (weight, bias) = (Some(&*self.weight), Some(&*self.bias));
         if !ctx.training() {
             let (mean, variance) = (self.running_mean.clone(), self.running_var.clone());
-            return x.batch_norm_with(&ChannelStats { mean, variance }, weight, bias, self.eps);
+            return x.batch_norm_with(&ChannelStats { mean, variance }, weight, bias, self.eps, then);
         }
-        let count = x.count() / x.dims()[1].max(1);
+        let BatchNormed { out, stats, count } = x.batch_norm(weight, bias, self.eps, then, ctx.shared());
         assert!(
-            count > 1,
+            count > 1.0,
             "BatchNorm2d: a training pass over shape {} has one value a channel, and so no variance",
             x.shape()
         );
-        let (y, stats) = x.batch_norm(weight, bias, self.eps);
         no_grad(|| {
             // The running variance is the unbiased one, as in PyTorch.
-            let unbiased = count as f64 / (count - 1) as f64;
+            let unbiased = count / (count - 1.0);
             let towards = |running: &Param, found: &Tensor, times: f64| {
                 let kept = running.affine(1.0 - self.momentum, 0.0);
                 running.copy_from(&(&kept + &found.affine(self.momentum * times, 0.0)));
@@ -121,7 +130,14 @@ impl Module for BatchNorm2d {
             towards(&self.running_mean, &stats.mean, 1.0);
             towards(&self.running_var, &stats.variance, unbiased);
         });
-        y
+        out
+    }
+}
+
+impl Module for BatchNorm2d {
+    /// (N, C, H, W) to the same. A training pass over a single value a channel panics.
+    fn forward(&self, x: &Tensor, ctx: &mut Ctx) -> Tensor {
+        self.forward_then(x, ctx, Then::Nothing)
     }
 
     fn visit(&mut self, v: &mut Visitor<'_>) {

@@ -27,9 +27,9 @@ module! {
     }
 
     fn forward(&self, x: &Tensor, ctx: &mut Ctx) -> Tensor {
-        let y = self.bn1.forward(&self.conv1.forward(x, ctx), ctx).relu();
-        let y = self.bn2.forward(&self.conv2.forward(&y, ctx), ctx);
-        (y + self.downsample.forward(x, ctx)).relu()
+        let y = self.bn1.forward_relu(&self.conv1.forward(x, ctx), ctx);
+        let y = self.conv2.forward(&y, ctx);
+        self.bn2.forward_add_relu(&y, &self.downsample.forward(x, ctx), ctx)
     }
 }
 
@@ -50,10 +50,10 @@ module! {
     }
 
     fn forward(&self, x: &Tensor, ctx: &mut Ctx) -> Tensor {
-        let y = self.bn1.forward(&self.conv1.forward(x, ctx), ctx).relu();
-        let y = self.bn2.forward(&self.conv2.forward(&y, ctx), ctx).relu();
-        let y = self.bn3.forward(&self.conv3.forward(&y, ctx), ctx);
-        (y + self.downsample.forward(x, ctx)).relu()
+        let y = self.bn1.forward_relu(&self.conv1.forward(x, ctx), ctx);
+        let y = self.bn2.forward_relu(&self.conv2.forward(&y, ctx), ctx);
+        let y = self.conv3.forward(&y, ctx);
+        self.bn3.forward_add_relu(&y, &self.downsample.forward(x, ctx), ctx)
     }
 }
 
@@ -73,21 +73,25 @@ pub enum ResNetDepth {
 }
 
 impl ResNetDepth {
-    /// How many times wider the output of a block is than its middle.
-    fn expansion(self) -> usize {
+    /// How many blocks each of the four layers has.
+    pub fn blocks(self) -> [usize; 4] {
+        match self {
+            ResNetDepth::D18 => [2, 2, 2, 2],
+            ResNetDepth::D34 | ResNetDepth::D50 => [3, 4, 6, 3],
+            ResNetDepth::D101 => [3, 4, 23, 3],
+            ResNetDepth::D152 => [3, 8, 36, 3],
+        }
+    }
+
+    /// How many times wider the output of a block is than its middle: 1 for basic blocks, 4 for bottlenecks.
+    pub fn expansion(self) -> usize {
         if matches!(self, ResNetDepth::D18 | ResNetDepth::D34) { 1 } else { EXPANSION }
     }
 
     /// Row `i` of blocks, of width 64, 128, 256 and 512; all but the first halve the image.
     fn layer(self, i: usize) -> Sequential {
-        let blocks = match self {
-            ResNetDepth::D18 => [2, 2, 2, 2],
-            ResNetDepth::D34 | ResNetDepth::D50 => [3, 4, 6, 3],
-            ResNetDepth::D101 => [3, 4, 23, 3],
-            ResNetDepth::D152 => [3, 8, 36, 3],
-        };
         let (width, expansion) = (64 << i, self.expansion());
-        (0..blocks[i]).fold(Sequential::new(), |layer, block| {
+        (0..self.blocks()[i]).fold(Sequential::new(), |layer, block| {
             let (inputs, stride) = match (block, i) {
                 (0, 0) => (64, 1),
                 (0, _) => (width / 2 * expansion, 2),
@@ -137,7 +141,7 @@ module! {
     }
 
     fn forward(&self, x: &Tensor, ctx: &mut Ctx) -> Tensor {
-        let x = self.bn1.forward(&self.conv1.forward(x, ctx), ctx).relu();
+        let x = self.bn1.forward_relu(&self.conv1.forward(x, ctx), ctx);
         let x = self.maxpool.forward(&x, ctx);
         let x = self.layer2.forward(&self.layer1.forward(&x, ctx), ctx);
         let x = self.layer4.forward(&self.layer3.forward(&x, ctx), ctx);

@@ -1,19 +1,109 @@
-//! Copies between views.
+//! Copies between views, and between the orders in which tensors lie in memory.
 
+use crate::device::Device;
 use crate::dtype::{Element, with_element};
-use crate::shape::for_each_row;
+use crate::shape::{Order, for_each_row};
 use crate::tensor::Tensor;
 
 /// Fills `out` with the elements of `from`, which has the same shape and dtype. Either may be any view.
 pub(crate) fn copy(from: &Tensor, out: &Tensor) {
+    let _timer = out.device().time("copies");
     with_element!(out.dtype, T => copy_elements::<T>(from, out));
 }
 
 fn copy_elements<T: Element>(from: &Tensor, out: &Tensor) {
     let (source, mut target) = (from.read::<T>(), out.write::<T>());
+    let of = |tensor: &Tensor| tensor.geometry.offset..tensor.geometry.offset + tensor.count();
+    if let &[n, c, h, w] = out.dims() {
+        let shuffle = match (from.geometry.order(), out.geometry.order()) {
+            (Some(Order::RowMajor), Some(Order::Pixels)) => to_pixels_on,
+            (Some(Order::Pixels), Some(Order::RowMajor)) => from_pixels_on,
+            _ => return copy_views(from, &source, out, &mut target),
+        };
+        return shuffle(out.device(), &source[of(from)], [n, c, h * w], &mut target[of(out)]);
+    }
+    copy_views(from, &source, out, &mut target);
+}
+
+fn copy_views<T: Element>(from: &Tensor, source: &[T], out: &Tensor, target: &mut [T]) {
     for_each_row([&out.geometry, &from.geometry], |[to, at], [to_step, step], n| match (to_step, step) {
         (1, 1) => target[to..to + n].copy_from_slice(&source[at..at + n]),
         (1, 0) => target[to..to + n].fill(source[at]),
         _ => (0..n).for_each(|i| target[to + i * to_step] = source[at + i * step]),
     });
+}
+
+/// Rows and columns of a piece that is transposed at once.
+const TILE: usize = 16;
+
+/// `out[place(column) + row] = source[row * stride + column]`.
+#[inline(always)]
+pub(crate) fn transpose<T: Element>(
+    source: &[T],
+    stride: usize,
+    [rows, columns]: [usize; 2],
+    out: &mut [T],
+    place: impl Fn(usize) -> usize,
+) {
+    for row in (0..rows).step_by(TILE) {
+        let height = TILE.min(rows - row);
+        for column in (0..columns).step_by(TILE) {
+            let width = TILE.min(columns - column);
+            let mut tile = [[T::default(); TILE]; TILE];
+            for (i, line) in tile.iter_mut().take(height).enumerate() {
+                line[..width].copy_from_slice(&source[(row + i) * stride + column..][..width]);
+            }
+            for j in 0..width {
+                let to = &mut out[place(column + j) + row..][..height];
+                to.iter_mut().zip(&tile).for_each(|(to, line)| *to = line[j]);
+            }
+        }
+    }
+}
+
+/// (N, C, P) as (P, N, C).
+pub(crate) fn to_pixels<T: Element>(from: &[T], [n, channels, pixels]: [usize; 3], out: &mut [T]) {
+    for (sample, image) in from.chunks_exact((channels * pixels).max(1)).enumerate() {
+        transpose(image, pixels, [channels, pixels], out, |pixel| (pixel * n + sample) * channels);
+    }
+}
+
+/// As [`to_pixels`], a few pixels a task.
+fn to_pixels_on<T: Element>(device: &Device, from: &[T], [n, channels, pixels]: [usize; 3], out: &mut [T]) {
+    let width = TILE.min(pixels.max(1));
+    device.for_chunks(out, width * n * channels, |chunk, rows| {
+        let first = chunk * width;
+        let width = rows.len() / (n * channels);
+        device.arch().dispatch(|| {
+            for sample in 0..n {
+                let image = &from[sample * channels * pixels + first..];
+                transpose(image, pixels, [channels, width], rows, |pixel| (pixel * n + sample) * channels);
+            }
+        });
+    });
+}
+
+/// (P, N, C) as (N, C, P).
+pub(crate) fn from_pixels<T: Element>(from: &[T], [n, channels, pixels]: [usize; 3], out: &mut [T]) {
+    for (sample, image) in out.chunks_exact_mut((channels * pixels).max(1)).enumerate() {
+        one_from_pixels(from, [n, channels, pixels], sample, image);
+    }
+}
+
+/// As [`from_pixels`], a sample a task.
+fn from_pixels_on<T: Element>(device: &Device, from: &[T], dims: [usize; 3], out: &mut [T]) {
+    device.for_chunks(out, dims[1] * dims[2], |sample, image| {
+        device.arch().dispatch(|| one_from_pixels(from, dims, sample, image));
+    });
+}
+
+#[inline(always)]
+fn one_from_pixels<T: Element>(
+    from: &[T],
+    [n, channels, pixels]: [usize; 3],
+    sample: usize,
+    image: &mut [T],
+) {
+    let rows = &from[sample * channels..];
+    transpose(rows, n * channels, [pixels, channels], image, |channel| channel * pixels);
 }

@@ -3,7 +3,7 @@
 use crate::cpu::share;
 use crate::dtype::{Float, with_float};
 use crate::op::Unary;
-use crate::shape::{Geometry, for_each_row};
+use crate::shape::{Geometry, Order, for_each_row};
 use crate::tensor::Tensor;
 
 /// Elementwise functions of two tensors.
@@ -19,6 +19,7 @@ pub(crate) enum Binary {
 
 /// `out = f(a, b)`; `a` and `b` broadcast to the shape of `out`, which is contiguous.
 pub(crate) fn binary(f: Binary, a: &Tensor, b: &Tensor, out: &Tensor) {
+    let _timer = out.device().time("arithmetic");
     with_float!(out.dtype, "arithmetic", T => match f {
         Binary::Add => zip::<T>(a, b, out, |x, y| x + y),
         Binary::Sub => zip::<T>(a, b, out, |x, y| x - y),
@@ -35,9 +36,17 @@ fn zip<T: Float>(a: &Tensor, b: &Tensor, out: &Tensor, f: impl Fn(T, T) -> T + C
     let (ga, gb) = (a.geometry.broadcast_to(shape), b.geometry.broadcast_to(shape));
     let device = out.device();
     let arch = device.arch();
+    let order = out.dense_order();
+    let even = ga.lies_in(order) && gb.lies_in(order);
+    if !even && order != Order::RowMajor {
+        // Seldom: operands that lie in different orders.
+        let rows = Tensor::stale(device, shape, out.dtype);
+        zip(a, b, &rows, f);
+        return out.copy_from(&rows);
+    }
     let (va, vb, mut vo) = (a.read::<T>(), b.read::<T>(), out.write_whole::<T>());
     let (va, vb) = (&*va, &*vb);
-    if ga.is_contiguous() && gb.is_contiguous() {
+    if even {
         let (va, vb) = (&va[ga.offset..], &vb[gb.offset..]);
         let chunk = share(device, vo.len());
         device.for_chunks(&mut vo, chunk, |i, o| {
@@ -81,7 +90,7 @@ fn zip<T: Float>(a: &Tensor, b: &Tensor, out: &Tensor, f: impl Fn(T, T) -> T + C
 fn map<T: Float>(x: &Tensor, out: &Tensor, f: impl Fn(T) -> T + Copy + Sync) {
     let device = out.device();
     let arch = device.arch();
-    let (vx, mut vo) = (x.read_contiguous::<T>("map"), out.write_whole::<T>());
+    let (vx, mut vo) = (x.read_dense::<T>(), out.write_whole::<T>());
     let vx = &*vx;
     let chunk = share(device, vo.len());
     device.for_chunks(&mut vo, chunk, |i, o| {
@@ -92,6 +101,7 @@ fn map<T: Float>(x: &Tensor, out: &Tensor, f: impl Fn(T) -> T + Copy + Sync) {
 
 /// `out = f(x)`; `x` is contiguous.
 pub(crate) fn unary(f: Unary, x: &Tensor, out: &Tensor) {
+    let _timer = out.device().time("functions");
     with_float!(out.dtype, "an elementwise function", T => match f {
         Unary::Neg => map::<T>(x, out, |x| -x),
         Unary::Exp => map::<T>(x, out, |x| x.exp()),
@@ -119,6 +129,7 @@ fn normal_cdf<T: Float>(x: T) -> T {
 
 /// `out = grad * f'`, with f' told from the kept value: the output for those that keep it, else the input. All contiguous.
 pub(crate) fn unary_gradient(f: Unary, kept: &Tensor, grad: &Tensor, out: &Tensor) {
+    let _timer = out.device().time("functions, gradient");
     with_float!(out.dtype, "an elementwise gradient", T => match f {
         Unary::Neg => map::<T>(grad, out, |g| -g),
         Unary::Exp => zip::<T>(kept, grad, out, |y, g| g * y),
@@ -146,6 +157,7 @@ pub(crate) fn unary_gradient(f: Unary, kept: &Tensor, grad: &Tensor, out: &Tenso
 
 /// `out = grad` where `mine` beats `other`, half of it at a tie, else 0. `sign` is 1 for a maximum, -1 for a minimum.
 pub(crate) fn winner_gradient(mine: &Tensor, other: &Tensor, grad: &Tensor, sign: f64, out: &Tensor) {
+    let _timer = out.device().time("maximum, gradient");
     with_float!(out.dtype, "maximum", T => {
         let sign = T::from_f64(sign);
         zip::<T>(mine, other, out, |x, y| {
@@ -161,10 +173,11 @@ pub(crate) fn winner_gradient(mine: &Tensor, other: &Tensor, grad: &Tensor, sign
 
 /// `sum += x`; both contiguous.
 pub(crate) fn add_assign(sum: &Tensor, x: &Tensor) {
+    let _timer = sum.device().time("sums of gradients");
     with_float!(sum.dtype, "add", T => {
         let device = sum.device();
         let arch = device.arch();
-        let (vx, mut vo) = (x.read_contiguous::<T>("add"), sum.write_whole::<T>());
+        let (vx, mut vo) = (x.read_dense::<T>(), sum.write_whole::<T>());
         let vx = &*vx;
         let chunk = share(device, vo.len());
         device.for_chunks(&mut vo, chunk, |i, o| {

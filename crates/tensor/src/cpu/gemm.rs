@@ -106,6 +106,7 @@ pub(crate) fn gemm_on<T: Float>(
     b: Mat<'_, T>,
     into: Into,
 ) {
+    let _timer = device.time("matrix products");
     if small_gemm::takes([m, n, k]) {
         check(dst, [m, n, k], a, b);
         return small_gemm::small_gemm(device, dst, [m, n, k], a, b, into);

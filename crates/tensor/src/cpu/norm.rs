@@ -14,6 +14,7 @@ pub(crate) fn layer_norm(
     width: usize,
     [out, mean, scale]: [&Tensor; 3],
 ) {
+    let _timer = x.device().time("layer norm");
     if width == 0 {
         return;
     }
@@ -49,6 +50,7 @@ pub(crate) fn layer_norm_gradient(
     width: usize,
     out: &Tensor,
 ) {
+    let _timer = x.device().time("layer norm, gradient");
     if width == 0 {
         return;
     }
@@ -78,6 +80,7 @@ pub(crate) fn layer_norm_weight_gradient(
     width: usize,
     out: &Tensor,
 ) {
+    let _timer = x.device().time("layer norm, gradient");
     if width == 0 {
         return;
     }

@@ -1,4 +1,5 @@
-//! Max and average pooling over (N, C, H, W) images. Each image plane is worked on alone.
+//! Max and average pooling over (N, C, H, W) images. Of row-major images each plane is worked on alone; of images in pixel
+//! order, all samples and channels of a pixel at once.
 
 use crate::cpu::SERIAL_LIMIT;
 use crate::dtype::{Float, with_float};
@@ -28,6 +29,32 @@ impl Planes {
         (span(y, 0, self.h), span(x, 1, self.w))
     }
 
+    /// The pixels that the window of an output pixel covers, each after its number in the window.
+    fn seen(&self, output: usize) -> impl Iterator<Item = (u8, usize)> {
+        let (p, [kh, kw]) = (*self, self.options.kernel);
+        let at = move |at: usize, k: usize, d: usize, size: usize| {
+            (at * p.options.stride[d] + k).checked_sub(p.options.padding[d]).filter(|&at| at < size)
+        };
+        (0..kh * kw).filter_map(move |k| {
+            let (y, x) = (at(output / p.ow, k / kw, 0, p.h)?, at(output % p.ow, k % kw, 1, p.w)?);
+            Some((k as u8, y * p.w + x))
+        })
+    }
+
+    /// The output pixels whose windows cover a pixel, each after the pixel's number in the window.
+    fn seen_by(&self, pixel: usize) -> impl Iterator<Item = (u8, usize)> {
+        let (p, [kh, kw]) = (*self, self.options.kernel);
+        let to = move |at: usize, k: usize, d: usize, size: usize| {
+            let start = (at + p.options.padding[d]).checked_sub(k)?;
+            let to = start / p.options.stride[d];
+            (start.is_multiple_of(p.options.stride[d]) && to < size).then_some(to)
+        };
+        (0..kh * kw).filter_map(move |k| {
+            let (y, x) = (to(pixel / p.w, k / kw, 0, p.oh)?, to(pixel % p.w, k % kw, 1, p.ow)?);
+            Some((k as u8, y * p.ow + x))
+        })
+    }
+
     /// Windows of 2x2 that tile the image: the common case, which has a kernel of its own.
     fn is_two_by_two(&self) -> bool {
         self.options == PoolOptions::square(2)
@@ -45,6 +72,7 @@ impl Planes {
 /// Max-pooling; `position` gets, for each output, where in its window the first largest element stands, counted row by row
 /// from the window's first pixel inside the image.
 pub(crate) fn max_pool(x: &Tensor, p: Planes, out: &Tensor, position: &Tensor) {
+    let _timer = out.device().time("max pooling");
     with_float!(x.dtype, "max_pool2d", T => {
         let device = out.device();
         let arch = device.arch();
@@ -122,6 +150,7 @@ impl<T: Float> pulp::NullaryFnOnce for MaxPlane2x2<'_, T> {
 
 /// The gradient of [`max_pool`]: each output's gradient goes to the pixel it came from.
 pub(crate) fn max_pool_gradient(position: &Tensor, grad: &Tensor, p: Planes, out: &Tensor) {
+    let _timer = out.device().time("max pooling, gradient");
     with_float!(out.dtype, "max_pool2d", T => {
         let device = out.device();
         let arch = device.arch();
@@ -181,8 +210,58 @@ impl<T: Float> pulp::NullaryFnOnce for SpreadPlane2x2<'_, T> {
     }
 }
 
+/// Max-pooling of images in pixel order; `position` gets the number of the largest pixel in its window, padding included.
+pub(crate) fn max_pool_pixels(x: &Tensor, p: Planes, out: &Tensor, position: &Tensor) {
+    let _timer = out.device().time("max pooling");
+    with_float!(x.dtype, "max_pool2d", T => {
+        let device = out.device();
+        let vx = x.read_dense::<T>();
+        let (mut vo, mut vp) = (out.write_whole::<T>(), position.write_whole::<u8>());
+        let width = x.dims()[0] * x.dims()[1];
+        device.for_chunks2((&mut vo, width), (&mut vp, width), |pixel, out, position| {
+            device.arch().dispatch(|| {
+                let mut seen = p.seen(pixel);
+                let (first, from) = seen.next().expect("a window covers a pixel of the image");
+                out.copy_from_slice(&vx[from * width..][..width]);
+                position.fill(first);
+                for (at, from) in seen {
+                    let x = &vx[from * width..][..width];
+                    // First where the pixel wins, then what that changes: bytes and floats of one loop make poor vectors.
+                    for ((&x, &best), position) in x.iter().zip(out.iter()).zip(position.iter_mut()) {
+                        *position = if x > best || x.is_nan() { at } else { *position };
+                    }
+                    out.iter_mut().zip(x).for_each(|(best, &x)| *best = x.larger(*best));
+                }
+            });
+        });
+    });
+}
+
+/// The gradient of [`max_pool_pixels`]: each pixel of the image takes from the windows that it was the largest of.
+pub(crate) fn max_pool_pixels_gradient(position: &Tensor, grad: &Tensor, p: Planes, out: &Tensor) {
+    let _timer = out.device().time("max pooling, gradient");
+    with_float!(out.dtype, "max_pool2d", T => {
+        let device = out.device();
+        let (vp, vg) = (position.read_dense::<u8>(), grad.read_dense::<T>());
+        let mut vo = out.write_whole::<T>();
+        let width = out.dims()[0] * out.dims()[1];
+        device.for_chunks(&mut vo, width, |pixel, out| {
+            device.arch().dispatch(|| {
+                out.fill(T::ZERO);
+                for (at, to) in p.seen_by(pixel) {
+                    let (position, grad) = (&vp[to * width..][..width], &vg[to * width..][..width]);
+                    for ((&position, &grad), out) in position.iter().zip(grad).zip(out.iter_mut()) {
+                        *out += if position == at { grad } else { T::ZERO };
+                    }
+                }
+            });
+        });
+    });
+}
+
 /// Average pooling.
 pub(crate) fn avg_pool(x: &Tensor, p: Planes, padding: CountPadding, out: &Tensor) {
+    let _timer = out.device().time("average pooling");
     with_float!(x.dtype, "avg_pool2d", T => {
         let vx = x.read_contiguous::<T>("avg_pool2d");
         let mut vo = out.write_whole::<T>();
@@ -216,6 +295,7 @@ fn share<T: Float>(p: Planes, padding: CountPadding, inside: usize, y: usize, x:
 
 /// The gradient of [`avg_pool`].
 pub(crate) fn avg_pool_gradient(grad: &Tensor, p: Planes, padding: CountPadding, out: &Tensor) {
+    let _timer = out.device().time("average pooling, gradient");
     with_float!(out.dtype, "avg_pool2d", T => {
         let vg = grad.read_contiguous::<T>("avg_pool2d");
         let mut vo = out.write_whole::<T>();

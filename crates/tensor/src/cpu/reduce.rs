@@ -42,6 +42,7 @@ fn sum_block<T: Float>(block: &[T]) -> T {
 
 /// `out = sum of x` over the dimensions in which `kept` (the shape of `out`, dimensions kept) has size 1.
 pub(crate) fn sum(x: &Tensor, out: &Tensor) {
+    let _timer = out.device().time("sums");
     with_float!(x.dtype, "sum", T => sum_elements::<T>(x, out));
 }
 

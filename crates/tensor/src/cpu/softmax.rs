@@ -35,6 +35,7 @@ fn normaliser<T: Float>(x: &[T]) -> (T, T) {
 
 /// `out = softmax(x)` or its logarithm, along rows of `width`.
 pub(crate) fn softmax(form: Form, x: &Tensor, width: usize, out: &Tensor) {
+    let _timer = out.device().time("softmax");
     with_float!(x.dtype, "softmax", T => {
         let vx = x.read_contiguous::<T>("softmax");
         let vx = &*vx;
@@ -57,6 +58,7 @@ pub(crate) fn softmax(form: Form, x: &Tensor, width: usize, out: &Tensor) {
 
 /// `out =` the gradient with respect to the input, told from the output `y`.
 pub(crate) fn softmax_gradient(form: Form, y: &Tensor, grad: &Tensor, width: usize, out: &Tensor) {
+    let _timer = out.device().time("softmax, gradient");
     with_float!(y.dtype, "softmax", T => {
         let (vy, vg) = (y.read_contiguous::<T>("softmax"), grad.read_contiguous::<T>("softmax"));
         let (vy, vg) = (&*vy, &*vg);
@@ -80,6 +82,7 @@ pub(crate) fn softmax_gradient(form: Form, y: &Tensor, grad: &Tensor, width: usi
 
 /// Mean over the rows of -(1 - s) y[label] - s mean(y): negative log likelihood, and with label smoothing `s` cross entropy.
 pub(crate) fn nll(y: &Tensor, labels: &Tensor, label_smoothing: f64, width: usize, out: &Tensor) {
+    let _timer = out.device().time("losses");
     with_float!(y.dtype, "nll_loss", T => {
         let (vy, vl) = (y.read_contiguous::<T>("nll_loss"), labels.read_contiguous::<i64>("nll_loss"));
         let total: f64 = vy.chunks_exact(width.max(1)).zip(vl.iter()).map(|(y, &label)| {
@@ -93,6 +96,7 @@ pub(crate) fn nll(y: &Tensor, labels: &Tensor, label_smoothing: f64, width: usiz
 
 /// The gradient of [`nll`] with respect to `y`, times the scalar `grad`.
 pub(crate) fn nll_gradient(labels: &Tensor, grad: f64, width: usize, out: &Tensor) {
+    let _timer = out.device().time("losses, gradient");
     with_float!(out.dtype, "nll_loss", T => {
         let vl = labels.read_contiguous::<i64>("nll_loss");
         let mut vo = out.write_whole::<T>();
@@ -112,6 +116,7 @@ pub(crate) fn cross_entropy_gradient(
     width: usize,
     out: &Tensor,
 ) {
+    let _timer = out.device().time("losses, gradient");
     with_float!(y.dtype, "cross_entropy", T => {
         let (vy, vl) = (y.read_contiguous::<T>("cross_entropy"), labels.read_contiguous::<i64>("cross_entropy"));
         let (vy, vl) = (&*vy, &*vl);
@@ -129,6 +134,7 @@ pub(crate) fn cross_entropy_gradient(
 /// Mean over all elements of the binary cross entropy of logits `x` with targets `t` in [0, 1], in the form that can't
 /// overflow: max(x, 0) - x t + ln(1 + exp(-|x|)).
 pub(crate) fn bce(x: &Tensor, t: &Tensor, out: &Tensor) {
+    let _timer = out.device().time("losses");
     with_float!(x.dtype, "bce_with_logits", T => {
         let (vx, vt) = (x.read_contiguous::<T>("bce_with_logits"), t.read_contiguous::<T>("bce_with_logits"));
         let total: f64 = vx.iter().zip(vt.iter()).map(|(&x, &t)| {

@@ -7,7 +7,7 @@ use crate::dtype::DType;
 use crate::op::{Conv2dOptions, CountPadding, Op, PoolOptions};
 use crate::ops::reduce::Keep;
 use crate::ops::{keep, recorded};
-use crate::shape::Shape;
+use crate::shape::{Order, Shape};
 use crate::tensor::Tensor;
 
 impl Tensor {
@@ -26,8 +26,10 @@ impl Tensor {
                 weight.shape()
             );
         }
-        let (x, w) = (self.contiguous(), weight.contiguous());
-        let out = Tensor::stale(self.device(), [plan.n, plan.o, plan.oh, plan.ow].into(), self.dtype);
+        let [images, kernels, outputs] = plan.orders();
+        let (x, w) = (self.arranged(images), weight.arranged(kernels));
+        let shape = [plan.n, plan.o, plan.oh, plan.ow].into();
+        let out = Tensor::stale_in(outputs, self.device(), shape, self.dtype);
         let b = bias.map(Tensor::contiguous);
         conv::forward(&x, &w, b.as_ref(), plan, &out);
         let inputs = [&x, &w, b.as_ref().unwrap_or(&w)];
@@ -43,11 +45,15 @@ impl Tensor {
             "max_pool2d: a window of {:?} has more than 256 pixels",
             options.kernel
         );
-        let x = self.contiguous();
-        let out = Tensor::stale(self.device(), shape, self.dtype);
-        let position = Tensor::stale(self.device(), shape, DType::U8);
-        pooling::max_pool(&x, planes, &out, &position);
-        recorded(out, Op::MaxPool2d { from: *self.shape(), options }, &[&x], |_| [keep(&position)])
+        let x = self.dense();
+        let order = x.dense_order();
+        let out = Tensor::stale_in(order, self.device(), shape, self.dtype);
+        let position = Tensor::stale_in(order, self.device(), shape, DType::U8);
+        match order {
+            Order::RowMajor => pooling::max_pool(&x, planes, &out, &position),
+            Order::Pixels => pooling::max_pool_pixels(&x, planes, &out, &position),
+        }
+        recorded(out, Op::MaxPool2d { from: *self.shape(), order, options }, &[&x], |_| [keep(&position)])
     }
 
     /// The mean of each window of an (N, C, H, W) image.

@@ -4,6 +4,7 @@ use crate::cpu::elementwise::{Binary, binary, unary};
 use crate::graph;
 use crate::op::{Op, Unary};
 use crate::ops::{keep, recorded};
+use crate::shape::Order;
 use crate::tensor::Tensor;
 
 impl Tensor {
@@ -19,7 +20,8 @@ impl Tensor {
         let Some(shape) = self.shape().broadcast(other.shape()) else {
             panic!("{name}: shapes {} and {} don't broadcast", self.shape(), other.shape());
         };
-        let out = Tensor::stale(self.device(), shape, self.dtype);
+        let order = if *self.shape() == shape { self.geometry.order() } else { None };
+        let out = Tensor::stale_in(order.unwrap_or_default(), self.device(), shape, self.dtype);
         binary(f, self, other, &out);
         let op = op(*self.shape(), *other.shape());
         recorded(out, op, &[self, other], |out| match op {
@@ -34,8 +36,8 @@ impl Tensor {
     }
 
     fn mapped(&self, f: Unary) -> Tensor {
-        let x = self.contiguous();
-        let out = Tensor::stale(self.device(), *self.shape(), self.dtype);
+        let x = self.dense();
+        let out = x.stale_like();
         unary(f, &x, &out);
         recorded(out, Op::Unary(f), &[&x], |out| {
             [if f.keeps_nothing() { None } else { keep(if f.keeps_output() { out } else { &x }) }]
@@ -163,14 +165,25 @@ impl std::ops::Neg for &Tensor {
 impl Tensor {
     /// The same elements in row-major order without gaps: this tensor itself where they lie so already.
     pub fn contiguous(&self) -> Tensor {
-        if self.geometry.is_contiguous() {
+        self.arranged(Order::RowMajor)
+    }
+
+    /// The same elements without gaps in `order`: this tensor itself where they lie so already.
+    #[track_caller]
+    pub(crate) fn arranged(&self, order: Order) -> Tensor {
+        if self.geometry.lies_in(order) {
             return self.clone();
         }
-        let out = Tensor::stale(self.device(), *self.shape(), self.dtype);
+        let out = Tensor::stale_in(order, self.device(), *self.shape(), self.dtype);
         crate::cpu::copy::copy(self, &out);
         if !graph::records(&[self]) {
             return out;
         }
-        recorded(out, Op::Contiguous, &[self], |_| [None])
+        recorded(out, Op::Arrange, &[self], |_| [None])
+    }
+
+    /// The same elements without gaps in whatever order they are.
+    pub(crate) fn dense(&self) -> Tensor {
+        self.arranged(self.geometry.order().unwrap_or_default())
     }
 }

@@ -21,6 +21,23 @@ pub(crate) fn keep(tensor: &Tensor) -> Option<Tensor> {
     Some(tensor.detach())
 }
 
+/// As [`recorded`], where some inputs may be missing: those after them keep their places.
+pub(crate) fn recorded_where<const S: usize>(
+    out: Tensor,
+    op: Op,
+    inputs: [Option<&Tensor>; graph::MAX_INPUTS],
+    saved: impl FnOnce(&Tensor) -> [Option<Tensor>; S],
+) -> Tensor {
+    let given = || inputs.iter().flatten();
+    if !given().any(|input| graph::records(&[input])) {
+        return out;
+    }
+    // A missing input is one that needs no gradient.
+    let nothing = out.detach();
+    let inputs = inputs.map(|input| input.unwrap_or(&nothing));
+    recorded(out, op, &inputs, saved)
+}
+
 /// `out` with `op` recorded on `inputs` where one of them needs a gradient; `saved` is only asked then.
 pub(crate) fn recorded<const S: usize>(
     out: Tensor,

@@ -1,10 +1,13 @@
 //! Layer and batch normalisation.
 
 use crate::cpu;
+use crate::cpu::batch_norm::Fused;
+use crate::dtype::DType;
 use crate::op::Op;
-use crate::ops::{keep, recorded};
+use crate::ops::{keep, recorded, recorded_where};
 use crate::shape::Shape;
 use crate::tensor::Tensor;
+use std::sync::Arc;
 
 /// Each channel's mean and variance, (C) each.
 #[derive(Clone, Debug)]
@@ -15,22 +18,89 @@ pub struct ChannelStats {
     pub variance: Tensor,
 }
 
+/// What [`Tensor::batch_norm`] gives.
+#[derive(Clone, Debug)]
+pub struct BatchNormed {
+    /// The normalised tensor.
+    pub out: Tensor,
+    /// What the batch showed.
+    pub stats: ChannelStats,
+    /// How many values of each channel that was told from.
+    pub count: f64,
+}
+
+/// Makes means and sums of squared distances of one part those of all parts; gives how many values there are.
+fn pooled(count: f64, means: &mut [f64], squares: &mut [f64], sum: &SumOverBatch) -> f64 {
+    // Sums of values and of squares can be added; in double precision little is lost where they are told apart again.
+    let mut numbers = Vec::with_capacity(1 + 2 * means.len());
+    numbers.push(count);
+    if count == 0.0 {
+        numbers.resize(1 + 2 * means.len(), 0.0);
+    } else {
+        numbers.extend(means.iter().map(|mean| mean * count));
+        numbers.extend(means.iter().zip(&*squares).map(|(mean, square)| square + mean * mean * count));
+    }
+    sum(&mut numbers);
+    let (count, (sums, totals)) = (numbers[0], numbers[1..].split_at(means.len()));
+    for ((mean, square), (sum, total)) in means.iter_mut().zip(squares).zip(sums.iter().zip(totals)) {
+        *mean = sum / count;
+        *square = (total - sum * *mean).max(0.0);
+    }
+    count
+}
+
+/// What follows a batch normalisation: in the same pass over memory where the tensor's order allows it.
+#[derive(Clone, Copy, Debug, Default)]
+pub enum Then<'a> {
+    /// Nothing.
+    #[default]
+    Nothing,
+    /// What is below zero becomes zero.
+    Relu,
+    /// This tensor, of the same shape, is added; then what is below zero becomes zero.
+    AddRelu(&'a Tensor),
+}
+
+/// Adds up numbers over all who hold a part of the same batch, as ranks do: whoever is handed `numbers` replaces each by the
+/// sum of theirs. All must come with the same calls in the same order.
+pub type SumOverBatch = Arc<dyn Fn(&mut [f64]) + Send + Sync>;
+
 impl Tensor {
     /// Normalises each channel of (N, C, ...) to mean 0 and variance 1 over all else (with `eps` added to the variance), then
-    /// multiplies by `weight` and adds `bias`, both (C). Gives what it found too.
+    /// multiplies by `weight` and adds `bias`, both (C), then does what `then` says. Tells what it found too.
+    ///
+    /// With `shared`, mean and variance are those of all parts of the batch together, however uneven they are; a part may be
+    /// empty.
     #[track_caller]
     pub fn batch_norm(
         &self,
         weight: Option<&Tensor>,
         bias: Option<&Tensor>,
         eps: f64,
-    ) -> (Tensor, ChannelStats) {
-        let [_, channels, _] = self.channel_dims("batch_norm");
-        let stale = || Tensor::stale(self.device(), [channels].into(), self.dtype);
-        let stats = ChannelStats { mean: stale(), variance: stale() };
-        let x = self.contiguous();
-        cpu::batch_norm::stats(&x, [&stats.mean, &stats.variance]);
-        (x.batch_normalised(weight, bias, &stats, eps, true), stats)
+        then: Then<'_>,
+        shared: Option<&SumOverBatch>,
+    ) -> BatchNormed {
+        let [n, channels, len] = self.channel_dims("batch_norm");
+        let x = self.dense();
+        let moments = Tensor::stale(self.device(), [2, channels].into(), DType::F64);
+        cpu::batch_norm::moments(&x, &moments);
+        let count = moments.with_slice_mut(|moments: &mut [f64]| {
+            let (means, squares) = moments.split_at_mut(channels);
+            let count = match shared {
+                None => (n * len) as f64,
+                Some(sum) => pooled((n * len) as f64, means, squares, sum),
+            };
+            squares.iter_mut().for_each(|square| *square /= count);
+            count
+        });
+        let part = |i: usize| {
+            let out = Tensor::stale(self.device(), [channels].into(), self.dtype);
+            moments.with_slice(|moments: &[f64]| out.fill_from(&moments[i * channels..][..channels]));
+            out
+        };
+        let stats = ChannelStats { mean: part(0), variance: part(1) };
+        let out = x.batch_normalised(weight, bias, &stats, eps, then, Some(count), shared);
+        BatchNormed { out, stats, count }
     }
 
     /// As [`Tensor::batch_norm`], with means and variances from elsewhere, which are taken as constants.
@@ -41,20 +111,24 @@ impl Tensor {
         weight: Option<&Tensor>,
         bias: Option<&Tensor>,
         eps: f64,
+        then: Then<'_>,
     ) -> Tensor {
         self.channel_dims("batch_norm");
-        self.contiguous().batch_normalised(weight, bias, stats, eps, false)
+        self.dense().batch_normalised(weight, bias, stats, eps, then, None, None)
     }
 
-    /// `self` is contiguous.
+    /// `self` is dense; `count` is how many values of a channel the statistics are of, if they are the batch's own.
     #[track_caller]
+    #[expect(clippy::too_many_arguments, reason = "the two forms above share it")]
     fn batch_normalised(
         &self,
         weight: Option<&Tensor>,
         bias: Option<&Tensor>,
         stats: &ChannelStats,
         eps: f64,
-        own: bool,
+        then: Then<'_>,
+        count: Option<f64>,
+        shared: Option<&SumOverBatch>,
     ) -> Tensor {
         let channels = self.dims()[1];
         for part in [weight, bias, Some(&stats.mean), Some(&stats.variance)].into_iter().flatten() {
@@ -66,26 +140,41 @@ impl Tensor {
             );
         }
         assert!(weight.is_some() || bias.is_none(), "batch_norm: a bias without a weight");
+        if let Then::AddRelu(plus) = then {
+            self.check_like("batch_norm", plus);
+        }
+        if !matches!(then, Then::Nothing) && !cpu::batch_norm::is_rows(self) {
+            let out = self.batch_normalised(weight, bias, stats, eps, Then::Nothing, count, shared);
+            return match then {
+                Then::AddRelu(plus) => out.add(plus).relu(),
+                _ => out.relu(),
+            };
+        }
         let (weight, bias) = (weight.map(Tensor::contiguous), bias.map(Tensor::contiguous));
-        let out = Tensor::stale(self.device(), *self.shape(), self.dtype);
+        let plus = match then {
+            Then::AddRelu(plus) => Some(plus.arranged(self.dense_order())),
+            _ => None,
+        };
+        let out = self.stale_like();
         let scale = Tensor::stale(self.device(), [channels].into(), self.dtype);
         let mean = stats.mean.contiguous();
+        let relu = !matches!(then, Then::Nothing);
         cpu::batch_norm::normalise(
             [self, &mean, &stats.variance.contiguous()],
             [weight.as_ref(), bias.as_ref()],
             eps,
+            Fused { plus: plus.as_ref(), relu },
             [&out, &scale],
         );
-        let mut inputs = [self, self, self];
-        let n_inputs = 1 + [&weight, &bias]
-            .into_iter()
-            .flatten()
-            .zip(&mut inputs[1..])
-            .map(|(from, to)| *to = from)
-            .count();
-        recorded(out, Op::BatchNorm { own }, &inputs[..n_inputs], |_| {
-            [keep(self), weight.as_ref().and_then(keep), keep(&mean), keep(&scale)]
-        })
+        let inputs = [Some(self), weight.as_ref(), bias.as_ref(), plus.as_ref()];
+        let out = recorded_where(out, Op::BatchNorm { count, relu }, inputs, |out| {
+            let mask = if relu { keep(out) } else { None };
+            [keep(self), weight.as_ref().and_then(keep), keep(&mean), keep(&scale), mask]
+        });
+        if let (Some(node), Some(shared)) = (&out.node, shared) {
+            node.body().shared = Some(shared.clone());
+        }
+        out
     }
 
     /// (N, C, everything else).

@@ -1,20 +1,27 @@
 //! Two-dimensional convolution over (N, C, H, W) images with (O, I / groups, KH, KW) kernels.
 //!
-//! Three ways, chosen by [`Plan::way`]: the general one lays the pixels under each kernel tap out as a matrix and multiplies
-//! ([`lowered`]); the [`direct`] one keeps a few output rows in registers, for few channels; the one by [`taps`] multiplies
-//! whole batches pixel by pixel, for many channels and small images. [`reference`] is the definition written as loops; the
-//! tests hold the others against it.
+//! Four ways, chosen by [`Plan::way`]: the general one lays the pixels under each kernel tap out as a matrix and multiplies
+//! ([`lowered`]); the [`direct`] one keeps a few output rows in registers, for few channels; the one of [`pixels`] sums over
+//! all that a pixel sees, for many channels; the one of [`patches`] leads from few channels to many. The latter two work in
+//! pixel order: [`Plan::orders`]. [`reference`] is the definition written as loops; the tests hold the others against it.
 
 pub(crate) mod direct;
 pub(crate) mod lowered;
+mod patches;
+mod pixels;
 #[cfg(test)]
 mod reference;
-mod taps;
 #[cfg(test)]
 mod tests;
+mod tile;
 
-use crate::dtype::{Float, with_float};
+pub(crate) use pixels::has_channels as has_pixel_channels;
+
+use crate::cpu::lanes::Lanes;
+use crate::cpu::reduce;
+use crate::dtype::with_float;
 use crate::op::Conv2dOptions;
+use crate::shape::{Geometry, Order};
 use crate::tensor::Tensor;
 
 /// All sizes of one convolution.
@@ -49,8 +56,18 @@ impl Plan {
     fn way(&self) -> Way {
         match self {
             _ if direct::takes(self) => Way::Direct,
-            _ if taps::takes(self) => Way::Taps,
+            _ if pixels::takes(self) => Way::Pixels,
+            _ if patches::takes(self) => Way::Patches,
             _ => Way::Lowered,
+        }
+    }
+
+    /// The orders in which the kernels want images, kernels and outputs to lie.
+    pub(crate) fn orders(&self) -> [Order; 3] {
+        match self.way() {
+            Way::Direct | Way::Lowered => [Order::RowMajor; 3],
+            Way::Pixels => [Order::Pixels; 3],
+            Way::Patches => [Order::RowMajor, Order::RowMajor, Order::Pixels],
         }
     }
 }
@@ -58,22 +75,25 @@ impl Plan {
 /// How a convolution is computed.
 enum Way {
     Direct,
-    Taps,
+    Pixels,
+    Patches,
     Lowered,
 }
 
-/// `out = x * w + b`.
+/// `out = x * w + b`; all lie as [`Plan::orders`] says, here and below.
 pub(crate) fn forward(x: &Tensor, w: &Tensor, b: Option<&Tensor>, plan: Plan, out: &Tensor) {
+    let _timer = out.device().time("convolution");
     with_float!(x.dtype, "conv2d", T => forward_as::<T>(x, w, b, plan, out));
 }
 
-fn forward_as<T: Float>(x: &Tensor, w: &Tensor, b: Option<&Tensor>, plan: Plan, out: &Tensor) {
-    let (x, w) = (x.read_contiguous::<T>("conv2d"), w.read_contiguous::<T>("conv2d"));
+fn forward_as<T: Lanes>(x: &Tensor, w: &Tensor, b: Option<&Tensor>, plan: Plan, out: &Tensor) {
+    let (x, w) = (x.read_dense::<T>(), w.read_dense::<T>());
     let b = b.map(|b| b.read_contiguous::<T>("conv2d"));
     let mut o = out.write_whole::<T>();
     let kernel = match plan.way() {
         Way::Direct => direct::forward,
-        Way::Taps => taps::forward,
+        Way::Pixels => pixels::forward,
+        Way::Patches => patches::forward,
         Way::Lowered => lowered::forward,
     };
     kernel(out.device(), &x, &w, b.as_deref(), plan, &mut o);
@@ -81,13 +101,16 @@ fn forward_as<T: Float>(x: &Tensor, w: &Tensor, b: Option<&Tensor>, plan: Plan, 
 
 /// `out =` the gradient with respect to the images.
 pub(crate) fn image_gradient(grad: &Tensor, w: &Tensor, plan: Plan, out: &Tensor) {
+    let _timer = out.device().time("convolution, gradient of images");
+    // Few channels are a network's input, whose gradient is seldom asked for: no kernel for that.
+    let grad = if matches!(plan.way(), Way::Patches) { &grad.contiguous() } else { grad };
     with_float!(out.dtype, "conv2d", T => {
-        let (g, w) = (grad.read_contiguous::<T>("conv2d"), w.read_contiguous::<T>("conv2d"));
+        let (g, w) = (grad.read_dense::<T>(), w.read_dense::<T>());
         let mut o = out.write_whole::<T>();
         let kernel = match plan.way() {
             Way::Direct => direct::image_gradient,
-            Way::Taps => taps::image_gradient,
-            Way::Lowered => lowered::image_gradient,
+            Way::Pixels => pixels::image_gradient,
+            Way::Patches | Way::Lowered => lowered::image_gradient,
         };
         kernel(out.device(), &g, &w, plan, &mut o);
     });
@@ -95,12 +118,14 @@ pub(crate) fn image_gradient(grad: &Tensor, w: &Tensor, plan: Plan, out: &Tensor
 
 /// `out =` the gradient with respect to the kernels.
 pub(crate) fn kernel_gradient(x: &Tensor, grad: &Tensor, plan: Plan, out: &Tensor) {
+    let _timer = out.device().time("convolution, gradient of kernels");
     with_float!(out.dtype, "conv2d", T => {
-        let (x, g) = (x.read_contiguous::<T>("conv2d"), grad.read_contiguous::<T>("conv2d"));
+        let (x, g) = (x.read_dense::<T>(), grad.read_dense::<T>());
         let mut o = out.write_whole::<T>();
         let kernel = match plan.way() {
             Way::Direct => direct::kernel_gradient,
-            Way::Taps => taps::kernel_gradient,
+            Way::Pixels => pixels::kernel_gradient,
+            Way::Patches => patches::kernel_gradient,
             Way::Lowered => lowered::kernel_gradient,
         };
         kernel(out.device(), &x, &g, plan, &mut o);
@@ -109,6 +134,11 @@ pub(crate) fn kernel_gradient(x: &Tensor, grad: &Tensor, plan: Plan, out: &Tenso
 
 /// `out =` the gradient with respect to the bias: the sum over images and pixels.
 pub(crate) fn bias_gradient(grad: &Tensor, plan: Plan, out: &Tensor) {
+    let _timer = out.device().time("convolution, gradient of bias");
+    if plan.orders()[2] == Order::Pixels {
+        let rows = grad.seen_as(Geometry::row_major([plan.oh * plan.ow * plan.n, plan.o].into()));
+        return reduce::sum(&rows, &out.reshape([1, plan.o]));
+    }
     with_float!(out.dtype, "conv2d", T => {
         let g = grad.read_contiguous::<T>("conv2d");
         let mut o = out.write_whole::<T>();
@@ -120,7 +150,7 @@ pub(crate) fn bias_gradient(grad: &Tensor, plan: Plan, out: &Tensor) {
                 sums.fill(0.0);
                 for image in g.chunks_exact(plan.out_image().max(1)) {
                     for (sum, plane) in sums.iter_mut().zip(image[part.start * area..part.end * area].chunks_exact(area.max(1))) {
-                        *sum += crate::cpu::reduce::sum_row(plane);
+                        *sum += reduce::sum_row(plane);
                     }
                 }
                 o[part].iter_mut().zip(&sums).for_each(|(o, &sum)| *o = T::from_f64(sum));

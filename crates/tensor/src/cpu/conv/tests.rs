@@ -1,6 +1,6 @@
 //! All fast ways of convolution against the loops of [`super::reference`].
 
-use super::{Plan, direct, lowered, reference, taps};
+use super::{Plan, direct, lowered, patches, pixels, reference};
 use crate::device::Device;
 use crate::op::Conv2dOptions;
 use crate::ops::convolution::conv_plan;
@@ -20,6 +20,13 @@ fn close(got: &[f64], want: &[f64], what: &str, p: &Plan) {
     for (i, (g, w)) in got.iter().zip(want).enumerate() {
         assert!((g - w).abs() < TOLERANCE, "{what}, element {i}: {g}, by the definition {w}; {p:?}");
     }
+}
+
+/// The same numbers in pixel order.
+fn in_pixels(values: &[f64], [n, c, h, w]: [usize; 4]) -> Vec<f64> {
+    let rows = (0..h * w).flat_map(|pixel| (0..n).map(move |sample| (pixel, sample)));
+    rows.flat_map(|(pixel, sample)| (0..c).map(move |channel| values[(sample * c + channel) * h * w + pixel]))
+        .collect()
 }
 
 fn check(x: [usize; 4], w: [usize; 4], options: Conv2dOptions) {
@@ -49,35 +56,51 @@ fn check(x: [usize; 4], w: [usize; 4], options: Conv2dOptions) {
             close(&to_image, &want.1, "direct image gradient", &p);
             close(&to_kernel, &want.2, "direct kernel gradient", &p);
         }
-        if taps::takes(&p) {
-            taps::forward(device, &image, &kernel, Some(&bias), p, &mut out);
-            taps::image_gradient(device, &grad, &kernel, p, &mut to_image);
-            taps::kernel_gradient(device, &image, &grad, p, &mut to_kernel);
-            close(&out, &want.0, "forward by taps", &p);
-            close(&to_image, &want.1, "image gradient by taps", &p);
-            close(&to_kernel, &want.2, "kernel gradient by taps", &p);
+        let output = [p.n, p.o, p.oh, p.ow];
+        if pixels::takes(&p) {
+            let (image, kernel, grad) =
+                (in_pixels(&image, x), in_pixels(&kernel, w), in_pixels(&grad, output));
+            pixels::forward(device, &image, &kernel, Some(&bias), p, &mut out);
+            pixels::image_gradient(device, &grad, &kernel, p, &mut to_image);
+            pixels::kernel_gradient(device, &image, &grad, p, &mut to_kernel);
+            close(&out, &in_pixels(&want.0, output), "forward by pixels", &p);
+            close(&to_image, &in_pixels(&want.1, x), "image gradient by pixels", &p);
+            close(&to_kernel, &in_pixels(&want.2, w), "kernel gradient by pixels", &p);
+        }
+        if patches::takes(&p) {
+            patches::forward(device, &image, &kernel, Some(&bias), p, &mut out);
+            patches::kernel_gradient(device, &image, &in_pixels(&grad, output), p, &mut to_kernel);
+            close(&out, &in_pixels(&want.0, output), "forward by patches", &p);
+            close(&to_kernel, &want.2, "kernel gradient by patches", &p);
         }
     }
 }
 
 #[test]
-fn taps_agree_with_the_definition() {
+fn pixels_and_patches_agree_with_the_definition() {
     let plain = Conv2dOptions::default();
     let same = Conv2dOptions { padding: [1, 1], ..plain };
     let half = Conv2dOptions { stride: [2, 2], padding: [1, 1], ..plain };
+    let skew = Conv2dOptions { dilation: [2, 1], padding: [0, 2], stride: [1, 2], ..plain };
+    // Samples around the rows of a tile, channels around its columns, images smaller than the kernels.
     for (n, c, o, h, w, options) in [
         (8, 16, 64, 4, 4, same),
-        (9, 64, 33, 1, 1, same),
-        (8, 20, 128, 2, 3, same),
-        (8, 16, 17, 5, 7, half),
-        (8, 17, 16, 2, 2, half),
-        (10, 16, 16, 6, 5, Conv2dOptions { dilation: [2, 1], padding: [0, 2], stride: [1, 2], ..plain }),
+        (9, 64, 48, 1, 1, same),
+        (4, 32, 128, 2, 3, same),
+        (7, 16, 16, 5, 7, half),
+        (17, 80, 16, 2, 2, half),
+        (10, 16, 32, 6, 5, skew),
+        (5, 3, 16, 6, 5, skew),
+        (1, 1, 64, 9, 4, same),
+        (3, 15, 48, 8, 8, half),
     ] {
         check([n, c, h, w], [o, c, 3, 3], options);
     }
     check([8, 32, 3, 3], [64, 32, 1, 1], plain);
     check([8, 16, 5, 5], [16, 16, 1, 1], Conv2dOptions { stride: [2, 2], ..plain });
     check([8, 16, 6, 4], [16, 16, 2, 3], plain);
+    check([2, 3, 20, 17], [16, 3, 7, 7], Conv2dOptions { stride: [2, 2], padding: [3, 3], ..plain });
+    check([300, 16, 9, 9], [16, 16, 3, 3], same);
 }
 
 #[test]

@@ -1,0 +1,161 @@
+//! Batch normalisation, forward and backward, over tensors that are dense in either order: images in pixel order are [`rows`]
+//! of channels, row-major ones are [`planes`] of pixels. Statistics and sums over a batch are in double precision.
+
+mod planes;
+mod rows;
+
+use crate::dtype::{Float, with_float};
+use crate::shape::Order;
+use crate::tensor::Tensor;
+
+/// Whether `x` is rows of channels, which can take in what follows the normalisation.
+pub(crate) fn is_rows(x: &Tensor) -> bool {
+    let dims = x.dims();
+    dims[2..].iter().all(|&size| size == 1) || x.geometry.lies_in(Order::Pixels)
+}
+
+/// Both rows of a (2, C) tensor of doubles.
+macro_rules! halves {
+    ($tensor:expr => $guard:ident, $halves:ident) => {
+        let mut $guard = $tensor.write_whole::<f64>();
+        let middle = $guard.len() / 2;
+        let $halves: [&mut [f64]; 2] = $guard.split_at_mut(middle).into();
+    };
+}
+
+/// `moments` (2, C) = each channel's mean, and its sum of squared distances from the mean.
+pub(crate) fn moments(x: &Tensor, moments: &Tensor) {
+    let _timer = x.device().time("batch norm, statistics");
+    halves!(moments => guard, halves);
+    with_float!(x.dtype, "batch_norm", T => {
+        if is_rows(x) {
+            rows::moments(x.device(), &x.read_dense::<T>(), x.dims()[1], halves);
+        } else {
+            planes::moments::<T>(x, halves);
+        }
+    });
+}
+
+/// What follows a normalisation in the same pass; for rows only.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Fused<'a> {
+    /// Added to the result, before anything is cut off; lies as the result does.
+    pub(crate) plus: Option<&'a Tensor>,
+    /// Whether what is below zero becomes zero.
+    pub(crate) relu: bool,
+}
+
+/// `out = (x - mean) scale weight + bias` with `scale = 1 / sqrt(variance + eps)`, which is kept.
+pub(crate) fn normalise(
+    [x, mean, variance]: [&Tensor; 3],
+    [weight, bias]: [Option<&Tensor>; 2],
+    eps: f64,
+    fused: Fused<'_>,
+    [out, scale]: [&Tensor; 2],
+) {
+    let _timer = x.device().time("batch norm");
+    let channels = mean.count();
+    let factors = Tensor::stale(x.device(), [2, channels].into(), x.dtype);
+    with_float!(x.dtype, "batch_norm", T => {
+        let (vm, vv) = (mean.read_contiguous::<T>("batch_norm"), variance.read_contiguous::<T>("batch_norm"));
+        let mut vs = scale.write_whole::<T>();
+        for (s, v) in vs.iter_mut().zip(vv.iter()) {
+            *s = T::from_f64(1.0 / (v.to_f64() + eps).sqrt());
+        }
+        let mut factors = factors.write_whole::<T>();
+        let (mul, add) = factors.split_at_mut(channels);
+        times(&vs, weight, mul);
+        match bias {
+            Some(bias) => add.copy_from_slice(&bias.read_contiguous::<T>("batch_norm")),
+            None => add.fill(T::ZERO),
+        }
+        let factors = [&*vm, &*mul, &*add];
+        if is_rows(x) {
+            let plus = fused.plus.map(Tensor::read_dense::<T>);
+            let mut vo = out.write_whole::<T>();
+            rows::normalise(x.device(), &x.read_dense::<T>(), factors, plus.as_deref(), fused.relu, &mut vo);
+        } else {
+            planes::normalise::<T>(x, factors, out);
+        }
+    });
+}
+
+/// `mul = scale weight`.
+fn times<T: Float>(scale: &[T], weight: Option<&Tensor>, mul: &mut [T]) {
+    mul.copy_from_slice(scale);
+    if let Some(weight) = weight {
+        let weight = weight.read_contiguous::<T>("batch_norm");
+        mul.iter_mut().zip(weight.iter()).for_each(|(mul, &weight)| *mul *= weight);
+    }
+}
+
+/// `sums` (2, C) = each channel's sum of grad, and of grad (x - mean). With `mask`, the output of a fused ReLU, only where that
+/// is above zero.
+pub(crate) fn sums([x, mean]: [&Tensor; 2], grad: &Tensor, mask: Option<&Tensor>, sums: &Tensor) {
+    let _timer = x.device().time("batch norm, sums of gradients");
+    halves!(sums => guard, halves);
+    with_float!(x.dtype, "batch_norm", T => {
+        let mean = mean.read_contiguous::<T>("batch_norm");
+        if is_rows(x) {
+            let mask = mask.map(Tensor::read_dense::<T>);
+            let values = [&*x.read_dense::<T>(), &*grad.read_dense::<T>()];
+            rows::sums(x.device(), values, mask.as_deref(), &mean, halves);
+        } else {
+            planes::sums::<T>(x, grad, &mean, halves);
+        }
+    });
+}
+
+/// The gradients of the bias and of the weight, from the sums of [`sums`].
+pub(crate) fn channel_gradients(sums: &Tensor, scale: &Tensor, [bias, weight]: [&Tensor; 2]) {
+    halves!(sums => guard, halves);
+    with_float!(scale.dtype, "batch_norm", T => {
+        let scale = scale.read_contiguous::<T>("batch_norm");
+        let [sum_g, sum_gx] = halves;
+        bias.write_whole::<T>().iter_mut().zip(sum_g).for_each(|(b, &mut g)| *b = T::from_f64(g));
+        let pairs = sum_gx.iter().zip(scale.iter());
+        weight.write_whole::<T>().iter_mut().zip(pairs).for_each(|(w, (&gx, s))| *w = T::from_f64(gx * s.to_f64()));
+    });
+}
+
+/// `out =` the gradient of the input. With u = (x - mean) scale it is weight scale (grad - mean(grad) - u mean(grad u)) where
+/// mean and scale are those of a batch of `count` values a channel, over which [`sums`] were taken; else weight scale grad.
+pub(crate) fn input_gradient(
+    [x, mean, scale]: [&Tensor; 3],
+    weight: Option<&Tensor>,
+    grad: &Tensor,
+    mask: Option<&Tensor>,
+    batch: Option<(&Tensor, f64)>,
+    out: &Tensor,
+) {
+    let _timer = x.device().time("batch norm, gradient of input");
+    let channels = mean.count();
+    let factors = Tensor::stale(x.device(), [3, channels].into(), x.dtype);
+    with_float!(x.dtype, "batch_norm", T => {
+        let (mean, scale) = (mean.read_contiguous::<T>("batch_norm"), scale.read_contiguous::<T>("batch_norm"));
+        let mut factors = factors.write_whole::<T>();
+        let (mul, rest) = factors.split_at_mut(channels);
+        let (mean_g, slope) = rest.split_at_mut(channels);
+        times(&scale, weight, mul);
+        match batch {
+            None => rest.fill(T::ZERO),
+            Some((sums, count)) => {
+                halves!(sums => guard, halves);
+                let [sum_g, sum_gx] = halves;
+                mean_g.iter_mut().zip(sum_g).for_each(|(mean, &mut sum)| *mean = T::from_f64(sum / count));
+                for ((slope, &mut sum), scale) in slope.iter_mut().zip(sum_gx).zip(scale.iter()) {
+                    *slope = T::from_f64(sum / count * scale.to_f64() * scale.to_f64());
+                }
+            }
+        }
+        let (mean_g, slope) = rest.split_at(channels);
+        let factors = [&*mean, &*mul, mean_g, slope];
+        if is_rows(x) {
+            let mask = mask.map(Tensor::read_dense::<T>);
+            let values = [&*x.read_dense::<T>(), &*grad.read_dense::<T>()];
+            rows::input_gradient(x.device(), values, mask.as_deref(), factors, &mut out.write_whole::<T>());
+        } else {
+            planes::input_gradient::<T>(x, grad, factors, out);
+        }
+    });
+}

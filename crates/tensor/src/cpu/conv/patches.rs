@@ -1,0 +1,260 @@
+//! Convolution from few channels to many, as the first layer of a network of images: what a pixel of the output sees, all taps
+//! of all input channels, is first gathered into a patch, a row of I KH KW numbers. The patches of a few pixels, all samples of
+//! each, then meet the kernels in the tiles of [`super::tile`]. Images lie row-major, as they come from a loader; outputs in
+//! pixel order.
+
+use super::Plan;
+use super::tile::{Tile, add_columns, add_rows, wide};
+use crate::cpu::copy::transpose;
+use crate::cpu::lanes::{Lanes, MOST_LANES};
+use crate::device::Device;
+use crate::dtype::Float;
+use crate::storage::Storage;
+use pulp::{Simd, WithSimd};
+use std::ops::Range;
+
+/// Images of more channels than this come from a layer that leaves them in pixel order.
+const MAX_CHANNELS: usize = 15;
+/// Longer patches make a matrix that is large enough by itself.
+const MAX_PATCH: usize = 1024;
+/// Numbers of patches that are gathered at once: they stay in the second cache.
+const BLOCK: usize = 1 << 15;
+/// The output pixels fall into this many runs for the kernel gradient, each summed on its own and then together in order, so
+/// that the result doesn't depend on the number of threads.
+const RUNS: usize = 8;
+
+/// Whether these kernels take a convolution.
+pub(super) fn takes(p: &Plan) -> bool {
+    p.options.groups == 1
+        && p.c <= MAX_CHANNELS
+        && p.o.is_multiple_of(MOST_LANES)
+        && p.c * p.kh * p.kw <= MAX_PATCH
+}
+
+/// Numbers of a patch.
+fn depth(p: &Plan) -> usize {
+    p.c * p.kh * p.kw
+}
+
+/// Numbers of a patch and the zeros after it, so that tiles of the kernel gradient are full.
+fn padded(p: &Plan) -> usize {
+    depth(p).next_multiple_of(8)
+}
+
+/// Fills `patches`, rows of [`padded`] numbers, with those of the rows of the output from `first` on.
+#[inline(always)]
+fn gather<T: Float>(x: &[T], p: &Plan, first: usize, patches: &mut [T]) {
+    let ([sy, sx], [py, px], [dy, dx]) = (p.options.stride, p.options.padding, p.options.dilation);
+    for (i, patch) in patches.chunks_exact_mut(padded(p)).enumerate() {
+        let (pixel, sample) = ((first + i) / p.n, (first + i) % p.n);
+        let (top, left) = (pixel / p.ow * sy, pixel % p.ow * sx);
+        let image = &x[sample * p.image()..][..p.image()];
+        // The taps whose column lies in the image.
+        let from = px.saturating_sub(left).div_ceil(dx).min(p.kw);
+        let to = (p.w + px).saturating_sub(left).div_ceil(dx).clamp(from, p.kw);
+        let mut lines = patch.chunks_exact_mut(p.kw);
+        for plane in image.chunks_exact(p.h * p.w) {
+            for (ky, line) in (0..p.kh).zip(&mut lines) {
+                let row = (top + ky * dy).checked_sub(py).filter(|&row| row < p.h);
+                let Some(row) = row.filter(|_| from < to) else {
+                    line.fill(T::ZERO);
+                    continue;
+                };
+                let seen = &plane[row * p.w + left + from * dx - px..];
+                if to - from == p.kw && dx == 1 {
+                    // The usual case, in the usual widths: a copy of known length is a move or two.
+                    match p.kw {
+                        7 => line[..7].copy_from_slice(&seen[..7]),
+                        5 => line[..5].copy_from_slice(&seen[..5]),
+                        3 => line[..3].copy_from_slice(&seen[..3]),
+                        _ => line.copy_from_slice(&seen[..line.len()]),
+                    }
+                } else {
+                    line.fill(T::ZERO);
+                    line[from..to].iter_mut().zip(seen.iter().step_by(dx)).for_each(|(to, &from)| *to = from);
+                }
+            }
+        }
+        patch[depth(p)..].fill(T::ZERO);
+    }
+}
+
+/// Rows of patches that are gathered at once.
+fn block_rows(p: &Plan) -> usize {
+    (BLOCK / padded(p)).next_multiple_of(8)
+}
+
+/// Rows of the output.
+struct Forward<'a, T> {
+    plan: &'a Plan,
+    x: &'a [T],
+    /// (patch, O)
+    weights: &'a [T],
+    bias: Option<&'a [T]>,
+    patches: &'a mut [T],
+    first: usize,
+    out: &'a mut [T],
+}
+
+impl<T: Lanes> WithSimd for Forward<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(mut self, simd: S) {
+        gather(self.x, self.plan, self.first, self.patches);
+        let width = self.plan.o;
+        let mut column = 0;
+        while column < width {
+            let vectors = wide::<T, S>(width - column);
+            match (S::REGISTER_COUNT >= 32, vectors) {
+                (true, 2) => self.panel::<S, 8, 2>(simd, column),
+                (true, _) => self.panel::<S, 8, 1>(simd, column),
+                (false, 2) => self.panel::<S, 4, 2>(simd, column),
+                (false, _) => self.panel::<S, 4, 1>(simd, column),
+            }
+            column += vectors * T::lanes::<S>();
+        }
+    }
+}
+
+impl<T: Lanes> Forward<'_, T> {
+    #[inline(always)]
+    fn panel<S: Simd, const R: usize, const V: usize>(&mut self, simd: S, column: usize) {
+        let (width, depth, columns) = (self.plan.o, depth(self.plan), V * T::lanes::<S>());
+        let panel = &self.weights[depth * column..][..depth * columns];
+        let mut start = [T::splat(simd, T::ZERO); V];
+        if let Some(bias) = self.bias {
+            start.copy_from_slice(&T::vectors::<S>(&bias[column..][..columns])[..V]);
+        }
+        let rows = self.out.len() / width;
+        for row in (0..rows).step_by(R) {
+            // A short last tile computes its last row again.
+            let height = R.min(rows - row);
+            let starts = std::array::from_fn(|i| (row + i.min(height - 1)) * padded(self.plan));
+            let mut sums: Tile<T, S, R, V> = [start; R];
+            add_rows(simd, &mut sums, (self.patches, starts), (panel, columns), depth);
+            for (i, sums) in sums.iter().enumerate().take(height) {
+                let to = &mut self.out[(row + i) * width + column..][..columns];
+                T::vectors_mut::<S>(to)[..V].copy_from_slice(sums);
+            }
+        }
+    }
+}
+
+/// Kernels (O, patch) in panels: (panel, patch, columns of the panel).
+fn pack<T: Lanes>(device: &Device, w: &[T], p: &Plan, panels: &mut [T]) {
+    let columns = super::pixels::columns::<T>(device);
+    let depth = depth(p);
+    device.arch().dispatch(|| {
+        for (i, panel) in panels.chunks_mut(columns * depth).enumerate() {
+            let columns = panel.len() / depth;
+            transpose(
+                &w[i * super::pixels::columns::<T>(device) * depth..],
+                depth,
+                [columns, depth],
+                panel,
+                |at| at * columns,
+            );
+        }
+    });
+}
+
+/// `x` is (N, C, H, W), `w` (O, C, KH, KW), `out` (OH OW, N, O).
+pub(super) fn forward<T: Lanes>(device: &Device, x: &[T], w: &[T], b: Option<&[T]>, p: Plan, out: &mut [T]) {
+    let _timer = device.time("convolution by patches");
+    let room = Storage::stale(device, size_of_val(w));
+    pack(device, w, &p, &mut room.write::<T>()[..w.len()]);
+    let packed = room.read::<T>();
+    let rows = block_rows(&p);
+    device.for_chunks(out, rows * p.o, |i, out| {
+        let size = out.len() / p.o * padded(&p);
+        let room = Storage::stale(device, size * size_of::<T>());
+        let patches = &mut room.write::<T>()[..size];
+        let weights = &packed[..w.len()];
+        device.arch().dispatch(Forward { plan: &p, x, weights, bias: b, patches, first: i * rows, out });
+    });
+}
+
+/// The kernel gradient over a run of rows of the output.
+struct Gradient<'a, T> {
+    plan: &'a Plan,
+    x: &'a [T],
+    grads: &'a [T],
+    rows: Range<usize>,
+    patches: &'a mut [T],
+    /// (padded patch, O)
+    sums: &'a mut [T],
+}
+
+impl<T: Lanes> WithSimd for Gradient<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(mut self, simd: S) {
+        self.sums.fill(T::ZERO);
+        let (width, some) = (self.plan.o, block_rows(self.plan));
+        for first in self.rows.clone().step_by(some) {
+            let rows = some.min(self.rows.end - first);
+            gather(self.x, self.plan, first, &mut self.patches[..rows * padded(self.plan)]);
+            let mut column = 0;
+            while column < width {
+                let vectors = wide::<T, S>(width - column);
+                match (S::REGISTER_COUNT >= 32, vectors) {
+                    (true, 2) => self.panel::<S, 8, 2>(simd, first, rows, column),
+                    (true, _) => self.panel::<S, 8, 1>(simd, first, rows, column),
+                    (false, 2) => self.panel::<S, 4, 2>(simd, first, rows, column),
+                    (false, _) => self.panel::<S, 4, 1>(simd, first, rows, column),
+                }
+                column += vectors * T::lanes::<S>();
+            }
+        }
+    }
+}
+
+impl<T: Lanes> Gradient<'_, T> {
+    #[inline(always)]
+    fn panel<S: Simd, const R: usize, const V: usize>(
+        &mut self,
+        simd: S,
+        first: usize,
+        rows: usize,
+        column: usize,
+    ) {
+        let (width, columns) = (self.plan.o, V * T::lanes::<S>());
+        for (i, sums) in self.sums.chunks_exact_mut(R * width).enumerate() {
+            let mut tile: Tile<T, S, R, V> = [[T::splat(simd, T::ZERO); V]; R];
+            for (tile, sums) in tile.iter_mut().zip(sums.chunks_exact(width)) {
+                tile.copy_from_slice(&T::vectors::<S>(&sums[column..][..columns])[..V]);
+            }
+            let (patches, grads) = (&self.patches[i * R..], &self.grads[first * width + column..]);
+            add_columns(simd, &mut tile, (patches, padded(self.plan)), (grads, width), rows);
+            for (tile, sums) in tile.iter().zip(sums.chunks_exact_mut(width)) {
+                T::vectors_mut::<S>(&mut sums[column..][..columns])[..V].copy_from_slice(tile);
+            }
+        }
+    }
+}
+
+/// `x` is (N, C, H, W), `g` (OH OW, N, O), `out` (O, C, KH, KW).
+pub(super) fn kernel_gradient<T: Lanes>(device: &Device, x: &[T], g: &[T], p: Plan, out: &mut [T]) {
+    let _timer = device.time("convolution by patches, gradient");
+    let (rows, size) = (p.oh * p.ow * p.n, padded(&p) * p.o);
+    let per_run = rows.div_ceil(RUNS).max(1);
+    let room = Storage::stale(device, rows.div_ceil(per_run) * size * size_of::<T>());
+    let mut sums = room.write::<T>();
+    let sums = &mut sums[..rows.div_ceil(per_run) * size];
+    device.for_chunks(sums, size, |run, sums| {
+        let size = block_rows(&p) * padded(&p);
+        let room = Storage::stale(device, size * size_of::<T>());
+        let patches = &mut room.write::<T>()[..size];
+        let rows = run * per_run..((run + 1) * per_run).min(rows);
+        device.arch().dispatch(Gradient { plan: &p, x, grads: g, rows, patches, sums });
+    });
+    device.arch().dispatch(|| {
+        let (total, others) = sums.split_at_mut(size);
+        for run in others.chunks_exact(size) {
+            total.iter_mut().zip(run).for_each(|(total, &sum)| *total += sum);
+        }
+        transpose(total, p.o, [depth(&p), p.o], out, |o| o * depth(&p));
+    });
+}
