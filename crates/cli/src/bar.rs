@@ -86,7 +86,7 @@ impl Observer for TrainBar {
                     }
                 }
             }
-            Event::Epoch { epoch, seconds, samples_per_s, test_loss, test_accuracy, skipped } => {
+            Event::Epoch { epoch, seconds, samples_per_s, test_loss, test_accuracy, test_top5, skipped } => {
                 self.last_samples = None;
                 let mut line = format!("epoch {epoch}: {seconds:.2} s, {samples_per_s:.0} samples/s");
                 if let Some(loss) = test_loss {
@@ -94,6 +94,9 @@ impl Observer for TrainBar {
                 }
                 if let Some(accuracy) = test_accuracy {
                     line += &format!(", test accuracy {:.2}%", 100.0 * accuracy);
+                }
+                if let Some(top5) = test_top5 {
+                    line += &format!(" (top five {:.2}%)", 100.0 * top5);
                 }
                 if *skipped > 0 {
                     line += &format!(", {skipped} bad images replaced");

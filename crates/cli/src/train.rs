@@ -109,7 +109,14 @@ fn train_as(worker: &Worker, args: &TrainArgs, recipe: &Recipe, env: &WorkerEnv)
     let mut model = recipe.model()?;
     let parameters = Parameters::build(&mut model, worker.device(), recipe.train.seed);
     if let Some(init) = &args.init {
-        initial(init, recipe, &parameters)?;
+        let fresh = initial(init, recipe, &parameters)?;
+        if worker.is_first() && !fresh.is_empty() {
+            say(format_args!(
+                "{}: all its weights but {}, which start anew",
+                init.display(),
+                fresh.join(" and ")
+            ));
+        }
     }
     let run_dir = if worker.is_first() { Some(run_dir(args, recipe, env)?) } else { None };
     let events = |path: PathBuf| EventsFile::open(&path).map_err(|source| Error::Io { path, source });
@@ -196,12 +203,24 @@ fn unnamed_out(args: &TrainArgs, recipe: &Recipe, run_id: &str) -> PathBuf {
     })
 }
 
-/// Takes the values of `parameters` from a file.
-fn initial(path: &Path, recipe: &Recipe, parameters: &Parameters) -> Result<(), Error> {
+/// Takes the values of `parameters` from a file, the head's only if it fits where the recipe says what head there is to be;
+/// gives the names of what was left as it was.
+fn initial(path: &Path, recipe: &Recipe, parameters: &Parameters) -> Result<Vec<String>, Error> {
     let weights = Weights::read(path)?;
     let ignored = recipe.trainer()?.on_nan == OnNan::Ignore;
     if let Some(place) = weights.first_not_finite().filter(|_| !ignored) {
         return Err(Error::SpoiltWeights { path: path.to_owned(), place });
     }
-    parameters.load(&weights).map_err(|mismatch| Error::Mismatch { path: path.to_owned(), mismatch })
+    let loaded = match recipe.model.head {
+        Some(_) => parameters.load_but_head(&weights),
+        None => parameters.load(&weights).map(|()| Vec::new()),
+    };
+    loaded.map_err(|mismatch| {
+        let path = path.to_owned();
+        let new_head = recipe.model_takes_head() && parameters.concerns_head_alone(&mismatch);
+        match mismatch.misshaped.first().map(|(_, _, shape)| shape.dims()[0]) {
+            Some(outputs) if new_head => Error::OtherHead { path, mismatch, outputs },
+            _ => Error::Mismatch { path, mismatch },
+        }
+    })
 }

@@ -1,6 +1,9 @@
 //! `phalanx train` on colour images: files of the form of CIFAR-10 that hold patterns a network can learn, and folders.
 
 use phalanx::data::{CifarSet, write_synthetic_cifar};
+use phalanx::nn::models::{ResNet, ResNetDepth, ResNetStem};
+use phalanx::nn::{Parameters, Weights};
+use phalanx::tensor::Device;
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
@@ -95,4 +98,31 @@ fn folders_of_images_are_trained_on_and_bad_ones_counted() {
     let events = self::events(&train("2", &["--skip-bad", "--epochs", "1"]));
     let epoch = events.iter().find(|e| e["event"] == "epoch").unwrap();
     assert_eq!(epoch["skipped"], 1, "{epoch}");
+}
+
+#[test]
+fn a_trained_network_gets_a_new_head() {
+    let folder = tempfile::tempdir().unwrap();
+    images(folder.path());
+    let mut imagenet = ResNet::new(ResNetDepth::D18, ResNetStem::Imagenet, 1000);
+    let weights = Parameters::build(&mut imagenet, &Device::cpu(1), 7).to_weights();
+    weights.save(&folder.path().join("resnet18.safetensors")).unwrap();
+    let args =
+        "cifar10-resnet18 --data . --steps 1 --batch-size 4 --nproc-per-node 2 --init resnet18.safetensors";
+    let args: Vec<&str> = args.split(' ').chain(["--set", "optimizer.lr=0"]).collect();
+    let out = train(folder.path(), &args);
+    let message = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert_eq!(out.status.code(), Some(1), "{message}");
+    for part in ["fc.weight is [1000, 512] in the file and [10, 512] in the model", "--set model.head=10"] {
+        assert!(message.contains(part), "{message}");
+    }
+    let out = train(folder.path(), &[&args[..], &["--set", "model.head=10"]].concat());
+    let message = String::from_utf8_lossy(&out.stderr).into_owned();
+    let told = "resnet18.safetensors: all its weights but fc.weight and fc.bias, which start anew";
+    assert_eq!(message.matches(told).count(), 1, "{message}");
+    events(&out);
+    // With a learning rate of 0 the first step leaves all as it was.
+    let saved = Weights::read(&folder.path().join("run/model.safetensors")).unwrap();
+    assert_eq!(saved.get("layer4.1.conv2.weight"), weights.get("layer4.1.conv2.weight"));
+    assert_eq!(saved.get("fc.weight").unwrap().0.dims(), [10, 512]);
 }

@@ -44,6 +44,8 @@ fn two_workers_learn_the_digits_and_save_what_they_learned() {
     let last = events.last().unwrap();
     assert_eq!(last["event"], "done");
     assert!(last["test_accuracy"].as_f64().unwrap() > 0.85, "{last}");
+    let epoch = events.iter().rfind(|e| e["event"] == "epoch").unwrap();
+    assert!(epoch["test_top5"].as_f64().unwrap() > epoch["test_accuracy"].as_f64().unwrap(), "{epoch}");
     let step = events.iter().rfind(|e| e["event"] == "step").unwrap();
     assert_eq!((step["world_size"].as_u64(), step["samples"].as_u64()), (Some(2), Some(10_000)));
     assert!(["step", "epoch", "loss", "ms"].iter().all(|key| step[key].is_number()), "{step}");

@@ -46,6 +46,8 @@ mod schedule;
 mod pth;
 mod weights;
 
+mod head;
+
 pub use average::Average;
 pub use finite::NotFinite;
 pub use layers::activation::{Gelu, LogSoftmax, Relu, Sigmoid, Tanh};

@@ -158,14 +158,19 @@ impl Parameters {
     /// Takes the values of those parameters and buffers that `weights` has under their name with their shape, as when a
     /// trained body gets a new head; says what was left out.
     pub fn load_matching(&self, weights: &Weights) -> Mismatch {
-        for (name, tensor) in self.tensors() {
+        self.load_where(weights, |_| true);
+        self.compare(weights)
+    }
+
+    /// Takes those values that fit from those arrays that `wanted` picks.
+    pub(crate) fn load_where(&self, weights: &Weights, wanted: impl Fn(&str) -> bool) {
+        for (name, tensor) in self.tensors().filter(|(name, _)| wanted(name)) {
             if let Some((shape, values)) = weights.get(name)
                 && shape == tensor.shape()
             {
                 tensor.copy_from(&Tensor::from_slice(tensor.device(), values, shape));
             }
         }
-        self.compare(weights)
     }
 
     /// Every parameter and buffer with its name.
@@ -175,7 +180,8 @@ impl Parameters {
         values.chain(buffers.map(|(i, name)| (name.as_str(), self.buffers.tensor(i))))
     }
 
-    fn compare(&self, weights: &Weights) -> Mismatch {
+    /// What doesn't fit.
+    pub(crate) fn compare(&self, weights: &Weights) -> Mismatch {
         let mut mismatch = Mismatch::default();
         for (name, tensor) in self.tensors() {
             mismatch.take(weights, name, tensor.shape());

@@ -41,6 +41,19 @@ pub enum Error {
         /// What doesn't fit.
         mismatch: phalanx_nn::Mismatch,
     },
+    /// Weights have another head than the model.
+    #[error(
+        "{path}: {mismatch}\nhint: --set model.head={outputs} takes all other weights, and starts the last layer anew",
+        path = path.display()
+    )]
+    OtherHead {
+        /// The file.
+        path: std::path::PathBuf,
+        /// What doesn't fit.
+        mismatch: phalanx_nn::Mismatch,
+        /// How many outputs the model's last layer has.
+        outputs: usize,
+    },
     /// A setting of the optimizer makes no sense.
     #[error(transparent)]
     Optimizer(#[from] phalanx_nn::optim::BadValue),

@@ -53,6 +53,9 @@ pub enum Event {
         /// The share of test samples that were told right, if they have labels.
         #[serde(skip_serializing_if = "Option::is_none")]
         test_accuracy: Option<f64>,
+        /// The share of test samples whose label was among the five likeliest, if there are more than five.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        test_top5: Option<f64>,
         /// Bad images that others took the place of, if there were any.
         #[serde(skip_serializing_if = "is_zero")]
         skipped: u64,

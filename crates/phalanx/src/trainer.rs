@@ -204,11 +204,17 @@ impl Trainer {
             let samples_per_s = (state.progress.samples - samples_before) as f64 / seconds;
             evaluation = evaluate(&mut run, &mut state.average)?;
             let skipped = run.skipped()?;
-            let (test_loss, test_accuracy) =
-                (evaluation.map(|e| e.loss), evaluation.and_then(|e| e.accuracy));
             run.tell(
                 observer,
-                Event::Epoch { epoch, seconds, samples_per_s, test_loss, test_accuracy, skipped },
+                Event::Epoch {
+                    epoch,
+                    seconds,
+                    samples_per_s,
+                    test_loss: evaluation.map(|e| e.loss),
+                    test_accuracy: evaluation.and_then(|e| e.accuracy),
+                    test_top5: evaluation.and_then(|e| e.top5),
+                    skipped,
+                },
             );
             // An epoch that the limit on steps has cut short is at hand still.
             if state.progress.step_in_epoch < steps_per_epoch {

@@ -81,6 +81,13 @@ fn weights_that_do_not_fit_change_nothing_and_are_named() {
 }
 
 #[test]
+fn a_long_mismatch_is_told_by_its_beginning() {
+    let mismatch = Mismatch { missing: (0..30).map(|i| format!("w{i}")).collect(), ..Mismatch::default() };
+    let want = "the weights don't fit the model; missing: w0, w1, w2, w3, w4, w5, w6, w7 and 22 more";
+    assert_eq!(mismatch.to_string(), want);
+}
+
+#[test]
 fn what_fits_can_be_loaded_alone() {
     let device = Device::cpu(1);
     let parameters = Parameters::build(&mut Linear::new(2, 3), &device, 0);

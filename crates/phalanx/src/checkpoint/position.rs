@@ -42,6 +42,8 @@ pub struct BestPosition {
     pub epoch: u64,
     pub loss: Exact,
     pub accuracy: Option<Exact>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub top5: Option<Exact>,
 }
 
 /// A number as a text that gives the same bits back. JSON has no infinity, and its readers may round.
@@ -72,10 +74,11 @@ impl From<&Progress> for Position {
             step_in_epoch,
             samples,
             plateau: (plateau != Plateaued::default()).then_some(judged),
-            best: best.map(|Best { epoch, evaluation: Evaluation { loss, accuracy } }| BestPosition {
+            best: best.map(|Best { epoch, evaluation: Evaluation { loss, accuracy, top5 } }| BestPosition {
                 epoch,
                 loss: Exact(loss),
                 accuracy: accuracy.map(Exact),
+                top5: top5.map(Exact),
             }),
         }
     }
@@ -92,7 +95,11 @@ impl From<Position> for Progress {
         });
         let best = best.map(|best| Best {
             epoch: best.epoch,
-            evaluation: Evaluation { loss: best.loss.0, accuracy: best.accuracy.map(|accuracy| accuracy.0) },
+            evaluation: Evaluation {
+                loss: best.loss.0,
+                accuracy: best.accuracy.map(|share| share.0),
+                top5: best.top5.map(|share| share.0),
+            },
         });
         Progress { step, epoch, step_in_epoch, samples, plateau, best }
     }
@@ -105,7 +112,7 @@ mod tests {
     #[test]
     fn progress_survives_the_manifest_to_the_last_bit() {
         for loss in [0.1 + 0.2, f64::MIN_POSITIVE / 3.0, 1e300, f64::INFINITY] {
-            let evaluation = Evaluation { loss, accuracy: Some(1.0 / 3.0) };
+            let evaluation = Evaluation { loss, accuracy: Some(1.0 / 3.0), top5: Some(0.7) };
             let plateau = Plateaued { factor: 0.1f64.powi(3), best: Some(loss), waited: 2, cooling: 1 };
             let best = Some(Best { epoch: 4, evaluation });
             let progress = Progress { step: 70, epoch: 6, step_in_epoch: 1, samples: 640, plateau, best };

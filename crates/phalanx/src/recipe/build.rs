@@ -1,5 +1,6 @@
 //! What a recipe's words stand for. Each part is made after a check of the whole, so no word is without a meaning here.
 
+use super::keys::RESNETS;
 use super::{ImageRecipe, OptimizerRecipe, Recipe, RecipeError, ScheduleRecipe, TrainRecipe, fit};
 use crate::checkpoint::{CheckpointConfig, Every};
 use crate::{OnNan, Trainer, Watch};
@@ -40,6 +41,11 @@ impl Recipe {
             "resnet152" => Box::new(self.resnet(ResNetDepth::D152)),
             other => unreachable!("the table of keys lets no model {other} pass"),
         })
+    }
+
+    /// Whether the key `model.head` has a meaning for the model.
+    pub fn model_takes_head(&self) -> bool {
+        RESNETS.contains(&self.model.name.as_str())
     }
 
     fn resnet(&self, depth: ResNetDepth) -> ResNet {

@@ -2,6 +2,7 @@
 
 use super::run::Run;
 use crate::error::Error;
+use phalanx_data::Target;
 use phalanx_nn::{Average, Ctx};
 use phalanx_tensor::no_grad;
 
@@ -12,6 +13,8 @@ pub struct Evaluation {
     pub loss: f64,
     /// The share that was told right, if they have labels.
     pub accuracy: Option<f64>,
+    /// The share whose label was among the five that were thought most likely, if there are more than five.
+    pub top5: Option<f64>,
 }
 
 /// How the model does with the running mean of its weights, if there is one, or else with its weights; none without test
@@ -30,8 +33,10 @@ pub(super) fn evaluate(
 fn as_it_is(run: &mut Run<'_>) -> Result<Option<Evaluation>, Error> {
     let Some(test) = &run.test else { return Ok(None) };
     let (loss, device) = (run.trainer.loss, run.worker.device());
-    let mut totals = [0.0; 3];
+    let mut totals = [0.0; 4];
     let mut bad_images = 0;
+    // Of five classes or less every label is among the first five.
+    let more_than_five = matches!(test.dataset().target(), Target::Classes(n) if n > 5);
     for batch in test.epoch(0)? {
         let batch = batch?;
         bad_images += batch.skipped();
@@ -43,15 +48,43 @@ fn as_it_is(run: &mut Run<'_>) -> Result<Option<Evaluation>, Error> {
             totals[0] += loss.of(&output, &batch.target_tensor(device)).item() * batch.len() as f64;
             totals[1] += batch.len() as f64;
             if loss.has_labels() {
-                let told = output.argmax(1).to_vec::<i64>();
-                totals[2] +=
-                    told.iter().zip(batch.labels()).filter(|(told, label)| told == label).count() as f64;
+                let scores = output.to_vec::<f32>();
+                for (scores, &label) in scores.chunks_exact(output.dims()[1]).zip(batch.labels()) {
+                    let place = place(scores, label as usize);
+                    totals[2] += f64::from(place.is_some_and(|place| place < 1));
+                    totals[3] += f64::from(place.is_some_and(|place| place < 5));
+                }
             }
         });
     }
     run.bad_images += bad_images;
     run.strategy.sum(&mut totals)?;
-    let [total, samples, right] = totals;
+    let [total, samples, right, among_five] = totals;
     let accuracy = loss.has_labels().then_some(right / samples);
-    Ok(Some(Evaluation { loss: total / samples, accuracy }))
+    let top5 = (loss.has_labels() && more_than_five).then_some(among_five / samples);
+    Ok(Some(Evaluation { loss: total / samples, accuracy, top5 }))
+}
+
+/// How many classes come before `label` when the likeliest is first, and of equals the one that is listed first; none if its
+/// score is no number.
+fn place(scores: &[f32], label: usize) -> Option<usize> {
+    let own = scores[label];
+    let before = |&(class, &score): &(usize, &f32)| score > own || score == own && class < label;
+    (!own.is_nan()).then(|| scores.iter().enumerate().filter(before).count())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_label_has_a_place_among_the_scores() {
+        let check = |scores: &[f32], places: &[Option<usize>]| {
+            let got: Vec<_> = (0..scores.len()).map(|label| place(scores, label)).collect();
+            assert_eq!(got, places, "{scores:?}");
+        };
+        check(&[0.1, 0.7, -3.0], &[Some(1), Some(0), Some(2)]);
+        check(&[2.0, 2.0, 5.0, 2.0], &[Some(1), Some(2), Some(0), Some(3)]);
+        check(&[f32::NAN, 1.0, f32::INFINITY], &[None, Some(1), Some(0)]);
+    }
 }

@@ -75,7 +75,7 @@ mod tests {
             if trainer.lost_patience(&progress) {
                 break;
             }
-            trainer.judge(&mut progress, Evaluation { loss, accuracy: Some(accuracy) });
+            trainer.judge(&mut progress, Evaluation { loss, accuracy: Some(accuracy), top5: None });
             progress.next_epoch();
         }
         (progress.best.map(|best| best.epoch), progress.epoch)
