@@ -117,7 +117,7 @@ impl Parameters {
         let flat = self.buffers.flat::<f32>();
         for (i, name) in self.buffer_names.iter().enumerate() {
             let layout = self.buffers.layout();
-            weights.push(name.clone(), *layout.shape(i), &layout.take(i, &flat));
+            weights.push(name.clone(), *layout.shape(i), &layout.row_major(i, &flat));
         }
         weights
     }
@@ -126,7 +126,11 @@ impl Parameters {
     pub fn to_weights_from(&self, flat: &[f32], suffix: &str) -> Weights {
         let mut weights = Weights::default();
         for (i, name) in self.names.iter().enumerate() {
-            weights.push(format!("{name}{suffix}"), *self.layout().shape(i), &self.layout().take(i, flat));
+            weights.push(
+                format!("{name}{suffix}"),
+                *self.layout().shape(i),
+                &self.layout().row_major(i, flat),
+            );
         }
         weights
     }

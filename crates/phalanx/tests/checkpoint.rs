@@ -4,8 +4,12 @@ use phalanx::checkpoint::{CheckpointConfig, Every, Manifest, checkpoints};
 use phalanx::data::{Places, Silent, View, open};
 use phalanx::nn::models::MnistNet;
 use phalanx::nn::optim::{Adam, Rule, Sgd};
-use phalanx::nn::{Parameters, Plateau, Weights};
+use phalanx::nn::{
+    BatchNorm2d, Conv2d, Flatten, Linear, LogSoftmax, Module, Parameters, Plateau, Relu, Sequential, Weights,
+};
+use phalanx::parallel::DdpConfig;
 use phalanx::{Error, Event, Observer, State, Trainer, Worker, spawn};
+use std::fs;
 use std::path::Path;
 use std::sync::Mutex;
 
@@ -40,12 +44,33 @@ struct Left {
     told: Told,
 }
 
-/// Trains on the digits, shuffled and with dropout, as so many ranks: ten steps an epoch.
+/// Trains the network of the tutorials, with dropout.
 fn train(ranks: usize, trainer: &Trainer, rule: Rule) -> Result<Left, Error> {
+    train_net(ranks, mnist_net, trainer, rule)
+}
+
+fn mnist_net() -> Box<dyn Module> {
+    Box::new(MnistNet::new(0.5))
+}
+
+/// A network with buffers, and with kernels of so many channels that they don't lie in row-major order.
+fn batch_norm_net() -> Box<dyn Module> {
+    let net = Sequential::new().then(Conv2d::new(1, 16, 5).stride(3)).then(BatchNorm2d::new(16)).then(Relu);
+    let net = net.then(Conv2d::new(16, 16, 3).stride(2)).then(BatchNorm2d::new(16)).then(Relu);
+    Box::new(net.then(Flatten).then(Linear::new(16 * 3 * 3, 10)).then(LogSoftmax))
+}
+
+/// Trains on the digits, shuffled, as so many ranks: ten steps an epoch.
+fn train_net(
+    ranks: usize,
+    net: fn() -> Box<dyn Module>,
+    trainer: &Trainer,
+    rule: Rule,
+) -> Result<Left, Error> {
     let left = Mutex::new(None);
     let trainer = Trainer { batch_size: 200 / ranks, ..trainer.clone() };
     spawn(ranks, |worker| {
-        let mut net = MnistNet::new(0.5);
+        let mut net = net();
         let parameters = Parameters::build(&mut net, worker.device(), trainer.seed);
         let data = open("mnist-mini", View::default(), &Places::from_env(None), &mut Silent)?;
         let (mut told, state) = (Told::default(), State::start(rule)?);
@@ -76,27 +101,60 @@ fn a_resumed_run_takes_the_steps_of_the_whole_run_bit_for_bit() {
     let plain = Trainer { epochs: 3, seed: 5, ..Trainer::default() };
     let rich = Trainer { ema: Some(0.9), plateau, ..plain.clone() };
     for (ranks, trainer, rule) in [(1, &plain, sgd.into()), (1, &rich, adam.into()), (2, &rich, sgd.into())] {
-        let whole = train(ranks, trainer, rule).unwrap();
-        assert_eq!(whole.told.lines.len(), 33);
         // Within an epoch, on its border, and in the last one.
-        for made in [7, 10, 26] {
-            let folder = tempfile::tempdir().unwrap();
-            let stopped = Trainer {
-                steps: Some(made),
-                checkpoint: every(made, folder.path(), false),
-                ..trainer.clone()
-            };
-            train(ranks, &stopped, rule).unwrap();
-            let resumed = Trainer { checkpoint: every(4, folder.path(), true), ..trainer.clone() };
-            let resumed = train(ranks, &resumed, rule).unwrap();
-            let what = format!("{ranks} ranks, {rule:?}, after {made} steps");
-            assert_eq!(resumed.told.resumed, Some(made), "{what}");
-            assert!(resumed.weights == whole.weights, "{what}");
-            assert_eq!(resumed.position, whole.position, "{what}");
-            let told = &mut resumed.told.lines.iter();
-            let rest = whole.told.lines.len() - told.len();
-            assert!(whole.told.lines[rest..].iter().eq(told), "{what}: {:?}", resumed.told.lines);
-            assert_eq!(checkpoints(folder.path()).unwrap()[0], 30, "the last one is taken at the end, too");
+        check_that_it_goes_on(ranks, mnist_net, trainer, rule, &[7, 10, 26]);
+    }
+}
+
+#[test]
+fn batch_norms_and_kernels_go_on_bit_for_bit_and_lie_in_files_as_pytorch_has_them() {
+    let adam = Adam { lr: 0.002, ..Adam::default() };
+    let plain = Trainer { epochs: 3, seed: 5, ema: Some(0.9), ..Trainer::default() };
+    let ddp = DdpConfig { sync_batch_norm: true, ..DdpConfig::default() };
+    let synced = Trainer { ddp, ..plain.clone() };
+    for (ranks, trainer) in [(1, &plain), (2, &plain), (2, &synced)] {
+        check_that_it_goes_on(ranks, batch_norm_net, trainer, adam.into(), &[7, 10]);
+    }
+}
+
+/// Holds a run of thirty steps against those that are stopped after so many and resumed.
+fn check_that_it_goes_on(
+    ranks: usize,
+    net: fn() -> Box<dyn Module>,
+    trainer: &Trainer,
+    rule: Rule,
+    stops: &[u64],
+) {
+    let whole = train_net(ranks, net, trainer, rule).unwrap();
+    assert_eq!(whole.told.lines.len(), 33);
+    for &made in stops {
+        let folder = tempfile::tempdir().unwrap();
+        // Longer than until the checkpoint that counts, so that this one is taken while steps go on.
+        let stopped = Trainer {
+            steps: Some(made + 2),
+            checkpoint: every(made, folder.path(), false),
+            ..trainer.clone()
+        };
+        train_net(ranks, net, &stopped, rule).unwrap();
+        for later in checkpoints(folder.path()).unwrap().into_iter().filter(|&step| step > made) {
+            fs::remove_dir_all(folder.path().join(format!("step-{later}"))).unwrap();
+        }
+        let resumed = Trainer { checkpoint: every(4, folder.path(), true), ..trainer.clone() };
+        let resumed = train_net(ranks, net, &resumed, rule).unwrap();
+        let what = format!("{ranks} ranks, {trainer:?}, {rule:?}, after {made} steps");
+        assert_eq!(resumed.told.resumed, Some(made), "{what}");
+        assert!(resumed.weights == whole.weights, "{what}");
+        assert_eq!(resumed.position, whole.position, "{what}");
+        let told = &mut resumed.told.lines.iter();
+        let rest = whole.told.lines.len() - told.len();
+        assert!(whole.told.lines[rest..].iter().eq(told), "{what}: {:?}", resumed.told.lines);
+        assert_eq!(checkpoints(folder.path()).unwrap()[0], 30, "the last one is taken at the end, too");
+        let files = ["model.safetensors", "optimizer.safetensors", "model_ema.safetensors"];
+        for (file, want) in files.iter().zip(&whole.weights) {
+            let Some(want) = want else { continue };
+            let file = Weights::read(&folder.path().join("step-30").join(file)).unwrap();
+            assert!(file.names().all(|name| file.get(name) == want.get(name)), "{what}");
+            assert_eq!(file.names().count(), want.names().count(), "{what}");
         }
     }
 }

@@ -12,6 +12,7 @@ use crate::graph;
 use crate::shape::{Geometry, Order, Shape};
 use crate::storage::{ALIGN, Memory, Storage};
 use crate::tensor::Tensor;
+use std::borrow::Cow;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::Arc;
@@ -61,21 +62,22 @@ impl Layout {
         &self.shapes[i]
     }
 
-    /// The elements of parameter `i` in row-major order, as files have them, from a flat array of this layout.
+    /// The elements of parameter `i` in row-major order, as files have them, from a flat array of this layout: where they lie
+    /// if they lie so.
     #[track_caller]
-    pub fn take<T: Element>(&self, i: usize, flat: &[T]) -> Vec<T> {
+    pub fn row_major<'a, T: Element>(&self, i: usize, flat: &'a [T]) -> Cow<'a, [T]> {
         let values = &flat[self.range(i)];
         match (self.orders[i], self.shapes[i].dims()) {
             (Order::Pixels, &[n, c, h, w]) => {
                 let mut out = vec![T::default(); values.len()];
                 from_pixels(values, [n, c, h * w], &mut out);
-                out
+                Cow::Owned(out)
             }
-            _ => values.to_vec(),
+            _ => Cow::Borrowed(values),
         }
     }
 
-    /// The way back from [`Layout::take`]: puts elements that are in row-major order where they belong in `flat`.
+    /// The way back from [`Layout::row_major`]: puts elements that are in row-major order where they belong in `flat`.
     #[track_caller]
     pub fn put<T: Element>(&self, i: usize, values: &[T], flat: &mut [T]) {
         let into = &mut flat[self.range(i)];
@@ -345,7 +347,7 @@ mod tests {
         assert_eq!(arena.tensor(1).to_vec::<i64>(), values);
         // (H, W, N, C): the second element in memory is the second channel of the first sample.
         assert_eq!(arena.flat::<i64>()[layout.range(1)][..4], [0, 6, 12, 18]);
-        assert_eq!(layout.take(1, &arena.flat::<i64>()), values);
+        assert_eq!(*layout.row_major(1, &arena.flat::<i64>()), values);
         arena.tensor(1).copy_from(&Tensor::from_slice(&device, &values, shape));
         assert_eq!(arena.tensor(1).to_vec::<i64>(), values);
     }

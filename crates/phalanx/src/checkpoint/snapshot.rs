@@ -13,6 +13,8 @@ pub(super) struct Contents {
     layout: Layout,
     buffer_names: Vec<String>,
     buffer_layout: Layout,
+    /// That of the count of the optimizer's steps.
+    scalar: Layout,
 }
 
 impl Contents {
@@ -22,11 +24,12 @@ impl Contents {
             layout: parameters.layout().clone(),
             buffer_names: parameters.buffer_names().to_vec(),
             buffer_layout: parameters.buffers().layout().clone(),
+            scalar: Layout::new(&[Shape::new(&[])]),
         }
     }
 
     /// Parameters and buffers under the names of the model.
-    fn model<'a>(&self, values: &'a [f32], buffers: &'a [f32]) -> Vec<Array<'a>> {
+    fn model<'a>(&'a self, values: &'a [f32], buffers: &'a [f32]) -> Vec<Array<'a>> {
         let mut model = arrays(&self.names, "", &self.layout, values);
         model.extend(arrays(&self.buffer_names, "", &self.buffer_layout, buffers));
         model
@@ -46,11 +49,12 @@ pub(super) struct Snapshot {
     average: Option<[Vec<f32>; 2]>,
 }
 
-/// An array of a file.
+/// An array of a file: one parameter of a flat array.
 pub(super) struct Array<'a> {
     pub(super) name: String,
-    pub(super) shape: Shape,
-    pub(super) values: &'a [f32],
+    pub(super) layout: &'a Layout,
+    pub(super) index: usize,
+    pub(super) flat: &'a [f32],
 }
 
 impl Snapshot {
@@ -77,10 +81,9 @@ impl Snapshot {
     }
 
     /// What each file holds.
-    pub(super) fn files<'a>(&'a self, contents: &Contents) -> Vec<(Holds, Vec<Array<'a>>)> {
+    pub(super) fn files<'a>(&'a self, contents: &'a Contents) -> Vec<(Holds, Vec<Array<'a>>)> {
         // As `Optimizer::to_weights` names them, which `Optimizer::resume` reads.
-        let mut optimizer =
-            vec![Array { name: "step".into(), shape: Shape::new(&[]), values: &self.optimizer_steps }];
+        let mut optimizer = arrays(&["step".into()], "", &contents.scalar, &self.optimizer_steps);
         for (state, flat) in &self.states {
             optimizer.extend(arrays(&contents.names, &format!(".{state}"), &contents.layout, flat));
         }
@@ -98,11 +101,8 @@ fn copy(into: &mut Vec<f32>, from: &[f32]) {
     into.extend_from_slice(from);
 }
 
-fn arrays<'a>(names: &[String], suffix: &str, layout: &Layout, flat: &'a [f32]) -> Vec<Array<'a>> {
-    let array = |(i, name): (usize, &String)| Array {
-        name: format!("{name}{suffix}"),
-        shape: *layout.shape(i),
-        values: &flat[layout.range(i)],
-    };
+fn arrays<'a>(names: &[String], suffix: &str, layout: &'a Layout, flat: &'a [f32]) -> Vec<Array<'a>> {
+    let array =
+        |(index, name): (usize, &String)| Array { name: format!("{name}{suffix}"), layout, index, flat };
     names.iter().enumerate().map(array).collect()
 }

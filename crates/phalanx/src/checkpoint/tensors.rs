@@ -1,4 +1,4 @@
-//! A safetensors file, written from arrays where they lie, with a checksum for every chunk. Reading one is
+//! A safetensors file, written from arrays where they lie, in row-major order, with a checksum for every chunk. Reading one is
 //! [`phalanx_nn::Weights`]' affair.
 //!
 //! Format: the length of the header in eight bytes, the header as JSON (name, type, shape and place of every array), the
@@ -25,7 +25,8 @@ pub(super) fn write(file: &mut dyn DiskFile, arrays: &[Array<'_>]) -> io::Result
     chunks.put(header.as_bytes())?;
     let mut bytes = [0; 4096];
     for array in arrays {
-        for values in array.values.chunks(bytes.len() / 4) {
+        let values = array.layout.row_major(array.index, array.flat);
+        for values in values.chunks(bytes.len() / 4) {
             let into = bytes.as_chunks_mut::<4>().0;
             into.iter_mut().zip(values).for_each(|(bytes, value)| *bytes = value.to_le_bytes());
             chunks.put(&bytes[..4 * values.len()])?;
@@ -41,8 +42,9 @@ fn header(arrays: &[Array<'_>]) -> String {
     // What PyTorch's users of the format look for.
     header.insert("__metadata__".into(), json!({ "format": "pt" }));
     let mut at = 0;
-    for Array { name, shape, values } in arrays {
-        let end = at + 4 * values.len();
+    for Array { name, layout, index, .. } in arrays {
+        let shape = layout.shape(*index);
+        let end = at + 4 * shape.count();
         let place = json!({ "dtype": "F32", "shape": shape.dims(), "data_offsets": [at, end] });
         header.insert(name.clone(), place);
         at = end;
@@ -88,6 +90,7 @@ impl Chunks<'_> {
 mod tests {
     use super::*;
     use phalanx_nn::Weights;
+    use phalanx_tensor::{Layout, Order, Shape};
 
     impl DiskFile for Vec<u8> {
         fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
@@ -103,12 +106,21 @@ mod tests {
     #[test]
     fn a_file_reads_back_as_weights_and_its_sums_are_those_of_its_chunks() {
         let large: Vec<f32> = (0..CHUNK / 2).map(|i| i as f32 * 0.5).collect();
-        let arrays = [
-            Array { name: "b.weight".into(), shape: [2, CHUNK / 4].into(), values: &large },
-            Array { name: "a\"odd\".name".into(), shape: [1, 3].into(), values: &[1.0, f32::NAN, -0.0] },
-            Array { name: "empty".into(), shape: [0].into(), values: &[] },
-            Array { name: "step".into(), shape: [].into(), values: &[7.0] },
+        let kernels: Vec<f32> = (0..8).map(|i| i as f32).collect();
+        let row_major = |dims: &[usize]| Layout::new(&[Shape::new(dims)]);
+        // (O, I, KH, KW), the second running fastest in memory, then the first.
+        let pixels = Layout::ordered([([2, 2, 1, 2].into(), Order::Pixels)]);
+        let rows: [(&str, Layout, &[f32], &[f32]); 5] = [
+            ("b.weight", row_major(&[2, CHUNK / 4]), &large, &large),
+            ("a\"odd\".name", row_major(&[1, 3]), &[1.0, f32::NAN, -0.0], &[1.0, f32::NAN, -0.0]),
+            ("empty", row_major(&[0]), &[], &[]),
+            ("step", row_major(&[]), &[7.0], &[7.0]),
+            ("kernels", pixels, &kernels, &[0.0, 4.0, 1.0, 5.0, 2.0, 6.0, 3.0, 7.0]),
         ];
+        let arrays: Vec<_> = rows
+            .iter()
+            .map(|(name, layout, flat, _)| Array { name: (*name).to_owned(), layout, index: 0, flat })
+            .collect();
         let mut file = Vec::new();
         let sums = write(&mut file, &arrays).unwrap();
         assert_eq!(sums.bytes, file.len() as u64);
@@ -116,10 +128,10 @@ mod tests {
         let header = u64::from_le_bytes(file[..8].try_into().unwrap());
         assert_eq!(header % 8, 0, "arrays are aligned");
         let read = Weights::from_bytes(&file).unwrap();
-        for Array { name, shape, values } in &arrays {
+        for (name, layout, _, want) in &rows {
             let (found, read) = read.get(name).unwrap();
             let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
-            assert_eq!((found, bits(read)), (shape, bits(values)), "{name}");
+            assert_eq!((found, bits(read)), (layout.shape(0), bits(want)), "{name}");
         }
     }
 }

@@ -391,7 +391,7 @@ fn a_snapshot_is_taken_into_the_memory_of_the_one_before() {
     let mut snapshot = run.at(1);
     let places = |snapshot: &Snapshot| -> Vec<*const f32> {
         let files = snapshot.files(&run.contents);
-        files.iter().flat_map(|(_, arrays)| arrays.iter().map(|array| array.values.as_ptr())).collect()
+        files.iter().flat_map(|(_, arrays)| arrays.iter().map(|array| array.flat.as_ptr())).collect()
     };
     let before = places(&snapshot);
     snapshot.take(&run.parameters, &run.state);
