@@ -30,7 +30,7 @@ impl fmt::Display for NotFinite {
 fn first_in(layout: &Layout, flat: &[f32], names: &[String], in_gradient: bool) -> Option<NotFinite> {
     let bad = |i: &usize| any_not_finite(&flat[layout.range(*i)]);
     let i = (0..names.len()).find(bad)?;
-    first(&names[i], in_gradient, &layout.take(i, flat))
+    first(&names[i], in_gradient, &layout.row_major(i, flat))
 }
 
 fn first(name: &str, in_gradient: bool, values: &[f32]) -> Option<NotFinite> {
