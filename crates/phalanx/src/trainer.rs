@@ -176,7 +176,8 @@ impl Trainer {
                 let (step, step_start) = (state.progress.step, Instant::now());
                 let made = run.gradients(&mut batches, &state.progress)?;
                 let factor = run.factor(&state.progress);
-                state.optimizer.step(
+                state.optimizer.step_on(
+                    worker.device(),
                     &mut parameters.values().flat_mut::<f32>(),
                     &parameters.grads().arena().flat::<f32>(),
                     factor,
