@@ -13,7 +13,7 @@ use phalanx::data::{Network, Places, listing, open};
 use phalanx::nn::{Parameters, Weights};
 use phalanx::recipe::BUILT_IN;
 use phalanx::{Error, Event, Observer, OnNan, Recipe, State, Trainer, Worker};
-use phalanx_job::{RunDir, WorkerEnv};
+use phalanx_job::{Claim, RunDir, WorkerEnv};
 use phalanx_launch::{Console, LaunchSpec};
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
@@ -118,7 +118,7 @@ fn train_as(worker: &Worker, args: &TrainArgs, recipe: &Recipe, env: &WorkerEnv)
             ));
         }
     }
-    let run_dir = if worker.is_first() { Some(run_dir(args, recipe, env)?) } else { None };
+    let (run_dir, _claim) = worker.is_first().then(|| run_dir(args, recipe, env)).transpose()?.unzip();
     let events = |path: PathBuf| EventsFile::open(&path).map_err(|source| Error::Io { path, source });
     let events = run_dir.as_ref().map(|run_dir| events(run_dir.events())).transpose()?;
     let mut observer: Box<dyn Observer> = match args.json {
@@ -175,7 +175,7 @@ fn train_as(worker: &Worker, args: &TrainArgs, recipe: &Recipe, env: &WorkerEnv)
 }
 
 /// Where rank 0 writes: where it was told to, else where the agent keeps its logs, else a folder named as an agent would.
-fn run_dir(args: &TrainArgs, recipe: &Recipe, env: &WorkerEnv) -> Result<RunDir, Error> {
+fn run_dir(args: &TrainArgs, recipe: &Recipe, env: &WorkerEnv) -> Result<(RunDir, Claim), Error> {
     let failed = |error: &dyn Display| Error::Join(error.to_string());
     let out = match args.out.as_ref().or(env.run_dir.as_ref()) {
         Some(out) => out.clone(),
@@ -186,8 +186,9 @@ fn run_dir(args: &TrainArgs, recipe: &Recipe, env: &WorkerEnv) -> Result<RunDir,
         None => unnamed_out(args, recipe, &env.run_id),
     };
     let run_dir = RunDir::create(&out).map_err(|error| failed(&error))?;
+    let claim = run_dir.claim().map_err(|error| failed(&error))?;
     run_dir.write_spec(&recipe.to_toml()).map_err(|error| failed(&error))?;
-    Ok(run_dir)
+    Ok((run_dir, claim))
 }
 
 /// The folder of a run that wasn't told where to be kept: one of its own, or that of the run which it goes on with.

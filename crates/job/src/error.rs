@@ -74,6 +74,12 @@ pub enum Error {
         /// What the system said.
         source: std::io::Error,
     },
+    /// Another process writes to the run directory.
+    #[error("{path}: another run is writing to it\nhint: end that run, or name another folder with --out", path = path.display())]
+    Taken {
+        /// The run directory.
+        path: PathBuf,
+    },
     /// A file that can't be read.
     #[error("{path}: {source}", path = path.display())]
     Io {

@@ -29,5 +29,5 @@ pub use env::{SecretSource, WorkerEnv, names};
 pub use error::Error;
 pub use link::{Link, MAX_FRAME};
 pub use message::{FromWorker, Roster, ToWorker};
-pub use run_dir::{RunDir, run_id};
+pub use run_dir::{Claim, RunDir, run_id};
 pub use slurm::slurm_node_address;

@@ -2,8 +2,16 @@
 
 use crate::error::Error;
 use phalanx_wire::{Generation, Rank};
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
+
+/// The right to write what a run has only one of, given back when dropped.
+#[derive(Debug)]
+#[must_use = "it is given back when dropped"]
+pub struct Claim {
+    /// Locked; `None` where the file system has no locks.
+    _file: Option<File>,
+}
 
 /// A run's folder: `spec.toml`, `events.jsonl`, `logs/<generation>/<rank>.{out,err}`, and what the program saves.
 #[derive(Clone, Debug)]
@@ -22,6 +30,18 @@ impl RunDir {
     /// Its path, which is absolute.
     pub fn path(&self) -> &Path {
         &self.0
+    }
+
+    /// Makes sure that no other process writes events, checkpoints and weights here at the same time. The system takes the
+    /// right back from a process that dies.
+    pub fn claim(&self) -> Result<Claim, Error> {
+        let path = self.0.join(".lock");
+        let file = File::create(&path).map_err(|source| Error::RunDir { path, source })?;
+        match file.try_lock() {
+            Ok(()) => Ok(Claim { _file: Some(file) }),
+            Err(TryLockError::WouldBlock) => Err(Error::Taken { path: self.0.clone() }),
+            Err(TryLockError::Error(_)) => Ok(Claim { _file: None }),
+        }
     }
 
     /// Where what happens is written down.
@@ -81,6 +101,19 @@ mod tests {
         assert_eq!(seen, "old = 1");
         assert_eq!(fs::read_to_string(folder.join("spec.toml")).unwrap(), "new = 1");
         assert_eq!(fs::read_dir(folder).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_folder_is_one_runs_until_it_lets_go() {
+        let temporary = tempfile::tempdir().unwrap();
+        let run_dir = RunDir::create(temporary.path()).unwrap();
+        let claim = run_dir.claim().unwrap();
+        let message = RunDir::create(temporary.path()).unwrap().claim().unwrap_err().to_string();
+        for part in [temporary.path().to_str().unwrap(), "another run", "--out"] {
+            assert!(message.contains(part), "{part} in: {message}");
+        }
+        drop(claim);
+        assert!(run_dir.claim().is_ok());
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use crate::parameters::Parameters;
 use crate::weights::Weights;
+use phalanx_tensor::{Arena, Layout};
 use std::fmt;
 
 /// A number that is none, and where it stands.
@@ -25,6 +26,13 @@ impl fmt::Display for NotFinite {
     }
 }
 
+/// As [`first`], of parameter `i` in a flat array of this layout.
+fn first_in(layout: &Layout, flat: &[f32], names: &[String], in_gradient: bool) -> Option<NotFinite> {
+    let bad = |i: &usize| any_not_finite(&flat[layout.range(*i)]);
+    let i = (0..names.len()).find(bad)?;
+    first(&names[i], in_gradient, &layout.row_major(i, flat))
+}
+
 fn first(name: &str, in_gradient: bool, values: &[f32]) -> Option<NotFinite> {
     let index = values.iter().position(|x| !x.is_finite())?;
     Some(NotFinite { name: name.to_owned(), in_gradient, index, number: values[index] })
@@ -34,18 +42,10 @@ impl Parameters {
     /// The first number that is none: among the values, else the buffers, else the gradients, each in the model's order.
     /// Values come first because they spoil the rest.
     pub fn first_not_finite(&self) -> Option<NotFinite> {
-        let values = self.values().flat::<f32>();
-        let of_values = self
-            .names()
-            .iter()
-            .enumerate()
-            .find_map(|(i, name)| first(name, false, &values[self.layout().range(i)]));
-        let of_buffers = || {
-            let (buffers, layout) = (self.buffers().flat::<f32>(), self.buffers().layout());
-            let mut names = self.buffer_names().iter().enumerate();
-            names.find_map(|(i, name)| first(name, false, &buffers[layout.range(i)]))
-        };
-        of_values.or_else(of_buffers).or_else(|| self.first_gradient_not_finite())
+        let of = |arena: &Arena, names| first_in(arena.layout(), &arena.flat::<f32>(), names, false);
+        of(self.values(), self.names())
+            .or_else(|| of(self.buffers(), self.buffer_names()))
+            .or_else(|| self.first_gradient_not_finite())
     }
 
     /// The first number that is none among the gradients.
@@ -55,10 +55,7 @@ impl Parameters {
         if !any_not_finite(&grads) {
             return None;
         }
-        self.names()
-            .iter()
-            .enumerate()
-            .find_map(|(i, name)| first(name, true, &grads[self.layout().range(i)]))
+        first_in(self.layout(), &grads, self.names(), true)
     }
 }
 
@@ -99,6 +96,20 @@ mod tests {
         assert_eq!(told(), "1.weight is inf at element 1");
         // A file is read in its own order.
         assert_eq!(parameters.to_weights().first_not_finite().unwrap().to_string(), told());
+    }
+
+    #[test]
+    fn an_element_is_counted_in_row_major_order_however_it_lies() {
+        let mut net = Sequential::new().then(Conv2d::new(16, 32, 3));
+        let parameters = Parameters::build(&mut net, &Device::cpu(1), 0);
+        let shape = *parameters.value(0).shape();
+        let mut values = vec![0.0; shape.count()];
+        values[1234] = f32::NAN;
+        let bad = phalanx_tensor::Tensor::from_slice(parameters.value(0).device(), &values, shape);
+        parameters.grads().arena().tensor(0).copy_from(&bad);
+        assert_eq!(parameters.first_gradient_not_finite().unwrap().index, 1234);
+        parameters.value(0).copy_from(&bad);
+        assert_eq!(parameters.first_not_finite().unwrap().index, 1234);
     }
 
     #[test]

@@ -39,9 +39,14 @@ fn size_class(bytes: usize) -> (usize, usize) {
 impl Device {
     /// The CPU with `threads` compute threads, the caller's being one of them; 0 counts as 1.
     pub fn cpu(threads: usize) -> Device {
+        Device::with_arch(threads, pulp::Arch::new())
+    }
+
+    /// The CPU as if it had just these instructions.
+    pub(crate) fn with_arch(threads: usize, arch: pulp::Arch) -> Device {
         Device(Arc::new(Cpu {
             pool: Pool::new(threads.max(1)),
-            arch: pulp::Arch::new(),
+            arch,
             buffers: Mutex::new(Vec::new()),
             nodes: Mutex::new(Vec::new()),
             walk: Mutex::new(0),

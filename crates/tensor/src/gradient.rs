@@ -32,23 +32,17 @@ fn value(saved: &Saved, i: usize) -> &Tensor {
 pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_>) -> Grads {
     let dtype = grad.dtype();
     let device = grad.device();
-    // Runs `f` on a place for input `i`'s gradient, if it wants one.
-    let filled = |i: usize, shape: &Shape, f: &dyn Fn(&Tensor)| {
+    // Runs `f` on a place in this order for input `i`'s gradient, if it wants one.
+    let filled_in = |order: Order, i: usize, shape: &Shape, f: &dyn Fn(&Tensor)| {
         wanted.wants(i).then(|| {
-            let out = wanted.place(i, *shape, dtype);
+            let out = wanted.place(i, order, *shape, dtype);
             f(&out);
             out
         })
     };
-    // As `filled`, in the order of `like`, where that isn't the row-major order of parameters.
-    let filled_like = |i: usize, like: &Tensor, f: &dyn Fn(&Tensor)| match like.dense_order() {
-        Order::RowMajor => filled(i, like.shape(), f),
-        _ => wanted.wants(i).then(|| {
-            let out = like.stale_like();
-            f(&out);
-            out
-        }),
-    };
+    let filled = |i: usize, shape: &Shape, f: &dyn Fn(&Tensor)| filled_in(Order::RowMajor, i, shape, f);
+    let filled_like =
+        |i: usize, like: &Tensor, f: &dyn Fn(&Tensor)| filled_in(like.dense_order(), i, like.shape(), f);
     match *op {
         Op::Unary(f) => {
             let grad =
@@ -144,14 +138,7 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
             let plan = conv_plan(x.shape(), w.shape(), options);
             let grad = grad.arranged(plan.orders()[2]);
             let grad_b = filled(2, &[plan.o].into(), &|out| conv::bias_gradient(&grad, plan, out));
-            let grad_w = filled(1, w.shape(), &|out| {
-                if out.geometry.lies_in(plan.orders()[1]) {
-                    return conv::kernel_gradient(x, &grad, plan, out);
-                }
-                let arranged = w.stale_like();
-                conv::kernel_gradient(x, &grad, plan, &arranged);
-                out.copy_from(&arranged);
-            });
+            let grad_w = filled_like(1, w, &|out| conv::kernel_gradient(x, &grad, plan, out));
             let grad_x = filled_like(0, x, &|out| conv::image_gradient(&grad, w, plan, out));
             of([grad_x, grad_w, grad_b])
         }
@@ -163,10 +150,8 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
                 Order::RowMajor => {
                     filled(0, &from, &|out| pooling::max_pool_gradient(position, &grad, planes, out))
                 }
-                Order::Pixels => wanted.wants(0).then(|| {
-                    let out = Tensor::stale_in(order, device, from, dtype);
-                    pooling::max_pool_pixels_gradient(position, &grad, planes, &out);
-                    out
+                Order::Pixels => filled_in(order, 0, &from, &|out| {
+                    pooling::max_pool_pixels_gradient(position, &grad, planes, out);
                 }),
             }])
         }
@@ -227,7 +212,7 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
             batch_norm::sums([x, mean], &grad, mask, &sums);
             let place = |i: usize| {
                 if wanted.wants(i) {
-                    wanted.place(i, channels, dtype)
+                    wanted.place(i, Order::RowMajor, channels, dtype)
                 } else {
                     Tensor::stale(device, channels, dtype)
                 }

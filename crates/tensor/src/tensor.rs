@@ -197,10 +197,11 @@ impl Tensor {
         f(&mut self.write::<T>()[span])
     }
 
-    /// Overwrites every element with `value`.
+    /// Overwrites every element with `value`. Panics if the tensor is a view with gaps, or is in use.
     #[track_caller]
     pub fn fill(&self, value: f64) {
-        with_element!(self.dtype, T => self.with_slice_mut::<T, _>(|values| values.fill(T::from_f64(value))));
+        self.dense_order();
+        with_element!(self.dtype, T => self.write_whole::<T>().fill(T::from_f64(value)));
     }
 
     /// Overwrites the elements of this contiguous tensor with `values`, converted.

@@ -17,7 +17,7 @@ use crate::gradient::gradient;
 use crate::graph::{Body, GradSink, Inputs, Kind, LeafId, MAX_INPUTS, NodeRef};
 use crate::op::Op;
 use crate::ops::norm::SumOverBatch;
-use crate::shape::Shape;
+use crate::shape::{Order, Shape};
 use crate::tensor::Tensor;
 
 /// What the gradient table asks of the walk: which inputs want a gradient, and where it should be written.
@@ -33,18 +33,19 @@ impl Wanted<'_> {
         self.inputs[input].is_some()
     }
 
-    /// A tensor of stale contents to write input `input`'s gradient to: the slot of the gradient arena itself when this is
-    /// the only gradient that the leaf will get, so that nothing is copied afterwards.
-    pub(crate) fn place(&self, input: usize, shape: Shape, dtype: DType) -> Tensor {
+    /// A tensor of stale contents, dense in `order`, to write input `input`'s gradient to: the slot of the gradient arena
+    /// itself when it lies so and this is the only gradient that the leaf will get, so that nothing is copied afterwards.
+    pub(crate) fn place(&self, input: usize, order: Order, shape: Shape, dtype: DType) -> Tensor {
         if let Some(node) = &self.inputs[input] {
             let body = node.body();
             if let (Kind::Leaf(Some(slot)), 1, None) = (&body.kind, body.pending, &body.grad)
                 && slot.is_stale()
+                && slot.tensor().geometry.lies_in(order)
             {
                 return slot.tensor();
             }
         }
-        Tensor::stale(self.device, shape, dtype)
+        Tensor::stale_in(order, self.device, shape, dtype)
     }
 }
 

@@ -117,7 +117,8 @@ impl BatchNorm2d {
         let BatchNormed { out, stats, count } = x.batch_norm(weight, bias, self.eps, then, ctx.shared());
         assert!(
             count > 1.0,
-            "BatchNorm2d: a training pass over shape {} has one value a channel, and so no variance",
+            "BatchNorm2d: a training pass over shape {} has one value a channel, and so no variance: take a batch size whose \
+             last batch of an epoch isn't a single image on any worker, larger images, or parallel.sync_batch_norm=true",
             x.shape()
         );
         no_grad(|| {

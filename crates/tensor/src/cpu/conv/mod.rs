@@ -142,7 +142,8 @@ pub(crate) fn kernel_gradient(x: &Tensor, grad: &Tensor, plan: Plan, out: &Tenso
 pub(crate) fn bias_gradient(grad: &Tensor, plan: Plan, out: &Tensor) {
     let _timer = out.device().time("convolution, gradient of bias");
     if plan.orders()[2] == Order::Pixels {
-        let rows = grad.seen_as(Geometry::row_major([plan.oh * plan.ow * plan.n, plan.o].into()));
+        let rows = Geometry::row_major([plan.oh * plan.ow * plan.n, plan.o].into());
+        let rows = grad.seen_as(Geometry { offset: grad.geometry.offset, ..rows });
         return reduce::sum(&rows, &out.reshape([1, plan.o]));
     }
     with_float!(out.dtype, "conv2d", T => {

@@ -26,7 +26,7 @@ const RUNS: usize = 8;
 /// Whether these kernels take a convolution.
 pub(super) fn takes(p: &Plan) -> bool {
     p.options.groups == 1
-        && p.n * p.oh * p.ow > 0
+        && p.n * p.image() * p.out_image() > 0
         && p.c <= MAX_CHANNELS
         && p.o.is_multiple_of(MOST_LANES)
         && p.c * p.kh * p.kw <= MAX_PATCH

@@ -35,7 +35,8 @@ pub(super) fn takes(p: &Plan) -> bool {
 
 /// Whether these kernels take convolutions between so many channels.
 pub(crate) fn has_channels([inputs, outputs]: [usize; 2], groups: usize) -> bool {
-    groups == 1 && inputs.is_multiple_of(MOST_LANES) && outputs.is_multiple_of(MOST_LANES)
+    let fits = |channels: usize| channels > 0 && channels.is_multiple_of(MOST_LANES);
+    groups == 1 && fits(inputs) && fits(outputs)
 }
 
 /// Which way a sum goes.

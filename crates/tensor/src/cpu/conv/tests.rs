@@ -1,29 +1,48 @@
 //! All fast ways of convolution against the loops of [`super::reference`].
 
 use super::{Plan, direct, lowered, patches, pixels, reference, winograd};
+use crate::cpu::lanes::Lanes;
 use crate::device::Device;
+use crate::dtype::DType;
 use crate::op::Conv2dOptions;
 use crate::ops::convolution::conv_plan;
 use crate::philox::Philox;
 
 /// Sums of a few hundred products of numbers below 1, in another order.
 const TOLERANCE: f64 = 1e-12;
+/// The same in single precision, up to some ten thousand products.
+const SINGLE_TOLERANCE: f64 = 1e-3;
 
+/// Numbers that single precision holds exactly.
 fn numbers(n: usize, stream: u64) -> Vec<f64> {
     let key = Philox::new(5, stream);
-    (0..n).map(|i| f64::from(key.unit(i as u64)) - 0.5).collect()
+    (0..n).map(|i| f64::from(key.unit(i as u64) - 0.5)).collect()
+}
+
+fn as_type<T: Lanes>(values: &[f64]) -> Vec<T> {
+    values.iter().map(|&x| T::from_f64(x)).collect()
 }
 
 #[track_caller]
-fn close(got: &[f64], want: &[f64], what: &str, p: &Plan) {
+fn close<T: Lanes>(got: &[T], want: &[f64], what: &str, p: &Plan) {
+    let tolerance = if T::DTYPE == DType::F32 { SINGLE_TOLERANCE } else { TOLERANCE };
     assert_eq!(got.len(), want.len());
     for (i, (g, w)) in got.iter().zip(want).enumerate() {
-        assert!((g - w).abs() < TOLERANCE, "{what}, element {i}: {g}, by the definition {w}; {p:?}");
+        let g = g.to_f64();
+        assert!((g - w).abs() < tolerance, "{what}, element {i}: {g}, by the definition {w}; {p:?}");
     }
 }
 
+/// This machine with a few numbers of threads, then as if it had fewer instructions.
+fn devices() -> Vec<Device> {
+    let mut all = vec![Device::cpu(1), Device::cpu(3), Device::with_arch(1, pulp::Arch::Scalar)];
+    #[cfg(target_arch = "x86_64")]
+    all.extend(pulp::x86::V3::try_new().map(|v3| Device::with_arch(2, pulp::Arch::V3(v3))));
+    all
+}
+
 /// The same numbers in pixel order.
-fn in_pixels(values: &[f64], [n, c, h, w]: [usize; 4]) -> Vec<f64> {
+fn in_pixels<T: Copy>(values: &[T], [n, c, h, w]: [usize; 4]) -> Vec<T> {
     let rows = (0..h * w).flat_map(|pixel| (0..n).map(move |sample| (pixel, sample)));
     rows.flat_map(|(pixel, sample)| (0..c).map(move |channel| values[(sample * c + channel) * h * w + pixel]))
         .collect()
@@ -38,51 +57,61 @@ fn check(x: [usize; 4], w: [usize; 4], options: Conv2dOptions) {
         reference::image_gradient(&grad, &kernel, p),
         reference::kernel_gradient(&image, &grad, p),
     );
-    for threads in [1, 3] {
-        let device = &Device::cpu(threads);
-        let (mut out, mut to_image, mut to_kernel) =
-            (vec![9.0; grad.len()], vec![9.0; image.len()], vec![9.0; kernel.len()]);
-        lowered::forward(device, &image, &kernel, Some(&bias), p, &mut out);
-        lowered::image_gradient(device, &grad, &kernel, p, &mut to_image);
-        lowered::kernel_gradient(device, &image, &grad, p, &mut to_kernel);
-        close(&out, &want.0, "lowered forward", &p);
-        close(&to_image, &want.1, "lowered image gradient", &p);
-        close(&to_kernel, &want.2, "lowered kernel gradient", &p);
-        if direct::takes(&p) {
-            direct::forward(device, &image, &kernel, Some(&bias), p, &mut out);
-            direct::image_gradient(device, &grad, &kernel, p, &mut to_image);
-            direct::kernel_gradient(device, &image, &grad, p, &mut to_kernel);
-            close(&out, &want.0, "direct forward", &p);
-            close(&to_image, &want.1, "direct image gradient", &p);
-            close(&to_kernel, &want.2, "direct kernel gradient", &p);
-        }
-        let output = [p.n, p.o, p.oh, p.ow];
-        if pixels::takes(&p) {
-            let (image, kernel, grad) =
-                (in_pixels(&image, x), in_pixels(&kernel, w), in_pixels(&grad, output));
-            pixels::forward(device, &image, &kernel, Some(&bias), p, &mut out);
-            pixels::image_gradient(device, &grad, &kernel, p, &mut to_image);
-            pixels::kernel_gradient(device, &image, &grad, p, &mut to_kernel);
-            close(&out, &in_pixels(&want.0, output), "forward by pixels", &p);
-            close(&to_image, &in_pixels(&want.1, x), "image gradient by pixels", &p);
-            close(&to_kernel, &in_pixels(&want.2, w), "kernel gradient by pixels", &p);
-        }
-        if winograd::takes(&p) {
-            let (image, kernel, grad) =
-                (in_pixels(&image, x), in_pixels(&kernel, w), in_pixels(&grad, output));
-            winograd::forward(device, &image, &kernel, Some(&bias), p, &mut out);
-            winograd::image_gradient(device, &grad, &kernel, p, &mut to_image);
-            winograd::kernel_gradient(device, &image, &grad, p, &mut to_kernel);
-            close(&out, &in_pixels(&want.0, output), "forward by Winograd", &p);
-            close(&to_image, &in_pixels(&want.1, x), "image gradient by Winograd", &p);
-            close(&to_kernel, &in_pixels(&want.2, w), "kernel gradient by Winograd", &p);
-        }
-        if patches::takes(&p) {
-            patches::forward(device, &image, &kernel, Some(&bias), p, &mut out);
-            patches::kernel_gradient(device, &image, &in_pixels(&grad, output), p, &mut to_kernel);
-            close(&out, &in_pixels(&want.0, output), "forward by patches", &p);
-            close(&to_kernel, &want.2, "kernel gradient by patches", &p);
-        }
+    for device in &devices() {
+        let inputs = [&image, &kernel, &bias, &grad];
+        check_on::<f64>(device, [x, w], p, inputs, [&want.0, &want.1, &want.2]);
+        check_on::<f32>(device, [x, w], p, inputs, [&want.0, &want.1, &want.2]);
+    }
+}
+
+fn check_on<T: Lanes>(
+    device: &Device,
+    [x, w]: [[usize; 4]; 2],
+    p: Plan,
+    inputs: [&Vec<f64>; 4],
+    want: [&Vec<f64>; 3],
+) {
+    let [image, kernel, bias, grad] = inputs.map(|values| as_type::<T>(values));
+    let nines = |count: usize| vec![T::from_f64(9.0); count];
+    let (mut out, mut to_image, mut to_kernel) = (nines(grad.len()), nines(image.len()), nines(kernel.len()));
+    lowered::forward(device, &image, &kernel, Some(&bias), p, &mut out);
+    lowered::image_gradient(device, &grad, &kernel, p, &mut to_image);
+    lowered::kernel_gradient(device, &image, &grad, p, &mut to_kernel);
+    close(&out, want[0], "lowered forward", &p);
+    close(&to_image, want[1], "lowered image gradient", &p);
+    close(&to_kernel, want[2], "lowered kernel gradient", &p);
+    if direct::takes(&p) {
+        direct::forward(device, &image, &kernel, Some(&bias), p, &mut out);
+        direct::image_gradient(device, &grad, &kernel, p, &mut to_image);
+        direct::kernel_gradient(device, &image, &grad, p, &mut to_kernel);
+        close(&out, want[0], "direct forward", &p);
+        close(&to_image, want[1], "direct image gradient", &p);
+        close(&to_kernel, want[2], "direct kernel gradient", &p);
+    }
+    let output = [p.n, p.o, p.oh, p.ow];
+    if pixels::takes(&p) {
+        let (image, kernel, grad) = (in_pixels(&image, x), in_pixels(&kernel, w), in_pixels(&grad, output));
+        pixels::forward(device, &image, &kernel, Some(&bias), p, &mut out);
+        pixels::image_gradient(device, &grad, &kernel, p, &mut to_image);
+        pixels::kernel_gradient(device, &image, &grad, p, &mut to_kernel);
+        close(&out, &in_pixels(want[0], output), "forward by pixels", &p);
+        close(&to_image, &in_pixels(want[1], x), "image gradient by pixels", &p);
+        close(&to_kernel, &in_pixels(want[2], w), "kernel gradient by pixels", &p);
+    }
+    if winograd::takes(&p) {
+        let (image, kernel, grad) = (in_pixels(&image, x), in_pixels(&kernel, w), in_pixels(&grad, output));
+        winograd::forward(device, &image, &kernel, Some(&bias), p, &mut out);
+        winograd::image_gradient(device, &grad, &kernel, p, &mut to_image);
+        winograd::kernel_gradient(device, &image, &grad, p, &mut to_kernel);
+        close(&out, &in_pixels(want[0], output), "forward by Winograd", &p);
+        close(&to_image, &in_pixels(want[1], x), "image gradient by Winograd", &p);
+        close(&to_kernel, &in_pixels(want[2], w), "kernel gradient by Winograd", &p);
+    }
+    if patches::takes(&p) {
+        patches::forward(device, &image, &kernel, Some(&bias), p, &mut out);
+        patches::kernel_gradient(device, &image, &in_pixels(&grad, output), p, &mut to_kernel);
+        close(&out, &in_pixels(want[0], output), "forward by patches", &p);
+        close(&to_kernel, want[2], "kernel gradient by patches", &p);
     }
 }
 
@@ -106,11 +135,6 @@ fn pixels_and_patches_agree_with_the_definition() {
     ] {
         check([n, c, h, w], [o, c, 3, 3], options);
     }
-    check([8, 32, 3, 3], [64, 32, 1, 1], plain);
-    check([8, 16, 5, 5], [16, 16, 1, 1], Conv2dOptions { stride: [2, 2], ..plain });
-    check([8, 16, 6, 4], [16, 16, 2, 3], plain);
-    check([2, 3, 20, 17], [16, 3, 7, 7], Conv2dOptions { stride: [2, 2], padding: [3, 3], ..plain });
-    check([300, 16, 9, 9], [16, 16, 3, 3], same);
     // Squares inside and at the edges, odd and even, with every padding.
     for (n, c, o, h, w, padding) in [
         (4, 16, 32, 4, 4, 1),
@@ -121,6 +145,11 @@ fn pixels_and_patches_agree_with_the_definition() {
     ] {
         check([n, c, h, w], [o, c, 3, 3], Conv2dOptions { padding: [padding; 2], ..plain });
     }
+    check([8, 32, 3, 3], [64, 32, 1, 1], plain);
+    check([8, 16, 5, 5], [16, 16, 1, 1], Conv2dOptions { stride: [2, 2], ..plain });
+    check([8, 16, 6, 4], [16, 16, 2, 3], plain);
+    check([2, 3, 20, 17], [16, 3, 7, 7], Conv2dOptions { stride: [2, 2], padding: [3, 3], ..plain });
+    check([300, 16, 9, 9], [16, 16, 3, 3], same);
 }
 
 #[test]
