@@ -21,9 +21,9 @@ fn fill(parameters: &Parameters) {
         let shape = *parameters.layout().shape(k);
         let fan_in = if shape.n_dims() > 1 { shape.dims()[1..].iter().product() } else { 100 };
         let scale = (3.0 / fan_in as f64).sqrt();
-        parameters.value(k).with_slice_mut(|values: &mut [f32]| {
-            values.iter_mut().enumerate().for_each(|(i, v)| *v = (unit(k as u64, i as u64) * scale) as f32);
-        });
+        let first: Vec<f32> = (0..shape.count() as u64).map(|i| (unit(k as u64, i) * scale) as f32).collect();
+        let value = parameters.value(k);
+        value.copy_from(&Tensor::from_slice(value.device(), &first, shape));
     }
 }
 

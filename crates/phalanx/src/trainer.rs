@@ -179,7 +179,8 @@ impl Trainer {
                 if let Some(checkpoints) = &mut checkpoints {
                     checkpoints.settle()?;
                 }
-                state.optimizer.step(
+                state.optimizer.step_on(
+                    worker.device(),
                     &mut parameters.values().flat_mut::<f32>(),
                     &parameters.grads().arena().flat::<f32>(),
                     factor,

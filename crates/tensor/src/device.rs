@@ -103,6 +103,29 @@ impl Device {
         self.parallel_for(n_tasks, |i| task(i, unsafe { out.piece(i * chunk, chunk) }));
     }
 
+    /// Cuts slices of one length in step into pieces of `chunk` elements and calls `task(start, pieces)` for each, spread over
+    /// the threads. A slice may also be empty: then so are its pieces. Panics if the others differ in length.
+    #[track_caller]
+    pub fn for_pieces<T: Send, const N: usize>(
+        &self,
+        slices: [&mut [T]; N],
+        chunk: usize,
+        task: impl Fn(usize, [&mut [T]; N]) + Sync,
+    ) {
+        let len = slices.iter().map(|slice| slice.len()).max().unwrap_or(0);
+        let lens = slices.each_ref().map(|slice| slice.len());
+        assert!(lens.iter().all(|&l| l == len || l == 0), "for_pieces: slices of {lens:?} elements");
+        let (slices, chunk) = (slices.map(Pieces::new), chunk.max(1));
+        self.parallel_for(len.div_ceil(chunk), |i| {
+            let pieces = slices.each_ref().map(|slice| {
+                let start = if slice.len == 0 { 0 } else { i * chunk };
+                // SAFETY: the pool calls each index once, and pieces of different indices don't overlap.
+                unsafe { slice.piece(start, chunk) }
+            });
+            task(i * chunk, pieces);
+        });
+    }
+
     /// As [`Device::for_chunks`] over two outputs in step: piece `i` of `a` with piece `i` of `b`. Both must have the same
     /// number of pieces.
     pub(crate) fn for_chunks2<T: Send, U: Send>(
@@ -200,6 +223,20 @@ impl<T> Pieces<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pieces_of_several_slices_go_in_step() {
+        for threads in [1, 3] {
+            let (mut a, mut b) = ([0; 10], [1; 10]);
+            Device::cpu(threads).for_pieces([&mut a, &mut [], &mut b], 4, |start, [a, none, b]| {
+                assert!(none.is_empty());
+                for (i, (a, b)) in a.iter_mut().zip(b).enumerate() {
+                    (*a, *b) = (start + i, *b + start);
+                }
+            });
+            assert_eq!((a, b), ([0, 1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 1, 1, 1, 5, 5, 5, 5, 9, 9]));
+        }
+    }
 
     #[test]
     fn size_classes_hold_what_they_promise() {

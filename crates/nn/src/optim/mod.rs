@@ -25,6 +25,7 @@ pub use saved::ResumeError;
 
 use crate::parameters::Parameters;
 use groups::Factors;
+use phalanx_tensor::Device;
 use rule::MAX_STATES;
 use std::ops::Range;
 use std::sync::Arc;
@@ -74,6 +75,17 @@ impl Optimizer {
     /// over slices of one length.
     #[track_caller]
     pub fn step(&mut self, values: &mut [f32], grads: &[f32], factor: f64) {
+        self.step_in_pieces(None, values, grads, factor);
+    }
+
+    /// As [`Optimizer::step`], to the same bits, with the work shared out over the threads of `device`.
+    #[track_caller]
+    pub fn step_on(&mut self, device: &Device, values: &mut [f32], grads: &[f32], factor: f64) {
+        self.step_in_pieces(Some(device), values, grads, factor);
+    }
+
+    #[track_caller]
+    fn step_in_pieces(&mut self, device: Option<&Device>, values: &mut [f32], grads: &[f32], factor: f64) {
         assert!(values.len() == grads.len(), "step: {} values with {} gradients", values.len(), grads.len());
         if self.steps == 0 {
             self.state = self.rule.state_names().iter().map(|_| Arc::new(vec![0.0; values.len()])).collect();
@@ -89,10 +101,23 @@ impl Optimizer {
             for (part, array) in state.iter_mut().zip(&mut self.state) {
                 *part = &mut Arc::make_mut(array)[range.clone()];
             }
-            self.rule.apply(values, grads, state, self.steps, factor, *factors);
+            let (rule, steps) = (&self.rule, self.steps);
+            match device {
+                Some(device) if device.threads() > 1 && values.len() > PIECE => {
+                    let [a, b, c] = state;
+                    device.for_pieces([values, a, b, c], PIECE, |start, [values, a, b, c]| {
+                        let grads = &grads[start..start + values.len()];
+                        rule.apply(values, grads, [a, b, c], steps, factor, *factors);
+                    });
+                }
+                _ => rule.apply(values, grads, state, steps, factor, *factors),
+            }
         }
     }
 }
+
+/// Values that one thread moves at a time: some ten microseconds of work.
+const PIECE: usize = 1 << 15;
 
 #[cfg(test)]
 mod tests;

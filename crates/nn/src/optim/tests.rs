@@ -230,3 +230,24 @@ fn a_value_that_makes_no_sense_is_named() {
     assert!(error(AdamW { weight_decay: -0.1, ..AdamW::default() }.into()).contains("weight_decay is -0.1"));
     assert!(error(Adadelta { lr: f64::NAN, ..Adadelta::default() }.into()).contains("lr is NaN"));
 }
+
+#[test]
+fn threads_share_a_step_and_change_nothing() {
+    let values: Vec<f32> = (0..3 * super::PIECE + 5).map(|i| (i % 17) as f32 - 8.0).collect();
+    let grads: Vec<f32> = values.iter().map(|v| v * 0.3 - 1.0).collect();
+    let rules: [Rule; 3] = [
+        Sgd::new(0.1).into(),
+        Adam::default().into(),
+        RmsProp { momentum: 0.9, centered: true, ..RmsProp::default() }.into(),
+    ];
+    for rule in rules {
+        let (mut alone, mut shared) = (values.clone(), values.clone());
+        let (mut one, mut many) = (Optimizer::new(rule).unwrap(), Optimizer::new(rule).unwrap());
+        for _ in 0..3 {
+            one.step(&mut alone, &grads, 0.5);
+            many.step_on(&phalanx_tensor::Device::cpu(3), &mut shared, &grads, 0.5);
+        }
+        assert_eq!(alone, shared, "{rule:?}");
+        assert!(one.state().eq(many.state()));
+    }
+}

@@ -15,6 +15,10 @@ pub(crate) trait Lanes: Float {
     fn splat<S: Simd>(simd: S, value: Self) -> Self::Vector<S>;
     /// `a + b`.
     fn plus<S: Simd>(simd: S, a: Self::Vector<S>, b: Self::Vector<S>) -> Self::Vector<S>;
+    /// `a - b`.
+    fn minus<S: Simd>(simd: S, a: Self::Vector<S>, b: Self::Vector<S>) -> Self::Vector<S>;
+    /// `a * b`.
+    fn times<S: Simd>(simd: S, a: Self::Vector<S>, b: Self::Vector<S>) -> Self::Vector<S>;
     /// `a * b + c`, rounded once where the machine can.
     fn multiply_add<S: Simd>(
         simd: S,
@@ -33,7 +37,7 @@ pub(crate) const MOST_LANES: usize = 16;
 
 /// One row a type: its vectors and what pulp calls them.
 macro_rules! lanes {
-    ($($t:ty, $vector:ident, $lanes:ident, $splat:ident, $add:ident, $fma:ident, $read:ident, $write:ident;)*) => {$(
+    ($($t:ty, $vector:ident, $lanes:ident, $splat:ident, $add:ident, $sub:ident, $mul:ident, $fma:ident, $read:ident, $write:ident;)*) => {$(
         impl Lanes for $t {
             type Vector<S: Simd> = S::$vector;
 
@@ -48,6 +52,14 @@ macro_rules! lanes {
             #[inline(always)]
             fn plus<S: Simd>(simd: S, a: S::$vector, b: S::$vector) -> S::$vector {
                 simd.$add(a, b)
+            }
+            #[inline(always)]
+            fn minus<S: Simd>(simd: S, a: S::$vector, b: S::$vector) -> S::$vector {
+                simd.$sub(a, b)
+            }
+            #[inline(always)]
+            fn times<S: Simd>(simd: S, a: S::$vector, b: S::$vector) -> S::$vector {
+                simd.$mul(a, b)
             }
             #[inline(always)]
             fn multiply_add<S: Simd>(simd: S, a: S::$vector, b: S::$vector, c: S::$vector) -> S::$vector {
@@ -65,6 +77,6 @@ macro_rules! lanes {
     )*};
 }
 lanes! {
-    f32, f32s, F32_LANES, splat_f32s, add_f32s, mul_add_e_f32s, as_simd_f32s, as_mut_simd_f32s;
-    f64, f64s, F64_LANES, splat_f64s, add_f64s, mul_add_e_f64s, as_simd_f64s, as_mut_simd_f64s;
+    f32, f32s, F32_LANES, splat_f32s, add_f32s, sub_f32s, mul_f32s, mul_add_e_f32s, as_simd_f32s, as_mut_simd_f32s;
+    f64, f64s, F64_LANES, splat_f64s, add_f64s, sub_f64s, mul_f64s, mul_add_e_f64s, as_simd_f64s, as_mut_simd_f64s;
 }

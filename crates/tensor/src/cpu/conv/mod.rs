@@ -1,9 +1,9 @@
 //! Two-dimensional convolution over (N, C, H, W) images with (O, I / groups, KH, KW) kernels.
 //!
-//! Four ways, chosen by [`Plan::way`]: the general one lays the pixels under each kernel tap out as a matrix and multiplies
+//! Five ways, chosen by [`Plan::way`]: the general one lays the pixels under each kernel tap out as a matrix and multiplies
 //! ([`lowered`]); the [`direct`] one keeps a few output rows in registers, for few channels; the one of [`pixels`] sums over
-//! all that a pixel sees, for many channels; the one of [`patches`] leads from few channels to many. The latter two work in
-//! pixel order: [`Plan::orders`]. [`reference`] is the definition written as loops; the tests hold the others against it.
+//! all that a pixel sees, for many channels; that of [`winograd`] needs fewer products for that where kernels are 3x3; the one of [`patches`] leads from few channels to
+//! many. The latter three work in pixel order: [`Plan::orders`]. [`reference`] is the definition written as loops; the tests hold the others against it.
 
 pub(crate) mod direct;
 pub(crate) mod lowered;
@@ -14,6 +14,7 @@ mod reference;
 #[cfg(test)]
 mod tests;
 mod tile;
+mod winograd;
 
 pub(crate) use pixels::has_channels as has_pixel_channels;
 
@@ -56,6 +57,7 @@ impl Plan {
     fn way(&self) -> Way {
         match self {
             _ if direct::takes(self) => Way::Direct,
+            _ if winograd::takes(self) => Way::Winograd,
             _ if pixels::takes(self) => Way::Pixels,
             _ if patches::takes(self) => Way::Patches,
             _ => Way::Lowered,
@@ -66,7 +68,7 @@ impl Plan {
     pub(crate) fn orders(&self) -> [Order; 3] {
         match self.way() {
             Way::Direct | Way::Lowered => [Order::RowMajor; 3],
-            Way::Pixels => [Order::Pixels; 3],
+            Way::Pixels | Way::Winograd => [Order::Pixels; 3],
             Way::Patches => [Order::RowMajor, Order::RowMajor, Order::Pixels],
         }
     }
@@ -76,6 +78,7 @@ impl Plan {
 enum Way {
     Direct,
     Pixels,
+    Winograd,
     Patches,
     Lowered,
 }
@@ -93,6 +96,7 @@ fn forward_as<T: Lanes>(x: &Tensor, w: &Tensor, b: Option<&Tensor>, plan: Plan, 
     let kernel = match plan.way() {
         Way::Direct => direct::forward,
         Way::Pixels => pixels::forward,
+        Way::Winograd => winograd::forward,
         Way::Patches => patches::forward,
         Way::Lowered => lowered::forward,
     };
@@ -110,6 +114,7 @@ pub(crate) fn image_gradient(grad: &Tensor, w: &Tensor, plan: Plan, out: &Tensor
         let kernel = match plan.way() {
             Way::Direct => direct::image_gradient,
             Way::Pixels => pixels::image_gradient,
+            Way::Winograd => winograd::image_gradient,
             Way::Patches | Way::Lowered => lowered::image_gradient,
         };
         kernel(out.device(), &g, &w, plan, &mut o);
@@ -124,7 +129,8 @@ pub(crate) fn kernel_gradient(x: &Tensor, grad: &Tensor, plan: Plan, out: &Tenso
         let mut o = out.write_whole::<T>();
         let kernel = match plan.way() {
             Way::Direct => direct::kernel_gradient,
-            Way::Pixels => pixels::kernel_gradient,
+            Way::Winograd if winograd::takes_kernel_gradient(&plan) => winograd::kernel_gradient,
+            Way::Pixels | Way::Winograd => pixels::kernel_gradient,
             Way::Patches => patches::kernel_gradient,
             Way::Lowered => lowered::kernel_gradient,
         };

@@ -1,6 +1,6 @@
 //! All fast ways of convolution against the loops of [`super::reference`].
 
-use super::{Plan, direct, lowered, patches, pixels, reference};
+use super::{Plan, direct, lowered, patches, pixels, reference, winograd};
 use crate::device::Device;
 use crate::op::Conv2dOptions;
 use crate::ops::convolution::conv_plan;
@@ -67,6 +67,16 @@ fn check(x: [usize; 4], w: [usize; 4], options: Conv2dOptions) {
             close(&to_image, &in_pixels(&want.1, x), "image gradient by pixels", &p);
             close(&to_kernel, &in_pixels(&want.2, w), "kernel gradient by pixels", &p);
         }
+        if winograd::takes(&p) {
+            let (image, kernel, grad) =
+                (in_pixels(&image, x), in_pixels(&kernel, w), in_pixels(&grad, output));
+            winograd::forward(device, &image, &kernel, Some(&bias), p, &mut out);
+            winograd::image_gradient(device, &grad, &kernel, p, &mut to_image);
+            winograd::kernel_gradient(device, &image, &grad, p, &mut to_kernel);
+            close(&out, &in_pixels(&want.0, output), "forward by Winograd", &p);
+            close(&to_image, &in_pixels(&want.1, x), "image gradient by Winograd", &p);
+            close(&to_kernel, &in_pixels(&want.2, w), "kernel gradient by Winograd", &p);
+        }
         if patches::takes(&p) {
             patches::forward(device, &image, &kernel, Some(&bias), p, &mut out);
             patches::kernel_gradient(device, &image, &in_pixels(&grad, output), p, &mut to_kernel);
@@ -101,6 +111,16 @@ fn pixels_and_patches_agree_with_the_definition() {
     check([8, 16, 6, 4], [16, 16, 2, 3], plain);
     check([2, 3, 20, 17], [16, 3, 7, 7], Conv2dOptions { stride: [2, 2], padding: [3, 3], ..plain });
     check([300, 16, 9, 9], [16, 16, 3, 3], same);
+    // Squares inside and at the edges, odd and even, with every padding.
+    for (n, c, o, h, w, padding) in [
+        (4, 16, 32, 4, 4, 1),
+        (5, 48, 16, 5, 9, 1),
+        (66, 16, 16, 7, 6, 0),
+        (4, 16, 16, 4, 5, 2),
+        (40, 32, 16, 12, 4, 1),
+    ] {
+        check([n, c, h, w], [o, c, 3, 3], Conv2dOptions { padding: [padding; 2], ..plain });
+    }
 }
 
 #[test]
