@@ -2,6 +2,7 @@
 
 use crate::parameters::{Mismatch, Parameters};
 use crate::weights::Weights;
+use std::sync::Arc;
 
 /// The exponential moving average of parameters and buffers, as PyTorch's `AveragedModel` with `get_ema_multi_avg_fn` and
 /// `use_buffers`. Buffers are averaged too, since the statistics of a batch norm belong to the weights before it.
@@ -18,17 +19,20 @@ use crate::weights::Weights;
 /// assert_eq!(average.in_place_of(&parameters, || parameters.value(0).item()), 1.25);
 /// assert_eq!(parameters.value(0).item(), 2.0);
 /// ```
+///
+/// A clone shares the arrays, and stays as it is: an update that finds them shared goes on with a copy.
+#[derive(Clone)]
 pub struct Average {
-    values: Vec<f32>,
-    buffers: Vec<f32>,
+    values: Arc<Vec<f32>>,
+    buffers: Arc<Vec<f32>>,
 }
 
 impl Average {
     /// The average after one update: the values of now.
     pub fn of(parameters: &Parameters) -> Average {
         Average {
-            values: parameters.values().flat::<f32>().to_vec(),
-            buffers: parameters.buffers().flat::<f32>().to_vec(),
+            values: Arc::new(parameters.values().flat::<f32>().to_vec()),
+            buffers: Arc::new(parameters.buffers().flat::<f32>().to_vec()),
         }
     }
 
@@ -38,7 +42,8 @@ impl Average {
         for (mean, now) in
             [(&mut self.values, parameters.values()), (&mut self.buffers, parameters.buffers())]
         {
-            mean.iter_mut()
+            Arc::make_mut(mean)
+                .iter_mut()
                 .zip(now.flat::<f32>().iter())
                 .for_each(|(mean, now)| *mean += share * (now - *mean));
         }
@@ -63,8 +68,8 @@ impl Average {
     }
 
     fn swap(&mut self, parameters: &Parameters) {
-        self.values.swap_with_slice(&mut parameters.values().flat_mut::<f32>());
-        self.buffers.swap_with_slice(&mut parameters.buffers().flat_mut::<f32>());
+        Arc::make_mut(&mut self.values).swap_with_slice(&mut parameters.values().flat_mut::<f32>());
+        Arc::make_mut(&mut self.buffers).swap_with_slice(&mut parameters.buffers().flat_mut::<f32>());
     }
 
     /// The average for a file, under the names of the model.

@@ -1,7 +1,8 @@
 //! Checkpoints: a run that ends at any moment goes on from the last one as if it hadn't.
 //!
-//! At the end of a step rank 0 copies everything that a step changes (values, buffers, the optimizer's state) into memory that
-//! it keeps, and a thread writes the copy while training goes on. What is random in training is a function of the
+//! At the end of a step rank 0 lends everything that a step changes (values, the optimizer's state) to a thread, which copies
+//! it into memory that it keeps, while the passes of the next step go on, which only read it; that step waits for the copy
+//! before it moves the weights. Then the thread writes the copy while training goes on. What is random in training is a function of the
 //! seed, the step and the sample, so beside these arrays a position is all there is to keep. A checkpoint is a folder of
 //! safetensors files with PyTorch's names and a manifest with a checksum for every MiB of them; the manifest gets its name last
 //! (`checkpoint/store.rs`), so a checkpoint is whole or none. While one is being written no other is begun: training
@@ -59,7 +60,7 @@ use crate::worker::Worker;
 use background::{About, Background, Late, Written};
 use disk::SystemDisk;
 use phalanx_nn::Parameters;
-use snapshot::Contents;
+use snapshot::{Contents, Lent};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use store::Store;
@@ -110,7 +111,7 @@ impl Every {
     }
 }
 
-/// How long a run waits for its last checkpoint.
+/// How long a run waits for its last checkpoint, or for a copy.
 const PATIENCE: Duration = Duration::from_secs(600);
 
 /// The checkpoints of one run.
@@ -127,7 +128,7 @@ struct Writer {
     last: (u64, Instant),
     /// Whether there is any checkpoint of this run.
     any: bool,
-    /// How long the last snapshot kept the training loop.
+    /// How long the last snapshot has kept the training loop.
     stall: Duration,
 }
 
@@ -198,6 +199,16 @@ impl Checkpoints {
         }
     }
 
+    /// Waits until the checkpoint at hand has its copy. Called on all ranks before anything writes to the values, the
+    /// optimizer's state or the running mean, and does nothing but on rank 0.
+    pub(crate) fn settle(&mut self) -> Result<(), CheckpointError> {
+        let Some(writer) = &mut self.writer else { return Ok(()) };
+        let start = Instant::now();
+        let settled = writer.background.settle(PATIENCE);
+        writer.stall += start.elapsed();
+        settled.map_err(|Late| CheckpointError::Late { path: self.dir.clone(), waited: PATIENCE })
+    }
+
     /// Waits for the checkpoint at hand, and takes the last one of a run that took any.
     pub(crate) fn finish(self, state: &State, parameters: &Parameters, observer: &mut dyn Observer) {
         let Some(mut writer) = self.writer else { return };
@@ -212,7 +223,7 @@ impl Checkpoints {
 impl Writer {
     fn take(&mut self, state: &State, parameters: &Parameters) {
         let start = Instant::now();
-        self.background.write(|snapshot| snapshot.take(parameters, state));
+        self.background.write(Lent::of(parameters, state));
         self.last = (state.progress.step, Instant::now());
         self.stall = start.elapsed();
     }

@@ -176,6 +176,9 @@ impl Trainer {
                 let (step, step_start) = (state.progress.step, Instant::now());
                 let made = run.gradients(&mut batches, &state.progress)?;
                 let factor = run.factor(&state.progress);
+                if let Some(checkpoints) = &mut checkpoints {
+                    checkpoints.settle()?;
+                }
                 state.optimizer.step_on(
                     worker.device(),
                     &mut parameters.values().flat_mut::<f32>(),
@@ -203,6 +206,9 @@ impl Trainer {
             }
             let seconds = epoch_start.elapsed().as_secs_f64();
             let samples_per_s = (state.progress.samples - samples_before) as f64 / seconds;
+            if let Some(checkpoints) = &mut checkpoints {
+                checkpoints.settle()?;
+            }
             evaluation = evaluate(&mut run, &mut state.average)?;
             let skipped = run.skipped()?;
             run.tell(

@@ -28,12 +28,13 @@ use groups::Factors;
 use phalanx_tensor::Device;
 use rule::MAX_STATES;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// A rule with its state.
 pub struct Optimizer {
     rule: Rule,
     /// One array a name of [`Rule::state_names`], as long as the values; empty before the first step.
-    state: Vec<Vec<f32>>,
+    state: Vec<Arc<Vec<f32>>>,
     steps: u64,
     /// The values in order, cut into groups; empty where there are none.
     groups: Vec<(Range<usize>, Factors)>,
@@ -57,9 +58,10 @@ impl Optimizer {
         self.steps
     }
 
-    /// The state, an array a name; empty before the first step.
-    pub fn state(&self) -> impl Iterator<Item = (&'static str, &[f32])> {
-        self.rule.state_names().iter().copied().zip(self.state.iter().map(Vec::as_slice))
+    /// The state, an array a name; empty before the first step. An array that was cloned stays as it is: if it is still held
+    /// when the next step is made, the step goes on with a copy.
+    pub fn state(&self) -> impl Iterator<Item = (&'static str, &Arc<Vec<f32>>)> {
+        self.rule.state_names().iter().copied().zip(&self.state)
     }
 
     /// Treats some of `parameters`, over all of whose values every step then goes, in their own way. Without groups all are
@@ -86,7 +88,7 @@ impl Optimizer {
     fn step_in_pieces(&mut self, device: Option<&Device>, values: &mut [f32], grads: &[f32], factor: f64) {
         assert!(values.len() == grads.len(), "step: {} values with {} gradients", values.len(), grads.len());
         if self.steps == 0 {
-            self.state = self.rule.state_names().iter().map(|_| vec![0.0; values.len()]).collect();
+            self.state = self.rule.state_names().iter().map(|_| Arc::new(vec![0.0; values.len()])).collect();
         }
         let fits = self.state.iter().all(|s| s.len() == values.len());
         assert!(fits, "step: {} values, but the steps before had another number", values.len());
@@ -97,7 +99,7 @@ impl Optimizer {
             let (values, grads) = (&mut values[range.clone()], &grads[range.clone()]);
             let mut state: [&mut [f32]; MAX_STATES] = Default::default();
             for (part, array) in state.iter_mut().zip(&mut self.state) {
-                *part = &mut array[range.clone()];
+                *part = &mut Arc::make_mut(array)[range.clone()];
             }
             let (rule, steps) = (&self.rule, self.steps);
             match device {

@@ -4,6 +4,7 @@ use super::{BadValue, Optimizer, Rule};
 use crate::parameters::{Mismatch, Parameters};
 use crate::weights::Weights;
 use phalanx_tensor::Shape;
+use std::sync::Arc;
 use thiserror::Error;
 
 /// The name of the number of steps. No parameter's state is named so: theirs have a dot.
@@ -57,7 +58,8 @@ impl Optimizer {
         if optimizer.steps > 0 {
             for &state in optimizer.rule.state_names() {
                 let flat = parameters.flat_from(weights, &format!(".{state}"));
-                optimizer.state.push(flat.map_err(|mismatch| ResumeError::Mismatch { state, mismatch })?);
+                let flat = flat.map_err(|mismatch| ResumeError::Mismatch { state, mismatch })?;
+                optimizer.state.push(Arc::new(flat));
             }
         }
         Ok(optimizer)

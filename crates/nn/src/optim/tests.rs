@@ -86,6 +86,15 @@ fn groups_step_as_pytorchs_do() {
 }
 
 #[test]
+fn a_state_that_is_held_stays_as_it_is() {
+    let mut optimizer = Optimizer::new(Sgd { momentum: 0.5, ..Sgd::new(0.1) }).unwrap();
+    optimizer.step(&mut [0.0], &[1.0], 1.0);
+    let held = Arc::clone(optimizer.state().next().unwrap().1);
+    optimizer.step(&mut [0.0], &[1.0], 1.0);
+    assert_eq!((held[0], optimizer.state().next().unwrap().1[0]), (1.0, 1.5));
+}
+
+#[test]
 fn what_is_left_of_one_is_told_in_double_precision() {
     let state = |rule: Rule, grads: &[f32]| {
         let mut optimizer = Optimizer::new(rule).unwrap();

@@ -1,9 +1,9 @@
-//! The thread that writes checkpoints while training goes on. The one snapshot travels to it and back, so there is never more
+//! The thread that copies and writes checkpoints while training goes on. The one snapshot travels to it and back, so there is never more
 //! than one in memory or on its way, and whoever wants to take another knows that the last one is written.
 
 use super::error::CheckpointError;
 use super::manifest::RunFacts;
-use super::snapshot::{Contents, Snapshot};
+use super::snapshot::{Contents, Lent, Snapshot};
 use super::store::Store;
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
@@ -12,12 +12,22 @@ use std::time::{Duration, Instant};
 
 /// The thread, as the training loop sees it.
 pub(super) struct Background {
-    requests: SyncSender<Box<Snapshot>>,
-    results: Receiver<(Box<Snapshot>, Written)>,
+    requests: SyncSender<(Box<Snapshot>, Lent)>,
+    news: Receiver<News>,
     /// Here unless it is being written.
     idle: Option<Box<Snapshot>>,
+    /// Whether the thread may still read what it was lent.
+    lent: bool,
     /// Taken when the thread is found to have panicked.
     thread: Option<JoinHandle<()>>,
+}
+
+/// What the thread tells of each request, in this order.
+#[expect(clippy::large_enum_variant, reason = "there are two a checkpoint")]
+enum News {
+    /// What was lent is given back.
+    Copied,
+    Written(Box<Snapshot>, Written),
 }
 
 /// What became of a snapshot.
@@ -40,17 +50,21 @@ pub(super) struct About {
 impl Background {
     /// Starts the thread. It ends when this is dropped, once what it writes is written.
     pub(super) fn start(store: Store, about: About) -> std::io::Result<Background> {
-        let (requests, snapshots) = sync_channel::<Box<Snapshot>>(1);
-        let (results_to, results) = sync_channel(1);
+        let (requests, received) = sync_channel::<(Box<Snapshot>, Lent)>(1);
+        let (news_to, news) = sync_channel(2);
         let thread = thread::Builder::new().name("checkpoint".into()).spawn(move || {
-            for snapshot in snapshots {
+            for (mut snapshot, lent) in received {
+                snapshot.copy(lent);
+                if news_to.send(News::Copied).is_err() {
+                    return;
+                }
                 let written = write(&store, &snapshot, &about);
-                if results_to.send((snapshot, written)).is_err() {
+                if news_to.send(News::Written(snapshot, written)).is_err() {
                     return;
                 }
             }
         })?;
-        Ok(Background { requests, results, idle: Some(Box::default()), thread: Some(thread) })
+        Ok(Background { requests, news, idle: Some(Box::default()), lent: false, thread: Some(thread) })
     }
 
     /// Whether nothing is being written.
@@ -58,40 +72,68 @@ impl Background {
         self.idle.is_some()
     }
 
-    /// Lets `take` fill the snapshot, and has it written. Panics if one is being written.
+    /// Has a snapshot of this taken and written. Until [`Background::settle`], nobody may write to what is lent. Panics if one
+    /// is being written.
     #[track_caller]
-    pub(super) fn write(&mut self, take: impl FnOnce(&mut Snapshot)) {
-        let mut snapshot = self.idle.take().expect("one snapshot at a time");
-        take(&mut snapshot);
-        if self.requests.send(snapshot).is_err() {
+    pub(super) fn write(&mut self, lent: Lent) {
+        let snapshot = self.idle.take().expect("one snapshot at a time");
+        self.lent = true;
+        if self.requests.send((snapshot, lent)).is_err() {
             self.panicked();
         }
     }
 
+    /// Waits until nothing is lent; an error if that takes longer.
+    pub(super) fn settle(&mut self, patience: Duration) -> Result<(), Late> {
+        if self.lent {
+            self.next(Instant::now() + patience)?;
+        }
+        Ok(())
+    }
+
     /// What became of the snapshot, once that is known.
     pub(super) fn poll(&mut self) -> Option<Written> {
-        match self.results.try_recv() {
-            Ok((snapshot, written)) => {
-                self.idle = Some(snapshot);
-                Some(written)
+        loop {
+            match self.news.try_recv() {
+                Ok(news) => {
+                    if let Some(written) = self.heed(news) {
+                        return Some(written);
+                    }
+                }
+                Err(TryRecvError::Empty) => return None,
+                Err(TryRecvError::Disconnected) => self.panicked(),
             }
-            Err(TryRecvError::Empty) => None,
-            Err(TryRecvError::Disconnected) => self.panicked(),
         }
     }
 
     /// As [`Background::poll`], but waits until then, if anything is being written; an error if that takes longer.
     pub(super) fn wait(&mut self, patience: Duration) -> Result<Option<Written>, Late> {
-        if self.is_idle() {
-            return Ok(None);
-        }
-        match self.results.recv_timeout(patience) {
-            Ok((snapshot, written)) => {
-                self.idle = Some(snapshot);
-                Ok(Some(written))
+        let until = Instant::now() + patience;
+        while !self.is_idle() {
+            if let Some(written) = self.next(until)? {
+                return Ok(Some(written));
             }
+        }
+        Ok(None)
+    }
+
+    /// Waits for news, and says what became of the snapshot if they tell.
+    fn next(&mut self, until: Instant) -> Result<Option<Written>, Late> {
+        match self.news.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            Ok(news) => Ok(self.heed(news)),
             Err(RecvTimeoutError::Timeout) => Err(Late),
             Err(RecvTimeoutError::Disconnected) => self.panicked(),
+        }
+    }
+
+    fn heed(&mut self, news: News) -> Option<Written> {
+        self.lent = false;
+        match news {
+            News::Copied => None,
+            News::Written(snapshot, written) => {
+                self.idle = Some(snapshot);
+                Some(written)
+            }
         }
     }
 
@@ -100,6 +142,16 @@ impl Background {
         match self.thread.take().expect("a thread panics once").join() {
             Err(panic) => std::panic::resume_unwind(panic),
             Ok(()) => unreachable!("the checkpoint thread ended while it was wanted"),
+        }
+    }
+}
+
+/// A run that fails leaves its arenas to whoever began it, and nobody reads them behind their back.
+impl Drop for Background {
+    fn drop(&mut self) {
+        if self.lent {
+            // Whether they come or the thread has panicked: nothing is lent then.
+            let _ = self.news.recv_timeout(super::PATIENCE);
         }
     }
 }

@@ -1,11 +1,13 @@
 //! What a checkpoint is written from: a copy of everything that changes from step to step, in memory that is kept for the next
-//! one. Taking it is one pass over the arenas and allocates nothing once warm.
+//! one. Copying is one pass over the arenas and allocates nothing once warm; it is done from what is [`Lent`], so that it needs
+//! no standstill.
 
 use super::manifest::Holds;
 use super::position::Position;
 use crate::trainer::State;
-use phalanx_nn::Parameters;
-use phalanx_tensor::{Layout, Shape};
+use phalanx_nn::{Average, Parameters};
+use phalanx_tensor::{Arena, Layout, Shape};
+use std::sync::Arc;
 
 /// How the arenas of a model are named and laid out, which no step changes.
 pub(super) struct Contents {
@@ -36,6 +38,31 @@ impl Contents {
     }
 }
 
+/// What is to be copied. The passes of the next step only read the values, and leave the optimizer's state and the running
+/// mean alone, so these are lent until that step moves them; the buffers, which a pass may change, are small.
+pub(super) struct Lent {
+    position: Position,
+    values: Arena,
+    buffers: Vec<f32>,
+    optimizer_steps: u64,
+    states: Vec<(&'static str, Arc<Vec<f32>>)>,
+    average: Option<Average>,
+}
+
+impl Lent {
+    pub(super) fn of(parameters: &Parameters, state: &State) -> Lent {
+        let State { progress, optimizer, average } = state;
+        Lent {
+            position: progress.into(),
+            values: parameters.values().clone(),
+            buffers: parameters.buffers().flat::<f32>().to_vec(),
+            optimizer_steps: optimizer.steps(),
+            states: optimizer.state().map(|(state, flat)| (state, Arc::clone(flat))).collect(),
+            average: average.clone(),
+        }
+    }
+}
+
 /// The arenas at one moment, flat, with their padding.
 #[derive(Default)]
 pub(super) struct Snapshot {
@@ -58,19 +85,19 @@ pub(super) struct Array<'a> {
 }
 
 impl Snapshot {
-    /// Copies everything, over what was copied before.
-    pub(super) fn take(&mut self, parameters: &Parameters, state: &State) {
-        let State { progress, optimizer, average } = state;
-        self.position = progress.into();
-        copy(&mut self.values, &parameters.values().flat::<f32>());
-        copy(&mut self.buffers, &parameters.buffers().flat::<f32>());
-        self.optimizer_steps = [optimizer.steps() as f32];
-        self.states.resize_with(optimizer.state().count(), Default::default);
-        for ((name, into), (state, from)) in self.states.iter_mut().zip(optimizer.state()) {
+    /// Copies everything, over what was copied before, and gives it back.
+    pub(super) fn copy(&mut self, lent: Lent) {
+        let Lent { position, values, buffers, optimizer_steps, states, average } = lent;
+        self.position = position;
+        copy(&mut self.values, &values.flat::<f32>());
+        self.buffers = buffers;
+        self.optimizer_steps = [optimizer_steps as f32];
+        self.states.resize_with(states.len(), Default::default);
+        for ((name, into), (state, from)) in self.states.iter_mut().zip(&states) {
             *name = state;
             copy(into, from);
         }
-        match average {
+        match &average {
             Some(average) => {
                 let [values, buffers] = self.average.get_or_insert_default();
                 copy(values, average.values());

@@ -5,7 +5,7 @@ mod machine;
 use super::background::{About, Background};
 use super::disk::SystemDisk;
 use super::manifest;
-use super::snapshot::{Contents, Snapshot};
+use super::snapshot::{Contents, Lent, Snapshot};
 use super::store::Store;
 use super::*;
 use machine::{After, Fault, Machine};
@@ -42,7 +42,7 @@ impl Run {
         let mut snapshot = Snapshot::default();
         let (epoch, step_in_epoch, samples) = (step / 100, step % 100, 10 * step);
         self.state.progress = Progress { step, epoch, step_in_epoch, samples, ..Progress::default() };
-        snapshot.take(&self.parameters, &self.state);
+        snapshot.copy(Lent::of(&self.parameters, &self.state));
         snapshot
     }
 
@@ -394,6 +394,6 @@ fn a_snapshot_is_taken_into_the_memory_of_the_one_before() {
         files.iter().flat_map(|(_, arrays)| arrays.iter().map(|array| array.flat.as_ptr())).collect()
     };
     let before = places(&snapshot);
-    snapshot.take(&run.parameters, &run.state);
+    snapshot.copy(Lent::of(&run.parameters, &run.state));
     assert_eq!(places(&snapshot), before);
 }
