@@ -25,6 +25,8 @@ pub enum Kind {
     Flag,
     /// A whole number of at least this.
     Count(u64),
+    /// A whole number from the first to the second: of what would otherwise fill the memory.
+    Between(u64, u64),
     /// Any number.
     Number,
     /// A number of at least 0.
@@ -54,8 +56,16 @@ const fn must(path: &'static str, kind: Kind, about: &'static str) -> Key {
 }
 
 use Kind::{
-    Count, Flag, Fraction, NotNegative, NotNegatives, Number, OneOf, Positive, Positives, Share, Shares,
+    Between, Count, Flag, Fraction, NotNegative, NotNegatives, Number, OneOf, Positive, Positives, Share,
+    Shares,
 };
+
+/// Outputs of a last layer.
+const MOST_CLASSES: u64 = 1 << 20;
+/// The side of an image.
+const MOST_PIXELS: u64 = 1 << 14;
+/// Threads of a worker.
+const MOST_THREADS: u64 = 1 << 10;
 
 /// The models that a recipe can name.
 const MODELS: &[&str] = &[
@@ -90,7 +100,12 @@ pub const KEYS: &[Key] = &[
         &["mnist", "mnist-hpc"],
         "the share of values that dropout zeroes; 0 switches it off",
     ),
-    row("model.head", Count(1), RESNETS, "outputs of the last layer; by default the classes of the dataset"),
+    row(
+        "model.head",
+        Between(1, MOST_CLASSES),
+        RESNETS,
+        "outputs of the last layer; by default the classes of the dataset",
+    ),
     row(
         "model.stem",
         OneOf(&["imagenet", "small"]),
@@ -179,17 +194,22 @@ pub const KEYS: &[Key] = &[
         DIGITS,
         "what is predicted: the dataset's targets or its inputs",
     ),
-    row("data.size", Count(1), PICTURES, "both sides of what the model sees; by default as the images are"),
+    row(
+        "data.size",
+        Between(1, MOST_PIXELS),
+        PICTURES,
+        "both sides of what the model sees; by default as the images are",
+    ),
     row(
         "data.resize",
-        Count(1),
+        Between(1, MOST_PIXELS),
         PICTURES,
         "length of the shorter side, before the middle is cut out for data.size",
     ),
     row("data.flip", Flag, PICTURES, "whether every other training image is mirrored"),
     row(
         "data.crop_padding",
-        Count(0),
+        Between(0, MOST_PIXELS),
         PICTURES,
         "black around training images, before a piece is cut out at random",
     ),
@@ -200,12 +220,22 @@ pub const KEYS: &[Key] = &[
         PICTURES,
         "random changes of brightness, contrast, saturation and hue; the last is at most 0.5",
     ),
-    row("data.cutout", Count(0), PICTURES, "side of a square that is cut out of training images"),
+    row(
+        "data.cutout",
+        Between(0, MOST_PIXELS),
+        PICTURES,
+        "side of a square that is cut out of training images",
+    ),
     row("data.mixup", Fraction, PICTURES, "alpha of mixup, which mixes each training image with another one"),
     row("data.mean", NotNegatives(3), PICTURES, "what red, green and blue, from 0 to 1, become 0 at"),
     row("data.std", Positives(Some(3)), PICTURES, "what of them becomes a distance of 1"),
     row("data.skip_bad", Flag, PICTURES, "whether another image takes the place of one that can't be read"),
-    row("data.threads", Count(0), &[], "threads that prepare batches; 0 prepares them in the training loop"),
+    row(
+        "data.threads",
+        Between(0, MOST_THREADS),
+        &[],
+        "threads that prepare batches; 0 prepares them in the training loop",
+    ),
     must("train.loss", OneOf(&["nll", "cross-entropy", "mse"]), "how outputs are held against targets"),
     row("train.label_smoothing", Share, &["cross-entropy"], "how much of a label is spread over all classes"),
     row("train.epochs", Count(1), &[], "how often all samples are seen"),
@@ -242,7 +272,12 @@ pub const KEYS: &[Key] = &[
     row("train.checkpoint_minutes", Positive, &[], "minutes from one checkpoint to the next"),
     row("train.keep", Count(1), &[], "how many checkpoints stay"),
     row("train.seed", Count(0), &[], "what first values, orders and masks are functions of"),
-    row("train.threads", Count(0), &[], "compute threads of each worker; 0 for its share of the cores"),
+    row(
+        "train.threads",
+        Between(0, MOST_THREADS),
+        &[],
+        "compute threads of each worker; 0 for its share of the cores",
+    ),
     row("parallel.bucket_mb", Positive, &[], "about how many MiB of gradients travel together"),
     row("parallel.first_bucket_mb", Positive, &[], "the same for the gradients that are ready first"),
     row("parallel.find_unused", Flag, &[], "whether a step may leave parameters without a gradient"),
@@ -265,7 +300,7 @@ impl Key {
         let float = |text: &str| text.trim().parse().ok().map(Value::Float);
         let value = match self.kind {
             Kind::Flag => text.parse().ok().map(Value::Boolean),
-            Kind::Count(_) => text.parse().ok().map(Value::Integer),
+            Kind::Count(_) | Kind::Between(..) => text.parse().ok().map(Value::Integer),
             Kind::Number | Kind::NotNegative | Kind::Positive | Kind::Share | Kind::Fraction => float(text),
             Kind::Shares | Kind::NotNegatives(_) | Kind::Positives(_) => text
                 .trim_start_matches(['[', '('])
@@ -294,11 +329,11 @@ impl Key {
             let each = |value: &Value| number(value).is_some_and(right);
             value.as_array().is_some_and(|numbers| numbers.len() == n && numbers.iter().all(each))
         };
+        let whole = |value: &Value| value.as_integer().and_then(|n| u64::try_from(n).ok());
         let right = match self.kind {
             Kind::Flag => value.is_bool(),
-            Kind::Count(least) => {
-                value.as_integer().is_some_and(|n| u64::try_from(n).is_ok_and(|n| n >= least))
-            }
+            Kind::Count(least) => whole(value).is_some_and(|n| n >= least),
+            Kind::Between(least, most) => whole(value).is_some_and(|n| (least..=most).contains(&n)),
             Kind::Number => number(value).is_some(),
             Kind::NotNegative => number(value).is_some_and(|x| x >= 0.0),
             Kind::Positive => number(value).is_some_and(|x| x > 0.0),
@@ -337,6 +372,7 @@ impl Kind {
         match self {
             Kind::Flag => "true or false".to_owned(),
             Kind::Count(least) => format!("a whole number of at least {least}"),
+            Kind::Between(least, most) => format!("a whole number from {least} to {most}"),
             Kind::Number => "a number".to_owned(),
             Kind::NotNegative => "a number of at least 0".to_owned(),
             Kind::Positive => "a number above 0".to_owned(),
