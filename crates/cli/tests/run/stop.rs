@@ -145,7 +145,9 @@ fn a_failure_before_ctrl_c_is_still_told() {
     let script = "echo $$; test $RANK = 1 && { read line < go; exit 7; }; \
                   trap 'echo told to stop' TERM; trap '' INT; echo > go; while :; do sleep 0.05; done";
     let mut two = Two::start(folder.path(), &[], script);
-    assert_eq!(two.line(), "told to stop\n");
+    // The lines of different workers come in any order.
+    let said = format!("{} {}", two.pids.join(" "), two.line());
+    assert!(said.contains("told to stop"), "{said}");
     // The second one kills, but two of the same kind may reach a process as one.
     two.signal("-INT");
     two.signal("-QUIT");
