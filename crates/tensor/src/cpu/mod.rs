@@ -12,6 +12,7 @@ pub(crate) mod pooling;
 pub(crate) mod reduce;
 pub(crate) mod small_gemm;
 pub(crate) mod softmax;
+pub(crate) mod window;
 
 /// Work below this many elements (or multiply-adds) is not worth waking another thread for: about ten microseconds.
 pub(crate) const SERIAL_LIMIT: usize = 1 << 15;

@@ -2,6 +2,7 @@
 //! order, all samples and channels of a pixel at once.
 
 use crate::cpu::SERIAL_LIMIT;
+use crate::cpu::window::Slide;
 use crate::dtype::{Float, with_float};
 use crate::op::{CountPadding, PoolOptions};
 use crate::tensor::Tensor;
@@ -29,14 +30,17 @@ impl Planes {
         (span(y, 0, self.h), span(x, 1, self.w))
     }
 
+    /// How windows move along dimension `d`.
+    fn slide(&self, d: usize) -> Slide {
+        Slide { stride: self.options.stride[d], padding: self.options.padding[d] }
+    }
+
     /// The pixels that the window of an output pixel covers, each after its number in the window.
     fn seen(&self, output: usize) -> impl Iterator<Item = (u8, usize)> {
         let (p, [kh, kw]) = (*self, self.options.kernel);
-        let at = move |at: usize, k: usize, d: usize, size: usize| {
-            (at * p.options.stride[d] + k).checked_sub(p.options.padding[d]).filter(|&at| at < size)
-        };
         (0..kh * kw).filter_map(move |k| {
-            let (y, x) = (at(output / p.ow, k / kw, 0, p.h)?, at(output % p.ow, k % kw, 1, p.w)?);
+            let y = p.slide(0).sees(output / p.ow, k / kw, p.h)?;
+            let x = p.slide(1).sees(output % p.ow, k % kw, p.w)?;
             Some((k as u8, y * p.w + x))
         })
     }
@@ -44,13 +48,9 @@ impl Planes {
     /// The output pixels whose windows cover a pixel, each after the pixel's number in the window.
     fn seen_by(&self, pixel: usize) -> impl Iterator<Item = (u8, usize)> {
         let (p, [kh, kw]) = (*self, self.options.kernel);
-        let to = move |at: usize, k: usize, d: usize, size: usize| {
-            let start = (at + p.options.padding[d]).checked_sub(k)?;
-            let to = start / p.options.stride[d];
-            (start.is_multiple_of(p.options.stride[d]) && to < size).then_some(to)
-        };
         (0..kh * kw).filter_map(move |k| {
-            let (y, x) = (to(pixel / p.w, k / kw, 0, p.oh)?, to(pixel % p.w, k % kw, 1, p.ow)?);
+            let y = p.slide(0).seen_by(pixel / p.w, k / kw, p.oh)?;
+            let x = p.slide(1).seen_by(pixel % p.w, k % kw, p.ow)?;
             Some((k as u8, y * p.ow + x))
         })
     }

@@ -8,7 +8,7 @@
 //! Where the width isn't a multiple of [`LANES`], the last block of a row reaches back over the one before it; the lanes that
 //! both cover are its `skip` first, which sums leave out.
 
-use super::lowered::sum_over_runs;
+use super::lowered::{RUNS, sum_over_runs};
 use super::{Plan, lowered};
 use crate::device::Device;
 use crate::dtype::Float;
@@ -316,7 +316,7 @@ pub(super) fn kernel_gradient<T: Float>(device: &Device, x: &[T], g: &[T], p: Pl
         numbered(device, 2 * n_rest, |i| [i / 2 * p.w + p.ow - LANES, i / 2 * p.ow + p.ow - LANES][i % 2]);
     let rest = rest.read::<i64>();
     let rest = &rest.as_chunks::<2>().0[..n_rest];
-    sum_over_runs(device, p.n, out, |images, out| {
+    sum_over_runs(device, RUNS, p.n, out, |images, out| {
         let x = &x[images.start * p.image()..images.end * p.image()];
         let g = &g[images.start * p.out_image()..images.end * p.out_image()];
         device.arch().dispatch(KernelSums { x, g, p, whole, rest, out });

@@ -117,21 +117,22 @@ pub(super) fn image_gradient<T: Float>(device: &Device, g: &[T], w: &[T], p: Pla
 /// doesn't depend on how many threads there are.
 pub(super) const RUNS: usize = 4;
 
-/// Sums `each(first image, last image, partial sum)` over the runs of a batch into `out`.
+/// Sums `each(parts, partial sum)` into `out`, over `parts` parts of what is summed, which fall into at most `runs` runs.
 pub(super) fn sum_over_runs<T: Float>(
     device: &Device,
-    images: usize,
+    runs: usize,
+    parts: usize,
     out: &mut [T],
     each: impl Fn(std::ops::Range<usize>, &mut [T]) + Sync,
 ) {
-    let per_run = images.div_ceil(RUNS).max(1);
-    let runs = images.div_ceil(per_run).max(1);
+    let per_run = parts.div_ceil(runs).max(1);
+    let runs = parts.div_ceil(per_run).max(1);
     let size = out.len();
     let room = room::<T>(device, size * runs);
     let mut partial = room.write::<T>();
     let partial = &mut partial[..size * runs];
     device.for_chunks(partial, size.max(1), |run, sum| {
-        each(run * per_run..((run + 1) * per_run).min(images), sum);
+        each(run * per_run..((run + 1) * per_run).min(parts), sum);
     });
     device.arch().dispatch(|| {
         out.copy_from_slice(&partial[..size]);
@@ -144,7 +145,7 @@ pub(super) fn sum_over_runs<T: Float>(
 pub(super) fn kernel_gradient<T: Float>(device: &Device, x: &[T], g: &[T], p: Plan, out: &mut [T]) {
     let (taps, area) = matrix(&p);
     let og = p.o / p.options.groups;
-    sum_over_runs(device, p.n, out, |images, sum| {
+    sum_over_runs(device, RUNS, p.n, out, |images, sum| {
         sum.fill(T::ZERO);
         let room = room::<T>(device, taps * area);
         let mut matrix = room.write::<T>();

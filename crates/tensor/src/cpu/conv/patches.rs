@@ -4,7 +4,8 @@
 //! pixel order.
 
 use super::Plan;
-use super::tile::{Tile, add_columns, add_rows, add_to, wide, zeros};
+use super::lowered::sum_over_runs;
+use super::tile::{ByPanels, add_columns, add_rows, add_to, biased, by_panels, in_panels, store, zeros};
 use crate::cpu::copy::transpose;
 use crate::cpu::lanes::{Lanes, MOST_LANES};
 use crate::device::Device;
@@ -103,68 +104,35 @@ impl<T: Lanes> WithSimd for Forward<'_, T> {
     #[inline(always)]
     fn with_simd<S: Simd>(mut self, simd: S) {
         gather(self.x, self.plan, self.first, self.patches);
-        let width = self.plan.o;
-        let mut column = 0;
-        while column < width {
-            let vectors = wide::<T, S>(width - column);
-            match (S::REGISTER_COUNT >= 32, vectors) {
-                (true, 2) => self.panel::<S, 8, 2>(simd, column),
-                (true, _) => self.panel::<S, 8, 1>(simd, column),
-                (false, 2) => self.panel::<S, 4, 2>(simd, column),
-                (false, _) => self.panel::<S, 4, 1>(simd, column),
-            }
-            column += vectors * T::lanes::<S>();
-        }
+        by_panels(simd, self.plan.o, &mut self, &());
     }
 }
 
-impl<T: Lanes> Forward<'_, T> {
+impl<T: Lanes> ByPanels<T> for Forward<'_, T> {
+    type Pass = ();
+
     #[inline(always)]
-    fn panel<S: Simd, const R: usize, const V: usize>(&mut self, simd: S, column: usize) {
+    fn panel<S: Simd, const R: usize, const V: usize>(&mut self, simd: S, (): &(), column: usize) {
         let (width, depth, columns) = (self.plan.o, depth(self.plan), V * T::lanes::<S>());
         let panel = &self.weights[depth * column..][..depth * columns];
-        let mut start = [T::splat(simd, T::ZERO); V];
-        if let Some(bias) = self.bias {
-            start.copy_from_slice(&T::vectors::<S>(&bias[column..][..columns])[..V]);
-        }
+        let start = biased::<T, S, R, V>(simd, self.bias, column);
         let rows = self.out.len() / width;
         for row in (0..rows).step_by(R) {
             // A short last tile computes its last row again.
             let height = R.min(rows - row);
             let starts = std::array::from_fn(|i| (row + i.min(height - 1)) * padded(self.plan));
-            let mut sums: Tile<T, S, R, V> = [start; R];
+            let mut sums = start;
             add_rows::<T, S, R, V>(simd, &mut sums, (self.patches, starts), (panel, columns), depth);
-            for (i, sums) in sums.iter().enumerate().take(height) {
-                let to = &mut self.out[(row + i) * width + column..][..columns];
-                T::vectors_mut::<S>(to)[..V].copy_from_slice(sums);
-            }
+            store::<T, S, R, V>(&sums, &mut self.out[row * width..][..height * width], width, column);
         }
     }
-}
-
-/// Kernels (O, patch) in panels: (panel, patch, columns of the panel).
-fn pack<T: Lanes>(device: &Device, w: &[T], p: &Plan, panels: &mut [T]) {
-    let columns = super::pixels::columns::<T>(device);
-    let depth = depth(p);
-    device.arch().dispatch(|| {
-        for (i, panel) in panels.chunks_mut(columns * depth).enumerate() {
-            let columns = panel.len() / depth;
-            transpose(
-                &w[i * super::pixels::columns::<T>(device) * depth..],
-                depth,
-                [columns, depth],
-                panel,
-                |at| at * columns,
-            );
-        }
-    });
 }
 
 /// `x` is (N, C, H, W), `w` (O, C, KH, KW), `out` (OH OW, N, O).
 pub(super) fn forward<T: Lanes>(device: &Device, x: &[T], w: &[T], b: Option<&[T]>, p: Plan, out: &mut [T]) {
     let _timer = device.time("convolution by patches");
     let room = Storage::stale(device, size_of_val(w));
-    pack(device, w, &p, &mut room.write::<T>()[..w.len()]);
+    in_panels(device, w, [1, p.o, depth(&p)], |_| true, &mut room.write::<T>()[..w.len()]);
     let packed = room.read::<T>();
     let rows = block_rows(&p);
     device.for_chunks(out, rows * p.o, |i, out| {
@@ -193,39 +161,32 @@ impl<T: Lanes> WithSimd for Gradient<'_, T> {
     #[inline(always)]
     fn with_simd<S: Simd>(mut self, simd: S) {
         self.sums.fill(T::ZERO);
-        let (width, some) = (self.plan.o, block_rows(self.plan));
+        let some = block_rows(self.plan);
         for first in self.rows.clone().step_by(some) {
             let rows = some.min(self.rows.end - first);
             gather(self.x, self.plan, first, &mut self.patches[..rows * padded(self.plan)]);
-            let mut column = 0;
-            while column < width {
-                let vectors = wide::<T, S>(width - column);
-                match (S::REGISTER_COUNT >= 32, vectors) {
-                    (true, 2) => self.panel::<S, 8, 2>(simd, first, rows, column),
-                    (true, _) => self.panel::<S, 8, 1>(simd, first, rows, column),
-                    (false, 2) => self.panel::<S, 4, 2>(simd, first, rows, column),
-                    (false, _) => self.panel::<S, 4, 1>(simd, first, rows, column),
-                }
-                column += vectors * T::lanes::<S>();
-            }
+            by_panels(simd, self.plan.o, &mut self, &(first..first + rows));
         }
     }
 }
 
-impl<T: Lanes> Gradient<'_, T> {
+impl<T: Lanes> ByPanels<T> for Gradient<'_, T> {
+    /// The rows of the output whose patches were gathered.
+    type Pass = Range<usize>;
+
     #[inline(always)]
     fn panel<S: Simd, const R: usize, const V: usize>(
         &mut self,
         simd: S,
-        first: usize,
-        rows: usize,
+        rows: &Range<usize>,
         column: usize,
     ) {
         let width = self.plan.o;
+        let grads = (&self.grads[rows.start * width + column..], width);
         for (i, sums) in self.sums.chunks_exact_mut(R * width).enumerate() {
             let mut tile = zeros::<T, S, R, V>(simd);
-            let (patches, grads) = (&self.patches[i * R..], &self.grads[first * width + column..]);
-            add_columns::<T, S, R, V>(simd, &mut tile, (patches, padded(self.plan)), (grads, width), rows);
+            let patches = (&self.patches[i * R..], padded(self.plan));
+            add_columns::<T, S, R, V>(simd, &mut tile, patches, grads, rows.len());
             add_to::<T, S, R, V>(simd, sums, width, column, &tile);
         }
     }
@@ -234,23 +195,15 @@ impl<T: Lanes> Gradient<'_, T> {
 /// `x` is (N, C, H, W), `g` (OH OW, N, O), `out` (O, C, KH, KW).
 pub(super) fn kernel_gradient<T: Lanes>(device: &Device, x: &[T], g: &[T], p: Plan, out: &mut [T]) {
     let _timer = device.time("convolution by patches, gradient");
-    let (rows, size) = (p.oh * p.ow * p.n, padded(&p) * p.o);
-    let per_run = rows.div_ceil(RUNS).max(1);
-    let room = Storage::stale(device, rows.div_ceil(per_run) * size * size_of::<T>());
-    let mut sums = room.write::<T>();
-    let sums = &mut sums[..rows.div_ceil(per_run) * size];
-    device.for_chunks(sums, size, |run, sums| {
+    let size = padded(&p) * p.o;
+    let room = Storage::stale(device, size * size_of::<T>());
+    let mut total = room.write::<T>();
+    let total = &mut total[..size];
+    sum_over_runs(device, RUNS, p.oh * p.ow * p.n, total, |rows, sums| {
         let size = block_rows(&p) * padded(&p);
         let room = Storage::stale(device, size * size_of::<T>());
         let patches = &mut room.write::<T>()[..size];
-        let rows = run * per_run..((run + 1) * per_run).min(rows);
         device.arch().dispatch(Gradient { plan: &p, x, grads: g, rows, patches, sums });
     });
-    device.arch().dispatch(|| {
-        let (total, others) = sums.split_at_mut(size);
-        for run in others.chunks_exact(size) {
-            total.iter_mut().zip(run).for_each(|(total, &sum)| *total += sum);
-        }
-        transpose(total, p.o, [depth(&p), p.o], out, |o| o * depth(&p));
-    });
+    device.arch().dispatch(|| transpose(total, p.o, [depth(&p), p.o], out, |o| o * depth(&p)));
 }

@@ -10,13 +10,12 @@
 //! products over the pairs of pixels that the tap links.
 
 use super::Plan;
-use super::tile::{CHAIN, Tile, add, add_columns, add_rows, add_to, wide, zeros};
-use crate::cpu::copy::transpose;
+use super::tile::{ByPanels, add_columns, add_long_rows, add_to, biased, by_panels, in_panels, store, zeros};
 use crate::cpu::lanes::{Lanes, MOST_LANES};
+use crate::cpu::window::Slide;
 use crate::device::Device;
 use crate::storage::Storage;
 use pulp::{Simd, WithSimd};
-use std::marker::PhantomData;
 use std::ops::Range;
 
 /// More taps than this don't fit into the list of links.
@@ -62,22 +61,18 @@ struct Links {
 impl Links {
     fn of(p: &Plan, toward: Toward, pixel: usize) -> Links {
         let mut links = Links { list: [Link::default(); MAX_TAPS], count: 0 };
-        let ([sy, sx], [py, px], [dy, dx]) = (p.options.stride, p.options.padding, p.options.dilation);
-        let seen = |at: usize, tap: usize, stride: usize, padding: usize, size: usize| match toward {
-            Toward::Output => (at * stride + tap).checked_sub(padding).filter(|&at| at < size),
-            Toward::Input => {
-                let at = (at + padding).checked_sub(tap).filter(|at| at.is_multiple_of(stride))?;
-                Some(at / stride).filter(|&at| at < size)
-            }
+        let seen = |d: usize, at: usize, tap: usize, size: usize| match toward {
+            Toward::Output => slide(p, d).sees(at, tap * p.options.dilation[d], size),
+            Toward::Input => slide(p, d).seen_by(at, tap * p.options.dilation[d], size),
         };
-        let ([_, to_w], [from_h, from_w]) = match toward {
-            Toward::Output => ([p.oh, p.ow], [p.h, p.w]),
-            Toward::Input => ([p.h, p.w], [p.oh, p.ow]),
+        let (to_w, [from_h, from_w]) = match toward {
+            Toward::Output => (p.ow, [p.h, p.w]),
+            Toward::Input => (p.w, [p.oh, p.ow]),
         };
         for ky in 0..p.kh {
-            let Some(row) = seen(pixel / to_w, ky * dy, sy, py, from_h) else { continue };
+            let Some(row) = seen(0, pixel / to_w, ky, from_h) else { continue };
             for kx in 0..p.kw {
-                let Some(column) = seen(pixel % to_w, kx * dx, sx, px, from_w) else { continue };
+                let Some(column) = seen(1, pixel % to_w, kx, from_w) else { continue };
                 links.list[links.count] = Link { tap: ky * p.kw + kx, pixel: row * from_w + column };
                 links.count += 1;
             }
@@ -90,15 +85,18 @@ impl Links {
     }
 }
 
+/// How the kernels move along dimension `d`.
+#[inline(always)]
+fn slide(p: &Plan, d: usize) -> Slide {
+    Slide { stride: p.options.stride[d], padding: p.options.padding[d] }
+}
+
 /// The input pixel that a tap of an output pixel sees.
 #[inline(always)]
 fn seen_by(p: &Plan, tap: usize, output: usize) -> Option<usize> {
-    let seen = |d: usize, at: usize, tap: usize, size: usize| {
-        let at = at * p.options.stride[d] + tap * p.options.dilation[d];
-        at.checked_sub(p.options.padding[d]).filter(|&at| at < size)
-    };
-    let row = seen(0, output / p.ow, tap / p.kw, p.h)?;
-    Some(row * p.w + seen(1, output % p.ow, tap % p.kw, p.w)?)
+    let [dy, dx] = p.options.dilation;
+    let row = slide(p, 0).sees(output / p.ow, tap / p.kw * dy, p.h)?;
+    Some(row * p.w + slide(p, 1).sees(output % p.ow, tap % p.kw * dx, p.w)?)
 }
 
 /// Whether a tap links any pixels at all.
@@ -128,33 +126,24 @@ impl<T: Lanes> WithSimd for SumLinks<'_, T> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(mut self, simd: S) {
-        let mut column = 0;
-        while column < self.width {
-            let vectors = wide::<T, S>(self.width - column);
-            match (S::REGISTER_COUNT >= 32, vectors) {
-                (true, 2) => self.panel::<S, 8, 2>(simd, column),
-                (true, _) => self.panel::<S, 8, 1>(simd, column),
-                (false, 2) => self.panel::<S, 4, 2>(simd, column),
-                (false, _) => self.panel::<S, 4, 1>(simd, column),
-            }
-            column += vectors * T::lanes::<S>();
-        }
+        by_panels(simd, self.width, &mut self, &());
     }
 }
 
-impl<T: Lanes> SumLinks<'_, T> {
-    /// The columns of one panel. All rows go by before the next, so that the panel stays in the cache.
+impl<T: Lanes> ByPanels<T> for SumLinks<'_, T> {
+    type Pass = ();
+
+    /// All rows go by before the next panel, so that the panel stays in the cache.
     #[inline(always)]
-    fn panel<S: Simd, const R: usize, const V: usize>(&mut self, simd: S, column: usize) {
-        let (n, width, depth, columns) = (self.plan.n, self.width, self.depth, V * T::lanes::<S>());
+    fn panel<S: Simd, const R: usize, const V: usize>(&mut self, simd: S, (): &(), column: usize) {
+        let (n, width, depth) = (self.plan.n, self.width, self.depth);
         let (panel, b_width) = match self.toward {
-            Toward::Output => (&self.weights[self.plan.kh * self.plan.kw * depth * column..], columns),
+            Toward::Output => {
+                (&self.weights[self.plan.kh * self.plan.kw * depth * column..], V * T::lanes::<S>())
+            }
             Toward::Input => (&self.weights[column..], width),
         };
-        let mut start = [T::splat(simd, T::ZERO); V];
-        if let Some(bias) = self.bias {
-            start.copy_from_slice(&T::vectors::<S>(&bias[column..][..columns])[..V]);
-        }
+        let start = biased::<T, S, R, V>(simd, self.bias, column);
         let rows = self.result.len() / width;
         let mut row = 0;
         while row < rows {
@@ -166,27 +155,14 @@ impl<T: Lanes> SumLinks<'_, T> {
                 let height = R.min(samples - tile);
                 let offsets: [usize; R] =
                     std::array::from_fn(|i| (sample + tile + i.min(height - 1)) * depth);
-                let mut sums: Tile<T, S, R, V> = [start; R];
+                let mut sums = start;
                 for link in links.iter() {
-                    for from in (0..depth).step_by(CHAIN) {
-                        let starts = offsets.map(|offset| link.pixel * n * depth + offset + from);
-                        let weights = &panel[(link.tap * depth + from) * b_width..];
-                        let mut part = zeros::<T, S, R, V>(simd);
-                        let some = CHAIN.min(depth - from);
-                        add_rows::<T, S, R, V>(
-                            simd,
-                            &mut part,
-                            (self.source, starts),
-                            (weights, b_width),
-                            some,
-                        );
-                        add::<T, S, R, V>(simd, &mut sums, &part);
-                    }
+                    let source = (self.source, offsets.map(|offset| link.pixel * n * depth + offset));
+                    let weights = (&panel[link.tap * depth * b_width..], b_width);
+                    add_long_rows::<T, S, R, V>(simd, &mut sums, source, weights, depth);
                 }
-                for (i, sums) in sums.iter().enumerate().take(height) {
-                    let to = &mut self.result[(row + tile + i) * width + column..][..columns];
-                    T::vectors_mut::<S>(to)[..V].copy_from_slice(sums);
-                }
+                let to = &mut self.result[(row + tile) * width..][..height * width];
+                store::<T, S, R, V>(&sums, to, width, column);
             }
             row += samples;
         }
@@ -198,47 +174,6 @@ fn rows_per_task(device: &Device, rows: usize) -> usize {
     if device.threads() == 1 { rows } else { rows.div_ceil(4 * device.threads()).next_multiple_of(8) }
 }
 
-/// The kernels in panels for a sum toward the output: the transpose of (taps, O, C), panel by panel.
-struct Pack<'a, T> {
-    plan: &'a Plan,
-    weights: &'a [T],
-    /// The first column of the panel to fill, and the panel.
-    column: usize,
-    panel: &'a mut [T],
-}
-
-impl<T: Lanes> pulp::NullaryFnOnce for Pack<'_, T> {
-    type Output = ();
-
-    #[inline(always)]
-    fn call(self) {
-        let Pack { plan: p, weights, column, panel } = self;
-        let columns = panel.len() / (p.kh * p.kw * p.c);
-        for (tap, panel) in panel.chunks_exact_mut(p.c * columns).enumerate() {
-            if is_used(p, tap) {
-                let rows = &weights[(tap * p.o + column) * p.c..];
-                transpose(rows, p.c, [columns, p.c], panel, |c| c * columns);
-            }
-        }
-    }
-}
-
-/// How many columns a panel has on this machine; the last may be narrower.
-pub(super) fn columns<T: Lanes>(device: &Device) -> usize {
-    device.arch().dispatch(Columns::<T>(PhantomData))
-}
-
-struct Columns<T>(PhantomData<T>);
-
-impl<T: Lanes> WithSimd for Columns<T> {
-    type Output = usize;
-
-    #[inline(always)]
-    fn with_simd<S: Simd>(self, _: S) -> usize {
-        super::tile::VECTORS * T::lanes::<S>()
-    }
-}
-
 /// `x` is (H W, N, C), `w` (taps, O, C), `out` (OH OW, N, O).
 pub(super) fn forward<T: Lanes>(device: &Device, x: &[T], w: &[T], b: Option<&[T]>, p: Plan, out: &mut [T]) {
     let room = Storage::stale(device, size_of_val(w));
@@ -246,10 +181,7 @@ pub(super) fn forward<T: Lanes>(device: &Device, x: &[T], w: &[T], b: Option<&[T
     let packed = &mut packed[..w.len()];
     {
         let _timer = device.time("convolution, kernels in panels");
-        let columns = columns::<T>(device);
-        device.for_chunks(packed, p.kh * p.kw * p.c * columns, |i, panel| {
-            device.arch().dispatch(Pack { plan: &p, weights: w, column: i * columns, panel });
-        });
+        in_panels(device, w, [p.kh * p.kw, p.o, p.c], |tap| is_used(&p, tap), packed);
     }
     let (weights, rows) = (&*packed, rows_per_task(device, out.len() / p.o));
     let (plan, toward, depth, width) = (&p, Toward::Output, p.c, p.o);
@@ -292,35 +224,20 @@ impl<T: Lanes> WithSimd for SumOuter<'_, T> {
         let (area, some) =
             (self.plan.oh * self.plan.ow, (BLOCK / (self.plan.n * self.plan.c.max(self.plan.o))).max(1));
         for first in (0..area).step_by(some) {
-            let outputs = first..(first + some).min(area);
-            if S::REGISTER_COUNT >= 32 {
-                self.block::<S, 8>(simd, outputs);
-            } else {
-                self.block::<S, 4>(simd, outputs);
-            }
+            by_panels(simd, self.plan.c, &mut self, &(first..(first + some).min(area)));
         }
     }
 }
 
-impl<T: Lanes> SumOuter<'_, T> {
-    #[inline(always)]
-    fn block<S: Simd, const R: usize>(&mut self, simd: S, outputs: Range<usize>) {
-        let mut column = 0;
-        while column < self.plan.c {
-            let vectors = wide::<T, S>(self.plan.c - column);
-            match vectors {
-                2 => self.panel::<S, R, 2>(simd, outputs.clone(), column),
-                _ => self.panel::<S, R, 1>(simd, outputs.clone(), column),
-            }
-            column += vectors * T::lanes::<S>();
-        }
-    }
+impl<T: Lanes> ByPanels<T> for SumOuter<'_, T> {
+    /// The output pixels.
+    type Pass = Range<usize>;
 
     #[inline(always)]
     fn panel<S: Simd, const R: usize, const V: usize>(
         &mut self,
         simd: S,
-        outputs: Range<usize>,
+        outputs: &Range<usize>,
         column: usize,
     ) {
         let p = self.plan;

@@ -11,9 +11,9 @@
 //! backwards: dg = G' (sum of (A dy A') * (B' d B)) G.
 
 use super::Plan;
+use super::lowered::sum_over_runs;
 use super::pixels;
-use super::tile::{CHAIN, Tile, add, add_columns, add_rows, add_to, wide, zeros};
-use crate::cpu::copy::transpose;
+use super::tile::{ByPanels, add_columns, add_long_rows, add_to, by_panels, in_panels, store, zeros};
 use crate::cpu::lanes::Lanes;
 use crate::device::Device;
 use crate::storage::Storage;
@@ -112,11 +112,8 @@ impl Sides {
             let d: [[&[T::Vector<S>]; 4]; 4] = std::array::from_fn(|y| {
                 std::array::from_fn(|x| self.seen::<T, S>(source, zeros, [row, square], [y, x], samples))
             });
-            let mut planes = out.chunks_exact_mut(self.squares() * size);
-            let mut out: [&mut [T::Vector<S>]; ELEMENTS] = std::array::from_fn(|_| {
-                let plane = planes.next().expect("as many planes as elements");
-                T::vectors_mut::<S>(&mut plane[square * size..][..size])
-            });
+            let mut out =
+                planes::<T, S, ELEMENTS>(out, self.squares() * size, square * size..(square + 1) * size);
             for i in 0..size / T::lanes::<S>() {
                 let square = d.map(|row| row.map(|d| d[i]));
                 let square = transposed(square.map(|row| by_b::<T, S>(simd, row)));
@@ -169,7 +166,7 @@ impl<T: Lanes> WithSimd for ChangeKernels<'_, T> {
             let tap = if self.turned { 8 - tap } else { tap };
             T::vectors::<S>(&self.w[tap * count..][..count])
         });
-        let mut out = planes::<T, S, ELEMENTS>(self.out, count);
+        let mut out = planes::<T, S, ELEMENTS>(self.out, count, 0..count);
         let by_g = |[a, b, c]: [T::Vector<S>; 3]| {
             let outer = T::times(simd, half, T::plus(simd, a, c));
             let middle = T::times(simd, half, b);
@@ -198,7 +195,7 @@ impl<T: Lanes> WithSimd for ChangeKernelsBack<'_, T> {
         let (count, half) = (self.out.len() / 9, T::splat(simd, T::from_f64(0.5)));
         let u: [&[T::Vector<S>]; ELEMENTS] =
             std::array::from_fn(|element| T::vectors::<S>(&self.u[element * count..][..count]));
-        let mut out = planes::<T, S, 9>(self.out, count);
+        let mut out = planes::<T, S, 9>(self.out, count, 0..count);
         let by_g_back = |[a, b, c, d]: [T::Vector<S>; 4]| {
             let sum = T::times(simd, half, T::plus(simd, b, c));
             let difference = T::times(simd, half, T::minus(simd, b, c));
@@ -213,11 +210,18 @@ impl<T: Lanes> WithSimd for ChangeKernelsBack<'_, T> {
     }
 }
 
-/// The first numbers of the planes of `size` numbers that `values` holds, as vectors.
+/// The numbers `part` of each of the first planes, of `size` numbers, that `values` holds; as vectors.
 #[inline(always)]
-fn planes<T: Lanes, S: Simd, const N: usize>(values: &mut [T], size: usize) -> [&mut [T::Vector<S>]; N] {
+fn planes<T: Lanes, S: Simd, const N: usize>(
+    values: &mut [T],
+    size: usize,
+    part: Range<usize>,
+) -> [&mut [T::Vector<S>]; N] {
     let mut planes = values.chunks_exact_mut(size);
-    std::array::from_fn(|_| T::vectors_mut::<S>(planes.next().expect("as many planes as are asked for")))
+    std::array::from_fn(|_| {
+        let plane = planes.next().expect("as many planes as are asked for");
+        T::vectors_mut::<S>(&mut plane[part.clone()])
+    })
 }
 
 /// Numbers of a buffer of the device's cache.
@@ -256,35 +260,27 @@ impl<T: Lanes> WithSimd for SumSquares<'_, T> {
             let changed = &mut self.changed[..ELEMENTS * rows * depth];
             self.sides.change::<T, S>(simd, self.source, self.zeros, self.row, &samples, changed);
             for element in 0..ELEMENTS {
-                let mut column = 0;
-                while column < width {
-                    let vectors = wide::<T, S>(width - column);
-                    match (S::REGISTER_COUNT >= 32, vectors) {
-                        (true, 2) => self.panel::<S, 8, 2>(simd, element, rows, column),
-                        (true, _) => self.panel::<S, 8, 1>(simd, element, rows, column),
-                        (false, 2) => self.panel::<S, 4, 2>(simd, element, rows, column),
-                        (false, _) => self.panel::<S, 4, 1>(simd, element, rows, column),
-                    }
-                    column += vectors * T::lanes::<S>();
-                }
+                by_panels(simd, width, &mut self, &Product { element, rows });
             }
             self.change_back::<S>(simd, &samples);
         }
     }
 }
 
-impl<T: Lanes> SumSquares<'_, T> {
-    /// Some columns of the product of one element.
+/// The product of one element, over so many rows.
+struct Product {
+    element: usize,
+    rows: usize,
+}
+
+impl<T: Lanes> ByPanels<T> for SumSquares<'_, T> {
+    type Pass = Product;
+
     #[inline(always)]
-    fn panel<S: Simd, const R: usize, const V: usize>(
-        &mut self,
-        simd: S,
-        element: usize,
-        rows: usize,
-        column: usize,
-    ) {
-        let (Sides { depth, width, .. }, columns) = (self.sides, V * T::lanes::<S>());
-        let (weights, b_width) = match self.in_panels {
+    fn panel<S: Simd, const R: usize, const V: usize>(&mut self, simd: S, pass: &Product, column: usize) {
+        let (&Product { element, rows }, Sides { depth, width, .. }) = (pass, self.sides);
+        let columns = V * T::lanes::<S>();
+        let weights = match self.in_panels {
             true => (&self.weights[(ELEMENTS * column + element * columns) * depth..], columns),
             false => (&self.weights[element * depth * width + column..], width),
         };
@@ -293,21 +289,15 @@ impl<T: Lanes> SumSquares<'_, T> {
         for row in (0..rows).step_by(R) {
             // A short last tile computes its last row again.
             let height = R.min(rows - row);
+            let starts = std::array::from_fn(|i| (row + i.min(height - 1)) * depth);
             let mut sums = zeros::<T, S, R, V>(simd);
-            for from in (0..depth).step_by(CHAIN) {
-                let starts = std::array::from_fn(|i| (row + i.min(height - 1)) * depth + from);
-                let (mut part, some) = (zeros::<T, S, R, V>(simd), CHAIN.min(depth - from));
-                let weights = (&weights[from * b_width..], b_width);
-                add_rows::<T, S, R, V>(simd, &mut part, (source, starts), weights, some);
-                add::<T, S, R, V>(simd, &mut sums, &part);
-            }
-            for (i, sums) in sums.iter().enumerate().take(height) {
-                let to = &mut products[(row + i) * width + column..][..columns];
-                T::vectors_mut::<S>(to)[..V].copy_from_slice(sums);
-            }
+            add_long_rows::<T, S, R, V>(simd, &mut sums, (source, starts), weights, depth);
+            store::<T, S, R, V>(&sums, &mut products[row * width..][..height * width], width, column);
         }
     }
+}
 
+impl<T: Lanes> SumSquares<'_, T> {
     /// `A' m A`, and the bias.
     #[inline(always)]
     fn change_back<S: Simd>(&mut self, simd: S, samples: &Range<usize>) {
@@ -375,16 +365,7 @@ pub(super) fn forward<T: Lanes>(device: &Device, x: &[T], w: &[T], b: Option<&[T
     {
         let _timer = device.time("convolution, kernels in panels");
         device.arch().dispatch(ChangeKernels { w, turned: false, out: changed });
-        let (changed, columns) = (&*changed, pixels::columns::<T>(device));
-        device.for_chunks(panels, ELEMENTS * p.c * columns, |i, panel| {
-            let width = panel.len() / (ELEMENTS * p.c);
-            device.arch().dispatch(|| {
-                for (element, panel) in panel.chunks_exact_mut(p.c * width).enumerate() {
-                    let rows = &changed[(element * p.o + i * columns) * p.c..];
-                    transpose(rows, p.c, [width, p.c], panel, |c| c * width);
-                }
-            });
-        });
+        in_panels(device, changed, [ELEMENTS, p.o, p.c], |_| true, panels);
     }
     let (from, to) = ([p.h, p.w], [p.oh, p.ow]);
     let sides = Sides { n: p.n, from, depth: p.c, to, width: p.o, padding: p.options.padding[0] };
@@ -431,17 +412,7 @@ impl<T: Lanes> WithSimd for SumOuter<'_, T> {
                 self.inputs.change::<T, S>(simd, self.images, self.zeros, row, &samples, changed);
                 self.change_grads::<S>(simd, row, &samples);
                 for element in 0..ELEMENTS {
-                    let mut column = 0;
-                    while column < depth {
-                        let vectors = wide::<T, S>(depth - column);
-                        match (S::REGISTER_COUNT >= 32, vectors) {
-                            (true, 2) => self.panel::<S, 8, 2>(simd, element, rows, column),
-                            (true, _) => self.panel::<S, 8, 1>(simd, element, rows, column),
-                            (false, 2) => self.panel::<S, 4, 2>(simd, element, rows, column),
-                            (false, _) => self.panel::<S, 4, 1>(simd, element, rows, column),
-                        }
-                        column += vectors * T::lanes::<S>();
-                    }
+                    by_panels(simd, depth, &mut self, &Product { element, rows });
                 }
             }
         }
@@ -462,11 +433,11 @@ impl<T: Lanes> SumOuter<'_, T> {
                 T::vectors::<S>(if inside { &self.grads[start..][..size] } else { &self.zeros[..size] })
             };
             let grads = [[pixel(0, 0), pixel(0, 1)], [pixel(1, 0), pixel(1, 1)]];
-            let mut planes = self.changed_grads.chunks_exact_mut(self.inputs.squares() * size);
-            let mut out: [&mut [T::Vector<S>]; ELEMENTS] = std::array::from_fn(|_| {
-                let plane = planes.next().expect("as many planes as elements");
-                T::vectors_mut::<S>(&mut plane[square * size..][..size])
-            });
+            let mut out = planes::<T, S, ELEMENTS>(
+                self.changed_grads,
+                self.inputs.squares() * size,
+                square * size..(square + 1) * size,
+            );
             for i in 0..size / T::lanes::<S>() {
                 let square = grads.map(|row| row.map(|grad| grad[i]));
                 let columns = transposed(square.map(|row| by_a_back::<T, S>(simd, row)));
@@ -475,22 +446,19 @@ impl<T: Lanes> SumOuter<'_, T> {
             }
         }
     }
+}
 
-    /// Some columns of the gradient of one element.
+impl<T: Lanes> ByPanels<T> for SumOuter<'_, T> {
+    type Pass = Product;
+
     #[inline(always)]
-    fn panel<S: Simd, const R: usize, const V: usize>(
-        &mut self,
-        simd: S,
-        element: usize,
-        rows: usize,
-        column: usize,
-    ) {
-        let Sides { depth, width, .. } = self.inputs;
+    fn panel<S: Simd, const R: usize, const V: usize>(&mut self, simd: S, pass: &Product, column: usize) {
+        let (&Product { element, rows }, Sides { depth, width, .. }) = (pass, self.inputs);
         let images = &self.changed_images[element * rows * depth..][..rows * depth];
         let grads = &self.changed_grads[element * rows * width..][..rows * width];
         let sums = &mut self.sums[element * width * depth..][..width * depth];
         for (i, sums) in sums.chunks_exact_mut(R * depth).enumerate() {
-            let mut tile: Tile<T, S, R, V> = zeros::<T, S, R, V>(simd);
+            let mut tile = zeros::<T, S, R, V>(simd);
             let (grads, images) = ((&grads[i * R..], width), (&images[column..], depth));
             add_columns::<T, S, R, V>(simd, &mut tile, grads, images, rows);
             add_to::<T, S, R, V>(simd, sums, depth, column, &tile);
@@ -502,26 +470,16 @@ impl<T: Lanes> SumOuter<'_, T> {
 pub(super) fn kernel_gradient<T: Lanes>(device: &Device, x: &[T], g: &[T], p: Plan, out: &mut [T]) {
     let (from, to) = ([p.h, p.w], [p.oh, p.ow]);
     let inputs = Sides { n: p.n, from, depth: p.c, to, width: p.o, padding: p.options.padding[0] };
-    let (square_rows, size) = (p.oh.div_ceil(2), ELEMENTS * p.o * p.c);
-    let per_run = square_rows.div_ceil(RUNS);
-    let runs = square_rows.div_ceil(per_run);
-    room!(device, runs * size => storage, sums);
-    device.for_chunks(sums, size, |run, sums| {
-        let rows = inputs.squares() * inputs.samples();
+    room!(device, ELEMENTS * p.o * p.c => storage, total);
+    sum_over_runs(device, RUNS, p.oh.div_ceil(2), total, |rows, sums| {
+        let changed = inputs.squares() * inputs.samples();
         room!(device, inputs.samples() * p.c.max(p.o) => storage, zeros);
         zeros.fill(T::ZERO);
-        room!(device, ELEMENTS * rows * p.c => storage, changed_images);
-        room!(device, ELEMENTS * rows * p.o => storage, changed_grads);
-        let rows = run * per_run..((run + 1) * per_run).min(square_rows);
+        room!(device, ELEMENTS * changed * p.c => storage, changed_images);
+        room!(device, ELEMENTS * changed * p.o => storage, changed_grads);
         let (images, grads) = (x, g);
         let sum = SumOuter { inputs, images, grads, rows, zeros, changed_images, changed_grads, sums };
         device.arch().dispatch(sum);
     });
-    device.arch().dispatch(|| {
-        let (total, others) = sums.split_at_mut(size);
-        for run in others.chunks_exact(size) {
-            total.iter_mut().zip(run).for_each(|(total, &sum)| *total += sum);
-        }
-    });
-    device.arch().dispatch(ChangeKernelsBack { u: &sums[..size], out });
+    device.arch().dispatch(ChangeKernelsBack { u: total, out });
 }
