@@ -2,6 +2,7 @@
 
 use phalanx::comm::ReduceOp;
 use phalanx::{Error, Worker};
+use std::io::Write;
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Command, Output};
@@ -130,7 +131,9 @@ fn a_rank_whose_peer_is_killed_says_so_and_the_killed_one_is_blamed() {
             Command::new("kill").args(["-9", &std::process::id().to_string()]).status().unwrap();
         }
         let error = worker.group().barrier().map_err(Error::from).unwrap_err();
-        eprintln!("rank 0 saw: {error}");
+        // In one write, since the launcher may stop this rank at any moment.
+        let line = format!("rank 0 saw: {error}\n");
+        std::io::stderr().write_all(line.as_bytes()).unwrap();
         std::process::exit(7);
     }
     let folder = tempfile::tempdir().unwrap();
