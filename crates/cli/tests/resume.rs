@@ -152,6 +152,27 @@ fn what_a_run_cannot_go_on_from_is_one_clear_error() {
 }
 
 #[test]
+fn other_settings_than_those_of_the_checkpoint_are_told_and_taken() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    let resume = |steps: &str, set: &[&str]| {
+        done(folder.path(), &[&["--out", "run", "--resume", "--steps", steps], set].concat())
+    };
+    resume("5", &[]);
+    let told = "the recipe isn't that of the checkpoint: ";
+    let said = resume("6", &[]);
+    assert!(!said.contains(told), "{said}");
+    let said = resume("7", &["--set", "optimizer.lr=0.5", "--set", "optimizer.weight_decay=0.25"]);
+    let changes = "optimizer.lr is 0.5 and was 0.05, optimizer.weight_decay is 0.25 and was the default\n";
+    assert!(said.contains(&format!("{told}{changes}")), "{said}");
+    let rates: Vec<Value> =
+        events(&run).into_iter().filter(|e| e["event"] == "step").map(|e| e["lr"].clone()).collect();
+    assert_eq!(rates[5..], [0.05, 0.5]);
+    let notes = events(&run).into_iter().filter(|e| e["event"] == "note").count();
+    assert_eq!(notes, 1 + 1, "that there was no checkpoint yet, and this one");
+}
+
+#[test]
 fn without_a_folder_the_newest_run_of_the_recipe_goes_on_and_else_one_begins() {
     let folder = tempfile::tempdir().unwrap();
     let runs = || {

@@ -5,9 +5,11 @@
 //! [`Recipe`] that was read holds none. A recipe only puts the public parts of the layers below together: what it does, a program can do.
 
 mod build;
+mod changes;
 mod fit;
 mod keys;
 
+pub(crate) use changes::changes;
 pub use keys::{KEYS, Key, Kind};
 
 use serde::{Deserialize, Serialize};
