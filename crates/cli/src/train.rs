@@ -91,7 +91,11 @@ fn lead(args: &TrainArgs, recipe: &Recipe) -> Result<u8> {
         console: Console::FirstRank,
         grace: GRACE,
     };
-    let outcome = phalanx_launch::run(&spec, |report| failure::tell(&report))?;
+    let mut outcome = phalanx_launch::run(&spec, |report| failure::tell(&report))?;
+    // Rank 0 writes to this terminal itself, so what it said is there.
+    if let Some(failure) = outcome.failure.as_mut().filter(|failure| failure.rank.index() == 0) {
+        failure.reported = None;
+    }
     Ok(failure::conclude(&outcome, &out))
 }
 

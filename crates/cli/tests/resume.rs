@@ -188,12 +188,20 @@ fn what_a_run_cannot_go_on_from_is_one_clear_error() {
         let said = text(&out.stderr);
         assert_eq!(out.status.code(), Some(1), "{args:?}: {said}");
         assert!(words.iter().all(|word| said.contains(word)), "{args:?}: {said}");
+        // Rank 0's words are on the terminal already, another one's would be in its log alone.
+        let by_rank_0 = said.contains("error: rank 0 (pid");
+        assert_eq!(said.contains("it said:"), !by_rank_0, "{args:?}: {said}");
     };
     let layer = "conv1.weight is [10, 1, 5, 5] in the file and [32, 1, 3, 3] in the model";
     check(&["--set", "model.name=mnist-hpc"], &["run/checkpoints/step-5", "is of another model", layer]);
     check(
         &["--batch-size", "10"],
         &["a global batch of 64, and this run has 20", "hint:", "with 2 workers a --batch-size of 32"],
+    );
+    // Three workers can't share 64 samples evenly.
+    check(
+        &["--nproc-per-node", "3"],
+        &["a global batch of 64, and this run has 96", "with 2 workers a --batch-size of 32"],
     );
     check(&["--no-shuffle"], &["shuffle 1, and this run has 0"]);
     check(&["--set", "optimizer.name=adam"], &["exp_avg"]);
