@@ -1,4 +1,4 @@
-//! The coordinator: who is in a run, and where they are.
+//! The coordinator: who is in a run, where they are, and the rendezvous store that they share.
 //!
 //! It waits until every rank has joined and then gives each the roster. It is hosted by the agent that started the ranks,
 //! or by rank 0 itself where there is none. What it decides is a pure function ([`Membership`]); threads around it do the
@@ -22,7 +22,9 @@
 mod membership;
 mod rendezvous;
 mod server;
+mod store;
 
 pub use membership::{Decision, Membership};
 pub use rendezvous::{Meeting, rendezvous};
 pub use server::{Coordinator, Notice};
+pub use store::{Client, Ledger, Limits, Sent};

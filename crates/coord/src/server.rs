@@ -2,6 +2,7 @@
 //! a stranger is logged, refused, and holds up nobody.
 
 use crate::membership::{Decision, Membership};
+use crate::store::Desk;
 use phalanx_job::{FromWorker, Link, MAX_FRAME, ToWorker};
 use phalanx_wire::{
     Deadline, Generation, Hello, Rank, Secret, Side, Strangers, handshake, read_frame, write_frame,
@@ -34,7 +35,7 @@ const NEWCOMER_LIMIT: Duration = Duration::from_secs(10);
 /// Unproven connections at once, above one a rank.
 const SURPLUS: usize = 64;
 
-/// A running coordinator; dropping it closes its sockets.
+/// A running coordinator; dropping it closes its sockets, and the store with all of its connections.
 pub struct Coordinator {
     address: SocketAddr,
     shared: Arc<Shared>,
@@ -46,6 +47,7 @@ struct Shared {
     stop: AtomicBool,
     strangers: Strangers<TcpStream>,
     state: Mutex<State>,
+    store: Arc<Desk>,
     notify: Box<dyn Fn(Notice) + Send + Sync>,
 }
 
@@ -73,6 +75,7 @@ impl Coordinator {
             stop: AtomicBool::new(false),
             strangers: Strangers::new(world_size + SURPLUS),
             state: Mutex::new(state),
+            store: Desk::open()?,
             notify: Box::new(notify),
         });
         let serving = Arc::clone(&shared);
@@ -91,6 +94,7 @@ impl Coordinator {
 impl Drop for Coordinator {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
+        self.shared.store.close();
         // A connection to itself wakes the thread that accepts; if none can be made, nothing is listening any more.
         let _ = TcpStream::connect_timeout(&self.address, Duration::from_secs(1));
     }
@@ -164,11 +168,13 @@ fn prove(mut stream: &TcpStream, shared: &Shared) -> std::result::Result<Rank, S
 
 /// Serves one worker to the end of its connection; an error is why it was refused.
 fn serve(mut stream: &TcpStream, rank: Rank, shared: &Shared) -> std::result::Result<(), String> {
+    let mut has_joined = false;
     loop {
         // The end of the connection is the end of the worker, which whoever started it sees better.
         let Ok(frame) = read_frame(&mut stream, MAX_FRAME) else { return Ok(()) };
         match serde_json::from_slice(&frame).map_err(|error| format!("rank {rank}: {error}"))? {
             FromWorker::Join { address } => {
+                has_joined = true;
                 let mut state = shared.state();
                 match state.members.join(rank, address) {
                     Decision::Refuse { reason } => {
@@ -194,6 +200,15 @@ fn serve(mut stream: &TcpStream, rank: Rank, shared: &Shared) -> std::result::Re
                 if state.waiting.contains_key(&rank) {
                     say(stream, &ToWorker::Missing { missing: state.members.missing() });
                 }
+            }
+            FromWorker::OpenStore if has_joined => {
+                let reason = "a connection that has joined can't be one to the store".to_owned();
+                say(stream, &ToWorker::Refused { reason: reason.clone() });
+                return Err(format!("rank {rank}: {reason}"));
+            }
+            FromWorker::OpenStore => {
+                say(stream, &ToWorker::StoreOpen);
+                return shared.store.serve(stream, rank);
             }
             FromWorker::Fail { message, consequence } => {
                 (shared.notify)(Notice::Failed { rank, message, consequence });

@@ -1,5 +1,5 @@
 //! What crosses the border between processes: the environment a worker is given, the messages between a worker and the
-//! coordinator, the worker's [`Link`], and where a run keeps its files.
+//! coordinator, the worker's [`Link`], the rendezvous [`store`] as its clients see it, and where a run keeps its files.
 //!
 //! No server sockets and no launcher in here: a program that only wants to know its place depends on nothing more.
 //!
@@ -24,6 +24,7 @@ mod link;
 mod message;
 mod run_dir;
 mod slurm;
+pub mod store;
 
 pub use env::{SecretSource, WorkerEnv, names};
 pub use error::Error;

@@ -2,6 +2,7 @@
 
 use crate::error::Error;
 use crate::message::{FromWorker, Roster, ToWorker};
+use crate::store::LinkStore;
 use phalanx_wire::{
     Deadline, Generation, HandshakeError, Hello, Rank, Secret, Side, handshake, read_frame, write_frame,
 };
@@ -98,6 +99,21 @@ impl Link {
     pub fn fail(&mut self, message: String, consequence: bool) -> Result<(), Error> {
         self.say(&FromWorker::Fail { message, consequence })?;
         self.hear(ANSWER_LIMIT).map(|_| ())
+    }
+
+    /// Speaks of the rendezvous store from now on. A worker that has joined keeps its link and connects once more for this.
+    pub fn open_store(mut self) -> Result<LinkStore, Error> {
+        self.say(&FromWorker::OpenStore)?;
+        match self.hear(ANSWER_LIMIT)? {
+            Some(ToWorker::StoreOpen) => {}
+            Some(ToWorker::Refused { reason }) => {
+                return Err(Error::Refused { address: self.address, reason });
+            }
+            Some(other) => return Err(self.broken(format!("it said {other:?} when asked for the store"))),
+            None => return Err(self.broken(format!("no store within {ANSWER_LIMIT:.0?}"))),
+        }
+        let address = self.address;
+        LinkStore::new(self.stream, address).map_err(|e| Error::Broken { address, reason: e.to_string() })
     }
 
     /// The next message, if one comes within `limit`.

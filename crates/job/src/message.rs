@@ -15,6 +15,8 @@ pub enum FromWorker {
     },
     /// It has waited long enough for the roster, and asks who hasn't come.
     WhoIsMissing,
+    /// From now on this connection speaks of the store: [`crate::store::FromClient`] and [`crate::store::ToClient`].
+    OpenStore,
     /// It can't go on.
     Fail {
         /// Why.
@@ -40,6 +42,8 @@ pub enum ToWorker {
         /// Why.
         reason: String,
     },
+    /// The store listens.
+    StoreOpen,
     /// What the worker said was heard, and told to whoever started it.
     Heard,
 }
