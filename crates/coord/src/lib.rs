@@ -6,7 +6,7 @@
 //!
 //! ```
 //! use phalanx_coord::Coordinator;
-//! use phalanx_job::Link;
+//! use phalanx_job::{Link, store::Store};
 //! use phalanx_wire::{Deadline, Generation, Rank, Secret};
 //! use std::time::Duration;
 //!
@@ -15,15 +15,20 @@
 //! let soon = || Deadline::after(Duration::from_secs(5));
 //! let mut link = Link::connect(coordinator.address(), &secret, Rank(0), Generation(0), soon())?;
 //! assert_eq!(link.join("me".into(), soon())?.addresses, ["me"]);
+//!
+//! let store = Link::connect(coordinator.address(), &secret, Rank(0), Generation(0), soon())?.open_store()?;
+//! assert_eq!(store.add(&"visits".parse()?, 1)?, 1);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 #![forbid(unsafe_code)]
 
+mod etcd;
 mod membership;
 mod rendezvous;
 mod server;
 mod store;
 
+pub use etcd::{EtcdConfig, EtcdStore};
 pub use membership::{Decision, Membership};
 pub use rendezvous::{Meeting, rendezvous};
 pub use server::{Coordinator, Notice};

@@ -1,8 +1,8 @@
 //! What every store promises, asked of whichever is given.
 
 use phalanx_job::store::{
-    Change, Entry, Event, Expect, Folder, Key, MAX_VALUE, MAX_WAIT_KEYS, Refusal, Scoped, Store, StoreError,
-    Swap, Value, Watch,
+    Change, Entry, Event, Expect, Folder, Key, MAX_VALUE, MAX_WAIT_KEYS, Refusal, Revision, Scoped, Store,
+    StoreError, Swap, Value, Watch,
 };
 use phalanx_wire::{Deadline, Generation};
 use std::time::Duration;
@@ -123,6 +123,12 @@ fn waits(store: &impl Store, other: &impl Store) {
         }
         result => panic!("{result:?}"),
     }
+    // More than etcd takes in one transaction.
+    let many: Vec<Key> = (0..300).map(|i| key(&format!("many/{i}"))).collect();
+    many[1..].iter().for_each(|key| _ = store.set(key, b"", None).unwrap());
+    assert!(matches!(store.wait(&many, now()), Err(StoreError::Missing { keys, .. }) if keys.len() == 1));
+    store.set(&many[0], b"", None).unwrap();
+    store.wait(&many, now()).unwrap();
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| store.wait(&keys, soon()));
         let getting = scope.spawn(|| store.get_when_there(&keys[0], soon()));
@@ -163,8 +169,13 @@ fn watches(store: &impl Store, other: &impl Store) {
     assert_eq!(set_event(again.next(soon()).unwrap()), (key("f/0"), Value::from(&[0][..])));
     let mut rest = Watch::new(other, folder("f/"), event.revision);
     assert_eq!(rest.next(soon()).unwrap(), Some(event));
+    // What was before all changes is known from the beginning, or known to be forgotten; it isn't passed over.
+    match Watch::new(other, folder("f/"), Revision(0)).next(soon()) {
+        Ok(event) => assert_eq!(set_event(event), (key("f/0"), Value::from(&[0][..]))),
+        Err(error) => assert!(matches!(error.refusal(), Some(Refusal::Lagged { .. })), "{error}"),
+    }
     let future = store.list(&Folder::root()).unwrap().revision.0 + 1000;
-    let beyond = Watch::new(store, folder("f/"), phalanx_job::store::Revision(future)).next(soon());
+    let beyond = Watch::new(store, folder("f/"), Revision(future)).next(soon());
     assert!(matches!(refusal(beyond), Refusal::NotYet { .. }));
 }
 
