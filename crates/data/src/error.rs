@@ -13,7 +13,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum Error {
     /// The system refused a file operation.
-    #[error("cannot {action} {}: {error}{}", path.display(), hint_for(error))]
+    #[error("cannot {action} {}: {error}{}", path.display(), hint_for(action, error))]
     Io {
         /// What was attempted, as a verb.
         action: &'static str,
@@ -365,8 +365,12 @@ impl Error {
     }
 }
 
-fn hint_for(error: &io::Error) -> &'static str {
+fn hint_for(action: &str, error: &io::Error) -> &'static str {
+    let reads = ["open", "list", "look at", "read", "map", "decompress"].contains(&action);
     match error.kind() {
+        io::ErrorKind::PermissionDenied if reads => {
+            "\nhint: `ls -ld` shows who may read it, for each folder of its path"
+        }
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
             "\nhint: free some space, or set PHALANX_CACHE to a folder on another disk"
         }
