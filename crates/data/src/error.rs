@@ -97,10 +97,12 @@ pub enum Error {
         tried: Vec<Attempt>,
     },
     /// A file's contents aren't what the dataset's authors published.
-    #[error("{}: wrong SHA-256\n  expected: {expected}\n  found:    {found}\nhint: remove the file and run `phalanx data fetch {dataset}`", path.display())]
+    #[error("{}: wrong {algorithm}\n  expected: {expected}\n  found:    {found}\nhint: remove the file and run `phalanx data fetch {dataset}`", path.display())]
     Checksum {
         /// The dataset that the file belongs to.
         dataset: &'static str,
+        /// What the digest is.
+        algorithm: &'static str,
         /// The file, or where it came from.
         path: PathBuf,
         /// The digest in the catalog, in hexadecimal.
