@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 pub(crate) fn checkpoint(args: &CheckpointArgs) -> Result<u8> {
     match &args.what {
-        Checkpoint::Show { dir, json } => show(&found(dir)?, *json),
+        Checkpoint::Show { dir, json } => Ok(show(&found(dir)?, *json)),
         Checkpoint::Verify { dir, json } => Ok(verify(&found(dir)?, *json)),
     }
 }
@@ -33,16 +33,24 @@ fn found(dir: &Path) -> Result<Vec<PathBuf>> {
     )
 }
 
-fn show(folders: &[PathBuf], json: bool) -> Result<u8> {
+/// Tells what the manifest of each checkpoint says, or why it can't be believed. The exit code says whether all can.
+fn show(folders: &[PathBuf], json: bool) -> u8 {
+    let mut code = 0;
     for folder in folders {
-        let manifest = Manifest::read(folder)?;
-        if json {
-            print(json!({ "checkpoint": folder, "manifest": manifest }));
-        } else {
-            print(describe(folder, &manifest));
+        match (Manifest::read(folder), json) {
+            (Ok(manifest), true) => print(json!({ "checkpoint": folder, "manifest": manifest })),
+            (Ok(manifest), false) => print(describe(folder, &manifest)),
+            (Err(error), json) => {
+                code = 1;
+                if json {
+                    print(json!({ "checkpoint": folder, "error": error.to_string() }));
+                } else {
+                    say(format_args!("error: {error}"));
+                }
+            }
         }
     }
-    Ok(0)
+    code
 }
 
 fn describe(folder: &Path, manifest: &Manifest) -> String {

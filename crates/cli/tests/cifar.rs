@@ -43,6 +43,41 @@ fn resnet18_learns_to_tell_patterns_apart() {
 }
 
 #[test]
+fn a_batch_of_one_image_is_refused_before_the_run_where_batch_norm_sees_one_pixel_of_it() {
+    let folder = tempfile::tempdir().unwrap();
+    images(folder.path());
+    let run = |workers: &str, batch: &str, more: &[&str]| {
+        let args = ["cifar10-resnet18", "--data", ".", "--nproc-per-node", workers, "--batch-size", batch];
+        train(folder.path(), &[&args[..], &["--epochs", "1"], more].concat())
+    };
+    let refused = |workers: &str, batch: &str, words: &[&str]| {
+        let out = run(workers, batch, &[]);
+        let message = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert_eq!((out.status.code(), out.stdout.len()), (Some(1), 0), "{message}");
+        assert!(words.iter().all(|word| message.contains(word)), "{message}");
+    };
+    let last =
+        "the last batch of an epoch has 1 sample, of which this model's batch norm sees 1 value per channel";
+    refused(
+        "1",
+        "7",
+        &["error: 50 samples in batches of 7 on 1 rank: ", last, "hint: ", "train.drop_last=true"],
+    );
+    refused(
+        "2",
+        "8",
+        &["error: 50 samples in batches of 8 on 2 ranks: ", last, "parallel.sync_batch_norm=true"],
+    );
+    refused("1", "1", &["batches of 1 on 1 rank: each batch has 1 sample", "a --batch-size of at least 2"]);
+    let steps = |out: &Output| events(out).iter().filter(|e| e["event"] == "step").count();
+    assert_eq!(steps(&run("1", "7", &["--set", "train.drop_last=true"])), 7);
+    assert_eq!(steps(&run("2", "8", &["--set", "parallel.sync_batch_norm=true"])), 4);
+    // Neither a run that ends before nor a network that sees four pixels of such an image minds.
+    assert_eq!(steps(&run("1", "7", &["--steps", "7"])), 7);
+    assert_eq!(steps(&run("1", "49", &["--set", "data.size=64"])), 2);
+}
+
+#[test]
 fn bad_images_end_a_run_or_are_counted() {
     let folder = tempfile::tempdir().unwrap();
     images(folder.path());

@@ -152,6 +152,27 @@ fn what_a_run_cannot_go_on_from_is_one_clear_error() {
 }
 
 #[test]
+fn other_settings_than_those_of_the_checkpoint_are_told_and_taken() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    let resume = |steps: &str, set: &[&str]| {
+        done(folder.path(), &[&["--out", "run", "--resume", "--steps", steps], set].concat())
+    };
+    resume("5", &[]);
+    let told = "the recipe isn't that of the checkpoint: ";
+    let said = resume("6", &[]);
+    assert!(!said.contains(told), "{said}");
+    let said = resume("7", &["--set", "optimizer.lr=0.5", "--set", "optimizer.weight_decay=0.25"]);
+    let changes = "optimizer.lr is 0.5 and was 0.05, optimizer.weight_decay is 0.25 and was the default\n";
+    assert!(said.contains(&format!("{told}{changes}")), "{said}");
+    let rates: Vec<Value> =
+        events(&run).into_iter().filter(|e| e["event"] == "step").map(|e| e["lr"].clone()).collect();
+    assert_eq!(rates[5..], [0.05, 0.5]);
+    let notes = events(&run).into_iter().filter(|e| e["event"] == "note").count();
+    assert_eq!(notes, 1 + 1, "that there was no checkpoint yet, and this one");
+}
+
+#[test]
 fn without_a_folder_the_newest_run_of_the_recipe_goes_on_and_else_one_begins() {
     let folder = tempfile::tempdir().unwrap();
     let runs = || {
@@ -195,25 +216,50 @@ fn a_disk_without_room_for_checkpoints_is_told_and_the_run_goes_on() {
     assert_eq!(fs::read_dir(run.join("checkpoints")).unwrap().count(), 0, "nothing is left of them");
 }
 
+/// `phalanx checkpoint`: its exit code, what it printed and what it said.
+fn look(folder: &Path, args: &[&str]) -> (Option<i32>, String, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_phalanx"));
+    let out = command.current_dir(folder).arg("checkpoint").args(args).output().unwrap();
+    (out.status.code(), text(&out.stdout), text(&out.stderr))
+}
+
+#[test]
+fn a_manifest_that_cannot_be_believed_hides_no_other_checkpoint() {
+    let folder = tempfile::tempdir().unwrap();
+    for steps in ["5", "10"] {
+        done(folder.path(), &["--steps", steps, "--out", "run", "--resume"]);
+    }
+    let path = checkpoint(&folder.path().join("run"), 10).join("manifest.json");
+    let text = fs::read_to_string(&path).unwrap().replace("\"step\": 10", "\"step\": 11");
+    fs::write(&path, text).unwrap();
+    let (code, shown, said) = look(folder.path(), &["show", "run"]);
+    assert_eq!(code, Some(1));
+    let reason = "run/checkpoints/step-10/manifest.json: the checkpoint is broken: the manifest isn't what was written";
+    assert!(
+        shown.contains("5 steps, 320 samples") && said.contains(&format!("error: {reason}")),
+        "{shown}{said}"
+    );
+    let (code, shown, _) = look(folder.path(), &["show", "--json", "run"]);
+    let shown: Vec<Value> = shown.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!((code, shown.len()), (Some(1), 2));
+    assert!(shown[0]["error"].as_str().unwrap().starts_with(reason), "{shown:?}");
+    assert_eq!(shown[1]["manifest"]["position"]["step"], 5);
+}
+
 #[test]
 fn checkpoints_are_shown_and_verified() {
     let folder = tempfile::tempdir().unwrap();
     done(folder.path(), &["--steps", "5", "--out", "run"]);
-    let look = |args: &[&str]| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_phalanx"));
-        let out = command.current_dir(folder.path()).arg("checkpoint").args(args).output().unwrap();
-        (out.status.code(), text(&out.stdout), text(&out.stderr))
-    };
     for dir in ["run", "run/checkpoints", "run/checkpoints/step-5"] {
-        let (code, shown, _) = look(&["show", dir]);
+        let (code, shown, _) = look(folder.path(), &["show", dir]);
         assert_eq!(code, Some(0));
         for words in ["step-5", "5 steps, 320 samples", "2000 samples shuffled, 64 a step, seed 4, 2 ranks"] {
             assert!(shown.contains(words), "{shown}");
         }
-        let (code, shown, _) = look(&["verify", dir]);
+        let (code, shown, _) = look(folder.path(), &["verify", dir]);
         assert!(code == Some(0) && shown.contains("step-5: whole (2 files, "), "{shown}");
     }
-    let (_, shown, _) = look(&["show", "--json", "run"]);
+    let (_, shown, _) = look(folder.path(), &["show", "--json", "run"]);
     let shown: Value = serde_json::from_str(&shown).unwrap();
     assert_eq!(shown["manifest"]["position"]["step"], 5);
     assert!(shown["manifest"]["recipe"].as_str().unwrap().contains("mnist"));
@@ -221,15 +267,15 @@ fn checkpoints_are_shown_and_verified() {
     let mut bytes = fs::read(&path).unwrap();
     bytes[900] ^= 16;
     fs::write(&path, bytes).unwrap();
-    let (code, _, said) = look(&["verify", "run"]);
+    let (code, _, said) = look(folder.path(), &["verify", "run"]);
     assert_eq!(code, Some(1));
     assert!(
         said.contains("error: run/checkpoints/step-5/model.safetensors: the checkpoint is broken"),
         "{said}"
     );
-    let (code, verified, _) = look(&["verify", "--json", "run"]);
+    let (code, verified, _) = look(folder.path(), &["verify", "--json", "run"]);
     let verified: Value = serde_json::from_str(&verified).unwrap();
     assert_eq!((code, &verified["whole"]), (Some(1), &Value::Bool(false)));
-    let (code, _, said) = look(&["show", "."]);
+    let (code, _, said) = look(folder.path(), &["show", "."]);
     assert!(code == Some(1) && said.contains("there is no checkpoint\nhint: give a run directory"), "{said}");
 }

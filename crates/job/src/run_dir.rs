@@ -35,7 +35,18 @@ impl RunDir {
     /// Makes sure that no other process writes events, checkpoints and weights here at the same time. The system takes the
     /// right back from a process that dies.
     pub fn claim(&self) -> Result<Claim, Error> {
-        let path = self.0.join(".lock");
+        self.lock(self.0.join(".lock"))
+    }
+
+    /// The same for the logs, which are written by who starts the workers. A second one is to find out before it has cut the
+    /// first one's.
+    pub fn claim_logs(&self) -> Result<Claim, Error> {
+        let path = self.0.join("logs");
+        fs::create_dir_all(&path).map_err(|source| Error::RunDir { path: path.clone(), source })?;
+        self.lock(path.join(".lock"))
+    }
+
+    fn lock(&self, path: PathBuf) -> Result<Claim, Error> {
         let file = File::create(&path).map_err(|source| Error::RunDir { path, source })?;
         match file.try_lock() {
             Ok(()) => Ok(Claim { _file: Some(file) }),
@@ -107,13 +118,16 @@ mod tests {
     fn a_folder_is_one_runs_until_it_lets_go() {
         let temporary = tempfile::tempdir().unwrap();
         let run_dir = RunDir::create(temporary.path()).unwrap();
-        let claim = run_dir.claim().unwrap();
-        let message = RunDir::create(temporary.path()).unwrap().claim().unwrap_err().to_string();
-        for part in [temporary.path().to_str().unwrap(), "another run", "--out"] {
-            assert!(message.contains(part), "{part} in: {message}");
+        for claim in [RunDir::claim, RunDir::claim_logs] {
+            let held = claim(&run_dir).unwrap();
+            let message = claim(&RunDir::create(temporary.path()).unwrap()).unwrap_err().to_string();
+            for part in [temporary.path().to_str().unwrap(), "another run", "--out"] {
+                assert!(message.contains(part), "{part} in: {message}");
+            }
+            drop(held);
         }
-        drop(claim);
-        assert!(run_dir.claim().is_ok());
+        // Who writes the logs starts who writes the rest.
+        let _both = [run_dir.claim_logs().unwrap(), run_dir.claim().unwrap()];
     }
 
     #[test]

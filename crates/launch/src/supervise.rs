@@ -28,6 +28,7 @@ pub fn run(spec: &LaunchSpec, report: impl FnMut(Report) + Send + 'static) -> Re
     // Before there is a secret that it could hold.
     let guard = Guard::start(spec.workers)?;
     let run_dir = RunDir::create(&spec.run_dir)?;
+    let _claim = run_dir.claim_logs()?;
     let generation = Generation(0);
     // Also for those who write no log: the file that a Python worker leaves its exception in lies there.
     run_dir.logs(generation)?;

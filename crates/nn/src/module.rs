@@ -105,11 +105,12 @@ pub struct Ctx {
     /// How many random layers were asked so far.
     layer: u64,
     shared: Option<SumOverBatch>,
+    fewest_normalised: Option<usize>,
 }
 
 impl fmt::Debug for Ctx {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Ctx { training, seed, step, samples, layer, shared } = self;
+        let Ctx { training, seed, step, samples, layer, shared, fewest_normalised: _ } = self;
         let shared = shared.is_some();
         write!(
             f,
@@ -122,12 +123,12 @@ impl fmt::Debug for Ctx {
 impl Ctx {
     /// Evaluation: dropout does nothing.
     pub fn eval() -> Ctx {
-        Ctx { training: false, seed: 0, step: 0, samples: Arc::from([]), layer: 0, shared: None }
+        Ctx { training: false, ..Ctx::train(0, 0, Arc::from([])) }
     }
 
     /// Training step `step` of the run with seed `seed`, on the samples with these numbers.
     pub fn train(seed: u64, step: u64, samples: Arc<[u64]>) -> Ctx {
-        Ctx { training: true, seed, step, samples, layer: 0, shared: None }
+        Ctx { training: true, seed, step, samples, layer: 0, shared: None, fewest_normalised: None }
     }
 
     /// The same, with statistics over the batch taken over all of its parts: those of all who come with `sum`.
@@ -138,6 +139,18 @@ impl Ctx {
     /// How statistics go over all parts of the batch, if it has more than this one.
     pub fn shared(&self) -> Option<&SumOverBatch> {
         self.shared.as_ref()
+    }
+
+    /// A batch norm tells how many values of each channel this part of the batch has for it.
+    pub(crate) fn normalises(&mut self, values: usize) {
+        let fewest = self.fewest_normalised.unwrap_or(usize::MAX);
+        self.fewest_normalised = Some(values.min(fewest));
+    }
+
+    /// The fewest values of a channel that any batch norm had in the passes with this, if there was one. A channel with a
+    /// single value has no variance, so no model with such a batch norm can be trained on batches of that size.
+    pub fn fewest_normalised(&self) -> Option<usize> {
+        self.fewest_normalised
     }
 
     /// Whether this is a training step.

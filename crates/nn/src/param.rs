@@ -1,6 +1,6 @@
 //! Parameters of layers: a shape and a recipe for first values at first, a tensor once a device is known.
 
-use phalanx_tensor::{Order, Philox, Shape, Tensor};
+use phalanx_tensor::{Device, Order, Philox, Shape, Tensor};
 use std::ops::Deref;
 
 /// How a parameter gets its first values.
@@ -26,25 +26,38 @@ impl Init {
         Init::Uniform { bound: 1.0 / (fan_in.max(1) as f64).sqrt() }
     }
 
-    /// Fills `values`; element `i` is a function of `key` and `i` alone.
-    pub(crate) fn fill(self, values: &mut [f32], key: Philox) {
+    /// Fills `values` on the threads of `device`; element `i` is a function of `key` and `i` alone.
+    pub(crate) fn fill(self, device: &Device, values: &mut [f32], key: Philox) {
+        device.for_pieces([values], PIECE, |start, [piece]| self.fill_piece(start as u64, piece, key));
+    }
+
+    /// Fills the elements from `start` on, which is a multiple of [`PIECE`].
+    fn fill_piece(self, start: u64, piece: &mut [f32], key: Philox) {
         match self {
             Init::Uniform { bound } => {
-                for (i, v) in values.iter_mut().enumerate() {
-                    *v = (bound * (2.0 * f64::from(key.unit(i as u64)) - 1.0)) as f32;
+                for (block, values) in (start / 4..).zip(piece.chunks_mut(4)) {
+                    for (v, unit) in values.iter_mut().zip(key.units(block)) {
+                        *v = (bound * (2.0 * f64::from(unit) - 1.0)) as f32;
+                    }
                 }
             }
             Init::Normal { std } => {
-                for (i, v) in values.iter_mut().enumerate() {
-                    let (a, b) = (f64::from(key.unit(2 * i as u64)), f64::from(key.unit(2 * i as u64 + 1)));
-                    // Box and Muller; 1 - a lies in (0, 1], so the logarithm is finite.
-                    *v = (std * (-2.0 * (1.0 - a).ln()).sqrt() * (std::f64::consts::TAU * b).cos()) as f32;
+                for (block, values) in (start / 2..).zip(piece.chunks_mut(2)) {
+                    let [a, b, c, d] = key.units(block).map(f64::from);
+                    for (v, [a, b]) in values.iter_mut().zip([[a, b], [c, d]]) {
+                        // Box and Muller; 1 - a lies in (0, 1], so the logarithm is finite.
+                        *v =
+                            (std * (-2.0 * (1.0 - a).ln()).sqrt() * (std::f64::consts::TAU * b).cos()) as f32;
+                    }
                 }
             }
-            Init::Constant(value) => values.fill(value as f32),
+            Init::Constant(value) => piece.fill(value as f32),
         }
     }
 }
+
+/// How many elements a thread fills at a time: whole blocks of random numbers, and more work than the handing over is.
+const PIECE: usize = 1 << 12;
 
 /// A parameter of a layer, or a buffer, as [`crate::Visitor`] is told. It stands for its [`Tensor`] once
 /// [`crate::Parameters::build`] has seen it; before, reading it panics.

@@ -53,7 +53,7 @@ impl Parameters {
         let tensors = tensors.chain((0..kept.inits.len()).map(|i| buffers.tensor(i)));
         for (i, (tensor, init)) in tensors.zip(learned.inits.iter().chain(&kept.inits)).enumerate() {
             let mut first = vec![0.0; tensor.count()];
-            init.fill(&mut first, Philox::new(seed, INIT_STREAM + i as u64));
+            init.fill(device, &mut first, Philox::new(seed, INIT_STREAM + i as u64));
             tensor.copy_from(&Tensor::from_slice(device, &first, tensor.shape()));
         }
         let (mut next_learned, mut next_kept) = (0.., 0..);

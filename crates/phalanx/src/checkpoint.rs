@@ -55,6 +55,7 @@ pub use read::checkpoints;
 
 use crate::error::Error;
 use crate::event::{Event, Observer};
+use crate::recipe::changes;
 use crate::trainer::{Progress, State};
 use crate::worker::Worker;
 use background::{About, Background, Late, Written};
@@ -77,7 +78,8 @@ pub struct CheckpointConfig {
     /// Whether to go on from the newest one that is whole, or from the first step if there is none. Else the run begins at its
     /// first step, and a folder that holds checkpoints is set aside under a name with a number. Default no.
     pub resume: bool,
-    /// The recipe, for whoever looks at the checkpoint. Default none.
+    /// The recipe as TOML, for whoever looks at the checkpoint, or goes on from it: where it differs, a note says so. Default
+    /// none.
     pub recipe: Option<String>,
 }
 
@@ -150,7 +152,7 @@ impl Checkpoints {
             let store = Store::new(Box::new(SystemDisk), dir.clone(), keep);
             match &resumed {
                 Some(resumed) => {
-                    tell_resumed(resumed, observer);
+                    tell_resumed(resumed, recipe.as_deref(), observer);
                     store.clean()?;
                 }
                 None => {
@@ -257,11 +259,17 @@ impl Writer {
     }
 }
 
-fn tell_resumed(resumed: &resume::Resumed, observer: &mut dyn Observer) {
+/// Tells where a run goes on, and with what: `recipe` is the one that it goes on with.
+fn tell_resumed(resumed: &resume::Resumed, recipe: Option<&str>, observer: &mut dyn Observer) {
     let Progress { step, epoch, .. } = resumed.state.progress;
     observer.event(&Event::Resume { step, epoch, path: resumed.folder.display().to_string() });
     for error in &resumed.passed_over {
         note(observer, format!("a newer checkpoint was passed over: {error}"));
+    }
+    let recipes = resumed.recipe.as_deref().zip(recipe);
+    let changes = recipes.map_or_else(Vec::new, |(then, now)| changes(then, now));
+    if !changes.is_empty() {
+        note(observer, format!("the recipe isn't that of the checkpoint: {}", changes.join(", ")));
     }
 }
 

@@ -21,6 +21,34 @@ pub enum Error {
         /// `train` or `test`.
         what: &'static str,
     },
+    /// The last batch is left out, and there is no other.
+    #[error(
+        "{samples} samples are less than one batch of {batch_size} on each of {world_size} ranks, and train.drop_last leaves smaller batches out\nhint: take a smaller --batch-size, or fewer workers"
+    )]
+    NoFullBatch {
+        /// How many there are.
+        samples: usize,
+        /// Samples of a batch and rank.
+        batch_size: usize,
+        /// How many ranks train.
+        world_size: usize,
+    },
+    /// A batch norm would see a single value.
+    #[error(
+        "{samples} samples in batches of {batch_size} on {world_size} {}: {} has 1 sample, of which this model's batch norm sees 1 value per channel, and training needs more than 1\nhint: {hint}",
+        if *world_size == 1 { "rank" } else { "ranks" },
+        if *batch_size == 1 { "each batch" } else { "the last batch of an epoch" }
+    )]
+    SingleValue {
+        /// How many samples an epoch trains on.
+        samples: usize,
+        /// Samples of a batch and rank.
+        batch_size: usize,
+        /// How many ranks train.
+        world_size: usize,
+        /// What to do.
+        hint: String,
+    },
     /// Something goes by evaluations, and there are none.
     #[error("{what} needs test samples, and there are none\nhint: give the trainer a data set to test on")]
     NothingToJudge {

@@ -5,9 +5,11 @@
 //! [`Recipe`] that was read holds none. A recipe only puts the public parts of the layers below together: what it does, a program can do.
 
 mod build;
+mod changes;
 mod fit;
 mod keys;
 
+pub(crate) use changes::changes;
 pub use keys::{KEYS, Key, Kind};
 
 use serde::{Deserialize, Serialize};
@@ -226,6 +228,9 @@ pub struct TrainRecipe {
     /// Backward passes a step. Default 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub accumulate: Option<usize>,
+    /// Whether the last batch of an epoch is left out where it is smaller than the others. Default no.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub drop_last: Option<bool>,
     /// The largest norm of all gradients together. Default: any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub clip_norm: Option<f64>,

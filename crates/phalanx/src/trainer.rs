@@ -6,6 +6,7 @@
 mod evaluate;
 mod judge;
 mod run;
+mod small_batch;
 mod state;
 
 pub use evaluate::Evaluation;
@@ -40,6 +41,9 @@ pub struct Trainer {
     /// Backward passes a step: so many batches make one step, as one large batch would (but for batch norm, which sees each
     /// by itself). The last step of an epoch makes do with those that are left. Default 1.
     pub accumulate: usize,
+    /// Whether the last batch of an epoch is left out where it is smaller than the others, so that its samples, which are
+    /// others in each shuffled epoch, aren't trained on. Default no.
+    pub drop_last: bool,
     /// How large gradients may be. Default: as they are.
     pub clip: Clip,
     /// Parameters that the optimizer treats in their own way. Default: none.
@@ -79,6 +83,7 @@ impl Default for Trainer {
             steps: None,
             batch_size: 64,
             accumulate: 1,
+            drop_last: false,
             clip: Clip::default(),
             groups: Vec::new(),
             on_nan: OnNan::Loss,

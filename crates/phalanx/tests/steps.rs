@@ -53,6 +53,25 @@ fn a_step_of_several_batches_is_that_of_a_large_one() {
 }
 
 #[test]
+fn a_last_batch_that_is_smaller_may_be_left_out() {
+    // 2000 samples are eight batches of 240, and 80 are left: the third step of three passes makes do with two.
+    let trainer = Trainer { batch_size: 240, accumulate: 3, epochs: 2, ..Trainer::default() };
+    let (losses, _) = of_workers(1, &Trainer { drop_last: true, ..trainer.clone() });
+    let (all, _) = of_workers(1, &trainer);
+    assert_eq!((losses.len(), all.len()), (6, 6));
+    assert_eq!(losses[..2], all[..2]);
+    assert_ne!(losses[2], all[2], "80 samples more");
+    let (pair, _) = of_workers(2, &Trainer { drop_last: true, batch_size: 120, ..trainer.clone() });
+    // Float32 sums in another order, growing over six steps.
+    assert!(losses.iter().zip(&pair).all(|(a, b)| (a - b).abs() < 1e-4), "{losses:?} {pair:?}");
+    let none = Trainer { drop_last: true, batch_size: 2001, ..Trainer::default() };
+    let data = open("mnist-mini", View::default(), &Places::from_env(None), &mut Silent).unwrap();
+    let fitted = none.fit(&Worker::alone(1), &mut MnistNet::new(0.5), SGD, data.train, None, &mut Quiet);
+    let error = fitted.err().unwrap().to_string();
+    assert!(error.contains("2000 samples are less than one batch of 2001 on each of 1 ranks"), "{error}");
+}
+
+#[test]
 fn clipped_runs_are_the_same_on_any_number_of_workers() {
     let clip = Clip { norm: Some(0.5), value: Some(0.05) };
     let trainer = Trainer { clip, steps: Some(10), batch_size: 60, ..Trainer::default() };

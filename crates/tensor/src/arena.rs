@@ -5,7 +5,7 @@
 //! copied between them. Each parameter stays a tensor of its own with its own run-time borrow (S-BORROW in
 //! [`crate::storage`]), so one range can be reduced over the network while the backward pass still writes another.
 
-use crate::cpu::copy::{from_pixels, to_pixels};
+use crate::cpu::copy::{from_pixels, from_taps, to_pixels, to_taps};
 use crate::device::Device;
 use crate::dtype::{DType, Element};
 use crate::graph;
@@ -67,14 +67,14 @@ impl Layout {
     #[track_caller]
     pub fn row_major<'a, T: Element>(&self, i: usize, flat: &'a [T]) -> Cow<'a, [T]> {
         let values = &flat[self.range(i)];
-        match (self.orders[i], self.shapes[i].dims()) {
-            (Order::Pixels, &[n, c, h, w]) => {
-                let mut out = vec![T::default(); values.len()];
-                from_pixels(values, [n, c, h * w], &mut out);
-                Cow::Owned(out)
-            }
-            _ => Cow::Borrowed(values),
-        }
+        let shuffle = match self.orders[i] {
+            Order::RowMajor => return Cow::Borrowed(values),
+            Order::Pixels => from_pixels,
+            Order::Taps => from_taps,
+        };
+        let mut out = vec![T::default(); values.len()];
+        shuffle(values, self.planes(i), &mut out);
+        Cow::Owned(out)
     }
 
     /// The way back from [`Layout::row_major`]: puts elements that are in row-major order where they belong in `flat`.
@@ -82,10 +82,17 @@ impl Layout {
     pub fn put<T: Element>(&self, i: usize, values: &[T], flat: &mut [T]) {
         let into = &mut flat[self.range(i)];
         assert!(into.len() == values.len(), "put: {} values for shape {}", values.len(), self.shapes[i]);
-        match (self.orders[i], self.shapes[i].dims()) {
-            (Order::Pixels, &[n, c, h, w]) => to_pixels(values, [n, c, h * w], into),
-            _ => into.copy_from_slice(values),
+        match self.orders[i] {
+            Order::RowMajor => into.copy_from_slice(values),
+            Order::Pixels => to_pixels(values, self.planes(i), into),
+            Order::Taps => to_taps(values, self.planes(i), into),
         }
+    }
+
+    /// The first two sizes of parameter `i`, which has four, and the product of the others.
+    fn planes(&self, i: usize) -> [usize; 3] {
+        let dims = self.shapes[i].dims();
+        [dims[0], dims[1], dims[2] * dims[3]]
     }
 
     /// The elements of parameter `i`, without padding.
@@ -340,16 +347,21 @@ mod tests {
     fn elements_are_taken_and_put_by_their_place_in_the_shape() {
         let device = Device::cpu(1);
         let shape = Shape::new(&[17, 3, 2, 3]);
-        let layout = Layout::ordered([([5].into(), Order::RowMajor), (shape, Order::Pixels)]);
-        let arena = Arena::new(&device, DType::I64, &layout);
-        let values: Vec<i64> = (0..shape.count() as i64).collect();
-        layout.put(1, &values, &mut arena.flat_mut::<i64>());
-        assert_eq!(arena.tensor(1).to_vec::<i64>(), values);
-        // (H, W, N, C): the second element in memory is the second channel of the first sample.
-        assert_eq!(arena.flat::<i64>()[layout.range(1)][..4], [0, 6, 12, 18]);
-        assert_eq!(*layout.row_major(1, &arena.flat::<i64>()), values);
-        arena.tensor(1).copy_from(&Tensor::from_slice(&device, &values, shape));
-        assert_eq!(arena.tensor(1).to_vec::<i64>(), values);
+        // The second element in memory is the second channel of the first sample, (H, W, N, C), or that channel of the second
+        // kernel, (H, W, I, O).
+        for (order, first) in [(Order::Pixels, [0, 6, 12, 18]), (Order::Taps, [0, 18, 36, 54])] {
+            let layout = Layout::ordered([([5].into(), Order::RowMajor), (shape, order)]);
+            let arena = Arena::new(&device, DType::I64, &layout);
+            let values: Vec<i64> = (0..shape.count() as i64).collect();
+            layout.put(1, &values, &mut arena.flat_mut::<i64>());
+            assert_eq!(arena.tensor(1).to_vec::<i64>(), values);
+            assert_eq!(arena.flat::<i64>()[layout.range(1)][..4], first);
+            assert_eq!(*layout.row_major(1, &arena.flat::<i64>()), values);
+            assert_eq!(arena.tensor(1).contiguous().to_vec::<i64>(), values);
+            arena.tensor(1).copy_from(&Tensor::from_slice(&device, &values, shape));
+            assert_eq!(arena.tensor(1).to_vec::<i64>(), values);
+            assert_eq!(arena.flat::<i64>()[layout.range(1)][..4], first);
+        }
     }
 
     #[test]

@@ -147,12 +147,10 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
             // The position of a 1x1 image is dense in both orders, and so says less than `order`.
             let (position, grad) = (value(saved, 0), grad.arranged(order));
             of([match order {
-                Order::RowMajor => {
-                    filled(0, &from, &|out| pooling::max_pool_gradient(position, &grad, planes, out))
-                }
                 Order::Pixels => filled_in(order, 0, &from, &|out| {
                     pooling::max_pool_pixels_gradient(position, &grad, planes, out);
                 }),
+                _ => filled(0, &from, &|out| pooling::max_pool_gradient(position, &grad, planes, out)),
             }])
         }
         Op::AvgPool2d { from, options, padding } => {

@@ -142,7 +142,7 @@ impl Conv2dOptions {
     /// The order in which kernels between so many (input, output) channels in so many groups should lie, so that they needn't
     /// be brought into another for each convolution of a batch.
     pub fn kernel_order([inputs, outputs]: [usize; 2], groups: usize) -> Order {
-        if conv::has_pixel_channels([inputs, outputs], groups) { Order::Pixels } else { Order::RowMajor }
+        conv::kernel_order([inputs, outputs], groups)
     }
 }
 

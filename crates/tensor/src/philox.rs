@@ -39,6 +39,11 @@ impl Philox {
         self.block(index / 4)[(index % 4) as usize]
     }
 
+    /// The numbers that [`Philox::unit`] has at positions `4 * index` to `4 * index + 3`, for a quarter of the work.
+    pub fn units(&self, index: u64) -> [f32; 4] {
+        self.block(index).map(unit)
+    }
+
     /// A number in [0, 1) at position `index`, with 24 random bits (exact in f32).
     pub fn unit(&self, index: u64) -> f32 {
         unit(self.word(index))
@@ -69,5 +74,6 @@ mod tests {
         let mean = (0..10_000).map(|i| f64::from(p.unit(i))).sum::<f64>() / 10_000.0;
         assert!((mean - 0.5).abs() < 0.01, "{mean}");
         assert!((0..10_000).all(|i| (0.0..1.0).contains(&p.unit(i))));
+        assert!((0..100).all(|i| p.units(i / 4)[i as usize % 4] == p.unit(i)));
     }
 }

@@ -175,9 +175,11 @@ pub enum Order {
     /// The last dimension runs fastest.
     #[default]
     RowMajor,
-    /// For four dimensions: the second runs fastest, then the first, then the last. Images (N, C, H, W) lie pixel by pixel, the
-    /// samples of a batch side by side; kernels (O, I, KH, KW) lie tap by tap. What convolutions of many channels work on.
+    /// For images (N, C, H, W): they lie as (H, W, N, C), pixel by pixel, the samples of a batch side by side. What
+    /// convolutions of many channels work on.
     Pixels,
+    /// For kernels (O, I, KH, KW): they lie as (KH, KW, I, O), tap by tap. What such convolutions multiply images with.
+    Taps,
 }
 
 /// A shape with its strides and first element: where the elements of a view lie in a buffer. Counted in elements.
@@ -196,25 +198,26 @@ impl Geometry {
     /// Without gaps, in this order. Panics unless the shape has the dimensions that it speaks of.
     #[track_caller]
     pub(crate) fn dense(shape: Shape, order: Order) -> Geometry {
-        match order {
-            Order::RowMajor => Geometry::row_major(shape),
-            Order::Pixels => {
-                let &[n, c, _, w] = shape.dims() else {
-                    panic!("pixel order: needs four dimensions, got shape {shape}")
-                };
-                let mut strides = [0; MAX_DIMS];
-                strides[..4].copy_from_slice(&[c, 1, w * n * c, n * c]);
-                Geometry { shape, strides, offset: 0 }
-            }
-        }
+        let &[n, c, _, w] = shape.dims() else {
+            assert!(order == Order::RowMajor, "{order:?} order: needs four dimensions, got shape {shape}");
+            return Geometry::row_major(shape);
+        };
+        let first = match order {
+            Order::RowMajor => return Geometry::row_major(shape),
+            Order::Pixels => [c, 1],
+            Order::Taps => [1, n],
+        };
+        let mut strides = [0; MAX_DIMS];
+        strides[..4].copy_from_slice(&[first[0], first[1], w * n * c, n * c]);
+        Geometry { shape, strides, offset: 0 }
     }
 
     /// Whether the elements follow each other in this order without gaps.
     pub(crate) fn lies_in(&self, order: Order) -> bool {
         match order {
             Order::RowMajor => self.is_contiguous(),
-            Order::Pixels if self.shape.n_dims() != 4 => false,
-            Order::Pixels => {
+            Order::Pixels | Order::Taps if self.shape.n_dims() != 4 => false,
+            Order::Pixels | Order::Taps => {
                 let dense = Geometry::dense(self.shape, order);
                 let same = |d: usize| self.shape.dims()[d] == 1 || self.strides[d] == dense.strides[d];
                 self.shape.count() == 0 || (0..4).all(same)
@@ -224,7 +227,7 @@ impl Geometry {
 
     /// The order that the elements follow each other in without gaps, if there is one.
     pub(crate) fn order(&self) -> Option<Order> {
-        [Order::RowMajor, Order::Pixels].into_iter().find(|&order| self.lies_in(order))
+        [Order::RowMajor, Order::Pixels, Order::Taps].into_iter().find(|&order| self.lies_in(order))
     }
 
     /// Whether the elements follow each other in row-major order without gaps.

@@ -152,7 +152,7 @@ fn convolutions() {
     ] {
         check(&[&[2, 2, 6, 7], &[3, 2, 3, 2], &[3]], |x| x[0].conv2d(&x[1], Some(&x[2]), options));
     }
-    // Many channels: in pixel order. Few to many: by patches.
+    // Many channels: in pixel order. Few to many: by strips.
     let same = Conv2dOptions { padding: [1, 1], ..plain };
     check(&[&[4, 16, 2, 1], &[16, 16, 3, 3]], |x| x[0].conv2d(&x[1], None, same));
     check(&[&[2, 2, 3, 2], &[16, 2, 3, 3], &[16]], |x| x[0].conv2d(&x[1], Some(&x[2]), same).relu());

@@ -131,9 +131,9 @@ proptest! {
     }
 }
 
-/// A leaf of a gradient arena in pixel order that starts as `values`.
-fn leaf_in_pixels(device: &Device, values: &Tensor) -> (Grads, Tensor) {
-    let layout = Layout::ordered([(*values.shape(), Order::Pixels)]);
+/// A leaf of a gradient arena, as a kernel lies tap by tap, that starts as `values`.
+fn leaf_by_taps(device: &Device, values: &Tensor) -> (Grads, Tensor) {
+    let layout = Layout::ordered([(*values.shape(), Order::Taps)]);
     let (arena, grads) = (Arena::new(device, DType::F64, &layout), Grads::new(device, DType::F64, &layout));
     let leaf = grads.leaf(0, &arena);
     leaf.copy_from(values);
@@ -141,21 +141,21 @@ fn leaf_in_pixels(device: &Device, values: &Tensor) -> (Grads, Tensor) {
 }
 
 #[test]
-fn a_row_major_gradient_of_a_leaf_in_pixel_order_is_put_where_it_belongs() {
+fn a_row_major_gradient_of_a_leaf_that_lies_tap_by_tap_is_put_where_it_belongs() {
     let device = Device::cpu(1);
     let shape = [16, 16, 2, 3];
     let (values, seed) = (numbers(&device, shape, 0), numbers(&device, [16 * 16 * 6], 1));
     let want: Vec<f64> = seed.to_vec::<f64>().iter().map(|g| 2.0 * g).collect();
-    let (grads, leaf) = leaf_in_pixels(&device, &values);
+    let (grads, leaf) = leaf_by_taps(&device, &values);
     // The gradient comes through `reshape`, so row-major.
     ((&leaf * 2.0).reshape([16 * 16 * 6]) * &seed).sum_all().backward();
     close(&grads.arena().tensor(0).to_vec::<f64>(), &want, "gradient");
 }
 
 #[test]
-fn a_leaf_in_pixel_order_that_got_no_gradient_is_settled_with_zeros() {
+fn a_leaf_that_lies_tap_by_tap_and_got_no_gradient_is_settled_with_zeros() {
     let device = Device::cpu(1);
-    let (grads, leaf) = leaf_in_pixels(&device, &numbers(&device, [16, 16, 3, 3], 0));
+    let (grads, leaf) = leaf_by_taps(&device, &numbers(&device, [16, 16, 3, 3], 0));
     leaf.square().sum_all().backward();
     grads.zero();
     assert_eq!(grads.settle(), [0]);
@@ -219,7 +219,7 @@ fn nan_and_infinities_go_through_in_pixel_order_as_in_row_major_order() {
     let key = Philox::new(3, 3);
     let values: Vec<f64> = (0..n).map(|i| strange[(key.unit(i as u64) * 7.0) as usize]).collect();
     let rows = Tensor::from_slice(&device, &values, [4, 16, 6, 5]);
-    let (_, pixels) = leaf_in_pixels(&device, &rows);
+    let (_, pixels) = leaf_by_taps(&device, &rows);
     let bits = |t: &Tensor| t.to_vec::<f64>().iter().map(|x| x.to_bits()).collect::<Vec<_>>();
     let same = |what: &str, f: &dyn Fn(&Tensor) -> Tensor| {
         let [(y, grad), (y_pixels, grad_pixels)] = [&rows, &pixels].map(|x| {

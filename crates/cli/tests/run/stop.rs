@@ -171,6 +171,32 @@ fn signals_reach_the_workers_and_decide_the_exit_code() {
 }
 
 #[test]
+fn a_run_whose_folder_is_named_again_goes_on_and_keeps_its_logs() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut two = Two::start(folder.path(), &[], WAITING);
+    let logs = || {
+        ["0", "1"]
+            .map(|rank| fs::read_to_string(folder.path().join("out/logs/0").join(rank.to_owned() + ".out")))
+    };
+    let before = logs().map(Result::unwrap);
+    assert!(before.iter().all(|log| log.lines().count() == 1), "{before:?}");
+    let second = run(folder.path(), "3", &[], "echo the second");
+    let message = text(&second.stderr);
+    assert_eq!((second.status.code(), text(&second.stdout).as_str()), (Some(1), ""), "{message}");
+    for words in
+        ["/out: another run is writing to it", "hint: end that run, or name another folder with --out"]
+    {
+        assert!(message.contains(words), "{message}");
+    }
+    assert_eq!(logs().map(Result::unwrap), before);
+    assert!(!folder.path().join("out/logs/0/2.out").exists());
+    two.signal("-TERM");
+    assert_eq!(two.end().0, 143);
+    // The folder is free as soon as its run is over.
+    assert_eq!(run(folder.path(), "1", &[], "true").status.code(), Some(0));
+}
+
+#[test]
 fn a_signal_that_nohup_ignores_stays_ignored() {
     let folder = tempfile::tempdir().unwrap();
     let mut two = Two::under(folder.path(), "--default-signal --ignore-signal=HUP", &[], WAITING);

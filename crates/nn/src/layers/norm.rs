@@ -110,6 +110,7 @@ impl BatchNorm2d {
 
     fn forward_then(&self, x: &Tensor, ctx: &mut Ctx, then: Then<'_>) -> Tensor {
         let (weight, bias) = (Some(&*self.weight), Some(&*self.bias));
+        ctx.normalises(x.count() / self.weight.count());
         if !ctx.training() {
             let (mean, variance) = (self.running_mean.clone(), self.running_var.clone());
             return x.batch_norm_with(&ChannelStats { mean, variance }, weight, bias, self.eps, then);
@@ -117,8 +118,7 @@ impl BatchNorm2d {
         let BatchNormed { out, stats, count } = x.batch_norm(weight, bias, self.eps, then, ctx.shared());
         assert!(
             count > 1.0,
-            "BatchNorm2d: a training pass over shape {} has one value a channel, and so no variance: take a batch size whose \
-             last batch of an epoch isn't a single image on any worker, larger images, or parallel.sync_batch_norm=true",
+            "BatchNorm2d: a training pass over shape {} has one value a channel, and so no variance",
             x.shape()
         );
         no_grad(|| {

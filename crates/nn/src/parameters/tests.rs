@@ -49,7 +49,7 @@ fn first_values_have_the_moments_they_should() {
     let n = 40_000;
     let moments = |init: Init| {
         let mut values = vec![0.0; n];
-        init.fill(&mut values, Philox::new(7, 1));
+        init.fill(&Device::cpu(2), &mut values, Philox::new(7, 1));
         let mean = values.iter().map(|&v| f64::from(v)).sum::<f64>() / n as f64;
         let square = values.iter().map(|&v| f64::from(v) * f64::from(v)).sum::<f64>() / n as f64;
         (mean, square - mean * mean, values)
@@ -62,6 +62,28 @@ fn first_values_have_the_moments_they_should() {
     assert!(mean.abs() < 0.06 && (variance - 9.0).abs() < 0.26, "{mean} {variance}");
     let beyond = values.iter().filter(|v| v.abs() > 6.0).count() as f64 / n as f64;
     assert!((beyond - 0.0455).abs() < 0.0042, "{beyond} of the values lie beyond two standard deviations");
+}
+
+#[test]
+fn first_values_are_the_ones_at_their_places_on_any_number_of_threads() {
+    let key = Philox::new(7, 1);
+    let unit = |i: usize| f64::from(key.unit(i as u64));
+    let normal = |i: usize| {
+        let radius = (-2.0 * (1.0 - unit(2 * i)).ln()).sqrt();
+        (3.0 * radius * (std::f64::consts::TAU * unit(2 * i + 1)).cos()) as f32
+    };
+    let uniform = |i: usize| (2.0 * (2.0 * unit(i) - 1.0)) as f32;
+    // Neither whole blocks of random numbers nor whole pieces.
+    let n = 10_003;
+    let check = |init: Init, wanted: &dyn Fn(usize) -> f32| {
+        for threads in [1, 3] {
+            let mut values = vec![0.0; n];
+            init.fill(&Device::cpu(threads), &mut values, key);
+            assert!((0..n).all(|i| values[i] == wanted(i)), "{init:?} on {threads} threads");
+        }
+    };
+    check(Init::Uniform { bound: 2.0 }, &uniform);
+    check(Init::Normal { std: 3.0 }, &normal);
 }
 
 #[test]

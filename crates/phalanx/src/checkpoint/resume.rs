@@ -18,6 +18,8 @@ pub(super) struct Resumed {
     pub(super) state: State,
     /// The checkpoint.
     pub(super) folder: PathBuf,
+    /// The recipe of the run that made it.
+    pub(super) recipe: Option<String>,
     /// Why newer ones weren't taken; only rank 0 knows.
     pub(super) passed_over: Vec<CheckpointError>,
 }
@@ -45,7 +47,7 @@ pub(super) fn resume(
     let manifest = Manifest::parse(&root.join(manifest::FILE), &parts[0])?;
     let folder = folder(root, manifest.position.step);
     let state = restore(&folder, &manifest, &files, run, parameters, rule)?;
-    Ok(Some(Resumed { state, folder, passed_over }))
+    Ok(Some(Resumed { state, folder, recipe: manifest.recipe, passed_over }))
 }
 
 /// Gives all ranks what rank 0 has.

@@ -108,14 +108,14 @@ mod tests {
         let large: Vec<f32> = (0..CHUNK / 2).map(|i| i as f32 * 0.5).collect();
         let kernels: Vec<f32> = (0..8).map(|i| i as f32).collect();
         let row_major = |dims: &[usize]| Layout::new(&[Shape::new(dims)]);
-        // (O, I, KH, KW), the second running fastest in memory, then the first.
-        let pixels = Layout::ordered([([2, 2, 1, 2].into(), Order::Pixels)]);
+        // (O, I, KH, KW), the first running fastest in memory, then the second.
+        let taps = Layout::ordered([([2, 2, 1, 2].into(), Order::Taps)]);
         let rows: [(&str, Layout, &[f32], &[f32]); 5] = [
             ("b.weight", row_major(&[2, CHUNK / 4]), &large, &large),
             ("a\"odd\".name", row_major(&[1, 3]), &[1.0, f32::NAN, -0.0], &[1.0, f32::NAN, -0.0]),
             ("empty", row_major(&[0]), &[], &[]),
             ("step", row_major(&[]), &[7.0], &[7.0]),
-            ("kernels", pixels, &kernels, &[0.0, 4.0, 1.0, 5.0, 2.0, 6.0, 3.0, 7.0]),
+            ("kernels", taps, &kernels, &[0.0, 4.0, 2.0, 6.0, 1.0, 5.0, 3.0, 7.0]),
         ];
         let arrays: Vec<_> = rows
             .iter()

@@ -246,6 +246,12 @@ pub const KEYS: &[Key] = &[
     row("train.epochs", Count(1), &[], "how often all samples are seen"),
     row("train.batch_size", Count(1), &[], "samples a worker and backward pass"),
     row("train.accumulate", Count(1), &[], "backward passes a step"),
+    row(
+        "train.drop_last",
+        Flag,
+        &[],
+        "whether the last batch of an epoch is left out where it is smaller than the others",
+    ),
     row("train.clip_norm", Positive, &[], "the largest norm of all gradients together"),
     row(
         "train.clip_value",

@@ -87,8 +87,9 @@ fn words_become_parts() {
     assert_eq!(recipe.loss(), Loss::CrossEntropy { label_smoothing: 0.1 });
     let trainer = set("mnist", &["parallel.bucket_mb=0.5", "train.seed=7"]).unwrap().trainer().unwrap();
     assert_eq!((trainer.ddp.bucket_bytes, trainer.seed), (1 << 19, 7));
-    let steps = ["train.accumulate=4", "train.clip_norm=2", "train.on_nan=stop"];
+    let steps = ["train.accumulate=4", "train.drop_last=true", "train.clip_norm=2", "train.on_nan=stop"];
     let trainer = set("mnist", &steps).unwrap().trainer().unwrap();
+    assert!(trainer.drop_last);
     assert_eq!((trainer.accumulate, trainer.clip.norm, trainer.clip.value), (4, Some(2.0), None));
     assert_eq!((trainer.on_nan, trainer.groups.len()), (OnNan::Stop, 0));
     let groups = set("mnist", &["optimizer.decay_norms_and_biases=false"]).unwrap().trainer().unwrap().groups;

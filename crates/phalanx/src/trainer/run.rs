@@ -1,6 +1,6 @@
 //! Who works on what in one run: the model, its parameters, the strategy that shares them, and the samples of this rank.
 
-use super::{OnNan, Progress, Trainer, Watch};
+use super::{OnNan, Progress, Trainer, Watch, small_batch};
 use crate::checkpoint::RunFacts;
 use crate::error::Error;
 use crate::event::{Event, Observer};
@@ -73,7 +73,13 @@ impl<'a> Run<'a> {
         let (place, options) = (strategy.place(), trainer.loader);
         let train = loader(place, train, trainer.batch_size, order, options);
         let test = test.map(|test| loader(place, test, TEST_BATCH, Order::Stored, options));
-        Ok(Run { trainer, worker, model, parameters, strategy, train, test, bad_images: 0 })
+        let run = Run { trainer, worker, model, parameters, strategy, train, test, bad_images: 0 };
+        if run.samples_per_epoch() == 0 {
+            let (samples, batch_size) = (run.train.dataset().len(), trainer.batch_size);
+            return Err(Error::NoFullBatch { samples, batch_size, world_size: run.world_size() });
+        }
+        small_batch::check(&run)?;
+        Ok(run)
     }
 
     /// How many ranks train.
@@ -81,9 +87,20 @@ impl<'a> Run<'a> {
         self.strategy.place().world_size
     }
 
+    /// Samples of all ranks in a full batch. A batch size that stands for the whole data set may be any number.
+    fn batch_of_all(&self) -> usize {
+        self.world_size().saturating_mul(self.trainer.batch_size)
+    }
+
+    /// How many samples an epoch trains on.
+    pub(super) fn samples_per_epoch(&self) -> usize {
+        let samples = self.train.dataset().len();
+        if self.trainer.drop_last { samples - samples % self.batch_of_all() } else { samples }
+    }
+
     /// How many steps an epoch has.
     pub(super) fn steps_per_epoch(&self) -> u64 {
-        self.train.steps_per_epoch().div_ceil(self.trainer.accumulate) as u64
+        self.samples_per_epoch().div_ceil(self.batch_of_all()).div_ceil(self.trainer.accumulate) as u64
     }
 
     /// The batches of the epoch at hand that weren't trained on yet.
@@ -100,14 +117,12 @@ impl<'a> Run<'a> {
 
     /// What a checkpoint has to tell of the run.
     pub(super) fn facts(&self) -> RunFacts {
-        let world_size = self.world_size() as u64;
-        let Trainer { batch_size, accumulate, .. } = *self.trainer;
         RunFacts {
             seed: self.trainer.seed,
             shuffle: self.trainer.shuffle,
             dataset: self.train.dataset().len() as u64,
-            global_batch: world_size.saturating_mul(batch_size as u64).saturating_mul(accumulate as u64),
-            world_size,
+            global_batch: self.batch_of_all().saturating_mul(self.trainer.accumulate) as u64,
+            world_size: self.world_size() as u64,
         }
     }
 
@@ -134,10 +149,9 @@ impl<'a> Run<'a> {
     /// The weight of each batch is its share in the samples of the whole step, so that the gradients are those of the mean
     /// over all of them, also where an epoch ends with fewer or smaller batches.
     pub(super) fn gradients(&mut self, batches: &mut Batches, progress: &Progress) -> Result<Made, Error> {
-        let Trainer { accumulate, batch_size, .. } = *self.trainer;
-        let batch_of_all = self.world_size().saturating_mul(batch_size);
+        let (accumulate, batch_of_all) = (self.trainer.accumulate, self.batch_of_all());
         let seen = (progress.step_in_epoch as usize).saturating_mul(accumulate).saturating_mul(batch_of_all);
-        let left = self.train.dataset().len().saturating_sub(seen);
+        let left = self.samples_per_epoch().saturating_sub(seen);
         let samples = batch_of_all.saturating_mul(accumulate).min(left);
         let passes = samples.div_ceil(batch_of_all);
         let mut loss = 0.0;

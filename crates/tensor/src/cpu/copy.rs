@@ -18,6 +18,8 @@ fn copy_elements<T: Element>(from: &Tensor, out: &Tensor) {
         let shuffle = match (from.geometry.order(), out.geometry.order()) {
             (Some(Order::RowMajor), Some(Order::Pixels)) => to_pixels_on,
             (Some(Order::Pixels), Some(Order::RowMajor)) => from_pixels_on,
+            (Some(Order::RowMajor), Some(Order::Taps)) => to_taps_on,
+            (Some(Order::Taps), Some(Order::RowMajor)) => from_taps_on,
             _ => return copy_views(from, &source, out, &mut target),
         };
         return shuffle(out.device(), &source[of(from)], [n, c, h * w], &mut target[of(out)]);
@@ -81,6 +83,37 @@ fn to_pixels_on<T: Element>(device: &Device, from: &[T], [n, channels, pixels]: 
             }
         });
     });
+}
+
+/// (O, I, P) as (P, I, O).
+pub(crate) fn to_taps<T: Element>(from: &[T], [outputs, inputs, taps]: [usize; 3], out: &mut [T]) {
+    for first in (0..outputs).step_by(TILE) {
+        let width = TILE.min(outputs - first);
+        for input in 0..inputs {
+            let kernels = &from[(first * inputs + input) * taps..];
+            let place = |tap| (tap * inputs + input) * outputs + first;
+            transpose(kernels, inputs * taps, [width, taps], out, place);
+        }
+    }
+}
+
+fn to_taps_on<T: Element>(device: &Device, from: &[T], dims: [usize; 3], out: &mut [T]) {
+    device.arch().dispatch(|| to_taps(from, dims, out));
+}
+
+/// (P, I, O) as (O, I, P).
+pub(crate) fn from_taps<T: Element>(from: &[T], [outputs, inputs, taps]: [usize; 3], out: &mut [T]) {
+    for (block, out) in out.chunks_mut((TILE * inputs * taps).max(1)).enumerate() {
+        let width = out.len() / (inputs * taps);
+        for input in 0..inputs {
+            let row = &from[input * outputs + block * TILE..];
+            transpose(row, inputs * outputs, [taps, width], out, |output| (output * inputs + input) * taps);
+        }
+    }
+}
+
+fn from_taps_on<T: Element>(device: &Device, from: &[T], dims: [usize; 3], out: &mut [T]) {
+    device.arch().dispatch(|| from_taps(from, dims, out));
 }
 
 /// (P, N, C) as (N, C, P).

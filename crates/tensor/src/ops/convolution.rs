@@ -45,13 +45,13 @@ impl Tensor {
             "max_pool2d: a window of {:?} has more than 256 pixels",
             options.kernel
         );
-        let x = self.dense();
+        let x = if self.geometry.lies_in(Order::Pixels) { self.clone() } else { self.contiguous() };
         let order = x.dense_order();
         let out = Tensor::stale_in(order, self.device(), shape, self.dtype);
         let position = Tensor::stale_in(order, self.device(), shape, DType::U8);
         match order {
-            Order::RowMajor => pooling::max_pool(&x, planes, &out, &position),
             Order::Pixels => pooling::max_pool_pixels(&x, planes, &out, &position),
+            _ => pooling::max_pool(&x, planes, &out, &position),
         }
         recorded(out, Op::MaxPool2d { from: *self.shape(), order, options }, &[&x], |_| [keep(&position)])
     }

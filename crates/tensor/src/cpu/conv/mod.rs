@@ -2,21 +2,20 @@
 //!
 //! Five ways, chosen by [`Plan::way`]: the general one lays the pixels under each kernel tap out as a matrix and multiplies
 //! ([`lowered`]); the [`direct`] one keeps a few output rows in registers, for few channels; the one of [`pixels`] sums over
-//! all that a pixel sees, for many channels; that of [`winograd`] needs fewer products for that where kernels are 3x3; the one of [`patches`] leads from few channels to
-//! many. The latter three work in pixel order: [`Plan::orders`]. [`reference`] is the definition written as loops; the tests hold the others against it.
+//! all that a pixel sees, for many channels; that of [`winograd`] needs fewer
+//! products for that where kernels are 3x3; the one of [`strips`] leads from few channels to many. The latter three work in
+//! pixel order: [`Plan::orders`]. [`reference`] is the definition written as loops; the tests hold the others against it.
 
 pub(crate) mod direct;
 pub(crate) mod lowered;
-mod patches;
 mod pixels;
 #[cfg(test)]
 mod reference;
+mod strips;
 #[cfg(test)]
 mod tests;
 mod tile;
 mod winograd;
-
-pub(crate) use pixels::has_channels as has_pixel_channels;
 
 use crate::cpu::lanes::Lanes;
 use crate::cpu::reduce;
@@ -59,7 +58,7 @@ impl Plan {
             _ if direct::takes(self) => Way::Direct,
             _ if winograd::takes(self) => Way::Winograd,
             _ if pixels::takes(self) => Way::Pixels,
-            _ if patches::takes(self) => Way::Patches,
+            _ if strips::takes(self) => Way::Strips,
             _ => Way::Lowered,
         }
     }
@@ -68,10 +67,16 @@ impl Plan {
     pub(crate) fn orders(&self) -> [Order; 3] {
         match self.way() {
             Way::Direct | Way::Lowered => [Order::RowMajor; 3],
-            Way::Pixels | Way::Winograd => [Order::Pixels; 3],
-            Way::Patches => [Order::RowMajor, Order::RowMajor, Order::Pixels],
+            Way::Pixels | Way::Winograd => [Order::Pixels, Order::Taps, Order::Pixels],
+            Way::Strips => [Order::RowMajor, Order::Taps, Order::Pixels],
         }
     }
+}
+
+/// The order that kernels between so many (input, output) channels are usually wanted in.
+pub(crate) fn kernel_order(channels: [usize; 2], groups: usize) -> Order {
+    let tiled = pixels::has_channels(channels, groups) || strips::has_channels(channels, groups);
+    if tiled { Order::Taps } else { Order::RowMajor }
 }
 
 /// How a convolution is computed.
@@ -79,7 +84,7 @@ enum Way {
     Direct,
     Pixels,
     Winograd,
-    Patches,
+    Strips,
     Lowered,
 }
 
@@ -97,7 +102,7 @@ fn forward_as<T: Lanes>(x: &Tensor, w: &Tensor, b: Option<&Tensor>, plan: Plan, 
         Way::Direct => direct::forward,
         Way::Pixels => pixels::forward,
         Way::Winograd => winograd::forward,
-        Way::Patches => patches::forward,
+        Way::Strips => strips::forward,
         Way::Lowered => lowered::forward,
     };
     kernel(out.device(), &x, &w, b.as_deref(), plan, &mut o);
@@ -107,7 +112,8 @@ fn forward_as<T: Lanes>(x: &Tensor, w: &Tensor, b: Option<&Tensor>, plan: Plan, 
 pub(crate) fn image_gradient(grad: &Tensor, w: &Tensor, plan: Plan, out: &Tensor) {
     let _timer = out.device().time("convolution, gradient of images");
     // Few channels are a network's input, whose gradient is seldom asked for: no kernel for that.
-    let grad = if matches!(plan.way(), Way::Patches) { &grad.contiguous() } else { grad };
+    let by_strips = matches!(plan.way(), Way::Strips);
+    let (grad, w) = if by_strips { (&grad.contiguous(), &w.contiguous()) } else { (grad, w) };
     with_float!(out.dtype, "conv2d", T => {
         let (g, w) = (grad.read_dense::<T>(), w.read_dense::<T>());
         let mut o = out.write_whole::<T>();
@@ -115,7 +121,7 @@ pub(crate) fn image_gradient(grad: &Tensor, w: &Tensor, plan: Plan, out: &Tensor
             Way::Direct => direct::image_gradient,
             Way::Pixels => pixels::image_gradient,
             Way::Winograd => winograd::image_gradient,
-            Way::Patches | Way::Lowered => lowered::image_gradient,
+            Way::Strips | Way::Lowered => lowered::image_gradient,
         };
         kernel(out.device(), &g, &w, plan, &mut o);
     });
@@ -131,7 +137,7 @@ pub(crate) fn kernel_gradient(x: &Tensor, grad: &Tensor, plan: Plan, out: &Tenso
             Way::Direct => direct::kernel_gradient,
             Way::Winograd if winograd::takes_kernel_gradient(&plan) => winograd::kernel_gradient,
             Way::Pixels | Way::Winograd => pixels::kernel_gradient,
-            Way::Patches => patches::kernel_gradient,
+            Way::Strips => strips::kernel_gradient,
             Way::Lowered => lowered::kernel_gradient,
         };
         kernel(out.device(), &x, &g, plan, &mut o);

@@ -1,12 +1,12 @@
 //! Convolution pixel by pixel, for many channels.
 //!
-//! Images lie in pixel order, (H W, N, C), and kernels tap by tap, (KH KW, O, C): see [`crate::Order`]. A pixel of the result is
+//! Images lie in pixel order, (H W, N, C), and kernels tap by tap, (KH KW, C, O): see [`crate::Order`]. A pixel of the result is
 //! a sum over its *links*: pairs of a kernel tap and the source pixel that it sees. Taps that fall into the padding have no
 //! link, so nothing is multiplied with zeros: of the taps of a 3x3 kernel on 2x2 pixels more than half meet padding, on 1x1
-//! pixels eight of nine. All links of a result are summed in registers ([`super::tile`]); nothing is laid out anew but the
-//! kernels, in panels as wide as a tile.
+//! pixels eight of nine. All links of a result are summed in registers ([`super::tile`]), and nothing is laid out anew.
 //!
-//! The gradient of the images is the same sum with the links turned around. The gradient of a kernel tap is the sum of outer
+//! The gradient of the images is the same sum with the links turned around; it needs the kernels turned around too, in panels
+//! as wide as a tile. The gradient of a kernel tap is the sum of outer
 //! products over the pairs of pixels that the tap links.
 
 use super::Plan;
@@ -24,7 +24,7 @@ const MAX_TAPS: usize = 64;
 const MIN_SAMPLES: usize = 4;
 /// Numbers of one side that a block of rows of the kernel gradient holds: so many that they stay in the second cache.
 const BLOCK: usize = 1 << 13;
-/// Output channels that one task of the kernel gradient takes.
+/// Input channels that one task of the kernel gradient takes.
 const TASK_CHANNELS: usize = 32;
 
 /// Whether these kernels take a convolution.
@@ -33,7 +33,7 @@ pub(super) fn takes(p: &Plan) -> bool {
 }
 
 /// Whether these kernels take convolutions between so many channels.
-pub(crate) fn has_channels([inputs, outputs]: [usize; 2], groups: usize) -> bool {
+pub(super) fn has_channels([inputs, outputs]: [usize; 2], groups: usize) -> bool {
     let fits = |channels: usize| channels > 0 && channels.is_multiple_of(MOST_LANES);
     groups == 1 && fits(inputs) && fits(outputs)
 }
@@ -111,8 +111,8 @@ struct SumLinks<'a, T> {
     /// (pixels, N, depth)
     source: &'a [T],
     depth: usize,
-    /// Toward the output, panels of columns: (panel, tap, depth, columns of the panel); toward the input, the kernels as they
-    /// are: (tap, depth, width).
+    /// Toward the output, the kernels as they are: (tap, depth, width); toward the input, panels of columns: (panel, tap, depth,
+    /// columns of the panel).
     weights: &'a [T],
     bias: Option<&'a [T]>,
     /// Rows of (pixels, N, width), from row `first` on.
@@ -138,10 +138,10 @@ impl<T: Lanes> ByPanels<T> for SumLinks<'_, T> {
     fn panel<S: Simd, const R: usize, const V: usize>(&mut self, simd: S, (): &(), column: usize) {
         let (n, width, depth) = (self.plan.n, self.width, self.depth);
         let (panel, b_width) = match self.toward {
-            Toward::Output => {
+            Toward::Output => (&self.weights[column..], width),
+            Toward::Input => {
                 (&self.weights[self.plan.kh * self.plan.kw * depth * column..], V * T::lanes::<S>())
             }
-            Toward::Input => (&self.weights[column..], width),
         };
         let start = biased::<T, S, R, V>(simd, self.bias, column);
         let rows = self.result.len() / width;
@@ -174,44 +174,44 @@ fn rows_per_task(device: &Device, rows: usize) -> usize {
     if device.threads() == 1 { rows } else { rows.div_ceil(4 * device.threads()).next_multiple_of(8) }
 }
 
-/// `x` is (H W, N, C), `w` (taps, O, C), `out` (OH OW, N, O).
+/// `x` is (H W, N, C), `w` (taps, C, O), `out` (OH OW, N, O).
 pub(super) fn forward<T: Lanes>(device: &Device, x: &[T], w: &[T], b: Option<&[T]>, p: Plan, out: &mut [T]) {
-    let room = Storage::stale(device, size_of_val(w));
-    let mut packed = room.write::<T>();
-    let packed = &mut packed[..w.len()];
-    {
-        let _timer = device.time("convolution, kernels in panels");
-        in_panels(device, w, [p.kh * p.kw, p.o, p.c], |tap| is_used(&p, tap), packed);
-    }
-    let (weights, rows) = (&*packed, rows_per_task(device, out.len() / p.o));
+    let rows = rows_per_task(device, out.len() / p.o);
     let (plan, toward, depth, width) = (&p, Toward::Output, p.c, p.o);
     device.for_chunks(out, rows * p.o, |i, result| {
         let first = i * rows;
-        let sum = SumLinks { plan, toward, source: x, depth, weights, bias: b, result, width, first };
+        let sum = SumLinks { plan, toward, source: x, depth, weights: w, bias: b, result, width, first };
         device.arch().dispatch(sum);
     });
 }
 
-/// `g` is (OH OW, N, O), `w` (taps, O, C), `out` (H W, N, C).
+/// `g` is (OH OW, N, O), `w` (taps, C, O), `out` (H W, N, C).
 pub(super) fn image_gradient<T: Lanes>(device: &Device, g: &[T], w: &[T], p: Plan, out: &mut [T]) {
-    let rows = rows_per_task(device, out.len() / p.c);
+    let room = Storage::stale(device, size_of_val(w));
+    let mut turned = room.write::<T>();
+    let turned = &mut turned[..w.len()];
+    {
+        let _timer = device.time("convolution, kernels in panels");
+        in_panels(device, w, [p.kh * p.kw, p.c, p.o], |tap| is_used(&p, tap), turned);
+    }
+    let (weights, rows) = (&*turned, rows_per_task(device, out.len() / p.c));
     let (plan, toward, depth, width) = (&p, Toward::Input, p.o, p.c);
     device.for_chunks(out, rows * p.c, |i, result| {
         let first = i * rows;
-        let sum = SumLinks { plan, toward, source: g, depth, weights: w, bias: None, result, width, first };
+        let sum = SumLinks { plan, toward, source: g, depth, weights, bias: None, result, width, first };
         device.arch().dispatch(sum);
     });
 }
 
-/// The gradient of one tap for some output channels.
+/// The gradient of one tap for some input channels.
 struct SumOuter<'a, T> {
     plan: &'a Plan,
     tap: usize,
     inputs: &'a [T],
     grads: &'a [T],
-    /// The first of the output channels.
+    /// The first of the input channels.
     channel: usize,
-    /// (output channels, C)
+    /// (input channels, O)
     sums: &'a mut [T],
 }
 
@@ -224,7 +224,7 @@ impl<T: Lanes> WithSimd for SumOuter<'_, T> {
         let (area, some) =
             (self.plan.oh * self.plan.ow, (BLOCK / (self.plan.n * self.plan.c.max(self.plan.o))).max(1));
         for first in (0..area).step_by(some) {
-            by_panels(simd, self.plan.c, &mut self, &(first..(first + some).min(area)));
+            by_panels(simd, self.plan.o, &mut self, &(first..(first + some).min(area)));
         }
     }
 }
@@ -241,25 +241,25 @@ impl<T: Lanes> ByPanels<T> for SumOuter<'_, T> {
         column: usize,
     ) {
         let p = self.plan;
-        for (i, sums) in self.sums.chunks_exact_mut(R * p.c).enumerate() {
+        for (i, sums) in self.sums.chunks_exact_mut(R * p.o).enumerate() {
             let channel = self.channel + i * R;
             let mut tile = zeros::<T, S, R, V>(simd);
             for output in outputs.clone() {
                 let Some(input) = seen_by(p, self.tap, output) else { continue };
-                let grads = &self.grads[output * p.n * p.o + channel..];
-                let inputs = &self.inputs[input * p.n * p.c + column..];
-                add_columns::<T, S, R, V>(simd, &mut tile, (grads, p.o), (inputs, p.c), p.n);
+                let inputs = &self.inputs[input * p.n * p.c + channel..];
+                let grads = &self.grads[output * p.n * p.o + column..];
+                add_columns::<T, S, R, V>(simd, &mut tile, (inputs, p.c), (grads, p.o), p.n);
             }
-            add_to::<T, S, R, V>(simd, sums, p.c, column, &tile);
+            add_to::<T, S, R, V>(simd, sums, p.o, column, &tile);
         }
     }
 }
 
-/// `x` is (H W, N, C), `g` (OH OW, N, O), `out` (taps, O, C).
+/// `x` is (H W, N, C), `g` (OH OW, N, O), `out` (taps, C, O).
 pub(super) fn kernel_gradient<T: Lanes>(device: &Device, x: &[T], g: &[T], p: Plan, out: &mut [T]) {
-    let channels = if p.o.is_multiple_of(TASK_CHANNELS) { TASK_CHANNELS } else { MOST_LANES };
-    device.for_chunks(out, channels * p.c, |i, sums| {
-        let (tap, channel) = (i * channels / p.o, i * channels % p.o);
+    let channels = if p.c.is_multiple_of(TASK_CHANNELS) { TASK_CHANNELS } else { MOST_LANES };
+    device.for_chunks(out, channels * p.o, |i, sums| {
+        let (tap, channel) = (i * channels / p.c, i * channels % p.c);
         device.arch().dispatch(SumOuter { plan: &p, tap, inputs: x, grads: g, channel, sums });
     });
 }

@@ -1,6 +1,6 @@
 //! All fast ways of convolution against the loops of [`super::reference`].
 
-use super::{Plan, direct, lowered, patches, pixels, reference, winograd};
+use super::{Plan, direct, lowered, pixels, reference, strips, winograd};
 use crate::cpu::lanes::Lanes;
 use crate::device::Device;
 use crate::dtype::DType;
@@ -39,6 +39,13 @@ fn devices() -> Vec<Device> {
     #[cfg(target_arch = "x86_64")]
     all.extend(pulp::x86::V3::try_new().map(|v3| Device::with_arch(2, pulp::Arch::V3(v3))));
     all
+}
+
+/// The same kernels tap by tap.
+fn by_taps<T: Copy>(kernels: &[T], [o, i, h, w]: [usize; 4]) -> Vec<T> {
+    let rows = (0..h * w).flat_map(|tap| (0..i).map(move |input| (tap, input)));
+    rows.flat_map(|(tap, input)| (0..o).map(move |output| kernels[(output * i + input) * h * w + tap]))
+        .collect()
 }
 
 /// The same numbers in pixel order.
@@ -90,33 +97,33 @@ fn check_on<T: Lanes>(
     }
     let output = [p.n, p.o, p.oh, p.ow];
     if pixels::takes(&p) {
-        let (image, kernel, grad) = (in_pixels(&image, x), in_pixels(&kernel, w), in_pixels(&grad, output));
+        let (image, kernel, grad) = (in_pixels(&image, x), by_taps(&kernel, w), in_pixels(&grad, output));
         pixels::forward(device, &image, &kernel, Some(&bias), p, &mut out);
         pixels::image_gradient(device, &grad, &kernel, p, &mut to_image);
         pixels::kernel_gradient(device, &image, &grad, p, &mut to_kernel);
         close(&out, &in_pixels(want[0], output), "forward by pixels", &p);
         close(&to_image, &in_pixels(want[1], x), "image gradient by pixels", &p);
-        close(&to_kernel, &in_pixels(want[2], w), "kernel gradient by pixels", &p);
+        close(&to_kernel, &by_taps(want[2], w), "kernel gradient by pixels", &p);
     }
     if winograd::takes(&p) {
-        let (image, kernel, grad) = (in_pixels(&image, x), in_pixels(&kernel, w), in_pixels(&grad, output));
+        let (image, kernel, grad) = (in_pixels(&image, x), by_taps(&kernel, w), in_pixels(&grad, output));
         winograd::forward(device, &image, &kernel, Some(&bias), p, &mut out);
         winograd::image_gradient(device, &grad, &kernel, p, &mut to_image);
         winograd::kernel_gradient(device, &image, &grad, p, &mut to_kernel);
         close(&out, &in_pixels(want[0], output), "forward by Winograd", &p);
         close(&to_image, &in_pixels(want[1], x), "image gradient by Winograd", &p);
-        close(&to_kernel, &in_pixels(want[2], w), "kernel gradient by Winograd", &p);
+        close(&to_kernel, &by_taps(want[2], w), "kernel gradient by Winograd", &p);
     }
-    if patches::takes(&p) {
-        patches::forward(device, &image, &kernel, Some(&bias), p, &mut out);
-        patches::kernel_gradient(device, &image, &in_pixels(&grad, output), p, &mut to_kernel);
-        close(&out, &in_pixels(want[0], output), "forward by patches", &p);
-        close(&to_kernel, want[2], "kernel gradient by patches", &p);
+    if strips::takes(&p) {
+        strips::forward(device, &image, &by_taps(&kernel, w), Some(&bias), p, &mut out);
+        strips::kernel_gradient(device, &image, &in_pixels(&grad, output), p, &mut to_kernel);
+        close(&out, &in_pixels(want[0], output), "forward by strips", &p);
+        close(&to_kernel, &by_taps(want[2], w), "kernel gradient by strips", &p);
     }
 }
 
 #[test]
-fn pixels_and_patches_agree_with_the_definition() {
+fn pixels_and_strips_agree_with_the_definition() {
     let plain = Conv2dOptions::default();
     let same = Conv2dOptions { padding: [1, 1], ..plain };
     let half = Conv2dOptions { stride: [2, 2], padding: [1, 1], ..plain };

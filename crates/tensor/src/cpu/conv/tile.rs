@@ -159,7 +159,11 @@ pub(super) fn add_rows<T: Lanes, S: Simd, const R: usize, const V: usize>(
     depth: usize,
 ) {
     let columns = V * T::lanes::<S>();
-    let rows = starts.map(|start| &a[start..][..depth]);
+    // `map` is a call here, around which all sums would leave their registers.
+    let mut rows = [a; R];
+    for (row, start) in rows.iter_mut().zip(starts) {
+        *row = &a[start..][..depth];
+    }
     for (p, b) in b.chunks(b_width).take(depth).enumerate() {
         let b = &T::vectors::<S>(&b[..columns]).as_chunks::<V>().0[0];
         for (sums, row) in sums.iter_mut().zip(&rows) {
@@ -189,7 +193,7 @@ pub(super) fn add_long_rows<T: Lanes, S: Simd, const R: usize, const V: usize>(
 }
 
 /// `sums[i] += sum over rows of a[row][i] b[row]`: both slices begin at the first row's numbers, and have rows of the widths
-/// `a_width` and `b_width`.
+/// `a_width` and `b_width`. A tile may look past the end of a row of `a`.
 #[inline(always)]
 pub(super) fn add_columns<T: Lanes, S: Simd, const R: usize, const V: usize>(
     simd: S,
@@ -199,8 +203,8 @@ pub(super) fn add_columns<T: Lanes, S: Simd, const R: usize, const V: usize>(
     rows: usize,
 ) {
     let columns = V * T::lanes::<S>();
-    for (a, b) in a.chunks(a_width).zip(b.chunks(b_width)).take(rows) {
-        let a = a.first_chunk::<R>().expect("a row holds the rows of a tile");
+    for (start, b) in (0..).step_by(a_width).zip(b.chunks(b_width)).take(rows) {
+        let a = a[start..].first_chunk::<R>().expect("a row, and what follows it, holds the rows of a tile");
         let b = &T::vectors::<S>(&b[..columns]).as_chunks::<V>().0[0];
         for (sums, &a) in sums.iter_mut().zip(a) {
             let a = T::splat(simd, a);

@@ -357,31 +357,28 @@ fn sum_squares<T: Lanes>(
     });
 }
 
-/// `x` is (H W, N, C), `w` (9, O, C), `out` (OH OW, N, O).
+/// `x` is (H W, N, C), `w` (9, C, O), `out` (OH OW, N, O).
 pub(super) fn forward<T: Lanes>(device: &Device, x: &[T], w: &[T], b: Option<&[T]>, p: Plan, out: &mut [T]) {
+    room!(device, ELEMENTS * p.o * p.c => storage, changed);
+    device.arch().dispatch(ChangeKernels { w, turned: false, out: changed });
+    let (from, to) = ([p.h, p.w], [p.oh, p.ow]);
+    let sides = Sides { n: p.n, from, depth: p.c, to, width: p.o, padding: p.options.padding[0] };
+    sum_squares(device, sides, x, changed, false, b, out);
+}
+
+/// `g` is (OH OW, N, O), `w` (9, C, O), `out` (H W, N, C).
+pub(super) fn image_gradient<T: Lanes>(device: &Device, g: &[T], w: &[T], p: Plan, out: &mut [T]) {
     let size = ELEMENTS * p.o * p.c;
     room!(device, size => storage, changed);
     room!(device, size => storage, panels);
     {
         let _timer = device.time("convolution, kernels in panels");
-        device.arch().dispatch(ChangeKernels { w, turned: false, out: changed });
-        in_panels(device, changed, [ELEMENTS, p.o, p.c], |_| true, panels);
-    }
-    let (from, to) = ([p.h, p.w], [p.oh, p.ow]);
-    let sides = Sides { n: p.n, from, depth: p.c, to, width: p.o, padding: p.options.padding[0] };
-    sum_squares(device, sides, x, panels, true, b, out);
-}
-
-/// `g` is (OH OW, N, O), `w` (9, O, C), `out` (H W, N, C).
-pub(super) fn image_gradient<T: Lanes>(device: &Device, g: &[T], w: &[T], p: Plan, out: &mut [T]) {
-    room!(device, ELEMENTS * p.o * p.c => storage, changed);
-    {
-        let _timer = device.time("convolution, kernels in panels");
         device.arch().dispatch(ChangeKernels { w, turned: true, out: changed });
+        in_panels(device, changed, [ELEMENTS, p.c, p.o], |_| true, panels);
     }
     let (from, to) = ([p.oh, p.ow], [p.h, p.w]);
     let sides = Sides { n: p.n, from, depth: p.o, to, width: p.c, padding: 2 - p.options.padding[0] };
-    sum_squares(device, sides, g, changed, false, None, out);
+    sum_squares(device, sides, g, panels, true, None, out);
 }
 
 /// The gradient of the changed kernels over some rows of squares.
@@ -394,7 +391,7 @@ struct SumOuter<'a, T> {
     zeros: &'a [T],
     changed_images: &'a mut [T],
     changed_grads: &'a mut [T],
-    /// (16, O, C)
+    /// (16, C, O)
     sums: &'a mut [T],
 }
 
@@ -404,7 +401,7 @@ impl<T: Lanes> WithSimd for SumOuter<'_, T> {
     #[inline(always)]
     fn with_simd<S: Simd>(mut self, simd: S) {
         self.sums.fill(T::ZERO);
-        let depth = self.inputs.depth;
+        let Sides { depth, width, .. } = self.inputs;
         for row in self.rows.clone() {
             for samples in self.inputs.parts() {
                 let rows = self.inputs.squares() * samples.len();
@@ -412,7 +409,7 @@ impl<T: Lanes> WithSimd for SumOuter<'_, T> {
                 self.inputs.change::<T, S>(simd, self.images, self.zeros, row, &samples, changed);
                 self.change_grads::<S>(simd, row, &samples);
                 for element in 0..ELEMENTS {
-                    by_panels(simd, depth, &mut self, &Product { element, rows });
+                    by_panels(simd, width, &mut self, &Product { element, rows });
                 }
             }
         }
@@ -457,16 +454,16 @@ impl<T: Lanes> ByPanels<T> for SumOuter<'_, T> {
         let images = &self.changed_images[element * rows * depth..][..rows * depth];
         let grads = &self.changed_grads[element * rows * width..][..rows * width];
         let sums = &mut self.sums[element * width * depth..][..width * depth];
-        for (i, sums) in sums.chunks_exact_mut(R * depth).enumerate() {
+        for (i, sums) in sums.chunks_exact_mut(R * width).enumerate() {
             let mut tile = zeros::<T, S, R, V>(simd);
-            let (grads, images) = ((&grads[i * R..], width), (&images[column..], depth));
-            add_columns::<T, S, R, V>(simd, &mut tile, grads, images, rows);
-            add_to::<T, S, R, V>(simd, sums, depth, column, &tile);
+            let (images, grads) = ((&images[i * R..], depth), (&grads[column..], width));
+            add_columns::<T, S, R, V>(simd, &mut tile, images, grads, rows);
+            add_to::<T, S, R, V>(simd, sums, width, column, &tile);
         }
     }
 }
 
-/// `x` is (H W, N, C), `g` (OH OW, N, O), `out` (9, O, C).
+/// `x` is (H W, N, C), `g` (OH OW, N, O), `out` (9, C, O).
 pub(super) fn kernel_gradient<T: Lanes>(device: &Device, x: &[T], g: &[T], p: Plan, out: &mut [T]) {
     let (from, to) = ([p.h, p.w], [p.oh, p.ow]);
     let inputs = Sides { n: p.n, from, depth: p.c, to, width: p.o, padding: p.options.padding[0] };

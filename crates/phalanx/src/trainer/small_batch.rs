@@ -1,0 +1,113 @@
+//! Batches that are too small for a batch norm: a channel with a single value has no variance. Which batches a run has is
+//! known before its first step, and which model minds is found by showing it a sample.
+
+use super::Trainer;
+use super::run::Run;
+use crate::error::Error;
+use phalanx_nn::Ctx;
+use phalanx_tensor::{DType, Tensor, no_grad};
+
+/// Refuses a run in which a batch norm will see one value a channel.
+pub(super) fn check(run: &Run<'_>) -> Result<(), Error> {
+    let Trainer { batch_size, .. } = *run.trainer;
+    let (samples, world_size) = (run.samples_per_epoch(), run.world_size());
+    let sharing = run.strategy.shared_batch().map_or(Sharing::Apart, |_| Sharing::Together);
+    let reaches_last = run.steps() >= run.steps_per_epoch();
+    let sizes = Sizes { samples, batch_size, world_size, sharing };
+    if sizes.fewest(reaches_last) > 1 || fewest_values(run) != Some(1) {
+        return Ok(());
+    }
+    let mut ways = match batch_size {
+        1 => vec!["take a --batch-size of at least 2"],
+        _ => vec!["take another --batch-size", "leave such a batch out with --set train.drop_last=true"],
+    };
+    if (Sizes { sharing: Sharing::Together, ..sizes }).fewest(reaches_last) > 1 {
+        ways.push("let batch norm go by the batch of all ranks with --set parallel.sync_batch_norm=true");
+    }
+    Err(Error::SingleValue { samples, batch_size, world_size, hint: ways.join(", or ") })
+}
+
+/// The fewest values that a batch norm of the model has of a channel of one sample, if the model has a batch norm.
+fn fewest_values(run: &Run<'_>) -> Option<usize> {
+    let dims = [&[1], run.train.dataset().input_dims()].concat();
+    let sample = Tensor::zeros(run.worker.device(), dims.as_slice(), DType::F32);
+    // As in an evaluation, which leaves the running statistics alone.
+    let mut ctx = Ctx::eval();
+    no_grad(|| run.model.forward(&sample, &mut ctx));
+    ctx.fewest_normalised()
+}
+
+/// What decides how large the parts of an epoch's batches are.
+#[derive(Clone, Copy, Debug)]
+struct Sizes {
+    samples: usize,
+    batch_size: usize,
+    world_size: usize,
+    sharing: Sharing,
+}
+
+/// Whose samples a batch norm goes by.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Sharing {
+    /// Each rank's own.
+    Apart,
+    /// Those of all ranks.
+    Together,
+}
+
+impl Sizes {
+    /// The fewest samples that a batch norm goes by in any batch of an epoch: in the last one only if that is reached.
+    fn fewest(self, reaches_last: bool) -> usize {
+        let Sizes { samples, batch_size, world_size, sharing } = self;
+        let of_all = world_size.saturating_mul(batch_size);
+        let part = |of_all: usize| match sharing {
+            Sharing::Together => of_all,
+            // The first ranks have one more, and where there are fewer samples than ranks, the others have none.
+            Sharing::Apart => (of_all / world_size).max(1),
+        };
+        let full = (samples >= of_all).then(|| part(of_all));
+        let last = Some(samples % of_all).filter(|&left| left > 0 && reaches_last).map(part);
+        full.into_iter().chain(last).min().unwrap_or(usize::MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use phalanx_data::{ExactSampler, Order, Sampler};
+
+    /// The same by looking at every batch.
+    fn counted(sizes: Sizes) -> usize {
+        let Sizes { samples: len, batch_size, world_size, sharing } = sizes;
+        let parts = (0..world_size).flat_map(|rank| {
+            let sampler = ExactSampler { len, world_size, rank, batch_size, order: Order::Stored };
+            (0..sampler.steps_per_epoch()).map(move |step| sampler.step(0, step))
+        });
+        let size = |plan: phalanx_data::StepPlan| match sharing {
+            Sharing::Together => plan.global_samples,
+            Sharing::Apart => plan.indices.len(),
+        };
+        parts.map(size).filter(|&size| size > 0).min().unwrap()
+    }
+
+    #[test]
+    fn the_smallest_batch_is_the_one_that_the_sampler_makes() {
+        for samples in 1..40 {
+            for batch_size in [1, 2, 5, 64, usize::MAX] {
+                for world_size in [1, 2, 3, 7, 50] {
+                    for sharing in [Sharing::Apart, Sharing::Together] {
+                        let sizes = Sizes { samples, batch_size, world_size, sharing };
+                        assert_eq!(sizes.fewest(true), counted(sizes), "{sizes:?}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_last_batch_that_is_not_reached_does_not_count() {
+        let sizes = Sizes { samples: 65, batch_size: 32, world_size: 2, sharing: Sharing::Apart };
+        assert_eq!((sizes.fewest(true), sizes.fewest(false)), (1, 32));
+        assert_eq!(Sizes { batch_size: 1, ..sizes }.fewest(false), 1);
+    }
+}
