@@ -1,4 +1,9 @@
 //! `phalanx train`: an agent that starts copies of itself, or one of these copies.
+//!
+//! Both take the signals of a batch system, which the agent passes on to its workers. SIGTERM, which comes before the machine
+//! is taken away, ends the run after the step at hand and a checkpoint of it, if that takes no longer than [`GRACE`]; the exit
+//! code is 143. SIGUSR1, with which Slurm's `--signal=USR1@60` warns a minute before the time is over, asks for a checkpoint, and
+//! the run goes on. A second SIGTERM to the agent, Ctrl-C, and SIGTERM to a worker that doesn't train yet end it at once.
 
 use crate::args::{TrainArgs, WrongUsage};
 use crate::bar::{FetchBar, JsonLines, TrainBar};
@@ -8,18 +13,21 @@ use crate::run::fresh_run_id;
 use crate::runs;
 use crate::say::{print, say};
 use anyhow::{Context, Result};
-use phalanx::checkpoint::CheckpointConfig;
+use phalanx::checkpoint::{CheckpointConfig, Manifest};
 use phalanx::data::{Network, Places, listing, open};
 use phalanx::nn::{Parameters, Weights};
 use phalanx::recipe::BUILT_IN;
-use phalanx::{Error, Event, Observer, OnNan, Recipe, State, Trainer, Worker};
+use phalanx::{Error, Event, Observer, OnNan, Recipe, Requests, State, Trained, Trainer, Worker};
 use phalanx_job::{Claim, RunDir, WorkerEnv};
 use phalanx_launch::{Console, LaunchSpec};
+use signal_hook::consts::{SIGTERM, SIGUSR1};
+use signal_hook::flag;
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long workers have to end once one has failed.
+/// How long workers have to end once one has failed or the run is to stop.
 const GRACE: Duration = Duration::from_secs(10);
 
 pub(crate) fn train(args: &TrainArgs) -> Result<u8> {
@@ -83,16 +91,25 @@ fn lead(args: &TrainArgs, recipe: &Recipe) -> Result<u8> {
         console: Console::FirstRank,
         grace: GRACE,
     };
-    let outcome = phalanx_launch::run(&spec, |report| failure::tell(&report))?;
+    let mut outcome = phalanx_launch::run(&spec, |report| failure::tell(&report))?;
+    // Rank 0 writes to this terminal itself, so what it said is there.
+    if let Some(failure) = outcome.failure.as_mut().filter(|failure| failure.rank.index() == 0) {
+        failure.reported = None;
+    }
     Ok(failure::conclude(&outcome, &out))
 }
 
 /// One of the workers.
 fn work(args: &TrainArgs, recipe: &Recipe, env: &WorkerEnv) -> Result<u8> {
     let threads = (recipe.train.threads > 0).then_some(recipe.train.threads);
+    let requests = Requests::default();
+    flag::register(SIGUSR1, Arc::clone(&requests.checkpoint)).context("SIGUSR1 can't be taken")?;
     let mut worker = Worker::from_environment(threads)?;
-    match train_as(&worker, args, recipe, env) {
-        Ok(()) => Ok(0),
+    match train_as(&worker, args, recipe, env, &requests) {
+        Ok(End::Done) => Ok(0),
+        Ok(End::Interrupted) => Ok(INTERRUPTED),
+        // Rank 0 has stopped as it was asked to, and this one has lost it.
+        Err(error) if requests.stop() && error.is_consequence() => Ok(INTERRUPTED),
         Err(error) => {
             worker.report(&error);
             Err(error.into())
@@ -100,7 +117,22 @@ fn work(args: &TrainArgs, recipe: &Recipe, env: &WorkerEnv) -> Result<u8> {
     }
 }
 
-fn train_as(worker: &Worker, args: &TrainArgs, recipe: &Recipe, env: &WorkerEnv) -> Result<(), Error> {
+/// How the training of a worker ended.
+enum End {
+    Done,
+    Interrupted,
+}
+
+/// What a shell makes of a process that SIGTERM has ended.
+const INTERRUPTED: u8 = 128 + SIGTERM as u8;
+
+fn train_as(
+    worker: &Worker,
+    args: &TrainArgs,
+    recipe: &Recipe,
+    env: &WorkerEnv,
+    requests: &Requests,
+) -> Result<End, Error> {
     let start = Instant::now();
     // The agent has fetched the data.
     let places = Places { network: Network::Forbidden, ..Places::from_env(args.data.clone()) };
@@ -135,9 +167,13 @@ fn train_as(worker: &Worker, args: &TrainArgs, recipe: &Recipe, env: &WorkerEnv)
         steps: args.steps,
         shuffle: !args.no_shuffle,
         best_file,
-        checkpoint: Some(CheckpointConfig { resume: args.resume, ..recipe.checkpoint(checkpoints) }),
+        checkpoint: Some(CheckpointConfig { resume: args.resume, ..recipe.checkpoint(checkpoints.clone()) }),
+        requests: requests.clone(),
         ..recipe.trainer()?
     };
+    // Not before, since only training heeds it.
+    flag::register(SIGTERM, Arc::clone(&requests.stop))
+        .map_err(|error| Error::Join(format!("SIGTERM can't be taken: {error}")))?;
     let mut trained = trainer.resume(
         worker,
         model.as_ref(),
@@ -147,6 +183,10 @@ fn train_as(worker: &Worker, args: &TrainArgs, recipe: &Recipe, env: &WorkerEnv)
         Some(data.test),
         observer.as_mut(),
     )?;
+    if trained.interrupted {
+        observer.event(&Event::Note { message: interrupted(&trained, &checkpoints) });
+        return Ok(End::Interrupted);
+    }
     if let (Some(run_dir), Some(model_file)) = (&run_dir, file("model.safetensors")) {
         if let Some(average) = &mut trained.state.average {
             average.to_weights(&trained.parameters).save(&run_dir.path().join("model_ema.safetensors"))?;
@@ -171,7 +211,18 @@ fn train_as(worker: &Worker, args: &TrainArgs, recipe: &Recipe, env: &WorkerEnv)
         });
     }
     // Nobody leaves before rank 0 has saved, so that its failure ends the run for all.
-    Ok(worker.group().barrier()?)
+    worker.group().barrier()?;
+    Ok(End::Done)
+}
+
+/// What is said of a run that SIGTERM has ended.
+fn interrupted(trained: &Trained, checkpoints: &Path) -> String {
+    let step = trained.state.progress.step;
+    // Where the disk has failed, that was told.
+    match Manifest::path(checkpoints, step).exists() {
+        true => format!("SIGTERM: stopped after {step} steps; --resume goes on from there"),
+        false => format!("SIGTERM: stopped after {step} steps, without a checkpoint of the last"),
+    }
 }
 
 /// Where rank 0 writes: where it was told to, else where the agent keeps its logs, else a folder named as an agent would.

@@ -4,7 +4,7 @@ use serde_json::Value;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 
 fn command(folder: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_phalanx"));
@@ -99,6 +99,62 @@ fn a_run_that_is_killed_again_and_again_ends_with_the_bits_of_one_that_was_not()
     }
 }
 
+/// A run that has told of step 3, with the rest of what it prints.
+fn begun(mut command: Command) -> (Child, impl Iterator<Item = Value>) {
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let mut events = lines.map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap());
+    events.find(|event| event["event"] == "step" && event["step"] == 3).unwrap();
+    (child, events)
+}
+
+fn signal(child: &Child, signal: &str) {
+    assert!(Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap().success());
+}
+
+#[test]
+fn a_batch_system_that_wants_its_machine_back_gets_it_and_no_step_is_lost() {
+    // A worker by itself, and the agent of two.
+    for workers in [1, 2] {
+        let folder = tempfile::tempdir().unwrap();
+        let (count, batch) = (workers.to_string(), (20 / workers).to_string());
+        let training = |out: &'static str, steps: u64| {
+            let (args, steps) = (["--epochs", "1000", "--out", out, "--steps"], steps.to_string());
+            let shared = [&steps, "--batch-size", &batch, "--nproc-per-node", &count, "--resume"];
+            let seldom = ["--set", "train.checkpoint_every=1000000"];
+            let mut command = command(folder.path(), &[&args[..], &shared, &seldom].concat());
+            if workers == 1 {
+                command.envs([("RANK", "0"), ("WORLD_SIZE", "1")]);
+            }
+            command
+        };
+        let (child, mut events) = begun(training("stopped", 100_000));
+        signal(&child, "-USR1");
+        let taken = events.find(|event| event["event"] == "checkpoint").unwrap();
+        assert!(taken["step"].as_u64().unwrap() > 3, "{taken}");
+        let after = events.find(|event| event["event"] == "step").unwrap();
+        assert!(after["step"].as_u64() >= taken["step"].as_u64(), "the run goes on: {after}");
+        signal(&child, "-TERM");
+        let last = events.filter(|event| event["event"] == "step").last().unwrap_or(after);
+        let out = child.wait_with_output().unwrap();
+        let said = text(&out.stderr);
+        assert_eq!(out.status.code(), Some(143), "{said}");
+        let steps = last["step"].as_u64().unwrap() + 1;
+        let words = format!("SIGTERM: stopped after {steps} steps; --resume goes on from there\n");
+        assert!(said.contains(&words) && !said.contains("error"), "{said}");
+        let run = folder.path().join("stopped");
+        assert!(
+            checkpoint(&run, steps).join("manifest.json").exists() && !run.join("model.safetensors").exists()
+        );
+        for out in ["stopped", "whole"] {
+            let out = training(out, steps + 5).output().unwrap();
+            assert!(out.status.success(), "{}", text(&out.stderr));
+        }
+        assert!(told(&run).len() as u64 > steps + 5);
+        assert_eq!(told(&run), told(&folder.path().join("whole")), "{workers} workers");
+    }
+}
+
 fn checkpoint(run: &Path, step: u64) -> PathBuf {
     run.join(format!("checkpoints/step-{step}"))
 }
@@ -132,12 +188,20 @@ fn what_a_run_cannot_go_on_from_is_one_clear_error() {
         let said = text(&out.stderr);
         assert_eq!(out.status.code(), Some(1), "{args:?}: {said}");
         assert!(words.iter().all(|word| said.contains(word)), "{args:?}: {said}");
+        // Rank 0's words are on the terminal already, another one's would be in its log alone.
+        let by_rank_0 = said.contains("error: rank 0 (pid");
+        assert_eq!(said.contains("it said:"), !by_rank_0, "{args:?}: {said}");
     };
     let layer = "conv1.weight is [10, 1, 5, 5] in the file and [32, 1, 3, 3] in the model";
     check(&["--set", "model.name=mnist-hpc"], &["run/checkpoints/step-5", "is of another model", layer]);
     check(
         &["--batch-size", "10"],
         &["a global batch of 64, and this run has 20", "hint:", "with 2 workers a --batch-size of 32"],
+    );
+    // Three workers can't share 64 samples evenly.
+    check(
+        &["--nproc-per-node", "3"],
+        &["a global batch of 64, and this run has 96", "with 2 workers a --batch-size of 32"],
     );
     check(&["--no-shuffle"], &["shuffle 1, and this run has 0"]);
     check(&["--set", "optimizer.name=adam"], &["exp_avg"]);

@@ -56,7 +56,7 @@ pub use read::checkpoints;
 use crate::error::Error;
 use crate::event::{Event, Observer};
 use crate::recipe::changes;
-use crate::trainer::{Progress, State};
+use crate::trainer::{Progress, Requests, State};
 use crate::worker::Worker;
 use background::{About, Background, Late, Written};
 use disk::SystemDisk;
@@ -130,6 +130,8 @@ struct Writer {
     last: (u64, Instant),
     /// Whether there is any checkpoint of this run.
     any: bool,
+    /// Whether one is due whatever the time.
+    asked: bool,
     /// How long the last snapshot has kept the training loop.
     stall: Duration,
 }
@@ -175,7 +177,7 @@ impl Checkpoints {
             let background =
                 Background::start(store, about).map_err(|source| Error::Io { path: dir.clone(), source })?;
             let (any, stall) = (resumed.is_some(), Duration::ZERO);
-            writer = Some(Writer { background, last: (0, Instant::now()), any, stall });
+            writer = Some(Writer { background, last: (0, Instant::now()), any, asked: false, stall });
         }
         if let Some(resumed) = resumed {
             *state = resumed.state;
@@ -186,18 +188,34 @@ impl Checkpoints {
         Ok(Checkpoints { dir, every, writer })
     }
 
-    /// Takes a checkpoint after this step if one is due and the one before is written. Called on all ranks, and does nothing
-    /// but on rank 0.
-    pub(crate) fn after_step(&mut self, state: &State, parameters: &Parameters, observer: &mut dyn Observer) {
+    /// Takes a checkpoint after this step if one is due or asked for and the one before is written. Called on all ranks, and
+    /// does nothing but on rank 0.
+    pub(crate) fn after_step(
+        &mut self,
+        state: &State,
+        parameters: &Parameters,
+        requests: &Requests,
+        observer: &mut dyn Observer,
+    ) {
+        if requests.take_checkpoint() {
+            self.ask();
+        }
         let Some(writer) = &mut self.writer else { return };
         if let Some(written) = writer.background.poll() {
             writer.tell(written, observer);
         }
         let (progress, (step, time)) = (&state.progress, writer.last);
         let epoch_over = progress.step_in_epoch == 0;
-        let due = self.every.is_due(progress.step - step, time.elapsed(), epoch_over);
+        let due = writer.asked || self.every.is_due(progress.step - step, time.elapsed(), epoch_over);
         if due && progress.step > step && writer.background.is_idle() {
             writer.take(state, parameters);
+        }
+    }
+
+    /// Makes one due, whatever the time and the steps.
+    pub(crate) fn ask(&mut self) {
+        if let Some(writer) = &mut self.writer {
+            writer.asked = true;
         }
     }
 
@@ -211,11 +229,12 @@ impl Checkpoints {
         settled.map_err(|Late| CheckpointError::Late { path: self.dir.clone(), waited: PATIENCE })
     }
 
-    /// Waits for the checkpoint at hand, and takes the last one of a run that took any.
+    /// Waits for the checkpoint at hand, and takes the last one of a run that took any or is asked for one.
     pub(crate) fn finish(self, state: &State, parameters: &Parameters, observer: &mut dyn Observer) {
         let Some(mut writer) = self.writer else { return };
         writer.wait(&self.dir, observer);
-        if writer.any && writer.last.0 < state.progress.step && writer.background.is_idle() {
+        if (writer.any || writer.asked) && writer.last.0 < state.progress.step && writer.background.is_idle()
+        {
             writer.take(state, parameters);
             writer.wait(&self.dir, observer);
         }
@@ -227,6 +246,7 @@ impl Writer {
         let start = Instant::now();
         self.background.write(Lent::of(parameters, state));
         self.last = (state.progress.step, Instant::now());
+        self.asked = false;
         self.stall = start.elapsed();
     }
 

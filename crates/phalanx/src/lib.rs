@@ -50,5 +50,5 @@ pub use phalanx_nn as nn;
 pub use phalanx_parallel as parallel;
 pub use phalanx_tensor as tensor;
 pub use recipe::{Recipe, RecipeError};
-pub use trainer::{Best, Evaluation, OnNan, Progress, State, Trained, Trainer, Watch};
+pub use trainer::{Best, Evaluation, OnNan, Progress, Requests, State, Trained, Trainer, Watch};
 pub use worker::{Worker, cores, spawn};

@@ -5,12 +5,14 @@
 
 mod evaluate;
 mod judge;
+mod requests;
 mod run;
 mod small_batch;
 mod state;
 
 pub use evaluate::Evaluation;
 pub use judge::{Best, Watch};
+pub use requests::Requests;
 pub use state::{Progress, State};
 
 use crate::checkpoint::{CheckpointConfig, Checkpoints};
@@ -73,6 +75,8 @@ pub struct Trainer {
     pub ddp: DdpConfig,
     /// Where and when the run is saved, and whether it goes on from what was saved. Default: not at all.
     pub checkpoint: Option<CheckpointConfig>,
+    /// What may be asked of the run while it goes on. Default: nobody else holds it, so nothing is.
+    pub requests: Requests,
 }
 
 impl Default for Trainer {
@@ -98,6 +102,7 @@ impl Default for Trainer {
             loader: LoaderOptions::default(),
             ddp: DdpConfig::default(),
             checkpoint: None,
+            requests: Requests::default(),
         }
     }
 }
@@ -125,6 +130,8 @@ pub struct Trained {
     pub evaluation: Option<Evaluation>,
     /// Whether it ended because [`Trainer::patience`] did.
     pub stopped_early: bool,
+    /// Whether it ended because [`Trainer::requests`] asked for it, so that it can be gone on with.
+    pub interrupted: bool,
     /// How long it took, in seconds.
     pub seconds: f64,
 }
@@ -169,7 +176,7 @@ impl Trainer {
         run.tell(observer, run.beginning());
         let (last, steps_per_epoch, world_size) = (run.steps(), run.steps_per_epoch(), run.world_size());
         state.optimizer.group(&self.groups, &parameters)?;
-        let mut evaluation = None;
+        let (mut evaluation, mut interrupted) = (None, false);
         // An epoch whose steps are all made is not over before it was evaluated.
         while state.progress.step < last && !self.lost_patience(&state.progress)
             || state.progress.step_in_epoch == steps_per_epoch
@@ -177,7 +184,8 @@ impl Trainer {
             let (epoch, epoch_start, samples_before) =
                 (state.progress.epoch, Instant::now(), state.progress.samples);
             let mut batches = run.batches(&state.progress)?;
-            while state.progress.step < last && state.progress.step_in_epoch < steps_per_epoch {
+            while state.progress.step < last && state.progress.step_in_epoch < steps_per_epoch && !interrupted
+            {
                 let (step, step_start) = (state.progress.step, Instant::now());
                 let made = run.gradients(&mut batches, &state.progress)?;
                 let factor = run.factor(&state.progress);
@@ -202,11 +210,13 @@ impl Trainer {
                         Event::Step { step, epoch, loss, samples, world_size, lr, grad_norm, ms },
                     );
                 }
+                interrupted = run.is_to_stop();
                 // The last step of an epoch isn't followed by one, but by the end of the epoch.
                 if state.progress.step_in_epoch < steps_per_epoch
+                    && !interrupted
                     && let Some(checkpoints) = &mut checkpoints
                 {
-                    checkpoints.after_step(&state, &parameters, observer);
+                    checkpoints.after_step(&state, &parameters, &self.requests, observer);
                 }
             }
             let seconds = epoch_start.elapsed().as_secs_f64();
@@ -214,7 +224,14 @@ impl Trainer {
             if let Some(checkpoints) = &mut checkpoints {
                 checkpoints.settle()?;
             }
-            evaluation = evaluate(&mut run, &mut state.average)?;
+            if !interrupted {
+                evaluation = evaluate(&mut run, &mut state.average)?;
+                interrupted = run.is_to_stop();
+            }
+            // The epoch isn't over: whoever goes on with the run evaluates it.
+            if interrupted {
+                break;
+            }
             let skipped = run.skipped()?;
             run.tell(
                 observer,
@@ -237,14 +254,18 @@ impl Trainer {
             }
             state.progress.next_epoch();
             if let Some(checkpoints) = &mut checkpoints {
-                checkpoints.after_step(&state, &parameters, observer);
+                checkpoints.after_step(&state, &parameters, &self.requests, observer);
             }
         }
-        if let Some(checkpoints) = checkpoints {
+        if let Some(mut checkpoints) = checkpoints {
+            if interrupted {
+                checkpoints.ask();
+            }
             checkpoints.finish(&state, &parameters, observer);
         }
         drop(run);
         let stopped_early = state.progress.step < last && self.lost_patience(&state.progress);
-        Ok(Trained { parameters, state, evaluation, stopped_early, seconds: start.elapsed().as_secs_f64() })
+        let seconds = start.elapsed().as_secs_f64();
+        Ok(Trained { parameters, state, evaluation, stopped_early, interrupted, seconds })
     }
 }

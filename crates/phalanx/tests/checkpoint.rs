@@ -1,17 +1,18 @@
 //! A run that was stopped anywhere goes on as if it hadn't been.
 
 use phalanx::checkpoint::{CheckpointConfig, Every, Manifest, checkpoints};
-use phalanx::data::{Places, Silent, View, open};
+use phalanx::data::{BatchBuffers, Dataset, Places, Silent, Target, View, open};
 use phalanx::nn::models::MnistNet;
 use phalanx::nn::optim::{Adam, Rule, Sgd};
 use phalanx::nn::{
     BatchNorm2d, Conv2d, Flatten, Linear, LogSoftmax, Module, Parameters, Plateau, Relu, Sequential, Weights,
 };
 use phalanx::parallel::DdpConfig;
-use phalanx::{Error, Event, Observer, State, Trainer, Worker, spawn};
+use phalanx::{Error, Event, Observer, Requests, State, Trainer, Worker, spawn};
 use std::fs;
 use std::path::Path;
-use std::sync::Mutex;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 
 /// Keeps what can't differ between two runs that are the same: all but times.
 #[derive(Default)]
@@ -156,6 +157,84 @@ fn check_that_it_goes_on(
             assert!(file.names().all(|name| file.get(name) == want.get(name)), "{what}");
             assert_eq!(file.names().count(), want.names().count(), "{what}");
         }
+    }
+}
+
+/// Asks for the end of a run when its test samples are looked at.
+struct Asking {
+    samples: Arc<dyn Dataset>,
+    requests: Requests,
+}
+
+impl Dataset for Asking {
+    fn len(&self) -> usize {
+        self.samples.len()
+    }
+
+    fn input_dims(&self) -> &[usize] {
+        self.samples.input_dims()
+    }
+
+    fn target(&self) -> Target<'_> {
+        self.samples.target()
+    }
+
+    fn batch(&self, indices: &[usize], into: &mut BatchBuffers) -> phalanx::data::Result<()> {
+        self.requests.stop.store(true, Ordering::Relaxed);
+        self.samples.batch(indices, into)
+    }
+}
+
+/// The same after a step.
+struct AskingAfter<'a> {
+    step: Option<u64>,
+    requests: Requests,
+    told: &'a mut Told,
+}
+
+impl Observer for AskingAfter<'_> {
+    fn event(&mut self, event: &Event) {
+        self.told.event(event);
+        if let Event::Step { step, .. } = event
+            && self.step == Some(*step)
+        {
+            self.requests.stop.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+#[test]
+fn a_run_that_is_asked_to_stop_does_so_after_the_step_at_hand_and_goes_on_bit_for_bit() {
+    let plain = Trainer { epochs: 2, batch_size: 200, ema: Some(0.9), ..Trainer::default() };
+    let run = |trainer: &Trainer, step: Option<u64>, evaluating: bool, told: &mut Told| {
+        let mut net = MnistNet::new(0.5);
+        let data = open("mnist-mini", View::default(), &Places::from_env(None), &mut Silent).unwrap();
+        let requests = trainer.requests.clone();
+        let asking = Asking { samples: Arc::clone(&data.test), requests: requests.clone() };
+        let test: Arc<dyn Dataset> = if evaluating { Arc::new(asking) } else { data.test };
+        let mut observer = AskingAfter { step, requests, told };
+        let worker = Worker::alone(1);
+        let trained = trainer.fit(&worker, &mut net, Sgd::new(0.05), data.train, Some(test), &mut observer);
+        trained.map(|trained| (trained.parameters.to_weights(), trained.interrupted)).unwrap()
+    };
+    let mut whole = Told::default();
+    let (wanted, interrupted) = run(&plain, None, false, &mut whole);
+    assert!(!interrupted && whole.lines.len() == 22);
+    // Within an epoch, at its end, in its evaluation: an epoch that wasn't evaluated is again, and none is told twice.
+    for (step, evaluating, made) in [(Some(6), false, 7), (Some(9), false, 10), (None, true, 10)] {
+        let folder = tempfile::tempdir().unwrap();
+        let kept = |resume| Trainer {
+            checkpoint: every(1_000_000, folder.path(), resume),
+            requests: Requests::default(),
+            ..plain.clone()
+        };
+        let mut told = Told::default();
+        let (_, interrupted) = run(&kept(false), step, evaluating, &mut told);
+        assert_eq!((interrupted, told.lines.len()), (true, made), "{:?}", told.lines);
+        assert_eq!(checkpoints(folder.path()).unwrap(), [made as u64]);
+        let (weights, interrupted) = run(&kept(true), None, false, &mut told);
+        assert!(!interrupted && weights == wanted, "after {made} steps");
+        assert_eq!(told.lines, whole.lines);
     }
 }
 

@@ -94,10 +94,13 @@ fn restore(
 /// Refuses a checkpoint after which the steps of this run would not be those that its own run would have taken. How many ranks
 /// share a global batch is no such thing.
 fn same_run(folder: &Path, then: &RunFacts, now: &RunFacts) -> Result<(), CheckpointError> {
+    // Where this many workers can't share the batch evenly, those that made it can.
+    let workers =
+        [now.world_size, then.world_size].into_iter().find(|&n| n > 0 && then.global_batch.is_multiple_of(n));
     let batch = format!(
-        "a step must see as many samples as before: with {} workers a --batch-size of {}, or less and train.accumulate",
-        now.world_size,
-        then.global_batch.div_ceil(now.world_size.max(1)),
+        "a step must see as many samples as before: with {0} workers a --batch-size of {1}, or less and train.accumulate",
+        workers.unwrap_or(1),
+        then.global_batch / workers.unwrap_or(1),
     );
     let facts = [
         ("a global batch of", then.global_batch, now.global_batch, batch),

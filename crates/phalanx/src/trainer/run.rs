@@ -240,6 +240,11 @@ impl<'a> Run<'a> {
         Ok(total[0] as u64)
     }
 
+    /// Whether this rank is to end the run after the step at hand.
+    pub(super) fn is_to_stop(&self) -> bool {
+        self.worker.is_first() && self.trainer.requests.stop()
+    }
+
     /// Tells what happened, once for all ranks.
     pub(super) fn tell(&self, observer: &mut dyn Observer, event: Event) {
         if self.worker.is_first() {
