@@ -1,25 +1,19 @@
 //! `phalanx train` on colour images: files of the form of CIFAR-10 that hold patterns a network can learn, and folders.
 
+mod user;
+
 use phalanx::data::{CifarSet, write_synthetic_cifar};
 use phalanx::nn::models::{ResNet, ResNetDepth, ResNetStem};
 use phalanx::nn::{Parameters, Weights};
 use phalanx::tensor::Device;
-use serde_json::Value;
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Output;
+use user::{events, phalanx, text};
 
 fn train(folder: &Path, args: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_phalanx"));
-    command.current_dir(folder).env_remove("RANK").env_remove("WORLD_SIZE");
-    command.env("PHALANX_CACHE", folder.join("cache"));
+    let mut command = phalanx(folder);
     command.args(["train"]).args(args).args(["--json", "--out", "run"]).output().unwrap()
-}
-
-fn events(out: &Output) -> Vec<Value> {
-    assert_eq!(out.status.code(), Some(0), "{}", String::from_utf8_lossy(&out.stderr));
-    let lines = String::from_utf8_lossy(&out.stdout).into_owned();
-    lines.lines().map(|line| serde_json::from_str(line).expect("nothing but JSON")).collect()
 }
 
 /// Ten images in each of the six files.
@@ -52,7 +46,7 @@ fn a_batch_of_one_image_is_refused_before_the_run_where_batch_norm_sees_one_pixe
     };
     let refused = |workers: &str, batch: &str, words: &[&str]| {
         let out = run(workers, batch, &[]);
-        let message = String::from_utf8_lossy(&out.stderr).into_owned();
+        let message = text(&out.stderr);
         assert_eq!((out.status.code(), out.stdout.len()), (Some(1), 0), "{message}");
         assert!(words.iter().all(|word| message.contains(word)), "{message}");
     };
@@ -88,7 +82,7 @@ fn bad_images_end_a_run_or_are_counted() {
     let args =
         ["cifar10-resnet18", "--data", ".", "--epochs", "1", "--batch-size", "25", "--set", "data.mixup=0.2"];
     let out = train(folder.path(), &args);
-    let message = String::from_utf8_lossy(&out.stderr).into_owned();
+    let message = text(&out.stderr);
     assert_eq!(out.status.code(), Some(1), "{message}");
     for part in ["data_batch_2.bin: label of image 3 out of range", "found: 10", "--skip-bad"] {
         assert!(message.contains(part), "{part} in: {message}");
@@ -98,7 +92,7 @@ fn bad_images_end_a_run_or_are_counted() {
     // Once in its own place, and perhaps as a partner in a mixture.
     assert!((1..5).contains(&epoch["skipped"].as_u64().unwrap()), "{epoch}");
     fs::write(&file, &bytes[1..]).unwrap();
-    let message = String::from_utf8_lossy(&train(folder.path(), &args).stderr).into_owned();
+    let message = text(&train(folder.path(), &args).stderr);
     assert!(message.contains("data_batch_2.bin: not a whole number of images"), "{message}");
 }
 
@@ -122,16 +116,16 @@ fn folders_of_images_are_trained_on_and_bad_ones_counted() {
         train(folder.path(), &[&fixed, &settings[..], more].concat())
     };
     // All twelve images a step: batch norms of fewer are too noisy for an accuracy after so few steps to mean anything.
-    let events = self::events(&train("2", &["--epochs", "10"]));
+    let events = user::events(&train("2", &["--epochs", "10"]));
     let last = events.iter().rfind(|e| e["event"] == "epoch").unwrap();
     assert!(last["test_accuracy"].as_f64().unwrap() > 0.9, "colour and plain are easy to tell apart: {last}");
     let few = train("1", &[]);
-    let message = String::from_utf8_lossy(&few.stderr).into_owned();
+    let message = text(&few.stderr);
     assert!(message.contains("model.head must be at least 2, the classes of the images"), "{message}");
     fs::write(folder.path().join("images/train/colour/3.jpg"), &JPEG[..900]).unwrap();
-    let message = String::from_utf8_lossy(&train("2", &["--epochs", "1"]).stderr).into_owned();
+    let message = text(&train("2", &["--epochs", "1"]).stderr);
     assert!(message.contains("colour/3.jpg: the JPEG is cut off"), "{message}");
-    let events = self::events(&train("2", &["--skip-bad", "--epochs", "1"]));
+    let events = user::events(&train("2", &["--skip-bad", "--epochs", "1"]));
     let epoch = events.iter().find(|e| e["event"] == "epoch").unwrap();
     assert_eq!(epoch["skipped"], 1, "{epoch}");
 }
@@ -147,13 +141,13 @@ fn a_trained_network_gets_a_new_head() {
         "cifar10-resnet18 --data . --steps 1 --batch-size 4 --nproc-per-node 2 --init resnet18.safetensors";
     let args: Vec<&str> = args.split(' ').chain(["--set", "optimizer.lr=0"]).collect();
     let out = train(folder.path(), &args);
-    let message = String::from_utf8_lossy(&out.stderr).into_owned();
+    let message = text(&out.stderr);
     assert_eq!(out.status.code(), Some(1), "{message}");
     for part in ["fc.weight is [1000, 512] in the file and [10, 512] in the model", "--set model.head=10"] {
         assert!(message.contains(part), "{message}");
     }
     let out = train(folder.path(), &[&args[..], &["--set", "model.head=10"]].concat());
-    let message = String::from_utf8_lossy(&out.stderr).into_owned();
+    let message = text(&out.stderr);
     let told = "resnet18.safetensors: all its weights but fc.weight and fc.bias, which start anew";
     assert_eq!(message.matches(told).count(), 1, "{message}");
     events(&out);

@@ -1,5 +1,7 @@
 //! What a user sees when ranks of a run break, disagree, or can't meet.
 
+mod user;
+
 use phalanx::comm::ReduceOp;
 use phalanx::{Error, Worker};
 use std::io::Write;
@@ -7,16 +9,11 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
+use user::{phalanx, text};
 
 const PHALANX: &str = env!("CARGO_BIN_EXE_phalanx");
 /// No failure may take as long as this to be told.
 const LIMIT: Duration = Duration::from_secs(20);
-
-fn phalanx(folder: &Path) -> Command {
-    let mut command = Command::new(PHALANX);
-    command.current_dir(folder).env_remove("RANK").env_remove("WORLD_SIZE");
-    command
-}
 
 /// Runs this very test program as two workers, each in the test named `body` with `PHALANX_TEST` set.
 fn two_workers(folder: &Path, body: &str) -> Output {
@@ -34,10 +31,6 @@ fn two_workers(folder: &Path, body: &str) -> Output {
 
 fn is_worker() -> bool {
     std::env::var_os("PHALANX_TEST").is_some()
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
 }
 
 #[test]

@@ -1,26 +1,20 @@
 //! `phalanx train --resume` as a user has it: runs that are killed and started again.
 
+mod user;
+
 use serde_json::Value;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use user::{phalanx, text};
 
 fn command(folder: &Path, args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_phalanx"));
-    command
-        .current_dir(folder)
-        .env_remove("RANK")
-        .env_remove("WORLD_SIZE")
-        .env("PHALANX_CACHE", folder.join("cache"));
+    let mut command = phalanx(folder);
     command
         .args(["train", "mnist-mini", "--seed", "4", "--json", "--set", "train.checkpoint_every=5"])
         .args(args);
     command
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
 }
 
 /// Runs to the end; gives what was said to people.
@@ -282,8 +276,7 @@ fn a_disk_without_room_for_checkpoints_is_told_and_the_run_goes_on() {
 
 /// `phalanx checkpoint`: its exit code, what it printed and what it said.
 fn look(folder: &Path, args: &[&str]) -> (Option<i32>, String, String) {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_phalanx"));
-    let out = command.current_dir(folder).arg("checkpoint").args(args).output().unwrap();
+    let out = phalanx(folder).arg("checkpoint").args(args).output().unwrap();
     (out.status.code(), text(&out.stdout), text(&out.stderr))
 }
 

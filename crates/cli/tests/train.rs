@@ -1,34 +1,20 @@
 //! `phalanx train` as a user has it, on the digits inside the program.
 
+mod user;
+
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
+use user::{events, phalanx, text};
 
 fn command(folder: &Path, args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_phalanx"));
-    command
-        .current_dir(folder)
-        .env_remove("RANK")
-        .env_remove("WORLD_SIZE")
-        .env("PHALANX_CACHE", folder.join("cache"));
+    let mut command = phalanx(folder);
     command.arg("train").args(args);
     command
 }
 
 fn train(folder: &Path, args: &[&str]) -> Output {
     command(folder, args).output().unwrap()
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
-
-fn events(out: &Output) -> Vec<serde_json::Value> {
-    assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
-    text(&out.stdout)
-        .lines()
-        .map(|line| serde_json::from_str(line).expect("nothing but JSON on standard output"))
-        .collect()
 }
 
 fn losses(out: &Output) -> Vec<f64> {
@@ -228,15 +214,8 @@ fn the_folder_that_was_named_is_used_before_that_of_the_agent_and_one_is_always_
     };
     // As a program of `phalanx run`, with a folder of its own and without.
     for (out, named) in [("b", &["--out", "b"][..]), ("a", &[])] {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_phalanx"));
-        command.current_dir(folder.path()).args([
-            "run",
-            "--out",
-            "a",
-            "--",
-            env!("CARGO_BIN_EXE_phalanx"),
-            "train",
-        ]);
+        let mut command = phalanx(folder.path());
+        command.args(["run", "--out", "a", "--", env!("CARGO_BIN_EXE_phalanx"), "train"]);
         let done = command.args(training).args(named).output().unwrap();
         assert_eq!(done.status.code(), Some(0), "{}", text(&done.stderr));
         assert_eq!(saved(out), [true; 3], "{out}");

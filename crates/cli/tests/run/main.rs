@@ -1,16 +1,13 @@
 //! `phalanx run` as a user has it: the real binary, real processes, real signals.
 
 mod stop;
+#[path = "../user/mod.rs"]
+mod user;
 
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
-
-fn phalanx(folder: &Path) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_phalanx"));
-    command.current_dir(folder).env_remove("RANK").env_remove("WORLD_SIZE").env_remove("OMP_NUM_THREADS");
-    command
-}
+use user::{phalanx, text};
 
 /// Runs a shell script as `workers` workers.
 fn run(folder: &Path, workers: &str, flags: &[&str], script: &str) -> Output {
@@ -20,10 +17,6 @@ fn run(folder: &Path, workers: &str, flags: &[&str], script: &str) -> Output {
         .args(flags)
         .args(["--", "sh", "-c", script]);
     command.output().unwrap()
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
 }
 
 #[test]

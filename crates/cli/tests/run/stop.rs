@@ -1,6 +1,7 @@
 //! How a run stops: by a failure, by a signal, by the end of the launcher, and what it leaves behind.
 
-use super::{run, text};
+use super::run;
+use super::user::text;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
