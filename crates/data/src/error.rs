@@ -71,8 +71,8 @@ pub enum Error {
         /// The known name that looks most like it.
         nearest: Option<&'static str>,
     },
-    /// The folder that the user named doesn't exist.
-    #[error("the data folder does not exist: {}\nhint: leave --data out to use or fill the cache, or name a folder that holds the files", path.display())]
+    /// The folder that the user named doesn't exist, or is none.
+    #[error("{}: {}\nhint: leave --data out to use or fill the cache, or name a folder that holds the files", no_folder(path), path.display())]
     MissingFolder {
         /// The folder.
         path: PathBuf,
@@ -381,6 +381,10 @@ fn hint_for(action: &str, error: &io::Error) -> &'static str {
         }
         _ => "",
     }
+}
+
+fn no_folder(path: &Path) -> &'static str {
+    if path.exists() { "the data folder is no folder" } else { "the data folder does not exist" }
 }
 
 fn nearest_hint(nearest: Option<&'static str>) -> String {

@@ -366,6 +366,11 @@ fn data_is_taken_from_the_first_place_that_has_it() {
     let all = places(Some(&data), Some(&cache), Network::Allowed);
     let error = all.find(&listing, &mut Silent).unwrap_err();
     assert!(matches!(&error, Error::MissingFolder { path } if *path == data), "{error}");
+    assert!(error.to_string().contains("the data folder does not exist: "), "{error}");
+    fs::write(&data, "").unwrap();
+    let error = all.find(&listing, &mut Silent).unwrap_err();
+    assert!(error.to_string().contains("the data folder is no folder: "), "{error}");
+    fs::remove_file(&data).unwrap();
     fs::create_dir(&data).unwrap();
     let fetched = Location::Folder(cache.join("datasets/thing"));
     assert_eq!(all.find(&listing, &mut Silent).unwrap(), fetched);
