@@ -41,6 +41,20 @@ pub enum Error {
         /// What that one was doing.
         theirs: String,
     },
+    /// A rank sends more than this one may keep until it asks for it.
+    #[error(
+        "rank {rank} has no room for {letter} from rank {peer}, which nobody asked for yet: {limit} bytes may wait\nhint: receive messages before more are sent"
+    )]
+    Overrun {
+        /// This rank.
+        rank: Rank,
+        /// Who sends.
+        peer: Rank,
+        /// What it sends.
+        letter: String,
+        /// How many bytes may wait, in all.
+        limit: usize,
+    },
     /// [`crate::Group::abort`] was called here.
     #[error("the group was aborted: {reason}")]
     Aborted {

@@ -1,98 +1,18 @@
 //! The collectives over both transports, and what they do when a rank is missing, wrong, or a stranger.
 
+mod ranks;
+
 use phalanx_comm::{
-    Buffer, Deadline, Element, Endpoint, Error, Generation, Group, GroupConfig, PeerAddress, Rank, ReduceOp,
-    Secret,
+    Buffer, Deadline, Endpoint, Error, Generation, Group, GroupConfig, PeerAddress, Rank, ReduceOp, Secret,
 };
 use phalanx_wire::{Hello, Side, Socket, handshake};
+use ranks::{BINDS, Bind, HOST, LIMIT, connected, on_all};
 use std::io::{Read, Write};
-use std::net::{IpAddr, Ipv4Addr, TcpStream};
+use std::net::TcpStream;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-
-const HOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
-const LIMIT: Duration = Duration::from_secs(20);
-
-/// Runs `f` on every rank of a group of threads over each transport.
-fn on_all(n: usize, f: impl Fn(Group) + Sync) {
-    std::thread::scope(|scope| {
-        for group in Group::threads(n) {
-            scope.spawn(|| f(group.with_timeout(LIMIT)));
-        }
-    });
-    for bind in BINDS {
-        connected(bind, n, |_| {}, |group| f(group.unwrap()));
-    }
-}
-
-/// How an endpoint is made.
-type Bind = fn(IpAddr) -> Result<Endpoint, Error>;
-
-/// For shared memory, and for TCP.
-const BINDS: [Bind; 2] = [Endpoint::bind, Endpoint::tcp];
-
-/// Makes a group as processes do, of threads; `meanwhile` gets the addresses before anyone connects.
-fn connected(
-    bind: Bind,
-    n: usize,
-    meanwhile: impl FnOnce(&[PeerAddress]),
-    f: impl Fn(Result<Group, Error>) + Sync,
-) {
-    let secret = Secret::from_bytes([7; 32]);
-    let endpoints: Vec<Endpoint> = (0..n).map(|_| bind(HOST).unwrap()).collect();
-    let peers: Vec<_> = endpoints.iter().map(Endpoint::address).collect();
-    meanwhile(&peers);
-    std::thread::scope(|scope| {
-        for (rank, endpoint) in endpoints.into_iter().enumerate() {
-            let (secret, peers, f) = (secret.clone(), peers.clone(), &f);
-            scope.spawn(move || {
-                let rank = Rank(rank as u32);
-                let timeout = LIMIT;
-                f(Group::connect(GroupConfig {
-                    rank,
-                    generation: Generation(3),
-                    secret,
-                    endpoint,
-                    peers,
-                    timeout,
-                }))
-            });
-        }
-    });
-}
-
-fn check_reductions<T: Element>(from: fn(usize) -> T) {
-    on_all(3, |group| {
-        let rank = group.rank().index();
-        for (op, want) in [
-            (ReduceOp::Sum, from(2 + 3 + 4)),
-            (ReduceOp::Average, from(3)),
-            (ReduceOp::Product, from(2 * 3 * 4)),
-            (ReduceOp::Min, from(2)),
-            (ReduceOp::Max, from(4)),
-        ] {
-            let mut values = vec![from(rank + 2); 5];
-            group.all_reduce(&mut values, op).unwrap();
-            assert_eq!(values, vec![want; 5], "{op:?}");
-        }
-    });
-}
-
-#[test]
-fn every_type_reduces() {
-    check_reductions(|x| x as f32);
-    check_reductions(|x| x as f64);
-    check_reductions(|x| x as i8);
-    check_reductions(|x| x as i16);
-    check_reductions(|x| x as i32);
-    check_reductions(|x| x as i64);
-    check_reductions(|x| x as u8);
-    check_reductions(|x| x as u16);
-    check_reductions(|x| x as u32);
-    check_reductions(|x| x as u64);
-}
 
 #[test]
 fn every_collective_at_every_size() {

@@ -79,9 +79,11 @@ impl Transport for Threads {
     fn try_receive(&mut self, from: usize, into: &mut [u8]) -> Result<usize, Lost> {
         let mut queue = self.shared.queue(from, self.rank);
         let n = into.len().min(queue.bytes.len());
-        for (to, byte) in into.iter_mut().zip(queue.bytes.drain(..n)) {
-            *to = byte;
-        }
+        let (first, second) = queue.bytes.as_slices();
+        let split = first.len().min(n);
+        into[..split].copy_from_slice(&first[..split]);
+        into[split..n].copy_from_slice(&second[..n - split]);
+        queue.bytes.drain(..n);
         if n == 0 && queue.closed {
             return Err(Lost("its thread left the group".into()));
         }
