@@ -291,7 +291,7 @@ fn ranks_send_to_each_other_at_once_whatever_the_size() {
         let mut came = vec![99u64; 600_000];
         group.send(&mine, next).unwrap();
         group.receive(&mut came, before).unwrap();
-        assert!(came.iter().all(|&x| x == before.0.into()));
+        assert!(came.iter().all(|&x| x == u64::from(before.0)));
 
         let (mut left, mut right) = ([0u64], [0u64]);
         let peers = group
