@@ -316,7 +316,8 @@ fn accept(
     while !missing(wires).is_empty() {
         if deadline.expired() {
             let operation = "making the group".to_owned();
-            return Err(Error::Timeout { operation, waited: deadline.waited(), missing: missing(wires) });
+            let (waited, missing) = (deadline.waited(), missing(wires));
+            return Err(Error::Timeout { operation, waited, missing, heard: Vec::new() });
         }
         // Short sleeps: a proof may arrive from its thread while the sockets are quiet.
         endpoint.park(if strangers.is_empty() { 100 } else { 1 });

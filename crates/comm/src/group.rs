@@ -10,6 +10,7 @@ pub use messages::{Source, Transfer};
 use crate::error::Error;
 use crate::mail::{Delivered, Mail};
 use crate::queue::{Aside, Engine};
+use crate::recorder::{Record, Recorder};
 use crate::transport::{Transport, threads};
 use phalanx_wire::{Deadline, Generation, Rank};
 use std::collections::{HashMap, VecDeque};
@@ -105,6 +106,7 @@ impl Group {
             wires,
             mail: Mail::new(rank, world.ranks),
             collectives: 0,
+            recorder: Recorder::default(),
             tickets: 0,
             queue: VecDeque::new(),
             done: HashMap::new(),
@@ -179,6 +181,12 @@ impl Group {
         if let Some(mut engine) = self.free_engine() {
             engine.advance();
         }
+    }
+
+    /// The last operations that this rank took part in, the oldest first, whether the group has failed or not; none while another
+    /// thread waits in one.
+    pub fn history(&self) -> Vec<Record> {
+        self.free_engine().map_or_else(Vec::new, |engine| engine.recorder.records())
     }
 
     /// Ends the group, from any thread: every pending and later operation fails at once, here with this reason, on other ranks
