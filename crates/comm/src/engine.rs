@@ -8,7 +8,7 @@ use crate::mail::{Holder, Mail};
 use crate::schedule::{Schedule, Take};
 use crate::signature::{HEADER, Signature};
 use crate::transport::Transport;
-use phalanx_wire::{Deadline, Rank};
+use phalanx_wire::Rank;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -196,23 +196,6 @@ impl Play {
             sends.filter(|((_, range), p)| unfinished(p.done, range.len())).map(|((to, _), _)| *to).collect(),
         )
     }
-
-    /// The error of a wait that was given up.
-    pub(crate) fn timeout(&self, deadline: &Deadline) -> Error {
-        timeout(self.signature.describe(), deadline, self.waits_for())
-    }
-}
-
-/// The error of a wait that was given up, for ranks that something was still to come from, or to be taken by.
-pub(crate) fn timeout(
-    operation: String,
-    deadline: &Deadline,
-    (receives, sends): (Vec<usize>, Vec<usize>),
-) -> Error {
-    let mut missing: Vec<Rank> = receives.into_iter().chain(sends).map(|r| Rank(r as u32)).collect();
-    missing.sort_unstable();
-    missing.dedup();
-    Error::Timeout { operation, waited: deadline.waited(), missing }
 }
 
 /// The longest single sleep, after which connections are looked at again.

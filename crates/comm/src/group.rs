@@ -1,13 +1,16 @@
 //! A rank's end of a group: what it is, and how threads take turns in it.
 
 mod collectives;
+mod family;
 mod messages;
 
+pub(crate) use family::{Home, Kin};
 pub use messages::{Source, Transfer};
 
 use crate::error::Error;
 use crate::mail::{Delivered, Mail};
 use crate::queue::{Aside, Engine};
+use crate::recorder::{Record, Recorder};
 use crate::transport::{Transport, threads};
 use phalanx_wire::{Deadline, Generation, Rank};
 use std::collections::{HashMap, VecDeque};
@@ -19,9 +22,14 @@ use std::time::Duration;
 pub struct Group {
     rank: Rank,
     world_size: usize,
+    /// How many ranks share this one's host.
+    here: usize,
     generation: Generation,
     /// How long a blocking operation waits.
     timeout: Duration,
+    /// The ranks as the run numbers them.
+    members: Arc<[Rank]>,
+    kin: Kin,
     /// How long a wait looks again and again before it sleeps.
     spin: Duration,
     engine: Arc<Mutex<Engine>>,
@@ -46,29 +54,45 @@ pub(crate) struct Neighbours {
     pub(crate) here: usize,
 }
 
+/// What a rank's end of a group is, apart from its connections.
+pub(crate) struct Place {
+    pub(crate) rank: Rank,
+    pub(crate) world: Neighbours,
+    pub(crate) generation: Generation,
+    pub(crate) timeout: Duration,
+    /// The ranks as the run numbers them.
+    pub(crate) members: Vec<Rank>,
+    pub(crate) kin: Kin,
+}
+
+impl Place {
+    /// In a group that is the whole world.
+    pub(crate) fn in_world(rank: Rank, n: usize, generation: Generation, timeout: Duration) -> Place {
+        let members = (0..n).map(|rank| Rank(rank as u32)).collect();
+        let world = Neighbours { ranks: n, here: n };
+        Place { rank, world, generation, timeout, members, kin: Kin::Alone }
+    }
+}
+
 impl Group {
     /// A world of one.
     pub fn solo() -> Group {
-        Group::over(Rank(0), Neighbours { ranks: 1, here: 1 }, Generation(0), DEFAULT_TIMEOUT, None)
+        Group::over(Place::in_world(Rank(0), 1, Generation(0), DEFAULT_TIMEOUT), None)
     }
 
     /// The ends of `n` ranks that are threads of this process.
     pub fn threads(n: usize) -> Vec<Group> {
         let ends = threads(n).into_iter().enumerate();
         ends.map(|(rank, end)| {
-            let world = Neighbours { ranks: n, here: n };
-            Group::over(Rank(rank as u32), world, Generation(0), DEFAULT_TIMEOUT, Some(Box::new(end)))
+            let place = Place::in_world(Rank(rank as u32), n, Generation(0), DEFAULT_TIMEOUT);
+            let place = Place { kin: Kin::Threads(end.shared()), ..place };
+            Group::over(place, (n > 1).then(|| Box::new(end) as _))
         })
         .collect()
     }
 
-    pub(crate) fn over(
-        rank: Rank,
-        world: Neighbours,
-        generation: Generation,
-        timeout: Duration,
-        wires: Option<Box<dyn Transport>>,
-    ) -> Group {
+    pub(crate) fn over(place: Place, wires: Option<Box<dyn Transport>>) -> Group {
+        let Place { rank, world, generation, timeout, members, kin } = place;
         let description = match &wires {
             Some(wires) => format!("{} ranks over {}", world.ranks, wires.name()),
             None => "a world of one".into(),
@@ -82,6 +106,7 @@ impl Group {
             wires,
             mail: Mail::new(rank, world.ranks),
             collectives: 0,
+            recorder: Recorder::default(),
             tickets: 0,
             queue: VecDeque::new(),
             done: HashMap::new(),
@@ -93,8 +118,11 @@ impl Group {
         Group {
             rank,
             world_size: world.ranks,
+            here: world.here,
             generation,
             timeout,
+            members: members.into(),
+            kin,
             spin,
             engine: Arc::new(Mutex::new(engine)),
             description: description.into(),
@@ -115,6 +143,11 @@ impl Group {
     /// How many ranks there are.
     pub fn world_size(&self) -> usize {
         self.world_size
+    }
+
+    /// The group's ranks, as the run numbers them.
+    pub fn members(&self) -> &[Rank] {
+        &self.members
     }
 
     /// Which membership of the run the group belongs to.
@@ -148,6 +181,12 @@ impl Group {
         if let Some(mut engine) = self.free_engine() {
             engine.advance();
         }
+    }
+
+    /// The last operations that this rank took part in, the oldest first, whether the group has failed or not; none while another
+    /// thread waits in one.
+    pub fn history(&self) -> Vec<Record> {
+        self.free_engine().map_or_else(Vec::new, |engine| engine.recorder.records())
     }
 
     /// Ends the group, from any thread: every pending and later operation fails at once, here with this reason, on other ranks

@@ -7,12 +7,13 @@
 //! in a ring too, whatever the size.
 
 use crate::element::Room;
-use crate::error::Error;
+use crate::error::{Error, Heard};
 use crate::signature::{HEADER, Header, Signature};
 use crate::transport::{Lost, Transport};
 use crate::work::AnyBuffer;
 use phalanx_wire::Rank;
 use std::collections::VecDeque;
+use std::time::{Duration, Instant};
 
 /// Bytes of letters that may wait to be asked for.
 const MAX_ASIDE: usize = 1 << 30;
@@ -39,6 +40,8 @@ struct Line {
     aside: VecDeque<Letter>,
     /// Letters sent and received.
     counts: [u64; 2],
+    /// The last header that came, and when.
+    heard: Option<(Header, Instant)>,
 }
 
 struct Outgoing {
@@ -140,6 +143,7 @@ impl Mail {
             arriving: None,
             aside: VecDeque::new(),
             counts: [0; 2],
+            heard: None,
         };
         Mail {
             rank,
@@ -308,6 +312,9 @@ impl Mail {
                 }
             }
             let header = line.head;
+            if line.heard.is_none_or(|(heard, _)| heard != header) {
+                line.heard = Some((header, Instant::now()));
+            }
             if !header.is_message() {
                 return Ok(Some(header));
             }
@@ -416,6 +423,15 @@ impl Mail {
     /// The message that was opened is whole.
     pub(crate) fn close(&mut self, from: usize) {
         self.lines[from].reader = Holder::Nobody;
+    }
+
+    /// What was heard of these ranks last.
+    pub(crate) fn heard(&self, ranks: &[Rank]) -> Vec<Heard> {
+        let heard = |&rank: &Rank| match self.lines[rank.index()].heard {
+            Some((header, at)) => Heard { rank, operation: Some(header.describe()), ago: at.elapsed() },
+            None => Heard { rank, operation: None, ago: Duration::ZERO },
+        };
+        ranks.iter().map(heard).collect()
     }
 
     /// What a letter that was asked for or is being sent is, and the ranks that it waits for.

@@ -2,10 +2,13 @@
 //! them.
 
 use crate::element::{Erased, ReduceOp};
-use crate::engine::{LONGEST_SLEEP, Play, timeout};
+use crate::engine::{LONGEST_SLEEP, Play};
 use crate::error::Error;
 use crate::group::Group;
 use crate::mail::{Delivered, Mail};
+use crate::recorder::Recorder;
+use crate::schedule::Schedule;
+use crate::signature::Signature;
 use crate::transport::{Transport, Waker};
 use crate::work::AnyBuffer;
 use phalanx_wire::{Deadline, Rank};
@@ -33,6 +36,7 @@ pub(crate) struct Engine {
     pub(crate) wires: Option<Box<dyn Transport>>,
     pub(crate) mail: Mail,
     pub(crate) collectives: u64,
+    pub(crate) recorder: Recorder,
     pub(crate) tickets: u64,
     pub(crate) queue: VecDeque<Queued>,
     pub(crate) done: HashMap<u64, Delivered>,
@@ -101,7 +105,8 @@ impl Engine {
             {
                 break;
             }
-            let Queued { ticket, mut buffer, .. } = self.queue.pop_front().expect("looked at above");
+            let Queued { ticket, play, mut buffer } = self.queue.pop_front().expect("looked at above");
+            self.recorder.done(play.signature.sequence);
             buffer.settle();
             self.done.insert(ticket, Delivered { ticket, buffer, peer: self.rank.index() });
         }
@@ -151,7 +156,9 @@ impl Engine {
         if !self.queue.is_empty() {
             self.wait(group, deadline, Until::Drained)?;
         }
-        self.wait(group, deadline, Until::Played(&mut play, buffer))
+        self.wait(group, deadline, Until::Played(&mut play, buffer))?;
+        self.recorder.done(play.signature.sequence);
+        Ok(())
     }
 
     /// Plays until something is done. The group fails with the wait.
@@ -218,23 +225,29 @@ impl Engine {
             Until::Done(ticket) => self.mail.find(*ticket),
             _ => None,
         };
-        match (letter, self.playing(until).next()) {
-            (Some((operation, peers)), _) => timeout(operation, deadline, (peers, Vec::new())),
-            (None, Some(play)) => play.timeout(deadline),
-            (None, None) => timeout("a message".into(), deadline, self.mail.waits_for()),
-        }
+        let (operation, (receives, sends)) = match (letter, self.playing(until).next()) {
+            (Some((operation, peers)), _) => (operation, (peers, Vec::new())),
+            (None, Some(play)) => (play.signature.describe(), play.waits_for()),
+            (None, None) => ("a message".into(), self.mail.waits_for()),
+        };
+        let mut missing: Vec<Rank> = receives.into_iter().chain(sends).map(|r| Rank(r as u32)).collect();
+        missing.sort_unstable();
+        missing.dedup();
+        let heard = self.mail.heard(&missing);
+        Error::Timeout { operation, waited: deadline.waited(), missing, heard }
     }
 
     /// A collective that is issued now.
     pub(crate) fn collective(
         &mut self,
-        mut signature: crate::signature::Signature,
-        schedule: crate::schedule::Schedule,
+        mut signature: Signature,
+        schedule: Schedule,
         element: Erased,
         op: ReduceOp,
     ) -> Play {
         self.collectives += 1;
         signature.sequence = self.collectives;
+        self.recorder.issued(signature, schedule.reason);
         Play::new(signature, schedule, element, op)
     }
 }

@@ -4,6 +4,7 @@ mod ranks;
 
 use phalanx_comm::{
     Buffer, Deadline, Endpoint, Error, Generation, Group, GroupConfig, PeerAddress, Rank, ReduceOp, Secret,
+    Source,
 };
 use phalanx_wire::{Hello, Side, Socket, handshake};
 use ranks::{BINDS, Bind, HOST, LIMIT, connected, on_all};
@@ -169,6 +170,38 @@ fn a_missing_rank_is_named_when_the_deadline_passes() {
                     // The first to give up leaves the group.
                     other => assert!(matches!(other, Error::PeerLost { .. }), "{other}"),
                 }
+            });
+        }
+    });
+}
+
+#[test]
+fn an_error_tells_what_the_late_ones_did_last_and_the_history_tells_the_rest() {
+    let (leave, go) = (std::sync::Barrier::new(3), &std::sync::Barrier::new(3));
+    std::thread::scope(|scope| {
+        for group in Group::threads(3) {
+            let leave = &leave;
+            scope.spawn(move || {
+                let rank = group.rank();
+                // Rank 2 sends nothing in a gather to another.
+                group.broadcast(&mut [1u8], Rank(1)).unwrap();
+                if rank == Rank(1) {
+                    group.start_send(vec![1u8], Rank(0), 3).wait(Deadline::after(LIMIT)).unwrap();
+                }
+                go.wait();
+                if rank == Rank(0) {
+                    group.receive_tagged(&mut [0u8], Source::Rank(Rank(1)), 3).unwrap();
+                    let group = group.clone().with_timeout(Duration::from_millis(100));
+                    let error = group.all_reduce(&mut [1f32; 4], ReduceOp::Sum).unwrap_err().to_string();
+                    assert!(error.contains("for ranks 1, 2; rank 1 was last heard in message #1"), "{error}");
+                    assert!(error.contains("nothing was ever heard of rank 2"), "{error}");
+                    let history = group.history();
+                    let done: Vec<bool> = history.iter().map(|record| record.took.is_some()).collect();
+                    assert_eq!(done, [true, false]);
+                    assert_eq!(history[1].operation, "all-reduce #2 (4 x f32, sum)");
+                    assert_eq!(history[1].algorithm, "direct exchange: small");
+                }
+                leave.wait();
             });
         }
     });
