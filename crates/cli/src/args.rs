@@ -276,6 +276,8 @@ pub(crate) enum StepModel {
     Resnet50,
     Resnet101,
     Resnet152,
+    /// The smaller network of the recipe cifar10-fast.
+    Resnet9,
 }
 
 /// `phalanx data`.

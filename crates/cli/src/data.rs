@@ -4,7 +4,7 @@ use crate::args::{Data, DataArgs};
 use crate::bar::FetchBar;
 use crate::say::print;
 use anyhow::Result;
-use phalanx::data::{Location, Places, catalog, listing, verify};
+use phalanx::data::{CifarSet, Location, Places, catalog, listing, verify};
 
 pub(crate) fn data(args: &DataArgs) -> Result<u8> {
     match &args.what {
@@ -21,11 +21,24 @@ pub(crate) fn data(args: &DataArgs) -> Result<u8> {
             let listing = listing(name)?;
             let location = Places::from_env(data.clone()).find(listing, &mut FetchBar::new())?;
             for file in verify(listing, &location)? {
-                print(format_args!("{}  {} ({} bytes)", file.sha256, file.path.display(), file.bytes));
+                print(format_args!("{}  {} ({} bytes)", file.digest, file.path.display(), file.bytes));
+            }
+            if let Some(classes) = class_names(listing.name, &location)? {
+                print(format_args!("{} classes: {}", classes.len(), classes.join(", ")));
             }
         }
     }
     Ok(0)
+}
+
+/// What the classes are called, where that lies beside the images.
+fn class_names(name: &str, location: &Location) -> Result<Option<Vec<String>>> {
+    let Location::Folder(folder) = location else { return Ok(None) };
+    Ok(match name {
+        "cifar10" => CifarSet::Ten.class_names(folder)?,
+        "cifar100" => CifarSet::Hundred.class_names(folder)?,
+        _ => None,
+    })
 }
 
 fn place(location: &Location) -> String {

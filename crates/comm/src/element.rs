@@ -1,31 +1,34 @@
-//! Element types, and what a reduction does with two of them.
+//! Element types, and what a reduction does with the elements of different ranks.
+//!
+//! Types of less than four bytes that aren't integers are combined in single precision and rounded to the nearest after each
+//! step. Smallest and largest of numbers, of which one is NaN, are NaN: whatever the order is, all ranks get the same.
+
+mod kinds;
+mod op;
+
+pub use kinds::Boolean;
+pub use op::ReduceOp;
 
 use bytemuck::{Pod, cast_slice, cast_slice_mut};
 use std::fmt;
 
-/// How elements of different ranks become one.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum ReduceOp {
-    /// The sum; integers wrap.
-    Sum,
-    /// The sum divided by the world size; integers round towards zero.
-    Average,
-    /// The product; integers wrap.
-    Product,
-    /// The smallest.
-    Min,
-    /// The largest.
-    Max,
-}
-
 /// A type that collectives work on.
 pub trait Element: Pod + Send + Sync + PartialEq + fmt::Debug {
-    /// Its name and its number in messages.
+    /// Its name, its number in messages, and the reductions that it takes.
     const KIND: ElementKind;
+    /// What holds the sum of as many values as there are ranks, for averages; itself where averages are rounded anyway.
+    #[doc(hidden)]
+    type Wide: Element;
+    /// `into = into op from`, element by element. Panics for a reduction that the type doesn't take.
     #[doc(hidden)]
     fn combine(op: ReduceOp, into: &mut [Self], from: &[Self]);
+    /// Multiplies in place.
     #[doc(hidden)]
-    fn divide(values: &mut [Self], by: usize);
+    fn scale(values: &mut [Self], factor: f64);
+    #[doc(hidden)]
+    fn widened(self) -> Self::Wide;
+    #[doc(hidden)]
+    fn mean_of(sum: Self::Wide, ranks: usize) -> Self;
 }
 
 /// What a message says of its elements.
@@ -33,60 +36,78 @@ pub trait Element: Pod + Send + Sync + PartialEq + fmt::Debug {
 pub struct ElementKind {
     pub(crate) code: u8,
     pub(crate) name: &'static str,
+    class: Class,
+}
+
+/// Types that take the same reductions.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Class {
+    Integer,
+    Float,
+    Complex,
+    Boolean,
 }
 
 impl ElementKind {
     pub(crate) fn name_of(code: u8) -> &'static str {
-        NAMES.get(usize::from(code)).copied().unwrap_or("an unknown type")
+        kinds::NAMES.get(usize::from(code)).copied().unwrap_or("an unknown type")
+    }
+
+    /// Whether the type takes a reduction: numbers have no bits, complex numbers no order, truth no mean.
+    pub fn takes(&self, op: ReduceOp) -> bool {
+        match op {
+            ReduceOp::Sum | ReduceOp::Product => true,
+            ReduceOp::Average => self.class != Class::Boolean,
+            ReduceOp::Min | ReduceOp::Max => self.class != Class::Complex,
+            ReduceOp::And | ReduceOp::Or | ReduceOp::Xor => {
+                matches!(self.class, Class::Integer | Class::Boolean)
+            }
+            ReduceOp::PremulSum(factor) => match self.class {
+                Class::Integer => factor.fract() == 0.0,
+                Class::Float | Class::Complex => true,
+                Class::Boolean => false,
+            },
+        }
     }
 }
 
-fn zip<T: Copy>(into: &mut [T], from: &[T], f: impl Fn(T, T) -> T) {
-    into.iter_mut().zip(from).for_each(|(a, &b)| *a = f(*a, b));
+/// The bytes of an element, by the number of its type.
+pub(crate) fn size_of_code(code: u8) -> Option<usize> {
+    kinds::SIZES.get(usize::from(code)).copied()
 }
 
-/// One row a type: its number in messages, and its sum, product and quotient.
-macro_rules! elements {
-    ($($code:literal $t:ident, $add:expr, $mul:expr, $div:expr;)*) => {
-        const NAMES: &[&str] = &[$(stringify!($t)),*];
-        $(impl Element for $t {
-            const KIND: ElementKind = ElementKind { code: $code, name: stringify!($t) };
+/// Memory of any length that any element type is aligned in.
+#[derive(Clone, Default)]
+pub(crate) struct Room(Vec<u128>);
 
-            fn combine(op: ReduceOp, into: &mut [Self], from: &[Self]) {
-                match op {
-                    ReduceOp::Sum | ReduceOp::Average => zip(into, from, $add),
-                    ReduceOp::Product => zip(into, from, $mul),
-                    ReduceOp::Min => zip(into, from, |a, b| if b < a { b } else { a }),
-                    ReduceOp::Max => zip(into, from, |a, b| if b > a { b } else { a }),
-                }
-            }
+impl Room {
+    /// Of at least so many bytes, zeros.
+    pub(crate) fn of(bytes: usize) -> Room {
+        Room(vec![0; bytes.div_ceil(size_of::<u128>())])
+    }
 
-            fn divide(values: &mut [Self], by: usize) {
-                values.iter_mut().for_each(|v| *v = $div(*v, by));
-            }
-        })*
-    };
-}
-elements! {
-    0 f32, |a, b| a + b, |a, b| a * b, |a: f32, n| a / n as f32;
-    1 f64, |a, b| a + b, |a, b| a * b, |a: f64, n| a / n as f64;
-    2 i8, i8::wrapping_add, i8::wrapping_mul, |a: i8, n| (i128::from(a) / n as i128) as i8;
-    3 i16, i16::wrapping_add, i16::wrapping_mul, |a: i16, n| (i128::from(a) / n as i128) as i16;
-    4 i32, i32::wrapping_add, i32::wrapping_mul, |a: i32, n| (i128::from(a) / n as i128) as i32;
-    5 i64, i64::wrapping_add, i64::wrapping_mul, |a: i64, n| (i128::from(a) / n as i128) as i64;
-    6 u8, u8::wrapping_add, u8::wrapping_mul, |a: u8, n| (u128::from(a) / n as u128) as u8;
-    7 u16, u16::wrapping_add, u16::wrapping_mul, |a: u16, n| (u128::from(a) / n as u128) as u16;
-    8 u32, u32::wrapping_add, u32::wrapping_mul, |a: u32, n| (u128::from(a) / n as u128) as u32;
-    9 u64, u64::wrapping_add, u64::wrapping_mul, |a: u64, n| (u128::from(a) / n as u128) as u64;
+    /// Makes room for so many bytes.
+    pub(crate) fn grow(&mut self, bytes: usize) {
+        let words = bytes.div_ceil(size_of::<u128>());
+        if self.0.len() < words {
+            self.0.resize(words, 0);
+        }
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        cast_slice(&self.0)
+    }
+
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        cast_slice_mut(&mut self.0)
+    }
 }
 
-/// An element type with its type forgotten: what the engine needs to know to work on bytes. Both slices it is given start
-/// on eight bytes.
+/// An element type with its type forgotten: what the engine needs to know to work on bytes, which lie as the type is aligned.
 #[derive(Clone, Copy)]
 pub(crate) struct Erased {
     pub(crate) bytes: usize,
     pub(crate) combine: fn(ReduceOp, &mut [u8], &[u8]),
-    pub(crate) divide: fn(&mut [u8], usize),
 }
 
 impl Erased {
@@ -94,7 +115,21 @@ impl Erased {
         Erased {
             bytes: size_of::<T>(),
             combine: |op, into, from| T::combine(op, cast_slice_mut(into), cast_slice(from)),
-            divide: |values, by| T::divide(cast_slice_mut(values), by),
         }
     }
+}
+
+/// What holds the sums of a mean.
+pub(crate) fn widen<T: Element>(values: &[T]) -> Vec<T::Wide> {
+    values.iter().map(|value| value.widened()).collect()
+}
+
+/// The means of so many ranks' sums.
+pub(crate) fn means<T: Element>(sums: &[T::Wide], ranks: usize, values: &mut [T]) {
+    values.iter_mut().zip(sums).for_each(|(value, &sum)| *value = T::mean_of(sum, ranks));
+}
+
+/// Whether means of a type are taken of sums of another.
+pub(crate) fn is_widened<T: Element>(op: ReduceOp) -> bool {
+    op == ReduceOp::Average && T::KIND != T::Wide::KIND
 }

@@ -1,7 +1,7 @@
 //! Making a group between processes: every rank listens, dials the ranks below it, and takes those above it.
 
 use crate::error::Error;
-use crate::group::{Group, Neighbours};
+use crate::group::{Group, Home, Kin, Neighbours, Place};
 use crate::transport::{Memory, Tcp, Wire, Wires};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -92,6 +92,12 @@ impl Endpoint {
         let tcp = listener
             .map_err(|error| Error::connect(Rank(0), format!("no port of {ip} can be had: {error}")))?;
         Ok(Endpoint { tcp, local: None })
+    }
+
+    /// One more like it, for another group.
+    pub(crate) fn another(&self) -> Result<Endpoint, Error> {
+        let ip = self.address().tcp.ip();
+        if self.local.is_some() { Endpoint::bind(ip) } else { Endpoint::tcp(ip) }
     }
 
     /// Where the others find it.
@@ -198,12 +204,20 @@ impl Group {
     /// else over TCP. Strangers are refused and logged.
     pub fn connect(config: GroupConfig) -> Result<Group, Error> {
         let GroupConfig { rank, generation, secret, endpoint, peers, timeout } = config;
+        let place = Place::in_world(rank, peers.len(), generation, timeout);
+        Group::join(place, Home { endpoint: Arc::new(endpoint), peers, secret })
+    }
+
+    /// As [`Group::connect`], for a rank that has a place already.
+    pub(crate) fn join(place: Place, home: Home) -> Result<Group, Error> {
+        let Home { endpoint, peers, secret } = &home;
+        let Place { rank, generation, timeout, .. } = place;
         let n = peers.len();
         if rank.index() >= n {
             return Err(Error::connect(rank, format!("there are only {n} ranks")));
         }
         if n == 1 {
-            return Ok(Group::over(rank, Neighbours { ranks: 1, here: 1 }, generation, timeout, None));
+            return Ok(Group::over(Place { kin: Kin::Processes(Arc::new(home)), ..place }, None));
         }
         let deadline = Deadline::after(timeout);
         let hello = Hello { purpose: PURPOSE.into(), rank, generation };
@@ -218,7 +232,7 @@ impl Group {
                 Some(local) if is_here(address) => dial_here(local, &deadline),
                 _ => dial_tcp(address.tcp, &deadline),
             };
-            let (wire, theirs) = meet(dial, &secret, &hello, &deadline)
+            let (wire, theirs) = meet(dial, secret, &hello, &deadline)
                 .map_err(|error| Error::connect(rank, format!("rank {peer} at {}: {error}", address.tcp)))?;
             if theirs.rank.index() != peer {
                 let reason = format!("rank {peer} at {} says it is rank {}", address.tcp, theirs.rank);
@@ -226,16 +240,16 @@ impl Group {
             }
             wires[peer] = Some(wire);
         }
-        accept(&endpoint, &mut wires, &secret, &hello, deadline)?;
+        accept(endpoint, &mut wires, secret, &hello, deadline)?;
         let here = peers.iter().filter(|peer| peer.tcp.ip() == own.tcp.ip() || is_here(peer)).count();
         let wires = Wires::new(wires).map_err(|error| Error::connect(rank, error.to_string()))?;
-        let wires = Box::new(wires);
-        Ok(Group::over(rank, Neighbours { ranks: n, here }, generation, timeout, Some(wires)))
+        let world = Neighbours { ranks: n, here };
+        Ok(Group::over(Place { world, kin: Kin::Processes(Arc::new(home)), ..place }, Some(Box::new(wires))))
     }
 }
 
-/// Connects and introduces itself. A peer that is beset by strangers may close a connection before it was proven; then the
-/// next attempt comes.
+/// Connects and introduces itself. A peer that is beset by strangers may close a connection before it was proven, and one that
+/// still belongs to an older generation may take a while to come; then the next attempt comes.
 fn meet(
     dial: impl Fn() -> std::io::Result<Stream>,
     secret: &Secret,
@@ -244,16 +258,24 @@ fn meet(
 ) -> Result<(Box<dyn Wire>, Hello), HandshakeError> {
     loop {
         match dial()?.introduce(secret, Side::Dialed, hello, deadline) {
-            Err(HandshakeError::Io(error))
-                if matches!(
-                    error.kind(),
-                    ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe
-                ) && !deadline.expired() =>
-            {
+            Err(error) if is_passing(&error) && !deadline.expired() => {
                 std::thread::sleep(RETRY.min(deadline.remaining()));
             }
             result => return result,
         }
+    }
+}
+
+fn is_passing(error: &HandshakeError) -> bool {
+    match error {
+        HandshakeError::Io(error) => matches!(
+            error.kind(),
+            ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe
+        ),
+        HandshakeError::Disagreement { theirs, ours } => {
+            theirs.purpose == ours.purpose && theirs.generation < ours.generation
+        }
+        _ => false,
     }
 }
 
@@ -294,7 +316,8 @@ fn accept(
     while !missing(wires).is_empty() {
         if deadline.expired() {
             let operation = "making the group".to_owned();
-            return Err(Error::Timeout { operation, waited: deadline.waited(), missing: missing(wires) });
+            let (waited, missing) = (deadline.waited(), missing(wires));
+            return Err(Error::Timeout { operation, waited, missing, heard: Vec::new() });
         }
         // Short sleeps: a proof may arrive from its thread while the sockets are quiet.
         endpoint.park(if strangers.is_empty() { 100 } else { 1 });

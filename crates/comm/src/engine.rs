@@ -1,115 +1,29 @@
-//! Plays schedules: keeps, for each operation, how far each message of the current round is, and moves bytes.
+//! Plays schedules: keeps, for each collective, how far each message of the current round is, and moves bytes.
 //!
-//! Every message begins with a header that says which operation it belongs to. Two ranks in different operations find out
-//! with the first header, not by hanging. A message's length is known from the operation, so no length from outside is ever
-//! trusted. Operations of a group are played one after the other, in the order in which they were issued.
+//! Collectives of a group are played one after the other, in the order in which they were issued.
 
-use crate::element::{ElementKind, Erased, ReduceOp};
+use crate::element::{Erased, ReduceOp, Room};
 use crate::error::Error;
+use crate::mail::{Holder, Mail};
 use crate::schedule::{Schedule, Take};
-use crate::transport::{Lost, Transport};
-use phalanx_wire::{Deadline, Rank};
+use crate::signature::{HEADER, Signature};
+use crate::transport::Transport;
+use phalanx_wire::Rank;
+use std::ops::Range;
 use std::time::Duration;
 
-/// What an operation is, apart from its buffer.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Kind {
-    AllReduce,
-    Broadcast,
-    ReduceScatter,
-    AllGather,
-    Barrier,
-    /// Point to point: both ends call it a message.
-    Message,
-}
-
-const KINDS: [(Kind, &str); 6] = [
-    (Kind::AllReduce, "all-reduce"),
-    (Kind::Broadcast, "broadcast"),
-    (Kind::ReduceScatter, "reduce-scatter"),
-    (Kind::AllGather, "all-gather"),
-    (Kind::Barrier, "barrier"),
-    (Kind::Message, "message"),
-];
-
-/// The words of an operation that both sides must agree on.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Signature {
-    pub(crate) kind: Kind,
-    /// Collectives of a group are counted together, messages for each pair.
-    pub(crate) sequence: u64,
-    pub(crate) element: ElementKind,
-    pub(crate) count: usize,
-    /// The reduction, or the root of a broadcast.
-    pub(crate) detail: u32,
-}
-
-const HEADER: usize = 32;
-const MAGIC: [u8; 4] = *b"plx1";
-
-impl Signature {
-    fn encode(&self) -> [u8; HEADER] {
-        let mut header = [0; HEADER];
-        header[..4].copy_from_slice(&MAGIC);
-        header[4] = self.kind as u8;
-        header[5] = self.element.code;
-        header[8..12].copy_from_slice(&self.detail.to_le_bytes());
-        header[16..24].copy_from_slice(&self.sequence.to_le_bytes());
-        header[24..].copy_from_slice(&(self.count as u64).to_le_bytes());
-        header
-    }
-
-    /// What a header from another rank says, for people.
-    fn describe_header(header: &[u8; HEADER]) -> String {
-        if header[..4] != MAGIC {
-            return "something that isn't an operation".into();
-        }
-        let word = |at: usize| u64::from_le_bytes(header[at..at + 8].try_into().expect("eight bytes"));
-        let kind = KINDS.get(usize::from(header[4])).map_or("an unknown operation", |(_, name)| name);
-        let detail = u32::from_le_bytes(header[8..12].try_into().expect("four bytes"));
-        describe(kind, word(16), word(24), ElementKind::name_of(header[5]), detail)
-    }
-
-    pub(crate) fn describe(&self) -> String {
-        let name = KINDS[self.kind as usize].1;
-        describe(name, self.sequence, self.count as u64, self.element.name, self.detail)
-    }
-}
-
-fn describe(kind: &str, sequence: u64, count: u64, element: &str, detail: u32) -> String {
-    let detail = match kind {
-        "all-reduce" | "reduce-scatter" => {
-            format!(", {}", OPS.get(detail as usize).copied().unwrap_or("unknown reduction"))
-        }
-        "broadcast" => format!(" from rank {detail}"),
-        _ => String::new(),
-    };
-    format!("{kind} #{sequence} ({count} x {element}{detail})")
-}
-
-const OPS: [&str; 5] = ["sum", "average", "product", "min", "max"];
-
-/// The number of a reduction in a header.
-pub(crate) fn reduction(op: ReduceOp) -> u32 {
-    match op {
-        ReduceOp::Sum => 0,
-        ReduceOp::Average => 1,
-        ReduceOp::Product => 2,
-        ReduceOp::Min => 3,
-        ReduceOp::Max => 4,
-    }
-}
+/// Bytes that are combined at once: so few that they stay in the cache on their way, and a whole number of any elements.
+const CHUNK: usize = 128 << 10;
 
 /// How far one message of the current round is, header included.
-#[derive(Clone, Default)]
+#[derive(Default)]
 struct Progress {
     done: usize,
-    header: [u8; HEADER],
-    /// Where a message that isn't taken in place is kept: eight-byte words, so that any element type is aligned in it.
-    aside: Vec<u64>,
+    /// Where a message that isn't taken in place is kept: all of it, or a chunk.
+    aside: Room,
 }
 
-/// One operation being played.
+/// One collective being played.
 pub(crate) struct Play {
     pub(crate) signature: Signature,
     schedule: Schedule,
@@ -129,14 +43,18 @@ impl Play {
     }
 
     fn enter(&mut self) {
-        if let Some(round) = self.schedule.rounds.get(self.round) {
-            let size = self.element.bytes;
-            self.sends = vec![Progress::default(); round.sends.len()];
-            self.receives.clear();
-            for (_, range, take) in &round.receives {
-                let words = if *take == Take::Replace { 0 } else { (range.len() * size).div_ceil(8) };
-                self.receives.push(Progress { aside: vec![0; words], ..Progress::default() });
-            }
+        let Some(round) = self.schedule.rounds.get(self.round) else { return };
+        self.sends.clear();
+        self.sends.resize_with(round.sends.len(), Progress::default);
+        // What was made room for once stays.
+        self.receives.resize_with(round.receives.len(), Progress::default);
+        for ((_, range, take), progress) in round.receives.iter().zip(&mut self.receives) {
+            progress.done = 0;
+            progress.aside.grow(match take {
+                Take::Replace => 0,
+                Take::Combine => (range.len() * self.element.bytes).min(CHUNK),
+                Take::InRankOrder => range.len() * self.element.bytes,
+            });
         }
     }
 
@@ -144,118 +62,124 @@ impl Play {
         self.round >= self.schedule.rounds.len()
     }
 
+    /// The count that a message's header says.
+    fn counted(&self, range: &Range<usize>) -> usize {
+        if self.schedule.uneven { range.len() } else { self.signature.count }
+    }
+
+    /// Where elements lie in the buffer.
+    fn bytes(&self, range: &Range<usize>) -> Range<usize> {
+        range.start * self.element.bytes..range.end * self.element.bytes
+    }
+
     /// Moves what can be moved now; true when the operation is done.
     pub(crate) fn advance(
         &mut self,
         rank: Rank,
         buffer: &mut [u8],
+        mail: &mut Mail,
         wires: &mut dyn Transport,
     ) -> Result<bool, Error> {
         while !self.is_done() {
-            let lost = |peer: usize, lost: Lost, signature: &Signature| Error::PeerLost {
-                operation: signature.describe(),
-                peer: Rank(peer as u32),
-                reason: lost.0,
-            };
-            let size = self.element.bytes;
-            let round = &self.schedule.rounds[self.round];
-            let header = self.signature.encode();
             let mut whole = true;
-            for ((to, range), progress) in round.sends.iter().zip(&mut self.sends) {
-                let payload = &buffer[range.start * size..range.end * size];
-                loop {
-                    let rest = match progress.done {
-                        n if n < HEADER => &header[n..],
-                        n => &payload[n - HEADER..],
-                    };
-                    if rest.is_empty() {
-                        break;
-                    }
-                    let moved = wires.try_send(*to, rest).map_err(|l| lost(*to, l, &self.signature))?;
-                    progress.done += moved;
-                    if moved == 0 {
-                        whole = false;
-                        break;
-                    }
-                }
+            for i in 0..self.sends.len() {
+                whole &= self.send(i, buffer, mail, wires)?;
             }
-            for ((from, range, take), progress) in round.receives.iter().zip(&mut self.receives) {
-                let bytes = range.start * size..range.end * size;
-                loop {
-                    let n = progress.done;
-                    let into = if n < HEADER {
-                        &mut progress.header[n..]
-                    } else if *take == Take::Replace {
-                        &mut buffer[bytes.clone()][n - HEADER..]
-                    } else {
-                        &mut bytemuck::cast_slice_mut::<u64, u8>(&mut progress.aside)[..bytes.len()]
-                            [n - HEADER..]
-                    };
-                    if into.is_empty() {
-                        break;
-                    }
-                    let moved =
-                        wires.try_receive(*from, into).map_err(|l| lost(*from, l, &self.signature))?;
-                    progress.done += moved;
-                    if n < HEADER && progress.done >= HEADER && progress.header != header {
-                        return Err(Error::Mismatch {
-                            rank,
-                            ours: self.signature.describe(),
-                            peer: Rank(*from as u32),
-                            theirs: Signature::describe_header(&progress.header),
-                        });
-                    }
-                    if moved == 0 {
-                        whole = false;
-                        break;
-                    }
-                }
+            for i in 0..self.receives.len() {
+                whole &= self.receive(i, buffer, mail, wires)?;
             }
             if !whole {
                 return Ok(false);
             }
-            self.take(rank, buffer);
+            self.combine_in_order(rank, buffer);
             self.round += 1;
             self.enter();
         }
         Ok(true)
     }
 
-    /// Combines what the finished round brought.
-    fn take(&mut self, rank: Rank, buffer: &mut [u8]) {
-        let size = self.element.bytes;
-        let round = &self.schedule.rounds[self.round];
-        let in_order = round.receives.iter().any(|(.., take)| *take == Take::InRankOrder);
-        if !in_order {
-            for ((_, range, take), progress) in round.receives.iter().zip(&self.receives) {
-                let bytes = range.start * size..range.end * size;
-                if *take == Take::Combine {
-                    let from = &bytemuck::cast_slice::<u64, u8>(&progress.aside)[..bytes.len()];
-                    (self.element.combine)(self.op, &mut buffer[bytes], from);
-                }
+    /// Sends message `i` of the round as far as it goes now; whether it is whole.
+    fn send(
+        &mut self,
+        i: usize,
+        buffer: &[u8],
+        mail: &mut Mail,
+        wires: &mut dyn Transport,
+    ) -> Result<bool, Error> {
+        let (to, range) = &self.schedule.rounds[self.round].sends[i];
+        let header = self.signature.header(self.counted(range));
+        let message = (&header, &buffer[self.bytes(range)]);
+        mail.send_part(wires, *to, Holder::Collective(i), message, &mut self.sends[i].done)
+    }
+
+    /// Receives message `i` of the round as far as it goes now; whether it is whole.
+    fn receive(
+        &mut self,
+        i: usize,
+        buffer: &mut [u8],
+        mail: &mut Mail,
+        wires: &mut dyn Transport,
+    ) -> Result<bool, Error> {
+        let (from, range, take) = &self.schedule.rounds[self.round].receives[i];
+        let bytes = self.bytes(range);
+        let count = self.counted(range);
+        let Progress { done, aside } = &mut self.receives[i];
+        if *done == HEADER + bytes.len() {
+            return Ok(true);
+        }
+        if *done == 0 {
+            let header = self.signature.header(count);
+            if !mail.open(wires, *from, Holder::Collective(i), &header)? {
+                return Ok(false);
             }
+            *done = HEADER;
+        }
+        while *done < HEADER + bytes.len() {
+            let came = *done - HEADER;
+            let chunk = came - came % CHUNK;
+            let to = match take {
+                Take::Replace => &mut buffer[bytes.start + came..bytes.end],
+                Take::Combine => &mut aside.bytes_mut()[came - chunk..CHUNK.min(bytes.len() - chunk)],
+                Take::InRankOrder => &mut aside.bytes_mut()[came..bytes.len()],
+            };
+            let moved = wires.try_receive(*from, to).map_err(|lost| Error::PeerLost {
+                operation: self.signature.describe(),
+                peer: Rank(*from as u32),
+                reason: lost.0,
+            })?;
+            if moved == 0 {
+                return Ok(false);
+            }
+            *done += moved;
+            let end = came + moved;
+            if *take == Take::Combine && (end - chunk == CHUNK || end == bytes.len()) {
+                let into = &mut buffer[bytes.start + chunk..bytes.start + end];
+                (self.element.combine)(self.op, into, &aside.bytes()[..end - chunk]);
+            }
+        }
+        mail.close(*from);
+        Ok(true)
+    }
+
+    /// Combines what the finished round brought of the ranks' whole buffers: rank 0 first, then 1, 2 and so on, this rank's own
+    /// in between.
+    fn combine_in_order(&mut self, rank: Rank, buffer: &mut [u8]) {
+        let round = &self.schedule.rounds[self.round];
+        if round.receives.iter().all(|(.., take)| *take != Take::InRankOrder) {
             return;
         }
-        // Rank 0 first, then 1, 2 and so on: what came stands in the order of ranks, this rank's own buffer in between.
         let len = buffer.len();
         let before = round.receives.iter().filter(|(from, ..)| *from < rank.index()).count();
-        let came = |i: usize| &bytemuck::cast_slice::<u64, u8>(&self.receives[i].aside)[..len];
+        let came = |i: usize| &self.receives[i].aside.bytes()[..len];
         if before > 0 {
-            let mut own = vec![0u64; len.div_ceil(8)];
-            let own = &mut bytemuck::cast_slice_mut::<u64, u8>(&mut own)[..len];
+            let mut own = Room::of(len);
+            let own = &mut own.bytes_mut()[..len];
             own.copy_from_slice(buffer);
             buffer.copy_from_slice(came(0));
             (1..before).for_each(|i| (self.element.combine)(self.op, buffer, came(i)));
             (self.element.combine)(self.op, buffer, own);
         }
         (before..self.receives.len()).for_each(|i| (self.element.combine)(self.op, buffer, came(i)));
-    }
-
-    /// Finishes an average.
-    pub(crate) fn finish(&self, world_size: usize, buffer: &mut [u8]) {
-        if self.op == ReduceOp::Average {
-            (self.element.divide)(buffer, world_size);
-        }
     }
 
     /// Which ranks the current round still wants something from, and which must still take something.
@@ -271,15 +195,6 @@ impl Play {
                 .collect(),
             sends.filter(|((_, range), p)| unfinished(p.done, range.len())).map(|((to, _), _)| *to).collect(),
         )
-    }
-
-    /// The error of a wait that was given up.
-    pub(crate) fn timeout(&self, deadline: &Deadline) -> Error {
-        let (receives, sends) = self.waits_for();
-        let mut missing: Vec<Rank> = receives.into_iter().chain(sends).map(|r| Rank(r as u32)).collect();
-        missing.sort_unstable();
-        missing.dedup();
-        Error::Timeout { operation: self.signature.describe(), waited: deadline.waited(), missing }
     }
 }
 

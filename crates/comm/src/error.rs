@@ -1,6 +1,7 @@
 //! What can go wrong between ranks.
 
 use phalanx_wire::Rank;
+use std::fmt;
 use std::time::Duration;
 use thiserror::Error;
 
@@ -8,7 +9,7 @@ use thiserror::Error;
 #[derive(Clone, Debug, Error)]
 pub enum Error {
     /// The deadline passed.
-    #[error("{operation}: waited {waited:.1?} for {}", ranks(.missing))]
+    #[error("{operation}: waited {waited:.1?} for {}{}", ranks(.missing), told(.heard))]
     Timeout {
         /// Operation, sequence number, element type and count.
         operation: String,
@@ -16,6 +17,8 @@ pub enum Error {
         waited: Duration,
         /// The ranks that something was still to come from or to be taken by.
         missing: Vec<Rank>,
+        /// What this rank heard of some of them last.
+        heard: Vec<Heard>,
     },
     /// A connection closed: its process died, left, or was cut off.
     #[error("{operation}: rank {peer} is gone: {reason}")]
@@ -41,6 +44,20 @@ pub enum Error {
         /// What that one was doing.
         theirs: String,
     },
+    /// A rank sends more than this one may keep until it asks for it.
+    #[error(
+        "rank {rank} has no room for {letter} from rank {peer}, which nobody asked for yet: {limit} bytes may wait\nhint: receive messages before more are sent"
+    )]
+    Overrun {
+        /// This rank.
+        rank: Rank,
+        /// Who sends.
+        peer: Rank,
+        /// What it sends.
+        letter: String,
+        /// How many bytes may wait, in all.
+        limit: usize,
+    },
     /// [`crate::Group::abort`] was called here.
     #[error("the group was aborted: {reason}")]
     Aborted {
@@ -63,6 +80,39 @@ pub enum Error {
         /// What failed.
         reason: String,
     },
+}
+
+/// What a rank heard of another last.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Heard {
+    /// The other rank.
+    pub rank: Rank,
+    /// The operation that its last message belonged to; none if it never sent one.
+    pub operation: Option<String>,
+    /// How long ago that was.
+    pub ago: Duration,
+}
+
+impl fmt::Display for Heard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.operation {
+            Some(operation) => {
+                write!(f, "rank {} was last heard in {operation} {:.1?} ago", self.rank, self.ago)
+            }
+            None => write!(f, "nothing was ever heard of rank {}", self.rank),
+        }
+    }
+}
+
+/// How many of the missing ranks an error tells of.
+const TOLD: usize = 4;
+
+fn told(heard: &[Heard]) -> String {
+    let mut text: String = heard.iter().take(TOLD).map(|heard| format!("; {heard}")).collect();
+    if heard.len() > TOLD {
+        text.push_str(&format!("; and {} more", heard.len() - TOLD));
+    }
+    text
 }
 
 impl Error {

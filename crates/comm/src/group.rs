@@ -1,15 +1,19 @@
-//! A rank's end of a group: the operations.
+//! A rank's end of a group: what it is, and how threads take turns in it.
 
-use crate::element::{Element, Erased, ReduceOp};
-use crate::engine::{Kind, Play, Signature, reduction};
+mod collectives;
+mod family;
+mod messages;
+
+pub(crate) use family::{Home, Kin};
+pub use messages::{Source, Transfer};
+
 use crate::error::Error;
-use crate::queue::{Aside, Engine, Queued};
-use crate::schedule::{self, Schedule};
+use crate::mail::{Delivered, Mail};
+use crate::queue::{Aside, Engine};
+use crate::recorder::{Record, Recorder};
 use crate::transport::{Transport, threads};
-use crate::work::{AnyBuffer, Buffer, Work};
 use phalanx_wire::{Deadline, Generation, Rank};
 use std::collections::{HashMap, VecDeque};
-use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
 use std::time::Duration;
 
@@ -18,9 +22,14 @@ use std::time::Duration;
 pub struct Group {
     rank: Rank,
     world_size: usize,
+    /// How many ranks share this one's host.
+    here: usize,
     generation: Generation,
     /// How long a blocking operation waits.
     timeout: Duration,
+    /// The ranks as the run numbers them.
+    members: Arc<[Rank]>,
+    kin: Kin,
     /// How long a wait looks again and again before it sleeps.
     spin: Duration,
     engine: Arc<Mutex<Engine>>,
@@ -45,29 +54,45 @@ pub(crate) struct Neighbours {
     pub(crate) here: usize,
 }
 
+/// What a rank's end of a group is, apart from its connections.
+pub(crate) struct Place {
+    pub(crate) rank: Rank,
+    pub(crate) world: Neighbours,
+    pub(crate) generation: Generation,
+    pub(crate) timeout: Duration,
+    /// The ranks as the run numbers them.
+    pub(crate) members: Vec<Rank>,
+    pub(crate) kin: Kin,
+}
+
+impl Place {
+    /// In a group that is the whole world.
+    pub(crate) fn in_world(rank: Rank, n: usize, generation: Generation, timeout: Duration) -> Place {
+        let members = (0..n).map(|rank| Rank(rank as u32)).collect();
+        let world = Neighbours { ranks: n, here: n };
+        Place { rank, world, generation, timeout, members, kin: Kin::Alone }
+    }
+}
+
 impl Group {
     /// A world of one.
     pub fn solo() -> Group {
-        Group::over(Rank(0), Neighbours { ranks: 1, here: 1 }, Generation(0), DEFAULT_TIMEOUT, None)
+        Group::over(Place::in_world(Rank(0), 1, Generation(0), DEFAULT_TIMEOUT), None)
     }
 
     /// The ends of `n` ranks that are threads of this process.
     pub fn threads(n: usize) -> Vec<Group> {
         let ends = threads(n).into_iter().enumerate();
         ends.map(|(rank, end)| {
-            let world = Neighbours { ranks: n, here: n };
-            Group::over(Rank(rank as u32), world, Generation(0), DEFAULT_TIMEOUT, Some(Box::new(end)))
+            let place = Place::in_world(Rank(rank as u32), n, Generation(0), DEFAULT_TIMEOUT);
+            let place = Place { kin: Kin::Threads(end.shared()), ..place };
+            Group::over(place, (n > 1).then(|| Box::new(end) as _))
         })
         .collect()
     }
 
-    pub(crate) fn over(
-        rank: Rank,
-        world: Neighbours,
-        generation: Generation,
-        timeout: Duration,
-        wires: Option<Box<dyn Transport>>,
-    ) -> Group {
+    pub(crate) fn over(place: Place, wires: Option<Box<dyn Transport>>) -> Group {
+        let Place { rank, world, generation, timeout, members, kin } = place;
         let description = match &wires {
             Some(wires) => format!("{} ranks over {}", world.ranks, wires.name()),
             None => "a world of one".into(),
@@ -76,10 +101,12 @@ impl Group {
         let (reason, listener) = (OnceLock::new(), OnceLock::new());
         let aside = Arc::new(Aside { reason, forgotten: Mutex::default(), wake, listener });
         let engine = Engine {
+            rank,
             aside: Arc::clone(&aside),
             wires,
+            mail: Mail::new(rank, world.ranks),
             collectives: 0,
-            messages: HashMap::new(),
+            recorder: Recorder::default(),
             tickets: 0,
             queue: VecDeque::new(),
             done: HashMap::new(),
@@ -91,8 +118,11 @@ impl Group {
         Group {
             rank,
             world_size: world.ranks,
+            here: world.here,
             generation,
             timeout,
+            members: members.into(),
+            kin,
             spin,
             engine: Arc::new(Mutex::new(engine)),
             description: description.into(),
@@ -113,6 +143,11 @@ impl Group {
     /// How many ranks there are.
     pub fn world_size(&self) -> usize {
         self.world_size
+    }
+
+    /// The group's ranks, as the run numbers them.
+    pub fn members(&self) -> &[Rank] {
+        &self.members
     }
 
     /// Which membership of the run the group belongs to.
@@ -140,144 +175,18 @@ impl Group {
         &self.description
     }
 
-    /// Reduces the ranks' slices elementwise; every rank gets the result. All slices have one length.
-    pub fn all_reduce<T: Element>(&self, values: &mut [T], op: ReduceOp) -> Result<(), Error> {
-        let schedule = schedule::all_reduce(self.rank.index(), self.world_size, values.len(), size_of::<T>());
-        self.run(Kind::AllReduce, reduction(op), schedule, values, op)
-    }
-
-    /// Every rank gets the slice of rank `root`.
-    #[track_caller]
-    pub fn broadcast<T: Element>(&self, values: &mut [T], root: Rank) -> Result<(), Error> {
-        self.check_peer("broadcast", root);
-        let schedule = schedule::broadcast(self.rank.index(), self.world_size, values.len(), root.index());
-        self.run(Kind::Broadcast, root.0, schedule, values, ReduceOp::Sum)
-    }
-
-    /// Reduces the ranks' `input`s elementwise; rank r gets part r of `world_size` equal parts.
-    #[track_caller]
-    pub fn reduce_scatter<T: Element>(
-        &self,
-        input: &[T],
-        output: &mut [T],
-        op: ReduceOp,
-    ) -> Result<(), Error> {
-        let (len, part) = (input.len(), output.len());
-        assert!(
-            len == part * self.world_size,
-            "reduce_scatter: {len} elements in, {part} out, {} ranks",
-            self.world_size
-        );
-        let schedule = schedule::reduce_scatter(self.rank.index(), self.world_size, len);
-        let mut all = input.to_vec();
-        self.run(Kind::ReduceScatter, reduction(op), schedule, &mut all, op)?;
-        output.copy_from_slice(&all[self.rank.index() * part..][..part]);
-        Ok(())
-    }
-
-    /// Every rank gets all `input`s, one after the other in the order of ranks. All have one length.
-    #[track_caller]
-    pub fn all_gather<T: Element>(&self, input: &[T], output: &mut [T]) -> Result<(), Error> {
-        let (part, len) = (input.len(), output.len());
-        assert!(
-            len == part * self.world_size,
-            "all_gather: {part} elements in, {len} out, {} ranks",
-            self.world_size
-        );
-        output[self.rank.index() * part..][..part].copy_from_slice(input);
-        let schedule = schedule::all_gather(self.rank.index(), self.world_size, len);
-        self.run(Kind::AllGather, 0, schedule, output, ReduceOp::Sum)
-    }
-
-    /// Returns when every rank has called it.
-    pub fn barrier(&self) -> Result<(), Error> {
-        let schedule = schedule::barrier(self.rank.index(), self.world_size);
-        self.run::<u8>(Kind::Barrier, 0, schedule, &mut [], ReduceOp::Sum)
-    }
-
-    /// Sends a slice to rank `to`, which receives one of the same length.
-    #[track_caller]
-    pub fn send<T: Element>(&self, values: &[T], to: Rank) -> Result<(), Error> {
-        self.check_peer("send", to);
-        let mut copy = values.to_vec();
-        self.run_message(to, 0, schedule::send(to.index(), values.len()), &mut copy)
-    }
-
-    /// Receives what rank `from` sends into a slice of the same length.
-    #[track_caller]
-    pub fn receive<T: Element>(&self, values: &mut [T], from: Rank) -> Result<(), Error> {
-        self.check_peer("receive", from);
-        self.run_message(from, 1, schedule::receive(from.index(), values.len()), values)
-    }
-
-    /// Starts an all-reduce of a buffer that comes back, reduced, from [`Work::wait`].
-    pub fn start_all_reduce<B: Buffer>(&self, buffer: B, op: ReduceOp) -> Work<B> {
-        let (rank, n) = (self.rank.index(), self.world_size);
-        let schedule = |count| schedule::all_reduce(rank, n, count, size_of::<B::Item>());
-        self.start(Kind::AllReduce, reduction(op), schedule, buffer, op)
-    }
-
-    /// Starts a broadcast of rank `root`'s buffer.
-    #[track_caller]
-    pub fn start_broadcast<B: Buffer>(&self, buffer: B, root: Rank) -> Work<B> {
-        self.check_peer("broadcast", root);
-        let schedule = |count| schedule::broadcast(self.rank.index(), self.world_size, count, root.index());
-        self.start(Kind::Broadcast, root.0, schedule, buffer, ReduceOp::Sum)
-    }
-
-    /// Starts a reduce-scatter in place: the buffer is `world_size` equal parts, of which part `rank` comes back reduced; the
-    /// others come back with values that mean nothing.
-    #[track_caller]
-    pub fn start_reduce_scatter<B: Buffer>(&self, buffer: B, op: ReduceOp) -> Work<B> {
-        let schedule = |count| {
-            self.check_parts("reduce_scatter", count);
-            schedule::reduce_scatter(self.rank.index(), self.world_size, count)
-        };
-        self.start(Kind::ReduceScatter, reduction(op), schedule, buffer, op)
-    }
-
-    /// Starts an all-gather in place: the buffer is `world_size` equal parts, of which part `rank` is this rank's.
-    #[track_caller]
-    pub fn start_all_gather<B: Buffer>(&self, buffer: B) -> Work<B> {
-        let schedule = |count| {
-            self.check_parts("all_gather", count);
-            schedule::all_gather(self.rank.index(), self.world_size, count)
-        };
-        self.start(Kind::AllGather, 0, schedule, buffer, ReduceOp::Sum)
-    }
-
-    /// Queues an operation behind those that were started before.
-    fn start<B: Buffer>(
-        &self,
-        kind: Kind,
-        detail: u32,
-        schedule: impl FnOnce(usize) -> Schedule,
-        buffer: B,
-        op: ReduceOp,
-    ) -> Work<B> {
-        let mut buffer = Box::new(buffer);
-        let count = buffer.as_mut_slice().len();
-        let schedule = schedule(count);
-        let ticket = self.engine(&Deadline::after(self.timeout)).map(|mut engine| {
-            let play = engine.collective::<B::Item>(kind, detail, schedule, count, op);
-            engine.tickets += 1;
-            let ticket = engine.tickets;
-            // In a group that failed the buffer is let go at once; `wait` says why.
-            if engine.failed.is_none() {
-                engine.queue.push_back(Queued { ticket, play, buffer, wanted: true });
-                engine.advance(self.rank, self.world_size);
-            }
-            ticket
-        });
-        Work { group: self.clone(), ticket, buffer: PhantomData, taken: false }
-    }
-
     /// Moves what can be moved now in operations that were started. Never blocks: where another thread is in an operation of
     /// this group, that one moves them.
     pub fn progress(&self) {
         if let Some(mut engine) = self.free_engine() {
-            engine.advance(self.rank, self.world_size);
+            engine.advance();
         }
+    }
+
+    /// The last operations that this rank took part in, the oldest first, whether the group has failed or not; none while another
+    /// thread waits in one.
+    pub fn history(&self) -> Vec<Record> {
+        self.free_engine().map_or_else(Vec::new, |engine| engine.recorder.records())
     }
 
     /// Ends the group, from any thread: every pending and later operation fails at once, here with this reason, on other ranks
@@ -332,58 +241,17 @@ impl Group {
             }
         };
         engine.heed();
-        self.aside.forgotten().drain(..).for_each(|ticket| engine.forget(ticket));
         Some(engine)
     }
 
-    fn run<T: Element>(
-        &self,
-        kind: Kind,
-        detail: u32,
-        schedule: Schedule,
-        values: &mut [T],
-        op: ReduceOp,
-    ) -> Result<(), Error> {
-        let deadline = Deadline::after(self.timeout);
-        let mut engine = self.engine(&deadline)?;
-        let play = engine.collective::<T>(kind, detail, schedule, values.len(), op);
-        engine.run(self, deadline, play, bytemuck::cast_slice_mut(values))
-    }
-
-    #[track_caller]
-    fn run_message<T: Element>(
-        &self,
-        peer: Rank,
-        direction: usize,
-        schedule: Schedule,
-        values: &mut [T],
-    ) -> Result<(), Error> {
-        assert!(peer != self.rank, "a message from rank {peer} to itself");
-        let deadline = Deadline::after(self.timeout);
-        let mut engine = self.engine(&deadline)?;
-        let sequence = &mut engine.messages.entry(peer.index()).or_default()[direction];
-        *sequence += 1;
-        let signature = Signature {
-            kind: Kind::Message,
-            sequence: *sequence,
-            element: T::KIND,
-            count: values.len(),
-            detail: 0,
-        };
-        let play = Play::new(signature, schedule, Erased::of::<T>(), ReduceOp::Sum);
-        engine.run(self, deadline, play, bytemuck::cast_slice_mut(values))
-    }
-
-    pub(crate) fn finish(&self, ticket: u64, deadline: Deadline) -> Result<Box<dyn AnyBuffer>, Error> {
-        let mut engine = match self.engine(&deadline) {
-            Ok(engine) => engine,
+    pub(crate) fn finish(&self, ticket: u64, deadline: Deadline) -> Result<Delivered, Error> {
+        match self.engine(&deadline) {
+            Ok(mut engine) => engine.finish(self, deadline, ticket),
             Err(error) => {
                 self.forget(ticket);
-                return Err(error);
+                Err(error)
             }
-        };
-        engine.drain(self, deadline, Some(ticket))?;
-        Ok(engine.done.remove(&ticket).expect("a drained operation is done"))
+        }
     }
 
     pub(crate) fn is_finished(&self, ticket: u64) -> bool {
@@ -393,6 +261,6 @@ impl Group {
     pub(crate) fn forget(&self, ticket: u64) {
         self.aside.forgotten().push(ticket);
         // Whoever has the engine now, or has it next, lets go of the buffer.
-        drop(self.free_engine());
+        self.progress();
     }
 }

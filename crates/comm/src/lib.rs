@@ -26,17 +26,24 @@
 mod element;
 mod engine;
 mod group;
+mod mail;
 mod queue;
+mod recorder;
 mod schedule;
+mod signature;
 mod work;
 
 mod endpoint;
 mod error;
 mod transport;
 
-pub use element::{Element, ReduceOp};
+pub use element::{Boolean, Element, ElementKind, ReduceOp};
 pub use endpoint::{Endpoint, GroupConfig, PeerAddress};
-pub use error::Error;
-pub use group::Group;
+pub use error::{Error, Heard};
+pub use float8::{F8E4M3, F8E5M2};
+pub use group::{Group, Source, Transfer};
+pub use half::{bf16, f16};
+pub use num_complex::Complex;
 pub use phalanx_wire::{Deadline, Generation, Rank, Secret};
+pub use recorder::Record;
 pub use work::{Buffer, Work};

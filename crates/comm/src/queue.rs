@@ -1,10 +1,14 @@
-//! The operations of a group in the order in which they were issued, played one after the other.
+//! The operations of a group: collectives in the order in which they were issued, one after the other, and letters beside
+//! them.
 
-use crate::element::{Element, Erased, ReduceOp};
-use crate::engine::{Kind, LONGEST_SLEEP, Play, Signature};
+use crate::element::{Erased, ReduceOp};
+use crate::engine::{LONGEST_SLEEP, Play};
 use crate::error::Error;
 use crate::group::Group;
+use crate::mail::{Delivered, Mail};
+use crate::recorder::Recorder;
 use crate::schedule::Schedule;
+use crate::signature::Signature;
 use crate::transport::{Transport, Waker};
 use crate::work::AnyBuffer;
 use phalanx_wire::{Deadline, Rank};
@@ -26,15 +30,16 @@ pub(crate) struct Aside {
 pub(crate) type Listener = Box<dyn Fn(&Error) + Send + Sync>;
 
 pub(crate) struct Engine {
+    pub(crate) rank: Rank,
     pub(crate) aside: Arc<Aside>,
     /// None in a world of one.
     pub(crate) wires: Option<Box<dyn Transport>>,
+    pub(crate) mail: Mail,
     pub(crate) collectives: u64,
-    /// For each peer, how many messages went to it, and how many came from it.
-    pub(crate) messages: HashMap<usize, [u64; 2]>,
+    pub(crate) recorder: Recorder,
     pub(crate) tickets: u64,
     pub(crate) queue: VecDeque<Queued>,
-    pub(crate) done: HashMap<u64, Box<dyn AnyBuffer>>,
+    pub(crate) done: HashMap<u64, Delivered>,
     pub(crate) failed: Option<Error>,
 }
 
@@ -42,7 +47,6 @@ pub(crate) struct Queued {
     pub(crate) ticket: u64,
     pub(crate) play: Play,
     pub(crate) buffer: Box<dyn AnyBuffer>,
-    pub(crate) wanted: bool,
 }
 
 impl Aside {
@@ -52,26 +56,20 @@ impl Aside {
     }
 }
 
-impl Engine {
-    pub(crate) fn collective<T: Element>(
-        &mut self,
-        kind: Kind,
-        detail: u32,
-        schedule: Schedule,
-        count: usize,
-        op: ReduceOp,
-    ) -> Play {
-        self.collectives += 1;
-        let signature = Signature { kind, sequence: self.collectives, element: T::KIND, count, detail };
-        Play::new(signature, schedule, Erased::of::<T>(), op)
-    }
+/// What a thread waits for inside the engine.
+enum Until<'a> {
+    /// An operation that was started.
+    Done(u64),
+    /// All collectives that were started.
+    Drained,
+    /// This one, over a borrowed buffer.
+    Played(&'a mut Play, &'a mut [u8]),
+}
 
-    pub(crate) fn forget(&mut self, ticket: u64) {
-        if self.done.remove(&ticket).is_none()
-            && let Some(queued) = self.queue.iter_mut().find(|queued| queued.ticket == ticket)
-        {
-            queued.wanted = false;
-        }
+impl Engine {
+    pub(crate) fn next_ticket(&mut self) -> u64 {
+        self.tickets += 1;
+        self.tickets
     }
 
     pub(crate) fn fail(&mut self, error: Error) {
@@ -81,6 +79,7 @@ impl Engine {
             }
             self.failed = Some(error);
             self.queue.clear();
+            self.mail.clear();
             if let Some(wires) = &mut self.wires {
                 wires.close();
             }
@@ -91,27 +90,37 @@ impl Engine {
         self.failed.clone().map_or(Ok(()), Err)
     }
 
-    /// Plays the queue as far as it goes now.
-    pub(crate) fn advance(&mut self, rank: Rank, world_size: usize) {
+    /// Plays what was started as far as it goes now.
+    pub(crate) fn advance(&mut self) {
+        let Err(error) = self.try_advance() else { return };
+        self.fail(error);
+    }
+
+    fn try_advance(&mut self) -> Result<(), Error> {
         while self.failed.is_none()
             && let Some(first) = self.queue.front_mut()
         {
-            let result = match &mut self.wires {
-                Some(wires) => first.play.advance(rank, first.buffer.bytes(), wires.as_mut()),
-                None => Ok(true),
-            };
-            match result {
-                Ok(false) => return,
-                Ok(true) => {
-                    let mut first = self.queue.pop_front().expect("looked at above");
-                    first.play.finish(world_size, first.buffer.bytes());
-                    if first.wanted {
-                        self.done.insert(first.ticket, first.buffer);
-                    }
-                }
-                Err(error) => self.fail(error),
+            if let Some(wires) = &mut self.wires
+                && !first.play.advance(self.rank, first.buffer.bytes(), &mut self.mail, wires.as_mut())?
+            {
+                break;
             }
+            let Queued { ticket, play, mut buffer } = self.queue.pop_front().expect("looked at above");
+            self.recorder.done(play.signature.sequence);
+            buffer.settle();
+            self.done.insert(ticket, Delivered { ticket, buffer, peer: self.rank.index() });
         }
+        if let Some(wires) = &mut self.wires
+            && self.failed.is_none()
+        {
+            if !self.mail.is_idle() {
+                self.mail.advance(wires.as_mut())?;
+            }
+            self.done.extend(self.mail.delivered().map(|letter| (letter.ticket, letter)));
+        }
+        // Nobody comes for these.
+        self.aside.forgotten().retain(|ticket| self.done.remove(ticket).is_none());
+        Ok(())
     }
 
     /// Fails if the group was aborted.
@@ -124,35 +133,15 @@ impl Engine {
         }
     }
 
-    /// Plays the queue until `ticket` is done, or all of it.
-    pub(crate) fn drain(
+    /// Waits for an operation that was started.
+    pub(crate) fn finish(
         &mut self,
         group: &Group,
         deadline: Deadline,
-        ticket: Option<u64>,
-    ) -> Result<(), Error> {
-        loop {
-            self.heed();
-            self.advance(group.rank(), group.world_size());
-            if ticket.is_some_and(|ticket| self.done.contains_key(&ticket)) {
-                return Ok(());
-            }
-            self.check()?;
-            let Some(first) = self.queue.front() else { return Ok(()) };
-            if deadline.expired() {
-                let error = first.play.timeout(&deadline);
-                self.fail(error.clone());
-                return Err(error);
-            }
-            if deadline.waited() < group.spin() {
-                std::hint::spin_loop();
-                continue;
-            }
-            let (receives, sends) = first.play.waits_for();
-            if let Some(wires) = &mut self.wires {
-                wires.park(&receives, &sends, deadline.remaining().min(LONGEST_SLEEP));
-            }
-        }
+        ticket: u64,
+    ) -> Result<Delivered, Error> {
+        self.wait(group, deadline, Until::Done(ticket))?;
+        Ok(self.done.remove(&ticket).expect("an operation that was waited for is done"))
     }
 
     /// Plays what was started before, then `play` over a borrowed buffer, to the end.
@@ -164,21 +153,40 @@ impl Engine {
         buffer: &mut [u8],
     ) -> Result<(), Error> {
         self.check()?;
-        self.drain(group, deadline, None)?;
+        if !self.queue.is_empty() {
+            self.wait(group, deadline, Until::Drained)?;
+        }
+        self.wait(group, deadline, Until::Played(&mut play, buffer))?;
+        self.recorder.done(play.signature.sequence);
+        Ok(())
+    }
+
+    /// Plays until something is done. The group fails with the wait.
+    fn wait(&mut self, group: &Group, deadline: Deadline, mut until: Until<'_>) -> Result<(), Error> {
         loop {
             self.heed();
-            self.check()?;
-            let Some(wires) = &mut self.wires else { break };
-            match play.advance(group.rank(), buffer, wires.as_mut()) {
-                Ok(true) => break,
-                Ok(false) => {}
-                Err(error) => {
-                    self.fail(error.clone());
-                    return Err(error);
+            self.advance();
+            match &mut until {
+                Until::Done(ticket) if self.done.contains_key(ticket) => return Ok(()),
+                Until::Done(ticket) if self.failed.is_none() && self.queue.is_empty() => {
+                    if let Some(error) = self.mail.stuck(*ticket) {
+                        self.fail(error);
+                    }
                 }
+                Until::Drained if self.failed.is_none() && self.queue.is_empty() => return Ok(()),
+                Until::Played(play, buffer) if self.failed.is_none() => {
+                    let Some(wires) = &mut self.wires else { return Ok(()) };
+                    match play.advance(self.rank, buffer, &mut self.mail, wires.as_mut()) {
+                        Ok(true) => return Ok(()),
+                        Ok(false) => {}
+                        Err(error) => self.fail(error),
+                    }
+                }
+                _ => {}
             }
+            self.check()?;
             if deadline.expired() {
-                let error = play.timeout(&deadline);
+                let error = self.timeout(&deadline, &until);
                 self.fail(error.clone());
                 return Err(error);
             }
@@ -186,10 +194,60 @@ impl Engine {
                 std::hint::spin_loop();
                 continue;
             }
-            let (receives, sends) = play.waits_for();
-            wires.park(&receives, &sends, deadline.remaining().min(LONGEST_SLEEP));
+            let (mut receives, mut sends) = self.mail.waits_for();
+            for play in self.playing(&until) {
+                let (more_receives, more_sends) = play.waits_for();
+                receives.extend(more_receives);
+                sends.extend(more_sends);
+            }
+            receives.sort_unstable();
+            receives.dedup();
+            sends.sort_unstable();
+            sends.dedup();
+            if let Some(wires) = &mut self.wires {
+                wires.park(&receives, &sends, deadline.remaining().min(LONGEST_SLEEP));
+            }
         }
-        play.finish(group.world_size(), buffer);
-        Ok(())
+    }
+
+    /// The collectives that want to be moved now.
+    fn playing<'a>(&'a self, until: &'a Until<'_>) -> impl Iterator<Item = &'a Play> {
+        let borrowed = match until {
+            Until::Played(play, _) => Some(&**play),
+            _ => None,
+        };
+        self.queue.front().map(|queued| &queued.play).into_iter().chain(borrowed)
+    }
+
+    /// The error of a wait that was given up.
+    fn timeout(&self, deadline: &Deadline, until: &Until<'_>) -> Error {
+        let letter = match until {
+            Until::Done(ticket) => self.mail.find(*ticket),
+            _ => None,
+        };
+        let (operation, (receives, sends)) = match (letter, self.playing(until).next()) {
+            (Some((operation, peers)), _) => (operation, (peers, Vec::new())),
+            (None, Some(play)) => (play.signature.describe(), play.waits_for()),
+            (None, None) => ("a message".into(), self.mail.waits_for()),
+        };
+        let mut missing: Vec<Rank> = receives.into_iter().chain(sends).map(|r| Rank(r as u32)).collect();
+        missing.sort_unstable();
+        missing.dedup();
+        let heard = self.mail.heard(&missing);
+        Error::Timeout { operation, waited: deadline.waited(), missing, heard }
+    }
+
+    /// A collective that is issued now.
+    pub(crate) fn collective(
+        &mut self,
+        mut signature: Signature,
+        schedule: Schedule,
+        element: Erased,
+        op: ReduceOp,
+    ) -> Play {
+        self.collectives += 1;
+        signature.sequence = self.collectives;
+        self.recorder.issued(signature, schedule.reason);
+        Play::new(signature, schedule, element, op)
     }
 }

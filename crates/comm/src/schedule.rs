@@ -33,6 +33,8 @@ pub(crate) struct Round {
 pub(crate) struct Schedule {
     pub(crate) rounds: Vec<Round>,
     pub(crate) reason: &'static str,
+    /// Whether messages have lengths of their own, so that both sides of each must agree on that instead of the operation's.
+    pub(crate) uneven: bool,
 }
 
 /// Up to this many bytes in all are exchanged directly: one round of latency counts for more than the bytes.
@@ -48,7 +50,7 @@ pub(crate) fn segment(len: usize, n: usize, i: usize) -> Range<usize> {
 /// Sum (or another reduction) of all ranks' buffers, on all ranks.
 pub(crate) fn all_reduce(rank: usize, n: usize, len: usize, element_bytes: usize) -> Schedule {
     if n == 1 {
-        return Schedule { rounds: Vec::new(), reason: "alone" };
+        return Schedule { reason: "alone", ..Schedule::default() };
     }
     if len * element_bytes * n <= DIRECT_BYTES {
         let others = || (0..n).filter(|&r| r != rank);
@@ -56,11 +58,11 @@ pub(crate) fn all_reduce(rank: usize, n: usize, len: usize, element_bytes: usize
             sends: others().map(|r| (r, 0..len)).collect(),
             receives: others().map(|r| (r, 0..len, Take::InRankOrder)).collect(),
         };
-        return Schedule { rounds: vec![round], reason: "direct exchange: small" };
+        return Schedule { rounds: vec![round], reason: "direct exchange: small", uneven: false };
     }
     let mut rounds = ring(rank, n, |i| segment(len, n, i), Take::Combine, 0);
     rounds.extend(ring(rank, n, |i| segment(len, n, i), Take::Replace, 1));
-    Schedule { rounds, reason: "ring: large" }
+    Schedule { rounds, reason: "ring: large", uneven: false }
 }
 
 /// `n - 1` rounds in which every rank hands one segment to the next and takes one from the one before. Rank r starts with
@@ -88,7 +90,7 @@ pub(crate) fn reduce_scatter(rank: usize, n: usize, len: usize) -> Schedule {
     // Labelled so that the segment a rank finishes is its own.
     let rounds =
         if n == 1 { Vec::new() } else { ring(rank, n, |i| segment_after(i, n, size), Take::Combine, 0) };
-    Schedule { rounds, reason: "ring" }
+    Schedule { rounds, reason: "ring", uneven: false }
 }
 
 /// The ring of shift 0 leaves rank r with segment r + 1; under this labelling that is elements r * size and on.
@@ -102,7 +104,7 @@ pub(crate) fn all_gather(rank: usize, n: usize, len: usize) -> Schedule {
     let size = len / n;
     let rounds =
         if n == 1 { Vec::new() } else { ring(rank, n, |i| i * size..(i + 1) * size, Take::Replace, 0) };
-    Schedule { rounds, reason: "ring" }
+    Schedule { rounds, reason: "ring", uneven: false }
 }
 
 /// The buffer of `root` on all ranks, down a binomial tree: in each round, whoever has it sends it as far as is halved.
@@ -121,7 +123,7 @@ pub(crate) fn broadcast(rank: usize, n: usize, len: usize, root: usize) -> Sched
         rounds.push(round);
         reach /= 2;
     }
-    Schedule { rounds, reason: "binomial tree" }
+    Schedule { rounds, reason: "binomial tree", uneven: false }
 }
 
 /// Nobody leaves before everybody came: in round k, a word to the rank 2^k further and one from the rank 2^k before.
@@ -133,23 +135,86 @@ pub(crate) fn barrier(rank: usize, n: usize) -> Schedule {
         rounds.push(Round { sends: vec![(to, 0..0)], receives: vec![(from, 0..0, Take::Replace)] });
         distance *= 2;
     }
-    Schedule { rounds, reason: "dissemination" }
+    Schedule { rounds, reason: "dissemination", uneven: false }
 }
 
-/// One message to a rank.
-pub(crate) fn send(to: usize, len: usize) -> Schedule {
-    Schedule {
-        rounds: vec![Round { sends: vec![(to, 0..len)], receives: Vec::new() }],
-        reason: "one message",
+/// Rank 0 hears from everyone, and then tells everyone: what is still to come at rank 0 is who is missing.
+pub(crate) fn monitored_barrier(rank: usize, n: usize) -> Schedule {
+    let mut rounds = Vec::new();
+    if rank == 0 && n > 1 {
+        let receives = (1..n).map(|from| (from, 0..0, Take::Replace)).collect();
+        rounds.push(Round { sends: Vec::new(), receives });
+        rounds.push(Round { sends: (1..n).map(|to| (to, 0..0)).collect(), receives: Vec::new() });
+    } else if rank > 0 {
+        rounds.push(Round { sends: vec![(0, 0..0)], receives: Vec::new() });
+        rounds.push(Round { sends: Vec::new(), receives: vec![(0, 0..0, Take::Replace)] });
     }
+    Schedule { rounds, reason: "one that counts", uneven: false }
 }
 
-/// One message from a rank.
-pub(crate) fn receive(from: usize, len: usize) -> Schedule {
-    Schedule {
-        rounds: vec![Round { sends: Vec::new(), receives: vec![(from, 0..len, Take::Replace)] }],
-        reason: "one message",
+/// Sum (or another reduction) of all ranks' buffers, at rank `root`; what the others' buffers hold then means nothing.
+pub(crate) fn reduce(rank: usize, n: usize, len: usize, element_bytes: usize, root: usize) -> Schedule {
+    if n == 1 {
+        return Schedule { reason: "alone", ..Schedule::default() };
     }
+    let others = || (0..n).filter(|&r| r != root);
+    if len * element_bytes * n <= DIRECT_BYTES {
+        let mut round = Round::default();
+        if rank == root {
+            round.receives = others().map(|r| (r, 0..len, Take::InRankOrder)).collect();
+        } else {
+            round.sends.push((root, 0..len));
+        }
+        return Schedule { rounds: vec![round], reason: "direct: small", uneven: false };
+    }
+    let mut rounds = ring(rank, n, |i| segment(len, n, i), Take::Combine, 0);
+    let finished = |r: usize| segment(len, n, (r + 1) % n);
+    let mut last = Round::default();
+    if rank == root {
+        last.receives = others().map(|r| (r, finished(r), Take::Replace)).collect();
+    } else {
+        last.sends.push((root, finished(rank)));
+    }
+    rounds.push(last);
+    Schedule { rounds, reason: "ring, then together at the root: large", uneven: false }
+}
+
+/// Rank `root` ends with everyone's part, of `len` elements, in the order of ranks; its own is in place. The others' buffers
+/// are their parts.
+pub(crate) fn gather(rank: usize, n: usize, len: usize, root: usize) -> Schedule {
+    let mut round = Round::default();
+    if rank == root {
+        let part = |r: usize| r * len..(r + 1) * len;
+        round.receives = (0..n).filter(|&r| r != root).map(|r| (r, part(r), Take::Replace)).collect();
+    } else {
+        round.sends.push((root, 0..len));
+    }
+    Schedule { rounds: vec![round], reason: "direct", uneven: false }
+}
+
+/// The way back from [`gather`].
+pub(crate) fn scatter(rank: usize, n: usize, len: usize, root: usize) -> Schedule {
+    let mut round = Round::default();
+    if rank == root {
+        round.sends = (0..n).filter(|&r| r != root).map(|r| (r, r * len..(r + 1) * len)).collect();
+    } else {
+        round.receives.push((root, 0..len, Take::Replace));
+    }
+    Schedule { rounds: vec![round], reason: "direct", uneven: false }
+}
+
+/// Range `sends[r]` goes to rank r, and what rank r sends comes into range `receives[r]`; the two don't overlap. In round k
+/// every rank sends to the k-th after it and hears from the k-th before it, so nobody is beset by all at once.
+pub(crate) fn all_to_all(rank: usize, sends: &[Range<usize>], receives: &[Range<usize>]) -> Schedule {
+    let n = sends.len();
+    let rounds = (1..n)
+        .map(|k| {
+            let (to, from) = ((rank + k) % n, (rank + n - k) % n);
+            let receives = vec![(from, receives[from].clone(), Take::Replace)];
+            Round { sends: vec![(to, sends[to].clone())], receives }
+        })
+        .collect();
+    Schedule { rounds, reason: "pairs, one after the other", uneven: true }
 }
 
 #[cfg(test)]
@@ -249,6 +314,68 @@ mod tests {
                 assert!(buffers.iter().all(|b| *b == want), "{n} ranks, root {root}");
             }
             play(&(0..n).map(|r| barrier(r, n)).collect::<Vec<_>>(), &mut filled(n, 0));
+            play(&(0..n).map(|r| monitored_barrier(r, n)).collect::<Vec<_>>(), &mut filled(n, 0));
+        }
+    }
+
+    #[test]
+    fn a_root_ends_with_the_sum_or_with_all_parts() {
+        for (n, root) in [(1, 0), (2, 1), (3, 0), (5, 4), (8, 3)] {
+            for (len, bytes) in [(0, 1), (7, 1), (7, 1 << 20), (64, 1 << 20)] {
+                let mut buffers = filled(n, len);
+                play(&(0..n).map(|r| reduce(r, n, len, bytes, root)).collect::<Vec<_>>(), &mut buffers);
+                let want: Vec<i64> = (0..len).map(|i| (0..n).map(|r| (r * 1000 + i) as i64).sum()).collect();
+                assert_eq!(buffers[root], want, "{n} ranks, {len} elements at {root}");
+            }
+            for len in [0, 1, 5] {
+                let whole: Vec<i64> = (0..(n * len) as i64).collect();
+                let part = |r: usize| whole[r * len..(r + 1) * len].to_vec();
+                let mut buffers: Vec<_> = (0..n).map(part).collect();
+                buffers[root] = vec![-1; n * len];
+                buffers[root][root * len..(root + 1) * len].copy_from_slice(&part(root));
+                play(&(0..n).map(|r| gather(r, n, len, root)).collect::<Vec<_>>(), &mut buffers);
+                assert_eq!(buffers[root], whole, "{n} ranks, {len} elements each at {root}");
+                let mut buffers: Vec<_> = (0..n).map(|_| vec![-1; len]).collect();
+                buffers[root] = whole.clone();
+                play(&(0..n).map(|r| scatter(r, n, len, root)).collect::<Vec<_>>(), &mut buffers);
+                assert!((0..n).filter(|&r| r != root).all(|r| buffers[r] == part(r)), "{n} ranks");
+            }
+        }
+    }
+
+    #[test]
+    fn parts_of_any_size_go_from_all_to_all() {
+        for n in [1, 2, 3, 5, 8] {
+            // Rank a sends (3a + b) mod 4 elements to rank b.
+            let count = |a: usize, b: usize| (3 * a + b) % 4;
+            let ranges = |counts: &mut dyn Iterator<Item = usize>, start: usize| -> Vec<Range<usize>> {
+                let mut at = start;
+                counts.map(|n| (at, at += n).0..at).collect()
+            };
+            let (mut schedules, mut buffers, mut wants) = (Vec::new(), Vec::new(), Vec::new());
+            for rank in 0..n {
+                let sends = ranges(&mut (0..n).map(|to| count(rank, to)), 0);
+                let split = sends[n - 1].end;
+                let receives = ranges(&mut (0..n).map(|from| count(from, rank)), split);
+                schedules.push(all_to_all(rank, &sends, &receives));
+                let mut buffer = vec![-1; receives[n - 1].end];
+                for (to, range) in sends.iter().enumerate() {
+                    buffer[range.clone()].fill((rank * 100 + to) as i64);
+                }
+                let own = buffer[sends[rank].clone()].to_vec();
+                buffer[receives[rank].clone()].copy_from_slice(&own);
+                buffers.push(buffer);
+                wants.push((
+                    split,
+                    (0..n)
+                        .flat_map(|from| vec![(from * 100 + rank) as i64; count(from, rank)])
+                        .collect::<Vec<_>>(),
+                ));
+            }
+            play(&schedules, &mut buffers);
+            for (rank, (split, want)) in wants.into_iter().enumerate() {
+                assert_eq!(buffers[rank][split..], want, "rank {rank} of {n}");
+            }
         }
     }
 

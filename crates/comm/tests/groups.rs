@@ -1,98 +1,19 @@
 //! The collectives over both transports, and what they do when a rank is missing, wrong, or a stranger.
 
+mod ranks;
+
 use phalanx_comm::{
-    Buffer, Deadline, Element, Endpoint, Error, Generation, Group, GroupConfig, PeerAddress, Rank, ReduceOp,
-    Secret,
+    Buffer, Deadline, Endpoint, Error, Generation, Group, GroupConfig, PeerAddress, Rank, ReduceOp, Secret,
+    Source,
 };
 use phalanx_wire::{Hello, Side, Socket, handshake};
+use ranks::{BINDS, Bind, HOST, LIMIT, connected, on_all};
 use std::io::{Read, Write};
-use std::net::{IpAddr, Ipv4Addr, TcpStream};
+use std::net::TcpStream;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-
-const HOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
-const LIMIT: Duration = Duration::from_secs(20);
-
-/// Runs `f` on every rank of a group of threads over each transport.
-fn on_all(n: usize, f: impl Fn(Group) + Sync) {
-    std::thread::scope(|scope| {
-        for group in Group::threads(n) {
-            scope.spawn(|| f(group.with_timeout(LIMIT)));
-        }
-    });
-    for bind in BINDS {
-        connected(bind, n, |_| {}, |group| f(group.unwrap()));
-    }
-}
-
-/// How an endpoint is made.
-type Bind = fn(IpAddr) -> Result<Endpoint, Error>;
-
-/// For shared memory, and for TCP.
-const BINDS: [Bind; 2] = [Endpoint::bind, Endpoint::tcp];
-
-/// Makes a group as processes do, of threads; `meanwhile` gets the addresses before anyone connects.
-fn connected(
-    bind: Bind,
-    n: usize,
-    meanwhile: impl FnOnce(&[PeerAddress]),
-    f: impl Fn(Result<Group, Error>) + Sync,
-) {
-    let secret = Secret::from_bytes([7; 32]);
-    let endpoints: Vec<Endpoint> = (0..n).map(|_| bind(HOST).unwrap()).collect();
-    let peers: Vec<_> = endpoints.iter().map(Endpoint::address).collect();
-    meanwhile(&peers);
-    std::thread::scope(|scope| {
-        for (rank, endpoint) in endpoints.into_iter().enumerate() {
-            let (secret, peers, f) = (secret.clone(), peers.clone(), &f);
-            scope.spawn(move || {
-                let rank = Rank(rank as u32);
-                let timeout = LIMIT;
-                f(Group::connect(GroupConfig {
-                    rank,
-                    generation: Generation(3),
-                    secret,
-                    endpoint,
-                    peers,
-                    timeout,
-                }))
-            });
-        }
-    });
-}
-
-fn check_reductions<T: Element>(from: fn(usize) -> T) {
-    on_all(3, |group| {
-        let rank = group.rank().index();
-        for (op, want) in [
-            (ReduceOp::Sum, from(2 + 3 + 4)),
-            (ReduceOp::Average, from(3)),
-            (ReduceOp::Product, from(2 * 3 * 4)),
-            (ReduceOp::Min, from(2)),
-            (ReduceOp::Max, from(4)),
-        ] {
-            let mut values = vec![from(rank + 2); 5];
-            group.all_reduce(&mut values, op).unwrap();
-            assert_eq!(values, vec![want; 5], "{op:?}");
-        }
-    });
-}
-
-#[test]
-fn every_type_reduces() {
-    check_reductions(|x| x as f32);
-    check_reductions(|x| x as f64);
-    check_reductions(|x| x as i8);
-    check_reductions(|x| x as i16);
-    check_reductions(|x| x as i32);
-    check_reductions(|x| x as i64);
-    check_reductions(|x| x as u8);
-    check_reductions(|x| x as u16);
-    check_reductions(|x| x as u32);
-    check_reductions(|x| x as u64);
-}
 
 #[test]
 fn every_collective_at_every_size() {
@@ -249,6 +170,38 @@ fn a_missing_rank_is_named_when_the_deadline_passes() {
                     // The first to give up leaves the group.
                     other => assert!(matches!(other, Error::PeerLost { .. }), "{other}"),
                 }
+            });
+        }
+    });
+}
+
+#[test]
+fn an_error_tells_what_the_late_ones_did_last_and_the_history_tells_the_rest() {
+    let (leave, go) = (std::sync::Barrier::new(3), &std::sync::Barrier::new(3));
+    std::thread::scope(|scope| {
+        for group in Group::threads(3) {
+            let leave = &leave;
+            scope.spawn(move || {
+                let rank = group.rank();
+                // Rank 2 sends nothing in a gather to another.
+                group.broadcast(&mut [1u8], Rank(1)).unwrap();
+                if rank == Rank(1) {
+                    group.start_send(vec![1u8], Rank(0), 3).wait(Deadline::after(LIMIT)).unwrap();
+                }
+                go.wait();
+                if rank == Rank(0) {
+                    group.receive_tagged(&mut [0u8], Source::Rank(Rank(1)), 3).unwrap();
+                    let group = group.clone().with_timeout(Duration::from_millis(100));
+                    let error = group.all_reduce(&mut [1f32; 4], ReduceOp::Sum).unwrap_err().to_string();
+                    assert!(error.contains("for ranks 1, 2; rank 1 was last heard in message #1"), "{error}");
+                    assert!(error.contains("nothing was ever heard of rank 2"), "{error}");
+                    let history = group.history();
+                    let done: Vec<bool> = history.iter().map(|record| record.took.is_some()).collect();
+                    assert_eq!(done, [true, false]);
+                    assert_eq!(history[1].operation, "all-reduce #2 (4 x f32, sum)");
+                    assert_eq!(history[1].algorithm, "direct exchange: small");
+                }
+                leave.wait();
             });
         }
     });

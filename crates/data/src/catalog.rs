@@ -26,6 +26,15 @@ pub struct FileSpec {
     pub sha256: &'static str,
 }
 
+/// A file of a dataset's other format.
+#[derive(Clone, Copy, Debug)]
+pub struct Twin {
+    /// Its name.
+    pub name: &'static str,
+    /// Its MD5, in lower-case hexadecimal: of these files nothing better is published.
+    pub md5: &'static str,
+}
+
 /// Where a dataset's files are.
 #[derive(Clone, Copy, Debug)]
 pub enum Home {
@@ -37,8 +46,8 @@ pub enum Home {
         below: &'static [&'static str],
         /// Folders in which system packages put them.
         known: &'static [&'static str],
-        /// The names of files that hold the same in another format, which is read where it lies about but not fetched.
-        instead: &'static [&'static str],
+        /// Files that hold the same in another format, which is read where it lies about but not fetched.
+        instead: &'static [Twin],
         /// Who gives them away, in the order in which they are asked.
         sources: &'static [Source],
     },
@@ -253,12 +262,12 @@ const CIFAR10: Listing = Listing {
         below: &["", "cifar-10-batches-bin", "cifar-10-batches-py", "cifar10"],
         known: &["/usr/share/datasets/cifar10"],
         instead: &[
-            "data_batch_1",
-            "data_batch_2",
-            "data_batch_3",
-            "data_batch_4",
-            "data_batch_5",
-            "test_batch",
+            Twin { name: "data_batch_1", md5: "c99cafc152244af753f735de768cd75f" },
+            Twin { name: "data_batch_2", md5: "d4bba439e000b95fd0a9bffe97cbabec" },
+            Twin { name: "data_batch_3", md5: "54ebc095f3ab1f0389bbae665268c751" },
+            Twin { name: "data_batch_4", md5: "634d18415352ddfa80567beed471001a" },
+            Twin { name: "data_batch_5", md5: "482c414d41f54cd18b22e5b47cb7c3cb" },
+            Twin { name: "test_batch", md5: "40351d587109b95175f43aff81a1287e" },
         ],
         sources: &[Source::Archive {
             url: "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
@@ -286,7 +295,10 @@ const CIFAR100: Listing = Listing {
     home: Home::Disk {
         below: &["", "cifar-100-binary", "cifar-100-python", "cifar100"],
         known: &["/usr/share/datasets/cifar100"],
-        instead: &["train", "test"],
+        instead: &[
+            Twin { name: "train", md5: "16019d7e3df5f24257cddd939b257f8d" },
+            Twin { name: "test", md5: "f0ef6b0ae62326f3e7ffdfab6717acfc" },
+        ],
         sources: &[Source::Archive {
             url: "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
             folder: "cifar-100-binary",

@@ -4,6 +4,7 @@
 //! planes, which is how [`Images`] gives them out: the files are mapped, and no image is copied. The Python format
 //! (`cifar/pickled.rs`) holds the same in pickles.
 
+mod names;
 mod pickled;
 mod synthetic;
 

@@ -13,7 +13,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum Error {
     /// The system refused a file operation.
-    #[error("cannot {action} {}: {error}{}", path.display(), hint_for(error))]
+    #[error("cannot {action} {}: {error}{}", path.display(), hint_for(action, error))]
     Io {
         /// What was attempted, as a verb.
         action: &'static str,
@@ -71,8 +71,8 @@ pub enum Error {
         /// The known name that looks most like it.
         nearest: Option<&'static str>,
     },
-    /// The folder that the user named doesn't exist.
-    #[error("the data folder does not exist: {}\nhint: leave --data out to use or fill the cache, or name a folder that holds the files", path.display())]
+    /// The folder that the user named doesn't exist, or is none.
+    #[error("{}: {}\nhint: leave --data out to use or fill the cache, or name a folder that holds the files", no_folder(path), path.display())]
     MissingFolder {
         /// The folder.
         path: PathBuf,
@@ -97,10 +97,12 @@ pub enum Error {
         tried: Vec<Attempt>,
     },
     /// A file's contents aren't what the dataset's authors published.
-    #[error("{}: wrong SHA-256\n  expected: {expected}\n  found:    {found}\nhint: remove the file and run `phalanx data fetch {dataset}`", path.display())]
+    #[error("{}: wrong {algorithm}\n  expected: {expected}\n  found:    {found}\nhint: remove the file and run `phalanx data fetch {dataset}`", path.display())]
     Checksum {
         /// The dataset that the file belongs to.
         dataset: &'static str,
+        /// What the digest is.
+        algorithm: &'static str,
         /// The file, or where it came from.
         path: PathBuf,
         /// The digest in the catalog, in hexadecimal.
@@ -365,8 +367,12 @@ impl Error {
     }
 }
 
-fn hint_for(error: &io::Error) -> &'static str {
+fn hint_for(action: &str, error: &io::Error) -> &'static str {
+    let reads = ["open", "list", "look at", "read", "map", "decompress"].contains(&action);
     match error.kind() {
+        io::ErrorKind::PermissionDenied if reads => {
+            "\nhint: `ls -ld` shows who may read it, for each folder of its path"
+        }
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
             "\nhint: free some space, or set PHALANX_CACHE to a folder on another disk"
         }
@@ -375,6 +381,10 @@ fn hint_for(error: &io::Error) -> &'static str {
         }
         _ => "",
     }
+}
+
+fn no_folder(path: &Path) -> &'static str {
+    if path.exists() { "the data folder is no folder" } else { "the data folder does not exist" }
 }
 
 fn nearest_hint(nearest: Option<&'static str>) -> String {

@@ -64,8 +64,11 @@ pub fn fetch(listing: &Listing, folder: &Path, progress: &mut dyn Progress) -> R
             Err(error @ (Error::Source { .. } | Error::Checksum { .. })) => {
                 let reason = match error {
                     Error::Source { reason, .. } => reason,
-                    Error::Checksum { path, expected, found, .. } => {
-                        format!("{}: wrong SHA-256\nexpected: {expected}\nfound:    {found}", path.display())
+                    Error::Checksum { path, algorithm, expected, found, .. } => {
+                        format!(
+                            "{}: wrong {algorithm}\nexpected: {expected}\nfound:    {found}",
+                            path.display()
+                        )
                     }
                     _ => unreachable!("matched above"),
                 };

@@ -7,7 +7,8 @@ mod decode;
 
 use crate::error::{Error, FolderProblem, Result};
 use crate::images::{Image, Images};
-use std::fs;
+use std::fs::{self, Metadata};
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// How deep below its class a file may lie; a link that leads back to its own folder ends there.
@@ -29,7 +30,10 @@ impl ImageFolder {
     pub fn open(folder: &Path) -> Result<ImageFolder> {
         let problem = |path: &Path, problem| Err(Error::Folder { path: path.to_path_buf(), problem });
         let mut found = ImageFolder { classes: Vec::new(), files: Vec::new() };
-        for class in sorted(folder)?.into_iter().filter(|path| path.is_dir()) {
+        for class in sorted(folder)? {
+            if !is_folder(&class)? {
+                continue;
+            }
             let number = found.classes.len() as u32;
             let mut paths = Vec::new();
             list(&class, 0, &mut paths)?;
@@ -49,9 +53,9 @@ impl ImageFolder {
     pub fn parts(root: &Path) -> Result<(ImageFolder, ImageFolder)> {
         let problem = |path: &Path, problem| Err(Error::Folder { path: path.to_path_buf(), problem });
         let (train, val, test) = (root.join("train"), root.join("val"), root.join("test"));
-        let judged = if val.is_dir() { val } else { test };
+        let judged = if is_folder(&val)? { val } else { test };
         for part in [&train, &judged] {
-            if !part.is_dir() {
+            if !is_folder(part)? {
                 return problem(root, FolderProblem::NoPart { part: name(part) });
             }
         }
@@ -106,13 +110,28 @@ impl Images for ImageFolder {
 /// The image files of a class.
 fn list(folder: &Path, depth: usize, files: &mut Vec<PathBuf>) -> Result<()> {
     for path in sorted(folder)? {
-        if path.is_dir() && depth < MAX_DEPTH {
-            list(&path, depth + 1, files)?;
-        } else if is_image(&path) && path.is_file() {
-            files.push(path);
+        match look_at(&path)? {
+            Some(found) if found.is_dir() && depth < MAX_DEPTH => list(&path, depth + 1, files)?,
+            // Whoever reads a pipe or a device waits, perhaps for ever. A link to nothing is an image that can't be read.
+            Some(found) if !found.is_file() => {}
+            _ if is_image(&path) => files.push(path),
+            _ => {}
         }
     }
     Ok(())
+}
+
+/// What is at a path, if anything is. That nobody may look is no answer: images would be left out, and nobody told.
+fn look_at(path: &Path) -> Result<Option<Metadata>> {
+    match fs::metadata(path) {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(Error::io("look at", path)(error)),
+    }
+}
+
+fn is_folder(path: &Path) -> Result<bool> {
+    Ok(look_at(path)?.is_some_and(|found| found.is_dir()))
 }
 
 fn is_image(path: &Path) -> bool {

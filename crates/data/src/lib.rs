@@ -60,7 +60,7 @@ mod verify;
 mod error;
 
 pub use batch::Batch;
-pub use catalog::{FileSpec, Home, Listing, Source, catalog, listing};
+pub use catalog::{FileSpec, Home, Listing, Source, Twin, catalog, listing};
 pub use cifar::{Cifar, CifarSet, write_synthetic_cifar};
 pub use dataset::{BatchBuffers, Dataset, Reconstruct, Target};
 pub use error::{Attempt, CifarProblem, Error, FolderProblem, IdxProblem, Result};

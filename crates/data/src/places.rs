@@ -114,7 +114,7 @@ fn missing_file(folder: &Path, listing: &Listing) -> Option<String> {
     let lacks = |name: &str| !folder.join(name).is_file() && !folder.join(format!("{name}.gz")).is_file();
     if let Home::Disk { instead: all, .. } = listing.home
         && !all.is_empty()
-        && all.iter().all(|name| folder.join(name).is_file())
+        && all.iter().all(|twin| folder.join(twin.name).is_file())
     {
         return None;
     }

@@ -119,7 +119,7 @@ impl Pipeline {
     }
 
     /// The size that images of this size come out with (`None`: of different sizes), or why they can't all come out alike.
-    pub(crate) fn output(&self, input: Option<[usize; 2]>) -> Result<[usize; 2], String> {
+    pub fn output(&self, input: Option<[usize; 2]>) -> Result<[usize; 2], String> {
         if !(0.0..=1.0).contains(&self.mixup) {
             return Err(format!("mixup needs an alpha from 0 to 1, got: {}", self.mixup));
         }

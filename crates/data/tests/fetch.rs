@@ -2,7 +2,7 @@
 
 use flate2::{Compression, write::GzEncoder};
 use phalanx_data::{
-    Error, FetchEvent, FileSpec, Home, Listing, Location, Network, Places, Silent, Source, View, fetch,
+    Error, FetchEvent, FileSpec, Home, Listing, Location, Network, Places, Silent, Source, Twin, View, fetch,
     listing, open, verify,
 };
 use std::fs;
@@ -139,7 +139,7 @@ fn a_file_arrives_whole_and_readable_by_all() {
     // A second time nobody is asked.
     fetch(&thing, folder.path(), &mut Silent).unwrap();
     let verified = verify(&thing, &Location::Folder(folder.path().to_path_buf())).unwrap();
-    assert_eq!((verified[0].bytes, verified[0].sha256.as_str()), (200_000, DIGEST));
+    assert_eq!((verified[0].bytes, verified[0].digest.as_str()), (200_000, DIGEST));
 }
 
 #[test]
@@ -206,7 +206,7 @@ fn an_archive_without_the_file_or_with_another_one_is_a_reason() {
 }
 
 #[test]
-fn another_format_of_a_dataset_is_found_and_not_verified() {
+fn another_format_of_a_dataset_is_found_and_verified() {
     let root = tempfile::tempdir().unwrap();
     let folder = root.path().join("cifar-10-batches-py");
     fs::create_dir(&folder).unwrap();
@@ -220,7 +220,15 @@ fn another_format_of_a_dataset_is_found_and_not_verified() {
     let location = Location::Folder(folder);
     assert_eq!(offline.find(cifar, &mut Silent).unwrap(), location);
     let message = verify(cifar, &location).unwrap_err().to_string();
-    assert!(message.contains("cifar10: the folder holds it in another format"), "{message}");
+    // The MD5 of nothing.
+    for part in ["data_batch_1: wrong MD5", "c99cafc152244af7", "d41d8cd98f00b204e9800998ecf8427e"] {
+        assert!(message.contains(part), "{part} in: {message}");
+    }
+    const THING: Twin = Twin { name: "other", md5: "900150983cd24fb0d6963f7d28e17f72" };
+    let home = Home::Disk { below: &[""], known: &[], instead: &[THING], sources: &[] };
+    fs::write(root.path().join("other"), "abc").unwrap();
+    let verified = verify(&Listing { home, ..thing(vec![]) }, &Location::Folder(root.path().into())).unwrap();
+    assert_eq!((verified.len(), verified[0].bytes, &*verified[0].digest), (1, 3, THING.md5));
 }
 
 #[test]
@@ -358,6 +366,11 @@ fn data_is_taken_from_the_first_place_that_has_it() {
     let all = places(Some(&data), Some(&cache), Network::Allowed);
     let error = all.find(&listing, &mut Silent).unwrap_err();
     assert!(matches!(&error, Error::MissingFolder { path } if *path == data), "{error}");
+    assert!(error.to_string().contains("the data folder does not exist: "), "{error}");
+    fs::write(&data, "").unwrap();
+    let error = all.find(&listing, &mut Silent).unwrap_err();
+    assert!(error.to_string().contains("the data folder is no folder: "), "{error}");
+    fs::remove_file(&data).unwrap();
     fs::create_dir(&data).unwrap();
     let fetched = Location::Folder(cache.join("datasets/thing"));
     assert_eq!(all.find(&listing, &mut Silent).unwrap(), fetched);

@@ -43,6 +43,7 @@ pub mod optim;
 mod plateau;
 mod schedule;
 
+mod foreign;
 mod pth;
 mod weights;
 

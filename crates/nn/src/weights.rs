@@ -1,6 +1,6 @@
 //! Files of weights: safetensors with PyTorch's names and layouts, read and written; `.pth` files, read (`pth.rs`).
 
-use crate::pth;
+use crate::{foreign, pth};
 use phalanx_tensor::{MAX_DIMS, Shape};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use std::fs::{self, File};
@@ -37,7 +37,19 @@ pub enum WeightError {
         /// What the system said.
         source: std::io::Error,
     },
-    /// Not a file of weights, or a broken one.
+    /// Not a file of weights at all.
+    #[error("{path}: expected {expected}, found {found}\nhint: {hint}", path = path.display())]
+    Foreign {
+        /// Which file.
+        path: PathBuf,
+        /// What a file of this name should be.
+        expected: &'static str,
+        /// What it looks like.
+        found: String,
+        /// What to do about it.
+        hint: &'static str,
+    },
+    /// A broken file of weights, or one that isn't read.
     #[error("{path}: not a readable {format} file: {reason}", path = path.display())]
     Format {
         /// Which file.
@@ -98,7 +110,15 @@ impl Weights {
             action: "can't be read",
             source,
         })?;
-        let format = if pth::is_pth(&bytes) { ".pth" } else { SAFETENSORS };
+        let format = if pth::is_pth(&bytes) {
+            ".pth"
+        } else if is_safetensors(&bytes) {
+            SAFETENSORS
+        } else {
+            let (found, hint) = foreign::found(&bytes);
+            let expected = foreign::expected(path);
+            return Err(WeightError::Foreign { path: path.to_owned(), expected, found, hint });
+        };
         Weights::from_bytes(&bytes).map_err(|reason| WeightError::Format {
             path: path.to_owned(),
             format,
@@ -157,6 +177,11 @@ impl Weights {
         })?;
         write_whole(path, &content)
     }
+}
+
+/// Whether a file that starts like this is a safetensors file: eight bytes of length, then a header in JSON.
+fn is_safetensors(bytes: &[u8]) -> bool {
+    bytes.get(8) == Some(&b'{')
 }
 
 /// Where a file is written before it gets its name: in the same folder, so that the renaming is one step.
@@ -255,6 +280,39 @@ mod tests {
         let error = sample().save(&path).unwrap_err().to_string();
         assert!(error.contains("no/such/w.safetensors: can't be written: No such file"), "{error}");
         assert!(Weights::read(&path).unwrap_err().to_string().contains("can't be read"));
+    }
+
+    #[test]
+    fn a_file_without_weights_is_told_by_what_it_should_be_and_what_it_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let torch = "a file that torch.save wrote, found";
+        let page = b"\n<!DOCTYPE html><html><title>404</title>".as_slice();
+        let random: Vec<u8> = (1..100u8).map(|i| i.wrapping_mul(0x9d)).collect();
+        let pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a".as_slice();
+        let rows: &[(&str, &[u8], &str, &str)] = &[
+            ("w.pth", b"", torch, "nothing: it is empty"),
+            ("w.PT", page, torch, "a web page\nhint: fetch the file itself"),
+            (
+                "w.ckpt",
+                b"Not Found",
+                torch,
+                "text that begins with \"Not Found\"\nhint: fetch the file again",
+            ),
+            ("w.pth", b"{\"error\": 403}", torch, "text that begins with \"{\\\"error\\\": 403}\""),
+            ("w.bin", pointer, torch, "a pointer of Git LFS\nhint: `git lfs pull`"),
+            ("w.pth", &random, torch, "a file that begins with the bytes 9d 3a d7 74 11 ae 4b e8\nhint:"),
+            ("w.safetensors", b"", "expected a safetensors file, found", "nothing"),
+            ("w.safetensors", page, "expected a safetensors file, found", "a web page"),
+            ("w", b"hm", "expected a safetensors file, or one that torch.save wrote, found", "text"),
+        ];
+        for (name, bytes, expected, found) in rows {
+            let path = folder.path().join(name);
+            fs::write(&path, bytes).unwrap();
+            let error = Weights::read(&path).unwrap_err().to_string();
+            for part in [&format!("/{name}: expected"), *expected, *found] {
+                assert!(error.contains(part), "{error}, expected {part}");
+            }
+        }
     }
 
     #[test]

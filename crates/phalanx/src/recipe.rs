@@ -569,11 +569,12 @@ impl Recipe {
 
     /// Refuses what can't be done to the images of the dataset, before any worker looks at them.
     fn check_images(&self, origin: &str) -> Result<(), RecipeError> {
-        let Some(size) = fit::image_size(&self.data.name) else { return Ok(()) };
-        match self.view().treatment.pipelines(size, phalanx_data::Normalise::UNIT) {
-            Ok(_) => Ok(()),
-            Err(error) => Err(RecipeError::Images { origin: origin.to_owned(), reason: error.to_string() }),
-        }
+        let Some(input) = fit::image_size(&self.data.name) else { return Ok(()) };
+        let refused = |reason: String| RecipeError::Images { origin: origin.to_owned(), reason };
+        let treatment = self.view().treatment;
+        let pipelines = treatment.pipelines(input, phalanx_data::Normalise::UNIT);
+        let test = pipelines.map_err(|error| refused(error.to_string()))?.test;
+        fit::check_size(origin, &self.model.name, test.output(input).map_err(refused)?)
     }
 }
 

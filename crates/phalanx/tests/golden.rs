@@ -4,7 +4,7 @@
 //! `unit(k, i) * sqrt(3 / fan_in)`, with fan_in the product of all dimensions but the first (100 for one dimension).
 
 use phalanx::data::{BatchBuffers, Dataset, Places, Silent, Target, View, open};
-use phalanx::nn::models::{MnistNet, ResNet, ResNetDepth, ResNetStem};
+use phalanx::nn::models::{MnistNet, ResNet, ResNet9, ResNetDepth, ResNetStem};
 use phalanx::nn::optim::{Adam, AdamW, Rule, Sgd};
 use phalanx::nn::{Linear, Loss, Module, Parameters};
 use phalanx::parallel::DdpConfig;
@@ -51,16 +51,16 @@ impl Observer for Losses<'_> {
     }
 }
 
-/// Images of 3x64x64 from the same hash; image j has label j % 10.
-struct FormulaImages;
+/// Images of 3 x side x side from the same hash; image j has label j % 10.
+struct FormulaImages<const N: usize, const SIDE: usize>;
 
-impl Dataset for FormulaImages {
+impl<const N: usize, const SIDE: usize> Dataset for FormulaImages<N, SIDE> {
     fn len(&self) -> usize {
-        128
+        N
     }
 
     fn input_dims(&self) -> &[usize] {
-        &[3, 64, 64]
+        &[3, SIDE, SIDE]
     }
 
     fn target(&self) -> Target<'_> {
@@ -68,7 +68,7 @@ impl Dataset for FormulaImages {
     }
 
     fn batch(&self, indices: &[usize], into: &mut BatchBuffers) -> phalanx::data::Result<()> {
-        let size = 3 * 64 * 64;
+        let size = 3 * SIDE * SIDE;
         for (image, &j) in into.inputs().chunks_exact_mut(size).zip(indices) {
             image.iter_mut().enumerate().for_each(|(i, x)| *x = unit(1000, (j * size + i) as u64) as f32);
         }
@@ -185,7 +185,7 @@ fn linear_regression() {
 fn check_resnet(losses: &'static str, rule: Rule) {
     let model: fn() -> Box<dyn Module> = || Box::new(ResNet::new(ResNetDepth::D18, ResNetStem::Imagenet, 10));
     let loss = Loss::CrossEntropy { label_smoothing: 0.0 };
-    check(&[1, 2], Golden { losses, rule, loss, batch: 16, data: Arc::new(FormulaImages), model });
+    check(&[1, 2], Golden { losses, rule, loss, batch: 16, data: Arc::new(FormulaImages::<128, 64>), model });
 }
 
 #[test]
@@ -197,4 +197,14 @@ fn resnet18_with_sgd() {
 #[test]
 fn resnet18_with_adam() {
     check_resnet(include_str!("golden/resnet18_adam.txt"), Adam { lr: 1e-5, ..Adam::default() }.into());
+}
+
+/// `golden/resnet9.py` made the figures.
+#[test]
+fn resnet9_with_sgd() {
+    let losses = include_str!("golden/resnet9_sgd.txt");
+    let rule = Sgd { momentum: 0.9, nesterov: true, weight_decay: 0.0005, ..Sgd::new(0.0005) }.into();
+    let loss = Loss::CrossEntropy { label_smoothing: 0.1 };
+    let data = Arc::new(FormulaImages::<32, 32>);
+    check(&[1, 2], Golden { losses, rule, loss, batch: 4, data, model: || Box::new(ResNet9::new(10)) });
 }

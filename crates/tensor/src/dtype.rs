@@ -116,6 +116,12 @@ pub trait Float:
     fn larger(self, other: Self) -> Self {
         if self > other || self.is_nan() { self } else { other }
     }
+    /// This gradient where a ReLU that gave `output` passes it on: above zero, and for a NaN, as in PyTorch, so that it is seen in
+    /// the gradients too.
+    #[inline(always)]
+    fn where_relu_passed(self, output: Self) -> Self {
+        if output <= Self::ZERO { Self::ZERO } else { self }
+    }
     /// Whether this is not a number.
     fn is_nan(self) -> bool;
 }

@@ -8,6 +8,7 @@
 use crate::deadline::Deadline;
 use crate::ids::{Generation, Rank};
 use crate::secret::Secret;
+use std::fmt;
 use std::io::{Error, ErrorKind, Read, Result as IoResult, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
@@ -120,10 +121,16 @@ pub enum HandshakeError {
     #[error("the other end wants {theirs}, this end {ours}")]
     Disagreement {
         /// What the other end said.
-        theirs: String,
+        theirs: Box<Hello>,
         /// What this end said.
-        ours: String,
+        ours: Box<Hello>,
     },
+}
+
+impl fmt::Display for Hello {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of generation {}", self.purpose, self.generation)
+    }
 }
 
 impl Hello {
@@ -207,8 +214,7 @@ pub fn handshake<S: Socket>(
         }
     }
     if peer.purpose != hello.purpose || peer.generation != hello.generation {
-        let say = |h: &Hello| format!("{} of generation {}", h.purpose, h.generation);
-        return Err(HandshakeError::Disagreement { theirs: say(&peer), ours: say(hello) });
+        return Err(HandshakeError::Disagreement { theirs: Box::new(peer), ours: Box::new(hello.clone()) });
     }
     Ok(peer)
 }

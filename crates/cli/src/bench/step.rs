@@ -4,7 +4,7 @@ use super::at_least_one;
 use crate::args::{StepArgs, StepModel, WrongUsage};
 use crate::say::{print, say};
 use anyhow::Result;
-use phalanx::nn::models::{MnistHpcNet, MnistNet, ResNet, ResNetDepth, ResNetStem};
+use phalanx::nn::models::{MnistHpcNet, MnistNet, ResNet, ResNet9, ResNetDepth, ResNetStem};
 use phalanx::nn::optim::{Adam, Optimizer, Rule, Sgd};
 use phalanx::nn::{Ctx, Loss, Module, Parameters};
 use phalanx::parallel::{SingleDevice, Strategy, Sync};
@@ -147,6 +147,20 @@ fn job(model: StepModel, image: Option<usize>) -> Result<Job, WrongUsage> {
         StepModel::Resnet50 => Ok(resnet("resnet50", ResNetDepth::D50, image)),
         StepModel::Resnet101 => Ok(resnet("resnet101", ResNetDepth::D101, image)),
         StepModel::Resnet152 => Ok(resnet("resnet152", ResNetDepth::D152, image)),
+        StepModel::Resnet9 => {
+            let image = image.unwrap_or(32);
+            if image < ResNet9::SMALLEST {
+                let least = ResNet9::SMALLEST;
+                return Err(WrongUsage(format!(
+                    "--image: the model resnet9 takes images of at least {least} pixels"
+                )));
+            }
+            let first = Count::of(3, image).conv(64, 3, 1, 1);
+            let count = first.conv(128, 3, 1, 1).pool(2).conv(128, 3, 1, 1).conv(128, 3, 1, 1);
+            let count = count.conv(256, 3, 1, 1).pool(2).conv(512, 3, 1, 1).pool(2);
+            let count = count.conv(512, 3, 1, 1).conv(512, 3, 1, 1);
+            Ok(pictures("resnet9", Box::new(ResNet9::new(10)), image, count, first))
+        }
     }
 }
 
@@ -167,7 +181,12 @@ fn resnet(name: &'static str, depth: ResNetDepth, image: Option<usize>) -> Job {
             }
         }
     }
-    let count = Count { side: 1, ..count }.dense(10);
+    pictures(name, model, image, count, first)
+}
+
+/// A classifier of ten classes of colour images, whose convolutions, all of them and the first, are these.
+fn pictures(name: &'static str, model: Box<dyn Module>, image: usize, all: Count, first: Count) -> Job {
+    let count = Count { side: 1, ..all }.dense(10);
     let (loss, rule) = (Loss::CrossEntropy { label_smoothing: 0.0 }, Adam::default().into());
     Job { name, model, channels: 3, image, loss, rule, forward: count.total, first: first.total }
 }

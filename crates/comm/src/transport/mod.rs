@@ -7,7 +7,7 @@ mod wires;
 
 pub(crate) use memory::Memory;
 pub(crate) use tcp::Tcp;
-pub(crate) use threads::threads;
+pub(crate) use threads::{Shared as SharedThreads, end_of, threads};
 pub(crate) use wires::{Wire, Wires};
 
 use std::time::Duration;

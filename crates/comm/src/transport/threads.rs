@@ -1,7 +1,7 @@
 //! Ranks that are threads of one process: a bounded queue of bytes a direction, and a bell a rank.
 
 use super::{Lost, Transport, Waker};
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -21,12 +21,18 @@ struct Bell {
     changed: Condvar,
 }
 
-struct Shared {
+pub(crate) struct Shared {
     n: usize,
     /// Queue from rank a to rank b at `a * n + b`.
     queues: Vec<Mutex<Queue>>,
     bells: Vec<Bell>,
+    /// Ends of groups among these threads that their owners haven't taken yet.
+    ends: Mutex<HashMap<Name, Vec<Option<Threads>>>>,
 }
+
+/// What tells a group among the threads of another from all others: whether it takes that one's place, a number, and its first
+/// member.
+pub(crate) type Name = (bool, u64, usize);
 
 impl Shared {
     fn queue(&self, from: usize, to: usize) -> MutexGuard<'_, Queue> {
@@ -44,6 +50,17 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
+/// End `index` of a group of `n` threads; whoever asks first makes all of them.
+pub(crate) fn end_of(shared: &Shared, name: Name, n: usize, index: usize) -> Option<Threads> {
+    let mut all = lock(&shared.ends);
+    let ends = all.entry(name).or_insert_with(|| threads(n).into_iter().map(Some).collect());
+    let end = ends.get_mut(index).and_then(Option::take);
+    if ends.iter().all(Option::is_none) {
+        all.remove(&name);
+    }
+    end
+}
+
 /// A thread's end.
 pub(crate) struct Threads {
     shared: Arc<Shared>,
@@ -57,8 +74,15 @@ pub(crate) fn threads(n: usize) -> Vec<Threads> {
         n,
         queues: (0..n * n).map(|_| Mutex::default()).collect(),
         bells: (0..n).map(|_| Bell::default()).collect(),
+        ends: Mutex::default(),
     });
     (0..n).map(|rank| Threads { shared: Arc::clone(&shared), rank, heard: 0 }).collect()
+}
+
+impl Threads {
+    pub(crate) fn shared(&self) -> Arc<Shared> {
+        Arc::clone(&self.shared)
+    }
 }
 
 impl Transport for Threads {
@@ -79,9 +103,11 @@ impl Transport for Threads {
     fn try_receive(&mut self, from: usize, into: &mut [u8]) -> Result<usize, Lost> {
         let mut queue = self.shared.queue(from, self.rank);
         let n = into.len().min(queue.bytes.len());
-        for (to, byte) in into.iter_mut().zip(queue.bytes.drain(..n)) {
-            *to = byte;
-        }
+        let (first, second) = queue.bytes.as_slices();
+        let split = first.len().min(n);
+        into[..split].copy_from_slice(&first[..split]);
+        into[split..n].copy_from_slice(&second[..n - split]);
+        queue.bytes.drain(..n);
         if n == 0 && queue.closed {
             return Err(Lost("its thread left the group".into()));
         }

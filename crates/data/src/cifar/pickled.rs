@@ -14,24 +14,45 @@ const GLOBALS: &[&str] = &[
 
 /// The images and the labels called `key` of a pickle.
 pub(super) fn read(bytes: &[u8], key: &str) -> Result<(Vec<u8>, Vec<u8>), CifarProblem> {
-    let mut input = bytes;
-    let dict = phalanx_pickle::read(&mut input, GLOBALS).map_err(CifarProblem::Pickle)?;
-    let entry = |key: &str| {
-        let lacks = || CifarProblem::Contents { what: format!("a dict with {key}"), found: dict.kind() };
-        dict.get(key).ok_or_else(lacks)
-    };
-    let wrong = |what: &str, found: &Value<'_>| {
-        Err(CifarProblem::Contents { what: what.to_owned(), found: found.kind() })
-    };
-    let labels = entry(key)?;
+    let dict = unpickle(bytes)?;
+    let labels = entry(&dict, key)?;
     let byte = |label: &Value<'_>| label.as_int().and_then(|label| u8::try_from(label).ok());
     let all = labels.elements().and_then(|labels| labels.iter().map(byte).collect::<Option<Vec<u8>>>());
     let Some(all) = all else { return wrong("labels from 0 to 255", labels) };
-    let data = entry("data")?;
+    let data = entry(&dict, "data")?;
     let Some(images) = array(data, all.len()) else {
         return wrong(&format!("data of {} rows of {IMAGE} bytes", all.len()), data);
     };
     Ok((images.to_vec(), all))
+}
+
+/// The names of classes called `key` of a pickle.
+pub(super) fn names(bytes: &[u8], key: &str) -> Result<Vec<String>, CifarProblem> {
+    let dict = unpickle(bytes)?;
+    let names = entry(&dict, key)?;
+    let text = |name: &Value<'_>| match name {
+        Value::Str(text) => Some(text.to_string()),
+        Value::Bytes(text) => String::from_utf8(text.to_vec()).ok(),
+        _ => None,
+    };
+    match names.elements().and_then(|names| names.iter().map(text).collect()) {
+        Some(names) => Ok(names),
+        None => wrong("a list of names", names),
+    }
+}
+
+fn unpickle(bytes: &[u8]) -> Result<Value<'_>, CifarProblem> {
+    let mut input = bytes;
+    phalanx_pickle::read(&mut input, GLOBALS).map_err(CifarProblem::Pickle)
+}
+
+fn entry<'v, 'a>(dict: &'v Value<'a>, key: &str) -> Result<&'v Value<'a>, CifarProblem> {
+    let lacks = || CifarProblem::Contents { what: format!("a dict with {key}"), found: dict.kind() };
+    dict.get(key).ok_or_else(lacks)
+}
+
+fn wrong<T>(what: &str, found: &Value<'_>) -> Result<T, CifarProblem> {
+    Err(CifarProblem::Contents { what: what.to_owned(), found: found.kind() })
 }
 
 /// The bytes of a NumPy array of `rows` images.

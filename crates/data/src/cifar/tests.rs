@@ -114,6 +114,59 @@ fn a_missing_part_of_the_training_images_is_named() {
     assert_eq!(TEN.len(), CifarSet::Ten.files(Part::Train).len());
 }
 
+#[test]
+fn classes_have_the_names_that_lie_beside_the_images() {
+    let ten: Vec<String> = (0..10).map(|i| format!("class {i}")).collect();
+    let pickle = |key: &str, names: &[String]| {
+        let names: String = names.iter().map(|name| format!("S'{name}'\na")).collect();
+        format!("(S'{key}'\n(l{names}d.").into_bytes()
+    };
+    let text = |names: &[String]| format!("{}\n\n", names.join("\n")).into_bytes();
+    let hundred: Vec<String> = (0..100).map(|i| format!("fine {i}")).collect();
+    let none: &[u8] = b"";
+    type Names<'a> = Result<&'a [String], &'a str>;
+    let rows: &[(CifarSet, &str, &[u8], Names<'_>)] = &[
+        (CifarSet::Ten, "batches.meta.txt", &text(&ten), Ok(&ten)),
+        (CifarSet::Ten, "batches.meta", &pickle("label_names", &ten), Ok(&ten)),
+        (CifarSet::Hundred, "fine_label_names.txt", &text(&hundred), Ok(&hundred)),
+        (CifarSet::Hundred, "meta", &pickle("fine_label_names", &hundred), Ok(&hundred)),
+        (
+            CifarSet::Ten,
+            "batches.meta.txt",
+            &text(&ten[1..]),
+            Err("the names of 10 classes, found: 9 of them"),
+        ),
+        (CifarSet::Ten, "batches.meta.txt", none, Err("the names of 10 classes, found: 0 of them")),
+        (CifarSet::Ten, "batches.meta", none, Err("not the pickle that was expected: it ends")),
+        (
+            CifarSet::Ten,
+            "batches.meta",
+            &pickle("labels", &ten),
+            Err("a dict with label_names, found: a dict"),
+        ),
+        (
+            CifarSet::Ten,
+            "batches.meta",
+            b"(S'label_names'\nI3\nd.",
+            Err("a list of names, found: an integer"),
+        ),
+        (CifarSet::Ten, "batches.meta", b"cos\nsystem\n.", Err("asks for os.system")),
+    ];
+    for (set, file, bytes, expected) in rows {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(set.class_names(folder.path()).unwrap(), None);
+        fs::write(folder.path().join(file), bytes).unwrap();
+        match (set.class_names(folder.path()), expected) {
+            (Ok(names), Ok(expected)) => assert_eq!(names.unwrap(), *expected, "{file}"),
+            (Err(error), Err(reason)) => {
+                let message = error.to_string();
+                assert!(message.contains(&format!("/{file}: ")) && message.contains(reason), "{message}");
+            }
+            (found, expected) => panic!("{file}: {found:?}, not {expected:?}"),
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 

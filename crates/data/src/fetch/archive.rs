@@ -7,8 +7,11 @@ use super::Job;
 use crate::catalog::FileSpec;
 use crate::error::Result;
 use flate2::bufread::GzDecoder;
-use std::io::{self, BufRead, BufReader};
+use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
+
+/// How many bytes the archive may unpack to beside the wanted files: a long name of a member is kept in memory, whoever wrote it.
+const ROOM: u64 = 64 << 20;
 
 /// Takes `files` out of `folder` of the archive in `stream`.
 pub(super) fn unpack(
@@ -17,8 +20,11 @@ pub(super) fn unpack(
     folder: &str,
     files: &[&FileSpec],
 ) -> Result<()> {
-    let mut archive = tar::Archive::new(GzDecoder::new(stream));
-    let broken = |job: &Job<'_>, error: io::Error| job.failed(format!("the archive is broken: {error}"));
+    let most = files.iter().map(|file| file.bytes).sum::<u64>().saturating_add(ROOM);
+    let mut archive = tar::Archive::new(GzDecoder::new(stream).take(most));
+    let broken = |job: &Job<'_>, error: io::Error| {
+        job.failed(format!("the archive is broken, or unpacks to more than {most} bytes: {error}"))
+    };
     let mut left: Vec<&FileSpec> = files.to_vec();
     for entry in archive.entries().map_err(|error| broken(job, error))? {
         let entry = entry.map_err(|error| broken(job, error))?;
@@ -72,23 +78,33 @@ mod tests {
 
     /// An archive whose members may have any name and type.
     fn archive(members: &[(String, u8)]) -> Vec<u8> {
-        let mut tar = Vec::new();
-        for (name, kind) in members {
-            let mut header = tar::Header::new_gnu();
-            let field = &mut header.as_old_mut().name;
-            let length = name.len().min(field.len());
-            field[..length].copy_from_slice(&name.as_bytes()[..length]);
-            header.set_entry_type(tar::EntryType::new(*kind));
-            header.set_size(3);
-            header.set_mode(0o777);
-            header.set_cksum();
-            tar.extend_from_slice(header.as_bytes());
-            tar.extend_from_slice(b"abc");
-            tar.resize(tar.len().next_multiple_of(512), 0);
-        }
-        tar.resize(tar.len() + 1024, 0);
+        packed(
+            &members
+                .iter()
+                .flat_map(|(name, kind)| member(name.as_bytes(), *kind, 3, b"abc"))
+                .collect::<Vec<u8>>(),
+        )
+    }
+
+    /// A member that claims to have `size` bytes.
+    fn member(name: &[u8], kind: u8, size: u64, content: &[u8]) -> Vec<u8> {
+        let mut header = tar::Header::new_gnu();
+        let field = &mut header.as_old_mut().name;
+        let length = name.len().min(field.len());
+        field[..length].copy_from_slice(&name[..length]);
+        header.set_entry_type(tar::EntryType::new(kind));
+        header.set_size(size);
+        header.set_mode(0o777);
+        header.set_cksum();
+        let mut bytes = [header.as_bytes(), content].concat();
+        bytes.resize(bytes.len().next_multiple_of(512), 0);
+        bytes
+    }
+
+    fn packed(members: &[u8]) -> Vec<u8> {
         let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
-        encoder.write_all(&tar).unwrap();
+        encoder.write_all(members).unwrap();
+        encoder.write_all(&[0; 1024]).unwrap();
         encoder.finish().unwrap()
     }
 
@@ -102,10 +118,46 @@ mod tests {
             assert!(outcome.is_err(), "{name}");
             assert_eq!(names, ["inner"], "{name}");
         }
-        // Nor is a link of the right name followed or made.
-        let room = tempfile::tempdir().unwrap();
-        let (outcome, names) = unpack_into(room.path(), &archive(&[("folder/wanted".into(), b'2')]));
-        assert!(outcome.is_err() && names == ["inner"], "{names:?}");
+        // Nor is a link, hard or symbolic, a device, a folder or a pipe of the right name followed or made.
+        for kind in *b"123456" {
+            let room = tempfile::tempdir().unwrap();
+            let (outcome, names) = unpack_into(room.path(), &archive(&[("folder/wanted".into(), kind)]));
+            assert!(outcome.is_err() && names == ["inner"], "{names:?}");
+        }
+    }
+
+    #[test]
+    fn odd_members_are_passed_over_and_bad_ones_are_reasons() {
+        let good = member(b"folder/wanted", b'0', 3, b"abc");
+        let other = member(b"folder/wanted", b'0', 3, b"xyz");
+        let odd = member(b"folder/\xff\xfe\n", b'0', 3, b"abc");
+        let link = member(b"folder/wanted", b'2', 0, b"");
+        // A name of 80 MiB, which packs to 360 KB.
+        let long = member(b"././@LongLink", b'L', 80 << 20, &vec![b'a'; 80 << 20]);
+        let rows: &[(&[&[u8]], Option<&str>)] = &[
+            (&[&odd, &link, &good], None),
+            (&[&good, &other], None),
+            (&[&other, &good], Some("wrong SHA-256")),
+            (&[&member(b"folder/wanted", b'0', 1 << 33, b"abcd")], Some("more than 3 bytes")),
+            (&[&member(b"folder/wanted", b'0', 5, b"abc")], Some("more than 3 bytes")),
+            (
+                &[&member(b"folder/more", b'0', 1 << 60, b"abc"), &good],
+                Some("the archive is broken, or unpacks"),
+            ),
+            (&[&long, &good], Some("unpacks to more than 67108867 bytes")),
+        ];
+        for (i, (members, reason)) in rows.iter().enumerate() {
+            let room = tempfile::tempdir().unwrap();
+            let (outcome, names) = unpack_into(room.path(), &packed(&members.concat()));
+            match (outcome, reason) {
+                (Ok(()), None) => assert_eq!(names, ["inner", "wanted"], "row {i}"),
+                (Err(error), Some(reason)) => {
+                    let message = error.to_string();
+                    assert!(message.contains(reason) && names == ["inner"], "row {i}: {message}, {names:?}");
+                }
+                (outcome, _) => panic!("row {i}: {outcome:?}"),
+            }
+        }
     }
 
     proptest! {

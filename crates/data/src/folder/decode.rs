@@ -1,7 +1,7 @@
 //! From the bytes of a JPEG or PNG file to three planes, or the reason why not.
 //!
-//! Grey becomes colour and transparency is dropped, as Pillow's `convert("RGB")` does. Refused are: what is cut off, CMYK, and 16
-//! bits a channel, of which each reader makes something else.
+//! Grey becomes colour and transparency is dropped, as Pillow's `convert("RGB")` does. Refused are: what is cut off, CMYK, and more
+//! than 8 bits a channel, of which each reader makes something else. The words of the libraries that decode come last, in brackets.
 
 use crate::images::COLOURS;
 use png::{BitDepth, ColorType, Limits, Transformations};
@@ -30,25 +30,25 @@ pub(super) fn decode(file: &[u8], planes: &mut Vec<u8>) -> Result<[usize; 2], St
 }
 
 fn jpeg(file: &[u8], planes: &mut Vec<u8>) -> Result<[usize; 2], String> {
-    let broken = |error: &dyn std::fmt::Display| format!("broken JPEG: {error}");
-    let options = DecoderOptions::default()
-        .set_max_width(MAX_SIDE)
-        .set_max_height(MAX_SIDE)
-        .jpeg_set_out_colorspace(ColorSpace::RGB);
-    let mut decoder = JpegDecoder::new_with_options(ZCursor::new(file), options);
-    decoder.decode_headers().map_err(|error| broken(&error))?;
-    if let Some(colours @ (ColorSpace::CMYK | ColorSpace::YCCK)) = decoder.input_colorspace() {
-        return Err(format!("a JPEG of {colours:?} colours: convert it to RGB"));
+    let Frame { bits, height, width, colours } = frame(file)?;
+    match (bits, colours) {
+        (8, 1 | 3) => {}
+        (8, 4) => return Err("a JPEG of CMYK colours: convert it to RGB".into()),
+        (8, other) => return Err(format!("a JPEG of {other} colours: convert it to RGB")),
+        (other, _) => return Err(format!("a JPEG of {other} bits a channel: convert it to 8")),
     }
-    let info = decoder.info().ok_or("broken JPEG: it has no size")?;
-    let (height, width) = (usize::from(info.height), usize::from(info.width));
     check_size(height, width)?;
     // The decoder makes grey of what is missing. Within the image's data both markers can only be markers.
     let last = |marker: u8| file.windows(2).rposition(|pair| pair == [0xff, marker]);
     if last(0xd9) < last(0xda) {
         return Err("the JPEG is cut off: it has no end".into());
     }
-    let pixels = decoder.decode().map_err(|error| broken(&error))?;
+    let options = DecoderOptions::default()
+        .set_max_width(MAX_SIDE)
+        .set_max_height(MAX_SIDE)
+        .jpeg_set_out_colorspace(ColorSpace::RGB);
+    let decoded = JpegDecoder::new_with_options(ZCursor::new(file), options).decode();
+    let pixels = decoded.map_err(|error| format!("broken JPEG: its data can't be decoded ({error})"))?;
     if pixels.len() != COLOURS * height * width {
         return Err(format!("broken JPEG: {} bytes of {height}x{width} pixels", pixels.len()));
     }
@@ -56,12 +56,58 @@ fn jpeg(file: &[u8], planes: &mut Vec<u8>) -> Result<[usize; 2], String> {
     Ok([height, width])
 }
 
+/// What a JPEG says of its image.
+struct Frame {
+    bits: u8,
+    height: usize,
+    width: usize,
+    colours: u8,
+}
+
+/// The frame header, one of the segments before the image's data: what the decoder says of a bad one means nothing to whoever
+/// has the file.
+fn frame(file: &[u8]) -> Result<Frame, String> {
+    let cut = || "the JPEG is cut off: it ends before the image begins".to_owned();
+    let mut rest = &file[2..];
+    loop {
+        // As decoders do, passes over fill bytes and over what belongs to no segment.
+        let is_marker = |pair: &[u8]| pair[0] == 0xff && !matches!(pair[1], 0 | 0xff);
+        let start = rest.windows(2).position(is_marker).ok_or_else(cut)?;
+        let marker = rest[start + 1];
+        rest = &rest[start + 2..];
+        match marker {
+            // These stand alone.
+            0x01 | 0xd0..=0xd8 => continue,
+            0xd9 | 0xda => return Err("broken JPEG: it has no header that tells its size".into()),
+            _ => {}
+        }
+        let length = rest.first_chunk::<2>().ok_or_else(cut)?;
+        let length = usize::from(u16::from_be_bytes(*length)).max(2);
+        let segment = rest.get(2..length).ok_or_else(cut)?;
+        // Of this row three markers are tables, and one is to be defined yet.
+        if matches!(marker, 0xc0..=0xcf) && !matches!(marker, 0xc4 | 0xc8 | 0xcc) {
+            let &[bits, h1, h0, w1, w0, colours, ..] = segment else {
+                return Err("broken JPEG: the header that tells its size is too short".into());
+            };
+            let side = |high, low| usize::from(u16::from_be_bytes([high, low]));
+            if marker > 0xc2 {
+                let kind = marker - 0xc0;
+                return Err(format!(
+                    "a JPEG of a rare kind (SOF{kind}): save it as a baseline or progressive one"
+                ));
+            }
+            return Ok(Frame { bits, height: side(h1, h0), width: side(w1, w0), colours });
+        }
+        rest = &rest[length..];
+    }
+}
+
 fn png(file: &[u8], planes: &mut Vec<u8>) -> Result<[usize; 2], String> {
     let broken = |error: png::DecodingError| match error {
         png::DecodingError::IoError(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => {
             "the PNG is cut off".to_owned()
         }
-        error => format!("broken PNG: {error}"),
+        error => format!("broken PNG: it can't be decoded ({error})"),
     };
     let limits = Limits { bytes: 4 * COLOURS * MAX_PIXELS };
     let mut decoder = png::Decoder::new_with_limits(Cursor::new(file), limits);
@@ -87,7 +133,10 @@ fn png(file: &[u8], planes: &mut Vec<u8>) -> Result<[usize; 2], String> {
 }
 
 fn check_size(height: usize, width: usize) -> Result<(), String> {
-    let fits = height.min(width) > 0 && height.max(width) <= MAX_SIDE && height * width <= MAX_PIXELS;
+    if height.min(width) == 0 {
+        return Err(format!("an image without pixels: its size is {height}x{width}"));
+    }
+    let fits = height.max(width) <= MAX_SIDE && height * width <= MAX_PIXELS;
     let refuse = || {
         format!("an image of {height}x{width} pixels: at most {MAX_SIDE} on a side and {MAX_PIXELS} are read")
     };

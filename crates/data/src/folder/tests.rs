@@ -1,6 +1,7 @@
 use super::*;
 use crate::images::COLOURS;
 use proptest::prelude::*;
+use std::os::unix::fs::PermissionsExt;
 
 fn golden(name: &str) -> Vec<u8> {
     fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)).unwrap()
@@ -57,12 +58,31 @@ fn what_cannot_be_decoded_says_why() {
     let mut broken = png.clone();
     let middle = broken.len() / 2;
     broken[middle] ^= 0x55;
+    let find = |marker: u8| jpeg.windows(2).position(|pair| pair == [0xff, marker]).unwrap();
+    let (frame, tables) = (find(0xc0), find(0xc4));
+    let changed = |changes: &[(usize, u8)]| {
+        let mut file = jpeg.clone();
+        changes.iter().for_each(|&(at, byte)| file[at] = byte);
+        file
+    };
     let rows: &[(&[u8], &str)] = &[
         (b"", "the file is empty"),
         (b"GIF89a", "neither a JPEG nor a PNG file: it begins with 47 49 46 38"),
         (&jpeg[..jpeg.len() / 2], "the JPEG is cut off"),
         (&jpeg[..jpeg.len() - 2], "the JPEG is cut off"),
-        (&jpeg[..100], "broken JPEG"),
+        (&jpeg[..2], "the JPEG is cut off: it ends before the image begins"),
+        (&jpeg[..100], "the JPEG is cut off: it ends before the image begins"),
+        (&changed(&[(frame + 4, 12)]), "a JPEG of 12 bits a channel: convert it to 8"),
+        (&changed(&[(frame + 9, 2)]), "a JPEG of 2 colours: convert it to RGB"),
+        (&changed(&[(frame + 7, 0), (frame + 8, 0)]), "an image without pixels: its size is 37x0"),
+        (&changed(&[(frame + 7, 255)]), "an image of 37x65333 pixels: at most 16384 on a side"),
+        (
+            &changed(&[(frame + 1, 0xc3)]),
+            "a JPEG of a rare kind (SOF3): save it as a baseline or progressive one",
+        ),
+        (&changed(&[(frame + 1, 0xfe)]), "broken JPEG: it has no header that tells its size"),
+        (&changed(&[(frame + 3, 4)]), "broken JPEG: the header that tells its size is too short"),
+        (&changed(&[(tables + 4, 0xee)]), "broken JPEG: its data can't be decoded ("),
         (&png[..png.len() / 2], "the PNG is cut off"),
         (&png[..20], "the PNG is cut off"),
         (&broken, "broken PNG"),
@@ -127,6 +147,72 @@ fn folders_that_are_no_classes_say_what_is_wrong() {
         let message = ImageFolder::parts(root.path()).unwrap_err().to_string();
         assert!(message.contains(reason) && message.contains("\nhint: images lie in DIR/train"), "{message}");
     }
+}
+
+/// A test run by root may read everything, and then has nothing to see.
+fn may_not_read(path: &Path) -> bool {
+    let locked = if path.is_dir() { fs::read_dir(path).is_err() } else { fs::read(path).is_err() };
+    if !locked {
+        eprintln!("SKIPPED: this user may read {} whatever its mode", path.display());
+    }
+    locked
+}
+
+#[test]
+fn what_nobody_may_look_at_is_named() {
+    // A link to itself is one that even root can't follow.
+    for (link, of) in [("train", "train"), ("train/cat", "cat"), ("train/dog/9.png", "9.png")] {
+        let root = tree(&[("train/dog/x.png", "grey.png"), ("val/dog/x.png", "grey.png")]);
+        let path = root.path().join(link);
+        if path.exists() {
+            fs::remove_dir_all(&path).unwrap();
+        }
+        std::os::unix::fs::symlink(of, &path).unwrap();
+        let message = ImageFolder::parts(root.path()).unwrap_err().to_string();
+        assert!(message.contains(&format!("/{link}: Too many levels of symbolic links")), "{message}");
+    }
+    for (locked, reason) in [("train", "cannot list"), ("train/dog", "cannot list"), ("val", "cannot list")] {
+        let root = tree(&[("train/dog/x.png", "grey.png"), ("val/dog/x.png", "grey.png")]);
+        let path = root.path().join(locked);
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o000)).unwrap();
+        let locks = may_not_read(&path);
+        let outcome = ImageFolder::parts(root.path()).map(drop);
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        if locks {
+            let message = outcome.unwrap_err().to_string();
+            let told = [reason, &format!("/{locked}: Permission denied"), "hint: `ls -ld`"];
+            assert!(told.iter().all(|part| message.contains(part)), "{message}");
+        }
+    }
+}
+
+#[test]
+fn a_link_to_nothing_and_a_locked_file_are_bad_images_and_a_pipe_is_none() {
+    let root = tree(&[("a/locked.png", "grey.png")]);
+    std::os::unix::fs::symlink("gone", root.path().join("a/link.png")).unwrap();
+    let made = std::process::Command::new("mkfifo").arg(root.path().join("a/pipe.png")).status().unwrap();
+    assert!(made.success());
+    let locked = root.path().join("a/locked.png");
+    fs::set_permissions(&locked, fs::Permissions::from_mode(0o000)).unwrap();
+    let folder = ImageFolder::open(root.path()).unwrap();
+    assert_eq!(folder.len(), 2);
+    let error = |i: usize| folder.image(i, &mut Vec::new()).unwrap_err().to_string();
+    assert!(error(0).contains("a/link.png: No such file"), "{}", error(0));
+    if may_not_read(&locked) {
+        assert!(error(1).contains("a/locked.png: Permission denied"), "{}", error(1));
+    }
+}
+
+#[test]
+fn names_that_are_no_text_are_listed_and_read() {
+    use std::os::unix::ffi::OsStrExt;
+    let root = tempfile::tempdir().unwrap();
+    let class = root.path().join(std::ffi::OsStr::from_bytes(b"cl\xff"));
+    fs::create_dir(&class).unwrap();
+    fs::write(class.join(std::ffi::OsStr::from_bytes(b"\xfe.PNG")), golden("grey.png")).unwrap();
+    let folder = ImageFolder::open(root.path()).unwrap();
+    assert_eq!((folder.len(), folder.class_names()), (1, &["cl\u{fffd}".to_owned()][..]));
+    assert!(folder.image(0, &mut Vec::new()).is_ok());
 }
 
 #[test]

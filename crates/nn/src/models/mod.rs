@@ -4,8 +4,10 @@ mod autoencoder;
 mod mnist;
 mod mnist_hpc;
 mod resnet;
+mod resnet9;
 
 pub use autoencoder::Autoencoder;
 pub use mnist::MnistNet;
 pub use mnist_hpc::MnistHpcNet;
 pub use resnet::{BasicBlock, Bottleneck, ResNet, ResNetDepth, ResNetStem};
+pub use resnet9::{ConvNormRelu, ResNet9};

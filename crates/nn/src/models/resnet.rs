@@ -4,7 +4,7 @@
 use crate::{BatchNorm2d, Conv2d, Init, Linear, MaxPool2d, Sequential, module};
 
 /// A convolution that a batch norm follows: no bias, and first values for layers before a ReLU (He et al., 2015).
-fn conv(inputs: usize, outputs: usize, kernel: usize, stride: usize) -> Conv2d {
+pub(super) fn conv(inputs: usize, outputs: usize, kernel: usize, stride: usize) -> Conv2d {
     let std = (2.0 / (outputs * kernel * kernel) as f64).sqrt();
     let conv = Conv2d::new(inputs, outputs, kernel).without_bias().init(Init::Normal { std });
     conv.stride(stride).padding(kernel / 2)

@@ -7,7 +7,7 @@ use crate::{OnNan, Trainer, Watch};
 use phalanx_data::{
     Augment, BadImages, Jitter, LoaderOptions, Normalise, Pixels, Target, Targets, Treatment, View,
 };
-use phalanx_nn::models::{Autoencoder, MnistHpcNet, MnistNet, ResNet, ResNetDepth, ResNetStem};
+use phalanx_nn::models::{Autoencoder, MnistHpcNet, MnistNet, ResNet, ResNet9, ResNetDepth, ResNetStem};
 use phalanx_nn::optim::{Adadelta, Adam, AdamW, Clip, Group, Members, RmsProp, Rule, Sgd};
 use phalanx_nn::{Anneal, Curve, Linear, Loss, Module, OneCycle, Plateau, Schedule, Unit, Warmup};
 use phalanx_parallel::DdpConfig;
@@ -39,6 +39,7 @@ impl Recipe {
             "resnet50" => Box::new(self.resnet(ResNetDepth::D50)),
             "resnet101" => Box::new(self.resnet(ResNetDepth::D101)),
             "resnet152" => Box::new(self.resnet(ResNetDepth::D152)),
+            "resnet9" => Box::new(ResNet9::new(self.classes())),
             other => unreachable!("the table of keys lets no model {other} pass"),
         })
     }
@@ -53,8 +54,12 @@ impl Recipe {
             Some("small") => ResNetStem::Small,
             _ => ResNetStem::Imagenet,
         };
-        let head = self.model.head.or(fit::classes(&self.data.name));
-        ResNet::new(depth, stem, head.expect("a checked recipe has a head"))
+        ResNet::new(depth, stem, self.classes())
+    }
+
+    /// Outputs of the last layer.
+    fn classes(&self) -> usize {
+        self.model.head.or(fit::classes(&self.data.name)).expect("a checked recipe has a head")
     }
 
     /// The optimizer's rule.

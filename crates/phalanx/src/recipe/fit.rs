@@ -3,6 +3,7 @@
 
 use super::RecipeError;
 use super::keys::{DIGITS, PICTURES, RESNETS};
+use phalanx_nn::models::ResNet9;
 use toml::Table;
 
 /// What a model needs of the keys beside it: the choices that fit, and what the key stands for where it is left out.
@@ -69,6 +70,21 @@ pub(super) fn image_size(dataset: &str) -> Option<Option<[usize; 2]>> {
         "image-folder" => Some(None),
         name => PICTURES.contains(&name).then_some(Some([32, 32])),
     }
+}
+
+/// Refuses images that are too small for the model.
+pub(super) fn check_size(origin: &str, model: &str, size: [usize; 2]) -> Result<(), RecipeError> {
+    let least = if model == "resnet9" { ResNet9::SMALLEST } else { 1 };
+    if size.iter().all(|&side| side >= least) {
+        return Ok(());
+    }
+    Err(RecipeError::BadValue {
+        origin: origin.to_owned(),
+        key: "data.size".to_owned(),
+        expected: format!("at least {least} for the model {model}"),
+        found: format!("{}x{}", size[0], size[1]),
+        nearest: None,
+    })
 }
 
 /// How many classes a dataset of colour images has, where its name says so.

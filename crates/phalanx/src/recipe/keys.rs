@@ -78,8 +78,13 @@ const MODELS: &[&str] = &[
     "resnet50",
     "resnet101",
     "resnet152",
+    "resnet9",
 ];
-pub(super) const RESNETS: &[&str] = &["resnet18", "resnet34", "resnet50", "resnet101", "resnet152"];
+/// Those with torchvision's stem, or another.
+const STEMMED: &[&str] = &["resnet18", "resnet34", "resnet50", "resnet101", "resnet152"];
+/// Those of colour images.
+pub(super) const RESNETS: &[&str] =
+    &["resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "resnet9"];
 const OPTIMIZERS: &[&str] = &["sgd", "adam", "adamw", "adadelta", "rmsprop"];
 const DATASETS: &[&str] =
     &["mnist", "mnist-mini", "fashion-mnist", "cifar10", "cifar100", "image-folder", "linear-regression"];
@@ -109,7 +114,7 @@ pub const KEYS: &[Key] = &[
     row(
         "model.stem",
         OneOf(&["imagenet", "small"]),
-        RESNETS,
+        STEMMED,
         "first layers: torchvision's, or ones that keep small images large",
     ),
     must("optimizer.name", OneOf(OPTIMIZERS), "the optimizer"),

@@ -301,6 +301,11 @@ fn images_that_cannot_be_made_are_refused_at_once() {
         (&["data.name=image-folder"], &["model.head must be the number of class folders", "got: nothing"]),
         (&["model.head=9"], &["model.head must be at least 10, the classes of cifar10, got: 9"]),
         (&["train.loss=nll"], &["needs train.loss = cross-entropy"]),
+        (
+            &["model.name=resnet9", "data.size=7"],
+            &["data.size must be at least 8 for the model resnet9, got: 7x7"],
+        ),
+        (&["model.name=resnet9", "model.stem=small"], &["model.stem has no meaning for model resnet9"]),
     ];
     let sizes = set("cifar10-resnet18", &["data.name=image-folder", "model.head=2"]).unwrap_err();
     assert!(sizes.contains("different sizes") && sizes.contains("hint:"), "{sizes}");

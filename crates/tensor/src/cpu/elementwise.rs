@@ -137,7 +137,7 @@ pub(crate) fn unary_gradient(f: Unary, kept: &Tensor, grad: &Tensor, out: &Tenso
         Unary::Sqrt => zip::<T>(kept, grad, out, |y, g| T::from_f64(0.5) * g / y),
         Unary::Tanh => zip::<T>(kept, grad, out, |y, g| g * (T::ONE - y * y)),
         Unary::Sigmoid => zip::<T>(kept, grad, out, |y, g| g * y * (T::ONE - y)),
-        Unary::Relu => zip::<T>(kept, grad, out, |y, g| if y > T::ZERO { g } else { T::ZERO }),
+        Unary::Relu => zip::<T>(kept, grad, out, |y, g| g.where_relu_passed(y)),
         Unary::Gelu => zip::<T>(kept, grad, out, |x, g| {
             // d/dx [x F(x)] = F(x) + x f(x), with f the normal density.
             let density = T::from_f64(0.398_942_280_401_432_7) * (T::from_f64(-0.5) * x * x).exp();
@@ -155,14 +155,15 @@ pub(crate) fn unary_gradient(f: Unary, kept: &Tensor, grad: &Tensor, out: &Tenso
     });
 }
 
-/// `out = grad` where `mine` beats `other`, half of it at a tie, else 0. `sign` is 1 for a maximum, -1 for a minimum.
+/// `out = grad` where `mine` beats `other` or either is NaN, half of it at a tie, else 0. `sign` is 1 for a maximum, -1 for a
+/// minimum.
 pub(crate) fn winner_gradient(mine: &Tensor, other: &Tensor, grad: &Tensor, sign: f64, out: &Tensor) {
     let _timer = out.device().time("maximum, gradient");
     with_float!(out.dtype, "maximum", T => {
         let sign = T::from_f64(sign);
         zip::<T>(mine, other, out, |x, y| {
-            let lead = (x - y) * sign;
-            if lead > T::ZERO { T::ONE } else if lead < T::ZERO { T::ZERO } else { T::from_f64(0.5) }
+            let (x, y) = (x * sign, y * sign);
+            if x == y { T::from_f64(0.5) } else if x < y { T::ZERO } else { T::ONE }
         });
         let weight = out.contiguous();
         let scaled = Tensor::stale(out.device(), *out.shape(), out.dtype);

@@ -69,8 +69,8 @@ impl Planes {
     }
 }
 
-/// Max-pooling; `position` gets, for each output, where in its window the first largest element stands, counted row by row
-/// from the window's first pixel inside the image.
+/// Max-pooling; `position` gets, for each output, where in its window the first largest element, or else the last NaN,
+/// stands, counted row by row from the window's first pixel inside the image.
 pub(crate) fn max_pool(x: &Tensor, p: Planes, out: &Tensor, position: &Tensor) {
     let _timer = out.device().time("max pooling");
     with_float!(x.dtype, "max_pool2d", T => {
@@ -103,7 +103,7 @@ fn max_plane<T: Float>(x: &[T], p: Planes, out: &mut [T], position: &mut [u8]) {
             for r in rows {
                 for c in cols.clone() {
                     let v = x[r * p.w + c];
-                    if v > best || (v.is_nan() && !best.is_nan()) {
+                    if v > best || v.is_nan() {
                         (best, at) = (v, i);
                     }
                     i += 1;

@@ -90,7 +90,7 @@ fn times<T: Float>(scale: &[T], weight: Option<&Tensor>, mul: &mut [T]) {
 }
 
 /// `sums` (2, C) = each channel's sum of grad, and of grad (x - mean). With `mask`, the output of a fused ReLU, only where that
-/// is above zero.
+/// passed it on.
 pub(crate) fn sums([x, mean]: [&Tensor; 2], grad: &Tensor, mask: Option<&Tensor>, sums: &Tensor) {
     let _timer = x.device().time("batch norm, sums of gradients");
     halves!(sums => guard, halves);

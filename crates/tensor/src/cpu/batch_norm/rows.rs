@@ -105,7 +105,8 @@ pub(super) fn normalise<T: Float>(
     });
 }
 
-/// Each channel's sum of grad, and of grad (x - mean). Where `mask` is given, the gradient counts only where that is above 0.
+/// Each channel's sum of grad, and of grad (x - mean). Where `mask` is given, the gradient counts only where a ReLU gave
+/// that and passed it on.
 pub(super) fn sums<T: Float>(
     device: &Device,
     [x, grad]: [&[T]; 2],
@@ -132,7 +133,7 @@ pub(super) fn sums<T: Float>(
                 Some(mask) => {
                     let values = x.iter().zip(g).zip(&mask[at..][..width]);
                     for (((sum_g, sum_gx), &mean), ((&x, &g), &mask)) in channels.zip(values) {
-                        let g = if mask > T::ZERO { g } else { T::ZERO };
+                        let g = g.where_relu_passed(mask);
                         *sum_g += g;
                         *sum_gx += g * (x - mean);
                     }
@@ -175,7 +176,7 @@ pub(super) fn input_gradient<T: Float>(
                         for (o, (((&x, &g), ((&mean, &mul), (&mean_g, &slope))), &mask)) in
                             out.iter_mut().zip(values)
                         {
-                            let g = if mask > T::ZERO { g } else { T::ZERO };
+                            let g = g.where_relu_passed(mask);
                             *o = mul * (g - mean_g - (x - mean) * slope);
                         }
                     }

@@ -1,0 +1,337 @@
+//! The operations that all ranks of a group take part in.
+
+use super::Group;
+use crate::element::{Element, Erased, ReduceOp, is_widened, means, widen};
+use crate::error::Error;
+use crate::queue::Queued;
+use crate::schedule::{self, Schedule};
+use crate::signature::{Kind, Signature};
+use crate::work::{AnyBuffer, Buffer, Plain, Reduced, Work};
+use phalanx_wire::{Deadline, Rank};
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::time::Duration;
+
+/// The signature of an operation that isn't counted yet.
+fn signature<T: Element>(kind: Kind, op: Option<ReduceOp>, detail: u32, count: usize) -> Signature {
+    Signature { kind, op: op.map(Into::into), detail, sequence: 0, element: T::KIND, count }
+}
+
+/// That there is such a reduction.
+#[track_caller]
+fn check_op<T: Element>(name: &str, op: ReduceOp) {
+    assert!(T::KIND.takes(op), "{name}: there is no {op} of {}", T::KIND.name);
+}
+
+/// Parts of these lengths, one after the other from `start` on.
+fn parts(lengths: &[usize], start: usize) -> Vec<Range<usize>> {
+    let mut end = start;
+    lengths
+        .iter()
+        .map(|length| {
+            let start = end;
+            end += length;
+            start..end
+        })
+        .collect()
+}
+
+impl Group {
+    /// Reduces the ranks' slices elementwise; every rank gets the result. All slices have one length.
+    #[track_caller]
+    pub fn all_reduce<T: Element>(&self, values: &mut [T], op: ReduceOp) -> Result<(), Error> {
+        check_op::<T>("all_reduce", op);
+        let (rank, n, len) = (self.rank.index(), self.world_size, values.len());
+        let schedule = |bytes| schedule::all_reduce(rank, n, len, bytes);
+        self.reduce_by(signature::<T>(Kind::AllReduce, Some(op), 0, len), schedule, values, op)
+    }
+
+    /// [`Group::all_reduce`] of several slices in one operation: small ones take the time of one.
+    #[track_caller]
+    pub fn all_reduce_coalesced<T: Element>(
+        &self,
+        values: &mut [&mut [T]],
+        op: ReduceOp,
+    ) -> Result<(), Error> {
+        let mut all: Vec<T> = values.iter().flat_map(|values| values.iter().copied()).collect();
+        self.all_reduce(&mut all, op)?;
+        let mut rest = &all[..];
+        for values in values {
+            let (these, after) = rest.split_at(values.len());
+            values.copy_from_slice(these);
+            rest = after;
+        }
+        Ok(())
+    }
+
+    /// Reduces the ranks' slices elementwise; rank `root` gets the result, what the others' slices hold then means nothing.
+    #[track_caller]
+    pub fn reduce<T: Element>(&self, values: &mut [T], root: Rank, op: ReduceOp) -> Result<(), Error> {
+        check_op::<T>("reduce", op);
+        self.check_peer("reduce", root);
+        let (rank, n, len) = (self.rank.index(), self.world_size, values.len());
+        let schedule = |bytes| schedule::reduce(rank, n, len, bytes, root.index());
+        self.reduce_by(signature::<T>(Kind::Reduce, Some(op), root.0, len), schedule, values, op)
+    }
+
+    /// Every rank gets the slice of rank `root`.
+    #[track_caller]
+    pub fn broadcast<T: Element>(&self, values: &mut [T], root: Rank) -> Result<(), Error> {
+        self.check_peer("broadcast", root);
+        let schedule = schedule::broadcast(self.rank.index(), self.world_size, values.len(), root.index());
+        self.move_by(signature::<T>(Kind::Broadcast, None, root.0, values.len()), schedule, values)
+    }
+
+    /// Reduces the ranks' `input`s elementwise; rank r gets part r of `world_size` equal parts.
+    #[track_caller]
+    pub fn reduce_scatter<T: Element>(
+        &self,
+        input: &[T],
+        output: &mut [T],
+        op: ReduceOp,
+    ) -> Result<(), Error> {
+        check_op::<T>("reduce_scatter", op);
+        let (len, part) = (input.len(), output.len());
+        self.check_all("reduce_scatter", ["in", "out"], [len, part]);
+        let (rank, n) = (self.rank.index(), self.world_size);
+        let mut all = input.to_vec();
+        let schedule = |_| schedule::reduce_scatter(rank, n, len);
+        self.reduce_by(signature::<T>(Kind::ReduceScatter, Some(op), 0, len), schedule, &mut all, op)?;
+        output.copy_from_slice(&all[rank * part..][..part]);
+        Ok(())
+    }
+
+    /// Every rank gets all `input`s, one after the other in the order of ranks. All have one length.
+    #[track_caller]
+    pub fn all_gather<T: Element>(&self, input: &[T], output: &mut [T]) -> Result<(), Error> {
+        let (part, len) = (input.len(), output.len());
+        self.check_all("all_gather", ["out", "in"], [len, part]);
+        output[self.rank.index() * part..][..part].copy_from_slice(input);
+        let schedule = schedule::all_gather(self.rank.index(), self.world_size, len);
+        self.move_by(signature::<T>(Kind::AllGather, None, 0, len), schedule, output)
+    }
+
+    /// Rank `root` gets all `input`s, one after the other in the order of ranks. All have one length; the other ranks' `output`
+    /// is not looked at.
+    #[track_caller]
+    pub fn gather<T: Element>(&self, input: &[T], output: &mut [T], root: Rank) -> Result<(), Error> {
+        self.check_peer("gather", root);
+        let part = input.len();
+        let schedule = schedule::gather(self.rank.index(), self.world_size, part, root.index());
+        let signature = signature::<T>(Kind::Gather, None, root.0, part);
+        if self.rank != root {
+            return self.move_by(signature, schedule, &mut input.to_vec());
+        }
+        self.check_all("gather", ["out", "in"], [output.len(), part]);
+        output[root.index() * part..][..part].copy_from_slice(input);
+        self.move_by(signature, schedule, output)
+    }
+
+    /// Rank r gets part r of `world_size` equal parts of rank `root`'s `input`; the other ranks' is not looked at.
+    #[track_caller]
+    pub fn scatter<T: Element>(&self, input: &[T], output: &mut [T], root: Rank) -> Result<(), Error> {
+        self.check_peer("scatter", root);
+        let part = output.len();
+        let schedule = schedule::scatter(self.rank.index(), self.world_size, part, root.index());
+        let signature = signature::<T>(Kind::Scatter, None, root.0, part);
+        if self.rank != root {
+            return self.move_by(signature, schedule, output);
+        }
+        self.check_all("scatter", ["in", "out"], [input.len(), part]);
+        output.copy_from_slice(&input[root.index() * part..][..part]);
+        self.move_by(signature, schedule, &mut input.to_vec())
+    }
+
+    /// Part r of this rank's `input` goes to rank r, and part r of `output` comes from there; all parts have one length.
+    #[track_caller]
+    pub fn all_to_all<T: Element>(&self, input: &[T], output: &mut [T]) -> Result<(), Error> {
+        let n = self.world_size;
+        assert!(
+            input.len() == output.len() && input.len().is_multiple_of(n),
+            "all_to_all: {} elements in, {} out, {n} ranks",
+            input.len(),
+            output.len()
+        );
+        let lengths = vec![input.len() / n; n];
+        self.all_to_all_uneven(input, &lengths, output, &lengths)
+    }
+
+    /// As [`Group::all_to_all`], where part r of `input` has `sends[r]` elements and part r of `output` has `receives[r]`, which
+    /// is what rank r sends here.
+    #[track_caller]
+    pub fn all_to_all_uneven<T: Element>(
+        &self,
+        input: &[T],
+        sends: &[usize],
+        output: &mut [T],
+        receives: &[usize],
+    ) -> Result<(), Error> {
+        for (what, lengths, len) in [("in", sends, input.len()), ("out", receives, output.len())] {
+            assert!(
+                lengths.len() == self.world_size && lengths.iter().sum::<usize>() == len,
+                "all_to_all: parts of {lengths:?} elements of {len} {what}, {} ranks",
+                self.world_size
+            );
+        }
+        let rank = self.rank.index();
+        let (sends, receives) = (parts(sends, 0), parts(receives, input.len()));
+        assert!(
+            sends[rank].len() == receives[rank].len(),
+            "all_to_all: rank {rank} sends itself {} elements and expects {}",
+            sends[rank].len(),
+            receives[rank].len()
+        );
+        let mut both = [input, &*output].concat();
+        both.copy_within(sends[rank].clone(), receives[rank].start);
+        let schedule = schedule::all_to_all(rank, &sends, &receives);
+        self.move_by(signature::<T>(Kind::AllToAll, None, 0, input.len()), schedule, &mut both)?;
+        output.copy_from_slice(&both[input.len()..]);
+        Ok(())
+    }
+
+    /// Returns when every rank has called it.
+    pub fn barrier(&self) -> Result<(), Error> {
+        let schedule = schedule::barrier(self.rank.index(), self.world_size);
+        self.move_by::<u8>(signature::<u8>(Kind::Barrier, None, 0, 0), schedule, &mut [])
+    }
+
+    /// A barrier by way of rank 0, whose error names all ranks that didn't come within `timeout`.
+    pub fn monitored_barrier(&self, timeout: Duration) -> Result<(), Error> {
+        let schedule = schedule::monitored_barrier(self.rank.index(), self.world_size);
+        let group = self.clone().with_timeout(timeout);
+        group.move_by::<u8>(signature::<u8>(Kind::MonitoredBarrier, None, 0, 0), schedule, &mut [])
+    }
+
+    /// Starts an all-reduce of a buffer that comes back, reduced, from [`Work::wait`].
+    #[track_caller]
+    pub fn start_all_reduce<B: Buffer>(&self, mut buffer: B, op: ReduceOp) -> Work<B> {
+        check_op::<B::Item>("start_all_reduce", op);
+        let (rank, n, count) = (self.rank.index(), self.world_size, buffer.as_mut_slice().len());
+        let signature = signature::<B::Item>(Kind::AllReduce, Some(op), 0, count);
+        self.start_reduction(signature, |bytes| schedule::all_reduce(rank, n, count, bytes), buffer, op)
+    }
+
+    /// Starts a broadcast of rank `root`'s buffer.
+    #[track_caller]
+    pub fn start_broadcast<B: Buffer>(&self, mut buffer: B, root: Rank) -> Work<B> {
+        self.check_peer("start_broadcast", root);
+        let count = buffer.as_mut_slice().len();
+        let schedule = schedule::broadcast(self.rank.index(), self.world_size, count, root.index());
+        self.start_move(signature::<B::Item>(Kind::Broadcast, None, root.0, count), schedule, buffer)
+    }
+
+    /// Starts a reduce-scatter in place: the buffer is `world_size` equal parts, of which part `rank` comes back reduced; the
+    /// others come back with values that mean nothing.
+    #[track_caller]
+    pub fn start_reduce_scatter<B: Buffer>(&self, mut buffer: B, op: ReduceOp) -> Work<B> {
+        check_op::<B::Item>("start_reduce_scatter", op);
+        let (rank, n, count) = (self.rank.index(), self.world_size, buffer.as_mut_slice().len());
+        self.check_parts("start_reduce_scatter", count);
+        let signature = signature::<B::Item>(Kind::ReduceScatter, Some(op), 0, count);
+        self.start_reduction(signature, |_| schedule::reduce_scatter(rank, n, count), buffer, op)
+    }
+
+    /// Starts an all-gather in place: the buffer is `world_size` equal parts, of which part `rank` is this rank's.
+    #[track_caller]
+    pub fn start_all_gather<B: Buffer>(&self, mut buffer: B) -> Work<B> {
+        let count = buffer.as_mut_slice().len();
+        self.check_parts("start_all_gather", count);
+        let schedule = schedule::all_gather(self.rank.index(), self.world_size, count);
+        self.start_move(signature::<B::Item>(Kind::AllGather, None, 0, count), schedule, buffer)
+    }
+
+    /// Plays a reduction over a borrowed buffer to the end. The schedule may depend on the bytes of what is summed.
+    fn reduce_by<T: Element>(
+        &self,
+        signature: Signature,
+        schedule: impl FnOnce(usize) -> Schedule,
+        values: &mut [T],
+        op: ReduceOp,
+    ) -> Result<(), Error> {
+        if let ReduceOp::PremulSum(factor) = op {
+            T::scale(values, factor);
+        }
+        if is_widened::<T>(op) {
+            let mut wide = widen(values);
+            self.play(signature, schedule(size_of::<T::Wide>()), &mut wide, op)?;
+            means(&wide, self.world_size, values);
+            return Ok(());
+        }
+        self.play(signature, schedule(size_of::<T>()), values, op)?;
+        if op == ReduceOp::Average {
+            values.iter_mut().for_each(|value| *value = T::mean_of(value.widened(), self.world_size));
+        }
+        Ok(())
+    }
+
+    /// Plays an operation that only moves over a borrowed buffer to the end.
+    fn move_by<T: Element>(
+        &self,
+        signature: Signature,
+        schedule: Schedule,
+        values: &mut [T],
+    ) -> Result<(), Error> {
+        self.play(signature, schedule, values, ReduceOp::Sum)
+    }
+
+    fn play<T: Element>(
+        &self,
+        signature: Signature,
+        schedule: Schedule,
+        values: &mut [T],
+        op: ReduceOp,
+    ) -> Result<(), Error> {
+        let deadline = Deadline::after(self.timeout);
+        let mut engine = self.engine(&deadline)?;
+        let play = engine.collective(signature, schedule, Erased::of::<T>(), op);
+        engine.run(self, deadline, play, bytemuck::cast_slice_mut(values))
+    }
+
+    fn start_reduction<B: Buffer>(
+        &self,
+        signature: Signature,
+        schedule: impl FnOnce(usize) -> Schedule,
+        buffer: B,
+        op: ReduceOp,
+    ) -> Work<B> {
+        type Wide<B> = <<B as Buffer>::Item as Element>::Wide;
+        let element =
+            if is_widened::<B::Item>(op) { Erased::of::<Wide<B>>() } else { Erased::of::<B::Item>() };
+        let buffer = Box::new(Reduced::new(buffer, op, self.world_size));
+        self.start(signature, schedule(element.bytes), element, buffer, op)
+    }
+
+    fn start_move<B: Buffer>(&self, signature: Signature, schedule: Schedule, buffer: B) -> Work<B> {
+        let element = Erased::of::<B::Item>();
+        self.start(signature, schedule, element, Box::new(Plain(buffer)), ReduceOp::Sum)
+    }
+
+    /// Queues an operation behind those that were started before.
+    fn start<B>(
+        &self,
+        signature: Signature,
+        schedule: Schedule,
+        element: Erased,
+        buffer: Box<dyn AnyBuffer>,
+        op: ReduceOp,
+    ) -> Work<B> {
+        let ticket = self.engine(&Deadline::after(self.timeout)).map(|mut engine| {
+            let play = engine.collective(signature, schedule, element, op);
+            let ticket = engine.next_ticket();
+            // In a group that failed the buffer is let go at once; `wait` says why.
+            if engine.failed.is_none() {
+                engine.queue.push_back(Queued { ticket, play, buffer });
+                engine.advance();
+            }
+            ticket
+        });
+        Work { group: self.clone(), ticket, buffer: PhantomData, taken: false }
+    }
+
+    /// That one side has as many elements as all ranks' other sides.
+    #[track_caller]
+    fn check_all(&self, op: &str, [all, one]: [&str; 2], [len, part]: [usize; 2]) {
+        let n = self.world_size;
+        assert!(len == part * n, "{op}: {len} elements {all}, {part} {one}, {n} ranks");
+    }
+}

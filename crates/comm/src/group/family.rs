@@ -1,0 +1,168 @@
+//! Groups that come of a group: some of its ranks, as a group of their own, or those that are left of it.
+//!
+//! Each group has connections of its own, so one that fails or is slow doesn't touch another. Where the members of a new group
+//! can be reached is exchanged over the old one; survivors of a failed group meet again where they met before, under a new
+//! generation, and refuse whoever comes with the old one.
+
+use super::{Group, Neighbours, Place};
+use crate::element::ReduceOp;
+use crate::endpoint::{Endpoint, PeerAddress};
+use crate::error::Error;
+use crate::transport::{SharedThreads, end_of};
+use phalanx_wire::{Generation, Rank, Secret};
+use std::collections::HashSet;
+use std::sync::Arc;
+
+/// How a group's ranks can meet again.
+#[derive(Clone)]
+pub(crate) enum Kin {
+    /// There are no others.
+    Alone,
+    Threads(Arc<SharedThreads>),
+    Processes(Arc<Home>),
+}
+
+/// Where processes met.
+pub(crate) struct Home {
+    pub(crate) endpoint: Arc<Endpoint>,
+    /// Of all ranks, by rank.
+    pub(crate) peers: Vec<PeerAddress>,
+    pub(crate) secret: Secret,
+}
+
+impl Group {
+    /// Parts the group: ranks that say the same color become a group of their own, ordered by key and then by rank; those that
+    /// say none get none. All ranks of the group must call it.
+    pub fn split(&self, color: Option<u32>, key: u32) -> Result<Option<Group>, Error> {
+        let mut all = vec![0i64; 2 * self.world_size];
+        self.all_gather(&[color.map_or(-1, i64::from), i64::from(key)], &mut all)?;
+        let words = all.as_chunks::<2>().0;
+        let mine = words[self.rank.index()][0];
+        let mut members: Vec<usize> = (0..self.world_size).filter(|&rank| words[rank][0] == mine).collect();
+        members.sort_by_key(|&rank| (words[rank][1], rank));
+        self.part(color.map(|_| members))
+    }
+
+    /// A group of these ranks, in this order, or none on a rank that isn't among them. All ranks of the group must call it with
+    /// the same list.
+    #[track_caller]
+    pub fn subgroup(&self, ranks: &[Rank]) -> Result<Option<Group>, Error> {
+        ranks.iter().for_each(|&rank| self.check_peer("subgroup", rank));
+        let distinct: HashSet<Rank> = ranks.iter().copied().collect();
+        assert!(distinct.len() == ranks.len() && !ranks.is_empty(), "subgroup: of ranks {ranks:?}");
+        let place = |rank: usize| ranks.iter().position(|r| r.index() == rank);
+        let mine: Vec<i32> =
+            (0..self.world_size).map(|rank| place(rank).map_or(-1, |place| place as i32)).collect();
+        let mut all = vec![0; self.world_size * self.world_size];
+        self.all_gather(&mine, &mut all)?;
+        if let Some(other) = all.chunks_exact(self.world_size).position(|theirs| *theirs != mine) {
+            let reason = format!("rank {other} asks for a subgroup of other ranks than {ranks:?}");
+            return Err(Error::connect(self.rank, reason));
+        }
+        let members = ranks.iter().map(|rank| rank.index()).collect();
+        self.part(place(self.rank.index()).map(|_| members))
+    }
+
+    /// The group of the ranks of this one that are left, in this order, of which this must be one. Ends this group, where it
+    /// hasn't failed already; what belongs to it, or to any older generation, is refused by the new one. All survivors must
+    /// call it, with the same list and generation; who they are is not decided here.
+    #[track_caller]
+    pub fn rebuild(&self, survivors: &[Rank], generation: Generation) -> Result<Group, Error> {
+        survivors.iter().for_each(|&rank| self.check_peer("rebuild", rank));
+        assert!(
+            generation > self.generation,
+            "rebuild: generation {generation} after generation {}",
+            self.generation
+        );
+        let members: Vec<usize> = survivors.iter().map(|rank| rank.index()).collect();
+        self.abort(&format!("generation {generation} takes its place"));
+        self.member(&members, generation, |place, index| match &self.kin {
+            Kin::Alone => Ok(Group::over(place, None)),
+            Kin::Threads(shared) => {
+                self.among_threads(shared, (true, generation.0, members[0]), members.len(), place, index)
+            }
+            Kin::Processes(home) => {
+                let peers = members.iter().map(|&rank| home.peers[rank].clone()).collect();
+                let (endpoint, secret) = (Arc::clone(&home.endpoint), home.secret.clone());
+                Group::join(place, Home { endpoint, peers, secret })
+            }
+        })
+    }
+
+    /// A group of `members`, if this rank is one. All ranks take part.
+    fn part(&self, members: Option<Vec<usize>>) -> Result<Option<Group>, Error> {
+        let number = self.engine(&phalanx_wire::Deadline::after(self.timeout))?.collectives;
+        let home = match (&self.kin, &members) {
+            (Kin::Processes(home), _) => Some(self.meet_anew(home, members.is_some())?),
+            _ => None,
+        };
+        let Some(members) = members else { return Ok(None) };
+        let group = self.member(&members, self.generation, |place, index| match (&self.kin, home) {
+            (Kin::Threads(shared), _) => {
+                self.among_threads(shared, (false, number, members[0]), members.len(), place, index)
+            }
+            (Kin::Processes(home), Some((endpoint, addresses))) => {
+                let peers = members.iter().filter_map(|&rank| addresses[rank].clone()).collect();
+                let (endpoint, secret) = (Arc::new(endpoint), home.secret.clone());
+                Group::join(place, Home { endpoint, peers, secret })
+            }
+            _ => Ok(Group::over(place, None)),
+        })?;
+        Ok(Some(group))
+    }
+
+    /// This rank's place among `members` as a group of `generation`, handed to what makes the group.
+    #[track_caller]
+    fn member(
+        &self,
+        members: &[usize],
+        generation: Generation,
+        make: impl FnOnce(Place, usize) -> Result<Group, Error>,
+    ) -> Result<Group, Error> {
+        let index = members.iter().position(|&rank| rank == self.rank.index());
+        let index = index.unwrap_or_else(|| panic!("rank {} is none of the ranks {members:?}", self.rank));
+        let place = Place {
+            rank: Rank(index as u32),
+            world: Neighbours { ranks: members.len(), here: members.len().min(self.here) },
+            generation,
+            timeout: self.timeout,
+            members: members.iter().map(|&rank| self.members[rank]).collect(),
+            kin: Kin::Alone,
+        };
+        make(place, index)
+    }
+
+    fn among_threads(
+        &self,
+        shared: &SharedThreads,
+        name: (bool, u64, usize),
+        n: usize,
+        place: Place,
+        index: usize,
+    ) -> Result<Group, Error> {
+        let end = end_of(shared, name, n, index)
+            .ok_or_else(|| Error::connect(self.rank, "this group was made already"))?;
+        let place = Place { kin: Kin::Threads(end.shared()), ..place };
+        Ok(Group::over(place, (n > 1).then(|| Box::new(end) as _)))
+    }
+
+    /// Where each rank that wants to be a member of a new group listens for it.
+    fn meet_anew(&self, home: &Home, is_member: bool) -> Result<(Endpoint, Vec<Option<PeerAddress>>), Error> {
+        let endpoint = home.endpoint.another()?;
+        let address = if is_member { Some(endpoint.address()) } else { None };
+        let address = serde_json::to_vec(&address).expect("addresses can be written");
+        let mut longest = [address.len() as u64];
+        self.all_reduce(&mut longest, ReduceOp::Max)?;
+        let size = longest[0] as usize;
+        // Spaces after it mean nothing.
+        let mine: Vec<u8> = address.into_iter().chain(std::iter::repeat(b' ')).take(size).collect();
+        let mut all = vec![0; size * self.world_size];
+        self.all_gather(&mine, &mut all)?;
+        let addresses = all.chunks_exact(size).enumerate().map(|(rank, address)| {
+            serde_json::from_slice(address).map_err(|error| {
+                Error::connect(self.rank, format!("rank {rank} sent no address of its own: {error}"))
+            })
+        });
+        Ok((endpoint, addresses.collect::<Result<_, _>>()?))
+    }
+}

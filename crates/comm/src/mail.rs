@@ -1,0 +1,475 @@
+//! Messages between two ranks, and who has a wire when.
+//!
+//! A wire carries whole messages, one after the other: those of collectives, and *letters*, which ranks send each other under
+//! a tag. A collective that looks for its message takes in the letters that come before it; one that nobody asked for yet is
+//! set aside, up to [`MAX_ASIDE`]. Between two ranks, letters with the same tag are received in the order in which they were
+//! sent. Whoever waits for a letter of its own to be taken reads what all others send, so ranks may send to each other at once,
+//! in a ring too, whatever the size.
+
+use crate::element::Room;
+use crate::error::{Error, Heard};
+use crate::signature::{HEADER, Header, Signature};
+use crate::transport::{Lost, Transport};
+use crate::work::AnyBuffer;
+use phalanx_wire::Rank;
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+/// Bytes of letters that may wait to be asked for.
+const MAX_ASIDE: usize = 1 << 30;
+
+/// What has a direction of a wire, from the first byte of a message to its last.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) enum Holder {
+    Nobody,
+    /// A message of the current round of the collective that is being played.
+    Collective(usize),
+    Letter,
+}
+
+/// The wire to one peer.
+struct Line {
+    sender: Holder,
+    reader: Holder,
+    /// The header that comes next, and how much of it came.
+    head: Header,
+    got: usize,
+    outgoing: VecDeque<Outgoing>,
+    arriving: Option<Arriving>,
+    /// Letters that came and that nobody asked for yet.
+    aside: VecDeque<Letter>,
+    /// Letters sent and received.
+    counts: [u64; 2],
+    /// The last header that came, and when.
+    heard: Option<(Header, Instant)>,
+}
+
+struct Outgoing {
+    ticket: u64,
+    header: Header,
+    buffer: Box<dyn AnyBuffer>,
+    done: usize,
+}
+
+/// A letter that was asked for.
+pub(crate) struct Wanted {
+    pub(crate) ticket: u64,
+    /// From this rank, or from any.
+    pub(crate) from: Option<usize>,
+    /// Of which the sequence number means nothing where it may come from any rank.
+    pub(crate) signature: Signature,
+    pub(crate) buffer: Box<dyn AnyBuffer>,
+}
+
+/// A letter of which some bytes came.
+struct Arriving {
+    header: Header,
+    into: Place,
+    bytes: usize,
+    done: usize,
+}
+
+enum Place {
+    Wanted(Wanted),
+    Aside(Room),
+}
+
+struct Letter {
+    header: Header,
+    room: Room,
+    bytes: usize,
+}
+
+/// A letter that was sent or received.
+pub(crate) struct Delivered {
+    pub(crate) ticket: u64,
+    pub(crate) buffer: Box<dyn AnyBuffer>,
+    pub(crate) peer: usize,
+}
+
+/// A rank's letters, and its wires' state.
+pub(crate) struct Mail {
+    rank: Rank,
+    lines: Vec<Line>,
+    wanted: VecDeque<Wanted>,
+    aside_bytes: usize,
+    delivered: Vec<Delivered>,
+}
+
+fn lost_in(header: &Header, peer: usize, lost: Lost) -> Error {
+    Error::PeerLost { operation: header.describe(), peer: Rank(peer as u32), reason: lost.0 }
+}
+
+impl Line {
+    /// Sends a message as far as it goes now; whether it is whole.
+    fn send(
+        &mut self,
+        wires: &mut dyn Transport,
+        to: usize,
+        holder: Holder,
+        (header, payload): (&Header, &[u8]),
+        done: &mut usize,
+    ) -> Result<bool, Lost> {
+        while *done < HEADER + payload.len() {
+            if self.sender != Holder::Nobody && self.sender != holder {
+                return Ok(false);
+            }
+            let rest = if *done < HEADER { &header.0[*done..] } else { &payload[*done - HEADER..] };
+            let moved = wires.try_send(to, rest)?;
+            if moved == 0 {
+                return Ok(false);
+            }
+            *done += moved;
+            self.sender = if *done == HEADER + payload.len() { Holder::Nobody } else { holder };
+        }
+        Ok(true)
+    }
+}
+
+impl Wanted {
+    fn takes(&self, from: usize, header: &Header) -> bool {
+        self.from.is_none_or(|rank| rank == from) && self.signature.detail == header.detail()
+    }
+}
+
+impl Mail {
+    pub(crate) fn new(rank: Rank, n: usize) -> Mail {
+        let line = || Line {
+            sender: Holder::Nobody,
+            reader: Holder::Nobody,
+            head: Header([0; HEADER]),
+            got: 0,
+            outgoing: VecDeque::new(),
+            arriving: None,
+            aside: VecDeque::new(),
+            counts: [0; 2],
+            heard: None,
+        };
+        Mail {
+            rank,
+            lines: (0..n).map(|_| line()).collect(),
+            wanted: VecDeque::new(),
+            aside_bytes: 0,
+            delivered: Vec::new(),
+        }
+    }
+
+    /// Whether nothing is being sent, arrives, or is waited for.
+    pub(crate) fn is_idle(&self) -> bool {
+        let is_idle = |line: &Line| line.outgoing.is_empty() && line.arriving.is_none();
+        self.wanted.is_empty() && self.lines.iter().all(is_idle)
+    }
+
+    /// Takes what was sent and received since it was last asked.
+    pub(crate) fn delivered(&mut self) -> impl Iterator<Item = Delivered> {
+        std::mem::take(&mut self.delivered).into_iter()
+    }
+
+    /// Lets go of everything, since the group failed.
+    pub(crate) fn clear(&mut self) {
+        self.wanted.clear();
+        self.lines.iter_mut().for_each(|line| line.outgoing.clear());
+    }
+
+    /// Queues a letter; `signature` lacks its sequence number.
+    pub(crate) fn send(
+        &mut self,
+        ticket: u64,
+        to: usize,
+        mut signature: Signature,
+        buffer: Box<dyn AnyBuffer>,
+    ) {
+        let line = &mut self.lines[to];
+        line.counts[0] += 1;
+        signature.sequence = line.counts[0];
+        let header = signature.header(signature.count);
+        line.outgoing.push_back(Outgoing { ticket, header, buffer, done: 0 });
+    }
+
+    /// Asks for a letter, which may be there already.
+    pub(crate) fn want(&mut self, wanted: Wanted) -> Result<(), Error> {
+        let ranks = wanted.from.map_or(0..self.lines.len(), |from| from..from + 1);
+        for from in ranks {
+            let line = &mut self.lines[from];
+            if let Some(at) = line.aside.iter().position(|letter| wanted.takes(from, &letter.header)) {
+                let letter = line.aside.remove(at).expect("the position was found");
+                self.aside_bytes -= letter.bytes;
+                return self.hand_over(from, letter, wanted);
+            }
+        }
+        self.wanted.push_back(wanted);
+        Ok(())
+    }
+
+    /// A letter that was set aside goes to whoever wants it.
+    fn hand_over(&mut self, from: usize, letter: Letter, mut wanted: Wanted) -> Result<(), Error> {
+        self.check(from, &letter.header, &wanted)?;
+        wanted.buffer.bytes().copy_from_slice(&letter.room.bytes()[..letter.bytes]);
+        self.delivered.push(Delivered { ticket: wanted.ticket, buffer: wanted.buffer, peer: from });
+        Ok(())
+    }
+
+    /// That a letter is what its receiver thinks it is.
+    fn check(&self, from: usize, header: &Header, wanted: &Wanted) -> Result<(), Error> {
+        let (ours, theirs) = (wanted.signature, header);
+        if (u64::try_from(ours.count), ours.element.code) == (Ok(theirs.count()), theirs.element()) {
+            return Ok(());
+        }
+        Err(Error::Mismatch {
+            rank: self.rank,
+            ours: ours.describe(),
+            peer: Rank(from as u32),
+            theirs: theirs.describe(),
+        })
+    }
+
+    /// Moves letters as far as they go now.
+    pub(crate) fn advance(&mut self, wires: &mut dyn Transport) -> Result<(), Error> {
+        let (mut gone, mut others) = (None, 0);
+        let own = self.rank.index();
+        for peer in (0..self.lines.len()).filter(|&peer| peer != own) {
+            self.post(peer, wires)?;
+            if !self.needs(peer) && !self.reads_all() {
+                continue;
+            }
+            // A collective's message stays where it is until that is played.
+            match self.head(peer, wires) {
+                // It may have left after all that was wanted of it, and others may still do what is wanted of any.
+                Err(error @ Error::PeerLost { .. }) if !self.needs(peer) => gone = Some(error),
+                Err(error) => return Err(error),
+                Ok(_) => others += 1,
+            }
+        }
+        gone.filter(|_| others == 0 && !self.is_idle()).map_or(Ok(()), Err)
+    }
+
+    /// Whether something is to come from this rank and no other, or to go there.
+    fn needs(&self, peer: usize) -> bool {
+        let line = &self.lines[peer];
+        line.arriving.is_some()
+            || !line.outgoing.is_empty()
+            || self.wanted.iter().any(|wanted| wanted.from == Some(peer))
+    }
+
+    /// Whether letters of all ranks are taken in.
+    fn reads_all(&self) -> bool {
+        self.wanted.iter().any(|wanted| wanted.from.is_none())
+            || self.lines.iter().any(|line| !line.outgoing.is_empty())
+    }
+
+    /// Sends what can be sent to a peer now.
+    fn post(&mut self, peer: usize, wires: &mut dyn Transport) -> Result<(), Error> {
+        let line = &mut self.lines[peer];
+        while let Some(mut letter) = line.outgoing.pop_front() {
+            let message = (&letter.header, &*letter.buffer.bytes());
+            let sent = line.send(wires, peer, Holder::Letter, message, &mut letter.done);
+            if sent.map_err(|lost| lost_in(&letter.header, peer, lost))? {
+                self.delivered.push(Delivered { ticket: letter.ticket, buffer: letter.buffer, peer });
+            } else {
+                line.outgoing.push_front(letter);
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends a message of a collective as far as it goes now; whether it is whole.
+    pub(crate) fn send_part(
+        &mut self,
+        wires: &mut dyn Transport,
+        to: usize,
+        holder: Holder,
+        (header, payload): (&Header, &[u8]),
+        done: &mut usize,
+    ) -> Result<bool, Error> {
+        let sent = self.lines[to].send(wires, to, holder, (header, payload), done);
+        sent.map_err(|lost| lost_in(header, to, lost))
+    }
+
+    /// The header of the next message from a peer that isn't a letter, once all of it is there. Letters before it are taken in.
+    fn head(&mut self, from: usize, wires: &mut dyn Transport) -> Result<Option<Header>, Error> {
+        loop {
+            let line = &mut self.lines[from];
+            if line.arriving.is_some() {
+                if !self.take_in(from, wires)? {
+                    return Ok(None);
+                }
+                continue;
+            }
+            if line.reader != Holder::Nobody {
+                return Ok(None);
+            }
+            while line.got < HEADER {
+                let moved = wires.try_receive(from, &mut line.head.0[line.got..]);
+                let moved = moved.map_err(|lost| Error::PeerLost {
+                    operation: "a message".into(),
+                    peer: Rank(from as u32),
+                    reason: lost.0,
+                })?;
+                line.got += moved;
+                if moved == 0 {
+                    return Ok(None);
+                }
+            }
+            let header = line.head;
+            if line.heard.is_none_or(|(heard, _)| heard != header) {
+                line.heard = Some((header, Instant::now()));
+            }
+            if !header.is_message() {
+                return Ok(Some(header));
+            }
+            line.got = 0;
+            line.counts[1] += 1;
+            line.reader = Holder::Letter;
+            let wanted = self.wanted.iter().position(|wanted| wanted.takes(from, &header));
+            let (into, bytes) = match wanted.and_then(|at| self.wanted.remove(at)) {
+                Some(mut wanted) => {
+                    self.check(from, &header, &wanted)?;
+                    let bytes = wanted.buffer.bytes().len();
+                    (Place::Wanted(wanted), bytes)
+                }
+                None => {
+                    let bytes = self.room_for(from, &header)?;
+                    (Place::Aside(Room::of(bytes)), bytes)
+                }
+            };
+            self.lines[from].arriving = Some(Arriving { header, into, bytes, done: 0 });
+        }
+    }
+
+    /// Bytes of a letter that nobody asked for, if they may be kept.
+    fn room_for(&mut self, from: usize, header: &Header) -> Result<usize, Error> {
+        let size = crate::element::size_of_code(header.element()).unwrap_or(usize::MAX);
+        let bytes = usize::try_from(header.count()).ok().and_then(|count| count.checked_mul(size));
+        match bytes.filter(|&bytes| bytes <= MAX_ASIDE - self.aside_bytes) {
+            Some(bytes) => {
+                self.aside_bytes += bytes;
+                Ok(bytes)
+            }
+            None => Err(Error::Overrun {
+                rank: self.rank,
+                peer: Rank(from as u32),
+                letter: header.describe(),
+                limit: MAX_ASIDE,
+            }),
+        }
+    }
+
+    /// Brings in what is there of the letter that arrives; whether it is whole.
+    fn take_in(&mut self, from: usize, wires: &mut dyn Transport) -> Result<bool, Error> {
+        let line = &mut self.lines[from];
+        let Some(mut arriving) = line.arriving.take() else { return Ok(true) };
+        let into = match &mut arriving.into {
+            Place::Wanted(wanted) => wanted.buffer.bytes(),
+            Place::Aside(room) => &mut room.bytes_mut()[..arriving.bytes],
+        };
+        while arriving.done < arriving.bytes {
+            let moved = wires.try_receive(from, &mut into[arriving.done..]);
+            let moved = moved.map_err(|lost| lost_in(&arriving.header, from, lost))?;
+            arriving.done += moved;
+            if moved == 0 {
+                line.arriving = Some(arriving);
+                return Ok(false);
+            }
+        }
+        line.reader = Holder::Nobody;
+        match arriving.into {
+            Place::Wanted(wanted) => {
+                self.delivered.push(Delivered { ticket: wanted.ticket, buffer: wanted.buffer, peer: from });
+            }
+            Place::Aside(room) => {
+                let letter = Letter { header: arriving.header, room, bytes: arriving.bytes };
+                // Somebody may have asked for it while it came.
+                let wanted = self.wanted.iter().position(|wanted| wanted.takes(from, &letter.header));
+                match wanted.and_then(|at| self.wanted.remove(at)) {
+                    Some(wanted) => {
+                        self.aside_bytes -= letter.bytes;
+                        self.hand_over(from, letter, wanted)?;
+                    }
+                    None => self.lines[from].aside.push_back(letter),
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// Opens a collective's message from a peer: true once its header came, and is `expected`. The wire is the collective's from
+    /// then on, until it says [`Mail::close`].
+    pub(crate) fn open(
+        &mut self,
+        wires: &mut dyn Transport,
+        from: usize,
+        holder: Holder,
+        expected: &Header,
+    ) -> Result<bool, Error> {
+        let header = match self.head(from, wires) {
+            Ok(Some(header)) => header,
+            Ok(None) => return Ok(false),
+            Err(Error::PeerLost { peer, reason, .. }) => {
+                return Err(Error::PeerLost { operation: expected.describe(), peer, reason });
+            }
+            Err(error) => return Err(error),
+        };
+        if header != *expected {
+            let (ours, theirs) = (expected.describe(), header.describe());
+            return Err(Error::Mismatch { rank: self.rank, ours, peer: Rank(from as u32), theirs });
+        }
+        let line = &mut self.lines[from];
+        line.got = 0;
+        line.reader = holder;
+        Ok(true)
+    }
+
+    /// The message that was opened is whole.
+    pub(crate) fn close(&mut self, from: usize) {
+        self.lines[from].reader = Holder::Nobody;
+    }
+
+    /// What was heard of these ranks last.
+    pub(crate) fn heard(&self, ranks: &[Rank]) -> Vec<Heard> {
+        let heard = |&rank: &Rank| match self.lines[rank.index()].heard {
+            Some((header, at)) => Heard { rank, operation: Some(header.describe()), ago: at.elapsed() },
+            None => Heard { rank, operation: None, ago: Duration::ZERO },
+        };
+        ranks.iter().map(heard).collect()
+    }
+
+    /// What a letter that was asked for or is being sent is, and the ranks that it waits for.
+    pub(crate) fn find(&self, ticket: u64) -> Option<(String, Vec<usize>)> {
+        let others = || (0..self.lines.len()).filter(|&peer| peer != self.rank.index());
+        let arriving = self.lines.iter().filter_map(|line| match &line.arriving {
+            Some(Arriving { into: Place::Wanted(wanted), .. }) => Some(wanted),
+            _ => None,
+        });
+        let wanted = self.wanted.iter().chain(arriving).find(|wanted| wanted.ticket == ticket);
+        if let Some(wanted) = wanted {
+            let from = wanted.from.map_or_else(|| others().collect(), |from| vec![from]);
+            return Some((wanted.signature.describe(), from));
+        }
+        others().find_map(|peer| {
+            let letter = self.lines[peer].outgoing.iter().find(|letter| letter.ticket == ticket)?;
+            Some((letter.header.describe(), vec![peer]))
+        })
+    }
+
+    /// Why a letter that is waited for can't come: its sender wants a collective first, that no other thread can start now.
+    pub(crate) fn stuck(&self, ticket: u64) -> Option<Error> {
+        let wanted = self.wanted.iter().find(|wanted| wanted.ticket == ticket)?;
+        let from = wanted.from?;
+        let line = &self.lines[from];
+        (line.reader == Holder::Nobody && line.got == HEADER).then(|| Error::Mismatch {
+            rank: self.rank,
+            ours: wanted.signature.describe(),
+            peer: Rank(from as u32),
+            theirs: line.head.describe(),
+        })
+    }
+
+    /// Which ranks letters are still to come from, and which must still take one.
+    pub(crate) fn waits_for(&self) -> (Vec<usize>, Vec<usize>) {
+        let others = || (0..self.lines.len()).filter(|&peer| peer != self.rank.index());
+        let comes = |&peer: &usize| self.needs(peer) || self.reads_all();
+        let goes = |&peer: &usize| !self.lines[peer].outgoing.is_empty();
+        (others().filter(comes).collect(), others().filter(goes).collect())
+    }
+}

@@ -1,0 +1,96 @@
+//! The last operations of a group, always recorded: what to look at when ranks disagree about where they are.
+//!
+//! A record is a few words in a ring of fixed size; it is written out only when somebody asks.
+
+use crate::signature::Signature;
+use serde::Serialize;
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+/// How many operations are kept.
+const KEPT: usize = 512;
+
+/// An operation that a rank took part in.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Record {
+    /// What it was: its name, number, elements, and reduction or root.
+    pub operation: String,
+    /// How it was, or is, carried out, and why so.
+    pub algorithm: &'static str,
+    /// How long ago it was issued.
+    pub issued_ago: Duration,
+    /// How long it took from then on; none if it isn't done.
+    pub took: Option<Duration>,
+}
+
+#[derive(Clone, Copy)]
+struct Entry {
+    signature: Signature,
+    algorithm: &'static str,
+    issued: Instant,
+    took: Option<Duration>,
+}
+
+/// A rank's records of a group.
+#[derive(Default)]
+pub(crate) struct Recorder {
+    entries: VecDeque<Entry>,
+    /// How many there were before the first that is kept.
+    dropped: u64,
+}
+
+impl Recorder {
+    /// A collective was issued; they are numbered from 1.
+    pub(crate) fn issued(&mut self, signature: Signature, algorithm: &'static str) {
+        if self.entries.len() == KEPT {
+            self.entries.pop_front();
+            self.dropped += 1;
+        }
+        self.entries.push_back(Entry { signature, algorithm, issued: Instant::now(), took: None });
+    }
+
+    /// The collective of this number is done.
+    pub(crate) fn done(&mut self, sequence: u64) {
+        let entry = sequence.checked_sub(self.dropped + 1).and_then(|at| self.entries.get_mut(at as usize));
+        if let Some(entry) = entry {
+            entry.took = Some(entry.issued.elapsed());
+        }
+    }
+
+    /// All that is kept, the oldest first.
+    pub(crate) fn records(&self) -> Vec<Record> {
+        let record = |entry: &Entry| Record {
+            operation: entry.signature.describe(),
+            algorithm: entry.algorithm,
+            issued_ago: entry.issued.elapsed(),
+            took: entry.took,
+        };
+        self.entries.iter().map(record).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::element::Element;
+    use crate::signature::Kind;
+
+    #[test]
+    fn the_last_operations_are_kept_and_know_whether_they_are_done() {
+        let mut recorder = Recorder::default();
+        for sequence in 1..=KEPT as u64 + 10 {
+            let signature =
+                Signature { kind: Kind::Barrier, op: None, detail: 0, sequence, element: u8::KIND, count: 0 };
+            recorder.issued(signature, "made up");
+            // One that is long forgotten is done, too.
+            recorder.done(sequence.saturating_sub(KEPT as u64 + 5));
+            if sequence.is_multiple_of(2) {
+                recorder.done(sequence);
+            }
+        }
+        let records = recorder.records();
+        assert_eq!(records.len(), KEPT);
+        assert!(records[0].operation.starts_with("barrier #11 "), "{:?}", records[0]);
+        assert!(records.iter().enumerate().all(|(i, record)| record.took.is_some() == (i % 2 == 1)));
+    }
+}

@@ -1,0 +1,168 @@
+//! What an operation is, in the header of every message that belongs to it.
+//!
+//! Two ranks in different operations find out with the first header, not by hanging. How long a message is follows from the
+//! operation, so no length from outside is trusted; for messages between two ranks the receiver's length must be the
+//! sender's.
+
+use crate::element::{ElementKind, ReduceOp};
+use phalanx_wire::Rank;
+
+/// An operation, apart from its buffer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Kind {
+    AllReduce,
+    Broadcast,
+    ReduceScatter,
+    AllGather,
+    Barrier,
+    /// Point to point: both ends call it a message.
+    Message,
+    Reduce,
+    Gather,
+    Scatter,
+    AllToAll,
+    MonitoredBarrier,
+}
+
+const KINDS: [(Kind, &str); 11] = [
+    (Kind::AllReduce, "all-reduce"),
+    (Kind::Broadcast, "broadcast"),
+    (Kind::ReduceScatter, "reduce-scatter"),
+    (Kind::AllGather, "all-gather"),
+    (Kind::Barrier, "barrier"),
+    (Kind::Message, "message"),
+    (Kind::Reduce, "reduce"),
+    (Kind::Gather, "gather"),
+    (Kind::Scatter, "scatter"),
+    (Kind::AllToAll, "all-to-all"),
+    (Kind::MonitoredBarrier, "monitored barrier"),
+];
+
+/// The words of an operation that both sides must agree on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Signature {
+    pub(crate) kind: Kind,
+    /// The reduction.
+    pub(crate) op: Option<ReduceOpCode>,
+    /// The rank that an operation goes out from or comes together at, or a message's tag.
+    pub(crate) detail: u32,
+    /// Collectives of a group are counted together, messages for each pair.
+    pub(crate) sequence: u64,
+    pub(crate) element: ElementKind,
+    pub(crate) count: usize,
+}
+
+/// The number of a reduction.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct ReduceOpCode(pub(crate) u8);
+
+impl From<ReduceOp> for ReduceOpCode {
+    fn from(op: ReduceOp) -> ReduceOpCode {
+        ReduceOpCode(op.code())
+    }
+}
+
+/// Bytes of a header.
+pub(crate) const HEADER: usize = 32;
+const MAGIC: [u8; 4] = *b"plx2";
+/// The number of no reduction.
+const NO_REDUCTION: u8 = u8::MAX;
+
+/// A header as it comes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Header(pub(crate) [u8; HEADER]);
+
+impl Signature {
+    /// The header of a message of `count` elements, which is the operation's count except where parts are uneven.
+    pub(crate) fn header(&self, count: usize) -> Header {
+        let mut header = [0; HEADER];
+        header[..4].copy_from_slice(&MAGIC);
+        header[4] = self.kind as u8;
+        header[5] = self.element.code;
+        header[6] = self.op.map_or(NO_REDUCTION, |op| op.0);
+        header[8..12].copy_from_slice(&self.detail.to_le_bytes());
+        header[16..24].copy_from_slice(&self.sequence.to_le_bytes());
+        header[24..].copy_from_slice(&(count as u64).to_le_bytes());
+        Header(header)
+    }
+
+    pub(crate) fn describe(&self) -> String {
+        self.header(self.count).describe()
+    }
+}
+
+impl Header {
+    fn word(&self, at: usize) -> u64 {
+        u64::from_le_bytes(self.0[at..at + 8].try_into().expect("eight bytes"))
+    }
+
+    /// Whether it speaks of an operation at all.
+    fn is_known(&self) -> bool {
+        self.0[..4] == MAGIC && usize::from(self.0[4]) < KINDS.len()
+    }
+
+    pub(crate) fn is_message(&self) -> bool {
+        self.is_known() && self.0[4] == Kind::Message as u8
+    }
+
+    /// A message's tag.
+    pub(crate) fn detail(&self) -> u32 {
+        u32::from_le_bytes(self.0[8..12].try_into().expect("four bytes"))
+    }
+
+    /// The number of the element type.
+    pub(crate) fn element(&self) -> u8 {
+        self.0[5]
+    }
+
+    pub(crate) fn count(&self) -> u64 {
+        self.word(24)
+    }
+
+    /// The operation, for people.
+    pub(crate) fn describe(&self) -> String {
+        if !self.is_known() {
+            return "something that isn't an operation".into();
+        }
+        let (kind, name) = KINDS[usize::from(self.0[4])];
+        let reduction = match self.0[6] {
+            NO_REDUCTION => String::new(),
+            code => format!(", {}", ReduceOp::name_of(code)),
+        };
+        let detail = match kind {
+            Kind::Broadcast | Kind::Scatter => format!(", from rank {}", Rank(self.detail())),
+            Kind::Reduce | Kind::Gather => format!(", to rank {}", Rank(self.detail())),
+            Kind::Message if self.detail() != 0 => format!(", tag {}", self.detail()),
+            _ => String::new(),
+        };
+        let element = ElementKind::name_of(self.element());
+        format!("{name} #{} ({} x {element}{reduction}{detail})", self.word(16), self.count())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::element::Element;
+
+    #[test]
+    fn kinds_stand_at_their_numbers() {
+        assert!(KINDS.iter().enumerate().all(|(i, (kind, _))| *kind as usize == i));
+    }
+
+    #[test]
+    fn a_header_says_what_it_belongs_to() {
+        let signature = Signature {
+            kind: Kind::Reduce,
+            op: Some(ReduceOp::Max.into()),
+            detail: 2,
+            sequence: 7,
+            element: f32::KIND,
+            count: 10,
+        };
+        assert_eq!(signature.describe(), "reduce #7 (10 x f32, max, to rank 2)");
+        let message = Signature { kind: Kind::Message, op: None, detail: 5, ..signature };
+        assert_eq!(message.header(3).describe(), "message #7 (3 x f32, tag 5)");
+        assert_eq!(Header([9; HEADER]).describe(), "something that isn't an operation");
+    }
+}

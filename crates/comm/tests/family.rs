@@ -1,0 +1,140 @@
+//! Groups that come of a group: parts of it, and what is left of it.
+
+mod ranks;
+
+use phalanx_comm::{Deadline, Generation, Group, Rank, ReduceOp};
+use ranks::{BINDS, LIMIT, connected, on_all};
+use std::time::{Duration, Instant};
+
+fn sum_of(group: &Group, value: u32) -> u32 {
+    let mut values = [value];
+    group.all_reduce(&mut values, ReduceOp::Sum).unwrap();
+    values[0]
+}
+
+#[test]
+fn a_group_parts_by_color_and_each_part_works_for_itself() {
+    on_all(5, |world| {
+        let rank = world.rank().0;
+        // 0, 2 and 4 in reversed order; 1 alone; 3 nowhere.
+        let color = [Some(7), Some(9), Some(7), None, Some(7)][rank as usize];
+        let part = world.split(color, 10 - rank).unwrap();
+        match rank {
+            3 => assert!(part.is_none()),
+            1 => assert_eq!(sum_of(&part.unwrap(), 5), 5),
+            _ => {
+                let part = part.unwrap();
+                assert_eq!(part.members(), [Rank(4), Rank(2), Rank(0)]);
+                assert_eq!((part.rank().0, part.world_size()), ((4 - rank) / 2, 3));
+                assert_eq!(sum_of(&part, rank), 6);
+                // Parts of parts, while other parts do other things.
+                let pair = part.subgroup(&[Rank(0), Rank(2)]).unwrap();
+                if let Some(pair) = pair {
+                    assert_eq!(pair.members(), [Rank(4), Rank(0)]);
+                    assert_eq!(sum_of(&pair, rank), 4);
+                }
+            }
+        }
+        assert_eq!(sum_of(&world, rank), 10, "the world is as it was");
+    });
+}
+
+#[test]
+fn many_groups_at_once_do_not_mix_up_their_messages() {
+    on_all(4, |world| {
+        let rank = world.rank();
+        let pairs: Vec<Group> = [[0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]]
+            .iter()
+            .filter_map(|pair| world.subgroup(&pair.map(Rank)).unwrap())
+            .collect();
+        assert_eq!(pairs.len(), 3);
+        // All started before any is waited for, in an order of each rank's own.
+        let order = (0..3).map(|i| (i + rank.index()) % 3);
+        let works: Vec<_> =
+            order.map(|i| (i, pairs[i].start_all_reduce(vec![rank.0; 20_000], ReduceOp::Sum))).collect();
+        for (i, work) in works {
+            let want: u32 = pairs[i].members().iter().map(|rank| rank.0).sum();
+            assert_eq!(work.wait(Deadline::after(LIMIT)).unwrap(), vec![want; 20_000]);
+        }
+    });
+}
+
+#[test]
+fn ranks_that_ask_for_different_subgroups_are_told() {
+    on_all(3, |world| {
+        let ranks = if world.rank() == Rank(1) { [Rank(0), Rank(1)] } else { [Rank(0), Rank(2)] };
+        let error = world.subgroup(&ranks).err().unwrap().to_string();
+        assert!(error.contains("asks for a subgroup of other ranks"), "{error}");
+    });
+}
+
+#[test]
+fn survivors_go_on_in_place_under_a_new_generation() {
+    let leave_and_rebuild = |world: Group| {
+        let rank = world.rank();
+        assert_eq!(sum_of(&world, 1), 4);
+        if rank == Rank(2) {
+            return;
+        }
+        let start = Instant::now();
+        world.all_reduce(&mut [1.0f32], ReduceOp::Sum).unwrap_err();
+        let survivors = [Rank(0), Rank(1), Rank(3)];
+        let old = Generation(world.generation().0 + 1);
+        let group = world.rebuild(&survivors, old).unwrap();
+        assert!(start.elapsed() < LIMIT / 4, "{:?}", start.elapsed());
+        assert_eq!(group.members(), survivors);
+        assert_eq!(sum_of(&group, rank.0), 4);
+        // And once more, from the group that was rebuilt, with a member less.
+        if rank == Rank(0) {
+            return;
+        }
+        group.barrier().unwrap_err();
+        let group = group.rebuild(&[Rank(1), Rank(2)], Generation(old.0 + 5)).unwrap();
+        assert_eq!((group.members(), group.generation()), (&[Rank(1), Rank(3)][..], Generation(old.0 + 5)));
+        assert_eq!(sum_of(&group, rank.0), 4);
+        assert!(world.barrier().is_err(), "what failed stays failed");
+    };
+    on_all(4, leave_and_rebuild);
+}
+
+#[test]
+fn a_survivor_that_comes_late_is_waited_for_and_an_older_generation_is_not_let_in() {
+    for bind in BINDS {
+        connected(
+            bind,
+            3,
+            |_| {},
+            |world| {
+                let world = world.unwrap().with_timeout(Duration::from_secs(3));
+                match world.rank().0 {
+                    // Still thinks that rank 2 belongs to it.
+                    2 => {
+                        world.rebuild(&[Rank(0), Rank(2)], Generation(4)).err().unwrap();
+                    }
+                    rank => {
+                        if rank == 1 {
+                            let late = Deadline::after(Duration::from_millis(300));
+                            while !late.expired() {
+                                std::thread::yield_now();
+                            }
+                        }
+                        let group = world.rebuild(&[Rank(0), Rank(1)], Generation(5)).unwrap();
+                        assert_eq!(sum_of(&group, 1), 2);
+                    }
+                }
+            },
+        );
+    }
+}
+
+#[test]
+fn sixty_four_ranks_form_a_group_and_part_it() {
+    std::thread::scope(|scope| {
+        for world in Group::threads(64) {
+            scope.spawn(move || {
+                let part = world.split(Some(world.rank().0 % 8), 0).unwrap().unwrap();
+                assert_eq!(sum_of(&part, 1), 8);
+            });
+        }
+    });
+}

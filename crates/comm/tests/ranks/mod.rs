@@ -1,0 +1,56 @@
+//! Groups for tests: of threads, and as processes make them.
+
+use phalanx_comm::{Endpoint, Error, Generation, Group, GroupConfig, PeerAddress, Rank, Secret};
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
+
+pub(crate) const HOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+pub(crate) const LIMIT: Duration = Duration::from_secs(20);
+
+/// Runs `f` on every rank of a group of threads over each transport.
+pub(crate) fn on_all(n: usize, f: impl Fn(Group) + Sync) {
+    std::thread::scope(|scope| {
+        for group in Group::threads(n) {
+            scope.spawn(|| f(group.with_timeout(LIMIT)));
+        }
+    });
+    for bind in BINDS {
+        connected(bind, n, |_| {}, |group| f(group.unwrap()));
+    }
+}
+
+/// How an endpoint is made.
+pub(crate) type Bind = fn(IpAddr) -> Result<Endpoint, Error>;
+
+/// For shared memory, and for TCP.
+pub(crate) const BINDS: [Bind; 2] = [Endpoint::bind, Endpoint::tcp];
+
+/// Makes a group as processes do, of threads; `meanwhile` gets the addresses before anyone connects.
+pub(crate) fn connected(
+    bind: Bind,
+    n: usize,
+    meanwhile: impl FnOnce(&[PeerAddress]),
+    f: impl Fn(Result<Group, Error>) + Sync,
+) {
+    let secret = Secret::from_bytes([7; 32]);
+    let endpoints: Vec<Endpoint> = (0..n).map(|_| bind(HOST).unwrap()).collect();
+    let peers: Vec<_> = endpoints.iter().map(Endpoint::address).collect();
+    meanwhile(&peers);
+    std::thread::scope(|scope| {
+        for (rank, endpoint) in endpoints.into_iter().enumerate() {
+            let (secret, peers, f) = (secret.clone(), peers.clone(), &f);
+            scope.spawn(move || {
+                let rank = Rank(rank as u32);
+                let timeout = LIMIT;
+                f(Group::connect(GroupConfig {
+                    rank,
+                    generation: Generation(3),
+                    secret,
+                    endpoint,
+                    peers,
+                    timeout,
+                }))
+            });
+        }
+    });
+}
