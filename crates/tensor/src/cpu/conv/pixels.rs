@@ -10,7 +10,9 @@
 //! products over the pairs of pixels that the tap links.
 
 use super::Plan;
-use super::tile::{ByPanels, add_columns, add_long_rows, add_to, biased, by_panels, in_panels, store, zeros};
+use super::tile::{
+    ByPanels, VECTORS, add_columns, add_long_rows, add_to, biased, by_panels, in_panels, store, zeros,
+};
 use crate::cpu::lanes::{Lanes, MOST_LANES};
 use crate::cpu::window::Slide;
 use crate::device::Device;
@@ -24,6 +26,10 @@ const MAX_TAPS: usize = 64;
 const MIN_SAMPLES: usize = 4;
 /// Numbers of one side that a block of rows of the kernel gradient holds: so many that they stay in the second cache.
 const BLOCK: usize = 1 << 13;
+/// Gradients of more channels than this lie so far apart that few of a column fit into the first cache: they are laid side by
+/// side first, so many rows of them, or one pixel's.
+const FAR_APART: usize = 255;
+const PACKED_ROWS: usize = 256;
 /// Input channels that one task of the kernel gradient takes.
 const TASK_CHANNELS: usize = 32;
 
@@ -213,6 +219,13 @@ struct SumOuter<'a, T> {
     channel: usize,
     /// (input channels, O)
     sums: &'a mut [T],
+    /// Room for the columns of a panel, if they are laid side by side.
+    packed: Option<&'a mut [T]>,
+}
+
+/// Rows that are laid side by side.
+fn packed_rows(p: &Plan) -> usize {
+    PACKED_ROWS.next_multiple_of(p.n)
 }
 
 impl<T: Lanes> WithSimd for SumOuter<'_, T> {
@@ -221,8 +234,10 @@ impl<T: Lanes> WithSimd for SumOuter<'_, T> {
     #[inline(always)]
     fn with_simd<S: Simd>(mut self, simd: S) {
         self.sums.fill(T::ZERO);
-        let (area, some) =
-            (self.plan.oh * self.plan.ow, (BLOCK / (self.plan.n * self.plan.c.max(self.plan.o))).max(1));
+        let Plan { n, c, o, oh, ow, .. } = *self.plan;
+        let area = oh * ow;
+        let some = if self.packed.is_some() { packed_rows(self.plan) / n } else { BLOCK / (n * c.max(o)) };
+        let some = some.max(1);
         for first in (0..area).step_by(some) {
             by_panels(simd, self.plan.o, &mut self, &(first..(first + some).min(area)));
         }
@@ -241,14 +256,25 @@ impl<T: Lanes> ByPanels<T> for SumOuter<'_, T> {
         column: usize,
     ) {
         let p = self.plan;
+        let columns = V * T::lanes::<S>();
+        let size = outputs.len() * p.n * columns;
+        if let Some(packed) = &mut self.packed {
+            let rows = self.grads[outputs.start * p.n * p.o + column..].chunks(p.o);
+            for (packed, row) in packed[..size].chunks_exact_mut(columns).zip(rows) {
+                packed.copy_from_slice(&row[..columns]);
+            }
+        }
         for (i, sums) in self.sums.chunks_exact_mut(R * p.o).enumerate() {
             let channel = self.channel + i * R;
             let mut tile = zeros::<T, S, R, V>(simd);
             for output in outputs.clone() {
                 let Some(input) = seen_by(p, self.tap, output) else { continue };
-                let inputs = &self.inputs[input * p.n * p.c + channel..];
-                let grads = &self.grads[output * p.n * p.o + column..];
-                add_columns::<T, S, R, V>(simd, &mut tile, (inputs, p.c), (grads, p.o), p.n);
+                let inputs = (&self.inputs[input * p.n * p.c + channel..], p.c);
+                let grads = match &self.packed {
+                    Some(packed) => (&packed[(output - outputs.start) * p.n * columns..size], columns),
+                    None => (&self.grads[output * p.n * p.o + column..], p.o),
+                };
+                add_columns::<T, S, R, V>(simd, &mut tile, inputs, grads, p.n);
             }
             add_to::<T, S, R, V>(simd, sums, p.o, column, &tile);
         }
@@ -260,6 +286,10 @@ pub(super) fn kernel_gradient<T: Lanes>(device: &Device, x: &[T], g: &[T], p: Pl
     let channels = if p.c.is_multiple_of(TASK_CHANNELS) { TASK_CHANNELS } else { MOST_LANES };
     device.for_chunks(out, channels * p.o, |i, sums| {
         let (tap, channel) = (i * channels / p.c, i * channels % p.c);
-        device.arch().dispatch(SumOuter { plan: &p, tap, inputs: x, grads: g, channel, sums });
+        let room = (p.o > FAR_APART)
+            .then(|| Storage::stale(device, packed_rows(&p) * VECTORS * MOST_LANES * size_of::<T>()));
+        let mut packed = room.as_ref().map(|room| room.write::<T>());
+        let packed = packed.as_deref_mut();
+        device.arch().dispatch(SumOuter { plan: &p, tap, inputs: x, grads: g, channel, sums, packed });
     });
 }

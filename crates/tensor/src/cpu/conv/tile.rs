@@ -14,7 +14,7 @@ use pulp::{Simd, WithSimd};
 use std::marker::PhantomData;
 
 /// Vectors a row of a tile, at most.
-const VECTORS: usize = 2;
+pub(super) const VECTORS: usize = 2;
 
 /// Products that one tile adds up at most.
 const CHAIN: usize = 512;
