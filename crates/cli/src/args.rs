@@ -158,6 +158,8 @@ pub(crate) enum Bench {
     Step(StepArgs),
     /// Images that the loader reads and transforms, with nobody training.
     Loader(LoaderArgs),
+    /// All-reduces between ranks of this machine, every result verified.
+    Allreduce(AllReduceArgs),
     /// From the start of two workers over one all-reduce to their end.
     Launch {
         /// Workers.
@@ -228,6 +230,37 @@ pub(crate) struct LoaderArgs {
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// `phalanx bench allreduce`.
+#[derive(Args)]
+pub(crate) struct AllReduceArgs {
+    /// Ranks: a number, or 2..8 for each from 2 to 8; a worker of a run takes the ranks of its run.
+    #[arg(long, value_name = "N", default_value = "2")]
+    pub(crate) nproc: String,
+    /// Bytes of float32 to be summed, with K or M for powers of 1024.
+    #[arg(long, value_name = "BYTES,...", default_value = "4,16,64,256,1K,4K,16K,64K,256K,1M,4M,16M,64M")]
+    pub(crate) sizes: String,
+    /// Refuse to measure over anything else [default: shared memory where it can be had].
+    #[arg(long, value_enum)]
+    pub(crate) transport: Option<BenchTransport>,
+    /// All-reduces that count; a fifth as many go before them [default: as many as take 1024M in all, from 20 to 1000].
+    #[arg(long)]
+    pub(crate) iters: Option<usize>,
+    /// Print JSON on standard output, beside the table.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// What `bench allreduce` measures.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum BenchTransport {
+    /// Processes that share memory.
+    Memory,
+    /// Processes, over TCP.
+    Tcp,
+    /// Threads of one process.
+    Threads,
 }
 
 /// Models that `bench step` knows.

@@ -6,6 +6,7 @@ use anyhow::{Context, Result, ensure};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
+mod allreduce;
 mod loader;
 mod step;
 
@@ -13,6 +14,7 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<u8> {
     match &args.what {
         Bench::Step(args) => step::step(args)?,
         Bench::Loader(args) => loader::loader(args)?,
+        Bench::Allreduce(args) => return allreduce::allreduce(args),
         Bench::Launch { workers, runs, json } => launch(*workers, *runs, *json)?,
         Bench::Hello => hello()?,
     }

@@ -21,19 +21,30 @@ pub(crate) fn tell(report: &Report) {
 
 /// The report of a failed run, and the exit code for any.
 pub(crate) fn conclude(outcome: &Outcome, run_dir: &Path) -> u8 {
-    if let Some(Failure { rank, pid, how, after, reported, last_lines }) = &outcome.failure {
-        say(format_args!("error: rank {rank} (pid {pid}) {how} after {:.1} s", after.as_secs_f64()));
-        if let Some(message) = reported {
-            say(format_args!("  it said: {}", message.replace('\n', "\n  ")));
-        }
-        // What it told the launcher it has mostly written too.
-        let told_twice = |message: &String| last_lines.iter().any(|line| line.contains(first_line(message)));
-        if !last_lines.is_empty() && !reported.as_ref().is_some_and(told_twice) {
-            say("  its last lines:");
-            last_lines.iter().for_each(|line| say(format_args!("    {line}")));
-        }
+    if let Some(failure) = &outcome.failure {
+        blame(failure);
         say(format_args!("  logs: {}", run_dir.join("logs").display()));
     }
+    exit_code(outcome)
+}
+
+/// Says which worker failed, and how.
+pub(crate) fn blame(failure: &Failure) {
+    let Failure { rank, pid, how, after, reported, last_lines } = failure;
+    say(format_args!("error: rank {rank} (pid {pid}) {how} after {:.1} s", after.as_secs_f64()));
+    if let Some(message) = reported {
+        say(format_args!("  it said: {}", message.replace('\n', "\n  ")));
+    }
+    // What it told the launcher it has mostly written too.
+    let told_twice = |message: &String| last_lines.iter().any(|line| line.contains(first_line(message)));
+    if !last_lines.is_empty() && !reported.as_ref().is_some_and(told_twice) {
+        say("  its last lines:");
+        last_lines.iter().for_each(|line| say(format_args!("    {line}")));
+    }
+}
+
+/// The exit code for any run.
+pub(crate) fn exit_code(outcome: &Outcome) -> u8 {
     u8::try_from(outcome.exit_code).unwrap_or(1)
 }
 

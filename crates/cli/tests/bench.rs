@@ -1,5 +1,6 @@
 //! `phalanx bench` as a user has it.
 
+use serde_json::Value;
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
@@ -21,6 +22,7 @@ fn what_cannot_be_measured_is_wrong_usage() {
         ["loader", "--passes", "0"],
         ["launch", "--workers", "0"],
         ["launch", "--runs", "0"],
+        ["allreduce", "--iters", "0"],
     ];
     for args in rows {
         let out = bench(folder.path(), &args);
@@ -70,4 +72,99 @@ fn a_loader_is_measured_on_images_that_are_made_up_where_there_are_none() {
     let wrong = bench(folder.path(), &["loader", "--set", "data.flop=true"]);
     let message = String::from_utf8_lossy(&wrong.stderr).into_owned();
     assert!(wrong.status.code() == Some(2) && message.contains("did you mean data.flip?"), "{message}");
+}
+
+/// `bench allreduce` of a few rounds, outside of any run.
+fn allreduce(temporary: &Path, args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_phalanx"));
+    command.args(["bench", "allreduce", "--json", "--iters", "3"]).args(args).env("TMPDIR", temporary);
+    command.env_remove("RANK").env_remove("PHALANX_TRANSPORT").output().unwrap()
+}
+
+fn json_lines(out: &Output) -> Vec<Value> {
+    assert_eq!(out.status.code(), Some(0), "{}", String::from_utf8_lossy(&out.stderr));
+    let lines = String::from_utf8_lossy(&out.stdout).into_owned();
+    lines.lines().map(|line| serde_json::from_str(line).expect("nothing but JSON")).collect()
+}
+
+#[test]
+fn all_reduces_are_measured_and_verified_over_every_transport() {
+    let folder = tempfile::tempdir().unwrap();
+    let rows = [
+        (&[][..], "shared memory"),
+        (&["--transport", "memory"], "shared memory"),
+        (&["--transport", "tcp"], "TCP"),
+        (&["--transport", "threads"], "threads"),
+    ];
+    for (args, over) in rows {
+        let out = allreduce(folder.path(), &[&["--nproc", "2..3", "--sizes", "4,1000,1M"], args].concat());
+        let lines = json_lines(&out);
+        let places = [(2, 4), (2, 1000), (2, 1 << 20), (3, 4), (3, 1000), (3, 1 << 20)];
+        assert_eq!(lines.len(), places.len(), "a line a size: {lines:?}");
+        for (line, (ranks, bytes)) in lines.iter().zip(places) {
+            let number = |key: &str| line[key].as_f64().unwrap_or_else(|| panic!("{key} in {line}"));
+            assert_eq!((&line["bench"], &line["verified"]), (&"allreduce".into(), &true.into()), "{line}");
+            assert_eq!((number("ranks"), number("bytes")), (f64::from(ranks), f64::from(bytes)), "{line}");
+            assert_eq!((number("iters"), number("wrong")), (3.0, 0.0), "{line}");
+            assert_eq!(line["group"], format!("{ranks} ranks over {over}"));
+            let (p50, algbw) = (number("p50_us"), number("algbw_gbps"));
+            assert!(p50 > 0.0 && p50 <= number("p99_us"), "{line}");
+            assert!((algbw * p50 * 1e3 / f64::from(bytes) - 1.0).abs() < 1e-9, "{line}");
+            let factor = 2.0 * f64::from(ranks - 1) / f64::from(ranks);
+            assert!((number("busbw_gbps") / algbw / factor - 1.0).abs() < 1e-9, "{line}");
+        }
+        let table = String::from_utf8_lossy(&out.stderr).into_owned();
+        let headings = "size      count    type         p50         p99    algbw    busbw  wrong";
+        assert_eq!(table.matches(headings).count(), 2, "one for each number of ranks: {table}");
+        assert_eq!(table.matches(" float32 ").count(), places.len(), "{table}");
+    }
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left behind");
+}
+
+#[test]
+fn ranks_of_a_run_measure_all_reduces_among_themselves() {
+    let folder = tempfile::tempdir().unwrap();
+    let me = env!("CARGO_BIN_EXE_phalanx");
+    let mut command = Command::new(me);
+    command.args(["run", "--nproc-per-node", "3", "--no-prefix", "--out"]).arg(folder.path());
+    command.args(["--", me, "bench", "allreduce", "--json", "--sizes", "64", "--iters", "1"]);
+    let lines = json_lines(&command.env_remove("RANK").env_remove("PHALANX_TRANSPORT").output().unwrap());
+    assert_eq!((lines.len(), lines[0]["ranks"].as_u64()), (1, Some(3)), "{lines:?}");
+}
+
+#[test]
+fn ranks_and_sizes_that_cannot_be_are_named_with_what_can() {
+    let folder = tempfile::tempdir().unwrap();
+    let rows = [
+        (["--nproc", "0"], "must be a number of ranks from 1 to 64, or a range of them such as 2..8"),
+        (["--nproc", "8..2"], "must be a number of ranks from 1 to 64, or a range of them such as 2..8"),
+        (["--sizes", "6"], "must be bytes from 4 to 1024M, a multiple of 4 (float32), as in 4,64K,16M"),
+        (["--sizes", "2G"], "must be bytes from 4 to 1024M, a multiple of 4 (float32), as in 4,64K,16M"),
+        (["--transport", "udp"], "[possible values: memory, tcp, threads]"),
+    ];
+    for (args, allowed) in rows {
+        let out = allreduce(folder.path(), &args);
+        let message = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert_eq!(out.status.code(), Some(2), "{args:?}: {message}");
+        assert!(args.iter().all(|word| message.contains(word)) && message.contains(allowed), "{message}");
+    }
+}
+
+#[test]
+fn another_transport_than_the_one_asked_for_is_not_measured() {
+    let folder = tempfile::tempdir().unwrap();
+    let me = env!("CARGO_BIN_EXE_phalanx");
+    let rows = [
+        ("tcp", "memory", "--transport memory: these are 2 ranks over TCP"),
+        ("auto", "tcp", "--transport tcp: these are 2 ranks over shared memory"),
+        ("auto", "threads", "--transport threads: this is a rank of a run already"),
+    ];
+    for (given, asked, want) in rows {
+        let mut command = Command::new(me);
+        command.env_remove("RANK").env("PHALANX_TRANSPORT", given);
+        command.args(["run", "--nproc-per-node", "2", "--out"]).arg(folder.path().join(asked));
+        let out = command.args(["--", me, "bench", "allreduce", "--transport", asked]).output().unwrap();
+        let message = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert!(out.status.code() == Some(1) && message.contains(want), "{message}");
+    }
 }

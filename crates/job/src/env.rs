@@ -34,6 +34,8 @@ pub mod names {
     pub const RUN_DIR: &str = "PHALANX_RUN_DIR";
     /// Compute threads of this worker.
     pub const THREADS: &str = "PHALANX_THREADS";
+    /// `tcp` for ranks that shall not share memory; `auto` is as if it weren't set.
+    pub const TRANSPORT: &str = "PHALANX_TRANSPORT";
     /// Set by torchrun where its agent listens at `MASTER_PORT` itself.
     pub const AGENT_STORE: &str = "TORCHELASTIC_USE_AGENT_STORE";
 }
@@ -63,6 +65,17 @@ pub struct WorkerEnv {
     pub threads: Option<usize>,
     /// Where the secret is.
     pub secret: SecretSource,
+    /// How it talks to the others.
+    pub transport: Transport,
+}
+
+/// How a worker talks to the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// Through shared memory with those of its host, over TCP with the rest.
+    Auto,
+    /// Over TCP with all.
+    Tcp,
 }
 
 /// Where a worker reads the run's secret.
@@ -143,6 +156,14 @@ impl WorkerEnv {
                 want: "must be an address and a port".into(),
             })?),
         };
+        let transport = match get(names::TRANSPORT).as_deref() {
+            None | Some("auto") => Transport::Auto,
+            Some("tcp") => Transport::Tcp,
+            Some(value) => {
+                let want = "must be auto or tcp".to_owned();
+                return Err(Error::Variable { name: names::TRANSPORT, value: value.to_owned(), want });
+            }
+        };
         let descriptor = number(names::SECRET_FD)?;
         let own = get("XDG_CONFIG_HOME")
             .map(PathBuf::from)
@@ -165,6 +186,7 @@ impl WorkerEnv {
             run_dir: get(names::RUN_DIR).map(PathBuf::from),
             threads: number(names::THREADS)?.filter(|&n| n > 0),
             secret,
+            transport,
         }))
     }
 
@@ -254,6 +276,8 @@ mod tests {
         let message = |pairs| env(pairs).unwrap_err().to_string();
         assert!(message(&[("RANK", "x"), ("WORLD_SIZE", "2")]).contains("RANK is \"x\""));
         assert!(message(&[("RANK", "2"), ("WORLD_SIZE", "2")]).contains("below WORLD_SIZE, which is 2"));
+        let wrong = message(&[("RANK", "0"), ("WORLD_SIZE", "1"), ("PHALANX_TRANSPORT", "udp")]);
+        assert!(wrong.contains("PHALANX_TRANSPORT is \"udp\": must be auto or tcp"), "{wrong}");
         assert!(message(&[("RANK", "0")]).contains("WORLD_SIZE is \"\": must be set"));
         assert!(
             message(&[("RANK", "0"), ("WORLD_SIZE", "1"), ("PHALANX_COORDINATOR", "here")]).contains("here")

@@ -26,7 +26,7 @@ mod run_dir;
 mod slurm;
 pub mod store;
 
-pub use env::{SecretSource, WorkerEnv, names};
+pub use env::{SecretSource, Transport, WorkerEnv, names};
 pub use error::Error;
 pub use link::{Link, MAX_FRAME};
 pub use message::{FromWorker, Roster, ToWorker};

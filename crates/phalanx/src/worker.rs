@@ -3,7 +3,7 @@
 use crate::error::Error;
 use phalanx_comm::{Endpoint, Group, GroupConfig, PeerAddress};
 use phalanx_coord::{Coordinator, Meeting, rendezvous};
-use phalanx_job::{Link, WorkerEnv};
+use phalanx_job::{Link, Transport, WorkerEnv};
 use phalanx_tensor::Device;
 use phalanx_wire::Deadline;
 use std::path::{Path, PathBuf};
@@ -68,7 +68,11 @@ impl Worker {
                 address: ip.to_string(),
                 reason: error.to_string(),
             };
-            let endpoint = ear.insert(Endpoint::bind(ip).map_err(unreachable)?);
+            let bind = match env.transport {
+                Transport::Auto => Endpoint::bind,
+                Transport::Tcp => Endpoint::tcp,
+            };
+            let endpoint = ear.insert(bind(ip).map_err(unreachable)?);
             Ok(serde_json::to_string(&endpoint.address()).expect("an address is always JSON"))
         })
         .map_err(join)?;

@@ -1,0 +1,188 @@
+//! `phalanx bench allreduce`: how long ranks take to sum their slices, in the columns of nccl-tests.
+//!
+//! With a rank in its environment this process is a worker and measures over the group of its run; without one it is an
+//! agent that starts copies of itself, once for each number of ranks. Which way the ranks talk is decided where every worker's
+//! is; here it is only asked for, and held against what the group says of itself.
+
+mod asked;
+mod measure;
+
+use super::at_least_one;
+use crate::args::{AllReduceArgs, BenchTransport, WrongUsage};
+use crate::failure;
+use crate::run::fresh_run_id;
+use crate::say::{print, say};
+use anyhow::{Context, Result, ensure};
+use measure::{Measured, Rounds, WrongElement, measure};
+use phalanx::Worker;
+use phalanx::comm::{Error, Group, ReduceOp};
+use phalanx_job::{WorkerEnv, names};
+use phalanx_launch::{Console, LaunchSpec};
+use serde::Serialize;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+/// A line of `bench allreduce`.
+#[derive(Serialize)]
+struct AllReduceLine<'a> {
+    bench: &'static str,
+    ranks: usize,
+    bytes: usize,
+    /// The median of the rounds, each as long as its slowest rank took.
+    p50_us: f64,
+    p99_us: f64,
+    /// Bytes of one rank's slice by the median, in GB/s.
+    algbw_gbps: f64,
+    /// What every rank must at least send at that rate: 2 (n - 1) / n times as much.
+    busbw_gbps: f64,
+    /// Whether every element of every rank was the exact sum in every round.
+    verified: bool,
+    wrong: u64,
+    iters: usize,
+    /// What was measured, as in "2 ranks over shared memory".
+    group: &'a str,
+}
+
+/// How long workers have to end once one has failed.
+const GRACE: Duration = Duration::from_secs(2);
+
+pub(super) fn allreduce(args: &AllReduceArgs) -> Result<u8> {
+    let (ranks, sizes) = (asked::ranks(&args.nproc)?, asked::sizes(&args.sizes)?);
+    at_least_one("--iters", args.iters.unwrap_or(1))?;
+    let is_worker = WorkerEnv::from_env()?.is_some();
+    if args.transport == Some(BenchTransport::Threads) {
+        if is_worker {
+            let text = "--transport threads: this is a rank of a run already; start it without a launcher";
+            return Err(WrongUsage(text.into()).into());
+        }
+        for n in ranks {
+            with_threads(n, args, &sizes)?;
+        }
+        return Ok(0);
+    }
+    if is_worker {
+        let worker = Worker::from_environment(Some(1))?;
+        check_transport(worker.group(), args.transport)?;
+        right(run(worker.group(), args, &sizes)?)?;
+        return Ok(0);
+    }
+    for n in ranks {
+        let code = lead(n, args)?;
+        if code != 0 {
+            return Ok(code);
+        }
+    }
+    Ok(0)
+}
+
+/// Starts `n` copies of this process as workers.
+fn lead(n: usize, args: &AllReduceArgs) -> Result<u8> {
+    let folder = tempfile::tempdir().context("no folder for the run can be made")?;
+    // What the agent's own environment says reaches the workers too, unless something was asked for.
+    let transport = args.transport.map(|asked| if asked == BenchTransport::Tcp { "tcp" } else { "auto" });
+    let spec = LaunchSpec {
+        program: std::env::current_exe().context("the path of this program")?.into(),
+        args: std::env::args_os().skip(1).collect(),
+        workers: n,
+        run_id: fresh_run_id()?,
+        run_dir: folder.path().to_owned(),
+        role: "default".into(),
+        master: ("127.0.0.1".into(), None),
+        variables: transport.map(|way| (names::TRANSPORT.to_owned(), way.to_owned())).into_iter().collect(),
+        console: Console::FirstRank,
+        grace: GRACE,
+    };
+    let outcome = phalanx_launch::run(&spec, |report| failure::tell(&report))?;
+    // The logs are gone in a moment, so nobody is sent there.
+    outcome.failure.iter().for_each(failure::blame);
+    Ok(failure::exit_code(&outcome))
+}
+
+/// Measures `n` threads of this process.
+fn with_threads(n: usize, args: &AllReduceArgs, sizes: &[usize]) -> Result<()> {
+    let wrong = Mutex::new(None);
+    phalanx::spawn(n, |worker| {
+        if let Some(found) = run(worker.group(), args, sizes)? {
+            wrong.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(found);
+        }
+        Ok(())
+    })?;
+    right(wrong.into_inner().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// Refuses a group that isn't what was asked for.
+fn check_transport(group: &Group, asked: Option<BenchTransport>) -> Result<()> {
+    let (flag, wanted) = match asked {
+        Some(BenchTransport::Memory) => ("memory", "over shared memory"),
+        Some(BenchTransport::Tcp) => ("tcp", "over TCP"),
+        Some(BenchTransport::Threads) | None => return Ok(()),
+    };
+    let is = group.describe();
+    ensure!(
+        group.world_size() == 1 || is.ends_with(wanted),
+        "--transport {flag}: these are {is}\nhint: leave it out to measure what there is; {}=tcp makes all ranks of a run use TCP",
+        names::TRANSPORT
+    );
+    Ok(())
+}
+
+/// Measures all sizes, as one rank of a group; rank 0 prints. Ends with the first size that comes out wrong, on all ranks;
+/// those who have a wrong element give their first.
+fn run(group: &Group, args: &AllReduceArgs, sizes: &[usize]) -> Result<Option<WrongElement>, Error> {
+    let is_first = group.rank().index() == 0;
+    if is_first {
+        say(format_args!("# {}, float32, sum; microseconds of the slowest rank, GB/s", group.describe()));
+        say(format_args!(
+            "# {:>10} {:>10} {:>7} {:>11} {:>11} {:>8} {:>8} {:>6}",
+            "size", "count", "type", "p50", "p99", "algbw", "busbw", "wrong"
+        ));
+    }
+    for &bytes in sizes {
+        let rounds = Rounds::of(bytes, args.iters);
+        let reduce = |values: &mut [f32]| group.all_reduce(values, ReduceOp::Sum);
+        let measured = measure(group, bytes / size_of::<f32>(), rounds, reduce)?;
+        if is_first {
+            let line = line(group, bytes, rounds, &measured);
+            table_row(&line);
+            if args.json {
+                print(serde_json::to_string(&line).expect("numbers and words are always JSON"));
+            }
+        }
+        if measured.wrong > 0 {
+            return Ok(measured.first_wrong);
+        }
+    }
+    Ok(None)
+}
+
+fn line<'a>(group: &'a Group, bytes: usize, rounds: Rounds, measured: &Measured) -> AllReduceLine<'a> {
+    let (n, p50_us) = (group.world_size(), measured.percentile(50));
+    let algbw_gbps = bytes as f64 / p50_us / 1e3;
+    AllReduceLine {
+        bench: "allreduce",
+        ranks: n,
+        bytes,
+        p50_us,
+        p99_us: measured.percentile(99),
+        algbw_gbps,
+        busbw_gbps: algbw_gbps * 2.0 * (n - 1) as f64 / n as f64,
+        verified: measured.wrong == 0,
+        wrong: measured.wrong,
+        iters: rounds.counted,
+        group: group.describe(),
+    }
+}
+
+fn table_row(line: &AllReduceLine<'_>) {
+    let AllReduceLine { bytes, p50_us, p99_us, algbw_gbps, busbw_gbps, wrong, .. } = line;
+    say(format_args!(
+        "  {bytes:>10} {:>10} {:>7} {p50_us:>11.2} {p99_us:>11.2} {algbw_gbps:>8.3} {busbw_gbps:>8.3} {wrong:>6}",
+        bytes / size_of::<f32>(),
+        "float32"
+    ));
+}
+
+/// A wrong element fails the process.
+fn right(wrong: Option<WrongElement>) -> Result<()> {
+    wrong.map_or(Ok(()), |wrong| Err(wrong.into()))
+}
