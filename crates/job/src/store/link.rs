@@ -68,7 +68,7 @@ impl LinkStore {
             let mut out = lock(&self.out);
             if let Err(error) = write_frame(&mut *out, &frame) {
                 // Part of the frame may be on its way, so nothing else can be said here any more.
-                end(&self.asked, error.to_string());
+                end(&self.asked, in_words(&error));
                 let _ = out.shutdown(Shutdown::Both);
             }
         }
@@ -122,14 +122,21 @@ fn end(asked: &Mutex<Asked>, reason: String) {
     asked.open.clear();
 }
 
+/// The end of a connection is the same whether it is met reading or writing.
+fn in_words(error: &std::io::Error) -> String {
+    match error.kind() {
+        ErrorKind::UnexpectedEof | ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => {
+            "it closed the connection; its leases have ended".to_owned()
+        }
+        _ => error.to_string(),
+    }
+}
+
 fn read_answers(mut input: TcpStream, asked: &Mutex<Asked>) {
     let reason = loop {
         let frame = match read_frame(&mut input, MAX_STORE_FRAME) {
             Ok(frame) => frame,
-            Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
-                break "it closed the connection; its leases have ended".to_owned();
-            }
-            Err(error) => break error.to_string(),
+            Err(error) => break in_words(&error),
         };
         match serde_json::from_slice(&frame) {
             Ok(ToClient { id, answer }) => {
