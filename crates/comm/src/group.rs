@@ -189,6 +189,11 @@ impl Group {
         self.free_engine().map_or_else(Vec::new, |engine| engine.recorder.records())
     }
 
+    /// How many bytes this rank has sent in the group, headers included; none while another thread waits in an operation.
+    pub fn bytes_sent(&self) -> Option<u64> {
+        self.free_engine().map(|engine| engine.mail.sent())
+    }
+
     /// Ends the group, from any thread: every pending and later operation fails at once, here with this reason, on other ranks
     /// because this one left.
     pub fn abort(&self, reason: &str) {

@@ -94,6 +94,8 @@ pub(crate) struct Mail {
     wanted: VecDeque<Wanted>,
     aside_bytes: usize,
     delivered: Vec<Delivered>,
+    /// Bytes that went out, headers included.
+    sent: u64,
 }
 
 fn lost_in(header: &Header, peer: usize, lost: Lost) -> Error {
@@ -151,6 +153,7 @@ impl Mail {
             wanted: VecDeque::new(),
             aside_bytes: 0,
             delivered: Vec::new(),
+            sent: 0,
         }
     }
 
@@ -163,6 +166,11 @@ impl Mail {
     /// Takes what was sent and received since it was last asked.
     pub(crate) fn delivered(&mut self) -> impl Iterator<Item = Delivered> {
         std::mem::take(&mut self.delivered).into_iter()
+    }
+
+    /// Bytes that went out, headers included.
+    pub(crate) fn sent(&self) -> u64 {
+        self.sent
     }
 
     /// Lets go of everything, since the group failed.
@@ -262,7 +270,9 @@ impl Mail {
         let line = &mut self.lines[peer];
         while let Some(mut letter) = line.outgoing.pop_front() {
             let message = (&letter.header, &*letter.buffer.bytes());
+            let before = letter.done;
             let sent = line.send(wires, peer, Holder::Letter, message, &mut letter.done);
+            self.sent += (letter.done - before) as u64;
             if sent.map_err(|lost| lost_in(&letter.header, peer, lost))? {
                 self.delivered.push(Delivered { ticket: letter.ticket, buffer: letter.buffer, peer });
             } else {
@@ -282,7 +292,9 @@ impl Mail {
         (header, payload): (&Header, &[u8]),
         done: &mut usize,
     ) -> Result<bool, Error> {
+        let before = *done;
         let sent = self.lines[to].send(wires, to, holder, (header, payload), done);
+        self.sent += (*done - before) as u64;
         sent.map_err(|lost| lost_in(header, to, lost))
     }
 

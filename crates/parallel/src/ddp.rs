@@ -11,11 +11,12 @@
 use crate::agreement::same_model;
 use crate::buckets::buckets;
 use crate::error::Error;
+use crate::hook::{AllReduce, Bucket, Hook, Pending};
 use crate::single::{Nobody, begin};
 use crate::strategy::{Place, Strategy, Sync};
-use phalanx_comm::{Buffer, Deadline, Group, Rank, ReduceOp, Work};
+use phalanx_comm::{Deadline, Group, Rank, ReduceOp};
 use phalanx_nn::Parameters;
-use phalanx_tensor::{GradSink, LeafId, Span, SumOverBatch, Tensor, backward};
+use phalanx_tensor::{GradSink, LeafId, SumOverBatch, Tensor, backward};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -49,6 +50,7 @@ impl Default for DdpConfig {
 pub struct Ddp {
     group: Group,
     config: DdpConfig,
+    hook: Box<dyn Hook>,
     /// None before `prepare`.
     buckets: Option<Vec<Range<usize>>>,
     adding: bool,
@@ -75,17 +77,6 @@ impl Shared {
     }
 }
 
-/// A range of the gradient arena on its way.
-struct Bucket(Span<f32>);
-
-impl Buffer for Bucket {
-    type Item = f32;
-
-    fn as_mut_slice(&mut self) -> &mut [f32] {
-        &mut self.0
-    }
-}
-
 /// How far the buckets of a step are.
 #[derive(Default)]
 struct Started {
@@ -93,7 +84,8 @@ struct Started {
     lacking: Vec<usize>,
     /// The first bucket that wasn't started (D-ORDER).
     next: usize,
-    works: VecDeque<Work<Bucket>>,
+    /// What finishes those that were.
+    pending: VecDeque<Pending>,
 }
 
 impl Ddp {
@@ -105,7 +97,13 @@ impl Ddp {
     /// With other settings.
     pub fn with(group: Group, config: DdpConfig) -> Ddp {
         let shared = config.sync_batch_norm.then(|| Shared::over(group.clone()));
-        Ddp { group, config, buckets: None, adding: false, step: Started::default(), shared }
+        let hook = Box::new(AllReduce);
+        Ddp { group, config, hook, buckets: None, adding: false, step: Started::default(), shared }
+    }
+
+    /// The same, with buckets summed by `hook`.
+    pub fn with_hook(self, hook: impl Hook + 'static) -> Ddp {
+        Ddp { hook: Box::new(hook), ..self }
     }
 
     /// Starts the buckets that the backward pass left, and waits for all.
@@ -122,10 +120,10 @@ impl Ddp {
             }
             self.step.lacking.clear();
             self.step.lacking.resize(buckets.len(), 0);
-            Ddp::start_complete(&mut self.step, buckets, &self.group, parameters);
+            Ddp::start_complete(&mut self.step, buckets, &self.group, self.hook.as_mut(), parameters);
         }
-        while let Some(work) = self.step.works.pop_front() {
-            work.wait(Deadline::after(self.group.timeout()))?;
+        while let Some(finish) = self.step.pending.pop_front() {
+            finish(Deadline::after(self.group.timeout()))?;
         }
         Ok(())
     }
@@ -139,10 +137,18 @@ impl Ddp {
     }
 
     /// Starts every bucket that is complete, in order.
-    fn start_complete(step: &mut Started, buckets: &[Range<usize>], group: &Group, parameters: &Parameters) {
+    fn start_complete(
+        step: &mut Started,
+        buckets: &[Range<usize>],
+        group: &Group,
+        hook: &mut dyn Hook,
+        parameters: &Parameters,
+    ) {
         while step.next < buckets.len() && step.lacking[step.next] == 0 {
-            let span = parameters.grads().arena().range_mut::<f32>(buckets[step.next].clone());
-            step.works.push_back(group.start_all_reduce(Bucket(span), ReduceOp::Sum));
+            let range = buckets[step.next].clone();
+            let span = parameters.grads().arena().range_mut::<f32>(range.clone());
+            let bucket = Bucket::new(step.next, span, parameters.layout(), range);
+            step.pending.push_back(hook.start(bucket, group));
             step.next += 1;
         }
     }
@@ -158,6 +164,7 @@ struct Counter<'a> {
     step: &'a mut Started,
     buckets: &'a [Range<usize>],
     group: &'a Group,
+    hook: &'a mut dyn Hook,
     parameters: &'a Parameters,
 }
 
@@ -167,7 +174,7 @@ impl GradSink for Counter<'_> {
         let Some(parameter) = leaf.slot() else { return };
         let Some(bucket) = self.buckets.iter().position(|range| range.contains(&parameter)) else { return };
         self.step.lacking[bucket] -= 1;
-        Ddp::start_complete(self.step, self.buckets, self.group, self.parameters);
+        Ddp::start_complete(self.step, self.buckets, self.group, self.hook, self.parameters);
         self.group.progress();
     }
 }
@@ -193,10 +200,10 @@ impl Strategy for Ddp {
         sync: Sync,
     ) -> Result<(), Error> {
         assert!(
-            self.step.works.is_empty(),
+            self.step.pending.is_empty(),
             "Ddp::backward: the pass before was Sync::Now, and nobody called finish"
         );
-        let Ddp { step, buckets, group, adding, .. } = self;
+        let Ddp { step, buckets, group, hook, adding, .. } = self;
         let buckets = prepared(buckets);
         begin(adding, parameters);
         let Some(loss) = loss else { return Ok(()) };
@@ -208,7 +215,7 @@ impl Strategy for Ddp {
                 step.lacking.clear();
                 step.lacking.extend(buckets.iter().map(Range::len));
                 step.next = 0;
-                backward(&seed, &mut Counter { step, buckets, group, parameters });
+                backward(&seed, &mut Counter { step, buckets, group, hook: hook.as_mut(), parameters });
             }
         }
         Ok(())
@@ -218,7 +225,7 @@ impl Strategy for Ddp {
         self.adding = false;
         let result = self.reduce_all(parameters);
         // Also after an error: works that aren't waited for hold their part of the gradients.
-        self.step.works.clear();
+        self.step.pending.clear();
         self.step.next = 0;
         self.step.lacking.clear();
         if let Some(shared) = &self.shared
@@ -270,8 +277,13 @@ mod tests {
             parameters.grads().zero();
             let mut step =
                 Started { lacking: buckets.iter().map(Range::len).collect(), ..Started::default() };
-            let counter =
-                Counter { step: &mut step, buckets: &buckets, group: &group, parameters: &parameters };
+            let counter = Counter {
+                step: &mut step,
+                buckets: &buckets,
+                group: &group,
+                hook: &mut AllReduce,
+                parameters: &parameters,
+            };
             let mut sink = Noting { counter, started: Vec::new() };
             let loss = net.forward(&Tensor::ones(&device, [1, 2], DType::F32), &mut Ctx::eval()).sum_all();
             backward(&[(&loss, None)], &mut sink);

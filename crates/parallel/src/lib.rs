@@ -35,11 +35,13 @@ mod agreement;
 mod buckets;
 mod ddp;
 mod error;
+mod hook;
 mod single;
 mod strategy;
 
 pub use buckets::buckets;
 pub use ddp::{Ddp, DdpConfig};
 pub use error::Error;
+pub use hook::{AllReduce, Bf16, Bucket, Fp16, Hook, Part, Pending, PowerSgd, PowerSgdConfig};
 pub use single::SingleDevice;
 pub use strategy::{Place, Strategy, Sync};

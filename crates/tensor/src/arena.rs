@@ -62,6 +62,11 @@ impl Layout {
         &self.shapes[i]
     }
 
+    /// In which order the elements of parameter `i` lie.
+    pub fn order(&self, i: usize) -> Order {
+        self.orders[i]
+    }
+
     /// The elements of parameter `i` in row-major order, as files have them, from a flat array of this layout: where they lie
     /// if they lie so.
     #[track_caller]
