@@ -151,6 +151,7 @@ impl Play {
                 return Ok(false);
             }
             *done += moved;
+            mail.took(moved);
             let end = came + moved;
             if *take == Take::Combine && (end - chunk == CHUNK || end == bytes.len()) {
                 let into = &mut buffer[bytes.start + chunk..bytes.start + end];

@@ -44,6 +44,9 @@ const SPIN: Duration = Duration::from_micros(200);
 /// How long to sleep before looking again whether another thread still has the engine.
 const BUSY_NAP: Duration = Duration::from_micros(100);
 
+/// How often an abort tries to close the group itself, where a thread that holds it doesn't.
+const ABORT_TRIES: usize = 20;
+
 /// How long a blocking operation waits unless the group was made with another time.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
 
@@ -199,10 +202,13 @@ impl Group {
     pub fn abort(&self, reason: &str) {
         // The first reason stays.
         let _ = self.aside.reason.set(reason.to_owned());
-        match self.free_engine() {
-            Some(engine) => drop(engine),
-            // Whoever holds the engine sees the reason when it looks again, which is now.
-            None => self.aside.wake.iter().for_each(|wake| wake()),
+        for _ in 0..ABORT_TRIES {
+            if let Some(engine) = self.free_engine() {
+                return drop(engine);
+            }
+            // Whoever waits in the engine sees the reason now; who is about to leave it may not look again.
+            self.aside.wake.iter().for_each(|wake| wake());
+            std::thread::sleep(BUSY_NAP);
         }
     }
 

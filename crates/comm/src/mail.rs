@@ -18,6 +18,9 @@ use std::time::{Duration, Instant};
 /// Bytes of letters that may wait to be asked for.
 const MAX_ASIDE: usize = 1 << 30;
 
+/// Bytes of a message that are worth a copy beside its header.
+const SMALL: usize = 1024;
+
 /// What has a direction of a wire, from the first byte of a message to its last.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum Holder {
@@ -40,6 +43,8 @@ struct Line {
     aside: VecDeque<Letter>,
     /// Letters sent and received.
     counts: [u64; 2],
+    /// Why nothing comes any more, once that was seen: a transport may say it only now and then.
+    gone: Option<String>,
     /// The last header that came, and when.
     heard: Option<(Header, Instant)>,
 }
@@ -96,6 +101,12 @@ pub(crate) struct Mail {
     delivered: Vec<Delivered>,
     /// Bytes that went out, headers included.
     sent: u64,
+    /// Bytes that came in, except those that collectives take themselves.
+    moved: u64,
+    /// Whose letters are looked at first, so that nobody is passed over.
+    turn: usize,
+    /// Whether letters of all ranks are taken in whatever is waited for.
+    listening: bool,
 }
 
 fn lost_in(header: &Header, peer: usize, lost: Lost) -> Error {
@@ -116,8 +127,16 @@ impl Line {
             if self.sender != Holder::Nobody && self.sender != holder {
                 return Ok(false);
             }
-            let rest = if *done < HEADER { &header.0[*done..] } else { &payload[*done - HEADER..] };
-            let moved = wires.try_send(to, rest)?;
+            let moved = if *done == 0 && payload.len() <= SMALL {
+                // In one piece, which over TCP is one segment.
+                let mut both = [0; HEADER + SMALL];
+                both[..HEADER].copy_from_slice(&header.0);
+                both[HEADER..][..payload.len()].copy_from_slice(payload);
+                wires.try_send(to, &both[..HEADER + payload.len()])?
+            } else {
+                let rest = if *done < HEADER { &header.0[*done..] } else { &payload[*done - HEADER..] };
+                wires.try_send(to, rest)?
+            };
             if moved == 0 {
                 return Ok(false);
             }
@@ -145,6 +164,7 @@ impl Mail {
             arriving: None,
             aside: VecDeque::new(),
             counts: [0; 2],
+            gone: None,
             heard: None,
         };
         Mail {
@@ -154,6 +174,9 @@ impl Mail {
             aside_bytes: 0,
             delivered: Vec::new(),
             sent: 0,
+            moved: 0,
+            turn: 0,
+            listening: false,
         }
     }
 
@@ -168,6 +191,33 @@ impl Mail {
         std::mem::take(&mut self.delivered).into_iter()
     }
 
+    /// A number that grows with every byte that a message moves on.
+    pub(crate) fn moved(&self) -> u64 {
+        self.moved + self.sent
+    }
+
+    /// A collective took so many bytes itself.
+    pub(crate) fn took(&mut self, bytes: usize) {
+        self.moved += bytes as u64;
+    }
+
+    /// From now on letters of all ranks are taken in, or not.
+    pub(crate) fn listen(&mut self, to_all: bool) {
+        self.listening = to_all;
+    }
+
+    /// Whether letters are to be moved.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.listening || !self.is_idle()
+    }
+
+    /// Takes back what was asked for, if nothing of it came yet.
+    pub(crate) fn cancel(&mut self, ticket: u64) -> bool {
+        let before = self.wanted.len();
+        self.wanted.retain(|wanted| wanted.ticket != ticket);
+        self.wanted.len() < before
+    }
+
     /// Bytes that went out, headers included.
     pub(crate) fn sent(&self) -> u64 {
         self.sent
@@ -176,7 +226,12 @@ impl Mail {
     /// Lets go of everything, since the group failed.
     pub(crate) fn clear(&mut self) {
         self.wanted.clear();
-        self.lines.iter_mut().for_each(|line| line.outgoing.clear());
+        for line in &mut self.lines {
+            line.outgoing.clear();
+            line.aside.clear();
+            line.arriving = None;
+        }
+        self.aside_bytes = 0;
     }
 
     /// Queues a letter; `signature` lacks its sequence number.
@@ -196,12 +251,16 @@ impl Mail {
 
     /// Asks for a letter, which may be there already.
     pub(crate) fn want(&mut self, wanted: Wanted) -> Result<(), Error> {
-        let ranks = wanted.from.map_or(0..self.lines.len(), |from| from..from + 1);
+        let n = self.lines.len();
+        let ranks: Vec<usize> = match wanted.from {
+            Some(from) => vec![from],
+            None => (0..n).map(|i| (self.turn + i) % n).collect(),
+        };
         for from in ranks {
             let line = &mut self.lines[from];
             if let Some(at) = line.aside.iter().position(|letter| wanted.takes(from, &letter.header)) {
                 let letter = line.aside.remove(at).expect("the position was found");
-                self.aside_bytes -= letter.bytes;
+                self.aside_bytes -= letter.bytes + size_of::<Letter>();
                 return self.hand_over(from, letter, wanted);
             }
         }
@@ -212,6 +271,7 @@ impl Mail {
     /// A letter that was set aside goes to whoever wants it.
     fn hand_over(&mut self, from: usize, letter: Letter, mut wanted: Wanted) -> Result<(), Error> {
         self.check(from, &letter.header, &wanted)?;
+        self.turn = from + 1;
         wanted.buffer.bytes().copy_from_slice(&letter.room.bytes()[..letter.bytes]);
         self.delivered.push(Delivered { ticket: wanted.ticket, buffer: wanted.buffer, peer: from });
         Ok(())
@@ -234,14 +294,14 @@ impl Mail {
     /// Moves letters as far as they go now.
     pub(crate) fn advance(&mut self, wires: &mut dyn Transport) -> Result<(), Error> {
         let (mut gone, mut others) = (None, 0);
-        let own = self.rank.index();
-        for peer in (0..self.lines.len()).filter(|&peer| peer != own) {
+        let (own, n, first) = (self.rank.index(), self.lines.len(), self.turn);
+        for peer in (0..n).map(|i| (first + i) % n).filter(|&peer| peer != own) {
             self.post(peer, wires)?;
             if !self.needs(peer) && !self.reads_all() {
                 continue;
             }
             // A collective's message stays where it is until that is played.
-            match self.head(peer, wires) {
+            match self.head(peer, 1, wires) {
                 // It may have left after all that was wanted of it, and others may still do what is wanted of any.
                 Err(error @ Error::PeerLost { .. }) if !self.needs(peer) => gone = Some(error),
                 Err(error) => return Err(error),
@@ -261,7 +321,8 @@ impl Mail {
 
     /// Whether letters of all ranks are taken in.
     fn reads_all(&self) -> bool {
-        self.wanted.iter().any(|wanted| wanted.from.is_none())
+        self.listening
+            || self.wanted.iter().any(|wanted| wanted.from.is_none())
             || self.lines.iter().any(|line| !line.outgoing.is_empty())
     }
 
@@ -292,18 +353,32 @@ impl Mail {
         (header, payload): (&Header, &[u8]),
         done: &mut usize,
     ) -> Result<bool, Error> {
+        if *done == 0 && !self.lines[to].outgoing.is_empty() {
+            // Letters that were issued before go first.
+            return Ok(false);
+        }
         let before = *done;
         let sent = self.lines[to].send(wires, to, holder, (header, payload), done);
         self.sent += (*done - before) as u64;
         sent.map_err(|lost| lost_in(header, to, lost))
     }
 
-    /// The header of the next message from a peer that isn't a letter, once all of it is there. Letters before it are taken in.
-    fn head(&mut self, from: usize, wires: &mut dyn Transport) -> Result<Option<Header>, Error> {
+    /// The header of the next message from a peer that isn't a letter, once all of it is there. Letters before it are
+    /// taken in, so many at most.
+    fn head(
+        &mut self,
+        from: usize,
+        mut letters: usize,
+        wires: &mut dyn Transport,
+    ) -> Result<Option<Header>, Error> {
         loop {
             let line = &mut self.lines[from];
             if line.arriving.is_some() {
                 if !self.take_in(from, wires)? {
+                    return Ok(None);
+                }
+                letters -= 1;
+                if letters == 0 {
                     return Ok(None);
                 }
                 continue;
@@ -312,13 +387,16 @@ impl Mail {
                 return Ok(None);
             }
             while line.got < HEADER {
-                let moved = wires.try_receive(from, &mut line.head.0[line.got..]);
-                let moved = moved.map_err(|lost| Error::PeerLost {
-                    operation: "a message".into(),
-                    peer: Rank(from as u32),
-                    reason: lost.0,
+                let moved = match &line.gone {
+                    Some(reason) => Err(Lost(reason.clone())),
+                    None => wires.try_receive(from, &mut line.head.0[line.got..]),
+                };
+                let moved = moved.map_err(|lost| {
+                    line.gone = Some(lost.0.clone());
+                    Error::PeerLost { operation: "a message".into(), peer: Rank(from as u32), reason: lost.0 }
                 })?;
                 line.got += moved;
+                self.moved += moved as u64;
                 if moved == 0 {
                     return Ok(None);
                 }
@@ -353,9 +431,10 @@ impl Mail {
     fn room_for(&mut self, from: usize, header: &Header) -> Result<usize, Error> {
         let size = crate::element::size_of_code(header.element()).unwrap_or(usize::MAX);
         let bytes = usize::try_from(header.count()).ok().and_then(|count| count.checked_mul(size));
-        match bytes.filter(|&bytes| bytes <= MAX_ASIDE - self.aside_bytes) {
+        let room = MAX_ASIDE.saturating_sub(self.aside_bytes + size_of::<Letter>());
+        match bytes.filter(|&bytes| bytes <= room) {
             Some(bytes) => {
-                self.aside_bytes += bytes;
+                self.aside_bytes += bytes + size_of::<Letter>();
                 Ok(bytes)
             }
             None => Err(Error::Overrun {
@@ -376,9 +455,17 @@ impl Mail {
             Place::Aside(room) => &mut room.bytes_mut()[..arriving.bytes],
         };
         while arriving.done < arriving.bytes {
-            let moved = wires.try_receive(from, &mut into[arriving.done..]);
-            let moved = moved.map_err(|lost| lost_in(&arriving.header, from, lost))?;
+            let moved = match wires.try_receive(from, &mut into[arriving.done..]) {
+                Ok(moved) => moved,
+                Err(lost) => {
+                    // It stays one that is waited for.
+                    let error = lost_in(&arriving.header, from, lost);
+                    line.arriving = Some(arriving);
+                    return Err(error);
+                }
+            };
             arriving.done += moved;
+            self.moved += moved as u64;
             if moved == 0 {
                 line.arriving = Some(arriving);
                 return Ok(false);
@@ -387,6 +474,7 @@ impl Mail {
         line.reader = Holder::Nobody;
         match arriving.into {
             Place::Wanted(wanted) => {
+                self.turn = from + 1;
                 self.delivered.push(Delivered { ticket: wanted.ticket, buffer: wanted.buffer, peer: from });
             }
             Place::Aside(room) => {
@@ -395,7 +483,7 @@ impl Mail {
                 let wanted = self.wanted.iter().position(|wanted| wanted.takes(from, &letter.header));
                 match wanted.and_then(|at| self.wanted.remove(at)) {
                     Some(wanted) => {
-                        self.aside_bytes -= letter.bytes;
+                        self.aside_bytes -= letter.bytes + size_of::<Letter>();
                         self.hand_over(from, letter, wanted)?;
                     }
                     None => self.lines[from].aside.push_back(letter),
@@ -414,7 +502,7 @@ impl Mail {
         holder: Holder,
         expected: &Header,
     ) -> Result<bool, Error> {
-        let header = match self.head(from, wires) {
+        let header = match self.head(from, usize::MAX, wires) {
             Ok(Some(header)) => header,
             Ok(None) => return Ok(false),
             Err(Error::PeerLost { peer, reason, .. }) => {
@@ -480,7 +568,9 @@ impl Mail {
     /// Which ranks letters are still to come from, and which must still take one.
     pub(crate) fn waits_for(&self) -> (Vec<usize>, Vec<usize>) {
         let others = || (0..self.lines.len()).filter(|&peer| peer != self.rank.index());
-        let comes = |&peer: &usize| self.needs(peer) || self.reads_all();
+        // What stands on a wire and can't be taken is nothing to wait for.
+        let stands = |line: &Line| line.gone.is_some() || line.reader == Holder::Nobody && line.got == HEADER;
+        let comes = |&peer: &usize| (self.needs(peer) || self.reads_all()) && !stands(&self.lines[peer]);
         let goes = |&peer: &usize| !self.lines[peer].outgoing.is_empty();
         (others().filter(comes).collect(), others().filter(goes).collect())
     }

@@ -14,6 +14,7 @@ use crate::work::AnyBuffer;
 use phalanx_wire::{Deadline, Rank};
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::time::{Duration, Instant};
 
 /// What other threads can do while one has the engine.
 pub(crate) struct Aside {
@@ -56,6 +57,11 @@ impl Aside {
     }
 }
 
+/// Looks at what moved between two looks at the clock, which cost as much.
+const LOOKS_PER_CLOCK: u32 = 16;
+/// How long a wait that spins keeps its core to itself.
+const ALONE: Duration = Duration::from_micros(20);
+
 /// What a thread waits for inside the engine.
 enum Until<'a> {
     /// An operation that was started.
@@ -78,6 +84,8 @@ impl Engine {
                 listener(&error);
             }
             self.failed = Some(error);
+            // What came before is there all the same.
+            self.done.extend(self.mail.delivered().map(|letter| (letter.ticket, letter)));
             self.queue.clear();
             self.mail.clear();
             if let Some(wires) = &mut self.wires {
@@ -113,13 +121,14 @@ impl Engine {
         if let Some(wires) = &mut self.wires
             && self.failed.is_none()
         {
-            if !self.mail.is_idle() {
+            if self.mail.is_busy() {
                 self.mail.advance(wires.as_mut())?;
             }
             self.done.extend(self.mail.delivered().map(|letter| (letter.ticket, letter)));
         }
         // Nobody comes for these.
-        self.aside.forgotten().retain(|ticket| self.done.remove(ticket).is_none());
+        let Engine { aside, done, mail, .. } = self;
+        aside.forgotten().retain(|ticket| done.remove(ticket).is_none() && !mail.cancel(*ticket));
         Ok(())
     }
 
@@ -162,7 +171,14 @@ impl Engine {
     }
 
     /// Plays until something is done. The group fails with the wait.
-    fn wait(&mut self, group: &Group, deadline: Deadline, mut until: Until<'_>) -> Result<(), Error> {
+    fn wait(&mut self, group: &Group, deadline: Deadline, until: Until<'_>) -> Result<(), Error> {
+        let result = self.play_until(group, deadline, until);
+        self.mail.listen(false);
+        result
+    }
+
+    fn play_until(&mut self, group: &Group, deadline: Deadline, mut until: Until<'_>) -> Result<(), Error> {
+        let (mut looks, mut moved, mut since) = (0u32, self.mail.moved(), Instant::now());
         loop {
             self.heed();
             self.advance();
@@ -185,15 +201,31 @@ impl Engine {
                 _ => {}
             }
             self.check()?;
+            looks = looks.wrapping_add(1);
+            if group.spin() > Duration::ZERO && !looks.is_multiple_of(LOOKS_PER_CLOCK) {
+                std::hint::spin_loop();
+                continue;
+            }
             if deadline.expired() {
                 let error = self.timeout(&deadline, &until);
                 self.fail(error.clone());
                 return Err(error);
             }
-            if deadline.waited() < group.spin() {
-                std::hint::spin_loop();
+            if self.mail.moved() != moved {
+                (moved, since) = (self.mail.moved(), Instant::now());
+            }
+            let quiet = since.elapsed();
+            if quiet < group.spin() {
+                // The peer may need this very core.
+                if quiet > ALONE {
+                    std::thread::yield_now()
+                } else {
+                    std::hint::spin_loop()
+                }
                 continue;
             }
+            // Whoever sends a letter may be what the others wait for.
+            self.mail.listen(true);
             let (mut receives, mut sends) = self.mail.waits_for();
             for play in self.playing(&until) {
                 let (more_receives, more_sends) = play.waits_for();

@@ -38,7 +38,7 @@ pub(crate) struct Schedule {
 }
 
 /// Up to this many bytes in all are exchanged directly: one round of latency counts for more than the bytes.
-const DIRECT_BYTES: usize = 512 << 10;
+const DIRECT_BYTES: usize = 128 << 10;
 
 /// Segment `i` of `len` elements in `n` nearly equal parts.
 pub(crate) fn segment(len: usize, n: usize, i: usize) -> Range<usize> {

@@ -1,6 +1,7 @@
 //! What an operation is, in the header of every message that belongs to it.
 //!
-//! Two ranks in different operations find out with the first header, not by hanging. How long a message is follows from the
+//! Two ranks in different operations find out with the first header that goes between them, not by hanging; ranks that name
+//! different roots of one operation may have none to send each other, and wait. How long a message is follows from the
 //! operation, so no length from outside is trusted; for messages between two ranks the receiver's length must be the
 //! sender's.
 
@@ -136,7 +137,9 @@ impl Header {
             _ => String::new(),
         };
         let element = ElementKind::name_of(self.element());
-        format!("{name} #{} ({} x {element}{reduction}{detail})", self.word(16), self.count())
+        // A message that may come from anyone has no number of its own.
+        let number = if self.word(16) == 0 { String::new() } else { format!(" #{}", self.word(16)) };
+        format!("{name}{number} ({} x {element}{reduction}{detail})", self.count())
     }
 }
 

@@ -88,7 +88,11 @@ impl<B: Buffer> AnyBuffer for Reduced<B> {
     }
 }
 
-/// An operation that was started. Dropping it lets the operation run on; its buffer is freed when it is done.
+/// An operation that was started. It moves while somebody waits in its group, polls, or calls [`Group::progress`], and not
+/// while its owner waits in another group: of several groups, ranks should wait in one order.
+///
+/// Dropping it lets the operation run on for as long as the group is there; its buffer is freed when it is done. A message
+/// that was asked for and hasn't begun to come is then no longer asked for.
 #[must_use = "an operation's buffer comes back from `wait`"]
 pub struct Work<B> {
     pub(crate) group: Group,
@@ -99,7 +103,8 @@ pub struct Work<B> {
 }
 
 impl<B: Buffer> Work<B> {
-    /// Plays the group's operations until this one is done; gives its buffer back.
+    /// Plays the group's operations until this one is done; gives its buffer back. A deadline that passes is the end of the
+    /// group, as any time-out is; [`Work::poll`] only looks.
     pub fn wait(self, deadline: Deadline) -> Result<B, Error> {
         self.wait_from(deadline).map(|(buffer, _)| buffer)
     }

@@ -98,6 +98,19 @@ fn survivors_go_on_in_place_under_a_new_generation() {
 }
 
 #[test]
+fn survivors_that_do_not_agree_who_they_are_do_not_become_a_group() {
+    on_all(3, |world| {
+        let world = world.with_timeout(Duration::from_secs(2));
+        let rank = world.rank();
+        if rank == Rank(1) {
+            return;
+        }
+        let mine = if rank == Rank(0) { [Rank(0), Rank(1)] } else { [Rank(0), Rank(2)] };
+        assert!(world.rebuild(&mine, Generation(9)).is_err(), "rank {rank}");
+    });
+}
+
+#[test]
 fn a_survivor_that_comes_late_is_waited_for_and_an_older_generation_is_not_let_in() {
     for bind in BINDS {
         connected(

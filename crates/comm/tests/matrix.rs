@@ -55,7 +55,7 @@ fn in_worlds(f: impl Fn(Group) + Sync) {
     }
 }
 
-/// Lengths: the last is more than is exchanged directly, which is half a megabyte in all.
+/// Lengths: the last is more than is exchanged directly, which is less than half a megabyte in all.
 fn lengths<T>(n: usize) -> [usize; 5] {
     [0, 1, 7, 1009, (512 << 10) / size_of::<T>() / n + 13]
 }
@@ -125,6 +125,26 @@ reductions! {
     every_reduction_of_u128: |a, b| (a / b as i64) as u128;
     every_reduction_of_bool: |a, _| Boolean::from(a != 0);
     every_reduction_of_complex64: |a, b| Complex::new(a as f32 / b as f32, 0.0);
+}
+
+#[test]
+fn numbers_of_many_bits_and_both_signs_are_reduced_by_definition() {
+    fn check<T: Element>(of: fn(i64) -> T) {
+        on_all(4, |group| {
+            let (rank, n) = (group.rank().index(), group.world_size());
+            let of_rank = |rank: usize, i: usize| (rank * 37 + i * 11) as i64 % 101 - 50;
+            for op in OPS.into_iter().filter(|&op| T::KIND.takes(op) && op != ReduceOp::Average) {
+                let mut values: Vec<T> = (0..300).map(|i| of(of_rank(rank, i))).collect();
+                group.all_reduce(&mut values, op).unwrap();
+                let want = |i| of(reduced(op, (0..n).map(|rank| of_rank(rank, i)), n).0);
+                assert_eq!(values, (0..300).map(want).collect::<Vec<T>>(), "{op}");
+            }
+        });
+    }
+    check(|x| x);
+    check(|x| x as i32);
+    check(|x| x as f64);
+    check(i128::from);
 }
 
 #[test]

@@ -3,13 +3,14 @@
 use super::Group;
 use crate::element::{Element, Erased, ReduceOp, is_widened, means, widen};
 use crate::error::Error;
-use crate::queue::Queued;
+use crate::queue::{Engine, Queued};
 use crate::schedule::{self, Schedule};
 use crate::signature::{Kind, Signature};
 use crate::work::{AnyBuffer, Buffer, Plain, Reduced, Work};
 use phalanx_wire::{Deadline, Rank};
 use std::marker::PhantomData;
 use std::ops::Range;
+use std::sync::MutexGuard;
 use std::time::Duration;
 
 /// The signature of an operation that isn't counted yet.
@@ -248,16 +249,20 @@ impl Group {
         values: &mut [T],
         op: ReduceOp,
     ) -> Result<(), Error> {
+        let deadline = Deadline::after(self.timeout);
+        let engine = self.engine(&deadline)?;
+        engine.check()?;
+        // Values are touched only where the operation begins.
         if let ReduceOp::PremulSum(factor) = op {
             T::scale(values, factor);
         }
         if is_widened::<T>(op) {
             let mut wide = widen(values);
-            self.play(signature, schedule(size_of::<T::Wide>()), &mut wide, op)?;
+            self.play(engine, deadline, signature, schedule(size_of::<T::Wide>()), &mut wide, op)?;
             means(&wide, self.world_size, values);
             return Ok(());
         }
-        self.play(signature, schedule(size_of::<T>()), values, op)?;
+        self.play(engine, deadline, signature, schedule(size_of::<T>()), values, op)?;
         if op == ReduceOp::Average {
             values.iter_mut().for_each(|value| *value = T::mean_of(value.widened(), self.world_size));
         }
@@ -271,18 +276,19 @@ impl Group {
         schedule: Schedule,
         values: &mut [T],
     ) -> Result<(), Error> {
-        self.play(signature, schedule, values, ReduceOp::Sum)
+        let deadline = Deadline::after(self.timeout);
+        self.play(self.engine(&deadline)?, deadline, signature, schedule, values, ReduceOp::Sum)
     }
 
     fn play<T: Element>(
         &self,
+        mut engine: MutexGuard<'_, Engine>,
+        deadline: Deadline,
         signature: Signature,
         schedule: Schedule,
         values: &mut [T],
         op: ReduceOp,
     ) -> Result<(), Error> {
-        let deadline = Deadline::after(self.timeout);
-        let mut engine = self.engine(&deadline)?;
         let play = engine.collective(signature, schedule, Erased::of::<T>(), op);
         engine.run(self, deadline, play, bytemuck::cast_slice_mut(values))
     }

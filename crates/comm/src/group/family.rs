@@ -76,7 +76,7 @@ impl Group {
         );
         let members: Vec<usize> = survivors.iter().map(|rank| rank.index()).collect();
         self.abort(&format!("generation {generation} takes its place"));
-        self.member(&members, generation, |place, index| match &self.kin {
+        let group = self.member(&members, generation, |place, index| match &self.kin {
             Kin::Alone => Ok(Group::over(place, None)),
             Kin::Threads(shared) => {
                 self.among_threads(shared, (true, generation.0, members[0]), members.len(), place, index)
@@ -86,7 +86,21 @@ impl Group {
                 let (endpoint, secret) = (Arc::clone(&home.endpoint), home.secret.clone());
                 Group::join(place, Home { endpoint, peers, secret })
             }
-        })
+        })?;
+        // Ranks that have different survivors in mind may have met all the same.
+        let mine = group.members.iter().fold(survivors.len() as u64, |sum, rank| {
+            sum.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(u64::from(rank.0) + 1)
+        });
+        let mut all = vec![0; group.world_size];
+        group.all_gather(&[mine], &mut all)?;
+        match all.iter().position(|&theirs| theirs != mine) {
+            None => Ok(group),
+            Some(other) => {
+                let reason = format!("rank {} rebuilds it with other survivors", group.members[other]);
+                group.abort(&reason);
+                Err(Error::connect(self.rank, reason))
+            }
+        }
     }
 
     /// A group of `members`, if this rank is one. All ranks take part.
@@ -141,7 +155,7 @@ impl Group {
         index: usize,
     ) -> Result<Group, Error> {
         let end = end_of(shared, name, n, index)
-            .ok_or_else(|| Error::connect(self.rank, "this group was made already"))?;
+            .ok_or_else(|| Error::connect(self.rank, "this group was made already, or with other ranks"))?;
         let place = Place { kin: Kin::Threads(end.shared()), ..place };
         Ok(Group::over(place, (n > 1).then(|| Box::new(end) as _)))
     }

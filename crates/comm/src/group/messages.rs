@@ -1,8 +1,9 @@
 //! Messages from one rank of a group to another.
 //!
 //! Between two ranks, messages of the same tag are received in the order in which they were sent; those of different tags, and
-//! from different ranks, in any. A message is received into a slice of exactly its type and length. Messages and collectives
-//! don't wait for each other.
+//! from different ranks, in any. A message is received into a slice of exactly its type and length. A rank that waits
+//! in a collective takes in messages meanwhile, and the other way round; one message that is larger than 1 GiB, or so many of
+//! them that nobody asked for, end the group.
 
 use super::Group;
 use crate::element::Element;

@@ -214,8 +214,11 @@ impl Wire for Memory {
         // Old rings are taken out of the bell, or they would end the sleep. A peer that is gone or mad is no reason to sleep.
         let gone = self.is_gone();
         self.looks = LOOKS_PER_PULSE.wrapping_sub(1);
-        let ready = if wanted.contains(PollFlags::POLLOUT) { self.room() } else { self.held() };
-        (!gone && ready.is_ok_and(|n| n == 0)).then_some(PollFlags::POLLIN)
+        let nothing = |wants: PollFlags, n: std::result::Result<usize, Lost>| {
+            !wanted.contains(wants) || n.is_ok_and(|n| n == 0)
+        };
+        let idle = nothing(PollFlags::POLLOUT, self.room()) && nothing(PollFlags::POLLIN, self.held());
+        (!gone && idle).then_some(PollFlags::POLLIN)
     }
 
     fn wake(&mut self) {

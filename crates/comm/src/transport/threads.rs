@@ -54,6 +54,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(crate) fn end_of(shared: &Shared, name: Name, n: usize, index: usize) -> Option<Threads> {
     let mut all = lock(&shared.ends);
     let ends = all.entry(name).or_insert_with(|| threads(n).into_iter().map(Some).collect());
+    if ends.len() != n {
+        return None;
+    }
     let end = ends.get_mut(index).and_then(Option::take);
     if ends.iter().all(Option::is_none) {
         all.remove(&name);

@@ -62,8 +62,15 @@ impl Transport for Wires {
     }
 
     fn park(&mut self, receives: &[usize], sends: &[usize], at_most: Duration) {
-        let wanted = receives.iter().map(|&peer| (peer, PollFlags::POLLIN));
-        let wanted: Vec<_> = wanted.chain(sends.iter().map(|&peer| (peer, PollFlags::POLLOUT))).collect();
+        // One entry a peer: a wire falls asleep once.
+        let flags = |peer: usize| {
+            let mut flags = PollFlags::empty();
+            flags.set(PollFlags::POLLIN, receives.contains(&peer));
+            flags.set(PollFlags::POLLOUT, sends.contains(&peer));
+            (peer, flags)
+        };
+        let wanted = (0..self.wires.len()).map(flags).filter(|(_, flags)| !flags.is_empty());
+        let wanted: Vec<_> = wanted.collect();
         let events: Vec<_> = wanted.iter().map(|&(peer, flag)| self.wire(peer).fall_asleep(flag)).collect();
         if events.iter().all(Option::is_some) {
             let fds = wanted.iter().zip(events).map(|(&(peer, _), events)| {
