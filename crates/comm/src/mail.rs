@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 const MAX_ASIDE: usize = 1 << 30;
 
 /// Bytes of a message that are worth a copy beside its header.
-const SMALL: usize = 1024;
+const SMALL: usize = 256;
 
 /// What has a direction of a wire, from the first byte of a message to its last.
 #[derive(Clone, Copy, PartialEq, Debug)]

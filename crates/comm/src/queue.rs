@@ -59,6 +59,8 @@ impl Aside {
 
 /// Looks at what moved between two looks at the clock, which cost as much.
 const LOOKS_PER_CLOCK: u32 = 16;
+/// How long nothing moves before a wait takes in letters of ranks that it doesn't wait for.
+const LISTEN_AFTER: Duration = Duration::from_millis(2);
 /// How long a wait that spins keeps its core to itself.
 const ALONE: Duration = Duration::from_micros(20);
 
@@ -224,8 +226,9 @@ impl Engine {
                 }
                 continue;
             }
-            // Whoever sends a letter may be what the others wait for.
-            self.mail.listen(true);
+            // Whoever sends a letter may be what the others wait for; but to be woken by all costs more than by some.
+            let listens = quiet >= LISTEN_AFTER;
+            self.mail.listen(listens);
             let (mut receives, mut sends) = self.mail.waits_for();
             for play in self.playing(&until) {
                 let (more_receives, more_sends) = play.waits_for();
@@ -237,7 +240,8 @@ impl Engine {
             sends.sort_unstable();
             sends.dedup();
             if let Some(wires) = &mut self.wires {
-                wires.park(&receives, &sends, deadline.remaining().min(LONGEST_SLEEP));
+                let nap = if listens { LONGEST_SLEEP } else { LISTEN_AFTER - quiet };
+                wires.park(&receives, &sends, deadline.remaining().min(nap));
             }
         }
     }
