@@ -158,11 +158,6 @@ impl Group {
         self.generation
     }
 
-    /// How long a wait looks again and again before it sleeps.
-    pub(crate) fn spin(&self) -> Duration {
-        self.spin
-    }
-
     /// How long blocking operations wait.
     pub fn timeout(&self) -> Duration {
         self.timeout
@@ -257,7 +252,7 @@ impl Group {
 
     pub(crate) fn finish(&self, ticket: u64, deadline: Deadline) -> Result<Delivered, Error> {
         match self.engine(&deadline) {
-            Ok(mut engine) => engine.finish(self, deadline, ticket),
+            Ok(mut engine) => engine.finish(self.spin, deadline, ticket),
             Err(error) => {
                 self.forget(ticket);
                 Err(error)

@@ -23,6 +23,7 @@
 //! ```
 #![deny(unsafe_code)]
 
+mod buffer;
 mod element;
 mod engine;
 mod group;
@@ -37,6 +38,7 @@ mod endpoint;
 mod error;
 mod transport;
 
+pub use buffer::Buffer;
 pub use element::{Boolean, Element, ElementKind, ReduceOp};
 pub use endpoint::{Endpoint, GroupConfig, PeerAddress};
 pub use error::{Error, Heard};
@@ -46,4 +48,4 @@ pub use half::{bf16, f16};
 pub use num_complex::Complex;
 pub use phalanx_wire::{Deadline, Generation, Rank, Secret};
 pub use recorder::Record;
-pub use work::{Buffer, Work};
+pub use work::Work;

@@ -6,11 +6,11 @@
 //! sent. Whoever waits for a letter of its own to be taken reads what all others send, so ranks may send to each other at once,
 //! in a ring too, whatever the size.
 
+use crate::buffer::AnyBuffer;
 use crate::element::Room;
 use crate::error::{Error, Heard};
 use crate::signature::{HEADER, Header, Signature};
 use crate::transport::{Lost, Transport};
-use crate::work::AnyBuffer;
 use phalanx_wire::Rank;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};

@@ -1,16 +1,15 @@
 //! The operations of a group: collectives in the order in which they were issued, one after the other, and letters beside
 //! them.
 
+use crate::buffer::AnyBuffer;
 use crate::element::{Erased, ReduceOp};
 use crate::engine::{LONGEST_SLEEP, Play};
 use crate::error::Error;
-use crate::group::Group;
 use crate::mail::{Delivered, Mail};
 use crate::recorder::Recorder;
 use crate::schedule::Schedule;
 use crate::signature::Signature;
 use crate::transport::{Transport, Waker};
-use crate::work::AnyBuffer;
 use phalanx_wire::{Deadline, Rank};
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
@@ -147,39 +146,40 @@ impl Engine {
     /// Waits for an operation that was started.
     pub(crate) fn finish(
         &mut self,
-        group: &Group,
+        spin: Duration,
         deadline: Deadline,
         ticket: u64,
     ) -> Result<Delivered, Error> {
-        self.wait(group, deadline, Until::Done(ticket))?;
+        self.wait(spin, deadline, Until::Done(ticket))?;
         Ok(self.done.remove(&ticket).expect("an operation that was waited for is done"))
     }
 
     /// Plays what was started before, then `play` over a borrowed buffer, to the end.
     pub(crate) fn run(
         &mut self,
-        group: &Group,
+        spin: Duration,
         deadline: Deadline,
         mut play: Play,
         buffer: &mut [u8],
     ) -> Result<(), Error> {
         self.check()?;
         if !self.queue.is_empty() {
-            self.wait(group, deadline, Until::Drained)?;
+            self.wait(spin, deadline, Until::Drained)?;
         }
-        self.wait(group, deadline, Until::Played(&mut play, buffer))?;
+        self.wait(spin, deadline, Until::Played(&mut play, buffer))?;
         self.recorder.done(play.signature.sequence);
         Ok(())
     }
 
-    /// Plays until something is done. The group fails with the wait.
-    fn wait(&mut self, group: &Group, deadline: Deadline, until: Until<'_>) -> Result<(), Error> {
-        let result = self.play_until(group, deadline, until);
+    /// Plays until something is done; looks again and again while something moved in the last `spin`, and then sleeps. The group
+    /// fails with the wait.
+    fn wait(&mut self, spin: Duration, deadline: Deadline, until: Until<'_>) -> Result<(), Error> {
+        let result = self.play_until(spin, deadline, until);
         self.mail.listen(false);
         result
     }
 
-    fn play_until(&mut self, group: &Group, deadline: Deadline, mut until: Until<'_>) -> Result<(), Error> {
+    fn play_until(&mut self, spin: Duration, deadline: Deadline, mut until: Until<'_>) -> Result<(), Error> {
         let (mut looks, mut moved, mut since) = (0u32, self.mail.moved(), Instant::now());
         loop {
             self.heed();
@@ -204,7 +204,7 @@ impl Engine {
             }
             self.check()?;
             looks = looks.wrapping_add(1);
-            if group.spin() > Duration::ZERO && !looks.is_multiple_of(LOOKS_PER_CLOCK) {
+            if spin > Duration::ZERO && !looks.is_multiple_of(LOOKS_PER_CLOCK) {
                 std::hint::spin_loop();
                 continue;
             }
@@ -217,7 +217,7 @@ impl Engine {
                 (moved, since) = (self.mail.moved(), Instant::now());
             }
             let quiet = since.elapsed();
-            if quiet < group.spin() {
+            if quiet < spin {
                 // The peer may need this very core.
                 if quiet > ALONE {
                     std::thread::yield_now()

@@ -1,12 +1,13 @@
 //! The operations that all ranks of a group take part in.
 
 use super::Group;
+use crate::buffer::{AnyBuffer, Buffer, Plain, Reduced};
 use crate::element::{Element, Erased, ReduceOp, is_widened, means, widen};
 use crate::error::Error;
 use crate::queue::{Engine, Queued};
 use crate::schedule::{self, Schedule};
 use crate::signature::{Kind, Signature};
-use crate::work::{AnyBuffer, Buffer, Plain, Reduced, Work};
+use crate::work::Work;
 use phalanx_wire::{Deadline, Rank};
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -290,7 +291,7 @@ impl Group {
         op: ReduceOp,
     ) -> Result<(), Error> {
         let play = engine.collective(signature, schedule, Erased::of::<T>(), op);
-        engine.run(self, deadline, play, bytemuck::cast_slice_mut(values))
+        engine.run(self.spin, deadline, play, bytemuck::cast_slice_mut(values))
     }
 
     fn start_reduction<B: Buffer>(

@@ -6,11 +6,12 @@
 //! them that nobody asked for, end the group.
 
 use super::Group;
+use crate::buffer::{Buffer, Plain};
 use crate::element::Element;
 use crate::error::Error;
 use crate::mail::Wanted;
 use crate::signature::{Kind, Signature};
-use crate::work::{Buffer, Plain, Work};
+use crate::work::Work;
 use phalanx_wire::{Deadline, Rank};
 use std::marker::PhantomData;
 
