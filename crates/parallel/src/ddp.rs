@@ -11,7 +11,7 @@
 use crate::agreement::same_model;
 use crate::buckets::buckets;
 use crate::error::Error;
-use crate::hook::{AllReduce, Bucket, Hook, Pending};
+use crate::hook::{AllReduce, Bf16, Bucket, Fp16, Hook, Pending};
 use crate::single::{Nobody, begin};
 use crate::strategy::{Place, Strategy, Sync};
 use phalanx_comm::{Deadline, Group, Rank, ReduceOp};
@@ -33,6 +33,30 @@ pub struct DdpConfig {
     /// Whether batch norms go by the statistics of the whole batch rather than of each rank's part: then any number of ranks
     /// trains as one would. It costs two small all-reduces a batch norm and step. Default no, as in PyTorch.
     pub sync_batch_norm: bool,
+    /// What gradients become on their way. Default nothing else. [`Ddp::with_hook`] goes before it.
+    pub compress: Compress,
+}
+
+/// A compression of gradients that keeps nothing from step to step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Compress {
+    /// They travel as they are.
+    #[default]
+    Nothing,
+    /// As [`Bf16`].
+    Bf16,
+    /// As [`Fp16`].
+    Fp16,
+}
+
+impl Compress {
+    fn hook(self) -> Box<dyn Hook> {
+        match self {
+            Compress::Nothing => Box::new(AllReduce),
+            Compress::Bf16 => Box::new(Bf16),
+            Compress::Fp16 => Box::new(Fp16),
+        }
+    }
 }
 
 impl Default for DdpConfig {
@@ -42,6 +66,7 @@ impl Default for DdpConfig {
             first_bucket_bytes: 1 << 20,
             find_unused: false,
             sync_batch_norm: false,
+            compress: Compress::Nothing,
         }
     }
 }
@@ -97,7 +122,7 @@ impl Ddp {
     /// With other settings.
     pub fn with(group: Group, config: DdpConfig) -> Ddp {
         let shared = config.sync_batch_norm.then(|| Shared::over(group.clone()));
-        let hook = Box::new(AllReduce);
+        let hook = config.compress.hook();
         Ddp { group, config, hook, buckets: None, adding: false, step: Started::default(), shared }
     }
 

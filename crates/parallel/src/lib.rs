@@ -40,7 +40,7 @@ mod single;
 mod strategy;
 
 pub use buckets::buckets;
-pub use ddp::{Ddp, DdpConfig};
+pub use ddp::{Compress, Ddp, DdpConfig};
 pub use error::Error;
 pub use hook::{AllReduce, Bf16, Bucket, Fp16, Hook, Part, Pending, PowerSgd, PowerSgdConfig};
 pub use single::SingleDevice;

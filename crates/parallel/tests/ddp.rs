@@ -156,8 +156,13 @@ impl Module for Paths {
 }
 
 /// Every parameter a bucket of its own.
-const SMALL: DdpConfig =
-    DdpConfig { bucket_bytes: 0, first_bucket_bytes: 0, find_unused: false, sync_batch_norm: false };
+const SMALL: DdpConfig = DdpConfig {
+    bucket_bytes: 0,
+    first_bucket_bytes: 0,
+    find_unused: false,
+    sync_batch_norm: false,
+    ..DdpConfig::default()
+};
 
 /// The gradients of `Paths`: two weights and a bias for each path.
 fn gradients(parameters: &Parameters) -> Vec<f32> {

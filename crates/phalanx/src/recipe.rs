@@ -289,11 +289,20 @@ pub struct ParallelRecipe {
     pub find_unused: bool,
     /// Whether batch norms go by the whole batch rather than by each worker's part. Default no.
     pub sync_batch_norm: bool,
+    /// What gradients become on their way: `none`, `bf16` or `fp16`. Default none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub compress: Option<String>,
 }
 
 impl Default for ParallelRecipe {
     fn default() -> ParallelRecipe {
-        ParallelRecipe { bucket_mb: 25.0, first_bucket_mb: 1.0, find_unused: false, sync_batch_norm: false }
+        ParallelRecipe {
+            bucket_mb: 25.0,
+            first_bucket_mb: 1.0,
+            find_unused: false,
+            sync_batch_norm: false,
+            compress: None,
+        }
     }
 }
 

@@ -97,10 +97,11 @@ fn same_run(folder: &Path, then: &RunFacts, now: &RunFacts) -> Result<(), Checkp
     // Where this many workers can't share the batch evenly, those that made it can.
     let workers =
         [now.world_size, then.world_size].into_iter().find(|&n| n > 0 && then.global_batch.is_multiple_of(n));
+    let workers = workers.unwrap_or(1);
     let batch = format!(
-        "a step must see as many samples as before: with {0} workers a --batch-size of {1}, or less and train.accumulate",
-        workers.unwrap_or(1),
-        then.global_batch / workers.unwrap_or(1),
+        "a step must see as many samples as before: with {workers} worker{} a --batch-size of {}, or less and train.accumulate",
+        if workers == 1 { "" } else { "s" },
+        then.global_batch / workers,
     );
     let facts = [
         ("a global batch of", then.global_batch, now.global_batch, batch),

@@ -295,7 +295,13 @@ fn checkpoints_of_other_models_optimizers_and_runs_are_refused_and_say_why() {
         RunFacts { global_batch: 16, world_size: 4, ..RUN },
         own,
         rule,
-        &["a global batch of 10, and this run has 16", "with 4 workers a --batch-size of 3"],
+        &["a global batch of 10, and this run has 16", "with 1 worker a --batch-size of 10"],
+    );
+    refused(
+        RunFacts { global_batch: 20, world_size: 5, ..RUN },
+        own,
+        rule,
+        &["a global batch of 10, and this run has 20", "with 5 workers a --batch-size of 2"],
     );
     refused(RunFacts { dataset: 5, ..RUN }, own, rule, &["1000, and this run has 5"]);
     refused(

@@ -10,7 +10,7 @@ use phalanx_data::{
 use phalanx_nn::models::{Autoencoder, MnistHpcNet, MnistNet, ResNet, ResNet9, ResNetDepth, ResNetStem};
 use phalanx_nn::optim::{Adadelta, Adam, AdamW, Clip, Group, Members, RmsProp, Rule, Sgd};
 use phalanx_nn::{Anneal, Curve, Linear, Loss, Module, OneCycle, Plateau, Schedule, Unit, Warmup};
-use phalanx_parallel::DdpConfig;
+use phalanx_parallel::{Compress, DdpConfig};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -317,6 +317,11 @@ impl Recipe {
                 first_bucket_bytes: (self.parallel.first_bucket_mb * MB) as usize,
                 find_unused: self.parallel.find_unused,
                 sync_batch_norm: self.parallel.sync_batch_norm,
+                compress: match self.parallel.compress.as_deref() {
+                    Some("bf16") => Compress::Bf16,
+                    Some("fp16") => Compress::Fp16,
+                    _ => Compress::Nothing,
+                },
             },
             ..Trainer::default()
         })

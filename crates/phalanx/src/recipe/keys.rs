@@ -293,6 +293,12 @@ pub const KEYS: &[Key] = &[
     row("parallel.first_bucket_mb", Positive, &[], "the same for the gradients that are ready first"),
     row("parallel.find_unused", Flag, &[], "whether a step may leave parameters without a gradient"),
     row("parallel.sync_batch_norm", Flag, &[], "whether batch norms go by the batch of all workers"),
+    row(
+        "parallel.compress",
+        OneOf(&["none", "bf16", "fp16"]),
+        &[],
+        "what gradients become on their way between workers",
+    ),
 ];
 
 impl Key {

@@ -3,6 +3,7 @@ use crate::checkpoint::Every;
 use crate::{OnNan, Watch};
 use phalanx_nn::optim::{AdamW, Group, Members, Optimizer, Rule, Sgd};
 use phalanx_nn::{Anneal, Curve, Loss, OneCycle, Plateau, Schedule, Unit, Warmup};
+use phalanx_parallel::Compress;
 use std::collections::HashSet;
 use std::time::Duration;
 
@@ -87,6 +88,10 @@ fn words_become_parts() {
     assert_eq!(recipe.loss(), Loss::CrossEntropy { label_smoothing: 0.1 });
     let trainer = set("mnist", &["parallel.bucket_mb=0.5", "train.seed=7"]).unwrap().trainer().unwrap();
     assert_eq!((trainer.ddp.bucket_bytes, trainer.seed), (1 << 19, 7));
+    for (word, want) in [("none", Compress::Nothing), ("bf16", Compress::Bf16), ("fp16", Compress::Fp16)] {
+        let word = format!("parallel.compress={word}");
+        assert_eq!(set("mnist", &[&word]).unwrap().trainer().unwrap().ddp.compress, want);
+    }
     let steps = ["train.accumulate=4", "train.drop_last=true", "train.clip_norm=2", "train.on_nan=stop"];
     let trainer = set("mnist", &steps).unwrap().trainer().unwrap();
     assert!(trainer.drop_last);
@@ -270,6 +275,7 @@ fn wrong_settings_say_what_would_be_right() {
         ("train.accumulate=0", &["train.accumulate must be a whole number of at least 1, got: 0"]),
         ("train.clip_norm=0", &["train.clip_norm must be a number above 0, got: 0"]),
         ("train.on_nan=halt", &["one of loss, stop, ignore"]),
+        ("parallel.compress=fp8", &["one of none, bf16, fp16"]),
         ("train.ema=1", &["train.ema must be a number from 0 to below 1, got: 1"]),
         ("train.patience=0", &["train.patience must be a whole number of at least 1, got: 0"]),
         ("train.keep=0", &["train.keep must be a whole number of at least 1, got: 0"]),
