@@ -3,7 +3,7 @@
 use phalanx_comm::Group;
 use phalanx_nn::optim::{Optimizer, Sgd};
 use phalanx_nn::{Ctx, Init, Linear, Module, Param, Parameters, Visitor, models::MnistNet};
-use phalanx_parallel::{Ddp, DdpConfig, Error, SingleDevice, Strategy, Sync};
+use phalanx_parallel::{Compress, Ddp, DdpConfig, Error, SingleDevice, Strategy, Sync};
 use phalanx_tensor::{DType, Device, Philox, Tensor};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
@@ -161,7 +161,7 @@ const SMALL: DdpConfig = DdpConfig {
     first_bucket_bytes: 0,
     find_unused: false,
     sync_batch_norm: false,
-    ..DdpConfig::default()
+    compress: Compress::Nothing,
 };
 
 /// The gradients of `Paths`: two weights and a bias for each path.
