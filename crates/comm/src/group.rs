@@ -12,8 +12,10 @@ use crate::mail::{Delivered, Mail};
 use crate::queue::{Aside, Engine};
 use crate::recorder::{Record, Recorder};
 use crate::transport::{Transport, threads};
+use crate::work::Work;
 use phalanx_wire::{Deadline, Generation, Rank};
 use std::collections::{HashMap, VecDeque};
+use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
 use std::time::Duration;
 
@@ -248,6 +250,22 @@ impl Group {
         };
         engine.heed();
         Some(engine)
+    }
+
+    /// An operation that `issue` hands to the engine under its ticket. In a group that failed nothing is issued, and a buffer is
+    /// let go at once; `wait` says why.
+    fn begin<B>(&self, issue: impl FnOnce(&mut Engine, u64) -> Result<(), Error>) -> Work<B> {
+        let ticket = self.engine(&Deadline::after(self.timeout)).map(|mut engine| {
+            let ticket = engine.next_ticket();
+            if engine.failed.is_none() {
+                match issue(&mut engine, ticket) {
+                    Ok(()) => engine.advance(),
+                    Err(error) => engine.fail(error),
+                }
+            }
+            ticket
+        });
+        Work { group: self.clone(), ticket, buffer: PhantomData, taken: false }
     }
 
     pub(crate) fn finish(&self, ticket: u64, deadline: Deadline) -> Result<Delivered, Error> {

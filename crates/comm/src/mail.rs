@@ -41,8 +41,10 @@ struct Line {
     arriving: Option<Arriving>,
     /// Letters that came and that nobody asked for yet.
     aside: VecDeque<Letter>,
-    /// Letters sent and received.
-    counts: [u64; 2],
+    /// Letters that were sent.
+    letters: u64,
+    /// Bytes that went out, headers included.
+    sent: u64,
     /// Why nothing comes any more, once that was seen: a transport may say it only now and then.
     gone: Option<String>,
     /// The last header that came, and when.
@@ -99,14 +101,17 @@ pub(crate) struct Mail {
     wanted: VecDeque<Wanted>,
     aside_bytes: usize,
     delivered: Vec<Delivered>,
-    /// Bytes that went out, headers included.
-    sent: u64,
     /// Bytes that came in, except those that collectives take themselves.
     moved: u64,
     /// Whose letters are looked at first, so that nobody is passed over.
     turn: usize,
     /// Whether letters of all ranks are taken in whatever is waited for.
     listening: bool,
+}
+
+/// What keeping a letter of so many bytes takes.
+fn weight(bytes: usize) -> usize {
+    bytes + size_of::<Letter>()
 }
 
 fn lost_in(header: &Header, peer: usize, lost: Lost) -> Error {
@@ -141,6 +146,7 @@ impl Line {
                 return Ok(false);
             }
             *done += moved;
+            self.sent += moved as u64;
             self.sender = if *done == HEADER + payload.len() { Holder::Nobody } else { holder };
         }
         Ok(true)
@@ -163,7 +169,8 @@ impl Mail {
             outgoing: VecDeque::new(),
             arriving: None,
             aside: VecDeque::new(),
-            counts: [0; 2],
+            letters: 0,
+            sent: 0,
             gone: None,
             heard: None,
         };
@@ -173,7 +180,6 @@ impl Mail {
             wanted: VecDeque::new(),
             aside_bytes: 0,
             delivered: Vec::new(),
-            sent: 0,
             moved: 0,
             turn: 0,
             listening: false,
@@ -193,7 +199,7 @@ impl Mail {
 
     /// A number that grows with every byte that a message moves on.
     pub(crate) fn moved(&self) -> u64 {
-        self.moved + self.sent
+        self.moved + self.sent()
     }
 
     /// A collective took so many bytes itself.
@@ -220,7 +226,7 @@ impl Mail {
 
     /// Bytes that went out, headers included.
     pub(crate) fn sent(&self) -> u64 {
-        self.sent
+        self.lines.iter().map(|line| line.sent).sum()
     }
 
     /// Lets go of everything, since the group failed.
@@ -243,8 +249,8 @@ impl Mail {
         buffer: Box<dyn AnyBuffer>,
     ) {
         let line = &mut self.lines[to];
-        line.counts[0] += 1;
-        signature.sequence = line.counts[0];
+        line.letters += 1;
+        signature.sequence = line.letters;
         let header = signature.header(signature.count);
         line.outgoing.push_back(Outgoing { ticket, header, buffer, done: 0 });
     }
@@ -260,7 +266,7 @@ impl Mail {
             let line = &mut self.lines[from];
             if let Some(at) = line.aside.iter().position(|letter| wanted.takes(from, &letter.header)) {
                 let letter = line.aside.remove(at).expect("the position was found");
-                self.aside_bytes -= letter.bytes + size_of::<Letter>();
+                self.aside_bytes -= weight(letter.bytes);
                 return self.hand_over(from, letter, wanted);
             }
         }
@@ -279,16 +285,14 @@ impl Mail {
 
     /// That a letter is what its receiver thinks it is.
     fn check(&self, from: usize, header: &Header, wanted: &Wanted) -> Result<(), Error> {
-        let (ours, theirs) = (wanted.signature, header);
-        if (u64::try_from(ours.count), ours.element.code) == (Ok(theirs.count()), theirs.element()) {
-            return Ok(());
-        }
-        Err(Error::Mismatch {
-            rank: self.rank,
-            ours: ours.describe(),
-            peer: Rank(from as u32),
-            theirs: theirs.describe(),
-        })
+        let ours = wanted.signature;
+        let fits = (u64::try_from(ours.count), ours.element.code) == (Ok(header.count()), header.element());
+        if fits { Ok(()) } else { Err(self.mismatch(ours.describe(), from, header)) }
+    }
+
+    /// That a peer is in another operation than this rank.
+    fn mismatch(&self, ours: String, from: usize, theirs: &Header) -> Error {
+        Error::Mismatch { rank: self.rank, ours, peer: Rank(from as u32), theirs: theirs.describe() }
     }
 
     /// Moves letters as far as they go now.
@@ -331,9 +335,7 @@ impl Mail {
         let line = &mut self.lines[peer];
         while let Some(mut letter) = line.outgoing.pop_front() {
             let message = (&letter.header, &*letter.buffer.bytes());
-            let before = letter.done;
             let sent = line.send(wires, peer, Holder::Letter, message, &mut letter.done);
-            self.sent += (letter.done - before) as u64;
             if sent.map_err(|lost| lost_in(&letter.header, peer, lost))? {
                 self.delivered.push(Delivered { ticket: letter.ticket, buffer: letter.buffer, peer });
             } else {
@@ -357,9 +359,7 @@ impl Mail {
             // Letters that were issued before go first.
             return Ok(false);
         }
-        let before = *done;
         let sent = self.lines[to].send(wires, to, holder, (header, payload), done);
-        self.sent += (*done - before) as u64;
         sent.map_err(|lost| lost_in(header, to, lost))
     }
 
@@ -409,7 +409,6 @@ impl Mail {
                 return Ok(Some(header));
             }
             line.got = 0;
-            line.counts[1] += 1;
             line.reader = Holder::Letter;
             let wanted = self.wanted.iter().position(|wanted| wanted.takes(from, &header));
             let (into, bytes) = match wanted.and_then(|at| self.wanted.remove(at)) {
@@ -431,10 +430,10 @@ impl Mail {
     fn room_for(&mut self, from: usize, header: &Header) -> Result<usize, Error> {
         let size = crate::element::size_of_code(header.element()).unwrap_or(usize::MAX);
         let bytes = usize::try_from(header.count()).ok().and_then(|count| count.checked_mul(size));
-        let room = MAX_ASIDE.saturating_sub(self.aside_bytes + size_of::<Letter>());
+        let room = MAX_ASIDE.saturating_sub(self.aside_bytes + weight(0));
         match bytes.filter(|&bytes| bytes <= room) {
             Some(bytes) => {
-                self.aside_bytes += bytes + size_of::<Letter>();
+                self.aside_bytes += weight(bytes);
                 Ok(bytes)
             }
             None => Err(Error::Overrun {
@@ -483,7 +482,7 @@ impl Mail {
                 let wanted = self.wanted.iter().position(|wanted| wanted.takes(from, &letter.header));
                 match wanted.and_then(|at| self.wanted.remove(at)) {
                     Some(wanted) => {
-                        self.aside_bytes -= letter.bytes + size_of::<Letter>();
+                        self.aside_bytes -= weight(letter.bytes);
                         self.hand_over(from, letter, wanted)?;
                     }
                     None => self.lines[from].aside.push_back(letter),
@@ -511,8 +510,7 @@ impl Mail {
             Err(error) => return Err(error),
         };
         if header != *expected {
-            let (ours, theirs) = (expected.describe(), header.describe());
-            return Err(Error::Mismatch { rank: self.rank, ours, peer: Rank(from as u32), theirs });
+            return Err(self.mismatch(expected.describe(), from, &header));
         }
         let line = &mut self.lines[from];
         line.got = 0;
@@ -557,12 +555,8 @@ impl Mail {
         let wanted = self.wanted.iter().find(|wanted| wanted.ticket == ticket)?;
         let from = wanted.from?;
         let line = &self.lines[from];
-        (line.reader == Holder::Nobody && line.got == HEADER).then(|| Error::Mismatch {
-            rank: self.rank,
-            ours: wanted.signature.describe(),
-            peer: Rank(from as u32),
-            theirs: line.head.describe(),
-        })
+        (line.reader == Holder::Nobody && line.got == HEADER)
+            .then(|| self.mismatch(wanted.signature.describe(), from, &line.head))
     }
 
     /// Which ranks letters are still to come from, and which must still take one.

@@ -9,7 +9,6 @@ use crate::schedule::{self, Schedule};
 use crate::signature::{Kind, Signature};
 use crate::work::Work;
 use phalanx_wire::{Deadline, Rank};
-use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::MutexGuard;
 use std::time::Duration;
@@ -322,17 +321,11 @@ impl Group {
         buffer: Box<dyn AnyBuffer>,
         op: ReduceOp,
     ) -> Work<B> {
-        let ticket = self.engine(&Deadline::after(self.timeout)).map(|mut engine| {
+        self.begin(|engine, ticket| {
             let play = engine.collective(signature, schedule, element, op);
-            let ticket = engine.next_ticket();
-            // In a group that failed the buffer is let go at once; `wait` says why.
-            if engine.failed.is_none() {
-                engine.queue.push_back(Queued { ticket, play, buffer });
-                engine.advance();
-            }
-            ticket
-        });
-        Work { group: self.clone(), ticket, buffer: PhantomData, taken: false }
+            engine.queue.push_back(Queued { ticket, play, buffer });
+            Ok(())
+        })
     }
 
     /// That one side has as many elements as all ranks' other sides.

@@ -13,7 +13,6 @@ use crate::mail::Wanted;
 use crate::signature::{Kind, Signature};
 use crate::work::Work;
 use phalanx_wire::{Deadline, Rank};
-use std::marker::PhantomData;
 
 /// Where a message may come from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -105,15 +104,10 @@ impl Group {
     pub fn start_send<B: Buffer>(&self, mut buffer: B, to: Rank, tag: u32) -> Work<B> {
         self.check_partner("send", to);
         let signature = letter::<B>(&mut buffer, tag);
-        let ticket = self.engine(&Deadline::after(self.timeout)).map(|mut engine| {
-            let ticket = engine.next_ticket();
-            if engine.failed.is_none() {
-                engine.mail.send(ticket, to.index(), signature, Box::new(Plain(buffer)));
-                engine.advance();
-            }
-            ticket
-        });
-        Work { group: self.clone(), ticket, buffer: PhantomData, taken: false }
+        self.begin(|engine, ticket| {
+            engine.mail.send(ticket, to.index(), signature, Box::new(Plain(buffer)));
+            Ok(())
+        })
     }
 
     /// Starts to receive into a buffer, which comes back, filled, from [`Work::wait`].
@@ -130,18 +124,9 @@ impl Group {
             }
         };
         let signature = letter::<B>(&mut buffer, tag);
-        let ticket = self.engine(&Deadline::after(self.timeout)).map(|mut engine| {
-            let ticket = engine.next_ticket();
-            if engine.failed.is_none() {
-                let wanted = Wanted { ticket, from, signature, buffer: Box::new(Plain(buffer)) };
-                match engine.mail.want(wanted) {
-                    Ok(()) => engine.advance(),
-                    Err(error) => engine.fail(error),
-                }
-            }
-            ticket
-        });
-        Work { group: self.clone(), ticket, buffer: PhantomData, taken: false }
+        self.begin(|engine, ticket| {
+            engine.mail.want(Wanted { ticket, from, signature, buffer: Box::new(Plain(buffer)) })
+        })
     }
 
     #[track_caller]
