@@ -112,6 +112,7 @@ impl Group {
             mail: Mail::new(rank, world.ranks),
             collectives: 0,
             recorder: Recorder::default(),
+            spare: VecDeque::new(),
             tickets: 0,
             queue: VecDeque::new(),
             done: HashMap::new(),

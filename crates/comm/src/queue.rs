@@ -41,6 +41,8 @@ pub(crate) struct Engine {
     pub(crate) queue: VecDeque<Queued>,
     pub(crate) done: HashMap<u64, Delivered>,
     pub(crate) failed: Option<Error>,
+    /// Operations that are done, the oldest first: one that comes again finds its schedule and its memory here.
+    pub(crate) spare: VecDeque<Play>,
 }
 
 pub(crate) struct Queued {
@@ -62,6 +64,9 @@ const LOOKS_PER_CLOCK: u32 = 16;
 const LISTEN_AFTER: Duration = Duration::from_millis(2);
 /// How long a wait that spins keeps its core to itself.
 const ALONE: Duration = Duration::from_micros(20);
+
+/// How many different operations are kept: as many as a training step has, and more.
+const SPARE: usize = 16;
 
 /// What a thread waits for inside the engine.
 enum Until<'a> {
@@ -115,7 +120,7 @@ impl Engine {
                 break;
             }
             let Queued { ticket, play, mut buffer } = self.queue.pop_front().expect("looked at above");
-            self.recorder.done(play.signature.sequence);
+            self.played(play);
             buffer.settle();
             self.done.insert(ticket, Delivered { ticket, buffer, peer: self.rank.index() });
         }
@@ -167,8 +172,17 @@ impl Engine {
             self.wait(spin, deadline, Until::Drained)?;
         }
         self.wait(spin, deadline, Until::Played(&mut play, buffer))?;
-        self.recorder.done(play.signature.sequence);
+        self.played(play);
         Ok(())
+    }
+
+    /// A collective is done.
+    fn played(&mut self, play: Play) {
+        self.recorder.done(play.signature.sequence, self.mail.now());
+        if self.spare.len() == SPARE {
+            self.spare.pop_front();
+        }
+        self.spare.push_back(play);
     }
 
     /// Plays until something is done; looks again and again while something moved in the last `spin`, and then sleeps. The group
@@ -180,7 +194,8 @@ impl Engine {
     }
 
     fn play_until(&mut self, spin: Duration, deadline: Deadline, mut until: Until<'_>) -> Result<(), Error> {
-        let (mut looks, mut moved, mut since) = (0u32, self.mail.moved(), Instant::now());
+        let (mut looks, mut moved, mut since) = (0u32, self.mail.moved(), deadline.begun());
+        self.mail.clock(since);
         loop {
             self.heed();
             self.advance();
@@ -208,15 +223,17 @@ impl Engine {
                 std::hint::spin_loop();
                 continue;
             }
+            let now = Instant::now();
+            self.mail.clock(now);
             if deadline.expired() {
                 let error = self.timeout(&deadline, &until);
                 self.fail(error.clone());
                 return Err(error);
             }
             if self.mail.moved() != moved {
-                (moved, since) = (self.mail.moved(), Instant::now());
+                (moved, since) = (self.mail.moved(), now);
             }
-            let quiet = since.elapsed();
+            let quiet = now.saturating_duration_since(since);
             if quiet < spin {
                 // The peer may need this very core.
                 if quiet > ALONE {
@@ -273,17 +290,23 @@ impl Engine {
         Error::Timeout { operation, waited: deadline.waited(), missing, heard }
     }
 
-    /// A collective that is issued now.
+    /// A collective that is issued now, of which only the number is new if there was one like it.
     pub(crate) fn collective(
         &mut self,
-        mut signature: Signature,
-        schedule: Schedule,
+        signature: Signature,
         element: Erased,
         op: ReduceOp,
+        now: Instant,
+        schedule: impl FnOnce() -> Schedule,
     ) -> Play {
         self.collectives += 1;
-        signature.sequence = self.collectives;
-        self.recorder.issued(signature, schedule.reason);
-        Play::new(signature, schedule, element, op)
+        let sequence = self.collectives;
+        let known = self.spare.iter().rposition(|play| play.repeats(&signature, op));
+        let play = match known.and_then(|at| self.spare.remove(at)) {
+            Some(play) => play.again(sequence),
+            None => Play::new(Signature { sequence, ..signature }, schedule(), element, op),
+        };
+        self.recorder.issued(play.signature, play.algorithm(), now);
+        play
     }
 }

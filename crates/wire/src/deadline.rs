@@ -15,6 +15,11 @@ impl Deadline {
         Deadline { start: Instant::now(), limit }
     }
 
+    /// When the wait began.
+    pub fn begun(&self) -> Instant {
+        self.start
+    }
+
     /// What is left; zero when it has passed.
     pub fn remaining(&self) -> Duration {
         self.limit.saturating_sub(self.start.elapsed())

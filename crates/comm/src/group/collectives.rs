@@ -11,7 +11,7 @@ use crate::work::Work;
 use phalanx_wire::{Deadline, Rank};
 use std::ops::Range;
 use std::sync::MutexGuard;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The signature of an operation that isn't counted yet.
 fn signature<T: Element>(kind: Kind, op: Option<ReduceOp>, detail: u32, count: usize) -> Signature {
@@ -258,11 +258,11 @@ impl Group {
         }
         if is_widened::<T>(op) {
             let mut wide = widen(values);
-            self.play(engine, deadline, signature, schedule(size_of::<T::Wide>()), &mut wide, op)?;
+            self.play(engine, deadline, signature, || schedule(size_of::<T::Wide>()), &mut wide, op)?;
             means(&wide, self.world_size, values);
             return Ok(());
         }
-        self.play(engine, deadline, signature, schedule(size_of::<T>()), values, op)?;
+        self.play(engine, deadline, signature, || schedule(size_of::<T>()), values, op)?;
         if op == ReduceOp::Average {
             values.iter_mut().for_each(|value| *value = T::mean_of(value.widened(), self.world_size));
         }
@@ -277,7 +277,7 @@ impl Group {
         values: &mut [T],
     ) -> Result<(), Error> {
         let deadline = Deadline::after(self.timeout);
-        self.play(self.engine(&deadline)?, deadline, signature, schedule, values, ReduceOp::Sum)
+        self.play(self.engine(&deadline)?, deadline, signature, || schedule, values, ReduceOp::Sum)
     }
 
     fn play<T: Element>(
@@ -285,11 +285,11 @@ impl Group {
         mut engine: MutexGuard<'_, Engine>,
         deadline: Deadline,
         signature: Signature,
-        schedule: Schedule,
+        schedule: impl FnOnce() -> Schedule,
         values: &mut [T],
         op: ReduceOp,
     ) -> Result<(), Error> {
-        let play = engine.collective(signature, schedule, Erased::of::<T>(), op);
+        let play = engine.collective(signature, Erased::of::<T>(), op, deadline.begun(), schedule);
         engine.run(self.spin, deadline, play, bytemuck::cast_slice_mut(values))
     }
 
@@ -304,25 +304,25 @@ impl Group {
         let element =
             if is_widened::<B::Item>(op) { Erased::of::<Wide<B>>() } else { Erased::of::<B::Item>() };
         let buffer = Box::new(Reduced::new(buffer, op, self.world_size));
-        self.start(signature, schedule(element.bytes), element, buffer, op)
+        self.start(signature, || schedule(element.bytes), element, buffer, op)
     }
 
     fn start_move<B: Buffer>(&self, signature: Signature, schedule: Schedule, buffer: B) -> Work<B> {
         let element = Erased::of::<B::Item>();
-        self.start(signature, schedule, element, Box::new(Plain(buffer)), ReduceOp::Sum)
+        self.start(signature, || schedule, element, Box::new(Plain(buffer)), ReduceOp::Sum)
     }
 
     /// Queues an operation behind those that were started before.
     fn start<B>(
         &self,
         signature: Signature,
-        schedule: Schedule,
+        schedule: impl FnOnce() -> Schedule,
         element: Erased,
         buffer: Box<dyn AnyBuffer>,
         op: ReduceOp,
     ) -> Work<B> {
         self.begin(|engine, ticket| {
-            let play = engine.collective(signature, schedule, element, op);
+            let play = engine.collective(signature, element, op, Instant::now(), schedule);
             engine.queue.push_back(Queued { ticket, play, buffer });
             Ok(())
         })
