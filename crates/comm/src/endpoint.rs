@@ -1,7 +1,8 @@
 //! Making a group between processes: every rank listens, dials the ranks below it, and takes those above it.
 
 use crate::error::Error;
-use crate::group::{Group, Home, Kin, Neighbours, Place};
+use crate::group::{Group, Home, Kin, Place};
+use crate::topology::Topology;
 use crate::transport::{Memory, Tcp, Wire, Wires};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -36,6 +37,13 @@ pub struct LocalAddress {
     pub host: String,
     /// The name of its socket, in the abstract namespace.
     pub name: String,
+}
+
+impl PeerAddress {
+    /// Whether two ranks are on one host, and both have an ear for that.
+    fn can_share_memory_with(&self, other: &PeerAddress) -> bool {
+        matches!((&self.local, &other.local), (Some(a), Some(b)) if a.host == b.host)
+    }
 }
 
 /// A rank's ear, before it knows the others.
@@ -222,14 +230,10 @@ impl Group {
         let deadline = Deadline::after(timeout);
         let hello = Hello { purpose: PURPOSE.into(), rank, generation };
         let mut wires: Vec<Option<Box<dyn Wire>>> = (0..n).map(|_| None).collect();
-        let own = endpoint.address();
-        let is_here = |peer: &PeerAddress| match (&peer.local, &own.local) {
-            (Some(theirs), Some(ours)) => theirs.host == ours.host,
-            _ => false,
-        };
+        let own = &peers[rank.index()];
         for (peer, address) in peers.iter().enumerate().take(rank.index()) {
             let dial = || match &address.local {
-                Some(local) if is_here(address) => dial_here(local, &deadline),
+                Some(local) if own.can_share_memory_with(address) => dial_here(local, &deadline),
                 _ => dial_tcp(address.tcp, &deadline),
             };
             let (wire, theirs) = meet(dial, secret, &hello, &deadline)
@@ -241,10 +245,10 @@ impl Group {
             wires[peer] = Some(wire);
         }
         accept(endpoint, &mut wires, secret, &hello, deadline)?;
-        let here = peers.iter().filter(|peer| peer.tcp.ip() == own.tcp.ip() || is_here(peer)).count();
+        let topology = Topology::of(peers, |a, b| a.tcp.ip() == b.tcp.ip() || a.can_share_memory_with(b));
         let wires = Wires::new(wires).map_err(|error| Error::connect(rank, error.to_string()))?;
-        let world = Neighbours { ranks: n, here };
-        Ok(Group::over(Place { world, kin: Kin::Processes(Arc::new(home)), ..place }, Some(Box::new(wires))))
+        let kin = Kin::Processes(Arc::new(home));
+        Ok(Group::over(Place { topology, kin, ..place }, Some(Box::new(wires))))
     }
 }
 

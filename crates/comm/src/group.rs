@@ -11,6 +11,7 @@ use crate::error::Error;
 use crate::mail::{Delivered, Mail};
 use crate::queue::{Aside, Engine};
 use crate::recorder::{Record, Recorder};
+use crate::topology::Topology;
 use crate::transport::{Transport, threads};
 use crate::work::Work;
 use phalanx_wire::{Deadline, Generation, Rank};
@@ -24,8 +25,7 @@ use std::time::Duration;
 pub struct Group {
     rank: Rank,
     world_size: usize,
-    /// How many ranks share this one's host.
-    here: usize,
+    topology: Topology,
     generation: Generation,
     /// How long a blocking operation waits.
     timeout: Duration,
@@ -52,17 +52,10 @@ const ABORT_TRIES: usize = 20;
 /// How long a blocking operation waits unless the group was made with another time.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// How many ranks there are, and how many of them share this one's host.
-#[derive(Clone, Copy)]
-pub(crate) struct Neighbours {
-    pub(crate) ranks: usize,
-    pub(crate) here: usize,
-}
-
 /// What a rank's end of a group is, apart from its connections.
 pub(crate) struct Place {
     pub(crate) rank: Rank,
-    pub(crate) world: Neighbours,
+    pub(crate) topology: Topology,
     pub(crate) generation: Generation,
     pub(crate) timeout: Duration,
     /// The ranks as the run numbers them.
@@ -71,11 +64,11 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// In a group that is the whole world.
+    /// In a group that is the whole world, on one host.
     pub(crate) fn in_world(rank: Rank, n: usize, generation: Generation, timeout: Duration) -> Place {
         let members = (0..n).map(|rank| Rank(rank as u32)).collect();
-        let world = Neighbours { ranks: n, here: n };
-        Place { rank, world, generation, timeout, members, kin: Kin::Alone }
+        let topology = Topology::one_host(n);
+        Place { rank, topology, generation, timeout, members, kin: Kin::Alone }
     }
 }
 
@@ -97,9 +90,10 @@ impl Group {
     }
 
     pub(crate) fn over(place: Place, wires: Option<Box<dyn Transport>>) -> Group {
-        let Place { rank, world, generation, timeout, members, kin } = place;
+        let Place { rank, topology, generation, timeout, members, kin } = place;
+        let n = topology.ranks();
         let description = match &wires {
-            Some(wires) => format!("{} ranks over {}", world.ranks, wires.name()),
+            Some(wires) => format!("{n} ranks over {}", wires.name()),
             None => "a world of one".into(),
         };
         let wake = wires.as_ref().map(|wires| wires.waker());
@@ -109,7 +103,7 @@ impl Group {
             rank,
             aside: Arc::clone(&aside),
             wires,
-            mail: Mail::new(rank, world.ranks),
+            mail: Mail::new(rank, n),
             collectives: 0,
             recorder: Recorder::default(),
             spare: VecDeque::new(),
@@ -120,11 +114,12 @@ impl Group {
         };
         // With a core for every rank a peer is probably about to answer; with fewer, it needs the core that looking takes.
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let spin = if world.here <= cores { SPIN } else { Duration::ZERO };
+        let here = topology.neighbours(rank.index()).count();
+        let spin = if here <= cores { SPIN } else { Duration::ZERO };
         Group {
             rank,
-            world_size: world.ranks,
-            here: world.here,
+            world_size: n,
+            topology,
             generation,
             timeout,
             members: members.into(),

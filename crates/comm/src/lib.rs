@@ -32,6 +32,7 @@ mod queue;
 mod recorder;
 mod schedule;
 mod signature;
+mod topology;
 mod work;
 
 mod endpoint;

@@ -4,7 +4,7 @@
 //! can be reached is exchanged over the old one; survivors of a failed group meet again where they met before, under a new
 //! generation, and refuse whoever comes with the old one.
 
-use super::{Group, Neighbours, Place};
+use super::{Group, Place};
 use crate::element::ReduceOp;
 use crate::endpoint::{Endpoint, PeerAddress};
 use crate::error::Error;
@@ -137,7 +137,7 @@ impl Group {
         let index = index.unwrap_or_else(|| panic!("rank {} is none of the ranks {members:?}", self.rank));
         let place = Place {
             rank: Rank(index as u32),
-            world: Neighbours { ranks: members.len(), here: members.len().min(self.here) },
+            topology: self.topology.part(members),
             generation,
             timeout: self.timeout,
             members: members.iter().map(|&rank| self.members[rank]).collect(),

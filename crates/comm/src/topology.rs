@@ -1,0 +1,81 @@
+//! Which ranks share a host: what a schedule may know of the machines, and no more. How it was found out is not decided here.
+
+use std::sync::Arc;
+
+/// The host of each rank. All ranks of a group have the same one.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct Topology {
+    /// By rank; hosts are numbered in the order of their first ranks.
+    hosts: Arc<[usize]>,
+}
+
+impl Topology {
+    /// So many ranks of one host.
+    pub(crate) fn one_host(ranks: usize) -> Topology {
+        Topology { hosts: vec![0; ranks].into() }
+    }
+
+    /// Of ranks that were found on these hosts; `same` says of two whether they are one. A rank is on the host of the first
+    /// rank that it shares one with.
+    pub(crate) fn of<T>(found: &[T], same: impl Fn(&T, &T) -> bool) -> Topology {
+        let mut hosts: Vec<usize> = Vec::with_capacity(found.len());
+        let mut n = 0;
+        for (rank, place) in found.iter().enumerate() {
+            let known = found[..rank].iter().position(|other| same(place, other)).map(|first| hosts[first]);
+            hosts.push(known.unwrap_or_else(|| {
+                n += 1;
+                n - 1
+            }));
+        }
+        Topology { hosts: hosts.into() }
+    }
+
+    /// What is left of it for these ranks, which are numbered anew in this order.
+    pub(crate) fn part(&self, ranks: &[usize]) -> Topology {
+        let hosts: Vec<usize> = ranks.iter().map(|&rank| self.hosts[rank]).collect();
+        Topology::of(&hosts, |a, b| a == b)
+    }
+
+    /// How many ranks there are.
+    pub(crate) fn ranks(&self) -> usize {
+        self.hosts.len()
+    }
+
+    /// Whether two ranks share a host.
+    pub(crate) fn is_same(&self, a: usize, b: usize) -> bool {
+        self.hosts[a] == self.hosts[b]
+    }
+
+    /// The ranks that share this one's host, itself among them, in their order.
+    pub(crate) fn neighbours(&self, rank: usize) -> impl Iterator<Item = usize> {
+        (0..self.ranks()).filter(move |&other| self.is_same(rank, other))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_are_numbered_by_their_first_ranks() {
+        let rows: [(&[&str], &[usize]); 4] = [
+            (&[], &[]),
+            (&["a"], &[0]),
+            (&["b", "b", "b"], &[0, 0, 0]),
+            (&["b", "a", "b", "c", "a"], &[0, 1, 0, 2, 1]),
+        ];
+        for (names, hosts) in rows {
+            let topology = Topology::of(names, |a, b| a == b);
+            assert_eq!((&*topology.hosts, topology.ranks()), (hosts, names.len()));
+        }
+    }
+
+    #[test]
+    fn some_of_the_ranks_keep_their_hosts() {
+        let all = Topology::of(&["a", "b", "a", "c", "b"], |a, b| a == b);
+        let part = all.part(&[4, 3, 1]);
+        assert_eq!(*part.hosts, [0, 1, 0]);
+        assert_eq!(part.neighbours(2).collect::<Vec<_>>(), [0, 2]);
+        assert_eq!(all.part(&[0, 2]), Topology::one_host(2));
+    }
+}
