@@ -81,8 +81,15 @@ mod tests {
     fn the_last_operations_are_kept_and_know_whether_they_are_done() {
         let mut recorder = Recorder::default();
         for sequence in 1..=KEPT as u64 + 10 {
-            let signature =
-                Signature { kind: Kind::Barrier, op: None, detail: 0, sequence, element: u8::KIND, count: 0 };
+            let signature = Signature {
+                kind: Kind::Barrier,
+                op: None,
+                detail: 0,
+                at: 0,
+                sequence,
+                element: u8::KIND,
+                count: 0,
+            };
             recorder.issued(signature, "made up", Instant::now());
             // One that is long forgotten is done, too.
             recorder.done(sequence.saturating_sub(KEPT as u64 + 5), Instant::now());
