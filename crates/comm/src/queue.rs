@@ -283,7 +283,8 @@ impl Engine {
     ) -> Play {
         self.collectives += 1;
         signature.sequence = self.collectives;
-        self.recorder.issued(signature, schedule.reason);
+        signature.algorithm = Some(schedule.choice.algorithm);
+        self.recorder.issued(signature, schedule.choice);
         Play::new(signature, schedule, element, op)
     }
 }

@@ -5,7 +5,7 @@ use crate::buffer::{AnyBuffer, Buffer, Plain, Reduced};
 use crate::element::{Element, Erased, ReduceOp, is_widened, means, widen};
 use crate::error::Error;
 use crate::queue::{Engine, Queued};
-use crate::schedule::{self, Schedule};
+use crate::schedule::Schedule;
 use crate::signature::{Kind, Signature};
 use crate::work::Work;
 use phalanx_wire::{Deadline, Rank};
@@ -15,7 +15,7 @@ use std::time::Duration;
 
 /// The signature of an operation that isn't counted yet.
 fn signature<T: Element>(kind: Kind, op: Option<ReduceOp>, detail: u32, count: usize) -> Signature {
-    Signature { kind, op: op.map(Into::into), detail, sequence: 0, element: T::KIND, count }
+    Signature { kind, op: op.map(Into::into), algorithm: None, detail, sequence: 0, element: T::KIND, count }
 }
 
 /// That there is such a reduction.
@@ -42,8 +42,8 @@ impl Group {
     #[track_caller]
     pub fn all_reduce<T: Element>(&self, values: &mut [T], op: ReduceOp) -> Result<(), Error> {
         check_op::<T>("all_reduce", op);
-        let (rank, n, len) = (self.rank.index(), self.world_size, values.len());
-        let schedule = |bytes| schedule::all_reduce(rank, n, len, bytes);
+        let len = values.len();
+        let schedule = |bytes| self.seat().all_reduce(len, bytes);
         self.reduce_by(signature::<T>(Kind::AllReduce, Some(op), 0, len), schedule, values, op)
     }
 
@@ -70,8 +70,8 @@ impl Group {
     pub fn reduce<T: Element>(&self, values: &mut [T], root: Rank, op: ReduceOp) -> Result<(), Error> {
         check_op::<T>("reduce", op);
         self.check_peer("reduce", root);
-        let (rank, n, len) = (self.rank.index(), self.world_size, values.len());
-        let schedule = |bytes| schedule::reduce(rank, n, len, bytes, root.index());
+        let len = values.len();
+        let schedule = |bytes| self.seat().reduce(len, bytes, root.index());
         self.reduce_by(signature::<T>(Kind::Reduce, Some(op), root.0, len), schedule, values, op)
     }
 
@@ -79,7 +79,7 @@ impl Group {
     #[track_caller]
     pub fn broadcast<T: Element>(&self, values: &mut [T], root: Rank) -> Result<(), Error> {
         self.check_peer("broadcast", root);
-        let schedule = schedule::broadcast(self.rank.index(), self.world_size, values.len(), root.index());
+        let schedule = self.seat().broadcast(values.len(), root.index());
         self.move_by(signature::<T>(Kind::Broadcast, None, root.0, values.len()), schedule, values)
     }
 
@@ -94,11 +94,10 @@ impl Group {
         check_op::<T>("reduce_scatter", op);
         let (len, part) = (input.len(), output.len());
         self.check_all("reduce_scatter", ["in", "out"], [len, part]);
-        let (rank, n) = (self.rank.index(), self.world_size);
         let mut all = input.to_vec();
-        let schedule = |_| schedule::reduce_scatter(rank, n, len);
+        let schedule = |bytes| self.seat().reduce_scatter(len, bytes);
         self.reduce_by(signature::<T>(Kind::ReduceScatter, Some(op), 0, len), schedule, &mut all, op)?;
-        output.copy_from_slice(&all[rank * part..][..part]);
+        output.copy_from_slice(&all[self.rank.index() * part..][..part]);
         Ok(())
     }
 
@@ -108,7 +107,7 @@ impl Group {
         let (part, len) = (input.len(), output.len());
         self.check_all("all_gather", ["out", "in"], [len, part]);
         output[self.rank.index() * part..][..part].copy_from_slice(input);
-        let schedule = schedule::all_gather(self.rank.index(), self.world_size, len);
+        let schedule = self.seat().all_gather(len, size_of::<T>());
         self.move_by(signature::<T>(Kind::AllGather, None, 0, len), schedule, output)
     }
 
@@ -118,7 +117,7 @@ impl Group {
     pub fn gather<T: Element>(&self, input: &[T], output: &mut [T], root: Rank) -> Result<(), Error> {
         self.check_peer("gather", root);
         let part = input.len();
-        let schedule = schedule::gather(self.rank.index(), self.world_size, part, root.index());
+        let schedule = self.seat().gather(part, root.index());
         let signature = signature::<T>(Kind::Gather, None, root.0, part);
         if self.rank != root {
             return self.move_by(signature, schedule, &mut input.to_vec());
@@ -133,7 +132,7 @@ impl Group {
     pub fn scatter<T: Element>(&self, input: &[T], output: &mut [T], root: Rank) -> Result<(), Error> {
         self.check_peer("scatter", root);
         let part = output.len();
-        let schedule = schedule::scatter(self.rank.index(), self.world_size, part, root.index());
+        let schedule = self.seat().scatter(part, root.index());
         let signature = signature::<T>(Kind::Scatter, None, root.0, part);
         if self.rank != root {
             return self.move_by(signature, schedule, output);
@@ -184,7 +183,7 @@ impl Group {
         );
         let mut both = [input, &*output].concat();
         both.copy_within(sends[rank].clone(), receives[rank].start);
-        let schedule = schedule::all_to_all(rank, &sends, &receives);
+        let schedule = self.seat().all_to_all(&sends, &receives);
         self.move_by(signature::<T>(Kind::AllToAll, None, 0, input.len()), schedule, &mut both)?;
         output.copy_from_slice(&both[input.len()..]);
         Ok(())
@@ -192,13 +191,13 @@ impl Group {
 
     /// Returns when every rank has called it.
     pub fn barrier(&self) -> Result<(), Error> {
-        let schedule = schedule::barrier(self.rank.index(), self.world_size);
+        let schedule = self.seat().barrier();
         self.move_by::<u8>(signature::<u8>(Kind::Barrier, None, 0, 0), schedule, &mut [])
     }
 
     /// A barrier by way of rank 0, whose error names all ranks that didn't come within `timeout`.
     pub fn monitored_barrier(&self, timeout: Duration) -> Result<(), Error> {
-        let schedule = schedule::monitored_barrier(self.rank.index(), self.world_size);
+        let schedule = self.seat().monitored_barrier();
         let group = self.clone().with_timeout(timeout);
         group.move_by::<u8>(signature::<u8>(Kind::MonitoredBarrier, None, 0, 0), schedule, &mut [])
     }
@@ -207,9 +206,9 @@ impl Group {
     #[track_caller]
     pub fn start_all_reduce<B: Buffer>(&self, mut buffer: B, op: ReduceOp) -> Work<B> {
         check_op::<B::Item>("start_all_reduce", op);
-        let (rank, n, count) = (self.rank.index(), self.world_size, buffer.as_mut_slice().len());
+        let count = buffer.as_mut_slice().len();
         let signature = signature::<B::Item>(Kind::AllReduce, Some(op), 0, count);
-        self.start_reduction(signature, |bytes| schedule::all_reduce(rank, n, count, bytes), buffer, op)
+        self.start_reduction(signature, |bytes| self.seat().all_reduce(count, bytes), buffer, op)
     }
 
     /// Starts a broadcast of rank `root`'s buffer.
@@ -217,7 +216,7 @@ impl Group {
     pub fn start_broadcast<B: Buffer>(&self, mut buffer: B, root: Rank) -> Work<B> {
         self.check_peer("start_broadcast", root);
         let count = buffer.as_mut_slice().len();
-        let schedule = schedule::broadcast(self.rank.index(), self.world_size, count, root.index());
+        let schedule = self.seat().broadcast(count, root.index());
         self.start_move(signature::<B::Item>(Kind::Broadcast, None, root.0, count), schedule, buffer)
     }
 
@@ -226,10 +225,10 @@ impl Group {
     #[track_caller]
     pub fn start_reduce_scatter<B: Buffer>(&self, mut buffer: B, op: ReduceOp) -> Work<B> {
         check_op::<B::Item>("start_reduce_scatter", op);
-        let (rank, n, count) = (self.rank.index(), self.world_size, buffer.as_mut_slice().len());
+        let count = buffer.as_mut_slice().len();
         self.check_parts("start_reduce_scatter", count);
         let signature = signature::<B::Item>(Kind::ReduceScatter, Some(op), 0, count);
-        self.start_reduction(signature, |_| schedule::reduce_scatter(rank, n, count), buffer, op)
+        self.start_reduction(signature, |bytes| self.seat().reduce_scatter(count, bytes), buffer, op)
     }
 
     /// Starts an all-gather in place: the buffer is `world_size` equal parts, of which part `rank` is this rank's.
@@ -237,7 +236,7 @@ impl Group {
     pub fn start_all_gather<B: Buffer>(&self, mut buffer: B) -> Work<B> {
         let count = buffer.as_mut_slice().len();
         self.check_parts("start_all_gather", count);
-        let schedule = schedule::all_gather(self.rank.index(), self.world_size, count);
+        let schedule = self.seat().all_gather(count, size_of::<B::Item>());
         self.start_move(signature::<B::Item>(Kind::AllGather, None, 0, count), schedule, buffer)
     }
 

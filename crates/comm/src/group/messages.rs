@@ -139,5 +139,13 @@ impl Group {
 /// The signature of a message that isn't counted yet.
 fn letter<B: Buffer>(buffer: &mut B, tag: u32) -> Signature {
     let count = buffer.as_mut_slice().len();
-    Signature { kind: Kind::Message, op: None, detail: tag, sequence: 0, element: B::Item::KIND, count }
+    Signature {
+        kind: Kind::Message,
+        op: None,
+        algorithm: None,
+        detail: tag,
+        sequence: 0,
+        element: B::Item::KIND,
+        count,
+    }
 }
