@@ -5,9 +5,9 @@
 use crate::element::{Erased, ReduceOp, Room};
 use crate::error::Error;
 use crate::mail::{Holder, Mail};
-use crate::schedule::{Schedule, Take};
+use crate::schedule::{Algorithm, Choice, Schedule, Take};
 use crate::signature::{HEADER, Signature};
-use crate::transport::Transport;
+use crate::transport::{Lost, Transport};
 use phalanx_wire::Rank;
 use std::ops::Range;
 use std::time::Duration;
@@ -19,6 +19,8 @@ const CHUNK: usize = 128 << 10;
 #[derive(Default)]
 struct Progress {
     done: usize,
+    /// How much of a chunk is kept aside.
+    held: usize,
     /// Where a message that isn't taken in place is kept: all of it, or a chunk.
     aside: Room,
 }
@@ -26,36 +28,63 @@ struct Progress {
 /// One collective being played.
 pub(crate) struct Play {
     pub(crate) signature: Signature,
+    /// The algorithm that was asked for.
+    asked: Option<Algorithm>,
     schedule: Schedule,
     element: Erased,
     op: ReduceOp,
     round: usize,
     sends: Vec<Progress>,
     receives: Vec<Progress>,
+    /// This rank's own elements, while those of ranks before it take their place.
+    own: Room,
 }
 
 impl Play {
     pub(crate) fn new(signature: Signature, schedule: Schedule, element: Erased, op: ReduceOp) -> Play {
-        let mut play =
-            Play { signature, schedule, element, op, round: 0, sends: Vec::new(), receives: Vec::new() };
+        let (sends, receives, own) = (Vec::new(), Vec::new(), Room::default());
+        let asked = signature.algorithm;
+        let signature = Signature { algorithm: Some(schedule.choice.algorithm), ..signature };
+        let mut play = Play { signature, asked, schedule, element, op, round: 0, sends, receives, own };
         play.enter();
         play
     }
 
+    /// Whether this is the same operation but for its number.
+    pub(crate) fn repeats(&self, signature: &Signature, op: ReduceOp) -> bool {
+        Signature { sequence: 0, algorithm: self.asked, ..self.signature }
+            == Signature { sequence: 0, ..*signature }
+            && self.op == op
+            && !self.schedule.uneven
+    }
+
+    /// The same once more, under another number, with the memory that it has.
+    pub(crate) fn again(mut self, sequence: u64) -> Play {
+        self.signature.sequence = sequence;
+        self.round = 0;
+        self.enter();
+        self
+    }
+
     fn enter(&mut self) {
         let Some(round) = self.schedule.rounds.get(self.round) else { return };
-        self.sends.clear();
         self.sends.resize_with(round.sends.len(), Progress::default);
+        self.sends.iter_mut().for_each(|progress| progress.done = 0);
         // What was made room for once stays.
         self.receives.resize_with(round.receives.len(), Progress::default);
         for ((_, range, take), progress) in round.receives.iter().zip(&mut self.receives) {
-            progress.done = 0;
+            (progress.done, progress.held) = (0, 0);
             progress.aside.grow(match take {
                 Take::Replace => 0,
                 Take::Combine => (range.len() * self.element.bytes).min(CHUNK),
                 Take::InRankOrder => range.len() * self.element.bytes,
             });
         }
+    }
+
+    /// How it is played, and why so.
+    pub(crate) fn choice(&self) -> Choice {
+        self.schedule.choice
     }
 
     fn is_done(&self) -> bool {
@@ -123,7 +152,7 @@ impl Play {
         let (from, range, take) = &self.schedule.rounds[self.round].receives[i];
         let bytes = self.bytes(range);
         let count = self.counted(range);
-        let Progress { done, aside } = &mut self.receives[i];
+        let Progress { done, held, aside } = &mut self.receives[i];
         if *done == HEADER + bytes.len() {
             return Ok(true);
         }
@@ -136,27 +165,44 @@ impl Play {
         }
         while *done < HEADER + bytes.len() {
             let came = *done - HEADER;
-            let chunk = came - came % CHUNK;
-            let to = match take {
-                Take::Replace => &mut buffer[bytes.start + came..bytes.end],
-                Take::Combine => &mut aside.bytes_mut()[came - chunk..CHUNK.min(bytes.len() - chunk)],
-                Take::InRankOrder => &mut aside.bytes_mut()[came..bytes.len()],
-            };
-            let moved = wires.try_receive(*from, to).map_err(|lost| Error::PeerLost {
+            let lost = |lost: Lost| Error::PeerLost {
                 operation: self.signature.describe(),
                 peer: Rank(*from as u32),
                 reason: lost.0,
-            })?;
+            };
+            let rest = &mut buffer[bytes.start + came..bytes.end];
+            let moved = match take {
+                Take::Replace => wires.try_receive(*from, rest).map_err(lost)?,
+                Take::InRankOrder => {
+                    wires.try_receive(*from, &mut aside.bytes_mut()[came..bytes.len()]).map_err(lost)?
+                }
+                Take::Combine
+                    if *held == 0
+                        && let Some(n) =
+                            combine_there(wires, *from, rest, self.element, self.op).map_err(lost)? =>
+                {
+                    n
+                }
+                Take::Combine => {
+                    // The same in two steps: what is kept aside is combined a chunk at a time.
+                    let chunk = CHUNK.min(bytes.len() - (came - *held));
+                    let moved =
+                        wires.try_receive(*from, &mut aside.bytes_mut()[*held..chunk]).map_err(lost)?;
+                    *held += moved;
+                    if *held == chunk {
+                        let into =
+                            &mut buffer[bytes.start + came + moved - chunk..bytes.start + came + moved];
+                        (self.element.combine)(self.op, into, &aside.bytes()[..chunk]);
+                        *held = 0;
+                    }
+                    moved
+                }
+            };
             if moved == 0 {
                 return Ok(false);
             }
             *done += moved;
             mail.took(moved);
-            let end = came + moved;
-            if *take == Take::Combine && (end - chunk == CHUNK || end == bytes.len()) {
-                let into = &mut buffer[bytes.start + chunk..bytes.start + end];
-                (self.element.combine)(self.op, into, &aside.bytes()[..end - chunk]);
-            }
         }
         mail.close(*from);
         Ok(true)
@@ -173,12 +219,11 @@ impl Play {
         let before = round.receives.iter().filter(|(from, ..)| *from < rank.index()).count();
         let came = |i: usize| &self.receives[i].aside.bytes()[..len];
         if before > 0 {
-            let mut own = Room::of(len);
-            let own = &mut own.bytes_mut()[..len];
-            own.copy_from_slice(buffer);
+            self.own.grow(len);
+            self.own.bytes_mut()[..len].copy_from_slice(buffer);
             buffer.copy_from_slice(came(0));
             (1..before).for_each(|i| (self.element.combine)(self.op, buffer, came(i)));
-            (self.element.combine)(self.op, buffer, own);
+            (self.element.combine)(self.op, buffer, &self.own.bytes()[..len]);
         }
         (before..self.receives.len()).for_each(|i| (self.element.combine)(self.op, buffer, came(i)));
     }
@@ -197,6 +242,24 @@ impl Play {
             sends.filter(|((_, range), p)| unfinished(p.done, range.len())).map(|((to, _), _)| *to).collect(),
         )
     }
+}
+
+/// Combines what came from a peer where it lies, if the wire can show it and it lies as the elements must; says how many bytes.
+fn combine_there(
+    wires: &mut dyn Transport,
+    from: usize,
+    into: &mut [u8],
+    element: Erased,
+    op: ReduceOp,
+) -> Result<Option<usize>, Lost> {
+    let Some(there) = wires.look(from)? else { return Ok(None) };
+    let n = there.len().min(into.len()).min(CHUNK) / element.bytes * element.bytes;
+    if n == 0 || !there.as_ptr().addr().is_multiple_of(element.bytes) {
+        return Ok(None);
+    }
+    (element.combine)(op, &mut into[..n], &there[..n]);
+    wires.consume(from, n);
+    Ok(Some(n))
 }
 
 /// The longest single sleep, after which connections are looked at again.

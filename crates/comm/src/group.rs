@@ -111,6 +111,7 @@ impl Group {
             mail: Mail::new(rank, n),
             collectives: 0,
             recorder: Recorder::default(),
+            spare: VecDeque::new(),
             tickets: 0,
             queue: VecDeque::new(),
             done: HashMap::new(),

@@ -107,6 +107,8 @@ pub(crate) struct Mail {
     turn: usize,
     /// Whether letters of all ranks are taken in whatever is waited for.
     listening: bool,
+    /// When somebody last looked at the clock: near enough for people.
+    now: Instant,
 }
 
 /// What keeping a letter of so many bytes takes.
@@ -183,6 +185,7 @@ impl Mail {
             moved: 0,
             turn: 0,
             listening: false,
+            now: Instant::now(),
         }
     }
 
@@ -205,6 +208,16 @@ impl Mail {
     /// A collective took so many bytes itself.
     pub(crate) fn took(&mut self, bytes: usize) {
         self.moved += bytes as u64;
+    }
+
+    /// What time it is.
+    pub(crate) fn clock(&mut self, now: Instant) {
+        self.now = now;
+    }
+
+    /// When the clock was last looked at.
+    pub(crate) fn now(&self) -> Instant {
+        self.now
     }
 
     /// From now on letters of all ranks are taken in, or not.
@@ -403,7 +416,7 @@ impl Mail {
             }
             let header = line.head;
             if line.heard.is_none_or(|(heard, _)| heard != header) {
-                line.heard = Some((header, Instant::now()));
+                line.heard = Some((header, self.now));
             }
             if !header.is_message() {
                 return Ok(Some(header));

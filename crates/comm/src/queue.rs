@@ -41,6 +41,8 @@ pub(crate) struct Engine {
     pub(crate) queue: VecDeque<Queued>,
     pub(crate) done: HashMap<u64, Delivered>,
     pub(crate) failed: Option<Error>,
+    /// Operations that are done, the oldest first: one that comes again finds its schedule and its memory here.
+    pub(crate) spare: VecDeque<Play>,
 }
 
 pub(crate) struct Queued {
@@ -63,14 +65,39 @@ const LISTEN_AFTER: Duration = Duration::from_millis(2);
 /// How long a wait that spins keeps its core to itself.
 const ALONE: Duration = Duration::from_micros(20);
 
+/// How many different operations are kept: as many as a training step has, and more.
+const SPARE: usize = 16;
+
 /// What a thread waits for inside the engine.
-enum Until<'a> {
+pub(crate) enum Until<'a> {
     /// An operation that was started.
     Done(u64),
     /// All collectives that were started.
     Drained,
     /// This one, over a borrowed buffer.
     Played(&'a mut Play, &'a mut [u8]),
+}
+
+/// A wait, between two looks at what it waits for. The time comes from outside.
+pub(crate) struct Wait<'a> {
+    pub(crate) until: Until<'a>,
+    deadline: Deadline,
+    /// What [`Mail::moved`] said when something moved last, and when that was.
+    moved: u64,
+    since: Instant,
+}
+
+/// A sleep: for these ranks to send something, or to take something, or for the time to pass.
+pub(crate) struct Rest {
+    receives: Vec<usize>,
+    sends: Vec<usize>,
+    at_most: Duration,
+}
+
+impl<'a> Wait<'a> {
+    pub(crate) fn new(until: Until<'a>, deadline: Deadline, now: Instant) -> Wait<'a> {
+        Wait { until, deadline, moved: 0, since: now }
+    }
 }
 
 impl Engine {
@@ -115,7 +142,7 @@ impl Engine {
                 break;
             }
             let Queued { ticket, play, mut buffer } = self.queue.pop_front().expect("looked at above");
-            self.recorder.done(play.signature.sequence);
+            self.played(play);
             buffer.settle();
             self.done.insert(ticket, Delivered { ticket, buffer, peer: self.rank.index() });
         }
@@ -150,7 +177,7 @@ impl Engine {
         deadline: Deadline,
         ticket: u64,
     ) -> Result<Delivered, Error> {
-        self.wait(spin, deadline, Until::Done(ticket))?;
+        self.wait(spin, deadline, Until::Done(ticket), Instant::now())?;
         Ok(self.done.remove(&ticket).expect("an operation that was waited for is done"))
     }
 
@@ -164,59 +191,50 @@ impl Engine {
     ) -> Result<(), Error> {
         self.check()?;
         if !self.queue.is_empty() {
-            self.wait(spin, deadline, Until::Drained)?;
+            self.wait(spin, deadline, Until::Drained, Instant::now())?;
         }
-        self.wait(spin, deadline, Until::Played(&mut play, buffer))?;
-        self.recorder.done(play.signature.sequence);
+        self.wait(spin, deadline, Until::Played(&mut play, buffer), deadline.begun())?;
+        self.played(play);
         Ok(())
+    }
+
+    /// A collective is done.
+    fn played(&mut self, play: Play) {
+        self.recorder.done(play.signature.sequence, self.mail.now());
+        if self.spare.len() == SPARE {
+            self.spare.pop_front();
+        }
+        self.spare.push_back(play);
     }
 
     /// Plays until something is done; looks again and again while something moved in the last `spin`, and then sleeps. The group
     /// fails with the wait.
-    fn wait(&mut self, spin: Duration, deadline: Deadline, until: Until<'_>) -> Result<(), Error> {
-        let result = self.play_until(spin, deadline, until);
+    fn wait(
+        &mut self,
+        spin: Duration,
+        deadline: Deadline,
+        until: Until<'_>,
+        now: Instant,
+    ) -> Result<(), Error> {
+        self.mail.clock(now);
+        let result = self.play_until(spin, Wait::new(until, deadline, now));
         self.mail.listen(false);
         result
     }
 
-    fn play_until(&mut self, spin: Duration, deadline: Deadline, mut until: Until<'_>) -> Result<(), Error> {
-        let (mut looks, mut moved, mut since) = (0u32, self.mail.moved(), Instant::now());
+    fn play_until(&mut self, spin: Duration, mut wait: Wait<'_>) -> Result<(), Error> {
+        let mut looks = 0u32;
         loop {
-            self.heed();
-            self.advance();
-            match &mut until {
-                Until::Done(ticket) if self.done.contains_key(ticket) => return Ok(()),
-                Until::Done(ticket) if self.failed.is_none() && self.queue.is_empty() => {
-                    if let Some(error) = self.mail.stuck(*ticket) {
-                        self.fail(error);
-                    }
-                }
-                Until::Drained if self.failed.is_none() && self.queue.is_empty() => return Ok(()),
-                Until::Played(play, buffer) if self.failed.is_none() => {
-                    let Some(wires) = &mut self.wires else { return Ok(()) };
-                    match play.advance(self.rank, buffer, &mut self.mail, wires.as_mut()) {
-                        Ok(true) => return Ok(()),
-                        Ok(false) => {}
-                        Err(error) => self.fail(error),
-                    }
-                }
-                _ => {}
+            if self.look(&mut wait.until)? {
+                return Ok(());
             }
-            self.check()?;
             looks = looks.wrapping_add(1);
             if spin > Duration::ZERO && !looks.is_multiple_of(LOOKS_PER_CLOCK) {
                 std::hint::spin_loop();
                 continue;
             }
-            if deadline.expired() {
-                let error = self.timeout(&deadline, &until);
-                self.fail(error.clone());
-                return Err(error);
-            }
-            if self.mail.moved() != moved {
-                (moved, since) = (self.mail.moved(), Instant::now());
-            }
-            let quiet = since.elapsed();
+            let now = Instant::now();
+            let quiet = self.quiet(&mut wait, now)?;
             if quiet < spin {
                 // The peer may need this very core.
                 if quiet > ALONE {
@@ -226,24 +244,69 @@ impl Engine {
                 }
                 continue;
             }
-            // Whoever sends a letter may be what the others wait for; but to be woken by all costs more than by some.
-            let listens = quiet >= LISTEN_AFTER;
-            self.mail.listen(listens);
-            let (mut receives, mut sends) = self.mail.waits_for();
-            for play in self.playing(&until) {
-                let (more_receives, more_sends) = play.waits_for();
-                receives.extend(more_receives);
-                sends.extend(more_sends);
-            }
-            receives.sort_unstable();
-            receives.dedup();
-            sends.sort_unstable();
-            sends.dedup();
+            let rest = self.rest(&wait, quiet, now);
             if let Some(wires) = &mut self.wires {
-                let nap = if listens { LONGEST_SLEEP } else { LISTEN_AFTER - quiet };
-                wires.park(&receives, &sends, deadline.remaining().min(nap));
+                wires.park(&rest.receives, &rest.sends, rest.at_most);
             }
         }
+    }
+
+    /// Moves what can be moved now; whether what is waited for is done.
+    pub(crate) fn look(&mut self, until: &mut Until<'_>) -> Result<bool, Error> {
+        self.heed();
+        self.advance();
+        match until {
+            Until::Done(ticket) if self.done.contains_key(ticket) => return Ok(true),
+            Until::Done(ticket) if self.failed.is_none() && self.queue.is_empty() => {
+                if let Some(error) = self.mail.stuck(*ticket) {
+                    self.fail(error);
+                }
+            }
+            Until::Drained if self.failed.is_none() && self.queue.is_empty() => return Ok(true),
+            Until::Played(play, buffer) if self.failed.is_none() => {
+                let Some(wires) = &mut self.wires else { return Ok(true) };
+                match play.advance(self.rank, buffer, &mut self.mail, wires.as_mut()) {
+                    Ok(true) => return Ok(true),
+                    Ok(false) => {}
+                    Err(error) => self.fail(error),
+                }
+            }
+            _ => {}
+        }
+        self.check().map(|()| false)
+    }
+
+    /// How long nothing moved; a wait that lasted too long is the end of the group.
+    pub(crate) fn quiet(&mut self, wait: &mut Wait<'_>, now: Instant) -> Result<Duration, Error> {
+        self.mail.clock(now);
+        if wait.deadline.remaining_at(now).is_zero() {
+            let error = self.timeout(wait, now);
+            self.fail(error.clone());
+            return Err(error);
+        }
+        if self.mail.moved() != wait.moved {
+            (wait.moved, wait.since) = (self.mail.moved(), now);
+        }
+        Ok(now.saturating_duration_since(wait.since))
+    }
+
+    /// What to sleep for, after it was quiet for a while.
+    pub(crate) fn rest(&mut self, wait: &Wait<'_>, quiet: Duration, now: Instant) -> Rest {
+        // Whoever sends a letter may be what the others wait for; but to be woken by all costs more than by some.
+        let listens = quiet >= LISTEN_AFTER;
+        self.mail.listen(listens);
+        let (mut receives, mut sends) = self.mail.waits_for();
+        for play in self.playing(&wait.until) {
+            let (more_receives, more_sends) = play.waits_for();
+            receives.extend(more_receives);
+            sends.extend(more_sends);
+        }
+        receives.sort_unstable();
+        receives.dedup();
+        sends.sort_unstable();
+        sends.dedup();
+        let nap = if listens { LONGEST_SLEEP } else { LISTEN_AFTER - quiet };
+        Rest { receives, sends, at_most: wait.deadline.remaining_at(now).min(nap) }
     }
 
     /// The collectives that want to be moved now.
@@ -256,7 +319,8 @@ impl Engine {
     }
 
     /// The error of a wait that was given up.
-    fn timeout(&self, deadline: &Deadline, until: &Until<'_>) -> Error {
+    fn timeout(&self, wait: &Wait<'_>, now: Instant) -> Error {
+        let until = &wait.until;
         let letter = match until {
             Until::Done(ticket) => self.mail.find(*ticket),
             _ => None,
@@ -270,21 +334,26 @@ impl Engine {
         missing.sort_unstable();
         missing.dedup();
         let heard = self.mail.heard(&missing);
-        Error::Timeout { operation, waited: deadline.waited(), missing, heard }
+        Error::Timeout { operation, waited: wait.deadline.waited_at(now), missing, heard }
     }
 
-    /// A collective that is issued now.
+    /// A collective that is issued now, of which only the number is new if there was one like it.
     pub(crate) fn collective(
         &mut self,
-        mut signature: Signature,
-        schedule: Schedule,
+        signature: Signature,
         element: Erased,
         op: ReduceOp,
+        now: Instant,
+        schedule: impl FnOnce() -> Schedule,
     ) -> Play {
         self.collectives += 1;
-        signature.sequence = self.collectives;
-        signature.algorithm = Some(schedule.choice.algorithm);
-        self.recorder.issued(signature, schedule.choice);
-        Play::new(signature, schedule, element, op)
+        let sequence = self.collectives;
+        let known = self.spare.iter().rposition(|play| play.repeats(&signature, op));
+        let play = match known.and_then(|at| self.spare.remove(at)) {
+            Some(play) => play.again(sequence),
+            None => Play::new(Signature { sequence, ..signature }, schedule(), element, op),
+        };
+        self.recorder.issued(play.signature, play.choice(), now);
+        play
     }
 }

@@ -20,7 +20,7 @@ pub struct Record {
     pub algorithm: String,
     /// How long ago it was issued.
     pub issued_ago: Duration,
-    /// How long it took from then on; none if it isn't done.
+    /// How long it took from then on, zero if that was over before anybody looked at the clock; none if it isn't done.
     pub took: Option<Duration>,
 }
 
@@ -42,19 +42,21 @@ pub(crate) struct Recorder {
 
 impl Recorder {
     /// A collective was issued; they are numbered from 1.
-    pub(crate) fn issued(&mut self, signature: Signature, choice: Choice) {
+    pub(crate) fn issued(&mut self, signature: Signature, choice: Choice, now: Instant) {
         if self.entries.len() == KEPT {
             self.entries.pop_front();
             self.dropped += 1;
         }
-        self.entries.push_back(Entry { signature, choice, issued: Instant::now(), took: None });
+        self.entries.push_back(Entry { signature, choice, issued: now, took: None });
     }
 
-    /// The collective of this number is done.
-    pub(crate) fn done(&mut self, sequence: u64) {
+    /// The collective of this number is done; the clock was last looked at then.
+    pub(crate) fn done(&mut self, sequence: u64, clock: Instant) {
         let entry = sequence.checked_sub(self.dropped + 1).and_then(|at| self.entries.get_mut(at as usize));
         if let Some(entry) = entry {
-            entry.took = Some(entry.issued.elapsed());
+            // A look at the clock costs a tenth of a small operation.
+            let took = if clock > entry.issued { entry.issued.elapsed() } else { Duration::ZERO };
+            entry.took = Some(took);
         }
     }
 
@@ -90,11 +92,11 @@ mod tests {
                 element: u8::KIND,
                 count: 0,
             };
-            recorder.issued(signature, Choice::only(Algorithm::Dissemination));
+            recorder.issued(signature, Choice::only(Algorithm::Dissemination), Instant::now());
             // One that is long forgotten is done, too.
-            recorder.done(sequence.saturating_sub(KEPT as u64 + 5));
+            recorder.done(sequence.saturating_sub(KEPT as u64 + 5), Instant::now());
             if sequence.is_multiple_of(2) {
-                recorder.done(sequence);
+                recorder.done(sequence, Instant::now());
             }
         }
         let records = recorder.records();

@@ -46,7 +46,7 @@ pub(crate) struct Signature {
     pub(crate) kind: Kind,
     /// The reduction.
     pub(crate) op: Option<ReduceOpCode>,
-    /// How a collective is carried out; known once it is issued.
+    /// How a collective is carried out; until it is issued, how it shall be, if somebody asked.
     pub(crate) algorithm: Option<Algorithm>,
     /// The rank that an operation goes out from or comes together at, or a message's tag.
     pub(crate) detail: u32,

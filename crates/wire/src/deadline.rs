@@ -15,14 +15,34 @@ impl Deadline {
         Deadline { start: Instant::now(), limit }
     }
 
+    /// When the wait began.
+    pub fn begun(&self) -> Instant {
+        self.start
+    }
+
+    /// `limit` from a point in time.
+    pub fn starting(start: Instant, limit: Duration) -> Deadline {
+        Deadline { start, limit }
+    }
+
     /// What is left; zero when it has passed.
     pub fn remaining(&self) -> Duration {
-        self.limit.saturating_sub(self.start.elapsed())
+        self.remaining_at(Instant::now())
+    }
+
+    /// What is left at a point in time.
+    pub fn remaining_at(&self, now: Instant) -> Duration {
+        self.limit.saturating_sub(self.waited_at(now))
     }
 
     /// How long the wait has lasted.
     pub fn waited(&self) -> Duration {
-        self.start.elapsed()
+        self.waited_at(Instant::now())
+    }
+
+    /// How long the wait has lasted at a point in time.
+    pub fn waited_at(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.start)
     }
 
     /// Whether it has passed.

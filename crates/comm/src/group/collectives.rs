@@ -11,7 +11,7 @@ use crate::work::Work;
 use phalanx_wire::{Deadline, Rank};
 use std::ops::Range;
 use std::sync::MutexGuard;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The signature of an operation that isn't counted yet.
 fn signature<T: Element>(kind: Kind, op: Option<ReduceOp>, detail: u32, count: usize) -> Signature {
@@ -44,7 +44,8 @@ impl Group {
         check_op::<T>("all_reduce", op);
         let len = values.len();
         let schedule = |bytes| self.seat().all_reduce(len, bytes);
-        self.reduce_by(signature::<T>(Kind::AllReduce, Some(op), 0, len), schedule, values, op)
+        let signature = self.all_reduce_signature::<T>(op, len);
+        self.reduce_by(signature, schedule, values, op)
     }
 
     /// [`Group::all_reduce`] of several slices in one operation: small ones take the time of one.
@@ -207,7 +208,7 @@ impl Group {
     pub fn start_all_reduce<B: Buffer>(&self, mut buffer: B, op: ReduceOp) -> Work<B> {
         check_op::<B::Item>("start_all_reduce", op);
         let count = buffer.as_mut_slice().len();
-        let signature = signature::<B::Item>(Kind::AllReduce, Some(op), 0, count);
+        let signature = self.all_reduce_signature::<B::Item>(op, count);
         self.start_reduction(signature, |bytes| self.seat().all_reduce(count, bytes), buffer, op)
     }
 
@@ -240,6 +241,10 @@ impl Group {
         self.start_move(signature::<B::Item>(Kind::AllGather, None, 0, count), schedule, buffer)
     }
 
+    fn all_reduce_signature<T: Element>(&self, op: ReduceOp, count: usize) -> Signature {
+        Signature { algorithm: self.algorithm, ..signature::<T>(Kind::AllReduce, Some(op), 0, count) }
+    }
+
     /// Plays a reduction over a borrowed buffer to the end. The schedule may depend on the bytes of what is summed.
     fn reduce_by<T: Element>(
         &self,
@@ -257,11 +262,11 @@ impl Group {
         }
         if is_widened::<T>(op) {
             let mut wide = widen(values);
-            self.play(engine, deadline, signature, schedule(size_of::<T::Wide>()), &mut wide, op)?;
+            self.play(engine, deadline, signature, || schedule(size_of::<T::Wide>()), &mut wide, op)?;
             means(&wide, self.world_size, values);
             return Ok(());
         }
-        self.play(engine, deadline, signature, schedule(size_of::<T>()), values, op)?;
+        self.play(engine, deadline, signature, || schedule(size_of::<T>()), values, op)?;
         if op == ReduceOp::Average {
             values.iter_mut().for_each(|value| *value = T::mean_of(value.widened(), self.world_size));
         }
@@ -276,7 +281,7 @@ impl Group {
         values: &mut [T],
     ) -> Result<(), Error> {
         let deadline = Deadline::after(self.timeout);
-        self.play(self.engine(&deadline)?, deadline, signature, schedule, values, ReduceOp::Sum)
+        self.play(self.engine(&deadline)?, deadline, signature, || schedule, values, ReduceOp::Sum)
     }
 
     fn play<T: Element>(
@@ -284,11 +289,11 @@ impl Group {
         mut engine: MutexGuard<'_, Engine>,
         deadline: Deadline,
         signature: Signature,
-        schedule: Schedule,
+        schedule: impl FnOnce() -> Schedule,
         values: &mut [T],
         op: ReduceOp,
     ) -> Result<(), Error> {
-        let play = engine.collective(signature, schedule, Erased::of::<T>(), op);
+        let play = engine.collective(signature, Erased::of::<T>(), op, deadline.begun(), schedule);
         engine.run(self.spin, deadline, play, bytemuck::cast_slice_mut(values))
     }
 
@@ -303,25 +308,25 @@ impl Group {
         let element =
             if is_widened::<B::Item>(op) { Erased::of::<Wide<B>>() } else { Erased::of::<B::Item>() };
         let buffer = Box::new(Reduced::new(buffer, op, self.world_size));
-        self.start(signature, schedule(element.bytes), element, buffer, op)
+        self.start(signature, || schedule(element.bytes), element, buffer, op)
     }
 
     fn start_move<B: Buffer>(&self, signature: Signature, schedule: Schedule, buffer: B) -> Work<B> {
         let element = Erased::of::<B::Item>();
-        self.start(signature, schedule, element, Box::new(Plain(buffer)), ReduceOp::Sum)
+        self.start(signature, || schedule, element, Box::new(Plain(buffer)), ReduceOp::Sum)
     }
 
     /// Queues an operation behind those that were started before.
     fn start<B>(
         &self,
         signature: Signature,
-        schedule: Schedule,
+        schedule: impl FnOnce() -> Schedule,
         element: Erased,
         buffer: Box<dyn AnyBuffer>,
         op: ReduceOp,
     ) -> Work<B> {
         self.begin(|engine, ticket| {
-            let play = engine.collective(signature, schedule, element, op);
+            let play = engine.collective(signature, element, op, Instant::now(), schedule);
             engine.queue.push_back(Queued { ticket, play, buffer });
             Ok(())
         })

@@ -7,10 +7,15 @@
 //! Each ring has one writer and one reader. `written` and `read` count the bytes since the start and only grow; byte `i` lies
 //! at `i % RING`.
 //!
+//! Each line of memory that the other side wrote costs as much as all else that a small message takes, so each side keeps what
+//! it last saw of the other's count and looks again only when it needs more, and `read` is said only every now and then: a
+//! writer needs it when its ring is full, and then there is more to read.
+//!
 //! - **M-ORDER**: bytes are in place before `written` says so, and are taken before `read` says so. Between the two counts
 //!   only the reader touches the ring, outside them only the writer.
-//! - **M-WAKE**: who is about to sleep says so first and looks at the counts once more; who changes a count looks afterwards
-//!   whether the other is asleep and then rings. Fences between the two make sure that at least one sees the other.
+//! - **M-WAKE**: who is about to sleep says so, and for what, first and looks at the counts once more; who changes a count looks
+//!   afterwards whether the other sleeps for that and then rings. Fences between the two make sure that at least one sees the
+//!   other.
 #![allow(unsafe_code, reason = "shared memory; every block has its note")]
 
 use super::{Lost, Wire};
@@ -36,6 +41,11 @@ const LINE: usize = 64;
 const WRITTEN: usize = 0;
 const READ: usize = 2;
 const ASLEEP: usize = 4;
+/// What a sleeper waits for.
+const FOR_BYTES: u64 = 1;
+const FOR_ROOM: u64 = 2;
+/// So many bytes are taken before the writer is told.
+const TOLD_EVERY: u64 = RING as u64 / 4;
 /// How many looks that found nothing pass between two looks at whether the peer lives.
 const LOOKS_PER_PULSE: u32 = 256;
 
@@ -48,6 +58,11 @@ pub(crate) struct Memory {
     /// How much this end wrote and read: its own counts, which nobody else may change.
     written: u64,
     read: u64,
+    /// How much of `read` the peer was told.
+    told: u64,
+    /// What the peer's counts were when they were last looked at: how much it took of what this end wrote, and how much it wrote.
+    taken: u64,
+    came: u64,
     looks: u32,
 }
 
@@ -66,7 +81,7 @@ impl Memory {
         };
         let map = MmapOptions::new().len(HEAD + 2 * RING).map_raw(&file)?;
         bell.set_nonblocking(true)?;
-        Ok(Memory { bell, map, own, written: 0, read: 0, looks: 0 })
+        Ok(Memory { bell, map, own, written: 0, read: 0, told: 0, taken: 0, came: 0, looks: 0 })
     }
 
     /// Whether this process may make such memory: a limit on the size of files counts for it too.
@@ -89,23 +104,59 @@ impl Memory {
         (unsafe { self.map.as_mut_ptr().add(HEAD + ring * RING + at) }, n.min(RING - at))
     }
 
-    /// How many bytes this end could write now.
-    fn room(&self) -> std::result::Result<usize, Lost> {
-        let held = self.written.wrapping_sub(self.word(READ, self.own).load(Ordering::Acquire));
-        RING.checked_sub(held as usize).ok_or_else(damaged)
+    /// How many of `wanted` bytes this end could write now.
+    fn room(&mut self, wanted: usize) -> std::result::Result<usize, Lost> {
+        if RING - ((self.written - self.taken) as usize) < wanted {
+            let taken = self.word(READ, self.own).load(Ordering::Acquire);
+            if taken < self.taken || taken > self.written {
+                return Err(damaged());
+            }
+            self.taken = taken;
+        }
+        Ok(wanted.min(RING - (self.written - self.taken) as usize))
     }
 
-    /// How many bytes this end could read now.
-    fn held(&self) -> std::result::Result<usize, Lost> {
-        let held = self.word(WRITTEN, 1 - self.own).load(Ordering::Acquire).wrapping_sub(self.read);
-        if held <= RING as u64 { Ok(held as usize) } else { Err(damaged()) }
+    /// How many of `wanted` bytes this end could read now.
+    fn held(&mut self, wanted: usize) -> std::result::Result<usize, Lost> {
+        if ((self.came - self.read) as usize) < wanted {
+            let came = self.word(WRITTEN, 1 - self.own).load(Ordering::Acquire);
+            if came < self.came || came - self.read > RING as u64 {
+                return Err(damaged());
+            }
+            self.came = came;
+        }
+        Ok(wanted.min((self.came - self.read) as usize))
     }
 
-    /// After a change of a count (M-WAKE).
-    fn ring_bell(&mut self) {
+    /// As `held`, where nothing at all may mean that nothing will come any more.
+    fn held_or_gone(&mut self, wanted: usize) -> std::result::Result<usize, Lost> {
+        let n = self.held(wanted)?;
+        if n > 0 || !self.has_died() {
+            return Ok(n);
+        }
+        // What it wrote last may have come between the two looks.
+        match self.held(wanted)? {
+            0 => Err(Lost("its process is gone".into())),
+            n => Ok(n),
+        }
+    }
+
+    /// `n` bytes were taken out of the peer's ring.
+    fn took(&mut self, n: usize) {
+        self.read += n as u64;
+        let sleeper = self.word(ASLEEP, 1 - self.own).load(Ordering::Relaxed);
+        if self.read - self.told >= TOLD_EVERY || sleeper & FOR_ROOM != 0 {
+            self.word(READ, 1 - self.own).store(self.read, Ordering::Release);
+            self.told = self.read;
+            self.ring_bell(FOR_ROOM);
+        }
+    }
+
+    /// After a change of a count (M-WAKE), which a sleeper may wait for.
+    fn ring_bell(&mut self, change: u64) {
         fence(Ordering::SeqCst);
         let asleep = self.word(ASLEEP, 1 - self.own);
-        if asleep.load(Ordering::Relaxed) != 0 && asleep.swap(0, Ordering::Relaxed) != 0 {
+        if asleep.load(Ordering::Relaxed) & change != 0 && asleep.swap(0, Ordering::Relaxed) != 0 {
             // A bell that is full has been rung; one that is broken is noticed by the next look for a pulse.
             let _ = self.bell.write(&[1]);
         }
@@ -165,7 +216,7 @@ fn take(bell: &UnixStream) -> Result<File> {
 
 impl Wire for Memory {
     fn try_send(&mut self, bytes: &[u8]) -> std::result::Result<usize, Lost> {
-        let n = self.room()?.min(bytes.len());
+        let n = self.room(bytes.len())?;
         if n == 0 {
             return if self.has_died() { Err(Lost("its process is gone".into())) } else { Ok(0) };
         }
@@ -179,22 +230,12 @@ impl Wire for Memory {
         }
         self.written += n as u64;
         self.word(WRITTEN, self.own).store(self.written, Ordering::Release);
-        self.ring_bell();
+        self.ring_bell(FOR_BYTES);
         Ok(n)
     }
 
     fn try_receive(&mut self, into: &mut [u8]) -> std::result::Result<usize, Lost> {
-        let mut n = self.held()?.min(into.len());
-        if n == 0 {
-            if !self.has_died() {
-                return Ok(0);
-            }
-            // What it wrote last may have come between the two looks.
-            n = self.held()?.min(into.len());
-            if n == 0 {
-                return Err(Lost("its process is gone".into()));
-            }
-        }
+        let n = self.held_or_gone(into.len())?;
         let (from, first) = self.place(1 - self.own, self.read, n);
         let (start, _) = self.place(1 - self.own, 0, 0);
         // SAFETY: as in `try_send`; the reader owns the bytes between the two counts.
@@ -202,22 +243,33 @@ impl Wire for Memory {
             std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), first);
             std::ptr::copy_nonoverlapping(start, into[first..].as_mut_ptr(), n - first);
         }
-        self.read += n as u64;
-        self.word(READ, 1 - self.own).store(self.read, Ordering::Release);
-        self.ring_bell();
+        self.took(n);
         Ok(n)
     }
 
+    fn look(&mut self) -> std::result::Result<Option<&[u8]>, Lost> {
+        let n = self.held_or_gone(RING)?;
+        let (from, first) = self.place(1 - self.own, self.read, n);
+        // SAFETY: the bytes between the two counts are the reader's, lie in the map, and stay as they are until `took`, which
+        // needs `&mut self` (M-ORDER); a peer that breaks the order can spoil what is read, and nothing else.
+        Ok(Some(unsafe { std::slice::from_raw_parts(from, first) }))
+    }
+
+    fn consume(&mut self, n: usize) {
+        assert!(n as u64 <= self.came - self.read);
+        self.took(n);
+    }
+
     fn fall_asleep(&mut self, wanted: PollFlags) -> Option<PollFlags> {
-        self.word(ASLEEP, self.own).store(1, Ordering::Relaxed);
+        let (for_bytes, for_room) = (wanted.contains(PollFlags::POLLIN), wanted.contains(PollFlags::POLLOUT));
+        let sleeps = if for_bytes { FOR_BYTES } else { 0 } | if for_room { FOR_ROOM } else { 0 };
+        self.word(ASLEEP, self.own).store(sleeps, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         // Old rings are taken out of the bell, or they would end the sleep. A peer that is gone or mad is no reason to sleep.
         let gone = self.is_gone();
         self.looks = LOOKS_PER_PULSE.wrapping_sub(1);
-        let nothing = |wants: PollFlags, n: std::result::Result<usize, Lost>| {
-            !wanted.contains(wants) || n.is_ok_and(|n| n == 0)
-        };
-        let idle = nothing(PollFlags::POLLOUT, self.room()) && nothing(PollFlags::POLLIN, self.held());
+        let nothing = |n: std::result::Result<usize, Lost>| n.is_ok_and(|n| n == 0);
+        let idle = (!for_bytes || nothing(self.held(1))) && (!for_room || nothing(self.room(1)));
         (!gone && idle).then_some(PollFlags::POLLIN)
     }
 
@@ -308,7 +360,7 @@ mod tests {
         a.word(WRITTEN, 0).store(RING as u64 + 1, Ordering::Release);
         assert!(b.try_receive(&mut [0; 8]).unwrap_err().0.contains("damaged"));
         b.word(READ, 0).store(77, Ordering::Release);
-        assert!(a.try_send(&[0; 8]).unwrap_err().0.contains("damaged"));
+        assert!(a.try_send(&[0; 2 * RING]).unwrap_err().0.contains("damaged"));
     }
 
     impl Memory {

@@ -27,6 +27,14 @@ pub(crate) trait Transport: Send {
     /// Brings as many bytes from rank `from` as are there now; says how many.
     fn try_receive(&mut self, from: usize, into: &mut [u8]) -> Result<usize, Lost>;
 
+    /// The next bytes from rank `from` where they lie, if the connection can show them: as many as lie in one piece.
+    fn look(&mut self, _from: usize) -> Result<Option<&[u8]>, Lost> {
+        Ok(None)
+    }
+
+    /// So many bytes that were looked at are done with.
+    fn consume(&mut self, _from: usize, _n: usize) {}
+
     /// Sleeps until one of these ranks may have sent something, or may take something, or the time is over.
     fn park(&mut self, receives: &[usize], sends: &[usize], at_most: Duration);
 

@@ -15,6 +15,14 @@ pub(crate) trait Wire: Send {
     /// Brings as many bytes as are there now; says how many.
     fn try_receive(&mut self, into: &mut [u8]) -> Result<usize, Lost>;
 
+    /// The next bytes that are there, where they lie, if this wire can show them: as many as lie in one piece.
+    fn look(&mut self) -> Result<Option<&[u8]>, Lost> {
+        Ok(None)
+    }
+
+    /// So many bytes that were looked at are done with.
+    fn consume(&mut self, _: usize) {}
+
     /// Gets ready for a sleep until something may be received (or, for `PollFlags::POLLOUT`, sent): the events to sleep
     /// for. None if that is so already.
     fn fall_asleep(&mut self, wanted: PollFlags) -> Option<PollFlags>;
@@ -59,6 +67,14 @@ impl Transport for Wires {
 
     fn try_receive(&mut self, from: usize, into: &mut [u8]) -> Result<usize, Lost> {
         if into.is_empty() { Ok(0) } else { self.wire(from).try_receive(into) }
+    }
+
+    fn look(&mut self, from: usize) -> Result<Option<&[u8]>, Lost> {
+        self.wire(from).look()
+    }
+
+    fn consume(&mut self, from: usize, n: usize) {
+        self.wire(from).consume(n)
     }
 
     fn park(&mut self, receives: &[usize], sends: &[usize], at_most: Duration) {
