@@ -14,7 +14,7 @@
 
 use crate::buffer::Buffer;
 use crate::element::{Element, Erased, ReduceOp, Room};
-use crate::schedule::{Round, Schedule};
+use crate::schedule::{Choice, Round, Schedule, Take};
 use phalanx_memory::Region;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut, Range};
@@ -101,13 +101,9 @@ pub(crate) fn schedule(rank: usize, n: usize) -> Schedule {
     let others = || (0..n).filter(|&other| other != rank);
     let exchange = Round {
         sends: others().map(|other| (other, 0..0)).collect(),
-        receives: others().map(|other| (other, 0..0, crate::schedule::Take::Replace)).collect(),
+        receives: others().map(|other| (other, 0..0, Take::Replace)).collect(),
     };
-    Schedule {
-        rounds: vec![exchange.clone(), exchange],
-        reason: "in place: in memory that all ranks see",
-        uneven: false,
-    }
+    Schedule { rounds: vec![exchange.clone(), exchange], choice: Choice::in_place(), uneven: false }
 }
 
 /// The part of rank `rank` of a slice of so many bytes.

@@ -6,7 +6,7 @@ use crate::common::{Regions, Sum};
 use crate::element::{Erased, ReduceOp, Room};
 use crate::error::Error;
 use crate::mail::{Holder, Mail};
-use crate::schedule::{Schedule, Take};
+use crate::schedule::{Algorithm, Choice, Schedule, Take};
 use crate::signature::{HEADER, Signature};
 use crate::transport::{Lost, Transport};
 use phalanx_wire::Rank;
@@ -29,6 +29,8 @@ struct Progress {
 /// One collective being played.
 pub(crate) struct Play {
     pub(crate) signature: Signature,
+    /// The algorithm that was asked for.
+    asked: Option<Algorithm>,
     schedule: Schedule,
     element: Erased,
     op: ReduceOp,
@@ -44,7 +46,10 @@ pub(crate) struct Play {
 impl Play {
     pub(crate) fn new(signature: Signature, schedule: Schedule, element: Erased, op: ReduceOp) -> Play {
         let (sends, receives, own) = (Vec::new(), Vec::new(), Room::default());
-        let mut play = Play { signature, schedule, element, op, round: 0, sends, receives, sum: None, own };
+        let asked = signature.algorithm;
+        let signature = Signature { algorithm: Some(schedule.choice.algorithm), ..signature };
+        let mut play =
+            Play { signature, asked, schedule, element, op, round: 0, sends, receives, sum: None, own };
         play.enter();
         play
     }
@@ -56,7 +61,8 @@ impl Play {
 
     /// Whether this is the same operation but for its number.
     pub(crate) fn repeats(&self, signature: &Signature, op: ReduceOp) -> bool {
-        Signature { sequence: 0, ..self.signature } == Signature { sequence: 0, ..*signature }
+        Signature { sequence: 0, algorithm: self.asked, ..self.signature }
+            == Signature { sequence: 0, ..*signature }
             && self.op == op
             && !self.schedule.uneven
     }
@@ -87,8 +93,8 @@ impl Play {
     }
 
     /// How it is played, and why so.
-    pub(crate) fn algorithm(&self) -> &'static str {
-        self.schedule.reason
+    pub(crate) fn choice(&self) -> Choice {
+        self.schedule.choice
     }
 
     fn is_done(&self) -> bool {

@@ -13,6 +13,7 @@ use crate::error::Error;
 use crate::mail::{Delivered, Mail};
 use crate::queue::{Aside, Engine};
 use crate::recorder::{Record, Recorder};
+use crate::schedule::{Algorithm, Seat};
 use crate::topology::Topology;
 use crate::transport::{Transport, threads};
 use crate::work::Work;
@@ -31,6 +32,8 @@ pub struct Group {
     generation: Generation,
     /// How long a blocking operation waits.
     timeout: Duration,
+    /// How all-reduces are carried out, if not by what is best.
+    algorithm: Option<Algorithm>,
     /// The ranks as the run numbers them.
     members: Arc<[Rank]>,
     kin: Kin,
@@ -60,6 +63,8 @@ pub(crate) struct Place {
     pub(crate) topology: Topology,
     pub(crate) generation: Generation,
     pub(crate) timeout: Duration,
+    /// How all-reduces are carried out, if not by what is best.
+    pub(crate) algorithm: Option<Algorithm>,
     /// The ranks as the run numbers them.
     pub(crate) members: Vec<Rank>,
     pub(crate) kin: Kin,
@@ -70,7 +75,7 @@ impl Place {
     pub(crate) fn in_world(rank: Rank, n: usize, generation: Generation, timeout: Duration) -> Place {
         let members = (0..n).map(|rank| Rank(rank as u32)).collect();
         let topology = Topology::one_host(n);
-        Place { rank, topology, generation, timeout, members, kin: Kin::Alone }
+        Place { rank, topology, generation, timeout, algorithm: None, members, kin: Kin::Alone }
     }
 }
 
@@ -92,7 +97,7 @@ impl Group {
     }
 
     pub(crate) fn over(place: Place, wires: Option<Box<dyn Transport>>) -> Group {
-        let Place { rank, topology, generation, timeout, members, kin } = place;
+        let Place { rank, topology, generation, timeout, algorithm, members, kin } = place;
         let n = topology.ranks();
         let description = match &wires {
             Some(wires) => format!("{n} ranks over {}", wires.name()),
@@ -125,6 +130,7 @@ impl Group {
             topology,
             generation,
             timeout,
+            algorithm,
             members: members.into(),
             kin,
             spin,
@@ -137,6 +143,25 @@ impl Group {
     /// The same group with another limit for blocking operations.
     pub fn with_timeout(self, timeout: Duration) -> Group {
         Group { timeout, ..self }
+    }
+
+    /// The same group with another way to carry out all-reduces; none is what is best for their size and where the ranks are. Those
+    /// of its parts, and of what is rebuilt of it, go the same way. All ranks must say the same.
+    #[track_caller]
+    pub fn with_algorithm(self, algorithm: Option<Algorithm>) -> Group {
+        let can = algorithm.is_none_or(|algorithm| Algorithm::OF_ALL_REDUCE.contains(&algorithm));
+        assert!(can, "with_algorithm: {algorithm:?} can't all-reduce");
+        Group { algorithm, ..self }
+    }
+
+    /// How an all-reduce of so many bytes is carried out, and why so.
+    pub fn explain_all_reduce(&self, bytes: usize) -> String {
+        self.seat().all_reduce_choice(bytes).to_string()
+    }
+
+    /// What schedules are made for.
+    fn seat(&self) -> Seat<'_> {
+        Seat { rank: self.rank.index(), topology: &self.topology, asked: self.algorithm }
     }
 
     /// Which rank this end is.

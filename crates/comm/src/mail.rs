@@ -528,7 +528,8 @@ impl Mail {
             Err(error) => return Err(error),
         };
         if header != *expected {
-            return Err(self.mismatch(expected.describe(), from, &header));
+            let (ours, theirs) = (expected.describe_beside(&header), header.describe_beside(expected));
+            return Err(Error::Mismatch { rank: self.rank, ours, peer: Rank(from as u32), theirs });
         }
         let line = &mut self.lines[from];
         line.got = 0;

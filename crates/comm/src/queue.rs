@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::mail::{Delivered, Mail};
 use crate::recorder::Recorder;
 use crate::schedule::Schedule;
-use crate::signature::Signature;
+use crate::signature::{Kind, Signature};
 use crate::transport::{Transport, Waker};
 use phalanx_wire::{Deadline, Rank};
 use std::collections::{HashMap, VecDeque};
@@ -358,6 +358,12 @@ impl Engine {
         self.issue(signature, op, now, |signature| Play::new(signature, schedule(), element, op))
     }
 
+    /// Where all ranks see what is to be reduced, if it shall be done there.
+    pub(crate) fn place_of(&self, signature: &Signature, slice: &[u8]) -> Option<Place> {
+        let may = signature.kind == Kind::AllReduce && signature.algorithm.is_none();
+        may.then(|| self.regions.find(slice)).flatten()
+    }
+
     /// An all-reduce of a slice that lies where all ranks see it.
     pub(crate) fn sum_in_place(
         &mut self,
@@ -390,7 +396,7 @@ impl Engine {
             Some(play) => play.again(sequence),
             None => make(Signature { sequence, ..signature }),
         };
-        self.recorder.issued(play.signature, play.algorithm(), now);
+        self.recorder.issued(play.signature, play.choice(), now);
         play
     }
 }

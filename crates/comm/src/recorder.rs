@@ -2,6 +2,7 @@
 //!
 //! A record is a few words in a ring of fixed size; it is written out only when somebody asks.
 
+use crate::schedule::Choice;
 use crate::signature::Signature;
 use serde::Serialize;
 use std::collections::VecDeque;
@@ -16,7 +17,7 @@ pub struct Record {
     /// What it was: its name, number, elements, and reduction or root.
     pub operation: String,
     /// How it was, or is, carried out, and why so.
-    pub algorithm: &'static str,
+    pub algorithm: String,
     /// How long ago it was issued.
     pub issued_ago: Duration,
     /// How long it took from then on, zero if that was over before anybody looked at the clock; none if it isn't done.
@@ -26,7 +27,7 @@ pub struct Record {
 #[derive(Clone, Copy)]
 struct Entry {
     signature: Signature,
-    algorithm: &'static str,
+    choice: Choice,
     issued: Instant,
     took: Option<Duration>,
 }
@@ -41,12 +42,12 @@ pub(crate) struct Recorder {
 
 impl Recorder {
     /// A collective was issued; they are numbered from 1.
-    pub(crate) fn issued(&mut self, signature: Signature, algorithm: &'static str, now: Instant) {
+    pub(crate) fn issued(&mut self, signature: Signature, choice: Choice, now: Instant) {
         if self.entries.len() == KEPT {
             self.entries.pop_front();
             self.dropped += 1;
         }
-        self.entries.push_back(Entry { signature, algorithm, issued: now, took: None });
+        self.entries.push_back(Entry { signature, choice, issued: now, took: None });
     }
 
     /// The collective of this number is done; the clock was last looked at then.
@@ -63,7 +64,7 @@ impl Recorder {
     pub(crate) fn records(&self) -> Vec<Record> {
         let record = |entry: &Entry| Record {
             operation: entry.signature.describe(),
-            algorithm: entry.algorithm,
+            algorithm: entry.choice.to_string(),
             issued_ago: entry.issued.elapsed(),
             took: entry.took,
         };
@@ -75,6 +76,7 @@ impl Recorder {
 mod tests {
     use super::*;
     use crate::element::Element;
+    use crate::schedule::Algorithm;
     use crate::signature::Kind;
 
     #[test]
@@ -84,13 +86,14 @@ mod tests {
             let signature = Signature {
                 kind: Kind::Barrier,
                 op: None,
+                algorithm: None,
                 detail: 0,
                 at: 0,
                 sequence,
                 element: u8::KIND,
                 count: 0,
             };
-            recorder.issued(signature, "made up", Instant::now());
+            recorder.issued(signature, Choice::only(Algorithm::Dissemination), Instant::now());
             // One that is long forgotten is done, too.
             recorder.done(sequence.saturating_sub(KEPT as u64 + 5), Instant::now());
             if sequence.is_multiple_of(2) {

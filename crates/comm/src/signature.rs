@@ -6,6 +6,7 @@
 //! sender's.
 
 use crate::element::{ElementKind, ReduceOp};
+use crate::schedule::Algorithm;
 use phalanx_wire::Rank;
 
 /// An operation, apart from its buffer.
@@ -45,6 +46,8 @@ pub(crate) struct Signature {
     pub(crate) kind: Kind,
     /// The reduction.
     pub(crate) op: Option<ReduceOpCode>,
+    /// How a collective is carried out; until it is issued, how it shall be, if somebody asked.
+    pub(crate) algorithm: Option<Algorithm>,
     /// The rank that an operation goes out from or comes together at, a message's tag, or the number of the memory that all
     /// see.
     pub(crate) detail: u32,
@@ -69,6 +72,8 @@ impl From<ReduceOp> for ReduceOpCode {
 /// Bytes of a header.
 pub(crate) const HEADER: usize = 32;
 const MAGIC: [u8; 4] = *b"plx2";
+/// Where the number of the algorithm stands.
+const ALGORITHM: usize = 7;
 /// The number of no reduction.
 const NO_REDUCTION: u8 = u8::MAX;
 
@@ -84,6 +89,7 @@ impl Signature {
         header[4] = self.kind as u8;
         header[5] = self.element.code;
         header[6] = self.op.map_or(NO_REDUCTION, |op| op.0);
+        header[ALGORITHM] = self.algorithm.map_or(0, Algorithm::code);
         header[8..12].copy_from_slice(&self.detail.to_le_bytes());
         header[12..16].copy_from_slice(&self.at.to_le_bytes());
         header[16..24].copy_from_slice(&self.sequence.to_le_bytes());
@@ -149,6 +155,21 @@ impl Header {
         let number = if self.word(16) == 0 { String::new() } else { format!(" #{}", self.word(16)) };
         format!("{name}{number} ({} x {element}{reduction}{detail})", self.count())
     }
+
+    /// The operation, for people who see the other beside it: where nothing else differs, with its algorithm.
+    pub(crate) fn describe_beside(&self, other: &Header) -> String {
+        let but_for_algorithm = |header: &Header| {
+            let mut header = header.0;
+            header[ALGORITHM] = 0;
+            header
+        };
+        if but_for_algorithm(self) != but_for_algorithm(other) {
+            return self.describe();
+        }
+        let algorithm = Algorithm::of_code(self.0[ALGORITHM]);
+        let algorithm = algorithm.map_or_else(|| "no known algorithm".into(), |known| known.to_string());
+        format!("{} by {algorithm}", self.describe())
+    }
 }
 
 #[cfg(test)]
@@ -166,6 +187,7 @@ mod tests {
         let signature = Signature {
             kind: Kind::Reduce,
             op: Some(ReduceOp::Max.into()),
+            algorithm: Some(Algorithm::Ring),
             detail: 2,
             at: 0,
             sequence: 7,
@@ -173,7 +195,12 @@ mod tests {
             count: 10,
         };
         assert_eq!(signature.describe(), "reduce #7 (10 x f32, max, to rank 2)");
-        let message = Signature { kind: Kind::Message, op: None, detail: 5, ..signature };
+        let ring = signature.header(10);
+        let tree = Signature { algorithm: Some(Algorithm::Tree), ..signature }.header(10);
+        assert_eq!(ring.describe_beside(&tree), "reduce #7 (10 x f32, max, to rank 2) by ring");
+        assert_eq!(tree.describe_beside(&ring), "reduce #7 (10 x f32, max, to rank 2) by tree");
+        assert_eq!(tree.describe_beside(&signature.header(9)), "reduce #7 (10 x f32, max, to rank 2)");
+        let message = Signature { kind: Kind::Message, op: None, algorithm: None, detail: 5, ..signature };
         assert_eq!(message.header(3).describe(), "message #7 (3 x f32, tag 5)");
         assert_eq!(Header([9; HEADER]).describe(), "something that isn't an operation");
     }

@@ -41,6 +41,16 @@ impl Topology {
         self.hosts.len()
     }
 
+    /// How many hosts there are.
+    pub(crate) fn hosts(&self) -> usize {
+        self.hosts.iter().max().map_or(0, |last| last + 1)
+    }
+
+    /// Whether all hosts have equally many ranks.
+    pub(crate) fn is_even(&self) -> bool {
+        (0..self.ranks()).all(|rank| self.neighbours(rank).count() * self.hosts() == self.ranks())
+    }
+
     /// Whether two ranks share a host.
     pub(crate) fn is_same(&self, a: usize, b: usize) -> bool {
         self.hosts[a] == self.hosts[b]
@@ -67,6 +77,7 @@ mod tests {
         for (names, hosts) in rows {
             let topology = Topology::of(names, |a, b| a == b);
             assert_eq!((&*topology.hosts, topology.ranks()), (hosts, names.len()));
+            assert_eq!(topology.hosts(), hosts.iter().max().map_or(0, |last| last + 1));
         }
     }
 
@@ -76,6 +87,7 @@ mod tests {
         let part = all.part(&[4, 3, 1]);
         assert_eq!(*part.hosts, [0, 1, 0]);
         assert_eq!(part.neighbours(2).collect::<Vec<_>>(), [0, 2]);
+        assert!(!part.is_even() && part.part(&[1, 2]).is_even());
         assert_eq!(all.part(&[0, 2]), Topology::one_host(2));
     }
 }

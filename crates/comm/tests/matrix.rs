@@ -4,7 +4,7 @@
 mod ranks;
 
 use phalanx_comm::{
-    Boolean, Complex, Element, F8E4M3, F8E5M2, Group, Rank, ReduceOp, Source, Transfer, bf16, f16,
+    Algorithm, Boolean, Complex, Element, F8E4M3, F8E5M2, Group, Rank, ReduceOp, Source, Transfer, bf16, f16,
 };
 use ranks::{LIMIT, on_all};
 
@@ -80,6 +80,11 @@ fn check<T: Element>(quotient: fn(i64, usize) -> T) {
                 let mut values: Vec<T> = mine(1).chain(mine(len)).collect();
                 group.all_reduce(&mut values[1..], op).unwrap();
                 is(&values[1..], 0, "all-reduce");
+                for algorithm in Algorithm::OF_ALL_REDUCE.into_iter().filter(|_| len < 10_000) {
+                    let mut values: Vec<T> = mine(len).collect();
+                    group.clone().with_algorithm(Some(algorithm)).all_reduce(&mut values, op).unwrap();
+                    is(&values, 0, &format!("all-reduce by {algorithm}"));
+                }
                 let mut values: Vec<T> = mine(len).collect();
                 let root = Rank((len % n) as u32);
                 group.reduce(&mut values, root, op).unwrap();

@@ -5,7 +5,7 @@ use crate::buffer::{AnyBuffer, Buffer, Plain, Reduced};
 use crate::element::{Element, Erased, ReduceOp, is_widened, means, widen};
 use crate::error::Error;
 use crate::queue::{Engine, Queued};
-use crate::schedule::{self, Schedule};
+use crate::schedule::Schedule;
 use crate::signature::{Kind, Signature};
 use crate::work::Work;
 use bytemuck::{cast_slice, cast_slice_mut};
@@ -16,7 +16,16 @@ use std::time::{Duration, Instant};
 
 /// The signature of an operation that isn't counted yet.
 fn signature<T: Element>(kind: Kind, op: Option<ReduceOp>, detail: u32, count: usize) -> Signature {
-    Signature { kind, op: op.map(Into::into), detail, at: 0, sequence: 0, element: T::KIND, count }
+    Signature {
+        kind,
+        op: op.map(Into::into),
+        algorithm: None,
+        detail,
+        at: 0,
+        sequence: 0,
+        element: T::KIND,
+        count,
+    }
 }
 
 /// That there is such a reduction.
@@ -43,9 +52,10 @@ impl Group {
     #[track_caller]
     pub fn all_reduce<T: Element>(&self, values: &mut [T], op: ReduceOp) -> Result<(), Error> {
         check_op::<T>("all_reduce", op);
-        let (rank, n, len) = (self.rank.index(), self.world_size, values.len());
-        let schedule = |bytes| schedule::all_reduce(rank, n, len, bytes);
-        self.reduce_by(signature::<T>(Kind::AllReduce, Some(op), 0, len), schedule, values, op)
+        let len = values.len();
+        let schedule = |bytes| self.seat().all_reduce(len, bytes);
+        let signature = self.all_reduce_signature::<T>(op, len);
+        self.reduce_by(signature, schedule, values, op)
     }
 
     /// [`Group::all_reduce`] of several slices in one operation: small ones take the time of one.
@@ -71,8 +81,8 @@ impl Group {
     pub fn reduce<T: Element>(&self, values: &mut [T], root: Rank, op: ReduceOp) -> Result<(), Error> {
         check_op::<T>("reduce", op);
         self.check_peer("reduce", root);
-        let (rank, n, len) = (self.rank.index(), self.world_size, values.len());
-        let schedule = |bytes| schedule::reduce(rank, n, len, bytes, root.index());
+        let len = values.len();
+        let schedule = |bytes| self.seat().reduce(len, bytes, root.index());
         self.reduce_by(signature::<T>(Kind::Reduce, Some(op), root.0, len), schedule, values, op)
     }
 
@@ -80,7 +90,7 @@ impl Group {
     #[track_caller]
     pub fn broadcast<T: Element>(&self, values: &mut [T], root: Rank) -> Result<(), Error> {
         self.check_peer("broadcast", root);
-        let schedule = schedule::broadcast(self.rank.index(), self.world_size, values.len(), root.index());
+        let schedule = self.seat().broadcast(values.len(), root.index());
         self.move_by(signature::<T>(Kind::Broadcast, None, root.0, values.len()), schedule, values)
     }
 
@@ -95,11 +105,10 @@ impl Group {
         check_op::<T>("reduce_scatter", op);
         let (len, part) = (input.len(), output.len());
         self.check_all("reduce_scatter", ["in", "out"], [len, part]);
-        let (rank, n) = (self.rank.index(), self.world_size);
         let mut all = input.to_vec();
-        let schedule = |_| schedule::reduce_scatter(rank, n, len);
+        let schedule = |bytes| self.seat().reduce_scatter(len, bytes);
         self.reduce_by(signature::<T>(Kind::ReduceScatter, Some(op), 0, len), schedule, &mut all, op)?;
-        output.copy_from_slice(&all[rank * part..][..part]);
+        output.copy_from_slice(&all[self.rank.index() * part..][..part]);
         Ok(())
     }
 
@@ -109,7 +118,7 @@ impl Group {
         let (part, len) = (input.len(), output.len());
         self.check_all("all_gather", ["out", "in"], [len, part]);
         output[self.rank.index() * part..][..part].copy_from_slice(input);
-        let schedule = schedule::all_gather(self.rank.index(), self.world_size, len);
+        let schedule = self.seat().all_gather(len, size_of::<T>());
         self.move_by(signature::<T>(Kind::AllGather, None, 0, len), schedule, output)
     }
 
@@ -119,7 +128,7 @@ impl Group {
     pub fn gather<T: Element>(&self, input: &[T], output: &mut [T], root: Rank) -> Result<(), Error> {
         self.check_peer("gather", root);
         let part = input.len();
-        let schedule = schedule::gather(self.rank.index(), self.world_size, part, root.index());
+        let schedule = self.seat().gather(part, root.index());
         let signature = signature::<T>(Kind::Gather, None, root.0, part);
         if self.rank != root {
             return self.move_by(signature, schedule, &mut input.to_vec());
@@ -134,7 +143,7 @@ impl Group {
     pub fn scatter<T: Element>(&self, input: &[T], output: &mut [T], root: Rank) -> Result<(), Error> {
         self.check_peer("scatter", root);
         let part = output.len();
-        let schedule = schedule::scatter(self.rank.index(), self.world_size, part, root.index());
+        let schedule = self.seat().scatter(part, root.index());
         let signature = signature::<T>(Kind::Scatter, None, root.0, part);
         if self.rank != root {
             return self.move_by(signature, schedule, output);
@@ -185,7 +194,7 @@ impl Group {
         );
         let mut both = [input, &*output].concat();
         both.copy_within(sends[rank].clone(), receives[rank].start);
-        let schedule = schedule::all_to_all(rank, &sends, &receives);
+        let schedule = self.seat().all_to_all(&sends, &receives);
         self.move_by(signature::<T>(Kind::AllToAll, None, 0, input.len()), schedule, &mut both)?;
         output.copy_from_slice(&both[input.len()..]);
         Ok(())
@@ -193,13 +202,13 @@ impl Group {
 
     /// Returns when every rank has called it.
     pub fn barrier(&self) -> Result<(), Error> {
-        let schedule = schedule::barrier(self.rank.index(), self.world_size);
+        let schedule = self.seat().barrier();
         self.move_by::<u8>(signature::<u8>(Kind::Barrier, None, 0, 0), schedule, &mut [])
     }
 
     /// A barrier by way of rank 0, whose error names all ranks that didn't come within `timeout`.
     pub fn monitored_barrier(&self, timeout: Duration) -> Result<(), Error> {
-        let schedule = schedule::monitored_barrier(self.rank.index(), self.world_size);
+        let schedule = self.seat().monitored_barrier();
         let group = self.clone().with_timeout(timeout);
         group.move_by::<u8>(signature::<u8>(Kind::MonitoredBarrier, None, 0, 0), schedule, &mut [])
     }
@@ -208,9 +217,9 @@ impl Group {
     #[track_caller]
     pub fn start_all_reduce<B: Buffer>(&self, mut buffer: B, op: ReduceOp) -> Work<B> {
         check_op::<B::Item>("start_all_reduce", op);
-        let (rank, n, count) = (self.rank.index(), self.world_size, buffer.as_mut_slice().len());
-        let signature = signature::<B::Item>(Kind::AllReduce, Some(op), 0, count);
-        self.start_reduction(signature, |bytes| schedule::all_reduce(rank, n, count, bytes), buffer, op)
+        let count = buffer.as_mut_slice().len();
+        let signature = self.all_reduce_signature::<B::Item>(op, count);
+        self.start_reduction(signature, |bytes| self.seat().all_reduce(count, bytes), buffer, op)
     }
 
     /// Starts a broadcast of rank `root`'s buffer.
@@ -218,7 +227,7 @@ impl Group {
     pub fn start_broadcast<B: Buffer>(&self, mut buffer: B, root: Rank) -> Work<B> {
         self.check_peer("start_broadcast", root);
         let count = buffer.as_mut_slice().len();
-        let schedule = schedule::broadcast(self.rank.index(), self.world_size, count, root.index());
+        let schedule = self.seat().broadcast(count, root.index());
         self.start_move(signature::<B::Item>(Kind::Broadcast, None, root.0, count), schedule, buffer)
     }
 
@@ -227,10 +236,10 @@ impl Group {
     #[track_caller]
     pub fn start_reduce_scatter<B: Buffer>(&self, mut buffer: B, op: ReduceOp) -> Work<B> {
         check_op::<B::Item>("start_reduce_scatter", op);
-        let (rank, n, count) = (self.rank.index(), self.world_size, buffer.as_mut_slice().len());
+        let count = buffer.as_mut_slice().len();
         self.check_parts("start_reduce_scatter", count);
         let signature = signature::<B::Item>(Kind::ReduceScatter, Some(op), 0, count);
-        self.start_reduction(signature, |_| schedule::reduce_scatter(rank, n, count), buffer, op)
+        self.start_reduction(signature, |bytes| self.seat().reduce_scatter(count, bytes), buffer, op)
     }
 
     /// Starts an all-gather in place: the buffer is `world_size` equal parts, of which part `rank` is this rank's.
@@ -238,8 +247,12 @@ impl Group {
     pub fn start_all_gather<B: Buffer>(&self, mut buffer: B) -> Work<B> {
         let count = buffer.as_mut_slice().len();
         self.check_parts("start_all_gather", count);
-        let schedule = schedule::all_gather(self.rank.index(), self.world_size, count);
+        let schedule = self.seat().all_gather(count, size_of::<B::Item>());
         self.start_move(signature::<B::Item>(Kind::AllGather, None, 0, count), schedule, buffer)
+    }
+
+    fn all_reduce_signature<T: Element>(&self, op: ReduceOp, count: usize) -> Signature {
+        Signature { algorithm: self.algorithm, ..signature::<T>(Kind::AllReduce, Some(op), 0, count) }
     }
 
     /// Plays a reduction over a borrowed buffer to the end. The schedule may depend on the bytes of what is summed.
@@ -263,7 +276,7 @@ impl Group {
             means(&wide, self.world_size, values);
             return Ok(());
         }
-        match (signature.kind == Kind::AllReduce).then(|| engine.regions.find(cast_slice(values))).flatten() {
+        match engine.place_of(&signature, cast_slice(values)) {
             Some(place) => {
                 let element = Erased::of::<T>();
                 let play = engine.sum_in_place(signature, element, op, deadline.begun(), place);
@@ -313,8 +326,8 @@ impl Group {
             if is_widened::<B::Item>(op) { Erased::of::<Wide<B>>() } else { Erased::of::<B::Item>() };
         let mut buffer = Box::new(Reduced::new(buffer, op, self.world_size));
         self.begin(|engine, ticket| {
-            let (place, now) = (engine.regions.find(buffer.bytes()), Instant::now());
-            let play = match place.filter(|_| signature.kind == Kind::AllReduce) {
+            let now = Instant::now();
+            let play = match engine.place_of(&signature, buffer.bytes()) {
                 Some(place) => engine.sum_in_place(signature, element, op, now, place),
                 None => engine.collective(signature, element, op, now, || schedule(element.bytes)),
             };

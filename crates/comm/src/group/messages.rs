@@ -142,6 +142,7 @@ fn letter<B: Buffer>(buffer: &mut B, tag: u32) -> Signature {
     Signature {
         kind: Kind::Message,
         op: None,
+        algorithm: None,
         detail: tag,
         at: 0,
         sequence: 0,
