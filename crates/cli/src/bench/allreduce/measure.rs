@@ -68,16 +68,16 @@ impl fmt::Display for WrongElement {
 
 impl std::error::Error for WrongElement {}
 
-/// Calls `reduce`, which is to be the group's sum, on `len` elements a rank. Each round begins with a barrier, and neither
+/// Calls `reduce`, which is to be the group's sum, on `values`, as long on every rank. Each round begins with a barrier, and neither
 /// that nor making and verifying the values is in its time.
 pub(super) fn measure(
     group: &Group,
-    len: usize,
+    values: &mut [f32],
     rounds: Rounds,
     mut reduce: impl FnMut(&mut [f32]) -> Result<(), Error>,
 ) -> Result<Measured, Error> {
     let (rank, n) = (group.rank().index(), group.world_size());
-    let mut values = vec![0.0; len];
+    let len = values.len();
     let mut times = Vec::with_capacity(rounds.counted);
     let (mut wrong, mut first_wrong) = (0, None);
     for round in 0..rounds.warm_up + rounds.counted {
@@ -85,12 +85,12 @@ pub(super) fn measure(
         values.chunks_mut(PERIOD).for_each(|part| part.copy_from_slice(&own[..part.len()]));
         group.barrier()?;
         let start = Instant::now();
-        reduce(&mut values)?;
+        reduce(values)?;
         let time = start.elapsed();
         if round >= rounds.warm_up {
             times.push(time.as_secs_f64() * 1e6);
         }
-        let wrong_here = count_wrong(&values, &sum);
+        let wrong_here = count_wrong(values, &sum);
         if wrong_here > 0 && first_wrong.is_none() {
             let at = |&i: &usize| values[i] != sum[i % PERIOD];
             first_wrong = (0..len).find(at).map(|index| {
@@ -128,8 +128,9 @@ mod tests {
             let groups = Group::threads(3).into_iter();
             let ranks: Vec<_> = groups
                 .map(|group| {
-                    scope
-                        .spawn(move || measure(&group, len, rounds, |values| reduce(&group, values)).unwrap())
+                    scope.spawn(move || {
+                        measure(&group, &mut vec![0.0; len], rounds, |values| reduce(&group, values)).unwrap()
+                    })
                 })
                 .collect();
             ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
