@@ -48,7 +48,7 @@ impl Group {
             let sizes = format!("{} bytes where rank {} brings {own}", all[other], self.rank);
             let reason = format!("rank {other} brings shared memory of {sizes}");
             self.abort(&reason);
-            return Err(Error::Aborted { reason });
+            return Err(Error::Aborted { by: self.rank, reason });
         }
         let passed = self.pass_round(&file, &deadline)?;
         let opened =
@@ -87,9 +87,7 @@ impl Group {
             match swap(wires.as_mut(), file, &mut unsent, &mut missing, &mut files) {
                 Ok(()) if unsent.is_empty() && missing.is_empty() => return Ok(files),
                 Ok(()) => {}
-                Err((peer, Lost(reason))) => {
-                    engine.fail(Error::PeerLost { operation: operation(), peer: Rank(peer as u32), reason });
-                }
+                Err((peer, lost)) => engine.fail(lost.into_error(operation(), Rank(peer as u32))),
             }
             if deadline.expired() {
                 missing.append(&mut unsent);
@@ -107,7 +105,7 @@ impl Group {
     }
 
     fn no_memory(&self, bytes: usize, error: &std::io::Error) -> Error {
-        Error::Aborted { reason: format!("rank {} has no {bytes} bytes of memory: {error}", self.rank) }
+        Error::Aborted { by: self.rank, reason: format!("it has no {bytes} bytes of memory: {error}") }
     }
 }
 
