@@ -18,7 +18,8 @@ impl Group {
     /// another group allocates its own.
     pub fn allocate<T: Element>(&self, len: usize) -> Result<Shared<T>, Error> {
         let shared = Shared::zeroed(len).map_err(|error| Error::Aborted {
-            reason: format!("rank {} has no memory for {len} x {}: {error}", self.rank, T::KIND.name),
+            by: self.rank,
+            reason: format!("it has no memory for {len} x {}: {error}", T::KIND.name),
         })?;
         self.attach(Some(shared.region()))?;
         Ok(shared)
@@ -43,7 +44,7 @@ impl Group {
             let sizes = format!("{} bytes where rank {} brings {own}", all[other], self.rank);
             let reason = format!("rank {other} brings shared memory of {sizes}");
             self.abort(&reason);
-            return Err(Error::Aborted { reason });
+            return Err(Error::Aborted { by: self.rank, reason });
         }
         let passed = self.pass_round(&file, &deadline)?;
         let opened =
@@ -82,9 +83,7 @@ impl Group {
             match swap(wires.as_mut(), file, &mut unsent, &mut missing, &mut files) {
                 Ok(()) if unsent.is_empty() && missing.is_empty() => return Ok(files),
                 Ok(()) => {}
-                Err((peer, Lost(reason))) => {
-                    engine.fail(Error::PeerLost { operation: operation(), peer: Rank(peer as u32), reason });
-                }
+                Err((peer, lost)) => engine.fail(lost.into_error(operation(), Rank(peer as u32))),
             }
             if deadline.expired() {
                 missing.append(&mut unsent);
