@@ -36,6 +36,8 @@ pub struct Group {
     algorithm: Option<Algorithm>,
     /// The ranks as the run numbers them.
     members: Arc<[Rank]>,
+    /// What tells it from other groups of its generation.
+    name: u64,
     kin: Kin,
     /// How long a wait looks again and again before it sleeps.
     spin: Duration,
@@ -67,6 +69,8 @@ pub(crate) struct Place {
     pub(crate) algorithm: Option<Algorithm>,
     /// The ranks as the run numbers them.
     pub(crate) members: Vec<Rank>,
+    /// What tells it from other groups of its generation: 0 for the world.
+    pub(crate) name: u64,
     pub(crate) kin: Kin,
 }
 
@@ -75,7 +79,7 @@ impl Place {
     pub(crate) fn in_world(rank: Rank, n: usize, generation: Generation, timeout: Duration) -> Place {
         let members = (0..n).map(|rank| Rank(rank as u32)).collect();
         let topology = Topology::one_host(n);
-        Place { rank, topology, generation, timeout, algorithm: None, members, kin: Kin::Alone }
+        Place { rank, topology, generation, timeout, algorithm: None, members, name: 0, kin: Kin::Alone }
     }
 }
 
@@ -97,7 +101,7 @@ impl Group {
     }
 
     pub(crate) fn over(place: Place, wires: Option<Box<dyn Transport>>) -> Group {
-        let Place { rank, topology, generation, timeout, algorithm, members, kin } = place;
+        let Place { rank, topology, generation, timeout, algorithm, members, name, kin } = place;
         let n = topology.ranks();
         let description = match &wires {
             Some(wires) => format!("{n} ranks over {}", wires.name()),
@@ -132,6 +136,7 @@ impl Group {
             timeout,
             algorithm,
             members: members.into(),
+            name,
             kin,
             spin,
             engine: Arc::new(Mutex::new(engine)),

@@ -25,6 +25,8 @@
 
 mod buffer;
 mod common;
+mod dial;
+mod door;
 mod element;
 mod engine;
 mod group;

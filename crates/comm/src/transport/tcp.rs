@@ -113,10 +113,6 @@ impl Wire for Tcp {
         // Not both directions: the kernel would answer what still comes by taking back what it didn't send yet.
         let _ = self.line.stream.shutdown(Shutdown::Write);
     }
-
-    fn name(&self) -> &'static str {
-        "TCP"
-    }
 }
 
 impl Drop for Tcp {
