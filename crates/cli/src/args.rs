@@ -244,6 +244,10 @@ pub(crate) struct AllReduceArgs {
     /// Refuse to measure over anything else [default: shared memory where it can be had].
     #[arg(long, value_enum)]
     pub(crate) transport: Option<BenchTransport>,
+    /// Measure this algorithm: direct, ring, halving, doubling, tree or hierarchical; auto is what is best for each size, whatever
+    /// PHALANX_ALLREDUCE says.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) algorithm: Option<String>,
     /// All-reduces that count; a fifth as many go before them [default: as many as take 1024M in all, from 20 to 1000].
     #[arg(long)]
     pub(crate) iters: Option<usize>,

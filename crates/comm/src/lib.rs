@@ -49,5 +49,5 @@ pub use half::{bf16, f16};
 pub use num_complex::Complex;
 pub use phalanx_wire::{Deadline, Generation, Rank, Secret};
 pub use recorder::Record;
-pub use schedule::Algorithm;
+pub use schedule::{Algorithm, Choice};
 pub use work::Work;
