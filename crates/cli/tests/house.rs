@@ -12,6 +12,7 @@ fn root() -> PathBuf {
 /// The layer of each crate; arrows go strictly down.
 const LAYERS: &[(&str, u32)] = &[
     ("wire", 0),
+    ("memory", 0),
     ("pickle", 0),
     ("comm", 1),
     ("tensor", 1),

@@ -2,6 +2,7 @@
 //!
 //! Collectives of a group are played one after the other, in the order in which they were issued.
 
+use crate::common::{Regions, Sum};
 use crate::element::{Erased, ReduceOp, Room};
 use crate::error::Error;
 use crate::mail::{Holder, Mail};
@@ -36,6 +37,8 @@ pub(crate) struct Play {
     round: usize,
     sends: Vec<Progress>,
     receives: Vec<Progress>,
+    /// What is done between the two rounds of a sum in place.
+    sum: Option<Sum>,
     /// This rank's own elements, while those of ranks before it take their place.
     own: Room,
 }
@@ -45,9 +48,15 @@ impl Play {
         let (sends, receives, own) = (Vec::new(), Vec::new(), Room::default());
         let asked = signature.algorithm;
         let signature = Signature { algorithm: Some(schedule.choice.algorithm), ..signature };
-        let mut play = Play { signature, asked, schedule, element, op, round: 0, sends, receives, own };
+        let mut play =
+            Play { signature, asked, schedule, element, op, round: 0, sends, receives, sum: None, own };
         play.enter();
         play
+    }
+
+    /// The same, with this done between the first round and the second.
+    pub(crate) fn with_sum(self, sum: Sum) -> Play {
+        Play { sum: Some(sum), ..self }
     }
 
     /// Whether this is the same operation but for its number.
@@ -62,6 +71,7 @@ impl Play {
     pub(crate) fn again(mut self, sequence: u64) -> Play {
         self.signature.sequence = sequence;
         self.round = 0;
+        self.sum.iter_mut().for_each(Sum::restart);
         self.enter();
         self
     }
@@ -108,6 +118,7 @@ impl Play {
         buffer: &mut [u8],
         mail: &mut Mail,
         wires: &mut dyn Transport,
+        regions: &Regions,
     ) -> Result<bool, Error> {
         while !self.is_done() {
             let mut whole = true;
@@ -121,6 +132,12 @@ impl Play {
                 return Ok(false);
             }
             self.combine_in_order(rank, buffer);
+            if let Some(sum) = self.sum.as_mut().filter(|sum| !sum.is_done()) {
+                mail.took(sum.advance(regions, mail.ranks(), self.element, self.op));
+                if !sum.is_done() {
+                    return Ok(false);
+                }
+            }
             self.round += 1;
             self.enter();
         }

@@ -2,11 +2,13 @@
 
 mod collectives;
 mod family;
+mod memory;
 mod messages;
 
 pub(crate) use family::{Home, Kin};
 pub use messages::{Source, Transfer};
 
+use crate::common::Regions;
 use crate::error::Error;
 use crate::mail::{Delivered, Mail};
 use crate::queue::{Aside, Engine};
@@ -112,6 +114,7 @@ impl Group {
             collectives: 0,
             recorder: Recorder::default(),
             spare: VecDeque::new(),
+            regions: Regions::default(),
             tickets: 0,
             queue: VecDeque::new(),
             done: HashMap::new(),

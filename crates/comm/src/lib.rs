@@ -24,6 +24,7 @@
 #![deny(unsafe_code)]
 
 mod buffer;
+mod common;
 mod element;
 mod engine;
 mod group;
@@ -40,6 +41,7 @@ mod error;
 mod transport;
 
 pub use buffer::Buffer;
+pub use common::Shared;
 pub use element::{Boolean, Element, ElementKind, ReduceOp};
 pub use endpoint::{Endpoint, GroupConfig, PeerAddress};
 pub use error::{Error, Heard};

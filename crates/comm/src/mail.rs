@@ -210,6 +210,11 @@ impl Mail {
         self.moved += bytes as u64;
     }
 
+    /// How many ranks there are.
+    pub(crate) fn ranks(&self) -> usize {
+        self.lines.len()
+    }
+
     /// What time it is.
     pub(crate) fn clock(&mut self, now: Instant) {
         self.now = now;

@@ -2,13 +2,14 @@
 //! them.
 
 use crate::buffer::AnyBuffer;
+use crate::common::{self, Place, Regions, Sum};
 use crate::element::{Erased, ReduceOp};
 use crate::engine::{LONGEST_SLEEP, Play};
 use crate::error::Error;
 use crate::mail::{Delivered, Mail};
 use crate::recorder::Recorder;
 use crate::schedule::Schedule;
-use crate::signature::Signature;
+use crate::signature::{Kind, Signature};
 use crate::transport::{Transport, Waker};
 use phalanx_wire::{Deadline, Rank};
 use std::collections::{HashMap, VecDeque};
@@ -43,6 +44,8 @@ pub(crate) struct Engine {
     pub(crate) failed: Option<Error>,
     /// Operations that are done, the oldest first: one that comes again finds its schedule and its memory here.
     pub(crate) spare: VecDeque<Play>,
+    /// Memory that all ranks see.
+    pub(crate) regions: Regions,
 }
 
 pub(crate) struct Queued {
@@ -137,7 +140,13 @@ impl Engine {
             && let Some(first) = self.queue.front_mut()
         {
             if let Some(wires) = &mut self.wires
-                && !first.play.advance(self.rank, first.buffer.bytes(), &mut self.mail, wires.as_mut())?
+                && !first.play.advance(
+                    self.rank,
+                    first.buffer.bytes(),
+                    &mut self.mail,
+                    wires.as_mut(),
+                    &self.regions,
+                )?
             {
                 break;
             }
@@ -265,7 +274,7 @@ impl Engine {
             Until::Drained if self.failed.is_none() && self.queue.is_empty() => return Ok(true),
             Until::Played(play, buffer) if self.failed.is_none() => {
                 let Some(wires) = &mut self.wires else { return Ok(true) };
-                match play.advance(self.rank, buffer, &mut self.mail, wires.as_mut()) {
+                match play.advance(self.rank, buffer, &mut self.mail, wires.as_mut(), &self.regions) {
                     Ok(true) => return Ok(true),
                     Ok(false) => {}
                     Err(error) => self.fail(error),
@@ -346,12 +355,46 @@ impl Engine {
         now: Instant,
         schedule: impl FnOnce() -> Schedule,
     ) -> Play {
+        self.issue(signature, op, now, |signature| Play::new(signature, schedule(), element, op))
+    }
+
+    /// Where all ranks see what is to be reduced, if it shall be done there.
+    pub(crate) fn place_of(&self, signature: &Signature, slice: &[u8]) -> Option<Place> {
+        let may = signature.kind == Kind::AllReduce && signature.algorithm.is_none();
+        may.then(|| self.regions.find(slice)).flatten()
+    }
+
+    /// An all-reduce of a slice that lies where all ranks see it.
+    pub(crate) fn sum_in_place(
+        &mut self,
+        mut signature: Signature,
+        element: Erased,
+        op: ReduceOp,
+        now: Instant,
+        place: Place,
+    ) -> Play {
+        let (rank, n) = (self.rank.index(), self.mail.ranks());
+        [signature.detail, signature.at] = place.words();
+        let bytes = signature.count * element.bytes;
+        self.issue(signature, op, now, |signature| {
+            Play::new(signature, common::schedule(rank, n), element, op)
+                .with_sum(Sum::new(place, bytes, n, rank))
+        })
+    }
+
+    fn issue(
+        &mut self,
+        signature: Signature,
+        op: ReduceOp,
+        now: Instant,
+        make: impl FnOnce(Signature) -> Play,
+    ) -> Play {
         self.collectives += 1;
         let sequence = self.collectives;
         let known = self.spare.iter().rposition(|play| play.repeats(&signature, op));
         let play = match known.and_then(|at| self.spare.remove(at)) {
             Some(play) => play.again(sequence),
-            None => Play::new(Signature { sequence, ..signature }, schedule(), element, op),
+            None => make(Signature { sequence, ..signature }),
         };
         self.recorder.issued(play.signature, play.choice(), now);
         play

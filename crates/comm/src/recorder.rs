@@ -88,6 +88,7 @@ mod tests {
                 op: None,
                 algorithm: None,
                 detail: 0,
+                at: 0,
                 sequence,
                 element: u8::KIND,
                 count: 0,

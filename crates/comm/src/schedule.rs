@@ -100,7 +100,9 @@ impl<'a> Seat<'a> {
             Algorithm::Ring => {
                 [ring::reduce_scatter(circle, &parts), ring::all_gather(circle, &parts)].concat()
             }
-            Algorithm::Dissemination => unreachable!("a group refuses to all-reduce by what can't"),
+            Algorithm::Dissemination | Algorithm::InPlace => {
+                unreachable!("a group refuses to all-reduce by what can't")
+            }
         };
         Schedule::new(choice, rounds)
     }

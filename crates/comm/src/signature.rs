@@ -48,8 +48,11 @@ pub(crate) struct Signature {
     pub(crate) op: Option<ReduceOpCode>,
     /// How a collective is carried out; until it is issued, how it shall be, if somebody asked.
     pub(crate) algorithm: Option<Algorithm>,
-    /// The rank that an operation goes out from or comes together at, or a message's tag.
+    /// The rank that an operation goes out from or comes together at, a message's tag, or the number of the memory that all
+    /// see.
     pub(crate) detail: u32,
+    /// Where in memory that all see the elements lie, if they do.
+    pub(crate) at: u32,
     /// Collectives of a group are counted together, messages for each pair.
     pub(crate) sequence: u64,
     pub(crate) element: ElementKind,
@@ -88,6 +91,7 @@ impl Signature {
         header[6] = self.op.map_or(NO_REDUCTION, |op| op.0);
         header[ALGORITHM] = self.algorithm.map_or(0, Algorithm::code);
         header[8..12].copy_from_slice(&self.detail.to_le_bytes());
+        header[12..16].copy_from_slice(&self.at.to_le_bytes());
         header[16..24].copy_from_slice(&self.sequence.to_le_bytes());
         header[24..].copy_from_slice(&(count as u64).to_le_bytes());
         Header(header)
@@ -139,6 +143,10 @@ impl Header {
         let detail = match kind {
             Kind::Broadcast | Kind::Scatter => format!(", from rank {}", Rank(self.detail())),
             Kind::Reduce | Kind::Gather => format!(", to rank {}", Rank(self.detail())),
+            Kind::AllReduce if self.detail() != 0 => {
+                let at = u32::from_le_bytes(self.0[12..16].try_into().expect("four bytes"));
+                format!(", at byte {} of shared memory {}", u64::from(at) * 4, self.detail())
+            }
             Kind::Message if self.detail() != 0 => format!(", tag {}", self.detail()),
             _ => String::new(),
         };
@@ -181,6 +189,7 @@ mod tests {
             op: Some(ReduceOp::Max.into()),
             algorithm: Some(Algorithm::Ring),
             detail: 2,
+            at: 0,
             sequence: 7,
             element: f32::KIND,
             count: 10,

@@ -8,6 +8,7 @@ use crate::queue::{Engine, Queued};
 use crate::schedule::Schedule;
 use crate::signature::{Kind, Signature};
 use crate::work::Work;
+use bytemuck::{cast_slice, cast_slice_mut};
 use phalanx_wire::{Deadline, Rank};
 use std::ops::Range;
 use std::sync::MutexGuard;
@@ -15,7 +16,16 @@ use std::time::{Duration, Instant};
 
 /// The signature of an operation that isn't counted yet.
 fn signature<T: Element>(kind: Kind, op: Option<ReduceOp>, detail: u32, count: usize) -> Signature {
-    Signature { kind, op: op.map(Into::into), algorithm: None, detail, sequence: 0, element: T::KIND, count }
+    Signature {
+        kind,
+        op: op.map(Into::into),
+        algorithm: None,
+        detail,
+        at: 0,
+        sequence: 0,
+        element: T::KIND,
+        count,
+    }
 }
 
 /// That there is such a reduction.
@@ -254,7 +264,7 @@ impl Group {
         op: ReduceOp,
     ) -> Result<(), Error> {
         let deadline = Deadline::after(self.timeout);
-        let engine = self.engine(&deadline)?;
+        let mut engine = self.engine(&deadline)?;
         engine.check()?;
         // Values are touched only where the operation begins.
         if let ReduceOp::PremulSum(factor) = op {
@@ -266,7 +276,14 @@ impl Group {
             means(&wide, self.world_size, values);
             return Ok(());
         }
-        self.play(engine, deadline, signature, || schedule(size_of::<T>()), values, op)?;
+        match engine.place_of(&signature, cast_slice(values)) {
+            Some(place) => {
+                let element = Erased::of::<T>();
+                let play = engine.sum_in_place(signature, element, op, deadline.begun(), place);
+                engine.run(self.spin, deadline, play, cast_slice_mut(values))?;
+            }
+            None => self.play(engine, deadline, signature, || schedule(size_of::<T>()), values, op)?,
+        }
         if op == ReduceOp::Average {
             values.iter_mut().for_each(|value| *value = T::mean_of(value.widened(), self.world_size));
         }
@@ -294,7 +311,7 @@ impl Group {
         op: ReduceOp,
     ) -> Result<(), Error> {
         let play = engine.collective(signature, Erased::of::<T>(), op, deadline.begun(), schedule);
-        engine.run(self.spin, deadline, play, bytemuck::cast_slice_mut(values))
+        engine.run(self.spin, deadline, play, cast_slice_mut(values))
     }
 
     fn start_reduction<B: Buffer>(
@@ -307,8 +324,16 @@ impl Group {
         type Wide<B> = <<B as Buffer>::Item as Element>::Wide;
         let element =
             if is_widened::<B::Item>(op) { Erased::of::<Wide<B>>() } else { Erased::of::<B::Item>() };
-        let buffer = Box::new(Reduced::new(buffer, op, self.world_size));
-        self.start(signature, || schedule(element.bytes), element, buffer, op)
+        let mut buffer = Box::new(Reduced::new(buffer, op, self.world_size));
+        self.begin(|engine, ticket| {
+            let now = Instant::now();
+            let play = match engine.place_of(&signature, buffer.bytes()) {
+                Some(place) => engine.sum_in_place(signature, element, op, now, place),
+                None => engine.collective(signature, element, op, now, || schedule(element.bytes)),
+            };
+            engine.queue.push_back(Queued { ticket, play, buffer });
+            Ok(())
+        })
     }
 
     fn start_move<B: Buffer>(&self, signature: Signature, schedule: Schedule, buffer: B) -> Work<B> {

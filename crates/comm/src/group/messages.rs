@@ -144,6 +144,7 @@ fn letter<B: Buffer>(buffer: &mut B, tag: u32) -> Signature {
         op: None,
         algorithm: None,
         detail: tag,
+        at: 0,
         sequence: 0,
         element: B::Item::KIND,
         count,

@@ -23,6 +23,8 @@ pub enum Algorithm {
     Hierarchical,
     /// A word to ranks ever farther, which is how barriers spread.
     Dissemination,
+    /// Nothing is sent: each rank sums one part where it lies, for all, in memory that all see.
+    InPlace,
 }
 
 impl Algorithm {
@@ -56,6 +58,7 @@ impl Algorithm {
             Algorithm::Tree => "tree",
             Algorithm::Hierarchical => "hierarchical",
             Algorithm::Dissemination => "dissemination",
+            Algorithm::InPlace => "in place",
         }
     }
 
@@ -65,8 +68,8 @@ impl Algorithm {
     }
 
     pub(crate) fn of_code(code: u8) -> Option<Algorithm> {
-        let barriers = std::iter::once(Algorithm::Dissemination);
-        Algorithm::OF_ALL_REDUCE.into_iter().chain(barriers).find(|algorithm| algorithm.code() == code)
+        let others = [Algorithm::Dissemination, Algorithm::InPlace];
+        Algorithm::OF_ALL_REDUCE.into_iter().chain(others).find(|algorithm| algorithm.code() == code)
     }
 }
 
@@ -102,6 +105,8 @@ enum Why {
         ranks: usize,
         limit: usize,
     },
+    /// All ranks see the memory.
+    Seen,
     /// Ranks share hosts, but not all of them one.
     Hosts {
         ranks: usize,
@@ -116,6 +121,11 @@ impl Choice {
     /// For an operation that is always carried out alike.
     pub(crate) fn only(algorithm: Algorithm) -> Choice {
         Choice { algorithm, why: Why::Only }
+    }
+
+    /// For an all-reduce in memory that all ranks see.
+    pub(crate) fn in_place() -> Choice {
+        Choice { algorithm: Algorithm::InPlace, why: Why::Seen }
     }
 
     /// For an all-reduce of so many bytes a rank; `asked` is what somebody wants instead.
@@ -170,6 +180,7 @@ impl fmt::Display for Choice {
         match self.why {
             Why::Alone => write!(f, "there are no other ranks"),
             Why::Asked => write!(f, "asked for"),
+            Why::Seen => write!(f, "all ranks see the memory"),
             Why::Only => write!(f, "the only way there is"),
             Why::UpTo { bytes, ranks, limit } => {
                 write!(f, "{bytes} bytes between {ranks} ranks, up to {limit}")

@@ -19,14 +19,14 @@
 #![allow(unsafe_code, reason = "shared memory; every block has its note")]
 
 use super::{Lost, Wire};
-use memmap2::{MmapOptions, MmapRaw};
-use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::errno::Errno;
 use nix::poll::PollFlags;
-use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
+use phalanx_memory::{Region, unnamed_file};
 use phalanx_wire::Side;
+use std::collections::VecDeque;
 use std::fs::File;
-use std::io::{Error, ErrorKind, IoSlice, IoSliceMut, Read, Result, Write};
+use std::io::{Error, ErrorKind, IoSlice, IoSliceMut, Result, Write};
 use std::net::Shutdown;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -41,6 +41,10 @@ const LINE: usize = 64;
 const WRITTEN: usize = 0;
 const READ: usize = 2;
 const ASLEEP: usize = 4;
+/// Bytes of the memory of a pair.
+const BYTES: usize = HEAD + 2 * RING;
+/// How much passed memory may wait to be asked for.
+const MAX_PASSED: usize = 16;
 /// What a sleeper waits for.
 const FOR_BYTES: u64 = 1;
 const FOR_ROOM: u64 = 2;
@@ -52,7 +56,9 @@ const LOOKS_PER_PULSE: u32 = 256;
 /// A process's end.
 pub(crate) struct Memory {
     bell: UnixStream,
-    map: MmapRaw,
+    map: Region,
+    /// Memory that the peer passed and nobody asked for yet.
+    passed: VecDeque<File>,
     /// Which ring this end writes, 0 or 1; it reads the other.
     own: usize,
     /// How much this end wrote and read: its own counts, which nobody else may change.
@@ -71,22 +77,24 @@ impl Memory {
     pub(crate) fn new(bell: UnixStream, side: Side) -> Result<Memory> {
         let (file, own) = match side {
             Side::Dialed => {
-                let file = make()?;
-                let fds = [file.as_raw_fd()];
-                let passed = [ControlMessage::ScmRights(&fds)];
-                sendmsg::<()>(bell.as_raw_fd(), &[IoSlice::new(&[1])], &passed, MsgFlags::empty(), None)?;
+                let file = unnamed_file("phalanx-ring", BYTES)?;
+                send_file(&bell, &file)?;
                 (file, 0)
             }
-            Side::Accepted => (take(&bell)?, 1),
+            Side::Accepted => {
+                let file = read_bell(&bell, MsgFlags::empty())?.1.pop();
+                (file.ok_or_else(|| Error::new(ErrorKind::InvalidData, "it passed no memory"))?, 1)
+            }
         };
-        let map = MmapOptions::new().len(HEAD + 2 * RING).map_raw(&file)?;
+        let map = Region::open(file, BYTES)?;
         bell.set_nonblocking(true)?;
-        Ok(Memory { bell, map, own, written: 0, read: 0, told: 0, taken: 0, came: 0, looks: 0 })
+        let passed = VecDeque::new();
+        Ok(Memory { bell, map, passed, own, written: 0, read: 0, told: 0, taken: 0, came: 0, looks: 0 })
     }
 
     /// Whether this process may make such memory: a limit on the size of files counts for it too.
     pub(crate) fn probe() -> Result<()> {
-        make().map(drop)
+        unnamed_file("phalanx-ring", BYTES).map(drop)
     }
 
     fn word(&self, word: usize, side: usize) -> &AtomicU64 {
@@ -94,14 +102,14 @@ impl Memory {
         assert!(at + LINE <= HEAD);
         // SAFETY: the word lies in the map, which lives as long as `self`; maps start on a page, so it is aligned; both
         // processes touch the head only through such atomics.
-        unsafe { AtomicU64::from_ptr(self.map.as_mut_ptr().add(at).cast()) }
+        unsafe { AtomicU64::from_ptr(self.map.start().as_ptr().add(at).cast()) }
     }
 
     /// Where byte `count` of a ring lies, and how many of `n` bytes follow there without a turn.
     fn place(&self, ring: usize, count: u64, n: usize) -> (*mut u8, usize) {
         let at = (count % RING as u64) as usize;
         // SAFETY: ring is 0 or 1 and `at` less than RING, so the place lies in the map.
-        (unsafe { self.map.as_mut_ptr().add(HEAD + ring * RING + at) }, n.min(RING - at))
+        (unsafe { self.map.start().as_ptr().add(HEAD + ring * RING + at) }, n.min(RING - at))
     }
 
     /// How many of `wanted` bytes this end could write now.
@@ -164,10 +172,14 @@ impl Memory {
 
     /// Whether the peer's end of the bell is closed, which its death does too.
     fn is_gone(&mut self) -> bool {
-        let mut rings = [0; 64];
-        match self.bell.read(&mut rings) {
-            Ok(n) => n == 0,
-            Err(error) => !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted),
+        match read_bell(&self.bell, MsgFlags::MSG_DONTWAIT) {
+            Ok((rings, files)) => {
+                let room = MAX_PASSED.saturating_sub(self.passed.len());
+                self.passed.extend(files.into_iter().take(room));
+                rings == 0
+            }
+            Err(Errno::EAGAIN | Errno::EINTR) => false,
+            Err(_) => true,
         }
     }
 
@@ -182,22 +194,19 @@ fn damaged() -> Lost {
     Lost("the memory shared with it is damaged".into())
 }
 
-/// Memory that nobody can make smaller under the feet of those who map it.
-fn make() -> Result<File> {
-    let file = memfd_create("phalanx-ring", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?;
-    let file = File::from(file);
-    file.set_len((HEAD + 2 * RING) as u64)?;
-    let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
-    fcntl(&file, FcntlArg::F_ADD_SEALS(seals))?;
-    Ok(file)
+/// Hands a file to the peer; the byte that goes with it is a ring.
+fn send_file(bell: &UnixStream, file: &File) -> nix::Result<()> {
+    let fds = [file.as_raw_fd()];
+    let passed = [ControlMessage::ScmRights(&fds)];
+    sendmsg::<()>(bell.as_raw_fd(), &[IoSlice::new(&[1])], &passed, MsgFlags::MSG_NOSIGNAL, None).map(drop)
 }
 
-/// Takes the memory that the peer made, if it is what it should be.
-fn take(bell: &UnixStream) -> Result<File> {
-    let mut byte = [0];
-    let mut space = nix::cmsg_space!([i32; 1]);
-    let mut bytes = [IoSliceMut::new(&mut byte)];
-    let message = recvmsg::<()>(bell.as_raw_fd(), &mut bytes, Some(&mut space), MsgFlags::MSG_CMSG_CLOEXEC)?;
+/// How often the bell was rung, 0 if the peer closed it, and the files that came with the rings.
+fn read_bell(bell: &UnixStream, flags: MsgFlags) -> nix::Result<(usize, Vec<File>)> {
+    let (mut rings, mut space) = ([0; 64], nix::cmsg_space!([i32; 1]));
+    let mut bytes = [IoSliceMut::new(&mut rings)];
+    let flags = flags | MsgFlags::MSG_CMSG_CLOEXEC;
+    let message = recvmsg::<()>(bell.as_raw_fd(), &mut bytes, Some(&mut space), flags)?;
     let mut files = Vec::new();
     for part in message.cmsgs()? {
         if let ControlMessageOwned::ScmRights(fds) = part {
@@ -205,13 +214,7 @@ fn take(bell: &UnixStream) -> Result<File> {
             files.extend(fds.into_iter().map(|fd| File::from(unsafe { OwnedFd::from_raw_fd(fd) })));
         }
     }
-    let refused = |reason: &str| Error::new(ErrorKind::InvalidData, reason);
-    let file = files.pop().ok_or_else(|| refused("it passed no memory"))?;
-    let seals = fcntl(&file, FcntlArg::F_GET_SEALS)?;
-    if seals & SealFlag::F_SEAL_SHRINK.bits() == 0 || file.metadata()?.len() != (HEAD + 2 * RING) as u64 {
-        return Err(refused("it passed memory of another kind"));
-    }
-    Ok(file)
+    Ok((message.bytes, files))
 }
 
 impl Wire for Memory {
@@ -258,6 +261,27 @@ impl Wire for Memory {
     fn consume(&mut self, n: usize) {
         assert!(n as u64 <= self.came - self.read);
         self.took(n);
+    }
+
+    fn pass(&mut self, file: &File) -> std::result::Result<bool, Lost> {
+        match send_file(&self.bell, file) {
+            Ok(()) => Ok(true),
+            // The bell is full: the peer will look at it.
+            Err(Errno::EAGAIN | Errno::EINTR) => Ok(false),
+            Err(error) => Err(Lost(error.to_string())),
+        }
+    }
+
+    fn shares_memory(&self) -> bool {
+        true
+    }
+
+    fn take_passed(&mut self) -> std::result::Result<Option<File>, Lost> {
+        let gone = self.passed.is_empty() && self.is_gone();
+        match self.passed.pop_front() {
+            None if gone => Err(Lost("its process is gone".into())),
+            file => Ok(file),
+        }
     }
 
     fn fall_asleep(&mut self, wanted: PollFlags) -> Option<PollFlags> {
@@ -365,8 +389,7 @@ mod tests {
 
     impl Memory {
         fn is_rung(&mut self) -> bool {
-            let mut byte = [0];
-            self.bell.read(&mut byte).is_ok_and(|n| n == 1)
+            read_bell(&self.bell, MsgFlags::MSG_DONTWAIT).is_ok_and(|(rings, _)| rings == 1)
         }
     }
 }

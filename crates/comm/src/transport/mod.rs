@@ -10,6 +10,7 @@ pub(crate) use tcp::Tcp;
 pub(crate) use threads::{Shared as SharedThreads, end_of, threads};
 pub(crate) use wires::{Wire, Wires};
 
+use std::fs::File;
 use std::time::Duration;
 
 /// Ends a sleep from another thread: that of the transport it was made for, or its next one.
@@ -34,6 +35,21 @@ pub(crate) trait Transport: Send {
 
     /// So many bytes that were looked at are done with.
     fn consume(&mut self, _from: usize, _n: usize) {}
+
+    /// Hands rank `to` a file, whose memory both then see; whether that could be done now.
+    fn pass(&mut self, _to: usize, _file: &File) -> Result<bool, Lost> {
+        Err(Lost("memory can't be shared with it".into()))
+    }
+
+    /// The next file that rank `from` passed, if there is one.
+    fn take_passed(&mut self, _from: usize) -> Result<Option<File>, Lost> {
+        Err(Lost("memory can't be shared with it".into()))
+    }
+
+    /// Whether files can be passed to all others.
+    fn shares_memory(&self) -> bool {
+        false
+    }
 
     /// Sleeps until one of these ranks may have sent something, or may take something, or the time is over.
     fn park(&mut self, receives: &[usize], sends: &[usize], at_most: Duration);

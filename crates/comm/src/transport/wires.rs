@@ -3,6 +3,7 @@
 use super::{Lost, Transport, Waker};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
+use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,6 +23,21 @@ pub(crate) trait Wire: Send {
 
     /// So many bytes that were looked at are done with.
     fn consume(&mut self, _: usize) {}
+
+    /// Hands the peer a file, whose memory both then see; whether that could be done now. Only for peers of this host.
+    fn pass(&mut self, _: &File) -> Result<bool, Lost> {
+        Err(Lost("memory can't be shared with it".into()))
+    }
+
+    /// The next file that the peer passed, if there is one.
+    fn take_passed(&mut self) -> Result<Option<File>, Lost> {
+        Err(Lost("memory can't be shared with it".into()))
+    }
+
+    /// Whether files can be passed.
+    fn shares_memory(&self) -> bool {
+        false
+    }
 
     /// Gets ready for a sleep until something may be received (or, for `PollFlags::POLLOUT`, sent): the events to sleep
     /// for. None if that is so already.
@@ -75,6 +91,18 @@ impl Transport for Wires {
 
     fn consume(&mut self, from: usize, n: usize) {
         self.wire(from).consume(n)
+    }
+
+    fn pass(&mut self, to: usize, file: &File) -> Result<bool, Lost> {
+        self.wire(to).pass(file)
+    }
+
+    fn take_passed(&mut self, from: usize) -> Result<Option<File>, Lost> {
+        self.wire(from).take_passed()
+    }
+
+    fn shares_memory(&self) -> bool {
+        self.wires.iter().flatten().all(|wire| wire.shares_memory())
     }
 
     fn park(&mut self, receives: &[usize], sends: &[usize], at_most: Duration) {

@@ -1,0 +1,228 @@
+//! Memory that the ranks of a group have in common, and sums taken in it where they lie.
+//!
+//! Each rank brings a region of its own, and sees those of all others. An all-reduce of slices that lie at the same place in
+//! the same region on every rank then copies nothing: each rank takes one part of the slices, adds up what all ranks have
+//! there, in the order of ranks, and writes the sum to all of them. Every byte is read once and written once, which is the
+//! least that it takes.
+//!
+//! **R-TURNS**: between the first and the second message that a rank exchanges with all others in such an operation, its
+//! slice is everybody's: of each part only the rank that has that part reads or writes it, on whichever rank it lies. Before
+//! and after, it is its owner's alone. A rank that is stopped in the middle and goes on when the others have given it up may
+//! still write into their slices: what a failed operation was about means nothing, and a region is shared anew
+//! ([`Region::share`]) before another group gets it.
+#![allow(unsafe_code, reason = "memory that other processes write to; every block has its note")]
+
+use crate::buffer::Buffer;
+use crate::element::{Element, Erased, ReduceOp, Room};
+use crate::schedule::{Choice, Round, Schedule, Take};
+use phalanx_memory::Region;
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut, Range};
+use std::sync::Arc;
+
+/// From so many bytes on it pays to go without copies.
+const LEAST: usize = 32 << 10;
+/// Bytes that are added up at once, so that they are still in the cache when the sums are written.
+const CHUNK: usize = 32 << 10;
+/// Bytes of a part that are done before the rank looks at something else.
+const AT_ONCE: usize = 1 << 20;
+/// Parts end on whole cache lines.
+const LINE: usize = 64;
+
+/// The regions of a group, by number. Those that nobody uses any more leave their number behind.
+#[derive(Default)]
+pub(crate) struct Regions(Vec<Option<Common>>);
+
+/// One region of each rank.
+pub(crate) struct Common {
+    pub(crate) own: Arc<Region>,
+    /// The others', by rank; none for this rank itself.
+    pub(crate) others: Vec<Option<Region>>,
+}
+
+/// Where a slice lies.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Place {
+    region: usize,
+    offset: usize,
+}
+
+impl Place {
+    /// As two words for a header: 0 is no region at all.
+    pub(crate) fn words(self) -> [u32; 2] {
+        // Offsets are whole quarters of a word's range, see `find`.
+        [self.region as u32 + 1, (self.offset / 4) as u32]
+    }
+}
+
+impl Regions {
+    /// Adds a region that all ranks brought.
+    pub(crate) fn attach(&mut self, common: Common) {
+        for slot in &mut self.0 {
+            slot.take_if(|common| Arc::strong_count(&common.own) == 1);
+        }
+        self.0.push(Some(common));
+    }
+
+    /// Where a slice lies, if that is in a region and it is large enough for it to matter.
+    pub(crate) fn find(&self, slice: &[u8]) -> Option<Place> {
+        if slice.len() < LEAST {
+            return None;
+        }
+        let start = slice.as_ptr().addr();
+        self.0.iter().enumerate().find_map(|(region, common)| {
+            let own = &common.as_ref()?.own;
+            let offset = start.checked_sub(own.start().as_ptr().addr())?;
+            let fits = offset.checked_add(slice.len())? <= own.bytes();
+            let told = offset.is_multiple_of(4) && u32::try_from(offset / 4).is_ok();
+            (fits && told).then_some(Place { region, offset })
+        })
+    }
+
+    /// The bytes of a slice at `place` on rank `rank`.
+    ///
+    /// # Safety
+    ///
+    /// Until the reference is dropped, no rank writes to the bytes, and nobody else in this process has a reference to them
+    /// (R-TURNS).
+    #[allow(clippy::mut_from_ref, reason = "the memory isn't behind the reference")]
+    unsafe fn bytes(&self, place: Place, rank: usize, range: &Range<usize>) -> &mut [u8] {
+        let common = self.0[place.region].as_ref().expect("a region that is used stays");
+        let region = common.others[rank].as_ref().unwrap_or(&common.own);
+        let (start, len) = (place.offset + range.start, range.len());
+        assert!(start + len <= region.bytes(), "a part outside its region");
+        // SAFETY: inside the mapping, which lives as long as `self`; the rest is the caller's.
+        unsafe { std::slice::from_raw_parts_mut(region.start().as_ptr().add(start), len) }
+    }
+}
+
+/// Two messages with everybody: all slices are there; all sums are there. In between comes [`Sum::advance`].
+pub(crate) fn schedule(rank: usize, n: usize) -> Schedule {
+    let others = || (0..n).filter(|&other| other != rank);
+    let exchange = Round {
+        sends: others().map(|other| (other, 0..0)).collect(),
+        receives: others().map(|other| (other, 0..0, Take::Replace)).collect(),
+    };
+    Schedule { rounds: vec![exchange.clone(), exchange], choice: Choice::in_place(), uneven: false }
+}
+
+/// The part of rank `rank` of a slice of so many bytes.
+fn part(bytes: usize, n: usize, rank: usize) -> Range<usize> {
+    let size = bytes.div_ceil(n).next_multiple_of(LINE);
+    (rank * size).min(bytes)..((rank + 1) * size).min(bytes)
+}
+
+/// A rank's part in a sum.
+pub(crate) struct Sum {
+    place: Place,
+    /// What of the part is to be done.
+    rest: Range<usize>,
+    part: Range<usize>,
+    scratch: Room,
+}
+
+impl Sum {
+    pub(crate) fn new(place: Place, bytes: usize, n: usize, rank: usize) -> Sum {
+        let part = part(bytes, n, rank);
+        Sum { place, rest: part.clone(), part, scratch: Room::default() }
+    }
+
+    /// The same from the start.
+    pub(crate) fn restart(&mut self) {
+        self.rest = self.part.clone();
+    }
+
+    pub(crate) fn is_done(&self) -> bool {
+        self.rest.is_empty()
+    }
+
+    /// Does some of what is to be done; says how many bytes.
+    pub(crate) fn advance(
+        &mut self,
+        regions: &Regions,
+        ranks: usize,
+        element: Erased,
+        op: ReduceOp,
+    ) -> usize {
+        let Sum { place, rest, scratch, .. } = self;
+        let (first, end) = (rest.start, rest.end.min(rest.start + AT_ONCE));
+        scratch.grow(CHUNK);
+        while rest.start < end {
+            let range = rest.start..end.min(rest.start + CHUNK);
+            let sum = &mut scratch.bytes_mut()[..range.len()];
+            for rank in 0..ranks {
+                // SAFETY: the range is in this rank's part, and the operation between its two messages (R-TURNS); the
+                // operation has the slice of this process to itself.
+                let theirs = unsafe { regions.bytes(*place, rank, &range) };
+                if rank == 0 { sum.copy_from_slice(theirs) } else { (element.combine)(op, sum, theirs) }
+            }
+            for rank in 0..ranks {
+                // SAFETY: as above.
+                unsafe { regions.bytes(*place, rank, &range) }.copy_from_slice(sum);
+            }
+            rest.start = range.end;
+        }
+        end - first
+    }
+}
+
+/// A slice in memory that all ranks of a group see, of [`crate::Group::allocate`]: operations on it, and on parts of it, copy
+/// nothing.
+pub struct Shared<T> {
+    region: Arc<Region>,
+    len: usize,
+    element: PhantomData<T>,
+}
+
+impl<T: Element> Shared<T> {
+    /// The first `len` elements of a region that nobody else in this process knows.
+    pub(crate) fn over(region: Arc<Region>, len: usize) -> Shared<T> {
+        assert!(len * size_of::<T>() <= region.bytes());
+        Shared { region, len, element: PhantomData }
+    }
+}
+
+impl<T: Element> Deref for Shared<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        // SAFETY: inside the region, which lives as long as `self`, starts on a page, and held zeros or elements ever since;
+        // other ranks touch it only while an operation has it (R-TURNS).
+        unsafe { std::slice::from_raw_parts(self.region.start().as_ptr().cast(), self.len) }
+    }
+}
+
+impl<T: Element> DerefMut for Shared<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        // SAFETY: as in `deref`; this is the one handle to the region that gives out slices.
+        unsafe { std::slice::from_raw_parts_mut(self.region.start().as_ptr().cast(), self.len) }
+    }
+}
+
+impl<T: Element> Buffer for Shared<T> {
+    type Item = T;
+
+    fn as_mut_slice(&mut self) -> &mut [T] {
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_cover_a_slice_once() {
+        for n in 1..10 {
+            for bytes in [0, 1, 63, 64, 65, 1000, 4096, 65_537] {
+                let mut end = 0;
+                for rank in 0..n {
+                    let part = part(bytes, n, rank);
+                    assert_eq!(part.start, end, "{bytes} bytes, rank {rank} of {n}");
+                    end = part.end;
+                }
+                assert_eq!(end, bytes);
+            }
+        }
+    }
+}

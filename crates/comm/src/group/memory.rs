@@ -1,0 +1,133 @@
+//! Memory that the ranks of a group see in common: how it comes about.
+
+use super::Group;
+use crate::common::{Common, Shared};
+use crate::element::{Element, ReduceOp};
+use crate::error::Error;
+use crate::transport::{Lost, Transport};
+use phalanx_memory::Region;
+use phalanx_wire::{Deadline, Rank};
+use std::fs::File;
+use std::sync::Arc;
+
+impl Group {
+    /// A slice of zeros for this rank in memory that all ranks see: what is summed in it is summed in place, without a copy,
+    /// where the ranks share a host; elsewhere it is a slice like any other. All ranks must call it with one length.
+    ///
+    /// When the group has failed, what the slice holds means nothing, and a rank that was only stopped may still write to it:
+    /// another group allocates its own.
+    pub fn allocate<T: Element>(&self, len: usize) -> Result<Shared<T>, Error> {
+        let region = Region::zeroed(len * size_of::<T>());
+        let region = Arc::new(region.map_err(|error| self.no_memory(len * size_of::<T>(), &error))?);
+        // SAFETY: nobody else knows the region yet.
+        #[allow(unsafe_code, reason = "said above")]
+        let shared = unsafe { region.share() };
+        if let Err(error) = shared {
+            tracing::warn!("memory can't be shared with other ranks, it is copied: {error}");
+        }
+        self.attach(&region)?;
+        Ok(Shared::over(region, len))
+    }
+
+    /// Lets all ranks see a region, which was shared before ([`Region::share`]) and is for this group alone; true if they now do.
+    /// From then on all-reduces of slices in it, which must lie at the same place on every rank, are done in place. All ranks
+    /// must call it, with regions of one size. Where one has none to share, or is on another host, nothing changes.
+    pub fn attach(&self, region: &Arc<Region>) -> Result<bool, Error> {
+        if self.world_size == 1 {
+            return Ok(false);
+        }
+        let deadline = Deadline::after(self.timeout);
+        let file = region.file().filter(|_| self.shares_memory(&deadline));
+        let own = [u64::from(file.is_some()), region.bytes() as u64];
+        let mut all = vec![0; 2 * self.world_size];
+        self.all_gather(&own, &mut all)?;
+        let (words, _) = all.as_chunks::<2>();
+        if let Some(other) = words.iter().position(|words| words[1] != own[1]) {
+            let sizes = format!("{} bytes where rank {} brings {}", words[other][1], self.rank, own[1]);
+            let reason = format!("rank {other} brings shared memory of {sizes}");
+            self.abort(&reason);
+            return Err(Error::Aborted { reason });
+        }
+        let Some(file) = file.filter(|_| words.iter().all(|words| words[0] == 1)) else { return Ok(false) };
+        let passed = self.pass_round(&file, &deadline)?;
+        let opened =
+            passed.into_iter().map(|file| file.map(|file| Region::open(file, region.bytes())).transpose());
+        let opened: Result<Vec<Option<Region>>, _> = opened.collect();
+        // All or none.
+        let mut missing = [u8::from(opened.is_err())];
+        self.all_reduce(&mut missing, ReduceOp::Sum)?;
+        match opened {
+            Err(error) => tracing::warn!("memory of another rank can't be mapped, it is copied: {error}"),
+            Ok(others) if missing[0] == 0 => {
+                let common = Common { own: Arc::clone(region), others };
+                self.engine(&deadline)?.regions.attach(common);
+                return Ok(true);
+            }
+            Ok(_) => {}
+        }
+        Ok(false)
+    }
+
+    fn shares_memory(&self, deadline: &Deadline) -> bool {
+        self.engine(deadline)
+            .is_ok_and(|engine| engine.wires.as_ref().is_some_and(|wires| wires.shares_memory()))
+    }
+
+    /// Hands a file to every other rank, and takes the one that each hands out; by rank.
+    fn pass_round(&self, file: &File, deadline: &Deadline) -> Result<Vec<Option<File>>, Error> {
+        let others = || (0..self.world_size).filter(|&other| other != self.rank.index());
+        let (mut unsent, mut missing): (Vec<usize>, Vec<usize>) = (others().collect(), others().collect());
+        let mut files: Vec<Option<File>> = (0..self.world_size).map(|_| None).collect();
+        let operation = || "sharing memory".to_owned();
+        loop {
+            let mut engine = self.engine(deadline)?;
+            engine.check()?;
+            let wires = engine.wires.as_mut().expect("a group of several ranks has connections");
+            match swap(wires.as_mut(), file, &mut unsent, &mut missing, &mut files) {
+                Ok(()) if unsent.is_empty() && missing.is_empty() => return Ok(files),
+                Ok(()) => {}
+                Err((peer, Lost(reason))) => {
+                    engine.fail(Error::PeerLost { operation: operation(), peer: Rank(peer as u32), reason });
+                }
+            }
+            if deadline.expired() {
+                missing.append(&mut unsent);
+                missing.sort_unstable();
+                missing.dedup();
+                let ranks: Vec<Rank> = missing.iter().map(|&rank| Rank(rank as u32)).collect();
+                let heard = engine.mail.heard(&ranks);
+                let waited = deadline.waited();
+                engine.fail(Error::Timeout { operation: operation(), waited, missing: ranks, heard });
+            }
+            engine.check()?;
+            drop(engine);
+            std::thread::sleep(super::BUSY_NAP);
+        }
+    }
+
+    fn no_memory(&self, bytes: usize, error: &std::io::Error) -> Error {
+        Error::Aborted { reason: format!("rank {} has no {bytes} bytes of memory: {error}", self.rank) }
+    }
+}
+
+/// Passes a file to whom it wasn't yet, and takes those that came, as far as that goes now; or says whose connection ended.
+fn swap(
+    wires: &mut dyn Transport,
+    file: &File,
+    unsent: &mut Vec<usize>,
+    missing: &mut Vec<usize>,
+    files: &mut [Option<File>],
+) -> Result<(), (usize, Lost)> {
+    let mut left = Vec::new();
+    for to in unsent.drain(..) {
+        if !wires.pass(to, file).map_err(|lost| (to, lost))? {
+            left.push(to);
+        }
+    }
+    *unsent = left;
+    for &from in &*missing {
+        files[from] = wires.take_passed(from).map_err(|lost| (from, lost))?;
+    }
+    missing.retain(|&from| files[from].is_none());
+    Ok(())
+}
