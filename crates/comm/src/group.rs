@@ -1,10 +1,12 @@
 //! A rank's end of a group: what it is, and how threads take turns in it.
 
+mod batch;
 mod collectives;
 mod family;
 mod memory;
 mod messages;
 
+pub use batch::Batch;
 pub(crate) use family::{Home, Kin};
 pub use messages::{Source, Transfer};
 
