@@ -248,6 +248,9 @@ pub(crate) struct AllReduceArgs {
     /// PHALANX_ALLREDUCE says.
     #[arg(long, value_name = "NAME")]
     pub(crate) algorithm: Option<String>,
+    /// Where the slices lie: as a model's gradients do, or as any slice.
+    #[arg(long, value_enum, default_value_t = BenchBuffer::Shared)]
+    pub(crate) buffer: BenchBuffer,
     /// All-reduces that count; a fifth as many go before them [default: as many as take 1024M in all, from 20 to 1000].
     #[arg(long)]
     pub(crate) iters: Option<usize>,
@@ -265,6 +268,15 @@ pub(crate) enum BenchTransport {
     Tcp,
     /// Threads of one process.
     Threads,
+}
+
+/// Where the slices of `bench allreduce` lie.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum BenchBuffer {
+    /// Where all ranks of a host see them, as gradients do.
+    Shared,
+    /// In memory of each rank's own.
+    Plain,
 }
 
 /// Models that `bench step` knows.

@@ -93,6 +93,8 @@ impl Region {
     /// No thread of this process may write to the region meanwhile: what is written while the bytes are copied may be lost.
     pub unsafe fn share(&self) -> Result<Arc<File>> {
         let mut own = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        // Where it goes wrong there is no file, rather than one that others have.
+        *own = None;
         let mut file = unnamed_file("phalanx-region", self.bytes)?;
         // SAFETY: the mapping lives as long as `self`, and the caller sees to it that nobody writes.
         file.write_all(unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.bytes) })?;

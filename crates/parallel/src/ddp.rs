@@ -153,6 +153,22 @@ impl Ddp {
         Ok(())
     }
 
+    /// Lets ranks of one host sum gradients where they lie. A bucket's span is borrowed for writing until its work is waited for
+    /// (D-WHOLE), so nobody here uses what others write to.
+    fn share_gradients(&self, parameters: &Parameters) -> Result<(), Error> {
+        let region = match parameters.grads().arena().share::<f32>() {
+            Ok(region) => region,
+            Err(error) => {
+                tracing::warn!(
+                    "gradients can't be shared with the ranks of this host, they are copied: {error}"
+                );
+                None
+            }
+        };
+        self.group.attach(region.as_ref())?;
+        Ok(())
+    }
+
     /// Every rank gets rank 0's buffers (D-SAME).
     fn share_buffers(&self, parameters: &Parameters) -> Result<(), Error> {
         if !parameters.buffer_names().is_empty() {
@@ -213,6 +229,7 @@ impl Strategy for Ddp {
         same_model(&self.group, parameters)?;
         let DdpConfig { bucket_bytes, first_bucket_bytes, .. } = self.config;
         self.buckets = Some(buckets(parameters.layout(), first_bucket_bytes, bucket_bytes));
+        self.share_gradients(parameters)?;
         self.group.broadcast(&mut parameters.values().flat_mut::<f32>()[..], Rank(0))?;
         self.share_buffers(parameters)
     }

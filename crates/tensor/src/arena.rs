@@ -12,6 +12,7 @@ use crate::graph;
 use crate::shape::{Geometry, Order, Shape};
 use crate::storage::{ALIGN, Memory, Storage};
 use crate::tensor::Tensor;
+use phalanx_memory::Region;
 use std::borrow::Cow;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut, Range};
@@ -126,7 +127,7 @@ struct Inner {
 impl Arena {
     /// An arena of zeros.
     pub fn new(device: &Device, dtype: DType, layout: &Layout) -> Arena {
-        let memory = Arc::new(Memory::zeroed(layout.len() * dtype.bytes()));
+        let memory = Arc::new(Memory::shareable(layout.len() * dtype.bytes()));
         let bytes = |i: usize| layout.offsets[i] * dtype.bytes()..layout.offsets[i + 1] * dtype.bytes();
         // S-PART: the spans of different parameters don't overlap.
         let parts = (0..layout.count()).map(|i| Storage::part(device, &memory, bytes(i))).collect();
@@ -183,6 +184,22 @@ impl Arena {
             span.params.end += 1;
         }
         span
+    }
+
+    /// Moves the arena into memory that other processes can be let in to, under the same address and with the same values;
+    /// whoever was let in before no longer sees it. None where the system doesn't give such memory. Panics while anyone uses any
+    /// parameter of it.
+    ///
+    /// What others then do with it is for whoever lets them in: they may only touch what somebody here has borrowed for
+    /// writing for them.
+    #[track_caller]
+    pub fn share<T: Element>(&self) -> std::io::Result<Option<Arc<Region>>> {
+        let held = self.flat_mut::<T>();
+        let Some(region) = self.0.memory.region() else { return Ok(None) };
+        // SAFETY: the write borrow of every part is held, and nobody else writes to the memory.
+        unsafe { region.share()? };
+        drop(held);
+        Ok(Some(Arc::clone(region)))
     }
 
     #[track_caller]

@@ -9,6 +9,7 @@
 
 use crate::device::Device;
 use crate::dtype::Element;
+use phalanx_memory::Region;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
@@ -22,6 +23,8 @@ pub(crate) const ALIGN: usize = 64;
 pub(crate) struct Memory {
     ptr: NonNull<u8>,
     bytes: usize,
+    /// What the bytes are in, where other processes may be let in.
+    region: Option<Arc<Region>>,
 }
 
 // SAFETY: `Memory` is plain owned bytes; who may read or write them when is the business of `Buffer` (S-BORROW).
@@ -36,14 +39,31 @@ impl Memory {
         // SAFETY: the layout has a size above zero.
         let ptr = unsafe { alloc_zeroed(layout) };
         let Some(ptr) = NonNull::new(ptr) else { handle_alloc_error(layout) };
-        Memory { ptr, bytes: layout.size() }
+        Memory { ptr, bytes: layout.size(), region: None }
+    }
+
+    /// Zeros that other processes can be let in to later, where the system has such memory.
+    pub(crate) fn shareable(bytes: usize) -> Memory {
+        match Region::zeroed(bytes) {
+            Ok(region) => {
+                Memory { ptr: region.start(), bytes: region.bytes(), region: Some(Arc::new(region)) }
+            }
+            Err(_) => Memory::zeroed(bytes),
+        }
+    }
+
+    pub(crate) fn region(&self) -> Option<&Arc<Region>> {
+        self.region.as_ref()
     }
 }
 
 impl Drop for Memory {
     fn drop(&mut self) {
+        if self.region.is_some() {
+            return;
+        }
         let layout = Layout::from_size_align(self.bytes, ALIGN).expect("checked when it was allocated");
-        // SAFETY: allocated in `zeroed` with this very layout, and nobody else frees it.
+        // SAFETY: allocated in `zeroed` with this very layout, since it is no region, and nobody else frees it.
         unsafe { dealloc(self.ptr.as_ptr(), layout) }
     }
 }

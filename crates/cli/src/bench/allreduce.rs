@@ -8,7 +8,7 @@ mod asked;
 mod measure;
 
 use super::at_least_one;
-use crate::args::{AllReduceArgs, BenchTransport, WrongUsage};
+use crate::args::{AllReduceArgs, BenchBuffer, BenchTransport, WrongUsage};
 use crate::failure;
 use crate::run::fresh_run_id;
 use crate::say::{print, say};
@@ -40,9 +40,9 @@ struct AllReduceLine<'a> {
     wrong: u64,
     iters: usize,
     /// How the ranks did it.
-    algorithm: String,
+    algorithm: &'a str,
     /// The same, and why so.
-    why: String,
+    why: &'a str,
     /// What was measured, as in "2 ranks over shared memory".
     group: &'a str,
 }
@@ -148,7 +148,12 @@ fn check_transport(group: &Group, asked: Option<BenchTransport>) -> Result<()> {
 fn run(group: &Group, args: &AllReduceArgs, sizes: &[usize]) -> Result<Option<WrongElement>, Error> {
     let is_first = group.rank().index() == 0;
     if is_first {
-        say(format_args!("# {}, float32, sum; microseconds of the slowest rank, GB/s", group.describe()));
+        let slices = match args.buffer {
+            BenchBuffer::Shared => "in memory that ranks of a host share",
+            BenchBuffer::Plain => "in memory of each rank's own",
+        };
+        say(format_args!("# {}, float32, sum, slices {slices}", group.describe()));
+        say(format_args!("# microseconds of the slowest rank, GB/s"));
         say(format_args!(
             "# {:>10} {:>10} {:>7} {:>11} {:>11} {:>8} {:>8} {:>6} {}",
             "size", "count", "type", "p50", "p99", "algbw", "busbw", "wrong", "algorithm"
@@ -157,7 +162,11 @@ fn run(group: &Group, args: &AllReduceArgs, sizes: &[usize]) -> Result<Option<Wr
     for &bytes in sizes {
         let rounds = Rounds::of(bytes, args.iters);
         let reduce = |values: &mut [f32]| group.all_reduce(values, ReduceOp::Sum);
-        let measured = measure(group, bytes / size_of::<f32>(), rounds, reduce)?;
+        let len = bytes / size_of::<f32>();
+        let measured = match args.buffer {
+            BenchBuffer::Shared => measure(group, &mut group.allocate(len)?, rounds, reduce),
+            BenchBuffer::Plain => measure(group, &mut vec![0.0; len], rounds, reduce),
+        }?;
         if is_first {
             let line = line(group, bytes, rounds, &measured);
             table_row(&line);
@@ -172,10 +181,9 @@ fn run(group: &Group, args: &AllReduceArgs, sizes: &[usize]) -> Result<Option<Wr
     Ok(None)
 }
 
-fn line<'a>(group: &'a Group, bytes: usize, rounds: Rounds, measured: &Measured) -> AllReduceLine<'a> {
+fn line<'a>(group: &'a Group, bytes: usize, rounds: Rounds, measured: &'a Measured) -> AllReduceLine<'a> {
     let (n, p50_us) = (group.world_size(), measured.percentile(50));
     let algbw_gbps = bytes as f64 / p50_us / 1e3;
-    let choice = group.choice_of_all_reduce(bytes);
     AllReduceLine {
         bench: "allreduce",
         ranks: n,
@@ -187,8 +195,8 @@ fn line<'a>(group: &'a Group, bytes: usize, rounds: Rounds, measured: &Measured)
         verified: measured.wrong == 0,
         wrong: measured.wrong,
         iters: rounds.counted,
-        algorithm: choice.algorithm.to_string(),
-        why: choice.to_string(),
+        algorithm: measured.how.split(": ").next().unwrap_or_default(),
+        why: &measured.how,
         group: group.describe(),
     }
 }

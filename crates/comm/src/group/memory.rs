@@ -25,30 +25,31 @@ impl Group {
         if let Err(error) = shared {
             tracing::warn!("memory can't be shared with other ranks, it is copied: {error}");
         }
-        self.attach(&region)?;
+        self.attach(Some(&region))?;
         Ok(Shared::over(region, len))
     }
 
     /// Lets all ranks see a region, which was shared before ([`Region::share`]) and is for this group alone; true if they now do.
     /// From then on all-reduces of slices in it, which must lie at the same place on every rank, are done in place. All ranks
-    /// must call it, with regions of one size. Where one has none to share, or is on another host, nothing changes.
-    pub fn attach(&self, region: &Arc<Region>) -> Result<bool, Error> {
+    /// must call it, with regions of one size. Where one has none, or none that is shared, or is on another host, nothing changes.
+    pub fn attach(&self, region: Option<&Arc<Region>>) -> Result<bool, Error> {
         if self.world_size == 1 {
             return Ok(false);
         }
         let deadline = Deadline::after(self.timeout);
-        let file = region.file().filter(|_| self.shares_memory(&deadline));
-        let own = [u64::from(file.is_some()), region.bytes() as u64];
-        let mut all = vec![0; 2 * self.world_size];
-        self.all_gather(&own, &mut all)?;
-        let (words, _) = all.as_chunks::<2>();
-        if let Some(other) = words.iter().position(|words| words[1] != own[1]) {
-            let sizes = format!("{} bytes where rank {} brings {}", words[other][1], self.rank, own[1]);
+        let ours = region
+            .filter(|_| self.shares_memory(&deadline))
+            .and_then(|region| Some((region, region.file()?)));
+        let own = ours.as_ref().map_or(0, |(region, _)| region.bytes() as u64);
+        let mut all = vec![0; self.world_size];
+        self.all_gather(&[own], &mut all)?;
+        let Some((region, file)) = ours.filter(|_| !all.contains(&0)) else { return Ok(false) };
+        if let Some(other) = all.iter().position(|&theirs| theirs != own) {
+            let sizes = format!("{} bytes where rank {} brings {own}", all[other], self.rank);
             let reason = format!("rank {other} brings shared memory of {sizes}");
             self.abort(&reason);
             return Err(Error::Aborted { reason });
         }
-        let Some(file) = file.filter(|_| words.iter().all(|words| words[0] == 1)) else { return Ok(false) };
         let passed = self.pass_round(&file, &deadline)?;
         let opened =
             passed.into_iter().map(|file| file.map(|file| Region::open(file, region.bytes())).transpose());

@@ -35,6 +35,8 @@ pub(super) struct Measured {
     pub(super) wrong: u64,
     /// The first one of this rank.
     pub(super) first_wrong: Option<WrongElement>,
+    /// The algorithm of the last round, and why it was chosen.
+    pub(super) how: String,
 }
 
 impl Measured {
@@ -68,29 +70,32 @@ impl fmt::Display for WrongElement {
 
 impl std::error::Error for WrongElement {}
 
-/// Calls `reduce`, which is to be the group's sum, on `len` elements a rank. Each round begins with a barrier, and neither
+/// Calls `reduce`, which is to be the group's sum, on `values`, as long on every rank. Each round begins with a barrier, and neither
 /// that nor making and verifying the values is in its time.
 pub(super) fn measure(
     group: &Group,
-    len: usize,
+    values: &mut [f32],
     rounds: Rounds,
     mut reduce: impl FnMut(&mut [f32]) -> Result<(), Error>,
 ) -> Result<Measured, Error> {
     let (rank, n) = (group.rank().index(), group.world_size());
-    let mut values = vec![0.0; len];
+    let len = values.len();
     let mut times = Vec::with_capacity(rounds.counted);
-    let (mut wrong, mut first_wrong) = (0, None);
+    let (mut wrong, mut first_wrong, mut how) = (0, None, String::new());
     for round in 0..rounds.warm_up + rounds.counted {
         let (own, sum) = (pattern(round, rank + 1), pattern(round, n * (n + 1) / 2));
         values.chunks_mut(PERIOD).for_each(|part| part.copy_from_slice(&own[..part.len()]));
         group.barrier()?;
         let start = Instant::now();
-        reduce(&mut values)?;
+        reduce(values)?;
         let time = start.elapsed();
         if round >= rounds.warm_up {
             times.push(time.as_secs_f64() * 1e6);
         }
-        let wrong_here = count_wrong(&values, &sum);
+        if round + 1 == rounds.warm_up + rounds.counted {
+            how = group.history().pop().map_or(how, |record| record.algorithm);
+        }
+        let wrong_here = count_wrong(values, &sum);
         if wrong_here > 0 && first_wrong.is_none() {
             let at = |&i: &usize| values[i] != sum[i % PERIOD];
             first_wrong = (0..len).find(at).map(|index| {
@@ -104,7 +109,7 @@ pub(super) fn measure(
     times.sort_by(f64::total_cmp);
     let mut everywhere = [wrong];
     group.all_reduce(&mut everywhere, ReduceOp::Sum)?;
-    Ok(Measured { times, wrong: everywhere[0], first_wrong })
+    Ok(Measured { times, wrong: everywhere[0], first_wrong, how })
 }
 
 /// `times` the pattern of a round.
@@ -128,8 +133,9 @@ mod tests {
             let groups = Group::threads(3).into_iter();
             let ranks: Vec<_> = groups
                 .map(|group| {
-                    scope
-                        .spawn(move || measure(&group, len, rounds, |values| reduce(&group, values)).unwrap())
+                    scope.spawn(move || {
+                        measure(&group, &mut vec![0.0; len], rounds, |values| reduce(&group, values)).unwrap()
+                    })
                 })
                 .collect();
             ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
@@ -141,6 +147,7 @@ mod tests {
         for len in [1, 2, PERIOD - 1, PERIOD, PERIOD + 1, 100_000] {
             for measured in results(len, |group, values| group.all_reduce(values, ReduceOp::Sum)) {
                 assert_eq!((measured.wrong, measured.times.len()), (0, 2), "{len} elements");
+                assert!(measured.how.contains(": "), "{}", measured.how);
                 assert!(measured.first_wrong.is_none() && measured.percentile(50) <= measured.percentile(99));
             }
         }
@@ -175,8 +182,12 @@ mod tests {
 
     #[test]
     fn percentiles_are_times_that_were_measured() {
-        let measured =
-            |n: usize| Measured { times: (1..=n).map(|i| i as f64).collect(), wrong: 0, first_wrong: None };
+        let measured = |n: usize| Measured {
+            times: (1..=n).map(|i| i as f64).collect(),
+            wrong: 0,
+            first_wrong: None,
+            how: String::new(),
+        };
         for (n, percent, want) in
             [(1, 50, 1.0), (1, 99, 1.0), (20, 50, 10.0), (20, 99, 20.0), (1000, 99, 990.0)]
         {
