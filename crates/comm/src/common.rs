@@ -175,10 +175,20 @@ pub struct Shared<T> {
 }
 
 impl<T: Element> Shared<T> {
-    /// The first `len` elements of a region that nobody else in this process knows.
-    pub(crate) fn over(region: Arc<Region>, len: usize) -> Shared<T> {
-        assert!(len * size_of::<T>() <= region.bytes());
-        Shared { region, len, element: PhantomData }
+    /// Zeros in a region of their own, which others can be let in to where the system has such memory.
+    pub(crate) fn zeroed(len: usize) -> std::io::Result<Shared<T>> {
+        let bytes = len.checked_mul(size_of::<T>()).ok_or(std::io::ErrorKind::OutOfMemory)?;
+        let region = Arc::new(Region::zeroed(bytes)?);
+        // SAFETY: nobody else knows the region yet.
+        if let Err(error) = unsafe { region.share() } {
+            tracing::warn!("memory can't be shared with the ranks of this host, it is copied: {error}");
+        }
+        Ok(Shared { region, len, element: PhantomData })
+    }
+
+    /// What it lies in, which gives out its address to whoever lets others in.
+    pub(crate) fn region(&self) -> &Arc<Region> {
+        &self.region
     }
 }
 

@@ -182,11 +182,7 @@ impl Play {
         }
         while *done < HEADER + bytes.len() {
             let came = *done - HEADER;
-            let lost = |lost: Lost| Error::PeerLost {
-                operation: self.signature.describe(),
-                peer: Rank(*from as u32),
-                reason: lost.0,
-            };
+            let lost = |lost: Lost| lost.into_error(self.signature.describe(), Rank(*from as u32));
             let rest = &mut buffer[bytes.start + came..bytes.end];
             let moved = match take {
                 Take::Replace => wires.try_receive(*from, rest).map_err(lost)?,

@@ -21,12 +21,14 @@ pub enum Error {
         heard: Vec<Heard>,
     },
     /// A connection closed: its process died, left, or was cut off.
-    #[error("{operation}: rank {peer} is gone: {reason}")]
+    #[error("{operation}: rank {peer} is gone{}: {reason}", says(.said_by))]
     PeerLost {
         /// Operation, sequence number, element type and count.
         operation: String,
-        /// Whose connection closed.
+        /// Who was lost: whose connection closed, here or where that was seen first.
         peer: Rank,
+        /// The rank that saw it first, if that was another one; this one has it from a parting word.
+        said_by: Option<Rank>,
         /// What the transport saw.
         reason: String,
     },
@@ -58,9 +60,11 @@ pub enum Error {
         /// How many bytes may wait, in all.
         limit: usize,
     },
-    /// [`crate::Group::abort`] was called here.
-    #[error("the group was aborted: {reason}")]
+    /// A rank ended the group: it called [`crate::Group::abort`], or met an error that is the reason here.
+    #[error("rank {by} ended the group: {reason}")]
     Aborted {
+        /// Which, this one or another.
+        by: Rank,
         /// Why.
         reason: String,
     },
@@ -119,6 +123,10 @@ impl Error {
     pub(crate) fn connect(rank: Rank, reason: impl Into<String>) -> Error {
         Error::Connect { rank, reason: reason.into() }
     }
+}
+
+fn says(by: &Option<Rank>) -> String {
+    by.map_or_else(String::new, |by| format!(", says rank {by}"))
 }
 
 /// "rank 3" or "ranks 1, 2".

@@ -220,8 +220,7 @@ impl Group {
         self.free_engine().map(|engine| engine.mail.sent())
     }
 
-    /// Ends the group, from any thread: every pending and later operation fails at once, here with this reason, on other ranks
-    /// because this one left.
+    /// Ends the group, from any thread: every pending and later operation fails at once, on all ranks, with this reason.
     pub fn abort(&self, reason: &str) {
         // The first reason stays.
         let _ = self.aside.reason.set(reason.to_owned());
@@ -270,7 +269,8 @@ impl Group {
             Err(TryLockError::WouldBlock) => return None,
             Err(TryLockError::Poisoned(poisoned)) => {
                 let mut engine = poisoned.into_inner();
-                engine.fail(Error::Aborted { reason: "a thread panicked inside an operation".into() });
+                let reason = "a thread panicked inside an operation".into();
+                engine.fail(Error::Aborted { by: self.rank, reason });
                 engine
             }
         };

@@ -34,6 +34,7 @@ mod recorder;
 mod schedule;
 mod signature;
 mod topology;
+mod word;
 mod work;
 
 mod endpoint;

@@ -46,7 +46,7 @@ struct Line {
     /// Bytes that went out, headers included.
     sent: u64,
     /// Why nothing comes any more, once that was seen: a transport may say it only now and then.
-    gone: Option<String>,
+    gone: Option<Lost>,
     /// The last header that came, and when.
     heard: Option<(Header, Instant)>,
 }
@@ -117,7 +117,7 @@ fn weight(bytes: usize) -> usize {
 }
 
 fn lost_in(header: &Header, peer: usize, lost: Lost) -> Error {
-    Error::PeerLost { operation: header.describe(), peer: Rank(peer as u32), reason: lost.0 }
+    lost.into_error(header.describe(), Rank(peer as u32))
 }
 
 impl Line {
@@ -325,7 +325,7 @@ impl Mail {
             // A collective's message stays where it is until that is played.
             match self.head(peer, 1, wires) {
                 // It may have left after all that was wanted of it, and others may still do what is wanted of any.
-                Err(error @ Error::PeerLost { .. }) if !self.needs(peer) => gone = Some(error),
+                Err(error @ Error::PeerLost { said_by: None, .. }) if !self.needs(peer) => gone = Some(error),
                 Err(error) => return Err(error),
                 Ok(_) => others += 1,
             }
@@ -406,12 +406,12 @@ impl Mail {
             }
             while line.got < HEADER {
                 let moved = match &line.gone {
-                    Some(reason) => Err(Lost(reason.clone())),
+                    Some(lost) => Err(lost.clone()),
                     None => wires.try_receive(from, &mut line.head.0[line.got..]),
                 };
                 let moved = moved.map_err(|lost| {
-                    line.gone = Some(lost.0.clone());
-                    Error::PeerLost { operation: "a message".into(), peer: Rank(from as u32), reason: lost.0 }
+                    line.gone = Some(lost.clone());
+                    lost.into_error("a message".into(), Rank(from as u32))
                 })?;
                 line.got += moved;
                 self.moved += moved as u64;
@@ -522,8 +522,8 @@ impl Mail {
         let header = match self.head(from, usize::MAX, wires) {
             Ok(Some(header)) => header,
             Ok(None) => return Ok(false),
-            Err(Error::PeerLost { peer, reason, .. }) => {
-                return Err(Error::PeerLost { operation: expected.describe(), peer, reason });
+            Err(Error::PeerLost { peer, said_by, reason, .. }) => {
+                return Err(Error::PeerLost { operation: expected.describe(), peer, said_by, reason });
             }
             Err(error) => return Err(error),
         };

@@ -11,6 +11,7 @@ use crate::recorder::Recorder;
 use crate::schedule::Schedule;
 use crate::signature::{Kind, Signature};
 use crate::transport::{Transport, Waker};
+use crate::word::Word;
 use phalanx_wire::{Deadline, Rank};
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
@@ -58,6 +59,16 @@ impl Aside {
     /// The list is whole between any two statements that could panic.
     pub(crate) fn forgotten(&self) -> MutexGuard<'_, Vec<u64>> {
         self.forgotten.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        if self.failed.is_none()
+            && let Some(wires) = &mut self.wires
+        {
+            wires.part(&Word::farewell(self.rank));
+        }
     }
 }
 
@@ -114,14 +125,14 @@ impl Engine {
             if let Some(listener) = self.aside.listener.get() {
                 listener(&error);
             }
-            self.failed = Some(error);
             // What came before is there all the same.
             self.done.extend(self.mail.delivered().map(|letter| (letter.ticket, letter)));
             self.queue.clear();
             self.mail.clear();
             if let Some(wires) = &mut self.wires {
-                wires.close();
+                wires.part(&Word::of(self.rank, &error));
             }
+            self.failed = Some(error);
         }
     }
 
@@ -175,7 +186,7 @@ impl Engine {
             && let Some(reason) = self.aside.reason.get()
         {
             let reason = reason.clone();
-            self.fail(Error::Aborted { reason });
+            self.fail(Error::Aborted { by: self.rank, reason });
         }
     }
 

@@ -94,11 +94,15 @@ impl Worker {
         let Meeting { link, host, .. } = meeting;
         let link = Arc::new(Mutex::new(link));
         let teller = Arc::clone(&link);
-        // A rank that lost another only says so; the other is to be blamed, even if this one's process ends before.
-        group.on_failure(move |error| {
-            if let phalanx_comm::Error::PeerLost { .. } = error {
+        // A rank that lost another, or was left by it, only says so; the other is to be blamed, even if this one's process ends
+        // before.
+        let own = env.rank;
+        group.on_failure(move |error| match error {
+            phalanx_comm::Error::Aborted { by, .. } if *by == own => {}
+            phalanx_comm::Error::PeerLost { .. } | phalanx_comm::Error::Aborted { .. } => {
                 tell(&teller, error.to_string(), true);
             }
+            _ => {}
         });
         Ok(Worker { group, device, run_dir, link: Some(link), host })
     }

@@ -14,6 +14,9 @@ use std::ops::Range;
 use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
+/// How much longer than rank 0 the others wait in a monitored barrier, at most.
+const LONGEST_PATIENCE: Duration = Duration::from_secs(2);
+
 /// The signature of an operation that isn't counted yet.
 fn signature<T: Element>(kind: Kind, op: Option<ReduceOp>, detail: u32, count: usize) -> Signature {
     Signature {
@@ -191,7 +194,10 @@ impl Group {
     /// A barrier by way of rank 0, whose error names all ranks that didn't come within `timeout`.
     pub fn monitored_barrier(&self, timeout: Duration) -> Result<(), Error> {
         let schedule = self.seat().monitored_barrier();
-        let group = self.clone().with_timeout(timeout);
+        // Rank 0 knows who is missing, so the others let it speak first.
+        let patience =
+            if self.rank.index() == 0 { Duration::ZERO } else { (timeout / 4).min(LONGEST_PATIENCE) };
+        let group = self.clone().with_timeout(timeout + patience);
         group.move_by::<u8>(signature::<u8>(Kind::MonitoredBarrier, None, 0, 0), schedule, &mut [])
     }
 

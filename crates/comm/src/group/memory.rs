@@ -17,16 +17,12 @@ impl Group {
     /// When the group has failed, what the slice holds means nothing, and a rank that was only stopped may still write to it:
     /// another group allocates its own.
     pub fn allocate<T: Element>(&self, len: usize) -> Result<Shared<T>, Error> {
-        let region = Region::zeroed(len * size_of::<T>());
-        let region = Arc::new(region.map_err(|error| self.no_memory(len * size_of::<T>(), &error))?);
-        // SAFETY: nobody else knows the region yet.
-        #[allow(unsafe_code, reason = "said above")]
-        let shared = unsafe { region.share() };
-        if let Err(error) = shared {
-            tracing::warn!("memory can't be shared with other ranks, it is copied: {error}");
-        }
-        self.attach(Some(&region))?;
-        Ok(Shared::over(region, len))
+        let shared = Shared::zeroed(len).map_err(|error| Error::Aborted {
+            by: self.rank,
+            reason: format!("it has no memory for {len} x {}: {error}", T::KIND.name),
+        })?;
+        self.attach(Some(shared.region()))?;
+        Ok(shared)
     }
 
     /// Lets all ranks see a region, which was shared before ([`Region::share`]) and is for this group alone; true if they now do.
@@ -48,7 +44,7 @@ impl Group {
             let sizes = format!("{} bytes where rank {} brings {own}", all[other], self.rank);
             let reason = format!("rank {other} brings shared memory of {sizes}");
             self.abort(&reason);
-            return Err(Error::Aborted { reason });
+            return Err(Error::Aborted { by: self.rank, reason });
         }
         let passed = self.pass_round(&file, &deadline)?;
         let opened =
@@ -87,9 +83,7 @@ impl Group {
             match swap(wires.as_mut(), file, &mut unsent, &mut missing, &mut files) {
                 Ok(()) if unsent.is_empty() && missing.is_empty() => return Ok(files),
                 Ok(()) => {}
-                Err((peer, Lost(reason))) => {
-                    engine.fail(Error::PeerLost { operation: operation(), peer: Rank(peer as u32), reason });
-                }
+                Err((peer, lost)) => engine.fail(lost.into_error(operation(), Rank(peer as u32))),
             }
             if deadline.expired() {
                 missing.append(&mut unsent);
@@ -104,10 +98,6 @@ impl Group {
             drop(engine);
             std::thread::sleep(super::BUSY_NAP);
         }
-    }
-
-    fn no_memory(&self, bytes: usize, error: &std::io::Error) -> Error {
-        Error::Aborted { reason: format!("rank {} has no {bytes} bytes of memory: {error}", self.rank) }
     }
 }
 

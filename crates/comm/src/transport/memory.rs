@@ -19,6 +19,7 @@
 #![allow(unsafe_code, reason = "shared memory; every block has its note")]
 
 use super::{Lost, Wire};
+use crate::word::{MAX_WORD, Word};
 use nix::errno::Errno;
 use nix::poll::PollFlags;
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
@@ -41,6 +42,10 @@ const LINE: usize = 64;
 const WRITTEN: usize = 0;
 const READ: usize = 2;
 const ASLEEP: usize = 4;
+/// Where each side leaves its parting word, in the second half of the head: eight bytes that count it, and then it.
+const PARTING: usize = HEAD / 2;
+const PARTING_LEN: usize = HEAD / 4;
+const _: () = assert!(8 + MAX_WORD <= PARTING_LEN);
 /// Bytes of the memory of a pair.
 const BYTES: usize = HEAD + 2 * RING;
 /// How much passed memory may wait to be asked for.
@@ -99,10 +104,31 @@ impl Memory {
 
     fn word(&self, word: usize, side: usize) -> &AtomicU64 {
         let at = (word + side) * LINE;
-        assert!(at + LINE <= HEAD);
-        // SAFETY: the word lies in the map, which lives as long as `self`; maps start on a page, so it is aligned; both
-        // processes touch the head only through such atomics.
+        assert!(at + LINE <= PARTING);
+        self.atom(at)
+    }
+
+    fn atom(&self, at: usize) -> &AtomicU64 {
+        assert!(at.is_multiple_of(8) && at + 8 <= HEAD);
+        // SAFETY: the eight bytes lie in the map, which lives as long as `self`; maps start on a page, so they are aligned;
+        // both processes touch the head only through such atomics.
         unsafe { AtomicU64::from_ptr(self.map.start().as_ptr().add(at).cast()) }
+    }
+
+    /// Where `side` leaves its parting word: how long it is, and eight bytes each.
+    fn parting(&self, side: usize) -> (&AtomicU64, impl Iterator<Item = &AtomicU64>) {
+        let start = PARTING + side * PARTING_LEN;
+        (self.atom(start), (start + 8..start + PARTING_LEN).step_by(8).map(|at| self.atom(at)))
+    }
+
+    /// Why nothing comes of the peer any more.
+    fn lost(&self) -> Lost {
+        let (len, bytes) = self.parting(1 - self.own);
+        // Nobody who is sane says nothing, or more than fits.
+        let len = len.load(Ordering::Acquire).min(MAX_WORD as u64) as usize;
+        let bytes = bytes.flat_map(|eight| eight.load(Ordering::Relaxed).to_le_bytes());
+        let word = Word::decode(&bytes.take(len).collect::<Vec<u8>>());
+        word.map_or_else(|| Lost::Seen("its process is gone".into()), Lost::Told)
     }
 
     /// Where byte `count` of a ring lies, and how many of `n` bytes follow there without a turn.
@@ -144,7 +170,7 @@ impl Memory {
         }
         // What it wrote last may have come between the two looks.
         match self.held(wanted)? {
-            0 => Err(Lost("its process is gone".into())),
+            0 => Err(self.lost()),
             n => Ok(n),
         }
     }
@@ -191,7 +217,7 @@ impl Memory {
 }
 
 fn damaged() -> Lost {
-    Lost("the memory shared with it is damaged".into())
+    Lost::Seen("the memory shared with it is damaged".into())
 }
 
 /// Hands a file to the peer; the byte that goes with it is a ring.
@@ -221,7 +247,7 @@ impl Wire for Memory {
     fn try_send(&mut self, bytes: &[u8]) -> std::result::Result<usize, Lost> {
         let n = self.room(bytes.len())?;
         if n == 0 {
-            return if self.has_died() { Err(Lost("its process is gone".into())) } else { Ok(0) };
+            return if self.has_died() { Err(self.lost()) } else { Ok(0) };
         }
         let (to, first) = self.place(self.own, self.written, n);
         let (start, _) = self.place(self.own, 0, 0);
@@ -268,7 +294,7 @@ impl Wire for Memory {
             Ok(()) => Ok(true),
             // The bell is full: the peer will look at it.
             Err(Errno::EAGAIN | Errno::EINTR) => Ok(false),
-            Err(error) => Err(Lost(error.to_string())),
+            Err(error) => Err(Lost::Seen(error.to_string())),
         }
     }
 
@@ -279,7 +305,7 @@ impl Wire for Memory {
     fn take_passed(&mut self) -> std::result::Result<Option<File>, Lost> {
         let gone = self.passed.is_empty() && self.is_gone();
         match self.passed.pop_front() {
-            None if gone => Err(Lost("its process is gone".into())),
+            None if gone => Err(self.lost()),
             file => Ok(file),
         }
     }
@@ -305,7 +331,15 @@ impl Wire for Memory {
         self.bell.as_fd()
     }
 
-    fn close(&mut self) {
+    fn part(&mut self, word: &Word) {
+        let bytes = word.encode();
+        let (len, place) = self.parting(self.own);
+        for (eight, chunk) in place.zip(bytes.chunks(8)) {
+            let mut value = [0; 8];
+            value[..chunk.len()].copy_from_slice(chunk);
+            eight.store(u64::from_le_bytes(value), Ordering::Relaxed);
+        }
+        len.store(bytes.len() as u64, Ordering::Release);
         // A connection that is gone already needs no closing.
         let _ = self.bell.shutdown(Shutdown::Both);
     }
@@ -357,7 +391,7 @@ mod tests {
         let mut into = [0; 8];
         assert_eq!(b.try_receive(&mut into).unwrap(), 3);
         let lost = (0..=LOOKS_PER_PULSE).find_map(|_| b.try_receive(&mut into).err());
-        assert!(lost.unwrap().0.contains("gone"));
+        assert!(matches!(lost, Some(Lost::Seen(reason)) if reason.contains("gone")));
         assert!(b.fall_asleep(PollFlags::POLLIN).is_none(), "nobody sleeps waiting for the dead");
     }
 
@@ -382,9 +416,32 @@ mod tests {
     fn counts_that_cannot_be_are_an_error() {
         let (mut a, mut b) = pair();
         a.word(WRITTEN, 0).store(RING as u64 + 1, Ordering::Release);
-        assert!(b.try_receive(&mut [0; 8]).unwrap_err().0.contains("damaged"));
+        let is_damaged = |lost| matches!(lost, Lost::Seen(reason) if reason.contains("damaged"));
+        assert!(is_damaged(b.try_receive(&mut [0; 8]).unwrap_err()));
         b.word(READ, 0).store(77, Ordering::Release);
-        assert!(a.try_send(&[0; 2 * RING]).unwrap_err().0.contains("damaged"));
+        assert!(is_damaged(a.try_send(&[0; 2 * RING]).unwrap_err()));
+    }
+
+    #[test]
+    fn a_parting_word_arrives_behind_what_was_sent() {
+        let text = "x".repeat(crate::word::MAX_TEXT);
+        let word = Word { by: phalanx_wire::Rank(3), why: crate::word::Why::Ended, text };
+        let (mut a, mut b) = pair();
+        assert_eq!(a.try_send(&[1, 2, 3]).unwrap(), 3);
+        a.part(&word);
+        assert_eq!(b.try_receive(&mut [0; 8]).unwrap(), 3);
+        let lost = (0..=LOOKS_PER_PULSE).find_map(|_| b.try_receive(&mut [0; 8]).err());
+        assert!(matches!(lost, Some(Lost::Told(told)) if told == word));
+    }
+
+    #[test]
+    fn a_parting_word_that_cannot_be_is_none() {
+        let (a, b) = pair();
+        for len in [1, 11, u64::MAX] {
+            a.parting(0).1.for_each(|eight| eight.store(u64::MAX, Ordering::Relaxed));
+            a.parting(0).0.store(len, Ordering::Release);
+            assert!(matches!(b.lost(), Lost::Seen(_)), "{len} bytes");
+        }
     }
 
     impl Memory {

@@ -10,15 +10,33 @@ pub(crate) use tcp::Tcp;
 pub(crate) use threads::{Shared as SharedThreads, end_of, threads};
 pub(crate) use wires::{Wire, Wires};
 
+use crate::error::Error;
+use crate::word::Word;
+use phalanx_wire::Rank;
 use std::fs::File;
 use std::time::Duration;
 
 /// Ends a sleep from another thread: that of the transport it was made for, or its next one.
 pub(crate) type Waker = Box<dyn Fn() + Send + Sync>;
 
-/// A connection ended; the text is what the transport saw.
-#[derive(Debug)]
-pub(crate) struct Lost(pub(crate) String);
+/// A connection ended.
+#[derive(Clone, Debug)]
+pub(crate) enum Lost {
+    /// Without a word: what the transport saw of it.
+    Seen(String),
+    /// The peer said why.
+    Told(Word),
+}
+
+impl Lost {
+    /// What it is to a rank that is in `operation` with that peer.
+    pub(crate) fn into_error(self, operation: String, peer: Rank) -> Error {
+        match self {
+            Lost::Seen(reason) => Error::PeerLost { operation, peer, said_by: None, reason },
+            Lost::Told(word) => word.into_error(operation, peer),
+        }
+    }
+}
 
 /// A rank's end of the connections to all others.
 pub(crate) trait Transport: Send {
@@ -38,12 +56,12 @@ pub(crate) trait Transport: Send {
 
     /// Hands rank `to` a file, whose memory both then see; whether that could be done now.
     fn pass(&mut self, _to: usize, _file: &File) -> Result<bool, Lost> {
-        Err(Lost("memory can't be shared with it".into()))
+        Err(Lost::Seen("memory can't be shared with it".into()))
     }
 
     /// The next file that rank `from` passed, if there is one.
     fn take_passed(&mut self, _from: usize) -> Result<Option<File>, Lost> {
-        Err(Lost("memory can't be shared with it".into()))
+        Err(Lost::Seen("memory can't be shared with it".into()))
     }
 
     /// Whether files can be passed to all others.
@@ -57,8 +75,9 @@ pub(crate) trait Transport: Send {
     /// What ends a [`Transport::park`] from another thread.
     fn waker(&self) -> Waker;
 
-    /// Closes all connections, so that every peer notices.
-    fn close(&mut self);
+    /// Tells every peer why this rank leaves, as far as that goes without waiting, and leaves, so that every peer notices.
+    /// Nothing is sent or received afterwards.
+    fn part(&mut self, word: &Word);
 
     /// What this is, for people.
     fn name(&self) -> String;

@@ -1,59 +1,132 @@
-//! A peer anywhere: a TCP connection.
+//! A peer anywhere: a TCP connection, over which [`frames`] go.
+
+mod frames;
 
 use super::{Lost, Wire};
-use nix::poll::PollFlags;
-use std::io::{ErrorKind, Read, Write};
+use crate::word::Word;
+use frames::{End, Receiver, Sender};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{setsockopt, sockopt};
+use std::io::{ErrorKind, Read};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// A process's end.
 pub(crate) struct Tcp {
-    stream: TcpStream,
+    line: Arc<Line>,
+    receiver: Receiver,
+    /// Whether the last sleep is over and nothing was looked at since.
+    is_awake: bool,
 }
+
+/// What the thread that beats shares with the one that sends.
+struct Line {
+    stream: TcpStream,
+    sender: Mutex<Sender>,
+}
+
+/// The peer has closed its end: an event that `nix` has no name for.
+const LEFT: PollFlags = PollFlags::from_bits_retain(nix::libc::POLLRDHUP);
+/// How much the kernel may keep of what is sent: asked for when a rank parts, so that there is room for its word.
+const ROOM_TO_PART: usize = 4 << 20;
+/// Bytes that came in too late and are let go, so that the kernel doesn't take back what it still has to send.
+const MAX_LATE: u64 = 64 << 20;
 
 impl Tcp {
     /// Over a connection that is made and proven already.
     pub(crate) fn new(stream: TcpStream) -> std::io::Result<Tcp> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
-        Ok(Tcp { stream })
+        let line = Arc::new(Line { stream, sender: Mutex::default() });
+        Ok(Tcp { line, receiver: Receiver::default(), is_awake: false })
+    }
+
+    /// Whether the peer has closed its end.
+    fn is_left(&self) -> bool {
+        let mut fds = [PollFd::new(self.line.stream.as_fd(), LEFT)];
+        poll(&mut fds, PollTimeout::ZERO).is_ok_and(|n| n > 0)
+    }
+
+    /// Why a peer is lost that takes nothing any more: it may have said so.
+    fn farewell(&mut self, seen: &str) -> Lost {
+        match self.receiver.last_word(&mut &self.line.stream) {
+            Some(End::Word(word)) => Lost::Told(word),
+            _ => Lost::Seen(seen.into()),
+        }
     }
 }
 
-fn outcome(result: std::io::Result<usize>) -> Result<usize, Lost> {
-    match result {
-        Ok(n) => Ok(n),
-        Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(0),
-        Err(error) => Err(Lost(error.to_string())),
+impl Line {
+    /// A sender is whole between any two statements that could panic.
+    fn sender(&self) -> MutexGuard<'_, Sender> {
+        self.sender.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+impl From<End> for Lost {
+    fn from(end: End) -> Lost {
+        match end {
+            End::Word(word) => Lost::Told(word),
+            End::Closed(reason) => Lost::Seen(reason),
+            End::Mad => Lost::Seen("it sent something that isn't a frame".into()),
+        }
     }
 }
 
 impl Wire for Tcp {
     fn try_send(&mut self, bytes: &[u8]) -> Result<usize, Lost> {
-        outcome(self.stream.write(bytes))
-    }
-
-    fn try_receive(&mut self, into: &mut [u8]) -> Result<usize, Lost> {
-        match self.stream.read(into) {
-            Ok(0) => Err(Lost("its connection closed".into())),
-            other => outcome(other),
+        let sent = self.line.sender().send(&mut &self.line.stream, bytes);
+        match sent {
+            // Who has left takes nothing, and doesn't say so in this direction.
+            Ok(0) if std::mem::take(&mut self.is_awake) && self.is_left() => {
+                Err(self.farewell("its connection closed"))
+            }
+            Ok(n) => Ok(n),
+            Err(error) => Err(self.farewell(&error.to_string())),
         }
     }
 
+    fn try_receive(&mut self, into: &mut [u8]) -> Result<usize, Lost> {
+        Ok(self.receiver.receive(&mut &self.line.stream, into)?)
+    }
+
     fn fall_asleep(&mut self, wanted: PollFlags) -> Option<PollFlags> {
-        Some(wanted)
+        if wanted.contains(PollFlags::POLLIN) && self.receiver.holds() {
+            return None;
+        }
+        Some(if wanted.contains(PollFlags::POLLOUT) { wanted | LEFT } else { wanted })
+    }
+
+    fn wake(&mut self) {
+        self.is_awake = true;
     }
 
     fn fd(&self) -> BorrowedFd<'_> {
-        self.stream.as_fd()
+        self.line.stream.as_fd()
     }
 
-    fn close(&mut self) {
-        // A connection that is gone already needs no closing.
-        let _ = self.stream.shutdown(Shutdown::Both);
+    fn part(&mut self, word: &Word) {
+        // Where it can't be told, or not now, the end of the connection says enough.
+        let _ = setsockopt(&self.line.stream, sockopt::SndBuf, &ROOM_TO_PART);
+        let _ = self.line.sender().part(&mut &self.line.stream, word);
+        // Not both directions: the kernel would answer what still comes by taking back what it didn't send yet.
+        let _ = self.line.stream.shutdown(Shutdown::Write);
     }
 
     fn name(&self) -> &'static str {
         "TCP"
+    }
+}
+
+impl Drop for Tcp {
+    fn drop(&mut self) {
+        // For the same reason nothing is left unread.
+        let unread = (&self.line.stream).take(MAX_LATE);
+        if let Err(error) = std::io::copy(&mut { unread }, &mut std::io::sink())
+            && error.kind() != ErrorKind::WouldBlock
+        {
+            tracing::debug!("a connection broke while it was being closed: {error}");
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! Ranks that are threads of one process: a bounded queue of bytes a direction, and a bell a rank.
 
 use super::{Lost, Transport, Waker};
+use crate::word::Word;
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
@@ -26,6 +27,8 @@ pub(crate) struct Shared {
     /// Queue from rank a to rank b at `a * n + b`.
     queues: Vec<Mutex<Queue>>,
     bells: Vec<Bell>,
+    /// What each rank said when it left.
+    words: Vec<Mutex<Option<Word>>>,
     /// Ends of groups among these threads that their owners haven't taken yet.
     ends: Mutex<HashMap<Name, Vec<Option<Threads>>>>,
 }
@@ -37,6 +40,13 @@ pub(crate) type Name = (bool, u64, usize);
 impl Shared {
     fn queue(&self, from: usize, to: usize) -> MutexGuard<'_, Queue> {
         lock(&self.queues[from * self.n + to])
+    }
+
+    /// A rank has left.
+    fn lost(&self, rank: usize) -> Lost {
+        lock(&self.words[rank])
+            .clone()
+            .map_or_else(|| Lost::Seen("its thread left the group".into()), Lost::Told)
     }
 
     fn ring(&self, rank: usize) {
@@ -77,6 +87,7 @@ pub(crate) fn threads(n: usize) -> Vec<Threads> {
         n,
         queues: (0..n * n).map(|_| Mutex::default()).collect(),
         bells: (0..n).map(|_| Bell::default()).collect(),
+        words: (0..n).map(|_| Mutex::default()).collect(),
         ends: Mutex::default(),
     });
     (0..n).map(|rank| Threads { shared: Arc::clone(&shared), rank, heard: 0 }).collect()
@@ -92,7 +103,7 @@ impl Transport for Threads {
     fn try_send(&mut self, to: usize, bytes: &[u8]) -> Result<usize, Lost> {
         let mut queue = self.shared.queue(self.rank, to);
         if queue.closed {
-            return Err(Lost("its thread left the group".into()));
+            return Err(self.shared.lost(to));
         }
         let n = bytes.len().min(QUEUE_BYTES - queue.bytes.len());
         queue.bytes.extend(&bytes[..n]);
@@ -112,7 +123,7 @@ impl Transport for Threads {
         into[split..n].copy_from_slice(&second[..n - split]);
         queue.bytes.drain(..n);
         if n == 0 && queue.closed {
-            return Err(Lost("its thread left the group".into()));
+            return Err(self.shared.lost(from));
         }
         drop(queue);
         if n > 0 {
@@ -134,16 +145,23 @@ impl Transport for Threads {
         Box::new(move || shared.ring(rank))
     }
 
+    fn part(&mut self, word: &Word) {
+        lock(&self.shared.words[self.rank]).get_or_insert_with(|| word.clone());
+        self.close();
+    }
+
+    fn name(&self) -> String {
+        "threads".into()
+    }
+}
+
+impl Threads {
     fn close(&mut self) {
         for peer in (0..self.shared.n).filter(|&peer| peer != self.rank) {
             self.shared.queue(self.rank, peer).closed = true;
             self.shared.queue(peer, self.rank).closed = true;
             self.shared.ring(peer);
         }
-    }
-
-    fn name(&self) -> String {
-        "threads".into()
     }
 }
 

@@ -1,6 +1,7 @@
 //! Ranks in processes: one wire a pair, each of the kind that suits where the peer is.
 
 use super::{Lost, Transport, Waker};
+use crate::word::Word;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::fs::File;
@@ -26,12 +27,12 @@ pub(crate) trait Wire: Send {
 
     /// Hands the peer a file, whose memory both then see; whether that could be done now. Only for peers of this host.
     fn pass(&mut self, _: &File) -> Result<bool, Lost> {
-        Err(Lost("memory can't be shared with it".into()))
+        Err(Lost::Seen("memory can't be shared with it".into()))
     }
 
     /// The next file that the peer passed, if there is one.
     fn take_passed(&mut self) -> Result<Option<File>, Lost> {
-        Err(Lost("memory can't be shared with it".into()))
+        Err(Lost::Seen("memory can't be shared with it".into()))
     }
 
     /// Whether files can be passed.
@@ -49,8 +50,8 @@ pub(crate) trait Wire: Send {
     /// What the events happen to.
     fn fd(&self) -> BorrowedFd<'_>;
 
-    /// Ends the connection, so that the peer notices.
-    fn close(&mut self);
+    /// Tells the peer why this rank leaves, if that goes without waiting, and leaves, so that the peer notices.
+    fn part(&mut self, word: &Word);
 
     /// What this is, for people.
     fn name(&self) -> &'static str;
@@ -140,8 +141,8 @@ impl Transport for Wires {
         })
     }
 
-    fn close(&mut self) {
-        self.wires.iter_mut().flatten().for_each(|wire| wire.close());
+    fn part(&mut self, word: &Word) {
+        self.wires.iter_mut().flatten().for_each(|wire| wire.part(word));
     }
 
     fn name(&self) -> String {
