@@ -241,6 +241,13 @@ impl Play {
         (before..self.receives.len()).for_each(|i| (self.element.combine)(self.op, buffer, came(i)));
     }
 
+    /// The ranks of which the current round wants a message that hasn't begun to come.
+    pub(crate) fn lacks(&self) -> Vec<usize> {
+        let Some(round) = self.schedule.rounds.get(self.round) else { return Vec::new() };
+        let receives = round.receives.iter().zip(&self.receives);
+        receives.filter(|(_, progress)| progress.done == 0).map(|((from, ..), _)| *from).collect()
+    }
+
     /// Which ranks the current round still wants something from, and which must still take something.
     pub(crate) fn waits_for(&self) -> (Vec<usize>, Vec<usize>) {
         let Some(round) = self.schedule.rounds.get(self.round) else { return Default::default() };

@@ -76,6 +76,9 @@ impl Drop for Engine {
 const LOOKS_PER_CLOCK: u32 = 16;
 /// How long nothing moves before a wait takes in letters of ranks that it doesn't wait for.
 const LISTEN_AFTER: Duration = Duration::from_millis(2);
+/// How long nothing moves before a wait asks the ranks that it waits for what they are in. Long, since a rank that was asked
+/// after it left cuts off what TCP hasn't brought of its last words.
+const ASK_AFTER: Duration = Duration::from_millis(100);
 /// How long a wait that spins keeps its core to itself.
 const ALONE: Duration = Duration::from_micros(20);
 
@@ -278,7 +281,7 @@ impl Engine {
         match until {
             Until::Done(ticket) if self.done.contains_key(ticket) => return Ok(true),
             Until::Done(ticket) if self.failed.is_none() && self.queue.is_empty() => {
-                if let Some(error) = self.mail.stuck(*ticket) {
+                if let Some(error) = self.mail.stuck(*ticket, self.collectives) {
                     self.fail(error);
                 }
             }
@@ -293,7 +296,28 @@ impl Engine {
             }
             _ => {}
         }
+        if self.mail.is_listening()
+            && let Some(error) = self.disagreement(until)
+        {
+            self.fail(error);
+        }
         self.check().map(|()| false)
+    }
+
+    /// That another rank is in an operation that this one is in, too, or is done with, and understands otherwise.
+    fn disagreement(&self, until: &Until<'_>) -> Option<Error> {
+        let first = self.playing(until).next().map(|play| play.signature);
+        // They are played one after the other.
+        let done = first.map_or(self.collectives, |first| first.sequence - 1);
+        self.mail.operations().find_map(|(peer, theirs)| {
+            let ours = match theirs.sequence() {
+                number if number > done + 1 => None,
+                number if number == done + 1 => first,
+                number => self.recorder.signature(number),
+            };
+            ours.filter(|ours| !ours.agrees(&theirs))
+                .map(|ours| self.mail.mismatch(&ours.header(ours.count), peer, &theirs))
+        })
     }
 
     /// How long nothing moved; a wait that lasted too long is the end of the group.
@@ -316,6 +340,9 @@ impl Engine {
         let listens = quiet >= LISTEN_AFTER;
         self.mail.listen(listens);
         let (mut receives, mut sends) = self.mail.waits_for();
+        if quiet >= ASK_AFTER {
+            self.ask(&wait.until);
+        }
         for play in self.playing(&wait.until) {
             let (more_receives, more_sends) = play.waits_for();
             receives.extend(more_receives);
@@ -325,8 +352,20 @@ impl Engine {
         receives.dedup();
         sends.sort_unstable();
         sends.dedup();
-        let nap = if listens { LONGEST_SLEEP } else { LISTEN_AFTER - quiet };
+        let nap = match quiet {
+            quiet if quiet < LISTEN_AFTER => LISTEN_AFTER - quiet,
+            quiet if quiet < ASK_AFTER => ASK_AFTER - quiet,
+            _ => LONGEST_SLEEP,
+        };
         Rest { receives, sends, at_most: wait.deadline.remaining_at(now).min(nap) }
+    }
+
+    /// Asks the ranks of which the collective of now lacks a message, from its first byte on, whether they understand it alike:
+    /// some may have nothing to send here, or may be done with it. Whoever understands it otherwise fails.
+    fn ask(&mut self, until: &Until<'_>) {
+        let first = self.playing(until).next();
+        let Some((operation, silent)) = first.map(|play| (play.signature, play.lacks())) else { return };
+        silent.into_iter().for_each(|peer| self.mail.ask(peer, &operation));
     }
 
     /// The collectives that want to be moved now.
