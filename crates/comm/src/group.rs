@@ -1,12 +1,12 @@
 //! A rank's end of a group: what it is, and how threads take turns in it.
 
-mod batch;
 mod collectives;
 mod family;
 mod memory;
 mod messages;
 
-pub use batch::Batch;
+#[cfg(test)]
+pub(crate) use collectives::signature;
 pub(crate) use family::{Home, Kin};
 pub use messages::{Source, Transfer};
 
@@ -15,7 +15,7 @@ use crate::error::Error;
 use crate::mail::{Delivered, Mail};
 use crate::queue::{Aside, Engine};
 use crate::recorder::{Record, Recorder};
-use crate::schedule::{Algorithm, Choice, Seat};
+use crate::schedule::{Algorithm, Seat};
 use crate::topology::Topology;
 use crate::transport::{Transport, threads};
 use crate::work::Work;
@@ -157,12 +157,12 @@ impl Group {
     }
 
     /// How an all-reduce of so many bytes is carried out, and why so.
-    pub fn choice_of_all_reduce(&self, bytes: usize) -> Choice {
-        self.seat().all_reduce_choice(bytes)
+    pub fn explain_all_reduce(&self, bytes: usize) -> String {
+        self.seat().all_reduce_choice(bytes).to_string()
     }
 
     /// What schedules are made for.
-    fn seat(&self) -> Seat<'_> {
+    pub(crate) fn seat(&self) -> Seat<'_> {
         Seat { rank: self.rank.index(), topology: &self.topology, asked: self.algorithm }
     }
 
@@ -263,7 +263,7 @@ impl Group {
 
     /// The engine, if no other thread has it. A panic inside it would leave an operation half-played, so the group is then
     /// taken as failed.
-    fn free_engine(&self) -> Option<MutexGuard<'_, Engine>> {
+    pub(crate) fn free_engine(&self) -> Option<MutexGuard<'_, Engine>> {
         let mut engine = match self.engine.try_lock() {
             Ok(engine) => engine,
             Err(TryLockError::WouldBlock) => return None,

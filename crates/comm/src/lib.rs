@@ -39,6 +39,8 @@ mod work;
 
 mod endpoint;
 mod error;
+#[cfg(test)]
+mod simulation;
 mod transport;
 
 pub use buffer::Buffer;
@@ -47,10 +49,10 @@ pub use element::{Boolean, Element, ElementKind, ReduceOp};
 pub use endpoint::{Endpoint, GroupConfig, PeerAddress};
 pub use error::{Error, Heard};
 pub use float8::{F8E4M3, F8E5M2};
-pub use group::{Batch, Group, Source, Transfer};
+pub use group::{Group, Source, Transfer};
 pub use half::{bf16, f16};
 pub use num_complex::Complex;
 pub use phalanx_wire::{Deadline, Generation, Rank, Secret};
 pub use recorder::Record;
-pub use schedule::{Algorithm, Choice};
+pub use schedule::Algorithm;
 pub use work::Work;

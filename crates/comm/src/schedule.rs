@@ -20,7 +20,8 @@ mod tree;
 #[cfg(test)]
 mod tests;
 
-pub use choice::{Algorithm, Choice};
+pub use choice::Algorithm;
+pub(crate) use choice::Choice;
 
 use crate::topology::Topology;
 use circle::{Circle, Parts};

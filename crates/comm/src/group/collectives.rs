@@ -18,7 +18,12 @@ use std::time::{Duration, Instant};
 const LONGEST_PATIENCE: Duration = Duration::from_secs(2);
 
 /// The signature of an operation that isn't counted yet.
-fn signature<T: Element>(kind: Kind, op: Option<ReduceOp>, detail: u32, count: usize) -> Signature {
+pub(crate) fn signature<T: Element>(
+    kind: Kind,
+    op: Option<ReduceOp>,
+    detail: u32,
+    count: usize,
+) -> Signature {
     Signature {
         kind,
         op: op.map(Into::into),
@@ -33,7 +38,7 @@ fn signature<T: Element>(kind: Kind, op: Option<ReduceOp>, detail: u32, count: u
 
 /// That there is such a reduction.
 #[track_caller]
-pub(super) fn check_op<T: Element>(name: &str, op: ReduceOp) {
+fn check_op<T: Element>(name: &str, op: ReduceOp) {
     assert!(T::KIND.takes(op), "{name}: there is no {op} of {}", T::KIND.name);
 }
 
@@ -59,6 +64,24 @@ impl Group {
         let schedule = |bytes| self.seat().all_reduce(len, bytes);
         let signature = self.all_reduce_signature::<T>(op, len);
         self.reduce_by(signature, schedule, values, op)
+    }
+
+    /// [`Group::all_reduce`] of several slices in one operation: small ones take the time of one.
+    #[track_caller]
+    pub fn all_reduce_coalesced<T: Element>(
+        &self,
+        values: &mut [&mut [T]],
+        op: ReduceOp,
+    ) -> Result<(), Error> {
+        let mut all: Vec<T> = values.iter().flat_map(|values| values.iter().copied()).collect();
+        self.all_reduce(&mut all, op)?;
+        let mut rest = &all[..];
+        for values in values {
+            let (these, after) = rest.split_at(values.len());
+            values.copy_from_slice(these);
+            rest = after;
+        }
+        Ok(())
     }
 
     /// Reduces the ranks' slices elementwise; rank `root` gets the result, what the others' slices hold then means nothing.
@@ -330,7 +353,7 @@ impl Group {
     }
 
     /// Queues an operation behind those that were started before.
-    fn start<B>(
+    pub(crate) fn start<B>(
         &self,
         signature: Signature,
         schedule: impl FnOnce() -> Schedule,
@@ -347,7 +370,7 @@ impl Group {
 
     /// That one side has as many elements as all ranks' other sides.
     #[track_caller]
-    pub(super) fn check_all(&self, op: &str, [all, one]: [&str; 2], [len, part]: [usize; 2]) {
+    fn check_all(&self, op: &str, [all, one]: [&str; 2], [len, part]: [usize; 2]) {
         let n = self.world_size;
         assert!(len == part * n, "{op}: {len} elements {all}, {part} {one}, {n} ranks");
     }
