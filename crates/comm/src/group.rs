@@ -1,10 +1,12 @@
 //! A rank's end of a group: what it is, and how threads take turns in it.
 
+mod batch;
 mod collectives;
 mod family;
 mod memory;
 mod messages;
 
+pub use batch::Batch;
 #[cfg(test)]
 pub(crate) use collectives::signature;
 pub(crate) use family::{Home, Kin};
@@ -15,7 +17,7 @@ use crate::error::Error;
 use crate::mail::{Delivered, Mail};
 use crate::queue::{Aside, Engine};
 use crate::recorder::{Record, Recorder};
-use crate::schedule::{Algorithm, Seat};
+use crate::schedule::{Algorithm, Choice, Seat};
 use crate::topology::Topology;
 use crate::transport::{Transport, threads};
 use crate::work::Work;
@@ -157,8 +159,8 @@ impl Group {
     }
 
     /// How an all-reduce of so many bytes is carried out, and why so.
-    pub fn explain_all_reduce(&self, bytes: usize) -> String {
-        self.seat().all_reduce_choice(bytes).to_string()
+    pub fn choice_of_all_reduce(&self, bytes: usize) -> Choice {
+        self.seat().all_reduce_choice(bytes)
     }
 
     /// What schedules are made for.

@@ -20,8 +20,7 @@ mod tree;
 #[cfg(test)]
 mod tests;
 
-pub use choice::Algorithm;
-pub(crate) use choice::Choice;
+pub use choice::{Algorithm, Choice};
 
 use crate::topology::Topology;
 use circle::{Circle, Parts};

@@ -265,17 +265,6 @@ fn parts_of_different_lengths_go_where_they_belong() {
 }
 
 #[test]
-fn slices_that_are_reduced_together_are_as_if_reduced_alone() {
-    on_all(3, |group| {
-        let rank = group.rank().index() as f32;
-        let (mut a, mut b, mut c) = ([rank; 3], [], vec![2.0 * rank; 50_000]);
-        group.all_reduce_coalesced(&mut [&mut a, &mut b, &mut c], ReduceOp::Sum).unwrap();
-        assert_eq!(a, [3.0; 3]);
-        assert!(c.iter().all(|&x| x == 6.0));
-    });
-}
-
-#[test]
 fn messages_are_taken_by_tag_and_by_anyone() {
     on_all(4, |group| {
         let rank = group.rank().index();

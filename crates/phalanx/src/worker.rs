@@ -1,9 +1,9 @@
 //! One rank of a run: its place, its group, its device.
 
 use crate::error::Error;
-use phalanx_comm::{Endpoint, Group, GroupConfig, PeerAddress};
+use phalanx_comm::{Algorithm, Endpoint, Group, GroupConfig, PeerAddress};
 use phalanx_coord::{Coordinator, Meeting, rendezvous};
-use phalanx_job::{Link, Transport, WorkerEnv};
+use phalanx_job::{Link, Transport, WorkerEnv, names};
 use phalanx_tensor::Device;
 use phalanx_wire::Deadline;
 use std::path::{Path, PathBuf};
@@ -55,6 +55,7 @@ impl Worker {
         let Some(env) = WorkerEnv::from_env().map_err(join)? else {
             return Ok(Worker::alone(threads.unwrap_or(cores())));
         };
+        let algorithm = asked_algorithm(env.all_reduce.as_deref()).map_err(join)?;
         let share = (cores() / env.local_world_size.max(1)).max(1);
         let threads = threads.or(env.threads).unwrap_or(share);
         let device = Device::cpu(threads);
@@ -89,6 +90,7 @@ impl Worker {
             peers,
             timeout: PATIENCE,
         })?;
+        let group = group.with_algorithm(algorithm);
         let Meeting { link, host, .. } = meeting;
         let link = Arc::new(Mutex::new(link));
         let teller = Arc::clone(&link);
@@ -142,6 +144,18 @@ impl Drop for Worker {
             tell(link, "it panicked".into(), false);
         }
     }
+}
+
+/// How all-reduces shall be carried out, if not by what is best.
+fn asked_algorithm(word: Option<&str>) -> Result<Option<Algorithm>, phalanx_job::Error> {
+    let asked = |word: &str| {
+        Algorithm::asked(word).map_err(|want| phalanx_job::Error::Variable {
+            name: names::ALLREDUCE,
+            value: word.to_owned(),
+            want,
+        })
+    };
+    word.map_or(Ok(None), asked)
 }
 
 /// How many cores this process may use.

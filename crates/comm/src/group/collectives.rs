@@ -38,7 +38,7 @@ pub(crate) fn signature<T: Element>(
 
 /// That there is such a reduction.
 #[track_caller]
-fn check_op<T: Element>(name: &str, op: ReduceOp) {
+pub(super) fn check_op<T: Element>(name: &str, op: ReduceOp) {
     assert!(T::KIND.takes(op), "{name}: there is no {op} of {}", T::KIND.name);
 }
 
@@ -64,24 +64,6 @@ impl Group {
         let schedule = |bytes| self.seat().all_reduce(len, bytes);
         let signature = self.all_reduce_signature::<T>(op, len);
         self.reduce_by(signature, schedule, values, op)
-    }
-
-    /// [`Group::all_reduce`] of several slices in one operation: small ones take the time of one.
-    #[track_caller]
-    pub fn all_reduce_coalesced<T: Element>(
-        &self,
-        values: &mut [&mut [T]],
-        op: ReduceOp,
-    ) -> Result<(), Error> {
-        let mut all: Vec<T> = values.iter().flat_map(|values| values.iter().copied()).collect();
-        self.all_reduce(&mut all, op)?;
-        let mut rest = &all[..];
-        for values in values {
-            let (these, after) = rest.split_at(values.len());
-            values.copy_from_slice(these);
-            rest = after;
-        }
-        Ok(())
     }
 
     /// Reduces the ranks' slices elementwise; rank `root` gets the result, what the others' slices hold then means nothing.
@@ -370,7 +352,7 @@ impl Group {
 
     /// That one side has as many elements as all ranks' other sides.
     #[track_caller]
-    fn check_all(&self, op: &str, [all, one]: [&str; 2], [len, part]: [usize; 2]) {
+    pub(super) fn check_all(&self, op: &str, [all, one]: [&str; 2], [len, part]: [usize; 2]) {
         let n = self.world_size;
         assert!(len == part * n, "{op}: {len} elements {all}, {part} {one}, {n} ranks");
     }
