@@ -244,6 +244,10 @@ pub(crate) struct AllReduceArgs {
     /// Refuse to measure over anything else [default: shared memory where it can be had].
     #[arg(long, value_enum)]
     pub(crate) transport: Option<BenchTransport>,
+    /// Measure this algorithm: direct, ring, halving, doubling, tree or hierarchical; auto is what is best for each size, whatever
+    /// PHALANX_ALLREDUCE says.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) algorithm: Option<String>,
     /// Where the slices lie: as a model's gradients do, or as any slice.
     #[arg(long, value_enum, default_value_t = BenchBuffer::Shared)]
     pub(crate) buffer: BenchBuffer,

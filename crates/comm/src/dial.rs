@@ -2,7 +2,7 @@
 
 use crate::door::{Door, Key, Lobby, hear_answer};
 use crate::endpoint::{LocalAddress, PeerAddress, Stream};
-use crate::transport::{Lost, Wire};
+use crate::transport::{Lost, Pulse, Wire};
 use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
 use phalanx_wire::{Deadline, HandshakeError, Rank, Secret, Side, handshake};
@@ -36,9 +36,10 @@ pub(crate) struct Errand {
 impl Errand {
     /// Goes there on a thread of its own; what comes of it is found in the lobby.
     pub(crate) fn send_off(self, door: &Door, lobby: &Arc<Lobby>) {
-        let (secret, at, peer) = (door.secret().clone(), Arc::clone(lobby), self.peer);
+        let (secret, pulse) = (door.secret().clone(), Arc::clone(door.pulse()));
+        let (at, peer) = (Arc::clone(lobby), self.peer);
         let thread = std::thread::Builder::new().name("phalanx-dial".into());
-        let spawned = thread.spawn(move || at.dialed(peer, self.go(&secret)));
+        let spawned = thread.spawn(move || at.dialed(peer, self.go(&secret, &pulse)));
         if let Err(error) = spawned {
             lobby.dialed(peer, Err(Lost::Seen(format!("it can't be reached: no thread for it: {error}"))));
         }
@@ -46,11 +47,11 @@ impl Errand {
 
     /// A connection, or none if the other one is on its way here. A peer that is beset by strangers may close a connection
     /// before it was proven: then the next attempt comes.
-    fn go(self, secret: &Secret) -> Result<Option<Box<dyn Wire>>, Lost> {
+    fn go(self, secret: &Secret, pulse: &Pulse) -> Result<Option<Box<dyn Wire>>, Lost> {
         let deadline = Deadline::after(LIMIT);
         let (mut pause, mut doubts) = (RETRY, 0);
         loop {
-            match self.attempt(secret, &deadline) {
+            match self.attempt(secret, pulse, &deadline) {
                 // A peer that has no room hangs up just as one does that knows another secret.
                 Err(Failure::Passing(error @ HandshakeError::WrongSecret)) if doubts == DOUBTS => {
                     return Err(self.unreachable(&error));
@@ -69,7 +70,12 @@ impl Errand {
         }
     }
 
-    fn attempt(&self, secret: &Secret, deadline: &Deadline) -> Result<Option<Box<dyn Wire>>, Failure> {
+    fn attempt(
+        &self,
+        secret: &Secret,
+        pulse: &Pulse,
+        deadline: &Deadline,
+    ) -> Result<Option<Box<dyn Wire>>, Failure> {
         let stream = match &self.address.local {
             Some(local) if self.is_here => dial_here(local, deadline),
             _ => dial_tcp(self.address.tcp, deadline),
@@ -90,7 +96,10 @@ impl Errand {
         if !hear_answer(&mut stream).map_err(Failure::Final)? {
             return Ok(None);
         }
-        stream.into_wire(Side::Dialed).map(Some).map_err(|error| Failure::Final(self.unreachable(&error)))
+        stream
+            .into_wire(Side::Dialed, pulse)
+            .map(Some)
+            .map_err(|error| Failure::Final(self.unreachable(&error)))
     }
 
     fn unreachable(&self, why: &impl std::fmt::Display) -> Lost {

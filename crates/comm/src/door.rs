@@ -11,9 +11,8 @@
 
 use crate::endpoint::{Endpoint, Stream};
 use crate::error::Error;
-use crate::transport::{Lost, Waker, Wire};
+use crate::transport::{Lost, Pulse, Waker, Wire};
 use crate::word::{MAX_WORD, Word};
-use nix::poll::PollFlags;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use phalanx_wire::{
     Deadline, Generation, HandshakeError, Hello, Rank, Secret, Side, Strangers, read_frame, write_frame,
@@ -33,12 +32,17 @@ pub(crate) struct Key {
 
 /// How long one stranger may take to prove itself.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
+/// How long those who come for a group that has ended are told so, if the process lives as long.
+const LATE: Duration = Duration::from_secs(1);
 /// How many unproven connections may be open at once.
 const STRANGERS: usize = 128;
 /// How many groups others may knock for that this rank hasn't heard of.
 const UNHEARD_OF: usize = 64;
 /// How many ended groups are remembered.
 const ENDED: usize = 1024;
+/// How long one who is sent away may take to hear why, and how often that is looked at.
+const SENT_AWAY: Duration = Duration::from_millis(500);
+const SENT_AWAY_NAP: Duration = Duration::from_micros(200);
 const PURPOSE: &str = "comm";
 
 impl Key {
@@ -69,6 +73,8 @@ pub(crate) struct Lobby {
     meetings: Mutex<HashMap<Rank, Meeting>>,
     news: AtomicBool,
     wake: OnceLock<Waker>,
+    /// Why nobody looks any more.
+    over: OnceLock<Word>,
 }
 
 /// A connection, or why there can be none.
@@ -117,8 +123,13 @@ impl Lobby {
 
     /// The end of a meeting.
     fn settle(&self, peer: Rank, outcome: Outcome) {
-        let meeting = outcome.map_or_else(Meeting::Failed, Meeting::Arrived);
-        self.meetings().insert(peer, meeting);
+        let mut meetings = self.meetings();
+        if let Some(word) = self.over.get() {
+            drop(meetings);
+            return outcome.into_iter().for_each(|wire| send_away(wire, word));
+        }
+        meetings.insert(peer, outcome.map_or_else(Meeting::Failed, Meeting::Arrived));
+        drop(meetings);
         self.news.store(true, Ordering::Release);
         self.wake.get().into_iter().for_each(|wake| wake());
     }
@@ -156,6 +167,15 @@ impl Lobby {
     }
 }
 
+/// One who arrives when the group is over hears why.
+fn send_away(mut wire: Box<dyn Wire>, word: &Word) {
+    wire.part(word);
+    let deadline = Deadline::after(SENT_AWAY);
+    while !wire.is_delivered() && !deadline.expired() {
+        std::thread::sleep(SENT_AWAY_NAP);
+    }
+}
+
 /// The groups that there are, as far as the door is concerned.
 #[derive(Default)]
 struct Groups {
@@ -163,6 +183,8 @@ struct Groups {
     /// By group; the flag says whether this rank has heard of it.
     lobbies: HashMap<Key, (Arc<Lobby>, bool)>,
     ended: VecDeque<(Key, Word)>,
+    /// Whether no group will come any more.
+    is_closed: bool,
 }
 
 /// What one who has proven itself is told.
@@ -200,6 +222,10 @@ impl Door {
         Ok(Door(inside))
     }
 
+    pub(crate) fn pulse(&self) -> &Arc<Pulse> {
+        self.0.endpoint.pulse()
+    }
+
     pub(crate) fn secret(&self) -> &Secret {
         &self.0.secret
     }
@@ -230,10 +256,10 @@ impl Door {
             groups.ended.pop_front();
         }
         groups.ended.push_back((key, word.clone()));
-        drop(groups);
-        // Those who arrived and weren't looked at hear it too.
-        for (_, arrived) in lobby.iter().flat_map(|(lobby, _)| lobby.take()) {
-            arrived.into_iter().for_each(|mut wire| wire.part(word));
+        if let Some((lobby, _)) = lobby {
+            // Whoever still arrives there hears it too.
+            let _meetings = lobby.meetings();
+            let _ = lobby.over.set(word.clone());
         }
     }
 }
@@ -250,12 +276,18 @@ impl Inside {
         self.groups.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits at the door until it closes.
+    /// Waits at the door until it closes, and then for those who come late for a group that has ended, to be told why.
     fn keep(self: Arc<Inside>) {
+        let mut closes: Option<Deadline> = None;
         loop {
-            let events = self.endpoint.park(&self.stop);
-            if events.contains(PollFlags::POLLHUP) {
+            let rest = closes.map(|deadline| deadline.remaining());
+            if rest == Some(Duration::ZERO) {
                 return;
+            }
+            if self.endpoint.park(&self.stop, rest) {
+                let _ = self.stop.read();
+                self.groups().is_closed = true;
+                closes = Some(Deadline::after(LATE));
             }
             while let Some(stream) = self.endpoint.accept() {
                 self.receive(stream);
@@ -290,7 +322,9 @@ impl Inside {
         let key = Key::of(&theirs).ok_or(HandshakeError::NotOurs)?;
         match self.place_for(key, theirs.rank)? {
             Answer::Welcome(lobby) => {
-                let made = stream.write_all(&[WELCOME]).and_then(|()| stream.into_wire(Side::Accepted));
+                let made = stream
+                    .write_all(&[WELCOME])
+                    .and_then(|()| stream.into_wire(Side::Accepted, self.endpoint.pulse()));
                 match made {
                     Ok(wire) => lobby.settle(theirs.rank, Ok(wire)),
                     Err(error) => {
@@ -323,6 +357,9 @@ impl Inside {
         let mut groups = self.groups();
         if let Some((_, word)) = groups.ended.iter().find(|(other, _)| *other == key) {
             return Ok(Answer::Ended(word.clone()));
+        }
+        if groups.is_closed {
+            return Err(std::io::Error::other("this rank has left").into());
         }
         let unheard_of = groups.lobbies.values().filter(|(_, known)| !known).count();
         if unheard_of >= UNHEARD_OF && !groups.lobbies.contains_key(&key) {

@@ -4,7 +4,7 @@ use crate::door::{Door, Key};
 use crate::error::Error;
 use crate::group::{Group, Home, Kin, Place};
 use crate::topology::Topology;
-use crate::transport::{Memory, Tcp, Wire, Wires};
+use crate::transport::{Memory, Pulse, Tcp, Wire, Wires};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::EventFd;
 use phalanx_wire::{Deadline, Generation, HandshakeError, Hello, Rank, Secret, Side, Socket, welcome};
@@ -47,6 +47,8 @@ impl PeerAddress {
 pub struct Endpoint {
     tcp: TcpListener,
     local: Option<(UnixListener, LocalAddress)>,
+    /// Gives signs of life over its connections.
+    pulse: Arc<Pulse>,
 }
 
 /// How a group is made.
@@ -88,7 +90,12 @@ impl Endpoint {
         let listener = TcpListener::bind((ip, 0)).and_then(|l| l.set_nonblocking(true).map(|()| l));
         let tcp = listener
             .map_err(|error| Error::connect(Rank(0), format!("no port of {ip} can be had: {error}")))?;
-        Ok(Endpoint { tcp, local: None })
+        Ok(Endpoint { tcp, local: None, pulse: Arc::default() })
+    }
+
+    /// What gives signs of life over its connections.
+    pub(crate) fn pulse(&self) -> &Arc<Pulse> {
+        &self.pulse
     }
 
     /// Where the others find it.
@@ -106,8 +113,8 @@ impl Endpoint {
         Some(Stream::Local(listener.accept().ok()?.0))
     }
 
-    /// Sleeps until there may be a newcomer, or somebody says that it is over (`POLLHUP`).
-    pub(crate) fn park(&self, stop: &EventFd) -> PollFlags {
+    /// Sleeps until there may be a newcomer, or the time is over, or somebody says that it is: true.
+    pub(crate) fn park(&self, stop: &EventFd, at_most: Option<Duration>) -> bool {
         let mut fds = vec![
             PollFd::new(stop.as_fd(), PollFlags::POLLIN),
             PollFd::new(self.tcp.as_fd(), PollFlags::POLLIN),
@@ -115,9 +122,11 @@ impl Endpoint {
         if let Some((listener, _)) = &self.local {
             fds.push(PollFd::new(listener.as_fd(), PollFlags::POLLIN));
         }
+        let ms =
+            at_most.map(|limit| PollTimeout::try_from(limit.as_millis() + 1).unwrap_or(PollTimeout::MAX));
         // An error only ends the sleep early.
-        let _ = poll(&mut fds, PollTimeout::NONE);
-        if fds[0].any() == Some(true) { PollFlags::POLLHUP } else { PollFlags::POLLIN }
+        let _ = poll(&mut fds, ms.unwrap_or(PollTimeout::NONE));
+        fds[0].any() == Some(true)
     }
 }
 
@@ -165,9 +174,10 @@ impl Stream {
     }
 
     /// Makes a wire of a connection whose sides have proven themselves.
-    pub(crate) fn into_wire(self, side: Side) -> std::io::Result<Box<dyn Wire>> {
+    /// Over TCP it begins to give signs of life at once, whatever this rank does.
+    pub(crate) fn into_wire(self, side: Side, pulse: &Pulse) -> std::io::Result<Box<dyn Wire>> {
         Ok(match self {
-            Stream::Tcp(stream) => Box::new(Tcp::new(stream)?),
+            Stream::Tcp(stream) => Box::new(Tcp::new(stream, pulse)?),
             Stream::Local(stream) => Box::new(Memory::new(stream, side)?),
         })
     }

@@ -20,8 +20,7 @@ mod tree;
 #[cfg(test)]
 mod tests;
 
-pub use choice::Algorithm;
-pub(crate) use choice::Choice;
+pub use choice::{Algorithm, Choice};
 
 use crate::topology::Topology;
 use circle::{Circle, Parts};
@@ -163,7 +162,7 @@ impl<'a> Seat<'a> {
     /// The first operation of a group: nobody leaves before everybody came, and only ranks that are next to each other in a tree
     /// have to be connected for it.
     pub(crate) fn assembly(&self) -> Schedule {
-        Schedule::new(Choice::only(Algorithm::Tree), tree::all_reduce(self.circle(), 0..0))
+        Schedule::new(Choice::only(Algorithm::Tree), barrier::assembly(self.circle()))
     }
 
     /// Nobody leaves before everybody came.

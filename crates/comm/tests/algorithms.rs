@@ -95,10 +95,13 @@ fn every_algorithm_works_between_hosts() {
 fn hosts_are_known_to_the_group_and_to_its_parts() {
     on_hosts(&[0, 1, 1, 0, 2], |group| {
         let rank = group.rank();
-        assert_eq!(group.explain_all_reduce(4), "hierarchical: 5 ranks on 3 hosts");
+        assert_eq!(group.choice_of_all_reduce(4).to_string(), "hierarchical: 5 ranks on 3 hosts");
         let middle = group.subgroup(&[Rank(2), Rank(1)]).unwrap();
         if let Some(middle) = middle {
-            assert_eq!(middle.explain_all_reduce(4), "direct: 4 bytes between 2 ranks, up to 65536");
+            assert_eq!(
+                middle.choice_of_all_reduce(4).to_string(),
+                "direct: 4 bytes between 2 ranks, up to 65536"
+            );
         }
         for root in 0..5 {
             let mut word = [rank.0];

@@ -36,6 +36,8 @@ pub mod names {
     pub const THREADS: &str = "PHALANX_THREADS";
     /// `tcp` for ranks that shall not share memory; `auto` is as if it weren't set.
     pub const TRANSPORT: &str = "PHALANX_TRANSPORT";
+    /// How all-reduces are carried out, as in `ring`; `auto` is as if it weren't set.
+    pub const ALLREDUCE: &str = "PHALANX_ALLREDUCE";
     /// Set by torchrun where its agent listens at `MASTER_PORT` itself.
     pub const AGENT_STORE: &str = "TORCHELASTIC_USE_AGENT_STORE";
 }
@@ -67,6 +69,8 @@ pub struct WorkerEnv {
     pub secret: SecretSource,
     /// How it talks to the others.
     pub transport: Transport,
+    /// The word for how all-reduces shall be carried out, if there is one. What it may be is not known here.
+    pub all_reduce: Option<String>,
 }
 
 /// How a worker talks to the others.
@@ -187,6 +191,7 @@ impl WorkerEnv {
             threads: number(names::THREADS)?.filter(|&n| n > 0),
             secret,
             transport,
+            all_reduce: get(names::ALLREDUCE),
         }))
     }
 

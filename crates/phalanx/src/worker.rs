@@ -1,9 +1,9 @@
 //! One rank of a run: its place, its group, its device.
 
 use crate::error::Error;
-use phalanx_comm::{Endpoint, Group, GroupConfig, PeerAddress};
+use phalanx_comm::{Algorithm, Endpoint, Group, GroupConfig, PeerAddress};
 use phalanx_coord::{Coordinator, Meeting, rendezvous};
-use phalanx_job::{Link, Transport, WorkerEnv};
+use phalanx_job::{Link, Transport, WorkerEnv, names};
 use phalanx_tensor::Device;
 use phalanx_wire::Deadline;
 use std::path::{Path, PathBuf};
@@ -55,6 +55,7 @@ impl Worker {
         let Some(env) = WorkerEnv::from_env().map_err(join)? else {
             return Ok(Worker::alone(threads.unwrap_or(cores())));
         };
+        let algorithm = asked_algorithm(env.all_reduce.as_deref()).map_err(join)?;
         let share = (cores() / env.local_world_size.max(1)).max(1);
         let threads = threads.or(env.threads).unwrap_or(share);
         let device = Device::cpu(threads);
@@ -89,18 +90,23 @@ impl Worker {
             peers,
             timeout: PATIENCE,
         })?;
+        let group = group.with_algorithm(algorithm);
         let Meeting { link, host, .. } = meeting;
         let link = Arc::new(Mutex::new(link));
         let teller = Arc::clone(&link);
         // A rank that lost another, or was left by it, only says so; the other is to be blamed, even if this one's process ends
         // before.
         let own = env.rank;
-        group.on_failure(move |error| match error {
-            phalanx_comm::Error::Aborted { by, .. } if *by == own => {}
-            phalanx_comm::Error::PeerLost { .. } | phalanx_comm::Error::Aborted { .. } => {
+        group.on_failure(move |error| {
+            use phalanx_comm::Error::{Aborted, PeerLost, Silent};
+            let is_left = match error {
+                PeerLost { .. } | Silent { .. } => true,
+                Aborted { by, .. } => *by != own,
+                _ => false,
+            };
+            if is_left {
                 tell(&teller, error.to_string(), true);
             }
-            _ => {}
         });
         Ok(Worker { group, device, run_dir, link: Some(link), host })
     }
@@ -142,6 +148,18 @@ impl Drop for Worker {
             tell(link, "it panicked".into(), false);
         }
     }
+}
+
+/// How all-reduces shall be carried out, if not by what is best.
+fn asked_algorithm(word: Option<&str>) -> Result<Option<Algorithm>, phalanx_job::Error> {
+    let asked = |word: &str| {
+        Algorithm::asked(word).map_err(|want| phalanx_job::Error::Variable {
+            name: names::ALLREDUCE,
+            value: word.to_owned(),
+            want,
+        })
+    };
+    word.map_or(Ok(None), asked)
 }
 
 /// How many cores this process may use.

@@ -15,7 +15,7 @@ use crate::say::{print, say};
 use anyhow::{Context, Result, ensure};
 use measure::{Measured, Rounds, WrongElement, measure};
 use phalanx::Worker;
-use phalanx::comm::{Error, Group, ReduceOp};
+use phalanx::comm::{Algorithm, Error, Group, ReduceOp};
 use phalanx_job::{WorkerEnv, names};
 use phalanx_launch::{Console, LaunchSpec};
 use serde::Serialize;
@@ -39,6 +39,10 @@ struct AllReduceLine<'a> {
     verified: bool,
     wrong: u64,
     iters: usize,
+    /// How the ranks did it.
+    algorithm: &'a str,
+    /// The same, and why so.
+    why: &'a str,
     /// What was measured, as in "2 ranks over shared memory".
     group: &'a str,
 }
@@ -49,6 +53,8 @@ const GRACE: Duration = Duration::from_secs(2);
 pub(super) fn allreduce(args: &AllReduceArgs) -> Result<u8> {
     let (ranks, sizes) = (asked::ranks(&args.nproc)?, asked::sizes(&args.sizes)?);
     at_least_one("--iters", args.iters.unwrap_or(1))?;
+    let algorithm = args.algorithm.as_deref().map(asked::algorithm).transpose()?;
+    let measure_all = |group: &Group| run(&asked_of(group, algorithm), args, &sizes);
     let is_worker = WorkerEnv::from_env()?.is_some();
     if args.transport == Some(BenchTransport::Threads) {
         if is_worker {
@@ -56,14 +62,14 @@ pub(super) fn allreduce(args: &AllReduceArgs) -> Result<u8> {
             return Err(WrongUsage(text.into()).into());
         }
         for n in ranks {
-            with_threads(n, args, &sizes)?;
+            with_threads(n, measure_all)?;
         }
         return Ok(0);
     }
     if is_worker {
         let worker = Worker::from_environment(Some(1))?;
         check_transport(worker.group(), args.transport)?;
-        right(run(worker.group(), args, &sizes)?)?;
+        right(measure_all(worker.group())?)?;
         return Ok(0);
     }
     for n in ranks {
@@ -98,11 +104,22 @@ fn lead(n: usize, args: &AllReduceArgs) -> Result<u8> {
     Ok(failure::exit_code(&outcome))
 }
 
+/// The group as it was asked for.
+fn asked_of(group: &Group, algorithm: Option<Option<Algorithm>>) -> Group {
+    match algorithm {
+        Some(algorithm) => group.clone().with_algorithm(algorithm),
+        None => group.clone(),
+    }
+}
+
 /// Measures `n` threads of this process.
-fn with_threads(n: usize, args: &AllReduceArgs, sizes: &[usize]) -> Result<()> {
+fn with_threads(
+    n: usize,
+    measure_all: impl Fn(&Group) -> Result<Option<WrongElement>, Error> + Sync,
+) -> Result<()> {
     let wrong = Mutex::new(None);
     phalanx::spawn(n, |worker| {
-        if let Some(found) = run(worker.group(), args, sizes)? {
+        if let Some(found) = measure_all(worker.group())? {
             wrong.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(found);
         }
         Ok(())
@@ -138,8 +155,8 @@ fn run(group: &Group, args: &AllReduceArgs, sizes: &[usize]) -> Result<Option<Wr
         say(format_args!("# {}, float32, sum, slices {slices}", group.describe()));
         say(format_args!("# microseconds of the slowest rank, GB/s"));
         say(format_args!(
-            "# {:>10} {:>10} {:>7} {:>11} {:>11} {:>8} {:>8} {:>6}",
-            "size", "count", "type", "p50", "p99", "algbw", "busbw", "wrong"
+            "# {:>10} {:>10} {:>7} {:>11} {:>11} {:>8} {:>8} {:>6} {}",
+            "size", "count", "type", "p50", "p99", "algbw", "busbw", "wrong", "algorithm"
         ));
     }
     for &bytes in sizes {
@@ -164,7 +181,7 @@ fn run(group: &Group, args: &AllReduceArgs, sizes: &[usize]) -> Result<Option<Wr
     Ok(None)
 }
 
-fn line<'a>(group: &'a Group, bytes: usize, rounds: Rounds, measured: &Measured) -> AllReduceLine<'a> {
+fn line<'a>(group: &'a Group, bytes: usize, rounds: Rounds, measured: &'a Measured) -> AllReduceLine<'a> {
     let (n, p50_us) = (group.world_size(), measured.percentile(50));
     let algbw_gbps = bytes as f64 / p50_us / 1e3;
     AllReduceLine {
@@ -178,14 +195,16 @@ fn line<'a>(group: &'a Group, bytes: usize, rounds: Rounds, measured: &Measured)
         verified: measured.wrong == 0,
         wrong: measured.wrong,
         iters: rounds.counted,
+        algorithm: measured.how.split(": ").next().unwrap_or_default(),
+        why: &measured.how,
         group: group.describe(),
     }
 }
 
 fn table_row(line: &AllReduceLine<'_>) {
-    let AllReduceLine { bytes, p50_us, p99_us, algbw_gbps, busbw_gbps, wrong, .. } = line;
+    let AllReduceLine { bytes, p50_us, p99_us, algbw_gbps, busbw_gbps, wrong, algorithm, .. } = line;
     say(format_args!(
-        "  {bytes:>10} {:>10} {:>7} {p50_us:>11.2} {p99_us:>11.2} {algbw_gbps:>8.3} {busbw_gbps:>8.3} {wrong:>6}",
+        "  {bytes:>10} {:>10} {:>7} {p50_us:>11.2} {p99_us:>11.2} {algbw_gbps:>8.3} {busbw_gbps:>8.3} {wrong:>6} {algorithm}",
         bytes / size_of::<f32>(),
         "float32"
     ));

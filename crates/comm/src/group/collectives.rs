@@ -19,7 +19,12 @@ use std::time::{Duration, Instant};
 const LONGEST_PATIENCE: Duration = Duration::from_secs(2);
 
 /// The signature of an operation that isn't counted yet.
-fn signature<T: Element>(kind: Kind, op: Option<ReduceOp>, detail: u32, count: usize) -> Signature {
+pub(crate) fn signature<T: Element>(
+    kind: Kind,
+    op: Option<ReduceOp>,
+    detail: u32,
+    count: usize,
+) -> Signature {
     Signature {
         kind,
         op: op.map(Into::into),
@@ -34,7 +39,7 @@ fn signature<T: Element>(kind: Kind, op: Option<ReduceOp>, detail: u32, count: u
 
 /// That there is such a reduction.
 #[track_caller]
-fn check_op<T: Element>(name: &str, op: ReduceOp) {
+pub(super) fn check_op<T: Element>(name: &str, op: ReduceOp) {
     assert!(T::KIND.takes(op), "{name}: there is no {op} of {}", T::KIND.name);
 }
 
@@ -60,24 +65,6 @@ impl Group {
         let schedule = |bytes| self.seat().all_reduce(len, bytes);
         let signature = self.all_reduce_signature::<T>(op, len);
         self.reduce_by(signature, schedule, values, op)
-    }
-
-    /// [`Group::all_reduce`] of several slices in one operation: small ones take the time of one.
-    #[track_caller]
-    pub fn all_reduce_coalesced<T: Element>(
-        &self,
-        values: &mut [&mut [T]],
-        op: ReduceOp,
-    ) -> Result<(), Error> {
-        let mut all: Vec<T> = values.iter().flat_map(|values| values.iter().copied()).collect();
-        self.all_reduce(&mut all, op)?;
-        let mut rest = &all[..];
-        for values in values {
-            let (these, after) = rest.split_at(values.len());
-            values.copy_from_slice(these);
-            rest = after;
-        }
-        Ok(())
     }
 
     /// Reduces the ranks' slices elementwise; rank `root` gets the result, what the others' slices hold then means nothing.
@@ -219,7 +206,7 @@ impl Group {
         // Operations are counted from 1.
         let signature = signature::<u8>(Kind::Barrier, None, ranks, 0);
         let play = Play::new(signature, self.seat().assembly(), Erased::of::<u8>(), ReduceOp::Sum);
-        let result = self.engine(&deadline)?.run(self.spin, deadline, play, &mut []);
+        let result = self.engine(&deadline)?.run(self.patience, deadline, play, &mut []);
         result.map_err(|error| error.in_making(self.rank))
     }
 
@@ -300,7 +287,7 @@ impl Group {
             Some(place) => {
                 let element = Erased::of::<T>();
                 let play = engine.sum_in_place(signature, element, op, deadline.begun(), place);
-                engine.run(self.spin, deadline, play, cast_slice_mut(values))?;
+                engine.run(self.patience, deadline, play, cast_slice_mut(values))?;
             }
             None => self.play(engine, deadline, signature, || schedule(size_of::<T>()), values, op)?,
         }
@@ -331,7 +318,7 @@ impl Group {
         op: ReduceOp,
     ) -> Result<(), Error> {
         let play = engine.collective(signature, Erased::of::<T>(), op, deadline.begun(), schedule);
-        engine.run(self.spin, deadline, play, cast_slice_mut(values))
+        engine.run(self.patience, deadline, play, cast_slice_mut(values))
     }
 
     fn start_reduction<B: Buffer>(
@@ -362,7 +349,7 @@ impl Group {
     }
 
     /// Queues an operation behind those that were started before.
-    fn start<B>(
+    pub(crate) fn start<B>(
         &self,
         signature: Signature,
         schedule: impl FnOnce() -> Schedule,
@@ -379,7 +366,7 @@ impl Group {
 
     /// That one side has as many elements as all ranks' other sides.
     #[track_caller]
-    fn check_all(&self, op: &str, [all, one]: [&str; 2], [len, part]: [usize; 2]) {
+    pub(super) fn check_all(&self, op: &str, [all, one]: [&str; 2], [len, part]: [usize; 2]) {
         let n = self.world_size;
         assert!(len == part * n, "{op}: {len} elements {all}, {part} {one}, {n} ranks");
     }

@@ -5,7 +5,6 @@
 
 use crate::topology::Topology;
 use std::fmt;
-use std::str::FromStr;
 
 /// How ranks carry an operation out together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -39,6 +38,17 @@ impl Algorithm {
         Algorithm::Hierarchical,
     ];
 
+    /// The way to all-reduce that a user asks for by this word; none for `auto`. The error says which words there are.
+    pub fn asked(word: &str) -> Result<Option<Algorithm>, String> {
+        let of_all_reduce = Algorithm::OF_ALL_REDUCE.into_iter();
+        let found = of_all_reduce.clone().find(|algorithm| algorithm.name() == word);
+        if found.is_none() && word != "auto" {
+            let names: Vec<&str> = of_all_reduce.map(Algorithm::name).collect();
+            return Err(format!("must be auto, {}", names.join(", ")));
+        }
+        Ok(found)
+    }
+
     fn name(self) -> &'static str {
         match self {
             Algorithm::Direct => "direct",
@@ -69,24 +79,11 @@ impl fmt::Display for Algorithm {
     }
 }
 
-/// Of an all-reduce. The error says which there are.
-impl FromStr for Algorithm {
-    type Err = String;
-
-    fn from_str(name: &str) -> Result<Algorithm, String> {
-        let found = Algorithm::OF_ALL_REDUCE.into_iter().find(|algorithm| algorithm.name() == name);
-        found.ok_or_else(|| {
-            let names: Vec<&str> =
-                Algorithm::OF_ALL_REDUCE.iter().map(|algorithm| algorithm.name()).collect();
-            format!("must be auto, {}", names.join(", "))
-        })
-    }
-}
-
-/// An algorithm, and why it was chosen.
+/// An algorithm, and why it was chosen: as in "ring: 4194304 bytes between 2 ranks, above 65536".
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub(crate) struct Choice {
-    pub(crate) algorithm: Algorithm,
+pub struct Choice {
+    /// What was chosen.
+    pub algorithm: Algorithm,
     why: Why,
 }
 

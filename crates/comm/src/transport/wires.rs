@@ -1,12 +1,12 @@
 //! Ranks in processes: one wire a pair, each of the kind that suits where the peer is.
 
-use super::{Lost, Transport, Waker};
+use super::{Lost, Signs, Transport, Waker};
 use crate::dial::Errand;
 use crate::door::{Door, Key, Lobby};
 use crate::endpoint::PeerAddress;
 use crate::error::Error;
 use crate::group::Home;
-use crate::word::Word;
+use crate::word::{Why, Word};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -52,9 +52,26 @@ pub(crate) trait Wire: Send {
     /// What the events happen to.
     fn fd(&self) -> BorrowedFd<'_>;
 
+    /// What can be seen of the peer without waiting.
+    fn signs(&mut self) -> Signs {
+        Signs::Unseen
+    }
+
+    /// Whether the peer's host has all that was sent, after this rank has left: what still comes is let go.
+    fn is_delivered(&mut self) -> bool {
+        true
+    }
+
     /// Tells the peer why this rank leaves, if that goes without waiting, and leaves, so that the peer notices.
     fn part(&mut self, word: &Word);
 }
+
+/// How long a rank that leaves waits for the others' hosts to have what it sent: where there may be results in it, and where
+/// there is only its word.
+const LEAVING: Duration = Duration::from_secs(30);
+const LEAVING_FAILED: Duration = Duration::from_millis(500);
+/// How long it sleeps before it looks again.
+const LEAVING_NAP: Duration = Duration::from_micros(200);
 
 /// A process's end of a group: connections to those ranks that it needed so far.
 pub(crate) struct Wires {
@@ -65,6 +82,8 @@ pub(crate) struct Wires {
     peers: Vec<Peer>,
     /// Written to by wakers.
     alarm: Arc<EventFd>,
+    /// How long what was sent may take to arrive, once this rank has left.
+    leaving: Duration,
 }
 
 /// Another rank, or this one.
@@ -104,7 +123,7 @@ impl Wires {
         };
         let peers = members.iter().zip(&home.peers).map(peer).collect();
         let lobby = door.expect(key, ringing(&alarm))?;
-        Ok(Wires { own, key, door, lobby, peers, alarm })
+        Ok(Wires { own, key, door, lobby, peers, alarm, leaving: Duration::ZERO })
     }
 
     /// The connection to a peer, once there is one; goes for it if there is none.
@@ -231,7 +250,17 @@ impl Transport for Wires {
         ringing(&self.alarm)
     }
 
+    fn signs(&mut self, peer: usize) -> Signs {
+        match self.wire(peer) {
+            Ok(Some(wire)) => wire.signs(),
+            _ => Signs::Unseen,
+        }
+    }
+
     fn part(&mut self, word: &Word) {
+        self.look_into_lobby();
+        let is_done = word.why == Why::Left && !std::thread::panicking();
+        self.leaving = if is_done { LEAVING } else { LEAVING_FAILED };
         for peer in &mut self.peers {
             if let Link::Open(wire) = &mut peer.link {
                 wire.part(word);
@@ -247,5 +276,25 @@ impl Transport for Wires {
         names.sort_unstable();
         names.dedup();
         names.join(" and ")
+    }
+}
+
+impl Drop for Wires {
+    /// A kernel takes back what a closed connection still has to send as soon as anything comes for it, a beat say.
+    fn drop(&mut self) {
+        let end = Instant::now() + self.leaving;
+        let is_delivered = |peer: &mut Peer| match &mut peer.link {
+            Link::Open(wire) => wire.is_delivered(),
+            _ => true,
+        };
+        while !self.peers.iter_mut().all(is_delivered) {
+            if Instant::now() > end {
+                let leaving = self.leaving;
+                return tracing::warn!(
+                    "a peer hasn't taken what was sent to it within {leaving:?}, and may miss it"
+                );
+            }
+            std::thread::sleep(LEAVING_NAP);
+        }
     }
 }

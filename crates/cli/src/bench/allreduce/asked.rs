@@ -1,6 +1,7 @@
 //! Numbers of ranks and sizes, as they are typed.
 
 use crate::args::WrongUsage;
+use phalanx::comm::Algorithm;
 use std::ops::RangeInclusive;
 
 /// More ranks than this share a machine's cores so thinly that nothing is measured.
@@ -41,6 +42,11 @@ fn size(text: &str) -> Result<usize, WrongUsage> {
     })
 }
 
+/// The name of an algorithm; none for `auto`.
+pub(super) fn algorithm(text: &str) -> Result<Option<Algorithm>, WrongUsage> {
+    Algorithm::asked(text).map_err(|want| WrongUsage(format!("--algorithm {text}: {want}")))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -54,6 +60,13 @@ mod tests {
             let error = ranks(text).unwrap_err().to_string();
             assert!(error.starts_with(&format!("--nproc {text}: ")) && error.contains("1 to 64"), "{error}");
         }
+    }
+
+    #[test]
+    fn algorithms_are_those_of_an_all_reduce() {
+        assert_eq!((algorithm("auto").unwrap(), algorithm("ring").unwrap()), (None, Some(Algorithm::Ring)));
+        let error = algorithm("rings").unwrap_err().to_string();
+        assert!(error.starts_with("--algorithm rings: must be auto, direct, ring, "), "{error}");
     }
 
     #[test]

@@ -35,6 +35,8 @@ pub(super) struct Measured {
     pub(super) wrong: u64,
     /// The first one of this rank.
     pub(super) first_wrong: Option<WrongElement>,
+    /// The algorithm of the last round, and why it was chosen.
+    pub(super) how: String,
 }
 
 impl Measured {
@@ -79,7 +81,7 @@ pub(super) fn measure(
     let (rank, n) = (group.rank().index(), group.world_size());
     let len = values.len();
     let mut times = Vec::with_capacity(rounds.counted);
-    let (mut wrong, mut first_wrong) = (0, None);
+    let (mut wrong, mut first_wrong, mut how) = (0, None, String::new());
     for round in 0..rounds.warm_up + rounds.counted {
         let (own, sum) = (pattern(round, rank + 1), pattern(round, n * (n + 1) / 2));
         values.chunks_mut(PERIOD).for_each(|part| part.copy_from_slice(&own[..part.len()]));
@@ -89,6 +91,9 @@ pub(super) fn measure(
         let time = start.elapsed();
         if round >= rounds.warm_up {
             times.push(time.as_secs_f64() * 1e6);
+        }
+        if round + 1 == rounds.warm_up + rounds.counted {
+            how = group.history().pop().map_or(how, |record| record.algorithm);
         }
         let wrong_here = count_wrong(values, &sum);
         if wrong_here > 0 && first_wrong.is_none() {
@@ -104,7 +109,7 @@ pub(super) fn measure(
     times.sort_by(f64::total_cmp);
     let mut everywhere = [wrong];
     group.all_reduce(&mut everywhere, ReduceOp::Sum)?;
-    Ok(Measured { times, wrong: everywhere[0], first_wrong })
+    Ok(Measured { times, wrong: everywhere[0], first_wrong, how })
 }
 
 /// `times` the pattern of a round.
@@ -142,6 +147,7 @@ mod tests {
         for len in [1, 2, PERIOD - 1, PERIOD, PERIOD + 1, 100_000] {
             for measured in results(len, |group, values| group.all_reduce(values, ReduceOp::Sum)) {
                 assert_eq!((measured.wrong, measured.times.len()), (0, 2), "{len} elements");
+                assert!(measured.how.contains(": "), "{}", measured.how);
                 assert!(measured.first_wrong.is_none() && measured.percentile(50) <= measured.percentile(99));
             }
         }
@@ -176,8 +182,12 @@ mod tests {
 
     #[test]
     fn percentiles_are_times_that_were_measured() {
-        let measured =
-            |n: usize| Measured { times: (1..=n).map(|i| i as f64).collect(), wrong: 0, first_wrong: None };
+        let measured = |n: usize| Measured {
+            times: (1..=n).map(|i| i as f64).collect(),
+            wrong: 0,
+            first_wrong: None,
+            how: String::new(),
+        };
         for (n, percent, want) in
             [(1, 50, 1.0), (1, 99, 1.0), (20, 50, 10.0), (20, 99, 20.0), (1000, 99, 990.0)]
         {
