@@ -241,6 +241,20 @@ impl Play {
         (before..self.receives.len()).for_each(|i| (self.element.combine)(self.op, buffer, came(i)));
     }
 
+    /// How many bytes of what the current round has for `peer`, or wants from it, have moved, and of how many.
+    pub(crate) fn progress(&self, peer: usize) -> (usize, usize) {
+        let Some(round) = self.schedule.rounds.get(self.round) else { return (0, 0) };
+        let receives =
+            round.receives.iter().zip(&self.receives).map(|((from, range, _), p)| (from, range, p));
+        let sends = round.sends.iter().zip(&self.sends).map(|((to, range), p)| (to, range, p));
+        receives.chain(sends).filter(|(other, ..)| **other == peer).fold(
+            (0, 0),
+            |(moved, of), (_, range, p)| {
+                (moved + p.done.saturating_sub(HEADER), of + range.len() * self.element.bytes)
+            },
+        )
+    }
+
     /// The ranks of which the current round wants a message that hasn't begun to come.
     pub(crate) fn lacks(&self) -> Vec<usize> {
         let Some(round) = self.schedule.rounds.get(self.round) else { return Vec::new() };

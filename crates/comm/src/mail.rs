@@ -636,8 +636,10 @@ impl Mail {
     /// What was heard of these ranks last.
     pub(crate) fn heard(&self, ranks: &[Rank]) -> Vec<Heard> {
         let heard = |&rank: &Rank| match self.lines[rank.index()].heard {
-            Some((header, at)) => Heard { rank, operation: Some(header.describe()), ago: at.elapsed() },
-            None => Heard { rank, operation: None, ago: Duration::ZERO },
+            Some((header, at)) => {
+                Heard { rank, operation: Some(header.describe()), ago: at.elapsed(), pace: None }
+            }
+            None => Heard { rank, operation: None, ago: Duration::ZERO, pace: None },
         };
         ranks.iter().map(heard).collect()
     }

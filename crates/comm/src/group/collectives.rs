@@ -273,7 +273,7 @@ impl Group {
             Some(place) => {
                 let element = Erased::of::<T>();
                 let play = engine.sum_in_place(signature, element, op, deadline.begun(), place);
-                engine.run(self.spin, deadline, play, cast_slice_mut(values))?;
+                engine.run(self.patience, deadline, play, cast_slice_mut(values))?;
             }
             None => self.play(engine, deadline, signature, || schedule(size_of::<T>()), values, op)?,
         }
@@ -304,7 +304,7 @@ impl Group {
         op: ReduceOp,
     ) -> Result<(), Error> {
         let play = engine.collective(signature, Erased::of::<T>(), op, deadline.begun(), schedule);
-        engine.run(self.spin, deadline, play, cast_slice_mut(values))
+        engine.run(self.patience, deadline, play, cast_slice_mut(values))
     }
 
     fn start_reduction<B: Buffer>(

@@ -51,7 +51,7 @@ pub(super) fn wrong_with(
             Some("a rank doesn't wait for itself")
         }
         Error::Timeout { .. } => (!hurt.silent).then_some("nobody was kept from answering"),
-        Error::Overrun { .. } | Error::Busy { .. } | Error::Connect { .. } => {
+        Error::Silent { .. } | Error::Overrun { .. } | Error::Busy { .. } | Error::Connect { .. } => {
             Some("nothing like it happened")
         }
     };

@@ -174,7 +174,7 @@ fn look_after(started: &Started, wait: &mut Option<Wait<'static>>, now: Instant)
     let ticket = started.work.ticket.clone()?;
     let mut engine = started.work.group.free_engine().expect("no other thread has it");
     let wait =
-        wait.get_or_insert_with(|| Wait::new(Until::Done(ticket), Deadline::starting(now, LIMIT), now));
+        wait.get_or_insert_with(|| Wait::new(Until::Done(ticket), Deadline::starting(now, LIMIT), None, now));
     let before = engine.mail.moved();
     if engine.look(&mut wait.until)? {
         return Ok(Glance::Done);

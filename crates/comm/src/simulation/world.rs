@@ -176,6 +176,7 @@ impl World {
                 topology: circle.topology.clone(),
                 generation: Generation(self.generation),
                 timeout: LIMIT,
+                silence: None,
                 algorithm: circle.algorithm,
                 members,
                 kin: Kin::Alone,
