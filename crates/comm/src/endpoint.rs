@@ -3,7 +3,7 @@
 use crate::error::Error;
 use crate::group::{Group, Home, Kin, Place};
 use crate::topology::Topology;
-use crate::transport::{Memory, Tcp, Wire, Wires};
+use crate::transport::{Memory, Pulse, Tcp, Wire, Wires};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
@@ -50,6 +50,8 @@ impl PeerAddress {
 pub struct Endpoint {
     tcp: TcpListener,
     local: Option<(UnixListener, LocalAddress)>,
+    /// Gives signs of life over its connections.
+    pulse: Pulse,
 }
 
 /// How a group is made.
@@ -99,7 +101,7 @@ impl Endpoint {
         let listener = TcpListener::bind((ip, 0)).and_then(|l| l.set_nonblocking(true).map(|()| l));
         let tcp = listener
             .map_err(|error| Error::connect(Rank(0), format!("no port of {ip} can be had: {error}")))?;
-        Ok(Endpoint { tcp, local: None })
+        Ok(Endpoint { tcp, local: None, pulse: Pulse::default() })
     }
 
     /// One more like it, for another group.
@@ -246,7 +248,9 @@ impl Group {
         }
         accept(endpoint, &mut wires, secret, &hello, deadline)?;
         let topology = Topology::of(peers, |a, b| a.tcp.ip() == b.tcp.ip() || a.can_share_memory_with(b));
-        let wires = Wires::new(wires).map_err(|error| Error::connect(rank, error.to_string()))?;
+        let beats = wires.iter().flatten().try_for_each(|wire| wire.beat_by(&endpoint.pulse));
+        let wires = beats.and_then(|()| Wires::new(wires));
+        let wires = wires.map_err(|error| Error::connect(rank, error.to_string()))?;
         let kin = Kin::Processes(Arc::new(home));
         Ok(Group::over(Place { topology, kin, ..place }, Some(Box::new(wires))))
     }

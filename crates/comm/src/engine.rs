@@ -241,6 +241,27 @@ impl Play {
         (before..self.receives.len()).for_each(|i| (self.element.combine)(self.op, buffer, came(i)));
     }
 
+    /// How many bytes of what the current round has for `peer`, or wants from it, have moved, and of how many.
+    pub(crate) fn progress(&self, peer: usize) -> (usize, usize) {
+        let Some(round) = self.schedule.rounds.get(self.round) else { return (0, 0) };
+        let receives =
+            round.receives.iter().zip(&self.receives).map(|((from, range, _), p)| (from, range, p));
+        let sends = round.sends.iter().zip(&self.sends).map(|((to, range), p)| (to, range, p));
+        receives.chain(sends).filter(|(other, ..)| **other == peer).fold(
+            (0, 0),
+            |(moved, of), (_, range, p)| {
+                (moved + p.done.saturating_sub(HEADER), of + range.len() * self.element.bytes)
+            },
+        )
+    }
+
+    /// The ranks of which the current round wants a message that hasn't begun to come.
+    pub(crate) fn lacks(&self) -> Vec<usize> {
+        let Some(round) = self.schedule.rounds.get(self.round) else { return Vec::new() };
+        let receives = round.receives.iter().zip(&self.receives);
+        receives.filter(|(_, progress)| progress.done == 0).map(|((from, ..), _)| *from).collect()
+    }
+
     /// Which ranks the current round still wants something from, and which must still take something.
     pub(crate) fn waits_for(&self) -> (Vec<usize>, Vec<usize>) {
         let Some(round) = self.schedule.rounds.get(self.round) else { return Default::default() };

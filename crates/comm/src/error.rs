@@ -60,6 +60,17 @@ pub enum Error {
         /// How many bytes may wait, in all.
         limit: usize,
     },
+    /// A rank is there, as far as is known, but gives no sign of life: it is stopped, or cut off. See
+    /// [`crate::Group::with_silence`].
+    #[error("{operation}: rank {peer} is silent: {reason}")]
+    Silent {
+        /// Operation, sequence number, element type and count.
+        operation: String,
+        /// Who is silent.
+        peer: Rank,
+        /// What is known of it, and for how long it has been so.
+        reason: String,
+    },
     /// A rank ended the group: it called [`crate::Group::abort`], or met an error that is the reason here.
     #[error("rank {by} ended the group: {reason}")]
     Aborted {
@@ -95,16 +106,38 @@ pub struct Heard {
     pub operation: Option<String>,
     /// How long ago that was.
     pub ago: Duration,
+    /// How fast the rest comes, or goes, where it does.
+    pub pace: Option<Pace>,
+}
+
+/// How fast a message moves that isn't whole.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Pace {
+    /// Bits in a second, both directions together.
+    pub bits_per_s: f64,
+    /// Bytes of it that came or went.
+    pub moved: usize,
+    /// Bytes that it has.
+    pub of: usize,
 }
 
 impl fmt::Display for Heard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.operation {
             Some(operation) => {
-                write!(f, "rank {} was last heard in {operation} {:.1?} ago", self.rank, self.ago)
+                write!(f, "rank {} was last heard in {operation} {:.1?} ago", self.rank, self.ago)?
             }
-            None => write!(f, "nothing was ever heard of rank {}", self.rank),
+            None => write!(f, "nothing was ever heard of rank {}", self.rank)?,
         }
+        self.pace.map_or(Ok(()), |pace| write!(f, ", and is slow: {pace}"))
+    }
+}
+
+impl fmt::Display for Pace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mib = |bytes: usize| bytes as f64 / f64::from(1 << 20);
+        let (moved, of) = (mib(self.moved), mib(self.of));
+        write!(f, "{:.2} Mbit/s, {moved:.1} of {of:.1} MiB moved", self.bits_per_s / 1e6)
     }
 }
 

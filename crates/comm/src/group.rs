@@ -7,17 +7,20 @@ mod memory;
 mod messages;
 
 pub use batch::Batch;
+#[cfg(test)]
+pub(crate) use collectives::signature;
 pub(crate) use family::{Home, Kin};
 pub use messages::{Source, Transfer};
 
 use crate::common::Regions;
 use crate::error::Error;
 use crate::mail::{Delivered, Mail};
-use crate::queue::{Aside, Engine};
+use crate::queue::{Aside, Engine, Patience};
 use crate::recorder::{Record, Recorder};
 use crate::schedule::{Algorithm, Choice, Seat};
 use crate::topology::Topology;
 use crate::transport::{Transport, threads};
+use crate::watch::DEFAULT_SILENCE;
 use crate::work::Work;
 use phalanx_wire::{Deadline, Generation, Rank};
 use std::collections::{HashMap, VecDeque};
@@ -39,8 +42,7 @@ pub struct Group {
     /// The ranks as the run numbers them.
     members: Arc<[Rank]>,
     kin: Kin,
-    /// How long a wait looks again and again before it sleeps.
-    spin: Duration,
+    patience: Patience,
     engine: Arc<Mutex<Engine>>,
     description: Arc<str>,
     /// Beside the engine, whose lock is held for as long as an operation waits.
@@ -65,6 +67,8 @@ pub(crate) struct Place {
     pub(crate) topology: Topology,
     pub(crate) generation: Generation,
     pub(crate) timeout: Duration,
+    /// How long a peer may give no sign of life.
+    pub(crate) silence: Option<Duration>,
     /// How all-reduces are carried out, if not by what is best.
     pub(crate) algorithm: Option<Algorithm>,
     /// The ranks as the run numbers them.
@@ -77,7 +81,8 @@ impl Place {
     pub(crate) fn in_world(rank: Rank, n: usize, generation: Generation, timeout: Duration) -> Place {
         let members = (0..n).map(|rank| Rank(rank as u32)).collect();
         let topology = Topology::one_host(n);
-        Place { rank, topology, generation, timeout, algorithm: None, members, kin: Kin::Alone }
+        let silence = Some(DEFAULT_SILENCE);
+        Place { rank, topology, generation, timeout, silence, algorithm: None, members, kin: Kin::Alone }
     }
 }
 
@@ -99,7 +104,7 @@ impl Group {
     }
 
     pub(crate) fn over(place: Place, wires: Option<Box<dyn Transport>>) -> Group {
-        let Place { rank, topology, generation, timeout, algorithm, members, kin } = place;
+        let Place { rank, topology, generation, timeout, silence, algorithm, members, kin } = place;
         let n = topology.ranks();
         let description = match &wires {
             Some(wires) => format!("{n} ranks over {}", wires.name()),
@@ -135,7 +140,7 @@ impl Group {
             algorithm,
             members: members.into(),
             kin,
-            spin,
+            patience: Patience { spin, silence },
             engine: Arc::new(Mutex::new(engine)),
             description: description.into(),
             aside,
@@ -145,6 +150,13 @@ impl Group {
     /// The same group with another limit for blocking operations.
     pub fn with_timeout(self, timeout: Duration) -> Group {
         Group { timeout, ..self }
+    }
+
+    /// The same group with another limit for how long a rank that is waited for may give no sign of life before the wait ends with
+    /// [`Error::Silent`]: 2 seconds at first; none for as long as the wait may last. A rank that computes gives signs of life. Its
+    /// parts, and what is rebuilt of it, have the same.
+    pub fn with_silence(self, silence: Option<Duration>) -> Group {
+        Group { patience: Patience { silence, ..self.patience }, ..self }
     }
 
     /// The same group with another way to carry out all-reduces; none is what is best for their size and where the ranks are. Those
@@ -162,7 +174,7 @@ impl Group {
     }
 
     /// What schedules are made for.
-    fn seat(&self) -> Seat<'_> {
+    pub(crate) fn seat(&self) -> Seat<'_> {
         Seat { rank: self.rank.index(), topology: &self.topology, asked: self.algorithm }
     }
 
@@ -263,7 +275,7 @@ impl Group {
 
     /// The engine, if no other thread has it. A panic inside it would leave an operation half-played, so the group is then
     /// taken as failed.
-    fn free_engine(&self) -> Option<MutexGuard<'_, Engine>> {
+    pub(crate) fn free_engine(&self) -> Option<MutexGuard<'_, Engine>> {
         let mut engine = match self.engine.try_lock() {
             Ok(engine) => engine,
             Err(TryLockError::WouldBlock) => return None,
@@ -296,7 +308,7 @@ impl Group {
 
     pub(crate) fn finish(&self, ticket: u64, deadline: Deadline) -> Result<Delivered, Error> {
         match self.engine(&deadline) {
-            Ok(mut engine) => engine.finish(self.spin, deadline, ticket),
+            Ok(mut engine) => engine.finish(self.patience, deadline, ticket),
             Err(error) => {
                 self.forget(ticket);
                 Err(error)

@@ -34,18 +34,21 @@ mod recorder;
 mod schedule;
 mod signature;
 mod topology;
+mod watch;
 mod word;
 mod work;
 
 mod endpoint;
 mod error;
+#[cfg(test)]
+mod simulation;
 mod transport;
 
 pub use buffer::Buffer;
 pub use common::Shared;
 pub use element::{Boolean, Element, ElementKind, ReduceOp};
 pub use endpoint::{Endpoint, GroupConfig, PeerAddress};
-pub use error::{Error, Heard};
+pub use error::{Error, Heard, Pace};
 pub use float8::{F8E4M3, F8E5M2};
 pub use group::{Batch, Group, Source, Transfer};
 pub use half::{bf16, f16};

@@ -2,15 +2,20 @@
 //!
 //! A wire carries whole messages, one after the other: those of collectives, and *letters*, which ranks send each other under
 //! a tag. A collective that looks for its message takes in the letters that come before it; one that nobody asked for yet is
-//! set aside, up to [`MAX_ASIDE`]. Between two ranks, letters with the same tag are received in the order in which they were
-//! sent. Whoever waits for a letter of its own to be taken reads what all others send, so ranks may send to each other at once,
-//! in a ring too, whatever the size.
+//! set aside, up to [`MAX_ASIDE`]. What is more than that stays on its wire, and its sender waits, until it is asked for; only
+//! where this rank waits for what comes behind it that is an error. Between two ranks, letters with the same tag are received
+//! in the order in which they were sent. Whoever waits for a letter of its own to be taken reads what all others send, so
+//! ranks may send to each other at once, in a ring too, whatever the size.
+//!
+//! Letters that are to go out have no bound: they are the caller's own buffers, and one more is there only because the caller
+//! made it; to hold up whoever starts to send would take from it what starting is for.
 
-use crate::buffer::AnyBuffer;
+use crate::buffer::{AnyBuffer, Plain};
 use crate::element::Room;
 use crate::error::{Error, Heard};
 use crate::signature::{HEADER, Header, Signature};
 use crate::transport::{Lost, Transport};
+use crate::word::Why;
 use phalanx_wire::Rank;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -49,10 +54,15 @@ struct Line {
     gone: Option<Lost>,
     /// The last header that came, and when.
     heard: Option<(Header, Instant)>,
+    /// The operation that the peer asked about last, and waits in.
+    asked: Option<Header>,
+    /// The number of the last operation that the peer was asked about.
+    questioned: u64,
 }
 
 struct Outgoing {
-    ticket: u64,
+    /// None for a question, which nobody waits for.
+    ticket: Option<u64>,
     header: Header,
     buffer: Box<dyn AnyBuffer>,
     done: usize,
@@ -100,6 +110,10 @@ pub(crate) struct Mail {
     lines: Vec<Line>,
     wanted: VecDeque<Wanted>,
     aside_bytes: usize,
+    /// Bytes of letters that may wait to be asked for.
+    most_aside: usize,
+    /// Whether there was a letter for which there was no room.
+    is_full: bool,
     delivered: Vec<Delivered>,
     /// Bytes that came in, except those that collectives take themselves.
     moved: u64,
@@ -121,6 +135,11 @@ fn lost_in(header: &Header, peer: usize, lost: Lost) -> Error {
 }
 
 impl Line {
+    /// Whether a header came of something that can't be taken now.
+    fn stands(&self) -> bool {
+        self.reader == Holder::Nobody && self.got == HEADER
+    }
+
     /// Sends a message as far as it goes now; whether it is whole.
     fn send(
         &mut self,
@@ -175,12 +194,16 @@ impl Mail {
             sent: 0,
             gone: None,
             heard: None,
+            asked: None,
+            questioned: 0,
         };
         Mail {
             rank,
             lines: (0..n).map(|_| line()).collect(),
             wanted: VecDeque::new(),
             aside_bytes: 0,
+            most_aside: MAX_ASIDE,
+            is_full: false,
             delivered: Vec::new(),
             moved: 0,
             turn: 0,
@@ -270,7 +293,47 @@ impl Mail {
         line.letters += 1;
         signature.sequence = line.letters;
         let header = signature.header(signature.count);
-        line.outgoing.push_back(Outgoing { ticket, header, buffer, done: 0 });
+        line.outgoing.push_back(Outgoing { ticket: Some(ticket), header, buffer, done: 0 });
+    }
+
+    /// Asks a peer, once, whether it understands an operation of this number as this rank does, which waits for it.
+    pub(crate) fn ask(&mut self, peer: usize, operation: &Signature) {
+        let line = &mut self.lines[peer];
+        if line.questioned != operation.sequence {
+            line.questioned = operation.sequence;
+            let header = operation.header(operation.count).question();
+            let buffer = Box::new(Plain(Vec::<u8>::new()));
+            line.outgoing.push_back(Outgoing { ticket: None, header, buffer, done: 0 });
+        }
+    }
+
+    /// Whether letters of all ranks are taken in.
+    pub(crate) fn is_listening(&self) -> bool {
+        self.listening
+    }
+
+    /// Why nothing that stands behind it can come from a peer: a letter that there is no room for.
+    pub(crate) fn overrun(&self, peer: usize) -> Option<Error> {
+        let line = &self.lines[peer];
+        (self.is_full && line.stands() && line.head.is_message()).then(|| Error::Overrun {
+            rank: self.rank,
+            peer: Rank(peer as u32),
+            letter: line.head.describe(),
+            limit: self.most_aside,
+        })
+    }
+
+    /// Whether letters may stand on their wires because there is no room for them.
+    pub(crate) fn is_full(&self) -> bool {
+        self.is_full
+    }
+
+    /// The operations that other ranks are in, as far as is known: what they ask about, and what stands on their wires.
+    pub(crate) fn operations(&self) -> impl Iterator<Item = (usize, Header)> {
+        self.lines.iter().enumerate().flat_map(|(peer, line)| {
+            let standing = line.stands().then_some(line.head).filter(|head| !head.is_message());
+            line.asked.into_iter().chain(standing).map(move |header| (peer, header))
+        })
     }
 
     /// Asks for a letter, which may be there already.
@@ -305,12 +368,17 @@ impl Mail {
     fn check(&self, from: usize, header: &Header, wanted: &Wanted) -> Result<(), Error> {
         let ours = wanted.signature;
         let fits = (u64::try_from(ours.count), ours.element.code) == (Ok(header.count()), header.element());
-        if fits { Ok(()) } else { Err(self.mismatch(ours.describe(), from, header)) }
+        if fits { Ok(()) } else { Err(self.mismatch(&ours.header(ours.count), from, header)) }
     }
 
     /// That a peer is in another operation than this rank.
-    fn mismatch(&self, ours: String, from: usize, theirs: &Header) -> Error {
-        Error::Mismatch { rank: self.rank, ours, peer: Rank(from as u32), theirs: theirs.describe() }
+    pub(crate) fn mismatch(&self, ours: &Header, from: usize, theirs: &Header) -> Error {
+        Error::Mismatch {
+            rank: self.rank,
+            ours: ours.describe_beside(theirs),
+            peer: Rank(from as u32),
+            theirs: theirs.describe_beside(ours),
+        }
     }
 
     /// Moves letters as far as they go now.
@@ -325,7 +393,11 @@ impl Mail {
             // A collective's message stays where it is until that is played.
             match self.head(peer, 1, wires) {
                 // It may have left after all that was wanted of it, and others may still do what is wanted of any.
-                Err(error @ Error::PeerLost { said_by: None, .. }) if !self.needs(peer) => gone = Some(error),
+                Err(error @ Error::PeerLost { said_by: None, .. })
+                    if !self.needs(peer) && (self.took_leave(peer) || !self.wants_any()) =>
+                {
+                    gone = Some(error);
+                }
                 Err(error) => return Err(error),
                 Ok(_) => others += 1,
             }
@@ -341,11 +413,19 @@ impl Mail {
             || self.wanted.iter().any(|wanted| wanted.from == Some(peer))
     }
 
+    /// Whether a letter is wanted of any rank.
+    fn wants_any(&self) -> bool {
+        self.wanted.iter().any(|wanted| wanted.from.is_none())
+    }
+
+    /// Whether a rank is known to have left because it had nothing more to do.
+    fn took_leave(&self, peer: usize) -> bool {
+        matches!(&self.lines[peer].gone, Some(Lost::Told(word)) if word.why == Why::Left)
+    }
+
     /// Whether letters of all ranks are taken in.
     fn reads_all(&self) -> bool {
-        self.listening
-            || self.wanted.iter().any(|wanted| wanted.from.is_none())
-            || self.lines.iter().any(|line| !line.outgoing.is_empty())
+        self.listening || self.wants_any() || self.lines.iter().any(|line| !line.outgoing.is_empty())
     }
 
     /// Sends what can be sent to a peer now.
@@ -354,8 +434,17 @@ impl Mail {
         while let Some(mut letter) = line.outgoing.pop_front() {
             let message = (&letter.header, &*letter.buffer.bytes());
             let sent = line.send(wires, peer, Holder::Letter, message, &mut letter.done);
-            if sent.map_err(|lost| lost_in(&letter.header, peer, lost))? {
-                self.delivered.push(Delivered { ticket: letter.ticket, buffer: letter.buffer, peer });
+            let sent = match (sent, letter.ticket) {
+                // Whoever is asked may have left after all that is waited for. Others are to find the wire dead, not held.
+                (Err(_), None) => {
+                    line.sender = Holder::Nobody;
+                    continue;
+                }
+                (sent, _) => sent.map_err(|lost| lost_in(&letter.header, peer, lost))?,
+            };
+            if sent {
+                let buffer = letter.buffer;
+                self.delivered.extend(letter.ticket.map(|ticket| Delivered { ticket, buffer, peer }));
             } else {
                 line.outgoing.push_front(letter);
                 break;
@@ -419,15 +508,19 @@ impl Mail {
                     return Ok(None);
                 }
             }
-            let header = line.head;
+            let question = line.head.asked();
+            let header = question.unwrap_or(line.head);
             if line.heard.is_none_or(|(heard, _)| heard != header) {
                 line.heard = Some((header, self.now));
+            }
+            if question.is_some() {
+                line.asked = question;
+                line.got = 0;
+                continue;
             }
             if !header.is_message() {
                 return Ok(Some(header));
             }
-            line.got = 0;
-            line.reader = Holder::Letter;
             let wanted = self.wanted.iter().position(|wanted| wanted.takes(from, &header));
             let (into, bytes) = match wanted.and_then(|at| self.wanted.remove(at)) {
                 Some(mut wanted) => {
@@ -435,32 +528,31 @@ impl Mail {
                     let bytes = wanted.buffer.bytes().len();
                     (Place::Wanted(wanted), bytes)
                 }
-                None => {
-                    let bytes = self.room_for(from, &header)?;
-                    (Place::Aside(Room::of(bytes)), bytes)
-                }
+                None => match self.room_for(&header) {
+                    Some(bytes) => (Place::Aside(Room::of(bytes)), bytes),
+                    // It stands on the wire until it is asked for, or there is room.
+                    None => {
+                        self.is_full = true;
+                        return Ok(None);
+                    }
+                },
             };
+            let line = &mut self.lines[from];
+            line.got = 0;
+            line.reader = Holder::Letter;
             self.lines[from].arriving = Some(Arriving { header, into, bytes, done: 0 });
         }
     }
 
     /// Bytes of a letter that nobody asked for, if they may be kept.
-    fn room_for(&mut self, from: usize, header: &Header) -> Result<usize, Error> {
-        let size = crate::element::size_of_code(header.element()).unwrap_or(usize::MAX);
-        let bytes = usize::try_from(header.count()).ok().and_then(|count| count.checked_mul(size));
-        let room = MAX_ASIDE.saturating_sub(self.aside_bytes + weight(0));
-        match bytes.filter(|&bytes| bytes <= room) {
-            Some(bytes) => {
-                self.aside_bytes += weight(bytes);
-                Ok(bytes)
-            }
-            None => Err(Error::Overrun {
-                rank: self.rank,
-                peer: Rank(from as u32),
-                letter: header.describe(),
-                limit: MAX_ASIDE,
-            }),
-        }
+    fn room_for(&mut self, header: &Header) -> Option<usize> {
+        let size = crate::element::size_of_code(header.element())?;
+        let bytes = usize::try_from(header.count()).ok()?.checked_mul(size)?;
+        let fits = bytes <= self.most_aside.saturating_sub(self.aside_bytes + weight(0));
+        fits.then(|| {
+            self.aside_bytes += weight(bytes);
+            bytes
+        })
     }
 
     /// Brings in what is there of the letter that arrives; whether it is whole.
@@ -528,8 +620,7 @@ impl Mail {
             Err(error) => return Err(error),
         };
         if header != *expected {
-            let (ours, theirs) = (expected.describe_beside(&header), header.describe_beside(expected));
-            return Err(Error::Mismatch { rank: self.rank, ours, peer: Rank(from as u32), theirs });
+            return Err(self.mismatch(expected, from, &header));
         }
         let line = &mut self.lines[from];
         line.got = 0;
@@ -545,8 +636,10 @@ impl Mail {
     /// What was heard of these ranks last.
     pub(crate) fn heard(&self, ranks: &[Rank]) -> Vec<Heard> {
         let heard = |&rank: &Rank| match self.lines[rank.index()].heard {
-            Some((header, at)) => Heard { rank, operation: Some(header.describe()), ago: at.elapsed() },
-            None => Heard { rank, operation: None, ago: Duration::ZERO },
+            Some((header, at)) => {
+                Heard { rank, operation: Some(header.describe()), ago: at.elapsed(), pace: None }
+            }
+            None => Heard { rank, operation: None, ago: Duration::ZERO, pace: None },
         };
         ranks.iter().map(heard).collect()
     }
@@ -564,27 +657,47 @@ impl Mail {
             return Some((wanted.signature.describe(), from));
         }
         others().find_map(|peer| {
-            let letter = self.lines[peer].outgoing.iter().find(|letter| letter.ticket == ticket)?;
+            let letter = self.lines[peer].outgoing.iter().find(|letter| letter.ticket == Some(ticket))?;
             Some((letter.header.describe(), vec![peer]))
         })
     }
 
-    /// Why a letter that is waited for can't come: its sender wants a collective first, that no other thread can start now.
-    pub(crate) fn stuck(&self, ticket: u64) -> Option<Error> {
+    /// Why a letter that is waited for can't come: whoever could send it is gone, or wants a collective first, that no other
+    /// thread can start now. So many of those were started here.
+    pub(crate) fn stuck(&self, ticket: u64, collectives: u64) -> Option<Error> {
         let wanted = self.wanted.iter().find(|wanted| wanted.ticket == ticket)?;
-        let from = wanted.from?;
-        let line = &self.lines[from];
-        (line.reader == Holder::Nobody && line.got == HEADER)
-            .then(|| self.mismatch(wanted.signature.describe(), from, &line.head))
+        let ours = wanted.signature.header(wanted.signature.count);
+        let mut why = None;
+        for peer in (0..self.lines.len()).filter(|&peer| peer != self.rank.index()) {
+            let line = &self.lines[peer];
+            if wanted.from.is_some_and(|from| from != peer) {
+                continue;
+            }
+            let asked = line.asked.filter(|asked| asked.sequence() > collectives);
+            let first = if line.stands() { Some(line.head) } else { asked };
+            let overrun = self.overrun(peer);
+            match (&line.gone, first) {
+                _ if overrun.is_some() => why = why.or(overrun),
+                (Some(lost), _) => why = Some(lost_in(&ours, peer, lost.clone())),
+                (None, Some(first)) => why = why.or_else(|| Some(self.mismatch(&ours, peer, &first))),
+                (None, None) => return None,
+            }
+        }
+        why
     }
 
     /// Which ranks letters are still to come from, and which must still take one.
     pub(crate) fn waits_for(&self) -> (Vec<usize>, Vec<usize>) {
         let others = || (0..self.lines.len()).filter(|&peer| peer != self.rank.index());
         // What stands on a wire and can't be taken is nothing to wait for.
-        let stands = |line: &Line| line.gone.is_some() || line.reader == Holder::Nobody && line.got == HEADER;
-        let comes = |&peer: &usize| (self.needs(peer) || self.reads_all()) && !stands(&self.lines[peer]);
+        let comes = |&peer: &usize| {
+            let line = &self.lines[peer];
+            (self.needs(peer) || self.reads_all()) && line.gone.is_none() && !line.stands()
+        };
         let goes = |&peer: &usize| !self.lines[peer].outgoing.is_empty();
         (others().filter(comes).collect(), others().filter(goes).collect())
     }
 }
+
+#[cfg(test)]
+mod tests;

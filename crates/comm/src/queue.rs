@@ -5,12 +5,13 @@ use crate::buffer::AnyBuffer;
 use crate::common::{self, Place, Regions, Sum};
 use crate::element::{Erased, ReduceOp};
 use crate::engine::{LONGEST_SLEEP, Play};
-use crate::error::Error;
+use crate::error::{Error, Pace};
 use crate::mail::{Delivered, Mail};
 use crate::recorder::Recorder;
 use crate::schedule::Schedule;
 use crate::signature::{Kind, Signature};
-use crate::transport::{Transport, Waker};
+use crate::transport::{Transport, Verdict, Waker};
+use crate::watch::Watch;
 use crate::word::Word;
 use phalanx_wire::{Deadline, Rank};
 use std::collections::{HashMap, VecDeque};
@@ -76,6 +77,9 @@ impl Drop for Engine {
 const LOOKS_PER_CLOCK: u32 = 16;
 /// How long nothing moves before a wait takes in letters of ranks that it doesn't wait for.
 const LISTEN_AFTER: Duration = Duration::from_millis(2);
+/// How long nothing moves before a wait asks the ranks that it waits for what they are in. Long, since a rank that was asked
+/// after it left cuts off what TCP hasn't brought of its last words.
+const ASK_AFTER: Duration = Duration::from_millis(100);
 /// How long a wait that spins keeps its core to itself.
 const ALONE: Duration = Duration::from_micros(20);
 
@@ -99,6 +103,16 @@ pub(crate) struct Wait<'a> {
     /// What [`Mail::moved`] said when something moved last, and when that was.
     moved: u64,
     since: Instant,
+    watch: Watch,
+}
+
+/// How a group waits.
+#[derive(Clone, Copy)]
+pub(crate) struct Patience {
+    /// How long a wait looks again and again before it sleeps.
+    pub(crate) spin: Duration,
+    /// How long a peer may give no sign of life; none for as long as the wait lasts.
+    pub(crate) silence: Option<Duration>,
 }
 
 /// A sleep: for these ranks to send something, or to take something, or for the time to pass.
@@ -109,8 +123,13 @@ pub(crate) struct Rest {
 }
 
 impl<'a> Wait<'a> {
-    pub(crate) fn new(until: Until<'a>, deadline: Deadline, now: Instant) -> Wait<'a> {
-        Wait { until, deadline, moved: 0, since: now }
+    pub(crate) fn new(
+        until: Until<'a>,
+        deadline: Deadline,
+        silence: Option<Duration>,
+        now: Instant,
+    ) -> Wait<'a> {
+        Wait { until, deadline, moved: 0, since: now, watch: Watch::new(silence, now) }
     }
 }
 
@@ -193,27 +212,27 @@ impl Engine {
     /// Waits for an operation that was started.
     pub(crate) fn finish(
         &mut self,
-        spin: Duration,
+        patience: Patience,
         deadline: Deadline,
         ticket: u64,
     ) -> Result<Delivered, Error> {
-        self.wait(spin, deadline, Until::Done(ticket), Instant::now())?;
+        self.wait(patience, deadline, Until::Done(ticket), Instant::now())?;
         Ok(self.done.remove(&ticket).expect("an operation that was waited for is done"))
     }
 
     /// Plays what was started before, then `play` over a borrowed buffer, to the end.
     pub(crate) fn run(
         &mut self,
-        spin: Duration,
+        patience: Patience,
         deadline: Deadline,
         mut play: Play,
         buffer: &mut [u8],
     ) -> Result<(), Error> {
         self.check()?;
         if !self.queue.is_empty() {
-            self.wait(spin, deadline, Until::Drained, Instant::now())?;
+            self.wait(patience, deadline, Until::Drained, Instant::now())?;
         }
-        self.wait(spin, deadline, Until::Played(&mut play, buffer), deadline.begun())?;
+        self.wait(patience, deadline, Until::Played(&mut play, buffer), deadline.begun())?;
         self.played(play);
         Ok(())
     }
@@ -231,13 +250,14 @@ impl Engine {
     /// fails with the wait.
     fn wait(
         &mut self,
-        spin: Duration,
+        patience: Patience,
         deadline: Deadline,
         until: Until<'_>,
         now: Instant,
     ) -> Result<(), Error> {
         self.mail.clock(now);
-        let result = self.play_until(spin, Wait::new(until, deadline, now));
+        let wait = Wait::new(until, deadline, patience.silence, now);
+        let result = self.play_until(patience.spin, wait);
         self.mail.listen(false);
         result
     }
@@ -278,7 +298,7 @@ impl Engine {
         match until {
             Until::Done(ticket) if self.done.contains_key(ticket) => return Ok(true),
             Until::Done(ticket) if self.failed.is_none() && self.queue.is_empty() => {
-                if let Some(error) = self.mail.stuck(*ticket) {
+                if let Some(error) = self.mail.stuck(*ticket, self.collectives) {
                     self.fail(error);
                 }
             }
@@ -293,7 +313,40 @@ impl Engine {
             }
             _ => {}
         }
+        if self.mail.is_full()
+            && let Some(error) = self.overrun(until)
+        {
+            self.fail(error);
+        }
+        if self.mail.is_listening()
+            && let Some(error) = self.disagreement(until)
+        {
+            self.fail(error);
+        }
         self.check().map(|()| false)
+    }
+
+    /// That a letter that there is no room for stands before what the collective of now waits for: nobody can ask for it as
+    /// long as that lasts.
+    fn overrun(&self, until: &Until<'_>) -> Option<Error> {
+        let awaited = self.playing(until).flat_map(|play| play.waits_for().0);
+        awaited.into_iter().find_map(|peer| self.mail.overrun(peer))
+    }
+
+    /// That another rank is in an operation that this one is in, too, or is done with, and understands otherwise.
+    fn disagreement(&self, until: &Until<'_>) -> Option<Error> {
+        let first = self.playing(until).next().map(|play| play.signature);
+        // They are played one after the other.
+        let done = first.map_or(self.collectives, |first| first.sequence - 1);
+        self.mail.operations().find_map(|(peer, theirs)| {
+            let ours = match theirs.sequence() {
+                number if number > done + 1 => None,
+                number if number == done + 1 => first,
+                number => self.recorder.signature(number),
+            };
+            ours.filter(|ours| !ours.agrees(&theirs))
+                .map(|ours| self.mail.mismatch(&ours.header(ours.count), peer, &theirs))
+        })
     }
 
     /// How long nothing moved; a wait that lasted too long is the end of the group.
@@ -307,7 +360,27 @@ impl Engine {
         if self.mail.moved() != wait.moved {
             (wait.moved, wait.since) = (self.mail.moved(), now);
         }
+        if wait.watch.is_due(now) {
+            self.watch(wait, now)?;
+        }
         Ok(now.saturating_duration_since(wait.since))
+    }
+
+    /// Looks at the ranks that are waited for; one that is known not to come is the end of the group.
+    fn watch(&mut self, wait: &mut Wait<'_>, now: Instant) -> Result<(), Error> {
+        let (operation, missing) = self.awaited(&wait.until);
+        for peer in missing {
+            let Some(wires) = &mut self.wires else { return Ok(()) };
+            let signs = wires.signs(peer.index());
+            let error = match wait.watch.see(peer.index(), signs, now) {
+                None => continue,
+                Some(Verdict::Lost(reason)) => Error::PeerLost { operation, peer, said_by: None, reason },
+                Some(Verdict::Silent(reason)) => Error::Silent { operation, peer, reason },
+            };
+            self.fail(error.clone());
+            return Err(error);
+        }
+        Ok(())
     }
 
     /// What to sleep for, after it was quiet for a while.
@@ -316,6 +389,9 @@ impl Engine {
         let listens = quiet >= LISTEN_AFTER;
         self.mail.listen(listens);
         let (mut receives, mut sends) = self.mail.waits_for();
+        if quiet >= ASK_AFTER {
+            self.ask(&wait.until);
+        }
         for play in self.playing(&wait.until) {
             let (more_receives, more_sends) = play.waits_for();
             receives.extend(more_receives);
@@ -325,8 +401,24 @@ impl Engine {
         receives.dedup();
         sends.sort_unstable();
         sends.dedup();
-        let nap = if listens { LONGEST_SLEEP } else { LISTEN_AFTER - quiet };
-        Rest { receives, sends, at_most: wait.deadline.remaining_at(now).min(nap) }
+        let nap = match quiet {
+            quiet if quiet < LISTEN_AFTER => LISTEN_AFTER - quiet,
+            quiet if quiet < ASK_AFTER => ASK_AFTER - quiet,
+            _ => LONGEST_SLEEP,
+        };
+        Rest {
+            receives,
+            sends,
+            at_most: wait.deadline.remaining_at(now).min(nap).min(wait.watch.due_in(now)),
+        }
+    }
+
+    /// Asks the ranks of which the collective of now lacks a message, from its first byte on, whether they understand it alike:
+    /// some may have nothing to send here, or may be done with it. Whoever understands it otherwise fails.
+    fn ask(&mut self, until: &Until<'_>) {
+        let first = self.playing(until).next();
+        let Some((operation, silent)) = first.map(|play| (play.signature, play.lacks())) else { return };
+        silent.into_iter().for_each(|peer| self.mail.ask(peer, &operation));
     }
 
     /// The collectives that want to be moved now.
@@ -340,7 +432,21 @@ impl Engine {
 
     /// The error of a wait that was given up.
     fn timeout(&self, wait: &Wait<'_>, now: Instant) -> Error {
-        let until = &wait.until;
+        let (operation, missing) = self.awaited(&wait.until);
+        let mut heard = self.mail.heard(&missing);
+        let play = self.playing(&wait.until).next();
+        for heard in &mut heard {
+            let peer = heard.rank.index();
+            heard.pace = play.zip(wait.watch.pace(peer)).map(|(play, bytes_per_s)| {
+                let (moved, of) = play.progress(peer);
+                Pace { bits_per_s: 8.0 * bytes_per_s, moved, of }
+            });
+        }
+        Error::Timeout { operation, waited: wait.deadline.waited_at(now), missing, heard }
+    }
+
+    /// The operation that a wait is in, and the ranks that it waits for.
+    fn awaited(&self, until: &Until<'_>) -> (String, Vec<Rank>) {
         let letter = match until {
             Until::Done(ticket) => self.mail.find(*ticket),
             _ => None,
@@ -353,8 +459,7 @@ impl Engine {
         let mut missing: Vec<Rank> = receives.into_iter().chain(sends).map(|r| Rank(r as u32)).collect();
         missing.sort_unstable();
         missing.dedup();
-        let heard = self.mail.heard(&missing);
-        Error::Timeout { operation, waited: wait.deadline.waited_at(now), missing, heard }
+        (operation, missing)
     }
 
     /// A collective that is issued now, of which only the number is new if there was one like it.

@@ -50,10 +50,16 @@ impl Recorder {
         self.entries.push_back(Entry { signature, choice, issued: now, took: None });
     }
 
+    /// What the collective of this number was, if that is still kept.
+    pub(crate) fn signature(&self, sequence: u64) -> Option<Signature> {
+        let at = sequence.checked_sub(self.dropped + 1)?;
+        self.entries.get(at as usize).map(|entry| entry.signature)
+    }
+
     /// The collective of this number is done; the clock was last looked at then.
     pub(crate) fn done(&mut self, sequence: u64, clock: Instant) {
-        let entry = sequence.checked_sub(self.dropped + 1).and_then(|at| self.entries.get_mut(at as usize));
-        if let Some(entry) = entry {
+        let at = sequence.checked_sub(self.dropped + 1);
+        if let Some(entry) = at.and_then(|at| self.entries.get_mut(at as usize)) {
             // A look at the clock costs a tenth of a small operation.
             let took = if clock > entry.issued { entry.issued.elapsed() } else { Duration::ZERO };
             entry.took = Some(took);

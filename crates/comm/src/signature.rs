@@ -1,9 +1,9 @@
 //! What an operation is, in the header of every message that belongs to it.
 //!
-//! Two ranks in different operations find out with the first header that goes between them, not by hanging; ranks that name
-//! different roots of one operation may have none to send each other, and wait. How long a message is follows from the
-//! operation, so no length from outside is trusted; for messages between two ranks the receiver's length must be the
-//! sender's.
+//! Two ranks in different operations find out with the first header that goes between them, not by hanging. Ranks that name
+//! different roots of one operation may have none to send each other: whoever waits for a while asks the ranks that it waits
+//! for whether they understand the operation as it does. How long a message is follows from the operation, so no length from
+//! outside is trusted; for messages between two ranks the receiver's length must be the sender's.
 
 use crate::element::{ElementKind, ReduceOp};
 use crate::schedule::Algorithm;
@@ -77,6 +77,9 @@ const ALGORITHM: usize = 7;
 /// The number of no reduction.
 const NO_REDUCTION: u8 = u8::MAX;
 
+/// In the place of the kind: a question whether the operation is understood alike.
+const QUESTION: u8 = 0x80;
+
 /// A header as it comes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Header(pub(crate) [u8; HEADER]);
@@ -100,6 +103,13 @@ impl Signature {
     pub(crate) fn describe(&self) -> String {
         self.header(self.count).describe()
     }
+
+    /// Whether a header of this operation says what this rank understands by it.
+    pub(crate) fn agrees(&self, header: &Header) -> bool {
+        // Each rank sends another as much as it likes, and only those two must agree.
+        let count = if self.kind == Kind::AllToAll { header.count() as usize } else { self.count };
+        self.header(count) == *header
+    }
 }
 
 impl Header {
@@ -110,6 +120,24 @@ impl Header {
     /// Whether it speaks of an operation at all.
     fn is_known(&self) -> bool {
         self.0[..4] == MAGIC && usize::from(self.0[4]) < KINDS.len()
+    }
+
+    /// The question whether the receiver understands this operation as the sender does.
+    pub(crate) fn question(mut self) -> Header {
+        self.0[4] |= QUESTION;
+        self
+    }
+
+    /// What is asked about, if it is a question.
+    pub(crate) fn asked(mut self) -> Option<Header> {
+        let is_question = self.0[4] & QUESTION != 0;
+        self.0[4] &= !QUESTION;
+        (is_question && self.is_known()).then_some(self)
+    }
+
+    /// The number of the operation.
+    pub(crate) fn sequence(&self) -> u64 {
+        self.word(16)
     }
 
     pub(crate) fn is_message(&self) -> bool {
@@ -152,7 +180,7 @@ impl Header {
         };
         let element = ElementKind::name_of(self.element());
         // A message that may come from anyone has no number of its own.
-        let number = if self.word(16) == 0 { String::new() } else { format!(" #{}", self.word(16)) };
+        let number = if self.sequence() == 0 { String::new() } else { format!(" #{}", self.sequence()) };
         format!("{name}{number} ({} x {element}{reduction}{detail})", self.count())
     }
 
@@ -202,6 +230,8 @@ mod tests {
         assert_eq!(tree.describe_beside(&signature.header(9)), "reduce #7 (10 x f32, max, to rank 2)");
         let message = Signature { kind: Kind::Message, op: None, algorithm: None, detail: 5, ..signature };
         assert_eq!(message.header(3).describe(), "message #7 (3 x f32, tag 5)");
+        assert_eq!(message.header(3).asked(), None);
+        assert_eq!(message.header(3).question().asked(), Some(message.header(3)));
         assert_eq!(Header([9; HEADER]).describe(), "something that isn't an operation");
     }
 }

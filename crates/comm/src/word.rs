@@ -42,6 +42,9 @@ impl Word {
             Error::PeerLost { peer, said_by, reason, .. } => {
                 Word { by: said_by.unwrap_or(rank), why: Why::Lost(*peer), text: reason.clone() }
             }
+            Error::Silent { peer, reason, .. } => {
+                Word { by: rank, why: Why::Lost(*peer), text: reason.clone() }
+            }
             Error::Aborted { by, reason } => Word { by: *by, why: Why::Ended, text: reason.clone() },
             other => Word { by: rank, why: Why::Ended, text: other.to_string() },
         }

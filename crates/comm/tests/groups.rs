@@ -148,6 +148,33 @@ fn ranks_in_different_operations_say_so_at_once() {
 }
 
 #[test]
+fn ranks_that_name_different_roots_say_so_at_once() {
+    /// What a rank does that takes itself, or rank 0, for the root.
+    type Act = fn(&Group, Rank) -> Result<(), Error>;
+    let acts: [(&str, Act); 4] = [
+        ("broadcast", |group, root| group.broadcast(&mut [1u32; 3], root)),
+        ("scatter", |group, root| group.scatter(&[1u32; 3], &mut [0], root)),
+        ("gather", |group, root| group.gather(&[1u32], &mut [0; 3], root)),
+        ("reduce", |group, root| group.reduce(&mut [1u32; 3], root, ReduceOp::Sum)),
+    ];
+    for (name, act) in acts {
+        on_all(3, |group| {
+            let start = Instant::now();
+            let root = if group.rank() == Rank(2) { Rank(1) } else { Rank(0) };
+            // Some have only sent, and are done with it.
+            let error = act(&group, root).and_then(|()| group.barrier()).unwrap_err();
+            // Whoever finds out tells the others.
+            let told = error.to_string();
+            assert!(
+                told.contains(name) && told.contains("rank 2 is in") && told.contains("but rank"),
+                "{told}"
+            );
+            assert!(start.elapsed() < LIMIT / 4);
+        });
+    }
+}
+
+#[test]
 fn a_missing_rank_is_named_when_the_deadline_passes() {
     let groups = Group::threads(3);
     let groups: Vec<Group> = groups.into_iter().map(|g| g.with_timeout(Duration::from_millis(200))).collect();

@@ -156,11 +156,12 @@ pub enum Error {
 impl Error {
     /// Whether this only says that another rank has failed.
     pub fn is_consequence(&self) -> bool {
-        use phalanx_comm::Error::{Aborted, PeerLost};
+        use phalanx_comm::Error::{Aborted, PeerLost, Silent};
         let comm = match self {
             Error::Comm(comm) | Error::Parallel(phalanx_parallel::Error::Comm(comm)) => Some(comm),
             _ => None,
         };
-        matches!(comm, Some(PeerLost { .. } | Aborted { .. })) || matches!(self, Error::Panicked { .. })
+        matches!(comm, Some(PeerLost { .. } | Silent { .. } | Aborted { .. }))
+            || matches!(self, Error::Panicked { .. })
     }
 }

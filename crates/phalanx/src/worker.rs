@@ -97,12 +97,16 @@ impl Worker {
         // A rank that lost another, or was left by it, only says so; the other is to be blamed, even if this one's process ends
         // before.
         let own = env.rank;
-        group.on_failure(move |error| match error {
-            phalanx_comm::Error::Aborted { by, .. } if *by == own => {}
-            phalanx_comm::Error::PeerLost { .. } | phalanx_comm::Error::Aborted { .. } => {
+        group.on_failure(move |error| {
+            use phalanx_comm::Error::{Aborted, PeerLost, Silent};
+            let is_left = match error {
+                PeerLost { .. } | Silent { .. } => true,
+                Aborted { by, .. } => *by != own,
+                _ => false,
+            };
+            if is_left {
                 tell(&teller, error.to_string(), true);
             }
-            _ => {}
         });
         Ok(Worker { group, device, run_dir, link: Some(link), host })
     }

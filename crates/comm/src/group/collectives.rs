@@ -18,7 +18,12 @@ use std::time::{Duration, Instant};
 const LONGEST_PATIENCE: Duration = Duration::from_secs(2);
 
 /// The signature of an operation that isn't counted yet.
-fn signature<T: Element>(kind: Kind, op: Option<ReduceOp>, detail: u32, count: usize) -> Signature {
+pub(crate) fn signature<T: Element>(
+    kind: Kind,
+    op: Option<ReduceOp>,
+    detail: u32,
+    count: usize,
+) -> Signature {
     Signature {
         kind,
         op: op.map(Into::into),
@@ -268,7 +273,7 @@ impl Group {
             Some(place) => {
                 let element = Erased::of::<T>();
                 let play = engine.sum_in_place(signature, element, op, deadline.begun(), place);
-                engine.run(self.spin, deadline, play, cast_slice_mut(values))?;
+                engine.run(self.patience, deadline, play, cast_slice_mut(values))?;
             }
             None => self.play(engine, deadline, signature, || schedule(size_of::<T>()), values, op)?,
         }
@@ -299,7 +304,7 @@ impl Group {
         op: ReduceOp,
     ) -> Result<(), Error> {
         let play = engine.collective(signature, Erased::of::<T>(), op, deadline.begun(), schedule);
-        engine.run(self.spin, deadline, play, cast_slice_mut(values))
+        engine.run(self.patience, deadline, play, cast_slice_mut(values))
     }
 
     fn start_reduction<B: Buffer>(
@@ -330,7 +335,7 @@ impl Group {
     }
 
     /// Queues an operation behind those that were started before.
-    fn start<B>(
+    pub(crate) fn start<B>(
         &self,
         signature: Signature,
         schedule: impl FnOnce() -> Schedule,

@@ -140,6 +140,7 @@ impl Group {
             topology: self.topology.part(members),
             generation,
             timeout: self.timeout,
+            silence: self.patience.silence,
             algorithm: self.algorithm,
             members: members.iter().map(|&rank| self.members[rank]).collect(),
             kin: Kin::Alone,

@@ -18,11 +18,13 @@
 //!   other.
 #![allow(unsafe_code, reason = "shared memory; every block has its note")]
 
-use super::{Lost, Wire};
+use super::process::Process;
+use super::{Lost, Signs, Wire};
 use crate::word::{MAX_WORD, Word};
 use nix::errno::Errno;
 use nix::poll::PollFlags;
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
+use nix::sys::socket::{getsockopt, sockopt};
 use phalanx_memory::{Region, unnamed_file};
 use phalanx_wire::Side;
 use std::collections::VecDeque;
@@ -75,6 +77,8 @@ pub(crate) struct Memory {
     taken: u64,
     came: u64,
     looks: u32,
+    /// None if it can't be seen from here.
+    peer: Option<Process>,
 }
 
 impl Memory {
@@ -94,7 +98,8 @@ impl Memory {
         let map = Region::open(file, BYTES)?;
         bell.set_nonblocking(true)?;
         let passed = VecDeque::new();
-        Ok(Memory { bell, map, passed, own, written: 0, read: 0, told: 0, taken: 0, came: 0, looks: 0 })
+        let peer = getsockopt(&bell, sockopt::PeerCredentials).ok().and_then(|peer| Process::of(peer.pid()));
+        Ok(Memory { bell, map, passed, own, written: 0, read: 0, told: 0, taken: 0, came: 0, looks: 0, peer })
     }
 
     /// Whether this process may make such memory: a limit on the size of files counts for it too.
@@ -329,6 +334,10 @@ impl Wire for Memory {
 
     fn fd(&self) -> BorrowedFd<'_> {
         self.bell.as_fd()
+    }
+
+    fn signs(&mut self) -> Signs {
+        self.peer.as_ref().map_or(Signs::Unseen, |peer| Signs::Process(peer.state()))
     }
 
     fn part(&mut self, word: &Word) {

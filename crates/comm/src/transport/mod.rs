@@ -1,12 +1,17 @@
 //! Bytes between two ranks, in order, without blocking. Nothing here knows what the bytes mean.
 
 mod memory;
+mod process;
+mod signs;
 mod tcp;
 mod threads;
 mod wires;
 
 pub(crate) use memory::Memory;
-pub(crate) use tcp::Tcp;
+pub(crate) use signs::{Signs, Verdict, judge};
+#[cfg(test)]
+pub(crate) use signs::{State, Traffic};
+pub(crate) use tcp::{Pulse, Tcp};
 pub(crate) use threads::{Shared as SharedThreads, end_of, threads};
 pub(crate) use wires::{Wire, Wires};
 
@@ -74,6 +79,11 @@ pub(crate) trait Transport: Send {
 
     /// What ends a [`Transport::park`] from another thread.
     fn waker(&self) -> Waker;
+
+    /// What can be seen of rank `peer` without waiting.
+    fn signs(&mut self, _peer: usize) -> Signs {
+        Signs::Unseen
+    }
 
     /// Tells every peer why this rank leaves, as far as that goes without waiting, and leaves, so that every peer notices.
     /// Nothing is sent or received afterwards.

@@ -1,8 +1,13 @@
 //! A peer anywhere: a TCP connection, over which [`frames`] go.
 
 mod frames;
+mod info;
+mod pulse;
 
-use super::{Lost, Wire};
+pub(crate) use pulse::Pulse;
+
+use super::signs::Traffic;
+use super::{Lost, Signs, Wire};
 use crate::word::Word;
 use frames::{End, Receiver, Sender};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -48,6 +53,11 @@ impl Tcp {
         poll(&mut fds, PollTimeout::ZERO).is_ok_and(|n| n > 0)
     }
 
+    /// Takes what came, for nobody. A connection that broke meanwhile has nothing more.
+    fn let_go(&mut self) {
+        let _ = std::io::copy(&mut (&self.line.stream).take(MAX_LATE), &mut std::io::sink());
+    }
+
     /// Why a peer is lost that takes nothing any more: it may have said so.
     fn farewell(&mut self, seen: &str) -> Lost {
         match self.receiver.last_word(&mut &self.line.stream) {
@@ -58,6 +68,11 @@ impl Tcp {
 }
 
 impl Line {
+    /// A sign of life; whether there can be another. Whoever sends something now gives one.
+    fn beat(&self) -> bool {
+        self.sender.try_lock().map_or(true, |mut sender| sender.beat(&mut &self.stream).is_ok())
+    }
+
     /// A sender is whole between any two statements that could panic.
     fn sender(&self) -> MutexGuard<'_, Sender> {
         self.sender.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
@@ -106,6 +121,28 @@ impl Wire for Tcp {
         self.line.stream.as_fd()
     }
 
+    fn beat_by(&self, pulse: &Pulse) -> std::io::Result<()> {
+        pulse.keep(&self.line)
+    }
+
+    fn signs(&mut self) -> Signs {
+        let Ok(known) = info::info(&self.line.stream) else { return Signs::Unseen };
+        // An end is something to be met too.
+        let unread = self.receiver.holds()
+            || !matches!(self.line.stream.peek(&mut [0]), Err(error) if error.kind() == ErrorKind::WouldBlock);
+        Signs::Network(Traffic {
+            silent: known.silent,
+            unread,
+            unanswered: (known.again > 0 && known.unacknowledged > 0).then_some(known.unanswered),
+            moved: known.acknowledged + known.received,
+        })
+    }
+
+    fn is_delivered(&mut self) -> bool {
+        self.let_go();
+        info::info(&self.line.stream).map_or(true, |known| known.unacknowledged == 0 && known.unsent == 0)
+    }
+
     fn part(&mut self, word: &Word) {
         // Where it can't be told, or not now, the end of the connection says enough.
         let _ = setsockopt(&self.line.stream, sockopt::SndBuf, &ROOM_TO_PART);
@@ -122,11 +159,6 @@ impl Wire for Tcp {
 impl Drop for Tcp {
     fn drop(&mut self) {
         // For the same reason nothing is left unread.
-        let unread = (&self.line.stream).take(MAX_LATE);
-        if let Err(error) = std::io::copy(&mut { unread }, &mut std::io::sink())
-            && error.kind() != ErrorKind::WouldBlock
-        {
-            tracing::debug!("a connection broke while it was being closed: {error}");
-        }
+        self.let_go();
     }
 }

@@ -1,13 +1,13 @@
 //! Ranks in processes: one wire a pair, each of the kind that suits where the peer is.
 
-use super::{Lost, Transport, Waker};
-use crate::word::Word;
+use super::{Lost, Pulse, Signs, Transport, Waker};
+use crate::word::{Why, Word};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A rank's end of the connection to one other.
 pub(crate) trait Wire: Send {
@@ -50,6 +50,21 @@ pub(crate) trait Wire: Send {
     /// What the events happen to.
     fn fd(&self) -> BorrowedFd<'_>;
 
+    /// Has `pulse` give signs of life over it, if the peer needs that.
+    fn beat_by(&self, _: &Pulse) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    /// What can be seen of the peer without waiting.
+    fn signs(&mut self) -> Signs {
+        Signs::Unseen
+    }
+
+    /// Whether the peer's host has all that was sent, after this rank has left: what still comes is let go.
+    fn is_delivered(&mut self) -> bool {
+        true
+    }
+
     /// Tells the peer why this rank leaves, if that goes without waiting, and leaves, so that the peer notices.
     fn part(&mut self, word: &Word);
 
@@ -57,19 +72,28 @@ pub(crate) trait Wire: Send {
     fn name(&self) -> &'static str;
 }
 
+/// How long a rank that leaves waits for the others' hosts to have what it sent: where there may be results in it, and where
+/// there is only its word.
+const LEAVING: Duration = Duration::from_secs(30);
+const LEAVING_FAILED: Duration = Duration::from_millis(500);
+/// How long it sleeps before it looks again.
+const LEAVING_NAP: Duration = Duration::from_micros(200);
+
 /// A process's end of a group.
 pub(crate) struct Wires {
     /// By rank; none for this rank itself.
     wires: Vec<Option<Box<dyn Wire>>>,
     /// Written to by wakers.
     alarm: Arc<EventFd>,
+    /// How long what was sent may take to arrive, once this rank has left.
+    leaving: Duration,
 }
 
 impl Wires {
     /// Over connections that are made and proven already.
     pub(crate) fn new(wires: Vec<Option<Box<dyn Wire>>>) -> std::io::Result<Wires> {
         let alarm = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
-        Ok(Wires { wires, alarm: Arc::new(alarm) })
+        Ok(Wires { wires, alarm: Arc::new(alarm), leaving: Duration::ZERO })
     }
 
     fn wire(&mut self, peer: usize) -> &mut Box<dyn Wire> {
@@ -141,7 +165,13 @@ impl Transport for Wires {
         })
     }
 
+    fn signs(&mut self, peer: usize) -> Signs {
+        self.wire(peer).signs()
+    }
+
     fn part(&mut self, word: &Word) {
+        let is_done = word.why == Why::Left && !std::thread::panicking();
+        self.leaving = if is_done { LEAVING } else { LEAVING_FAILED };
         self.wires.iter_mut().flatten().for_each(|wire| wire.part(word));
     }
 
@@ -150,5 +180,21 @@ impl Transport for Wires {
         names.sort_unstable();
         names.dedup();
         names.join(" and ")
+    }
+}
+
+impl Drop for Wires {
+    /// A kernel takes back what a closed connection still has to send as soon as anything comes for it, a beat say.
+    fn drop(&mut self) {
+        let end = Instant::now() + self.leaving;
+        while !self.wires.iter_mut().flatten().all(|wire| wire.is_delivered()) {
+            if Instant::now() > end {
+                let leaving = self.leaving;
+                return tracing::warn!(
+                    "a peer hasn't taken what was sent to it within {leaving:?}, and may miss it"
+                );
+            }
+            std::thread::sleep(LEAVING_NAP);
+        }
     }
 }

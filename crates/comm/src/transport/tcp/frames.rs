@@ -134,7 +134,6 @@ impl Sender {
     }
 
     /// Says that this process lives, between two frames, unless other things that went out since the last call say so.
-    #[cfg_attr(not(test), expect(dead_code, reason = "nobody beats yet"))]
     pub(super) fn beat(&mut self, to: &mut impl Write) -> Result<()> {
         let is_free = self.flush(to)?;
         if is_free && !self.moved {

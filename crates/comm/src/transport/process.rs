@@ -1,0 +1,80 @@
+//! Whether a process of this host runs, is stopped, or has ended: what `/proc` says of it.
+
+use super::signs::State;
+use std::fs::read_to_string;
+
+/// A process, told from later ones of the same number by when it began.
+#[derive(Debug)]
+pub(super) struct Process {
+    pid: i32,
+    begun: u64,
+}
+
+impl Process {
+    /// None if it can't be seen: it has ended, or it counts its processes otherwise.
+    pub(super) fn of(pid: i32) -> Option<Process> {
+        let (_, begun) = parse(&read_to_string(format!("/proc/{pid}/stat")).ok()?)?;
+        Some(Process { pid, begun })
+    }
+
+    pub(super) fn state(&self) -> State {
+        let text = read_to_string(format!("/proc/{}/stat", self.pid));
+        match text.ok().as_deref().and_then(parse) {
+            Some((_, begun)) if begun != self.begun => State::Ended,
+            Some(('T' | 't', _)) => State::Stopped,
+            Some(('Z' | 'X', _)) | None => State::Ended,
+            Some(_) => State::Runs,
+        }
+    }
+}
+
+/// The state and the start of `pid (name) state ...`, where a name may be anything.
+fn parse(stat: &str) -> Option<(char, u64)> {
+    let mut fields = stat[stat.rfind(')')? + 1..].split_whitespace();
+    let state = fields.next()?.chars().next()?;
+    // The 22nd field of all; the state is the third.
+    Some((state, fields.nth(18)?.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::sys::signal::{Signal, kill};
+    use nix::sys::wait::{WaitPidFlag, waitpid};
+    use nix::unistd::Pid;
+    use std::process::Command;
+
+    #[test]
+    fn a_line_of_proc_is_read_whatever_the_name() {
+        let rest = "S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4242 20";
+        for name in ["cat", "a) T (b", "", ")"] {
+            assert_eq!(parse(&format!("7 ({name}) {rest}")), Some(('S', 4242)));
+        }
+        for broken in [
+            "",
+            "7",
+            "7 (cat",
+            "7 (cat)",
+            "7 (cat) S 1",
+            "7 (cat) S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 x",
+        ] {
+            assert_eq!(parse(broken), None, "{broken}");
+        }
+    }
+
+    #[test]
+    fn a_process_is_seen_running_stopped_and_ended() {
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        let process = Process::of(child.id() as i32).unwrap();
+        assert_eq!(process.state(), State::Runs);
+        let pid = Pid::from_raw(child.id() as i32);
+        kill(pid, Signal::SIGSTOP).unwrap();
+        waitpid(pid, Some(WaitPidFlag::WUNTRACED)).unwrap();
+        assert_eq!(process.state(), State::Stopped);
+        kill(pid, Signal::SIGKILL).unwrap();
+        child.wait().unwrap();
+        assert_eq!(process.state(), State::Ended);
+        let other = Process { pid: std::process::id() as i32, begun: process.begun };
+        assert_eq!(other.state(), State::Ended, "a number that was given again is another process");
+    }
+}

@@ -1,0 +1,146 @@
+//! Ranks that are killed, stopped, late or mad, as the others report them: each by what it is.
+
+#[path = "ranks/processes.rs"]
+mod processes;
+mod ranks;
+
+use phalanx_comm::{Deadline, Endpoint, Error, Generation, Group, GroupConfig, Rank, ReduceOp, Secret};
+use phalanx_wire::{Hello, Side, handshake};
+use processes::{Processes, connect, own_rank, say};
+use ranks::{BINDS, Bind, HOST, LIMIT, connected, on_all};
+use std::io::Write;
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+/// Which of the transports the ranks of a test use, in the environment.
+const WAY: &str = "PHALANX_TEST_WAY";
+
+fn bind() -> Bind {
+    BINDS[std::env::var(WAY).unwrap().parse::<usize>().unwrap()]
+}
+
+/// Sums of so many elements until one fails, which is then said.
+fn work(group: &Group, len: usize) {
+    let mut values = vec![1f32; len];
+    group.all_reduce(&mut values, ReduceOp::Max).unwrap();
+    say("works");
+    let error = (0u64..).find_map(|_| group.all_reduce(&mut values, ReduceOp::Max).err()).unwrap();
+    say(&error.to_string());
+}
+
+/// What the ranks but `hurt` say when that one gets a signal in the middle of their work, and how long that took.
+fn survivors(test: &str, n: usize, way: usize, hurt: usize, signal: &str) -> (Vec<String>, Duration) {
+    let ranks = Processes::start(test, n, &[(WAY, &way.to_string())]);
+    (0..n).for_each(|rank| assert_eq!(ranks.line(rank), "works"));
+    let start = Instant::now();
+    ranks.signal(hurt, signal);
+    let said = (0..n).filter(|&rank| rank != hurt).map(|rank| ranks.line(rank)).collect();
+    (said, start.elapsed())
+}
+
+#[test]
+fn all_ranks_blame_the_one_that_is_killed() {
+    if let Some(rank) = own_rank() {
+        return work(&connect(rank, bind()).unwrap(), 300_000);
+    }
+    for way in [0, 1] {
+        let (said, took) = survivors("all_ranks_blame_the_one_that_is_killed", 4, way, 2, "KILL");
+        assert!(said.iter().all(|error| error.contains("rank 2 is gone")), "{said:?}");
+        assert!(took < LIMIT / 4, "{took:?}");
+    }
+}
+
+#[test]
+fn a_rank_that_is_stopped_is_told_from_a_dead_one() {
+    if let Some(rank) = own_rank() {
+        return work(&connect(rank, bind()).unwrap(), 1000);
+    }
+    for (way, want) in [(0, "it is stopped (SIGSTOP or a debugger), for 2"), (1, "no sign of life for 2")] {
+        let (said, took) = survivors("a_rank_that_is_stopped_is_told_from_a_dead_one", 3, way, 1, "STOP");
+        for error in &said {
+            assert!(
+                error.contains("rank 1 is silent") || error.contains("rank 1 is gone, says rank"),
+                "{said:?}"
+            );
+            assert!(error.contains(want), "{said:?}");
+        }
+        assert!(Duration::from_secs(2) < took && took < LIMIT / 4, "{took:?}");
+    }
+}
+
+#[test]
+fn a_rank_that_computes_is_alive() {
+    let silence = Duration::from_millis(500);
+    on_all(2, |group| {
+        let group = group.with_silence(Some(silence));
+        if group.rank() == Rank(1) {
+            compute(4 * silence);
+        }
+        // More than the kernel keeps, so both directions are stuck meanwhile.
+        let mut values = vec![1f32; 8 << 20];
+        group.all_reduce(&mut values, ReduceOp::Sum).unwrap();
+        assert!(values.iter().all(|&value| value == 2.0));
+    });
+}
+
+/// Is busy with something else for so long.
+fn compute(time: Duration) {
+    let busy = Deadline::after(time);
+    while !busy.expired() {
+        std::hint::spin_loop();
+    }
+}
+
+#[test]
+fn what_was_sent_before_a_rank_left_arrives_however_late_it_is_taken() {
+    let late = Duration::from_millis(700);
+    connected(
+        Endpoint::tcp,
+        2,
+        |_| {},
+        |group| {
+            let group = group.unwrap();
+            let len = 3 << 20;
+            if group.rank() == Rank(0) {
+                let sent = group.start_send(vec![7u8; len], Rank(1), 0);
+                // What the kernel doesn't take at once goes when the other begins to take it.
+                sent.wait(Deadline::after(LIMIT)).unwrap();
+                return;
+            }
+            // Beats go the other way meanwhile.
+            compute(late);
+            let mut came = vec![0u8; len];
+            group.receive(&mut came, Rank(0)).unwrap();
+            assert!(came.iter().all(|&byte| byte == 7));
+        },
+    );
+}
+
+#[test]
+fn garbage_is_named_as_garbage() {
+    // Not a frame at all, and a frame whose data is no operation.
+    let rows: [(&[u8], &str); 2] = [
+        (b"GET / HTTP/1.1\r\n\r\n", "rank 1 is gone: it sent something that isn't a frame"),
+        (&[&[0xd1, 32, 0, 0][..], &[0x42; 32]].concat(), "rank 1 is in something that isn't an operation"),
+    ];
+    for (garbage, want) in rows {
+        let endpoint = Endpoint::tcp(HOST).unwrap();
+        let peers = vec![endpoint.address(); 2];
+        let (secret, generation, address) = (Secret::from_bytes([7; 32]), Generation(0), peers[0].tcp);
+        let error = std::thread::scope(|scope| {
+            let theirs = secret.clone();
+            let mad = scope.spawn(move || {
+                let mut stream = TcpStream::connect(address).unwrap();
+                let hello = Hello { purpose: "comm".into(), rank: Rank(1), generation };
+                handshake(&mut stream, &theirs, Side::Dialed, &hello, &Deadline::after(LIMIT)).unwrap();
+                stream.write_all(garbage).unwrap();
+                stream
+            });
+            let config = GroupConfig { rank: Rank(0), generation, secret, endpoint, peers, timeout: LIMIT };
+            let group = Group::connect(config).unwrap();
+            let _open = mad.join().unwrap();
+            group.all_reduce(&mut [1f32; 100], ReduceOp::Sum).unwrap_err()
+        });
+        assert!(!matches!(error, Error::Timeout { .. }) && error.to_string().contains(want), "{error}");
+    }
+}
