@@ -2,9 +2,13 @@
 //!
 //! A wire carries whole messages, one after the other: those of collectives, and *letters*, which ranks send each other under
 //! a tag. A collective that looks for its message takes in the letters that come before it; one that nobody asked for yet is
-//! set aside, up to [`MAX_ASIDE`]. Between two ranks, letters with the same tag are received in the order in which they were
-//! sent. Whoever waits for a letter of its own to be taken reads what all others send, so ranks may send to each other at once,
-//! in a ring too, whatever the size.
+//! set aside, up to [`MAX_ASIDE`]. What is more than that stays on its wire, and its sender waits, until it is asked for; only
+//! where this rank waits for what comes behind it that is an error. Between two ranks, letters with the same tag are received
+//! in the order in which they were sent. Whoever waits for a letter of its own to be taken reads what all others send, so
+//! ranks may send to each other at once, in a ring too, whatever the size.
+//!
+//! Letters that are to go out have no bound: they are the caller's own buffers, and one more is there only because the caller
+//! made it; to hold up whoever starts to send would take from it what starting is for.
 
 use crate::buffer::{AnyBuffer, Plain};
 use crate::element::Room;
@@ -106,6 +110,10 @@ pub(crate) struct Mail {
     lines: Vec<Line>,
     wanted: VecDeque<Wanted>,
     aside_bytes: usize,
+    /// Bytes of letters that may wait to be asked for.
+    most_aside: usize,
+    /// Whether there was a letter for which there was no room.
+    is_full: bool,
     delivered: Vec<Delivered>,
     /// Bytes that came in, except those that collectives take themselves.
     moved: u64,
@@ -194,6 +202,8 @@ impl Mail {
             lines: (0..n).map(|_| line()).collect(),
             wanted: VecDeque::new(),
             aside_bytes: 0,
+            most_aside: MAX_ASIDE,
+            is_full: false,
             delivered: Vec::new(),
             moved: 0,
             turn: 0,
@@ -300,6 +310,22 @@ impl Mail {
     /// Whether letters of all ranks are taken in.
     pub(crate) fn is_listening(&self) -> bool {
         self.listening
+    }
+
+    /// Why nothing that stands behind it can come from a peer: a letter that there is no room for.
+    pub(crate) fn overrun(&self, peer: usize) -> Option<Error> {
+        let line = &self.lines[peer];
+        (self.is_full && line.stands() && line.head.is_message()).then(|| Error::Overrun {
+            rank: self.rank,
+            peer: Rank(peer as u32),
+            letter: line.head.describe(),
+            limit: self.most_aside,
+        })
+    }
+
+    /// Whether letters may stand on their wires because there is no room for them.
+    pub(crate) fn is_full(&self) -> bool {
+        self.is_full
     }
 
     /// The operations that other ranks are in, as far as is known: what they ask about, and what stands on their wires.
@@ -495,8 +521,6 @@ impl Mail {
             if !header.is_message() {
                 return Ok(Some(header));
             }
-            line.got = 0;
-            line.reader = Holder::Letter;
             let wanted = self.wanted.iter().position(|wanted| wanted.takes(from, &header));
             let (into, bytes) = match wanted.and_then(|at| self.wanted.remove(at)) {
                 Some(mut wanted) => {
@@ -504,32 +528,31 @@ impl Mail {
                     let bytes = wanted.buffer.bytes().len();
                     (Place::Wanted(wanted), bytes)
                 }
-                None => {
-                    let bytes = self.room_for(from, &header)?;
-                    (Place::Aside(Room::of(bytes)), bytes)
-                }
+                None => match self.room_for(&header) {
+                    Some(bytes) => (Place::Aside(Room::of(bytes)), bytes),
+                    // It stands on the wire until it is asked for, or there is room.
+                    None => {
+                        self.is_full = true;
+                        return Ok(None);
+                    }
+                },
             };
+            let line = &mut self.lines[from];
+            line.got = 0;
+            line.reader = Holder::Letter;
             self.lines[from].arriving = Some(Arriving { header, into, bytes, done: 0 });
         }
     }
 
     /// Bytes of a letter that nobody asked for, if they may be kept.
-    fn room_for(&mut self, from: usize, header: &Header) -> Result<usize, Error> {
-        let size = crate::element::size_of_code(header.element()).unwrap_or(usize::MAX);
-        let bytes = usize::try_from(header.count()).ok().and_then(|count| count.checked_mul(size));
-        let room = MAX_ASIDE.saturating_sub(self.aside_bytes + weight(0));
-        match bytes.filter(|&bytes| bytes <= room) {
-            Some(bytes) => {
-                self.aside_bytes += weight(bytes);
-                Ok(bytes)
-            }
-            None => Err(Error::Overrun {
-                rank: self.rank,
-                peer: Rank(from as u32),
-                letter: header.describe(),
-                limit: MAX_ASIDE,
-            }),
-        }
+    fn room_for(&mut self, header: &Header) -> Option<usize> {
+        let size = crate::element::size_of_code(header.element())?;
+        let bytes = usize::try_from(header.count()).ok()?.checked_mul(size)?;
+        let fits = bytes <= self.most_aside.saturating_sub(self.aside_bytes + weight(0));
+        fits.then(|| {
+            self.aside_bytes += weight(bytes);
+            bytes
+        })
     }
 
     /// Brings in what is there of the letter that arrives; whether it is whole.
@@ -652,7 +675,9 @@ impl Mail {
             }
             let asked = line.asked.filter(|asked| asked.sequence() > collectives);
             let first = if line.stands() { Some(line.head) } else { asked };
+            let overrun = self.overrun(peer);
             match (&line.gone, first) {
+                _ if overrun.is_some() => why = why.or(overrun),
                 (Some(lost), _) => why = Some(lost_in(&ours, peer, lost.clone())),
                 (None, Some(first)) => why = why.or_else(|| Some(self.mismatch(&ours, peer, &first))),
                 (None, None) => return None,
@@ -673,3 +698,6 @@ impl Mail {
         (others().filter(comes).collect(), others().filter(goes).collect())
     }
 }
+
+#[cfg(test)]
+mod tests;

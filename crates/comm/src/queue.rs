@@ -313,12 +313,24 @@ impl Engine {
             }
             _ => {}
         }
+        if self.mail.is_full()
+            && let Some(error) = self.overrun(until)
+        {
+            self.fail(error);
+        }
         if self.mail.is_listening()
             && let Some(error) = self.disagreement(until)
         {
             self.fail(error);
         }
         self.check().map(|()| false)
+    }
+
+    /// That a letter that there is no room for stands before what the collective of now waits for: nobody can ask for it as
+    /// long as that lasts.
+    fn overrun(&self, until: &Until<'_>) -> Option<Error> {
+        let awaited = self.playing(until).flat_map(|play| play.waits_for().0);
+        awaited.into_iter().find_map(|peer| self.mail.overrun(peer))
     }
 
     /// That another rank is in an operation that this one is in, too, or is done with, and understands otherwise.

@@ -2,8 +2,9 @@
 //!
 //! Between two ranks, messages of the same tag are received in the order in which they were sent; those of different tags, and
 //! from different ranks, in any. A message is received into a slice of exactly its type and length. A rank that waits
-//! in a collective takes in messages meanwhile, and the other way round; one message that is larger than 1 GiB, or so many of
-//! them that nobody asked for, end the group.
+//! in a collective takes in messages meanwhile, and the other way round; of what nobody asked
+//! for yet 1 GiB may wait here, and the rest with its sender. Only a rank that waits for what comes behind such a message ends
+//! the group.
 
 use super::Group;
 use crate::buffer::{Buffer, Plain};

@@ -15,6 +15,7 @@
 
 mod blame;
 mod chance;
+mod garbage;
 mod network;
 mod player;
 mod script;
