@@ -130,7 +130,7 @@ impl Wire for Tcp {
         Signs::Network(Traffic {
             silent: known.silent,
             unread,
-            unanswered: (known.again > 0 && known.unacknowledged > 0).then_some(known.unanswered),
+            unanswered: known.is_owed_answer().then_some(known.unanswered),
             moved: known.acknowledged + known.received,
         })
     }

@@ -1,7 +1,8 @@
 //! Ranks that are killed, stopped, late or mad, as the others report them: each by what it is.
 
-#[path = "ranks/processes.rs"]
+mod network;
 mod processes;
+#[path = "../ranks/mod.rs"]
 mod ranks;
 
 use phalanx_comm::{Deadline, Endpoint, Error, Generation, Group, GroupConfig, Rank, ReduceOp, Secret};
