@@ -18,6 +18,7 @@ use crate::mail::{Delivered, Mail};
 use crate::queue::{Aside, Engine, Patience};
 use crate::recorder::{Record, Recorder};
 use crate::schedule::{Algorithm, Choice, Seat};
+use crate::siblings::Siblings;
 use crate::topology::Topology;
 use crate::transport::{Transport, threads};
 use crate::watch::DEFAULT_SILENCE;
@@ -43,6 +44,8 @@ pub struct Group {
     members: Arc<[Rank]>,
     /// What tells it from other groups of its generation.
     name: u64,
+    /// The groups of this rank that come of the same world.
+    siblings: Arc<Siblings>,
     kin: Kin,
     patience: Patience,
     engine: Arc<Mutex<Engine>>,
@@ -77,6 +80,8 @@ pub(crate) struct Place {
     pub(crate) members: Vec<Rank>,
     /// What tells it from other groups of its generation: 0 for the world.
     pub(crate) name: u64,
+    /// The groups of this rank that come of the same world.
+    pub(crate) siblings: Arc<Siblings>,
     pub(crate) kin: Kin,
 }
 
@@ -95,6 +100,7 @@ impl Place {
             algorithm: None,
             members,
             name: 0,
+            siblings: Arc::default(),
             kin: Kin::Alone,
         }
     }
@@ -118,7 +124,8 @@ impl Group {
     }
 
     pub(crate) fn over(place: Place, wires: Option<Box<dyn Transport>>) -> Group {
-        let Place { rank, topology, generation, timeout, silence, algorithm, members, name, kin } = place;
+        let Place { rank, topology, generation, timeout, silence, algorithm, members, name, siblings, kin } =
+            place;
         let n = topology.ranks();
         let description = match &wires {
             Some(wires) => format!("{n} ranks over {}", wires.name()),
@@ -136,6 +143,7 @@ impl Group {
             recorder: Recorder::default(),
             spare: VecDeque::new(),
             regions: Regions::default(),
+            siblings: Arc::clone(&siblings),
             tickets: 0,
             queue: VecDeque::new(),
             done: HashMap::new(),
@@ -154,6 +162,7 @@ impl Group {
             algorithm,
             members: members.into(),
             name,
+            siblings,
             kin,
             patience: Patience { spin, silence },
             engine: Arc::new(Mutex::new(engine)),
@@ -314,6 +323,9 @@ impl Group {
                 match issue(&mut engine, ticket) {
                     Ok(()) => engine.advance(),
                     Err(error) => engine.fail(error),
+                }
+                if engine.is_busy() {
+                    self.siblings.add(&self.engine);
                 }
             }
             ticket

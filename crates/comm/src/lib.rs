@@ -34,6 +34,7 @@ mod mail;
 mod queue;
 mod recorder;
 mod schedule;
+mod siblings;
 mod signature;
 mod topology;
 mod watch;

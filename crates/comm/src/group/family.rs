@@ -135,6 +135,7 @@ impl Group {
             algorithm: self.algorithm,
             members: members.iter().map(|&rank| self.members[rank]).collect(),
             name: 0,
+            siblings: Arc::clone(&self.siblings),
             kin: Kin::Alone,
         };
         make(place, index)

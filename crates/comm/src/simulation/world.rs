@@ -180,6 +180,7 @@ impl World {
                 algorithm: circle.algorithm,
                 members,
                 name: 0,
+                siblings: Arc::default(),
                 kin: Kin::Alone,
             };
             let wires = Wires { rank: own, network: Arc::clone(&circle.network) };
