@@ -12,7 +12,8 @@ pub struct Key {
     pub kind: Kind,
     /// Whether a recipe must have it.
     pub required: bool,
-    /// Where it has a meaning: any of these names of its section, or of the loss under `train` and the compression under `parallel`. Empty: everywhere.
+    /// Where it has a meaning: any of these names of its section, or of the loss under `train` and the compression under
+    /// `parallel`. Empty: everywhere.
     pub only_for: &'static [&'static str],
     /// One line about it.
     pub about: &'static str,
