@@ -226,7 +226,7 @@ fn an_error_tells_what_the_late_ones_did_last_and_the_history_tells_the_rest() {
                     let done: Vec<bool> = history.iter().map(|record| record.took.is_some()).collect();
                     assert_eq!(done, [true, false]);
                     assert_eq!(history[1].operation, "all-reduce #2 (4 x f32, sum)");
-                    assert_eq!(history[1].algorithm, "direct: 16 bytes between 3 ranks, up to 43690");
+                    assert_eq!(history[1].algorithm, "doubling: 16 bytes between 3 ranks, up to 8192");
                 }
                 leave.wait();
             });
