@@ -16,6 +16,7 @@ use crate::buffer::Buffer;
 use crate::element::{Element, Erased, ReduceOp, Room};
 use crate::schedule::{Choice, Round, Schedule, Take};
 use phalanx_memory::Region;
+use std::fs::File;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::Arc;
@@ -29,13 +30,15 @@ const AT_ONCE: usize = 1 << 20;
 /// Parts end on whole cache lines.
 const LINE: usize = 64;
 
-/// The regions of a group, by number. Those that nobody uses any more leave their number behind.
+/// The regions of a group, by number. Those that nobody uses any more, or that were shared anew, leave their number behind.
 #[derive(Default)]
 pub(crate) struct Regions(Vec<Option<Common>>);
 
 /// One region of each rank.
 pub(crate) struct Common {
     pub(crate) own: Arc<Region>,
+    /// What the others see of it: a region that was shared anew since is in another.
+    pub(crate) file: Arc<File>,
     /// The others', by rank; none for this rank itself.
     pub(crate) others: Vec<Option<Region>>,
 }
@@ -55,11 +58,18 @@ impl Place {
     }
 }
 
+impl Common {
+    /// Whether the others still see what this rank does in its region.
+    fn is_seen(&self) -> bool {
+        self.own.file().is_some_and(|file| Arc::ptr_eq(&file, &self.file))
+    }
+}
+
 impl Regions {
     /// Adds a region that all ranks brought.
     pub(crate) fn attach(&mut self, common: Common) {
         for slot in &mut self.0 {
-            slot.take_if(|common| Arc::strong_count(&common.own) == 1);
+            slot.take_if(|common| Arc::strong_count(&common.own) == 1 || !common.is_seen());
         }
         self.0.push(Some(common));
     }
@@ -71,11 +81,12 @@ impl Regions {
         }
         let start = slice.as_ptr().addr();
         self.0.iter().enumerate().find_map(|(region, common)| {
-            let own = &common.as_ref()?.own;
+            let common = common.as_ref()?;
+            let own = &common.own;
             let offset = start.checked_sub(own.start().as_ptr().addr())?;
             let fits = offset.checked_add(slice.len())? <= own.bytes();
             let told = offset.is_multiple_of(4) && u32::try_from(offset / 4).is_ok();
-            (fits && told).then_some(Place { region, offset })
+            (fits && told && common.is_seen()).then_some(Place { region, offset })
         })
     }
 
@@ -220,6 +231,23 @@ impl<T: Element> Buffer for Shared<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_was_shared_anew_is_no_longer_where_the_others_looked_for_it() {
+        let own = Arc::new(Region::zeroed(LEAST).unwrap());
+        let mut regions = Regions::default();
+        // SAFETY: the mapping is so long, and nobody writes.
+        let slice = || unsafe { std::slice::from_raw_parts(own.start().as_ptr(), LEAST) };
+        for number in 0..3 {
+            // SAFETY: the test has one thread.
+            let file = unsafe { own.share() }.unwrap();
+            assert_eq!(regions.find(slice()), None, "others see what it was in before");
+            regions.attach(Common { own: Arc::clone(&own), file, others: vec![None] });
+            assert_eq!(regions.find(slice()), Some(Place { region: number, offset: 0 }));
+            let held = regions.0.iter().flatten().count();
+            assert_eq!(held, 1, "what nobody can find is let go");
+        }
+    }
 
     #[test]
     fn parts_cover_a_slice_once() {
