@@ -160,6 +160,12 @@ impl<'a> Seat<'a> {
         Schedule::new(choice, rounds)
     }
 
+    /// The first operation of a group: nobody leaves before everybody came, and only ranks that are next to each other in a tree
+    /// have to be connected for it.
+    pub(crate) fn assembly(&self) -> Schedule {
+        Schedule::new(Choice::only(Algorithm::Tree), barrier::assembly(self.circle()))
+    }
+
     /// Nobody leaves before everybody came.
     pub(crate) fn barrier(&self) -> Schedule {
         Schedule::new(Choice::only(Algorithm::Dissemination), barrier::dissemination(self.circle()))
