@@ -1,7 +1,7 @@
 //! Memory that the ranks of a group have in common, and sums taken in it where they lie.
 //!
 //! Each rank brings a region of its own, and sees those of all others. An all-reduce of slices that lie at the same place in
-//! the same region on every rank then copies nothing: each rank takes one part of the slices, adds up what all ranks have
+//! the same region on every rank then copies nothing: each rank takes one part of the slices, adds to its own what the others have
 //! there, in the order of ranks, and writes the sum to all of them. Every byte is read once and written once, which is the
 //! least that it takes.
 //!
@@ -13,7 +13,7 @@
 #![allow(unsafe_code, reason = "memory that other processes write to; every block has its note")]
 
 use crate::buffer::Buffer;
-use crate::element::{Element, Erased, ReduceOp, Room};
+use crate::element::{Element, Erased, ReduceOp};
 use crate::schedule::{Choice, Round, Schedule, Take};
 use phalanx_memory::Region;
 use std::fs::File;
@@ -129,13 +129,14 @@ pub(crate) struct Sum {
     /// What of the part is to be done.
     rest: Range<usize>,
     part: Range<usize>,
-    scratch: Room,
+    /// This rank.
+    own: usize,
 }
 
 impl Sum {
     pub(crate) fn new(place: Place, bytes: usize, n: usize, rank: usize) -> Sum {
         let part = part(bytes, n, rank);
-        Sum { place, rest: part.clone(), part, scratch: Room::default() }
+        Sum { place, rest: part.clone(), part, own: rank }
     }
 
     /// The same from the start.
@@ -155,19 +156,19 @@ impl Sum {
         element: Erased,
         op: ReduceOp,
     ) -> usize {
-        let Sum { place, rest, scratch, .. } = self;
-        let (first, end) = (rest.start, rest.end.min(rest.start + AT_ONCE));
-        scratch.grow(CHUNK);
+        let Sum { place, rest, own, .. } = self;
+        let (first, end, own) = (rest.start, rest.end.min(rest.start + AT_ONCE), *own);
         while rest.start < end {
             let range = rest.start..end.min(rest.start + CHUNK);
-            let sum = &mut scratch.bytes_mut()[..range.len()];
-            for rank in 0..ranks {
-                // SAFETY: the range is in this rank's part, and the operation between its two messages (R-TURNS); the
-                // operation has the slice of this process to itself.
-                let theirs = unsafe { regions.bytes(*place, rank, &range) };
-                if rank == 0 { sum.copy_from_slice(theirs) } else { (element.combine)(op, sum, theirs) }
+            let others = (0..ranks).filter(|&rank| rank != own);
+            // SAFETY: the range is in this rank's part, and the operation between its two messages (R-TURNS), which has the
+            // slice of this process to itself; each of the references below is to another rank's memory.
+            let sum = unsafe { regions.bytes(*place, own, &range) };
+            for rank in others.clone() {
+                // SAFETY: as above.
+                (element.combine)(op, sum, unsafe { regions.bytes(*place, rank, &range) });
             }
-            for rank in 0..ranks {
+            for rank in others {
                 // SAFETY: as above.
                 unsafe { regions.bytes(*place, rank, &range) }.copy_from_slice(sum);
             }

@@ -26,7 +26,7 @@ use crate::work::Work;
 use phalanx_wire::{Deadline, Generation, Rank};
 use std::collections::{HashMap, VecDeque};
 use std::marker::PhantomData;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::Duration;
 
 /// A rank's end of a group. Clones are the same end.
@@ -132,8 +132,7 @@ impl Group {
             None => "a world of one".into(),
         };
         let wake = wires.as_ref().map(|wires| wires.waker());
-        let (reason, listener) = (OnceLock::new(), OnceLock::new());
-        let aside = Arc::new(Aside { reason, forgotten: Mutex::default(), wake, listener });
+        let aside = Arc::new(Aside::new(wake));
         let engine = Engine {
             rank,
             aside: Arc::clone(&aside),
@@ -348,7 +347,7 @@ impl Group {
     }
 
     pub(crate) fn forget(&self, ticket: u64) {
-        self.aside.forgotten().push(ticket);
+        self.aside.forget(ticket);
         // Whoever has the engine now, or has it next, lets go of the buffer.
         self.progress();
     }
