@@ -14,6 +14,7 @@ pub use messages::{Source, Transfer};
 
 use crate::common::Regions;
 use crate::error::Error;
+use crate::flight::Flight;
 use crate::mail::{Delivered, Mail};
 use crate::queue::{Aside, Engine, Patience};
 use crate::recorder::{Record, Recorder};
@@ -112,7 +113,16 @@ impl Group {
         };
         let wake = wires.as_ref().map(|wires| wires.waker());
         let (reason, listener) = (OnceLock::new(), OnceLock::new());
-        let aside = Arc::new(Aside { reason, forgotten: Mutex::default(), wake, listener });
+        let members: Arc<[Rank]> = members.into();
+        let aside = Arc::new(Aside {
+            reason,
+            forgotten: Mutex::default(),
+            wake,
+            listener,
+            keeper: OnceLock::new(),
+            generation,
+            members: Arc::clone(&members),
+        });
         let engine = Engine {
             rank,
             aside: Arc::clone(&aside),
@@ -138,7 +148,7 @@ impl Group {
             generation,
             timeout,
             algorithm,
-            members: members.into(),
+            members,
             kin,
             patience: Patience { spin, silence },
             engine: Arc::new(Mutex::new(engine)),
@@ -206,6 +216,12 @@ impl Group {
     /// Has `listener` told, once, when the group fails: before the others notice that this rank leaves. The first one stays.
     pub fn on_failure(&self, listener: impl Fn(&Error) + Send + Sync + 'static) {
         let _ = self.aside.listener.set(Box::new(listener));
+    }
+
+    /// Has `keep` given what this rank knows of the group when that fails, before the others are told; so have groups that come
+    /// of this one from now on. The first one stays.
+    pub fn on_flight(&self, keep: impl Fn(&Flight) + Send + Sync + 'static) {
+        let _ = self.aside.keeper.set(Arc::new(keep));
     }
 
     /// What this group is, for people.

@@ -87,6 +87,7 @@ impl Group {
                 Group::join(place, Home { endpoint, peers, secret })
             }
         })?;
+        self.hand_down(&group);
         // Ranks that have different survivors in mind may have met all the same.
         let mine = group.members.iter().fold(survivors.len() as u64, |sum, rank| {
             sum.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(u64::from(rank.0) + 1)
@@ -122,7 +123,15 @@ impl Group {
             }
             _ => Ok(Group::over(place, None)),
         })?;
+        self.hand_down(&group);
         Ok(Some(group))
+    }
+
+    /// A group that comes of this one leaves its flight record where this one does.
+    fn hand_down(&self, group: &Group) {
+        if let Some(keeper) = self.aside.keeper.get() {
+            let _ = group.aside.keeper.set(Arc::clone(keeper));
+        }
     }
 
     /// This rank's place among `members` as a group of `generation`, handed to what makes the group.
