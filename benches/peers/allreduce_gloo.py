@@ -1,7 +1,8 @@
 """How long gloo's ranks take to sum their slices of float32, by rank 0's clock.
 
-Usage: torchrun --nproc-per-node 2 allreduce_gloo.py. Needs torch. Results are not verified.
+Usage: torchrun --nproc-per-node 2 allreduce_gloo.py [BYTES ROUNDS]. Needs torch. Results are not verified.
 """
+import sys
 import time
 
 import torch
@@ -10,9 +11,10 @@ import torch.distributed as dist
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
 n = dist.get_world_size()
-for size in [4, 1 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20]:
+asked = [int(word) for word in sys.argv[1:]]
+for size in asked[:1] or [4, 1 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20]:
     x, times = torch.ones(size // 4), []
-    for _ in range(60 if size <= 1 << 20 else 12):
+    for _ in range(asked[1] if asked else 60 if size <= 1 << 20 else 12):
         dist.barrier()
         start = time.perf_counter()
         dist.all_reduce(x)

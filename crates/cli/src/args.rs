@@ -246,7 +246,7 @@ pub(crate) struct AllReduceArgs {
     /// Refuse to measure over anything else [default: shared memory where it can be had].
     #[arg(long, value_enum)]
     pub(crate) transport: Option<BenchTransport>,
-    /// Measure this algorithm: direct, ring, halving, doubling, tree or hierarchical; auto is what is best for each size, whatever
+    /// Measure this algorithm: direct, ring, halving, doubling, tree, star or hierarchical; auto is what is best for each size, whatever
     /// PHALANX_ALLREDUCE says.
     #[arg(long, value_name = "NAME")]
     pub(crate) algorithm: Option<String>,

@@ -165,3 +165,25 @@ fn a_rank_whose_peer_is_killed_says_so_and_the_killed_one_is_blamed() {
     let log = std::fs::read_to_string(folder.path().join("out/logs/0/0.err")).unwrap();
     assert!(log.is_empty() || log.contains("rank 1 is gone"), "{log}");
 }
+
+#[test]
+fn a_worker_that_is_stopped_ends_the_run_and_is_named() {
+    if is_worker() {
+        let worker = Worker::from_env().unwrap();
+        worker.group().barrier().unwrap();
+        if worker.group().rank().0 == 1 {
+            Command::new("kill").args(["-STOP", &std::process::id().to_string()]).status().unwrap();
+        }
+        let error = worker.group().barrier().map_err(Error::from).unwrap_err();
+        std::io::stderr().write_all(format!("{error}\n").as_bytes()).unwrap();
+        std::process::exit(7);
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let start = Instant::now();
+    let out = two_workers(folder.path(), "a_worker_that_is_stopped_ends_the_run_and_is_named");
+    let message = text(&out.stderr);
+    assert_eq!(out.status.code(), Some(1), "{message}");
+    assert!(message.contains("rank 1 is silent: it is stopped (SIGSTOP or a debugger)"), "{message}");
+    // The grace period, which a stopped process used to last out, is longer.
+    assert!(start.elapsed() < LIMIT, "{:?}", start.elapsed());
+}

@@ -1,23 +1,20 @@
-//! Making a group between processes: every rank listens, dials the ranks below it, and takes those above it.
+//! Where the ranks of a group are, when they are processes, and how the group is made.
 
+use crate::door::{Door, Key};
 use crate::error::Error;
 use crate::group::{Group, Home, Kin, Place};
 use crate::topology::Topology;
 use crate::transport::{Memory, Pulse, Tcp, Wire, Wires};
-use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
-use phalanx_wire::{
-    Deadline, Generation, HandshakeError, Hello, Rank, Secret, Side, Socket, Strangers, handshake,
-};
+use nix::sys::eventfd::EventFd;
+use phalanx_wire::{Deadline, Generation, HandshakeError, Hello, Rank, Secret, Side, Socket, welcome};
 use serde::{Deserialize, Serialize};
-use std::io::ErrorKind;
+use std::io::{Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
-use std::sync::mpsc::channel;
 use std::time::Duration;
 
 /// Where a rank can be reached.
@@ -41,7 +38,7 @@ pub struct LocalAddress {
 
 impl PeerAddress {
     /// Whether two ranks are on one host, and both have an ear for that.
-    fn can_share_memory_with(&self, other: &PeerAddress) -> bool {
+    pub(crate) fn can_share_memory_with(&self, other: &PeerAddress) -> bool {
         matches!((&self.local, &other.local), (Some(a), Some(b)) if a.host == b.host)
     }
 }
@@ -51,7 +48,7 @@ pub struct Endpoint {
     tcp: TcpListener,
     local: Option<(UnixListener, LocalAddress)>,
     /// Gives signs of life over its connections.
-    pulse: Pulse,
+    pulse: Arc<Pulse>,
 }
 
 /// How a group is made.
@@ -69,14 +66,6 @@ pub struct GroupConfig {
     /// How long making the group may take, and how long a blocking operation waits afterwards.
     pub timeout: Duration,
 }
-
-/// How long one stranger may take to prove itself.
-const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
-/// How many unproven connections may be open at once, above one a rank.
-const SURPLUS: usize = 64;
-/// How long to wait before the next attempt.
-const RETRY: Duration = Duration::from_millis(1);
-const PURPOSE: &str = "comm";
 
 impl Endpoint {
     /// Listens on a free port of `ip`, which should be the address that the others can reach, and for ranks of the same host
@@ -101,13 +90,12 @@ impl Endpoint {
         let listener = TcpListener::bind((ip, 0)).and_then(|l| l.set_nonblocking(true).map(|()| l));
         let tcp = listener
             .map_err(|error| Error::connect(Rank(0), format!("no port of {ip} can be had: {error}")))?;
-        Ok(Endpoint { tcp, local: None, pulse: Pulse::default() })
+        Ok(Endpoint { tcp, local: None, pulse: Arc::default() })
     }
 
-    /// One more like it, for another group.
-    pub(crate) fn another(&self) -> Result<Endpoint, Error> {
-        let ip = self.address().tcp.ip();
-        if self.local.is_some() { Endpoint::bind(ip) } else { Endpoint::tcp(ip) }
+    /// What gives signs of life over its connections.
+    pub(crate) fn pulse(&self) -> &Arc<Pulse> {
+        &self.pulse
     }
 
     /// Where the others find it.
@@ -117,7 +105,7 @@ impl Endpoint {
     }
 
     /// A connection of a newcomer, if there is one.
-    fn accept(&self) -> Option<Stream> {
+    pub(crate) fn accept(&self) -> Option<Stream> {
         if let Ok((stream, _)) = self.tcp.accept() {
             return Some(Stream::Tcp(stream));
         }
@@ -125,14 +113,20 @@ impl Endpoint {
         Some(Stream::Local(listener.accept().ok()?.0))
     }
 
-    /// Sleeps until there may be a newcomer, or the time is over.
-    fn park(&self, at_most: u16) {
-        let mut fds = vec![PollFd::new(self.tcp.as_fd(), PollFlags::POLLIN)];
+    /// Sleeps until there may be a newcomer, or the time is over, or somebody says that it is: true.
+    pub(crate) fn park(&self, stop: &EventFd, at_most: Option<Duration>) -> bool {
+        let mut fds = vec![
+            PollFd::new(stop.as_fd(), PollFlags::POLLIN),
+            PollFd::new(self.tcp.as_fd(), PollFlags::POLLIN),
+        ];
         if let Some((listener, _)) = &self.local {
             fds.push(PollFd::new(listener.as_fd(), PollFlags::POLLIN));
         }
+        let ms =
+            at_most.map(|limit| PollTimeout::try_from(limit.as_millis() + 1).unwrap_or(PollTimeout::MAX));
         // An error only ends the sleep early.
-        let _ = poll(&mut fds, PollTimeout::from(at_most));
+        let _ = poll(&mut fds, ms.unwrap_or(PollTimeout::NONE));
+        fds[0].any() == Some(true)
     }
 }
 
@@ -156,37 +150,39 @@ fn listen(name: &str) -> std::io::Result<UnixListener> {
 }
 
 /// A connection before it is known who is at its other end.
-enum Stream {
+pub(crate) enum Stream {
     Tcp(TcpStream),
     Local(UnixStream),
 }
 
 impl Stream {
-    /// Proves and has proven before the deadline, and makes a wire of it.
-    fn introduce(
-        self,
+    /// Proves itself to one who dialed, and has it proven.
+    pub(crate) fn welcome(
+        &mut self,
         secret: &Secret,
-        side: Side,
-        hello: &Hello,
         deadline: &Deadline,
-    ) -> Result<(Box<dyn Wire>, Hello), HandshakeError> {
-        Ok(match self {
-            Stream::Tcp(mut stream) => {
+        answer: impl FnOnce(&Hello) -> Hello,
+    ) -> Result<Hello, HandshakeError> {
+        match self {
+            Stream::Tcp(stream) => {
                 stream.set_nonblocking(false)?;
                 stream.set_nodelay(true)?;
-                let theirs = handshake(&mut stream, secret, side, hello, deadline)?;
-                (Box::new(Tcp::new(stream)?), theirs)
             }
-            Stream::Local(mut stream) => {
-                stream.set_nonblocking(false)?;
-                let theirs = handshake(&mut stream, secret, side, hello, deadline)?;
-                stream.limit(deadline.remaining().max(Duration::from_millis(1)))?;
-                (Box::new(Memory::new(stream, side)?), theirs)
-            }
+            Stream::Local(stream) => stream.set_nonblocking(false)?,
+        }
+        welcome(self, secret, deadline, answer)
+    }
+
+    /// Makes a wire of a connection whose sides have proven themselves.
+    /// Over TCP it begins to give signs of life at once, whatever this rank does.
+    pub(crate) fn into_wire(self, side: Side, pulse: &Pulse) -> std::io::Result<Box<dyn Wire>> {
+        Ok(match self {
+            Stream::Tcp(stream) => Box::new(Tcp::new(stream, pulse)?),
+            Stream::Local(stream) => Box::new(Memory::new(stream, side)?),
         })
     }
 
-    fn handle(&self) -> std::io::Result<Stream> {
+    pub(crate) fn handle(&self) -> std::io::Result<Stream> {
         Ok(match self {
             Stream::Tcp(stream) => Stream::Tcp(stream.try_clone()?),
             Stream::Local(stream) => Stream::Local(stream.try_clone()?),
@@ -194,14 +190,14 @@ impl Stream {
     }
 
     /// A connection that is gone already needs no closing.
-    fn close(&self) {
+    pub(crate) fn close(&self) {
         let _ = match self {
             Stream::Tcp(stream) => stream.shutdown(Shutdown::Both),
             Stream::Local(stream) => stream.shutdown(Shutdown::Both),
         };
     }
 
-    fn describe(&self) -> String {
+    pub(crate) fn describe(&self) -> String {
         match self {
             Stream::Tcp(stream) => stream.peer_addr().map_or("an unknown address".into(), |a| a.to_string()),
             Stream::Local(_) => "a process of this host".into(),
@@ -209,155 +205,62 @@ impl Stream {
     }
 }
 
+impl Read for Stream {
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        match self {
+            Stream::Tcp(stream) => stream.read(into),
+            Stream::Local(stream) => stream.read(into),
+        }
+    }
+}
+
+impl Write for Stream {
+    fn write(&mut self, from: &[u8]) -> std::io::Result<usize> {
+        match self {
+            Stream::Tcp(stream) => stream.write(from),
+            Stream::Local(stream) => stream.write(from),
+        }
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Socket for Stream {
+    fn limit(&self, limit: Duration) -> std::io::Result<()> {
+        match self {
+            Stream::Tcp(stream) => stream.limit(limit),
+            Stream::Local(stream) => stream.limit(limit),
+        }
+    }
+}
+
 impl Group {
-    /// Connects to all peers, each proven to belong to this run and generation: over shared memory to those of the same host,
-    /// else over TCP. Strangers are refused and logged.
+    /// Meets all peers, each proven to belong to this run and generation. Ranks of one host share memory, others use TCP, and
+    /// two are connected when they first need each other. Strangers are refused and logged, now and later.
     pub fn connect(config: GroupConfig) -> Result<Group, Error> {
         let GroupConfig { rank, generation, secret, endpoint, peers, timeout } = config;
+        if rank.index() >= peers.len() {
+            return Err(Error::connect(rank, format!("there are only {} ranks", peers.len())));
+        }
         let place = Place::in_world(rank, peers.len(), generation, timeout);
-        Group::join(place, Home { endpoint: Arc::new(endpoint), peers, secret })
+        let door = Arc::new(Door::open(endpoint, secret, rank)?);
+        Group::meet(place, Home { door, peers })
     }
 
-    /// As [`Group::connect`], for a rank that has a place already.
-    pub(crate) fn join(place: Place, home: Home) -> Result<Group, Error> {
-        let Home { endpoint, peers, secret } = &home;
-        let Place { rank, generation, timeout, .. } = place;
-        let n = peers.len();
-        if rank.index() >= n {
-            return Err(Error::connect(rank, format!("there are only {n} ranks")));
-        }
-        if n == 1 {
-            return Ok(Group::over(Place { kin: Kin::Processes(Arc::new(home)), ..place }, None));
-        }
-        let deadline = Deadline::after(timeout);
-        let hello = Hello { purpose: PURPOSE.into(), rank, generation };
-        let mut wires: Vec<Option<Box<dyn Wire>>> = (0..n).map(|_| None).collect();
-        let own = &peers[rank.index()];
-        for (peer, address) in peers.iter().enumerate().take(rank.index()) {
-            let dial = || match &address.local {
-                Some(local) if own.can_share_memory_with(address) => dial_here(local, &deadline),
-                _ => dial_tcp(address.tcp, &deadline),
-            };
-            let (wire, theirs) = meet(dial, secret, &hello, &deadline)
-                .map_err(|error| Error::connect(rank, format!("rank {peer} at {}: {error}", address.tcp)))?;
-            if theirs.rank.index() != peer {
-                let reason = format!("rank {peer} at {} says it is rank {}", address.tcp, theirs.rank);
-                return Err(Error::connect(rank, reason));
-            }
-            wires[peer] = Some(wire);
-        }
-        accept(endpoint, &mut wires, secret, &hello, deadline)?;
+    /// As [`Group::connect`], for a rank that has a place and a home already.
+    pub(crate) fn meet(place: Place, home: Home) -> Result<Group, Error> {
+        let peers = &home.peers;
         let topology = Topology::of(peers, |a, b| a.tcp.ip() == b.tcp.ip() || a.can_share_memory_with(b));
-        let beats = wires.iter().flatten().try_for_each(|wire| wire.beat_by(&endpoint.pulse));
-        let wires = beats.and_then(|()| Wires::new(wires));
-        let wires = wires.map_err(|error| Error::connect(rank, error.to_string()))?;
+        let key = Key { generation: place.generation, group: place.name };
+        let wires = match peers.len() {
+            1 => None,
+            _ => Some(Box::new(Wires::new(place.rank.index(), &place.members, &home, key)?) as _),
+        };
         let kin = Kin::Processes(Arc::new(home));
-        Ok(Group::over(Place { topology, kin, ..place }, Some(Box::new(wires))))
+        let group = Group::over(Place { topology, kin, ..place }, wires);
+        group.assemble()?;
+        Ok(group)
     }
-}
-
-/// Connects and introduces itself. A peer that is beset by strangers may close a connection before it was proven, and one that
-/// still belongs to an older generation may take a while to come; then the next attempt comes.
-fn meet(
-    dial: impl Fn() -> std::io::Result<Stream>,
-    secret: &Secret,
-    hello: &Hello,
-    deadline: &Deadline,
-) -> Result<(Box<dyn Wire>, Hello), HandshakeError> {
-    loop {
-        match dial()?.introduce(secret, Side::Dialed, hello, deadline) {
-            Err(error) if is_passing(&error) && !deadline.expired() => {
-                std::thread::sleep(RETRY.min(deadline.remaining()));
-            }
-            result => return result,
-        }
-    }
-}
-
-fn is_passing(error: &HandshakeError) -> bool {
-    match error {
-        HandshakeError::Io(error) => matches!(
-            error.kind(),
-            ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe
-        ),
-        HandshakeError::Disagreement { theirs, ours } => {
-            theirs.purpose == ours.purpose && theirs.generation < ours.generation
-        }
-        _ => false,
-    }
-}
-
-fn dial_tcp(address: SocketAddr, deadline: &Deadline) -> std::io::Result<Stream> {
-    let limit = deadline.remaining().max(Duration::from_millis(1));
-    TcpStream::connect_timeout(&address, limit).map(Stream::Tcp)
-}
-
-/// A Unix socket connects at once, or not at all while the queue of its listener is full.
-fn dial_here(address: &LocalAddress, deadline: &Deadline) -> std::io::Result<Stream> {
-    let name = UnixAddr::new_abstract(address.name.as_bytes())?;
-    loop {
-        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-        let socket = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
-        match connect(socket.as_raw_fd(), &name) {
-            Ok(()) => return Ok(Stream::Local(UnixStream::from(socket))),
-            Err(Errno::EAGAIN) if !deadline.expired() => std::thread::sleep(RETRY.min(deadline.remaining())),
-            Err(error) => return Err(error.into()),
-        }
-    }
-}
-
-/// Takes a connection from every rank above this one. Each newcomer proves itself on a thread of its own, so that a silent
-/// one holds up nobody.
-fn accept(
-    endpoint: &Endpoint,
-    wires: &mut [Option<Box<dyn Wire>>],
-    secret: &Secret,
-    hello: &Hello,
-    deadline: Deadline,
-) -> Result<(), Error> {
-    let own = hello.rank.index();
-    let missing = |wires: &[Option<Box<dyn Wire>>]| -> Vec<Rank> {
-        (own + 1..wires.len()).filter(|&r| wires[r].is_none()).map(|r| Rank(r as u32)).collect()
-    };
-    let strangers = Arc::new(Strangers::new(wires.len() + SURPLUS));
-    let (proven, arrivals) = channel::<(Box<dyn Wire>, Hello)>();
-    while !missing(wires).is_empty() {
-        if deadline.expired() {
-            let operation = "making the group".to_owned();
-            let (waited, missing) = (deadline.waited(), missing(wires));
-            return Err(Error::Timeout { operation, waited, missing, heard: Vec::new() });
-        }
-        // Short sleeps: a proof may arrive from its thread while the sockets are quiet.
-        endpoint.park(if strangers.is_empty() { 100 } else { 1 });
-        while let Some(stream) = endpoint.accept() {
-            let address = stream.describe();
-            let Ok(handle) = stream.handle() else { continue };
-            let (number, evicted) = strangers.enter(handle);
-            if let Some(evicted) = evicted {
-                evicted.close();
-            }
-            let (secret, greeting, proven) = (secret.clone(), hello.clone(), proven.clone());
-            let limit = Deadline::after(deadline.remaining().min(HANDSHAKE_LIMIT));
-            let inside = Arc::clone(&strangers);
-            let prover = std::thread::Builder::new().name("phalanx-accept".into()).spawn(move || {
-                match stream.introduce(&secret, Side::Accepted, &greeting, &limit) {
-                    // The receiver is gone when the group is complete: then the newcomer is a surplus one.
-                    Ok(met) => drop(proven.send(met)),
-                    Err(error) => tracing::warn!(address, "refused a connection: {error}"),
-                }
-                inside.leave(number);
-            });
-            if let Err(error) = prover {
-                return Err(Error::connect(hello.rank, format!("no thread for a newcomer: {error}")));
-            }
-        }
-        for (wire, theirs) in arrivals.try_iter() {
-            let peer = theirs.rank.index();
-            match wires.get_mut(peer) {
-                Some(place @ None) if peer > own => *place = Some(wire),
-                _ => tracing::warn!(rank = peer, "refused a connection: no such rank is expected here"),
-            }
-        }
-    }
-    Ok(())
 }

@@ -153,6 +153,24 @@ fn told(heard: &[Heard]) -> String {
 }
 
 impl Error {
+    /// What an error is to rank `own` when it happens before its group is complete.
+    pub(crate) fn in_making(self, own: Rank) -> Error {
+        let making = "making the group".to_owned();
+        match self {
+            Error::Timeout { waited, missing, heard, .. } => {
+                Error::Timeout { operation: making, waited, missing, heard }
+            }
+            Error::PeerLost { peer, said_by, reason, .. } => {
+                Error::PeerLost { operation: making, peer, said_by, reason }
+            }
+            // They differ in what isn't said.
+            Error::Mismatch { peer, ours, theirs, .. } if ours == theirs => {
+                Error::connect(own, format!("rank {peer} makes a group of other ranks"))
+            }
+            other => other,
+        }
+    }
+
     pub(crate) fn connect(rank: Rank, reason: impl Into<String>) -> Error {
         Error::Connect { rank, reason: reason.into() }
     }

@@ -19,6 +19,7 @@ use crate::mail::{Delivered, Mail};
 use crate::queue::{Aside, Engine, Patience};
 use crate::recorder::{Record, Recorder};
 use crate::schedule::{Algorithm, Choice, Seat};
+use crate::siblings::Siblings;
 use crate::topology::Topology;
 use crate::transport::{Transport, threads};
 use crate::watch::DEFAULT_SILENCE;
@@ -42,6 +43,10 @@ pub struct Group {
     algorithm: Option<Algorithm>,
     /// The ranks as the run numbers them.
     members: Arc<[Rank]>,
+    /// What tells it from other groups of its generation.
+    name: u64,
+    /// The groups of this rank that come of the same world.
+    siblings: Arc<Siblings>,
     kin: Kin,
     patience: Patience,
     engine: Arc<Mutex<Engine>>,
@@ -74,6 +79,10 @@ pub(crate) struct Place {
     pub(crate) algorithm: Option<Algorithm>,
     /// The ranks as the run numbers them.
     pub(crate) members: Vec<Rank>,
+    /// What tells it from other groups of its generation: 0 for the world.
+    pub(crate) name: u64,
+    /// The groups of this rank that come of the same world.
+    pub(crate) siblings: Arc<Siblings>,
     pub(crate) kin: Kin,
 }
 
@@ -83,7 +92,18 @@ impl Place {
         let members = (0..n).map(|rank| Rank(rank as u32)).collect();
         let topology = Topology::one_host(n);
         let silence = Some(DEFAULT_SILENCE);
-        Place { rank, topology, generation, timeout, silence, algorithm: None, members, kin: Kin::Alone }
+        Place {
+            rank,
+            topology,
+            generation,
+            timeout,
+            silence,
+            algorithm: None,
+            members,
+            name: 0,
+            siblings: Arc::default(),
+            kin: Kin::Alone,
+        }
     }
 }
 
@@ -105,7 +125,8 @@ impl Group {
     }
 
     pub(crate) fn over(place: Place, wires: Option<Box<dyn Transport>>) -> Group {
-        let Place { rank, topology, generation, timeout, silence, algorithm, members, kin } = place;
+        let Place { rank, topology, generation, timeout, silence, algorithm, members, name, siblings, kin } =
+            place;
         let n = topology.ranks();
         let description = match &wires {
             Some(wires) => format!("{n} ranks over {}", wires.name()),
@@ -132,6 +153,7 @@ impl Group {
             recorder: Recorder::default(),
             spare: VecDeque::new(),
             regions: Regions::default(),
+            siblings: Arc::clone(&siblings),
             tickets: 0,
             queue: VecDeque::new(),
             done: HashMap::new(),
@@ -149,6 +171,8 @@ impl Group {
             timeout,
             algorithm,
             members,
+            name,
+            siblings,
             kin,
             patience: Patience { spin, silence },
             engine: Arc::new(Mutex::new(engine)),
@@ -315,6 +339,9 @@ impl Group {
                 match issue(&mut engine, ticket) {
                     Ok(()) => engine.advance(),
                     Err(error) => engine.fail(error),
+                }
+                if engine.is_busy() {
+                    self.siblings.add(&self.engine);
                 }
             }
             ticket

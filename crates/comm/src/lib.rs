@@ -25,6 +25,8 @@
 
 mod buffer;
 mod common;
+mod dial;
+mod door;
 mod element;
 mod engine;
 mod group;
@@ -32,6 +34,7 @@ mod mail;
 mod queue;
 mod recorder;
 mod schedule;
+mod siblings;
 mod signature;
 mod topology;
 mod watch;

@@ -387,7 +387,10 @@ impl Mail {
         let (own, n, first) = (self.rank.index(), self.lines.len(), self.turn);
         for peer in (0..n).map(|i| (first + i) % n).filter(|&peer| peer != own) {
             self.post(peer, wires)?;
-            if !self.needs(peer) && !self.reads_all() {
+            // Ranks that may have nothing to say aren't connected for that.
+            let asks = self.needs(peer) || self.wanted.iter().any(|wanted| wanted.from.is_none());
+            let listens = asks || self.reads_all() && wires.reaches(peer);
+            if !listens {
                 continue;
             }
             // A collective's message stays where it is until that is played.

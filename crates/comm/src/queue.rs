@@ -10,6 +10,7 @@ use crate::flight::{Flight, Peer};
 use crate::mail::{Delivered, Mail};
 use crate::recorder::Recorder;
 use crate::schedule::Schedule;
+use crate::siblings::{Others, Siblings};
 use crate::signature::{Kind, Signature};
 use crate::transport::{Transport, Verdict, Waker};
 use crate::watch::Watch;
@@ -55,6 +56,7 @@ pub(crate) struct Engine {
     pub(crate) spare: VecDeque<Play>,
     /// Memory that all ranks see.
     pub(crate) regions: Regions,
+    pub(crate) siblings: Arc<Siblings>,
 }
 
 pub(crate) struct Queued {
@@ -89,6 +91,9 @@ const LISTEN_AFTER: Duration = Duration::from_millis(2);
 const ASK_AFTER: Duration = Duration::from_millis(100);
 /// How long a wait that spins keeps its core to itself.
 const ALONE: Duration = Duration::from_micros(20);
+
+/// How long a wait sleeps while another group of this rank has something under way, which may go on any moment.
+const OTHERS_NAP: Duration = Duration::from_millis(1);
 
 /// How many different operations are kept: as many as a training step has, and more.
 const SPARE: usize = 16;
@@ -144,6 +149,16 @@ impl Engine {
     pub(crate) fn next_ticket(&mut self) -> u64 {
         self.tickets += 1;
         self.tickets
+    }
+
+    /// Whether something was started that isn't done.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.failed.is_none() && !(self.queue.is_empty() && self.mail.is_idle())
+    }
+
+    /// Bytes that went in or out.
+    pub(crate) fn moved(&self) -> u64 {
+        self.mail.moved() + self.mail.sent()
     }
 
     pub(crate) fn fail(&mut self, error: Error) {
@@ -319,7 +334,12 @@ impl Engine {
                 }
                 continue;
             }
-            let rest = self.rest(&wait, quiet, now);
+            let mut rest = self.rest(&wait, quiet, now);
+            match self.siblings.advance() {
+                Others::Idle => {}
+                Others::Waiting => rest.at_most = rest.at_most.min(OTHERS_NAP),
+                Others::Moved => continue,
+            }
             if let Some(wires) = &mut self.wires {
                 wires.park(&rest.receives, &rest.sends, rest.at_most);
             }
@@ -375,11 +395,11 @@ impl Engine {
     fn disagreement(&self, until: &Until<'_>) -> Option<Error> {
         let first = self.playing(until).next().map(|play| play.signature);
         // They are played one after the other.
-        let done = first.map_or(self.collectives, |first| first.sequence - 1);
+        let next = first.map_or(self.collectives + 1, |first| first.sequence);
         self.mail.operations().find_map(|(peer, theirs)| {
             let ours = match theirs.sequence() {
-                number if number > done + 1 => None,
-                number if number == done + 1 => first,
+                number if number > next => None,
+                number if number == next => first,
                 number => self.recorder.signature(number),
             };
             ours.filter(|ours| !ours.agrees(&theirs))

@@ -90,6 +90,7 @@ impl<'a> Seat<'a> {
             Algorithm::Direct => direct::all_reduce(circle, whole),
             Algorithm::Doubling => digits::doubling(circle, whole),
             Algorithm::Tree => tree::all_reduce(circle, whole),
+            Algorithm::Star => direct::all_reduce_by_one(circle, whole),
             Algorithm::Halving => {
                 [digits::reduce_scatter(circle, &parts), digits::all_gather(circle, &parts)].concat()
             }
@@ -110,7 +111,7 @@ impl<'a> Seat<'a> {
     /// Each rank ends with its own segment reduced: segment `rank` of as many equal ones as there are ranks.
     pub(crate) fn reduce_scatter(&self, len: usize, element_bytes: usize) -> Schedule {
         let (circle, n) = (self.circle(), self.topology.ranks());
-        let choice = Choice::of_parts(len * element_bytes, self.topology, Algorithm::Halving);
+        let choice = Choice::reduce_scatter(len * element_bytes, self.topology);
         let parts = Parts::of(0..len, n);
         let rounds = match choice.algorithm {
             Algorithm::Halving => digits::reduce_scatter(circle, &parts),
@@ -122,7 +123,7 @@ impl<'a> Seat<'a> {
     /// Every rank starts with its own segment in place, of as many equal ones as there are ranks, and ends with all.
     pub(crate) fn all_gather(&self, len: usize, element_bytes: usize) -> Schedule {
         let (circle, n) = (self.circle(), self.topology.ranks());
-        let choice = Choice::of_parts(len * element_bytes, self.topology, Algorithm::Direct);
+        let choice = Choice::all_gather(len * element_bytes, self.topology);
         let parts = Parts::of(0..len, n);
         let rounds = match choice.algorithm {
             Algorithm::Direct => direct::all_gather(circle, &parts),
@@ -157,6 +158,12 @@ impl<'a> Seat<'a> {
             }
         };
         Schedule::new(choice, rounds)
+    }
+
+    /// The first operation of a group: nobody leaves before everybody came, and only ranks that are next to each other in a tree
+    /// have to be connected for it.
+    pub(crate) fn assembly(&self) -> Schedule {
+        Schedule::new(Choice::only(Algorithm::Tree), barrier::assembly(self.circle()))
     }
 
     /// Nobody leaves before everybody came.

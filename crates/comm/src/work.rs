@@ -6,8 +6,8 @@ use crate::group::Group;
 use phalanx_wire::{Deadline, Rank};
 use std::marker::PhantomData;
 
-/// An operation that was started. It moves while somebody waits in its group, polls, or calls [`Group::progress`], and not
-/// while its owner waits in another group: of several groups, ranks should wait in one order.
+/// An operation that was started. It moves while somebody waits in its group, or in another one that comes of the same world,
+/// polls, or calls [`Group::progress`].
 ///
 /// Dropping it lets the operation run on for as long as the group is there; its buffer is freed when it is done. A message
 /// that was asked for and hasn't begun to come is then no longer asked for.

@@ -60,6 +60,34 @@ fn many_groups_at_once_do_not_mix_up_their_messages() {
 }
 
 #[test]
+fn a_rank_that_waits_in_one_group_moves_its_others() {
+    on_all(2, |world| {
+        let rank = world.rank();
+        let groups: Vec<Group> =
+            (0..2).map(|_| world.subgroup(&[Rank(0), Rank(1)]).unwrap().unwrap()).collect();
+        // Far more than fits between two ranks, so that each needs the other to go on with both.
+        let start = |group: &Group| group.start_all_reduce(vec![rank.0 + 1; 1 << 20], ReduceOp::Sum);
+        let [first, second] = [&groups[0], &groups[1]].map(start);
+        let [first, second] = if rank == Rank(0) { [first, second] } else { [second, first] };
+        for work in [first, second] {
+            assert_eq!(work.wait(Deadline::after(LIMIT)).unwrap(), vec![3; 1 << 20]);
+        }
+        // Nor does it matter whether it waits for something that was started, or for something else.
+        let [letter, _] = [&groups[0], &groups[1]]
+            .map(|group| (rank == Rank(0)).then(|| group.start_send(vec![7u8; 4 << 20], Rank(1), 0)));
+        if rank == Rank(0) {
+            groups[1].barrier().unwrap();
+            letter.unwrap().wait(Deadline::after(LIMIT)).unwrap();
+        } else {
+            let mut came = vec![0u8; 4 << 20];
+            groups[0].receive(&mut came, Rank(0)).unwrap();
+            assert!(came.iter().all(|&byte| byte == 7));
+            groups[1].barrier().unwrap();
+        }
+    });
+}
+
+#[test]
 fn ranks_that_ask_for_different_subgroups_are_told() {
     on_all(3, |world| {
         let ranks = if world.rank() == Rank(1) { [Rank(0), Rank(1)] } else { [Rank(0), Rank(2)] };

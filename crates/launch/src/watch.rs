@@ -149,7 +149,10 @@ impl Watch {
                     return None;
                 }
                 // One that has said why it fails is on its way out and may finish its words.
-                self.send_to(Signal::SIGTERM, |watched| watched.reported.is_none() || watched.consequence);
+                let ends = |watched: &Watched| watched.reported.is_none() || watched.consequence;
+                self.send_to(Signal::SIGTERM, ends);
+                // One that is stopped would only heed it once it goes on.
+                self.send_to(Signal::SIGCONT, ends);
                 Some(Report::Stopping { rank })
             }
             News::Ended(rank) => {
@@ -168,6 +171,7 @@ impl Watch {
                 self.hurry.store(true, Ordering::Relaxed);
                 // The second one means it.
                 self.send(if self.signals > 1 { Signal::SIGKILL } else { signal });
+                self.send(Signal::SIGCONT);
                 let kill_at = Instant::now() + self.grace;
                 self.stop.get_or_insert(Stop { signal: Some(number), kill_at });
                 Some(Report::Signalled { signal: signal.as_str() })

@@ -11,7 +11,7 @@
 use crate::agreement::same_model;
 use crate::buckets::buckets;
 use crate::error::Error;
-use crate::hook::{AllReduce, Bf16, Bucket, Fp16, Hook, Pending};
+use crate::hook::{AllReduce, Bf16, Bucket, Fp16, Hook, Kept, Pending, PowerSgd, PowerSgdConfig};
 use crate::single::{Nobody, begin};
 use crate::strategy::{Place, Strategy, Sync};
 use phalanx_comm::{Deadline, Group, Rank, ReduceOp};
@@ -37,7 +37,7 @@ pub struct DdpConfig {
     pub compress: Compress,
 }
 
-/// A compression of gradients that keeps nothing from step to step.
+/// A compression of gradients.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Compress {
     /// They travel as they are.
@@ -47,6 +47,13 @@ pub enum Compress {
     Bf16,
     /// As [`Fp16`].
     Fp16,
+    /// As [`PowerSgd`], with the defaults for the rest.
+    PowerSgd {
+        /// As [`PowerSgdConfig::rank`].
+        rank: usize,
+        /// As [`PowerSgdConfig::start_step`].
+        start_step: u64,
+    },
 }
 
 impl Compress {
@@ -55,6 +62,9 @@ impl Compress {
             Compress::Nothing => Box::new(AllReduce),
             Compress::Bf16 => Box::new(Bf16),
             Compress::Fp16 => Box::new(Fp16),
+            Compress::PowerSgd { rank, start_step } => {
+                Box::new(PowerSgd::new(PowerSgdConfig { rank, start_step, ..PowerSgdConfig::default() }))
+            }
         }
     }
 }
@@ -281,6 +291,28 @@ impl Strategy for Ddp {
 
     fn shared_batch(&self) -> Option<SumOverBatch> {
         self.shared.as_ref().map(|shared| Arc::clone(&shared.sum))
+    }
+
+    fn keeps(&self) -> bool {
+        self.hook.keeps()
+    }
+
+    fn kept(&mut self) -> Result<Vec<Kept>, Error> {
+        let own = self.hook.kept();
+        let (n, is_first) = (self.group.world_size(), self.group.rank() == Rank(0));
+        let mut all = vec![Kept::new(); if is_first { n } else { 0 }];
+        for (name, numbers) in own {
+            let mut of_all = vec![0.0; numbers.len() * all.len()];
+            self.group.gather(&numbers, &mut of_all, Rank(0))?;
+            for (rank, kept) in all.iter_mut().enumerate() {
+                kept.insert(name.clone(), of_all[rank * numbers.len()..][..numbers.len()].to_vec());
+            }
+        }
+        Ok(all)
+    }
+
+    fn go_on(&mut self, kept: Kept) {
+        self.hook.go_on(kept);
     }
 
     fn sum(&mut self, numbers: &mut [f64]) -> Result<(), Error> {

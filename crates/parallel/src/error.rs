@@ -14,6 +14,20 @@ pub enum Error {
         /// Their names.
         names: Vec<String>,
     },
+    /// A compression was to go on with what it kept under other settings.
+    #[error(
+        "bucket {bucket} keeps {found} numbers as {name}, and needs {needed}: gradients were compressed with other settings when this was saved\nhint: go on with the settings of then, or start anew from the weights with --init"
+    )]
+    OtherCompression {
+        /// Which bucket of gradients.
+        bucket: usize,
+        /// What was kept.
+        name: String,
+        /// How many numbers that were.
+        found: usize,
+        /// How many there must be.
+        needed: usize,
+    },
     /// The ranks run different models.
     #[error(
         "the ranks have different models: rank {rank} has {theirs} where rank 0 has {ours}\nhint: start every rank with the same program and settings"

@@ -33,6 +33,7 @@ pub use power_sgd::{PowerSgd, PowerSgdConfig};
 use crate::error::Error;
 use phalanx_comm::{Buffer, Deadline, Group, ReduceOp};
 use phalanx_tensor::{Layout, Order, Span};
+use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut, Range};
 
 /// Finishes the reduction of a bucket, which holds the sums afterwards.
@@ -43,7 +44,27 @@ pub trait Hook: Send {
     /// Starts the reduction of a bucket. It may start operations of the group, and wait for none; what it gives back may do
     /// both.
     fn start(&mut self, bucket: Bucket, group: &Group) -> Pending;
+
+    /// Whether anything is kept from step to step. Default no.
+    fn keeps(&self) -> bool {
+        false
+    }
+
+    /// What this rank keeps from step to step, for a checkpoint: the same names and lengths on all ranks. Asked for between two
+    /// steps.
+    fn kept(&self) -> Kept {
+        Kept::new()
+    }
+
+    /// Goes on with what [`Hook::kept`] gave on this rank. Called before the first step; what doesn't fit the gradients is an
+    /// error of that step.
+    fn go_on(&mut self, kept: Kept) {
+        drop(kept);
+    }
 }
+
+/// Numbers that are kept from step to step, by name.
+pub type Kept = BTreeMap<String, Vec<f32>>;
 
 /// A range of the gradient arena: this rank's share of the gradients of some parameters.
 pub struct Bucket {

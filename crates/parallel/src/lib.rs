@@ -42,6 +42,6 @@ mod strategy;
 pub use buckets::buckets;
 pub use ddp::{Compress, Ddp, DdpConfig};
 pub use error::Error;
-pub use hook::{AllReduce, Bf16, Bucket, Fp16, Hook, Part, Pending, PowerSgd, PowerSgdConfig};
+pub use hook::{AllReduce, Bf16, Bucket, Fp16, Hook, Kept, Part, Pending, PowerSgd, PowerSgdConfig};
 pub use single::SingleDevice;
 pub use strategy::{Place, Strategy, Sync};

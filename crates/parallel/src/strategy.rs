@@ -1,6 +1,7 @@
 //! What a trainer asks of a strategy.
 
 use crate::error::Error;
+use crate::hook::Kept;
 use phalanx_nn::Parameters;
 use phalanx_tensor::{SumOverBatch, Tensor};
 
@@ -50,6 +51,29 @@ pub trait Strategy: Send {
     /// there is one, all ranks make their forward and backward passes, also one that has no samples.
     fn shared_batch(&self) -> Option<SumOverBatch> {
         None
+    }
+
+    /// Whether ranks keep something from step to step that [`Strategy::kept`] gives; the same on all ranks.
+    fn keeps(&self) -> bool {
+        false
+    }
+
+    /// What the ranks keep from step to step beside parameters and buffers, for a checkpoint: by rank, and on rank 0 only. All
+    /// ranks must ask at once, between two steps.
+    fn kept(&mut self) -> Result<Vec<Kept>, Error> {
+        Ok(Vec::new())
+    }
+
+    /// Goes on with what [`Strategy::kept`] gave of this rank, where there were as many. Called before the first step.
+    fn go_on(&mut self, kept: Kept) {
+        drop(kept);
+    }
+
+    /// Whether any rank says so. All ranks must ask.
+    fn any(&mut self, says: bool) -> Result<bool, Error> {
+        let mut count = [f64::from(u8::from(says))];
+        self.sum(&mut count)?;
+        Ok(count != [0.0])
     }
 
     /// Replaces each number by its sum over the ranks.

@@ -3,9 +3,10 @@
 use phalanx_comm::{Group, ReduceOp};
 use phalanx_nn::optim::{Optimizer, Sgd};
 use phalanx_nn::{Ctx, Linear, Module, Parameters, Relu, Sequential};
-use phalanx_parallel::{AllReduce, Bf16, Bucket, Ddp, DdpConfig, Fp16, Hook, Pending};
+use phalanx_parallel::{AllReduce, Bf16, Bucket, Ddp, DdpConfig, Fp16, Hook, Kept, Pending};
 use phalanx_parallel::{PowerSgd, PowerSgdConfig, Strategy, Sync};
 use phalanx_tensor::{DType, Device, Philox, Tensor};
+use std::sync::{Arc, Mutex};
 
 const RANKS: usize = 3;
 const STEPS: usize = 200;
@@ -32,35 +33,63 @@ fn trained<H: Hook + 'static>(hook: impl Fn() -> H + std::marker::Sync) -> Run {
     runs.remove(0)
 }
 
-fn on_rank(group: Group, hook: impl Hook + 'static) -> Run {
-    let device = Device::cpu(1);
-    let mut net = Sequential::new().then(Linear::new(32, 64)).then(Relu).then(Linear::new(64, 8));
-    let parameters = Parameters::build(&mut net, &device, 1);
-    // Several buckets.
-    let config = DdpConfig { bucket_bytes: 4 << 10, first_bucket_bytes: 1 << 10, ..DdpConfig::default() };
-    let mut strategy = Ddp::with(group.clone(), config).with_hook(hook);
-    strategy.prepare(&parameters).unwrap();
-    let mut optimizer = Optimizer::new(Sgd { momentum: 0.9, ..Sgd::new(0.05) }).unwrap();
-    let numbers = |shape: [usize; 2], stream: usize| {
-        Tensor::uniform(&device, shape, -1.0, 1.0, DType::F32, Philox::new(3, stream as u64))
-    };
-    let truth = numbers([32, 8], 0);
-    let x = numbers([48, 32], 1 + group.rank().index());
-    let y = x.matmul(&truth).square();
-    let (mut losses, before) = (Vec::new(), group.bytes_sent().unwrap());
-    for _ in 0..STEPS {
-        let loss = (&net.forward(&x, &mut Ctx::eval()) - &y).square().mean_all();
-        strategy.backward(&parameters, Some(&loss), 1.0 / RANKS as f64, Sync::Now).unwrap();
-        strategy.finish(&parameters).unwrap();
-        let grads = parameters.grads().arena().flat::<f32>();
-        optimizer.step(&mut parameters.values().flat_mut::<f32>(), &grads, 1.0);
-        losses.push(f64::from(loss.to_vec::<f32>()[0]));
+/// A rank that learns.
+struct Learner {
+    group: Group,
+    net: Sequential,
+    parameters: Parameters,
+    optimizer: Optimizer,
+    x: Tensor,
+    y: Tensor,
+}
+
+impl Learner {
+    fn new(group: Group) -> Learner {
+        let device = Device::cpu(1);
+        let mut net = Sequential::new().then(Linear::new(32, 64)).then(Relu).then(Linear::new(64, 8));
+        let parameters = Parameters::build(&mut net, &device, 1);
+        let optimizer = Optimizer::new(Sgd { momentum: 0.9, ..Sgd::new(0.05) }).unwrap();
+        let numbers = |shape: [usize; 2], stream: usize| {
+            Tensor::uniform(&device, shape, -1.0, 1.0, DType::F32, Philox::new(3, stream as u64))
+        };
+        let truth = numbers([32, 8], 0);
+        let x = numbers([48, 32], 1 + group.rank().index());
+        let y = x.matmul(&truth).square();
+        Learner { group, net, parameters, optimizer, x, y }
     }
+
+    fn strategy(&self, hook: impl Hook + 'static) -> Ddp {
+        // Several buckets.
+        let config = DdpConfig { bucket_bytes: 4 << 10, first_bucket_bytes: 1 << 10, ..DdpConfig::default() };
+        let mut strategy = Ddp::with(self.group.clone(), config).with_hook(hook);
+        strategy.prepare(&self.parameters).unwrap();
+        strategy
+    }
+
+    /// One step; gives this rank's loss before it.
+    fn step(&mut self, strategy: &mut Ddp) -> Result<f64, phalanx_parallel::Error> {
+        let loss = (&self.net.forward(&self.x, &mut Ctx::eval()) - &self.y).square().mean_all();
+        strategy.backward(&self.parameters, Some(&loss), 1.0 / RANKS as f64, Sync::Now)?;
+        strategy.finish(&self.parameters)?;
+        let grads = self.parameters.grads().arena().flat::<f32>();
+        self.optimizer.step(&mut self.parameters.values().flat_mut::<f32>(), &grads, 1.0);
+        Ok(f64::from(loss.to_vec::<f32>()[0]))
+    }
+
+    fn values(&self) -> Vec<f32> {
+        self.parameters.values().flat::<f32>().to_vec()
+    }
+}
+
+fn on_rank(group: Group, hook: impl Hook + 'static) -> Run {
+    let mut learner = Learner::new(group.clone());
+    let mut strategy = learner.strategy(hook);
+    let before = group.bytes_sent().unwrap();
+    let losses: Vec<f64> = (0..STEPS).map(|_| learner.step(&mut strategy).unwrap()).collect();
     let bytes = group.bytes_sent().unwrap() - before;
     let mut ends = [losses[0], losses[STEPS - 1]];
     group.all_reduce(&mut ends, ReduceOp::Average).unwrap();
-    let values = parameters.values().flat::<f32>().to_vec();
-    Run { first_loss: ends[0], last_loss: ends[1], bytes, values }
+    Run { first_loss: ends[0], last_loss: ends[1], bytes, values: learner.values() }
 }
 
 fn power(rank: usize, start_step: u64) -> PowerSgd {
@@ -122,4 +151,70 @@ fn a_matrix_of_low_rank_comes_out_whole() {
         assert!((got - want).abs() <= 1e-4 * (1.0 + want.abs()), "value {i}: {got}, whole {want}");
     }
     assert!(run.bytes < whole.bytes / 4);
+}
+
+/// What the ranks have learned after 20 steps, of which the last ones were made by a new hook: with what the old one of the
+/// same rank kept, as rank 0 tells it, or as `hand_over` has it.
+fn relayed(at: usize, hand_over: impl Fn(usize, &[Kept]) -> Kept + std::marker::Sync) -> Vec<Vec<f32>> {
+    let told: Mutex<Vec<Kept>> = Mutex::default();
+    let on_rank = |group: Group| {
+        let mut learner = Learner::new(group.clone());
+        let mut strategy = learner.strategy(power(2, 3));
+        for _ in 0..at {
+            learner.step(&mut strategy).unwrap();
+        }
+        assert!(strategy.keeps());
+        let kept = strategy.kept().unwrap();
+        assert_eq!(kept.len(), if group.rank().index() == 0 { RANKS } else { 0 });
+        told.lock().unwrap().extend(kept);
+        group.barrier().unwrap();
+        let mut strategy = learner.strategy(power(2, 3));
+        strategy.go_on(hand_over(group.rank().index(), &told.lock().unwrap()));
+        for _ in at..20 {
+            learner.step(&mut strategy).unwrap();
+        }
+        learner.values()
+    };
+    std::thread::scope(|scope| {
+        let ranks: Vec<_> =
+            Group::threads(RANKS).into_iter().map(|group| scope.spawn(|| on_rank(group))).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn a_hook_goes_on_from_what_another_kept_bit_for_bit() {
+    let whole = relayed(0, |_, _| Kept::new());
+    // Before the first step that is compressed, just after it, and later.
+    for at in [2, 4, 11] {
+        assert!(relayed(at, |rank, kept| kept[rank].clone()) == whole, "handed over after step {at}");
+    }
+    // So the test would see it if nothing were handed over, or rank 0's to all.
+    assert!(relayed(11, |_, _| Kept::new()) != whole);
+    assert!(relayed(11, |_, kept| kept[0].clone()) != whole);
+}
+
+#[test]
+fn what_other_settings_kept_is_refused() {
+    /// Lends a hook, so that it can be asked afterwards.
+    struct Lent(Arc<Mutex<PowerSgd>>);
+    impl Hook for Lent {
+        fn start(&mut self, bucket: Bucket, group: &Group) -> Pending {
+            self.0.lock().unwrap().start(bucket, group)
+        }
+    }
+    std::thread::scope(|scope| {
+        for group in Group::threads(RANKS) {
+            scope.spawn(|| {
+                let mut learner = Learner::new(group);
+                let hook = Arc::new(Mutex::new(power(2, 0)));
+                let mut strategy = learner.strategy(Lent(Arc::clone(&hook)));
+                learner.step(&mut strategy).unwrap();
+                let mut other = learner.strategy(power(1, 0));
+                other.go_on(hook.lock().unwrap().kept());
+                let error = learner.step(&mut other).unwrap_err().to_string();
+                assert!(error.contains("numbers as 0.q, and needs"), "{error}");
+            });
+        }
+    });
 }

@@ -61,6 +61,7 @@ use crate::worker::Worker;
 use background::{About, Background, Late, Written};
 use disk::SystemDisk;
 use phalanx_nn::Parameters;
+use phalanx_parallel::{Kept, Strategy};
 use snapshot::{Contents, Lent};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -144,6 +145,7 @@ impl Checkpoints {
         run: RunFacts,
         parameters: &Parameters,
         state: &mut State,
+        strategy: &mut dyn Strategy,
         observer: &mut dyn Observer,
     ) -> Result<Checkpoints, Error> {
         let CheckpointConfig { dir, every, keep, resume, recipe } = config.clone();
@@ -181,6 +183,7 @@ impl Checkpoints {
         }
         if let Some(resumed) = resumed {
             *state = resumed.state;
+            resumed.kept.into_iter().for_each(|kept| strategy.go_on(kept));
         }
         if let Some(writer) = &mut writer {
             writer.last.0 = state.progress.step;
@@ -188,28 +191,46 @@ impl Checkpoints {
         Ok(Checkpoints { dir, every, writer })
     }
 
-    /// Takes a checkpoint after this step if one is due or asked for and the one before is written. Called on all ranks, and
-    /// does nothing but on rank 0.
+    /// Takes a checkpoint after this step if one is due or asked for and the one before is written. Called on all ranks; only
+    /// rank 0 knows, and the others have a part in it only where they keep something of their own.
     pub(crate) fn after_step(
         &mut self,
         state: &State,
         parameters: &Parameters,
+        strategy: &mut dyn Strategy,
         requests: &Requests,
         observer: &mut dyn Observer,
-    ) {
+    ) -> Result<(), Error> {
         if requests.take_checkpoint() {
             self.ask();
         }
-        let Some(writer) = &mut self.writer else { return };
-        if let Some(written) = writer.background.poll() {
-            writer.tell(written, observer);
+        let mut due = false;
+        if let Some(writer) = &mut self.writer {
+            if let Some(written) = writer.background.poll() {
+                writer.tell(written, observer);
+            }
+            let (progress, (step, time)) = (&state.progress, writer.last);
+            let epoch_over = progress.step_in_epoch == 0;
+            due = (writer.asked || self.every.is_due(progress.step - step, time.elapsed(), epoch_over))
+                && progress.step > step
+                && writer.background.is_idle();
         }
-        let (progress, (step, time)) = (&state.progress, writer.last);
-        let epoch_over = progress.step_in_epoch == 0;
-        let due = writer.asked || self.every.is_due(progress.step - step, time.elapsed(), epoch_over);
-        if due && progress.step > step && writer.background.is_idle() {
-            writer.take(state, parameters);
+        self.take_if(due, state, parameters, strategy)
+    }
+
+    /// Takes a checkpoint if rank 0 says so, with what all ranks keep.
+    fn take_if(
+        &mut self,
+        due: bool,
+        state: &State,
+        parameters: &Parameters,
+        strategy: &mut dyn Strategy,
+    ) -> Result<(), Error> {
+        let kept = if strategy.keeps() && strategy.any(due)? { strategy.kept()? } else { Vec::new() };
+        if let Some(writer) = self.writer.as_mut().filter(|_| due) {
+            writer.take(state, parameters, kept);
         }
+        Ok(())
     }
 
     /// Makes one due, whatever the time and the steps.
@@ -229,22 +250,34 @@ impl Checkpoints {
         settled.map_err(|Late| CheckpointError::Late { path: self.dir.clone(), waited: PATIENCE })
     }
 
-    /// Waits for the checkpoint at hand, and takes the last one of a run that took any or is asked for one.
-    pub(crate) fn finish(self, state: &State, parameters: &Parameters, observer: &mut dyn Observer) {
-        let Some(mut writer) = self.writer else { return };
-        writer.wait(&self.dir, observer);
-        if (writer.any || writer.asked) && writer.last.0 < state.progress.step && writer.background.is_idle()
-        {
-            writer.take(state, parameters);
+    /// Waits for the checkpoint at hand, and takes the last one of a run that took any or is asked for one. Called on all ranks,
+    /// as [`Checkpoints::after_step`] is.
+    pub(crate) fn finish(
+        mut self,
+        state: &State,
+        parameters: &Parameters,
+        strategy: &mut dyn Strategy,
+        observer: &mut dyn Observer,
+    ) -> Result<(), Error> {
+        let mut due = false;
+        if let Some(writer) = &mut self.writer {
+            writer.wait(&self.dir, observer);
+            due = (writer.any || writer.asked)
+                && writer.last.0 < state.progress.step
+                && writer.background.is_idle();
+        }
+        self.take_if(due, state, parameters, strategy)?;
+        if let Some(writer) = &mut self.writer {
             writer.wait(&self.dir, observer);
         }
+        Ok(())
     }
 }
 
 impl Writer {
-    fn take(&mut self, state: &State, parameters: &Parameters) {
+    fn take(&mut self, state: &State, parameters: &Parameters, kept: Vec<Kept>) {
         let start = Instant::now();
-        self.background.write(Lent::of(parameters, state));
+        self.background.write(Lent::of(parameters, state, kept));
         self.last = (state.progress.step, Instant::now());
         self.asked = false;
         self.stall = start.elapsed();

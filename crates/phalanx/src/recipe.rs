@@ -289,9 +289,15 @@ pub struct ParallelRecipe {
     pub find_unused: bool,
     /// Whether batch norms go by the whole batch rather than by each worker's part. Default no.
     pub sync_batch_norm: bool,
-    /// What gradients become on their way: `none`, `bf16` or `fp16`. Default none.
+    /// What gradients become on their way: `none`, `bf16`, `fp16` or `powersgd`. Default none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub compress: Option<String>,
+    /// With `powersgd`, the rank that gradients are brought down to. Default 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rank: Option<usize>,
+    /// With `powersgd`, the steps before the first that is compressed. Default 1000.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub start_step: Option<u64>,
 }
 
 impl Default for ParallelRecipe {
@@ -302,6 +308,8 @@ impl Default for ParallelRecipe {
             find_unused: false,
             sync_batch_norm: false,
             compress: None,
+            rank: None,
+            start_step: None,
         }
     }
 }

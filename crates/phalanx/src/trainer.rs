@@ -167,7 +167,8 @@ impl Trainer {
         let mut run = Run::prepare(self, worker, model, &parameters, train, test)?;
         let mut checkpoints = match &self.checkpoint {
             Some(config) => {
-                Some(Checkpoints::begin(config, worker, run.facts(), &parameters, &mut state, observer)?)
+                let (facts, strategy) = (run.facts(), &mut *run.strategy);
+                Some(Checkpoints::begin(config, worker, facts, &parameters, &mut state, strategy, observer)?)
             }
             None => None,
         };
@@ -210,13 +211,14 @@ impl Trainer {
                         Event::Step { step, epoch, loss, samples, world_size, lr, grad_norm, ms },
                     );
                 }
-                interrupted = run.is_to_stop();
+                interrupted = run.is_to_stop()?;
                 // The last step of an epoch isn't followed by one, but by the end of the epoch.
                 if state.progress.step_in_epoch < steps_per_epoch
                     && !interrupted
                     && let Some(checkpoints) = &mut checkpoints
                 {
-                    checkpoints.after_step(&state, &parameters, &self.requests, observer);
+                    let strategy = &mut *run.strategy;
+                    checkpoints.after_step(&state, &parameters, strategy, &self.requests, observer)?;
                 }
             }
             let seconds = epoch_start.elapsed().as_secs_f64();
@@ -226,7 +228,7 @@ impl Trainer {
             }
             if !interrupted {
                 evaluation = evaluate(&mut run, &mut state.average)?;
-                interrupted = run.is_to_stop();
+                interrupted = run.is_to_stop()?;
             }
             // The epoch isn't over: whoever goes on with the run evaluates it.
             if interrupted {
@@ -254,14 +256,15 @@ impl Trainer {
             }
             state.progress.next_epoch();
             if let Some(checkpoints) = &mut checkpoints {
-                checkpoints.after_step(&state, &parameters, &self.requests, observer);
+                let strategy = &mut *run.strategy;
+                checkpoints.after_step(&state, &parameters, strategy, &self.requests, observer)?;
             }
         }
         if let Some(mut checkpoints) = checkpoints {
             if interrupted {
                 checkpoints.ask();
             }
-            checkpoints.finish(&state, &parameters, observer);
+            checkpoints.finish(&state, &parameters, &mut *run.strategy, observer)?;
         }
         drop(run);
         let stopped_early = state.progress.step < last && self.lost_patience(&state.progress);

@@ -7,7 +7,7 @@ use phalanx::nn::optim::{Adam, Rule, Sgd};
 use phalanx::nn::{
     BatchNorm2d, Conv2d, Flatten, Linear, LogSoftmax, Module, Parameters, Plateau, Relu, Sequential, Weights,
 };
-use phalanx::parallel::DdpConfig;
+use phalanx::parallel::{Compress, DdpConfig};
 use phalanx::{Error, Event, Observer, Requests, State, Trainer, Worker, spawn};
 use std::fs;
 use std::path::Path;
@@ -105,6 +105,57 @@ fn a_resumed_run_takes_the_steps_of_the_whole_run_bit_for_bit() {
         // Within an epoch, on its border, and in the last one.
         check_that_it_goes_on(ranks, mnist_net, trainer, rule, &[7, 10, 26]);
     }
+}
+
+#[test]
+fn what_ranks_keep_of_compressed_gradients_goes_on_bit_for_bit() {
+    let compress = Compress::PowerSgd { rank: 2, start_step: 4 };
+    let ddp = DdpConfig { compress, first_bucket_bytes: 4 << 10, ..DdpConfig::default() };
+    let trainer = Trainer { epochs: 3, seed: 5, ddp, ..Trainer::default() };
+    let sgd = Sgd { momentum: 0.9, ..Sgd::new(0.05) };
+    for ranks in [1, 2, 4] {
+        // Before the first step that is compressed, within an epoch, on its border.
+        check_that_it_goes_on(ranks, mnist_net, &trainer, sgd.into(), &[3, 7, 10]);
+    }
+}
+
+#[test]
+fn compressed_gradients_go_on_with_as_many_ranks_only_and_compressed_alike() {
+    let folder = tempfile::tempdir().unwrap();
+    let trainer = |rank, steps, resume| {
+        let ddp = DdpConfig { compress: Compress::PowerSgd { rank, start_step: 0 }, ..DdpConfig::default() };
+        let checkpoint = every(2, folder.path(), resume);
+        Trainer { steps: Some(steps), seed: 5, ddp, checkpoint, ..Trainer::default() }
+    };
+    let sgd = Sgd::new(0.05);
+    train(2, &trainer(2, 2, false), sgd.into()).unwrap();
+    let manifest = Manifest::read(&folder.path().join("step-2")).unwrap();
+    let names: Vec<&str> = manifest.files.iter().map(|file| &*file.name).collect();
+    assert_eq!(names, ["model.safetensors", "optimizer.safetensors", "compression.safetensors"]);
+    assert_eq!(manifest.version, 2);
+    for ranks in [1, 4] {
+        let error = train(ranks, &trainer(2, 4, true), sgd.into()).err().unwrap().to_string();
+        let want = format!("by this many workers: 2, and this run has {ranks}\nhint: go on with 2 workers");
+        assert!(error.contains(&want), "{error}");
+    }
+    let error = train(2, &trainer(3, 4, true), sgd.into()).err().unwrap().to_string();
+    assert!(error.contains("gradients were compressed with other settings"), "{error}");
+    // Whoever goes on without any compression does without what it kept.
+    let plain = Trainer { ddp: DdpConfig::default(), ..trainer(2, 4, true) };
+    assert_eq!(train(2, &plain, sgd.into()).unwrap().told.resumed, Some(2));
+}
+
+#[test]
+fn ranks_that_keep_something_end_together_when_the_first_is_asked_to() {
+    let folder = tempfile::tempdir().unwrap();
+    let requests = Requests::default();
+    requests.stop.store(true, Ordering::Relaxed);
+    let ddp = DdpConfig { compress: Compress::PowerSgd { rank: 1, start_step: 0 }, ..DdpConfig::default() };
+    let checkpoint = every(100, folder.path(), false);
+    let trainer = Trainer { epochs: 3, requests, ddp, checkpoint, ..Trainer::default() };
+    train(3, &trainer, Sgd::new(0.05).into()).unwrap();
+    let manifest = Manifest::read(&folder.path().join("step-1")).unwrap();
+    assert_eq!(manifest.files.len(), 3);
 }
 
 #[test]

@@ -171,25 +171,67 @@ pub fn handshake<S: Socket>(
     deadline: &Deadline,
 ) -> Result<Hello, HandshakeError> {
     let stream = &mut Limited { socket, deadline };
-    let mut nonce = [0; NONCE];
-    getrandom::fill(&mut nonce).map_err(|error| std::io::Error::other(error.to_string()))?;
-    let ours = hello.encode();
-    let mut opening = MAGIC.to_vec();
-    opening.extend_from_slice(&nonce);
-    opening.extend_from_slice(&ours);
-    stream.write_all(&opening)?;
-    stream.flush()?;
+    let ours = Opening::say(stream, hello)?;
+    let theirs = Opening::hear(stream)?;
+    prove(stream, secret, side, ours, theirs)
+}
 
-    let mut start = [0; MAGIC.len() + NONCE];
-    stream.read_exact(&mut start)?;
-    if start[..MAGIC.len()] != MAGIC[..] {
-        return Err(HandshakeError::NotOurs);
+/// As [`handshake`] of the side that was listening, which may be there for several things: what it says of itself is `answer`
+/// to what the dialer says, of which nothing is proven yet.
+pub fn welcome<S: Socket>(
+    socket: &mut S,
+    secret: &Secret,
+    deadline: &Deadline,
+    answer: impl FnOnce(&Hello) -> Hello,
+) -> Result<Hello, HandshakeError> {
+    let stream = &mut Limited { socket, deadline };
+    let theirs = Opening::hear(stream)?;
+    let ours = Opening::say(stream, &answer(&theirs.hello))?;
+    prove(stream, secret, Side::Accepted, ours, theirs)
+}
+
+/// What one side begins with.
+struct Opening {
+    nonce: [u8; NONCE],
+    hello: Hello,
+    encoded: Vec<u8>,
+}
+
+impl Opening {
+    fn say<S: Socket>(stream: &mut Limited<'_, S>, hello: &Hello) -> Result<Opening, HandshakeError> {
+        let mut nonce = [0; NONCE];
+        getrandom::fill(&mut nonce).map_err(|error| std::io::Error::other(error.to_string()))?;
+        let encoded = hello.encode();
+        stream.write_all(&[&MAGIC[..], &nonce, &encoded].concat())?;
+        stream.flush()?;
+        Ok(Opening { nonce, hello: hello.clone(), encoded })
     }
-    let (peer, theirs) = Hello::read(stream)?;
 
-    let (dialer, accepter) = ((&nonce[..], &ours[..]), (&start[MAGIC.len()..], &theirs[..]));
-    let (dialer, accepter) = if side == Side::Dialed { (dialer, accepter) } else { (accepter, dialer) };
-    let proof = |label: &[u8]| secret.sign(&[label, dialer.0, dialer.1, accepter.0, accepter.1]);
+    fn hear<S: Socket>(stream: &mut Limited<'_, S>) -> Result<Opening, HandshakeError> {
+        let mut start = [0; MAGIC.len() + NONCE];
+        stream.read_exact(&mut start)?;
+        let (magic, nonce) = start.split_at(MAGIC.len());
+        if magic != MAGIC {
+            return Err(HandshakeError::NotOurs);
+        }
+        let nonce = nonce.try_into().expect("a nonce is what is left");
+        let (hello, encoded) = Hello::read(stream)?;
+        Ok(Opening { nonce, hello, encoded })
+    }
+}
+
+/// The proofs of both sides, after their openings.
+fn prove<S: Socket>(
+    stream: &mut Limited<'_, S>,
+    secret: &Secret,
+    side: Side,
+    ours: Opening,
+    theirs: Opening,
+) -> Result<Hello, HandshakeError> {
+    let (dialer, accepter) = if side == Side::Dialed { (&ours, &theirs) } else { (&theirs, &ours) };
+    let proof = |label: &[u8]| {
+        secret.sign(&[label, &dialer.nonce, &dialer.encoded, &accepter.nonce, &accepter.encoded])
+    };
     let verify = |stream: &mut Limited<'_, S>, label: &[u8]| -> Result<(), HandshakeError> {
         let mut got = [0; PROOF];
         stream.read_exact(&mut got)?;
@@ -213,10 +255,11 @@ pub fn handshake<S: Socket>(
             stream.flush()?;
         }
     }
-    if peer.purpose != hello.purpose || peer.generation != hello.generation {
-        return Err(HandshakeError::Disagreement { theirs: Box::new(peer), ours: Box::new(hello.clone()) });
+    let (ours, theirs) = (ours.hello, theirs.hello);
+    if theirs.purpose != ours.purpose || theirs.generation != ours.generation {
+        return Err(HandshakeError::Disagreement { theirs: Box::new(theirs), ours: Box::new(ours) });
     }
-    Ok(peer)
+    Ok(theirs)
 }
 
 #[cfg(test)]

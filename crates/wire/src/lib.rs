@@ -30,7 +30,7 @@ mod strangers;
 
 pub use deadline::Deadline;
 pub use frame::{read_frame, write_frame};
-pub use handshake::{HandshakeError, Hello, Side, Socket, handshake};
+pub use handshake::{HandshakeError, Hello, Side, Socket, handshake, welcome};
 pub use ids::{Generation, Rank};
 pub use secret::{Secret, SecretError};
 pub use strangers::Strangers;

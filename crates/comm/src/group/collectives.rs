@@ -3,6 +3,7 @@
 use super::Group;
 use crate::buffer::{AnyBuffer, Buffer, Plain, Reduced};
 use crate::element::{Element, Erased, ReduceOp, is_widened, means, widen};
+use crate::engine::Play;
 use crate::error::Error;
 use crate::queue::{Engine, Queued};
 use crate::schedule::Schedule;
@@ -194,6 +195,19 @@ impl Group {
     pub fn barrier(&self) -> Result<(), Error> {
         let schedule = self.seat().barrier();
         self.move_by::<u8>(signature::<u8>(Kind::Barrier, None, 0, 0), schedule, &mut [])
+    }
+
+    /// Waits until all ranks have come, before anything else: they must all mean the same ranks.
+    pub(crate) fn assemble(&self) -> Result<(), Error> {
+        let deadline = Deadline::after(self.timeout);
+        let ranks = self.members.iter().fold(self.world_size as u32, |sum, rank| {
+            sum.wrapping_mul(0x9e37_79b1).wrapping_add(rank.0).rotate_left(7)
+        });
+        // Operations are counted from 1.
+        let signature = signature::<u8>(Kind::Barrier, None, ranks, 0);
+        let play = Play::new(signature, self.seat().assembly(), Erased::of::<u8>(), ReduceOp::Sum);
+        let result = self.engine(&deadline)?.run(self.patience, deadline, play, &mut []);
+        result.map_err(|error| error.in_making(self.rank))
     }
 
     /// A barrier by way of rank 0, whose error names all ranks that didn't come within `timeout`.

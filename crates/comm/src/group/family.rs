@@ -1,15 +1,15 @@
 //! Groups that come of a group: some of its ranks, as a group of their own, or those that are left of it.
 //!
-//! Each group has connections of its own, so one that fails or is slow doesn't touch another. Where the members of a new group
-//! can be reached is exchanged over the old one; survivors of a failed group meet again where they met before, under a new
-//! generation, and refuse whoever comes with the old one.
+//! Each group has connections of its own, so one that fails or is slow doesn't touch another. The members of a new group meet
+//! at the doors where those of the old one met, under a name that all of them come to by themselves; survivors of a failed group
+//! meet under a new generation, and refuse whoever comes with the old one.
 
 use super::{Group, Place};
-use crate::element::ReduceOp;
-use crate::endpoint::{Endpoint, PeerAddress};
+use crate::door::Door;
+use crate::endpoint::PeerAddress;
 use crate::error::Error;
 use crate::transport::{SharedThreads, end_of};
-use phalanx_wire::{Generation, Rank, Secret};
+use phalanx_wire::{Deadline, Generation, Rank};
 use std::collections::HashSet;
 use std::sync::Arc;
 
@@ -24,10 +24,24 @@ pub(crate) enum Kin {
 
 /// Where processes met.
 pub(crate) struct Home {
-    pub(crate) endpoint: Arc<Endpoint>,
+    pub(crate) door: Arc<Door>,
     /// Of all ranks, by rank.
     pub(crate) peers: Vec<PeerAddress>,
-    pub(crate) secret: Secret,
+}
+
+impl Home {
+    /// That of some of its ranks.
+    fn of(&self, ranks: &[usize]) -> Home {
+        let peers = ranks.iter().map(|&rank| self.peers[rank].clone()).collect();
+        Home { door: Arc::clone(&self.door), peers }
+    }
+}
+
+/// A number for a group of these ranks, which is the same wherever it is made: 0 is that of the world.
+fn name_of(number: u64, members: &[Rank]) -> u64 {
+    let mix = |name: u64, word: u64| (name ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
+    let name = members.iter().fold(mix(1, number), |name, rank| mix(name, u64::from(rank.0) + 1));
+    name.max(1)
 }
 
 impl Group {
@@ -76,62 +90,30 @@ impl Group {
         );
         let members: Vec<usize> = survivors.iter().map(|rank| rank.index()).collect();
         self.abort(&format!("generation {generation} takes its place"));
-        let group = self.member(&members, generation, |place, index| match &self.kin {
+        self.member(&members, generation, |place, index| match &self.kin {
             Kin::Alone => Ok(Group::over(place, None)),
             Kin::Threads(shared) => {
                 self.among_threads(shared, (true, generation.0, members[0]), members.len(), place, index)
             }
-            Kin::Processes(home) => {
-                let peers = members.iter().map(|&rank| home.peers[rank].clone()).collect();
-                let (endpoint, secret) = (Arc::clone(&home.endpoint), home.secret.clone());
-                Group::join(place, Home { endpoint, peers, secret })
-            }
-        })?;
-        self.hand_down(&group);
-        // Ranks that have different survivors in mind may have met all the same.
-        let mine = group.members.iter().fold(survivors.len() as u64, |sum, rank| {
-            sum.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(u64::from(rank.0) + 1)
-        });
-        let mut all = vec![0; group.world_size];
-        group.all_gather(&[mine], &mut all)?;
-        match all.iter().position(|&theirs| theirs != mine) {
-            None => Ok(group),
-            Some(other) => {
-                let reason = format!("rank {} rebuilds it with other survivors", group.members[other]);
-                group.abort(&reason);
-                Err(Error::connect(self.rank, reason))
-            }
-        }
+            Kin::Processes(home) => Group::meet(Place { name: self.name, ..place }, home.of(&members)),
+        })
     }
 
     /// A group of `members`, if this rank is one. All ranks take part.
     fn part(&self, members: Option<Vec<usize>>) -> Result<Option<Group>, Error> {
-        let number = self.engine(&phalanx_wire::Deadline::after(self.timeout))?.collectives;
-        let home = match (&self.kin, &members) {
-            (Kin::Processes(home), _) => Some(self.meet_anew(home, members.is_some())?),
-            _ => None,
-        };
+        let number = self.engine(&Deadline::after(self.timeout))?.collectives;
         let Some(members) = members else { return Ok(None) };
-        let group = self.member(&members, self.generation, |place, index| match (&self.kin, home) {
-            (Kin::Threads(shared), _) => {
+        let group = self.member(&members, self.generation, |place, index| match &self.kin {
+            Kin::Alone => Ok(Group::over(place, None)),
+            Kin::Threads(shared) => {
                 self.among_threads(shared, (false, number, members[0]), members.len(), place, index)
             }
-            (Kin::Processes(home), Some((endpoint, addresses))) => {
-                let peers = members.iter().filter_map(|&rank| addresses[rank].clone()).collect();
-                let (endpoint, secret) = (Arc::new(endpoint), home.secret.clone());
-                Group::join(place, Home { endpoint, peers, secret })
+            Kin::Processes(home) => {
+                let name = name_of(self.name.wrapping_add(number), &place.members);
+                Group::meet(Place { name, ..place }, home.of(&members))
             }
-            _ => Ok(Group::over(place, None)),
         })?;
-        self.hand_down(&group);
         Ok(Some(group))
-    }
-
-    /// A group that comes of this one leaves its flight record where this one does.
-    fn hand_down(&self, group: &Group) {
-        if let Some(keeper) = self.aside.keeper.get() {
-            let _ = group.aside.keeper.set(Arc::clone(keeper));
-        }
     }
 
     /// This rank's place among `members` as a group of `generation`, handed to what makes the group.
@@ -152,9 +134,16 @@ impl Group {
             silence: self.patience.silence,
             algorithm: self.algorithm,
             members: members.iter().map(|&rank| self.members[rank]).collect(),
+            name: 0,
+            siblings: Arc::clone(&self.siblings),
             kin: Kin::Alone,
         };
-        make(place, index)
+        let group = make(place, index)?;
+        // It leaves its flight record where this one does.
+        if let Some(keeper) = self.aside.keeper.get() {
+            let _ = group.aside.keeper.set(Arc::clone(keeper));
+        }
+        Ok(group)
     }
 
     fn among_threads(
@@ -168,26 +157,8 @@ impl Group {
         let end = end_of(shared, name, n, index)
             .ok_or_else(|| Error::connect(self.rank, "this group was made already, or with other ranks"))?;
         let place = Place { kin: Kin::Threads(end.shared()), ..place };
-        Ok(Group::over(place, (n > 1).then(|| Box::new(end) as _)))
-    }
-
-    /// Where each rank that wants to be a member of a new group listens for it.
-    fn meet_anew(&self, home: &Home, is_member: bool) -> Result<(Endpoint, Vec<Option<PeerAddress>>), Error> {
-        let endpoint = home.endpoint.another()?;
-        let address = if is_member { Some(endpoint.address()) } else { None };
-        let address = serde_json::to_vec(&address).expect("addresses can be written");
-        let mut longest = [address.len() as u64];
-        self.all_reduce(&mut longest, ReduceOp::Max)?;
-        let size = longest[0] as usize;
-        // Spaces after it mean nothing.
-        let mine: Vec<u8> = address.into_iter().chain(std::iter::repeat(b' ')).take(size).collect();
-        let mut all = vec![0; size * self.world_size];
-        self.all_gather(&mine, &mut all)?;
-        let addresses = all.chunks_exact(size).enumerate().map(|(rank, address)| {
-            serde_json::from_slice(address).map_err(|error| {
-                Error::connect(self.rank, format!("rank {rank} sent no address of its own: {error}"))
-            })
-        });
-        Ok((endpoint, addresses.collect::<Result<_, _>>()?))
+        let group = Group::over(place, (n > 1).then(|| Box::new(end) as _));
+        group.assemble()?;
+        Ok(group)
     }
 }

@@ -19,6 +19,8 @@ pub enum Algorithm {
     Doubling,
     /// Up a binomial tree to one rank, and down again: as few messages as can be.
     Tree,
+    /// Everyone sends its whole buffer to one rank, and is told the result: two messages a rank, in two rounds.
+    Star,
     /// Within each host first, then between hosts: as few bytes between hosts as can be.
     Hierarchical,
     /// A word to ranks ever farther, which is how barriers spread.
@@ -29,12 +31,13 @@ pub enum Algorithm {
 
 impl Algorithm {
     /// Those that can all-reduce.
-    pub const OF_ALL_REDUCE: [Algorithm; 6] = [
+    pub const OF_ALL_REDUCE: [Algorithm; 7] = [
         Algorithm::Direct,
         Algorithm::Ring,
         Algorithm::Halving,
         Algorithm::Doubling,
         Algorithm::Tree,
+        Algorithm::Star,
         Algorithm::Hierarchical,
     ];
 
@@ -56,6 +59,7 @@ impl Algorithm {
             Algorithm::Halving => "halving",
             Algorithm::Doubling => "doubling",
             Algorithm::Tree => "tree",
+            Algorithm::Star => "star",
             Algorithm::Hierarchical => "hierarchical",
             Algorithm::Dissemination => "dissemination",
             Algorithm::InPlace => "in place",
@@ -94,16 +98,13 @@ enum Why {
     Asked,
     /// There is no other for the operation.
     Only,
-    /// So many bytes a rank are few, or many, against what is exchanged directly between so many ranks.
-    UpTo {
+    /// That is best for so many bytes a rank between so many ranks: more than the first limit, if there is one, and no more than
+    /// the second.
+    Size {
         bytes: usize,
         ranks: usize,
-        limit: usize,
-    },
-    Above {
-        bytes: usize,
-        ranks: usize,
-        limit: usize,
+        above: Option<usize>,
+        up_to: Option<usize>,
     },
     /// All ranks see the memory.
     Seen,
@@ -114,8 +115,30 @@ enum Why {
     },
 }
 
-/// Up to this many bytes in all are exchanged directly: one round of latency counts for more than the bytes.
-const DIRECT_BYTES: usize = 128 << 10;
+/// What is best for buffers up to which size, the smallest first, and for larger ones.
+struct Sizes {
+    up_to: &'static [(Algorithm, usize)],
+    large: Algorithm,
+}
+
+/// How the ranks of one host, or one rank each of several hosts, all-reduce. Measured with 2 to 8 ranks that share two cores,
+/// where messages and wakings count: by way of one rank there are as few as can be, a tree has as few and shares the sums out, and
+/// from some size on only the bytes count. Between hosts it is the rounds that count before the bytes do.
+fn all_reduce_sizes(ranks: usize, hosts: usize) -> Sizes {
+    use Algorithm::{Direct, Doubling, Halving, Ring, Star, Tree};
+    match (ranks, hosts) {
+        (..=2, _) => Sizes { up_to: &[(Direct, 64 << 10)], large: Ring },
+        (3 | 4, 1) => Sizes { up_to: &[(Doubling, 8 << 10), (Tree, 128 << 10)], large: Halving },
+        (_, 1) => Sizes { up_to: &[(Star, 8 << 10), (Tree, 128 << 10)], large: Halving },
+        _ => Sizes { up_to: &[(Doubling, 16 << 10)], large: Halving },
+    }
+}
+
+/// How parts are gathered at, or summed for, those who are to have them; the bytes are those of all parts.
+const GATHER: Sizes = Sizes { up_to: &[(Algorithm::Direct, 64 << 10)], large: Algorithm::Ring };
+const REDUCE_SCATTER: Sizes = Sizes { up_to: &[(Algorithm::Halving, 64 << 10)], large: Algorithm::Ring };
+/// How buffers are summed for one rank.
+const REDUCE: Sizes = Sizes { up_to: &[(Algorithm::Direct, 32 << 10)], large: Algorithm::Ring };
 
 impl Choice {
     /// For an operation that is always carried out alike.
@@ -130,16 +153,17 @@ impl Choice {
 
     /// For an all-reduce of so many bytes a rank; `asked` is what somebody wants instead.
     pub(super) fn all_reduce(bytes: usize, topology: &Topology, asked: Option<Algorithm>) -> Choice {
+        let (ranks, hosts) = (topology.ranks(), topology.hosts());
         match asked {
-            Some(algorithm) if topology.ranks() > 1 => Choice { algorithm, why: Why::Asked },
+            Some(algorithm) if ranks > 1 => Choice { algorithm, why: Why::Asked },
             _ => Choice::by_hosts(topology)
-                .unwrap_or_else(|| Choice::by_bytes(bytes, topology.ranks(), Algorithm::Ring)),
+                .unwrap_or_else(|| Choice::by_size(bytes, ranks, &all_reduce_sizes(ranks, hosts))),
         }
     }
 
     /// For a reduction to one rank.
     pub(super) fn reduce(bytes: usize, topology: &Topology) -> Choice {
-        Choice::all_reduce(bytes, topology, None)
+        Choice::by_hosts(topology).unwrap_or_else(|| Choice::by_size(bytes, topology.ranks(), &REDUCE))
     }
 
     /// For a broadcast.
@@ -147,11 +171,14 @@ impl Choice {
         Choice::by_hosts(topology).unwrap_or(Choice::only(Algorithm::Tree))
     }
 
-    /// For an all-gather or a reduce-scatter over so many bytes in all.
-    pub(super) fn of_parts(bytes: usize, topology: &Topology, small: Algorithm) -> Choice {
-        let ranks = topology.ranks();
-        let choice = Choice::by_bytes(bytes, ranks, Algorithm::Ring);
-        if choice.algorithm == Algorithm::Direct { Choice { algorithm: small, ..choice } } else { choice }
+    /// For an all-gather of so many bytes in all.
+    pub(super) fn all_gather(bytes: usize, topology: &Topology) -> Choice {
+        Choice::by_size(bytes, topology.ranks(), &GATHER)
+    }
+
+    /// For a reduce-scatter of so many bytes in all.
+    pub(super) fn reduce_scatter(bytes: usize, topology: &Topology) -> Choice {
+        Choice::by_size(bytes, topology.ranks(), &REDUCE_SCATTER)
     }
 
     /// Where it is best to stay within a host as long as one can.
@@ -161,16 +188,18 @@ impl Choice {
         (1 < hosts && hosts < ranks).then_some(Choice { algorithm: Algorithm::Hierarchical, why })
     }
 
-    fn by_bytes(bytes: usize, ranks: usize, large: Algorithm) -> Choice {
+    fn by_size(bytes: usize, ranks: usize, sizes: &Sizes) -> Choice {
         if ranks == 1 {
             return Choice { algorithm: Algorithm::Direct, why: Why::Alone };
         }
-        let limit = DIRECT_BYTES / ranks;
-        if bytes <= limit {
-            Choice { algorithm: Algorithm::Direct, why: Why::UpTo { bytes, ranks, limit } }
-        } else {
-            Choice { algorithm: large, why: Why::Above { bytes, ranks, limit } }
+        let mut above = None;
+        for &(algorithm, limit) in sizes.up_to {
+            if bytes <= limit {
+                return Choice { algorithm, why: Why::Size { bytes, ranks, above, up_to: Some(limit) } };
+            }
+            above = Some(limit);
         }
+        Choice { algorithm: sizes.large, why: Why::Size { bytes, ranks, above, up_to: None } }
     }
 }
 
@@ -182,11 +211,10 @@ impl fmt::Display for Choice {
             Why::Asked => write!(f, "asked for"),
             Why::Seen => write!(f, "all ranks see the memory"),
             Why::Only => write!(f, "the only way there is"),
-            Why::UpTo { bytes, ranks, limit } => {
-                write!(f, "{bytes} bytes between {ranks} ranks, up to {limit}")
-            }
-            Why::Above { bytes, ranks, limit } => {
-                write!(f, "{bytes} bytes between {ranks} ranks, above {limit}")
+            Why::Size { bytes, ranks, above, up_to } => {
+                write!(f, "{bytes} bytes between {ranks} ranks")?;
+                above.map_or(Ok(()), |limit| write!(f, ", above {limit}"))?;
+                up_to.map_or(Ok(()), |limit| write!(f, ", up to {limit}"))
             }
             Why::Hosts { ranks, hosts } => write!(f, "{ranks} ranks on {hosts} hosts"),
         }

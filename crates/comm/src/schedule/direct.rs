@@ -12,6 +12,13 @@ pub(super) fn all_reduce(circle: Circle<'_>, whole: Range<usize>) -> Vec<Round> 
     vec![Round { sends: circle.others().map(|rank| (rank, whole.clone())).collect(), receives }]
 }
 
+/// Everyone sends all to the first rank, which sums and tells the others.
+pub(super) fn all_reduce_by_one(circle: Circle<'_>, whole: Range<usize>) -> Vec<Round> {
+    let mut rounds = reduce(circle, 0, whole.clone());
+    rounds.extend(scatter(circle, 0, whole.clone(), |_| whole.clone()));
+    rounds
+}
+
 /// Rank `root` is sent all buffers, and sums.
 pub(super) fn reduce(circle: Circle<'_>, root: usize, whole: Range<usize>) -> Vec<Round> {
     let mut round = Round::default();

@@ -218,6 +218,9 @@ proptest! {
             each_sends(Algorithm::Doubling, n.ilog2() as usize * len);
             prop_assert_eq!(rounds, n.ilog2() as usize);
         }
+        // Each rank but one sends and is sent everything once.
+        prop_assert_eq!(by(Algorithm::Star).iter().map(sent).sum::<usize>(), 2 * (n - 1) * len);
+        prop_assert_eq!(by(Algorithm::Star)[n - 1].rounds.len(), 2);
         // Every rank but one sends up and is sent to, and none has more than log2 n below it.
         let tree = by(Algorithm::Tree);
         prop_assert_eq!(messages(&tree), 2 * (n - 1));
@@ -258,11 +261,18 @@ proptest! {
 #[test]
 fn a_choice_says_why() {
     let two = Topology::one_host(2);
+    let (four, eight) = (Topology::one_host(4), Topology::one_host(8));
     let hosts = Topology::of(&[0, 0, 1], |a, b| a == b);
+    let apart = Topology::of(&[0, 1, 2], |a, b| a == b);
     let rows = [
         (&two, 4, None, "direct: 4 bytes between 2 ranks, up to 65536"),
         (&two, 4 << 20, None, "ring: 4194304 bytes between 2 ranks, above 65536"),
         (&two, 4, Some(Algorithm::Tree), "tree: asked for"),
+        (&four, 4, None, "doubling: 4 bytes between 4 ranks, up to 8192"),
+        (&eight, 8192, None, "star: 8192 bytes between 8 ranks, up to 8192"),
+        (&eight, 8193, None, "tree: 8193 bytes between 8 ranks, above 8192, up to 131072"),
+        (&eight, 1 << 20, None, "halving: 1048576 bytes between 8 ranks, above 131072"),
+        (&apart, 16384, None, "doubling: 16384 bytes between 3 ranks, up to 16384"),
         (&hosts, 4, None, "hierarchical: 3 ranks on 2 hosts"),
         (&Topology::one_host(1), 4, Some(Algorithm::Ring), "direct: there are no other ranks"),
     ];
@@ -278,5 +288,5 @@ fn algorithms_have_names() {
     }
     assert_eq!(Algorithm::asked("auto"), Ok(None));
     let error = Algorithm::asked("dissemination").unwrap_err();
-    assert_eq!(error, "must be auto, direct, ring, halving, doubling, tree, hierarchical");
+    assert_eq!(error, "must be auto, direct, ring, halving, doubling, tree, star, hierarchical");
 }

@@ -179,6 +179,8 @@ impl World {
                 silence: None,
                 algorithm: circle.algorithm,
                 members,
+                name: 0,
+                siblings: Arc::default(),
                 kin: Kin::Alone,
             };
             let wires = Wires { rank: own, network: Arc::clone(&circle.network) };

@@ -303,10 +303,6 @@ impl Wire for Memory {
         }
     }
 
-    fn shares_memory(&self) -> bool {
-        true
-    }
-
     fn take_passed(&mut self) -> std::result::Result<Option<File>, Lost> {
         let gone = self.passed.is_empty() && self.is_gone();
         match self.passed.pop_front() {
@@ -351,10 +347,6 @@ impl Wire for Memory {
         len.store(bytes.len() as u64, Ordering::Release);
         // A connection that is gone already needs no closing.
         let _ = self.bell.shutdown(Shutdown::Both);
-    }
-
-    fn name(&self) -> &'static str {
-        "shared memory"
     }
 }
 

@@ -74,6 +74,11 @@ pub(crate) trait Transport: Send {
         false
     }
 
+    /// Whether something may come from a rank without this one asking for it.
+    fn reaches(&mut self, _peer: usize) -> bool {
+        true
+    }
+
     /// Sleeps until one of these ranks may have sent something, or may take something, or the time is over.
     fn park(&mut self, receives: &[usize], sends: &[usize], at_most: Duration);
 

@@ -40,10 +40,11 @@ const MAX_LATE: u64 = 64 << 20;
 
 impl Tcp {
     /// Over a connection that is made and proven already.
-    pub(crate) fn new(stream: TcpStream) -> std::io::Result<Tcp> {
+    pub(crate) fn new(stream: TcpStream, pulse: &Pulse) -> std::io::Result<Tcp> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
         let line = Arc::new(Line { stream, sender: Mutex::default() });
+        pulse.keep(&line)?;
         Ok(Tcp { line, receiver: Receiver::default(), is_awake: false })
     }
 
@@ -121,10 +122,6 @@ impl Wire for Tcp {
         self.line.stream.as_fd()
     }
 
-    fn beat_by(&self, pulse: &Pulse) -> std::io::Result<()> {
-        pulse.keep(&self.line)
-    }
-
     fn signs(&mut self) -> Signs {
         let Ok(known) = info::info(&self.line.stream) else { return Signs::Unseen };
         // An end is something to be met too.
@@ -133,7 +130,7 @@ impl Wire for Tcp {
         Signs::Network(Traffic {
             silent: known.silent,
             unread,
-            unanswered: (known.again > 0 && known.unacknowledged > 0).then_some(known.unanswered),
+            unanswered: known.is_owed_answer().then_some(known.unanswered),
             moved: known.acknowledged + known.received,
         })
     }
@@ -149,10 +146,6 @@ impl Wire for Tcp {
         let _ = self.line.sender().part(&mut &self.line.stream, word);
         // Not both directions: the kernel would answer what still comes by taking back what it didn't send yet.
         let _ = self.line.stream.shutdown(Shutdown::Write);
-    }
-
-    fn name(&self) -> &'static str {
-        "TCP"
     }
 }
 

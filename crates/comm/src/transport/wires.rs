@@ -1,9 +1,16 @@
 //! Ranks in processes: one wire a pair, each of the kind that suits where the peer is.
 
-use super::{Lost, Pulse, Signs, Transport, Waker};
+use super::{Lost, Signs, Transport, Waker};
+use crate::dial::Errand;
+use crate::door::{Door, Key, Lobby};
+use crate::endpoint::PeerAddress;
+use crate::error::Error;
+use crate::group::Home;
 use crate::word::{Why, Word};
+use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
+use phalanx_wire::Rank;
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -35,11 +42,6 @@ pub(crate) trait Wire: Send {
         Err(Lost::Seen("memory can't be shared with it".into()))
     }
 
-    /// Whether files can be passed.
-    fn shares_memory(&self) -> bool {
-        false
-    }
-
     /// Gets ready for a sleep until something may be received (or, for `PollFlags::POLLOUT`, sent): the events to sleep
     /// for. None if that is so already.
     fn fall_asleep(&mut self, wanted: PollFlags) -> Option<PollFlags>;
@@ -49,11 +51,6 @@ pub(crate) trait Wire: Send {
 
     /// What the events happen to.
     fn fd(&self) -> BorrowedFd<'_>;
-
-    /// Has `pulse` give signs of life over it, if the peer needs that.
-    fn beat_by(&self, _: &Pulse) -> std::io::Result<()> {
-        Ok(())
-    }
 
     /// What can be seen of the peer without waiting.
     fn signs(&mut self) -> Signs {
@@ -67,9 +64,6 @@ pub(crate) trait Wire: Send {
 
     /// Tells the peer why this rank leaves, if that goes without waiting, and leaves, so that the peer notices.
     fn part(&mut self, word: &Word);
-
-    /// What this is, for people.
-    fn name(&self) -> &'static str;
 }
 
 /// How long a rank that leaves waits for the others' hosts to have what it sent: where there may be results in it, and where
@@ -79,55 +73,142 @@ const LEAVING_FAILED: Duration = Duration::from_millis(500);
 /// How long it sleeps before it looks again.
 const LEAVING_NAP: Duration = Duration::from_micros(200);
 
-/// A process's end of a group.
+/// A process's end of a group: connections to those ranks that it needed so far.
 pub(crate) struct Wires {
-    /// By rank; none for this rank itself.
-    wires: Vec<Option<Box<dyn Wire>>>,
+    own: usize,
+    key: Key,
+    door: Arc<Door>,
+    lobby: Arc<Lobby>,
+    peers: Vec<Peer>,
     /// Written to by wakers.
     alarm: Arc<EventFd>,
     /// How long what was sent may take to arrive, once this rank has left.
     leaving: Duration,
 }
 
+/// Another rank, or this one.
+struct Peer {
+    /// As the run numbers it.
+    rank: Rank,
+    address: PeerAddress,
+    is_here: bool,
+    link: Link,
+}
+
+/// How this rank and another one are connected.
+enum Link {
+    /// Not yet; since when it has been asked for.
+    Absent(Option<Instant>),
+    Open(Box<dyn Wire>),
+    Lost(Lost),
+}
+
+/// How long a rank waits for a higher one to dial before it dials itself: mostly both need each other at once, and one connection
+/// is enough.
+const COURTESY: Duration = Duration::from_millis(20);
+
 impl Wires {
-    /// Over connections that are made and proven already.
-    pub(crate) fn new(wires: Vec<Option<Box<dyn Wire>>>) -> std::io::Result<Wires> {
-        let alarm = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
-        Ok(Wires { wires, alarm: Arc::new(alarm), leaving: Duration::ZERO })
+    /// To the ranks of a group, `members` as the run numbers them, who can be reached from `home`.
+    pub(crate) fn new(own: usize, members: &[Rank], home: &Home, key: Key) -> Result<Wires, Error> {
+        let failed =
+            |error: Errno| Error::connect(members[own], format!("it has no event to wake by: {error}"));
+        let alarm = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK).map_err(failed)?;
+        let (door, alarm) = (Arc::clone(&home.door), Arc::new(alarm));
+        let ours = &home.peers[own];
+        let peer = |(&rank, address): (&Rank, &PeerAddress)| Peer {
+            rank,
+            address: address.clone(),
+            is_here: ours.can_share_memory_with(address),
+            link: Link::Absent(None),
+        };
+        let peers = members.iter().zip(&home.peers).map(peer).collect();
+        let lobby = door.expect(key, ringing(&alarm))?;
+        Ok(Wires { own, key, door, lobby, peers, alarm, leaving: Duration::ZERO })
     }
 
-    fn wire(&mut self, peer: usize) -> &mut Box<dyn Wire> {
-        self.wires[peer].as_mut().expect("a connection to every other rank")
+    /// The connection to a peer, once there is one; goes for it if there is none.
+    fn wire(&mut self, peer: usize) -> Result<Option<&mut Box<dyn Wire>>, Lost> {
+        if !matches!(self.peers[peer].link, Link::Open(_)) {
+            self.reach(peer);
+        }
+        match &mut self.peers[peer].link {
+            Link::Open(wire) => Ok(Some(wire)),
+            Link::Lost(lost) => Err(lost.clone()),
+            Link::Absent(_) => Ok(None),
+        }
     }
+
+    /// Takes in who arrived.
+    fn look_into_lobby(&mut self) {
+        for (rank, arrived) in self.lobby.take() {
+            if let Some(peer) = self.peers.iter_mut().find(|peer| peer.rank == rank) {
+                peer.link = arrived.map_or_else(Link::Lost, Link::Open);
+            }
+        }
+    }
+
+    /// Goes to a peer that isn't connected: a lower one at once, a higher one when it doesn't come.
+    fn reach(&mut self, peer: usize) {
+        self.look_into_lobby();
+        let own = self.peers[self.own].rank;
+        let Peer { rank, address, is_here, link: Link::Absent(since) } = &mut self.peers[peer] else {
+            return;
+        };
+        let since = *since.get_or_insert_with(Instant::now);
+        if (*rank < own || since.elapsed() >= COURTESY) && self.lobby.begin(*rank) {
+            let (address, is_here) = (address.clone(), *is_here);
+            let errand = Errand { key: self.key, own, peer: *rank, address, is_here };
+            errand.send_off(&self.door, &self.lobby);
+        }
+    }
+}
+
+fn ringing(alarm: &Arc<EventFd>) -> Waker {
+    let alarm = Arc::clone(alarm);
+    // A counter that is full has rung already.
+    Box::new(move || {
+        let _ = alarm.write(1);
+    })
 }
 
 impl Transport for Wires {
     fn try_send(&mut self, to: usize, bytes: &[u8]) -> Result<usize, Lost> {
-        self.wire(to).try_send(bytes)
+        self.wire(to)?.map_or(Ok(0), |wire| wire.try_send(bytes))
     }
 
     fn try_receive(&mut self, from: usize, into: &mut [u8]) -> Result<usize, Lost> {
-        if into.is_empty() { Ok(0) } else { self.wire(from).try_receive(into) }
+        if into.is_empty() {
+            return Ok(0);
+        }
+        self.wire(from)?.map_or(Ok(0), |wire| wire.try_receive(into))
     }
 
     fn look(&mut self, from: usize) -> Result<Option<&[u8]>, Lost> {
-        self.wire(from).look()
+        self.wire(from)?.map_or(Ok(None), |wire| wire.look())
     }
 
     fn consume(&mut self, from: usize, n: usize) {
-        self.wire(from).consume(n)
+        if let Link::Open(wire) = &mut self.peers[from].link {
+            wire.consume(n);
+        }
     }
 
     fn pass(&mut self, to: usize, file: &File) -> Result<bool, Lost> {
-        self.wire(to).pass(file)
+        self.wire(to)?.map_or(Ok(false), |wire| wire.pass(file))
     }
 
     fn take_passed(&mut self, from: usize) -> Result<Option<File>, Lost> {
-        self.wire(from).take_passed()
+        self.wire(from)?.map_or(Ok(None), |wire| wire.take_passed())
     }
 
     fn shares_memory(&self) -> bool {
-        self.wires.iter().flatten().all(|wire| wire.shares_memory())
+        let others = self.peers.iter().enumerate().filter(|(peer, _)| *peer != self.own);
+        others.into_iter().all(|(_, peer)| peer.is_here)
+    }
+
+    fn reaches(&mut self, peer: usize) -> bool {
+        self.look_into_lobby();
+        matches!(self.peers[peer].link, Link::Open(_))
     }
 
     fn park(&mut self, receives: &[usize], sends: &[usize], at_most: Duration) {
@@ -136,47 +217,62 @@ impl Transport for Wires {
             let mut flags = PollFlags::empty();
             flags.set(PollFlags::POLLIN, receives.contains(&peer));
             flags.set(PollFlags::POLLOUT, sends.contains(&peer));
-            (peer, flags)
+            flags
         };
-        let wanted = (0..self.wires.len()).map(flags).filter(|(_, flags)| !flags.is_empty());
-        let wanted: Vec<_> = wanted.collect();
-        let events: Vec<_> = wanted.iter().map(|&(peer, flag)| self.wire(peer).fall_asleep(flag)).collect();
-        if events.iter().all(Option::is_some) {
-            let fds = wanted.iter().zip(events).map(|(&(peer, _), events)| {
-                let wire = self.wires[peer].as_ref().expect("a connection to every other rank");
-                PollFd::new(wire.fd(), events.unwrap_or(PollFlags::empty()))
-            });
+        let (mut asleep, mut is_quiet, mut at_most) = (Vec::new(), true, at_most);
+        for (peer, Peer { link, .. }) in self.peers.iter_mut().enumerate() {
+            match (link, flags(peer)) {
+                (_, flags) if flags.is_empty() => {}
+                (Link::Open(wire), flags) => {
+                    let events = wire.fall_asleep(flags);
+                    is_quiet &= events.is_some();
+                    asleep.push((wire, events.unwrap_or(PollFlags::empty())));
+                }
+                (Link::Absent(_), _) => at_most = at_most.min(COURTESY),
+                (Link::Lost(_), _) => is_quiet = false,
+            }
+        }
+        if is_quiet {
+            let fds = asleep.iter().map(|(wire, events)| PollFd::new(wire.fd(), *events));
+            // Whoever arrives rings it, too.
             let alarm = PollFd::new(self.alarm.as_fd(), PollFlags::POLLIN);
             let mut fds: Vec<PollFd<'_>> = fds.chain([alarm]).collect();
             // Rounded up, so that a wait that is nearly over doesn't become a spin; an error only ends the sleep early.
             let ms = at_most.as_millis().saturating_add(1);
             let _ = poll(&mut fds, PollTimeout::try_from(ms).unwrap_or(PollTimeout::MAX));
         }
-        wanted.iter().for_each(|&(peer, _)| self.wire(peer).wake());
+        asleep.iter_mut().for_each(|(wire, _)| wire.wake());
         // An alarm that didn't ring has nothing to read.
         let _ = self.alarm.read();
     }
 
     fn waker(&self) -> Waker {
-        let alarm = Arc::clone(&self.alarm);
-        // A counter that is full has rung already.
-        Box::new(move || {
-            let _ = alarm.write(1);
-        })
+        ringing(&self.alarm)
     }
 
     fn signs(&mut self, peer: usize) -> Signs {
-        self.wire(peer).signs()
+        match self.wire(peer) {
+            Ok(Some(wire)) => wire.signs(),
+            _ => Signs::Unseen,
+        }
     }
 
     fn part(&mut self, word: &Word) {
+        self.look_into_lobby();
         let is_done = word.why == Why::Left && !std::thread::panicking();
         self.leaving = if is_done { LEAVING } else { LEAVING_FAILED };
-        self.wires.iter_mut().flatten().for_each(|wire| wire.part(word));
+        for peer in &mut self.peers {
+            if let Link::Open(wire) = &mut peer.link {
+                wire.part(word);
+            }
+        }
+        self.door.forget(self.key, word);
     }
 
     fn name(&self) -> String {
-        let mut names: Vec<&str> = self.wires.iter().flatten().map(|wire| wire.name()).collect();
+        let others = self.peers.iter().enumerate().filter(|(peer, _)| *peer != self.own);
+        let mut names: Vec<&str> =
+            others.map(|(_, peer)| if peer.is_here { "shared memory" } else { "TCP" }).collect();
         names.sort_unstable();
         names.dedup();
         names.join(" and ")
@@ -187,7 +283,11 @@ impl Drop for Wires {
     /// A kernel takes back what a closed connection still has to send as soon as anything comes for it, a beat say.
     fn drop(&mut self) {
         let end = Instant::now() + self.leaving;
-        while !self.wires.iter_mut().flatten().all(|wire| wire.is_delivered()) {
+        let is_delivered = |peer: &mut Peer| match &mut peer.link {
+            Link::Open(wire) => wire.is_delivered(),
+            _ => true,
+        };
+        while !self.peers.iter_mut().all(is_delivered) {
             if Instant::now() > end {
                 let leaving = self.leaving;
                 return tracing::warn!(

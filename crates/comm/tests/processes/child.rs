@@ -2,7 +2,7 @@
 
 use crate::talk::{Blame, MARK, Order, Said, Transport};
 use nix::sys::socket::{Shutdown, SockaddrStorage, getpeername, shutdown};
-use phalanx_comm::{Endpoint, Error, Group, GroupConfig, PeerAddress, Rank, ReduceOp, Secret};
+use phalanx_comm::{Algorithm, Endpoint, Error, Group, GroupConfig, PeerAddress, Rank, ReduceOp, Secret};
 use std::io::BufRead;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -90,8 +90,11 @@ fn carry_out(transport: Transport, orders: &Receiver<Order>, reach: &Reach) {
 /// All-reduces until one fails, or one of the ranks shall rest.
 fn play(group: &Group, rest: &AtomicBool) -> Said {
     let (rank, ranks) = (u64::from(group.rank().0), group.world_size() as u64);
+    // Most algorithms leave some connections alone, and nobody misses one that nothing goes over; in this, every two ranks speak.
+    let pairs = group.clone().with_algorithm(Some(Algorithm::Direct));
     for step in 0u64.. {
         let len = LENGTHS[step as usize % LENGTHS.len()];
+        let group = if len == LENGTHS[0] { &pairs } else { group };
         let wish = u64::from(rest.load(Ordering::Relaxed));
         let mut values: Vec<u64> = (0..len as u64).map(|i| (rank + 1) * (i + step)).collect();
         values[0] = wish;

@@ -4,8 +4,12 @@
 //! With M_k the share of rank k, n rows and m columns, and Q a guess of m x r: P = sum of M_k Q is made orthonormal; then
 //! Q = sum of M_k' P, and P Q' stands for the sum of all M_k. What it lacks, each rank adds to its share of the next step
 //! (error feedback), and the next step begins with this step's Q (warm start). r (n + m) numbers travel instead of n m.
+//!
+//! What is kept, a run that goes on from a checkpoint needs for the same bits. What a rank lacked is its own, so each goes on
+//! with its own errors; PyTorch's recipe of saving rank 0's hook would give its errors to all.
 
-use super::{AllReduce, Bucket, Hook, Part, Pending};
+use super::{AllReduce, Bucket, Hook, Kept, Part, Pending};
+use crate::error::Error;
 use phalanx_comm::{Group, ReduceOp};
 use phalanx_tensor::Philox;
 use std::collections::HashMap;
@@ -105,6 +109,9 @@ impl Hook for PowerSgd {
             state.matrices =
                 low.iter().enumerate().map(|(i, low)| self.first_guess(&bucket, i, low)).collect();
         }
+        if let Err(other) = state.fits(bucket.number(), &low) {
+            return Box::new(|_| Err(other));
+        }
         // What travels first: everything that isn't brought down, and every P.
         let mut first: Vec<f32> = Vec::new();
         whole.iter().for_each(|part| first.extend(&bucket[part.range.clone()]));
@@ -149,6 +156,65 @@ impl Hook for PowerSgd {
             }
             Ok(())
         })
+    }
+
+    fn keeps(&self) -> bool {
+        true
+    }
+
+    fn kept(&self) -> Kept {
+        let mut kept = Kept::new();
+        for (&bucket, state) in &self.states {
+            state.lock().unwrap_or_else(PoisonError::into_inner).put_into(&mut kept, bucket);
+        }
+        kept
+    }
+
+    fn go_on(&mut self, mut kept: Kept) {
+        let states = (0..).map_while(|bucket| Some((bucket, State::take_from(&mut kept, bucket)?)));
+        self.states = states.map(|(bucket, state)| (bucket, Arc::new(Mutex::new(state)))).collect();
+    }
+}
+
+/// The digits of a number of steps that a float32 holds whatever they are.
+const STEPS: u64 = 1 << 24;
+
+impl State {
+    /// That it was kept for these matrices.
+    fn fits(&self, bucket: usize, low: &[(Part, usize)]) -> Result<(), Error> {
+        let check = |name: String, found, needed| match found == needed {
+            true => Ok(()),
+            false => Err(Error::OtherCompression { bucket, name, found, needed }),
+        };
+        check("matrices".into(), self.matrices.len(), low.len())?;
+        for (i, (kept, (part, rank))) in self.matrices.iter().zip(low).enumerate() {
+            check(format!("{i}.q"), kept.q.len(), part.columns * rank)?;
+            check(format!("{i}.error"), kept.error.len(), part.range.len())?;
+        }
+        Ok(())
+    }
+
+    /// As numbers with names that begin with the bucket's.
+    fn put_into(&self, kept: &mut Kept, bucket: usize) {
+        kept.insert(
+            format!("{bucket}.steps"),
+            [self.steps / STEPS, self.steps % STEPS].map(|x| x as f32).into(),
+        );
+        for (i, matrix) in self.matrices.iter().enumerate() {
+            kept.insert(format!("{bucket}.{i}.q"), matrix.q.clone());
+            kept.insert(format!("{bucket}.{i}.error"), matrix.error.clone());
+        }
+    }
+
+    /// The way back, if there is anything of this bucket. Whether it fits is seen when its gradients are.
+    fn take_from(kept: &mut Kept, bucket: usize) -> Option<State> {
+        let steps = kept.remove(&format!("{bucket}.steps"))?;
+        let steps = steps.iter().fold(0, |steps, &digit| steps * STEPS + digit as u64);
+        let matrix = |i: usize| {
+            let q = kept.remove(&format!("{bucket}.{i}.q"))?;
+            Some(Matrix { q, error: kept.remove(&format!("{bucket}.{i}.error")).unwrap_or_default() })
+        };
+        Some(State { steps, matrices: (0..).map_while(matrix).collect() })
     }
 }
 

@@ -1,7 +1,7 @@
 //! The manifest of a checkpoint: what run it is of, how far that was, and which files hold the rest, with a checksum for every
 //! chunk of them. It is JSON, and its last entry is the checksum of all the text before, so a manifest is whole or none.
 //!
-//! A reader takes any manifest of its [`VERSION`] and passes over entries that it doesn't know. What would make an old reader
+//! A reader takes any manifest up to its [`VERSION`] and passes over entries that it doesn't know. What would make an old reader
 //! go on wrongly raises the version.
 
 use super::error::CheckpointError;
@@ -9,8 +9,13 @@ use super::position::Position;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
-/// The format that is written, and the newest that is read.
-pub const VERSION: u32 = 1;
+/// The newest format, which is read as all older ones are.
+pub const VERSION: u32 = 2;
+
+/// The format of a checkpoint of these files: the oldest that has them, so that an older reader takes what it can.
+pub(super) fn version_of(files: &[FileEntry]) -> u32 {
+    if files.iter().any(|file| file.holds == Holds::Compression) { VERSION } else { 1 }
+}
 
 /// What a file with this name is the sign of: a checkpoint that is whole.
 pub(super) const FILE: &str = "manifest.json";
@@ -21,7 +26,7 @@ pub(super) const CHUNK: usize = 1 << 20;
 /// What a checkpoint holds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
-    /// [`VERSION`] of its writer.
+    /// The oldest format that has all that it holds.
     pub version: u32,
     /// How far the run was.
     pub position: Position,
@@ -45,7 +50,7 @@ pub struct RunFacts {
     pub dataset: u64,
     /// Samples of a step, of all ranks and passes.
     pub global_batch: u64,
-    /// How many ranks there were; another number is fine.
+    /// How many ranks there were; another number is fine unless gradients are compressed.
     pub world_size: u64,
 }
 
@@ -75,6 +80,8 @@ pub enum Holds {
     Optimizer,
     /// The running mean of parameters and buffers, under the same names as these.
     Average,
+    /// What each rank's compression of gradients keeps from step to step, as arrays `rank.<rank>.<name>`. Since format 2.
+    Compression,
 }
 
 impl Manifest {
@@ -174,7 +181,7 @@ mod tests {
 
     fn sample() -> Manifest {
         Manifest {
-            version: VERSION,
+            version: 1,
             position: Position { step: 12, epoch: 1, step_in_epoch: 2, samples: 768, ..Position::default() },
             run: RunFacts { seed: 3, shuffle: true, dataset: 640, global_batch: 64, world_size: 2 },
             recipe: Some("[model]\nname = \"mnist\"\n".into()),
@@ -222,9 +229,9 @@ mod tests {
     #[test]
     fn a_manifest_of_a_later_version_says_so_and_one_with_more_entries_is_read() {
         let text = sample().to_text();
-        let error = parse(&sealed(&text.replace("\"version\": 1", "\"version\": 2"))).unwrap_err();
-        assert!(matches!(error, CheckpointError::Newer { version: 2, .. }), "{error}");
-        assert!(error.to_string().contains("format 2, and this version reads formats up to 1"), "{error}");
+        let error = parse(&sealed(&text.replace("\"version\": 1", "\"version\": 3"))).unwrap_err();
+        assert!(matches!(error, CheckpointError::Newer { version: 3, .. }), "{error}");
+        assert!(error.to_string().contains("format 3, and this version reads formats up to 2"), "{error}");
         // Later versions may hold things that this one can't read.
         let error = parse(&sealed("{\n  \"version\": 3,\n  \"position\": 0\n}\n")).unwrap_err();
         assert!(matches!(error, CheckpointError::Newer { version: 3, .. }), "{error}");

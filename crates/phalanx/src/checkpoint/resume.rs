@@ -4,6 +4,7 @@
 use super::error::CheckpointError;
 use super::manifest::{self, Holds, Manifest, RunFacts};
 use super::read;
+use super::snapshot::rank_name;
 use super::store::folder;
 use crate::error::Error;
 use crate::trainer::State;
@@ -11,11 +12,14 @@ use crate::worker::Worker;
 use phalanx_comm::{Group, Rank};
 use phalanx_nn::optim::{Optimizer, Rule};
 use phalanx_nn::{Average, Parameters, Weights};
+use phalanx_parallel::Kept;
 use std::path::{Path, PathBuf};
 
-/// A state that was read, the same on all ranks.
+/// A state that was read, the same on all ranks but for what each keeps.
 pub(super) struct Resumed {
     pub(super) state: State,
+    /// What this rank's compression of gradients kept, if there was any.
+    pub(super) kept: Option<Kept>,
     /// The checkpoint.
     pub(super) folder: PathBuf,
     /// The recipe of the run that made it.
@@ -47,7 +51,10 @@ pub(super) fn resume(
     let manifest = Manifest::parse(&root.join(manifest::FILE), &parts[0])?;
     let folder = folder(root, manifest.position.step);
     let state = restore(&folder, &manifest, &files, run, parameters, rule)?;
-    Ok(Some(Resumed { state, folder, recipe: manifest.recipe, passed_over }))
+    let kept = weights(&folder, &manifest, &files, Holds::Compression)?;
+    let kept = kept.map(|kept| own_part(&folder, &kept, worker.group().rank(), &manifest.run, &run));
+    let kept = kept.transpose()?;
+    Ok(Some(Resumed { state, kept, folder, recipe: manifest.recipe, passed_over }))
 }
 
 /// Gives all ranks what rank 0 has.
@@ -125,6 +132,32 @@ fn same_run(folder: &Path, then: &RunFacts, now: &RunFacts) -> Result<(), Checkp
         }
         None => Ok(()),
     }
+}
+
+/// What a rank kept. Each rank's gradients lack something else, so ranks go on only as many as they were: to share what they
+/// lacked out anew would be another run.
+fn own_part(
+    folder: &Path,
+    kept: &Weights,
+    rank: Rank,
+    then: &RunFacts,
+    now: &RunFacts,
+) -> Result<Kept, CheckpointError> {
+    if then.world_size != now.world_size {
+        return Err(CheckpointError::OtherRun {
+            path: folder.to_owned(),
+            what: "compressed gradients, of which each worker keeps a part, by this many workers:",
+            then: then.world_size,
+            now: now.world_size,
+            hint: format!(
+                "go on with {} workers, or start anew from its weights with --init",
+                then.world_size
+            ),
+        });
+    }
+    let own = rank_name(rank.index(), "");
+    let array = |name: &str| Some((name.strip_prefix(&own)?.to_owned(), kept.get(name)?.1.to_vec()));
+    Ok(kept.names().filter_map(array).collect())
 }
 
 /// The arrays of the file that holds these, if there is one.

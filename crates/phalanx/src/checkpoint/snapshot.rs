@@ -6,6 +6,7 @@ use super::manifest::Holds;
 use super::position::Position;
 use crate::trainer::State;
 use phalanx_nn::{Average, Parameters};
+use phalanx_parallel::Kept;
 use phalanx_tensor::{Arena, Layout, Shape};
 use std::sync::Arc;
 
@@ -47,10 +48,12 @@ pub(super) struct Lent {
     optimizer_steps: u64,
     states: Vec<(&'static str, Arc<Vec<f32>>)>,
     average: Option<Average>,
+    kept: Vec<Kept>,
 }
 
 impl Lent {
-    pub(super) fn of(parameters: &Parameters, state: &State) -> Lent {
+    /// `kept` is what each rank's compression of gradients keeps.
+    pub(super) fn of(parameters: &Parameters, state: &State, kept: Vec<Kept>) -> Lent {
         let State { progress, optimizer, average } = state;
         Lent {
             position: progress.into(),
@@ -59,6 +62,7 @@ impl Lent {
             optimizer_steps: optimizer.steps(),
             states: optimizer.state().map(|(state, flat)| (state, Arc::clone(flat))).collect(),
             average: average.clone(),
+            kept,
         }
     }
 }
@@ -74,6 +78,8 @@ pub(super) struct Snapshot {
     states: Vec<(&'static str, Vec<f32>)>,
     /// Values and buffers.
     average: Option<[Vec<f32>; 2]>,
+    /// What ranks keep, with its name and how it lies.
+    kept: Vec<(String, Layout, Vec<f32>)>,
 }
 
 /// An array of a file: one parameter of a flat array.
@@ -87,7 +93,7 @@ pub(super) struct Array<'a> {
 impl Snapshot {
     /// Copies everything, over what was copied before, and gives it back.
     pub(super) fn copy(&mut self, lent: Lent) {
-        let Lent { position, values, buffers, optimizer_steps, states, average } = lent;
+        let Lent { position, values, buffers, optimizer_steps, states, average, kept } = lent;
         self.position = position;
         copy(&mut self.values, &values.flat::<f32>());
         self.buffers = buffers;
@@ -105,6 +111,13 @@ impl Snapshot {
             }
             None => self.average = None,
         }
+        let of_rank = |(rank, kept): (usize, Kept)| {
+            kept.into_iter().map(move |(name, numbers)| {
+                let layout = Layout::new(&[Shape::new(&[numbers.len()])]);
+                (rank_name(rank, &name), layout, numbers)
+            })
+        };
+        self.kept = kept.into_iter().enumerate().flat_map(of_rank).collect();
     }
 
     /// What each file holds.
@@ -119,8 +132,22 @@ impl Snapshot {
         if let Some([values, buffers]) = &self.average {
             files.push((Holds::Average, contents.model(values, buffers)));
         }
+        if !self.kept.is_empty() {
+            let array = |(name, layout, flat): &'a (String, Layout, Vec<f32>)| Array {
+                name: name.clone(),
+                layout,
+                index: 0,
+                flat,
+            };
+            files.push((Holds::Compression, self.kept.iter().map(array).collect()));
+        }
         files
     }
+}
+
+/// What a rank's numbers are called in a file.
+pub(super) fn rank_name(rank: usize, name: &str) -> String {
+    format!("rank.{rank}.{name}")
 }
 
 fn copy(into: &mut Vec<f32>, from: &[f32]) {

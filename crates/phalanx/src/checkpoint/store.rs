@@ -37,6 +37,7 @@ fn file_name(holds: Holds) -> &'static str {
         Holds::Model => "model.safetensors",
         Holds::Optimizer => "optimizer.safetensors",
         Holds::Average => "model_ema.safetensors",
+        Holds::Compression => "compression.safetensors",
     }
 }
 
@@ -101,8 +102,13 @@ impl Store {
             files.push(FileEntry { name: file_name(holds).into(), holds, bytes, chunk: CHUNK as u64, crc32 });
         }
         let recipe = recipe.map(str::to_owned);
-        let manifest =
-            Manifest { version: manifest::VERSION, position: snapshot.position, run, recipe, files };
+        let manifest = Manifest {
+            version: manifest::version_of(&files),
+            position: snapshot.position,
+            run,
+            recipe,
+            files,
+        };
         let (unnamed, named) = (folder.join(UNNAMED), folder.join(manifest::FILE));
         let written = disk.create(&unnamed).and_then(|mut file| {
             file.write(manifest.to_text().as_bytes())?;

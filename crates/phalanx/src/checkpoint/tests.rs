@@ -42,7 +42,7 @@ impl Run {
         let mut snapshot = Snapshot::default();
         let (epoch, step_in_epoch, samples) = (step / 100, step % 100, 10 * step);
         self.state.progress = Progress { step, epoch, step_in_epoch, samples, ..Progress::default() };
-        snapshot.copy(Lent::of(&self.parameters, &self.state));
+        snapshot.copy(Lent::of(&self.parameters, &self.state, Vec::new()));
         snapshot
     }
 
@@ -200,7 +200,7 @@ fn a_failed_checkpoint_is_told_and_the_next_one_is_written_from_the_same_thread(
     machine.fault_at(9, Fault::Full);
     for step in [5, 10] {
         state.progress.step = step;
-        writer.take(&state, &parameters);
+        writer.take(&state, &parameters, Vec::new());
         assert!(!writer.background.is_idle(), "one snapshot at a time");
         writer.wait(Path::new("run/checkpoints"), &mut notes);
     }
@@ -324,10 +324,10 @@ fn a_checkpoint_from_the_future_is_not_passed_over() {
         run.write(&store, step).unwrap();
     }
     let newest = folder.path().join("step-2");
-    let manifest = Manifest { version: 2, ..Manifest::read(&newest).unwrap() };
+    let manifest = Manifest { version: 3, ..Manifest::read(&newest).unwrap() };
     fs::write(newest.join(manifest::FILE), manifest.to_text()).unwrap();
     let error = run.resume(folder.path()).unwrap_err().to_string();
-    assert!(error.contains("step-2/manifest.json: a checkpoint of format 2"), "{error}");
+    assert!(error.contains("step-2/manifest.json: a checkpoint of format 3"), "{error}");
 }
 
 #[test]
@@ -400,6 +400,6 @@ fn a_snapshot_is_taken_into_the_memory_of_the_one_before() {
         files.iter().flat_map(|(_, arrays)| arrays.iter().map(|array| array.flat.as_ptr())).collect()
     };
     let before = places(&snapshot);
-    snapshot.copy(Lent::of(&run.parameters, &run.state));
+    snapshot.copy(Lent::of(&run.parameters, &run.state, Vec::new()));
     assert_eq!(places(&snapshot), before);
 }

@@ -10,7 +10,7 @@ use phalanx_data::{
 use phalanx_nn::models::{Autoencoder, MnistHpcNet, MnistNet, ResNet, ResNet9, ResNetDepth, ResNetStem};
 use phalanx_nn::optim::{Adadelta, Adam, AdamW, Clip, Group, Members, RmsProp, Rule, Sgd};
 use phalanx_nn::{Anneal, Curve, Linear, Loss, Module, OneCycle, Plateau, Schedule, Unit, Warmup};
-use phalanx_parallel::{Compress, DdpConfig};
+use phalanx_parallel::{Compress, DdpConfig, PowerSgdConfig};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -320,6 +320,13 @@ impl Recipe {
                 compress: match self.parallel.compress.as_deref() {
                     Some("bf16") => Compress::Bf16,
                     Some("fp16") => Compress::Fp16,
+                    Some("powersgd") => {
+                        let usual = PowerSgdConfig::default();
+                        Compress::PowerSgd {
+                            rank: self.parallel.rank.unwrap_or(usual.rank),
+                            start_step: self.parallel.start_step.unwrap_or(usual.start_step),
+                        }
+                    }
                     _ => Compress::Nothing,
                 },
             },

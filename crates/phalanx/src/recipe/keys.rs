@@ -12,7 +12,8 @@ pub struct Key {
     pub kind: Kind,
     /// Whether a recipe must have it.
     pub required: bool,
-    /// Where it has a meaning: any of these names of its section, or of the loss under `train`. Empty: everywhere.
+    /// Where it has a meaning: any of these names of its section, or of the loss under `train` and the compression under
+    /// `parallel`. Empty: everywhere.
     pub only_for: &'static [&'static str],
     /// One line about it.
     pub about: &'static str,
@@ -295,9 +296,21 @@ pub const KEYS: &[Key] = &[
     row("parallel.sync_batch_norm", Flag, &[], "whether batch norms go by the batch of all workers"),
     row(
         "parallel.compress",
-        OneOf(&["none", "bf16", "fp16"]),
+        OneOf(&["none", "bf16", "fp16", "powersgd"]),
         &[],
         "what gradients become on their way between workers",
+    ),
+    row(
+        "parallel.rank",
+        Between(1, MOST_CLASSES),
+        &["powersgd"],
+        "the rank that gradients are brought down to",
+    ),
+    row(
+        "parallel.start_step",
+        Count(0),
+        &["powersgd"],
+        "steps before the first whose gradients are compressed",
     ),
 ];
 
@@ -310,6 +323,16 @@ impl Key {
     /// The part after the dot.
     pub(super) fn leaf(&self) -> &'static str {
         self.path.split_once('.').expect("keys have a section").1
+    }
+
+    /// The key of the section that says which others have a meaning, and what it is where a recipe doesn't say.
+    pub(super) fn chooser(&self) -> (&'static str, &'static str) {
+        match self.section() {
+            "train" => ("loss", ""),
+            "parallel" => ("compress", "none"),
+            "schedule" => ("name", "constant"),
+            _ => ("name", ""),
+        }
     }
 
     /// The value that `text` of the command line stands for.
@@ -434,9 +457,8 @@ pub(super) fn check(origin: &str, table: &Table) -> Result<(), RecipeError> {
         }
     }
     for key in KEYS.iter().filter(|key| value(key.section(), key.leaf()).is_some()) {
-        let chooser = if key.section() == "train" { "loss" } else { "name" };
-        // A schedule without a name is a constant one.
-        let chosen = value(key.section(), chooser).and_then(Value::as_str).unwrap_or("constant");
+        let (chooser, usual) = key.chooser();
+        let chosen = value(key.section(), chooser).and_then(Value::as_str).unwrap_or(usual);
         if !key.only_for.is_empty() && !key.only_for.contains(&chosen) {
             return Err(inapplicable(origin, key, chosen));
         }
@@ -456,7 +478,8 @@ fn unknown_section(origin: &str, section: &str, content: &Value) -> RecipeError 
 }
 
 fn inapplicable(origin: &str, key: &Key, chosen: &str) -> RecipeError {
-    let what = if key.section() == "train" { "loss" } else { key.section() };
+    let (chooser, _) = key.chooser();
+    let what = if chooser == "name" { key.section() } else { chooser };
     let takes: Vec<&str> = KEYS
         .iter()
         .filter(|other| other.section() == key.section())

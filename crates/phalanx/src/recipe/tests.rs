@@ -40,7 +40,7 @@ fn every_key_can_be_set_where_it_has_a_meaning() {
             Kind::NotNegatives(_) | Kind::Positives(_) => "[0.5, 0.25, 1]",
             Kind::OneOf(words) => words[words.len() - 1],
         };
-        let chooser = if key.section() == "train" { "loss" } else { "name" };
+        let (chooser, _) = key.chooser();
         let value = if key.path == "model.head" { "12" } else { value };
         let mut assignments = vec![format!("{}={value}", key.path)];
         assignments.extend(key.only_for.first().map(|owner| format!("{}.{chooser}={owner}", key.section())));
@@ -88,10 +88,20 @@ fn words_become_parts() {
     assert_eq!(recipe.loss(), Loss::CrossEntropy { label_smoothing: 0.1 });
     let trainer = set("mnist", &["parallel.bucket_mb=0.5", "train.seed=7"]).unwrap().trainer().unwrap();
     assert_eq!((trainer.ddp.bucket_bytes, trainer.seed), (1 << 19, 7));
-    for (word, want) in [("none", Compress::Nothing), ("bf16", Compress::Bf16), ("fp16", Compress::Fp16)] {
+    let power = Compress::PowerSgd { rank: 1, start_step: 1000 };
+    let words = [
+        ("none", Compress::Nothing),
+        ("bf16", Compress::Bf16),
+        ("fp16", Compress::Fp16),
+        ("powersgd", power),
+    ];
+    for (word, want) in words {
         let word = format!("parallel.compress={word}");
         assert_eq!(set("mnist", &[&word]).unwrap().trainer().unwrap().ddp.compress, want);
     }
+    let power = ["parallel.compress=powersgd", "parallel.rank=4", "parallel.start_step=10"];
+    let power = set("mnist", &power).unwrap().trainer().unwrap().ddp.compress;
+    assert_eq!(power, Compress::PowerSgd { rank: 4, start_step: 10 });
     let steps = ["train.accumulate=4", "train.drop_last=true", "train.clip_norm=2", "train.on_nan=stop"];
     let trainer = set("mnist", &steps).unwrap().trainer().unwrap();
     assert!(trainer.drop_last);
@@ -275,7 +285,12 @@ fn wrong_settings_say_what_would_be_right() {
         ("train.accumulate=0", &["train.accumulate must be a whole number of at least 1, got: 0"]),
         ("train.clip_norm=0", &["train.clip_norm must be a number above 0, got: 0"]),
         ("train.on_nan=halt", &["one of loss, stop, ignore"]),
-        ("parallel.compress=fp8", &["one of none, bf16, fp16"]),
+        ("parallel.compress=fp8", &["one of none, bf16, fp16, powersgd"]),
+        (
+            "parallel.rank=2",
+            &["parallel.rank has no meaning for compress none, which takes: parallel.bucket_mb"],
+        ),
+        ("parallel.rank=0", &["parallel.rank must be a whole number from 1"]),
         ("train.ema=1", &["train.ema must be a number from 0 to below 1, got: 1"]),
         ("train.patience=0", &["train.patience must be a whole number of at least 1, got: 0"]),
         ("train.keep=0", &["train.keep must be a whole number of at least 1, got: 0"]),

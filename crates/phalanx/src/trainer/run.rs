@@ -240,8 +240,19 @@ impl<'a> Run<'a> {
         Ok(total[0] as u64)
     }
 
-    /// Whether this rank is to end the run after the step at hand.
-    pub(super) fn is_to_stop(&self) -> bool {
+    /// Whether this rank is to end the run after the step at hand. All ranks have to ask: where they keep something, the last
+    /// checkpoint needs them, and they end together.
+    pub(super) fn is_to_stop(&mut self) -> Result<bool, Error> {
+        let asked = self.is_asked_to_stop();
+        Ok(if self.strategy.keeps() { self.strategy.any(asked)? } else { asked })
+    }
+
+    /// Whether this rank is to end the run at once, whatever the others do.
+    pub(super) fn stops_alone(&self) -> bool {
+        self.is_asked_to_stop() && !self.strategy.keeps()
+    }
+
+    fn is_asked_to_stop(&self) -> bool {
         self.worker.is_first() && self.trainer.requests.stop()
     }
 

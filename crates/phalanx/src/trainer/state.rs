@@ -6,7 +6,8 @@ use phalanx_nn::optim::{BadValue, Optimizer, Rule};
 use phalanx_nn::{Average, Plateaued};
 
 /// Where a run is, and what it remembers. A run that [`crate::Trainer::resume`] goes on with from any state, with the
-/// parameters and buffers of that moment, takes the steps that the whole run takes.
+/// parameters and buffers of that moment, takes the steps that the whole run takes; but for a compression of gradients that
+/// keeps something on each rank, which only checkpoints hold.
 pub struct State {
     /// How far it is.
     pub progress: Progress,

@@ -8,7 +8,7 @@ use std::os::fd::AsRawFd;
 use std::time::Duration;
 
 /// Bytes of it that are asked for.
-const ASKED: usize = 192;
+const ASKED: usize = 232;
 
 pub(super) struct Info {
     /// How often the oldest of what isn't acknowledged was sent again.
@@ -16,12 +16,23 @@ pub(super) struct Info {
     /// Segments that weren't acknowledged, and bytes that weren't sent yet.
     pub(super) unacknowledged: u32,
     pub(super) unsent: u32,
+    /// Bytes of a segment, and bytes that the peer has room for.
+    pub(super) segment: u32,
+    pub(super) room: u32,
     /// Since data came last, and since an acknowledgement came last.
     pub(super) silent: Duration,
     pub(super) unanswered: Duration,
     /// Bytes that were acknowledged, and that came.
     pub(super) acknowledged: u64,
     pub(super) received: u64,
+}
+
+impl Info {
+    /// Whether the peer's host should have answered: something was sent again for it, or can't even be sent though there is room.
+    pub(super) fn is_owed_answer(&self) -> bool {
+        let is_stuck = self.unsent > 0 && self.unacknowledged == 0 && self.room > 2 * self.segment;
+        self.unacknowledged > 0 && self.again > 0 || is_stuck
+    }
 }
 
 /// Asks the kernel.
@@ -47,6 +58,8 @@ pub(super) fn info(stream: &TcpStream) -> Result<Info> {
         acknowledged: long(120),
         received: long(128),
         unsent: word(144),
+        segment: word(16),
+        room: word(228),
     })
 }
 

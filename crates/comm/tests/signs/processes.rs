@@ -1,6 +1,6 @@
 //! Ranks that are processes: this very test program, started again in the test that starts them.
 
-use super::{Bind, HOST, LIMIT};
+use crate::ranks::{Bind, HOST, LIMIT};
 use phalanx_comm::{Error, Generation, Group, GroupConfig, PeerAddress, Rank, Secret};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
@@ -8,6 +8,8 @@ use std::sync::mpsc::{Receiver, channel};
 
 /// Where a rank finds its number, in the environment.
 const RANK: &str = "PHALANX_TEST_RANK";
+/// The address that a rank binds, in the environment, if it isn't the one of this host.
+const IP: &str = "PHALANX_TEST_IP";
 /// What a line of a rank begins with, among those of the test's own harness.
 const MARK: &str = "@ ";
 
@@ -30,7 +32,7 @@ pub(crate) fn say(line: &str) {
 
 /// Connects this rank to the others.
 pub(crate) fn connect(rank: Rank, bind: Bind) -> Result<Group, Error> {
-    let endpoint = bind(HOST).unwrap();
+    let endpoint = bind(std::env::var(IP).map_or(HOST, |ip| ip.parse().unwrap())).unwrap();
     say(&serde_json::to_string(&endpoint.address()).unwrap());
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).unwrap();
@@ -42,9 +44,24 @@ pub(crate) fn connect(rank: Rank, bind: Bind) -> Result<Group, Error> {
 impl Processes {
     /// `n` ranks in the test of this name, introduced to each other.
     pub(crate) fn start(test: &str, n: usize, variables: &[(&str, &str)]) -> Processes {
+        let program = std::env::current_exe().unwrap();
+        Processes::start_by(test, (0..n).map(|_| Command::new(&program)).collect(), variables)
+    }
+
+    /// A rank in each of these network namespaces, where it has that address.
+    pub(crate) fn start_in(test: &str, places: &[(&str, &str)]) -> Processes {
+        let program = std::env::current_exe().unwrap();
+        let inside = |&(namespace, ip): &(&str, &str)| {
+            let mut command = Command::new("ip");
+            command.args(["netns", "exec", namespace]).arg(&program).env(IP, ip);
+            command
+        };
+        Processes::start_by(test, places.iter().map(inside).collect(), &[])
+    }
+
+    fn start_by(test: &str, commands: Vec<Command>, variables: &[(&str, &str)]) -> Processes {
         let (mut children, mut lines) = (Vec::new(), Vec::new());
-        for rank in 0..n {
-            let mut command = Command::new(std::env::current_exe().unwrap());
+        for (rank, mut command) in commands.into_iter().enumerate() {
             command.args(["--exact", test, "--nocapture"]).env(RANK, rank.to_string());
             command.envs(variables.iter().copied()).stdin(Stdio::piped()).stdout(Stdio::piped());
             let mut child = command.spawn().unwrap();
@@ -59,7 +76,7 @@ impl Processes {
             lines.push(receiver);
         }
         let mut ranks = Processes { children, lines };
-        let addresses: Vec<String> = (0..n).map(|rank| ranks.line(rank)).collect();
+        let addresses: Vec<String> = (0..ranks.children.len()).map(|rank| ranks.line(rank)).collect();
         let all = format!("[{}]\n", addresses.join(","));
         ranks
             .children

@@ -1,0 +1,435 @@
+//! The door of a process: where other ranks come in, for every group that it is a member of, as long as there is one.
+//!
+//! A thread waits at the door. Whoever knocks proves itself first, on a thread of its own, so that a silent one holds up
+//! nobody; then it says which group it comes for, and is led to that group's [`Lobby`], where the group finds the connection.
+//! Strangers are refused and logged.
+//!
+//! Two ranks that need each other may both dial. A rank that dials already turns away the lower one that knocks, so that the
+//! connection which the higher rank dialed is the one that stays. A rank may knock before this one has heard of the group at
+//! all: it waits in the lobby. What belongs to an older generation than the newest is turned away, and whoever comes for a group
+//! that has ended hears why.
+
+use crate::endpoint::{Endpoint, Stream};
+use crate::error::Error;
+use crate::transport::{Lost, Pulse, Waker, Wire};
+use crate::word::{MAX_WORD, Word};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use phalanx_wire::{
+    Deadline, Generation, HandshakeError, Hello, Rank, Secret, Side, Strangers, read_frame, write_frame,
+};
+use std::collections::{HashMap, VecDeque};
+use std::io::{Read, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+/// Which group of a run: its generation, and what tells it from others of that.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct Key {
+    pub(crate) generation: Generation,
+    pub(crate) group: u64,
+}
+
+/// How long one stranger may take to prove itself.
+const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
+/// How long those who come for a group that has ended are told so, if the process lives as long.
+const LATE: Duration = Duration::from_secs(1);
+/// How many unproven connections may be open at once.
+const STRANGERS: usize = 128;
+/// How many groups others may knock for that this rank hasn't heard of.
+const UNHEARD_OF: usize = 64;
+/// How many ended groups are remembered.
+const ENDED: usize = 1024;
+/// How long one who is sent away may take to hear why, and how often that is looked at.
+const SENT_AWAY: Duration = Duration::from_millis(500);
+const SENT_AWAY_NAP: Duration = Duration::from_micros(200);
+const PURPOSE: &str = "comm";
+
+impl Key {
+    /// What connections of the group are for.
+    fn purpose(self) -> String {
+        if self.group == 0 { PURPOSE.into() } else { format!("{PURPOSE}/{:016x}", self.group) }
+    }
+
+    fn of(hello: &Hello) -> Option<Key> {
+        let rest = hello.purpose.strip_prefix(PURPOSE)?;
+        let group = match rest.strip_prefix('/') {
+            Some(number) => u64::from_str_radix(number, 16).ok()?,
+            None if rest.is_empty() => 0,
+            None => return None,
+        };
+        Some(Key { generation: hello.generation, group })
+    }
+
+    /// What `rank`, as the run numbers it, says of itself when it comes for this group.
+    pub(crate) fn hello(self, rank: Rank) -> Hello {
+        Hello { purpose: self.purpose(), rank, generation: self.generation }
+    }
+}
+
+/// Where the connections of a group arrive. Ranks are those of the run.
+#[derive(Default)]
+pub(crate) struct Lobby {
+    meetings: Mutex<HashMap<Rank, Meeting>>,
+    news: AtomicBool,
+    wake: OnceLock<Waker>,
+    /// Why nobody looks any more.
+    over: OnceLock<Word>,
+}
+
+/// A connection, or why there can be none.
+pub(crate) type Outcome = Result<Box<dyn Wire>, Lost>;
+
+/// How far this rank and another one are with each other; not at all, where there is none.
+enum Meeting {
+    /// This one dials.
+    Dials,
+    /// The other one was let in.
+    Comes,
+    Arrived(Box<dyn Wire>),
+    Failed(Lost),
+    /// The group has its connection.
+    Taken,
+}
+
+impl Lobby {
+    fn meetings(&self) -> MutexGuard<'_, HashMap<Rank, Meeting>> {
+        self.meetings.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether this rank may dial that one now.
+    pub(crate) fn begin(&self, peer: Rank) -> bool {
+        let mut meetings = self.meetings();
+        let may = !meetings.contains_key(&peer);
+        if may {
+            meetings.insert(peer, Meeting::Dials);
+        }
+        may
+    }
+
+    /// Whether that rank, which knocks, is let in.
+    fn admit(&self, own: Rank, peer: Rank) -> bool {
+        let mut meetings = self.meetings();
+        let may = match meetings.get(&peer) {
+            None => true,
+            Some(Meeting::Dials) => peer > own,
+            Some(_) => false,
+        };
+        if may {
+            meetings.insert(peer, Meeting::Comes);
+        }
+        may
+    }
+
+    /// The end of a meeting.
+    fn settle(&self, peer: Rank, outcome: Outcome) {
+        let mut meetings = self.meetings();
+        if let Some(word) = self.over.get() {
+            drop(meetings);
+            return outcome.into_iter().for_each(|wire| send_away(wire, word));
+        }
+        meetings.insert(peer, outcome.map_or_else(Meeting::Failed, Meeting::Arrived));
+        drop(meetings);
+        self.news.store(true, Ordering::Release);
+        self.wake.get().into_iter().for_each(|wake| wake());
+    }
+
+    /// How this rank's dialing ended; with nothing, if the other one said that it comes itself.
+    pub(crate) fn dialed(&self, peer: Rank, outcome: Result<Option<Box<dyn Wire>>, Lost>) {
+        let dials = matches!(self.meetings().get(&peer), Some(Meeting::Dials));
+        match outcome {
+            Ok(Some(wire)) if dials => self.settle(peer, Ok(wire)),
+            Err(lost) if dials => self.settle(peer, Err(lost)),
+            _ => {}
+        }
+    }
+
+    /// One who was let in didn't arrive.
+    fn turn_back(&self, peer: Rank) {
+        self.meetings().remove(&peer);
+    }
+
+    /// What arrived since it was last asked for.
+    pub(crate) fn take(&self) -> Vec<(Rank, Outcome)> {
+        if !self.news.load(Ordering::Relaxed) || !self.news.swap(false, Ordering::Acquire) {
+            return Vec::new();
+        }
+        let mut meetings = self.meetings();
+        let settled = |meeting: &Meeting| matches!(meeting, Meeting::Arrived(_) | Meeting::Failed(_));
+        let ranks: Vec<Rank> =
+            meetings.iter().filter(|(_, meeting)| settled(meeting)).map(|(&rank, _)| rank).collect();
+        let take = |rank: Rank| match meetings.insert(rank, Meeting::Taken) {
+            Some(Meeting::Arrived(wire)) => Some((rank, Ok(wire))),
+            Some(Meeting::Failed(lost)) => Some((rank, Err(lost))),
+            _ => None,
+        };
+        ranks.into_iter().filter_map(take).collect()
+    }
+}
+
+/// One who arrives when the group is over hears why.
+fn send_away(mut wire: Box<dyn Wire>, word: &Word) {
+    wire.part(word);
+    let deadline = Deadline::after(SENT_AWAY);
+    while !wire.is_delivered() && !deadline.expired() {
+        std::thread::sleep(SENT_AWAY_NAP);
+    }
+}
+
+/// The groups that there are, as far as the door is concerned.
+#[derive(Default)]
+struct Groups {
+    newest: Generation,
+    /// By group; the flag says whether this rank has heard of it.
+    lobbies: HashMap<Key, (Arc<Lobby>, bool)>,
+    ended: VecDeque<(Key, Word)>,
+    /// Whether no group will come any more.
+    is_closed: bool,
+}
+
+/// What one who has proven itself is told.
+enum Answer {
+    Welcome(Arc<Lobby>),
+    /// This rank is on its way to the other one.
+    Crossed,
+    Ended(Word),
+}
+
+struct Inside {
+    endpoint: Endpoint,
+    secret: Secret,
+    /// As the run numbers it.
+    own: Rank,
+    groups: Mutex<Groups>,
+    strangers: Strangers<Stream>,
+    stop: EventFd,
+}
+
+/// The door, which closes when it is dropped.
+pub(crate) struct Door(Arc<Inside>);
+
+impl Door {
+    /// Opens the door of a rank.
+    pub(crate) fn open(endpoint: Endpoint, secret: Secret, own: Rank) -> Result<Door, Error> {
+        let failed = |error: std::io::Error| Error::connect(own, format!("it can't open its door: {error}"));
+        let stop = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK);
+        let stop = stop.map_err(|error| failed(error.into()))?;
+        let (groups, strangers) = (Mutex::default(), Strangers::new(STRANGERS));
+        let inside = Arc::new(Inside { endpoint, secret, own, groups, strangers, stop });
+        let keeper = Arc::clone(&inside);
+        let thread = std::thread::Builder::new().name("phalanx-door".into());
+        thread.spawn(move || keeper.keep()).map_err(failed)?;
+        Ok(Door(inside))
+    }
+
+    pub(crate) fn pulse(&self) -> &Arc<Pulse> {
+        self.0.endpoint.pulse()
+    }
+
+    pub(crate) fn secret(&self) -> &Secret {
+        &self.0.secret
+    }
+
+    /// The lobby of a group that this rank is now a member of; `wake` is called when somebody arrives there.
+    pub(crate) fn expect(&self, key: Key, wake: Waker) -> Result<Arc<Lobby>, Error> {
+        let mut groups = self.0.groups();
+        let ended = groups.ended.iter().any(|(other, _)| *other == key);
+        if ended || groups.lobbies.get(&key).is_some_and(|(_, known)| *known) {
+            let text = format!("there is, or was, a group of generation {} already", key.generation);
+            return Err(Error::connect(self.0.own, text));
+        }
+        groups.newest = groups.newest.max(key.generation);
+        let newest = groups.newest;
+        groups.lobbies.retain(|other, (_, known)| *known || other.generation >= newest);
+        let (lobby, known) = groups.lobbies.entry(key).or_default();
+        *known = true;
+        // Nobody else sets it, since the lobby wasn't known.
+        let _ = lobby.wake.set(wake);
+        Ok(Arc::clone(lobby))
+    }
+
+    /// The group is over.
+    pub(crate) fn forget(&self, key: Key, word: &Word) {
+        let mut groups = self.0.groups();
+        let lobby = groups.lobbies.remove(&key);
+        if groups.ended.len() == ENDED {
+            groups.ended.pop_front();
+        }
+        groups.ended.push_back((key, word.clone()));
+        if let Some((lobby, _)) = lobby {
+            // Whoever still arrives there hears it too.
+            let _meetings = lobby.meetings();
+            let _ = lobby.over.set(word.clone());
+        }
+    }
+}
+
+impl Drop for Door {
+    fn drop(&mut self) {
+        // A counter that is full has told it already.
+        let _ = self.0.stop.write(1);
+    }
+}
+
+impl Inside {
+    fn groups(&self) -> MutexGuard<'_, Groups> {
+        self.groups.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits at the door until it closes, and then for those who come late for a group that has ended, to be told why.
+    fn keep(self: Arc<Inside>) {
+        let mut closes: Option<Deadline> = None;
+        loop {
+            let rest = closes.map(|deadline| deadline.remaining());
+            if rest == Some(Duration::ZERO) {
+                return;
+            }
+            if self.endpoint.park(&self.stop, rest) {
+                let _ = self.stop.read();
+                self.groups().is_closed = true;
+                closes = Some(Deadline::after(LATE));
+            }
+            while let Some(stream) = self.endpoint.accept() {
+                self.receive(stream);
+            }
+        }
+    }
+
+    /// Lets one prove itself on a thread of its own.
+    fn receive(self: &Arc<Inside>, stream: Stream) {
+        let address = stream.describe();
+        let Ok(handle) = stream.handle() else { return };
+        let (number, evicted) = self.strangers.enter(handle);
+        evicted.iter().for_each(Stream::close);
+        let inside = Arc::clone(self);
+        let thread = std::thread::Builder::new().name("phalanx-accept".into());
+        let spawned = thread.spawn(move || {
+            if let Err(error) = inside.lead(stream) {
+                tracing::warn!(address, "refused a connection: {error}");
+            }
+            inside.strangers.leave(number);
+        });
+        if let Err(error) = spawned {
+            tracing::warn!("refused a connection: no thread for it: {error}");
+            self.strangers.leave(number);
+        }
+    }
+
+    /// Leads one who proves itself to the group that it comes for.
+    fn lead(&self, mut stream: Stream) -> Result<(), HandshakeError> {
+        let deadline = Deadline::after(HANDSHAKE_LIMIT);
+        let theirs = stream.welcome(&self.secret, &deadline, |hello| self.answer_to(hello))?;
+        let key = Key::of(&theirs).ok_or(HandshakeError::NotOurs)?;
+        match self.place_for(key, theirs.rank)? {
+            Answer::Welcome(lobby) => {
+                let made = stream
+                    .write_all(&[WELCOME])
+                    .and_then(|()| stream.into_wire(Side::Accepted, self.endpoint.pulse()));
+                match made {
+                    Ok(wire) => lobby.settle(theirs.rank, Ok(wire)),
+                    Err(error) => {
+                        lobby.turn_back(theirs.rank);
+                        return Err(error.into());
+                    }
+                }
+            }
+            Answer::Crossed => stream.write_all(&[CROSSED])?,
+            Answer::Ended(word) => {
+                stream.write_all(&[HAS_ENDED])?;
+                write_frame(&mut stream, &word.encode())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What this rank says of itself to one who says that: the same group, if there is or may be one.
+    fn answer_to(&self, hello: &Hello) -> Hello {
+        let groups = self.groups();
+        let known = |key: &Key| {
+            let ended = groups.ended.iter().any(|(other, _)| other == key);
+            ended || groups.lobbies.contains_key(key) || key.generation >= groups.newest
+        };
+        let key = Key::of(hello).filter(known);
+        key.unwrap_or(Key { generation: groups.newest, group: 0 }).hello(self.own)
+    }
+
+    fn place_for(&self, key: Key, peer: Rank) -> Result<Answer, HandshakeError> {
+        let mut groups = self.groups();
+        if let Some((_, word)) = groups.ended.iter().find(|(other, _)| *other == key) {
+            return Ok(Answer::Ended(word.clone()));
+        }
+        if groups.is_closed {
+            return Err(std::io::Error::other("this rank has left").into());
+        }
+        let unheard_of = groups.lobbies.values().filter(|(_, known)| !known).count();
+        if unheard_of >= UNHEARD_OF && !groups.lobbies.contains_key(&key) {
+            return Err(std::io::Error::other("too many knock for groups that aren't there yet").into());
+        }
+        let (lobby, _) = groups.lobbies.entry(key).or_default();
+        Ok(if lobby.admit(self.own, peer) { Answer::Welcome(Arc::clone(lobby)) } else { Answer::Crossed })
+    }
+}
+
+/// What one who has proven itself is told, in a byte; after the last comes a frame with the group's parting word.
+const WELCOME: u8 = 1;
+const CROSSED: u8 = 2;
+const HAS_ENDED: u8 = 3;
+
+/// What the other side answers to one who has proven itself: whether it goes on.
+pub(crate) fn hear_answer(stream: &mut impl Read) -> Result<bool, Lost> {
+    let broken = |error: std::io::Error| Lost::Seen(format!("it doesn't answer: {error}"));
+    let mut answer = [0];
+    stream.read_exact(&mut answer).map_err(broken)?;
+    match answer[0] {
+        WELCOME => Ok(true),
+        CROSSED => Ok(false),
+        HAS_ENDED => {
+            let word = Word::decode(&read_frame(stream, MAX_WORD).map_err(broken)?);
+            Err(word.map_or_else(|| Lost::Seen("it gives a mad answer".into()), Lost::Told))
+        }
+        _ => Err(Lost::Seen("it gives a mad answer".into())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_survive_the_way_through_a_hello() {
+        for group in [0, 1, u64::MAX] {
+            let key = Key { generation: Generation(7), group };
+            assert_eq!(Key::of(&key.hello(Rank(3))), Some(key));
+        }
+        for purpose in ["coord", "comm/", "comm/xyz", "commune", "comm0"] {
+            let hello = Hello { purpose: purpose.into(), rank: Rank(0), generation: Generation(0) };
+            assert_eq!(Key::of(&hello), None, "{purpose}");
+        }
+    }
+
+    #[test]
+    fn of_two_that_dial_each_other_the_higher_one_comes_through() {
+        let (low, high) = (Rank(1), Rank(2));
+        let (at_low, at_high) = (Lobby::default(), Lobby::default());
+        assert!(at_low.begin(high) && at_high.begin(low));
+        assert!(!at_low.begin(high), "one dials once");
+        assert!(at_low.admit(low, high), "the higher one is let in");
+        assert!(!at_high.admit(high, low), "the lower one is not");
+        assert!(!at_low.admit(low, high), "nor is anyone a second time");
+        // Who dials finds out whether the other comes itself.
+        at_low.dialed(high, Ok(None));
+        assert!(at_low.take().is_empty());
+    }
+
+    #[test]
+    fn one_who_knocks_first_is_not_dialed() {
+        let lobby = Lobby::default();
+        assert!(lobby.admit(Rank(5), Rank(3)));
+        assert!(!lobby.begin(Rank(3)));
+        lobby.turn_back(Rank(3));
+        assert!(lobby.begin(Rank(3)));
+        lobby.dialed(Rank(3), Err(Lost::Seen("refused".into())));
+        assert_eq!(lobby.take().len(), 1);
+        assert!(lobby.take().is_empty());
+    }
+}
