@@ -1,7 +1,7 @@
 //! Memory that the ranks of a group have in common, and sums taken in it where they lie.
 //!
 //! Each rank brings a region of its own, and sees those of all others. An all-reduce of slices that lie at the same place in
-//! the same region on every rank then copies nothing: each rank takes one part of the slices, adds up what all ranks have
+//! the same region on every rank then copies nothing: each rank takes one part of the slices, adds to its own what the others have
 //! there, in the order of ranks, and writes the sum to all of them. Every byte is read once and written once, which is the
 //! least that it takes.
 //!
@@ -13,9 +13,10 @@
 #![allow(unsafe_code, reason = "memory that other processes write to; every block has its note")]
 
 use crate::buffer::Buffer;
-use crate::element::{Element, Erased, ReduceOp, Room};
+use crate::element::{Element, Erased, ReduceOp};
 use crate::schedule::{Choice, Round, Schedule, Take};
 use phalanx_memory::Region;
+use std::fs::File;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::Arc;
@@ -29,13 +30,15 @@ const AT_ONCE: usize = 1 << 20;
 /// Parts end on whole cache lines.
 const LINE: usize = 64;
 
-/// The regions of a group, by number. Those that nobody uses any more leave their number behind.
+/// The regions of a group, by number. Those that nobody uses any more, or that were shared anew, leave their number behind.
 #[derive(Default)]
 pub(crate) struct Regions(Vec<Option<Common>>);
 
 /// One region of each rank.
 pub(crate) struct Common {
     pub(crate) own: Arc<Region>,
+    /// What the others see of it: a region that was shared anew since is in another.
+    pub(crate) file: Arc<File>,
     /// The others', by rank; none for this rank itself.
     pub(crate) others: Vec<Option<Region>>,
 }
@@ -55,11 +58,18 @@ impl Place {
     }
 }
 
+impl Common {
+    /// Whether the others still see what this rank does in its region.
+    fn is_seen(&self) -> bool {
+        self.own.file().is_some_and(|file| Arc::ptr_eq(&file, &self.file))
+    }
+}
+
 impl Regions {
     /// Adds a region that all ranks brought.
     pub(crate) fn attach(&mut self, common: Common) {
         for slot in &mut self.0 {
-            slot.take_if(|common| Arc::strong_count(&common.own) == 1);
+            slot.take_if(|common| Arc::strong_count(&common.own) == 1 || !common.is_seen());
         }
         self.0.push(Some(common));
     }
@@ -71,11 +81,12 @@ impl Regions {
         }
         let start = slice.as_ptr().addr();
         self.0.iter().enumerate().find_map(|(region, common)| {
-            let own = &common.as_ref()?.own;
+            let common = common.as_ref()?;
+            let own = &common.own;
             let offset = start.checked_sub(own.start().as_ptr().addr())?;
             let fits = offset.checked_add(slice.len())? <= own.bytes();
             let told = offset.is_multiple_of(4) && u32::try_from(offset / 4).is_ok();
-            (fits && told).then_some(Place { region, offset })
+            (fits && told && common.is_seen()).then_some(Place { region, offset })
         })
     }
 
@@ -118,13 +129,14 @@ pub(crate) struct Sum {
     /// What of the part is to be done.
     rest: Range<usize>,
     part: Range<usize>,
-    scratch: Room,
+    /// This rank.
+    own: usize,
 }
 
 impl Sum {
     pub(crate) fn new(place: Place, bytes: usize, n: usize, rank: usize) -> Sum {
         let part = part(bytes, n, rank);
-        Sum { place, rest: part.clone(), part, scratch: Room::default() }
+        Sum { place, rest: part.clone(), part, own: rank }
     }
 
     /// The same from the start.
@@ -144,19 +156,19 @@ impl Sum {
         element: Erased,
         op: ReduceOp,
     ) -> usize {
-        let Sum { place, rest, scratch, .. } = self;
-        let (first, end) = (rest.start, rest.end.min(rest.start + AT_ONCE));
-        scratch.grow(CHUNK);
+        let Sum { place, rest, own, .. } = self;
+        let (first, end, own) = (rest.start, rest.end.min(rest.start + AT_ONCE), *own);
         while rest.start < end {
             let range = rest.start..end.min(rest.start + CHUNK);
-            let sum = &mut scratch.bytes_mut()[..range.len()];
-            for rank in 0..ranks {
-                // SAFETY: the range is in this rank's part, and the operation between its two messages (R-TURNS); the
-                // operation has the slice of this process to itself.
-                let theirs = unsafe { regions.bytes(*place, rank, &range) };
-                if rank == 0 { sum.copy_from_slice(theirs) } else { (element.combine)(op, sum, theirs) }
+            let others = (0..ranks).filter(|&rank| rank != own);
+            // SAFETY: the range is in this rank's part, and the operation between its two messages (R-TURNS), which has the
+            // slice of this process to itself; each of the references below is to another rank's memory.
+            let sum = unsafe { regions.bytes(*place, own, &range) };
+            for rank in others.clone() {
+                // SAFETY: as above.
+                (element.combine)(op, sum, unsafe { regions.bytes(*place, rank, &range) });
             }
-            for rank in 0..ranks {
+            for rank in others {
                 // SAFETY: as above.
                 unsafe { regions.bytes(*place, rank, &range) }.copy_from_slice(sum);
             }
@@ -220,6 +232,23 @@ impl<T: Element> Buffer for Shared<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_was_shared_anew_is_no_longer_where_the_others_looked_for_it() {
+        let own = Arc::new(Region::zeroed(LEAST).unwrap());
+        let mut regions = Regions::default();
+        // SAFETY: the mapping is so long, and nobody writes.
+        let slice = || unsafe { std::slice::from_raw_parts(own.start().as_ptr(), LEAST) };
+        for number in 0..3 {
+            // SAFETY: the test has one thread.
+            let file = unsafe { own.share() }.unwrap();
+            assert_eq!(regions.find(slice()), None, "others see what it was in before");
+            regions.attach(Common { own: Arc::clone(&own), file, others: vec![None] });
+            assert_eq!(regions.find(slice()), Some(Place { region: number, offset: 0 }));
+            let held = regions.0.iter().flatten().count();
+            assert_eq!(held, 1, "what nobody can find is let go");
+        }
+    }
 
     #[test]
     fn parts_cover_a_slice_once() {

@@ -68,7 +68,7 @@ impl Play {
     }
 
     /// The same once more, under another number, with the memory that it has.
-    pub(crate) fn again(mut self, sequence: u64) -> Play {
+    pub(crate) fn again(mut self: Box<Play>, sequence: u64) -> Box<Play> {
         self.signature.sequence = sequence;
         self.round = 0;
         self.sum.iter_mut().for_each(Sum::restart);

@@ -27,7 +27,7 @@ use crate::work::Work;
 use phalanx_wire::{Deadline, Generation, Rank};
 use std::collections::{HashMap, VecDeque};
 use std::marker::PhantomData;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::Duration;
 
 /// A rank's end of a group. Clones are the same end.
@@ -133,17 +133,8 @@ impl Group {
             None => "a world of one".into(),
         };
         let wake = wires.as_ref().map(|wires| wires.waker());
-        let (reason, listener) = (OnceLock::new(), OnceLock::new());
         let members: Arc<[Rank]> = members.into();
-        let aside = Arc::new(Aside {
-            reason,
-            forgotten: Mutex::default(),
-            wake,
-            listener,
-            keeper: OnceLock::new(),
-            generation,
-            members: Arc::clone(&members),
-        });
+        let aside = Arc::new(Aside::new(wake, generation, Arc::clone(&members)));
         let engine = Engine {
             rank,
             aside: Arc::clone(&aside),
@@ -364,7 +355,7 @@ impl Group {
     }
 
     pub(crate) fn forget(&self, ticket: u64) {
-        self.aside.forgotten().push(ticket);
+        self.aside.forget(ticket);
         // Whoever has the engine now, or has it next, lets go of the buffer.
         self.progress();
     }

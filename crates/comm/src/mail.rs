@@ -218,6 +218,11 @@ impl Mail {
         self.wanted.is_empty() && self.lines.iter().all(is_idle)
     }
 
+    /// Whether there is anything to take.
+    pub(crate) fn has_delivered(&self) -> bool {
+        !self.delivered.is_empty()
+    }
+
     /// Takes what was sent and received since it was last asked.
     pub(crate) fn delivered(&mut self) -> impl Iterator<Item = Delivered> {
         std::mem::take(&mut self.delivered).into_iter()

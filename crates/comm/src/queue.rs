@@ -17,6 +17,7 @@ use crate::watch::Watch;
 use crate::word::Word;
 use phalanx_wire::{Deadline, Generation, Rank};
 use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -25,7 +26,9 @@ pub(crate) struct Aside {
     /// Why the group was aborted.
     pub(crate) reason: OnceLock<String>,
     /// Operations whose buffers nobody wants any more.
-    pub(crate) forgotten: Mutex<Vec<u64>>,
+    forgotten: Mutex<Vec<u64>>,
+    /// Whether there are any: a look at the list itself costs as much as a small message.
+    forgets: AtomicBool,
     /// Ends the sleep of an operation that waits.
     pub(crate) wake: Option<Waker>,
     /// Told when the group fails.
@@ -53,7 +56,7 @@ pub(crate) struct Engine {
     pub(crate) done: HashMap<u64, Delivered>,
     pub(crate) failed: Option<Error>,
     /// Operations that are done, the oldest first: one that comes again finds its schedule and its memory here.
-    pub(crate) spare: VecDeque<Play>,
+    pub(crate) spare: VecDeque<Box<Play>>,
     /// Memory that all ranks see.
     pub(crate) regions: Regions,
     pub(crate) siblings: Arc<Siblings>,
@@ -61,14 +64,34 @@ pub(crate) struct Engine {
 
 pub(crate) struct Queued {
     pub(crate) ticket: u64,
-    pub(crate) play: Play,
+    pub(crate) play: Box<Play>,
     pub(crate) buffer: Box<dyn AnyBuffer>,
 }
 
 impl Aside {
+    pub(crate) fn new(wake: Option<Waker>, generation: Generation, members: Arc<[Rank]>) -> Aside {
+        Aside {
+            reason: OnceLock::new(),
+            forgotten: Mutex::default(),
+            forgets: AtomicBool::new(false),
+            wake,
+            listener: OnceLock::new(),
+            keeper: OnceLock::new(),
+            generation,
+            members,
+        }
+    }
+
     /// The list is whole between any two statements that could panic.
-    pub(crate) fn forgotten(&self) -> MutexGuard<'_, Vec<u64>> {
+    fn forgotten(&self) -> MutexGuard<'_, Vec<u64>> {
         self.forgotten.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Nobody wants the buffer of this operation any more.
+    pub(crate) fn forget(&self, ticket: u64) {
+        let mut forgotten = self.forgotten();
+        forgotten.push(ticket);
+        self.forgets.store(true, Ordering::Relaxed);
     }
 }
 
@@ -241,11 +264,17 @@ impl Engine {
             if self.mail.is_busy() {
                 self.mail.advance(wires.as_mut())?;
             }
-            self.done.extend(self.mail.delivered().map(|letter| (letter.ticket, letter)));
+            if self.mail.has_delivered() {
+                self.done.extend(self.mail.delivered().map(|letter| (letter.ticket, letter)));
+            }
         }
         // Nobody comes for these.
         let Engine { aside, done, mail, .. } = self;
-        aside.forgotten().retain(|ticket| done.remove(ticket).is_none() && !mail.cancel(*ticket));
+        if aside.forgets.load(Ordering::Relaxed) {
+            let mut forgotten = aside.forgotten();
+            forgotten.retain(|ticket| done.remove(ticket).is_none() && !mail.cancel(*ticket));
+            aside.forgets.store(!forgotten.is_empty(), Ordering::Relaxed);
+        }
         Ok(())
     }
 
@@ -275,7 +304,7 @@ impl Engine {
         &mut self,
         patience: Patience,
         deadline: Deadline,
-        mut play: Play,
+        mut play: Box<Play>,
         buffer: &mut [u8],
     ) -> Result<(), Error> {
         self.check()?;
@@ -288,7 +317,7 @@ impl Engine {
     }
 
     /// A collective is done.
-    fn played(&mut self, play: Play) {
+    fn played(&mut self, play: Box<Play>) {
         self.recorder.done(play.signature.sequence, self.mail.now());
         if self.spare.len() == SPARE {
             self.spare.pop_front();
@@ -488,7 +517,7 @@ impl Engine {
             Until::Played(play, _) => Some(&**play),
             _ => None,
         };
-        self.queue.front().map(|queued| &queued.play).into_iter().chain(borrowed)
+        self.queue.front().map(|queued| &*queued.play).into_iter().chain(borrowed)
     }
 
     /// The error of a wait that was given up.
@@ -531,7 +560,7 @@ impl Engine {
         op: ReduceOp,
         now: Instant,
         schedule: impl FnOnce() -> Schedule,
-    ) -> Play {
+    ) -> Box<Play> {
         self.issue(signature, op, now, |signature| Play::new(signature, schedule(), element, op))
     }
 
@@ -549,7 +578,7 @@ impl Engine {
         op: ReduceOp,
         now: Instant,
         place: Place,
-    ) -> Play {
+    ) -> Box<Play> {
         let (rank, n) = (self.rank.index(), self.mail.ranks());
         [signature.detail, signature.at] = place.words();
         let bytes = signature.count * element.bytes;
@@ -565,13 +594,13 @@ impl Engine {
         op: ReduceOp,
         now: Instant,
         make: impl FnOnce(Signature) -> Play,
-    ) -> Play {
+    ) -> Box<Play> {
         self.collectives += 1;
         let sequence = self.collectives;
         let known = self.spare.iter().rposition(|play| play.repeats(&signature, op));
         let play = match known.and_then(|at| self.spare.remove(at)) {
             Some(play) => play.again(sequence),
-            None => make(Signature { sequence, ..signature }),
+            None => Box::new(make(Signature { sequence, ..signature })),
         };
         self.recorder.issued(play.signature, play.choice(), now);
         play

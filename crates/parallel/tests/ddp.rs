@@ -1,6 +1,6 @@
 //! DDP against the plain run, over threads.
 
-use phalanx_comm::Group;
+use phalanx_comm::{Endpoint, Generation, Group, GroupConfig, Rank, Secret};
 use phalanx_nn::optim::{Optimizer, Sgd};
 use phalanx_nn::{Ctx, Init, Linear, Module, Param, Parameters, Visitor, models::MnistNet};
 use phalanx_parallel::{Compress, Ddp, DdpConfig, Error, SingleDevice, Strategy, Sync};
@@ -270,6 +270,44 @@ fn step(ddp: &mut Ddp, model: &Paths, parameters: &Parameters) -> Result<(), Err
     let loss = model.forward(&x, &mut Ctx::eval());
     let started = ddp.backward(parameters, Some(&loss), 1.0, Sync::Now);
     started.and_then(|()| ddp.finish(parameters))
+}
+
+#[test]
+fn gradients_that_are_shared_anew_are_summed_where_they_now_are() {
+    let endpoints: Vec<Endpoint> = (0..2).map(|_| Endpoint::bind([127, 0, 0, 1].into()).unwrap()).collect();
+    let peers: Vec<_> = endpoints.iter().map(Endpoint::address).collect();
+    let train = |rank: usize, endpoint: Endpoint| {
+        let group = Group::connect(GroupConfig {
+            rank: Rank(rank as u32),
+            generation: Generation(1),
+            secret: Secret::from_bytes([7; 32]),
+            endpoint,
+            peers: peers.clone(),
+            timeout: Duration::from_secs(20),
+        });
+        let (group, device) = (group.unwrap(), Device::cpu(1));
+        let mut net = Linear::new(128, 128);
+        let parameters = Parameters::build(&mut net, &device, 0);
+        // As one who trains twice does: another strategy over the same group and parameters.
+        for times in 1..=3 {
+            let mut ddp = Ddp::new(group.clone());
+            ddp.prepare(&parameters).unwrap();
+            let x = Tensor::full(&device, [1, 128], (times * (rank + 1)) as f64, DType::F32);
+            let loss = net.forward(&x, &mut Ctx::eval()).sum_all();
+            ddp.backward(&parameters, Some(&loss), 1.0, Sync::Now).unwrap();
+            ddp.finish(&parameters).unwrap();
+            let weights = parameters.grads().arena().flat::<f32>()[..128 * 128].to_vec();
+            assert!(weights.iter().all(|&x| x == 3.0 * times as f32), "time {times}: {}", weights[0]);
+        }
+        let last = group.history().into_iter().map(|record| record.algorithm.to_string());
+        assert_eq!(last.filter(|algorithm| algorithm.contains("in place")).count(), 3);
+    };
+    std::thread::scope(|scope| {
+        endpoints.into_iter().enumerate().for_each(|(rank, endpoint)| {
+            let train = &train;
+            scope.spawn(move || train(rank, endpoint));
+        });
+    });
 }
 
 #[test]

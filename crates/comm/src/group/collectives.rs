@@ -206,7 +206,7 @@ impl Group {
         // Operations are counted from 1.
         let signature = signature::<u8>(Kind::Barrier, None, ranks, 0);
         let play = Play::new(signature, self.seat().assembly(), Erased::of::<u8>(), ReduceOp::Sum);
-        let result = self.engine(&deadline)?.run(self.patience, deadline, play, &mut []);
+        let result = self.engine(&deadline)?.run(self.patience, deadline, Box::new(play), &mut []);
         result.map_err(|error| error.in_making(self.rank))
     }
 

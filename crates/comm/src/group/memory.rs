@@ -26,8 +26,8 @@ impl Group {
     }
 
     /// Lets all ranks see a region, which was shared before ([`Region::share`]) and is for this group alone; true if they now do.
-    /// From then on all-reduces of slices in it, which must lie at the same place on every rank, are done in place. All ranks
-    /// must call it, with regions of one size. Where one has none, or none that is shared, or is on another host, nothing changes.
+    /// From then on all-reduces of slices in it, which must lie at the same place on every rank, are done in place, until it is
+    /// shared anew: then it is to be attached again. All ranks must call it, with regions of one size. Where one has none, or none that is shared, or is on another host, nothing changes.
     pub fn attach(&self, region: Option<&Arc<Region>>) -> Result<bool, Error> {
         if self.world_size == 1 {
             return Ok(false);
@@ -56,7 +56,7 @@ impl Group {
         match opened {
             Err(error) => tracing::warn!("memory of another rank can't be mapped, it is copied: {error}"),
             Ok(others) if missing[0] == 0 => {
-                let common = Common { own: Arc::clone(region), others };
+                let common = Common { own: Arc::clone(region), file, others };
                 self.engine(&deadline)?.regions.attach(common);
                 return Ok(true);
             }
