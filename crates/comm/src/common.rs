@@ -148,6 +148,11 @@ impl Sum {
         self.rest.is_empty()
     }
 
+    /// Whether it has begun and isn't done: then it needs nobody else to go on.
+    pub(crate) fn is_under_way(&self) -> bool {
+        self.rest.start > self.part.start && !self.is_done()
+    }
+
     /// Does some of what is to be done; says how many bytes.
     pub(crate) fn advance(
         &mut self,
@@ -248,6 +253,23 @@ mod tests {
             let held = regions.0.iter().flatten().count();
             assert_eq!(held, 1, "what nobody can find is let go");
         }
+    }
+
+    #[test]
+    fn a_sum_that_began_goes_on_without_anybody() {
+        let bytes = 2 * (2 * AT_ONCE + LINE);
+        let region = || Region::zeroed(bytes).unwrap();
+        let own = Arc::new(region());
+        // SAFETY: the test has one thread.
+        let file = unsafe { own.share() }.unwrap();
+        let mut regions = Regions::default();
+        regions.attach(Common { own, file, others: vec![None, Some(region())] });
+        let mut sum = Sum::new(Place { region: 0, offset: 0 }, bytes, 2, 0);
+        for want in [false, true, true, false] {
+            assert_eq!(sum.is_under_way(), want, "{:?} of {:?}", sum.rest, sum.part);
+            sum.advance(&regions, 2, Erased::of::<f32>(), ReduceOp::Sum);
+        }
+        assert!(sum.is_done());
     }
 
     #[test]

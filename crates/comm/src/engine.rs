@@ -275,6 +275,11 @@ impl Play {
         receives.filter(|(_, progress)| progress.done == 0).map(|((from, ..), _)| *from).collect()
     }
 
+    /// Whether it can go on without anybody else.
+    pub(crate) fn is_summing(&self) -> bool {
+        self.sum.as_ref().is_some_and(Sum::is_under_way)
+    }
+
     /// Which ranks the current round still wants something from, and which must still take something.
     pub(crate) fn waits_for(&self) -> (Vec<usize>, Vec<usize>) {
         let Some(round) = self.schedule.rounds.get(self.round) else { return Default::default() };

@@ -369,6 +369,9 @@ impl Engine {
                 Others::Waiting => rest.at_most = rest.at_most.min(OTHERS_NAP),
                 Others::Moved => continue,
             }
+            if self.playing(&wait.until).any(Play::is_summing) {
+                continue;
+            }
             if let Some(wires) = &mut self.wires {
                 wires.park(&rest.receives, &rest.sends, rest.at_most);
             }
