@@ -43,6 +43,7 @@ mod work;
 
 mod endpoint;
 mod error;
+mod flight;
 #[cfg(test)]
 mod simulation;
 mod transport;
@@ -52,6 +53,7 @@ pub use common::Shared;
 pub use element::{Boolean, Element, ElementKind, ReduceOp};
 pub use endpoint::{Endpoint, GroupConfig, PeerAddress};
 pub use error::{Error, Heard, Pace};
+pub use flight::{Flight, Peer, diagnosis};
 pub use float8::{F8E4M3, F8E5M2};
 pub use group::{Batch, Group, Source, Transfer};
 pub use half::{bf16, f16};
