@@ -5,6 +5,8 @@
 //! engine then plays the schedule over a transport: threads of one process, shared memory, or TCP. Blocking calls play it on the calling
 //! thread; `start_*` calls return a [`Work`] that is played whenever anyone waits, polls or calls [`Group::progress`].
 //!
+//! Ranks may be threads (below), or processes, however they were started (`examples/processes.rs`).
+//!
 //! Rules: the ranks of a group issue the same operations in the same order. Sums have a fixed order, so all ranks get the
 //! same bits, run after run. Every wait has a deadline, and an error says which operation waited how long for which ranks.
 //! How peers were found is not decided here.
