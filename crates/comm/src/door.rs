@@ -11,6 +11,7 @@
 
 use crate::endpoint::{Endpoint, Stream};
 use crate::error::Error;
+use crate::tls::Tls;
 use crate::transport::{Lost, Pulse, Waker, Wire};
 use crate::word::{MAX_WORD, Word};
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -226,6 +227,10 @@ impl Door {
         self.0.endpoint.pulse()
     }
 
+    pub(crate) fn tls(&self) -> Option<&Tls> {
+        self.0.endpoint.tls()
+    }
+
     pub(crate) fn secret(&self) -> &Secret {
         &self.0.secret
     }
@@ -316,9 +321,11 @@ impl Inside {
     }
 
     /// Leads one who proves itself to the group that it comes for.
-    fn lead(&self, mut stream: Stream) -> Result<(), HandshakeError> {
+    fn lead(&self, stream: Stream) -> Result<(), HandshakeError> {
         let deadline = Deadline::after(HANDSHAKE_LIMIT);
-        let theirs = stream.welcome(&self.secret, &deadline, |hello| self.answer_to(hello))?;
+        let tls = self.endpoint.tls();
+        let (mut stream, theirs) =
+            stream.welcome(tls, &self.secret, &deadline, |hello| self.answer_to(hello))?;
         let key = Key::of(&theirs).ok_or(HandshakeError::NotOurs)?;
         match self.place_for(key, theirs.rank)? {
             Answer::Welcome(lobby) => {

@@ -45,6 +45,8 @@ mod endpoint;
 mod error;
 #[cfg(test)]
 mod simulation;
+#[cfg_attr(not(feature = "tls"), path = "no_tls.rs")]
+mod tls;
 mod transport;
 
 pub use buffer::Buffer;

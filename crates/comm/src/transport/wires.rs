@@ -115,6 +115,11 @@ impl Wires {
         let alarm = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK).map_err(failed)?;
         let (door, alarm) = (Arc::clone(&home.door), Arc::new(alarm));
         let ours = &home.peers[own];
+        let is_over_tcp = |(rank, address): &(&Rank, &PeerAddress)| {
+            **rank != members[own] && !ours.can_share_memory_with(address)
+        };
+        let has_tls = door.tls().is_some();
+        check_tls(members[own], has_tls, members.iter().zip(&home.peers).filter(is_over_tcp))?;
         let peer = |(&rank, address): (&Rank, &PeerAddress)| Peer {
             rank,
             address: address.clone(),
@@ -161,6 +166,20 @@ impl Wires {
             errand.send_off(&self.door, &self.lobby);
         }
     }
+}
+
+/// Whether all who are reached over TCP speak TLS there, or none does. What this rank does itself is not taken from the
+/// addresses, which went through other hands.
+fn check_tls<'a>(
+    own: Rank,
+    has_tls: bool,
+    mut others: impl Iterator<Item = (&'a Rank, &'a PeerAddress)>,
+) -> Result<(), Error> {
+    let Some((peer, _)) = others.find(|(_, address)| address.tls != has_tls) else { return Ok(()) };
+    let what =
+        if has_tls { "has no TLS, which this rank wants" } else { "wants TLS, which this rank has not" };
+    let hint = "give all ranks of a run TLS, or none: PHALANX_TLS=1, or Endpoint::with_tls";
+    Err(Error::connect(own, format!("rank {peer} {what}\nhint: {hint}")))
 }
 
 fn ringing(alarm: &Arc<EventFd>) -> Waker {
@@ -271,8 +290,9 @@ impl Transport for Wires {
 
     fn name(&self) -> String {
         let others = self.peers.iter().enumerate().filter(|(peer, _)| *peer != self.own);
+        let tcp = if self.door.tls().is_some() { "TCP with TLS" } else { "TCP" };
         let mut names: Vec<&str> =
-            others.map(|(_, peer)| if peer.is_here { "shared memory" } else { "TCP" }).collect();
+            others.map(|(_, peer)| if peer.is_here { "shared memory" } else { tcp }).collect();
         names.sort_unstable();
         names.dedup();
         names.join(" and ")
