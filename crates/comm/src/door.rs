@@ -21,7 +21,7 @@ use std::collections::{HashMap, VecDeque};
 use std::io::{Read, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Which group of a run: its generation, and what tells it from others of that.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -43,6 +43,8 @@ const ENDED: usize = 1024;
 /// How long one who is sent away may take to hear why, and how often that is looked at.
 const SENT_AWAY: Duration = Duration::from_millis(500);
 const SENT_AWAY_NAP: Duration = Duration::from_micros(200);
+/// How long one who said that it comes may take before it is dialed again.
+const PROMISE: Duration = Duration::from_secs(1);
 const PURPOSE: &str = "comm";
 
 impl Key {
@@ -84,6 +86,8 @@ pub(crate) type Outcome = Result<Box<dyn Wire>, Lost>;
 enum Meeting {
     /// This one dials.
     Dials,
+    /// This one dialed, and heard that the other one comes itself: since then.
+    Promised(Instant),
     /// The other one was let in.
     Comes,
     Arrived(Box<dyn Wire>),
@@ -97,10 +101,14 @@ impl Lobby {
         self.meetings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether this rank may dial that one now.
-    pub(crate) fn begin(&self, peer: Rank) -> bool {
+    /// Whether this rank may dial that one now. One who promised to come and doesn't is asked again: it may have failed.
+    pub(crate) fn begin(&self, peer: Rank, now: Instant) -> bool {
         let mut meetings = self.meetings();
-        let may = !meetings.contains_key(&peer);
+        let may = match meetings.get(&peer) {
+            None => true,
+            Some(Meeting::Promised(since)) => now.saturating_duration_since(*since) >= PROMISE,
+            Some(_) => false,
+        };
         if may {
             meetings.insert(peer, Meeting::Dials);
         }
@@ -111,7 +119,7 @@ impl Lobby {
     fn admit(&self, own: Rank, peer: Rank) -> bool {
         let mut meetings = self.meetings();
         let may = match meetings.get(&peer) {
-            None => true,
+            None | Some(Meeting::Promised(_)) => true,
             Some(Meeting::Dials) => peer > own,
             Some(_) => false,
         };
@@ -136,12 +144,20 @@ impl Lobby {
 
     /// How this rank's dialing ended; with nothing, if the other one said that it comes itself.
     pub(crate) fn dialed(&self, peer: Rank, outcome: Result<Option<Box<dyn Wire>>, Lost>) {
-        let dials = matches!(self.meetings().get(&peer), Some(Meeting::Dials));
-        match outcome {
-            Ok(Some(wire)) if dials => self.settle(peer, Ok(wire)),
-            Err(lost) if dials => self.settle(peer, Err(lost)),
-            _ => {}
+        let mut meetings = self.meetings();
+        if !matches!(meetings.get(&peer), Some(Meeting::Dials)) {
+            return;
         }
+        let outcome = match outcome {
+            Ok(Some(wire)) => Ok(wire),
+            Err(lost) => Err(lost),
+            Ok(None) => {
+                meetings.insert(peer, Meeting::Promised(Instant::now()));
+                return;
+            }
+        };
+        drop(meetings);
+        self.settle(peer, outcome);
     }
 
     /// One who was let in didn't arrive.
@@ -411,8 +427,9 @@ mod tests {
     fn of_two_that_dial_each_other_the_higher_one_comes_through() {
         let (low, high) = (Rank(1), Rank(2));
         let (at_low, at_high) = (Lobby::default(), Lobby::default());
-        assert!(at_low.begin(high) && at_high.begin(low));
-        assert!(!at_low.begin(high), "one dials once");
+        let now = Instant::now();
+        assert!(at_low.begin(high, now) && at_high.begin(low, now));
+        assert!(!at_low.begin(high, now), "one dials once");
         assert!(at_low.admit(low, high), "the higher one is let in");
         assert!(!at_high.admit(high, low), "the lower one is not");
         assert!(!at_low.admit(low, high), "nor is anyone a second time");
@@ -422,12 +439,25 @@ mod tests {
     }
 
     #[test]
+    fn one_who_promised_to_come_and_does_not_is_dialed_again() {
+        for (own, peer) in [(Rank(1), Rank(2)), (Rank(2), Rank(1))] {
+            let lobby = Lobby::default();
+            assert!(lobby.begin(peer, Instant::now()));
+            lobby.dialed(peer, Ok(None));
+            assert!(!lobby.begin(peer, Instant::now()), "it is on its way");
+            assert!(lobby.begin(peer, Instant::now() + PROMISE));
+            lobby.dialed(peer, Ok(None));
+            assert!(lobby.admit(own, peer), "and let in, whichever is higher");
+        }
+    }
+
+    #[test]
     fn one_who_knocks_first_is_not_dialed() {
         let lobby = Lobby::default();
         assert!(lobby.admit(Rank(5), Rank(3)));
-        assert!(!lobby.begin(Rank(3)));
+        assert!(!lobby.begin(Rank(3), Instant::now()));
         lobby.turn_back(Rank(3));
-        assert!(lobby.begin(Rank(3)));
+        assert!(lobby.begin(Rank(3), Instant::now()));
         lobby.dialed(Rank(3), Err(Lost::Seen("refused".into())));
         assert_eq!(lobby.take().len(), 1);
         assert!(lobby.take().is_empty());

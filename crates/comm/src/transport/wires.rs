@@ -154,8 +154,9 @@ impl Wires {
         let Peer { rank, address, is_here, link: Link::Absent(since) } = &mut self.peers[peer] else {
             return;
         };
-        let since = *since.get_or_insert_with(Instant::now);
-        if (*rank < own || since.elapsed() >= COURTESY) && self.lobby.begin(*rank) {
+        let now = Instant::now();
+        let waited = now.saturating_duration_since(*since.get_or_insert(now));
+        if (*rank < own || waited >= COURTESY) && self.lobby.begin(*rank, now) {
             let (address, is_here) = (address.clone(), *is_here);
             let errand = Errand { key: self.key, own, peer: *rank, address, is_here };
             errand.send_off(&self.door, &self.lobby);
