@@ -137,8 +137,9 @@ impl Lobby {
             return outcome.into_iter().for_each(|wire| send_away(wire, word));
         }
         meetings.insert(peer, outcome.map_or_else(Meeting::Failed, Meeting::Arrived));
-        drop(meetings);
+        // Before anyone can say that the group is over: whoever then asks what is new finds it.
         self.news.store(true, Ordering::Release);
+        drop(meetings);
         self.wake.get().into_iter().for_each(|wake| wake());
     }
 
@@ -320,7 +321,7 @@ impl Inside {
         let inside = Arc::clone(self);
         let thread = std::thread::Builder::new().name("phalanx-accept".into());
         let spawned = thread.spawn(move || {
-            if let Err(error) = inside.lead(stream) {
+            if let Err(error) = inside.lead(stream, number) {
                 tracing::warn!(address, "refused a connection: {error}");
             }
             inside.strangers.leave(number);
@@ -332,9 +333,11 @@ impl Inside {
     }
 
     /// Leads one who proves itself to the group that it comes for.
-    fn lead(&self, mut stream: Stream) -> Result<(), HandshakeError> {
+    fn lead(&self, mut stream: Stream, number: u64) -> Result<(), HandshakeError> {
         let deadline = Deadline::after(HANDSHAKE_LIMIT);
         let theirs = stream.welcome(&self.secret, &deadline, |hello| self.answer_to(hello))?;
+        // It makes room for nobody any more.
+        self.strangers.leave(number);
         let key = Key::of(&theirs).ok_or(HandshakeError::NotOurs)?;
         match self.place_for(key, theirs.rank)? {
             Answer::Welcome(lobby) => {

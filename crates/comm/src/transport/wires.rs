@@ -259,6 +259,8 @@ impl Transport for Wires {
     }
 
     fn part(&mut self, word: &Word) {
+        // Whoever arrives from now on hears it at the door, and whoever did so before is among the peers below.
+        self.door.forget(self.key, word);
         self.look_into_lobby();
         let is_done = word.why == Why::Left && !std::thread::panicking();
         self.leaving = if is_done { LEAVING } else { LEAVING_FAILED };
@@ -267,7 +269,6 @@ impl Transport for Wires {
                 wire.part(word);
             }
         }
-        self.door.forget(self.key, word);
     }
 
     fn name(&self) -> String {
