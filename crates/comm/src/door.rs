@@ -43,6 +43,8 @@ const ENDED: usize = 1024;
 /// How long one who is sent away may take to hear why, and how often that is looked at.
 const SENT_AWAY: Duration = Duration::from_millis(500);
 const SENT_AWAY_NAP: Duration = Duration::from_micros(200);
+/// How long the door rests where those who wait can't be taken in: to look again at once would take a core.
+const BARRED: Duration = Duration::from_millis(50);
 /// How long one who said that it comes may take before it is dialed again.
 const PROMISE: Duration = Duration::from_secs(1);
 const PURPOSE: &str = "comm";
@@ -295,7 +297,7 @@ impl Inside {
 
     /// Waits at the door until it closes, and then for those who come late for a group that has ended, to be told why.
     fn keep(self: Arc<Inside>) {
-        let mut closes: Option<Deadline> = None;
+        let (mut closes, mut is_barred): (Option<Deadline>, bool) = (None, false);
         loop {
             let rest = closes.map(|deadline| deadline.remaining());
             if rest == Some(Duration::ZERO) {
@@ -306,8 +308,22 @@ impl Inside {
                 self.groups().is_closed = true;
                 closes = Some(Deadline::after(LATE));
             }
-            while let Some(stream) = self.endpoint.accept() {
-                self.receive(stream);
+            self.let_in(&mut is_barred);
+        }
+    }
+
+    /// Takes in all who wait outside; rests where this process has no descriptor for them, which is said once.
+    fn let_in(self: &Arc<Inside>, is_barred: &mut bool) {
+        loop {
+            match self.endpoint.accept() {
+                Ok(Some(stream)) => self.receive(stream),
+                Ok(None) => return *is_barred = false,
+                Err(error) => {
+                    if !std::mem::replace(is_barred, true) {
+                        tracing::warn!("connections have to wait: {error}");
+                    }
+                    return std::thread::sleep(BARRED);
+                }
             }
         }
     }
