@@ -37,8 +37,8 @@ pub(crate) trait Wire: Send {
         Err(Lost::Seen("memory can't be shared with it".into()))
     }
 
-    /// The next file that the peer passed, if there is one.
-    fn take_passed(&mut self) -> Result<Option<File>, Lost> {
+    /// The next file that the peer passed, if there is one, or why this process couldn't take it.
+    fn take_passed(&mut self) -> Result<Option<std::io::Result<File>>, Lost> {
         Err(Lost::Seen("memory can't be shared with it".into()))
     }
 
@@ -198,7 +198,7 @@ impl Transport for Wires {
         self.wire(to)?.map_or(Ok(false), |wire| wire.pass(file))
     }
 
-    fn take_passed(&mut self, from: usize) -> Result<Option<File>, Lost> {
+    fn take_passed(&mut self, from: usize) -> Result<Option<std::io::Result<File>>, Lost> {
         self.wire(from)?.map_or(Ok(None), |wire| wire.take_passed())
     }
 
