@@ -26,6 +26,8 @@ pub(crate) enum Command {
     Data(DataArgs),
     /// Look into the checkpoints of a run.
     Checkpoint(CheckpointArgs),
+    /// Tell from the flight records of a failed run which ranks were missing, behind or mistaken.
+    Flight(FlightArgs),
 }
 
 /// `phalanx train`.
@@ -321,6 +323,16 @@ pub(crate) enum Data {
         #[arg(long, value_name = "DIR")]
         data: Option<PathBuf>,
     },
+}
+
+/// `phalanx flight`.
+#[derive(Args)]
+pub(crate) struct FlightArgs {
+    /// A run directory, its folder flight, or that of one generation.
+    pub(crate) dir: PathBuf,
+    /// Print the records themselves, a line of JSON each.
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// `phalanx checkpoint`.

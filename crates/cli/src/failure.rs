@@ -24,6 +24,10 @@ pub(crate) fn conclude(outcome: &Outcome, run_dir: &Path) -> u8 {
     if let Some(failure) = &outcome.failure {
         blame(failure);
         say(format_args!("  logs: {}", run_dir.join("logs").display()));
+        if let Some(records) = phalanx::flight::folder(run_dir) {
+            let run_dir = run_dir.display();
+            say(format_args!("  flight records: {}\nhint: phalanx flight {run_dir}", records.display()));
+        }
     }
     exit_code(outcome)
 }

@@ -8,6 +8,7 @@ mod checkpoint;
 mod data;
 mod events;
 mod failure;
+mod flight;
 mod run;
 mod runs;
 mod say;
@@ -27,6 +28,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::bench(&args),
         Command::Data(args) => data::data(&args),
         Command::Checkpoint(args) => checkpoint::checkpoint(&args),
+        Command::Flight(args) => flight::flight(&args),
     };
     match result {
         Ok(code) => ExitCode::from(code),

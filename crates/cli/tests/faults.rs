@@ -29,6 +29,34 @@ fn two_workers(folder: &Path, body: &str) -> Output {
         .unwrap()
 }
 
+/// What the flight records of the run in `out` say.
+fn flight(folder: &Path) -> String {
+    let told = phalanx(folder).args(["flight", "out"]).output().unwrap();
+    assert!(told.status.success(), "{}", text(&told.stderr));
+    text(&told.stdout)
+}
+
+#[test]
+fn the_flight_records_of_ranks_that_disagree_say_who_understood_what() {
+    if is_worker() {
+        let worker = Worker::from_env().unwrap();
+        let root = worker.group().rank();
+        worker.group().barrier().unwrap();
+        let error = worker.group().broadcast(&mut [1.0f32; 4], root).and_then(|()| worker.group().barrier());
+        panic!("{}", error.unwrap_err());
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let out = two_workers(folder.path(), "the_flight_records_of_ranks_that_disagree_say_who_understood_what");
+    let message = text(&out.stderr);
+    assert!(message.contains("flight records:") && message.contains("hint: phalanx flight"), "{message}");
+    let told = flight(folder.path());
+    assert!(told.contains("ranks 0, 1: all left a record"), "{told}");
+    for rank in 0..2 {
+        let understood = format!("rank {rank} understood broadcast #2 (4 x f32, from rank {rank})");
+        assert!(told.contains(&understood), "{told}");
+    }
+}
+
 fn is_worker() -> bool {
     std::env::var_os("PHALANX_TEST").is_some()
 }

@@ -12,7 +12,7 @@ use phalanx_wire::{
     Deadline, Generation, HandshakeError, Hello, Rank, Secret, Side, Socket, handshake, welcome,
 };
 use serde::{Deserialize, Serialize};
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::os::linux::net::SocketAddrExt;
@@ -124,13 +124,26 @@ impl Endpoint {
         PeerAddress { tcp, local, tls: self.tls.is_some() }
     }
 
-    /// A connection of a newcomer, if there is one.
-    pub(crate) fn accept(&self) -> Option<Stream> {
-        if let Ok((stream, _)) = self.tcp.accept() {
-            return Some(Stream::Tcp(stream));
+    /// A connection of a newcomer, if there is one; an error where one waits that this process can't take in.
+    pub(crate) fn accept(&self) -> std::io::Result<Option<Stream>> {
+        let is_none = |error: &std::io::Error| {
+            // One that left again is none either.
+            matches!(
+                error.kind(),
+                ErrorKind::WouldBlock | ErrorKind::Interrupted | ErrorKind::ConnectionAborted
+            )
+        };
+        match self.tcp.accept() {
+            Ok((stream, _)) => return Ok(Some(Stream::Tcp(stream))),
+            Err(error) if !is_none(&error) => return Err(error),
+            Err(_) => {}
         }
-        let (listener, _) = self.local.as_ref()?;
-        Some(Stream::Local(listener.accept().ok()?.0))
+        let Some((listener, _)) = &self.local else { return Ok(None) };
+        match listener.accept() {
+            Ok((stream, _)) => Ok(Some(Stream::Local(stream))),
+            Err(error) if is_none(&error) => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     /// Sleeps until there may be a newcomer, or the time is over, or somebody says that it is: true.

@@ -6,7 +6,7 @@ use crate::common::{Regions, Sum};
 use crate::element::{Erased, ReduceOp, Room};
 use crate::error::Error;
 use crate::mail::{Holder, Mail};
-use crate::schedule::{Algorithm, Choice, Schedule, Take};
+use crate::schedule::{Algorithm, Choice, Round, Schedule, Take};
 use crate::signature::{HEADER, Signature};
 use crate::transport::{Lost, Transport};
 use phalanx_wire::Rank;
@@ -253,6 +253,19 @@ impl Play {
                 (moved + p.done.saturating_sub(HEADER), of + range.len() * self.element.bytes)
             },
         )
+    }
+
+    /// How many bytes have come and gone, of all rounds.
+    pub(crate) fn moved(&self) -> u64 {
+        let lengths = |round: &Round| -> usize {
+            let receives = round.receives.iter().map(|(_, range, _)| range.len());
+            round.sends.iter().map(|(_, range)| range.len()).chain(receives).sum()
+        };
+        let done = &self.schedule.rounds[..self.round.min(self.schedule.rounds.len())];
+        let before: usize = done.iter().map(|round| lengths(round) * self.element.bytes).sum();
+        let now =
+            self.sends.iter().chain(&self.receives).map(|progress| progress.done.saturating_sub(HEADER));
+        (before + if self.is_done() { 0 } else { now.sum::<usize>() }) as u64
     }
 
     /// The ranks of which the current round wants a message that hasn't begun to come.

@@ -14,6 +14,7 @@ pub use messages::{Source, Transfer};
 
 use crate::common::Regions;
 use crate::error::Error;
+use crate::flight::Flight;
 use crate::mail::{Delivered, Mail};
 use crate::queue::{Aside, Engine, Patience};
 use crate::recorder::{Record, Recorder};
@@ -132,7 +133,8 @@ impl Group {
             None => "a world of one".into(),
         };
         let wake = wires.as_ref().map(|wires| wires.waker());
-        let aside = Arc::new(Aside::new(wake));
+        let members: Arc<[Rank]> = members.into();
+        let aside = Arc::new(Aside::new(wake, generation, Arc::clone(&members)));
         let engine = Engine {
             rank,
             aside: Arc::clone(&aside),
@@ -159,7 +161,7 @@ impl Group {
             generation,
             timeout,
             algorithm,
-            members: members.into(),
+            members,
             name,
             siblings,
             kin,
@@ -229,6 +231,12 @@ impl Group {
     /// Has `listener` told, once, when the group fails: before the others notice that this rank leaves. The first one stays.
     pub fn on_failure(&self, listener: impl Fn(&Error) + Send + Sync + 'static) {
         let _ = self.aside.listener.set(Box::new(listener));
+    }
+
+    /// Has `keep` given what this rank knows of the group when that fails, before the others are told; so have groups that come
+    /// of this one from now on. The first one stays.
+    pub fn on_flight(&self, keep: impl Fn(&Flight) + Send + Sync + 'static) {
+        let _ = self.aside.keeper.set(Arc::new(keep));
     }
 
     /// What this group is, for people.

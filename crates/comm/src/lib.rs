@@ -5,6 +5,8 @@
 //! engine then plays the schedule over a transport: threads of one process, shared memory, or TCP. Blocking calls play it on the calling
 //! thread; `start_*` calls return a [`Work`] that is played whenever anyone waits, polls or calls [`Group::progress`].
 //!
+//! Ranks may be threads (below), or processes, however they were started (`examples/processes.rs`).
+//!
 //! Rules: the ranks of a group issue the same operations in the same order. Sums have a fixed order, so all ranks get the
 //! same bits, run after run. Every wait has a deadline, and an error says which operation waited how long for which ranks.
 //! How peers were found is not decided here.
@@ -43,6 +45,7 @@ mod work;
 
 mod endpoint;
 mod error;
+mod flight;
 #[cfg(test)]
 mod simulation;
 #[cfg_attr(not(feature = "tls"), path = "no_tls.rs")]
@@ -54,6 +57,7 @@ pub use common::Shared;
 pub use element::{Boolean, Element, ElementKind, ReduceOp};
 pub use endpoint::{Endpoint, GroupConfig, PeerAddress};
 pub use error::{Error, Heard, Pace};
+pub use flight::{Flight, Peer, diagnosis};
 pub use float8::{F8E4M3, F8E5M2};
 pub use group::{Batch, Group, Source, Transfer};
 pub use half::{bf16, f16};

@@ -641,6 +641,11 @@ impl Mail {
         self.lines[from].reader = Holder::Nobody;
     }
 
+    /// Bytes that went to a rank, headers included.
+    pub(crate) fn sent_to(&self, peer: usize) -> u64 {
+        self.lines[peer].sent
+    }
+
     /// What was heard of these ranks last.
     pub(crate) fn heard(&self, ranks: &[Rank]) -> Vec<Heard> {
         let heard = |&rank: &Rank| match self.lines[rank.index()].heard {

@@ -6,6 +6,7 @@ use crate::common::{self, Place, Regions, Sum};
 use crate::element::{Erased, ReduceOp};
 use crate::engine::{LONGEST_SLEEP, Play};
 use crate::error::{Error, Pace};
+use crate::flight::{Flight, Peer};
 use crate::mail::{Delivered, Mail};
 use crate::recorder::Recorder;
 use crate::schedule::Schedule;
@@ -14,7 +15,7 @@ use crate::signature::{Kind, Signature};
 use crate::transport::{Transport, Verdict, Waker};
 use crate::watch::Watch;
 use crate::word::Word;
-use phalanx_wire::{Deadline, Rank};
+use phalanx_wire::{Deadline, Generation, Rank};
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
@@ -32,9 +33,15 @@ pub(crate) struct Aside {
     pub(crate) wake: Option<Waker>,
     /// Told when the group fails.
     pub(crate) listener: OnceLock<Listener>,
+    /// Given what this rank knows of the group when that fails.
+    pub(crate) keeper: OnceLock<Keeper>,
+    pub(crate) generation: Generation,
+    /// The ranks as the run numbers them.
+    pub(crate) members: Arc<[Rank]>,
 }
 
 pub(crate) type Listener = Box<dyn Fn(&Error) + Send + Sync>;
+pub(crate) type Keeper = Arc<dyn Fn(&Flight) + Send + Sync>;
 
 pub(crate) struct Engine {
     pub(crate) rank: Rank,
@@ -62,9 +69,17 @@ pub(crate) struct Queued {
 }
 
 impl Aside {
-    pub(crate) fn new(wake: Option<Waker>) -> Aside {
-        let (reason, listener) = (OnceLock::new(), OnceLock::new());
-        Aside { reason, forgotten: Mutex::default(), forgets: AtomicBool::new(false), wake, listener }
+    pub(crate) fn new(wake: Option<Waker>, generation: Generation, members: Arc<[Rank]>) -> Aside {
+        Aside {
+            reason: OnceLock::new(),
+            forgotten: Mutex::default(),
+            forgets: AtomicBool::new(false),
+            wake,
+            listener: OnceLock::new(),
+            keeper: OnceLock::new(),
+            generation,
+            members,
+        }
     }
 
     /// The list is whole between any two statements that could panic.
@@ -171,6 +186,12 @@ impl Engine {
 
     pub(crate) fn fail(&mut self, error: Error) {
         if self.failed.is_none() {
+            if let Some(first) = self.queue.front() {
+                self.recorder.failed_in(first.play.signature.sequence, first.play.moved());
+            }
+            if let Some(keep) = self.aside.keeper.get() {
+                keep(&self.flight(&error));
+            }
             if let Some(listener) = self.aside.listener.get() {
                 listener(&error);
             }
@@ -182,6 +203,28 @@ impl Engine {
                 wires.part(&Word::of(self.rank, &error));
             }
             self.failed = Some(error);
+        }
+    }
+
+    /// What is known of the group, which fails with this error.
+    fn flight(&self, error: &Error) -> Flight {
+        let run = |rank: usize| self.aside.members[rank].0;
+        let own = self.rank.index();
+        let others: Vec<Rank> =
+            (0..self.mail.ranks()).filter(|&r| r != own).map(|r| Rank(r as u32)).collect();
+        let peers = self.mail.heard(&others).into_iter().map(|heard| Peer {
+            rank: run(heard.rank.index()),
+            sent: self.mail.sent_to(heard.rank.index()),
+            heard: heard.operation,
+            ago: heard.ago,
+        });
+        Flight {
+            generation: self.aside.generation.0,
+            members: self.aside.members.iter().map(|rank| rank.0).collect(),
+            rank: run(own),
+            error: error.to_string(),
+            operations: self.recorder.records(),
+            peers: peers.collect(),
         }
     }
 
@@ -352,7 +395,10 @@ impl Engine {
                 match play.advance(self.rank, buffer, &mut self.mail, wires.as_mut(), &self.regions) {
                     Ok(true) => return Ok(true),
                     Ok(false) => {}
-                    Err(error) => self.fail(error),
+                    Err(error) => {
+                        self.recorder.failed_in(play.signature.sequence, play.moved());
+                        self.fail(error);
+                    }
                 }
             }
             _ => {}
@@ -398,6 +444,9 @@ impl Engine {
         self.mail.clock(now);
         if wait.deadline.remaining_at(now).is_zero() {
             let error = self.timeout(wait, now);
+            if let Until::Played(play, _) = &wait.until {
+                self.recorder.failed_in(play.signature.sequence, play.moved());
+            }
             self.fail(error.clone());
             return Err(error);
         }

@@ -4,7 +4,7 @@
 
 use crate::schedule::Choice;
 use crate::signature::Signature;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
@@ -12,8 +12,10 @@ use std::time::{Duration, Instant};
 const KEPT: usize = 512;
 
 /// An operation that a rank took part in.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record {
+    /// Its number: collectives of a group are counted from 1.
+    pub sequence: u64,
     /// What it was: its name, number, elements, and reduction or root.
     pub operation: String,
     /// How it was, or is, carried out, and why so.
@@ -22,6 +24,8 @@ pub struct Record {
     pub issued_ago: Duration,
     /// How long it took from then on, zero if that was over before anybody looked at the clock; none if it isn't done.
     pub took: Option<Duration>,
+    /// Bytes that had come and gone of the one that the group failed in, where that is known.
+    pub moved_bytes: Option<u64>,
 }
 
 #[derive(Clone, Copy)]
@@ -38,6 +42,8 @@ pub(crate) struct Recorder {
     entries: VecDeque<Entry>,
     /// How many there were before the first that is kept.
     dropped: u64,
+    /// The collective that was being played when the group failed, and how many of its bytes had moved.
+    last: Option<(u64, u64)>,
 }
 
 impl Recorder {
@@ -66,13 +72,20 @@ impl Recorder {
         }
     }
 
+    /// So much of a collective had moved when the group failed.
+    pub(crate) fn failed_in(&mut self, sequence: u64, bytes: u64) {
+        self.last = Some((sequence, bytes));
+    }
+
     /// All that is kept, the oldest first.
     pub(crate) fn records(&self) -> Vec<Record> {
         let record = |entry: &Entry| Record {
+            sequence: entry.signature.sequence,
             operation: entry.signature.describe(),
             algorithm: entry.choice.to_string(),
             issued_ago: entry.issued.elapsed(),
             took: entry.took,
+            moved_bytes: self.last.filter(|last| last.0 == entry.signature.sequence).map(|last| last.1),
         };
         self.entries.iter().map(record).collect()
     }

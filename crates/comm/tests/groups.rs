@@ -1,6 +1,8 @@
 //! The collectives over both transports, and what they do when a rank is missing, wrong, or a stranger.
 
 mod ranks;
+#[path = "groups/strangers.rs"]
+mod strangers;
 
 use phalanx_comm::{
     Buffer, Deadline, Endpoint, Error, Generation, Group, GroupConfig, PeerAddress, Rank, ReduceOp, Secret,

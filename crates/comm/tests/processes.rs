@@ -40,6 +40,8 @@ enum Fault {
     Cut(usize, usize),
     /// For so many milliseconds.
     Nap(usize, u64),
+    /// Until the others went on without it.
+    Stop(usize),
 }
 
 /// Fault `i` of a world of four: a function of the number, so that a failure can be had again.
@@ -50,12 +52,14 @@ fn fault(i: usize) -> Fault {
         (x >> 33) % n
     };
     let who = below(4) as usize;
-    match below(4) {
-        0 => Fault::Kill(who),
-        1 => Fault::Abort(who),
+    // Each stop takes as long as it goes unnoticed.
+    match below(12) {
+        0..3 => Fault::Kill(who),
+        3..6 => Fault::Abort(who),
         // Of these two, one has no shared memory.
-        2 => Fault::Cut(below(2) as usize, 2 + below(2) as usize),
-        _ => Fault::Nap(who, 1 + below(30)),
+        6..9 => Fault::Cut(below(2) as usize, 2 + below(2) as usize),
+        9..11 => Fault::Nap(who, 1 + below(30)),
+        _ => Fault::Stop(who),
     }
 }
 
@@ -150,6 +154,13 @@ impl World {
         self.await_playing(&all);
     }
 
+    /// Those who play come to an end, and all become one group.
+    fn reunite(&mut self, first: usize, playing: &[usize]) {
+        self.order(first, &Order::Rest);
+        self.await_all(playing, |said| matches!(said, Said::Resting).then_some(()));
+        self.meet();
+    }
+
     /// These go on as they are.
     fn rebuild(&mut self, survivors: &[usize]) {
         self.generation += 1;
@@ -182,9 +193,22 @@ impl World {
                 }
                 self.rebuild(&left);
                 self.processes[who] = self.process(TRANSPORTS[who]);
-                self.order(left[0], &Order::Rest);
-                self.await_all(&left, |said| matches!(said, Said::Resting).then_some(()));
-                self.meet();
+                self.reunite(left[0], &left);
+            }
+            Fault::Stop(who) => {
+                self.signal(who, Signal::SIGSTOP);
+                let left: Vec<usize> = all.iter().copied().filter(|&other| other != who).collect();
+                let blames = self.await_all(&left, blamed);
+                // Whoever finds out tells the others.
+                assert!(blames.iter().any(|blame| blame.silent == Some(who)), "{fault:?}: {blames:?}");
+                for blame in blames {
+                    assert!([blame.silent, blame.lost].contains(&Some(who)), "{fault:?}: {blame:?}");
+                }
+                self.rebuild(&left);
+                // It finds that it was left, and by whom is told from who is alive.
+                self.signal(who, Signal::SIGCONT);
+                self.await_all(&[who], blamed);
+                self.reunite(left[0], &left);
             }
             Fault::Abort(who) => {
                 self.order(who, &Order::Abort);
@@ -228,13 +252,14 @@ fn survivors_of_two_hundred_faults_blame_whom_it_hit_and_go_on() {
 fn faults_are_of_all_kinds() {
     let all: Vec<Fault> = (0..FAULTS).map(fault).collect();
     let count = |kind: fn(&Fault) -> bool| all.iter().filter(|fault| kind(fault)).count();
-    let kinds: [fn(&Fault) -> bool; 4] = [
+    let kinds: [fn(&Fault) -> bool; 5] = [
         |fault| matches!(fault, Fault::Kill(_)),
         |fault| matches!(fault, Fault::Abort(_)),
         |fault| matches!(fault, Fault::Cut(..)),
         |fault| matches!(fault, Fault::Nap(..)),
+        |fault| matches!(fault, Fault::Stop(_)),
     ];
     for kind in kinds {
-        assert!(count(kind) > FAULTS / 8, "{} of {FAULTS}", count(kind));
+        assert!(count(kind) > FAULTS / 20, "{} of {FAULTS}", count(kind));
     }
 }

@@ -38,6 +38,7 @@
 pub mod checkpoint;
 mod error;
 mod event;
+pub mod flight;
 pub mod recipe;
 mod trainer;
 mod worker;

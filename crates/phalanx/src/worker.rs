@@ -1,6 +1,7 @@
 //! One rank of a run: its place, its group, its device.
 
 use crate::error::Error;
+use crate::flight;
 use phalanx_comm::{Algorithm, Endpoint, Group, GroupConfig, PeerAddress};
 use phalanx_coord::{Coordinator, Meeting, rendezvous};
 use phalanx_job::{Link, Transport, WorkerEnv, names};
@@ -93,6 +94,9 @@ impl Worker {
             timeout: PATIENCE,
         })?;
         let group = group.with_algorithm(algorithm);
+        if let Some(run_dir) = &run_dir {
+            record_flights(&group, run_dir.clone());
+        }
         let Meeting { link, host, .. } = meeting;
         let link = Arc::new(Mutex::new(link));
         let teller = Arc::clone(&link);
@@ -150,6 +154,15 @@ impl Drop for Worker {
             tell(link, "it panicked".into(), false);
         }
     }
+}
+
+/// Has the group's failure written down in the run directory. Where that can't be done, the error itself must do.
+fn record_flights(group: &Group, run_dir: PathBuf) {
+    let (world_size, unwritten) = (group.world_size(), |error| tracing::warn!("no flight record: {error}"));
+    flight::clear(&run_dir, group.generation().0, group.rank().0).unwrap_or_else(unwritten);
+    group.on_flight(move |record| {
+        flight::keep(&run_dir, world_size, record).map(drop).unwrap_or_else(unwritten);
+    });
 }
 
 /// How all-reduces shall be carried out, if not by what is best.

@@ -138,7 +138,12 @@ impl Group {
             siblings: Arc::clone(&self.siblings),
             kin: Kin::Alone,
         };
-        make(place, index)
+        let group = make(place, index)?;
+        // It leaves its flight record where this one does.
+        if let Some(keeper) = self.aside.keeper.get() {
+            let _ = group.aside.keeper.set(Arc::clone(keeper));
+        }
+        Ok(group)
     }
 
     fn among_threads(

@@ -47,8 +47,8 @@ impl Group {
             return Err(Error::Aborted { by: self.rank, reason });
         }
         let passed = self.pass_round(&file, &deadline)?;
-        let opened =
-            passed.into_iter().map(|file| file.map(|file| Region::open(file, region.bytes())).transpose());
+        let open = |file: std::io::Result<File>| file.and_then(|file| Region::open(file, region.bytes()));
+        let opened = passed.into_iter().map(|file| file.map(open).transpose());
         let opened: Result<Vec<Option<Region>>, _> = opened.collect();
         // All or none.
         let mut missing = [u8::from(opened.is_err())];
@@ -71,10 +71,14 @@ impl Group {
     }
 
     /// Hands a file to every other rank, and takes the one that each hands out; by rank.
-    fn pass_round(&self, file: &File, deadline: &Deadline) -> Result<Vec<Option<File>>, Error> {
+    fn pass_round(
+        &self,
+        file: &File,
+        deadline: &Deadline,
+    ) -> Result<Vec<Option<std::io::Result<File>>>, Error> {
         let others = || (0..self.world_size).filter(|&other| other != self.rank.index());
         let (mut unsent, mut missing): (Vec<usize>, Vec<usize>) = (others().collect(), others().collect());
-        let mut files: Vec<Option<File>> = (0..self.world_size).map(|_| None).collect();
+        let mut files: Vec<Option<std::io::Result<File>>> = (0..self.world_size).map(|_| None).collect();
         let operation = || "sharing memory".to_owned();
         loop {
             let mut engine = self.engine(deadline)?;
@@ -107,7 +111,7 @@ fn swap(
     file: &File,
     unsent: &mut Vec<usize>,
     missing: &mut Vec<usize>,
-    files: &mut [Option<File>],
+    files: &mut [Option<std::io::Result<File>>],
 ) -> Result<(), (usize, Lost)> {
     let mut left = Vec::new();
     for to in unsent.drain(..) {

@@ -37,8 +37,8 @@ pub(crate) trait Wire: Send {
         Err(Lost::Seen("memory can't be shared with it".into()))
     }
 
-    /// The next file that the peer passed, if there is one.
-    fn take_passed(&mut self) -> Result<Option<File>, Lost> {
+    /// The next file that the peer passed, if there is one, or why this process couldn't take it.
+    fn take_passed(&mut self) -> Result<Option<std::io::Result<File>>, Lost> {
         Err(Lost::Seen("memory can't be shared with it".into()))
     }
 
@@ -159,8 +159,9 @@ impl Wires {
         let Peer { rank, address, is_here, link: Link::Absent(since) } = &mut self.peers[peer] else {
             return;
         };
-        let since = *since.get_or_insert_with(Instant::now);
-        if (*rank < own || since.elapsed() >= COURTESY) && self.lobby.begin(*rank) {
+        let now = Instant::now();
+        let waited = now.saturating_duration_since(*since.get_or_insert(now));
+        if (*rank < own || waited >= COURTESY) && self.lobby.begin(*rank, now) {
             let (address, is_here) = (address.clone(), *is_here);
             let errand = Errand { key: self.key, own, peer: *rank, address, is_here };
             errand.send_off(&self.door, &self.lobby);
@@ -216,7 +217,7 @@ impl Transport for Wires {
         self.wire(to)?.map_or(Ok(false), |wire| wire.pass(file))
     }
 
-    fn take_passed(&mut self, from: usize) -> Result<Option<File>, Lost> {
+    fn take_passed(&mut self, from: usize) -> Result<Option<std::io::Result<File>>, Lost> {
         self.wire(from)?.map_or(Ok(None), |wire| wire.take_passed())
     }
 
@@ -277,6 +278,8 @@ impl Transport for Wires {
     }
 
     fn part(&mut self, word: &Word) {
+        // Whoever arrives from now on hears it at the door, and whoever did so before is among the peers below.
+        self.door.forget(self.key, word);
         self.look_into_lobby();
         let is_done = word.why == Why::Left && !std::thread::panicking();
         self.leaving = if is_done { LEAVING } else { LEAVING_FAILED };
@@ -285,7 +288,6 @@ impl Transport for Wires {
                 wire.part(word);
             }
         }
-        self.door.forget(self.key, word);
     }
 
     fn name(&self) -> String {

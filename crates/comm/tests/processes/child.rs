@@ -14,6 +14,8 @@ use std::time::Duration;
 const LENGTHS: [usize; 3] = [3, 500, 200_000];
 const HOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const TIMEOUT: Duration = Duration::from_secs(15);
+/// After which a stopped process is given up: some of the beats by which processes tell each other that they live.
+const SILENCE: Duration = Duration::from_secs(1);
 
 /// What orders of another thread reach.
 #[derive(Default)]
@@ -76,6 +78,7 @@ fn carry_out(transport: Transport, orders: &Receiver<Order>, reach: &Reach) {
         };
         match group {
             Ok(group) => {
+                let group = group.with_silence(Some(SILENCE));
                 *reach.group.lock().unwrap() = Some(group.clone());
                 say(&play(&group, &reach.rest));
             }
@@ -116,12 +119,14 @@ fn play(group: &Group, rest: &AtomicBool) -> Said {
 /// Numbers of members mean nothing outside of their group.
 fn blame(group: &Group, error: &Error) -> Blame {
     let process = |rank: &Rank| group.members()[rank.index()].index();
-    let (lost, ended_by) = match error {
-        Error::PeerLost { peer, .. } => (Some(process(peer)), None),
-        Error::Aborted { by, .. } => (None, Some(process(by))),
-        _ => (None, None),
-    };
-    Blame { lost, ended_by, text: error.to_string() }
+    let mut blame = Blame { lost: None, ended_by: None, silent: None, text: error.to_string() };
+    match error {
+        Error::PeerLost { peer, .. } => blame.lost = Some(process(peer)),
+        Error::Aborted { by, .. } => blame.ended_by = Some(process(by)),
+        Error::Silent { peer, .. } => blame.silent = Some(process(peer)),
+        _ => {}
+    }
+    blame
 }
 
 /// Cuts the connection that this process made to an address.

@@ -49,5 +49,6 @@ pub(crate) enum Said {
 pub(crate) struct Blame {
     pub(crate) lost: Option<usize>,
     pub(crate) ended_by: Option<usize>,
+    pub(crate) silent: Option<usize>,
     pub(crate) text: String,
 }
