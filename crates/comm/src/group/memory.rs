@@ -12,14 +12,16 @@ use std::sync::Arc;
 
 impl Group {
     /// A slice of zeros for this rank in memory that all ranks see: what is summed in it is summed in place, without a copy,
-    /// where the ranks share a host; elsewhere it is a slice like any other. All ranks must call it with one length.
+    /// where the ranks share a host; elsewhere it is a slice like any other. All ranks must call it with one length; where one
+    /// has no memory for it, that is the end of the group.
     ///
     /// When the group has failed, what the slice holds means nothing, and a rank that was only stopped may still write to it:
     /// another group allocates its own.
     pub fn allocate<T: Element>(&self, len: usize) -> Result<Shared<T>, Error> {
-        let shared = Shared::zeroed(len).map_err(|error| Error::Aborted {
-            by: self.rank,
-            reason: format!("it has no memory for {len} x {}: {error}", T::KIND.name),
+        let shared = Shared::zeroed(len).map_err(|error| {
+            let reason = format!("it has no memory for {len} x {}: {error}", T::KIND.name);
+            self.abort(&reason);
+            Error::Aborted { by: self.rank, reason }
         })?;
         self.attach(Some(shared.region()))?;
         Ok(shared)
