@@ -480,3 +480,36 @@ fn a_group_that_lacks_a_rank_names_it() {
     let error = Group::connect(config).err().unwrap().to_string();
     assert!(error.contains("making the group: waited") && error.contains("ranks 1, 2"), "{error}");
 }
+
+#[test]
+fn a_rank_that_was_told_to_wait_hears_when_the_other_can_not_come() {
+    // Takes connections, and says nothing.
+    let silent = std::net::TcpListener::bind((HOST, 0)).unwrap();
+    let endpoints: Vec<Endpoint> = (0..2).map(|_| Endpoint::tcp(HOST).unwrap()).collect();
+    let peers: Vec<PeerAddress> = endpoints.iter().map(Endpoint::address).collect();
+    std::thread::scope(|scope| {
+        for (rank, endpoint) in endpoints.into_iter().enumerate() {
+            let (mut peers, silent) = (peers.clone(), &silent);
+            scope.spawn(move || {
+                // Rank 1 dials what isn't rank 0, and turns rank 0 away meanwhile, which dials it.
+                let timeout = if rank == 1 {
+                    peers[0].tcp = silent.local_addr().unwrap();
+                    Duration::from_millis(500)
+                } else {
+                    2 * LIMIT
+                };
+                let start = Instant::now();
+                let group = Group::connect(GroupConfig {
+                    rank: Rank(rank as u32),
+                    generation: Generation(3),
+                    secret: Secret::from_bytes([7; 32]),
+                    endpoint,
+                    peers,
+                    timeout,
+                });
+                let error = group.err().unwrap();
+                assert!(start.elapsed() < LIMIT, "rank {rank}: {:?}, {error}", start.elapsed());
+            });
+        }
+    });
+}
