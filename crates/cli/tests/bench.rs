@@ -170,14 +170,17 @@ fn another_transport_than_the_one_asked_for_is_not_measured() {
     let folder = tempfile::tempdir().unwrap();
     let me = env!("CARGO_BIN_EXE_phalanx");
     let rows = [
-        ("tcp", "memory", "--transport memory: these are 2 ranks over TCP"),
-        ("auto", "tcp", "--transport tcp: these are 2 ranks over shared memory"),
-        ("auto", "threads", "--transport threads: this is a rank of a run already"),
+        ("tcp", "0", "memory", "--transport memory: these are 2 ranks over TCP"),
+        ("tcp", "1", "memory", "--transport memory: these are 2 ranks over TCP with TLS"),
+        ("auto", "0", "tcp", "--transport tcp: these are 2 ranks over shared memory"),
+        ("auto", "0", "threads", "--transport threads: this is a rank of a run already"),
     ];
-    for (given, asked, want) in rows {
+    for (given, tls, asked, want) in rows {
         let mut command = Command::new(me);
-        command.env_remove("RANK").env("PHALANX_TRANSPORT", given);
-        command.args(["run", "--nproc-per-node", "2", "--out"]).arg(folder.path().join(asked));
+        command.env_remove("RANK").env("PHALANX_TRANSPORT", given).env("PHALANX_TLS", tls);
+        command
+            .args(["run", "--nproc-per-node", "2", "--out"])
+            .arg(folder.path().join(format!("{asked}{tls}")));
         let out = command.args(["--", me, "bench", "allreduce", "--transport", asked]).output().unwrap();
         let message = String::from_utf8_lossy(&out.stderr).into_owned();
         assert!(out.status.code() == Some(1) && message.contains(want), "{message}");

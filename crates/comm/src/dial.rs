@@ -2,10 +2,11 @@
 
 use crate::door::{Door, Key, Lobby, hear_answer};
 use crate::endpoint::{LocalAddress, PeerAddress, Stream};
+use crate::tls::Tls;
 use crate::transport::{Lost, Pulse, Wire};
 use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
-use phalanx_wire::{Deadline, HandshakeError, Rank, Secret, Side, handshake};
+use phalanx_wire::{Deadline, HandshakeError, Rank, Secret, Side};
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsRawFd;
@@ -36,10 +37,10 @@ pub(crate) struct Errand {
 impl Errand {
     /// Goes there on a thread of its own; what comes of it is found in the lobby.
     pub(crate) fn send_off(self, door: &Door, lobby: &Arc<Lobby>) {
-        let (secret, pulse) = (door.secret().clone(), Arc::clone(door.pulse()));
+        let (secret, tls, pulse) = (door.secret().clone(), door.tls().cloned(), Arc::clone(door.pulse()));
         let (at, peer) = (Arc::clone(lobby), self.peer);
         let thread = std::thread::Builder::new().name("phalanx-dial".into());
-        let spawned = thread.spawn(move || at.dialed(peer, self.go(&secret, &pulse)));
+        let spawned = thread.spawn(move || at.dialed(peer, self.go(&secret, tls.as_ref(), &pulse)));
         if let Err(error) = spawned {
             lobby.dialed(peer, Err(Lost::Seen(format!("it can't be reached: no thread for it: {error}"))));
         }
@@ -47,11 +48,11 @@ impl Errand {
 
     /// A connection, or none if the other one is on its way here. A peer that is beset by strangers may close a connection
     /// before it was proven: then the next attempt comes.
-    fn go(self, secret: &Secret, pulse: &Pulse) -> Result<Option<Box<dyn Wire>>, Lost> {
+    fn go(self, secret: &Secret, tls: Option<&Tls>, pulse: &Pulse) -> Result<Option<Box<dyn Wire>>, Lost> {
         let deadline = Deadline::after(LIMIT);
         let (mut pause, mut doubts) = (RETRY, 0);
         loop {
-            match self.attempt(secret, pulse, &deadline) {
+            match self.attempt(secret, tls, pulse, &deadline) {
                 // A peer that has no room hangs up just as one does that knows another secret.
                 Err(Failure::Passing(error @ HandshakeError::WrongSecret)) if doubts == DOUBTS => {
                     return Err(self.unreachable(&error));
@@ -73,6 +74,7 @@ impl Errand {
     fn attempt(
         &self,
         secret: &Secret,
+        tls: Option<&Tls>,
         pulse: &Pulse,
         deadline: &Deadline,
     ) -> Result<Option<Box<dyn Wire>>, Failure> {
@@ -80,9 +82,9 @@ impl Errand {
             Some(local) if self.is_here => dial_here(local, deadline),
             _ => dial_tcp(self.address.tcp, deadline),
         };
-        let mut stream = stream.map_err(|error| Failure::Final(self.unreachable(&error)))?;
+        let stream = stream.map_err(|error| Failure::Final(self.unreachable(&error)))?;
         let hello = self.key.hello(self.own);
-        let theirs = handshake(&mut stream, secret, Side::Dialed, &hello, deadline).map_err(|error| {
+        let (mut stream, theirs) = stream.prove(tls, secret, &hello, deadline).map_err(|error| {
             if is_passing(&error) {
                 Failure::Passing(error)
             } else {

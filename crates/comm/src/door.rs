@@ -11,6 +11,7 @@
 
 use crate::endpoint::{Endpoint, Stream};
 use crate::error::Error;
+use crate::tls::Tls;
 use crate::transport::{Lost, Pulse, Waker, Wire};
 use crate::word::{MAX_WORD, Word};
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -21,7 +22,7 @@ use std::collections::{HashMap, VecDeque};
 use std::io::{Read, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Which group of a run: its generation, and what tells it from others of that.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -43,6 +44,10 @@ const ENDED: usize = 1024;
 /// How long one who is sent away may take to hear why, and how often that is looked at.
 const SENT_AWAY: Duration = Duration::from_millis(500);
 const SENT_AWAY_NAP: Duration = Duration::from_micros(200);
+/// How long the door rests where those who wait can't be taken in: to look again at once would take a core.
+const BARRED: Duration = Duration::from_millis(50);
+/// How long one who said that it comes may take before it is dialed again.
+const PROMISE: Duration = Duration::from_secs(1);
 const PURPOSE: &str = "comm";
 
 impl Key {
@@ -84,6 +89,8 @@ pub(crate) type Outcome = Result<Box<dyn Wire>, Lost>;
 enum Meeting {
     /// This one dials.
     Dials,
+    /// This one dialed, and heard that the other one comes itself: since then.
+    Promised(Instant),
     /// The other one was let in.
     Comes,
     Arrived(Box<dyn Wire>),
@@ -97,10 +104,14 @@ impl Lobby {
         self.meetings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether this rank may dial that one now.
-    pub(crate) fn begin(&self, peer: Rank) -> bool {
+    /// Whether this rank may dial that one now. One who promised to come and doesn't is asked again: it may have failed.
+    pub(crate) fn begin(&self, peer: Rank, now: Instant) -> bool {
         let mut meetings = self.meetings();
-        let may = !meetings.contains_key(&peer);
+        let may = match meetings.get(&peer) {
+            None => true,
+            Some(Meeting::Promised(since)) => now.saturating_duration_since(*since) >= PROMISE,
+            Some(_) => false,
+        };
         if may {
             meetings.insert(peer, Meeting::Dials);
         }
@@ -111,7 +122,7 @@ impl Lobby {
     fn admit(&self, own: Rank, peer: Rank) -> bool {
         let mut meetings = self.meetings();
         let may = match meetings.get(&peer) {
-            None => true,
+            None | Some(Meeting::Promised(_)) => true,
             Some(Meeting::Dials) => peer > own,
             Some(_) => false,
         };
@@ -129,19 +140,28 @@ impl Lobby {
             return outcome.into_iter().for_each(|wire| send_away(wire, word));
         }
         meetings.insert(peer, outcome.map_or_else(Meeting::Failed, Meeting::Arrived));
-        drop(meetings);
+        // Before anyone can say that the group is over: whoever then asks what is new finds it.
         self.news.store(true, Ordering::Release);
+        drop(meetings);
         self.wake.get().into_iter().for_each(|wake| wake());
     }
 
     /// How this rank's dialing ended; with nothing, if the other one said that it comes itself.
     pub(crate) fn dialed(&self, peer: Rank, outcome: Result<Option<Box<dyn Wire>>, Lost>) {
-        let dials = matches!(self.meetings().get(&peer), Some(Meeting::Dials));
-        match outcome {
-            Ok(Some(wire)) if dials => self.settle(peer, Ok(wire)),
-            Err(lost) if dials => self.settle(peer, Err(lost)),
-            _ => {}
+        let mut meetings = self.meetings();
+        if !matches!(meetings.get(&peer), Some(Meeting::Dials)) {
+            return;
         }
+        let outcome = match outcome {
+            Ok(Some(wire)) => Ok(wire),
+            Err(lost) => Err(lost),
+            Ok(None) => {
+                meetings.insert(peer, Meeting::Promised(Instant::now()));
+                return;
+            }
+        };
+        drop(meetings);
+        self.settle(peer, outcome);
     }
 
     /// One who was let in didn't arrive.
@@ -226,6 +246,10 @@ impl Door {
         self.0.endpoint.pulse()
     }
 
+    pub(crate) fn tls(&self) -> Option<&Tls> {
+        self.0.endpoint.tls()
+    }
+
     pub(crate) fn secret(&self) -> &Secret {
         &self.0.secret
     }
@@ -278,7 +302,7 @@ impl Inside {
 
     /// Waits at the door until it closes, and then for those who come late for a group that has ended, to be told why.
     fn keep(self: Arc<Inside>) {
-        let mut closes: Option<Deadline> = None;
+        let (mut closes, mut is_barred): (Option<Deadline>, bool) = (None, false);
         loop {
             let rest = closes.map(|deadline| deadline.remaining());
             if rest == Some(Duration::ZERO) {
@@ -289,8 +313,22 @@ impl Inside {
                 self.groups().is_closed = true;
                 closes = Some(Deadline::after(LATE));
             }
-            while let Some(stream) = self.endpoint.accept() {
-                self.receive(stream);
+            self.let_in(&mut is_barred);
+        }
+    }
+
+    /// Takes in all who wait outside; rests where this process has no descriptor for them, which is said once.
+    fn let_in(self: &Arc<Inside>, is_barred: &mut bool) {
+        loop {
+            match self.endpoint.accept() {
+                Ok(Some(stream)) => self.receive(stream),
+                Ok(None) => return *is_barred = false,
+                Err(error) => {
+                    if !std::mem::replace(is_barred, true) {
+                        tracing::warn!("connections have to wait: {error}");
+                    }
+                    return std::thread::sleep(BARRED);
+                }
             }
         }
     }
@@ -304,7 +342,7 @@ impl Inside {
         let inside = Arc::clone(self);
         let thread = std::thread::Builder::new().name("phalanx-accept".into());
         let spawned = thread.spawn(move || {
-            if let Err(error) = inside.lead(stream) {
+            if let Err(error) = inside.lead(stream, number) {
                 tracing::warn!(address, "refused a connection: {error}");
             }
             inside.strangers.leave(number);
@@ -316,9 +354,13 @@ impl Inside {
     }
 
     /// Leads one who proves itself to the group that it comes for.
-    fn lead(&self, mut stream: Stream) -> Result<(), HandshakeError> {
+    fn lead(&self, stream: Stream, number: u64) -> Result<(), HandshakeError> {
         let deadline = Deadline::after(HANDSHAKE_LIMIT);
-        let theirs = stream.welcome(&self.secret, &deadline, |hello| self.answer_to(hello))?;
+        let tls = self.endpoint.tls();
+        let (mut stream, theirs) =
+            stream.welcome(tls, &self.secret, &deadline, |hello| self.answer_to(hello))?;
+        // It makes room for nobody any more.
+        self.strangers.leave(number);
         let key = Key::of(&theirs).ok_or(HandshakeError::NotOurs)?;
         match self.place_for(key, theirs.rank)? {
             Answer::Welcome(lobby) => {
@@ -411,8 +453,9 @@ mod tests {
     fn of_two_that_dial_each_other_the_higher_one_comes_through() {
         let (low, high) = (Rank(1), Rank(2));
         let (at_low, at_high) = (Lobby::default(), Lobby::default());
-        assert!(at_low.begin(high) && at_high.begin(low));
-        assert!(!at_low.begin(high), "one dials once");
+        let now = Instant::now();
+        assert!(at_low.begin(high, now) && at_high.begin(low, now));
+        assert!(!at_low.begin(high, now), "one dials once");
         assert!(at_low.admit(low, high), "the higher one is let in");
         assert!(!at_high.admit(high, low), "the lower one is not");
         assert!(!at_low.admit(low, high), "nor is anyone a second time");
@@ -422,12 +465,25 @@ mod tests {
     }
 
     #[test]
+    fn one_who_promised_to_come_and_does_not_is_dialed_again() {
+        for (own, peer) in [(Rank(1), Rank(2)), (Rank(2), Rank(1))] {
+            let lobby = Lobby::default();
+            assert!(lobby.begin(peer, Instant::now()));
+            lobby.dialed(peer, Ok(None));
+            assert!(!lobby.begin(peer, Instant::now()), "it is on its way");
+            assert!(lobby.begin(peer, Instant::now() + PROMISE));
+            lobby.dialed(peer, Ok(None));
+            assert!(lobby.admit(own, peer), "and let in, whichever is higher");
+        }
+    }
+
+    #[test]
     fn one_who_knocks_first_is_not_dialed() {
         let lobby = Lobby::default();
         assert!(lobby.admit(Rank(5), Rank(3)));
-        assert!(!lobby.begin(Rank(3)));
+        assert!(!lobby.begin(Rank(3), Instant::now()));
         lobby.turn_back(Rank(3));
-        assert!(lobby.begin(Rank(3)));
+        assert!(lobby.begin(Rank(3), Instant::now()));
         lobby.dialed(Rank(3), Err(Lost::Seen("refused".into())));
         assert_eq!(lobby.take().len(), 1);
         assert!(lobby.take().is_empty());

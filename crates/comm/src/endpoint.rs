@@ -3,13 +3,16 @@
 use crate::door::{Door, Key};
 use crate::error::Error;
 use crate::group::{Group, Home, Kin, Place};
+use crate::tls::{Session, Tls};
 use crate::topology::Topology;
 use crate::transport::{Memory, Pulse, Tcp, Wire, Wires};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::EventFd;
-use phalanx_wire::{Deadline, Generation, HandshakeError, Hello, Rank, Secret, Side, Socket, welcome};
+use phalanx_wire::{
+    Deadline, Generation, HandshakeError, Hello, Rank, Secret, Side, Socket, handshake, welcome,
+};
 use serde::{Deserialize, Serialize};
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::os::linux::net::SocketAddrExt;
@@ -25,6 +28,9 @@ pub struct PeerAddress {
     /// Its ear for ranks of the same host, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub local: Option<LocalAddress>,
+    /// Whether it speaks TLS over TCP, as whoever dials it must then.
+    #[serde(default)]
+    pub tls: bool,
 }
 
 /// Where a rank can be reached by others of its host.
@@ -47,6 +53,7 @@ impl PeerAddress {
 pub struct Endpoint {
     tcp: TcpListener,
     local: Option<(UnixListener, LocalAddress)>,
+    tls: Option<Tls>,
     /// Gives signs of life over its connections.
     pulse: Arc<Pulse>,
 }
@@ -90,7 +97,19 @@ impl Endpoint {
         let listener = TcpListener::bind((ip, 0)).and_then(|l| l.set_nonblocking(true).map(|()| l));
         let tcp = listener
             .map_err(|error| Error::connect(Rank(0), format!("no port of {ip} can be had: {error}")))?;
-        Ok(Endpoint { tcp, local: None, pulse: Arc::default() })
+        Ok(Endpoint { tcp, local: None, tls: None, pulse: Arc::default() })
+    }
+
+    /// Encrypts what goes over TCP, with TLS 1.3; ranks of a host that share memory need none. All ranks of a group do that, or
+    /// none.
+    pub fn with_tls(self) -> Result<Endpoint, Error> {
+        let tls = Tls::new().map_err(|error| Error::connect(Rank(0), error.to_string()))?;
+        Ok(Endpoint { tls: Some(tls), ..self })
+    }
+
+    /// What it begins sessions with, if it does.
+    pub(crate) fn tls(&self) -> Option<&Tls> {
+        self.tls.as_ref()
     }
 
     /// What gives signs of life over its connections.
@@ -101,16 +120,30 @@ impl Endpoint {
     /// Where the others find it.
     pub fn address(&self) -> PeerAddress {
         let tcp = self.tcp.local_addr().expect("a bound socket has an address");
-        PeerAddress { tcp, local: self.local.as_ref().map(|(_, address)| address.clone()) }
+        let local = self.local.as_ref().map(|(_, address)| address.clone());
+        PeerAddress { tcp, local, tls: self.tls.is_some() }
     }
 
-    /// A connection of a newcomer, if there is one.
-    pub(crate) fn accept(&self) -> Option<Stream> {
-        if let Ok((stream, _)) = self.tcp.accept() {
-            return Some(Stream::Tcp(stream));
+    /// A connection of a newcomer, if there is one; an error where one waits that this process can't take in.
+    pub(crate) fn accept(&self) -> std::io::Result<Option<Stream>> {
+        let is_none = |error: &std::io::Error| {
+            // One that left again is none either.
+            matches!(
+                error.kind(),
+                ErrorKind::WouldBlock | ErrorKind::Interrupted | ErrorKind::ConnectionAborted
+            )
+        };
+        match self.tcp.accept() {
+            Ok((stream, _)) => return Ok(Some(Stream::Tcp(stream))),
+            Err(error) if !is_none(&error) => return Err(error),
+            Err(_) => {}
         }
-        let (listener, _) = self.local.as_ref()?;
-        Some(Stream::Local(listener.accept().ok()?.0))
+        let Some((listener, _)) = &self.local else { return Ok(None) };
+        match listener.accept() {
+            Ok((stream, _)) => Ok(Some(Stream::Local(stream))),
+            Err(error) if is_none(&error) => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     /// Sleeps until there may be a newcomer, or the time is over, or somebody says that it is: true.
@@ -152,25 +185,55 @@ fn listen(name: &str) -> std::io::Result<UnixListener> {
 /// A connection before it is known who is at its other end.
 pub(crate) enum Stream {
     Tcp(TcpStream),
+    Tls(Box<Session>),
     Local(UnixStream),
 }
 
 impl Stream {
-    /// Proves itself to one who dialed, and has it proven.
+    /// Proves itself to one who dialed, and has it proven; over TCP in a session of `tls`, if there is that.
     pub(crate) fn welcome(
-        &mut self,
+        mut self,
+        tls: Option<&Tls>,
         secret: &Secret,
         deadline: &Deadline,
         answer: impl FnOnce(&Hello) -> Hello,
-    ) -> Result<Hello, HandshakeError> {
-        match self {
+    ) -> Result<(Stream, Hello), HandshakeError> {
+        match &self {
             Stream::Tcp(stream) => {
                 stream.set_nonblocking(false)?;
                 stream.set_nodelay(true)?;
             }
+            Stream::Tls(_) => {}
             Stream::Local(stream) => stream.set_nonblocking(false)?,
         }
-        welcome(self, secret, deadline, answer)
+        if let Some(tls) = tls {
+            self = self.encrypted(|stream| tls.accept(stream, deadline))?;
+        }
+        let theirs = welcome(&mut self, secret, deadline, answer)?;
+        Ok((self, theirs))
+    }
+
+    /// As [`Stream::welcome`], for the one who dialed.
+    pub(crate) fn prove(
+        mut self,
+        tls: Option<&Tls>,
+        secret: &Secret,
+        hello: &Hello,
+        deadline: &Deadline,
+    ) -> Result<(Stream, Hello), HandshakeError> {
+        if let Some(tls) = tls {
+            self = self.encrypted(|stream| tls.dial(stream, deadline))?;
+        }
+        let theirs = handshake(&mut self, secret, Side::Dialed, hello, deadline)?;
+        Ok((self, theirs))
+    }
+
+    /// What goes over TCP goes in a session.
+    fn encrypted(self, begin: impl FnOnce(TcpStream) -> std::io::Result<Session>) -> std::io::Result<Stream> {
+        match self {
+            Stream::Tcp(stream) => Ok(Stream::Tls(Box::new(begin(stream)?))),
+            other => Ok(other),
+        }
     }
 
     /// Makes a wire of a connection whose sides have proven themselves.
@@ -178,6 +241,7 @@ impl Stream {
     pub(crate) fn into_wire(self, side: Side, pulse: &Pulse) -> std::io::Result<Box<dyn Wire>> {
         Ok(match self {
             Stream::Tcp(stream) => Box::new(Tcp::new(stream, pulse)?),
+            Stream::Tls(session) => Box::new(Tcp::with_tls(*session, pulse)?),
             Stream::Local(stream) => Box::new(Memory::new(stream, side)?),
         })
     }
@@ -185,6 +249,7 @@ impl Stream {
     pub(crate) fn handle(&self) -> std::io::Result<Stream> {
         Ok(match self {
             Stream::Tcp(stream) => Stream::Tcp(stream.try_clone()?),
+            Stream::Tls(session) => Stream::Tcp(session.stream().try_clone()?),
             Stream::Local(stream) => Stream::Local(stream.try_clone()?),
         })
     }
@@ -193,15 +258,18 @@ impl Stream {
     pub(crate) fn close(&self) {
         let _ = match self {
             Stream::Tcp(stream) => stream.shutdown(Shutdown::Both),
+            Stream::Tls(session) => session.stream().shutdown(Shutdown::Both),
             Stream::Local(stream) => stream.shutdown(Shutdown::Both),
         };
     }
 
     pub(crate) fn describe(&self) -> String {
-        match self {
-            Stream::Tcp(stream) => stream.peer_addr().map_or("an unknown address".into(), |a| a.to_string()),
-            Stream::Local(_) => "a process of this host".into(),
-        }
+        let tcp = match self {
+            Stream::Tcp(stream) => stream,
+            Stream::Tls(session) => session.stream(),
+            Stream::Local(_) => return "a process of this host".into(),
+        };
+        tcp.peer_addr().map_or("an unknown address".into(), |address| address.to_string())
     }
 }
 
@@ -209,6 +277,7 @@ impl Read for Stream {
     fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
         match self {
             Stream::Tcp(stream) => stream.read(into),
+            Stream::Tls(session) => session.read(into),
             Stream::Local(stream) => stream.read(into),
         }
     }
@@ -218,12 +287,16 @@ impl Write for Stream {
     fn write(&mut self, from: &[u8]) -> std::io::Result<usize> {
         match self {
             Stream::Tcp(stream) => stream.write(from),
+            Stream::Tls(session) => session.write(from),
             Stream::Local(stream) => stream.write(from),
         }
     }
 
     fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
+        match self {
+            Stream::Tls(session) => session.flush(),
+            Stream::Tcp(_) | Stream::Local(_) => Ok(()),
+        }
     }
 }
 
@@ -231,7 +304,15 @@ impl Socket for Stream {
     fn limit(&self, limit: Duration) -> std::io::Result<()> {
         match self {
             Stream::Tcp(stream) => stream.limit(limit),
+            Stream::Tls(session) => session.limit(limit),
             Stream::Local(stream) => stream.limit(limit),
+        }
+    }
+
+    fn binding(&self) -> std::io::Result<Vec<u8>> {
+        match self {
+            Stream::Tls(session) => session.binding(),
+            Stream::Tcp(_) | Stream::Local(_) => Ok(Vec::new()),
         }
     }
 }

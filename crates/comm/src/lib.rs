@@ -48,6 +48,8 @@ mod error;
 mod flight;
 #[cfg(test)]
 mod simulation;
+#[cfg_attr(not(feature = "tls"), path = "no_tls.rs")]
+mod tls;
 mod transport;
 
 pub use buffer::Buffer;

@@ -9,7 +9,7 @@ use phalanx_comm::{
     Source,
 };
 use phalanx_wire::{Hello, Side, Socket, handshake};
-use ranks::{BINDS, Bind, HOST, LIMIT, connected, on_all};
+use ranks::{BINDS, Bind, HOST, LIMIT, connected, on_all, tls};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::linux::net::SocketAddrExt;
@@ -258,7 +258,7 @@ fn is_by(error: &Error, rank: Rank) -> bool {
 
 #[test]
 fn another_thread_can_abort_and_is_never_held_up() {
-    for end in [Some(Endpoint::bind as Bind), Some(Endpoint::tcp), None] {
+    for end in [Some(Endpoint::bind as Bind), Some(Endpoint::tcp), Some(tls), None] {
         let (done, until_done) = std::sync::mpsc::channel::<()>();
         let (done, until_done) = (Mutex::new(Some(done)), Mutex::new(until_done));
         let rank = |group: Group| {
@@ -418,7 +418,8 @@ fn a_peer_that_brings_no_memory_is_refused() {
 
 #[test]
 fn ranks_of_one_host_share_memory_unless_told_otherwise() {
-    for (bind, want) in BINDS.into_iter().zip(["2 ranks over shared memory", "2 ranks over TCP"]) {
+    for (bind, want) in BINDS.into_iter().zip(["shared memory", "TCP", "TCP with TLS"]) {
+        let want = format!("2 ranks over {want}");
         connected(bind, 2, |_| {}, |group| assert_eq!(group.unwrap().describe(), want));
     }
     let binds: [Bind; 3] = [Endpoint::bind, Endpoint::tcp, Endpoint::bind];
@@ -442,6 +443,34 @@ fn ranks_of_one_host_share_memory_unless_told_otherwise() {
 }
 
 #[test]
+fn ranks_with_and_without_tls_are_told_so_at_once() {
+    let rows = [
+        ([tls as Bind, Endpoint::tcp], "rank 1 has no TLS, which this rank wants"),
+        ([Endpoint::tcp, tls], "rank 1 wants TLS, which this rank has not"),
+    ];
+    for (binds, want) in rows {
+        let endpoints = binds.map(|bind| bind(HOST).unwrap());
+        let mut peers = endpoints.each_ref().map(Endpoint::address).to_vec();
+        let [endpoint, _other] = endpoints;
+        // What others make of this rank's address changes nothing.
+        peers[0].tls = peers[1].tls;
+        let (secret, generation) = (Secret::from_bytes([7; 32]), Generation(0));
+        let config = GroupConfig { rank: Rank(0), generation, secret, endpoint, peers, timeout: LIMIT };
+        let error = Group::connect(config).err().unwrap().to_string();
+        assert!(
+            error.contains(want) && error.contains("hint: give all ranks of a run TLS, or none"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn with_tls_ranks_of_one_host_still_share_memory() {
+    let bind = |ip| Endpoint::bind(ip)?.with_tls();
+    connected(bind, 2, |_| {}, |group| assert_eq!(group.unwrap().describe(), "2 ranks over shared memory"));
+}
+
+#[test]
 fn a_group_that_lacks_a_rank_names_it() {
     let [endpoint, second, third] = [0; 3].map(|_| Endpoint::bind(HOST).unwrap());
     // Those are listening, and nobody answers.
@@ -450,4 +479,37 @@ fn a_group_that_lacks_a_rank_names_it() {
     let config = GroupConfig { rank: Rank(0), generation: Generation(0), secret, endpoint, peers, timeout };
     let error = Group::connect(config).err().unwrap().to_string();
     assert!(error.contains("making the group: waited") && error.contains("ranks 1, 2"), "{error}");
+}
+
+#[test]
+fn a_rank_that_was_told_to_wait_hears_when_the_other_can_not_come() {
+    // Takes connections, and says nothing.
+    let silent = std::net::TcpListener::bind((HOST, 0)).unwrap();
+    let endpoints: Vec<Endpoint> = (0..2).map(|_| Endpoint::tcp(HOST).unwrap()).collect();
+    let peers: Vec<PeerAddress> = endpoints.iter().map(Endpoint::address).collect();
+    std::thread::scope(|scope| {
+        for (rank, endpoint) in endpoints.into_iter().enumerate() {
+            let (mut peers, silent) = (peers.clone(), &silent);
+            scope.spawn(move || {
+                // Rank 1 dials what isn't rank 0, and turns rank 0 away meanwhile, which dials it.
+                let timeout = if rank == 1 {
+                    peers[0].tcp = silent.local_addr().unwrap();
+                    Duration::from_millis(500)
+                } else {
+                    2 * LIMIT
+                };
+                let start = Instant::now();
+                let group = Group::connect(GroupConfig {
+                    rank: Rank(rank as u32),
+                    generation: Generation(3),
+                    secret: Secret::from_bytes([7; 32]),
+                    endpoint,
+                    peers,
+                    timeout,
+                });
+                let error = group.err().unwrap();
+                assert!(start.elapsed() < LIMIT, "rank {rank}: {:?}, {error}", start.elapsed());
+            });
+        }
+    });
 }

@@ -169,6 +169,20 @@ fn regions_of_different_sizes_are_refused_on_all_ranks() {
 }
 
 #[test]
+fn a_rank_that_has_no_memory_says_so_to_all() {
+    on_all(3, |group| {
+        let rank = group.rank();
+        let len = if rank == Rank(1) { 1 << 60 } else { 10 };
+        let error = group.allocate::<u8>(len).err().unwrap();
+        assert!(matches!(error, Error::Aborted { by: Rank(1), .. }), "rank {rank}: {error}");
+        assert!(
+            error.to_string().contains("has no memory for 1152921504606846976 x u8"),
+            "rank {rank}: {error}"
+        );
+    });
+}
+
+#[test]
 fn survivors_go_on_in_memory_of_their_own() {
     connected(
         Endpoint::bind,

@@ -36,6 +36,8 @@ pub mod names {
     pub const THREADS: &str = "PHALANX_THREADS";
     /// `tcp` for ranks that shall not share memory; `auto` is as if it weren't set.
     pub const TRANSPORT: &str = "PHALANX_TRANSPORT";
+    /// `1` for TLS on whatever goes over TCP between ranks; `0` is as if it weren't set.
+    pub const TLS: &str = "PHALANX_TLS";
     /// How all-reduces are carried out, as in `ring`; `auto` is as if it weren't set.
     pub const ALLREDUCE: &str = "PHALANX_ALLREDUCE";
     /// Set by torchrun where its agent listens at `MASTER_PORT` itself.
@@ -69,6 +71,8 @@ pub struct WorkerEnv {
     pub secret: SecretSource,
     /// How it talks to the others.
     pub transport: Transport,
+    /// Whether it encrypts what goes over TCP to the others.
+    pub tls: bool,
     /// The word for how all-reduces shall be carried out, if there is one. What it may be is not known here.
     pub all_reduce: Option<String>,
 }
@@ -168,6 +172,14 @@ impl WorkerEnv {
                 return Err(Error::Variable { name: names::TRANSPORT, value: value.to_owned(), want });
             }
         };
+        let tls = match get(names::TLS).as_deref() {
+            None | Some("0") => false,
+            Some("1") => true,
+            Some(value) => {
+                let want = "must be 1 or 0".to_owned();
+                return Err(Error::Variable { name: names::TLS, value: value.to_owned(), want });
+            }
+        };
         let descriptor = number(names::SECRET_FD)?;
         let own = get("XDG_CONFIG_HOME")
             .map(PathBuf::from)
@@ -191,6 +203,7 @@ impl WorkerEnv {
             threads: number(names::THREADS)?.filter(|&n| n > 0),
             secret,
             transport,
+            tls,
             all_reduce: get(names::ALLREDUCE),
         }))
     }
@@ -283,6 +296,8 @@ mod tests {
         assert!(message(&[("RANK", "2"), ("WORLD_SIZE", "2")]).contains("below WORLD_SIZE, which is 2"));
         let wrong = message(&[("RANK", "0"), ("WORLD_SIZE", "1"), ("PHALANX_TRANSPORT", "udp")]);
         assert!(wrong.contains("PHALANX_TRANSPORT is \"udp\": must be auto or tcp"), "{wrong}");
+        let wrong = message(&[("RANK", "0"), ("WORLD_SIZE", "1"), ("PHALANX_TLS", "yes")]);
+        assert!(wrong.contains("PHALANX_TLS is \"yes\": must be 1 or 0"), "{wrong}");
         assert!(message(&[("RANK", "0")]).contains("WORLD_SIZE is \"\": must be set"));
         assert!(
             message(&[("RANK", "0"), ("WORLD_SIZE", "1"), ("PHALANX_COORDINATOR", "here")]).contains("here")

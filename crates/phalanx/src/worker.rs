@@ -74,7 +74,9 @@ impl Worker {
                 Transport::Auto => Endpoint::bind,
                 Transport::Tcp => Endpoint::tcp,
             };
-            let endpoint = ear.insert(bind(ip).map_err(unreachable)?);
+            let endpoint =
+                bind(ip).and_then(|endpoint| if env.tls { endpoint.with_tls() } else { Ok(endpoint) });
+            let endpoint = ear.insert(endpoint.map_err(unreachable)?);
             Ok(serde_json::to_string(&endpoint.address()).expect("an address is always JSON"))
         })
         .map_err(join)?;

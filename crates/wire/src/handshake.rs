@@ -1,8 +1,8 @@
 //! The mutual proof that both ends of a connection know the run's secret.
 //!
 //! Both sides send a fresh nonce and say who they are; then the dialer proves itself, and only when its proof was right does
-//! the accepter answer with its own. A proof is an HMAC over the side, both nonces and both hellos, so it can't be reflected,
-//! replayed, or moved to another claim. Nothing else is read from a connection before this; every length is bounded, and so is
+//! the accepter answer with its own. A proof is an HMAC over the side, both nonces, both hellos and the [`Socket::binding`], so
+//! it can't be reflected, replayed, or moved to another claim or to another connection that has a binding. Nothing else is read from a connection before this; every length is bounded, and so is
 //! the time of the whole, however slowly the bytes come.
 
 use crate::deadline::Deadline;
@@ -37,6 +37,12 @@ pub struct Hello {
 pub trait Socket: Read + Write {
     /// From now on, a read or write that makes no progress for so long is an error.
     fn limit(&self, limit: Duration) -> IoResult<()>;
+
+    /// What only the two ends of this very connection have in common, where it is encrypted; nothing else is like it.
+    /// Both proofs cover it, so one who is in between, with an encrypted connection to each end, can't pass them on.
+    fn binding(&self) -> IoResult<Vec<u8>> {
+        Ok(Vec::new())
+    }
 }
 
 impl Socket for TcpStream {
@@ -229,8 +235,10 @@ fn prove<S: Socket>(
     theirs: Opening,
 ) -> Result<Hello, HandshakeError> {
     let (dialer, accepter) = if side == Side::Dialed { (&ours, &theirs) } else { (&theirs, &ours) };
+    let binding = stream.socket.binding()?;
     let proof = |label: &[u8]| {
-        secret.sign(&[label, &dialer.nonce, &dialer.encoded, &accepter.nonce, &accepter.encoded])
+        let (from, to) = (dialer, accepter);
+        secret.sign(&[label, &from.nonce, &from.encoded, &to.nonce, &to.encoded, &binding])
     };
     let verify = |stream: &mut Limited<'_, S>, label: &[u8]| -> Result<(), HandshakeError> {
         let mut got = [0; PROOF];
@@ -310,6 +318,59 @@ mod tests {
             let (dialer, accepter) = meet([&secret, &secret], [&strange, &ours]);
             assert!(matches!(dialer, Err(HandshakeError::Disagreement { .. })));
             assert!(matches!(accepter, Err(HandshakeError::Disagreement { .. })));
+        }
+    }
+
+    /// A connection with a binding.
+    struct Bound(UnixStream, Vec<u8>);
+
+    impl Read for Bound {
+        fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+            self.0.read(into)
+        }
+    }
+
+    impl Write for Bound {
+        fn write(&mut self, from: &[u8]) -> std::io::Result<usize> {
+            self.0.write(from)
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    impl Socket for Bound {
+        fn limit(&self, limit: Duration) -> std::io::Result<()> {
+            self.0.limit(limit)
+        }
+        fn binding(&self) -> std::io::Result<Vec<u8>> {
+            Ok(self.1.clone())
+        }
+    }
+
+    #[test]
+    fn proofs_that_went_through_another_connection_are_refused() {
+        let rows: [(&[u8], &[u8], bool); 4] =
+            [(b"x", b"x", true), (b"", b"", true), (b"x", b"y", false), (b"x", b"", false)];
+        for (dialers, accepters, is_good) in rows {
+            let secret = Secret::from_bytes([1; 32]);
+            let (a, b) = UnixStream::pair().unwrap();
+            let (mut a, mut b) = (Bound(a, dialers.into()), Bound(b, accepters.into()));
+            let (a, b) = std::thread::scope(|scope| {
+                let theirs = &secret;
+                let dialer = scope
+                    .spawn(move || handshake(&mut a, theirs, Side::Dialed, &hello("comm", 1, 7), &soon()));
+                let accepter = handshake(&mut b, &secret, Side::Accepted, &hello("comm", 0, 7), &soon());
+                drop(b);
+                (dialer.join().unwrap(), accepter)
+            });
+            for end in [a, b] {
+                let is_refused = matches!(end, Err(HandshakeError::WrongSecret));
+                assert!(
+                    end.is_ok() == is_good && is_refused != is_good,
+                    "{dialers:?} {accepters:?}: {end:?}"
+                );
+            }
         }
     }
 

@@ -137,7 +137,7 @@ fn check_transport(group: &Group, asked: Option<BenchTransport>) -> Result<()> {
     };
     let is = group.describe();
     ensure!(
-        group.world_size() == 1 || is.ends_with(wanted),
+        group.world_size() == 1 || is.trim_end_matches(" with TLS").ends_with(wanted),
         "--transport {flag}: these are {is}\nhint: leave it out to measure what there is; {}=tcp makes all ranks of a run use TCP",
         names::TRANSPORT
     );

@@ -12,14 +12,16 @@ use std::sync::Arc;
 
 impl Group {
     /// A slice of zeros for this rank in memory that all ranks see: what is summed in it is summed in place, without a copy,
-    /// where the ranks share a host; elsewhere it is a slice like any other. All ranks must call it with one length.
+    /// where the ranks share a host; elsewhere it is a slice like any other. All ranks must call it with one length; where one
+    /// has no memory for it, that is the end of the group.
     ///
     /// When the group has failed, what the slice holds means nothing, and a rank that was only stopped may still write to it:
     /// another group allocates its own.
     pub fn allocate<T: Element>(&self, len: usize) -> Result<Shared<T>, Error> {
-        let shared = Shared::zeroed(len).map_err(|error| Error::Aborted {
-            by: self.rank,
-            reason: format!("it has no memory for {len} x {}: {error}", T::KIND.name),
+        let shared = Shared::zeroed(len).map_err(|error| {
+            let reason = format!("it has no memory for {len} x {}: {error}", T::KIND.name);
+            self.abort(&reason);
+            Error::Aborted { by: self.rank, reason }
         })?;
         self.attach(Some(shared.region()))?;
         Ok(shared)
@@ -47,8 +49,8 @@ impl Group {
             return Err(Error::Aborted { by: self.rank, reason });
         }
         let passed = self.pass_round(&file, &deadline)?;
-        let opened =
-            passed.into_iter().map(|file| file.map(|file| Region::open(file, region.bytes())).transpose());
+        let open = |file: std::io::Result<File>| file.and_then(|file| Region::open(file, region.bytes()));
+        let opened = passed.into_iter().map(|file| file.map(open).transpose());
         let opened: Result<Vec<Option<Region>>, _> = opened.collect();
         // All or none.
         let mut missing = [u8::from(opened.is_err())];
@@ -71,10 +73,14 @@ impl Group {
     }
 
     /// Hands a file to every other rank, and takes the one that each hands out; by rank.
-    fn pass_round(&self, file: &File, deadline: &Deadline) -> Result<Vec<Option<File>>, Error> {
+    fn pass_round(
+        &self,
+        file: &File,
+        deadline: &Deadline,
+    ) -> Result<Vec<Option<std::io::Result<File>>>, Error> {
         let others = || (0..self.world_size).filter(|&other| other != self.rank.index());
         let (mut unsent, mut missing): (Vec<usize>, Vec<usize>) = (others().collect(), others().collect());
-        let mut files: Vec<Option<File>> = (0..self.world_size).map(|_| None).collect();
+        let mut files: Vec<Option<std::io::Result<File>>> = (0..self.world_size).map(|_| None).collect();
         let operation = || "sharing memory".to_owned();
         loop {
             let mut engine = self.engine(deadline)?;
@@ -107,7 +113,7 @@ fn swap(
     file: &File,
     unsent: &mut Vec<usize>,
     missing: &mut Vec<usize>,
-    files: &mut [Option<File>],
+    files: &mut [Option<std::io::Result<File>>],
 ) -> Result<(), (usize, Lost)> {
     let mut left = Vec::new();
     for to in unsent.drain(..) {

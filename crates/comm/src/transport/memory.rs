@@ -65,7 +65,7 @@ pub(crate) struct Memory {
     bell: UnixStream,
     map: Region,
     /// Memory that the peer passed and nobody asked for yet.
-    passed: VecDeque<File>,
+    passed: VecDeque<Result<File>>,
     /// Which ring this end writes, 0 or 1; it reads the other.
     own: usize,
     /// How much this end wrote and read: its own counts, which nobody else may change.
@@ -92,7 +92,7 @@ impl Memory {
             }
             Side::Accepted => {
                 let file = read_bell(&bell, MsgFlags::empty())?.1.pop();
-                (file.ok_or_else(|| Error::new(ErrorKind::InvalidData, "it passed no memory"))?, 1)
+                (file.ok_or_else(|| Error::new(ErrorKind::InvalidData, "it passed no memory"))??, 1)
             }
         };
         let map = Region::open(file, BYTES)?;
@@ -232,17 +232,22 @@ fn send_file(bell: &UnixStream, file: &File) -> nix::Result<()> {
     sendmsg::<()>(bell.as_raw_fd(), &[IoSlice::new(&[1])], &passed, MsgFlags::MSG_NOSIGNAL, None).map(drop)
 }
 
-/// How often the bell was rung, 0 if the peer closed it, and the files that came with the rings.
-fn read_bell(bell: &UnixStream, flags: MsgFlags) -> nix::Result<(usize, Vec<File>)> {
+/// How often the bell was rung, 0 if the peer closed it, and the files that came with the rings; an error in the place of one
+/// that this process couldn't take.
+fn read_bell(bell: &UnixStream, flags: MsgFlags) -> nix::Result<(usize, Vec<Result<File>>)> {
     let (mut rings, mut space) = ([0; 64], nix::cmsg_space!([i32; 1]));
     let mut bytes = [IoSliceMut::new(&mut rings)];
     let flags = flags | MsgFlags::MSG_CMSG_CLOEXEC;
     let message = recvmsg::<()>(bell.as_raw_fd(), &mut bytes, Some(&mut space), flags)?;
     let mut files = Vec::new();
-    for part in message.cmsgs()? {
+    let Ok(parts) = message.cmsgs() else {
+        files.push(Err(Error::other("it was passed, but this process has no descriptor left for it")));
+        return Ok((message.bytes, files));
+    };
+    for part in parts {
         if let ControlMessageOwned::ScmRights(fds) = part {
             // SAFETY: the kernel made these descriptors for this process just now; nothing else owns them.
-            files.extend(fds.into_iter().map(|fd| File::from(unsafe { OwnedFd::from_raw_fd(fd) })));
+            files.extend(fds.into_iter().map(|fd| Ok(File::from(unsafe { OwnedFd::from_raw_fd(fd) }))));
         }
     }
     Ok((message.bytes, files))
@@ -303,7 +308,7 @@ impl Wire for Memory {
         }
     }
 
-    fn take_passed(&mut self) -> std::result::Result<Option<File>, Lost> {
+    fn take_passed(&mut self) -> std::result::Result<Option<Result<File>>, Lost> {
         let gone = self.passed.is_empty() && self.is_gone();
         match self.passed.pop_front() {
             None if gone => Err(self.lost()),
@@ -433,6 +438,23 @@ mod tests {
         assert_eq!(b.try_receive(&mut [0; 8]).unwrap(), 3);
         let lost = (0..=LOOKS_PER_PULSE).find_map(|_| b.try_receive(&mut [0; 8]).err());
         assert!(matches!(lost, Some(Lost::Told(told)) if told == word));
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_taken_is_an_error_and_no_death() {
+        let (a, mut b) = pair();
+        let file = File::open("/dev/null").unwrap();
+        // More than there is room for, as if there were no descriptor for one.
+        let fds = [file.as_raw_fd(); 3];
+        let passed = [ControlMessage::ScmRights(&fds)];
+        let bytes = [IoSlice::new(&[1])];
+        sendmsg::<()>(a.bell.as_raw_fd(), &bytes, &passed, MsgFlags::MSG_NOSIGNAL, None).unwrap();
+        assert!(
+            matches!(b.take_passed(), Ok(Some(Err(error))) if error.to_string().contains("no descriptor"))
+        );
+        assert!(matches!(b.take_passed(), Ok(None)));
+        send_file(&a.bell, &file).unwrap();
+        assert!(matches!(b.take_passed(), Ok(Some(Ok(_)))));
     }
 
     #[test]

@@ -64,8 +64,8 @@ pub(crate) trait Transport: Send {
         Err(Lost::Seen("memory can't be shared with it".into()))
     }
 
-    /// The next file that rank `from` passed, if there is one.
-    fn take_passed(&mut self, _from: usize) -> Result<Option<File>, Lost> {
+    /// The next file that rank `from` passed, if there is one, or why this process couldn't take it.
+    fn take_passed(&mut self, _from: usize) -> Result<Option<std::io::Result<File>>, Lost> {
         Err(Lost::Seen("memory can't be shared with it".into()))
     }
 

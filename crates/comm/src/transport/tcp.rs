@@ -1,4 +1,4 @@
-//! A peer anywhere: a TCP connection, over which [`frames`] go.
+//! A peer anywhere: a TCP connection, over which [`frames`] go, encrypted or not.
 
 mod frames;
 mod info;
@@ -8,11 +8,12 @@ pub(crate) use pulse::Pulse;
 
 use super::signs::Traffic;
 use super::{Lost, Signs, Wire};
+use crate::tls::Session;
 use crate::word::Word;
 use frames::{End, Receiver, Sender};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{setsockopt, sockopt};
-use std::io::{ErrorKind, Read};
+use std::io::{ErrorKind, IoSlice, IoSliceMut, Read, Result, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -27,8 +28,16 @@ pub(crate) struct Tcp {
 
 /// What the thread that beats shares with the one that sends.
 struct Line {
-    stream: TcpStream,
+    stream: Arc<TcpStream>,
+    /// What is locked before `session`.
     sender: Mutex<Sender>,
+    session: Option<Mutex<Session>>,
+}
+
+/// What frames go through.
+enum Channel<'a> {
+    Plain(&'a TcpStream),
+    Tls(MutexGuard<'a, Session>),
 }
 
 /// The peer has closed its end: an event that `nix` has no name for.
@@ -40,10 +49,19 @@ const MAX_LATE: u64 = 64 << 20;
 
 impl Tcp {
     /// Over a connection that is made and proven already.
-    pub(crate) fn new(stream: TcpStream, pulse: &Pulse) -> std::io::Result<Tcp> {
+    pub(crate) fn new(stream: TcpStream, pulse: &Pulse) -> Result<Tcp> {
+        Tcp::over(Arc::new(stream), None, pulse)
+    }
+
+    /// The same, in a session.
+    pub(crate) fn with_tls(session: Session, pulse: &Pulse) -> Result<Tcp> {
+        Tcp::over(Arc::clone(session.stream()), Some(Mutex::new(session)), pulse)
+    }
+
+    fn over(stream: Arc<TcpStream>, session: Option<Mutex<Session>>, pulse: &Pulse) -> Result<Tcp> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
-        let line = Arc::new(Line { stream, sender: Mutex::default() });
+        let line = Arc::new(Line { stream, sender: Mutex::default(), session });
         pulse.keep(&line)?;
         Ok(Tcp { line, receiver: Receiver::default(), is_awake: false })
     }
@@ -54,14 +72,19 @@ impl Tcp {
         poll(&mut fds, PollTimeout::ZERO).is_ok_and(|n| n > 0)
     }
 
+    /// Whether something came that the kernel doesn't have any more.
+    fn holds(&mut self) -> bool {
+        self.receiver.holds() || self.line.channel().holds()
+    }
+
     /// Takes what came, for nobody. A connection that broke meanwhile has nothing more.
     fn let_go(&mut self) {
-        let _ = std::io::copy(&mut (&self.line.stream).take(MAX_LATE), &mut std::io::sink());
+        let _ = std::io::copy(&mut (&*self.line.stream).take(MAX_LATE), &mut std::io::sink());
     }
 
     /// Why a peer is lost that takes nothing any more: it may have said so.
     fn farewell(&mut self, seen: &str) -> Lost {
-        match self.receiver.last_word(&mut &self.line.stream) {
+        match self.receiver.last_word(&mut self.line.channel()) {
             Some(End::Word(word)) => Lost::Told(word),
             _ => Lost::Seen(seen.into()),
         }
@@ -71,12 +94,63 @@ impl Tcp {
 impl Line {
     /// A sign of life; whether there can be another. Whoever sends something now gives one.
     fn beat(&self) -> bool {
-        self.sender.try_lock().map_or(true, |mut sender| sender.beat(&mut &self.stream).is_ok())
+        self.sender.try_lock().map_or(true, |mut sender| sender.beat(&mut self.channel()).is_ok())
     }
 
     /// A sender is whole between any two statements that could panic.
     fn sender(&self) -> MutexGuard<'_, Sender> {
         self.sender.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// One who panicked in a session has left it where no record begins, as the other end finds out.
+    fn channel(&self) -> Channel<'_> {
+        match &self.session {
+            None => Channel::Plain(&self.stream),
+            Some(session) => Channel::Tls(session.lock().unwrap_or_else(|poisoned| poisoned.into_inner())),
+        }
+    }
+}
+
+impl Channel<'_> {
+    /// Whether something came that the kernel doesn't have any more.
+    fn holds(&self) -> bool {
+        match self {
+            Channel::Plain(_) => false,
+            Channel::Tls(session) => session.holds(),
+        }
+    }
+}
+
+impl Read for Channel<'_> {
+    fn read(&mut self, into: &mut [u8]) -> Result<usize> {
+        self.read_vectored(&mut [IoSliceMut::new(into)])
+    }
+
+    fn read_vectored(&mut self, slices: &mut [IoSliceMut<'_>]) -> Result<usize> {
+        match self {
+            Channel::Plain(stream) => stream.read_vectored(slices),
+            Channel::Tls(session) => session.read_vectored(slices),
+        }
+    }
+}
+
+impl Write for Channel<'_> {
+    fn write(&mut self, from: &[u8]) -> Result<usize> {
+        self.write_vectored(&[IoSlice::new(from)])
+    }
+
+    fn write_vectored(&mut self, slices: &[IoSlice<'_>]) -> Result<usize> {
+        match self {
+            Channel::Plain(stream) => stream.write_vectored(slices),
+            Channel::Tls(session) => session.write_vectored(slices),
+        }
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        match self {
+            Channel::Plain(_) => Ok(()),
+            Channel::Tls(session) => session.flush(),
+        }
     }
 }
 
@@ -91,8 +165,8 @@ impl From<End> for Lost {
 }
 
 impl Wire for Tcp {
-    fn try_send(&mut self, bytes: &[u8]) -> Result<usize, Lost> {
-        let sent = self.line.sender().send(&mut &self.line.stream, bytes);
+    fn try_send(&mut self, bytes: &[u8]) -> std::result::Result<usize, Lost> {
+        let sent = self.line.sender().send(&mut self.line.channel(), bytes);
         match sent {
             // Who has left takes nothing, and doesn't say so in this direction.
             Ok(0) if std::mem::take(&mut self.is_awake) && self.is_left() => {
@@ -103,12 +177,12 @@ impl Wire for Tcp {
         }
     }
 
-    fn try_receive(&mut self, into: &mut [u8]) -> Result<usize, Lost> {
-        Ok(self.receiver.receive(&mut &self.line.stream, into)?)
+    fn try_receive(&mut self, into: &mut [u8]) -> std::result::Result<usize, Lost> {
+        Ok(self.receiver.receive(&mut self.line.channel(), into)?)
     }
 
     fn fall_asleep(&mut self, wanted: PollFlags) -> Option<PollFlags> {
-        if wanted.contains(PollFlags::POLLIN) && self.receiver.holds() {
+        if wanted.contains(PollFlags::POLLIN) && self.holds() {
             return None;
         }
         Some(if wanted.contains(PollFlags::POLLOUT) { wanted | LEFT } else { wanted })
@@ -125,7 +199,7 @@ impl Wire for Tcp {
     fn signs(&mut self) -> Signs {
         let Ok(known) = info::info(&self.line.stream) else { return Signs::Unseen };
         // An end is something to be met too.
-        let unread = self.receiver.holds()
+        let unread = self.holds()
             || !matches!(self.line.stream.peek(&mut [0]), Err(error) if error.kind() == ErrorKind::WouldBlock);
         Signs::Network(Traffic {
             silent: known.silent,
@@ -143,7 +217,7 @@ impl Wire for Tcp {
     fn part(&mut self, word: &Word) {
         // Where it can't be told, or not now, the end of the connection says enough.
         let _ = setsockopt(&self.line.stream, sockopt::SndBuf, &ROOM_TO_PART);
-        let _ = self.line.sender().part(&mut &self.line.stream, word);
+        let _ = self.line.sender().part(&mut self.line.channel(), word);
         // Not both directions: the kernel would answer what still comes by taking back what it didn't send yet.
         let _ = self.line.stream.shutdown(Shutdown::Write);
     }

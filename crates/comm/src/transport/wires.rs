@@ -37,8 +37,8 @@ pub(crate) trait Wire: Send {
         Err(Lost::Seen("memory can't be shared with it".into()))
     }
 
-    /// The next file that the peer passed, if there is one.
-    fn take_passed(&mut self) -> Result<Option<File>, Lost> {
+    /// The next file that the peer passed, if there is one, or why this process couldn't take it.
+    fn take_passed(&mut self) -> Result<Option<std::io::Result<File>>, Lost> {
         Err(Lost::Seen("memory can't be shared with it".into()))
     }
 
@@ -115,6 +115,11 @@ impl Wires {
         let alarm = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK).map_err(failed)?;
         let (door, alarm) = (Arc::clone(&home.door), Arc::new(alarm));
         let ours = &home.peers[own];
+        let is_over_tcp = |(rank, address): &(&Rank, &PeerAddress)| {
+            **rank != members[own] && !ours.can_share_memory_with(address)
+        };
+        let has_tls = door.tls().is_some();
+        check_tls(members[own], has_tls, members.iter().zip(&home.peers).filter(is_over_tcp))?;
         let peer = |(&rank, address): (&Rank, &PeerAddress)| Peer {
             rank,
             address: address.clone(),
@@ -154,13 +159,28 @@ impl Wires {
         let Peer { rank, address, is_here, link: Link::Absent(since) } = &mut self.peers[peer] else {
             return;
         };
-        let since = *since.get_or_insert_with(Instant::now);
-        if (*rank < own || since.elapsed() >= COURTESY) && self.lobby.begin(*rank) {
+        let now = Instant::now();
+        let waited = now.saturating_duration_since(*since.get_or_insert(now));
+        if (*rank < own || waited >= COURTESY) && self.lobby.begin(*rank, now) {
             let (address, is_here) = (address.clone(), *is_here);
             let errand = Errand { key: self.key, own, peer: *rank, address, is_here };
             errand.send_off(&self.door, &self.lobby);
         }
     }
+}
+
+/// Whether all who are reached over TCP speak TLS there, or none does. What this rank does itself is not taken from the
+/// addresses, which went through other hands.
+fn check_tls<'a>(
+    own: Rank,
+    has_tls: bool,
+    mut others: impl Iterator<Item = (&'a Rank, &'a PeerAddress)>,
+) -> Result<(), Error> {
+    let Some((peer, _)) = others.find(|(_, address)| address.tls != has_tls) else { return Ok(()) };
+    let what =
+        if has_tls { "has no TLS, which this rank wants" } else { "wants TLS, which this rank has not" };
+    let hint = "give all ranks of a run TLS, or none: PHALANX_TLS=1, or Endpoint::with_tls";
+    Err(Error::connect(own, format!("rank {peer} {what}\nhint: {hint}")))
 }
 
 fn ringing(alarm: &Arc<EventFd>) -> Waker {
@@ -197,7 +217,7 @@ impl Transport for Wires {
         self.wire(to)?.map_or(Ok(false), |wire| wire.pass(file))
     }
 
-    fn take_passed(&mut self, from: usize) -> Result<Option<File>, Lost> {
+    fn take_passed(&mut self, from: usize) -> Result<Option<std::io::Result<File>>, Lost> {
         self.wire(from)?.map_or(Ok(None), |wire| wire.take_passed())
     }
 
@@ -258,6 +278,8 @@ impl Transport for Wires {
     }
 
     fn part(&mut self, word: &Word) {
+        // Whoever arrives from now on hears it at the door, and whoever did so before is among the peers below.
+        self.door.forget(self.key, word);
         self.look_into_lobby();
         let is_done = word.why == Why::Left && !std::thread::panicking();
         self.leaving = if is_done { LEAVING } else { LEAVING_FAILED };
@@ -266,13 +288,13 @@ impl Transport for Wires {
                 wire.part(word);
             }
         }
-        self.door.forget(self.key, word);
     }
 
     fn name(&self) -> String {
         let others = self.peers.iter().enumerate().filter(|(peer, _)| *peer != self.own);
+        let tcp = if self.door.tls().is_some() { "TCP with TLS" } else { "TCP" };
         let mut names: Vec<&str> =
-            others.map(|(_, peer)| if peer.is_here { "shared memory" } else { "TCP" }).collect();
+            others.map(|(_, peer)| if peer.is_here { "shared memory" } else { tcp }).collect();
         names.sort_unstable();
         names.dedup();
         names.join(" and ")

@@ -22,8 +22,13 @@ pub(crate) fn on_all(n: usize, f: impl Fn(Group) + Sync) {
 /// How an endpoint is made.
 pub(crate) type Bind = fn(IpAddr) -> Result<Endpoint, Error>;
 
-/// For shared memory, and for TCP.
-pub(crate) const BINDS: [Bind; 2] = [Endpoint::bind, Endpoint::tcp];
+/// For shared memory, for TCP, and for TLS.
+pub(crate) const BINDS: [Bind; 3] = [Endpoint::bind, Endpoint::tcp, tls];
+
+/// Over TCP, encrypted.
+pub(crate) fn tls(ip: IpAddr) -> Result<Endpoint, Error> {
+    Endpoint::tcp(ip)?.with_tls()
+}
 
 /// Makes a group as processes do, of threads; `meanwhile` gets the addresses before anyone connects.
 pub(crate) fn connected(

@@ -8,7 +8,7 @@ mod ranks;
 use phalanx_comm::{Deadline, Endpoint, Error, Generation, Group, GroupConfig, Rank, ReduceOp, Secret};
 use phalanx_wire::{Hello, Side, handshake};
 use processes::{Processes, connect, own_rank, say};
-use ranks::{BINDS, Bind, HOST, LIMIT, connected, on_all};
+use ranks::{BINDS, Bind, HOST, LIMIT, connected, on_all, tls};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
@@ -44,7 +44,7 @@ fn all_ranks_blame_the_one_that_is_killed() {
     if let Some(rank) = own_rank() {
         return work(&connect(rank, bind()).unwrap(), 300_000);
     }
-    for way in [0, 1] {
+    for way in 0..BINDS.len() {
         let (said, took) = survivors("all_ranks_blame_the_one_that_is_killed", 4, way, 2, "KILL");
         assert!(said.iter().all(|error| error.contains("rank 2 is gone")), "{said:?}");
         assert!(took < LIMIT / 4, "{took:?}");
@@ -56,7 +56,9 @@ fn a_rank_that_is_stopped_is_told_from_a_dead_one() {
     if let Some(rank) = own_rank() {
         return work(&connect(rank, bind()).unwrap(), 1000);
     }
-    for (way, want) in [(0, "it is stopped (SIGSTOP or a debugger), for 2"), (1, "no sign of life for 2")] {
+    let wants =
+        ["it is stopped (SIGSTOP or a debugger), for 2", "no sign of life for 2", "no sign of life for 2"];
+    for (way, want) in wants.into_iter().enumerate() {
         let (said, took) = survivors("a_rank_that_is_stopped_is_told_from_a_dead_one", 3, way, 1, "STOP");
         for error in &said {
             assert!(
@@ -95,26 +97,23 @@ fn compute(time: Duration) {
 #[test]
 fn what_was_sent_before_a_rank_left_arrives_however_late_it_is_taken() {
     let late = Duration::from_millis(700);
-    connected(
-        Endpoint::tcp,
-        2,
-        |_| {},
-        |group| {
-            let group = group.unwrap();
-            let len = 3 << 20;
-            if group.rank() == Rank(0) {
-                let sent = group.start_send(vec![7u8; len], Rank(1), 0);
-                // What the kernel doesn't take at once goes when the other begins to take it.
-                sent.wait(Deadline::after(LIMIT)).unwrap();
-                return;
-            }
-            // Beats go the other way meanwhile.
-            compute(late);
-            let mut came = vec![0u8; len];
-            group.receive(&mut came, Rank(0)).unwrap();
-            assert!(came.iter().all(|&byte| byte == 7));
-        },
-    );
+    let rank = |group: Group| {
+        let len = 3 << 20;
+        if group.rank() == Rank(0) {
+            let sent = group.start_send(vec![7u8; len], Rank(1), 0);
+            // What the kernel doesn't take at once goes when the other begins to take it.
+            sent.wait(Deadline::after(LIMIT)).unwrap();
+            return;
+        }
+        // Beats go the other way meanwhile.
+        compute(late);
+        let mut came = vec![0u8; len];
+        group.receive(&mut came, Rank(0)).unwrap();
+        assert!(came.iter().all(|&byte| byte == 7));
+    };
+    for bind in [Endpoint::tcp, tls] {
+        connected(bind, 2, |_| {}, |group| rank(group.unwrap()));
+    }
 }
 
 #[test]

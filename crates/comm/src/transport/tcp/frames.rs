@@ -67,7 +67,7 @@ impl Sender {
         let mut taken = 0;
         loop {
             let is_free = self.flush(to)?;
-            taken += self.tell(bytes.len() - taken);
+            taken += self.tell(is_free, bytes.len() - taken);
             let more = &bytes[taken..];
             if !is_free || more.is_empty() {
                 return Ok(taken);
@@ -109,12 +109,18 @@ impl Sender {
             self.rest.extend_from_slice(&frame[data..]);
             self.data_end = self.rest.len();
         }
-        Ok(whole * MAX_DATA + data)
+        let went = whole * MAX_DATA + data;
+        if went > 0 && self.untold == 0 && !is_flushed(to)? {
+            self.untold = 1;
+            return Ok(went - 1);
+        }
+        Ok(went)
     }
 
-    /// How many bytes of data went out since the caller was last told, so many at most.
-    fn tell(&mut self, limit: usize) -> usize {
-        let inside = self.data_end.saturating_sub(self.at).min(self.untold);
+    /// How many bytes of data went out since the caller was last told, so many at most: not the last of them, unless all is
+    /// free.
+    fn tell(&mut self, is_free: bool, limit: usize) -> usize {
+        let inside = self.data_end.saturating_sub(self.at).max(usize::from(!is_free)).min(self.untold);
         let told = (self.untold - inside).min(limit);
         self.untold -= told;
         told
@@ -130,7 +136,7 @@ impl Sender {
             self.at += written;
             self.moved = true;
         }
-        Ok(true)
+        is_flushed(to)
     }
 
     /// Says that this process lives, between two frames, unless other things that went out since the last call say so.
@@ -280,6 +286,14 @@ impl Receiver {
 /// Whether the kernel only can't now.
 fn is_passing(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
+}
+
+/// Whether the kernel has all that was written, where something lies in between.
+fn is_flushed(to: &mut impl Write) -> Result<bool> {
+    match to.flush() {
+        Err(error) if is_passing(&error) => Ok(false),
+        other => other.map(|()| true),
+    }
 }
 
 fn accepted(result: Result<usize>) -> Result<usize> {

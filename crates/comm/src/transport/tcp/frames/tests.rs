@@ -6,6 +6,8 @@ use std::collections::VecDeque;
 /// A kernel's buffer, which takes and gives so many bytes a call, over and over.
 struct Pipe {
     bytes: VecDeque<u8>,
+    /// What lies before it, where something does that takes all and brings it there bit by bit, as encryption does.
+    kept: Option<VecDeque<u8>>,
     takes: VecDeque<usize>,
     gives: VecDeque<usize>,
     is_closed: bool,
@@ -22,6 +24,12 @@ impl Write for Pipe {
     }
 
     fn write_vectored(&mut self, slices: &[IoSlice<'_>]) -> Result<usize> {
+        if self.kept.is_some() {
+            self.flush()?;
+            let new = slices.iter().flat_map(|slice| slice.iter());
+            self.kept.as_mut().into_iter().for_each(|kept| kept.extend(new.clone()));
+            return Ok(slices.iter().map(|slice| slice.len()).sum());
+        }
         let step = step(&mut self.takes);
         if step == 0 {
             return Err(ErrorKind::WouldBlock.into());
@@ -32,7 +40,10 @@ impl Write for Pipe {
     }
 
     fn flush(&mut self) -> Result<()> {
-        Ok(())
+        let Some(kept) = self.kept.as_mut().filter(|kept| !kept.is_empty()) else { return Ok(()) };
+        let step = step(&mut self.takes).min(kept.len());
+        self.bytes.extend(kept.drain(..step));
+        if kept.is_empty() { Ok(()) } else { Err(ErrorKind::WouldBlock.into()) }
     }
 }
 
@@ -55,7 +66,7 @@ impl Read for Pipe {
 
 fn pipe(steps: &[usize]) -> Pipe {
     let takes: VecDeque<usize> = steps.iter().copied().collect();
-    Pipe { bytes: VecDeque::new(), gives: takes.clone(), takes, is_closed: false }
+    Pipe { bytes: VecDeque::new(), kept: None, gives: takes.clone(), takes, is_closed: false }
 }
 
 fn word() -> Word {
@@ -66,9 +77,14 @@ fn stream(len: usize) -> Vec<u8> {
     (0..len).map(|i| (i * 7 + i / 251) as u8).collect()
 }
 
-/// Sends messages of these lengths with beats when nothing goes, then a word, and reads pieces of this size.
+/// Sends messages of these lengths with beats when nothing goes, then a word, and reads pieces of this size; once right into the
+/// kernel, and once with something in between.
 fn check(lens: &[usize], steps: &[usize], piece: usize) {
-    let mut pipe = pipe(steps);
+    go(lens, steps, piece, pipe(steps));
+    go(lens, steps, piece, Pipe { kept: Some(VecDeque::new()), ..pipe(steps) });
+}
+
+fn go(lens: &[usize], steps: &[usize], piece: usize, mut pipe: Pipe) {
     let (mut sender, mut receiver) = (Sender::default(), Receiver::default());
     let bytes = stream(lens.iter().sum());
     let (mut sent, mut got, mut into, mut idle) = (0, Vec::new(), vec![0; piece], 0);
@@ -84,10 +100,13 @@ fn check(lens: &[usize], steps: &[usize], piece: usize) {
             let n = receiver.receive(&mut pipe, &mut into).unwrap();
             got.extend_from_slice(&into[..n]);
         }
+        // What counts as sent is the kernel's.
+        assert!(pipe.kept.iter().all(VecDeque::is_empty), "lens {lens:?}, steps {steps:?}, piece {piece}");
     }
     while sender.untold > 0 || sender.at < sender.rest.len() {
         sender.beat(&mut pipe).unwrap();
-        sender.tell(usize::MAX);
+        let is_free = sender.flush(&mut pipe).unwrap();
+        sender.tell(is_free, usize::MAX);
     }
     sender.part(&mut pipe, &word()).unwrap();
     while !sender.flush(&mut pipe).unwrap() {}
