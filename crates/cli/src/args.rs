@@ -1,7 +1,8 @@
 //! What can be typed.
 
-use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
-use std::ffi::OsString;
+use crate::run::RunArgs;
+use clap::builder::FalseyValueParser;
+use clap::{Arg, ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use std::fmt;
 use std::path::PathBuf;
 
@@ -18,8 +19,10 @@ struct Cli {
 pub(crate) enum Command {
     /// Train a model by a recipe, on all workers of this machine.
     Train(TrainArgs),
-    /// Start any program as several workers, with torchrun's environment.
-    Run(RunArgs),
+    /// Start any program as several workers, with torchrun's environment and flags.
+    ///
+    /// Flags are taken with dashes or underscores. One that isn't typed is looked for in PET_<FLAG>, as in PET_NPROC_PER_NODE.
+    Run(Box<RunArgs>),
     /// Measure this machine.
     Bench(BenchArgs),
     /// Fetch, list and verify data sets.
@@ -88,62 +91,6 @@ pub(crate) struct TrainArgs {
     /// Save optimizer.safetensors beside the model.
     #[arg(long)]
     pub(crate) save_optimizer: bool,
-}
-
-/// `phalanx run`. The flags are torchrun's, with dashes or underscores.
-#[derive(Args)]
-pub(crate) struct RunArgs {
-    /// Workers on this machine: a number, `auto` or `cpu` (one a core), or `gpu`.
-    #[arg(long, default_value = "1", value_name = "N")]
-    pub(crate) nproc_per_node: String,
-    /// Machines; only 1 so far.
-    #[arg(long, default_value = "1", value_name = "N")]
-    pub(crate) nnodes: String,
-    /// Which machine this is; only 0 so far.
-    #[arg(long, default_value_t = 0, value_name = "I")]
-    pub(crate) node_rank: usize,
-    /// Host for the program's own meeting point.
-    #[arg(long, default_value = "127.0.0.1", value_name = "HOST")]
-    pub(crate) master_addr: String,
-    /// Port for the program's own meeting point [default: a free one].
-    #[arg(long, value_name = "PORT")]
-    pub(crate) master_port: Option<u16>,
-    /// A run of this machine alone, which is the only kind so far.
-    #[arg(long)]
-    pub(crate) standalone: bool,
-    /// What the run is called.
-    #[arg(long, value_name = "ID")]
-    pub(crate) rdzv_id: Option<String>,
-    /// How often all workers are started again after one has failed.
-    #[arg(long, default_value_t = 0, value_name = "N")]
-    pub(crate) max_restarts: usize,
-    /// Role of the workers, for the environment.
-    #[arg(long, default_value = "default")]
-    pub(crate) role: String,
-    /// PROGRAM is a Python module.
-    #[arg(short, long)]
-    pub(crate) module: bool,
-    /// PROGRAM is not Python, whatever its name.
-    #[arg(long, conflicts_with = "module")]
-    pub(crate) no_python: bool,
-    /// Where to keep the logs and whatever the program saves [default: runs/PROGRAM-RUN_ID].
-    #[arg(long, visible_alias = "log-dir", value_name = "DIR")]
-    pub(crate) out: Option<PathBuf>,
-    /// Seconds from SIGTERM to SIGKILL.
-    #[arg(long, default_value_t = 30.0, value_name = "SECONDS")]
-    pub(crate) shutdown_timeout: f64,
-    /// Show the workers' lines as they are, without their rank.
-    #[arg(long)]
-    pub(crate) no_prefix: bool,
-    /// Accepted for torchrun's sake: nothing is polled here.
-    #[arg(long, hide = true)]
-    pub(crate) monitor_interval: Option<f64>,
-    /// Accepted for torchrun's sake: workers are always fresh processes.
-    #[arg(long, hide = true)]
-    pub(crate) start_method: Option<String>,
-    /// The program and its arguments; a .py program runs with the active Python.
-    #[arg(trailing_var_arg = true, required = true, value_name = "PROGRAM")]
-    pub(crate) program: Vec<OsString>,
 }
 
 /// `phalanx bench`.
@@ -377,14 +324,31 @@ impl std::error::Error for WrongUsage {}
 
 /// What was typed; exits with code 2 and a usage line if it makes no sense.
 pub(crate) fn parse() -> Command {
-    // torchrun takes its flags with underscores as well.
-    let underscored = |command: clap::Command| {
-        command.mut_args(|arg| match arg.get_long().map(|long| long.replace('-', "_")) {
-            Some(name) if name.contains('_') => arg.alias(name),
-            _ => arg,
-        })
-    };
-    let command = Cli::command().mut_subcommand("run", underscored).mut_subcommand("train", underscored);
+    let run = |command: clap::Command| underscored(command).mut_args(defaulted);
+    let command = Cli::command().mut_subcommand("run", run).mut_subcommand("train", underscored);
     let matches = command.get_matches();
     Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit()).command
+}
+
+/// torchrun takes its flags with underscores as well.
+fn underscored(command: clap::Command) -> clap::Command {
+    command.mut_args(|arg| match arg.get_long().map(|long| long.replace('-', "_")) {
+        Some(name) if name.contains('_') => arg.alias(name),
+        _ => arg,
+    })
+}
+
+/// What isn't typed is looked for in `PET_<FLAG>`, as torchrun does. One that is set to nothing is as if it weren't set.
+fn defaulted(arg: Arg) -> Arg {
+    let Some(long) = arg.get_long() else { return arg };
+    let variable = format!("PET_{}", long.replace('-', "_").to_uppercase());
+    if std::env::var_os(&variable).is_none_or(|value| value.is_empty()) {
+        return arg;
+    }
+    let arg = arg.env(variable).hide_env(true);
+    if matches!(arg.get_action(), ArgAction::SetTrue) {
+        arg.value_parser(FalseyValueParser::new())
+    } else {
+        arg
+    }
 }

@@ -23,8 +23,8 @@ pub(crate) fn tell(report: &Report, max_restarts: usize) {
     }
 }
 
-/// The report of a failed run, and the exit code for any.
-pub(crate) fn conclude(outcome: &Outcome, run_dir: &Path) -> u8 {
+/// The report of a failed run whose folder `logs` lies there, and the exit code for any.
+pub(crate) fn conclude(outcome: &Outcome, run_dir: &Path, logs: &Path) -> u8 {
     let Outcome { restarts, reason, .. } = outcome;
     if !restarts.is_empty() {
         say(format_args!("restarts: {}; what went wrong first in each generation:", restarts.len()));
@@ -36,7 +36,7 @@ pub(crate) fn conclude(outcome: &Outcome, run_dir: &Path) -> u8 {
         if matches!(reason, EndReason::RestartsUsed { .. }) {
             say(format_args!("  not started again: {reason}"));
         }
-        say(format_args!("  logs: {}", run_dir.join("logs").display()));
+        say(format_args!("  logs: {}", logs.join("logs").display()));
         if let Some(records) = phalanx::flight::folder(run_dir) {
             let run_dir = run_dir.display();
             say(format_args!("  flight records: {}\nhint: phalanx flight {run_dir}", records.display()));

@@ -1,63 +1,132 @@
-//! `phalanx run`: any program as several workers.
+//! `phalanx run`: any program as several workers. What was typed is checked here, before anything is started; files beside
+//! this one know what the words mean.
 
-use crate::args::{RunArgs, WrongUsage};
+mod devices;
+mod flags;
+mod nodes;
+mod program;
+mod shown;
+
+pub(crate) use flags::RunArgs;
+
+use crate::args::WrongUsage;
 use crate::failure;
+use crate::say::say;
 use anyhow::Result;
-use phalanx_launch::{Console, LaunchSpec, MAX_GRACE};
-use std::ffi::{OsStr, OsString};
+use devices::{Bound, Gpus};
+use flags::Idle;
+use phalanx_launch::{Console, LaunchSpec, LocalRank, MAX_GRACE, Numa, Prefix};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 pub(crate) fn run(args: &RunArgs) -> Result<u8> {
-    let refuse = |text: String| Err(anyhow::Error::new(WrongUsage(text)));
-    if args.nnodes != "1" && args.nnodes != "1:1" {
-        return refuse(format!(
-            "--nnodes {}: runs over several machines are not supported yet; leave it out",
-            args.nnodes
-        ));
-    }
-    if args.node_rank != 0 {
-        return refuse(format!("--node-rank {}: there is one machine, whose rank is 0", args.node_rank));
-    }
-    let workers = worker_count(&args.nproc_per_node)?;
-    let run_id = match &args.rdzv_id {
-        Some(id) => id.clone(),
-        None => fresh_run_id()?,
-    };
+    let spec = spec(args)?;
+    let (logs, most) = (spec.log_dir.clone().unwrap_or(spec.run_dir.clone()), spec.max_restarts);
+    let outcome = phalanx_launch::run(&spec, move |report| failure::tell(&report, most))?;
+    Ok(failure::conclude(&outcome, &spec.run_dir, &logs))
+}
+
+/// What is to be started.
+fn spec(args: &RunArgs) -> Result<LaunchSpec> {
+    refuse_what_is_not_here(&args.idle)?;
+    let master = nodes::meeting(args)?;
+    let gpus = Gpus::of_this_machine();
+    let workers = devices::worker_count(&args.nproc_per_node, phalanx::cores(), &gpus)?;
+    let shown = shown::shown(
+        args.redirects.as_deref(),
+        args.tee.as_deref(),
+        args.local_ranks_filter.as_deref(),
+        workers,
+    )?;
+    let local_rank = if args.virtual_local_rank { gpus.virtual_ranks(workers)? } else { LocalRank::Counted };
+    let ending_signals = args
+        .signals_to_handle
+        .parse()
+        .map_err(|why| WrongUsage(format!("--signals-to-handle {}: {why}", args.signals_to_handle)))?;
     let grace = Duration::try_from_secs_f64(args.shutdown_timeout).ok().filter(|grace| *grace <= MAX_GRACE);
-    let Some(grace) = grace else {
-        return refuse(format!(
-            "--shutdown-timeout {}: must be from 0 to {} seconds",
-            args.shutdown_timeout,
-            MAX_GRACE.as_secs()
-        ));
-    };
+    let grace = grace.ok_or_else(|| {
+        let (asked, most) = (args.shutdown_timeout, MAX_GRACE.as_secs());
+        WrongUsage(format!("--shutdown-timeout {asked}: must be from 0 to {most} seconds"))
+    })?;
     let typed = match args.program.as_slice() {
         [first, rest @ ..] if first == "--" => rest,
         all => all,
     };
-    let Some(name) = typed.first() else {
-        return refuse("PROGRAM is missing: give it after the flags, as in `phalanx run -- ./train`".into());
+    let [name, arguments @ ..] = typed else {
+        let text = "PROGRAM is missing: give it after the flags, as in `phalanx run -- ./train`";
+        return Err(WrongUsage(text.into()).into());
     };
-    let (program, arguments) = command_line(args, name, &typed[1..]);
+    let program = program::program(args, name, arguments);
+    let run_id = args.rdzv_id.clone().map_or_else(fresh_run_id, Ok)?;
     let name = Path::new(name).file_stem().map_or("program".into(), |s| s.to_string_lossy().into_owned());
-    let run_dir = args.out.clone().unwrap_or_else(|| PathBuf::from(format!("runs/{name}-{run_id}")));
-    let spec = LaunchSpec {
-        program,
-        args: arguments,
+    let unnamed = || PathBuf::from(format!("runs/{name}-{run_id}"));
+    let run_dir = args.out.clone().or_else(|| args.log_dir.clone()).unwrap_or_else(unnamed);
+    Ok(LaunchSpec {
+        program: program.program,
+        args: program.args,
         workers,
         run_id,
-        run_dir: run_dir.clone(),
+        run_dir,
+        log_dir: args.log_dir.clone(),
         role: args.role.clone(),
-        master: (args.master_addr.clone(), args.master_port),
-        variables: Vec::new(),
-        console: if args.no_prefix { Console::Plain } else { Console::Prefixed },
+        master,
+        local_rank,
+        local_rank_argument: args.pass_local_rank.then_some(program.before),
+        processors: processors(args, workers)?,
+        ending_signals,
+        console: Console::Lines { prefix: prefix(args)?, shown },
         max_restarts: args.max_restarts,
         grace,
-    };
-    let most = args.max_restarts;
-    let outcome = phalanx_launch::run(&spec, move |report| failure::tell(&report, most))?;
-    Ok(failure::conclude(&outcome, &run_dir))
+        variables: Vec::new(),
+    })
+}
+
+/// Flags of torchrun that would do something which isn't there; each with what does it here.
+fn refuse_what_is_not_here(idle: &Idle) -> Result<(), WrongUsage> {
+    let logs = "all that workers write is in the logs: search there, as in grep -r WORD RUN/logs";
+    let refused = [
+        ("--duplicate-stdout-filters", &idle.duplicate_stdout_filters, logs),
+        ("--duplicate-stderr-filters", &idle.duplicate_stderr_filters, logs),
+        ("--logs-specs", &idle.logs_specs, "logs lie in logs/GENERATION/RANK.out and .err below --log-dir"),
+        (
+            "--event-log-handler",
+            &idle.event_log_handler.clone().filter(|handler| handler != "null"),
+            "what happens to workers is said on standard error",
+        ),
+    ];
+    let found = refused.iter().find_map(|(flag, value, instead)| Some((flag, value.as_ref()?, instead)));
+    found.map_or(Ok(()), |(flag, value, instead)| {
+        Err(WrongUsage(format!("{flag} {value}: not supported; {instead}")))
+    })
+}
+
+/// What stands before the workers' lines.
+fn prefix(args: &RunArgs) -> Result<Option<Prefix>, WrongUsage> {
+    const VARIABLE: &str = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE";
+    let set = || std::env::var(VARIABLE).ok().map(|template| (VARIABLE, template));
+    let typed =
+        args.log_line_prefix_template.clone().map(|template| ("--log-line-prefix-template", template));
+    match typed.or_else(set).filter(|(_, template)| !template.is_empty()) {
+        _ if args.no_prefix => Ok(None),
+        None => Ok(Some(Prefix::default())),
+        Some((name, template)) => {
+            template.parse().map(Some).map_err(|why| WrongUsage(format!("{name} {template}: {why}")))
+        }
+    }
+}
+
+/// The processors that the workers keep to.
+fn processors(args: &RunArgs, workers: usize) -> Result<Vec<Vec<usize>>, WrongUsage> {
+    let Some(binding) = args.numa_binding else { return Ok(Vec::new()) };
+    match devices::bound(binding, workers, &Numa::of_this_machine())? {
+        Bound::To(processors) => Ok(processors),
+        Bound::OneNode => {
+            say(
+                "--numa-binding: this machine has one NUMA node, so workers may run on all of its processors",
+            );
+            Ok(Vec::new())
+        }
+    }
 }
 
 /// A name for a run that nobody named.
@@ -66,51 +135,4 @@ pub(crate) fn fresh_run_id() -> Result<String> {
     getrandom::fill(&mut random)
         .map_err(|error| anyhow::anyhow!("the system gives no random numbers: {error}"))?;
     Ok(phalanx_job::run_id(random))
-}
-
-fn worker_count(text: &str) -> Result<usize, WrongUsage> {
-    match text {
-        "auto" | "cpu" => Ok(phalanx::cores()),
-        "gpu" => Err(WrongUsage(
-            "--nproc-per-node gpu: this version computes on the CPU only; use a number or `auto`".into(),
-        )),
-        number => match number.parse() {
-            Ok(0) => Err(WrongUsage("--nproc-per-node 0: a run needs at least one worker".into())),
-            Ok(n) => Ok(n),
-            Err(_) => Err(WrongUsage(format!(
-                "--nproc-per-node {number}: must be a number, `auto`, `cpu` or `gpu`"
-            ))),
-        },
-    }
-}
-
-/// What is really started: a .py file and a module with the active Python, anything else as it is.
-fn command_line(args: &RunArgs, program: &OsStr, arguments: &[OsString]) -> (OsString, Vec<OsString>) {
-    let is_script = Path::new(program).extension().is_some_and(|e| e == "py");
-    if args.no_python || !(args.module || is_script) {
-        // A file in this folder is meant where a name could be looked for in PATH in vain, too.
-        let here = Path::new(".").join(program);
-        let found_here = !program.to_string_lossy().contains('/') && here.is_file() && !in_path(program);
-        return (if found_here { here.into() } else { program.to_owned() }, arguments.to_vec());
-    }
-    let mut python: Vec<OsString> = vec!["-u".into()];
-    if args.module {
-        python.push("-m".into());
-    }
-    python.push(program.to_owned());
-    python.extend_from_slice(arguments);
-    (active_python(), python)
-}
-
-fn in_path(program: &OsStr) -> bool {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
-}
-
-/// `$PYTHON_EXEC`, the virtual environment's, or `python3`.
-fn active_python() -> OsString {
-    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
-    set("PYTHON_EXEC")
-        .or_else(|| set("VIRTUAL_ENV").map(|venv| Path::new(&venv).join("bin/python").into()))
-        .unwrap_or_else(|| "python3".into())
 }

@@ -85,19 +85,16 @@ fn lead(args: &TrainArgs, recipe: &Recipe) -> Result<u8> {
         workers: args.nproc_per_node,
         run_id,
         run_dir: out.clone(),
-        role: "default".into(),
-        master: ("127.0.0.1".into(), None),
-        variables: Vec::new(),
         console: Console::FirstRank,
-        max_restarts: 0,
         grace: GRACE,
+        ..LaunchSpec::default()
     };
     let mut outcome = phalanx_launch::run(&spec, |report| failure::tell(&report, 0))?;
     // Rank 0 writes to this terminal itself, so what it said is there.
     if let Some(failure) = outcome.failure.as_mut().filter(|failure| failure.rank.index() == 0) {
         failure.reported = None;
     }
-    Ok(failure::conclude(&outcome, &out))
+    Ok(failure::conclude(&outcome, &out, &out))
 }
 
 /// One of the workers.

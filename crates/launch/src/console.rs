@@ -3,7 +3,9 @@
 
 use crate::news::News;
 use crate::output::{Console, Stream};
-use crate::spec::LaunchError;
+use crate::prefix::Named;
+use crate::spec::{LaunchError, LaunchSpec};
+use nix::unistd::gethostname;
 use phalanx_wire::Rank;
 use std::io::Write;
 use std::sync::Arc;
@@ -40,14 +42,15 @@ pub(crate) struct Lines {
 
 impl Lines {
     /// None where no lines are shown.
-    pub(crate) fn open(console: Console, news: &SyncSender<News>) -> Result<Option<Lines>, LaunchError> {
-        let prefixed = match console {
-            Console::Prefixed => true,
-            Console::Plain => false,
-            Console::FirstRank => return Ok(None),
-        };
+    pub(crate) fn open(spec: &LaunchSpec, news: &SyncSender<News>) -> Result<Option<Lines>, LaunchError> {
+        let Console::Lines { prefix, .. } = &spec.console else { return Ok(None) };
+        let host = gethostname().ok().and_then(|name| name.into_string().ok()).unwrap_or_default();
+        let hostname = host.split('.').next().unwrap_or_default();
+        let of = |rank| Named { role_name: &spec.role, local_rank: rank, rank, hostname };
+        let prefixes: Vec<String> =
+            (0..spec.workers).map(|rank| prefix.as_ref().map_or(String::new(), |p| p.of(of(rank)))).collect();
         let queue = outlet("phalanx-console", news, move |(rank, stream, line): (Rank, Stream, Vec<u8>)| {
-            let mut bytes = if prefixed { format!("[rank{rank}]: ").into_bytes() } else { Vec::new() };
+            let mut bytes = prefixes[rank.index()].clone().into_bytes();
             bytes.extend_from_slice(&line);
             // A console that is gone (a closed pipe) doesn't end the run.
             let _ = match stream {

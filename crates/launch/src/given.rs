@@ -1,6 +1,6 @@
 //! What every worker of a run is given: its environment, the secret, the program's port.
 
-use crate::spec::{LaunchError, LaunchSpec};
+use crate::spec::{LaunchError, LaunchSpec, LocalRank};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use phalanx_job::{RunDir, names};
 use phalanx_wire::{Generation, Rank, Secret};
@@ -16,6 +16,8 @@ pub(crate) struct Given<'a> {
     /// The number of the inherited descriptor that holds the secret.
     pub(crate) secret: i32,
     pub(crate) run_dir: &'a RunDir,
+    /// Where their logs lie: the run directory, or another folder that is like one.
+    pub(crate) logs: &'a RunDir,
     pub(crate) generation: Generation,
     /// How often the workers were started again before.
     pub(crate) restarts: usize,
@@ -26,16 +28,18 @@ pub(crate) struct Given<'a> {
 /// The environment contract.
 pub(crate) fn variables(given: &Given<'_>, rank: Rank) -> Vec<(&'static str, String)> {
     let spec = given.spec;
+    let (local_rank, device) = match &spec.local_rank {
+        LocalRank::Counted => (rank.to_string(), None),
+        LocalRank::Virtual { variable, devices } => {
+            ("0".into(), Some((*variable, devices[rank.index()].clone())))
+        }
+    };
     let (rank, world) = (rank.to_string(), spec.workers.to_string());
-    let error_file = given
-        .run_dir
-        .path()
-        .join("logs")
-        .join(given.generation.to_string())
-        .join(format!("{rank}.error.json"));
-    let mut variables = vec![
+    let error_file =
+        given.logs.path().join("logs").join(given.generation.to_string()).join(format!("{rank}.error.json"));
+    let mut variables: Vec<(&str, String)> = vec![
         (names::RANK, rank.clone()),
-        (names::LOCAL_RANK, rank.clone()),
+        (names::LOCAL_RANK, local_rank),
         (names::WORLD_SIZE, world.clone()),
         (names::LOCAL_WORLD_SIZE, world.clone()),
         (names::GROUP_RANK, "0".into()),
@@ -55,6 +59,7 @@ pub(crate) fn variables(given: &Given<'_>, rank: Rank) -> Vec<(&'static str, Str
         (names::RUN_DIR, given.run_dir.path().display().to_string()),
         (names::THREADS, given.threads.to_string()),
     ];
+    variables.extend(device);
     if std::env::var_os(names::OMP_NUM_THREADS).is_none() {
         variables.push((names::OMP_NUM_THREADS, given.threads.to_string()));
     }

@@ -9,8 +9,10 @@ pub(crate) enum News {
     Exited(Rank, bool),
     /// Nothing is left of it.
     Ended(Rank),
-    /// This process was sent a signal.
+    /// This process was sent a signal that ends the run.
     Signal(i32),
+    /// It was sent one that is only for the workers.
+    PassOn(i32),
     /// From the coordinator, about a worker of this generation.
     Notice(Generation, Notice),
     /// One of the threads that write to the console has written everything.

@@ -1,5 +1,6 @@
 //! What the workers write: into their logs, and on in whole lines.
 
+use crate::prefix::Prefix;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::collections::VecDeque;
@@ -8,15 +9,51 @@ use std::io::{BufRead, BufReader, PipeReader, Read, Write};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-/// What is shown of the workers' output.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What is shown of the workers' output; all of it is in the logs.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Console {
-    /// Every line, with its rank before it.
-    Prefixed,
-    /// Every line as it is.
-    Plain,
+    /// Whole lines.
+    Lines {
+        /// What comes before each; nothing if there is none.
+        prefix: Option<Prefix>,
+        /// Which streams, by local rank; both of those beyond its end.
+        shown: Vec<Streams>,
+    },
     /// Rank 0 has the terminal itself; the others only write their logs.
     FirstRank,
+}
+
+impl Console {
+    /// Whether a stream of a worker is shown.
+    pub(crate) fn shows(&self, local_rank: usize, stream: Stream) -> bool {
+        match self {
+            Console::Lines { shown, .. } => shown.get(local_rank).is_none_or(|streams| streams.has(stream)),
+            Console::FirstRank => false,
+        }
+    }
+}
+
+/// Some of a worker's two streams.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Streams {
+    /// Standard output.
+    pub out: bool,
+    /// Standard error.
+    pub err: bool,
+}
+
+impl Streams {
+    /// Neither.
+    pub const NONE: Streams = Streams { out: false, err: false };
+    /// Both.
+    pub const BOTH: Streams = Streams { out: true, err: true };
+
+    fn has(self, stream: Stream) -> bool {
+        match stream {
+            Stream::Out => self.out,
+            Stream::Err => self.err,
+        }
+    }
 }
 
 /// Which of the two streams.

@@ -47,7 +47,7 @@ impl fmt::Display for EndReason {
             EndReason::Asked => f.write_str("a signal asked for the end"),
             EndReason::NoRestarts => f.write_str("a worker failed"),
             EndReason::RestartsUsed { max_restarts } => {
-                write!(f, "a worker failed, and the {max_restarts} restarts of --max-restarts are used")
+                write!(f, "a worker failed, and all restarts of --max-restarts {max_restarts} are used")
             }
         }
     }

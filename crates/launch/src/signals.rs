@@ -2,30 +2,65 @@
 
 use crate::news::News;
 use crate::spec::LaunchError;
-use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
+use signal_hook::consts::{SIGALRM, SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGXCPU};
 use signal_hook::iterator::{Handle, Signals};
 use std::fs;
+use std::str::FromStr;
 use std::sync::mpsc::SyncSender;
 
-/// These end the run.
-const ENDING: [i32; 4] = [SIGINT, SIGTERM, SIGHUP, SIGQUIT];
-/// These are for the workers: a batch system announces the end of an allocation with SIGUSR1.
+/// These are for the workers, unless they were asked to end the run: a batch system announces the end of an allocation with
+/// SIGUSR1.
 const PASSED_ON: [i32; 3] = [SIGUSR1, SIGUSR2, SIGCONT];
+/// Those that may be asked to end the run.
+const KNOWN: [(&str, i32); 8] = [
+    ("SIGTERM", SIGTERM),
+    ("SIGINT", SIGINT),
+    ("SIGHUP", SIGHUP),
+    ("SIGQUIT", SIGQUIT),
+    ("SIGUSR1", SIGUSR1),
+    ("SIGUSR2", SIGUSR2),
+    ("SIGALRM", SIGALRM),
+    ("SIGXCPU", SIGXCPU),
+];
 
-/// Whether a signal is only passed on to the workers.
-pub(crate) fn is_passed_on(signal: i32) -> bool {
-    PASSED_ON.contains(&signal)
+/// The signals that end a run: they are handed to the workers, which have the grace period from then on. SIGUSR1, SIGUSR2 and
+/// SIGCONT are handed to the workers too, and end nothing unless they are among these; all others do what they always do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EndingSignals(Vec<i32>);
+
+impl Default for EndingSignals {
+    /// SIGTERM, SIGINT, SIGHUP and SIGQUIT.
+    fn default() -> EndingSignals {
+        EndingSignals(vec![SIGTERM, SIGINT, SIGHUP, SIGQUIT])
+    }
+}
+
+/// Names with commas between them, with SIG before them or not.
+impl FromStr for EndingSignals {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<EndingSignals, String> {
+        let number = |name: &str| {
+            let (name, plain) = (name.trim(), |known: &str| known.trim_start_matches("SIG").to_owned());
+            let known = KNOWN.iter().find(|(known, _)| *known == name || plain(known) == name);
+            let all = || KNOWN.map(|(name, _)| name).join(", ");
+            known.map(|(_, number)| *number).ok_or_else(|| format!("{name:?} is none of {}", all()))
+        };
+        text.split(',').map(number).collect::<Result<_, _>>().map(EndingSignals)
+    }
 }
 
 /// Takes all signals that whoever started this process didn't want ignored (`nohup`), from now on until the handle is closed.
-pub(crate) fn take(news: &SyncSender<News>) -> Result<Handle, LaunchError> {
+pub(crate) fn take(ending: &EndingSignals, news: &SyncSender<News>) -> Result<Handle, LaunchError> {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = ignored(&status);
-    let taken = ENDING.iter().chain(&PASSED_ON).filter(|&&signal| ignored >> (signal - 1) & 1 == 0);
+    let taken = ending.0.iter().chain(&PASSED_ON).filter(|&&signal| ignored >> (signal - 1) & 1 == 0);
     let mut signals = Signals::new(taken).map_err(LaunchError::system("signals can't be taken"))?;
     let handle = signals.handle();
-    let news = news.clone();
-    let listen = move || signals.forever().take_while(|&s| news.send(News::Signal(s)).is_ok()).for_each(drop);
+    let (ending, news) = (ending.clone(), news.clone());
+    let told =
+        move |signal| if ending.0.contains(&signal) { News::Signal(signal) } else { News::PassOn(signal) };
+    let listen = move || signals.forever().take_while(|&s| news.send(told(s)).is_ok()).for_each(drop);
     let thread = std::thread::Builder::new().name("phalanx-signals".into()).spawn(listen);
     thread.map_err(LaunchError::system("a thread for signals"))?;
     Ok(handle)
@@ -40,6 +75,22 @@ fn ignored(status: &str) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn signals_are_named_as_torchrun_names_them() {
+        let check = |text: &str, want: Result<&[i32], &str>| match (text.parse::<EndingSignals>(), want) {
+            (Ok(signals), Ok(want)) => assert_eq!(signals.0, want, "{text}"),
+            (Err(error), Err(want)) => assert!(error.contains(want) && error.contains("SIGTERM"), "{error}"),
+            (got, want) => panic!("{text}: {got:?} and not {want:?}"),
+        };
+        check("SIGTERM,SIGINT,SIGHUP,SIGQUIT", Ok(&EndingSignals::default().0));
+        check("USR1, SIGTERM", Ok(&[SIGUSR1, SIGTERM]));
+        check("SIGKILL", Err("\"SIGKILL\""));
+        check("SIGCHLD", Err("\"SIGCHLD\""));
+        check("15", Err("\"15\""));
+        check("SIGTERM,", Err("\"\""));
+        check("", Err("\"\""));
+    }
 
     #[test]
     fn the_mask_of_ignored_signals_is_read() {

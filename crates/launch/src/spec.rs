@@ -1,6 +1,8 @@
 //! What is to be started.
 
 use crate::output::Console;
+use crate::prefix::Prefix;
+use crate::signals::EndingSignals;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -28,12 +30,60 @@ pub struct LaunchSpec {
     pub master: (String, Option<u16>),
     /// More variables for every worker.
     pub variables: Vec<(String, String)>,
+    /// Where the folder `logs` lies [default: in the run directory].
+    pub log_dir: Option<PathBuf>,
+    /// What the workers are told of their number on this machine.
+    pub local_rank: LocalRank,
+    /// Where `--local-rank=N` is put between the arguments; for programs of torch.distributed.launch.
+    pub local_rank_argument: Option<usize>,
+    /// The processors that each worker keeps to, by local rank; any where there are none.
+    pub processors: Vec<Vec<usize>>,
+    /// The signals that end the run.
+    pub ending_signals: EndingSignals,
     /// What is shown of the workers' output.
     pub console: Console,
     /// How often all workers are started again after one has failed.
     pub max_restarts: usize,
     /// From SIGTERM to SIGKILL; what is above [`MAX_GRACE`] counts as that.
     pub grace: Duration,
+}
+
+impl Default for LaunchSpec {
+    /// One worker of no program: who names one and its run directory has the rest as torchrun has it.
+    fn default() -> LaunchSpec {
+        LaunchSpec {
+            program: OsString::new(),
+            args: Vec::new(),
+            workers: 1,
+            run_id: "none".into(),
+            run_dir: PathBuf::new(),
+            role: "default".into(),
+            master: ("127.0.0.1".into(), None),
+            variables: Vec::new(),
+            log_dir: None,
+            local_rank: LocalRank::Counted,
+            local_rank_argument: None,
+            processors: Vec::new(),
+            ending_signals: EndingSignals::default(),
+            console: Console::Lines { prefix: Some(Prefix::default()), shown: Vec::new() },
+            max_restarts: 0,
+            grace: Duration::from_secs(30),
+        }
+    }
+}
+
+/// What the workers are told of their number on their machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LocalRank {
+    /// The number itself, from 0 on.
+    Counted,
+    /// 0, with a device each that alone it sees.
+    Virtual {
+        /// The variable that says which devices are seen.
+        variable: &'static str,
+        /// What it is set to, by local rank.
+        devices: Vec<String>,
+    },
 }
 
 /// Why no worker was started, or why they had to be stopped again.

@@ -29,7 +29,8 @@ pub fn run(spec: &LaunchSpec, report: impl FnMut(Report) + Send + 'static) -> Re
     // Before there is a secret that it could hold.
     let guard = Guard::start(spec.workers)?;
     let run_dir = RunDir::create(&spec.run_dir)?;
-    let _claim = run_dir.claim_logs()?;
+    let logs = spec.log_dir.as_deref().map(RunDir::create).transpose()?.unwrap_or_else(|| run_dir.clone());
+    let _claim = logs.claim_logs()?;
     let secret = Secret::random()?;
     let secret_file = descriptor(&secret)?;
     let (sender, news) = sync_channel(QUEUE);
@@ -43,8 +44,8 @@ pub fn run(spec: &LaunchSpec, report: impl FnMut(Report) + Send + 'static) -> Re
         .map_err(LaunchError::system("the coordinator can't listen on this machine"))?
     };
     // Signals are taken before the first worker is there, so that none goes astray.
-    let signals = signals::take(&sender)?;
-    let lines = Lines::open(spec.console, &sender)?;
+    let signals = signals::take(&spec.ending_signals, &sender)?;
+    let lines = Lines::open(spec, &sender)?;
     let outlets = if lines.is_some() { 2 } else { 1 };
     let reports = outlet("phalanx-reports", &sender, report)?;
     let mut watch = Watch::new(start, spec.grace.min(MAX_GRACE), guard);
@@ -58,13 +59,14 @@ pub fn run(spec: &LaunchSpec, report: impl FnMut(Report) + Send + 'static) -> Re
             watch.begin(generation);
         }
         // Also for those who write no log: the file that a Python worker leaves its exception in lies there.
-        run_dir.logs(generation)?;
+        logs.logs(generation)?;
         let given = Given {
             spec,
             coordinator: coordinator.address(),
             master_port: master_port(spec)?,
             secret: secret_file.as_raw_fd(),
             run_dir: &run_dir,
+            logs: &logs,
             generation,
             restarts,
             threads: (cores / spec.workers).max(1),

@@ -6,7 +6,6 @@ use crate::guard::Guard;
 use crate::news::News;
 use crate::report::{Failure, Report};
 use crate::restart::Ended;
-use crate::signals;
 use crate::spec::LaunchError;
 use crate::worker::{Ties, Worker};
 use nix::sys::signal::Signal;
@@ -186,12 +185,12 @@ impl Watch {
                 watched.status = Some(watched.worker.reap());
                 None
             }
+            News::PassOn(number) => {
+                Signal::try_from(number).into_iter().for_each(|signal| self.send(signal));
+                None
+            }
             News::Signal(number) => {
                 let signal = Signal::try_from(number).unwrap_or(Signal::SIGTERM);
-                if signals::is_passed_on(number) {
-                    self.send(signal);
-                    return None;
-                }
                 self.signals += 1;
                 self.hurry.store(true, Ordering::Relaxed);
                 // The second one means it.

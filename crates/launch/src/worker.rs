@@ -6,13 +6,15 @@ use crate::given::{Given, variables};
 use crate::guard::Guard;
 use crate::news::News;
 use crate::output::{Console, Stream, Tail, WorkerStream, copy_lines};
-use crate::spec::LaunchError;
+use crate::spec::{LaunchError, LaunchSpec};
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
+use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use phalanx_wire::Rank;
 use std::convert::Infallible;
+use std::ffi::OsString;
 use std::io::{PipeReader, PipeWriter, pipe};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -53,7 +55,7 @@ impl Worker {
         let spec = given.spec;
         let mut command = Command::new(&spec.program);
         command
-            .args(&spec.args)
+            .args(arguments(spec, rank))
             .envs(variables(given, rank))
             .envs(spec.variables.iter().cloned())
             .stdin(Stdio::null());
@@ -69,8 +71,9 @@ impl Worker {
         let (life, held_by_worker) = pipe().map_err(LaunchError::system("a pipe for a worker"))?;
         let parent = std::process::id();
         let enlist = guard.enlist(rank)?;
-        // SAFETY: between fork and exec only async-signal-safe calls are made: prctl, getppid, fcntl, getpid, write, and
-        // building an error from a number.
+        let processors = processors(spec, rank)?;
+        // SAFETY: between fork and exec only async-signal-safe calls are made: prctl, getppid, fcntl, sched_setaffinity, getpid,
+        // write, and building an error from a number.
         unsafe {
             command.pre_exec(move || {
                 // The kernel kills the worker when the thread that started it ends, however it ends. If that has happened
@@ -80,6 +83,9 @@ impl Worker {
                     return Err(std::io::Error::from_raw_os_error(nix::errno::Errno::ESRCH as i32));
                 }
                 fcntl(&held_by_worker, FcntlArg::F_SETFD(FdFlag::empty()))?;
+                if let Some(processors) = &processors {
+                    sched_setaffinity(Pid::from_raw(0), processors)?;
+                }
                 enlist()
             });
         }
@@ -120,6 +126,26 @@ impl Worker {
     }
 }
 
+/// What the program is started with.
+fn arguments(spec: &LaunchSpec, rank: Rank) -> Vec<OsString> {
+    let mut arguments = spec.args.clone();
+    if let Some(place) = spec.local_rank_argument {
+        arguments.insert(place, format!("--local-rank={rank}").into());
+    }
+    arguments
+}
+
+/// The processors that a worker keeps to, if it is told which.
+fn processors(spec: &LaunchSpec, rank: Rank) -> Result<Option<CpuSet>, LaunchError> {
+    let Some(processors) = spec.processors.get(rank.index()) else { return Ok(None) };
+    let mut set = CpuSet::new();
+    for &processor in processors {
+        let set = set.set(processor).map_err(std::io::Error::from);
+        set.map_err(LaunchError::system(format!("processor {processor} for rank {rank}")))?;
+    }
+    Ok(Some(set))
+}
+
 /// A stream for a worker to write to: a thread copies it into its log, its tail and to the console. `reading` is dropped at
 /// its end.
 fn copied(
@@ -131,10 +157,11 @@ fn copied(
     reading: Sender<Infallible>,
 ) -> Result<PipeWriter, LaunchError> {
     let ending = if stream == Stream::Out { "out" } else { "err" };
-    let log = given.run_dir.create_log(given.generation, rank, ending)?;
+    let log = given.logs.create_log(given.generation, rank, ending)?;
+    let lines = ties.lines.clone().filter(|_| given.spec.console.shows(rank.index(), stream));
     let (from, to) = pipe().map_err(LaunchError::system("a pipe for a worker"))?;
     let from = WorkerStream::new(from, Arc::clone(&ties.over));
-    let (lines, tail) = (ties.lines.clone(), Arc::clone(tail));
+    let tail = Arc::clone(tail);
     let copy = move || {
         // A stream that can't be read any more has ended.
         let _ = copy_lines(from, log, |line| {

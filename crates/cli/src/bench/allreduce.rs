@@ -92,12 +92,10 @@ fn lead(n: usize, args: &AllReduceArgs) -> Result<u8> {
         workers: n,
         run_id: fresh_run_id()?,
         run_dir: folder.path().to_owned(),
-        role: "default".into(),
-        master: ("127.0.0.1".into(), None),
         variables: transport.map(|way| (names::TRANSPORT.to_owned(), way.to_owned())).into_iter().collect(),
         console: Console::FirstRank,
-        max_restarts: 0,
         grace: GRACE,
+        ..LaunchSpec::default()
     };
     let outcome = phalanx_launch::run(&spec, |report| failure::tell(&report, 0))?;
     // The logs are gone in a moment, so nobody is sent there.

@@ -60,7 +60,7 @@ fn the_last_failure_of_a_run_without_restarts_left_is_told_last() {
         "  1: rank 1 (pid",
         "error: rank 1 (pid",
         "    reason 1",
-        "not started again: a worker failed, and the 1 restarts of --max-restarts are used",
+        "not started again: a worker failed, and all restarts of --max-restarts 1 are used",
     ];
     assert!(order.windows(2).all(|pair| at(pair[0]) < at(pair[1])), "{message}");
 }

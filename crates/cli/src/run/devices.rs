@@ -1,0 +1,145 @@
+//! What of this machine the workers are dealt: how many there are, which GPU each sees, which processors it keeps to.
+
+use super::flags::Binding;
+use crate::args::WrongUsage;
+use phalanx_launch::{LocalRank, Numa, NumaBinding};
+
+/// What says which GPUs are seen; AMD's comes first.
+const VISIBLE: [&str; 2] = ["HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"];
+
+/// The GPUs that a program would see.
+pub(super) struct Gpus {
+    /// The variable that says so, or would.
+    variable: &'static str,
+    /// None where no variable says so.
+    visible: Option<Vec<String>>,
+    /// How many the machine has.
+    present: usize,
+}
+
+impl Gpus {
+    pub(super) fn of_this_machine() -> Gpus {
+        let is_gpu = |name: &str| {
+            name.strip_prefix("nvidia")
+                .is_some_and(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()))
+        };
+        let devices = std::fs::read_dir("/dev").into_iter().flatten().flatten();
+        let present = devices.filter(|entry| entry.file_name().to_str().is_some_and(is_gpu)).count();
+        Gpus::told(|name| std::env::var(name).ok(), present)
+    }
+
+    fn told(get: impl Fn(&str) -> Option<String>, present: usize) -> Gpus {
+        let list = |text: String| -> Vec<String> {
+            text.split(',').map(|name| name.trim().to_owned()).filter(|name| !name.is_empty()).collect()
+        };
+        let told = VISIBLE.into_iter().find_map(|name| Some((name, list(get(name)?))));
+        let (variable, visible) =
+            told.map_or(("CUDA_VISIBLE_DEVICES", None), |(name, list)| (name, Some(list)));
+        Gpus { variable, visible, present }
+    }
+
+    fn count(&self) -> usize {
+        self.visible.as_ref().map_or(self.present, |visible| visible.len().min(self.present))
+    }
+
+    /// A GPU for each worker, which sees no other.
+    pub(super) fn virtual_ranks(self, workers: usize) -> Result<LocalRank, WrongUsage> {
+        let Gpus { variable, visible, .. } = self;
+        let devices = visible.unwrap_or_else(|| (0..workers).map(|n| n.to_string()).collect());
+        if devices.len() < workers {
+            let list = devices.join(",");
+            return Err(WrongUsage(format!(
+                "--virtual-local-rank: {variable}={list} has {} devices for {workers} workers; name as many as there are workers",
+                devices.len()
+            )));
+        }
+        Ok(LocalRank::Virtual { variable, devices })
+    }
+}
+
+/// `--nproc-per-node`.
+pub(super) fn worker_count(text: &str, cores: usize, gpus: &Gpus) -> Result<usize, WrongUsage> {
+    match (text, gpus.count()) {
+        ("auto" | "cpu", 0) | ("cpu", _) => Ok(cores),
+        ("gpu", 0) => Err(WrongUsage(
+            "--nproc-per-node gpu: no GPU is to be seen on this machine; use a number or `auto`".into(),
+        )),
+        ("auto" | "gpu", n) => Ok(n),
+        (number, _) => match number.parse() {
+            Ok(0) => Err(WrongUsage("--nproc-per-node 0: a run needs at least one worker".into())),
+            Ok(n) => Ok(n),
+            Err(_) => Err(WrongUsage(format!(
+                "--nproc-per-node {number}: must be a number, `auto`, `cpu` or `gpu`"
+            ))),
+        },
+    }
+}
+
+/// What `--numa-binding` comes to.
+pub(super) enum Bound {
+    /// The processors of each worker.
+    To(Vec<Vec<usize>>),
+    /// There is nothing to choose.
+    OneNode,
+}
+
+pub(super) fn bound(binding: Binding, workers: usize, machine: &Numa) -> Result<Bound, WrongUsage> {
+    if machine.nodes() < 2 {
+        return Ok(Bound::OneNode);
+    }
+    let kind = match binding {
+        Binding::Node => NumaBinding::Node,
+        Binding::Socket => NumaBinding::Socket,
+        Binding::Exclusive => NumaBinding::Exclusive,
+        Binding::CoreComplex => NumaBinding::CoreComplex,
+    };
+    machine.shares(kind, workers).map(Bound::To).map_err(|why| WrongUsage(format!("--numa-binding: {why}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn workers_are_counted_by_what_there_is() {
+        let check = |text: &str, visible: Option<&str>, present, want: Option<usize>| {
+            let get = |name: &str| visible.filter(|_| name == "CUDA_VISIBLE_DEVICES").map(str::to_owned);
+            assert_eq!(
+                worker_count(text, 6, &Gpus::told(get, present)).ok(),
+                want,
+                "{text} {visible:?} {present}"
+            );
+        };
+        check("3", None, 0, Some(3));
+        check("auto", None, 0, Some(6));
+        check("auto", None, 4, Some(4));
+        check("cpu", None, 4, Some(6));
+        check("gpu", None, 4, Some(4));
+        check("gpu", Some("1,3"), 4, Some(2));
+        check("gpu", Some(""), 4, None);
+        check("auto", Some(""), 4, Some(6));
+        check("gpu", None, 0, None);
+        check("0", None, 4, None);
+        check("xpu", None, 4, None);
+    }
+
+    #[test]
+    fn each_worker_sees_a_gpu_of_those_that_are_seen() {
+        let check = |set: &[(&str, &str)], want: Option<(&str, &[&str])>| {
+            let get = |name: &str| set.iter().find(|(n, _)| *n == name).map(|(_, value)| (*value).to_owned());
+            let got = Gpus::told(get, 8).virtual_ranks(2).ok();
+            let Some(LocalRank::Virtual { variable, devices }) = got else {
+                return assert!(want.is_none(), "{set:?}");
+            };
+            let devices: Vec<&str> = devices.iter().map(String::as_str).collect();
+            assert_eq!(Some((variable, &devices[..])), want, "{set:?}");
+        };
+        check(&[], Some(("CUDA_VISIBLE_DEVICES", &["0", "1"])));
+        check(&[("CUDA_VISIBLE_DEVICES", "4, 7,2")], Some(("CUDA_VISIBLE_DEVICES", &["4", "7", "2"])));
+        check(
+            &[("CUDA_VISIBLE_DEVICES", "4,7"), ("HIP_VISIBLE_DEVICES", "1,0")],
+            Some(("HIP_VISIBLE_DEVICES", &["1", "0"])),
+        );
+        check(&[("CUDA_VISIBLE_DEVICES", "4")], None);
+    }
+}

@@ -1,0 +1,136 @@
+//! The flags of `phalanx run`: torchrun's, and few of ours.
+
+use clap::{Args, ValueEnum};
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+/// `phalanx run`.
+#[derive(Args)]
+pub(crate) struct RunArgs {
+    /// Workers on this machine: a number, `cpu` (one a core), `gpu` (one a GPU), or `auto` (one a GPU if there are any, else one
+    /// a core).
+    #[arg(long, default_value = "1", value_name = "N")]
+    pub(crate) nproc_per_node: String,
+    /// Machines, as N or MIN:MAX; only 1 so far.
+    #[arg(long, default_value = "1", value_name = "N")]
+    pub(crate) nnodes: String,
+    /// Which machine this is; only 0 so far.
+    #[arg(long, default_value_t = 0, value_name = "I")]
+    pub(crate) node_rank: usize,
+    /// Host for the program's own meeting point [default: 127.0.0.1].
+    #[arg(long, value_name = "HOST")]
+    pub(crate) master_addr: Option<String>,
+    /// Port for the program's own meeting point [default: a free one, another for each start].
+    #[arg(long, value_name = "PORT")]
+    pub(crate) master_port: Option<u16>,
+    /// A run of this machine alone, which is the only kind so far.
+    #[arg(long)]
+    pub(crate) standalone: bool,
+    /// What the run is called.
+    #[arg(long, value_name = "ID")]
+    pub(crate) rdzv_id: Option<String>,
+    /// How machines meet: static, c10d, etcd or etcd-v2; all the same for one.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) rdzv_backend: Option<String>,
+    /// Where machines meet; for one, only `static` goes there: it becomes the program's own meeting point.
+    #[arg(long, value_name = "HOST[:PORT]")]
+    pub(crate) rdzv_endpoint: Option<String>,
+    /// How patiently machines meet; one needs no patience.
+    #[arg(long, value_name = "KEY=VALUE,...")]
+    pub(crate) rdzv_conf: Option<String>,
+    /// How often all workers are started again after one has failed.
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub(crate) max_restarts: usize,
+    /// Accepted, and without effect: nothing is polled, a failure is seen at once.
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) monitor_interval: Option<f64>,
+    /// Role of the workers, for the environment.
+    #[arg(long, default_value = "default")]
+    pub(crate) role: String,
+    /// PROGRAM is a Python module.
+    #[arg(short, long)]
+    pub(crate) module: bool,
+    /// PROGRAM is not Python, whatever its name.
+    #[arg(long, conflicts_with = "module")]
+    pub(crate) no_python: bool,
+    /// PROGRAM is a Python script, whatever its name.
+    #[arg(long, conflicts_with_all = ["module", "no_python"])]
+    pub(crate) run_path: bool,
+    /// Hand `--local-rank=N` to the program before its arguments, as torch.distributed.launch does.
+    #[arg(long)]
+    pub(crate) pass_local_rank: bool,
+    /// Don't: programs read LOCAL_RANK (torch.distributed.launch's flag, and the default here).
+    #[arg(long, conflicts_with = "pass_local_rank")]
+    pub(crate) use_env: bool,
+    /// Tell every worker that its LOCAL_RANK is 0, and let it see one GPU.
+    #[arg(long)]
+    pub(crate) virtual_local_rank: bool,
+    /// Keep workers to processors that are near to each other; without effect on a machine of one NUMA node.
+    #[arg(long, value_enum, value_name = "HOW")]
+    pub(crate) numa_binding: Option<Binding>,
+    /// Where to keep the logs and whatever the program saves [default: runs/PROGRAM-RUN_ID].
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: Option<PathBuf>,
+    /// Where to keep the logs, as logs/GENERATION/RANK.out and .err; stands for --out too if that isn't given.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) log_dir: Option<PathBuf>,
+    /// Don't show standard output (1), standard error (2) or both (3), of all workers or by local rank as in 0:1,1:3; logs have
+    /// them in any case.
+    #[arg(short, long, value_name = "STREAMS")]
+    pub(crate) redirects: Option<String>,
+    /// Show these streams all the same, in the same words; whatever isn't redirected is shown.
+    #[arg(short, long, value_name = "STREAMS")]
+    pub(crate) tee: Option<String>,
+    /// Show only these workers' lines, as in 0,2.
+    #[arg(long, value_name = "RANK,...")]
+    pub(crate) local_ranks_filter: Option<String>,
+    /// What stands before each line, with ${role_name}, ${local_rank}, ${rank} and ${hostname} [default: "[rank${rank}]: "].
+    #[arg(long, value_name = "TEXT", conflicts_with = "no_prefix")]
+    pub(crate) log_line_prefix_template: Option<String>,
+    /// Show the workers' lines as they are, without their rank.
+    #[arg(long)]
+    pub(crate) no_prefix: bool,
+    /// The signals that end the run after the workers had them.
+    #[arg(long, value_name = "NAME,...", default_value = "SIGTERM,SIGINT,SIGHUP,SIGQUIT")]
+    pub(crate) signals_to_handle: String,
+    /// Seconds from SIGTERM to SIGKILL.
+    #[arg(long, default_value_t = 30.0, value_name = "SECONDS")]
+    pub(crate) shutdown_timeout: f64,
+    #[command(flatten)]
+    pub(crate) idle: Idle,
+    /// The program and its arguments; a .py program runs with the active Python.
+    #[arg(trailing_var_arg = true, required = true, value_name = "PROGRAM")]
+    pub(crate) program: Vec<OsString>,
+}
+
+/// Flags of torchrun that change nothing here, or are refused.
+#[derive(Args)]
+pub(crate) struct Idle {
+    /// Workers are always fresh processes.
+    #[arg(long, hide = true, value_parser = ["spawn", "fork", "forkserver"])]
+    pub(crate) start_method: Option<String>,
+    /// The address that other machines would use.
+    #[arg(long, hide = true)]
+    pub(crate) local_addr: Option<String>,
+    #[arg(long, hide = true)]
+    pub(crate) event_log_handler: Option<String>,
+    #[arg(long, hide = true)]
+    pub(crate) duplicate_stdout_filters: Option<String>,
+    #[arg(long, hide = true)]
+    pub(crate) duplicate_stderr_filters: Option<String>,
+    #[arg(long, hide = true)]
+    pub(crate) logs_specs: Option<String>,
+}
+
+/// What `--numa-binding` may be.
+#[derive(Clone, Copy, ValueEnum)]
+pub(crate) enum Binding {
+    /// All processors of a node.
+    Node,
+    /// All processors of a socket.
+    Socket,
+    /// Cores that no other worker has.
+    Exclusive,
+    /// Cores that share a cache.
+    CoreComplex,
+}
