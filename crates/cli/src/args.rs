@@ -114,7 +114,7 @@ pub(crate) struct RunArgs {
     /// What the run is called.
     #[arg(long, value_name = "ID")]
     pub(crate) rdzv_id: Option<String>,
-    /// How often failed workers are started again; only 0 so far.
+    /// How often all workers are started again after one has failed.
     #[arg(long, default_value_t = 0, value_name = "N")]
     pub(crate) max_restarts: usize,
     /// Role of the workers, for the environment.

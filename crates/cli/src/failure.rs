@@ -1,14 +1,18 @@
 //! Telling how a run ended.
 
 use crate::say::say;
-use phalanx_launch::{Failure, Outcome, Report};
+use phalanx_launch::{EndReason, Failure, Outcome, Report};
 use std::path::Path;
 
-/// What happens while a run goes on.
-pub(crate) fn tell(report: &Report) {
+/// What happens while a run goes on that may have so many restarts.
+pub(crate) fn tell(report: &Report, max_restarts: usize) {
     match report {
         Report::Started { .. } => {}
         Report::Stopping { rank } => say(format_args!("rank {rank} failed: stopping the other workers")),
+        Report::Restarting { failure, restart } => {
+            let cause = cause(failure);
+            say(format_args!("{cause}: starting all workers again (restart {restart} of {max_restarts})"));
+        }
         Report::Signalled { signal } => {
             say(format_args!("{signal}: passing it on to the workers (again to kill them)"))
         }
@@ -21,8 +25,17 @@ pub(crate) fn tell(report: &Report) {
 
 /// The report of a failed run, and the exit code for any.
 pub(crate) fn conclude(outcome: &Outcome, run_dir: &Path) -> u8 {
+    let Outcome { restarts, reason, .. } = outcome;
+    if !restarts.is_empty() {
+        say(format_args!("restarts: {}; what went wrong first in each generation:", restarts.len()));
+        let causes = restarts.iter().chain(&outcome.failure).map(cause).enumerate();
+        causes.for_each(|(generation, cause)| say(format_args!("  {generation}: {cause}")));
+    }
     if let Some(failure) = &outcome.failure {
         blame(failure);
+        if matches!(reason, EndReason::RestartsUsed { .. }) {
+            say(format_args!("  not started again: {reason}"));
+        }
         say(format_args!("  logs: {}", run_dir.join("logs").display()));
         if let Some(records) = phalanx::flight::folder(run_dir) {
             let run_dir = run_dir.display();
@@ -34,8 +47,8 @@ pub(crate) fn conclude(outcome: &Outcome, run_dir: &Path) -> u8 {
 
 /// Says which worker failed, and how.
 pub(crate) fn blame(failure: &Failure) {
-    let Failure { rank, pid, how, after, reported, last_lines } = failure;
-    say(format_args!("error: rank {rank} (pid {pid}) {how} after {:.1} s", after.as_secs_f64()));
+    let Failure { reported, last_lines, .. } = failure;
+    say(format_args!("error: {}", cause(failure)));
     if let Some(message) = reported {
         say(format_args!("  it said: {}", message.replace('\n', "\n  ")));
     }
@@ -45,6 +58,12 @@ pub(crate) fn blame(failure: &Failure) {
         say("  its last lines:");
         last_lines.iter().for_each(|line| say(format_args!("    {line}")));
     }
+}
+
+/// The failure in a line.
+fn cause(failure: &Failure) -> String {
+    let Failure { rank, pid, how, after, .. } = failure;
+    format!("rank {rank} (pid {pid}) {how} after {:.1} s", after.as_secs_f64())
 }
 
 /// The exit code for any run.

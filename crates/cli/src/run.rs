@@ -19,12 +19,6 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8> {
     if args.node_rank != 0 {
         return refuse(format!("--node-rank {}: there is one machine, whose rank is 0", args.node_rank));
     }
-    if args.max_restarts != 0 {
-        return refuse(format!(
-            "--max-restarts {}: workers are not restarted yet; leave it out",
-            args.max_restarts
-        ));
-    }
     let workers = worker_count(&args.nproc_per_node)?;
     let run_id = match &args.rdzv_id {
         Some(id) => id.clone(),
@@ -58,9 +52,11 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8> {
         master: (args.master_addr.clone(), args.master_port),
         variables: Vec::new(),
         console: if args.no_prefix { Console::Plain } else { Console::Prefixed },
+        max_restarts: args.max_restarts,
         grace,
     };
-    let outcome = phalanx_launch::run(&spec, |report| failure::tell(&report))?;
+    let most = args.max_restarts;
+    let outcome = phalanx_launch::run(&spec, move |report| failure::tell(&report, most))?;
     Ok(failure::conclude(&outcome, &run_dir))
 }
 

@@ -89,9 +89,10 @@ fn lead(args: &TrainArgs, recipe: &Recipe) -> Result<u8> {
         master: ("127.0.0.1".into(), None),
         variables: Vec::new(),
         console: Console::FirstRank,
+        max_restarts: 0,
         grace: GRACE,
     };
-    let mut outcome = phalanx_launch::run(&spec, |report| failure::tell(&report))?;
+    let mut outcome = phalanx_launch::run(&spec, |report| failure::tell(&report, 0))?;
     // Rank 0 writes to this terminal itself, so what it said is there.
     if let Some(failure) = outcome.failure.as_mut().filter(|failure| failure.rank.index() == 0) {
         failure.reported = None;

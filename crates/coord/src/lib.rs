@@ -11,7 +11,7 @@
 //! use std::time::Duration;
 //!
 //! let secret = Secret::random()?;
-//! let coordinator = Coordinator::serve("127.0.0.1:0".parse()?, secret.clone(), Generation(0), 1, |_| {})?;
+//! let coordinator = Coordinator::serve("127.0.0.1:0".parse()?, secret.clone(), Generation(0), 1, |_, _| {})?;
 //! let soon = || Deadline::after(Duration::from_secs(5));
 //! let mut link = Link::connect(coordinator.address(), &secret, Rank(0), Generation(0), soon())?;
 //! assert_eq!(link.join("me".into(), soon())?.addresses, ["me"]);

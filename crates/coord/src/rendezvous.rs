@@ -40,7 +40,7 @@ pub fn rendezvous(
             let address = addresses.next().ok_or_else(|| unreachable("the name has no address".into()))?;
             if env.rank.0 == 0 {
                 let hosted =
-                    Coordinator::serve(address, secret.clone(), env.generation, env.world_size, |_| {});
+                    Coordinator::serve(address, secret.clone(), env.generation, env.world_size, |_, _| {});
                 host = Some(hosted.map_err(|e| {
                     unreachable(format!(
                         "rank 0 can't listen there: {e}\nhint: choose another MASTER_PORT, the same for all ranks, or start them with `phalanx run`, which finds a free one"

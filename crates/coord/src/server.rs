@@ -43,35 +43,45 @@ pub struct Coordinator {
 
 struct Shared {
     secret: Secret,
-    generation: Generation,
     stop: AtomicBool,
     strangers: Strangers<TcpStream>,
     state: Mutex<State>,
     store: Arc<Desk>,
-    notify: Box<dyn Fn(Notice) + Send + Sync>,
+    notify: Box<dyn Fn(Generation, Notice) + Send + Sync>,
 }
 
 struct State {
+    generation: Generation,
     members: Membership,
     /// Connections of those who wait for the roster.
     waiting: HashMap<Rank, TcpStream>,
 }
 
+impl State {
+    /// Whether those of this generation may still come; if not, why.
+    fn fence(&self, generation: Generation) -> std::result::Result<(), String> {
+        let now = self.generation;
+        let over = || format!("generation {generation} is over, {now} has begun");
+        if generation == now { Ok(()) } else { Err(over()) }
+    }
+}
+
 impl Coordinator {
-    /// Listens at `address` (port 0 for a free one) for `world_size` ranks; `notify` is called from its threads.
+    /// Listens at `address` (port 0 for a free one) for `world_size` ranks; `notify` is called from its threads, with the
+    /// generation of the ranks that it is about.
     pub fn serve(
         address: SocketAddr,
         secret: Secret,
         generation: Generation,
         world_size: usize,
-        notify: impl Fn(Notice) + Send + Sync + 'static,
+        notify: impl Fn(Generation, Notice) + Send + Sync + 'static,
     ) -> Result<Coordinator> {
         let listener = TcpListener::bind(address)?;
         let address = listener.local_addr()?;
-        let state = State { members: Membership::new(generation, world_size), waiting: HashMap::new() };
+        let members = Membership::new(generation, world_size);
+        let state = State { generation, members, waiting: HashMap::new() };
         let shared = Arc::new(Shared {
             secret,
-            generation,
             stop: AtomicBool::new(false),
             strangers: Strangers::new(world_size + SURPLUS),
             state: Mutex::new(state),
@@ -88,6 +98,20 @@ impl Coordinator {
     /// Where it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Waits for the ranks of another generation from now on. The store stays; whoever waits for the roster of the one before is
+    /// let go, and whoever comes late for it is refused.
+    pub fn begin(&self, generation: Generation, world_size: usize) {
+        let members = Membership::new(generation, world_size);
+        let before = std::mem::replace(
+            &mut *self.shared.state(),
+            State { generation, members, waiting: HashMap::new() },
+        );
+        for stream in before.waiting.values() {
+            // A connection that is gone already needs no closing.
+            let _ = stream.shutdown(Shutdown::Both);
+        }
     }
 }
 
@@ -135,8 +159,8 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
         let thread = std::thread::Builder::new().name("phalanx-member".into()).spawn(move || {
             let met = prove(&stream, &serving);
             serving.strangers.leave(number);
-            let served = met.and_then(|rank| {
-                let result = serve(&stream, rank, &serving);
+            let served = met.and_then(|(rank, generation)| {
+                let result = serve(&stream, rank, generation, &serving);
                 serving.forget(rank, &stream);
                 result
             });
@@ -155,19 +179,25 @@ fn text(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 
-/// Has a newcomer prove itself; says which rank it is.
-fn prove(mut stream: &TcpStream, shared: &Shared) -> std::result::Result<Rank, String> {
+/// Has a newcomer prove itself; says which rank it is, and of which generation.
+fn prove(mut stream: &TcpStream, shared: &Shared) -> std::result::Result<(Rank, Generation), String> {
     stream.set_nodelay(true).map_err(text)?;
+    let generation = shared.state().generation;
     // The coordinator is no rank; it speaks as rank 0 of the same generation.
-    let hello = Hello { purpose: Link::purpose().into(), rank: Rank(0), generation: shared.generation };
+    let hello = Hello { purpose: Link::purpose().into(), rank: Rank(0), generation };
     let deadline = Deadline::after(NEWCOMER_LIMIT);
     let peer = handshake(&mut stream, &shared.secret, Side::Accepted, &hello, &deadline).map_err(text)?;
     stream.set_read_timeout(None).map_err(text)?;
-    Ok(peer.rank)
+    Ok((peer.rank, generation))
 }
 
 /// Serves one worker to the end of its connection; an error is why it was refused.
-fn serve(mut stream: &TcpStream, rank: Rank, shared: &Shared) -> std::result::Result<(), String> {
+fn serve(
+    mut stream: &TcpStream,
+    rank: Rank,
+    generation: Generation,
+    shared: &Shared,
+) -> std::result::Result<(), String> {
     let mut has_joined = false;
     loop {
         // The end of the connection is the end of the worker, which whoever started it sees better.
@@ -176,7 +206,11 @@ fn serve(mut stream: &TcpStream, rank: Rank, shared: &Shared) -> std::result::Re
             FromWorker::Join { address } => {
                 has_joined = true;
                 let mut state = shared.state();
-                match state.members.join(rank, address) {
+                let decision = match state.fence(generation) {
+                    Ok(()) => state.members.join(rank, address),
+                    Err(reason) => Decision::Refuse { reason },
+                };
+                match decision {
                     Decision::Refuse { reason } => {
                         say(stream, &ToWorker::Refused { reason: reason.clone() });
                         let _ = stream.shutdown(Shutdown::Both);
@@ -187,7 +221,7 @@ fn serve(mut stream: &TcpStream, rank: Rank, shared: &Shared) -> std::result::Re
                     }
                     Decision::Begin(roster) => {
                         // Told first, so that nothing a rank does afterwards can be told before it.
-                        (shared.notify)(Notice::Complete);
+                        (shared.notify)(generation, Notice::Complete);
                         let message = ToWorker::Roster(roster);
                         say(stream, &message);
                         state.waiting.drain().for_each(|(_, other)| say(&other, &message));
@@ -207,11 +241,12 @@ fn serve(mut stream: &TcpStream, rank: Rank, shared: &Shared) -> std::result::Re
                 return Err(format!("rank {rank}: {reason}"));
             }
             FromWorker::OpenStore => {
+                shared.state().fence(generation)?;
                 say(stream, &ToWorker::StoreOpen);
                 return shared.store.serve(stream, rank);
             }
             FromWorker::Fail { message, consequence } => {
-                (shared.notify)(Notice::Failed { rank, message, consequence });
+                (shared.notify)(generation, Notice::Failed { rank, message, consequence });
                 say(stream, &ToWorker::Heard);
             }
         }

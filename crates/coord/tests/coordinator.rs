@@ -1,6 +1,7 @@
 //! Workers, strangers and a coordinator over real sockets.
 
 use phalanx_coord::{Coordinator, Notice, rendezvous};
+use phalanx_job::store::Store;
 use phalanx_job::{Error, Link, WorkerEnv};
 use phalanx_wire::{Deadline, Generation, HandshakeError, Rank, Secret};
 use std::io::Write;
@@ -22,7 +23,7 @@ fn local() -> SocketAddr {
 fn all_ranks_get_the_roster_and_a_failure_is_told() {
     let secret = Secret::random().unwrap();
     let (sender, notices) = channel();
-    let notify = move |notice| sender.send(notice).unwrap();
+    let notify = move |_, notice| sender.send(notice).unwrap();
     let coordinator = Coordinator::serve(local(), secret.clone(), Generation(2), 3, notify).unwrap();
     // A port scan, a silent one and a babbler, all before the ranks.
     drop(TcpStream::connect(coordinator.address()).unwrap());
@@ -47,9 +48,41 @@ fn all_ranks_get_the_roster_and_a_failure_is_told() {
 }
 
 #[test]
+fn a_generation_that_has_begun_has_a_roster_of_its_own_and_the_store_of_the_one_before() {
+    let secret = Secret::random().unwrap();
+    let (sender, notices) = channel();
+    let notify = move |generation, notice| sender.send((generation, notice)).unwrap();
+    let coordinator = Coordinator::serve(local(), secret.clone(), Generation(0), 2, notify).unwrap();
+    let connect = |rank, generation| {
+        Link::connect(coordinator.address(), &secret, Rank(rank), Generation(generation), soon())
+    };
+    let store = connect(0, 0).unwrap().open_store().unwrap();
+    store.add(&"visits".parse().unwrap(), 1).unwrap();
+    let mut late = connect(0, 0).unwrap();
+    let mut waiting = connect(1, 0).unwrap();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(move || waiting.join("old".into(), soon()));
+        coordinator.begin(Generation(1), 1);
+        assert!(
+            waiting.join().unwrap().is_err(),
+            "who waits for the old roster is let go, and who comes for it refused"
+        );
+    });
+    let error = late.join("late".into(), soon()).unwrap_err().to_string();
+    assert!(error.contains("generation 0 is over, 1 has begun"), "{error}");
+    assert!(connect(0, 0).is_err());
+    let mut link = connect(0, 1).unwrap();
+    let roster = link.join("new".into(), soon()).unwrap();
+    assert_eq!((roster.generation, roster.addresses), (Generation(1), vec!["new".to_owned()]));
+    let store = connect(0, 1).unwrap().open_store().unwrap();
+    assert_eq!(store.add(&"visits".parse().unwrap(), 1).unwrap(), 2);
+    assert_eq!(notices.recv_timeout(LIMIT).unwrap(), (Generation(1), Notice::Complete));
+}
+
+#[test]
 fn a_wrong_secret_a_stale_generation_and_a_second_rank_0_are_refused() {
     let secret = Secret::random().unwrap();
-    let coordinator = Coordinator::serve(local(), secret.clone(), Generation(2), 2, |_| {}).unwrap();
+    let coordinator = Coordinator::serve(local(), secret.clone(), Generation(2), 2, |_, _| {}).unwrap();
     let connect = |secret: &Secret, generation| {
         Link::connect(coordinator.address(), secret, Rank(0), Generation(generation), soon())
     };
@@ -82,7 +115,7 @@ fn a_wrong_secret_a_stale_generation_and_a_second_rank_0_are_refused() {
 #[test]
 fn those_who_wait_are_told_who_is_missing_and_may_come_again() {
     let secret = Secret::random().unwrap();
-    let coordinator = Coordinator::serve(local(), secret.clone(), Generation(0), 3, |_| {}).unwrap();
+    let coordinator = Coordinator::serve(local(), secret.clone(), Generation(0), 3, |_, _| {}).unwrap();
     let connect =
         |rank| Link::connect(coordinator.address(), &secret, Rank(rank), Generation(0), soon()).unwrap();
     let mut link = connect(1);
@@ -111,7 +144,7 @@ fn those_who_wait_are_told_who_is_missing_and_may_come_again() {
 #[test]
 fn any_number_of_strangers_keeps_no_rank_out() {
     let secret = Secret::random().unwrap();
-    let coordinator = Coordinator::serve(local(), secret.clone(), Generation(0), 1, |_| {}).unwrap();
+    let coordinator = Coordinator::serve(local(), secret.clone(), Generation(0), 1, |_, _| {}).unwrap();
     let silent: Vec<_> = (0..200).map(|_| TcpStream::connect(coordinator.address()).unwrap()).collect();
     let start = soon();
     let mut link = Link::connect(coordinator.address(), &secret, Rank(0), Generation(0), soon()).unwrap();

@@ -12,7 +12,7 @@ use std::net::TcpStream;
 const GENERATION: Generation = Generation(3);
 
 fn coordinator(secret: &Secret) -> Coordinator {
-    Coordinator::serve("127.0.0.1:0".parse().unwrap(), secret.clone(), GENERATION, 2, |_| {}).unwrap()
+    Coordinator::serve("127.0.0.1:0".parse().unwrap(), secret.clone(), GENERATION, 2, |_, _| {}).unwrap()
 }
 
 fn connect(coordinator: &Coordinator, secret: &Secret) -> LinkStore {

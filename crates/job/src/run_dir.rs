@@ -79,10 +79,12 @@ impl RunDir {
         Ok(path)
     }
 
-    /// A fresh log of one rank in the folder of its generation: `out` for its standard output, `err` for its standard error.
+    /// The log of one rank in the folder of its generation: `out` for its standard output, `err` for its standard error. What an
+    /// earlier run in this folder has written there stays.
     pub fn create_log(&self, generation: Generation, rank: Rank, stream: &str) -> Result<File, Error> {
         let path = self.logs(generation)?.join(format!("{rank}.{stream}"));
-        File::create(&path).map_err(|source| Error::RunDir { path, source })
+        let opened = File::options().create(true).append(true).open(&path);
+        opened.map_err(|source| Error::RunDir { path, source })
     }
 }
 

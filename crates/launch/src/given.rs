@@ -17,6 +17,8 @@ pub(crate) struct Given<'a> {
     pub(crate) secret: i32,
     pub(crate) run_dir: &'a RunDir,
     pub(crate) generation: Generation,
+    /// How often the workers were started again before.
+    pub(crate) restarts: usize,
     /// Compute threads of each worker.
     pub(crate) threads: usize,
 }
@@ -43,8 +45,8 @@ pub(crate) fn variables(given: &Given<'_>, rank: Rank) -> Vec<(&'static str, Str
         (names::ROLE_WORLD_SIZE, world),
         (names::MASTER_ADDR, spec.master.0.clone()),
         (names::MASTER_PORT, given.master_port.to_string()),
-        (names::RESTART_COUNT, "0".into()),
-        (names::MAX_RESTARTS, "0".into()),
+        (names::RESTART_COUNT, given.restarts.to_string()),
+        (names::MAX_RESTARTS, spec.max_restarts.to_string()),
         (names::RUN_ID, spec.run_id.clone()),
         (names::ERROR_FILE, error_file.display().to_string()),
         (names::COORDINATOR, given.coordinator.to_string()),

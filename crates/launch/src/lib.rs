@@ -1,7 +1,8 @@
 //! The processes of a run on one machine: started, watched, stopped, reported. It supervises any program.
 //!
 //! [`run`] starts the workers, writes their output down and passes it on, and returns when all have ended. The first worker
-//! that fails ends the others: SIGTERM, a grace period, SIGKILL. Signals to this process reach the workers. Nothing is
+//! that fails ends the others: SIGTERM, a grace period, SIGKILL; then all are started again, as the next generation, if the run
+//! has restarts left. Signals to this process reach the workers. Nothing is
 //! polled: every exit, every signal and every notice arrives through one queue, which the supervising thread alone empties
 //! and where nothing holds it up; lines and reports go to the console on threads of their own. What it doesn't decide: what
 //! is shown, and how; that is the caller's, who is handed [`Report`]s.
@@ -19,10 +20,12 @@ mod given;
 mod guard;
 mod news;
 mod output;
+mod restart;
 mod signals;
 mod worker;
 
 pub use output::Console;
 pub use report::{Failure, Outcome, Report};
+pub use restart::EndReason;
 pub use spec::{LaunchError, LaunchSpec, MAX_GRACE};
 pub use supervise::run;

@@ -1,7 +1,7 @@
 //! What arrives in the queue that the supervising thread empties.
 
 use phalanx_coord::Notice;
-use phalanx_wire::Rank;
+use phalanx_wire::{Generation, Rank};
 
 /// Everything that arrives.
 pub(crate) enum News {
@@ -11,8 +11,8 @@ pub(crate) enum News {
     Ended(Rank),
     /// This process was sent a signal.
     Signal(i32),
-    /// From the coordinator.
-    Notice(Notice),
+    /// From the coordinator, about a worker of this generation.
+    Notice(Generation, Notice),
     /// One of the threads that write to the console has written everything.
     Shown,
 }

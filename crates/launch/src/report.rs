@@ -1,5 +1,6 @@
 //! What the caller of [`crate::run`] is told.
 
+use crate::restart::EndReason;
 use phalanx_wire::Rank;
 use std::time::Duration;
 
@@ -15,6 +16,13 @@ pub enum Report {
     Stopping {
         /// Which has failed.
         rank: Rank,
+    },
+    /// All workers have ended after a failure, and are started again.
+    Restarting {
+        /// What went wrong first.
+        failure: Failure,
+        /// Which restart this is, from 1.
+        restart: usize,
     },
     /// A signal is passed on to the workers.
     Signalled {
@@ -33,13 +41,17 @@ pub enum Report {
 pub struct Outcome {
     /// For the shell: 0, 1, or 128 and the number of the signal that ended the run.
     pub exit_code: i32,
-    /// What went wrong first, if anything did.
+    /// What went wrong first in the last generation, if anything did.
     pub failure: Option<Failure>,
+    /// What went wrong first in each generation before it.
+    pub restarts: Vec<Failure>,
+    /// Why the run ended here.
+    pub reason: EndReason,
     /// How long the run took.
     pub lasted: Duration,
 }
 
-/// The worker that ended a run.
+/// The worker that ended a run, or a generation of it.
 #[derive(Clone, Debug)]
 pub struct Failure {
     /// Which.

@@ -30,6 +30,8 @@ pub struct LaunchSpec {
     pub variables: Vec<(String, String)>,
     /// What is shown of the workers' output.
     pub console: Console,
+    /// How often all workers are started again after one has failed.
+    pub max_restarts: usize,
     /// From SIGTERM to SIGKILL; what is above [`MAX_GRACE`] counts as that.
     pub grace: Duration,
 }

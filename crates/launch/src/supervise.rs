@@ -5,6 +5,7 @@ use crate::given::{Given, descriptor, master_port};
 use crate::guard::Guard;
 use crate::news::News;
 use crate::report::{Outcome, Report};
+use crate::restart::{self, Decision};
 use crate::signals;
 use crate::spec::{LaunchError, LaunchSpec, MAX_GRACE};
 use crate::watch::Watch;
@@ -21,26 +22,23 @@ use std::time::Instant;
 /// News that wait; they are taken at once.
 const QUEUE: usize = 1024;
 
-/// Starts the workers and returns when all have ended and their lines are shown. Call it on the thread that lives longest: a
-/// worker is killed when the thread that started it ends.
+/// Starts the workers, again after a failure if the run has restarts left, and returns when all have ended and their lines are
+/// shown. Call it on the thread that lives longest: a worker is killed when the thread that started it ends.
 pub fn run(spec: &LaunchSpec, report: impl FnMut(Report) + Send + 'static) -> Result<Outcome, LaunchError> {
     let start = Instant::now();
     // Before there is a secret that it could hold.
     let guard = Guard::start(spec.workers)?;
     let run_dir = RunDir::create(&spec.run_dir)?;
     let _claim = run_dir.claim_logs()?;
-    let generation = Generation(0);
-    // Also for those who write no log: the file that a Python worker leaves its exception in lies there.
-    run_dir.logs(generation)?;
     let secret = Secret::random()?;
     let secret_file = descriptor(&secret)?;
     let (sender, news) = sync_channel(QUEUE);
     let coordinator = {
         let sender = sender.clone();
         let any_port = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-        Coordinator::serve(any_port, secret, generation, spec.workers, move |notice| {
+        Coordinator::serve(any_port, secret, Generation(0), spec.workers, move |generation, notice| {
             // The run is over when nobody listens any more.
-            let _ = sender.send(News::Notice(notice));
+            let _ = sender.send(News::Notice(generation, notice));
         })
         .map_err(LaunchError::system("the coordinator can't listen on this machine"))?
     };
@@ -48,38 +46,58 @@ pub fn run(spec: &LaunchSpec, report: impl FnMut(Report) + Send + 'static) -> Re
     let signals = signals::take(&sender)?;
     let lines = Lines::open(spec.console, &sender)?;
     let outlets = if lines.is_some() { 2 } else { 1 };
-    let (over, until_over) = std::io::pipe().map_err(LaunchError::system("a pipe for the run"))?;
+    let reports = outlet("phalanx-reports", &sender, report)?;
     let mut watch = Watch::new(start, spec.grace.min(MAX_GRACE), guard);
-    let ties = Ties { news: sender, lines, over: Arc::new(over), hurry: Arc::clone(&watch.hurry) };
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let given = Given {
-        spec,
-        coordinator: coordinator.address(),
-        master_port: master_port(spec)?,
-        secret: secret_file.as_raw_fd(),
-        run_dir: &run_dir,
-        generation,
-        threads: (cores / spec.workers).max(1),
-    };
-    let started = watch.start_all(&given, &ties);
-    let reports = match started.and_then(|()| outlet("phalanx-reports", &ties.news, report)) {
-        Ok(reports) => reports,
-        Err(error) => {
+    let mut failures = Vec::new();
+    let reason = loop {
+        let restarts = failures.len();
+        let generation = Generation(restarts as u64);
+        if restarts > 0 {
+            coordinator.begin(generation, spec.workers);
+            watch.begin(generation);
+        }
+        // Also for those who write no log: the file that a Python worker leaves its exception in lies there.
+        run_dir.logs(generation)?;
+        let given = Given {
+            spec,
+            coordinator: coordinator.address(),
+            master_port: master_port(spec)?,
+            secret: secret_file.as_raw_fd(),
+            run_dir: &run_dir,
+            generation,
+            restarts,
+            threads: (cores / spec.workers).max(1),
+        };
+        let (over, until_over) = std::io::pipe().map_err(LaunchError::system("a pipe for the run"))?;
+        let hurry = Arc::clone(&watch.hurry);
+        let ties = Ties { news: sender.clone(), lines: lines.clone(), over: Arc::new(over), hurry };
+        if let Err(error) = watch.start_all(&given, &ties) {
             watch.abandon(&news);
             return Err(error);
         }
-    };
-    drop(ties);
-    // Reports are few; one that finds a full queue would come too late anyway.
-    let _ = reports.try_send(Report::Started { pids: watch.pids() });
-    while !watch.all_ended() {
-        if let Some(report) = watch.next(&news) {
-            let _ = reports.try_send(report);
+        // Reports are few; one that finds a full queue would come too late anyway.
+        let _ = reports.try_send(Report::Started { pids: watch.pids() });
+        while !watch.all_ended() {
+            if let Some(report) = watch.next(&news) {
+                let _ = reports.try_send(report);
+            }
         }
-    }
+        drop(until_over);
+        match restart::decide(watch.ended(restarts, spec.max_restarts)) {
+            Decision::End(reason) => break reason,
+            Decision::Restart(restart) => {
+                // A generation that failed has a cause.
+                let failure = watch.failure().expect("a failure");
+                failures.push(failure.clone());
+                let _ = reports.try_send(Report::Restarting { failure, restart });
+            }
+        }
+    };
     watch.guard.dismiss();
-    drop((until_over, reports));
+    drop((lines, sender, reports));
     watch.wait_for_console(&news, outlets);
     signals.close();
-    Ok(watch.outcome())
+    let (exit_code, failure) = (watch.exit_code(), watch.failure());
+    Ok(Outcome { exit_code, failure, restarts: failures, reason, lasted: start.elapsed() })
 }

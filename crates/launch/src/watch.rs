@@ -1,16 +1,17 @@
-//! The workers of a run while they run: what each piece of news asks for, and how it all ends.
+//! The workers of a generation while they run: what each piece of news asks for, and how it all ends.
 
 use crate::blame::{self, End};
 use crate::given::Given;
 use crate::guard::Guard;
 use crate::news::News;
-use crate::report::{Failure, Outcome, Report};
+use crate::report::{Failure, Report};
+use crate::restart::Ended;
 use crate::signals;
 use crate::spec::LaunchError;
 use crate::worker::{Ties, Worker};
 use nix::sys::signal::Signal;
 use phalanx_coord::Notice;
-use phalanx_wire::Rank;
+use phalanx_wire::{Generation, Rank};
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::sync::Arc;
@@ -25,9 +26,11 @@ const ABANDON: Duration = Duration::from_secs(5);
 /// How long the console has for what is left once somebody waits for the end.
 const LAST_LINES: Duration = Duration::from_secs(1);
 
-/// The workers of a run, and what has become of them.
+/// The workers of a generation, and what has become of them.
 pub(crate) struct Watch {
+    /// When the run began.
     start: Instant,
+    generation: Generation,
     grace: Duration,
     workers: Vec<Watched>,
     pub(crate) guard: Guard,
@@ -57,7 +60,7 @@ struct Exit {
     before_stop: bool,
 }
 
-/// The end of the run.
+/// The end of all of them.
 struct Stop {
     /// The signal that asked for it; none if a worker has failed.
     signal: Option<i32>,
@@ -66,8 +69,30 @@ struct Stop {
 
 impl Watch {
     pub(crate) fn new(start: Instant, grace: Duration, guard: Guard) -> Watch {
-        let hurry = Arc::new(AtomicBool::new(false));
-        Watch { start, grace, workers: Vec::new(), guard, stop: None, signals: 0, hurry }
+        let generation = Generation(0);
+        Watch {
+            start,
+            generation,
+            grace,
+            workers: Vec::new(),
+            guard,
+            stop: None,
+            signals: 0,
+            hurry: Arc::default(),
+        }
+    }
+
+    /// Another generation is watched from now on; all of the one before have ended.
+    pub(crate) fn begin(&mut self, generation: Generation) {
+        self.workers.clear();
+        // A hurry of the one before, whose stop took too long, isn't this one's.
+        (self.generation, self.stop, self.hurry) = (generation, None, Arc::default());
+    }
+
+    /// How this generation ended, for who decides what follows.
+    pub(crate) fn ended(&self, restarts: usize, max_restarts: usize) -> Ended {
+        let failed = self.stop.as_ref().is_some_and(|stop| stop.signal.is_none());
+        Ended { failed, asked: self.signals > 0, restarts, max_restarts }
     }
 
     pub(crate) fn pids(&self) -> Vec<i32> {
@@ -176,12 +201,14 @@ impl Watch {
                 self.stop.get_or_insert(Stop { signal: Some(number), kill_at });
                 Some(Report::Signalled { signal: signal.as_str() })
             }
-            News::Notice(Notice::Failed { rank, message, consequence }) => {
+            // One of an earlier generation may only now have been heard.
+            News::Notice(generation, _) if generation != self.generation => None,
+            News::Notice(_, Notice::Failed { rank, message, consequence }) => {
                 let watched = self.workers.get_mut(rank.index())?;
                 (watched.reported, watched.consequence) = (Some(message), consequence);
                 None
             }
-            News::Notice(Notice::Complete) | News::Shown => None,
+            News::Notice(_, Notice::Complete) | News::Shown => None,
         }
     }
 
@@ -207,18 +234,18 @@ impl Watch {
         }
     }
 
-    pub(crate) fn outcome(&self) -> Outcome {
-        let lasted = self.start.elapsed();
+    /// For the shell: 0, 1, or 128 and the number of the signal that ended the run.
+    pub(crate) fn exit_code(&self) -> i32 {
         match self.stop {
-            None => Outcome { exit_code: 0, failure: None, lasted },
-            Some(Stop { signal: Some(number), .. }) => {
-                Outcome { exit_code: 128 + number, failure: None, lasted }
-            }
-            Some(Stop { signal: None, .. }) => Outcome { exit_code: 1, failure: self.failure(), lasted },
+            None => 0,
+            Some(Stop { signal: Some(number), .. }) => 128 + number,
+            Some(Stop { signal: None, .. }) => 1,
         }
     }
 
-    fn failure(&self) -> Option<Failure> {
+    /// What went wrong first, unless nothing did or a signal asked for the end before.
+    pub(crate) fn failure(&self) -> Option<Failure> {
+        self.stop.as_ref().filter(|stop| stop.signal.is_none())?;
         let mut ended: Vec<(&Watched, &Exit)> =
             self.workers.iter().filter_map(|w| Some((w, w.exit.as_ref()?))).collect();
         ended.sort_by_key(|(_, exit)| exit.after);

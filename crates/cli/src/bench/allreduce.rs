@@ -96,9 +96,10 @@ fn lead(n: usize, args: &AllReduceArgs) -> Result<u8> {
         master: ("127.0.0.1".into(), None),
         variables: transport.map(|way| (names::TRANSPORT.to_owned(), way.to_owned())).into_iter().collect(),
         console: Console::FirstRank,
+        max_restarts: 0,
         grace: GRACE,
     };
-    let outcome = phalanx_launch::run(&spec, |report| failure::tell(&report))?;
+    let outcome = phalanx_launch::run(&spec, |report| failure::tell(&report, 0))?;
     // The logs are gone in a moment, so nobody is sent there.
     outcome.failure.iter().for_each(failure::blame);
     Ok(failure::exit_code(&outcome))

@@ -1,5 +1,6 @@
 //! `phalanx run` as a user has it: the real binary, real processes, real signals.
 
+mod restart;
 mod stop;
 #[path = "../user/mod.rs"]
 mod user;
@@ -60,7 +61,7 @@ fn what_cannot_be_is_refused_with_words() {
     check(&["--nproc-per-node", "0", "true"], 2, &["at least one worker"]);
     check(&["--nproc_per_node", "many", "true"], 2, &["many", "auto"]);
     check(&["--nnodes", "2", "true"], 2, &["--nnodes 2", "not supported yet"]);
-    check(&["--max-restarts=3", "true"], 2, &["--max-restarts 3"]);
+    check(&["--max-restarts=-1", "true"], 2, &["--max-restarts"]);
     check(&["--unheard-of", "true"], 2, &["--unheard-of"]);
     check(&[], 2, &["PROGRAM"]);
     check(&["--", "--"], 2, &["PROGRAM"]);

@@ -64,7 +64,7 @@ fn a_worker_that_ignores_sigterm_is_killed_after_the_grace_period() {
 }
 
 /// A launcher of two workers.
-struct Two {
+pub(crate) struct Two {
     launcher: Child,
     out: BufReader<ChildStdout>,
     /// Of the workers and what they have started.
@@ -73,7 +73,7 @@ struct Two {
 
 impl Two {
     /// Runs this script as two workers. Each says the ids of its processes in its first line.
-    fn start(folder: &Path, flags: &[&str], script: &str) -> Two {
+    pub(crate) fn start(folder: &Path, flags: &[&str], script: &str) -> Two {
         Two::under(folder, "--default-signal", flags, script)
     }
 
@@ -99,12 +99,12 @@ impl Two {
         line
     }
 
-    fn signal(&self, signal: &str) {
+    pub(crate) fn signal(&self, signal: &str) {
         kill(signal, &self.launcher.id().to_string());
     }
 
     /// Waits for the launcher's end; gives its exit code and what it said.
-    fn end(&mut self) -> (i32, String) {
+    pub(crate) fn end(&mut self) -> (i32, String) {
         let code = wait(&mut self.launcher);
         let mut said = String::new();
         self.launcher.stderr.take().map(|mut err| err.read_to_string(&mut said).unwrap());
