@@ -6,7 +6,7 @@ use phalanx::comm::ReduceOp;
 use phalanx::{Error, Worker};
 use std::io::Write;
 use std::net::TcpListener;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 use user::{phalanx, text};
@@ -43,7 +43,14 @@ fn the_flight_records_of_ranks_that_disagree_say_who_understood_what() {
         let root = worker.group().rank();
         worker.group().barrier().unwrap();
         let error = worker.group().broadcast(&mut [1.0f32; 4], root).and_then(|()| worker.group().barrier());
-        panic!("{}", error.unwrap_err());
+        let error = error.unwrap_err();
+        // The first to leave has the other stopped, which may not have come to writing its own record.
+        let flight = Path::new("out/flight");
+        let start = Instant::now();
+        while start.elapsed() < LIMIT && records(flight) < 2 {
+            std::thread::yield_now();
+        }
+        panic!("{error}");
     }
     let folder = tempfile::tempdir().unwrap();
     let out = two_workers(folder.path(), "the_flight_records_of_ranks_that_disagree_say_who_understood_what");
@@ -55,6 +62,13 @@ fn the_flight_records_of_ranks_that_disagree_say_who_understood_what() {
         let understood = format!("rank {rank} understood broadcast #2 (4 x f32, from rank {rank})");
         assert!(told.contains(&understood), "{told}");
     }
+}
+
+/// How many records lie in a folder of generations.
+fn records(flight: &Path) -> usize {
+    let entries = |folder: &Path| std::fs::read_dir(folder).into_iter().flatten().flatten().map(|e| e.path());
+    let is_record = |path: &PathBuf| path.extension().is_some_and(|end| end == "json");
+    entries(flight).map(|generation| entries(&generation).filter(is_record).count()).sum()
 }
 
 fn is_worker() -> bool {
@@ -173,6 +187,10 @@ fn a_worker_that_is_stopped_ends_the_run_and_is_named() {
         worker.group().barrier().unwrap();
         if worker.group().rank().0 == 1 {
             Command::new("kill").args(["-STOP", &std::process::id().to_string()]).status().unwrap();
+            // One of its threads may go on for a moment.
+            loop {
+                std::thread::park();
+            }
         }
         let error = worker.group().barrier().map_err(Error::from).unwrap_err();
         std::io::stderr().write_all(format!("{error}\n").as_bytes()).unwrap();

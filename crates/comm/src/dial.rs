@@ -1,7 +1,8 @@
 //! Going to another rank's door.
 
-use crate::door::{Door, Key, Lobby, hear_answer};
+use crate::door::{Door, Key, hear_answer};
 use crate::endpoint::{LocalAddress, PeerAddress, Stream};
+use crate::lobby::Lobby;
 use crate::tls::Tls;
 use crate::transport::{Lost, Pulse, Wire};
 use nix::errno::Errno;

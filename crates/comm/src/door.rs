@@ -11,8 +11,9 @@
 
 use crate::endpoint::{Endpoint, Stream};
 use crate::error::Error;
+use crate::lobby::Lobby;
 use crate::tls::Tls;
-use crate::transport::{Lost, Pulse, Waker, Wire};
+use crate::transport::{Lost, Pulse, Waker};
 use crate::word::{MAX_WORD, Word};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use phalanx_wire::{
@@ -20,9 +21,8 @@ use phalanx_wire::{
 };
 use std::collections::{HashMap, VecDeque};
 use std::io::{Read, Write};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// Which group of a run: its generation, and what tells it from others of that.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -41,13 +41,8 @@ const STRANGERS: usize = 128;
 const UNHEARD_OF: usize = 64;
 /// How many ended groups are remembered.
 const ENDED: usize = 1024;
-/// How long one who is sent away may take to hear why, and how often that is looked at.
-const SENT_AWAY: Duration = Duration::from_millis(500);
-const SENT_AWAY_NAP: Duration = Duration::from_micros(200);
 /// How long the door rests where those who wait can't be taken in: to look again at once would take a core.
 const BARRED: Duration = Duration::from_millis(50);
-/// How long one who said that it comes may take before it is dialed again.
-const PROMISE: Duration = Duration::from_secs(1);
 const PURPOSE: &str = "comm";
 
 impl Key {
@@ -69,130 +64,6 @@ impl Key {
     /// What `rank`, as the run numbers it, says of itself when it comes for this group.
     pub(crate) fn hello(self, rank: Rank) -> Hello {
         Hello { purpose: self.purpose(), rank, generation: self.generation }
-    }
-}
-
-/// Where the connections of a group arrive. Ranks are those of the run.
-#[derive(Default)]
-pub(crate) struct Lobby {
-    meetings: Mutex<HashMap<Rank, Meeting>>,
-    news: AtomicBool,
-    wake: OnceLock<Waker>,
-    /// Why nobody looks any more.
-    over: OnceLock<Word>,
-}
-
-/// A connection, or why there can be none.
-pub(crate) type Outcome = Result<Box<dyn Wire>, Lost>;
-
-/// How far this rank and another one are with each other; not at all, where there is none.
-enum Meeting {
-    /// This one dials.
-    Dials,
-    /// This one dialed, and heard that the other one comes itself: since then.
-    Promised(Instant),
-    /// The other one was let in.
-    Comes,
-    Arrived(Box<dyn Wire>),
-    Failed(Lost),
-    /// The group has its connection.
-    Taken,
-}
-
-impl Lobby {
-    fn meetings(&self) -> MutexGuard<'_, HashMap<Rank, Meeting>> {
-        self.meetings.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Whether this rank may dial that one now. One who promised to come and doesn't is asked again: it may have failed.
-    pub(crate) fn begin(&self, peer: Rank, now: Instant) -> bool {
-        let mut meetings = self.meetings();
-        let may = match meetings.get(&peer) {
-            None => true,
-            Some(Meeting::Promised(since)) => now.saturating_duration_since(*since) >= PROMISE,
-            Some(_) => false,
-        };
-        if may {
-            meetings.insert(peer, Meeting::Dials);
-        }
-        may
-    }
-
-    /// Whether that rank, which knocks, is let in.
-    fn admit(&self, own: Rank, peer: Rank) -> bool {
-        let mut meetings = self.meetings();
-        let may = match meetings.get(&peer) {
-            None | Some(Meeting::Promised(_)) => true,
-            Some(Meeting::Dials) => peer > own,
-            Some(_) => false,
-        };
-        if may {
-            meetings.insert(peer, Meeting::Comes);
-        }
-        may
-    }
-
-    /// The end of a meeting.
-    fn settle(&self, peer: Rank, outcome: Outcome) {
-        let mut meetings = self.meetings();
-        if let Some(word) = self.over.get() {
-            drop(meetings);
-            return outcome.into_iter().for_each(|wire| send_away(wire, word));
-        }
-        meetings.insert(peer, outcome.map_or_else(Meeting::Failed, Meeting::Arrived));
-        // Before anyone can say that the group is over: whoever then asks what is new finds it.
-        self.news.store(true, Ordering::Release);
-        drop(meetings);
-        self.wake.get().into_iter().for_each(|wake| wake());
-    }
-
-    /// How this rank's dialing ended; with nothing, if the other one said that it comes itself.
-    pub(crate) fn dialed(&self, peer: Rank, outcome: Result<Option<Box<dyn Wire>>, Lost>) {
-        let mut meetings = self.meetings();
-        if !matches!(meetings.get(&peer), Some(Meeting::Dials)) {
-            return;
-        }
-        let outcome = match outcome {
-            Ok(Some(wire)) => Ok(wire),
-            Err(lost) => Err(lost),
-            Ok(None) => {
-                meetings.insert(peer, Meeting::Promised(Instant::now()));
-                return;
-            }
-        };
-        drop(meetings);
-        self.settle(peer, outcome);
-    }
-
-    /// One who was let in didn't arrive.
-    fn turn_back(&self, peer: Rank) {
-        self.meetings().remove(&peer);
-    }
-
-    /// What arrived since it was last asked for.
-    pub(crate) fn take(&self) -> Vec<(Rank, Outcome)> {
-        if !self.news.load(Ordering::Relaxed) || !self.news.swap(false, Ordering::Acquire) {
-            return Vec::new();
-        }
-        let mut meetings = self.meetings();
-        let settled = |meeting: &Meeting| matches!(meeting, Meeting::Arrived(_) | Meeting::Failed(_));
-        let ranks: Vec<Rank> =
-            meetings.iter().filter(|(_, meeting)| settled(meeting)).map(|(&rank, _)| rank).collect();
-        let take = |rank: Rank| match meetings.insert(rank, Meeting::Taken) {
-            Some(Meeting::Arrived(wire)) => Some((rank, Ok(wire))),
-            Some(Meeting::Failed(lost)) => Some((rank, Err(lost))),
-            _ => None,
-        };
-        ranks.into_iter().filter_map(take).collect()
-    }
-}
-
-/// One who arrives when the group is over hears why.
-fn send_away(mut wire: Box<dyn Wire>, word: &Word) {
-    wire.part(word);
-    let deadline = Deadline::after(SENT_AWAY);
-    while !wire.is_delivered() && !deadline.expired() {
-        std::thread::sleep(SENT_AWAY_NAP);
     }
 }
 
@@ -281,9 +152,7 @@ impl Door {
         }
         groups.ended.push_back((key, word.clone()));
         if let Some((lobby, _)) = lobby {
-            // Whoever still arrives there hears it too.
-            let _meetings = lobby.meetings();
-            let _ = lobby.over.set(word.clone());
+            lobby.close(word);
         }
     }
 }
@@ -447,45 +316,5 @@ mod tests {
             let hello = Hello { purpose: purpose.into(), rank: Rank(0), generation: Generation(0) };
             assert_eq!(Key::of(&hello), None, "{purpose}");
         }
-    }
-
-    #[test]
-    fn of_two_that_dial_each_other_the_higher_one_comes_through() {
-        let (low, high) = (Rank(1), Rank(2));
-        let (at_low, at_high) = (Lobby::default(), Lobby::default());
-        let now = Instant::now();
-        assert!(at_low.begin(high, now) && at_high.begin(low, now));
-        assert!(!at_low.begin(high, now), "one dials once");
-        assert!(at_low.admit(low, high), "the higher one is let in");
-        assert!(!at_high.admit(high, low), "the lower one is not");
-        assert!(!at_low.admit(low, high), "nor is anyone a second time");
-        // Who dials finds out whether the other comes itself.
-        at_low.dialed(high, Ok(None));
-        assert!(at_low.take().is_empty());
-    }
-
-    #[test]
-    fn one_who_promised_to_come_and_does_not_is_dialed_again() {
-        for (own, peer) in [(Rank(1), Rank(2)), (Rank(2), Rank(1))] {
-            let lobby = Lobby::default();
-            assert!(lobby.begin(peer, Instant::now()));
-            lobby.dialed(peer, Ok(None));
-            assert!(!lobby.begin(peer, Instant::now()), "it is on its way");
-            assert!(lobby.begin(peer, Instant::now() + PROMISE));
-            lobby.dialed(peer, Ok(None));
-            assert!(lobby.admit(own, peer), "and let in, whichever is higher");
-        }
-    }
-
-    #[test]
-    fn one_who_knocks_first_is_not_dialed() {
-        let lobby = Lobby::default();
-        assert!(lobby.admit(Rank(5), Rank(3)));
-        assert!(!lobby.begin(Rank(3), Instant::now()));
-        lobby.turn_back(Rank(3));
-        assert!(lobby.begin(Rank(3), Instant::now()));
-        lobby.dialed(Rank(3), Err(Lost::Seen("refused".into())));
-        assert_eq!(lobby.take().len(), 1);
-        assert!(lobby.take().is_empty());
     }
 }

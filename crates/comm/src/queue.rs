@@ -1,25 +1,28 @@
 //! The operations of a group: collectives in the order in which they were issued, one after the other, and letters beside
 //! them.
 
+pub(crate) mod wait;
+
+pub(crate) use wait::{Patience, Until};
+
 use crate::buffer::AnyBuffer;
 use crate::common::{self, Place, Regions, Sum};
 use crate::element::{Erased, ReduceOp};
-use crate::engine::{LONGEST_SLEEP, Play};
-use crate::error::{Error, Pace};
+use crate::engine::Play;
+use crate::error::Error;
 use crate::flight::{Flight, Peer};
 use crate::mail::{Delivered, Mail};
 use crate::recorder::Recorder;
 use crate::schedule::Schedule;
-use crate::siblings::{Others, Siblings};
+use crate::siblings::Siblings;
 use crate::signature::{Kind, Signature};
-use crate::transport::{Transport, Verdict, Waker};
-use crate::watch::Watch;
+use crate::transport::{Transport, Waker};
 use crate::word::Word;
 use phalanx_wire::{Deadline, Generation, Rank};
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// What other threads can do while one has the engine.
 pub(crate) struct Aside {
@@ -105,68 +108,8 @@ impl Drop for Engine {
     }
 }
 
-/// Looks at what moved between two looks at the clock, which cost as much.
-const LOOKS_PER_CLOCK: u32 = 16;
-/// How long nothing moves before a wait takes in letters of ranks that it doesn't wait for.
-const LISTEN_AFTER: Duration = Duration::from_millis(2);
-/// How long nothing moves before a wait asks the ranks that it waits for what they are in. Long, since a rank that was asked
-/// after it left cuts off what TCP hasn't brought of its last words.
-const ASK_AFTER: Duration = Duration::from_millis(100);
-/// How long a wait that spins keeps its core to itself.
-const ALONE: Duration = Duration::from_micros(20);
-
-/// How long a wait sleeps while another group of this rank has something under way, which may go on any moment.
-const OTHERS_NAP: Duration = Duration::from_millis(1);
-
 /// How many different operations are kept: as many as a training step has, and more.
 const SPARE: usize = 16;
-
-/// What a thread waits for inside the engine.
-pub(crate) enum Until<'a> {
-    /// An operation that was started.
-    Done(u64),
-    /// All collectives that were started.
-    Drained,
-    /// This one, over a borrowed buffer.
-    Played(&'a mut Play, &'a mut [u8]),
-}
-
-/// A wait, between two looks at what it waits for. The time comes from outside.
-pub(crate) struct Wait<'a> {
-    pub(crate) until: Until<'a>,
-    deadline: Deadline,
-    /// What [`Mail::moved`] said when something moved last, and when that was.
-    moved: u64,
-    since: Instant,
-    watch: Watch,
-}
-
-/// How a group waits.
-#[derive(Clone, Copy)]
-pub(crate) struct Patience {
-    /// How long a wait looks again and again before it sleeps.
-    pub(crate) spin: Duration,
-    /// How long a peer may give no sign of life; none for as long as the wait lasts.
-    pub(crate) silence: Option<Duration>,
-}
-
-/// A sleep: for these ranks to send something, or to take something, or for the time to pass.
-pub(crate) struct Rest {
-    receives: Vec<usize>,
-    sends: Vec<usize>,
-    at_most: Duration,
-}
-
-impl<'a> Wait<'a> {
-    pub(crate) fn new(
-        until: Until<'a>,
-        deadline: Deadline,
-        silence: Option<Duration>,
-        now: Instant,
-    ) -> Wait<'a> {
-        Wait { until, deadline, moved: 0, since: now, watch: Watch::new(silence, now) }
-    }
-}
 
 impl Engine {
     pub(crate) fn next_ticket(&mut self) -> u64 {
@@ -323,236 +266,6 @@ impl Engine {
             self.spare.pop_front();
         }
         self.spare.push_back(play);
-    }
-
-    /// Plays until something is done; looks again and again while something moved in the last `spin`, and then sleeps. The group
-    /// fails with the wait.
-    fn wait(
-        &mut self,
-        patience: Patience,
-        deadline: Deadline,
-        until: Until<'_>,
-        now: Instant,
-    ) -> Result<(), Error> {
-        self.mail.clock(now);
-        let wait = Wait::new(until, deadline, patience.silence, now);
-        let result = self.play_until(patience.spin, wait);
-        self.mail.listen(false);
-        result
-    }
-
-    fn play_until(&mut self, spin: Duration, mut wait: Wait<'_>) -> Result<(), Error> {
-        let mut looks = 0u32;
-        loop {
-            if self.look(&mut wait.until)? {
-                return Ok(());
-            }
-            looks = looks.wrapping_add(1);
-            if spin > Duration::ZERO && !looks.is_multiple_of(LOOKS_PER_CLOCK) {
-                std::hint::spin_loop();
-                continue;
-            }
-            let now = Instant::now();
-            let quiet = self.quiet(&mut wait, now)?;
-            if quiet < spin {
-                // The peer may need this very core.
-                if quiet > ALONE {
-                    std::thread::yield_now()
-                } else {
-                    std::hint::spin_loop()
-                }
-                continue;
-            }
-            let mut rest = self.rest(&wait, quiet, now);
-            match self.siblings.advance() {
-                Others::Idle => {}
-                Others::Waiting => rest.at_most = rest.at_most.min(OTHERS_NAP),
-                Others::Moved => continue,
-            }
-            if self.playing(&wait.until).any(Play::is_summing) {
-                continue;
-            }
-            if let Some(wires) = &mut self.wires {
-                wires.park(&rest.receives, &rest.sends, rest.at_most);
-            }
-        }
-    }
-
-    /// Moves what can be moved now; whether what is waited for is done.
-    pub(crate) fn look(&mut self, until: &mut Until<'_>) -> Result<bool, Error> {
-        self.heed();
-        self.advance();
-        match until {
-            Until::Done(ticket) if self.done.contains_key(ticket) => return Ok(true),
-            Until::Done(ticket) if self.failed.is_none() && self.queue.is_empty() => {
-                if let Some(error) = self.mail.stuck(*ticket, self.collectives) {
-                    self.fail(error);
-                }
-            }
-            Until::Drained if self.failed.is_none() && self.queue.is_empty() => return Ok(true),
-            Until::Played(play, buffer) if self.failed.is_none() => {
-                let Some(wires) = &mut self.wires else { return Ok(true) };
-                match play.advance(self.rank, buffer, &mut self.mail, wires.as_mut(), &self.regions) {
-                    Ok(true) => return Ok(true),
-                    Ok(false) => {}
-                    Err(error) => {
-                        self.recorder.failed_in(play.signature.sequence, play.moved());
-                        self.fail(error);
-                    }
-                }
-            }
-            _ => {}
-        }
-        if self.mail.is_full()
-            && let Some(error) = self.overrun(until)
-        {
-            self.fail(error);
-        }
-        if self.mail.is_listening()
-            && let Some(error) = self.disagreement(until)
-        {
-            self.fail(error);
-        }
-        self.check().map(|()| false)
-    }
-
-    /// That a letter that there is no room for stands before what the collective of now waits for: nobody can ask for it as
-    /// long as that lasts.
-    fn overrun(&self, until: &Until<'_>) -> Option<Error> {
-        let awaited = self.playing(until).flat_map(|play| play.waits_for().0);
-        awaited.into_iter().find_map(|peer| self.mail.overrun(peer))
-    }
-
-    /// That another rank is in an operation that this one is in, too, or is done with, and understands otherwise.
-    fn disagreement(&self, until: &Until<'_>) -> Option<Error> {
-        let first = self.playing(until).next().map(|play| play.signature);
-        // They are played one after the other.
-        let next = first.map_or(self.collectives + 1, |first| first.sequence);
-        self.mail.operations().find_map(|(peer, theirs)| {
-            let ours = match theirs.sequence() {
-                number if number > next => None,
-                number if number == next => first,
-                number => self.recorder.signature(number),
-            };
-            ours.filter(|ours| !ours.agrees(&theirs))
-                .map(|ours| self.mail.mismatch(&ours.header(ours.count), peer, &theirs))
-        })
-    }
-
-    /// How long nothing moved; a wait that lasted too long is the end of the group.
-    pub(crate) fn quiet(&mut self, wait: &mut Wait<'_>, now: Instant) -> Result<Duration, Error> {
-        self.mail.clock(now);
-        if wait.deadline.remaining_at(now).is_zero() {
-            let error = self.timeout(wait, now);
-            if let Until::Played(play, _) = &wait.until {
-                self.recorder.failed_in(play.signature.sequence, play.moved());
-            }
-            self.fail(error.clone());
-            return Err(error);
-        }
-        if self.mail.moved() != wait.moved {
-            (wait.moved, wait.since) = (self.mail.moved(), now);
-        }
-        if wait.watch.is_due(now) {
-            self.watch(wait, now)?;
-        }
-        Ok(now.saturating_duration_since(wait.since))
-    }
-
-    /// Looks at the ranks that are waited for; one that is known not to come is the end of the group.
-    fn watch(&mut self, wait: &mut Wait<'_>, now: Instant) -> Result<(), Error> {
-        let (operation, missing) = self.awaited(&wait.until);
-        for peer in missing {
-            let Some(wires) = &mut self.wires else { return Ok(()) };
-            let signs = wires.signs(peer.index());
-            let error = match wait.watch.see(peer.index(), signs, now) {
-                None => continue,
-                Some(Verdict::Lost(reason)) => Error::PeerLost { operation, peer, said_by: None, reason },
-                Some(Verdict::Silent(reason)) => Error::Silent { operation, peer, reason },
-            };
-            self.fail(error.clone());
-            return Err(error);
-        }
-        Ok(())
-    }
-
-    /// What to sleep for, after it was quiet for a while.
-    pub(crate) fn rest(&mut self, wait: &Wait<'_>, quiet: Duration, now: Instant) -> Rest {
-        // Whoever sends a letter may be what the others wait for; but to be woken by all costs more than by some.
-        let listens = quiet >= LISTEN_AFTER;
-        self.mail.listen(listens);
-        let (mut receives, mut sends) = self.mail.waits_for();
-        if quiet >= ASK_AFTER {
-            self.ask(&wait.until);
-        }
-        for play in self.playing(&wait.until) {
-            let (more_receives, more_sends) = play.waits_for();
-            receives.extend(more_receives);
-            sends.extend(more_sends);
-        }
-        receives.sort_unstable();
-        receives.dedup();
-        sends.sort_unstable();
-        sends.dedup();
-        let nap = match quiet {
-            quiet if quiet < LISTEN_AFTER => LISTEN_AFTER - quiet,
-            quiet if quiet < ASK_AFTER => ASK_AFTER - quiet,
-            _ => LONGEST_SLEEP,
-        };
-        Rest {
-            receives,
-            sends,
-            at_most: wait.deadline.remaining_at(now).min(nap).min(wait.watch.due_in(now)),
-        }
-    }
-
-    /// Asks the ranks of which the collective of now lacks a message, from its first byte on, whether they understand it alike:
-    /// some may have nothing to send here, or may be done with it. Whoever understands it otherwise fails.
-    fn ask(&mut self, until: &Until<'_>) {
-        let first = self.playing(until).next();
-        let Some((operation, silent)) = first.map(|play| (play.signature, play.lacks())) else { return };
-        silent.into_iter().for_each(|peer| self.mail.ask(peer, &operation));
-    }
-
-    /// The collectives that want to be moved now.
-    fn playing<'a>(&'a self, until: &'a Until<'_>) -> impl Iterator<Item = &'a Play> {
-        let borrowed = match until {
-            Until::Played(play, _) => Some(&**play),
-            _ => None,
-        };
-        self.queue.front().map(|queued| &*queued.play).into_iter().chain(borrowed)
-    }
-
-    /// The error of a wait that was given up.
-    fn timeout(&self, wait: &Wait<'_>, now: Instant) -> Error {
-        let (operation, missing) = self.awaited(&wait.until);
-        let mut heard = self.mail.heard(&missing);
-        let play = self.playing(&wait.until).next();
-        for heard in &mut heard {
-            let peer = heard.rank.index();
-            heard.pace = play.zip(wait.watch.pace(peer)).map(|(play, bytes_per_s)| {
-                let (moved, of) = play.progress(peer);
-                Pace { bits_per_s: 8.0 * bytes_per_s, moved, of }
-            });
-        }
-        Error::Timeout { operation, waited: wait.deadline.waited_at(now), missing, heard }
-    }
-
-    /// The operation that a wait is in, and the ranks that it waits for.
-    fn awaited(&self, until: &Until<'_>) -> (String, Vec<Rank>) {
-        let letter = match until {
-            Until::Done(ticket) => self.mail.find(*ticket),
-            _ => None,
-        };
-        let (operation, (receives, sends)) = match (letter, self.playing(until).next()) {
-            (Some((operation, peers)), _) => (operation, (peers, Vec::new())),
-            (None, Some(play)) => (play.signature.describe(), play.waits_for()),
-            (None, None) => ("a message".into(), self.mail.waits_for()),
-        };
-        let mut missing: Vec<Rank> = receives.into_iter().chain(sends).map(|r| Rank(r as u32)).collect();
-        missing.sort_unstable();
-        missing.dedup();
-        (operation, missing)
     }
 
     /// A collective that is issued now, of which only the number is new if there was one like it.

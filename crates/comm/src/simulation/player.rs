@@ -3,7 +3,8 @@
 use super::script::{Started, Step};
 use crate::error::Error;
 use crate::group::Group;
-use crate::queue::{Until, Wait};
+use crate::queue::Until;
+use crate::queue::wait::Wait;
 use phalanx_wire::Deadline;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};

@@ -2,10 +2,11 @@
 
 use super::{Lost, Signs, Transport, Waker};
 use crate::dial::Errand;
-use crate::door::{Door, Key, Lobby};
+use crate::door::{Door, Key};
 use crate::endpoint::PeerAddress;
 use crate::error::Error;
 use crate::group::Home;
+use crate::lobby::Lobby;
 use crate::word::{Why, Word};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
