@@ -8,6 +8,7 @@ use phalanx_job::{Link, Transport, WorkerEnv, names};
 use phalanx_tensor::Device;
 use phalanx_wire::Deadline;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -18,6 +19,8 @@ pub struct Worker {
     run_dir: Option<PathBuf>,
     /// Kept open: as long as it is, this worker counts as alive.
     link: Option<Arc<Mutex<Link>>>,
+    /// Whether another rank's failure was told already, which a panic then only follows.
+    followed: Arc<AtomicBool>,
     /// The coordinator, if this rank hosts it.
     #[expect(dead_code, reason = "kept running, not asked")]
     host: Option<Coordinator>,
@@ -41,7 +44,14 @@ impl Worker {
 
     /// A rank of `group` with this many compute threads.
     pub fn new(group: Group, threads: usize) -> Worker {
-        Worker { group, device: Device::cpu(threads), run_dir: None, link: None, host: None }
+        Worker {
+            group,
+            device: Device::cpu(threads),
+            run_dir: None,
+            link: None,
+            followed: Arc::default(),
+            host: None,
+        }
     }
 
     /// The place that the environment gives: under `phalanx run`, torchrun or Slurm a rank, connected to all others; else a
@@ -62,7 +72,14 @@ impl Worker {
         let device = Device::cpu(threads);
         let run_dir = env.run_dir.clone();
         if env.world_size == 1 {
-            return Ok(Worker { group: Group::solo(), device, run_dir, link: None, host: None });
+            return Ok(Worker {
+                group: Group::solo(),
+                device,
+                run_dir,
+                link: None,
+                followed: Arc::default(),
+                host: None,
+            });
         }
         let mut ear = None;
         let meeting = rendezvous(&env, Deadline::after(PATIENCE), |ip| {
@@ -103,6 +120,8 @@ impl Worker {
         // A rank that lost another, or was left by it, only says so; the other is to be blamed, even if this one's process ends
         // before.
         let own = env.rank;
+        let followed = Arc::new(AtomicBool::new(false));
+        let follows = Arc::clone(&followed);
         group.on_failure(move |error| {
             use phalanx_comm::Error::{Aborted, PeerLost, Silent};
             let is_left = match error {
@@ -111,10 +130,11 @@ impl Worker {
                 _ => false,
             };
             if is_left {
+                follows.store(true, Ordering::Relaxed);
                 tell(&teller, error.to_string(), true);
             }
         });
-        Ok(Worker { group, device, run_dir, link: Some(link), host })
+        Ok(Worker { group, device, run_dir, link: Some(link), followed, host })
     }
 
     /// Where the run keeps its files, if whoever started it said so.
@@ -151,7 +171,7 @@ impl Drop for Worker {
         if let Some(link) = &self.link
             && std::thread::panicking()
         {
-            tell(link, "it panicked".into(), false);
+            tell(link, "it panicked".into(), self.followed.load(Ordering::Relaxed));
         }
     }
 }
