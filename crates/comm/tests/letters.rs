@@ -4,16 +4,20 @@ mod ranks;
 
 use phalanx_comm::{Deadline, Group, Rank, ReduceOp, Source};
 use ranks::{LIMIT, on_all};
+use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 #[test]
 fn a_sender_that_dies_in_the_middle_of_a_message_is_noticed_at_once() {
+    let begun = Barrier::new(2);
     on_all(2, |group| {
         if group.rank() == Rank(0) {
-            // Dropped with the group when only a part has gone.
+            // Dropped with the group when only a part has gone: nobody takes any of it until then.
             drop(group.start_send(vec![7u8; 64 << 20], Rank(1), 0));
+            begun.wait();
             return;
         }
+        begun.wait();
         let start = Instant::now();
         let error = group.receive(&mut vec![0u8; 64 << 20], Rank(0)).unwrap_err().to_string();
         assert!(start.elapsed() < LIMIT / 4, "{:?}", start.elapsed());
