@@ -30,7 +30,8 @@ pub(crate) fn tls(ip: IpAddr) -> Result<Endpoint, Error> {
     Endpoint::tcp(ip)?.with_tls()
 }
 
-/// Makes a group as processes do, of threads; `meanwhile` gets the addresses before anyone connects.
+/// Makes a group as processes do, of threads; `meanwhile` gets the addresses before anyone connects. No rank goes on before all
+/// are connected: one that fails at once would take those with it that still are about to.
 pub(crate) fn connected(
     bind: Bind,
     n: usize,
@@ -41,20 +42,18 @@ pub(crate) fn connected(
     let endpoints: Vec<Endpoint> = (0..n).map(|_| bind(HOST).unwrap()).collect();
     let peers: Vec<_> = endpoints.iter().map(Endpoint::address).collect();
     meanwhile(&peers);
+    let all_connected = std::sync::Barrier::new(n);
     std::thread::scope(|scope| {
         for (rank, endpoint) in endpoints.into_iter().enumerate() {
-            let (secret, peers, f) = (secret.clone(), peers.clone(), &f);
+            let (secret, peers, f, all_connected) = (secret.clone(), peers.clone(), &f, &all_connected);
             scope.spawn(move || {
                 let rank = Rank(rank as u32);
                 let timeout = LIMIT;
-                f(Group::connect(GroupConfig {
-                    rank,
-                    generation: Generation(3),
-                    secret,
-                    endpoint,
-                    peers,
-                    timeout,
-                }))
+                let generation = Generation(3);
+                let group =
+                    Group::connect(GroupConfig { rank, generation, secret, endpoint, peers, timeout });
+                all_connected.wait();
+                f(group)
             });
         }
     });
