@@ -1,9 +1,9 @@
 //! Memory that the ranks of a group have in common, and sums taken in it where they lie.
 //!
 //! Each rank brings a region of its own, and sees those of all others. An all-reduce of slices that lie at the same place in
-//! the same region on every rank then copies nothing: each rank takes one part of the slices, adds to its own what the others have
-//! there, in the order of ranks, and writes the sum to all of them. Every byte is read once and written once, which is the
-//! least that it takes.
+//! the same region on every rank then copies nothing: each rank takes one part of the slices, adds to its own what the others
+//! have there, in the order of ranks, and writes the sum to all of them. Every byte is read once and written once, which is
+//! the least that it takes.
 //!
 //! **R-TURNS**: between the first and the second message that a rank exchanges with all others in such an operation, its
 //! slice is everybody's: of each part only the rank that has that part reads or writes it, on whichever rank it lies. Before
@@ -14,7 +14,6 @@
 
 use crate::buffer::Buffer;
 use crate::element::{Element, Erased, ReduceOp};
-use crate::schedule::{Choice, Round, Schedule, Take};
 use phalanx_memory::Region;
 use std::fs::File;
 use std::marker::PhantomData;
@@ -105,16 +104,6 @@ impl Regions {
         // SAFETY: inside the mapping, which lives as long as `self`; the rest is the caller's.
         unsafe { std::slice::from_raw_parts_mut(region.start().as_ptr().add(start), len) }
     }
-}
-
-/// Two messages with everybody: all slices are there; all sums are there. In between comes [`Sum::advance`].
-pub(crate) fn schedule(rank: usize, n: usize) -> Schedule {
-    let others = || (0..n).filter(|&other| other != rank);
-    let exchange = Round {
-        sends: others().map(|other| (other, 0..0)).collect(),
-        receives: others().map(|other| (other, 0..0, Take::Replace)).collect(),
-    };
-    Schedule { rounds: vec![exchange.clone(), exchange], choice: Choice::in_place(), uneven: false }
 }
 
 /// The part of rank `rank` of a slice of so many bytes.

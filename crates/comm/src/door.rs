@@ -78,6 +78,13 @@ struct Groups {
     is_closed: bool,
 }
 
+impl Groups {
+    /// What a group that is over said last.
+    fn end_of(&self, key: Key) -> Option<&Word> {
+        self.ended.iter().find(|(other, _)| *other == key).map(|(_, word)| word)
+    }
+}
+
 /// What one who has proven itself is told.
 enum Answer {
     Welcome(Arc<Lobby>),
@@ -128,8 +135,7 @@ impl Door {
     /// The lobby of a group that this rank is now a member of; `wake` is called when somebody arrives there.
     pub(crate) fn expect(&self, key: Key, wake: Waker) -> Result<Arc<Lobby>, Error> {
         let mut groups = self.0.groups();
-        let ended = groups.ended.iter().any(|(other, _)| *other == key);
-        if ended || groups.lobbies.get(&key).is_some_and(|(_, known)| *known) {
+        if groups.end_of(key).is_some() || groups.lobbies.get(&key).is_some_and(|(_, known)| *known) {
             let text = format!("there is, or was, a group of generation {} already", key.generation);
             return Err(Error::connect(self.0.own, text));
         }
@@ -256,17 +262,14 @@ impl Inside {
     /// What this rank says of itself to one who says that: the same group, if there is or may be one.
     fn answer_to(&self, hello: &Hello) -> Hello {
         let groups = self.groups();
-        let known = |key: &Key| {
-            let ended = groups.ended.iter().any(|(other, _)| other == key);
-            ended || groups.lobbies.contains_key(key) || key.generation >= groups.newest
-        };
-        let key = Key::of(hello).filter(known);
+        let is_known = |key: &Key| groups.end_of(*key).is_some() || groups.lobbies.contains_key(key);
+        let key = Key::of(hello).filter(|key| is_known(key) || key.generation >= groups.newest);
         key.unwrap_or(Key { generation: groups.newest, group: 0 }).hello(self.own)
     }
 
     fn place_for(&self, key: Key, peer: Rank) -> Result<Answer, HandshakeError> {
         let mut groups = self.groups();
-        if let Some((_, word)) = groups.ended.iter().find(|(other, _)| *other == key) {
+        if let Some(word) = groups.end_of(key) {
             return Ok(Answer::Ended(word.clone()));
         }
         if groups.is_closed {

@@ -1,16 +1,13 @@
 //! Where the connections of a group arrive, and how far its ranks are with each other until they do.
 
-use crate::transport::{Lost, Waker, Wire};
+use crate::transport::{LEAVING_FAILED, Lost, Waker, Wire, deliver};
 use crate::word::Word;
-use phalanx_wire::{Deadline, Rank};
+use phalanx_wire::Rank;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long one who is sent away may take to hear why, and how often that is looked at.
-const SENT_AWAY: Duration = Duration::from_millis(500);
-const SENT_AWAY_NAP: Duration = Duration::from_micros(200);
 /// How long one who said that it comes may take before it is dialed again.
 const PROMISE: Duration = Duration::from_secs(1);
 
@@ -139,10 +136,8 @@ impl Lobby {
 /// One who arrives when the group is over hears why.
 fn send_away(mut wire: Box<dyn Wire>, word: &Word) {
     wire.part(word);
-    let deadline = Deadline::after(SENT_AWAY);
-    while !wire.is_delivered() && !deadline.expired() {
-        std::thread::sleep(SENT_AWAY_NAP);
-    }
+    // Who doesn't hear it in time finds the connection closed.
+    let _ = deliver(&mut [wire], LEAVING_FAILED);
 }
 
 #[cfg(test)]

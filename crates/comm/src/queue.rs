@@ -6,14 +6,14 @@ pub(crate) mod wait;
 pub(crate) use wait::{Patience, Until};
 
 use crate::buffer::AnyBuffer;
-use crate::common::{self, Place, Regions, Sum};
+use crate::common::{Regions, Sum};
 use crate::element::{Erased, ReduceOp};
 use crate::engine::Play;
 use crate::error::Error;
 use crate::flight::{Flight, Peer};
 use crate::mail::{Delivered, Mail};
 use crate::recorder::Recorder;
-use crate::schedule::Schedule;
+use crate::schedule::{self, Schedule};
 use crate::siblings::Siblings;
 use crate::signature::{Kind, Signature};
 use crate::transport::{Transport, Waker};
@@ -280,27 +280,29 @@ impl Engine {
         self.issue(signature, op, now, |signature| Play::new(signature, schedule(), element, op))
     }
 
-    /// Where all ranks see what is to be reduced, if it shall be done there.
-    pub(crate) fn place_of(&self, signature: &Signature, slice: &[u8]) -> Option<Place> {
-        let may = signature.kind == Kind::AllReduce && signature.algorithm.is_none();
-        may.then(|| self.regions.find(slice)).flatten()
-    }
-
-    /// An all-reduce of a slice that lies where all ranks see it.
-    pub(crate) fn sum_in_place(
+    /// A reduction of a slice: in place where that lies in memory that all ranks see, if nobody asked for another way.
+    pub(crate) fn reduction(
         &mut self,
         mut signature: Signature,
         element: Erased,
         op: ReduceOp,
         now: Instant,
-        place: Place,
+        slice: &[u8],
+        schedule: impl FnOnce() -> Schedule,
     ) -> Box<Play> {
+        let may = signature.kind == Kind::AllReduce && signature.algorithm.is_none();
+        let Some(place) = may.then(|| self.regions.find(slice)).flatten() else {
+            return self.collective(signature, element, op, now, schedule);
+        };
         let (rank, n) = (self.rank.index(), self.mail.ranks());
         [signature.detail, signature.at] = place.words();
-        let bytes = signature.count * element.bytes;
         self.issue(signature, op, now, |signature| {
-            Play::new(signature, common::schedule(rank, n), element, op)
-                .with_sum(Sum::new(place, bytes, n, rank))
+            Play::new(signature, schedule::in_place(rank, n), element, op).with_sum(Sum::new(
+                place,
+                slice.len(),
+                n,
+                rank,
+            ))
         })
     }
 

@@ -44,6 +44,24 @@ pub(crate) struct Round {
     pub(crate) receives: Vec<(usize, Range<usize>, Take)>,
 }
 
+impl Round {
+    /// Each of these ranks is told the range that `range` says.
+    fn tell(ranks: impl IntoIterator<Item = usize>, range: impl Fn(usize) -> Range<usize>) -> Round {
+        let sends = ranks.into_iter().map(|rank| (rank, range(rank))).collect();
+        Round { sends, ..Round::default() }
+    }
+
+    /// From each of these ranks comes the range that `range` says.
+    fn hear(
+        ranks: impl IntoIterator<Item = usize>,
+        range: impl Fn(usize) -> Range<usize>,
+        take: Take,
+    ) -> Round {
+        let receives = ranks.into_iter().map(|rank| (rank, range(rank), take)).collect();
+        Round { receives, ..Round::default() }
+    }
+}
+
 /// The rounds of one rank, and why they are these.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Schedule {
@@ -57,6 +75,13 @@ impl Schedule {
     fn new(choice: Choice, rounds: Vec<Round>) -> Schedule {
         Schedule { rounds, choice, uneven: false }
     }
+}
+
+/// A sum in memory that all ranks see: two words with everybody, that all slices are there and that all sums are. What is done
+/// between them is no message.
+pub(crate) fn in_place(rank: usize, n: usize) -> Schedule {
+    let exchange = direct::words(Circle::all(rank, n));
+    Schedule::new(Choice::in_place(), vec![exchange.clone(), exchange])
 }
 
 /// What a schedule is made for, apart from the operation.
@@ -163,7 +188,7 @@ impl<'a> Seat<'a> {
     /// The first operation of a group: nobody leaves before everybody came, and only ranks that are next to each other in a tree
     /// have to be connected for it.
     pub(crate) fn assembly(&self) -> Schedule {
-        Schedule::new(Choice::only(Algorithm::Tree), barrier::assembly(self.circle()))
+        Schedule::new(Choice::only(Algorithm::Tree), tree::assembly(self.circle()))
     }
 
     /// Nobody leaves before everybody came.

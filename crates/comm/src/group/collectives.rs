@@ -283,14 +283,10 @@ impl Group {
             means(&wide, self.world_size, values);
             return Ok(());
         }
-        match engine.place_of(&signature, cast_slice(values)) {
-            Some(place) => {
-                let element = Erased::of::<T>();
-                let play = engine.sum_in_place(signature, element, op, deadline.begun(), place);
-                engine.run(self.patience, deadline, play, cast_slice_mut(values))?;
-            }
-            None => self.play(engine, deadline, signature, || schedule(size_of::<T>()), values, op)?,
-        }
+        let (element, slice) = (Erased::of::<T>(), cast_slice(values));
+        let schedule = || schedule(element.bytes);
+        let play = engine.reduction(signature, element, op, deadline.begun(), slice, schedule);
+        engine.run(self.patience, deadline, play, cast_slice_mut(values))?;
         if op == ReduceOp::Average {
             values.iter_mut().for_each(|value| *value = T::mean_of(value.widened(), self.world_size));
         }
@@ -333,11 +329,8 @@ impl Group {
             if is_widened::<B::Item>(op) { Erased::of::<Wide<B>>() } else { Erased::of::<B::Item>() };
         let mut buffer = Box::new(Reduced::new(buffer, op, self.world_size));
         self.begin(|engine, ticket| {
-            let now = Instant::now();
-            let play = match engine.place_of(&signature, buffer.bytes()) {
-                Some(place) => engine.sum_in_place(signature, element, op, now, place),
-                None => engine.collective(signature, element, op, now, || schedule(element.bytes)),
-            };
+            let (now, schedule) = (Instant::now(), || schedule(element.bytes));
+            let play = engine.reduction(signature, element, op, now, buffer.bytes(), schedule);
             engine.queue.push_back(Queued { ticket, play, buffer });
             Ok(())
         })

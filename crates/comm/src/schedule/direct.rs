@@ -8,8 +8,17 @@ use std::ops::Range;
 
 /// Everyone sends all to everyone, and each rank sums by itself.
 pub(super) fn all_reduce(circle: Circle<'_>, whole: Range<usize>) -> Vec<Round> {
-    let receives = circle.others().map(|rank| (rank, whole.clone(), Take::InRankOrder)).collect();
-    vec![Round { sends: circle.others().map(|rank| (rank, whole.clone())).collect(), receives }]
+    vec![with_all(circle, whole, Take::InRankOrder)]
+}
+
+/// A word from everyone to everyone.
+pub(super) fn words(circle: Circle<'_>) -> Round {
+    with_all(circle, 0..0, Take::Replace)
+}
+
+fn with_all(circle: Circle<'_>, whole: Range<usize>, take: Take) -> Round {
+    let Round { sends, .. } = Round::tell(circle.others(), |_| whole.clone());
+    Round { sends, ..Round::hear(circle.others(), |_| whole.clone(), take) }
 }
 
 /// Everyone sends all to the first rank, which sums and tells the others.
@@ -21,13 +30,7 @@ pub(super) fn all_reduce_by_one(circle: Circle<'_>, whole: Range<usize>) -> Vec<
 
 /// Rank `root` is sent all buffers, and sums.
 pub(super) fn reduce(circle: Circle<'_>, root: usize, whole: Range<usize>) -> Vec<Round> {
-    let mut round = Round::default();
-    if circle.me == root {
-        round.receives = circle.others().map(|rank| (rank, whole.clone(), Take::InRankOrder)).collect();
-    } else {
-        round.sends.push((root, whole));
-    }
-    vec![round]
+    to_root(circle, root, whole.clone(), |_| whole.clone(), Take::InRankOrder)
 }
 
 /// Place p begins with part p, and everyone sends theirs to everyone.
@@ -49,13 +52,21 @@ pub(super) fn gather(
     whole: Range<usize>,
     at_root: impl Fn(usize) -> Range<usize>,
 ) -> Vec<Round> {
-    let mut round = Round::default();
-    if circle.me == root {
-        round.receives = circle.others().map(|rank| (rank, at_root(rank), Take::Replace)).collect();
-    } else {
-        round.sends.push((root, whole));
-    }
-    vec![round]
+    to_root(circle, root, whole, at_root, Take::Replace)
+}
+
+/// Everyone sends `whole` to rank `root`, where it is taken into the range that `at_root` says.
+fn to_root(
+    circle: Circle<'_>,
+    root: usize,
+    whole: Range<usize>,
+    at_root: impl Fn(usize) -> Range<usize>,
+    take: Take,
+) -> Vec<Round> {
+    vec![match circle.me == root {
+        true => Round::hear(circle.others(), at_root, take),
+        false => Round::tell([root], |_| whole.clone()),
+    }]
 }
 
 /// The way back from [`gather`].
@@ -65,13 +76,10 @@ pub(super) fn scatter(
     whole: Range<usize>,
     at_root: impl Fn(usize) -> Range<usize>,
 ) -> Vec<Round> {
-    let mut round = Round::default();
-    if circle.me == root {
-        round.sends = circle.others().map(|rank| (rank, at_root(rank))).collect();
-    } else {
-        round.receives.push((root, whole, Take::Replace));
-    }
-    vec![round]
+    vec![match circle.me == root {
+        true => Round::tell(circle.others(), at_root),
+        false => Round::hear([root], |_| whole.clone(), Take::Replace),
+    }]
 }
 
 /// Range `sends[r]` goes to rank r, and what rank r sends comes into range `receives[r]`. In round k every rank sends to the

@@ -17,29 +17,33 @@ pub(super) fn all_reduce(circle: Circle<'_>, whole: Range<usize>) -> Vec<Round> 
 /// Place `root` ends with everything reduced.
 pub(super) fn reduce(circle: Circle<'_>, root: usize, whole: Range<usize>) -> Vec<Round> {
     let tree = Tree { circle, root };
-    let receive =
-        |rank: usize| Round { receives: vec![(rank, whole.clone(), Take::Combine)], ..Round::default() };
+    let receive = |rank: usize| Round::hear([rank], |_| whole.clone(), Take::Combine);
     let mut rounds: Vec<Round> = tree.below().map(receive).collect();
-    if let Some(rank) = tree.above() {
-        rounds.push(Round { sends: vec![(rank, whole)], ..Round::default() });
-    }
+    rounds.extend(tree.above().map(|rank| Round::tell([rank], |_| whole.clone())));
     rounds
 }
 
 /// Everyone ends with the buffer of place `root`.
 pub(super) fn broadcast(circle: Circle<'_>, root: usize, whole: Range<usize>) -> Vec<Round> {
     let tree = Tree { circle, root };
-    let mut rounds = Vec::new();
-    if let Some(rank) = tree.above() {
-        let receives = vec![(rank, whole.clone(), Take::Replace)];
-        rounds.push(Round { receives, ..Round::default() });
-    }
+    let from_above = tree.above().map(|rank| Round::hear([rank], |_| whole.clone(), Take::Replace));
+    let mut rounds: Vec<Round> = from_above.into_iter().collect();
     // The farthest first: most others hang below it.
     let below: Vec<usize> = tree.below().collect();
-    for rank in below.into_iter().rev() {
-        rounds.push(Round { sends: vec![(rank, whole.clone())], ..Round::default() });
-    }
+    rounds.extend(below.into_iter().rev().map(|rank| Round::tell([rank], |_| whole.clone())));
     rounds
+}
+
+/// Nobody leaves before everybody came: a word up the tree and one down again. Those below are heard all at once, so that who is
+/// missing is known.
+pub(super) fn assembly(circle: Circle<'_>) -> Vec<Round> {
+    let tree = Tree { circle, root: 0 };
+    vec![
+        Round::hear(tree.below(), |_| 0..0, Take::Replace),
+        Round::tell(tree.above(), |_| 0..0),
+        Round::hear(tree.above(), |_| 0..0, Take::Replace),
+        Round::tell(tree.below(), |_| 0..0),
+    ]
 }
 
 #[derive(Clone, Copy)]

@@ -13,7 +13,7 @@ pub(crate) use signs::{Signs, Verdict, judge};
 pub(crate) use signs::{State, Traffic};
 pub(crate) use tcp::{Pulse, Tcp};
 pub(crate) use threads::{Shared as SharedThreads, end_of, threads};
-pub(crate) use wires::{Wire, Wires};
+pub(crate) use wires::{LEAVING_FAILED, Wire, Wires, deliver};
 
 use crate::error::Error;
 use crate::word::Word;

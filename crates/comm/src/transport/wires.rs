@@ -11,8 +11,9 @@ use crate::word::{Why, Word};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
-use phalanx_wire::Rank;
+use phalanx_wire::{Deadline, Rank};
 use std::fs::File;
+use std::ops::DerefMut;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -70,9 +71,21 @@ pub(crate) trait Wire: Send {
 /// How long a rank that leaves waits for the others' hosts to have what it sent: where there may be results in it, and where
 /// there is only its word.
 const LEAVING: Duration = Duration::from_secs(30);
-const LEAVING_FAILED: Duration = Duration::from_millis(500);
+pub(crate) const LEAVING_FAILED: Duration = Duration::from_millis(500);
 /// How long it sleeps before it looks again.
 const LEAVING_NAP: Duration = Duration::from_micros(200);
+
+/// Waits until the peers' hosts have what was sent to them before this rank left; whether they do in time.
+pub(crate) fn deliver<W: DerefMut<Target = dyn Wire>>(wires: &mut [W], limit: Duration) -> bool {
+    let deadline = Deadline::after(limit);
+    while !wires.iter_mut().all(|wire| wire.is_delivered()) {
+        if deadline.expired() {
+            return false;
+        }
+        std::thread::sleep(LEAVING_NAP);
+    }
+    true
+}
 
 /// A process's end of a group: connections to those ranks that it needed so far.
 pub(crate) struct Wires {
@@ -142,6 +155,10 @@ impl Wires {
             Link::Lost(lost) => Err(lost.clone()),
             Link::Absent(_) => Ok(None),
         }
+    }
+
+    fn others(&self) -> impl Iterator<Item = &Peer> {
+        self.peers.iter().enumerate().filter(|(peer, _)| *peer != self.own).map(|(_, peer)| peer)
     }
 
     /// Takes in who arrived.
@@ -223,8 +240,7 @@ impl Transport for Wires {
     }
 
     fn shares_memory(&self) -> bool {
-        let others = self.peers.iter().enumerate().filter(|(peer, _)| *peer != self.own);
-        others.into_iter().all(|(_, peer)| peer.is_here)
+        self.others().all(|peer| peer.is_here)
     }
 
     fn reaches(&mut self, peer: usize) -> bool {
@@ -292,10 +308,9 @@ impl Transport for Wires {
     }
 
     fn name(&self) -> String {
-        let others = self.peers.iter().enumerate().filter(|(peer, _)| *peer != self.own);
         let tcp = if self.door.tls().is_some() { "TCP with TLS" } else { "TCP" };
         let mut names: Vec<&str> =
-            others.map(|(_, peer)| if peer.is_here { "shared memory" } else { tcp }).collect();
+            self.others().map(|peer| if peer.is_here { "shared memory" } else { tcp }).collect();
         names.sort_unstable();
         names.dedup();
         names.join(" and ")
@@ -305,19 +320,17 @@ impl Transport for Wires {
 impl Drop for Wires {
     /// A kernel takes back what a closed connection still has to send as soon as anything comes for it, a beat say.
     fn drop(&mut self) {
-        let end = Instant::now() + self.leaving;
-        let is_delivered = |peer: &mut Peer| match &mut peer.link {
-            Link::Open(wire) => wire.is_delivered(),
-            _ => true,
-        };
-        while !self.peers.iter_mut().all(is_delivered) {
-            if Instant::now() > end {
-                let leaving = self.leaving;
-                return tracing::warn!(
-                    "a peer hasn't taken what was sent to it within {leaving:?}, and may miss it"
-                );
-            }
-            std::thread::sleep(LEAVING_NAP);
+        let mut open: Vec<&mut dyn Wire> = self
+            .peers
+            .iter_mut()
+            .filter_map(|peer| match &mut peer.link {
+                Link::Open(wire) => Some(&mut **wire),
+                _ => None,
+            })
+            .collect();
+        if !deliver(&mut open, self.leaving) {
+            let leaving = self.leaving;
+            tracing::warn!("a peer hasn't taken what was sent to it within {leaving:?}, and may miss it");
         }
     }
 }
