@@ -276,7 +276,10 @@ impl Strategy for Ddp {
     fn finish(&mut self, parameters: &Parameters) -> Result<(), Error> {
         self.adding = false;
         let result = self.reduce_all(parameters);
-        // Also after an error: works that aren't waited for hold their part of the gradients.
+        if let Err(error) = &result {
+            // Ranks hold different gradients now, and what isn't waited for would keep its part of them until it is done.
+            self.group.abort(&error.to_string());
+        }
         self.step.pending.clear();
         self.step.next = 0;
         self.step.lacking.clear();

@@ -1,6 +1,6 @@
 //! DDP against the plain run, over threads.
 
-use phalanx_comm::{Endpoint, Generation, Group, GroupConfig, Rank, Secret};
+use phalanx_comm::{Deadline, Endpoint, Generation, Group, GroupConfig, Rank, Secret};
 use phalanx_nn::optim::{Optimizer, Sgd};
 use phalanx_nn::{Ctx, Init, Linear, Module, Param, Parameters, Visitor, models::MnistNet};
 use phalanx_parallel::{Compress, Ddp, DdpConfig, Error, SingleDevice, Strategy, Sync};
@@ -354,6 +354,41 @@ fn a_rank_that_does_not_come_is_named_when_the_time_is_up() {
     });
     let error = results[0].as_ref().unwrap();
     assert!(error.contains("waited") && error.contains("rank 1"), "{error}");
+}
+
+#[test]
+fn gradients_are_let_go_where_another_thread_keeps_the_group() {
+    let soon = Duration::from_secs(20);
+    let mut groups = Group::threads(2).into_iter();
+    let (group, other) = (groups.next().unwrap(), groups.next().unwrap());
+    std::thread::scope(|scope| {
+        // The other rank is there, and takes no part in the step.
+        let prepared = scope.spawn(move || {
+            let parameters = Parameters::build(&mut Paths::new(), &Device::cpu(1), 0);
+            Ddp::new(other.clone()).prepare(&parameters).unwrap();
+            other
+        });
+        let mut model = Paths::new();
+        let parameters = Parameters::build(&mut model, &Device::cpu(1), 0);
+        let mut ddp = Ddp::new(group.clone().with_timeout(Duration::from_millis(200)));
+        ddp.prepare(&parameters).unwrap();
+        let _other = prepared.join().unwrap();
+        let x = Tensor::ones(parameters.value(0).device(), [1, 2], DType::F32);
+        let loss = model.forward(&x, &mut Ctx::eval());
+        ddp.backward(&parameters, Some(&loss), 1.0, Sync::Now).unwrap();
+        let waits = group.clone().with_timeout(soon);
+        let waiting = scope.spawn(move || waits.receive(&mut [0u8], Rank(1)));
+        let in_time = Deadline::after(soon);
+        while group.bytes_sent().is_some() {
+            assert!(!in_time.expired(), "nobody waits");
+            std::thread::yield_now();
+        }
+        let error = ddp.finish(&parameters).unwrap_err().to_string();
+        assert!(error.contains("another thread"), "{error}");
+        let ended = waiting.join().unwrap().unwrap_err().to_string();
+        assert!(ended.contains("rank 0 ended the group"), "{ended}");
+        parameters.grads().arena().flat_mut::<f32>().fill(0.0);
+    });
 }
 
 #[test]
