@@ -23,7 +23,7 @@ use crate::schedule::{Algorithm, Choice, Seat};
 use crate::siblings::Siblings;
 use crate::topology::Topology;
 use crate::transport::{Transport, threads};
-use crate::watch::DEFAULT_SILENCE;
+use crate::watch::{DEFAULT_SILENCE, LEAST_SILENCE};
 use crate::work::Work;
 use phalanx_wire::{Deadline, Generation, Rank};
 use std::collections::{HashMap, VecDeque};
@@ -179,9 +179,15 @@ impl Group {
     }
 
     /// The same group with another limit for how long a rank that is waited for may give no sign of life before the wait ends with
-    /// [`Error::Silent`]: 2 seconds at first; none for as long as the wait may last. A rank that computes gives signs of life. Its
-    /// parts, and what is rebuilt of it, have the same.
+    /// [`Error::Silent`]: 2 seconds at first, 600 milliseconds at least, which is three signs of life; none for as long as the wait
+    /// may last. A rank that computes gives signs of life. Its parts, and what is rebuilt of it, have the same.
+    #[track_caller]
     pub fn with_silence(self, silence: Option<Duration>) -> Group {
+        let limit = silence.unwrap_or(Duration::MAX);
+        assert!(
+            limit >= LEAST_SILENCE,
+            "with_silence: {limit:?} is less than {LEAST_SILENCE:?}, in which three signs of life come"
+        );
         Group { patience: Patience { silence, ..self.patience }, ..self }
     }
 

@@ -2,11 +2,13 @@
 //! is told apart from one that is late, and one that is slow is known by its pace. What the signs mean is decided in
 //! `transport/signs.rs`; the time comes from outside.
 
-use crate::transport::{Signs, Verdict, judge};
+use crate::transport::{BEAT, Signs, Verdict, judge};
 use std::time::{Duration, Instant};
 
 /// How long a peer may give no sign of life, unless the group says otherwise.
 pub(crate) const DEFAULT_SILENCE: Duration = Duration::from_secs(2);
+/// The shortest that it may be said to be: a beat may be late, and one that is missed is no death.
+pub(crate) const LEAST_SILENCE: Duration = BEAT.saturating_mul(3);
 /// The longest time between two looks.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// A wait that didn't get to look for so long was stopped itself, and begins anew.
@@ -146,7 +148,7 @@ mod tests {
     #[test]
     fn looks_come_several_times_within_a_silence() {
         let start = Instant::now();
-        for (limit, first, then) in [(None, 1000, 500), (Some(2000), 1000, 500), (Some(400), 200, 100)] {
+        for (limit, first, then) in [(None, 1000, 500), (Some(2000), 1000, 500), (Some(600), 300, 150)] {
             let mut watch = Watch::new(limit.map(Duration::from_millis), start);
             assert_eq!(watch.due_in(start), Duration::from_millis(first));
             let now = start + Duration::from_millis(first);

@@ -11,7 +11,7 @@ pub(crate) use memory::Memory;
 pub(crate) use signs::{Signs, Verdict, judge};
 #[cfg(test)]
 pub(crate) use signs::{State, Traffic};
-pub(crate) use tcp::{Pulse, Tcp};
+pub(crate) use tcp::{BEAT, Pulse, Tcp};
 pub(crate) use threads::{Shared as SharedThreads, end_of, threads};
 pub(crate) use wires::{LEAVING_FAILED, Wire, Wires, deliver};
 

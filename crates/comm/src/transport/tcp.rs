@@ -4,7 +4,7 @@ mod frames;
 mod info;
 mod pulse;
 
-pub(crate) use pulse::Pulse;
+pub(crate) use pulse::{BEAT, Pulse};
 
 use super::signs::Traffic;
 use super::{Lost, Signs, Wire};

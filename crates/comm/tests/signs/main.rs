@@ -73,7 +73,7 @@ fn a_rank_that_is_stopped_is_told_from_a_dead_one() {
 
 #[test]
 fn a_rank_that_computes_is_alive() {
-    let silence = Duration::from_millis(500);
+    let silence = Duration::from_millis(600);
     on_all(2, |group| {
         let group = group.with_silence(Some(silence));
         if group.rank() == Rank(1) {
@@ -84,6 +84,12 @@ fn a_rank_that_computes_is_alive() {
         group.all_reduce(&mut values, ReduceOp::Sum).unwrap();
         assert!(values.iter().all(|&value| value == 2.0));
     });
+}
+
+#[test]
+#[should_panic(expected = "with_silence: 599ms is less than 600ms")]
+fn a_silence_in_which_a_living_rank_may_not_beat_is_refused() {
+    let _ = Group::solo().with_silence(Some(Duration::from_millis(599)));
 }
 
 /// Is busy with something else for so long.

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 /// How often: several times within any silence that is an error.
-const BEAT: Duration = Duration::from_millis(200);
+pub(crate) const BEAT: Duration = Duration::from_millis(200);
 
 type Lines = Mutex<Vec<Weak<Line>>>;
 
