@@ -16,7 +16,7 @@ use crate::endpoint::{Endpoint, PeerAddress, Stream};
 use crate::error::Error;
 use crate::lobby::Lobby;
 use crate::tls::Tls;
-use crate::transport::{Lost, Pulse, Waker};
+use crate::transport::{Lost, Pulse};
 use crate::word::{MAX_WORD, Word};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use phalanx_wire::{
@@ -164,8 +164,8 @@ impl Door {
         self.0.groups().raise(generation);
     }
 
-    /// The lobby of a group that this process is now rank `own` of; `wake` is called when somebody arrives there.
-    pub(crate) fn expect(&self, key: Key, own: Rank, wake: Waker) -> Result<Arc<Lobby>, Error> {
+    /// The lobby of a group that this process is now rank `own` of.
+    pub(crate) fn expect(&self, key: Key, own: Rank) -> Result<Arc<Lobby>, Error> {
         let mut groups = self.0.groups();
         groups.raise(key.generation);
         let (is_over, waiting) = (groups.end_of(key).is_some(), groups.lobbies.remove(&key));
@@ -178,8 +178,6 @@ impl Door {
         let waiting = waiting.filter(|expected| expected.own == own);
         let lobby = waiting.map_or_else(Arc::default, |expected| expected.lobby);
         groups.lobbies.insert(key, Expected { lobby: Arc::clone(&lobby), own, is_known: true });
-        // Nobody else sets it, since the lobby wasn't known.
-        let _ = lobby.wake.set(wake);
         Ok(lobby)
     }
 

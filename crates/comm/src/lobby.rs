@@ -16,7 +16,7 @@ const PROMISE: Duration = Duration::from_secs(1);
 pub(crate) struct Lobby {
     meetings: Mutex<HashMap<Rank, Meeting>>,
     news: AtomicBool,
-    pub(crate) wake: OnceLock<Waker>,
+    wake: OnceLock<Waker>,
     /// Why nobody looks any more.
     over: OnceLock<Word>,
 }
@@ -41,6 +41,11 @@ enum Meeting {
 impl Lobby {
     fn meetings(&self) -> MutexGuard<'_, HashMap<Rank, Meeting>> {
         self.meetings.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From now on `wake` is called when somebody arrives; the first one stays.
+    pub(crate) fn ring(&self, wake: Waker) {
+        let _ = self.wake.set(wake);
     }
 
     /// Whether this rank may dial that one now. One who promised to come and doesn't is asked again: it may have failed.
@@ -113,6 +118,13 @@ impl Lobby {
         let _meetings = self.meetings();
         // The first word stays.
         let _ = self.over.set(word.clone());
+    }
+
+    /// The group is over before it looked: whoever arrived hears why, too.
+    pub(crate) fn turn_away(&self, word: &Word) {
+        self.close(word);
+        let arrived = self.take().into_iter().filter_map(|(_, outcome)| outcome.ok());
+        arrived.for_each(|wire| send_away(wire, word));
     }
 
     /// What arrived since it was last asked for.

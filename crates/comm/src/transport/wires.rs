@@ -124,6 +124,17 @@ const COURTESY: Duration = Duration::from_millis(20);
 impl Wires {
     /// To the ranks of a group, `members` as the run numbers them, who can be reached from `home`.
     pub(crate) fn new(own: usize, members: &[Rank], home: &Home, key: Key) -> Result<Wires, Error> {
+        let lobby = home.door.expect(key, members[own])?;
+        Wires::at(own, members, home, key, &lobby).inspect_err(|error| {
+            // The others come all the same, and hear it instead of waiting for nobody.
+            let word = Word::of(Rank(own as u32), error);
+            home.door.forget(key, &word);
+            lobby.turn_away(&word);
+        })
+    }
+
+    /// As [`Wires::new`], for a group that the door knows.
+    fn at(own: usize, members: &[Rank], home: &Home, key: Key, lobby: &Arc<Lobby>) -> Result<Wires, Error> {
         let failed =
             |error: Errno| Error::connect(members[own], format!("it has no event to wake by: {error}"));
         let alarm = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK).map_err(failed)?;
@@ -141,8 +152,8 @@ impl Wires {
             link: Link::Absent(None),
         };
         let peers = members.iter().zip(&home.peers).map(peer).collect();
-        let lobby = door.expect(key, members[own], ringing(&alarm))?;
-        Ok(Wires { own, key, door, lobby, peers, alarm, leaving: Duration::ZERO })
+        lobby.ring(ringing(&alarm));
+        Ok(Wires { own, key, door, lobby: Arc::clone(lobby), peers, alarm, leaving: Duration::ZERO })
     }
 
     /// The connection to a peer, once there is one; goes for it if there is none.

@@ -225,6 +225,24 @@ fn who_is_taken_for_another_rank_turns_the_caller_away() {
 }
 
 #[test]
+fn a_rank_that_can_not_take_part_tells_those_who_come_for_it() {
+    with_newcomers(
+        Endpoint::tcp,
+        2,
+        0,
+        |_, _| {},
+        |world, addresses| {
+            let (start, mut peers) = (Instant::now(), addresses.to_vec());
+            // One was told something else of the other than that one says of itself.
+            peers[1].tls = world.rank() == Rank(0);
+            let error = go_on(&world, 4, peers).err().unwrap().to_string();
+            assert!(error.contains("rank 1 wants TLS, which this rank has not"), "{error}");
+            assert!(start.elapsed() < LIMIT / 4, "{:?}", start.elapsed());
+        },
+    );
+}
+
+#[test]
 fn what_can_not_follow_is_told() {
     let refused = |group: &Group, rank: u32, generation, peers: &[PeerAddress], want: &str| {
         let error = group.succeed(Rank(rank), Generation(generation), peers.to_vec()).err().unwrap();
