@@ -8,8 +8,11 @@
 //! connection which the higher rank dialed is the one that stays. A rank may knock before this one has heard of the group at
 //! all: it waits in the lobby. What belongs to an older generation than the newest is turned away, and whoever comes for a group
 //! that has ended hears why.
+//!
+//! A process may have another rank in each generation, so whoever knocks also says which rank it takes this one for, and is
+//! turned away where that is wrong.
 
-use crate::endpoint::{Endpoint, Stream};
+use crate::endpoint::{Endpoint, PeerAddress, Stream};
 use crate::error::Error;
 use crate::lobby::Lobby;
 use crate::tls::Tls;
@@ -31,6 +34,14 @@ pub(crate) struct Key {
     pub(crate) group: u64,
 }
 
+/// What one who knocks comes for.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) struct Call {
+    pub(crate) key: Key,
+    /// The rank that it wants to meet, as the run numbers it.
+    pub(crate) whom: Rank,
+}
+
 /// How long one stranger may take to prove itself.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
 /// How long those who come for a group that has ended are told so, if the process lives as long.
@@ -45,34 +56,38 @@ const ENDED: usize = 1024;
 const BARRED: Duration = Duration::from_millis(50);
 const PURPOSE: &str = "comm";
 
-impl Key {
-    /// What connections of the group are for.
-    fn purpose(self) -> String {
-        if self.group == 0 { PURPOSE.into() } else { format!("{PURPOSE}/{:016x}", self.group) }
+impl Call {
+    fn of(hello: &Hello) -> Option<Call> {
+        let mut words = hello.purpose.split('/');
+        let (purpose, whom) = (words.next()?, words.next()?.parse().ok()?);
+        let group = words.next().map_or(Ok(0), |number| u64::from_str_radix(number, 16)).ok()?;
+        let key = Key { generation: hello.generation, group };
+        (purpose == PURPOSE && words.next().is_none()).then_some(Call { key, whom: Rank(whom) })
     }
 
-    fn of(hello: &Hello) -> Option<Key> {
-        let rest = hello.purpose.strip_prefix(PURPOSE)?;
-        let group = match rest.strip_prefix('/') {
-            Some(number) => u64::from_str_radix(number, 16).ok()?,
-            None if rest.is_empty() => 0,
-            None => return None,
-        };
-        Some(Key { generation: hello.generation, group })
-    }
-
-    /// What `rank`, as the run numbers it, says of itself when it comes for this group.
+    /// What `rank`, as the run numbers it, says of itself at such a call, whether it makes it or answers it.
     pub(crate) fn hello(self, rank: Rank) -> Hello {
-        Hello { purpose: self.purpose(), rank, generation: self.generation }
+        let Call { key: Key { generation, group }, whom } = self;
+        let world = format!("{PURPOSE}/{whom}");
+        let purpose = if group == 0 { world } else { format!("{world}/{group:016x}") };
+        Hello { purpose, rank, generation }
     }
+}
+
+/// A group that somebody may come for.
+struct Expected {
+    lobby: Arc<Lobby>,
+    /// This process's rank there, as the run numbers it.
+    own: Rank,
+    /// Whether this process has heard of the group; else it has its rank from the one who knocked first.
+    is_known: bool,
 }
 
 /// The groups that there are, as far as the door is concerned.
 #[derive(Default)]
 struct Groups {
     newest: Generation,
-    /// By group; the flag says whether this rank has heard of it.
-    lobbies: HashMap<Key, (Arc<Lobby>, bool)>,
+    lobbies: HashMap<Key, Expected>,
     ended: VecDeque<(Key, Word)>,
     /// Whether no group will come any more.
     is_closed: bool,
@@ -82,6 +97,13 @@ impl Groups {
     /// What a group that is over said last.
     fn end_of(&self, key: Key) -> Option<&Word> {
         self.ended.iter().find(|(other, _)| *other == key).map(|(_, word)| word)
+    }
+
+    /// What is older than this is turned away from now on.
+    fn raise(&mut self, generation: Generation) {
+        let newest = self.newest.max(generation);
+        self.newest = newest;
+        self.lobbies.retain(|key, expected| expected.is_known || key.generation >= newest);
     }
 }
 
@@ -95,9 +117,8 @@ enum Answer {
 
 struct Inside {
     endpoint: Endpoint,
+    address: PeerAddress,
     secret: Secret,
-    /// As the run numbers it.
-    own: Rank,
     groups: Mutex<Groups>,
     strangers: Strangers<Stream>,
     stop: EventFd,
@@ -113,7 +134,8 @@ impl Door {
         let stop = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK);
         let stop = stop.map_err(|error| failed(error.into()))?;
         let (groups, strangers) = (Mutex::default(), Strangers::new(STRANGERS));
-        let inside = Arc::new(Inside { endpoint, secret, own, groups, strangers, stop });
+        let address = endpoint.address();
+        let inside = Arc::new(Inside { endpoint, address, secret, groups, strangers, stop });
         let keeper = Arc::clone(&inside);
         let thread = std::thread::Builder::new().name("phalanx-door".into());
         thread.spawn(move || keeper.keep()).map_err(failed)?;
@@ -132,21 +154,33 @@ impl Door {
         &self.0.secret
     }
 
-    /// The lobby of a group that this rank is now a member of; `wake` is called when somebody arrives there.
-    pub(crate) fn expect(&self, key: Key, wake: Waker) -> Result<Arc<Lobby>, Error> {
+    /// Where it is.
+    pub(crate) fn address(&self) -> &PeerAddress {
+        &self.0.address
+    }
+
+    /// What is older than this is turned away from now on.
+    pub(crate) fn raise(&self, generation: Generation) {
+        self.0.groups().raise(generation);
+    }
+
+    /// The lobby of a group that this process is now rank `own` of; `wake` is called when somebody arrives there.
+    pub(crate) fn expect(&self, key: Key, own: Rank, wake: Waker) -> Result<Arc<Lobby>, Error> {
         let mut groups = self.0.groups();
-        if groups.end_of(key).is_some() || groups.lobbies.get(&key).is_some_and(|(_, known)| *known) {
+        groups.raise(key.generation);
+        let (is_over, waiting) = (groups.end_of(key).is_some(), groups.lobbies.remove(&key));
+        if is_over || waiting.as_ref().is_some_and(|expected| expected.is_known) {
+            groups.lobbies.extend(waiting.map(|expected| (key, expected)));
             let text = format!("there is, or was, a group of generation {} already", key.generation);
-            return Err(Error::connect(self.0.own, text));
+            return Err(Error::connect(own, text));
         }
-        groups.newest = groups.newest.max(key.generation);
-        let newest = groups.newest;
-        groups.lobbies.retain(|other, (_, known)| *known || other.generation >= newest);
-        let (lobby, known) = groups.lobbies.entry(key).or_default();
-        *known = true;
+        // Who took this one for another rank finds the connection closed.
+        let waiting = waiting.filter(|expected| expected.own == own);
+        let lobby = waiting.map_or_else(Arc::default, |expected| expected.lobby);
+        groups.lobbies.insert(key, Expected { lobby: Arc::clone(&lobby), own, is_known: true });
         // Nobody else sets it, since the lobby wasn't known.
         let _ = lobby.wake.set(wake);
-        Ok(Arc::clone(lobby))
+        Ok(lobby)
     }
 
     /// The group is over.
@@ -157,7 +191,7 @@ impl Door {
             groups.ended.pop_front();
         }
         groups.ended.push_back((key, word.clone()));
-        if let Some((lobby, _)) = lobby {
+        if let Some(Expected { lobby, .. }) = lobby {
             lobby.close(word);
         }
     }
@@ -236,8 +270,8 @@ impl Inside {
             stream.welcome(tls, &self.secret, &deadline, |hello| self.answer_to(hello))?;
         // It makes room for nobody any more.
         self.strangers.leave(number);
-        let key = Key::of(&theirs).ok_or(HandshakeError::NotOurs)?;
-        match self.place_for(key, theirs.rank)? {
+        let call = Call::of(&theirs).ok_or(HandshakeError::NotOurs)?;
+        match self.place_for(call, theirs.rank)? {
             Answer::Welcome(lobby) => {
                 let made = stream
                     .write_all(&[WELCOME])
@@ -259,15 +293,21 @@ impl Inside {
         Ok(())
     }
 
-    /// What this rank says of itself to one who says that: the same group, if there is or may be one.
+    /// What this process says of itself to one who says that: the same group, if there is or may be one, and its rank there.
     fn answer_to(&self, hello: &Hello) -> Hello {
         let groups = self.groups();
-        let is_known = |key: &Key| groups.end_of(*key).is_some() || groups.lobbies.contains_key(key);
-        let key = Key::of(hello).filter(|key| is_known(key) || key.generation >= groups.newest);
-        key.unwrap_or(Key { generation: groups.newest, group: 0 }).hello(self.own)
+        let own = |key: &Key| groups.lobbies.get(key).map(|expected| expected.own);
+        let may_be = |key: &Key| groups.end_of(*key).is_some() || key.generation >= groups.newest;
+        let call = Call::of(hello).and_then(|call| match own(&call.key) {
+            Some(whom) => Some(Call { whom, ..call }),
+            None => may_be(&call.key).then_some(call),
+        });
+        let of_now = Key { generation: groups.newest, group: 0 };
+        let call = call.unwrap_or(Call { key: of_now, whom: own(&of_now).unwrap_or(Rank(0)) });
+        call.hello(call.whom)
     }
 
-    fn place_for(&self, key: Key, peer: Rank) -> Result<Answer, HandshakeError> {
+    fn place_for(&self, Call { key, whom: own }: Call, peer: Rank) -> Result<Answer, HandshakeError> {
         let mut groups = self.groups();
         if let Some(word) = groups.end_of(key) {
             return Ok(Answer::Ended(word.clone()));
@@ -275,12 +315,17 @@ impl Inside {
         if groups.is_closed {
             return Err(std::io::Error::other("this rank has left").into());
         }
-        let unheard_of = groups.lobbies.values().filter(|(_, known)| !known).count();
+        let unheard_of = groups.lobbies.values().filter(|expected| !expected.is_known).count();
         if unheard_of >= UNHEARD_OF && !groups.lobbies.contains_key(&key) {
             return Err(std::io::Error::other("too many knock for groups that aren't there yet").into());
         }
-        let (lobby, _) = groups.lobbies.entry(key).or_default();
-        Ok(if lobby.admit(self.own, peer) { Answer::Welcome(Arc::clone(lobby)) } else { Answer::Crossed })
+        let unknown = || Expected { lobby: Arc::default(), own, is_known: false };
+        let Expected { lobby, own: now, .. } = groups.lobbies.entry(key).or_insert_with(unknown);
+        if *now != own {
+            // It was heard of in between.
+            return Err(std::io::Error::other(format!("rank {own} is wanted here, and rank {now} is")).into());
+        }
+        Ok(if lobby.admit(own, peer) { Answer::Welcome(Arc::clone(lobby)) } else { Answer::Crossed })
     }
 }
 
@@ -310,14 +355,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_survive_the_way_through_a_hello() {
-        for group in [0, 1, u64::MAX] {
-            let key = Key { generation: Generation(7), group };
-            assert_eq!(Key::of(&key.hello(Rank(3))), Some(key));
+    fn calls_survive_the_way_through_a_hello() {
+        for (group, whom) in [(0, 0), (1, 4), (u64::MAX, u32::MAX)] {
+            let call = Call { key: Key { generation: Generation(7), group }, whom: Rank(whom) };
+            assert_eq!(Call::of(&call.hello(Rank(3))), Some(call));
         }
-        for purpose in ["coord", "comm/", "comm/xyz", "commune", "comm0"] {
+        for purpose in
+            ["coord/1", "comm", "comm/", "comm/xyz", "comm/1/", "comm/1/2/3", "commune/1", "comm0/1"]
+        {
             let hello = Hello { purpose: purpose.into(), rank: Rank(0), generation: Generation(0) };
-            assert_eq!(Key::of(&hello), None, "{purpose}");
+            assert_eq!(Call::of(&hello), None, "{purpose}");
         }
     }
 }

@@ -335,6 +335,8 @@ impl Group {
         let peers = &home.peers;
         let topology = Topology::of(peers, |a, b| a.tcp.ip() == b.tcp.ip() || a.can_share_memory_with(b));
         let key = Key { generation: place.generation, group: place.name };
+        // A group of one meets nobody, and turns away the same.
+        home.door.raise(place.generation);
         let wires = match peers.len() {
             1 => None,
             _ => Some(Box::new(Wires::new(place.rank.index(), &place.members, &home, key)?) as _),

@@ -13,6 +13,7 @@ pub(crate) use family::{Home, Kin};
 pub use messages::{Source, Transfer};
 
 use crate::common::Regions;
+use crate::endpoint::PeerAddress;
 use crate::error::Error;
 use crate::flight::Flight;
 use crate::mail::{Delivered, Mail};
@@ -228,15 +229,25 @@ impl Group {
         self.timeout
     }
 
-    /// Has `listener` told, once, when the group fails: before the others notice that this rank leaves. The first one stays.
+    /// Has `listener` told, once, when the group fails: before the others notice that this rank leaves; so have groups that take
+    /// the place of this one from now on. The first one stays.
     pub fn on_failure(&self, listener: impl Fn(&Error) + Send + Sync + 'static) {
-        let _ = self.aside.listener.set(Box::new(listener));
+        let _ = self.aside.listener.set(Arc::new(listener));
     }
 
     /// Has `keep` given what this rank knows of the group when that fails, before the others are told; so have groups that come
     /// of this one from now on. The first one stays.
     pub fn on_flight(&self, keep: impl Fn(&Flight) + Send + Sync + 'static) {
         let _ = self.aside.keeper.set(Arc::new(keep));
+    }
+
+    /// Where this rank can be reached by processes, if the group was made by [`Group::connect`], or comes of such a one: by those
+    /// that are in it, and by those that [`Group::succeed`] takes in.
+    pub fn address(&self) -> Option<&PeerAddress> {
+        match &self.kin {
+            Kin::Processes(home) => Some(home.door.address()),
+            Kin::Alone | Kin::Threads(_) => None,
+        }
     }
 
     /// What this group is, for people.

@@ -43,7 +43,7 @@ pub(crate) struct Aside {
     pub(crate) members: Arc<[Rank]>,
 }
 
-pub(crate) type Listener = Box<dyn Fn(&Error) + Send + Sync>;
+pub(crate) type Listener = Arc<dyn Fn(&Error) + Send + Sync>;
 pub(crate) type Keeper = Arc<dyn Fn(&Flight) + Send + Sync>;
 
 pub(crate) struct Engine {
@@ -138,15 +138,26 @@ impl Engine {
             if let Some(listener) = self.aside.listener.get() {
                 listener(&error);
             }
-            // What came before is there all the same.
-            self.done.extend(self.mail.delivered().map(|letter| (letter.ticket, letter)));
-            self.queue.clear();
-            self.mail.clear();
-            if let Some(wires) = &mut self.wires {
-                wires.part(&Word::of(self.rank, &error));
-            }
-            self.failed = Some(error);
+            self.end(&Word::of(self.rank, &error), error);
         }
+    }
+
+    /// Ends a group that isn't needed any more, which is no failure and told to nobody; later operations have this error.
+    pub(crate) fn retire(&mut self, error: Error) {
+        if self.failed.is_none() {
+            self.end(&Word::farewell(self.rank), error);
+        }
+    }
+
+    fn end(&mut self, word: &Word, error: Error) {
+        // What came before is there all the same.
+        self.done.extend(self.mail.delivered().map(|letter| (letter.ticket, letter)));
+        self.queue.clear();
+        self.mail.clear();
+        if let Some(wires) = &mut self.wires {
+            wires.part(word);
+        }
+        self.failed = Some(error);
     }
 
     /// What is known of the group, which fails with this error.

@@ -1,6 +1,8 @@
-//! Groups that come of a group: parts of it, and what is left of it.
+//! Groups that come of a group: parts of it, what is left of it, and what takes its place.
 
 mod ranks;
+#[path = "family/succession.rs"]
+mod succession;
 
 use phalanx_comm::{Deadline, Generation, Group, Rank, ReduceOp};
 use ranks::{BINDS, LIMIT, connected, on_all};

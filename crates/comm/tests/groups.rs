@@ -347,15 +347,15 @@ fn a_failed_group_holds_no_buffers() {
 fn strangers_are_refused_and_the_group_is_made() {
     let strangers = |peers: &[PeerAddress]| {
         // The highest rank only dials; all others listen.
-        for peer in &peers[..peers.len() - 1] {
+        for (whom, peer) in peers[..peers.len() - 1].iter().enumerate() {
             let tcp = peer.tcp;
-            bother(move || TcpStream::connect(tcp).unwrap());
+            bother(whom, move || TcpStream::connect(tcp).unwrap());
             if let Some(local) = peer.local.clone() {
                 let dial = move || {
                     let name = SocketAddr::from_abstract_name(&local.name).unwrap();
                     UnixStream::connect_addr(&name).unwrap()
                 };
-                bother(dial);
+                bother(whom, dial);
             }
         }
     };
@@ -370,14 +370,15 @@ fn strangers_are_refused_and_the_group_is_made() {
 
 /// All that a stranger might do to an ear: say nothing, talk nonsense, leave, know another secret, be of another generation,
 /// know the secret and bring no memory.
-fn bother<S: Socket + Send + 'static>(dial: impl Fn() -> S + Send + 'static) {
+fn bother<S: Socket + Send + 'static>(whom: usize, dial: impl Fn() -> S + Send + 'static) {
     let silent = dial();
     let mut garbage = dial();
     garbage.write_all(&[0x42; 500]).unwrap();
     drop(dial());
     let stranger = move |secret: [u8; 32], generation| {
         let mut stream = dial();
-        let hello = Hello { purpose: "comm".into(), rank: Rank(2), generation: Generation(generation) };
+        let purpose = format!("comm/{whom}");
+        let hello = Hello { purpose, rank: Rank(2), generation: Generation(generation) };
         let secret = Secret::from_bytes(secret);
         assert!(handshake(&mut stream, &secret, Side::Dialed, &hello, &Deadline::after(LIMIT)).is_err());
         stream.limit(LIMIT).unwrap();
@@ -401,7 +402,7 @@ fn a_peer_that_brings_no_memory_is_refused() {
     let liar = std::thread::spawn(move || {
         let name = SocketAddr::from_abstract_name(&local.name).unwrap();
         let mut stream = UnixStream::connect_addr(&name).unwrap();
-        let hello = Hello { purpose: "comm".into(), rank: Rank(1), generation };
+        let hello = Hello { purpose: "comm/0".into(), rank: Rank(1), generation };
         handshake(&mut stream, &theirs, Side::Dialed, &hello, &Deadline::after(LIMIT)).unwrap();
         stream.set_read_timeout(Some(LIMIT)).unwrap();
         // It is let in, and then says something else than it should.

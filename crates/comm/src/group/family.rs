@@ -2,12 +2,14 @@
 //!
 //! Each group has connections of its own, so one that fails or is slow doesn't touch another. The members of a new group meet
 //! at the doors where those of the old one met, under a name that all of them come to by themselves; survivors of a failed group
-//! meet under a new generation, and refuse whoever comes with the old one.
+//! meet under a new generation, and refuse whoever comes with the old one. New processes may come to that, too: then somebody
+//! else says who is in it and where, as when the first group was made.
 
 use super::{Group, Place};
 use crate::door::Door;
 use crate::endpoint::PeerAddress;
 use crate::error::Error;
+use crate::topology::Topology;
 use crate::transport::{SharedThreads, end_of};
 use phalanx_wire::{Deadline, Generation, Rank};
 use std::collections::HashSet;
@@ -42,6 +44,10 @@ fn name_of(number: u64, members: &[Rank]) -> u64 {
     let mix = |name: u64, word: u64| (name ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
     let name = members.iter().fold(mix(1, number), |name, rank| mix(name, u64::from(rank.0) + 1));
     name.max(1)
+}
+
+fn taken_by(generation: Generation) -> String {
+    format!("generation {generation} takes its place")
 }
 
 impl Group {
@@ -89,7 +95,7 @@ impl Group {
             self.generation
         );
         let members: Vec<usize> = survivors.iter().map(|rank| rank.index()).collect();
-        self.abort(&format!("generation {generation} takes its place"));
+        self.abort(&taken_by(generation));
         self.member(&members, generation, |place, index| match &self.kin {
             Kin::Alone => Ok(Group::over(place, None)),
             Kin::Threads(shared) => {
@@ -97,6 +103,59 @@ impl Group {
             }
             Kin::Processes(home) => Group::meet(Place { name: self.name, ..place }, home.of(&members)),
         })
+        .inspect(|group| self.entrust(group))
+    }
+
+    /// The group that follows this one: its ranks are those at `peers`, by their new numbers, and this process is `rank` of them,
+    /// at the address that it has had so far. Some were in this group, maybe under other numbers; others are new processes that
+    /// call [`Group::connect`] with the same generation and peers. What belongs to an older generation is refused, and what this
+    /// group was told of timeouts, algorithms and failures goes for the new one.
+    ///
+    /// A group that hasn't failed ends when the new one stands, without a failure: ranks that are still in its last operation
+    /// while this one is done with it aren't disturbed. Where the new group can't be made, this one can be succeeded all the
+    /// same, under a higher generation. Groups of threads, and those that were never connected, have no address and no followers.
+    pub fn succeed(
+        &self,
+        rank: Rank,
+        generation: Generation,
+        peers: Vec<PeerAddress>,
+    ) -> Result<Group, Error> {
+        let refused = |reason: String| Err(Error::connect(rank, reason));
+        let Kin::Processes(home) = &self.kin else {
+            let hint = "make it with Group::connect, with itself as its only peer if there is no other yet";
+            return refused(format!("nobody can come to {}\nhint: {hint}", self.description));
+        };
+        if generation <= self.generation {
+            return refused(format!("generation {generation} can't follow generation {}", self.generation));
+        }
+        let address = home.door.address();
+        if peers.get(rank.index()) != Some(address) {
+            let other = peers.get(rank.index()).map_or("nowhere".into(), |peer| format!("at {}", peer.tcp));
+            return refused(format!(
+                "it is at {}, and rank {rank} of {} is {other}",
+                address.tcp,
+                peers.len()
+            ));
+        }
+        let members = (0..peers.len()).map(|rank| Rank(rank as u32)).collect();
+        let place = self.place(rank, Topology::one_host(peers.len()), generation, members);
+        let group = Group::meet(place, Home { door: Arc::clone(&home.door), peers })?;
+        self.entrust(&group);
+        let reason = taken_by(generation);
+        match self.free_engine() {
+            Some(mut engine) => engine.retire(Error::Aborted { by: self.rank, reason }),
+            // A thread that is in it still waits for somebody who has gone on.
+            None => self.abort(&reason),
+        }
+        Ok(group)
+    }
+
+    /// A group that takes the place of this one tells whom this one tells.
+    fn entrust(&self, group: &Group) {
+        if let Some(listener) = self.aside.listener.get() {
+            let _ = group.aside.listener.set(Arc::clone(listener));
+        }
+        self.hand_on(group);
     }
 
     /// A group of `members`, if this rank is one. All ranks take part.
@@ -113,6 +172,7 @@ impl Group {
                 Group::meet(Place { name, ..place }, home.of(&members))
             }
         })?;
+        self.hand_on(&group);
         Ok(Some(group))
     }
 
@@ -126,24 +186,32 @@ impl Group {
     ) -> Result<Group, Error> {
         let index = members.iter().position(|&rank| rank == self.rank.index());
         let index = index.unwrap_or_else(|| panic!("rank {} is none of the ranks {members:?}", self.rank));
-        let place = Place {
-            rank: Rank(index as u32),
-            topology: self.topology.part(members),
+        let known = members.iter().map(|&rank| self.members[rank]).collect();
+        let place = self.place(Rank(index as u32), self.topology.part(members), generation, known);
+        make(place, index)
+    }
+
+    /// A place in a group that comes of this one and waits as this one does; `members` are as the run numbers them.
+    fn place(&self, rank: Rank, topology: Topology, generation: Generation, members: Vec<Rank>) -> Place {
+        Place {
+            rank,
+            topology,
             generation,
             timeout: self.timeout,
             silence: self.patience.silence,
             algorithm: self.algorithm,
-            members: members.iter().map(|&rank| self.members[rank]).collect(),
+            members,
             name: 0,
             siblings: Arc::clone(&self.siblings),
             kin: Kin::Alone,
-        };
-        let group = make(place, index)?;
-        // It leaves its flight record where this one does.
+        }
+    }
+
+    /// A group that comes of this one leaves its flight record where this one does.
+    fn hand_on(&self, group: &Group) {
         if let Some(keeper) = self.aside.keeper.get() {
             let _ = group.aside.keeper.set(Arc::clone(keeper));
         }
-        Ok(group)
     }
 
     fn among_threads(

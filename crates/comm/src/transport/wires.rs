@@ -141,7 +141,7 @@ impl Wires {
             link: Link::Absent(None),
         };
         let peers = members.iter().zip(&home.peers).map(peer).collect();
-        let lobby = door.expect(key, ringing(&alarm))?;
+        let lobby = door.expect(key, members[own], ringing(&alarm))?;
         Ok(Wires { own, key, door, lobby, peers, alarm, leaving: Duration::ZERO })
     }
 

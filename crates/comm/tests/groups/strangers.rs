@@ -105,6 +105,12 @@ fn each(ears: &[SocketAddr], act: impl Fn(&mut TcpStream) -> IoResult<()>) -> Ve
     ears[..ears.len() - 1].iter().map(dial).collect()
 }
 
+/// What a connection to one of the ears is for, in the words of the protocol.
+fn whom(ears: &[SocketAddr], stream: &TcpStream) -> String {
+    let peer = stream.peer_addr().unwrap();
+    format!("comm/{}", ears.iter().position(|ear| *ear == peer).unwrap())
+}
+
 #[test]
 fn port_scanners_and_browsers_are_refused_and_logged_by_address() {
     let logged = Mutex::new(Vec::new());
@@ -138,9 +144,9 @@ fn those_with_another_secret_or_generation_are_refused_and_logged_by_address() {
                 if is_refused {
                     logged.lock().unwrap().push(stream.local_addr().unwrap());
                 }
+                let purpose = whom(ears, &stream);
                 provers.lock().unwrap().push(std::thread::spawn(move || {
-                    let hello =
-                        Hello { purpose: "comm".into(), rank: Rank(3), generation: Generation(generation) };
+                    let hello = Hello { purpose, rank: Rank(3), generation: Generation(generation) };
                     let secret = Secret::from_bytes(secret);
                     let met = handshake(&mut stream, &secret, Side::Dialed, &hello, &Deadline::after(LIMIT));
                     met.is_err() || !is_refused
@@ -180,7 +186,7 @@ fn a_recording_of_a_rank_that_was_let_in_opens_nothing() {
     let ear = std::net::TcpListener::bind((HOST, 0)).unwrap();
     let address = ear.local_addr().unwrap();
     let secret = || Secret::from_bytes([7; 32]);
-    let hello = |rank| Hello { purpose: "comm".into(), rank: Rank(rank), generation: Generation(3) };
+    let hello = |rank| Hello { purpose: "comm/0".into(), rank: Rank(rank), generation: Generation(3) };
     let recorded = std::thread::scope(|scope| {
         let dialer = scope.spawn(move || {
             let mut recorder = Recorder(TcpStream::connect(address).unwrap(), Vec::new());

@@ -131,7 +131,7 @@ fn garbage_is_named_as_garbage() {
             let theirs = secret.clone();
             let mad = scope.spawn(move || {
                 let mut stream = TcpStream::connect(address).unwrap();
-                let hello = Hello { purpose: "comm".into(), rank: Rank(1), generation };
+                let hello = Hello { purpose: "comm/0".into(), rank: Rank(1), generation };
                 handshake(&mut stream, &theirs, Side::Dialed, &hello, &Deadline::after(LIMIT)).unwrap();
                 // It is let in, and then says something else than it should.
                 stream.read_exact(&mut [0]).unwrap();
