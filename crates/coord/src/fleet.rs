@@ -19,7 +19,7 @@ mod tests;
 
 pub use orders::{Order, StopWhy, Wait};
 
-use phalanx_job::{End, EndWhy, FromAgent, Mishap, Node, Seat, Setback, Terms, WorkerFailure};
+use phalanx_job::{End, EndWhy, FromAgent, Mishap, Node, Setback, Terms, WorkerFailure};
 use phalanx_wire::Generation;
 use seats::Seated;
 use std::collections::BTreeMap;
@@ -197,7 +197,7 @@ impl Fleet {
         }
         let (began, clock_ms) = self.began;
         let clock_ms = clock_ms + now.saturating_duration_since(began).as_millis() as u64;
-        todo.extend(admit::doubts(&self.terms, clock_ms, &node).map(|doubt| Order::Warn(id, doubt)));
+        todo.extend(admit::doubts(&self.terms, clock_ms, &node).map(Order::Warn));
         let host = node.host.clone();
         let member = Member { node, heard: now, number: None, stage: Stage::Ready, leaves: false };
         self.members.insert(id, member);

@@ -22,6 +22,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod agents;
 mod etcd;
 mod fleet;
 mod membership;

@@ -4,6 +4,10 @@
 //! follows, until the run is over. Both ends beat, so each finds out when the other is silent. What follows from what is
 //! decided by the coordinator alone.
 
+mod link;
+
+pub use link::{AGENT_BEAT, AgentLink};
+
 use phalanx_wire::{Generation, Rank};
 use serde::{Deserialize, Serialize};
 

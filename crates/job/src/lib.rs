@@ -28,7 +28,8 @@ mod slurm;
 pub mod store;
 
 pub use agent::{
-    AGENT_PURPOSE, End, EndWhy, FromAgent, Mishap, Node, Seat, Setback, Terms, ToAgent, WorkerFailure,
+    AGENT_BEAT, AGENT_PURPOSE, AgentLink, End, EndWhy, FromAgent, Mishap, Node, Seat, Setback, Terms,
+    ToAgent, WorkerFailure,
 };
 pub use env::{SecretSource, Transport, WorkerEnv, names};
 pub use error::Error;

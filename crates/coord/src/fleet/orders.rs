@@ -11,8 +11,8 @@ use std::time::Duration;
 pub enum Order {
     /// Tell a node that it isn't taken.
     Refuse(NodeId, String),
-    /// Tell a node something that its people should know, and those of the coordinator.
-    Warn(NodeId, String),
+    /// Tell all nodes something that people should know.
+    Warn(String),
     /// Tell all nodes what is waited for.
     Wait(Wait),
     /// Start a generation.
@@ -51,6 +51,16 @@ pub enum StopWhy {
     Left(String),
     /// This one was asked, by the signal of that number, to end the run.
     Asked(String, i32),
+}
+
+impl StopWhy {
+    /// The number of the signal that asked for it, if one did.
+    pub fn signal(&self) -> Option<i32> {
+        match self {
+            StopWhy::Asked(_, signal) => Some(*signal),
+            StopWhy::Failed(_) | StopWhy::Lost(_) | StopWhy::Joined(_) | StopWhy::Left(_) => None,
+        }
+    }
 }
 
 impl fmt::Display for Wait {

@@ -3,6 +3,7 @@
 mod world;
 
 use super::*;
+use phalanx_job::Seat;
 use phalanx_wire::Rank;
 
 const LAST_CALL: u64 = 3000;
@@ -379,7 +380,7 @@ fn what_is_odd_is_said() {
         let mut play = Play::new(2, 2, 0);
         play.now = Duration::from_secs(10);
         let said = play.come_as(1, newcomer).into_iter().find_map(|order| match order {
-            Order::Warn(_, text) => Some(text),
+            Order::Warn(text) => Some(text),
             _ => None,
         });
         match (&said, want) {
