@@ -22,13 +22,16 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod agents;
 mod etcd;
+mod fleet;
 mod membership;
 mod rendezvous;
 mod server;
 mod store;
 
 pub use etcd::{EtcdConfig, EtcdStore};
+pub use fleet::{Event, Fleet, NodeId, Order, Patience, StopWhy, Wait};
 pub use membership::{Decision, Membership};
 pub use rendezvous::{Meeting, rendezvous};
 pub use server::{Coordinator, Notice};

@@ -1,17 +1,17 @@
 //! The coordinator's sockets. Every connection has a thread of its own and proves the secret before anything else is read;
 //! a stranger is logged, refused, and holds up nobody.
 
+use crate::agents::Agents;
+use crate::fleet::Fleet;
 use crate::membership::{Decision, Membership};
 use crate::store::Desk;
-use phalanx_job::{FromWorker, Link, MAX_FRAME, ToWorker};
-use phalanx_wire::{
-    Deadline, Generation, Hello, Rank, Secret, Side, Strangers, handshake, read_frame, write_frame,
-};
+use phalanx_job::{AGENT_PURPOSE, FromWorker, Link, MAX_FRAME, ToWorker};
+use phalanx_wire::{Deadline, Generation, Hello, Rank, Secret, Strangers, read_frame, welcome, write_frame};
 use std::collections::HashMap;
 use std::io::Result;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
 /// What the host of a coordinator may want to know.
@@ -32,6 +32,8 @@ pub enum Notice {
 
 /// How long a newcomer may take to prove itself.
 const NEWCOMER_LIMIT: Duration = Duration::from_secs(10);
+/// What the purpose of an agent's connection begins with, whatever its version.
+const AGENT: &str = "agent ";
 /// Unproven connections at once, above one a rank.
 const SURPLUS: usize = 64;
 
@@ -47,6 +49,8 @@ struct Shared {
     strangers: Strangers<TcpStream>,
     state: Mutex<State>,
     store: Arc<Desk>,
+    /// There in a run of several nodes.
+    agents: OnceLock<Arc<Agents>>,
     notify: Box<dyn Fn(Generation, Notice) + Send + Sync>,
 }
 
@@ -86,6 +90,7 @@ impl Coordinator {
             strangers: Strangers::new(world_size + SURPLUS),
             state: Mutex::new(state),
             store: Desk::open()?,
+            agents: OnceLock::new(),
             notify: Box::new(notify),
         });
         let serving = Arc::clone(&shared);
@@ -93,6 +98,24 @@ impl Coordinator {
             .name("phalanx-coord".into())
             .spawn(move || accept(&listener, &serving))?;
         Ok(Coordinator { address, shared })
+    }
+
+    /// Takes agents too, from now on: the run has several nodes, whose generations `fleet` decides. What would be told to the
+    /// host of the coordinator is told to the agents that it concerns.
+    pub fn lead(&self, fleet: Fleet) -> Result<()> {
+        let shared = Arc::downgrade(&self.shared);
+        let agents = Agents::open(fleet, move |generation, world_size| {
+            if let Some(shared) = shared.upgrade() {
+                shared.begin(generation, world_size);
+            }
+        })?;
+        assert!(self.shared.agents.set(agents).is_ok(), "a run has one fleet");
+        Ok(())
+    }
+
+    /// Waits until all agents have left, but no longer than so.
+    pub fn see_agents_off(&self, limit: Duration) {
+        self.shared.agents.get().into_iter().for_each(|agents| agents.wait_until_gone(limit));
     }
 
     /// Where it listens.
@@ -103,15 +126,7 @@ impl Coordinator {
     /// Waits for the ranks of another generation from now on. The store stays; whoever waits for the roster of the one before is
     /// let go, and whoever comes late for it is refused.
     pub fn begin(&self, generation: Generation, world_size: usize) {
-        let members = Membership::new(generation, world_size);
-        let before = std::mem::replace(
-            &mut *self.shared.state(),
-            State { generation, members, waiting: HashMap::new() },
-        );
-        for stream in before.waiting.values() {
-            // A connection that is gone already needs no closing.
-            let _ = stream.shutdown(Shutdown::Both);
-        }
+        self.shared.begin(generation, world_size);
     }
 }
 
@@ -119,12 +134,23 @@ impl Drop for Coordinator {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
         self.shared.store.close();
+        self.shared.agents.get().into_iter().for_each(|agents| agents.close());
         // A connection to itself wakes the thread that accepts; if none can be made, nothing is listening any more.
         let _ = TcpStream::connect_timeout(&self.address, Duration::from_secs(1));
     }
 }
 
 impl Shared {
+    fn begin(&self, generation: Generation, world_size: usize) {
+        let members = Membership::new(generation, world_size);
+        let before =
+            std::mem::replace(&mut *self.state(), State { generation, members, waiting: HashMap::new() });
+        for stream in before.waiting.values() {
+            // A connection that is gone already needs no closing.
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+
     /// The connection of a rank has ended; if it was waiting for the others, they wait for it now.
     fn forget(&self, rank: Rank, stream: &TcpStream) {
         let mut state = self.state();
@@ -159,10 +185,13 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
         let thread = std::thread::Builder::new().name("phalanx-member".into()).spawn(move || {
             let met = prove(&stream, &serving);
             serving.strangers.leave(number);
-            let served = met.and_then(|(rank, generation)| {
-                let result = serve(&stream, rank, generation, &serving);
-                serving.forget(rank, &stream);
-                result
+            let served = met.and_then(|newcomer| match newcomer {
+                Newcomer::Agent(agents) => agents.serve(&stream),
+                Newcomer::Worker(rank, generation) => {
+                    let result = serve(&stream, rank, generation, &serving);
+                    serving.forget(rank, &stream);
+                    result
+                }
             });
             if let Err(reason) = served {
                 tracing::warn!(from, "refused a connection: {reason}");
@@ -179,16 +208,31 @@ fn text(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 
-/// Has a newcomer prove itself; says which rank it is, and of which generation.
-fn prove(mut stream: &TcpStream, shared: &Shared) -> std::result::Result<(Rank, Generation), String> {
+/// Who has proven itself.
+enum Newcomer {
+    Agent(Arc<Agents>),
+    /// A worker of this rank and generation.
+    Worker(Rank, Generation),
+}
+
+/// Has a newcomer prove itself; says who it is.
+fn prove(mut stream: &TcpStream, shared: &Shared) -> std::result::Result<Newcomer, String> {
     stream.set_nodelay(true).map_err(text)?;
     let generation = shared.state().generation;
+    let mut agents = None;
     // The coordinator is no rank; it speaks as rank 0 of the same generation.
-    let hello = Hello { purpose: Link::purpose().into(), rank: Rank(0), generation };
+    let answer = |theirs: &Hello| {
+        agents = shared.agents.get().filter(|_| theirs.purpose.starts_with(AGENT));
+        let (purpose, generation) = match agents {
+            Some(_) => (AGENT_PURPOSE, theirs.generation),
+            None => (Link::purpose(), generation),
+        };
+        Hello { purpose: purpose.into(), rank: Rank(0), generation }
+    };
     let deadline = Deadline::after(NEWCOMER_LIMIT);
-    let peer = handshake(&mut stream, &shared.secret, Side::Accepted, &hello, &deadline).map_err(text)?;
+    let peer = welcome(&mut stream, &shared.secret, &deadline, answer).map_err(text)?;
     stream.set_read_timeout(None).map_err(text)?;
-    Ok((peer.rank, generation))
+    Ok(agents.map_or(Newcomer::Worker(peer.rank, generation), |agents| Newcomer::Agent(Arc::clone(agents))))
 }
 
 /// Serves one worker to the end of its connection; an error is why it was refused.
@@ -246,7 +290,10 @@ fn serve(
                 return shared.store.serve(stream, rank);
             }
             FromWorker::Fail { message, consequence } => {
-                (shared.notify)(generation, Notice::Failed { rank, message, consequence });
+                match shared.agents.get() {
+                    Some(agents) => agents.tell_failing(generation, rank, message, consequence),
+                    None => (shared.notify)(generation, Notice::Failed { rank, message, consequence }),
+                }
                 say(stream, &ToWorker::Heard);
             }
         }

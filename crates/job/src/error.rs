@@ -42,6 +42,35 @@ pub enum Error {
         /// Why it was refused.
         source: HandshakeError,
     },
+    /// Something else listens where the coordinator should.
+    #[error(
+        "port {port} of {ip} is in use by something that isn't phalanx\nhint: choose another port, the same on all nodes, or see there who has it: ss -ltnp 'sport = :{port}'",
+        ip = address.ip(), port = address.port()
+    )]
+    NotOurs {
+        /// Where.
+        address: SocketAddr,
+    },
+    /// A run with another secret is there.
+    #[error(
+        "the coordinator at {address} has another secret, or is that of another run\nhint: give all nodes of a run the same --rdzv-id and the same --secret-file, or let them share the user's folder"
+    )]
+    OtherSecret {
+        /// Where.
+        address: SocketAddr,
+    },
+    /// The coordinator is of another version.
+    #[error(
+        "the coordinator at {address} speaks `{theirs}`, this agent `{ours}`\nhint: use the same version of phalanx on all nodes"
+    )]
+    OtherVersion {
+        /// Where.
+        address: SocketAddr,
+        /// What it speaks.
+        theirs: String,
+        /// What this end speaks.
+        ours: String,
+    },
     /// The coordinator closed the connection or spoke nonsense.
     #[error("the coordinator at {address}: {reason}")]
     Broken {

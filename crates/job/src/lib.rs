@@ -18,6 +18,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod agent;
 mod env;
 mod error;
 mod link;
@@ -26,6 +27,10 @@ mod run_dir;
 mod slurm;
 pub mod store;
 
+pub use agent::{
+    AGENT_BEAT, AGENT_PURPOSE, AgentLink, End, EndWhy, FromAgent, Mishap, Node, Seat, Setback, Terms,
+    ToAgent, WorkerFailure,
+};
 pub use env::{SecretSource, Transport, WorkerEnv, names};
 pub use error::Error;
 pub use link::{Link, MAX_FRAME};

@@ -163,30 +163,6 @@ impl Ddp {
         Ok(())
     }
 
-    /// Lets ranks of one host sum gradients where they lie. A bucket's span is borrowed for writing until its work is waited for
-    /// (D-WHOLE), so nobody here uses what others write to.
-    fn share_gradients(&self, parameters: &Parameters) -> Result<(), Error> {
-        let region = match parameters.grads().arena().share::<f32>() {
-            Ok(region) => region,
-            Err(error) => {
-                tracing::warn!(
-                    "gradients can't be shared with the ranks of this host, they are copied: {error}"
-                );
-                None
-            }
-        };
-        self.group.attach(region.as_ref())?;
-        Ok(())
-    }
-
-    /// Every rank gets rank 0's buffers (D-SAME).
-    fn share_buffers(&self, parameters: &Parameters) -> Result<(), Error> {
-        if !parameters.buffer_names().is_empty() {
-            self.group.broadcast(&mut parameters.buffers().flat_mut::<f32>()[..], Rank(0))?;
-        }
-        Ok(())
-    }
-
     /// Starts every bucket that is complete, in order.
     fn start_complete(
         step: &mut Started,
@@ -203,6 +179,28 @@ impl Ddp {
             step.next += 1;
         }
     }
+}
+
+/// Lets ranks of one host sum gradients where they lie. Whoever has them summed borrows them for writing until that is done
+/// (D-WHOLE), so nobody here uses what others write to.
+pub(crate) fn share_gradients(group: &Group, parameters: &Parameters) -> Result<(), Error> {
+    let region = match parameters.grads().arena().share::<f32>() {
+        Ok(region) => region,
+        Err(error) => {
+            tracing::warn!("gradients can't be shared with the ranks of this host, they are copied: {error}");
+            None
+        }
+    };
+    group.attach(region.as_ref())?;
+    Ok(())
+}
+
+/// Every rank gets rank 0's buffers (D-SAME).
+pub(crate) fn share_buffers(group: &Group, parameters: &Parameters) -> Result<(), Error> {
+    if !parameters.buffer_names().is_empty() {
+        group.broadcast(&mut parameters.buffers().flat_mut::<f32>()[..], Rank(0))?;
+    }
+    Ok(())
 }
 
 #[track_caller]
@@ -239,9 +237,9 @@ impl Strategy for Ddp {
         same_model(&self.group, parameters)?;
         let DdpConfig { bucket_bytes, first_bucket_bytes, .. } = self.config;
         self.buckets = Some(buckets(parameters.layout(), first_bucket_bytes, bucket_bytes));
-        self.share_gradients(parameters)?;
+        share_gradients(&self.group, parameters)?;
         self.group.broadcast(&mut parameters.values().flat_mut::<f32>()[..], Rank(0))?;
-        self.share_buffers(parameters)
+        share_buffers(&self.group, parameters)
     }
 
     fn backward(
@@ -289,7 +287,7 @@ impl Strategy for Ddp {
             return Err(error.into());
         }
         result?;
-        self.share_buffers(parameters)
+        share_buffers(&self.group, parameters)
     }
 
     fn shared_batch(&self) -> Option<SumOverBatch> {

@@ -28,6 +28,18 @@ pub enum Error {
         /// How many there must be.
         needed: usize,
     },
+    /// More ranks than there are shards, or no shards at all.
+    #[error(
+        "{shards} logical shards for {world_size} {}: each needs at least one\nhint: take {world_size} or more logical shards{}",
+        if *world_size == 1 { "worker" } else { "workers" },
+        if *shards == 0 { "".to_owned() } else { format!(", or {shards} workers or fewer") }
+    )]
+    FewShards {
+        /// Into how many parts steps were to be cut.
+        shards: usize,
+        /// How many ranks there are.
+        world_size: usize,
+    },
     /// The ranks run different models.
     #[error(
         "the ranks have different models: rank {rank} has {theirs} where rank 0 has {ours}\nhint: start every rank with the same program and settings"

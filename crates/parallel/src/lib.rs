@@ -1,9 +1,10 @@
 //! Strategies: who holds which part of a model, and when ranks talk.
 //!
 //! A trainer speaks to a [`Strategy`] and never learns how many ranks there are: [`SingleDevice`] does everything itself,
-//! [`Ddp`] holds a whole copy of the model on every rank and sums gradients. The journey of a gradient is short: the backward
-//! pass writes it into its slot of the gradient arena; its bucket, a range of that arena, is complete when its last slot is;
-//! the all-reduce of that range starts while the backward pass goes on; the optimizer then reads the same memory.
+//! [`Ddp`] holds a whole copy of the model on every rank and sums gradients, and [`LogicalShards`] does so in an order that
+//! doesn't depend on the number of ranks. The journey of a gradient is short: the backward pass writes it into its slot of the
+//! gradient arena; its bucket, a range of that arena, is complete when its last slot is; the all-reduce of that range starts
+//! while the backward pass goes on; the optimizer then reads the same memory.
 //!
 //! ```
 //! use phalanx_comm::Group;
@@ -36,6 +37,7 @@ mod buckets;
 mod ddp;
 mod error;
 mod hook;
+mod shards;
 mod single;
 mod strategy;
 
@@ -43,5 +45,6 @@ pub use buckets::buckets;
 pub use ddp::{Compress, Ddp, DdpConfig};
 pub use error::Error;
 pub use hook::{AllReduce, Bf16, Bucket, Fp16, Hook, Kept, Part, Pending, PowerSgd, PowerSgdConfig};
+pub use shards::{LogicalShards, LogicalShardsConfig};
 pub use single::SingleDevice;
-pub use strategy::{Place, Strategy, Sync};
+pub use strategy::{Place, Shards, Strategy, Sync};

@@ -4,6 +4,7 @@ use crate::error::Error;
 use crate::hook::Kept;
 use phalanx_nn::Parameters;
 use phalanx_tensor::{SumOverBatch, Tensor};
+use std::ops::Range;
 
 /// Which share of the samples is this process's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,6 +13,15 @@ pub struct Place {
     pub rank: usize,
     /// How many share.
     pub world_size: usize,
+}
+
+/// The shards that every step is cut into, and those of this process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shards {
+    /// How many there are.
+    pub of: usize,
+    /// This process's, one pass each in this order.
+    pub held: Range<usize>,
 }
 
 /// Whether a backward pass is the last of its step.
@@ -28,9 +38,19 @@ pub trait Strategy: Send {
     /// Which share is this process's.
     fn place(&self) -> Place;
 
+    /// The shards that every step is cut into, where the strategy goes by shards; none where ranks share every pass.
+    fn shards(&self) -> Option<Shards> {
+        None
+    }
+
     /// Called once before the first step: makes all ranks start from the same values and buffers. Fails if they run different
     /// models, or don't answer.
     fn prepare(&mut self, parameters: &Parameters) -> Result<(), Error>;
+
+    /// Called before the forward pass that each [`Strategy::backward`] belongs to.
+    fn begin_pass(&mut self, parameters: &Parameters) {
+        let _ = parameters;
+    }
 
     /// One backward pass. `loss` is the mean over this rank's samples, none if it has none, and `weight` is the share of
     /// these samples in all samples of the step, so that the sum over ranks and passes is the gradient of the mean over all.
@@ -78,4 +98,14 @@ pub trait Strategy: Send {
 
     /// Replaces each number by its sum over the ranks.
     fn sum(&mut self, numbers: &mut [f64]) -> Result<(), Error>;
+
+    /// Sums rows of numbers over all rows of all ranks: a row for each shard of this rank, in order, where the strategy goes by
+    /// shards, so that the sums have the same bits on any number of ranks; else any rows. `sum` is as long as a row.
+    fn sum_parts(&mut self, parts: &[f64], sum: &mut [f64]) -> Result<(), Error> {
+        sum.fill(0.0);
+        for row in parts.chunks_exact(sum.len()) {
+            sum.iter_mut().zip(row).for_each(|(sum, number)| *sum += number);
+        }
+        self.sum(sum)
+    }
 }

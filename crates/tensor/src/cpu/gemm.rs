@@ -97,6 +97,16 @@ pub(crate) fn work([m, n, k]: [usize; 3]) -> usize {
     m.saturating_mul(n).saturating_mul(k)
 }
 
+/// How many of `m` rows of `n` elements a thread takes, so that the bits don't depend on the number of threads. The crate adds
+/// up in another order for results of one row, for those of up to 256 elements and for those of up to 64 rows and columns, so
+/// a part must not be one of these where the whole is none.
+fn rows_per_thread(m: usize, n: usize, threads: usize) -> usize {
+    let least = if n > 64 { 2.max(256 / n + 1) } else { 65.max(256 / n + 1) };
+    let rows_of = |parts: usize| m.div_ceil(parts);
+    let last = |rows: usize| (m - 1) % rows + 1;
+    (2..=threads).rev().map(rows_of).find(|&rows| last(rows) >= least).unwrap_or(m)
+}
+
 /// As [`gemm`], with the rows of `dst` shared out over the device's threads.
 pub(crate) fn gemm_on<T: Float>(
     device: &Device,
@@ -114,7 +124,7 @@ pub(crate) fn gemm_on<T: Float>(
     if device.threads() == 1 || n == 0 || work([m, n, k]) < 4 * SERIAL_LIMIT {
         return gemm(dst, [m, n, k], a, b, into);
     }
-    let rows = m.div_ceil(device.threads());
+    let rows = rows_per_thread(m, n, device.threads());
     device.for_chunks(&mut dst[..m * n], rows * n, |i, part| {
         gemm(part, [part.len() / n, n, k], a.below(i * rows), b, into);
     });
@@ -123,6 +133,7 @@ pub(crate) fn gemm_on<T: Float>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::philox::Philox;
 
     #[test]
     fn sizes_whose_product_wraps_around_are_not_held() {
@@ -131,5 +142,50 @@ mod tests {
             assert!(!Mat { data: &[0.0; 4], row, col }.holds(3, 3), "strides {row} and {col}");
         }
         assert!(Mat { data: &[0.0; 4], row: 2, col: 1 }.holds(2, 2));
+    }
+
+    /// Values whose sums round differently in another order.
+    fn values(count: usize, stream: u64) -> Vec<f32> {
+        let random = Philox::new(1, stream);
+        (0..count as u64).map(|i| random.unit(i) - 0.5).collect()
+    }
+
+    #[test]
+    fn the_bits_do_not_depend_on_the_number_of_threads() {
+        let check = |m: usize, n: usize, k: usize| {
+            let (a, b) = (values(m * k, 1), values(k * n, 2));
+            for (ta, tb) in [(false, false), (true, false), (false, true), (true, true)] {
+                let a = if ta { Mat::rows(&a, m).t() } else { Mat::rows(&a, k) };
+                let b = if tb { Mat::rows(&b, k).t() } else { Mat::rows(&b, n) };
+                let product = |threads: usize| {
+                    let mut dst = vec![0.0; m * n];
+                    gemm_on(&Device::cpu(threads), &mut dst, [m, n, k], a, b, Into::Replace);
+                    dst
+                };
+                let alone = product(1);
+                for threads in [2, 3, 7] {
+                    assert!(product(threads) == alone, "({m}, {k}) x ({k}, {n}) on {threads} threads");
+                }
+            }
+        };
+        // The borders at which the crate changes its order, from both sides.
+        for (m, n, k) in [
+            (64, 128, 9216),
+            (100, 64, 1000),
+            (70, 40, 3000),
+            (130, 64, 600),
+            (131, 64, 1700),
+            (300, 2, 9000),
+            (3, 100, 9000),
+            (2, 2000, 600),
+            (7, 300, 1100),
+            (600, 1, 9000),
+            (1, 600, 9000),
+            (16, 17, 9000),
+            (20, 20, 9000),
+            (2048, 40, 700),
+        ] {
+            check(m, n, k);
+        }
     }
 }

@@ -1,0 +1,186 @@
+//! The agents' end of the coordinator: their connections, and a thread that watches the time. What follows from what they say
+//! is decided by [`Fleet`] alone; this hands it on.
+
+use crate::fleet::{Event, Fleet, NodeId, Order};
+use phalanx_job::{AGENT_BEAT, FromAgent, MAX_FRAME, ToAgent};
+use phalanx_wire::{Generation, Rank, read_frame, write_frame};
+use std::collections::BTreeMap;
+use std::net::{Shutdown, TcpStream};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+/// How long a connection may stay without a word: longer than the fleet puts up with silence, so that it is the one who tells.
+const READ_LIMIT: Duration = Duration::from_secs(10);
+/// How long a message to an agent may take to be handed to the system.
+const SAY_LIMIT: Duration = Duration::from_millis(500);
+
+/// The agents of a run.
+pub(crate) struct Agents {
+    desk: Mutex<Desk>,
+    /// Rung when connections end, and for the thread to end.
+    bell: Condvar,
+    /// Has the workers of another generation served: how many there will be.
+    begin: Box<dyn Fn(Generation, usize) + Send + Sync>,
+}
+
+struct Desk {
+    fleet: Fleet,
+    links: BTreeMap<NodeId, TcpStream>,
+    last: u64,
+    closed: bool,
+}
+
+impl Agents {
+    /// Starts the thread that watches the time.
+    pub(crate) fn open(
+        fleet: Fleet,
+        begin: impl Fn(Generation, usize) + Send + Sync + 'static,
+    ) -> std::io::Result<Arc<Agents>> {
+        let desk = Desk { fleet, links: BTreeMap::new(), last: 0, closed: false };
+        let agents =
+            Arc::new(Agents { desk: Mutex::new(desk), bell: Condvar::new(), begin: Box::new(begin) });
+        let watching = Arc::clone(&agents);
+        std::thread::Builder::new().name("phalanx-fleet".into()).spawn(move || watching.watch())?;
+        Ok(agents)
+    }
+
+    /// Ends the thread and all connections.
+    pub(crate) fn close(&self) {
+        let mut desk = self.desk();
+        desk.closed = true;
+        // A connection that is gone already needs no closing.
+        desk.links.values().for_each(|link| drop(link.shutdown(Shutdown::Both)));
+        self.bell.notify_all();
+    }
+
+    /// Waits until all agents have gone, which they do once they know that the run is over.
+    pub(crate) fn wait_until_gone(&self, limit: Duration) {
+        let until = Instant::now() + limit;
+        let mut desk = self.desk();
+        while !desk.links.is_empty() && Instant::now() < until {
+            let left = until.saturating_duration_since(Instant::now());
+            desk = self
+                .bell
+                .wait_timeout(desk, left)
+                .map_or_else(|poisoned| poisoned.into_inner().0, |(desk, _)| desk);
+        }
+    }
+
+    /// Tells the agent whose worker it is that it can't go on.
+    pub(crate) fn tell_failing(
+        &self,
+        generation: Generation,
+        rank: Rank,
+        message: String,
+        consequence: bool,
+    ) {
+        let desk = self.desk();
+        if let Some(link) = desk.fleet.node_of(rank.0).and_then(|id| desk.links.get(&id)) {
+            say(link, &ToAgent::Failing { generation, rank, message, consequence });
+        }
+    }
+
+    /// Serves an agent to the end of its connection; an error is why it was sent away.
+    pub(crate) fn serve(&self, mut stream: &TcpStream) -> Result<(), String> {
+        let text = |error: std::io::Error| error.to_string();
+        stream.set_read_timeout(Some(READ_LIMIT)).map_err(text)?;
+        stream.set_write_timeout(Some(SAY_LIMIT)).map_err(text)?;
+        let handle = stream.try_clone().map_err(text)?;
+        let id = {
+            let mut desk = self.desk();
+            desk.last += 1;
+            let id = NodeId(desk.last);
+            desk.links.insert(id, handle);
+            id
+        };
+        let how = loop {
+            let said = match read_frame(&mut stream, MAX_FRAME) {
+                Ok(frame) => serde_json::from_slice::<FromAgent>(&frame),
+                Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => {
+                    break Ok("its agent's connection ended".into());
+                }
+                Err(error) => break Ok(format!("its agent's connection ended: {error}")),
+            };
+            match said {
+                Ok(said) => self.heed(&mut self.desk(), Event::Said(id, said)),
+                Err(error) => break Err(format!("an agent said what can't be read: {error}")),
+            }
+        };
+        let mut desk = self.desk();
+        desk.links.remove(&id);
+        let reason = how.clone().unwrap_or_else(|reason| reason);
+        self.heed(&mut desk, Event::Gone(id, reason));
+        self.bell.notify_all();
+        how.map(drop)
+    }
+
+    /// Beats, and has the fleet notice that time passes.
+    fn watch(&self) {
+        let mut beat_at = Instant::now();
+        let mut desk = self.desk();
+        while !desk.closed {
+            self.heed(&mut desk, Event::Tick);
+            let now = Instant::now();
+            if now >= beat_at {
+                desk.links.values().for_each(|link| say(link, &ToAgent::Beat));
+                beat_at = now + AGENT_BEAT;
+            }
+            let wake_at = desk.fleet.wake_at().map_or(beat_at, |at| at.min(beat_at));
+            let left = wake_at.saturating_duration_since(Instant::now());
+            desk = self
+                .bell
+                .wait_timeout(desk, left)
+                .map_or_else(|poisoned| poisoned.into_inner().0, |(desk, _)| desk);
+        }
+    }
+
+    /// Hands an event to the fleet, and does what it orders.
+    fn heed(&self, desk: &mut Desk, event: Event) {
+        let orders = desk.fleet.heed(Instant::now(), event);
+        let links = &desk.links;
+        let tell = |id: &NodeId, message: &ToAgent| {
+            if let Some(link) = links.get(id) {
+                say(link, message);
+            }
+        };
+        let tell_all = |message: &ToAgent| links.values().for_each(|link| say(link, message));
+        for order in orders {
+            tracing::debug!(?order, "the fleet decides");
+            match order {
+                Order::Refuse(id, reason) => {
+                    tell(&id, &ToAgent::Refused { reason });
+                    // It closes its end once it has read this.
+                    links.get(&id).map(|link| link.shutdown(Shutdown::Write));
+                }
+                Order::Drop(id) => drop(links.get(&id).map(|link| link.shutdown(Shutdown::Both))),
+                Order::Warn(words) => tell_all(&ToAgent::Told { words }),
+                Order::Wait(wait) => tell_all(&ToAgent::Told { words: wait.to_string() }),
+                Order::Begin(generation, seats) => {
+                    let world_size = seats.first().map_or(0, |(_, seat)| seat.world_size);
+                    (self.begin)(generation, world_size as usize);
+                    seats.into_iter().for_each(|(id, seat)| tell(&id, &ToAgent::Begin(seat)));
+                }
+                Order::Stop(generation, nodes, why) => {
+                    let (why, signal) = (why.to_string(), why.signal());
+                    nodes.iter().for_each(|id| {
+                        tell(id, &ToAgent::Stop { generation, why: why.clone(), signal });
+                    });
+                }
+                Order::End(nodes, end) => nodes.iter().for_each(|id| tell(id, &ToAgent::End(end.clone()))),
+            }
+        }
+    }
+
+    /// The desk is whole between any two statements that could panic.
+    fn desk(&self) -> MutexGuard<'_, Desk> {
+        self.desk.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+/// An agent that can't be told is cut off: it would miss what it has to do.
+fn say(mut link: &TcpStream, message: &ToAgent) {
+    let frame = serde_json::to_vec(message).expect("a message is always JSON");
+    if write_frame(&mut link, &frame).is_err() {
+        let _ = link.shutdown(Shutdown::Both);
+    }
+}

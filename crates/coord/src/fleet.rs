@@ -1,0 +1,449 @@
+//! Which nodes a run has, and what follows from what happens to them: a state machine without I/O and without a clock.
+//!
+//! A generation is a time in which the nodes and their workers stay the same. It begins when all nodes that may come are
+//! there, or the least number is and the last call is over. It is stopped when a worker fails, when a node is lost, leaves or
+//! comes; once no worker of it is left, the next one begins, or the run is over. Of two nodes that are there in two
+//! generations both keep their numbers, where these are below the number of nodes.
+//!
+//! A failed worker costs a restart. So does a lost node if fewer than the least number are left, and then others are waited
+//! for; otherwise the run goes on with those that there are. Who comes or leaves costs nothing.
+//!
+//! It doesn't decide what happens to single workers within a generation: that is their agents' and their own.
+
+mod admit;
+mod blame;
+mod orders;
+mod seats;
+#[cfg(test)]
+mod tests;
+
+pub use orders::{Order, StopWhy, Wait};
+
+use phalanx_job::{End, EndWhy, FromAgent, Mishap, Node, Setback, Terms, WorkerFailure};
+use phalanx_wire::Generation;
+use seats::Seated;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// A node, by the number of its agent's connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NodeId(pub u64);
+
+/// How long what is waited for.
+#[derive(Clone, Copy, Debug)]
+pub struct Patience {
+    /// For more nodes than the least number.
+    pub last_call: Duration,
+    /// For the least number.
+    pub join: Duration,
+    /// For a sign of life from a node.
+    pub silence: Duration,
+}
+
+impl Default for Patience {
+    /// 3 seconds, 10 minutes, 2 seconds.
+    fn default() -> Patience {
+        Patience {
+            last_call: Duration::from_secs(3),
+            join: Duration::from_secs(600),
+            silence: Duration::from_secs(2),
+        }
+    }
+}
+
+/// What happens.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// The agent of a node said something.
+    Said(NodeId, FromAgent),
+    /// A node's connection has ended, and how.
+    Gone(NodeId, String),
+    /// Nothing but time has passed.
+    Tick,
+}
+
+/// The nodes of a run.
+#[derive(Debug)]
+pub struct Fleet {
+    terms: Terms,
+    patience: Patience,
+    /// When it began, and the wall clock by then, in milliseconds.
+    began: (Instant, u64),
+    members: BTreeMap<NodeId, Member>,
+    /// The one that begins next, or runs.
+    generation: Generation,
+    phase: Phase,
+    setbacks: Vec<Setback>,
+}
+
+#[derive(Debug)]
+struct Member {
+    node: Node,
+    heard: Instant,
+    /// Its number in the last generation that it was in.
+    number: Option<u32>,
+    stage: Stage,
+    /// Whether it goes as soon as its workers have ended.
+    leaves: bool,
+}
+
+/// What a node's workers do.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Stage {
+    /// There are none.
+    Ready,
+    /// They run, or are being stopped.
+    Running,
+    /// All of this generation have ended well.
+    Done,
+}
+
+#[derive(Debug)]
+enum Phase {
+    Gathering(Gathering),
+    Running,
+    Stopping(Stopping),
+    Over,
+}
+
+/// Between two generations.
+#[derive(Debug)]
+struct Gathering {
+    /// Since when there are too few.
+    since: Instant,
+    /// When those that are enough have waited long enough for others.
+    last_call: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct Stopping {
+    why: StopWhy,
+    /// What went wrong on which node, in order of time; a node says it again when it knows better.
+    failures: Vec<(NodeId, Setback)>,
+    lost: Vec<Setback>,
+}
+
+impl Fleet {
+    /// No node has come yet. `clock_ms` is this machine's wall clock, in milliseconds since 1970.
+    pub fn new(terms: Terms, patience: Patience, now: Instant, clock_ms: u64) -> Fleet {
+        let phase = Phase::Gathering(Gathering { since: now, last_call: None });
+        let (generation, setbacks) = (Generation(0), Vec::new());
+        Fleet {
+            terms,
+            patience,
+            began: (now, clock_ms),
+            members: BTreeMap::new(),
+            generation,
+            phase,
+            setbacks,
+        }
+    }
+
+    /// Whether the run is over.
+    pub fn is_over(&self) -> bool {
+        matches!(self.phase, Phase::Over)
+    }
+
+    /// The node whose worker has this rank in the generation that runs.
+    pub fn node_of(&self, rank: u32) -> Option<NodeId> {
+        let mut members: Vec<_> =
+            self.members.iter().filter(|(_, member)| member.stage != Stage::Ready).collect();
+        members.sort_by_key(|(_, member)| member.number);
+        let mut first = 0;
+        members.into_iter().find_map(|(id, member)| {
+            first += member.node.workers;
+            (rank < first).then_some(*id)
+        })
+    }
+
+    /// When it wants to hear that time has passed.
+    pub fn wake_at(&self) -> Option<Instant> {
+        let silent = self.members.values().map(|member| member.heard + self.patience.silence).min();
+        let gathered = match &self.phase {
+            Phase::Gathering(Gathering { last_call: Some(at), .. }) => Some(*at),
+            Phase::Gathering(Gathering { since, .. }) => Some(*since + self.patience.join),
+            _ => None,
+        };
+        if self.is_over() { None } else { silent.into_iter().chain(gathered).min() }
+    }
+
+    /// Takes notice of what happens; gives what is to be done, in this order.
+    pub fn heed(&mut self, now: Instant, event: Event) -> Vec<Order> {
+        let mut todo = Vec::new();
+        if self.is_over() {
+            if let Event::Said(id, FromAgent::Join(_)) = event {
+                todo.push(Order::Refuse(id, "the run is over".into()));
+            }
+            return todo;
+        }
+        match event {
+            Event::Said(id, FromAgent::Join(node)) => self.join(now, id, node, &mut todo),
+            Event::Said(id, said) => self.said(now, id, said, &mut todo),
+            Event::Gone(id, how) => self.gone(id, how, &mut todo),
+            Event::Tick => {}
+        }
+        self.find_silent(now, &mut todo);
+        self.go_on(now, &mut todo);
+        todo
+    }
+
+    fn join(&mut self, now: Instant, id: NodeId, node: Node, todo: &mut Vec<Order>) {
+        let here: Vec<&Node> = self.members.values().map(|member| &member.node).collect();
+        if self.members.contains_key(&id) {
+            return todo.push(Order::Refuse(id, "it has joined already".into()));
+        }
+        if let Err(reason) = admit::admit(&self.terms, &here, &node) {
+            return todo.push(Order::Refuse(id, reason));
+        }
+        let (began, clock_ms) = self.began;
+        let clock_ms = clock_ms + now.saturating_duration_since(began).as_millis() as u64;
+        todo.extend(admit::doubts(&self.terms, clock_ms, &node).map(Order::Warn));
+        let host = node.host.clone();
+        let member = Member { node, heard: now, number: None, stage: Stage::Ready, leaves: false };
+        self.members.insert(id, member);
+        // One that comes while some have done all their work comes too late to help.
+        let is_open = self.members.values().all(|member| member.stage != Stage::Done);
+        match &self.phase {
+            Phase::Running if is_open => self.stop(StopWhy::Joined(host), None, todo),
+            Phase::Gathering(_) => self.tell_wait(now, todo),
+            _ => {}
+        }
+    }
+
+    fn said(&mut self, now: Instant, id: NodeId, said: FromAgent, todo: &mut Vec<Order>) {
+        let Some(member) = self.members.get_mut(&id) else {
+            return todo.push(Order::Drop(id));
+        };
+        member.heard = now;
+        match said {
+            FromAgent::Join(_) | FromAgent::Beat => {}
+            FromAgent::Failed { generation, failure } if self.runs(id, generation) => {
+                self.failed(id, failure, todo);
+            }
+            FromAgent::Ended { generation, failure, port } if self.runs(id, generation) => {
+                let failed = failure.is_some();
+                if let Some(failure) = failure {
+                    self.failed(id, failure, todo);
+                }
+                let is_running = matches!(self.phase, Phase::Running) && !failed;
+                if let Some(member) = self.members.get_mut(&id) {
+                    member.node.port = port;
+                    member.stage = if is_running { Stage::Done } else { Stage::Ready };
+                }
+            }
+            // Of a generation that is over for this node.
+            FromAgent::Failed { .. } | FromAgent::Ended { .. } => {}
+            FromAgent::Leave { signal } => self.leave(id, signal, todo),
+            FromAgent::Quit { signal } => self.quit(id, signal, todo),
+        }
+    }
+
+    /// Whether a node's workers of this generation run.
+    fn runs(&self, id: NodeId, generation: Generation) -> bool {
+        let stage = self.members.get(&id).map(|member| member.stage);
+        generation == self.generation && stage == Some(Stage::Running)
+    }
+
+    fn failed(&mut self, id: NodeId, failure: WorkerFailure, todo: &mut Vec<Order>) {
+        let setback = self.setback(&self.members[&id], Mishap::Worker(failure));
+        if matches!(self.phase, Phase::Running) {
+            // Its agent stops the others of that node without being told.
+            self.stop(StopWhy::Failed(setback.clone()), Some(id), todo);
+        }
+        if let Phase::Stopping(Stopping { failures, .. }) = &mut self.phase {
+            match failures.iter_mut().find(|(other, _)| *other == id) {
+                Some((_, known)) => *known = setback,
+                None => failures.push((id, setback)),
+            }
+        }
+    }
+
+    fn setback(&self, member: &Member, what: Mishap) -> Setback {
+        let (generation, node) = (self.generation, member.number.unwrap_or_default());
+        Setback { generation, node, host: member.node.host.clone(), what }
+    }
+
+    fn leave(&mut self, id: NodeId, signal: i32, todo: &mut Vec<Order>) {
+        let Some(member) = self.members.get_mut(&id) else { return };
+        member.leaves = true;
+        let (host, stage) = (member.node.host.clone(), member.stage);
+        let has_begun = !matches!(self.phase, Phase::Gathering(_)) || self.generation > Generation(0);
+        match (&self.phase, stage) {
+            (_, Stage::Ready | Stage::Running) if has_begun && self.staying() < self.least() => {
+                self.quit(id, signal, todo);
+            }
+            (_, Stage::Ready | Stage::Done) => drop(self.members.remove(&id)),
+            (Phase::Running, Stage::Running) => self.stop(StopWhy::Left(host), Some(id), todo),
+            (_, Stage::Running) => {}
+        }
+    }
+
+    /// Ends the run, however many are left.
+    fn quit(&mut self, id: NodeId, signal: i32, todo: &mut Vec<Order>) {
+        let host = self.members[&id].node.host.clone();
+        let why = StopWhy::Asked(host, signal);
+        match &mut self.phase {
+            Phase::Running => self.stop(why, Some(id), todo),
+            Phase::Stopping(stopping) => {
+                let is_new = !matches!(stopping.why, StopWhy::Asked(..));
+                if is_new {
+                    stopping.why = why.clone();
+                    todo.push(Order::Stop(self.generation, self.running(Some(id)), why));
+                }
+            }
+            Phase::Gathering(_) | Phase::Over => self.end(EndWhy::Asked { signal }, todo),
+        }
+    }
+
+    fn gone(&mut self, id: NodeId, how: String, todo: &mut Vec<Order>) {
+        let Some(member) = self.members.remove(&id) else { return };
+        // One that leaves goes when it likes, and one that has nothing to do is no loss.
+        if member.leaves || member.stage != Stage::Running {
+            return;
+        }
+        let loss = self.setback(&member, Mishap::Lost(how));
+        if matches!(self.phase, Phase::Running) {
+            self.stop(StopWhy::Lost(loss.clone()), None, todo);
+        }
+        if let Phase::Stopping(Stopping { failures, lost, .. }) = &mut self.phase {
+            // That it failed before it was lost is known already.
+            if failures.iter().all(|(failed, _)| *failed != id) {
+                lost.push(loss);
+            }
+        }
+    }
+
+    fn find_silent(&mut self, now: Instant, todo: &mut Vec<Order>) {
+        let silence = self.patience.silence;
+        let is_silent = |member: &Member| now.saturating_duration_since(member.heard) >= silence;
+        let silent: Vec<NodeId> =
+            self.members.iter().filter(|(_, member)| is_silent(member)).map(|(id, _)| *id).collect();
+        for id in silent {
+            todo.push(Order::Drop(id));
+            self.gone(id, format!("gave no sign of life for {:.1} s", silence.as_secs_f64()), todo);
+        }
+    }
+
+    /// What follows of itself once an event was heeded.
+    fn go_on(&mut self, now: Instant, todo: &mut Vec<Order>) {
+        let runs = self.members.values().any(|member| member.stage == Stage::Running);
+        match &self.phase {
+            Phase::Running if !runs => self.end(EndWhy::Done, todo),
+            Phase::Stopping(_) if !runs => self.conclude(now, todo),
+            _ => {}
+        }
+        if let Phase::Gathering(_) = self.phase {
+            self.gather(now, todo);
+        }
+    }
+
+    /// All workers of a generation that was stopped have ended.
+    fn conclude(&mut self, now: Instant, todo: &mut Vec<Order>) {
+        let since = Gathering { since: now, last_call: Some(now) };
+        let Phase::Stopping(stopping) = std::mem::replace(&mut self.phase, Phase::Gathering(since)) else {
+            return;
+        };
+        self.members.retain(|_, member| !member.leaves);
+        for member in self.members.values_mut() {
+            member.stage = Stage::Ready;
+        }
+        self.generation.0 += 1;
+        if let StopWhy::Asked(_, signal) = stopping.why {
+            return self.end(EndWhy::Asked { signal }, todo);
+        }
+        let is_enough = self.members.len() >= self.least();
+        let cause = match (stopping.lost.into_iter().next(), stopping.why) {
+            (Some(_), _) if is_enough => None,
+            (Some(loss), _) => Some(loss),
+            (None, StopWhy::Failed(_)) => blame::first(&stopping.failures).cloned(),
+            (None, _) => None,
+        };
+        match cause {
+            Some(cause) if self.setbacks.len() < self.terms.max_restarts as usize => {
+                self.setbacks.push(cause)
+            }
+            Some(cause) => self.end(EndWhy::Failed(cause), todo),
+            None => {}
+        }
+        if !self.is_over() && !is_enough {
+            self.tell_wait(now, todo);
+        }
+    }
+
+    /// Begins a generation, or ends the run, if it is time.
+    fn gather(&mut self, now: Instant, todo: &mut Vec<Order>) {
+        let (here, least, most) = (self.members.len(), self.least(), self.terms.most as usize);
+        let Patience { last_call, join, .. } = self.patience;
+        let Phase::Gathering(gathering) = &mut self.phase else { return };
+        if here < least {
+            if gathering.last_call.take().is_some() {
+                gathering.since = now;
+            }
+            let waited = now.saturating_duration_since(gathering.since);
+            if waited >= join {
+                let here = here as u32;
+                self.end(EndWhy::TooFew { here, seconds: waited.as_secs() }, todo);
+            }
+            return;
+        }
+        let until = *gathering.last_call.get_or_insert(now + last_call);
+        if here == most || now >= until {
+            self.begin(todo);
+        }
+    }
+
+    fn begin(&mut self, todo: &mut Vec<Order>) {
+        let seated = self.members.iter().map(|(id, member)| Seated {
+            id: *id,
+            node: &member.node,
+            number: member.number,
+        });
+        let seats = seats::deal(self.generation, self.setbacks.len() as u32, seated.collect());
+        for (id, seat) in &seats {
+            let member = self.members.get_mut(id).expect("a seat is a member's");
+            (member.number, member.stage) = (Some(seat.node), Stage::Running);
+        }
+        self.phase = Phase::Running;
+        todo.push(Order::Begin(self.generation, seats));
+    }
+
+    /// Stops the generation; `aware` is the node that knows it already.
+    fn stop(&mut self, why: StopWhy, aware: Option<NodeId>, todo: &mut Vec<Order>) {
+        todo.push(Order::Stop(self.generation, self.running(aware), why.clone()));
+        self.phase = Phase::Stopping(Stopping { why, failures: Vec::new(), lost: Vec::new() });
+    }
+
+    fn running(&self, but: Option<NodeId>) -> Vec<NodeId> {
+        let runs = |(id, member): &(&NodeId, &Member)| member.stage == Stage::Running && Some(**id) != but;
+        self.members.iter().filter(runs).map(|(id, _)| *id).collect()
+    }
+
+    fn end(&mut self, why: EndWhy, todo: &mut Vec<Order>) {
+        self.phase = Phase::Over;
+        let end = End { why, setbacks: self.setbacks.clone() };
+        todo.push(Order::End(self.members.keys().copied().collect(), end));
+    }
+
+    fn tell_wait(&self, now: Instant, todo: &mut Vec<Order>) {
+        let here: Vec<String> = self.members.values().map(|member| member.node.host.clone()).collect();
+        let Phase::Gathering(gathering) = &self.phase else { return };
+        let Terms { least, most, .. } = self.terms;
+        if here.len() == most as usize {
+            return;
+        }
+        let left = match here.len() {
+            n if n < self.least() => (gathering.since + self.patience.join).saturating_duration_since(now),
+            _ => gathering.last_call.map_or(self.patience.last_call, |at| at.saturating_duration_since(now)),
+        };
+        todo.push(Order::Wait(Wait { here, least, most, left }));
+    }
+
+    /// How many nodes there are that don't leave.
+    fn staying(&self) -> usize {
+        self.members.values().filter(|member| !member.leaves).count()
+    }
+
+    fn least(&self) -> usize {
+        self.terms.least as usize
+    }
+}

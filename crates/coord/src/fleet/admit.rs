@@ -1,0 +1,62 @@
+//! Whether a node fits into a run: what refuses it, and what is only said.
+
+use phalanx_job::{Node, Terms};
+use std::time::Duration;
+
+/// Clocks that are further apart make logs hard to compare.
+const CLOCKS_APART: Duration = Duration::from_secs(60);
+
+/// Takes the newcomer into a run whose nodes are `here`, or says why not.
+pub(super) fn admit(terms: &Terms, here: &[&Node], newcomer: &Node) -> Result<(), String> {
+    let theirs = &newcomer.terms;
+    let another = "hint: another run with another --rdzv-id may use the same endpoint";
+    if theirs.program != terms.program {
+        let (ours, theirs) = (&terms.program, &theirs.program);
+        return Err(format!("this run's program is {ours}, not {theirs}\n{another}"));
+    }
+    let nodes = |terms: &Terms| format!("{}:{}", terms.least, terms.most);
+    for (flag, ours, theirs) in [
+        ("--nnodes", nodes(terms), nodes(theirs)),
+        ("--max-restarts", terms.max_restarts.to_string(), theirs.max_restarts.to_string()),
+    ] {
+        if ours != theirs {
+            return Err(format!("this run has {flag} {ours}, not {theirs}\n{another}"));
+        }
+    }
+    if newcomer.workers == 0 {
+        return Err("a node needs at least one worker".into());
+    }
+    if let Some(rank) = newcomer.node_rank {
+        if rank >= terms.most {
+            return Err(format!("--node-rank {rank}: must be below --nnodes, which is {}", terms.most));
+        }
+        if let Some(other) = here.iter().find(|node| node.node_rank == Some(rank)) {
+            return Err(format!("--node-rank {rank} is taken, by {}", other.host));
+        }
+    }
+    if here.len() >= terms.most as usize {
+        let hosts: Vec<&str> = here.iter().map(|node| node.host.as_str()).collect();
+        let (most, hosts) = (terms.most, hosts.join(", "));
+        return Err(format!("all {most} nodes of this run are there: {hosts}\n{another}"));
+    }
+    Ok(())
+}
+
+/// What people should know of a newcomer that is taken; `clock_ms` is what the wall clock here shows.
+pub(super) fn doubts(terms: &Terms, clock_ms: u64, newcomer: &Node) -> impl Iterator<Item = String> {
+    let host = &newcomer.host;
+    let apart = Duration::from_millis(newcomer.clock_ms.abs_diff(clock_ms));
+    let direction = if newcomer.clock_ms > clock_ms { "ahead of" } else { "behind" };
+    let clock = (apart > CLOCKS_APART).then(|| {
+        let seconds = apart.as_secs();
+        format!(
+            "the clock of {host} is {seconds} s {direction} the first node's: times in logs can't be compared"
+        )
+    });
+    let arguments = (newcomer.terms.arguments != terms.arguments).then(|| {
+        let shown = |arguments: &[String]| arguments.join(" ");
+        let (ours, theirs) = (shown(&terms.arguments), shown(&newcomer.terms.arguments));
+        format!("{host} gives the program other arguments than the first node: `{theirs}`, not `{ours}`")
+    });
+    clock.into_iter().chain(arguments)
+}

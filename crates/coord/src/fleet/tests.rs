@@ -1,0 +1,429 @@
+//! Runs of nodes, told event by event.
+
+mod world;
+
+use super::*;
+use phalanx_job::Seat;
+use phalanx_wire::Rank;
+
+const LAST_CALL: u64 = 3000;
+const JOIN: u64 = 60_000;
+const SILENCE: u64 = 2000;
+const PATIENCE: Patience = Patience {
+    last_call: Duration::from_millis(LAST_CALL),
+    join: Duration::from_millis(JOIN),
+    silence: Duration::from_millis(SILENCE),
+};
+
+fn terms(least: u32, most: u32, max_restarts: u32) -> Terms {
+    Terms {
+        least,
+        most,
+        max_restarts,
+        program: "train.py".into(),
+        arguments: vec!["--lr".into(), "1".into()],
+    }
+}
+
+fn node(host: &str, workers: u32, terms: &Terms) -> Node {
+    Node {
+        host: host.into(),
+        address: format!("{host}.lan"),
+        port: 1000 + workers as u16,
+        workers,
+        role: "default".into(),
+        node_rank: None,
+        terms: terms.clone(),
+        clock_ms: 0,
+    }
+}
+
+fn failure(rank: u32) -> WorkerFailure {
+    WorkerFailure {
+        rank: Rank(rank),
+        pid: 7,
+        how: "exited with code 3".into(),
+        after_ms: 1,
+        reported: None,
+        last_lines: Vec::new(),
+        consequence: false,
+        after_stop: false,
+    }
+}
+
+/// A fleet whose clock is moved by hand. Its nodes beat as long as they are there.
+struct Play {
+    fleet: Fleet,
+    start: Instant,
+    now: Duration,
+    terms: Terms,
+    beating: Vec<NodeId>,
+}
+
+impl Play {
+    fn new(least: u32, most: u32, max_restarts: u32) -> Play {
+        let (terms, start) = (terms(least, most, max_restarts), Instant::now());
+        let fleet = Fleet::new(terms.clone(), PATIENCE, start, 0);
+        Play { fleet, start, now: Duration::ZERO, terms, beating: Vec::new() }
+    }
+
+    fn at(&self) -> Instant {
+        self.start + self.now
+    }
+
+    fn heed(&mut self, event: Event) -> Vec<Order> {
+        let orders = self.fleet.heed(self.at(), event);
+        self.beating
+            .retain(|id| !orders.iter().any(|order| matches!(order, Order::Refuse(of, _) if of == id)));
+        orders
+    }
+
+    fn come(&mut self, id: u64, workers: u32) -> Vec<Order> {
+        let node = node(&format!("n{id}"), workers, &self.terms);
+        self.come_as(id, node)
+    }
+
+    fn come_as(&mut self, id: u64, node: Node) -> Vec<Order> {
+        self.beating.push(NodeId(id));
+        self.heed(Event::Said(NodeId(id), FromAgent::Join(node)))
+    }
+
+    fn said(&mut self, id: u64, said: FromAgent) -> Vec<Order> {
+        self.heed(Event::Said(NodeId(id), said))
+    }
+
+    fn failed(&mut self, id: u64, generation: u64, rank: u32) -> Vec<Order> {
+        self.said(id, FromAgent::Failed { generation: Generation(generation), failure: failure(rank) })
+    }
+
+    fn ended(&mut self, id: u64, generation: u64, failure: Option<WorkerFailure>) -> Vec<Order> {
+        self.said(
+            id,
+            FromAgent::Ended { generation: Generation(generation), failure, port: 2000 + id as u16 },
+        )
+    }
+
+    fn gone(&mut self, id: u64) -> Vec<Order> {
+        self.beating.retain(|beating| beating.0 != id);
+        self.heed(Event::Gone(NodeId(id), "its connection ended".into()))
+    }
+
+    /// Lets time pass, as far as until there are orders.
+    fn pass(&mut self, ms: u64) -> Vec<Order> {
+        let until = self.now + Duration::from_millis(ms);
+        while self.now < until {
+            self.now = (self.now + Duration::from_millis(200)).min(until);
+            let mut orders = Vec::new();
+            for id in self.beating.clone() {
+                orders.extend(self.said(id.0, FromAgent::Beat));
+            }
+            orders.extend(self.heed(Event::Tick));
+            if !orders.is_empty() {
+                return orders;
+            }
+        }
+        Vec::new()
+    }
+}
+
+/// The numbers and first ranks of the nodes in the generation that begins with these orders.
+fn begun(orders: &[Order], generation: u64) -> Vec<(u64, u32, u32)> {
+    let seats = orders.iter().find_map(|order| match order {
+        Order::Begin(begun, seats) if begun.0 == generation => Some(seats),
+        _ => None,
+    });
+    let seats = seats.unwrap_or_else(|| panic!("generation {generation} doesn't begin: {orders:?}"));
+    seats.iter().map(|(id, seat)| (id.0, seat.node, seat.first_rank)).collect()
+}
+
+/// Whom these orders have stop, and why.
+fn stopped(orders: &[Order]) -> (Vec<u64>, String) {
+    let stop = orders.iter().find_map(|order| match order {
+        Order::Stop(_, nodes, why) => Some((nodes.iter().map(|id| id.0).collect(), why.to_string())),
+        _ => None,
+    });
+    stop.unwrap_or_else(|| panic!("nobody stops: {orders:?}"))
+}
+
+fn end(orders: &[Order]) -> EndWhy {
+    match orders.last() {
+        Some(Order::End(_, end)) => end.why.clone(),
+        _ => panic!("it isn't over: {orders:?}"),
+    }
+}
+
+fn refused(orders: &[Order]) -> &str {
+    match orders {
+        [Order::Refuse(_, reason)] => reason,
+        _ => panic!("not refused: {orders:?}"),
+    }
+}
+
+#[test]
+fn a_run_of_a_fixed_number_begins_with_the_last_node_and_ends_with_the_last_worker() {
+    let mut play = Play::new(2, 2, 0);
+    let waiting = play.come(1, 3);
+    assert_eq!(
+        waiting.iter().find_map(|order| if let Order::Wait(wait) = order {
+            Some(wait.to_string())
+        } else {
+            None
+        }),
+        Some("nodes here: 1 of 2 (n1); giving up in 60 s".into())
+    );
+    let orders = play.come(2, 2);
+    assert_eq!(begun(&orders, 0), [(1, 0, 0), (2, 1, 3)]);
+    let Some(Order::Begin(_, seats)) = orders.last() else { panic!("{orders:?}") };
+    let seat = Seat {
+        generation: Generation(0),
+        restarts: 0,
+        node: 1,
+        nodes: 2,
+        first_rank: 3,
+        world_size: 5,
+        first_role_rank: 3,
+        role_world_size: 5,
+        master: ("n1.lan".into(), 1003),
+    };
+    assert_eq!(seats[1].1, seat);
+    assert_eq!([0, 2, 3, 4].map(|rank| play.fleet.node_of(rank).unwrap().0), [1, 1, 2, 2]);
+    assert_eq!(play.fleet.node_of(5), None);
+    assert_eq!(play.ended(2, 0, None), []);
+    assert_eq!(play.pass(600_000), [], "the others may take as long as they like");
+    assert_eq!(end(&play.ended(1, 0, None)), EndWhy::Done);
+    assert_eq!(refused(&play.come(3, 1)), "the run is over");
+}
+
+#[test]
+fn an_elastic_run_waits_for_a_last_call_once_the_least_number_is_there() {
+    let mut play = Play::new(2, 3, 0);
+    play.come(1, 1);
+    assert_eq!(play.pass(10_000), []);
+    play.come(2, 1);
+    assert_eq!(play.pass(LAST_CALL - 200), []);
+    assert_eq!(begun(&play.pass(200), 0), [(1, 0, 0), (2, 1, 1)]);
+    let mut play = Play::new(1, 2, 0);
+    play.come(1, 1);
+    assert_eq!(begun(&play.come(2, 1), 0), [(1, 0, 0), (2, 1, 1)], "nobody else can come");
+}
+
+#[test]
+fn too_few_nodes_for_too_long_end_the_run() {
+    let mut play = Play::new(2, 2, 0);
+    play.come(1, 1);
+    assert_eq!(end(&play.pass(JOIN)), EndWhy::TooFew { here: 1, seconds: 60 });
+}
+
+#[test]
+fn a_failed_worker_stops_all_nodes_and_costs_a_restart() {
+    let mut play = Play::new(2, 2, 1);
+    play.come(1, 2);
+    play.come(2, 2);
+    let orders = play.failed(2, 0, 3);
+    assert_eq!(stopped(&orders), (vec![1], "on node 1 (n2): rank 3 exited with code 3".into()));
+    assert_eq!(play.ended(1, 0, None), []);
+    let orders = play.ended(2, 0, Some(failure(3)));
+    assert_eq!(begun(&orders, 1), [(1, 0, 0), (2, 1, 2)]);
+    let Some(Order::Begin(_, seats)) = orders.last() else { panic!("{orders:?}") };
+    assert_eq!((seats[0].1.restarts, seats[0].1.master.1), (1, 2001));
+    // What is said of the generation before is late.
+    assert_eq!(play.failed(1, 0, 0), []);
+    play.failed(1, 1, 0);
+    play.ended(1, 1, Some(failure(0)));
+    let orders = play.ended(2, 1, None);
+    let EndWhy::Failed(setback) = end(&orders) else { panic!("{orders:?}") };
+    assert_eq!((setback.generation, setback.node, setback.host.as_str()), (Generation(1), 0, "n1"));
+    let Some(Order::End(nodes, end)) = orders.last() else { unreachable!() };
+    assert_eq!((nodes.len(), end.setbacks.len(), end.exit_code()), (2, 1, 1));
+}
+
+#[test]
+fn the_first_failure_of_its_own_is_to_blame_wherever_it_was() {
+    let check = |first: WorkerFailure, second: WorkerFailure, want: u32| {
+        let mut play = Play::new(2, 2, 0);
+        play.come(1, 1);
+        play.come(2, 1);
+        play.said(1, FromAgent::Failed { generation: Generation(0), failure: first.clone() });
+        play.ended(1, 0, Some(first));
+        let EndWhy::Failed(setback) = end(&play.ended(2, 0, Some(second))) else { panic!() };
+        assert_eq!(setback.node, want);
+    };
+    let follows = |rank| WorkerFailure { consequence: true, ..failure(rank) };
+    let late = |rank| WorkerFailure { after_stop: true, ..failure(rank) };
+    check(failure(0), failure(1), 0);
+    check(follows(0), failure(1), 1);
+    check(follows(0), late(1), 1);
+    check(failure(0), late(1), 0);
+    check(follows(0), follows(1), 0);
+}
+
+#[test]
+fn the_run_goes_on_without_a_lost_node_if_enough_are_left() {
+    // Whether its connection ends or it is silent.
+    for is_silent in [false, true] {
+        let mut play = Play::new(2, 3, 0);
+        (1..=3).for_each(|id| drop(play.come(id, id as u32)));
+        let (orders, how) = if is_silent {
+            play.beating.retain(|id| id.0 != 1);
+            (play.pass(SILENCE), "gave no sign of life for 2.0 s")
+        } else {
+            (play.gone(1), "its connection ended")
+        };
+        assert_eq!(stopped(&orders), (vec![2, 3], format!("on node 0 (n1): lost: {how}")));
+        assert_eq!(orders.contains(&Order::Drop(NodeId(1))), is_silent);
+        // Those who survive may fail over it before they are stopped, which is no failure of theirs.
+        play.failed(2, 0, 1);
+        play.ended(2, 0, Some(failure(1)));
+        // The second node keeps its number, and the third takes the first one's.
+        assert_eq!(begun(&play.ended(3, 0, None), 1), [(3, 0, 0), (2, 1, 3)]);
+    }
+}
+
+#[test]
+fn too_few_nodes_after_a_loss_are_a_failure() {
+    let mut play = Play::new(2, 2, 0);
+    play.come(1, 1);
+    play.come(2, 1);
+    play.gone(2);
+    let EndWhy::Failed(setback) = end(&play.ended(1, 0, None)) else { panic!() };
+    assert_eq!((setback.node, setback.what), (1, Mishap::Lost("its connection ended".into())));
+    // With a restart, another may come in its place.
+    let mut play = Play::new(2, 2, 1);
+    play.come(1, 1);
+    play.come(2, 1);
+    play.gone(2);
+    assert!(matches!(play.ended(1, 0, None)[..], [Order::Wait(_)]));
+    play.pass(JOIN / 2);
+    assert_eq!(begun(&play.come(3, 1), 1), [(1, 0, 0), (3, 1, 1)]);
+    play.gone(3);
+    assert!(matches!(end(&play.ended(1, 1, None)), EndWhy::Failed(_)));
+}
+
+#[test]
+fn who_comes_is_taken_in_and_who_leaves_let_go_at_no_cost() {
+    let mut play = Play::new(1, 3, 0);
+    play.come(1, 1);
+    play.pass(LAST_CALL);
+    assert_eq!(stopped(&play.come(2, 1)), (vec![1], "node n2 has come".into()));
+    assert_eq!(begun(&play.ended(1, 0, None), 1), [(1, 0, 0), (2, 1, 1)]);
+    let orders = play.said(1, FromAgent::Leave { signal: 15 });
+    assert_eq!(stopped(&orders), (vec![2], "node n1 leaves".into()));
+    play.ended(2, 1, None);
+    assert_eq!(begun(&play.ended(1, 1, None), 2), [(2, 0, 0)]);
+    assert_eq!(play.gone(1), []);
+    // The last one can't leave without ending the run.
+    let orders = play.said(2, FromAgent::Leave { signal: 15 });
+    assert_eq!(stopped(&orders).0, [] as [u64; 0]);
+    assert_eq!(end(&play.ended(2, 2, None)), EndWhy::Asked { signal: 15 });
+}
+
+#[test]
+fn who_comes_when_some_are_done_disturbs_nobody() {
+    let mut play = Play::new(2, 3, 0);
+    play.come(1, 1);
+    play.come(2, 1);
+    play.pass(LAST_CALL);
+    play.ended(1, 0, None);
+    assert_eq!(play.come(3, 1), []);
+    // Who is done may also be lost.
+    assert_eq!(play.gone(1), []);
+    assert_eq!(end(&play.ended(2, 0, None)), EndWhy::Done);
+}
+
+#[test]
+fn a_run_that_is_asked_to_end_ends_everywhere() {
+    for max_restarts in [0, 3] {
+        let mut play = Play::new(1, 2, max_restarts);
+        play.come(1, 1);
+        play.come(2, 1);
+        let orders = play.said(1, FromAgent::Quit { signal: 2 });
+        assert_eq!(stopped(&orders), (vec![2], "node n1 was asked by signal 2 to end the run".into()));
+        // However badly the workers take it.
+        play.ended(2, 0, Some(failure(1)));
+        assert_eq!(end(&play.ended(1, 0, None)), EndWhy::Asked { signal: 2 });
+    }
+    let mut play = Play::new(2, 2, 0);
+    play.come(1, 1);
+    assert_eq!(end(&play.said(1, FromAgent::Quit { signal: 2 })), EndWhy::Asked { signal: 2 });
+}
+
+#[test]
+fn who_does_not_fit_is_refused_at_once() {
+    let ours = terms(2, 2, 3);
+    let fits = || node("n9", 1, &ours);
+    let check = |here: &[u64], newcomer: Node, words: &[&str]| {
+        let mut play = Play::new(2, 2, 3);
+        for id in here {
+            play.come_as(*id, Node { node_rank: Some(*id as u32), ..node(&format!("n{id}"), 1, &ours) });
+        }
+        let orders = play.come_as(9, newcomer);
+        let reason = refused(&orders);
+        assert!(words.iter().all(|word| reason.contains(word)), "{reason}");
+    };
+    let with = |change: &dyn Fn(&mut Terms)| {
+        let mut node = fits();
+        change(&mut node.terms);
+        node
+    };
+    check(&[], with(&|terms| terms.program = "other.py".into()), &["is train.py, not other.py", "--rdzv-id"]);
+    check(&[], with(&|terms| terms.most = 3), &["--nnodes 2:2, not 2:3"]);
+    check(&[], with(&|terms| terms.max_restarts = 0), &["--max-restarts 3, not 0"]);
+    check(&[], Node { workers: 0, ..fits() }, &["at least one worker"]);
+    check(&[], Node { node_rank: Some(2), ..fits() }, &["--node-rank 2: must be below --nnodes, which is 2"]);
+    check(&[1], Node { node_rank: Some(1), ..fits() }, &["--node-rank 1 is taken, by n1"]);
+    check(&[0, 1], fits(), &["all 2 nodes", "n0, n1"]);
+}
+
+#[test]
+fn what_is_odd_is_said() {
+    let check = |newcomer: Node, want: Option<&str>| {
+        let mut play = Play::new(2, 2, 0);
+        play.now = Duration::from_secs(10);
+        let said = play.come_as(1, newcomer).into_iter().find_map(|order| match order {
+            Order::Warn(text) => Some(text),
+            _ => None,
+        });
+        match (&said, want) {
+            (None, None) => {}
+            (Some(text), Some(want)) => assert!(text.contains(want), "{text}"),
+            _ => panic!("{said:?} and not {want:?}"),
+        }
+    };
+    let ours = terms(2, 2, 0);
+    let at = |clock_ms| Node { clock_ms, ..node("n1", 1, &ours) };
+    check(at(10_000), None);
+    check(at(69_000), None);
+    check(at(3_610_000), Some("n1 is 3600 s ahead of the first node's"));
+    let mut other = at(10_000);
+    other.terms.arguments.pop();
+    check(other, Some("`--lr`, not `--lr 1`"));
+}
+
+#[test]
+fn numbers_that_were_given_are_kept() {
+    let mut play = Play::new(3, 3, 0);
+    let ours = terms(3, 3, 0);
+    let given = |host: &str, number| Node { node_rank: number, ..node(host, 2, &ours) };
+    play.come_as(1, given("n1", Some(2)));
+    play.come_as(2, given("n2", None));
+    assert_eq!(begun(&play.come_as(3, given("n3", Some(0))), 0), [(3, 0, 0), (2, 1, 2), (1, 2, 4)]);
+}
+
+#[test]
+fn ranks_of_a_role_are_counted_apart() {
+    let mut play = Play::new(3, 3, 0);
+    let ours = terms(3, 3, 0);
+    let of = |role: &str, workers| Node { role: role.into(), ..node("n", workers, &ours) };
+    play.come_as(1, of("trainer", 2));
+    play.come_as(2, of("reader", 1));
+    let orders = play.come_as(3, of("trainer", 3));
+    let Some(Order::Begin(_, seats)) = orders.last() else { panic!("{orders:?}") };
+    let roles: Vec<_> = seats.iter().map(|(_, seat)| (seat.first_role_rank, seat.role_world_size)).collect();
+    assert_eq!(roles, [(0, 5), (0, 1), (2, 5)]);
+}
+
+#[test]
+fn who_speaks_before_it_has_joined_is_dropped() {
+    let mut play = Play::new(1, 1, 0);
+    assert_eq!(play.said(1, FromAgent::Beat), [Order::Drop(NodeId(1))]);
+}

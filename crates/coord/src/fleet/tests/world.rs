@@ -1,0 +1,200 @@
+//! Whatever happens to a run's nodes: seeded lists of events, and agents that obey.
+
+use super::*;
+use proptest::prelude::*;
+
+/// Something that may happen to a node.
+#[derive(Clone, Copy, Debug)]
+enum Act {
+    Come(u64),
+    Fail(u64),
+    Finish(u64),
+    Vanish(u64),
+    FallSilent(u64),
+    Leave(u64),
+    Quit(u64),
+    Pass(u64),
+}
+
+fn acts() -> impl Strategy<Value = Vec<Act>> {
+    let node = 1..7u64;
+    let act = prop_oneof![
+        4 => node.clone().prop_map(Act::Come),
+        3 => node.clone().prop_map(Act::Fail),
+        3 => node.clone().prop_map(Act::Finish),
+        2 => node.clone().prop_map(Act::Vanish),
+        1 => node.clone().prop_map(Act::FallSilent),
+        2 => node.clone().prop_map(Act::Leave),
+        1 => node.prop_map(Act::Quit),
+        3 => (0..5000u64).prop_map(Act::Pass),
+    ];
+    proptest::collection::vec(act, 0..60)
+}
+
+/// Agents that do what they are told, when they are asked to, and what was seen of the run.
+struct World {
+    play: Play,
+    /// The generation whose workers run on a node.
+    running: BTreeMap<u64, u64>,
+    here: Vec<u64>,
+    next_id: u64,
+    /// Who is whom: a node that comes again has another connection.
+    ids: BTreeMap<u64, u64>,
+    last: Option<u64>,
+    last_numbers: BTreeMap<u64, u32>,
+    restarts: usize,
+    /// Whether something has failed or was lost since the last generation began.
+    mishap: bool,
+    over: bool,
+}
+
+impl World {
+    fn obey(&mut self, orders: Vec<Order>) {
+        let (least, most) = (self.play.terms.least as usize, self.play.terms.most as usize);
+        for order in orders {
+            assert!(!self.over, "an order after the end: {order:?}");
+            match order {
+                Order::Begin(generation, seats) => {
+                    assert!(self.running.is_empty(), "two generations at once: {:?}", self.running);
+                    assert!(self.last.is_none_or(|last| generation.0 > last), "{generation} again");
+                    assert!((least..=most).contains(&seats.len()), "{} nodes", seats.len());
+                    self.last = Some(generation.0);
+                    let restarts = seats[0].1.restarts as usize;
+                    assert!(restarts == self.restarts || restarts == self.restarts + 1 && self.mishap);
+                    assert!(restarts <= self.play.terms.max_restarts as usize);
+                    // One that is silent may not have been found out yet.
+                    let is_silent = |(id, _): &(NodeId, Seat)| !self.play.beating.contains(id);
+                    (self.restarts, self.mishap) = (restarts, seats.iter().any(is_silent));
+                    let mut first_rank = 0;
+                    for (number, (id, seat)) in seats.iter().enumerate() {
+                        assert!(self.here.contains(&id.0), "a node that isn't there begins");
+                        assert_eq!((seat.node as usize, seat.first_rank), (number, first_rank));
+                        first_rank += self.play.fleet.members[id].node.workers;
+                        self.running.insert(id.0, generation.0);
+                    }
+                    assert!(seats.iter().all(|(_, seat)| seat.world_size == first_rank));
+                    let numbers: BTreeMap<u64, u32> =
+                        seats.iter().map(|(id, seat)| (id.0, seat.node)).collect();
+                    for (id, number) in &numbers {
+                        let before = self.last_numbers.get(id).filter(|before| **before < seats.len() as u32);
+                        assert!(before.is_none_or(|before| before == number), "a survivor was renumbered");
+                    }
+                    self.last_numbers = numbers;
+                }
+                Order::Stop(generation, nodes, _) => {
+                    for id in nodes {
+                        // One that has fallen silent hears nothing.
+                        let is_silent = !self.play.beating.contains(&id);
+                        let runs = self.running.get(&id.0).is_some_and(|running| *running == generation.0);
+                        assert!(is_silent || runs, "who is stopped runs");
+                    }
+                }
+                Order::Refuse(id, _) | Order::Drop(id) => self.forget(id.0),
+                Order::End(_, end) => {
+                    assert!(self.running.is_empty(), "over, and workers run: {:?}", self.running);
+                    assert_eq!(end.setbacks.len(), self.play.fleet.setbacks.len());
+                    self.over = true;
+                }
+                Order::Warn(..) | Order::Wait(_) => {}
+            }
+        }
+    }
+
+    fn forget(&mut self, id: u64) {
+        self.running.remove(&id);
+        self.here.retain(|here| *here != id);
+        self.play.beating.retain(|here| here.0 != id);
+    }
+
+    fn act(&mut self, act: Act) {
+        let id_of = |node: &u64| self.ids.get(node).copied().filter(|id| self.here.contains(id));
+        let orders = match act {
+            Act::Come(node) if id_of(&node).is_none() => {
+                self.next_id += 1;
+                self.ids.insert(node, self.next_id);
+                self.here.push(self.next_id);
+                self.play.come(self.next_id, 1 + node as u32 % 3)
+            }
+            Act::Fail(node) => match id_of(&node).and_then(|id| Some((id, *self.running.get(&id)?))) {
+                Some((id, generation)) => {
+                    self.mishap = true;
+                    let orders = self.play.failed(id, generation, 0);
+                    self.obey(orders);
+                    self.running.remove(&id);
+                    self.play.ended(id, generation, Some(failure(0)))
+                }
+                None => Vec::new(),
+            },
+            Act::Finish(node) => match id_of(&node) {
+                Some(id) => self.finish(id),
+                None => Vec::new(),
+            },
+            Act::Vanish(node) => match id_of(&node) {
+                Some(id) => {
+                    self.mishap |= self.running.contains_key(&id);
+                    self.forget(id);
+                    self.play.gone(id)
+                }
+                None => Vec::new(),
+            },
+            Act::FallSilent(node) => {
+                if let Some(id) = id_of(&node) {
+                    // Its workers end in some way that nobody hears of.
+                    self.mishap |= self.running.remove(&id).is_some();
+                    self.play.beating.retain(|here| here.0 != id);
+                }
+                Vec::new()
+            }
+            Act::Leave(node) | Act::Quit(node) => match id_of(&node) {
+                Some(id) if matches!(act, Act::Leave(_)) => {
+                    self.play.said(id, FromAgent::Leave { signal: 15 })
+                }
+                Some(id) => self.play.said(id, FromAgent::Quit { signal: 2 }),
+                None => Vec::new(),
+            },
+            Act::Pass(ms) => self.play.pass(ms),
+            Act::Come(_) => Vec::new(),
+        };
+        self.obey(orders);
+    }
+
+    fn finish(&mut self, id: u64) -> Vec<Order> {
+        let Some(generation) = self.running.remove(&id) else { return Vec::new() };
+        self.play.ended(id, generation, None)
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+    #[test]
+    fn whatever_happens_there_is_one_generation_at_a_time_and_an_end(
+        least in 1..4u32, more in 0..3u32, max_restarts in 0..4u32, acts in acts(),
+    ) {
+        let play = Play::new(least, least + more, max_restarts);
+        let mut world = World {
+            play, running: BTreeMap::new(), here: Vec::new(), next_id: 0, ids: BTreeMap::new(), last: None,
+            last_numbers: BTreeMap::new(), restarts: 0, mishap: false, over: false,
+        };
+        for act in acts {
+            world.act(act);
+            if world.over {
+                return Ok(());
+            }
+        }
+        // When nothing happens any more but that workers end, the run does.
+        for _ in 0..1000 {
+            if let Some(id) = world.running.keys().next().copied() {
+                let orders = world.finish(id);
+                world.obey(orders);
+            }
+            if !world.over {
+                let orders = world.play.pass(1000);
+                world.obey(orders);
+            }
+            if world.over {
+                break;
+            }
+        }
+        assert!(world.over, "it doesn't end: {:?}", world.play.fleet);
+    }
+}

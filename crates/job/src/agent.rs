@@ -1,0 +1,244 @@
+//! What an agent and the coordinator say to each other in a run of several nodes, one JSON value a frame.
+//!
+//! An agent comes with what it knows of its node, is told which workers to start, tells how they ended, and is told what
+//! follows, until the run is over. Both ends beat, so each finds out when the other is silent. What follows from what is
+//! decided by the coordinator alone.
+
+mod link;
+
+pub use link::{AGENT_BEAT, AgentLink};
+
+use phalanx_wire::{Generation, Rank};
+use serde::{Deserialize, Serialize};
+
+/// What the handshake of an agent's connection says it is for: the version too, so that agents of two versions are told at once.
+pub const AGENT_PURPOSE: &str = concat!("agent ", env!("CARGO_PKG_VERSION"));
+
+/// From an agent.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "say", rename_all = "snake_case", deny_unknown_fields)]
+pub enum FromAgent {
+    /// It is there and could start workers. The first message.
+    Join(Node),
+    /// It is alive.
+    Beat,
+    /// A worker has failed, and the agent stops its others; that all of them have ended is said later.
+    Failed {
+        /// In which generation.
+        generation: Generation,
+        /// What is known of it by now.
+        failure: WorkerFailure,
+    },
+    /// All of its workers have ended.
+    Ended {
+        /// In which generation.
+        generation: Generation,
+        /// What went wrong first on this node, if anything did.
+        failure: Option<WorkerFailure>,
+        /// A port that is free for the program in the next generation.
+        port: u16,
+    },
+    /// Its node is taken away: the run may go on without.
+    Leave {
+        /// The number of the signal that said so.
+        signal: i32,
+    },
+    /// The run is to end.
+    Quit {
+        /// The number of the signal that said so.
+        signal: i32,
+    },
+}
+
+/// To an agent.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "say", rename_all = "snake_case", deny_unknown_fields)]
+pub enum ToAgent {
+    /// The node can't be taken.
+    Refused {
+        /// Why.
+        reason: String,
+    },
+    /// The coordinator is alive.
+    Beat,
+    /// Something that people should know.
+    Told {
+        /// In words.
+        words: String,
+    },
+    /// Workers are to be started.
+    Begin(Seat),
+    /// They are to be stopped.
+    Stop {
+        /// Those of this generation.
+        generation: Generation,
+        /// Why, in words.
+        why: String,
+        /// The signal that asked for the end of the run, if one did: the workers are sent the same.
+        signal: Option<i32>,
+    },
+    /// What one of the node's workers said to the coordinator.
+    Failing {
+        /// In which generation.
+        generation: Generation,
+        /// Which worker.
+        rank: Rank,
+        /// Why it can't go on.
+        message: String,
+        /// Whether it only fails because another rank did.
+        consequence: bool,
+    },
+    /// The run is over.
+    End(End),
+}
+
+/// What an agent says of its node.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Node {
+    /// What people call it.
+    pub host: String,
+    /// Where other nodes reach its programs.
+    pub address: String,
+    /// A port that is free there.
+    pub port: u16,
+    /// How many workers it starts.
+    pub workers: u32,
+    /// Their role.
+    pub role: String,
+    /// The number that it was given among the nodes, if it was given one.
+    pub node_rank: Option<u32>,
+    /// What it takes the run to be.
+    pub terms: Terms,
+    /// Its wall clock, in milliseconds since 1970.
+    pub clock_ms: u64,
+}
+
+/// What all nodes of a run have to agree in.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Terms {
+    /// The least number of nodes.
+    pub least: u32,
+    /// The largest.
+    pub most: u32,
+    /// How often the workers are started again after a failure.
+    pub max_restarts: u32,
+    /// The program, without the folder that it lies in.
+    pub program: String,
+    /// Its arguments; nodes may differ in these.
+    pub arguments: Vec<String>,
+}
+
+/// A node's place in a generation.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Seat {
+    /// Which generation.
+    pub generation: Generation,
+    /// How often workers were started again after a failure.
+    pub restarts: u32,
+    /// The node's number.
+    pub node: u32,
+    /// How many nodes there are.
+    pub nodes: u32,
+    /// The rank of its first worker; the others follow.
+    pub first_rank: u32,
+    /// How many workers there are on all nodes.
+    pub world_size: u32,
+    /// The number of its first worker among those of its role; the others follow.
+    pub first_role_rank: u32,
+    /// How many workers of its role there are.
+    pub role_world_size: u32,
+    /// Where the program may listen: host and port, on the node of rank 0.
+    pub master: (String, u16),
+}
+
+/// How a worker failed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WorkerFailure {
+    /// Which.
+    pub rank: Rank,
+    /// Its process id.
+    pub pid: i32,
+    /// "exited with code 3" or "was killed by SIGKILL".
+    pub how: String,
+    /// How long after its agent began, in milliseconds.
+    pub after_ms: u64,
+    /// What it said to the coordinator, if it did.
+    pub reported: Option<String>,
+    /// The last lines it wrote.
+    pub last_lines: Vec<String>,
+    /// Whether it said that it only followed another.
+    pub consequence: bool,
+    /// Whether its agent was stopping its workers by then.
+    pub after_stop: bool,
+}
+
+/// What went wrong first in a generation.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Setback {
+    /// Which generation.
+    pub generation: Generation,
+    /// The number of the node.
+    pub node: u32,
+    /// Its name.
+    pub host: String,
+    /// What happened there.
+    pub what: Mishap,
+}
+
+/// What can happen to a node.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Mishap {
+    /// One of its workers failed.
+    Worker(WorkerFailure),
+    /// It was lost, and this is how that was seen.
+    Lost(String),
+}
+
+/// How a run ended.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct End {
+    /// Why.
+    pub why: EndWhy,
+    /// What the workers were started again for, in order.
+    pub setbacks: Vec<Setback>,
+}
+
+/// Why a run is over.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum EndWhy {
+    /// All workers ended well.
+    Done,
+    /// This signal asked one of the nodes for it.
+    Asked {
+        /// Its number.
+        signal: i32,
+    },
+    /// Something went wrong, and no restart is left.
+    Failed(Setback),
+    /// There were too few nodes for too long.
+    TooFew {
+        /// How many there were.
+        here: u32,
+        /// How long they waited for others, in seconds.
+        seconds: u64,
+    },
+}
+
+impl End {
+    /// For the shell: 0, 1, or 128 and the number of the signal.
+    pub fn exit_code(&self) -> i32 {
+        match self.why {
+            EndWhy::Done => 0,
+            EndWhy::Asked { signal } => 128 + signal,
+            EndWhy::Failed(_) | EndWhy::TooFew { .. } => 1,
+        }
+    }
+}

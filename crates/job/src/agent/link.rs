@@ -1,0 +1,90 @@
+//! An agent's connection to the coordinator.
+
+use super::{AGENT_PURPOSE, FromAgent, ToAgent};
+use crate::error::Error;
+use crate::link::MAX_FRAME;
+use phalanx_wire::{
+    Deadline, Generation, HandshakeError, Hello, Rank, Secret, Side, handshake, read_frame, write_frame,
+};
+use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::sync::Mutex;
+use std::time::Duration;
+
+/// How often each end gives a sign of life.
+pub const AGENT_BEAT: Duration = Duration::from_millis(200);
+/// How long a proof may take.
+const PROOF_LIMIT: Duration = Duration::from_secs(5);
+/// How long a message may take to be handed to the system.
+const SAY_LIMIT: Duration = Duration::from_secs(1);
+
+/// The agent's end. It is shared: one thread hears, others say.
+#[derive(Debug)]
+pub struct AgentLink {
+    hearing: TcpStream,
+    saying: Mutex<TcpStream>,
+    address: SocketAddr,
+}
+
+impl AgentLink {
+    /// Connects and proves the secret, once: nobody may be there yet, which is for the caller to wait for. `silence` is how
+    /// long the coordinator may give no sign of life.
+    pub fn dial(
+        address: SocketAddr,
+        secret: &Secret,
+        deadline: Deadline,
+        silence: Duration,
+    ) -> Result<AgentLink, Error> {
+        let unreachable = |reason: std::io::Error| Error::Unreachable {
+            address: address.to_string(),
+            reason: reason.to_string(),
+        };
+        let left = deadline.remaining().clamp(Duration::from_millis(1), PROOF_LIMIT);
+        let mut stream = TcpStream::connect_timeout(&address, left).map_err(unreachable)?;
+        let broken = |error: std::io::Error| Error::Broken { address, reason: error.to_string() };
+        stream.set_nodelay(true).map_err(broken)?;
+        let hello = Hello { purpose: AGENT_PURPOSE.into(), rank: Rank(0), generation: Generation(0) };
+        let proof = Deadline::after(PROOF_LIMIT);
+        handshake(&mut stream, secret, Side::Dialed, &hello, &proof).map_err(|error| match error {
+            HandshakeError::NotOurs => Error::NotOurs { address },
+            HandshakeError::Io(error) if error.kind() == ErrorKind::TimedOut => Error::NotOurs { address },
+            HandshakeError::WrongSecret => Error::OtherSecret { address },
+            HandshakeError::Disagreement { theirs, .. } => {
+                Error::OtherVersion { address, ours: AGENT_PURPOSE.into(), theirs: theirs.purpose.clone() }
+            }
+            HandshakeError::Io(error) => unreachable(error),
+        })?;
+        stream.set_read_timeout(Some(silence)).map_err(broken)?;
+        stream.set_write_timeout(Some(SAY_LIMIT)).map_err(broken)?;
+        let saying = Mutex::new(stream.try_clone().map_err(broken)?);
+        Ok(AgentLink { hearing: stream, saying, address })
+    }
+
+    /// The address of this end, which is one that the run's other nodes can reach.
+    pub fn local_ip(&self) -> Result<IpAddr, Error> {
+        self.hearing.local_addr().map(|local| local.ip()).map_err(|error| self.broken(error.to_string()))
+    }
+
+    /// Says something.
+    pub fn say(&self, message: &FromAgent) -> Result<(), Error> {
+        let frame = serde_json::to_vec(message).expect("a message is always JSON");
+        let mut stream = self.saying.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        write_frame(&mut *stream, &frame).map_err(|error| self.broken(error.to_string()))
+    }
+
+    /// Waits for the next message. The coordinator's beats come long before it counts as silent.
+    pub fn hear(&self) -> Result<ToAgent, Error> {
+        let frame = read_frame(&mut &self.hearing, MAX_FRAME).map_err(|error| {
+            self.broken(match error.kind() {
+                ErrorKind::WouldBlock | ErrorKind::TimedOut => "it gives no sign of life".into(),
+                ErrorKind::UnexpectedEof => "it closed the connection".into(),
+                _ => error.to_string(),
+            })
+        })?;
+        serde_json::from_slice(&frame).map_err(|error| self.broken(format!("an unreadable message: {error}")))
+    }
+
+    fn broken(&self, reason: String) -> Error {
+        Error::Broken { address: self.address, reason }
+    }
+}
