@@ -28,7 +28,7 @@ use crate::work::Work;
 use phalanx_wire::{Deadline, Generation, Rank};
 use std::collections::{HashMap, VecDeque};
 use std::marker::PhantomData;
-use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
 /// A rank's end of a group. Clones are the same end.
@@ -50,10 +50,20 @@ pub struct Group {
     siblings: Arc<Siblings>,
     kin: Kin,
     patience: Patience,
-    engine: Arc<Mutex<Engine>>,
+    engine: Arc<Held>,
     description: Arc<str>,
     /// Beside the engine, whose lock is held for as long as an operation waits.
     aside: Arc<Aside>,
+}
+
+/// An engine, for as long as there is an end of its group. Whoever lets go of the last one sees the group off, which may take
+/// until all that was sent has arrived; nobody who only moves it for a moment does.
+struct Held(Arc<Mutex<Engine>>);
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).leave();
+    }
 }
 
 /// How long a wait spins where every rank has a core: some times what falling asleep and being woken cost.
@@ -167,7 +177,7 @@ impl Group {
             siblings,
             kin,
             patience: Patience { spin, silence },
-            engine: Arc::new(Mutex::new(engine)),
+            engine: Arc::new(Held(Arc::new(Mutex::new(engine)))),
             description: description.into(),
             aside,
         }
@@ -324,7 +334,7 @@ impl Group {
     /// The engine, if no other thread has it. A panic inside it would leave an operation half-played, so the group is then
     /// taken as failed.
     pub(crate) fn free_engine(&self) -> Option<MutexGuard<'_, Engine>> {
-        let mut engine = match self.engine.try_lock() {
+        let mut engine = match self.engine.0.try_lock() {
             Ok(engine) => engine,
             Err(TryLockError::WouldBlock) => return None,
             Err(TryLockError::Poisoned(poisoned)) => {
@@ -349,7 +359,7 @@ impl Group {
                     Err(error) => engine.fail(error),
                 }
                 if engine.is_busy() {
-                    self.siblings.add(&self.engine);
+                    self.siblings.add(&self.engine.0);
                 }
             }
             ticket

@@ -98,16 +98,6 @@ impl Aside {
     }
 }
 
-impl Drop for Engine {
-    fn drop(&mut self) {
-        if self.failed.is_none()
-            && let Some(wires) = &mut self.wires
-        {
-            wires.part(&Word::farewell(self.rank));
-        }
-    }
-}
-
 /// How many different operations are kept: as many as a training step has, and more.
 const SPARE: usize = 16;
 
@@ -140,6 +130,12 @@ impl Engine {
             }
             self.end(&Word::of(self.rank, &error), error);
         }
+    }
+
+    /// Nobody has the group any more: lets go of it, and of its connections.
+    pub(crate) fn leave(&mut self) {
+        self.retire(Error::Aborted { by: self.rank, reason: "it left the group".into() });
+        self.wires = None;
     }
 
     /// Ends a group that isn't needed any more, which is no failure and told to nobody; later operations have this error.

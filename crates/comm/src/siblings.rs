@@ -58,3 +58,77 @@ impl Siblings {
         busy.retain(|other| other.as_ptr() != Arc::as_ptr(engine));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::element::ReduceOp;
+    use crate::group::{Group, Place};
+    use crate::transport::{Lost, Transport, Waker};
+    use crate::word::Word;
+    use phalanx_wire::{Generation, Rank};
+    use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::thread::ThreadId;
+    use std::time::Duration;
+
+    const LIMIT: Duration = Duration::from_secs(20);
+    const WHILE: Duration = Duration::from_millis(100);
+
+    /// Connections that keep whoever looks at them, but for their owner, and that say who let go of them.
+    struct Keeping {
+        owner: ThreadId,
+        looked_at: Sender<()>,
+        let_go: Receiver<()>,
+        dropped_by: Sender<ThreadId>,
+    }
+
+    impl Transport for Keeping {
+        fn try_send(&mut self, _: usize, _: &[u8]) -> Result<usize, Lost> {
+            if std::thread::current().id() != self.owner {
+                self.looked_at.send(()).unwrap();
+                // Nobody says so: the owner lets go of its group meanwhile.
+                let _ = self.let_go.recv_timeout(WHILE);
+            }
+            Ok(0)
+        }
+
+        fn try_receive(&mut self, _: usize, _: &mut [u8]) -> Result<usize, Lost> {
+            Ok(0)
+        }
+
+        fn park(&mut self, _: &[usize], _: &[usize], _: Duration) {}
+
+        fn waker(&self) -> Waker {
+            Box::new(|| {})
+        }
+
+        fn part(&mut self, _: &Word) {}
+
+        fn name(&self) -> String {
+            "nothing".into()
+        }
+    }
+
+    impl Drop for Keeping {
+        fn drop(&mut self) {
+            self.dropped_by.send(std::thread::current().id()).unwrap();
+        }
+    }
+
+    #[test]
+    fn who_lets_go_of_a_group_sees_it_off_and_nobody_who_only_moves_it() {
+        let owner = std::thread::current().id();
+        let ((looked_at, looks), (_quiet, let_go), (dropped_by, drops)) = (channel(), channel(), channel());
+        let wires = Keeping { owner, looked_at, let_go, dropped_by };
+        let place = Place::in_world(Rank(0), 2, Generation(0), LIMIT);
+        let siblings = Arc::clone(&place.siblings);
+        let group = Group::over(place, Some(Box::new(wires)));
+        drop(group.start_all_reduce(vec![1u8], ReduceOp::Sum));
+        std::thread::scope(|scope| {
+            scope.spawn(move || siblings.advance());
+            looks.recv_timeout(LIMIT).unwrap();
+            drop(group);
+        });
+        assert_eq!(drops.recv_timeout(LIMIT).unwrap(), owner);
+    }
+}
