@@ -5,9 +5,10 @@ use crate::error::Error;
 use crate::group::{Group, Home, Kin, Place};
 use crate::tls::{Session, Tls};
 use crate::topology::Topology;
-use crate::transport::{Memory, Pulse, Tcp, Wire, Wires};
+use crate::transport::{Memory, Process, Pulse, Tcp, Wire, Wires};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::EventFd;
+use nix::sys::socket::{getsockopt, sockopt};
 use phalanx_wire::{
     Deadline, Generation, HandshakeError, Hello, Rank, Secret, Side, Socket, handshake, welcome,
 };
@@ -261,6 +262,12 @@ impl Stream {
             Stream::Tls(session) => session.stream().shutdown(Shutdown::Both),
             Stream::Local(stream) => stream.shutdown(Shutdown::Both),
         };
+    }
+
+    /// The process that listened where this one dialed, if it can be seen from here.
+    pub(crate) fn process(&self) -> Option<Process> {
+        let Stream::Local(stream) = self else { return None };
+        getsockopt(stream, sockopt::PeerCredentials).ok().and_then(|peer| Process::of(peer.pid()))
     }
 
     pub(crate) fn describe(&self) -> String {

@@ -393,6 +393,28 @@ fn bother<S: Socket + Send + 'static>(whom: usize, dial: impl Fn() -> S + Send +
 }
 
 #[test]
+fn a_rank_that_can_not_reach_another_is_reached_by_it() {
+    for bind in BINDS {
+        let (secret, generation, timeout) = (Secret::from_bytes([7; 32]), Generation(3), LIMIT);
+        // Rank 1 looks for rank 0 where nobody is.
+        let (endpoints, nobody) = ([bind(HOST).unwrap(), bind(HOST).unwrap()], bind(HOST).unwrap().address());
+        let peers = endpoints.each_ref().map(Endpoint::address);
+        let known = [peers.to_vec(), vec![nobody, peers[1].clone()]];
+        std::thread::scope(|scope| {
+            for (rank, (endpoint, peers)) in endpoints.into_iter().zip(known).enumerate() {
+                let (rank, secret) = (Rank(rank as u32), secret.clone());
+                let config = GroupConfig { rank, generation, secret, endpoint, peers, timeout };
+                scope.spawn(|| {
+                    let mut values = [1i32];
+                    Group::connect(config).unwrap().all_reduce(&mut values, ReduceOp::Sum).unwrap();
+                    assert_eq!(values, [2]);
+                });
+            }
+        });
+    }
+}
+
+#[test]
 fn a_peer_that_brings_no_memory_is_refused() {
     let endpoint = Endpoint::bind(HOST).unwrap();
     let peers = vec![endpoint.address(); 2];

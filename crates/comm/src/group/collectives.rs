@@ -206,8 +206,11 @@ impl Group {
         // Operations are counted from 1.
         let signature = signature::<u8>(Kind::Barrier, None, ranks, 0);
         let play = Play::new(signature, self.seat().assembly(), Erased::of::<u8>(), ReduceOp::Sum);
-        let result = self.engine(&deadline)?.run(self.patience, deadline, Box::new(play), &mut []);
-        result.map_err(|error| error.in_making(self.rank))
+        let mut engine = self.engine(&deadline)?;
+        let result = engine.run(self.patience, deadline, Box::new(play), &mut []);
+        result.map_err(|error| error.in_making(self.rank))?;
+        engine.wires.iter_mut().for_each(|wires| wires.have_met());
+        Ok(())
     }
 
     /// A barrier by way of rank 0, whose error names all ranks that didn't come within `timeout`.

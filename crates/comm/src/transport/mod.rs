@@ -8,9 +8,10 @@ mod threads;
 mod wires;
 
 pub(crate) use memory::Memory;
-pub(crate) use signs::{Signs, Verdict, judge};
+pub(crate) use process::Process;
 #[cfg(test)]
-pub(crate) use signs::{State, Traffic};
+pub(crate) use signs::State;
+pub(crate) use signs::{Signs, Traffic, Verdict, judge};
 pub(crate) use tcp::{BEAT, Pulse, Tcp};
 pub(crate) use threads::{Shared as SharedThreads, end_of, threads};
 pub(crate) use wires::{LEAVING_FAILED, Wire, Wires, deliver};
@@ -29,7 +30,7 @@ pub(crate) type Waker = Box<dyn Fn() + Send + Sync>;
 pub(crate) enum Lost {
     /// Without a word: what the transport saw of it.
     Seen(String),
-    /// The peer said why.
+    /// For the reason that the peer gives, or that this rank gives for not going there.
     Told(Word),
 }
 
@@ -78,6 +79,9 @@ pub(crate) trait Transport: Send {
     fn reaches(&mut self, _peer: usize) -> bool {
         true
     }
+
+    /// All ranks have been here once: one that doesn't answer now is no late one.
+    fn have_met(&mut self) {}
 
     /// Sleeps until one of these ranks may have sent something, or may take something, or the time is over.
     fn park(&mut self, receives: &[usize], sends: &[usize], at_most: Duration);

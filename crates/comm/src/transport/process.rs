@@ -4,20 +4,20 @@ use super::signs::State;
 use std::fs::read_to_string;
 
 /// A process, told from later ones of the same number by when it began.
-#[derive(Debug)]
-pub(super) struct Process {
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Process {
     pid: i32,
     begun: u64,
 }
 
 impl Process {
     /// None if it can't be seen: it has ended, or it counts its processes otherwise.
-    pub(super) fn of(pid: i32) -> Option<Process> {
+    pub(crate) fn of(pid: i32) -> Option<Process> {
         let (_, begun) = parse(&read_to_string(format!("/proc/{pid}/stat")).ok()?)?;
         Some(Process { pid, begun })
     }
 
-    pub(super) fn state(&self) -> State {
+    pub(crate) fn state(&self) -> State {
         let text = read_to_string(format!("/proc/{}/stat", self.pid));
         match text.ok().as_deref().and_then(parse) {
             Some((_, begun)) if begun != self.begun => State::Ended,

@@ -94,6 +94,8 @@ pub(crate) struct Wires {
     door: Arc<Door>,
     lobby: Arc<Lobby>,
     peers: Vec<Peer>,
+    /// Whether all ranks have been here once, so that somebody waits at each of their doors.
+    have_met: bool,
     /// Written to by wakers.
     alarm: Arc<EventFd>,
     /// How long what was sent may take to arrive, once this rank has left.
@@ -153,7 +155,16 @@ impl Wires {
         };
         let peers = members.iter().zip(&home.peers).map(peer).collect();
         lobby.ring(ringing(&alarm));
-        Ok(Wires { own, key, door, lobby: Arc::clone(lobby), peers, alarm, leaving: Duration::ZERO })
+        Ok(Wires {
+            own,
+            key,
+            door,
+            lobby: Arc::clone(lobby),
+            peers,
+            have_met: false,
+            alarm,
+            leaving: Duration::ZERO,
+        })
     }
 
     /// The connection to a peer, once there is one; goes for it if there is none.
@@ -192,7 +203,8 @@ impl Wires {
         let waited = now.saturating_duration_since(*since.get_or_insert(now));
         if (*rank < own || waited >= COURTESY) && self.lobby.begin(*rank, now) {
             let (address, is_here) = (address.clone(), *is_here);
-            let errand = Errand { key: self.key, own, peer: *rank, address, is_here };
+            let here = Rank(self.own as u32);
+            let errand = Errand { key: self.key, own, here, peer: *rank, address, is_here };
             errand.send_off(&self.door, &self.lobby);
         }
     }
@@ -259,6 +271,10 @@ impl Transport for Wires {
         matches!(self.peers[peer].link, Link::Open(_))
     }
 
+    fn have_met(&mut self) {
+        self.have_met = true;
+    }
+
     fn park(&mut self, receives: &[usize], sends: &[usize], at_most: Duration) {
         // One entry a peer: a wire falls asleep once.
         let flags = |peer: usize| {
@@ -300,8 +316,14 @@ impl Transport for Wires {
 
     fn signs(&mut self, peer: usize) -> Signs {
         match self.wire(peer) {
-            Ok(Some(wire)) => wire.signs(),
-            _ => Signs::Unseen,
+            Ok(Some(wire)) => return wire.signs(),
+            Ok(None) => {}
+            Err(_) => return Signs::Unseen,
+        }
+        match self.lobby.signs(self.peers[peer].rank, Instant::now()) {
+            // It may not have come to its own door yet.
+            Signs::Network(_) if !self.have_met => Signs::Unseen,
+            signs => signs,
         }
     }
 

@@ -5,6 +5,7 @@ mod processes;
 #[path = "../ranks/mod.rs"]
 mod ranks;
 
+use nix::sys::signal::{Signal, raise};
 use phalanx_comm::{Deadline, Endpoint, Error, Generation, Group, GroupConfig, Rank, ReduceOp, Secret};
 use phalanx_wire::{Hello, Side, handshake};
 use processes::{Processes, connect, own_rank, say};
@@ -68,6 +69,47 @@ fn a_rank_that_is_stopped_is_told_from_a_dead_one() {
             assert!(error.contains(want), "{said:?}");
         }
         assert!(Duration::from_secs(2) < took && took < LIMIT / 4, "{took:?}");
+    }
+}
+
+#[test]
+fn a_rank_that_is_stopped_before_another_needs_it_is_told_as_soon() {
+    if let Some(rank) = own_rank() {
+        let group = connect(rank, bind()).unwrap();
+        let (mut pid, mut nothing) = ([std::process::id()], [0u8]);
+        // Ranks 1 and 2 have only met rank 0 so far.
+        match rank.0 {
+            0 => {
+                group.receive(&mut pid, Rank(1)).unwrap();
+                group.send(&pid, Rank(2)).unwrap();
+                let _ = group.receive(&mut nothing, Rank(2));
+            }
+            1 => {
+                group.send(&pid, Rank(0)).unwrap();
+                raise(Signal::SIGSTOP).unwrap();
+            }
+            _ => {
+                group.receive(&mut pid, Rank(0)).unwrap();
+                let (stat, soon) = (format!("/proc/{}/stat", pid[0]), Deadline::after(LIMIT));
+                while !std::fs::read_to_string(&stat).unwrap().contains(") T ") {
+                    assert!(!soon.expired(), "rank 1 goes on");
+                    std::thread::yield_now();
+                }
+                say("stopped");
+                say(&group.receive(&mut nothing, Rank(1)).unwrap_err().to_string());
+            }
+        }
+        return;
+    }
+    for (way, want) in ["it is stopped", "no sign of life for 2", "no sign of life for 2"].iter().enumerate()
+    {
+        let test = "a_rank_that_is_stopped_before_another_needs_it_is_told_as_soon";
+        let ranks = Processes::start(test, 3, &[(WAY, &way.to_string())]);
+        assert_eq!(ranks.line(2), "stopped");
+        let start = Instant::now();
+        let (error, took) = (ranks.line(2), start.elapsed());
+        assert!(error.contains("rank 1 is silent") && error.contains(want), "{error}");
+        assert!(took < LIMIT / 4, "{took:?}");
     }
 }
 
