@@ -88,6 +88,10 @@ pub(crate) struct TrainArgs {
     /// Print the loss every so many steps, as the PyTorch example does.
     #[arg(long, value_name = "STEPS")]
     pub(crate) log_interval: Option<u64>,
+    /// How many workers may be started in the place of others that are lost, while those that are left go on; 0 ends the run
+    /// with the first.
+    #[arg(long, default_value_t = 3, value_name = "N")]
+    pub(crate) max_restarts: usize,
     /// Save optimizer.safetensors beside the model.
     #[arg(long)]
     pub(crate) save_optimizer: bool,

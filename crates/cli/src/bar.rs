@@ -1,6 +1,6 @@
 //! Progress for people, on standard error: a bar on a terminal, a line an epoch elsewhere.
 
-use crate::events::{EventsFile, write_event};
+use crate::events::write_event;
 use crate::say::{print, say};
 use indicatif::{ProgressBar, ProgressStyle};
 use phalanx::data::{FetchEvent, Progress};
@@ -16,14 +16,12 @@ pub(crate) struct TrainBar {
     rate: f64,
     /// Print the loss this often, as the PyTorch example does.
     log_interval: Option<u64>,
-    events: Option<EventsFile>,
 }
 
 impl TrainBar {
-    /// A bar that also writes every event to `events`.
-    pub(crate) fn new(log_interval: Option<u64>, events: Option<EventsFile>) -> TrainBar {
-        let samples = 0;
-        TrainBar { bar: None, epochs_of: 1, samples, last_samples: None, rate: 0.0, log_interval, events }
+    /// A bar, once a run tells that it begins.
+    pub(crate) fn new(log_interval: Option<u64>) -> TrainBar {
+        TrainBar { bar: None, epochs_of: 1, samples: 0, last_samples: None, rate: 0.0, log_interval }
     }
 
     fn say(&self, line: &str) {
@@ -34,18 +32,20 @@ impl TrainBar {
     }
 }
 
-/// Steps between two looks at the loss of all ranks: often enough for the eye, too seldom to cost anything.
+/// Steps between two that people are told of: often enough for the eye, too seldom to cost anything.
 const BAR_STEPS: u64 = 10;
+
+/// How many steps lie between two that a bar is told of.
+pub(crate) fn bar_steps(log_interval: Option<u64>) -> u64 {
+    log_interval.unwrap_or(BAR_STEPS).max(1)
+}
 
 impl Observer for TrainBar {
     fn every(&self) -> u64 {
-        self.log_interval.unwrap_or(BAR_STEPS).max(1)
+        bar_steps(self.log_interval)
     }
 
     fn event(&mut self, event: &Event) {
-        if let Some(file) = &mut self.events {
-            file.write(event);
-        }
         match event {
             Event::Start { world_size, parameters, steps_per_epoch, steps, samples } => {
                 (self.epochs_of, self.samples) = ((*steps_per_epoch).max(1), *samples);
@@ -86,7 +86,22 @@ impl Observer for TrainBar {
                     }
                 }
             }
-            Event::Epoch { epoch, seconds, samples_per_s, test_loss, test_accuracy, test_top5, skipped } => {
+            Event::Members { step, world_size, ms, .. } => {
+                let workers = if *world_size == 1 { "worker" } else { "workers" };
+                let ms = ms.map_or(String::new(), |ms| format!(" ({ms:.0} ms)"));
+                self.say(&format!("step {step}: going on with {world_size} {workers}{ms}"));
+            }
+            Event::Epoch {
+                epoch,
+                seconds,
+                samples_per_s,
+                test_loss,
+                test_accuracy,
+                test_top5,
+                each_once,
+                skipped,
+                ..
+            } => {
                 self.last_samples = None;
                 let mut line = format!("epoch {epoch}: {seconds:.2} s, {samples_per_s:.0} samples/s");
                 if let Some(loss) = test_loss {
@@ -97,6 +112,9 @@ impl Observer for TrainBar {
                 }
                 if let Some(top5) = test_top5 {
                     line += &format!(" (top five {:.2}%)", 100.0 * top5);
+                }
+                if *each_once == Some(false) {
+                    line += ", NOT each sample once";
                 }
                 if *skipped > 0 {
                     line += &format!(", {skipped} bad images replaced");
@@ -128,10 +146,7 @@ impl Observer for TrainBar {
 }
 
 /// Shows a training run as JSON lines on standard output.
-pub(crate) struct JsonLines {
-    /// Where the same lines are kept.
-    pub(crate) events: Option<EventsFile>,
-}
+pub(crate) struct JsonLines;
 
 impl Observer for JsonLines {
     fn event(&mut self, event: &Event) {
@@ -139,9 +154,6 @@ impl Observer for JsonLines {
         // Programs read the line above, and whoever watches them should know as well.
         if let Event::Note { message } = event {
             say(message);
-        }
-        if let Some(file) = &mut self.events {
-            file.write(event);
         }
     }
 }

@@ -1,5 +1,5 @@
 //! `events.jsonl` of a run directory: what happened, a JSON object a line. A run that goes on from a checkpoint goes on in the
-//! file, after what is still true of it.
+//! file, after what is still true of it, and so does a rank that takes the place of the one that has written it.
 
 use phalanx::Event;
 use serde_json::Value;
@@ -21,26 +21,52 @@ impl EventsFile {
         Ok(EventsFile { file, begun: false })
     }
 
-    /// Appends an event. A disk that is full doesn't end the run.
-    pub(crate) fn write(&mut self, event: &Event) {
-        if !std::mem::replace(&mut self.begun, true) {
-            let _ = self.begin(event);
+    /// Appends an event, unless another process has: gives whether this is the first time. A disk that is full doesn't end the
+    /// run.
+    pub(crate) fn write(&mut self, event: &Event) -> bool {
+        let is_first = !std::mem::replace(&mut self.begun, true);
+        let is_new = !is_first || self.begin(event).unwrap_or(true);
+        if is_new {
+            write_event(&mut self.file, event);
         }
-        write_event(&mut self.file, event);
+        is_new
     }
 
-    /// Cuts what the run that begins with this event will tell again.
-    fn begin(&mut self, first: &Event) -> io::Result<()> {
-        let kept = match *first {
-            Event::Resume { step, epoch, .. } => {
-                let mut text = Vec::new();
-                self.file.read_to_end(&mut text)?;
-                still_true(&text, step, epoch)
+    /// Cuts what the process that begins with this event will tell again; gives whether the event isn't there itself.
+    fn begin(&mut self, first: &Event) -> io::Result<bool> {
+        let (mut kept, mut is_new) = (0, true);
+        if let Some((step, epoch)) = position(first) {
+            let mut text = Vec::new();
+            self.file.read_to_end(&mut text)?;
+            kept = still_true(&text, step, epoch);
+            let next = text[kept..].split_inclusive(|&byte| byte == b'\n').next().unwrap_or_default();
+            if next.ends_with(b"\n") && is_same(first, next) {
+                (kept, is_new) = (kept + next.len(), false);
             }
-            _ => 0,
-        };
+        }
         self.file.set_len(kept as u64)?;
-        self.file.seek(SeekFrom::End(0)).map(drop)
+        self.file.seek(SeekFrom::End(0))?;
+        Ok(is_new)
+    }
+}
+
+/// The first step and epoch that a process tells which begins with this event; none if it begins a run.
+fn position(first: &Event) -> Option<(u64, u64)> {
+    match *first {
+        Event::Resume { step, epoch, .. }
+        | Event::Members { step, epoch, .. }
+        | Event::Step { step, epoch, .. } => Some((step, epoch)),
+        Event::Epoch { epoch, .. } => Some((u64::MAX, epoch)),
+        _ => None,
+    }
+}
+
+/// Whether a line tells of the same step or the same end of an epoch as an event.
+fn is_same(event: &Event, line: &[u8]) -> bool {
+    match (event, serde_json::from_slice(line)) {
+        (Event::Step { step, .. }, Ok(Event::Step { step: told, .. })) => *step == told,
+        (Event::Epoch { epoch, .. }, Ok(Event::Epoch { epoch: told, .. })) => *epoch == told,
+        _ => false,
     }
 }
 
@@ -70,6 +96,37 @@ fn still_true(text: &[u8], step: u64, epoch: u64) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_takes_the_first_place_adds_what_the_one_before_did_not_come_to_tell() {
+        let step = |step, epoch| Event::Step {
+            step,
+            epoch,
+            loss: 0.5,
+            samples: 8 * (step + 1),
+            world_size: 2,
+            lr: 0.1,
+            grad_norm: None,
+            ms: 1.0,
+        };
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("events.jsonl");
+        let check = |first: Event, new: bool, lines: usize| {
+            let mut before = EventsFile::open(&path).unwrap();
+            let start =
+                Event::Start { world_size: 2, parameters: 1, steps_per_epoch: 2, steps: 4, samples: 16 };
+            [start, step(0, 0), step(1, 0)].iter().for_each(|event| assert!(before.write(event)));
+            before.file.write_all(b"{\"event\":\"step\",\"st").unwrap();
+            assert_eq!(EventsFile::open(&path).unwrap().write(&first), new, "{first:?}");
+            let text = std::fs::read_to_string(&path).unwrap();
+            assert!(text.lines().all(|line| serde_json::from_str::<Event>(line).is_ok()), "{text}");
+            assert_eq!(text.lines().count(), lines, "{text}");
+        };
+        check(step(1, 0), false, 3);
+        check(step(2, 1), true, 4);
+        check(Event::Members { step: 2, epoch: 0, generation: 1, world_size: 1, ms: Some(3.0) }, true, 4);
+        check(Event::Note { message: "a run of its own".into() }, true, 1);
+    }
 
     #[test]
     fn what_is_told_again_is_cut() {

@@ -13,6 +13,17 @@ pub(crate) fn tell(report: &Report, max_restarts: usize) {
             let cause = cause(failure);
             say(format_args!("{cause}: starting all workers again (restart {restart} of {max_restarts})"));
         }
+        Report::Replacing { failure, restart } => {
+            let cause = cause(failure);
+            let what = "the others go on, another takes its place";
+            say(format_args!("{cause}: {what} (restart {restart} of {max_restarts})"));
+        }
+        Report::NotReplaced { rank, error } => {
+            say(format_args!("no other could be started for rank {rank}, the others go on: {error}"));
+        }
+        Report::Silent { rank } => {
+            say(format_args!("rank {rank} gives the others no sign of life: killing it"));
+        }
         Report::Signalled { signal } => {
             say(format_args!("{signal}: passing it on to the workers (again to kill them)"))
         }
@@ -27,13 +38,13 @@ pub(crate) fn tell(report: &Report, max_restarts: usize) {
 pub(crate) fn conclude(outcome: &Outcome, run_dir: &Path, logs: &Path) -> u8 {
     let Outcome { restarts, reason, .. } = outcome;
     if !restarts.is_empty() {
-        say(format_args!("restarts: {}; what went wrong first in each generation:", restarts.len()));
+        say(format_args!("restarts: {}; what went wrong each time:", restarts.len()));
         let causes = restarts.iter().chain(&outcome.failure).map(cause).enumerate();
         causes.for_each(|(generation, cause)| say(format_args!("  {generation}: {cause}")));
     }
     if let Some(failure) = &outcome.failure {
         blame(failure);
-        if matches!(reason, EndReason::RestartsUsed { .. }) {
+        if matches!(reason, EndReason::RestartsUsed { .. } | EndReason::ForGood) {
             say(format_args!("  not started again: {reason}"));
         }
         say(format_args!("  logs: {}", logs.join("logs").display()));

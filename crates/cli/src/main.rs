@@ -8,6 +8,7 @@ mod checkpoint;
 mod data;
 mod events;
 mod failure;
+mod first;
 mod flight;
 mod run;
 mod runs;

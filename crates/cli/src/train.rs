@@ -6,9 +6,9 @@
 //! the run goes on. A second SIGTERM to the agent, Ctrl-C, and SIGTERM to a worker that doesn't train yet end it at once.
 
 use crate::args::{TrainArgs, WrongUsage};
-use crate::bar::{FetchBar, JsonLines, TrainBar};
-use crate::events::EventsFile;
+use crate::bar::FetchBar;
 use crate::failure;
+use crate::first::{BEST, First};
 use crate::run::fresh_run_id;
 use crate::runs;
 use crate::say::{print, say};
@@ -18,14 +18,13 @@ use phalanx::data::{Network, Places, listing, open};
 use phalanx::nn::{Parameters, Weights};
 use phalanx::recipe::BUILT_IN;
 use phalanx::{Error, Event, Observer, OnNan, Recipe, Requests, State, Trained, Trainer, Worker};
-use phalanx_job::{Claim, RunDir, WorkerEnv};
+use phalanx_job::{RunDir, WorkerEnv};
 use phalanx_launch::{Console, LaunchSpec};
 use signal_hook::consts::{SIGTERM, SIGUSR1};
 use signal_hook::flag;
-use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How long workers have to end once one has failed or the run is to stop.
 const GRACE: Duration = Duration::from_secs(10);
@@ -87,9 +86,11 @@ fn lead(args: &TrainArgs, recipe: &Recipe) -> Result<u8> {
         run_dir: out.clone(),
         console: Console::FirstRank,
         grace: GRACE,
+        max_restarts: args.max_restarts,
         ..LaunchSpec::default()
     };
-    let mut outcome = phalanx_launch::run(&spec, |report| failure::tell(&report, 0))?;
+    let max_restarts = args.max_restarts;
+    let mut outcome = phalanx_launch::run(&spec, move |report| failure::tell(&report, max_restarts))?;
     // Rank 0 writes to this terminal itself, so what it said is there.
     if let Some(failure) = outcome.failure.as_mut().filter(|failure| failure.rank.index() == 0) {
         failure.reported = None;
@@ -131,7 +132,7 @@ fn train_as(
     env: &WorkerEnv,
     requests: &Requests,
 ) -> Result<End, Error> {
-    let start = Instant::now();
+    let mut first = First::new(args, recipe, env);
     // The agent has fetched the data.
     let places = Places { network: Network::Forbidden, ..Places::from_env(args.data.clone()) };
     let data = open(&recipe.data.name, recipe.view(), &places, &mut phalanx::data::Silent)?;
@@ -148,69 +149,40 @@ fn train_as(
             ));
         }
     }
-    let (run_dir, _claim) = worker.is_first().then(|| run_dir(args, recipe, env)).transpose()?.unzip();
-    let events = |path: PathBuf| EventsFile::open(&path).map_err(|source| Error::Io { path, source });
-    let events = run_dir.as_ref().map(|run_dir| events(run_dir.events())).transpose()?;
-    let mut observer: Box<dyn Observer> = match args.json {
-        true => Box::new(JsonLines { events }),
-        false => Box::new(TrainBar::new(args.log_interval, events)),
-    };
-    let file = |name: &str| run_dir.as_ref().map(|run_dir| run_dir.path().join(name));
-    let best_file = file("best.safetensors").filter(|_| recipe.train.keep_best == Some(true));
-    let best_model = best_file.as_ref().map(|file| file.display().to_string());
-    // Rank 0's checkpoints are everyone's; the others only need a name for them.
+    // What can't be opened there ends the run before it begins.
+    let run_dir = worker.is_first().then(|| first.begin()).transpose()?;
+    // The first rank's files are everyone's; the others only need names for them, until they are the first.
     let run_path = run_dir.as_ref().map(RunDir::path).or(args.out.as_deref()).or(env.run_dir.as_deref());
-    let checkpoints = runs::checkpoints_of(run_path.unwrap_or(Path::new("runs")));
+    let run_path = run_path.unwrap_or(Path::new("runs"));
+    let checkpoints = runs::checkpoints_of(run_path);
+    let resume = args.resume || env.restarts > 0;
     let trainer = Trainer {
         steps: args.steps,
         shuffle: !args.no_shuffle,
-        best_file,
-        checkpoint: Some(CheckpointConfig { resume: args.resume, ..recipe.checkpoint(checkpoints.clone()) }),
+        best_file: (recipe.train.keep_best == Some(true)).then(|| run_path.join(BEST)),
+        checkpoint: Some(CheckpointConfig { resume, ..recipe.checkpoint(checkpoints.clone()) }),
         requests: requests.clone(),
         ..recipe.trainer()?
     };
     // Not before, since only training heeds it.
     flag::register(SIGTERM, Arc::clone(&requests.stop))
         .map_err(|error| Error::Join(format!("SIGTERM can't be taken: {error}")))?;
-    let mut trained = trainer.resume(
+    let trained = trainer.resume(
         worker,
         model.as_ref(),
         parameters,
         State::start(recipe.rule()?)?,
         data.train,
         Some(data.test),
-        observer.as_mut(),
+        &mut first,
     )?;
-    if trained.interrupted {
-        observer.event(&Event::Note { message: interrupted(&trained, &checkpoints) });
-        return Ok(End::Interrupted);
+    if !trained.interrupted {
+        return Ok(End::Done);
     }
-    if let (Some(run_dir), Some(model_file)) = (&run_dir, file("model.safetensors")) {
-        if let Some(average) = &mut trained.state.average {
-            average.to_weights(&trained.parameters).save(&run_dir.path().join("model_ema.safetensors"))?;
-        }
-        if args.save_optimizer {
-            let mut weights = Weights::default();
-            for (state, flat) in trained.state.optimizer.state() {
-                weights.append(trained.parameters.to_weights_from(flat, &format!(".{state}")));
-            }
-            weights.save(&run_dir.path().join("optimizer.safetensors"))?;
-        }
-        trained.parameters.to_weights().save(&model_file)?;
-        observer.event(&Event::Done {
-            steps: trained.state.progress.step,
-            epochs: trained.state.progress.epochs_begun(),
-            seconds: start.elapsed().as_secs_f64(),
-            test_accuracy: trained.evaluation.and_then(|e| e.accuracy),
-            model: Some(model_file.display().to_string()),
-            best_epoch: trained.state.progress.best.map(|best| best.epoch),
-            best_model: best_model.filter(|_| trained.state.progress.best.is_some()),
-            stopped_early: trained.stopped_early,
-        });
+    if worker.is_first() {
+        first.event(&Event::Note { message: interrupted(&trained, &checkpoints) });
     }
-    // Nobody leaves before rank 0 has saved, so that its failure ends the run for all.
-    worker.group().barrier()?;
-    Ok(End::Done)
+    Ok(End::Interrupted)
 }
 
 /// What is said of a run that SIGTERM has ended.
@@ -223,25 +195,8 @@ fn interrupted(trained: &Trained, checkpoints: &Path) -> String {
     }
 }
 
-/// Where rank 0 writes: where it was told to, else where the agent keeps its logs, else a folder named as an agent would.
-fn run_dir(args: &TrainArgs, recipe: &Recipe, env: &WorkerEnv) -> Result<(RunDir, Claim), Error> {
-    let failed = |error: &dyn Display| Error::Join(error.to_string());
-    let out = match args.out.as_ref().or(env.run_dir.as_ref()) {
-        Some(out) => out.clone(),
-        // What torchrun calls a run without a name.
-        None if env.run_id == "none" => {
-            unnamed_out(args, recipe, &fresh_run_id().map_err(|error| failed(&error))?)
-        }
-        None => unnamed_out(args, recipe, &env.run_id),
-    };
-    let run_dir = RunDir::create(&out).map_err(|error| failed(&error))?;
-    let claim = run_dir.claim().map_err(|error| failed(&error))?;
-    run_dir.write_spec(&recipe.to_toml()).map_err(|error| failed(&error))?;
-    Ok((run_dir, claim))
-}
-
 /// The folder of a run that wasn't told where to be kept: one of its own, or that of the run which it goes on with.
-fn unnamed_out(args: &TrainArgs, recipe: &Recipe, run_id: &str) -> PathBuf {
+pub(crate) fn unnamed_out(args: &TrainArgs, recipe: &Recipe, run_id: &str) -> PathBuf {
     let own = runs::default_out(recipe, run_id);
     if !args.resume {
         return own;

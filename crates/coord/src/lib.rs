@@ -14,7 +14,8 @@
 //! let coordinator = Coordinator::serve("127.0.0.1:0".parse()?, secret.clone(), Generation(0), 1, |_, _| {})?;
 //! let soon = || Deadline::after(Duration::from_secs(5));
 //! let mut link = Link::connect(coordinator.address(), &secret, Rank(0), Generation(0), soon())?;
-//! assert_eq!(link.join("me".into(), soon())?.addresses, ["me"]);
+//! let (rank, roster) = link.join("me".into(), soon())?;
+//! assert_eq!((rank, roster.addresses), (Rank(0), vec!["me".to_owned()]));
 //!
 //! let store = Link::connect(coordinator.address(), &secret, Rank(0), Generation(0), soon())?.open_store()?;
 //! assert_eq!(store.add(&"visits".parse()?, 1)?, 1);
@@ -32,7 +33,7 @@ mod store;
 
 pub use etcd::{EtcdConfig, EtcdStore};
 pub use fleet::{Event, Fleet, NodeId, Order, Patience, StopWhy, Wait};
-pub use membership::{Decision, Membership};
+pub use membership::{Decision, Member, Membership};
 pub use rendezvous::{Meeting, rendezvous};
 pub use server::{Coordinator, Notice};
 pub use store::{Client, Ledger, Limits, Sent};

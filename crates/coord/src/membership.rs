@@ -1,26 +1,67 @@
-//! Who has come, and what follows from it: no I/O, no clock.
+//! Who has come, who is lost, and what follows from it: no I/O, no clock.
+//!
+//! Ranks that hold the run's state wait for nobody: as soon as all of them that are left have left the membership at hand,
+//! the next one begins, with whoever has come anew by then. Those that have come anew wait for the members to let them in, and
+//! where there are no members (at first, or when all were lost) for each other.
 
 use phalanx_job::Roster;
 use phalanx_wire::{Generation, Rank};
+use std::collections::BTreeMap;
 
-/// The ranks that have joined.
+/// A worker, by the number of its connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Member(pub u64);
+
+/// The workers of a run, as far as they are connected.
 #[derive(Clone, Debug)]
 pub struct Membership {
+    /// That of the newest roster, or the one that comes first.
     generation: Generation,
-    addresses: Vec<Option<String>>,
+    /// How many there are when all are there.
+    world_size: usize,
+    /// Whether there was a roster.
+    begun: bool,
+    /// Whether all members once said that they go on in place: then so do those that come anew, who run the same program.
+    in_place: bool,
+    workers: BTreeMap<Member, Worker>,
 }
 
-/// What to do after a rank has joined.
+/// What is known of a worker.
+#[derive(Clone, Debug)]
+struct Worker {
+    /// The rank that it was started with.
+    seat: Rank,
+    address: String,
+    /// Its rank in the membership at hand; none if it comes anew.
+    rank: Option<Rank>,
+    /// Whether it waits for the next roster.
+    waits: bool,
+    goes_on: bool,
+    /// Whether it knows that somebody waits to come in.
+    invited: bool,
+}
+
+/// What to do after something happened.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Decision {
-    /// Wait for these.
+    /// Wait for these ranks.
     Wait {
-        /// Who isn't there yet.
+        /// Who isn't there yet, or hasn't left yet.
         missing: Vec<u32>,
     },
-    /// Tell everyone.
-    Begin(Roster),
-    /// Don't take the newcomer.
+    /// Tell everyone of them.
+    Begin {
+        /// Who has which rank.
+        ranks: Vec<(Member, Rank)>,
+        /// Who is in it.
+        roster: Roster,
+    },
+    /// Tell these members that somebody waits to come in.
+    Invite {
+        /// Which.
+        members: Vec<Member>,
+    },
+    /// Don't take this one.
     Refuse {
         /// Why.
         reason: String,
@@ -30,58 +71,322 @@ pub enum Decision {
 impl Membership {
     /// Nobody has come yet.
     pub fn new(generation: Generation, world_size: usize) -> Membership {
-        Membership { generation, addresses: vec![None; world_size] }
+        Membership { generation, world_size, begun: false, in_place: false, workers: BTreeMap::new() }
     }
 
-    /// Rank `rank` is there.
-    pub fn join(&mut self, rank: Rank, address: String) -> Decision {
-        let world_size = self.addresses.len();
-        let Some(place) = self.addresses.get_mut(rank.index()) else {
-            return Decision::Refuse { reason: format!("rank {rank} in a world of {world_size}") };
-        };
-        if place.is_some() {
-            return Decision::Refuse { reason: format!("rank {rank} has joined already") };
+    /// That of the newest roster, or the one that comes first.
+    pub fn generation(&self) -> Generation {
+        self.generation
+    }
+
+    /// A worker is there that was started as rank `seat`.
+    pub fn join(&mut self, member: Member, seat: Rank, address: String) -> Decision {
+        if seat.index() >= self.world_size {
+            let reason = format!("rank {seat} in a world of {}", self.world_size);
+            return Decision::Refuse { reason };
         }
-        *place = Some(address);
-        let missing = self.missing();
-        if !missing.is_empty() {
-            return Decision::Wait { missing };
+        // In a run that has begun it takes the place of one whose end wasn't noticed yet.
+        if self.workers.values().any(|worker| worker.seat == seat && (!self.begun || worker.rank.is_none())) {
+            return Decision::Refuse { reason: format!("rank {seat} has joined already") };
         }
-        let addresses = self.addresses.iter().flatten().cloned().collect();
-        Decision::Begin(Roster { generation: self.generation, addresses })
+        let worker = Worker { seat, address, rank: None, waits: true, goes_on: false, invited: false };
+        self.workers.insert(member, worker);
+        self.settle()
     }
 
-    /// Rank `rank` went away before all were there; it may come again.
-    pub fn leave(&mut self, rank: Rank) {
-        self.addresses[rank.index()] = None;
+    /// A worker says whether it goes on in place.
+    pub fn goes_on(&mut self, member: Member, yes: bool) -> Decision {
+        if let Some(worker) = self.workers.get_mut(&member) {
+            worker.goes_on = yes;
+        }
+        self.in_place |= self.all_go_on();
+        self.settle()
     }
 
-    /// Who isn't there yet.
+    /// A member has left the membership at hand and waits for the next.
+    pub fn rejoin(&mut self, member: Member) -> Decision {
+        if !self.all_go_on() {
+            let reason = "not all ranks can go on in place".into();
+            return Decision::Refuse { reason };
+        }
+        if let Some(worker) = self.workers.get_mut(&member) {
+            worker.waits = true;
+        }
+        self.settle()
+    }
+
+    /// A worker is lost, or has ended.
+    pub fn leave(&mut self, member: Member) -> Decision {
+        self.workers.remove(&member);
+        self.settle()
+    }
+
+    /// Whether whoever is lost can be replaced while the others go on: so it is when all are lost, too, since who comes then
+    /// goes on from what they have saved.
+    pub fn is_in_place(&self) -> bool {
+        self.in_place && self.workers.values().all(|worker| worker.rank.is_none() || worker.goes_on)
+    }
+
+    /// Whether the members that are left need no other to go on.
+    fn all_go_on(&self) -> bool {
+        let mut members = self.workers.values().filter(|worker| worker.rank.is_some()).peekable();
+        members.peek().is_some() && members.all(|worker| worker.goes_on)
+    }
+
+    /// The seat of a rank of the membership at hand that hasn't left it, if that goes on in place.
+    pub fn seat_of(&self, rank: Rank) -> Option<Rank> {
+        let worker = self.workers.values().find(|worker| worker.rank == Some(rank) && !worker.waits);
+        worker.filter(|worker| worker.goes_on).map(|worker| worker.seat)
+    }
+
+    /// Whether this worker waits for a roster.
+    pub fn waits(&self, member: Member) -> bool {
+        self.workers.get(&member).is_some_and(|worker| worker.waits)
+    }
+
+    /// Who is waited for.
     pub fn missing(&self) -> Vec<u32> {
-        (0..).zip(&self.addresses).filter(|(_, address)| address.is_none()).map(|(rank, _)| rank).collect()
+        let busy = self.workers.values().filter(|worker| !worker.waits).filter_map(|worker| worker.rank);
+        let mut busy: Vec<u32> = busy.map(|rank| rank.0).collect();
+        busy.sort_unstable();
+        if !busy.is_empty() {
+            return busy;
+        }
+        let is_there = |rank: &u32| self.workers.values().any(|worker| worker.seat == Rank(*rank));
+        (0..self.world_size as u32).filter(|rank| !is_there(rank)).collect()
     }
+
+    fn settle(&mut self) -> Decision {
+        let is_new = |worker: &Worker| worker.waits && worker.rank.is_none();
+        let any_new = self.workers.values().any(is_new);
+        if self.workers.values().any(|worker| !worker.waits) {
+            // Those that can't go on in place are left alone; whoever started them ends them.
+            if !any_new || !self.all_go_on() {
+                return Decision::Wait { missing: self.missing() };
+            }
+            let busy = self.workers.iter_mut().filter(|(_, worker)| !worker.waits && !worker.invited);
+            let members: Vec<Member> = busy
+                .map(|(member, worker)| {
+                    worker.invited = true;
+                    *member
+                })
+                .collect();
+            return match members.is_empty() {
+                true => Decision::Wait { missing: self.missing() },
+                false => Decision::Invite { members },
+            };
+        }
+        let holds_state = self.workers.values().any(|worker| worker.rank.is_some());
+        if self.workers.is_empty() || !holds_state && self.workers.len() < self.world_size {
+            return Decision::Wait { missing: self.missing() };
+        }
+        self.begin()
+    }
+
+    /// The next membership: of all that wait.
+    fn begin(&mut self) -> Decision {
+        if self.begun {
+            self.generation = Generation(self.generation.0 + 1);
+        }
+        self.begun = true;
+        let places: Vec<Place> =
+            self.workers.values().map(|worker| Place { rank: worker.rank, seat: worker.seat }).collect();
+        let ranks: Vec<(Member, Rank)> = self.workers.keys().copied().zip(deal(&places)).collect();
+        for (member, rank) in &ranks {
+            let worker = self.workers.get_mut(member).expect("one of them");
+            (worker.rank, worker.waits, worker.invited) = (Some(*rank), false, false);
+            worker.goes_on |= self.in_place;
+        }
+        let mut addresses = vec![String::new(); ranks.len()];
+        for (member, rank) in &ranks {
+            addresses[rank.index()].clone_from(&self.workers[member].address);
+        }
+        Decision::Begin { ranks, roster: Roster { generation: self.generation, addresses } }
+    }
+}
+
+/// What rank a worker had, and the one that it was started with.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    rank: Option<Rank>,
+    seat: Rank,
+}
+
+/// New ranks, from 0 without holes: members keep theirs where that is low enough, then those that come anew get the rank that
+/// they were started with where it is free, and the rest fill the holes in order.
+fn deal(places: &[Place]) -> Vec<Rank> {
+    let mut dealt: Vec<Option<Rank>> = vec![None; places.len()];
+    let mut free = vec![true; places.len()];
+    let wishes: [fn(&Place) -> Option<Rank>; 2] = [|place| place.rank, |place| Some(place.seat)];
+    for (is_for_new, wish) in [false, true].into_iter().zip(wishes) {
+        for (place, dealt) in places.iter().zip(&mut dealt) {
+            let Some(rank) = wish(place).filter(|_| place.rank.is_none() == is_for_new) else { continue };
+            if free.get(rank.index()) == Some(&true) {
+                (free[rank.index()], *dealt) = (false, Some(rank));
+            }
+        }
+    }
+    // Members first, by rank, so that who holds the state has the lowest that are left.
+    let mut order: Vec<usize> = (0..places.len()).filter(|&i| dealt[i].is_none()).collect();
+    order.sort_by_key(|&i| (places[i].rank.is_none(), places[i].rank, places[i].seat));
+    let holes = (0..places.len() as u32).map(Rank).filter(|rank| free[rank.index()]);
+    for (i, rank) in order.into_iter().zip(holes) {
+        dealt[i] = Some(rank);
+    }
+    dealt.into_iter().map(|rank| rank.expect("as many ranks as places")).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
+
+    /// A run of so many ranks that has begun and goes on in place; the members' numbers are their ranks.
+    fn begun(world_size: u32) -> Membership {
+        let mut members = Membership::new(Generation(0), world_size as usize);
+        for rank in 0..world_size {
+            members.join(Member(rank.into()), Rank(rank), rank.to_string());
+        }
+        (0..world_size).for_each(|rank| drop(members.goes_on(Member(rank.into()), true)));
+        members
+    }
+
+    fn ranks(decision: &Decision) -> Vec<(u64, u32)> {
+        match decision {
+            Decision::Begin { ranks, .. } => ranks.iter().map(|(member, rank)| (member.0, rank.0)).collect(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn wait(missing: &[u32]) -> Decision {
+        Decision::Wait { missing: missing.to_vec() }
+    }
 
     #[test]
     fn begins_when_all_are_there_and_refuses_the_rest() {
         let mut members = Membership::new(Generation(4), 3);
-        assert_eq!(members.join(Rank(2), "c".into()), Decision::Wait { missing: vec![0, 1] });
-        assert!(
-            matches!(members.join(Rank(2), "x".into()), Decision::Refuse { reason } if reason.contains("already"))
-        );
-        assert!(
-            matches!(members.join(Rank(3), "x".into()), Decision::Refuse { reason } if reason.contains("world of 3"))
-        );
-        assert_eq!(members.join(Rank(0), "gone".into()), Decision::Wait { missing: vec![1] });
-        members.leave(Rank(0));
-        assert_eq!(members.missing(), [0, 1]);
-        assert_eq!(members.join(Rank(0), "a".into()), Decision::Wait { missing: vec![1] });
+        assert_eq!(members.join(Member(7), Rank(2), "c".into()), wait(&[0, 1]));
+        let refused = |decision| matches!(decision, Decision::Refuse { reason } if reason.contains("already") || reason.contains("world of 3"));
+        assert!(refused(members.join(Member(8), Rank(2), "x".into())));
+        assert!(refused(members.join(Member(9), Rank(3), "x".into())));
+        assert_eq!(members.join(Member(1), Rank(0), "gone".into()), wait(&[1]));
+        assert_eq!(members.leave(Member(1)), wait(&[0, 1]));
+        assert_eq!(members.join(Member(2), Rank(0), "a".into()), wait(&[1]));
+        let begin = members.join(Member(3), Rank(1), "b".into());
         let roster =
             Roster { generation: Generation(4), addresses: vec!["a".into(), "b".into(), "c".into()] };
-        assert_eq!(members.join(Rank(1), "b".into()), Decision::Begin(roster));
+        assert_eq!(ranks(&begin), [(2, 0), (3, 1), (7, 2)]);
+        assert!(matches!(begin, Decision::Begin { roster: found, .. } if found == roster));
+    }
+
+    #[test]
+    fn survivors_wait_for_nobody_and_keep_their_ranks_where_they_can() {
+        let mut members = begun(4);
+        assert_eq!(members.rejoin(Member(2)), wait(&[0, 1, 3]));
+        assert_eq!(members.leave(Member(1)), wait(&[0, 3]));
+        assert_eq!(members.rejoin(Member(3)), wait(&[0]));
+        let begin = members.rejoin(Member(0));
+        assert_eq!(ranks(&begin), [(0, 0), (2, 2), (3, 1)]);
+        assert_eq!(members.generation(), Generation(1));
+        // The one in its place comes when the others run, and is let in when all of them have left.
+        assert_eq!(
+            members.join(Member(9), Rank(1), "new".into()),
+            Decision::Invite { members: vec![Member(0), Member(2), Member(3)] }
+        );
+        assert_eq!(members.rejoin(Member(0)), wait(&[1, 2]));
+        assert_eq!(members.rejoin(Member(2)), wait(&[1]));
+        assert_eq!(ranks(&members.rejoin(Member(3))), [(0, 0), (2, 2), (3, 1), (9, 3)]);
+    }
+
+    #[test]
+    fn those_that_come_anew_wait_for_each_other_where_nobody_holds_the_state() {
+        let mut members = begun(2);
+        members.leave(Member(0));
+        assert_eq!(members.leave(Member(1)), wait(&[0, 1]));
+        assert_eq!(members.join(Member(5), Rank(1), "b".into()), wait(&[0]));
+        assert_eq!(ranks(&members.join(Member(6), Rank(0), "a".into())), [(5, 1), (6, 0)]);
+        assert_eq!(members.generation(), Generation(1));
+    }
+
+    #[test]
+    fn who_comes_before_the_end_of_another_was_noticed_takes_its_place() {
+        let mut members = begun(2);
+        assert!(matches!(members.join(Member(5), Rank(1), "b".into()), Decision::Invite { .. }));
+        members.rejoin(Member(0));
+        assert_eq!(ranks(&members.leave(Member(1))), [(0, 0), (5, 1)]);
+    }
+
+    #[test]
+    fn ranks_that_can_not_go_on_in_place_are_left_alone() {
+        let mut members = begun(2);
+        members.goes_on(Member(1), false);
+        assert!(matches!(members.rejoin(Member(0)), Decision::Refuse { .. }));
+        assert_eq!(members.join(Member(5), Rank(1), "b".into()), wait(&[0, 1]));
+        assert_eq!(members.seat_of(Rank(1)), None);
+        assert_eq!(members.seat_of(Rank(0)), Some(Rank(0)));
+    }
+
+    #[derive(Clone, Debug)]
+    enum Act {
+        /// The worker with this seat is lost.
+        Lose(u32),
+        /// One is started in this seat, if that is empty.
+        Start(u32),
+        /// Those that know of a loss or of somebody who waits leave.
+        Rejoin(u32),
+    }
+
+    fn acts() -> impl Strategy<Value = Vec<Act>> {
+        let act = prop_oneof![
+            (0..5u32).prop_map(Act::Lose),
+            (0..5u32).prop_map(Act::Start),
+            (0..5u32).prop_map(Act::Rejoin),
+            (0..5u32).prop_map(Act::Rejoin),
+        ];
+        proptest::collection::vec(act, 0..80)
+    }
+
+    proptest! {
+        /// Whatever happens: ranks have no holes, generations only grow, survivors keep ranks that are low enough, and
+        /// once everybody who can has left, everybody has a rank.
+        #[test]
+        fn nobody_is_forgotten(acts in acts()) {
+            let mut members = begun(5);
+            let mut living: BTreeMap<Member, u32> = (0..5).map(|rank| (Member(rank), rank as u32)).collect();
+            let mut held: BTreeMap<Member, Rank> = living.keys().map(|member| (*member, Rank(member.0 as u32))).collect();
+            let (mut next, mut last) = (100, Generation(0));
+            let end = (0..5).map(Act::Rejoin);
+            for act in acts.into_iter().chain(end) {
+                let of = |seat: u32| living.iter().find(|(_, s)| **s == seat).map(|(member, _)| *member);
+                let decision = match act {
+                    Act::Lose(seat) => of(seat).map(|member| { living.remove(&member); members.leave(member) }),
+                    Act::Start(seat) if of(seat).is_none() => {
+                        next += 1;
+                        living.insert(Member(next), seat);
+                        Some(members.join(Member(next), Rank(seat), next.to_string()))
+                    }
+                    Act::Start(_) => None,
+                    Act::Rejoin(seat) => of(seat).filter(|member| held.contains_key(member) && !members.waits(*member)).map(|member| members.rejoin(member)),
+                };
+                if let Some(Decision::Begin { ranks, roster }) = decision {
+                    prop_assert!(roster.generation > last);
+                    last = roster.generation;
+                    prop_assert_eq!(ranks.len(), living.len());
+                    let mut numbers: Vec<usize> = ranks.iter().map(|(_, rank)| rank.index()).collect();
+                    numbers.sort_unstable();
+                    prop_assert!(numbers.into_iter().eq(0..ranks.len()));
+                    for (member, rank) in &ranks {
+                        if let Some(before) = held.get(member).filter(|before| before.index() < ranks.len()) {
+                            prop_assert_eq!(before, rank);
+                        }
+                        prop_assert_eq!(&roster.addresses[rank.index()], &members.workers[member].address);
+                    }
+                    held = ranks.into_iter().collect();
+                }
+            }
+            let holders = living.keys().filter(|member| held.contains_key(member)).count();
+            let newcomers = living.len() - holders;
+            prop_assert!(holders == 0 && newcomers < 5 || living.keys().all(|member| held.contains_key(member)), "{living:?} {held:?}");
+        }
     }
 }

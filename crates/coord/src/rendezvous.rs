@@ -2,11 +2,13 @@
 
 use crate::server::Coordinator;
 use phalanx_job::{Error, Link, Roster, WorkerEnv, names, slurm_node_address};
-use phalanx_wire::{Deadline, Secret};
+use phalanx_wire::{Deadline, Rank, Secret};
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 
 /// What a worker leaves the rendezvous with.
 pub struct Meeting {
+    /// This worker's rank.
+    pub rank: Rank,
     /// Who is in the run.
     pub roster: Roster,
     /// The run's secret.
@@ -56,6 +58,6 @@ pub fn rendezvous(
     };
     let mut link = Link::connect(place, &secret, env.rank, env.generation, deadline)?;
     let address = endpoint(link.local_address()?.ip())?;
-    let roster = link.join(address, deadline)?;
-    Ok(Meeting { roster, secret, link, host })
+    let (rank, roster) = link.join(address, deadline)?;
+    Ok(Meeting { rank, roster, secret, link, host })
 }

@@ -3,30 +3,42 @@
 
 use crate::agents::Agents;
 use crate::fleet::Fleet;
-use crate::membership::{Decision, Membership};
+use crate::membership::{Decision, Member, Membership};
 use crate::store::Desk;
-use phalanx_job::{AGENT_PURPOSE, FromWorker, Link, MAX_FRAME, ToWorker};
+use phalanx_job::{AGENT_PURPOSE, Cause, FromWorker, Link, MAX_FRAME, ToWorker};
 use phalanx_wire::{Deadline, Generation, Hello, Rank, Secret, Strangers, read_frame, welcome, write_frame};
 use std::collections::HashMap;
 use std::io::Result;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
 /// What the host of a coordinator may want to know.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Notice {
-    /// All ranks are there.
-    Complete,
+    /// A membership begins. Workers are named by the rank that they were started with, here and below.
+    Begun {
+        /// Which.
+        generation: Generation,
+        /// The workers in the order of their ranks.
+        workers: Vec<Rank>,
+    },
+    /// Whether all members go on in place when others are lost, as far as is known.
+    InPlace(bool),
+    /// A rank gives no sign of life to others, which go on without it.
+    Silent {
+        /// Which.
+        rank: Rank,
+    },
     /// A rank said that it can't go on.
     Failed {
         /// Which.
         rank: Rank,
         /// Why.
         message: String,
-        /// Whether it only fails because another rank did.
-        consequence: bool,
+        /// Whose fault it is.
+        cause: Cause,
     },
 }
 
@@ -47,6 +59,7 @@ struct Shared {
     secret: Secret,
     stop: AtomicBool,
     strangers: Strangers<TcpStream>,
+    connections: AtomicU64,
     state: Mutex<State>,
     store: Arc<Desk>,
     /// There in a run of several nodes.
@@ -55,13 +68,20 @@ struct Shared {
 }
 
 struct State {
+    /// Whose workers are served: it changes when all are started again.
     generation: Generation,
     members: Membership,
-    /// Connections of those who wait for the roster.
-    waiting: HashMap<Rank, TcpStream>,
+    /// Those who have joined, with the rank that they were started with.
+    links: HashMap<Member, (Rank, TcpStream)>,
+    /// Whether all members were known to go on in place.
+    in_place: bool,
 }
 
 impl State {
+    fn new(generation: Generation, members: Membership) -> State {
+        State { generation, members, links: HashMap::new(), in_place: false }
+    }
+
     /// Whether those of this generation may still come; if not, why.
     fn fence(&self, generation: Generation) -> std::result::Result<(), String> {
         let now = self.generation;
@@ -82,12 +102,12 @@ impl Coordinator {
     ) -> Result<Coordinator> {
         let listener = TcpListener::bind(address)?;
         let address = listener.local_addr()?;
-        let members = Membership::new(generation, world_size);
-        let state = State { generation, members, waiting: HashMap::new() };
+        let state = State::new(generation, Membership::new(generation, world_size));
         let shared = Arc::new(Shared {
             secret,
             stop: AtomicBool::new(false),
             strangers: Strangers::new(world_size + SURPLUS),
+            connections: AtomicU64::new(0),
             state: Mutex::new(state),
             store: Desk::open()?,
             agents: OnceLock::new(),
@@ -123,8 +143,8 @@ impl Coordinator {
         self.address
     }
 
-    /// Waits for the ranks of another generation from now on. The store stays; whoever waits for the roster of the one before is
-    /// let go, and whoever comes late for it is refused.
+    /// Waits for the ranks of another generation from now on, all of which are started anew. The store stays; whoever is left of
+    /// the one before is let go, and whoever comes late for it is refused.
     pub fn begin(&self, generation: Generation, world_size: usize) {
         self.shared.begin(generation, world_size);
     }
@@ -142,23 +162,47 @@ impl Drop for Coordinator {
 
 impl Shared {
     fn begin(&self, generation: Generation, world_size: usize) {
-        let members = Membership::new(generation, world_size);
+        let mut state = self.state();
+        // Memberships may have been more than generations, where workers went on in place.
+        let first = Generation(generation.0.max(state.members.generation().0 + 1));
         let before =
-            std::mem::replace(&mut *self.state(), State { generation, members, waiting: HashMap::new() });
-        for stream in before.waiting.values() {
+            std::mem::replace(&mut *state, State::new(generation, Membership::new(first, world_size)));
+        for (_, stream) in before.links.values() {
             // A connection that is gone already needs no closing.
             let _ = stream.shutdown(Shutdown::Both);
         }
     }
 
-    /// The connection of a rank has ended; if it was waiting for the others, they wait for it now.
-    fn forget(&self, rank: Rank, stream: &TcpStream) {
+    /// The connection of a worker has ended, and so has the worker.
+    fn forget(&self, member: Member) {
         let mut state = self.state();
-        let is_same =
-            |other: &TcpStream| matches!((other.peer_addr(), stream.peer_addr()), (Ok(a), Ok(b)) if a == b);
-        if state.waiting.get(&rank).is_some_and(is_same) {
-            state.waiting.remove(&rank);
-            state.members.leave(rank);
+        if state.links.remove(&member).is_some() {
+            let decision = state.members.leave(member);
+            self.follow(&mut state, decision);
+        }
+    }
+
+    /// Does what was decided. Whatever is told to the host is told in the order in which it came to be, so with the state held.
+    fn follow(&self, state: &mut State, decision: Decision) {
+        let generation = state.generation;
+        let in_place = state.members.is_in_place();
+        if std::mem::replace(&mut state.in_place, in_place) != in_place {
+            (self.notify)(generation, Notice::InPlace(in_place));
+        }
+        match decision {
+            Decision::Wait { .. } | Decision::Refuse { .. } => {}
+            Decision::Invite { members } => {
+                members.iter().for_each(|member| say(&state.links[member].1, &ToWorker::Change));
+            }
+            Decision::Begin { mut ranks, roster } => {
+                ranks.sort_by_key(|(_, rank)| *rank);
+                let workers = ranks.iter().map(|(member, _)| state.links[member].0).collect();
+                // Told first, so that nothing a rank does afterwards can be told before it.
+                (self.notify)(generation, Notice::Begun { generation: roster.generation, workers });
+                for (member, rank) in ranks {
+                    say(&state.links[&member].1, &ToWorker::Roster { rank, roster: roster.clone() });
+                }
+            }
         }
     }
 
@@ -188,8 +232,9 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
             let served = met.and_then(|newcomer| match newcomer {
                 Newcomer::Agent(agents) => agents.serve(&stream),
                 Newcomer::Worker(rank, generation) => {
-                    let result = serve(&stream, rank, generation, &serving);
-                    serving.forget(rank, &stream);
+                    let member = Member(serving.connections.fetch_add(1, Ordering::Relaxed));
+                    let result = serve(&stream, member, rank, generation, &serving);
+                    serving.forget(member);
                     result
                 }
             });
@@ -238,61 +283,70 @@ fn prove(mut stream: &TcpStream, shared: &Shared) -> std::result::Result<Newcome
 /// Serves one worker to the end of its connection; an error is why it was refused.
 fn serve(
     mut stream: &TcpStream,
+    member: Member,
     rank: Rank,
     generation: Generation,
     shared: &Shared,
 ) -> std::result::Result<(), String> {
-    let mut has_joined = false;
+    let refuse = |reason: String| {
+        say(stream, &ToWorker::Refused { reason: reason.clone() });
+        let _ = stream.shutdown(Shutdown::Both);
+        Err(format!("rank {rank}: {reason}"))
+    };
     loop {
         // The end of the connection is the end of the worker, which whoever started it sees better.
         let Ok(frame) = read_frame(&mut stream, MAX_FRAME) else { return Ok(()) };
         match serde_json::from_slice(&frame).map_err(|error| format!("rank {rank}: {error}"))? {
+            FromWorker::Join { .. } if shared.state().links.contains_key(&member) => {
+                return refuse("it has joined already".into());
+            }
             FromWorker::Join { address } => {
-                has_joined = true;
                 let mut state = shared.state();
-                let decision = match state.fence(generation) {
-                    Ok(()) => state.members.join(rank, address),
-                    Err(reason) => Decision::Refuse { reason },
-                };
-                match decision {
-                    Decision::Refuse { reason } => {
-                        say(stream, &ToWorker::Refused { reason: reason.clone() });
-                        let _ = stream.shutdown(Shutdown::Both);
-                        return Err(reason);
-                    }
-                    Decision::Wait { .. } => {
-                        state.waiting.insert(rank, stream.try_clone().map_err(text)?);
-                    }
-                    Decision::Begin(roster) => {
-                        // Told first, so that nothing a rank does afterwards can be told before it.
-                        (shared.notify)(generation, Notice::Complete);
-                        let message = ToWorker::Roster(roster);
-                        say(stream, &message);
-                        state.waiting.drain().for_each(|(_, other)| say(&other, &message));
-                    }
+                if let Err(reason) = state.fence(generation) {
+                    return refuse(reason);
                 }
+                let decision = state.members.join(member, rank, address);
+                if let Decision::Refuse { reason } = decision {
+                    return refuse(reason);
+                }
+                state.links.insert(member, (rank, stream.try_clone().map_err(text)?));
+                shared.follow(&mut state, decision);
+            }
+            FromWorker::GoesOn { yes } => {
+                let mut state = shared.state();
+                let decision = state.members.goes_on(member, yes);
+                shared.follow(&mut state, decision);
+            }
+            FromWorker::Rejoin { silent } => {
+                let mut state = shared.state();
+                let seats: Vec<Rank> =
+                    silent.into_iter().filter_map(|rank| state.members.seat_of(Rank(rank))).collect();
+                let decision = state.members.rejoin(member);
+                if let Decision::Refuse { reason } = decision {
+                    return refuse(reason);
+                }
+                seats.into_iter().for_each(|rank| (shared.notify)(generation, Notice::Silent { rank }));
+                shared.follow(&mut state, decision);
             }
             FromWorker::WhoIsMissing => {
                 let state = shared.state();
                 // Whoever doesn't wait any more has the roster on its way.
-                if state.waiting.contains_key(&rank) {
+                if state.members.waits(member) {
                     say(stream, &ToWorker::Missing { missing: state.members.missing() });
                 }
             }
-            FromWorker::OpenStore if has_joined => {
-                let reason = "a connection that has joined can't be one to the store".to_owned();
-                say(stream, &ToWorker::Refused { reason: reason.clone() });
-                return Err(format!("rank {rank}: {reason}"));
+            FromWorker::OpenStore if shared.state().links.contains_key(&member) => {
+                return refuse("a connection that has joined can't be one to the store".into());
             }
             FromWorker::OpenStore => {
                 shared.state().fence(generation)?;
                 say(stream, &ToWorker::StoreOpen);
                 return shared.store.serve(stream, rank);
             }
-            FromWorker::Fail { message, consequence } => {
+            FromWorker::Fail { message, cause } => {
                 match shared.agents.get() {
-                    Some(agents) => agents.tell_failing(generation, rank, message, consequence),
-                    None => (shared.notify)(generation, Notice::Failed { rank, message, consequence }),
+                    Some(agents) => agents.tell_failing(generation, rank, message, cause == Cause::Other),
+                    None => (shared.notify)(generation, Notice::Failed { rank, message, cause }),
                 }
                 say(stream, &ToWorker::Heard);
             }

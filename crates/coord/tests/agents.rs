@@ -2,7 +2,7 @@
 
 use phalanx_coord::{Coordinator, Fleet, Patience};
 use phalanx_job::{
-    AgentLink, EndWhy, Error, FromAgent, Link, Mishap, Node, Seat, Terms, ToAgent, WorkerFailure,
+    AgentLink, Cause, EndWhy, Error, FromAgent, Link, Mishap, Node, Seat, Terms, ToAgent, WorkerFailure,
 };
 use phalanx_wire::{Deadline, Generation, Hello, Rank, Secret, Side, handshake};
 use std::io::Write;
@@ -95,7 +95,7 @@ fn agents_are_told_what_to_start_what_to_stop_and_how_the_run_ended() {
     // What a worker says is told to the agent that started it.
     let generation = Generation(0);
     let mut worker = Link::connect(coordinator.address(), &secret, Rank(2), generation, soon()).unwrap();
-    worker.fail("the data is gone".into(), false).unwrap();
+    worker.fail("the data is gone".into(), Cause::Own).unwrap();
     let told = ToAgent::Failing {
         generation,
         rank: Rank(2),

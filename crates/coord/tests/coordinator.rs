@@ -2,7 +2,7 @@
 
 use phalanx_coord::{Coordinator, Notice, rendezvous};
 use phalanx_job::store::Store;
-use phalanx_job::{Error, Link, WorkerEnv};
+use phalanx_job::{Cause, Error, Link, Roster, WorkerEnv};
 use phalanx_wire::{Deadline, Generation, HandshakeError, Rank, Secret};
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -17,6 +17,11 @@ fn soon() -> Deadline {
 
 fn local() -> SocketAddr {
     "127.0.0.1:0".parse().unwrap()
+}
+
+/// That a membership of workers with these numbers begins.
+fn begun(generation: u64, workers: &[u32]) -> Notice {
+    Notice::Begun { generation: Generation(generation), workers: workers.iter().copied().map(Rank).collect() }
 }
 
 #[test]
@@ -34,17 +39,68 @@ fn all_ranks_get_the_roster_and_a_failure_is_told() {
             let (secret, address) = (&secret, coordinator.address());
             scope.spawn(move || {
                 let mut link = Link::connect(address, secret, Rank(rank), Generation(2), soon()).unwrap();
-                let roster = link.join(format!("address of {rank}"), soon()).unwrap();
+                let (given, roster) = link.join(format!("address of {rank}"), soon()).unwrap();
+                assert_eq!(given, Rank(rank));
                 assert_eq!(roster.addresses, ["address of 0", "address of 1", "address of 2"]);
                 if rank == 1 {
-                    link.fail("out of luck".into(), false).unwrap();
+                    link.fail("out of luck".into(), Cause::Own).unwrap();
                 }
             });
         }
     });
-    assert_eq!(notices.recv_timeout(LIMIT).unwrap(), Notice::Complete);
-    let failed = Notice::Failed { rank: Rank(1), message: "out of luck".into(), consequence: false };
+    assert_eq!(notices.recv_timeout(LIMIT).unwrap(), begun(2, &[0, 1, 2]));
+    let failed = Notice::Failed { rank: Rank(1), message: "out of luck".into(), cause: Cause::Own };
     assert_eq!(notices.recv_timeout(LIMIT).unwrap(), failed);
+}
+
+#[test]
+fn members_that_go_on_in_place_leave_together_and_let_others_in() {
+    let secret = Secret::random().unwrap();
+    let (sender, notices) = channel();
+    let notify = move |_, notice| sender.send(notice).unwrap();
+    let coordinator = Coordinator::serve(local(), secret.clone(), Generation(0), 3, notify).unwrap();
+    let connect =
+        |rank| Link::connect(coordinator.address(), &secret, Rank(rank), Generation(0), soon()).unwrap();
+    let next = || notices.recv_timeout(LIMIT).unwrap();
+    /// All of them at once.
+    fn all(links: Vec<&mut Link>, act: impl Fn(&mut Link) -> (Rank, Roster) + Sync) -> Vec<(Rank, Roster)> {
+        let act = &act;
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = links.into_iter().map(|link| scope.spawn(move || act(link))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        })
+    }
+    let mut links = [0, 1, 2].map(connect);
+    all(links.iter_mut().collect(), |link| link.join("old".into(), soon()).unwrap());
+    assert_eq!(next(), begun(0, &[0, 1, 2]));
+    links.iter_mut().for_each(|link| link.goes_on(true).unwrap());
+    let [mut a, b, c] = links;
+    assert_eq!(next(), Notice::InPlace(true));
+    // One ends, another gives no sign of life: the host is told, and ends it.
+    drop(b);
+    std::thread::scope(|scope| {
+        let rejoin = scope.spawn(|| a.rejoin(&[Rank(2), Rank(1)], soon()).unwrap());
+        assert_eq!(next(), Notice::Silent { rank: Rank(2) });
+        drop(c);
+        let (rank, roster) = rejoin.join().unwrap();
+        assert_eq!((rank, roster.generation, roster.addresses.len()), (Rank(0), Generation(1), 1));
+    });
+    assert_eq!(next(), begun(1, &[0]));
+    assert!(!a.is_change_due());
+    let mut newcomer = connect(2);
+    std::thread::scope(|scope| {
+        let joins = scope.spawn(move || newcomer.join("new".into(), soon()).unwrap());
+        let start = soon();
+        while !a.is_change_due() {
+            assert!(!start.expired());
+            std::thread::yield_now();
+        }
+        let (rank, roster) = a.rejoin(&[], soon()).unwrap();
+        assert_eq!((rank, &roster.addresses[..]), (Rank(0), &["old".to_owned(), "new".to_owned()][..]));
+        assert_eq!(joins.join().unwrap(), (Rank(1), roster));
+    });
+    assert_eq!(next(), begun(2, &[0, 2]));
+    assert!(!a.is_change_due(), "it has heard of them");
 }
 
 #[test]
@@ -72,11 +128,11 @@ fn a_generation_that_has_begun_has_a_roster_of_its_own_and_the_store_of_the_one_
     assert!(error.contains("generation 0 is over, 1 has begun"), "{error}");
     assert!(connect(0, 0).is_err());
     let mut link = connect(0, 1).unwrap();
-    let roster = link.join("new".into(), soon()).unwrap();
+    let (_, roster) = link.join("new".into(), soon()).unwrap();
     assert_eq!((roster.generation, roster.addresses), (Generation(1), vec!["new".to_owned()]));
     let store = connect(0, 1).unwrap().open_store().unwrap();
     assert_eq!(store.add(&"visits".parse().unwrap(), 1).unwrap(), 2);
-    assert_eq!(notices.recv_timeout(LIMIT).unwrap(), (Generation(1), Notice::Complete));
+    assert_eq!(notices.recv_timeout(LIMIT).unwrap(), (Generation(1), begun(1, &[0])));
 }
 
 #[test]
@@ -105,7 +161,7 @@ fn a_wrong_secret_a_stale_generation_and_a_second_rank_0_are_refused() {
             std::thread::yield_now();
         }
         // Whichever of the two came first was taken; the other is told why it wasn't.
-        assert_eq!(last.join("b".into(), soon()).unwrap().addresses, ["a", "b"]);
+        assert_eq!(last.join("b".into(), soon()).unwrap().1.addresses, ["a", "b"]);
         let [a, b] = joins.map(|join| join.join().unwrap());
         let error = a.and(b).unwrap_err().to_string();
         assert!(error.contains("refused this worker: rank 0 has joined already"), "{error}");
@@ -129,7 +185,7 @@ fn those_who_wait_are_told_who_is_missing_and_may_come_again() {
         }
         // Its place is free as soon as the coordinator has noticed that it left.
         let start = soon();
-        let roster = loop {
+        let (_, roster) = loop {
             match connect(1).join("again".into(), soon()) {
                 Ok(roster) => break roster,
                 Err(error) => {
@@ -148,7 +204,7 @@ fn any_number_of_strangers_keeps_no_rank_out() {
     let silent: Vec<_> = (0..200).map(|_| TcpStream::connect(coordinator.address()).unwrap()).collect();
     let start = soon();
     let mut link = Link::connect(coordinator.address(), &secret, Rank(0), Generation(0), soon()).unwrap();
-    assert_eq!(link.join("a".into(), soon()).unwrap().addresses, ["a"]);
+    assert_eq!(link.join("a".into(), soon()).unwrap().1.addresses, ["a"]);
     assert!(start.waited() < LIMIT / 4);
     drop(silent);
 }

@@ -76,7 +76,7 @@ pub use order::{Order, Permutation};
 pub use pictures::{BadImages, Pictures};
 pub use places::{Location, Network, Places};
 pub use progress::{FetchEvent, Progress, Silent};
-pub use sampler::{DistributedSampler, ExactSampler, Sampler, StepPlan};
+pub use sampler::{DistributedSampler, ExactSampler, PassSampler, Sampler, StepPlan};
 pub use transform::{Jitter, Normalise, Pipeline, Transform};
 pub use treatment::{Augment, Pipelines, Treatment};
 pub use verify::{Verified, verify};

@@ -5,6 +5,7 @@
 //! [`StepPlan::global_samples`], and that is the number of samples that they hold together.
 
 use crate::order::Order;
+use std::ops::Range;
 
 /// The samples of one rank in one step.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -66,9 +67,15 @@ impl ExactSampler {
     /// Panics if no sample is left.
     #[track_caller]
     pub fn plan_at(&self, epoch: u64, position: usize, into: &mut StepPlan) {
-        check("ExactSampler", self.world_size, self.rank, self.batch_size);
         assert!(position < self.len, "ExactSampler: position {position} of {} samples", self.len);
-        let global = self.global_batch().min(self.len - position);
+        let end = self.len.min(position.saturating_add(self.global_batch()));
+        self.plan_within(epoch, position..end, into);
+    }
+
+    /// Writes the plan of a batch of these positions of the epoch, which all ranks share.
+    fn plan_within(&self, epoch: u64, positions: Range<usize>, into: &mut StepPlan) {
+        check("ExactSampler", self.world_size, self.rank, self.batch_size);
+        let (position, global) = (positions.start, positions.len());
         let (size, larger) = (global / self.world_size, global % self.world_size);
         let start = position + self.rank * size + self.rank.min(larger);
         let size = size + usize::from(self.rank < larger);
@@ -92,6 +99,66 @@ impl Sampler for ExactSampler {
 
     fn plan(&self, epoch: u64, step: usize, into: &mut StepPlan) {
         self.plan_at(epoch, step.saturating_mul(self.global_batch()), into);
+    }
+}
+
+/// Every sample exactly once an epoch in steps of a fixed number of samples, which any number of ranks take in as many passes
+/// as they need: a run whose world size changes keeps its steps.
+///
+/// The passes of a step take consecutive samples, and are as long as each other but for the last. Of each, ranks take parts as
+/// in [`ExactSampler`]; what is a step there is a pass here.
+///
+/// ```
+/// use phalanx_data::{ExactSampler, Order, PassSampler, Sampler};
+/// let of = |world_size| {
+///     let ranks = ExactSampler { len: 20, world_size, rank: 0, batch_size: 2, order: Order::Stored };
+///     PassSampler { ranks, step: 8, samples: 20 }
+/// };
+/// // Four ranks make a step of eight samples in one pass, and three need two.
+/// assert_eq!([of(4).passes(), of(3).passes()], [1, 2]);
+/// assert_eq!(of(4).step(0, 1).indices, [8, 9]);
+/// assert_eq!([of(3).step(0, 2).indices, of(3).step(0, 3).indices], [[8, 9], [12, 13]]);
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct PassSampler {
+    /// Who shares a pass, and the most that each takes of it.
+    pub ranks: ExactSampler,
+    /// Samples of a step of all ranks; at least 1.
+    pub step: usize,
+    /// How many samples of the epoch's order are taken: all, or fewer where its end is left out.
+    pub samples: usize,
+}
+
+impl PassSampler {
+    /// In how many passes a full step is taken.
+    pub fn passes(&self) -> usize {
+        self.step.div_ceil(self.ranks.global_batch())
+    }
+
+    /// Samples of all ranks in a pass, but for the last of a step.
+    pub fn pass(&self) -> usize {
+        self.step.div_ceil(self.passes())
+    }
+
+    /// In how many passes so many samples, a step's or fewer, are taken.
+    pub fn passes_of(&self, samples: usize) -> usize {
+        samples.div_ceil(self.pass())
+    }
+}
+
+impl Sampler for PassSampler {
+    fn steps_per_epoch(&self) -> usize {
+        let (full, left) = (self.samples / self.step, self.samples % self.step);
+        full * self.passes_of(self.step) + self.passes_of(left)
+    }
+
+    fn plan(&self, epoch: u64, pass: usize, into: &mut StepPlan) {
+        let passes = self.passes_of(self.step);
+        let start = (pass / passes).saturating_mul(self.step);
+        let step_end = self.samples.min(start.saturating_add(self.step));
+        let start = start.saturating_add((pass % passes).saturating_mul(self.pass()));
+        assert!(start < step_end, "PassSampler: pass {pass} of {}", self.steps_per_epoch());
+        self.ranks.plan_within(epoch, start..step_end.min(start + self.pass()), into);
     }
 }
 
@@ -312,6 +379,45 @@ mod tests {
             }
             let permutation = order.epoch(len, 2);
             prop_assert!(seen.into_iter().eq((0..len).map(|position| permutation.index(position))));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn steps_stay_the_same_whatever_the_world_size(len in 1usize..300, step in 1usize..40, batch_size in 1usize..9, short in 0usize..5, seed in any::<u64>()) {
+            let samples = len.saturating_sub(short).max(1);
+            let order = Order::Shuffled { seed };
+            let permutation = order.epoch(len, 1);
+            for world_size in WORLDS {
+                let make = |rank| PassSampler { ranks: ExactSampler { len, world_size, rank, batch_size, order }, step, samples };
+                let passes = ranks(world_size, make, 1);
+                let sampler = make(0);
+                prop_assert!(passes.iter().flatten().all(|plan| plan.indices.len() <= batch_size));
+                let seen: Vec<usize> = passes.iter().flat_map(|pass| flat(pass)).collect();
+                prop_assert!(seen.iter().copied().eq((0..samples).map(|position| permutation.index(position))), "in the epoch's order");
+                // Whole passes make each step.
+                let (mut pass, mut position) = (0, 0);
+                while position < samples {
+                    let left = (samples - position).min(step);
+                    let of_step = &passes[pass..][..sampler.passes_of(left)];
+                    prop_assert_eq!(of_step.iter().map(|plans| plans[0].global_samples).sum::<usize>(), left);
+                    (pass, position) = (pass + of_step.len(), position + left);
+                }
+                prop_assert_eq!(pass, passes.len());
+            }
+        }
+
+        #[test]
+        fn a_step_of_one_pass_is_that_of_the_exact_sampler(len in 1usize..300, world in 0..WORLDS.len(), batch_size in 1usize..9) {
+            let world_size = WORLDS[world];
+            for rank in 0..world_size {
+                let exact = ExactSampler { len, world_size, rank, batch_size, order: Order::Stored };
+                let passes = PassSampler { ranks: exact, step: world_size * batch_size, samples: len };
+                prop_assert_eq!(passes.steps_per_epoch(), exact.steps_per_epoch());
+                for step in 0..exact.steps_per_epoch() {
+                    prop_assert_eq!(passes.step(0, step), exact.step(0, step));
+                }
+            }
         }
     }
 

@@ -61,6 +61,10 @@ pub struct WorkerEnv {
     pub coordinator: Option<SocketAddr>,
     /// Which membership of the run.
     pub generation: Generation,
+    /// How often workers may be started again in the run.
+    pub max_restarts: usize,
+    /// How often that was done before this one was started.
+    pub restarts: usize,
     /// The run.
     pub run_id: String,
     /// Where the run keeps its files.
@@ -198,6 +202,8 @@ impl WorkerEnv {
             master,
             coordinator,
             generation: Generation(number(names::GENERATION)?.unwrap_or(0) as u64),
+            max_restarts: number(names::MAX_RESTARTS)?.unwrap_or(0),
+            restarts: number(names::RESTART_COUNT)?.unwrap_or(0),
             run_id,
             run_dir: get(names::RUN_DIR).map(PathBuf::from),
             threads: number(names::THREADS)?.filter(|&n| n > 0),

@@ -34,6 +34,6 @@ pub use agent::{
 pub use env::{SecretSource, Transport, WorkerEnv, names};
 pub use error::Error;
 pub use link::{Link, MAX_FRAME};
-pub use message::{FromWorker, Roster, ToWorker};
+pub use message::{Cause, FromWorker, Roster, ToWorker};
 pub use run_dir::{Claim, RunDir, run_id};
 pub use slurm::slurm_node_address;

@@ -1,13 +1,15 @@
 //! A worker's connection to the coordinator. As long as it is open, the worker counts as alive.
 
 use crate::error::Error;
-use crate::message::{FromWorker, Roster, ToWorker};
+use crate::message::{Cause, FromWorker, Roster, ToWorker};
 use crate::store::LinkStore;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use phalanx_wire::{
     Deadline, Generation, HandshakeError, Hello, Rank, Secret, Side, handshake, read_frame, write_frame,
 };
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::os::fd::AsFd;
 use std::time::Duration;
 
 /// The longest message, in bytes: a roster of some ten thousand workers.
@@ -23,6 +25,8 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 pub struct Link {
     stream: TcpStream,
     address: SocketAddr,
+    /// Whether it was said that somebody waits to come in, since the last roster.
+    change: bool,
 }
 
 impl Link {
@@ -53,7 +57,7 @@ impl Link {
                     let broken = |error: std::io::Error| Error::Broken { address, reason: error.to_string() };
                     stream.set_nodelay(true).map_err(broken)?;
                     match handshake(&mut stream, secret, Side::Dialed, &hello, &deadline) {
-                        Ok(_) => return Ok(Link { stream, address }),
+                        Ok(_) => return Ok(Link { stream, address, change: false }),
                         // A coordinator that is beset by strangers may close a connection before it was proven.
                         Err(HandshakeError::Io(error)) if is_hang_up(error.kind()) => broken(error),
                         Err(source) => return Err(Error::Handshake { address, source }),
@@ -72,21 +76,48 @@ impl Link {
         self.stream.local_addr().map_err(|e| self.broken(e.to_string()))
     }
 
-    /// Says that this worker is there, and waits until all are.
-    pub fn join(&mut self, address: String, deadline: Deadline) -> Result<Roster, Error> {
+    /// Says that this worker is there, and waits until all are: gives its rank among them.
+    pub fn join(&mut self, address: String, deadline: Deadline) -> Result<(Rank, Roster), Error> {
         self.say(&FromWorker::Join { address })?;
+        self.roster(deadline)
+    }
+
+    /// Says whether this worker goes on in place when others are lost or wait to come in.
+    pub fn goes_on(&mut self, yes: bool) -> Result<(), Error> {
+        self.say(&FromWorker::GoesOn { yes })
+    }
+
+    /// Whether somebody waits to come in, so that this worker is to rejoin together with the others. Doesn't wait.
+    pub fn is_change_due(&mut self) -> bool {
+        let mut readable = [PollFd::new(self.stream.as_fd(), PollFlags::POLLIN)];
+        if !self.change && poll(&mut readable, PollTimeout::ZERO).is_ok_and(|n| n > 0) {
+            // Nothing else is said without being asked for. A coordinator that is gone is found out when it is needed.
+            self.change = matches!(self.hear_any(ANSWER_LIMIT), Ok(Some(ToWorker::Change)));
+        }
+        self.change
+    }
+
+    /// Says that this worker has left the membership at hand, of which these ranks gave no sign of life, and waits for the next.
+    pub fn rejoin(&mut self, silent: &[Rank], deadline: Deadline) -> Result<(Rank, Roster), Error> {
+        self.say(&FromWorker::Rejoin { silent: silent.iter().map(|rank| rank.0).collect() })?;
+        self.roster(deadline)
+    }
+
+    fn roster(&mut self, deadline: Deadline) -> Result<(Rank, Roster), Error> {
         let waited_in_vain = match self.hear(deadline.remaining())? {
-            Some(ToWorker::Roster(roster)) => return Ok(roster),
+            Some(ToWorker::Roster { rank, roster }) => return Ok((rank, roster)),
             Some(ToWorker::Refused { reason }) => {
                 return Err(Error::Refused { address: self.address, reason });
             }
-            Some(other) => return Err(self.broken(format!("it said {other:?} to a rank that joined"))),
+            Some(other) => {
+                return Err(self.broken(format!("it said {other:?} to a rank that waits for the roster")));
+            }
             None => deadline.waited(),
         };
         self.say(&FromWorker::WhoIsMissing)?;
         match self.hear(ANSWER_LIMIT)? {
             // It came in the last moment.
-            Some(ToWorker::Roster(roster)) => Ok(roster),
+            Some(ToWorker::Roster { rank, roster }) => Ok((rank, roster)),
             Some(ToWorker::Missing { missing }) => {
                 Err(Error::Missing { seconds: waited_in_vain.as_secs_f64(), missing })
             }
@@ -96,8 +127,8 @@ impl Link {
 
     /// Says why this worker can't go on, and waits a moment until that was heard, so that it isn't overtaken by the news that
     /// the worker has ended.
-    pub fn fail(&mut self, message: String, consequence: bool) -> Result<(), Error> {
-        self.say(&FromWorker::Fail { message, consequence })?;
+    pub fn fail(&mut self, message: String, cause: Cause) -> Result<(), Error> {
+        self.say(&FromWorker::Fail { message, cause })?;
         self.hear(ANSWER_LIMIT).map(|_| ())
     }
 
@@ -116,8 +147,24 @@ impl Link {
         LinkStore::new(self.stream, address).map_err(|e| Error::Broken { address, reason: e.to_string() })
     }
 
-    /// The next message, if one comes within `limit`.
+    /// The next message that is an answer, if one comes within `limit`.
     fn hear(&mut self, limit: Duration) -> Result<Option<ToWorker>, Error> {
+        let deadline = Deadline::after(limit);
+        loop {
+            match self.hear_any(deadline.remaining())? {
+                Some(ToWorker::Change) => self.change = true,
+                // Whoever waited to come in before that is in it.
+                Some(roster @ ToWorker::Roster { .. }) => {
+                    self.change = false;
+                    return Ok(Some(roster));
+                }
+                answer => return Ok(answer),
+            }
+        }
+    }
+
+    /// The next message, if one comes within `limit`.
+    fn hear_any(&mut self, limit: Duration) -> Result<Option<ToWorker>, Error> {
         let limit = limit.max(Duration::from_millis(1));
         self.stream.set_read_timeout(Some(limit)).map_err(|e| self.broken(e.to_string()))?;
         match read_frame(&mut self.stream, MAX_FRAME) {

@@ -13,6 +13,16 @@ pub enum FromWorker {
         /// Not looked at by the coordinator.
         address: String,
     },
+    /// From now on it goes on without those that are lost, and with others in their place; or it doesn't any more.
+    GoesOn {
+        /// Whether it does.
+        yes: bool,
+    },
+    /// It has left the membership at hand, and waits for the next roster.
+    Rejoin {
+        /// Ranks of that membership which gave no sign of life, though nobody saw them end.
+        silent: Vec<u32>,
+    },
     /// It has waited long enough for the roster, and asks who hasn't come.
     WhoIsMissing,
     /// From now on this connection speaks of the store: [`crate::store::FromClient`] and [`crate::store::ToClient`].
@@ -21,9 +31,21 @@ pub enum FromWorker {
     Fail {
         /// Why.
         message: String,
-        /// Whether it only fails because another rank did.
-        consequence: bool,
+        /// Whose fault it is.
+        cause: Cause,
     },
+}
+
+/// Whose fault it is that a worker can't go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Cause {
+    /// Its own, and another in its place would come to the same: bad data, say, or a setting.
+    Own,
+    /// Its own, for a reason that it doesn't know: it panicked, say.
+    Unknown,
+    /// Another rank's, which it lost.
+    Other,
 }
 
 /// To a worker.
@@ -31,7 +53,14 @@ pub enum FromWorker {
 #[serde(tag = "say", rename_all = "snake_case", deny_unknown_fields)]
 pub enum ToWorker {
     /// All are there.
-    Roster(Roster),
+    Roster {
+        /// Who it is among them.
+        rank: Rank,
+        /// Who they are.
+        roster: Roster,
+    },
+    /// Somebody waits to come in: the members are to leave together at the end of their step, and to rejoin.
+    Change,
     /// These ranks haven't come yet.
     Missing {
         /// Which.

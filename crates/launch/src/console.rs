@@ -41,14 +41,17 @@ pub(crate) struct Lines {
 }
 
 impl Lines {
-    /// None where no lines are shown.
-    pub(crate) fn open(spec: &LaunchSpec, news: &SyncSender<News>) -> Result<Option<Lines>, LaunchError> {
-        let Console::Lines { prefix, .. } = &spec.console else { return Ok(None) };
+    /// Opens it.
+    pub(crate) fn open(spec: &LaunchSpec, news: &SyncSender<News>) -> Result<Lines, LaunchError> {
+        let prefix = match &spec.console {
+            Console::Lines { prefix, .. } => prefix.as_ref(),
+            Console::FirstRank => None,
+        };
         let host = gethostname().ok().and_then(|name| name.into_string().ok()).unwrap_or_default();
         let hostname = host.split('.').next().unwrap_or_default();
         let of = |rank| Named { role_name: &spec.role, local_rank: rank, rank, hostname };
         let prefixes: Vec<String> =
-            (0..spec.workers).map(|rank| prefix.as_ref().map_or(String::new(), |p| p.of(of(rank)))).collect();
+            (0..spec.workers).map(|rank| prefix.map_or(String::new(), |p| p.of(of(rank)))).collect();
         let queue = outlet("phalanx-console", news, move |(rank, stream, line): (Rank, Stream, Vec<u8>)| {
             let mut bytes = prefixes[rank.index()].clone().into_bytes();
             bytes.extend_from_slice(&line);
@@ -58,7 +61,7 @@ impl Lines {
                 Stream::Err => std::io::stderr().lock().write_all(&bytes),
             };
         })?;
-        Ok(Some(Lines { queue, waiting: Arc::default() }))
+        Ok(Lines { queue, waiting: Arc::default() })
     }
 
     /// Hands a line over; waits while the console is behind.

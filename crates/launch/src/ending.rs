@@ -5,13 +5,12 @@
 //! that its id, which is its group's, belongs to nobody else while signals are sent to it.
 
 use crate::console::Lines;
-use crate::news::News;
+use crate::news::{Berth, How, News};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, killpg};
-use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
+use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::unistd::Pid;
-use phalanx_wire::Rank;
 use std::convert::Infallible;
 use std::io::PipeReader;
 use std::os::fd::AsFd;
@@ -29,13 +28,12 @@ const LAST: Duration = Duration::from_millis(100);
 
 /// What is needed to wait for the end of one worker.
 pub(crate) struct Ending {
-    pub(crate) rank: Rank,
+    pub(crate) berth: Berth,
     /// Held open by the worker and all it has started, unless they close descriptors that they don't know.
     pub(crate) life: PipeReader,
     /// Held open by those who read the worker's streams.
     pub(crate) streams: Receiver<Infallible>,
-    /// None where lines aren't shown.
-    pub(crate) lines: Option<Lines>,
+    pub(crate) lines: Lines,
     /// Whether somebody waits for the run to end.
     pub(crate) hurry: Arc<AtomicBool>,
     pub(crate) news: SyncSender<News>,
@@ -51,7 +49,7 @@ impl Ending {
             }
         };
         // The queue is read until every worker has ended.
-        let _ = self.news.send(News::Exited(self.rank, matches!(status, Ok(WaitStatus::Exited(_, 0)))));
+        let _ = self.news.send(News::Exited(self.berth, How::of(status)));
         let mut gone = self.gone_within(FLUSH);
         while !gone && self.held_up() {
             gone = self.gone_within(FLUSH);
@@ -64,12 +62,12 @@ impl Ending {
         }
         // Who closed all that could be seen of it is still in the group.
         let _ = killpg(pid, Signal::SIGKILL);
-        let _ = self.news.send(News::Ended(self.rank));
+        let _ = self.news.send(News::Ended(self.berth));
     }
 
     /// Whether a slow console, and not the worker, is why there are lines left.
     fn held_up(&self) -> bool {
-        self.lines.as_ref().is_some_and(Lines::held_up) && !self.hurry.load(Ordering::Relaxed)
+        self.lines.held_up() && !self.hurry.load(Ordering::Relaxed)
     }
 
     fn gone_within(&self, patience: Duration) -> bool {

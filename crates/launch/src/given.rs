@@ -19,8 +19,10 @@ pub(crate) struct Given<'a> {
     /// Where their logs lie: the run directory, or another folder that is like one.
     pub(crate) logs: &'a RunDir,
     pub(crate) generation: Generation,
-    /// How often the workers were started again before.
+    /// How often workers were started again before; also which folder of the logs is theirs.
     pub(crate) restarts: usize,
+    /// Whether it is for one that takes the place of another, while the rest go on.
+    pub(crate) replaces: bool,
     /// Compute threads of each worker.
     pub(crate) threads: usize,
 }
@@ -36,7 +38,7 @@ pub(crate) fn variables(given: &Given<'_>, rank: Rank) -> Vec<(&'static str, Str
     };
     let (rank, world) = (rank.to_string(), spec.workers.to_string());
     let error_file =
-        given.logs.path().join("logs").join(given.generation.to_string()).join(format!("{rank}.error.json"));
+        given.logs.path().join("logs").join(given.restarts.to_string()).join(format!("{rank}.error.json"));
     let mut variables: Vec<(&str, String)> = vec![
         (names::RANK, rank.clone()),
         (names::LOCAL_RANK, local_rank),

@@ -4,13 +4,13 @@
 //! It is forked, not executed: a library has no program of its own to run. It lives in a session of its own, so that who kills the
 //! launcher's group spares it, and takes no signal but SIGKILL.
 
+use crate::news::Berth;
 use crate::spec::LaunchError;
 use nix::libc;
 use nix::sys::prctl::set_name;
 use nix::sys::signal::{SigSet, Signal, killpg};
 use nix::sys::wait::waitpid;
 use nix::unistd::{ForkResult, Pid, fork, setsid};
-use phalanx_wire::Rank;
 use std::io::{PipeReader, PipeWriter, Read, Write, pipe};
 use std::os::fd::AsRawFd;
 
@@ -21,14 +21,14 @@ pub(crate) struct Guard {
     pid: Pid,
 }
 
-/// A rank and the group to watch for it from now on, 0 for none. Orders are written whole: they are shorter than any pipe.
+/// A berth and the group to watch for it from now on, 0 for none. Orders are written whole: they are shorter than any pipe.
 type Order = [u8; 8];
 
 impl Guard {
     /// Forks it. Early is best: it keeps the memory of this moment.
-    pub(crate) fn start(workers: usize) -> Result<Guard, LaunchError> {
+    pub(crate) fn start(berths: usize) -> Result<Guard, LaunchError> {
         let (orders, sender) = pipe().map_err(LaunchError::system("a pipe for the guard process"))?;
-        let mut groups = vec![0; workers];
+        let mut groups = vec![0; berths];
         // SAFETY: other threads may exist, so until its end the child may only do what is async-signal-safe. `stand` makes
         // system calls on memory that is there already, and doesn't return.
         match unsafe { fork() } {
@@ -45,17 +45,19 @@ impl Guard {
     /// is async-signal-safe.
     pub(crate) fn enlist(
         &self,
-        rank: Rank,
+        berth: Berth,
     ) -> Result<impl Fn() -> std::io::Result<()> + Send + Sync + 'static, LaunchError> {
         let orders = self.orders.as_ref().map(PipeWriter::try_clone).transpose();
         let orders = orders.map_err(LaunchError::system("a pipe for the guard process"))?;
-        Ok(move || orders.iter().try_for_each(|mut to| to.write_all(&order(rank, std::process::id() as i32))))
+        Ok(move || {
+            orders.iter().try_for_each(|mut to| to.write_all(&order(berth, std::process::id() as i32)))
+        })
     }
 
-    /// The rank has ended or never began, and the number of its group may soon be another's.
-    pub(crate) fn forget(&mut self, rank: Rank) {
+    /// What was there has ended or never began, and the number of its group may soon be another's.
+    pub(crate) fn forget(&mut self, berth: Berth) {
         // A guard that somebody has killed guards nothing; the run goes on without.
-        let _ = self.orders.as_mut().map(|orders| orders.write_all(&order(rank, 0)));
+        let _ = self.orders.as_mut().map(|orders| orders.write_all(&order(berth, 0)));
     }
 
     /// Lets it go, which takes it a moment.
@@ -64,9 +66,9 @@ impl Guard {
     }
 }
 
-fn order(rank: Rank, group: i32) -> Order {
+fn order(berth: Berth, group: i32) -> Order {
     let mut order = Order::default();
-    order[..4].copy_from_slice(&rank.0.to_ne_bytes());
+    order[..4].copy_from_slice(&berth.0.to_ne_bytes());
     order[4..].copy_from_slice(&group.to_ne_bytes());
     order
 }

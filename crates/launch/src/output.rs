@@ -19,7 +19,7 @@ pub enum Console {
         /// Which streams, by local rank; both of those beyond its end.
         shown: Vec<Streams>,
     },
-    /// Rank 0 has the terminal itself; the others only write their logs.
+    /// Rank 0 has the terminal itself, and who takes its place has its lines shown; the others only write their logs.
     FirstRank,
 }
 
@@ -28,7 +28,7 @@ impl Console {
     pub(crate) fn shows(&self, local_rank: usize, stream: Stream) -> bool {
         match self {
             Console::Lines { shown, .. } => shown.get(local_rank).is_none_or(|streams| streams.has(stream)),
-            Console::FirstRank => false,
+            Console::FirstRank => true,
         }
     }
 }

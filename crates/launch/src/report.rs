@@ -24,6 +24,25 @@ pub enum Report {
         /// Which restart this is, from 1.
         restart: usize,
     },
+    /// A worker has failed, the others go on, and another is started in its place.
+    Replacing {
+        /// What went wrong.
+        failure: Failure,
+        /// Which restart this is, from 1.
+        restart: usize,
+    },
+    /// A worker has failed, and no other could be started in its place.
+    NotReplaced {
+        /// Which.
+        rank: Rank,
+        /// Why.
+        error: String,
+    },
+    /// A worker gives no sign of life to the others, and is killed.
+    Silent {
+        /// Which.
+        rank: Rank,
+    },
     /// A signal is passed on to the workers.
     Signalled {
         /// Its name.
@@ -43,7 +62,7 @@ pub struct Outcome {
     pub exit_code: i32,
     /// What went wrong first in the last generation, if anything did.
     pub failure: Option<Failure>,
-    /// What went wrong first in each generation before it.
+    /// What went wrong each time that workers were started again, one or all.
     pub restarts: Vec<Failure>,
     /// Why the run ended here.
     pub reason: EndReason,

@@ -1,15 +1,39 @@
-//! Whether the workers are started again when all of them have ended: a pure function of how that came.
+//! Whether workers are started again: pure functions of how one, or all of them, have ended.
 
+use phalanx_job::Cause;
 use std::fmt;
+
+/// A worker has failed while others run.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lost {
+    /// Whether the others go on without it.
+    pub(crate) in_place: bool,
+    /// Whose fault it said it was, if it said anything.
+    pub(crate) cause: Option<Cause>,
+    /// Whether another has ended well, so that the run is as good as over.
+    pub(crate) any_done: bool,
+    /// How often workers were started again before.
+    pub(crate) restarts: usize,
+    /// How often they may be.
+    pub(crate) max_restarts: usize,
+}
+
+/// The number of the restart, from 1, with which another takes its place; none if all are to be stopped.
+pub(crate) fn replacement(lost: Lost) -> Option<usize> {
+    let Lost { in_place, cause, any_done, restarts, max_restarts } = lost;
+    (in_place && !any_done && cause != Some(Cause::Own) && restarts < max_restarts).then_some(restarts + 1)
+}
 
 /// How a generation of workers ended, and what came before.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ended {
     /// Whether one of them failed.
     pub(crate) failed: bool,
+    /// Whether it is known that others would come to the same.
+    pub(crate) for_good: bool,
     /// Whether a signal has asked for the end of the run.
     pub(crate) asked: bool,
-    /// How often the workers were started again before.
+    /// How often workers were started again before.
     pub(crate) restarts: usize,
     /// How often they may be.
     pub(crate) max_restarts: usize,
@@ -33,6 +57,8 @@ pub enum EndReason {
     Asked,
     /// A worker failed, and there are no restarts in this run.
     NoRestarts,
+    /// A worker failed in a way in which others in its place would fail too.
+    ForGood,
     /// A worker failed, and all restarts are used.
     RestartsUsed {
         /// How many there were.
@@ -46,6 +72,7 @@ impl fmt::Display for EndReason {
             EndReason::Done => f.write_str("all workers ended well"),
             EndReason::Asked => f.write_str("a signal asked for the end"),
             EndReason::NoRestarts => f.write_str("a worker failed"),
+            EndReason::ForGood => f.write_str("another worker would fail in the same way"),
             EndReason::RestartsUsed { max_restarts } => {
                 write!(f, "a worker failed, and all restarts of --max-restarts {max_restarts} are used")
             }
@@ -55,11 +82,12 @@ impl fmt::Display for EndReason {
 
 /// Decides. Who asked for the end gets it, also if a worker has failed by then.
 pub(crate) fn decide(ended: Ended) -> Decision {
-    let Ended { failed, asked, restarts, max_restarts } = ended;
+    let Ended { failed, for_good, asked, restarts, max_restarts } = ended;
     match (asked, failed) {
         (true, _) => Decision::End(EndReason::Asked),
         (false, false) => Decision::End(EndReason::Done),
         (false, true) if max_restarts == 0 => Decision::End(EndReason::NoRestarts),
+        (false, true) if for_good => Decision::End(EndReason::ForGood),
         (false, true) if restarts >= max_restarts => Decision::End(EndReason::RestartsUsed { max_restarts }),
         (false, true) => Decision::Restart(restarts + 1),
     }
@@ -72,7 +100,7 @@ mod tests {
     #[test]
     fn only_a_failure_that_nobody_asked_for_is_followed_by_a_restart_while_there_are_any() {
         let check = |failed, asked, restarts, max_restarts, want| {
-            let ended = Ended { failed, asked, restarts, max_restarts };
+            let ended = Ended { failed, for_good: false, asked, restarts, max_restarts };
             assert_eq!(decide(ended), want, "{ended:?}");
         };
         let (well, bad) = (false, true);
@@ -85,5 +113,20 @@ mod tests {
         check(bad, unasked, 0, 1, Decision::Restart(1));
         check(bad, unasked, 2, 3, Decision::Restart(3));
         check(bad, unasked, 3, 3, Decision::End(EndReason::RestartsUsed { max_restarts: 3 }));
+        let for_good = Ended { failed: true, for_good: true, asked: false, restarts: 1, max_restarts: 3 };
+        assert_eq!(decide(for_good), Decision::End(EndReason::ForGood));
+    }
+
+    #[test]
+    fn one_is_replaced_where_the_others_go_on_and_it_may_do_better() {
+        let lost = Lost { in_place: true, cause: None, any_done: false, restarts: 1, max_restarts: 3 };
+        let check = |lost, want| assert_eq!(replacement(lost), want, "{lost:?}");
+        check(lost, Some(2));
+        check(Lost { cause: Some(Cause::Other), ..lost }, Some(2));
+        check(Lost { cause: Some(Cause::Unknown), ..lost }, Some(2));
+        check(Lost { cause: Some(Cause::Own), ..lost }, None);
+        check(Lost { in_place: false, ..lost }, None);
+        check(Lost { any_done: true, ..lost }, None);
+        check(Lost { restarts: 3, ..lost }, None);
     }
 }

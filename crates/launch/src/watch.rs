@@ -3,16 +3,15 @@
 use crate::blame::{self, End};
 use crate::given::Given;
 use crate::guard::Guard;
-use crate::news::News;
+use crate::news::{Berth, How, News};
 use crate::report::{Failure, Report};
-use crate::restart::Ended;
+use crate::restart::{self, Ended, Lost};
 use crate::spec::LaunchError;
 use crate::worker::{Ties, Worker};
 use nix::sys::signal::Signal;
 use phalanx_coord::Notice;
+use phalanx_job::Cause;
 use phalanx_wire::{Generation, Rank};
-use std::os::unix::process::ExitStatusExt;
-use std::process::ExitStatus;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -31,9 +30,17 @@ pub(crate) struct Watch {
     start: Instant,
     generation: Generation,
     grace: Duration,
+    max_restarts: usize,
+    /// By the rank that they were started with.
     workers: Vec<Watched>,
+    /// Those whose rank another has taken over, until nothing is left of them.
+    former: Vec<Watched>,
     pub(crate) guard: Guard,
     stop: Option<Stop>,
+    /// Whether whoever is lost can be replaced while the others go on.
+    in_place: bool,
+    /// What went wrong each time that workers were started again.
+    pub(crate) failures: Vec<Failure>,
     /// How many signals have asked for the end.
     signals: u32,
     /// Whether somebody waits for the end: lines that nobody reads are no reason to stay then.
@@ -43,18 +50,19 @@ pub(crate) struct Watch {
 /// What is known of one worker.
 struct Watched {
     worker: Worker,
-    reported: Option<String>,
-    consequence: bool,
+    berth: Berth,
+    /// Why it can't go on, as far as somebody said.
+    reported: Option<(String, Cause)>,
     /// The signals it was sent while it ran.
     sent: Vec<Signal>,
     exit: Option<Exit>,
-    /// How it ended; there once nothing is left of it.
-    status: Option<std::io::Result<ExitStatus>>,
+    /// Whether nothing is left of it.
+    ended: bool,
 }
 
 /// The end of a worker's process.
 struct Exit {
-    good: bool,
+    how: How,
     after: Duration,
     before_stop: bool,
 }
@@ -66,16 +74,27 @@ struct Stop {
     kill_at: Instant,
 }
 
+/// What the supervising thread has to know of.
+pub(crate) enum Happened {
+    /// The caller may want to show it.
+    Told(Report),
+    /// The worker that was started with this rank has failed, and another is to take its place.
+    Lost(Rank),
+}
+
 impl Watch {
-    pub(crate) fn new(start: Instant, grace: Duration, guard: Guard) -> Watch {
-        let generation = Generation(0);
+    pub(crate) fn new(start: Instant, grace: Duration, max_restarts: usize, guard: Guard) -> Watch {
         Watch {
             start,
-            generation,
+            generation: Generation(0),
             grace,
+            max_restarts,
             workers: Vec::new(),
+            former: Vec::new(),
             guard,
             stop: None,
+            in_place: false,
+            failures: Vec::new(),
             signals: 0,
             hurry: Arc::default(),
         }
@@ -84,14 +103,23 @@ impl Watch {
     /// Another generation is watched from now on; all of the one before have ended.
     pub(crate) fn begin(&mut self, generation: Generation) {
         self.workers.clear();
+        self.former.clear();
         // A hurry of the one before, whose stop took too long, isn't this one's.
         (self.generation, self.stop, self.hurry) = (generation, None, Arc::default());
+        self.in_place = false;
     }
 
     /// How this generation ended, for who decides what follows.
-    pub(crate) fn ended(&self, restarts: usize, max_restarts: usize) -> Ended {
+    pub(crate) fn ended(&self) -> Ended {
         let failed = self.stop.as_ref().is_some_and(|stop| stop.signal.is_none());
-        Ended { failed, asked: self.signals > 0, restarts, max_restarts }
+        let cause = self.cause().and_then(|watched| watched.reported.as_ref());
+        Ended {
+            failed,
+            for_good: self.in_place && cause.is_some_and(|(_, cause)| *cause == Cause::Own),
+            asked: self.signals > 0,
+            restarts: self.failures.len(),
+            max_restarts: self.max_restarts,
+        }
     }
 
     pub(crate) fn pids(&self) -> Vec<i32> {
@@ -100,17 +128,36 @@ impl Watch {
 
     pub(crate) fn start_all(&mut self, given: &Given<'_>, ties: &Ties) -> Result<(), LaunchError> {
         for rank in (0..given.spec.workers as u32).map(Rank) {
-            let worker = match Worker::start(given, ties, &self.guard, rank) {
-                Ok(worker) => worker,
-                Err(error) => {
-                    self.guard.forget(rank);
-                    return Err(error);
-                }
-            };
-            let (sent, exit, status) = (Vec::new(), None, None);
-            self.workers.push(Watched { worker, reported: None, consequence: false, sent, exit, status });
+            let watched = self.start(given, ties, rank)?;
+            self.workers.push(watched);
         }
         Ok(())
+    }
+
+    /// Starts another in the place of a worker that has failed.
+    pub(crate) fn replace(&mut self, given: &Given<'_>, ties: &Ties, rank: Rank) -> Result<(), LaunchError> {
+        let other = self.start(given, ties, rank)?;
+        self.former.push(std::mem::replace(&mut self.workers[rank.index()], other));
+        self.former.retain(|former| !former.ended);
+        Ok(())
+    }
+
+    fn start(&mut self, given: &Given<'_>, ties: &Ties, rank: Rank) -> Result<Watched, LaunchError> {
+        let taken = |berth: &u32| self.all().any(|w| !w.ended && w.berth == Berth(*berth));
+        let berth = Berth((0..).find(|berth| !taken(berth)).expect("there is always another number"));
+        match Worker::start(given, ties, &self.guard, berth, rank) {
+            Ok(worker) => {
+                Ok(Watched { worker, berth, reported: None, sent: Vec::new(), exit: None, ended: false })
+            }
+            Err(error) => {
+                self.guard.forget(berth);
+                Err(error)
+            }
+        }
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Watched> {
+        self.workers.iter().chain(&self.former)
     }
 
     /// Kills those that were started before one couldn't be.
@@ -127,7 +174,7 @@ impl Watch {
     }
 
     pub(crate) fn all_ended(&self) -> bool {
-        self.workers.iter().all(|w| w.status.is_some())
+        self.all().all(|w| w.ended)
     }
 
     /// The ranks whose process runs.
@@ -141,7 +188,8 @@ impl Watch {
     }
 
     fn send_to(&mut self, signal: Signal, wanted: impl Fn(&Watched) -> bool) {
-        for watched in self.workers.iter_mut().filter(|w| w.status.is_none() && wanted(w)) {
+        let all = self.workers.iter_mut().chain(&mut self.former);
+        for watched in all.filter(|w| !w.ended && wanted(w)) {
             watched.worker.signal(signal);
             if watched.exit.is_none() {
                 watched.sent.push(signal);
@@ -150,39 +198,25 @@ impl Watch {
     }
 
     /// Waits for what happens next and does what is to be done about it.
-    pub(crate) fn next(&mut self, news: &Receiver<News>) -> Option<Report> {
+    pub(crate) fn next(&mut self, news: &Receiver<News>) -> Option<Happened> {
         let kill_at = self.stop.as_ref().map(|stop| stop.kill_at);
         let patience = kill_at.map_or(IDLE, |kill_at| kill_at.saturating_duration_since(Instant::now()));
         match news.recv_timeout(patience) {
             Ok(news) => self.heed(news),
-            Err(_) => self.lose_patience(),
+            Err(_) => self.lose_patience().map(Happened::Told),
         }
     }
 
-    fn heed(&mut self, news: News) -> Option<Report> {
+    fn heed(&mut self, news: News) -> Option<Happened> {
         match news {
-            News::Exited(rank, good) => {
-                let before_stop = self.stop.is_none();
-                self.workers[rank.index()].exit =
-                    Some(Exit { good, after: self.start.elapsed(), before_stop });
-                if good || !before_stop {
-                    return None;
+            News::Exited(berth, how) => self.exited(berth, how),
+            News::Ended(berth) => {
+                self.guard.forget(berth);
+                let all = self.workers.iter_mut().chain(&mut self.former);
+                for watched in all.filter(|w| w.berth == berth && !w.ended) {
+                    watched.worker.reap();
+                    watched.ended = true;
                 }
-                self.stop = Some(Stop { signal: None, kill_at: Instant::now() + self.grace });
-                if self.running().is_empty() {
-                    return None;
-                }
-                // One that has said why it fails is on its way out and may finish its words.
-                let ends = |watched: &Watched| watched.reported.is_none() || watched.consequence;
-                self.send_to(Signal::SIGTERM, ends);
-                // One that is stopped would only heed it once it goes on.
-                self.send_to(Signal::SIGCONT, ends);
-                Some(Report::Stopping { rank })
-            }
-            News::Ended(rank) => {
-                self.guard.forget(rank);
-                let watched = &mut self.workers[rank.index()];
-                watched.status = Some(watched.worker.reap());
                 None
             }
             News::PassOn(number) => {
@@ -198,17 +232,70 @@ impl Watch {
                 self.send(Signal::SIGCONT);
                 let kill_at = Instant::now() + self.grace;
                 self.stop.get_or_insert(Stop { signal: Some(number), kill_at });
-                Some(Report::Signalled { signal: signal.as_str() })
+                Some(Happened::Told(Report::Signalled { signal: signal.as_str() }))
             }
             // One of an earlier generation may only now have been heard.
             News::Notice(generation, _) if generation != self.generation => None,
-            News::Notice(_, Notice::Failed { rank, message, consequence }) => {
-                let watched = self.workers.get_mut(rank.index())?;
-                (watched.reported, watched.consequence) = (Some(message), consequence);
+            News::Notice(_, Notice::Failed { rank, message, cause }) => {
+                self.workers.get_mut(rank.index())?.reported = Some((message, cause));
                 None
             }
-            News::Notice(_, Notice::Complete) | News::Shown => None,
+            News::Notice(_, Notice::Begun { workers, .. }) => {
+                // Those that went on have got over whomever they lost.
+                for watched in self.workers.iter_mut().filter(|w| workers.contains(&w.worker.rank)) {
+                    watched.reported = None;
+                }
+                None
+            }
+            News::Notice(_, Notice::InPlace(in_place)) => {
+                self.in_place = in_place;
+                None
+            }
+            News::Notice(_, Notice::Silent { rank }) => {
+                let watched = self.workers.get_mut(rank.index()).filter(|w| w.exit.is_none())?;
+                watched.reported =
+                    Some(("it gave no sign of life to the others, and was killed".into(), Cause::Unknown));
+                watched.worker.signal(Signal::SIGKILL);
+                Some(Happened::Told(Report::Silent { rank }))
+            }
+            News::Shown => None,
         }
+    }
+
+    /// A process is over: if that was no good end, another takes its place, or all others are stopped.
+    fn exited(&mut self, berth: Berth, how: How) -> Option<Happened> {
+        let before_stop = self.stop.is_none();
+        let good = how.is_good();
+        let exit = Exit { how, after: self.start.elapsed(), before_stop };
+        let place = self.workers.iter().position(|w| w.berth == berth && w.exit.is_none())?;
+        self.workers[place].exit = Some(exit);
+        if good || !before_stop {
+            return None;
+        }
+        let watched = &self.workers[place];
+        let rank = watched.worker.rank;
+        let lost = Lost {
+            in_place: self.in_place,
+            cause: watched.reported.as_ref().map(|(_, cause)| *cause),
+            any_done: self.workers.iter().any(|w| w.exit.as_ref().is_some_and(|exit| exit.how.is_good())),
+            restarts: self.failures.len(),
+            max_restarts: self.max_restarts,
+        };
+        if restart::replacement(lost).is_some() {
+            self.failures.extend(watched.failure());
+            return Some(Happened::Lost(rank));
+        }
+        self.stop = Some(Stop { signal: None, kill_at: Instant::now() + self.grace });
+        if self.running().is_empty() {
+            return None;
+        }
+        // One that has said why it fails is on its way out and may finish its words.
+        let ends =
+            |watched: &Watched| watched.reported.as_ref().is_none_or(|(_, cause)| *cause == Cause::Other);
+        self.send_to(Signal::SIGTERM, ends);
+        // One that is stopped would only heed it once it goes on.
+        self.send_to(Signal::SIGCONT, ends);
+        Some(Happened::Told(Report::Stopping { rank }))
     }
 
     /// The grace period is over, if there was one.
@@ -244,53 +331,42 @@ impl Watch {
 
     /// What went wrong first, unless nothing did or a signal asked for the end before.
     pub(crate) fn failure(&self) -> Option<Failure> {
+        self.cause()?.failure()
+    }
+
+    fn cause(&self) -> Option<&Watched> {
         self.stop.as_ref().filter(|stop| stop.signal.is_none())?;
         let mut ended: Vec<(&Watched, &Exit)> =
             self.workers.iter().filter_map(|w| Some((w, w.exit.as_ref()?))).collect();
         ended.sort_by_key(|(_, exit)| exit.after);
-        let end = |(watched, exit): &(&Watched, &Exit)| End {
-            rank: watched.worker.rank,
-            good: exit.good,
-            before_stop: exit.before_stop,
-            // One that gave a reason of its own had failed before the signal came.
-            by_launcher: watched.ended_by_launcher() && (watched.reported.is_none() || watched.consequence),
-            consequence: watched.consequence,
+        let end = |(watched, exit): &(&Watched, &Exit)| {
+            let is_own = watched.reported.as_ref().map(|(_, cause)| *cause != Cause::Other);
+            End {
+                rank: watched.worker.rank,
+                good: exit.how.is_good(),
+                before_stop: exit.before_stop,
+                // One that gave a reason of its own had failed before the signal came.
+                by_launcher: watched.sent.iter().any(|signal| exit.how.is_by(*signal))
+                    && is_own != Some(true),
+                consequence: is_own == Some(false),
+            }
         };
         let rank = blame::cause(&ended.iter().map(end).collect::<Vec<_>>())?;
-        let watched = &self.workers[rank.index()];
-        Some(Failure {
-            rank,
-            pid: watched.worker.pid.as_raw(),
-            how: describe(watched.status.as_ref()?),
-            after: watched.exit.as_ref()?.after,
-            reported: watched.reported.clone(),
-            last_lines: watched.worker.last_lines(),
-        })
+        Some(&self.workers[rank.index()])
     }
 }
 
 impl Watched {
-    /// Whether a signal it was sent ended it: as a signal, or as the code that a shell makes of it.
-    fn ended_by_launcher(&self) -> bool {
-        let Some(Ok(status)) = &self.status else { return false };
-        let sent = |number: i32| self.sent.iter().any(|signal| *signal as i32 == number);
-        status.signal().is_some_and(sent) || status.code().is_some_and(|code| sent(code - 128))
-    }
-}
-
-/// How a process ended, in words.
-fn describe(status: &std::io::Result<ExitStatus>) -> String {
-    let status = match status {
-        Ok(status) => status,
-        Err(error) => return format!("was lost: {error}"),
-    };
-    match (status.code(), status.signal()) {
-        (Some(code), _) => format!("exited with code {code}"),
-        (None, Some(number)) => {
-            let name = Signal::try_from(number)
-                .map_or_else(|_| format!("signal {number}"), |s| s.as_str().to_owned());
-            format!("was killed by {name}")
-        }
-        (None, None) => format!("ended: {status}"),
+    /// What is to be told of it once it has exited.
+    fn failure(&self) -> Option<Failure> {
+        let exit = self.exit.as_ref()?;
+        Some(Failure {
+            rank: self.worker.rank,
+            pid: self.worker.pid.as_raw(),
+            how: exit.how.to_string(),
+            after: exit.after,
+            reported: self.reported.as_ref().map(|(message, _)| message.clone()),
+            last_lines: self.worker.last_lines(),
+        })
     }
 }

@@ -4,7 +4,7 @@ use crate::console::Lines;
 use crate::ending::Ending;
 use crate::given::{Given, variables};
 use crate::guard::Guard;
-use crate::news::News;
+use crate::news::{Berth, News};
 use crate::output::{Console, Stream, Tail, WorkerStream, copy_lines};
 use crate::spec::{LaunchError, LaunchSpec};
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
@@ -12,13 +12,13 @@ use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
-use phalanx_wire::Rank;
+use phalanx_wire::{Generation, Rank};
 use std::convert::Infallible;
 use std::ffi::OsString;
 use std::io::{PipeReader, PipeWriter, pipe};
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::atomic::AtomicBool;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -27,12 +27,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub(crate) struct Ties {
     /// Where their ends are told.
     pub(crate) news: SyncSender<News>,
-    /// Where their lines are shown, if anywhere.
-    pub(crate) lines: Option<Lines>,
+    /// Where their lines are shown.
+    pub(crate) lines: Lines,
     /// Closed at its other end when the run is over.
     pub(crate) over: Arc<PipeReader>,
     /// Whether somebody waits for the run to end.
     pub(crate) hurry: Arc<AtomicBool>,
+    /// The rank that the first of the workers was started with.
+    pub(crate) first: Arc<AtomicU32>,
 }
 
 /// A worker that runs, or ran.
@@ -50,6 +52,7 @@ impl Worker {
         given: &Given<'_>,
         ties: &Ties,
         guard: &Guard,
+        berth: Berth,
         rank: Rank,
     ) -> Result<Worker, LaunchError> {
         let spec = given.spec;
@@ -61,7 +64,7 @@ impl Worker {
             .stdin(Stdio::null());
         let (reading, streams) = channel();
         let [out, err] = [Arc::default(), Arc::default()];
-        if spec.console != Console::FirstRank || rank != Rank(0) {
+        if spec.console != Console::FirstRank || rank != Rank(0) || given.replaces {
             command.stdout(copied(given, ties, rank, Stream::Out, &out, reading.clone())?);
             command.stderr(copied(given, ties, rank, Stream::Err, &err, reading.clone())?);
         }
@@ -70,7 +73,7 @@ impl Worker {
         command.process_group(0);
         let (life, held_by_worker) = pipe().map_err(LaunchError::system("a pipe for a worker"))?;
         let parent = std::process::id();
-        let enlist = guard.enlist(rank)?;
+        let enlist = guard.enlist(berth)?;
         let processors = processors(spec, rank)?;
         // SAFETY: between fork and exec only async-signal-safe calls are made: prctl, getppid, fcntl, sched_setaffinity, getpid,
         // write, and building an error from a number.
@@ -91,7 +94,7 @@ impl Worker {
         }
         let (started, pid) = sync_channel(1);
         let (news, lines, hurry) = (ties.news.clone(), ties.lines.clone(), Arc::clone(&ties.hurry));
-        let ending = Ending { rank, life, streams, lines, hurry, news };
+        let ending = Ending { berth, life, streams, lines, hurry, news };
         let attend = move || {
             if let Ok(pid) = pid.recv() {
                 ending.attend(pid);
@@ -114,8 +117,9 @@ impl Worker {
     }
 
     /// Buries a worker whose end was told.
-    pub(crate) fn reap(&mut self) -> std::io::Result<ExitStatus> {
-        self.child.wait()
+    pub(crate) fn reap(&mut self) {
+        // How it ended was told; what is left is its entry in the process table.
+        let _ = self.child.wait();
     }
 
     /// The last lines it wrote to standard error, or to standard output if there were none.
@@ -157,8 +161,9 @@ fn copied(
     reading: Sender<Infallible>,
 ) -> Result<PipeWriter, LaunchError> {
     let ending = if stream == Stream::Out { "out" } else { "err" };
-    let log = given.logs.create_log(given.generation, rank, ending)?;
-    let lines = ties.lines.clone().filter(|_| given.spec.console.shows(rank.index(), stream));
+    let log = given.logs.create_log(Generation(given.restarts as u64), rank, ending)?;
+    let lines = given.spec.console.shows(rank.index(), stream).then(|| ties.lines.clone());
+    let is_for_first = (given.spec.console == Console::FirstRank).then(|| Arc::clone(&ties.first));
     let (from, to) = pipe().map_err(LaunchError::system("a pipe for a worker"))?;
     let from = WorkerStream::new(from, Arc::clone(&ties.over));
     let tail = Arc::clone(tail);
@@ -166,7 +171,9 @@ fn copied(
         // A stream that can't be read any more has ended.
         let _ = copy_lines(from, log, |line| {
             tail.lock().unwrap_or_else(PoisonError::into_inner).push(&line);
-            if let Some(lines) = &lines {
+            let is_shown =
+                || is_for_first.as_ref().is_none_or(|first| first.load(Ordering::Relaxed) == rank.0);
+            if let Some(lines) = lines.as_ref().filter(|_| is_shown()) {
                 lines.show(rank, stream, line);
             }
         });

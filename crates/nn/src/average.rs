@@ -77,6 +77,11 @@ impl Average {
         self.in_place_of(parameters, || parameters.to_weights())
     }
 
+    /// An average of these arrays, as [`Average::values`] and [`Average::buffers`] give them.
+    pub fn of_arrays(values: Vec<f32>, buffers: Vec<f32>) -> Average {
+        Average { values: Arc::new(values), buffers: Arc::new(buffers) }
+    }
+
     /// An average that goes on from one that was saved.
     pub fn resume(parameters: &Parameters, weights: &Weights) -> Result<Average, Mismatch> {
         let mut average = Average::of(parameters);

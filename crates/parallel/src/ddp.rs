@@ -57,6 +57,11 @@ pub enum Compress {
 }
 
 impl Compress {
+    /// Whether each rank keeps something for itself from step to step.
+    pub fn keeps(self) -> bool {
+        self.hook().keeps()
+    }
+
     fn hook(self) -> Box<dyn Hook> {
         match self {
             Compress::Nothing => Box::new(AllReduce),

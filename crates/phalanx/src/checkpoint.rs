@@ -50,7 +50,7 @@ mod tests;
 
 pub use error::CheckpointError;
 pub use manifest::{FileEntry, Holds, Manifest, RunFacts, VERSION};
-pub use position::{BestPosition, Exact, PlateauPosition, Position};
+pub use position::{BestPosition, Exact, PlateauPosition, Position, UsedPosition};
 pub use read::checkpoints;
 
 use crate::error::Error;
@@ -175,11 +175,7 @@ impl Checkpoints {
                     }
                 }
             }
-            let about = About { contents: Contents::of(parameters), run, recipe };
-            let background =
-                Background::start(store, about).map_err(|source| Error::Io { path: dir.clone(), source })?;
-            let (any, stall) = (resumed.is_some(), Duration::ZERO);
-            writer = Some(Writer { background, last: (0, Instant::now()), any, asked: false, stall });
+            writer = Some(Writer::start(config, store, run, parameters, resumed.is_some())?);
         }
         if let Some(resumed) = resumed {
             *state = resumed.state;
@@ -189,6 +185,34 @@ impl Checkpoints {
             writer.last.0 = state.progress.step;
         }
         Ok(Checkpoints { dir, every, writer })
+    }
+
+    /// Goes on with the checkpoints of a run which this rank holds `state` of: if it is the first now, it writes them from now
+    /// on.
+    pub(crate) fn take_over(
+        config: &CheckpointConfig,
+        worker: &Worker,
+        run: RunFacts,
+        parameters: &Parameters,
+        state: &State,
+    ) -> Result<Checkpoints, Error> {
+        let CheckpointConfig { dir, every, keep, .. } = config.clone();
+        let mut writer = None;
+        if worker.is_first() {
+            let store = Store::new(Box::new(SystemDisk), dir.clone(), keep);
+            // What the rank before has left half written.
+            store.clean()?;
+            let any = !checkpoints(&dir)?.is_empty();
+            let mut own = Writer::start(config, store, run, parameters, any)?;
+            own.last.0 = state.progress.step;
+            writer = Some(own);
+        }
+        Ok(Checkpoints { dir, every, writer })
+    }
+
+    /// Whether this rank writes them.
+    pub(crate) fn writes(&self) -> bool {
+        self.writer.is_some()
     }
 
     /// Takes a checkpoint after this step if one is due or asked for and the one before is written. Called on all ranks; only
@@ -253,7 +277,7 @@ impl Checkpoints {
     /// Waits for the checkpoint at hand, and takes the last one of a run that took any or is asked for one. Called on all ranks,
     /// as [`Checkpoints::after_step`] is.
     pub(crate) fn finish(
-        mut self,
+        &mut self,
         state: &State,
         parameters: &Parameters,
         strategy: &mut dyn Strategy,
@@ -275,6 +299,20 @@ impl Checkpoints {
 }
 
 impl Writer {
+    fn start(
+        config: &CheckpointConfig,
+        store: Store,
+        run: RunFacts,
+        parameters: &Parameters,
+        any: bool,
+    ) -> Result<Writer, Error> {
+        let about = About { contents: Contents::of(parameters), run, recipe: config.recipe.clone() };
+        let background = Background::start(store, about)
+            .map_err(|source| Error::Io { path: config.dir.clone(), source })?;
+        let last = (0, Instant::now());
+        Ok(Writer { background, last, any, asked: false, stall: Duration::ZERO })
+    }
+
     fn take(&mut self, state: &State, parameters: &Parameters, kept: Vec<Kept>) {
         let start = Instant::now();
         self.background.write(Lent::of(parameters, state, kept));

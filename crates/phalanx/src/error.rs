@@ -1,5 +1,6 @@
 //! What can end a training program.
 
+use phalanx_comm::Rank;
 use phalanx_nn::NotFinite;
 use thiserror::Error;
 
@@ -157,11 +158,22 @@ impl Error {
     /// Whether this only says that another rank has failed.
     pub fn is_consequence(&self) -> bool {
         use phalanx_comm::Error::{Aborted, PeerLost, Silent};
-        let comm = match self {
+        matches!(self.comm(), Some(PeerLost { .. } | Silent { .. } | Aborted { .. }))
+            || matches!(self, Error::Panicked { .. })
+    }
+
+    /// The rank that gave no sign of life, if that is what happened.
+    pub(crate) fn silent(&self) -> Option<Rank> {
+        match self.comm() {
+            Some(phalanx_comm::Error::Silent { peer, .. }) => Some(*peer),
+            _ => None,
+        }
+    }
+
+    fn comm(&self) -> Option<&phalanx_comm::Error> {
+        match self {
             Error::Comm(comm) | Error::Parallel(phalanx_parallel::Error::Comm(comm)) => Some(comm),
             _ => None,
-        };
-        matches!(comm, Some(PeerLost { .. } | Silent { .. } | Aborted { .. }))
-            || matches!(self, Error::Panicked { .. })
+        }
     }
 }

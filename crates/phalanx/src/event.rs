@@ -1,9 +1,12 @@
 //! What a run tells whoever listens: one JSON object a line for programs, a bar for people.
 
-use serde::Serialize;
+use crate::error::Error;
+use crate::trainer::{Evaluation, State};
+use phalanx_nn::Parameters;
+use serde::{Deserialize, Serialize};
 
 /// Something that happened in training. The names are a contract.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "lowercase")]
 pub enum Event {
     /// The run begins.
@@ -56,9 +59,29 @@ pub enum Event {
         /// The share of test samples whose label was among the five likeliest, if there are more than five.
         #[serde(skip_serializing_if = "Option::is_none")]
         test_top5: Option<f64>,
+        /// How many samples the ranks have trained on.
+        samples: u64,
+        /// Whether these were all samples that were to be trained on, each once, by what the ranks say that they took. Not known
+        /// after a checkpoint that doesn't say.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        each_once: Option<bool>,
         /// Bad images that others took the place of, if there were any.
-        #[serde(skip_serializing_if = "is_zero")]
+        #[serde(default, skip_serializing_if = "is_zero")]
         skipped: u64,
+    },
+    /// Ranks were lost, or came, and the run goes on with those that there are now.
+    Members {
+        /// The first step that they will make.
+        step: u64,
+        /// Its epoch.
+        epoch: u64,
+        /// Which membership.
+        generation: u64,
+        /// How many ranks train now.
+        world_size: usize,
+        /// How long training stood still, in milliseconds; not known to one that has come anew.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        ms: Option<f64>,
     },
     /// The run goes on from a checkpoint: told before anything else of it. What was told of later steps is void.
     Resume {
@@ -119,11 +142,29 @@ pub trait Observer {
     /// Something happened.
     fn event(&mut self, event: &Event);
 
-    /// How many steps lie between two [`Event::Step`]s that this one wants: the loss of all ranks is only brought together
-    /// for those. The same on all ranks.
+    /// How many steps lie between two [`Event::Step`]s that this one wants.
     fn every(&self) -> u64 {
         1
     }
+
+    /// Called when all steps are made, while all ranks are still there: what the run is to leave behind is kept here. Where the
+    /// first rank is lost meanwhile, it is called again on the one that takes its place.
+    fn conclude(&mut self, end: &mut Concluded<'_>) -> Result<(), Error> {
+        let _ = end;
+        Ok(())
+    }
+}
+
+/// The end of a run that was not interrupted.
+pub struct Concluded<'a> {
+    /// The parameters.
+    pub parameters: &'a Parameters,
+    /// Where the run ended. The running mean is swapped in to be written, so it can be changed.
+    pub state: &'a mut State,
+    /// The last evaluation, if there were test samples.
+    pub evaluation: Option<Evaluation>,
+    /// Whether it ended because [`crate::Trainer::patience`] did.
+    pub stopped_early: bool,
 }
 
 /// Listens to nothing.

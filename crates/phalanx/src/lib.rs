@@ -44,12 +44,12 @@ mod trainer;
 mod worker;
 
 pub use error::Error;
-pub use event::{Event, Observer, Quiet};
+pub use event::{Concluded, Event, Observer, Quiet};
 pub use phalanx_comm as comm;
 pub use phalanx_data as data;
 pub use phalanx_nn as nn;
 pub use phalanx_parallel as parallel;
 pub use phalanx_tensor as tensor;
 pub use recipe::{Recipe, RecipeError};
-pub use trainer::{Best, Evaluation, OnNan, Progress, Requests, State, Trained, Trainer, Watch};
+pub use trainer::{Best, Evaluation, OnNan, Progress, Requests, State, Trained, Trainer, Used, Watch};
 pub use worker::{Worker, cores, spawn};

@@ -2,32 +2,39 @@
 //!
 //! What a run carries from step to step is a [`State`], so that it can begin at any: [`Trainer::fit`] begins at the first
 //! step, [`Trainer::resume`] where another run was.
+//!
+//! A run is a row of memberships, each of ranks that make steps together (`trainer/steps.rs`). Where a rank is lost, or comes,
+//! the others regroup, settle whose state is the newest (`trainer/settle.rs`), and go on with it: the samples of a step are
+//! the same, only shared out anew.
 
 mod evaluate;
 mod judge;
 mod requests;
 mod run;
+mod settle;
 mod small_batch;
 mod state;
+mod steps;
+mod used;
 
 pub use evaluate::Evaluation;
 pub use judge::{Best, Watch};
 pub use requests::Requests;
 pub use state::{Progress, State};
+pub use used::Used;
 
-use crate::checkpoint::{CheckpointConfig, Checkpoints};
+use crate::checkpoint::CheckpointConfig;
 use crate::error::Error;
-use crate::event::{Event, Observer};
+use crate::event::Observer;
 use crate::worker::Worker;
-use evaluate::evaluate;
 use phalanx_data::{Dataset, LoaderOptions};
 use phalanx_nn::optim::{Clip, Group, Rule};
 use phalanx_nn::{Loss, Module, Parameters, Plateau, Schedule};
 use phalanx_parallel::DdpConfig;
-use run::Run;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
+use steps::{Course, End};
 
 /// How a model is trained.
 #[derive(Clone, Debug)]
@@ -164,111 +171,40 @@ impl Trainer {
         observer: &mut dyn Observer,
     ) -> Result<Trained, Error> {
         let start = Instant::now();
-        let mut run = Run::prepare(self, worker, model, &parameters, train, test)?;
-        let mut checkpoints = match &self.checkpoint {
-            Some(config) => {
-                let (facts, strategy) = (run.facts(), &mut *run.strategy);
-                Some(Checkpoints::begin(config, worker, facts, &parameters, &mut state, strategy, observer)?)
+        let data = Data { train, test };
+        let mut course = Course::new(self, worker, model, &parameters, &data, observer);
+        // What each rank keeps for itself would be lost with it.
+        let keeps = self.ddp.compress.keeps();
+        let _in_place = if keeps { None } else { worker.go_on_in_place() };
+        let mut futile = 0;
+        let interrupted = loop {
+            let before = state.progress.step;
+            let left = match course.go(&mut state) {
+                Ok(End::Over { interrupted }) => break interrupted,
+                Ok(End::Change) => None,
+                Err(error) => Some(error),
+            };
+            futile = if state.progress.step == before { futile + 1 } else { 0 };
+            course.left = Some(Instant::now());
+            match left {
+                // What makes all ranks fail at one step, whoever they are, makes them fail again.
+                Some(error) if futile > MOST_FUTILE => return Err(error),
+                because => worker.regroup(because)?,
             }
-            None => None,
         };
-        // A mean that the checkpoint has, and this run doesn't follow, is none of its own.
-        state.average = state.average.filter(|_| self.ema.is_some());
-        run.tell(observer, run.beginning());
-        let (last, steps_per_epoch, world_size) = (run.steps(), run.steps_per_epoch(), run.world_size());
-        state.optimizer.group(&self.groups, &parameters)?;
-        let (mut evaluation, mut interrupted) = (None, false);
-        // An epoch whose steps are all made is not over before it was evaluated.
-        while state.progress.step < last && !self.lost_patience(&state.progress)
-            || state.progress.step_in_epoch == steps_per_epoch
-        {
-            let (epoch, epoch_start, samples_before) =
-                (state.progress.epoch, Instant::now(), state.progress.samples);
-            let mut batches = run.batches(&state.progress)?;
-            while state.progress.step < last && state.progress.step_in_epoch < steps_per_epoch && !interrupted
-            {
-                let (step, step_start) = (state.progress.step, Instant::now());
-                let made = run.gradients(&mut batches, &state.progress)?;
-                let factor = run.factor(&state.progress);
-                if let Some(checkpoints) = &mut checkpoints {
-                    checkpoints.settle()?;
-                }
-                state.optimizer.step_on(
-                    worker.device(),
-                    &mut parameters.values().flat_mut::<f32>(),
-                    &parameters.grads().arena().flat::<f32>(),
-                    factor,
-                );
-                run.follow(&mut state.average);
-                state.progress.stepped(made.samples);
-                if step % observer.every().max(1) == 0 || step + 1 == last {
-                    let (loss, samples, grad_norm) =
-                        (run.whole_loss(made.loss)?, state.progress.samples, made.norm);
-                    let (lr, ms) =
-                        (state.optimizer.rule().lr() * factor, step_start.elapsed().as_secs_f64() * 1e3);
-                    run.tell(
-                        observer,
-                        Event::Step { step, epoch, loss, samples, world_size, lr, grad_norm, ms },
-                    );
-                }
-                interrupted = run.is_to_stop()?;
-                // The last step of an epoch isn't followed by one, but by the end of the epoch.
-                if state.progress.step_in_epoch < steps_per_epoch
-                    && !interrupted
-                    && let Some(checkpoints) = &mut checkpoints
-                {
-                    let strategy = &mut *run.strategy;
-                    checkpoints.after_step(&state, &parameters, strategy, &self.requests, observer)?;
-                }
-            }
-            let seconds = epoch_start.elapsed().as_secs_f64();
-            let samples_per_s = (state.progress.samples - samples_before) as f64 / seconds;
-            if let Some(checkpoints) = &mut checkpoints {
-                checkpoints.settle()?;
-            }
-            if !interrupted {
-                evaluation = evaluate(&mut run, &mut state.average)?;
-                interrupted = run.is_to_stop()?;
-            }
-            // The epoch isn't over: whoever goes on with the run evaluates it.
-            if interrupted {
-                break;
-            }
-            let skipped = run.skipped()?;
-            run.tell(
-                observer,
-                Event::Epoch {
-                    epoch,
-                    seconds,
-                    samples_per_s,
-                    test_loss: evaluation.map(|e| e.loss),
-                    test_accuracy: evaluation.and_then(|e| e.accuracy),
-                    test_top5: evaluation.and_then(|e| e.top5),
-                    skipped,
-                },
-            );
-            // An epoch that the limit on steps has cut short is at hand still.
-            if state.progress.step_in_epoch < steps_per_epoch {
-                break;
-            }
-            if evaluation.is_some_and(|evaluation| self.judge(&mut state.progress, evaluation)) {
-                run.keep_best(&mut state.average)?;
-            }
-            state.progress.next_epoch();
-            if let Some(checkpoints) = &mut checkpoints {
-                let strategy = &mut *run.strategy;
-                checkpoints.after_step(&state, &parameters, strategy, &self.requests, observer)?;
-            }
-        }
-        if let Some(mut checkpoints) = checkpoints {
-            if interrupted {
-                checkpoints.ask();
-            }
-            checkpoints.finish(&state, &parameters, &mut *run.strategy, observer)?;
-        }
-        drop(run);
-        let stopped_early = state.progress.step < last && self.lost_patience(&state.progress);
+        let evaluation = course.evaluation;
+        drop(course);
+        let stopped_early = !interrupted && self.lost_patience(&state.progress);
         let seconds = start.elapsed().as_secs_f64();
         Ok(Trained { parameters, state, evaluation, stopped_early, interrupted, seconds })
     }
 }
+
+/// The samples of a run.
+struct Data {
+    train: Arc<dyn Dataset>,
+    test: Option<Arc<dyn Dataset>>,
+}
+
+/// How many memberships in a row may end before they make a step.
+const MOST_FUTILE: usize = 50;

@@ -1,24 +1,33 @@
 //! One rank of a run: its place, its group, its device.
 
+mod regroup;
+
 use crate::error::Error;
 use crate::flight;
 use phalanx_comm::{Algorithm, Endpoint, Group, GroupConfig, PeerAddress};
 use phalanx_coord::{Coordinator, Meeting, rendezvous};
-use phalanx_job::{Link, Transport, WorkerEnv, names};
+use phalanx_job::{Cause, Link, Roster, Transport, WorkerEnv, names};
 use phalanx_tensor::Device;
 use phalanx_wire::Deadline;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// What a training program is given: who it is among the ranks, how to reach the others, and what to compute on.
 pub struct Worker {
-    group: Group,
+    /// That of the membership at hand.
+    group: Mutex<Group>,
+    /// Which one it is in that.
+    rank: Arc<AtomicU32>,
     device: Device,
     run_dir: Option<PathBuf>,
     /// Kept open: as long as it is, this worker counts as alive.
     link: Option<Arc<Mutex<Link>>>,
+    /// Whether whoever started this worker starts others in the place of those that are lost.
+    is_replaced: bool,
+    /// How many callers go on in place at the moment.
+    in_place: AtomicUsize,
     /// Whether another rank's failure was told already, which a panic then only follows.
     followed: Arc<AtomicBool>,
     /// The coordinator, if this rank hosts it.
@@ -27,10 +36,14 @@ pub struct Worker {
 }
 
 /// Tells whoever started the run that this rank can't go on, and waits until that was heard.
-fn tell(link: &Mutex<Link>, why: String, is_consequence: bool) {
-    let mut link = link.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+fn tell(link: &Mutex<Link>, why: String, cause: Cause) {
     // Where nobody listens any more, the exit code has to say it.
-    let _ = link.fail(why, is_consequence);
+    let _ = locked(link).fail(why, cause);
+}
+
+/// What is locked here is whole between any two statements that could panic.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// How long the ranks of a run may take to find each other, and how long a collective may wait.
@@ -45,10 +58,13 @@ impl Worker {
     /// A rank of `group` with this many compute threads.
     pub fn new(group: Group, threads: usize) -> Worker {
         Worker {
-            group,
+            rank: Arc::new(AtomicU32::new(group.rank().0)),
+            group: Mutex::new(group),
             device: Device::cpu(threads),
             run_dir: None,
             link: None,
+            is_replaced: false,
+            in_place: AtomicUsize::new(0),
             followed: Arc::default(),
             host: None,
         }
@@ -69,17 +85,12 @@ impl Worker {
         let algorithm = asked_algorithm(env.all_reduce.as_deref()).map_err(join)?;
         let share = (cores() / env.local_world_size.max(1)).max(1);
         let threads = threads.or(env.threads).unwrap_or(share);
-        let device = Device::cpu(threads);
         let run_dir = env.run_dir.clone();
-        if env.world_size == 1 {
-            return Ok(Worker {
-                group: Group::solo(),
-                device,
-                run_dir,
-                link: None,
-                followed: Arc::default(),
-                host: None,
-            });
+        let is_replaced = env.coordinator.is_some() && env.max_restarts > 0;
+        if env.world_size == 1 && !is_replaced {
+            let mut alone = Worker::alone(threads);
+            alone.run_dir = run_dir;
+            return Ok(alone);
         }
         let mut ear = None;
         let meeting = rendezvous(&env, Deadline::after(PATIENCE), |ip| {
@@ -97,13 +108,9 @@ impl Worker {
             Ok(serde_json::to_string(&endpoint.address()).expect("an address is always JSON"))
         })
         .map_err(join)?;
-        let address = |text: &String| {
-            serde_json::from_str::<PeerAddress>(text)
-                .map_err(|e| Error::Join(format!("a peer's address is {text:?}: {e}")))
-        };
-        let peers = meeting.roster.addresses.iter().map(address).collect::<Result<Vec<_>, _>>()?;
+        let peers = addresses(&meeting.roster)?;
         let group = Group::connect(GroupConfig {
-            rank: env.rank,
+            rank: meeting.rank,
             generation: meeting.roster.generation,
             secret: meeting.secret.clone(),
             endpoint: ear.expect("the rendezvous asked for an address"),
@@ -114,27 +121,38 @@ impl Worker {
         if let Some(run_dir) = &run_dir {
             record_flights(&group, run_dir.clone());
         }
-        let Meeting { link, host, .. } = meeting;
+        let Meeting { rank: meeting_rank, link, host, .. } = meeting;
         let link = Arc::new(Mutex::new(link));
         let teller = Arc::clone(&link);
         // A rank that lost another, or was left by it, only says so; the other is to be blamed, even if this one's process ends
         // before.
-        let own = env.rank;
+        let rank = Arc::new(AtomicU32::new(meeting_rank.0));
+        let own = Arc::clone(&rank);
         let followed = Arc::new(AtomicBool::new(false));
         let follows = Arc::clone(&followed);
         group.on_failure(move |error| {
             use phalanx_comm::Error::{Aborted, PeerLost, Silent};
             let is_left = match error {
                 PeerLost { .. } | Silent { .. } => true,
-                Aborted { by, .. } => *by != own,
+                Aborted { by, .. } => by.0 != own.load(Ordering::Relaxed),
                 _ => false,
             };
             if is_left {
                 follows.store(true, Ordering::Relaxed);
-                tell(&teller, error.to_string(), true);
+                tell(&teller, error.to_string(), Cause::Other);
             }
         });
-        Ok(Worker { group, device, run_dir, link: Some(link), followed, host })
+        Ok(Worker {
+            rank,
+            group: Mutex::new(group),
+            device: Device::cpu(threads),
+            run_dir,
+            link: Some(link),
+            is_replaced,
+            in_place: AtomicUsize::new(0),
+            followed,
+            host,
+        })
     }
 
     /// Where the run keeps its files, if whoever started it said so.
@@ -145,13 +163,13 @@ impl Worker {
     /// Tells whoever started the run why this rank can't go on. Losing another rank, and a panic, are told without this.
     pub fn report(&mut self, error: &Error) {
         if let Some(link) = &self.link {
-            tell(link, error.to_string(), error.is_consequence());
+            tell(link, error.to_string(), if error.is_consequence() { Cause::Other } else { Cause::Own });
         }
     }
 
-    /// The connections to the other ranks.
-    pub fn group(&self) -> &Group {
-        &self.group
+    /// The connections to the other ranks. Where ranks come and go, later ones are to others.
+    pub fn group(&self) -> Group {
+        locked(&self.group).clone()
     }
 
     /// What to compute on.
@@ -161,7 +179,7 @@ impl Worker {
 
     /// Whether this is rank 0, which alone prints and writes shared files.
     pub fn is_first(&self) -> bool {
-        self.group.rank().index() == 0
+        self.rank.load(Ordering::Relaxed) == 0
     }
 }
 
@@ -171,9 +189,18 @@ impl Drop for Worker {
         if let Some(link) = &self.link
             && std::thread::panicking()
         {
-            tell(link, "it panicked".into(), self.followed.load(Ordering::Relaxed));
+            let followed = self.followed.load(Ordering::Relaxed);
+            tell(link, "it panicked".into(), if followed { Cause::Other } else { Cause::Unknown });
         }
     }
+}
+
+/// Where the ranks of a roster are.
+fn addresses(roster: &Roster) -> Result<Vec<PeerAddress>, Error> {
+    let address = |text: &String| {
+        serde_json::from_str(text).map_err(|e| Error::Join(format!("a peer's address is {text:?}: {e}")))
+    };
+    roster.addresses.iter().map(address).collect()
 }
 
 /// Has the group's failure written down in the run directory. Where that can't be done, the error itself must do.

@@ -271,8 +271,9 @@ fn a_run_that_is_asked_to_stop_does_so_after_the_step_at_hand_and_goes_on_bit_fo
     let mut whole = Told::default();
     let (wanted, interrupted) = run(&plain, None, false, &mut whole);
     assert!(!interrupted && whole.lines.len() == 22);
-    // Within an epoch, at its end, in its evaluation: an epoch that wasn't evaluated is again, and none is told twice.
-    for (step, evaluating, made) in [(Some(6), false, 7), (Some(9), false, 10), (None, true, 10)] {
+    // Within an epoch, at its end, in its evaluation: an epoch that wasn't evaluated is again, and none is told twice. What is
+    // asked when the ranks have made their tally of a step is heard with the next one.
+    for (step, evaluating, made) in [(Some(6), false, 8), (Some(9), false, 10), (None, true, 10)] {
         let folder = tempfile::tempdir().unwrap();
         let kept = |resume| Trainer {
             checkpoint: every(1_000_000, folder.path(), resume),

@@ -68,8 +68,8 @@ pub(super) fn allreduce(args: &AllReduceArgs) -> Result<u8> {
     }
     if is_worker {
         let worker = Worker::from_environment(Some(1))?;
-        check_transport(worker.group(), args.transport)?;
-        right(measure_all(worker.group())?)?;
+        check_transport(&worker.group(), args.transport)?;
+        right(measure_all(&worker.group())?)?;
         return Ok(0);
     }
     for n in ranks {
@@ -118,7 +118,7 @@ fn with_threads(
 ) -> Result<()> {
     let wrong = Mutex::new(None);
     phalanx::spawn(n, |worker| {
-        if let Some(found) = measure_all(worker.group())? {
+        if let Some(found) = measure_all(&worker.group())? {
             wrong.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(found);
         }
         Ok(())

@@ -55,7 +55,7 @@ fn the_last_failure_of_a_run_without_restarts_left_is_told_last() {
     assert_eq!(out.status.code(), Some(1), "{message}");
     let at = |words: &str| message.rfind(words).unwrap_or_else(|| panic!("{words} in {message}"));
     let order = [
-        "restarts: 1; what went wrong first in each generation:",
+        "restarts: 1; what went wrong each time:",
         "  0: rank 0 (pid",
         "  1: rank 1 (pid",
         "error: rank 1 (pid",

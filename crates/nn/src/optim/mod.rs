@@ -64,6 +64,15 @@ impl Optimizer {
         self.rule.state_names().iter().copied().zip(&self.state)
     }
 
+    /// Takes over the state of another optimizer of the same rule: its steps, and its arrays in their order.
+    #[track_caller]
+    pub fn take_over(&mut self, steps: u64, state: Vec<Vec<f32>>) {
+        let want = if steps == 0 { 0 } else { self.rule.state_names().len() };
+        assert!(state.len() == want, "take_over: {} arrays after {steps} steps, {want} wanted", state.len());
+        self.steps = steps;
+        self.state = state.into_iter().map(Arc::new).collect();
+    }
+
     /// Treats some of `parameters`, over all of whose values every step then goes, in their own way. Without groups all are
     /// treated alike, in one pass.
     pub fn group(&mut self, groups: &[Group], parameters: &Parameters) -> Result<(), BadGroup> {

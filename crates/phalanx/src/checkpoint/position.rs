@@ -1,7 +1,7 @@
 //! How far a run was, in the words of the manifest. They are apart from [`Progress`], so that a change there is no silent
 //! change of the format.
 
-use crate::trainer::{Best, Evaluation, Progress};
+use crate::trainer::{Best, Evaluation, Progress, Used};
 use phalanx_nn::Plateaued;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -17,12 +17,23 @@ pub struct Position {
     pub step_in_epoch: u64,
     /// Samples that all ranks had seen together.
     pub samples: u64,
+    /// Which samples of this epoch were used. Checkpoints of before it was counted have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub used: Option<UsedPosition>,
     /// What a plateau remembers, after the first evaluation that it judged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub plateau: Option<PlateauPosition>,
     /// The best epoch so far, if any was evaluated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub best: Option<BestPosition>,
+}
+
+/// See [`Used`].
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the fields are those of Used")]
+pub struct UsedPosition {
+    pub samples: u64,
+    pub digest: u64,
 }
 
 /// See [`Plateaued`].
@@ -65,7 +76,7 @@ impl<'de> Deserialize<'de> for Exact {
 
 impl From<&Progress> for Position {
     fn from(progress: &Progress) -> Position {
-        let &Progress { step, epoch, step_in_epoch, samples, plateau, best } = progress;
+        let &Progress { step, epoch, step_in_epoch, samples, used, plateau, best } = progress;
         let Plateaued { factor, best: lowest, waited, cooling } = plateau;
         let judged = PlateauPosition { factor: Exact(factor), best: lowest.map(Exact), waited, cooling };
         Position {
@@ -73,6 +84,7 @@ impl From<&Progress> for Position {
             epoch,
             step_in_epoch,
             samples,
+            used: used.map(|Used { samples, digest }| UsedPosition { samples, digest }),
             plateau: (plateau != Plateaued::default()).then_some(judged),
             best: best.map(|Best { epoch, evaluation: Evaluation { loss, accuracy, top5 } }| BestPosition {
                 epoch,
@@ -86,7 +98,8 @@ impl From<&Progress> for Position {
 
 impl From<Position> for Progress {
     fn from(position: Position) -> Progress {
-        let Position { step, epoch, step_in_epoch, samples, plateau, best } = position;
+        let Position { step, epoch, step_in_epoch, samples, used, plateau, best } = position;
+        let used = used.map(|UsedPosition { samples, digest }| Used { samples, digest });
         let plateau = plateau.map_or_else(Plateaued::default, |judged| Plateaued {
             factor: judged.factor.0,
             best: judged.best.map(|best| best.0),
@@ -101,7 +114,7 @@ impl From<Position> for Progress {
                 top5: best.top5.map(|share| share.0),
             },
         });
-        Progress { step, epoch, step_in_epoch, samples, plateau, best }
+        Progress { step, epoch, step_in_epoch, samples, used, plateau, best }
     }
 }
 
@@ -115,7 +128,9 @@ mod tests {
             let evaluation = Evaluation { loss, accuracy: Some(1.0 / 3.0), top5: Some(0.7) };
             let plateau = Plateaued { factor: 0.1f64.powi(3), best: Some(loss), waited: 2, cooling: 1 };
             let best = Some(Best { epoch: 4, evaluation });
-            let progress = Progress { step: 70, epoch: 6, step_in_epoch: 1, samples: 640, plateau, best };
+            let used = Some(Used { samples: 640, digest: u64::MAX - 1 });
+            let progress =
+                Progress { step: 70, epoch: 6, step_in_epoch: 1, samples: 640, used, plateau, best };
             let text = serde_json::to_string(&Position::from(&progress)).unwrap();
             assert_eq!(Progress::from(serde_json::from_str::<Position>(&text).unwrap()), progress);
         }

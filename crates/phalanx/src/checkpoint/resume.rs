@@ -46,7 +46,7 @@ pub(super) fn resume(
         parts.append(&mut whole.files);
         own = Some(parts);
     }
-    let Some(mut parts) = share(worker.group(), own)? else { return Ok(None) };
+    let Some(mut parts) = share(&worker.group(), own)? else { return Ok(None) };
     let files = parts.split_off(1);
     let manifest = Manifest::parse(&root.join(manifest::FILE), &parts[0])?;
     let folder = folder(root, manifest.position.step);

@@ -38,7 +38,7 @@ fn as_it_is(run: &mut Run<'_>) -> Result<Option<Evaluation>, Error> {
     // Of five classes or less every label is among the first five.
     let more_than_five = matches!(test.dataset().target(), Target::Classes(n) if n > 5);
     for batch in test.epoch(0)? {
-        if run.stops_alone() {
+        if run.exchange_between_steps()?.stop {
             return Ok(None);
         }
         let batch = batch?;

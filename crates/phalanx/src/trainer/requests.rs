@@ -6,9 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Flags that any thread, or a signal handler, may set while a run goes on. Clones share them.
 ///
-/// Rank 0 alone heeds them, since what it holds after a step is the run's whole state, and the others needn't agree: once it
-/// has stopped they lose it, and their errors are consequences ([`crate::Error::is_consequence`]). Where each rank keeps
-/// something of its own, as PowerSGD does, rank 0 tells them, and all end together.
+/// Whichever rank is asked to stop tells the others in the tally that all make once a step, so all end after the same one,
+/// and rank 0 takes the checkpoint. A checkpoint is asked of rank 0.
 #[derive(Clone, Debug, Default)]
 pub struct Requests {
     /// To end after the step at hand, with a checkpoint if the run takes any.

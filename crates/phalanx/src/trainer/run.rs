@@ -1,22 +1,27 @@
 //! Who works on what in one run: the model, its parameters, the strategy that shares them, and the samples of this rank.
 
-use super::{OnNan, Progress, Trainer, Watch, small_batch};
+use super::used::{Used, WORDS};
+use super::{Data, OnNan, Progress, Trainer, Watch, small_batch};
 use crate::checkpoint::RunFacts;
 use crate::error::Error;
-use crate::event::{Event, Observer};
+use crate::event::Event;
 use crate::worker::Worker;
-use phalanx_data::{Batch, Batches, Dataset, ExactSampler, Loader, LoaderOptions, Order};
+use phalanx_comm::Group;
+use phalanx_data::{Batch, Batches, ExactSampler, Loader, Order, PassSampler};
 use phalanx_nn::{Average, Ctx, Module, Moment, Parameters};
 use phalanx_parallel::{Ddp, Place, SingleDevice, Strategy, Sync};
 use std::sync::Arc;
 
-/// One run, ready for its first step.
+/// A run as long as one membership lasts, ready for its first step.
 pub(super) struct Run<'a> {
     pub(super) trainer: &'a Trainer,
     pub(super) worker: &'a Worker,
+    pub(super) group: Group,
     pub(super) model: &'a dyn Module,
     pub(super) parameters: &'a Parameters,
     pub(super) strategy: Box<dyn Strategy>,
+    /// How the samples of a step are shared out.
+    pub(super) passes: PassSampler,
     pub(super) train: Loader,
     pub(super) test: Option<Loader>,
     /// Bad images of this rank in this epoch that others took the place of.
@@ -29,24 +34,39 @@ pub(super) struct Made {
     pub(super) loss: f64,
     /// The norm of the gradients before they were cut by it, if they are.
     pub(super) norm: Option<f64>,
-    /// Samples of all ranks.
-    pub(super) samples: u64,
+    /// The samples that this rank took.
+    pub(super) used: Used,
+}
+
+/// What ranks tell each other after each step, of all of them together.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Tally {
+    /// Whether one was asked to stop.
+    pub(super) stop: bool,
+    /// Whether one knows of somebody who waits to come in.
+    pub(super) change: bool,
+    /// The loss.
+    pub(super) loss: f64,
+    /// The samples that they took.
+    pub(super) used: Used,
 }
 
 /// Test samples a step and worker: enough to keep the kernels busy, few enough to stay in the cache.
 const TEST_BATCH: usize = 200;
 
 impl<'a> Run<'a> {
-    /// Brings the ranks together: they start from the values and buffers of rank 0.
+    /// Brings the ranks together, whose values and buffers are those of rank 0 then, for steps of `global_batch` samples.
     pub(super) fn prepare(
         trainer: &'a Trainer,
         worker: &'a Worker,
+        group: Group,
         model: &'a dyn Module,
         parameters: &'a Parameters,
-        train: Arc<dyn Dataset>,
-        test: Option<Arc<dyn Dataset>>,
+        data: &Data,
+        global_batch: usize,
     ) -> Result<Run<'a>, Error> {
-        for (what, data) in [("train", Some(&train)), ("test", test.as_ref())] {
+        let Data { train, test } = data;
+        for (what, data) in [("train", Some(train)), ("test", test.as_ref())] {
             if data.is_some_and(|data| data.is_empty()) {
                 return Err(Error::NoSamples { what });
             }
@@ -58,22 +78,31 @@ impl<'a> Run<'a> {
             ("patience", patience.is_some()),
             ("keeping the best weights", best_file.is_some()),
         ];
-        if let (None, Some((what, _))) = (&test, going_by_tests.iter().find(|(_, asked)| *asked)) {
+        if let (None, Some((what, _))) = (test, going_by_tests.iter().find(|(_, asked)| *asked)) {
             return Err(Error::NothingToJudge { what });
         }
         if *watch == Watch::Accuracy && !trainer.loss.has_labels() {
             return Err(Error::NoAccuracy);
         }
-        let mut strategy: Box<dyn Strategy> = match worker.group().world_size() {
+        let mut strategy: Box<dyn Strategy> = match group.world_size() {
             1 => Box::new(SingleDevice::new()),
-            _ => Box::new(Ddp::with(worker.group().clone(), trainer.ddp.clone())),
+            _ => Box::new(Ddp::with(group.clone(), trainer.ddp.clone())),
         };
         strategy.prepare(parameters)?;
         let order = if trainer.shuffle { Order::Shuffled { seed: trainer.seed } } else { Order::Stored };
-        let (place, options) = (strategy.place(), trainer.loader);
-        let train = loader(place, train, trainer.batch_size, order, options);
-        let test = test.map(|test| loader(place, test, TEST_BATCH, Order::Stored, options));
-        let run = Run { trainer, worker, model, parameters, strategy, train, test, bad_images: 0 };
+        let place = strategy.place();
+        let ranks = ranks(place, train.len(), trainer.batch_size, order);
+        // What is left out doesn't depend on how many ranks there happen to be.
+        let batch_of_all = (global_batch / trainer.accumulate).max(1);
+        let samples = train.len() - if trainer.drop_last { train.len() % batch_of_all } else { 0 };
+        let passes = PassSampler { ranks, step: global_batch, samples };
+        let train = Loader::new(Arc::clone(train), passes, trainer.loader);
+        let test = test.as_ref().map(|test| {
+            let ranks = self::ranks(place, test.len(), TEST_BATCH, Order::Stored);
+            Loader::new(Arc::clone(test), ranks, trainer.loader)
+        });
+        let run =
+            Run { trainer, worker, group, model, parameters, strategy, passes, train, test, bad_images: 0 };
         if run.samples_per_epoch() == 0 {
             let (samples, batch_size) = (run.train.dataset().len(), trainer.batch_size);
             return Err(Error::NoFullBatch { samples, batch_size, world_size: run.world_size() });
@@ -87,25 +116,36 @@ impl<'a> Run<'a> {
         self.strategy.place().world_size
     }
 
-    /// Samples of all ranks in a full batch. A batch size that stands for the whole data set may be any number.
-    fn batch_of_all(&self) -> usize {
-        self.world_size().saturating_mul(self.trainer.batch_size)
+    /// Which membership it is.
+    pub(super) fn generation(&self) -> u64 {
+        self.group.generation().0
     }
 
     /// How many samples an epoch trains on.
     pub(super) fn samples_per_epoch(&self) -> usize {
-        let samples = self.train.dataset().len();
-        if self.trainer.drop_last { samples - samples % self.batch_of_all() } else { samples }
+        self.passes.samples
     }
 
     /// How many steps an epoch has.
     pub(super) fn steps_per_epoch(&self) -> u64 {
-        self.samples_per_epoch().div_ceil(self.batch_of_all()).div_ceil(self.trainer.accumulate) as u64
+        self.samples_per_epoch().div_ceil(self.passes.step) as u64
+    }
+
+    /// How many samples of the epoch at hand were trained on.
+    pub(super) fn samples_in_epoch(&self, progress: &Progress) -> usize {
+        (progress.step_in_epoch as usize).saturating_mul(self.passes.step).min(self.samples_per_epoch())
+    }
+
+    /// The samples that the steps of the epoch at hand were to take.
+    pub(super) fn due(&self, progress: &Progress) -> Used {
+        let ExactSampler { len, order, .. } = self.passes.ranks;
+        let order = order.epoch(len, progress.epoch);
+        Used::of((0..self.samples_in_epoch(progress)).map(|position| order.index(position) as u64))
     }
 
     /// The batches of the epoch at hand that weren't trained on yet.
     pub(super) fn batches(&self, progress: &Progress) -> Result<Batches, Error> {
-        let first = progress.step_in_epoch as usize * self.trainer.accumulate;
+        let first = progress.step_in_epoch as usize * self.passes.passes_of(self.passes.step);
         Ok(self.train.epoch_from(progress.epoch, first)?)
     }
 
@@ -121,7 +161,7 @@ impl<'a> Run<'a> {
             seed: self.trainer.seed,
             shuffle: self.trainer.shuffle,
             dataset: self.train.dataset().len() as u64,
-            global_batch: self.batch_of_all().saturating_mul(self.trainer.accumulate) as u64,
+            global_batch: self.passes.step as u64,
             world_size: self.world_size() as u64,
         }
     }
@@ -144,25 +184,24 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Makes the gradients of the next step, which takes one batch or several of `batches`, cut as the trainer says.
+    /// Makes the gradients of the next step, which takes one batch or several of `batches`.
     ///
     /// The weight of each batch is its share in the samples of the whole step, so that the gradients are those of the mean
     /// over all of them, also where an epoch ends with fewer or smaller batches.
     pub(super) fn gradients(&mut self, batches: &mut Batches, progress: &Progress) -> Result<Made, Error> {
-        let (accumulate, batch_of_all) = (self.trainer.accumulate, self.batch_of_all());
-        let seen = (progress.step_in_epoch as usize).saturating_mul(accumulate).saturating_mul(batch_of_all);
-        let left = self.samples_per_epoch().saturating_sub(seen);
-        let samples = batch_of_all.saturating_mul(accumulate).min(left);
-        let passes = samples.div_ceil(batch_of_all);
-        let mut loss = 0.0;
+        let left = self.samples_per_epoch() - self.samples_in_epoch(progress);
+        let samples = self.passes.step.min(left);
+        let passes = self.passes.passes_of(samples);
+        let (mut loss, mut used) = (0.0, Used::default());
         for (pass, batch) in batches.take(passes).enumerate() {
-            let sync = if pass + 1 == passes { Sync::Now } else { Sync::Later };
-            loss += self.pass(&batch?, progress.step, samples, sync)?;
+            let (batch, sync) = (batch?, if pass + 1 == passes { Sync::Now } else { Sync::Later });
+            used.add(Used::of(batch.sample_ids().iter().copied()));
+            loss += self.pass(&batch, progress.step, samples, sync)?;
         }
         self.strategy.finish(self.parameters)?;
         let norm = self.trainer.clip.apply(&mut self.parameters.grads().arena().flat_mut::<f32>());
         self.check(loss, norm, progress.step)?;
-        Ok(Made { loss, norm, samples: samples as u64 })
+        Ok(Made { loss, norm, used })
     }
 
     /// One forward and backward pass of a step of so many samples; gives this batch's part of the loss.
@@ -225,14 +264,6 @@ impl<'a> Run<'a> {
         Ok(weights.save(file)?)
     }
 
-    /// The loss of a step over all ranks, of which this one's part is `part`. All ranks have to ask.
-    pub(super) fn whole_loss(&mut self, part: f64) -> Result<f64, Error> {
-        let mut total = [part];
-        self.strategy.sum(&mut total)?;
-        let [loss] = total;
-        Ok(loss)
-    }
-
     /// How many bad images of all ranks others took the place of since this was asked for last. All ranks have to ask.
     pub(super) fn skipped(&mut self) -> Result<u64, Error> {
         let mut total = [std::mem::take(&mut self.bad_images) as f64];
@@ -240,39 +271,25 @@ impl<'a> Run<'a> {
         Ok(total[0] as u64)
     }
 
-    /// Whether this rank is to end the run after the step at hand. All ranks have to ask: where they keep something, the last
-    /// checkpoint needs them, and they end together.
-    pub(super) fn is_to_stop(&mut self) -> Result<bool, Error> {
-        let asked = self.is_asked_to_stop();
-        Ok(if self.strategy.keeps() { self.strategy.any(asked)? } else { asked })
+    /// Tells the others of this rank's part of a step, and gives what all ranks told.
+    pub(super) fn exchange(&mut self, made: &Made) -> Result<Tally, Error> {
+        let [stop, change] = [self.trainer.requests.stop(), self.worker.is_change_due()];
+        let [samples, high, low] = made.used.words();
+        let mut words = [f64::from(stop), f64::from(change), made.loss, samples, high, low];
+        self.strategy.sum(&mut words)?;
+        let [stop, change, loss, used @ ..] = words;
+        let used: [f64; WORDS] = used;
+        Ok(Tally { stop: stop > 0.0, change: change > 0.0, loss, used: Used::from_words(used) })
     }
 
-    /// Whether this rank is to end the run at once, whatever the others do.
-    pub(super) fn stops_alone(&self) -> bool {
-        self.is_asked_to_stop() && !self.strategy.keeps()
-    }
-
-    fn is_asked_to_stop(&self) -> bool {
-        self.worker.is_first() && self.trainer.requests.stop()
-    }
-
-    /// Tells what happened, once for all ranks.
-    pub(super) fn tell(&self, observer: &mut dyn Observer, event: Event) {
-        if self.worker.is_first() {
-            observer.event(&event);
-        }
+    /// The same where there was no step.
+    pub(super) fn exchange_between_steps(&mut self) -> Result<Tally, Error> {
+        self.exchange(&Made { loss: 0.0, norm: None, used: Used::default() })
     }
 }
 
-/// This rank's batches of `dataset`.
-fn loader(
-    place: Place,
-    dataset: Arc<dyn Dataset>,
-    batch_size: usize,
-    order: Order,
-    options: LoaderOptions,
-) -> Loader {
+/// This rank's share of `len` samples.
+fn ranks(place: Place, len: usize, batch_size: usize, order: Order) -> ExactSampler {
     let Place { rank, world_size } = place;
-    let sampler = ExactSampler { len: dataset.len(), world_size, rank, batch_size, order };
-    Loader::new(dataset, sampler, options)
+    ExactSampler { len, world_size, rank, batch_size, order }
 }

@@ -11,9 +11,10 @@ use phalanx_tensor::{DType, Tensor, no_grad};
 pub(super) fn check(run: &Run<'_>) -> Result<(), Error> {
     let Trainer { batch_size, .. } = *run.trainer;
     let (samples, world_size) = (run.samples_per_epoch(), run.world_size());
+    let (step, pass) = (run.passes.step, run.passes.pass());
     let sharing = run.strategy.shared_batch().map_or(Sharing::Apart, |_| Sharing::Together);
     let reaches_last = run.steps() >= run.steps_per_epoch();
-    let sizes = Sizes { samples, batch_size, world_size, sharing };
+    let sizes = Sizes { samples, step, pass, world_size, sharing };
     if sizes.fewest(reaches_last) > 1 || fewest_values(run) != Some(1) {
         return Ok(());
     }
@@ -41,7 +42,10 @@ fn fewest_values(run: &Run<'_>) -> Option<usize> {
 #[derive(Clone, Copy, Debug)]
 struct Sizes {
     samples: usize,
-    batch_size: usize,
+    /// Samples of a step of all ranks.
+    step: usize,
+    /// Samples of a pass of all ranks, but for the last of a step.
+    pass: usize,
     world_size: usize,
     sharing: Sharing,
 }
@@ -58,29 +62,32 @@ enum Sharing {
 impl Sizes {
     /// The fewest samples that a batch norm goes by in any batch of an epoch: in the last one only if that is reached.
     fn fewest(self, reaches_last: bool) -> usize {
-        let Sizes { samples, batch_size, world_size, sharing } = self;
-        let of_all = world_size.saturating_mul(batch_size);
+        let Sizes { samples, step, pass, world_size, sharing } = self;
         let part = |of_all: usize| match sharing {
             Sharing::Together => of_all,
             // The first ranks have one more, and where there are fewer samples than ranks, the others have none.
             Sharing::Apart => (of_all / world_size).max(1),
         };
-        let full = (samples >= of_all).then(|| part(of_all));
-        let last = Some(samples % of_all).filter(|&left| left > 0 && reaches_last).map(part);
-        full.into_iter().chain(last).min().unwrap_or(usize::MAX)
+        let full = (samples >= step).then_some(step);
+        let last = Some(samples % step).filter(|_| reaches_last);
+        let steps = full.into_iter().chain(last);
+        let passes = steps.flat_map(|step| [if step < pass { 0 } else { pass }, step % pass]);
+        passes.filter(|&pass| pass > 0).map(part).min().unwrap_or(usize::MAX)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use phalanx_data::{ExactSampler, Order, Sampler};
+    use phalanx_data::{ExactSampler, Order, PassSampler, Sampler};
 
     /// The same by looking at every batch.
     fn counted(sizes: Sizes) -> usize {
-        let Sizes { samples: len, batch_size, world_size, sharing } = sizes;
+        let Sizes { samples: len, step, pass: batch_size, world_size, sharing } = sizes;
         let parts = (0..world_size).flat_map(|rank| {
-            let sampler = ExactSampler { len, world_size, rank, batch_size, order: Order::Stored };
+            let batch_size = batch_size.div_ceil(world_size);
+            let ranks = ExactSampler { len, world_size, rank, batch_size, order: Order::Stored };
+            let sampler = PassSampler { ranks, step, samples: len };
             (0..sampler.steps_per_epoch()).map(move |step| sampler.step(0, step))
         });
         let size = |plan: phalanx_data::StepPlan| match sharing {
@@ -96,8 +103,12 @@ mod tests {
             for batch_size in [1, 2, 5, 64, usize::MAX] {
                 for world_size in [1, 2, 3, 7, 50] {
                     for sharing in [Sharing::Apart, Sharing::Together] {
-                        let sizes = Sizes { samples, batch_size, world_size, sharing };
-                        assert_eq!(sizes.fewest(true), counted(sizes), "{sizes:?}");
+                        for passes in [1, 2, 3] {
+                            let pass = usize::saturating_mul(batch_size, world_size);
+                            let step = pass.saturating_mul(passes);
+                            let sizes = Sizes { samples, step, pass, world_size, sharing };
+                            assert_eq!(sizes.fewest(true), counted(sizes), "{sizes:?}");
+                        }
                     }
                 }
             }
@@ -106,8 +117,8 @@ mod tests {
 
     #[test]
     fn a_last_batch_that_is_not_reached_does_not_count() {
-        let sizes = Sizes { samples: 65, batch_size: 32, world_size: 2, sharing: Sharing::Apart };
+        let sizes = Sizes { samples: 65, step: 64, pass: 64, world_size: 2, sharing: Sharing::Apart };
         assert_eq!((sizes.fewest(true), sizes.fewest(false)), (1, 32));
-        assert_eq!(Sizes { batch_size: 1, ..sizes }.fewest(false), 1);
+        assert_eq!(Sizes { step: 2, pass: 2, ..sizes }.fewest(false), 1);
     }
 }

@@ -2,6 +2,7 @@
 //! It does not decide what is done with them.
 
 use super::Best;
+use super::used::Used;
 use phalanx_nn::optim::{BadValue, Optimizer, Rule};
 use phalanx_nn::{Average, Plateaued};
 
@@ -35,6 +36,8 @@ pub struct Progress {
     pub step_in_epoch: u64,
     /// Samples that all ranks have seen together.
     pub samples: u64,
+    /// Which samples of this epoch were used; none after a checkpoint that doesn't say.
+    pub used: Option<Used>,
     /// What [`crate::Trainer::plateau`] made of the epochs so far.
     pub plateau: Plateaued,
     /// The best epoch so far by [`crate::Trainer::watch`].
@@ -42,11 +45,17 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// A step on so many samples was made.
-    pub(super) fn stepped(&mut self, samples: u64) {
+    /// A step was made on samples of which ranks say that they used these.
+    pub(super) fn stepped(&mut self, used: Used) {
+        if self.step_in_epoch == 0 {
+            self.used = Some(Used::default());
+        }
         self.step += 1;
         self.step_in_epoch += 1;
-        self.samples += samples;
+        self.samples += used.samples;
+        if let Some(so_far) = &mut self.used {
+            so_far.add(used);
+        }
     }
 
     /// The epoch is over and was evaluated.

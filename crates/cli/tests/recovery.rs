@@ -1,0 +1,206 @@
+//! Workers that are killed, stopped and fail while `phalanx train` goes on: real processes and real signals.
+
+mod user;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+use user::{phalanx, text};
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A run of two workers on the way.
+struct Run {
+    agent: Child,
+    out: PathBuf,
+    lines: BufReader<std::process::ChildStdout>,
+    told: Vec<Value>,
+    start: Instant,
+}
+
+impl Run {
+    fn start(folder: &Path, args: &[&str]) -> Run {
+        let out = folder.join("run");
+        let mut command: Command = phalanx(folder);
+        command.args(["train", "mnist-mini", "--json", "--nproc-per-node", "2", "--batch-size", "8"]);
+        command.args(["--out", out.to_str().unwrap()]).args(args);
+        let mut agent = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(agent.stdout.take().unwrap());
+        Run { agent, out, lines, told: Vec::new(), start: Instant::now() }
+    }
+
+    /// Reads what is told up to the first event that is wanted.
+    fn until(&mut self, wanted: impl Fn(&Value) -> bool) -> Value {
+        loop {
+            let mut line = String::new();
+            assert!(
+                self.lines.read_line(&mut line).unwrap() > 0,
+                "the run has ended: {:?}",
+                self.told.last()
+            );
+            assert!(self.start.elapsed() < LIMIT, "{line}");
+            let event: Value = serde_json::from_str(&line).unwrap();
+            self.told.push(event.clone());
+            if wanted(&event) {
+                return event;
+            }
+        }
+    }
+
+    /// Reads until a step is told that so many workers have made, and three more of them.
+    fn until_steps_of(&mut self, world_size: u64) {
+        for _ in 0..3 {
+            self.until(|event| event["event"] == "step" && event["world_size"] == world_size);
+        }
+    }
+
+    /// The newest process that was started as this rank.
+    fn worker(&self, rank: u32) -> Pid {
+        let (rank, out) = (format!("RANK={rank}"), format!("PHALANX_RUN_DIR={}", self.out.display()));
+        let is_it = |pid: &i32| {
+            let variables = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+            let has = |wanted: &str| variables.split(|&byte| byte == 0).any(|v| v == wanted.as_bytes());
+            has(&rank) && has(&out)
+        };
+        let names = fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().file_name());
+        let pids = names.filter_map(|name| name.to_str().and_then(|name| name.parse::<i32>().ok()));
+        Pid::from_raw(pids.filter(is_it).max().unwrap())
+    }
+
+    /// Sends a signal to the agent, or waits for the end where there is none; gives how it ended and what it said.
+    fn end(mut self, signal: Option<Signal>) -> (ExitStatus, String, Vec<Value>) {
+        signal.into_iter().for_each(|signal| kill(Pid::from_raw(self.agent.id() as i32), signal).unwrap());
+        let mut rest = String::new();
+        self.lines.read_to_string(&mut rest).unwrap();
+        self.told.extend(rest.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()));
+        let out = self.agent.wait_with_output().unwrap();
+        (out.status, text(&out.stderr), self.told)
+    }
+}
+
+/// Every step was told, once and in order, and used as many samples as any other; every epoch used each sample once.
+fn is_whole(told: &[Value], samples_of_step: u64) {
+    let of = |kind: &'static str| told.iter().filter(move |event| event["event"] == kind);
+    for (i, step) in of("step").enumerate() {
+        assert_eq!(step["step"], i as u64, "{step}");
+        let epoch = step["epoch"].as_u64().unwrap();
+        let steps_per_epoch = told[0]["steps_per_epoch"].as_u64().unwrap();
+        assert_eq!(epoch, i as u64 / steps_per_epoch);
+        let in_epoch = (i as u64 % steps_per_epoch + 1) * samples_of_step;
+        let samples = told[0]["samples"].as_u64().unwrap();
+        assert_eq!(step["samples"], epoch * samples + in_epoch.min(samples), "{step}");
+    }
+    assert!(of("epoch").all(|epoch| epoch["each_once"] == true), "{told:?}");
+}
+
+/// What `events.jsonl` says, which is what was told.
+fn written(folder: &Path) -> Vec<Value> {
+    let text = fs::read_to_string(folder.join("run/events.jsonl")).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+#[test]
+fn workers_that_are_killed_cost_no_step_and_no_sample() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut run = Run::start(folder.path(), &["--epochs", "1000"]);
+    for rank in [1, 0] {
+        run.until_steps_of(2);
+        kill(run.worker(rank), Signal::SIGKILL).unwrap();
+        run.until(|event| event["event"] == "members");
+    }
+    run.until_steps_of(2);
+    run.until(|event| event["event"] == "epoch");
+    let (status, said, told) = run.end(Some(Signal::SIGTERM));
+    assert_eq!(status.code(), Some(143), "{said}");
+    is_whole(&told, 16);
+    assert_eq!(written(folder.path()), told);
+    for (rank, restart) in [(1, 1), (0, 2)] {
+        let line = said.lines().find(|line| line.contains(&format!("rank {rank} (pid "))).unwrap();
+        let wanted = format!("the others go on, another takes its place (restart {restart} of 3)");
+        assert!(line.contains("was killed by SIGKILL") && line.contains(&wanted), "{said}");
+    }
+    assert!(
+        said.contains("SIGTERM: stopped after") && said.contains("--resume goes on from there"),
+        "{said}"
+    );
+}
+
+#[test]
+fn a_worker_that_is_stopped_is_found_out_and_replaced() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut run = Run::start(folder.path(), &["--epochs", "1000"]);
+    run.until_steps_of(2);
+    kill(run.worker(1), Signal::SIGSTOP).unwrap();
+    run.until(|event| event["event"] == "members");
+    run.until_steps_of(2);
+    let (status, said, told) = run.end(Some(Signal::SIGTERM));
+    assert_eq!(status.code(), Some(143), "{said}");
+    assert!(said.contains("rank 1 gives the others no sign of life: killing it"), "{said}");
+    is_whole(&told, 16);
+}
+
+#[test]
+fn when_all_are_lost_the_newest_checkpoint_is_gone_on_with() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut run = Run::start(folder.path(), &["--epochs", "1000", "--set", "train.checkpoint_every=5"]);
+    run.until(|event| event["event"] == "checkpoint");
+    let workers = [0, 1].map(|rank| run.worker(rank));
+    // Neither is to see the other's end.
+    for signal in [Signal::SIGSTOP, Signal::SIGKILL] {
+        workers.iter().for_each(|worker| kill(*worker, signal).unwrap());
+    }
+    let resumed = run.until(|event| event["event"] == "resume");
+    assert!(resumed["step"].as_u64().unwrap() >= 5, "{resumed}");
+    run.until(|event| event["event"] == "epoch");
+    let (status, said, _) = run.end(Some(Signal::SIGTERM));
+    assert_eq!(status.code(), Some(143), "{said}");
+    is_whole(&written(folder.path()), 16);
+}
+
+#[test]
+fn a_run_that_loses_a_worker_ends_with_the_samples_and_nearly_the_weights_of_one_that_does_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut accuracies = Vec::new();
+    for lost in [false, true] {
+        let folder = folder.path().join(lost.to_string());
+        fs::create_dir(&folder).unwrap();
+        let mut run = Run::start(&folder, &["--epochs", "6", "--seed", "3"]);
+        if lost {
+            run.until_steps_of(2);
+            kill(run.worker(1), Signal::SIGKILL).unwrap();
+        }
+        let (status, said, told) = run.end(None);
+        assert_eq!(status.code(), Some(0), "{said}");
+        is_whole(&told, 16);
+        let done = told.iter().find(|event| event["event"] == "done").unwrap();
+        accuracies.push(done["test_accuracy"].as_f64().unwrap());
+        assert!(folder.join("run/model.safetensors").exists());
+    }
+    assert!((accuracies[0] - accuracies[1]).abs() < 0.02, "{accuracies:?}");
+}
+
+#[test]
+fn what_would_come_again_is_not_tried_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = Run::start(folder.path(), &["--epochs", "2", "--set", "optimizer.lr=1e30"]);
+    let (status, said, _) = run.end(None);
+    assert_eq!(status.code(), Some(1), "{said}");
+    assert!(said.contains("the loss is") && !said.contains("takes its place"), "{said}");
+    assert!(said.contains("not started again: another worker would fail in the same way"), "{said}");
+}
+
+#[test]
+fn without_restarts_a_lost_worker_ends_the_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut run = Run::start(folder.path(), &["--epochs", "1000", "--max-restarts", "0"]);
+    run.until_steps_of(2);
+    kill(run.worker(1), Signal::SIGKILL).unwrap();
+    let (status, said, _) = run.end(None);
+    assert_eq!(status.code(), Some(1), "{said}");
+    assert!(said.contains("error: rank 1 (pid ") && said.contains("was killed by SIGKILL"), "{said}");
+}

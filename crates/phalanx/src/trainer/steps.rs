@@ -1,0 +1,256 @@
+//! The steps of a run while one membership lasts.
+//!
+//! After the gradients of each step, ranks make a tally: which samples they took, what the loss is, whether one of them was
+//! asked to stop, and whether somebody waits to come in. So all of them end after the same step, whatever the reason.
+
+use super::evaluate::evaluate;
+use super::run::{Run, Tally};
+use super::settle::{self, Standing};
+use super::{Data, Evaluation, State, Trainer};
+use crate::checkpoint::Checkpoints;
+use crate::error::Error;
+use crate::event::{Concluded, Event, Observer};
+use crate::worker::Worker;
+use phalanx_nn::{Module, Parameters};
+use std::time::Instant;
+
+/// A run on its way, from membership to membership, beside its [`State`].
+pub(super) struct Course<'a> {
+    trainer: &'a Trainer,
+    worker: &'a Worker,
+    model: &'a dyn Module,
+    parameters: &'a Parameters,
+    data: &'a Data,
+    observer: &'a mut dyn Observer,
+    checkpoints: Option<Checkpoints>,
+    /// What this rank has of the run.
+    standing: Standing,
+    /// The last step or epoch that ended, as it is to be told.
+    last: Option<Event>,
+    /// Whether this rank has told of the run.
+    tells: bool,
+    pub(super) evaluation: Option<Evaluation>,
+    /// After which step the last evaluation was told.
+    evaluated: Option<u64>,
+    /// When the membership before was left.
+    pub(super) left: Option<Instant>,
+}
+
+/// How a membership ends, if no rank is lost.
+pub(super) enum End {
+    /// With the run.
+    Over {
+        /// Whether that was asked for before all steps were made.
+        interrupted: bool,
+    },
+    /// Somebody waits to come in.
+    Change,
+}
+
+impl<'a> Course<'a> {
+    pub(super) fn new(
+        trainer: &'a Trainer,
+        worker: &'a Worker,
+        model: &'a dyn Module,
+        parameters: &'a Parameters,
+        data: &'a Data,
+        observer: &'a mut dyn Observer,
+    ) -> Course<'a> {
+        Course {
+            trainer,
+            worker,
+            model,
+            parameters,
+            data,
+            observer,
+            checkpoints: None,
+            standing: Standing::Fresh,
+            last: None,
+            tells: false,
+            evaluation: None,
+            evaluated: None,
+            left: None,
+        }
+    }
+
+    /// Makes the steps that are left, as long as the ranks are the same.
+    pub(super) fn go(&mut self, state: &mut State) -> Result<End, Error> {
+        let mut run = self.begin(state)?;
+        let (trainer, last, steps_per_epoch) = (self.trainer, run.steps(), run.steps_per_epoch());
+        // An epoch whose steps are all made is not over before it was evaluated.
+        while state.progress.step < last && !trainer.lost_patience(&state.progress)
+            || state.progress.step_in_epoch == steps_per_epoch
+            || self.left.is_some()
+                && self.evaluated != Some(state.progress.step)
+                && state.progress.step == last
+        {
+            let tally = self.epoch(&mut run, state, last)?;
+            if tally.change && !tally.stop {
+                return Ok(End::Change);
+            }
+            if tally.stop {
+                // The epoch isn't over: whoever goes on with the run evaluates it.
+                return self.finish(run, state, true);
+            }
+            // An epoch that the limit on steps has cut short is at hand still.
+            if state.progress.step_in_epoch < steps_per_epoch && state.progress.step_in_epoch > 0 {
+                break;
+            }
+        }
+        self.finish(run, state, false)
+    }
+
+    /// Brings the ranks together, whatever each of them has of the run.
+    fn begin(&mut self, state: &mut State) -> Result<Run<'a>, Error> {
+        let Course { trainer, worker, model, parameters, data, .. } = *self;
+        let group = worker.group();
+        if let Some(checkpoints) = &mut self.checkpoints {
+            checkpoints.settle()?;
+        }
+        let standing = std::mem::replace(&mut self.standing, Standing::Fresh);
+        let settled = settle::settle(&group, standing, parameters, state, &mut self.last)?;
+        let global_batch = settled.unwrap_or_else(|| {
+            group.world_size().saturating_mul(trainer.batch_size).saturating_mul(trainer.accumulate)
+        });
+        let mut run = Run::prepare(trainer, worker, group, model, parameters, data, global_batch)?;
+        let facts = run.facts();
+        if let Some(config) = &trainer.checkpoint {
+            let writes = self.checkpoints.as_ref().is_some_and(Checkpoints::writes);
+            if settled.is_none() {
+                let (strategy, observer) = (&mut *run.strategy, &mut *self.observer);
+                let begun = Checkpoints::begin(config, worker, facts, parameters, state, strategy, observer)?;
+                self.checkpoints = Some(begun);
+            } else if !writes {
+                self.checkpoints = Some(Checkpoints::take_over(config, worker, facts, parameters, state)?);
+            }
+        }
+        // A mean that the checkpoint has, and this run doesn't follow, is none of its own.
+        state.average = state.average.take().filter(|_| trainer.ema.is_some());
+        state.optimizer.group(&trainer.groups, parameters)?;
+        self.standing = Standing::Holds { global_batch };
+        self.tell_beginning(&run, state, settled.is_some());
+        Ok(run)
+    }
+
+    fn tell_beginning(&mut self, run: &Run<'_>, state: &State, goes_on: bool) {
+        if !goes_on {
+            self.tell(run.beginning());
+        } else {
+            // One that takes the place of the first may know of something that the other didn't come to tell.
+            if let Some(last) = self.last.take().filter(|_| !self.tells) {
+                self.tell(last);
+            }
+            self.tell(Event::Members {
+                step: state.progress.step,
+                epoch: state.progress.epoch,
+                generation: run.generation(),
+                world_size: run.world_size(),
+                ms: self.left.map(|left| left.elapsed().as_secs_f64() * 1e3),
+            });
+        }
+    }
+
+    /// Makes the steps of the epoch at hand that are left, and ends it, unless the ranks are to do something else.
+    fn epoch(&mut self, run: &mut Run<'_>, state: &mut State, last: u64) -> Result<Tally, Error> {
+        let steps_per_epoch = run.steps_per_epoch();
+        let (epoch, start, samples_before) = (state.progress.epoch, Instant::now(), state.progress.samples);
+        let mut batches = run.batches(&state.progress)?;
+        while state.progress.step < last && state.progress.step_in_epoch < steps_per_epoch {
+            let (step, step_start) = (state.progress.step, Instant::now());
+            let made = run.gradients(&mut batches, &state.progress)?;
+            let tally = run.exchange(&made)?;
+            let factor = run.factor(&state.progress);
+            if let Some(checkpoints) = &mut self.checkpoints {
+                checkpoints.settle()?;
+            }
+            state.optimizer.step_on(
+                self.worker.device(),
+                &mut self.parameters.values().flat_mut::<f32>(),
+                &self.parameters.grads().arena().flat::<f32>(),
+                factor,
+            );
+            run.follow(&mut state.average);
+            state.progress.stepped(tally.used);
+            let (lr, ms) = (state.optimizer.rule().lr() * factor, step_start.elapsed().as_secs_f64() * 1e3);
+            let (loss, samples, world_size) = (tally.loss, state.progress.samples, run.world_size());
+            let grad_norm = made.norm;
+            let told = Event::Step { step, epoch, loss, samples, world_size, lr, grad_norm, ms };
+            let is_wanted = step % self.observer.every().max(1) == 0 || step + 1 == last;
+            self.last = Some(told).filter(|_| is_wanted);
+            self.last.clone().into_iter().for_each(|told| self.tell(told));
+            // The last step of an epoch isn't followed by one, but by the end of the epoch.
+            if state.progress.step_in_epoch < steps_per_epoch && !tally.stop {
+                self.after_step(run, state)?;
+            }
+            if tally.stop || tally.change {
+                return Ok(tally);
+            }
+        }
+        let seconds = start.elapsed().as_secs_f64();
+        let samples_per_s = (state.progress.samples - samples_before) as f64 / seconds;
+        if let Some(checkpoints) = &mut self.checkpoints {
+            checkpoints.settle()?;
+        }
+        self.evaluation = evaluate(run, &mut state.average)?;
+        let tally = run.exchange_between_steps()?;
+        if tally.stop {
+            return Ok(tally);
+        }
+        let skipped = run.skipped()?;
+        let told = Event::Epoch {
+            epoch,
+            seconds,
+            samples_per_s,
+            test_loss: self.evaluation.map(|e| e.loss),
+            test_accuracy: self.evaluation.and_then(|e| e.accuracy),
+            test_top5: self.evaluation.and_then(|e| e.top5),
+            samples: run.samples_in_epoch(&state.progress) as u64,
+            each_once: state.progress.used.map(|used| used == run.due(&state.progress)),
+            skipped,
+        };
+        self.last = Some(told.clone());
+        self.tell(told);
+        self.evaluated = Some(state.progress.step);
+        if state.progress.step_in_epoch < steps_per_epoch {
+            return Ok(tally);
+        }
+        if self.evaluation.is_some_and(|evaluation| self.trainer.judge(&mut state.progress, evaluation)) {
+            run.keep_best(&mut state.average)?;
+        }
+        state.progress.next_epoch();
+        self.after_step(run, state)?;
+        Ok(tally)
+    }
+
+    /// Ends the run on all ranks: with a checkpoint, and where it wasn't interrupted with what the run leaves behind.
+    fn finish(&mut self, mut run: Run<'_>, state: &mut State, interrupted: bool) -> Result<End, Error> {
+        if let Some(checkpoints) = &mut self.checkpoints {
+            if interrupted {
+                checkpoints.ask();
+            }
+            checkpoints.finish(state, self.parameters, &mut *run.strategy, self.observer)?;
+        }
+        if !interrupted && self.worker.is_first() {
+            let stopped_early = self.trainer.lost_patience(&state.progress);
+            let (parameters, evaluation) = (self.parameters, self.evaluation);
+            self.observer.conclude(&mut Concluded { parameters, state, evaluation, stopped_early })?;
+        }
+        // Nobody leaves before the first rank has kept what is to be kept: where it fails in that, another is the first.
+        run.group.barrier()?;
+        Ok(End::Over { interrupted })
+    }
+
+    fn after_step(&mut self, run: &mut Run<'_>, state: &State) -> Result<(), Error> {
+        let Some(checkpoints) = &mut self.checkpoints else { return Ok(()) };
+        let strategy = &mut *run.strategy;
+        checkpoints.after_step(state, self.parameters, strategy, &self.trainer.requests, self.observer)
+    }
+
+    /// Tells what happened, once for all ranks.
+    fn tell(&mut self, event: Event) {
+        if self.worker.is_first() {
+            self.tells = true;
+            self.observer.event(&event);
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! Going on in place: a worker that loses others keeps its process and its state, and comes back with those that are left, or
+//! with others in the place of the lost. What is done with the state is the trainer's business.
+
+use super::{PATIENCE, Worker, addresses, locked};
+use crate::error::Error;
+use phalanx_comm::Rank;
+use phalanx_wire::Deadline;
+use std::sync::atomic::Ordering;
+
+/// As long as there is one, the worker goes on in place.
+pub(crate) struct InPlace<'a>(&'a Worker);
+
+impl Drop for InPlace<'_> {
+    fn drop(&mut self) {
+        if self.0.in_place.fetch_sub(1, Ordering::Relaxed) == 1 {
+            self.0.say_whether_in_place(false);
+        }
+    }
+}
+
+impl Worker {
+    /// Says that from now on this worker goes on without those that are lost, until what this returns is dropped. None where
+    /// nobody would take the place of the lost.
+    pub(crate) fn go_on_in_place(&self) -> Option<InPlace<'_>> {
+        if !self.is_replaced {
+            return None;
+        }
+        if self.in_place.fetch_add(1, Ordering::Relaxed) == 0 {
+            self.say_whether_in_place(true);
+        }
+        Some(InPlace(self))
+    }
+
+    fn say_whether_in_place(&self, yes: bool) {
+        if let Some(link) = &self.link {
+            // Who can't hear it hears nothing of the run any more.
+            let _ = locked(link).goes_on(yes);
+        }
+    }
+
+    /// Whether somebody waits to come in, so that all ranks are to regroup.
+    pub(crate) fn is_change_due(&self) -> bool {
+        let Some(link) = self.link.as_ref().filter(|_| self.is_replaced) else { return false };
+        locked(link).is_change_due()
+    }
+
+    /// Leaves the membership at hand because of this error, or because somebody waits to come in, and comes back in the next:
+    /// [`Worker::group`] is another then, and the rank may be. An error that isn't another rank's fault is given back.
+    pub(crate) fn regroup(&self, because: Option<Error>) -> Result<(), Error> {
+        let is_loss = because.as_ref().is_none_or(Error::is_consequence);
+        let link = self.link.as_ref().filter(|_| is_loss && self.in_place.load(Ordering::Relaxed) > 0);
+        let nobody = || Error::Join("there is nobody to regroup with".into());
+        let Some(link) = link else { return Err(because.unwrap_or_else(nobody)) };
+        let mut silent: Vec<Rank> = because.iter().filter_map(Error::silent).collect();
+        let (old, deadline) = (self.group(), Deadline::after(PATIENCE));
+        loop {
+            let (rank, roster) = match locked(link).rejoin(&silent, deadline) {
+                Ok(place) => place,
+                // Where not all go on in place, this rank ends as it would have without.
+                Err(error) => return Err(because.unwrap_or(Error::Join(error.to_string()))),
+            };
+            match old.succeed(rank, roster.generation, addresses(&roster)?).map_err(Error::from) {
+                Ok(group) => {
+                    self.rank.store(rank.0, Ordering::Relaxed);
+                    self.followed.store(false, Ordering::Relaxed);
+                    *locked(&self.group) = group;
+                    return Ok(());
+                }
+                // One of them was lost before it came.
+                Err(error) if error.is_consequence() && !deadline.expired() => {
+                    silent = error.silent().into_iter().collect();
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
