@@ -93,7 +93,9 @@ fn lead(args: &TrainArgs, recipe: &Recipe) -> Result<u8> {
     let max_restarts = args.max_restarts;
     let mut outcome = phalanx_launch::run(&spec, move |report| failure::tell(&report, max_restarts))?;
     // Rank 0 writes to this terminal itself, so what it said is there.
-    if let Some(failure) = outcome.failure.as_mut().filter(|failure| failure.rank.index() == 0) {
+    if let Some(failure) =
+        outcome.failure.as_mut().filter(|failure| failure.who.rank().is_some_and(|rank| rank.index() == 0))
+    {
         failure.reported = None;
     }
     Ok(failure::conclude(&outcome, &out, &out))
