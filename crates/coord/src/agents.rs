@@ -82,6 +82,10 @@ impl Agents {
         let handle = stream.try_clone().map_err(text)?;
         let id = {
             let mut desk = self.desk();
+            if desk.closed {
+                // It came while the run ended.
+                return Ok(());
+            }
             desk.last += 1;
             let id = NodeId(desk.last);
             desk.links.insert(id, handle);
