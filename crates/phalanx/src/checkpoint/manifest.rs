@@ -10,11 +10,15 @@ use serde::{Deserialize, Serialize};
 use std::path::Path;
 
 /// The newest format, which is read as all older ones are.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
-/// The format of a checkpoint of these files: the oldest that has them, so that an older reader takes what it can.
-pub(super) fn version_of(files: &[FileEntry]) -> u32 {
-    if files.iter().any(|file| file.holds == Holds::Compression) { VERSION } else { 1 }
+/// The format of a checkpoint of these files and facts: the oldest that has them, so that an older reader takes what it can.
+pub(super) fn version_of(files: &[FileEntry], run: &RunFacts) -> u32 {
+    match files.iter().any(|file| file.holds == Holds::Compression) {
+        _ if run.logical_shards > 0 => VERSION,
+        true => 2,
+        false => 1,
+    }
 }
 
 /// What a file with this name is the sign of: a checkpoint that is whole.
@@ -52,6 +56,13 @@ pub struct RunFacts {
     pub global_batch: u64,
     /// How many ranks there were; another number is fine unless gradients are compressed.
     pub world_size: u64,
+    /// Into how many logical shards a step was cut; 0 where ranks shared it. Since format 3.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub logical_shards: u64,
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// One file of a checkpoint.
@@ -183,7 +194,14 @@ mod tests {
         Manifest {
             version: 1,
             position: Position { step: 12, epoch: 1, step_in_epoch: 2, samples: 768, ..Position::default() },
-            run: RunFacts { seed: 3, shuffle: true, dataset: 640, global_batch: 64, world_size: 2 },
+            run: RunFacts {
+                seed: 3,
+                shuffle: true,
+                dataset: 640,
+                global_batch: 64,
+                world_size: 2,
+                logical_shards: 4,
+            },
             recipe: Some("[model]\nname = \"mnist\"\n".into()),
             files: vec![FileEntry {
                 name: "model.safetensors".into(),
