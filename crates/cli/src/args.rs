@@ -29,6 +29,8 @@ pub(crate) enum Command {
     Data(DataArgs),
     /// Look into the checkpoints of a run.
     Checkpoint(CheckpointArgs),
+    /// Put faults to a training run, and see whether it ends as one that is left alone.
+    Chaos(ChaosArgs),
     /// Tell from the flight records of a failed run which ranks were missing, behind or mistaken.
     Flight(FlightArgs),
 }
@@ -128,9 +130,72 @@ pub(crate) enum Bench {
         #[arg(long)]
         json: bool,
     },
+    /// What it costs to lose a worker: from its kill to the next finished step.
+    Recovery(RecoveryArgs),
     /// What a worker of `bench launch` does.
     #[command(hide = true)]
     Hello,
+}
+
+/// `phalanx chaos`.
+#[derive(Args)]
+pub(crate) struct ChaosArgs {
+    /// What is trained; recipes for CIFAR get images that are made up.
+    #[arg(default_value = "mnist-mini")]
+    pub(crate) recipe: String,
+    /// How many faults.
+    #[arg(long, default_value_t = 100)]
+    pub(crate) faults: usize,
+    /// What the faults, and the run, are functions of.
+    #[arg(long, default_value_t = 0)]
+    pub(crate) seed: u64,
+    /// Workers.
+    #[arg(long, default_value_t = 3)]
+    pub(crate) workers: usize,
+    /// Samples of a step and worker.
+    #[arg(long, default_value_t = 8)]
+    pub(crate) batch: usize,
+    /// Steps of the run [default: 40 a fault].
+    #[arg(long)]
+    pub(crate) steps: Option<u64>,
+    /// Change the recipe, as in --set parallel.logical_shards=4, with which the weights must be the same bits; may be given often.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub(crate) set: Vec<String>,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `phalanx bench recovery`.
+#[derive(Args)]
+pub(crate) struct RecoveryArgs {
+    /// What is trained meanwhile, on images that are made up; recipes for MNIST need its files.
+    #[arg(long, value_name = "RECIPE", default_value = "cifar10-resnet18")]
+    pub(crate) recipe: String,
+    /// Workers.
+    #[arg(long, default_value_t = 2)]
+    pub(crate) workers: usize,
+    /// Samples of a step and worker.
+    #[arg(long, default_value_t = 64)]
+    pub(crate) batch: usize,
+    /// How often a worker is lost.
+    #[arg(long, default_value_t = 20)]
+    pub(crate) runs: usize,
+    /// How it is lost: killed, or stopped without being ended.
+    #[arg(long, value_enum, default_value_t = Loss::Kill)]
+    pub(crate) by: Loss,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// How a worker is lost.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Loss {
+    /// By SIGKILL.
+    Kill,
+    /// By SIGSTOP.
+    Stop,
 }
 
 /// `phalanx bench step`.

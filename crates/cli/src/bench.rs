@@ -8,6 +8,7 @@ use std::time::Instant;
 
 mod allreduce;
 mod loader;
+mod recovery;
 mod step;
 
 pub(crate) fn bench(args: &BenchArgs) -> Result<u8> {
@@ -15,6 +16,7 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<u8> {
         Bench::Step(args) => step::step(args)?,
         Bench::Loader(args) => loader::loader(args)?,
         Bench::Allreduce(args) => return allreduce::allreduce(args),
+        Bench::Recovery(args) => recovery::recovery(args)?,
         Bench::Launch { workers, runs, json } => launch(*workers, *runs, *json)?,
         Bench::Hello => hello()?,
     }

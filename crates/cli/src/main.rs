@@ -4,6 +4,7 @@
 mod args;
 mod bar;
 mod bench;
+mod chaos;
 mod checkpoint;
 mod data;
 mod events;
@@ -14,6 +15,7 @@ mod run;
 mod runs;
 mod say;
 mod train;
+mod trial;
 
 use args::Command;
 use std::process::ExitCode;
@@ -29,6 +31,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::bench(&args),
         Command::Data(args) => data::data(&args),
         Command::Checkpoint(args) => checkpoint::checkpoint(&args),
+        Command::Chaos(args) => chaos::chaos(&args),
         Command::Flight(args) => flight::flight(&args),
     };
     match result {

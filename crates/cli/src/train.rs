@@ -116,7 +116,11 @@ fn work(args: &TrainArgs, recipe: &Recipe, env: &WorkerEnv) -> Result<u8> {
     let mut worker = Worker::from_environment(threads)?;
     match train_as(&worker, args, recipe, env, &requests) {
         Ok(End::Done) => Ok(0),
-        Ok(End::Interrupted) => Ok(INTERRUPTED),
+        Ok(End::Interrupted { steps }) => {
+            // Whoever was asked, all have ended, and nobody is to take their places.
+            worker.report(&Error::Interrupted { steps });
+            Ok(INTERRUPTED)
+        }
         // Rank 0 has stopped as it was asked to, and this one has lost it.
         Err(error) if requests.stop() && error.is_consequence() => Ok(INTERRUPTED),
         Err(error) => {
@@ -129,7 +133,7 @@ fn work(args: &TrainArgs, recipe: &Recipe, env: &WorkerEnv) -> Result<u8> {
 /// How the training of a worker ended.
 enum End {
     Done,
-    Interrupted,
+    Interrupted { steps: u64 },
 }
 
 /// What a shell makes of a process that SIGTERM has ended.
@@ -192,7 +196,7 @@ fn train_as(
     if worker.is_first() {
         first.event(&Event::Note { message: interrupted(&trained, &checkpoints) });
     }
-    Ok(End::Interrupted)
+    Ok(End::Interrupted { steps: trained.state.progress.step })
 }
 
 /// What is said of a run that SIGTERM has ended.

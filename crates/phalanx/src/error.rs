@@ -156,6 +156,12 @@ pub enum Error {
     /// The rank couldn't find its place in the run.
     #[error("{0}")]
     Join(String),
+    /// The run was asked to end before its time: no failure, but for whoever started the workers no end of theirs either.
+    #[error("it was asked to end, and did so after {steps} steps")]
+    Interrupted {
+        /// How many were made.
+        steps: u64,
+    },
     /// A recipe asks for something that isn't there.
     #[error("{0}")]
     Recipe(String),

@@ -247,12 +247,12 @@ mod tests {
     #[test]
     fn a_manifest_of_a_later_version_says_so_and_one_with_more_entries_is_read() {
         let text = sample().to_text();
-        let error = parse(&sealed(&text.replace("\"version\": 1", "\"version\": 3"))).unwrap_err();
-        assert!(matches!(error, CheckpointError::Newer { version: 3, .. }), "{error}");
-        assert!(error.to_string().contains("format 3, and this version reads formats up to 2"), "{error}");
+        let error = parse(&sealed(&text.replace("\"version\": 1", "\"version\": 4"))).unwrap_err();
+        assert!(matches!(error, CheckpointError::Newer { version: 4, .. }), "{error}");
+        assert!(error.to_string().contains("format 4, and this version reads formats up to 3"), "{error}");
         // Later versions may hold things that this one can't read.
-        let error = parse(&sealed("{\n  \"version\": 3,\n  \"position\": 0\n}\n")).unwrap_err();
-        assert!(matches!(error, CheckpointError::Newer { version: 3, .. }), "{error}");
+        let error = parse(&sealed("{\n  \"version\": 4,\n  \"position\": 0\n}\n")).unwrap_err();
+        assert!(matches!(error, CheckpointError::Newer { version: 4, .. }), "{error}");
         let more = text.replace("\"version\": 1", "\"version\": 1,\n  \"weather\": \"fair\"");
         assert_eq!(parse(&sealed(&more)).unwrap(), sample());
     }
