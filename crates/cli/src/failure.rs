@@ -13,6 +13,8 @@ pub(crate) fn tell(report: &Report, max_restarts: usize) {
             let cause = cause(failure);
             say(format_args!("{cause}: starting all workers again (restart {restart} of {max_restarts})"));
         }
+        Report::Told { words } => say(words),
+        Report::Ordered { why } => say(format_args!("{why}: stopping the workers of this node")),
         Report::Replacing { failure, restart } => {
             let cause = cause(failure);
             let what = "the others go on, another takes its place";
@@ -39,8 +41,11 @@ pub(crate) fn conclude(outcome: &Outcome, run_dir: &Path, logs: &Path) -> u8 {
     let Outcome { restarts, reason, .. } = outcome;
     if !restarts.is_empty() {
         say(format_args!("restarts: {}; what went wrong each time:", restarts.len()));
-        let causes = restarts.iter().chain(&outcome.failure).map(cause).enumerate();
-        causes.for_each(|(generation, cause)| say(format_args!("  {generation}: {cause}")));
+        let all = restarts.iter().chain(&outcome.failure);
+        all.for_each(|failure| say(format_args!("  {}: {}", failure.folder, cause(failure))));
+    }
+    if matches!(reason, EndReason::TooFewNodes { .. } | EndReason::NoCoordinator(_)) {
+        say(format_args!("error: {reason}"));
     }
     if let Some(failure) = &outcome.failure {
         blame(failure);
@@ -73,8 +78,8 @@ pub(crate) fn blame(failure: &Failure) {
 
 /// The failure in a line.
 fn cause(failure: &Failure) -> String {
-    let Failure { rank, pid, how, after, .. } = failure;
-    format!("rank {rank} (pid {pid}) {how} after {:.1} s", after.as_secs_f64())
+    let Failure { who, how, after, .. } = failure;
+    format!("{who} {how} after {:.1} s", after.as_secs_f64())
 }
 
 /// The exit code for any run.

@@ -29,7 +29,11 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8> {
 /// What is to be started.
 fn spec(args: &RunArgs) -> Result<LaunchSpec> {
     refuse_what_is_not_here(&args.idle)?;
-    let master = nodes::meeting(args)?;
+    let typed = match args.program.as_slice() {
+        [first, rest @ ..] if first == "--" => rest,
+        all => all,
+    };
+    let (master, nodes) = nodes::meeting(args, typed)?;
     let gpus = Gpus::of_this_machine();
     let workers = devices::worker_count(&args.nproc_per_node, phalanx::cores(), &gpus)?;
     let shown = shown::shown(
@@ -48,16 +52,16 @@ fn spec(args: &RunArgs) -> Result<LaunchSpec> {
         let (asked, most) = (args.shutdown_timeout, MAX_GRACE.as_secs());
         WrongUsage(format!("--shutdown-timeout {asked}: must be from 0 to {most} seconds"))
     })?;
-    let typed = match args.program.as_slice() {
-        [first, rest @ ..] if first == "--" => rest,
-        all => all,
-    };
     let [name, arguments @ ..] = typed else {
         let text = "PROGRAM is missing: give it after the flags, as in `phalanx run -- ./train`";
         return Err(WrongUsage(text.into()).into());
     };
     let program = program::program(args, name, arguments);
-    let run_id = args.rdzv_id.clone().map_or_else(fresh_run_id, Ok)?;
+    let run_id = match (&args.rdzv_id, &nodes) {
+        (Some(id), _) => id.clone(),
+        (None, Some(_)) => nodes::UNNAMED.into(),
+        (None, None) => fresh_run_id()?,
+    };
     let name = Path::new(name).file_stem().map_or("program".into(), |s| s.to_string_lossy().into_owned());
     let unnamed = || PathBuf::from(format!("runs/{name}-{run_id}"));
     let run_dir = args.out.clone().or_else(|| args.log_dir.clone()).unwrap_or_else(unnamed);
@@ -76,6 +80,7 @@ fn spec(args: &RunArgs) -> Result<LaunchSpec> {
         ending_signals,
         console: Console::Lines { prefix: prefix(args)?, shown },
         max_restarts: args.max_restarts,
+        nodes,
         grace,
         variables: Vec::new(),
     })

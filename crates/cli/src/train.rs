@@ -14,9 +14,10 @@ use crate::runs;
 use crate::say::{print, say};
 use anyhow::{Context, Result};
 use phalanx::checkpoint::{CheckpointConfig, Manifest};
-use phalanx::data::{Network, Places, listing, open};
-use phalanx::nn::{Parameters, Weights};
+use phalanx::data::{Network, Places, Split, listing, open};
+use phalanx::nn::{Module, Parameters, Weights};
 use phalanx::recipe::BUILT_IN;
+use phalanx::tensor::Device;
 use phalanx::{Error, Event, Observer, OnNan, Recipe, Requests, State, Trained, Trainer, Worker};
 use phalanx_job::{RunDir, WorkerEnv};
 use phalanx_launch::{Console, LaunchSpec};
@@ -102,7 +103,9 @@ fn lead(args: &TrainArgs, recipe: &Recipe) -> Result<u8> {
     let max_restarts = args.max_restarts;
     let mut outcome = phalanx_launch::run(&spec, move |report| failure::tell(&report, max_restarts))?;
     // Rank 0 writes to this terminal itself, so what it said is there.
-    if let Some(failure) = outcome.failure.as_mut().filter(|failure| failure.rank.index() == 0) {
+    if let Some(failure) =
+        outcome.failure.as_mut().filter(|failure| failure.who.rank().is_some_and(|rank| rank.index() == 0))
+    {
         failure.reported = None;
     }
     Ok(failure::conclude(&outcome, &out, &out))
@@ -113,8 +116,11 @@ fn work(args: &TrainArgs, recipe: &Recipe, env: &WorkerEnv) -> Result<u8> {
     let threads = (recipe.train.threads > 0).then_some(recipe.train.threads);
     let requests = Requests::default();
     flag::register(SIGUSR1, Arc::clone(&requests.checkpoint)).context("SIGUSR1 can't be taken")?;
-    let mut worker = Worker::from_environment(threads)?;
-    match train_as(&worker, args, recipe, env, &requests) {
+    // First what takes time: the others may be waiting for this one.
+    let arrival = Worker::arrive(threads)?;
+    let prepared = prepare(arrival.device(), args, recipe).inspect_err(|error| arrival.report(error))?;
+    let mut worker = arrival.join()?;
+    match train_as(&worker, prepared, args, recipe, env, &requests) {
         Ok(End::Done) => Ok(0),
         Ok(End::Interrupted { steps }) => {
             // Whoever was asked, all have ended, and nobody is to take their places.
@@ -139,29 +145,39 @@ enum End {
 /// What a shell makes of a process that SIGTERM has ended.
 const INTERRUPTED: u8 = 128 + SIGTERM as u8;
 
-fn train_as(
-    worker: &Worker,
-    args: &TrainArgs,
-    recipe: &Recipe,
-    env: &WorkerEnv,
-    requests: &Requests,
-) -> Result<End, Error> {
-    let mut first = First::new(args, recipe, env);
+/// What a worker needs for its training beside the other workers.
+struct Prepared {
+    data: Split,
+    model: Box<dyn Module>,
+    parameters: Parameters,
+    /// Names of weights that start anew where others come from a file.
+    fresh: Vec<String>,
+}
+
+fn prepare(device: &Device, args: &TrainArgs, recipe: &Recipe) -> Result<Prepared, Error> {
     // The agent has fetched the data.
     let places = Places { network: Network::Forbidden, ..Places::from_env(args.data.clone()) };
     let data = open(&recipe.data.name, recipe.view(), &places, &mut phalanx::data::Silent)?;
     recipe.check_classes(data.train.target())?;
     let mut model = recipe.model()?;
-    let parameters = Parameters::build(&mut model, worker.device(), recipe.train.seed);
-    if let Some(init) = &args.init {
-        let fresh = initial(init, recipe, &parameters)?;
-        if worker.is_first() && !fresh.is_empty() {
-            say(format_args!(
-                "{}: all its weights but {}, which start anew",
-                init.display(),
-                fresh.join(" and ")
-            ));
-        }
+    let parameters = Parameters::build(&mut model, device, recipe.train.seed);
+    let fresh = args.init.as_ref().map(|init| initial(init, recipe, &parameters)).transpose()?;
+    Ok(Prepared { data, model, parameters, fresh: fresh.unwrap_or_default() })
+}
+
+fn train_as(
+    worker: &Worker,
+    prepared: Prepared,
+    args: &TrainArgs,
+    recipe: &Recipe,
+    env: &WorkerEnv,
+    requests: &Requests,
+) -> Result<End, Error> {
+    let Prepared { data, model, parameters, fresh } = prepared;
+    let mut first = First::new(args, recipe, env);
+    if let Some(init) = args.init.as_ref().filter(|_| worker.is_first() && !fresh.is_empty()) {
+        let (init, fresh) = (init.display(), fresh.join(" and "));
+        say(format_args!("{init}: all its weights but {fresh}, which start anew"));
     }
     // What can't be opened there ends the run before it begins.
     let run_dir = worker.is_first().then(|| first.begin()).transpose()?;

@@ -2,7 +2,7 @@
 //! is decided by [`Fleet`] alone; this hands it on.
 
 use crate::fleet::{Event, Fleet, NodeId, Order};
-use phalanx_job::{AGENT_BEAT, FromAgent, MAX_FRAME, ToAgent};
+use phalanx_job::{AGENT_BEAT, Cause, FromAgent, MAX_FRAME, ToAgent};
 use phalanx_wire::{Generation, Rank, read_frame, write_frame};
 use std::collections::BTreeMap;
 use std::net::{Shutdown, TcpStream};
@@ -67,16 +67,10 @@ impl Agents {
     }
 
     /// Tells the agent whose worker it is that it can't go on.
-    pub(crate) fn tell_failing(
-        &self,
-        generation: Generation,
-        rank: Rank,
-        message: String,
-        consequence: bool,
-    ) {
+    pub(crate) fn tell_failing(&self, generation: Generation, rank: Rank, message: String, cause: Cause) {
         let desk = self.desk();
         if let Some(link) = desk.fleet.node_of(rank.0).and_then(|id| desk.links.get(&id)) {
-            say(link, &ToAgent::Failing { generation, rank, message, consequence });
+            say(link, &ToAgent::Failing { generation, rank, message, cause });
         }
     }
 

@@ -1,5 +1,9 @@
 //! Which nodes a run has, and what follows from what happens to them: a state machine without I/O and without a clock.
 //!
+//! Invariants. F-ONE: a generation begins when no node that is heard of has workers of another. F-SEATS: it has between the
+//! least and the largest number of nodes, whose ranks are dense; nodes that stay keep their numbers. F-END: when nothing more
+//! happens than that workers end and time passes, the run ends.
+//!
 //! A generation is a time in which the nodes and their workers stay the same. It begins when all nodes that may come are
 //! there, or the least number is and the last call is over. It is stopped when a worker fails, when a node is lost, leaves or
 //! comes; once no worker of it is left, the next one begins, or the run is over. Of two nodes that are there in two
@@ -24,6 +28,9 @@ use phalanx_wire::Generation;
 use seats::Seated;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
+
+/// Nothing was heeded for so long: this end was deaf. In a run of nodes something is heard all the time.
+const DEAF: Duration = Duration::from_millis(500);
 
 /// A node, by the number of its agent's connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -67,6 +74,8 @@ pub enum Event {
 pub struct Fleet {
     terms: Terms,
     patience: Patience,
+    /// When something was heeded last.
+    heeded: Instant,
     /// When it began, and the wall clock by then, in milliseconds.
     began: (Instant, u64),
     members: BTreeMap<NodeId, Member>,
@@ -131,6 +140,7 @@ impl Fleet {
         Fleet {
             terms,
             patience,
+            heeded: now,
             began: (now, clock_ms),
             members: BTreeMap::new(),
             generation,
@@ -176,10 +186,15 @@ impl Fleet {
             }
             return todo;
         }
+        // Whoever didn't listen, as on a machine that stood still, can't say that others were silent meanwhile.
+        let missed = now.saturating_duration_since(std::mem::replace(&mut self.heeded, now));
+        if missed > DEAF {
+            self.members.values_mut().for_each(|member| member.heard += missed);
+        }
         match event {
             Event::Said(id, FromAgent::Join(node)) => self.join(now, id, node, &mut todo),
             Event::Said(id, said) => self.said(now, id, said, &mut todo),
-            Event::Gone(id, how) => self.gone(id, how, &mut todo),
+            Event::Gone(id, how) => self.gone(now, id, how, &mut todo),
             Event::Tick => {}
         }
         self.find_silent(now, &mut todo);
@@ -218,12 +233,12 @@ impl Fleet {
         match said {
             FromAgent::Join(_) | FromAgent::Beat => {}
             FromAgent::Failed { generation, failure } if self.runs(id, generation) => {
-                self.failed(id, failure, todo);
+                self.failed(now, id, failure, todo);
             }
             FromAgent::Ended { generation, failure, port } if self.runs(id, generation) => {
                 let failed = failure.is_some();
                 if let Some(failure) = failure {
-                    self.failed(id, failure, todo);
+                    self.failed(now, id, failure, todo);
                 }
                 let is_running = matches!(self.phase, Phase::Running) && !failed;
                 if let Some(member) = self.members.get_mut(&id) {
@@ -244,8 +259,8 @@ impl Fleet {
         generation == self.generation && stage == Some(Stage::Running)
     }
 
-    fn failed(&mut self, id: NodeId, failure: WorkerFailure, todo: &mut Vec<Order>) {
-        let setback = self.setback(&self.members[&id], Mishap::Worker(failure));
+    fn failed(&mut self, now: Instant, id: NodeId, failure: WorkerFailure, todo: &mut Vec<Order>) {
+        let setback = self.setback(now, &self.members[&id], Mishap::Worker(failure));
         if matches!(self.phase, Phase::Running) {
             // Its agent stops the others of that node without being told.
             self.stop(StopWhy::Failed(setback.clone()), Some(id), todo);
@@ -258,9 +273,10 @@ impl Fleet {
         }
     }
 
-    fn setback(&self, member: &Member, what: Mishap) -> Setback {
+    fn setback(&self, now: Instant, member: &Member, what: Mishap) -> Setback {
         let (generation, node) = (self.generation, member.number.unwrap_or_default());
-        Setback { generation, node, host: member.node.host.clone(), what }
+        let after_ms = now.saturating_duration_since(self.began.0).as_millis() as u64;
+        Setback { generation, node, host: member.node.host.clone(), after_ms, what }
     }
 
     fn leave(&mut self, id: NodeId, signal: i32, todo: &mut Vec<Order>) {
@@ -295,13 +311,13 @@ impl Fleet {
         }
     }
 
-    fn gone(&mut self, id: NodeId, how: String, todo: &mut Vec<Order>) {
+    fn gone(&mut self, now: Instant, id: NodeId, how: String, todo: &mut Vec<Order>) {
         let Some(member) = self.members.remove(&id) else { return };
         // One that leaves goes when it likes, and one that has nothing to do is no loss.
         if member.leaves || member.stage != Stage::Running {
             return;
         }
-        let loss = self.setback(&member, Mishap::Lost(how));
+        let loss = self.setback(now, &member, Mishap::Lost(how));
         if matches!(self.phase, Phase::Running) {
             self.stop(StopWhy::Lost(loss.clone()), None, todo);
         }
@@ -320,7 +336,7 @@ impl Fleet {
             self.members.iter().filter(|(_, member)| is_silent(member)).map(|(id, _)| *id).collect();
         for id in silent {
             todo.push(Order::Drop(id));
-            self.gone(id, format!("gave no sign of life for {:.1} s", silence.as_secs_f64()), todo);
+            self.gone(now, id, format!("gave no sign of life for {:.1} s", silence.as_secs_f64()), todo);
         }
     }
 

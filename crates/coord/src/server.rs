@@ -345,7 +345,7 @@ fn serve(
             }
             FromWorker::Fail { message, cause } => {
                 match shared.agents.get() {
-                    Some(agents) => agents.tell_failing(generation, rank, message, cause == Cause::Other),
+                    Some(agents) => agents.tell_failing(generation, rank, message, cause),
                     None => (shared.notify)(generation, Notice::Failed { rank, message, cause }),
                 }
                 say(stream, &ToWorker::Heard);

@@ -8,6 +8,7 @@ mod link;
 
 pub use link::{AGENT_BEAT, AgentLink};
 
+use crate::message::Cause;
 use phalanx_wire::{Generation, Rank};
 use serde::{Deserialize, Serialize};
 
@@ -85,8 +86,8 @@ pub enum ToAgent {
         rank: Rank,
         /// Why it can't go on.
         message: String,
-        /// Whether it only fails because another rank did.
-        consequence: bool,
+        /// Whose fault it is.
+        cause: Cause,
     },
     /// The run is over.
     End(End),
@@ -154,6 +155,23 @@ pub struct Seat {
     pub master: (String, u16),
 }
 
+impl Seat {
+    /// That of the only node of a run.
+    pub fn alone(generation: Generation, workers: u32, master: (String, u16)) -> Seat {
+        Seat {
+            generation,
+            restarts: 0,
+            node: 0,
+            nodes: 1,
+            first_rank: 0,
+            world_size: workers,
+            first_role_rank: 0,
+            role_world_size: workers,
+            master,
+        }
+    }
+}
+
 /// How a worker failed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -164,8 +182,6 @@ pub struct WorkerFailure {
     pub pid: i32,
     /// "exited with code 3" or "was killed by SIGKILL".
     pub how: String,
-    /// How long after its agent began, in milliseconds.
-    pub after_ms: u64,
     /// What it said to the coordinator, if it did.
     pub reported: Option<String>,
     /// The last lines it wrote.
@@ -186,6 +202,8 @@ pub struct Setback {
     pub node: u32,
     /// Its name.
     pub host: String,
+    /// How long after the run began, in milliseconds.
+    pub after_ms: u64,
     /// What happened there.
     pub what: Mishap,
 }

@@ -103,6 +103,48 @@ pub enum SecretSource {
     None,
 }
 
+impl SecretSource {
+    /// Where a user keeps the secret that several processes of a run share: the file that the environment names, else an own one.
+    pub fn kept(get: impl Fn(&str) -> Option<String>) -> SecretSource {
+        let get = |name: &str| get(name).filter(|value| !value.is_empty());
+        let own = || {
+            let home = || get("HOME").map(|home| PathBuf::from(home).join(".config"));
+            get("XDG_CONFIG_HOME").map(PathBuf::from).or_else(home)
+        };
+        match (get(names::SECRET_FILE), own()) {
+            (Some(path), _) => SecretSource::File(path.into()),
+            (None, Some(config)) => SecretSource::Own(config.join("phalanx/secret")),
+            (None, None) => SecretSource::None,
+        }
+    }
+
+    /// The secret of the run of this name.
+    pub fn read(&self, run_id: &str) -> Result<Secret, Error> {
+        let kept = match self {
+            SecretSource::Descriptor(fd) => {
+                // Opened anew through /proc, so that reading moves nobody else's position.
+                let path = format!("/proc/self/fd/{fd}");
+                // A number that means something else by now may be a pipe, which would be read for ever.
+                let is_file =
+                    std::fs::metadata(&path).is_ok_and(|found| found.is_file() && found.len() == 32);
+                let bytes = is_file.then(|| std::fs::read(&path).ok()).flatten();
+                let bytes = bytes.and_then(|bytes| <[u8; 32]>::try_from(bytes).ok());
+                let bytes = bytes.ok_or_else(|| Error::Variable {
+                    name: names::SECRET_FD,
+                    value: fd.to_string(),
+                    want: "must be the inherited descriptor of the launcher's secret, 32 bytes\nhint: a program that starts another closes it; start that one with `phalanx run`, or take the rank's variables out of its environment".into(),
+                })?;
+                // Made for this run alone.
+                return Ok(Secret::from_bytes(bytes));
+            }
+            SecretSource::File(path) => Secret::read_file(path)?,
+            SecretSource::Own(path) => Secret::load_or_create(path)?,
+            SecretSource::None => return Err(Error::NoSecret),
+        };
+        Ok(kept.bind(run_id))
+    }
+}
+
 impl WorkerEnv {
     /// The place that the environment of this process gives; none if it gives no rank.
     pub fn from_env() -> Result<Option<WorkerEnv>, Error> {
@@ -184,15 +226,9 @@ impl WorkerEnv {
                 return Err(Error::Variable { name: names::TLS, value: value.to_owned(), want });
             }
         };
-        let descriptor = number(names::SECRET_FD)?;
-        let own = get("XDG_CONFIG_HOME")
-            .map(PathBuf::from)
-            .or_else(|| get("HOME").map(|home| PathBuf::from(home).join(".config")));
-        let secret = match (descriptor, get(names::SECRET_FILE), own) {
-            (Some(fd), ..) => SecretSource::Descriptor(fd as u32),
-            (None, Some(path), _) => SecretSource::File(path.into()),
-            (None, None, Some(config)) => SecretSource::Own(config.join("phalanx/secret")),
-            (None, None, None) => SecretSource::None,
+        let secret = match number(names::SECRET_FD)? {
+            Some(fd) => SecretSource::Descriptor(fd as u32),
+            None => SecretSource::kept(get),
         };
         Ok(Some(WorkerEnv {
             rank: Rank(rank as u32),
@@ -216,28 +252,7 @@ impl WorkerEnv {
 
     /// The secret of this run.
     pub fn secret(&self) -> Result<Secret, Error> {
-        let kept = match &self.secret {
-            SecretSource::Descriptor(fd) => {
-                // Opened anew through /proc, so that reading moves nobody else's position.
-                let path = format!("/proc/self/fd/{fd}");
-                // A number that means something else by now may be a pipe, which would be read for ever.
-                let is_file =
-                    std::fs::metadata(&path).is_ok_and(|found| found.is_file() && found.len() == 32);
-                let bytes = is_file.then(|| std::fs::read(&path).ok()).flatten();
-                let bytes = bytes.and_then(|bytes| <[u8; 32]>::try_from(bytes).ok());
-                let bytes = bytes.ok_or_else(|| Error::Variable {
-                    name: names::SECRET_FD,
-                    value: fd.to_string(),
-                    want: "must be the inherited descriptor of the launcher's secret, 32 bytes\nhint: a program that starts another closes it; start that one with `phalanx run`, or take the rank's variables out of its environment".into(),
-                })?;
-                // Made for this run alone.
-                return Ok(Secret::from_bytes(bytes));
-            }
-            SecretSource::File(path) => Secret::read_file(path)?,
-            SecretSource::Own(path) => Secret::load_or_create(path)?,
-            SecretSource::None => return Err(Error::NoSecret),
-        };
-        Ok(kept.bind(&self.run_id))
+        self.secret.read(&self.run_id)
     }
 }
 

@@ -3,7 +3,7 @@
 
 use crate::news::News;
 use crate::output::{Console, Stream};
-use crate::prefix::Named;
+use crate::prefix::{Named, Prefix};
 use crate::spec::{LaunchError, LaunchSpec};
 use nix::unistd::gethostname;
 use phalanx_wire::Rank;
@@ -32,10 +32,19 @@ pub(crate) fn outlet<T: Send + 'static>(
     Ok(sender)
 }
 
+/// What people call this machine.
+pub(crate) fn hostname() -> String {
+    let host = gethostname().ok().and_then(|name| name.into_string().ok()).unwrap_or_default();
+    host.split('.').next().unwrap_or_default().to_owned()
+}
+
 /// The way of the workers' lines to the console.
 #[derive(Clone)]
 pub(crate) struct Lines {
-    queue: SyncSender<(Rank, Stream, Vec<u8>)>,
+    queue: SyncSender<(Arc<str>, Stream, Vec<u8>)>,
+    template: Option<Prefix>,
+    role: String,
+    hostname: String,
     /// How many readers wait for the console at the moment.
     waiting: Arc<AtomicUsize>,
 }
@@ -43,30 +52,33 @@ pub(crate) struct Lines {
 impl Lines {
     /// Opens it.
     pub(crate) fn open(spec: &LaunchSpec, news: &SyncSender<News>) -> Result<Lines, LaunchError> {
-        let prefix = match &spec.console {
-            Console::Lines { prefix, .. } => prefix.as_ref(),
+        let template = match &spec.console {
+            Console::Lines { prefix, .. } => prefix.clone(),
             Console::FirstRank => None,
         };
-        let host = gethostname().ok().and_then(|name| name.into_string().ok()).unwrap_or_default();
-        let hostname = host.split('.').next().unwrap_or_default();
-        let of = |rank| Named { role_name: &spec.role, local_rank: rank, rank, hostname };
-        let prefixes: Vec<String> =
-            (0..spec.workers).map(|rank| prefix.map_or(String::new(), |p| p.of(of(rank)))).collect();
-        let queue = outlet("phalanx-console", news, move |(rank, stream, line): (Rank, Stream, Vec<u8>)| {
-            let mut bytes = prefixes[rank.index()].clone().into_bytes();
-            bytes.extend_from_slice(&line);
-            // A console that is gone (a closed pipe) doesn't end the run.
-            let _ = match stream {
-                Stream::Out => std::io::stdout().lock().write_all(&bytes),
-                Stream::Err => std::io::stderr().lock().write_all(&bytes),
-            };
-        })?;
-        Ok(Lines { queue, waiting: Arc::default() })
+        let queue =
+            outlet("phalanx-console", news, |(prefix, stream, line): (Arc<str>, Stream, Vec<u8>)| {
+                let mut bytes = prefix.as_bytes().to_vec();
+                bytes.extend_from_slice(&line);
+                // A console that is gone (a closed pipe) doesn't end the run.
+                let _ = match stream {
+                    Stream::Out => std::io::stdout().lock().write_all(&bytes),
+                    Stream::Err => std::io::stderr().lock().write_all(&bytes),
+                };
+            })?;
+        Ok(Lines { queue, template, role: spec.role.clone(), hostname: hostname(), waiting: Arc::default() })
+    }
+
+    /// What stands before the lines of a worker.
+    pub(crate) fn prefix(&self, local_rank: usize, rank: Rank) -> Arc<str> {
+        let Lines { role, hostname, .. } = self;
+        let named = Named { role_name: role, local_rank, rank: rank.index(), hostname };
+        self.template.as_ref().map_or("".into(), |template| template.of(named).into())
     }
 
     /// Hands a line over; waits while the console is behind.
-    pub(crate) fn show(&self, rank: Rank, stream: Stream, line: Vec<u8>) {
-        if let Err(TrySendError::Full(line)) = self.queue.try_send((rank, stream, line)) {
+    pub(crate) fn show(&self, prefix: &Arc<str>, stream: Stream, line: Vec<u8>) {
+        if let Err(TrySendError::Full(line)) = self.queue.try_send((Arc::clone(prefix), stream, line)) {
             self.waiting.fetch_add(1, Ordering::Relaxed);
             let _ = self.queue.send(line);
             self.waiting.fetch_sub(1, Ordering::Relaxed);

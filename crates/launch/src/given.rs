@@ -2,7 +2,7 @@
 
 use crate::spec::{LaunchError, LaunchSpec, LocalRank};
 use nix::sys::memfd::{MFdFlags, memfd_create};
-use phalanx_job::{RunDir, names};
+use phalanx_job::{RunDir, Seat, names};
 use phalanx_wire::{Generation, Rank, Secret};
 use std::fs::File;
 use std::io::Write;
@@ -12,14 +12,17 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener, ToSocketAddrs};
 pub(crate) struct Given<'a> {
     pub(crate) spec: &'a LaunchSpec,
     pub(crate) coordinator: SocketAddr,
-    pub(crate) master_port: u16,
+    /// This node's place among the nodes.
+    pub(crate) seat: Seat,
     /// The number of the inherited descriptor that holds the secret.
     pub(crate) secret: i32,
     pub(crate) run_dir: &'a RunDir,
     /// Where their logs lie: the run directory, or another folder that is like one.
     pub(crate) logs: &'a RunDir,
     pub(crate) generation: Generation,
-    /// How often workers were started again before; also which folder of the logs is theirs.
+    /// Which folder of the logs is theirs.
+    pub(crate) folder: Generation,
+    /// How often workers were started again before.
     pub(crate) restarts: usize,
     /// Whether it is for one that takes the place of another, while the rest go on.
     pub(crate) replaces: bool,
@@ -27,30 +30,34 @@ pub(crate) struct Given<'a> {
     pub(crate) threads: usize,
 }
 
-/// The environment contract.
-pub(crate) fn variables(given: &Given<'_>, rank: Rank) -> Vec<(&'static str, String)> {
-    let spec = given.spec;
+impl Given<'_> {
+    /// The rank of the worker of this number on this machine.
+    pub(crate) fn rank(&self, local: usize) -> Rank {
+        Rank(self.seat.first_rank + local as u32)
+    }
+}
+
+/// The environment contract, for the worker of this number on this machine.
+pub(crate) fn variables(given: &Given<'_>, local: usize) -> Vec<(&'static str, String)> {
+    let (spec, seat, rank) = (given.spec, &given.seat, given.rank(local));
     let (local_rank, device) = match &spec.local_rank {
-        LocalRank::Counted => (rank.to_string(), None),
-        LocalRank::Virtual { variable, devices } => {
-            ("0".into(), Some((*variable, devices[rank.index()].clone())))
-        }
+        LocalRank::Counted => (local.to_string(), None),
+        LocalRank::Virtual { variable, devices } => ("0".into(), Some((*variable, devices[local].clone()))),
     };
-    let (rank, world) = (rank.to_string(), spec.workers.to_string());
     let error_file =
-        given.logs.path().join("logs").join(given.restarts.to_string()).join(format!("{rank}.error.json"));
+        given.logs.path().join("logs").join(given.folder.to_string()).join(format!("{rank}.error.json"));
     let mut variables: Vec<(&str, String)> = vec![
-        (names::RANK, rank.clone()),
+        (names::RANK, rank.to_string()),
         (names::LOCAL_RANK, local_rank),
-        (names::WORLD_SIZE, world.clone()),
-        (names::LOCAL_WORLD_SIZE, world.clone()),
-        (names::GROUP_RANK, "0".into()),
-        (names::GROUP_WORLD_SIZE, "1".into()),
+        (names::WORLD_SIZE, seat.world_size.to_string()),
+        (names::LOCAL_WORLD_SIZE, spec.workers.to_string()),
+        (names::GROUP_RANK, seat.node.to_string()),
+        (names::GROUP_WORLD_SIZE, seat.nodes.to_string()),
         (names::ROLE_NAME, spec.role.clone()),
-        (names::ROLE_RANK, rank),
-        (names::ROLE_WORLD_SIZE, world),
-        (names::MASTER_ADDR, spec.master.0.clone()),
-        (names::MASTER_PORT, given.master_port.to_string()),
+        (names::ROLE_RANK, (seat.first_role_rank + local as u32).to_string()),
+        (names::ROLE_WORLD_SIZE, seat.role_world_size.to_string()),
+        (names::MASTER_ADDR, seat.master.0.clone()),
+        (names::MASTER_PORT, seat.master.1.to_string()),
         (names::RESTART_COUNT, given.restarts.to_string()),
         (names::MAX_RESTARTS, spec.max_restarts.to_string()),
         (names::RUN_ID, spec.run_id.clone()),

@@ -8,6 +8,9 @@
 //! is shown, and how; that is the caller's, who is handed [`Report`]s.
 #![forbid(unsafe_op_in_unsafe_fn)]
 
+mod agent;
+mod crew;
+mod nodes;
 mod report;
 mod spec;
 mod supervise;
@@ -26,10 +29,11 @@ mod restart;
 mod signals;
 mod worker;
 
+pub use nodes::{Nodes, Patience};
 pub use numa::{Numa, NumaBinding};
 pub use output::{Console, Streams};
 pub use prefix::Prefix;
-pub use report::{Failure, Outcome, Report};
+pub use report::{Failure, Outcome, Report, Who};
 pub use restart::EndReason;
 pub use signals::EndingSignals;
 pub use spec::{LaunchError, LaunchSpec, LocalRank, MAX_GRACE};

@@ -3,6 +3,7 @@
 use nix::sys::signal::Signal;
 use nix::sys::wait::WaitStatus;
 use phalanx_coord::Notice;
+use phalanx_job::ToAgent;
 use phalanx_wire::Generation;
 use std::fmt;
 
@@ -16,6 +17,10 @@ pub(crate) enum News {
     Signal(i32),
     /// It was sent one that is only for the workers.
     PassOn(i32),
+    /// From the coordinator of a run of several nodes.
+    Fleet(ToAgent),
+    /// That coordinator is gone, and this is how that was seen.
+    Alone(phalanx_job::Error),
     /// From the coordinator, about a worker of this generation.
     Notice(Generation, Notice),
     /// One of the threads that write to the console has written everything.

@@ -1,7 +1,8 @@
 //! What the caller of [`crate::run`] is told.
 
 use crate::restart::EndReason;
-use phalanx_wire::Rank;
+use phalanx_wire::{Generation, Rank};
+use std::fmt;
 use std::time::Duration;
 
 /// What the caller may want to show.
@@ -43,6 +44,16 @@ pub enum Report {
         /// Which.
         rank: Rank,
     },
+    /// Something that who leads the nodes of the run wants people to know.
+    Told {
+        /// In words.
+        words: String,
+    },
+    /// The workers of this node are stopped because of something elsewhere.
+    Ordered {
+        /// Why, in words.
+        why: String,
+    },
     /// A signal is passed on to the workers.
     Signalled {
         /// Its name.
@@ -70,13 +81,13 @@ pub struct Outcome {
     pub lasted: Duration,
 }
 
-/// The worker that ended a run, or a generation of it.
+/// What ended a run, or a generation of it.
 #[derive(Clone, Debug)]
 pub struct Failure {
-    /// Which.
-    pub rank: Rank,
-    /// Its process id.
-    pub pid: i32,
+    /// Which folder of the logs is that generation's.
+    pub folder: Generation,
+    /// Whose it is.
+    pub who: Who,
     /// "exited with code 3" or "was killed by SIGKILL".
     pub how: String,
     /// How long after the start of the run.
@@ -85,4 +96,40 @@ pub struct Failure {
     pub reported: Option<String>,
     /// The last lines it wrote to standard error, or to standard output if there were none.
     pub last_lines: Vec<String>,
+}
+
+/// Who can fail.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Who {
+    /// A worker.
+    Worker {
+        /// Which.
+        rank: Rank,
+        /// Its process id.
+        pid: i32,
+        /// The node that it was on, where there are several.
+        node: Option<String>,
+    },
+    /// A node with all that was on it.
+    Node(String),
+}
+
+impl Who {
+    /// The worker's rank, if it was one.
+    pub fn rank(&self) -> Option<Rank> {
+        match self {
+            Who::Worker { rank, .. } => Some(*rank),
+            Who::Node(_) => None,
+        }
+    }
+}
+
+impl fmt::Display for Who {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Who::Worker { rank, pid, node: None } => write!(f, "rank {rank} (pid {pid})"),
+            Who::Worker { rank, pid, node: Some(node) } => write!(f, "rank {rank} (pid {pid} on {node})"),
+            Who::Node(node) => f.write_str(node),
+        }
+    }
 }

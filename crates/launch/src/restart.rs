@@ -40,7 +40,7 @@ pub(crate) struct Ended {
 }
 
 /// What follows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Decision {
     /// All workers are started again, since one has failed and this is the restart of that number, from 1.
     Restart(usize),
@@ -49,7 +49,7 @@ pub(crate) enum Decision {
 }
 
 /// Why a run is over.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EndReason {
     /// All workers ended well.
     Done,
@@ -64,6 +64,15 @@ pub enum EndReason {
         /// How many there were.
         max_restarts: usize,
     },
+    /// There were too few nodes for too long.
+    TooFewNodes {
+        /// How many there were.
+        here: u32,
+        /// How long they waited for others, in seconds.
+        seconds: u64,
+    },
+    /// Who leads the nodes of the run is gone.
+    NoCoordinator(String),
 }
 
 impl fmt::Display for EndReason {
@@ -73,6 +82,10 @@ impl fmt::Display for EndReason {
             EndReason::Asked => f.write_str("a signal asked for the end"),
             EndReason::NoRestarts => f.write_str("a worker failed"),
             EndReason::ForGood => f.write_str("another worker would fail in the same way"),
+            EndReason::TooFewNodes { here, seconds } => {
+                write!(f, "too few nodes: {here}, after {seconds} s")
+            }
+            EndReason::NoCoordinator(error) => write!(f, "{error}"),
             EndReason::RestartsUsed { max_restarts } => {
                 write!(f, "a worker failed, and all restarts of --max-restarts {max_restarts} are used")
             }

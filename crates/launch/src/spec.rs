@@ -1,5 +1,6 @@
 //! What is to be started.
 
+use crate::nodes::Nodes;
 use crate::output::Console;
 use crate::prefix::Prefix;
 use crate::signals::EndingSignals;
@@ -44,6 +45,8 @@ pub struct LaunchSpec {
     pub console: Console,
     /// How often all workers are started again after one has failed.
     pub max_restarts: usize,
+    /// The other nodes of the run, if it has any.
+    pub nodes: Option<Nodes>,
     /// From SIGTERM to SIGKILL; what is above [`MAX_GRACE`] counts as that.
     pub grace: Duration,
 }
@@ -67,6 +70,7 @@ impl Default for LaunchSpec {
             ending_signals: EndingSignals::default(),
             console: Console::Lines { prefix: Some(Prefix::default()), shown: Vec::new() },
             max_restarts: 0,
+            nodes: None,
             grace: Duration::from_secs(30),
         }
     }
@@ -106,6 +110,32 @@ pub enum LaunchError {
         host: String,
         /// The port.
         port: u16,
+    },
+    /// The name of the endpoint means nothing here.
+    #[error(
+        "the endpoint {host} can't be found: {why}\nhint: give the address or a name of the first node, the same on all nodes"
+    )]
+    Endpoint {
+        /// Its host.
+        host: String,
+        /// What the system said.
+        why: String,
+    },
+    /// The first node isn't where the endpoint is.
+    #[error(
+        "the endpoint {host}:{port} is no address of this machine, whose node rank is 0\nhint: give this machine's address, the same on all nodes"
+    )]
+    NotHere {
+        /// The endpoint's host.
+        host: String,
+        /// Its port.
+        port: u16,
+    },
+    /// The run doesn't take this node.
+    #[error("this node isn't taken: {reason}")]
+    Refused {
+        /// Why.
+        reason: String,
     },
     /// Something else that the system refused.
     #[error("{what}: {source}")]

@@ -4,13 +4,13 @@ use crate::blame::{self, End};
 use crate::given::Given;
 use crate::guard::Guard;
 use crate::news::{Berth, How, News};
-use crate::report::{Failure, Report};
+use crate::report::{Failure, Report, Who};
 use crate::restart::{self, Ended, Lost};
 use crate::spec::LaunchError;
 use crate::worker::{Ties, Worker};
 use nix::sys::signal::Signal;
 use phalanx_coord::Notice;
-use phalanx_job::Cause;
+use phalanx_job::{Cause, WorkerFailure};
 use phalanx_wire::{Generation, Rank};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,6 +21,8 @@ use std::time::{Duration, Instant};
 const IDLE: Duration = Duration::from_secs(3600);
 /// How long workers have to be gone when not all could be started.
 const ABANDON: Duration = Duration::from_secs(5);
+/// How much of a text goes to other nodes, in characters.
+const MAX_TEXT: usize = 4000;
 /// How long the console has for what is left once somebody waits for the end.
 const LAST_LINES: Duration = Duration::from_secs(1);
 
@@ -51,6 +53,8 @@ pub(crate) struct Watch {
 struct Watched {
     worker: Worker,
     berth: Berth,
+    /// Which folder of the logs has what it wrote.
+    folder: Generation,
     /// Why it can't go on, as far as somebody said.
     reported: Option<(String, Cause)>,
     /// The signals it was sent while it ran.
@@ -69,9 +73,19 @@ struct Exit {
 
 /// The end of all of them.
 struct Stop {
-    /// The signal that asked for it; none if a worker has failed.
-    signal: Option<i32>,
+    why: StopWhy,
     kill_at: Instant,
+}
+
+/// What ends all of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum StopWhy {
+    /// A worker has failed.
+    Failure,
+    /// This signal asked for it.
+    Signal(i32),
+    /// Who leads the nodes of the run asked for it.
+    Order,
 }
 
 /// What the supervising thread has to know of.
@@ -111,10 +125,9 @@ impl Watch {
 
     /// How this generation ended, for who decides what follows.
     pub(crate) fn ended(&self) -> Ended {
-        let failed = self.stop.as_ref().is_some_and(|stop| stop.signal.is_none());
         let cause = self.cause().and_then(|watched| watched.reported.as_ref());
         Ended {
-            failed,
+            failed: self.has_failed(),
             for_good: self.in_place && cause.is_some_and(|(_, cause)| *cause == Cause::Own),
             asked: self.signals > 0,
             restarts: self.failures.len(),
@@ -122,13 +135,18 @@ impl Watch {
         }
     }
 
+    /// Whether a worker's failure has stopped the others.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.stop.as_ref().is_some_and(|stop| stop.why == StopWhy::Failure)
+    }
+
     pub(crate) fn pids(&self) -> Vec<i32> {
         self.workers.iter().map(|w| w.worker.pid.as_raw()).collect()
     }
 
     pub(crate) fn start_all(&mut self, given: &Given<'_>, ties: &Ties) -> Result<(), LaunchError> {
-        for rank in (0..given.spec.workers as u32).map(Rank) {
-            let watched = self.start(given, ties, rank)?;
+        for local in 0..given.spec.workers {
+            let watched = self.start(given, ties, local)?;
             self.workers.push(watched);
         }
         Ok(())
@@ -136,18 +154,20 @@ impl Watch {
 
     /// Starts another in the place of a worker that has failed.
     pub(crate) fn replace(&mut self, given: &Given<'_>, ties: &Ties, rank: Rank) -> Result<(), LaunchError> {
-        let other = self.start(given, ties, rank)?;
-        self.former.push(std::mem::replace(&mut self.workers[rank.index()], other));
+        let Some(place) = self.workers.iter().position(|w| w.worker.rank == rank) else { return Ok(()) };
+        let other = self.start(given, ties, place)?;
+        self.former.push(std::mem::replace(&mut self.workers[place], other));
         self.former.retain(|former| !former.ended);
         Ok(())
     }
 
-    fn start(&mut self, given: &Given<'_>, ties: &Ties, rank: Rank) -> Result<Watched, LaunchError> {
+    fn start(&mut self, given: &Given<'_>, ties: &Ties, local: usize) -> Result<Watched, LaunchError> {
         let taken = |berth: &u32| self.all().any(|w| !w.ended && w.berth == Berth(*berth));
         let berth = Berth((0..).find(|berth| !taken(berth)).expect("there is always another number"));
-        match Worker::start(given, ties, &self.guard, berth, rank) {
+        match Worker::start(given, ties, &self.guard, berth, local) {
             Ok(worker) => {
-                Ok(Watched { worker, berth, reported: None, sent: Vec::new(), exit: None, ended: false })
+                let (folder, sent) = (given.folder, Vec::new());
+                Ok(Watched { worker, berth, folder, reported: None, sent, exit: None, ended: false })
             }
             Err(error) => {
                 self.guard.forget(berth);
@@ -199,15 +219,32 @@ impl Watch {
 
     /// Waits for what happens next and does what is to be done about it.
     pub(crate) fn next(&mut self, news: &Receiver<News>) -> Option<Happened> {
-        let kill_at = self.stop.as_ref().map(|stop| stop.kill_at);
-        let patience = kill_at.map_or(IDLE, |kill_at| kill_at.saturating_duration_since(Instant::now()));
-        match news.recv_timeout(patience) {
+        match news.recv_timeout(self.patience()) {
             Ok(news) => self.heed(news),
             Err(_) => self.lose_patience().map(Happened::Told),
         }
     }
 
-    fn heed(&mut self, news: News) -> Option<Happened> {
+    /// How long news may be waited for before [`Watch::lose_patience`] is due.
+    pub(crate) fn patience(&self) -> Duration {
+        let kill_at = self.stop.as_ref().map(|stop| stop.kill_at);
+        kill_at.map_or(IDLE, |kill_at| kill_at.saturating_duration_since(Instant::now()))
+    }
+
+    /// Stops all workers since others say so, who may have been asked to by a signal: they have so long.
+    pub(crate) fn obey(&mut self, signal: Option<i32>, grace: Duration) {
+        // Those that are being stopped know it.
+        if self.stop.is_none() {
+            self.send(signal.and_then(|number| Signal::try_from(number).ok()).unwrap_or(Signal::SIGTERM));
+            self.send(Signal::SIGCONT);
+        }
+        let kill_at = Instant::now() + grace.min(self.grace);
+        let stop = self.stop.get_or_insert(Stop { why: StopWhy::Order, kill_at });
+        stop.kill_at = stop.kill_at.min(kill_at);
+    }
+
+    /// Does what is to be done about what happened.
+    pub(crate) fn heed(&mut self, news: News) -> Option<Happened> {
         match news {
             News::Exited(berth, how) => self.exited(berth, how),
             News::Ended(berth) => {
@@ -231,13 +268,13 @@ impl Watch {
                 self.send(if self.signals > 1 { Signal::SIGKILL } else { signal });
                 self.send(Signal::SIGCONT);
                 let kill_at = Instant::now() + self.grace;
-                self.stop.get_or_insert(Stop { signal: Some(number), kill_at });
+                self.stop.get_or_insert(Stop { why: StopWhy::Signal(number), kill_at });
                 Some(Happened::Told(Report::Signalled { signal: signal.as_str() }))
             }
             // One of an earlier generation may only now have been heard.
             News::Notice(generation, _) if generation != self.generation => None,
             News::Notice(_, Notice::Failed { rank, message, cause }) => {
-                self.workers.get_mut(rank.index())?.reported = Some((message, cause));
+                self.worker(rank)?.reported = Some((message, cause));
                 None
             }
             News::Notice(_, Notice::Begun { workers, .. }) => {
@@ -252,14 +289,18 @@ impl Watch {
                 None
             }
             News::Notice(_, Notice::Silent { rank }) => {
-                let watched = self.workers.get_mut(rank.index()).filter(|w| w.exit.is_none())?;
+                let watched = self.worker(rank).filter(|w| w.exit.is_none())?;
                 watched.reported =
                     Some(("it gave no sign of life to the others, and was killed".into(), Cause::Unknown));
                 watched.worker.signal(Signal::SIGKILL);
                 Some(Happened::Told(Report::Silent { rank }))
             }
-            News::Shown => None,
+            News::Fleet(_) | News::Alone(_) | News::Shown => None,
         }
+    }
+
+    fn worker(&mut self, rank: Rank) -> Option<&mut Watched> {
+        self.workers.iter_mut().find(|w| w.worker.rank == rank)
     }
 
     /// A process is over: if that was no good end, another takes its place, or all others are stopped.
@@ -285,7 +326,7 @@ impl Watch {
             self.failures.extend(watched.failure());
             return Some(Happened::Lost(rank));
         }
-        self.stop = Some(Stop { signal: None, kill_at: Instant::now() + self.grace });
+        self.stop = Some(Stop { why: StopWhy::Failure, kill_at: Instant::now() + self.grace });
         if self.running().is_empty() {
             return None;
         }
@@ -299,7 +340,7 @@ impl Watch {
     }
 
     /// The grace period is over, if there was one.
-    fn lose_patience(&mut self) -> Option<Report> {
+    pub(crate) fn lose_patience(&mut self) -> Option<Report> {
         let stop = self.stop.as_mut()?;
         stop.kill_at = Instant::now() + IDLE;
         self.hurry.store(true, Ordering::Relaxed);
@@ -322,10 +363,10 @@ impl Watch {
 
     /// For the shell: 0, 1, or 128 and the number of the signal that ended the run.
     pub(crate) fn exit_code(&self) -> i32 {
-        match self.stop {
+        match self.stop.as_ref().map(|stop| stop.why) {
             None => 0,
-            Some(Stop { signal: Some(number), .. }) => 128 + number,
-            Some(Stop { signal: None, .. }) => 1,
+            Some(StopWhy::Signal(number)) => 128 + number,
+            Some(StopWhy::Failure | StopWhy::Order) => 1,
         }
     }
 
@@ -334,8 +375,24 @@ impl Watch {
         self.cause()?.failure()
     }
 
+    /// The same for who leads the nodes of the run.
+    pub(crate) fn worker_failure(&self) -> Option<WorkerFailure> {
+        let watched = self.cause()?;
+        let Failure { how, reported, last_lines, .. } = watched.failure()?;
+        let cut = |text: String| text.chars().take(MAX_TEXT).collect();
+        Some(WorkerFailure {
+            rank: watched.worker.rank,
+            pid: watched.worker.pid.as_raw(),
+            how,
+            reported: reported.map(cut),
+            last_lines: last_lines.into_iter().map(cut).collect(),
+            consequence: watched.reported.as_ref().is_some_and(|(_, cause)| *cause == Cause::Other),
+            after_stop: !watched.exit.as_ref()?.before_stop,
+        })
+    }
+
     fn cause(&self) -> Option<&Watched> {
-        self.stop.as_ref().filter(|stop| stop.signal.is_none())?;
+        self.stop.as_ref().filter(|stop| !matches!(stop.why, StopWhy::Signal(_)))?;
         let mut ended: Vec<(&Watched, &Exit)> =
             self.workers.iter().filter_map(|w| Some((w, w.exit.as_ref()?))).collect();
         ended.sort_by_key(|(_, exit)| exit.after);
@@ -352,7 +409,7 @@ impl Watch {
             }
         };
         let rank = blame::cause(&ended.iter().map(end).collect::<Vec<_>>())?;
-        Some(&self.workers[rank.index()])
+        self.workers.iter().find(|w| w.worker.rank == rank)
     }
 }
 
@@ -360,9 +417,10 @@ impl Watched {
     /// What is to be told of it once it has exited.
     fn failure(&self) -> Option<Failure> {
         let exit = self.exit.as_ref()?;
+        let Worker { rank, pid, .. } = self.worker;
         Some(Failure {
-            rank: self.worker.rank,
-            pid: self.worker.pid.as_raw(),
+            folder: self.folder,
+            who: Who::Worker { rank, pid: pid.as_raw(), node: None },
             how: exit.how.to_string(),
             after: exit.after,
             reported: self.reported.as_ref().map(|(message, _)| message.clone()),

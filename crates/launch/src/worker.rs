@@ -12,7 +12,7 @@ use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
-use phalanx_wire::{Generation, Rank};
+use phalanx_wire::Rank;
 use std::convert::Infallible;
 use std::ffi::OsString;
 use std::io::{PipeReader, PipeWriter, pipe};
@@ -53,20 +53,20 @@ impl Worker {
         ties: &Ties,
         guard: &Guard,
         berth: Berth,
-        rank: Rank,
+        local: usize,
     ) -> Result<Worker, LaunchError> {
-        let spec = given.spec;
+        let (spec, rank) = (given.spec, given.rank(local));
         let mut command = Command::new(&spec.program);
         command
-            .args(arguments(spec, rank))
-            .envs(variables(given, rank))
+            .args(arguments(spec, local))
+            .envs(variables(given, local))
             .envs(spec.variables.iter().cloned())
             .stdin(Stdio::null());
         let (reading, streams) = channel();
         let [out, err] = [Arc::default(), Arc::default()];
         if spec.console != Console::FirstRank || rank != Rank(0) || given.replaces {
-            command.stdout(copied(given, ties, rank, Stream::Out, &out, reading.clone())?);
-            command.stderr(copied(given, ties, rank, Stream::Err, &err, reading.clone())?);
+            command.stdout(copied(given, ties, local, Stream::Out, &out, reading.clone())?);
+            command.stderr(copied(given, ties, local, Stream::Err, &err, reading.clone())?);
         }
         drop(reading);
         // A group of its own, so that signals reach whatever the worker starts, and the terminal's Ctrl-C only this process.
@@ -74,7 +74,7 @@ impl Worker {
         let (life, held_by_worker) = pipe().map_err(LaunchError::system("a pipe for a worker"))?;
         let parent = std::process::id();
         let enlist = guard.enlist(berth)?;
-        let processors = processors(spec, rank)?;
+        let processors = processors(spec, local)?;
         // SAFETY: between fork and exec only async-signal-safe calls are made: prctl, getppid, fcntl, sched_setaffinity, getpid,
         // write, and building an error from a number.
         unsafe {
@@ -131,21 +131,21 @@ impl Worker {
 }
 
 /// What the program is started with.
-fn arguments(spec: &LaunchSpec, rank: Rank) -> Vec<OsString> {
+fn arguments(spec: &LaunchSpec, local: usize) -> Vec<OsString> {
     let mut arguments = spec.args.clone();
     if let Some(place) = spec.local_rank_argument {
-        arguments.insert(place, format!("--local-rank={rank}").into());
+        arguments.insert(place, format!("--local-rank={local}").into());
     }
     arguments
 }
 
 /// The processors that a worker keeps to, if it is told which.
-fn processors(spec: &LaunchSpec, rank: Rank) -> Result<Option<CpuSet>, LaunchError> {
-    let Some(processors) = spec.processors.get(rank.index()) else { return Ok(None) };
+fn processors(spec: &LaunchSpec, local: usize) -> Result<Option<CpuSet>, LaunchError> {
+    let Some(processors) = spec.processors.get(local) else { return Ok(None) };
     let mut set = CpuSet::new();
     for &processor in processors {
         let set = set.set(processor).map_err(std::io::Error::from);
-        set.map_err(LaunchError::system(format!("processor {processor} for rank {rank}")))?;
+        set.map_err(LaunchError::system(format!("processor {processor} for local rank {local}")))?;
     }
     Ok(Some(set))
 }
@@ -155,14 +155,16 @@ fn processors(spec: &LaunchSpec, rank: Rank) -> Result<Option<CpuSet>, LaunchErr
 fn copied(
     given: &Given<'_>,
     ties: &Ties,
-    rank: Rank,
+    local: usize,
     stream: Stream,
     tail: &Arc<Mutex<Tail>>,
     reading: Sender<Infallible>,
 ) -> Result<PipeWriter, LaunchError> {
     let ending = if stream == Stream::Out { "out" } else { "err" };
-    let log = given.logs.create_log(Generation(given.restarts as u64), rank, ending)?;
-    let lines = given.spec.console.shows(rank.index(), stream).then(|| ties.lines.clone());
+    let rank = given.rank(local);
+    let log = given.logs.create_log(given.folder, rank, ending)?;
+    let lines = given.spec.console.shows(local, stream).then(|| ties.lines.clone());
+    let prefix = ties.lines.prefix(local, rank);
     let is_for_first = (given.spec.console == Console::FirstRank).then(|| Arc::clone(&ties.first));
     let (from, to) = pipe().map_err(LaunchError::system("a pipe for a worker"))?;
     let from = WorkerStream::new(from, Arc::clone(&ties.over));
@@ -174,7 +176,7 @@ fn copied(
             let is_shown =
                 || is_for_first.as_ref().is_none_or(|first| first.load(Ordering::Relaxed) == rank.0);
             if let Some(lines) = lines.as_ref().filter(|_| is_shown()) {
-                lines.show(rank, stream, line);
+                lines.show(&prefix, stream, line);
             }
         });
         drop(reading);

@@ -52,4 +52,4 @@ pub use phalanx_parallel as parallel;
 pub use phalanx_tensor as tensor;
 pub use recipe::{Recipe, RecipeError};
 pub use trainer::{Best, Evaluation, OnNan, Progress, Requests, State, Trained, Trainer, Used, Watch};
-pub use worker::{Worker, cores, spawn};
+pub use worker::{Arrival, Worker, cores, spawn};

@@ -1,6 +1,9 @@
 //! One rank of a run: its place, its group, its device.
 
+mod arrival;
 mod regroup;
+
+pub use arrival::Arrival;
 
 use crate::error::Error;
 use crate::flight;
@@ -57,10 +60,14 @@ impl Worker {
 
     /// A rank of `group` with this many compute threads.
     pub fn new(group: Group, threads: usize) -> Worker {
+        Worker::on(group, Device::cpu(threads))
+    }
+
+    fn on(group: Group, device: Device) -> Worker {
         Worker {
             rank: Arc::new(AtomicU32::new(group.rank().0)),
             group: Mutex::new(group),
-            device: Device::cpu(threads),
+            device,
             run_dir: None,
             link: None,
             is_replaced: false,
@@ -78,22 +85,28 @@ impl Worker {
 
     /// As [`Worker::from_env`], with this many compute threads whatever the environment says.
     pub fn from_environment(threads: Option<usize>) -> Result<Worker, Error> {
+        Worker::arrive(threads)?.join()
+    }
+
+    /// The rank that the environment makes of this process, which hasn't met the others yet. What takes time is best done
+    /// before it does: they wait for whoever comes in the place of a rank that was lost, from the moment that it has joined.
+    pub fn arrive(threads: Option<usize>) -> Result<Arrival, Error> {
+        Arrival::from_env(threads)
+    }
+
+    /// Meets the others.
+    fn meet(env: &WorkerEnv, device: Device) -> Result<Worker, Error> {
         let join = |error: phalanx_job::Error| Error::Join(error.to_string());
-        let Some(env) = WorkerEnv::from_env().map_err(join)? else {
-            return Ok(Worker::alone(threads.unwrap_or(cores())));
-        };
         let algorithm = asked_algorithm(env.all_reduce.as_deref()).map_err(join)?;
-        let share = (cores() / env.local_world_size.max(1)).max(1);
-        let threads = threads.or(env.threads).unwrap_or(share);
         let run_dir = env.run_dir.clone();
         let is_replaced = env.coordinator.is_some() && env.max_restarts > 0;
         if env.world_size == 1 && !is_replaced {
-            let mut alone = Worker::alone(threads);
+            let mut alone = Worker::on(Group::solo(), device);
             alone.run_dir = run_dir;
             return Ok(alone);
         }
         let mut ear = None;
-        let meeting = rendezvous(&env, Deadline::after(PATIENCE), |ip| {
+        let meeting = rendezvous(env, Deadline::after(PATIENCE), |ip| {
             let unreachable = |error: phalanx_comm::Error| phalanx_job::Error::Unreachable {
                 address: ip.to_string(),
                 reason: error.to_string(),
@@ -145,7 +158,7 @@ impl Worker {
         Ok(Worker {
             rank,
             group: Mutex::new(group),
-            device: Device::cpu(threads),
+            device,
             run_dir,
             link: Some(link),
             is_replaced,

@@ -11,33 +11,41 @@ pub(crate) struct RunArgs {
     /// a core).
     #[arg(long, default_value = "1", value_name = "N")]
     pub(crate) nproc_per_node: String,
-    /// Machines, as N or MIN:MAX; only 1 so far.
+    /// Machines (nodes), each of which runs this command, as N or MIN:MAX: with fewer than MAX the run goes on, and more may come.
     #[arg(long, default_value = "1", value_name = "N")]
     pub(crate) nnodes: String,
-    /// Which machine this is; only 0 so far.
-    #[arg(long, default_value_t = 0, value_name = "I")]
-    pub(crate) node_rank: usize,
-    /// Host for the program's own meeting point [default: 127.0.0.1].
+    /// Which node this is, from 0 on, where it matters; 0 hosts the coordinator then [default: as they come].
+    #[arg(long, value_name = "I")]
+    pub(crate) node_rank: Option<u32>,
+    /// Host for the program's own meeting point [default: 127.0.0.1]; with several nodes and no --rdzv-endpoint, the first node.
     #[arg(long, value_name = "HOST")]
     pub(crate) master_addr: Option<String>,
     /// Port for the program's own meeting point [default: a free one, another for each start].
     #[arg(long, value_name = "PORT")]
     pub(crate) master_port: Option<u16>,
-    /// A run of this machine alone, which is the only kind so far.
+    /// A run of this machine alone, whatever is said of how machines meet.
     #[arg(long)]
     pub(crate) standalone: bool,
-    /// What the run is called.
+    /// What the run is called; all its nodes say the same.
     #[arg(long, value_name = "ID")]
     pub(crate) rdzv_id: Option<String>,
-    /// How machines meet: static, c10d, etcd or etcd-v2; all the same for one.
+    /// How machines meet: static and c10d are the same here; etcd and etcd-v2 only go for one machine.
     #[arg(long, value_name = "NAME")]
     pub(crate) rdzv_backend: Option<String>,
-    /// Where machines meet; for one, only `static` goes there: it becomes the program's own meeting point.
+    /// Where machines meet: the first node, and a port that is free there [default port: 29400]. The same on all nodes. For one machine
+    /// only `static` goes there: it becomes the program's own meeting point.
     #[arg(long, value_name = "HOST[:PORT]")]
     pub(crate) rdzv_endpoint: Option<String>,
-    /// How patiently machines meet; one needs no patience.
+    /// How patiently machines meet, in seconds: join_timeout=600 for as many as are needed, last_call_timeout=3 for more.
     #[arg(long, value_name = "KEY=VALUE,...")]
     pub(crate) rdzv_conf: Option<String>,
+    /// A file with the secret that all nodes share, made with `head -c32 /dev/urandom | xxd -p -c64` and mode 600 [default: what
+    /// PHALANX_SECRET_FILE names, else phalanx/secret in the user's configuration folder, made on first use].
+    #[arg(long, value_name = "FILE")]
+    pub(crate) secret_file: Option<PathBuf>,
+    /// The address at which other nodes reach this one [default: that from which it reaches the first node].
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) local_addr: Option<String>,
     /// How often all workers are started again after one has failed.
     #[arg(long, default_value_t = 0, value_name = "N")]
     pub(crate) max_restarts: usize,
@@ -109,9 +117,6 @@ pub(crate) struct Idle {
     /// Workers are always fresh processes.
     #[arg(long, hide = true, value_parser = ["spawn", "fork", "forkserver"])]
     pub(crate) start_method: Option<String>,
-    /// The address that other machines would use.
-    #[arg(long, hide = true)]
-    pub(crate) local_addr: Option<String>,
     #[arg(long, hide = true)]
     pub(crate) event_log_handler: Option<String>,
     #[arg(long, hide = true)]

@@ -1,44 +1,124 @@
-//! How many machines a run has, and how they would meet: what of it makes sense with one, and what is refused.
+//! How many machines a run has, and how they meet.
 
 use super::flags::RunArgs;
 use crate::args::WrongUsage;
+use phalanx_job::SecretSource;
+use phalanx_launch::{Nodes, Patience};
+use std::ffi::OsString;
+use std::path::Path;
+use std::time::Duration;
 
 /// The program's own meeting point: `MASTER_ADDR`, and `MASTER_PORT` where a free one won't do.
 type Meeting = (String, Option<u16>);
 
+/// What several machines call a run that nobody named; torchrun does.
+pub(super) const UNNAMED: &str = "none";
+/// torchrun's ports, where machines meet at an endpoint and at a master address.
+const ENDPOINT_PORT: u16 = 29400;
+const MASTER_PORT: u16 = 29500;
+
 const BACKENDS: [&str; 4] = ["static", "c10d", "etcd", "etcd-v2"];
 const LOCALHOST: &str = "127.0.0.1";
 
-/// Refuses whatever needs several machines; gives where the program meets.
-pub(super) fn meeting(args: &RunArgs) -> Result<Meeting, WrongUsage> {
+/// Where the program meets, and the other machines of the run, if it has any. `typed` is the program and its arguments.
+pub(super) fn meeting(args: &RunArgs, typed: &[OsString]) -> Result<(Meeting, Option<Nodes>), WrongUsage> {
     let refuse = |text: String| Err(WrongUsage(text));
-    let (_, most) = nodes(&args.nnodes)?;
-    if most > 1 {
-        return refuse(format!(
-            "--nnodes {}: runs over several machines are not supported yet; leave it out",
-            args.nnodes
-        ));
-    }
-    if args.node_rank != 0 {
-        return refuse(format!("--node-rank {}: there is one machine, whose rank is 0", args.node_rank));
-    }
+    let (least, most) = nodes(&args.nnodes)?;
     let backend = args.rdzv_backend.as_deref().unwrap_or("static");
     if !BACKENDS.contains(&backend) {
         return refuse(format!("--rdzv-backend {backend}: must be one of {}", BACKENDS.join(", ")));
     }
-    let node_rank = conf(args.rdzv_conf.as_deref().unwrap_or_default())?
-        .into_iter()
-        .find(|(key, value)| *key == "rank" && *value != "0");
-    if let Some((_, rank)) = node_rank {
-        return refuse(format!("--rdzv-conf rank={rank}: there is one machine, whose rank is 0"));
-    }
+    let conf = conf(args.rdzv_conf.as_deref().unwrap_or_default())?;
+    let node_rank = node_rank(args, &conf, (least, most))?;
     let endpoint = match args.rdzv_endpoint.as_deref().filter(|text| !text.is_empty()) {
         Some(text) => Some(endpoint(text)?),
         None => None,
     };
-    let at_endpoint = endpoint.filter(|_| backend == "static" && !args.standalone);
-    let (host, port) = at_endpoint.unwrap_or((LOCALHOST.into(), None));
-    Ok((args.master_addr.clone().unwrap_or(host), args.master_port.or(port)))
+    if most == 1 {
+        let at_endpoint = endpoint.filter(|_| backend == "static" && !args.standalone);
+        let (host, port) = at_endpoint.unwrap_or((LOCALHOST.into(), None));
+        return Ok(((args.master_addr.clone().unwrap_or(host), args.master_port.or(port)), None));
+    }
+    if args.standalone {
+        return refuse(format!("--standalone: is for one machine, and --nnodes is {}", args.nnodes));
+    }
+    if backend.starts_with("etcd") {
+        let instead = "several machines meet at the first one: use c10d with --rdzv-endpoint";
+        return refuse(format!(
+            "--rdzv-backend {backend}: not supported for --nnodes {}; {instead}",
+            args.nnodes
+        ));
+    }
+    let (endpoint, port) = match (endpoint, &args.master_addr) {
+        (Some((host, port)), _) => ((host, port.unwrap_or(ENDPOINT_PORT)), args.master_port),
+        // The port is the coordinator's then, and the program has a free one.
+        (None, Some(host)) => ((host.clone(), args.master_port.unwrap_or(MASTER_PORT)), None),
+        (None, None) => {
+            let hint =
+                "--rdzv-endpoint HOST:PORT, the first node and a free port of it, the same on all nodes";
+            return refuse(format!("--nnodes {}: the machines have to meet: add {hint}", args.nnodes));
+        }
+    };
+    let words = typed.iter().skip(1).map(|word| word.to_string_lossy().into_owned());
+    let program = typed.first().and_then(|name| Path::new(name).file_name()).unwrap_or_default();
+    let kept = || SecretSource::kept(|name| std::env::var(name).ok());
+    let several = Nodes {
+        endpoint,
+        node_rank,
+        least: least as u32,
+        most: most as u32,
+        patience: patience(&conf)?,
+        secret: args.secret_file.clone().map_or_else(kept, SecretSource::File),
+        address: args.local_addr.clone(),
+        program: program.to_string_lossy().into_owned(),
+        arguments: words.collect(),
+    };
+    Ok(((LOCALHOST.into(), port), Some(several)))
+}
+
+/// The number that this machine was given, if it was given one: by its flag, or as a setting of the rendezvous.
+fn node_rank(
+    args: &RunArgs,
+    conf: &[(&str, &str)],
+    (least, most): (usize, usize),
+) -> Result<Option<u32>, WrongUsage> {
+    let set = conf.iter().find(|(key, _)| *key == "rank");
+    let (name, rank) = match (args.node_rank, set) {
+        (Some(rank), _) => (format!("--node-rank {rank}"), rank),
+        (None, Some((_, text))) => {
+            let wrong = |_| WrongUsage(format!("--rdzv-conf rank={text}: must be a number"));
+            (format!("--rdzv-conf rank={text}"), text.parse().map_err(wrong)?)
+        }
+        (None, None) => return Ok(None),
+    };
+    let nodes = &args.nnodes;
+    if rank as usize >= most {
+        let why = format!("must be below the number of machines, --nnodes {nodes}");
+        return Err(WrongUsage(format!("{name}: {why}")));
+    }
+    if least != most {
+        let why =
+            format!("machines that come and go (--nnodes {nodes}) are counted as they come; leave it out");
+        return Err(WrongUsage(format!("{name}: {why}")));
+    }
+    Ok(Some(rank))
+}
+
+/// How long machines are waited for.
+fn patience(conf: &[(&str, &str)]) -> Result<Patience, WrongUsage> {
+    let seconds = |name: &str| -> Result<Option<Duration>, WrongUsage> {
+        let Some((_, text)) = conf.iter().find(|(key, _)| *key == name) else { return Ok(None) };
+        let wrong =
+            || WrongUsage(format!("--rdzv-conf {name}={text}: must be a number of seconds, up to a day"));
+        let limit = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+        limit.filter(|limit| *limit <= phalanx_launch::MAX_GRACE).ok_or_else(wrong).map(Some)
+    };
+    let usual = Patience::default();
+    Ok(Patience {
+        join: seconds("join_timeout")?.unwrap_or(usual.join),
+        last_call: seconds("last_call_timeout")?.unwrap_or(usual.last_call),
+        ..usual
+    })
 }
 
 /// N or MIN:MAX, as the least and the most.

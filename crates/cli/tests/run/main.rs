@@ -1,6 +1,8 @@
 //! `phalanx run` as a user has it: the real binary, real processes, real signals.
 
 mod flags;
+mod network;
+mod nodes;
 mod restart;
 mod stop;
 mod torch;
@@ -62,10 +64,16 @@ fn what_cannot_be_is_refused_with_words() {
     };
     check(&["--nproc-per-node", "0", "true"], 2, &["at least one worker"]);
     check(&["--nproc_per_node", "many", "true"], 2, &["many", "auto"]);
-    check(&["--nnodes", "2", "true"], 2, &["--nnodes 2", "not supported yet"]);
-    check(&["--nnodes", "1:4", "true"], 2, &["--nnodes 1:4", "not supported yet"]);
+    check(&["--nnodes", "2", "true"], 2, &["--nnodes 2", "--rdzv-endpoint HOST:PORT"]);
+    check(&["--nnodes", "1:4", "--standalone", "true"], 2, &["--standalone", "1:4"]);
     check(&["--nnodes", "4:1", "true"], 2, &["--nnodes 4:1", "must not be above"]);
-    check(&["--node-rank", "1", "true"], 2, &["--node-rank 1", "one machine"]);
+    check(&["--node-rank", "1", "true"], 2, &["--node-rank 1", "--nnodes 1"]);
+    let meet = ["--rdzv-endpoint", "h", "true"];
+    let several = |flags: &[&str], words: &[&str]| check(&[flags, &meet].concat(), 2, words);
+    several(&["--nnodes", "1:2", "--node-rank", "1"], &["--node-rank 1", "counted as they come"]);
+    several(&["--nnodes", "2", "--rdzv-conf", "rank=2"], &["rank=2: must be below", "--nnodes 2"]);
+    several(&["--nnodes", "2", "--rdzv-backend", "etcd"], &["--rdzv-backend etcd", "--nnodes 2"]);
+    several(&["--nnodes", "2", "--rdzv-conf", "join_timeout=long"], &["join_timeout=long", "seconds"]);
     check(&["--rdzv-backend", "zookeeper", "true"], 2, &["zookeeper", "static, c10d, etcd"]);
     check(&["--rdzv_endpoint", "h:port", "true"], 2, &["--rdzv-endpoint h:port", "localhost:29400"]);
     check(&["--rdzv-conf", "timeout", "true"], 2, &["--rdzv-conf timeout", "timeout=900"]);

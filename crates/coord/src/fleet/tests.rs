@@ -43,7 +43,6 @@ fn failure(rank: u32) -> WorkerFailure {
         rank: Rank(rank),
         pid: 7,
         how: "exited with code 3".into(),
-        after_ms: 1,
         reported: None,
         last_lines: Vec::new(),
         consequence: false,
@@ -277,6 +276,19 @@ fn the_run_goes_on_without_a_lost_node_if_enough_are_left() {
         // The second node keeps its number, and the third takes the first one's.
         assert_eq!(begun(&play.ended(3, 0, None), 1), [(3, 0, 0), (2, 1, 3)]);
     }
+}
+
+#[test]
+fn a_coordinator_that_stood_still_takes_nobody_for_silent() {
+    let mut play = Play::new(2, 2, 0);
+    play.come(1, 1);
+    play.come(2, 1);
+    play.now += 10 * Duration::from_millis(SILENCE);
+    assert_eq!(play.heed(Event::Tick), []);
+    // From then on whoever is silent is found.
+    play.beating.retain(|id| id.0 != 1);
+    assert!(play.pass(SILENCE - 200).is_empty());
+    assert!(stopped(&play.pass(200)).1.contains("n1"));
 }
 
 #[test]

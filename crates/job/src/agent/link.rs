@@ -7,7 +7,7 @@ use phalanx_wire::{
     Deadline, Generation, HandshakeError, Hello, Rank, Secret, Side, handshake, read_frame, write_frame,
 };
 use std::io::ErrorKind;
-use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -52,7 +52,7 @@ impl AgentLink {
             HandshakeError::Disagreement { theirs, .. } => {
                 Error::OtherVersion { address, ours: AGENT_PURPOSE.into(), theirs: theirs.purpose.clone() }
             }
-            HandshakeError::Io(error) => unreachable(error),
+            HandshakeError::Io(error) => broken(error),
         })?;
         stream.set_read_timeout(Some(silence)).map_err(broken)?;
         stream.set_write_timeout(Some(SAY_LIMIT)).map_err(broken)?;
@@ -63,6 +63,17 @@ impl AgentLink {
     /// The address of this end, which is one that the run's other nodes can reach.
     pub fn local_ip(&self) -> Result<IpAddr, Error> {
         self.hearing.local_addr().map(|local| local.ip()).map_err(|error| self.broken(error.to_string()))
+    }
+
+    /// Where the coordinator is.
+    pub fn coordinator(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Ends the connection; whoever hears at it finds that out.
+    pub fn close(&self) {
+        // One that is gone already needs no closing.
+        let _ = self.hearing.shutdown(Shutdown::Both);
     }
 
     /// Says something.
@@ -77,7 +88,7 @@ impl AgentLink {
         let frame = read_frame(&mut &self.hearing, MAX_FRAME).map_err(|error| {
             self.broken(match error.kind() {
                 ErrorKind::WouldBlock | ErrorKind::TimedOut => "it gives no sign of life".into(),
-                ErrorKind::UnexpectedEof => "it closed the connection".into(),
+                ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset => "it closed the connection".into(),
                 _ => error.to_string(),
             })
         })?;

@@ -1,4 +1,5 @@
-//! Whatever happens to a run's nodes: seeded lists of events, and agents that obey.
+//! Whatever happens to a run's nodes: random lists of events, and agents that obey. Checks F-ONE, F-SEATS, F-END and that a
+//! restart is only spent on a mishap.
 
 use super::*;
 use proptest::prelude::*;

@@ -1,0 +1,295 @@
+//! One node of a run of several: it starts the workers that the coordinator tells it to, stops them when it is told to, and
+//! tells how they ended. What follows from that is decided by the coordinator, which one of the agents hosts.
+
+mod meet;
+mod told;
+
+use crate::console::hostname;
+use crate::crew::Crew;
+use crate::given::{Given, descriptor};
+use crate::news::News;
+use crate::nodes::Nodes;
+use crate::report::{Outcome, Report};
+use crate::restart::EndReason;
+use crate::spec::{LaunchError, LaunchSpec, MAX_GRACE};
+use crate::watch::Happened;
+use meet::{Met, meet};
+use phalanx_coord::Notice;
+use phalanx_job::{AGENT_BEAT, AgentLink, End, Error, FromAgent, Node, Seat, Terms, ToAgent, WorkerFailure};
+use std::net::TcpListener;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// How long workers have once the coordinator is gone: others may be told to go on without them soon.
+const ALONE: Duration = Duration::from_millis(1500);
+/// How long the host of the coordinator waits for the others to hear that the run is over.
+const FAREWELL: Duration = Duration::from_secs(2);
+
+/// An agent and its connection to the coordinator.
+struct Agent<'a> {
+    crew: Crew<'a>,
+    nodes: &'a Nodes,
+    terms: Terms,
+    link: Arc<AgentLink>,
+    /// Whether the run can't go on without this agent.
+    hosts: bool,
+    /// The descriptor that holds the secret.
+    secret: RawFd,
+    /// Kept for the program until it needs it.
+    port: Option<TcpListener>,
+    /// The signal that asked this agent to end.
+    asked: Option<i32>,
+}
+
+/// What follows for a node without workers.
+enum Next {
+    Begin(Seat),
+    Over(Over),
+}
+
+/// Why a node has no part in the run any more.
+enum Over {
+    /// The run is over.
+    Ended(End),
+    /// This signal has asked it to leave the run, which goes on or not.
+    Left(i32),
+    /// The coordinator is gone.
+    Alone(Error),
+}
+
+/// Runs this node's part. Returns when the run is over, or this node has no part in it any more.
+pub(crate) fn run(crew: Crew<'_>, nodes: &Nodes) -> Result<Outcome, LaunchError> {
+    let secret = nodes.secret.read(&crew.spec.run_id)?;
+    let secret_file = descriptor(&secret)?;
+    let terms = terms(crew.spec, nodes);
+    let (link, coordinator) = match meet(&crew, nodes, &terms, &secret)? {
+        Met::At(link, coordinator) => (Arc::new(link), coordinator),
+        Met::Asked(signal) => return Ok(told::outcome(crew, 128 + signal, EndReason::Asked)),
+    };
+    // Where nodes share a file system, they share the folder as well.
+    let _claim = coordinator.as_ref().map(|_| crew.logs.claim_logs()).transpose()?;
+    let hosts = coordinator.is_some();
+    let secret = secret_file.as_raw_fd();
+    let mut agent = Agent { crew, nodes, terms, link, hosts, secret, port: None, asked: None };
+    let over = agent.take_part();
+    agent.link.close();
+    if let Some(coordinator) = coordinator {
+        coordinator.see_agents_off(FAREWELL);
+    }
+    let max_restarts = agent.terms.max_restarts;
+    Ok(match over? {
+        Over::Ended(end) => told::ended(agent.crew, end, max_restarts),
+        Over::Left(signal) => told::outcome(agent.crew, 128 + signal, EndReason::Asked),
+        Over::Alone(error) => told::outcome(agent.crew, 1, EndReason::NoCoordinator(error.to_string())),
+    })
+}
+
+/// What this node takes the run to be.
+fn terms(spec: &LaunchSpec, nodes: &Nodes) -> Terms {
+    let Nodes { least, most, program, arguments, .. } = nodes.clone();
+    Terms { least, most, max_restarts: spec.max_restarts as u32, program, arguments }
+}
+
+impl Agent<'_> {
+    /// Joins, and goes from generation to generation.
+    fn take_part(&mut self) -> Result<Over, LaunchError> {
+        let spec = self.crew.spec;
+        let clock = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let node = Node {
+            host: hostname(),
+            address: match &self.nodes.address {
+                Some(address) => address.clone(),
+                None => self.link.local_ip()?.to_string(),
+            },
+            port: self.reserve_port()?,
+            workers: spec.workers as u32,
+            role: spec.role.clone(),
+            node_rank: self.nodes.node_rank,
+            terms: self.terms.clone(),
+            clock_ms: clock.as_millis() as u64,
+        };
+        self.link.say(&FromAgent::Join(node))?;
+        let _beats = self.keep_in_touch()?;
+        loop {
+            let seat = match self.wait()? {
+                Next::Begin(seat) => seat,
+                Next::Over(over) => return Ok(over),
+            };
+            if let Some(error) = self.play(seat)? {
+                return Ok(Over::Alone(error));
+            }
+            if let Some(signal) = self.asked.filter(|_| self.may_leave()) {
+                return Ok(Over::Left(signal));
+            }
+        }
+    }
+
+    /// Starts the thread that hears the coordinator, and one that beats until what is given is dropped.
+    fn keep_in_touch(&self) -> Result<SyncSender<()>, LaunchError> {
+        let (link, news) = (Arc::clone(&self.link), self.crew.sender.clone());
+        let hear = move || {
+            loop {
+                let heard = link.hear().map_or_else(News::Alone, News::Fleet);
+                let is_last = matches!(heard, News::Alone(_));
+                if news.send(heard).is_err() || is_last {
+                    return;
+                }
+            }
+        };
+        let failed = || LaunchError::system("a thread for the coordinator");
+        std::thread::Builder::new().name("phalanx-orders".into()).spawn(hear).map_err(failed())?;
+        let (stop, stopped) = sync_channel::<()>(0);
+        let link = Arc::clone(&self.link);
+        let beat = move || {
+            while stopped.recv_timeout(AGENT_BEAT) == Err(RecvTimeoutError::Timeout) {
+                // One that can't be told is gone, which is found out by hearing.
+                let _ = link.say(&FromAgent::Beat);
+            }
+        };
+        std::thread::Builder::new().name("phalanx-beats".into()).spawn(beat).map_err(failed())?;
+        Ok(stop)
+    }
+
+    /// A port for the program, should this node have rank 0: the one that was asked for, or one that is kept free.
+    fn reserve_port(&mut self) -> Result<u16, LaunchError> {
+        if let Some(port) = self.crew.spec.master.1 {
+            return Ok(port);
+        }
+        let failed = || LaunchError::system("a port for the program");
+        let kept = TcpListener::bind((self.link.local_ip()?, 0)).map_err(failed())?;
+        let port = kept.local_addr().map_err(failed())?.port();
+        self.port = Some(kept);
+        Ok(port)
+    }
+
+    /// Waits, without workers, for what follows.
+    fn wait(&mut self) -> Result<Next, LaunchError> {
+        loop {
+            // The coordinator's silence is what this wait ends with, if nothing else.
+            let news = self.crew.news.recv().expect("this agent holds the other end");
+            match news {
+                News::Fleet(ToAgent::Begin(seat)) => return Ok(Next::Begin(seat)),
+                News::Fleet(ToAgent::End(end)) => return Ok(Next::Over(Over::Ended(end))),
+                News::Fleet(ToAgent::Refused { reason }) => return Err(LaunchError::Refused { reason }),
+                News::Fleet(ToAgent::Told { words }) => self.crew.tell(Report::Told { words }),
+                News::Alone(error) => return Ok(Next::Over(Over::Alone(error))),
+                News::Signal(signal) if self.asked.is_some() => return Ok(Next::Over(Over::Left(signal))),
+                News::Signal(signal) => {
+                    self.ask(signal);
+                    if self.may_leave() {
+                        return Ok(Next::Over(Over::Left(signal)));
+                    }
+                }
+                other => drop(self.crew.watch.heed(other)),
+            }
+        }
+    }
+
+    /// Tells the coordinator that a signal asks this node to end.
+    fn ask(&mut self, signal: i32) {
+        self.asked = Some(signal);
+        let message = if self.may_leave() { FromAgent::Leave { signal } } else { FromAgent::Quit { signal } };
+        // Who can't be told will find out.
+        let _ = self.link.say(&message);
+    }
+
+    /// Whether the run could go on without this node.
+    fn may_leave(&self) -> bool {
+        !self.hosts && self.terms.least < self.terms.most
+    }
+
+    /// Runs the workers of a generation to their end, and tells how that was. An error is how the coordinator was lost.
+    fn play(&mut self, seat: Seat) -> Result<Option<Error>, LaunchError> {
+        let generation = seat.generation;
+        self.crew.watch.begin(generation);
+        // From now on it is the program's.
+        self.port = None;
+        let (run_dir, logs) = (self.crew.run_dir.clone(), self.crew.logs.clone());
+        let given = Given {
+            spec: self.crew.spec,
+            coordinator: self.link.coordinator(),
+            secret: self.secret,
+            run_dir: &run_dir,
+            logs: &logs,
+            generation,
+            folder: generation,
+            restarts: seat.restarts as usize,
+            replaces: false,
+            threads: self.crew.threads,
+            seat,
+        };
+        let mut failure = None;
+        let mut alone = None;
+        match self.crew.start_all(&given) {
+            Ok(_started) => {
+                if let Some(signal) = self.asked {
+                    // The coordinator said so before it knew.
+                    self.crew.watch.obey(Some(signal), MAX_GRACE);
+                }
+                while !self.crew.watch.all_ended() {
+                    alone = alone.or(self.heed_next(&given)?);
+                    if failure.is_none() && self.crew.watch.has_failed() {
+                        failure = self.crew.watch.worker_failure();
+                        if let Some(failure) = failure.clone() {
+                            let _ = self.link.say(&FromAgent::Failed { generation, failure });
+                        }
+                    }
+                }
+                failure = self.crew.watch.worker_failure();
+            }
+            Err(error) => failure = Some(not_started(&given, &error)),
+        }
+        if alone.is_none() {
+            let port = self.reserve_port()?;
+            let _ = self.link.say(&FromAgent::Ended { generation, failure, port });
+        }
+        Ok(alone)
+    }
+
+    /// Does what is to be done about what happens next while workers run; an error is how the coordinator was lost.
+    fn heed_next(&mut self, given: &Given<'_>) -> Result<Option<Error>, LaunchError> {
+        let watch = &mut self.crew.watch;
+        let happened = match self.crew.news.recv_timeout(watch.patience()) {
+            Err(_) => watch.lose_patience().map(Happened::Told),
+            Ok(News::Fleet(ToAgent::Stop { generation, why, signal })) if generation == given.generation => {
+                watch.obey(signal, MAX_GRACE);
+                Some(Happened::Told(Report::Ordered { why }))
+            }
+            Ok(News::Fleet(ToAgent::Failing { generation, rank, message, cause })) => {
+                watch.heed(News::Notice(generation, Notice::Failed { rank, message, cause }))
+            }
+            Ok(News::Fleet(ToAgent::Told { words })) => Some(Happened::Told(Report::Told { words })),
+            Ok(News::Alone(error)) => {
+                watch.obey(None, ALONE);
+                self.crew.tell(Report::Ordered { why: error.to_string() });
+                return Ok(Some(error));
+            }
+            Ok(News::Signal(signal)) => {
+                if self.asked.is_none() {
+                    self.ask(signal);
+                }
+                self.crew.watch.heed(News::Signal(signal))
+            }
+            Ok(other) => watch.heed(other),
+        };
+        if let Some(Happened::Told(report)) = happened {
+            self.crew.tell(report);
+        }
+        Ok(None)
+    }
+}
+
+/// What is told of workers that couldn't be started.
+fn not_started(given: &Given<'_>, error: &LaunchError) -> WorkerFailure {
+    WorkerFailure {
+        rank: given.rank(0),
+        pid: 0,
+        how: "could not be started".into(),
+        reported: Some(error.to_string()),
+        last_lines: Vec::new(),
+        consequence: false,
+        after_stop: false,
+    }
+}

@@ -1,0 +1,130 @@
+//! How the agents of a run find each other: whoever can listen at the endpoint hosts the coordinator, the others dial it.
+
+use crate::crew::Crew;
+use crate::news::News;
+use crate::nodes::Nodes;
+use crate::report::Report;
+use crate::spec::LaunchError;
+use phalanx_coord::{Coordinator, Fleet};
+use phalanx_job::{AgentLink, Error, Terms};
+use phalanx_wire::{Deadline, Generation, Secret};
+use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// How long to wait before a coordinator that isn't there yet is tried again.
+const RETRY: Duration = Duration::from_millis(50);
+/// Something that hangs up on newcomers for so long is no coordinator.
+const HANGS_UP: Duration = Duration::from_secs(5);
+
+/// What came of it.
+pub(super) enum Met {
+    /// The link, and the coordinator if this agent hosts it.
+    At(AgentLink, Option<Coordinator>),
+    /// This signal asked for the end before.
+    Asked(i32),
+}
+
+/// Meets the other agents, or waits for who hosts the coordinator.
+pub(super) fn meet(
+    crew: &Crew<'_>,
+    nodes: &Nodes,
+    terms: &Terms,
+    secret: &Secret,
+) -> Result<Met, LaunchError> {
+    let deadline = Deadline::after(nodes.patience.join);
+    let mut waits = false;
+    let mut hung_up: Option<Instant> = None;
+    loop {
+        let addresses = resolve(nodes)?;
+        if let Some(coordinator) = host(nodes, terms, secret, &addresses)? {
+            let place = coordinator.address();
+            if place.ip().is_loopback() && is_name(&nodes.endpoint.0) {
+                let (host, ip) = (&nodes.endpoint.0, place.ip());
+                let words = format!(
+                    "{host} is {ip} here, where other machines can't reach it: give them all its address"
+                );
+                crew.tell(Report::Told { words });
+            }
+            let link = AgentLink::dial(place, secret, deadline, nodes.patience.silence)?;
+            return Ok(Met::At(link, Some(coordinator)));
+        }
+        let mut error = None;
+        for address in &addresses {
+            match AgentLink::dial(*address, secret, deadline, nodes.patience.silence) {
+                Ok(link) => return Ok(Met::At(link, None)),
+                Err(Error::Broken { .. }) if hung_up.is_some_and(|since| since.elapsed() > HANGS_UP) => {
+                    return Err(Error::NotOurs { address: *address }.into());
+                }
+                Err(broken @ Error::Broken { .. }) => {
+                    hung_up.get_or_insert_with(Instant::now);
+                    error = Some(broken);
+                }
+                Err(unreachable @ Error::Unreachable { .. }) => error = Some(unreachable),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        if let Some(error) = error.filter(|_| deadline.expired()) {
+            return Err(error.into());
+        }
+        if !std::mem::replace(&mut waits, true) {
+            let (host, port) = &nodes.endpoint;
+            let seconds = deadline.remaining().as_secs();
+            let words = format!("waiting for the first node at {host}:{port}; giving up in {seconds} s");
+            crew.tell(Report::Told { words });
+        }
+        if let Ok(News::Signal(signal)) = crew.news.recv_timeout(RETRY) {
+            return Ok(Met::Asked(signal));
+        }
+    }
+}
+
+/// Whether it is a name that may mean something else elsewhere.
+fn is_name(host: &str) -> bool {
+    host != "localhost" && host.parse::<IpAddr>().is_err()
+}
+
+/// The addresses of the endpoint, in an order that is the same for all: a name may stand for several.
+fn resolve(nodes: &Nodes) -> Result<Vec<SocketAddr>, LaunchError> {
+    let (host, port) = &nodes.endpoint;
+    let unknown = |why: String| LaunchError::Endpoint { host: host.clone(), why };
+    let found = (host.as_str(), *port).to_socket_addrs().map_err(|error| unknown(error.to_string()))?;
+    let mut addresses: Vec<SocketAddr> = found.collect();
+    addresses.sort();
+    addresses.dedup();
+    if addresses.is_empty() { Err(unknown("the name has no address".into())) } else { Ok(addresses) }
+}
+
+/// A coordinator at one of these addresses, if it is for this agent to host it and nobody else listens there.
+fn host(
+    nodes: &Nodes,
+    terms: &Terms,
+    secret: &Secret,
+    addresses: &[SocketAddr],
+) -> Result<Option<Coordinator>, LaunchError> {
+    if nodes.node_rank.is_some_and(|rank| rank != 0) {
+        return Ok(None);
+    }
+    let mut is_here = false;
+    for address in addresses {
+        match Coordinator::serve(*address, secret.clone(), Generation(0), 0, |_, _| {}) {
+            Ok(coordinator) => {
+                let clock = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+                let clock_ms = clock.as_millis() as u64;
+                let fleet = Fleet::new(terms.clone(), nodes.patience, Instant::now(), clock_ms);
+                coordinator.lead(fleet).map_err(LaunchError::system("a thread for the nodes"))?;
+                return Ok(Some(coordinator));
+            }
+            Err(error) if error.kind() == ErrorKind::AddrInUse => is_here = true,
+            Err(error) if error.kind() == ErrorKind::AddrNotAvailable => {}
+            Err(error) => {
+                return Err(LaunchError::system(format!("the coordinator can't listen at {address}"))(error));
+            }
+        }
+    }
+    if nodes.node_rank == Some(0) && !is_here {
+        let (host, port) = nodes.endpoint.clone();
+        return Err(LaunchError::NotHere { host, port });
+    }
+    Ok(None)
+}

@@ -1,0 +1,27 @@
+//! How an agent finds the other nodes of a run.
+
+pub use phalanx_coord::Patience;
+use phalanx_job::SecretSource;
+
+/// A run of several nodes, as one of them sees it.
+#[derive(Clone, Debug)]
+pub struct Nodes {
+    /// Where they meet: the host and the port of the coordinator. The first agent that can listen there hosts it.
+    pub endpoint: (String, u16),
+    /// The number of this node, where it is given one: number 0 then hosts the coordinator.
+    pub node_rank: Option<u32>,
+    /// The least number of nodes.
+    pub least: u32,
+    /// The largest.
+    pub most: u32,
+    /// How long what is waited for.
+    pub patience: Patience,
+    /// Where the secret is that all nodes share.
+    pub secret: SecretSource,
+    /// Where other nodes reach this one [default: the address from which it reaches the coordinator].
+    pub address: Option<String>,
+    /// The program as it was typed, by which nodes see that they belong together.
+    pub program: String,
+    /// Its arguments.
+    pub arguments: Vec<String>,
+}

@@ -1,0 +1,53 @@
+//! A rank before it meets the others.
+
+use super::{Worker, cores};
+use crate::error::Error;
+use phalanx_comm::Group;
+use phalanx_job::{Cause, Link, WorkerEnv};
+use phalanx_tensor::Device;
+use phalanx_wire::Deadline;
+use std::time::Duration;
+
+/// What a process is in its run, before it has met the other ranks. See [`Worker::arrive`].
+pub struct Arrival {
+    /// None where the environment gives no rank.
+    env: Option<WorkerEnv>,
+    device: Device,
+}
+
+/// How long whoever started the workers may take to hear of an error.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+impl Arrival {
+    pub(super) fn from_env(threads: Option<usize>) -> Result<Arrival, Error> {
+        let env = WorkerEnv::from_env().map_err(|error| Error::Join(error.to_string()))?;
+        let share = |env: &WorkerEnv| (cores() / env.local_world_size.max(1)).max(1);
+        let own = env.as_ref().map(|env| env.threads.unwrap_or_else(|| share(env)));
+        let device = Device::cpu(threads.or(own).unwrap_or_else(cores));
+        Ok(Arrival { env, device })
+    }
+
+    /// What to compute on, then as well.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Meets the others.
+    pub fn join(self) -> Result<Worker, Error> {
+        match &self.env {
+            Some(env) => Worker::meet(env, self.device),
+            None => Ok(Worker::on(Group::solo(), self.device)),
+        }
+    }
+
+    /// Tells whoever started the workers why this one can't join.
+    pub fn report(&self, error: &Error) {
+        let Some((env, coordinator)) = self.env.as_ref().and_then(|env| Some((env, env.coordinator?))) else {
+            return;
+        };
+        let Ok(secret) = env.secret() else { return };
+        let link = Link::connect(coordinator, &secret, env.rank, env.generation, Deadline::after(PATIENCE));
+        // Where nobody listens, the exit code has to say it.
+        let _ = link.and_then(|mut link| link.fail(error.to_string(), Cause::Own));
+    }
+}
