@@ -56,9 +56,12 @@ pub(crate) struct TrainArgs {
     /// End after this many steps.
     #[arg(long, value_name = "S")]
     pub(crate) steps: Option<u64>,
-    /// Samples a step and worker.
+    /// Samples a step and worker, or logical shard.
     #[arg(long, value_name = "B")]
     pub(crate) batch_size: Option<usize>,
+    /// Cut each step into so many shards, at least one a worker: the results are then the same bits on any number of workers.
+    #[arg(long, value_name = "L")]
+    pub(crate) logical_shards: Option<usize>,
     /// Where the data set lies.
     #[arg(long, value_name = "DIR")]
     pub(crate) data: Option<PathBuf>,

@@ -55,12 +55,14 @@ fn show(folders: &[PathBuf], json: bool) -> u8 {
 
 fn describe(folder: &Path, manifest: &Manifest) -> String {
     let Position { step, epoch, step_in_epoch, samples, plateau, best, .. } = manifest.position;
-    let RunFacts { seed, shuffle, dataset, global_batch, world_size } = manifest.run;
+    let RunFacts { seed, shuffle, dataset, global_batch, world_size, logical_shards } = manifest.run;
     let mut text = format!("{}\n", folder.display());
     text +=
         &format!("  {step} steps, {samples} samples: epoch {epoch}, after {step_in_epoch} of its steps\n");
     let order = if shuffle { "shuffled" } else { "in stored order" };
-    text += &format!("  {dataset} samples {order}, {global_batch} a step, seed {seed}, {world_size} ranks\n");
+    text += &format!("  {dataset} samples {order}, {global_batch} a step, seed {seed}, {world_size} ranks");
+    text +=
+        &if logical_shards == 0 { "\n".to_owned() } else { format!(", {logical_shards} logical shards\n") };
     if let Some(best) = best {
         text += &format!("  best epoch {} with loss {:.4}", best.epoch, best.loss.0);
         text +=

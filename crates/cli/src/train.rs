@@ -58,6 +58,9 @@ fn configured(name: &str, args: &TrainArgs) -> Result<Recipe, Error> {
     recipe.train.epochs = args.epochs.unwrap_or(recipe.train.epochs);
     recipe.train.batch_size = args.batch_size.unwrap_or(recipe.train.batch_size);
     recipe.train.seed = args.seed.unwrap_or(recipe.train.seed);
+    if let Some(shards) = args.logical_shards {
+        recipe.set([format!("parallel.logical_shards={shards}").as_str()])?;
+    }
     if recipe.train.batch_size == 0 {
         return Err(Error::Recipe("--batch-size 0: a batch needs at least one sample".into()));
     }
@@ -71,6 +74,13 @@ fn configured(name: &str, args: &TrainArgs) -> Result<Recipe, Error> {
 fn lead(args: &TrainArgs, recipe: &Recipe) -> Result<u8> {
     if args.nproc_per_node == 0 {
         return Err(WrongUsage("--nproc-per-node 0: a run needs at least one worker".into()).into());
+    }
+    let (shards, workers) = (recipe.parallel.logical_shards, args.nproc_per_node);
+    if let Some(shards) = shards.filter(|&shards| shards < workers) {
+        let error = format!(
+            "--nproc-per-node {workers}: each worker needs a logical shard, of which there are {shards}\nhint: take {workers} or more shards, or fewer workers"
+        );
+        return Err(WrongUsage(error).into());
     }
     Places::from_env(args.data.clone()).find(listing(&recipe.data.name)?, &mut FetchBar::new())?;
     if let Some(init) = &args.init {

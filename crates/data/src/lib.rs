@@ -32,6 +32,7 @@
 mod dataset;
 mod order;
 mod sampler;
+mod sharded;
 
 mod batch;
 mod loader;
@@ -77,6 +78,7 @@ pub use pictures::{BadImages, Pictures};
 pub use places::{Location, Network, Places};
 pub use progress::{FetchEvent, Progress, Silent};
 pub use sampler::{DistributedSampler, ExactSampler, PassSampler, Sampler, StepPlan};
+pub use sharded::ShardSampler;
 pub use transform::{Jitter, Normalise, Pipeline, Transform};
 pub use treatment::{Augment, Pipelines, Treatment};
 pub use verify::{Verified, verify};

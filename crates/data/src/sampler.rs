@@ -73,7 +73,7 @@ impl ExactSampler {
     }
 
     /// Writes the plan of a batch of these positions of the epoch, which all ranks share.
-    fn plan_within(&self, epoch: u64, positions: Range<usize>, into: &mut StepPlan) {
+    pub(crate) fn plan_within(&self, epoch: u64, positions: Range<usize>, into: &mut StepPlan) {
         check("ExactSampler", self.world_size, self.rank, self.batch_size);
         let (position, global) = (positions.start, positions.len());
         let (size, larger) = (global / self.world_size, global % self.world_size);

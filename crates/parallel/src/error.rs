@@ -30,9 +30,8 @@ pub enum Error {
     },
     /// More ranks than there are shards, or no shards at all.
     #[error(
-        "{shards} logical shards for {world_size} {}: each needs at least one\nhint: take {world_size} or more logical shards{}",
-        if *world_size == 1 { "worker" } else { "workers" },
-        if *shards == 0 { "".to_owned() } else { format!(", or {shards} workers or fewer") }
+        "too few logical shards: {shards} for {world_size} {}, and each needs one\nhint: take {world_size} or more",
+        if *world_size == 1 { "worker" } else { "workers" }
     )]
     FewShards {
         /// Into how many parts steps were to be cut.

@@ -24,31 +24,38 @@ pub enum Error {
     },
     /// The last batch is left out, and there is no other.
     #[error(
-        "{samples} samples are less than one batch of {batch_size} on each of {world_size} ranks, and train.drop_last leaves smaller batches out\nhint: take a smaller --batch-size, or fewer workers"
+        "{samples} samples are less than one batch of {batch_size} for each of {dealt_to}, and train.drop_last leaves smaller batches out\nhint: take a smaller --batch-size, or fewer of them"
     )]
     NoFullBatch {
         /// How many there are.
         samples: usize,
-        /// Samples of a batch and rank.
+        /// Samples of a batch and rank, or logical shard.
         batch_size: usize,
-        /// How many ranks train.
-        world_size: usize,
+        /// How many of these there are, in words.
+        dealt_to: String,
     },
     /// A batch norm would see a single value.
     #[error(
-        "{samples} samples in batches of {batch_size} on {world_size} {}: {} has 1 sample, of which this model's batch norm sees 1 value per channel, and training needs more than 1\nhint: {hint}",
-        if *world_size == 1 { "rank" } else { "ranks" },
+        "{samples} samples in batches of {batch_size} on {dealt_to}: {} has 1 sample, of which this model's batch norm sees 1 value per channel, and training needs more than 1\nhint: {hint}",
         if *batch_size == 1 { "each batch" } else { "the last batch of an epoch" }
     )]
     SingleValue {
         /// How many samples an epoch trains on.
         samples: usize,
-        /// Samples of a batch and rank.
+        /// Samples of a batch and rank, or logical shard.
         batch_size: usize,
-        /// How many ranks train.
-        world_size: usize,
+        /// How many of these there are, in words.
+        dealt_to: String,
         /// What to do.
         hint: String,
+    },
+    /// A trainer has logical shards, and what can't be had with them.
+    #[error(
+        "logical shards can't be had with {what}\nhint: more shards make more passes; else train without them"
+    )]
+    BesideShards {
+        /// What that is.
+        what: &'static str,
     },
     /// Something goes by evaluations, and there are none.
     #[error("{what} needs test samples, and there are none\nhint: give the trainer a data set to test on")]

@@ -222,7 +222,7 @@ pub struct TrainRecipe {
     /// How often all samples are seen. Default 1.
     #[serde(default = "one")]
     pub epochs: u64,
-    /// Samples a step and worker. Default 64.
+    /// Samples a step and worker, or logical shard. Default 64.
     #[serde(default = "sixty_four")]
     pub batch_size: usize,
     /// Backward passes a step. Default 1.
@@ -285,6 +285,9 @@ pub struct ParallelRecipe {
     pub bucket_mb: f64,
     /// The same for the gradients that are ready first. Default 1.
     pub first_bucket_mb: f64,
+    /// Into how many shards each step is cut, whatever the number of workers. Default: workers share it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub logical_shards: Option<usize>,
     /// Whether a step may leave parameters without a gradient. Default no.
     pub find_unused: bool,
     /// Whether batch norms go by the whole batch rather than by each worker's part. Default no.
@@ -305,6 +308,7 @@ impl Default for ParallelRecipe {
         ParallelRecipe {
             bucket_mb: 25.0,
             first_bucket_mb: 1.0,
+            logical_shards: None,
             find_unused: false,
             sync_batch_norm: false,
             compress: None,

@@ -7,6 +7,8 @@
 //! the others regroup, settle whose state is the newest (`trainer/settle.rs`), and go on with it: the samples of a step are
 //! the same, only shared out anew.
 
+mod by_shard;
+mod deal;
 mod evaluate;
 mod judge;
 mod requests;
@@ -45,8 +47,11 @@ pub struct Trainer {
     pub epochs: u64,
     /// Ends the run after this many steps, if the epochs don't end before. Default: no such end.
     pub steps: Option<u64>,
-    /// Samples a worker and backward pass. Default 64.
+    /// Samples a worker and backward pass; with logical shards, samples a shard. Default 64.
     pub batch_size: usize,
+    /// Into how many shards each step is cut, whatever the number of workers, which may not be larger: the results then have
+    /// the same bits on any number of them ([`phalanx_parallel::LogicalShards`]). Default: ranks share each step.
+    pub logical_shards: Option<usize>,
     /// Backward passes a step: so many batches make one step, as one large batch would (but for batch norm, which sees each
     /// by itself). The last step of an epoch makes do with those that are left. Default 1.
     pub accumulate: usize,
@@ -93,6 +98,7 @@ impl Default for Trainer {
             epochs: 1,
             steps: None,
             batch_size: 64,
+            logical_shards: None,
             accumulate: 1,
             drop_last: false,
             clip: Clip::default(),

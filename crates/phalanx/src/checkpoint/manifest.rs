@@ -10,11 +10,15 @@ use serde::{Deserialize, Serialize};
 use std::path::Path;
 
 /// The newest format, which is read as all older ones are.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
-/// The format of a checkpoint of these files: the oldest that has them, so that an older reader takes what it can.
-pub(super) fn version_of(files: &[FileEntry]) -> u32 {
-    if files.iter().any(|file| file.holds == Holds::Compression) { VERSION } else { 1 }
+/// The format of a checkpoint of these files and facts: the oldest that has them, so that an older reader takes what it can.
+pub(super) fn version_of(files: &[FileEntry], run: &RunFacts) -> u32 {
+    match files.iter().any(|file| file.holds == Holds::Compression) {
+        _ if run.logical_shards > 0 => VERSION,
+        true => 2,
+        false => 1,
+    }
 }
 
 /// What a file with this name is the sign of: a checkpoint that is whole.
@@ -52,6 +56,13 @@ pub struct RunFacts {
     pub global_batch: u64,
     /// How many ranks there were; another number is fine unless gradients are compressed.
     pub world_size: u64,
+    /// Into how many logical shards a step was cut; 0 where ranks shared it. Since format 3.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub logical_shards: u64,
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// One file of a checkpoint.
@@ -183,7 +194,14 @@ mod tests {
         Manifest {
             version: 1,
             position: Position { step: 12, epoch: 1, step_in_epoch: 2, samples: 768, ..Position::default() },
-            run: RunFacts { seed: 3, shuffle: true, dataset: 640, global_batch: 64, world_size: 2 },
+            run: RunFacts {
+                seed: 3,
+                shuffle: true,
+                dataset: 640,
+                global_batch: 64,
+                world_size: 2,
+                logical_shards: 4,
+            },
             recipe: Some("[model]\nname = \"mnist\"\n".into()),
             files: vec![FileEntry {
                 name: "model.safetensors".into(),
@@ -229,12 +247,12 @@ mod tests {
     #[test]
     fn a_manifest_of_a_later_version_says_so_and_one_with_more_entries_is_read() {
         let text = sample().to_text();
-        let error = parse(&sealed(&text.replace("\"version\": 1", "\"version\": 3"))).unwrap_err();
-        assert!(matches!(error, CheckpointError::Newer { version: 3, .. }), "{error}");
-        assert!(error.to_string().contains("format 3, and this version reads formats up to 2"), "{error}");
+        let error = parse(&sealed(&text.replace("\"version\": 1", "\"version\": 4"))).unwrap_err();
+        assert!(matches!(error, CheckpointError::Newer { version: 4, .. }), "{error}");
+        assert!(error.to_string().contains("format 4, and this version reads formats up to 3"), "{error}");
         // Later versions may hold things that this one can't read.
-        let error = parse(&sealed("{\n  \"version\": 3,\n  \"position\": 0\n}\n")).unwrap_err();
-        assert!(matches!(error, CheckpointError::Newer { version: 3, .. }), "{error}");
+        let error = parse(&sealed("{\n  \"version\": 4,\n  \"position\": 0\n}\n")).unwrap_err();
+        assert!(matches!(error, CheckpointError::Newer { version: 4, .. }), "{error}");
         let more = text.replace("\"version\": 1", "\"version\": 1,\n  \"weather\": \"fair\"");
         assert_eq!(parse(&sealed(&more)).unwrap(), sample());
     }

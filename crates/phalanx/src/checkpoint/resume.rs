@@ -105,12 +105,23 @@ fn same_run(folder: &Path, then: &RunFacts, now: &RunFacts) -> Result<(), Checkp
     let workers =
         [now.world_size, then.world_size].into_iter().find(|&n| n > 0 && then.global_batch.is_multiple_of(n));
     let workers = workers.unwrap_or(1);
-    let batch = format!(
-        "a step must see as many samples as before: with {workers} worker{} a --batch-size of {}, or less and train.accumulate",
-        if workers == 1 { "" } else { "s" },
-        then.global_batch / workers,
-    );
+    let batch = match now.logical_shards {
+        0 => format!(
+            "a step must see as many samples as before: with {workers} worker{} a --batch-size of {}, or less and train.accumulate",
+            if workers == 1 { "" } else { "s" },
+            then.global_batch / workers,
+        ),
+        shards => format!(
+            "a step must see as many samples as before: a --batch-size of {}, which is a shard's",
+            then.global_batch / shards
+        ),
+    };
+    let shards = match then.logical_shards {
+        0 => "go on without --logical-shards".to_owned(),
+        shards => format!("go on with --logical-shards {shards}"),
+    };
     let facts = [
+        ("logical shards:", then.logical_shards, now.logical_shards, shards),
         ("a global batch of", then.global_batch, now.global_batch, batch),
         ("the seed", then.seed, now.seed, format!("go on with the seed {}", then.seed)),
         (

@@ -103,7 +103,7 @@ impl Store {
         }
         let recipe = recipe.map(str::to_owned);
         let manifest = Manifest {
-            version: manifest::version_of(&files),
+            version: manifest::version_of(&files, &run),
             position: snapshot.position,
             run,
             recipe,

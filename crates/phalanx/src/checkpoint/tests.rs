@@ -17,7 +17,8 @@ use std::path::Path;
 use std::sync::Mutex;
 
 const RULE: Sgd = Sgd { lr: 0.1, momentum: 0.9, dampening: 0.0, nesterov: false, weight_decay: 0.0 };
-const RUN: RunFacts = RunFacts { seed: 1, shuffle: true, dataset: 1000, global_batch: 10, world_size: 1 };
+const RUN: RunFacts =
+    RunFacts { seed: 1, shuffle: true, dataset: 1000, global_batch: 10, world_size: 1, logical_shards: 0 };
 
 /// A model whose files have two chunks each.
 struct Run {
@@ -310,6 +311,12 @@ fn checkpoints_of_other_models_optimizers_and_runs_are_refused_and_say_why() {
         rule,
         &["shuffle 1, and this run has 0", "--no-shuffle"],
     );
+    refused(
+        RunFacts { logical_shards: 5, global_batch: 15, ..RUN },
+        own,
+        rule,
+        &["logical shards: 0, and this run has 5", "hint: go on without --logical-shards"],
+    );
     let elsewhere = RunFacts { world_size: 5, ..RUN };
     let resumed = resume::resume(folder.path(), &Worker::alone(1), elsewhere, own, rule).unwrap();
     assert_eq!(resumed.expect("another number of ranks is fine").state.progress.step, 7);
@@ -324,10 +331,10 @@ fn a_checkpoint_from_the_future_is_not_passed_over() {
         run.write(&store, step).unwrap();
     }
     let newest = folder.path().join("step-2");
-    let manifest = Manifest { version: 3, ..Manifest::read(&newest).unwrap() };
+    let manifest = Manifest { version: VERSION + 1, ..Manifest::read(&newest).unwrap() };
     fs::write(newest.join(manifest::FILE), manifest.to_text()).unwrap();
     let error = run.resume(folder.path()).unwrap_err().to_string();
-    assert!(error.contains("step-2/manifest.json: a checkpoint of format 3"), "{error}");
+    assert!(error.contains("step-2/manifest.json: a checkpoint of format 4"), "{error}");
 }
 
 #[test]

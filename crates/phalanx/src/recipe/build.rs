@@ -293,6 +293,7 @@ impl Recipe {
             loss: self.loss(),
             epochs: self.train.epochs,
             batch_size: self.train.batch_size,
+            logical_shards: self.parallel.logical_shards,
             seed: self.train.seed,
             schedule: self.schedule(),
             plateau: self.plateau(),

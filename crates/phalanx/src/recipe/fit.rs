@@ -105,6 +105,7 @@ fn check_counts(origin: &str, table: &Table) -> Result<(), RecipeError> {
         let (origin, key) = (origin.to_owned(), key.to_owned());
         Err(RecipeError::BadValue { origin, key, expected, found, nearest: None })
     };
+    check_shards(origin, table)?;
     let augment = value("data", "augment").and_then(toml::Value::as_bool);
     if augment == Some(true) && !PICTURES.contains(&dataset) {
         return refuse("data.augment", "false".into(), "true".into());
@@ -122,4 +123,29 @@ fn check_counts(origin: &str, table: &Table) -> Result<(), RecipeError> {
         }
         _ => Ok(()),
     }
+}
+
+/// Refuses logical shards beside what they can't be had with.
+fn check_shards(origin: &str, table: &Table) -> Result<(), RecipeError> {
+    let value = |section: &str, leaf: &str| table.get(section).and_then(|section| section.get(leaf));
+    if value("parallel", "logical_shards").is_none() {
+        return Ok(());
+    }
+    let fitting: [(&str, &str, toml::Value); 3] = [
+        ("train", "accumulate", 1.into()),
+        ("parallel", "sync_batch_norm", false.into()),
+        ("parallel", "compress", "none".into()),
+    ];
+    for (section, leaf, want) in fitting {
+        if let Some(found) = value(section, leaf).filter(|&found| *found != want) {
+            return Err(RecipeError::BadValue {
+                origin: origin.to_owned(),
+                key: format!("{section}.{leaf}"),
+                expected: format!("{want} beside parallel.logical_shards"),
+                found: found.to_string(),
+                nearest: None,
+            });
+        }
+    }
+    Ok(())
 }

@@ -67,6 +67,8 @@ const MOST_CLASSES: u64 = 1 << 20;
 const MOST_PIXELS: u64 = 1 << 14;
 /// Threads of a worker.
 const MOST_THREADS: u64 = 1 << 10;
+/// Shards of a step.
+const MOST_SHARDS: u64 = 1 << 16;
 
 /// The models that a recipe can name.
 const MODELS: &[&str] = &[
@@ -245,7 +247,7 @@ pub const KEYS: &[Key] = &[
     must("train.loss", OneOf(&["nll", "cross-entropy", "mse"]), "how outputs are held against targets"),
     row("train.label_smoothing", Share, &["cross-entropy"], "how much of a label is spread over all classes"),
     row("train.epochs", Count(1), &[], "how often all samples are seen"),
-    row("train.batch_size", Count(1), &[], "samples a worker and backward pass"),
+    row("train.batch_size", Count(1), &[], "samples a worker, or logical shard, and backward pass"),
     row("train.accumulate", Count(1), &[], "backward passes a step"),
     row(
         "train.drop_last",
@@ -292,6 +294,12 @@ pub const KEYS: &[Key] = &[
     ),
     row("parallel.bucket_mb", Positive, &[], "about how many MiB of gradients travel together"),
     row("parallel.first_bucket_mb", Positive, &[], "the same for the gradients that are ready first"),
+    row(
+        "parallel.logical_shards",
+        Between(1, MOST_SHARDS),
+        &[],
+        "shards that each step is cut into: results don't depend on the number of workers",
+    ),
     row("parallel.find_unused", Flag, &[], "whether a step may leave parameters without a gradient"),
     row("parallel.sync_batch_norm", Flag, &[], "whether batch norms go by the batch of all workers"),
     row(

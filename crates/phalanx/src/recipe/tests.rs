@@ -88,6 +88,9 @@ fn words_become_parts() {
     assert_eq!(recipe.loss(), Loss::CrossEntropy { label_smoothing: 0.1 });
     let trainer = set("mnist", &["parallel.bucket_mb=0.5", "train.seed=7"]).unwrap().trainer().unwrap();
     assert_eq!((trainer.ddp.bucket_bytes, trainer.seed), (1 << 19, 7));
+    let shards = |set: Result<Recipe, String>| set.unwrap().trainer().unwrap().logical_shards;
+    assert_eq!(shards(set("mnist", &["parallel.logical_shards=4"])), Some(4));
+    assert_eq!(shards(set("mnist", &[])), None);
     let power = Compress::PowerSgd { rank: 1, start_step: 1000 };
     let words = [
         ("none", Compress::Nothing),
@@ -291,6 +294,10 @@ fn wrong_settings_say_what_would_be_right() {
             &["parallel.rank has no meaning for compress none, which takes: parallel.bucket_mb"],
         ),
         ("parallel.rank=0", &["parallel.rank must be a whole number from 1"]),
+        (
+            "parallel.logical_shards=0",
+            &["parallel.logical_shards must be a whole number from 1 to 65536, got: 0"],
+        ),
         ("train.ema=1", &["train.ema must be a number from 0 to below 1, got: 1"]),
         ("train.patience=0", &["train.patience must be a whole number of at least 1, got: 0"]),
         ("train.keep=0", &["train.keep must be a whole number of at least 1, got: 0"]),

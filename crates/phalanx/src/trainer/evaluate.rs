@@ -1,5 +1,6 @@
 //! How a model does on samples that it didn't learn from.
 
+use super::by_shard::ByShard;
 use super::run::Run;
 use crate::error::Error;
 use phalanx_data::Target;
@@ -33,12 +34,13 @@ pub(super) fn evaluate(
 fn as_it_is(run: &mut Run<'_>) -> Result<Option<Evaluation>, Error> {
     let Some(test) = &run.test else { return Ok(None) };
     let (loss, device) = (run.trainer.loss, run.worker.device());
-    let mut totals = [0.0; 4];
+    let mut totals = ByShard::<4>::of(&*run.strategy);
     let mut bad_images = 0;
     // Of five classes or less every label is among the first five.
     let more_than_five = matches!(test.dataset().target(), Target::Classes(n) if n > 5);
-    for batch in test.epoch(0)? {
-        if run.exchange_between_steps()?.stop {
+    for (pass, batch) in test.epoch(0)?.enumerate() {
+        // Ranks may hold different numbers of shards, and all ask each other once a step.
+        if pass % totals.rows() == 0 && run.exchange_between_steps()?.stop {
             return Ok(None);
         }
         let batch = batch?;
@@ -48,21 +50,22 @@ fn as_it_is(run: &mut Run<'_>) -> Result<Option<Evaluation>, Error> {
         }
         no_grad(|| {
             let output = run.model.forward(&batch.input_tensor(device), &mut Ctx::eval());
-            totals[0] += loss.of(&output, &batch.target_tensor(device)).item() * batch.len() as f64;
-            totals[1] += batch.len() as f64;
+            let mean = loss.of(&output, &batch.target_tensor(device)).item();
+            let [mut right, mut among_five] = [0.0; 2];
             if loss.has_labels() {
                 let scores = output.to_vec::<f32>();
                 for (scores, &label) in scores.chunks_exact(output.dims()[1]).zip(batch.labels()) {
                     let place = place(scores, label as usize);
-                    totals[2] += f64::from(place.is_some_and(|place| place < 1));
-                    totals[3] += f64::from(place.is_some_and(|place| place < 5));
+                    right += f64::from(place.is_some_and(|place| place < 1));
+                    among_five += f64::from(place.is_some_and(|place| place < 5));
                 }
             }
+            let samples = batch.len() as f64;
+            totals.add(pass, [mean * samples, samples, right, among_five]);
         });
     }
     run.bad_images += bad_images;
-    run.strategy.sum(&mut totals)?;
-    let [total, samples, right, among_five] = totals;
+    let [total, samples, right, among_five] = totals.whole(&mut *run.strategy)?;
     let accuracy = loss.has_labels().then_some(right / samples);
     let top5 = (loss.has_labels() && more_than_five).then_some(among_five / samples);
     Ok(Some(Evaluation { loss: total / samples, accuracy, top5 }))

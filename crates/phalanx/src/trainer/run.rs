@@ -1,5 +1,7 @@
 //! Who works on what in one run: the model, its parameters, the strategy that shares them, and the samples of this rank.
 
+use super::by_shard::ByShard;
+use super::deal::{Deal, Wanted};
 use super::used::{Used, WORDS};
 use super::{Data, OnNan, Progress, Trainer, Watch, small_batch};
 use crate::checkpoint::RunFacts;
@@ -7,9 +9,11 @@ use crate::error::Error;
 use crate::event::Event;
 use crate::worker::Worker;
 use phalanx_comm::Group;
-use phalanx_data::{Batch, Batches, ExactSampler, Loader, Order, PassSampler};
+use phalanx_data::{Batch, Batches, Loader, Order};
 use phalanx_nn::{Average, Ctx, Module, Moment, Parameters};
-use phalanx_parallel::{Ddp, Place, SingleDevice, Strategy, Sync};
+use phalanx_parallel::{
+    Compress, Ddp, DdpConfig, LogicalShards, LogicalShardsConfig, SingleDevice, Strategy, Sync,
+};
 use std::sync::Arc;
 
 /// A run as long as one membership lasts, ready for its first step.
@@ -20,8 +24,8 @@ pub(super) struct Run<'a> {
     pub(super) model: &'a dyn Module,
     pub(super) parameters: &'a Parameters,
     pub(super) strategy: Box<dyn Strategy>,
-    /// How the samples of a step are shared out.
-    pub(super) passes: PassSampler,
+    /// How the samples of a step are dealt.
+    pub(super) deal: Deal,
     pub(super) train: Loader,
     pub(super) test: Option<Loader>,
     /// Bad images of this rank in this epoch that others took the place of.
@@ -31,7 +35,7 @@ pub(super) struct Run<'a> {
 /// What the making of a step's gradients leaves beside them.
 pub(super) struct Made {
     /// This rank's part of the loss.
-    pub(super) loss: f64,
+    pub(super) loss: ByShard<1>,
     /// The norm of the gradients before they were cut by it, if they are.
     pub(super) norm: Option<f64>,
     /// The samples that this rank took.
@@ -51,7 +55,7 @@ pub(super) struct Tally {
     pub(super) used: Used,
 }
 
-/// Test samples a step and worker: enough to keep the kernels busy, few enough to stay in the cache.
+/// Test samples a step and worker, or logical shard: enough to keep the kernels busy, few enough to stay in the cache.
 const TEST_BATCH: usize = 200;
 
 impl<'a> Run<'a> {
@@ -84,28 +88,24 @@ impl<'a> Run<'a> {
         if *watch == Watch::Accuracy && !trainer.loss.has_labels() {
             return Err(Error::NoAccuracy);
         }
-        let mut strategy: Box<dyn Strategy> = match group.world_size() {
-            1 => Box::new(SingleDevice::new()),
-            _ => Box::new(Ddp::with(group.clone(), trainer.ddp.clone())),
-        };
+        let mut strategy = strategy(trainer, &group)?;
         strategy.prepare(parameters)?;
         let order = if trainer.shuffle { Order::Shuffled { seed: trainer.seed } } else { Order::Stored };
-        let place = strategy.place();
-        let ranks = ranks(place, train.len(), trainer.batch_size, order);
         // What is left out doesn't depend on how many ranks there happen to be.
         let batch_of_all = (global_batch / trainer.accumulate).max(1);
         let samples = train.len() - if trainer.drop_last { train.len() % batch_of_all } else { 0 };
-        let passes = PassSampler { ranks, step: global_batch, samples };
-        let train = Loader::new(Arc::clone(train), passes, trainer.loader);
+        let (len, batch_size) = (train.len(), trainer.batch_size);
+        let deal = Deal::of(Wanted { len, samples, step: global_batch, batch_size, order }, &*strategy);
+        let train = deal.loader(train, trainer.loader);
         let test = test.as_ref().map(|test| {
-            let ranks = self::ranks(place, test.len(), TEST_BATCH, Order::Stored);
-            Loader::new(Arc::clone(test), ranks, trainer.loader)
+            let (len, step, order) = (test.len(), deal.parts() * TEST_BATCH, Order::Stored);
+            let wanted = Wanted { len, samples: len, step, batch_size: TEST_BATCH, order };
+            Deal::of(wanted, &*strategy).loader(test, trainer.loader)
         });
         let run =
-            Run { trainer, worker, group, model, parameters, strategy, passes, train, test, bad_images: 0 };
+            Run { trainer, worker, group, model, parameters, strategy, deal, train, test, bad_images: 0 };
         if run.samples_per_epoch() == 0 {
-            let (samples, batch_size) = (run.train.dataset().len(), trainer.batch_size);
-            return Err(Error::NoFullBatch { samples, batch_size, world_size: run.world_size() });
+            return Err(Error::NoFullBatch { samples: len, batch_size, dealt_to: run.deal.to() });
         }
         small_batch::check(&run)?;
         Ok(run)
@@ -123,29 +123,28 @@ impl<'a> Run<'a> {
 
     /// How many samples an epoch trains on.
     pub(super) fn samples_per_epoch(&self) -> usize {
-        self.passes.samples
+        self.deal.samples()
     }
 
     /// How many steps an epoch has.
     pub(super) fn steps_per_epoch(&self) -> u64 {
-        self.samples_per_epoch().div_ceil(self.passes.step) as u64
+        self.samples_per_epoch().div_ceil(self.deal.step()) as u64
     }
 
     /// How many samples of the epoch at hand were trained on.
     pub(super) fn samples_in_epoch(&self, progress: &Progress) -> usize {
-        (progress.step_in_epoch as usize).saturating_mul(self.passes.step).min(self.samples_per_epoch())
+        (progress.step_in_epoch as usize).saturating_mul(self.deal.step()).min(self.samples_per_epoch())
     }
 
     /// The samples that the steps of the epoch at hand were to take.
     pub(super) fn due(&self, progress: &Progress) -> Used {
-        let ExactSampler { len, order, .. } = self.passes.ranks;
-        let order = order.epoch(len, progress.epoch);
+        let order = self.deal.order().epoch(self.train.dataset().len(), progress.epoch);
         Used::of((0..self.samples_in_epoch(progress)).map(|position| order.index(position) as u64))
     }
 
     /// The batches of the epoch at hand that weren't trained on yet.
     pub(super) fn batches(&self, progress: &Progress) -> Result<Batches, Error> {
-        let first = progress.step_in_epoch as usize * self.passes.passes_of(self.passes.step);
+        let first = progress.step_in_epoch as usize * self.deal.passes_of(self.deal.step());
         Ok(self.train.epoch_from(progress.epoch, first)?)
     }
 
@@ -161,8 +160,9 @@ impl<'a> Run<'a> {
             seed: self.trainer.seed,
             shuffle: self.trainer.shuffle,
             dataset: self.train.dataset().len() as u64,
-            global_batch: self.passes.step as u64,
+            global_batch: self.deal.step() as u64,
             world_size: self.world_size() as u64,
+            logical_shards: self.trainer.logical_shards.unwrap_or(0) as u64,
         }
     }
 
@@ -190,17 +190,18 @@ impl<'a> Run<'a> {
     /// over all of them, also where an epoch ends with fewer or smaller batches.
     pub(super) fn gradients(&mut self, batches: &mut Batches, progress: &Progress) -> Result<Made, Error> {
         let left = self.samples_per_epoch() - self.samples_in_epoch(progress);
-        let samples = self.passes.step.min(left);
-        let passes = self.passes.passes_of(samples);
-        let (mut loss, mut used) = (0.0, Used::default());
+        let samples = self.deal.step().min(left);
+        let passes = self.deal.passes_of(samples);
+        let (mut loss, mut used) = (ByShard::of(&*self.strategy), Used::default());
         for (pass, batch) in batches.take(passes).enumerate() {
             let (batch, sync) = (batch?, if pass + 1 == passes { Sync::Now } else { Sync::Later });
             used.add(Used::of(batch.sample_ids().iter().copied()));
-            loss += self.pass(&batch, progress.step, samples, sync)?;
+            loss.add(pass, [self.pass(&batch, progress.step, samples, sync)?]);
         }
         self.strategy.finish(self.parameters)?;
         let norm = self.trainer.clip.apply(&mut self.parameters.grads().arena().flat_mut::<f32>());
-        self.check(loss, norm, progress.step)?;
+        let [own] = loss.own();
+        self.check(own, norm, progress.step)?;
         Ok(Made { loss, norm, used })
     }
 
@@ -214,6 +215,7 @@ impl<'a> Run<'a> {
         if let Some(sum) = shared {
             ctx = ctx.sharing(sum);
         }
+        self.strategy.begin_pass(self.parameters);
         let loss = takes_part.then(|| {
             let output = self.model.forward(&batch.input_tensor(self.worker.device()), &mut ctx);
             if batch.is_empty() {
@@ -275,21 +277,36 @@ impl<'a> Run<'a> {
     pub(super) fn exchange(&mut self, made: &Made) -> Result<Tally, Error> {
         let [stop, change] = [self.trainer.requests.stop(), self.worker.is_change_due()];
         let [samples, high, low] = made.used.words();
-        let mut words = [f64::from(stop), f64::from(change), made.loss, samples, high, low];
-        self.strategy.sum(&mut words)?;
-        let [stop, change, loss, used @ ..] = words;
+        let words: ByShard<{ 3 + WORDS }> =
+            made.loss.beside([f64::from(stop), f64::from(change), samples, high, low]);
+        let [loss, stop, change, used @ ..] = words.whole(&mut *self.strategy)?;
         let used: [f64; WORDS] = used;
         Ok(Tally { stop: stop > 0.0, change: change > 0.0, loss, used: Used::from_words(used) })
     }
 
     /// The same where there was no step.
     pub(super) fn exchange_between_steps(&mut self) -> Result<Tally, Error> {
-        self.exchange(&Made { loss: 0.0, norm: None, used: Used::default() })
+        self.exchange(&Made { loss: ByShard::of(&*self.strategy), norm: None, used: Used::default() })
     }
 }
 
-/// This rank's share of `len` samples.
-fn ranks(place: Place, len: usize, batch_size: usize, order: Order) -> ExactSampler {
-    let Place { rank, world_size } = place;
-    ExactSampler { len, world_size, rank, batch_size, order }
+/// Who computes what, as the trainer says.
+fn strategy(trainer: &Trainer, group: &Group) -> Result<Box<dyn Strategy>, Error> {
+    let DdpConfig { find_unused, sync_batch_norm, compress, .. } = trainer.ddp;
+    let beside_shards = [
+        ("several passes a step", trainer.accumulate > 1),
+        ("statistics over the batch of all ranks", sync_batch_norm),
+        ("a compression of gradients", compress != Compress::Nothing),
+    ];
+    Ok(match (trainer.logical_shards, group.world_size()) {
+        (Some(shards), _) => {
+            if let Some((what, _)) = beside_shards.into_iter().find(|(_, asked)| *asked) {
+                return Err(Error::BesideShards { what });
+            }
+            let config = LogicalShardsConfig { find_unused, ..LogicalShardsConfig::new(shards) };
+            Box::new(LogicalShards::new(group.clone(), config)?)
+        }
+        (None, 1) => Box::new(SingleDevice::new()),
+        (None, _) => Box::new(Ddp::with(group.clone(), trainer.ddp.clone())),
+    })
 }

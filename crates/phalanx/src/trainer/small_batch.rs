@@ -10,11 +10,11 @@ use phalanx_tensor::{DType, Tensor, no_grad};
 /// Refuses a run in which a batch norm will see one value a channel.
 pub(super) fn check(run: &Run<'_>) -> Result<(), Error> {
     let Trainer { batch_size, .. } = *run.trainer;
-    let (samples, world_size) = (run.samples_per_epoch(), run.world_size());
-    let (step, pass) = (run.passes.step, run.passes.pass());
+    let samples = run.samples_per_epoch();
+    let (step, pass, parts) = (run.deal.step(), run.deal.pass(), run.deal.parts());
     let sharing = run.strategy.shared_batch().map_or(Sharing::Apart, |_| Sharing::Together);
     let reaches_last = run.steps() >= run.steps_per_epoch();
-    let sizes = Sizes { samples, step, pass, world_size, sharing };
+    let sizes = Sizes { samples, step, pass, parts, sharing };
     if sizes.fewest(reaches_last) > 1 || fewest_values(run) != Some(1) {
         return Ok(());
     }
@@ -22,10 +22,11 @@ pub(super) fn check(run: &Run<'_>) -> Result<(), Error> {
         1 => vec!["take a --batch-size of at least 2"],
         _ => vec!["take another --batch-size", "leave such a batch out with --set train.drop_last=true"],
     };
-    if (Sizes { sharing: Sharing::Together, ..sizes }).fewest(reaches_last) > 1 {
+    let can_share = run.strategy.shards().is_none();
+    if can_share && (Sizes { sharing: Sharing::Together, ..sizes }).fewest(reaches_last) > 1 {
         ways.push("let batch norm go by the batch of all ranks with --set parallel.sync_batch_norm=true");
     }
-    Err(Error::SingleValue { samples, batch_size, world_size, hint: ways.join(", or ") })
+    Err(Error::SingleValue { samples, batch_size, dealt_to: run.deal.to(), hint: ways.join(", or ") })
 }
 
 /// The fewest values that a batch norm of the model has of a channel of one sample, if the model has a batch norm.
@@ -44,16 +45,17 @@ struct Sizes {
     samples: usize,
     /// Samples of a step of all ranks.
     step: usize,
-    /// Samples of a pass of all ranks, but for the last of a step.
+    /// Samples of a pass of all ranks, or shards, but for the last of a step.
     pass: usize,
-    world_size: usize,
+    /// How many of these there are.
+    parts: usize,
     sharing: Sharing,
 }
 
 /// Whose samples a batch norm goes by.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Sharing {
-    /// Each rank's own.
+    /// Each rank's own, or each shard's.
     Apart,
     /// Those of all ranks.
     Together,
@@ -62,11 +64,11 @@ enum Sharing {
 impl Sizes {
     /// The fewest samples that a batch norm goes by in any batch of an epoch: in the last one only if that is reached.
     fn fewest(self, reaches_last: bool) -> usize {
-        let Sizes { samples, step, pass, world_size, sharing } = self;
+        let Sizes { samples, step, pass, parts, sharing } = self;
         let part = |of_all: usize| match sharing {
             Sharing::Together => of_all,
-            // The first ranks have one more, and where there are fewer samples than ranks, the others have none.
-            Sharing::Apart => (of_all / world_size).max(1),
+            // The first parts have one more, and where there are fewer samples than parts, the others have none.
+            Sharing::Apart => (of_all / parts).max(1),
         };
         let full = (samples >= step).then_some(step);
         let last = Some(samples % step).filter(|_| reaches_last);
@@ -83,7 +85,7 @@ mod tests {
 
     /// The same by looking at every batch.
     fn counted(sizes: Sizes) -> usize {
-        let Sizes { samples: len, step, pass: batch_size, world_size, sharing } = sizes;
+        let Sizes { samples: len, step, pass: batch_size, parts: world_size, sharing } = sizes;
         let parts = (0..world_size).flat_map(|rank| {
             let batch_size = batch_size.div_ceil(world_size);
             let ranks = ExactSampler { len, world_size, rank, batch_size, order: Order::Stored };
@@ -106,7 +108,7 @@ mod tests {
                         for passes in [1, 2, 3] {
                             let pass = usize::saturating_mul(batch_size, world_size);
                             let step = pass.saturating_mul(passes);
-                            let sizes = Sizes { samples, step, pass, world_size, sharing };
+                            let sizes = Sizes { samples, step, pass, parts: world_size, sharing };
                             assert_eq!(sizes.fewest(true), counted(sizes), "{sizes:?}");
                         }
                     }
@@ -117,7 +119,7 @@ mod tests {
 
     #[test]
     fn a_last_batch_that_is_not_reached_does_not_count() {
-        let sizes = Sizes { samples: 65, step: 64, pass: 64, world_size: 2, sharing: Sharing::Apart };
+        let sizes = Sizes { samples: 65, step: 64, pass: 64, parts: 2, sharing: Sharing::Apart };
         assert_eq!((sizes.fewest(true), sizes.fewest(false)), (1, 32));
         assert_eq!(Sizes { step: 2, pass: 2, ..sizes }.fewest(false), 1);
     }

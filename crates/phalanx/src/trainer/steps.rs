@@ -32,6 +32,8 @@ pub(super) struct Course<'a> {
     pub(super) evaluation: Option<Evaluation>,
     /// After which step the last evaluation was told.
     evaluated: Option<u64>,
+    /// The buffers before a step that doesn't count yet, which its forward passes change; else nothing.
+    before_step: Vec<f32>,
     /// When the membership before was left.
     pub(super) left: Option<Instant>,
 }
@@ -69,6 +71,7 @@ impl<'a> Course<'a> {
             tells: false,
             evaluation: None,
             evaluated: None,
+            before_step: Vec::new(),
             left: None,
         }
     }
@@ -107,10 +110,16 @@ impl<'a> Course<'a> {
         if let Some(checkpoints) = &mut self.checkpoints {
             checkpoints.settle()?;
         }
+        // A step that was given up is made again from where it began.
+        if !self.before_step.is_empty() {
+            parameters.buffers().flat_mut::<f32>().copy_from_slice(&self.before_step);
+            self.before_step.clear();
+        }
         let standing = std::mem::replace(&mut self.standing, Standing::Fresh);
         let settled = settle::settle(&group, standing, parameters, state, &mut self.last)?;
         let global_batch = settled.unwrap_or_else(|| {
-            group.world_size().saturating_mul(trainer.batch_size).saturating_mul(trainer.accumulate)
+            let sharers = trainer.logical_shards.unwrap_or(group.world_size());
+            sharers.saturating_mul(trainer.batch_size).saturating_mul(trainer.accumulate)
         });
         let mut run = Run::prepare(trainer, worker, group, model, parameters, data, global_batch)?;
         let facts = run.facts();
@@ -157,8 +166,10 @@ impl<'a> Course<'a> {
         let mut batches = run.batches(&state.progress)?;
         while state.progress.step < last && state.progress.step_in_epoch < steps_per_epoch {
             let (step, step_start) = (state.progress.step, Instant::now());
+            self.before_step.extend_from_slice(&self.parameters.buffers().flat::<f32>());
             let made = run.gradients(&mut batches, &state.progress)?;
             let tally = run.exchange(&made)?;
+            self.before_step.clear();
             let factor = run.factor(&state.progress);
             if let Some(checkpoints) = &mut self.checkpoints {
                 checkpoints.settle()?;
