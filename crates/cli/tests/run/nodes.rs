@@ -192,9 +192,15 @@ fn all_ranks_get_torchruns_environment_whatever_each_node_starts() {
 #[test]
 fn a_failure_on_one_node_starts_all_workers_again_and_is_told_on_both() {
     let site = Site::new(&["--nnodes", "2", "--max-restarts", "1"]);
-    let script = "echo $TORCHELASTIC_RESTART_COUNT $GROUP_RANK; \
-                  test $GROUP_RANK = 1 && { echo the reason >&2; exit $((7 + TORCHELASTIC_RESTART_COUNT)); }; exec sleep 60";
-    let [a, b] = site.two(script);
+    // It fails when the other has said what it says: one that is stopped before that says nothing.
+    let met = site.folder("met").display().to_string();
+    let script = format!(
+        "echo $TORCHELASTIC_RESTART_COUNT $GROUP_RANK; mkdir -p {met}/$TORCHELASTIC_RESTART_COUNT-$GROUP_RANK; \
+         test $GROUP_RANK = 0 && exec sleep 60; \
+         until test -d {met}/$TORCHELASTIC_RESTART_COUNT-0; do sleep 0.01; done; \
+         echo the reason >&2; exit $((7 + TORCHELASTIC_RESTART_COUNT))"
+    );
+    let [a, b] = site.two(&script);
     for (node, agent) in [a, b].into_iter().enumerate() {
         let (code, out, said) = agent.end();
         assert_eq!(code, 1, "{said}");
