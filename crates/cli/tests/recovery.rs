@@ -206,12 +206,14 @@ fn without_restarts_a_lost_worker_ends_the_run() {
 }
 
 #[test]
-fn a_campaign_of_faults_ends_with_every_step_and_sample_used_once() {
+fn a_campaign_of_faults_ends_with_the_bits_of_a_run_that_is_left_alone() {
     let folder = tempfile::tempdir().unwrap();
     let mut command = phalanx(folder.path());
-    let out = command.args(["chaos", "--faults", "8", "--seed", "5", "--json"]).output().unwrap();
+    command.args(["chaos", "--faults", "8", "--seed", "5", "--json", "--set", "parallel.logical_shards=4"]);
+    let out = command.output().unwrap();
     assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
     let found: Value = serde_json::from_str(&text(&out.stdout)).unwrap();
+    assert_eq!(found["same_bits"], true, "{found}");
     assert_eq!((found["faults"].as_u64(), found["steps"].as_u64()), (Some(8), Some(320)), "{found}");
     assert!(
         found["memberships"].as_u64() > Some(0) && found["epochs_each_once"].as_u64() > Some(0),

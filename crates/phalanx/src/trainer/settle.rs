@@ -22,6 +22,15 @@ pub(super) enum Standing {
     },
 }
 
+/// What of the run was told.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Told {
+    /// What is to be told last.
+    pub(super) last: Option<Event>,
+    /// After which step the last evaluation was told.
+    pub(super) evaluated: Option<u64>,
+}
+
 /// What goes before the arrays.
 #[derive(Serialize, Deserialize)]
 struct Header {
@@ -31,8 +40,7 @@ struct Header {
     /// How many arrays the optimizer has.
     states: usize,
     average: bool,
-    /// What is to be told last.
-    last: Option<Event>,
+    told: Told,
 }
 
 /// Brings all ranks to the newest state that any of them holds, and gives the samples of a step of the run; none if no rank
@@ -42,9 +50,9 @@ pub(super) fn settle(
     standing: Standing,
     parameters: &Parameters,
     state: &mut State,
-    last: &mut Option<Event>,
+    told: &mut Told,
 ) -> Result<Option<usize>, Error> {
-    let own = key(standing, state);
+    let own = key(standing, state, told);
     let mut all = vec![0u64; KEY * group.world_size()];
     group.all_gather(&own, &mut all)?;
     let keys = all.as_chunks::<KEY>().0;
@@ -57,7 +65,7 @@ pub(super) fn settle(
         return Ok(Some(keys[source][1] as usize));
     }
     let root = Rank(source as u32);
-    let header = share_header(group, root, standing, state, last.as_ref())?;
+    let header = share_header(group, root, standing, state, told)?;
     let share = |own: Option<&[f32]>, len: usize| -> Result<Vec<f32>, Error> {
         let mut array = own.map_or_else(|| vec![0.0; len], <[f32]>::to_vec);
         group.broadcast(&mut array, root)?;
@@ -91,19 +99,21 @@ pub(super) fn settle(
         }
         state.optimizer.take_over(header.optimizer_steps, states);
         (state.progress, state.average) = (header.position.into(), average);
-        *last = header.last;
+        *told = header.told;
     }
     Ok(Some(header.global_batch))
 }
 
-const KEY: usize = 4;
+const KEY: usize = 5;
 
-/// How far a rank is, for comparison: whether it holds a state, the samples of a step, and the position.
-fn key(standing: Standing, state: &State) -> [u64; KEY] {
+/// How far a rank is, for comparison: whether it holds a state, the samples of a step, the position, and whether what came of
+/// that was told.
+fn key(standing: Standing, state: &State, told: &Told) -> [u64; KEY] {
     match standing {
         Standing::Fresh => [0; KEY],
         Standing::Holds { global_batch } => {
-            [1, global_batch as u64, state.progress.step, state.progress.epoch]
+            let (step, epoch) = (state.progress.step, state.progress.epoch);
+            [1, global_batch as u64, step, epoch, u64::from(told.evaluated == Some(step))]
         }
     }
 }
@@ -113,7 +123,7 @@ fn share_header(
     root: Rank,
     standing: Standing,
     state: &State,
-    last: Option<&Event>,
+    told: &Told,
 ) -> Result<Header, Error> {
     let mut text = Vec::new();
     if let Standing::Holds { global_batch } = standing {
@@ -123,7 +133,7 @@ fn share_header(
             optimizer_steps: state.optimizer.steps(),
             states: state.optimizer.state().count(),
             average: state.average.is_some(),
-            last: last.cloned(),
+            told: told.clone(),
         };
         text = serde_json::to_vec(&header).expect("a header is always JSON");
     }

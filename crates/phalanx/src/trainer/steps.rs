@@ -5,7 +5,7 @@
 
 use super::evaluate::evaluate;
 use super::run::{Run, Tally};
-use super::settle::{self, Standing};
+use super::settle::{self, Standing, Told};
 use super::{Data, Evaluation, State, Trainer};
 use crate::checkpoint::Checkpoints;
 use crate::error::Error;
@@ -32,6 +32,10 @@ pub(super) struct Course<'a> {
     pub(super) evaluation: Option<Evaluation>,
     /// After which step the last evaluation was told.
     evaluated: Option<u64>,
+    /// Whether what the run leaves behind was kept here.
+    concluded: bool,
+    /// Whether the membership at hand goes on with what another had.
+    goes_on: bool,
     /// The buffers before a step that doesn't count yet, which its forward passes change; else nothing.
     before_step: Vec<f32>,
     /// When the membership before was left.
@@ -71,6 +75,8 @@ impl<'a> Course<'a> {
             tells: false,
             evaluation: None,
             evaluated: None,
+            concluded: false,
+            goes_on: false,
             before_step: Vec::new(),
             left: None,
         }
@@ -83,9 +89,7 @@ impl<'a> Course<'a> {
         // An epoch whose steps are all made is not over before it was evaluated.
         while state.progress.step < last && !trainer.lost_patience(&state.progress)
             || state.progress.step_in_epoch == steps_per_epoch
-            || self.left.is_some()
-                && self.evaluated != Some(state.progress.step)
-                && state.progress.step == last
+            || self.goes_on && self.evaluated != Some(state.progress.step) && state.progress.step == last
         {
             let tally = self.epoch(&mut run, state, last)?;
             if tally.change && !tally.stop {
@@ -115,12 +119,19 @@ impl<'a> Course<'a> {
             parameters.buffers().flat_mut::<f32>().copy_from_slice(&self.before_step);
             self.before_step.clear();
         }
-        let standing = std::mem::replace(&mut self.standing, Standing::Fresh);
-        let settled = settle::settle(&group, standing, parameters, state, &mut self.last)?;
+        let mut told = Told { last: self.last.take(), evaluated: self.evaluated };
+        let settled = settle::settle(&group, self.standing, parameters, state, &mut told);
+        (self.last, self.evaluated) = (told.last, told.evaluated);
+        let settled = settled?;
+        self.goes_on = settled.is_some();
         let global_batch = settled.unwrap_or_else(|| {
             let sharers = trainer.logical_shards.unwrap_or(group.world_size());
             sharers.saturating_mul(trainer.batch_size).saturating_mul(trainer.accumulate)
         });
+        if self.goes_on {
+            // Whatever happens from here on, this rank has all of it.
+            self.standing = Standing::Holds { global_batch };
+        }
         let mut run = Run::prepare(trainer, worker, group, model, parameters, data, global_batch)?;
         let facts = run.facts();
         if let Some(config) = &trainer.checkpoint {
@@ -137,16 +148,16 @@ impl<'a> Course<'a> {
         state.average = state.average.take().filter(|_| trainer.ema.is_some());
         state.optimizer.group(&trainer.groups, parameters)?;
         self.standing = Standing::Holds { global_batch };
-        self.tell_beginning(&run, state, settled.is_some());
+        self.tell_beginning(&run, state);
         Ok(run)
     }
 
-    fn tell_beginning(&mut self, run: &Run<'_>, state: &State, goes_on: bool) {
-        if !goes_on {
+    fn tell_beginning(&mut self, run: &Run<'_>, state: &State) {
+        if !self.goes_on {
             self.tell(run.beginning());
         } else {
             // One that takes the place of the first may know of something that the other didn't come to tell.
-            if let Some(last) = self.last.take().filter(|_| !self.tells) {
+            if let Some(last) = self.last.clone().filter(|_| !self.tells) {
                 self.tell(last);
             }
             self.tell(Event::Members {
@@ -241,10 +252,11 @@ impl<'a> Course<'a> {
             }
             checkpoints.finish(state, self.parameters, &mut *run.strategy, self.observer)?;
         }
-        if !interrupted && self.worker.is_first() {
+        if !interrupted && self.worker.is_first() && !self.concluded {
             let stopped_early = self.trainer.lost_patience(&state.progress);
             let (parameters, evaluation) = (self.parameters, self.evaluation);
             self.observer.conclude(&mut Concluded { parameters, state, evaluation, stopped_early })?;
+            self.concluded = true;
         }
         // Nobody leaves before the first rank has kept what is to be kept: where it fails in that, another is the first.
         run.group.barrier()?;

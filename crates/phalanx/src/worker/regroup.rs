@@ -67,7 +67,7 @@ impl Worker {
                     return Ok(());
                 }
                 // One of them was lost before it came.
-                Err(error) if error.is_consequence() && !deadline.expired() => {
+                Err(error @ (Error::Comm(_) | Error::Parallel(_))) if !deadline.expired() => {
                     silent = error.silent().into_iter().collect();
                 }
                 Err(error) => return Err(error),
