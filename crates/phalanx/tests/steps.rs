@@ -68,7 +68,7 @@ fn a_last_batch_that_is_smaller_may_be_left_out() {
     let data = open("mnist-mini", View::default(), &Places::from_env(None), &mut Silent).unwrap();
     let fitted = none.fit(&Worker::alone(1), &mut MnistNet::new(0.5), SGD, data.train, None, &mut Quiet);
     let error = fitted.err().unwrap().to_string();
-    assert!(error.contains("2000 samples are less than one batch of 2001 on each of 1 ranks"), "{error}");
+    assert!(error.contains("2000 samples are less than one batch of 2001 for each of 1 rank,"), "{error}");
 }
 
 #[test]
