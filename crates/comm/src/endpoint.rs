@@ -19,6 +19,7 @@ use std::os::fd::AsFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Where a rank can be reached.
@@ -75,13 +76,17 @@ pub struct GroupConfig {
     pub timeout: Duration,
 }
 
+/// How many this process has made.
+static ENDPOINTS: AtomicU64 = AtomicU64::new(0);
+
 impl Endpoint {
     /// Listens on a free port of `ip`, which should be the address that the others can reach, and for ranks of the same host
     /// on a socket over which memory is shared.
     pub fn bind(ip: IpAddr) -> Result<Endpoint, Error> {
         let mut endpoint = Endpoint::tcp(ip)?;
-        // The port is nobody else's, so the name is too.
-        let name = format!("phalanx-{}-{}", std::process::id(), endpoint.address().tcp.port());
+        // Another address of this process may have the same port, and another container the same process number.
+        let (process, number) = (std::process::id(), ENDPOINTS.fetch_add(1, Ordering::Relaxed));
+        let name = format!("phalanx-{process}-{}-{number}", endpoint.address().tcp.port());
         let ear = || {
             Memory::probe()?;
             Ok((listen(&name)?, LocalAddress { host: host()?, name: name.clone() }))
