@@ -61,15 +61,7 @@ impl Run {
 
     /// The newest process that was started as this rank.
     fn worker(&self, rank: u32) -> Pid {
-        let (rank, out) = (format!("RANK={rank}"), format!("PHALANX_RUN_DIR={}", self.out.display()));
-        let is_it = |pid: &i32| {
-            let variables = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-            let has = |wanted: &str| variables.split(|&byte| byte == 0).any(|v| v == wanted.as_bytes());
-            has(&rank) && has(&out)
-        };
-        let names = fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().file_name());
-        let pids = names.filter_map(|name| name.to_str().and_then(|name| name.parse::<i32>().ok()));
-        Pid::from_raw(pids.filter(is_it).max().unwrap())
+        Pid::from_raw(user::worker(&self.out, rank))
     }
 
     /// Sends a signal to the agent, or waits for the end where there is none; gives how it ended and what it said.

@@ -2,12 +2,14 @@
 
 mod user;
 
+use nix::sys::signal::{self, Signal};
+use nix::unistd::Pid;
 use phalanx::data::{CifarSet, write_synthetic_cifar};
 use serde_json::Value;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Output, Stdio};
 use user::{phalanx, text};
 
 fn train(folder: &Path, out: &str, args: &[&str]) -> Output {
@@ -97,16 +99,9 @@ fn a_run_goes_on_in_the_same_bits_with_other_workers() {
     assert!(said.contains("hint: go on with --logical-shards 4"), "{said}");
 }
 
-/// Kills the worker that has this rank now.
-fn kill(agent: &Child, rank: u32) {
-    let told = Command::new("pgrep").args(["-P", &agent.id().to_string()]).output().unwrap();
-    let is_rank = |pid: &&str| {
-        let variables = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-        variables.split(|&byte| byte == 0).any(|variable| variable == format!("RANK={rank}").as_bytes())
-    };
-    let children = text(&told.stdout);
-    let worker = children.lines().find(is_rank).expect("the agent has such a worker");
-    assert!(Command::new("kill").args(["-9", worker]).status().unwrap().success());
+/// Kills the worker that was started as this rank last.
+fn kill(out: &Path, rank: u32) {
+    signal::kill(Pid::from_raw(user::worker(out, rank)), Signal::SIGKILL).unwrap();
 }
 
 #[test]
@@ -127,8 +122,8 @@ fn workers_that_are_killed_change_no_bit() {
     for line in lines {
         let event: Value = serde_json::from_str(&line.unwrap()).unwrap();
         match (event["event"] == "step", event["step"].as_u64()) {
-            (true, Some(4)) => kill(&agent, 1),
-            (true, Some(15)) => kill(&agent, 2),
+            (true, Some(4)) => kill(&folder.path().join("killed"), 1),
+            (true, Some(15)) => kill(&folder.path().join("killed"), 2),
             _ => {}
         }
     }

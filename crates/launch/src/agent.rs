@@ -13,14 +13,14 @@ use crate::report::{Outcome, Report};
 use crate::restart::EndReason;
 use crate::spec::{LaunchError, LaunchSpec, MAX_GRACE};
 use crate::watch::Happened;
-use meet::{Met, meet};
+use meet::{Met, clock_ms, meet};
 use phalanx_coord::Notice;
 use phalanx_job::{AGENT_BEAT, AgentLink, End, Error, FromAgent, Node, Seat, Terms, ToAgent, WorkerFailure};
 use std::net::TcpListener;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 /// How long workers have once the coordinator is gone: others may be told to go on without them soon.
 const ALONE: Duration = Duration::from_millis(1500);
@@ -96,7 +96,6 @@ impl Agent<'_> {
     /// Joins, and goes from generation to generation.
     fn take_part(&mut self) -> Result<Over, LaunchError> {
         let spec = self.crew.spec;
-        let clock = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let node = Node {
             host: hostname(),
             address: match &self.nodes.address {
@@ -108,7 +107,7 @@ impl Agent<'_> {
             role: spec.role.clone(),
             node_rank: self.nodes.node_rank,
             terms: self.terms.clone(),
-            clock_ms: clock.as_millis() as u64,
+            clock_ms: clock_ms(),
         };
         self.link.say(&FromAgent::Join(node))?;
         let _beats = self.keep_in_touch()?;

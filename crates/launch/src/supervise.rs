@@ -73,9 +73,9 @@ fn alone(mut crew: Crew<'_>) -> Result<Outcome, LaunchError> {
             let report = match crew.watch.next(&crew.news) {
                 None => continue,
                 Some(Happened::Told(report)) => report,
-                Some(Happened::Lost(rank)) => {
-                    (given.restarts, given.replaces) = (crew.watch.failures.len(), true);
-                    given.folder = Generation(given.restarts as u64);
+                Some(Happened::Lost { rank, restart }) => {
+                    (given.restarts, given.replaces) = (restart, true);
+                    given.folder = Generation(restart as u64);
                     replace(&mut crew.watch, &given, &started.ties, rank)
                 }
             };

@@ -92,8 +92,13 @@ enum StopWhy {
 pub(crate) enum Happened {
     /// The caller may want to show it.
     Told(Report),
-    /// The worker that was started with this rank has failed, and another is to take its place.
-    Lost(Rank),
+    /// A worker has failed, and another is to take its place.
+    Lost {
+        /// The rank that it was started with.
+        rank: Rank,
+        /// Which restart that is, from 1.
+        restart: usize,
+    },
 }
 
 impl Watch {
@@ -322,9 +327,9 @@ impl Watch {
             restarts: self.failures.len(),
             max_restarts: self.max_restarts,
         };
-        if restart::replacement(lost).is_some() {
+        if let Some(restart) = restart::replacement(lost) {
             self.failures.extend(watched.failure());
-            return Some(Happened::Lost(rank));
+            return Some(Happened::Lost { rank, restart });
         }
         self.stop = Some(Stop { why: StopWhy::Failure, kill_at: Instant::now() + self.grace });
         if self.running().is_empty() {

@@ -12,11 +12,11 @@ use crate::agreement::same_model;
 use crate::buckets::buckets;
 use crate::error::Error;
 use crate::hook::{AllReduce, Bf16, Bucket, Fp16, Hook, Kept, Pending, PowerSgd, PowerSgdConfig};
-use crate::single::{Nobody, begin};
+use crate::single::{Nobody, begin, weighted};
 use crate::strategy::{Place, Strategy, Sync};
 use phalanx_comm::{Deadline, Group, Rank, ReduceOp};
 use phalanx_nn::Parameters;
-use phalanx_tensor::{GradSink, LeafId, SumOverBatch, Tensor, backward};
+use phalanx_tensor::{GradSink, LeafId, SumOverBatch, Tensor};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -186,9 +186,17 @@ impl Ddp {
     }
 }
 
+/// Makes all ranks start from the values and buffers of rank 0, and able to sum gradients. Fails if they run different models.
+pub(crate) fn bring_together(group: &Group, parameters: &Parameters) -> Result<(), Error> {
+    same_model(group, parameters)?;
+    share_gradients(group, parameters)?;
+    group.broadcast(&mut parameters.values().flat_mut::<f32>()[..], Rank(0))?;
+    share_buffers(group, parameters)
+}
+
 /// Lets ranks of one host sum gradients where they lie. Whoever has them summed borrows them for writing until that is done
 /// (D-WHOLE), so nobody here uses what others write to.
-pub(crate) fn share_gradients(group: &Group, parameters: &Parameters) -> Result<(), Error> {
+fn share_gradients(group: &Group, parameters: &Parameters) -> Result<(), Error> {
     let region = match parameters.grads().arena().share::<f32>() {
         Ok(region) => region,
         Err(error) => {
@@ -239,12 +247,9 @@ impl Strategy for Ddp {
     }
 
     fn prepare(&mut self, parameters: &Parameters) -> Result<(), Error> {
-        same_model(&self.group, parameters)?;
         let DdpConfig { bucket_bytes, first_bucket_bytes, .. } = self.config;
         self.buckets = Some(buckets(parameters.layout(), first_bucket_bytes, bucket_bytes));
-        share_gradients(&self.group, parameters)?;
-        self.group.broadcast(&mut parameters.values().flat_mut::<f32>()[..], Rank(0))?;
-        share_buffers(&self.group, parameters)
+        bring_together(&self.group, parameters)
     }
 
     fn backward(
@@ -262,15 +267,14 @@ impl Strategy for Ddp {
         let buckets = prepared(buckets);
         begin(adding, parameters);
         let Some(loss) = loss else { return Ok(()) };
-        let weight = Tensor::full(loss.device(), loss.shape(), weight, loss.dtype());
-        let seed: [(&Tensor, Option<&Tensor>); 1] = [(loss, Some(&weight))];
         match sync {
-            Sync::Later => backward(&seed, &mut Nobody),
+            Sync::Later => weighted(loss, weight, &mut Nobody),
             Sync::Now => {
                 step.lacking.clear();
                 step.lacking.extend(buckets.iter().map(Range::len));
                 step.next = 0;
-                backward(&seed, &mut Counter { step, buckets, group, hook: hook.as_mut(), parameters });
+                let mut counter = Counter { step, buckets, group, hook: hook.as_mut(), parameters };
+                weighted(loss, weight, &mut counter);
             }
         }
         Ok(())
@@ -330,7 +334,7 @@ impl Strategy for Ddp {
 mod tests {
     use super::*;
     use phalanx_nn::{Ctx, Linear, Module, Relu, Sequential};
-    use phalanx_tensor::{DType, Device};
+    use phalanx_tensor::{DType, Device, backward};
 
     /// Notes how many buckets were started after each gradient.
     struct Noting<'a> {

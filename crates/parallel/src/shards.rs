@@ -15,14 +15,14 @@
 mod exchange;
 mod tree;
 
-use crate::agreement::same_model;
-use crate::ddp::{share_buffers, share_gradients};
+use crate::ddp::{bring_together, share_buffers};
 use crate::error::Error;
+use crate::single::weighted;
 use crate::strategy::{Place, Shards, Strategy, Sync};
 use exchange::Exchange;
-use phalanx_comm::{Group, Rank, ReduceOp};
+use phalanx_comm::{Group, ReduceOp};
 use phalanx_nn::Parameters;
-use phalanx_tensor::{GradSink, LeafId, Tensor, backward};
+use phalanx_tensor::{GradSink, LeafId, Tensor};
 use std::ops::Range;
 
 /// How [`LogicalShards`] works.
@@ -130,10 +130,7 @@ impl Strategy for LogicalShards {
     }
 
     fn prepare(&mut self, parameters: &Parameters) -> Result<(), Error> {
-        same_model(&self.group, parameters)?;
-        share_gradients(&self.group, parameters)?;
-        self.group.broadcast(&mut parameters.values().flat_mut::<f32>()[..], Rank(0))?;
-        share_buffers(&self.group, parameters)
+        bring_together(&self.group, parameters)
     }
 
     /// Every shard begins with the buffers that the step began with.
@@ -166,8 +163,7 @@ impl Strategy for LogicalShards {
         }
         let mut seen = Seen(vec![false; parameters.names().len()]);
         if let Some(loss) = loss {
-            let weight = Tensor::full(loss.device(), loss.shape(), weight, loss.dtype());
-            backward(&[(loss, Some(&weight))], &mut seen);
+            weighted(loss, weight, &mut seen);
         }
         let missing: Vec<usize> = (0..seen.0.len()).filter(|&i| !seen.0[i]).collect();
         if loss.is_some() && !missing.is_empty() && !self.config.find_unused {

@@ -44,8 +44,7 @@ impl Strategy for SingleDevice {
     ) -> Result<(), Error> {
         begin(&mut self.adding, parameters);
         if let Some(loss) = loss {
-            let weight = Tensor::full(loss.device(), loss.shape(), weight, loss.dtype());
-            backward(&[(loss, Some(&weight))], &mut Nobody);
+            weighted(loss, weight, &mut Nobody);
         }
         Ok(())
     }
@@ -61,6 +60,12 @@ impl Strategy for SingleDevice {
     fn sum(&mut self, _: &mut [f64]) -> Result<(), Error> {
         Ok(())
     }
+}
+
+/// A backward pass of a loss that is only a share of the step's.
+pub(crate) fn weighted(loss: &Tensor, weight: f64, sink: &mut dyn GradSink) {
+    let weight = Tensor::full(loss.device(), loss.shape(), weight, loss.dtype());
+    backward(&[(loss, Some(&weight))], sink);
 }
 
 /// Forgets the gradients of the step before at the first pass of a new one.

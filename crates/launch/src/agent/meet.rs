@@ -79,6 +79,11 @@ pub(super) fn meet(
     }
 }
 
+/// What this machine's clock shows, in milliseconds since 1970: nodes are told where theirs differ.
+pub(super) fn clock_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
+}
+
 /// Whether it is a name that may mean something else elsewhere.
 fn is_name(host: &str) -> bool {
     host != "localhost" && host.parse::<IpAddr>().is_err()
@@ -109,9 +114,7 @@ fn host(
     for address in addresses {
         match Coordinator::serve(*address, secret.clone(), Generation(0), 0, |_, _| {}) {
             Ok(coordinator) => {
-                let clock = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-                let clock_ms = clock.as_millis() as u64;
-                let fleet = Fleet::new(terms.clone(), nodes.patience, Instant::now(), clock_ms);
+                let fleet = Fleet::new(terms.clone(), nodes.patience, Instant::now(), clock_ms());
                 coordinator.lead(fleet).map_err(LaunchError::system("a thread for the nodes"))?;
                 return Ok(Some(coordinator));
             }
