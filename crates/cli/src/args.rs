@@ -50,6 +50,9 @@ pub(crate) struct TrainArgs {
     /// Workers on this machine.
     #[arg(long, value_name = "N", default_value_t = 2)]
     pub(crate) nproc_per_node: usize,
+    /// Encrypt what goes over TCP, as PHALANX_TLS=1 does.
+    #[arg(long)]
+    pub(crate) tls: bool,
     /// How often all samples are seen.
     #[arg(long, value_name = "E")]
     pub(crate) epochs: Option<u64>,

@@ -15,6 +15,7 @@ use crate::say::say;
 use anyhow::Result;
 use devices::{Bound, Gpus};
 use flags::Idle;
+use phalanx_job::wants_tls;
 use phalanx_launch::{Console, LaunchSpec, LocalRank, MAX_GRACE, Numa, Prefix};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -81,9 +82,15 @@ fn spec(args: &RunArgs) -> Result<LaunchSpec> {
         console: Console::Lines { prefix: prefix(args)?, shown },
         max_restarts: args.max_restarts,
         nodes,
+        tls: args.tls || tls_is_asked_for()?,
         grace,
         variables: Vec::new(),
     })
+}
+
+/// Whether the environment asks for TLS.
+pub(crate) fn tls_is_asked_for() -> Result<bool, WrongUsage> {
+    wants_tls(|name| std::env::var(name).ok()).map_err(|error| WrongUsage(error.to_string()))
 }
 
 /// Flags of torchrun that would do something which isn't there; each with what does it here.

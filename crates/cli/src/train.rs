@@ -9,7 +9,7 @@ use crate::args::{TrainArgs, WrongUsage};
 use crate::bar::FetchBar;
 use crate::failure;
 use crate::first::{BEST, First};
-use crate::run::fresh_run_id;
+use crate::run::{fresh_run_id, tls_is_asked_for};
 use crate::runs;
 use crate::say::{print, say};
 use anyhow::{Context, Result};
@@ -98,6 +98,7 @@ fn lead(args: &TrainArgs, recipe: &Recipe) -> Result<u8> {
         console: Console::FirstRank,
         grace: GRACE,
         max_restarts: args.max_restarts,
+        tls: args.tls || tls_is_asked_for()?,
         ..LaunchSpec::default()
     };
     let max_restarts = args.max_restarts;
@@ -116,6 +117,10 @@ fn work(args: &TrainArgs, recipe: &Recipe, env: &WorkerEnv) -> Result<u8> {
     let threads = (recipe.train.threads > 0).then_some(recipe.train.threads);
     let requests = Requests::default();
     flag::register(SIGUSR1, Arc::clone(&requests.checkpoint)).context("SIGUSR1 can't be taken")?;
+    if args.tls && !env.tls {
+        let own = "a rank that has its place from the environment has that from there, too: PHALANX_TLS=1";
+        return Err(WrongUsage(format!("--tls: {own}")).into());
+    }
     // First what takes time: the others may be waiting for this one.
     let arrival = Worker::arrive(threads)?;
     let prepared = prepare(arrival.device(), args, recipe).inspect_err(|error| arrival.report(error))?;

@@ -3,11 +3,11 @@
 use crate::door::{Call, Door, Key, hear_answer};
 use crate::endpoint::{LocalAddress, PeerAddress, Stream};
 use crate::lobby::{Dialing, Lobby, Way};
-use crate::tls::Tls;
 use crate::transport::{Lost, Pulse};
 use crate::word::{Why, Word};
 use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
+use phalanx_wire::tls::Tls;
 use phalanx_wire::{Deadline, HandshakeError, Rank, Secret, Side};
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpStream};

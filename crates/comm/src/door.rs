@@ -15,10 +15,10 @@
 use crate::endpoint::{Endpoint, PeerAddress, Stream};
 use crate::error::Error;
 use crate::lobby::Lobby;
-use crate::tls::Tls;
 use crate::transport::{Lost, Pulse};
 use crate::word::{MAX_WORD, Word};
 use nix::sys::eventfd::{EfdFlags, EventFd};
+use phalanx_wire::tls::Tls;
 use phalanx_wire::{
     Deadline, Generation, HandshakeError, Hello, Rank, Secret, Side, Strangers, read_frame, write_frame,
 };

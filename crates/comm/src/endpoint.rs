@@ -3,12 +3,12 @@
 use crate::door::{Door, Key};
 use crate::error::Error;
 use crate::group::{Group, Home, Kin, Place};
-use crate::tls::{Session, Tls};
 use crate::topology::Topology;
 use crate::transport::{Memory, Process, Pulse, Tcp, Wire, Wires};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::EventFd;
 use nix::sys::socket::{getsockopt, sockopt};
+use phalanx_wire::tls::{Session, Tls};
 use phalanx_wire::{
     Deadline, Generation, HandshakeError, Hello, Rank, Secret, Side, Socket, handshake, welcome,
 };

@@ -49,8 +49,6 @@ mod error;
 mod flight;
 #[cfg(test)]
 mod simulation;
-#[cfg_attr(not(feature = "tls"), path = "no_tls.rs")]
-mod tls;
 mod transport;
 
 pub use buffer::Buffer;

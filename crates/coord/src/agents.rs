@@ -3,9 +3,9 @@
 
 use crate::fleet::{Event, Fleet, NodeId, Order};
 use phalanx_job::{AGENT_BEAT, Cause, FromAgent, MAX_FRAME, ToAgent};
-use phalanx_wire::{Generation, Rank, read_frame, write_frame};
+use phalanx_wire::{Channel, Generation, Rank, read_frame, write_frame};
 use std::collections::BTreeMap;
-use std::net::{Shutdown, TcpStream};
+use std::net::Shutdown;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -25,7 +25,7 @@ pub(crate) struct Agents {
 
 struct Desk {
     fleet: Fleet,
-    links: BTreeMap<NodeId, TcpStream>,
+    links: BTreeMap<NodeId, Channel>,
     last: u64,
     closed: bool,
 }
@@ -75,11 +75,10 @@ impl Agents {
     }
 
     /// Serves an agent to the end of its connection; an error is why it was sent away.
-    pub(crate) fn serve(&self, mut stream: &TcpStream) -> Result<(), String> {
+    pub(crate) fn serve(&self, mut stream: &Channel) -> Result<(), String> {
         let text = |error: std::io::Error| error.to_string();
         stream.set_read_timeout(Some(READ_LIMIT)).map_err(text)?;
         stream.set_write_timeout(Some(SAY_LIMIT)).map_err(text)?;
-        let handle = stream.try_clone().map_err(text)?;
         let id = {
             let mut desk = self.desk();
             if desk.closed {
@@ -88,7 +87,7 @@ impl Agents {
             }
             desk.last += 1;
             let id = NodeId(desk.last);
-            desk.links.insert(id, handle);
+            desk.links.insert(id, stream.clone());
             id
         };
         let how = loop {
@@ -176,7 +175,7 @@ impl Agents {
 }
 
 /// An agent that can't be told is cut off: it would miss what it has to do.
-fn say(mut link: &TcpStream, message: &ToAgent) {
+fn say(mut link: &Channel, message: &ToAgent) {
     let frame = serde_json::to_vec(message).expect("a message is always JSON");
     if write_frame(&mut link, &frame).is_err() {
         let _ = link.shutdown(Shutdown::Both);

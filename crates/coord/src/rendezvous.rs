@@ -27,7 +27,7 @@ pub fn rendezvous(
     deadline: Deadline,
     endpoint: impl FnOnce(IpAddr) -> Result<String, Error>,
 ) -> Result<Meeting, Error> {
-    let secret = env.secret()?;
+    let pass = env.pass()?;
     let mut host = None;
     let place: SocketAddr = match (env.coordinator, &env.master) {
         (Some(address), _) => address,
@@ -41,8 +41,7 @@ pub fn rendezvous(
             let addresses = addresses.as_mut().map_err(|e| unreachable(e.to_string()))?;
             let address = addresses.next().ok_or_else(|| unreachable("the name has no address".into()))?;
             if env.rank.0 == 0 {
-                let hosted =
-                    Coordinator::serve(address, secret.clone(), env.generation, env.world_size, |_, _| {});
+                let hosted = Coordinator::serve(address, &pass, env.generation, env.world_size, |_, _| {});
                 host = Some(hosted.map_err(|e| {
                     unreachable(format!(
                         "rank 0 can't listen there: {e}\nhint: choose another MASTER_PORT, the same for all ranks, or start them with `phalanx run`, which finds a free one"
@@ -56,8 +55,8 @@ pub fn rendezvous(
             return Err(Error::Variable { name: names::MASTER_ADDR, value: String::new(), want });
         }
     };
-    let mut link = Link::connect(place, &secret, env.rank, env.generation, deadline)?;
+    let mut link = Link::connect(place, &pass, env.rank, env.generation, deadline)?;
     let address = endpoint(link.local_address()?.ip())?;
     let (rank, roster) = link.join(address, deadline)?;
-    Ok(Meeting { rank, roster, secret, link, host })
+    Ok(Meeting { rank, roster, secret: pass.secret().clone(), link, host })
 }

@@ -6,7 +6,7 @@ use crate::fleet::Fleet;
 use crate::membership::{Decision, Member, Membership};
 use crate::store::Desk;
 use phalanx_job::{AGENT_PURPOSE, Cause, FromWorker, Link, MAX_FRAME, ToWorker};
-use phalanx_wire::{Deadline, Generation, Hello, Rank, Secret, Strangers, read_frame, welcome, write_frame};
+use phalanx_wire::{Channel, Deadline, Generation, Hello, Pass, Rank, Strangers, read_frame, write_frame};
 use std::collections::HashMap;
 use std::io::Result;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -56,7 +56,7 @@ pub struct Coordinator {
 }
 
 struct Shared {
-    secret: Secret,
+    pass: Pass,
     stop: AtomicBool,
     strangers: Strangers<TcpStream>,
     connections: AtomicU64,
@@ -72,7 +72,7 @@ struct State {
     generation: Generation,
     members: Membership,
     /// Those who have joined, with the rank that they were started with.
-    links: HashMap<Member, (Rank, TcpStream)>,
+    links: HashMap<Member, (Rank, Channel)>,
     /// Whether all members were known to go on in place.
     in_place: bool,
 }
@@ -95,7 +95,7 @@ impl Coordinator {
     /// generation of the ranks that it is about.
     pub fn serve(
         address: SocketAddr,
-        secret: Secret,
+        pass: impl Into<Pass>,
         generation: Generation,
         world_size: usize,
         notify: impl Fn(Generation, Notice) + Send + Sync + 'static,
@@ -104,7 +104,7 @@ impl Coordinator {
         let address = listener.local_addr()?;
         let state = State::new(generation, Membership::new(generation, world_size));
         let shared = Arc::new(Shared {
-            secret,
+            pass: pass.into(),
             stop: AtomicBool::new(false),
             strangers: Strangers::new(world_size + SURPLUS),
             connections: AtomicU64::new(0),
@@ -227,9 +227,9 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
         }
         let serving = Arc::clone(shared);
         let thread = std::thread::Builder::new().name("phalanx-member".into()).spawn(move || {
-            let met = prove(&stream, &serving);
+            let met = prove(stream, &serving);
             serving.strangers.leave(number);
-            let served = met.and_then(|newcomer| match newcomer {
+            let served = met.and_then(|(stream, newcomer)| match newcomer {
                 Newcomer::Agent(agents) => agents.serve(&stream),
                 Newcomer::Worker(rank, generation) => {
                     let member = Member(serving.connections.fetch_add(1, Ordering::Relaxed));
@@ -261,8 +261,7 @@ enum Newcomer {
 }
 
 /// Has a newcomer prove itself; says who it is.
-fn prove(mut stream: &TcpStream, shared: &Shared) -> std::result::Result<Newcomer, String> {
-    stream.set_nodelay(true).map_err(text)?;
+fn prove(stream: TcpStream, shared: &Shared) -> std::result::Result<(Channel, Newcomer), String> {
     let generation = shared.state().generation;
     let mut agents = None;
     // The coordinator is no rank; it speaks as rank 0 of the same generation.
@@ -275,14 +274,14 @@ fn prove(mut stream: &TcpStream, shared: &Shared) -> std::result::Result<Newcome
         Hello { purpose: purpose.into(), rank: Rank(0), generation }
     };
     let deadline = Deadline::after(NEWCOMER_LIMIT);
-    let peer = welcome(&mut stream, &shared.secret, &deadline, answer).map_err(text)?;
-    stream.set_read_timeout(None).map_err(text)?;
-    Ok(agents.map_or(Newcomer::Worker(peer.rank, generation), |agents| Newcomer::Agent(Arc::clone(agents))))
+    let (channel, peer) = Channel::accept(stream, &shared.pass, &deadline, answer).map_err(text)?;
+    let worker = Newcomer::Worker(peer.rank, generation);
+    Ok((channel, agents.map_or(worker, |agents| Newcomer::Agent(Arc::clone(agents)))))
 }
 
 /// Serves one worker to the end of its connection; an error is why it was refused.
 fn serve(
-    mut stream: &TcpStream,
+    mut stream: &Channel,
     member: Member,
     rank: Rank,
     generation: Generation,
@@ -309,7 +308,7 @@ fn serve(
                 if let Decision::Refuse { reason } = decision {
                     return refuse(reason);
                 }
-                state.links.insert(member, (rank, stream.try_clone().map_err(text)?));
+                state.links.insert(member, (rank, stream.clone()));
                 shared.follow(&mut state, decision);
             }
             FromWorker::GoesOn { yes } => {
@@ -355,7 +354,7 @@ fn serve(
 }
 
 /// A worker that can't be told has gone; whoever started it sees that.
-fn say(mut stream: &TcpStream, message: &ToWorker) {
+fn say(mut stream: &Channel, message: &ToWorker) {
     let frame = serde_json::to_vec(message).expect("a message is always JSON");
     let _ = write_frame(&mut stream, &frame);
 }

@@ -2,7 +2,7 @@
 
 use crate::error::Error;
 use crate::slurm;
-use phalanx_wire::{Generation, Rank, Secret};
+use phalanx_wire::{Generation, Pass, Rank, Secret};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -36,7 +36,7 @@ pub mod names {
     pub const THREADS: &str = "PHALANX_THREADS";
     /// `tcp` for ranks that shall not share memory; `auto` is as if it weren't set.
     pub const TRANSPORT: &str = "PHALANX_TRANSPORT";
-    /// `1` for TLS on whatever goes over TCP between ranks; `0` is as if it weren't set.
+    /// `1` for TLS on whatever goes over TCP, between ranks and to the coordinator; `0` is as if it weren't set.
     pub const TLS: &str = "PHALANX_TLS";
     /// How all-reduces are carried out, as in `ring`; `auto` is as if it weren't set.
     pub const ALLREDUCE: &str = "PHALANX_ALLREDUCE";
@@ -75,10 +75,22 @@ pub struct WorkerEnv {
     pub secret: SecretSource,
     /// How it talks to the others.
     pub transport: Transport,
-    /// Whether it encrypts what goes over TCP to the others.
+    /// Whether it encrypts what goes over TCP.
     pub tls: bool,
     /// The word for how all-reduces shall be carried out, if there is one. What it may be is not known here.
     pub all_reduce: Option<String>,
+}
+
+/// Whether these variables ask for TLS.
+pub fn wants_tls(get: impl Fn(&str) -> Option<String>) -> Result<bool, Error> {
+    match get(names::TLS).as_deref() {
+        None | Some("0" | "") => Ok(false),
+        Some("1") => Ok(true),
+        Some(value) => {
+            let want = "must be 1 or 0".to_owned();
+            Err(Error::Variable { name: names::TLS, value: value.to_owned(), want })
+        }
+    }
 }
 
 /// How a worker talks to the others.
@@ -218,14 +230,7 @@ impl WorkerEnv {
                 return Err(Error::Variable { name: names::TRANSPORT, value: value.to_owned(), want });
             }
         };
-        let tls = match get(names::TLS).as_deref() {
-            None | Some("0") => false,
-            Some("1") => true,
-            Some(value) => {
-                let want = "must be 1 or 0".to_owned();
-                return Err(Error::Variable { name: names::TLS, value: value.to_owned(), want });
-            }
-        };
+        let tls = wants_tls(get)?;
         let secret = match number(names::SECRET_FD)? {
             Some(fd) => SecretSource::Descriptor(fd as u32),
             None => SecretSource::kept(get),
@@ -248,6 +253,19 @@ impl WorkerEnv {
             tls,
             all_reduce: get(names::ALLREDUCE),
         }))
+    }
+
+    /// What the connections of this run are made with.
+    pub fn pass(&self) -> Result<Pass, Error> {
+        let secret = self.secret()?;
+        if !self.tls {
+            return Ok(secret.into());
+        }
+        Pass::encrypted(secret).map_err(|error| Error::Variable {
+            name: names::TLS,
+            value: "1".into(),
+            want: error.to_string(),
+        })
     }
 
     /// The secret of this run.

@@ -31,7 +31,7 @@ pub use agent::{
     AGENT_BEAT, AGENT_PURPOSE, AgentLink, End, EndWhy, FromAgent, Mishap, Node, Seat, Setback, Terms,
     ToAgent, WorkerFailure,
 };
-pub use env::{SecretSource, Transport, WorkerEnv, names};
+pub use env::{SecretSource, Transport, WorkerEnv, names, wants_tls};
 pub use error::Error;
 pub use link::{Link, MAX_FRAME};
 pub use message::{Cause, FromWorker, Roster, ToWorker};

@@ -3,13 +3,11 @@
 use crate::error::Error;
 use crate::message::{Cause, FromWorker, Roster, ToWorker};
 use crate::store::LinkStore;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use phalanx_wire::{
-    Deadline, Generation, HandshakeError, Hello, Rank, Secret, Side, handshake, read_frame, write_frame,
+    Channel, Deadline, Generation, HandshakeError, Hello, Pass, Rank, read_frame, write_frame,
 };
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
-use std::os::fd::AsFd;
 use std::time::Duration;
 
 /// The longest message, in bytes: a roster of some ten thousand workers.
@@ -23,7 +21,7 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 
 /// The worker's end.
 pub struct Link {
-    stream: TcpStream,
+    stream: Channel,
     address: SocketAddr,
     /// Whether it was said that somebody waits to come in, since the last roster.
     change: bool,
@@ -35,10 +33,10 @@ impl Link {
         PURPOSE
     }
 
-    /// Connects and proves the secret, trying again until the deadline while nobody listens there yet or it hangs up on strangers.
+    /// Connects with the run's secret, or with TLS as well ([`Pass`]), trying again until the deadline while nobody listens there yet or it hangs up on strangers.
     pub fn connect(
         place: impl ToSocketAddrs + std::fmt::Display,
-        secret: &Secret,
+        pass: impl Into<Pass>,
         rank: Rank,
         generation: Generation,
         deadline: Deadline,
@@ -47,22 +45,20 @@ impl Link {
         let addresses: Vec<SocketAddr> =
             place.to_socket_addrs().map_err(|e| unreachable(e.to_string()))?.collect();
         let address = *addresses.first().ok_or_else(|| unreachable("the name has no address".into()))?;
-        let hello = Hello { purpose: PURPOSE.into(), rank, generation };
+        let (pass, hello) = (pass.into(), Hello { purpose: PURPOSE.into(), rank, generation });
         loop {
             let left = deadline.remaining().max(Duration::from_millis(1));
             let error = match TcpStream::connect_timeout(&address, left) {
                 Err(error) if error.kind() == ErrorKind::ConnectionRefused => unreachable(error.to_string()),
                 Err(error) => return Err(unreachable(error.to_string())),
-                Ok(mut stream) => {
-                    let broken = |error: std::io::Error| Error::Broken { address, reason: error.to_string() };
-                    stream.set_nodelay(true).map_err(broken)?;
-                    match handshake(&mut stream, secret, Side::Dialed, &hello, &deadline) {
-                        Ok(_) => return Ok(Link { stream, address, change: false }),
-                        // A coordinator that is beset by strangers may close a connection before it was proven.
-                        Err(HandshakeError::Io(error)) if is_hang_up(error.kind()) => broken(error),
-                        Err(source) => return Err(Error::Handshake { address, source }),
+                Ok(stream) => match Channel::dial(stream, &pass, &hello, &deadline) {
+                    Ok((stream, _)) => return Ok(Link { stream, address, change: false }),
+                    // A coordinator that is beset by strangers may close a connection before it was proven.
+                    Err(HandshakeError::Io(error)) if is_hang_up(error.kind()) => {
+                        Error::Broken { address, reason: error.to_string() }
                     }
-                }
+                    Err(source) => return Err(Error::Handshake { address, source }),
+                },
             };
             if deadline.expired() {
                 return Err(error);
@@ -89,8 +85,7 @@ impl Link {
 
     /// Whether somebody waits to come in, so that this worker is to rejoin together with the others. Doesn't wait.
     pub fn is_change_due(&mut self) -> bool {
-        let mut readable = [PollFd::new(self.stream.as_fd(), PollFlags::POLLIN)];
-        if !self.change && poll(&mut readable, PollTimeout::ZERO).is_ok_and(|n| n > 0) {
+        if !self.change && self.stream.is_readable() {
             // Nothing else is said without being asked for. A coordinator that is gone is found out when it is needed.
             self.change = matches!(self.hear_any(ANSWER_LIMIT), Ok(Some(ToWorker::Change)));
         }
@@ -167,7 +162,7 @@ impl Link {
     fn hear_any(&mut self, limit: Duration) -> Result<Option<ToWorker>, Error> {
         let limit = limit.max(Duration::from_millis(1));
         self.stream.set_read_timeout(Some(limit)).map_err(|e| self.broken(e.to_string()))?;
-        match read_frame(&mut self.stream, MAX_FRAME) {
+        match read_frame(&mut &self.stream, MAX_FRAME) {
             Ok(frame) => serde_json::from_slice(&frame)
                 .map(Some)
                 .map_err(|error| self.broken(format!("an unreadable message: {error}"))),
@@ -181,7 +176,7 @@ impl Link {
 
     fn say(&mut self, message: &FromWorker) -> Result<(), Error> {
         let frame = serde_json::to_vec(message).expect("a message is always JSON");
-        write_frame(&mut self.stream, &frame).map_err(|e| self.broken(e.to_string()))
+        write_frame(&mut &self.stream, &frame).map_err(|e| self.broken(e.to_string()))
     }
 
     fn broken(&self, reason: String) -> Error {

@@ -6,7 +6,7 @@ mod told;
 
 use crate::console::hostname;
 use crate::crew::Crew;
-use crate::given::{Given, descriptor};
+use crate::given::{Given, descriptor, pass};
 use crate::news::News;
 use crate::nodes::Nodes;
 use crate::report::{Outcome, Report};
@@ -62,9 +62,9 @@ enum Over {
 /// Runs this node's part. Returns when the run is over, or this node has no part in it any more.
 pub(crate) fn run(crew: Crew<'_>, nodes: &Nodes) -> Result<Outcome, LaunchError> {
     let secret = nodes.secret.read(&crew.spec.run_id)?;
-    let secret_file = descriptor(&secret)?;
+    let (secret_file, pass) = (descriptor(&secret)?, pass(crew.spec, &secret)?);
     let terms = terms(crew.spec, nodes);
-    let (link, coordinator) = match meet(&crew, nodes, &terms, &secret)? {
+    let (link, coordinator) = match meet(&crew, nodes, &terms, &pass)? {
         Met::At(link, coordinator) => (Arc::new(link), coordinator),
         Met::Asked(signal) => return Ok(told::outcome(crew, 128 + signal, EndReason::Asked)),
     };

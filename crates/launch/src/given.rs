@@ -3,7 +3,7 @@
 use crate::spec::{LaunchError, LaunchSpec, LocalRank};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use phalanx_job::{RunDir, Seat, names};
-use phalanx_wire::{Generation, Rank, Secret};
+use phalanx_wire::{Generation, Pass, Rank, Secret};
 use std::fs::File;
 use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, ToSocketAddrs};
@@ -69,10 +69,20 @@ pub(crate) fn variables(given: &Given<'_>, local: usize) -> Vec<(&'static str, S
         (names::THREADS, given.threads.to_string()),
     ];
     variables.extend(device);
+    // Said in any case: what this launcher's own environment asks for is no more than what it does.
+    variables.push((names::TLS, u8::from(spec.tls).to_string()));
     if std::env::var_os(names::OMP_NUM_THREADS).is_none() {
         variables.push((names::OMP_NUM_THREADS, given.threads.to_string()));
     }
     variables
+}
+
+/// What the run's connections are made with.
+pub(crate) fn pass(spec: &LaunchSpec, secret: &Secret) -> Result<Pass, LaunchError> {
+    if !spec.tls {
+        return Ok(secret.into());
+    }
+    Pass::encrypted(secret.clone()).map_err(LaunchError::system("TLS for the run's connections"))
 }
 
 /// A file in memory that holds the secret and is inherited by the workers: out of sight of `ps` and of the file system.

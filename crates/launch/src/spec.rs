@@ -47,6 +47,8 @@ pub struct LaunchSpec {
     pub max_restarts: usize,
     /// The other nodes of the run, if it has any.
     pub nodes: Option<Nodes>,
+    /// Whether what goes over TCP is encrypted, as far as the workers are programs of ours.
+    pub tls: bool,
     /// From SIGTERM to SIGKILL; what is above [`MAX_GRACE`] counts as that.
     pub grace: Duration,
 }
@@ -71,6 +73,7 @@ impl Default for LaunchSpec {
             console: Console::Lines { prefix: Some(Prefix::default()), shown: Vec::new() },
             max_restarts: 0,
             nodes: None,
+            tls: false,
             grace: Duration::from_secs(30),
         }
     }

@@ -2,7 +2,7 @@
 
 use crate::agent;
 use crate::crew::Crew;
-use crate::given::{Given, descriptor, master_port};
+use crate::given::{Given, descriptor, master_port, pass};
 use crate::news::News;
 use crate::report::{Outcome, Report};
 use crate::restart::{self, Decision};
@@ -32,11 +32,11 @@ fn alone(mut crew: Crew<'_>) -> Result<Outcome, LaunchError> {
     let spec = crew.spec;
     let _claim = crew.logs.claim_logs()?;
     let secret = Secret::random()?;
-    let secret_file = descriptor(&secret)?;
+    let (secret_file, pass) = (descriptor(&secret)?, pass(spec, &secret)?);
     let coordinator = {
         let (sender, first) = (crew.sender.clone(), Arc::clone(&crew.first));
         let any_port = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-        Coordinator::serve(any_port, secret, Generation(0), spec.workers, move |generation, notice| {
+        Coordinator::serve(any_port, pass, Generation(0), spec.workers, move |generation, notice| {
             // Before it knows itself, so that nothing it writes then is taken for another's.
             if let Notice::Begun { workers, .. } = &notice {
                 first.store(workers.first().map_or(0, |rank| rank.0), Ordering::Relaxed);

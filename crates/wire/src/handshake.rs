@@ -17,6 +17,8 @@ use subtle::ConstantTimeEq;
 use thiserror::Error;
 
 const MAGIC: &[u8; 8] = b"phalanx1";
+/// What one who begins in the clear hears where that isn't wanted, in place of an opening.
+pub(crate) const WANTS_TLS: &[u8; MAGIC.len() + NONCE] = b"phalanx+TLS is wanted here, and nothing.";
 const NONCE: usize = 32;
 const PROOF: usize = 32;
 /// The longest purpose in bytes.
@@ -111,6 +113,8 @@ pub enum Side {
     Accepted,
 }
 
+pub(crate) const TLS_HINT: &str = "\nhint: give the whole run TLS, or nothing of it: --tls, or PHALANX_TLS=1";
+
 /// Why a peer was refused.
 #[derive(Debug, Error)]
 pub enum HandshakeError {
@@ -123,6 +127,12 @@ pub enum HandshakeError {
     /// The other end doesn't know the secret.
     #[error("the other end doesn't have this run's secret")]
     WrongSecret,
+    /// The other end encrypts.
+    #[error("the other end wants TLS, which this one has not{}", TLS_HINT)]
+    WantsTls,
+    /// The other end doesn't encrypt.
+    #[error("the other end has no TLS, which this one wants{}", TLS_HINT)]
+    HasNoTls,
     /// Both know the secret, but want different things.
     #[error("the other end wants {theirs}, this end {ours}")]
     Disagreement {
@@ -217,6 +227,9 @@ impl Opening {
         let mut start = [0; MAGIC.len() + NONCE];
         stream.read_exact(&mut start)?;
         let (magic, nonce) = start.split_at(MAGIC.len());
+        if start == *WANTS_TLS {
+            return Err(HandshakeError::WantsTls);
+        }
         if magic != MAGIC {
             return Err(HandshakeError::NotOurs);
         }

@@ -2,7 +2,7 @@
 //! bounded length, and the ids that both sides speak of.
 //!
 //! It is a crate of its own because the collectives and the coordinator's messages both need it and may not know each other.
-//! It doesn't open sockets and doesn't decide where a secret comes from.
+//! It doesn't open sockets and doesn't decide where a secret comes from, nor what is encrypted: [`tls`] is for whoever wants it.
 //!
 //! ```
 //! use phalanx_wire::{Deadline, Generation, Hello, Rank, Secret, Side, handshake};
@@ -21,16 +21,22 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod channel;
 mod deadline;
 mod frame;
 mod handshake;
 mod ids;
+mod pass;
 mod secret;
 mod strangers;
+#[cfg_attr(not(feature = "tls"), path = "no_tls.rs")]
+pub mod tls;
 
+pub use channel::Channel;
 pub use deadline::Deadline;
 pub use frame::{read_frame, write_frame};
 pub use handshake::{HandshakeError, Hello, Side, Socket, handshake, welcome};
 pub use ids::{Generation, Rank};
+pub use pass::Pass;
 pub use secret::{Secret, SecretError};
 pub use strangers::Strangers;

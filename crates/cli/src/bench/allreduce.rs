@@ -10,7 +10,7 @@ mod measure;
 use super::at_least_one;
 use crate::args::{AllReduceArgs, BenchBuffer, BenchTransport, WrongUsage};
 use crate::failure;
-use crate::run::fresh_run_id;
+use crate::run::{fresh_run_id, tls_is_asked_for};
 use crate::say::{print, say};
 use anyhow::{Context, Result, ensure};
 use measure::{Measured, Rounds, WrongElement, measure};
@@ -95,6 +95,7 @@ fn lead(n: usize, args: &AllReduceArgs) -> Result<u8> {
         variables: transport.map(|way| (names::TRANSPORT.to_owned(), way.to_owned())).into_iter().collect(),
         console: Console::FirstRank,
         grace: GRACE,
+        tls: tls_is_asked_for()?,
         ..LaunchSpec::default()
     };
     let outcome = phalanx_launch::run(&spec, |report| failure::tell(&report, 0))?;

@@ -43,6 +43,10 @@ pub(crate) struct RunArgs {
     /// PHALANX_SECRET_FILE names, else phalanx/secret in the user's configuration folder, made on first use].
     #[arg(long, value_name = "FILE")]
     pub(crate) secret_file: Option<PathBuf>,
+    /// Encrypt what goes over TCP, as PHALANX_TLS=1 does: between nodes, to the coordinator, and between workers that are programs
+    /// of ours. The same on all nodes.
+    #[arg(long)]
+    pub(crate) tls: bool,
     /// The address at which other nodes reach this one [default: that from which it reaches the first node].
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) local_addr: Option<String>,

@@ -150,6 +150,16 @@ fn told(out: &str) -> BTreeMap<String, BTreeMap<String, String>> {
 }
 
 #[test]
+fn nodes_meet_over_tls_which_their_workers_are_told_of() {
+    let site = Site::new(&["--nnodes", "2", "--tls"]);
+    for mut agent in site.two("echo tls $PHALANX_TLS") {
+        assert_eq!(agent.line(), "tls 1");
+        let (code, _, said) = agent.end();
+        assert_eq!(code, 0, "{said}");
+    }
+}
+
+#[test]
 fn all_ranks_get_torchruns_environment_whatever_each_node_starts() {
     let site = Site::new(&["--nnodes", "2"]);
     let script =
@@ -427,6 +437,7 @@ fn what_does_not_belong_to_the_run_is_told_at_once() {
     let path = secret.to_str().unwrap();
     check(site.command("b", &["--secret-file", path]), &sh, 1, &["has another secret", "--secret-file"]);
     check(site.command("b", &["--secret-file", "gone"]), &sh, 1, &["the secret file gone"]);
+    check(site.command("b", &["--tls"]), &sh, 1, &["the other end has no TLS", "hint: ", "--tls"]);
     check(
         site.command("b", &["--rdzv-endpoint", "nowhere.invalid:29400"]),
         &sh,

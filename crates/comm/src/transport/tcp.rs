@@ -8,11 +8,11 @@ pub(crate) use pulse::{BEAT, Pulse};
 
 use super::signs::Traffic;
 use super::{Lost, Signs, Wire};
-use crate::tls::Session;
 use crate::word::Word;
 use frames::{End, Receiver, Sender};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{setsockopt, sockopt};
+use phalanx_wire::tls::Session;
 use std::io::{ErrorKind, IoSlice, IoSliceMut, Read, Result, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};

@@ -6,9 +6,9 @@
 
 use super::ledger::{Client, Ledger, Limits, Sent};
 use phalanx_job::store::{Answer, Change, FromClient, MAX_STORE_FRAME, Revision, ToClient};
-use phalanx_wire::{Rank, read_frame, write_frame};
+use phalanx_wire::{Channel, Rank, read_frame, write_frame};
 use std::collections::{HashMap, VecDeque};
-use std::net::{Shutdown, TcpStream};
+use std::net::Shutdown;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -36,7 +36,7 @@ struct Inside {
 
 /// The answers that lie ready for a client.
 struct Mailbox {
-    stream: TcpStream,
+    stream: Channel,
     answers: VecDeque<ToClient>,
     bytes: usize,
     open: bool,
@@ -71,11 +71,11 @@ impl Desk {
     }
 
     /// Serves one client to the end of its connection; an error is why it was refused.
-    pub(crate) fn serve(self: &Arc<Desk>, stream: &TcpStream, rank: Rank) -> Result<(), String> {
+    pub(crate) fn serve(self: &Arc<Desk>, stream: &Channel, rank: Rank) -> Result<(), String> {
         let text = |error: std::io::Error| error.to_string();
         stream.set_write_timeout(Some(STALL)).map_err(text)?;
-        let (handle, out) = (stream.try_clone().map_err(text)?, stream.try_clone().map_err(text)?);
-        let (client, bell) = self.enter(handle)?;
+        let (client, bell) = self.enter(stream.clone())?;
+        let out = stream.clone();
         let (desk, ringing) = (Arc::clone(self), Arc::clone(&bell));
         let writer = std::thread::Builder::new()
             .name("phalanx-store-out".into())
@@ -88,7 +88,7 @@ impl Desk {
         served
     }
 
-    fn enter(&self, stream: TcpStream) -> Result<(Client, Arc<Condvar>), String> {
+    fn enter(&self, stream: Channel) -> Result<(Client, Arc<Condvar>), String> {
         let mut inside = self.inside();
         if inside.over {
             return Err("the store is closed".into());
@@ -119,7 +119,7 @@ impl Desk {
         &self,
         client: Client,
         bell: &Condvar,
-        mut stream: &TcpStream,
+        mut stream: &Channel,
         rank: Rank,
     ) -> Result<(), String> {
         loop {
@@ -152,7 +152,7 @@ impl Desk {
         }
     }
 
-    fn write_answers(&self, client: Client, bell: &Condvar, mut out: TcpStream) {
+    fn write_answers(&self, client: Client, bell: &Condvar, out: Channel) {
         let mut inside = self.inside();
         loop {
             let Some(mailbox) = inside.clients.get_mut(&client).filter(|mailbox| mailbox.open) else {
@@ -166,7 +166,7 @@ impl Desk {
             drop(inside);
             bell.notify_all();
             let frame = serde_json::to_vec(&answer).expect("a message is always JSON");
-            let written = write_frame(&mut out, &frame);
+            let written = write_frame(&mut &out, &frame);
             inside = self.inside();
             if written.is_err() {
                 // The reader sees the end of the connection and lets the client go.

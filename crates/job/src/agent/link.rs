@@ -4,11 +4,10 @@ use super::{AGENT_PURPOSE, FromAgent, ToAgent};
 use crate::error::Error;
 use crate::link::MAX_FRAME;
 use phalanx_wire::{
-    Deadline, Generation, HandshakeError, Hello, Rank, Secret, Side, handshake, read_frame, write_frame,
+    Channel, Deadline, Generation, HandshakeError, Hello, Pass, Rank, read_frame, write_frame,
 };
 use std::io::ErrorKind;
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
-use std::sync::Mutex;
 use std::time::Duration;
 
 /// How often each end gives a sign of life.
@@ -21,17 +20,16 @@ const SAY_LIMIT: Duration = Duration::from_secs(1);
 /// The agent's end. It is shared: one thread hears, others say.
 #[derive(Debug)]
 pub struct AgentLink {
-    hearing: TcpStream,
-    saying: Mutex<TcpStream>,
+    stream: Channel,
     address: SocketAddr,
 }
 
 impl AgentLink {
-    /// Connects and proves the secret, once: nobody may be there yet, which is for the caller to wait for. `silence` is how
+    /// Connects with the run's secret, or with TLS as well ([`Pass`]), once: nobody may be there yet, which is for the caller to wait for. `silence` is how
     /// long the coordinator may give no sign of life.
     pub fn dial(
         address: SocketAddr,
-        secret: &Secret,
+        pass: impl Into<Pass>,
         deadline: Deadline,
         silence: Duration,
     ) -> Result<AgentLink, Error> {
@@ -40,14 +38,17 @@ impl AgentLink {
             reason: reason.to_string(),
         };
         let left = deadline.remaining().clamp(Duration::from_millis(1), PROOF_LIMIT);
-        let mut stream = TcpStream::connect_timeout(&address, left).map_err(unreachable)?;
+        let stream = TcpStream::connect_timeout(&address, left).map_err(unreachable)?;
         let broken = |error: std::io::Error| Error::Broken { address, reason: error.to_string() };
-        stream.set_nodelay(true).map_err(broken)?;
         let hello = Hello { purpose: AGENT_PURPOSE.into(), rank: Rank(0), generation: Generation(0) };
         let proof = Deadline::after(PROOF_LIMIT);
-        handshake(&mut stream, secret, Side::Dialed, &hello, &proof).map_err(|error| match error {
+        let met = Channel::dial(stream, &pass.into(), &hello, &proof);
+        let (stream, _) = met.map_err(|error| match error {
             HandshakeError::NotOurs => Error::NotOurs { address },
             HandshakeError::Io(error) if error.kind() == ErrorKind::TimedOut => Error::NotOurs { address },
+            source @ (HandshakeError::WantsTls | HandshakeError::HasNoTls) => {
+                Error::Handshake { address, source }
+            }
             HandshakeError::WrongSecret => Error::OtherSecret { address },
             HandshakeError::Disagreement { theirs, .. } => {
                 Error::OtherVersion { address, ours: AGENT_PURPOSE.into(), theirs: theirs.purpose.clone() }
@@ -56,13 +57,12 @@ impl AgentLink {
         })?;
         stream.set_read_timeout(Some(silence)).map_err(broken)?;
         stream.set_write_timeout(Some(SAY_LIMIT)).map_err(broken)?;
-        let saying = Mutex::new(stream.try_clone().map_err(broken)?);
-        Ok(AgentLink { hearing: stream, saying, address })
+        Ok(AgentLink { stream, address })
     }
 
     /// The address of this end, which is one that the run's other nodes can reach.
     pub fn local_ip(&self) -> Result<IpAddr, Error> {
-        self.hearing.local_addr().map(|local| local.ip()).map_err(|error| self.broken(error.to_string()))
+        self.stream.local_addr().map(|local| local.ip()).map_err(|error| self.broken(error.to_string()))
     }
 
     /// Where the coordinator is.
@@ -73,19 +73,18 @@ impl AgentLink {
     /// Ends the connection; whoever hears at it finds that out.
     pub fn close(&self) {
         // One that is gone already needs no closing.
-        let _ = self.hearing.shutdown(Shutdown::Both);
+        let _ = self.stream.shutdown(Shutdown::Both);
     }
 
     /// Says something.
     pub fn say(&self, message: &FromAgent) -> Result<(), Error> {
         let frame = serde_json::to_vec(message).expect("a message is always JSON");
-        let mut stream = self.saying.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        write_frame(&mut *stream, &frame).map_err(|error| self.broken(error.to_string()))
+        write_frame(&mut &self.stream, &frame).map_err(|error| self.broken(error.to_string()))
     }
 
     /// Waits for the next message. The coordinator's beats come long before it counts as silent.
     pub fn hear(&self) -> Result<ToAgent, Error> {
-        let frame = read_frame(&mut &self.hearing, MAX_FRAME).map_err(|error| {
+        let frame = read_frame(&mut &self.stream, MAX_FRAME).map_err(|error| {
             self.broken(match error.kind() {
                 ErrorKind::WouldBlock | ErrorKind::TimedOut => "it gives no sign of life".into(),
                 ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset => "it closed the connection".into(),

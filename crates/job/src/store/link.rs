@@ -8,10 +8,10 @@ use super::{
     Answer, Ask, Entry, Expect, Folder, FromClient, Key, Lease, LeaseId, Listing, MAX_STORE_FRAME, News,
     Refusal, Revision, Store, StoreError, Swap, ToClient, Value,
 };
-use phalanx_wire::{Deadline, read_frame, write_frame};
+use phalanx_wire::{Channel, Deadline, read_frame, write_frame};
 use std::collections::HashMap;
 use std::io::ErrorKind;
-use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::net::{Shutdown, SocketAddr};
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
@@ -23,7 +23,7 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 /// A connection to the coordinator's store; see [`crate::Link::open_store`]. Dropping it ends its leases.
 pub struct LinkStore {
     address: SocketAddr,
-    out: Mutex<TcpStream>,
+    stream: Channel,
     asked: Arc<Mutex<Asked>>,
     reader: Option<JoinHandle<()>>,
 }
@@ -39,15 +39,15 @@ struct Asked {
 
 impl LinkStore {
     /// Takes over a connection on which the coordinator speaks of the store from now on.
-    pub(crate) fn new(stream: TcpStream, address: SocketAddr) -> std::io::Result<LinkStore> {
+    pub(crate) fn new(stream: Channel, address: SocketAddr) -> std::io::Result<LinkStore> {
         stream.set_read_timeout(None)?;
         stream.set_write_timeout(Some(ANSWER_LIMIT))?;
         let asked = Arc::new(Mutex::new(Asked::default()));
-        let (input, waiting) = (stream.try_clone()?, Arc::clone(&asked));
+        let (input, waiting) = (stream.clone(), Arc::clone(&asked));
         let reader = std::thread::Builder::new()
             .name("phalanx-store-link".into())
             .spawn(move || read_answers(input, &waiting))?;
-        Ok(LinkStore { address, out: Mutex::new(stream), asked, reader: Some(reader) })
+        Ok(LinkStore { address, stream, asked, reader: Some(reader) })
     }
 
     /// Asks, and waits for the answer until `patience` is over.
@@ -64,13 +64,10 @@ impl LinkStore {
             id
         };
         let frame = serde_json::to_vec(&FromClient { id, ask }).expect("a message is always JSON");
-        {
-            let mut out = lock(&self.out);
-            if let Err(error) = write_frame(&mut *out, &frame) {
-                // Part of the frame may be on its way, so nothing else can be said here any more.
-                end(&self.asked, in_words(&error));
-                let _ = out.shutdown(Shutdown::Both);
-            }
+        if let Err(error) = write_frame(&mut &self.stream, &frame) {
+            // Part of the frame may be on its way, so nothing else can be said here any more.
+            end(&self.asked, in_words(&error));
+            let _ = self.stream.shutdown(Shutdown::Both);
         }
         match answer.recv_timeout(patience) {
             Ok(Answer::Refused(refusal)) => Err(StoreError::refused(operation, refusal)),
@@ -103,7 +100,7 @@ impl LinkStore {
 impl Drop for LinkStore {
     fn drop(&mut self) {
         // A connection that is gone already needs no closing, and the reader ends either way.
-        let _ = lock(&self.out).shutdown(Shutdown::Both);
+        let _ = self.stream.shutdown(Shutdown::Both);
         if let Some(reader) = self.reader.take() {
             let _ = reader.join();
         }
@@ -132,9 +129,9 @@ fn in_words(error: &std::io::Error) -> String {
     }
 }
 
-fn read_answers(mut input: TcpStream, asked: &Mutex<Asked>) {
+fn read_answers(input: Channel, asked: &Mutex<Asked>) {
     let reason = loop {
-        let frame = match read_frame(&mut input, MAX_STORE_FRAME) {
+        let frame = match read_frame(&mut &input, MAX_STORE_FRAME) {
             Ok(frame) => frame,
             Err(error) => break in_words(&error),
         };

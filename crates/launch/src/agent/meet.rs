@@ -7,7 +7,7 @@ use crate::report::Report;
 use crate::spec::LaunchError;
 use phalanx_coord::{Coordinator, Fleet};
 use phalanx_job::{AgentLink, Error, Terms};
-use phalanx_wire::{Deadline, Generation, Secret};
+use phalanx_wire::{Deadline, Generation, Pass};
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -26,18 +26,13 @@ pub(super) enum Met {
 }
 
 /// Meets the other agents, or waits for who hosts the coordinator.
-pub(super) fn meet(
-    crew: &Crew<'_>,
-    nodes: &Nodes,
-    terms: &Terms,
-    secret: &Secret,
-) -> Result<Met, LaunchError> {
+pub(super) fn meet(crew: &Crew<'_>, nodes: &Nodes, terms: &Terms, pass: &Pass) -> Result<Met, LaunchError> {
     let deadline = Deadline::after(nodes.patience.join);
     let mut waits = false;
     let mut hung_up: Option<Instant> = None;
     loop {
         let addresses = resolve(nodes)?;
-        if let Some(coordinator) = host(nodes, terms, secret, &addresses)? {
+        if let Some(coordinator) = host(nodes, terms, pass, &addresses)? {
             let place = coordinator.address();
             if place.ip().is_loopback() && is_name(&nodes.endpoint.0) {
                 let (host, ip) = (&nodes.endpoint.0, place.ip());
@@ -46,12 +41,12 @@ pub(super) fn meet(
                 );
                 crew.tell(Report::Told { words });
             }
-            let link = AgentLink::dial(place, secret, deadline, nodes.patience.silence)?;
+            let link = AgentLink::dial(place, pass, deadline, nodes.patience.silence)?;
             return Ok(Met::At(link, Some(coordinator)));
         }
         let mut error = None;
         for address in &addresses {
-            match AgentLink::dial(*address, secret, deadline, nodes.patience.silence) {
+            match AgentLink::dial(*address, pass, deadline, nodes.patience.silence) {
                 Ok(link) => return Ok(Met::At(link, None)),
                 Err(Error::Broken { .. }) if hung_up.is_some_and(|since| since.elapsed() > HANGS_UP) => {
                     return Err(Error::NotOurs { address: *address }.into());
@@ -104,7 +99,7 @@ fn resolve(nodes: &Nodes) -> Result<Vec<SocketAddr>, LaunchError> {
 fn host(
     nodes: &Nodes,
     terms: &Terms,
-    secret: &Secret,
+    pass: &Pass,
     addresses: &[SocketAddr],
 ) -> Result<Option<Coordinator>, LaunchError> {
     if nodes.node_rank.is_some_and(|rank| rank != 0) {
@@ -112,7 +107,7 @@ fn host(
     }
     let mut is_here = false;
     for address in addresses {
-        match Coordinator::serve(*address, secret.clone(), Generation(0), 0, |_, _| {}) {
+        match Coordinator::serve(*address, pass, Generation(0), 0, |_, _| {}) {
             Ok(coordinator) => {
                 let fleet = Fleet::new(terms.clone(), nodes.patience, Instant::now(), clock_ms());
                 coordinator.lead(fleet).map_err(LaunchError::system("a thread for the nodes"))?;

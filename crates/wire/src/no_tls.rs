@@ -1,37 +1,44 @@
-//! What stands in the place of `tls.rs` in a build without the feature of that name: an endpoint can't have it, so there are no
-//! sessions.
+//! What stands in the place of `tls.rs` in a build without the feature of that name: nobody can have it, so there are no sessions.
 
-use phalanx_wire::{Deadline, Socket};
+use crate::deadline::Deadline;
+use crate::handshake::Socket;
 use std::io::{Error, Read, Result, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// What nobody has.
 #[derive(Clone)]
-pub(crate) enum Tls {}
+pub enum Tls {}
 
-pub(crate) enum Session {}
+/// What can't be begun.
+pub enum Session {}
 
 impl Tls {
-    pub(crate) fn new() -> Result<Tls> {
+    /// Says that there is none.
+    pub fn new() -> Result<Tls> {
         Err(Error::other("this program was built without TLS\nhint: build it with the feature `tls`"))
     }
 
-    pub(crate) fn dial(&self, _: TcpStream, _: &Deadline) -> Result<Session> {
+    /// As a build with TLS has it.
+    pub fn dial(&self, _: TcpStream, _: &Deadline) -> Result<Session> {
         match *self {}
     }
 
-    pub(crate) fn accept(&self, _: TcpStream, _: &Deadline) -> Result<Session> {
+    /// As a build with TLS has it.
+    pub fn accept(&self, _: TcpStream, _: &Deadline) -> Result<Session> {
         match *self {}
     }
 }
 
 impl Session {
-    pub(crate) fn stream(&self) -> &Arc<TcpStream> {
+    /// As a build with TLS has it.
+    pub fn stream(&self) -> &Arc<TcpStream> {
         match *self {}
     }
 
-    pub(crate) fn holds(&self) -> bool {
+    /// As a build with TLS has it.
+    pub fn holds(&self) -> bool {
         match *self {}
     }
 }

@@ -1,7 +1,7 @@
 //! Sessions, and one who stands in between.
 
 use super::*;
-use phalanx_wire::{Generation, HandshakeError, Hello, Rank, Secret, Side, handshake};
+use crate::{Generation, HandshakeError, Hello, Rank, Secret, Side, handshake};
 use std::net::TcpListener;
 
 fn soon() -> Deadline {

@@ -7,7 +7,8 @@
 //! A session has no end of its own: a closed connection ends it. Whoever leaves says so in a parting word, and a message that
 //! was cut off isn't whole, so a forged end is just a lost connection.
 
-use phalanx_wire::{Deadline, Socket};
+use crate::deadline::Deadline;
+use crate::handshake::{Socket, TLS_HINT};
 use ring::rand::SystemRandom;
 use ring::signature::Ed25519KeyPair;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -16,7 +17,9 @@ use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer, ServerName, SubjectP
 use rustls::server::AlwaysResolvesServerRawPublicKeys;
 use rustls::sign::CertifiedKey;
 use rustls::version::TLS13;
-use rustls::{ClientConfig, ClientConnection, Connection, DigitallySignedStruct, ServerConfig};
+use rustls::{
+    AlertDescription, ClientConfig, ClientConnection, Connection, DigitallySignedStruct, ServerConfig,
+};
 use rustls::{Error as TlsError, PeerMisbehaved, ServerConnection, SignatureScheme};
 use std::io::{Error, ErrorKind, IoSlice, IoSliceMut, Read, Result, Write};
 use std::net::{IpAddr, Ipv4Addr, TcpStream};
@@ -32,14 +35,14 @@ const SLICES: usize = 8;
 
 /// What an endpoint begins sessions with.
 #[derive(Clone)]
-pub(crate) struct Tls {
+pub struct Tls {
     client: Arc<ClientConfig>,
     server: Arc<ServerConfig>,
 }
 
 impl Tls {
     /// With a fresh key.
-    pub(crate) fn new() -> Result<Tls> {
+    pub fn new() -> Result<Tls> {
         let failed = |error: &dyn std::fmt::Display| Error::other(format!("TLS has no key: {error}"));
         let provider = Arc::new(provider::default_provider());
         let made = Ed25519KeyPair::generate_pkcs8(&SystemRandom::new()).map_err(|error| failed(&error))?;
@@ -67,7 +70,7 @@ impl Tls {
     }
 
     /// A session over a blocking connection that this end made.
-    pub(crate) fn dial(&self, stream: TcpStream, deadline: &Deadline) -> Result<Session> {
+    pub fn dial(&self, stream: TcpStream, deadline: &Deadline) -> Result<Session> {
         // A name is needed, and nobody's.
         let name = ServerName::from(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
         let connection = ClientConnection::new(Arc::clone(&self.client), name).map_err(broken)?;
@@ -75,7 +78,7 @@ impl Tls {
     }
 
     /// A session over a blocking connection that came.
-    pub(crate) fn accept(&self, stream: TcpStream, deadline: &Deadline) -> Result<Session> {
+    pub fn accept(&self, stream: TcpStream, deadline: &Deadline) -> Result<Session> {
         let connection = ServerConnection::new(Arc::clone(&self.server)).map_err(broken)?;
         Session::begin(connection.into(), stream, deadline)
     }
@@ -83,6 +86,10 @@ impl Tls {
 
 fn broken(error: TlsError) -> Error {
     let text = match error {
+        // See `agree` in channel.rs.
+        TlsError::AlertReceived(AlertDescription::ProtocolVersion) => {
+            format!("the other end has no TLS, which this one wants{TLS_HINT}")
+        }
         TlsError::InvalidMessage(_) => format!("the other end doesn't speak TLS ({error})"),
         _ => format!("TLS: {error}"),
     };
@@ -134,7 +141,7 @@ impl ServerCertVerifier for AnyKey {
 }
 
 /// A connection with TLS, blocking or not as its stream is.
-pub(crate) struct Session {
+pub struct Session {
     connection: Connection,
     stream: Arc<TcpStream>,
     /// What came and isn't decrypted yet lies there.
@@ -171,12 +178,13 @@ impl Session {
         Ok(session)
     }
 
-    pub(crate) fn stream(&self) -> &Arc<TcpStream> {
+    /// What it goes over.
+    pub fn stream(&self) -> &Arc<TcpStream> {
         &self.stream
     }
 
     /// Whether something came that the kernel doesn't have any more.
-    pub(crate) fn holds(&self) -> bool {
+    pub fn holds(&self) -> bool {
         self.plain > 0 || self.from < self.to
     }
 
