@@ -120,7 +120,7 @@ pub(crate) const TLS_HINT: &str = "\nhint: give the whole run TLS, or nothing of
 pub enum HandshakeError {
     /// The connection ended or stalled.
     #[error("the connection broke during the handshake: {0}")]
-    Io(#[from] std::io::Error),
+    Io(Error),
     /// The other end speaks something else.
     #[error("the other end doesn't speak this protocol")]
     NotOurs,
@@ -141,6 +141,13 @@ pub enum HandshakeError {
         /// What this end said.
         ours: Box<Hello>,
     },
+}
+
+impl From<Error> for HandshakeError {
+    /// What a session of TLS couldn't begin for is told in an error of I/O, as everything else of it.
+    fn from(error: Error) -> HandshakeError {
+        error.downcast().unwrap_or_else(HandshakeError::Io)
+    }
 }
 
 impl fmt::Display for Hello {

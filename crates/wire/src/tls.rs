@@ -8,7 +8,7 @@
 //! was cut off isn't whole, so a forged end is just a lost connection.
 
 use crate::deadline::Deadline;
-use crate::handshake::{Socket, TLS_HINT};
+use crate::handshake::{HandshakeError, Socket};
 use ring::rand::SystemRandom;
 use ring::signature::Ed25519KeyPair;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -85,15 +85,15 @@ impl Tls {
 }
 
 fn broken(error: TlsError) -> Error {
-    let text = match error {
+    let told = |text| Error::new(ErrorKind::InvalidData, text);
+    match error {
         // See `agree` in channel.rs.
         TlsError::AlertReceived(AlertDescription::ProtocolVersion) => {
-            format!("the other end has no TLS, which this one wants{TLS_HINT}")
+            Error::new(ErrorKind::InvalidData, HandshakeError::HasNoTls)
         }
-        TlsError::InvalidMessage(_) => format!("the other end doesn't speak TLS ({error})"),
-        _ => format!("TLS: {error}"),
-    };
-    Error::new(ErrorKind::InvalidData, text)
+        TlsError::InvalidMessage(_) => told(format!("the other end doesn't speak TLS ({error})")),
+        _ => told(format!("TLS: {error}")),
+    }
 }
 
 /// Takes any key, as long as the other end has its private half.
