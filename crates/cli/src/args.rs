@@ -1,10 +1,12 @@
 //! What can be typed.
 
+use crate::drain;
 use crate::run::RunArgs;
 use clap::builder::FalseyValueParser;
 use clap::{Arg, ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use std::fmt;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Distributed training of neural networks: launch, train, measure.
 #[derive(Parser)]
@@ -87,6 +89,13 @@ pub(crate) struct TrainArgs {
     /// step where there is none.
     #[arg(long)]
     pub(crate) resume: bool,
+    /// End within this time, as in 90s, 1h30m or 2d, with a checkpoint and exit code 75: the run is to be started again, with
+    /// --resume [default: until PHALANX_END_TIME, in seconds since 1970, or else the end of the Slurm job].
+    #[arg(long, value_name = "TIME", value_parser = drain::duration)]
+    pub(crate) time_limit: Option<Duration>,
+    /// How long before the time is up the run ends at the latest; earlier if twice its longest step and checkpoint took longer.
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = drain::duration)]
+    pub(crate) time_margin: Duration,
     /// Change a key of the recipe, as in --set optimizer.lr=0.1; may be given often.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub(crate) set: Vec<String>,

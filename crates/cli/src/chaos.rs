@@ -190,7 +190,7 @@ impl Campaign<'_> {
                 }
             }
             Act::Ask { rank } => send(rank, Signal::SIGTERM),
-            Act::Checkpoint => send(0, Signal::SIGUSR1),
+            Act::Checkpoint => send(0, Signal::SIGUSR2),
             Act::KillAgent => trial.signal(Signal::SIGKILL)?,
             Act::Drain => trial.signal(Signal::SIGTERM)?,
         }

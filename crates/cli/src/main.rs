@@ -7,6 +7,7 @@ mod bench;
 mod chaos;
 mod checkpoint;
 mod data;
+mod drain;
 mod events;
 mod failure;
 mod first;

@@ -2,11 +2,13 @@
 //!
 //! Both take the signals of a batch system, which the agent passes on to its workers. SIGTERM, which comes before the machine
 //! is taken away, ends the run after the step at hand and a checkpoint of it, if that takes no longer than [`GRACE`]; the exit
-//! code is 143. SIGUSR1, with which Slurm's `--signal=USR1@60` warns a minute before the time is over, asks for a checkpoint, and
-//! the run goes on. A second SIGTERM to the agent, Ctrl-C, and SIGTERM to a worker that doesn't train yet end it at once.
+//! code is 143. SIGUSR1, with which Slurm's `--signal=B:USR1@90` warns before the time is over, and a time limit that is near do
+//! the same without haste, with an exit code that says that the run is to be started again ([`DRAINED`]). SIGUSR2 asks for a
+//! checkpoint, and the run goes on. A second SIGTERM to the agent, Ctrl-C, and SIGTERM to a worker that doesn't train yet end it at once.
 
 use crate::args::{TrainArgs, WrongUsage};
 use crate::bar::FetchBar;
+use crate::drain::{self, Asks};
 use crate::failure;
 use crate::first::{BEST, First};
 use crate::run::{fresh_run_id, tls_is_asked_for};
@@ -18,10 +20,12 @@ use phalanx::data::{Network, Places, Split, listing, open};
 use phalanx::nn::{Module, Parameters, Weights};
 use phalanx::recipe::BUILT_IN;
 use phalanx::tensor::Device;
-use phalanx::{Error, Event, Observer, OnNan, Recipe, Requests, State, Trained, Trainer, Worker};
-use phalanx_job::{RunDir, WorkerEnv};
+use phalanx::{
+    Error, Event, Interruption, Observer, OnNan, Recipe, Requests, State, TimeLimit, Trainer, Worker,
+};
+use phalanx_job::{DRAINED, RunDir, WorkerEnv};
 use phalanx_launch::{Console, LaunchSpec};
-use signal_hook::consts::{SIGTERM, SIGUSR1};
+use signal_hook::consts::{SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::flag;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -89,6 +93,7 @@ fn lead(args: &TrainArgs, recipe: &Recipe) -> Result<u8> {
     }
     let run_id = fresh_run_id()?;
     let out = args.out.clone().unwrap_or_else(|| unnamed_out(args, recipe, &run_id));
+    let end = drain::end(args, Asks::Always)?;
     let spec = LaunchSpec {
         program: std::env::current_exe().context("the path of this program")?.into(),
         args: std::env::args_os().skip(1).collect(),
@@ -98,6 +103,7 @@ fn lead(args: &TrainArgs, recipe: &Recipe) -> Result<u8> {
         console: Console::FirstRank,
         grace: GRACE,
         max_restarts: args.max_restarts,
+        variables: end.map(drain::variable).into_iter().collect(),
         tls: args.tls || tls_is_asked_for()?,
         ..LaunchSpec::default()
     };
@@ -116,24 +122,29 @@ fn lead(args: &TrainArgs, recipe: &Recipe) -> Result<u8> {
 fn work(args: &TrainArgs, recipe: &Recipe, env: &WorkerEnv) -> Result<u8> {
     let threads = (recipe.train.threads > 0).then_some(recipe.train.threads);
     let requests = Requests::default();
-    flag::register(SIGUSR1, Arc::clone(&requests.checkpoint)).context("SIGUSR1 can't be taken")?;
+    for (signal, request) in [(SIGUSR1, &requests.drain), (SIGUSR2, &requests.checkpoint)] {
+        flag::register(signal, Arc::clone(request)).context("SIGUSR1 and SIGUSR2 can't be taken")?;
+    }
     if args.tls && !env.tls {
         let own = "a rank that has its place from the environment has that from there, too: PHALANX_TLS=1";
         return Err(WrongUsage(format!("--tls: {own}")).into());
     }
+    let end = drain::end(args, Asks::AsFirst(env))?;
+    let time_limit = end.map(|end| TimeLimit { end, margin: args.time_margin });
     // First what takes time: the others may be waiting for this one.
     let arrival = Worker::arrive(threads)?;
     let prepared = prepare(arrival.device(), args, recipe).inspect_err(|error| arrival.report(error))?;
     let mut worker = arrival.join()?;
-    match train_as(&worker, prepared, args, recipe, env, &requests) {
+    match train_as(&worker, prepared, args, recipe, env, &requests, time_limit) {
         Ok(End::Done) => Ok(0),
-        Ok(End::Interrupted { steps }) => {
+        Ok(End::Interrupted { steps, why }) => {
             // Whoever was asked, all have ended, and nobody is to take their places.
             worker.report(&Error::Interrupted { steps });
-            Ok(INTERRUPTED)
+            Ok(drain::exit_code(why))
         }
         // Rank 0 has stopped as it was asked to, and this one has lost it.
-        Err(error) if requests.stop() && error.is_consequence() => Ok(INTERRUPTED),
+        Err(error) if requests.stop() && error.is_consequence() => Ok(drain::exit_code(Interruption::Stop)),
+        Err(error) if requests.drain() && error.is_consequence() => Ok(DRAINED),
         Err(error) => {
             worker.report(&error);
             Err(error.into())
@@ -144,11 +155,8 @@ fn work(args: &TrainArgs, recipe: &Recipe, env: &WorkerEnv) -> Result<u8> {
 /// How the training of a worker ended.
 enum End {
     Done,
-    Interrupted { steps: u64 },
+    Interrupted { steps: u64, why: Interruption },
 }
-
-/// What a shell makes of a process that SIGTERM has ended.
-const INTERRUPTED: u8 = 128 + SIGTERM as u8;
 
 /// What a worker needs for its training beside the other workers.
 struct Prepared {
@@ -177,6 +185,7 @@ fn train_as(
     recipe: &Recipe,
     env: &WorkerEnv,
     requests: &Requests,
+    time_limit: Option<TimeLimit>,
 ) -> Result<End, Error> {
     let Prepared { data, model, parameters, fresh } = prepared;
     let mut first = First::new(args, recipe, env);
@@ -197,6 +206,7 @@ fn train_as(
         best_file: (recipe.train.keep_best == Some(true)).then(|| run_path.join(BEST)),
         checkpoint: Some(CheckpointConfig { resume, ..recipe.checkpoint(checkpoints.clone()) }),
         requests: requests.clone(),
+        time_limit,
         ..recipe.trainer()?
     };
     // Not before, since only training heeds it.
@@ -211,23 +221,14 @@ fn train_as(
         Some(data.test),
         &mut first,
     )?;
-    if !trained.interrupted {
-        return Ok(End::Done);
-    }
+    let Some(why) = trained.interrupted else { return Ok(End::Done) };
+    let steps = trained.state.progress.step;
     if worker.is_first() {
-        first.event(&Event::Note { message: interrupted(&trained, &checkpoints) });
+        // Where the disk has failed, that was told.
+        let is_kept = Manifest::path(&checkpoints, steps).exists();
+        first.event(&Event::Note { message: drain::told(why, steps, is_kept) });
     }
-    Ok(End::Interrupted { steps: trained.state.progress.step })
-}
-
-/// What is said of a run that SIGTERM has ended.
-fn interrupted(trained: &Trained, checkpoints: &Path) -> String {
-    let step = trained.state.progress.step;
-    // Where the disk has failed, that was told.
-    match Manifest::path(checkpoints, step).exists() {
-        true => format!("SIGTERM: stopped after {step} steps; --resume goes on from there"),
-        false => format!("SIGTERM: stopped after {step} steps, without a checkpoint of the last"),
-    }
+    Ok(End::Interrupted { steps, why })
 }
 
 /// The folder of a run that wasn't told where to be kept: one of its own, or that of the run which it goes on with.

@@ -123,7 +123,7 @@ fn a_batch_system_that_wants_its_machine_back_gets_it_and_no_step_is_lost() {
             command
         };
         let (child, mut events) = begun(training("stopped", 100_000));
-        signal(&child, "-USR1");
+        signal(&child, "-USR2");
         let taken = events.find(|event| event["event"] == "checkpoint").unwrap();
         assert!(taken["step"].as_u64().unwrap() > 3, "{taken}");
         let after = events.find(|event| event["event"] == "step").unwrap();

@@ -40,6 +40,8 @@ pub mod names {
     pub const TLS: &str = "PHALANX_TLS";
     /// How all-reduces are carried out, as in `ring`; `auto` is as if it weren't set.
     pub const ALLREDUCE: &str = "PHALANX_ALLREDUCE";
+    /// When the time of the run is up, in seconds since 1970; 0 for never, whatever a batch system says.
+    pub const END_TIME: &str = "PHALANX_END_TIME";
     /// Set by torchrun where its agent listens at `MASTER_PORT` itself.
     pub const AGENT_STORE: &str = "TORCHELASTIC_USE_AGENT_STORE";
 }

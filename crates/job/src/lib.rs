@@ -1,5 +1,6 @@
 //! What crosses the border between processes: the environment a worker is given, the messages between a worker and the
-//! coordinator, the worker's [`Link`], the rendezvous [`store`] as its clients see it, and where a run keeps its files.
+//! coordinator, the worker's [`Link`], the rendezvous [`store`] as its clients see it, where a run keeps its files, and when its time
+//! is up.
 //!
 //! No server sockets and no launcher in here: a program that only wants to know its place depends on nothing more.
 //!
@@ -19,6 +20,7 @@
 #![forbid(unsafe_code)]
 
 mod agent;
+mod drain;
 mod env;
 mod error;
 mod link;
@@ -31,6 +33,7 @@ pub use agent::{
     AGENT_BEAT, AGENT_PURPOSE, AgentLink, End, EndWhy, FromAgent, Mishap, Node, Seat, Setback, Terms,
     ToAgent, WorkerFailure,
 };
+pub use drain::{DRAINED, end_time};
 pub use env::{SecretSource, Transport, WorkerEnv, names, wants_tls};
 pub use error::Error;
 pub use link::{Link, MAX_FRAME};

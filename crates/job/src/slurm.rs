@@ -2,6 +2,9 @@
 
 use crate::error::Error;
 use std::process::Command;
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::Duration;
 
 /// A task of a step of several: what `srun` sets. In a batch script, which is no step, there is none.
 #[derive(Clone, Debug, PartialEq)]
@@ -55,6 +58,34 @@ impl Step {
 pub fn slurm_node_address(node: &str) -> Option<String> {
     let output = Command::new("scontrol").args(["show", "node", node, "--oneliner"]).output().ok()?;
     address_in(&String::from_utf8_lossy(&output.stdout))
+}
+
+/// How long a controller that doesn't answer is waited for.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How long this job may still run, if its time is limited and Slurm tells.
+pub(crate) fn time_left(job: &str) -> Option<Duration> {
+    let mut squeue = Command::new("squeue");
+    squeue.args(["--noheader", "--format=%L", "--jobs", job]);
+    let (sender, answer) = channel();
+    let ask = move || drop(sender.send(squeue.output().ok()));
+    thread::Builder::new().name("phalanx-squeue".into()).spawn(ask).ok()?;
+    let output = answer.recv_timeout(PATIENCE).ok()??;
+    duration(String::from_utf8_lossy(&output.stdout).trim())
+}
+
+/// A time as Slurm prints it: `[[days-]hours:]minutes:seconds`.
+fn duration(text: &str) -> Option<Duration> {
+    let (days, clock) = text.split_once('-').unwrap_or(("0", text));
+    let parts: Vec<u64> = clock.split(':').map(|part| part.parse().ok()).collect::<Option<_>>()?;
+    let (hours, minutes, seconds) = match parts[..] {
+        [minutes, seconds] => (0, minutes, seconds),
+        [hours, minutes, seconds] => (hours, minutes, seconds),
+        _ => return None,
+    };
+    let hours = days.parse::<u64>().ok()?.checked_mul(24)?.checked_add(hours)?;
+    let minutes = hours.checked_mul(60)?.checked_add(minutes)?;
+    Some(Duration::from_secs(minutes.checked_mul(60)?.checked_add(seconds)?))
 }
 
 fn address_in(description: &str) -> Option<String> {
@@ -129,6 +160,20 @@ mod tests {
         let said = "NodeName=n1 Arch=x86_64 CPUAlloc=0 NodeAddr=10.0.0.7 NodeHostName=box Port=17001";
         assert_eq!(address_in(said).as_deref(), Some("10.0.0.7"));
         assert_eq!(address_in("slurm_load_node error: Invalid node name specified"), None);
+    }
+
+    #[test]
+    fn times_are_read_as_slurm_prints_them() {
+        let check = |text: &str, want: Option<u64>| {
+            assert_eq!(duration(text), want.map(Duration::from_secs), "{text}")
+        };
+        check("0:07", Some(7));
+        check("59:30", Some(3570));
+        check("1:00:00", Some(3600));
+        check("2-03:00:01", Some(183_601));
+        ["UNLIMITED", "NOT_SET", "INVALID", "", "7", "1-2", "x-1:00", "18446744073709551615-0:00"]
+            .iter()
+            .for_each(|text| check(text, None));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use nix::sys::signal::Signal;
 use nix::sys::wait::WaitStatus;
 use phalanx_coord::Notice;
-use phalanx_job::ToAgent;
+use phalanx_job::{DRAINED, ToAgent};
 use phalanx_wire::Generation;
 use std::fmt;
 
@@ -55,6 +55,16 @@ impl How {
         *self == How::Code(0)
     }
 
+    /// Whether nothing went wrong: its work was done, or it was kept, to be gone on with later.
+    pub(crate) fn is_well(&self) -> bool {
+        self.is_good() || self.is_drained()
+    }
+
+    /// Whether it wants to be started again later.
+    pub(crate) fn is_drained(&self) -> bool {
+        *self == How::Code(DRAINED.into())
+    }
+
     /// Whether a signal of this number ended it: as a signal, or as the code that a shell makes of it.
     pub(crate) fn is_by(&self, signal: Signal) -> bool {
         [How::Signal(signal as i32), How::Code(128 + signal as i32)].contains(self)
@@ -84,6 +94,7 @@ mod tests {
             assert_eq!((how.to_string().as_str(), how.is_by(Signal::SIGTERM)), (text, by_sigterm));
         };
         check(How::Code(0), "exited with code 0", false);
+        assert!(How::Code(75).is_well() && How::Code(75).is_drained() && !How::Code(75).is_good());
         check(How::Code(15), "exited with code 15", false);
         check(How::Code(143), "exited with code 143", true);
         check(How::Signal(15), "was killed by SIGTERM", true);

@@ -69,7 +69,7 @@ pub enum Report {
 /// How a run ended.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// For the shell: 0, 1, or 128 and the number of the signal that ended the run.
+    /// For the shell: 0, 1, 75 if it is to be started again later, or 128 and the number of the signal that ended it.
     pub exit_code: i32,
     /// What went wrong first in the last generation, if anything did.
     pub failure: Option<Failure>,

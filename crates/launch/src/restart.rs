@@ -10,7 +10,7 @@ pub(crate) struct Lost {
     pub(crate) in_place: bool,
     /// Whose fault it said it was, if it said anything.
     pub(crate) cause: Option<Cause>,
-    /// Whether another has ended well, so that the run is as good as over.
+    /// Whether another has ended well, or to be started again later, so that the run is as good as over.
     pub(crate) any_done: bool,
     /// How often workers were started again before.
     pub(crate) restarts: usize,
@@ -33,6 +33,8 @@ pub(crate) struct Ended {
     pub(crate) for_good: bool,
     /// Whether a signal has asked for the end of the run.
     pub(crate) asked: bool,
+    /// Whether a worker has ended in order to be started again later.
+    pub(crate) drained: bool,
     /// How often workers were started again before.
     pub(crate) restarts: usize,
     /// How often they may be.
@@ -55,6 +57,8 @@ pub enum EndReason {
     Done,
     /// A signal asked for it.
     Asked,
+    /// Workers ended before their work was done, and want to be started again later.
+    Drained,
     /// A worker failed, and there are no restarts in this run.
     NoRestarts,
     /// A worker failed in a way in which others in its place would fail too.
@@ -80,6 +84,7 @@ impl fmt::Display for EndReason {
         match self {
             EndReason::Done => f.write_str("all workers ended well"),
             EndReason::Asked => f.write_str("a signal asked for the end"),
+            EndReason::Drained => f.write_str("the run is to be started again later"),
             EndReason::NoRestarts => f.write_str("a worker failed"),
             EndReason::ForGood => f.write_str("another worker would fail in the same way"),
             EndReason::TooFewNodes { here, seconds } => {
@@ -93,11 +98,12 @@ impl fmt::Display for EndReason {
     }
 }
 
-/// Decides. Who asked for the end gets it, also if a worker has failed by then.
+/// Decides. Who asked for the end gets it, also if a worker has failed by then, and so do workers that make room for others.
 pub(crate) fn decide(ended: Ended) -> Decision {
-    let Ended { failed, for_good, asked, restarts, max_restarts } = ended;
+    let Ended { failed, for_good, asked, drained, restarts, max_restarts } = ended;
     match (asked, failed) {
         (true, _) => Decision::End(EndReason::Asked),
+        (false, _) if drained => Decision::End(EndReason::Drained),
         (false, false) => Decision::End(EndReason::Done),
         (false, true) if max_restarts == 0 => Decision::End(EndReason::NoRestarts),
         (false, true) if for_good => Decision::End(EndReason::ForGood),
@@ -113,7 +119,7 @@ mod tests {
     #[test]
     fn only_a_failure_that_nobody_asked_for_is_followed_by_a_restart_while_there_are_any() {
         let check = |failed, asked, restarts, max_restarts, want| {
-            let ended = Ended { failed, for_good: false, asked, restarts, max_restarts };
+            let ended = Ended { failed, for_good: false, asked, drained: false, restarts, max_restarts };
             assert_eq!(decide(ended), want, "{ended:?}");
         };
         let (well, bad) = (false, true);
@@ -126,8 +132,19 @@ mod tests {
         check(bad, unasked, 0, 1, Decision::Restart(1));
         check(bad, unasked, 2, 3, Decision::Restart(3));
         check(bad, unasked, 3, 3, Decision::End(EndReason::RestartsUsed { max_restarts: 3 }));
-        let for_good = Ended { failed: true, for_good: true, asked: false, restarts: 1, max_restarts: 3 };
+        let failed = Ended {
+            failed: true,
+            for_good: false,
+            asked: false,
+            drained: false,
+            restarts: 1,
+            max_restarts: 3,
+        };
+        let for_good = Ended { for_good: true, ..failed };
         assert_eq!(decide(for_good), Decision::End(EndReason::ForGood));
+        for failed in [failed, Ended { failed: false, ..failed }] {
+            assert_eq!(decide(Ended { drained: true, ..failed }), Decision::End(EndReason::Drained));
+        }
     }
 
     #[test]

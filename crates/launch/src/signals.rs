@@ -9,7 +9,7 @@ use std::str::FromStr;
 use std::sync::mpsc::SyncSender;
 
 /// These are for the workers, unless they were asked to end the run: a batch system announces the end of an allocation with
-/// SIGUSR1.
+/// SIGUSR1, and workers that heed it end by themselves.
 const PASSED_ON: [i32; 3] = [SIGUSR1, SIGUSR2, SIGCONT];
 /// Those that may be asked to end the run.
 const KNOWN: [(&str, i32); 8] = [

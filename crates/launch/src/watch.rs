@@ -10,7 +10,7 @@ use crate::spec::LaunchError;
 use crate::worker::{Ties, Worker};
 use nix::sys::signal::Signal;
 use phalanx_coord::Notice;
-use phalanx_job::{Cause, WorkerFailure};
+use phalanx_job::{Cause, DRAINED, WorkerFailure};
 use phalanx_wire::{Generation, Rank};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -135,6 +135,7 @@ impl Watch {
             failed: self.has_failed(),
             for_good: self.in_place && cause.is_some_and(|(_, cause)| *cause == Cause::Own),
             asked: self.signals > 0,
+            drained: self.has_drained(),
             restarts: self.failures.len(),
             max_restarts: self.max_restarts,
         }
@@ -143,6 +144,11 @@ impl Watch {
     /// Whether a worker's failure has stopped the others.
     pub(crate) fn has_failed(&self) -> bool {
         self.stop.as_ref().is_some_and(|stop| stop.why == StopWhy::Failure)
+    }
+
+    /// Whether a worker has ended in order to be started again later.
+    pub(crate) fn has_drained(&self) -> bool {
+        self.workers.iter().any(|w| w.exit.as_ref().is_some_and(|exit| exit.how.is_drained()))
     }
 
     pub(crate) fn pids(&self) -> Vec<i32> {
@@ -311,11 +317,11 @@ impl Watch {
     /// A process is over: if that was no good end, another takes its place, or all others are stopped.
     fn exited(&mut self, berth: Berth, how: How) -> Option<Happened> {
         let before_stop = self.stop.is_none();
-        let good = how.is_good();
+        let well = how.is_well();
         let exit = Exit { how, after: self.start.elapsed(), before_stop };
         let place = self.workers.iter().position(|w| w.berth == berth && w.exit.is_none())?;
         self.workers[place].exit = Some(exit);
-        if good || !before_stop {
+        if well || !before_stop {
             return None;
         }
         let watched = &self.workers[place];
@@ -323,7 +329,7 @@ impl Watch {
         let lost = Lost {
             in_place: self.in_place,
             cause: watched.reported.as_ref().map(|(_, cause)| *cause),
-            any_done: self.workers.iter().any(|w| w.exit.as_ref().is_some_and(|exit| exit.how.is_good())),
+            any_done: self.workers.iter().any(|w| w.exit.as_ref().is_some_and(|exit| exit.how.is_well())),
             restarts: self.failures.len(),
             max_restarts: self.max_restarts,
         };
@@ -366,9 +372,10 @@ impl Watch {
         }
     }
 
-    /// For the shell: 0, 1, or 128 and the number of the signal that ended the run.
+    /// For the shell: 0, 1, 75 for a run that is to be started again, or 128 and the number of the signal that ended it.
     pub(crate) fn exit_code(&self) -> i32 {
         match self.stop.as_ref().map(|stop| stop.why) {
+            None if self.has_drained() => DRAINED.into(),
             None => 0,
             Some(StopWhy::Signal(number)) => 128 + number,
             Some(StopWhy::Failure | StopWhy::Order) => 1,
@@ -405,7 +412,7 @@ impl Watch {
             let is_own = watched.reported.as_ref().map(|(_, cause)| *cause != Cause::Other);
             End {
                 rank: watched.worker.rank,
-                good: exit.how.is_good(),
+                good: exit.how.is_well(),
                 before_stop: exit.before_stop,
                 // One that gave a reason of its own had failed before the signal came.
                 by_launcher: watched.sent.iter().any(|signal| exit.how.is_by(*signal))

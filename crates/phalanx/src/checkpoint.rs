@@ -135,6 +135,8 @@ struct Writer {
     asked: bool,
     /// How long the last snapshot has kept the training loop.
     stall: Duration,
+    /// How long it has taken at most to take one and to write it.
+    longest: Duration,
 }
 
 impl Checkpoints {
@@ -257,6 +259,11 @@ impl Checkpoints {
         Ok(())
     }
 
+    /// How long one has taken at most, as far as this rank knows.
+    pub(crate) fn longest(&self) -> Duration {
+        self.writer.as_ref().map_or(Duration::ZERO, |writer| writer.longest)
+    }
+
     /// Makes one due, whatever the time and the steps.
     pub(crate) fn ask(&mut self) {
         if let Some(writer) = &mut self.writer {
@@ -310,7 +317,7 @@ impl Writer {
         let background = Background::start(store, about)
             .map_err(|source| Error::Io { path: config.dir.clone(), source })?;
         let last = (0, Instant::now());
-        Ok(Writer { background, last, any, asked: false, stall: Duration::ZERO })
+        Ok(Writer { background, last, any, asked: false, stall: Duration::ZERO, longest: Duration::ZERO })
     }
 
     fn take(&mut self, state: &State, parameters: &Parameters, kept: Vec<Kept>) {
@@ -333,6 +340,7 @@ impl Writer {
 
     fn tell(&mut self, written: Written, observer: &mut dyn Observer) {
         let Written { step, committed, pruned, took } = written;
+        self.longest = self.longest.max(self.stall + took);
         let ms = |time: Duration| time.as_secs_f64() * 1e3;
         match committed {
             Ok(path) => {

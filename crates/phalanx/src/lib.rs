@@ -51,5 +51,8 @@ pub use phalanx_nn as nn;
 pub use phalanx_parallel as parallel;
 pub use phalanx_tensor as tensor;
 pub use recipe::{Recipe, RecipeError};
-pub use trainer::{Best, Evaluation, OnNan, Progress, Requests, State, Trained, Trainer, Used, Watch};
+pub use trainer::{
+    Best, Evaluation, Interruption, OnNan, Progress, Requests, State, TimeLimit, Trained, Trainer, Used,
+    Watch,
+};
 pub use worker::{Arrival, Worker, cores, spawn};

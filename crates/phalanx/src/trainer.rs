@@ -17,12 +17,14 @@ mod settle;
 mod small_batch;
 mod state;
 mod steps;
+mod time_limit;
 mod used;
 
 pub use evaluate::Evaluation;
 pub use judge::{Best, Watch};
 pub use requests::Requests;
 pub use state::{Progress, State};
+pub use time_limit::{Interruption, TimeLimit};
 pub use used::Used;
 
 use crate::checkpoint::CheckpointConfig;
@@ -89,6 +91,8 @@ pub struct Trainer {
     pub checkpoint: Option<CheckpointConfig>,
     /// What may be asked of the run while it goes on. Default: nobody else holds it, so nothing is.
     pub requests: Requests,
+    /// When its time is up. Default: never.
+    pub time_limit: Option<TimeLimit>,
 }
 
 impl Default for Trainer {
@@ -116,6 +120,7 @@ impl Default for Trainer {
             ddp: DdpConfig::default(),
             checkpoint: None,
             requests: Requests::default(),
+            time_limit: None,
         }
     }
 }
@@ -143,8 +148,8 @@ pub struct Trained {
     pub evaluation: Option<Evaluation>,
     /// Whether it ended because [`Trainer::patience`] did.
     pub stopped_early: bool,
-    /// Whether it ended because [`Trainer::requests`] asked for it, so that it can be gone on with.
-    pub interrupted: bool,
+    /// Why it ended before all its steps were made, so that it can be gone on with, if it did.
+    pub interrupted: Option<Interruption>,
     /// How long it took, in seconds.
     pub seconds: f64,
 }
@@ -200,7 +205,7 @@ impl Trainer {
         };
         let evaluation = course.evaluation;
         drop(course);
-        let stopped_early = !interrupted && self.lost_patience(&state.progress);
+        let stopped_early = interrupted.is_none() && self.lost_patience(&state.progress);
         let seconds = start.elapsed().as_secs_f64();
         Ok(Trained { parameters, state, evaluation, stopped_early, interrupted, seconds })
     }

@@ -266,7 +266,7 @@ fn a_run_that_is_asked_to_stop_does_so_after_the_step_at_hand_and_goes_on_bit_fo
         let mut observer = AskingAfter { step, requests, told };
         let worker = Worker::alone(1);
         let trained = trainer.fit(&worker, &mut net, Sgd::new(0.05), data.train, Some(test), &mut observer);
-        trained.map(|trained| (trained.parameters.to_weights(), trained.interrupted)).unwrap()
+        trained.map(|trained| (trained.parameters.to_weights(), trained.interrupted.is_some())).unwrap()
     };
     let mut whole = Told::default();
     let (wanted, interrupted) = run(&plain, None, false, &mut whole);

@@ -150,6 +150,15 @@ fn told(out: &str) -> BTreeMap<String, BTreeMap<String, String>> {
 }
 
 #[test]
+fn workers_that_want_to_be_started_later_say_so_on_every_node() {
+    let site = Site::new(&["--nnodes", "2", "--max-restarts", "3"]);
+    for node in site.two("exit 75") {
+        let (code, _, said) = node.end();
+        assert!(code == 75 && !said.contains("error"), "{code}: {said}");
+    }
+}
+
+#[test]
 fn nodes_meet_over_tls_which_their_workers_are_told_of() {
     let site = Site::new(&["--nnodes", "2", "--tls"]);
     for mut agent in site.two("echo tls $PHALANX_TLS") {

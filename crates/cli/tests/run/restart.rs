@@ -93,6 +93,25 @@ fn who_asked_for_the_end_gets_no_restart() {
 }
 
 #[test]
+fn workers_that_want_to_be_started_later_are_not_started_again_now() {
+    let check = |script: &str, code: i32, words: &str| {
+        let folder = tempfile::tempdir().unwrap();
+        let out = run(folder.path(), "2", &["--max-restarts", "3"], script);
+        let message = text(&out.stderr);
+        assert_eq!(out.status.code(), Some(code), "{script}: {message}");
+        assert!(message.contains(words) && !message.contains("starting all workers again"), "{message}");
+        assert_eq!(message.is_empty(), words.is_empty(), "{message}");
+        assert_eq!(fs::read_to_string(folder.path().join("0")).unwrap(), "kept\n");
+    };
+    // Rank 0 isn't hurried when the other is gone and it still keeps its work.
+    let keeps = "test $RANK = 1 && { echo $$ > pid; mv pid 1; exit 75; }; until test -e 1; do sleep 0.01; done; \
+                 while kill -0 $(cat 1) 2> kill; do sleep 0.01; done; echo kept > 0;";
+    check(&format!("{keeps} exit 75"), 75, "");
+    check(&format!("{keeps} exit 0"), 75, "");
+    check(&format!("{keeps} exit 4"), 1, "error: rank 0 (pid ");
+}
+
+#[test]
 fn workers_of_ours_meet_again_after_one_was_killed() {
     let body = "restart::workers_of_ours_meet_again_after_one_was_killed";
     if std::env::var_os("PHALANX_TEST").is_some() {

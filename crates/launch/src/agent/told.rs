@@ -3,15 +3,20 @@
 use crate::crew::Crew;
 use crate::report::{Failure, Outcome, Who};
 use crate::restart::EndReason;
-use phalanx_job::{End, EndWhy, Mishap, Setback};
+use phalanx_job::{DRAINED, End, EndWhy, Mishap, Setback};
 use std::time::Duration;
 
 /// What every node tells alike.
 pub(super) fn ended(crew: Crew<'_>, end: End, max_restarts: u32) -> Outcome {
-    let exit_code = end.exit_code();
+    let mut exit_code = end.exit_code();
     let restarts = end.setbacks.into_iter().map(failure).collect();
     let max_restarts = max_restarts as usize;
     let (reason, failure) = match end.why {
+        // Ranks drain together, so each node sees it by its own.
+        EndWhy::Done if crew.watch.has_drained() => {
+            exit_code = DRAINED.into();
+            (EndReason::Drained, None)
+        }
         EndWhy::Done => (EndReason::Done, None),
         EndWhy::Asked { .. } => (EndReason::Asked, None),
         EndWhy::TooFew { here, seconds } => (EndReason::TooFewNodes { here, seconds }, None),

@@ -196,7 +196,8 @@ fn a_failed_checkpoint_is_told_and_the_next_one_is_written_from_the_same_thread(
     let store = Store::new(Box::new(machine.clone()), "run/checkpoints".into(), 2);
     let background = Background::start(store, About { contents, run: RUN, recipe: None }).unwrap();
     let last = (0, Instant::now());
-    let mut writer = Writer { background, last, any: false, asked: false, stall: Duration::ZERO };
+    let (stall, longest) = (Duration::ZERO, Duration::ZERO);
+    let mut writer = Writer { background, last, any: false, asked: false, stall, longest };
     let mut notes = Notes(Mutex::default());
     machine.fault_at(9, Fault::Full);
     for step in [5, 10] {

@@ -40,7 +40,7 @@ fn as_it_is(run: &mut Run<'_>) -> Result<Option<Evaluation>, Error> {
     let more_than_five = matches!(test.dataset().target(), Target::Classes(n) if n > 5);
     for (pass, batch) in test.epoch(0)?.enumerate() {
         // Ranks may hold different numbers of shards, and all ask each other once a step.
-        if pass % totals.rows() == 0 && run.exchange_between_steps()?.stop {
+        if pass % totals.rows() == 0 && run.exchange_between_steps()?.stop.is_some() {
             return Ok(None);
         }
         let batch = batch?;

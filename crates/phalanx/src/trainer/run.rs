@@ -2,8 +2,9 @@
 
 use super::by_shard::ByShard;
 use super::deal::{Deal, Wanted};
+use super::time_limit::Clock;
 use super::used::{Used, WORDS};
-use super::{Data, OnNan, Progress, Trainer, Watch, small_batch};
+use super::{Data, Interruption, OnNan, Progress, Trainer, Watch, small_batch};
 use crate::checkpoint::RunFacts;
 use crate::error::Error;
 use crate::event::Event;
@@ -30,6 +31,8 @@ pub(super) struct Run<'a> {
     pub(super) test: Option<Loader>,
     /// Bad images of this rank in this epoch that others took the place of.
     pub(super) bad_images: usize,
+    /// How much time is left.
+    pub(super) clock: Clock,
 }
 
 /// What the making of a step's gradients leaves beside them.
@@ -45,8 +48,8 @@ pub(super) struct Made {
 /// What ranks tell each other after each step, of all of them together.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Tally {
-    /// Whether one was asked to stop.
-    pub(super) stop: bool,
+    /// Why the run is to end, as far as one of them knows.
+    pub(super) stop: Option<Interruption>,
     /// Whether one knows of somebody who waits to come in.
     pub(super) change: bool,
     /// The loss.
@@ -102,8 +105,9 @@ impl<'a> Run<'a> {
             let wanted = Wanted { len, samples: len, step, batch_size: TEST_BATCH, order };
             Deal::of(wanted, &*strategy).loader(test, trainer.loader)
         });
+        let (bad_images, clock) = (0, Clock::new(trainer.time_limit));
         let run =
-            Run { trainer, worker, group, model, parameters, strategy, deal, train, test, bad_images: 0 };
+            Run { trainer, worker, group, model, parameters, strategy, deal, train, test, bad_images, clock };
         if run.samples_per_epoch() == 0 {
             return Err(Error::NoFullBatch { samples: len, batch_size, dealt_to: run.deal.to() });
         }
@@ -275,13 +279,16 @@ impl<'a> Run<'a> {
 
     /// Tells the others of this rank's part of a step, and gives what all ranks told.
     pub(super) fn exchange(&mut self, made: &Made) -> Result<Tally, Error> {
-        let [stop, change] = [self.trainer.requests.stop(), self.worker.is_change_due()];
+        let change = f64::from(self.worker.is_change_due());
+        let is_near = self.clock.tick();
+        let own = self.trainer.requests.interruption().or(is_near.then_some(Interruption::TimeLimit));
+        let [asked, drain, limit] = Interruption::words(own);
         let [samples, high, low] = made.used.words();
-        let words: ByShard<{ 3 + WORDS }> =
-            made.loss.beside([f64::from(stop), f64::from(change), samples, high, low]);
-        let [loss, stop, change, used @ ..] = words.whole(&mut *self.strategy)?;
-        let used: [f64; WORDS] = used;
-        Ok(Tally { stop: stop > 0.0, change: change > 0.0, loss, used: Used::from_words(used) })
+        let words: ByShard<{ 5 + WORDS }> =
+            made.loss.beside([asked, drain, limit, change, samples, high, low]);
+        let [loss, asked, drain, limit, change, used @ ..] = words.whole(&mut *self.strategy)?;
+        let (used, stop): ([f64; WORDS], _) = (used, Interruption::of_words([asked, drain, limit]));
+        Ok(Tally { stop, change: change > 0.0, loss, used: Used::from_words(used) })
     }
 
     /// The same where there was no step.

@@ -6,7 +6,7 @@
 use super::evaluate::evaluate;
 use super::run::{Run, Tally};
 use super::settle::{self, Standing, Told};
-use super::{Data, Evaluation, State, Trainer};
+use super::{Data, Evaluation, Interruption, State, Trainer};
 use crate::checkpoint::Checkpoints;
 use crate::error::Error;
 use crate::event::{Concluded, Event, Observer};
@@ -46,8 +46,8 @@ pub(super) struct Course<'a> {
 pub(super) enum End {
     /// With the run.
     Over {
-        /// Whether that was asked for before all steps were made.
-        interrupted: bool,
+        /// Why it ended before all steps were made, if it did.
+        interrupted: Option<Interruption>,
     },
     /// Somebody waits to come in.
     Change,
@@ -92,19 +92,19 @@ impl<'a> Course<'a> {
             || self.goes_on && self.evaluated != Some(state.progress.step) && state.progress.step == last
         {
             let tally = self.epoch(&mut run, state, last)?;
-            if tally.change && !tally.stop {
+            if tally.change && tally.stop.is_none() {
                 return Ok(End::Change);
             }
-            if tally.stop {
+            if tally.stop.is_some() {
                 // The epoch isn't over: whoever goes on with the run evaluates it.
-                return self.finish(run, state, true);
+                return self.finish(run, state, tally.stop);
             }
             // An epoch that the limit on steps has cut short is at hand still.
             if state.progress.step_in_epoch < steps_per_epoch && state.progress.step_in_epoch > 0 {
                 break;
             }
         }
-        self.finish(run, state, false)
+        self.finish(run, state, None)
     }
 
     /// Brings the ranks together, whatever each of them has of the run.
@@ -148,6 +148,7 @@ impl<'a> Course<'a> {
         state.average = state.average.take().filter(|_| trainer.ema.is_some());
         state.optimizer.group(&trainer.groups, parameters)?;
         self.standing = Standing::Holds { global_batch };
+        run.clock.begin();
         self.tell_beginning(&run, state);
         Ok(run)
     }
@@ -201,10 +202,10 @@ impl<'a> Course<'a> {
             self.last = Some(told).filter(|_| is_wanted);
             self.last.clone().into_iter().for_each(|told| self.tell(told));
             // The last step of an epoch isn't followed by one, but by the end of the epoch.
-            if state.progress.step_in_epoch < steps_per_epoch && !tally.stop {
+            if state.progress.step_in_epoch < steps_per_epoch && tally.stop.is_none() {
                 self.after_step(run, state)?;
             }
-            if tally.stop || tally.change {
+            if tally.stop.is_some() || tally.change {
                 return Ok(tally);
             }
         }
@@ -215,7 +216,7 @@ impl<'a> Course<'a> {
         }
         self.evaluation = evaluate(run, &mut state.average)?;
         let tally = run.exchange_between_steps()?;
-        if tally.stop {
+        if tally.stop.is_some() {
             return Ok(tally);
         }
         let skipped = run.skipped()?;
@@ -245,14 +246,19 @@ impl<'a> Course<'a> {
     }
 
     /// Ends the run on all ranks: with a checkpoint, and where it wasn't interrupted with what the run leaves behind.
-    fn finish(&mut self, mut run: Run<'_>, state: &mut State, interrupted: bool) -> Result<End, Error> {
+    fn finish(
+        &mut self,
+        mut run: Run<'_>,
+        state: &mut State,
+        interrupted: Option<Interruption>,
+    ) -> Result<End, Error> {
         if let Some(checkpoints) = &mut self.checkpoints {
-            if interrupted {
+            if interrupted.is_some() {
                 checkpoints.ask();
             }
             checkpoints.finish(state, self.parameters, &mut *run.strategy, self.observer)?;
         }
-        if !interrupted && self.worker.is_first() && !self.concluded {
+        if interrupted.is_none() && self.worker.is_first() && !self.concluded {
             let stopped_early = self.trainer.lost_patience(&state.progress);
             let (parameters, evaluation) = (self.parameters, self.evaluation);
             self.observer.conclude(&mut Concluded { parameters, state, evaluation, stopped_early })?;
@@ -266,7 +272,9 @@ impl<'a> Course<'a> {
     fn after_step(&mut self, run: &mut Run<'_>, state: &State) -> Result<(), Error> {
         let Some(checkpoints) = &mut self.checkpoints else { return Ok(()) };
         let strategy = &mut *run.strategy;
-        checkpoints.after_step(state, self.parameters, strategy, &self.trainer.requests, self.observer)
+        checkpoints.after_step(state, self.parameters, strategy, &self.trainer.requests, self.observer)?;
+        run.clock.checkpoint_took(checkpoints.longest());
+        Ok(())
     }
 
     /// Tells what happened, once for all ranks.
