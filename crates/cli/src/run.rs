@@ -14,9 +14,9 @@ use crate::failure;
 use crate::say::say;
 use anyhow::Result;
 use devices::{Bound, Gpus};
-use flags::Idle;
+use flags::{Idle, Times};
 use phalanx_job::wants_tls;
-use phalanx_launch::{Console, LaunchSpec, LocalRank, MAX_GRACE, Numa, Prefix};
+use phalanx_launch::{Console, LaunchSpec, LocalRank, LogTimes, MAX_GRACE, Numa, Prefix};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -80,6 +80,11 @@ fn spec(args: &RunArgs) -> Result<LaunchSpec> {
         processors: processors(args, workers)?,
         ending_signals,
         console: Console::Lines { prefix: prefix(args)?, shown },
+        log_times: match args.log_timestamps {
+            Times::Logs => LogTimes::Logs,
+            Times::All => LogTimes::Everywhere,
+            Times::None => LogTimes::Nowhere,
+        },
         max_restarts: args.max_restarts,
         nodes,
         tls: args.tls || tls_is_asked_for()?,

@@ -27,6 +27,7 @@ mod output;
 mod prefix;
 mod restart;
 mod signals;
+mod stamp;
 mod worker;
 
 pub use nodes::{Nodes, Patience};
@@ -37,4 +38,5 @@ pub use report::{Failure, Outcome, Report, Who};
 pub use restart::EndReason;
 pub use signals::EndingSignals;
 pub use spec::{LaunchError, LaunchSpec, LocalRank, MAX_GRACE};
+pub use stamp::LogTimes;
 pub use supervise::run;

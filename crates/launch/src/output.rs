@@ -1,13 +1,15 @@
 //! What the workers write: into their logs, and on in whole lines.
 
 use crate::prefix::Prefix;
+use crate::stamp::{LogTimes, Stamper, stamp};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::collections::VecDeque;
 use std::fs::File;
-use std::io::{BufRead, BufReader, PipeReader, Read, Write};
+use std::io::{PipeReader, Read, Write};
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 /// What is shown of the workers' output; all of it is in the logs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,7 +68,7 @@ pub(crate) enum Stream {
 /// How many of a worker's last lines are kept for the report.
 const KEPT_LINES: usize = 12;
 /// A longer line is passed on in pieces.
-const MAX_LINE: u64 = 1 << 16;
+const MAX_LINE: usize = 1 << 16;
 /// What is still taken from a stream once the run is over: as much as a pipe holds.
 const LAST_BYTES: usize = 1 << 16;
 
@@ -107,24 +109,40 @@ impl Read for WorkerStream {
     }
 }
 
-/// Reads a stream to its end: every line goes into the log and to `line`.
+/// Reads a stream to its end: what comes goes into the log at once, and each line, when it is whole, to `line`.
 pub(crate) fn copy_lines(
-    from: impl Read,
+    mut from: impl Read,
     mut log: File,
+    times: LogTimes,
     mut line: impl FnMut(Vec<u8>),
 ) -> std::io::Result<()> {
-    let mut from = BufReader::new(from);
+    let (mut buffer, mut logged, mut shown) = (vec![0; MAX_LINE], Vec::new(), Vec::new());
+    let (mut of_log, mut of_shown) = (Stamper::default(), Stamper::default());
     loop {
-        let mut bytes = Vec::new();
-        if (&mut from).take(MAX_LINE).read_until(b'\n', &mut bytes)? == 0 {
-            return Ok(());
+        let read = from.read(&mut buffer)?;
+        let (piece, time) = (&buffer[..read], stamp(SystemTime::now()));
+        if times != LogTimes::Nowhere {
+            logged.clear();
+            of_log.add(piece, &time, &mut logged);
         }
         // A full disk must not end the run: what can't be written down is still passed on.
-        let _ = log.write_all(&bytes);
-        if bytes.last() != Some(&b'\n') {
-            bytes.push(b'\n');
+        let _ = log.write_all(if times == LogTimes::Nowhere { piece } else { &logged });
+        for part in piece.split_inclusive(|&byte| byte == b'\n') {
+            match times {
+                LogTimes::Everywhere => of_shown.add(part, &time, &mut shown),
+                LogTimes::Logs | LogTimes::Nowhere => shown.extend_from_slice(part),
+            }
+            if part.ends_with(b"\n") {
+                line(std::mem::take(&mut shown));
+            }
         }
-        line(bytes);
+        if shown.len() >= MAX_LINE || (read == 0 && !shown.is_empty()) {
+            shown.push(b'\n');
+            line(std::mem::take(&mut shown));
+        }
+        if read == 0 {
+            return Ok(());
+        }
     }
 }
 
@@ -155,7 +173,7 @@ mod tests {
         let log = folder.path().join("log");
         let mut tail = Tail::default();
         let text: String = (0..20).map(|i| format!("line {i}\n")).collect::<String>() + "no end";
-        copy_lines(text.as_bytes(), File::create(&log).unwrap(), |line| {
+        copy_lines(text.as_bytes(), File::create(&log).unwrap(), LogTimes::Nowhere, |line| {
             assert!(line.ends_with(b"\n"));
             tail.push(&line);
         })
@@ -163,6 +181,40 @@ mod tests {
         assert_eq!(tail.lines().len(), KEPT_LINES);
         assert_eq!(tail.lines().last().unwrap(), "no end");
         assert_eq!(std::fs::read_to_string(&log).unwrap(), text);
+    }
+
+    #[test]
+    fn what_is_written_is_kept_whatever_it_is_and_times_go_where_they_are_asked_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let long = vec![b'x'; 3 * MAX_LINE];
+        let binary: Vec<u8> = (0..=u8::MAX).chain(0..=u8::MAX).collect();
+        let texts = [b"one\n10%\r20%\ntwo".to_vec(), long, binary];
+        // What a time is taken for, and found by.
+        let time = |text: &[u8]| text.len() == 25 && text.starts_with(b"2") && text.ends_with(b"Z ");
+        for times in [LogTimes::Logs, LogTimes::Everywhere, LogTimes::Nowhere] {
+            for text in &texts {
+                let log = folder.path().join("log");
+                let mut shown = Vec::new();
+                copy_lines(text.as_slice(), File::create(&log).unwrap(), times, |line| shown.push(line))
+                    .unwrap();
+                let log = std::fs::read(&log).unwrap();
+                let begins = |at: usize| at == 0 || matches!(log[at - 1], b'\n' | b'\r');
+                let (mut bare, mut at) = (Vec::new(), 0);
+                while at < log.len() {
+                    let is_time = begins(at) && log.get(at..at + 25).is_some_and(time);
+                    if is_time {
+                        at += 25;
+                    } else {
+                        assert!(!begins(at) || times == LogTimes::Nowhere || log[at] == b'\n');
+                        bare.push(log[at]);
+                        at += 1;
+                    }
+                }
+                assert_eq!(&bare, text);
+                let stamped = shown.iter().filter(|line| line.get(..25).is_some_and(time)).count();
+                assert_eq!(stamped > 0, times == LogTimes::Everywhere);
+            }
+        }
     }
 
     #[test]

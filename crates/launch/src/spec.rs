@@ -4,6 +4,7 @@ use crate::nodes::Nodes;
 use crate::output::Console;
 use crate::prefix::Prefix;
 use crate::signals::EndingSignals;
+use crate::stamp::LogTimes;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -43,6 +44,8 @@ pub struct LaunchSpec {
     pub ending_signals: EndingSignals,
     /// What is shown of the workers' output.
     pub console: Console,
+    /// Where the time stands before each line of theirs.
+    pub log_times: LogTimes,
     /// How often all workers are started again after one has failed.
     pub max_restarts: usize,
     /// The other nodes of the run, if it has any.
@@ -71,6 +74,7 @@ impl Default for LaunchSpec {
             processors: Vec::new(),
             ending_signals: EndingSignals::default(),
             console: Console::Lines { prefix: Some(Prefix::default()), shown: Vec::new() },
+            log_times: LogTimes::Logs,
             max_restarts: 0,
             nodes: None,
             tls: false,

@@ -163,6 +163,7 @@ fn copied(
     let ending = if stream == Stream::Out { "out" } else { "err" };
     let rank = given.rank(local);
     let log = given.logs.create_log(given.folder, rank, ending)?;
+    let times = given.spec.log_times;
     let lines = given.spec.console.shows(local, stream).then(|| ties.lines.clone());
     let prefix = ties.lines.prefix(local, rank);
     let is_for_first = (given.spec.console == Console::FirstRank).then(|| Arc::clone(&ties.first));
@@ -171,7 +172,7 @@ fn copied(
     let tail = Arc::clone(tail);
     let copy = move || {
         // A stream that can't be read any more has ended.
-        let _ = copy_lines(from, log, |line| {
+        let _ = copy_lines(from, log, times, |line| {
             tail.lock().unwrap_or_else(PoisonError::into_inner).push(&line);
             let is_shown =
                 || is_for_first.as_ref().is_none_or(|first| first.load(Ordering::Relaxed) == rank.0);

@@ -102,6 +102,10 @@ pub(crate) struct RunArgs {
     /// Show the workers' lines as they are, without their rank.
     #[arg(long)]
     pub(crate) no_prefix: bool,
+    /// Where the time (UTC) stands before each line: in the logs, there and on the console, or nowhere, where logs are to hold
+    /// what the workers write byte for byte.
+    #[arg(long, value_enum, value_name = "WHERE", default_value_t = Times::Logs)]
+    pub(crate) log_timestamps: Times,
     /// The signals that end the run after the workers had them.
     #[arg(long, value_name = "NAME,...", default_value = "SIGTERM,SIGINT,SIGHUP,SIGQUIT")]
     pub(crate) signals_to_handle: String,
@@ -129,6 +133,14 @@ pub(crate) struct Idle {
     pub(crate) duplicate_stderr_filters: Option<String>,
     #[arg(long, hide = true)]
     pub(crate) logs_specs: Option<String>,
+}
+
+/// What `--log-timestamps` may be.
+#[derive(Clone, Copy, ValueEnum)]
+pub(crate) enum Times {
+    Logs,
+    All,
+    None,
 }
 
 /// What `--numa-binding` may be.

@@ -1,8 +1,8 @@
 //! torchrun's flags, as a program under them finds itself, and as its user sees it.
 
-use super::run;
 use super::stop::Two;
 use super::user::{phalanx, text};
+use super::{run, without_times};
 use std::fs;
 
 /// The lines of standard output, sorted: those of different workers come in any order.
@@ -22,9 +22,8 @@ fn what_is_redirected_is_in_the_logs_alone() {
         assert_eq!((lines(&ran.stdout), lines(&ran.stderr)), (owned(out), owned(err)), "{flags:?}");
         for rank in 0..2 {
             for stream in ["out", "err"] {
-                let log =
-                    fs::read_to_string(folder.path().join(format!("out/logs/0/{rank}.{stream}"))).unwrap();
-                assert_eq!(log, format!("{stream} {rank}\n"), "{flags:?}");
+                let log = folder.path().join(format!("out/logs/0/{rank}.{stream}"));
+                assert_eq!(without_times(&log), format!("{stream} {rank}\n"), "{flags:?}");
             }
         }
     };
@@ -148,6 +147,39 @@ fn under_virtual_local_ranks_each_worker_sees_one_device_as_number_0() {
         "{}",
         text(&few.stderr)
     );
+}
+
+#[test]
+fn times_stand_in_the_logs_unless_told_otherwise() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = "printf 'one\\n10%%\\r20%%\\n\\000\\377 no end'";
+    let written = b"one\n10%\r20%\n\0\xff no end";
+    let log = || fs::read(folder.path().join("out/logs/0/0.out")).unwrap();
+    let check = |flags: &[&str], times_in_log: usize, times_shown: usize| {
+        // What an earlier run has written there would stay.
+        let _ = fs::remove_dir_all(folder.path().join("out"));
+        let out = run(folder.path(), "1", flags, script);
+        assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
+        assert_eq!(log().len(), written.len() + 25 * times_in_log, "{flags:?}");
+        let shown = written.len() + 1 + 3 * "[rank0]: ".len() + 25 * times_shown;
+        assert_eq!(out.stdout.len(), shown, "{flags:?}: {}", text(&out.stdout));
+        (text(&log()), text(&out.stdout))
+    };
+    check(&["--log-timestamps", "none"], 0, 0);
+    assert_eq!(log(), written);
+    let (log, _) = check(&[], 4, 0);
+    let year = &log[..2];
+    assert!(year == "20" && log[25..].starts_with("one\n20"), "{log}");
+    let (_, shown) = check(&["--log_timestamps=all"], 4, 4);
+    assert!(shown.starts_with("[rank0]: 20") && shown[34..].starts_with("one\n[rank0]: 20"), "{shown}");
+}
+
+#[test]
+fn a_line_that_is_not_ended_is_in_the_log_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    // It ends when what it has written is there.
+    let script = "printf '10%%\\r'; until grep -q 10% out/logs/0/0.out; do sleep 0.01; done";
+    assert_eq!(run(folder.path(), "1", &[], script).status.code(), Some(0));
 }
 
 #[test]

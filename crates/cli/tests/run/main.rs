@@ -24,6 +24,17 @@ fn run(folder: &Path, workers: &str, flags: &[&str], script: &str) -> Output {
     command.output().unwrap()
 }
 
+/// What a log holds behind the time that each of its lines begins with.
+fn without_times(log: &Path) -> String {
+    let text = fs::read_to_string(log).unwrap();
+    let bare = text.split_inclusive('\n').map(|line| {
+        let (time, line) = line.split_once(' ').expect("a time");
+        assert!(time.len() == 24 && time.starts_with("20") && time.ends_with('Z'), "{time}");
+        line
+    });
+    bare.collect()
+}
+
 #[test]
 fn workers_get_torchruns_environment_and_their_lines_a_prefix() {
     let folder = tempfile::tempdir().unwrap();
@@ -36,8 +47,7 @@ fn workers_get_torchruns_environment_and_their_lines_a_prefix() {
     let want: Vec<String> = (0..3).map(|r| format!("[rank{r}]: {r}/3 {r}/3 0 default 127.0.0.1")).collect();
     assert_eq!(lines, want);
     for rank in 0..3 {
-        let log =
-            |end: &str| fs::read_to_string(folder.path().join(format!("out/logs/0/{rank}.{end}"))).unwrap();
+        let log = |end: &str| without_times(&folder.path().join(format!("out/logs/0/{rank}.{end}")));
         assert_eq!(log("out"), format!("{rank}/3 {rank}/3 0 default 127.0.0.1\n"));
         assert!(log("err").trim().parse::<u16>().is_ok());
     }

@@ -1,8 +1,8 @@
 //! How a run whose workers fail is started again, by `--max-restarts`.
 
-use super::run;
 use super::stop::Two;
 use super::user::text;
+use super::{run, without_times};
 use phalanx::Worker;
 use phalanx::comm::ReduceOp;
 use std::fs;
@@ -19,8 +19,7 @@ fn a_failure_starts_all_workers_again_until_they_end_well() {
     assert_eq!(out.status.code(), Some(0), "{message}");
     for generation in 0..3 {
         for rank in 0..2 {
-            let log = format!("out/logs/{generation}/{rank}.out");
-            let log = fs::read_to_string(folder.path().join(log)).unwrap();
+            let log = without_times(&folder.path().join(format!("out/logs/{generation}/{rank}.out")));
             assert_eq!(log, format!("{generation} of 3, generation {generation}\n"));
         }
     }

@@ -1,7 +1,7 @@
 //! How a run stops: by a failure, by a signal, by the end of the launcher, and what it leaves behind.
 
-use super::run;
 use super::user::text;
+use super::{run, without_times};
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
@@ -276,8 +276,8 @@ fn a_filter_may_finish_after_its_worker() {
     let script = "mkfifo pipe; tee copy < pipe & exec > pipe; seq 100000";
     let out = run(folder.path(), "1", &["--no-prefix"], script);
     assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
-    for lines in [out.stdout, fs::read(folder.path().join("out/logs/0/0.out")).unwrap()] {
-        assert_eq!(text(&lines).lines().last(), Some("100000"));
+    for lines in [text(&out.stdout), without_times(&folder.path().join("out/logs/0/0.out"))] {
+        assert_eq!(lines.lines().last(), Some("100000"));
     }
 }
 
