@@ -132,6 +132,9 @@ pub(crate) enum Bench {
     Allreduce(AllReduceArgs),
     /// From the start of two workers over one all-reduce to their end.
     Launch {
+        /// What workers do between their start and their end.
+        #[arg(long, value_enum, default_value_t = Errand::AllReduce)]
+        errand: Errand,
         /// Workers.
         #[arg(long, default_value_t = 2)]
         workers: usize,
@@ -147,6 +150,15 @@ pub(crate) enum Bench {
     /// What a worker of `bench launch` does.
     #[command(hide = true)]
     Hello,
+}
+
+/// What workers of `bench launch` do.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Errand {
+    /// They meet, and sum a number once.
+    AllReduce,
+    /// Nothing: it is the launcher that is measured.
+    Nothing,
 }
 
 /// `phalanx chaos`.

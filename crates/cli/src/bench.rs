@@ -1,6 +1,6 @@
 //! `phalanx bench`: what this machine does.
 
-use crate::args::{Bench, BenchArgs, WrongUsage};
+use crate::args::{Bench, BenchArgs, Errand, WrongUsage};
 use crate::say::print;
 use anyhow::{Context, Result, ensure};
 use std::process::{Command, Stdio};
@@ -17,7 +17,7 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<u8> {
         Bench::Loader(args) => loader::loader(args)?,
         Bench::Allreduce(args) => return allreduce::allreduce(args),
         Bench::Recovery(args) => recovery::recovery(args)?,
-        Bench::Launch { workers, runs, json } => launch(*workers, *runs, *json)?,
+        Bench::Launch { errand, workers, runs, json } => launch(*errand, *workers, *runs, *json)?,
         Bench::Hello => hello()?,
     }
     Ok(0)
@@ -27,7 +27,7 @@ fn at_least_one(flag: &str, number: usize) -> Result<(), WrongUsage> {
     if number == 0 { Err(WrongUsage(format!("{flag} 0: must be at least 1"))) } else { Ok(()) }
 }
 
-fn launch(workers: usize, runs: usize, json: bool) -> Result<()> {
+fn launch(errand: Errand, workers: usize, runs: usize, json: bool) -> Result<()> {
     at_least_one("--workers", workers)?;
     at_least_one("--runs", runs)?;
     let me = std::env::current_exe().context("the path of this program")?;
@@ -39,24 +39,28 @@ fn launch(workers: usize, runs: usize, json: bool) -> Result<()> {
     for _ in 0..runs {
         let start = Instant::now();
         let mut command = Command::new(&me);
-        command
-            .args(["run", "--nproc-per-node", &workers.to_string(), "--out"])
-            .arg(folder.path())
-            .arg("--")
-            .arg(&me);
-        let status = command.args(["bench", "hello"]).stdout(Stdio::null()).status()?;
+        command.args(["run", "--nproc-per-node", &workers.to_string(), "--out"]).arg(folder.path()).arg("--");
+        match errand {
+            Errand::AllReduce => command.arg(&me).args(["bench", "hello"]),
+            Errand::Nothing => command.arg("true"),
+        };
+        let status = command.stdout(Stdio::null()).status()?;
         times.push(start.elapsed().as_secs_f64() * 1e3);
         ensure!(status.success(), "a run of {workers} workers failed: {status}");
     }
     times.sort_by(f64::total_cmp);
     let (median, slowest) = (times[runs / 2], times[runs - 1]);
+    let (errand, all_reduces) = match errand {
+        Errand::AllReduce => ("all-reduce once, exit", 1),
+        Errand::Nothing => ("exit", 0),
+    };
     if json {
-        print(
-            serde_json::json!({"bench": "launch", "workers": workers, "median_ms": median, "max_ms": slowest, "runs": runs}),
-        );
+        print(serde_json::json!({
+            "bench": "launch", "workers": workers, "all_reduces": all_reduces, "median_ms": median, "max_ms": slowest, "runs": runs
+        }));
     } else {
         print(format_args!(
-            "launch, all-reduce once, exit, {workers} workers: median {median:.1} ms, slowest {slowest:.1} ms of {runs} runs"
+            "launch, {errand}, {workers} workers: median {median:.1} ms, slowest {slowest:.1} ms of {runs} runs"
         ));
     }
     Ok(())

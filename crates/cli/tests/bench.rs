@@ -33,6 +33,18 @@ fn what_cannot_be_measured_is_wrong_usage() {
 }
 
 #[test]
+fn the_launcher_alone_starts_64_workers_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let args = ["launch", "--workers", "64", "--errand", "nothing", "--runs", "3", "--json"];
+    let out = bench(folder.path(), &args);
+    assert_eq!(out.status.code(), Some(0), "{}", String::from_utf8_lossy(&out.stderr));
+    let line: Value = serde_json::from_slice(&out.stdout).unwrap();
+    assert_eq!((line["workers"].as_u64(), line["all_reduces"].as_u64()), (Some(64), Some(0)), "{line}");
+    // Half a second is the aim, and a tenth the usual; the rest is for a machine that is busy with other tests.
+    assert!(line["median_ms"].as_f64() < Some(5000.0), "{line}");
+}
+
+#[test]
 fn launching_leaves_nothing_in_the_temporary_folder() {
     let folder = tempfile::tempdir().unwrap();
     // With so few descriptors the run can't even begin.
