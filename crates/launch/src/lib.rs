@@ -19,6 +19,7 @@ mod watch;
 mod blame;
 mod console;
 mod ending;
+mod full;
 mod given;
 mod guard;
 mod news;

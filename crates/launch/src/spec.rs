@@ -1,5 +1,6 @@
 //! What is to be started.
 
+use crate::full::{is_full, limits};
 use crate::nodes::Nodes;
 use crate::output::Console;
 use crate::prefix::Prefix;
@@ -108,6 +109,16 @@ pub enum LaunchError {
         /// What the system said.
         source: std::io::Error,
     },
+    /// There are as many processes and threads as there may be.
+    #[error(
+        "{what}: no more processes or threads can be started: {limits}\nhint: each worker takes four, and its own threads: start fewer workers, end other processes, or raise the limit"
+    )]
+    Full {
+        /// What was to be started.
+        what: String,
+        /// How many there may be, as far as that is known.
+        limits: String,
+    },
     /// The port of the program is taken.
     #[error(
         "port {port} of {host} is in use\nhint: leave --master-port out for a free one, or see who has it: ss -ltnp 'sport = :{port}'"
@@ -163,6 +174,14 @@ pub enum LaunchError {
 impl LaunchError {
     pub(crate) fn system(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> LaunchError {
         let what = what.into();
-        move |source| LaunchError::System { what, source }
+        move |source| match is_full(&source) {
+            true => LaunchError::full(what),
+            false => LaunchError::System { what, source },
+        }
+    }
+
+    /// This couldn't be started beside all that is there.
+    pub(crate) fn full(what: impl Into<String>) -> LaunchError {
+        LaunchError::Full { what: what.into(), limits: limits() }
     }
 }

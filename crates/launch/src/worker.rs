@@ -2,6 +2,7 @@
 
 use crate::console::Lines;
 use crate::ending::Ending;
+use crate::full::is_full;
 use crate::given::{Given, variables};
 use crate::guard::Guard;
 use crate::news::{Berth, News};
@@ -102,9 +103,10 @@ impl Worker {
         };
         let thread = std::thread::Builder::new().name(format!("phalanx-wait-{rank}")).spawn(attend);
         thread.map_err(LaunchError::system("a thread to wait for a worker"))?;
-        let child = command
-            .spawn()
-            .map_err(|source| LaunchError::Program { program: spec.program.clone().into(), source })?;
+        let child = command.spawn().map_err(|source| match is_full(&source) {
+            true => LaunchError::full(format!("rank {rank}")),
+            false => LaunchError::Program { program: spec.program.clone().into(), source },
+        })?;
         let pid = Pid::from_raw(child.id() as i32);
         // There is room for one, and the thread waits for it.
         let _ = started.send(pid);

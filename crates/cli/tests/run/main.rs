@@ -1,6 +1,7 @@
 //! `phalanx run` as a user has it: the real binary, real processes, real signals.
 
 mod flags;
+mod full;
 mod network;
 mod nodes;
 mod restart;
