@@ -105,8 +105,8 @@ pub(crate) struct TrainArgs {
     /// Print the loss every so many steps, as the PyTorch example does.
     #[arg(long, value_name = "STEPS")]
     pub(crate) log_interval: Option<u64>,
-    /// How many workers may be started in the place of others that are lost, while those that are left go on; 0 ends the run
-    /// with the first.
+    /// How often workers may be started in the place of others that are lost, while those that are left go on: those that are
+    /// lost within a second count once. 0 ends the run with the first.
     #[arg(long, default_value_t = 3, value_name = "N")]
     pub(crate) max_restarts: usize,
     /// Save optimizer.safetensors beside the model.

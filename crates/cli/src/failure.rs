@@ -38,10 +38,10 @@ pub(crate) fn tell(report: &Report, max_restarts: usize) {
 
 /// The report of a failed run whose folder `logs` lies there, and the exit code for any.
 pub(crate) fn conclude(outcome: &Outcome, run_dir: &Path, logs: &Path) -> u8 {
-    let Outcome { restarts, reason, .. } = outcome;
-    if !restarts.is_empty() {
-        say(format_args!("restarts: {}; what went wrong each time:", restarts.len()));
-        let all = restarts.iter().chain(&outcome.failure);
+    let Outcome { restarts, setbacks, reason, .. } = outcome;
+    if !setbacks.is_empty() {
+        say(format_args!("restarts: {restarts}; what went wrong each time:"));
+        let all = setbacks.iter().chain(&outcome.failure);
         all.for_each(|failure| say(format_args!("  {}: {}", failure.folder, cause(failure))));
     }
     if matches!(reason, EndReason::TooFewNodes { .. } | EndReason::NoCoordinator(_)) {

@@ -14,7 +14,7 @@ use user::{phalanx, text};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A run of two workers on the way.
+/// A run on the way.
 struct Run {
     agent: Child,
     out: PathBuf,
@@ -24,10 +24,15 @@ struct Run {
 }
 
 impl Run {
+    /// Of two workers.
     fn start(folder: &Path, args: &[&str]) -> Run {
+        Run::of("2", folder, args)
+    }
+
+    fn of(workers: &str, folder: &Path, args: &[&str]) -> Run {
         let out = folder.join("run");
         let mut command: Command = phalanx(folder);
-        command.args(["train", "mnist-mini", "--json", "--nproc-per-node", "2", "--batch-size", "8"]);
+        command.args(["train", "mnist-mini", "--json", "--nproc-per-node", workers, "--batch-size", "8"]);
         command.args(["--out", out.to_str().unwrap()]).args(args);
         let mut agent = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(agent.stdout.take().unwrap());
@@ -120,6 +125,24 @@ fn workers_that_are_killed_cost_no_step_and_no_sample() {
         said.contains("SIGTERM: stopped after") && said.contains("--resume goes on from there"),
         "{said}"
     );
+}
+
+#[test]
+fn workers_that_are_killed_at_once_cost_one_restart() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut run = Run::of("4", folder.path(), &["--epochs", "1000", "--max-restarts", "1"]);
+    run.until_steps_of(4);
+    for worker in [3, 0, 2].map(|rank| run.worker(rank)) {
+        kill(worker, Signal::SIGKILL).unwrap();
+    }
+    run.until(|event| event["event"] == "members" && event["world_size"] == 4);
+    run.until_steps_of(4);
+    let (status, said, _) = run.end(Some(Signal::SIGTERM));
+    assert_eq!(status.code(), Some(143), "{said}");
+    // A step that the lost alone had made was told, and is made and told again; the file has it once.
+    is_whole(&written(folder.path()), 32);
+    assert_eq!(said.matches("another takes its place (restart 1 of 1)").count(), 3, "{said}");
+    assert!(said.contains("restarts: 1; what went wrong each time:"), "{said}");
 }
 
 #[test]

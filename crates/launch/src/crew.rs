@@ -58,7 +58,8 @@ impl<'a> Crew<'a> {
     ) -> Result<Crew<'a>, LaunchError> {
         let start = Instant::now();
         // Before there is a secret that it could hold.
-        let guard = Guard::start(spec.workers + spec.max_restarts.min(MAX_BERTHS))?;
+        let others = spec.workers.saturating_mul(spec.max_restarts).min(MAX_BERTHS);
+        let guard = Guard::start(spec.workers + others)?;
         let run_dir = RunDir::create(&spec.run_dir)?;
         let logs =
             spec.log_dir.as_deref().map(RunDir::create).transpose()?.unwrap_or_else(|| run_dir.clone());

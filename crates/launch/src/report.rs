@@ -73,8 +73,10 @@ pub struct Outcome {
     pub exit_code: i32,
     /// What went wrong first in the last generation, if anything did.
     pub failure: Option<Failure>,
+    /// How many restarts the run has used. Workers that were lost at once are one.
+    pub restarts: usize,
     /// What went wrong each time that workers were started again, one or all.
-    pub restarts: Vec<Failure>,
+    pub setbacks: Vec<Failure>,
     /// Why the run ended here.
     pub reason: EndReason,
     /// How long the run took.

@@ -2,6 +2,35 @@
 
 use phalanx_job::Cause;
 use std::fmt;
+use std::time::Duration;
+
+/// How long after a loss others belong to it: a machine that is out of memory kills several workers, one after the other.
+const TOGETHER: Duration = Duration::from_secs(1);
+
+/// The restarts that were counted. Losses that come at once are one event, which counts once, whatever is started because of it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Restarts {
+    /// How many there were.
+    pub(crate) count: usize,
+    /// When the last event began, if that isn't over.
+    last: Option<Duration>,
+}
+
+impl Restarts {
+    /// With another loss, at `now`, of a worker that was started at `started`. One that was started because of the last event
+    /// is no part of it, so one that fails at once, again and again, uses restarts up.
+    pub(crate) fn with(self, started: Duration, now: Duration) -> Restarts {
+        match self.last {
+            Some(last) if started <= last && now <= last + TOGETHER => self,
+            _ => Restarts { count: self.count + 1, last: Some(now) },
+        }
+    }
+
+    /// After all workers have gone on together: whoever is lost now is lost for another reason.
+    pub(crate) fn got_over(self) -> Restarts {
+        Restarts { last: None, ..self }
+    }
+}
 
 /// A worker has failed while others run.
 #[derive(Clone, Copy, Debug)]
@@ -12,16 +41,16 @@ pub(crate) struct Lost {
     pub(crate) cause: Option<Cause>,
     /// Whether another has ended well, or to be started again later, so that the run is as good as over.
     pub(crate) any_done: bool,
-    /// How often workers were started again before.
-    pub(crate) restarts: usize,
-    /// How often they may be.
+    /// The restarts with one for this loss, if it needs one of its own.
+    pub(crate) restarts: Restarts,
+    /// How many there may be.
     pub(crate) max_restarts: usize,
 }
 
-/// The number of the restart, from 1, with which another takes its place; none if all are to be stopped.
-pub(crate) fn replacement(lost: Lost) -> Option<usize> {
+/// Whether another takes its place; else all are to be stopped.
+pub(crate) fn is_replaced(lost: Lost) -> bool {
     let Lost { in_place, cause, any_done, restarts, max_restarts } = lost;
-    (in_place && !any_done && cause != Some(Cause::Own) && restarts < max_restarts).then_some(restarts + 1)
+    in_place && !any_done && cause != Some(Cause::Own) && restarts.count <= max_restarts
 }
 
 /// How a generation of workers ended, and what came before.
@@ -115,6 +144,7 @@ pub(crate) fn decide(ended: Ended) -> Decision {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     #[test]
     fn only_a_failure_that_nobody_asked_for_is_followed_by_a_restart_while_there_are_any() {
@@ -149,14 +179,68 @@ mod tests {
 
     #[test]
     fn one_is_replaced_where_the_others_go_on_and_it_may_do_better() {
-        let lost = Lost { in_place: true, cause: None, any_done: false, restarts: 1, max_restarts: 3 };
-        let check = |lost, want| assert_eq!(replacement(lost), want, "{lost:?}");
-        check(lost, Some(2));
-        check(Lost { cause: Some(Cause::Other), ..lost }, Some(2));
-        check(Lost { cause: Some(Cause::Unknown), ..lost }, Some(2));
-        check(Lost { cause: Some(Cause::Own), ..lost }, None);
-        check(Lost { in_place: false, ..lost }, None);
-        check(Lost { any_done: true, ..lost }, None);
-        check(Lost { restarts: 3, ..lost }, None);
+        let restarts = Restarts { count: 3, last: None };
+        let lost = Lost { in_place: true, cause: None, any_done: false, restarts, max_restarts: 3 };
+        let check = |lost, want| assert_eq!(is_replaced(lost), want, "{lost:?}");
+        check(lost, true);
+        check(Lost { cause: Some(Cause::Other), ..lost }, true);
+        check(Lost { cause: Some(Cause::Unknown), ..lost }, true);
+        check(Lost { cause: Some(Cause::Own), ..lost }, false);
+        check(Lost { in_place: false, ..lost }, false);
+        check(Lost { any_done: true, ..lost }, false);
+        check(Lost { max_restarts: 2, ..lost }, false);
+    }
+
+    #[test]
+    fn losses_at_once_are_one_restart() {
+        // When each was started and lost, in milliseconds.
+        let check = |losses: &[[u64; 2]], want: usize| {
+            let losses = losses.iter().map(|times| times.map(Duration::from_millis));
+            let restarts =
+                losses.fold(Restarts::default(), |before, [started, now]| before.with(started, now));
+            assert_eq!(restarts.count, want);
+        };
+        check(&[], 0);
+        check(&[[0, 5000], [0, 5003], [1, 6000]], 1);
+        check(&[[0, 5000], [0, 6001]], 2);
+        // What counts is when the event began: losses that follow each other closely, but for long, are no single one.
+        check(&[[0, 5000], [0, 5900], [0, 6800]], 2);
+        // Another in the place of the first is lost while the rest of the event goes on.
+        check(&[[0, 5000], [5001, 5100], [0, 5101]], 2);
+        let time = Duration::from_millis;
+        let one = Restarts::default().with(time(0), time(5000));
+        assert_eq!([one, one.got_over()].map(|before| before.with(time(0), time(5001)).count), [1, 2]);
+    }
+
+    proptest! {
+        /// So many workers, each lost again and again after it ran for a while: however these times fall.
+        #[test]
+        fn restarts_count_events_and_no_loop_is_free(
+            workers in 1usize..9,
+            ran in prop::collection::vec((0usize..9, 1u64..3000), 0..60),
+        ) {
+            // When the worker of each rank was started, and which losses there are, in order.
+            let mut lost: Vec<[u64; 2]> = Vec::new();
+            let mut started = vec![0; workers];
+            for (rank, ms) in ran {
+                let rank = rank % workers;
+                lost.push([started[rank], started[rank] + ms]);
+                started[rank] += ms + 1;
+            }
+            lost.sort_by_key(|[_, now]| *now);
+            let time = Duration::from_millis;
+            let (mut restarts, mut of_event) = (Restarts::default(), 0);
+            for [started, now] in lost {
+                let after = restarts.with(time(started), time(now));
+                of_event = if after.count > restarts.count { 1 } else { of_event + 1 };
+                // An event has each rank at most once, is over after a second, and no loss later than that is free.
+                prop_assert!(of_event <= workers);
+                prop_assert!(after.count - restarts.count <= 1);
+                let began = after.last.unwrap();
+                prop_assert!(time(now) - began <= TOGETHER && time(started) <= began);
+                prop_assert!(after.count > restarts.count || after.last == restarts.last);
+                restarts = after;
+            }
+        }
     }
 }

@@ -47,7 +47,8 @@ pub struct LaunchSpec {
     pub console: Console,
     /// Where the time stands before each line of theirs.
     pub log_times: LogTimes,
-    /// How often all workers are started again after one has failed.
+    /// How often workers are started again after one has failed: all of them, or where the others go on those that were lost,
+    /// which count once if they were lost at once.
     pub max_restarts: usize,
     /// The other nodes of the run, if it has any.
     pub nodes: Option<Nodes>,

@@ -48,7 +48,7 @@ fn alone(mut crew: Crew<'_>) -> Result<Outcome, LaunchError> {
     };
     let (run_dir, logs) = (crew.run_dir.clone(), crew.logs.clone());
     let reason = loop {
-        let restarts = crew.watch.failures.len();
+        let restarts = crew.watch.restarts.count;
         let generation = Generation(restarts as u64);
         if restarts > 0 {
             coordinator.begin(generation, spec.workers);
@@ -88,6 +88,7 @@ fn alone(mut crew: Crew<'_>) -> Result<Outcome, LaunchError> {
                 // A generation that failed has a cause.
                 let failure = crew.watch.failure().expect("a failure");
                 crew.watch.failures.push(failure.clone());
+                crew.watch.restarts.count = restart;
                 crew.tell(Report::Restarting { failure, restart });
             }
         }
@@ -95,8 +96,8 @@ fn alone(mut crew: Crew<'_>) -> Result<Outcome, LaunchError> {
     let start = crew.start;
     let mut watch = crew.dismiss();
     let (exit_code, failure) = (watch.exit_code(), watch.failure());
-    let restarts = std::mem::take(&mut watch.failures);
-    Ok(Outcome { exit_code, failure, restarts, reason, lasted: start.elapsed() })
+    let (restarts, setbacks) = (watch.restarts.count, std::mem::take(&mut watch.failures));
+    Ok(Outcome { exit_code, failure, restarts, setbacks, reason, lasted: start.elapsed() })
 }
 
 /// Starts another worker in the place of one that was lost. Where that can't be done, the others go on without it.

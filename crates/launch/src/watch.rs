@@ -5,7 +5,7 @@ use crate::given::Given;
 use crate::guard::Guard;
 use crate::news::{Berth, How, News};
 use crate::report::{Failure, Report, Who};
-use crate::restart::{self, Ended, Lost};
+use crate::restart::{self, Ended, Lost, Restarts};
 use crate::spec::LaunchError;
 use crate::worker::{Ties, Worker};
 use nix::sys::signal::Signal;
@@ -43,6 +43,8 @@ pub(crate) struct Watch {
     in_place: bool,
     /// What went wrong each time that workers were started again.
     pub(crate) failures: Vec<Failure>,
+    /// How often that was, as far as it counts.
+    pub(crate) restarts: Restarts,
     /// How many signals have asked for the end.
     signals: u32,
     /// Whether somebody waits for the end: lines that nobody reads are no reason to stay then.
@@ -52,6 +54,8 @@ pub(crate) struct Watch {
 /// What is known of one worker.
 struct Watched {
     worker: Worker,
+    /// When it was started, after the start of the run.
+    started: Duration,
     berth: Berth,
     /// Which folder of the logs has what it wrote.
     folder: Generation,
@@ -114,6 +118,7 @@ impl Watch {
             stop: None,
             in_place: false,
             failures: Vec::new(),
+            restarts: Restarts::default(),
             signals: 0,
             hurry: Arc::default(),
         }
@@ -136,7 +141,7 @@ impl Watch {
             for_good: self.in_place && cause.is_some_and(|(_, cause)| *cause == Cause::Own),
             asked: self.signals > 0,
             drained: self.has_drained(),
-            restarts: self.failures.len(),
+            restarts: self.restarts.count,
             max_restarts: self.max_restarts,
         }
     }
@@ -175,10 +180,11 @@ impl Watch {
     fn start(&mut self, given: &Given<'_>, ties: &Ties, local: usize) -> Result<Watched, LaunchError> {
         let taken = |berth: &u32| self.all().any(|w| !w.ended && w.berth == Berth(*berth));
         let berth = Berth((0..).find(|berth| !taken(berth)).expect("there is always another number"));
+        let started = self.start.elapsed();
         match Worker::start(given, ties, &self.guard, berth, local) {
             Ok(worker) => {
                 let (folder, sent) = (given.folder, Vec::new());
-                Ok(Watched { worker, berth, folder, reported: None, sent, exit: None, ended: false })
+                Ok(Watched { worker, started, berth, folder, reported: None, sent, exit: None, ended: false })
             }
             Err(error) => {
                 self.guard.forget(berth);
@@ -293,6 +299,9 @@ impl Watch {
                 for watched in self.workers.iter_mut().filter(|w| workers.contains(&w.worker.rank)) {
                     watched.reported = None;
                 }
+                if self.workers.iter().all(|w| workers.contains(&w.worker.rank)) {
+                    self.restarts = self.restarts.got_over();
+                }
                 None
             }
             News::Notice(_, Notice::InPlace(in_place)) => {
@@ -318,7 +327,8 @@ impl Watch {
     fn exited(&mut self, berth: Berth, how: How) -> Option<Happened> {
         let before_stop = self.stop.is_none();
         let well = how.is_well();
-        let exit = Exit { how, after: self.start.elapsed(), before_stop };
+        let after = self.start.elapsed();
+        let exit = Exit { how, after, before_stop };
         let place = self.workers.iter().position(|w| w.berth == berth && w.exit.is_none())?;
         self.workers[place].exit = Some(exit);
         if well || !before_stop {
@@ -330,12 +340,13 @@ impl Watch {
             in_place: self.in_place,
             cause: watched.reported.as_ref().map(|(_, cause)| *cause),
             any_done: self.workers.iter().any(|w| w.exit.as_ref().is_some_and(|exit| exit.how.is_well())),
-            restarts: self.failures.len(),
+            restarts: self.restarts.with(watched.started, after),
             max_restarts: self.max_restarts,
         };
-        if let Some(restart) = restart::replacement(lost) {
+        if restart::is_replaced(lost) {
             self.failures.extend(watched.failure());
-            return Some(Happened::Lost { rank, restart });
+            self.restarts = lost.restarts;
+            return Some(Happened::Lost { rank, restart: lost.restarts.count });
         }
         self.stop = Some(Stop { why: StopWhy::Failure, kill_at: Instant::now() + self.grace });
         if self.running().is_empty() {

@@ -9,7 +9,7 @@ use std::time::Duration;
 /// What every node tells alike.
 pub(super) fn ended(crew: Crew<'_>, end: End, max_restarts: u32) -> Outcome {
     let mut exit_code = end.exit_code();
-    let restarts = end.setbacks.into_iter().map(failure).collect();
+    let setbacks: Vec<Failure> = end.setbacks.into_iter().map(failure).collect();
     let max_restarts = max_restarts as usize;
     let (reason, failure) = match end.why {
         // Ranks drain together, so each node sees it by its own.
@@ -23,14 +23,14 @@ pub(super) fn ended(crew: Crew<'_>, end: End, max_restarts: u32) -> Outcome {
         EndWhy::Failed(setback) if max_restarts == 0 => (EndReason::NoRestarts, Some(failure(setback))),
         EndWhy::Failed(setback) => (EndReason::RestartsUsed { max_restarts }, Some(failure(setback))),
     };
-    Outcome { failure, restarts, ..outcome(crew, exit_code, reason) }
+    Outcome { failure, restarts: setbacks.len(), setbacks, ..outcome(crew, exit_code, reason) }
 }
 
 /// The end for a node that isn't told how the run ends.
 pub(super) fn outcome(crew: Crew<'_>, exit_code: i32, reason: EndReason) -> Outcome {
     let start = crew.start;
     crew.dismiss();
-    Outcome { exit_code, failure: None, restarts: Vec::new(), reason, lasted: start.elapsed() }
+    Outcome { exit_code, failure: None, restarts: 0, setbacks: Vec::new(), reason, lasted: start.elapsed() }
 }
 
 fn failure(setback: Setback) -> Failure {
