@@ -79,6 +79,7 @@ fn spec(args: &RunArgs) -> Result<LaunchSpec> {
         local_rank_argument: args.pass_local_rank.then_some(program.before),
         processors: processors(args, workers)?,
         ending_signals,
+        held_signals: Vec::new(),
         console: Console::Lines { prefix: prefix(args)?, shown },
         log_times: match args.log_timestamps {
             Times::Logs => LogTimes::Logs,

@@ -15,6 +15,7 @@ use crate::run::{fresh_run_id, tls_is_asked_for};
 use crate::runs;
 use crate::say::{print, say};
 use anyhow::{Context, Result};
+use nix::sys::signal::{SigSet, Signal};
 use phalanx::checkpoint::{CheckpointConfig, Manifest};
 use phalanx::data::{Network, Places, Split, listing, open};
 use phalanx::nn::{Module, Parameters, Weights};
@@ -103,6 +104,7 @@ fn lead(args: &TrainArgs, recipe: &Recipe) -> Result<u8> {
         console: Console::FirstRank,
         grace: GRACE,
         max_restarts: args.max_restarts,
+        held_signals: vec![SIGUSR1],
         variables: end.map(drain::variable).into_iter().collect(),
         tls: args.tls || tls_is_asked_for()?,
         ..LaunchSpec::default()
@@ -125,6 +127,8 @@ fn work(args: &TrainArgs, recipe: &Recipe, env: &WorkerEnv) -> Result<u8> {
     for (signal, request) in [(SIGUSR1, &requests.drain), (SIGUSR2, &requests.checkpoint)] {
         flag::register(signal, Arc::clone(request)).context("SIGUSR1 and SIGUSR2 can't be taken")?;
     }
+    // Our agent has it wait for this.
+    SigSet::from(Signal::SIGUSR1).thread_unblock().context("SIGUSR1 can't be taken")?;
     if args.tls && !env.tls {
         let own = "a rank that has its place from the environment has that from there, too: PHALANX_TLS=1";
         return Err(WrongUsage(format!("--tls: {own}")).into());

@@ -142,3 +142,21 @@ fn sigusr1_to_the_agent_or_to_any_worker_ends_all_and_asks_to_be_started_again()
         }
     }
 }
+
+#[test]
+fn sigusr1_that_comes_before_workers_are_ready_is_not_lost() {
+    let folder = tempfile::tempdir().unwrap();
+    let child = training(folder.path(), "drained", None)
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // The first log is opened right before the worker it belongs to is started.
+    let log = folder.path().join("drained/logs/0/1.out");
+    while !log.exists() {
+        std::thread::yield_now();
+    }
+    assert!(Command::new("kill").args(["-USR1", &child.id().to_string()]).status().unwrap().success());
+    let out = child.wait_with_output().unwrap();
+    drained(folder.path(), out.status, &text(&out.stderr), "SIGUSR1");
+}

@@ -6,7 +6,7 @@ use crate::guard::Guard;
 use crate::news::News;
 use crate::report::Report;
 use crate::signals;
-use crate::spec::{LaunchError, LaunchSpec, MAX_GRACE};
+use crate::spec::{LaunchError, LaunchSpec};
 use crate::watch::Watch;
 use crate::worker::Ties;
 use phalanx_job::RunDir;
@@ -67,7 +67,7 @@ impl<'a> Crew<'a> {
         let signals = signals::take(&spec.ending_signals, &sender)?;
         let lines = Lines::open(spec, &sender)?;
         let reports = outlet("phalanx-reports", &sender, report)?;
-        let watch = Watch::new(start, spec.grace.min(MAX_GRACE), spec.max_restarts, guard);
+        let watch = Watch::new(start, spec, guard);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = (cores / spec.workers).max(1);
         let first = Arc::default();

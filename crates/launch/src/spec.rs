@@ -43,6 +43,9 @@ pub struct LaunchSpec {
     pub processors: Vec<Vec<usize>>,
     /// The signals that end the run.
     pub ending_signals: EndingSignals,
+    /// Those that are passed on and must not be lost, for workers that know it: each begins with them blocked, until it is ready
+    /// for them, and gets those that were passed on before it was started.
+    pub held_signals: Vec<i32>,
     /// What is shown of the workers' output.
     pub console: Console,
     /// Where the time stands before each line of theirs.
@@ -75,6 +78,7 @@ impl Default for LaunchSpec {
             local_rank_argument: None,
             processors: Vec::new(),
             ending_signals: EndingSignals::default(),
+            held_signals: Vec::new(),
             console: Console::Lines { prefix: Some(Prefix::default()), shown: Vec::new() },
             log_times: LogTimes::Logs,
             max_restarts: 0,

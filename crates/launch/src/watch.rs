@@ -6,7 +6,7 @@ use crate::guard::Guard;
 use crate::news::{Berth, How, News};
 use crate::report::{Failure, Report, Who};
 use crate::restart::{self, Ended, Lost, Restarts};
-use crate::spec::LaunchError;
+use crate::spec::{LaunchError, LaunchSpec, MAX_GRACE};
 use crate::worker::{Ties, Worker};
 use nix::sys::signal::Signal;
 use phalanx_coord::Notice;
@@ -45,6 +45,10 @@ pub(crate) struct Watch {
     pub(crate) failures: Vec<Failure>,
     /// How often that was, as far as it counts.
     pub(crate) restarts: Restarts,
+    /// The signals that were passed on and that those who come later get, too.
+    held: Vec<Signal>,
+    /// Which those are.
+    holds: Vec<i32>,
     /// How many signals have asked for the end.
     signals: u32,
     /// Whether somebody waits for the end: lines that nobody reads are no reason to stay then.
@@ -106,12 +110,12 @@ pub(crate) enum Happened {
 }
 
 impl Watch {
-    pub(crate) fn new(start: Instant, grace: Duration, max_restarts: usize, guard: Guard) -> Watch {
+    pub(crate) fn new(start: Instant, spec: &LaunchSpec, guard: Guard) -> Watch {
         Watch {
             start,
             generation: Generation(0),
-            grace,
-            max_restarts,
+            grace: spec.grace.min(MAX_GRACE),
+            max_restarts: spec.max_restarts,
             workers: Vec::new(),
             former: Vec::new(),
             guard,
@@ -119,6 +123,8 @@ impl Watch {
             in_place: false,
             failures: Vec::new(),
             restarts: Restarts::default(),
+            held: Vec::new(),
+            holds: spec.held_signals.clone(),
             signals: 0,
             hurry: Arc::default(),
         }
@@ -183,6 +189,7 @@ impl Watch {
         let started = self.start.elapsed();
         match Worker::start(given, ties, &self.guard, berth, local) {
             Ok(worker) => {
+                self.held.iter().for_each(|signal| worker.signal(*signal));
                 let (folder, sent) = (given.folder, Vec::new());
                 Ok(Watched { worker, started, berth, folder, reported: None, sent, exit: None, ended: false })
             }
@@ -274,7 +281,11 @@ impl Watch {
                 None
             }
             News::PassOn(number) => {
-                Signal::try_from(number).into_iter().for_each(|signal| self.send(signal));
+                let signal = Signal::try_from(number).ok()?;
+                if self.holds.contains(&number) && !self.held.contains(&signal) {
+                    self.held.push(signal);
+                }
+                self.send(signal);
                 None
             }
             News::Signal(number) => {

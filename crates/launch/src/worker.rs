@@ -11,7 +11,7 @@ use crate::spec::{LaunchError, LaunchSpec};
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::prctl::set_pdeathsig;
-use nix::sys::signal::{Signal, killpg};
+use nix::sys::signal::{SigSet, Signal, killpg};
 use nix::unistd::Pid;
 use phalanx_wire::Rank;
 use std::convert::Infallible;
@@ -76,8 +76,10 @@ impl Worker {
         let parent = std::process::id();
         let enlist = guard.enlist(berth)?;
         let processors = processors(spec, local)?;
-        // SAFETY: between fork and exec only async-signal-safe calls are made: prctl, getppid, fcntl, sched_setaffinity, getpid,
-        // write, and building an error from a number.
+        let held = spec.held_signals.iter().filter_map(|&number| Signal::try_from(number).ok());
+        let held: SigSet = held.collect();
+        // SAFETY: between fork and exec only async-signal-safe calls are made: prctl, getppid, fcntl, sched_setaffinity, sigmask,
+        // getpid, write, and building an error from a number.
         unsafe {
             command.pre_exec(move || {
                 // The kernel kills the worker when the thread that started it ends, however it ends. If that has happened
@@ -90,6 +92,7 @@ impl Worker {
                 if let Some(processors) = &processors {
                     sched_setaffinity(Pid::from_raw(0), processors)?;
                 }
+                held.thread_block()?;
                 enlist()
             });
         }
