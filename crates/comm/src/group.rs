@@ -17,7 +17,7 @@ use crate::endpoint::PeerAddress;
 use crate::error::Error;
 use crate::flight::Flight;
 use crate::mail::{Delivered, Mail};
-use crate::queue::{Aside, Engine, Patience};
+use crate::queue::{Aside, Engine, Patience, WaitObserver};
 use crate::recorder::{Record, Recorder};
 use crate::schedule::{Algorithm, Choice, Seat};
 use crate::siblings::Siblings;
@@ -257,6 +257,11 @@ impl Group {
         let _ = self.aside.keeper.set(Arc::new(keep));
     }
 
+    /// Has `observer` told of each wait for other ranks; so have groups that come of this one from now on. The first one stays.
+    pub fn on_wait(&self, observer: Arc<dyn WaitObserver>) {
+        let _ = self.aside.observer.set(observer);
+    }
+
     /// Where this rank can be reached by processes, if the group was made by [`Group::connect`], or comes of such a one: by those
     /// that are in it, and by those that [`Group::succeed`] takes in.
     pub fn address(&self) -> Option<&PeerAddress> {
@@ -320,15 +325,20 @@ impl Group {
 
     /// The engine, unless another thread has it for longer than this wait may last.
     fn engine(&self, deadline: &Deadline) -> Result<MutexGuard<'_, Engine>, Error> {
-        loop {
-            if let Some(engine) = self.free_engine() {
-                return Ok(engine);
-            }
-            if deadline.expired() {
-                return Err(Error::Busy { waited: deadline.waited() });
-            }
-            std::thread::sleep(BUSY_NAP);
+        if let Some(engine) = self.free_engine() {
+            return Ok(engine);
         }
+        self.aside.waiting(|| {
+            loop {
+                if let Some(engine) = self.free_engine() {
+                    return Ok(engine);
+                }
+                if deadline.expired() {
+                    return Err(Error::Busy { waited: deadline.waited() });
+                }
+                std::thread::sleep(BUSY_NAP);
+            }
+        })
     }
 
     /// The engine, if no other thread has it. A panic inside it would leave an operation half-played, so the group is then

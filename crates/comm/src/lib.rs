@@ -62,6 +62,7 @@ pub use group::{Batch, Group, Source, Transfer};
 pub use half::{bf16, f16};
 pub use num_complex::Complex;
 pub use phalanx_wire::{Deadline, Generation, Rank, Secret};
+pub use queue::WaitObserver;
 pub use recorder::Record;
 pub use schedule::{Algorithm, Choice};
 pub use work::Work;

@@ -38,6 +38,8 @@ pub(crate) struct Aside {
     pub(crate) listener: OnceLock<Listener>,
     /// Given what this rank knows of the group when that fails.
     pub(crate) keeper: OnceLock<Keeper>,
+    /// Told of waits.
+    pub(crate) observer: OnceLock<Arc<dyn WaitObserver>>,
     pub(crate) generation: Generation,
     /// The ranks as the run numbers them.
     pub(crate) members: Arc<[Rank]>,
@@ -45,6 +47,16 @@ pub(crate) struct Aside {
 
 pub(crate) type Listener = Arc<dyn Fn(&Error) + Send + Sync>;
 pub(crate) type Keeper = Arc<dyn Fn(&Flight) + Send + Sync>;
+
+/// Is told, on the thread that waits, of its waits for other ranks: from when it looks out for them to when it has what it waits
+/// for, or is given up. Each blocking operation has at least one, so telling must cost next to nothing.
+pub trait WaitObserver: Send + Sync {
+    /// A wait begins.
+    fn begins(&self);
+
+    /// The wait is over.
+    fn ends(&self);
+}
 
 pub(crate) struct Engine {
     pub(crate) rank: Rank,
@@ -80,6 +92,7 @@ impl Aside {
             wake,
             listener: OnceLock::new(),
             keeper: OnceLock::new(),
+            observer: OnceLock::new(),
             generation,
             members,
         }
@@ -88,6 +101,15 @@ impl Aside {
     /// The list is whole between any two statements that could panic.
     fn forgotten(&self) -> MutexGuard<'_, Vec<u64>> {
         self.forgotten.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Goes through with a wait, of which whoever wants to know is told.
+    pub(crate) fn waiting<T>(&self, wait: impl FnOnce() -> T) -> T {
+        let observer = self.observer.get();
+        observer.inspect(|observer| observer.begins());
+        let waited = wait();
+        observer.inspect(|observer| observer.ends());
+        waited
     }
 
     /// Nobody wants the buffer of this operation any more.

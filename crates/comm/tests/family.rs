@@ -4,8 +4,10 @@ mod ranks;
 #[path = "family/succession.rs"]
 mod succession;
 
-use phalanx_comm::{Deadline, Generation, Group, Rank, ReduceOp};
+use phalanx_comm::{Deadline, Generation, Group, Rank, ReduceOp, WaitObserver};
 use ranks::{BINDS, LIMIT, connected, on_all};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 fn sum_of(group: &Group, value: u32) -> u32 {
@@ -86,6 +88,39 @@ fn a_rank_that_waits_in_one_group_moves_its_others() {
             assert!(came.iter().all(|&byte| byte == 7));
             groups[1].barrier().unwrap();
         }
+    });
+}
+
+/// How many waits have begun and how many have ended.
+#[derive(Default)]
+struct Waits([AtomicUsize; 2]);
+
+impl WaitObserver for Waits {
+    fn begins(&self) {
+        self.0[0].fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn ends(&self) {
+        self.0[1].fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn waits_are_told_of_from_begin_to_end_in_groups_that_come_of_one_too() {
+    on_all(2, |world| {
+        let waits = Arc::new(Waits::default());
+        world.on_wait(Arc::clone(&waits) as Arc<dyn WaitObserver>);
+        let seen = || waits.0.each_ref().map(|count| count.load(Ordering::Relaxed));
+        sum_of(&world, 1);
+        assert_eq!(seen(), [1, 1]);
+        let part = world.subgroup(&[Rank(0), Rank(1)]).unwrap().unwrap();
+        let before = seen()[0];
+        sum_of(&part, 1);
+        assert_eq!(seen(), [before + 1; 2]);
+        part.abort("enough");
+        part.barrier().unwrap_err();
+        let [begun, ended] = seen();
+        assert_eq!(begun, ended, "a wait that fails ends as well");
     });
 }
 

@@ -30,6 +30,10 @@ pub mod names {
     /// Number of an inherited descriptor from which the secret can be read.
     pub const SECRET_FD: &str = "PHALANX_SECRET_FD";
     pub const SECRET_FILE: &str = "PHALANX_SECRET_FILE";
+    /// Number of an inherited descriptor of the memory in which a worker says how it gets on.
+    pub const PULSE_FD: &str = "PHALANX_PULSE_FD";
+    /// How long workers may make no progress, as in `step=60`, for who starts them.
+    pub const HANG_TIMEOUT: &str = "PHALANX_HANG_TIMEOUT";
     pub const GENERATION: &str = "PHALANX_GENERATION";
     pub const RUN_DIR: &str = "PHALANX_RUN_DIR";
     /// Compute threads of this worker.
@@ -75,6 +79,8 @@ pub struct WorkerEnv {
     pub threads: Option<usize>,
     /// Where the secret is.
     pub secret: SecretSource,
+    /// The inherited descriptor of its pulse, if who started it looks at that.
+    pub pulse: Option<u32>,
     /// How it talks to the others.
     pub transport: Transport,
     /// Whether it encrypts what goes over TCP.
@@ -251,6 +257,7 @@ impl WorkerEnv {
             run_dir: get(names::RUN_DIR).map(PathBuf::from),
             threads: number(names::THREADS)?.filter(|&n| n > 0),
             secret,
+            pulse: number(names::PULSE_FD)?.map(|fd| fd as u32),
             transport,
             tls,
             all_reduce: get(names::ALLREDUCE),

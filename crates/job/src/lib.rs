@@ -1,6 +1,6 @@
 //! What crosses the border between processes: the environment a worker is given, the messages between a worker and the
-//! coordinator, the worker's [`Link`], the rendezvous [`store`] as its clients see it, where a run keeps its files, and when its time
-//! is up.
+//! coordinator, the worker's [`Link`], its [`Pulse`], the rendezvous [`store`] as its clients see it, where a run keeps its files,
+//! and when its time is up.
 //!
 //! No server sockets and no launcher in here: a program that only wants to know its place depends on nothing more.
 //!
@@ -17,7 +17,7 @@
 //! assert_eq!((env.rank.0, env.world_size), (1, 2));
 //! # Ok::<(), phalanx_job::Error>(())
 //! ```
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod agent;
 mod drain;
@@ -25,8 +25,10 @@ mod env;
 mod error;
 mod link;
 mod message;
+mod pulse;
 mod run_dir;
 mod slurm;
+mod stack;
 pub mod store;
 
 pub use agent::{
@@ -38,5 +40,7 @@ pub use env::{SecretSource, Transport, WorkerEnv, names, wants_tls};
 pub use error::Error;
 pub use link::{Link, MAX_FRAME};
 pub use message::{Cause, FromWorker, Roster, ToWorker};
+pub use pulse::{Entered, Look, Monitor, Pulse, Section, Waiting};
 pub use run_dir::{Claim, RunDir, run_id};
 pub use slurm::slurm_node_address;
+pub use stack::STACK_SIGNAL;

@@ -13,7 +13,8 @@ pub struct Claim {
     _file: Option<File>,
 }
 
-/// A run's folder: `spec.toml`, `events.jsonl`, `logs/<generation>/<rank>.{out,err}`, and what the program saves.
+/// A run's folder: `spec.toml`, `events.jsonl`, `logs/<generation>/<rank>.{out,err}`, where workers hung `hang/<generation>/rank-<rank>.txt`,
+/// and what the program saves.
 #[derive(Clone, Debug)]
 pub struct RunDir(PathBuf);
 

@@ -9,8 +9,13 @@
 //! memory is taken back from a process that was thought dead and wakes up.
 //!
 //! It is a crate because tensors live in such memory and collectives pass it around, and they may not know each other. Who may
-//! read or write which part when is not decided here: a region gives out its address and nothing more.
+//! read or write which part when is not decided here: a region gives out its address and nothing more. [`Words`] are for those
+//! who only share numbers: they can be read and written at any time.
 #![allow(unsafe_code, reason = "mappings; every block has its note")]
+
+mod words;
+
+pub use words::Words;
 
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};

@@ -207,8 +207,11 @@ impl Group {
         }
     }
 
-    /// A group that comes of this one leaves its flight record where this one does.
+    /// A group that comes of this one leaves its flight record where this one does, and tells whom this one tells of waits.
     fn hand_on(&self, group: &Group) {
+        if let Some(observer) = self.aside.observer.get() {
+            group.on_wait(Arc::clone(observer));
+        }
         if let Some(keeper) = self.aside.keeper.get() {
             let _ = group.aside.keeper.set(Arc::clone(keeper));
         }

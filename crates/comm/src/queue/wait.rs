@@ -6,6 +6,7 @@ use crate::siblings::Others;
 use crate::transport::Verdict;
 use crate::watch::Watch;
 use phalanx_wire::{Deadline, Rank};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Looks at what moved between two looks at the clock, which cost as much.
@@ -80,7 +81,8 @@ impl Engine {
     ) -> Result<(), Error> {
         self.mail.clock(now);
         let wait = Wait::new(until, deadline, patience.silence, now);
-        let result = self.play_until(patience.spin, wait);
+        let aside = Arc::clone(&self.aside);
+        let result = aside.waiting(|| self.play_until(patience.spin, wait));
         self.mail.listen(false);
         result
     }
