@@ -109,6 +109,11 @@ pub(crate) struct TrainArgs {
     /// lost within a second count once. 0 ends the run with the first.
     #[arg(long, default_value_t = 3, value_name = "N")]
     pub(crate) max_restarts: usize,
+    /// How long a worker may make no progress before it is taken to hang and another takes its place: off, seconds, or seconds by
+    /// section as in start=600,step=60,evaluation=60,checkpoint=900; as PHALANX_HANG_TIMEOUT does [default: start=600,
+    /// checkpoint=900, step and evaluation 60 or 50 times the longest so far, and 600 for the first].
+    #[arg(long, value_name = "LIMITS")]
+    pub(crate) hang_timeout: Option<String>,
     /// Save optimizer.safetensors beside the model.
     #[arg(long)]
     pub(crate) save_optimizer: bool,

@@ -26,6 +26,11 @@ pub(crate) fn tell(report: &Report, max_restarts: usize) {
         Report::Silent { rank } => {
             say(format_args!("rank {rank} gives the others no sign of life: killing it"));
         }
+        Report::Hung { rank, why } => say(format_args!("rank {rank} hangs ({why}): killing it")),
+        Report::AllWait { long } => {
+            let long = long.as_secs_f64();
+            say(format_args!("all workers here wait for other ranks for {long:.0} s: none is to blame"));
+        }
         Report::Signalled { signal } => {
             say(format_args!("{signal}: passing it on to the workers (again to kill them)"))
         }

@@ -15,8 +15,8 @@ use crate::say::say;
 use anyhow::Result;
 use devices::{Bound, Gpus};
 use flags::{Idle, Times};
-use phalanx_job::wants_tls;
-use phalanx_launch::{Console, LaunchSpec, LocalRank, LogTimes, MAX_GRACE, Numa, Prefix};
+use phalanx_job::{names, wants_tls};
+use phalanx_launch::{Console, HangLimits, LaunchSpec, LocalRank, LogTimes, MAX_GRACE, Numa, Prefix};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -89,6 +89,7 @@ fn spec(args: &RunArgs) -> Result<LaunchSpec> {
         max_restarts: args.max_restarts,
         nodes,
         tls: args.tls || tls_is_asked_for()?,
+        hang_limits: hang_limits(args.hang_timeout.as_deref())?,
         grace,
         variables: Vec::new(),
     })
@@ -97,6 +98,17 @@ fn spec(args: &RunArgs) -> Result<LaunchSpec> {
 /// Whether the environment asks for TLS.
 pub(crate) fn tls_is_asked_for() -> Result<bool, WrongUsage> {
     wants_tls(|name| std::env::var(name).ok()).map_err(|error| WrongUsage(error.to_string()))
+}
+
+/// How long workers may make no progress, by the flag or else by the environment.
+pub(crate) fn hang_limits(typed: Option<&str>) -> Result<HangLimits, WrongUsage> {
+    let set = std::env::var(names::HANG_TIMEOUT).ok().filter(|text| !text.is_empty());
+    let (name, text) = match (typed, set) {
+        (Some(text), _) => ("--hang-timeout", text.to_owned()),
+        (None, Some(text)) => (names::HANG_TIMEOUT, text),
+        (None, None) => return Ok(HangLimits::default()),
+    };
+    text.parse().map_err(|why| WrongUsage(format!("{name} {text}: {why}")))
 }
 
 /// Flags of torchrun that would do something which isn't there; each with what does it here.

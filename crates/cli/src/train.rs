@@ -11,7 +11,7 @@ use crate::bar::FetchBar;
 use crate::drain::{self, Asks};
 use crate::failure;
 use crate::first::{BEST, First};
-use crate::run::{fresh_run_id, tls_is_asked_for};
+use crate::run::{fresh_run_id, hang_limits, tls_is_asked_for};
 use crate::runs;
 use crate::say::{print, say};
 use anyhow::{Context, Result};
@@ -107,6 +107,7 @@ fn lead(args: &TrainArgs, recipe: &Recipe) -> Result<u8> {
         held_signals: vec![SIGUSR1],
         variables: end.map(drain::variable).into_iter().collect(),
         tls: args.tls || tls_is_asked_for()?,
+        hang_limits: hang_limits(args.hang_timeout.as_deref())?,
         ..LaunchSpec::default()
     };
     let max_restarts = args.max_restarts;

@@ -7,6 +7,7 @@ use nix::unistd::Pid;
 use serde_json::Value;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -26,13 +27,14 @@ struct Run {
 impl Run {
     /// Of two workers.
     fn start(folder: &Path, args: &[&str]) -> Run {
-        Run::of("2", folder, args)
+        Run::of("mnist-mini --nproc-per-node 2 --batch-size 8", folder, args)
     }
 
-    fn of(workers: &str, folder: &Path, args: &[&str]) -> Run {
+    /// Of this recipe, with so many workers and samples a step of each.
+    fn of(recipe: &str, folder: &Path, args: &[&str]) -> Run {
         let out = folder.join("run");
         let mut command: Command = phalanx(folder);
-        command.args(["train", "mnist-mini", "--json", "--nproc-per-node", workers, "--batch-size", "8"]);
+        command.args(["train", "--json"]).args(recipe.split(' '));
         command.args(["--out", out.to_str().unwrap()]).args(args);
         let mut agent = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(agent.stdout.take().unwrap());
@@ -130,7 +132,11 @@ fn workers_that_are_killed_cost_no_step_and_no_sample() {
 #[test]
 fn workers_that_are_killed_at_once_cost_one_restart() {
     let folder = tempfile::tempdir().unwrap();
-    let mut run = Run::of("4", folder.path(), &["--epochs", "1000", "--max-restarts", "1"]);
+    let mut run = Run::of(
+        "mnist-mini --nproc-per-node 4 --batch-size 8",
+        folder.path(),
+        &["--epochs", "1000", "--max-restarts", "1"],
+    );
     run.until_steps_of(4);
     for worker in [3, 0, 2].map(|rank| run.worker(rank)) {
         kill(worker, Signal::SIGKILL).unwrap();
@@ -157,6 +163,64 @@ fn a_worker_that_is_stopped_is_found_out_and_replaced() {
     assert_eq!(status.code(), Some(143), "{said}");
     assert!(said.contains("rank 1 gives the others no sign of life: killing it"), "{said}");
     is_whole(&told, 16);
+}
+
+/// Puts a pipe in the place of a file until somebody reads it: who does, reads for as long as what is returned isn't dropped, and
+/// everybody else finds the file.
+fn read_for_ever(path: &Path) -> fs::File {
+    let [aside, pipe] = ["aside", "pipe"].map(|end| path.with_extension(end));
+    fs::copy(path, &aside).unwrap();
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    fs::rename(&pipe, path).unwrap();
+    let (start, mut options) = (Instant::now(), fs::File::options());
+    options.write(true).custom_flags(nix::libc::O_NONBLOCK);
+    loop {
+        // A pipe that nobody reads can't be written to.
+        if let Ok(writer) = options.open(path) {
+            fs::rename(&aside, path).unwrap();
+            return writer;
+        }
+        assert!(start.elapsed() < LIMIT, "nobody reads {}", path.display());
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_worker_whose_loader_hangs_is_found_out_and_replaced() {
+    const PNG: &[u8] = include_bytes!("../../data/tests/golden/bits.png");
+    let folder = tempfile::tempdir().unwrap();
+    for class in ["train/a", "train/b", "val/a", "val/b"] {
+        let class = folder.path().join("images").join(class);
+        fs::create_dir_all(&class).unwrap();
+        (0..8).for_each(|i| fs::write(class.join(format!("{i}.png")), PNG).unwrap());
+    }
+    let args = "--data images --epochs 1000 --hang-timeout step=5 --set data.name=image-folder --set data.size=16 --set model.head=2";
+    let mut run = Run::of(
+        "cifar10-fast --nproc-per-node 2 --batch-size 2",
+        folder.path(),
+        &args.split(' ').collect::<Vec<_>>(),
+    );
+    run.until_steps_of(2);
+    let _writer = read_for_ever(&folder.path().join("images/train/a/0.png"));
+    run.until(|event| event["event"] == "members" && event["world_size"] == 1);
+    run.until_steps_of(2);
+    run.until(|event| event["event"] == "epoch");
+    let (status, said, told) = run.end(Some(Signal::SIGTERM));
+    assert_eq!(status.code(), Some(143), "{said}");
+    is_whole(&told, 4);
+    let line = said.lines().find(|line| line.contains("another takes its place (restart 1 of 3)")).unwrap();
+    assert!(
+        line.contains(" hung (no progress in step ") && line.contains(" s, limit 5 s; its stack: "),
+        "{said}"
+    );
+    let (_, file) = line.split_once("its stack: ").unwrap();
+    let (file, _) = file.split_once(") after").unwrap();
+    let stack = fs::read_to_string(file).unwrap();
+    // It is a thread of the loader that reads.
+    for part in [" hung (no progress in step ", "\"loader-", "in the kernel: "] {
+        assert!(stack.contains(part), "{part} in: {stack}");
+    }
+    assert_eq!(said.matches(" hangs (").count(), 1, "{said}");
 }
 
 #[test]

@@ -45,8 +45,18 @@ pub(crate) struct Lines {
     template: Option<Prefix>,
     role: String,
     hostname: String,
-    /// How many readers wait for the console at the moment.
-    waiting: Arc<AtomicUsize>,
+    backlog: Backlog,
+}
+
+/// How many readers of workers' lines wait for the console at the moment.
+#[derive(Clone, Default)]
+pub(crate) struct Backlog(Arc<AtomicUsize>);
+
+impl Backlog {
+    /// Whether the console is why lines are still in the pipes, and workers may wait to write more.
+    pub(crate) fn is_there(&self) -> bool {
+        self.0.load(Ordering::Relaxed) > 0
+    }
 }
 
 impl Lines {
@@ -66,7 +76,13 @@ impl Lines {
                     Stream::Err => std::io::stderr().lock().write_all(&bytes),
                 };
             })?;
-        Ok(Lines { queue, template, role: spec.role.clone(), hostname: hostname(), waiting: Arc::default() })
+        Ok(Lines {
+            queue,
+            template,
+            role: spec.role.clone(),
+            hostname: hostname(),
+            backlog: Backlog::default(),
+        })
     }
 
     /// What stands before the lines of a worker.
@@ -79,14 +95,14 @@ impl Lines {
     /// Hands a line over; waits while the console is behind.
     pub(crate) fn show(&self, prefix: &Arc<str>, stream: Stream, line: Vec<u8>) {
         if let Err(TrySendError::Full(line)) = self.queue.try_send((Arc::clone(prefix), stream, line)) {
-            self.waiting.fetch_add(1, Ordering::Relaxed);
+            self.backlog.0.fetch_add(1, Ordering::Relaxed);
             let _ = self.queue.send(line);
-            self.waiting.fetch_sub(1, Ordering::Relaxed);
+            self.backlog.0.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
-    /// Whether the console is why lines are still in the pipes.
-    pub(crate) fn held_up(&self) -> bool {
-        self.waiting.load(Ordering::Relaxed) > 0
+    /// What waits for the console.
+    pub(crate) fn backlog(&self) -> &Backlog {
+        &self.backlog
     }
 }

@@ -67,7 +67,7 @@ impl Ending {
 
     /// Whether a slow console, and not the worker, is why there are lines left.
     fn held_up(&self) -> bool {
-        self.lines.held_up() && !self.hurry.load(Ordering::Relaxed)
+        self.lines.backlog().is_there() && !self.hurry.load(Ordering::Relaxed)
     }
 
     fn gone_within(&self, patience: Duration) -> bool {

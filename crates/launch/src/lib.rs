@@ -2,10 +2,11 @@
 //!
 //! [`run`] starts the workers, writes their output down and passes it on, and returns when all have ended. The first worker
 //! that fails ends the others: SIGTERM, a grace period, SIGKILL; then all are started again, as the next generation, if the run
-//! has restarts left. Signals to this process reach the workers. Nothing is
-//! polled: every exit, every signal and every notice arrives through one queue, which the supervising thread alone empties
-//! and where nothing holds it up; lines and reports go to the console on threads of their own. What it doesn't decide: what
-//! is shown, and how; that is the caller's, who is handed [`Report`]s.
+//! has restarts left. Signals to this process reach the workers. A worker that makes no progress for too long is killed, which
+//! is a failure like any other. Nothing is polled but the workers' pulses, a few loads four times a second: every exit, every
+//! signal and every notice arrives through one queue, which the supervising thread alone empties and where nothing holds it up;
+//! lines and reports go to the console on threads of their own. What it doesn't decide: what is shown, and how; that is the
+//! caller's, who is handed [`Report`]s.
 #![forbid(unsafe_op_in_unsafe_fn)]
 
 mod agent;
@@ -22,15 +23,18 @@ mod ending;
 mod full;
 mod given;
 mod guard;
+mod hang;
 mod news;
 mod numa;
 mod output;
 mod prefix;
 mod restart;
 mod signals;
+mod stack;
 mod stamp;
 mod worker;
 
+pub use hang::HangLimits;
 pub use nodes::{Nodes, Patience};
 pub use numa::{Numa, NumaBinding};
 pub use output::{Console, Streams};

@@ -6,6 +6,7 @@ use phalanx_coord::Notice;
 use phalanx_job::{DRAINED, ToAgent};
 use phalanx_wire::Generation;
 use std::fmt;
+use std::path::PathBuf;
 
 /// Everything that arrives.
 pub(crate) enum News {
@@ -21,6 +22,8 @@ pub(crate) enum News {
     Fleet(ToAgent),
     /// That coordinator is gone, and this is how that was seen.
     Alone(phalanx_job::Error),
+    /// Where a worker hangs is written down in this file, if it could be.
+    Stack(Berth, Option<PathBuf>),
     /// From the coordinator, about a worker of this generation.
     Notice(Generation, Notice),
     /// One of the threads that write to the console has written everything.

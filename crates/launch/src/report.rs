@@ -44,6 +44,18 @@ pub enum Report {
         /// Which.
         rank: Rank,
     },
+    /// A worker hangs: where it does is written down, and then it is killed.
+    Hung {
+        /// Which.
+        rank: Rank,
+        /// How that was seen, in words.
+        why: String,
+    },
+    /// All workers of this machine wait for other ranks, for longer than their limits, so none of them is to blame.
+    AllWait {
+        /// For how long, at least.
+        long: Duration,
+    },
     /// Something that who leads the nodes of the run wants people to know.
     Told {
         /// In words.

@@ -1,6 +1,7 @@
 //! What is to be started.
 
 use crate::full::{is_full, limits};
+use crate::hang::HangLimits;
 use crate::nodes::Nodes;
 use crate::output::Console;
 use crate::prefix::Prefix;
@@ -57,6 +58,8 @@ pub struct LaunchSpec {
     pub nodes: Option<Nodes>,
     /// Whether what goes over TCP is encrypted, as far as the workers are programs of ours.
     pub tls: bool,
+    /// How long workers may make no progress, as far as they are programs of ours.
+    pub hang_limits: HangLimits,
     /// From SIGTERM to SIGKILL; what is above [`MAX_GRACE`] counts as that.
     pub grace: Duration,
 }
@@ -84,6 +87,7 @@ impl Default for LaunchSpec {
             max_restarts: 0,
             nodes: None,
             tls: false,
+            hang_limits: HangLimits::default(),
             grace: Duration::from_secs(30),
         }
     }

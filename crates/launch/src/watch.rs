@@ -1,5 +1,9 @@
 //! The workers of a generation while they run: what each piece of news asks for, and how it all ends.
 
+mod hangs;
+
+pub(crate) use hangs::Lookout;
+
 use crate::blame::{self, End};
 use crate::given::Given;
 use crate::guard::Guard;
@@ -8,6 +12,7 @@ use crate::report::{Failure, Report, Who};
 use crate::restart::{self, Ended, Lost, Restarts};
 use crate::spec::{LaunchError, LaunchSpec, MAX_GRACE};
 use crate::worker::{Ties, Worker};
+use hangs::Vitals;
 use nix::sys::signal::Signal;
 use phalanx_coord::Notice;
 use phalanx_job::{Cause, DRAINED, WorkerFailure};
@@ -38,6 +43,8 @@ pub(crate) struct Watch {
     /// Those whose rank another has taken over, until nothing is left of them.
     former: Vec<Watched>,
     pub(crate) guard: Guard,
+    /// What looks for those that hang; gone when the run is over.
+    lookout: Option<Lookout>,
     stop: Option<Stop>,
     /// Whether whoever is lost can be replaced while the others go on.
     in_place: bool,
@@ -70,6 +77,8 @@ struct Watched {
     exit: Option<Exit>,
     /// Whether nothing is left of it.
     ended: bool,
+    /// How it gets on, if that is looked at.
+    vitals: Option<Vitals>,
 }
 
 /// The end of a worker's process.
@@ -110,7 +119,7 @@ pub(crate) enum Happened {
 }
 
 impl Watch {
-    pub(crate) fn new(start: Instant, spec: &LaunchSpec, guard: Guard) -> Watch {
+    pub(crate) fn new(start: Instant, spec: &LaunchSpec, guard: Guard, lookout: Option<Lookout>) -> Watch {
         Watch {
             start,
             generation: Generation(0),
@@ -119,6 +128,7 @@ impl Watch {
             workers: Vec::new(),
             former: Vec::new(),
             guard,
+            lookout,
             stop: None,
             in_place: false,
             failures: Vec::new(),
@@ -186,12 +196,14 @@ impl Watch {
     fn start(&mut self, given: &Given<'_>, ties: &Ties, local: usize) -> Result<Watched, LaunchError> {
         let taken = |berth: &u32| self.all().any(|w| !w.ended && w.berth == Berth(*berth));
         let berth = Berth((0..).find(|berth| !taken(berth)).expect("there is always another number"));
+        let monitor = self.lookout.as_ref().map(Lookout::monitor).transpose()?;
         let started = self.start.elapsed();
-        match Worker::start(given, ties, &self.guard, berth, local) {
+        match Worker::start(given, ties, &self.guard, berth, local, monitor.clone()) {
             Ok(worker) => {
                 self.held.iter().for_each(|signal| worker.signal(*signal));
-                let (folder, sent) = (given.folder, Vec::new());
-                Ok(Watched { worker, started, berth, folder, reported: None, sent, exit: None, ended: false })
+                let (folder, sent, vitals) = (given.folder, Vec::new(), monitor.map(Vitals::new));
+                let (reported, exit, ended) = (None, None, false);
+                Ok(Watched { worker, started, berth, folder, reported, sent, exit, ended, vitals })
             }
             Err(error) => {
                 self.guard.forget(berth);
@@ -251,8 +263,8 @@ impl Watch {
 
     /// How long news may be waited for before [`Watch::lose_patience`] is due.
     pub(crate) fn patience(&self) -> Duration {
-        let kill_at = self.stop.as_ref().map(|stop| stop.kill_at);
-        kill_at.map_or(IDLE, |kill_at| kill_at.saturating_duration_since(Instant::now()))
+        let kill_in = self.stop.as_ref().map(|stop| stop.kill_at.saturating_duration_since(Instant::now()));
+        kill_in.or_else(|| self.look_in()).unwrap_or(IDLE)
     }
 
     /// Stops all workers since others say so, who may have been asked to by a signal: they have so long.
@@ -326,6 +338,10 @@ impl Watch {
                 watched.worker.signal(Signal::SIGKILL);
                 Some(Happened::Told(Report::Silent { rank }))
             }
+            News::Stack(berth, file) => {
+                self.stack_is_there(berth, file);
+                None
+            }
             News::Fleet(_) | News::Alone(_) | News::Shown => None,
         }
     }
@@ -372,9 +388,9 @@ impl Watch {
         Some(Happened::Told(Report::Stopping { rank }))
     }
 
-    /// The grace period is over, if there was one.
+    /// The grace period is over, if there was one; else it is time to look who hangs.
     pub(crate) fn lose_patience(&mut self) -> Option<Report> {
-        let stop = self.stop.as_mut()?;
+        let Some(stop) = &mut self.stop else { return self.look(Instant::now()) };
         stop.kill_at = Instant::now() + IDLE;
         self.hurry.store(true, Ordering::Relaxed);
         self.send(Signal::SIGKILL);
@@ -383,6 +399,8 @@ impl Watch {
 
     /// Lets the console catch up. A pager may be read for as long as its reader likes, so only a signal bounds this wait.
     pub(crate) fn wait_for_console(&mut self, news: &Receiver<News>, outlets: usize) {
+        // No worker is left, and its end of the queue mustn't keep that open.
+        self.lookout = None;
         let mut open = outlets;
         while open > 0 {
             match news.recv_timeout(if self.signals > 0 { LAST_LINES } else { IDLE }) {
@@ -455,7 +473,7 @@ impl Watched {
         Some(Failure {
             folder: self.folder,
             who: Who::Worker { rank, pid: pid.as_raw(), node: None },
-            how: exit.how.to_string(),
+            how: self.vitals.as_ref().and_then(Vitals::how).unwrap_or_else(|| exit.how.to_string()),
             after: exit.after,
             reported: self.reported.as_ref().map(|(message, _)| message.clone()),
             last_lines: self.worker.last_lines(),

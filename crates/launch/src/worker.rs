@@ -13,10 +13,12 @@ use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::{SigSet, Signal, killpg};
 use nix::unistd::Pid;
+use phalanx_job::{Monitor, names};
 use phalanx_wire::Rank;
 use std::convert::Infallible;
 use std::ffi::OsString;
 use std::io::{PipeReader, PipeWriter, pipe};
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -55,6 +57,7 @@ impl Worker {
         guard: &Guard,
         berth: Berth,
         local: usize,
+        monitor: Option<Arc<Monitor>>,
     ) -> Result<Worker, LaunchError> {
         let (spec, rank) = (given.spec, given.rank(local));
         let mut command = Command::new(&spec.program);
@@ -63,6 +66,10 @@ impl Worker {
             .envs(variables(given, local))
             .envs(spec.variables.iter().cloned())
             .stdin(Stdio::null());
+        match &monitor {
+            Some(monitor) => command.env(names::PULSE_FD, monitor.as_fd().as_raw_fd().to_string()),
+            None => command.env_remove(names::PULSE_FD),
+        };
         let (reading, streams) = channel();
         let [out, err] = [Arc::default(), Arc::default()];
         if spec.console != Console::FirstRank || rank != Rank(0) || given.replaces {
@@ -89,6 +96,9 @@ impl Worker {
                     return Err(std::io::Error::from_raw_os_error(nix::errno::Errno::ESRCH as i32));
                 }
                 fcntl(&held_by_worker, FcntlArg::F_SETFD(FdFlag::empty()))?;
+                if let Some(monitor) = &monitor {
+                    fcntl(monitor.as_fd(), FcntlArg::F_SETFD(FdFlag::empty()))?;
+                }
                 if let Some(processors) = &processors {
                     sched_setaffinity(Pid::from_raw(0), processors)?;
                 }

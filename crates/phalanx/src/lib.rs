@@ -47,6 +47,7 @@ pub use error::Error;
 pub use event::{Concluded, Event, Observer, Quiet};
 pub use phalanx_comm as comm;
 pub use phalanx_data as data;
+pub use phalanx_job::{Entered, Pulse, Section, Waiting};
 pub use phalanx_nn as nn;
 pub use phalanx_parallel as parallel;
 pub use phalanx_tensor as tensor;

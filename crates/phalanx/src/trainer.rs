@@ -11,6 +11,7 @@ mod by_shard;
 mod deal;
 mod evaluate;
 mod judge;
+mod listener;
 mod requests;
 mod run;
 mod settle;
@@ -31,6 +32,7 @@ use crate::checkpoint::CheckpointConfig;
 use crate::error::Error;
 use crate::event::Observer;
 use crate::worker::Worker;
+use listener::Listener;
 use phalanx_data::{Dataset, LoaderOptions};
 use phalanx_nn::optim::{Clip, Group, Rule};
 use phalanx_nn::{Loss, Module, Parameters, Plateau, Schedule};
@@ -183,7 +185,8 @@ impl Trainer {
     ) -> Result<Trained, Error> {
         let start = Instant::now();
         let data = Data { train, test };
-        let mut course = Course::new(self, worker, model, &parameters, &data, observer);
+        let mut listener = Listener { observer, pulse: worker.pulse() };
+        let mut course = Course::new(self, worker, model, &parameters, &data, &mut listener);
         // What each rank keeps for itself would be lost with it.
         let keeps = self.ddp.compress.keeps();
         let _in_place = if keeps { None } else { worker.go_on_in_place() };

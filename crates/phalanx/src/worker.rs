@@ -7,9 +7,9 @@ pub use arrival::Arrival;
 
 use crate::error::Error;
 use crate::flight;
-use phalanx_comm::{Algorithm, Endpoint, Group, GroupConfig, PeerAddress};
+use phalanx_comm::{Algorithm, Endpoint, Group, GroupConfig, PeerAddress, WaitObserver};
 use phalanx_coord::{Coordinator, Meeting, rendezvous};
-use phalanx_job::{Cause, Link, Roster, Transport, WorkerEnv, names};
+use phalanx_job::{Cause, Link, Pulse, Roster, Transport, WorkerEnv, names};
 use phalanx_tensor::Device;
 use phalanx_wire::Deadline;
 use std::path::{Path, PathBuf};
@@ -24,6 +24,8 @@ pub struct Worker {
     /// Which one it is in that.
     rank: Arc<AtomicU32>,
     device: Device,
+    /// Where it says how it gets on.
+    pulse: Pulse,
     run_dir: Option<PathBuf>,
     /// Kept open: as long as it is, this worker counts as alive.
     link: Option<Arc<Mutex<Link>>>,
@@ -60,14 +62,15 @@ impl Worker {
 
     /// A rank of `group` with this many compute threads.
     pub fn new(group: Group, threads: usize) -> Worker {
-        Worker::on(group, Device::cpu(threads))
+        Worker::on(group, Device::cpu(threads), Pulse::none())
     }
 
-    fn on(group: Group, device: Device) -> Worker {
+    fn on(group: Group, device: Device, pulse: Pulse) -> Worker {
         Worker {
             rank: Arc::new(AtomicU32::new(group.rank().0)),
             group: Mutex::new(group),
             device,
+            pulse,
             run_dir: None,
             link: None,
             is_replaced: false,
@@ -95,16 +98,18 @@ impl Worker {
     }
 
     /// Meets the others.
-    fn meet(env: &WorkerEnv, device: Device) -> Result<Worker, Error> {
+    fn meet(env: &WorkerEnv, device: Device, pulse: Pulse) -> Result<Worker, Error> {
         let join = |error: phalanx_job::Error| Error::Join(error.to_string());
         let algorithm = asked_algorithm(env.all_reduce.as_deref()).map_err(join)?;
         let run_dir = env.run_dir.clone();
         let is_replaced = env.coordinator.is_some() && env.max_restarts > 0;
         if env.world_size == 1 && !is_replaced {
-            let mut alone = Worker::on(Group::solo(), device);
+            let mut alone = Worker::on(Group::solo(), device, pulse);
             alone.run_dir = run_dir;
             return Ok(alone);
         }
+        // Who doesn't come is to blame, and not those that wait for it.
+        let waiting = pulse.wait();
         let mut ear = None;
         let meeting = rendezvous(env, Deadline::after(PATIENCE), |ip| {
             let unreachable = |error: phalanx_comm::Error| phalanx_job::Error::Unreachable {
@@ -130,7 +135,9 @@ impl Worker {
             peers,
             timeout: PATIENCE,
         })?;
+        drop(waiting);
         let group = group.with_algorithm(algorithm);
+        group.on_wait(Arc::new(Waits(pulse.clone())));
         if let Some(run_dir) = &run_dir {
             record_flights(&group, run_dir.clone());
         }
@@ -159,6 +166,7 @@ impl Worker {
             rank,
             group: Mutex::new(group),
             device,
+            pulse,
             run_dir,
             link: Some(link),
             is_replaced,
@@ -190,6 +198,23 @@ impl Worker {
         &self.device
     }
 
+    /// Where this worker's thread says what it is doing: under `phalanx run` and `phalanx train`, one that makes no progress in a
+    /// section for too long is replaced, as one that has failed. The trainer says so by itself; a loop of a program's own enters
+    /// its sections here.
+    ///
+    /// ```
+    /// use phalanx::{Section, Worker};
+    /// let worker = Worker::from_env()?;
+    /// for number in 0..10 {
+    ///     let _step = worker.pulse().enter(Section::Step(number));
+    ///     // ... a step that ends here
+    /// }
+    /// # Ok::<(), phalanx::Error>(())
+    /// ```
+    pub fn pulse(&self) -> &Pulse {
+        &self.pulse
+    }
+
     /// Whether this is rank 0, which alone prints and writes shared files.
     pub fn is_first(&self) -> bool {
         self.rank.load(Ordering::Relaxed) == 0
@@ -205,6 +230,19 @@ impl Drop for Worker {
             let followed = self.followed.load(Ordering::Relaxed);
             tell(link, "it panicked".into(), if followed { Cause::Other } else { Cause::Unknown });
         }
+    }
+}
+
+/// Tells of the waits of a group by the pulse.
+struct Waits(Pulse);
+
+impl WaitObserver for Waits {
+    fn begins(&self) {
+        self.0.wait_begins();
+    }
+
+    fn ends(&self) {
+        self.0.wait_ends();
     }
 }
 

@@ -114,6 +114,11 @@ pub(crate) struct RunArgs {
     pub(crate) shutdown_timeout: f64,
     #[command(flatten)]
     pub(crate) idle: Idle,
+    /// How long a worker may make no progress before it is taken to hang and killed, as a failed one: off, seconds, or seconds by section as
+    /// in start=600,step=60,evaluation=60,checkpoint=900. For programs with our library; as PHALANX_HANG_TIMEOUT does [default:
+    /// start=600, checkpoint=900, step and evaluation 60 or 50 times the longest so far, and 600 for the first].
+    #[arg(long, value_name = "LIMITS")]
+    pub(crate) hang_timeout: Option<String>,
     /// The program and its arguments; a .py program runs with the active Python.
     #[arg(trailing_var_arg = true, required = true, value_name = "PROGRAM")]
     pub(crate) program: Vec<OsString>,

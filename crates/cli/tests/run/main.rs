@@ -2,6 +2,7 @@
 
 mod flags;
 mod full;
+mod hang;
 mod network;
 mod nodes;
 mod restart;
@@ -103,6 +104,7 @@ fn what_cannot_be_is_refused_with_words() {
     check(&["--", "--"], 2, &["PROGRAM"]);
     check(&["--shutdown-timeout", "1e19", "true"], 2, &["--shutdown-timeout", "86400"]);
     check(&["--shutdown-timeout", "nan", "true"], 2, &["--shutdown-timeout NaN"]);
+    check(&["--hang-timeout", "steps=9", "true"], 2, &["--hang-timeout steps=9", "start, step, evaluation"]);
     check(&["./nothing-here"], 1, &["./nothing-here", "can't be started", "hint:"]);
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();

@@ -4,6 +4,7 @@ use super::by_shard::ByShard;
 use super::run::Run;
 use crate::error::Error;
 use phalanx_data::Target;
+use phalanx_job::Section;
 use phalanx_nn::{Average, Ctx};
 use phalanx_tensor::no_grad;
 
@@ -43,6 +44,8 @@ fn as_it_is(run: &mut Run<'_>) -> Result<Option<Evaluation>, Error> {
         if pass % totals.rows() == 0 && run.exchange_between_steps()?.stop.is_some() {
             return Ok(None);
         }
+        // Each batch has its time.
+        let _batch = run.worker.pulse().enter(Section::Evaluation);
         let batch = batch?;
         bad_images += batch.skipped();
         if batch.is_empty() {

@@ -11,6 +11,7 @@ use crate::checkpoint::Checkpoints;
 use crate::error::Error;
 use crate::event::{Concluded, Event, Observer};
 use crate::worker::Worker;
+use phalanx_job::Section;
 use phalanx_nn::{Module, Parameters};
 use std::time::Instant;
 
@@ -110,10 +111,9 @@ impl<'a> Course<'a> {
     /// Brings the ranks together, whatever each of them has of the run.
     fn begin(&mut self, state: &mut State) -> Result<Run<'a>, Error> {
         let Course { trainer, worker, model, parameters, data, .. } = *self;
+        let _start = worker.pulse().enter(Section::Start);
         let group = worker.group();
-        if let Some(checkpoints) = &mut self.checkpoints {
-            checkpoints.settle()?;
-        }
+        self.settle_checkpoint()?;
         // A step that was given up is made again from where it began.
         if !self.before_step.is_empty() {
             parameters.buffers().flat_mut::<f32>().copy_from_slice(&self.before_step);
@@ -178,14 +178,13 @@ impl<'a> Course<'a> {
         let mut batches = run.batches(&state.progress)?;
         while state.progress.step < last && state.progress.step_in_epoch < steps_per_epoch {
             let (step, step_start) = (state.progress.step, Instant::now());
+            let _step = self.worker.pulse().enter(Section::Step(step));
             self.before_step.extend_from_slice(&self.parameters.buffers().flat::<f32>());
             let made = run.gradients(&mut batches, &state.progress)?;
             let tally = run.exchange(&made)?;
             self.before_step.clear();
             let factor = run.factor(&state.progress);
-            if let Some(checkpoints) = &mut self.checkpoints {
-                checkpoints.settle()?;
-            }
+            self.settle_checkpoint()?;
             state.optimizer.step_on(
                 self.worker.device(),
                 &mut self.parameters.values().flat_mut::<f32>(),
@@ -211,15 +210,15 @@ impl<'a> Course<'a> {
         }
         let seconds = start.elapsed().as_secs_f64();
         let samples_per_s = (state.progress.samples - samples_before) as f64 / seconds;
-        if let Some(checkpoints) = &mut self.checkpoints {
-            checkpoints.settle()?;
-        }
+        self.settle_checkpoint()?;
+        let evaluation = self.worker.pulse().enter(Section::Evaluation);
         self.evaluation = evaluate(run, &mut state.average)?;
         let tally = run.exchange_between_steps()?;
         if tally.stop.is_some() {
             return Ok(tally);
         }
         let skipped = run.skipped()?;
+        drop(evaluation);
         let told = Event::Epoch {
             epoch,
             seconds,
@@ -237,6 +236,7 @@ impl<'a> Course<'a> {
         if state.progress.step_in_epoch < steps_per_epoch {
             return Ok(tally);
         }
+        let _checkpoint = self.worker.pulse().enter(Section::Checkpoint);
         if self.evaluation.is_some_and(|evaluation| self.trainer.judge(&mut state.progress, evaluation)) {
             run.keep_best(&mut state.average)?;
         }
@@ -252,6 +252,7 @@ impl<'a> Course<'a> {
         state: &mut State,
         interrupted: Option<Interruption>,
     ) -> Result<End, Error> {
+        let _checkpoint = self.worker.pulse().enter(Section::Checkpoint);
         if let Some(checkpoints) = &mut self.checkpoints {
             if interrupted.is_some() {
                 checkpoints.ask();
@@ -269,8 +270,16 @@ impl<'a> Course<'a> {
         Ok(End::Over { interrupted })
     }
 
+    /// Waits until nothing is copied any more from what a step changes.
+    fn settle_checkpoint(&mut self) -> Result<(), Error> {
+        let Some(checkpoints) = &mut self.checkpoints else { return Ok(()) };
+        let _checkpoint = self.worker.pulse().enter(Section::Checkpoint);
+        Ok(checkpoints.settle()?)
+    }
+
     fn after_step(&mut self, run: &mut Run<'_>, state: &State) -> Result<(), Error> {
         let Some(checkpoints) = &mut self.checkpoints else { return Ok(()) };
+        let _checkpoint = self.worker.pulse().enter(Section::Checkpoint);
         let strategy = &mut *run.strategy;
         checkpoints.after_step(state, self.parameters, strategy, &self.trainer.requests, self.observer)?;
         run.clock.checkpoint_took(checkpoints.longest());

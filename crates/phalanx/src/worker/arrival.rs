@@ -3,7 +3,7 @@
 use super::{Worker, cores};
 use crate::error::Error;
 use phalanx_comm::Group;
-use phalanx_job::{Cause, Link, WorkerEnv};
+use phalanx_job::{Cause, Entered, Link, Pulse, Section, WorkerEnv};
 use phalanx_tensor::Device;
 use phalanx_wire::Deadline;
 use std::time::Duration;
@@ -13,6 +13,9 @@ pub struct Arrival {
     /// None where the environment gives no rank.
     env: Option<WorkerEnv>,
     device: Device,
+    pulse: Pulse,
+    /// That the start goes on until it has joined.
+    _start: Entered,
 }
 
 /// How long whoever started the workers may take to hear of an error.
@@ -24,7 +27,9 @@ impl Arrival {
         let share = |env: &WorkerEnv| (cores() / env.local_world_size.max(1)).max(1);
         let own = env.as_ref().map(|env| env.threads.unwrap_or_else(|| share(env)));
         let device = Device::cpu(threads.or(own).unwrap_or_else(cores));
-        Ok(Arrival { env, device })
+        let pulse = env.as_ref().and_then(|env| env.pulse).map_or_else(Pulse::none, Pulse::inherited);
+        let start = pulse.enter(Section::Start);
+        Ok(Arrival { env, device, pulse, _start: start })
     }
 
     /// What to compute on, then as well.
@@ -35,8 +40,8 @@ impl Arrival {
     /// Meets the others.
     pub fn join(self) -> Result<Worker, Error> {
         match &self.env {
-            Some(env) => Worker::meet(env, self.device),
-            None => Ok(Worker::on(Group::solo(), self.device)),
+            Some(env) => Worker::meet(env, self.device, self.pulse),
+            None => Ok(Worker::on(Group::solo(), self.device, self.pulse)),
         }
     }
 

@@ -1,0 +1,136 @@
+//! Which workers hang: a pure function of what their pulses showed from look to look, and of what others do meanwhile.
+//!
+//! A worker makes progress as long as its pulse changes: it enters a section, or a wait for other ranks ends. One that waits for
+//! others is never to blame, since where one hangs, the others wait for it; so is one that does what nobody judges. One that
+//! does neither, and shows no change for longer than the limit of its section, hangs.
+
+mod limits;
+
+pub use limits::HangLimits;
+use limits::{Kind, Limit};
+use phalanx_job::{Look, Section};
+use phalanx_wire::Rank;
+use std::time::{Duration, Instant};
+
+/// How often pulses are looked at.
+pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// A launcher that didn't get to look for so long was stopped itself, maybe with all workers, and begins anew.
+const OWN_PAUSE: Duration = Duration::from_secs(5);
+
+/// What was seen of a worker.
+#[derive(Clone, Debug)]
+pub(crate) struct Standing {
+    look: Look,
+    /// Since when it looks like that.
+    since: Instant,
+    last: Instant,
+    /// The longest that it took so far without a change, by kind of section.
+    longest: [Option<Duration>; Kind::COUNT],
+}
+
+/// What follows from all of them.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Verdict {
+    /// Nothing.
+    Fine,
+    /// This one hangs.
+    Hangs(Hang),
+    /// All wait for others, for longer than any of them may, so none is to blame.
+    AllWait(Duration),
+}
+
+/// A worker that makes no progress.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Hang {
+    pub(crate) rank: Rank,
+    pub(crate) section: Section,
+    /// For how long.
+    pub(crate) still: Duration,
+    pub(crate) limit: Duration,
+}
+
+impl Standing {
+    pub(crate) fn new(look: Look, now: Instant) -> Standing {
+        Standing { look, since: now, last: now, longest: Default::default() }
+    }
+
+    /// The next look.
+    pub(crate) fn see(&mut self, look: Look, now: Instant) {
+        let was_stopped = now.saturating_duration_since(self.last) > OWN_PAUSE;
+        self.last = now;
+        if was_stopped {
+            (self.look, self.since) = (look, now);
+        }
+        if look == self.look {
+            return;
+        }
+        if let Some(kind) = Kind::of(self.look.section).filter(|_| !self.look.is_waiting) {
+            let took = Some(now.saturating_duration_since(self.since));
+            let longest = &mut self.longest[kind as usize];
+            *longest = took.max(*longest);
+        }
+        (self.look, self.since) = (look, now);
+    }
+
+    /// What is waited for on the worker's behalf isn't its fault, as when nobody reads what it writes.
+    pub(crate) fn excuse(&mut self, now: Instant) {
+        self.since = now;
+    }
+
+    fn still(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.since)
+    }
+
+    fn limit(&self, limits: &HangLimits) -> Option<Duration> {
+        let kind = Kind::of(self.look.section)?;
+        match *limits.of(kind) {
+            Limit::Off => None,
+            Limit::Fixed(limit) => Some(limit),
+            Limit::Grows { first, least, times } => {
+                let grown = self.longest[kind as usize].map(|longest| least.max(longest * times));
+                Some(grown.unwrap_or(first))
+            }
+        }
+    }
+}
+
+/// Judges the workers that run.
+pub(crate) fn judge(now: Instant, workers: &[(Rank, &Standing)], limits: &HangLimits) -> Verdict {
+    let over = |standing: &Standing| {
+        standing
+            .limit(limits)
+            .map(|limit| (standing.still(now), limit))
+            .filter(|(still, limit)| still > limit)
+    };
+    let hang =
+        workers.iter().filter(|(_, standing)| !standing.look.is_waiting).find_map(|(rank, standing)| {
+            let (still, limit) = over(standing)?;
+            Some(Hang { rank: *rank, section: standing.look.section, still, limit })
+        });
+    if let Some(hang) = hang {
+        return Verdict::Hangs(hang);
+    }
+    let waits = |(_, standing): &(Rank, &Standing)| {
+        over(standing).filter(|_| standing.look.is_waiting).map(|(still, _)| still)
+    };
+    let all: Option<Vec<Duration>> = workers.iter().map(waits).collect();
+    all.and_then(|waits| waits.into_iter().min()).map_or(Verdict::Fine, Verdict::AllWait)
+}
+
+impl Hang {
+    /// Why, as in "no progress in step 812 for 60.2 s, limit 60 s".
+    pub(crate) fn why(&self) -> String {
+        let doing = match self.section {
+            Section::Free => "what it likes".to_owned(),
+            Section::Start => "its start".into(),
+            Section::Step(step) => format!("step {step}"),
+            Section::Evaluation => "an evaluation".into(),
+            Section::Checkpoint => "a checkpoint".into(),
+        };
+        let (still, limit) = (self.still.as_secs_f64(), self.limit.as_secs_f64());
+        format!("no progress in {doing} for {still:.1} s, limit {limit} s")
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,146 @@
+use super::*;
+use proptest::prelude::*;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn look(section: Section, entered: u64) -> Look {
+    Look { section, entered, waits: 0, is_waiting: false }
+}
+
+fn waiting(section: Section, entered: u64) -> Look {
+    Look { is_waiting: true, ..look(section, entered) }
+}
+
+/// Looks at workers once a second, and gives what follows from each.
+fn verdicts(limits: &str, rows: &[Vec<Look>]) -> Vec<Verdict> {
+    let start = Instant::now();
+    let limits: HangLimits = limits.parse().unwrap();
+    let mut standings: Vec<Standing> = rows[0].iter().map(|look| Standing::new(*look, start)).collect();
+    let judged = rows.iter().enumerate().map(|(second, looks)| {
+        let now = start + SECOND * second as u32;
+        standings.iter_mut().zip(looks).for_each(|(standing, look)| standing.see(*look, now));
+        let workers: Vec<(Rank, &Standing)> = (0..).map(Rank).zip(&standings).collect();
+        judge(now, &workers, &limits)
+    });
+    judged.collect()
+}
+
+fn last(limits: &str, seconds: usize, looks: &[Look]) -> Verdict {
+    verdicts(limits, &vec![looks.to_vec(); seconds + 1]).pop().unwrap()
+}
+
+#[test]
+fn one_that_computes_for_too_long_hangs_and_those_that_wait_for_it_do_not() {
+    let step = Section::Step(812);
+    let looks = [waiting(step, 9), look(step, 9), waiting(step, 9)];
+    assert_eq!(last("step=3", 3, &looks), Verdict::Fine);
+    let Verdict::Hangs(hang) = last("step=3", 4, &looks) else { panic!("rank 1 hangs") };
+    assert_eq!((hang.rank, hang.why().as_str()), (Rank(1), "no progress in step 812 for 4.0 s, limit 3 s"));
+    assert_eq!(last("step=off", 1000, &looks), Verdict::Fine);
+    assert_eq!(last("start=3,step=off", 1000, &looks), Verdict::Fine);
+}
+
+#[test]
+fn each_section_has_a_limit_of_its_own() {
+    let limits = "start=10,step=20,evaluation=30,checkpoint=40";
+    let sections = [Section::Start, Section::Step(0), Section::Evaluation, Section::Checkpoint];
+    for (section, limit) in sections.into_iter().zip([10, 20, 30, 40]) {
+        assert_eq!(last(limits, limit, &[look(section, 1)]), Verdict::Fine, "{section:?}");
+        assert!(matches!(last(limits, limit + 1, &[look(section, 1)]), Verdict::Hangs(_)), "{section:?}");
+    }
+    assert_eq!(last(limits, 100_000, &[look(Section::Free, 1)]), Verdict::Fine);
+}
+
+#[test]
+fn where_all_wait_nobody_is_to_blame_and_it_is_said() {
+    let (step, free) = (Section::Step(3), Section::Free);
+    assert_eq!(last("5", 6, &[waiting(step, 1), waiting(step, 1)]), Verdict::AllWait(SECOND * 6));
+    assert_eq!(last("5", 5, &[waiting(step, 1), waiting(step, 1)]), Verdict::Fine);
+    // What that one does is nobody's business, and it may come.
+    assert_eq!(last("5", 6, &[waiting(step, 1), look(free, 1)]), Verdict::Fine);
+    assert_eq!(last("5", 6, &[]), Verdict::Fine);
+}
+
+#[test]
+fn who_has_waited_has_its_time_from_then_on() {
+    let step = Section::Step(3);
+    let after = Look { waits: 1, ..look(step, 1) };
+    let mut rows = vec![vec![waiting(step, 1)]; 100];
+    rows.extend(vec![vec![after]; 6]);
+    assert!(verdicts("5", &rows).iter().all(|verdict| !matches!(verdict, Verdict::Hangs(_))));
+    rows.push(vec![after]);
+    assert!(matches!(verdicts("5", &rows).last(), Some(Verdict::Hangs(hang)) if hang.still == SECOND * 6));
+}
+
+#[test]
+fn steps_that_take_long_make_the_usual_limit_longer() {
+    let limits = HangLimits::default();
+    let start = Instant::now();
+    let mut standing = Standing::new(look(Section::Step(0), 1), start);
+    let limit = |standing: &Standing| standing.limit(&limits).unwrap().as_secs();
+    assert_eq!(limit(&standing), 600, "nobody knows yet how long a step takes");
+    standing.see(look(Section::Step(1), 2), start + SECOND / 2);
+    assert_eq!(limit(&standing), 60);
+    standing.see(look(Section::Step(2), 3), start + SECOND / 2 + SECOND * 4);
+    assert_eq!(limit(&standing), 200);
+    standing.see(look(Section::Evaluation, 4), start + SECOND * 5);
+    assert_eq!(limit(&standing), 600);
+}
+
+#[test]
+fn a_launcher_that_was_stopped_itself_begins_anew() {
+    let (start, limits) = (Instant::now(), "3".parse().unwrap());
+    let step = look(Section::Step(0), 1);
+    let mut standing = Standing::new(step, start);
+    let late = start + SECOND * 100;
+    standing.see(step, late);
+    assert_eq!(judge(late, &[(Rank(0), &standing)], &limits), Verdict::Fine);
+    standing.see(step, late + SECOND * 4);
+    assert!(matches!(judge(late + SECOND * 4, &[(Rank(0), &standing)], &limits), Verdict::Hangs(_)));
+}
+
+fn any_look() -> impl Strategy<Value = Look> {
+    let section = prop_oneof![
+        Just(Section::Free),
+        Just(Section::Start),
+        (0..2u64).prop_map(Section::Step),
+        Just(Section::Evaluation),
+        Just(Section::Checkpoint),
+    ];
+    (section, 0..2u64, 0..2u64, any::<bool>()).prop_map(|(section, entered, waits, is_waiting)| Look {
+        section,
+        entered,
+        waits,
+        is_waiting,
+    })
+}
+
+proptest! {
+    /// Whatever workers do: who is blamed does something that has a limit, doesn't wait, and has shown the same for as long as
+    /// it says, which is longer than the limit; and where all are said to wait, all do.
+    #[test]
+    fn nobody_is_blamed_without_a_reason(
+        steps in proptest::collection::vec((proptest::collection::vec(any_look(), 3), 1..9usize), 1..12),
+    ) {
+        let rows: Vec<Vec<Look>> = steps.iter().flat_map(|(looks, times)| vec![looks.clone(); *times]).collect();
+        for (at, verdict) in verdicts("start=2,step=4,evaluation=off,checkpoint=6", &rows).into_iter().enumerate() {
+            let limit = |section| match section {
+                Section::Start => 2,
+                Section::Step(_) => 4,
+                Section::Checkpoint => 6,
+                Section::Free | Section::Evaluation => usize::MAX,
+            };
+            // For how many seconds each looks as it does now.
+            let still = |i: usize| rows[..=at].iter().rev().take_while(|row| row[i] == rows[at][i]).count() - 1;
+            let hangs = |i: usize| !rows[at][i].is_waiting && still(i) > limit(rows[at][i].section);
+            match verdict {
+                Verdict::Hangs(hang) => {
+                    prop_assert!(hangs(hang.rank.index()));
+                    prop_assert_eq!(hang.still.as_secs(), still(hang.rank.index()) as u64);
+                }
+                Verdict::AllWait(_) => prop_assert!(rows[at].iter().all(|look| look.is_waiting)),
+                Verdict::Fine => prop_assert!(!(0..3).any(hangs)),
+            }
+        }
+    }
+}
