@@ -17,11 +17,12 @@ pub(crate) struct Restarts {
 }
 
 impl Restarts {
-    /// With another loss, at `now`, of a worker that was started at `started`. One that was started because of the last event
-    /// is no part of it, so one that fails at once, again and again, uses restarts up.
-    pub(crate) fn with(self, started: Duration, now: Duration) -> Restarts {
+    /// With another loss, seen at `now`, of a worker that was started at `started` and of no use from `lost` on: one that hangs
+    /// is killed later, after others that hang as well. One that was started because of the last event is no part of it, so one
+    /// that fails at once, again and again, uses restarts up.
+    pub(crate) fn with(self, started: Duration, lost: Duration, now: Duration) -> Restarts {
         match self.last {
-            Some(last) if started <= last && now <= last + TOGETHER => self,
+            Some(last) if started <= last && lost <= last + TOGETHER => self,
             _ => Restarts { count: self.count + 1, last: Some(now) },
         }
     }
@@ -197,7 +198,7 @@ mod tests {
         let check = |losses: &[[u64; 2]], want: usize| {
             let losses = losses.iter().map(|times| times.map(Duration::from_millis));
             let restarts =
-                losses.fold(Restarts::default(), |before, [started, now]| before.with(started, now));
+                losses.fold(Restarts::default(), |before, [started, now]| before.with(started, now, now));
             assert_eq!(restarts.count, want);
         };
         check(&[], 0);
@@ -208,8 +209,11 @@ mod tests {
         // Another in the place of the first is lost while the rest of the event goes on.
         check(&[[0, 5000], [5001, 5100], [0, 5101]], 2);
         let time = Duration::from_millis;
-        let one = Restarts::default().with(time(0), time(5000));
-        assert_eq!([one, one.got_over()].map(|before| before.with(time(0), time(5001)).count), [1, 2]);
+        let one = Restarts::default().with(time(0), time(5000), time(5000));
+        let next = |before: Restarts, lost, now| before.with(time(0), time(lost), time(now)).count;
+        assert_eq!([one, one.got_over()].map(|before| next(before, 5001, 5001)), [1, 2]);
+        // Those that hang at once are killed one after the other, with whoever ends because of that.
+        assert_eq!([next(one, 4500, 9000), next(one, 6001, 9000)], [1, 2]);
     }
 
     proptest! {
@@ -231,7 +235,7 @@ mod tests {
             let time = Duration::from_millis;
             let (mut restarts, mut of_event) = (Restarts::default(), 0);
             for [started, now] in lost {
-                let after = restarts.with(time(started), time(now));
+                let after = restarts.with(time(started), time(now), time(now));
                 of_event = if after.count > restarts.count { 1 } else { of_event + 1 };
                 // An event has each rank at most once, is over after a second, and no loss later than that is free.
                 prop_assert!(of_event <= workers);

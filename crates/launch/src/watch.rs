@@ -363,11 +363,13 @@ impl Watch {
         }
         let watched = &self.workers[place];
         let rank = watched.worker.rank;
+        let hung = watched.vitals.as_ref().and_then(Vitals::hung_since);
+        let lost_at = hung.map_or(after, |since| since.saturating_duration_since(self.start));
         let lost = Lost {
             in_place: self.in_place,
             cause: watched.reported.as_ref().map(|(_, cause)| *cause),
             any_done: self.workers.iter().any(|w| w.exit.as_ref().is_some_and(|exit| exit.how.is_well())),
-            restarts: self.restarts.with(watched.started, after),
+            restarts: self.restarts.with(watched.started, lost_at, after),
             max_restarts: self.max_restarts,
         };
         if restart::is_replaced(lost) {

@@ -41,6 +41,8 @@ pub(super) struct Vitals {
 /// The end of a worker that hangs.
 struct HungEnd {
     why: String,
+    /// Since when it should have made progress.
+    since: Instant,
     kill_at: Instant,
     file: Option<PathBuf>,
     is_killed: bool,
@@ -72,6 +74,11 @@ impl Vitals {
     /// Whether it isn't waited for any longer.
     fn is_due(&self, now: Instant) -> bool {
         self.end.as_ref().is_some_and(|end| !end.is_killed && now >= end.kill_at)
+    }
+
+    /// Since when it should have made progress, if it was killed for that.
+    pub(super) fn hung_since(&self) -> Option<Instant> {
+        self.end.as_ref().filter(|end| end.is_killed).map(|end| end.since)
     }
 
     /// How it ended, if that was because it hung.
@@ -142,8 +149,8 @@ impl Watch {
         };
         let thread = std::thread::Builder::new().name(format!("phalanx-stack-{rank}")).spawn(write);
         let patience = if thread.is_ok() { LAST_WORDS } else { Duration::ZERO };
-        vitals.end =
-            Some(HungEnd { why: why.clone(), kill_at: now + patience, file: None, is_killed: false });
+        let (since, kill_at) = (now - (hang.still - hang.limit), now + patience);
+        vitals.end = Some(HungEnd { why: why.clone(), since, kill_at, file: None, is_killed: false });
         Some(Report::Hung { rank, why })
     }
 
