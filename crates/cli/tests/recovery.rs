@@ -185,21 +185,23 @@ fn read_for_ever(path: &Path) -> fs::File {
     }
 }
 
-#[test]
-fn a_worker_whose_loader_hangs_is_found_out_and_replaced() {
+/// Training of two workers on images that are read as they are needed.
+fn of_images(folder: &Path) -> Run {
     const PNG: &[u8] = include_bytes!("../../data/tests/golden/bits.png");
-    let folder = tempfile::tempdir().unwrap();
     for class in ["train/a", "train/b", "val/a", "val/b"] {
-        let class = folder.path().join("images").join(class);
+        let class = folder.join("images").join(class);
         fs::create_dir_all(&class).unwrap();
         (0..8).for_each(|i| fs::write(class.join(format!("{i}.png")), PNG).unwrap());
     }
     let args = "--data images --epochs 1000 --hang-timeout step=5 --set data.name=image-folder --set data.size=16 --set model.head=2";
-    let mut run = Run::of(
-        "cifar10-fast --nproc-per-node 2 --batch-size 2",
-        folder.path(),
-        &args.split(' ').collect::<Vec<_>>(),
-    );
+    let recipe = "cifar10-fast --nproc-per-node 2 --batch-size 2";
+    Run::of(recipe, folder, &args.split(' ').collect::<Vec<_>>())
+}
+
+#[test]
+fn a_worker_whose_loader_hangs_is_found_out_and_replaced() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut run = of_images(folder.path());
     run.until_steps_of(2);
     let _writer = read_for_ever(&folder.path().join("images/train/a/0.png"));
     run.until(|event| event["event"] == "members" && event["world_size"] == 1);
@@ -221,6 +223,27 @@ fn a_worker_whose_loader_hangs_is_found_out_and_replaced() {
         assert!(stack.contains(part), "{part} in: {stack}");
     }
     assert_eq!(said.matches(" hangs (").count(), 1, "{said}");
+}
+
+#[test]
+fn a_worker_that_hangs_does_not_keep_a_run_from_making_room() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut run = of_images(folder.path());
+    run.until_steps_of(2);
+    let _writer = read_for_ever(&folder.path().join("images/train/a/0.png"));
+    // Where it hangs is written down while it waits to be killed: from here on it can't heed anything.
+    while !run.out.join("hang/0").exists() {
+        assert!(run.start.elapsed() < LIMIT);
+        std::thread::yield_now();
+    }
+    let (status, said, told) = run.end(Some(Signal::SIGUSR1));
+    assert_eq!(status.code(), Some(75), "{said}");
+    assert_eq!(said.matches(" hangs (").count(), 1, "{said}");
+    assert!(
+        said.contains("SIGUSR1: stopped after ") && said.contains("--resume goes on from there"),
+        "{said}"
+    );
+    is_whole(&told, 4);
 }
 
 #[test]

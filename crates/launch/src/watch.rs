@@ -79,6 +79,8 @@ struct Watched {
     ended: bool,
     /// How it gets on, if that is looked at.
     vitals: Option<Vitals>,
+    /// Whether it was started in the place of one that was lost, and isn't with the others yet.
+    comes_in: bool,
 }
 
 /// The end of a worker's process.
@@ -103,6 +105,8 @@ enum StopWhy {
     Signal(i32),
     /// Who leads the nodes of the run asked for it.
     Order,
+    /// All that made steps have ended well, and those that were to come in come too late.
+    Done,
 }
 
 /// What the supervising thread has to know of.
@@ -202,8 +206,8 @@ impl Watch {
             Ok(worker) => {
                 self.held.iter().for_each(|signal| worker.signal(*signal));
                 let (folder, sent, vitals) = (given.folder, Vec::new(), monitor.map(Vitals::new));
-                let (reported, exit, ended) = (None, None, false);
-                Ok(Watched { worker, started, berth, folder, reported, sent, exit, ended, vitals })
+                let (reported, exit, ended, comes_in) = (None, None, false, given.replaces);
+                Ok(Watched { worker, started, berth, folder, reported, sent, exit, ended, vitals, comes_in })
             }
             Err(error) => {
                 self.guard.forget(berth);
@@ -320,7 +324,7 @@ impl Watch {
             News::Notice(_, Notice::Begun { workers, .. }) => {
                 // Those that went on have got over whomever they lost.
                 for watched in self.workers.iter_mut().filter(|w| workers.contains(&w.worker.rank)) {
-                    watched.reported = None;
+                    (watched.reported, watched.comes_in) = (None, false);
                 }
                 if self.workers.iter().all(|w| workers.contains(&w.worker.rank)) {
                     self.restarts = self.restarts.got_over();
@@ -358,6 +362,9 @@ impl Watch {
         let exit = Exit { how, after, before_stop };
         let place = self.workers.iter().position(|w| w.berth == berth && w.exit.is_none())?;
         self.workers[place].exit = Some(exit);
+        if well && before_stop {
+            self.end_late_comers();
+        }
         if well || !before_stop {
             return None;
         }
@@ -390,6 +397,16 @@ impl Watch {
         Some(Happened::Told(Report::Stopping { rank }))
     }
 
+    /// Where only such are left as never came in, there is nobody any more whom they could meet, and nothing to do. They have
+    /// nothing to keep either.
+    fn end_late_comers(&mut self) {
+        let mut running = self.workers.iter().filter(|w| w.exit.is_none()).peekable();
+        if running.peek().is_some() && running.all(|w| w.comes_in) {
+            self.stop = Some(Stop { why: StopWhy::Done, kill_at: Instant::now() + IDLE });
+            self.send(Signal::SIGKILL);
+        }
+    }
+
     /// The grace period is over, if there was one; else it is time to look who hangs.
     pub(crate) fn lose_patience(&mut self) -> Option<Report> {
         let Some(stop) = &mut self.stop else { return self.look(Instant::now()) };
@@ -417,8 +434,8 @@ impl Watch {
     /// For the shell: 0, 1, 75 for a run that is to be started again, or 128 and the number of the signal that ended it.
     pub(crate) fn exit_code(&self) -> i32 {
         match self.stop.as_ref().map(|stop| stop.why) {
-            None if self.has_drained() => DRAINED.into(),
-            None => 0,
+            None | Some(StopWhy::Done) if self.has_drained() => DRAINED.into(),
+            None | Some(StopWhy::Done) => 0,
             Some(StopWhy::Signal(number)) => 128 + number,
             Some(StopWhy::Failure | StopWhy::Order) => 1,
         }
@@ -446,7 +463,7 @@ impl Watch {
     }
 
     fn cause(&self) -> Option<&Watched> {
-        self.stop.as_ref().filter(|stop| !matches!(stop.why, StopWhy::Signal(_)))?;
+        self.stop.as_ref().filter(|stop| !matches!(stop.why, StopWhy::Signal(_) | StopWhy::Done))?;
         let mut ended: Vec<(&Watched, &Exit)> =
             self.workers.iter().filter_map(|w| Some((w, w.exit.as_ref()?))).collect();
         ended.sort_by_key(|(_, exit)| exit.after);
