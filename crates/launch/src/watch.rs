@@ -1,6 +1,7 @@
 //! The workers of a generation while they run: what each piece of news asks for, and how it all ends.
 
 mod hangs;
+mod watched;
 
 pub(crate) use hangs::Lookout;
 
@@ -8,7 +9,7 @@ use crate::blame::{self, End};
 use crate::given::Given;
 use crate::guard::Guard;
 use crate::news::{Berth, How, News};
-use crate::report::{Failure, Report, Who};
+use crate::report::{Failure, Report};
 use crate::restart::{self, Ended, Lost, Restarts};
 use crate::spec::{LaunchError, LaunchSpec, MAX_GRACE};
 use crate::worker::{Ties, Worker};
@@ -21,6 +22,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
+use watched::{Exit, Watched};
 
 /// Without anything to wait for, the queue is still looked at this often.
 const IDLE: Duration = Duration::from_secs(3600);
@@ -60,34 +62,6 @@ pub(crate) struct Watch {
     signals: u32,
     /// Whether somebody waits for the end: lines that nobody reads are no reason to stay then.
     pub(crate) hurry: Arc<AtomicBool>,
-}
-
-/// What is known of one worker.
-struct Watched {
-    worker: Worker,
-    /// When it was started, after the start of the run.
-    started: Duration,
-    berth: Berth,
-    /// Which folder of the logs has what it wrote.
-    folder: Generation,
-    /// Why it can't go on, as far as somebody said.
-    reported: Option<(String, Cause)>,
-    /// The signals it was sent while it ran.
-    sent: Vec<Signal>,
-    exit: Option<Exit>,
-    /// Whether nothing is left of it.
-    ended: bool,
-    /// How it gets on, if that is looked at.
-    vitals: Option<Vitals>,
-    /// Whether it was started in the place of one that was lost, and isn't with the others yet.
-    comes_in: bool,
-}
-
-/// The end of a worker's process.
-struct Exit {
-    how: How,
-    after: Duration,
-    before_stop: bool,
 }
 
 /// The end of all of them.
@@ -464,38 +438,10 @@ impl Watch {
 
     fn cause(&self) -> Option<&Watched> {
         self.stop.as_ref().filter(|stop| !matches!(stop.why, StopWhy::Signal(_) | StopWhy::Done))?;
-        let mut ended: Vec<(&Watched, &Exit)> =
-            self.workers.iter().filter_map(|w| Some((w, w.exit.as_ref()?))).collect();
-        ended.sort_by_key(|(_, exit)| exit.after);
-        let end = |(watched, exit): &(&Watched, &Exit)| {
-            let is_own = watched.reported.as_ref().map(|(_, cause)| *cause != Cause::Other);
-            End {
-                rank: watched.worker.rank,
-                good: exit.how.is_well(),
-                before_stop: exit.before_stop,
-                // One that gave a reason of its own had failed before the signal came.
-                by_launcher: watched.sent.iter().any(|signal| exit.how.is_by(*signal))
-                    && is_own != Some(true),
-                consequence: is_own == Some(false),
-            }
-        };
-        let rank = blame::cause(&ended.iter().map(end).collect::<Vec<_>>())?;
+        let mut ended: Vec<(Duration, End)> =
+            self.workers.iter().filter_map(|w| Some((w.exit.as_ref()?.after, w.end()?))).collect();
+        ended.sort_by_key(|(after, _)| *after);
+        let rank = blame::cause(&ended.into_iter().map(|(_, end)| end).collect::<Vec<_>>())?;
         self.workers.iter().find(|w| w.worker.rank == rank)
-    }
-}
-
-impl Watched {
-    /// What is to be told of it once it has exited.
-    fn failure(&self) -> Option<Failure> {
-        let exit = self.exit.as_ref()?;
-        let Worker { rank, pid, .. } = self.worker;
-        Some(Failure {
-            folder: self.folder,
-            who: Who::Worker { rank, pid: pid.as_raw(), node: None },
-            how: self.vitals.as_ref().and_then(Vitals::how).unwrap_or_else(|| exit.how.to_string()),
-            after: exit.after,
-            reported: self.reported.as_ref().map(|(message, _)| message.clone()),
-            last_lines: self.worker.last_lines(),
-        })
     }
 }

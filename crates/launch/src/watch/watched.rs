@@ -1,0 +1,69 @@
+//! What is known of one worker, from its start until nothing is left of it.
+
+use super::hangs::Vitals;
+use crate::blame::End;
+use crate::news::{Berth, How};
+use crate::report::{Failure, Who};
+use crate::worker::Worker;
+use nix::sys::signal::Signal;
+use phalanx_job::Cause;
+use phalanx_wire::Generation;
+use std::time::Duration;
+
+/// What is known of one worker.
+pub(super) struct Watched {
+    pub(super) worker: Worker,
+    /// When it was started, after the start of the run.
+    pub(super) started: Duration,
+    pub(super) berth: Berth,
+    /// Which folder of the logs has what it wrote.
+    pub(super) folder: Generation,
+    /// Why it can't go on, as far as somebody said.
+    pub(super) reported: Option<(String, Cause)>,
+    /// The signals it was sent while it ran.
+    pub(super) sent: Vec<Signal>,
+    pub(super) exit: Option<Exit>,
+    /// Whether nothing is left of it.
+    pub(super) ended: bool,
+    /// How it gets on, if that is looked at.
+    pub(super) vitals: Option<Vitals>,
+    /// Whether it was started in the place of one that was lost, and isn't with the others yet.
+    pub(super) comes_in: bool,
+}
+
+/// The end of a worker's process.
+pub(super) struct Exit {
+    pub(super) how: How,
+    pub(super) after: Duration,
+    pub(super) before_stop: bool,
+}
+
+impl Watched {
+    /// What is to be told of it once it has exited.
+    pub(super) fn failure(&self) -> Option<Failure> {
+        let exit = self.exit.as_ref()?;
+        let Worker { rank, pid, .. } = self.worker;
+        Some(Failure {
+            folder: self.folder,
+            who: Who::Worker { rank, pid: pid.as_raw(), node: None },
+            how: self.vitals.as_ref().and_then(Vitals::how).unwrap_or_else(|| exit.how.to_string()),
+            after: exit.after,
+            reported: self.reported.as_ref().map(|(message, _)| message.clone()),
+            last_lines: self.worker.last_lines(),
+        })
+    }
+
+    /// Its end, as far as blame goes.
+    pub(super) fn end(&self) -> Option<End> {
+        let exit = self.exit.as_ref()?;
+        let is_own = self.reported.as_ref().map(|(_, cause)| *cause != Cause::Other);
+        Some(End {
+            rank: self.worker.rank,
+            good: exit.how.is_well(),
+            before_stop: exit.before_stop,
+            // One that gave a reason of its own had failed before the signal came.
+            by_launcher: self.sent.iter().any(|signal| exit.how.is_by(*signal)) && is_own != Some(true),
+            consequence: is_own == Some(false),
+        })
+    }
+}
