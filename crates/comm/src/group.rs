@@ -230,6 +230,11 @@ impl Group {
         self.world_size
     }
 
+    /// How many of them are on this one's host, itself among them.
+    pub fn local_world_size(&self) -> usize {
+        self.topology.neighbours(self.rank.index()).count()
+    }
+
     /// The group's ranks, as the run numbers them.
     pub fn members(&self) -> &[Rank] {
         &self.members

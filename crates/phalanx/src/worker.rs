@@ -26,6 +26,8 @@ pub struct Worker {
     device: Device,
     /// Where it says how it gets on.
     pulse: Pulse,
+    /// How many threads compute for all ranks of this host together.
+    host_threads: usize,
     run_dir: Option<PathBuf>,
     /// Kept open: as long as it is, this worker counts as alive.
     link: Option<Arc<Mutex<Link>>>,
@@ -68,6 +70,7 @@ impl Worker {
     fn on(group: Group, device: Device, pulse: Pulse) -> Worker {
         Worker {
             rank: Arc::new(AtomicU32::new(group.rank().0)),
+            host_threads: device.threads() * group.local_world_size(),
             group: Mutex::new(group),
             device,
             pulse,
@@ -164,6 +167,8 @@ impl Worker {
         });
         Ok(Worker {
             rank,
+            // In terms of the ranks that there are when all are there: one that comes anew may find fewer.
+            host_threads: device.threads() * env.local_world_size.max(1),
             group: Mutex::new(group),
             device,
             pulse,

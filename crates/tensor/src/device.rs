@@ -59,6 +59,12 @@ impl Device {
         self.0.pool.threads()
     }
 
+    /// Lets so many threads compute from now on, the caller's being one of them; 0 counts as 1. Results stay the same to the bit.
+    /// Waits for a kernel that is running.
+    pub fn set_threads(&self, threads: usize) {
+        self.0.pool.resize(threads);
+    }
+
     /// Takes the time of every kernel from now on, until [`Device::stop_profile`].
     pub fn start_profile(&self) {
         self.0.profile.start();

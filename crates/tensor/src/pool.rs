@@ -24,7 +24,7 @@ struct Region {
     n_tasks: usize,
 }
 
-// SAFETY: the pointer is only followed between the start of a region and its end, while `Pool::run` keeps the function
+// SAFETY: the pointer is only followed between the start of a region and its end, while `Team::run` keeps the function
 // alive on the caller's stack; the function itself is `Sync`.
 unsafe impl Send for Region {}
 
@@ -41,17 +41,59 @@ struct Shared {
     stop: AtomicBool,
 }
 
-/// A fixed set of threads that run the tasks of one parallel region at a time.
+/// Threads that run the tasks of one parallel region at a time.
 pub(crate) struct Pool {
+    /// Held for the length of a region; a second caller runs its tasks alone instead of waiting.
+    team: Mutex<Team>,
+    threads: AtomicUsize,
+}
+
+/// A fixed set of threads.
+struct Team {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
-    /// Held for the length of a region; a second caller runs its tasks alone instead of waiting.
-    caller: Mutex<()>,
 }
 
 impl Pool {
-    /// A pool of `threads` threads, the caller being one of them.
+    /// A pool of `threads` threads, the caller being one of them; 0 counts as 1.
     pub(crate) fn new(threads: usize) -> Pool {
+        let threads = threads.max(1);
+        Pool { team: Mutex::new(Team::new(threads)), threads: AtomicUsize::new(threads) }
+    }
+
+    /// Another number of threads from the next region on.
+    pub(crate) fn resize(&self, threads: usize) {
+        let threads = threads.max(1);
+        let mut team = lock(&self.team);
+        if threads != team.threads() {
+            *team = Team::new(threads);
+            self.threads.store(threads, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn threads(&self) -> usize {
+        self.threads.load(Ordering::Relaxed)
+    }
+
+    /// Calls `task(0..n_tasks)`, each index once, on all threads; returns when all have returned.
+    pub(crate) fn run(&self, n_tasks: usize, task: &Task<'_>) {
+        let alone = n_tasks <= 1 || self.threads() == 1;
+        let Some(team) = (if alone { None } else { self.team.try_lock().ok() }) else {
+            (0..n_tasks).for_each(task);
+            return;
+        };
+        let (mine, theirs_panicked) = team.run(n_tasks, task);
+        // Before a panic goes on, which would poison the lock: then every later caller would work alone.
+        drop(team);
+        match mine {
+            Err(panic) => std::panic::resume_unwind(panic),
+            Ok(()) => assert!(!theirs_panicked, "a task of a parallel region panicked; its message is above"),
+        }
+    }
+}
+
+impl Team {
+    fn new(threads: usize) -> Team {
         let shared = Arc::new(Shared {
             epoch: AtomicUsize::new(0),
             region: Mutex::new(None),
@@ -62,7 +104,7 @@ impl Pool {
             panicked: AtomicBool::new(false),
             stop: AtomicBool::new(false),
         });
-        let workers = (1..threads.max(1))
+        let workers = (1..threads)
             .map(|i| {
                 let shared = Arc::clone(&shared);
                 std::thread::Builder::new()
@@ -71,20 +113,15 @@ impl Pool {
                     .expect("the system refused a thread for the compute pool")
             })
             .collect();
-        Pool { shared, workers, caller: Mutex::new(()) }
+        Team { shared, workers }
     }
 
-    pub(crate) fn threads(&self) -> usize {
+    fn threads(&self) -> usize {
         self.workers.len() + 1
     }
 
-    /// Calls `task(0..n_tasks)`, each index once, on all threads; returns when all have returned.
-    pub(crate) fn run(&self, n_tasks: usize, task: &Task<'_>) {
-        let alone = n_tasks <= 1 || self.workers.is_empty();
-        let Some(caller) = (if alone { None } else { self.caller.try_lock().ok() }) else {
-            (0..n_tasks).for_each(task);
-            return;
-        };
+    /// As [`Pool::run`]; gives how the caller's own tasks went, and whether one of the others panicked.
+    fn run(&self, n_tasks: usize, task: &Task<'_>) -> (std::thread::Result<()>, bool) {
         let shared = &*self.shared;
         // SAFETY: only the lifetime is changed. Every worker leaves the region (`busy` reaches 0) before this function
         // returns or unwinds, so the pointer is never followed after `task` is gone.
@@ -105,13 +142,7 @@ impl Pool {
             looks += 1;
             if looks < SPINS_BEFORE_YIELD { std::hint::spin_loop() } else { std::thread::yield_now() }
         }
-        let theirs = shared.panicked.swap(false, Ordering::Relaxed);
-        // Before a panic goes on, which would poison the lock: then every later caller would work alone.
-        drop(caller);
-        match mine {
-            Err(panic) => std::panic::resume_unwind(panic),
-            Ok(()) => assert!(!theirs, "a task of a parallel region panicked; its message is above"),
-        }
+        (mine, shared.panicked.swap(false, Ordering::Relaxed))
     }
 }
 
@@ -148,7 +179,7 @@ fn work(shared: &Shared) {
         }
         seen = shared.epoch.load(Ordering::Acquire);
         let Some(region) = *lock(&shared.region) else { continue };
-        // SAFETY: `busy` counts this worker until the store below, and `Pool::run` waits for that before it lets `task` go.
+        // SAFETY: `busy` counts this worker until the store below, and `Team::run` waits for that before it lets `task` go.
         let task = unsafe { &*region.task };
         if catch_unwind(AssertUnwindSafe(|| claim(shared, region.n_tasks, task))).is_err() {
             shared.panicked.store(true, Ordering::Relaxed);
@@ -162,7 +193,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-impl Drop for Pool {
+impl Drop for Team {
     fn drop(&mut self) {
         {
             let _region = lock(&self.shared.region);
@@ -210,6 +241,25 @@ mod tests {
             sum.fetch_add(i, Ordering::Relaxed);
         });
         assert_eq!(sum.into_inner(), 28);
+    }
+
+    #[test]
+    fn has_another_number_of_threads_from_the_next_region_on() {
+        let pool = Pool::new(1);
+        for threads in [3, 2, 2, 1, 0, 4] {
+            pool.resize(threads);
+            assert_eq!(pool.threads(), threads.max(1));
+            // None ends before all have begun one, so each has one of its own.
+            let (begun, who) = (AtomicUsize::new(0), Mutex::new(std::collections::HashSet::new()));
+            pool.run(threads, &|_| {
+                lock(&who).insert(std::thread::current().id());
+                begun.fetch_add(1, Ordering::SeqCst);
+                while begun.load(Ordering::SeqCst) < threads {
+                    std::thread::yield_now();
+                }
+            });
+            assert_eq!(lock(&who).len(), threads);
+        }
     }
 
     #[test]

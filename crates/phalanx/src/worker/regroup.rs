@@ -63,6 +63,8 @@ impl Worker {
                 Ok(group) => {
                     self.rank.store(rank.0, Ordering::Relaxed);
                     self.followed.store(false, Ordering::Relaxed);
+                    // The cores of those that are lost are idle until others come in their place.
+                    self.device.set_threads(self.host_threads / group.local_world_size());
                     *locked(&self.group) = group;
                     return Ok(());
                 }
