@@ -28,30 +28,16 @@ impl Init {
 
     /// Fills `values` on the threads of `device`; element `i` is a function of `key` and `i` alone.
     pub(crate) fn fill(self, device: &Device, values: &mut [f32], key: Philox) {
-        device.for_pieces([values], PIECE, |start, [piece]| self.fill_piece(start as u64, piece, key));
-    }
-
-    /// Fills the elements from `start` on, which is a multiple of [`PIECE`].
-    fn fill_piece(self, start: u64, piece: &mut [f32], key: Philox) {
         match self {
-            Init::Uniform { bound } => {
-                for (block, values) in (start / 4..).zip(piece.chunks_mut(4)) {
+            Init::Uniform { bound } => device.for_pieces([values], PIECE, |start, [piece]| {
+                for (block, values) in (start as u64 / 4..).zip(piece.chunks_mut(4)) {
                     for (v, unit) in values.iter_mut().zip(key.units(block)) {
                         *v = (bound * (2.0 * f64::from(unit) - 1.0)) as f32;
                     }
                 }
-            }
-            Init::Normal { std } => {
-                for (block, values) in (start / 2..).zip(piece.chunks_mut(2)) {
-                    let [a, b, c, d] = key.units(block).map(f64::from);
-                    for (v, [a, b]) in values.iter_mut().zip([[a, b], [c, d]]) {
-                        // Box and Muller; 1 - a lies in (0, 1], so the logarithm is finite.
-                        *v =
-                            (std * (-2.0 * (1.0 - a).ln()).sqrt() * (std::f64::consts::TAU * b).cos()) as f32;
-                    }
-                }
-            }
-            Init::Constant(value) => piece.fill(value as f32),
+            }),
+            Init::Normal { std } => key.fill_normal(device, std, values),
+            Init::Constant(value) => values.fill(value as f32),
         }
     }
 }

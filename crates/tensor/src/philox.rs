@@ -34,6 +34,19 @@ impl Philox {
         c
     }
 
+    /// The blocks at `N` positions from `index` on: each of the four words of all of them, which vectors can make at once.
+    #[inline(always)]
+    pub(crate) fn blocks<const N: usize>(&self, index: u64) -> [[u32; N]; 4] {
+        let mut words = [[0; N]; 4];
+        for i in 0..N {
+            let block = self.block(index + i as u64);
+            for (words, word) in words.iter_mut().zip(block) {
+                words[i] = word;
+            }
+        }
+        words
+    }
+
     /// A word at position `index`, of the block that holds it.
     pub fn word(&self, index: u64) -> u32 {
         self.block(index / 4)[(index % 4) as usize]
