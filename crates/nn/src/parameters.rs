@@ -51,8 +51,9 @@ impl Parameters {
         // Buffers count on after the parameters, so that adding one to a layer changes no parameter.
         let tensors = (0..learned.inits.len()).map(|i| values.tensor(i));
         let tensors = tensors.chain((0..kept.inits.len()).map(|i| buffers.tensor(i)));
+        let mut first = Vec::new();
         for (i, (tensor, init)) in tensors.zip(learned.inits.iter().chain(&kept.inits)).enumerate() {
-            let mut first = vec![0.0; tensor.count()];
+            first.resize(tensor.count(), 0.0);
             init.fill(device, &mut first, Philox::new(seed, INIT_STREAM + i as u64));
             tensor.copy_from(&Tensor::from_slice(device, &first, tensor.shape()));
         }

@@ -186,10 +186,14 @@ impl Ddp {
     }
 }
 
-/// Makes all ranks start from the values and buffers of rank 0, and able to sum gradients. Fails if they run different models.
+/// Makes all ranks able to sum gradients. Fails if they run different models.
 pub(crate) fn bring_together(group: &Group, parameters: &Parameters) -> Result<(), Error> {
     same_model(group, parameters)?;
-    share_gradients(group, parameters)?;
+    share_gradients(group, parameters)
+}
+
+/// Every rank gets rank 0's values and buffers (D-SAME).
+pub(crate) fn share_values(group: &Group, parameters: &Parameters) -> Result<(), Error> {
     group.broadcast(&mut parameters.values().flat_mut::<f32>()[..], Rank(0))?;
     share_buffers(group, parameters)
 }
@@ -247,6 +251,11 @@ impl Strategy for Ddp {
     }
 
     fn prepare(&mut self, parameters: &Parameters) -> Result<(), Error> {
+        self.prepare_alike(parameters)?;
+        share_values(&self.group, parameters)
+    }
+
+    fn prepare_alike(&mut self, parameters: &Parameters) -> Result<(), Error> {
         let DdpConfig { bucket_bytes, first_bucket_bytes, .. } = self.config;
         self.buckets = Some(buckets(parameters.layout(), first_bucket_bytes, bucket_bytes));
         bring_together(&self.group, parameters)

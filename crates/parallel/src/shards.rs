@@ -15,7 +15,7 @@
 mod exchange;
 mod tree;
 
-use crate::ddp::{bring_together, share_buffers};
+use crate::ddp::{bring_together, share_buffers, share_values};
 use crate::error::Error;
 use crate::single::weighted;
 use crate::strategy::{Place, Shards, Strategy, Sync};
@@ -130,6 +130,11 @@ impl Strategy for LogicalShards {
     }
 
     fn prepare(&mut self, parameters: &Parameters) -> Result<(), Error> {
+        self.prepare_alike(parameters)?;
+        share_values(&self.group, parameters)
+    }
+
+    fn prepare_alike(&mut self, parameters: &Parameters) -> Result<(), Error> {
         bring_together(&self.group, parameters)
     }
 

@@ -47,6 +47,11 @@ pub trait Strategy: Send {
     /// models, or don't answer.
     fn prepare(&mut self, parameters: &Parameters) -> Result<(), Error>;
 
+    /// The same where all ranks have the same values and buffers already: nothing is sent.
+    fn prepare_alike(&mut self, parameters: &Parameters) -> Result<(), Error> {
+        self.prepare(parameters)
+    }
+
     /// Called before the forward pass that each [`Strategy::backward`] belongs to.
     fn begin_pass(&mut self, parameters: &Parameters) {
         let _ = parameters;

@@ -6,6 +6,7 @@
 
 use crate::device::Device;
 use crate::philox::Philox;
+use pulp::NullaryFnOnce;
 use std::f64::consts::{FRAC_PI_2, LN_2, SQRT_2};
 
 /// Numbers that are made at a time: enough to fill the vectors.
@@ -17,23 +18,31 @@ impl Philox {
     /// Fills `values` with independent numbers of the normal distribution around 0, on the threads of `device`. The element `i`
     /// is made of the numbers that [`Philox::unit`] has at positions `2 * i` and `2 * i + 1`, and of nothing else.
     pub fn fill_normal(&self, device: &Device, std: f64, values: &mut [f32]) {
-        device.for_pieces([values], PIECE, |start, [piece]| {
-            device.arch().dispatch(
-                #[inline(always)]
-                || self.normals(start as u64, std, piece),
-            );
+        device.for_pieces([values], PIECE, |start, [values]| {
+            device.arch().dispatch(Normals { key: *self, start: start as u64, std, values });
         });
     }
+}
 
-    /// The numbers from `start` on, which is a multiple of [`BATCH`].
+/// Makes the numbers from `start` on, which is a multiple of [`BATCH`].
+struct Normals<'a> {
+    key: Philox,
+    start: u64,
+    std: f64,
+    values: &'a mut [f32],
+}
+
+impl NullaryFnOnce for Normals<'_> {
+    type Output = ();
+
     #[inline(always)]
-    fn normals(&self, start: u64, std: f64, values: &mut [f32]) {
+    fn call(self) {
+        let Normals { key, start, std, values } = self;
         let mut batch = [0.0; BATCH];
         for (i, values) in values.chunks_mut(BATCH).enumerate() {
             // Of a block of four words come two numbers.
-            let [a, b, c, d] = self.blocks::<{ BATCH / 2 }>((start + (i * BATCH) as u64) / 2);
-            let (pairs, _) = batch.as_chunks_mut::<2>();
-            for (j, pair) in pairs.iter_mut().enumerate() {
+            let [a, b, c, d] = key.blocks::<{ BATCH / 2 }>((start + (i * BATCH) as u64) / 2);
+            for (j, pair) in batch.as_chunks_mut::<2>().0.iter_mut().enumerate() {
                 *pair = [(std * normal(a[j], b[j])) as f32, (std * normal(c[j], d[j])) as f32];
             }
             values.copy_from_slice(&batch[..values.len()]);
@@ -79,8 +88,8 @@ fn cos_turns(turns: u32) -> f64 {
     let (mut cos, mut sin) = (1.0, 1.0);
     // The series of Taylor, from its far end.
     for n in [16.0, 14.0, 12.0, 10.0, 8.0, 6.0, 4.0, 2.0] {
-        cos = 1.0 - z / (n * (n - 1.0)) * cos;
-        sin = 1.0 - z / (n * (n + 1.0)) * sin;
+        cos = 1.0 - z * (1.0 / (n * (n - 1.0))) * cos;
+        sin = 1.0 - z * (1.0 / (n * (n + 1.0))) * sin;
     }
     let size = if quarter & 1 == 0 { cos } else { rest * sin };
     if (quarter + 1) & 2 == 0 { size } else { -size }

@@ -2,6 +2,7 @@
 
 use super::by_shard::ByShard;
 use super::deal::{Deal, Wanted};
+use super::settle::Standing;
 use super::time_limit::Clock;
 use super::used::{Used, WORDS};
 use super::{Data, Interruption, OnNan, Progress, Trainer, Watch, small_batch};
@@ -62,7 +63,8 @@ pub(super) struct Tally {
 const TEST_BATCH: usize = 200;
 
 impl<'a> Run<'a> {
-    /// Brings the ranks together, whose values and buffers are those of rank 0 then, for steps of `global_batch` samples.
+    /// Brings the ranks together. Unless they hold a state, which is the same on all then, their values and buffers become those
+    /// of rank 0, and how many they are says how many samples a step has.
     pub(super) fn prepare(
         trainer: &'a Trainer,
         worker: &'a Worker,
@@ -70,7 +72,7 @@ impl<'a> Run<'a> {
         model: &'a dyn Module,
         parameters: &'a Parameters,
         data: &Data,
-        global_batch: usize,
+        standing: Standing,
     ) -> Result<Run<'a>, Error> {
         let Data { train, test } = data;
         for (what, data) in [("train", Some(train)), ("test", test.as_ref())] {
@@ -92,7 +94,17 @@ impl<'a> Run<'a> {
             return Err(Error::NoAccuracy);
         }
         let mut strategy = strategy(trainer, &group)?;
-        strategy.prepare(parameters)?;
+        let global_batch = match standing {
+            Standing::Fresh => {
+                strategy.prepare(parameters)?;
+                let sharers = trainer.logical_shards.unwrap_or(group.world_size());
+                sharers.saturating_mul(trainer.batch_size).saturating_mul(trainer.accumulate)
+            }
+            Standing::Holds { global_batch } => {
+                strategy.prepare_alike(parameters)?;
+                global_batch
+            }
+        };
         let order = if trainer.shuffle { Order::Shuffled { seed: trainer.seed } } else { Order::Stored };
         // What is left out doesn't depend on how many ranks there happen to be.
         let batch_of_all = (global_batch / trainer.accumulate).max(1);

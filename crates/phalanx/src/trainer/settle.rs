@@ -66,19 +66,15 @@ pub(super) fn settle(
     }
     let root = Rank(source as u32);
     let header = share_header(group, root, standing, state, told)?;
-    let share = |own: Option<&[f32]>, len: usize| -> Result<Vec<f32>, Error> {
-        let mut array = own.map_or_else(|| vec![0.0; len], <[f32]>::to_vec);
-        group.broadcast(&mut array, root)?;
-        Ok(array)
-    };
     let is_source = group.rank() == root;
+    let share = |own: Option<&[f32]>, len| share_array(group, root, own, len);
     let arenas = [parameters.values(), parameters.buffers()];
     let mut shared = Vec::new();
     for arena in arenas {
         let own = arena.flat::<f32>();
-        shared.push(share(Some(&own), own.len())?);
+        shared.push(share(Some(&own[..]).filter(|_| is_source), own.len())?);
     }
-    let values = shared[0].len();
+    let [values, buffers] = arenas.map(|arena| arena.flat::<f32>().len());
     let mut states = Vec::new();
     for i in 0..header.states {
         let own = state.optimizer.state().nth(i).filter(|_| is_source);
@@ -88,7 +84,7 @@ pub(super) fn settle(
     let average = match header.average {
         true => Some(Average::of_arrays(
             share(average.map(Average::values), values)?,
-            share(average.map(Average::buffers), shared[1].len())?,
+            share(average.map(Average::buffers), buffers)?,
         )),
         false => None,
     };
@@ -117,6 +113,29 @@ fn key(standing: Standing, state: &State, told: &Told) -> [u64; KEY] {
         }
     }
 }
+
+/// Hands what the root has to all others, who get it; the root gets nothing.
+fn share_array(group: &Group, root: Rank, own: Option<&[f32]>, len: usize) -> Result<Vec<f32>, Error> {
+    let (mut array, mut lent) = match own {
+        Some(_) => (Vec::new(), vec![0.0; len.min(PIECE)]),
+        None => (vec![0.0; len], Vec::new()),
+    };
+    for start in (0..len).step_by(PIECE) {
+        let end = len.min(start + PIECE);
+        match own {
+            Some(own) => {
+                let lent = &mut lent[..end - start];
+                lent.copy_from_slice(&own[start..end]);
+                group.broadcast(lent, root)?;
+            }
+            None => group.broadcast(&mut array[start..end], root)?,
+        }
+    }
+    Ok(array)
+}
+
+/// Numbers that are handed over at a time: few enough to stay in the cache, where the root copies them to.
+const PIECE: usize = 1 << 17;
 
 fn share_header(
     group: &Group,

@@ -124,15 +124,11 @@ impl<'a> Course<'a> {
         (self.last, self.evaluated) = (told.last, told.evaluated);
         let settled = settled?;
         self.goes_on = settled.is_some();
-        let global_batch = settled.unwrap_or_else(|| {
-            let sharers = trainer.logical_shards.unwrap_or(group.world_size());
-            sharers.saturating_mul(trainer.batch_size).saturating_mul(trainer.accumulate)
-        });
-        if self.goes_on {
+        if let Some(global_batch) = settled {
             // Whatever happens from here on, this rank has all of it.
             self.standing = Standing::Holds { global_batch };
         }
-        let mut run = Run::prepare(trainer, worker, group, model, parameters, data, global_batch)?;
+        let mut run = Run::prepare(trainer, worker, group, model, parameters, data, self.standing)?;
         let facts = run.facts();
         if let Some(config) = &trainer.checkpoint {
             let writes = self.checkpoints.as_ref().is_some_and(Checkpoints::writes);
@@ -147,7 +143,7 @@ impl<'a> Course<'a> {
         // A mean that the checkpoint has, and this run doesn't follow, is none of its own.
         state.average = state.average.take().filter(|_| trainer.ema.is_some());
         state.optimizer.group(&trainer.groups, parameters)?;
-        self.standing = Standing::Holds { global_batch };
+        self.standing = Standing::Holds { global_batch: run.deal.step() };
         run.clock.begin();
         self.tell_beginning(&run, state);
         Ok(run)

@@ -87,12 +87,14 @@ fn to_pixels_on<T: Element>(device: &Device, from: &[T], [n, channels, pixels]: 
 
 /// (O, I, P) as (P, I, O).
 pub(crate) fn to_taps<T: Element>(from: &[T], [outputs, inputs, taps]: [usize; 3], out: &mut [T]) {
-    for first in (0..outputs).step_by(TILE) {
-        let width = TILE.min(outputs - first);
-        for input in 0..inputs {
+    // A few inputs for all outputs: what lies side by side in `out` is written one after the other.
+    for input in (0..inputs).step_by(TILE) {
+        let columns = TILE.min(inputs - input) * taps;
+        for first in (0..outputs).step_by(TILE) {
+            let height = TILE.min(outputs - first);
             let kernels = &from[(first * inputs + input) * taps..];
-            let place = |tap| (tap * inputs + input) * outputs + first;
-            transpose(kernels, inputs * taps, [width, taps], out, place);
+            let place = |column| ((column % taps) * inputs + input + column / taps) * outputs + first;
+            transpose(kernels, inputs * taps, [height, columns], out, place);
         }
     }
 }
@@ -103,11 +105,14 @@ fn to_taps_on<T: Element>(device: &Device, from: &[T], dims: [usize; 3], out: &m
 
 /// (P, I, O) as (O, I, P).
 pub(crate) fn from_taps<T: Element>(from: &[T], [outputs, inputs, taps]: [usize; 3], out: &mut [T]) {
-    for (block, out) in out.chunks_mut((TILE * inputs * taps).max(1)).enumerate() {
-        let width = out.len() / (inputs * taps);
-        for input in 0..inputs {
-            let row = &from[input * outputs + block * TILE..];
-            transpose(row, inputs * outputs, [taps, width], out, |output| (output * inputs + input) * taps);
+    for some in (0..inputs).step_by(TILE) {
+        for first in (0..outputs).step_by(TILE) {
+            let width = TILE.min(outputs - first);
+            for input in some..inputs.min(some + TILE) {
+                let row = &from[input * outputs + first..];
+                let place = |output| ((first + output) * inputs + input) * taps;
+                transpose(row, inputs * outputs, [taps, width], out, place);
+            }
         }
     }
 }
