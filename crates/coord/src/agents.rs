@@ -2,10 +2,12 @@
 //! is decided by [`Fleet`] alone; this hands it on.
 
 use crate::fleet::{Event, Fleet, NodeId, Order};
-use phalanx_job::{AGENT_BEAT, Cause, FromAgent, MAX_FRAME, ToAgent};
-use phalanx_wire::{Channel, Generation, Rank, read_frame, write_frame};
+use phalanx_job::{AGENT_BEAT, FromAgent, MAX_FRAME, Notice, ToAgent};
+use phalanx_wire::{Channel, Generation, read_frame, write_frame};
 use std::collections::BTreeMap;
 use std::net::Shutdown;
+use std::ops::Range;
+use std::sync::mpsc::{Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -19,8 +21,21 @@ pub(crate) struct Agents {
     desk: Mutex<Desk>,
     /// Rung when connections end, and for the thread to end.
     bell: Condvar,
-    /// Has the workers of another generation served: how many there will be.
-    begin: Box<dyn Fn(Generation, usize) + Send + Sync>,
+    /// Has the workers served as the fleet decides.
+    change: Box<dyn Fn(Change) + Send + Sync>,
+    /// What is known of workers, on its way to the agents.
+    notices: Sender<(Generation, Notice, Option<SyncSender<()>>)>,
+}
+
+/// What the fleet decides about the workers that are served.
+#[derive(Clone, Debug)]
+pub(crate) enum Change {
+    /// Those of another generation come: so many.
+    Begin(Generation, usize),
+    /// Those of this generation that were started with these ranks may come as well.
+    Expect(Generation, Range<u32>),
+    /// Those are lost.
+    DoWithout(Generation, Range<u32>),
 }
 
 struct Desk {
@@ -34,13 +49,21 @@ impl Agents {
     /// Starts the thread that watches the time.
     pub(crate) fn open(
         fleet: Fleet,
-        begin: impl Fn(Generation, usize) + Send + Sync + 'static,
+        change: impl Fn(Change) + Send + Sync + 'static,
     ) -> std::io::Result<Arc<Agents>> {
-        let desk = Desk { fleet, links: BTreeMap::new(), last: 0, closed: false };
-        let agents =
-            Arc::new(Agents { desk: Mutex::new(desk), bell: Condvar::new(), begin: Box::new(begin) });
+        let desk = Mutex::new(Desk { fleet, links: BTreeMap::new(), last: 0, closed: false });
+        let (notices, noticed) = channel();
+        let agents = Arc::new(Agents { desk, bell: Condvar::new(), change: Box::new(change), notices });
         let watching = Arc::clone(&agents);
         std::thread::Builder::new().name("phalanx-fleet".into()).spawn(move || watching.watch())?;
+        let passing = Arc::downgrade(&agents);
+        std::thread::Builder::new().name("phalanx-notices".into()).spawn(move || {
+            while let (Ok((generation, notice, heard)), Some(agents)) = (noticed.recv(), passing.upgrade()) {
+                agents.pass_on(generation, notice);
+                // Whoever waited for it may be gone.
+                heard.map(|heard| heard.send(()));
+            }
+        })?;
         Ok(agents)
     }
 
@@ -66,12 +89,34 @@ impl Agents {
         }
     }
 
-    /// Tells the agent whose worker it is that it can't go on.
-    pub(crate) fn tell_failing(&self, generation: Generation, rank: Rank, message: String, cause: Cause) {
-        let desk = self.desk();
-        if let Some(link) = desk.fleet.node_of(rank.0).and_then(|id| desk.links.get(&id)) {
-            say(link, &ToAgent::Failing { generation, rank, message, cause });
+    /// Tells the agents what there is to know of workers, soon: it may be known while these are held, about whom the fleet decides
+    /// while it is held itself.
+    pub(crate) fn notice(&self, generation: Generation, notice: Notice) {
+        // The thread that takes them lasts as long as this.
+        let _ = self.notices.send((generation, notice, None));
+    }
+
+    /// As [`Agents::notice`], and waits until they were told.
+    pub(crate) fn tell(&self, generation: Generation, notice: Notice) {
+        let (heard, hears) = sync_channel(1);
+        if self.notices.send((generation, notice, Some(heard))).is_ok() {
+            // It ends with the thread, if not before.
+            let _ = hears.recv();
         }
+    }
+
+    fn pass_on(&self, generation: Generation, notice: Notice) {
+        let mut desk = self.desk();
+        if let Notice::InPlace(yes) = notice {
+            self.heed(&mut desk, Event::InPlace(generation, yes));
+        }
+        let node = match &notice {
+            Notice::Failed { rank, .. } | Notice::Silent { rank } => Some(desk.fleet.node_of(rank.0)),
+            Notice::Begun { .. } | Notice::InPlace(_) => None,
+        };
+        let concerned = desk.links.iter().filter(|(id, _)| node.is_none_or(|node| node == Some(**id)));
+        let message = ToAgent::Notice { generation, notice };
+        concerned.for_each(|(_, link)| say(link, &message));
     }
 
     /// Serves an agent to the end of its connection; an error is why it was sent away.
@@ -154,8 +199,22 @@ impl Agents {
                 Order::Wait(wait) => tell_all(&ToAgent::Told { words: wait.to_string() }),
                 Order::Begin(generation, seats) => {
                     let world_size = seats.first().map_or(0, |(_, seat)| seat.world_size);
-                    (self.begin)(generation, world_size as usize);
+                    (self.change)(Change::Begin(generation, world_size as usize));
                     seats.into_iter().for_each(|(id, seat)| tell(&id, &ToAgent::Begin(seat)));
+                }
+                Order::Enlarge(generation, id, seat) => {
+                    let workers = desk.fleet.seats_of(id);
+                    (self.change)(Change::Expect(generation, workers));
+                    tell(&id, &ToAgent::Begin(seat));
+                    // The others were told when that began.
+                    tell(&id, &ToAgent::Notice { generation, notice: Notice::InPlace(true) });
+                }
+                Order::Replace(generation, id, rank, restarts) => {
+                    tell(&id, &ToAgent::Replace { generation, rank, restarts });
+                }
+                Order::Release(generation, id) => tell(&id, &ToAgent::Release { generation }),
+                Order::DoWithout(generation, seats) => {
+                    (self.change)(Change::DoWithout(generation, seats));
                 }
                 Order::Stop(generation, nodes, why) => {
                     let (why, signal) = (why.to_string(), why.signal());

@@ -9,10 +9,13 @@
 //! comes; once no worker of it is left, the next one begins, or the run is over. Of two nodes that are there in two
 //! generations both keep their numbers, where these are below the number of nodes.
 //!
+//! Where workers go on without those that are lost, and with others that come, the generation goes on too: a lost worker is
+//! replaced, a lost node done without, one that comes taken in and one that leaves let go, and nobody else is stopped. Which
+//! ranks they have among themselves then is not decided here.
+//!
 //! A failed worker costs a restart. So does a lost node if fewer than the least number are left, and then others are waited
 //! for; otherwise the run goes on with those that there are. Who comes or leaves costs nothing.
 //!
-//! It doesn't decide what happens to single workers within a generation: that is their agents' and their own.
 
 mod admit;
 mod blame;
@@ -23,10 +26,11 @@ mod tests;
 
 pub use orders::{Order, StopWhy, Wait};
 
-use phalanx_job::{End, EndWhy, FromAgent, Mishap, Node, Setback, Terms, WorkerFailure};
+use phalanx_job::{End, EndWhy, FromAgent, Mishap, Node, Seat, Setback, Terms, WorkerFailure};
 use phalanx_wire::Generation;
 use seats::Seated;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 /// Nothing was heeded for so long: this end was deaf. In a run of nodes something is heard all the time.
@@ -65,6 +69,8 @@ pub enum Event {
     Said(NodeId, FromAgent),
     /// A node's connection has ended, and how.
     Gone(NodeId, String),
+    /// Whether the workers of a generation go on without those that are lost.
+    InPlace(Generation, bool),
     /// Nothing but time has passed.
     Tick,
 }
@@ -82,6 +88,8 @@ pub struct Fleet {
     /// The one that begins next, or runs.
     generation: Generation,
     phase: Phase,
+    /// Whether the workers of the generation that runs go on without those that are lost.
+    in_place: bool,
     setbacks: Vec<Setback>,
 }
 
@@ -91,6 +99,8 @@ struct Member {
     heard: Instant,
     /// Its number in the last generation that it was in.
     number: Option<u32>,
+    /// The ranks that its workers were started with in the last generation.
+    seats: Range<u32>,
     stage: Stage,
     /// Whether it goes as soon as its workers have ended.
     leaves: bool,
@@ -145,6 +155,7 @@ impl Fleet {
             members: BTreeMap::new(),
             generation,
             phase,
+            in_place: false,
             setbacks,
         }
     }
@@ -154,16 +165,16 @@ impl Fleet {
         matches!(self.phase, Phase::Over)
     }
 
-    /// The node whose worker has this rank in the generation that runs.
+    /// The node whose worker was started with this rank in the generation that runs.
     pub fn node_of(&self, rank: u32) -> Option<NodeId> {
-        let mut members: Vec<_> =
-            self.members.iter().filter(|(_, member)| member.stage != Stage::Ready).collect();
-        members.sort_by_key(|(_, member)| member.number);
-        let mut first = 0;
-        members.into_iter().find_map(|(id, member)| {
-            first += member.node.workers;
-            (rank < first).then_some(*id)
-        })
+        let has =
+            |(_, member): &(&NodeId, &Member)| member.stage != Stage::Ready && member.seats.contains(&rank);
+        self.members.iter().find(has).map(|(id, _)| *id)
+    }
+
+    /// The ranks that the workers of a node were started with.
+    pub fn seats_of(&self, id: NodeId) -> Range<u32> {
+        self.members.get(&id).map_or(0..0, |member| member.seats.clone())
     }
 
     /// When it wants to hear that time has passed.
@@ -195,7 +206,8 @@ impl Fleet {
             Event::Said(id, FromAgent::Join(node)) => self.join(now, id, node, &mut todo),
             Event::Said(id, said) => self.said(now, id, said, &mut todo),
             Event::Gone(id, how) => self.gone(now, id, how, &mut todo),
-            Event::Tick => {}
+            Event::InPlace(generation, yes) if generation == self.generation => self.in_place = yes,
+            Event::InPlace(..) | Event::Tick => {}
         }
         self.find_silent(now, &mut todo);
         self.go_on(now, &mut todo);
@@ -214,11 +226,13 @@ impl Fleet {
         let clock_ms = clock_ms + now.saturating_duration_since(began).as_millis() as u64;
         todo.extend(admit::doubts(&self.terms, clock_ms, &node).map(Order::Warn));
         let host = node.host.clone();
-        let member = Member { node, heard: now, number: None, stage: Stage::Ready, leaves: false };
-        self.members.insert(id, member);
+        let (number, stage, seats) = (None, Stage::Ready, 0..0);
+        let goes_on = self.goes_on();
+        self.members.insert(id, Member { node, heard: now, number, seats, stage, leaves: false });
         // One that comes while some have done all their work comes too late to help.
         let is_open = self.members.values().all(|member| member.stage != Stage::Done);
         match &self.phase {
+            Phase::Running if goes_on => self.enlarge(id, todo),
             Phase::Running if is_open => self.stop(StopWhy::Joined(host), None, todo),
             Phase::Gathering(_) => self.tell_wait(now, todo),
             _ => {}
@@ -235,19 +249,26 @@ impl Fleet {
             FromAgent::Failed { generation, failure } if self.runs(id, generation) => {
                 self.failed(now, id, failure, todo);
             }
+            FromAgent::Lost { generation, failure } if self.runs(id, generation) => {
+                self.lost(now, id, failure, todo);
+            }
             FromAgent::Ended { generation, failure, port } if self.runs(id, generation) => {
                 let failed = failure.is_some();
                 if let Some(failure) = failure {
                     self.failed(now, id, failure, todo);
                 }
                 let is_running = matches!(self.phase, Phase::Running) && !failed;
-                if let Some(member) = self.members.get_mut(&id) {
-                    member.node.port = port;
-                    member.stage = if is_running { Stage::Done } else { Stage::Ready };
+                let Some(member) = self.members.get_mut(&id) else { return };
+                member.node.port = port;
+                member.stage = if is_running { Stage::Done } else { Stage::Ready };
+                if is_running && member.leaves {
+                    let seats = member.seats.clone();
+                    self.members.remove(&id);
+                    todo.push(Order::DoWithout(generation, seats));
                 }
             }
             // Of a generation that is over for this node.
-            FromAgent::Failed { .. } | FromAgent::Ended { .. } => {}
+            FromAgent::Failed { .. } | FromAgent::Lost { .. } | FromAgent::Ended { .. } => {}
             FromAgent::Leave { signal } => self.leave(id, signal, todo),
             FromAgent::Quit { signal } => self.quit(id, signal, todo),
         }
@@ -273,6 +294,72 @@ impl Fleet {
         }
     }
 
+    /// Whether the workers that run go on when some are lost, and with others that come.
+    fn goes_on(&self) -> bool {
+        let all_run = self.members.values().all(|member| member.stage == Stage::Running);
+        matches!(self.phase, Phase::Running) && self.in_place && all_run
+    }
+
+    /// A worker was lost that the others of its node go on without.
+    fn lost(&mut self, now: Instant, id: NodeId, failure: WorkerFailure, todo: &mut Vec<Order>) {
+        let member = &self.members[&id];
+        if member.leaves {
+            return;
+        }
+        if !self.goes_on() || self.setbacks.len() >= self.terms.max_restarts as usize {
+            let was_running = matches!(self.phase, Phase::Running);
+            self.failed(now, id, failure, todo);
+            if let Some(Order::Stop(_, nodes, _)) = todo.last_mut().filter(|_| was_running) {
+                // Its agent waits to be told.
+                nodes.push(id);
+            }
+            return;
+        }
+        let rank = failure.rank;
+        self.setbacks.push(self.setback(now, member, Mishap::Worker(failure)));
+        todo.push(Order::Replace(self.generation, id, rank, self.setbacks.len() as u32));
+    }
+
+    /// The lowest ranks that no worker of the generation that runs was started with, so many in a row.
+    fn free_ranks(&self, workers: u32) -> Range<u32> {
+        let mut taken: Vec<&Range<u32>> = self.members.values().map(|member| &member.seats).collect();
+        taken.sort_by_key(|seats| seats.start);
+        let first = taken.iter().fold(0, |first, seats| match seats.start >= first + workers {
+            true => first,
+            false => first.max(seats.end),
+        });
+        first..first + workers
+    }
+
+    /// Takes a node that has come into the generation that runs.
+    fn enlarge(&mut self, id: NodeId, todo: &mut Vec<Order>) {
+        let taken: Vec<u32> = self.members.values().filter_map(|member| member.number).collect();
+        let wanted = self.members[&id].node.node_rank.into_iter();
+        let number = wanted.chain(0..).find(|number| !taken.contains(number)).unwrap_or_default();
+        let ranks = self.free_ranks(self.members[&id].node.workers);
+        let nodes = self.members.len() as u32;
+        let here: Vec<Node> = self.members.values().map(|member| member.node.clone()).collect();
+        let Some(member) = self.members.get_mut(&id) else { return };
+        let Node { workers, role, address, port, .. } = &member.node;
+        let of_role = |node: &&Node| node.role == *role;
+        let role_world_size = here.iter().filter(of_role).map(|node| node.workers).sum();
+        let seat = Seat {
+            generation: self.generation,
+            restarts: self.setbacks.len() as u32,
+            node: number,
+            nodes,
+            first_rank: ranks.start,
+            // Where those of a node that is gone leave a hole which is too small, ranks go further than there are workers.
+            world_size: here.iter().map(|node| node.workers).sum::<u32>().max(ranks.end),
+            first_role_rank: role_world_size - workers,
+            role_world_size,
+            // Who is rank 0 of those that run changes as they come and go; they find each other by their coordinator.
+            master: (address.clone(), *port),
+        };
+        (member.number, member.stage, member.seats) = (Some(number), Stage::Running, ranks);
+        todo.push(Order::Enlarge(self.generation, id, seat));
+    }
+
     fn setback(&self, now: Instant, member: &Member, what: Mishap) -> Setback {
         let (generation, node) = (self.generation, member.number.unwrap_or_default());
         let after_ms = now.saturating_duration_since(self.began.0).as_millis() as u64;
@@ -289,6 +376,9 @@ impl Fleet {
                 self.quit(id, signal, todo);
             }
             (_, Stage::Ready | Stage::Done) => drop(self.members.remove(&id)),
+            (Phase::Running, Stage::Running) if self.goes_on() => {
+                todo.push(Order::Release(self.generation, id));
+            }
             (Phase::Running, Stage::Running) => self.stop(StopWhy::Left(host), Some(id), todo),
             (_, Stage::Running) => {}
         }
@@ -312,7 +402,15 @@ impl Fleet {
     }
 
     fn gone(&mut self, now: Instant, id: NodeId, how: String, todo: &mut Vec<Order>) {
+        let goes_on = self.goes_on() && self.members.len() > self.least();
         let Some(member) = self.members.remove(&id) else { return };
+        if member.stage == Stage::Running && goes_on {
+            if !member.leaves {
+                let (number, host) = (member.number.unwrap_or_default(), &member.node.host);
+                todo.push(Order::Warn(format!("node {number} ({host}) was lost: {how}; the others go on")));
+            }
+            return todo.push(Order::DoWithout(self.generation, member.seats));
+        }
         // One that leaves goes when it likes, and one that has nothing to do is no loss.
         if member.leaves || member.stage != Stage::Running {
             return;
@@ -417,9 +515,10 @@ impl Fleet {
         let seats = seats::deal(self.generation, self.setbacks.len() as u32, seated.collect());
         for (id, seat) in &seats {
             let member = self.members.get_mut(id).expect("a seat is a member's");
-            (member.number, member.stage) = (Some(seat.node), Stage::Running);
+            let seats = seat.first_rank..seat.first_rank + member.node.workers;
+            (member.number, member.stage, member.seats) = (Some(seat.node), Stage::Running, seats);
         }
-        self.phase = Phase::Running;
+        (self.phase, self.in_place) = (Phase::Running, false);
         todo.push(Order::Begin(self.generation, seats));
     }
 

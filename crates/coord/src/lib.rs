@@ -34,6 +34,7 @@ mod store;
 pub use etcd::{EtcdConfig, EtcdStore};
 pub use fleet::{Event, Fleet, NodeId, Order, Patience, StopWhy, Wait};
 pub use membership::{Decision, Member, Membership};
+pub use phalanx_job::Notice;
 pub use rendezvous::{Meeting, rendezvous};
-pub use server::{Coordinator, Notice};
+pub use server::Coordinator;
 pub use store::{Client, Ledger, Limits, Sent};

@@ -6,7 +6,8 @@
 
 use phalanx_job::Roster;
 use phalanx_wire::{Generation, Rank};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 /// A worker, by the number of its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -17,8 +18,8 @@ pub struct Member(pub u64);
 pub struct Membership {
     /// That of the newest roster, or the one that comes first.
     generation: Generation,
-    /// How many there are when all are there.
-    world_size: usize,
+    /// The ranks that workers are started with, as long as they are wanted.
+    seats: BTreeSet<u32>,
     /// Whether there was a roster.
     begun: bool,
     /// Whether all members once said that they go on in place: then so do those that come anew, who run the same program.
@@ -71,7 +72,22 @@ pub enum Decision {
 impl Membership {
     /// Nobody has come yet.
     pub fn new(generation: Generation, world_size: usize) -> Membership {
-        Membership { generation, world_size, begun: false, in_place: false, workers: BTreeMap::new() }
+        let seats = (0..world_size as u32).collect();
+        Membership { generation, seats, begun: false, in_place: false, workers: BTreeMap::new() }
+    }
+
+    /// Workers that were started with these ranks may come as well.
+    pub fn expect(&mut self, seats: Range<u32>) {
+        self.seats.extend(seats);
+    }
+
+    /// Nobody is waited for any more who was started with these ranks; gives those of them that are still there, who are lost.
+    pub fn do_without(&mut self, seats: Range<u32>) -> (Vec<Member>, Decision) {
+        self.seats.retain(|seat| !seats.contains(seat));
+        let here = self.workers.iter().filter(|(_, worker)| seats.contains(&worker.seat.0));
+        let here: Vec<Member> = here.map(|(member, _)| *member).collect();
+        here.iter().for_each(|member| drop(self.workers.remove(member)));
+        (here, self.settle())
     }
 
     /// That of the newest roster, or the one that comes first.
@@ -81,8 +97,8 @@ impl Membership {
 
     /// A worker is there that was started as rank `seat`.
     pub fn join(&mut self, member: Member, seat: Rank, address: String) -> Decision {
-        if seat.index() >= self.world_size {
-            let reason = format!("rank {seat} in a world of {}", self.world_size);
+        if !self.seats.contains(&seat.0) {
+            let reason = format!("rank {seat} in a world of {}", self.seats.len());
             return Decision::Refuse { reason };
         }
         // In a run that has begun it takes the place of one whose end wasn't noticed yet.
@@ -153,7 +169,7 @@ impl Membership {
             return busy;
         }
         let is_there = |rank: &u32| self.workers.values().any(|worker| worker.seat == Rank(*rank));
-        (0..self.world_size as u32).filter(|rank| !is_there(rank)).collect()
+        self.seats.iter().copied().filter(|rank| !is_there(rank)).collect()
     }
 
     fn settle(&mut self) -> Decision {
@@ -177,7 +193,7 @@ impl Membership {
             };
         }
         let holds_state = self.workers.values().any(|worker| worker.rank.is_some());
-        if self.workers.is_empty() || !holds_state && self.workers.len() < self.world_size {
+        if self.workers.is_empty() || !holds_state && self.workers.len() < self.seats.len() {
             return Decision::Wait { missing: self.missing() };
         }
         self.begin()
@@ -314,6 +330,27 @@ mod tests {
         assert!(matches!(members.join(Member(5), Rank(1), "b".into()), Decision::Invite { .. }));
         members.rejoin(Member(0));
         assert_eq!(ranks(&members.leave(Member(1))), [(0, 0), (5, 1)]);
+    }
+
+    #[test]
+    fn a_run_grows_by_those_who_are_expected_and_shrinks_by_those_who_are_not() {
+        let mut members = begun(2);
+        let refused = |decision| matches!(decision, Decision::Refuse { .. });
+        assert!(refused(members.join(Member(7), Rank(2), "c".into())));
+        members.expect(2..4);
+        assert!(matches!(members.join(Member(8), Rank(3), "d".into()), Decision::Invite { .. }));
+        members.rejoin(Member(0));
+        // The other one's host is gone, and its connection says nothing of that.
+        let (lost, decision) = members.do_without(0..1);
+        assert_eq!((lost, decision), (vec![Member(0)], wait(&[1])));
+        assert_eq!(ranks(&members.rejoin(Member(1))), [(1, 1), (8, 0)]);
+        // Where nobody holds the state, those are waited for who are still wanted.
+        members.leave(Member(1));
+        assert_eq!(members.leave(Member(8)), wait(&[1, 2, 3]));
+        assert!(refused(members.join(Member(9), Rank(0), "a".into())));
+        assert_eq!(members.join(Member(10), Rank(1), "b".into()), wait(&[2, 3]));
+        let (lost, decision) = members.do_without(2..4);
+        assert_eq!((lost, ranks(&decision)), (vec![], vec![(10, 0)]));
     }
 
     #[test]

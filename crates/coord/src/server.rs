@@ -1,11 +1,11 @@
 //! The coordinator's sockets. Every connection has a thread of its own and proves the secret before anything else is read;
 //! a stranger is logged, refused, and holds up nobody.
 
-use crate::agents::Agents;
+use crate::agents::{Agents, Change};
 use crate::fleet::Fleet;
 use crate::membership::{Decision, Member, Membership};
 use crate::store::Desk;
-use phalanx_job::{AGENT_PURPOSE, Cause, FromWorker, Link, MAX_FRAME, ToWorker};
+use phalanx_job::{AGENT_PURPOSE, FromWorker, Link, MAX_FRAME, Notice, ToWorker};
 use phalanx_wire::{Channel, Deadline, Generation, Hello, Pass, Rank, Strangers, read_frame, write_frame};
 use std::collections::HashMap;
 use std::io::Result;
@@ -13,34 +13,6 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
-
-/// What the host of a coordinator may want to know.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Notice {
-    /// A membership begins. Workers are named by the rank that they were started with, here and below.
-    Begun {
-        /// Which.
-        generation: Generation,
-        /// The workers in the order of their ranks.
-        workers: Vec<Rank>,
-    },
-    /// Whether all members go on in place when others are lost, as far as is known.
-    InPlace(bool),
-    /// A rank gives no sign of life to others, which go on without it.
-    Silent {
-        /// Which.
-        rank: Rank,
-    },
-    /// A rank said that it can't go on.
-    Failed {
-        /// Which.
-        rank: Rank,
-        /// Why.
-        message: String,
-        /// Whose fault it is.
-        cause: Cause,
-    },
-}
 
 /// How long a newcomer may take to prove itself.
 const NEWCOMER_LIMIT: Duration = Duration::from_secs(10);
@@ -124,9 +96,9 @@ impl Coordinator {
     /// host of the coordinator is told to the agents that it concerns.
     pub fn lead(&self, fleet: Fleet) -> Result<()> {
         let shared = Arc::downgrade(&self.shared);
-        let agents = Agents::open(fleet, move |generation, world_size| {
+        let agents = Agents::open(fleet, move |change| {
             if let Some(shared) = shared.upgrade() {
-                shared.begin(generation, world_size);
+                shared.change(change);
             }
         })?;
         assert!(self.shared.agents.set(agents).is_ok(), "a run has one fleet");
@@ -173,6 +145,34 @@ impl Shared {
         }
     }
 
+    /// Does with the workers what the fleet has decided about their nodes.
+    fn change(&self, change: Change) {
+        let of_now = |generation| Some(self.state()).filter(|state| state.generation == generation);
+        match change {
+            Change::Begin(generation, world_size) => self.begin(generation, world_size),
+            Change::Expect(generation, seats) => {
+                of_now(generation).into_iter().for_each(|mut state| state.members.expect(seats.clone()));
+            }
+            Change::DoWithout(generation, seats) => {
+                let Some(mut state) = of_now(generation) else { return };
+                let (lost, decision) = state.members.do_without(seats);
+                for (_, link) in lost.iter().filter_map(|member| state.links.remove(member)) {
+                    // A connection that is gone already needs no closing.
+                    let _ = link.shutdown(Shutdown::Both);
+                }
+                self.follow(&mut state, decision);
+            }
+        }
+    }
+
+    /// Tells whoever started the workers.
+    fn notice(&self, generation: Generation, notice: Notice) {
+        match self.agents.get() {
+            Some(agents) => agents.notice(generation, notice),
+            None => (self.notify)(generation, notice),
+        }
+    }
+
     /// The connection of a worker has ended, and so has the worker.
     fn forget(&self, member: Member) {
         let mut state = self.state();
@@ -187,7 +187,7 @@ impl Shared {
         let generation = state.generation;
         let in_place = state.members.is_in_place();
         if std::mem::replace(&mut state.in_place, in_place) != in_place {
-            (self.notify)(generation, Notice::InPlace(in_place));
+            self.notice(generation, Notice::InPlace(in_place));
         }
         match decision {
             Decision::Wait { .. } | Decision::Refuse { .. } => {}
@@ -198,7 +198,7 @@ impl Shared {
                 ranks.sort_by_key(|(_, rank)| *rank);
                 let workers = ranks.iter().map(|(member, _)| state.links[member].0).collect();
                 // Told first, so that nothing a rank does afterwards can be told before it.
-                (self.notify)(generation, Notice::Begun { generation: roster.generation, workers });
+                self.notice(generation, Notice::Begun { generation: roster.generation, workers });
                 for (member, rank) in ranks {
                     say(&state.links[&member].1, &ToWorker::Roster { rank, roster: roster.clone() });
                 }
@@ -324,7 +324,7 @@ fn serve(
                 if let Decision::Refuse { reason } = decision {
                     return refuse(reason);
                 }
-                seats.into_iter().for_each(|rank| (shared.notify)(generation, Notice::Silent { rank }));
+                seats.into_iter().for_each(|rank| shared.notice(generation, Notice::Silent { rank }));
                 shared.follow(&mut state, decision);
             }
             FromWorker::WhoIsMissing => {
@@ -343,9 +343,11 @@ fn serve(
                 return shared.store.serve(stream, rank);
             }
             FromWorker::Fail { message, cause } => {
+                let failed = Notice::Failed { rank, message, cause };
                 match shared.agents.get() {
-                    Some(agents) => agents.tell_failing(generation, rank, message, cause),
-                    None => (shared.notify)(generation, Notice::Failed { rank, message, cause }),
+                    // It may end as soon as it was heard, and its agent is to know why.
+                    Some(agents) => agents.tell(generation, failed),
+                    None => (shared.notify)(generation, failed),
                 }
                 say(stream, &ToWorker::Heard);
             }

@@ -1,6 +1,6 @@
 //! Agents at a real coordinator's socket: what they are told, and who is turned away.
 
-use phalanx_coord::{Coordinator, Fleet, Patience};
+use phalanx_coord::{Coordinator, Fleet, Notice, Patience};
 use phalanx_job::{
     AgentLink, Cause, EndWhy, Error, FromAgent, Link, Mishap, Node, Seat, Terms, ToAgent, WorkerFailure,
 };
@@ -95,9 +95,8 @@ fn agents_are_told_what_to_start_what_to_stop_and_how_the_run_ended() {
     let generation = Generation(0);
     let mut worker = Link::connect(coordinator.address(), &secret, Rank(2), generation, soon()).unwrap();
     worker.fail("the data is gone".into(), Cause::Own).unwrap();
-    let told =
-        ToAgent::Failing { generation, rank: Rank(2), message: "the data is gone".into(), cause: Cause::Own };
-    assert_eq!(hear(&b), told);
+    let notice = Notice::Failed { rank: Rank(2), message: "the data is gone".into(), cause: Cause::Own };
+    assert_eq!(hear(&b), ToAgent::Notice { generation, notice });
     b.say(&FromAgent::Failed { generation, failure: failure(2) }).unwrap();
     let why = "on node 1 (b): rank 2 exited with code 1".to_owned();
     assert_eq!(hear(&a), ToAgent::Stop { generation, why, signal: None });

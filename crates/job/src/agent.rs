@@ -8,7 +8,7 @@ mod link;
 
 pub use link::{AGENT_BEAT, AgentLink};
 
-use crate::message::Cause;
+use crate::message::Notice;
 use phalanx_wire::{Generation, Rank};
 use serde::{Deserialize, Serialize};
 
@@ -28,6 +28,13 @@ pub enum FromAgent {
         /// In which generation.
         generation: Generation,
         /// What is known of it by now.
+        failure: WorkerFailure,
+    },
+    /// A worker has failed, and its others go on without it: another may take its place.
+    Lost {
+        /// In which generation.
+        generation: Generation,
+        /// What is known of it.
         failure: WorkerFailure,
     },
     /// All of its workers have ended.
@@ -78,16 +85,26 @@ pub enum ToAgent {
         /// The signal that asked for the end of the run, if one did: the workers are sent the same.
         signal: Option<i32>,
     },
-    /// What one of the node's workers said to the coordinator.
-    Failing {
+    /// All workers of the node are to be ended at once, since it leaves while the others go on.
+    Release {
+        /// Those of this generation.
+        generation: Generation,
+    },
+    /// Another worker is to be started in the place of one that was lost.
+    Replace {
         /// In which generation.
         generation: Generation,
-        /// Which worker.
+        /// The rank that it was started with.
         rank: Rank,
-        /// Why it can't go on.
-        message: String,
-        /// Whose fault it is.
-        cause: Cause,
+        /// How often workers were started again after a failure by now.
+        restarts: u32,
+    },
+    /// What there is to know of the workers.
+    Notice {
+        /// In which generation.
+        generation: Generation,
+        /// What.
+        notice: Notice,
     },
     /// The run is over.
     End(End),

@@ -35,6 +35,8 @@ pub mod names {
     /// How long workers may make no progress, as in `step=60`, for who starts them.
     pub const HANG_TIMEOUT: &str = "PHALANX_HANG_TIMEOUT";
     pub const GENERATION: &str = "PHALANX_GENERATION";
+    /// `1` in a run that goes on when workers are lost, and with others that come.
+    pub const ELASTIC: &str = "PHALANX_ELASTIC";
     pub const RUN_DIR: &str = "PHALANX_RUN_DIR";
     /// Compute threads of this worker.
     pub const THREADS: &str = "PHALANX_THREADS";
@@ -67,8 +69,8 @@ pub struct WorkerEnv {
     pub coordinator: Option<SocketAddr>,
     /// Which membership of the run.
     pub generation: Generation,
-    /// How often workers may be started again in the run.
-    pub max_restarts: usize,
+    /// Whether the run goes on when workers are lost, and with others that come.
+    pub elastic: bool,
     /// How often that was done before this one was started.
     pub restarts: usize,
     /// The run.
@@ -251,7 +253,7 @@ impl WorkerEnv {
             master,
             coordinator,
             generation: Generation(number(names::GENERATION)?.unwrap_or(0) as u64),
-            max_restarts: number(names::MAX_RESTARTS)?.unwrap_or(0),
+            elastic: number(names::ELASTIC)?.is_some_and(|yes| yes > 0),
             restarts: number(names::RESTART_COUNT)?.unwrap_or(0),
             run_id,
             run_dir: get(names::RUN_DIR).map(PathBuf::from),

@@ -39,7 +39,7 @@ pub use drain::{DRAINED, end_time};
 pub use env::{SecretSource, Transport, WorkerEnv, names, wants_tls};
 pub use error::Error;
 pub use link::{Link, MAX_FRAME};
-pub use message::{Cause, FromWorker, Roster, ToWorker};
+pub use message::{Cause, FromWorker, Notice, Roster, ToWorker};
 pub use pulse::{Entered, Look, Monitor, Pulse, Section, Waiting};
 pub use run_dir::{Claim, RunDir, run_id};
 pub use slurm::slurm_node_address;

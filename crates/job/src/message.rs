@@ -36,6 +36,35 @@ pub enum FromWorker {
     },
 }
 
+/// What whoever started the workers may want to know of them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Notice {
+    /// A membership begins. Workers are named by the rank that they were started with, here and below.
+    Begun {
+        /// Which.
+        generation: Generation,
+        /// The workers in the order of their ranks.
+        workers: Vec<Rank>,
+    },
+    /// Whether all members go on in place when others are lost, as far as is known.
+    InPlace(bool),
+    /// A rank gives no sign of life to others, which go on without it.
+    Silent {
+        /// Which.
+        rank: Rank,
+    },
+    /// A rank said that it can't go on.
+    Failed {
+        /// Which.
+        rank: Rank,
+        /// Why.
+        message: String,
+        /// Whose fault it is.
+        cause: Cause,
+    },
+}
+
 /// Whose fault it is that a worker can't go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

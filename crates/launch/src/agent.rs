@@ -12,10 +12,12 @@ use crate::nodes::Nodes;
 use crate::report::{Outcome, Report};
 use crate::restart::EndReason;
 use crate::spec::{LaunchError, LaunchSpec, MAX_GRACE};
+use crate::supervise::replace;
 use crate::watch::Happened;
+use crate::worker::Ties;
 use meet::{Met, clock_ms, meet};
-use phalanx_coord::Notice;
 use phalanx_job::{AGENT_BEAT, AgentLink, End, Error, FromAgent, Node, Seat, Terms, ToAgent, WorkerFailure};
+use phalanx_wire::Rank;
 use std::net::TcpListener;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
@@ -41,6 +43,8 @@ struct Agent<'a> {
     port: Option<TcpListener>,
     /// The signal that asked this agent to end.
     asked: Option<i32>,
+    /// Lost workers of which the coordinator hasn't said yet what follows.
+    undecided: Vec<Rank>,
 }
 
 /// What follows for a node without workers.
@@ -72,7 +76,8 @@ pub(crate) fn run(crew: Crew<'_>, nodes: &Nodes) -> Result<Outcome, LaunchError>
     let _claim = coordinator.as_ref().map(|_| crew.logs.claim_logs()).transpose()?;
     let hosts = coordinator.is_some();
     let secret = secret_file.as_raw_fd();
-    let mut agent = Agent { crew, nodes, terms, link, hosts, secret, port: None, asked: None };
+    let mut agent =
+        Agent { crew, nodes, terms, link, hosts, secret, port: None, asked: None, undecided: Vec::new() };
     let over = agent.take_part();
     agent.link.close();
     if let Some(coordinator) = coordinator {
@@ -203,10 +208,11 @@ impl Agent<'_> {
     fn play(&mut self, seat: Seat) -> Result<Option<Error>, LaunchError> {
         let generation = seat.generation;
         self.crew.watch.begin(generation);
+        self.undecided.clear();
         // From now on it is the program's.
         self.port = None;
         let (run_dir, logs) = (self.crew.run_dir.clone(), self.crew.logs.clone());
-        let given = Given {
+        let mut given = Given {
             spec: self.crew.spec,
             coordinator: self.link.coordinator(),
             secret: self.secret,
@@ -222,13 +228,13 @@ impl Agent<'_> {
         let mut failure = None;
         let mut alone = None;
         match self.crew.start_all(&given) {
-            Ok(_started) => {
+            Ok(started) => {
                 if let Some(signal) = self.asked {
                     // The coordinator said so before it knew.
                     self.crew.watch.obey(Some(signal), MAX_GRACE);
                 }
-                while !self.crew.watch.all_ended() {
-                    alone = alone.or(self.heed_next(&given)?);
+                while !self.crew.watch.all_ended() || !self.undecided.is_empty() {
+                    alone = alone.or(self.heed_next(&mut given, &started.ties)?);
                     if failure.is_none() && self.crew.watch.has_failed() {
                         failure = self.crew.watch.worker_failure();
                         if let Some(failure) = failure.clone() {
@@ -248,33 +254,58 @@ impl Agent<'_> {
     }
 
     /// Does what is to be done about what happens next while workers run; an error is how the coordinator was lost.
-    fn heed_next(&mut self, given: &Given<'_>) -> Result<Option<Error>, LaunchError> {
-        let watch = &mut self.crew.watch;
+    fn heed_next(&mut self, given: &mut Given<'_>, ties: &Ties) -> Result<Option<Error>, LaunchError> {
+        let (watch, own) = (&mut self.crew.watch, given.generation);
         let happened = match self.crew.news.recv_timeout(watch.patience()) {
             Err(_) => watch.lose_patience().map(Happened::Told),
-            Ok(News::Fleet(ToAgent::Stop { generation, why, signal })) if generation == given.generation => {
+            Ok(News::Fleet(ToAgent::Stop { generation, why, signal })) if generation == own => {
+                self.undecided.clear();
                 watch.obey(signal, MAX_GRACE);
                 Some(Happened::Told(Report::Ordered { why }))
             }
-            Ok(News::Fleet(ToAgent::Failing { generation, rank, message, cause })) => {
-                watch.heed(News::Notice(generation, Notice::Failed { rank, message, cause }))
+            Ok(News::Fleet(ToAgent::Release { generation })) if generation == own => {
+                self.undecided.clear();
+                if let Some(signal) = self.asked {
+                    watch.release(signal);
+                }
+                None
+            }
+            Ok(News::Fleet(ToAgent::Replace { generation, rank, restarts })) if generation == own => {
+                self.undecided.retain(|lost| *lost != rank);
+                (given.restarts, given.replaces) = (restarts as usize, true);
+                Some(Happened::Told(replace(watch, given, ties, rank)))
+            }
+            Ok(News::Fleet(ToAgent::Notice { generation, notice })) => {
+                watch.heed(News::Notice(generation, notice))
             }
             Ok(News::Fleet(ToAgent::Told { words })) => Some(Happened::Told(Report::Told { words })),
             Ok(News::Alone(error)) => {
+                self.undecided.clear();
                 watch.obey(None, ALONE);
                 self.crew.tell(Report::Ordered { why: error.to_string() });
                 return Ok(Some(error));
             }
             Ok(News::Signal(signal)) => {
-                if self.asked.is_none() {
+                let is_first = self.asked.is_none();
+                if is_first {
                     self.ask(signal);
                 }
-                self.crew.watch.heed(News::Signal(signal))
+                // Where the others go on without this node's workers, it is told to end them.
+                let waits = is_first && self.may_leave() && self.crew.watch.is_in_place();
+                if waits { None } else { self.crew.watch.heed(News::Signal(signal)) }
             }
             Ok(other) => watch.heed(other),
         };
-        if let Some(Happened::Told(report)) = happened {
-            self.crew.tell(report);
+        match happened {
+            None => {}
+            Some(Happened::Told(report)) => self.crew.tell(report),
+            Some(Happened::Lost { rank, .. }) => {
+                if let Some(failure) = self.crew.watch.failure_of(rank) {
+                    // Who can't be told will find out.
+                    let _ = self.link.say(&FromAgent::Lost { generation: own, failure });
+                    self.undecided.push(rank);
+                }
+            }
         }
         Ok(None)
     }

@@ -65,6 +65,7 @@ pub(crate) fn variables(given: &Given<'_>, local: usize) -> Vec<(&'static str, S
         (names::COORDINATOR, given.coordinator.to_string()),
         (names::SECRET_FD, given.secret.to_string()),
         (names::GENERATION, given.generation.to_string()),
+        (names::ELASTIC, u8::from(spec.is_elastic()).to_string()),
         (names::RUN_DIR, given.run_dir.path().display().to_string()),
         (names::THREADS, given.threads.to_string()),
     ];

@@ -93,6 +93,13 @@ impl Default for LaunchSpec {
     }
 }
 
+impl LaunchSpec {
+    /// Whether the run goes on when workers are lost, or with others that come, if they can.
+    pub(crate) fn is_elastic(&self) -> bool {
+        self.max_restarts > 0 || self.nodes.as_ref().is_some_and(|nodes| nodes.least < nodes.most)
+    }
+}
+
 /// What the workers are told of their number on their machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LocalRank {

@@ -101,7 +101,7 @@ fn alone(mut crew: Crew<'_>) -> Result<Outcome, LaunchError> {
 }
 
 /// Starts another worker in the place of one that was lost. Where that can't be done, the others go on without it.
-fn replace(watch: &mut Watch, given: &Given<'_>, ties: &Ties, rank: Rank) -> Report {
+pub(crate) fn replace(watch: &mut Watch, given: &Given<'_>, ties: &Ties, rank: Rank) -> Report {
     let started = given.logs.logs(given.folder).map_err(LaunchError::from);
     match started.and_then(|_| watch.replace(given, ties, rank)) {
         Ok(()) => {

@@ -28,8 +28,6 @@ use watched::{Exit, Watched};
 const IDLE: Duration = Duration::from_secs(3600);
 /// How long workers have to be gone when not all could be started.
 const ABANDON: Duration = Duration::from_secs(5);
-/// How much of a text goes to other nodes, in characters.
-const MAX_TEXT: usize = 4000;
 /// How long the console has for what is left once somebody waits for the end.
 const LAST_LINES: Duration = Duration::from_secs(1);
 
@@ -257,6 +255,18 @@ impl Watch {
         stop.kill_at = stop.kill_at.min(kill_at);
     }
 
+    /// Ends all workers at once, since the others of the run go on without them; this signal is what that is for.
+    pub(crate) fn release(&mut self, signal: i32) {
+        self.send(Signal::SIGKILL);
+        let kill_at = Instant::now() + self.grace;
+        self.stop.get_or_insert(Stop { why: StopWhy::Signal(signal), kill_at });
+    }
+
+    /// Whether whoever is lost can be replaced while the others go on.
+    pub(crate) fn is_in_place(&self) -> bool {
+        self.in_place && self.stop.is_none()
+    }
+
     /// Does what is to be done about what happened.
     pub(crate) fn heed(&mut self, news: News) -> Option<Happened> {
         match news {
@@ -422,18 +432,12 @@ impl Watch {
 
     /// The same for who leads the nodes of the run.
     pub(crate) fn worker_failure(&self) -> Option<WorkerFailure> {
-        let watched = self.cause()?;
-        let Failure { how, reported, last_lines, .. } = watched.failure()?;
-        let cut = |text: String| text.chars().take(MAX_TEXT).collect();
-        Some(WorkerFailure {
-            rank: watched.worker.rank,
-            pid: watched.worker.pid.as_raw(),
-            how,
-            reported: reported.map(cut),
-            last_lines: last_lines.into_iter().map(cut).collect(),
-            consequence: watched.reported.as_ref().is_some_and(|(_, cause)| *cause == Cause::Other),
-            after_stop: !watched.exit.as_ref()?.before_stop,
-        })
+        self.cause()?.worker_failure()
+    }
+
+    /// How the worker has failed that was started with this rank.
+    pub(crate) fn failure_of(&self, rank: Rank) -> Option<WorkerFailure> {
+        self.workers.iter().find(|w| w.worker.rank == rank)?.worker_failure()
     }
 
     fn cause(&self) -> Option<&Watched> {

@@ -31,8 +31,8 @@ pub struct Worker {
     run_dir: Option<PathBuf>,
     /// Kept open: as long as it is, this worker counts as alive.
     link: Option<Arc<Mutex<Link>>>,
-    /// Whether whoever started this worker starts others in the place of those that are lost.
-    is_replaced: bool,
+    /// Whether the run goes on when workers are lost, and with others that come.
+    is_elastic: bool,
     /// How many callers go on in place at the moment.
     in_place: AtomicUsize,
     /// Whether another rank's failure was told already, which a panic then only follows.
@@ -76,7 +76,7 @@ impl Worker {
             pulse,
             run_dir: None,
             link: None,
-            is_replaced: false,
+            is_elastic: false,
             in_place: AtomicUsize::new(0),
             followed: Arc::default(),
             host: None,
@@ -105,8 +105,8 @@ impl Worker {
         let join = |error: phalanx_job::Error| Error::Join(error.to_string());
         let algorithm = asked_algorithm(env.all_reduce.as_deref()).map_err(join)?;
         let run_dir = env.run_dir.clone();
-        let is_replaced = env.coordinator.is_some() && env.max_restarts > 0;
-        if env.world_size == 1 && !is_replaced {
+        let is_elastic = env.coordinator.is_some() && env.elastic;
+        if env.world_size == 1 && !is_elastic {
             let mut alone = Worker::on(Group::solo(), device, pulse);
             alone.run_dir = run_dir;
             return Ok(alone);
@@ -174,7 +174,7 @@ impl Worker {
             pulse,
             run_dir,
             link: Some(link),
-            is_replaced,
+            is_elastic,
             in_place: AtomicUsize::new(0),
             followed,
             host,

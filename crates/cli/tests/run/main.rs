@@ -3,6 +3,7 @@
 mod flags;
 mod full;
 mod hang;
+mod in_place;
 mod network;
 mod nodes;
 mod restart;

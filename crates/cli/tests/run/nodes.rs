@@ -70,7 +70,7 @@ pub(crate) struct Agent {
     process: Child,
     out: BufReader<ChildStdout>,
     /// Where what it says to people is kept while it runs.
-    said: PathBuf,
+    pub(crate) said: PathBuf,
     _folder: TempDir,
 }
 
@@ -134,7 +134,7 @@ impl Drop for Agent {
     }
 }
 
-fn kill(signal: &str, pid: &str) {
+pub(crate) fn kill(signal: &str, pid: &str) {
     assert!(Command::new("kill").args([signal, "--", pid]).status().unwrap().success());
 }
 

@@ -2,8 +2,9 @@
 
 use super::NodeId;
 use phalanx_job::{End, Mishap, Seat, Setback};
-use phalanx_wire::Generation;
+use phalanx_wire::{Generation, Rank};
 use std::fmt;
+use std::ops::Range;
 use std::time::Duration;
 
 /// What is to be done.
@@ -17,6 +18,14 @@ pub enum Order {
     Wait(Wait),
     /// Start a generation.
     Begin(Generation, Vec<(NodeId, Seat)>),
+    /// Take a node that has come into the generation that runs.
+    Enlarge(Generation, NodeId, Seat),
+    /// Have a node start another worker in the place of the one that was started with this rank, as the restart of that number.
+    Replace(Generation, NodeId, Rank, u32),
+    /// Have a node that leaves end its workers of this generation, without which the others go on.
+    Release(Generation, NodeId),
+    /// Wait no longer for workers that were started with these ranks: their node has left, or was lost.
+    DoWithout(Generation, Range<u32>),
     /// Have these nodes stop their workers of this generation.
     Stop(Generation, Vec<NodeId>, StopWhy),
     /// Give up a node that gives no sign of life, or has said what makes no sense.

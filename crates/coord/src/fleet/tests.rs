@@ -329,6 +329,69 @@ fn who_comes_is_taken_in_and_who_leaves_let_go_at_no_cost() {
     assert_eq!(end(&play.ended(2, 2, None)), EndWhy::Asked { signal: 15 });
 }
 
+/// A run of three nodes, the last of them with two workers, that go on in place.
+fn in_place(least: u32, max_restarts: u32) -> Play {
+    let mut play = Play::new(least, 4, max_restarts);
+    play.come(1, 1);
+    play.come(2, 1);
+    play.come(3, 2);
+    begun(&play.pass(LAST_CALL), 0);
+    assert_eq!(play.heed(Event::InPlace(Generation(0), true)), []);
+    play
+}
+
+#[test]
+fn a_worker_is_replaced_where_the_others_go_on_without_it_as_long_as_there_are_restarts() {
+    let mut play = in_place(2, 1);
+    let lost = |rank| FromAgent::Lost { generation: Generation(0), failure: failure(rank) };
+    assert_eq!(play.said(3, lost(3)), [Order::Replace(Generation(0), NodeId(3), Rank(3), 1)]);
+    let orders = play.said(2, lost(1));
+    assert_eq!(stopped(&orders), (vec![1, 3, 2], "on node 1 (n2): rank 1 exited with code 3".into()));
+    // Others of that node may be lost before they hear of it.
+    assert_eq!(play.said(3, lost(2)), []);
+    play.ended(1, 0, None);
+    play.ended(2, 0, Some(failure(1)));
+    let orders = play.ended(3, 0, None);
+    let EndWhy::Failed(setback) = end(&orders) else { panic!("{orders:?}") };
+    assert_eq!((setback.node, play.fleet.setbacks.len()), (1, 1));
+    // Where not all go on, or some are done, all are stopped.
+    let mut play = in_place(2, 3);
+    play.heed(Event::InPlace(Generation(0), false));
+    assert_eq!(stopped(&play.said(1, lost(0))).0, [2, 3, 1]);
+    let mut play = in_place(2, 3);
+    play.ended(1, 0, None);
+    assert_eq!(stopped(&play.said(2, lost(1))).0, [3, 2]);
+}
+
+#[test]
+fn nodes_come_and_go_while_the_others_go_on() {
+    let mut play = in_place(2, 0);
+    let orders = play.come(4, 2);
+    let [Order::Enlarge(Generation(0), NodeId(4), seat)] = &orders[..] else { panic!("{orders:?}") };
+    assert_eq!((seat.node, seat.nodes, seat.first_rank, seat.world_size), (3, 4, 4, 6));
+    assert_eq!(play.fleet.node_of(5), Some(NodeId(4)));
+    // One that is lost costs nothing, and nobody has its ranks any more.
+    let orders = play.gone(1);
+    assert!(matches!(&orders[..], [Order::Warn(words), Order::DoWithout(Generation(0), seats)]
+        if words.contains("node 0 (n1) was lost: its connection ended; the others go on") && *seats == (0..1)));
+    assert_eq!(play.fleet.node_of(0), None);
+    // One that leaves ends its workers first.
+    let orders = play.said(3, FromAgent::Leave { signal: 15 });
+    assert_eq!(orders, [Order::Release(Generation(0), NodeId(3))]);
+    let lost = FromAgent::Lost { generation: Generation(0), failure: failure(2) };
+    assert_eq!(play.said(3, lost), []);
+    assert_eq!(play.ended(3, 0, None), [Order::DoWithout(Generation(0), 2..4)]);
+    assert_eq!(play.gone(3), []);
+    // Another takes the number that is free, and the ranks.
+    let orders = play.come(5, 1);
+    let [Order::Enlarge(_, _, seat)] = &orders[..] else { panic!("{orders:?}") };
+    assert_eq!((seat.node, seat.nodes, seat.first_rank, seat.world_size), (0, 3, 0, 4));
+    play.gone(5);
+    // With fewer than the least number all have to wait.
+    assert!(stopped(&play.gone(2)).1.contains("lost"));
+    assert!(matches!(end(&play.ended(4, 0, None)), EndWhy::Failed(_)));
+}
+
 #[test]
 fn who_comes_when_some_are_done_disturbs_nobody() {
     let mut play = Play::new(2, 3, 0);

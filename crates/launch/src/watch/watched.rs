@@ -6,9 +6,12 @@ use crate::news::{Berth, How};
 use crate::report::{Failure, Who};
 use crate::worker::Worker;
 use nix::sys::signal::Signal;
-use phalanx_job::Cause;
+use phalanx_job::{Cause, WorkerFailure};
 use phalanx_wire::Generation;
 use std::time::Duration;
+
+/// How much of a text goes to other nodes, in characters.
+const MAX_TEXT: usize = 4000;
 
 /// What is known of one worker.
 pub(super) struct Watched {
@@ -50,6 +53,21 @@ impl Watched {
             after: exit.after,
             reported: self.reported.as_ref().map(|(message, _)| message.clone()),
             last_lines: self.worker.last_lines(),
+        })
+    }
+
+    /// The same for who leads the nodes of the run.
+    pub(super) fn worker_failure(&self) -> Option<WorkerFailure> {
+        let Failure { how, reported, last_lines, .. } = self.failure()?;
+        let cut = |text: String| text.chars().take(MAX_TEXT).collect();
+        Some(WorkerFailure {
+            rank: self.worker.rank,
+            pid: self.worker.pid.as_raw(),
+            how,
+            reported: reported.map(cut),
+            last_lines: last_lines.into_iter().map(cut).collect(),
+            consequence: self.reported.as_ref().is_some_and(|(_, cause)| *cause == Cause::Other),
+            after_stop: !self.exit.as_ref()?.before_stop,
         })
     }
 

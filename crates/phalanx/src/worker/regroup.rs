@@ -20,9 +20,9 @@ impl Drop for InPlace<'_> {
 
 impl Worker {
     /// Says that from now on this worker goes on without those that are lost, until what this returns is dropped. None where
-    /// nobody would take the place of the lost.
+    /// the run doesn't go on when some are lost.
     pub(crate) fn go_on_in_place(&self) -> Option<InPlace<'_>> {
-        if !self.is_replaced {
+        if !self.is_elastic {
             return None;
         }
         if self.in_place.fetch_add(1, Ordering::Relaxed) == 0 {
@@ -40,7 +40,7 @@ impl Worker {
 
     /// Whether somebody waits to come in, so that all ranks are to regroup.
     pub(crate) fn is_change_due(&self) -> bool {
-        let Some(link) = self.link.as_ref().filter(|_| self.is_replaced) else { return false };
+        let Some(link) = self.link.as_ref().filter(|_| self.is_elastic) else { return false };
         locked(link).is_change_due()
     }
 

@@ -14,6 +14,10 @@ enum Act {
     FallSilent(u64),
     Leave(u64),
     Quit(u64),
+    /// The workers go on without those that are lost, or don't any more.
+    InPlace(bool),
+    /// A worker is lost, and its agent waits to be told what to do.
+    Lose(u64),
     Pass(u64),
 }
 
@@ -26,7 +30,9 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
         2 => node.clone().prop_map(Act::Vanish),
         1 => node.clone().prop_map(Act::FallSilent),
         2 => node.clone().prop_map(Act::Leave),
-        1 => node.prop_map(Act::Quit),
+        1 => node.clone().prop_map(Act::Quit),
+        2 => proptest::bool::weighted(0.8).prop_map(Act::InPlace),
+        2 => node.prop_map(Act::Lose),
         3 => (0..5000u64).prop_map(Act::Pass),
     ];
     proptest::collection::vec(act, 0..60)
@@ -44,6 +50,8 @@ struct World {
     last: Option<u64>,
     last_numbers: BTreeMap<u64, u32>,
     restarts: usize,
+    /// Nodes whose agents wait to be told what to do about a worker.
+    lost: Vec<u64>,
     /// Whether something has failed or was lost since the last generation began.
     mishap: bool,
     over: bool,
@@ -88,7 +96,49 @@ impl World {
                         let is_silent = !self.play.beating.contains(&id);
                         let runs = self.running.get(&id.0).is_some_and(|running| *running == generation.0);
                         assert!(is_silent || runs, "who is stopped runs");
+                        self.lost.retain(|lost| *lost != id.0);
                     }
+                }
+                Order::Enlarge(generation, id, seat) => {
+                    assert!(self.here.contains(&id.0) && !self.running.contains_key(&id.0));
+                    assert!(self.running.values().all(|running| *running == generation.0));
+                    assert!(self.play.fleet.members.len() <= most);
+                    let ranks = self.play.fleet.seats_of(id);
+                    assert_eq!(seat.first_rank, ranks.start);
+                    let others = self.play.fleet.members.iter().filter(|(other, _)| **other != id);
+                    let apart = |other: &Range<u32>| other.end <= ranks.start || other.start >= ranks.end;
+                    assert!(others.clone().all(|(_, other)| apart(&other.seats)), "a rank twice");
+                    assert!(ranks.end <= seat.world_size);
+                    assert!(
+                        others.clone().all(|(_, other)| other.number != Some(seat.node)),
+                        "a number twice"
+                    );
+                    self.running.insert(id.0, generation.0);
+                    self.last_numbers.insert(id.0, seat.node);
+                }
+                Order::Replace(generation, id, rank, restarts) => {
+                    assert!(self.lost.contains(&id.0) && self.running.get(&id.0) == Some(&generation.0));
+                    assert!(self.play.fleet.seats_of(id).contains(&rank.0));
+                    assert!(
+                        restarts as usize == self.restarts + 1 && restarts <= self.play.terms.max_restarts
+                    );
+                    self.restarts += 1;
+                    self.lost.retain(|lost| *lost != id.0);
+                }
+                Order::Release(generation, id) => {
+                    if self.play.beating.contains(&id) {
+                        assert_eq!(self.running.get(&id.0), Some(&generation.0));
+                        let orders = self.finish(id.0);
+                        self.obey(orders);
+                    }
+                }
+                Order::DoWithout(_, seats) => {
+                    let run = |id: &u64| self.play.fleet.seats_of(NodeId(*id));
+                    assert!(
+                        self.running
+                            .keys()
+                            .all(|id| run(id).start >= seats.end || run(id).end <= seats.start)
+                    );
                 }
                 Order::Refuse(id, _) | Order::Drop(id) => self.forget(id.0),
                 Order::End(_, end) => {
@@ -102,6 +152,7 @@ impl World {
     }
 
     fn forget(&mut self, id: u64) {
+        self.lost.retain(|lost| *lost != id);
         self.running.remove(&id);
         self.here.retain(|here| *here != id);
         self.play.beating.retain(|here| here.0 != id);
@@ -153,10 +204,32 @@ impl World {
                 Some(id) => self.play.said(id, FromAgent::Quit { signal: 2 }),
                 None => Vec::new(),
             },
+            Act::InPlace(yes) => match self.last {
+                Some(generation) => self.play.heed(Event::InPlace(Generation(generation), yes)),
+                None => Vec::new(),
+            },
+            Act::Lose(node) => match id_of(&node).and_then(|id| Some((id, *self.running.get(&id)?))) {
+                Some((id, generation)) => {
+                    self.mishap = true;
+                    self.lost.push(id);
+                    let rank = self.play.fleet.seats_of(NodeId(id)).start;
+                    let generation = Generation(generation);
+                    self.play.said(id, FromAgent::Lost { generation, failure: failure(rank) })
+                }
+                None => Vec::new(),
+            },
             Act::Pass(ms) => self.play.pass(ms),
             Act::Come(_) => Vec::new(),
         };
         self.obey(orders);
+    }
+
+    /// An agent that has lost a worker was told what to do about it, or that all are to stop; or it leaves.
+    fn nobody_waits_in_vain(&mut self) {
+        let leaves = |id: &u64| self.play.fleet.members.get(&NodeId(*id)).is_none_or(|member| member.leaves);
+        let stops = matches!(self.play.fleet.phase, Phase::Stopping(_) | Phase::Over);
+        assert!(stops || self.lost.iter().all(leaves), "{:?} wait", self.lost);
+        self.lost.clear();
     }
 
     fn finish(&mut self, id: u64) -> Vec<Order> {
@@ -174,10 +247,11 @@ proptest! {
         let play = Play::new(least, least + more, max_restarts);
         let mut world = World {
             play, running: BTreeMap::new(), here: Vec::new(), next_id: 0, ids: BTreeMap::new(), last: None,
-            last_numbers: BTreeMap::new(), restarts: 0, mishap: false, over: false,
+            last_numbers: BTreeMap::new(), restarts: 0, lost: Vec::new(), mishap: false, over: false,
         };
         for act in acts {
             world.act(act);
+            world.nobody_waits_in_vain();
             if world.over {
                 return Ok(());
             }
