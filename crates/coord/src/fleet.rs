@@ -1,7 +1,8 @@
 //! Which nodes a run has, and what follows from what happens to them: a state machine without I/O and without a clock.
 //!
 //! Invariants. F-ONE: a generation begins when no node that is heard of has workers of another. F-SEATS: it has between the
-//! least and the largest number of nodes, whose ranks are dense; nodes that stay keep their numbers. F-END: when nothing more
+//! least and the largest number of nodes, whose ranks are dense when it begins, and no two workers are started with one; nodes
+//! that stay keep their numbers. F-END: when nothing more
 //! happens than that workers end and time passes, the run ends.
 //!
 //! A generation is a time in which the nodes and their workers stay the same. It begins when all nodes that may come are
