@@ -22,6 +22,8 @@ pub struct Membership {
     seats: BTreeSet<u32>,
     /// Whether there was a roster.
     begun: bool,
+    /// Whether some of the membership at hand were given up, who may not know it: the others are to leave it.
+    outdated: bool,
     /// Whether all members once said that they go on in place: then so do those that come anew, who run the same program.
     in_place: bool,
     workers: BTreeMap<Member, Worker>,
@@ -73,7 +75,14 @@ impl Membership {
     /// Nobody has come yet.
     pub fn new(generation: Generation, world_size: usize) -> Membership {
         let seats = (0..world_size as u32).collect();
-        Membership { generation, seats, begun: false, in_place: false, workers: BTreeMap::new() }
+        Membership {
+            generation,
+            seats,
+            begun: false,
+            outdated: false,
+            in_place: false,
+            workers: BTreeMap::new(),
+        }
     }
 
     /// Workers that were started with these ranks may come as well.
@@ -86,7 +95,9 @@ impl Membership {
         self.seats.retain(|seat| !seats.contains(seat));
         let here = self.workers.iter().filter(|(_, worker)| seats.contains(&worker.seat.0));
         let here: Vec<Member> = here.map(|(member, _)| *member).collect();
-        here.iter().for_each(|member| drop(self.workers.remove(member)));
+        for member in &here {
+            self.outdated |= self.workers.remove(member).is_some_and(|worker| worker.rank.is_some());
+        }
         (here, self.settle())
     }
 
@@ -177,7 +188,7 @@ impl Membership {
         let any_new = self.workers.values().any(is_new);
         if self.workers.values().any(|worker| !worker.waits) {
             // Those that can't go on in place are left alone; whoever started them ends them.
-            if !any_new || !self.all_go_on() {
+            if !any_new && !self.outdated || !self.all_go_on() {
                 return Decision::Wait { missing: self.missing() };
             }
             let busy = self.workers.iter_mut().filter(|(_, worker)| !worker.waits && !worker.invited);
@@ -204,7 +215,7 @@ impl Membership {
         if self.begun {
             self.generation = Generation(self.generation.0 + 1);
         }
-        self.begun = true;
+        (self.begun, self.outdated) = (true, false);
         let places: Vec<Place> =
             self.workers.values().map(|worker| Place { rank: worker.rank, seat: worker.seat }).collect();
         let ranks: Vec<(Member, Rank)> = self.workers.keys().copied().zip(deal(&places)).collect();
@@ -351,6 +362,17 @@ mod tests {
         assert_eq!(members.join(Member(10), Rank(1), "b".into()), wait(&[2, 3]));
         let (lost, decision) = members.do_without(2..4);
         assert_eq!((lost, ranks(&decision)), (vec![], vec![(10, 0)]));
+    }
+
+    #[test]
+    fn whoever_is_given_up_is_left_even_if_it_seems_to_be_alive() {
+        let mut members = begun(3);
+        let (lost, decision) = members.do_without(2..3);
+        let invite = Decision::Invite { members: vec![Member(0), Member(1)] };
+        assert_eq!((lost, decision), (vec![Member(2)], invite));
+        members.rejoin(Member(0));
+        assert_eq!(ranks(&members.rejoin(Member(1))), [(0, 0), (1, 1)]);
+        assert_eq!(members.rejoin(Member(0)), wait(&[1]), "nobody is asked to leave this one");
     }
 
     #[test]

@@ -265,9 +265,7 @@ impl Agent<'_> {
             }
             Ok(News::Fleet(ToAgent::Release { generation })) if generation == own => {
                 self.undecided.clear();
-                if let Some(signal) = self.asked {
-                    watch.release(signal);
-                }
+                watch.release(self.asked);
                 None
             }
             Ok(News::Fleet(ToAgent::Replace { generation, rank, restarts })) if generation == own => {
@@ -281,7 +279,11 @@ impl Agent<'_> {
             Ok(News::Fleet(ToAgent::Told { words })) => Some(Happened::Told(Report::Told { words })),
             Ok(News::Alone(error)) => {
                 self.undecided.clear();
-                watch.obey(None, ALONE);
+                if watch.is_in_place() {
+                    watch.release(None)
+                } else {
+                    watch.obey(None, ALONE)
+                }
                 self.crew.tell(Report::Ordered { why: error.to_string() });
                 return Ok(Some(error));
             }

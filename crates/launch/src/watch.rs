@@ -255,11 +255,13 @@ impl Watch {
         stop.kill_at = stop.kill_at.min(kill_at);
     }
 
-    /// Ends all workers at once, since the others of the run go on without them; this signal is what that is for.
-    pub(crate) fn release(&mut self, signal: i32) {
+    /// Ends all workers at once, since the others of the run go on without them: anything else would have them end, too. It may be
+    /// a signal that this is for.
+    pub(crate) fn release(&mut self, signal: Option<i32>) {
         self.send(Signal::SIGKILL);
+        let why = signal.map_or(StopWhy::Order, StopWhy::Signal);
         let kill_at = Instant::now() + self.grace;
-        self.stop.get_or_insert(Stop { why: StopWhy::Signal(signal), kill_at });
+        self.stop.get_or_insert(Stop { why, kill_at });
     }
 
     /// Whether whoever is lost can be replaced while the others go on.
