@@ -110,6 +110,9 @@ impl Agents {
         if let Notice::InPlace(yes) = notice {
             self.heed(&mut desk, Event::InPlace(generation, yes));
         }
+        if let Notice::Begun { workers, .. } = &notice {
+            self.heed(&mut desk, Event::Begun(generation, workers.len()));
+        }
         let node = match &notice {
             Notice::Failed { rank, .. } | Notice::Silent { rank } => Some(desk.fleet.node_of(rank.0)),
             Notice::Begun { .. } | Notice::InPlace(_) => None,

@@ -27,6 +27,7 @@ mod tests;
 
 pub use orders::{Order, StopWhy, Wait};
 
+use crate::restarts::Restarts;
 use phalanx_job::{End, EndWhy, FromAgent, Mishap, Node, Seat, Setback, Terms, WorkerFailure};
 use phalanx_wire::Generation;
 use seats::Seated;
@@ -72,6 +73,8 @@ pub enum Event {
     Gone(NodeId, String),
     /// Whether the workers of a generation go on without those that are lost.
     InPlace(Generation, bool),
+    /// So many workers of a generation have begun a membership.
+    Begun(Generation, usize),
     /// Nothing but time has passed.
     Tick,
 }
@@ -91,6 +94,10 @@ pub struct Fleet {
     phase: Phase,
     /// Whether the workers of the generation that runs go on without those that are lost.
     in_place: bool,
+    /// When each of its workers was started, after the run began, by the rank that it was started with.
+    started: BTreeMap<u32, Duration>,
+    /// How often workers were started again after a failure.
+    restarts: Restarts,
     setbacks: Vec<Setback>,
 }
 
@@ -157,6 +164,8 @@ impl Fleet {
             generation,
             phase,
             in_place: false,
+            started: BTreeMap::new(),
+            restarts: Restarts::default(),
             setbacks,
         }
     }
@@ -208,7 +217,13 @@ impl Fleet {
             Event::Said(id, said) => self.said(now, id, said, &mut todo),
             Event::Gone(id, how) => self.gone(now, id, how, &mut todo),
             Event::InPlace(generation, yes) if generation == self.generation => self.in_place = yes,
-            Event::InPlace(..) | Event::Tick => {}
+            Event::Begun(generation, workers) if generation == self.generation => {
+                let all: u32 = self.members.values().map(|member| member.node.workers).sum();
+                if workers == all as usize {
+                    self.restarts = self.restarts.got_over();
+                }
+            }
+            Event::InPlace(..) | Event::Begun(..) | Event::Tick => {}
         }
         self.find_silent(now, &mut todo);
         self.go_on(now, &mut todo);
@@ -233,7 +248,7 @@ impl Fleet {
         // One that comes while some have done all their work comes too late to help.
         let is_open = self.members.values().all(|member| member.stage != Stage::Done);
         match &self.phase {
-            Phase::Running if goes_on => self.enlarge(id, todo),
+            Phase::Running if goes_on => self.enlarge(now, id, todo),
             Phase::Running if is_open => self.stop(StopWhy::Joined(host), None, todo),
             Phase::Gathering(_) => self.tell_wait(now, todo),
             _ => {}
@@ -307,7 +322,10 @@ impl Fleet {
         if member.leaves {
             return;
         }
-        if !self.goes_on() || self.setbacks.len() >= self.terms.max_restarts as usize {
+        let (rank, at) = (failure.rank, now.saturating_duration_since(self.began.0));
+        let started = self.started.get(&rank.0).copied().unwrap_or_default();
+        let restarts = self.restarts.with(started, at, at);
+        if !self.goes_on() || restarts.count > self.terms.max_restarts as usize {
             let was_running = matches!(self.phase, Phase::Running);
             self.failed(now, id, failure, todo);
             if let Some(Order::Stop(_, nodes, _)) = todo.last_mut().filter(|_| was_running) {
@@ -316,9 +334,10 @@ impl Fleet {
             }
             return;
         }
-        let rank = failure.rank;
         self.setbacks.push(self.setback(now, member, Mishap::Worker(failure)));
-        todo.push(Order::Replace(self.generation, id, rank, self.setbacks.len() as u32));
+        self.restarts = restarts;
+        self.started.insert(rank.0, at);
+        todo.push(Order::Replace(self.generation, id, rank, restarts.count as u32));
     }
 
     /// The lowest ranks that no worker of the generation that runs was started with, so many in a row.
@@ -333,7 +352,7 @@ impl Fleet {
     }
 
     /// Takes a node that has come into the generation that runs.
-    fn enlarge(&mut self, id: NodeId, todo: &mut Vec<Order>) {
+    fn enlarge(&mut self, now: Instant, id: NodeId, todo: &mut Vec<Order>) {
         let taken: Vec<u32> = self.members.values().filter_map(|member| member.number).collect();
         let wanted = self.members[&id].node.node_rank.into_iter();
         let number = wanted.chain(0..).find(|number| !taken.contains(number)).unwrap_or_default();
@@ -346,7 +365,7 @@ impl Fleet {
         let role_world_size = here.iter().filter(of_role).map(|node| node.workers).sum();
         let seat = Seat {
             generation: self.generation,
-            restarts: self.setbacks.len() as u32,
+            restarts: self.restarts.count as u32,
             node: number,
             nodes,
             first_rank: ranks.start,
@@ -357,7 +376,9 @@ impl Fleet {
             // Who is rank 0 of those that run changes as they come and go; they find each other by their coordinator.
             master: (address.clone(), *port),
         };
-        (member.number, member.stage, member.seats) = (Some(number), Stage::Running, ranks);
+        (member.number, member.stage, member.seats) = (Some(number), Stage::Running, ranks.clone());
+        let at = now.saturating_duration_since(self.began.0);
+        self.started.extend(ranks.map(|rank| (rank, at)));
         todo.push(Order::Enlarge(self.generation, id, seat));
     }
 
@@ -474,8 +495,9 @@ impl Fleet {
             (None, _) => None,
         };
         match cause {
-            Some(cause) if self.setbacks.len() < self.terms.max_restarts as usize => {
-                self.setbacks.push(cause)
+            Some(cause) if self.restarts.count < self.terms.max_restarts as usize => {
+                self.restarts.count += 1;
+                self.setbacks.push(cause);
             }
             Some(cause) => self.end(EndWhy::Failed(cause), todo),
             None => {}
@@ -503,17 +525,21 @@ impl Fleet {
         }
         let until = *gathering.last_call.get_or_insert(now + last_call);
         if here == most || now >= until {
-            self.begin(todo);
+            self.begin(now, todo);
         }
     }
 
-    fn begin(&mut self, todo: &mut Vec<Order>) {
+    fn begin(&mut self, now: Instant, todo: &mut Vec<Order>) {
         let seated = self.members.iter().map(|(id, member)| Seated {
             id: *id,
             node: &member.node,
             number: member.number,
         });
-        let seats = seats::deal(self.generation, self.setbacks.len() as u32, seated.collect());
+        let seats = seats::deal(self.generation, self.restarts.count as u32, seated.collect());
+        let at = now.saturating_duration_since(self.began.0);
+        let world_size = seats.first().map_or(0, |(_, seat)| seat.world_size);
+        self.started = (0..world_size).map(|rank| (rank, at)).collect();
+        self.restarts = self.restarts.got_over();
         for (id, seat) in &seats {
             let member = self.members.get_mut(id).expect("a seat is a member's");
             let seats = seat.first_rank..seat.first_rank + member.node.workers;
@@ -536,7 +562,8 @@ impl Fleet {
 
     fn end(&mut self, why: EndWhy, todo: &mut Vec<Order>) {
         self.phase = Phase::Over;
-        let end = End { why, setbacks: self.setbacks.clone() };
+        let (restarts, setbacks) = (self.restarts.count as u32, self.setbacks.clone());
+        let end = End { why, restarts, setbacks };
         todo.push(Order::End(self.members.keys().copied().collect(), end));
     }
 

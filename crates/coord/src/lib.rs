@@ -28,6 +28,7 @@ mod etcd;
 mod fleet;
 mod membership;
 mod rendezvous;
+mod restarts;
 mod server;
 mod store;
 
@@ -36,5 +37,6 @@ pub use fleet::{Event, Fleet, NodeId, Order, Patience, StopWhy, Wait};
 pub use membership::{Decision, Member, Membership};
 pub use phalanx_job::Notice;
 pub use rendezvous::{Meeting, rendezvous};
+pub use restarts::Restarts;
 pub use server::Coordinator;
 pub use store::{Client, Ledger, Limits, Sent};

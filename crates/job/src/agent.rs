@@ -241,7 +241,9 @@ pub enum Mishap {
 pub struct End {
     /// Why.
     pub why: EndWhy,
-    /// What the workers were started again for, in order.
+    /// How often workers were started again after a failure. Those that were lost at once are one.
+    pub restarts: u32,
+    /// What that was for, in order.
     pub setbacks: Vec<Setback>,
 }
 

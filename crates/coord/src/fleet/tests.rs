@@ -344,7 +344,10 @@ fn in_place(least: u32, max_restarts: u32) -> Play {
 fn a_worker_is_replaced_where_the_others_go_on_without_it_as_long_as_there_are_restarts() {
     let mut play = in_place(2, 1);
     let lost = |rank| FromAgent::Lost { generation: Generation(0), failure: failure(rank) };
+    // Two that are lost at once are one restart.
     assert_eq!(play.said(3, lost(3)), [Order::Replace(Generation(0), NodeId(3), Rank(3), 1)]);
+    assert_eq!(play.said(1, lost(0)), [Order::Replace(Generation(0), NodeId(1), Rank(0), 1)]);
+    assert_eq!(play.heed(Event::Begun(Generation(0), 4)), []);
     let orders = play.said(2, lost(1));
     assert_eq!(stopped(&orders), (vec![1, 3, 2], "on node 1 (n2): rank 1 exited with code 3".into()));
     // Others of that node may be lost before they hear of it.
@@ -353,7 +356,8 @@ fn a_worker_is_replaced_where_the_others_go_on_without_it_as_long_as_there_are_r
     play.ended(2, 0, Some(failure(1)));
     let orders = play.ended(3, 0, None);
     let EndWhy::Failed(setback) = end(&orders) else { panic!("{orders:?}") };
-    assert_eq!((setback.node, play.fleet.setbacks.len()), (1, 1));
+    let Some(Order::End(_, end)) = orders.last() else { unreachable!() };
+    assert_eq!((setback.node, end.restarts, end.setbacks.len()), (1, 1, 2));
     // Where not all go on, or some are done, all are stopped.
     let mut play = in_place(2, 3);
     play.heed(Event::InPlace(Generation(0), false));

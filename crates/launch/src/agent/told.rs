@@ -8,7 +8,7 @@ use std::time::Duration;
 
 /// What every node tells alike.
 pub(super) fn ended(crew: Crew<'_>, end: End, max_restarts: u32) -> Outcome {
-    let mut exit_code = end.exit_code();
+    let (mut exit_code, restarts) = (end.exit_code(), end.restarts as usize);
     let setbacks: Vec<Failure> = end.setbacks.into_iter().map(failure).collect();
     let max_restarts = max_restarts as usize;
     let (reason, failure) = match end.why {
@@ -23,7 +23,7 @@ pub(super) fn ended(crew: Crew<'_>, end: End, max_restarts: u32) -> Outcome {
         EndWhy::Failed(setback) if max_restarts == 0 => (EndReason::NoRestarts, Some(failure(setback))),
         EndWhy::Failed(setback) => (EndReason::RestartsUsed { max_restarts }, Some(failure(setback))),
     };
-    Outcome { failure, restarts: setbacks.len(), setbacks, ..outcome(crew, exit_code, reason) }
+    Outcome { failure, restarts, setbacks, ..outcome(crew, exit_code, reason) }
 }
 
 /// The end for a node that isn't told how the run ends.

@@ -39,8 +39,19 @@ pub(super) struct Course<'a> {
     goes_on: bool,
     /// The buffers before a step that doesn't count yet, which its forward passes change; else nothing.
     before_step: Vec<f32>,
+    /// Where the epoch at hand began for this rank.
+    epoch_start: Option<EpochStart>,
     /// When the membership before was left.
     pub(super) left: Option<Instant>,
+}
+
+/// Where an epoch began.
+#[derive(Clone, Copy)]
+struct EpochStart {
+    epoch: u64,
+    at: Instant,
+    /// The samples of the run by then.
+    samples: u64,
 }
 
 /// How a membership ends, if no rank is lost.
@@ -79,6 +90,7 @@ impl<'a> Course<'a> {
             concluded: false,
             goes_on: false,
             before_step: Vec::new(),
+            epoch_start: None,
             left: None,
         }
     }
@@ -170,7 +182,11 @@ impl<'a> Course<'a> {
     /// Makes the steps of the epoch at hand that are left, and ends it, unless the ranks are to do something else.
     fn epoch(&mut self, run: &mut Run<'_>, state: &mut State, last: u64) -> Result<Tally, Error> {
         let steps_per_epoch = run.steps_per_epoch();
-        let (epoch, start, samples_before) = (state.progress.epoch, Instant::now(), state.progress.samples);
+        let epoch = state.progress.epoch;
+        let now = EpochStart { epoch, at: Instant::now(), samples: state.progress.samples };
+        // It may have begun with others.
+        let start =
+            *self.epoch_start.insert(self.epoch_start.filter(|start| start.epoch == epoch).unwrap_or(now));
         let mut batches = run.batches(&state.progress)?;
         while state.progress.step < last && state.progress.step_in_epoch < steps_per_epoch {
             let (step, step_start) = (state.progress.step, Instant::now());
@@ -204,8 +220,8 @@ impl<'a> Course<'a> {
                 return Ok(tally);
             }
         }
-        let seconds = start.elapsed().as_secs_f64();
-        let samples_per_s = (state.progress.samples - samples_before) as f64 / seconds;
+        let seconds = start.at.elapsed().as_secs_f64();
+        let samples_per_s = (state.progress.samples - start.samples) as f64 / seconds;
         self.settle_checkpoint()?;
         let evaluation = self.worker.pulse().enter(Section::Evaluation);
         self.evaluation = evaluate(run, &mut state.average)?;
