@@ -172,7 +172,7 @@ impl Watch {
     fn start(&mut self, given: &Given<'_>, ties: &Ties, local: usize) -> Result<Watched, LaunchError> {
         let taken = |berth: &u32| self.all().any(|w| !w.ended && w.berth == Berth(*berth));
         let berth = Berth((0..).find(|berth| !taken(berth)).expect("there is always another number"));
-        let monitor = self.lookout.as_ref().map(Lookout::monitor).transpose()?;
+        let monitor = self.lookout.as_ref().and_then(Lookout::monitor);
         let started = self.start.elapsed();
         match Worker::start(given, ties, &self.guard, berth, local, monitor.clone()) {
             Ok(worker) => {

@@ -6,7 +6,6 @@ use crate::console::Backlog;
 use crate::hang::{Hang, HangLimits, LOOK_EVERY, Standing, Verdict, judge};
 use crate::news::{Berth, News};
 use crate::report::Report;
-use crate::spec::LaunchError;
 use crate::stack;
 use nix::sys::signal::Signal;
 use phalanx_job::Monitor;
@@ -60,9 +59,13 @@ impl Lookout {
         limits.any().then(|| Lookout { limits, news, backlog, folder, next: Instant::now(), all_wait: false })
     }
 
-    /// A pulse for a worker that is to be started.
-    pub(super) fn monitor(&self) -> Result<Arc<Monitor>, LaunchError> {
-        Monitor::make().map(Arc::new).map_err(LaunchError::system("memory for a worker's pulse"))
+    /// A pulse for a worker that is to be started. Where the system has no memory for it, as under a limit on the size of files,
+    /// the worker is not looked at.
+    pub(super) fn monitor(&self) -> Option<Arc<Monitor>> {
+        let unseen = |error| {
+            tracing::warn!("a worker that hangs won't be seen, without memory for its pulse: {error}")
+        };
+        Monitor::make().map(Arc::new).map_err(unseen).ok()
     }
 }
 
