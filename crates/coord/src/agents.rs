@@ -111,7 +111,7 @@ impl Agents {
             self.heed(&mut desk, Event::InPlace(generation, yes));
         }
         if let Notice::Begun { workers, .. } = &notice {
-            self.heed(&mut desk, Event::Begun(generation, workers.len()));
+            self.heed(&mut desk, Event::Begun(generation, workers.clone()));
         }
         let node = match &notice {
             Notice::Failed { rank, .. } | Notice::Silent { rank } => Some(desk.fleet.node_of(rank.0)),

@@ -14,9 +14,8 @@
 //! replaced, a lost node done without, one that comes taken in and one that leaves let go, and nobody else is stopped. Which
 //! ranks they have among themselves then is not decided here.
 //!
-//! A failed worker costs a restart. So does a lost node if fewer than the least number are left, and then others are waited
+//! A failed worker costs a restart, and so do several that are lost at once. So does a lost node if fewer than the least number are left, and then others are waited
 //! for; otherwise the run goes on with those that there are. Who comes or leaves costs nothing.
-//!
 
 mod admit;
 mod blame;
@@ -29,9 +28,9 @@ pub use orders::{Order, StopWhy, Wait};
 
 use crate::restarts::Restarts;
 use phalanx_job::{End, EndWhy, FromAgent, Mishap, Node, Seat, Setback, Terms, WorkerFailure};
-use phalanx_wire::Generation;
+use phalanx_wire::{Generation, Rank};
 use seats::Seated;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -73,8 +72,8 @@ pub enum Event {
     Gone(NodeId, String),
     /// Whether the workers of a generation go on without those that are lost.
     InPlace(Generation, bool),
-    /// So many workers of a generation have begun a membership.
-    Begun(Generation, usize),
+    /// These workers of a generation have begun a membership.
+    Begun(Generation, Vec<Rank>),
     /// Nothing but time has passed.
     Tick,
 }
@@ -94,6 +93,10 @@ pub struct Fleet {
     phase: Phase,
     /// Whether the workers of the generation that runs go on without those that are lost.
     in_place: bool,
+    /// The end of the ranks that its workers were started with.
+    ranks: u32,
+    /// Those of them that haven't come in yet, though the others have begun.
+    coming: BTreeSet<u32>,
     /// When each of its workers was started, after the run began, by the rank that it was started with.
     started: BTreeMap<u32, Duration>,
     /// How often workers were started again after a failure.
@@ -164,6 +167,8 @@ impl Fleet {
             generation,
             phase,
             in_place: false,
+            ranks: 0,
+            coming: BTreeSet::new(),
             started: BTreeMap::new(),
             restarts: Restarts::default(),
             setbacks,
@@ -219,7 +224,8 @@ impl Fleet {
             Event::InPlace(generation, yes) if generation == self.generation => self.in_place = yes,
             Event::Begun(generation, workers) if generation == self.generation => {
                 let all: u32 = self.members.values().map(|member| member.node.workers).sum();
-                if workers == all as usize {
+                workers.iter().for_each(|rank| _ = self.coming.remove(&rank.0));
+                if workers.len() == all as usize {
                     self.restarts = self.restarts.got_over();
                 }
             }
@@ -277,6 +283,11 @@ impl Fleet {
                 let Some(member) = self.members.get_mut(&id) else { return };
                 member.node.port = port;
                 member.stage = if is_running { Stage::Done } else { Stage::Ready };
+                let leaves = member.leaves;
+                if is_running && !leaves && self.in_place {
+                    self.release_late_comers(todo);
+                }
+                let Some(member) = self.members.get_mut(&id) else { return };
                 if is_running && member.leaves {
                     let seats = member.seats.clone();
                     self.members.remove(&id);
@@ -297,6 +308,9 @@ impl Fleet {
     }
 
     fn failed(&mut self, now: Instant, id: NodeId, failure: WorkerFailure, todo: &mut Vec<Order>) {
+        if self.goes_on() && self.is_coming(id) && self.members.len() > self.least() {
+            return self.do_without(id, &failure, todo);
+        }
         let setback = self.setback(now, &self.members[&id], Mishap::Worker(failure));
         if matches!(self.phase, Phase::Running) {
             // Its agent stops the others of that node without being told.
@@ -314,6 +328,29 @@ impl Fleet {
     fn goes_on(&self) -> bool {
         let all_run = self.members.values().all(|member| member.stage == Stage::Running);
         matches!(self.phase, Phase::Running) && self.in_place && all_run
+    }
+
+    /// Whether none of a node's workers has come in yet.
+    fn is_coming(&self, id: NodeId) -> bool {
+        self.members[&id].seats.clone().all(|rank| self.coming.contains(&rank))
+    }
+
+    /// The run is as good as over, and who comes now would wait for those that have ended.
+    fn release_late_comers(&mut self, todo: &mut Vec<Order>) {
+        let is_late = |id: &NodeId| self.runs(*id, self.generation) && self.is_coming(*id);
+        let late: Vec<NodeId> = self.members.keys().copied().filter(is_late).collect();
+        todo.extend(late.into_iter().map(|id| Order::Release(self.generation, id)));
+        self.coming.clear();
+    }
+
+    /// A node whose workers fail before any of them has come in is no reason to stop the others.
+    fn do_without(&mut self, id: NodeId, failure: &WorkerFailure, todo: &mut Vec<Order>) {
+        let Some(member) = self.members.remove(&id) else { return };
+        let why = failure.reported.as_ref().map_or(String::new(), |reported| format!(": {reported}"));
+        let reason = format!("rank {} {} before it came in{why}", failure.rank, failure.how);
+        todo.push(Order::Warn(format!("on {}: {reason}; the others go on", member.node.host)));
+        todo.push(Order::Refuse(id, reason));
+        todo.push(Order::DoWithout(self.generation, member.seats));
     }
 
     /// A worker was lost that the others of its node go on without.
@@ -337,18 +374,8 @@ impl Fleet {
         self.setbacks.push(self.setback(now, member, Mishap::Worker(failure)));
         self.restarts = restarts;
         self.started.insert(rank.0, at);
+        self.coming.insert(rank.0);
         todo.push(Order::Replace(self.generation, id, rank, restarts.count as u32));
-    }
-
-    /// The lowest ranks that no worker of the generation that runs was started with, so many in a row.
-    fn free_ranks(&self, workers: u32) -> Range<u32> {
-        let mut taken: Vec<&Range<u32>> = self.members.values().map(|member| &member.seats).collect();
-        taken.sort_by_key(|seats| seats.start);
-        let first = taken.iter().fold(0, |first, seats| match seats.start >= first + workers {
-            true => first,
-            false => first.max(seats.end),
-        });
-        first..first + workers
     }
 
     /// Takes a node that has come into the generation that runs.
@@ -356,7 +383,10 @@ impl Fleet {
         let taken: Vec<u32> = self.members.values().filter_map(|member| member.number).collect();
         let wanted = self.members[&id].node.node_rank.into_iter();
         let number = wanted.chain(0..).find(|number| !taken.contains(number)).unwrap_or_default();
-        let ranks = self.free_ranks(self.members[&id].node.workers);
+        // None that anybody has had: whoever had it may be late.
+        let ranks = self.ranks..self.ranks + self.members[&id].node.workers;
+        self.ranks = ranks.end;
+        self.coming.extend(ranks.clone());
         let nodes = self.members.len() as u32;
         let here: Vec<Node> = self.members.values().map(|member| member.node.clone()).collect();
         let Some(member) = self.members.get_mut(&id) else { return };
@@ -369,7 +399,7 @@ impl Fleet {
             node: number,
             nodes,
             first_rank: ranks.start,
-            // Where those of a node that is gone leave a hole which is too small, ranks go further than there are workers.
+            // Ranks go further than there are workers where nodes are gone.
             world_size: here.iter().map(|node| node.workers).sum::<u32>().max(ranks.end),
             first_role_rank: role_world_size - workers,
             role_world_size,
@@ -401,7 +431,7 @@ impl Fleet {
             (Phase::Running, Stage::Running) if self.goes_on() => {
                 todo.push(Order::Release(self.generation, id));
             }
-            (Phase::Running, Stage::Running) => self.stop(StopWhy::Left(host), Some(id), todo),
+            (Phase::Running, Stage::Running) => self.stop(StopWhy::Left(host), None, todo),
             (_, Stage::Running) => {}
         }
     }
@@ -411,12 +441,13 @@ impl Fleet {
         let host = self.members[&id].node.host.clone();
         let why = StopWhy::Asked(host, signal);
         match &mut self.phase {
-            Phase::Running => self.stop(why, Some(id), todo),
+            // Its agent may wait to be told.
+            Phase::Running => self.stop(why, None, todo),
             Phase::Stopping(stopping) => {
                 let is_new = !matches!(stopping.why, StopWhy::Asked(..));
                 if is_new {
                     stopping.why = why.clone();
-                    todo.push(Order::Stop(self.generation, self.running(Some(id)), why));
+                    todo.push(Order::Stop(self.generation, self.running(None), why));
                 }
             }
             Phase::Gathering(_) | Phase::Over => self.end(EndWhy::Asked { signal }, todo),
@@ -424,7 +455,9 @@ impl Fleet {
     }
 
     fn gone(&mut self, now: Instant, id: NodeId, how: String, todo: &mut Vec<Order>) {
-        let goes_on = self.goes_on() && self.members.len() > self.least();
+        let stays = |(other, member): (&NodeId, &Member)| *other != id && !member.leaves;
+        let staying = self.members.iter().filter(|member| stays(*member)).count();
+        let goes_on = self.goes_on() && staying >= self.least();
         let Some(member) = self.members.remove(&id) else { return };
         if member.stage == Stage::Running && goes_on {
             if !member.leaves {
@@ -539,6 +572,7 @@ impl Fleet {
         let at = now.saturating_duration_since(self.began.0);
         let world_size = seats.first().map_or(0, |(_, seat)| seat.world_size);
         self.started = (0..world_size).map(|rank| (rank, at)).collect();
+        (self.ranks, self.coming) = (world_size, BTreeSet::new());
         self.restarts = self.restarts.got_over();
         for (id, seat) in &seats {
             let member = self.members.get_mut(id).expect("a seat is a member's");

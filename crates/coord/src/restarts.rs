@@ -20,7 +20,7 @@ impl Restarts {
     /// that fails at once, again and again, uses restarts up.
     pub fn with(self, started: Duration, lost: Duration, now: Duration) -> Restarts {
         match self.last {
-            Some(last) if started <= last && lost <= last + TOGETHER => self,
+            Some(last) if started < last && lost <= last + TOGETHER => self,
             _ => Restarts { count: self.count + 1, last: Some(now) },
         }
     }

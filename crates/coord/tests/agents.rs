@@ -135,6 +135,7 @@ fn an_agent_that_is_gone_or_silent_is_lost_and_the_other_told() {
         a.say(&FromAgent::Ended { generation: Generation(0), failure: None, port: 1 }).unwrap();
         assert_eq!(begin(&a).world_size, 2);
         a.say(&FromAgent::Quit { signal: 15 }).unwrap();
+        assert!(matches!(hear(&a), ToAgent::Stop { signal: Some(15), .. }), "it is told when to stop");
         a.say(&FromAgent::Ended { generation: Generation(1), failure: None, port: 1 }).unwrap();
         let ToAgent::End(end) = hear(&a) else { panic!("it isn't over") };
         assert_eq!(end.why, EndWhy::Asked { signal: 15 });

@@ -260,8 +260,9 @@ impl Agent<'_> {
             Err(_) => watch.lose_patience().map(Happened::Told),
             Ok(News::Fleet(ToAgent::Stop { generation, why, signal })) if generation == own => {
                 self.undecided.clear();
+                let is_known = watch.is_stopping();
                 watch.obey(signal, MAX_GRACE);
-                Some(Happened::Told(Report::Ordered { why }))
+                (!is_known).then_some(Happened::Told(Report::Ordered { why }))
             }
             Ok(News::Fleet(ToAgent::Release { generation })) if generation == own => {
                 self.undecided.clear();
@@ -271,11 +272,13 @@ impl Agent<'_> {
             Ok(News::Fleet(ToAgent::Replace { generation, rank, restarts })) if generation == own => {
                 self.undecided.retain(|lost| *lost != rank);
                 (given.restarts, given.replaces) = (restarts as usize, true);
-                Some(Happened::Told(replace(watch, given, ties, rank)))
+                // One that is started while the others are being stopped would hear nothing of that.
+                (!watch.is_stopping()).then(|| Happened::Told(replace(watch, given, ties, rank)))
             }
             Ok(News::Fleet(ToAgent::Notice { generation, notice })) => {
                 watch.heed(News::Notice(generation, notice))
             }
+            Ok(News::Fleet(ToAgent::Refused { reason })) => return Err(LaunchError::Refused { reason }),
             Ok(News::Fleet(ToAgent::Told { words })) => Some(Happened::Told(Report::Told { words })),
             Ok(News::Alone(error)) => {
                 self.undecided.clear();

@@ -109,6 +109,9 @@ pub(crate) fn replace(watch: &mut Watch, given: &Given<'_>, ties: &Ties, rank: R
             let failure = watch.failures.last().expect("one that was lost").clone();
             Report::Replacing { failure, restart: given.restarts }
         }
-        Err(error) => Report::NotReplaced { rank, error: error.to_string() },
+        Err(error) => {
+            watch.not_replaced();
+            Report::NotReplaced { rank, error: error.to_string() }
+        }
     }
 }

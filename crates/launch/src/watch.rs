@@ -96,11 +96,14 @@ pub(crate) enum Happened {
 
 impl Watch {
     pub(crate) fn new(start: Instant, spec: &LaunchSpec, guard: Guard, lookout: Option<Lookout>) -> Watch {
+        // Where nodes are led, who leads them counts.
+        let is_led = spec.nodes.is_some() && spec.max_restarts > 0;
+        let max_restarts = if is_led { usize::MAX } else { spec.max_restarts };
         Watch {
             start,
             generation: Generation(0),
             grace: spec.grace.min(MAX_GRACE),
-            max_restarts: spec.max_restarts,
+            max_restarts,
             workers: Vec::new(),
             former: Vec::new(),
             guard,
@@ -262,6 +265,18 @@ impl Watch {
         let why = signal.map_or(StopWhy::Order, StopWhy::Signal);
         let kill_at = Instant::now() + self.grace;
         self.stop.get_or_insert(Stop { why, kill_at });
+    }
+
+    /// Whether all workers are to end.
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stop.is_some()
+    }
+
+    /// No other can be started in the place of a worker that was lost: where none is left that goes on without it, all have failed.
+    pub(crate) fn not_replaced(&mut self) {
+        if self.running().is_empty() {
+            self.stop.get_or_insert(Stop { why: StopWhy::Failure, kill_at: Instant::now() + self.grace });
+        }
     }
 
     /// Whether whoever is lost can be replaced while the others go on.

@@ -47,7 +47,7 @@ pub trait Strategy: Send {
     /// models, or don't answer.
     fn prepare(&mut self, parameters: &Parameters) -> Result<(), Error>;
 
-    /// The same where all ranks have the same values and buffers already: nothing is sent.
+    /// The same where all ranks have the same values and buffers already, which then aren't sent.
     fn prepare_alike(&mut self, parameters: &Parameters) -> Result<(), Error> {
         self.prepare(parameters)
     }

@@ -28,6 +28,8 @@ pub struct Worker {
     pulse: Pulse,
     /// How many threads compute for all ranks of this host together.
     host_threads: usize,
+    /// How many of them may be this rank's: no more than it has cores, or began with.
+    most_threads: usize,
     run_dir: Option<PathBuf>,
     /// Kept open: as long as it is, this worker counts as alive.
     link: Option<Arc<Mutex<Link>>>,
@@ -71,6 +73,7 @@ impl Worker {
         Worker {
             rank: Arc::new(AtomicU32::new(group.rank().0)),
             host_threads: device.threads() * group.local_world_size(),
+            most_threads: cores().max(device.threads()),
             group: Mutex::new(group),
             device,
             pulse,
@@ -169,6 +172,7 @@ impl Worker {
             rank,
             // In terms of the ranks that there are when all are there: one that comes anew may find fewer.
             host_threads: device.threads() * env.local_world_size.max(1),
+            most_threads: cores().max(device.threads()),
             group: Mutex::new(group),
             device,
             pulse,

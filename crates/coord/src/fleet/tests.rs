@@ -319,13 +319,13 @@ fn who_comes_is_taken_in_and_who_leaves_let_go_at_no_cost() {
     assert_eq!(stopped(&play.come(2, 1)), (vec![1], "node n2 has come".into()));
     assert_eq!(begun(&play.ended(1, 0, None), 1), [(1, 0, 0), (2, 1, 1)]);
     let orders = play.said(1, FromAgent::Leave { signal: 15 });
-    assert_eq!(stopped(&orders), (vec![2], "node n1 leaves".into()));
+    assert_eq!(stopped(&orders), (vec![1, 2], "node n1 leaves".into()));
     play.ended(2, 1, None);
     assert_eq!(begun(&play.ended(1, 1, None), 2), [(2, 0, 0)]);
     assert_eq!(play.gone(1), []);
     // The last one can't leave without ending the run.
     let orders = play.said(2, FromAgent::Leave { signal: 15 });
-    assert_eq!(stopped(&orders).0, [] as [u64; 0]);
+    assert_eq!(stopped(&orders).0, [2]);
     assert_eq!(end(&play.ended(2, 2, None)), EndWhy::Asked { signal: 15 });
 }
 
@@ -337,6 +337,7 @@ fn in_place(least: u32, max_restarts: u32) -> Play {
     play.come(3, 2);
     begun(&play.pass(LAST_CALL), 0);
     assert_eq!(play.heed(Event::InPlace(Generation(0), true)), []);
+    play.now += Duration::from_millis(100);
     play
 }
 
@@ -347,7 +348,7 @@ fn a_worker_is_replaced_where_the_others_go_on_without_it_as_long_as_there_are_r
     // Two that are lost at once are one restart.
     assert_eq!(play.said(3, lost(3)), [Order::Replace(Generation(0), NodeId(3), Rank(3), 1)]);
     assert_eq!(play.said(1, lost(0)), [Order::Replace(Generation(0), NodeId(1), Rank(0), 1)]);
-    assert_eq!(play.heed(Event::Begun(Generation(0), 4)), []);
+    assert_eq!(play.heed(Event::Begun(Generation(0), (0..4).map(Rank).collect())), []);
     let orders = play.said(2, lost(1));
     assert_eq!(stopped(&orders), (vec![1, 3, 2], "on node 1 (n2): rank 1 exited with code 3".into()));
     // Others of that node may be lost before they hear of it.
@@ -386,11 +387,22 @@ fn nodes_come_and_go_while_the_others_go_on() {
     assert_eq!(play.said(3, lost), []);
     assert_eq!(play.ended(3, 0, None), [Order::DoWithout(Generation(0), 2..4)]);
     assert_eq!(play.gone(3), []);
-    // Another takes the number that is free, and the ranks.
+    // Another takes the number that is free, and ranks that nobody has had.
     let orders = play.come(5, 1);
     let [Order::Enlarge(_, _, seat)] = &orders[..] else { panic!("{orders:?}") };
-    assert_eq!((seat.node, seat.nodes, seat.first_rank, seat.world_size), (0, 3, 0, 4));
-    play.gone(5);
+    assert_eq!((seat.node, seat.nodes, seat.first_rank, seat.world_size), (0, 3, 6, 7));
+    // One whose worker fails before it has come in is sent away.
+    let failed = FromAgent::Failed { generation: Generation(0), failure: failure(6) };
+    let orders = play.said(5, failed);
+    assert!(
+        matches!(&orders[..], [Order::Warn(_), Order::Refuse(NodeId(5), reason), Order::DoWithout(_, seats)]
+        if reason == "rank 6 exited with code 3 before it came in" && *seats == (6..7)),
+        "{orders:?}"
+    );
+    // One that hasn't come in when others are done comes too late.
+    let mut late = in_place(2, 0);
+    late.come(4, 1);
+    assert_eq!(late.ended(1, 0, None), [Order::Release(Generation(0), NodeId(4))]);
     // With fewer than the least number all have to wait.
     assert!(stopped(&play.gone(2)).1.contains("lost"));
     assert!(matches!(end(&play.ended(4, 0, None)), EndWhy::Failed(_)));
@@ -416,7 +428,7 @@ fn a_run_that_is_asked_to_end_ends_everywhere() {
         play.come(1, 1);
         play.come(2, 1);
         let orders = play.said(1, FromAgent::Quit { signal: 2 });
-        assert_eq!(stopped(&orders), (vec![2], "node n1 was asked by signal 2 to end the run".into()));
+        assert_eq!(stopped(&orders), (vec![1, 2], "node n1 was asked by signal 2 to end the run".into()));
         // However badly the workers take it.
         play.ended(2, 0, Some(failure(1)));
         assert_eq!(end(&play.ended(1, 0, None)), EndWhy::Asked { signal: 2 });

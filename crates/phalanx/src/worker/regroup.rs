@@ -64,7 +64,8 @@ impl Worker {
                     self.rank.store(rank.0, Ordering::Relaxed);
                     self.followed.store(false, Ordering::Relaxed);
                     // The cores of those that are lost are idle until others come in their place.
-                    self.device.set_threads(self.host_threads / group.local_world_size());
+                    let share = self.host_threads / group.local_world_size();
+                    self.device.set_threads(share.min(self.most_threads));
                     *locked(&self.group) = group;
                     return Ok(());
                 }

@@ -207,7 +207,10 @@ impl World {
                 Some(generation) => self.play.heed(Event::InPlace(Generation(generation), yes)),
                 None => Vec::new(),
             },
-            Act::Lose(node) => match id_of(&node).and_then(|id| Some((id, *self.running.get(&id)?))) {
+            Act::Lose(node) => match id_of(&node)
+                .filter(|id| self.play.beating.contains(&NodeId(*id)))
+                .and_then(|id| Some((id, *self.running.get(&id)?)))
+            {
                 Some((id, generation)) => {
                     self.mishap = true;
                     self.lost.push(id);
@@ -223,11 +226,10 @@ impl World {
         self.obey(orders);
     }
 
-    /// An agent that has lost a worker was told what to do about it, or that all are to stop; or it leaves.
+    /// An agent that has lost a worker was told what to do about it, or that all are to stop.
     fn nobody_waits_in_vain(&mut self) {
-        let leaves = |id: &u64| self.play.fleet.members.get(&NodeId(*id)).is_none_or(|member| member.leaves);
         let stops = matches!(self.play.fleet.phase, Phase::Stopping(_) | Phase::Over);
-        assert!(stops || self.lost.iter().all(leaves), "{:?} wait", self.lost);
+        assert!(stops || self.lost.is_empty(), "{:?} wait", self.lost);
         self.lost.clear();
     }
 
