@@ -184,6 +184,7 @@ fn a_rank_that_has_no_memory_says_so_to_all() {
 
 #[test]
 fn survivors_go_on_in_memory_of_their_own() {
+    let summed = std::sync::Barrier::new(3);
     connected(
         Endpoint::bind,
         3,
@@ -195,6 +196,8 @@ fn survivors_go_on_in_memory_of_their_own() {
             fill(&mut values, rank);
             group.all_reduce(&mut values, ReduceOp::Sum).unwrap();
             assert!(is_sum(&values, 3));
+            // It leaves when all have their sums.
+            summed.wait();
             if rank == 1 {
                 return group.abort("leaves");
             }

@@ -4,7 +4,7 @@ use crate::agent;
 use crate::crew::Crew;
 use crate::given::{Given, descriptor, master_port, pass};
 use crate::news::News;
-use crate::report::{Outcome, Report};
+use crate::report::{Failure, Outcome, Report, Who};
 use crate::restart::{self, Decision};
 use crate::spec::{LaunchError, LaunchSpec};
 use crate::watch::{Happened, Watch};
@@ -106,7 +106,9 @@ pub(crate) fn replace(watch: &mut Watch, given: &Given<'_>, ties: &Ties, rank: R
     match started.and_then(|_| watch.replace(given, ties, rank)) {
         Ok(()) => {
             // What was lost is counted when it is seen.
-            let failure = watch.failures.last().expect("one that was lost").clone();
+            let is_of =
+                |failure: &&Failure| matches!(&failure.who, Who::Worker { rank: of, .. } if *of == rank);
+            let failure = watch.failures.iter().rev().find(is_of).expect("one that was lost").clone();
             Report::Replacing { failure, restart: given.restarts }
         }
         Err(error) => {
