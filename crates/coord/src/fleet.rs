@@ -244,8 +244,7 @@ impl Fleet {
         if let Err(reason) = admit::admit(&self.terms, &here, &node) {
             return todo.push(Order::Refuse(id, reason));
         }
-        let (began, clock_ms) = self.began;
-        let clock_ms = clock_ms + now.saturating_duration_since(began).as_millis() as u64;
+        let clock_ms = self.began.1 + self.since_start(now).as_millis() as u64;
         todo.extend(admit::doubts(&self.terms, clock_ms, &node).map(Order::Warn));
         let host = node.host.clone();
         let (number, stage, seats) = (None, Stage::Ready, 0..0);
@@ -283,15 +282,13 @@ impl Fleet {
                 let Some(member) = self.members.get_mut(&id) else { return };
                 member.node.port = port;
                 member.stage = if is_running { Stage::Done } else { Stage::Ready };
-                let leaves = member.leaves;
-                if is_running && !leaves && self.in_place {
-                    self.release_late_comers(todo);
-                }
-                let Some(member) = self.members.get_mut(&id) else { return };
-                if is_running && member.leaves {
-                    let seats = member.seats.clone();
-                    self.members.remove(&id);
-                    todo.push(Order::DoWithout(generation, seats));
+                match (is_running, member.leaves) {
+                    (true, true) => {
+                        todo.push(Order::DoWithout(generation, member.seats.clone()));
+                        self.members.remove(&id);
+                    }
+                    (true, false) if self.in_place => self.release_late_comers(todo),
+                    _ => {}
                 }
             }
             // Of a generation that is over for this node.
@@ -359,7 +356,7 @@ impl Fleet {
         if member.leaves {
             return;
         }
-        let (rank, at) = (failure.rank, now.saturating_duration_since(self.began.0));
+        let (rank, at) = (failure.rank, self.since_start(now));
         let started = self.started.get(&rank.0).copied().unwrap_or_default();
         let restarts = self.restarts.with(started, at, at);
         if !self.goes_on() || restarts.count > self.terms.max_restarts as usize {
@@ -387,34 +384,36 @@ impl Fleet {
         let ranks = self.ranks..self.ranks + self.members[&id].node.workers;
         self.ranks = ranks.end;
         self.coming.extend(ranks.clone());
-        let nodes = self.members.len() as u32;
-        let here: Vec<Node> = self.members.values().map(|member| member.node.clone()).collect();
-        let Some(member) = self.members.get_mut(&id) else { return };
-        let Node { workers, role, address, port, .. } = &member.node;
-        let of_role = |node: &&Node| node.role == *role;
-        let role_world_size = here.iter().filter(of_role).map(|node| node.workers).sum();
+        let Node { workers, role, address, port, .. } = &self.members[&id].node;
+        let here = || self.members.values().map(|member| &member.node);
+        let role_world_size = here().filter(|node| node.role == *role).map(|node| node.workers).sum();
         let seat = Seat {
             generation: self.generation,
             restarts: self.restarts.count as u32,
             node: number,
-            nodes,
+            nodes: self.members.len() as u32,
             first_rank: ranks.start,
             // Ranks go further than there are workers where nodes are gone.
-            world_size: here.iter().map(|node| node.workers).sum::<u32>().max(ranks.end),
+            world_size: here().map(|node| node.workers).sum::<u32>().max(ranks.end),
             first_role_rank: role_world_size - workers,
             role_world_size,
             // Who is rank 0 of those that run changes as they come and go; they find each other by their coordinator.
             master: (address.clone(), *port),
         };
+        let Some(member) = self.members.get_mut(&id) else { return };
         (member.number, member.stage, member.seats) = (Some(number), Stage::Running, ranks.clone());
-        let at = now.saturating_duration_since(self.began.0);
+        let at = self.since_start(now);
         self.started.extend(ranks.map(|rank| (rank, at)));
         todo.push(Order::Enlarge(self.generation, id, seat));
     }
 
+    fn since_start(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.began.0)
+    }
+
     fn setback(&self, now: Instant, member: &Member, what: Mishap) -> Setback {
         let (generation, node) = (self.generation, member.number.unwrap_or_default());
-        let after_ms = now.saturating_duration_since(self.began.0).as_millis() as u64;
+        let after_ms = self.since_start(now).as_millis() as u64;
         Setback { generation, node, host: member.node.host.clone(), after_ms, what }
     }
 
@@ -569,7 +568,7 @@ impl Fleet {
             number: member.number,
         });
         let seats = seats::deal(self.generation, self.restarts.count as u32, seated.collect());
-        let at = now.saturating_duration_since(self.began.0);
+        let at = self.since_start(now);
         let world_size = seats.first().map_or(0, |(_, seat)| seat.world_size);
         self.started = (0..world_size).map(|rank| (rank, at)).collect();
         (self.ranks, self.coming) = (world_size, BTreeSet::new());

@@ -222,18 +222,8 @@ mod tests {
     use super::*;
     use crate::frame::{read_frame, write_frame};
     use crate::ids::{Generation, Rank};
+    use crate::pair::{pair, soon};
     use crate::secret::Secret;
-    use std::net::TcpListener;
-
-    fn soon() -> Deadline {
-        Deadline::after(Duration::from_secs(20))
-    }
-
-    fn pair() -> (TcpStream, TcpStream) {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let dialed = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        (dialed, listener.accept().unwrap().0)
-    }
 
     /// Has `f` go over both ends of a connection of each kind that this build has.
     fn check(f: impl Fn(Channel, Channel)) {

@@ -26,6 +26,8 @@ mod deadline;
 mod frame;
 mod handshake;
 mod ids;
+#[cfg(test)]
+mod pair;
 mod pass;
 mod secret;
 mod strangers;

@@ -50,7 +50,7 @@ pub(crate) struct RunArgs {
     /// The address at which other nodes reach this one [default: that from which it reaches the first node].
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) local_addr: Option<String>,
-    /// How often all workers are started again after one has failed.
+    /// How often workers are started again after a failure: all of them, or where the others go on in place, those that failed.
     #[arg(long, default_value_t = 0, value_name = "N")]
     pub(crate) max_restarts: usize,
     /// Accepted, and without effect: nothing is polled, a failure is seen at once.

@@ -1,6 +1,6 @@
 //! Workers that make no progress, in programs with a loop of their own.
 
-use super::nodes::{Agent, Site};
+use super::nodes::Site;
 use super::run;
 use super::user::{phalanx, text};
 use phalanx::comm::{Rank, ReduceOp};
@@ -78,15 +78,7 @@ fn a_worker_that_spins_on_another_node_is_found_there_and_told_to_all() {
     }
     let body = "hang::a_worker_that_spins_on_another_node_is_found_there_and_told_to_all";
     let site = Site::new(&["--nnodes", "2", "--max-restarts", "1", "--hang-timeout", "step=1"]);
-    let start = |name: &str| {
-        let mut command = site.command(name, &[]);
-        command.env("PHALANX_TEST", body).env("RUST_BACKTRACE", "0").arg("--");
-        command.arg(std::env::current_exe().unwrap()).args(["--exact", body, "--nocapture"]);
-        Agent::of(command)
-    };
-    let first = start("a");
-    first.waits_for_others();
-    for (rank, agent) in [first, start("b")].into_iter().enumerate() {
+    for (rank, agent) in site.two_of_test(body).into_iter().enumerate() {
         let (code, out, said) = agent.end();
         assert_eq!(code, 0, "{said}");
         assert!(out.contains(&format!("rank {rank} made 5 steps")), "{out}{said}");

@@ -58,10 +58,24 @@ impl Site {
 
     /// Two agents with a worker each.
     fn two(&self, script: &str) -> [Agent; 2] {
+        self.two_of(|name| self.start(name, &[], script))
+    }
+
+    /// Two agents whose workers are this test, as which they know themselves by `PHALANX_TEST`.
+    pub(crate) fn two_of_test(&self, body: &str) -> [Agent; 2] {
+        self.two_of(|name| {
+            let mut command = self.command(name, &[]);
+            command.env("PHALANX_TEST", body).env("RUST_BACKTRACE", "0").arg("--");
+            command.arg(std::env::current_exe().unwrap()).args(["--exact", body, "--nocapture"]);
+            Agent::of(command)
+        })
+    }
+
+    fn two_of(&self, start: impl Fn(&str) -> Agent) -> [Agent; 2] {
         // The first one is to have rank 0.
-        let first = self.start("a", &[], script);
+        let first = start("a");
         first.waits_for_others();
-        [first, self.start("b", &[], script)]
+        [first, start("b")]
     }
 }
 
@@ -526,15 +540,7 @@ fn workers_of_ours_meet_over_two_nodes_and_again_after_one_was_killed() {
         return;
     }
     let site = Site::new(&["--nnodes", "2", "--nproc-per-node", "2", "--max-restarts", "1"]);
-    let start = |name: &str| {
-        let mut command = site.command(name, &[]);
-        command.env("PHALANX_TEST", body).env("RUST_BACKTRACE", "0").arg("--");
-        command.arg(std::env::current_exe().unwrap()).args(["--exact", body, "--nocapture"]);
-        Agent::of(command)
-    };
-    let first = start("a");
-    first.waits_for_others();
-    for (node, agent) in [first, start("b")].into_iter().enumerate() {
+    for (node, agent) in site.two_of_test(body).into_iter().enumerate() {
         let (code, out, said) = agent.end();
         assert_eq!(code, 0, "{said}");
         for rank in [2 * node, 2 * node + 1] {

@@ -1,18 +1,8 @@
 //! Sessions, and one who stands in between.
 
 use super::*;
+use crate::pair::{pair, soon};
 use crate::{Generation, HandshakeError, Hello, Rank, Secret, Side, handshake};
-use std::net::TcpListener;
-
-fn soon() -> Deadline {
-    Deadline::after(Duration::from_secs(20))
-}
-
-fn pair() -> (TcpStream, TcpStream) {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let dialed = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    (dialed, listener.accept().unwrap().0)
-}
 
 fn hello(rank: u32) -> Hello {
     Hello { purpose: "comm".into(), rank: Rank(rank), generation: Generation(7) }
