@@ -1,9 +1,10 @@
 //! The agents' end of the coordinator: their connections, and a thread that watches the time. What follows from what they say
 //! is decided by [`Fleet`] alone; this hands it on.
 
-use crate::fleet::{Event, Fleet, NodeId, Order};
-use phalanx_job::{AGENT_BEAT, FromAgent, MAX_FRAME, Notice, ToAgent};
-use phalanx_wire::{Channel, Generation, read_frame, write_frame};
+use crate::fleet::{Event, Fleet, Left, NodeId, Order, Patience};
+use crate::succession::{RollCall, Verdict};
+use phalanx_job::{AGENT_BEAT, FromAgent, MAX_FRAME, Notice, Standing, Terms, ToAgent};
+use phalanx_wire::{Channel, Generation, Rank, read_frame, write_frame};
 use std::collections::BTreeMap;
 use std::net::Shutdown;
 use std::ops::Range;
@@ -36,13 +37,58 @@ pub(crate) enum Change {
     Expect(Generation, Range<u32>),
     /// Those are lost.
     DoWithout(Generation, Range<u32>),
+    /// The one that was started with this rank has ended.
+    Forget(Generation, Rank),
+    /// Those of this generation are served from now on, which another coordinator has left.
+    Resume(Generation, Left),
 }
 
 struct Desk {
-    fleet: Fleet,
+    leader: Leader,
     links: BTreeMap<NodeId, Channel>,
     last: u64,
     closed: bool,
+    /// How the run stood when it was told last.
+    told: Option<Standing>,
+}
+
+/// What decides.
+enum Leader {
+    /// A fleet.
+    Fleet(Fleet),
+    /// What another coordinator has left, until those that it led have come back.
+    Called(RollCall, Setting),
+    /// Nobody: too few have come back, and this is what they are told.
+    Nobody(String),
+}
+
+/// What a fleet is made of, besides what another coordinator has left.
+pub(crate) struct Setting {
+    pub(crate) terms: Terms,
+    pub(crate) patience: Patience,
+    /// This machine's wall clock, in milliseconds since 1970.
+    pub(crate) clock_ms: u64,
+}
+
+impl Desk {
+    fn fleet(&self) -> Option<&Fleet> {
+        match &self.leader {
+            Leader::Fleet(fleet) => Some(fleet),
+            Leader::Called(..) | Leader::Nobody(_) => None,
+        }
+    }
+
+    /// When the leader wants to hear that time has passed.
+    fn wake_at(&self) -> Option<Instant> {
+        match &self.leader {
+            Leader::Fleet(fleet) => fleet.wake_at(),
+            Leader::Called(call, ..) => match call.verdict(Instant::now()) {
+                Verdict::Wait(until) => Some(until),
+                Verdict::Lead | Verdict::GiveUp(_) => None,
+            },
+            Leader::Nobody(_) => None,
+        }
+    }
 }
 
 impl Agents {
@@ -51,7 +97,24 @@ impl Agents {
         fleet: Fleet,
         change: impl Fn(Change) + Send + Sync + 'static,
     ) -> std::io::Result<Arc<Agents>> {
-        let desk = Mutex::new(Desk { fleet, links: BTreeMap::new(), last: 0, closed: false });
+        Agents::start(Leader::Fleet(fleet), change)
+    }
+
+    /// The same in the place of another coordinator, with whoever comes back.
+    pub(crate) fn succeed(
+        call: RollCall,
+        setting: Setting,
+        change: impl Fn(Change) + Send + Sync + 'static,
+    ) -> std::io::Result<Arc<Agents>> {
+        Agents::start(Leader::Called(call, setting), change)
+    }
+
+    fn start(
+        leader: Leader,
+        change: impl Fn(Change) + Send + Sync + 'static,
+    ) -> std::io::Result<Arc<Agents>> {
+        let desk = Desk { leader, links: BTreeMap::new(), last: 0, closed: false, told: None };
+        let desk = Mutex::new(desk);
         let (notices, noticed) = channel();
         let agents = Arc::new(Agents { desk, bell: Condvar::new(), change: Box::new(change), notices });
         let watching = Arc::clone(&agents);
@@ -110,11 +173,13 @@ impl Agents {
         if let Notice::InPlace(yes) = notice {
             self.heed(&mut desk, Event::InPlace(generation, yes));
         }
-        if let Notice::Begun { workers, .. } = &notice {
-            self.heed(&mut desk, Event::Begun(generation, workers.clone()));
+        if let Notice::Begun { generation: membership, workers } = &notice {
+            self.heed(&mut desk, Event::Begun(generation, *membership, workers.clone()));
         }
         let node = match &notice {
-            Notice::Failed { rank, .. } | Notice::Silent { rank } => Some(desk.fleet.node_of(rank.0)),
+            Notice::Failed { rank, .. } | Notice::Silent { rank } => {
+                Some(desk.fleet().and_then(|fleet| fleet.node_of(rank.0)))
+            }
             Notice::Begun { .. } | Notice::InPlace(_) => None,
         };
         let concerned = desk.links.iter().filter(|(id, _)| node.is_none_or(|node| node == Some(**id)));
@@ -170,7 +235,7 @@ impl Agents {
                 desk.links.values().for_each(|link| say(link, &ToAgent::Beat));
                 beat_at = now + AGENT_BEAT;
             }
-            let wake_at = desk.fleet.wake_at().map_or(beat_at, |at| at.min(beat_at));
+            let wake_at = desk.wake_at().map_or(beat_at, |at| at.min(beat_at));
             let left = wake_at.saturating_duration_since(Instant::now());
             desk = self
                 .bell
@@ -179,9 +244,72 @@ impl Agents {
         }
     }
 
-    /// Hands an event to the fleet, and does what it orders.
+    /// Hands an event to whoever decides, and does what is ordered.
     fn heed(&self, desk: &mut Desk, event: Event) {
-        let orders = desk.fleet.heed(Instant::now(), event);
+        let now = Instant::now();
+        let is_beat = matches!(event, Event::Said(_, FromAgent::Beat));
+        let orders = match &mut desk.leader {
+            Leader::Fleet(fleet) => fleet.heed(now, event),
+            Leader::Called(call, ..) => {
+                call.heed(event);
+                return self.conclude(desk, now);
+            }
+            Leader::Nobody(reason) => match event {
+                Event::Said(id, FromAgent::Return(_) | FromAgent::Join(_)) => {
+                    vec![Order::Refuse(id, reason.clone())]
+                }
+                _ => return,
+            },
+        };
+        if !is_beat || !orders.is_empty() {
+            self.tell_standing(desk, now);
+        }
+        self.follow(desk, orders);
+    }
+
+    /// Leads those that have come back, if it is time.
+    fn conclude(&self, desk: &mut Desk, now: Instant) {
+        let Leader::Called(call, ..) = &desk.leader else { return };
+        match call.verdict(now) {
+            Verdict::Wait(_) => {}
+            Verdict::Lead => {
+                let nobody = Leader::Nobody(String::new());
+                let Leader::Called(call, setting) = std::mem::replace(&mut desk.leader, nobody) else {
+                    return;
+                };
+                let Setting { terms, patience, clock_ms } = setting;
+                let (fleet, orders) = call.lead(terms, patience, now, clock_ms);
+                desk.leader = Leader::Fleet(fleet);
+                self.tell_standing(desk, now);
+                self.follow(desk, orders);
+            }
+            Verdict::GiveUp(reason) => {
+                let all = desk.links.keys().map(|id| Order::Refuse(*id, reason.clone())).collect();
+                desk.leader = Leader::Nobody(reason);
+                self.follow(desk, all);
+            }
+        }
+    }
+
+    /// Tells all agents how the run stands, if that is new to them: before whatever follows from it.
+    fn tell_standing(&self, desk: &mut Desk, now: Instant) {
+        let Some(fleet) = desk.fleet().filter(|fleet| !fleet.is_over()) else { return };
+        let mut standing = fleet.standing(now);
+        if let Some(told) = &desk.told {
+            let elapsed_ms = std::mem::replace(&mut standing.elapsed_ms, told.elapsed_ms);
+            standing.version = told.version;
+            if standing == *told {
+                return;
+            }
+            (standing.elapsed_ms, standing.version) = (elapsed_ms, told.version + 1);
+        }
+        let message = ToAgent::Standing(Box::new(standing.clone()));
+        desk.links.values().for_each(|link| say(link, &message));
+        desk.told = Some(standing);
+    }
+
+    /// Does what is ordered.
+    fn follow(&self, desk: &mut Desk, orders: Vec<Order>) {
         let links = &desk.links;
         let tell = |id: &NodeId, message: &ToAgent| {
             if let Some(link) = links.get(id) {
@@ -206,15 +334,19 @@ impl Agents {
                     seats.into_iter().for_each(|(id, seat)| tell(&id, &ToAgent::Begin(seat)));
                 }
                 Order::Enlarge(generation, id, seat) => {
-                    let workers = desk.fleet.seats_of(id);
+                    let workers = desk.fleet().map_or(0..0, |fleet| fleet.seats_of(id));
                     (self.change)(Change::Expect(generation, workers));
                     tell(&id, &ToAgent::Begin(seat));
                     // The others were told when that began.
                     tell(&id, &ToAgent::Notice { generation, notice: Notice::InPlace(true) });
                 }
                 Order::Replace(generation, id, rank, restarts) => {
+                    (self.change)(Change::Forget(generation, rank));
                     tell(&id, &ToAgent::Replace { generation, rank, restarts });
                 }
+                Order::Forget(generation, rank) => (self.change)(Change::Forget(generation, rank)),
+                Order::Resume(generation, left) => (self.change)(Change::Resume(generation, left)),
+                Order::Farewell(id) => tell(&id, &ToAgent::Farewell),
                 Order::Release(generation, id) => tell(&id, &ToAgent::Release { generation }),
                 Order::DoWithout(generation, seats) => {
                     (self.change)(Change::DoWithout(generation, seats));

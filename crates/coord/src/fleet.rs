@@ -21,13 +21,17 @@ mod admit;
 mod blame;
 mod orders;
 mod seats;
+mod standing;
 #[cfg(test)]
 mod tests;
 
-pub use orders::{Order, StopWhy, Wait};
+pub use orders::{Left, Order, Wait};
+pub(crate) use standing::numbers;
 
 use crate::restarts::Restarts;
-use phalanx_job::{End, EndWhy, FromAgent, Mishap, Node, Seat, Setback, Terms, WorkerFailure};
+use phalanx_job::{
+    End, EndWhy, FromAgent, Mishap, Node, Seat, Setback, Stage, StopWhy, Terms, WorkerFailure,
+};
 use phalanx_wire::{Generation, Rank};
 use seats::Seated;
 use std::collections::{BTreeMap, BTreeSet};
@@ -36,6 +40,10 @@ use std::time::{Duration, Instant};
 
 /// Nothing was heeded for so long: this end was deaf. In a run of nodes something is heard all the time.
 const DEAF: Duration = Duration::from_millis(500);
+
+/// How long nodes that fell silent count among those of whom half have to be left: whoever is cut off from others loses them
+/// one after the other, and they may go on without it.
+const CUT: Duration = Duration::from_secs(10);
 
 /// A node, by the number of its agent's connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -72,8 +80,8 @@ pub enum Event {
     Gone(NodeId, String),
     /// Whether the workers of a generation go on without those that are lost.
     InPlace(Generation, bool),
-    /// These workers of a generation have begun a membership.
-    Begun(Generation, Vec<Rank>),
+    /// These workers of a generation have begun a membership, which has a generation of its own, in the order of their ranks.
+    Begun(Generation, Generation, Vec<Rank>),
     /// Nothing but time has passed.
     Tick,
 }
@@ -97,6 +105,12 @@ pub struct Fleet {
     ranks: u32,
     /// Those of them that haven't come in yet, though the others have begun.
     coming: BTreeSet<u32>,
+    /// The newest membership of its workers.
+    membership: Option<(Generation, Vec<Rank>)>,
+    /// How many coordinators there were before.
+    term: u32,
+    /// When nodes fell silent.
+    silent: Vec<Instant>,
     /// When each of its workers was started, after the run began, by the rank that it was started with.
     started: BTreeMap<u32, Duration>,
     /// How often workers were started again after a failure.
@@ -115,17 +129,6 @@ struct Member {
     stage: Stage,
     /// Whether it goes as soon as its workers have ended.
     leaves: bool,
-}
-
-/// What a node's workers do.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Stage {
-    /// There are none.
-    Ready,
-    /// They run, or are being stopped.
-    Running,
-    /// All of this generation have ended well.
-    Done,
 }
 
 #[derive(Debug)]
@@ -169,6 +172,9 @@ impl Fleet {
             in_place: false,
             ranks: 0,
             coming: BTreeSet::new(),
+            membership: None,
+            term: 0,
+            silent: Vec::new(),
             started: BTreeMap::new(),
             restarts: Restarts::default(),
             setbacks,
@@ -222,16 +228,18 @@ impl Fleet {
             Event::Said(id, said) => self.said(now, id, said, &mut todo),
             Event::Gone(id, how) => self.gone(now, id, how, &mut todo),
             Event::InPlace(generation, yes) if generation == self.generation => self.in_place = yes,
-            Event::Begun(generation, workers) if generation == self.generation => {
+            Event::Begun(generation, membership, workers) if generation == self.generation => {
                 let all: u32 = self.members.values().map(|member| member.node.workers).sum();
                 workers.iter().for_each(|rank| _ = self.coming.remove(&rank.0));
                 if workers.len() == all as usize {
                     self.restarts = self.restarts.got_over();
                 }
+                self.membership = Some((membership, workers));
             }
             Event::InPlace(..) | Event::Begun(..) | Event::Tick => {}
         }
         self.find_silent(now, &mut todo);
+        self.find_cut(now, &mut todo);
         self.go_on(now, &mut todo);
         todo
     }
@@ -266,7 +274,10 @@ impl Fleet {
         };
         member.heard = now;
         match said {
-            FromAgent::Join(_) | FromAgent::Beat => {}
+            FromAgent::Join(_) | FromAgent::Return(_) | FromAgent::Beat => {}
+            FromAgent::Finished { generation, rank } if self.runs(id, generation) => {
+                todo.push(Order::Forget(generation, rank));
+            }
             FromAgent::Failed { generation, failure } if self.runs(id, generation) => {
                 self.failed(now, id, failure, todo);
             }
@@ -286,13 +297,17 @@ impl Fleet {
                     (true, true) => {
                         todo.push(Order::DoWithout(generation, member.seats.clone()));
                         self.members.remove(&id);
+                        todo.push(Order::Farewell(id));
                     }
                     (true, false) if self.in_place => self.release_late_comers(todo),
                     _ => {}
                 }
             }
             // Of a generation that is over for this node.
-            FromAgent::Failed { .. } | FromAgent::Lost { .. } | FromAgent::Ended { .. } => {}
+            FromAgent::Failed { .. }
+            | FromAgent::Lost { .. }
+            | FromAgent::Finished { .. }
+            | FromAgent::Ended { .. } => {}
             FromAgent::Leave { signal } => self.leave(id, signal, todo),
             FromAgent::Quit { signal } => self.quit(id, signal, todo),
         }
@@ -426,7 +441,10 @@ impl Fleet {
             (_, Stage::Ready | Stage::Running) if has_begun && self.staying() < self.least() => {
                 self.quit(id, signal, todo);
             }
-            (_, Stage::Ready | Stage::Done) => drop(self.members.remove(&id)),
+            (_, Stage::Ready | Stage::Done) => {
+                self.members.remove(&id);
+                todo.push(Order::Farewell(id));
+            }
             (Phase::Running, Stage::Running) if self.goes_on() => {
                 todo.push(Order::Release(self.generation, id));
             }
@@ -488,7 +506,27 @@ impl Fleet {
             self.members.iter().filter(|(_, member)| is_silent(member)).map(|(id, _)| *id).collect();
         for id in silent {
             todo.push(Order::Drop(id));
+            if self.members[&id].number.is_some() {
+                self.silent.push(now);
+            }
             self.gone(now, id, format!("gave no sign of life for {:.1} s", silence.as_secs_f64()), todo);
+        }
+    }
+
+    /// Whoever is left with less than half of the nodes doesn't go on: the others may do so without these.
+    fn find_cut(&mut self, now: Instant, todo: &mut Vec<Order>) {
+        self.silent.retain(|at| now.saturating_duration_since(*at) < CUT);
+        let numbered = self.members.values().filter(|member| member.number.is_some());
+        let (here, silent) = (numbered.count() as u32, self.silent.len() as u32);
+        if here >= silent {
+            return;
+        }
+        let why = StopWhy::CutOff(here, silent);
+        match &mut self.phase {
+            Phase::Running => self.stop(why, None, todo),
+            Phase::Stopping(stopping) if !matches!(stopping.why, StopWhy::Asked(..)) => stopping.why = why,
+            Phase::Stopping(_) | Phase::Over => {}
+            Phase::Gathering(_) => self.end(EndWhy::CutOff { here, silent }, todo),
         }
     }
 
@@ -511,13 +549,17 @@ impl Fleet {
         let Phase::Stopping(stopping) = std::mem::replace(&mut self.phase, Phase::Gathering(since)) else {
             return;
         };
+        let left = self.members.iter().filter(|(_, member)| member.leaves);
+        todo.extend(left.map(|(id, _)| Order::Farewell(*id)));
         self.members.retain(|_, member| !member.leaves);
         for member in self.members.values_mut() {
             member.stage = Stage::Ready;
         }
         self.generation.0 += 1;
-        if let StopWhy::Asked(_, signal) = stopping.why {
-            return self.end(EndWhy::Asked { signal }, todo);
+        match stopping.why {
+            StopWhy::Asked(_, signal) => return self.end(EndWhy::Asked { signal }, todo),
+            StopWhy::CutOff(here, silent) => return self.end(EndWhy::CutOff { here, silent }, todo),
+            _ => {}
         }
         let is_enough = self.members.len() >= self.least();
         let cause = match (stopping.lost.into_iter().next(), stopping.why) {
@@ -578,7 +620,7 @@ impl Fleet {
             let seats = seat.first_rank..seat.first_rank + member.node.workers;
             (member.number, member.stage, member.seats) = (Some(seat.node), Stage::Running, seats);
         }
-        (self.phase, self.in_place) = (Phase::Running, false);
+        (self.phase, self.in_place, self.membership) = (Phase::Running, false, None);
         todo.push(Order::Begin(self.generation, seats));
     }
 

@@ -31,12 +31,14 @@ mod rendezvous;
 mod restarts;
 mod server;
 mod store;
+mod succession;
 
 pub use etcd::{EtcdConfig, EtcdStore};
-pub use fleet::{Event, Fleet, NodeId, Order, Patience, StopWhy, Wait};
+pub use fleet::{Event, Fleet, Left, NodeId, Order, Patience, Wait};
 pub use membership::{Decision, Member, Membership};
-pub use phalanx_job::Notice;
+pub use phalanx_job::{Notice, StopWhy};
 pub use rendezvous::{Meeting, rendezvous};
 pub use restarts::Restarts;
 pub use server::Coordinator;
 pub use store::{Client, Ledger, Limits, Sent};
+pub use succession::{RollCall, Verdict, quorum};

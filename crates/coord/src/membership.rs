@@ -74,15 +74,74 @@ pub enum Decision {
 impl Membership {
     /// Nobody has come yet.
     pub fn new(generation: Generation, world_size: usize) -> Membership {
-        let seats = (0..world_size as u32).collect();
+        Membership::of(generation, 0..world_size as u32)
+    }
+
+    /// The same for those that are started with these ranks.
+    pub fn of(generation: Generation, seats: impl IntoIterator<Item = u32>) -> Membership {
         Membership {
             generation,
-            seats,
+            seats: seats.into_iter().collect(),
             begun: false,
             outdated: false,
             in_place: false,
             workers: BTreeMap::new(),
         }
+    }
+
+    /// What another coordinator has left: `workers` are in the membership of that generation, in the order of their ranks, named
+    /// by the rank that they were started with; those that `live` come back, and those that are started with `seats` may come.
+    pub fn resume(
+        generation: Generation,
+        workers: &[Rank],
+        seats: impl IntoIterator<Item = u32>,
+        live: &BTreeSet<u32>,
+    ) -> Membership {
+        let ranks = (0..).map(Rank).zip(workers).filter(|(_, seat)| live.contains(&seat.0));
+        let absent = ranks.map(|(rank, seat)| {
+            let address = String::new();
+            let rank = Some(rank);
+            (absent(*seat), Worker { seat: *seat, address, rank, waits: false, goes_on: true, invited: true })
+        });
+        Membership {
+            generation,
+            seats: seats.into_iter().collect(),
+            begun: true,
+            outdated: false,
+            in_place: true,
+            workers: absent.collect(),
+        }
+    }
+
+    /// A worker comes back that was in the membership of this generation as this rank.
+    pub fn come_back(
+        &mut self,
+        member: Member,
+        seat: Rank,
+        address: String,
+        (generation, rank): (Generation, Rank),
+    ) -> Decision {
+        if !self.seats.contains(&seat.0) {
+            return Decision::Refuse { reason: format!("rank {seat} was given up") };
+        }
+        self.workers.remove(&absent(seat));
+        if self.workers.values().any(|worker| worker.seat == seat) {
+            return Decision::Refuse { reason: format!("rank {seat} is there already") };
+        }
+        // It knows better than who told of the last membership.
+        self.generation = self.generation.max(generation);
+        let rank = Some(rank);
+        let worker = Worker { seat, address, rank, waits: true, goes_on: true, invited: true };
+        self.workers.insert(member, worker);
+        self.rejoin(member)
+    }
+
+    /// A worker that was started with this rank has ended, whatever its connection says; gives which that was.
+    pub fn end(&mut self, seat: Rank) -> (Vec<Member>, Decision) {
+        let of_seat = self.workers.iter().filter(|(_, worker)| worker.seat == seat && worker.rank.is_some());
+        let ended: Vec<Member> = of_seat.map(|(member, _)| *member).collect();
+        ended.iter().for_each(|member| drop(self.workers.remove(member)));
+        (ended, self.settle())
     }
 
     /// Workers that were started with these ranks may come as well.
@@ -166,6 +225,11 @@ impl Membership {
         worker.filter(|worker| worker.goes_on).map(|worker| worker.seat)
     }
 
+    /// The seats of those of these ranks that have one.
+    pub fn seats_of(&self, ranks: &[u32]) -> Vec<Rank> {
+        ranks.iter().filter_map(|rank| self.seat_of(Rank(*rank))).collect()
+    }
+
     /// Whether this worker waits for a roster.
     pub fn waits(&self, member: Member) -> bool {
         self.workers.get(&member).is_some_and(|worker| worker.waits)
@@ -230,6 +294,11 @@ impl Membership {
         }
         Decision::Begin { ranks, roster: Roster { generation: self.generation, addresses } }
     }
+}
+
+/// Stands for a worker that another coordinator has left and that hasn't come back yet.
+fn absent(seat: Rank) -> Member {
+    Member(u64::MAX - u64::from(seat.0))
 }
 
 /// What rank a worker had, and the one that it was started with.
@@ -393,6 +462,8 @@ mod tests {
         Start(u32),
         /// Those that know of a loss or of somebody who waits leave.
         Rejoin(u32),
+        /// The coordinator is another.
+        Succeed,
     }
 
     fn acts() -> impl Strategy<Value = Vec<Act>> {
@@ -401,6 +472,7 @@ mod tests {
             (0..5u32).prop_map(Act::Start),
             (0..5u32).prop_map(Act::Rejoin),
             (0..5u32).prop_map(Act::Rejoin),
+            Just(Act::Succeed),
         ];
         proptest::collection::vec(act, 0..80)
     }
@@ -414,17 +486,38 @@ mod tests {
             let mut living: BTreeMap<Member, u32> = (0..5).map(|rank| (Member(rank), rank as u32)).collect();
             let mut held: BTreeMap<Member, Rank> = living.keys().map(|member| (*member, Rank(member.0 as u32))).collect();
             let (mut next, mut last) = (100, Generation(0));
+            // Those that another coordinator has left.
+            let mut left: BTreeSet<Member> = BTreeSet::new();
             let end = (0..5).map(Act::Rejoin);
             for act in acts.into_iter().chain(end) {
                 let of = |seat: u32| living.iter().find(|(_, s)| **s == seat).map(|(member, _)| *member);
                 let decision = match act {
-                    Act::Lose(seat) => of(seat).map(|member| { living.remove(&member); members.leave(member) }),
+                    Act::Lose(seat) => of(seat).map(|member| {
+                        living.remove(&member);
+                        if left.remove(&member) { members.end(Rank(seat)).1 } else { members.leave(member) }
+                    }),
                     Act::Start(seat) if of(seat).is_none() => {
                         next += 1;
                         living.insert(Member(next), seat);
                         Some(members.join(Member(next), Rank(seat), next.to_string()))
                     }
                     Act::Start(_) => None,
+                    Act::Succeed => {
+                        let seat_of = |member: &Member| living.get(member).copied();
+                        let mut workers = vec![Rank(u32::MAX); held.len()];
+                        for (member, rank) in &held {
+                            workers[rank.index()] = Rank(seat_of(member).unwrap_or(u32::MAX));
+                        }
+                        let live = living.values().copied().collect();
+                        members = Membership::resume(last, &workers, 0..5, &live);
+                        left = living.keys().copied().filter(|member| held.contains_key(member)).collect();
+                        let anew = living.iter().filter(|(member, _)| !left.contains(member));
+                        anew.map(|(member, seat)| members.join(*member, Rank(*seat), member.0.to_string())).last()
+                    }
+                    Act::Rejoin(seat) if of(seat).is_some_and(|member| left.contains(&member)) => of(seat).map(|member| {
+                        left.remove(&member);
+                        members.come_back(member, Rank(seat), member.0.to_string(), (last, held[&member]))
+                    }),
                     Act::Rejoin(seat) => of(seat).filter(|member| held.contains_key(member) && !members.waits(*member)).map(|member| members.rejoin(member)),
                 };
                 if let Some(Decision::Begin { ranks, roster }) = decision {

@@ -55,7 +55,8 @@ pub fn rendezvous(
             return Err(Error::Variable { name: names::MASTER_ADDR, value: String::new(), want });
         }
     };
-    let mut link = Link::connect(place, &pass, env.rank, env.generation, deadline)?;
+    let link = Link::connect(place, &pass, env.rank, env.generation, deadline)?;
+    let mut link = link.follow(env.whereabouts.clone());
     let address = endpoint(link.local_address()?.ip())?;
     let (rank, roster) = link.join(address, deadline)?;
     Ok(Meeting { rank, roster, secret: pass.secret().clone(), link, host })

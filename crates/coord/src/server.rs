@@ -1,21 +1,26 @@
 //! The coordinator's sockets. Every connection has a thread of its own and proves the secret before anything else is read;
 //! a stranger is logged, refused, and holds up nobody.
 
-use crate::agents::{Agents, Change};
-use crate::fleet::Fleet;
+use crate::agents::{Agents, Change, Setting};
+use crate::fleet::{Fleet, Left, Patience};
 use crate::membership::{Decision, Member, Membership};
 use crate::store::Desk;
-use phalanx_job::{AGENT_PURPOSE, FromWorker, Link, MAX_FRAME, Notice, ToWorker};
+use crate::succession::RollCall;
+use phalanx_job::{AGENT_PURPOSE, FromWorker, Link, MAX_FRAME, Notice, Terms, ToWorker};
 use phalanx_wire::{Channel, Deadline, Generation, Hello, Pass, Rank, Strangers, read_frame, write_frame};
 use std::collections::HashMap;
 use std::io::Result;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long a newcomer may take to prove itself.
 const NEWCOMER_LIMIT: Duration = Duration::from_secs(10);
+/// How long an agent may wait to be led from here: others may find out later than it that their coordinator is gone.
+const STAND_BY_LIMIT: Duration = Duration::from_secs(5);
+/// How often to look whether it is.
+const LOOK: Duration = Duration::from_millis(5);
 /// What the purpose of an agent's connection begins with, whatever its version.
 const AGENT: &str = "agent ";
 /// Unproven connections at once, above one a rank.
@@ -36,6 +41,8 @@ struct Shared {
     store: Arc<Desk>,
     /// There in a run of several nodes.
     agents: OnceLock<Arc<Agents>>,
+    /// Whether agents are to wait until they are led from here.
+    stands_by: bool,
     notify: Box<dyn Fn(Generation, Notice) + Send + Sync>,
 }
 
@@ -72,17 +79,33 @@ impl Coordinator {
         world_size: usize,
         notify: impl Fn(Generation, Notice) + Send + Sync + 'static,
     ) -> Result<Coordinator> {
+        Coordinator::open(address, pass.into(), (generation, world_size), false, notify)
+    }
+
+    /// Listens for agents that may have to be led from here one day; until then they wait.
+    pub fn stand_by(address: SocketAddr, pass: impl Into<Pass>) -> Result<Coordinator> {
+        Coordinator::open(address, pass.into(), (Generation(0), 0), true, |_, _| {})
+    }
+
+    fn open(
+        address: SocketAddr,
+        pass: Pass,
+        (generation, world_size): (Generation, usize),
+        stands_by: bool,
+        notify: impl Fn(Generation, Notice) + Send + Sync + 'static,
+    ) -> Result<Coordinator> {
         let listener = TcpListener::bind(address)?;
         let address = listener.local_addr()?;
         let state = State::new(generation, Membership::new(generation, world_size));
         let shared = Arc::new(Shared {
-            pass: pass.into(),
+            pass,
             stop: AtomicBool::new(false),
             strangers: Strangers::new(world_size + SURPLUS),
             connections: AtomicU64::new(0),
             state: Mutex::new(state),
             store: Desk::open()?,
             agents: OnceLock::new(),
+            stands_by,
             notify: Box::new(notify),
         });
         let serving = Arc::clone(&shared);
@@ -95,14 +118,28 @@ impl Coordinator {
     /// Takes agents too, from now on: the run has several nodes, whose generations `fleet` decides. What would be told to the
     /// host of the coordinator is told to the agents that it concerns.
     pub fn lead(&self, fleet: Fleet) -> Result<()> {
+        self.take(Agents::open(fleet, self.changes())?);
+        Ok(())
+    }
+
+    /// The same in the place of a coordinator that is gone: for those of its agents that come back, if they are enough.
+    /// `clock_ms` is this machine's wall clock, in milliseconds since 1970.
+    pub fn succeed(&self, call: RollCall, terms: Terms, patience: Patience, clock_ms: u64) -> Result<()> {
+        self.take(Agents::succeed(call, Setting { terms, patience, clock_ms }, self.changes())?);
+        Ok(())
+    }
+
+    fn changes(&self) -> impl Fn(Change) + Send + Sync + 'static {
         let shared = Arc::downgrade(&self.shared);
-        let agents = Agents::open(fleet, move |change| {
+        move |change| {
             if let Some(shared) = shared.upgrade() {
                 shared.change(change);
             }
-        })?;
+        }
+    }
+
+    fn take(&self, agents: Arc<Agents>) {
         assert!(self.shared.agents.set(agents).is_ok(), "a run has one fleet");
-        Ok(())
     }
 
     /// Waits until all agents have left, but no longer than so.
@@ -156,13 +193,32 @@ impl Shared {
             Change::DoWithout(generation, seats) => {
                 let Some(mut state) = of_now(generation) else { return };
                 let (lost, decision) = state.members.do_without(seats);
-                for (_, link) in lost.iter().filter_map(|member| state.links.remove(member)) {
-                    // A connection that is gone already needs no closing.
-                    let _ = link.shutdown(Shutdown::Both);
-                }
-                self.follow(&mut state, decision);
+                self.lose(&mut state, &lost, decision);
+            }
+            Change::Forget(generation, rank) => {
+                let Some(mut state) = of_now(generation) else { return };
+                let (ended, decision) = state.members.end(rank);
+                self.lose(&mut state, &ended, decision);
+            }
+            Change::Resume(generation, Left { membership, seats, live, in_place }) => {
+                let mut state = self.state();
+                let members = match membership.filter(|_| in_place) {
+                    Some((first, workers)) => Membership::resume(first, &workers, seats, &live),
+                    None => Membership::of(generation, seats),
+                };
+                *state = State::new(generation, members);
+                state.in_place = in_place;
             }
         }
+    }
+
+    /// These are lost, and this follows from it.
+    fn lose(&self, state: &mut State, lost: &[Member], decision: Decision) {
+        for (_, link) in lost.iter().filter_map(|member| state.links.remove(member)) {
+            // A connection that is gone already needs no closing.
+            let _ = link.shutdown(Shutdown::Both);
+        }
+        self.follow(state, decision);
     }
 
     /// Tells whoever started the workers.
@@ -171,6 +227,15 @@ impl Shared {
             Some(agents) => agents.notice(generation, notice),
             None => (self.notify)(generation, notice),
         }
+    }
+
+    /// Who leads the agents, once that is somebody here.
+    fn leads(&self) -> Option<&Arc<Agents>> {
+        let until = Instant::now() + STAND_BY_LIMIT;
+        while self.agents.get().is_none() && !self.stop.load(Ordering::Relaxed) && Instant::now() < until {
+            std::thread::sleep(LOOK);
+        }
+        self.agents.get()
     }
 
     /// The connection of a worker has ended, and so has the worker.
@@ -192,7 +257,8 @@ impl Shared {
         match decision {
             Decision::Wait { .. } | Decision::Refuse { .. } => {}
             Decision::Invite { members } => {
-                members.iter().for_each(|member| say(&state.links[member].1, &ToWorker::Change));
+                let links = members.iter().filter_map(|member| state.links.get(member));
+                links.for_each(|(_, link)| say(link, &ToWorker::Change));
             }
             Decision::Begin { mut ranks, roster } => {
                 ranks.sort_by_key(|(_, rank)| *rank);
@@ -230,7 +296,11 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
             let met = prove(stream, &serving);
             serving.strangers.leave(number);
             let served = met.and_then(|(stream, newcomer)| match newcomer {
-                Newcomer::Agent(agents) => agents.serve(&stream),
+                Newcomer::Agent => match serving.leads() {
+                    Some(agents) => agents.serve(&stream),
+                    // Those whom it came to be led by are led by another, or it came too early, and will come again.
+                    None => Ok(()),
+                },
                 Newcomer::Worker(rank, generation) => {
                     let member = Member(serving.connections.fetch_add(1, Ordering::Relaxed));
                     let result = serve(&stream, member, rank, generation, &serving);
@@ -255,7 +325,7 @@ fn text(error: impl std::fmt::Display) -> String {
 
 /// Who has proven itself.
 enum Newcomer {
-    Agent(Arc<Agents>),
+    Agent,
     /// A worker of this rank and generation.
     Worker(Rank, Generation),
 }
@@ -263,20 +333,20 @@ enum Newcomer {
 /// Has a newcomer prove itself; says who it is.
 fn prove(stream: TcpStream, shared: &Shared) -> std::result::Result<(Channel, Newcomer), String> {
     let generation = shared.state().generation;
-    let mut agents = None;
+    let mut is_agent = false;
     // The coordinator is no rank; it speaks as rank 0 of the same generation.
     let answer = |theirs: &Hello| {
-        agents = shared.agents.get().filter(|_| theirs.purpose.starts_with(AGENT));
-        let (purpose, generation) = match agents {
-            Some(_) => (AGENT_PURPOSE, theirs.generation),
-            None => (Link::purpose(), generation),
+        is_agent = theirs.purpose.starts_with(AGENT) && (shared.stands_by || shared.agents.get().is_some());
+        let (purpose, generation) = match is_agent {
+            true => (AGENT_PURPOSE, theirs.generation),
+            false => (Link::purpose(), generation),
         };
         Hello { purpose: purpose.into(), rank: Rank(0), generation }
     };
     let deadline = Deadline::after(NEWCOMER_LIMIT);
     let (channel, peer) = Channel::accept(stream, &shared.pass, &deadline, answer).map_err(text)?;
-    let worker = Newcomer::Worker(peer.rank, generation);
-    Ok((channel, agents.map_or(worker, |agents| Newcomer::Agent(Arc::clone(agents)))))
+    let newcomer = if is_agent { Newcomer::Agent } else { Newcomer::Worker(peer.rank, generation) };
+    Ok((channel, newcomer))
 }
 
 /// Serves one worker to the end of its connection; an error is why it was refused.
@@ -311,6 +381,23 @@ fn serve(
                 state.links.insert(member, (rank, stream.clone()));
                 shared.follow(&mut state, decision);
             }
+            FromWorker::Return { .. } if shared.state().links.contains_key(&member) => {
+                return refuse("it has joined already".into());
+            }
+            FromWorker::Return { address, generation: before, rank: held, silent } => {
+                let mut state = shared.state();
+                if let Err(reason) = state.fence(generation) {
+                    return refuse(reason);
+                }
+                let seats = state.members.seats_of(&silent);
+                let decision = state.members.come_back(member, rank, address, (before, held));
+                if let Decision::Refuse { reason } = decision {
+                    return refuse(reason);
+                }
+                state.links.insert(member, (rank, stream.clone()));
+                seats.into_iter().for_each(|rank| shared.notice(generation, Notice::Silent { rank }));
+                shared.follow(&mut state, decision);
+            }
             FromWorker::GoesOn { yes } => {
                 let mut state = shared.state();
                 let decision = state.members.goes_on(member, yes);
@@ -318,8 +405,7 @@ fn serve(
             }
             FromWorker::Rejoin { silent } => {
                 let mut state = shared.state();
-                let seats: Vec<Rank> =
-                    silent.into_iter().filter_map(|rank| state.members.seat_of(Rank(rank))).collect();
+                let seats = state.members.seats_of(&silent);
                 let decision = state.members.rejoin(member);
                 if let Decision::Refuse { reason } = decision {
                     return refuse(reason);

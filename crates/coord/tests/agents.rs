@@ -42,6 +42,8 @@ fn join(coordinator: &Coordinator, secret: &Secret, host: &str) -> AgentLink {
         host: host.into(),
         address: link.local_ip().unwrap().to_string(),
         port: 1,
+        standby: ([127, 0, 0, 1], 1).into(),
+        leads: false,
         workers: 2,
         role: "default".into(),
         node_rank: None,
@@ -57,7 +59,7 @@ fn hear(link: &AgentLink) -> ToAgent {
     loop {
         match link.hear().unwrap() {
             ToAgent::Beat => link.say(&FromAgent::Beat).unwrap(),
-            ToAgent::Told { .. } => {}
+            ToAgent::Told { .. } | ToAgent::Standing(_) => {}
             other => return other,
         }
     }
@@ -198,6 +200,8 @@ fn who_is_no_agent_of_this_run_hears_why() {
         host: "b".into(),
         address: "b".into(),
         port: 1,
+        standby: ([127, 0, 0, 1], 1).into(),
+        leads: false,
         workers: 1,
         role: "default".into(),
         node_rank: None,

@@ -66,7 +66,19 @@ fn agents_and_the_coordinator_hear_each_other() {
     let link = AgentLink::dial(coordinator.address(), encrypted(), soon(), LIMIT).unwrap();
     let address = link.local_ip().unwrap().to_string();
     let (host, role) = ("a".to_owned(), "default".to_owned());
-    let node = Node { host, address, port: 1, workers: 1, role, node_rank: None, terms, clock_ms: 0 };
+    let (standby, leads) = (([127, 0, 0, 1], 1).into(), false);
+    let node = Node {
+        host,
+        address,
+        port: 1,
+        standby,
+        leads,
+        workers: 1,
+        role,
+        node_rank: None,
+        terms,
+        clock_ms: 0,
+    };
     link.say(&FromAgent::Join(node)).unwrap();
     let mut beats = 0;
     loop {

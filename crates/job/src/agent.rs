@@ -2,15 +2,18 @@
 //!
 //! An agent comes with what it knows of its node, is told which workers to start, tells how they ended, and is told what
 //! follows, until the run is over. Both ends beat, so each finds out when the other is silent. What follows from what is
-//! decided by the coordinator alone.
+//! decided by the coordinator alone. It tells all agents how the run stands, so that one of them can take its place.
 
 mod link;
+mod standing;
 
 pub use link::{AGENT_BEAT, AgentLink};
+pub use standing::{NodeStanding, Phase, Stage, Standing, StopWhy};
 
 use crate::message::Notice;
 use phalanx_wire::{Generation, Rank};
 use serde::{Deserialize, Serialize};
+use std::net::SocketAddr;
 
 /// What the handshake of an agent's connection says it is for: the version too, so that agents of two versions are told at once.
 pub const AGENT_PURPOSE: &str = concat!("agent ", env!("CARGO_PKG_VERSION"));
@@ -21,8 +24,17 @@ pub const AGENT_PURPOSE: &str = concat!("agent ", env!("CARGO_PKG_VERSION"));
 pub enum FromAgent {
     /// It is there and could start workers. The first message.
     Join(Node),
+    /// It was led by a coordinator that is gone. The first message to the next.
+    Return(Box<Return>),
     /// It is alive.
     Beat,
+    /// A worker has ended well.
+    Finished {
+        /// In which generation.
+        generation: Generation,
+        /// The rank that it was started with.
+        rank: Rank,
+    },
     /// A worker has failed, and the agent stops its others; that all of them have ended is said later.
     Failed {
         /// In which generation.
@@ -69,6 +81,8 @@ pub enum ToAgent {
     },
     /// The coordinator is alive.
     Beat,
+    /// How the run stands, in case that this agent is to lead it.
+    Standing(Box<Standing>),
     /// Something that people should know.
     Told {
         /// In words.
@@ -90,6 +104,8 @@ pub enum ToAgent {
         /// Those of this generation.
         generation: Generation,
     },
+    /// The node that leaves has left.
+    Farewell,
     /// Another worker is to be started in the place of one that was lost.
     Replace {
         /// In which generation.
@@ -110,6 +126,20 @@ pub enum ToAgent {
     End(End),
 }
 
+/// What an agent says that comes back to its run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Return {
+    /// The number of its node.
+    pub number: u32,
+    /// The last generation that it has heard of.
+    pub generation: Generation,
+    /// The ranks that those of its workers were started with that run.
+    pub workers: Vec<Rank>,
+    /// How the run stood when it heard of that last.
+    pub standing: Standing,
+}
+
 /// What an agent says of its node.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -120,6 +150,10 @@ pub struct Node {
     pub address: String,
     /// A port that is free there.
     pub port: u16,
+    /// Where its agent listens, should it have to lead the run.
+    pub standby: SocketAddr,
+    /// Whether it leads the run.
+    pub leads: bool,
     /// How many workers it starts.
     pub workers: u32,
     /// Their role.
@@ -260,6 +294,13 @@ pub enum EndWhy {
     },
     /// Something went wrong, and no restart is left.
     Failed(Setback),
+    /// The nodes that were left were less than half, and the others may go on without them.
+    CutOff {
+        /// How many were left.
+        here: u32,
+        /// How many fell silent.
+        silent: u32,
+    },
     /// There were too few nodes for too long.
     TooFew {
         /// How many there were.
@@ -275,7 +316,7 @@ impl End {
         match self.why {
             EndWhy::Done => 0,
             EndWhy::Asked { signal } => 128 + signal,
-            EndWhy::Failed(_) | EndWhy::TooFew { .. } => 1,
+            EndWhy::Failed(_) | EndWhy::TooFew { .. } | EndWhy::CutOff { .. } => 1,
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::error::Error;
 use crate::slurm;
+use crate::whereabouts::Whereabouts;
 use phalanx_wire::{Generation, Pass, Rank, Secret};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -27,6 +28,8 @@ pub mod names {
     pub const OMP_NUM_THREADS: &str = "OMP_NUM_THREADS";
     /// Address of the coordinator.
     pub const COORDINATOR: &str = "PHALANX_COORDINATOR";
+    /// Number of an inherited descriptor from which the address of the coordinator can be read when it has become another.
+    pub const COORDINATOR_FD: &str = "PHALANX_COORDINATOR_FD";
     /// Number of an inherited descriptor from which the secret can be read.
     pub const SECRET_FD: &str = "PHALANX_SECRET_FD";
     pub const SECRET_FILE: &str = "PHALANX_SECRET_FILE";
@@ -67,6 +70,8 @@ pub struct WorkerEnv {
     pub master: Option<(String, u16)>,
     /// Where the coordinator is, if an agent runs one.
     pub coordinator: Option<SocketAddr>,
+    /// Where it is told if it has become another, if it can.
+    pub whereabouts: Option<Whereabouts>,
     /// Which membership of the run.
     pub generation: Generation,
     /// Whether the run goes on when workers are lost, and with others that come.
@@ -252,6 +257,7 @@ impl WorkerEnv {
             local_world_size,
             master,
             coordinator,
+            whereabouts: number(names::COORDINATOR_FD)?.and_then(|fd| Whereabouts::inherited(fd as u32)),
             generation: Generation(number(names::GENERATION)?.unwrap_or(0) as u64),
             elastic: number(names::ELASTIC)?.is_some_and(|yes| yes > 0),
             restarts: number(names::RESTART_COUNT)?.unwrap_or(0),

@@ -34,6 +34,12 @@ pub enum Error {
         /// What the system said.
         reason: String,
     },
+    /// Nobody listens where the coordinator should be.
+    #[error("the coordinator at {address} can't be reached: nobody listens there")]
+    NobodyListens {
+        /// Where it should be.
+        address: SocketAddr,
+    },
     /// The coordinator, or who poses as it, was refused.
     #[error("the coordinator at {address}: {source}")]
     Handshake {

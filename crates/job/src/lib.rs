@@ -30,10 +30,11 @@ mod run_dir;
 mod slurm;
 mod stack;
 pub mod store;
+mod whereabouts;
 
 pub use agent::{
-    AGENT_BEAT, AGENT_PURPOSE, AgentLink, End, EndWhy, FromAgent, Mishap, Node, Seat, Setback, Terms,
-    ToAgent, WorkerFailure,
+    AGENT_BEAT, AGENT_PURPOSE, AgentLink, End, EndWhy, FromAgent, Mishap, Node, NodeStanding, Phase, Return,
+    Seat, Setback, Stage, Standing, StopWhy, Terms, ToAgent, WorkerFailure,
 };
 pub use drain::{DRAINED, end_time};
 pub use env::{SecretSource, Transport, WorkerEnv, names, wants_tls};
@@ -44,3 +45,4 @@ pub use pulse::{Entered, Look, Monitor, Pulse, Section, Waiting};
 pub use run_dir::{Claim, RunDir, run_id};
 pub use slurm::slurm_node_address;
 pub use stack::STACK_SIGNAL;
+pub use whereabouts::Whereabouts;

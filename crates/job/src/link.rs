@@ -3,6 +3,7 @@
 use crate::error::Error;
 use crate::message::{Cause, FromWorker, Roster, ToWorker};
 use crate::store::LinkStore;
+use crate::whereabouts::Whereabouts;
 use phalanx_wire::{
     Channel, Deadline, Generation, HandshakeError, Hello, Pass, Rank, read_frame, write_frame,
 };
@@ -16,6 +17,8 @@ pub const MAX_FRAME: usize = 1 << 20;
 pub(crate) const PURPOSE: &str = "coord";
 /// How long to wait before a coordinator that isn't there yet is tried again.
 const RETRY: Duration = Duration::from_millis(20);
+/// How often to look whether another coordinator has taken the place of one that is lost.
+const LOOK: Duration = Duration::from_millis(5);
 /// How long an answer of the coordinator may take.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 
@@ -23,6 +26,14 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 pub struct Link {
     stream: Channel,
     address: SocketAddr,
+    pass: Pass,
+    hello: Hello,
+    /// Where it is told that the coordinator has become another.
+    whereabouts: Option<Whereabouts>,
+    /// Where the others reach this worker.
+    own_address: String,
+    /// The membership that it is in, and its rank there.
+    member: Option<(Generation, Rank)>,
     /// Whether it was said that somebody waits to come in, since the last roster.
     change: bool,
 }
@@ -47,24 +58,26 @@ impl Link {
         let address = *addresses.first().ok_or_else(|| unreachable("the name has no address".into()))?;
         let (pass, hello) = (pass.into(), Hello { purpose: PURPOSE.into(), rank, generation });
         loop {
-            let left = deadline.remaining().max(Duration::from_millis(1));
-            let error = match TcpStream::connect_timeout(&address, left) {
-                Err(error) if error.kind() == ErrorKind::ConnectionRefused => unreachable(error.to_string()),
-                Err(error) => return Err(unreachable(error.to_string())),
-                Ok(stream) => match Channel::dial(stream, &pass, &hello, &deadline) {
-                    Ok((stream, _)) => return Ok(Link { stream, address, change: false }),
-                    // A coordinator that is beset by strangers may close a connection before it was proven.
-                    Err(HandshakeError::Io(error)) if is_hang_up(error.kind()) => {
-                        Error::Broken { address, reason: error.to_string() }
-                    }
-                    Err(source) => return Err(Error::Handshake { address, source }),
-                },
+            let error = match dial(address, &pass, &hello, &deadline) {
+                Ok(stream) => return Ok(Link::new(stream, address, pass, hello)),
+                Err(Attempt::Vain(error)) => return Err(error),
+                Err(Attempt::Early(error)) => error,
             };
             if deadline.expired() {
                 return Err(error);
             }
             std::thread::sleep(RETRY.min(deadline.remaining()));
         }
+    }
+
+    fn new(stream: Channel, address: SocketAddr, pass: Pass, hello: Hello) -> Link {
+        let (whereabouts, own_address, member) = (None, String::new(), None);
+        Link { stream, address, pass, hello, whereabouts, own_address, member, change: false }
+    }
+
+    /// Goes with the coordinator where another takes its place, which is told there.
+    pub fn follow(self, whereabouts: Option<Whereabouts>) -> Link {
+        Link { whereabouts, ..self }
     }
 
     /// The address of this end, which is one that the run's other machines can reach.
@@ -74,8 +87,8 @@ impl Link {
 
     /// Says that this worker is there, and waits until all are: gives its rank among them.
     pub fn join(&mut self, address: String, deadline: Deadline) -> Result<(Rank, Roster), Error> {
-        self.say(&FromWorker::Join { address })?;
-        self.roster(deadline)
+        self.own_address.clone_from(&address);
+        self.enter(FromWorker::Join { address }, &[], deadline)
     }
 
     /// Says whether this worker goes on in place when others are lost or wait to come in.
@@ -83,19 +96,80 @@ impl Link {
         self.say(&FromWorker::GoesOn { yes })
     }
 
-    /// Whether somebody waits to come in, so that this worker is to rejoin together with the others. Doesn't wait.
+    /// Whether somebody waits to come in, or the coordinator is another, so that this worker is to rejoin together with the
+    /// others. Doesn't wait.
     pub fn is_change_due(&mut self) -> bool {
         if !self.change && self.stream.is_readable() {
-            // Nothing else is said without being asked for. A coordinator that is gone is found out when it is needed.
-            self.change = matches!(self.hear_any(ANSWER_LIMIT), Ok(Some(ToWorker::Change)));
+            // Nothing else is said without being asked for. A coordinator that is gone without another is found out when it is
+            // needed.
+            self.change = match self.hear_any(ANSWER_LIMIT) {
+                Ok(message) => message == Some(ToWorker::Change),
+                Err(_) => self.moved().is_some(),
+            };
         }
         self.change
     }
 
     /// Says that this worker has left the membership at hand, of which these ranks gave no sign of life, and waits for the next.
     pub fn rejoin(&mut self, silent: &[Rank], deadline: Deadline) -> Result<(Rank, Roster), Error> {
-        self.say(&FromWorker::Rejoin { silent: silent.iter().map(|rank| rank.0).collect() })?;
-        self.roster(deadline)
+        let silent: Vec<u32> = silent.iter().map(|rank| rank.0).collect();
+        self.enter(FromWorker::Rejoin { silent: silent.clone() }, &silent, deadline)
+    }
+
+    /// Says that it waits to come in, and waits for that: at another coordinator if this one is lost.
+    fn enter(
+        &mut self,
+        first: FromWorker,
+        silent: &[u32],
+        deadline: Deadline,
+    ) -> Result<(Rank, Roster), Error> {
+        let mut message = first;
+        loop {
+            let lost = match self.say(&message).and_then(|()| self.roster(deadline)) {
+                Err(error @ Error::Broken { .. }) if self.whereabouts.is_some() => error,
+                entered => {
+                    if let Ok((rank, roster)) = &entered {
+                        self.member = Some((roster.generation, *rank));
+                    }
+                    return entered;
+                }
+            };
+            self.move_on(deadline).map_err(|_| lost)?;
+            let address = self.own_address.clone();
+            message = match self.member {
+                None => FromWorker::Join { address },
+                Some((generation, rank)) => {
+                    FromWorker::Return { address, generation, rank, silent: silent.to_vec() }
+                }
+            };
+        }
+    }
+
+    /// Where the coordinator is by now, if that is elsewhere.
+    fn moved(&self) -> Option<SocketAddr> {
+        let now = self.whereabouts.as_ref()?.read().ok()?;
+        (now != self.address).then_some(now)
+    }
+
+    /// Waits until another coordinator has taken the place of the one that was lost, and connects there.
+    fn move_on(&mut self, deadline: Deadline) -> Result<(), Error> {
+        loop {
+            if let Some(address) = self.moved() {
+                match dial(address, &self.pass, &self.hello, &deadline) {
+                    Ok(stream) => {
+                        (self.stream, self.address, self.change) = (stream, address, false);
+                        return Ok(());
+                    }
+                    Err(Attempt::Vain(error)) => return Err(error),
+                    // It may be lost as well, and yet another take its place.
+                    Err(Attempt::Early(_)) => {}
+                }
+            }
+            if deadline.expired() {
+                return Err(self.broken("no other has taken its place".into()));
+            }
+            std::thread::sleep(LOOK.min(deadline.remaining()));
+        }
     }
 
     fn roster(&mut self, deadline: Deadline) -> Result<(Rank, Roster), Error> {
@@ -181,6 +255,34 @@ impl Link {
 
     fn broken(&self, reason: String) -> Error {
         Error::Broken { address: self.address, reason }
+    }
+}
+
+/// Why there is no connection.
+enum Attempt {
+    /// Nobody is there yet.
+    Early(Error),
+    /// There will be none.
+    Vain(Error),
+}
+
+fn dial(address: SocketAddr, pass: &Pass, hello: &Hello, deadline: &Deadline) -> Result<Channel, Attempt> {
+    let unreachable = |error: std::io::Error| Error::Unreachable {
+        address: address.to_string(),
+        reason: error.to_string(),
+    };
+    let left = deadline.remaining().max(Duration::from_millis(1));
+    let stream = TcpStream::connect_timeout(&address, left).map_err(|error| match error.kind() {
+        ErrorKind::ConnectionRefused => Attempt::Early(unreachable(error)),
+        _ => Attempt::Vain(unreachable(error)),
+    })?;
+    match Channel::dial(stream, pass, hello, deadline) {
+        Ok((stream, _)) => Ok(stream),
+        // A coordinator that is beset by strangers may close a connection before it was proven.
+        Err(HandshakeError::Io(error)) if is_hang_up(error.kind()) => {
+            Err(Attempt::Early(Error::Broken { address, reason: error.to_string() }))
+        }
+        Err(source) => Err(Attempt::Vain(Error::Handshake { address, source })),
     }
 }
 

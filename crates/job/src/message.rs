@@ -23,6 +23,17 @@ pub enum FromWorker {
         /// Ranks of that membership which gave no sign of life, though nobody saw them end.
         silent: Vec<u32>,
     },
+    /// It was in a membership that another coordinator has made, which is gone; it has left that, and waits for the next roster.
+    Return {
+        /// As in `Join`.
+        address: String,
+        /// Which membership.
+        generation: Generation,
+        /// Its rank there.
+        rank: Rank,
+        /// As in `Rejoin`.
+        silent: Vec<u32>,
+    },
     /// It has waited long enough for the roster, and asks who hasn't come.
     WhoIsMissing,
     /// From now on this connection speaks of the store: [`crate::store::FromClient`] and [`crate::store::ToClient`].

@@ -2,11 +2,12 @@
 //! tells how they ended. What follows from that is decided by the coordinator, which one of the agents hosts.
 
 mod meet;
+mod succeed;
 mod told;
 
 use crate::console::hostname;
 use crate::crew::Crew;
-use crate::given::{Given, descriptor, pass};
+use crate::given::{Given, descriptor, pass, whereabouts};
 use crate::news::News;
 use crate::nodes::Nodes;
 use crate::report::{Outcome, Report};
@@ -16,13 +17,18 @@ use crate::supervise::replace;
 use crate::watch::Happened;
 use crate::worker::Ties;
 use meet::{Met, clock_ms, meet};
-use phalanx_job::{AGENT_BEAT, AgentLink, End, Error, FromAgent, Node, Seat, Terms, ToAgent, WorkerFailure};
-use phalanx_wire::Rank;
+use phalanx_coord::Coordinator;
+use phalanx_job::{
+    AGENT_BEAT, AgentLink, End, Error, FromAgent, Node, Seat, Standing, Terms, ToAgent, Whereabouts,
+    WorkerFailure,
+};
+use phalanx_wire::{Generation, Pass, Rank};
 use std::net::TcpListener;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::time::Duration;
+use succeed::stand_by;
 
 /// How long workers have once the coordinator is gone: others may be told to go on without them soon.
 const ALONE: Duration = Duration::from_millis(1500);
@@ -35,16 +41,33 @@ struct Agent<'a> {
     nodes: &'a Nodes,
     terms: Terms,
     link: Arc<AgentLink>,
-    /// Whether the run can't go on without this agent.
-    hosts: bool,
+    pass: Pass,
+    /// The coordinator, if this agent hosts it.
+    coordinator: Option<Coordinator>,
+    /// What becomes one, should this agent have to.
+    standby: Option<Coordinator>,
+    /// How the run stood when that was told last.
+    standing: Option<Standing>,
+    node: Node,
+    /// Its number in the last generation that it was in, and which that was.
+    place: Option<(u32, Generation)>,
     /// The descriptor that holds the secret.
     secret: RawFd,
+    /// Where its workers read where the coordinator is, and the descriptor of that.
+    whereabouts: Whereabouts,
+    whereabouts_fd: RawFd,
+    /// As long as it is there, the coordinator hears beats.
+    beats: Option<SyncSender<()>>,
     /// Kept for the program until it needs it.
     port: Option<TcpListener>,
     /// The signal that asked this agent to end.
     asked: Option<i32>,
     /// Lost workers of which the coordinator hasn't said yet what follows.
     undecided: Vec<Rank>,
+    /// What went wrong first among its workers, if that was said.
+    failure: Option<WorkerFailure>,
+    /// What was said of the end of its workers, as long as there are no others.
+    ended: Option<FromAgent>,
 }
 
 /// What follows for a node without workers.
@@ -74,13 +97,53 @@ pub(crate) fn run(crew: Crew<'_>, nodes: &Nodes) -> Result<Outcome, LaunchError>
     };
     // Where nodes share a file system, they share the folder as well.
     let _claim = coordinator.as_ref().map(|_| crew.logs.claim_logs()).transpose()?;
-    let hosts = coordinator.is_some();
-    let secret = secret_file.as_raw_fd();
-    let mut agent =
-        Agent { crew, nodes, terms, link, hosts, secret, port: None, asked: None, undecided: Vec::new() };
+    let standby = match coordinator {
+        Some(_) => None,
+        None => Some(stand_by(&link, &pass).map_err(LaunchError::system("a port to lead the run from"))?),
+    };
+    let (kept, port) = reserve_port(crew.spec, &link)?;
+    let node = Node {
+        host: hostname(),
+        address: match &nodes.address {
+            Some(address) => address.clone(),
+            None => link.local_ip()?.to_string(),
+        },
+        port,
+        standby: standby.as_ref().map_or(link.coordinator(), Coordinator::address),
+        leads: coordinator.is_some(),
+        workers: crew.spec.workers as u32,
+        role: crew.spec.role.clone(),
+        node_rank: nodes.node_rank,
+        terms: terms.clone(),
+        clock_ms: clock_ms(),
+    };
+    let (whereabouts, whereabouts_fd) = whereabouts(link.coordinator())?;
+    let mut agent = Agent {
+        crew,
+        nodes,
+        terms,
+        link,
+        pass,
+        coordinator,
+        standby,
+        standing: None,
+        node,
+        place: None,
+        secret: secret_file.as_raw_fd(),
+        whereabouts,
+        whereabouts_fd,
+        beats: None,
+        port: kept,
+        asked: None,
+        undecided: Vec::new(),
+        failure: None,
+        ended: None,
+    };
     let over = agent.take_part();
     agent.link.close();
-    if let Some(coordinator) = coordinator {
+    if let Some(coordinator) = &agent.coordinator
+        && !matches!(over, Ok(Over::Left(_)))
+    {
         coordinator.see_agents_off(FAREWELL);
     }
     let max_restarts = agent.terms.max_restarts;
@@ -100,22 +163,8 @@ fn terms(spec: &LaunchSpec, nodes: &Nodes) -> Terms {
 impl Agent<'_> {
     /// Joins, and goes from generation to generation.
     fn take_part(&mut self) -> Result<Over, LaunchError> {
-        let spec = self.crew.spec;
-        let node = Node {
-            host: hostname(),
-            address: match &self.nodes.address {
-                Some(address) => address.clone(),
-                None => self.link.local_ip()?.to_string(),
-            },
-            port: self.reserve_port()?,
-            workers: spec.workers as u32,
-            role: spec.role.clone(),
-            node_rank: self.nodes.node_rank,
-            terms: self.terms.clone(),
-            clock_ms: clock_ms(),
-        };
-        self.link.say(&FromAgent::Join(node))?;
-        let _beats = self.keep_in_touch()?;
+        self.link.say(&FromAgent::Join(self.node.clone()))?;
+        self.beats = Some(self.keep_in_touch()?);
         loop {
             let seat = match self.wait()? {
                 Next::Begin(seat) => seat,
@@ -124,7 +173,7 @@ impl Agent<'_> {
             if let Some(error) = self.play(seat)? {
                 return Ok(Over::Alone(error));
             }
-            if let Some(signal) = self.asked.filter(|_| self.may_leave()) {
+            if let Some(signal) = self.asked.filter(|_| self.may_go()) {
                 return Ok(Over::Left(signal));
             }
         }
@@ -156,18 +205,6 @@ impl Agent<'_> {
         Ok(stop)
     }
 
-    /// A port for the program, should this node have rank 0: the one that was asked for, or one that is kept free.
-    fn reserve_port(&mut self) -> Result<u16, LaunchError> {
-        if let Some(port) = self.crew.spec.master.1 {
-            return Ok(port);
-        }
-        let failed = || LaunchError::system("a port for the program");
-        let kept = TcpListener::bind((self.link.local_ip()?, 0)).map_err(failed())?;
-        let port = kept.local_addr().map_err(failed())?.port();
-        self.port = Some(kept);
-        Ok(port)
-    }
-
     /// Waits, without workers, for what follows.
     fn wait(&mut self) -> Result<Next, LaunchError> {
         loop {
@@ -178,11 +215,21 @@ impl Agent<'_> {
                 News::Fleet(ToAgent::End(end)) => return Ok(Next::Over(Over::Ended(end))),
                 News::Fleet(ToAgent::Refused { reason }) => return Err(LaunchError::Refused { reason }),
                 News::Fleet(ToAgent::Told { words }) => self.crew.tell(Report::Told { words }),
-                News::Alone(error) => return Ok(Next::Over(Over::Alone(error))),
+                News::Fleet(ToAgent::Standing(standing)) => self.standing = Some(*standing),
+                News::Fleet(ToAgent::Farewell) => {
+                    if let Some(signal) = self.asked {
+                        return Ok(Next::Over(Over::Left(signal)));
+                    }
+                }
+                News::Alone(error) => {
+                    if let Err(error) = self.succeed(error) {
+                        return Ok(Next::Over(Over::Alone(error)));
+                    }
+                }
                 News::Signal(signal) if self.asked.is_some() => return Ok(Next::Over(Over::Left(signal))),
                 News::Signal(signal) => {
                     self.ask(signal);
-                    if self.may_leave() {
+                    if self.may_go() {
                         return Ok(Next::Over(Over::Left(signal)));
                     }
                 }
@@ -194,14 +241,33 @@ impl Agent<'_> {
     /// Tells the coordinator that a signal asks this node to end.
     fn ask(&mut self, signal: i32) {
         self.asked = Some(signal);
-        let message = if self.may_leave() { FromAgent::Leave { signal } } else { FromAgent::Quit { signal } };
         // Who can't be told will find out.
-        let _ = self.link.say(&message);
+        let _ = self.link.say(&self.wish(signal));
+    }
+
+    /// What a signal makes this node say.
+    fn wish(&self, signal: i32) -> FromAgent {
+        if self.may_leave() { FromAgent::Leave { signal } } else { FromAgent::Quit { signal } }
     }
 
     /// Whether the run could go on without this node.
     fn may_leave(&self) -> bool {
-        !self.hosts && self.terms.least < self.terms.most
+        self.terms.least < self.terms.most
+    }
+
+    /// Whether it may go without being told so: nobody waits for what it says.
+    fn may_go(&self) -> bool {
+        self.may_leave() && self.coordinator.is_none()
+    }
+
+    /// What was said to the coordinator and is to be said to the next, which doesn't know whether it was heeded.
+    fn unheeded(&self) -> Vec<FromAgent> {
+        let Some((_, generation)) = self.place else { return Vec::new() };
+        let lost = self.undecided.iter().filter_map(|rank| self.crew.watch.failure_of(*rank));
+        let lost = lost.map(|failure| FromAgent::Lost { generation, failure });
+        let failed = self.failure.clone().map(|failure| FromAgent::Failed { generation, failure });
+        let wish = self.asked.map(|signal| self.wish(signal));
+        lost.chain(failed).chain(self.ended.clone()).chain(wish).collect()
     }
 
     /// Runs the workers of a generation to their end, and tells how that was. An error is how the coordinator was lost.
@@ -209,12 +275,14 @@ impl Agent<'_> {
         let generation = seat.generation;
         self.crew.watch.begin(generation);
         self.undecided.clear();
+        (self.place, self.failure, self.ended) = (Some((seat.node, generation)), None, None);
         // From now on it is the program's.
         self.port = None;
         let (run_dir, logs) = (self.crew.run_dir.clone(), self.crew.logs.clone());
         let mut given = Given {
             spec: self.crew.spec,
             coordinator: self.link.coordinator(),
+            whereabouts: Some(self.whereabouts_fd),
             secret: self.secret,
             run_dir: &run_dir,
             logs: &logs,
@@ -225,7 +293,6 @@ impl Agent<'_> {
             threads: self.crew.threads,
             seat,
         };
-        let mut failure = None;
         let mut alone = None;
         match self.crew.start_all(&given) {
             Ok(started) => {
@@ -235,20 +302,23 @@ impl Agent<'_> {
                 }
                 while !self.crew.watch.all_ended() || !self.undecided.is_empty() {
                     alone = alone.or(self.heed_next(&mut given, &started.ties)?);
-                    if failure.is_none() && self.crew.watch.has_failed() {
-                        failure = self.crew.watch.worker_failure();
-                        if let Some(failure) = failure.clone() {
+                    if self.failure.is_none() && self.crew.watch.has_failed() {
+                        self.failure = self.crew.watch.worker_failure();
+                        if let Some(failure) = self.failure.clone() {
                             let _ = self.link.say(&FromAgent::Failed { generation, failure });
                         }
                     }
                 }
-                failure = self.crew.watch.worker_failure();
+                self.failure = self.crew.watch.worker_failure();
             }
-            Err(error) => failure = Some(not_started(&given, &error)),
+            Err(error) => self.failure = Some(not_started(&given, &error)),
         }
         if alone.is_none() {
-            let port = self.reserve_port()?;
-            let _ = self.link.say(&FromAgent::Ended { generation, failure, port });
+            let (kept, port) = reserve_port(self.crew.spec, &self.link)?;
+            (self.port, self.node.port) = (kept, port);
+            let ended = FromAgent::Ended { generation, failure: self.failure.take(), port };
+            let _ = self.link.say(&ended);
+            self.ended = Some(ended);
         }
         Ok(alone)
     }
@@ -257,6 +327,25 @@ impl Agent<'_> {
     fn heed_next(&mut self, given: &mut Given<'_>, ties: &Ties) -> Result<Option<Error>, LaunchError> {
         let (watch, own) = (&mut self.crew.watch, given.generation);
         let happened = match self.crew.news.recv_timeout(watch.patience()) {
+            Ok(News::Alone(error)) => {
+                let Err(error) = self.succeed(error) else {
+                    given.coordinator = self.link.coordinator();
+                    return Ok(None);
+                };
+                self.undecided.clear();
+                let watch = &mut self.crew.watch;
+                if watch.is_in_place() {
+                    watch.release(None)
+                } else {
+                    watch.obey(None, ALONE)
+                }
+                self.crew.tell(Report::Ordered { why: error.to_string() });
+                return Ok(Some(error));
+            }
+            Ok(News::Fleet(ToAgent::Standing(standing))) => {
+                self.standing = Some(*standing);
+                None
+            }
             Err(_) => watch.lose_patience().map(Happened::Told),
             Ok(News::Fleet(ToAgent::Stop { generation, why, signal })) if generation == own => {
                 self.undecided.clear();
@@ -280,16 +369,6 @@ impl Agent<'_> {
             }
             Ok(News::Fleet(ToAgent::Refused { reason })) => return Err(LaunchError::Refused { reason }),
             Ok(News::Fleet(ToAgent::Told { words })) => Some(Happened::Told(Report::Told { words })),
-            Ok(News::Alone(error)) => {
-                self.undecided.clear();
-                if watch.is_in_place() {
-                    watch.release(None)
-                } else {
-                    watch.obey(None, ALONE)
-                }
-                self.crew.tell(Report::Ordered { why: error.to_string() });
-                return Ok(Some(error));
-            }
             Ok(News::Signal(signal)) => {
                 let is_first = self.asked.is_none();
                 if is_first {
@@ -299,7 +378,13 @@ impl Agent<'_> {
                 let waits = is_first && self.may_leave() && self.crew.watch.is_in_place();
                 if waits { None } else { self.crew.watch.heed(News::Signal(signal)) }
             }
-            Ok(other) => watch.heed(other),
+            Ok(other) => {
+                if let Some(rank) = watch.ends_well(&other) {
+                    // Who can't be told will find out.
+                    let _ = self.link.say(&FromAgent::Finished { generation: own, rank });
+                }
+                watch.heed(other)
+            }
         };
         match happened {
             None => {}
@@ -314,6 +399,17 @@ impl Agent<'_> {
         }
         Ok(None)
     }
+}
+
+/// A port for the program, should this node have rank 0: the one that was asked for, or one that is kept free.
+fn reserve_port(spec: &LaunchSpec, link: &AgentLink) -> Result<(Option<TcpListener>, u16), LaunchError> {
+    if let Some(port) = spec.master.1 {
+        return Ok((None, port));
+    }
+    let failed = || LaunchError::system("a port for the program");
+    let kept = TcpListener::bind((link.local_ip()?, 0)).map_err(failed())?;
+    let port = kept.local_addr().map_err(failed())?.port();
+    Ok((Some(kept), port))
 }
 
 /// What is told of workers that couldn't be started.

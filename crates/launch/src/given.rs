@@ -2,16 +2,19 @@
 
 use crate::spec::{LaunchError, LaunchSpec, LocalRank};
 use nix::sys::memfd::{MFdFlags, memfd_create};
-use phalanx_job::{RunDir, Seat, names};
+use phalanx_job::{RunDir, Seat, Whereabouts, names};
 use phalanx_wire::{Generation, Pass, Rank, Secret};
 use std::fs::File;
 use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, ToSocketAddrs};
+use std::os::fd::AsRawFd;
 
 /// What every worker of a run is told.
 pub(crate) struct Given<'a> {
     pub(crate) spec: &'a LaunchSpec,
     pub(crate) coordinator: SocketAddr,
+    /// The number of the inherited descriptor that tells where it is by now, where it may move.
+    pub(crate) whereabouts: Option<i32>,
     /// This node's place among the nodes.
     pub(crate) seat: Seat,
     /// The number of the inherited descriptor that holds the secret.
@@ -63,6 +66,8 @@ pub(crate) fn variables(given: &Given<'_>, local: usize) -> Vec<(&'static str, S
         (names::RUN_ID, spec.run_id.clone()),
         (names::ERROR_FILE, error_file.display().to_string()),
         (names::COORDINATOR, given.coordinator.to_string()),
+        // Said in any case, as below: another launcher's would be in this one's own environment.
+        (names::COORDINATOR_FD, given.whereabouts.map_or(String::new(), |fd| fd.to_string())),
         (names::SECRET_FD, given.secret.to_string()),
         (names::GENERATION, given.generation.to_string()),
         (names::ELASTIC, u8::from(spec.is_elastic()).to_string()),
@@ -84,6 +89,16 @@ pub(crate) fn pass(spec: &LaunchSpec, secret: &Secret) -> Result<Pass, LaunchErr
         return Ok(secret.into());
     }
     Pass::encrypted(secret.clone()).map_err(LaunchError::system("TLS for the run's connections"))
+}
+
+/// Memory that tells the workers where the coordinator is, who inherit its descriptor.
+pub(crate) fn whereabouts(coordinator: SocketAddr) -> Result<(Whereabouts, i32), LaunchError> {
+    let failed = || LaunchError::system("a descriptor for the coordinator's address");
+    let made = memfd_create(c"phalanx-coordinator", MFdFlags::empty()).map_err(std::io::Error::from);
+    let file = File::from(made.map_err(failed())?);
+    let (descriptor, whereabouts) = (file.as_raw_fd(), Whereabouts::new(file));
+    whereabouts.write(coordinator).map_err(failed())?;
+    Ok((whereabouts, descriptor))
 }
 
 /// A file in memory that holds the secret and is inherited by the workers: out of sight of `ps` and of the file system.

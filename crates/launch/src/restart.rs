@@ -76,6 +76,13 @@ pub enum EndReason {
         /// How long they waited for others, in seconds.
         seconds: u64,
     },
+    /// Less than half of the nodes were left, and the others may go on without them.
+    CutOff {
+        /// How many were left.
+        here: u32,
+        /// How many fell silent.
+        silent: u32,
+    },
     /// Who leads the nodes of the run is gone.
     NoCoordinator(String),
 }
@@ -90,6 +97,13 @@ impl fmt::Display for EndReason {
             EndReason::ForGood => f.write_str("another worker would fail in the same way"),
             EndReason::TooFewNodes { here, seconds } => {
                 write!(f, "too few nodes: {here}, after {seconds} s")
+            }
+            EndReason::CutOff { here, silent } => {
+                let all = here + silent;
+                write!(
+                    f,
+                    "only {here} of {all} nodes are left: the others fell silent, and may go on without them"
+                )
             }
             EndReason::NoCoordinator(error) => write!(f, "{error}"),
             EndReason::RestartsUsed { max_restarts } => {

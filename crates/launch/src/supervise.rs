@@ -58,6 +58,7 @@ fn alone(mut crew: Crew<'_>) -> Result<Outcome, LaunchError> {
         let mut given = Given {
             spec,
             coordinator: coordinator.address(),
+            whereabouts: None,
             seat: Seat::alone(generation, spec.workers as u32, master),
             secret: secret_file.as_raw_fd(),
             run_dir: &run_dir,

@@ -213,7 +213,7 @@ impl Watch {
     }
 
     /// The ranks whose process runs.
-    fn running(&self) -> Vec<Rank> {
+    pub(crate) fn running(&self) -> Vec<Rank> {
         self.workers.iter().filter(|w| w.exit.is_none()).map(|w| w.worker.rank).collect()
     }
 
@@ -349,6 +349,13 @@ impl Watch {
             }
             News::Fleet(_) | News::Alone(_) | News::Shown => None,
         }
+    }
+
+    /// The rank of the worker that ends well, if this news is of one.
+    pub(crate) fn ends_well(&self, news: &News) -> Option<Rank> {
+        let News::Exited(berth, how) = news else { return None };
+        let watched = self.workers.iter().find(|w| w.berth == *berth).filter(|_| how.is_well());
+        watched.map(|w| w.worker.rank)
     }
 
     fn worker(&mut self, rank: Rank) -> Option<&mut Watched> {

@@ -78,6 +78,16 @@ impl Training {
         assert!(of("epoch").all(|epoch| epoch["each_once"] == true), "{:?}", self.told);
         assert_eq!(of("start").count(), 1);
     }
+
+    fn has_the_bits_of_an_undisturbed_one(&self) {
+        let folder = tempfile::tempdir().unwrap();
+        let mut undisturbed = phalanx(folder.path());
+        undisturbed.args(TRAINING.split(' ')).args(["--epochs", self.epochs, "--out", "out"]);
+        let out = undisturbed.output().unwrap();
+        assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
+        let model = |out: PathBuf| fs::read(out.join("model.safetensors")).unwrap();
+        assert!(model(self.out()) == model(folder.path().join("out")), "other bits");
+    }
 }
 
 #[test]
@@ -111,13 +121,7 @@ fn nodes_come_and_go_and_are_lost_and_the_result_has_the_same_bits() {
         assert!(said.contains(words), "{words} in {said}");
     }
     assert!(!said.contains("starting all workers"), "{said}");
-    let folder = tempfile::tempdir().unwrap();
-    let mut undisturbed = phalanx(folder.path());
-    undisturbed.args(TRAINING.split(' ')).args(["--epochs", run.epochs, "--out", "out"]);
-    let out = undisturbed.output().unwrap();
-    assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
-    let model = |out: PathBuf| fs::read(out.join("model.safetensors")).unwrap();
-    assert!(model(run.out()) == model(folder.path().join("out")), "other bits");
+    run.has_the_bits_of_an_undisturbed_one();
 }
 
 #[test]
@@ -137,4 +141,51 @@ fn a_worker_that_fails_too_often_ends_the_run_of_all_nodes_with_its_name() {
         assert_eq!(code, 1, "{said}");
         assert!(said.contains("rank 0") && said.contains("was killed by SIGKILL"), "{said}");
     }
+}
+
+#[test]
+fn the_coordinators_node_is_lost_and_the_next_leads_the_run_to_the_same_bits() {
+    let mut run = Training::new(&["--nnodes", "1:3", "--max-restarts", "3"], "60");
+    let first = run.node("a");
+    first.waits_for_others();
+    let second = run.node("b");
+    first.says("nodes here: 2 of");
+    let third = run.node("c");
+    run.until(|event| event["event"] == "step");
+    first.signal("-9");
+    run.until_members(2);
+    run.until(|event| event["event"] == "step");
+    // Workers are replaced under the next coordinator as under the first.
+    kill("-9", &run.worker("c", 2));
+    run.until_members(1);
+    run.until_members(2);
+    second.signal("-9");
+    run.until_members(1);
+    run.until(|event| event["event"] == "done");
+    let (code, _, said) = third.end();
+    assert_eq!(code, 0, "{said}");
+    run.is_whole();
+    for words in ["another node leads the run on", "this node leads the run on", "restart 1 of 3"] {
+        assert!(said.contains(words), "{words} in {said}");
+    }
+    assert!(!said.contains("starting all workers"), "{said}");
+    run.has_the_bits_of_an_undisturbed_one();
+}
+
+#[test]
+fn the_coordinators_node_leaves_and_the_next_leads_the_run() {
+    let mut run = Training::new(&["--nnodes", "1:2"], "40");
+    let first = run.node("a");
+    first.waits_for_others();
+    let second = run.node("b");
+    run.until(|event| event["event"] == "step");
+    first.signal("-TERM");
+    let (code, _, said) = first.end();
+    assert_eq!(code, 143, "{said}");
+    run.until_members(1);
+    run.until(|event| event["event"] == "done");
+    let (code, _, said) = second.end();
+    assert_eq!(code, 0, "{said}");
+    assert!(said.contains("this node leads the run on") && !said.contains("lost"), "{said}");
+    run.is_whole();
 }

@@ -102,7 +102,7 @@ impl Agent {
     }
 
     /// Waits until it has said this.
-    fn says(&self, words: &str) {
+    pub(crate) fn says(&self, words: &str) {
         let start = Instant::now();
         while !self.said().contains(words) {
             assert!(start.elapsed() < LIMIT, "{words:?} in {}", self.said());
@@ -313,17 +313,35 @@ fn a_run_that_needs_the_node_that_was_killed_ends_and_says_so() {
 }
 
 #[test]
-fn an_agent_whose_coordinator_is_gone_stops_its_workers_and_says_so() {
-    let site = Site::new(&["--nnodes", "1:2"]);
+fn the_run_goes_on_without_the_node_of_the_coordinator_if_enough_are_left() {
+    let site = Site::new(&["--nnodes", "1:2", "--shutdown-timeout", "0.5"]);
     // The workers of the one that is left ignore SIGTERM.
-    let [mut a, mut b] = site.two("trap '' TERM; echo $$; while :; do sleep 0.1; done");
+    let script = "echo $RANK of $WORLD_SIZE; echo $$; trap '' TERM; while :; do sleep 0.1; done";
+    let [mut a, mut b] = site.two(script);
+    let [_, first, _, worker] = [a.line(), b.line(), a.line(), b.line()];
+    assert_eq!(first, "1 of 2");
+    let start = Instant::now();
+    crash(&mut a);
+    assert_eq!(b.line(), "0 of 1");
+    assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
+    assert!(!Path::new(&format!("/proc/{worker}")).exists(), "a worker runs on");
+    b.signal("-TERM");
+    let (code, _, said) = b.end();
+    assert_eq!(code, 143, "{said}");
+    assert!(said.contains("this node leads the run on") && said.contains("its agent has ended"), "{said}");
+}
+
+#[test]
+fn a_run_that_needs_the_node_of_the_coordinator_ends_and_says_so() {
+    let site = Site::new(&["--nnodes", "2", "--shutdown-timeout", "0.5"]);
+    let [mut a, mut b] = site.two("echo $$; trap '' TERM; while :; do sleep 0.1; done");
     let [_, worker] = [a.line(), b.line()];
     let start = Instant::now();
     crash(&mut a);
     let (code, _, said) = b.end();
     assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
     assert_eq!(code, 1, "{said}");
-    assert!(said.contains("error: the coordinator at ") && said.contains("closed the connection"), "{said}");
+    assert!(said.contains("error: node 0 (") && said.contains("was lost: its agent has ended"), "{said}");
     assert!(!Path::new(&format!("/proc/{worker}")).exists(), "a worker runs on");
 }
 

@@ -30,6 +30,8 @@ fn node(host: &str, workers: u32, terms: &Terms) -> Node {
         host: host.into(),
         address: format!("{host}.lan"),
         port: 1000 + workers as u16,
+        standby: ([127, 0, 0, 1], 1).into(),
+        leads: false,
         workers,
         role: "default".into(),
         node_rank: None,
@@ -348,7 +350,7 @@ fn a_worker_is_replaced_where_the_others_go_on_without_it_as_long_as_there_are_r
     // Two that are lost at once are one restart.
     assert_eq!(play.said(3, lost(3)), [Order::Replace(Generation(0), NodeId(3), Rank(3), 1)]);
     assert_eq!(play.said(1, lost(0)), [Order::Replace(Generation(0), NodeId(1), Rank(0), 1)]);
-    assert_eq!(play.heed(Event::Begun(Generation(0), (0..4).map(Rank).collect())), []);
+    assert_eq!(play.heed(Event::Begun(Generation(0), Generation(0), (0..4).map(Rank).collect())), []);
     let orders = play.said(2, lost(1));
     assert_eq!(stopped(&orders), (vec![1, 3, 2], "on node 1 (n2): rank 1 exited with code 3".into()));
     // Others of that node may be lost before they hear of it.
@@ -385,7 +387,8 @@ fn nodes_come_and_go_while_the_others_go_on() {
     assert_eq!(orders, [Order::Release(Generation(0), NodeId(3))]);
     let lost = FromAgent::Lost { generation: Generation(0), failure: failure(2) };
     assert_eq!(play.said(3, lost), []);
-    assert_eq!(play.ended(3, 0, None), [Order::DoWithout(Generation(0), 2..4)]);
+    let left = [Order::DoWithout(Generation(0), 2..4), Order::Farewell(NodeId(3))];
+    assert_eq!(play.ended(3, 0, None), left);
     assert_eq!(play.gone(3), []);
     // Another takes the number that is free, and ranks that nobody has had.
     let orders = play.come(5, 1);

@@ -33,9 +33,9 @@ impl AgentLink {
         deadline: Deadline,
         silence: Duration,
     ) -> Result<AgentLink, Error> {
-        let unreachable = |reason: std::io::Error| Error::Unreachable {
-            address: address.to_string(),
-            reason: reason.to_string(),
+        let unreachable = |error: std::io::Error| match error.kind() {
+            ErrorKind::ConnectionRefused => Error::NobodyListens { address },
+            _ => Error::Unreachable { address: address.to_string(), reason: error.to_string() },
         };
         let left = deadline.remaining().clamp(Duration::from_millis(1), PROOF_LIMIT);
         let stream = TcpStream::connect_timeout(&address, left).map_err(unreachable)?;

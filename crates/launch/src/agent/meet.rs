@@ -55,7 +55,9 @@ pub(super) fn meet(crew: &Crew<'_>, nodes: &Nodes, terms: &Terms, pass: &Pass) -
                     hung_up.get_or_insert_with(Instant::now);
                     error = Some(broken);
                 }
-                Err(unreachable @ Error::Unreachable { .. }) => error = Some(unreachable),
+                Err(unreachable @ (Error::Unreachable { .. } | Error::NobodyListens { .. })) => {
+                    error = Some(unreachable);
+                }
                 Err(error) => return Err(error.into()),
             }
         }

@@ -2,6 +2,8 @@
 //! restart is only spent on a mishap.
 
 use super::*;
+use crate::succession::{RollCall, Verdict};
+use phalanx_job::Return;
 use proptest::prelude::*;
 
 /// Something that may happen to a node.
@@ -18,6 +20,8 @@ enum Act {
     InPlace(bool),
     /// A worker is lost, and its agent waits to be told what to do.
     Lose(u64),
+    /// The node with the lowest number is lost, which hosts the coordinator, and the next leads the run.
+    Succeed,
     Pass(u64),
 }
 
@@ -33,6 +37,7 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
         1 => node.clone().prop_map(Act::Quit),
         2 => proptest::bool::weighted(0.8).prop_map(Act::InPlace),
         2 => node.prop_map(Act::Lose),
+        1 => Just(Act::Succeed),
         3 => (0..5000u64).prop_map(Act::Pass),
     ];
     proptest::collection::vec(act, 0..60)
@@ -61,7 +66,8 @@ impl World {
     fn obey(&mut self, orders: Vec<Order>) {
         let (least, most) = (self.play.terms.least as usize, self.play.terms.most as usize);
         for order in orders {
-            assert!(!self.over, "an order after the end: {order:?}");
+            let is_late = matches!(order, Order::Refuse(..));
+            assert!(!self.over || is_late, "an order after the end: {order:?}");
             match order {
                 Order::Begin(generation, seats) => {
                     assert!(self.running.is_empty(), "two generations at once: {:?}", self.running);
@@ -145,7 +151,13 @@ impl World {
                     assert_eq!(end.setbacks.len(), self.play.fleet.setbacks.len());
                     self.over = true;
                 }
-                Order::Warn(..) | Order::Wait(_) => {}
+                Order::Warn(..) | Order::Wait(_) | Order::Forget(..) | Order::Farewell(_) => {}
+                Order::Resume(generation, left) => {
+                    assert!(self.running.values().all(|running| *running == generation.0));
+                    let seats = |id: &u64| self.play.fleet.seats_of(NodeId(*id));
+                    assert!(self.running.keys().flat_map(seats).all(|seat| left.live.contains(&seat)));
+                    assert!(left.live.is_subset(&left.seats));
+                }
             }
         }
     }
@@ -220,10 +232,65 @@ impl World {
                 }
                 None => Vec::new(),
             },
+            Act::Succeed => self.succeed(),
             Act::Pass(ms) => self.play.pass(ms),
             Act::Come(_) => Vec::new(),
         };
         self.obey(orders);
+    }
+
+    /// Where nobody is left who could lead, nothing happens.
+    fn succeed(&mut self) -> Vec<Order> {
+        let (standing, now) = (self.play.fleet.standing(self.play.at()), self.play.at());
+        let members = &self.play.fleet.members;
+        let mut numbered: Vec<(u32, u64)> = self
+            .here
+            .iter()
+            .filter(|id| self.play.beating.contains(&NodeId(**id)))
+            .filter_map(|id| Some((members.get(&NodeId(*id))?.number?, *id)))
+            .collect();
+        numbered.sort_unstable();
+        let [(leader, leads), heirs @ ..] = &numbered[..] else { return Vec::new() };
+        let Some((own, _)) = heirs.first() else { return Vec::new() };
+        self.mishap |= self.running.contains_key(leads);
+        self.forget(*leads);
+        let mut call = RollCall::new(standing.clone(), *own, BTreeSet::from([*leader]), now);
+        for (number, id) in heirs {
+            let running = self.running.get(id).map(|generation| Generation(*generation));
+            let seats = running.map_or(0..0, |_| self.play.fleet.seats_of(NodeId(*id)));
+            let back = Return {
+                number: *number,
+                generation: running.unwrap_or(standing.generation),
+                workers: seats.map(Rank).collect(),
+                standing: standing.clone(),
+            };
+            call.heed(Event::Said(NodeId(*id), FromAgent::Return(Box::new(back))));
+        }
+        if call.verdict(now) != Verdict::Lead {
+            // Too many are silent.
+            self.over = true;
+            return Vec::new();
+        }
+        let silent: Vec<u64> =
+            self.here.iter().copied().filter(|id| !self.play.beating.contains(&NodeId(*id))).collect();
+        silent.into_iter().for_each(|id| self.forget(id));
+        let (fleet, mut orders) = call.lead(self.play.terms.clone(), PATIENCE, now, 0);
+        let before = std::mem::replace(&mut self.play.fleet, fleet);
+        for id in self.here.clone() {
+            match before.members.get(&NodeId(id)) {
+                Some(member) if member.number.is_none() => {
+                    orders.extend(self.play.said(id, FromAgent::Join(member.node.clone())));
+                }
+                Some(_) => {}
+                // It has left.
+                None => self.forget(id),
+            }
+        }
+        for id in self.lost.clone() {
+            let (generation, rank) = (Generation(self.running[&id]), before.seats_of(NodeId(id)).start);
+            orders.extend(self.play.said(id, FromAgent::Lost { generation, failure: failure(rank) }));
+        }
+        orders
     }
 
     /// An agent that has lost a worker was told what to do about it, or that all are to stop.
