@@ -49,8 +49,8 @@ pub(crate) fn conclude(outcome: &Outcome, run_dir: &Path, logs: &Path) -> u8 {
         let all = setbacks.iter().chain(&outcome.failure);
         all.for_each(|failure| say(format_args!("  {}: {}", failure.folder, cause(failure))));
     }
-    use EndReason::{CutOff, NoCoordinator, TooFewNodes};
-    if matches!(reason, TooFewNodes { .. } | NoCoordinator(_) | CutOff { .. }) {
+    use EndReason::{CutOff, Deposed, NoCoordinator, TooFewNodes};
+    if matches!(reason, TooFewNodes { .. } | NoCoordinator(_) | CutOff { .. } | Deposed) {
         say(format_args!("error: {reason}"));
     }
     if let Some(failure) = &outcome.failure {

@@ -23,7 +23,12 @@ pub(crate) struct First<'a> {
     run_id: String,
     start: Instant,
     desk: Option<Desk>,
+    /// What happened since it should have been opened, and couldn't be: who was the first before may still hold it.
+    held: Vec<Event>,
 }
+
+/// How much is held, in events: a run whose folder can't be written to doesn't fill the memory with them.
+const MAX_HELD: usize = 100_000;
 
 /// What it holds as long as it is the first.
 struct Desk {
@@ -38,7 +43,15 @@ impl<'a> First<'a> {
     /// Nothing is opened yet.
     pub(crate) fn new(args: &'a TrainArgs, recipe: &'a Recipe, env: &WorkerEnv) -> First<'a> {
         let out = args.out.clone().or_else(|| env.run_dir.clone());
-        First { args, recipe, out, run_id: env.run_id.clone(), start: Instant::now(), desk: None }
+        First {
+            args,
+            recipe,
+            out,
+            run_id: env.run_id.clone(),
+            start: Instant::now(),
+            desk: None,
+            held: Vec::new(),
+        }
     }
 
     /// Opens what the first rank needs, and gives the run directory.
@@ -75,14 +88,25 @@ impl<'a> First<'a> {
 
 impl Observer for First<'_> {
     fn event(&mut self, event: &Event) {
+        let held = std::mem::take(&mut self.held);
         match self.desk() {
             Ok(desk) => {
-                if desk.events.write(event) {
-                    desk.shown.event(event);
+                for event in held.iter().chain([event]) {
+                    if desk.events.write(event) {
+                        desk.shown.event(event);
+                    }
                 }
             }
-            // The next one finds out the same, and training goes on.
-            Err(error) => say(format_args!("what happens isn't written down: {error}")),
+            // The next one tries again, and training goes on.
+            Err(error) => {
+                if held.is_empty() {
+                    say(format_args!("what happens isn't written down for now: {error}"));
+                }
+                self.held = held;
+                if self.held.len() < MAX_HELD {
+                    self.held.push(event.clone());
+                }
+            }
         }
     }
 

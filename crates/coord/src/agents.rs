@@ -346,6 +346,9 @@ impl Agents {
                 }
                 Order::Forget(generation, rank) => (self.change)(Change::Forget(generation, rank)),
                 Order::Resume(generation, left) => (self.change)(Change::Resume(generation, left)),
+                Order::Elsewhere(nodes, address) => {
+                    nodes.iter().for_each(|id| tell(id, &ToAgent::Elsewhere { address }));
+                }
                 Order::Farewell(id) => tell(&id, &ToAgent::Farewell),
                 Order::Release(generation, id) => tell(&id, &ToAgent::Release { generation }),
                 Order::DoWithout(generation, seats) => {

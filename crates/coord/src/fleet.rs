@@ -35,6 +35,7 @@ use phalanx_job::{
 use phalanx_wire::{Generation, Rank};
 use seats::Seated;
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -136,6 +137,8 @@ enum Phase {
     Gathering(Gathering),
     Running,
     Stopping(Stopping),
+    /// The run is led from there: nobody is led from here.
+    Elsewhere(SocketAddr),
     Over,
 }
 
@@ -225,6 +228,7 @@ impl Fleet {
         }
         match event {
             Event::Said(id, FromAgent::Join(node)) => self.join(now, id, node, &mut todo),
+            Event::Said(_, FromAgent::Elsewhere { address, term }) => self.give_up(address, term, &mut todo),
             Event::Said(id, said) => self.said(now, id, said, &mut todo),
             Event::Gone(id, how) => self.gone(now, id, how, &mut todo),
             Event::InPlace(generation, yes) if generation == self.generation => self.in_place = yes,
@@ -245,6 +249,9 @@ impl Fleet {
     }
 
     fn join(&mut self, now: Instant, id: NodeId, node: Node, todo: &mut Vec<Order>) {
+        if let Phase::Elsewhere(address) = self.phase {
+            return todo.push(Order::Elsewhere(vec![id], address));
+        }
         let here: Vec<&Node> = self.members.values().map(|member| &member.node).collect();
         if self.members.contains_key(&id) {
             return todo.push(Order::Refuse(id, "it has joined already".into()));
@@ -274,7 +281,8 @@ impl Fleet {
         };
         member.heard = now;
         match said {
-            FromAgent::Join(_) | FromAgent::Return(_) | FromAgent::Beat => {}
+            FromAgent::Join(_) | FromAgent::Return(_) | FromAgent::Elsewhere { .. } | FromAgent::Beat => {}
+            FromAgent::Moved => self.depose(id, todo),
             FromAgent::Finished { generation, rank } if self.runs(id, generation) => {
                 todo.push(Order::Forget(generation, rank));
             }
@@ -467,8 +475,47 @@ impl Fleet {
                     todo.push(Order::Stop(self.generation, self.running(None), why));
                 }
             }
-            Phase::Gathering(_) | Phase::Over => self.end(EndWhy::Asked { signal }, todo),
+            Phase::Gathering(_) | Phase::Elsewhere(_) | Phase::Over => {
+                self.end(EndWhy::Asked { signal }, todo);
+            }
         }
+    }
+
+    /// A node has gone on without this coordinator, which must not go on as well.
+    fn depose(&mut self, id: NodeId, todo: &mut Vec<Order>) {
+        let Some(member) = self.members.remove(&id) else { return };
+        self.yield_to(member.node.host, todo);
+    }
+
+    /// Another coordinator leads this run from there. Nodes that have only come here go there.
+    fn give_up(&mut self, address: SocketAddr, term: u32, todo: &mut Vec<Order>) {
+        if term <= self.term {
+            return;
+        }
+        match &mut self.phase {
+            Phase::Elsewhere(known) => *known = address,
+            Phase::Gathering(_) if self.generation == Generation(0) => {
+                todo.push(Order::Elsewhere(self.members.keys().copied().collect(), address));
+                self.members.clear();
+                self.phase = Phase::Elsewhere(address);
+            }
+            _ => self.yield_to(address.to_string(), todo),
+        }
+    }
+
+    fn yield_to(&mut self, who: String, todo: &mut Vec<Order>) {
+        match &self.phase {
+            Phase::Running | Phase::Stopping(_) => self.give_way(StopWhy::Deposed(who), todo),
+            Phase::Gathering(_) => self.end(EndWhy::Deposed, todo),
+            Phase::Elsewhere(_) | Phase::Over => {}
+        }
+    }
+
+    /// Ends all workers at once, as long as others may go on with the run: nothing that these still do is wanted.
+    fn give_way(&mut self, why: StopWhy, todo: &mut Vec<Order>) {
+        let running = self.running(None).into_iter();
+        todo.extend(running.map(|id| Order::Release(self.generation, id)));
+        self.phase = Phase::Stopping(Stopping { why, failures: Vec::new(), lost: Vec::new() });
     }
 
     fn gone(&mut self, now: Instant, id: NodeId, how: String, todo: &mut Vec<Order>) {
@@ -522,10 +569,11 @@ impl Fleet {
             return;
         }
         let why = StopWhy::CutOff(here, silent);
-        match &mut self.phase {
-            Phase::Running => self.stop(why, None, todo),
-            Phase::Stopping(stopping) if !matches!(stopping.why, StopWhy::Asked(..)) => stopping.why = why,
-            Phase::Stopping(_) | Phase::Over => {}
+        match &self.phase {
+            Phase::Stopping(Stopping { why: StopWhy::CutOff(..) | StopWhy::Deposed(_), .. })
+            | Phase::Elsewhere(_)
+            | Phase::Over => {}
+            Phase::Running | Phase::Stopping(_) => self.give_way(why, todo),
             Phase::Gathering(_) => self.end(EndWhy::CutOff { here, silent }, todo),
         }
     }
@@ -559,6 +607,7 @@ impl Fleet {
         match stopping.why {
             StopWhy::Asked(_, signal) => return self.end(EndWhy::Asked { signal }, todo),
             StopWhy::CutOff(here, silent) => return self.end(EndWhy::CutOff { here, silent }, todo),
+            StopWhy::Deposed(_) => return self.end(EndWhy::Deposed, todo),
             _ => {}
         }
         let is_enough = self.members.len() >= self.least();

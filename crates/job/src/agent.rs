@@ -28,6 +28,15 @@ pub enum FromAgent {
     Return(Box<Return>),
     /// It is alive.
     Beat,
+    /// It is led by another coordinator from now on.
+    Moved,
+    /// The run is led from there. The only message of who leads it, to where nodes that come look for the first.
+    Elsewhere {
+        /// Where.
+        address: SocketAddr,
+        /// How many coordinators there were before that one.
+        term: u32,
+    },
     /// A worker has ended well.
     Finished {
         /// In which generation.
@@ -87,6 +96,11 @@ pub enum ToAgent {
     Told {
         /// In words.
         words: String,
+    },
+    /// The run is led from there, where this agent is to come instead.
+    Elsewhere {
+        /// Where.
+        address: SocketAddr,
     },
     /// Workers are to be started.
     Begin(Seat),
@@ -301,6 +315,8 @@ pub enum EndWhy {
         /// How many fell silent.
         silent: u32,
     },
+    /// Others took this coordinator for lost, and go on under another.
+    Deposed,
     /// There were too few nodes for too long.
     TooFew {
         /// How many there were.
@@ -316,7 +332,7 @@ impl End {
         match self.why {
             EndWhy::Done => 0,
             EndWhy::Asked { signal } => 128 + signal,
-            EndWhy::Failed(_) | EndWhy::TooFew { .. } | EndWhy::CutOff { .. } => 1,
+            EndWhy::Failed(_) | EndWhy::TooFew { .. } | EndWhy::CutOff { .. } | EndWhy::Deposed => 1,
         }
     }
 }

@@ -100,13 +100,10 @@ impl Link {
     /// others. Doesn't wait.
     pub fn is_change_due(&mut self) -> bool {
         if !self.change && self.stream.is_readable() {
-            // Nothing else is said without being asked for. A coordinator that is gone without another is found out when it is
-            // needed.
-            self.change = match self.hear_any(ANSWER_LIMIT) {
-                Ok(message) => message == Some(ToWorker::Change),
-                Err(_) => self.moved().is_some(),
-            };
+            // Nothing else is said without being asked for. A coordinator that is gone is found out when it is needed.
+            self.change = matches!(self.hear_any(ANSWER_LIMIT), Ok(Some(ToWorker::Change)));
         }
+        self.change |= self.moved().is_some();
         self.change
     }
 
@@ -125,7 +122,7 @@ impl Link {
     ) -> Result<(Rank, Roster), Error> {
         let mut message = first;
         loop {
-            let lost = match self.say(&message).and_then(|()| self.roster(deadline)) {
+            let lost = match self.ask_for_roster(&message, deadline) {
                 Err(error @ Error::Broken { .. }) if self.whereabouts.is_some() => error,
                 entered => {
                     if let Ok((rank, roster)) = &entered {
@@ -143,6 +140,14 @@ impl Link {
                 }
             };
         }
+    }
+
+    fn ask_for_roster(&mut self, message: &FromWorker, deadline: Deadline) -> Result<(Rank, Roster), Error> {
+        if self.moved().is_some() {
+            return Err(self.broken("another has taken its place".into()));
+        }
+        self.say(message)?;
+        self.roster(deadline)
     }
 
     /// Where the coordinator is by now, if that is elsewhere.
@@ -220,6 +225,12 @@ impl Link {
     fn hear(&mut self, limit: Duration) -> Result<Option<ToWorker>, Error> {
         let deadline = Deadline::after(limit);
         loop {
+            // One that is silent may be another by now, without the end of this connection being seen.
+            while !self.stream.is_readable_within(LOOK.min(deadline.remaining())) && !deadline.expired() {
+                if self.moved().is_some() {
+                    return Err(self.broken("another has taken its place".into()));
+                }
+            }
             match self.hear_any(deadline.remaining())? {
                 Some(ToWorker::Change) => self.change = true,
                 // Whoever waited to come in before that is in it.

@@ -58,6 +58,10 @@ struct Agent<'a> {
     whereabouts_fd: RawFd,
     /// As long as it is there, the coordinator hears beats.
     beats: Option<SyncSender<()>>,
+    /// As long as it is there, nodes that come to the endpoint are told where the run is led from.
+    beacon: Option<SyncSender<()>>,
+    /// What tells them, if this agent was the first there.
+    guide: Option<Coordinator>,
     /// Kept for the program until it needs it.
     port: Option<TcpListener>,
     /// The signal that asked this agent to end.
@@ -133,6 +137,8 @@ pub(crate) fn run(crew: Crew<'_>, nodes: &Nodes) -> Result<Outcome, LaunchError>
         whereabouts,
         whereabouts_fd,
         beats: None,
+        beacon: None,
+        guide: None,
         port: kept,
         asked: None,
         undecided: Vec::new(),
@@ -184,8 +190,9 @@ impl Agent<'_> {
         let (link, news) = (Arc::clone(&self.link), self.crew.sender.clone());
         let hear = move || {
             loop {
-                let heard = link.hear().map_or_else(News::Alone, News::Fleet);
-                let is_last = matches!(heard, News::Alone(_));
+                let alone = |error| News::Alone(link.coordinator(), error);
+                let heard = link.hear().map_or_else(alone, News::Fleet);
+                let is_last = matches!(heard, News::Alone(..));
                 if news.send(heard).is_err() || is_last {
                     return;
                 }
@@ -216,12 +223,17 @@ impl Agent<'_> {
                 News::Fleet(ToAgent::Refused { reason }) => return Err(LaunchError::Refused { reason }),
                 News::Fleet(ToAgent::Told { words }) => self.crew.tell(Report::Told { words }),
                 News::Fleet(ToAgent::Standing(standing)) => self.standing = Some(*standing),
+                News::Fleet(ToAgent::Elsewhere { address }) => {
+                    if let Err(error) = self.go_elsewhere(address) {
+                        return Ok(Next::Over(Over::Alone(error)));
+                    }
+                }
                 News::Fleet(ToAgent::Farewell) => {
                     if let Some(signal) = self.asked {
                         return Ok(Next::Over(Over::Left(signal)));
                     }
                 }
-                News::Alone(error) => {
+                News::Alone(from, error) if from == self.link.coordinator() => {
                     if let Err(error) = self.succeed(error) {
                         return Ok(Next::Over(Over::Alone(error)));
                     }
@@ -327,7 +339,7 @@ impl Agent<'_> {
     fn heed_next(&mut self, given: &mut Given<'_>, ties: &Ties) -> Result<Option<Error>, LaunchError> {
         let (watch, own) = (&mut self.crew.watch, given.generation);
         let happened = match self.crew.news.recv_timeout(watch.patience()) {
-            Ok(News::Alone(error)) => {
+            Ok(News::Alone(from, error)) if from == self.link.coordinator() => {
                 let Err(error) = self.succeed(error) else {
                     given.coordinator = self.link.coordinator();
                     return Ok(None);

@@ -6,6 +6,7 @@ use phalanx_coord::Notice;
 use phalanx_job::{DRAINED, ToAgent};
 use phalanx_wire::Generation;
 use std::fmt;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 /// Everything that arrives.
@@ -20,8 +21,8 @@ pub(crate) enum News {
     PassOn(i32),
     /// From the coordinator of a run of several nodes.
     Fleet(ToAgent),
-    /// That coordinator is gone, and this is how that was seen.
-    Alone(phalanx_job::Error),
+    /// The coordinator there is gone, and this is how that was seen.
+    Alone(SocketAddr, phalanx_job::Error),
     /// Where a worker hangs is written down in this file, if it could be.
     Stack(Berth, Option<PathBuf>),
     /// From the coordinator, about a worker of this generation.

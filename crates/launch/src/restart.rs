@@ -83,6 +83,8 @@ pub enum EndReason {
         /// How many fell silent.
         silent: u32,
     },
+    /// Other nodes took this one, which led the run, for lost, and go on under another.
+    Deposed,
     /// Who leads the nodes of the run is gone.
     NoCoordinator(String),
 }
@@ -104,6 +106,10 @@ impl fmt::Display for EndReason {
                     f,
                     "only {here} of {all} nodes are left: the others fell silent, and may go on without them"
                 )
+            }
+            EndReason::Deposed => {
+                let why = "this node gave no sign of life, and the others have gone on without it";
+                write!(f, "{why}, under another coordinator")
             }
             EndReason::NoCoordinator(error) => write!(f, "{error}"),
             EndReason::RestartsUsed { max_restarts } => {

@@ -138,9 +138,15 @@ impl Channel {
 
     /// Whether a read would bring something at once, or the end.
     pub fn is_readable(&self) -> bool {
+        self.is_readable_within(Duration::ZERO)
+    }
+
+    /// The same, waiting so long for it, or less where a signal comes.
+    pub fn is_readable_within(&self, limit: Duration) -> bool {
         let holds = self.0.session.as_ref().is_some_and(|session| lock(session).holds());
         let mut fds = [PollFd::new(self.0.stream.as_fd(), PollFlags::POLLIN)];
-        holds || poll(&mut fds, PollTimeout::ZERO).is_ok_and(|n| n > 0)
+        let limit = PollTimeout::try_from(limit.as_millis()).unwrap_or(PollTimeout::MAX);
+        holds || poll(&mut fds, limit).is_ok_and(|n| n > 0)
     }
 
     /// Does something with the session as soon as the kernel lets it, without keeping the session from others meanwhile.

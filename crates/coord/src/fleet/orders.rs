@@ -5,6 +5,7 @@ use phalanx_job::{End, Seat, StopWhy};
 use phalanx_wire::{Generation, Rank};
 use std::collections::BTreeSet;
 use std::fmt;
+use std::net::SocketAddr;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -25,6 +26,8 @@ pub enum Order {
     Replace(Generation, NodeId, Rank, u32),
     /// Have a node that leaves end its workers of this generation, without which the others go on.
     Release(Generation, NodeId),
+    /// Tell these nodes that the run is led from there.
+    Elsewhere(Vec<NodeId>, SocketAddr),
     /// Tell a node that leaves that it has left.
     Farewell(NodeId),
     /// Wait no longer for workers that were started with these ranks: their node has left, or was lost.

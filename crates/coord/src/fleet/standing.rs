@@ -11,7 +11,7 @@ impl Fleet {
     pub fn standing(&self, now: Instant) -> Standing {
         let number_of = |id: &NodeId| self.members.get(id).and_then(|member| member.number);
         let phase = match &self.phase {
-            Phase::Gathering(_) | Phase::Over => phalanx_job::Phase::Gathering,
+            Phase::Gathering(_) | Phase::Elsewhere(_) | Phase::Over => phalanx_job::Phase::Gathering,
             Phase::Running => phalanx_job::Phase::Running,
             Phase::Stopping(Stopping { why, failures, lost }) => {
                 let failures =

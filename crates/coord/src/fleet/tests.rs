@@ -521,3 +521,49 @@ fn who_speaks_before_it_has_joined_is_dropped() {
     let mut play = Play::new(1, 1, 0);
     assert_eq!(play.said(1, FromAgent::Beat), [Order::Drop(NodeId(1))]);
 }
+
+#[test]
+fn less_than_half_of_the_nodes_give_way_to_those_that_fell_silent() {
+    let begun_of = |nodes: u64| {
+        let mut play = Play::new(1, nodes as u32, 0);
+        (1..=nodes).for_each(|id| drop(play.come(id, 1)));
+        play
+    };
+    // Half may go on, since the coordinator is among them.
+    let mut play = begun_of(4);
+    play.beating.retain(|id| id.0 < 3);
+    let orders = play.pass(2 * SILENCE);
+    let (_, why) = stopped(&orders);
+    assert!(why.contains("gave no sign of life"), "{orders:?}");
+    play.ended(1, 0, None);
+    assert_eq!(begun(&play.ended(2, 0, None), 1), [(1, 0, 0), (2, 1, 1)]);
+    // One after the other, but less than half at last.
+    let mut play = begun_of(3);
+    play.heed(Event::InPlace(Generation(0), true));
+    play.beating.retain(|id| id.0 != 2);
+    assert!(play.pass(2 * SILENCE).contains(&Order::DoWithout(Generation(0), 1..2)));
+    play.beating.retain(|id| id.0 != 3);
+    let orders = play.pass(2 * SILENCE);
+    assert!(orders.contains(&Order::Release(Generation(0), NodeId(1))), "{orders:?}");
+    let orders = play.ended(1, 0, None);
+    let end = EndWhy::CutOff { here: 1, silent: 2 };
+    assert!(matches!(&orders[..], [Order::End(_, found)] if found.why == end), "{orders:?}");
+    // Long after the first, which is known to stand still then, the second is one of two.
+    let mut play = begun_of(3);
+    play.heed(Event::InPlace(Generation(0), true));
+    play.beating.retain(|id| id.0 != 2);
+    play.pass(2 * SILENCE);
+    assert_eq!(play.pass(CUT.as_millis() as u64), []);
+    play.beating.retain(|id| id.0 != 3);
+    assert!(play.pass(2 * SILENCE).contains(&Order::DoWithout(Generation(0), 2..3)));
+}
+
+#[test]
+fn a_coordinator_that_was_taken_for_lost_gives_way() {
+    let mut play = Play::new(1, 2, 0);
+    (1..=2).for_each(|id| drop(play.come(id, 1)));
+    let release = |id| Order::Release(Generation(0), NodeId(id));
+    assert_eq!(play.said(2, FromAgent::Moved), [release(1)]);
+    let orders = play.ended(1, 0, None);
+    assert!(matches!(&orders[..], [Order::End(_, found)] if found.why == EndWhy::Deposed), "{orders:?}");
+}

@@ -41,7 +41,7 @@ impl AgentLink {
         let stream = TcpStream::connect_timeout(&address, left).map_err(unreachable)?;
         let broken = |error: std::io::Error| Error::Broken { address, reason: error.to_string() };
         let hello = Hello { purpose: AGENT_PURPOSE.into(), rank: Rank(0), generation: Generation(0) };
-        let proof = Deadline::after(PROOF_LIMIT);
+        let proof = Deadline::after(deadline.remaining().min(PROOF_LIMIT));
         let met = Channel::dial(stream, &pass.into(), &hello, &proof);
         let (stream, _) = met.map_err(|error| match error {
             HandshakeError::NotOurs => Error::NotOurs { address },

@@ -99,6 +99,8 @@ pub enum StopWhy {
     Asked(String, i32),
     /// So many nodes are left, which is less than half: so many fell silent, and may go on without these.
     CutOff(u32, u32),
+    /// This node is led by another coordinator, which took this one for lost.
+    Deposed(String),
 }
 
 impl Standing {
@@ -114,7 +116,7 @@ impl StopWhy {
         match self {
             StopWhy::Asked(_, signal) => Some(*signal),
             StopWhy::Failed(_) | StopWhy::Lost(_) | StopWhy::Joined(_) | StopWhy::Left(_) => None,
-            StopWhy::CutOff(..) => None,
+            StopWhy::CutOff(..) | StopWhy::Deposed(_) => None,
         }
     }
 }
@@ -137,6 +139,7 @@ impl fmt::Display for StopWhy {
             StopWhy::CutOff(here, silent) => {
                 write!(f, "{here} of {} nodes are left, the others fell silent", here + silent)
             }
+            StopWhy::Deposed(host) => write!(f, "node {host} took this one for lost, and goes on elsewhere"),
         }
     }
 }

@@ -7,14 +7,17 @@ use phalanx_coord::{Coordinator, RollCall};
 use phalanx_job::{AgentLink, Error, FromAgent, NodeStanding, Return, Standing, ToAgent};
 use phalanx_wire::{Deadline, Pass};
 use std::collections::BTreeSet;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
 /// How long a machine may take to answer a call.
 const CALL_LIMIT: Duration = Duration::from_secs(1);
 /// How much longer than silence may last the others may take to find out, and to come.
 const COMING: Duration = Duration::from_millis(1500);
+/// How often nodes that come are looked for where they meet at first.
+const ANNOUNCE: Duration = Duration::from_millis(500);
 /// How long to wait before all are tried again.
 const RETRY: Duration = Duration::from_millis(20);
 /// How often all are tried within the time after which a coordinator counts as silent.
@@ -53,7 +56,8 @@ impl Agent<'_> {
         }
         loop {
             if let Some(link) = self.try_all(&mut search, leader)? {
-                return self.adopt(link);
+                let who = if self.coordinator.is_some() { "this node leads" } else { "another node leads" };
+                return self.adopt(link, &format!("{who} the run on"));
             }
             if Instant::now() > search.until {
                 return Err(lost);
@@ -89,10 +93,15 @@ impl Agent<'_> {
     fn call(&self, address: SocketAddr) -> Called {
         // An agent that waits to hear whether it leads says nothing yet.
         let silence = self.nodes.patience.silence + CALL_LIMIT + COMING;
-        match AgentLink::dial(address, &self.pass, Deadline::after(CALL_LIMIT), silence) {
-            Ok(link) => Called::There(link),
-            Err(Error::NobodyListens { .. }) => Called::Ended,
-            Err(_) => Called::Silent,
+        let deadline = Deadline::after(CALL_LIMIT);
+        loop {
+            match AgentLink::dial(address, &self.pass, deadline, silence) {
+                Ok(link) => return Called::There(link),
+                Err(Error::NobodyListens { .. }) => return Called::Ended,
+                // One that is ending right now will have ended soon.
+                Err(Error::Broken { .. }) if !deadline.expired() => std::thread::sleep(RETRY),
+                Err(_) => return Called::Silent,
+            }
         }
     }
 
@@ -146,15 +155,56 @@ impl Agent<'_> {
         }
     }
 
+    /// Joins where the run is led from, which isn't where nodes meet at first.
+    pub(super) fn go_elsewhere(&mut self, address: SocketAddr) -> Result<(), Error> {
+        if let Some(coordinator) = self.coordinator.take() {
+            // It tells others who come.
+            self.guide = Some(coordinator);
+            let broken = |error: std::io::Error| Error::Broken { address, reason: error.to_string() };
+            let standby = stand_by(&self.link, &self.pass).map_err(broken)?;
+            (self.node.standby, self.node.leads) = (standby.address(), false);
+            self.standby = Some(standby);
+        }
+        let (deadline, silence) = (Deadline::after(CALL_LIMIT), self.nodes.patience.silence);
+        let link = AgentLink::dial(address, &self.pass, deadline, silence)?;
+        link.say(&FromAgent::Join(self.node.clone()))?;
+        self.link.close();
+        self.adopt(link, "the run goes on elsewhere: joining it")
+    }
+
+    /// Starts a thread that tells whoever hosts a coordinator where nodes meet at first that the run is led from here.
+    fn announce(&self, address: SocketAddr, term: u32) -> Result<SyncSender<()>, std::io::Error> {
+        let (stop, stopped) = sync_channel::<()>(0);
+        let ((host, port), pass) = (self.nodes.endpoint.clone(), self.pass.clone());
+        let call = move || {
+            while stopped.recv_timeout(ANNOUNCE) == Err(RecvTimeoutError::Timeout) {
+                // A name that stands for nothing now may do so later.
+                let places = (host.as_str(), port).to_socket_addrs().into_iter().flatten();
+                for place in places.filter(|place| *place != address) {
+                    let link = AgentLink::dial(place, &pass, Deadline::after(CALL_LIMIT), CALL_LIMIT);
+                    // Mostly nobody is there.
+                    let _ = link.and_then(|link| link.say(&FromAgent::Elsewhere { address, term }));
+                }
+            }
+        };
+        std::thread::Builder::new().name("phalanx-beacon".into()).spawn(call)?;
+        Ok(stop)
+    }
+
     /// Is led over this link from now on.
-    fn adopt(&mut self, link: AgentLink) -> Result<(), Error> {
+    fn adopt(&mut self, link: AgentLink, words: &str) -> Result<(), Error> {
         let address = link.coordinator();
         let broken = |reason: String| Error::Broken { address, reason };
+        // Should the one before go on after all, it finds that it leads nobody any more.
+        let _ = self.link.say(&FromAgent::Moved);
         self.link = Arc::new(link);
         self.whereabouts.write(address).map_err(|error| broken(error.to_string()))?;
         self.beats = Some(self.keep_in_touch().map_err(|error| broken(error.to_string()))?);
-        let who = if self.coordinator.is_some() { "this node leads" } else { "another node leads" };
-        self.crew.tell(Report::Told { words: format!("{who} the run on, at {address}") });
+        self.crew.tell(Report::Told { words: format!("{words}, at {address}") });
+        if let (Some(_), Some(standing)) = (&self.coordinator, &self.standing) {
+            let beacon = self.announce(address, standing.term);
+            self.beacon = Some(beacon.map_err(|error| broken(error.to_string()))?);
+        }
         // What the one before may not have heeded.
         for said in self.unheeded() {
             self.link.say(&said)?;

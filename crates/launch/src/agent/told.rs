@@ -20,6 +20,7 @@ pub(super) fn ended(crew: Crew<'_>, end: End, max_restarts: u32) -> Outcome {
         EndWhy::Done => (EndReason::Done, None),
         EndWhy::Asked { .. } => (EndReason::Asked, None),
         EndWhy::CutOff { here, silent } => (EndReason::CutOff { here, silent }, None),
+        EndWhy::Deposed => (EndReason::Deposed, None),
         EndWhy::TooFew { here, seconds } => (EndReason::TooFewNodes { here, seconds }, None),
         EndWhy::Failed(setback) if max_restarts == 0 => (EndReason::NoRestarts, Some(failure(setback))),
         EndWhy::Failed(setback) => (EndReason::RestartsUsed { max_restarts }, Some(failure(setback))),

@@ -152,6 +152,7 @@ impl World {
                     self.over = true;
                 }
                 Order::Warn(..) | Order::Wait(_) | Order::Forget(..) | Order::Farewell(_) => {}
+                Order::Elsewhere(..) => panic!("there is one coordinator"),
                 Order::Resume(generation, left) => {
                     assert!(self.running.values().all(|running| *running == generation.0));
                     let seats = |id: &u64| self.play.fleet.seats_of(NodeId(*id));
