@@ -204,7 +204,8 @@ fn train_as(
     let run_path = run_dir.as_ref().map(RunDir::path).or(args.out.as_deref()).or(env.run_dir.as_deref());
     let run_path = run_path.unwrap_or(Path::new("runs"));
     let checkpoints = runs::checkpoints_of(run_path);
-    let resume = args.resume || env.restarts > 0 || env.generation.0 > 0;
+    // Of a later membership than the first one, if nobody is left of those before, checkpoints are what is.
+    let resume = args.resume || env.restarts > 0 || worker.group().generation().0 > 0;
     let trainer = Trainer {
         steps: args.steps,
         shuffle: !args.no_shuffle,

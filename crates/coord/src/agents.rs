@@ -17,6 +17,9 @@ const READ_LIMIT: Duration = Duration::from_secs(10);
 /// How long a message to an agent may take to be handed to the system.
 const SAY_LIMIT: Duration = Duration::from_millis(500);
 
+/// How long it may take until agents were told of a worker: each may need as long as a message may take.
+const TELL_LIMIT: Duration = Duration::from_secs(2);
+
 /// The agents of a run.
 pub(crate) struct Agents {
     desk: Mutex<Desk>,
@@ -164,7 +167,7 @@ impl Agents {
         let (heard, hears) = sync_channel(1);
         if self.notices.send((generation, notice, Some(heard))).is_ok() {
             // It ends with the thread, if not before.
-            let _ = hears.recv();
+            let _ = hears.recv_timeout(TELL_LIMIT);
         }
     }
 

@@ -102,6 +102,8 @@ pub struct Fleet {
     phase: Phase,
     /// Whether the workers of the generation that runs go on without those that are lost.
     in_place: bool,
+    /// Whether some of its workers have ended in order to be started again later.
+    drained: bool,
     /// The end of the ranks that its workers were started with.
     ranks: u32,
     /// Those of them that haven't come in yet, though the others have begun.
@@ -173,6 +175,7 @@ impl Fleet {
             generation,
             phase,
             in_place: false,
+            drained: false,
             ranks: 0,
             coming: BTreeSet::new(),
             membership: None,
@@ -292,8 +295,9 @@ impl Fleet {
             FromAgent::Lost { generation, failure } if self.runs(id, generation) => {
                 self.lost(now, id, failure, todo);
             }
-            FromAgent::Ended { generation, failure, port } if self.runs(id, generation) => {
+            FromAgent::Ended { generation, failure, drained, port } if self.runs(id, generation) => {
                 let failed = failure.is_some();
+                self.drained |= drained;
                 if let Some(failure) = failure {
                     self.failed(now, id, failure, todo);
                 }
@@ -381,7 +385,8 @@ impl Fleet {
         }
         let (rank, at) = (failure.rank, self.since_start(now));
         let started = self.started.get(&rank.0).copied().unwrap_or_default();
-        let restarts = self.restarts.with(started, at, at);
+        let lost_at = at.saturating_sub(Duration::from_millis(failure.idle_ms));
+        let restarts = self.restarts.with(started, lost_at, at);
         if !self.goes_on() || restarts.count > self.terms.max_restarts as usize {
             let was_running = matches!(self.phase, Phase::Running);
             self.failed(now, id, failure, todo);
@@ -582,6 +587,7 @@ impl Fleet {
     fn go_on(&mut self, now: Instant, todo: &mut Vec<Order>) {
         let runs = self.members.values().any(|member| member.stage == Stage::Running);
         match &self.phase {
+            Phase::Running if !runs && self.drained => self.end(EndWhy::Drained, todo),
             Phase::Running if !runs => self.end(EndWhy::Done, todo),
             Phase::Stopping(_) if !runs => self.conclude(now, todo),
             _ => {}
@@ -608,6 +614,8 @@ impl Fleet {
             StopWhy::Asked(_, signal) => return self.end(EndWhy::Asked { signal }, todo),
             StopWhy::CutOff(here, silent) => return self.end(EndWhy::CutOff { here, silent }, todo),
             StopWhy::Deposed(_) => return self.end(EndWhy::Deposed, todo),
+            // Whoever fails while others make room is not started again either.
+            _ if self.drained => return self.end(EndWhy::Drained, todo),
             _ => {}
         }
         let is_enough = self.members.len() >= self.least();
@@ -670,6 +678,7 @@ impl Fleet {
             (member.number, member.stage, member.seats) = (Some(seat.node), Stage::Running, seats);
         }
         (self.phase, self.in_place, self.membership) = (Phase::Running, false, None);
+        self.drained = false;
         todo.push(Order::Begin(self.generation, seats));
     }
 

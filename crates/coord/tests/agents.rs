@@ -77,6 +77,7 @@ fn failure(rank: u32) -> WorkerFailure {
         rank: Rank(rank),
         pid: 1,
         how: "exited with code 1".into(),
+        idle_ms: 0,
         reported: None,
         last_lines: Vec::new(),
         consequence: false,
@@ -102,8 +103,8 @@ fn agents_are_told_what_to_start_what_to_stop_and_how_the_run_ended() {
     b.say(&FromAgent::Failed { generation, failure: failure(2) }).unwrap();
     let why = "on node 1 (b): rank 2 exited with code 1".to_owned();
     assert_eq!(hear(&a), ToAgent::Stop { generation, why, signal: None });
-    a.say(&FromAgent::Ended { generation, failure: None, port: 7 }).unwrap();
-    b.say(&FromAgent::Ended { generation, failure: Some(failure(2)), port: 8 }).unwrap();
+    a.say(&FromAgent::Ended { generation, failure: None, drained: false, port: 7 }).unwrap();
+    b.say(&FromAgent::Ended { generation, failure: Some(failure(2)), drained: false, port: 8 }).unwrap();
     for link in [&a, &b] {
         let seat = begin(link);
         assert_eq!((seat.generation, seat.restarts, seat.master.1), (Generation(1), 1, 7));
@@ -111,7 +112,8 @@ fn agents_are_told_what_to_start_what_to_stop_and_how_the_run_ended() {
     // Workers of the generation before come too late.
     assert!(Link::connect(coordinator.address(), &secret, Rank(0), generation, soon()).is_err());
     for link in [&a, &b] {
-        link.say(&FromAgent::Ended { generation: Generation(1), failure: None, port: 1 }).unwrap();
+        link.say(&FromAgent::Ended { generation: Generation(1), failure: None, drained: false, port: 1 })
+            .unwrap();
     }
     for link in [&a, &b] {
         let ToAgent::End(end) = hear(link) else { panic!("it isn't over") };
@@ -134,11 +136,13 @@ fn an_agent_that_is_gone_or_silent_is_lost_and_the_other_told() {
         let ToAgent::Stop { why, .. } = hear(&a) else { panic!("it goes on") };
         assert!(why.starts_with("on node 1 (b): lost: "), "{why}");
         assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
-        a.say(&FromAgent::Ended { generation: Generation(0), failure: None, port: 1 }).unwrap();
+        a.say(&FromAgent::Ended { generation: Generation(0), failure: None, drained: false, port: 1 })
+            .unwrap();
         assert_eq!(begin(&a).world_size, 2);
         a.say(&FromAgent::Quit { signal: 15 }).unwrap();
         assert!(matches!(hear(&a), ToAgent::Stop { signal: Some(15), .. }), "it is told when to stop");
-        a.say(&FromAgent::Ended { generation: Generation(1), failure: None, port: 1 }).unwrap();
+        a.say(&FromAgent::Ended { generation: Generation(1), failure: None, drained: false, port: 1 })
+            .unwrap();
         let ToAgent::End(end) = hear(&a) else { panic!("it isn't over") };
         assert_eq!(end.why, EndWhy::Asked { signal: 15 });
         drop(silent);

@@ -10,6 +10,7 @@ mod standing;
 pub use link::{AGENT_BEAT, AgentLink};
 pub use standing::{NodeStanding, Phase, Stage, Standing, StopWhy};
 
+use crate::drain::DRAINED;
 use crate::message::Notice;
 use phalanx_wire::{Generation, Rank};
 use serde::{Deserialize, Serialize};
@@ -64,6 +65,8 @@ pub enum FromAgent {
         generation: Generation,
         /// What went wrong first on this node, if anything did.
         failure: Option<WorkerFailure>,
+        /// Whether one of them has ended in order to be started again later.
+        drained: bool,
         /// A port that is free for the program in the next generation.
         port: u16,
     },
@@ -247,6 +250,8 @@ pub struct WorkerFailure {
     pub pid: i32,
     /// "exited with code 3" or "was killed by SIGKILL".
     pub how: String,
+    /// For how long it had been of no use by then, in milliseconds: one that hangs is killed later.
+    pub idle_ms: u64,
     /// What it said to the coordinator, if it did.
     pub reported: Option<String>,
     /// The last lines it wrote.
@@ -301,6 +306,8 @@ pub struct End {
 pub enum EndWhy {
     /// All workers ended well.
     Done,
+    /// Workers ended before their work was done, and want to be started again later.
+    Drained,
     /// This signal asked one of the nodes for it.
     Asked {
         /// Its number.
@@ -331,6 +338,7 @@ impl End {
     pub fn exit_code(&self) -> i32 {
         match self.why {
             EndWhy::Done => 0,
+            EndWhy::Drained => DRAINED.into(),
             EndWhy::Asked { signal } => 128 + signal,
             EndWhy::Failed(_) | EndWhy::TooFew { .. } | EndWhy::CutOff { .. } | EndWhy::Deposed => 1,
         }

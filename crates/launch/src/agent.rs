@@ -328,7 +328,8 @@ impl Agent<'_> {
         if alone.is_none() {
             let (kept, port) = reserve_port(self.crew.spec, &self.link)?;
             (self.port, self.node.port) = (kept, port);
-            let ended = FromAgent::Ended { generation, failure: self.failure.take(), port };
+            let (failure, drained) = (self.failure.take(), self.crew.watch.has_drained());
+            let ended = FromAgent::Ended { generation, failure, drained, port };
             let _ = self.link.say(&ended);
             self.ended = Some(ended);
         }
@@ -430,6 +431,7 @@ fn not_started(given: &Given<'_>, error: &LaunchError) -> WorkerFailure {
         rank: given.rank(0),
         pid: 0,
         how: "could not be started".into(),
+        idle_ms: 0,
         reported: Some(error.to_string()),
         last_lines: Vec::new(),
         consequence: false,

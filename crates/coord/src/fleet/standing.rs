@@ -37,6 +37,7 @@ impl Fleet {
             ranks: self.ranks,
             coming: self.coming.iter().copied().collect(),
             membership: self.membership.clone(),
+            drained: self.drained,
             restarts: self.restarts.count as u32,
             setbacks: self.setbacks.clone(),
             nodes: self.members.values().map(node).collect(),
@@ -60,6 +61,7 @@ impl Fleet {
         (fleet.in_place, fleet.ranks) = (standing.in_place, standing.ranks);
         (fleet.coming, fleet.membership) =
             (standing.coming.iter().copied().collect(), standing.membership.clone());
+        fleet.drained = standing.drained;
         fleet.restarts.count = standing.restarts as usize;
         fleet.setbacks.clone_from(&standing.setbacks);
         let mut todo = Vec::new();

@@ -45,6 +45,7 @@ fn failure(rank: u32) -> WorkerFailure {
         rank: Rank(rank),
         pid: 7,
         how: "exited with code 3".into(),
+        idle_ms: 0,
         reported: None,
         last_lines: Vec::new(),
         consequence: false,
@@ -100,7 +101,12 @@ impl Play {
     fn ended(&mut self, id: u64, generation: u64, failure: Option<WorkerFailure>) -> Vec<Order> {
         self.said(
             id,
-            FromAgent::Ended { generation: Generation(generation), failure, port: 2000 + id as u16 },
+            FromAgent::Ended {
+                generation: Generation(generation),
+                failure,
+                drained: false,
+                port: 2000 + id as u16,
+            },
         )
     }
 
@@ -566,4 +572,35 @@ fn a_coordinator_that_was_taken_for_lost_gives_way() {
     assert_eq!(play.said(2, FromAgent::Moved), [release(1)]);
     let orders = play.ended(1, 0, None);
     assert!(matches!(&orders[..], [Order::End(_, found)] if found.why == EndWhy::Deposed), "{orders:?}");
+}
+
+#[test]
+fn who_fails_while_others_make_room_ends_no_other_way_than_they() {
+    let ended = |id: u64, failure: Option<WorkerFailure>, drained: bool, play: &mut Play| {
+        play.said(id, FromAgent::Ended { generation: Generation(0), failure, drained, port: 1 })
+    };
+    for failure in [None, Some(failure(1))] {
+        let mut play = Play::new(2, 2, 3);
+        (1..=2).for_each(|id| drop(play.come(id, 1)));
+        assert_eq!(ended(1, None, true, &mut play), []);
+        let orders = ended(2, failure.clone(), failure.is_none(), &mut play);
+        let Some(Order::End(_, end)) = orders.last() else { panic!("{orders:?}") };
+        assert_eq!((&end.why, end.exit_code()), (&EndWhy::Drained, 75));
+    }
+}
+
+#[test]
+fn workers_that_hang_at_once_on_two_nodes_use_up_one_restart() {
+    let mut play = Play::new(2, 2, 3);
+    (1..=2).for_each(|id| drop(play.come(id, 1)));
+    play.heed(Event::InPlace(Generation(0), true));
+    play.pass(60_000);
+    let hung = |rank: u32, idle_ms| FromAgent::Lost {
+        generation: Generation(0),
+        failure: WorkerFailure { idle_ms, ..failure(rank) },
+    };
+    let replace = |id, rank, restarts| Order::Replace(Generation(0), NodeId(id), Rank(rank), restarts);
+    assert_eq!(play.said(1, hung(0, 10_000)), [replace(1, 0, 1)]);
+    play.pass(4000);
+    assert_eq!(play.said(2, hung(1, 14_500)), [replace(2, 1, 1)]);
 }

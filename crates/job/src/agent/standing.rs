@@ -28,6 +28,8 @@ pub struct Standing {
     pub coming: Vec<u32>,
     /// The newest membership of its workers, named by the rank that they were started with, in the order of their ranks.
     pub membership: Option<(Generation, Vec<Rank>)>,
+    /// Whether some of its workers have ended in order to be started again later.
+    pub drained: bool,
     /// How often workers were started again after a failure.
     pub restarts: u32,
     /// What that was for.

@@ -3,20 +3,16 @@
 use crate::crew::Crew;
 use crate::report::{Failure, Outcome, Who};
 use crate::restart::EndReason;
-use phalanx_job::{DRAINED, End, EndWhy, Mishap, Setback};
+use phalanx_job::{End, EndWhy, Mishap, Setback};
 use std::time::Duration;
 
 /// What every node tells alike.
 pub(super) fn ended(crew: Crew<'_>, end: End, max_restarts: u32) -> Outcome {
-    let (mut exit_code, restarts) = (end.exit_code(), end.restarts as usize);
+    let (exit_code, restarts) = (end.exit_code(), end.restarts as usize);
     let setbacks: Vec<Failure> = end.setbacks.into_iter().map(failure).collect();
     let max_restarts = max_restarts as usize;
     let (reason, failure) = match end.why {
-        // Ranks drain together, so each node sees it by its own.
-        EndWhy::Done if crew.watch.has_drained() => {
-            exit_code = DRAINED.into();
-            (EndReason::Drained, None)
-        }
+        EndWhy::Drained => (EndReason::Drained, None),
         EndWhy::Done => (EndReason::Done, None),
         EndWhy::Asked { .. } => (EndReason::Asked, None),
         EndWhy::CutOff { here, silent } => (EndReason::CutOff { here, silent }, None),

@@ -59,11 +59,14 @@ impl Watched {
     /// The same for who leads the nodes of the run.
     pub(super) fn worker_failure(&self) -> Option<WorkerFailure> {
         let Failure { how, reported, last_lines, .. } = self.failure()?;
+        let idle =
+            self.vitals.as_ref().and_then(Vitals::hung_since).map_or(Duration::ZERO, |since| since.elapsed());
         let cut = |text: String| text.chars().take(MAX_TEXT).collect();
         Some(WorkerFailure {
             rank: self.worker.rank,
             pid: self.worker.pid.as_raw(),
             how,
+            idle_ms: idle.as_millis() as u64,
             reported: reported.map(cut),
             last_lines: last_lines.into_iter().map(cut).collect(),
             consequence: self.reported.as_ref().is_some_and(|(_, cause)| *cause == Cause::Other),
