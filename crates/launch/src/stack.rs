@@ -4,8 +4,8 @@
 use nix::libc;
 use nix::unistd::{Pid, getpgid};
 use phalanx_job::{Monitor, STACK_SIGNAL};
-use std::fs;
-use std::io::Result;
+use std::fs::{self, OpenOptions};
+use std::io::{Result, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ const BESIDE: Duration = Duration::from_millis(300);
 /// How many threads are told of.
 const THREADS: usize = 256;
 
-/// Writes the file. `group` is the worker's, which it leads.
+/// Adds to the file. `group` is the worker's, which it leads.
 pub(crate) fn write(path: &Path, title: &str, monitor: &Monitor, group: Pid) -> Result<()> {
     // The thread may be one of a process that the worker has started.
     let thread = monitor.thread().filter(|(pid, _)| getpgid(Some(Pid::from_raw(*pid))) == Ok(group));
@@ -29,13 +29,13 @@ pub(crate) fn write(path: &Path, title: &str, monitor: &Monitor, group: Pid) -> 
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder)?;
     }
-    fs::write(
-        path,
-        format!(
-            "{title}\n\n\
-             the stacks of threads that wrote them down, from the signal on that asked for it; {own} trains:\n{stacks}\n\
-             the threads of process {pid}, as /proc has them:\n{known}"
-        ),
+    // The one before in its place may have hung as well.
+    let mut file = OpenOptions::new().append(true).create(true).open(path)?;
+    write!(
+        file,
+        "{title}\n\n\
+         the stacks of threads that wrote them down, from the signal on that asked for it; {own} trains:\n{stacks}\n\
+         the threads of process {pid}, as /proc has them:\n{known}\n"
     )
 }
 
