@@ -6,7 +6,7 @@ mod family;
 mod memory;
 mod messages;
 
-pub use batch::Batch;
+pub use batch::{Batch, Batched, Member, OwnedBatch};
 #[cfg(test)]
 pub(crate) use collectives::signature;
 pub(crate) use family::{Home, Kin};

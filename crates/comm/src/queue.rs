@@ -80,7 +80,16 @@ pub(crate) struct Engine {
 pub(crate) struct Queued {
     pub(crate) ticket: u64,
     pub(crate) play: Box<Play>,
+    /// What is played after that, over what the buffer shows once it was settled again.
+    pub(crate) then: VecDeque<Box<Play>>,
     pub(crate) buffer: Box<dyn AnyBuffer>,
+}
+
+impl Queued {
+    /// A single collective.
+    pub(crate) fn one(ticket: u64, play: Box<Play>, buffer: Box<dyn AnyBuffer>) -> Queued {
+        Queued { ticket, play, then: VecDeque::new(), buffer }
+    }
 }
 
 impl Aside {
@@ -225,9 +234,14 @@ impl Engine {
             {
                 break;
             }
-            let Queued { ticket, play, mut buffer } = self.queue.pop_front().expect("looked at above");
+            first.buffer.settle();
+            if let Some(next) = first.then.pop_front() {
+                let play = std::mem::replace(&mut first.play, next);
+                self.played(play);
+                continue;
+            }
+            let Queued { ticket, play, buffer, .. } = self.queue.pop_front().expect("looked at above");
             self.played(play);
-            buffer.settle();
             self.done.insert(ticket, Delivered { ticket, buffer, peer: self.rank.index() });
         }
         if let Some(wires) = &mut self.wires

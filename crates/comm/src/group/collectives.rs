@@ -334,7 +334,7 @@ impl Group {
         self.begin(|engine, ticket| {
             let (now, schedule) = (Instant::now(), || schedule(element.bytes));
             let play = engine.reduction(signature, element, op, now, buffer.bytes(), schedule);
-            engine.queue.push_back(Queued { ticket, play, buffer });
+            engine.queue.push_back(Queued::one(ticket, play, buffer));
             Ok(())
         })
     }
@@ -355,7 +355,7 @@ impl Group {
     ) -> Work<B> {
         self.begin(|engine, ticket| {
             let play = engine.collective(signature, element, op, Instant::now(), schedule);
-            engine.queue.push_back(Queued { ticket, play, buffer });
+            engine.queue.push_back(Queued::one(ticket, play, buffer));
             Ok(())
         })
     }
