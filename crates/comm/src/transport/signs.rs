@@ -60,7 +60,7 @@ pub(crate) fn judge(signs: &Signs, watched: Duration, lasting: Duration, limit: 
         Signs::Process(State::Stopped) => over(lasting).then(|| {
             Verdict::Silent(format!("it is stopped (SIGSTOP or a debugger), for {lasting:.1?} at least"))
         }),
-        Signs::Network(Traffic { unanswered: Some(time), .. }) if over(time) => {
+        Signs::Network(Traffic { unanswered: Some(time), .. }) if is_cut_off(signs, watched, limit) => {
             Some(Verdict::Silent(format!("it can't be reached: {time:.1?} without an acknowledgement")))
         }
         Signs::Network(Traffic { silent, unread: false, .. }) if over(silent) => {
@@ -73,9 +73,27 @@ pub(crate) fn judge(signs: &Signs, watched: Duration, lasting: Duration, limit: 
     }
 }
 
+/// Whether a peer's host left what was sent to it unanswered for `limit`, as far as it was watched.
+pub(crate) fn is_cut_off(signs: &Signs, watched: Duration, limit: Duration) -> bool {
+    matches!(signs, Signs::Network(Traffic { unanswered: Some(time), .. }) if (*time).min(watched) >= limit)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_a_host_that_owes_an_answer_for_long_is_cut_off() {
+        let secs = Duration::from_secs;
+        let limit = secs(2);
+        let owes = |time| Signs::Network(Traffic { unanswered: Some(time), ..Traffic::default() });
+        assert!(is_cut_off(&owes(secs(2)), secs(2), limit));
+        assert!(!is_cut_off(&owes(secs(1)), secs(9), limit) && !is_cut_off(&owes(secs(9)), secs(1), limit));
+        let full = Signs::Network(Traffic { silent: secs(60), ..Traffic::default() });
+        for signs in [full, Signs::Unseen, Signs::Process(State::Stopped), Signs::Process(State::Ended)] {
+            assert!(!is_cut_off(&signs, secs(60), limit), "{signs:?}");
+        }
+    }
 
     #[test]
     fn dead_stopped_cut_off_and_late_are_told_apart() {
