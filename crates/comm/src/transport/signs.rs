@@ -57,7 +57,7 @@ pub(crate) fn judge(signs: &Signs, watched: Duration, lasting: Duration, limit: 
             let text = "its process ended, though something that it started holds its connection open";
             Some(Verdict::Lost(text.into()))
         }
-        Signs::Process(State::Stopped) => over(lasting).then(|| {
+        Signs::Process(State::Stopped) => (lasting >= stop_limit(limit)).then(|| {
             Verdict::Silent(format!("it is stopped (SIGSTOP or a debugger), for {lasting:.1?} at least"))
         }),
         Signs::Network(Traffic { unanswered: Some(time), .. }) if is_cut_off(signs, watched, limit) => {
@@ -76,6 +76,12 @@ pub(crate) fn judge(signs: &Signs, watched: Duration, lasting: Duration, limit: 
 /// Whether a peer's host left what was sent to it unanswered for `limit`, as far as it was watched.
 pub(crate) fn is_cut_off(signs: &Signs, watched: Duration, limit: Duration) -> bool {
     matches!(signs, Signs::Network(Traffic { unanswered: Some(time), .. }) if (*time).min(watched) >= limit)
+}
+
+/// How long a process may be stopped where a rank may be silent for `limit`. Beats may be late on a busy host, so they have all
+/// of that. That a process is stopped the kernel knows: the time is only for whoever stopped it for a moment.
+fn stop_limit(limit: Duration) -> Duration {
+    limit / 4 * 3
 }
 
 #[cfg(test)]
@@ -108,6 +114,13 @@ mod tests {
             (Signs::Process(State::Runs), secs(99), secs(99), None),
             (Signs::Process(State::Ended), secs(0), secs(0), Some("its process ended")),
             (Signs::Process(State::Stopped), secs(99), secs(1), None),
+            (Signs::Process(State::Stopped), secs(99), Duration::from_millis(1499), None),
+            (
+                Signs::Process(State::Stopped),
+                Duration::from_millis(1500),
+                Duration::from_millis(1500),
+                Some("stopped (SIGSTOP or a debugger), for 1.5s"),
+            ),
             (
                 Signs::Process(State::Stopped),
                 secs(9),
