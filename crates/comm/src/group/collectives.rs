@@ -312,7 +312,7 @@ impl Group {
         }
         let (element, slice) = (Erased::of::<T>(), cast_slice(values));
         let schedule = || schedule(element.bytes);
-        let play = engine.reduction(signature, element, op, deadline.begun(), slice, schedule);
+        let play = engine.collective(signature, element, op, deadline.begun(), slice, schedule);
         engine.run(self.patience, deadline, play, cast_slice_mut(values))?;
         if op == ReduceOp::Average {
             values.iter_mut().for_each(|value| *value = T::mean_of(value.widened(), self.world_size));
@@ -340,7 +340,8 @@ impl Group {
         values: &mut [T],
         op: ReduceOp,
     ) -> Result<(), Error> {
-        let play = engine.collective(signature, Erased::of::<T>(), op, deadline.begun(), schedule);
+        let (element, slice) = (Erased::of::<T>(), cast_slice(values));
+        let play = engine.collective(signature, element, op, deadline.begun(), slice, schedule);
         engine.run(self.patience, deadline, play, cast_slice_mut(values))
     }
 
@@ -357,7 +358,7 @@ impl Group {
         let mut buffer = Box::new(Reduced::new(buffer, op, self.world_size));
         self.begin(|engine, ticket| {
             let (now, schedule) = (Instant::now(), || schedule(element.bytes));
-            let play = engine.reduction(signature, element, op, now, buffer.bytes(), schedule);
+            let play = engine.collective(signature, element, op, now, buffer.bytes(), schedule);
             engine.queue.push_back(Queued::one(ticket, play, buffer));
             Ok(())
         })
@@ -374,11 +375,11 @@ impl Group {
         signature: Signature,
         schedule: impl FnOnce() -> Schedule,
         element: Erased,
-        buffer: Box<dyn AnyBuffer>,
+        mut buffer: Box<dyn AnyBuffer>,
         op: ReduceOp,
     ) -> Work<B> {
         self.begin(|engine, ticket| {
-            let play = engine.collective(signature, element, op, Instant::now(), schedule);
+            let play = engine.collective(signature, element, op, Instant::now(), buffer.bytes(), schedule);
             engine.queue.push_back(Queued::one(ticket, play, buffer));
             Ok(())
         })

@@ -199,7 +199,7 @@ impl Parcel {
         let count = bytes.len() / element.bytes;
         let signature = self.what.signature(group, self.kind, count);
         let schedule = || self.what.schedule(&group.seat(), count, element.bytes);
-        engine.reduction(signature, element, self.layout.op, Instant::now(), bytes, schedule)
+        engine.collective(signature, element, self.layout.op, Instant::now(), bytes, schedule)
     }
 }
 
