@@ -15,6 +15,9 @@ use user::{phalanx, text};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
+/// Two workers.
+const TWO: &str = "mnist-mini --nproc-per-node 2 --batch-size 8";
+
 /// A run on the way.
 struct Run {
     agent: Child,
@@ -27,13 +30,21 @@ struct Run {
 impl Run {
     /// Of two workers.
     fn start(folder: &Path, args: &[&str]) -> Run {
-        Run::of("mnist-mini --nproc-per-node 2 --batch-size 8", folder, args)
+        Run::of(TWO, folder, args)
+    }
+
+    /// Of two workers, where the environment has these variables.
+    fn in_environment(variables: &[(&str, &str)], folder: &Path, args: &[&str]) -> Run {
+        Run::by(phalanx(folder).envs(variables.iter().copied()), TWO, folder, args)
     }
 
     /// Of this recipe, with so many workers and samples a step of each.
     fn of(recipe: &str, folder: &Path, args: &[&str]) -> Run {
+        Run::by(&mut phalanx(folder), recipe, folder, args)
+    }
+
+    fn by(command: &mut Command, recipe: &str, folder: &Path, args: &[&str]) -> Run {
         let out = folder.join("run");
-        let mut command: Command = phalanx(folder);
         command.args(["train", "--json"]).args(recipe.split(' '));
         command.args(["--out", out.to_str().unwrap()]).args(args);
         let mut agent = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -42,7 +53,7 @@ impl Run {
     }
 
     /// Reads what is told up to the first event that is wanted.
-    fn until(&mut self, wanted: impl Fn(&Value) -> bool) -> Value {
+    fn until(&mut self, mut wanted: impl FnMut(&Value) -> bool) -> Value {
         loop {
             let mut line = String::new();
             assert!(
@@ -149,6 +160,43 @@ fn workers_that_are_killed_at_once_cost_one_restart() {
     is_whole(&written(folder.path()), 32);
     assert_eq!(said.matches("another takes its place (restart 1 of 1)").count(), 3, "{said}");
     assert!(said.contains("restarts: 1; what went wrong each time:"), "{said}");
+}
+
+/// The compute threads of a process beside the one that calls them.
+fn helpers(process: Pid) -> usize {
+    let threads = fs::read_dir(format!("/proc/{process}/task")).unwrap();
+    let names = threads.flatten().map(|thread| fs::read_to_string(thread.path().join("comm")));
+    names.flatten().filter(|name| name.starts_with("phalanx-cpu-")).count()
+}
+
+/// How many helpers the worker that is left has at first, and how many at most until another comes in the place of the lost.
+fn helpers_of_who_is_left(variables: &[(&str, &str)], args: &[&str]) -> (usize, usize) {
+    let folder = tempfile::tempdir().unwrap();
+    let args = [&["--epochs", "1000"], args].concat();
+    let mut run = Run::in_environment(variables, folder.path(), &args);
+    run.until_steps_of(2);
+    let left = run.worker(0);
+    let (first, mut most) = (helpers(left), 0);
+    kill(run.worker(1), Signal::SIGKILL).unwrap();
+    run.until(|event| {
+        let are_all_there = event["event"] == "members" && event["world_size"] == 2;
+        most = if are_all_there { most } else { most.max(helpers(left)) };
+        are_all_there
+    });
+    run.until_steps_of(2);
+    assert_eq!(helpers(left), first, "all are there again");
+    let (status, said, _) = run.end(Some(Signal::SIGTERM));
+    assert_eq!(status.code(), Some(143), "{said}");
+    (first, most)
+}
+
+#[test]
+fn who_is_left_takes_the_threads_of_the_lost_unless_somebody_asked_for_a_number() {
+    let cores = std::thread::available_parallelism().unwrap().get();
+    let share = (cores / 2).max(1);
+    assert_eq!(helpers_of_who_is_left(&[], &[]), (share - 1, (2 * share).min(cores.max(share)) - 1));
+    assert_eq!(helpers_of_who_is_left(&[], &["--set", "train.threads=1"]), (0, 0));
+    assert_eq!(helpers_of_who_is_left(&[("PHALANX_THREADS", "3")], &[]), (2, 2));
 }
 
 #[test]

@@ -58,6 +58,11 @@ impl<B: Buffer> Reduced<B> {
         let wide = is_widened::<B::Item>(op).then(|| widen(buffer.as_mut_slice()));
         Reduced { buffer, wide, op, ranks }
     }
+
+    /// What came of it, once it is settled.
+    pub(crate) fn buffer(&mut self) -> &mut B {
+        &mut self.buffer
+    }
 }
 
 impl<B: Buffer> AnyBuffer for Reduced<B> {

@@ -1,19 +1,24 @@
-//! Memory that the ranks of a group have in common, and sums taken in it where they lie.
+//! Memory that the ranks of a group have in common, and operations in it that move nothing through messages.
 //!
 //! Each rank brings a region of its own, and sees those of all others. An all-reduce of slices that lie at the same place in
 //! the same region on every rank then copies nothing: each rank takes one part of the slices, adds to its own what the others
 //! have there, in the order of ranks, and writes the sum to all of them. Every byte is read once and written once, which is
-//! the least that it takes.
+//! the least that it takes. In a reduce-scatter in place each rank adds up its own part where it lies, and in an all-gather in
+//! place it takes the others' parts from where those lie.
 //!
 //! **R-TURNS**: between the first and the second message that a rank exchanges with all others in such an operation, its
-//! slice is everybody's: of each part only the rank that has that part reads or writes it, on whichever rank it lies. Before
+//! slice is everybody's. While a sum is taken for all, of each part only the rank that has that part reads or writes it, on
+//! whichever rank it lies; so it is in a reduce-scatter, where only its own is written; and in an all-gather all read the part
+//! that is at home on a rank, nobody writes it, and each rank alone touches the others' parts in its own slice. Before
 //! and after, it is its owner's alone. A rank that is stopped in the middle and goes on when the others have given it up may
 //! still write into their slices: what a failed operation was about means nothing, and a region is shared anew
 //! ([`Region::share`]) before another group gets it.
 #![allow(unsafe_code, reason = "memory that other processes write to; every block has its note")]
 
 use crate::buffer::Buffer;
-use crate::element::{Element, Erased, ReduceOp};
+use crate::element::{Element, Erased, ReduceOp, Room};
+use crate::schedule::SMALL_PARTS;
+use crate::signature::{Kind, Signature};
 use phalanx_memory::Region;
 use std::fs::File;
 use std::marker::PhantomData;
@@ -73,9 +78,9 @@ impl Regions {
         self.0.push(Some(common));
     }
 
-    /// Where a slice lies, if that is in a region and it is large enough for it to matter.
-    pub(crate) fn find(&self, slice: &[u8]) -> Option<Place> {
-        if slice.len() < LEAST {
+    /// Where a slice lies, if that is in a region and it has so many bytes.
+    pub(crate) fn find(&self, slice: &[u8], least: usize) -> Option<Place> {
+        if slice.len() < least {
             return None;
         }
         let start = slice.as_ptr().addr();
@@ -93,8 +98,8 @@ impl Regions {
     ///
     /// # Safety
     ///
-    /// Until the reference is dropped, no rank writes to the bytes, and nobody else in this process has a reference to them
-    /// (R-TURNS).
+    /// Until the reference is dropped, nobody else writes to the bytes, which are only read where others read them, too, and
+    /// nobody else in this process has a reference to them (R-TURNS).
     #[allow(clippy::mut_from_ref, reason = "the memory isn't behind the reference")]
     unsafe fn bytes(&self, place: Place, rank: usize, range: &Range<usize>) -> &mut [u8] {
         let common = self.0[place.region].as_ref().expect("a region that is used stays");
@@ -106,26 +111,73 @@ impl Regions {
     }
 }
 
-/// The part of rank `rank` of a slice of so many bytes.
+/// The part of rank `rank` in a sum for all of so many bytes.
 fn part(bytes: usize, n: usize, rank: usize) -> Range<usize> {
     let size = bytes.div_ceil(n).next_multiple_of(LINE);
     (rank * size).min(bytes)..((rank + 1) * size).min(bytes)
 }
 
-/// A rank's part in a sum.
-pub(crate) struct Sum {
-    place: Place,
-    /// What of the part is to be done.
-    rest: Range<usize>,
-    part: Range<usize>,
-    /// This rank.
-    own: usize,
+/// What can be done in place.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Way {
+    AllReduce,
+    ReduceScatter,
+    AllGather,
 }
 
-impl Sum {
-    pub(crate) fn new(place: Place, bytes: usize, n: usize, rank: usize) -> Sum {
-        let part = part(bytes, n, rank);
-        Sum { place, rest: part.clone(), part, own: rank }
+impl Way {
+    /// That of an operation that isn't asked to go another one.
+    pub(crate) fn of(signature: &Signature) -> Option<Way> {
+        match signature.kind {
+            Kind::AllReduce if signature.algorithm.is_none() => Some(Way::AllReduce),
+            Kind::ReduceScatter => Some(Way::ReduceScatter),
+            Kind::AllGather => Some(Way::AllGather),
+            _ => None,
+        }
+    }
+
+    /// From how many bytes on it is gone. Sums of parts keep to the order of the ring, so it must be the ring's sizes.
+    pub(crate) fn least(self) -> usize {
+        match self {
+            Way::AllReduce => LEAST,
+            Way::ReduceScatter | Way::AllGather => SMALL_PARTS + 1,
+        }
+    }
+}
+
+/// What a rank does in its turn.
+pub(crate) struct Turn {
+    way: Way,
+    place: Place,
+    /// What of the slice it works on, and what of that is to be done.
+    part: Range<usize>,
+    rest: Range<usize>,
+    /// The bytes of the slice.
+    bytes: usize,
+    ranks: usize,
+    /// This rank.
+    own: usize,
+    /// A sum on its way, and what joins it.
+    rooms: [Room; 2],
+}
+
+impl Turn {
+    pub(crate) fn new(way: Way, place: Place, bytes: usize, ranks: usize, own: usize) -> Turn {
+        let part = match way {
+            Way::AllReduce => part(bytes, ranks, own),
+            Way::ReduceScatter => own * (bytes / ranks)..(own + 1) * (bytes / ranks),
+            Way::AllGather => 0..bytes,
+        };
+        Turn {
+            way,
+            place,
+            rest: part.clone(),
+            part,
+            bytes,
+            ranks,
+            own,
+            rooms: [Room::default(), Room::default()],
+        }
     }
 
     /// The same from the start.
@@ -143,32 +195,78 @@ impl Sum {
     }
 
     /// Does some of what is to be done; says how many bytes.
-    pub(crate) fn advance(
-        &mut self,
-        regions: &Regions,
-        ranks: usize,
-        element: Erased,
-        op: ReduceOp,
-    ) -> usize {
-        let Sum { place, rest, own, .. } = self;
-        let (first, end, own) = (rest.start, rest.end.min(rest.start + AT_ONCE), *own);
-        while rest.start < end {
-            let range = rest.start..end.min(rest.start + CHUNK);
-            let others = (0..ranks).filter(|&rank| rank != own);
-            // SAFETY: the range is in this rank's part, and the operation between its two messages (R-TURNS), which has the
-            // slice of this process to itself; each of the references below is to another rank's memory.
-            let sum = unsafe { regions.bytes(*place, own, &range) };
-            for rank in others.clone() {
-                // SAFETY: as above.
-                (element.combine)(op, sum, unsafe { regions.bytes(*place, rank, &range) });
+    pub(crate) fn advance(&mut self, regions: &Regions, element: Erased, op: ReduceOp) -> usize {
+        let (first, end) = (self.rest.start, self.rest.end.min(self.rest.start + AT_ONCE));
+        while self.rest.start < end {
+            let mut range = self.rest.start..end.min(self.rest.start + CHUNK);
+            match self.way {
+                Way::AllReduce => self.sum_for_all(regions, &range, element, op),
+                Way::ReduceScatter => self.sum_here(regions, &range, element, op),
+                Way::AllGather => {
+                    let size = self.bytes / self.ranks;
+                    let home = range.start / size;
+                    range.end = range.end.min((home + 1) * size);
+                    self.take(regions, &range, home);
+                }
             }
-            for rank in others {
-                // SAFETY: as above.
-                unsafe { regions.bytes(*place, rank, &range) }.copy_from_slice(sum);
-            }
-            rest.start = range.end;
+            self.rest.start = range.end;
         }
-        end - first
+        self.rest.start - first
+    }
+
+    /// The other ranks, the one after this first.
+    fn others(&self) -> impl Iterator<Item = usize> + use<> {
+        let (own, ranks) = (self.own, self.ranks);
+        (1..ranks).map(move |k| (own + k) % ranks)
+    }
+
+    fn sum_for_all(&self, regions: &Regions, range: &Range<usize>, element: Erased, op: ReduceOp) {
+        let others = (0..self.ranks).filter(|&rank| rank != self.own);
+        // SAFETY: the range is in this rank's part, and the operation between its two messages (R-TURNS), which has the
+        // slice of this process to itself; each of the references below is to another rank's memory.
+        let sum = unsafe { regions.bytes(self.place, self.own, range) };
+        for rank in others.clone() {
+            // SAFETY: as above.
+            (element.combine)(op, sum, unsafe { regions.bytes(self.place, rank, range) });
+        }
+        for rank in others {
+            // SAFETY: as above.
+            unsafe { regions.bytes(self.place, rank, range) }.copy_from_slice(sum);
+        }
+    }
+
+    /// As the ring does: the first is the rank after this one, each joins what those before it made, and this one is the last.
+    fn sum_here(&mut self, regions: &Regions, range: &Range<usize>, element: Erased, op: ReduceOp) {
+        let mut others = self.others();
+        let Some(first) = others.next() else { return };
+        // SAFETY: as in `sum_for_all`; nobody else touches this rank's part, wherever it lies.
+        let (own, first) =
+            unsafe { (regions.bytes(self.place, self.own, range), regions.bytes(self.place, first, range)) };
+        if self.ranks == 2 {
+            return (element.combine)(op, own, first);
+        }
+        self.rooms.iter_mut().for_each(|room| room.grow(CHUNK));
+        let [mut sum, mut next] = self.rooms.each_mut().map(|room| &mut room.bytes_mut()[..range.len()]);
+        sum.copy_from_slice(first);
+        for rank in others {
+            // SAFETY: as above.
+            next.copy_from_slice(unsafe { regions.bytes(self.place, rank, range) });
+            (element.combine)(op, next, sum);
+            std::mem::swap(&mut sum, &mut next);
+        }
+        (element.combine)(op, own, sum);
+    }
+
+    /// Takes what is at home on another rank.
+    fn take(&self, regions: &Regions, range: &Range<usize>, home: usize) {
+        if home == self.own {
+            return;
+        }
+        // SAFETY: the operation is between its two messages, so nobody writes what is at home on its rank, and this rank alone
+        // touches its copy (R-TURNS); the two are in different mappings.
+        let (own, theirs) =
+            unsafe { (regions.bytes(self.place, self.own, range), regions.bytes(self.place, home, range)) };
+        own.copy_from_slice(theirs);
     }
 }
 
@@ -236,9 +334,9 @@ mod tests {
         for number in 0..3 {
             // SAFETY: the test has one thread.
             let file = unsafe { own.share() }.unwrap();
-            assert_eq!(regions.find(slice()), None, "others see what it was in before");
+            assert_eq!(regions.find(slice(), LEAST), None, "others see what it was in before");
             regions.attach(Common { own: Arc::clone(&own), file, others: vec![None] });
-            assert_eq!(regions.find(slice()), Some(Place { region: number, offset: 0 }));
+            assert_eq!(regions.find(slice(), LEAST), Some(Place { region: number, offset: 0 }));
             let held = regions.0.iter().flatten().count();
             assert_eq!(held, 1, "what nobody can find is let go");
         }
@@ -253,12 +351,12 @@ mod tests {
         let file = unsafe { own.share() }.unwrap();
         let mut regions = Regions::default();
         regions.attach(Common { own, file, others: vec![None, Some(region())] });
-        let mut sum = Sum::new(Place { region: 0, offset: 0 }, bytes, 2, 0);
+        let mut turn = Turn::new(Way::AllReduce, Place { region: 0, offset: 0 }, bytes, 2, 0);
         for want in [false, true, true, false] {
-            assert_eq!(sum.is_under_way(), want, "{:?} of {:?}", sum.rest, sum.part);
-            sum.advance(&regions, 2, Erased::of::<f32>(), ReduceOp::Sum);
+            assert_eq!(turn.is_under_way(), want, "{:?} of {:?}", turn.rest, turn.part);
+            turn.advance(&regions, Erased::of::<f32>(), ReduceOp::Sum);
         }
-        assert!(sum.is_done());
+        assert!(turn.is_done());
     }
 
     #[test]

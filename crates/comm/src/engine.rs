@@ -2,7 +2,7 @@
 //!
 //! Collectives of a group are played one after the other, in the order in which they were issued.
 
-use crate::common::{Regions, Sum};
+use crate::common::{Regions, Turn};
 use crate::element::{Erased, ReduceOp, Room};
 use crate::error::Error;
 use crate::mail::{Holder, Mail};
@@ -37,8 +37,8 @@ pub(crate) struct Play {
     round: usize,
     sends: Vec<Progress>,
     receives: Vec<Progress>,
-    /// What is done between the two rounds of a sum in place.
-    sum: Option<Sum>,
+    /// What is done between the two rounds of an operation in place.
+    turn: Option<Turn>,
     /// This rank's own elements, while those of ranks before it take their place.
     own: Room,
 }
@@ -49,14 +49,14 @@ impl Play {
         let asked = signature.algorithm;
         let signature = Signature { algorithm: Some(schedule.choice.algorithm), ..signature };
         let mut play =
-            Play { signature, asked, schedule, element, op, round: 0, sends, receives, sum: None, own };
+            Play { signature, asked, schedule, element, op, round: 0, sends, receives, turn: None, own };
         play.enter();
         play
     }
 
     /// The same, with this done between the first round and the second.
-    pub(crate) fn with_sum(self, sum: Sum) -> Play {
-        Play { sum: Some(sum), ..self }
+    pub(crate) fn with_turn(self, turn: Turn) -> Play {
+        Play { turn: Some(turn), ..self }
     }
 
     /// Whether this is the same operation but for its number.
@@ -71,7 +71,7 @@ impl Play {
     pub(crate) fn again(mut self: Box<Play>, sequence: u64) -> Box<Play> {
         self.signature.sequence = sequence;
         self.round = 0;
-        self.sum.iter_mut().for_each(Sum::restart);
+        self.turn.iter_mut().for_each(Turn::restart);
         self.enter();
         self
     }
@@ -132,9 +132,9 @@ impl Play {
                 return Ok(false);
             }
             self.combine_in_order(rank, buffer);
-            if let Some(sum) = self.sum.as_mut().filter(|sum| !sum.is_done()) {
-                mail.took(sum.advance(regions, mail.ranks(), self.element, self.op));
-                if !sum.is_done() {
+            if let Some(turn) = self.turn.as_mut().filter(|turn| !turn.is_done()) {
+                mail.took(turn.advance(regions, self.element, self.op));
+                if !turn.is_done() {
                     return Ok(false);
                 }
             }
@@ -276,8 +276,8 @@ impl Play {
     }
 
     /// Whether it can go on without anybody else.
-    pub(crate) fn is_summing(&self) -> bool {
-        self.sum.as_ref().is_some_and(Sum::is_under_way)
+    pub(crate) fn is_in_turn(&self) -> bool {
+        self.turn.as_ref().is_some_and(Turn::is_under_way)
     }
 
     /// Which ranks the current round still wants something from, and which must still take something.

@@ -6,7 +6,7 @@ mod family;
 mod memory;
 mod messages;
 
-pub use batch::Batch;
+pub use batch::{Batch, Batched, Member, OwnedBatch};
 #[cfg(test)]
 pub(crate) use collectives::signature;
 pub(crate) use family::{Home, Kin};
@@ -190,7 +190,8 @@ impl Group {
 
     /// The same group with another limit for how long a rank that is waited for may give no sign of life before the wait ends with
     /// [`Error::Silent`]: 2 seconds at first, 600 milliseconds at least, which is three signs of life; none for as long as the wait
-    /// may last. A rank that computes gives signs of life. Its parts, and what is rebuilt of it, have the same.
+    /// may last. A process of this host that is stopped, which is known for certain, has three quarters of that. A rank that
+    /// computes gives signs of life, however busy its host is. Its parts, and what is rebuilt of it, have the same.
     #[track_caller]
     pub fn with_silence(self, silence: Option<Duration>) -> Group {
         let limit = silence.unwrap_or(Duration::MAX);

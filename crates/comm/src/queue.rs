@@ -6,7 +6,7 @@ pub(crate) mod wait;
 pub(crate) use wait::{Patience, Until};
 
 use crate::buffer::AnyBuffer;
-use crate::common::{Regions, Sum};
+use crate::common::{Regions, Turn, Way};
 use crate::element::{Erased, ReduceOp};
 use crate::engine::Play;
 use crate::error::Error;
@@ -15,7 +15,7 @@ use crate::mail::{Delivered, Mail};
 use crate::recorder::Recorder;
 use crate::schedule::{self, Schedule};
 use crate::siblings::Siblings;
-use crate::signature::{Kind, Signature};
+use crate::signature::Signature;
 use crate::transport::{Transport, Waker};
 use crate::word::Word;
 use phalanx_wire::{Deadline, Generation, Rank};
@@ -80,7 +80,16 @@ pub(crate) struct Engine {
 pub(crate) struct Queued {
     pub(crate) ticket: u64,
     pub(crate) play: Box<Play>,
+    /// What is played after that, over what the buffer shows once it was settled again.
+    pub(crate) then: VecDeque<Box<Play>>,
     pub(crate) buffer: Box<dyn AnyBuffer>,
+}
+
+impl Queued {
+    /// A single collective.
+    pub(crate) fn one(ticket: u64, play: Box<Play>, buffer: Box<dyn AnyBuffer>) -> Queued {
+        Queued { ticket, play, then: VecDeque::new(), buffer }
+    }
 }
 
 impl Aside {
@@ -225,9 +234,14 @@ impl Engine {
             {
                 break;
             }
-            let Queued { ticket, play, mut buffer } = self.queue.pop_front().expect("looked at above");
+            first.buffer.settle();
+            if let Some(next) = first.then.pop_front() {
+                let play = std::mem::replace(&mut first.play, next);
+                self.played(play);
+                continue;
+            }
+            let Queued { ticket, play, buffer, .. } = self.queue.pop_front().expect("looked at above");
             self.played(play);
-            buffer.settle();
             self.done.insert(ticket, Delivered { ticket, buffer, peer: self.rank.index() });
         }
         if let Some(wires) = &mut self.wires
@@ -297,20 +311,9 @@ impl Engine {
         self.spare.push_back(play);
     }
 
-    /// A collective that is issued now, of which only the number is new if there was one like it.
+    /// A collective of a slice that is issued now, of which only the number is new if there was one like it: in place where the
+    /// slice lies in memory that all ranks see, if nobody asked for another way.
     pub(crate) fn collective(
-        &mut self,
-        signature: Signature,
-        element: Erased,
-        op: ReduceOp,
-        now: Instant,
-        schedule: impl FnOnce() -> Schedule,
-    ) -> Box<Play> {
-        self.issue(signature, op, now, |signature| Play::new(signature, schedule(), element, op))
-    }
-
-    /// A reduction of a slice: in place where that lies in memory that all ranks see, if nobody asked for another way.
-    pub(crate) fn reduction(
         &mut self,
         mut signature: Signature,
         element: Erased,
@@ -319,19 +322,16 @@ impl Engine {
         slice: &[u8],
         schedule: impl FnOnce() -> Schedule,
     ) -> Box<Play> {
-        let may = signature.kind == Kind::AllReduce && signature.algorithm.is_none();
-        let Some(place) = may.then(|| self.regions.find(slice)).flatten() else {
-            return self.collective(signature, element, op, now, schedule);
+        let way = Way::of(&signature);
+        let Some((way, place)) = way.and_then(|way| Some((way, self.regions.find(slice, way.least())?)))
+        else {
+            return self.issue(signature, op, now, |signature| Play::new(signature, schedule(), element, op));
         };
         let (rank, n) = (self.rank.index(), self.mail.ranks());
         [signature.detail, signature.at] = place.words();
         self.issue(signature, op, now, |signature| {
-            Play::new(signature, schedule::in_place(rank, n), element, op).with_sum(Sum::new(
-                place,
-                slice.len(),
-                n,
-                rank,
-            ))
+            let turn = Turn::new(way, place, slice.len(), n, rank);
+            Play::new(signature, schedule::in_place(rank, n), element, op).with_turn(turn)
         })
     }
 

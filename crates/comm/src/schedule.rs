@@ -20,6 +20,7 @@ mod tree;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use choice::SMALL_PARTS;
 pub use choice::{Algorithm, Choice};
 
 use crate::topology::Topology;
@@ -77,8 +78,8 @@ impl Schedule {
     }
 }
 
-/// A sum in memory that all ranks see: two words with everybody, that all slices are there and that all sums are. What is done
-/// between them is no message.
+/// An operation in memory that all ranks see: two words with everybody, that all slices are there and that all results are. What is
+/// done between them is no message.
 pub(crate) fn in_place(rank: usize, n: usize) -> Schedule {
     let exchange = direct::words(Circle::all(rank, n));
     Schedule::new(Choice::in_place(), vec![exchange.clone(), exchange])

@@ -171,7 +171,7 @@ impl Header {
         let detail = match kind {
             Kind::Broadcast | Kind::Scatter => format!(", from rank {}", Rank(self.detail())),
             Kind::Reduce | Kind::Gather => format!(", to rank {}", Rank(self.detail())),
-            Kind::AllReduce if self.detail() != 0 => {
+            Kind::AllReduce | Kind::ReduceScatter | Kind::AllGather if self.detail() != 0 => {
                 let at = u32::from_le_bytes(self.0[12..16].try_into().expect("four bytes"));
                 format!(", at byte {} of shared memory {}", u64::from(at) * 4, self.detail())
             }

@@ -1,6 +1,5 @@
 //! Operations that run while the caller does something else.
 
-use crate::buffer::Buffer;
 use crate::error::Error;
 use crate::group::Group;
 use phalanx_wire::{Deadline, Rank};
@@ -20,7 +19,7 @@ pub struct Work<B> {
     pub(crate) taken: bool,
 }
 
-impl<B: Buffer> Work<B> {
+impl<B: Send + 'static> Work<B> {
     /// Plays the group's operations until this one is done; gives its buffer back. A deadline that passes is the end of the
     /// group, as any time-out is; [`Work::poll`] only looks.
     pub fn wait(self, deadline: Deadline) -> Result<B, Error> {

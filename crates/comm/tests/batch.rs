@@ -2,8 +2,10 @@
 
 mod ranks;
 
-use phalanx_comm::{Complex, Element, Group, Rank, ReduceOp, bf16};
-use ranks::on_all;
+use phalanx_comm::{Complex, Deadline, Element, Error, Group, Rank, ReduceOp, bf16};
+use ranks::{LIMIT, on_all};
+use std::sync::{Arc, Barrier};
+use std::time::Duration;
 
 /// Lengths of the slices of a batch: nothing, small ones that are packed, and one that isn't.
 const LENGTHS: [usize; 5] = [0, 1, 3, 500, 9000];
@@ -40,6 +42,29 @@ fn collectives<T: Element>(group: &Group, of: fn(usize) -> T, op: ReduceOp, in_b
     [sums, from_first, from_last, gathered, parts].into_iter().flatten().collect()
 }
 
+/// The same collectives in the same order, in a batch of buffers that is started.
+fn started<T: Element>(group: &Group, of: fn(usize) -> T, op: ReduceOp) -> Vec<Vec<T>> {
+    let (rank, n, last) = (group.rank().index(), group.world_size(), Rank(group.world_size() as u32 - 1));
+    let filled = |len: usize| (0..len).map(|i| of(rank + i % 3)).collect::<Vec<T>>();
+    let mut batch = group.owned_batch();
+    let (mut all, mut parted) = ([(); 4].map(|()| Vec::new()), Vec::new());
+    for len in LENGTHS {
+        all[0].push(batch.all_reduce(filled(len), op));
+        all[1].push(batch.broadcast(filled(len), Rank(0)));
+        all[2].push(batch.broadcast(filled(len), last));
+        let mut places = vec![of(0); len * n];
+        places[rank * len..][..len].copy_from_slice(&filled(len));
+        all[3].push(batch.all_gather(places));
+        parted.push(batch.reduce_scatter(filled(len * n), op));
+    }
+    let mut done = batch.start().wait(Deadline::after(LIMIT)).unwrap();
+    let mut came: Vec<Vec<T>> = all.into_iter().flatten().map(|member| done.take(member)).collect();
+    came.extend(
+        parted.into_iter().zip(LENGTHS).map(|(part, len)| done.take(part)[rank * len..][..len].to_vec()),
+    );
+    came
+}
+
 #[test]
 fn a_batch_gives_what_each_collective_gives_alone() {
     fn check<T: Element>(of: fn(usize) -> T, ops: &[ReduceOp]) {
@@ -48,6 +73,13 @@ fn a_batch_gives_what_each_collective_gives_alone() {
                 for &op in ops {
                     let alone = collectives(&group, of, op, false);
                     assert_eq!(collectives(&group, of, op, true), alone, "{op}, {n} ranks");
+                    assert_eq!(started(&group, of, op), alone, "{op}, {n} ranks, started");
+                    // To the others it is the same thing.
+                    let mixed = match group.rank().index() % 2 {
+                        0 => started(&group, of, op),
+                        _ => collectives(&group, of, op, true),
+                    };
+                    assert_eq!(mixed, alone, "{op}, {n} ranks, some of which only started");
                 }
             });
         }
@@ -84,5 +116,140 @@ fn small_collectives_of_a_kind_travel_as_one() {
 fn an_empty_batch_is_nothing() {
     let group = Group::solo();
     group.batch().run().unwrap();
+    let mut work = group.owned_batch().start();
+    assert!(work.poll());
+    work.wait(Deadline::after(LIMIT)).map(drop).unwrap();
     assert!(group.history().is_empty());
+}
+
+#[test]
+fn a_batch_that_was_started_goes_on_beside_other_operations() {
+    for n in 1..=5 {
+        on_all(n, |group| {
+            let rank = group.rank().0;
+            let mut batch = group.owned_batch();
+            let sums: Vec<_> =
+                (0..3).map(|i| batch.all_reduce(vec![rank + i; 9000], ReduceOp::Max)).collect();
+            let small = batch.all_reduce(vec![rank; 2], ReduceOp::Min);
+            let mut work = batch.start();
+            let mut word = [rank];
+            group.broadcast(&mut word, Rank(n as u32 - 1)).unwrap();
+            assert_eq!(word, [n as u32 - 1]);
+            assert!(work.poll(), "what was started before is done before");
+            let mut done = work.wait(Deadline::after(LIMIT)).unwrap();
+            assert_eq!(done.take(small), [0; 2]);
+            for (i, sum) in sums.into_iter().enumerate() {
+                assert_eq!(done.take(sum), vec![(n - 1 + i) as u32; 9000]);
+            }
+        });
+    }
+}
+
+/// A buffer that is counted while it lives.
+struct Counted(Vec<f32>, #[expect(dead_code, reason = "held, not read")] Arc<()>);
+
+impl phalanx_comm::Buffer for Counted {
+    type Item = f32;
+
+    fn as_mut_slice(&mut self) -> &mut [f32] {
+        &mut self.0
+    }
+}
+
+#[test]
+fn a_batch_that_nobody_waits_for_runs_on_and_its_buffers_are_freed() {
+    on_all(3, |group| {
+        let alive = Arc::new(());
+        let mut batch = group.owned_batch();
+        for len in [1, 2, 9000] {
+            batch.all_reduce(Counted(vec![1.0; len], Arc::clone(&alive)), ReduceOp::Sum);
+        }
+        drop(batch.start());
+        group.barrier().unwrap();
+        group.progress();
+        assert_eq!(Arc::strong_count(&alive), 1);
+        assert_eq!(group.history().len(), 3, "two small ones as one, a large one and the barrier");
+        let mut never = group.owned_batch();
+        never.all_reduce(Counted(vec![1.0], Arc::clone(&alive)), ReduceOp::Sum);
+        drop(never);
+        assert_eq!((Arc::strong_count(&alive), group.history().len()), (1, 3));
+    });
+}
+
+/// Starts two large sums as one batch; the last rank takes part in the first of them only, and then does `otherwise`. What comes
+/// of it at the others, and what the other ranks' history says of both.
+fn cut_off(otherwise: impl Fn(&Group) + Sync, limit: Duration, check: impl Fn(&Error) + Sync) {
+    for n in 2..=5 {
+        // Of each of the transports.
+        let given_up = Barrier::new(n);
+        on_all(n, |group| {
+            let alive = Arc::new(());
+            if group.rank().index() == n - 1 {
+                group.all_reduce(&mut [1.0f32; 9000], ReduceOp::Sum).unwrap();
+                otherwise(&group);
+            } else {
+                let mut batch = group.owned_batch();
+                for len in [9000, 9001] {
+                    batch.all_reduce(Counted(vec![1.0; len], Arc::clone(&alive)), ReduceOp::Sum);
+                }
+                let error = batch.start().wait(Deadline::after(limit)).err().unwrap();
+                check(&error);
+                assert_eq!(Arc::strong_count(&alive), 1, "a group that failed holds no buffers");
+                let done: Vec<bool> =
+                    group.history().iter().take(2).map(|record| record.took.is_some()).collect();
+                assert_eq!(done, [true, false]);
+            }
+            given_up.wait();
+        });
+    }
+}
+
+#[test]
+fn a_batch_that_is_aborted_in_the_middle_fails_on_all_ranks() {
+    let check = |error: &Error| {
+        assert!(matches!(error, Error::Aborted { .. }) && error.to_string().contains("enough"), "{error}");
+    };
+    cut_off(|group| group.abort("enough"), LIMIT, check);
+}
+
+#[test]
+fn a_deadline_that_passes_in_a_batch_names_the_operation_that_it_was_in() {
+    let check = |error: &Error| {
+        let text = error.to_string();
+        // Whoever gave up first told the others.
+        let is_told = matches!(error, Error::Timeout { .. } | Error::Aborted { .. });
+        assert!(is_told && text.contains("all-reduce #2 (9001 x f32, sum): waited"), "{text}");
+    };
+    cut_off(|_| {}, Duration::from_millis(300), check);
+}
+
+#[test]
+fn ranks_whose_batches_differ_are_told() {
+    for n in 2..=5 {
+        on_all(n, |group| {
+            let odd = group.rank().index() == n - 1;
+            let mut batch = group.owned_batch();
+            batch.all_reduce(vec![1.0f32; 3], ReduceOp::Sum);
+            batch.all_reduce(vec![1.0f32; if odd { 4 } else { 5 }], ReduceOp::Sum);
+            let error = batch.start().wait(Deadline::after(LIMIT)).err().unwrap();
+            // Whoever looks second may find the other gone.
+            let is_told =
+                matches!(error, Error::Mismatch { .. } | Error::PeerLost { .. } | Error::Aborted { .. });
+            assert!(is_told, "{error}");
+            if let Error::Mismatch { ours, theirs, .. } = error {
+                assert!([&ours, &theirs].iter().all(|text| text.contains("x f32, sum)")), "{ours}, {theirs}");
+                assert_ne!(ours, theirs);
+            }
+        });
+    }
+}
+
+#[test]
+#[should_panic(expected = "take: a member of another batch")]
+fn a_member_of_another_batch_is_a_bug_of_the_caller() {
+    let group = Group::solo();
+    let (mut one, mut other) = (group.owned_batch(), group.owned_batch());
+    one.broadcast(vec![1u8], Rank(0));
+    let member = other.broadcast(vec![2u8], Rank(0));
+    one.start().wait(Deadline::after(LIMIT)).unwrap().take(member);
 }

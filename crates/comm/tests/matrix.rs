@@ -97,6 +97,12 @@ fn check<T: Element>(quotient: fn(i64, usize) -> T) {
                     let mut part: Vec<T> = mine(len).collect();
                     group.reduce_scatter(&all, &mut part, op).unwrap();
                     is(&part, rank * len, "reduce-scatter");
+                    let (own, mut there) = (group.own_part(all.len()), all.clone());
+                    group.reduce_scatter_in_place(&mut there, op).unwrap();
+                    assert_eq!(there[own.clone()], part, "in place, {op} of {len}, {n} ranks");
+                    let started = group.start_reduce_scatter(all, op);
+                    let there = started.wait(Deadline::after(LIMIT)).unwrap();
+                    assert_eq!(there[own], part, "started, {op} of {len}, {n} ranks");
                 }
             }
         }
@@ -225,6 +231,16 @@ fn check_moves<T: Element>(of: fn(usize) -> T) {
             let mut whole = vec![of(99); len * n];
             group.all_gather(&mine, &mut whole).unwrap();
             assert_eq!(whole, all, "all-gather of {len}, {n} ranks");
+            let alone = || {
+                let mut whole = vec![of(99); len * n];
+                whole[group.own_part(len * n)].copy_from_slice(&mine);
+                whole
+            };
+            let mut whole = alone();
+            group.all_gather_in_place(&mut whole).unwrap();
+            assert_eq!(whole, all, "all-gather in place of {len}, {n} ranks");
+            let whole = group.start_all_gather(alone()).wait(Deadline::after(LIMIT)).unwrap();
+            assert_eq!(whole, all, "all-gather of {len} that was started, {n} ranks");
 
             let outgoing: Vec<T> = (0..n).flat_map(|to| piece(rank, to)).collect();
             let mut incoming = vec![of(99); len * n];

@@ -56,6 +56,16 @@ fn all_types_and_reductions_come_out_the_same_in_place_and_by_messages() {
                 group.all_reduce(&mut shared, ReduceOp::$op).unwrap();
                 group.all_reduce(&mut plain, ReduceOp::$op).unwrap();
                 assert_eq!(shared[..], plain[..], "{}, {}", stringify!($element), stringify!($op));
+                // Large enough in bytes, too, for parts not to go by messages.
+                let mut shared = group.allocate::<$element>(90_000).unwrap();
+                shared.iter_mut().enumerate().for_each(|(i, x)| *x = of(i));
+                let (mut plain, own) = (shared.to_vec(), group.own_part(90_000));
+                group.reduce_scatter_in_place(&mut shared, ReduceOp::$op).unwrap();
+                group.reduce_scatter_in_place(&mut plain, ReduceOp::$op).unwrap();
+                assert_eq!(shared[own.clone()], plain[own], "{}, {}", stringify!($element), stringify!($op));
+                group.all_gather_in_place(&mut shared).unwrap();
+                group.all_gather_in_place(&mut plain).unwrap();
+                assert_eq!(shared[..], plain[..], "{}, gathered", stringify!($element));
             })*)*};
         }
             check! {

@@ -41,8 +41,10 @@ pub mod names {
     /// `1` in a run that goes on when workers are lost, and with others that come.
     pub const ELASTIC: &str = "PHALANX_ELASTIC";
     pub const RUN_DIR: &str = "PHALANX_RUN_DIR";
-    /// Compute threads of this worker.
+    /// Compute threads of each worker, if somebody asks for a number: then they stay, whoever comes or goes.
     pub const THREADS: &str = "PHALANX_THREADS";
+    /// Each worker's share of the cores, as whoever started it counts them.
+    pub const SHARE: &str = "PHALANX_SHARE";
     /// `tcp` for ranks that shall not share memory; `auto` is as if it weren't set.
     pub const TRANSPORT: &str = "PHALANX_TRANSPORT";
     /// `1` for TLS on whatever goes over TCP, between ranks and to the coordinator; `0` is as if it weren't set.
@@ -82,8 +84,10 @@ pub struct WorkerEnv {
     pub run_id: String,
     /// Where the run keeps its files.
     pub run_dir: Option<PathBuf>,
-    /// Compute threads of this worker, if they were given.
+    /// Compute threads of this worker, if somebody asked for a number.
     pub threads: Option<usize>,
+    /// Its share of the cores when all are there, if whoever started it said so.
+    pub share: Option<usize>,
     /// Where the secret is.
     pub secret: SecretSource,
     /// The inherited descriptor of its pulse, if who started it looks at that.
@@ -264,6 +268,7 @@ impl WorkerEnv {
             run_id,
             run_dir: get(names::RUN_DIR).map(PathBuf::from),
             threads: number(names::THREADS)?.filter(|&n| n > 0),
+            share: number(names::SHARE)?.filter(|&n| n > 0),
             secret,
             pulse: number(names::PULSE_FD)?.map(|fd| fd as u32),
             transport,

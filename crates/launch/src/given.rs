@@ -29,7 +29,7 @@ pub(crate) struct Given<'a> {
     pub(crate) restarts: usize,
     /// Whether it is for one that takes the place of another, while the rest go on.
     pub(crate) replaces: bool,
-    /// Compute threads of each worker.
+    /// Compute threads of each worker, unless somebody asks for others.
     pub(crate) threads: usize,
 }
 
@@ -72,7 +72,7 @@ pub(crate) fn variables(given: &Given<'_>, local: usize) -> Vec<(&'static str, S
         (names::GENERATION, given.generation.to_string()),
         (names::ELASTIC, u8::from(spec.is_elastic()).to_string()),
         (names::RUN_DIR, given.run_dir.path().display().to_string()),
-        (names::THREADS, given.threads.to_string()),
+        (names::SHARE, given.threads.to_string()),
     ];
     variables.extend(device);
     // Said in any case: what this launcher's own environment asks for is no more than what it does.

@@ -2,6 +2,7 @@
 
 mod arrival;
 mod regroup;
+mod threads;
 
 pub use arrival::Arrival;
 
@@ -16,6 +17,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+use threads::Threads;
 
 /// What a training program is given: who it is among the ranks, how to reach the others, and what to compute on.
 pub struct Worker {
@@ -26,10 +28,7 @@ pub struct Worker {
     device: Device,
     /// Where it says how it gets on.
     pulse: Pulse,
-    /// How many threads compute for all ranks of this host together.
-    host_threads: usize,
-    /// How many of them may be this rank's: no more than it has cores, or began with.
-    most_threads: usize,
+    threads: Threads,
     run_dir: Option<PathBuf>,
     /// Kept open: as long as it is, this worker counts as alive.
     link: Option<Arc<Mutex<Link>>>,
@@ -72,8 +71,7 @@ impl Worker {
     fn on(group: Group, device: Device, pulse: Pulse) -> Worker {
         Worker {
             rank: Arc::new(AtomicU32::new(group.rank().0)),
-            host_threads: device.threads() * group.local_world_size(),
-            most_threads: cores().max(device.threads()),
+            threads: Threads::Asked(device.threads()),
             group: Mutex::new(group),
             device,
             pulse,
@@ -104,7 +102,7 @@ impl Worker {
     }
 
     /// Meets the others.
-    fn meet(env: &WorkerEnv, device: Device, pulse: Pulse) -> Result<Worker, Error> {
+    fn meet(env: &WorkerEnv, device: Device, threads: Threads, pulse: Pulse) -> Result<Worker, Error> {
         let join = |error: phalanx_job::Error| Error::Join(error.to_string());
         let algorithm = asked_algorithm(env.all_reduce.as_deref()).map_err(join)?;
         let run_dir = env.run_dir.clone();
@@ -170,9 +168,7 @@ impl Worker {
         });
         Ok(Worker {
             rank,
-            // In terms of the ranks that there are when all are there: one that comes anew may find fewer.
-            host_threads: device.threads() * env.local_world_size.max(1),
-            most_threads: cores().max(device.threads()),
+            threads,
             group: Mutex::new(group),
             device,
             pulse,

@@ -56,13 +56,12 @@ pub(super) fn recovery(args: &RecoveryArgs) -> Result<()> {
     training.extend(numbers.iter().flat_map(|(flag, number)| [(*flag).to_owned(), number.to_string()]));
     let mut trial = Trial::start(&args.recipe, &folder.path().join("run"), &training)?;
     let mut found = Found::default();
-    let mut next = trial.step_of(args.workers, CALM)? + 1;
-    for run in 0..args.runs {
-        next = lose_one(&mut trial, args, run % args.workers, next, &mut found)?;
-        print_progress(args, run, &found);
-    }
+    let lost = lose_all(&mut trial, args, &mut found);
+    // Whatever came of it, nothing is left running.
     trial.signal(Signal::SIGTERM)?;
-    trial.end()?;
+    let ended = trial.end();
+    lost?;
+    ended?;
     let line = RecoveryLine {
         bench: "recovery",
         runs: args.runs,
@@ -112,6 +111,16 @@ struct Found {
     steps_lost: u64,
 }
 
+/// Loses a worker as often as that is wanted, each time another one.
+fn lose_all(trial: &mut Trial, args: &RecoveryArgs, found: &mut Found) -> Result<()> {
+    let mut next = trial.step_of(args.workers, CALM)? + 1;
+    for run in 0..args.runs {
+        next = lose_one(trial, args, run % args.workers, next, found)?;
+        print_progress(args, run, found);
+    }
+    Ok(())
+}
+
 /// Loses a worker and waits until all are there again; gives the step after the last that was seen.
 fn lose_one(
     trial: &mut Trial,
@@ -123,13 +132,17 @@ fn lose_one(
     let worker = trial.worker(rank).with_context(|| format!("rank {rank} has no process"))?;
     let (calm, start) = (next + CALM, Instant::now());
     let mut lost_at: Option<Instant> = None;
-    let (mut recovered, mut stall, mut again) = (false, None, 0);
+    let (mut has_changed, mut recovered, mut stall, mut again) = (false, false, None, 0);
     loop {
         let Some((at, event)) = trial.next()? else {
             bail!("the run has ended before all workers were lost")
         };
         match event {
-            Event::Members { world_size, ms, .. } if world_size == args.workers => stall = ms,
+            Event::Members { world_size, ms, .. } => {
+                has_changed = true;
+                // Where another came before the loss was noticed there is no membership without it, and no stall to tell of.
+                stall = if world_size == args.workers { ms } else { stall };
+            }
             Event::Step { step, world_size, ms, .. } => {
                 // One that is told again, or out of order, was lost.
                 found.steps_lost += u64::from(step != next);
@@ -143,7 +156,7 @@ fn lose_one(
                     }
                     None => found.steps.push(ms / 1e3),
                     // What was on its way when the signal was sent doesn't count.
-                    Some(lost) if !recovered && (world_size < args.workers || stall.is_some()) => {
+                    Some(lost) if !recovered && has_changed => {
                         recovered = true;
                         found.lost.push(at.duration_since(lost).as_secs_f64());
                     }

@@ -4,6 +4,11 @@
 //! and element type, all-gathers, and broadcasts from the same rank. Large ones follow one after the other, since copying them
 //! together would cost more than a message does. What belongs together is decided by what all ranks know alike.
 
+mod joined;
+mod owned;
+
+pub use owned::{Batched, Member, OwnedBatch};
+
 use super::Group;
 use crate::element::{Element, ReduceOp};
 use crate::error::Error;
@@ -36,6 +41,18 @@ struct Key {
     element: TypeId,
     /// Nothing is packed with a large one.
     is_large: bool,
+}
+
+impl Key {
+    /// That of a slice of so many bytes, or of one that is for all ranks.
+    fn new<T: Element>(what: What, bytes: usize) -> Key {
+        Key { what, element: TypeId::of::<T>(), is_large: bytes > PACKED_BYTES }
+    }
+
+    /// Whether what has one key travels with what has the other.
+    fn packs_with(&self, other: &Key) -> bool {
+        self == other && !self.is_large
+    }
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -176,9 +193,8 @@ impl<'a> Batch<'a> {
         slices: Slices<'a>,
         run: fn(&Group, &Key, &mut [Slices<'a>]) -> Result<(), Error>,
     ) {
-        let bytes = slices.output.len().max(slices.input.len());
-        let key = Key { what, element: TypeId::of::<T>(), is_large: bytes > PACKED_BYTES };
-        match self.packs.iter_mut().find(|pack| pack.key == key && !key.is_large) {
+        let key = Key::new::<T>(what, slices.output.len().max(slices.input.len()));
+        match self.packs.iter_mut().find(|pack| pack.key.packs_with(&key)) {
             Some(pack) => pack.slices.push(slices),
             None => self.packs.push(Pack { key, slices: vec![slices], run }),
         }

@@ -94,23 +94,48 @@ impl Group {
         op: ReduceOp,
     ) -> Result<(), Error> {
         check_op::<T>("reduce_scatter", op);
-        let (len, part) = (input.len(), output.len());
-        self.check_all("reduce_scatter", ["in", "out"], [len, part]);
+        self.check_all("reduce_scatter", ["in", "out"], [input.len(), output.len()]);
         let mut all = input.to_vec();
-        let schedule = |bytes| self.seat().reduce_scatter(len, bytes);
-        self.reduce_by(signature::<T>(Kind::ReduceScatter, Some(op), 0, len), schedule, &mut all, op)?;
-        output.copy_from_slice(&all[self.rank.index() * part..][..part]);
+        self.reduce_scatter_in_place(&mut all, op)?;
+        output.copy_from_slice(&all[self.own_part(all.len())]);
         Ok(())
+    }
+
+    /// As [`Group::reduce_scatter`] of `values`, whose part at [`Group::own_part`] is the result, to the same bits: nothing is
+    /// copied aside. What the other parts hold then means nothing.
+    #[track_caller]
+    pub fn reduce_scatter_in_place<T: Element>(&self, values: &mut [T], op: ReduceOp) -> Result<(), Error> {
+        check_op::<T>("reduce_scatter_in_place", op);
+        let len = values.len();
+        self.check_parts("reduce_scatter_in_place", len);
+        let schedule = |bytes| self.seat().reduce_scatter(len, bytes);
+        self.reduce_by(signature::<T>(Kind::ReduceScatter, Some(op), 0, len), schedule, values, op)
     }
 
     /// Every rank gets all `input`s, one after the other in the order of ranks. All have one length.
     #[track_caller]
     pub fn all_gather<T: Element>(&self, input: &[T], output: &mut [T]) -> Result<(), Error> {
-        let (part, len) = (input.len(), output.len());
-        self.check_all("all_gather", ["out", "in"], [len, part]);
-        output[self.rank.index() * part..][..part].copy_from_slice(input);
+        self.check_all("all_gather", ["out", "in"], [output.len(), input.len()]);
+        let own = self.own_part(output.len());
+        output[own].copy_from_slice(input);
+        self.all_gather_in_place(output)
+    }
+
+    /// As [`Group::all_gather`] into `values`, where this rank's part is in its place, at [`Group::own_part`], already.
+    #[track_caller]
+    pub fn all_gather_in_place<T: Element>(&self, values: &mut [T]) -> Result<(), Error> {
+        let len = values.len();
+        self.check_parts("all_gather_in_place", len);
         let schedule = self.seat().all_gather(len, size_of::<T>());
-        self.move_by(signature::<T>(Kind::AllGather, None, 0, len), schedule, output)
+        self.move_by(signature::<T>(Kind::AllGather, None, 0, len), schedule, values)
+    }
+
+    /// Where this rank's part lies in a buffer of so many elements, which has an equal part for each rank, in their order.
+    #[track_caller]
+    pub fn own_part(&self, len: usize) -> Range<usize> {
+        self.check_parts("own_part", len);
+        let part = len / self.world_size;
+        self.rank.index() * part..(self.rank.index() + 1) * part
     }
 
     /// Rank `root` gets all `input`s, one after the other in the order of ranks. All have one length; the other ranks' `output`
@@ -241,8 +266,7 @@ impl Group {
         self.start_move(signature::<B::Item>(Kind::Broadcast, None, root.0, count), schedule, buffer)
     }
 
-    /// Starts a reduce-scatter in place: the buffer is `world_size` equal parts, of which part `rank` comes back reduced; the
-    /// others come back with values that mean nothing.
+    /// Starts a [`Group::reduce_scatter_in_place`] of a buffer, a range of an arena say, that comes back from [`Work::wait`].
     #[track_caller]
     pub fn start_reduce_scatter<B: Buffer>(&self, mut buffer: B, op: ReduceOp) -> Work<B> {
         check_op::<B::Item>("start_reduce_scatter", op);
@@ -252,7 +276,7 @@ impl Group {
         self.start_reduction(signature, |bytes| self.seat().reduce_scatter(count, bytes), buffer, op)
     }
 
-    /// Starts an all-gather in place: the buffer is `world_size` equal parts, of which part `rank` is this rank's.
+    /// Starts a [`Group::all_gather_in_place`] of a buffer that comes back from [`Work::wait`].
     #[track_caller]
     pub fn start_all_gather<B: Buffer>(&self, mut buffer: B) -> Work<B> {
         let count = buffer.as_mut_slice().len();
@@ -288,7 +312,7 @@ impl Group {
         }
         let (element, slice) = (Erased::of::<T>(), cast_slice(values));
         let schedule = || schedule(element.bytes);
-        let play = engine.reduction(signature, element, op, deadline.begun(), slice, schedule);
+        let play = engine.collective(signature, element, op, deadline.begun(), slice, schedule);
         engine.run(self.patience, deadline, play, cast_slice_mut(values))?;
         if op == ReduceOp::Average {
             values.iter_mut().for_each(|value| *value = T::mean_of(value.widened(), self.world_size));
@@ -316,7 +340,8 @@ impl Group {
         values: &mut [T],
         op: ReduceOp,
     ) -> Result<(), Error> {
-        let play = engine.collective(signature, Erased::of::<T>(), op, deadline.begun(), schedule);
+        let (element, slice) = (Erased::of::<T>(), cast_slice(values));
+        let play = engine.collective(signature, element, op, deadline.begun(), slice, schedule);
         engine.run(self.patience, deadline, play, cast_slice_mut(values))
     }
 
@@ -333,8 +358,8 @@ impl Group {
         let mut buffer = Box::new(Reduced::new(buffer, op, self.world_size));
         self.begin(|engine, ticket| {
             let (now, schedule) = (Instant::now(), || schedule(element.bytes));
-            let play = engine.reduction(signature, element, op, now, buffer.bytes(), schedule);
-            engine.queue.push_back(Queued { ticket, play, buffer });
+            let play = engine.collective(signature, element, op, now, buffer.bytes(), schedule);
+            engine.queue.push_back(Queued::one(ticket, play, buffer));
             Ok(())
         })
     }
@@ -350,12 +375,12 @@ impl Group {
         signature: Signature,
         schedule: impl FnOnce() -> Schedule,
         element: Erased,
-        buffer: Box<dyn AnyBuffer>,
+        mut buffer: Box<dyn AnyBuffer>,
         op: ReduceOp,
     ) -> Work<B> {
         self.begin(|engine, ticket| {
-            let play = engine.collective(signature, element, op, Instant::now(), schedule);
-            engine.queue.push_back(Queued { ticket, play, buffer });
+            let play = engine.collective(signature, element, op, Instant::now(), buffer.bytes(), schedule);
+            engine.queue.push_back(Queued::one(ticket, play, buffer));
             Ok(())
         })
     }

@@ -115,7 +115,7 @@ impl Engine {
                 Others::Waiting => rest.at_most = rest.at_most.min(OTHERS_NAP),
                 Others::Moved => continue,
             }
-            if self.playing(&wait.until).any(Play::is_summing) {
+            if self.playing(&wait.until).any(Play::is_in_turn) {
                 continue;
             }
             if let Some(wires) = &mut self.wires {

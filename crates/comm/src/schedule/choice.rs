@@ -134,9 +134,11 @@ fn all_reduce_sizes(ranks: usize, hosts: usize) -> Sizes {
     }
 }
 
+/// Up to how many bytes of all parts messages count for more than bytes, where each part is for one rank or comes from one.
+pub(crate) const SMALL_PARTS: usize = 64 << 10;
 /// How parts are gathered at, or summed for, those who are to have them; the bytes are those of all parts.
-const GATHER: Sizes = Sizes { up_to: &[(Algorithm::Direct, 64 << 10)], large: Algorithm::Ring };
-const REDUCE_SCATTER: Sizes = Sizes { up_to: &[(Algorithm::Halving, 64 << 10)], large: Algorithm::Ring };
+const GATHER: Sizes = Sizes { up_to: &[(Algorithm::Direct, SMALL_PARTS)], large: Algorithm::Ring };
+const REDUCE_SCATTER: Sizes = Sizes { up_to: &[(Algorithm::Halving, SMALL_PARTS)], large: Algorithm::Ring };
 /// How buffers are summed for one rank.
 const REDUCE: Sizes = Sizes { up_to: &[(Algorithm::Direct, 32 << 10)], large: Algorithm::Ring };
 

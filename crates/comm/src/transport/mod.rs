@@ -11,7 +11,7 @@ pub(crate) use memory::Memory;
 pub(crate) use process::Process;
 #[cfg(test)]
 pub(crate) use signs::State;
-pub(crate) use signs::{Signs, Traffic, Verdict, judge};
+pub(crate) use signs::{Signs, Traffic, Verdict, is_cut_off, judge};
 pub(crate) use tcp::{BEAT, Pulse, Tcp};
 pub(crate) use threads::{Shared as SharedThreads, end_of, threads};
 pub(crate) use wires::{LEAVING_FAILED, Wire, Wires, deliver};

@@ -57,10 +57,10 @@ pub(crate) fn judge(signs: &Signs, watched: Duration, lasting: Duration, limit: 
             let text = "its process ended, though something that it started holds its connection open";
             Some(Verdict::Lost(text.into()))
         }
-        Signs::Process(State::Stopped) => over(lasting).then(|| {
+        Signs::Process(State::Stopped) => (lasting >= stop_limit(limit)).then(|| {
             Verdict::Silent(format!("it is stopped (SIGSTOP or a debugger), for {lasting:.1?} at least"))
         }),
-        Signs::Network(Traffic { unanswered: Some(time), .. }) if over(time) => {
+        Signs::Network(Traffic { unanswered: Some(time), .. }) if is_cut_off(signs, watched, limit) => {
             Some(Verdict::Silent(format!("it can't be reached: {time:.1?} without an acknowledgement")))
         }
         Signs::Network(Traffic { silent, unread: false, .. }) if over(silent) => {
@@ -73,9 +73,33 @@ pub(crate) fn judge(signs: &Signs, watched: Duration, lasting: Duration, limit: 
     }
 }
 
+/// Whether a peer's host left what was sent to it unanswered for `limit`, as far as it was watched.
+pub(crate) fn is_cut_off(signs: &Signs, watched: Duration, limit: Duration) -> bool {
+    matches!(signs, Signs::Network(Traffic { unanswered: Some(time), .. }) if (*time).min(watched) >= limit)
+}
+
+/// How long a process may be stopped where a rank may be silent for `limit`. Beats may be late on a busy host, so they have all
+/// of that. That a process is stopped the kernel knows: the time is only for whoever stopped it for a moment.
+fn stop_limit(limit: Duration) -> Duration {
+    limit / 4 * 3
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_a_host_that_owes_an_answer_for_long_is_cut_off() {
+        let secs = Duration::from_secs;
+        let limit = secs(2);
+        let owes = |time| Signs::Network(Traffic { unanswered: Some(time), ..Traffic::default() });
+        assert!(is_cut_off(&owes(secs(2)), secs(2), limit));
+        assert!(!is_cut_off(&owes(secs(1)), secs(9), limit) && !is_cut_off(&owes(secs(9)), secs(1), limit));
+        let full = Signs::Network(Traffic { silent: secs(60), ..Traffic::default() });
+        for signs in [full, Signs::Unseen, Signs::Process(State::Stopped), Signs::Process(State::Ended)] {
+            assert!(!is_cut_off(&signs, secs(60), limit), "{signs:?}");
+        }
+    }
 
     #[test]
     fn dead_stopped_cut_off_and_late_are_told_apart() {
@@ -90,6 +114,13 @@ mod tests {
             (Signs::Process(State::Runs), secs(99), secs(99), None),
             (Signs::Process(State::Ended), secs(0), secs(0), Some("its process ended")),
             (Signs::Process(State::Stopped), secs(99), secs(1), None),
+            (Signs::Process(State::Stopped), secs(99), Duration::from_millis(1499), None),
+            (
+                Signs::Process(State::Stopped),
+                Duration::from_millis(1500),
+                Duration::from_millis(1500),
+                Some("stopped (SIGSTOP or a debugger), for 1.5s"),
+            ),
             (
                 Signs::Process(State::Stopped),
                 secs(9),

@@ -1,6 +1,6 @@
 //! Ranks in processes: one wire a pair, each of the kind that suits where the peer is.
 
-use super::{Lost, Signs, Transport, Waker};
+use super::{Lost, Signs, Transport, Waker, is_cut_off};
 use crate::dial::Errand;
 use crate::door::{Door, Key};
 use crate::endpoint::PeerAddress;
@@ -72,19 +72,30 @@ pub(crate) trait Wire: Send {
 /// there is only its word.
 const LEAVING: Duration = Duration::from_secs(30);
 pub(crate) const LEAVING_FAILED: Duration = Duration::from_millis(500);
+/// How long it waits for one whose host acknowledges nothing, though it was sent to again: TCP does that after 0.2, 0.6 and 1.4
+/// seconds, so a link that was down for a second is no reason.
+const LEAVING_CUT_OFF: Duration = Duration::from_secs(2);
 /// How long it sleeps before it looks again.
 const LEAVING_NAP: Duration = Duration::from_micros(200);
 
-/// Waits until the peers' hosts have what was sent to them before this rank left; whether they do in time.
-pub(crate) fn deliver<W: DerefMut<Target = dyn Wire>>(wires: &mut [W], limit: Duration) -> bool {
+/// Waits until the peers' hosts have what was sent to them before this rank left, or can't be reached any more; the error is how
+/// long it waited for one that hasn't.
+pub(crate) fn deliver<W: DerefMut<Target = dyn Wire>>(
+    wires: &mut [W],
+    limit: Duration,
+) -> Result<(), Duration> {
     let deadline = Deadline::after(limit);
-    while !wires.iter_mut().all(|wire| wire.is_delivered()) {
-        if deadline.expired() {
-            return false;
+    loop {
+        let mut left = wires.iter_mut().filter_map(|wire| (!wire.is_delivered()).then(|| wire.signs()));
+        let Some(first) = left.next() else { return Ok(()) };
+        let waited = deadline.waited();
+        let is_hopeless = |signs: Signs| is_cut_off(&signs, waited, LEAVING_CUT_OFF);
+        if deadline.expired() || is_hopeless(first) && left.all(is_hopeless) {
+            return Err(waited);
         }
+        drop(left);
         std::thread::sleep(LEAVING_NAP);
     }
-    true
 }
 
 /// A process's end of a group: connections to those ranks that it needed so far.
@@ -361,9 +372,8 @@ impl Drop for Wires {
                 _ => None,
             })
             .collect();
-        if !deliver(&mut open, self.leaving) {
-            let leaving = self.leaving;
-            tracing::warn!("a peer hasn't taken what was sent to it within {leaving:?}, and may miss it");
+        if let Err(waited) = deliver(&mut open, self.leaving) {
+            tracing::warn!("a peer hasn't taken what was sent to it within {waited:.1?}, and may miss it");
         }
     }
 }

@@ -2,7 +2,8 @@
 //! process may make none, the tests say that they were skipped.
 
 use crate::processes::{Processes, connect, own_rank, say};
-use phalanx_comm::{Deadline, Endpoint, ReduceOp};
+use crate::ranks::LIMIT;
+use phalanx_comm::{Deadline, Endpoint, Rank, ReduceOp};
 use std::io::Write;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -90,6 +91,36 @@ fn a_rank_that_is_cut_off_is_told_from_a_stopped_one() {
     }
     let took = start.elapsed();
     assert!(Duration::from_secs(2) < took && took < Duration::from_secs(6), "{took:?}");
+}
+
+#[test]
+fn a_group_that_is_dropped_does_not_wait_for_a_rank_that_is_cut_off() {
+    let test = "network::a_group_that_is_dropped_does_not_wait_for_a_rank_that_is_cut_off";
+    if let Some(rank) = own_rank() {
+        let group = connect(rank, Endpoint::tcp).unwrap();
+        group.barrier().unwrap();
+        say("works");
+        let (carrier, soon) = (format!("/sys/class/net/{CABLE}/carrier"), Deadline::after(LIMIT));
+        // A side that is down itself can't be read.
+        while std::fs::read_to_string(&carrier).is_ok_and(|text| text.trim() == "1") {
+            assert!(!soon.expired(), "the cable stays where it is");
+            std::thread::yield_now();
+        }
+        // The kernel takes it, and can't be rid of it.
+        let sent = group.start_send(vec![7u8; 1000], Rank(1 - rank.0), 0);
+        sent.wait(Deadline::after(LIMIT)).unwrap();
+        let start = Instant::now();
+        drop(group);
+        return say(&start.elapsed().as_millis().to_string());
+    }
+    let Some(net) = Net::new("drop") else { return };
+    let ranks = net.ranks(test);
+    (0..2).for_each(|rank| assert_eq!(ranks.line(rank), "works"));
+    net.cut();
+    for rank in 0..2 {
+        let took: u64 = ranks.line(rank).parse().unwrap();
+        assert!((1900..6000).contains(&took), "rank {rank} waited for {took} ms");
+    }
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! A rank before it meets the others.
 
-use super::{Worker, cores};
+use super::Worker;
+use super::threads::Threads;
 use crate::error::Error;
 use phalanx_comm::Group;
 use phalanx_job::{Cause, Entered, Link, Pulse, Section, WorkerEnv};
@@ -13,6 +14,7 @@ pub struct Arrival {
     /// None where the environment gives no rank.
     env: Option<WorkerEnv>,
     device: Device,
+    threads: Threads,
     pulse: Pulse,
     /// That the start goes on until it has joined.
     _start: Entered,
@@ -24,12 +26,11 @@ const PATIENCE: Duration = Duration::from_secs(2);
 impl Arrival {
     pub(super) fn from_env(threads: Option<usize>) -> Result<Arrival, Error> {
         let env = WorkerEnv::from_env().map_err(|error| Error::Join(error.to_string()))?;
-        let share = |env: &WorkerEnv| (cores() / env.local_world_size.max(1)).max(1);
-        let own = env.as_ref().map(|env| env.threads.unwrap_or_else(|| share(env)));
-        let device = Device::cpu(threads.or(own).unwrap_or_else(cores));
+        let threads = Threads::of(threads, env.as_ref());
+        let device = Device::cpu(threads.first());
         let pulse = env.as_ref().and_then(|env| env.pulse).map_or_else(Pulse::none, Pulse::inherited);
         let start = pulse.enter(Section::Start);
-        Ok(Arrival { env, device, pulse, _start: start })
+        Ok(Arrival { env, device, threads, pulse, _start: start })
     }
 
     /// What to compute on, then as well.
@@ -40,7 +41,7 @@ impl Arrival {
     /// Meets the others.
     pub fn join(self) -> Result<Worker, Error> {
         match &self.env {
-            Some(env) => Worker::meet(env, self.device, self.pulse),
+            Some(env) => Worker::meet(env, self.device, self.threads, self.pulse),
             None => Ok(Worker::on(Group::solo(), self.device, self.pulse)),
         }
     }

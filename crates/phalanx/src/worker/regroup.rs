@@ -63,9 +63,7 @@ impl Worker {
                 Ok(group) => {
                     self.rank.store(rank.0, Ordering::Relaxed);
                     self.followed.store(false, Ordering::Relaxed);
-                    // The cores of those that are lost are idle until others come in their place.
-                    let share = self.host_threads / group.local_world_size();
-                    self.device.set_threads(share.min(self.most_threads));
+                    self.device.set_threads(self.threads.among(group.local_world_size()));
                     *locked(&self.group) = group;
                     return Ok(());
                 }
