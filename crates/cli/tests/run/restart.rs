@@ -13,7 +13,9 @@ fn a_failure_starts_all_workers_again_until_they_end_well() {
     let folder = tempfile::tempdir().unwrap();
     let script = "echo $TORCHELASTIC_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS, generation $PHALANX_GENERATION; \
                   echo $MASTER_PORT >> ports.$PHALANX_GENERATION; test $TORCHELASTIC_RESTART_COUNT = 2 && exit 0; \
-                  test $RANK = 1 && exit $((7 + TORCHELASTIC_RESTART_COUNT)); exec sleep 60";
+                  test $RANK = 0 && exec sleep 60; \
+                  until test $(wc -l < ports.$PHALANX_GENERATION) = 2; do sleep 0.01; done; \
+                  exit $((7 + TORCHELASTIC_RESTART_COUNT))";
     let out = run(folder.path(), "2", &["--max-restarts", "3"], script);
     let message = text(&out.stderr);
     assert_eq!(out.status.code(), Some(0), "{message}");
