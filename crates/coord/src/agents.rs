@@ -5,7 +5,7 @@ use crate::fleet::{Event, Fleet, Left, NodeId, Order, Patience};
 use crate::succession::{RollCall, Verdict};
 use phalanx_job::{AGENT_BEAT, FromAgent, MAX_FRAME, Notice, Standing, Terms, ToAgent};
 use phalanx_wire::{Channel, Generation, Rank, read_frame, write_frame};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::Shutdown;
 use std::ops::Range;
 use std::sync::mpsc::{Sender, SyncSender, channel, sync_channel};
@@ -133,6 +133,23 @@ impl Agents {
         Ok(agents)
     }
 
+    /// Who is waited for before those that came back are led.
+    pub(crate) fn missing(&self) -> BTreeSet<u32> {
+        match &self.desk().leader {
+            Leader::Called(call, _) => call.missing(),
+            Leader::Fleet(_) | Leader::Nobody(_) => BTreeSet::new(),
+        }
+    }
+
+    /// These have ended.
+    pub(crate) fn count_out(&self, ended: &BTreeSet<u32>) {
+        let mut desk = self.desk();
+        if let Leader::Called(call, _) = &mut desk.leader {
+            call.count_out(ended);
+            self.conclude(&mut desk, Instant::now());
+        }
+    }
+
     /// Ends the thread and all connections.
     pub(crate) fn close(&self) {
         let mut desk = self.desk();
@@ -251,6 +268,10 @@ impl Agents {
     fn heed(&self, desk: &mut Desk, event: Event) {
         let now = Instant::now();
         let is_beat = matches!(event, Event::Said(_, FromAgent::Beat));
+        let comes_back = match &event {
+            Event::Said(id, FromAgent::Return(_)) => Some(*id),
+            _ => None,
+        };
         let orders = match &mut desk.leader {
             Leader::Fleet(fleet) => fleet.heed(now, event),
             Leader::Called(call, ..) => {
@@ -264,10 +285,24 @@ impl Agents {
                 _ => return,
             },
         };
-        if !is_beat || !orders.is_empty() {
+        self.carry_out(desk, orders, now, !is_beat);
+        // One that was led all the time knows it by this.
+        if let (Some(link), Some(standing)) = (comes_back.and_then(|id| desk.links.get(&id)), &desk.told) {
+            say(link, &ToAgent::Standing(Box::new(standing.clone())));
+        }
+    }
+
+    /// Tells how the run stands, if that may be new, and does what is ordered: first what others mustn't wait for, nor come before.
+    fn carry_out(&self, desk: &mut Desk, orders: Vec<Order>, now: Instant, is_news: bool) {
+        let is_first =
+            |order: &Order| matches!(order, Order::Drop(_) | Order::Resume(..) | Order::Refuse(..));
+        let has_orders = !orders.is_empty();
+        let (first, then) = orders.into_iter().partition(is_first);
+        self.follow(desk, first);
+        if is_news || has_orders {
             self.tell_standing(desk, now);
         }
-        self.follow(desk, orders);
+        self.follow(desk, then);
     }
 
     /// Leads those that have come back, if it is time.
@@ -283,8 +318,7 @@ impl Agents {
                 let Setting { terms, patience, clock_ms } = setting;
                 let (fleet, orders) = call.lead(terms, patience, now, clock_ms);
                 desk.leader = Leader::Fleet(fleet);
-                self.tell_standing(desk, now);
-                self.follow(desk, orders);
+                self.carry_out(desk, orders, now, true);
             }
             Verdict::GiveUp(reason) => {
                 let all = desk.links.keys().map(|id| Order::Refuse(*id, reason.clone())).collect();
@@ -298,6 +332,10 @@ impl Agents {
     fn tell_standing(&self, desk: &mut Desk, now: Instant) {
         let Some(fleet) = desk.fleet().filter(|fleet| !fleet.is_over()) else { return };
         let mut standing = fleet.standing(now);
+        if standing.nodes.iter().all(|node| node.number.is_none()) {
+            // Nobody could lead it.
+            return;
+        }
         if let Some(told) = &desk.told {
             let elapsed_ms = std::mem::replace(&mut standing.elapsed_ms, told.elapsed_ms);
             standing.version = told.version;
@@ -349,6 +387,7 @@ impl Agents {
                 }
                 Order::Forget(generation, rank) => (self.change)(Change::Forget(generation, rank)),
                 Order::Resume(generation, left) => (self.change)(Change::Resume(generation, left)),
+                Order::Estrange(id) => tell(&id, &ToAgent::Stranger),
                 Order::Elsewhere(nodes, address) => {
                     nodes.iter().for_each(|id| tell(id, &ToAgent::Elsewhere { address }));
                 }

@@ -30,7 +30,7 @@ pub(crate) use standing::numbers;
 
 use crate::restarts::Restarts;
 use phalanx_job::{
-    End, EndWhy, FromAgent, Mishap, Node, Seat, Setback, Stage, StopWhy, Terms, WorkerFailure,
+    End, EndWhy, FromAgent, Mishap, Node, Return, Seat, Setback, Stage, StopWhy, Terms, WorkerFailure,
 };
 use phalanx_wire::{Generation, Rank};
 use seats::Seated;
@@ -112,8 +112,10 @@ pub struct Fleet {
     membership: Option<(Generation, Vec<Rank>)>,
     /// How many coordinators there were before.
     term: u32,
-    /// When nodes fell silent.
-    silent: Vec<Instant>,
+    /// When nodes were found to be silent, and when they last knew of the others.
+    silent: Vec<(Instant, Instant)>,
+    /// After this end was deaf for long, until when those that are gone may have gone to another coordinator.
+    deaf_until: Option<Instant>,
     /// When each of its workers was started, after the run began, by the rank that it was started with.
     started: BTreeMap<u32, Duration>,
     /// How often workers were started again after a failure.
@@ -127,6 +129,8 @@ struct Member {
     heard: Instant,
     /// Its number in the last generation that it was in.
     number: Option<u32>,
+    /// Since when it has had one.
+    numbered: Option<Instant>,
     /// The ranks that its workers were started with in the last generation.
     seats: Range<u32>,
     stage: Stage,
@@ -181,6 +185,7 @@ impl Fleet {
             membership: None,
             term: 0,
             silent: Vec::new(),
+            deaf_until: None,
             started: BTreeMap::new(),
             restarts: Restarts::default(),
             setbacks,
@@ -219,7 +224,7 @@ impl Fleet {
     pub fn heed(&mut self, now: Instant, event: Event) -> Vec<Order> {
         let mut todo = Vec::new();
         if self.is_over() {
-            if let Event::Said(id, FromAgent::Join(_)) = event {
+            if let Event::Said(id, FromAgent::Join(_) | FromAgent::Return(_)) = event {
                 todo.push(Order::Refuse(id, "the run is over".into()));
             }
             return todo;
@@ -229,11 +234,20 @@ impl Fleet {
         if missed > DEAF {
             self.members.values_mut().for_each(|member| member.heard += missed);
         }
+        if missed >= self.patience.silence {
+            self.deaf_until = Some(now + CUT);
+        }
         match event {
             Event::Said(id, FromAgent::Join(node)) => self.join(now, id, node, &mut todo),
+            Event::Said(id, FromAgent::Return(back)) => self.come_back(now, id, &back, &mut todo),
             Event::Said(_, FromAgent::Elsewhere { address, term }) => self.give_up(address, term, &mut todo),
             Event::Said(id, said) => self.said(now, id, said, &mut todo),
-            Event::Gone(id, how) => self.gone(now, id, how, &mut todo),
+            Event::Gone(id, how) => {
+                if self.deaf_until.is_some_and(|until| now < until) {
+                    self.count_silent(now, id);
+                }
+                self.gone(now, id, how, &mut todo);
+            }
             Event::InPlace(generation, yes) if generation == self.generation => self.in_place = yes,
             Event::Begun(generation, membership, workers) if generation == self.generation => {
                 let all: u32 = self.members.values().map(|member| member.node.workers).sum();
@@ -265,9 +279,9 @@ impl Fleet {
         let clock_ms = self.began.1 + self.since_start(now).as_millis() as u64;
         todo.extend(admit::doubts(&self.terms, clock_ms, &node).map(Order::Warn));
         let host = node.host.clone();
-        let (number, stage, seats) = (None, Stage::Ready, 0..0);
+        let (number, numbered, stage, seats) = (None, None, Stage::Ready, 0..0);
         let goes_on = self.goes_on();
-        self.members.insert(id, Member { node, heard: now, number, seats, stage, leaves: false });
+        self.members.insert(id, Member { node, heard: now, number, numbered, seats, stage, leaves: false });
         // One that comes while some have done all their work comes too late to help.
         let is_open = self.members.values().all(|member| member.stage != Stage::Done);
         match &self.phase {
@@ -275,6 +289,69 @@ impl Fleet {
             Phase::Running if is_open => self.stop(StopWhy::Joined(host), None, todo),
             Phase::Gathering(_) => self.tell_wait(now, todo),
             _ => {}
+        }
+    }
+
+    /// A node comes back whose connection was lost, or which took this coordinator for lost.
+    fn come_back(&mut self, now: Instant, id: NodeId, back: &Return, todo: &mut Vec<Order>) {
+        let is_it =
+            |member: &Member| member.number == Some(back.number) && member.node.standby == back.standby;
+        let Some(old) = self.members.iter().find(|(_, member)| is_it(member)).map(|(old, _)| *old) else {
+            let is_fresh = self.term == 0
+                && self.generation == Generation(0)
+                && matches!(self.phase, Phase::Gathering(_) | Phase::Elsewhere(_));
+            return todo.push(match is_fresh {
+                true => Order::Estrange(id),
+                false => Order::Refuse(id, "the others have gone on without this node".into()),
+            });
+        };
+        todo.push(Order::Drop(old));
+        let Some(mut member) = self.members.remove(&old) else { return };
+        member.heard = now;
+        self.members.insert(id, member);
+        if let Phase::Stopping(Stopping { failures, .. }) = &mut self.phase {
+            failures.iter_mut().filter(|(of, _)| *of == old).for_each(|(of, _)| *of = id);
+        }
+        self.say_again(Some(id), todo);
+        if self.members[&id].stage == Stage::Running && back.generation != self.generation {
+            self.missed(now, &[id], todo);
+        }
+    }
+
+    /// These nodes were never told to start their workers of this generation.
+    fn missed(&mut self, now: Instant, nodes: &[NodeId], todo: &mut Vec<Order>) {
+        for id in nodes {
+            if let Some(member) = self.members.get_mut(id) {
+                member.stage = Stage::Ready;
+            }
+        }
+        let Some(first) = nodes.first().filter(|_| matches!(self.phase, Phase::Running)) else { return };
+        let others = || self.members.iter().filter(|(id, _)| !nodes.contains(id));
+        let others_run = others().all(|(_, member)| member.stage == Stage::Running);
+        if !self.in_place || !others_run || others().next().is_none() {
+            let why = StopWhy::Missed(self.members[first].node.host.clone());
+            return self.stop(why, None, todo);
+        }
+        for id in nodes {
+            if let Some(member) = self.members.get_mut(id) {
+                member.number = None;
+                todo.push(Order::DoWithout(self.generation, member.seats.clone()));
+            }
+            self.enlarge(now, *id, todo);
+        }
+    }
+
+    /// What the agents, or one of them, may not have heard of the end of a generation.
+    fn say_again(&self, only: Option<NodeId>, todo: &mut Vec<Order>) {
+        let Phase::Stopping(Stopping { why, .. }) = &self.phase else { return };
+        let nodes: Vec<NodeId> =
+            self.running(None).into_iter().filter(|id| only.is_none_or(|only| only == *id)).collect();
+        match why {
+            StopWhy::CutOff(..) | StopWhy::Deposed(_) => {
+                todo.extend(nodes.into_iter().map(|id| Order::Release(self.generation, id)));
+            }
+            _ if nodes.is_empty() => {}
+            _ => todo.push(Order::Stop(self.generation, nodes, why.clone())),
         }
     }
 
@@ -386,7 +463,9 @@ impl Fleet {
         let (rank, at) = (failure.rank, self.since_start(now));
         let started = self.started.get(&rank.0).copied().unwrap_or_default();
         let lost_at = at.saturating_sub(Duration::from_millis(failure.idle_ms));
-        let restarts = self.restarts.with(started, lost_at, at);
+        let is_known = self.setbacks.iter().any(|setback| is_of(setback, &failure, member));
+        // Another coordinator has counted it, and couldn't say so any more.
+        let restarts = if is_known { self.restarts } else { self.restarts.with(started, lost_at, at) };
         if !self.goes_on() || restarts.count > self.terms.max_restarts as usize {
             let was_running = matches!(self.phase, Phase::Running);
             self.failed(now, id, failure, todo);
@@ -396,7 +475,9 @@ impl Fleet {
             }
             return;
         }
-        self.setbacks.push(self.setback(now, member, Mishap::Worker(failure)));
+        if !is_known {
+            self.setbacks.push(self.setback(now, member, Mishap::Worker(failure)));
+        }
         self.restarts = restarts;
         self.started.insert(rank.0, at);
         self.coming.insert(rank.0);
@@ -430,6 +511,7 @@ impl Fleet {
         };
         let Some(member) = self.members.get_mut(&id) else { return };
         (member.number, member.stage, member.seats) = (Some(number), Stage::Running, ranks.clone());
+        member.numbered.get_or_insert(now);
         let at = self.since_start(now);
         self.started.extend(ranks.map(|rank| (rank, at)));
         todo.push(Order::Enlarge(self.generation, id, seat));
@@ -498,8 +580,9 @@ impl Fleet {
             return;
         }
         match &mut self.phase {
-            Phase::Elsewhere(known) => *known = address,
+            Phase::Elsewhere(known) => (*known, self.term) = (address, term),
             Phase::Gathering(_) if self.generation == Generation(0) => {
+                self.term = term;
                 todo.push(Order::Elsewhere(self.members.keys().copied().collect(), address));
                 self.members.clear();
                 self.phase = Phase::Elsewhere(address);
@@ -558,18 +641,26 @@ impl Fleet {
             self.members.iter().filter(|(_, member)| is_silent(member)).map(|(id, _)| *id).collect();
         for id in silent {
             todo.push(Order::Drop(id));
-            if self.members[&id].number.is_some() {
-                self.silent.push(now);
-            }
+            self.count_silent(now, id);
             self.gone(now, id, format!("gave no sign of life for {:.1} s", silence.as_secs_f64()), todo);
         }
     }
 
+    /// This node may be alive elsewhere.
+    fn count_silent(&mut self, now: Instant, id: NodeId) {
+        let known = self.members.get(&id).filter(|member| !member.leaves);
+        // With its number it was told of all others that have one.
+        let knew_at = known.and_then(|member| Some(member.heard.max(member.numbered?)));
+        self.silent.extend(knew_at.map(|at| (now, at)));
+    }
+
     /// Whoever is left with less than half of the nodes doesn't go on: the others may do so without these.
     fn find_cut(&mut self, now: Instant, todo: &mut Vec<Order>) {
-        self.silent.retain(|at| now.saturating_duration_since(*at) < CUT);
-        let numbered = self.members.values().filter(|member| member.number.is_some());
-        let (here, silent) = (numbered.count() as u32, self.silent.len() as u32);
+        self.silent.retain(|(found, _)| now.saturating_duration_since(*found) < CUT);
+        let Some(cut_at) = self.silent.iter().map(|(_, knew_at)| *knew_at).min() else { return };
+        // Those that fell silent may not know who has come since.
+        let knew = |member: &&Member| member.numbered.is_some_and(|numbered| numbered <= cut_at);
+        let (here, silent) = (self.members.values().filter(knew).count() as u32, self.silent.len() as u32);
         if here >= silent {
             return;
         }
@@ -676,6 +767,7 @@ impl Fleet {
             let member = self.members.get_mut(id).expect("a seat is a member's");
             let seats = seat.first_rank..seat.first_rank + member.node.workers;
             (member.number, member.stage, member.seats) = (Some(seat.node), Stage::Running, seats);
+            member.numbered.get_or_insert(now);
         }
         (self.phase, self.in_place, self.membership) = (Phase::Running, false, None);
         self.drained = false;
@@ -722,4 +814,10 @@ impl Fleet {
     fn least(&self) -> usize {
         self.terms.least as usize
     }
+}
+
+/// Whether it is of this loss of a worker.
+fn is_of(setback: &Setback, failure: &WorkerFailure, member: &Member) -> bool {
+    let Mishap::Worker(known) = &setback.what else { return false };
+    (known.rank, known.pid) == (failure.rank, failure.pid) && setback.host == member.node.host
 }

@@ -165,6 +165,11 @@ impl Membership {
         self.generation
     }
 
+    /// What comes after whatever has begun.
+    pub fn next_generation(&self) -> Generation {
+        Generation(self.generation.0 + u64::from(self.begun))
+    }
+
     /// A worker is there that was started as rank `seat`.
     pub fn join(&mut self, member: Member, seat: Rank, address: String) -> Decision {
         if !self.seats.contains(&seat.0) {
@@ -175,6 +180,8 @@ impl Membership {
         if self.workers.values().any(|worker| worker.seat == seat && (!self.begun || worker.rank.is_none())) {
             return Decision::Refuse { reason: format!("rank {seat} has joined already") };
         }
+        // Another process has its place.
+        self.workers.remove(&absent(seat));
         let worker = Worker { seat, address, rank: None, waits: true, goes_on: false, invited: false };
         self.workers.insert(member, worker);
         self.settle()

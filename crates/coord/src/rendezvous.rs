@@ -55,8 +55,8 @@ pub fn rendezvous(
             return Err(Error::Variable { name: names::MASTER_ADDR, value: String::new(), want });
         }
     };
-    let link = Link::connect(place, &pass, env.rank, env.generation, deadline)?;
-    let mut link = link.follow(env.whereabouts.clone());
+    let moves = env.whereabouts.clone();
+    let mut link = Link::connect_following(place, &pass, env.rank, env.generation, moves, deadline)?;
     let address = endpoint(link.local_address()?.ip())?;
     let (rank, roster) = link.join(address, deadline)?;
     Ok(Meeting { rank, roster, secret: pass.secret().clone(), link, host })

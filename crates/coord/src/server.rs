@@ -8,7 +8,7 @@ use crate::store::Desk;
 use crate::succession::RollCall;
 use phalanx_job::{AGENT_PURPOSE, FromWorker, Link, MAX_FRAME, Notice, Terms, ToWorker};
 use phalanx_wire::{Channel, Deadline, Generation, Hello, Pass, Rank, Strangers, read_frame, write_frame};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::io::Result;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -129,6 +129,16 @@ impl Coordinator {
         Ok(())
     }
 
+    /// The numbers of nodes that are waited for before their run is led on from here.
+    pub fn missing(&self) -> BTreeSet<u32> {
+        self.shared.agents.get().map_or_else(BTreeSet::new, |agents| agents.missing())
+    }
+
+    /// The agents of these are known to have ended.
+    pub fn count_out(&self, ended: BTreeSet<u32>) {
+        self.shared.agents.get().into_iter().for_each(|agents| agents.count_out(&ended));
+    }
+
     fn changes(&self) -> impl Fn(Change) + Send + Sync + 'static {
         let shared = Arc::downgrade(&self.shared);
         move |change| {
@@ -173,7 +183,7 @@ impl Shared {
     fn begin(&self, generation: Generation, world_size: usize) {
         let mut state = self.state();
         // Memberships may have been more than generations, where workers went on in place.
-        let first = Generation(generation.0.max(state.members.generation().0 + 1));
+        let first = generation.max(state.members.next_generation());
         let before =
             std::mem::replace(&mut *state, State::new(generation, Membership::new(first, world_size)));
         for (_, stream) in before.links.values() {

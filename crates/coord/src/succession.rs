@@ -9,7 +9,7 @@
 //! Invariant S-ONE: of nodes that know the same standing, no two sets without a common node can both be led.
 
 use crate::fleet::{Event, Fleet, NodeId, Order, Patience, numbers};
-use phalanx_job::{FromAgent, Return, Standing, Terms};
+use phalanx_job::{FromAgent, NodeStanding, Return, Standing, Terms};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
@@ -36,6 +36,12 @@ pub fn quorum(
     Err(format!(
         "only {count} of {of} nodes are here: {silent} may be alive and go on without them\nhint: start the run again with --resume, or run three nodes or more, of which one may be lost"
     ))
+}
+
+/// Whether a node was led, and is no other one that had its number.
+fn is_led(standing: &Standing, back: &Return) -> bool {
+    let is_it = |node: &NodeStanding| node.number == Some(back.number) && node.node.standby == back.standby;
+    standing.nodes.iter().any(is_it)
 }
 
 /// What follows from who has come back.
@@ -68,6 +74,18 @@ impl RollCall {
         RollCall { standing, own, ended, back: Vec::new(), held: Vec::new(), until }
     }
 
+    /// The numbers of those that haven't come back and aren't known to have ended.
+    pub fn missing(&self) -> BTreeSet<u32> {
+        let is_here = |number: &u32| self.back.iter().any(|(_, back)| back.number == *number);
+        let nodes = numbers(&self.standing);
+        nodes.difference(&self.ended).copied().filter(|number| !is_here(number)).collect()
+    }
+
+    /// The agents of these nodes have ended as well.
+    pub fn count_out(&mut self, ended: &BTreeSet<u32>) {
+        self.ended.extend(ended);
+    }
+
     /// Takes notice of what happens.
     pub fn heed(&mut self, event: Event) {
         match event {
@@ -75,7 +93,7 @@ impl RollCall {
                 if back.standing.is_newer(&self.standing) {
                     self.standing = back.standing.clone();
                 }
-                self.back.retain(|(_, other)| other.number != back.number);
+                self.back.retain(|(_, other)| other.standby != back.standby);
                 self.back.push((id, *back));
             }
             Event::Said(_, FromAgent::Beat) => {}
@@ -94,7 +112,12 @@ impl RollCall {
         if !nodes.contains(&self.own) {
             return Verdict::GiveUp("this node was given up before".into());
         }
-        let here: BTreeSet<u32> = self.back.iter().map(|(_, back)| back.number).collect();
+        let here: BTreeSet<u32> = self
+            .back
+            .iter()
+            .filter(|(_, back)| is_led(&self.standing, back))
+            .map(|(_, back)| back.number)
+            .collect();
         let leader = self.standing.nodes.iter().find(|node| node.node.leads).and_then(|node| node.number);
         // Who has led them doesn't come to be led.
         let is_missing =
@@ -117,11 +140,8 @@ impl RollCall {
         clock_ms: u64,
     ) -> (Fleet, Vec<Order>) {
         let RollCall { standing, own, ended, back, held, .. } = self;
-        let strangers: Vec<NodeId> = back
-            .iter()
-            .filter(|(_, back)| !numbers(&standing).contains(&back.number))
-            .map(|(id, _)| *id)
-            .collect();
+        let strangers: Vec<NodeId> =
+            back.iter().filter(|(_, back)| !is_led(&standing, back)).map(|(id, _)| *id).collect();
         let (mut fleet, mut orders) =
             Fleet::resume(terms, patience, (&standing, own), (&ended, &back), now, clock_ms);
         let given_up = |id| Order::Refuse(id, "the others have gone on without this node".into());

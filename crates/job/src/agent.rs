@@ -91,6 +91,8 @@ pub enum ToAgent {
         /// Why.
         reason: String,
     },
+    /// What was led before is not known here.
+    Stranger,
     /// The coordinator is alive.
     Beat,
     /// How the run stands, in case that this agent is to lead it.
@@ -149,6 +151,8 @@ pub enum ToAgent {
 pub struct Return {
     /// The number of its node.
     pub number: u32,
+    /// Where its agent listens: a number may become another's.
+    pub standby: SocketAddr,
     /// The last generation that it has heard of.
     pub generation: Generation,
     /// The ranks that those of its workers were started with that run.

@@ -52,14 +52,32 @@ impl Link {
         generation: Generation,
         deadline: Deadline,
     ) -> Result<Link, Error> {
+        Link::connect_following(place, pass, rank, generation, None, deadline)
+    }
+
+    /// The same, going with the coordinator where another takes its place, which is told there.
+    pub fn connect_following(
+        place: impl ToSocketAddrs + std::fmt::Display,
+        pass: impl Into<Pass>,
+        rank: Rank,
+        generation: Generation,
+        whereabouts: Option<Whereabouts>,
+        deadline: Deadline,
+    ) -> Result<Link, Error> {
         let unreachable = |reason: String| Error::Unreachable { address: place.to_string(), reason };
         let addresses: Vec<SocketAddr> =
             place.to_socket_addrs().map_err(|e| unreachable(e.to_string()))?.collect();
         let address = *addresses.first().ok_or_else(|| unreachable("the name has no address".into()))?;
         let (pass, hello) = (pass.into(), Hello { purpose: PURPOSE.into(), rank, generation });
         loop {
-            let error = match dial(address, &pass, &hello, &deadline) {
-                Ok(stream) => return Ok(Link::new(stream, address, pass, hello)),
+            let now = whereabouts.as_ref().and_then(|whereabouts| whereabouts.read().ok());
+            let address = now.unwrap_or(address);
+            // One that may move isn't waited for where it doesn't answer.
+            let limit = if whereabouts.is_some() { ANSWER_LIMIT } else { Duration::MAX };
+            let soon = Deadline::after(deadline.remaining().min(limit));
+            let error = match dial(address, &pass, &hello, &soon) {
+                Ok(stream) => return Ok(Link { whereabouts, ..Link::new(stream, address, pass, hello) }),
+                Err(Attempt::Vain(error @ Error::Unreachable { .. })) if whereabouts.is_some() => error,
                 Err(Attempt::Vain(error)) => return Err(error),
                 Err(Attempt::Early(error)) => error,
             };
@@ -73,11 +91,6 @@ impl Link {
     fn new(stream: Channel, address: SocketAddr, pass: Pass, hello: Hello) -> Link {
         let (whereabouts, own_address, member) = (None, String::new(), None);
         Link { stream, address, pass, hello, whereabouts, own_address, member, change: false }
-    }
-
-    /// Goes with the coordinator where another takes its place, which is told there.
-    pub fn follow(self, whereabouts: Option<Whereabouts>) -> Link {
-        Link { whereabouts, ..self }
     }
 
     /// The address of this end, which is one that the run's other machines can reach.
@@ -160,14 +173,15 @@ impl Link {
     fn move_on(&mut self, deadline: Deadline) -> Result<(), Error> {
         loop {
             if let Some(address) = self.moved() {
-                match dial(address, &self.pass, &self.hello, &deadline) {
+                let soon = Deadline::after(deadline.remaining().min(ANSWER_LIMIT));
+                match dial(address, &self.pass, &self.hello, &soon) {
                     Ok(stream) => {
                         (self.stream, self.address, self.change) = (stream, address, false);
                         return Ok(());
                     }
-                    Err(Attempt::Vain(error)) => return Err(error),
+                    Err(Attempt::Vain(error @ Error::Handshake { .. })) => return Err(error),
                     // It may be lost as well, and yet another take its place.
-                    Err(Attempt::Early(_)) => {}
+                    Err(_) => {}
                 }
             }
             if deadline.expired() {
@@ -202,6 +216,9 @@ impl Link {
     /// Says why this worker can't go on, and waits a moment until that was heard, so that it isn't overtaken by the news that
     /// the worker has ended.
     pub fn fail(&mut self, message: String, cause: Cause) -> Result<(), Error> {
+        if self.moved().is_some() {
+            self.move_on(Deadline::after(ANSWER_LIMIT))?;
+        }
         self.say(&FromWorker::Fail { message, cause })?;
         self.hear(ANSWER_LIMIT).map(|_| ())
     }

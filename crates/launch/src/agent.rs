@@ -2,6 +2,7 @@
 //! tells how they ended. What follows from that is decided by the coordinator, which one of the agents hosts.
 
 mod meet;
+mod search;
 mod succeed;
 mod told;
 
@@ -19,15 +20,17 @@ use crate::worker::Ties;
 use meet::{Met, clock_ms, meet};
 use phalanx_coord::Coordinator;
 use phalanx_job::{
-    AGENT_BEAT, AgentLink, End, Error, FromAgent, Node, Seat, Standing, Terms, ToAgent, Whereabouts,
+    AGENT_BEAT, AgentLink, Claim, End, Error, FromAgent, Node, Seat, Standing, Terms, ToAgent, Whereabouts,
     WorkerFailure,
 };
 use phalanx_wire::{Generation, Pass, Rank};
-use std::net::TcpListener;
+pub(crate) use search::Found;
+use std::collections::BTreeSet;
+use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 use succeed::stand_by;
 
 /// How long workers have once the coordinator is gone: others may be told to go on without them soon.
@@ -46,8 +49,8 @@ struct Agent<'a> {
     coordinator: Option<Coordinator>,
     /// What becomes one, should this agent have to.
     standby: Option<Coordinator>,
-    /// How the run stood when that was told last.
-    standing: Option<Standing>,
+    /// How the run stood when that was told last, and when that was.
+    standing: Option<(Standing, Instant)>,
     node: Node,
     /// Its number in the last generation that it was in, and which that was.
     place: Option<(u32, Generation)>,
@@ -68,10 +71,19 @@ struct Agent<'a> {
     asked: Option<i32>,
     /// Lost workers of which the coordinator hasn't said yet what follows.
     undecided: Vec<Rank>,
+    /// Whether workers are being stopped for a reason that is only told later.
+    stops_early: bool,
+    /// Workers that have ended well.
+    finished: Vec<Rank>,
     /// What went wrong first among its workers, if that was said.
     failure: Option<WorkerFailure>,
     /// What was said of the end of its workers, as long as there are no others.
     ended: Option<FromAgent>,
+    /// The agents that would lead next and could be reached, and those that were called.
+    reached: Arc<Mutex<BTreeSet<SocketAddr>>>,
+    scouted: BTreeSet<SocketAddr>,
+    /// Nobody else writes to the logs of who leads.
+    claim: Option<Claim>,
 }
 
 /// What follows for a node without workers.
@@ -100,7 +112,7 @@ pub(crate) fn run(crew: Crew<'_>, nodes: &Nodes) -> Result<Outcome, LaunchError>
         Met::Asked(signal) => return Ok(told::outcome(crew, 128 + signal, EndReason::Asked)),
     };
     // Where nodes share a file system, they share the folder as well.
-    let _claim = coordinator.as_ref().map(|_| crew.logs.claim_logs()).transpose()?;
+    let claim = coordinator.as_ref().map(|_| crew.logs.claim_logs()).transpose()?;
     let standby = match coordinator {
         Some(_) => None,
         None => Some(stand_by(&link, &pass).map_err(LaunchError::system("a port to lead the run from"))?),
@@ -144,6 +156,11 @@ pub(crate) fn run(crew: Crew<'_>, nodes: &Nodes) -> Result<Outcome, LaunchError>
         undecided: Vec::new(),
         failure: None,
         ended: None,
+        stops_early: false,
+        finished: Vec::new(),
+        reached: Arc::default(),
+        scouted: BTreeSet::new(),
+        claim,
     };
     let over = agent.take_part();
     agent.link.close();
@@ -222,7 +239,7 @@ impl Agent<'_> {
                 News::Fleet(ToAgent::End(end)) => return Ok(Next::Over(Over::Ended(end))),
                 News::Fleet(ToAgent::Refused { reason }) => return Err(LaunchError::Refused { reason }),
                 News::Fleet(ToAgent::Told { words }) => self.crew.tell(Report::Told { words }),
-                News::Fleet(ToAgent::Standing(standing)) => self.standing = Some(*standing),
+                News::Fleet(ToAgent::Standing(standing)) => self.heed_standing(*standing),
                 News::Fleet(ToAgent::Elsewhere { address }) => {
                     if let Err(error) = self.go_elsewhere(address) {
                         return Ok(Next::Over(Over::Alone(error)));
@@ -234,7 +251,12 @@ impl Agent<'_> {
                     }
                 }
                 News::Alone(from, error) if from == self.link.coordinator() => {
-                    if let Err(error) = self.succeed(error) {
+                    if let Err(error) = self.search(error) {
+                        return Ok(Next::Over(Over::Alone(error)));
+                    }
+                }
+                News::Found(found) => {
+                    if let Err(error) = found.and_then(|found| self.follow(*found)) {
                         return Ok(Next::Over(Over::Alone(error)));
                     }
                 }
@@ -279,7 +301,8 @@ impl Agent<'_> {
         let lost = lost.map(|failure| FromAgent::Lost { generation, failure });
         let failed = self.failure.clone().map(|failure| FromAgent::Failed { generation, failure });
         let wish = self.asked.map(|signal| self.wish(signal));
-        lost.chain(failed).chain(self.ended.clone()).chain(wish).collect()
+        let finished = self.finished.iter().map(|rank| FromAgent::Finished { generation, rank: *rank });
+        finished.chain(lost).chain(failed).chain(self.ended.clone()).chain(wish).collect()
     }
 
     /// Runs the workers of a generation to their end, and tells how that was. An error is how the coordinator was lost.
@@ -287,6 +310,8 @@ impl Agent<'_> {
         let generation = seat.generation;
         self.crew.watch.begin(generation);
         self.undecided.clear();
+        self.finished.clear();
+        self.stops_early = false;
         (self.place, self.failure, self.ended) = (Some((seat.node, generation)), None, None);
         // From now on it is the program's.
         self.port = None;
@@ -336,33 +361,48 @@ impl Agent<'_> {
         Ok(alone)
     }
 
+    /// Nobody leads the run on whom this node could go on under.
+    fn be_alone(&mut self, error: Error) -> Error {
+        self.undecided.clear();
+        let watch = &mut self.crew.watch;
+        if watch.is_in_place() {
+            watch.release(None);
+        } else {
+            watch.obey(None, ALONE);
+        }
+        self.crew.tell(Report::Ordered { why: error.to_string() });
+        error
+    }
+
     /// Does what is to be done about what happens next while workers run; an error is how the coordinator was lost.
     fn heed_next(&mut self, given: &mut Given<'_>, ties: &Ties) -> Result<Option<Error>, LaunchError> {
         let (watch, own) = (&mut self.crew.watch, given.generation);
         let happened = match self.crew.news.recv_timeout(watch.patience()) {
             Ok(News::Alone(from, error)) if from == self.link.coordinator() => {
-                let Err(error) = self.succeed(error) else {
+                let Err(error) = self.search(error) else {
+                    if self.all_stop() && !self.crew.watch.is_stopping() {
+                        self.stops_early = true;
+                        self.crew.watch.obey(None, ALONE);
+                    }
+                    return Ok(None);
+                };
+                return Ok(Some(self.be_alone(error)));
+            }
+            Ok(News::Found(found)) => {
+                let Err(error) = found.and_then(|found| self.follow(*found)) else {
                     given.coordinator = self.link.coordinator();
                     return Ok(None);
                 };
-                self.undecided.clear();
-                let watch = &mut self.crew.watch;
-                if watch.is_in_place() {
-                    watch.release(None)
-                } else {
-                    watch.obey(None, ALONE)
-                }
-                self.crew.tell(Report::Ordered { why: error.to_string() });
-                return Ok(Some(error));
+                return Ok(Some(self.be_alone(error)));
             }
             Ok(News::Fleet(ToAgent::Standing(standing))) => {
-                self.standing = Some(*standing);
+                self.heed_standing(*standing);
                 None
             }
             Err(_) => watch.lose_patience().map(Happened::Told),
             Ok(News::Fleet(ToAgent::Stop { generation, why, signal })) if generation == own => {
                 self.undecided.clear();
-                let is_known = watch.is_stopping();
+                let is_known = watch.is_stopping() && !std::mem::take(&mut self.stops_early);
                 watch.obey(signal, MAX_GRACE);
                 (!is_known).then_some(Happened::Told(Report::Ordered { why }))
             }
@@ -393,6 +433,7 @@ impl Agent<'_> {
             }
             Ok(other) => {
                 if let Some(rank) = watch.ends_well(&other) {
+                    self.finished.push(rank);
                     // Who can't be told will find out.
                     let _ = self.link.say(&FromAgent::Finished { generation: own, rank });
                 }

@@ -26,6 +26,8 @@ pub enum Order {
     Replace(Generation, NodeId, Rank, u32),
     /// Have a node that leaves end its workers of this generation, without which the others go on.
     Release(Generation, NodeId),
+    /// Tell a node that what it was led in is not known here.
+    Estrange(NodeId),
     /// Tell these nodes that the run is led from there.
     Elsewhere(Vec<NodeId>, SocketAddr),
     /// Tell a node that leaves that it has left.

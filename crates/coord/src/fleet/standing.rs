@@ -1,7 +1,7 @@
 //! What the next coordinator has to know, and how it goes on from there.
 
 use super::{Event, Fleet, Left, Member, NodeId, Order, Patience, Phase, Stopping};
-use phalanx_job::{FromAgent, NodeStanding, Return, Stage, Standing, Terms};
+use phalanx_job::{NodeStanding, Return, Stage, Standing, Terms};
 use phalanx_wire::Rank;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -66,13 +66,17 @@ impl Fleet {
         fleet.setbacks.clone_from(&standing.setbacks);
         let mut todo = Vec::new();
         let mut lost = Vec::new();
-        let mut ids = BTreeMap::new();
+        let (mut ids, mut strays) = (BTreeMap::new(), Vec::new());
         for (number, known) in standing.nodes.iter().filter_map(|known| Some((known.number?, known))) {
             let is_it = |(_, there): &&(NodeId, Return)| {
-                there.number == number
-                    && (known.stage == Stage::Ready || there.generation == standing.generation)
+                (there.number, there.standby) == (number, known.node.standby)
             };
-            let found = back.iter().find(is_it).map(|(id, _)| *id);
+            let there = back.iter().find(is_it);
+            let found = there.map(|(id, _)| *id);
+            let missed = there.filter(|(_, there)| {
+                known.stage == Stage::Running && there.generation != standing.generation
+            });
+            strays.extend(missed.map(|(id, _)| *id));
             // One that isn't there has no connection, and so no number of one.
             let id = found.unwrap_or(NodeId(u64::MAX - u64::from(number)));
             let how =
@@ -82,7 +86,10 @@ impl Fleet {
             let mut node = known.node.clone();
             node.leads = number == leader;
             let (number, seats) = (known.number, known.seats.clone());
-            let member = Member { node, heard: now, number, seats, stage: known.stage, leaves: known.leaves };
+            // Whoever comes back knows of all of them.
+            let numbered = Some(fleet.began.0);
+            let (stage, leaves) = (known.stage, known.leaves);
+            let member = Member { node, heard: now, number, numbered, seats, stage, leaves };
             fleet.members.insert(id, member);
         }
         let id_of = |number: &u32| ids.get(number).copied().unwrap_or(NodeId(u64::MAX));
@@ -97,23 +104,17 @@ impl Fleet {
         };
         if matches!(fleet.phase, Phase::Running) {
             let seats = fleet.members.values().flat_map(|member| member.seats.clone()).collect();
-            let live = back.iter().flat_map(|(_, back)| &back.workers).map(|Rank(rank)| *rank).collect();
+            // Those that were started in the place of others were in no membership.
+            let live = back.iter().flat_map(|(_, back)| &back.workers).map(|Rank(rank)| *rank);
+            let live = live.filter(|rank| !fleet.coming.contains(rank)).collect();
             let (membership, in_place) = (fleet.membership.clone(), fleet.in_place);
             todo.push(Order::Resume(fleet.generation, Left { membership, seats, live, in_place }));
         }
         for (id, how) in lost {
             fleet.gone(now, id, how.into(), &mut todo);
         }
-        let strays = back.iter().filter(|(id, _)| !fleet.members.contains_key(id));
-        let strays: Vec<(NodeId, FromAgent)> = strays
-            .filter_map(|(id, back)| {
-                let known = standing.nodes.iter().find(|known| known.number == Some(back.number))?;
-                Some((*id, FromAgent::Join(known.node.clone())))
-            })
-            .collect();
-        for (id, join) in strays {
-            todo.extend(fleet.heed(now, Event::Said(id, join)));
-        }
+        fleet.say_again(None, &mut todo);
+        fleet.missed(now, &strays, &mut todo);
         todo.extend(fleet.heed(now, Event::Tick));
         (fleet, todo)
     }

@@ -30,7 +30,8 @@ fn node(host: &str, workers: u32, terms: &Terms) -> Node {
         host: host.into(),
         address: format!("{host}.lan"),
         port: 1000 + workers as u16,
-        standby: ([127, 0, 0, 1], 1).into(),
+        // Each has its own, by its name.
+        standby: ([127, 0, 0, 1], host.trim_start_matches('n').parse().unwrap_or(1)).into(),
         leads: false,
         workers,
         role: "default".into(),

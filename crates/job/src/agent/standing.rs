@@ -97,6 +97,8 @@ pub enum StopWhy {
     Joined(String),
     /// This one leaves.
     Left(String),
+    /// This one hasn't heard of it.
+    Missed(String),
     /// This one was asked, by the signal of that number, to end the run.
     Asked(String, i32),
     /// So many nodes are left, which is less than half: so many fell silent, and may go on without these.
@@ -118,7 +120,7 @@ impl StopWhy {
         match self {
             StopWhy::Asked(_, signal) => Some(*signal),
             StopWhy::Failed(_) | StopWhy::Lost(_) | StopWhy::Joined(_) | StopWhy::Left(_) => None,
-            StopWhy::CutOff(..) | StopWhy::Deposed(_) => None,
+            StopWhy::Missed(_) | StopWhy::CutOff(..) | StopWhy::Deposed(_) => None,
         }
     }
 }
@@ -135,6 +137,7 @@ impl fmt::Display for StopWhy {
             }
             StopWhy::Joined(host) => write!(f, "node {host} has come"),
             StopWhy::Left(host) => write!(f, "node {host} leaves"),
+            StopWhy::Missed(host) => write!(f, "node {host} missed their start"),
             StopWhy::Asked(host, signal) => {
                 write!(f, "node {host} was asked by signal {signal} to end the run")
             }

@@ -51,8 +51,9 @@ impl Arrival {
         let Some((env, coordinator)) = self.env.as_ref().and_then(|env| Some((env, env.coordinator?))) else {
             return;
         };
-        let Ok(secret) = env.secret() else { return };
-        let link = Link::connect(coordinator, &secret, env.rank, env.generation, Deadline::after(PATIENCE));
+        let Ok(pass) = env.pass() else { return };
+        let (moves, soon) = (env.whereabouts.clone(), Deadline::after(PATIENCE));
+        let link = Link::connect_following(coordinator, pass, env.rank, env.generation, moves, soon);
         // Where nobody listens, the exit code has to say it.
         let _ = link.and_then(|mut link| link.fail(error.to_string(), Cause::Own));
     }

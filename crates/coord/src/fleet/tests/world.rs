@@ -22,6 +22,9 @@ enum Act {
     Lose(u64),
     /// The node with the lowest number is lost, which hosts the coordinator, and the next leads the run.
     Succeed,
+    /// The same just after a worker of a node was lost, a node was lost, has come, or asks for the end, before anybody has heard what
+    /// follows; and how the run stands then was told, or wasn't.
+    Interrupt(u8, u64, bool),
     Pass(u64),
 }
 
@@ -36,8 +39,9 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
         2 => node.clone().prop_map(Act::Leave),
         1 => node.clone().prop_map(Act::Quit),
         2 => proptest::bool::weighted(0.8).prop_map(Act::InPlace),
-        2 => node.prop_map(Act::Lose),
+        2 => node.clone().prop_map(Act::Lose),
         1 => Just(Act::Succeed),
+        2 => (0..4u8, node.clone(), any::<bool>()).prop_map(|(what, node, told)| Act::Interrupt(what, node, told)),
         3 => (0..5000u64).prop_map(Act::Pass),
     ];
     proptest::collection::vec(act, 0..60)
@@ -55,6 +59,8 @@ struct World {
     last: Option<u64>,
     last_numbers: BTreeMap<u64, u32>,
     restarts: usize,
+    /// Nodes whose agents know that the generation is being stopped.
+    stopping: BTreeSet<u64>,
     /// Nodes whose agents wait to be told what to do about a worker.
     lost: Vec<u64>,
     /// Whether something has failed or was lost since the last generation began.
@@ -70,6 +76,7 @@ impl World {
             assert!(!self.over || is_late, "an order after the end: {order:?}");
             match order {
                 Order::Begin(generation, seats) => {
+                    self.stopping.clear();
                     assert!(self.running.is_empty(), "two generations at once: {:?}", self.running);
                     assert!(self.last.is_none_or(|last| generation.0 > last), "{generation} again");
                     assert!((least..=most).contains(&seats.len()), "{} nodes", seats.len());
@@ -102,6 +109,7 @@ impl World {
                         let is_silent = !self.play.beating.contains(&id);
                         let runs = self.running.get(&id.0).is_some_and(|running| *running == generation.0);
                         assert!(is_silent || runs, "who is stopped runs");
+                        self.stopping.insert(id.0);
                         self.lost.retain(|lost| *lost != id.0);
                     }
                 }
@@ -152,11 +160,13 @@ impl World {
                     self.over = true;
                 }
                 Order::Warn(..) | Order::Wait(_) | Order::Forget(..) | Order::Farewell(_) => {}
-                Order::Elsewhere(..) => panic!("there is one coordinator"),
+                Order::Estrange(..) | Order::Elsewhere(..) => panic!("there is one coordinator"),
                 Order::Resume(generation, left) => {
                     assert!(self.running.values().all(|running| *running == generation.0));
                     let seats = |id: &u64| self.play.fleet.seats_of(NodeId(*id));
-                    assert!(self.running.keys().flat_map(seats).all(|seat| left.live.contains(&seat)));
+                    let comes = |seat: &u32| self.play.fleet.coming.contains(seat);
+                    let mut seats = self.running.keys().flat_map(seats);
+                    assert!(seats.all(|seat| left.live.contains(&seat) || comes(&seat)));
                     assert!(left.live.is_subset(&left.seats));
                 }
             }
@@ -182,6 +192,7 @@ impl World {
             Act::Fail(node) => match id_of(&node).and_then(|id| Some((id, *self.running.get(&id)?))) {
                 Some((id, generation)) => {
                     self.mishap = true;
+                    self.stopping.insert(id);
                     let orders = self.play.failed(id, generation, 0);
                     self.obey(orders);
                     self.running.remove(&id);
@@ -233,26 +244,82 @@ impl World {
                 }
                 None => Vec::new(),
             },
-            Act::Succeed => self.succeed(),
+            Act::Succeed => {
+                let standing = self.play.fleet.standing(self.play.at());
+                self.succeed(standing)
+            }
+            Act::Interrupt(what, node, told) => self.interrupt(what, node, told),
             Act::Pass(ms) => self.play.pass(ms),
             Act::Come(_) => Vec::new(),
         };
         self.obey(orders);
     }
 
-    /// Where nobody is left who could lead, nothing happens.
-    fn succeed(&mut self) -> Vec<Order> {
-        let (standing, now) = (self.play.fleet.standing(self.play.at()), self.play.at());
-        let members = &self.play.fleet.members;
+    fn interrupt(&mut self, what: u8, node: u64, told: bool) -> Vec<Order> {
+        let before = self.play.fleet.standing(self.play.at());
+        let id = self.ids.get(&node).copied().filter(|id| self.here.contains(id));
+        let beats = id.filter(|id| self.play.beating.contains(&NodeId(*id)));
+        let runs = beats.and_then(|id| Some((id, Generation(*self.running.get(&id)?))));
+        // What follows goes unheard.
+        let mut asks = None;
+        match (what, id, runs) {
+            (0, _, Some((id, generation))) => {
+                self.mishap = true;
+                self.lost.push(id);
+                let rank = self.play.fleet.seats_of(NodeId(id)).start;
+                self.play.said(id, FromAgent::Lost { generation, failure: failure(rank) });
+            }
+            (1, Some(id), _) => {
+                self.mishap |= self.running.contains_key(&id);
+                self.forget(id);
+                self.play.gone(id);
+            }
+            (2, None, _) => {
+                self.next_id += 1;
+                self.ids.insert(node, self.next_id);
+                self.here.push(self.next_id);
+                self.play.come(self.next_id, 1 + node as u32 % 3);
+            }
+            (3, _, Some((id, _))) => {
+                asks = Some(id);
+                self.play.said(id, FromAgent::Quit { signal: 2 });
+            }
+            _ => {}
+        }
+        if told {
+            let counted = self.play.fleet.restarts.count;
+            assert!(counted <= self.restarts + 1);
+            self.restarts = counted;
+        }
+        let standing = if told { self.play.fleet.standing(self.play.at()) } else { before };
+        let mut orders = self.succeed(standing);
+        if let Some(id) = asks.filter(|id| self.here.contains(id) && !self.over) {
+            orders.extend(self.play.said(id, FromAgent::Quit { signal: 2 }));
+        }
+        orders
+    }
+
+    /// Where nobody is left who could lead, the run is over.
+    fn succeed(&mut self, standing: phalanx_job::Standing) -> Vec<Order> {
+        let now = self.play.at();
+        let is_numbered = |number: &u32| standing.nodes.iter().any(|node| node.number == Some(*number));
+        // Their numbers as they know them.
         let mut numbered: Vec<(u32, u64)> = self
             .here
             .iter()
             .filter(|id| self.play.beating.contains(&NodeId(**id)))
-            .filter_map(|id| Some((members.get(&NodeId(*id))?.number?, *id)))
+            .filter_map(|id| Some((*self.last_numbers.get(id)?, *id)))
+            .filter(|(number, _)| is_numbered(number))
             .collect();
         numbered.sort_unstable();
-        let [(leader, leads), heirs @ ..] = &numbered[..] else { return Vec::new() };
-        let Some((own, _)) = heirs.first() else { return Vec::new() };
+        let ([(leader, leads), heirs @ ..], false) = (&numbered[..], self.play.fleet.is_over()) else {
+            self.over = true;
+            return Vec::new();
+        };
+        let Some((own, _)) = heirs.first() else {
+            self.over = true;
+            return Vec::new();
+        };
         self.mishap |= self.running.contains_key(leads);
         self.forget(*leads);
         let mut call = RollCall::new(standing.clone(), *own, BTreeSet::from([*leader]), now);
@@ -261,7 +328,8 @@ impl World {
             let seats = running.map_or(0..0, |_| self.play.fleet.seats_of(NodeId(*id)));
             let back = Return {
                 number: *number,
-                generation: running.unwrap_or(standing.generation),
+                standby: members_standby(&standing, *number),
+                generation: running.or(self.last.map(Generation)).unwrap_or_default(),
                 workers: seats.map(Rank).collect(),
                 standing: standing.clone(),
             };
@@ -278,13 +346,13 @@ impl World {
         let (fleet, mut orders) = call.lead(self.play.terms.clone(), PATIENCE, now, 0);
         let before = std::mem::replace(&mut self.play.fleet, fleet);
         for id in self.here.clone() {
-            match before.members.get(&NodeId(id)) {
-                Some(member) if member.number.is_none() => {
-                    orders.extend(self.play.said(id, FromAgent::Join(member.node.clone())));
-                }
-                Some(_) => {}
+            let Some(member) = before.members.get(&NodeId(id)) else {
                 // It has left.
-                None => self.forget(id),
+                self.forget(id);
+                continue;
+            };
+            if numbered.iter().all(|(_, known)| *known != id) {
+                orders.extend(self.play.said(id, FromAgent::Join(member.node.clone())));
             }
         }
         for id in self.lost.clone() {
@@ -297,14 +365,23 @@ impl World {
     /// An agent that has lost a worker was told what to do about it, or that all are to stop.
     fn nobody_waits_in_vain(&mut self) {
         let stops = matches!(self.play.fleet.phase, Phase::Stopping(_) | Phase::Over);
-        assert!(stops || self.lost.is_empty(), "{:?} wait", self.lost);
+        assert!(stops || self.over || self.lost.is_empty(), "{:?} wait", self.lost);
         self.lost.clear();
+        if let Phase::Stopping(_) = self.play.fleet.phase {
+            let beats = |id: &&u64| self.play.beating.contains(&NodeId(**id));
+            let mut running = self.running.keys().filter(beats);
+            assert!(self.over || running.all(|id| self.stopping.contains(id)), "some never stop");
+        }
     }
 
     fn finish(&mut self, id: u64) -> Vec<Order> {
         let Some(generation) = self.running.remove(&id) else { return Vec::new() };
         self.play.ended(id, generation, None)
     }
+}
+
+fn members_standby(standing: &phalanx_job::Standing, number: u32) -> std::net::SocketAddr {
+    standing.nodes.iter().find(|node| node.number == Some(number)).unwrap().node.standby
 }
 
 proptest! {
@@ -316,7 +393,7 @@ proptest! {
         let play = Play::new(least, least + more, max_restarts);
         let mut world = World {
             play, running: BTreeMap::new(), here: Vec::new(), next_id: 0, ids: BTreeMap::new(), last: None,
-            last_numbers: BTreeMap::new(), restarts: 0, lost: Vec::new(), mishap: false, over: false,
+            last_numbers: BTreeMap::new(), restarts: 0, stopping: BTreeSet::new(), lost: Vec::new(), mishap: false, over: false,
         };
         for act in acts {
             world.act(act);

@@ -1,0 +1,238 @@
+//! Looking for who leads the run on once its coordinator is gone, beside the agent, which watches its workers meanwhile. It may
+//! be this agent.
+
+use super::meet::clock_ms;
+use phalanx_coord::{Coordinator, Patience, RollCall};
+use phalanx_job::{AgentLink, Error, FromAgent, Node, Return, Standing, Terms, ToAgent};
+use phalanx_wire::{Deadline, Pass};
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// How long a machine may take to answer a call.
+pub(super) const CALL_LIMIT: Duration = Duration::from_secs(1);
+/// How much longer than silence may last the others may take to find out, and to come.
+const COMING: Duration = Duration::from_millis(1500);
+/// How long to wait before who didn't answer is called again.
+const RETRY: Duration = Duration::from_millis(20);
+/// How often one that doesn't answer is called before the next takes its place.
+const CALLS: u32 = 2;
+/// How many are called at once.
+const AT_ONCE: usize = 8;
+/// How often those that are missing when the roll is called are called themselves.
+const ROLL: Duration = Duration::from_millis(200);
+/// How many times the length of silence that makes a coordinator lost the search may take.
+const PATIENCE: u32 = 4;
+
+/// What a search begins with.
+pub(super) struct Search {
+    pub(super) pass: Pass,
+    pub(super) patience: Patience,
+    pub(super) terms: Terms,
+    pub(super) node: Node,
+    pub(super) standing: Standing,
+    /// What this agent comes back with; none if its node has no number yet, and joins.
+    pub(super) back: Option<Return>,
+    /// Where the coordinator was.
+    pub(super) old: SocketAddr,
+    /// What becomes the coordinator, should this agent have to lead.
+    pub(super) standby: Option<Coordinator>,
+    /// The agents that could be reached once: where nobody listens now, these have ended.
+    pub(super) reached: BTreeSet<SocketAddr>,
+}
+
+/// What a search finds.
+pub(crate) struct Found {
+    pub(super) link: AgentLink,
+    pub(super) standing: Standing,
+    /// The coordinator, if it is this agent that leads.
+    pub(super) coordinator: Option<Coordinator>,
+    pub(super) standby: Option<Coordinator>,
+}
+
+/// What calling an agent comes to.
+enum Called {
+    There(AgentLink),
+    Ended,
+    Silent,
+}
+
+/// Why an agent isn't led there.
+enum NotLed {
+    /// This node has no part in the run any more.
+    GivenUp(Error),
+    /// Whoever is there knows nothing of the run.
+    Stranger,
+    /// It was lost, or was called in vain.
+    Lost,
+}
+
+impl Search {
+    /// Finds who leads; the error is why this node has no part in the run any more.
+    pub(super) fn run(mut self, lost: Error) -> Result<Found, Error> {
+        let until = Instant::now() + self.patience.silence * PATIENCE;
+        let mut ended = BTreeSet::new();
+        let leader = self.standing.nodes.iter().find(|node| node.node.leads).and_then(|node| node.number);
+        match self.call(self.old) {
+            Called::Ended => ended.extend(leader),
+            Called::Silent => {}
+            // It may only have stood still for a while.
+            Called::There(link) => match self.come_back(link) {
+                Ok((link, standing)) => return Ok(self.found(link, standing, None)),
+                Err(NotLed::GivenUp(error)) => return Err(error),
+                Err(NotLed::Stranger) => ended.extend(leader),
+                Err(NotLed::Lost) => {}
+            },
+        }
+        let mut calls = BTreeMap::new();
+        while Instant::now() < until {
+            if let Some(found) = self.round(leader, &mut ended, &mut calls)? {
+                return Ok(found);
+            }
+            std::thread::sleep(RETRY);
+        }
+        Err(lost)
+    }
+
+    /// Tries the nodes in the order of their numbers, and no other before one that was called too rarely.
+    fn round(
+        &mut self,
+        leader: Option<u32>,
+        ended: &mut BTreeSet<u32>,
+        calls: &mut BTreeMap<u32, u32>,
+    ) -> Result<Option<Found>, Error> {
+        let heirs: Vec<(u32, SocketAddr)> =
+            self.heirs().into_iter().filter(|(number, _)| Some(*number) != leader).collect();
+        let own = self.back.as_ref().map(|back| back.number);
+        for some in heirs.chunks(AT_ONCE) {
+            for ((number, _), called) in some.iter().zip(self.call_all(some, own)) {
+                if Some(*number) == own {
+                    return self.lead(ended.clone());
+                }
+                match called {
+                    Called::Ended => drop(ended.insert(*number)),
+                    Called::There(link) => match self.come_back(link) {
+                        Ok((link, standing)) => return Ok(Some(self.found(link, standing, None))),
+                        Err(NotLed::GivenUp(error)) => return Err(error),
+                        Err(NotLed::Stranger | NotLed::Lost) => return Ok(None),
+                    },
+                    Called::Silent => {
+                        let calls = calls.entry(*number).or_default();
+                        *calls += 1;
+                        if *calls < CALLS {
+                            return Ok(None);
+                        }
+                    }
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// The nodes that could lead, by number.
+    fn heirs(&self) -> Vec<(u32, SocketAddr)> {
+        let nodes = self.standing.nodes.iter();
+        let mut heirs: Vec<_> = nodes.filter_map(|node| Some((node.number?, node.node.standby))).collect();
+        heirs.sort_unstable();
+        heirs
+    }
+
+    fn call_all(&self, some: &[(u32, SocketAddr)], own: Option<u32>) -> Vec<Called> {
+        std::thread::scope(|scope| {
+            let call = |&(number, address): &(u32, SocketAddr)| {
+                (Some(number) != own).then(|| scope.spawn(move || self.call(address)))
+            };
+            let calls: Vec<_> = some.iter().map(call).collect();
+            let answer = |call: Option<std::thread::ScopedJoinHandle<'_, Called>>| {
+                call.and_then(|call| call.join().ok()).unwrap_or(Called::Silent)
+            };
+            calls.into_iter().map(answer).collect()
+        })
+    }
+
+    fn call(&self, address: SocketAddr) -> Called {
+        // An agent that waits to hear whether it leads says nothing yet.
+        let silence = self.patience.silence + CALL_LIMIT + COMING;
+        let deadline = Deadline::after(CALL_LIMIT);
+        loop {
+            match AgentLink::dial(address, &self.pass, deadline, silence) {
+                Ok(link) => return Called::There(link),
+                // A firewall may say the same of one that could never be reached.
+                Err(Error::NobodyListens { .. })
+                    if address == self.old || self.reached.contains(&address) =>
+                {
+                    return Called::Ended;
+                }
+                // One that is ending right now will have ended soon.
+                Err(Error::Broken { .. }) if !deadline.expired() => std::thread::sleep(RETRY),
+                Err(_) => return Called::Silent,
+            }
+        }
+    }
+
+    /// Leads the run on, with those that come to this agent.
+    fn lead(&mut self, ended: BTreeSet<u32>) -> Result<Option<Found>, Error> {
+        let (Some(coordinator), Some(back)) = (self.standby.take(), &self.back) else { return Ok(None) };
+        let address = coordinator.address();
+        let broken = |error: std::io::Error| Error::Broken { address, reason: error.to_string() };
+        let until = Instant::now() + self.patience.silence + COMING;
+        let call = RollCall::new(self.standing.clone(), back.number, ended, until);
+        coordinator.succeed(call, self.terms.clone(), self.patience, clock_ms()).map_err(broken)?;
+        let is_over = AtomicBool::new(false);
+        let led = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    self.look_for_missing(&coordinator);
+                    std::thread::sleep(ROLL);
+                }
+            });
+            let link =
+                AgentLink::dial(address, &self.pass, Deadline::after(CALL_LIMIT), self.patience.silence);
+            let led = link.map_err(|_| NotLed::Lost).and_then(|link| self.come_back(link));
+            is_over.store(true, Ordering::Relaxed);
+            led
+        });
+        match led {
+            Ok((link, standing)) => Ok(Some(self.found(link, standing, Some(coordinator)))),
+            Err(NotLed::GivenUp(error)) => Err(error),
+            Err(NotLed::Stranger | NotLed::Lost) => {
+                Err(Error::Broken { address, reason: "this agent can't reach itself".into() })
+            }
+        }
+    }
+
+    /// Those that have ended are waited for in vain.
+    fn look_for_missing(&self, coordinator: &Coordinator) {
+        let missing = coordinator.missing();
+        let heirs: Vec<_> = self.heirs().into_iter().filter(|(number, _)| missing.contains(number)).collect();
+        for some in heirs.chunks(AT_ONCE) {
+            let called = some.iter().zip(self.call_all(some, None));
+            let ended = called.filter(|(_, called)| matches!(called, Called::Ended));
+            coordinator.count_out(ended.map(|((number, _), _)| *number).collect());
+        }
+    }
+
+    /// Says what this agent comes back with, and waits until it is led.
+    fn come_back(&self, link: AgentLink) -> Result<(AgentLink, Standing), NotLed> {
+        let said = link.say(&match self.back.clone() {
+            Some(back) => FromAgent::Return(Box::new(back)),
+            None => FromAgent::Join(self.node.clone()),
+        });
+        said.map_err(|_| NotLed::Lost)?;
+        loop {
+            match link.hear().map_err(|_| NotLed::Lost)? {
+                ToAgent::Standing(standing) => return Ok((link, *standing)),
+                ToAgent::Stranger => return Err(NotLed::Stranger),
+                ToAgent::Refused { reason } => {
+                    return Err(NotLed::GivenUp(Error::Broken { address: link.coordinator(), reason }));
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn found(&mut self, link: AgentLink, standing: Standing, coordinator: Option<Coordinator>) -> Found {
+        Found { link, standing, coordinator, standby: self.standby.take() }
+    }
+}
