@@ -9,6 +9,7 @@ mod nodes;
 mod restart;
 mod stop;
 mod torch;
+mod training;
 #[path = "../user/mod.rs"]
 mod user;
 
