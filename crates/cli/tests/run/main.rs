@@ -7,6 +7,7 @@ mod in_place;
 mod network;
 mod nodes;
 mod restart;
+mod schedules;
 mod stop;
 mod torch;
 mod training;
