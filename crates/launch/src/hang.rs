@@ -97,6 +97,8 @@ impl Standing {
 
     fn limit(&self, limits: &HangLimits) -> Option<Duration> {
         let kind = Kind::of(self.look.section)?;
+        // One that is stopped does nothing that could take as long as that.
+        let kind = if self.look.is_waiting && self.stopped.is_some() { Kind::Step } else { kind };
         match *limits.of(kind) {
             Limit::Off => None,
             Limit::Fixed(limit) => Some(limit),
