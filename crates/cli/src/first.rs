@@ -12,7 +12,13 @@ use phalanx::{Concluded, Error, Event, Observer, Recipe};
 use phalanx_job::{Claim, RunDir, WorkerEnv};
 use std::fmt::Display;
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// Events that are kept as long as they can't be told.
+const MOST_UNTOLD: usize = 100_000;
+/// How long the end of a run waits for what is needed to keep what it leaves behind: longer than a process that hangs lives.
+const PATIENCE: Duration = Duration::from_secs(90);
+const RETRY: Duration = Duration::from_millis(50);
 
 /// The first rank's part, on every rank.
 pub(crate) struct First<'a> {
@@ -23,6 +29,8 @@ pub(crate) struct First<'a> {
     run_id: String,
     start: Instant,
     desk: Option<Desk>,
+    /// What happened while that couldn't be opened.
+    untold: Vec<Event>,
 }
 
 /// What it holds as long as it is the first.
@@ -38,7 +46,15 @@ impl<'a> First<'a> {
     /// Nothing is opened yet.
     pub(crate) fn new(args: &'a TrainArgs, recipe: &'a Recipe, env: &WorkerEnv) -> First<'a> {
         let out = args.out.clone().or_else(|| env.run_dir.clone());
-        First { args, recipe, out, run_id: env.run_id.clone(), start: Instant::now(), desk: None }
+        First {
+            args,
+            recipe,
+            out,
+            run_id: env.run_id.clone(),
+            start: Instant::now(),
+            desk: None,
+            untold: Vec::new(),
+        }
     }
 
     /// Opens what the first rank needs, and gives the run directory.
@@ -73,16 +89,29 @@ impl<'a> First<'a> {
     }
 }
 
+impl Desk {
+    fn tell(&mut self, event: &Event) {
+        if self.events.write(event) {
+            self.shown.event(event);
+        }
+    }
+}
+
 impl Observer for First<'_> {
     fn event(&mut self, event: &Event) {
+        let untold = std::mem::take(&mut self.untold);
         match self.desk() {
-            Ok(desk) => {
-                if desk.events.write(event) {
-                    desk.shown.event(event);
+            Ok(desk) => untold.iter().chain([event]).for_each(|event| desk.tell(event)),
+            // The one before may be stopped, and still hold what this needs until it is killed. Training goes on.
+            Err(error) => {
+                if untold.is_empty() {
+                    say(format_args!("what happens isn't written down yet: {error}"));
+                }
+                self.untold = untold;
+                if self.untold.len() < MOST_UNTOLD {
+                    self.untold.push(event.clone());
                 }
             }
-            // The next one finds out the same, and training goes on.
-            Err(error) => say(format_args!("what happens isn't written down: {error}")),
         }
     }
 
@@ -93,7 +122,13 @@ impl Observer for First<'_> {
     fn conclude(&mut self, end: &mut Concluded<'_>) -> Result<(), Error> {
         let (start, save_optimizer) = (self.start, self.args.save_optimizer);
         let keeps_best = self.recipe.train.keep_best == Some(true);
+        let until = Instant::now() + PATIENCE;
+        while !self.untold.is_empty() && Instant::now() < until && self.desk().is_err() {
+            std::thread::sleep(RETRY);
+        }
+        let untold = std::mem::take(&mut self.untold);
         let desk = self.desk()?;
+        untold.iter().for_each(|event| desk.tell(event));
         let file = |name: &str| desk.run_dir.path().join(name);
         let Concluded { parameters, state, evaluation, stopped_early } = end;
         if let Some(average) = &mut state.average {

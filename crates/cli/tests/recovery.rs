@@ -4,6 +4,7 @@ mod user;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use phalanx_job::RunDir;
 use serde_json::Value;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -181,6 +182,37 @@ fn a_worker_that_is_stopped_and_the_last_one_that_is_left_is_found_out_and_repla
     assert_eq!(status.code(), Some(143), "{said}");
     assert!(said.contains("rank 1 hangs (no progress in "), "{said}");
     is_whole(&written(folder.path()), 16);
+}
+
+#[test]
+fn what_happens_while_another_holds_the_run_directory_is_written_down_afterwards() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut run = Run::start(folder.path(), &["--epochs", "1000"]);
+    run.until_steps_of(2);
+    let run_dir = RunDir::create(&run.out).unwrap();
+    // The other one isn't to come first.
+    let other = run.worker(1);
+    kill(other, Signal::SIGSTOP).unwrap();
+    kill(run.worker(0), Signal::SIGKILL).unwrap();
+    let claim = loop {
+        match run_dir.claim() {
+            Ok(claim) => break claim,
+            Err(error) => assert!(run.start.elapsed() < LIMIT, "{error}"),
+        }
+    };
+    kill(other, Signal::SIGCONT).unwrap();
+    let log = run.out.join("logs/0/1.err");
+    while !fs::read_to_string(&log).unwrap().contains("isn't written down yet") {
+        assert!(run.start.elapsed() < LIMIT, "{:?}", run.told.last());
+        std::thread::yield_now();
+    }
+    drop(claim);
+    run.until(|event| event["event"] == "members");
+    run.until_steps_of(2);
+    let (status, said, told) = run.end(Some(Signal::SIGTERM));
+    assert_eq!(status.code(), Some(143), "{said}");
+    is_whole(&told, 16);
+    assert_eq!(written(folder.path()), told);
 }
 
 /// Puts a pipe in the place of a file until somebody reads it: who does, reads for as long as what is returned isn't dropped, and
