@@ -90,10 +90,10 @@ impl<'a> First<'a> {
 }
 
 impl Desk {
-    fn tell(&mut self, event: &Event) {
-        if self.events.write(event) {
-            self.shown.event(event);
-        }
+    /// Writes all of it down before any of it is shown, which may take its time.
+    fn tell<'e>(&mut self, events: impl Iterator<Item = &'e Event>) {
+        let new: Vec<&Event> = events.filter(|event| self.events.write(event)).collect();
+        new.into_iter().for_each(|event| self.shown.event(event));
     }
 }
 
@@ -101,7 +101,7 @@ impl Observer for First<'_> {
     fn event(&mut self, event: &Event) {
         let untold = std::mem::take(&mut self.untold);
         match self.desk() {
-            Ok(desk) => untold.iter().chain([event]).for_each(|event| desk.tell(event)),
+            Ok(desk) => desk.tell(untold.iter().chain([event])),
             // The one before may be stopped, and still hold what this needs until it is killed. Training goes on.
             Err(error) => {
                 if untold.is_empty() {
@@ -128,7 +128,7 @@ impl Observer for First<'_> {
         }
         let untold = std::mem::take(&mut self.untold);
         let desk = self.desk()?;
-        untold.iter().for_each(|event| desk.tell(event));
+        desk.tell(untold.iter());
         let file = |name: &str| desk.run_dir.path().join(name);
         let Concluded { parameters, state, evaluation, stopped_early } = end;
         if let Some(average) = &mut state.average {
