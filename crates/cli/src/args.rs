@@ -178,9 +178,12 @@ pub(crate) struct ChaosArgs {
     /// What the faults, and the run, are functions of.
     #[arg(long, default_value_t = 0)]
     pub(crate) seed: u64,
-    /// Workers.
-    #[arg(long, default_value_t = 3)]
-    pub(crate) workers: usize,
+    /// Several nodes, at least and at most so many: agents on this host, which come, go, and are killed and cut off as well.
+    #[arg(long, value_name = "MIN:MAX")]
+    pub(crate) nodes: Option<String>,
+    /// Workers, of each node where there are several [default: 3, or 1 of each node].
+    #[arg(long)]
+    pub(crate) workers: Option<usize>,
     /// Samples of a step and worker.
     #[arg(long, default_value_t = 8)]
     pub(crate) batch: usize,

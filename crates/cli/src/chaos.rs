@@ -2,22 +2,26 @@
 //! sample of an epoch once, and end with nearly the same weights: with the same bits where the number of workers doesn't decide
 //! how sums are rounded.
 
+mod campaign;
+mod cut;
+mod full;
 mod plan;
+mod record;
+mod site;
 
 use crate::args::{ChaosArgs, WrongUsage};
-use crate::say::{print, say};
+use crate::say::print;
 use crate::trial::{Trial, data_for};
 use anyhow::{Context, Result, bail, ensure};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
-use phalanx::Event;
+use campaign::Campaign;
 use phalanx::nn::Weights;
-use plan::{Act, Fault, plan};
+use plan::{Nodes, plan};
+use record::Record;
 use serde::Serialize;
+use site::Setup;
 use std::collections::BTreeMap;
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::path::Path;
+use std::time::Instant;
 
 /// What a campaign found.
 #[derive(Serialize)]
@@ -27,6 +31,8 @@ struct ChaosLine<'a> {
     faults: usize,
     /// How many of each kind.
     kinds: BTreeMap<&'static str, usize>,
+    /// How many more there were to be of each kind, which couldn't be put to it.
+    skipped: BTreeMap<&'static str, usize>,
     steps: u64,
     /// How often the ranks became others.
     memberships: usize,
@@ -39,48 +45,59 @@ struct ChaosLine<'a> {
     seconds: f64,
 }
 
-/// How long a paused worker stands still: less than what makes a silent one lost.
-const PAUSE: Duration = Duration::from_millis(300);
+/// Workers of a machine, and of each of several nodes, unless told.
+const WORKERS: [usize; 2] = [3, 1];
+/// Steps for each fault: enough for most of them to be got over before the next.
+const STEPS_A_FAULT: u64 = 40;
+/// How far weights may drift apart by sums that were rounded in another order, over some thousand steps.
+const FURTHEST: f64 = 0.5;
 
 pub(crate) fn chaos(args: &ChaosArgs) -> Result<u8> {
-    for (flag, number) in [("--faults", args.faults), ("--workers", args.workers)] {
+    let nodes = args.nodes.as_deref().map(nodes).transpose()?;
+    let workers = args.workers.unwrap_or(WORKERS[usize::from(nodes.is_some())]);
+    for (flag, number) in [("--faults", args.faults), ("--workers", workers)] {
         if number == 0 {
             return Err(WrongUsage(format!("{flag} 0: must be at least 1")).into());
         }
     }
     let steps = args.steps.unwrap_or(args.faults as u64 * STEPS_A_FAULT);
     let folder = tempfile::tempdir().context("no folder for the runs can be made")?;
-    let mut campaign = Campaign {
-        recipe: &args.recipe,
-        args: training(args, steps, folder.path())?,
-        out: folder.path().join("disturbed"),
-        faults: plan(args.seed, args.faults, args.workers, steps),
-        done: 0,
-        workers: args.workers,
-        quiet: args.json,
-    };
+    let training = training(args, steps, folder.path())?;
+    let all = workers * nodes.map_or(1, |nodes| nodes.most);
     let start = Instant::now();
     let alone = folder.path().join("alone");
-    let (status, said) = Trial::start(&args.recipe, &alone, &campaign.args)?.end()?;
+    let of_all = [&training[..], &["--nproc-per-node".into(), all.to_string()]].concat();
+    let (status, said) = Trial::start(&args.recipe, &alone, &of_all)?.end()?;
     ensure!(status.success(), "the run that is left alone ended with {status}:\n{said}");
-    let mut resumed = 0;
-    while !campaign.run(resumed > 0)? {
-        resumed += 1;
-        ensure!(resumed <= args.faults, "the run was gone on with {resumed} times and isn't over");
-    }
-    let record = Record::read(&campaign.out.join("events.jsonl"))?;
-    record.check(steps)?;
-    let [wanted, found] = [&alone, &campaign.out].map(|out| Weights::read(&out.join("model.safetensors")));
+    let setup = Setup {
+        recipe: args.recipe.clone(),
+        args: training,
+        folder: folder.path().to_owned(),
+        workers,
+        nodes,
+    };
+    let faults = plan(args.seed, args.faults, nodes, steps);
+    let mut campaign = Campaign { faults, done: 0, put: Vec::new(), skipped: Vec::new(), quiet: args.json };
+    let found = go_through(&mut campaign, &setup).and_then(|resumed| {
+        let record = Record::read(&setup.out().join("events.jsonl"))?;
+        record.check(steps)?;
+        Ok((resumed, record))
+    });
+    let (resumed, record) = match found {
+        Ok(found) => found,
+        Err(error) => {
+            let folder = folder.keep();
+            return Err(error.context(format!("its files are in {}", folder.display())));
+        }
+    };
+    let [wanted, found] = [&alone, &setup.out()].map(|out| Weights::read(&out.join("model.safetensors")));
     let (furthest, same_bits) = distance(&wanted?, &found?)?;
-    let mut kinds = BTreeMap::new();
-    campaign.faults[..campaign.done]
-        .iter()
-        .for_each(|fault| *kinds.entry(fault.act.name()).or_insert(0) += 1);
     let line = ChaosLine {
         chaos: &args.recipe,
         seed: args.seed,
-        faults: campaign.done,
-        kinds,
+        faults: campaign.put.len(),
+        kinds: counted(&campaign.put),
+        skipped: counted(&campaign.skipped),
         steps,
         memberships: record.memberships,
         resumed,
@@ -96,144 +113,50 @@ pub(crate) fn chaos(args: &ChaosArgs) -> Result<u8> {
     Ok(0)
 }
 
-/// Steps for each fault: enough for most of them to be got over before the next.
-const STEPS_A_FAULT: u64 = 40;
-/// How far weights may drift apart by sums that were rounded in another order, over some thousand steps.
-const FURTHEST: f64 = 0.5;
+/// Puts all faults to the run; gives how often it was gone on with.
+fn go_through(campaign: &mut Campaign, setup: &Setup) -> Result<usize> {
+    let mut resumed = 0;
+    while !campaign.run(setup, resumed > 0)? {
+        resumed += 1;
+        let most = campaign.faults.len();
+        ensure!(resumed <= most, "the run was gone on with {resumed} times and isn't over");
+    }
+    Ok(resumed)
+}
 
-/// What both runs are told.
+/// MIN:MAX.
+fn nodes(text: &str) -> Result<Nodes> {
+    let number = |text: &str| text.parse::<usize>().ok();
+    let nodes = text
+        .split_once(':')
+        .and_then(|(least, most)| Some(Nodes { least: number(least)?, most: number(most)? }));
+    let nodes = nodes.filter(|nodes| nodes.least > 0 && nodes.most > 1 && nodes.least <= nodes.most);
+    let wrong = || {
+        WrongUsage(format!("--nodes {text}: must be the least number and the most, of 2 or more, as in 1:3"))
+    };
+    Ok(nodes.ok_or_else(wrong)?)
+}
+
+/// How often there is each.
+fn counted(names: &[&'static str]) -> BTreeMap<&'static str, usize> {
+    let mut counts = BTreeMap::new();
+    names.iter().for_each(|name| *counts.entry(*name).or_insert(0) += 1);
+    counts
+}
+
+/// What both runs are told, beside how many workers they have.
 fn training(args: &ChaosArgs, steps: u64, folder: &Path) -> Result<Vec<String>> {
     let mut training = data_for(&args.recipe, folder)?;
     let numbers = [
-        ("--nproc-per-node", args.workers as u64),
         ("--batch-size", args.batch as u64),
         ("--steps", steps),
         ("--epochs", 1_000_000),
         ("--seed", args.seed),
-        ("--max-restarts", 1_000_000),
     ];
     training.extend(numbers.iter().flat_map(|(flag, number)| [(*flag).to_owned(), number.to_string()]));
     let settings = ["train.checkpoint_every=50".to_owned()].into_iter().chain(args.set.clone());
     training.extend(settings.flat_map(|setting| ["--set".to_owned(), setting]));
     Ok(training)
-}
-
-/// The run that faults are put to.
-struct Campaign<'a> {
-    recipe: &'a str,
-    args: Vec<String>,
-    out: PathBuf,
-    faults: Vec<Fault>,
-    /// How many of them have been.
-    done: usize,
-    workers: usize,
-    quiet: bool,
-}
-
-impl Campaign<'_> {
-    /// Starts the run, or goes on with it, until it ends; gives whether it is over.
-    fn run(&mut self, resume: bool) -> Result<bool> {
-        let mut args = self.args.clone();
-        args.extend(resume.then(|| "--resume".to_owned()));
-        let trial = Trial::start(self.recipe, &self.out, &args)?;
-        let (mut is_over, mut is_ended) = (false, false);
-        while let Some((_, event)) = trial.next()? {
-            match event {
-                Event::Done { .. } => is_over = true,
-                Event::Step { step, .. } => {
-                    while let Some(fault) =
-                        self.faults.get(self.done).filter(|fault| fault.after <= step && !is_ended)
-                    {
-                        let act = fault.act;
-                        self.done += 1;
-                        if !self.quiet {
-                            say(format_args!(
-                                "step {step}: {} ({} of {})",
-                                act.name(),
-                                self.done,
-                                self.faults.len()
-                            ));
-                        }
-                        self.put(&trial, act)?;
-                        is_ended = matches!(act, Act::KillAgent | Act::Drain | Act::Ask { .. });
-                    }
-                }
-                _ => {}
-            }
-        }
-        let (status, said) = trial.end()?;
-        if !is_over && !is_ended {
-            bail!("the run ended with {status} though nobody ended it:\n{said}");
-        }
-        Ok(is_over)
-    }
-
-    /// Does it. A worker that isn't there at the moment has gone by itself, or isn't there yet.
-    fn put(&self, trial: &Trial, act: Act) -> Result<()> {
-        let signal_to = |worker: Option<Pid>, signal: Signal| {
-            // One that ends at this moment isn't hurt by it.
-            let _ = worker.map(|pid| kill(pid, signal));
-        };
-        let send = |rank: usize, signal| signal_to(trial.worker(rank % self.workers), signal);
-        match act {
-            Act::Kill { rank } => send(rank, Signal::SIGKILL),
-            Act::KillTwo { rank } => {
-                [rank, rank + 1].into_iter().for_each(|rank| send(rank, Signal::SIGKILL))
-            }
-            Act::KillAll => (0..self.workers).for_each(|rank| send(rank, Signal::SIGKILL)),
-            Act::Stop { rank } => send(rank, Signal::SIGSTOP),
-            Act::Pause { rank } => {
-                let worker = trial.worker(rank);
-                for signal in [Signal::SIGSTOP, Signal::SIGCONT] {
-                    signal_to(worker, signal);
-                    std::thread::sleep(PAUSE);
-                }
-            }
-            Act::Ask { rank } => send(rank, Signal::SIGTERM),
-            Act::Checkpoint => send(0, Signal::SIGUSR2),
-            Act::KillAgent => trial.signal(Signal::SIGKILL)?,
-            Act::Drain => trial.signal(Signal::SIGTERM)?,
-        }
-        Ok(())
-    }
-}
-
-/// What `events.jsonl` says of a run.
-struct Record {
-    steps: Vec<u64>,
-    epochs: usize,
-    not_once: Vec<u64>,
-    memberships: usize,
-}
-
-impl Record {
-    fn read(path: &Path) -> Result<Record> {
-        let text = fs::read_to_string(path).with_context(|| path.display().to_string())?;
-        let mut record = Record { steps: Vec::new(), epochs: 0, not_once: Vec::new(), memberships: 0 };
-        for (number, line) in text.lines().enumerate() {
-            let event = serde_json::from_str(line);
-            match event.with_context(|| format!("{}, line {}", path.display(), number + 1))? {
-                Event::Step { step, .. } => record.steps.push(step),
-                Event::Members { .. } => record.memberships += 1,
-                Event::Epoch { epoch, each_once, .. } => {
-                    record.epochs += 1;
-                    record.not_once.extend((each_once != Some(true)).then_some(epoch));
-                }
-                _ => {}
-            }
-        }
-        Ok(record)
-    }
-
-    /// Fails unless each step was made once, and each epoch used its samples once.
-    fn check(&self, steps: u64) -> Result<()> {
-        if let Some((at, step)) = (0..).zip(&self.steps).find(|(at, step)| at != *step) {
-            bail!("step {step} was told where step {at} was due");
-        }
-        ensure!(self.steps.len() as u64 == steps, "{} steps were told of {steps}", self.steps.len());
-        ensure!(self.not_once.is_empty(), "not each sample was used once in epochs {:?}", self.not_once);
-        Ok(())
-    }
 }
 
 /// How far the furthest number of two sets of weights is apart, and whether all are the same bits.
@@ -264,6 +187,7 @@ fn tell(line: &ChaosLine<'_>, json: bool) -> Result<()> {
         line.seconds
     ));
     line.kinds.iter().for_each(|(kind, count)| print(format_args!("  {count:>4}  {kind}")));
+    line.skipped.iter().for_each(|(kind, count)| print(format_args!("  {count:>4}  {kind}: skipped")));
     print(format_args!("{epochs_each_once} epochs used each sample once"));
     match same_bits {
         true => print("the weights are, bit for bit, those of the run that was left alone"),

@@ -1,35 +1,52 @@
 //! `events.jsonl` of a run directory: what happened, a JSON object a line. A run that goes on from a checkpoint goes on in the
 //! file, after what is still true of it, and so does a rank that takes the place of the one that has written it.
 
+mod owed;
+
+use crate::say::say;
+use owed::Owed;
 use phalanx::Event;
 use serde_json::Value;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The file.
 pub(crate) struct EventsFile {
     file: File,
+    path: PathBuf,
     /// Whether an event of this process is in it.
     begun: bool,
+    owed: Owed,
 }
 
 impl EventsFile {
     /// The file at this path, which stays as it is until the first event says what kind of run this is.
     pub(crate) fn open(path: &Path) -> io::Result<EventsFile> {
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
-        Ok(EventsFile { file, begun: false })
+        Ok(EventsFile { file, path: path.to_owned(), begun: false, owed: Owed::default() })
     }
 
     /// Appends an event, unless another process has: gives whether this is the first time. A disk that is full doesn't end the
-    /// run.
+    /// run: that is told, and what it has no room for is written once there is some.
     pub(crate) fn write(&mut self, event: &Event) -> bool {
         let is_first = !std::mem::replace(&mut self.begun, true);
         let is_new = !is_first || self.begin(event).unwrap_or(true);
         if is_new {
-            write_event(&mut self.file, event);
+            self.append(event);
         }
         is_new
+    }
+
+    fn append(&mut self, event: &Event) {
+        let had_room = self.owed.is_paid();
+        self.owed.add(&line_of(event));
+        if let Err(error) = self.owed.pay(&mut self.file)
+            && had_room
+        {
+            let path = self.path.display();
+            say(format_args!("{path}: can't be written: {error}\nwhat happens is added once there is room"));
+        }
     }
 
     /// Cuts what the process that begins with this event will tell again; gives whether the event isn't there itself.
@@ -72,9 +89,13 @@ fn is_same(event: &Event, line: &[u8]) -> bool {
 
 /// Writes an event as a line. A listener that is gone doesn't end the run.
 pub(crate) fn write_event(out: &mut dyn Write, event: &Event) {
+    let _ = out.write_all(&line_of(event));
+}
+
+fn line_of(event: &Event) -> Vec<u8> {
     let mut line = serde_json::to_vec(event).expect("an event is always JSON");
     line.push(b'\n');
-    let _ = out.write_all(&line);
+    line
 }
 
 /// How many bytes of `text` a run leaves that goes on with this step and epoch: all lines before the first one that it will

@@ -12,7 +12,13 @@ use phalanx::{Concluded, Error, Event, Observer, Recipe};
 use phalanx_job::{Claim, RunDir, WorkerEnv};
 use std::fmt::Display;
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// Events that are kept as long as they can't be told.
+const MOST_UNTOLD: usize = 100_000;
+/// How long the end of a run waits for what is needed to keep what it leaves behind: longer than a process that hangs lives.
+const PATIENCE: Duration = Duration::from_secs(90);
+const RETRY: Duration = Duration::from_millis(50);
 
 /// The first rank's part, on every rank.
 pub(crate) struct First<'a> {
@@ -23,12 +29,9 @@ pub(crate) struct First<'a> {
     run_id: String,
     start: Instant,
     desk: Option<Desk>,
-    /// What happened since it should have been opened, and couldn't be: who was the first before may still hold it.
-    held: Vec<Event>,
+    /// What happened while that couldn't be opened.
+    untold: Vec<Event>,
 }
-
-/// How much is held, in events: a run whose folder can't be written to doesn't fill the memory with them.
-const MAX_HELD: usize = 100_000;
 
 /// What it holds as long as it is the first.
 struct Desk {
@@ -50,7 +53,7 @@ impl<'a> First<'a> {
             run_id: env.run_id.clone(),
             start: Instant::now(),
             desk: None,
-            held: Vec::new(),
+            untold: Vec::new(),
         }
     }
 
@@ -86,25 +89,27 @@ impl<'a> First<'a> {
     }
 }
 
+impl Desk {
+    /// Writes all of it down before any of it is shown, which may take its time.
+    fn tell<'e>(&mut self, events: impl Iterator<Item = &'e Event>) {
+        let new: Vec<&Event> = events.filter(|event| self.events.write(event)).collect();
+        new.into_iter().for_each(|event| self.shown.event(event));
+    }
+}
+
 impl Observer for First<'_> {
     fn event(&mut self, event: &Event) {
-        let held = std::mem::take(&mut self.held);
+        let untold = std::mem::take(&mut self.untold);
         match self.desk() {
-            Ok(desk) => {
-                for event in held.iter().chain([event]) {
-                    if desk.events.write(event) {
-                        desk.shown.event(event);
-                    }
-                }
-            }
-            // The next one tries again, and training goes on.
+            Ok(desk) => desk.tell(untold.iter().chain([event])),
+            // The one before may be stopped, and still hold what this needs until it is killed. Training goes on.
             Err(error) => {
-                if held.is_empty() {
-                    say(format_args!("what happens isn't written down for now: {error}"));
+                if untold.is_empty() {
+                    say(format_args!("what happens isn't written down yet: {error}"));
                 }
-                self.held = held;
-                if self.held.len() < MAX_HELD {
-                    self.held.push(event.clone());
+                self.untold = untold;
+                if self.untold.len() < MOST_UNTOLD {
+                    self.untold.push(event.clone());
                 }
             }
         }
@@ -117,7 +122,13 @@ impl Observer for First<'_> {
     fn conclude(&mut self, end: &mut Concluded<'_>) -> Result<(), Error> {
         let (start, save_optimizer) = (self.start, self.args.save_optimizer);
         let keeps_best = self.recipe.train.keep_best == Some(true);
+        let until = Instant::now() + PATIENCE;
+        while !self.untold.is_empty() && Instant::now() < until && self.desk().is_err() {
+            std::thread::sleep(RETRY);
+        }
+        let untold = std::mem::take(&mut self.untold);
         let desk = self.desk()?;
+        desk.tell(untold.iter());
         let file = |name: &str| desk.run_dir.path().join(name);
         let Concluded { parameters, state, evaluation, stopped_early } = end;
         if let Some(average) = &mut state.average {

@@ -2,7 +2,8 @@
 //!
 //! A worker makes progress as long as its pulse changes: it enters a section, or a wait for other ranks ends. One that waits for
 //! others is never to blame, since where one hangs, the others wait for it; so is one that does what nobody judges. One that
-//! does neither, and shows no change for longer than the limit of its section, hangs.
+//! does neither, and shows no change for longer than the limit of its section, hangs. One that is stopped doesn't wait, since
+//! nothing that it waits for could wake it: the ranks that it would wait for may be lost, and others wait for it alone.
 
 mod limits;
 
@@ -24,6 +25,8 @@ pub(crate) struct Standing {
     /// Since when it looks like that.
     since: Instant,
     last: Instant,
+    /// Since when its process is stopped, if it is.
+    stopped: Option<Instant>,
     /// The longest that it took so far without a change, by kind of section.
     longest: [Option<Duration>; Kind::COUNT],
 }
@@ -51,7 +54,7 @@ pub(crate) struct Hang {
 
 impl Standing {
     pub(crate) fn new(look: Look, now: Instant) -> Standing {
-        Standing { look, since: now, last: now, longest: Default::default() }
+        Standing { look, since: now, last: now, stopped: None, longest: Default::default() }
     }
 
     /// The next look.
@@ -72,17 +75,30 @@ impl Standing {
         (self.look, self.since) = (look, now);
     }
 
+    /// Whether its process is stopped now.
+    pub(crate) fn see_stopped(&mut self, is_stopped: bool, now: Instant) {
+        self.stopped = is_stopped.then(|| self.stopped.unwrap_or(now));
+    }
+
+    fn waits(&self) -> bool {
+        self.look.is_waiting && self.stopped.is_none()
+    }
+
     /// What is waited for on the worker's behalf isn't its fault, as when nobody reads what it writes.
     pub(crate) fn excuse(&mut self, now: Instant) {
         self.since = now;
     }
 
     fn still(&self, now: Instant) -> Duration {
-        now.saturating_duration_since(self.since)
+        // While it waited nothing was its fault.
+        let stopped = self.stopped.filter(|_| self.look.is_waiting);
+        now.saturating_duration_since(stopped.map_or(self.since, |stopped| stopped.max(self.since)))
     }
 
     fn limit(&self, limits: &HangLimits) -> Option<Duration> {
         let kind = Kind::of(self.look.section)?;
+        // One that is stopped does nothing that could take as long as that.
+        let kind = if self.look.is_waiting && self.stopped.is_some() { Kind::Step } else { kind };
         match *limits.of(kind) {
             Limit::Off => None,
             Limit::Fixed(limit) => Some(limit),
@@ -102,16 +118,15 @@ pub(crate) fn judge(now: Instant, workers: &[(Rank, &Standing)], limits: &HangLi
             .map(|limit| (standing.still(now), limit))
             .filter(|(still, limit)| still > limit)
     };
-    let hang =
-        workers.iter().filter(|(_, standing)| !standing.look.is_waiting).find_map(|(rank, standing)| {
-            let (still, limit) = over(standing)?;
-            Some(Hang { rank: *rank, section: standing.look.section, still, limit })
-        });
+    let hang = workers.iter().filter(|(_, standing)| !standing.waits()).find_map(|(rank, standing)| {
+        let (still, limit) = over(standing)?;
+        Some(Hang { rank: *rank, section: standing.look.section, still, limit })
+    });
     if let Some(hang) = hang {
         return Verdict::Hangs(hang);
     }
     let waits = |(_, standing): &(Rank, &Standing)| {
-        over(standing).filter(|_| standing.look.is_waiting).map(|(still, _)| still)
+        over(standing).filter(|_| standing.waits()).map(|(still, _)| still)
     };
     let all: Option<Vec<Duration>> = workers.iter().map(waits).collect();
     all.and_then(|waits| waits.into_iter().min()).map_or(Verdict::Fine, Verdict::AllWait)

@@ -2,54 +2,98 @@
 
 use phalanx::tensor::Philox;
 
-/// Something that happens to a run.
+/// Something that happens to a run. Which worker or node is hurt is a number that those that are there then share out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Act {
-    /// The worker that was started as this rank is killed.
-    Kill { rank: usize },
+    /// A worker is killed.
+    Kill { worker: usize },
     /// Two are killed at once, this one and the next.
-    KillTwo { rank: usize },
+    KillTwo { worker: usize },
     /// All workers are killed at once.
     KillAll,
     /// The worker is stopped, and not continued.
-    Stop { rank: usize },
+    Stop { worker: usize },
     /// It is stopped for a moment, which is to cost nothing but that moment.
-    Pause { rank: usize },
+    Pause { worker: usize },
     /// It is asked to end: all end with a checkpoint, and the run is gone on with.
-    Ask { rank: usize },
+    Ask { worker: usize },
     /// A checkpoint is asked for.
     Checkpoint,
-    /// The agent is killed, and all workers with it; the run is gone on with.
+    /// The connection of a worker to another is cut.
+    CutWorkers { worker: usize },
+    /// The connection of a worker to the coordinator is cut.
+    CutLink { worker: usize },
+    /// There is no room on the disk when a checkpoint is due, and then there is again.
+    FillDisk,
+    /// The only agent is killed, and all workers with it; the run is gone on with.
     KillAgent,
-    /// The agent is asked to end, as by a batch system; the run is gone on with.
+    /// The first agent is asked to end, as by a batch system; the run is gone on with.
     Drain,
+    /// The agent of a node is killed, and its workers with it.
+    KillNode { node: usize },
+    /// The connection of a node's agent to the coordinator is cut.
+    CutNode { node: usize },
+    /// A node is asked to leave, and another comes.
+    Replace { node: usize },
+    /// A node comes.
+    AddNode,
 }
 
-/// Names of the kinds, for the report, with how many of a hundred faults are of each.
-const KINDS: [(&str, u32); 9] = [
-    ("a worker killed", 52),
-    ("two workers killed at once", 10),
-    ("all workers killed at once", 4),
-    ("a worker stopped", 5),
-    ("a worker paused", 8),
-    ("a worker asked to end", 4),
-    ("a checkpoint asked for", 9),
-    ("the agent killed", 4),
-    ("the agent asked to end", 4),
+/// How many nodes a run of several has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Nodes {
+    pub(super) least: usize,
+    pub(super) most: usize,
+}
+
+/// Where a kind of fault can happen.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Where {
+    Anywhere,
+    OnOneMachine,
+    OnNodes,
+}
+
+/// Names of the kinds, for the report, with where they can happen and how often they are drawn beside the others.
+const KINDS: [(&str, Where, u32); 16] = [
+    ("a worker killed", Where::Anywhere, 40),
+    ("two workers killed at once", Where::Anywhere, 8),
+    ("all workers killed at once", Where::Anywhere, 4),
+    ("a worker stopped", Where::Anywhere, 4),
+    ("a worker paused", Where::Anywhere, 7),
+    ("a worker asked to end", Where::Anywhere, 3),
+    ("a checkpoint asked for", Where::Anywhere, 6),
+    ("a connection of two workers cut", Where::Anywhere, 8),
+    ("a worker's connection to the coordinator cut", Where::Anywhere, 5),
+    ("a full disk", Where::Anywhere, 5),
+    // The agents of several nodes can't go on without the one that hosts their coordinator.
+    ("the agent killed", Where::OnOneMachine, 4),
+    ("the agent asked to end", Where::Anywhere, 3),
+    ("a node killed", Where::OnNodes, 10),
+    ("a node cut off from the coordinator", Where::OnNodes, 6),
+    ("a node leaving and another coming", Where::OnNodes, 8),
+    ("a node coming", Where::OnNodes, 14),
 ];
 
 impl Act {
-    fn of(kind: usize, rank: usize) -> Act {
+    fn of(kind: usize, which: usize) -> Act {
         match kind {
-            0 => Act::Kill { rank },
-            1 => Act::KillTwo { rank },
+            0 => Act::Kill { worker: which },
+            1 => Act::KillTwo { worker: which },
             2 => Act::KillAll,
-            3 => Act::Stop { rank },
-            4 => Act::Pause { rank },
-            5 => Act::Ask { rank },
+            3 => Act::Stop { worker: which },
+            4 => Act::Pause { worker: which },
+            5 => Act::Ask { worker: which },
             6 => Act::Checkpoint,
-            7 => Act::KillAgent,
-            _ => Act::Drain,
+            7 => Act::CutWorkers { worker: which },
+            8 => Act::CutLink { worker: which },
+            9 => Act::FillDisk,
+            10 => Act::KillAgent,
+            11 => Act::Drain,
+            12 => Act::KillNode { node: which },
+            13 => Act::CutNode { node: which },
+            14 => Act::Replace { node: which },
+            _ => Act::AddNode,
         }
     }
 
@@ -63,10 +107,22 @@ impl Act {
             Act::Pause { .. } => 4,
             Act::Ask { .. } => 5,
             Act::Checkpoint => 6,
-            Act::KillAgent => 7,
-            Act::Drain => 8,
+            Act::CutWorkers { .. } => 7,
+            Act::CutLink { .. } => 8,
+            Act::FillDisk => 9,
+            Act::KillAgent => 10,
+            Act::Drain => 11,
+            Act::KillNode { .. } => 12,
+            Act::CutNode { .. } => 13,
+            Act::Replace { .. } => 14,
+            Act::AddNode => 15,
         };
         KINDS[kind].0
+    }
+
+    /// Whether the run ends with it, to be gone on with.
+    pub(super) fn ends(self) -> bool {
+        matches!(self, Act::KillAgent | Act::Drain | Act::Ask { .. })
     }
 }
 
@@ -77,24 +133,64 @@ pub(super) struct Fault {
     pub(super) act: Act,
 }
 
+/// A run whose disk is full at its end can't keep its result, and who comes then comes to another run: neither is this near to it.
+const LAST_STEPS: u64 = 200;
+
 /// So many faults, spread over the steps of a run, with a few steps before the first and after the last.
-pub(super) fn plan(seed: u64, faults: usize, workers: usize, steps: u64) -> Vec<Fault> {
+pub(super) fn plan(seed: u64, faults: usize, nodes: Option<Nodes>, steps: u64) -> Vec<Fault> {
     let random = Philox::new(seed, 0);
-    let total: u32 = KINDS.iter().map(|(_, share)| share).sum();
     let gap = steps as f64 / (faults as f64 + 2.0);
+    let mut here = nodes.map_or(1, |nodes| nodes.most);
     let fault = |i: usize| {
-        let [kind, rank, when, _] = random.block(i as u64);
-        let mut left = kind % total;
-        let is_it = |&(_, share): &(&str, u32)| {
-            let found = left < share;
-            left = left.saturating_sub(share);
-            found
-        };
-        let kind = KINDS.iter().position(is_it).expect("the shares add up to the total");
+        let [kind, which, when, _] = random.block(i as u64);
         let jitter = f64::from(when) / 2f64.powi(32);
-        Fault { after: ((i as f64 + 0.5 + jitter) * gap) as u64, act: Act::of(kind, rank as usize % workers) }
+        let after = ((i as f64 + 0.5 + jitter) * gap) as u64;
+        let mut act = Act::of(draw(kind, nodes.is_some()), which as usize);
+        if let Some(nodes) = nodes {
+            act = fit(act, here, nodes);
+            here = nodes_after(act, here, nodes);
+        }
+        let is_late = after + LAST_STEPS > steps;
+        let act = if is_late && matches!(act, Act::FillDisk) { Act::Checkpoint } else { act };
+        Fault { after, act }
     };
     (0..faults).map(fault).collect()
+}
+
+/// A kind that can happen here.
+fn draw(random: u32, on_nodes: bool) -> usize {
+    let elsewhere = if on_nodes { Where::OnOneMachine } else { Where::OnNodes };
+    let share = |&(_, place, share): &(&str, Where, u32)| if place == elsewhere { 0 } else { share };
+    let mut left = random % KINDS.iter().map(share).sum::<u32>();
+    let is_it = |kind: &(&str, Where, u32)| {
+        let found = left < share(kind);
+        left = left.saturating_sub(share(kind));
+        found
+    };
+    KINDS.iter().position(is_it).expect("the shares add up to the total")
+}
+
+/// What can be done with so many nodes in the place of this: the first stays, and there may be no more than the most.
+fn fit(act: Act, here: usize, nodes: Nodes) -> Act {
+    match act {
+        Act::KillNode { .. } | Act::CutNode { .. } | Act::Replace { .. } if here == 1 => Act::AddNode,
+        // One that leaves too few behind ends the run.
+        Act::Replace { node } if nodes.least == nodes.most => Act::KillNode { node },
+        Act::AddNode if here == nodes.most && nodes.least == nodes.most => Act::KillNode { node: 0 },
+        Act::AddNode if here == nodes.most => Act::Replace { node: 0 },
+        act => act,
+    }
+}
+
+/// How many nodes there are then; below the least number another comes by itself.
+fn nodes_after(act: Act, here: usize, nodes: Nodes) -> usize {
+    match act {
+        Act::KillNode { .. } | Act::CutNode { .. } => (here - 1).max(nodes.least),
+        Act::AddNode => here + 1,
+        // All come when the run is gone on with.
+        act if act.ends() => nodes.most,
+        _ => here,
+    }
 }
 
 #[cfg(test)]
@@ -104,14 +200,39 @@ mod tests {
 
     #[test]
     fn a_seed_gives_one_plan_in_order_with_everything_in_it() {
-        let faults = plan(7, 400, 3, 10_000);
-        assert_eq!(faults, plan(7, 400, 3, 10_000));
-        assert_ne!(faults, plan(8, 400, 3, 10_000));
-        assert!(faults.is_sorted_by_key(|fault| fault.after));
-        assert!(faults.iter().all(|fault| fault.after < 10_000));
-        let kinds: HashSet<&str> = faults.iter().map(|fault| fault.act.name()).collect();
-        assert_eq!(kinds.len(), KINDS.len());
-        let kills = faults.iter().filter(|fault| matches!(fault.act, Act::Kill { .. })).count();
-        assert!((160..260).contains(&kills), "{kills}");
+        let of_nodes = Some(Nodes { least: 2, most: 4 });
+        for (nodes, kinds, kills) in [(None, 12, 140..220), (of_nodes, 15, 100..180)] {
+            let faults = plan(7, 400, nodes, 10_000);
+            assert_eq!(faults, plan(7, 400, nodes, 10_000));
+            assert_ne!(faults, plan(8, 400, nodes, 10_000));
+            assert!(faults.is_sorted_by_key(|fault| fault.after));
+            assert!(faults.iter().all(|fault| fault.after < 10_000));
+            let names: HashSet<&str> = faults.iter().map(|fault| fault.act.name()).collect();
+            assert_eq!(names.len(), kinds);
+            let count = faults.iter().filter(|fault| matches!(fault.act, Act::Kill { .. })).count();
+            assert!(kills.contains(&count), "{count}");
+            let is_late = |fault: &&Fault| fault.after + LAST_STEPS > 10_000;
+            assert!(faults.iter().filter(is_late).all(|fault| fault.act != Act::FillDisk));
+        }
+    }
+
+    #[test]
+    fn there_are_never_more_nodes_than_there_may_be_and_the_first_stays() {
+        for (least, most) in [(1, 2), (2, 4), (3, 3)] {
+            let nodes = Nodes { least, most };
+            let mut here = most;
+            for fault in plan(3, 400, Some(nodes), 10_000) {
+                let others = here > 1;
+                match fault.act {
+                    Act::AddNode => assert!(here < most),
+                    Act::KillNode { .. } | Act::CutNode { .. } => assert!(others),
+                    Act::Replace { .. } => assert!(others && least < most),
+                    Act::KillAgent => panic!("the first agent of several nodes is killed"),
+                    _ => {}
+                }
+                here = nodes_after(fault.act, here, nodes);
+                assert!((least..=most).contains(&here));
+            }
+        }
     }
 }

@@ -7,8 +7,10 @@ mod in_place;
 mod network;
 mod nodes;
 mod restart;
+mod schedules;
 mod stop;
 mod torch;
+mod training;
 #[path = "../user/mod.rs"]
 mod user;
 

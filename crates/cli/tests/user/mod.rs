@@ -34,13 +34,24 @@ pub(crate) fn events(out: &Output) -> Vec<Value> {
 /// The newest process that was started as this rank of the run which keeps its files in `out`, a whole path.
 #[allow(dead_code, reason = "not all who share this file look for workers")]
 pub(crate) fn worker(out: &Path, rank: u32) -> i32 {
-    let (rank, out) = (format!("RANK={rank}"), format!("PHALANX_RUN_DIR={}", out.display()));
+    workers(out, &format!("RANK={rank}")).into_iter().max().expect("the run has such a worker")
+}
+
+/// The processes that were started with this variable, or one that begins so, as workers of the run which keeps its files in
+/// `out`, a whole path.
+#[allow(dead_code, reason = "not all who share this file look for workers")]
+pub(crate) fn workers(out: &Path, variable: &str) -> Vec<i32> {
+    let out = format!("PHALANX_RUN_DIR={}", out.display());
+    let is_rank = |given: &[u8]| match variable.ends_with('=') {
+        true => given.starts_with(variable.as_bytes()),
+        false => given == variable.as_bytes(),
+    };
     let is_it = |pid: &i32| {
         let variables = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-        let has = |wanted: &str| variables.split(|&byte| byte == 0).any(|v| v == wanted.as_bytes());
-        has(&rank) && has(&out)
+        let mut variables = variables.split(|&byte| byte == 0);
+        variables.clone().any(is_rank) && variables.any(|given| given == out.as_bytes())
     };
     let names = fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().file_name());
     let pids = names.filter_map(|name| name.to_str().and_then(|name| name.parse::<i32>().ok()));
-    pids.filter(is_it).max().expect("the run has such a worker")
+    pids.filter(is_it).collect()
 }

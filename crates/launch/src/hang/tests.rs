@@ -62,6 +62,24 @@ fn where_all_wait_nobody_is_to_blame_and_it_is_said() {
 }
 
 #[test]
+fn who_is_stopped_waits_for_nobody() {
+    let (start, limits) = (Instant::now(), "step=3,start=100".parse().unwrap());
+    let mut standing = Standing::new(waiting(Section::Start, 1), start);
+    let mut judged = |second: u32, is_stopped| {
+        let now = start + SECOND * second;
+        standing.see_stopped(is_stopped, now);
+        standing.see(waiting(Section::Start, 1), now);
+        judge(now, &[(Rank(0), &standing)], &limits)
+    };
+    assert_eq!(judged(2, false), Verdict::Fine);
+    assert_eq!(judged(4, true), Verdict::Fine, "it has waited, and is stopped only now");
+    assert_eq!(judged(7, true), Verdict::Fine);
+    let Verdict::Hangs(hang) = judged(8, true) else { panic!("it hangs") };
+    assert_eq!((hang.still, hang.limit), (SECOND * 4, SECOND * 3));
+    assert_eq!(judged(9, false), Verdict::Fine, "it goes on");
+}
+
+#[test]
 fn who_has_waited_has_its_time_from_then_on() {
     let step = Section::Step(3);
     let after = Look { waits: 1, ..look(step, 1) };

@@ -8,8 +8,10 @@ use crate::news::{Berth, News};
 use crate::report::Report;
 use crate::stack;
 use nix::sys::signal::Signal;
+use nix::unistd::Pid;
 use phalanx_job::Monitor;
 use phalanx_wire::Rank;
+use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
@@ -112,8 +114,13 @@ impl Watch {
         lookout.next = now + LOOK_EVERY;
         let is_held_up = lookout.backlog.is_there();
         let running = self.workers.iter_mut().filter(|w| w.exit.is_none());
-        let mut running: Vec<(Rank, &mut Vitals)> =
-            running.filter_map(|w| Some((w.worker.rank, w.vitals.as_mut()?))).collect();
+        let mut running: Vec<(Rank, &mut Vitals)> = running
+            .filter_map(|w| {
+                let vitals = w.vitals.as_mut()?;
+                vitals.standing.see_stopped(is_stopped(w.worker.pid), now);
+                Some((w.worker.rank, vitals))
+            })
+            .collect();
         for (_, vitals) in &mut running {
             vitals.standing.see(vitals.monitor.look(), now);
             if is_held_up {
@@ -166,6 +173,13 @@ impl Watch {
         }
         watched.kill_hung();
     }
+}
+
+/// Whether a process is stopped by a signal, and not by who looks into it.
+fn is_stopped(pid: Pid) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // Its name, which may be anything, stands in brackets before.
+    stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('T'))
 }
 
 impl Watched {

@@ -28,7 +28,7 @@ pub(super) struct Course<'a> {
     standing: Standing,
     /// The last step or epoch that ended, as it is to be told.
     last: Option<Event>,
-    /// Whether this rank has told of the run.
+    /// Whether this rank has told of the run, and of the last thing in it.
     tells: bool,
     pub(super) evaluation: Option<Evaluation>,
     /// After which step the last evaluation was told.
@@ -131,8 +131,10 @@ impl<'a> Course<'a> {
             parameters.buffers().flat_mut::<f32>().copy_from_slice(&self.before_step);
             self.before_step.clear();
         }
-        let mut told = Told { last: self.last.take(), evaluated: self.evaluated };
+        let mut told = Told { last: self.last.clone(), evaluated: self.evaluated };
         let settled = settle::settle(&group, self.standing, parameters, state, &mut told);
+        // What another has made without this rank, this one hasn't told.
+        self.tells &= told.last == self.last;
         (self.last, self.evaluated) = (told.last, told.evaluated);
         let settled = settled?;
         self.goes_on = settled.is_some();

@@ -4,6 +4,7 @@
 use super::{PATIENCE, Worker, addresses, locked};
 use crate::error::Error;
 use phalanx_comm::Rank;
+use phalanx_job::Section;
 use phalanx_wire::Deadline;
 use std::sync::atomic::Ordering;
 
@@ -47,6 +48,9 @@ impl Worker {
     /// Leaves the membership at hand because of this error, or because somebody waits to come in, and comes back in the next:
     /// [`Worker::group`] is another then, and the rank may be. An error that isn't another rank's fault is given back.
     pub(crate) fn regroup(&self, because: Option<Error>) -> Result<(), Error> {
+        // Until they have met, ranks don't see of each other whether they are stopped; who has started them does.
+        let _start = self.pulse.enter(Section::Start);
+        let _waiting = self.pulse.wait();
         let is_loss = because.as_ref().is_none_or(Error::is_consequence);
         let link = self.link.as_ref().filter(|_| is_loss && self.in_place.load(Ordering::Relaxed) > 0);
         let nobody = || Error::Join("there is nobody to regroup with".into());

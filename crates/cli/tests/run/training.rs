@@ -1,0 +1,148 @@
+//! Nodes that train together, as tests of `phalanx run` have them: agents on this host with one worker each, whose training has
+//! the same bits on any number of them.
+
+use super::nodes::{Agent, Site};
+use super::user::{self, phalanx, text};
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+const LIMIT: Duration = Duration::from_secs(120);
+/// The training of all nodes, whose bits depend on nothing but this.
+const TRAINING: &str = "train mnist-mini --batch-size 4 --logical-shards 4";
+/// Samples of its steps.
+const STEP: u64 = 16;
+
+/// Nodes that train together, and what was told of it.
+pub(crate) struct Training {
+    site: Site,
+    /// What the training is told beside, the same on all nodes.
+    args: &'static str,
+    /// What nodes that come from now on are told as well.
+    also: Vec<&'static str>,
+    /// The lines of the events that were read and are still true.
+    told: Vec<String>,
+    /// Where what the nodes say to people is kept while they run.
+    said: Vec<PathBuf>,
+    start: Instant,
+}
+
+impl Training {
+    /// Agents have these flags, training has these arguments.
+    pub(crate) fn new(flags: &[&str], args: &'static str) -> Training {
+        let (site, start) = (Site::new(flags), Instant::now());
+        Training { site, args, also: Vec::new(), told: Vec::new(), said: Vec::new(), start }
+    }
+
+    /// The nodes that come from now on go on from the checkpoint that those before have left.
+    pub(crate) fn resume(&mut self) {
+        self.also = vec!["--resume"];
+    }
+
+    /// A node of one worker.
+    pub(crate) fn node(&mut self, name: &str) -> Agent {
+        let mut command = self.site.command(name, &[]);
+        command.args(["--", env!("CARGO_BIN_EXE_phalanx")]);
+        self.tell(&mut command, &self.also, &self.out());
+        let agent = Agent::of(command);
+        self.said.push(agent.said.clone());
+        agent
+    }
+
+    /// The training, told this too, on this host alone.
+    pub(crate) fn alone(&self, args: &[&str], out: &Path) {
+        let mut command = phalanx(&self.site.folder("alone"));
+        self.tell(&mut command, args, out);
+        let out = command.output().unwrap();
+        assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
+    }
+
+    fn tell(&self, command: &mut Command, args: &[&str], out: &Path) {
+        command.args(TRAINING.split(' ')).args(self.args.split(' ')).args(args).arg("--out").arg(out);
+    }
+
+    pub(crate) fn out(&self) -> PathBuf {
+        self.site.folder("shared")
+    }
+
+    /// The worker of a node that was started as this rank last.
+    pub(crate) fn worker(&self, name: &str, rank: u32) -> String {
+        user::worker(&self.site.folder(name).join("out"), rank).to_string()
+    }
+
+    /// The worker of a node that was started last.
+    pub(crate) fn newest_worker(&self, name: &str) -> Option<i32> {
+        user::workers(&self.site.folder(name).join("out"), "RANK=").into_iter().max()
+    }
+
+    /// Reads on to the first event that is wanted; fails if the training is done before.
+    pub(crate) fn until(&mut self, wanted: impl Fn(&Value) -> bool) -> Value {
+        loop {
+            let text = fs::read_to_string(self.out().join("events.jsonl")).unwrap_or_default();
+            let whole = &text[..text.rfind('\n').map_or(0, |end| end + 1)];
+            // What will be told again was cut.
+            let is_same = |(told, line): &(&String, &str)| told == line;
+            let known = self.told.iter().zip(whole.lines()).take_while(is_same).count();
+            self.told.truncate(known);
+            for line in whole.lines().skip(known) {
+                self.told.push(line.to_owned());
+                let event = serde_json::from_str(line).unwrap();
+                if wanted(&event) {
+                    return event;
+                }
+                assert!(event["event"] != "done", "the training is over too soon\n{}", self.all_said());
+            }
+            assert!(self.start.elapsed() < LIMIT, "{:?}\n{}", self.told.last(), self.all_said());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Waits until this is so.
+    pub(crate) fn wait_for(&self, is_so: impl Fn(&Training) -> bool, what: &str) {
+        while !is_so(self) {
+            assert!(self.start.elapsed() < LIMIT, "{what} is waited for: {}", self.all_said());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Reads on to a membership of so many.
+    pub(crate) fn until_members(&mut self, world_size: usize) {
+        let begins = |event: &Value| event["event"] == "start" || event["event"] == "members";
+        self.until(|event| begins(event) && event["world_size"] == world_size);
+    }
+
+    /// The step of the last checkpoint of a run that was stopped.
+    pub(crate) fn checkpointed(&self) -> u64 {
+        let steps =
+            fs::read_dir(self.out().join("checkpoints")).unwrap().map(|entry| entry.unwrap().file_name());
+        let steps = steps.filter_map(|name| name.to_str()?.strip_prefix("step-")?.parse().ok());
+        steps.max().expect("a run that was stopped leaves a checkpoint")
+    }
+
+    /// What all nodes have said so far.
+    fn all_said(&self) -> String {
+        let said: Vec<String> = self.said.iter().flat_map(fs::read_to_string).collect();
+        said.join("\n")
+    }
+
+    /// Whether each step was made once, of which every tenth is told, and each sample of an epoch used once.
+    pub(crate) fn is_whole(&self) {
+        let told: Vec<Value> = self.told.iter().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let of = |kind: &'static str| told.iter().filter(move |event| event["event"] == kind);
+        let steps: Vec<u64> = of("step").map(|step| step["step"].as_u64().unwrap()).collect();
+        assert!(steps.is_sorted_by(|a, b| a < b), "{steps:?}");
+        assert!(of("step").zip(&steps).all(|(step, i)| step["samples"] == (i + 1) * STEP), "{told:?}");
+        assert!(of("epoch").all(|epoch| epoch["each_once"] == true), "{told:?}");
+        assert_eq!(of("start").count(), 1 + of("resume").count());
+    }
+
+    /// Whether the training, which is over, has the bits of one that was told this and that nothing happened to.
+    pub(crate) fn has_the_bits_of_an_undisturbed_one(&self, args: &[&str]) {
+        let undisturbed = self.site.folder("undisturbed");
+        self.alone(args, &undisturbed);
+        let model = |out: &Path| fs::read(out.join("model.safetensors")).unwrap();
+        assert!(model(&self.out()) == model(&undisturbed), "other bits");
+    }
+}
