@@ -5,6 +5,7 @@
 mod campaign;
 mod cut;
 mod full;
+mod leader;
 mod plan;
 mod record;
 mod site;

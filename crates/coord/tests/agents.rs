@@ -80,6 +80,7 @@ fn failure(rank: u32) -> WorkerFailure {
         idle_ms: 0,
         reported: None,
         last_lines: Vec::new(),
+        for_good: false,
         consequence: false,
         after_stop: false,
     }

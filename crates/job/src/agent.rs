@@ -260,6 +260,8 @@ pub struct WorkerFailure {
     pub reported: Option<String>,
     /// The last lines it wrote.
     pub last_lines: Vec<String>,
+    /// Whether another in its place would come to the same.
+    pub for_good: bool,
     /// Whether it said that it only followed another.
     pub consequence: bool,
     /// Whether its agent was stopping its workers by then.

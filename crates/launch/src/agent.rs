@@ -475,6 +475,7 @@ fn not_started(given: &Given<'_>, error: &LaunchError) -> WorkerFailure {
         idle_ms: 0,
         reported: Some(error.to_string()),
         last_lines: Vec::new(),
+        for_good: false,
         consequence: false,
         after_stop: false,
     }

@@ -456,12 +456,12 @@ impl Watch {
 
     /// The same for who leads the nodes of the run.
     pub(crate) fn worker_failure(&self) -> Option<WorkerFailure> {
-        self.cause()?.worker_failure()
+        self.cause()?.worker_failure(self.in_place)
     }
 
     /// How the worker has failed that was started with this rank.
     pub(crate) fn failure_of(&self, rank: Rank) -> Option<WorkerFailure> {
-        self.workers.iter().find(|w| w.worker.rank == rank)?.worker_failure()
+        self.workers.iter().find(|w| w.worker.rank == rank)?.worker_failure(self.in_place)
     }
 
     fn cause(&self) -> Option<&Watched> {

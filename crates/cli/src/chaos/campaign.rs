@@ -3,14 +3,12 @@
 use super::plan::{Act, Fault};
 use super::record::Record;
 use super::site::{Setup, Site};
-use super::{cut, full};
+use super::{cut, full, leader};
 use crate::say::say;
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use phalanx::Event;
-use std::fs;
-use std::net::SocketAddr;
 use std::time::Duration;
 
 /// How long a paused worker stands still: less than what makes a silent one lost.
@@ -119,7 +117,7 @@ fn put(site: &mut Site<'_>, setup: &Setup, act: Act) -> Result<Option<String>> {
         }
         Act::CutLink { worker } => {
             let Some(worker) = nth(worker) else { return Ok(nobody()) };
-            let Some(coordinator) = coordinator_of(worker) else { return Ok(nobody()) };
+            let Some(coordinator) = leader::address(worker) else { return Ok(nobody()) };
             return Ok(told(cut::to(worker, coordinator)));
         }
         Act::FillDisk => fill_disk(site, setup)?,
@@ -133,24 +131,35 @@ fn put(site: &mut Site<'_>, setup: &Setup, act: Act) -> Result<Option<String>> {
         }
         Act::Drain => {
             site.close();
-            site.signal_first(Signal::SIGTERM)?;
+            site.ask_all();
         }
         Act::KillNode { node } => {
-            let Some(node) = other_than_first(site, node) else { return Ok(nobody()) };
+            let Some(node) = one_of_several(site, node) else { return Ok(nobody()) };
+            site.kill(node);
+            site.keep_enough()?;
+        }
+        Act::KillLeader => {
+            let address = workers.iter().find_map(|worker| leader::address(*worker));
+            let agents = site.here().into_iter().filter_map(|node| Some((node, site.agent(node)?)));
+            let leads = address.and_then(|address| leader::listens(agents, address));
+            let Some(node) = leads.filter(|_| site.here().len() > 1) else { return Ok(nobody()) };
             site.kill(node);
             site.keep_enough()?;
         }
         Act::CutNode { node } => {
-            let Some(node) = other_than_first(site, node) else { return Ok(nobody()) };
+            let Some(node) = one_of_several(site, node) else { return Ok(nobody()) };
             let agent = site.agent(node).context("a node has an agent")?;
-            let why = told(cut::to(agent, site.endpoint()));
+            let Some(coordinator) = workers.iter().find_map(|worker| leader::address(*worker)) else {
+                return Ok(nobody());
+            };
+            let why = told(cut::to(agent, coordinator));
             if why.is_none() {
                 site.lose(node);
                 site.keep_enough()?;
             }
             return Ok(why);
         }
-        Act::Replace { node } => match other_than_first(site, node) {
+        Act::Replace { node } => match one_of_several(site, node) {
             Some(node) => site.replace(node)?,
             None => return Ok(nobody()),
         },
@@ -178,19 +187,10 @@ fn told(cut: std::io::Result<bool>) -> Option<String> {
     }
 }
 
-/// One of the nodes that were not the first.
-fn other_than_first(site: &Site<'_>, node: usize) -> Option<usize> {
+/// One of the nodes, if there are others.
+fn one_of_several(site: &Site<'_>, node: usize) -> Option<usize> {
     let here = site.here();
-    let others = here.get(1..).unwrap_or_default();
-    others.get(node % others.len().max(1)).copied()
-}
-
-/// Where a worker was told that its coordinator is.
-fn coordinator_of(worker: Pid) -> Option<SocketAddr> {
-    let variables = fs::read(format!("/proc/{worker}/environ")).ok()?;
-    let place =
-        variables.split(|&byte| byte == 0).find_map(|given| given.strip_prefix(b"PHALANX_COORDINATOR="))?;
-    str::from_utf8(place).ok()?.parse().ok()
+    here.get(node % here.len().max(1)).copied().filter(|_| here.len() > 1)
 }
 
 /// Leaves no room for a checkpoint that is asked for, until it is told that there is none, and waits until all that was told

@@ -223,15 +223,16 @@ impl Site<'_> {
         self.agents.get(&node).map(Agent::pid)
     }
 
-    /// Where the agents meet.
-    pub(super) fn endpoint(&self) -> SocketAddr {
-        self.endpoint
-    }
-
     /// Sends a signal to the first agent.
     pub(super) fn signal_first(&self, signal: Signal) -> Result<()> {
         let first = self.agents.values().next().context("no agent is left")?;
         first.signal(signal)
+    }
+
+    /// Asks all agents to end.
+    pub(super) fn ask_all(&self) {
+        // One that has ended needs no asking.
+        self.agents.values().for_each(|agent| _ = agent.signal(Signal::SIGTERM));
     }
 
     /// Something was done to a node that ends it.

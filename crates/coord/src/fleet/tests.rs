@@ -49,6 +49,7 @@ fn failure(rank: u32) -> WorkerFailure {
         idle_ms: 0,
         reported: None,
         last_lines: Vec::new(),
+        for_good: false,
         consequence: false,
         after_stop: false,
     }
@@ -604,4 +605,16 @@ fn workers_that_hang_at_once_on_two_nodes_use_up_one_restart() {
     assert_eq!(play.said(1, hung(0, 10_000)), [replace(1, 0, 1)]);
     play.pass(4000);
     assert_eq!(play.said(2, hung(1, 14_500)), [replace(2, 1, 1)]);
+}
+
+#[test]
+fn a_worker_that_would_fail_again_ends_the_run_whatever_restarts_are_left() {
+    let mut play = Play::new(2, 2, 3);
+    (1..=2).for_each(|id| drop(play.come(id, 1)));
+    let own = WorkerFailure { for_good: true, ..failure(1) };
+    play.said(2, FromAgent::Failed { generation: Generation(0), failure: own.clone() });
+    play.ended(1, 0, None);
+    let orders = play.ended(2, 0, Some(own));
+    let Some(Order::End(_, end)) = orders.last() else { panic!("{orders:?}") };
+    assert!(matches!(&end.why, EndWhy::Failed(cause) if is_for_good(cause)), "{:?}", end.why);
 }

@@ -57,7 +57,7 @@ impl Watched {
     }
 
     /// The same for who leads the nodes of the run.
-    pub(super) fn worker_failure(&self) -> Option<WorkerFailure> {
+    pub(super) fn worker_failure(&self, in_place: bool) -> Option<WorkerFailure> {
         let Failure { how, reported, last_lines, .. } = self.failure()?;
         let idle =
             self.vitals.as_ref().and_then(Vitals::hung_since).map_or(Duration::ZERO, |since| since.elapsed());
@@ -69,6 +69,7 @@ impl Watched {
             idle_ms: idle.as_millis() as u64,
             reported: reported.map(cut),
             last_lines: last_lines.into_iter().map(cut).collect(),
+            for_good: in_place && self.reported.as_ref().is_some_and(|(_, cause)| *cause == Cause::Own),
             consequence: self.reported.as_ref().is_some_and(|(_, cause)| *cause == Cause::Other),
             after_stop: !self.exit.as_ref()?.before_stop,
         })
