@@ -18,7 +18,10 @@
 //! for; otherwise the run goes on with those that there are. Who comes or leaves costs nothing.
 
 mod admit;
+mod back;
 mod blame;
+mod cut;
+mod in_place;
 mod orders;
 mod seats;
 mod standing;
@@ -26,12 +29,10 @@ mod standing;
 mod tests;
 
 pub use orders::{Left, Order, Wait};
-pub(crate) use standing::numbers;
+pub(crate) use standing::{Legacy, numbers};
 
 use crate::restarts::Restarts;
-use phalanx_job::{
-    End, EndWhy, FromAgent, Mishap, Node, Return, Seat, Setback, Stage, StopWhy, Terms, WorkerFailure,
-};
+use phalanx_job::{End, EndWhy, FromAgent, Mishap, Node, Setback, Stage, StopWhy, Terms, WorkerFailure};
 use phalanx_wire::{Generation, Rank};
 use seats::Seated;
 use std::collections::{BTreeMap, BTreeSet};
@@ -292,69 +293,6 @@ impl Fleet {
         }
     }
 
-    /// A node comes back whose connection was lost, or which took this coordinator for lost.
-    fn come_back(&mut self, now: Instant, id: NodeId, back: &Return, todo: &mut Vec<Order>) {
-        let is_it =
-            |member: &Member| member.number == Some(back.number) && member.node.standby == back.standby;
-        let Some(old) = self.members.iter().find(|(_, member)| is_it(member)).map(|(old, _)| *old) else {
-            let is_fresh = self.term == 0
-                && self.generation == Generation(0)
-                && matches!(self.phase, Phase::Gathering(_) | Phase::Elsewhere(_));
-            return todo.push(match is_fresh {
-                true => Order::Estrange(id),
-                false => Order::Refuse(id, "the others have gone on without this node".into()),
-            });
-        };
-        todo.push(Order::Drop(old));
-        let Some(mut member) = self.members.remove(&old) else { return };
-        member.heard = now;
-        self.members.insert(id, member);
-        if let Phase::Stopping(Stopping { failures, .. }) = &mut self.phase {
-            failures.iter_mut().filter(|(of, _)| *of == old).for_each(|(of, _)| *of = id);
-        }
-        self.say_again(Some(id), todo);
-        if self.members[&id].stage == Stage::Running && back.generation != self.generation {
-            self.missed(now, &[id], todo);
-        }
-    }
-
-    /// These nodes were never told to start their workers of this generation.
-    fn missed(&mut self, now: Instant, nodes: &[NodeId], todo: &mut Vec<Order>) {
-        for id in nodes {
-            if let Some(member) = self.members.get_mut(id) {
-                member.stage = Stage::Ready;
-            }
-        }
-        let Some(first) = nodes.first().filter(|_| matches!(self.phase, Phase::Running)) else { return };
-        let others = || self.members.iter().filter(|(id, _)| !nodes.contains(id));
-        let others_run = others().all(|(_, member)| member.stage == Stage::Running);
-        if !self.in_place || !others_run || others().next().is_none() {
-            let why = StopWhy::Missed(self.members[first].node.host.clone());
-            return self.stop(why, None, todo);
-        }
-        for id in nodes {
-            if let Some(member) = self.members.get_mut(id) {
-                member.number = None;
-                todo.push(Order::DoWithout(self.generation, member.seats.clone()));
-            }
-            self.enlarge(now, *id, todo);
-        }
-    }
-
-    /// What the agents, or one of them, may not have heard of the end of a generation.
-    fn say_again(&self, only: Option<NodeId>, todo: &mut Vec<Order>) {
-        let Phase::Stopping(Stopping { why, .. }) = &self.phase else { return };
-        let nodes: Vec<NodeId> =
-            self.running(None).into_iter().filter(|id| only.is_none_or(|only| only == *id)).collect();
-        match why {
-            StopWhy::CutOff(..) | StopWhy::Deposed(_) => {
-                todo.extend(nodes.into_iter().map(|id| Order::Release(self.generation, id)));
-            }
-            _ if nodes.is_empty() => {}
-            _ => todo.push(Order::Stop(self.generation, nodes, why.clone())),
-        }
-    }
-
     fn said(&mut self, now: Instant, id: NodeId, said: FromAgent, todo: &mut Vec<Order>) {
         let Some(member) = self.members.get_mut(&id) else {
             return todo.push(Order::Drop(id));
@@ -425,98 +363,6 @@ impl Fleet {
         }
     }
 
-    /// Whether the workers that run go on when some are lost, and with others that come.
-    fn goes_on(&self) -> bool {
-        let all_run = self.members.values().all(|member| member.stage == Stage::Running);
-        matches!(self.phase, Phase::Running) && self.in_place && all_run
-    }
-
-    /// Whether none of a node's workers has come in yet.
-    fn is_coming(&self, id: NodeId) -> bool {
-        self.members[&id].seats.clone().all(|rank| self.coming.contains(&rank))
-    }
-
-    /// The run is as good as over, and who comes now would wait for those that have ended.
-    fn release_late_comers(&mut self, todo: &mut Vec<Order>) {
-        let is_late = |id: &NodeId| self.runs(*id, self.generation) && self.is_coming(*id);
-        let late: Vec<NodeId> = self.members.keys().copied().filter(is_late).collect();
-        todo.extend(late.into_iter().map(|id| Order::Release(self.generation, id)));
-        self.coming.clear();
-    }
-
-    /// A node whose workers fail before any of them has come in is no reason to stop the others.
-    fn do_without(&mut self, id: NodeId, failure: &WorkerFailure, todo: &mut Vec<Order>) {
-        let Some(member) = self.members.remove(&id) else { return };
-        let why = failure.reported.as_ref().map_or(String::new(), |reported| format!(": {reported}"));
-        let reason = format!("rank {} {} before it came in{why}", failure.rank, failure.how);
-        todo.push(Order::Warn(format!("on {}: {reason}; the others go on", member.node.host)));
-        todo.push(Order::Refuse(id, reason));
-        todo.push(Order::DoWithout(self.generation, member.seats));
-    }
-
-    /// A worker was lost that the others of its node go on without.
-    fn lost(&mut self, now: Instant, id: NodeId, failure: WorkerFailure, todo: &mut Vec<Order>) {
-        let member = &self.members[&id];
-        if member.leaves {
-            return;
-        }
-        let (rank, at) = (failure.rank, self.since_start(now));
-        let started = self.started.get(&rank.0).copied().unwrap_or_default();
-        let lost_at = at.saturating_sub(Duration::from_millis(failure.idle_ms));
-        let is_known = self.setbacks.iter().any(|setback| is_of(setback, &failure, member));
-        // Another coordinator has counted it, and couldn't say so any more.
-        let restarts = if is_known { self.restarts } else { self.restarts.with(started, lost_at, at) };
-        if !self.goes_on() || restarts.count > self.terms.max_restarts as usize {
-            let was_running = matches!(self.phase, Phase::Running);
-            self.failed(now, id, failure, todo);
-            if let Some(Order::Stop(_, nodes, _)) = todo.last_mut().filter(|_| was_running) {
-                // Its agent waits to be told.
-                nodes.push(id);
-            }
-            return;
-        }
-        if !is_known {
-            self.setbacks.push(self.setback(now, member, Mishap::Worker(failure)));
-        }
-        self.restarts = restarts;
-        self.started.insert(rank.0, at);
-        self.coming.insert(rank.0);
-        todo.push(Order::Replace(self.generation, id, rank, restarts.count as u32));
-    }
-
-    /// Takes a node that has come into the generation that runs.
-    fn enlarge(&mut self, now: Instant, id: NodeId, todo: &mut Vec<Order>) {
-        let taken: Vec<u32> = self.members.values().filter_map(|member| member.number).collect();
-        let wanted = self.members[&id].node.node_rank.into_iter();
-        let number = wanted.chain(0..).find(|number| !taken.contains(number)).unwrap_or_default();
-        // None that anybody has had: whoever had it may be late.
-        let ranks = self.ranks..self.ranks + self.members[&id].node.workers;
-        self.ranks = ranks.end;
-        self.coming.extend(ranks.clone());
-        let Node { workers, role, address, port, .. } = &self.members[&id].node;
-        let here = || self.members.values().map(|member| &member.node);
-        let role_world_size = here().filter(|node| node.role == *role).map(|node| node.workers).sum();
-        let seat = Seat {
-            generation: self.generation,
-            restarts: self.restarts.count as u32,
-            node: number,
-            nodes: self.members.len() as u32,
-            first_rank: ranks.start,
-            // Ranks go further than there are workers where nodes are gone.
-            world_size: here().map(|node| node.workers).sum::<u32>().max(ranks.end),
-            first_role_rank: role_world_size - workers,
-            role_world_size,
-            // Who is rank 0 of those that run changes as they come and go; they find each other by their coordinator.
-            master: (address.clone(), *port),
-        };
-        let Some(member) = self.members.get_mut(&id) else { return };
-        (member.number, member.stage, member.seats) = (Some(number), Stage::Running, ranks.clone());
-        member.numbered.get_or_insert(now);
-        let at = self.since_start(now);
-        self.started.extend(ranks.map(|rank| (rank, at)));
-        todo.push(Order::Enlarge(self.generation, id, seat));
-    }
-
     fn since_start(&self, now: Instant) -> Duration {
         now.saturating_duration_since(self.began.0)
     }
@@ -568,44 +414,6 @@ impl Fleet {
         }
     }
 
-    /// A node has gone on without this coordinator, which must not go on as well.
-    fn depose(&mut self, id: NodeId, todo: &mut Vec<Order>) {
-        let Some(member) = self.members.remove(&id) else { return };
-        self.yield_to(member.node.host, todo);
-    }
-
-    /// Another coordinator leads this run from there. Nodes that have only come here go there.
-    fn give_up(&mut self, address: SocketAddr, term: u32, todo: &mut Vec<Order>) {
-        if term <= self.term {
-            return;
-        }
-        match &mut self.phase {
-            Phase::Elsewhere(known) => (*known, self.term) = (address, term),
-            Phase::Gathering(_) if self.generation == Generation(0) => {
-                self.term = term;
-                todo.push(Order::Elsewhere(self.members.keys().copied().collect(), address));
-                self.members.clear();
-                self.phase = Phase::Elsewhere(address);
-            }
-            _ => self.yield_to(address.to_string(), todo),
-        }
-    }
-
-    fn yield_to(&mut self, who: String, todo: &mut Vec<Order>) {
-        match &self.phase {
-            Phase::Running | Phase::Stopping(_) => self.give_way(StopWhy::Deposed(who), todo),
-            Phase::Gathering(_) => self.end(EndWhy::Deposed, todo),
-            Phase::Elsewhere(_) | Phase::Over => {}
-        }
-    }
-
-    /// Ends all workers at once, as long as others may go on with the run: nothing that these still do is wanted.
-    fn give_way(&mut self, why: StopWhy, todo: &mut Vec<Order>) {
-        let running = self.running(None).into_iter();
-        todo.extend(running.map(|id| Order::Release(self.generation, id)));
-        self.phase = Phase::Stopping(Stopping { why, failures: Vec::new(), lost: Vec::new() });
-    }
-
     fn gone(&mut self, now: Instant, id: NodeId, how: String, todo: &mut Vec<Order>) {
         let stays = |(other, member): (&NodeId, &Member)| *other != id && !member.leaves;
         let staying = self.members.iter().filter(|member| stays(*member)).count();
@@ -631,46 +439,6 @@ impl Fleet {
             if failures.iter().all(|(failed, _)| *failed != id) {
                 lost.push(loss);
             }
-        }
-    }
-
-    fn find_silent(&mut self, now: Instant, todo: &mut Vec<Order>) {
-        let silence = self.patience.silence;
-        let is_silent = |member: &Member| now.saturating_duration_since(member.heard) >= silence;
-        let silent: Vec<NodeId> =
-            self.members.iter().filter(|(_, member)| is_silent(member)).map(|(id, _)| *id).collect();
-        for id in silent {
-            todo.push(Order::Drop(id));
-            self.count_silent(now, id);
-            self.gone(now, id, format!("gave no sign of life for {:.1} s", silence.as_secs_f64()), todo);
-        }
-    }
-
-    /// This node may be alive elsewhere.
-    fn count_silent(&mut self, now: Instant, id: NodeId) {
-        let known = self.members.get(&id).filter(|member| !member.leaves);
-        // With its number it was told of all others that have one.
-        let knew_at = known.and_then(|member| Some(member.heard.max(member.numbered?)));
-        self.silent.extend(knew_at.map(|at| (now, at)));
-    }
-
-    /// Whoever is left with less than half of the nodes doesn't go on: the others may do so without these.
-    fn find_cut(&mut self, now: Instant, todo: &mut Vec<Order>) {
-        self.silent.retain(|(found, _)| now.saturating_duration_since(*found) < CUT);
-        let Some(cut_at) = self.silent.iter().map(|(_, knew_at)| *knew_at).min() else { return };
-        // Those that fell silent may not know who has come since.
-        let knew = |member: &&Member| member.numbered.is_some_and(|numbered| numbered <= cut_at);
-        let (here, silent) = (self.members.values().filter(knew).count() as u32, self.silent.len() as u32);
-        if here >= silent {
-            return;
-        }
-        let why = StopWhy::CutOff(here, silent);
-        match &self.phase {
-            Phase::Stopping(Stopping { why: StopWhy::CutOff(..) | StopWhy::Deposed(_), .. })
-            | Phase::Elsewhere(_)
-            | Phase::Over => {}
-            Phase::Running | Phase::Stopping(_) => self.give_way(why, todo),
-            Phase::Gathering(_) => self.end(EndWhy::CutOff { here, silent }, todo),
         }
     }
 

@@ -8,7 +8,7 @@
 //!
 //! Invariant S-ONE: of nodes that know the same standing, no two sets without a common node can both be led.
 
-use crate::fleet::{Event, Fleet, NodeId, Order, Patience, numbers};
+use crate::fleet::{Event, Fleet, Legacy, NodeId, Order, Patience, numbers};
 use phalanx_job::{FromAgent, NodeStanding, Return, Standing, Terms};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -142,8 +142,8 @@ impl RollCall {
         let RollCall { standing, own, ended, back, held, .. } = self;
         let strangers: Vec<NodeId> =
             back.iter().filter(|(_, back)| !is_led(&standing, back)).map(|(id, _)| *id).collect();
-        let (mut fleet, mut orders) =
-            Fleet::resume(terms, patience, (&standing, own), (&ended, &back), now, clock_ms);
+        let left = Legacy { standing: &standing, leader: own, ended: &ended, back: &back };
+        let (mut fleet, mut orders) = Fleet::resume(terms, patience, &left, now, clock_ms);
         let given_up = |id| Order::Refuse(id, "the others have gone on without this node".into());
         orders.extend(strangers.into_iter().map(given_up));
         for (id, said) in held {

@@ -44,79 +44,122 @@ impl Fleet {
         }
     }
 
-    /// Goes on with what another coordinator has left, with those nodes that have come back to the one of this number: who hasn't
-    /// is lost, as one whose agent is known to have ended or as one that is silent.
+    /// Goes on with what another coordinator has left.
     pub(crate) fn resume(
         terms: Terms,
         patience: Patience,
-        (standing, leader): (&Standing, u32),
-        (ended, back): (&BTreeSet<u32>, &[(NodeId, Return)]),
+        left: &Legacy<'_>,
         now: Instant,
         clock_ms: u64,
     ) -> (Fleet, Vec<Order>) {
-        let elapsed = Duration::from_millis(standing.elapsed_ms);
+        let Standing { elapsed_ms, term, generation, .. } = *left.standing;
         let mut fleet = Fleet::new(terms, patience, now, clock_ms);
-        fleet.began = (now.checked_sub(elapsed).unwrap_or(now), clock_ms.saturating_sub(standing.elapsed_ms));
-        (fleet.term, fleet.generation) = (standing.term + 1, standing.generation);
-        (fleet.in_place, fleet.ranks) = (standing.in_place, standing.ranks);
-        (fleet.coming, fleet.membership) =
-            (standing.coming.iter().copied().collect(), standing.membership.clone());
-        fleet.drained = standing.drained;
-        fleet.restarts.count = standing.restarts as usize;
-        fleet.setbacks.clone_from(&standing.setbacks);
+        let began = now.checked_sub(Duration::from_millis(elapsed_ms)).unwrap_or(now);
+        fleet.began = (began, clock_ms.saturating_sub(elapsed_ms));
+        (fleet.term, fleet.generation) = (term + 1, generation);
+        fleet.remember(left.standing);
+        let ids = fleet.seat_members(left, now);
+        fleet.phase = phase(left.standing, &ids).unwrap_or(fleet.phase);
         let mut todo = Vec::new();
-        let mut lost = Vec::new();
-        let (mut ids, mut strays) = (BTreeMap::new(), Vec::new());
-        for (number, known) in standing.nodes.iter().filter_map(|known| Some((known.number?, known))) {
-            let is_it = |(_, there): &&(NodeId, Return)| {
-                (there.number, there.standby) == (number, known.node.standby)
-            };
-            let there = back.iter().find(is_it);
-            let found = there.map(|(id, _)| *id);
-            let missed = there.filter(|(_, there)| {
-                known.stage == Stage::Running && there.generation != standing.generation
-            });
-            strays.extend(missed.map(|(id, _)| *id));
-            // One that isn't there has no connection, and so no number of one.
-            let id = found.unwrap_or(NodeId(u64::MAX - u64::from(number)));
-            let how =
-                if ended.contains(&number) { "its agent has ended" } else { "it gives no sign of life" };
-            lost.extend(found.is_none().then_some((id, how)));
-            ids.insert(number, id);
-            let mut node = known.node.clone();
-            node.leads = number == leader;
-            let (number, seats) = (known.number, known.seats.clone());
-            // Whoever comes back knows of all of them.
-            let numbered = Some(fleet.began.0);
-            let (stage, leaves) = (known.stage, known.leaves);
-            let member = Member { node, heard: now, number, numbered, seats, stage, leaves };
-            fleet.members.insert(id, member);
-        }
-        let id_of = |number: &u32| ids.get(number).copied().unwrap_or(NodeId(u64::MAX));
-        fleet.phase = match &standing.phase {
-            phalanx_job::Phase::Gathering => fleet.phase,
-            phalanx_job::Phase::Running => Phase::Running,
-            phalanx_job::Phase::Stopping { why, failures, lost } => {
-                let failures = failures.iter().map(|(number, setback)| (id_of(number), setback.clone()));
-                let (why, lost) = (why.clone(), lost.clone());
-                Phase::Stopping(Stopping { why, failures: failures.collect(), lost })
-            }
-        };
         if matches!(fleet.phase, Phase::Running) {
-            let seats = fleet.members.values().flat_map(|member| member.seats.clone()).collect();
-            // Those that were started in the place of others were in no membership.
-            let live = back.iter().flat_map(|(_, back)| &back.workers).map(|Rank(rank)| *rank);
-            let live = live.filter(|rank| !fleet.coming.contains(rank)).collect();
-            let (membership, in_place) = (fleet.membership.clone(), fleet.in_place);
-            todo.push(Order::Resume(fleet.generation, Left { membership, seats, live, in_place }));
+            todo.push(Order::Resume(generation, fleet.workers_of(left.back)));
         }
-        for (id, how) in lost {
-            fleet.gone(now, id, how.into(), &mut todo);
+        for (number, id) in &ids {
+            let has_ended = left.ended.contains(number);
+            if left.find(*number).is_none() {
+                let how = if has_ended { "its agent has ended" } else { "it gives no sign of life" };
+                fleet.gone(now, *id, how.into(), &mut todo);
+            }
         }
         fleet.say_again(None, &mut todo);
-        fleet.missed(now, &strays, &mut todo);
+        let missed = left.back.iter().filter(|(id, back)| {
+            let member = fleet.members.get(id);
+            back.generation != generation && member.is_some_and(|member| member.stage == Stage::Running)
+        });
+        let missed: Vec<NodeId> = missed.map(|(id, _)| *id).collect();
+        fleet.missed(now, &missed, &mut todo);
         todo.extend(fleet.heed(now, Event::Tick));
         (fleet, todo)
+    }
+
+    /// Takes over what isn't about single nodes.
+    fn remember(&mut self, standing: &Standing) {
+        (self.in_place, self.ranks, self.drained) = (standing.in_place, standing.ranks, standing.drained);
+        self.coming = standing.coming.iter().copied().collect();
+        self.membership.clone_from(&standing.membership);
+        self.restarts.count = standing.restarts as usize;
+        self.setbacks.clone_from(&standing.setbacks);
+    }
+
+    /// Takes over the nodes; gives who is who, by number.
+    fn seat_members(&mut self, left: &Legacy<'_>, now: Instant) -> BTreeMap<u32, NodeId> {
+        let mut ids = BTreeMap::new();
+        for known in &left.standing.nodes {
+            let Some(number) = known.number else { continue };
+            // One that isn't there has no connection, and so no number of one.
+            let id = left.find(number).unwrap_or(NodeId(u64::MAX - u64::from(number)));
+            ids.insert(number, id);
+            let mut node = known.node.clone();
+            node.leads = number == left.leader;
+            let member = Member {
+                node,
+                heard: now,
+                number: Some(number),
+                // Whoever comes back knows of all of them.
+                numbered: Some(self.began.0),
+                seats: known.seats.clone(),
+                stage: known.stage,
+                leaves: known.leaves,
+            };
+            self.members.insert(id, member);
+        }
+        ids
+    }
+
+    /// The workers of a generation that runs.
+    fn workers_of(&self, back: &[(NodeId, Return)]) -> Left {
+        let live = back.iter().flat_map(|(_, back)| &back.workers).map(|Rank(rank)| *rank);
+        Left {
+            membership: self.membership.clone(),
+            seats: self.members.values().flat_map(|member| member.seats.clone()).collect(),
+            // Those that were started in the place of others were in no membership.
+            live: live.filter(|rank| !self.coming.contains(rank)).collect(),
+            in_place: self.in_place,
+        }
+    }
+}
+
+/// What a coordinator has left, and who has come to the next.
+pub(crate) struct Legacy<'a> {
+    pub(crate) standing: &'a Standing,
+    /// The number of the node that leads now.
+    pub(crate) leader: u32,
+    /// The nodes whose agents are known to have ended.
+    pub(crate) ended: &'a BTreeSet<u32>,
+    pub(crate) back: &'a [(NodeId, Return)],
+}
+
+impl Legacy<'_> {
+    /// The connection of the node that had this number.
+    fn find(&self, number: u32) -> Option<NodeId> {
+        let known = self.standing.nodes.iter().find(|known| known.number == Some(number))?;
+        let is_it =
+            |(_, back): &&(NodeId, Return)| (back.number, back.standby) == (number, known.node.standby);
+        self.back.iter().find(is_it).map(|(id, _)| *id)
+    }
+}
+
+/// What was done with the generation; none if it is to begin.
+fn phase(standing: &Standing, ids: &BTreeMap<u32, NodeId>) -> Option<Phase> {
+    match &standing.phase {
+        phalanx_job::Phase::Gathering => None,
+        phalanx_job::Phase::Running => Some(Phase::Running),
+        phalanx_job::Phase::Stopping { why, failures, lost } => {
+            let id_of = |number: &u32| ids.get(number).copied().unwrap_or(NodeId(u64::MAX));
+            let failures = failures.iter().map(|(number, setback)| (id_of(number), setback.clone()));
+            let (why, lost) = (why.clone(), lost.clone());
+            Some(Phase::Stopping(Stopping { why, failures: failures.collect(), lost }))
+        }
     }
 }
 

@@ -1,0 +1,87 @@
+//! Whether the nodes that are left may go on, while others may be alive elsewhere.
+
+use super::{CUT, Fleet, Member, NodeId, Order, Phase, Stopping};
+use phalanx_job::{EndWhy, StopWhy};
+use phalanx_wire::Generation;
+use std::net::SocketAddr;
+use std::time::Instant;
+
+impl Fleet {
+    pub(super) fn find_silent(&mut self, now: Instant, todo: &mut Vec<Order>) {
+        let silence = self.patience.silence;
+        let is_silent = |member: &Member| now.saturating_duration_since(member.heard) >= silence;
+        let silent: Vec<NodeId> =
+            self.members.iter().filter(|(_, member)| is_silent(member)).map(|(id, _)| *id).collect();
+        for id in silent {
+            todo.push(Order::Drop(id));
+            self.count_silent(now, id);
+            self.gone(now, id, format!("gave no sign of life for {:.1} s", silence.as_secs_f64()), todo);
+        }
+    }
+
+    /// This node may be alive elsewhere.
+    pub(super) fn count_silent(&mut self, now: Instant, id: NodeId) {
+        let known = self.members.get(&id).filter(|member| !member.leaves);
+        // With its number it was told of all others that have one.
+        let knew_at = known.and_then(|member| Some(member.heard.max(member.numbered?)));
+        self.silent.extend(knew_at.map(|at| (now, at)));
+    }
+
+    /// Whoever is left with less than half of the nodes doesn't go on: the others may do so without these.
+    pub(super) fn find_cut(&mut self, now: Instant, todo: &mut Vec<Order>) {
+        self.silent.retain(|(found, _)| now.saturating_duration_since(*found) < CUT);
+        let Some(cut_at) = self.silent.iter().map(|(_, knew_at)| *knew_at).min() else { return };
+        // Those that fell silent may not know who has come since.
+        let knew = |member: &&Member| member.numbered.is_some_and(|numbered| numbered <= cut_at);
+        let (here, silent) = (self.members.values().filter(knew).count() as u32, self.silent.len() as u32);
+        if here >= silent {
+            return;
+        }
+        let why = StopWhy::CutOff(here, silent);
+        match &self.phase {
+            Phase::Stopping(Stopping { why: StopWhy::CutOff(..) | StopWhy::Deposed(_), .. })
+            | Phase::Elsewhere(_)
+            | Phase::Over => {}
+            Phase::Running | Phase::Stopping(_) => self.give_way(why, todo),
+            Phase::Gathering(_) => self.end(EndWhy::CutOff { here, silent }, todo),
+        }
+    }
+
+    /// A node has gone on without this coordinator, which must not go on as well.
+    pub(super) fn depose(&mut self, id: NodeId, todo: &mut Vec<Order>) {
+        let Some(member) = self.members.remove(&id) else { return };
+        self.yield_to(member.node.host, todo);
+    }
+
+    /// Another coordinator leads this run from there. Nodes that have only come here go there.
+    pub(super) fn give_up(&mut self, address: SocketAddr, term: u32, todo: &mut Vec<Order>) {
+        if term <= self.term {
+            return;
+        }
+        match &mut self.phase {
+            Phase::Elsewhere(known) => (*known, self.term) = (address, term),
+            Phase::Gathering(_) if self.generation == Generation(0) => {
+                self.term = term;
+                todo.push(Order::Elsewhere(self.members.keys().copied().collect(), address));
+                self.members.clear();
+                self.phase = Phase::Elsewhere(address);
+            }
+            _ => self.yield_to(address.to_string(), todo),
+        }
+    }
+
+    pub(super) fn yield_to(&mut self, who: String, todo: &mut Vec<Order>) {
+        match &self.phase {
+            Phase::Running | Phase::Stopping(_) => self.give_way(StopWhy::Deposed(who), todo),
+            Phase::Gathering(_) => self.end(EndWhy::Deposed, todo),
+            Phase::Elsewhere(_) | Phase::Over => {}
+        }
+    }
+
+    /// Ends all workers at once, as long as others may go on with the run: nothing that these still do is wanted.
+    pub(super) fn give_way(&mut self, why: StopWhy, todo: &mut Vec<Order>) {
+        let running = self.running(None).into_iter();
+        todo.extend(running.map(|id| Order::Release(self.generation, id)));
+        self.phase = Phase::Stopping(Stopping { why, failures: Vec::new(), lost: Vec::new() });
+    }
+}
