@@ -18,6 +18,8 @@ use std::time::{Duration, Instant};
 const MOST_UNTOLD: usize = 100_000;
 /// How long the end of a run waits for what is needed to keep what it leaves behind: longer than a process that hangs lives.
 const PATIENCE: Duration = Duration::from_secs(90);
+/// How long one may take to end that was killed, or given up and not killed yet.
+const LEAVING: Duration = Duration::from_secs(20);
 const RETRY: Duration = Duration::from_millis(50);
 
 /// The first rank's part, on every rank.
@@ -79,6 +81,17 @@ impl<'a> First<'a> {
         };
         self.desk = Some(Desk { run_dir: run_dir.clone(), _claim: claim, events, shown });
         Ok(run_dir)
+    }
+
+    /// The same in a run that has begun: the one before may not have ended yet.
+    pub(crate) fn begin_again(&mut self) -> Result<RunDir, Error> {
+        let until = Instant::now() + LEAVING;
+        loop {
+            match self.begin() {
+                Err(_) if Instant::now() < until => std::thread::sleep(RETRY),
+                done => return done,
+            }
+        }
     }
 
     fn desk(&mut self) -> Result<&mut Desk, Error> {

@@ -198,14 +198,16 @@ fn train_as(
         let (init, fresh) = (init.display(), fresh.join(" and "));
         say(format_args!("{init}: all its weights but {fresh}, which start anew"));
     }
+    // Of a later membership than the first one, if nobody is left of those before, checkpoints are what is.
+    let has_begun = env.restarts > 0 || worker.group().generation().0 > 0;
     // What can't be opened there ends the run before it begins.
-    let run_dir = worker.is_first().then(|| first.begin()).transpose()?;
+    let begin = || if has_begun { first.begin_again() } else { first.begin() };
+    let run_dir = worker.is_first().then(begin).transpose()?;
     // The first rank's files are everyone's; the others only need names for them, until they are the first.
     let run_path = run_dir.as_ref().map(RunDir::path).or(args.out.as_deref()).or(env.run_dir.as_deref());
     let run_path = run_path.unwrap_or(Path::new("runs"));
     let checkpoints = runs::checkpoints_of(run_path);
-    // Of a later membership than the first one, if nobody is left of those before, checkpoints are what is.
-    let resume = args.resume || env.restarts > 0 || worker.group().generation().0 > 0;
+    let resume = args.resume || has_begun;
     let trainer = Trainer {
         steps: args.steps,
         shuffle: !args.no_shuffle,

@@ -107,10 +107,10 @@ impl Play {
         std::mem::take(&mut self.hosts).into_iter().map(end).collect()
     }
 
-    /// Asks the run to end, goes on with it on the first host to the end of the epoch, and checks what came of it; gives what the
+    /// Asks all hosts to end, goes on with it on the first host to the end of the epoch, and checks what came of it; gives what the
     /// first host said before.
     fn end(mut self) -> String {
-        self.hosts.values().next().expect("a run has a host").signal("-TERM");
+        self.hosts.values().for_each(|host| host.signal("-TERM"));
         let said = self.all_end(143).swap_remove(0);
         let steps = self.run.checkpointed().next_multiple_of(EPOCH).to_string();
         self.run.alone(&["--resume", "--steps", &steps], &self.run.out());
