@@ -34,6 +34,8 @@ pub struct Link {
     own_address: String,
     /// The membership that it is in, and its rank there.
     member: Option<(Generation, Rank)>,
+    /// Whether this coordinator has been told of it: one that has taken another's place hasn't at first.
+    is_known: bool,
     /// Whether it was said that somebody waits to come in, since the last roster.
     change: bool,
 }
@@ -90,7 +92,8 @@ impl Link {
 
     fn new(stream: Channel, address: SocketAddr, pass: Pass, hello: Hello) -> Link {
         let (whereabouts, own_address, member) = (None, String::new(), None);
-        Link { stream, address, pass, hello, whereabouts, own_address, member, change: false }
+        let (is_known, change) = (false, false);
+        Link { stream, address, pass, hello, whereabouts, own_address, member, is_known, change }
     }
 
     /// The address of this end, which is one that the run's other machines can reach.
@@ -101,7 +104,7 @@ impl Link {
     /// Says that this worker is there, and waits until all are: gives its rank among them.
     pub fn join(&mut self, address: String, deadline: Deadline) -> Result<(Rank, Roster), Error> {
         self.own_address.clone_from(&address);
-        self.enter(FromWorker::Join { address }, &[], deadline)
+        self.enter(None, &[], deadline)
     }
 
     /// Says whether this worker goes on in place when others are lost or wait to come in.
@@ -123,18 +126,18 @@ impl Link {
     /// Says that this worker has left the membership at hand, of which these ranks gave no sign of life, and waits for the next.
     pub fn rejoin(&mut self, silent: &[Rank], deadline: Deadline) -> Result<(Rank, Roster), Error> {
         let silent: Vec<u32> = silent.iter().map(|rank| rank.0).collect();
-        self.enter(FromWorker::Rejoin { silent: silent.clone() }, &silent, deadline)
+        self.enter(Some(FromWorker::Rejoin { silent: silent.clone() }), &silent, deadline)
     }
 
     /// Says that it waits to come in, and waits for that: at another coordinator if this one is lost.
     fn enter(
         &mut self,
-        first: FromWorker,
+        mut again: Option<FromWorker>,
         silent: &[u32],
         deadline: Deadline,
     ) -> Result<(Rank, Roster), Error> {
-        let mut message = first;
         loop {
+            let message = again.take().filter(|_| self.is_known).unwrap_or_else(|| self.arrival(silent));
             let lost = match self.ask_for_roster(&message, deadline) {
                 Err(error @ Error::Broken { .. }) if self.whereabouts.is_some() => error,
                 entered => {
@@ -145,13 +148,17 @@ impl Link {
                 }
             };
             self.move_on(deadline).map_err(|_| lost)?;
-            let address = self.own_address.clone();
-            message = match self.member {
-                None => FromWorker::Join { address },
-                Some((generation, rank)) => {
-                    FromWorker::Return { address, generation, rank, silent: silent.to_vec() }
-                }
-            };
+        }
+    }
+
+    /// What a coordinator is told first.
+    fn arrival(&self, silent: &[u32]) -> FromWorker {
+        let address = self.own_address.clone();
+        match self.member {
+            None => FromWorker::Join { address },
+            Some((generation, rank)) => {
+                FromWorker::Return { address, generation, rank, silent: silent.to_vec() }
+            }
         }
     }
 
@@ -160,6 +167,7 @@ impl Link {
             return Err(self.broken("another has taken its place".into()));
         }
         self.say(message)?;
+        self.is_known = true;
         self.roster(deadline)
     }
 
@@ -176,7 +184,8 @@ impl Link {
                 let soon = Deadline::after(deadline.remaining().min(ANSWER_LIMIT));
                 match dial(address, &self.pass, &self.hello, &soon) {
                     Ok(stream) => {
-                        (self.stream, self.address, self.change) = (stream, address, false);
+                        (self.stream, self.address) = (stream, address);
+                        (self.is_known, self.change) = (false, false);
                         return Ok(());
                     }
                     Err(Attempt::Vain(error @ Error::Handshake { .. })) => return Err(error),
