@@ -11,10 +11,13 @@ const int MAX_WARPS = 32;
 
 __device__ inline int n_warps() { return (int)blockDim.x / 32; }
 
+// What the lane has whose number differs by `mask`. Structs have overloads of this.
+template <class V> __device__ V of_lane(V mine, int mask) { return __shfl_xor_sync(0xffffffffu, mine, mask); }
+
 // What `join` makes of the values of all threads of the block, which are a multiple of 32 and all come here: first inside of
 // warps, then warp after warp, so in an order that the block's size alone decides. All threads get it.
 template <class V, class Join> __device__ V joined(V value, V *room, Join join) {
-    for (int step = 16; step > 0; step /= 2) value = join(value, __shfl_xor_sync(0xffffffffu, value, step));
+    for (int step = 16; step > 0; step /= 2) value = join(value, of_lane(value, step));
     // Somebody may still read what was joined before.
     __syncthreads();
     if (threadIdx.x % 32 == 0) room[threadIdx.x / 32] = value;

@@ -52,6 +52,9 @@ typedef ELEMENT T;
 __device__ inline T stored(float x) { return rounded<T>(x); }
 #endif
 
+#define INFINITY_F __uint_as_float(0x7f800000u)
+#define NAN_F __uint_as_float(0x7fc00000u)
+
 __device__ inline bool is_nan(float x) { return x != x; }
 
 // The larger of two; a NaN on either side wins.

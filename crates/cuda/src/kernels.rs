@@ -68,6 +68,7 @@ const W: Parameter = Parameter::Write;
 const W0: Parameter = Parameter::WriteOrNull;
 const N: Parameter = Parameter::Int;
 const F: Parameter = Parameter::Float;
+const D: Parameter = Parameter::Double;
 const WALK1: Parameter = Parameter::Struct(size_of::<Walk<1>>());
 const WALK2: Parameter = Parameter::Struct(size_of::<Walk<2>>());
 const WALK3: Parameter = Parameter::Struct(size_of::<Walk<3>>());
@@ -83,6 +84,30 @@ const fn elementwise(name: &'static str, parameters: &'static [Parameter]) -> Ke
 
 const fn reduce(name: &'static str, parameters: &'static [Parameter], share: Share) -> Kernel {
     Kernel { name, source: Source::Reduce, parameters, share }
+}
+
+const fn copy(name: &'static str, parameters: &'static [Parameter], share: Share) -> Kernel {
+    Kernel { name, source: Source::Copy, parameters, share }
+}
+
+const fn softmax(name: &'static str, parameters: &'static [Parameter]) -> Kernel {
+    Kernel { name, source: Source::Softmax, parameters, share: Share::Rows }
+}
+
+const fn loss(name: &'static str, parameters: &'static [Parameter], share: Share) -> Kernel {
+    Kernel { name, source: Source::Loss, parameters, share }
+}
+
+const fn random(name: &'static str, parameters: &'static [Parameter]) -> Kernel {
+    Kernel { name, source: Source::Random, parameters, share: Share::Elements }
+}
+
+const fn convert(name: &'static str) -> Kernel {
+    Kernel { name, source: Source::Convert, parameters: &[R, W, N], share: Share::Elements }
+}
+
+const fn gradients(name: &'static str, parameters: &'static [Parameter], share: Share) -> Kernel {
+    Kernel { name, source: Source::Gradients, parameters, share }
 }
 
 const fn rule(name: &'static str, parameters: &'static [Parameter]) -> Kernel {
@@ -135,6 +160,50 @@ pub const KERNELS: &[Kernel] = &[
     reduce("sum_by_block", &[R, W, WALK1, WALK1, N, N], Share::Rows),
     reduce("sum_pieces", &[R, W, WALK1, WALK1, N, N, N], Share::Rows),
     reduce("sum_parts", &[R, W, N, N, F], Share::Rows),
+    reduce("sum_columns", &[R, W, N, N, N], Share::Columns),
+    reduce("sum_column_parts", &[R, W, N, N], Share::Elements),
+    reduce("max_by_thread", &[R, W, W, N, N, N], Share::Elements),
+    reduce("max_by_block", &[R, W, W, N, N], Share::Rows),
+    reduce("max_gradient", &[R, R, W, N, N, N], Share::Elements),
+    copy("copy_1", &[R, W, WALK2, N], Share::Elements),
+    copy("transpose_1", &[R, W, N, N, N], Share::Tiles),
+    copy("fill_1", &[W, N, N], Share::Elements),
+    copy("copy_2", &[R, W, WALK2, N], Share::Elements),
+    copy("transpose_2", &[R, W, N, N, N], Share::Tiles),
+    copy("fill_2", &[W, N, N], Share::Elements),
+    copy("copy_4", &[R, W, WALK2, N], Share::Elements),
+    copy("transpose_4", &[R, W, N, N, N], Share::Tiles),
+    copy("fill_4", &[W, N, N], Share::Elements),
+    copy("copy_8", &[R, W, WALK2, N], Share::Elements),
+    copy("transpose_8", &[R, W, N, N, N], Share::Tiles),
+    copy("fill_8", &[W, N, N], Share::Elements),
+    softmax("softmax", &[R, W, N, N]),
+    softmax("log_softmax", &[R, W, N, N]),
+    softmax("softmax_gradient", &[R, R, W, N, N]),
+    softmax("log_softmax_gradient", &[R, R, W, N, N]),
+    loss("nll", &[R, R, W, W, N, N], Share::Elements),
+    loss("nll_gradient", &[R, R, W, N, N, F], Share::Elements),
+    loss("cross_entropy", &[R, R, W, W, W, N, N, F], Share::Rows),
+    loss("cross_entropy_gradient", &[R, R, R, W, N, N, F, F], Share::Elements),
+    loss("cross_entropy_shares", &[R, R, W, W, N, N, F], Share::Rows),
+    loss("cross_entropy_shares_gradient", &[R, R, R, W, N, N, F, F], Share::Rows),
+    loss("squared_error", &[R, R, W, N, N], Share::Rows),
+    loss("squared_error_gradient", &[R, R, R, W, N, F], Share::Elements),
+    loss("binary_cross_entropy", &[R, R, W, N, N], Share::Rows),
+    loss("binary_cross_entropy_gradient", &[R, R, R, W, N, F], Share::Elements),
+    random("uniform", &[W, N, N, D, D, F, N]),
+    random("fill_normal", &[W, N, N, D, N]),
+    random("normal", &[W, N, N, D, D, N]),
+    random("dropout_mask", &[W, R, R, N, N, N, F]),
+    random("dropout", &[R, W, R, R, N, N, N, F]),
+    convert("from_f32"),
+    convert("from_bf16"),
+    convert("from_f16"),
+    gradients("find_not_finite", &[R, W, N], Share::Elements),
+    gradients("sum_squares", &[R, W, N, N], Share::Rows),
+    gradients("norm_of_parts", &[R, W, N], Share::Rows),
+    gradients("clip_norm", &[W, R, D, N], Share::Elements),
+    gradients("clip_value", &[W, F, N], Share::Elements),
     rule("sgd", &[W, R, W0, R, R0, N]),
     rule("sgd_momentum", &[W, R, W0, W, R, R0, N]),
     rule("sgd_nesterov", &[W, R, W0, W, R, R0, N]),

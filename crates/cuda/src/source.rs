@@ -1,5 +1,7 @@
 //! The sources of the kernels.
 
+use crate::element::Element;
+
 /// A file of kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Source {
@@ -7,20 +9,45 @@ pub enum Source {
     Elementwise,
     /// Sums and largest values along dimensions.
     Reduce,
+    /// Copies between views, and fills.
+    Copy,
+    /// Softmax and its logarithm.
+    Softmax,
+    /// Losses.
+    Loss,
+    /// Random numbers and dropout.
+    Random,
+    /// Conversions between types.
+    Convert,
+    /// What is done to all gradients together.
+    Gradients,
     /// The optimizers' rules.
     Optimizer,
 }
 
 /// The files that sources include, by name.
-pub(crate) const HEADERS: [(&str, &str); 3] = [
+pub(crate) const HEADERS: [(&str, &str); 6] = [
     ("numbers.cuh", include_str!("../kernels/numbers.cuh")),
     ("grid.cuh", include_str!("../kernels/grid.cuh")),
     ("strided.cuh", include_str!("../kernels/strided.cuh")),
+    ("columns.cuh", include_str!("../kernels/columns.cuh")),
+    ("rows.cuh", include_str!("../kernels/rows.cuh")),
+    ("philox.cuh", include_str!("../kernels/philox.cuh")),
 ];
 
 impl Source {
     /// All of them.
-    pub const ALL: [Source; 3] = [Source::Elementwise, Source::Reduce, Source::Optimizer];
+    pub const ALL: [Source; 9] = [
+        Source::Elementwise,
+        Source::Reduce,
+        Source::Copy,
+        Source::Softmax,
+        Source::Loss,
+        Source::Random,
+        Source::Convert,
+        Source::Gradients,
+        Source::Optimizer,
+    ];
 
     /// The name of the file in `kernels/`.
     pub const fn file(self) -> &'static str {
@@ -32,10 +59,24 @@ impl Source {
         self.parts().1
     }
 
+    /// The types of elements that it is compiled for: one where it asks for none.
+    pub const fn elements(self) -> &'static [Element] {
+        match self {
+            Source::Copy => &[Element::F32],
+            _ => &Element::ALL,
+        }
+    }
+
     const fn parts(self) -> (&'static str, &'static str) {
         match self {
             Source::Elementwise => ("elementwise.cu", include_str!("../kernels/elementwise.cu")),
             Source::Reduce => ("reduce.cu", include_str!("../kernels/reduce.cu")),
+            Source::Copy => ("copy.cu", include_str!("../kernels/copy.cu")),
+            Source::Softmax => ("softmax.cu", include_str!("../kernels/softmax.cu")),
+            Source::Loss => ("loss.cu", include_str!("../kernels/loss.cu")),
+            Source::Random => ("random.cu", include_str!("../kernels/random.cu")),
+            Source::Convert => ("convert.cu", include_str!("../kernels/convert.cu")),
+            Source::Gradients => ("gradients.cu", include_str!("../kernels/gradients.cu")),
             Source::Optimizer => ("optimizer.cu", include_str!("../kernels/optimizer.cu")),
         }
     }

@@ -5,6 +5,11 @@ mod compare;
 mod program;
 mod values;
 
+mod copy;
 mod elementwise;
+mod gradients;
+mod loss;
 mod optimizer;
+mod random;
 mod reduce;
+mod softmax;

@@ -23,6 +23,8 @@ pub(crate) enum Arg<'a> {
     Int(i64),
     /// A float32.
     Float(f32),
+    /// A float64.
+    Double(f64),
     /// A struct.
     Struct(Vec<u8>),
 }
@@ -36,6 +38,7 @@ impl Arg<'_> {
             Arg::Null => matches!(parameter, Parameter::ReadOrNull | Parameter::WriteOrNull),
             Arg::Int(_) => parameter == Parameter::Int,
             Arg::Float(_) => parameter == Parameter::Float,
+            Arg::Double(_) => parameter == Parameter::Double,
             Arg::Struct(bytes) => parameter == Parameter::Struct(bytes.len()),
         }
     }
@@ -48,6 +51,7 @@ impl Arg<'_> {
             Arg::Null => (2, Vec::new()),
             Arg::Int(n) => (0, n.to_ne_bytes().to_vec()),
             Arg::Float(x) => (0, x.to_ne_bytes().to_vec()),
+            Arg::Double(x) => (0, x.to_ne_bytes().to_vec()),
             Arg::Struct(bytes) => (0, bytes.clone()),
         }
     }
@@ -236,7 +240,7 @@ fn kernels_take_what_the_list_says() {
         return;
     }
     for source in Source::ALL {
-        let output = Command::new(program(source, Element::F32)).arg("signatures").output().unwrap();
+        let output = Command::new(program(source, source.elements()[0])).arg("signatures").output().unwrap();
         let listed = KERNELS.iter().filter(|kernel| kernel.source == source);
         let lines = listed.map(|kernel| {
             let letters: String = kernel.parameters.iter().map(letter).collect();
