@@ -3,6 +3,7 @@
 use crate::geometry::{Geometry, Share, Work};
 use crate::source::Source;
 use crate::walk::Walk;
+use crate::window::Window;
 
 /// One of our kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,6 +70,7 @@ const W0: Parameter = Parameter::WriteOrNull;
 const N: Parameter = Parameter::Int;
 const F: Parameter = Parameter::Float;
 const D: Parameter = Parameter::Double;
+const WINDOW: Parameter = Parameter::Struct(Window::BYTES);
 const WALK1: Parameter = Parameter::Struct(size_of::<Walk<1>>());
 const WALK2: Parameter = Parameter::Struct(size_of::<Walk<2>>());
 const WALK3: Parameter = Parameter::Struct(size_of::<Walk<3>>());
@@ -96,6 +98,22 @@ const fn softmax(name: &'static str, parameters: &'static [Parameter]) -> Kernel
 
 const fn loss(name: &'static str, parameters: &'static [Parameter], share: Share) -> Kernel {
     Kernel { name, source: Source::Loss, parameters, share }
+}
+
+const fn embedding(name: &'static str, parameters: &'static [Parameter], share: Share) -> Kernel {
+    Kernel { name, source: Source::Embedding, parameters, share }
+}
+
+const fn layer_norm(name: &'static str, parameters: &'static [Parameter], share: Share) -> Kernel {
+    Kernel { name, source: Source::LayerNorm, parameters, share }
+}
+
+const fn batch_norm(name: &'static str, parameters: &'static [Parameter], share: Share) -> Kernel {
+    Kernel { name, source: Source::BatchNorm, parameters, share }
+}
+
+const fn pooling(name: &'static str, parameters: &'static [Parameter]) -> Kernel {
+    Kernel { name, source: Source::Pooling, parameters, share: Share::Elements }
 }
 
 const fn random(name: &'static str, parameters: &'static [Parameter]) -> Kernel {
@@ -191,6 +209,26 @@ pub const KERNELS: &[Kernel] = &[
     loss("squared_error_gradient", &[R, R, R, W, N, F], Share::Elements),
     loss("binary_cross_entropy", &[R, R, W, N, N], Share::Rows),
     loss("binary_cross_entropy_gradient", &[R, R, R, W, N, F], Share::Elements),
+    embedding("embedding", &[R, R, W, W, N, N, N], Share::Elements),
+    embedding("embedding_spans", &[R, W, W, N, N], Share::Elements),
+    embedding("embedding_gradient", &[R, R, R, R, W, N, N], Share::Rows),
+    layer_norm("layer_norm", &[R, R0, R0, W, W, W, N, N, F], Share::Rows),
+    layer_norm("layer_norm_gradient", &[R, R0, R, R, R, W, N, N], Share::Rows),
+    layer_norm("layer_norm_columns", &[R, R, R, R, W, W, N, N, N], Share::Columns),
+    batch_norm("batch_moments", &[R, W, W, N, N, N], Share::Columns),
+    batch_norm("merge_moments", &[R, R, W, N, N, N], Share::Rows),
+    batch_norm("batch_statistics", &[R, W, W, W, N, D, D], Share::Elements),
+    batch_norm("batch_scales", &[R, W, N, D], Share::Elements),
+    batch_norm("batch_normalise", &[R, R, R, R0, R0, R0, W, N, N, N], Share::Elements),
+    batch_norm("batch_sums", &[R, R, R0, R, W, W, N, N, N], Share::Columns),
+    batch_norm("merge_sums", &[R, R, W, N, N], Share::Rows),
+    batch_norm("batch_channel_gradients", &[R, R, W0, W0, N], Share::Elements),
+    batch_norm("batch_factors", &[R0, R, R0, W, N, D], Share::Elements),
+    batch_norm("batch_input_gradient", &[R, R, R0, R, R, W, W0, N, N], Share::Elements),
+    pooling("max_pool", &[R, W, W, WINDOW, N]),
+    pooling("max_pool_gradient", &[R, R, W, WINDOW, N]),
+    pooling("average_pool", &[R, W, WINDOW, N, N]),
+    pooling("average_pool_gradient", &[R, W, WINDOW, N, N]),
     random("uniform", &[W, N, N, D, D, F, N]),
     random("fill_normal", &[W, N, N, D, N]),
     random("normal", &[W, N, N, D, D, N]),

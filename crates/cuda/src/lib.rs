@@ -19,6 +19,7 @@ mod geometry;
 mod kernels;
 mod source;
 mod walk;
+mod window;
 
 mod driver;
 mod error;
@@ -34,3 +35,4 @@ pub use library::{Library, Version};
 pub use nvrtc::{Architecture, Form, Nvrtc};
 pub use source::Source;
 pub use walk::{MAX_DIMS, Walk};
+pub use window::Window;

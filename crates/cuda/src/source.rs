@@ -15,6 +15,14 @@ pub enum Source {
     Softmax,
     /// Losses.
     Loss,
+    /// Rows of a table.
+    Embedding,
+    /// Layer normalisation.
+    LayerNorm,
+    /// Batch normalisation.
+    BatchNorm,
+    /// Max and average pooling.
+    Pooling,
     /// Random numbers and dropout.
     Random,
     /// Conversions between types.
@@ -37,12 +45,16 @@ pub(crate) const HEADERS: [(&str, &str); 6] = [
 
 impl Source {
     /// All of them.
-    pub const ALL: [Source; 9] = [
+    pub const ALL: [Source; 13] = [
         Source::Elementwise,
         Source::Reduce,
         Source::Copy,
         Source::Softmax,
         Source::Loss,
+        Source::Embedding,
+        Source::LayerNorm,
+        Source::BatchNorm,
+        Source::Pooling,
         Source::Random,
         Source::Convert,
         Source::Gradients,
@@ -74,6 +86,10 @@ impl Source {
             Source::Copy => ("copy.cu", include_str!("../kernels/copy.cu")),
             Source::Softmax => ("softmax.cu", include_str!("../kernels/softmax.cu")),
             Source::Loss => ("loss.cu", include_str!("../kernels/loss.cu")),
+            Source::Embedding => ("embedding.cu", include_str!("../kernels/embedding.cu")),
+            Source::LayerNorm => ("layer_norm.cu", include_str!("../kernels/layer_norm.cu")),
+            Source::BatchNorm => ("batch_norm.cu", include_str!("../kernels/batch_norm.cu")),
+            Source::Pooling => ("pooling.cu", include_str!("../kernels/pooling.cu")),
             Source::Random => ("random.cu", include_str!("../kernels/random.cu")),
             Source::Convert => ("convert.cu", include_str!("../kernels/convert.cu")),
             Source::Gradients => ("gradients.cu", include_str!("../kernels/gradients.cu")),

@@ -39,7 +39,7 @@ inline unsigned __ballot_sync(unsigned, int mine) {
     return all;
 }
 
-inline int __ffs(unsigned bits) { return __builtin_ffs((int)bits); }
+inline int __ffs(int bits) { return __builtin_ffs(bits); }
 
 template <class V> V atomicMin(V *at, V value) {
     const V before = *at;

@@ -5,11 +5,15 @@ mod compare;
 mod program;
 mod values;
 
+mod batch_norm;
 mod copy;
 mod elementwise;
+mod embedding;
 mod gradients;
+mod layer_norm;
 mod loss;
 mod optimizer;
+mod pooling;
 mod random;
 mod reduce;
 mod softmax;
