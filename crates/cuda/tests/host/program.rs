@@ -250,6 +250,32 @@ fn kernels_take_what_the_list_says() {
     }
 }
 
+/// A program of kernels that stand in a test.
+pub(crate) fn trial(name: &str, kernels: &str, names: &[&str]) -> PathBuf {
+    let entries: String = names.iter().map(|name| format!("ENTRY({name}) ")).collect();
+    let text = format!(
+        "#include \"device.h\"\n#include \"grid.cuh\"\n#include \"philox.cuh\"\n{kernels}\n#define ENTRIES {entries}\n#include \"driver.cpp\"\n"
+    );
+    let path = folder().join(format!("{name}-{}", std::process::id()));
+    compiled(&text, &path).unwrap_or_else(|error| panic!("{name} on the host: {error}"));
+    path
+}
+
+/// Runs a kernel of such a program with one block of `threads`.
+pub(crate) fn run_trial(
+    program: &Path,
+    kernel: &str,
+    threads: u32,
+    args: &mut [Arg<'_>],
+) -> Result<(), String> {
+    let output = run(program, &request(kernel, Geometry { blocks: 1, threads }, args));
+    if !output.status.success() {
+        return Err(String::from_utf8_lossy(&output.stderr).into_owned());
+    }
+    take(&output.stdout, args);
+    Ok(())
+}
+
 /// A program whose kernels are wrong on purpose: what the other tests rely on must be noticed.
 #[test]
 fn wrong_kernels_are_noticed() {
@@ -272,12 +298,7 @@ fn wrong_kernels_are_noticed() {
     ";
     let names =
         ["reads_beside", "writes_beside", "forgets_a_barrier", "leaves_others_waiting", "races", "is_right"];
-    let entries: String = names.iter().map(|name| format!("ENTRY({name}) ")).collect();
-    let text = format!(
-        "#include \"device.h\"\n#include \"numbers.cuh\"\n{kernels}\n#define ENTRIES {entries}\n#include \"driver.cpp\"\n"
-    );
-    let path = folder().join(format!("wrong-{}", std::process::id()));
-    compiled(&text, &path).unwrap();
+    let path = trial("wrong", kernels, &names);
     let values = [0u8; 12];
     for (name, want) in names.iter().zip([
         "heap-buffer-overflow",
@@ -287,11 +308,12 @@ fn wrong_kernels_are_noticed() {
         "the order of threads shows",
         "",
     ]) {
-        let args = [Arg::In(&values), Arg::Out(&mut [0; 12]), Arg::Int(3)];
-        let output = run(&path, &request(name, Geometry { blocks: 1, threads: 32 }, &args));
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.success(), want.is_empty(), "{name}: {said}");
-        assert!(said.contains(want), "{name}: {said}");
+        let mut out = [0; 12];
+        let said = run_trial(&path, name, 32, &mut [Arg::In(&values), Arg::Out(&mut out), Arg::Int(3)]);
+        match said {
+            Ok(()) => assert!(want.is_empty(), "{name} wasn't noticed"),
+            Err(said) => assert!(!want.is_empty() && said.contains(want), "{name}: {said}"),
+        }
     }
     std::fs::remove_file(path).unwrap();
 }

@@ -1,6 +1,6 @@
 //! Random numbers and dropout against the engine's, bit by bit.
 
-use crate::program::{Arg, launch, there_is_a_compiler};
+use crate::program::{Arg, launch, run_trial, there_is_a_compiler, trial};
 use crate::values::{SIZES, decode, encode, floats, random, room};
 use phalanx_cuda::{Element, Work};
 use phalanx_tensor::{DType, Device, DropoutKey, Philox, Tensor};
@@ -21,6 +21,35 @@ fn filled(kernel: &str, element: Element, n: usize, keys: [u64; 2], constants: V
     args.push(Arg::Int(n as i64));
     launch(kernel, element, Work::Elements(n as u64), &mut args);
     out
+}
+
+#[test]
+fn words_are_the_engines_with_all_of_their_bits() {
+    if !there_is_a_compiler() {
+        return;
+    }
+    let kernel = "extern \"C\" __global__ void words(u32 *out, i64 seed, i64 stream, i64 first, i64 n) {
+        for (i64 i = first_element(); i < n; i += all_threads()) {
+            const Words words = philox((u64)seed, (u64)stream, (u64)first + (u64)i);
+            for (int j = 0; j < 4; j++) out[4 * i + j] = words.word[j];
+        }
+    }";
+    let program = trial("words", kernel, &["words"]);
+    let n = 500;
+    for (keys, first) in
+        KEYS.into_iter().flat_map(|keys| [0, u64::from(u32::MAX) - 100, u64::MAX - 100].map(|at| (keys, at)))
+    {
+        let mut out = vec![0; n * 16];
+        let mut args = vec![Arg::Out(&mut out)];
+        args.extend(key(keys));
+        args.extend([Arg::Int(first as i64), Arg::Int(n as i64)]);
+        run_trial(&program, "words", 64, &mut args).unwrap();
+        let philox = Philox::new(keys[0], keys[1]);
+        let want: Vec<u32> = (0..n as u64).flat_map(|i| philox.block(first.wrapping_add(i))).collect();
+        let got: Vec<u32> = out.chunks_exact(4).map(bytemuck::pod_read_unaligned).collect();
+        assert!(got == want, "{keys:?} from {first}");
+    }
+    std::fs::remove_file(program).unwrap();
 }
 
 #[test]
