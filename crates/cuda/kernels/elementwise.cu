@@ -1,0 +1,92 @@
+// Functions of one tensor and their gradients, and arithmetic of two. Meanings are those of the op table of the engine.
+// Gradients are told from the value that the op keeps: its output or its input.
+#include "grid.cuh"
+#include "strided.cuh"
+
+// The share of a standard normal below x.
+__device__ inline float normal_cdf(float x) { return 0.5f * (1.0f + erff(x * 0.70710678118654752f)); }
+
+__device__ inline float gelu_slope(float x) {
+    const float density = 0.3989422804014327f * expf(-0.5f * x * x);
+    return normal_cdf(x) + x * density;
+}
+
+template <class F> __device__ void map(const T *in, T *out, i64 n, F f) {
+    for (i64 i = first_element(); i < n; i += all_threads()) out[i] = stored(f(wide(in[i])));
+}
+
+// `kept` is null where the gradient is a function of neither the input nor the output.
+template <class F> __device__ void map_gradient(const T *kept, const T *grad, T *out, i64 n, F f) {
+    for (i64 i = first_element(); i < n; i += all_threads()) {
+        out[i] = stored(f(kept ? wide(kept[i]) : 0.0f, wide(grad[i])));
+    }
+}
+
+// One row a function: its name, its value at `x`, its gradient from `kept` and `g`; `a` and `b` are its constants.
+#define FUNCTION(NAME, VALUE, GRADIENT)                                                                                      \
+    extern "C" __global__ void NAME(const T *in, T *out, i64 n, float a, float b) {                                          \
+        map(in, out, n, [=](float x) { return VALUE; });                                                                     \
+    }                                                                                                                        \
+    extern "C" __global__ void NAME##_gradient(const T *kept, const T *grad, T *out, i64 n, float a, float b) {              \
+        map_gradient(kept, grad, out, n, [=](float kept, float g) { return GRADIENT; });                                     \
+    }
+
+FUNCTION(negative, -x, -g)
+FUNCTION(exponential, expf(x), g *kept)
+FUNCTION(logarithm, logf(x), g / kept)
+FUNCTION(root, sqrtf(x), 0.5f * g / kept)
+FUNCTION(hyperbolic_tangent, tanhf(x), g * (1.0f - kept * kept))
+FUNCTION(sigmoid, 1.0f / (1.0f + expf(-x)), g *kept *(1.0f - kept))
+FUNCTION(relu, x > 0.0f || is_nan(x) ? x : 0.0f, where_relu_passed(g, kept))
+FUNCTION(gelu, x *normal_cdf(x), g *gelu_slope(kept))
+FUNCTION(absolute, fabsf(x), kept > 0.0f ? g : kept < 0.0f ? -g : 0.0f)
+FUNCTION(square, x *x, 2.0f * g * kept)
+// x^0 is 1 everywhere; the formula would give 0 times infinity at 0. `b` is a - 1, rounded once.
+FUNCTION(power, powf(x, a), a == 0.0f ? 0.0f : g * a * powf(kept, b))
+FUNCTION(over, x / a, g / a)
+FUNCTION(affine, fmaf(x, a, b), g *a)
+
+template <class F> __device__ void zip(const T *left, const T *right, T *out, i64 n, F f) {
+    for (i64 i = first_element(); i < n; i += all_threads()) out[i] = stored(f(wide(left[i]), wide(right[i])));
+}
+
+template <class F> __device__ void zip_views(const T *left, const T *right, T *out, const Walk<2> &walk, i64 n, F f) {
+    for (i64 i = first_element(); i < n; i += all_threads()) {
+        i64 at[2];
+        places(walk, i, at);
+        out[i] = stored(f(wide(left[at[0]]), wide(right[at[1]])));
+    }
+}
+
+// One row an operation of two tensors: of the same order in memory, and of any views, where `out` is row-major.
+#define ARITHMETIC(NAME, VALUE)                                                                                              \
+    extern "C" __global__ void NAME(const T *left, const T *right, T *out, i64 n) {                                          \
+        zip(left, right, out, n, [](float x, float y) { return VALUE; });                                                    \
+    }                                                                                                                        \
+    extern "C" __global__ void NAME##_views(const T *left, const T *right, T *out, Walk<2> walk, i64 n) {                    \
+        zip_views(left, right, out, walk, n, [](float x, float y) { return VALUE; });                                        \
+    }
+
+ARITHMETIC(sum, x + y)
+ARITHMETIC(difference, x - y)
+ARITHMETIC(product, x *y)
+ARITHMETIC(quotient, x / y)
+ARITHMETIC(maximum, larger(x, y))
+ARITHMETIC(minimum, -larger(-x, -y))
+
+// `out = grad` where `mine` beats `other` or either is NaN, half of it at a tie, else 0. `sign` is 1 for a maximum, -1 for a
+// minimum. All may be any views but `out`, which is row-major.
+extern "C" __global__ void winner_gradient(const T *mine, const T *other, const T *grad, T *out, Walk<3> walk, i64 n, float sign) {
+    for (i64 i = first_element(); i < n; i += all_threads()) {
+        i64 at[3];
+        places(walk, i, at);
+        const float x = wide(mine[at[0]]) * sign, y = wide(other[at[1]]) * sign;
+        const float share = x == y ? 0.5f : x < y ? 0.0f : 1.0f;
+        out[i] = stored(share * wide(grad[at[2]]));
+    }
+}
+
+// `sum += x`.
+extern "C" __global__ void add_assign(T *sum, const T *x, i64 n) {
+    for (i64 i = first_element(); i < n; i += all_threads()) sum[i] = stored(wide(sum[i]) + wide(x[i]));
+}

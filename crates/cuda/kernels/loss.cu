@@ -1,0 +1,129 @@
+// Losses. Each leaves one number a row or piece in `losses`, which `sum_parts` adds up and divides by how many there are. In
+// gradients `grad` is that of the loss, a scalar in device memory, and `factor` what the mean makes of it. A label that is no
+// class makes its row's loss NaN and sets `bad` to 1.
+#include "rows.cuh"
+
+__device__ inline bool is_class(i64 label, i64 width, int *bad) {
+    if (label >= 0 && label < width) return true;
+    *bad = 1;
+    return false;
+}
+
+// Negative log likelihood, from log-probabilities `y` (rows, width).
+extern "C" __global__ void nll(const T *y, const i64 *labels, float *losses, int *bad, i64 rows, i64 width) {
+    for (i64 row = first_element(); row < rows; row += all_threads()) {
+        const i64 label = labels[row];
+        losses[row] = is_class(label, width, bad) ? -wide(y[row * width + label]) : NAN_F;
+    }
+}
+
+extern "C" __global__ void nll_gradient(const i64 *labels, const T *grad, T *out, i64 rows, i64 width, float factor) {
+    const float each = -factor * wide(*grad);
+    for (i64 i = first_element(); i < rows * width; i += all_threads()) {
+        out[i] = stored(labels[i / width] == i % width ? each : 0.0f);
+    }
+}
+
+// Cross entropy of logits with labels; keeps the logarithm of their softmax. With `smoothing` s the target is 1 - s on the label
+// and s / width on every class.
+extern "C" __global__ void cross_entropy(const T *in, const i64 *labels, T *y, float *losses, int *bad, i64 rows, i64 width,
+                                         float smoothing) {
+    __shared__ float room[MAX_WARPS];
+    for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
+        const T *x = in + row * width;
+        const float shift = log_shift(x, width, room);
+        float sum = 0.0f;
+        for (i64 i = threadIdx.x; i < width; i += blockDim.x) {
+            const float log_share = wide(x[i]) - shift;
+            y[row * width + i] = stored(log_share);
+            sum += log_share;
+        }
+        const float mean = smoothing == 0.0f ? 0.0f : sum_of_block(sum, room) / (float)width;
+        if (threadIdx.x == 0) {
+            const i64 label = labels[row];
+            const float picked = is_class(label, width, bad) ? wide(x[label]) - shift : NAN_F;
+            losses[row] = -((1.0f - smoothing) * picked + smoothing * mean);
+        }
+    }
+}
+
+// Softmax minus target.
+extern "C" __global__ void cross_entropy_gradient(const T *y, const i64 *labels, const T *grad, T *out, i64 rows, i64 width,
+                                                  float smoothing, float factor) {
+    const float each = factor * wide(*grad), spread = smoothing / (float)width;
+    for (i64 i = first_element(); i < rows * width; i += all_threads()) {
+        const float target = spread + (labels[i / width] == i % width ? 1.0f - smoothing : 0.0f);
+        out[i] = stored((expf(wide(y[i])) - target) * each);
+    }
+}
+
+// Cross entropy of logits with `shares` (rows, width) of the classes.
+extern "C" __global__ void cross_entropy_shares(const T *in, const T *shares, T *y, float *losses, i64 rows, i64 width,
+                                                float smoothing) {
+    __shared__ float room[MAX_WARPS];
+    for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
+        const T *x = in + row * width;
+        const float shift = log_shift(x, width, room);
+        float sum = 0.0f;
+        for (i64 i = threadIdx.x; i < width; i += blockDim.x) {
+            const float log_share = wide(x[i]) - shift;
+            y[row * width + i] = stored(log_share);
+            sum += ((1.0f - smoothing) * wide(shares[row * width + i]) + smoothing / (float)width) * log_share;
+        }
+        sum = sum_of_block(sum, room);
+        if (threadIdx.x == 0) losses[row] = -sum;
+    }
+}
+
+// Softmax times the sum of the targets, minus the target.
+extern "C" __global__ void cross_entropy_shares_gradient(const T *y, const T *shares, const T *grad, T *out, i64 rows, i64 width,
+                                                         float smoothing, float factor) {
+    __shared__ float room[MAX_WARPS];
+    const float each = factor * wide(*grad), spread = smoothing / (float)width;
+    for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
+        const i64 start = row * width;
+        float sum = 0.0f;
+        for (i64 i = threadIdx.x; i < width; i += blockDim.x) sum += (1.0f - smoothing) * wide(shares[start + i]) + spread;
+        sum = sum_of_block(sum, room);
+        for (i64 i = threadIdx.x; i < width; i += blockDim.x) {
+            const float target = (1.0f - smoothing) * wide(shares[start + i]) + spread;
+            out[start + i] = stored((expf(wide(y[start + i])) * sum - target) * each);
+        }
+    }
+}
+
+// A block for each `piece` elements: `losses` gets the sum of `f` over each.
+template <class F> __device__ void sum_pairs(const T *x, const T *t, float *losses, i64 n, i64 piece, float *room, F f) {
+    for (i64 p = blockIdx.x; p * piece < n; p += gridDim.x) {
+        const i64 end = (p + 1) * piece < n ? (p + 1) * piece : n;
+        float sum = 0.0f;
+        for (i64 i = p * piece + threadIdx.x; i < end; i += blockDim.x) sum += f(wide(x[i]), wide(t[i]));
+        sum = sum_of_block(sum, room);
+        if (threadIdx.x == 0) losses[p] = sum;
+    }
+}
+
+extern "C" __global__ void squared_error(const T *x, const T *t, float *losses, i64 n, i64 piece) {
+    __shared__ float room[MAX_WARPS];
+    sum_pairs(x, t, losses, n, piece, room, [](float x, float t) { return (x - t) * (x - t); });
+}
+
+// `factor` is 2 over how many there are; less than 0 for the gradient of the target.
+extern "C" __global__ void squared_error_gradient(const T *x, const T *t, const T *grad, T *out, i64 n, float factor) {
+    const float each = factor * wide(*grad);
+    for (i64 i = first_element(); i < n; i += all_threads()) out[i] = stored((wide(x[i]) - wide(t[i])) * each);
+}
+
+// Binary cross entropy of logits, in the form that can't overflow.
+extern "C" __global__ void binary_cross_entropy(const T *x, const T *t, float *losses, i64 n, i64 piece) {
+    __shared__ float room[MAX_WARPS];
+    sum_pairs(x, t, losses, n, piece, room,
+              [](float x, float t) { return larger(0.0f, x) - x * t + log1pf(expf(-fabsf(x))); });
+}
+
+extern "C" __global__ void binary_cross_entropy_gradient(const T *x, const T *t, const T *grad, T *out, i64 n, float factor) {
+    const float each = factor * wide(*grad);
+    for (i64 i = first_element(); i < n; i += all_threads()) {
+        out[i] = stored((1.0f / (1.0f + expf(-wide(x[i]))) - wide(t[i])) * each);
+    }
+}

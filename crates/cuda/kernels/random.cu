@@ -1,0 +1,69 @@
+// Random numbers and dropout: each number is a function of its key and its place alone, the same as on a CPU.
+#include "grid.cuh"
+#include "philox.cuh"
+
+// Numbers in [low, high), of which `largest` is the last one that the type has.
+extern "C" __global__ void uniform(T *out, i64 seed, i64 stream, double low, double high, float largest, i64 n) {
+    for (i64 i = first_element(); i < n; i += all_threads()) {
+        const u32 word = philox((u64)seed, (u64)stream, (u64)i / 4).word[i % 4];
+        const float value = wide(stored((float)(low + (high - low) * (double)unit(word))));
+        out[i] = stored(value < largest ? value : largest);
+    }
+}
+
+// Two numbers of each block of four words, as first values are made.
+extern "C" __global__ void fill_normal(T *out, i64 seed, i64 stream, double std, i64 n) {
+    for (i64 i = first_element(); i < n; i += all_threads()) {
+        const Words words = philox((u64)seed, (u64)stream, (u64)i / 2);
+        const int first = (int)(i % 2) * 2;
+        out[i] = stored((float)(std * normal_of(words.word[first], words.word[first + 1])));
+    }
+}
+
+// One number of each block.
+extern "C" __global__ void normal(T *out, i64 seed, i64 stream, double mean, double std, i64 n) {
+    for (i64 i = first_element(); i < n; i += all_threads()) {
+        const Words words = philox((u64)seed, (u64)stream, (u64)i);
+        out[i] = stored((float)(mean + std * normal_of(words.word[0], words.word[1])));
+    }
+}
+
+// What a dropout is a function of, but for the samples' numbers. It lies in device memory, so that a captured graph can be played
+// again in another step.
+struct Key {
+    u64 seed;
+    u64 step;
+    u64 layer;
+};
+
+__device__ inline u64 mixed(const Key &key) {
+    const Words w = philox(key.seed, key.layer, key.step);
+    const u64 low = (u64)w.word[2] << 32 | w.word[3];
+    return ((u64)w.word[0] << 32 | w.word[1]) ^ (low << 17 | low >> 47);
+}
+
+// Calls `element(i, dropped)` for each of `width` elements of each sample; one block of random words does for four of them.
+template <class F> __device__ void drop(const Key *key, const u64 *samples, i64 n_samples, i64 width, i64 threshold, F element) {
+    const u64 seed = mixed(*key);
+    const i64 fours = (width + 3) / 4;
+    for (i64 i = first_element(); i < n_samples * fours; i += all_threads()) {
+        const i64 sample = i / fours, first = i % fours * 4;
+        const Words words = philox(seed, samples[sample], (u64)(first / 4));
+        for (i64 j = first; j < first + 4 && j < width; j++) {
+            element(sample * width + j, words.word[j - first] < (u32)threshold);
+        }
+    }
+}
+
+// 0 where an element is dropped, `keep` elsewhere.
+extern "C" __global__ void dropout_mask(T *mask, const Key *key, const u64 *samples, i64 n_samples, i64 width, i64 threshold,
+                                        float keep) {
+    drop(key, samples, n_samples, width, threshold, [=](i64 i, bool dropped) { mask[i] = stored(dropped ? 0.0f : keep); });
+}
+
+// Row-major elements times that mask, which is never written: the gradient is made by the same call.
+extern "C" __global__ void dropout(const T *x, T *out, const Key *key, const u64 *samples, i64 n_samples, i64 width, i64 threshold,
+                                   float keep) {
+    drop(key, samples, n_samples, width, threshold,
+         [=](i64 i, bool dropped) { out[i] = stored(wide(x[i]) * (dropped ? 0.0f : keep)); });
+}

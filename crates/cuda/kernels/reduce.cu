@@ -1,0 +1,119 @@
+// Sums and largest values. A tensor is seen as outputs (the dimensions that stay) times terms (those that go), each with a walk
+// of its own. Sums are in float, in an order that the sizes alone decide.
+#include "columns.cuh"
+#include "grid.cuh"
+#include "strided.cuh"
+
+// A thread an output: where there are many outputs of few terms, or neighbouring outputs are neighbours in memory.
+extern "C" __global__ void sum_by_thread(const T *x, T *out, Walk<1> outputs, Walk<1> terms, i64 n_outputs, i64 n_terms) {
+    for (i64 o = first_element(); o < n_outputs; o += all_threads()) {
+        const T *from = x + place(outputs, o);
+        float sum = 0.0f;
+        for (i64 i = 0; i < n_terms; i++) sum += wide(from[place(terms, i)]);
+        out[o] = stored(sum);
+    }
+}
+
+// The sum of terms `first` to `end`, by all threads of a block.
+__device__ float block_sum(const T *from, const Walk<1> &terms, i64 first, i64 end, float *room) {
+    float sum = 0.0f;
+    for (i64 i = first + threadIdx.x; i < end; i += blockDim.x) sum += wide(from[place(terms, i)]);
+    return sum_of_block(sum, room);
+}
+
+// A block an output.
+extern "C" __global__ void sum_by_block(const T *x, T *out, Walk<1> outputs, Walk<1> terms, i64 n_outputs, i64 n_terms) {
+    __shared__ float room[MAX_WARPS];
+    for (i64 o = blockIdx.x; o < n_outputs; o += gridDim.x) {
+        const float sum = block_sum(x + place(outputs, o), terms, 0, n_terms, room);
+        if (threadIdx.x == 0) out[o] = stored(sum);
+    }
+}
+
+// A block for each `piece` terms of an output, where there are many: `parts` (outputs, pieces) are added up by `sum_parts`.
+extern "C" __global__ void sum_pieces(const T *x, float *parts, Walk<1> outputs, Walk<1> terms, i64 n_outputs, i64 n_terms, i64 piece) {
+    __shared__ float room[MAX_WARPS];
+    const i64 n_pieces = (n_terms + piece - 1) / piece;
+    for (i64 i = blockIdx.x; i < n_outputs * n_pieces; i += gridDim.x) {
+        const i64 o = i / n_pieces, first = (i - o * n_pieces) * piece;
+        const i64 end = first + piece < n_terms ? first + piece : n_terms;
+        const float sum = block_sum(x + place(outputs, o), terms, first, end, room);
+        if (threadIdx.x == 0) parts[i] = sum;
+    }
+}
+
+// `out[o] = factor` times the sum of row `o` of `parts`.
+extern "C" __global__ void sum_parts(const float *parts, T *out, i64 n_outputs, i64 n_parts, float factor) {
+    __shared__ float room[MAX_WARPS];
+    for (i64 o = blockIdx.x; o < n_outputs; o += gridDim.x) {
+        float sum = 0.0f;
+        for (i64 i = threadIdx.x; i < n_parts; i += blockDim.x) sum += parts[o * n_parts + i];
+        sum = sum_of_block(sum, room);
+        if (threadIdx.x == 0) out[o] = stored(sum * factor);
+    }
+}
+
+// The sums of the columns of `x` (rows, width), piece by piece: `parts` (pieces, width) are added up by `sum_column_parts`.
+extern "C" __global__ void sum_columns(const T *x, float *parts, i64 rows, i64 width, i64 piece) {
+    __shared__ float room[1][LANES][COLUMNS];
+    sums_of_columns<1>(
+        rows, width, piece, room, [=](i64 row, i64 column, float(&sums)[1]) { sums[0] += wide(x[row * width + column]); },
+        [=](i64 p, i64 column, const float(&sums)[1]) { parts[p * width + column] = sums[0]; });
+}
+
+// `out[c] =` the sum of column `c` of `parts` (pieces, width).
+extern "C" __global__ void sum_column_parts(const float *parts, T *out, i64 n_pieces, i64 width) {
+    for (i64 c = first_element(); c < width; c += all_threads()) {
+        float sum = 0.0f;
+        for (i64 p = 0; p < n_pieces; p++) sum += parts[p * width + c];
+        out[c] = stored(sum);
+    }
+}
+
+// A value and where it stands.
+struct Best {
+    float value;
+    i64 at;
+};
+
+__device__ inline Best of_lane(Best mine, int mask) {
+    return {__shfl_xor_sync(0xffffffffu, mine.value, mask), __shfl_xor_sync(0xffffffffu, mine.at, mask)};
+}
+
+// The larger of two, the first of equals; a NaN is larger than any number, the first one of all.
+__device__ inline Best better(Best a, Best b) {
+    const bool equal = a.value == b.value || (is_nan(a.value) && is_nan(b.value));
+    if (equal) return a.at < b.at ? a : b;
+    return is_nan(a.value) || a.value > b.value ? a : b;
+}
+
+// The largest along the middle of `x` (outer, size, inner), and where the first of them stands: a thread an output.
+extern "C" __global__ void max_by_thread(const T *x, T *out, i64 *index, i64 outer, i64 size, i64 inner) {
+    for (i64 o = first_element(); o < outer * inner; o += all_threads()) {
+        const T *from = x + o / inner * size * inner + o % inner;
+        Best best = {wide(from[0]), 0};
+        for (i64 i = 1; i < size; i++) best = better(best, {wide(from[i * inner]), i});
+        out[o] = stored(best.value);
+        index[o] = best.at;
+    }
+}
+
+// The same of rows, a block each.
+extern "C" __global__ void max_by_block(const T *x, T *out, i64 *index, i64 rows, i64 width) {
+    __shared__ Best room[MAX_WARPS];
+    for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
+        const T *from = x + row * width;
+        Best best = {wide(from[0]), 0};
+        for (i64 i = threadIdx.x; i < width; i += blockDim.x) best = better(best, {wide(from[i]), i});
+        best = joined(best, room, better);
+        if (threadIdx.x == 0) out[row] = stored(best.value), index[row] = best.at;
+    }
+}
+
+// The gradient of the largest (outer, inner) goes to where it stood in `out` (outer, size, inner).
+extern "C" __global__ void max_gradient(const T *grad, const i64 *index, T *out, i64 outer, i64 size, i64 inner) {
+    for (i64 i = first_element(); i < outer * size * inner; i += all_threads()) {
+        const i64 row = i / inner, o = row / size * inner + i % inner;
+        out[i] = index[o] == row % size ? grad[o] : stored(0.0f);
+    }
+}

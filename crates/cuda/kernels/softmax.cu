@@ -1,0 +1,49 @@
+// Softmax and its logarithm along rows of `width` numbers, a block a row.
+#include "rows.cuh"
+
+extern "C" __global__ void softmax(const T *in, T *out, i64 rows, i64 width) {
+    __shared__ float room[MAX_WARPS];
+    for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
+        const T *x = in + row * width;
+        const Normaliser n = normaliser(x, width, room);
+        const float scale = 1.0f / n.sum;
+        for (i64 i = threadIdx.x; i < width; i += blockDim.x) out[row * width + i] = stored(expf(wide(x[i]) - n.largest) * scale);
+    }
+}
+
+extern "C" __global__ void log_softmax(const T *in, T *out, i64 rows, i64 width) {
+    __shared__ float room[MAX_WARPS];
+    for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
+        const T *x = in + row * width;
+        const float shift = log_shift(x, width, room);
+        for (i64 i = threadIdx.x; i < width; i += blockDim.x) out[row * width + i] = stored(wide(x[i]) - shift);
+    }
+}
+
+// From the output: y (g - sum(g y)).
+extern "C" __global__ void softmax_gradient(const T *y, const T *grad, T *out, i64 rows, i64 width) {
+    __shared__ float room[MAX_WARPS];
+    for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
+        const i64 start = row * width;
+        float dot = 0.0f;
+        for (i64 i = threadIdx.x; i < width; i += blockDim.x) dot += wide(y[start + i]) * wide(grad[start + i]);
+        dot = sum_of_block(dot, room);
+        for (i64 i = threadIdx.x; i < width; i += blockDim.x) {
+            out[start + i] = stored(wide(y[start + i]) * (wide(grad[start + i]) - dot));
+        }
+    }
+}
+
+// From the output: g - exp(y) sum(g).
+extern "C" __global__ void log_softmax_gradient(const T *y, const T *grad, T *out, i64 rows, i64 width) {
+    __shared__ float room[MAX_WARPS];
+    for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
+        const i64 start = row * width;
+        float sum = 0.0f;
+        for (i64 i = threadIdx.x; i < width; i += blockDim.x) sum += wide(grad[start + i]);
+        sum = sum_of_block(sum, room);
+        for (i64 i = threadIdx.x; i < width; i += blockDim.x) {
+            out[start + i] = stored(wide(grad[start + i]) - expf(wide(y[start + i])) * sum);
+        }
+    }
+}

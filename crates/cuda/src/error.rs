@@ -1,0 +1,75 @@
+//! What can be wrong with a machine's libraries and driver, in words for whoever has to put it right.
+
+use crate::library::{Library, Version};
+use thiserror::Error;
+
+/// Why the GPU can't be used.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum Error {
+    /// No library of the driver.
+    #[error(
+        "no NVIDIA driver on this machine: {tried}\nhint: on a machine with an NVIDIA GPU, install its driver, version {wanted} or later (Debian and Ubuntu: nvidia-driver); elsewhere use --device cpu"
+    )]
+    NoDriver {
+        /// What was tried to open, and what came of it.
+        tried: String,
+        /// The oldest driver that would do.
+        wanted: &'static str,
+    },
+    /// The driver is there, but older than the toolkit that this program speaks to.
+    #[error(
+        "the NVIDIA driver of this machine supports CUDA up to {found}, CUDA {wanted} is needed\nhint: update the driver to version {driver} or later; `nvidia-smi` shows the present one"
+    )]
+    DriverTooOld {
+        /// What the driver supports.
+        found: Version,
+        /// What is needed.
+        wanted: Version,
+        /// The driver that has it.
+        driver: &'static str,
+    },
+    /// The driver is there, but fails.
+    #[error(
+        "the NVIDIA driver fails: {call}: {words} (CUDA error {code})\nhint: `nvidia-smi` should list the GPUs; {hint}"
+    )]
+    Driver {
+        /// What was asked of it.
+        call: &'static str,
+        /// CUDA's number.
+        code: i32,
+        /// What that number means.
+        words: &'static str,
+        /// What to do.
+        hint: &'static str,
+    },
+    /// A library of the toolkit isn't there.
+    #[error("{library} isn't on this machine: {tried}\nhint: {packages}", packages = library.packages())]
+    MissingLibrary {
+        /// Which one.
+        library: Library,
+        /// What was tried to open, and what came of it.
+        tried: String,
+    },
+    /// A library that is there lacks a function.
+    #[error("{library} has no function {function}\nhint: {packages}", packages = library.packages())]
+    MissingFunction {
+        /// Which library.
+        library: Library,
+        /// Which function.
+        function: &'static str,
+    },
+    /// A kernel doesn't compile, or not without warnings.
+    #[error("{file} doesn't compile for {element} on {architecture}: {cause}\n{log}")]
+    Compile {
+        /// The source.
+        file: String,
+        /// The type of elements.
+        element: &'static str,
+        /// The architecture.
+        architecture: String,
+        /// What the compiler calls it.
+        cause: String,
+        /// What it has to say.
+        log: String,
+    },
+}

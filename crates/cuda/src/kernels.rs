@@ -1,0 +1,274 @@
+//! The kernels as data: which there are, where, what they take, and how their work is shared out.
+
+use crate::geometry::{Geometry, Share, Work};
+use crate::source::Source;
+use crate::walk::Walk;
+use crate::window::Window;
+
+/// One of our kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kernel {
+    /// Its name in the module.
+    pub name: &'static str,
+    /// The file that it stands in.
+    pub source: Source,
+    /// What it takes, in order.
+    pub parameters: &'static [Parameter],
+    /// How its work is shared out.
+    pub share: Share,
+}
+
+/// What a kernel takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Parameter {
+    /// Memory that it reads.
+    Read,
+    /// Memory that it reads, or null.
+    ReadOrNull,
+    /// Memory that it writes.
+    Write,
+    /// Memory that it writes, or null.
+    WriteOrNull,
+    /// A whole number of 64 bits.
+    Int,
+    /// A float32.
+    Float,
+    /// A float64.
+    Double,
+    /// A struct of so many bytes.
+    Struct(usize),
+}
+
+impl Kernel {
+    /// The grid of a launch, of at most `most_blocks` blocks; none where there is nothing to do.
+    #[track_caller]
+    pub fn geometry(&self, work: Work, most_blocks: u32) -> Option<Geometry> {
+        assert!(
+            work.share() == self.share,
+            "{}: work in {:?}, but the kernel shares out {:?}",
+            self.name,
+            work.share(),
+            self.share
+        );
+        work.geometry(most_blocks)
+    }
+}
+
+/// The kernel of this name. Panics if there is none.
+#[track_caller]
+pub fn kernel(name: &str) -> &'static Kernel {
+    KERNELS
+        .iter()
+        .find(|kernel| kernel.name == name)
+        .unwrap_or_else(|| panic!("kernel: no {name} among them"))
+}
+
+const R: Parameter = Parameter::Read;
+const R0: Parameter = Parameter::ReadOrNull;
+const W: Parameter = Parameter::Write;
+const W0: Parameter = Parameter::WriteOrNull;
+const N: Parameter = Parameter::Int;
+const F: Parameter = Parameter::Float;
+const D: Parameter = Parameter::Double;
+const WINDOW: Parameter = Parameter::Struct(Window::BYTES);
+const WALK1: Parameter = Parameter::Struct(size_of::<Walk<1>>());
+const WALK2: Parameter = Parameter::Struct(size_of::<Walk<2>>());
+const WALK3: Parameter = Parameter::Struct(size_of::<Walk<3>>());
+
+const FUNCTION: &[Parameter] = &[R, W, N, F, F];
+const GRADIENT: &[Parameter] = &[R0, R, W, N, F, F];
+const ARITHMETIC: &[Parameter] = &[R, R, W, N];
+const OF_VIEWS: &[Parameter] = &[R, R, W, WALK2, N];
+
+const fn elementwise(name: &'static str, parameters: &'static [Parameter]) -> Kernel {
+    Kernel { name, source: Source::Elementwise, parameters, share: Share::Elements }
+}
+
+const fn reduce(name: &'static str, parameters: &'static [Parameter], share: Share) -> Kernel {
+    Kernel { name, source: Source::Reduce, parameters, share }
+}
+
+const fn copy(name: &'static str, parameters: &'static [Parameter], share: Share) -> Kernel {
+    Kernel { name, source: Source::Copy, parameters, share }
+}
+
+const fn softmax(name: &'static str, parameters: &'static [Parameter]) -> Kernel {
+    Kernel { name, source: Source::Softmax, parameters, share: Share::Rows }
+}
+
+const fn loss(name: &'static str, parameters: &'static [Parameter], share: Share) -> Kernel {
+    Kernel { name, source: Source::Loss, parameters, share }
+}
+
+const fn embedding(name: &'static str, parameters: &'static [Parameter], share: Share) -> Kernel {
+    Kernel { name, source: Source::Embedding, parameters, share }
+}
+
+const fn layer_norm(name: &'static str, parameters: &'static [Parameter], share: Share) -> Kernel {
+    Kernel { name, source: Source::LayerNorm, parameters, share }
+}
+
+const fn batch_norm(name: &'static str, parameters: &'static [Parameter], share: Share) -> Kernel {
+    Kernel { name, source: Source::BatchNorm, parameters, share }
+}
+
+const fn pooling(name: &'static str, parameters: &'static [Parameter]) -> Kernel {
+    Kernel { name, source: Source::Pooling, parameters, share: Share::Elements }
+}
+
+const fn random(name: &'static str, parameters: &'static [Parameter]) -> Kernel {
+    Kernel { name, source: Source::Random, parameters, share: Share::Elements }
+}
+
+const fn convert(name: &'static str) -> Kernel {
+    Kernel { name, source: Source::Convert, parameters: &[R, W, N], share: Share::Elements }
+}
+
+const fn gradients(name: &'static str, parameters: &'static [Parameter], share: Share) -> Kernel {
+    Kernel { name, source: Source::Gradients, parameters, share }
+}
+
+const fn rule(name: &'static str, parameters: &'static [Parameter]) -> Kernel {
+    Kernel { name, source: Source::Optimizer, parameters, share: Share::Elements }
+}
+
+/// All kernels.
+pub const KERNELS: &[Kernel] = &[
+    elementwise("negative", FUNCTION),
+    elementwise("negative_gradient", GRADIENT),
+    elementwise("exponential", FUNCTION),
+    elementwise("exponential_gradient", GRADIENT),
+    elementwise("logarithm", FUNCTION),
+    elementwise("logarithm_gradient", GRADIENT),
+    elementwise("root", FUNCTION),
+    elementwise("root_gradient", GRADIENT),
+    elementwise("hyperbolic_tangent", FUNCTION),
+    elementwise("hyperbolic_tangent_gradient", GRADIENT),
+    elementwise("sigmoid", FUNCTION),
+    elementwise("sigmoid_gradient", GRADIENT),
+    elementwise("relu", FUNCTION),
+    elementwise("relu_gradient", GRADIENT),
+    elementwise("gelu", FUNCTION),
+    elementwise("gelu_gradient", GRADIENT),
+    elementwise("absolute", FUNCTION),
+    elementwise("absolute_gradient", GRADIENT),
+    elementwise("square", FUNCTION),
+    elementwise("square_gradient", GRADIENT),
+    elementwise("power", FUNCTION),
+    elementwise("power_gradient", GRADIENT),
+    elementwise("over", FUNCTION),
+    elementwise("over_gradient", GRADIENT),
+    elementwise("affine", FUNCTION),
+    elementwise("affine_gradient", GRADIENT),
+    elementwise("sum", ARITHMETIC),
+    elementwise("sum_views", OF_VIEWS),
+    elementwise("difference", ARITHMETIC),
+    elementwise("difference_views", OF_VIEWS),
+    elementwise("product", ARITHMETIC),
+    elementwise("product_views", OF_VIEWS),
+    elementwise("quotient", ARITHMETIC),
+    elementwise("quotient_views", OF_VIEWS),
+    elementwise("maximum", ARITHMETIC),
+    elementwise("maximum_views", OF_VIEWS),
+    elementwise("minimum", ARITHMETIC),
+    elementwise("minimum_views", OF_VIEWS),
+    elementwise("winner_gradient", &[R, R, R, W, WALK3, N, F]),
+    elementwise("add_assign", &[W, R, N]),
+    reduce("sum_by_thread", &[R, W, WALK1, WALK1, N, N], Share::Elements),
+    reduce("sum_by_block", &[R, W, WALK1, WALK1, N, N], Share::Rows),
+    reduce("sum_pieces", &[R, W, WALK1, WALK1, N, N, N], Share::Rows),
+    reduce("sum_parts", &[R, W, N, N, F], Share::Rows),
+    reduce("sum_columns", &[R, W, N, N, N], Share::Columns),
+    reduce("sum_column_parts", &[R, W, N, N], Share::Elements),
+    reduce("max_by_thread", &[R, W, W, N, N, N], Share::Elements),
+    reduce("max_by_block", &[R, W, W, N, N], Share::Rows),
+    reduce("max_gradient", &[R, R, W, N, N, N], Share::Elements),
+    copy("copy_1", &[R, W, WALK2, N], Share::Elements),
+    copy("transpose_1", &[R, W, N, N, N], Share::Tiles),
+    copy("fill_1", &[W, N, N], Share::Elements),
+    copy("copy_2", &[R, W, WALK2, N], Share::Elements),
+    copy("transpose_2", &[R, W, N, N, N], Share::Tiles),
+    copy("fill_2", &[W, N, N], Share::Elements),
+    copy("copy_4", &[R, W, WALK2, N], Share::Elements),
+    copy("transpose_4", &[R, W, N, N, N], Share::Tiles),
+    copy("fill_4", &[W, N, N], Share::Elements),
+    copy("copy_8", &[R, W, WALK2, N], Share::Elements),
+    copy("transpose_8", &[R, W, N, N, N], Share::Tiles),
+    copy("fill_8", &[W, N, N], Share::Elements),
+    softmax("softmax", &[R, W, N, N]),
+    softmax("log_softmax", &[R, W, N, N]),
+    softmax("softmax_gradient", &[R, R, W, N, N]),
+    softmax("log_softmax_gradient", &[R, R, W, N, N]),
+    loss("nll", &[R, R, W, W, N, N], Share::Elements),
+    loss("nll_gradient", &[R, R, W, N, N, F], Share::Elements),
+    loss("cross_entropy", &[R, R, W, W, W, N, N, F], Share::Rows),
+    loss("cross_entropy_gradient", &[R, R, R, W, N, N, F, F], Share::Elements),
+    loss("cross_entropy_shares", &[R, R, W, W, N, N, F], Share::Rows),
+    loss("cross_entropy_shares_gradient", &[R, R, R, W, N, N, F, F], Share::Rows),
+    loss("squared_error", &[R, R, W, N, N], Share::Rows),
+    loss("squared_error_gradient", &[R, R, R, W, N, F], Share::Elements),
+    loss("binary_cross_entropy", &[R, R, W, N, N], Share::Rows),
+    loss("binary_cross_entropy_gradient", &[R, R, R, W, N, F], Share::Elements),
+    embedding("embedding", &[R, R, W, W, N, N, N], Share::Elements),
+    embedding("embedding_spans", &[R, W, W, N, N], Share::Elements),
+    embedding("embedding_gradient", &[R, R, R, R, W, N, N], Share::Rows),
+    layer_norm("layer_norm", &[R, R0, R0, W, W, W, N, N, F], Share::Rows),
+    layer_norm("layer_norm_gradient", &[R, R0, R, R, R, W, N, N], Share::Rows),
+    layer_norm("layer_norm_columns", &[R, R, R, R, W, W, N, N, N], Share::Columns),
+    batch_norm("batch_moments", &[R, W, W, N, N, N], Share::Columns),
+    batch_norm("merge_moments", &[R, R, W, N, N, N], Share::Rows),
+    batch_norm("batch_statistics", &[R, W, W, W, N, D, D], Share::Elements),
+    batch_norm("batch_scales", &[R, W, N, D], Share::Elements),
+    batch_norm("batch_normalise", &[R, R, R, R0, R0, R0, W, N, N, N], Share::Elements),
+    batch_norm("batch_sums", &[R, R, R0, R, W, W, N, N, N], Share::Columns),
+    batch_norm("merge_sums", &[R, R, W, N, N], Share::Rows),
+    batch_norm("batch_channel_gradients", &[R, R, W0, W0, N], Share::Elements),
+    batch_norm("batch_factors", &[R0, R, R0, W, N, D], Share::Elements),
+    batch_norm("batch_input_gradient", &[R, R, R0, R, R, W, W0, N, N], Share::Elements),
+    pooling("max_pool", &[R, W, W, WINDOW, N]),
+    pooling("max_pool_gradient", &[R, R, W, WINDOW, N]),
+    pooling("average_pool", &[R, W, WINDOW, N, N]),
+    pooling("average_pool_gradient", &[R, W, WINDOW, N, N]),
+    random("uniform", &[W, N, N, D, D, F, N]),
+    random("fill_normal", &[W, N, N, D, N]),
+    random("normal", &[W, N, N, D, D, N]),
+    random("dropout_mask", &[W, R, R, N, N, N, F]),
+    random("dropout", &[R, W, R, R, N, N, N, F]),
+    convert("from_f32"),
+    convert("from_bf16"),
+    convert("from_f16"),
+    gradients("find_not_finite", &[R, W, N], Share::Elements),
+    gradients("sum_squares", &[R, W, N, N], Share::Rows),
+    gradients("norm_of_parts", &[R, W, N], Share::Rows),
+    gradients("clip_norm", &[W, R, D, N], Share::Elements),
+    gradients("clip_value", &[W, F, N], Share::Elements),
+    rule("sgd", &[W, R, W0, R, R0, N]),
+    rule("sgd_momentum", &[W, R, W0, W, R, R0, N]),
+    rule("sgd_nesterov", &[W, R, W0, W, R, R0, N]),
+    rule("adam", &[W, R, W0, W, W, R, R0, N]),
+    rule("adamw", &[W, R, W0, W, W, R, R0, N]),
+    rule("adadelta", &[W, R, W0, W, W, R, R0, N]),
+    rule("rmsprop", &[W, R, W0, W, W0, W0, R, R0, N]),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_stand_once() {
+        for (i, kernel) in KERNELS.iter().enumerate() {
+            assert!(
+                KERNELS[..i].iter().all(|other| other.name != kernel.name),
+                "{} stands twice",
+                kernel.name
+            );
+        }
+    }
+
+    #[test]
+    fn work_of_another_kind_is_a_bug() {
+        let wrong = std::panic::catch_unwind(|| kernel("relu").geometry(Work::Rows { rows: 1, width: 1 }, 1));
+        assert!(wrong.is_err());
+    }
+}

@@ -1,0 +1,247 @@
+//! NVRTC: the compiler of kernels, as a library. It needs no GPU.
+
+use crate::element::Element;
+use crate::error::Error;
+use crate::library::{Library, Version};
+use crate::source::{HEADERS, Source};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::fmt;
+use std::path::PathBuf;
+
+/// What a GPU can do: 8.0 for an A100, 9.0 for an H100.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Architecture {
+    /// 9 of 9.0.
+    pub major: u32,
+    /// 0 of 9.0.
+    pub minor: u32,
+}
+
+impl fmt::Display for Architecture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}", self.major, self.minor)
+    }
+}
+
+/// What comes of a compilation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// Machine code for exactly the architecture.
+    Cubin,
+    /// Text that the driver compiles for this architecture or a later one.
+    Ptx,
+}
+
+type Program = *mut c_void;
+type Status = c_int;
+type Strings = *const *const c_char;
+
+/// The compiler, opened.
+pub struct Nvrtc {
+    version: Version,
+    error_string: unsafe extern "C" fn(Status) -> *const c_char,
+    create:
+        unsafe extern "C" fn(*mut Program, *const c_char, *const c_char, c_int, Strings, Strings) -> Status,
+    destroy: unsafe extern "C" fn(*mut Program) -> Status,
+    compile: unsafe extern "C" fn(Program, c_int, Strings) -> Status,
+    log_size: unsafe extern "C" fn(Program, *mut usize) -> Status,
+    log: unsafe extern "C" fn(Program, *mut c_char) -> Status,
+    cubin_size: unsafe extern "C" fn(Program, *mut usize) -> Status,
+    cubin: unsafe extern "C" fn(Program, *mut c_char) -> Status,
+    ptx_size: unsafe extern "C" fn(Program, *mut usize) -> Status,
+    ptx: unsafe extern "C" fn(Program, *mut c_char) -> Status,
+    // The functions above are its.
+    _library: libloading::Library,
+}
+
+/// One row a function: the field and NVRTC's name.
+macro_rules! functions {
+    ($library:ident, $version:ident, $($field:ident $name:literal)*) => {
+        // SAFETY: the types of the fields are those of nvrtc.h, and the library lies beside them.
+        unsafe {
+            Nvrtc { $($field: symbol(&$library, $name)?,)* version: $version, _library: $library }
+        }
+    };
+}
+
+/// A function of the library.
+///
+/// # Safety
+/// `F` is its type, and it isn't called after the library is closed.
+unsafe fn symbol<F: Copy>(library: &libloading::Library, name: &'static str) -> Result<F, Error> {
+    // SAFETY: the type is the caller's promise.
+    let found = unsafe { library.get::<F>(name.as_bytes()) };
+    found
+        .map(|symbol| *symbol)
+        .map_err(|_| Error::MissingFunction { library: Library::Nvrtc, function: name })
+}
+
+impl Nvrtc {
+    /// Opens the library: from one of `folders` if it is there, else from where the system looks.
+    pub fn open(folders: &[PathBuf]) -> Result<Nvrtc, Error> {
+        let library = Library::Nvrtc.open(folders)?;
+        let (mut major, mut minor) = (0, 0);
+        // SAFETY: the type is that of nvrtc.h, and the call writes two numbers.
+        unsafe {
+            let version: unsafe extern "C" fn(*mut c_int, *mut c_int) -> Status =
+                symbol(&library, "nvrtcVersion")?;
+            version(&mut major, &mut minor);
+        }
+        let version = Version { major: major as u32, minor: minor as u32 };
+        Ok(functions!(library, version,
+            error_string "nvrtcGetErrorString"
+            create "nvrtcCreateProgram"
+            destroy "nvrtcDestroyProgram"
+            compile "nvrtcCompileProgram"
+            log_size "nvrtcGetProgramLogSize"
+            log "nvrtcGetProgramLog"
+            cubin_size "nvrtcGetCUBINSize"
+            cubin "nvrtcGetCUBIN"
+            ptx_size "nvrtcGetPTXSize"
+            ptx "nvrtcGetPTX"
+        ))
+    }
+
+    /// Its version.
+    pub fn version(&self) -> Version {
+        self.version
+    }
+
+    /// Compiles our kernels of `source` for tensors of `element`. A warning is an error.
+    pub fn module(
+        &self,
+        source: Source,
+        element: Element,
+        architecture: Architecture,
+        form: Form,
+    ) -> Result<Vec<u8>, Error> {
+        self.compile(source.file(), source.text(), element, architecture, form)
+    }
+
+    /// Compiles `text`, which errors call `file` and which may include our headers. A warning is an error.
+    pub fn compile(
+        &self,
+        file: &str,
+        text: &str,
+        element: Element,
+        architecture: Architecture,
+        form: Form,
+    ) -> Result<Vec<u8>, Error> {
+        let failed = |cause: String, log: String| Error::Compile {
+            file: file.to_owned(),
+            element: element.in_source(),
+            architecture: format!("sm_{architecture}"),
+            cause,
+            log,
+        };
+        let virtual_or_real = match form {
+            Form::Cubin => "sm",
+            Form::Ptx => "compute",
+        };
+        let options = [
+            format!("--gpu-architecture={virtual_or_real}_{architecture}"),
+            "--std=c++17".to_owned(),
+            // As on a CPU: a product is rounded before it is added, but where a kernel asks for less.
+            "--fmad=false".to_owned(),
+            format!("--define-macro=ELEMENT={}", element.in_source()),
+        ];
+        let options = options.map(|option| c_string(&option));
+        let program = self.program(file, text).map_err(|cause| failed(cause, String::new()))?;
+        let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
+        // SAFETY: the program lives; the options are strings that end in 0, as many as is said.
+        let status = unsafe { (self.compile)(program.handle, options.len() as c_int, options.as_ptr()) };
+        let log = program.log();
+        if let Err(cause) = self.succeeded(status) {
+            return Err(failed(cause, log));
+        }
+        if !log.is_empty() {
+            return Err(failed("warnings".to_owned(), log));
+        }
+        program.result(form).map_err(|cause| failed(cause, String::new()))
+    }
+
+    fn program(&self, file: &str, text: &str) -> Result<OpenProgram<'_>, String> {
+        let (file, text) = (c_string(file), c_string(text));
+        let (names, texts) =
+            (HEADERS.map(|header| c_string(header.0)), HEADERS.map(|header| c_string(header.1)));
+        let (names, texts) = (names.each_ref().map(|s| s.as_ptr()), texts.each_ref().map(|s| s.as_ptr()));
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: all strings end in 0 and outlive the call, which copies them.
+        let status = unsafe {
+            (self.create)(
+                &mut handle,
+                text.as_ptr(),
+                file.as_ptr(),
+                names.len() as c_int,
+                texts.as_ptr(),
+                names.as_ptr(),
+            )
+        };
+        self.succeeded(status)?;
+        Ok(OpenProgram { nvrtc: self, handle })
+    }
+
+    fn succeeded(&self, status: Status) -> Result<(), String> {
+        if status == 0 {
+            return Ok(());
+        }
+        // SAFETY: the function gives a constant string for any number.
+        let words = unsafe { CStr::from_ptr((self.error_string)(status)) };
+        Err(words.to_string_lossy().into_owned())
+    }
+}
+
+impl fmt::Debug for Nvrtc {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Nvrtc({})", self.version)
+    }
+}
+
+/// A text of ours as C wants it.
+#[track_caller]
+fn c_string(text: &str) -> CString {
+    CString::new(text).expect("a source, a name and an option have no 0 in them")
+}
+
+/// A program of the compiler, which ends with this.
+struct OpenProgram<'a> {
+    nvrtc: &'a Nvrtc,
+    handle: Program,
+}
+
+impl OpenProgram<'_> {
+    /// What the compiler has to say, without the 0 at its end.
+    fn log(&self) -> String {
+        let log = self.bytes(self.nvrtc.log_size, self.nvrtc.log).unwrap_or_default();
+        String::from_utf8_lossy(&log).trim_matches(['\0', '\n']).to_owned()
+    }
+
+    fn result(&self, form: Form) -> Result<Vec<u8>, String> {
+        match form {
+            Form::Cubin => self.bytes(self.nvrtc.cubin_size, self.nvrtc.cubin),
+            Form::Ptx => self.bytes(self.nvrtc.ptx_size, self.nvrtc.ptx),
+        }
+    }
+
+    /// As many bytes as the first function says, from the second.
+    fn bytes(
+        &self,
+        size: unsafe extern "C" fn(Program, *mut usize) -> Status,
+        get: unsafe extern "C" fn(Program, *mut c_char) -> Status,
+    ) -> Result<Vec<u8>, String> {
+        let mut n = 0;
+        // SAFETY: the program lives, and the call writes one number.
+        self.nvrtc.succeeded(unsafe { size(self.handle, &mut n) })?;
+        let mut bytes = vec![0; n];
+        // SAFETY: as above, and it writes as many bytes as it just said.
+        self.nvrtc.succeeded(unsafe { get(self.handle, bytes.as_mut_ptr().cast()) })?;
+        Ok(bytes)
+    }
+}
+
+impl Drop for OpenProgram<'_> {
+    fn drop(&mut self) {
+        // SAFETY: made in `program` and ended nowhere else.
+        unsafe { (self.nvrtc.destroy)(&mut self.handle) };
+    }
+}

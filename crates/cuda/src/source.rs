@@ -1,0 +1,99 @@
+//! The sources of the kernels.
+
+use crate::element::Element;
+
+/// A file of kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Source {
+    /// Functions and arithmetic, element by element.
+    Elementwise,
+    /// Sums and largest values along dimensions.
+    Reduce,
+    /// Copies between views, and fills.
+    Copy,
+    /// Softmax and its logarithm.
+    Softmax,
+    /// Losses.
+    Loss,
+    /// Rows of a table.
+    Embedding,
+    /// Layer normalisation.
+    LayerNorm,
+    /// Batch normalisation.
+    BatchNorm,
+    /// Max and average pooling.
+    Pooling,
+    /// Random numbers and dropout.
+    Random,
+    /// Conversions between types.
+    Convert,
+    /// What is done to all gradients together.
+    Gradients,
+    /// The optimizers' rules.
+    Optimizer,
+}
+
+/// The files that sources include, by name.
+pub(crate) const HEADERS: [(&str, &str); 6] = [
+    ("numbers.cuh", include_str!("../kernels/numbers.cuh")),
+    ("grid.cuh", include_str!("../kernels/grid.cuh")),
+    ("strided.cuh", include_str!("../kernels/strided.cuh")),
+    ("columns.cuh", include_str!("../kernels/columns.cuh")),
+    ("rows.cuh", include_str!("../kernels/rows.cuh")),
+    ("philox.cuh", include_str!("../kernels/philox.cuh")),
+];
+
+impl Source {
+    /// All of them.
+    pub const ALL: [Source; 13] = [
+        Source::Elementwise,
+        Source::Reduce,
+        Source::Copy,
+        Source::Softmax,
+        Source::Loss,
+        Source::Embedding,
+        Source::LayerNorm,
+        Source::BatchNorm,
+        Source::Pooling,
+        Source::Random,
+        Source::Convert,
+        Source::Gradients,
+        Source::Optimizer,
+    ];
+
+    /// The name of the file in `kernels/`.
+    pub const fn file(self) -> &'static str {
+        self.parts().0
+    }
+
+    /// Its text.
+    pub const fn text(self) -> &'static str {
+        self.parts().1
+    }
+
+    /// The types of elements that it is compiled for: one where it asks for none.
+    pub const fn elements(self) -> &'static [Element] {
+        match self {
+            Source::Copy => &[Element::F32],
+            _ => &Element::ALL,
+        }
+    }
+
+    const fn parts(self) -> (&'static str, &'static str) {
+        match self {
+            Source::Elementwise => ("elementwise.cu", include_str!("../kernels/elementwise.cu")),
+            Source::Reduce => ("reduce.cu", include_str!("../kernels/reduce.cu")),
+            Source::Copy => ("copy.cu", include_str!("../kernels/copy.cu")),
+            Source::Softmax => ("softmax.cu", include_str!("../kernels/softmax.cu")),
+            Source::Loss => ("loss.cu", include_str!("../kernels/loss.cu")),
+            Source::Embedding => ("embedding.cu", include_str!("../kernels/embedding.cu")),
+            Source::LayerNorm => ("layer_norm.cu", include_str!("../kernels/layer_norm.cu")),
+            Source::BatchNorm => ("batch_norm.cu", include_str!("../kernels/batch_norm.cu")),
+            Source::Pooling => ("pooling.cu", include_str!("../kernels/pooling.cu")),
+            Source::Random => ("random.cu", include_str!("../kernels/random.cu")),
+            Source::Convert => ("convert.cu", include_str!("../kernels/convert.cu")),
+            Source::Gradients => ("gradients.cu", include_str!("../kernels/gradients.cu")),
+            Source::Optimizer => ("optimizer.cu", include_str!("../kernels/optimizer.cu")),
+        }
+    }
+}

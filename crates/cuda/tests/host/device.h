@@ -1,0 +1,85 @@
+// What a kernel sees of a GPU, for a run of the same source on the host. The threads of a block are fibers of one thread; a
+// fiber runs until it waits for others or ends, so a barrier that is missing shows when the threads run in another order.
+#pragma once
+#define HOST_RUN
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#define __global__
+#define __device__
+#define __shared__ static
+#define __launch_bounds__(...)
+
+struct Dim3 {
+    unsigned x = 1, y = 1, z = 1;
+};
+
+extern Dim3 threadIdx, blockIdx, blockDim, gridDim;
+
+// Waits until all threads of the block have come here.
+void __syncthreads();
+
+// Waits until all threads of the warp have come here, each with a `slot`; gives those of all, which stay until the next time.
+const std::uint64_t *host_exchange(std::uint64_t slot);
+
+template <class V> V __shfl_xor_sync(unsigned, V value, int mask) {
+    static_assert(sizeof(V) <= 8, "a value of a shuffle");
+    std::uint64_t slot = 0;
+    std::memcpy(&slot, &value, sizeof(V));
+    std::memcpy(&value, host_exchange(slot) + ((threadIdx.x % 32) ^ mask), sizeof(V));
+    return value;
+}
+
+inline unsigned __ballot_sync(unsigned, int mine) {
+    const std::uint64_t *slots = host_exchange(mine != 0);
+    unsigned all = 0;
+    for (int lane = 0; lane < 32; lane++) all |= (unsigned)slots[lane] << lane;
+    return all;
+}
+
+inline int __ffs(int bits) { return __builtin_ffs(bits); }
+
+template <class V> V atomicMin(V *at, V value) {
+    const V before = *at;
+    *at = value < before ? value : before;
+    return before;
+}
+template <class V> V atomicMax(V *at, V value) {
+    const V before = *at;
+    *at = value > before ? value : before;
+    return before;
+}
+
+template <class To, class From> To host_bits(From from) {
+    static_assert(sizeof(To) == sizeof(From), "bits");
+    To to;
+    std::memcpy(&to, &from, sizeof(To));
+    return to;
+}
+inline float __uint_as_float(unsigned bits) { return host_bits<float>(bits); }
+inline unsigned __float_as_uint(float x) { return host_bits<unsigned>(x); }
+inline double __longlong_as_double(long long bits) { return host_bits<double>(bits); }
+inline long long __double_as_longlong(double x) { return host_bits<long long>(x); }
+inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)((std::uint64_t)a * b >> 32); }
+
+// Numbers of 16 bits, as the device's conversions make them.
+inline float host_from_half(std::uint16_t bits) {
+    const int exponent = bits >> 10 & 31, fraction = bits & 1023;
+    float size = std::ldexp((float)(exponent ? fraction + 1024 : fraction), (exponent ? exponent : 1) - 25);
+    if (exponent == 31) size = fraction ? NAN : INFINITY;
+    return bits >> 15 ? -size : size;
+}
+
+inline std::uint16_t host_to_half(float x) {
+    const std::uint16_t sign = std::signbit(x) ? 0x8000 : 0;
+    if (std::isnan(x)) return 0x7fff;
+    const float size = std::fabs(x);
+    if (size >= 65520.0f) return sign | 0x7c00;
+    // Below the smallest normal number steps are as at that.
+    int exponent = size < 6.103515625e-5f ? -14 : std::ilogb(size);
+    const float steps = std::nearbyint(std::ldexp(size, 10 - exponent));
+    const int fraction = (int)steps;
+    return (std::uint16_t)(sign + ((exponent + 14) << 10) + fraction);
+}

@@ -1,0 +1,152 @@
+//! What is done to all gradients together, and conversions between types.
+
+use crate::program::{Arg, launch, there_is_a_compiler};
+use crate::values::{SIZES, decode, encode, floats, random, room};
+use phalanx_cuda::{Element, Work};
+use phalanx_nn::optim::Clip;
+
+/// Numbers of a piece.
+const PIECE: usize = 300;
+
+fn norm(element: Element, x: &[u8]) -> f64 {
+    let n = x.len() / element.bytes();
+    let pieces = n.div_ceil(PIECE);
+    let (mut parts, mut norm) = (vec![0xa5; pieces * 8], [0xa5; 8]);
+    launch(
+        "sum_squares",
+        element,
+        Work::Rows { rows: pieces as u64, width: PIECE as u64 },
+        &mut [Arg::In(x), Arg::Out(&mut parts), Arg::Int(n as i64), Arg::Int(PIECE as i64)],
+    );
+    launch(
+        "norm_of_parts",
+        element,
+        Work::Rows { rows: 1, width: pieces as u64 },
+        &mut [Arg::In(&parts), Arg::Out(&mut norm), Arg::Int(pieces as i64)],
+    );
+    f64::from_ne_bytes(norm)
+}
+
+fn clipped_by_norm(element: Element, x: &mut [u8], limit: f64) -> f64 {
+    let n = x.len() / element.bytes();
+    let norm = norm(element, x);
+    launch(
+        "clip_norm",
+        element,
+        Work::Elements(n as u64),
+        &mut [Arg::Out(x), Arg::In(&norm.to_ne_bytes()), Arg::Double(limit), Arg::Int(n as i64)],
+    );
+    norm
+}
+
+#[test]
+fn gradients_are_cut_as_on_a_cpu() {
+    if !there_is_a_compiler() {
+        return;
+    }
+    for n in SIZES {
+        let values = random(Element::F32, n, -1.0, 1.0, 1);
+        for limit in [0.25, 1000.0] {
+            let mut want: Vec<f32> = values.iter().map(|&x| x as f32).collect();
+            let total = Clip { norm: Some(limit), value: None }.apply(&mut want).unwrap();
+            let mut x = encode(Element::F32, &values);
+            let norm = clipped_by_norm(Element::F32, &mut x, limit);
+            // Sums in another order, in double precision.
+            assert!((norm - total).abs() <= 1e-14 * total, "{n}: {norm}, not {total}");
+            assert!(
+                floats(&x).iter().zip(&want).all(|(x, want)| (x - want).abs() <= 1e-7 * want.abs()),
+                "{n}"
+            );
+
+            let mut want: Vec<f32> = values.iter().map(|&x| x as f32).collect();
+            Clip { norm: None, value: Some(limit) }.apply(&mut want);
+            let mut x = encode(Element::F32, &values);
+            launch(
+                "clip_value",
+                Element::F32,
+                Work::Elements(n as u64),
+                &mut [Arg::Out(&mut x), Arg::Float(limit as f32), Arg::Int(n as i64)],
+            );
+            assert!(floats(&x) == want, "{n}");
+        }
+    }
+}
+
+#[test]
+fn what_has_no_finite_norm_stays_and_what_is_large_has_one() {
+    if !there_is_a_compiler() {
+        return;
+    }
+    for bad in [f64::NAN, f64::INFINITY] {
+        let before = encode(Element::Bf16, &[1.0, bad, 0.0]);
+        let mut x = before.clone();
+        assert!(!clipped_by_norm(Element::Bf16, &mut x, 0.5).is_finite());
+        assert!(x == before, "{bad}");
+    }
+    let large = clipped_by_norm(Element::F32, &mut encode(Element::F32, &[3e38; 40]), 1.0);
+    assert!((large / (40f64.sqrt() * f64::from(3e38f32)) - 1.0).abs() < 1e-14, "{large}");
+}
+
+#[test]
+fn a_number_that_is_none_is_found_wherever_it_stands() {
+    if !there_is_a_compiler() {
+        return;
+    }
+    for element in Element::ALL {
+        let n = 1000;
+        let found = |x: &[f64]| {
+            let mut found = 0i32.to_ne_bytes();
+            launch(
+                "find_not_finite",
+                element,
+                Work::Elements(n as u64),
+                &mut [Arg::In(&encode(element, x)), Arg::Out(&mut found), Arg::Int(n as i64)],
+            );
+            i32::from_ne_bytes(found)
+        };
+        let mut x = random(element, n, -1.0, 1.0, 1);
+        x[500] = if element == Element::F16 { 65504.0 } else { 3e38 };
+        assert_eq!(found(&x), 0, "{element:?}");
+        for (at, bad) in [(0, f64::NAN), (999, f64::INFINITY), (770, f64::NEG_INFINITY)] {
+            let mut x = x.clone();
+            x[at] = bad;
+            assert_eq!(found(&x), 1, "{element:?}: {bad} at {at}");
+        }
+    }
+}
+
+#[test]
+fn conversions_round_to_the_nearest() {
+    if !there_is_a_compiler() {
+        return;
+    }
+    // Every number of 16 bits, and around each step of the short types: below, at and above its middle.
+    let halves = (0..=u16::MAX).map(|bits| f32::from_bits(u32::from(bits) << 16));
+    let steps = (0..60_000u32).map(|i| f32::from_bits(i.wrapping_mul(0x1_1abc) ^ 0x3f80_0000));
+    let middles = (0..2000u32).flat_map(|i| {
+        [0x387f_f000u32, 0x3f80_0000, 0x477f_e000, 0x3300_0000].map(|from| f32::from_bits(from + i * 0x100))
+    });
+    let values: Vec<f64> = halves.chain(steps).chain(middles).map(f64::from).collect();
+    for from in Element::ALL {
+        let kernel = match from {
+            Element::F32 => "from_f32",
+            Element::Bf16 => "from_bf16",
+            Element::F16 => "from_f16",
+        };
+        let source = encode(from, &values);
+        for to in Element::ALL {
+            let mut out = room(to, values.len());
+            launch(
+                kernel,
+                to,
+                Work::Elements(values.len() as u64),
+                &mut [Arg::In(&source), Arg::Out(&mut out), Arg::Int(values.len() as i64)],
+            );
+            let want = decode(to, &encode(to, &decode(from, &source)));
+            for (i, (got, want)) in decode(to, &out).into_iter().zip(want).enumerate() {
+                let same = got.to_bits() == want.to_bits() || (got.is_nan() && want.is_nan());
+                assert!(same, "{from:?} to {to:?}: {} becomes {got}, not {want}", values[i]);
+            }
+        }
+    }
+}

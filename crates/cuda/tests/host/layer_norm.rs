@@ -1,0 +1,127 @@
+//! Layer normalisation against the engine's in float64.
+
+use crate::compare::near;
+use crate::program::{Arg, launch, there_is_a_compiler};
+use crate::values::{decode, encode, floats, random, room};
+use phalanx_cuda::{Element, Work};
+use phalanx_tensor::{Device, Tensor};
+
+/// Roundings of float32 of sums of some hundred terms, and of the formula.
+const STEPS: f64 = 60.0;
+const EPS: f64 = 1e-5;
+/// Rows of a piece.
+const PIECE: usize = 16;
+
+struct Case {
+    element: Element,
+    size: [usize; 2],
+    x: Vec<f64>,
+    weight: Option<Vec<f64>>,
+    bias: Option<Vec<f64>>,
+    grad: Vec<f64>,
+}
+
+fn arg(values: &Option<Vec<u8>>) -> Arg<'_> {
+    values.as_ref().map_or(Arg::Null, |values| Arg::In(values))
+}
+
+impl Case {
+    fn new(element: Element, size: [usize; 2], affine: bool) -> Case {
+        let n = size[0] * size[1];
+        let part = |low, high, stream| affine.then(|| random(element, size[1], low, high, stream));
+        let (weight, bias) = (part(0.5, 1.5, 3), part(-1.0, 1.0, 4));
+        Case {
+            element,
+            size,
+            x: random(element, n, 1.0, 5.0, 1),
+            weight,
+            bias,
+            grad: random(element, n, -1.0, 1.0, 2),
+        }
+    }
+
+    fn work(&self) -> Work {
+        Work::Rows { rows: self.size[0] as u64, width: self.size[1] as u64 }
+    }
+
+    /// The output, and the gradients of the input, the weight and the bias.
+    fn reference(&self) -> [Vec<f64>; 4] {
+        let device = Device::cpu(1);
+        let of = |values: &[f64], shape: &[usize]| Tensor::from_slice(&device, values, shape).requires_grad();
+        let x = of(&self.x, &self.size);
+        let [weight, bias] =
+            [&self.weight, &self.bias].map(|part| part.as_ref().map(|p| of(p, &self.size[1..])));
+        let y = x.layer_norm(1, weight.as_ref(), bias.as_ref(), EPS);
+        let grads = (&y * Tensor::from_slice(&device, &self.grad, self.size)).sum_all().backward();
+        let grad = |of: Option<&Tensor>| of.map_or(Vec::new(), |of| grads.get(of).unwrap().to_vec());
+        [y.detach().to_vec(), grad(Some(&x)), grad(weight.as_ref()), grad(bias.as_ref())]
+    }
+
+    fn check(&self) {
+        let (element, [rows, width]) = (self.element, self.size);
+        let [want, want_x, want_w, want_b] = self.reference();
+        let near = |what: &str, got: &[u8], want: &[f64], scale: f64| {
+            near(what, element, &decode(element, got), want, scale, STEPS);
+        };
+        let (x, grad) = (encode(element, &self.x), encode(element, &self.grad));
+        let [weight, bias] = [&self.weight, &self.bias].map(|part| part.as_ref().map(|p| encode(element, p)));
+        let sizes = || [Arg::Int(rows as i64), Arg::Int(width as i64)];
+
+        let (mut out, mut means, mut scales) =
+            (room(element, rows * width), room(Element::F32, rows), room(Element::F32, rows));
+        let mut args = vec![Arg::In(&x), arg(&weight), arg(&bias)];
+        args.extend(
+            [Arg::Out(&mut out), Arg::Out(&mut means), Arg::Out(&mut scales)].into_iter().chain(sizes()),
+        );
+        args.push(Arg::Float(EPS as f32));
+        launch("layer_norm", element, self.work(), &mut args);
+        near("layer_norm", &out, &want, 4.0);
+        assert!(floats(&means).iter().chain(&floats(&scales)).all(|x| x.is_finite()));
+
+        let mut args = vec![Arg::In(&x), arg(&weight), Arg::In(&grad), Arg::In(&means), Arg::In(&scales)];
+        args.push(Arg::Out(&mut out));
+        args.extend(sizes());
+        launch("layer_norm_gradient", element, self.work(), &mut args);
+        let largest = want_x.iter().fold(1.0, |a: f64, g| a.max(g.abs()));
+        near("layer_norm_gradient", &out, &want_x, 4.0 * largest);
+
+        if self.weight.is_none() {
+            return;
+        }
+        let pieces = rows.div_ceil(PIECE);
+        let mut parts = [room(Element::F32, pieces * width), room(Element::F32, pieces * width)];
+        let [weight_parts, bias_parts] = &mut parts;
+        let mut args = vec![Arg::In(&x), Arg::In(&grad), Arg::In(&means), Arg::In(&scales)];
+        args.extend([Arg::Out(weight_parts), Arg::Out(bias_parts)].into_iter().chain(sizes()));
+        args.push(Arg::Int(PIECE as i64));
+        launch(
+            "layer_norm_columns",
+            element,
+            Work::Columns { pieces: pieces as u64, width: width as u64 },
+            &mut args,
+        );
+        for (parts, want) in parts.iter().zip([want_w, want_b]) {
+            let mut out = room(element, width);
+            launch(
+                "sum_column_parts",
+                element,
+                Work::Elements(width as u64),
+                &mut [Arg::In(parts), Arg::Out(&mut out), Arg::Int(pieces as i64), Arg::Int(width as i64)],
+            );
+            near("layer_norm_columns", &out, &want, 2.0 * (rows as f64).sqrt());
+        }
+    }
+}
+
+#[test]
+fn rows_and_all_gradients_are_those_of_the_engine() {
+    if !there_is_a_compiler() {
+        return;
+    }
+    for (element, affine) in Element::ALL.into_iter().flat_map(|element| [(element, true), (element, false)])
+    {
+        for size in [[1, 2], [7, 33], [40, 257], [3, 1100]] {
+            Case::new(element, size, affine).check();
+        }
+    }
+}

@@ -1,0 +1,283 @@
+//! Losses and their gradients against the engine's in float64.
+
+use crate::compare::near;
+use crate::program::{Arg, launch, there_is_a_compiler};
+use crate::values::{decode, encode, random, room};
+use phalanx_cuda::{Element, Work};
+use phalanx_tensor::{Device, Tensor};
+
+/// Roundings of float32: exponentials, logarithms and sums of some hundred.
+const STEPS: f64 = 40.0;
+/// The gradient of the loss.
+const GRAD: f64 = 0.5;
+/// Elements of a piece.
+const PIECE: usize = 100;
+
+/// Rows and widths.
+const SIZES: [[usize; 2]; 4] = [[1, 2], [17, 10], [5, 1000], [70, 33]];
+
+struct Batch {
+    device: Device,
+    element: Element,
+    size: [usize; 2],
+    x: Vec<f64>,
+    labels: Vec<i64>,
+}
+
+impl Batch {
+    fn new(element: Element, size: [usize; 2]) -> Batch {
+        let labels = (0..size[0]).map(|row| (row * 7 % size[1]) as i64).collect();
+        Batch {
+            device: Device::cpu(1),
+            element,
+            size,
+            x: random(element, size[0] * size[1], -3.0, 3.0, 1),
+            labels,
+        }
+    }
+
+    fn all() -> impl Iterator<Item = Batch> {
+        Element::ALL.into_iter().flat_map(|element| SIZES.map(|size| Batch::new(element, size)))
+    }
+
+    fn work(&self) -> Work {
+        Work::Rows { rows: self.size[0] as u64, width: self.size[1] as u64 }
+    }
+
+    fn tensor(&self, values: &[f64]) -> Tensor {
+        Tensor::from_slice(&self.device, values, self.size)
+    }
+
+    fn label_tensor(&self) -> Tensor {
+        Tensor::from_slice(&self.device, &self.labels, [self.size[0]])
+    }
+
+    fn label_bytes(&self) -> &[u8] {
+        bytemuck::cast_slice(&self.labels)
+    }
+
+    fn rows_and_width(&self) -> [Arg<'static>; 2] {
+        [Arg::Int(self.size[0] as i64), Arg::Int(self.size[1] as i64)]
+    }
+
+    /// What `sum_parts` makes of losses.
+    fn mean(&self, losses: &[u8], count: usize) -> Vec<f64> {
+        let mut out = room(self.element, 1);
+        let parts = losses.len() / 4;
+        launch(
+            "sum_parts",
+            self.element,
+            Work::Rows { rows: 1, width: parts as u64 },
+            &mut [
+                Arg::In(losses),
+                Arg::Out(&mut out),
+                Arg::Int(1),
+                Arg::Int(parts as i64),
+                Arg::Float((1.0 / count as f64) as f32),
+            ],
+        );
+        decode(self.element, &out)
+    }
+
+    /// What the probabilities (rows, width) should be.
+    fn targets(&self, given: &[u8], are_labels: bool, smoothing: f64) -> Vec<f64> {
+        let [rows, width] = self.size;
+        let shares = if are_labels {
+            let one = |i: usize| if self.labels[i / width] == (i % width) as i64 { 1.0 } else { 0.0 };
+            (0..rows * width).map(one).collect()
+        } else {
+            decode(self.element, given)
+        };
+        shares.iter().map(|share| (1.0 - smoothing) * share + smoothing / width as f64).collect()
+    }
+
+    fn check(&self, what: &str, got: &[f64], want: &[f64], scale: f64) {
+        near(what, self.element, got, want, scale, STEPS);
+    }
+}
+
+/// The value of a loss of `x`, and the gradient of GRAD times it.
+fn reference(x: &Tensor, loss: impl Fn(&Tensor) -> Tensor) -> [Vec<f64>; 2] {
+    let x = x.clone().requires_grad();
+    let value = loss(&x);
+    let grads = (&value * GRAD).backward();
+    [vec![value.item()], grads.get(&x).unwrap().to_vec()]
+}
+
+#[test]
+fn negative_log_likelihood_is_that_of_the_engine() {
+    if !there_is_a_compiler() {
+        return;
+    }
+    for batch in Batch::all() {
+        let (element, [rows, width]) = (batch.element, batch.size);
+        let [want, want_grad] = reference(&batch.tensor(&batch.x), |x| x.nll_loss(&batch.label_tensor()));
+        let (mut losses, mut bad) = (room(Element::F32, rows), [0; 4]);
+        let mut args =
+            vec![Arg::In(&[]), Arg::In(batch.label_bytes()), Arg::Out(&mut losses), Arg::Out(&mut bad)];
+        let x = encode(element, &batch.x);
+        args[0] = Arg::In(&x);
+        args.extend(batch.rows_and_width());
+        launch("nll", element, Work::Elements(rows as u64), &mut args);
+        batch.check("nll", &batch.mean(&losses, rows), &want, 3.0);
+        assert_eq!(bad, [0; 4]);
+        let mut out = room(element, rows * width);
+        let grad = encode(element, &[GRAD]);
+        let mut args = vec![Arg::In(batch.label_bytes()), Arg::In(&grad), Arg::Out(&mut out)];
+        args.extend(batch.rows_and_width());
+        args.push(Arg::Float((1.0 / rows as f64) as f32));
+        launch("nll_gradient", element, Work::Elements((rows * width) as u64), &mut args);
+        batch.check("nll_gradient", &decode(element, &out), &want_grad, 0.0);
+    }
+}
+
+#[test]
+fn cross_entropy_is_that_of_the_engine() {
+    if !there_is_a_compiler() {
+        return;
+    }
+    for batch in Batch::all() {
+        for smoothing in [0.0, 0.1] {
+            let loss = |x: &Tensor| x.cross_entropy(&batch.label_tensor(), smoothing);
+            cross_entropy(&batch, "cross_entropy", batch.label_bytes(), smoothing, loss);
+        }
+    }
+}
+
+#[test]
+fn cross_entropy_of_shares_is_that_of_the_engine() {
+    if !there_is_a_compiler() {
+        return;
+    }
+    for batch in Batch::all() {
+        for smoothing in [0.0, 0.1] {
+            let [rows, width] = batch.size;
+            let shares = random(batch.element, rows * width, 0.0, 2.0 / width as f64, 5);
+            let mixed = batch.tensor(&shares) * (1.0 - smoothing) + smoothing / width as f64;
+            let loss = |x: &Tensor| (x.log_softmax(1) * &mixed).sum_all() * (-1.0 / rows as f64);
+            cross_entropy(&batch, "cross_entropy_shares", &encode(batch.element, &shares), smoothing, loss);
+        }
+    }
+}
+
+fn cross_entropy(
+    batch: &Batch,
+    kernel: &str,
+    targets: &[u8],
+    smoothing: f64,
+    loss: impl Fn(&Tensor) -> Tensor,
+) {
+    let (element, [rows, width]) = (batch.element, batch.size);
+    let has_labels = kernel == "cross_entropy";
+    let x = encode(element, &batch.x);
+    let (mut y, mut losses, mut bad) = (room(element, rows * width), room(Element::F32, rows), [0; 4]);
+    let mut args = vec![Arg::In(&x), Arg::In(targets), Arg::Out(&mut y), Arg::Out(&mut losses)];
+    if has_labels {
+        args.push(Arg::Out(&mut bad));
+    }
+    args.extend(batch.rows_and_width());
+    args.push(Arg::Float(smoothing as f32));
+    launch(kernel, element, batch.work(), &mut args);
+    assert_eq!(bad, [0; 4]);
+    let [want, want_grad] = reference(&batch.tensor(&batch.x), &loss);
+    batch.check(kernel, &batch.mean(&losses, rows), &want, 10.0);
+    let log = batch.tensor(&batch.x).log_softmax(1).to_vec();
+    batch.check("its logarithm of softmax", &decode(element, &y), &log, 10.0);
+
+    let mut out = room(element, rows * width);
+    let grad = encode(element, &[GRAD]);
+    let mut args = vec![Arg::In(&y), Arg::In(targets), Arg::In(&grad), Arg::Out(&mut out)];
+    args.extend(batch.rows_and_width());
+    args.extend([Arg::Float(smoothing as f32), Arg::Float((1.0 / rows as f64) as f32)]);
+    let work = if has_labels { Work::Elements((rows * width) as u64) } else { batch.work() };
+    let name = format!("{kernel}_gradient");
+    launch(&name, element, work, &mut args);
+    let got = decode(element, &out);
+    if element == Element::F32 {
+        batch.check(&name, &got, &want_grad, GRAD / rows as f64);
+    }
+    // Of short types the logarithm that was kept is a rounded one, from which the gradient is told.
+    let target = batch.targets(targets, has_labels, smoothing);
+    let sums = target.chunks(width).flat_map(|row| vec![row.iter().sum::<f64>(); width]);
+    let kept = decode(element, &y).into_iter().zip(&target).zip(sums);
+    let want: Vec<f64> =
+        kept.map(|((y, target), sum)| (y.exp() * sum - target) * GRAD / rows as f64).collect();
+    batch.check(&name, &got, &want, GRAD / rows as f64);
+}
+
+#[test]
+fn labels_that_are_no_classes_are_told_and_read_nothing() {
+    if !there_is_a_compiler() {
+        return;
+    }
+    for (wrong, kernel) in
+        [-1, 3, i64::MAX, i64::MIN].into_iter().flat_map(|w| [(w, "nll"), (w, "cross_entropy")])
+    {
+        let labels = [1, wrong, 2];
+        let x = encode(Element::F32, &[0.0; 9]);
+        let (mut y, mut losses, mut bad) = (room(Element::F32, 9), room(Element::F32, 3), [0; 4]);
+        let mut args = vec![Arg::In(&x), Arg::In(bytemuck::cast_slice(&labels))];
+        let rows = kernel == "cross_entropy";
+        if rows {
+            args.push(Arg::Out(&mut y));
+        }
+        args.extend([Arg::Out(&mut losses), Arg::Out(&mut bad), Arg::Int(3), Arg::Int(3)]);
+        if rows {
+            args.push(Arg::Float(0.0));
+        }
+        let work = if rows { Work::Rows { rows: 3, width: 3 } } else { Work::Elements(3) };
+        launch(kernel, Element::F32, work, &mut args);
+        let nan: Vec<bool> = decode(Element::F32, &losses).iter().map(|x| x.is_nan()).collect();
+        assert_eq!((nan, i32::from_ne_bytes(bad)), (vec![false, true, false], 1), "{kernel}, {wrong}");
+    }
+}
+
+#[test]
+fn losses_of_pairs_are_those_of_the_engine() {
+    if !there_is_a_compiler() {
+        return;
+    }
+    let kernels = [("squared_error", 2.0), ("binary_cross_entropy", 1.0)];
+    for ((kernel, factor), batch) in
+        kernels.into_iter().flat_map(|k| Batch::all().map(move |batch| (k, batch)))
+    {
+        let (element, n) = (batch.element, batch.x.len());
+        let t = random(element, n, 0.0, 1.0, 8);
+        let [want, want_grad] = reference(&batch.tensor(&batch.x), |x| match kernel {
+            "squared_error" => x.mse_loss(&batch.tensor(&t)),
+            _ => x.bce_with_logits(&batch.tensor(&t)),
+        });
+        let (x, t) = (encode(element, &batch.x), encode(element, &t));
+        let pieces = n.div_ceil(PIECE);
+        let mut losses = room(Element::F32, pieces);
+        launch(
+            kernel,
+            element,
+            Work::Rows { rows: pieces as u64, width: PIECE as u64 },
+            &mut [
+                Arg::In(&x),
+                Arg::In(&t),
+                Arg::Out(&mut losses),
+                Arg::Int(n as i64),
+                Arg::Int(PIECE as i64),
+            ],
+        );
+        batch.check(kernel, &batch.mean(&losses, n), &want, 1.0);
+        let mut out = room(element, n);
+        let grad = encode(element, &[GRAD]);
+        launch(
+            &format!("{kernel}_gradient"),
+            element,
+            Work::Elements(n as u64),
+            &mut [
+                Arg::In(&x),
+                Arg::In(&t),
+                Arg::In(&grad),
+                Arg::Out(&mut out),
+                Arg::Int(n as i64),
+                Arg::Float((factor / n as f64) as f32),
+            ],
+        );
+        batch.check(&format!("{kernel}_gradient"), &decode(element, &out), &want_grad, 1.0 / n as f64);
+    }
+}

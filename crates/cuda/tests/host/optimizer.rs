@@ -1,0 +1,163 @@
+//! Optimizers against the engine's, bit by bit.
+
+use crate::program::{Arg, launch, there_is_a_compiler};
+use crate::values::{encode, floats, random, room};
+use phalanx_cuda::{Element, Work};
+use phalanx_nn::optim::{Adadelta, Adam, AdamW, Optimizer, RmsProp, Rule, Sgd};
+
+const STEPS: i32 = 3;
+/// What the loss was multiplied by, so what a step takes out of the gradients.
+const LOSS_SCALE: f64 = 1024.0;
+
+/// What lies in device memory for each step: the fields of `Step` in the source.
+fn settings(rule: &Rule, step: i32) -> [f32; 9] {
+    let pair = |keep: f64| [keep as f32, (1.0 - keep) as f32];
+    let decay;
+    let (mut lr, mut root) = (rule.lr(), 1.0);
+    let (mut first, mut second, mut eps) = ([0.0; 2], [0.0; 2], 0.0);
+    match rule {
+        Rule::Sgd(r) => {
+            decay = r.weight_decay;
+            first = [r.momentum as f32, if step == 1 { 1.0 } else { (1.0 - r.dampening) as f32 }];
+        }
+        Rule::Adam(Adam { betas, eps: e, weight_decay, .. })
+        | Rule::AdamW(AdamW { betas, eps: e, weight_decay, .. }) => {
+            decay = if matches!(rule, Rule::AdamW(_)) { 1.0 - lr * weight_decay } else { *weight_decay };
+            (first, second, eps) = (pair(betas.0), pair(betas.1), *e);
+            root = (1.0 - betas.1.powi(step)).sqrt();
+            // Rounded before and after, as the engine's rate is.
+            lr = f64::from(lr as f32 / (1.0 - betas.0.powi(step)) as f32);
+        }
+        Rule::Adadelta(r) => (decay, second, eps) = (r.weight_decay, pair(r.rho), r.eps),
+        Rule::RmsProp(r) => {
+            (decay, first, second, eps) = (r.weight_decay, [r.momentum as f32, 0.0], pair(r.alpha), r.eps);
+        }
+    }
+    let inverse_scale = (1.0 / LOSS_SCALE) as f32;
+    [
+        inverse_scale,
+        lr as f32,
+        decay as f32,
+        first[0],
+        first[1],
+        second[0],
+        second[1],
+        root as f32,
+        eps as f32,
+    ]
+}
+
+/// The kernel of a rule, and for each of its states the number of the engine's array, if it is kept.
+fn kernel(rule: &Rule) -> (&'static str, Vec<Option<usize>>) {
+    match rule {
+        Rule::Sgd(r) if r.momentum == 0.0 => ("sgd", vec![]),
+        Rule::Sgd(r) => (if r.nesterov { "sgd_nesterov" } else { "sgd_momentum" }, vec![Some(0)]),
+        Rule::Adam(_) => ("adam", vec![Some(0), Some(1)]),
+        Rule::AdamW(_) => ("adamw", vec![Some(0), Some(1)]),
+        Rule::Adadelta(_) => ("adadelta", vec![Some(0), Some(1)]),
+        Rule::RmsProp(r) => {
+            let momentum = (r.momentum > 0.0).then_some(1);
+            ("rmsprop", vec![Some(0), momentum, r.centered.then_some(if momentum.is_some() { 2 } else { 1 })])
+        }
+    }
+}
+
+fn rules() -> Vec<Rule> {
+    let rmsprop = RmsProp { weight_decay: 0.01, ..RmsProp::default() };
+    vec![
+        Sgd { weight_decay: 0.01, ..Sgd::new(0.1) }.into(),
+        Sgd { momentum: 0.9, dampening: 0.1, weight_decay: 0.01, ..Sgd::new(0.1) }.into(),
+        Sgd { momentum: 0.9, nesterov: true, weight_decay: 0.01, ..Sgd::new(0.1) }.into(),
+        Adam { weight_decay: 0.01, ..Adam::default() }.into(),
+        AdamW::default().into(),
+        Adadelta { weight_decay: 0.01, ..Adadelta::default() }.into(),
+        rmsprop.into(),
+        RmsProp { momentum: 0.9, ..rmsprop }.into(),
+        RmsProp { centered: true, ..rmsprop }.into(),
+        RmsProp { momentum: 0.9, centered: true, ..rmsprop }.into(),
+    ]
+}
+
+/// Values and states of a rule in device memory.
+struct Slices {
+    element: Element,
+    values: Vec<u8>,
+    copy: Vec<u8>,
+    states: Vec<Option<Vec<u8>>>,
+}
+
+impl Slices {
+    fn step(&mut self, rule: &Rule, step: i32, grads: &[u8], found: i32) {
+        let n = self.values.len() / 4;
+        let settings = settings(rule, step);
+        let found = found.to_ne_bytes();
+        let mut args = vec![Arg::Out(&mut self.values), Arg::In(grads), Arg::Out(&mut self.copy)];
+        args.extend(
+            self.states.iter_mut().map(|state| state.as_mut().map_or(Arg::Null, |state| Arg::Out(state))),
+        );
+        args.extend([Arg::In(bytemuck::cast_slice(&settings)), Arg::In(&found), Arg::Int(n as i64)]);
+        launch(kernel(rule).0, self.element, Work::Elements(n as u64), &mut args);
+    }
+}
+
+#[test]
+fn steps_are_the_engines_bit_by_bit() {
+    if !there_is_a_compiler() {
+        return;
+    }
+    for element in Element::ALL {
+        for rule in rules() {
+            for n in [1, 257, 1999] {
+                let start = random(Element::F32, n, -1.0, 1.0, 1);
+                let mut values: Vec<f32> = start.iter().map(|&x| x as f32).collect();
+                let states = kernel(&rule).1.into_iter().map(|state| state.map(|_| vec![0; 4 * n]));
+                let mut slices = Slices {
+                    element,
+                    values: encode(Element::F32, &start),
+                    copy: room(element, n),
+                    states: states.collect(),
+                };
+                let mut optimizer = Optimizer::new(rule).unwrap();
+                for step in 1..=STEPS {
+                    let grads = random(element, n, -1.0, 1.0, 10 + step as u64);
+                    let scaled: Vec<f64> = grads.iter().map(|g| g * LOSS_SCALE).collect();
+                    slices.step(&rule, step, &encode(element, &scaled), 0);
+                    let grads: Vec<f32> = grads.iter().map(|&g| g as f32).collect();
+                    optimizer.step(&mut values, &grads, 1.0);
+                    assert!(
+                        floats(&slices.values) == values,
+                        "{rule:?} for {element:?}, step {step} of {n} values"
+                    );
+                    let rounded: Vec<f64> = values.iter().map(|&x| f64::from(x)).collect();
+                    assert!(slices.copy == encode(element, &rounded), "{rule:?}: the copy for {element:?}");
+                }
+                let kept: Vec<_> = optimizer.state().collect();
+                for (state, number) in slices.states.iter().zip(kernel(&rule).1) {
+                    let Some(number) = number else { continue };
+                    let (name, array) = kept[number];
+                    assert!(floats(state.as_ref().unwrap()) == ***array, "{rule:?} for {element:?}: {name}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_step_with_a_gradient_that_is_no_number_changes_nothing() {
+    if !there_is_a_compiler() {
+        return;
+    }
+    for rule in rules() {
+        let start = random(Element::F32, 300, -1.0, 1.0, 1);
+        let states = kernel(&rule).1.into_iter().map(|state| state.map(|_| encode(Element::F32, &start)));
+        let mut slices = Slices {
+            element: Element::F16,
+            values: encode(Element::F32, &start),
+            copy: room(Element::F16, 300),
+            states: states.collect(),
+        };
+        let before = (slices.values.clone(), slices.copy.clone(), slices.states.clone());
+        slices.step(&rule, 2, &encode(Element::F16, &[f64::NAN; 300]), 1);
+        assert!(before == (slices.values, slices.copy, slices.states), "{rule:?}");
+    }
+}

@@ -1,0 +1,319 @@
+//! A source of kernels as a program of the host, and launches of it. Where there is no compiler, tests say so and pass.
+
+use phalanx_cuda::{Element, Geometry, KERNELS, Kernel, Parameter, Source, Work, kernel};
+use std::collections::hash_map::DefaultHasher;
+use std::hash::{Hash, Hasher};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+/// Blocks of a grid at most, so that small tensors are larger than a grid, too.
+const MOST_BLOCKS: u32 = 3;
+
+/// What a kernel is handed.
+pub(crate) enum Arg<'a> {
+    /// Memory that it reads.
+    In(&'a [u8]),
+    /// Memory that it may write.
+    Out(&'a mut [u8]),
+    /// No memory.
+    Null,
+    /// A whole number.
+    Int(i64),
+    /// A float32.
+    Float(f32),
+    /// A float64.
+    Double(f64),
+    /// A struct.
+    Struct(Vec<u8>),
+}
+
+impl Arg<'_> {
+    /// Whether a kernel that wants `parameter` can take it.
+    fn fits(&self, parameter: Parameter) -> bool {
+        match self {
+            Arg::In(_) => matches!(parameter, Parameter::Read | Parameter::ReadOrNull),
+            Arg::Out(_) => matches!(parameter, Parameter::Write | Parameter::WriteOrNull),
+            Arg::Null => matches!(parameter, Parameter::ReadOrNull | Parameter::WriteOrNull),
+            Arg::Int(_) => parameter == Parameter::Int,
+            Arg::Float(_) => parameter == Parameter::Float,
+            Arg::Double(_) => parameter == Parameter::Double,
+            Arg::Struct(bytes) => parameter == Parameter::Struct(bytes.len()),
+        }
+    }
+
+    /// Its kind in a request, and its bytes.
+    fn encoded(&self) -> (u8, Vec<u8>) {
+        match self {
+            Arg::In(bytes) => (1, bytes.to_vec()),
+            Arg::Out(bytes) => (1, bytes.to_vec()),
+            Arg::Null => (2, Vec::new()),
+            Arg::Int(n) => (0, n.to_ne_bytes().to_vec()),
+            Arg::Float(x) => (0, x.to_ne_bytes().to_vec()),
+            Arg::Double(x) => (0, x.to_ne_bytes().to_vec()),
+            Arg::Struct(bytes) => (0, bytes.clone()),
+        }
+    }
+}
+
+/// Whether the host has a compiler with sanitizers; said aloud where it hasn't.
+pub(crate) fn there_is_a_compiler() -> bool {
+    static FOUND: OnceLock<Result<(), String>> = OnceLock::new();
+    let found = FOUND.get_or_init(|| {
+        let out = folder().join("trial");
+        compiled("#include <cmath>\nint main() { return 0; }", &out).and_then(|()| {
+            let ran = Command::new(&out).status().map_err(|error| error.to_string())?;
+            if ran.success() { Ok(()) } else { Err(format!("a sanitized program ends with {ran}")) }
+        })
+    });
+    if let Err(cause) = found {
+        eprintln!("skipped: no C++ compiler with sanitizers (package g++): {cause}");
+    }
+    found.is_ok()
+}
+
+fn folder() -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda-on-host");
+    std::fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
+/// Compiles `text` into the program `out`.
+fn compiled(text: &str, out: &Path) -> Result<(), String> {
+    let crate_folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+    // Other processes may be about the same program.
+    let own = PathBuf::from(format!("{}.{}", out.display(), std::process::id()));
+    let source = PathBuf::from(format!("{}.cpp", own.display()));
+    std::fs::write(&source, text).unwrap();
+    let output = Command::new("c++")
+        .args([
+            "-std=c++17",
+            "-O1",
+            "-g1",
+            "-ffp-contract=off",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "-Wno-unused-parameter",
+        ])
+        .args(["-fsanitize=address,undefined,float-cast-overflow", "-fno-sanitize-recover=all"])
+        .arg("-I")
+        .arg(crate_folder.join("kernels"))
+        .arg("-I")
+        .arg(crate_folder.join("tests/host"))
+        .arg(&source)
+        .arg("-o")
+        .arg(&own)
+        .output()
+        .map_err(|error| format!("c++: {error}"))?;
+    std::fs::remove_file(&source).unwrap();
+    if !output.status.success() {
+        return Err(String::from_utf8_lossy(&output.stderr).into_owned());
+    }
+    std::fs::rename(&own, out).map_err(|error| error.to_string())
+}
+
+/// The text of a program that can run all kernels of `source`.
+fn text(source: Source, element: Element) -> String {
+    let names = KERNELS.iter().filter(|kernel| kernel.source == source).map(|kernel| kernel.name);
+    let entries: String = names.map(|name| format!("ENTRY({name}) ")).collect();
+    format!(
+        "#include \"device.h\"\n#define ELEMENT {}\n#include \"{}\"\n#define ENTRIES {entries}\n#include \"driver.cpp\"\n",
+        element.in_source(),
+        source.file()
+    )
+}
+
+/// What the text of a program includes changes it, too.
+fn fingerprint(text: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    text.hash(&mut hasher);
+    for folder in ["kernels", "tests/host"] {
+        let entries = std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(folder)).unwrap();
+        let mut files: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
+        files.sort();
+        files.iter().for_each(|file| std::fs::read(file).unwrap().hash(&mut hasher));
+    }
+    hasher.finish()
+}
+
+/// The program for `source`, made where it isn't there yet.
+pub(crate) fn program(source: Source, element: Element) -> PathBuf {
+    let text = text(source, element);
+    let name = format!("{}-{}-{:016x}", source.file(), element.in_source(), fingerprint(&text));
+    let path = folder().join(name);
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    if !path.exists() {
+        compiled(&text, &path).unwrap_or_else(|error| panic!("{} on the host: {error}", source.file()));
+    }
+    path
+}
+
+/// Runs a kernel over all its work in a grid that is at times smaller; nothing where there is nothing to do.
+#[track_caller]
+pub(crate) fn launch(name: &str, element: Element, work: Work, args: &mut [Arg<'_>]) {
+    let kernel = kernel(name);
+    check(kernel, args);
+    let Some(geometry) = kernel.geometry(work, MOST_BLOCKS) else { return };
+    let output = run(&program(kernel.source, element), &request(name, geometry, args));
+    assert!(
+        output.status.success(),
+        "{name} over {work:?} for {element:?}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    take(&output.stdout, args);
+}
+
+#[track_caller]
+fn check(kernel: &Kernel, args: &[Arg<'_>]) {
+    assert_eq!(kernel.parameters.len(), args.len(), "{}", kernel.name);
+    for (i, (arg, &parameter)) in args.iter().zip(kernel.parameters).enumerate() {
+        assert!(arg.fits(parameter), "{}: argument {i} is to be {parameter:?}", kernel.name);
+    }
+}
+
+fn request(name: &str, geometry: Geometry, args: &[Arg<'_>]) -> Vec<u8> {
+    let mut request = Vec::new();
+    request.extend((name.len() as u32).to_ne_bytes());
+    request.extend(name.as_bytes());
+    request
+        .extend([geometry.blocks, geometry.threads, args.len() as u32].iter().flat_map(|n| n.to_ne_bytes()));
+    for (kind, bytes) in args.iter().map(Arg::encoded) {
+        request.push(kind);
+        request.extend((bytes.len() as u64).to_ne_bytes());
+        request.extend(bytes);
+    }
+    request
+}
+
+fn run(program: &Path, request: &[u8]) -> Output {
+    let mut child = Command::new(program)
+        // It ends with its process, and looking for what was left fails under a debugger.
+        .env("ASAN_OPTIONS", "detect_leaks=0")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // It reads all before it writes.
+    child.stdin.take().unwrap().write_all(request).unwrap();
+    child.wait_with_output().unwrap()
+}
+
+/// Puts what the buffers hold into those that may be written.
+fn take(mut bytes: &[u8], args: &mut [Arg<'_>]) {
+    for arg in args {
+        match arg {
+            Arg::In(before) => {
+                let (after, rest) = bytes.split_at(before.len());
+                assert!(after == *before, "memory that is only read was written");
+                bytes = rest;
+            }
+            Arg::Out(out) => {
+                let (own, rest) = bytes.split_at(out.len());
+                out.copy_from_slice(own);
+                bytes = rest;
+            }
+            _ => {}
+        }
+    }
+    assert!(bytes.is_empty(), "{} bytes too many", bytes.len());
+}
+
+/// What a parameter is called in a signature that the program prints.
+fn letter(parameter: &Parameter) -> String {
+    match parameter {
+        Parameter::Read | Parameter::ReadOrNull => "r".to_owned(),
+        Parameter::Write | Parameter::WriteOrNull => "w".to_owned(),
+        Parameter::Int => "l".to_owned(),
+        Parameter::Float => "f".to_owned(),
+        Parameter::Double => "d".to_owned(),
+        Parameter::Struct(bytes) => format!("s{bytes}"),
+    }
+}
+
+#[test]
+fn kernels_take_what_the_list_says() {
+    if !there_is_a_compiler() {
+        return;
+    }
+    for source in Source::ALL {
+        let output = Command::new(program(source, source.elements()[0])).arg("signatures").output().unwrap();
+        let listed = KERNELS.iter().filter(|kernel| kernel.source == source);
+        let lines = listed.map(|kernel| {
+            let letters: String = kernel.parameters.iter().map(letter).collect();
+            format!("{} {letters}\n", kernel.name)
+        });
+        assert_eq!(String::from_utf8_lossy(&output.stdout), lines.collect::<String>(), "{source:?}");
+    }
+}
+
+/// A program of kernels that stand in a test.
+pub(crate) fn trial(name: &str, kernels: &str, names: &[&str]) -> PathBuf {
+    let entries: String = names.iter().map(|name| format!("ENTRY({name}) ")).collect();
+    let text = format!(
+        "#include \"device.h\"\n#include \"grid.cuh\"\n#include \"philox.cuh\"\n{kernels}\n#define ENTRIES {entries}\n#include \"driver.cpp\"\n"
+    );
+    let path = folder().join(format!("{name}-{}", std::process::id()));
+    compiled(&text, &path).unwrap_or_else(|error| panic!("{name} on the host: {error}"));
+    path
+}
+
+/// Runs a kernel of such a program with one block of `threads`.
+pub(crate) fn run_trial(
+    program: &Path,
+    kernel: &str,
+    threads: u32,
+    args: &mut [Arg<'_>],
+) -> Result<(), String> {
+    let output = run(program, &request(kernel, Geometry { blocks: 1, threads }, args));
+    if !output.status.success() {
+        return Err(String::from_utf8_lossy(&output.stderr).into_owned());
+    }
+    take(&output.stdout, args);
+    Ok(())
+}
+
+/// A program whose kernels are wrong on purpose: what the other tests rely on must be noticed.
+#[test]
+fn wrong_kernels_are_noticed() {
+    if !there_is_a_compiler() {
+        return;
+    }
+    let kernels = "
+        extern \"C\" __global__ void reads_beside(const float *x, float *out, i64 n) { out[0] = x[n]; }
+        extern \"C\" __global__ void writes_beside(const float *x, float *out, i64 n) { out[n] = x[0]; }
+        extern \"C\" __global__ void forgets_a_barrier(const float *, float *out, i64) {
+            __shared__ float seen[32];
+            seen[threadIdx.x] = (float)threadIdx.x;
+            if (threadIdx.x == 0) out[0] = seen[31];
+        }
+        extern \"C\" __global__ void leaves_others_waiting(const float *, float *, i64) {
+            if (threadIdx.x != 0) __syncthreads();
+        }
+        extern \"C\" __global__ void races(const float *, float *out, i64) { out[0] = (float)threadIdx.x; }
+        extern \"C\" __global__ void is_right(const float *x, float *out, i64 n) { out[n - 1] = x[n - 1]; }
+    ";
+    let names =
+        ["reads_beside", "writes_beside", "forgets_a_barrier", "leaves_others_waiting", "races", "is_right"];
+    let path = trial("wrong", kernels, &names);
+    let values = [0u8; 12];
+    for (name, want) in names.iter().zip([
+        "heap-buffer-overflow",
+        "heap-buffer-overflow",
+        "the order of threads shows",
+        "threads wait for others",
+        "the order of threads shows",
+        "",
+    ]) {
+        let mut out = [0; 12];
+        let said = run_trial(&path, name, 32, &mut [Arg::In(&values), Arg::Out(&mut out), Arg::Int(3)]);
+        match said {
+            Ok(()) => assert!(want.is_empty(), "{name} wasn't noticed"),
+            Err(said) => assert!(!want.is_empty() && said.contains(want), "{name}: {said}"),
+        }
+    }
+    std::fs::remove_file(path).unwrap();
+}

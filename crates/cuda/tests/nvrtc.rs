@@ -1,0 +1,76 @@
+//! Every kernel compiles, without warnings, for every type of elements and the architectures that we have in mind. The compiler
+//! is a library that needs no GPU: `pip install nvidia-cuda-nvrtc` brings it, and `PHALANX_TEST_NVRTC` names its folder.
+
+use phalanx_cuda::{Architecture, Element, Error, Form, KERNELS, Nvrtc, Source};
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
+const ARCHITECTURES: [Architecture; 2] =
+    [Architecture { major: 8, minor: 0 }, Architecture { major: 9, minor: 0 }];
+
+/// The compiler, or none, said aloud.
+fn nvrtc() -> Option<Nvrtc> {
+    let named: Vec<PathBuf> = std::env::var_os("PHALANX_TEST_NVRTC").map(PathBuf::from).into_iter().collect();
+    match Nvrtc::open(&named) {
+        Ok(nvrtc) => Some(nvrtc),
+        Err(error) => {
+            assert!(named.is_empty(), "PHALANX_TEST_NVRTC names {named:?}, but {error}");
+            eprintln!("skipped: {error}\nPHALANX_TEST_NVRTC can name the library's folder");
+            None
+        }
+    }
+}
+
+/// The kernels that a module has, by its PTX.
+fn entries(ptx: &[u8]) -> BTreeSet<String> {
+    let text = String::from_utf8_lossy(ptx);
+    let names = text.lines().filter_map(|line| line.trim().strip_prefix(".visible .entry "));
+    names.map(|name| name.trim_end_matches('(').to_owned()).collect()
+}
+
+#[test]
+fn every_kernel_compiles_for_every_type_and_architecture() {
+    let Some(nvrtc) = nvrtc() else { return };
+    for source in Source::ALL {
+        for &element in source.elements() {
+            for architecture in ARCHITECTURES {
+                let cubin = nvrtc.module(source, element, architecture, Form::Cubin);
+                let cubin = cubin.unwrap_or_else(|error| panic!("{error}"));
+                assert!(cubin.starts_with(b"\x7fELF"), "{source:?}: no machine code");
+            }
+        }
+    }
+}
+
+#[test]
+fn modules_hold_the_kernels_of_the_list_and_no_others() {
+    let Some(nvrtc) = nvrtc() else { return };
+    for source in Source::ALL {
+        let ptx = nvrtc.module(source, Element::F32, ARCHITECTURES[0], Form::Ptx);
+        let listed = KERNELS.iter().filter(|kernel| kernel.source == source);
+        let listed: BTreeSet<String> = listed.map(|kernel| kernel.name.to_owned()).collect();
+        assert_eq!(entries(&ptx.unwrap_or_else(|error| panic!("{error}"))), listed, "{source:?}");
+    }
+}
+
+#[test]
+fn errors_and_warnings_come_with_what_the_compiler_says() {
+    let Some(nvrtc) = nvrtc() else { return };
+    let compiled = |text| nvrtc.compile("trial.cu", text, Element::F32, ARCHITECTURES[0], Form::Cubin);
+    assert!(compiled("extern \"C\" __global__ void none() {}").is_ok());
+    for (text, want) in [
+        ("extern \"C\" __global__ void broken() { missing(); }", "missing"),
+        ("extern \"C\" __global__ void unused() { int never = 0; }", "never"),
+    ] {
+        let Err(Error::Compile { log, architecture, .. }) = compiled(text) else { panic!("{text} compiles") };
+        assert!(log.contains(want) && architecture == "sm_80", "{log}");
+    }
+}
+
+#[test]
+fn an_architecture_that_the_compiler_does_not_know_is_an_error() {
+    let Some(nvrtc) = nvrtc() else { return };
+    let unknown = Architecture { major: 1, minor: 2 };
+    let error = nvrtc.module(Source::Reduce, Element::F32, unknown, Form::Cubin).unwrap_err();
+    assert!(error.to_string().contains("sm_12"), "{error}");
+}
