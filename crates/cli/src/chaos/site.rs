@@ -138,7 +138,7 @@ impl Site<'_> {
         let own = folder.join(format!("node-{node}"));
         let mut command = Command::new(program()?);
         command.args(["run", "--no-prefix", "--rdzv-id", "chaos"]).args(numbers);
-        command.args(["--rdzv-conf", "last_call_timeout=0.2,join_timeout=60"]);
+        command.args(["--rdzv-conf", "last_call_timeout=1,join_timeout=60"]);
         command.args(["--nnodes", &format!("{least}:{most}"), "--rdzv-endpoint", &self.endpoint.to_string()]);
         command.arg("--out").arg(&own).arg("--").arg(training.get_program()).args(training.get_args());
         // Their secret is their own, and they are to be as far apart as nodes are.

@@ -13,7 +13,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How often nodes that come are looked for where they meet at first, and the coordinator that was lost.
-const ANNOUNCE: Duration = Duration::from_millis(500);
+const ANNOUNCE: Duration = Duration::from_millis(100);
 /// How many of the nodes that would lead next are called in time, so that it is known later that they could be reached.
 const SCOUTED: usize = 3;
 
