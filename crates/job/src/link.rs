@@ -19,6 +19,8 @@ pub(crate) const PURPOSE: &str = "coord";
 const RETRY: Duration = Duration::from_millis(20);
 /// How often to look whether another coordinator has taken the place of one that is lost.
 const LOOK: Duration = Duration::from_millis(5);
+/// How long a coordinator that was lost may take to take a worker back.
+const AGAIN: Duration = Duration::from_millis(300);
 /// How long an answer of the coordinator may take.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 
@@ -177,21 +179,22 @@ impl Link {
         (now != self.address).then_some(now)
     }
 
-    /// Waits until another coordinator has taken the place of the one that was lost, and connects there.
+    /// Waits until another coordinator has taken the place of the one that was lost, and connects there; or again to that one, if
+    /// only the connection was lost.
     fn move_on(&mut self, deadline: Deadline) -> Result<(), Error> {
         loop {
-            if let Some(address) = self.moved() {
-                let soon = Deadline::after(deadline.remaining().min(ANSWER_LIMIT));
-                match dial(address, &self.pass, &self.hello, &soon) {
-                    Ok(stream) => {
-                        (self.stream, self.address) = (stream, address);
-                        (self.is_known, self.change) = (false, false);
-                        return Ok(());
-                    }
-                    Err(Attempt::Vain(error @ Error::Handshake { .. })) => return Err(error),
-                    // It may be lost as well, and yet another take its place.
-                    Err(_) => {}
+            let moved = self.moved();
+            let (address, limit) = (moved.unwrap_or(self.address), moved.map_or(AGAIN, |_| ANSWER_LIMIT));
+            let soon = Deadline::after(deadline.remaining().min(limit));
+            match dial(address, &self.pass, &self.hello, &soon) {
+                Ok(stream) => {
+                    (self.stream, self.address) = (stream, address);
+                    (self.is_known, self.change) = (false, false);
+                    return Ok(());
                 }
+                Err(Attempt::Vain(error @ Error::Handshake { .. })) if moved.is_some() => return Err(error),
+                // It may be lost as well, and yet another take its place.
+                Err(_) => {}
             }
             if deadline.expired() {
                 return Err(self.broken("no other has taken its place".into()));
