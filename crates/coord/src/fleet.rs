@@ -29,7 +29,7 @@ mod standing;
 mod tests;
 
 pub use orders::{Left, Order, Wait};
-pub(crate) use standing::{Legacy, numbers};
+pub(crate) use standing::Legacy;
 
 use crate::restarts::Restarts;
 use phalanx_job::{End, EndWhy, FromAgent, Mishap, Node, Setback, Stage, StopWhy, Terms, WorkerFailure};
@@ -485,7 +485,7 @@ impl Fleet {
             (None, _) => None,
         };
         match cause {
-            Some(cause) if is_for_good(&cause) => self.end(EndWhy::Failed(cause), todo),
+            Some(cause) if cause.is_for_good() => self.end(EndWhy::Failed(cause), todo),
             Some(cause) if self.restarts.count < self.terms.max_restarts as usize => {
                 self.restarts.count += 1;
                 self.setbacks.push(cause);
@@ -583,11 +583,6 @@ impl Fleet {
     fn least(&self) -> usize {
         self.terms.least as usize
     }
-}
-
-/// Whether workers that are started again would come to the same.
-fn is_for_good(setback: &Setback) -> bool {
-    matches!(&setback.what, Mishap::Worker(failure) if failure.for_good)
 }
 
 /// Whether it is of this loss of a worker.

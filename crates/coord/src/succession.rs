@@ -8,7 +8,7 @@
 //!
 //! Invariant S-ONE: of nodes that know the same standing, no two sets without a common node can both be led.
 
-use crate::fleet::{Event, Fleet, Legacy, NodeId, Order, Patience, numbers};
+use crate::fleet::{Event, Fleet, Legacy, NodeId, Order, Patience};
 use phalanx_job::{FromAgent, NodeStanding, Return, Standing, Terms};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -77,7 +77,7 @@ impl RollCall {
     /// The numbers of those that haven't come back and aren't known to have ended.
     pub fn missing(&self) -> BTreeSet<u32> {
         let is_here = |number: &u32| self.back.iter().any(|(_, back)| back.number == *number);
-        let nodes = numbers(&self.standing);
+        let nodes: BTreeSet<u32> = self.standing.numbered().into_keys().collect();
         nodes.difference(&self.ended).copied().filter(|number| !is_here(number)).collect()
     }
 
@@ -108,7 +108,7 @@ impl RollCall {
 
     /// What follows.
     pub fn verdict(&self, now: Instant) -> Verdict {
-        let nodes = numbers(&self.standing);
+        let nodes: BTreeSet<u32> = self.standing.numbered().into_keys().collect();
         if !nodes.contains(&self.own) {
             return Verdict::GiveUp("this node was given up before".into());
         }
@@ -118,7 +118,7 @@ impl RollCall {
             .filter(|(_, back)| is_led(&self.standing, back))
             .map(|(_, back)| back.number)
             .collect();
-        let leader = self.standing.nodes.iter().find(|node| node.node.leads).and_then(|node| node.number);
+        let leader = self.standing.leader().and_then(|node| node.number);
         // Who has led them doesn't come to be led.
         let is_missing =
             |number: &u32| !here.contains(number) && !self.ended.contains(number) && Some(*number) != leader;

@@ -284,6 +284,13 @@ pub struct Setback {
     pub what: Mishap,
 }
 
+impl Setback {
+    /// Whether workers that are started again would come to the same.
+    pub fn is_for_good(&self) -> bool {
+        matches!(&self.what, Mishap::Worker(failure) if failure.for_good)
+    }
+}
+
 /// What can happen to a node.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]

@@ -162,8 +162,3 @@ fn phase(standing: &Standing, ids: &BTreeMap<u32, NodeId>) -> Option<Phase> {
         }
     }
 }
-
-/// The numbers of the nodes that were led, which decide who leads them next.
-pub(crate) fn numbers(standing: &Standing) -> BTreeSet<u32> {
-    standing.nodes.iter().filter_map(|node| node.number).collect()
-}

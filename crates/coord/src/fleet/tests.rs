@@ -616,5 +616,5 @@ fn a_worker_that_would_fail_again_ends_the_run_whatever_restarts_are_left() {
     play.ended(1, 0, None);
     let orders = play.ended(2, 0, Some(own));
     let Some(Order::End(_, end)) = orders.last() else { panic!("{orders:?}") };
-    assert!(matches!(&end.why, EndWhy::Failed(cause) if is_for_good(cause)), "{:?}", end.why);
+    assert!(matches!(&end.why, EndWhy::Failed(cause) if cause.is_for_good()), "{:?}", end.why);
 }

@@ -3,7 +3,9 @@
 use super::{Mishap, Node, Setback};
 use phalanx_wire::{Generation, Rank};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::fmt;
+use std::net::SocketAddr;
 use std::ops::Range;
 
 /// A run of several nodes, as far as who leads it knows more than each node does of itself.
@@ -112,6 +114,16 @@ impl Standing {
     pub fn is_newer(&self, other: &Standing) -> bool {
         (self.term, self.version) > (other.term, other.version)
     }
+
+    /// The node that leads it, if that is one of them.
+    pub fn leader(&self) -> Option<&NodeStanding> {
+        self.nodes.iter().find(|node| node.node.leads)
+    }
+
+    /// The nodes that have a number, by that, with where their agents listen.
+    pub fn numbered(&self) -> BTreeMap<u32, SocketAddr> {
+        self.nodes.iter().filter_map(|node| Some((node.number?, node.node.standby))).collect()
+    }
 }
 
 impl StopWhy {
@@ -119,8 +131,7 @@ impl StopWhy {
     pub fn signal(&self) -> Option<i32> {
         match self {
             StopWhy::Asked(_, signal) => Some(*signal),
-            StopWhy::Failed(_) | StopWhy::Lost(_) | StopWhy::Joined(_) | StopWhy::Left(_) => None,
-            StopWhy::Missed(_) | StopWhy::CutOff(..) | StopWhy::Deposed(_) => None,
+            _ => None,
         }
     }
 }

@@ -73,7 +73,7 @@ impl Search {
     pub(super) fn run(mut self, lost: Error) -> Result<Found, Error> {
         let until = Instant::now() + self.patience.silence * PATIENCE;
         let mut ended = BTreeSet::new();
-        let leader = self.standing.nodes.iter().find(|node| node.node.leads).and_then(|node| node.number);
+        let leader = self.standing.leader().and_then(|node| node.number);
         match self.call(self.old) {
             Called::Ended => ended.extend(leader),
             Called::Silent => {}
@@ -103,7 +103,7 @@ impl Search {
         calls: &mut BTreeMap<u32, u32>,
     ) -> Result<Option<Found>, Error> {
         let heirs: Vec<(u32, SocketAddr)> =
-            self.heirs().into_iter().filter(|(number, _)| Some(*number) != leader).collect();
+            self.standing.numbered().into_iter().filter(|(number, _)| Some(*number) != leader).collect();
         let own = self.back.as_ref().map(|back| back.number);
         for some in heirs.chunks(AT_ONCE) {
             for ((number, _), called) in some.iter().zip(self.call_all(some, own)) {
@@ -128,14 +128,6 @@ impl Search {
             }
         }
         Ok(None)
-    }
-
-    /// The nodes that could lead, by number.
-    fn heirs(&self) -> Vec<(u32, SocketAddr)> {
-        let nodes = self.standing.nodes.iter();
-        let mut heirs: Vec<_> = nodes.filter_map(|node| Some((node.number?, node.node.standby))).collect();
-        heirs.sort_unstable();
-        heirs
     }
 
     fn call_all(&self, some: &[(u32, SocketAddr)], own: Option<u32>) -> Vec<Called> {
@@ -205,7 +197,8 @@ impl Search {
     /// Those that have ended are waited for in vain.
     fn look_for_missing(&self, coordinator: &Coordinator) {
         let missing = coordinator.missing();
-        let heirs: Vec<_> = self.heirs().into_iter().filter(|(number, _)| missing.contains(number)).collect();
+        let heirs: Vec<_> =
+            self.standing.numbered().into_iter().filter(|(number, _)| missing.contains(number)).collect();
         for some in heirs.chunks(AT_ONCE) {
             let called = some.iter().zip(self.call_all(some, None));
             let ended = called.filter(|(_, called)| matches!(called, Called::Ended));

@@ -53,9 +53,8 @@ impl Agent<'_> {
 
     /// Whether the run's workers are stopped anyway because its coordinator's node is lost.
     pub(super) fn all_stop(&self) -> bool {
-        let leads_workers = |standing: &Standing| {
-            standing.nodes.iter().any(|node| node.node.leads && node.stage == Stage::Running)
-        };
+        let leads_workers =
+            |standing: &Standing| standing.leader().is_some_and(|node| node.stage == Stage::Running);
         let is_lost = self.standing.as_ref().is_none_or(|(standing, _)| leads_workers(standing));
         is_lost && !self.crew.watch.is_in_place()
     }
@@ -126,11 +125,11 @@ impl Agent<'_> {
     /// Remembers how the run stands, and finds out whether those that would lead it next can be reached.
     pub(super) fn heed_standing(&mut self, standing: Standing) {
         let own = self.node.standby;
-        let mut heirs: Vec<_> = standing.nodes.iter().filter(|node| !node.node.leads).collect();
-        heirs.sort_by_key(|node| node.number);
-        let heirs = heirs.iter().filter(|node| node.number.is_some()).map(|node| node.node.standby);
-        let news: Vec<SocketAddr> = heirs
-            .filter(|address| *address != own)
+        let leads = standing.leader().map(|node| node.node.standby);
+        let news: Vec<SocketAddr> = standing
+            .numbered()
+            .into_values()
+            .filter(|address| *address != own && Some(*address) != leads)
             .take(SCOUTED)
             .filter(|address| self.scouted.insert(*address))
             .collect();

@@ -19,7 +19,7 @@ pub(super) fn ended(crew: Crew<'_>, end: End, max_restarts: u32) -> Outcome {
         EndWhy::Deposed => (EndReason::Deposed, None),
         EndWhy::TooFew { here, seconds } => (EndReason::TooFewNodes { here, seconds }, None),
         EndWhy::Failed(setback) if max_restarts == 0 => (EndReason::NoRestarts, Some(failure(setback))),
-        EndWhy::Failed(setback) if is_for_good(&setback) => (EndReason::ForGood, Some(failure(setback))),
+        EndWhy::Failed(setback) if setback.is_for_good() => (EndReason::ForGood, Some(failure(setback))),
         EndWhy::Failed(setback) => (EndReason::RestartsUsed { max_restarts }, Some(failure(setback))),
     };
     Outcome { failure, restarts, setbacks, ..outcome(crew, exit_code, reason) }
@@ -30,10 +30,6 @@ pub(super) fn outcome(crew: Crew<'_>, exit_code: i32, reason: EndReason) -> Outc
     let start = crew.start;
     crew.dismiss();
     Outcome { exit_code, failure: None, restarts: 0, setbacks: Vec::new(), reason, lasted: start.elapsed() }
-}
-
-fn is_for_good(setback: &Setback) -> bool {
-    matches!(&setback.what, Mishap::Worker(failure) if failure.for_good)
 }
 
 fn failure(setback: Setback) -> Failure {
