@@ -14,6 +14,7 @@
 //! assert!(relu.geometry(Work::Elements(0), 1024).is_none(), "nothing to launch");
 //! ```
 
+mod address;
 mod element;
 mod geometry;
 mod kernels;
@@ -26,6 +27,7 @@ mod error;
 mod library;
 mod nvrtc;
 
+pub use address::{Address, StreamHandle};
 pub use driver::Driver;
 pub use element::Element;
 pub use error::Error;
