@@ -66,38 +66,73 @@ pub(super) fn settle(
     }
     let root = Rank(source as u32);
     let header = share_header(group, root, standing, state, told)?;
-    let is_source = group.rank() == root;
-    let share = |own: Option<&[f32]>, len| share_array(group, root, own, len);
-    let arenas = [parameters.values(), parameters.buffers()];
-    let mut shared = Vec::new();
-    for arena in arenas {
-        let own = arena.flat::<f32>();
-        shared.push(share(Some(&own[..]).filter(|_| is_source), own.len())?);
-    }
-    let [values, buffers] = arenas.map(|arena| arena.flat::<f32>().len());
-    let mut states = Vec::new();
-    for i in 0..header.states {
-        let own = state.optimizer.state().nth(i).filter(|_| is_source);
-        states.push(share(own.map(|(_, array)| &array[..]), values)?);
-    }
-    let average = state.average.as_ref().filter(|_| is_source);
-    let average = match header.average {
-        true => Some(Average::of_arrays(
-            share(average.map(Average::values), values)?,
-            share(average.map(Average::buffers), buffers)?,
-        )),
-        false => None,
-    };
-    // All of it is here.
-    if !is_source {
-        for (arena, array) in arenas.into_iter().zip(&shared) {
+    if group.rank() == root {
+        lend_all(group, parameters, state)?;
+    } else {
+        // What this rank has is given up when all of it is here.
+        let landed = land_all(group, root, parameters, state, &header)?;
+        let arenas = [parameters.values(), parameters.buffers()];
+        for (arena, array) in arenas.into_iter().zip([&landed.values, &landed.buffers]) {
             arena.flat_mut::<f32>().copy_from_slice(array);
         }
-        state.optimizer.take_over(header.optimizer_steps, states);
-        (state.progress, state.average) = (header.position.into(), average);
+        state.optimizer.take_over(header.optimizer_steps, landed.states);
+        (state.progress, state.average) = (header.position.into(), landed.average);
         *told = header.told;
     }
     Ok(Some(header.global_batch))
+}
+
+/// The arrays of a state, as they came.
+struct Landed {
+    values: Vec<f32>,
+    buffers: Vec<f32>,
+    states: Vec<Vec<f32>>,
+    average: Option<Average>,
+}
+
+/// Hands all arrays of this rank's state to the others.
+fn lend_all(group: &Group, parameters: &Parameters, state: &State) -> Result<(), Error> {
+    lend(group, &parameters.values().flat::<f32>())?;
+    lend(group, &parameters.buffers().flat::<f32>())?;
+    for (_, array) in state.optimizer.state() {
+        lend(group, array)?;
+    }
+    if let Some(average) = &state.average {
+        lend(group, average.values())?;
+        lend(group, average.buffers())?;
+    }
+    Ok(())
+}
+
+/// Takes all arrays of the root's state, in the order of [`lend_all`].
+fn land_all(
+    group: &Group,
+    root: Rank,
+    parameters: &Parameters,
+    state: &mut State,
+    header: &Header,
+) -> Result<Landed, Error> {
+    let [len, buffers_len] =
+        [parameters.values(), parameters.buffers()].map(|arena| arena.flat::<f32>().len());
+    let land_new = |len| {
+        let mut array = vec![0.0; len];
+        land(group, root, &mut array).map(|()| array)
+    };
+    let (values, buffers) = (land_new(len)?, land_new(buffers_len)?);
+    let mut states = if header.states > 0 { state.optimizer.take_room(len) } else { Vec::new() };
+    if states.len() != header.states {
+        let text =
+            format!("rank {root} has {} arrays of its optimizer, this rank {}", header.states, states.len());
+        return Err(Error::Join(text));
+    }
+    for array in &mut states {
+        land(group, root, array)?;
+    }
+    let average = match header.average {
+        true => Some(Average::of_arrays(land_new(len)?, land_new(buffers_len)?)),
+        false => None,
+    };
+    Ok(Landed { values, buffers, states, average })
 }
 
 const KEY: usize = 5;
@@ -114,27 +149,23 @@ fn key(standing: Standing, state: &State, told: &Told) -> [u64; KEY] {
     }
 }
 
-/// Hands what the root has to all others, who get it; the root gets nothing.
-fn share_array(group: &Group, root: Rank, own: Option<&[f32]>, len: usize) -> Result<Vec<f32>, Error> {
-    let (mut array, mut lent) = match own {
-        Some(_) => (Vec::new(), vec![0.0; len.min(PIECE)]),
-        None => (vec![0.0; len], Vec::new()),
-    };
-    for start in (0..len).step_by(PIECE) {
-        let end = len.min(start + PIECE);
-        match own {
-            Some(own) => {
-                let lent = &mut lent[..end - start];
-                lent.copy_from_slice(&own[start..end]);
-                group.broadcast(lent, root)?;
-            }
-            None => group.broadcast(&mut array[start..end], root)?,
-        }
+/// Hands an array of this rank to all others, by way of a piece that stays in the cache.
+fn lend(group: &Group, own: &[f32]) -> Result<(), Error> {
+    let mut lent = vec![0.0; own.len().min(PIECE)];
+    for piece in own.chunks(PIECE) {
+        let lent = &mut lent[..piece.len()];
+        lent.copy_from_slice(piece);
+        group.broadcast(lent, group.rank())?;
     }
-    Ok(array)
+    Ok(())
 }
 
-/// Numbers that are handed over at a time: few enough to stay in the cache, where the root copies them to.
+/// Takes an array of the root.
+fn land(group: &Group, root: Rank, into: &mut [f32]) -> Result<(), Error> {
+    into.chunks_mut(PIECE).try_for_each(|piece| Ok(group.broadcast(piece, root)?))
+}
+
+/// Numbers that are handed over at a time: few enough to stay in the cache.
 const PIECE: usize = 1 << 17;
 
 fn share_header(

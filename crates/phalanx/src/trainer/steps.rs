@@ -132,6 +132,7 @@ impl<'a> Course<'a> {
             self.before_step.clear();
         }
         let mut told = Told { last: self.last.clone(), evaluated: self.evaluated };
+        let since = Instant::now();
         let settled = settle::settle(&group, self.standing, parameters, state, &mut told);
         // What another has made without this rank, this one hasn't told.
         self.tells &= told.last == self.last;
@@ -142,7 +143,10 @@ impl<'a> Course<'a> {
             // Whatever happens from here on, this rank has all of it.
             self.standing = Standing::Holds { global_batch };
         }
+        let settling = since.elapsed();
         let mut run = Run::prepare(trainer, worker, group, model, parameters, data, self.standing)?;
+        let preparing = since.elapsed() - settling;
+        tracing::debug!("the state was settled in {settling:.1?}, the ranks prepared in {preparing:.1?}");
         let facts = run.facts();
         if let Some(config) = &trainer.checkpoint {
             let writes = self.checkpoints.as_ref().is_some_and(Checkpoints::writes);
