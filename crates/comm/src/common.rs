@@ -12,7 +12,8 @@
 //! that is at home on a rank, nobody writes it, and each rank alone touches the others' parts in its own slice. Before
 //! and after, it is its owner's alone. A rank that is stopped in the middle and goes on when the others have given it up may
 //! still write into their slices: what a failed operation was about means nothing, and a region is shared anew
-//! ([`Region::share`]) before another group gets it.
+//! ([`Region::share`]) before another group gets it, unless all who were let in are of that group or have ended
+//! ([`crate::Group::may_attach`]).
 #![allow(unsafe_code, reason = "memory that other processes write to; every block has its note")]
 
 use crate::buffer::Buffer;

@@ -14,6 +14,7 @@
 
 use crate::endpoint::{Endpoint, PeerAddress, Stream};
 use crate::error::Error;
+use crate::guests::Guests;
 use crate::lobby::Lobby;
 use crate::transport::{Lost, Pulse};
 use crate::word::{MAX_WORD, Word};
@@ -121,6 +122,7 @@ struct Inside {
     secret: Secret,
     groups: Mutex<Groups>,
     strangers: Strangers<Stream>,
+    guests: Guests,
     stop: EventFd,
 }
 
@@ -135,7 +137,8 @@ impl Door {
         let stop = stop.map_err(|error| failed(error.into()))?;
         let (groups, strangers) = (Mutex::default(), Strangers::new(STRANGERS));
         let address = endpoint.address();
-        let inside = Arc::new(Inside { endpoint, address, secret, groups, strangers, stop });
+        let guests = Guests::default();
+        let inside = Arc::new(Inside { endpoint, address, secret, groups, strangers, guests, stop });
         let keeper = Arc::clone(&inside);
         let thread = std::thread::Builder::new().name("phalanx-door".into());
         thread.spawn(move || keeper.keep()).map_err(failed)?;
@@ -157,6 +160,11 @@ impl Door {
     /// Where it is.
     pub(crate) fn address(&self) -> &PeerAddress {
         &self.0.address
+    }
+
+    /// Who was let in to this process's memory.
+    pub(crate) fn guests(&self) -> &Guests {
+        &self.0.guests
     }
 
     /// What is older than this is turned away from now on.

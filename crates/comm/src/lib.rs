@@ -32,6 +32,7 @@ mod door;
 mod element;
 mod engine;
 mod group;
+mod guests;
 mod lobby;
 mod mail;
 mod queue;

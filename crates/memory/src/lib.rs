@@ -1,12 +1,12 @@
 //! Memory that processes of one host can share.
 //!
-//! A [`Region`] starts as memory of its own process. [`Region::share`] moves it, under the same address and with the same
-//! contents, into an unnamed file, which can be handed to other processes; [`Region::open`] is their side. The file can no
-//! longer change its size, so nobody who maps it can be pulled the ground from under, and it dies with the last process that
-//! maps it, so nothing is left after any death.
+//! A [`Region`] starts as memory of its own process. [`Region::share`] puts an unnamed file, which can be handed to other
+//! processes, in its place, under the same address; [`Region::open`] is their side. The file can no longer change its size, so
+//! nobody who maps it can be pulled the ground from under, and it dies with the last process that maps it, so nothing is left
+//! after any death.
 //!
-//! Sharing once more moves the region into another file: whoever maps the old one sees and changes it no longer. That is how
-//! memory is taken back from a process that was thought dead and wakes up.
+//! Sharing once more puts another file there: whoever maps the old one sees and changes the region no longer. That is how memory
+//! is taken back from a process that was thought dead and wakes up.
 //!
 //! It is a crate because tensors live in such memory and collectives pass it around, and they may not know each other. Who may
 //! read or write which part when is not decided here: a region gives out its address and nothing more. [`Words`] are for those
@@ -21,7 +21,7 @@ use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 use std::fs::File;
-use std::io::{Error, ErrorKind, Result, Write};
+use std::io::{Error, ErrorKind, Result};
 use std::num::NonZeroUsize;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -90,24 +90,22 @@ impl Region {
         Ok(Region { start: start.cast(), bytes: bytes.get(), file: Mutex::new(None) })
     }
 
-    /// Moves the region into a new file, under the same address; gives that file. Whoever had the file before no longer sees
-    /// what is done here.
+    /// Puts a new file in the place of the region, all zeros, under the same address; gives that file. Whoever had the file
+    /// before no longer sees what is done here. What was in the region is lost: it isn't copied, since to bring in so many pages
+    /// takes longer than all else that a new group needs.
     ///
     /// # Safety
     ///
-    /// No thread of this process may write to the region meanwhile: what is written while the bytes are copied may be lost.
+    /// No thread of this process may use the region meanwhile, nor hold a reference into it: the bytes change.
     pub unsafe fn share(&self) -> Result<Arc<File>> {
         let mut own = self.file.lock().unwrap_or_else(PoisonError::into_inner);
         // Where it goes wrong there is no file, rather than one that others have.
         *own = None;
-        let mut file = unnamed_file("phalanx-region", self.bytes)?;
-        // SAFETY: the mapping lives as long as `self`, and the caller sees to it that nobody writes.
-        file.write_all(unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.bytes) })?;
+        let file = unnamed_file("phalanx-region", self.bytes)?;
         let (at, bytes) = (NonZeroUsize::new(self.start.as_ptr().addr()), NonZeroUsize::new(self.bytes));
         let bytes = bytes.expect("a region has a page");
         let flags = MapFlags::MAP_SHARED | MapFlags::MAP_FIXED;
-        // SAFETY: the mapping that is replaced is this region's, whole; the new one holds the same bytes, so that references
-        // into it see no change.
+        // SAFETY: the mapping that is replaced is this region's, whole, and nobody has a reference into it, as the caller says.
         unsafe { mmap(at, bytes, READ_WRITE, flags, &file, 0)? };
         let file = Arc::new(file);
         *own = Some(Arc::clone(&file));
@@ -162,14 +160,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shared_keeps_its_place_and_contents_and_is_seen_by_both() {
+    fn what_is_shared_keeps_its_place_and_is_seen_by_both() {
         let ours = Region::zeroed(10_000).unwrap();
         assert_eq!((ours.bytes(), ours.get(9_999)), (12_288, 0));
         assert!(ours.file().is_none());
         ours.set(9_999, 7);
         let start = ours.start();
         let theirs = Region::open(ours.shared(), 10_000).unwrap();
-        assert_eq!((ours.start(), theirs.get(9_999)), (start, 7));
+        assert_eq!((ours.start(), ours.get(9_999), theirs.get(9_999)), (start, 0, 0));
         theirs.set(1, 8);
         ours.set(2, 9);
         assert_eq!((ours.get(1), theirs.get(2)), (8, 9));
@@ -181,10 +179,10 @@ mod tests {
         let old = Region::open(ours.shared(), 1).unwrap();
         old.set(0, 1);
         let new = Region::open(ours.shared(), 1).unwrap();
-        assert_eq!((ours.get(0), new.get(0)), (1, 1));
+        assert_eq!((ours.get(0), new.get(0)), (0, 0));
         old.set(0, 2);
         new.set(1, 3);
-        assert_eq!((ours.get(0), ours.get(1), old.get(1)), (1, 3, 0));
+        assert_eq!((ours.get(0), ours.get(1), old.get(1)), (0, 3, 0));
     }
 
     #[test]

@@ -186,9 +186,14 @@ impl Arena {
         span
     }
 
-    /// Moves the arena into memory that other processes can be let in to, under the same address and with the same values;
-    /// whoever was let in before no longer sees it. None where the system doesn't give such memory. Panics while anyone uses any
-    /// parameter of it.
+    /// The memory that the arena lies in, where that is some that other processes can be let in to.
+    pub fn region(&self) -> Option<&Arc<Region>> {
+        self.0.memory.region()
+    }
+
+    /// Gives the arena memory that other processes can be let in to, under the same address; whoever was let in before no longer
+    /// sees it. All values are zero then. None where the system doesn't give such memory. Panics while anyone uses any parameter
+    /// of it.
     ///
     /// What others then do with it is for whoever lets them in: they may only touch what somebody here has borrowed for
     /// writing for them.
@@ -196,7 +201,7 @@ impl Arena {
     pub fn share<T: Element>(&self) -> std::io::Result<Option<Arc<Region>>> {
         let held = self.flat_mut::<T>();
         let Some(region) = self.0.memory.region() else { return Ok(None) };
-        // SAFETY: the write borrow of every part is held, and nobody else writes to the memory.
+        // SAFETY: the write borrow of every part is held, so nobody uses the memory, and the slice itself isn't looked at again.
         unsafe { region.share()? };
         drop(held);
         Ok(Some(Arc::clone(region)))

@@ -144,8 +144,12 @@ impl Group {
         let reason = taken_by(generation);
         match self.free_engine() {
             Some(mut engine) => engine.retire(Error::Aborted { by: self.rank, reason }),
-            // A thread that is in it still waits for somebody who has gone on.
-            None => self.abort(&reason),
+            // A thread that is in it still waits for somebody who has gone on. Who meets this rank in the new group relies on it
+            // not touching memory that they have in common any more.
+            None => {
+                self.abort(&reason);
+                drop(self.engine(&Deadline::after(self.timeout))?);
+            }
         }
         Ok(group)
     }

@@ -1,6 +1,7 @@
 //! Memory that the ranks of a group see in common: how it comes about.
 
 use super::Group;
+use super::family::Kin;
 use crate::common::{Common, Shared};
 use crate::element::{Element, ReduceOp};
 use crate::error::Error;
@@ -27,7 +28,8 @@ impl Group {
         Ok(shared)
     }
 
-    /// Lets all ranks see a region, which was shared before ([`Region::share`]) and is for this group alone; true if they now
+    /// Lets all ranks see a region, which was shared before ([`Region::share`], or [`Group::may_attach`]) and is for this group
+    /// alone; true if they now
     /// do. From then on all-reduces of slices in it, which must lie at the same place on every rank, are done in place, until it
     /// is shared anew: then it is to be attached again. All ranks must call it, with regions of one size. Where one has none, or
     /// none that is shared, or is on another host, nothing changes.
@@ -49,7 +51,9 @@ impl Group {
             self.abort(&reason);
             return Err(Error::Aborted { by: self.rank, reason });
         }
+        self.let_in(&file);
         let passed = self.pass_round(&file, &deadline)?;
+        self.recognise_guests(&deadline)?;
         let open = |file: std::io::Result<File>| file.and_then(|file| Region::open(file, region.bytes()));
         let opened = passed.into_iter().map(|file| file.map(open).transpose());
         let opened: Result<Vec<Option<Region>>, _> = opened.collect();
@@ -66,6 +70,33 @@ impl Group {
             Ok(_) => {}
         }
         Ok(false)
+    }
+
+    /// Whether a region that was shared before can be attached to this group as it is, since nobody but its ranks can still
+    /// touch it: whoever was let in before is one of them, or has ended. What is in the region stays then.
+    pub fn may_attach(&self, region: &Region) -> bool {
+        let Kin::Processes(home) = &self.kin else { return false };
+        region.file().is_some_and(|file| home.door.guests().are_all_among(&file, &home.peers))
+    }
+
+    /// From now on the others may touch what is in this file.
+    fn let_in(&self, file: &Arc<File>) {
+        let Kin::Processes(home) = &self.kin else { return };
+        let others = home.peers.iter().filter(|peer| *peer != home.door.address());
+        others.for_each(|peer| home.door.guests().let_in(file, peer));
+    }
+
+    /// Takes note of which processes the others are, while there is a connection to each.
+    fn recognise_guests(&self, deadline: &Deadline) -> Result<(), Error> {
+        let Kin::Processes(home) = &self.kin else { return Ok(()) };
+        let engine = self.engine(deadline)?;
+        let Some(wires) = &engine.wires else { return Ok(()) };
+        for (rank, peer) in home.peers.iter().enumerate() {
+            if let Some(process) = wires.process(rank) {
+                home.door.guests().recognise(peer, process);
+            }
+        }
+        Ok(())
     }
 
     fn shares_memory(&self, deadline: &Deadline) -> bool {

@@ -299,6 +299,10 @@ impl Wire for Memory {
         self.took(n);
     }
 
+    fn process(&self) -> Option<Process> {
+        self.peer
+    }
+
     fn pass(&mut self, file: &File) -> std::result::Result<bool, Lost> {
         match send_file(&self.bell, file) {
             Ok(()) => Ok(true),

@@ -9,9 +9,7 @@ mod wires;
 
 pub(crate) use memory::Memory;
 pub(crate) use process::Process;
-#[cfg(test)]
-pub(crate) use signs::State;
-pub(crate) use signs::{Signs, Traffic, Verdict, is_cut_off, judge};
+pub(crate) use signs::{Signs, State, Traffic, Verdict, is_cut_off, judge};
 pub(crate) use tcp::{BEAT, Pulse, Tcp};
 pub(crate) use threads::{Shared as SharedThreads, end_of, threads};
 pub(crate) use wires::{LEAVING_FAILED, Wire, Wires, deliver};
@@ -73,6 +71,11 @@ pub(crate) trait Transport: Send {
     /// Whether files can be passed to all others.
     fn shares_memory(&self) -> bool {
         false
+    }
+
+    /// The process that rank `peer` is, if that can be seen.
+    fn process(&self, _peer: usize) -> Option<Process> {
+        None
     }
 
     /// Whether something may come from a rank without this one asking for it.

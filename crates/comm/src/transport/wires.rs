@@ -1,6 +1,6 @@
 //! Ranks in processes: one wire a pair, each of the kind that suits where the peer is.
 
-use super::{Lost, Signs, Transport, Waker, is_cut_off};
+use super::{Lost, Process, Signs, Transport, Waker, is_cut_off};
 use crate::dial::Errand;
 use crate::door::{Door, Key};
 use crate::endpoint::PeerAddress;
@@ -33,6 +33,11 @@ pub(crate) trait Wire: Send {
 
     /// So many bytes that were looked at are done with.
     fn consume(&mut self, _: usize) {}
+
+    /// The process at the other end, if that can be seen.
+    fn process(&self) -> Option<Process> {
+        None
+    }
 
     /// Hands the peer a file, whose memory both then see; whether that could be done now. Only for peers of this host.
     fn pass(&mut self, _: &File) -> Result<bool, Lost> {
@@ -271,6 +276,13 @@ impl Transport for Wires {
 
     fn take_passed(&mut self, from: usize) -> Result<Option<std::io::Result<File>>, Lost> {
         self.wire(from)?.map_or(Ok(None), |wire| wire.take_passed())
+    }
+
+    fn process(&self, peer: usize) -> Option<Process> {
+        match &self.peers[peer].link {
+            Link::Open(wire) => wire.process(),
+            Link::Absent(_) | Link::Lost(_) => None,
+        }
     }
 
     fn shares_memory(&self) -> bool {
