@@ -473,6 +473,7 @@ impl Fleet {
             StopWhy::Asked(_, signal) => return self.end(EndWhy::Asked { signal }, todo),
             StopWhy::CutOff(here, silent) => return self.end(EndWhy::CutOff { here, silent }, todo),
             StopWhy::Deposed(_) => return self.end(EndWhy::Deposed, todo),
+            StopWhy::Elsewhere(address, term) => return self.send_elsewhere(address, term, todo),
             // Whoever fails while others make room is not started again either.
             _ if self.drained => return self.end(EndWhy::Drained, todo),
             _ => {}

@@ -138,10 +138,13 @@ impl Link {
         silent: &[u32],
         deadline: Deadline,
     ) -> Result<(Rank, Roster), Error> {
+        let mut came_back = false;
         loop {
             let message = again.take().filter(|_| self.is_known).unwrap_or_else(|| self.arrival(silent));
             let lost = match self.ask_for_roster(&message, deadline) {
                 Err(error @ Error::Broken { .. }) if self.whereabouts.is_some() => error,
+                // Where the one that was lost listened, a coordinator of others may do so by now.
+                Err(error @ Error::Refused { .. }) if came_back && self.moves_within(deadline) => error,
                 entered => {
                     if let Ok((rank, roster)) = &entered {
                         self.member = Some((roster.generation, *rank));
@@ -149,8 +152,19 @@ impl Link {
                     return entered;
                 }
             };
+            let before = self.address;
             self.move_on(deadline).map_err(|_| lost)?;
+            came_back |= self.address == before;
         }
+    }
+
+    /// Whether it is told soon that the coordinator is elsewhere.
+    fn moves_within(&self, deadline: Deadline) -> bool {
+        let soon = Deadline::after(deadline.remaining().min(ANSWER_LIMIT));
+        while self.moved().is_none() && !soon.expired() {
+            std::thread::sleep(LOOK);
+        }
+        self.moved().is_some()
     }
 
     /// What a coordinator is told first.

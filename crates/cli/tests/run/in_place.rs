@@ -88,6 +88,27 @@ fn the_coordinators_node_is_lost_and_the_next_leads_the_run_to_the_same_bits() {
 }
 
 #[test]
+fn a_node_that_comes_when_the_coordinator_was_just_lost_is_in_the_run_after_all() {
+    let mut run = Training::new(&["--nnodes", "1:3", "--max-restarts", "3"], "--epochs 25");
+    let first = run.node("a");
+    first.waits_for_others();
+    let second = run.node("b");
+    run.until(|event| event["event"] == "step");
+    first.signal("-9");
+    // Nobody answers where they met, so it takes itself for the first of its run, until it hears of the others.
+    let third = run.hasty_node("c");
+    run.until_members(1);
+    run.until_members(2);
+    run.until(|event| event["event"] == "done");
+    for agent in [second, third] {
+        let (code, _, said) = agent.end();
+        assert_eq!(code, 0, "{said}");
+    }
+    run.is_whole();
+    run.has_the_bits_of_an_undisturbed_one(&[]);
+}
+
+#[test]
 fn the_coordinators_node_leaves_and_the_next_leads_the_run() {
     let mut run = Training::new(&["--nnodes", "1:2"], "--epochs 40");
     let first = run.node("a");

@@ -43,9 +43,18 @@ impl Training {
 
     /// A node of one worker.
     pub(crate) fn node(&mut self, name: &str) -> Agent {
-        let mut command = self.site.command(name, &[]);
+        self.node_with(name, &[], &self.out())
+    }
+
+    /// One that waits for no others, and keeps what its training leaves in a folder of its own.
+    pub(crate) fn hasty_node(&mut self, name: &str) -> Agent {
+        self.node_with(name, &["--rdzv-conf", "last_call_timeout=0"], &self.site.folder("hasty"))
+    }
+
+    fn node_with(&mut self, name: &str, flags: &[&str], out: &Path) -> Agent {
+        let mut command = self.site.command(name, flags);
         command.args(["--", env!("CARGO_BIN_EXE_phalanx")]);
-        self.tell(&mut command, &self.also, &self.out());
+        self.tell(&mut command, &self.also, out);
         let agent = Agent::of(command);
         self.said.push(agent.said.clone());
         agent

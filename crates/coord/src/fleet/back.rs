@@ -61,7 +61,7 @@ impl Fleet {
         let nodes: Vec<NodeId> =
             self.running(None).into_iter().filter(|id| only.is_none_or(|only| only == *id)).collect();
         match why {
-            StopWhy::CutOff(..) | StopWhy::Deposed(_) => {
+            StopWhy::CutOff(..) | StopWhy::Deposed(_) | StopWhy::Elsewhere(..) => {
                 todo.extend(nodes.into_iter().map(|id| Order::Release(self.generation, id)));
             }
             _ if nodes.is_empty() => {}

@@ -2,7 +2,6 @@
 
 use super::{CUT, Fleet, Member, NodeId, Order, Phase, Stopping};
 use phalanx_job::{EndWhy, StopWhy};
-use phalanx_wire::Generation;
 use std::net::SocketAddr;
 use std::time::Instant;
 
@@ -39,7 +38,10 @@ impl Fleet {
         }
         let why = StopWhy::CutOff(here, silent);
         match &self.phase {
-            Phase::Stopping(Stopping { why: StopWhy::CutOff(..) | StopWhy::Deposed(_), .. })
+            Phase::Stopping(Stopping {
+                why: StopWhy::CutOff(..) | StopWhy::Deposed(_) | StopWhy::Elsewhere(..),
+                ..
+            })
             | Phase::Elsewhere(_)
             | Phase::Over => {}
             Phase::Running | Phase::Stopping(_) => self.give_way(why, todo),
@@ -50,32 +52,36 @@ impl Fleet {
     /// A node has gone on without this coordinator, which must not go on as well.
     pub(super) fn depose(&mut self, id: NodeId, todo: &mut Vec<Order>) {
         let Some(member) = self.members.remove(&id) else { return };
-        self.yield_to(member.node.host, todo);
+        match &self.phase {
+            Phase::Stopping(Stopping { why: StopWhy::Elsewhere(..), .. }) => {}
+            Phase::Running | Phase::Stopping(_) => self.give_way(StopWhy::Deposed(member.node.host), todo),
+            Phase::Gathering(_) => self.end(EndWhy::Deposed, todo),
+            Phase::Elsewhere(_) | Phase::Over => {}
+        }
     }
 
-    /// Another coordinator leads this run from there. Nodes that have only come here go there.
+    /// Another coordinator leads this run from there. The nodes that are led from here go there, once their workers have ended.
     pub(super) fn give_up(&mut self, address: SocketAddr, term: u32, todo: &mut Vec<Order>) {
         if term <= self.term {
             return;
         }
         match &mut self.phase {
             Phase::Elsewhere(known) => (*known, self.term) = (address, term),
-            Phase::Gathering(_) if self.generation == Generation(0) => {
-                self.term = term;
-                todo.push(Order::Elsewhere(self.members.keys().copied().collect(), address));
-                self.members.clear();
-                self.phase = Phase::Elsewhere(address);
+            Phase::Gathering(_) => self.send_elsewhere(address, term, todo),
+            Phase::Stopping(Stopping { why: StopWhy::Elsewhere(known, since), .. }) if *since <= term => {
+                (*known, *since) = (address, term);
             }
-            _ => self.yield_to(address.to_string(), todo),
+            Phase::Stopping(Stopping { why: StopWhy::Elsewhere(..), .. }) => {}
+            Phase::Running | Phase::Stopping(_) => self.give_way(StopWhy::Elsewhere(address, term), todo),
+            Phase::Over => {}
         }
     }
 
-    pub(super) fn yield_to(&mut self, who: String, todo: &mut Vec<Order>) {
-        match &self.phase {
-            Phase::Running | Phase::Stopping(_) => self.give_way(StopWhy::Deposed(who), todo),
-            Phase::Gathering(_) => self.end(EndWhy::Deposed, todo),
-            Phase::Elsewhere(_) | Phase::Over => {}
-        }
+    /// Tells all nodes, which have no workers, where the run is led from.
+    pub(super) fn send_elsewhere(&mut self, address: SocketAddr, term: u32, todo: &mut Vec<Order>) {
+        todo.push(Order::Elsewhere(self.members.keys().copied().collect(), address));
+        self.members.clear();
+        (self.phase, self.term) = (Phase::Elsewhere(address), term);
     }
 
     /// Ends all workers at once, as long as others may go on with the run: nothing that these still do is wanted.

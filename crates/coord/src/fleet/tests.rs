@@ -577,6 +577,25 @@ fn a_coordinator_that_was_taken_for_lost_gives_way() {
 }
 
 #[test]
+fn nodes_that_begin_beside_a_run_that_is_led_elsewhere_join_that() {
+    let here = |port: u16| std::net::SocketAddr::from(([127, 0, 0, 1], port));
+    let elsewhere = |port, term| FromAgent::Elsewhere { address: here(port), term };
+    let mut play = Play::new(2, 2, 0);
+    (1..=2).for_each(|id| drop(play.come(id, 1)));
+    let release = |id| Order::Release(Generation(0), NodeId(id));
+    assert_eq!(play.said(9, elsewhere(1, 1)), [release(1), release(2)]);
+    // It is said again and again, and by another one that took over meanwhile; one that did so before doesn't know.
+    for (port, term) in [(1, 1), (2, 2), (1, 1)] {
+        assert_eq!(play.said(9, elsewhere(port, term)), []);
+    }
+    assert_eq!(play.ended(1, 0, None), []);
+    let sent = |ids: &[u64]| Order::Elsewhere(ids.iter().copied().map(NodeId).collect(), here(2));
+    assert_eq!(play.ended(2, 0, None), [sent(&[1, 2])]);
+    // Whoever comes later is sent there as well.
+    assert_eq!(play.come(3, 1), [sent(&[3])]);
+}
+
+#[test]
 fn who_fails_while_others_make_room_ends_no_other_way_than_they() {
     let ended = |id: u64, failure: Option<WorkerFailure>, drained: bool, play: &mut Play| {
         play.said(id, FromAgent::Ended { generation: Generation(0), failure, drained, port: 1 })

@@ -107,6 +107,8 @@ pub enum StopWhy {
     CutOff(u32, u32),
     /// This node is led by another coordinator, which took this one for lost.
     Deposed(String),
+    /// The run is led from there by now, in that term.
+    Elsewhere(SocketAddr, u32),
 }
 
 impl Standing {
@@ -155,7 +157,10 @@ impl fmt::Display for StopWhy {
             StopWhy::CutOff(here, silent) => {
                 write!(f, "{here} of {} nodes are left, the others fell silent", here + silent)
             }
-            StopWhy::Deposed(host) => write!(f, "node {host} took this one for lost, and goes on elsewhere"),
+            StopWhy::Deposed(host) => {
+                write!(f, "node {host} took this coordinator for lost, and goes on with another")
+            }
+            StopWhy::Elsewhere(address, _) => write!(f, "the run goes on elsewhere, led from {address}"),
         }
     }
 }

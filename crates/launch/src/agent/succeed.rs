@@ -85,6 +85,9 @@ impl Agent<'_> {
     /// Joins where the run is led from, which isn't where nodes meet at first. Where that is gone by now, whoever said so is asked
     /// again.
     pub(super) fn go_elsewhere(&mut self, address: SocketAddr) -> Result<(), Error> {
+        // What it was among others is nothing there.
+        (self.place, self.standing, self.failure, self.ended) = (None, None, None, None);
+        self.finished.clear();
         if let Some(coordinator) = self.coordinator.take() {
             // It tells others who come.
             self.guide = Some(coordinator);
