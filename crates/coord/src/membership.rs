@@ -125,6 +125,9 @@ impl Membership {
             return Decision::Refuse { reason: format!("rank {seat} was given up") };
         }
         self.workers.remove(&absent(seat));
+        // The end of its other connection may not have been noticed yet.
+        let is_it = |worker: &Worker| worker.rank == Some(rank) && generation == self.generation;
+        self.workers.retain(|_, worker| worker.seat != seat || !is_it(worker));
         if self.workers.values().any(|worker| worker.seat == seat) {
             return Decision::Refuse { reason: format!("rank {seat} is there already") };
         }
@@ -204,6 +207,18 @@ impl Membership {
         }
         if let Some(worker) = self.workers.get_mut(&member) {
             worker.waits = true;
+        }
+        self.settle()
+    }
+
+    /// The connection of a worker has ended. Where it goes on in place that says nothing of the worker: it comes back, or whoever
+    /// started it tells that it has ended ([`Membership::end`]). The next membership waits for one of the two.
+    pub fn cut(&mut self, member: Member) -> Decision {
+        let goes_on = |worker: &Worker| worker.rank.is_some() && worker.goes_on;
+        if let Some(worker) = self.workers.remove(&member)
+            && goes_on(&worker)
+        {
+            self.workers.insert(absent(worker.seat), Worker { waits: false, invited: true, ..worker });
         }
         self.settle()
     }
@@ -303,7 +318,7 @@ impl Membership {
     }
 }
 
-/// Stands for a worker that another coordinator has left and that hasn't come back yet.
+/// Stands for a worker whose connection has ended, or that another coordinator has left, and that hasn't come back yet.
 fn absent(seat: Rank) -> Member {
     Member(u64::MAX - u64::from(seat.0))
 }
@@ -461,10 +476,44 @@ mod tests {
         assert_eq!(members.seat_of(Rank(0)), Some(Rank(0)));
     }
 
+    #[test]
+    fn one_whose_connection_was_cut_is_waited_for_until_it_comes_back_or_has_ended() {
+        for comes_back in [true, false] {
+            let mut members = begun(3);
+            assert_eq!(members.cut(Member(0)), wait(&[0, 1, 2]));
+            assert_eq!(
+                members.join(Member(9), Rank(3), "late".into()),
+                Decision::Refuse { reason: "rank 3 in a world of 3".into() }
+            );
+            members.expect(3..4);
+            let invite = Decision::Invite { members: vec![Member(1), Member(2)] };
+            assert_eq!(members.join(Member(9), Rank(3), "new".into()), invite);
+            members.rejoin(Member(1));
+            assert_eq!(members.rejoin(Member(2)), wait(&[0]));
+            if comes_back {
+                let begin = members.come_back(Member(10), Rank(0), "0".into(), (Generation(0), Rank(0)));
+                assert_eq!(ranks(&begin), [(1, 1), (2, 2), (9, 3), (10, 0)]);
+            } else {
+                let (ended, begin) = members.end(Rank(0));
+                assert_eq!((ended.len(), ranks(&begin)), (1, vec![(1, 1), (2, 2), (9, 0)]));
+            }
+        }
+        // It may be back before its end is seen; an older process in its place may not.
+        let mut members = begun(2);
+        members.rejoin(Member(0));
+        let begin = members.come_back(Member(5), Rank(1), "1".into(), (Generation(0), Rank(1)));
+        assert_eq!(ranks(&begin), [(0, 0), (5, 1)]);
+        assert_eq!(members.cut(Member(1)), wait(&[0, 1]), "it is another connection's by now");
+        let older = members.come_back(Member(6), Rank(1), "1".into(), (Generation(0), Rank(1)));
+        assert!(matches!(older, Decision::Refuse { .. }));
+    }
+
     #[derive(Clone, Debug)]
     enum Act {
         /// The worker with this seat is lost.
         Lose(u32),
+        /// Its connection is cut.
+        Cut(u32),
         /// One is started in this seat, if that is empty.
         Start(u32),
         /// Those that know of a loss or of somebody who waits leave.
@@ -476,6 +525,7 @@ mod tests {
     fn acts() -> impl Strategy<Value = Vec<Act>> {
         let act = prop_oneof![
             (0..5u32).prop_map(Act::Lose),
+            (0..5u32).prop_map(Act::Cut),
             (0..5u32).prop_map(Act::Start),
             (0..5u32).prop_map(Act::Rejoin),
             (0..5u32).prop_map(Act::Rejoin),
@@ -502,6 +552,11 @@ mod tests {
                     Act::Lose(seat) => of(seat).map(|member| {
                         living.remove(&member);
                         if left.remove(&member) { members.end(Rank(seat)).1 } else { members.leave(member) }
+                    }),
+                    // One that hadn't come in yet joins again by a connection of its own.
+                    Act::Cut(seat) => of(seat).filter(|member| held.contains_key(member)).map(|member| match left.insert(member) {
+                        true => members.cut(member),
+                        false => members.settle(),
                     }),
                     Act::Start(seat) if of(seat).is_none() => {
                         next += 1;

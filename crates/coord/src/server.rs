@@ -248,11 +248,13 @@ impl Shared {
         self.agents.get()
     }
 
-    /// The connection of a worker has ended, and so has the worker.
+    /// The connection of a worker has ended, and so has the worker where nobody would tell.
     fn forget(&self, member: Member) {
         let mut state = self.state();
         if state.links.remove(&member).is_some() {
-            let decision = state.members.leave(member);
+            let members = &mut state.members;
+            let decision =
+                if self.agents.get().is_some() { members.cut(member) } else { members.leave(member) };
             self.follow(&mut state, decision);
         }
     }
@@ -373,7 +375,7 @@ fn serve(
         Err(format!("rank {rank}: {reason}"))
     };
     loop {
-        // The end of the connection is the end of the worker, which whoever started it sees better.
+        // Whether that is the end of the worker is seen better by whoever started it.
         let Ok(frame) = read_frame(&mut stream, MAX_FRAME) else { return Ok(()) };
         match serde_json::from_slice(&frame).map_err(|error| format!("rank {rank}: {error}"))? {
             FromWorker::Join { .. } if shared.state().links.contains_key(&member) => {

@@ -9,7 +9,7 @@ use phalanx_wire::{
 };
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The longest message, in bytes: a roster of some ten thousand workers.
 pub const MAX_FRAME: usize = 1 << 20;
@@ -21,6 +21,8 @@ const RETRY: Duration = Duration::from_millis(20);
 const LOOK: Duration = Duration::from_millis(5);
 /// How long a coordinator that was lost may take to take a worker back.
 const AGAIN: Duration = Duration::from_millis(300);
+/// How long a worker that can do without the coordinator waits before it tries again to reach it.
+const MEND: Duration = Duration::from_millis(500);
 /// How long an answer of the coordinator may take.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 
@@ -40,6 +42,10 @@ pub struct Link {
     is_known: bool,
     /// Whether it was said that somebody waits to come in, since the last roster.
     change: bool,
+    /// Where the connection has ended, when another is to be made.
+    cut: Option<Instant>,
+    /// Whether it ended and was made anew to where it was: a coordinator of others may listen there by now.
+    came_back: bool,
 }
 
 impl Link {
@@ -94,8 +100,20 @@ impl Link {
 
     fn new(stream: Channel, address: SocketAddr, pass: Pass, hello: Hello) -> Link {
         let (whereabouts, own_address, member) = (None, String::new(), None);
-        let (is_known, change) = (false, false);
-        Link { stream, address, pass, hello, whereabouts, own_address, member, is_known, change }
+        let (is_known, change, cut, came_back) = (false, false, None, false);
+        Link {
+            stream,
+            address,
+            pass,
+            hello,
+            whereabouts,
+            own_address,
+            member,
+            is_known,
+            change,
+            cut,
+            came_back,
+        }
     }
 
     /// The address of this end, which is one that the run's other machines can reach.
@@ -114,14 +132,23 @@ impl Link {
         self.say(&FromWorker::GoesOn { yes })
     }
 
-    /// Whether somebody waits to come in, or the coordinator is another, so that this worker is to rejoin together with the
-    /// others. Doesn't wait.
+    /// Whether somebody waits to come in, or the coordinator is another, or this worker had to connect to it again, so that this
+    /// worker is to rejoin together with the others. Waits only where the connection has ended and no other can be made.
     pub fn is_change_due(&mut self) -> bool {
-        if !self.change && self.stream.is_readable() {
-            // Nothing else is said without being asked for. A coordinator that is gone is found out when it is needed.
-            self.change = matches!(self.hear_any(ANSWER_LIMIT), Ok(Some(ToWorker::Change)));
+        if !self.change && self.cut.is_none() && self.stream.is_readable() {
+            // Nothing else is said without being asked for.
+            match self.hear_any(ANSWER_LIMIT) {
+                Ok(heard) => self.change = heard == Some(ToWorker::Change),
+                Err(_) => self.cut = Some(Instant::now()),
+            }
         }
         self.change |= self.moved().is_some();
+        let is_due = |next: Instant| Instant::now() >= next;
+        if !self.change && self.whereabouts.is_some() && self.cut.is_some_and(is_due) {
+            // Who leads the run on where the coordinator is gone is told soon.
+            self.change = self.dial_again(self.address, Deadline::after(AGAIN)).is_ok();
+            self.cut = self.cut.map(|_| Instant::now() + MEND);
+        }
         self.change
     }
 
@@ -138,13 +165,12 @@ impl Link {
         silent: &[u32],
         deadline: Deadline,
     ) -> Result<(Rank, Roster), Error> {
-        let mut came_back = false;
         loop {
             let message = again.take().filter(|_| self.is_known).unwrap_or_else(|| self.arrival(silent));
             let lost = match self.ask_for_roster(&message, deadline) {
                 Err(error @ Error::Broken { .. }) if self.whereabouts.is_some() => error,
                 // Where the one that was lost listened, a coordinator of others may do so by now.
-                Err(error @ Error::Refused { .. }) if came_back && self.moves_within(deadline) => error,
+                Err(error @ Error::Refused { .. }) if self.came_back && self.moves_within(deadline) => error,
                 entered => {
                     if let Ok((rank, roster)) = &entered {
                         self.member = Some((roster.generation, *rank));
@@ -152,9 +178,7 @@ impl Link {
                     return entered;
                 }
             };
-            let before = self.address;
             self.move_on(deadline).map_err(|_| lost)?;
-            came_back |= self.address == before;
         }
     }
 
@@ -200,12 +224,8 @@ impl Link {
             let moved = self.moved();
             let (address, limit) = (moved.unwrap_or(self.address), moved.map_or(AGAIN, |_| ANSWER_LIMIT));
             let soon = Deadline::after(deadline.remaining().min(limit));
-            match dial(address, &self.pass, &self.hello, &soon) {
-                Ok(stream) => {
-                    (self.stream, self.address) = (stream, address);
-                    (self.is_known, self.change) = (false, false);
-                    return Ok(());
-                }
+            match self.dial_again(address, soon) {
+                Ok(()) => return Ok(()),
                 Err(Attempt::Vain(error @ Error::Handshake { .. })) if moved.is_some() => return Err(error),
                 // It may be lost as well, and yet another take its place.
                 Err(_) => {}
@@ -215,6 +235,14 @@ impl Link {
             }
             std::thread::sleep(LOOK.min(deadline.remaining()));
         }
+    }
+
+    /// Connects to a coordinator that doesn't know this connection.
+    fn dial_again(&mut self, address: SocketAddr, deadline: Deadline) -> Result<(), Attempt> {
+        self.stream = dial(address, &self.pass, &self.hello, &deadline)?;
+        self.came_back = address == self.address;
+        (self.address, self.is_known, self.change, self.cut) = (address, false, false, None);
+        Ok(())
     }
 
     fn roster(&mut self, deadline: Deadline) -> Result<(Rank, Roster), Error> {
