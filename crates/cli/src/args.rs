@@ -213,7 +213,7 @@ pub(crate) struct RecoveryArgs {
     /// How often a worker is lost.
     #[arg(long, default_value_t = 20)]
     pub(crate) runs: usize,
-    /// How it is lost: killed, or stopped without being ended.
+    /// How it is lost: killed, stopped without being ended, or not at all.
     #[arg(long, value_enum, default_value_t = Loss::Kill)]
     pub(crate) by: Loss,
     /// Print JSON.
@@ -228,6 +228,8 @@ pub(crate) enum Loss {
     Kill,
     /// By SIGSTOP.
     Stop,
+    /// Not at all: what it costs a step to be ready for it.
+    Nothing,
 }
 
 /// `phalanx bench step`.

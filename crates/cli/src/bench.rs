@@ -8,6 +8,7 @@ use std::time::Instant;
 
 mod allreduce;
 mod loader;
+mod readiness;
 mod recovery;
 mod step;
 

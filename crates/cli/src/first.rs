@@ -132,6 +132,12 @@ impl Observer for First<'_> {
         if self.args.json { 1 } else { bar_steps(self.args.log_interval) }
     }
 
+    fn pass_on(&mut self) -> Vec<Event> {
+        // The other one claims the folder, and goes on in the file.
+        self.desk = None;
+        std::mem::take(&mut self.untold)
+    }
+
     fn conclude(&mut self, end: &mut Concluded<'_>) -> Result<(), Error> {
         let (start, save_optimizer) = (self.start, self.args.save_optimizer);
         let keeps_best = self.recipe.train.keep_best == Some(true);

@@ -137,7 +137,17 @@ fn is_zero(count: &u64) -> bool {
     *count == 0
 }
 
-/// Listens to a run. Only rank 0's is called.
+impl Event {
+    /// The step that it tells of, or that comes after it, if it says that.
+    pub(crate) fn step(&self) -> Option<u64> {
+        match *self {
+            Event::Step { step, .. } | Event::Members { step, .. } | Event::Resume { step, .. } => Some(step),
+            _ => None,
+        }
+    }
+}
+
+/// Listens to a run. Only rank 0's is told what happens.
 pub trait Observer {
     /// Something happened.
     fn event(&mut self, event: &Event);
@@ -145,6 +155,12 @@ pub trait Observer {
     /// How many steps lie between two [`Event::Step`]s that this one wants.
     fn every(&self) -> u64 {
         1
+    }
+
+    /// Called when another rank becomes the first, or is again: gives what this one was told and couldn't pass on, which the first
+    /// is told then, and lets go of what only the first has.
+    fn pass_on(&mut self) -> Vec<Event> {
+        Vec::new()
     }
 
     /// Called when all steps are made, while all ranks are still there: what the run is to leave behind is kept here. Where the

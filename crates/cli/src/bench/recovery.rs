@@ -1,7 +1,9 @@
 //! `phalanx bench recovery`: workers of a real run are killed, or stopped, one after the other, and the time to the next finished
-//! step is taken, as the run tells of it. Every step is looked for: none may be lost, and none made twice.
+//! step is taken, as the run tells of it. Every step is looked for: none may be lost, and none made twice. What it costs to be
+//! ready for that is measured next door (`readiness.rs`).
 
 use super::at_least_one;
+use super::readiness::readiness;
 use crate::args::{Loss, RecoveryArgs, WrongUsage};
 use crate::say::print;
 use crate::trial::{Trial, data_for};
@@ -45,6 +47,11 @@ pub(super) fn recovery(args: &RecoveryArgs) -> Result<()> {
             format!("--workers {}: a worker is lost to others, so there must be at least 2", args.workers);
         return Err(WrongUsage(text).into());
     }
+    let signal = match args.by {
+        Loss::Kill => Signal::SIGKILL,
+        Loss::Stop => Signal::SIGSTOP,
+        Loss::Nothing => return readiness(args),
+    };
     let folder = tempfile::tempdir().context("no folder for the run can be made")?;
     let mut training = data_for(&args.recipe, folder.path())?;
     let numbers = [
@@ -56,7 +63,7 @@ pub(super) fn recovery(args: &RecoveryArgs) -> Result<()> {
     training.extend(numbers.iter().flat_map(|(flag, number)| [(*flag).to_owned(), number.to_string()]));
     let mut trial = Trial::start(&args.recipe, &folder.path().join("run"), &training)?;
     let mut found = Found::default();
-    let lost = lose_all(&mut trial, args, &mut found);
+    let lost = lose_all(&mut trial, args, signal, &mut found);
     // Whatever came of it, nothing is left running.
     trial.signal(Signal::SIGTERM)?;
     let ended = trial.end();
@@ -75,10 +82,7 @@ pub(super) fn recovery(args: &RecoveryArgs) -> Result<()> {
         recipe: &args.recipe,
         workers: args.workers,
         batch: args.batch,
-        by: match args.by {
-            Loss::Kill => "SIGKILL",
-            Loss::Stop => "SIGSTOP",
-        },
+        by: signal.as_str(),
     };
     if args.json {
         print(serde_json::to_string(&line)?);
@@ -112,10 +116,10 @@ struct Found {
 }
 
 /// Loses a worker as often as that is wanted, each time another one.
-fn lose_all(trial: &mut Trial, args: &RecoveryArgs, found: &mut Found) -> Result<()> {
+fn lose_all(trial: &mut Trial, args: &RecoveryArgs, signal: Signal, found: &mut Found) -> Result<()> {
     let mut next = trial.step_of(args.workers, CALM)? + 1;
     for run in 0..args.runs {
-        next = lose_one(trial, args, run % args.workers, next, found)?;
+        next = lose_one(trial, args, (run % args.workers, signal), next, found)?;
         print_progress(args, run, found);
     }
     Ok(())
@@ -125,7 +129,7 @@ fn lose_all(trial: &mut Trial, args: &RecoveryArgs, found: &mut Found) -> Result
 fn lose_one(
     trial: &mut Trial,
     args: &RecoveryArgs,
-    rank: usize,
+    (rank, signal): (usize, Signal),
     mut next: u64,
     found: &mut Found,
 ) -> Result<u64> {
@@ -149,7 +153,6 @@ fn lose_one(
                 next = step + 1;
                 match lost_at {
                     None if step >= calm => {
-                        let signal = if args.by == Loss::Kill { Signal::SIGKILL } else { Signal::SIGSTOP };
                         lost_at = Some(Instant::now());
                         kill(worker, signal)
                             .with_context(|| format!("rank {rank} can't be sent {signal}"))?;
@@ -187,7 +190,7 @@ fn print_progress(args: &RecoveryArgs, run: usize, found: &Found) {
 }
 
 /// The value below which this part of them lies.
-fn part(values: &mut [f64], part: f64) -> f64 {
+pub(super) fn part(values: &mut [f64], part: f64) -> f64 {
     values.sort_by(f64::total_cmp);
     let place = ((values.len() as f64 * part).ceil() as usize).clamp(1, values.len().max(1)) - 1;
     values.get(place).copied().unwrap_or(f64::NAN)

@@ -21,6 +21,10 @@ impl Observer for Listener<'_> {
         self.observer.every()
     }
 
+    fn pass_on(&mut self) -> Vec<Event> {
+        self.observer.pass_on()
+    }
+
     fn conclude(&mut self, end: &mut Concluded<'_>) -> Result<(), Error> {
         let _free = self.pulse.enter(Section::Free);
         self.observer.conclude(end)

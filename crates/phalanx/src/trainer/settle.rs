@@ -135,6 +135,28 @@ fn land_all(
     Ok(Landed { values, buffers, states, average })
 }
 
+/// Tells all ranks what this one was to tell of the run; gives what others were to.
+pub(super) fn pass_on(group: &Group, untold: &[Event]) -> Result<Vec<Vec<Event>>, Error> {
+    let own = match untold {
+        [] => Vec::new(),
+        events => serde_json::to_vec(events).expect("events are always JSON"),
+    };
+    let mut lens = vec![0u64; group.world_size()];
+    group.all_gather(&[own.len() as u64], &mut lens)?;
+    let mut passed = Vec::new();
+    for (rank, len) in (0..).map(Rank).zip(lens).filter(|(_, len)| *len > 0) {
+        let mut text = if rank == group.rank() { own.clone() } else { vec![0; len as usize] };
+        group.broadcast(&mut text, rank)?;
+        if rank != group.rank() {
+            let events = serde_json::from_slice(&text).map_err(|error| {
+                Error::Join(format!("rank {rank} tells of what happened what makes no sense: {error}"))
+            })?;
+            passed.push(events);
+        }
+    }
+    Ok(passed)
+}
+
 const KEY: usize = 5;
 
 /// How far a rank is, for comparison: whether it holds a state, the samples of a step, the position, and whether what came of
@@ -193,4 +215,26 @@ fn share_header(
     group.broadcast(&mut text, root)?;
     serde_json::from_slice(&text)
         .map_err(|error| Error::Join(format!("rank {root} tells of its state what makes no sense: {error}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_some_ranks_were_to_tell_reaches_all_others_by_rank() {
+        let note = |text: &str| Event::Note { message: text.to_owned() };
+        let untold = [vec![], vec![note("first"), note("second")], vec![note("third")]];
+        std::thread::scope(|scope| {
+            for group in Group::threads(3) {
+                let untold = &untold;
+                scope.spawn(move || {
+                    let rank = group.rank().index();
+                    let others: Vec<Vec<Event>> =
+                        (1..3).filter(|other| *other != rank).map(|other| untold[other].clone()).collect();
+                    assert_eq!(pass_on(&group, &untold[rank]).unwrap(), others, "rank {rank}");
+                });
+            }
+        });
+    }
 }

@@ -11,6 +11,7 @@ use crate::checkpoint::Checkpoints;
 use crate::error::Error;
 use crate::event::{Concluded, Event, Observer};
 use crate::worker::Worker;
+use phalanx_comm::Group;
 use phalanx_job::Section;
 use phalanx_nn::{Module, Parameters};
 use std::time::Instant;
@@ -30,6 +31,8 @@ pub(super) struct Course<'a> {
     last: Option<Event>,
     /// Whether this rank has told of the run, and of the last thing in it.
     tells: bool,
+    /// What this rank was to tell, and the first is to tell in its place.
+    untold: Vec<Event>,
     pub(super) evaluation: Option<Evaluation>,
     /// After which step the last evaluation was told.
     evaluated: Option<u64>,
@@ -85,6 +88,7 @@ impl<'a> Course<'a> {
             standing: Standing::Fresh,
             last: None,
             tells: false,
+            untold: Vec::new(),
             evaluation: None,
             evaluated: None,
             concluded: false,
@@ -138,6 +142,7 @@ impl<'a> Course<'a> {
         self.tells &= told.last == self.last;
         (self.last, self.evaluated) = (told.last, told.evaluated);
         let settled = settled?;
+        self.pass_on(&group)?;
         self.goes_on = settled.is_some();
         if let Some(global_batch) = settled {
             // Whatever happens from here on, this rank has all of it.
@@ -165,6 +170,29 @@ impl<'a> Course<'a> {
         run.clock.begin();
         self.tell_beginning(&run, state);
         Ok(run)
+    }
+
+    /// Hands what a rank that isn't the first any more couldn't tell to the one that is. It may have been the first while the one
+    /// before it, which was only taken for lost, still held the run directory.
+    fn pass_on(&mut self, group: &Group) -> Result<(), Error> {
+        if !self.worker.is_first() {
+            self.untold.extend(self.observer.pass_on());
+        }
+        // Should that fail, they are still here.
+        let mut passed = settle::pass_on(group, &self.untold)?;
+        let mut own = std::mem::take(&mut self.untold);
+        if !self.worker.is_first() || passed.is_empty() && own.is_empty() {
+            return Ok(());
+        }
+        // All of it is told from where it begins, in order: this rank may have told some of it, or not have come to that either.
+        own.extend(self.observer.pass_on());
+        passed.push(own);
+        passed.sort_by_key(|events| events.iter().find_map(Event::step));
+        for event in passed.into_iter().flatten() {
+            self.observer.event(&event);
+            self.tells |= self.last.as_ref() == Some(&event);
+        }
+        Ok(())
     }
 
     fn tell_beginning(&mut self, run: &Run<'_>, state: &State) {
@@ -306,8 +334,8 @@ impl<'a> Course<'a> {
 
     /// Tells what happened, once for all ranks.
     fn tell(&mut self, event: Event) {
-        if self.worker.is_first() {
-            self.tells = true;
+        self.tells = self.worker.is_first();
+        if self.tells {
             self.observer.event(&event);
         }
     }
