@@ -3,16 +3,18 @@
 //! The driver keeps for each thread which context is current, and most of its calls mean that one. So every call of ours begins
 //! with [`Context::enter`], which sets it where the thread had another one.
 
+use crate::address::Address;
 use crate::calls::{Calls, Code, Handle};
 use crate::codes;
 use crate::driver::Driver;
 use crate::error::Error;
+use crate::event::Event;
 use crate::nvrtc::Architecture;
 use std::cell::Cell;
 use std::ffi::{CStr, c_int};
 use std::ptr;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 // CUdevice_attribute.
 const MULTIPROCESSORS: c_int = 16;
@@ -33,8 +35,14 @@ pub(crate) struct Context {
     handle: Handle,
     // Unlike a handle, no other context of the process ever has it.
     number: u64,
-    captures: AtomicUsize,
-    leftovers: Mutex<Vec<Leftover>>,
+    captures: Mutex<Captures>,
+}
+
+/// Whether streams are captured, and what was dropped since.
+#[derive(Default)]
+struct Captures {
+    under_way: usize,
+    leftovers: Vec<Leftover>,
 }
 
 // SAFETY: the driver's functions may be called from any thread; which context they mean is set on each before.
@@ -42,25 +50,20 @@ unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
 
-/// What is given back once no stream is captured: a capture would be spoilt by it.
+/// Memory that nobody owns any more. It is given back once no stream is captured: a capture would be spoilt by it.
 pub(crate) enum Leftover {
-    Device(u64),
-    Host(*mut std::ffi::c_void),
+    /// Of the GPU.
+    Device(Address),
+    /// Of the host, with the event behind the last copy.
+    Host(*mut u8, Arc<Event>),
 }
 
 impl Context {
     pub(crate) fn open(driver: Driver, gpu: u32) -> Result<Context, Error> {
         static NUMBERS: AtomicU64 = AtomicU64::new(1);
         let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
-        let mut context = Context {
-            driver,
-            gpu,
-            device: 0,
-            handle: ptr::null_mut(),
-            number,
-            captures: AtomicUsize::new(0),
-            leftovers: Mutex::new(Vec::new()),
-        };
+        let mut context =
+            Context { driver, gpu, device: 0, handle: ptr::null_mut(), number, captures: Mutex::default() };
         let about = || format!("the process sees {} GPUs", context.driver.gpus());
         let (mut device, mut handle) = (0, ptr::null_mut());
         // SAFETY: the call writes one number.
@@ -84,12 +87,18 @@ impl Context {
     /// Makes the context current on this thread, and gives the calls that then mean it.
     pub(crate) fn enter(&self) -> Result<&Calls, Error> {
         if CURRENT.get() != self.number {
-            // SAFETY: the context is retained as long as `self` is there.
-            let code = unsafe { (self.calls().context_set)(self.handle) };
-            self.succeeded("cuCtxSetCurrent", code, || "making it current on a thread".to_owned())?;
-            CURRENT.set(self.number);
+            self.make_current()?;
         }
         Ok(self.calls())
+    }
+
+    /// The same, also where another library may have set another one behind our back.
+    pub(crate) fn make_current(&self) -> Result<(), Error> {
+        // SAFETY: the context is retained as long as `self` is there.
+        let code = unsafe { (self.calls().context_set)(self.handle) };
+        self.succeeded("cuCtxSetCurrent", code, || "making it current on a thread".to_owned())?;
+        CURRENT.set(self.number);
+        Ok(())
     }
 
     /// What a call that gave `code` comes to.
@@ -166,38 +175,50 @@ impl Context {
 
     /// A capture begins.
     pub(crate) fn capture_begins(&self) {
-        self.captures.fetch_add(1, Ordering::SeqCst);
+        self.captures().under_way += 1;
     }
 
     /// A capture has ended; gives back what was dropped in the meantime.
     pub(crate) fn capture_ended(&self) {
-        if self.captures.fetch_sub(1, Ordering::SeqCst) == 1 {
-            let leftovers =
-                std::mem::take(&mut *self.leftovers.lock().unwrap_or_else(PoisonError::into_inner));
-            leftovers.into_iter().for_each(|leftover| self.release(leftover));
+        let mut captures = self.captures();
+        captures.under_way -= 1;
+        if captures.under_way == 0 {
+            captures.leftovers.drain(..).for_each(|leftover| self.release(leftover));
         }
     }
 
     /// Gives memory back, now or when no stream is captured any more.
-    ///
-    /// Who hands it over owns it, and doesn't use it again.
     pub(crate) fn give_back(&self, leftover: Leftover) {
-        if self.captures.load(Ordering::SeqCst) > 0 {
-            self.leftovers.lock().unwrap_or_else(PoisonError::into_inner).push(leftover);
+        // Held to the end: no capture begins meanwhile.
+        let mut captures = self.captures();
+        if captures.under_way > 0 {
+            captures.leftovers.push(leftover);
         } else {
             self.release(leftover);
         }
     }
 
-    /// A failure is one that the GPU has met before, which others report.
+    fn captures(&self) -> MutexGuard<'_, Captures> {
+        self.captures.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives memory back once all work that uses it is done, since the driver doesn't promise to wait for that. A failure is one
+    /// that the GPU has met before, which others report; then the memory stays away.
     fn release(&self, leftover: Leftover) {
         let Ok(calls) = self.enter() else { return };
-        // SAFETY: memory of this context that nobody owns any more; both calls wait for the work that still uses it.
-        unsafe {
-            match leftover {
-                Leftover::Device(address) => (calls.memory_free)(address),
-                Leftover::Host(at) => (calls.host_free)(at),
-            };
+        match leftover {
+            Leftover::Device(address) => {
+                if self.synchronize().is_ok() {
+                    // SAFETY: memory of this context that nobody owns any more, and no work uses.
+                    unsafe { (calls.memory_free)(address.0) };
+                }
+            }
+            Leftover::Host(at, copied) => {
+                if copied.settle().is_ok() {
+                    // SAFETY: as above.
+                    unsafe { (calls.host_free)(at.cast()) };
+                }
+            }
         }
     }
 }
@@ -205,8 +226,6 @@ impl Context {
 impl Drop for Context {
     fn drop(&mut self) {
         if !self.handle.is_null() {
-            let leftovers = std::mem::take(self.leftovers.get_mut().unwrap_or_else(PoisonError::into_inner));
-            leftovers.into_iter().for_each(|leftover| self.release(leftover));
             // SAFETY: retained once, in `open`; all that belongs to it holds `self`.
             unsafe { (self.calls().context_release)(self.device) };
         }

@@ -71,6 +71,11 @@ impl Event {
         self.context.succeeded("cuEventSynchronize", code, || "waiting for an event".to_owned())
     }
 
+    /// As [`Event::synchronize`], but the thread only sleeps where it has to.
+    pub(crate) fn settle(&self) -> Result<(), Error> {
+        if self.is_done()? { Ok(()) } else { self.synchronize() }
+    }
+
     /// The time from `earlier` to this; both have [`Timing::Yes`] and have come about.
     pub fn since(&self, earlier: &Event) -> Result<Duration, Error> {
         let mut ms = 0.0;

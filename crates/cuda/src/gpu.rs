@@ -155,7 +155,12 @@ impl Gpu {
         self.0.modules.cache()
     }
 
-    /// Waits for all of its streams.
+    /// Makes it the GPU that other libraries of NVIDIA's mean on this thread, which their calls need. Ours see to it themselves.
+    pub fn make_current(&self) -> Result<(), Error> {
+        self.0.context.make_current()
+    }
+
+    /// Waits for all of its streams, of which none may be captured.
     pub fn synchronize(&self) -> Result<(), Error> {
         self.0.context.synchronize()
     }
@@ -170,6 +175,13 @@ impl Gpu {
 
     pub(crate) fn debug_sync(&self) -> DebugSync {
         self.0.debug_sync
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        // Kernels aren't unloaded while they run. A failure is one that others have reported.
+        let _ = self.context.synchronize();
     }
 }
 

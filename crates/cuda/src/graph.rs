@@ -47,12 +47,13 @@ struct Recording<'a> {
 impl<'a> Recording<'a> {
     fn begin(stream: &'a Stream) -> Result<Recording<'a>, Error> {
         let context = stream.context();
-        // SAFETY: the stream is alive.
-        let code = unsafe { (context.enter()?.capture_begin)(stream.raw(), THREAD_LOCAL) };
-        context.succeeded("cuStreamBeginCapture", code, || {
-            "a stream whose work is to become a graph".to_owned()
-        })?;
+        let calls = context.enter()?;
+        // Before it begins, so that nothing is given back any more.
         context.capture_begins();
+        // SAFETY: the stream is alive.
+        let code = unsafe { (calls.capture_begin)(stream.raw(), THREAD_LOCAL) };
+        let about = || "a stream whose work is to become a graph".to_owned();
+        context.succeeded("cuStreamBeginCapture", code, about).inspect_err(|_| context.capture_ended())?;
         Ok(Recording { stream, is_open: true })
     }
 

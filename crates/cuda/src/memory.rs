@@ -9,8 +9,8 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A piece of a GPU's memory, which is given back when this is dropped: after all work that any stream still has to do. Getting
-/// and giving it back takes its time, so who needs some step after step keeps it.
+/// A piece of a GPU's memory. Dropping it waits for all work that the GPU has been given, and gives it back; while a stream is
+/// captured, that is put off to the capture's end. So who needs memory step after step keeps it.
 pub struct DeviceMemory {
     context: Arc<Context>,
     address: Address,
@@ -71,7 +71,7 @@ impl fmt::Debug for DeviceMemory {
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
         if self.bytes > 0 {
-            self.context.give_back(Leftover::Device(self.address.0));
+            self.context.give_back(Leftover::Device(self.address));
         }
     }
 }
@@ -85,7 +85,7 @@ impl Stream {
         if bytes == 0 {
             return Ok(());
         }
-        // SAFETY: the bytes lie in the piece, which waits for all work before it is given back.
+        // SAFETY: the bytes lie in the piece, which is given back after all work.
         let code = unsafe { (self.context().enter()?.fill)(at.0, byte, bytes, self.raw()) };
         self.context().succeeded("cuMemsetD8Async", code, || format!("{bytes} bytes"))
     }
@@ -112,7 +112,7 @@ impl Stream {
         if bytes == 0 {
             return Ok(());
         }
-        // SAFETY: the bytes lie in their pieces, which wait for all work before they are given back.
+        // SAFETY: the bytes lie in their pieces, which are given back after all work.
         let code = unsafe { (self.context().enter()?.copy_across)(to.0, from.0, bytes, self.raw()) };
         self.context().succeeded("cuMemcpyDtoDAsync", code, || format!("{bytes} bytes"))
     }
@@ -126,7 +126,8 @@ impl Stream {
         self.not_in_graph("a copy from the host's memory")?;
         let about = || format!("{} bytes to it", bytes.len());
         if !bytes.is_empty() {
-            // SAFETY: the bytes lie in the piece; those of the host are borrowed until the stream has done it.
+            // SAFETY: the bytes lie in the piece; those of the host are borrowed until the stream has done it,
+            // or the GPU is lost.
             let code = unsafe {
                 (self.context().enter()?.copy_up)(to.0, bytes.as_ptr().cast(), bytes.len(), self.raw())
             };

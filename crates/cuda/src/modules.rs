@@ -57,8 +57,9 @@ impl Modules {
         if let Some(function) = known {
             return Ok(function);
         }
-        let function =
-            self.with_module(context, kernel.source, element, |module| module.function(kernel.name))?;
+        let function = self.with_module(context, kernel.source, element, |module| {
+            context.beside_captures(|| module.function(kernel.name))
+        })?;
         self.functions.write().unwrap_or_else(PoisonError::into_inner).insert(key, function);
         Ok(function)
     }

@@ -1,6 +1,5 @@
 //! Memory of the host that stays where it is, so that a GPU copies it by itself while the program goes on.
 
-use crate::calls::Handle;
 use crate::codes;
 use crate::context::{Context, Leftover};
 use crate::error::Error;
@@ -24,9 +23,7 @@ pub struct Pinned {
     at: *mut u8,
     bytes: usize,
     // Behind the last copy.
-    copied: Event,
-    // The stream of the last copy.
-    stream: Handle,
+    copied: Arc<Event>,
 }
 
 // SAFETY: the bytes are owned by this, and the driver takes its handles from any thread.
@@ -36,7 +33,7 @@ unsafe impl Sync for Pinned {}
 
 impl Pinned {
     pub(crate) fn zeroed(context: &Arc<Context>, bytes: usize) -> Result<Pinned, Error> {
-        let copied = Event::new(context, Timing::No)?;
+        let copied = Arc::new(Event::new(context, Timing::No)?);
         let mut at: *mut c_void = ptr::null_mut();
         if bytes > 0 {
             // SAFETY: the call writes one pointer.
@@ -51,7 +48,7 @@ impl Pinned {
             unsafe { ptr::write_bytes(at.cast::<u8>(), 0, bytes) };
         }
         let at = if bytes > 0 { at.cast() } else { ptr::NonNull::dangling().as_ptr() };
-        Ok(Pinned { context: context.clone(), at, bytes, copied, stream: ptr::null_mut() })
+        Ok(Pinned { context: context.clone(), at, bytes, copied })
     }
 
     /// How much there is.
@@ -71,20 +68,16 @@ impl Pinned {
 
     /// The bytes, once the copy that is under way is done.
     pub fn bytes(&self) -> Result<&[u8], Error> {
-        self.settle()?;
+        self.copied.settle()?;
         // SAFETY: as many bytes are owned and were initialised, no copy is under way, and a new one takes `&mut self`.
         Ok(unsafe { slice::from_raw_parts(self.at, self.bytes) })
     }
 
     /// The same, to be written.
     pub fn bytes_mut(&mut self) -> Result<&mut [u8], Error> {
-        self.settle()?;
+        self.copied.settle()?;
         // SAFETY: as above, and nobody else has them.
         Ok(unsafe { slice::from_raw_parts_mut(self.at, self.bytes) })
-    }
-
-    fn settle(&self) -> Result<(), Error> {
-        if self.copied.is_done()? { Ok(()) } else { self.copied.synchronize() }
     }
 
     #[track_caller]
@@ -97,14 +90,12 @@ impl Pinned {
         self.at.wrapping_add(range.start)
     }
 
-    /// Copies follow each other, also in different streams: then the last one's event stands for all.
+    /// Copies follow each other, also in different streams, so that the last one's event stands for all.
     fn before_copy(&self, stream: &Stream) -> Result<(), Error> {
-        let elsewhere = !self.stream.is_null() && self.stream != stream.raw();
-        if elsewhere { stream.wait(&self.copied) } else { Ok(()) }
+        stream.wait(&self.copied)
     }
 
-    fn after_copy(&mut self, stream: &Stream) -> Result<(), Error> {
-        self.stream = stream.raw();
+    fn after_copy(&self, stream: &Stream) -> Result<(), Error> {
         stream.record(&self.copied).inspect_err(|_| {
             // No event stands for the copy, so it is waited for here. Where that fails, too, the GPU is lost.
             let _ = self.context.synchronize();
@@ -171,9 +162,7 @@ impl fmt::Debug for Pinned {
 impl Drop for Pinned {
     fn drop(&mut self) {
         if self.bytes > 0 {
-            // Giving it back waits for what is under way by itself, but only says so of device memory in writing.
-            let _ = self.settle();
-            self.context.give_back(Leftover::Host(self.at.cast()));
+            self.context.give_back(Leftover::Host(self.at, self.copied.clone()));
         }
     }
 }

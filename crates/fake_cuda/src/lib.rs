@@ -8,6 +8,17 @@
 //!
 //! What it does not know: time, copies that overlap in earnest, memory of one GPU seen by another, and whatever of CUDA this
 //! project doesn't call.
+//!
+//! ```no_run
+//! use phalanx_fake_cuda::{FakeCuda, Module};
+//!
+//! let modules = [Module { file: "elementwise.cu", element: "float", kernels: vec!["relu"] }];
+//! let Some(fake) = FakeCuda::new("target/tmp".as_ref(), "crates/cuda/kernels".as_ref(), &modules) else { return };
+//! fake.seed(7);
+//! // Whoever looks for libraries in this folder finds two GPUs.
+//! println!("{}", fake.folder().display());
+//! assert!(fake.damage().is_empty());
+//! ```
 
 mod build;
 mod fake;

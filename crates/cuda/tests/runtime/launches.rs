@@ -1,7 +1,7 @@
 //! Launches give what the engine gives on a CPU.
 
-use crate::rig::{bytes, fake, floats, gpu, launch, numbers};
-use phalanx_cuda::{Argument, DeviceMemory, Element, Gpu, Walk, Work, kernel};
+use crate::rig::{affine, bytes, fake, floats, gpu, launch, numbers};
+use phalanx_cuda::{Argument, DeviceMemory, Element, Gpu, Source, Walk, Work, kernel};
 use phalanx_nn::optim::{Optimizer, Sgd};
 use phalanx_tensor::{Device, Tensor};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -103,6 +103,27 @@ fn a_step_of_sgd_is_the_engines_bit_by_bit() {
         optimizer.step(&mut values, &grads, 1.0);
         assert!(held(&gpu, &on_gpu) == values, "step {step}");
     }
+}
+
+#[test]
+fn a_launch_is_one_call_once_its_kernel_is_loaded() {
+    let Some(fake) = fake() else { return };
+    let gpu = gpu(&fake);
+    let memory = gpu.alloc(gpu.compute(), 400).unwrap();
+    let called = || {
+        let before = fake.log().len();
+        affine(&gpu, gpu.compute(), &memory, &memory, 1.0, 1.0).unwrap();
+        fake.log().split_off(before)
+    };
+    let launched = ["cuLaunchKernel", "launch affine"];
+    let first = called();
+    assert!(
+        first.contains(&"cuModuleLoadData".to_owned()) && first.ends_with(&launched.map(str::to_owned)),
+        "{first:?}"
+    );
+    assert_eq!(called(), launched);
+    gpu.prepare(Source::Elementwise, Element::F32).unwrap();
+    assert_eq!((fake.calls("cuModuleLoadData"), fake.calls("cuModuleGetFunction")), (1, 1));
 }
 
 #[test]

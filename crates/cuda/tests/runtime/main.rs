@@ -1,6 +1,7 @@
 //! The runtime on a fake driver: the real kernels, run on the host, by a driver that puts everything off for as long as it may and
 //! mixes streams as a seed says.
 
+mod counting;
 mod rig;
 
 mod errors;

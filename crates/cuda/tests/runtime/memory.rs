@@ -71,6 +71,43 @@ fn what_is_dropped_is_given_back_and_what_was_to_be_done_with_it_is_done() {
     assert!(fake.damage().is_empty(), "{:?}", fake.damage());
 }
 
+/// The driver lets freed memory go at once, and goes on with a stream that was destroyed whenever it likes.
+#[test]
+fn streams_and_buffers_may_be_dropped_in_any_order() {
+    let Some(fake) = fake() else { return };
+    let gpu = gpu(&fake);
+    for seed in 0..100 {
+        fake.seed(seed);
+        let to = gpu.alloc(gpu.compute(), 400).unwrap();
+        gpu.compute().synchronize().unwrap();
+        let mut host = gpu.pinned(400).unwrap();
+        host.bytes_mut().unwrap().copy_from_slice(bytes(&numbers(100, seed)));
+        for _ in 0..2 {
+            let short_lived = gpu.stream(phalanx_cuda::Priority::High).unwrap();
+            short_lived.upload(&mut host, 0..400, &to, 0).unwrap();
+        }
+        // Neither of both before all have read it.
+        if seed % 2 == 0 {
+            host.bytes_mut().unwrap().fill(0);
+        }
+        drop(host);
+        assert_eq!(floats(&gpu.compute().read(&to, 0..400).unwrap()), numbers(100, seed), "seed {seed}");
+    }
+    assert!(fake.damage().is_empty(), "{:?}", fake.damage());
+}
+
+#[test]
+fn a_gpu_is_not_closed_before_its_kernels_are_done() {
+    let Some(fake) = fake() else { return };
+    let gpu = gpu(&fake);
+    let memory = gpu.alloc(gpu.compute(), 400).unwrap();
+    affine(&gpu, gpu.compute(), &memory, &memory, 1.0, 1.0).unwrap();
+    drop(gpu);
+    drop(memory);
+    assert_eq!((fake.count(Count::Waiting), fake.count(Count::Modules)), (0, 0));
+    assert!(fake.damage().is_empty(), "{:?}", fake.damage());
+}
+
 #[test]
 fn pinned_bytes_are_out_of_reach_while_a_copy_is_under_way() {
     let Some(fake) = fake() else { return };

@@ -1,6 +1,7 @@
 //! Step after step after step: nothing is allocated, nobody is waited for but by the loader for its own buffer, and nothing stays
 //! behind.
 
+use crate::counting::allocations;
 use crate::rig::{affine, bytes, fake, floats, gpu};
 use phalanx_cuda::{DeviceMemory, Event, Gpu, Graph, Pinned, Timing};
 use phalanx_fake_cuda::{Count, FakeCuda};
@@ -82,10 +83,11 @@ fn ten_thousand_steps_leave_nothing_behind() {
     let gpu = gpu(&fake);
     let mut job = Job::new(&gpu);
     (0..4).for_each(|step| job.step(&gpu, step));
-    let before = standing(&fake);
+    let (before, taken) = (standing(&fake), allocations());
     for step in 4..STEPS {
         job.step(&gpu, step);
     }
+    assert_eq!(allocations(), taken, "the host's memory");
     assert_eq!(standing(&fake), before);
     assert_eq!(fake.count(Count::BytesUp), (STEPS * 4 * N) as u64);
     assert_eq!(fake.calls("cuLaunchKernel"), 1 + (STEPS / 2) as u64);

@@ -123,13 +123,22 @@ template <class Body> int not_in_capture(const char *name, Body body) {
 
 // A call that waits for a stream or looks at it.
 template <class Body> int looking(const char *name, Stream *stream, Body body) {
-    return on_stream(name, stream, [&] {
+    return not_in_capture(name, [&] {
+        if (!is_stream(stream) || fake.gpus + stream->device != current) return (int)INVALID_HANDLE;
         if (stream->capture) {
             stream->capture->is_invalid = true;
             return (int)STREAM_CAPTURE_UNSUPPORTED;
         }
         return (int)body();
     });
+}
+
+// A call that waits for an event or looks at it.
+template <class Body> int about_event(const char *name, Event *which, Body body) {
+    Lock lock(fake.mutex);
+    const auto event = event_of(which);
+    if (event && event->capture) return in_context(name, [&] { return event->capture->is_invalid = true, (int)CAPTURED_EVENT; });
+    return not_in_capture(name, [&] { return event ? (int)body(event) : (int)INVALID_HANDLE; });
 }
 
 // What the streams' work has met, or `otherwise`.
@@ -205,6 +214,7 @@ struct Launch {
 
     void run() {
         if (gpu->met) return;
+        if (!fake.modules.count(function.module)) return wrong(*gpu, LAUNCH_FAILED, function.name + " is no longer loaded");
         std::vector<void *> from;
         for (std::size_t i = 0; i < arguments.size(); i++) {
             from.push_back(arguments[i].data());
@@ -314,8 +324,13 @@ API int cuCtxGetStreamPriorityRange(int *least, int *greatest) {
 }
 
 API int cuCtxSynchronize() {
-    return not_in_capture("cuCtxSynchronize", [] {
+    return in_context("cuCtxSynchronize", [] {
         Gpu *gpu = current;
+        bool is_captured = false;
+        for (const auto &capture : fake.captures) {
+            if (fake.gpus + capture->origin->device == gpu) is_captured = capture->is_invalid = true;
+        }
+        if (is_captured) return (int)STREAM_CAPTURE_UNSUPPORTED;
         while (fake.streams.step()) {
         }
         return met_or(*gpu, SUCCESS);
@@ -340,11 +355,9 @@ API int cuMemAlloc_v2(std::uint64_t *at, std::size_t bytes) {
     });
 }
 
-// Waits for all work, as the real one does.
+// The real one may wait for work that still uses it, or not.
 API int cuMemFree_v2(std::uint64_t at) {
     return not_in_capture("cuMemFree_v2", [&] {
-        while (fake.streams.step()) {
-        }
         if (!current->memory.is_whole(at)) fake.journal.damage.push_back("somebody has written beside memory that is now freed");
         return current->memory.free(at) ? SUCCESS : INVALID_VALUE;
     });
@@ -361,10 +374,11 @@ API int cuMemHostAlloc(void **at, std::size_t bytes, unsigned) {
 
 API int cuMemFreeHost(void *at) {
     return not_in_capture("cuMemFreeHost", [&] {
-        while (fake.streams.step()) {
-        }
-        if (!fake.pinned.erase(at)) return INVALID_VALUE;
-        std::free(at);
+        const auto found = fake.pinned.find(at);
+        if (found == fake.pinned.end()) return INVALID_VALUE;
+        // It stays mapped, so that work that still uses it finds nonsense and does no harm.
+        std::memset(at, 0xdd, found->second);
+        fake.pinned.erase(found);
         return SUCCESS;
     });
 }
@@ -430,12 +444,10 @@ API int cuStreamCreateWithPriority(Stream **stream, unsigned flags, int) {
     });
 }
 
-// What it was given is still carried out.
+// What it was given is still carried out, whenever that may be.
 API int cuStreamDestroy_v2(Stream *stream) {
     return on_stream("cuStreamDestroy_v2", stream, [&] {
-        fake.streams.until([&] { return stream->queue.empty(); });
         fake.streams.remove(stream);
-        delete stream;
         return SUCCESS;
     });
 }
@@ -527,20 +539,14 @@ API int cuStreamWaitEvent(Stream *stream, Event *which, unsigned) {
 }
 
 API int cuEventQuery(Event *which) {
-    return in_context("cuEventQuery", [&] {
-        const auto event = event_of(which);
-        if (!event) return (int)INVALID_HANDLE;
-        if (event->capture) return event->capture->is_invalid = true, (int)CAPTURED_EVENT;
+    return about_event("cuEventQuery", which, [&](const std::shared_ptr<Event> &event) {
         fake.streams.step();
         return met_or(*current, !event->mark || event->mark->is_done ? SUCCESS : NOT_READY);
     });
 }
 
 API int cuEventSynchronize(Event *which) {
-    return in_context("cuEventSynchronize", [&] {
-        const auto event = event_of(which);
-        if (!event) return (int)INVALID_HANDLE;
-        if (event->capture) return event->capture->is_invalid = true, (int)CAPTURED_EVENT;
+    return about_event("cuEventSynchronize", which, [&](const std::shared_ptr<Event> &event) {
         Gpu *gpu = current;
         if (event->mark && !fake.streams.until([&] { return event->mark->is_done; })) return (int)UNKNOWN;
         return met_or(*gpu, SUCCESS);
@@ -581,20 +587,18 @@ API int cuModuleLoadData(Module **module, const void *image) {
 API int cuModuleUnload(Module *module) {
     return not_in_capture("cuModuleUnload", [&] {
         if (!fake.modules.erase(module)) return INVALID_HANDLE;
-        while (fake.streams.step()) {
-        }
         for (auto function = fake.functions.begin(); function != fake.functions.end();) {
             const bool is_its = (*function)->module == module;
             if (is_its) delete *function;
             function = is_its ? fake.functions.erase(function) : std::next(function);
         }
-        delete module;
+        // The thing itself stays: a launch that comes too late finds out by its address.
         return SUCCESS;
     });
 }
 
 API int cuModuleGetFunction(Function **function, Module *module, const char *name) {
-    return in_context("cuModuleGetFunction", [&] {
+    return not_in_capture("cuModuleGetFunction", [&] {
         if (!fake.modules.count(module)) return INVALID_HANDLE;
         const char *letters = module->signature(name);
         if (!letters) return NOT_FOUND;
@@ -735,7 +739,7 @@ API std::uint64_t fake_count(const char *what) {
     const std::string name = what;
     std::uint64_t pieces = 0, bytes = 0, waiting = 0;
     for (const Gpu &gpu : fake.gpus) pieces += gpu.memory.n_live(), bytes += gpu.memory.used;
-    for (const Stream *stream : fake.streams.all) waiting += stream->queue.size();
+    for (const Stream *stream : fake.streams.order()) waiting += stream->queue.size();
     if (name == "pieces") return pieces;
     if (name == "bytes") return bytes;
     if (name == "pinned") return fake.pinned.size();

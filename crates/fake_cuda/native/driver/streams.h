@@ -69,6 +69,7 @@ struct Event {
 
 // All streams of the process, and the time that passes with each piece of work.
 struct Streams {
+    // Those that may be given something.
     std::set<Stream *> all;
     Chance chance;
     double ms = 0.0;
@@ -82,11 +83,12 @@ struct Streams {
         if (ready.empty()) return false;
         Stream *stream = last;
         // Some seeds stay with a stream for long, others change often.
-        const bool stays = stream && all.count(stream) && stream->may_go_on() && chance.below(16) < stickiness;
+        const bool stays = stream && stream->may_go_on() && chance.below(16) < stickiness;
         if (!stays) stream = ready[chance.below(ready.size())];
         last = stream;
         ms += 0.001;
         if (stream->queue.front().step()) stream->queue.pop_front();
+        if (stream->queue.empty() && !all.count(stream)) forget(stream);
         return true;
     }
 
@@ -108,17 +110,24 @@ struct Streams {
         made.push_back(stream);
     }
 
+    // A stream is destroyed, and forgotten when it has done what it was given.
     void remove(Stream *stream) {
         all.erase(stream);
-        for (std::size_t i = 0; i < made.size(); i++) {
-            if (made[i] == stream) made.erase(made.begin() + (long)i);
-        }
+        if (stream->queue.empty()) forget(stream);
     }
 
     // As they were made: addresses differ from run to run.
     const std::vector<Stream *> &order() const { return made; }
 
 private:
+    void forget(Stream *stream) {
+        for (std::size_t i = 0; i < made.size(); i++) {
+            if (made[i] == stream) made.erase(made.begin() + (long)i);
+        }
+        if (last == stream) last = nullptr;
+        delete stream;
+    }
+
     std::vector<Stream *> made;
     Stream *last = nullptr;
     std::uint64_t stickiness = 8;
