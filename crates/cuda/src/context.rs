@@ -9,6 +9,7 @@ use crate::codes;
 use crate::driver::Driver;
 use crate::error::Error;
 use crate::event::Event;
+use crate::gpu::DebugSync;
 use crate::nvrtc::Architecture;
 use std::cell::Cell;
 use std::ffi::{CStr, c_int};
@@ -33,6 +34,7 @@ pub(crate) struct Context {
     gpu: u32,
     device: c_int,
     handle: Handle,
+    debug_sync: DebugSync,
     // Unlike a handle, no other context of the process ever has it.
     number: u64,
     captures: Mutex<Captures>,
@@ -59,11 +61,18 @@ pub(crate) enum Leftover {
 }
 
 impl Context {
-    pub(crate) fn open(driver: Driver, gpu: u32) -> Result<Context, Error> {
+    pub(crate) fn open(driver: Driver, gpu: u32, debug_sync: DebugSync) -> Result<Context, Error> {
         static NUMBERS: AtomicU64 = AtomicU64::new(1);
         let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
-        let mut context =
-            Context { driver, gpu, device: 0, handle: ptr::null_mut(), number, captures: Mutex::default() };
+        let mut context = Context {
+            driver,
+            gpu,
+            device: 0,
+            handle: ptr::null_mut(),
+            debug_sync,
+            number,
+            captures: Mutex::default(),
+        };
         let about = || format!("the process sees {} GPUs", context.driver.gpus());
         let (mut device, mut handle) = (0, ptr::null_mut());
         // SAFETY: the call writes one number.
@@ -82,6 +91,10 @@ impl Context {
 
     pub(crate) fn gpu(&self) -> u32 {
         self.gpu
+    }
+
+    pub(crate) fn debug_sync(&self) -> DebugSync {
+        self.debug_sync
     }
 
     /// Makes the context current on this thread, and gives the calls that then mean it.

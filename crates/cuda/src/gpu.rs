@@ -27,10 +27,10 @@ pub struct GpuOptions {
     pub debug_sync: DebugSync,
 }
 
-/// Whether every launch is waited for, so that one that fails is named.
+/// Whether every launch, of a kernel or of a graph, is waited for, so that one that fails is named.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DebugSync {
-    /// Each is, but those that become part of a graph. Slow.
+    /// Each is, and a graph as a whole. Slow.
     Yes,
     /// A failure shows at some later call.
     #[default]
@@ -54,7 +54,6 @@ struct Opened {
     name: String,
     architecture: Architecture,
     multiprocessors: u32,
-    debug_sync: DebugSync,
     modules: Modules,
     compute: Stream,
     copy: Stream,
@@ -68,13 +67,12 @@ impl Gpu {
     pub fn open(index: u32, options: &GpuOptions) -> Result<Gpu, Error> {
         let driver = Driver::open(&options.libraries)?;
         let nvrtc = Nvrtc::open(&options.libraries)?;
-        let context = Arc::new(Context::open(driver, index)?);
+        let context = Arc::new(Context::open(driver, index, options.debug_sync)?);
         let architecture = context.architecture()?;
         Ok(Gpu(Arc::new(Opened {
             name: context.name()?,
             architecture,
             multiprocessors: context.multiprocessors()?,
-            debug_sync: options.debug_sync,
             modules: Modules::new(nvrtc, architecture, Cubins::new(options.kernels.clone())),
             compute: Stream::new(&context, Priority::Low)?,
             copy: Stream::new(&context, Priority::High)?,
@@ -171,10 +169,6 @@ impl Gpu {
 
     pub(crate) fn modules(&self) -> &Modules {
         &self.0.modules
-    }
-
-    pub(crate) fn debug_sync(&self) -> DebugSync {
-        self.0.debug_sync
     }
 }
 

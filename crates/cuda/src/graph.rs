@@ -124,7 +124,8 @@ impl Graph {
         stream.of_one_gpu("launch of a graph", &self.context);
         // SAFETY: both are alive; the memory is the caller's promise.
         let code = unsafe { (self.context.enter()?.graph_launch)(self.handle, stream.raw()) };
-        self.context.succeeded("cuGraphLaunch", code, || "launching a graph".to_owned())
+        self.context.succeeded("cuGraphLaunch", code, || "launching a graph".to_owned())?;
+        stream.launched(|| "running a graph".to_owned())
     }
 }
 

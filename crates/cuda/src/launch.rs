@@ -4,7 +4,7 @@ use crate::address::Address;
 use crate::element::Element;
 use crate::error::Error;
 use crate::geometry::{Geometry, Work};
-use crate::gpu::{DebugSync, Gpu};
+use crate::gpu::Gpu;
 use crate::kernels::{Kernel, Parameter};
 use crate::stream::Stream;
 use std::ffi::c_void;
@@ -66,7 +66,7 @@ impl Gpu {
     /// kernel is compiled, or read from disk, when it is first used for the type ([`Gpu::prepare`]).
     ///
     /// Panics where the arguments aren't what the kernel takes. Fails where the kernel can't be loaded or launched, where work that
-    /// was given to the GPU before has failed, and with [`DebugSync::Yes`] where this launch itself fails.
+    /// was given to the GPU before has failed, and with [`DebugSync::Yes`](crate::DebugSync) where this launch itself fails.
     ///
     /// # Safety
     /// All that the kernel reads and writes, given its numbers, lies in memory of this GPU, which is still there when the stream
@@ -119,10 +119,7 @@ impl Gpu {
             )
         };
         self.context().succeeded("cuLaunchKernel", code, about)?;
-        match self.debug_sync() {
-            DebugSync::Yes if !stream.is_capturing()? => stream.synchronize_about(about),
-            _ => Ok(()),
-        }
+        stream.launched(about)
     }
 }
 

@@ -6,6 +6,7 @@ use crate::codes;
 use crate::context::Context;
 use crate::error::Error;
 use crate::event::Event;
+use crate::gpu::DebugSync;
 use std::ffi::c_int;
 use std::fmt;
 use std::ptr;
@@ -90,6 +91,14 @@ impl Stream {
         // SAFETY: the stream is alive.
         let code = unsafe { (self.context.enter()?.stream_synchronize)(self.handle) };
         self.context.succeeded("cuStreamSynchronize", code, about)
+    }
+
+    /// What is to be done after a launch: nothing, or with [`DebugSync::Yes`] to wait for it, unless it only became part of a graph.
+    pub(crate) fn launched(&self, about: impl FnOnce() -> String) -> Result<(), Error> {
+        match self.context.debug_sync() {
+            DebugSync::Yes if !self.is_capturing()? => self.synchronize_about(about),
+            _ => Ok(()),
+        }
     }
 
     /// Whether all is done.

@@ -185,6 +185,20 @@ fn an_illegal_access_is_told_later_or_with_its_kernel_at_once() {
 }
 
 #[test]
+fn a_graph_that_fails_is_told_at_its_launch() {
+    let Some(fake) = fake() else { return };
+    let gpu = Gpu::open(0, &GpuOptions { debug_sync: DebugSync::Yes, ..options(&fake) }).unwrap();
+    let memory = gpu.alloc(gpu.compute(), 400).unwrap();
+    let work = || affine(&gpu, gpu.compute(), &memory, &memory, 1.0, 1.0);
+    let (mut graph, ()) = gpu.compute().capture(work).unwrap();
+    drop(memory);
+    // SAFETY: the memory is gone on purpose; the fake driver finds out and runs nothing.
+    let words = unsafe { graph.launch(gpu.compute()) }.unwrap_err().to_string();
+    assert!(words.contains("running a graph") && words.contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{words}");
+    assert_eq!(fake.damage(), ["affine: argument 0 is no memory of this GPU"]);
+}
+
+#[test]
 fn launches_that_are_captured_are_not_waited_for() {
     let Some(fake) = fake() else { return };
     let gpu = Gpu::open(0, &GpuOptions { debug_sync: DebugSync::Yes, ..options(&fake) }).unwrap();

@@ -9,6 +9,7 @@ mod graphs;
 mod kernels_on_disk;
 mod launches;
 mod memory;
+mod programs;
 mod steady;
 mod streams;
 mod threads;
