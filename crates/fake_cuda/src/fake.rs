@@ -93,19 +93,19 @@ impl FakeCuda {
 
     /// Decides in which order streams are carried out, and with what fresh memory is filled.
     pub fn seed(&self, seed: u64) {
-        // SAFETY: the type is that of `fake_seed` in libcuda.cpp.
+        // SAFETY: the type is that of `fake_seed` in questions.h.
         unsafe { self.driver.get::<extern "C" fn(u64)>(b"fake_seed").unwrap()(seed) }
     }
 
     /// How many GPUs there are, 8 at most; said before the driver is opened.
     pub fn gpus(&self, n: u32) {
-        // SAFETY: the type is that of `fake_gpus` in libcuda.cpp.
+        // SAFETY: the type is that of `fake_gpus` in questions.h.
         unsafe { self.driver.get::<extern "C" fn(c_int)>(b"fake_gpus").unwrap()(n as c_int) }
     }
 
     /// How many bytes a GPU has.
     pub fn limit_memory(&self, gpu: u32, bytes: u64) {
-        // SAFETY: the type is that of `fake_limit_memory` in libcuda.cpp.
+        // SAFETY: the type is that of `fake_limit_memory` in questions.h.
         unsafe {
             let limit = self.driver.get::<extern "C" fn(c_int, u64)>(b"fake_limit_memory").unwrap();
             limit(gpu as c_int, bytes);
@@ -115,7 +115,7 @@ impl FakeCuda {
     /// Makes the `nth` call of a function from now on, counted from 1, do nothing and give `code`.
     pub fn fail(&self, function: &str, nth: u64, code: i32) {
         let name = CString::new(function).unwrap();
-        // SAFETY: the type is that of `fake_fail` in libcuda.cpp; the name ends in 0 and outlives the call.
+        // SAFETY: the type is that of `fake_fail` in questions.h; the name ends in 0 and outlives the call.
         unsafe {
             let fail = self.driver.get::<extern "C" fn(*const c_char, u64, c_int)>(b"fake_fail").unwrap();
             fail(name.as_ptr(), nth, code);
@@ -125,7 +125,7 @@ impl FakeCuda {
     /// How often a function of the driver was called.
     pub fn calls(&self, function: &str) -> u64 {
         let name = CString::new(function).unwrap();
-        // SAFETY: the type is that of `fake_calls` in libcuda.cpp; the name ends in 0 and outlives the call.
+        // SAFETY: the type is that of `fake_calls` in questions.h; the name ends in 0 and outlives the call.
         unsafe {
             self.driver.get::<extern "C" fn(*const c_char) -> u64>(b"fake_calls").unwrap()(name.as_ptr())
         }
@@ -134,7 +134,7 @@ impl FakeCuda {
     /// How many there are.
     pub fn count(&self, what: Count) -> u64 {
         let name = CString::new(what.name()).unwrap();
-        // SAFETY: the type is that of `fake_count` in libcuda.cpp; the name ends in 0 and outlives the call.
+        // SAFETY: the type is that of `fake_count` in questions.h; the name ends in 0 and outlives the call.
         unsafe {
             self.driver.get::<extern "C" fn(*const c_char) -> u64>(b"fake_count").unwrap()(name.as_ptr())
         }
@@ -169,7 +169,7 @@ impl FakeCuda {
     fn text(&self, what: &str) -> Vec<String> {
         let what = CString::new(what).unwrap();
         let mut text = Vec::new();
-        // SAFETY: the type is that of `fake_text` in libcuda.cpp, which writes no more bytes than there is room for.
+        // SAFETY: the type is that of `fake_text` in questions.h, which writes no more bytes than there is room for.
         unsafe {
             let get = self
                 .driver
