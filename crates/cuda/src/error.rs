@@ -1,6 +1,7 @@
 //! What can be wrong with a machine's libraries and driver, in words for whoever has to put it right.
 
 use crate::library::{Library, Version};
+use crate::nccl::Failure;
 use thiserror::Error;
 
 /// Why the GPU can't be used.
@@ -72,4 +73,23 @@ pub enum Error {
         /// What it has to say.
         log: String,
     },
+    /// A call of a library of the toolkit fails.
+    #[error("{library} fails: {call} for {what}: {status}: {words}\nhint: {hint}")]
+    Call {
+        /// Which library.
+        library: Library,
+        /// Which function of it.
+        call: &'static str,
+        /// What it was to do, with its sizes.
+        what: String,
+        /// The library's name for what happened.
+        status: String,
+        /// What it says of it.
+        words: String,
+        /// What to do.
+        hint: &'static str,
+    },
+    /// An operation among ranks fails.
+    #[error(transparent)]
+    Nccl(Box<Failure>),
 }

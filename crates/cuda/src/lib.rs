@@ -24,8 +24,11 @@ mod window;
 
 mod driver;
 mod error;
+mod foreign;
 mod library;
 mod nvrtc;
+
+pub mod nccl;
 
 pub use address::{Address, StreamHandle};
 pub use driver::Driver;
