@@ -22,15 +22,18 @@ mod source;
 mod walk;
 mod window;
 
+mod clock;
 mod driver;
 mod error;
 mod foreign;
 mod library;
 mod nvrtc;
 
+pub mod cublaslt;
 pub mod nccl;
 
 pub use address::{Address, StreamHandle};
+pub use clock::Clock;
 pub use driver::Driver;
 pub use element::Element;
 pub use error::Error;

@@ -3,6 +3,8 @@
 
 mod build;
 mod fake;
+mod numbers;
 mod stream;
 
+mod cublaslt;
 mod nccl;
