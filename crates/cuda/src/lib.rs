@@ -30,6 +30,7 @@ mod library;
 mod nvrtc;
 
 pub mod cublaslt;
+pub mod cudnn;
 pub mod nccl;
 
 pub use address::{Address, StreamHandle};

@@ -7,4 +7,5 @@ mod numbers;
 mod stream;
 
 mod cublaslt;
+mod cudnn;
 mod nccl;
