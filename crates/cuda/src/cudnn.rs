@@ -88,7 +88,7 @@ fn hint(status: Status) -> &'static str {
             "a GPU must be current on the thread, and its driver new enough: `nvidia-smi`"
         }
         foreign::SUBLIBRARY_VERSION_MISMATCH | foreign::SUBLIBRARY_LOADING_FAILED => {
-            "the parts of cuDNN must be of one version and lie beside each other: install the package anew"
+            "the parts of cuDNN must be of one version and lie beside each other, and the driver's libcuda.so.1 must be there: install what is missing"
         }
         foreign::HOST_ALLOCATION_FAILED | foreign::DEVICE_ALLOCATION_FAILED => {
             "memory is short: other programs on the GPU show in `nvidia-smi`"

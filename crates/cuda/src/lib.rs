@@ -5,6 +5,9 @@
 //! architecture. All sums have an order that sizes alone decide, and no kernel adds floats atomically, so results are the same
 //! bits run after run. What this crate does not know: tensors, streams, and when memory is free.
 //!
+//! What NVIDIA's libraries do better than kernels of ours is called there: matrix products ([`cublaslt`]), convolutions
+//! ([`cudnn`]), collectives between GPUs ([`nccl`]). They are handed addresses and streams, so their calls are unsafe.
+//!
 //! ```
 //! use phalanx_cuda::{Work, kernel};
 //!

@@ -175,3 +175,32 @@ fn preference(
     }
     Ok(preference)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cublaslt::{Epilogue, Numbers};
+
+    /// Descriptors need no GPU, so that NVIDIA's own library can judge them anywhere.
+    #[test]
+    fn cublaslt_itself_takes_the_descriptors() {
+        let Some(folders) = std::env::var_os("PHALANX_TEST_CUDA_LIBRARIES") else {
+            return eprintln!("skipped: PHALANX_TEST_CUDA_LIBRARIES names no folders of NVIDIA's libraries");
+        };
+        let folders: Vec<_> = std::env::split_paths(&folders).collect();
+        let functions = Arc::new(Functions::open(&folders).unwrap_or_else(|error| panic!("{error}")));
+        for (epilogue, numbers) in Epilogue::ALL.into_iter().flat_map(|epilogue| {
+            [Numbers::F32, Numbers::Tf32, Numbers::F64, Numbers::Bf16, Numbers::F16].map(|n| (epilogue, n))
+        }) {
+            let one = Product { epilogue, ..Product::new(numbers, [16, 24, 8]) };
+            let many = Product { batch: 3, out_stride: 16 * 24, ..Product::new(numbers, [16, 24, 8]) };
+            for product in [one, many] {
+                let made = Descriptors::new(&functions, &product).and_then(|descriptors| {
+                    descriptors.point(&product, Address(256), Address(512))?;
+                    preference(&functions, &product, 1 << 20, [256, 128, 16, 4])
+                });
+                assert!(made.is_ok(), "{}", made.err().unwrap());
+            }
+        }
+    }
+}

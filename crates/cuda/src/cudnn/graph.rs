@@ -29,36 +29,48 @@ pub(super) fn graph(
     convolution: &Convolution,
     alignment: Alignment,
 ) -> Result<Graph, Error> {
+    let Operations { operations, mut parts } = operations(functions, convolution, alignment)?;
+    let graph = Descriptor::new(functions, convolution, foreign::OPERATION_GRAPH)?
+        .handle(foreign::GRAPH_HANDLE, handle)?
+        .descriptors(foreign::GRAPH_OPERATIONS, &operations.iter().collect::<Vec<_>>())?
+        .finalize()?;
+    parts.extend(operations);
+    Ok(Graph { graph, _parts: parts })
+}
+
+/// The operations of a graph, and what they are made of.
+struct Operations {
+    operations: Vec<Raw>,
+    parts: Vec<Raw>,
+}
+
+fn operations(
+    functions: &Arc<Functions>,
+    convolution: &Convolution,
+    alignment: Alignment,
+) -> Result<Operations, Error> {
     let build = Build { functions, convolution };
     let [image, filter, output] = convolution.sizes();
     let tensor = |id: i64, sizes| build.tensor(id, sizes, Some(alignment[id as usize - 1]));
-    let mut parts = vec![build.convolution()?, tensor(IMAGE, image)?, tensor(FILTER, filter)?];
+    let bias = || tensor(BIAS, [1, output[1], 1, 1]);
+    let passed_on = |id| build.tensor(id, output, None);
+    let (description, x, w) = (build.convolution()?, tensor(IMAGE, image)?, tensor(FILTER, filter)?);
+    let y = tensor(OUTPUT, output)?;
     let mut operations = Vec::new();
+    let mut parts = Vec::new();
     match convolution.pass {
         Pass::Forward | Pass::BackwardData | Pass::BackwardFilter => {
-            let output = tensor(OUTPUT, output)?;
-            operations.push(build.operation([&parts[0], &parts[1], &parts[2], &output])?);
-            parts.push(output);
+            operations.push(build.operation([&description, &x, &w, &y])?);
         }
         Pass::ForwardBias => {
-            let bias = tensor(BIAS, [1, output[1], 1, 1])?;
-            let sums = build.tensor(SUMS, output, None)?;
-            let output = tensor(OUTPUT, output)?;
-            operations.push(build.operation([&parts[0], &parts[1], &parts[2], &sums])?);
-            operations.push(build.pointwise(
-                foreign::POINTWISE_ADD,
-                &sums,
-                Some(&bias),
-                &output,
-                &mut parts,
-            )?);
-            parts.extend([bias, sums, output]);
+            let (bias, sums) = (bias()?, passed_on(SUMS)?);
+            operations.push(build.operation([&description, &x, &w, &sums])?);
+            operations.push(build.pointwise(foreign::POINTWISE_ADD, &sums, Some(&bias), &y, &mut parts)?);
+            parts.extend([bias, sums]);
         }
         Pass::ForwardBiasRelu => {
-            let bias = tensor(BIAS, [1, output[1], 1, 1])?;
-            let (sums, biased) = (build.tensor(SUMS, output, None)?, build.tensor(BIASED, output, None)?);
-            let output = tensor(OUTPUT, output)?;
-            operations.push(build.operation([&parts[0], &parts[1], &parts[2], &sums])?);
+            let (bias, sums, biased) = (bias()?, passed_on(SUMS)?, passed_on(BIASED)?);
+            operations.push(build.operation([&description, &x, &w, &sums])?);
             operations.push(build.pointwise(
                 foreign::POINTWISE_ADD,
                 &sums,
@@ -66,16 +78,12 @@ pub(super) fn graph(
                 &biased,
                 &mut parts,
             )?);
-            operations.push(build.pointwise(foreign::POINTWISE_RELU, &biased, None, &output, &mut parts)?);
-            parts.extend([bias, sums, biased, output]);
+            operations.push(build.pointwise(foreign::POINTWISE_RELU, &biased, None, &y, &mut parts)?);
+            parts.extend([bias, sums, biased]);
         }
     }
-    let graph = Descriptor::new(functions, convolution, foreign::OPERATION_GRAPH)?
-        .handle(foreign::GRAPH_HANDLE, handle)?
-        .descriptors(foreign::GRAPH_OPERATIONS, &operations.iter().collect::<Vec<_>>())?
-        .finalize()?;
-    parts.extend(operations);
-    Ok(Graph { graph, _parts: parts })
+    parts.extend([description, x, w, y]);
+    Ok(Operations { operations, parts })
 }
 
 struct Build<'a> {
@@ -166,5 +174,43 @@ impl<'a> Build<'a> {
         }
         parts.push(kind);
         operation.descriptors(foreign::OPERATION_POINTWISE_Y, &[y])?.finalize()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cudnn::{Layout, Numbers};
+
+    /// Descriptors need no GPU, so that NVIDIA's own library can judge them anywhere.
+    #[test]
+    fn cudnn_itself_takes_the_operations() {
+        let Some(folders) = std::env::var_os("PHALANX_TEST_CUDA_LIBRARIES") else {
+            return eprintln!("skipped: PHALANX_TEST_CUDA_LIBRARIES names no folders of NVIDIA's libraries");
+        };
+        // Its parts are bound to the driver's library, though nothing here calls it.
+        if let Err(error @ Error::NoDriver { .. }) = crate::Driver::open() {
+            return eprintln!("skipped: {error}");
+        }
+        let folders: Vec<_> = std::env::split_paths(&folders).collect();
+        let functions = Arc::new(Functions::open(&folders).unwrap_or_else(|error| panic!("{error}")));
+        let passes = [
+            Pass::Forward,
+            Pass::ForwardBias,
+            Pass::ForwardBiasRelu,
+            Pass::BackwardData,
+            Pass::BackwardFilter,
+        ];
+        for (pass, layout) in passes.into_iter().flat_map(|p| [Layout::Nhwc, Layout::Nchw].map(|l| (p, l))) {
+            for numbers in [Numbers::F32, Numbers::Tf32, Numbers::Bf16, Numbers::F16] {
+                let plain = Convolution::new(numbers, [2, 16, 9, 9], 32, [3, 3]);
+                let (stride, padding, dilation) = ([2, 1], [1, 2], [1, 2]);
+                let convolution = Convolution { pass, layout, stride, padding, dilation, groups: 2, ..plain };
+                for convolution in [Convolution { pass, layout, ..plain }, convolution] {
+                    let made = operations(&functions, &convolution, [16; 4]);
+                    made.unwrap_or_else(|error| panic!("{error}"));
+                }
+            }
+        }
     }
 }

@@ -9,3 +9,4 @@ mod stream;
 mod cublaslt;
 mod cudnn;
 mod nccl;
+mod real;

@@ -216,6 +216,39 @@ fn every_type_of_number_is_called_by_its_own_number() {
     }
 }
 
+/// A small number as the type holds it.
+fn encoded(number: Number, x: u8) -> Vec<u8> {
+    let (whole, float) = (i64::from(x), f64::from(x));
+    match number {
+        Number::I8 | Number::U8 => vec![x],
+        Number::I32 | Number::U32 => (whole as i32).to_ne_bytes().to_vec(),
+        Number::I64 | Number::U64 => whole.to_ne_bytes().to_vec(),
+        Number::F16 => half::f16::from_f64(float).to_ne_bytes().to_vec(),
+        Number::Bf16 => half::bf16::from_f64(float).to_ne_bytes().to_vec(),
+        Number::F32 => (float as f32).to_ne_bytes().to_vec(),
+        Number::F64 => float.to_ne_bytes().to_vec(),
+        Number::F8E4M3 | Number::F8E5M2 => panic!("the stand-in has no sums of them"),
+    }
+}
+
+#[test]
+fn sums_and_means_are_right_in_every_type() {
+    let Some((_fake, nccl)) = stand_in() else { return };
+    for number in Number::ALL.into_iter().filter(|number| !matches!(number, Number::F8E4M3 | Number::F8E5M2))
+    {
+        for (reduction, want) in [(Reduction::Sum, 9), (Reduction::Mean, 3), (Reduction::Product, 24)] {
+            ranks(&nccl, 3, LONG, |communicator, stream| {
+                let mut bytes = encoded(number, communicator.rank() as u8 + 2);
+                let to = Block { at: at(&mut bytes), count: 1, number };
+                // SAFETY: the number lives until the stream has done its work.
+                unsafe { communicator.all_reduce(to.at, to, reduction, stream.handle()) }.unwrap();
+                communicator.wait(LONG, || Ok(stream.idle())).unwrap();
+                assert_eq!(bytes, encoded(number, want), "{reduction:?} of {number}");
+            });
+        }
+    }
+}
+
 #[test]
 fn one_thread_may_drive_several_ranks() {
     let Some((_fake, nccl)) = stand_in() else { return };
