@@ -67,7 +67,7 @@ impl Convolutions {
     }
 
     /// The bytes of the workspace that a convolution of these operands is to be given, chosen for as the library thinks best if it
-    /// is new. Panics on sizes that don't fit.
+    /// is new: that may compile a kernel, so do it before a stream is captured. Panics on sizes that don't fit.
     #[track_caller]
     pub fn workspace_bytes(
         &mut self,

@@ -46,7 +46,11 @@ impl fmt::Display for Failure {
         write!(f, "NCCL: rank {rank} of {n_ranks}: {operation}: ")?;
         match cause {
             Cause::Status { call, code, words } => {
-                write!(f, "{call} says {} after {waited:?}: {words}\nhint: {}", name(*code), hint(*code))
+                write!(f, "{call} says {}", name(*code))?;
+                if !waited.is_zero() {
+                    write!(f, " after {waited:?}")?;
+                }
+                write!(f, ": {words}\nhint: {}", hint(*code))
             }
             Cause::Deadline => write!(
                 f,

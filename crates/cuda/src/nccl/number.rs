@@ -6,19 +6,30 @@ use std::fmt;
 
 /// What a buffer holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(missing_docs)]
 pub enum Number {
+    /// A signed whole number of 8 bits.
     I8,
+    /// A byte.
     U8,
+    /// A signed whole number of 32 bits.
     I32,
+    /// A whole number of 32 bits.
     U32,
+    /// A signed whole number of 64 bits.
     I64,
+    /// A whole number of 64 bits.
     U64,
+    /// 16-bit IEEE float.
     F16,
+    /// 32-bit IEEE float.
     F32,
+    /// 64-bit IEEE float.
     F64,
+    /// The upper half of a 32-bit IEEE float.
     Bf16,
+    /// 8-bit float with 4 bits of exponent; its sums need a GPU of 9.0 or later.
     F8E4M3,
+    /// 8-bit float with 5 bits of exponent; its sums need a GPU of 9.0 or later.
     F8E5M2,
 }
 

@@ -61,7 +61,7 @@ pub struct Operation {
     pub kind: Kind,
     /// How many numbers, and of what type, where it moves any.
     pub numbers: Option<(usize, Number)>,
-    /// The how manieth of the communicator it is, from 1.
+    /// Which of the communicator's operations it is, counted from 1; 0 for joining.
     pub sequence: u64,
 }
 
