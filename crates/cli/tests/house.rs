@@ -46,6 +46,8 @@ fn dependencies_point_down() {
     let mut folders: Vec<String> = fs::read_dir(root().join("crates"))
         .unwrap()
         .map(|e| e.unwrap().file_name().into_string().unwrap())
+        // Sources of stand-ins lie in a folder that is no crate yet.
+        .filter(|folder| root().join("crates").join(folder).join("Cargo.toml").exists())
         .collect();
     folders.sort();
     for folder in folders {
@@ -84,6 +86,7 @@ fn unsafe_code_stays_in_its_crates_and_says_why() {
         let allowed = [
             "crates/tensor/",
             "crates/cuda/src/",
+            "crates/cuda/tests/libraries/",
             "crates/launch/",
             "crates/memory/",
             "crates/comm/src/common.rs",
