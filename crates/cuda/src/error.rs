@@ -1,6 +1,7 @@
 //! What can be wrong with a machine's libraries and driver, in words for whoever has to put it right.
 
 use crate::library::{Library, Version};
+use crate::nccl::Failure;
 use std::fmt;
 use thiserror::Error;
 
@@ -91,6 +92,22 @@ pub enum Error {
         /// What to do.
         hint: &'static str,
     },
+    /// A call of a library of the toolkit fails.
+    #[error("{library} fails: {call} for {what}: {status}: {words}\nhint: {hint}")]
+    LibraryCall {
+        /// Which library.
+        library: Library,
+        /// Which function of it.
+        call: &'static str,
+        /// What it was to do, with its sizes.
+        what: String,
+        /// The library's name for what happened.
+        status: String,
+        /// What it says of it.
+        words: String,
+        /// What to do.
+        hint: &'static str,
+    },
     /// A GPU hasn't as much memory left.
     #[error(
         "out of memory on GPU {gpu}: {} were asked for, {} of {} are free\nhint: a smaller batch takes less; `nvidia-smi` shows which programs hold the rest",
@@ -114,6 +131,9 @@ pub enum Error {
         /// What was asked for.
         what: &'static str,
     },
+    /// An operation among ranks fails.
+    #[error(transparent)]
+    Nccl(Box<Failure>),
 }
 
 /// Bytes, as people say them.

@@ -6,6 +6,9 @@
 //! architecture. All sums have an order that sizes alone decide, and no kernel adds floats atomically, so results are the same
 //! bits run after run. What this crate does not know: tensors, and which memory is free for whom.
 //!
+//! What NVIDIA's libraries do better than kernels of ours is called there: matrix products ([`cublaslt`]), convolutions
+//! ([`cudnn`]), collectives between GPUs ([`nccl`]). They are handed addresses and streams, so their calls are unsafe.
+//!
 //! ```no_run
 //! use phalanx_cuda::{Argument, Element, Gpu, GpuOptions, Work, kernel};
 //!
@@ -36,7 +39,9 @@ mod source;
 mod walk;
 mod window;
 
+mod clock;
 mod error;
+mod foreign;
 mod library;
 mod nvrtc;
 
@@ -55,7 +60,12 @@ mod modules;
 mod pinned;
 mod stream;
 
+pub mod cublaslt;
+pub mod cudnn;
+pub mod nccl;
+
 pub use address::{Address, StreamHandle};
+pub use clock::Clock;
 pub use cubins::KernelCache;
 pub use driver::Driver;
 pub use element::Element;

@@ -25,36 +25,46 @@ const JOBS: usize = 2;
 
 /// Where everything lies once it is built.
 pub(crate) struct Built {
-    pub(crate) driver: PathBuf,
-    pub(crate) nvrtc: PathBuf,
+    /// As [`LIBRARIES`] names them.
+    pub(crate) libraries: [PathBuf; LIBRARIES.len()],
     pub(crate) modules: PathBuf,
 }
 
+/// Each library: the folder of its source, its source, and the name that programs open it by.
+pub(crate) const LIBRARIES: [(&str, &str, &str); 5] = [
+    ("native/driver", "libcuda.cpp", "libcuda.so.1"),
+    ("native/driver", "libnvrtc.cpp", "libnvrtc.so.13"),
+    ("libraries", "cublaslt.cpp", "libcublasLt.so.13"),
+    ("libraries", "cudnn.cpp", "libcudnn.so.9"),
+    ("libraries", "nccl.cpp", "libnccl.so.2"),
+];
+
 /// Builds the fake libraries and a module of each of these sources in `folder`, which other processes may use, too.
 pub(crate) fn build(folder: &Path, kernels: &Path, modules: &[Module]) -> Result<Built, String> {
-    let native = Path::new(env!("CARGO_MANIFEST_DIR")).join("native");
+    let own = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let native = own.join("native");
     let folder = folder.join("fake-cuda");
     fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
     // Held until the end: whoever comes second finds everything made.
     let lock = File::create(folder.join("lock")).and_then(|file| file.lock().map(|()| file));
     let _lock = lock.map_err(|error| format!("{}: {error}", folder.display()))?;
     let headers = contents(&[&native, kernels]);
-    let driver = contents(&[&native.join("driver")]);
-    let library = |file: &str| {
-        let path = folder.join(format!("{file}-{:016x}.so", hash(&(file, driver))));
-        (path, format!("#include \"{file}.cpp\"\n"))
+    let library = |(sources, file, _): (&str, &str, &str)| {
+        let path = folder.join(format!("{file}-{:016x}.so", hash(&(file, contents(&[&own.join(sources)])))));
+        (path, format!("#include \"{file}\"\n"))
     };
     let texts: Vec<(String, String)> = modules.iter().map(|module| (name(module), text(module))).collect();
     let of_modules = folder.join(format!("modules-{:016x}", hash(&(&texts, headers))));
     fs::create_dir_all(&of_modules).map_err(|error| format!("{}: {error}", of_modules.display()))?;
-    let mut wanted = vec![library("libcuda"), library("libnvrtc")];
+    let libraries = LIBRARIES.map(library);
     let built =
-        Built { driver: wanted[0].0.clone(), nvrtc: wanted[1].0.clone(), modules: of_modules.clone() };
+        Built { libraries: libraries.each_ref().map(|(path, _)| path.clone()), modules: of_modules.clone() };
+    let mut wanted = Vec::from(libraries);
     wanted.extend(texts.into_iter().map(|(name, text)| (of_modules.join(name), text)));
     wanted.retain(|(path, _)| !path.exists());
     let next = AtomicUsize::new(0);
     let failed = Mutex::new(None);
-    let include = [native.join("driver"), native, kernels.to_owned()];
+    let include = [native.join("driver"), own.join("libraries"), native, kernels.to_owned()];
     thread::scope(|scope| {
         for _ in 0..JOBS {
             scope.spawn(|| {

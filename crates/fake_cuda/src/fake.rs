@@ -1,6 +1,7 @@
 //! A fake driver of a test's own, and what the test asks of it.
 
-use crate::build::{self, Module};
+use crate::build::{self, LIBRARIES, Module};
+use crate::stand_in::StandIn;
 use libloading::Library;
 use std::ffi::{CString, c_char, c_int};
 use std::path::{Path, PathBuf};
@@ -53,12 +54,15 @@ impl Count {
     }
 }
 
-/// A driver and a compiler that nobody else uses: two GPUs of 1 GiB each, of compute capability 9.0, with 132 multiprocessors.
+/// A driver, a compiler and libraries that nobody else uses: two GPUs of 1 GiB each, of compute capability 9.0, with 132 multiprocessors.
 pub struct FakeCuda {
     folder: PathBuf,
     // Each of them is a copy with a state of its own.
     driver: Library,
     nvrtc: Library,
+    cublaslt: StandIn,
+    cudnn: StandIn,
+    nccl: StandIn,
 }
 
 impl FakeCuda {
@@ -73,17 +77,32 @@ impl FakeCuda {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let own = format!("own-{}-{}", process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         let folder = cache.join("fake-cuda").join(own);
-        let put = |from: &Path, name: &str| {
-            let to = folder.join(name);
-            fs::copy(from, &to).unwrap_or_else(|error| panic!("{}: {error}", to.display()));
-            // SAFETY: the library is built from this crate, and its start makes nothing but its own state.
-            unsafe { Library::new(&to) }.unwrap_or_else(|error| panic!("{}: {error}", to.display()))
-        };
         fs::create_dir_all(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
         fs::write(folder.join("modules"), built.modules.to_str().expect("a path in UTF-8")).unwrap();
-        let driver = put(&built.driver, "libcuda.so.1");
-        let nvrtc = put(&built.nvrtc, "libnvrtc.so.13");
-        Some(FakeCuda { folder, driver, nvrtc })
+        let libraries = std::array::from_fn(|i| {
+            let to = folder.join(LIBRARIES[i].2);
+            fs::copy(&built.libraries[i], &to).unwrap_or_else(|error| panic!("{}: {error}", to.display()));
+            // SAFETY: the library is built from this crate, and its start makes nothing but its own state.
+            unsafe { Library::new(&to) }.unwrap_or_else(|error| panic!("{}: {error}", to.display()))
+        });
+        let [driver, nvrtc, cublaslt, cudnn, nccl] = libraries;
+        let [cublaslt, cudnn, nccl] = [cublaslt, cudnn, nccl].map(StandIn::new);
+        Some(FakeCuda { folder, driver, nvrtc, cublaslt, cudnn, nccl })
+    }
+
+    /// What stands in for cuBLASLt.
+    pub fn cublaslt(&self) -> &StandIn {
+        &self.cublaslt
+    }
+
+    /// What stands in for cuDNN.
+    pub fn cudnn(&self) -> &StandIn {
+        &self.cudnn
+    }
+
+    /// What stands in for NCCL.
+    pub fn nccl(&self) -> &StandIn {
+        &self.nccl
     }
 
     /// The folder that the libraries lie in, and that is removed with this.

@@ -79,6 +79,10 @@ API int cuCtxSetCurrent(Gpu *context) {
     return after_init("cuCtxSetCurrent", [&] { return current = context, SUCCESS; });
 }
 
+API int cuCtxGetDevice(int *device) {
+    return in_context("cuCtxGetDevice", [&] { return *device = current->index, SUCCESS; });
+}
+
 API int cuCtxGetStreamPriorityRange(int *least, int *greatest) {
     return in_context("cuCtxGetStreamPriorityRange", [&] { return *least = 0, *greatest = -5, SUCCESS; });
 }
@@ -91,8 +95,7 @@ API int cuCtxSynchronize() {
             if (fake.gpus + capture->origin->device == gpu) is_captured = capture->is_invalid = true;
         }
         if (is_captured) return (int)STREAM_CAPTURE_UNSUPPORTED;
-        while (fake.streams.step()) {
-        }
+        until([] { return false; });
         return met_or(*gpu, SUCCESS);
     });
 }

@@ -23,7 +23,7 @@ API int cuStreamDestroy_v2(Stream *stream) {
 API int cuStreamSynchronize(Stream *stream) {
     return looking("cuStreamSynchronize", stream, [&] {
         Gpu *gpu = current;
-        if (!fake.streams.until([&] { return stream->queue.empty(); })) return (int)UNKNOWN;
+        if (!until([&] { return stream->queue.empty(); })) return (int)UNKNOWN;
         return met_or(*gpu, SUCCESS);
     });
 }
@@ -99,7 +99,7 @@ API int cuStreamWaitEvent(Stream *stream, Event *which, unsigned) {
             stream->capture->is_invalid = true;
             return (int)STREAM_CAPTURE_ISOLATION;
         }
-        stream->queue.push_back({event->mark, [] { return true; }});
+        stream->queue.push_back({event->mark, [] { return Step::DONE; }});
         return (int)SUCCESS;
     });
 }
@@ -114,7 +114,7 @@ API int cuEventQuery(Event *which) {
 API int cuEventSynchronize(Event *which) {
     return about_event("cuEventSynchronize", which, [&](const std::shared_ptr<Event> &event) {
         Gpu *gpu = current;
-        if (event->mark && !fake.streams.until([&] { return event->mark->is_done; })) return (int)UNKNOWN;
+        if (event->mark && !until([&] { return event->mark->is_done; })) return (int)UNKNOWN;
         return met_or(*gpu, SUCCESS);
     });
 }
@@ -126,5 +126,16 @@ API int cuEventElapsedTime_v2(float *ms, Event *start, Event *end) {
         if (!from->mark->is_done || !to->mark->is_done) return NOT_READY;
         *ms = (float)(to->mark->ms - from->mark->ms);
         return SUCCESS;
+    });
+}
+
+// What stand-ins for NVIDIA's libraries give a stream: `work` is called, and called again whenever others have got on, until it
+// gives other than 0. A captured one is done anew with each launch of its graph. `release` is called when nobody will call it any
+// more. Any GPU may be current: one thread may drive several ranks.
+API int phalanx_fake_enqueue(Stream *stream, int (*work)(void *), void *argument, void (*release)(void *)) {
+    const std::shared_ptr<void> held(argument, release);
+    return after_init("phalanx_fake_enqueue", [&] {
+        if (!is_stream(stream)) return (int)INVALID_HANDLE;
+        return put_work(stream, [work, held] { return work(held.get()) != 0; });
     });
 }

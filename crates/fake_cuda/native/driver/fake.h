@@ -8,6 +8,7 @@
 
 #include <dlfcn.h>
 
+#include <chrono>
 #include <fstream>
 #include <mutex>
 #include <sstream>
@@ -41,8 +42,27 @@ struct Exec {
 
 const int MOST_GPUS = 8;
 
-struct Fake {
+// Held by whoever is in a call. Calls are made of calls, and whoever waits in one lets others in for a moment.
+class Turn {
+public:
+    void lock() { mutex.lock(), depth++; }
+
+    void unlock() { depth--, mutex.unlock(); }
+
+    void let_others() {
+        const int held = depth;
+        for (int i = 0; i < held; i++) unlock();
+        std::this_thread::sleep_for(std::chrono::microseconds(20));
+        for (int i = 0; i < held; i++) lock();
+    }
+
+private:
     std::recursive_mutex mutex;
+    int depth = 0;
+};
+
+struct Fake {
+    Turn mutex;
     bool is_up = false;
     int n_gpus = 2;
     Gpu gpus[MOST_GPUS];
@@ -66,7 +86,7 @@ thread_local Gpu *current = nullptr;
 enum { GLOBAL = 0, THREAD_LOCAL = 1, RELAXED = 2 };
 thread_local int own_mode = GLOBAL;
 
-using Lock = std::lock_guard<std::recursive_mutex>;
+using Lock = std::lock_guard<Turn>;
 
 // A call that needs nothing.
 template <class Body> int plain(const char *name, Body body) {
@@ -144,8 +164,19 @@ template <class Body> int about_event(const char *name, Event *which, Body body)
 // What the streams' work has met, or `otherwise`.
 int met_or(Gpu &gpu, int otherwise) { return gpu.met ? gpu.met : otherwise; }
 
+// Lets streams go on until it is so; false where nothing is left that could bring it about. What they wait for may come from
+// other threads.
+template <class Reached> bool until(Reached reached) {
+    while (!reached()) {
+        const Step step = fake.streams.step();
+        if (step == Step::NOTHING) return false;
+        if (step == Step::WAITS) fake.mutex.let_others();
+    }
+    return true;
+}
+
 // Gives a stream some work, or its capture a node.
-int put(Stream *stream, Work work) {
+int put_work(Stream *stream, Work work) {
     if (stream->capture) {
         Capture &capture = *stream->capture;
         if (capture.is_invalid) return STREAM_CAPTURE_INVALIDATED;
@@ -153,11 +184,16 @@ int put(Stream *stream, Work work) {
         stream->tail = {(int)capture.nodes.size() - 1};
         return SUCCESS;
     }
-    stream->queue.push_back({nullptr, [work] { return work(), true; }});
+    stream->queue.push_back({nullptr, [work] { return work() ? Step::DONE : Step::WAITS; }});
     // A real queue isn't endless, either.
-    while (stream->queue.size() > 4096 && fake.streams.step()) {
+    while (stream->queue.size() > 4096 && fake.streams.step() == Step::PART) {
     }
     return SUCCESS;
+}
+
+// The same for what is done at once.
+template <class Body> int put(Stream *stream, Body body) {
+    return put_work(stream, [body] { return body(), true; });
 }
 
 void wrong(Gpu &gpu, int code, const std::string &what) {

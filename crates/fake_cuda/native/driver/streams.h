@@ -12,8 +12,12 @@
 #include <vector>
 #include <deque>
 
-// A piece of work that has no parts.
-using Work = std::function<void()>;
+// A piece of work that has no parts; gives whether it is done. What waits for others, as a rank does for other ranks, isn't until
+// they have come, and is asked again.
+using Work = std::function<bool()>;
+
+// How a stream, a graph or all streams got on.
+enum class Step { NOTHING, WAITS, PART, DONE };
 
 // A point in a stream that an event stands for.
 struct Mark {
@@ -44,8 +48,8 @@ struct Capture {
 struct Task {
     // What it waits for, or null.
     std::shared_ptr<Mark> waits_for;
-    // Does a part of it; gives whether that was the last one.
-    std::function<bool()> step;
+    // Does a part of it.
+    std::function<Step()> step;
 };
 
 struct Stream {
@@ -74,30 +78,29 @@ struct Streams {
     Chance chance;
     double ms = 0.0;
 
-    // Carries out one part of what may be done next; false where there is none.
-    bool step() {
+    // Carries out one part of what may be done next. Where all that is left waits for others than these streams it says so.
+    Step step() {
         std::vector<Stream *> ready;
         for (Stream *stream : order()) {
             if (stream->may_go_on()) ready.push_back(stream);
         }
-        if (ready.empty()) return false;
-        Stream *stream = last;
+        if (ready.empty()) return Step::NOTHING;
         // Some seeds stay with a stream for long, others change often.
-        const bool stays = stream && stream->may_go_on() && chance.below(16) < stickiness;
-        if (!stays) stream = ready[chance.below(ready.size())];
-        last = stream;
-        ms += 0.001;
-        if (stream->queue.front().step()) stream->queue.pop_front();
-        if (stream->queue.empty() && !all.count(stream)) forget(stream);
-        return true;
-    }
-
-    // Goes on until it is so; false where nothing is left that could bring it about.
-    template <class Reached> bool until(Reached reached) {
-        while (!reached()) {
-            if (!step()) return false;
+        const bool stays = last && last->may_go_on() && chance.below(16) < stickiness;
+        std::size_t next = chance.below(ready.size());
+        for (std::size_t i = 0; stays && i < ready.size(); i++) next = ready[i] == last ? i : next;
+        for (; !ready.empty(); next = ready.empty() ? 0 : chance.below(ready.size())) {
+            Stream *stream = ready[next];
+            ready.erase(ready.begin() + (long)next);
+            const Step got_on = stream->queue.front().step();
+            if (got_on == Step::WAITS) continue;
+            last = stream;
+            ms += 0.001;
+            if (got_on == Step::DONE) stream->queue.pop_front();
+            if (stream->queue.empty() && !all.count(stream)) forget(stream);
+            return Step::PART;
         }
-        return true;
+        return Step::WAITS;
     }
 
     void seed(std::uint64_t seed) {
@@ -141,18 +144,22 @@ struct Run {
 
     explicit Run(std::shared_ptr<const Nodes> of) : nodes(of), done(of->size(), false), left(of->size()) {}
 
-    bool step(Chance &chance) {
+    Step step(Chance &chance) {
         std::vector<std::size_t> ready;
         for (std::size_t i = 0; i < nodes->size(); i++) {
             bool may = !done[i];
             for (int before : (*nodes)[i].after) may = may && done[(std::size_t)before];
             if (may) ready.push_back(i);
         }
-        if (ready.empty()) return true;
-        const std::size_t i = ready[chance.below(ready.size())];
-        (*nodes)[i].work();
-        done[i] = true;
-        return --left == 0;
+        if (left == 0) return Step::DONE;
+        while (!ready.empty()) {
+            const std::size_t at = chance.below(ready.size()), i = ready[at];
+            ready.erase(ready.begin() + (long)at);
+            if (!(*nodes)[i].work()) continue;
+            done[i] = true;
+            return --left == 0 ? Step::DONE : Step::PART;
+        }
+        return Step::WAITS;
     }
 };
 
