@@ -4,10 +4,11 @@
 //! nothing. A gradient that a kernel fills whole is written where [`Wanted::place`] says.
 
 use crate::cpu::gemm::{Into, Mat, gemm_on};
-use crate::cpu::{self, batch_norm, conv, elementwise, norm, pooling, softmax};
+use crate::cpu::{batch_norm, conv, norm, pooling};
 use crate::dtype::{DType, with_float};
 use crate::graph::{MAX_INPUTS, Saved};
-use crate::op::{Op, Unary};
+use crate::kernel;
+use crate::op::{Form, Op, Unary};
 use crate::ops::convolution::{conv_plan, pool_planes};
 use crate::shape::{Order, Shape};
 use crate::tensor::Tensor;
@@ -48,7 +49,7 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
             let grad =
                 if f.keeps_nothing() { grad.dense() } else { grad.arranged(value(saved, 0).dense_order()) };
             let kept = if f.keeps_nothing() { &grad } else { value(saved, 0) };
-            of([filled_like(0, &grad, &|out| elementwise::unary_gradient(f, kept, &grad, out))])
+            of([filled_like(0, &grad, &|out| kernel::unary_gradient(f, kept, &grad, out))])
         }
         Op::Add(a, b) => {
             of([wanted.wants(0).then(|| grad.sum_to(&a)), wanted.wants(1).then(|| grad.sum_to(&b))])
@@ -70,13 +71,7 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
             let side = |mine: usize, shape: Shape| {
                 wanted.wants(mine).then(|| {
                     let out = Tensor::stale(device, *grad.shape(), dtype);
-                    elementwise::winner_gradient(
-                        value(saved, mine),
-                        value(saved, 1 - mine),
-                        grad,
-                        sign,
-                        &out,
-                    );
+                    kernel::winner_gradient(value(saved, mine), value(saved, 1 - mine), grad, sign, &out);
                     out.sum_to(&shape)
                 })
             };
@@ -84,9 +79,7 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
         }
         Op::Sum { from, kept } => of([Some(grad.reshape(kept).broadcast_to(from))]),
         Op::Max { from, dim } => {
-            let out = Tensor::zeros(device, from, dtype);
-            scatter_along(grad, value(saved, 0), dim, &out);
-            of([Some(out)])
+            of([filled(0, &from, &|out| kernel::max_gradient(grad, value(saved, 0), dim, out))])
         }
         Op::Reshape(from) => of([Some(grad.reshape(from))]),
         Op::Permute(back) => {
@@ -95,7 +88,7 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
         }
         Op::Narrow { from, dim, start } => {
             let out = Tensor::zeros(device, from, dtype);
-            cpu::copy::copy(grad, &out.seen_as(out.geometry.narrow(dim, start, grad.dims()[dim])));
+            kernel::copy(grad, &out.seen_as(out.geometry.narrow(dim, start, grad.dims()[dim])));
             of([Some(out)])
         }
         Op::Broadcast(from) => of([Some(grad.sum_to(&from))]),
@@ -159,33 +152,29 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
             of([filled(0, &from, &|out| pooling::avg_pool_gradient(&grad, planes, padding, out))])
         }
         Op::Softmax { dim } | Op::LogSoftmax { dim } => {
-            let form = if matches!(op, Op::Softmax { .. }) {
-                softmax::Form::Softmax
-            } else {
-                softmax::Form::LogSoftmax
-            };
+            let form = if matches!(op, Op::Softmax { .. }) { Form::Softmax } else { Form::LogSoftmax };
             let (y, grad) = (value(saved, 0), grad.contiguous());
-            of([filled(0, y.shape(), &|out| softmax::softmax_gradient(form, y, &grad, y.dims()[dim], out))])
+            of([filled(0, y.shape(), &|out| kernel::softmax_gradient(form, y, &grad, y.dims()[dim], out))])
         }
         Op::NllLoss { from } => {
-            let (labels, scale) = (value(saved, 0), grad.item());
-            of([filled(0, &from, &|out| softmax::nll_gradient(labels, scale, from.dims()[1], out))])
+            of([filled(0, &from, &|out| kernel::nll_gradient(value(saved, 0), grad, out))])
         }
         Op::CrossEntropy { label_smoothing } => {
-            let (y, labels, scale) = (value(saved, 0), value(saved, 1), grad.item());
-            let width = y.dims()[1];
-            let write =
-                |out: &Tensor| softmax::cross_entropy_gradient(y, labels, label_smoothing, scale, width, out);
-            of([filled(0, y.shape(), &write)])
+            let (y, labels) = (value(saved, 0), value(saved, 1));
+            of([filled(0, y.shape(), &|out| {
+                kernel::cross_entropy_gradient(y, labels, label_smoothing, grad, out);
+            })])
         }
         Op::MseLoss => {
             let (x, t) = (value(saved, 0), value(saved, 1));
-            let scale = 2.0 * grad.item() / x.count() as f64;
-            of([wanted.wants(0).then(|| (x - t) * scale), wanted.wants(1).then(|| (t - x) * scale)])
+            of([
+                filled(0, x.shape(), &|out| kernel::mse_gradient(x, t, grad, out)),
+                filled(1, t.shape(), &|out| kernel::mse_gradient(t, x, grad, out)),
+            ])
         }
         Op::BceWithLogits => {
             let (x, t) = (value(saved, 0), value(saved, 1));
-            of([Some((x.sigmoid() - t) * (grad.item() / x.count() as f64))])
+            of([filled(0, x.shape(), &|out| kernel::bce_gradient(x, t, grad, out))])
         }
         Op::Embedding { table } => of([filled(0, &table, &|out| grad.scatter_rows(value(saved, 0), out))]),
         Op::LayerNorm { row } => {
@@ -225,7 +214,7 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
                 batch_norm::input_gradient([x, mean, scale], weight, &grad, mask, batch, out);
             });
             let grad_plus = filled_like(3, x, &|out| match mask {
-                Some(mask) => elementwise::unary_gradient(Unary::Relu, mask, &grad, out),
+                Some(mask) => kernel::unary_gradient(Unary::Relu, mask, &grad, out),
                 None => out.copy_from(&grad),
             });
             of([grad_x, wanted.wants(1).then_some(grad_w), wanted.wants(2).then_some(grad_b), grad_plus])
@@ -235,19 +224,5 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
 
 /// `out (width) =` the sum of the rows of `x (rows, width)`.
 fn sum_rows(x: &Tensor, out: &Tensor) {
-    cpu::reduce::sum(x, &out.reshape([1, x.dims()[1]]));
-}
-
-/// Puts each element of `grad` where `index` says along `dim` of `out`; both have size 1 there.
-fn scatter_along(grad: &Tensor, index: &Tensor, dim: usize, out: &Tensor) {
-    let inner: usize = out.dims()[dim + 1..].iter().product();
-    let size = out.dims()[dim];
-    let grad = grad.contiguous();
-    with_float!(out.dtype(), "max", T => {
-        let (grad, index) = (grad.read_contiguous::<T>("max"), index.read_contiguous::<i64>("max"));
-        let mut o = out.write_whole::<T>();
-        for (i, (&g, &at)) in grad.iter().zip(index.iter()).enumerate() {
-            o[(i / inner * size + at as usize) * inner + i % inner] += g;
-        }
-    });
+    kernel::sum(x, &out.reshape([1, x.dims()[1]]));
 }

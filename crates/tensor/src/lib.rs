@@ -28,8 +28,10 @@ mod profile;
 mod storage;
 
 mod cpu;
+mod gpu;
 mod gradient;
 mod graph;
+mod kernel;
 mod op;
 mod ops;
 mod tensor;
@@ -43,6 +45,7 @@ pub use op::{Conv2dOptions, CountPadding, PoolOptions};
 pub use ops::dropout::DropoutKey;
 pub use ops::norm::{BatchNormed, ChannelStats, SumOverBatch, Then};
 pub use ops::reduce::Keep;
+pub use phalanx_cuda::{DebugSync, Error, GpuOptions};
 pub use philox::Philox;
 pub use profile::KernelTime;
 pub use shape::{MAX_DIMS, Order, Shape};

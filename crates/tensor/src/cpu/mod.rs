@@ -7,6 +7,7 @@ pub(crate) mod copy;
 pub(crate) mod elementwise;
 pub(crate) mod gemm;
 pub(crate) mod lanes;
+pub(crate) mod loss;
 pub(crate) mod norm;
 pub(crate) mod pooling;
 pub(crate) mod reduce;

@@ -84,3 +84,18 @@ pub(crate) fn max_rows(x: &Tensor, width: usize, largest: &Tensor, index: &Tenso
         }
     });
 }
+
+/// `out =` each element of `grad` where `index` says along `dim`, and 0 elsewhere; both have size 1 there.
+pub(crate) fn max_gradient(grad: &Tensor, index: &Tensor, dim: usize, out: &Tensor) {
+    let inner: usize = out.dims()[dim + 1..].iter().product();
+    let size = out.dims()[dim];
+    let grad = grad.contiguous();
+    with_float!(out.dtype(), "max", T => {
+        let (grad, index) = (grad.read_contiguous::<T>("max"), index.read_contiguous::<i64>("max"));
+        let mut o = out.write_whole::<T>();
+        o.fill(0.0);
+        for (i, (&g, &at)) in grad.iter().zip(index.iter()).enumerate() {
+            o[(i / inner * size + at as usize) * inner + i % inner] += g;
+        }
+    });
+}
