@@ -3,9 +3,8 @@
 //! Formulas are written with the kernels directly, or with operations on tensors that are outside of the graph and so record
 //! nothing. A gradient that a kernel fills whole is written where [`Wanted::place`] says.
 
-use crate::cpu::gemm::{Into, Mat, gemm_on};
-use crate::cpu::{batch_norm, conv, norm, pooling};
-use crate::dtype::{DType, with_float};
+use crate::cpu::{batch_norm, conv, pooling};
+use crate::dtype::DType;
 use crate::graph::{MAX_INPUTS, Saved};
 use crate::kernel;
 use crate::op::{Form, Op, Unary};
@@ -107,24 +106,19 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
         ]),
         Op::Linear(x, w) => {
             let grad = grad.contiguous();
-            let (outputs, inputs) = (w.dims()[0], w.dims()[1]);
-            let rows = x.dims()[..x.n_dims() - 1].iter().product();
-            with_float!(dtype, "linear", T => {
-                let g = grad.read_contiguous::<T>("linear");
-                let grad_x = filled(0, &x, &|out| {
-                    let w = value(saved, 1).read_contiguous::<T>("linear");
-                    let (g, w) = (Mat::rows(&g, outputs), Mat::rows(&w, inputs));
-                    gemm_on(device, &mut out.write_whole::<T>(), [rows, inputs, outputs], g, w, Into::Replace);
-                });
-                let grad_w = filled(1, &w, &|out| {
-                    let x = value(saved, 0).read_contiguous::<T>("linear");
-                    let (g, x) = (Mat::rows(&g, outputs).t(), Mat::rows(&x, inputs));
-                    gemm_on(device, &mut out.write_whole::<T>(), [outputs, inputs, rows], g, x, Into::Replace);
-                });
-                let flat = grad.reshape([rows, outputs]);
-                let grad_b = filled(2, &[outputs].into(), &|out| sum_rows(&flat, out));
-                of([grad_x, grad_w, grad_b])
-            })
+            let bias = Shape::new(&w.dims()[..1]);
+            let grad_b = wanted.wants(2).then(|| wanted.place(2, Order::RowMajor, bias, dtype));
+            let grad_w = filled(1, &w, &|out| {
+                kernel::linear_weight_gradient(&grad, value(saved, 0), grad_b.as_ref(), out);
+            });
+            if let (Some(grad_b), None) = (&grad_b, &grad_w) {
+                sum_rows(&grad, grad_b);
+            }
+            of([
+                filled(0, &x, &|out| kernel::linear_input_gradient(&grad, value(saved, 1), out)),
+                grad_w,
+                grad_b,
+            ])
         }
         Op::Conv2d(options) => {
             let (x, w) = (value(saved, 0), value(saved, 1));
@@ -176,16 +170,19 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
             let (x, t) = (value(saved, 0), value(saved, 1));
             of([filled(0, x.shape(), &|out| kernel::bce_gradient(x, t, grad, out))])
         }
-        Op::Embedding { table } => of([filled(0, &table, &|out| grad.scatter_rows(value(saved, 0), out))]),
+        Op::Embedding { table } => {
+            let grad = grad.contiguous();
+            of([filled(0, &table, &|out| kernel::embedding_gradient(&grad, value(saved, 0), out))])
+        }
         Op::LayerNorm { row } => {
             let (x, weight, grad) = (value(saved, 0), saved[1].as_ref(), grad.contiguous());
             let stats = [x, value(saved, 2), value(saved, 3)];
             let grad_x =
-                filled(0, x.shape(), &|out| norm::layer_norm_gradient(stats, weight, &grad, row, out));
+                filled(0, x.shape(), &|out| kernel::layer_norm_gradient(stats, weight, &grad, row, out));
             let shape = weight.map_or(Shape::new(&[row]), |weight| *weight.shape());
-            let grad_w = filled(1, &shape, &|out| norm::layer_norm_weight_gradient(stats, &grad, row, out));
-            let flat = grad.reshape([grad.count() / row.max(1), row]);
-            let grad_b = filled(2, &shape, &|out| sum_rows(&flat, &out.reshape([row])));
+            let [grad_w, grad_b] =
+                [1, 2].map(|i| wanted.wants(i).then(|| wanted.place(i, Order::RowMajor, shape, dtype)));
+            kernel::layer_norm_parameter_gradients(stats, &grad, grad_w.as_ref(), grad_b.as_ref());
             of([grad_x, grad_w, grad_b])
         }
         Op::BatchNorm { count, relu } => {
@@ -222,7 +219,8 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
     }
 }
 
-/// `out (width) =` the sum of the rows of `x (rows, width)`.
+/// `out =` the sum of all rows of the contiguous `x`, each as long as `out` is.
 fn sum_rows(x: &Tensor, out: &Tensor) {
-    kernel::sum(x, &out.reshape([1, x.dims()[1]]));
+    let width = out.count();
+    kernel::sum(&x.reshape([x.count() / width.max(1), width]), &out.reshape([1, width]));
 }

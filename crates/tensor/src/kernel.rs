@@ -28,6 +28,21 @@ kernels! {
     elementwise: unary_gradient(f: Unary, kept: &Tensor, grad: &Tensor, out: &Tensor) on out;
     elementwise: winner_gradient(mine: &Tensor, other: &Tensor, grad: &Tensor, sign: f64, out: &Tensor) on out;
     elementwise: add_assign(sum: &Tensor, x: &Tensor) on sum;
+    matmul: matmul(a: &Tensor, b: &Tensor, out: &Tensor) on out;
+    matmul: linear(x: &Tensor, w: &Tensor, bias: Option<&Tensor>, out: &Tensor) on out;
+    matmul: linear_input_gradient(grad: &Tensor, w: &Tensor, out: &Tensor) on out;
+    matmul: linear_weight_gradient(grad: &Tensor, x: &Tensor, bias: Option<&Tensor>, out: &Tensor) on out;
+    embedding: embedding(table: &Tensor, ids: &Tensor, out: &Tensor) on out;
+    embedding: embedding_gradient(grad: &Tensor, ids: &Tensor, out: &Tensor) on out;
+    norm: layer_norm(
+        x: &Tensor, weight: Option<&Tensor>, bias: Option<&Tensor>, eps: f64, width: usize, out: [&Tensor; 3]
+    ) on x;
+    norm: layer_norm_gradient(
+        stats: [&Tensor; 3], weight: Option<&Tensor>, grad: &Tensor, width: usize, out: &Tensor
+    ) on out;
+    norm: layer_norm_parameter_gradients(
+        stats: [&Tensor; 3], grad: &Tensor, weight: Option<&Tensor>, bias: Option<&Tensor>
+    ) on grad;
     reduce: sum(x: &Tensor, out: &Tensor) on out;
     reduce: max_rows(x: &Tensor, width: usize, largest: &Tensor, index: &Tensor) on x;
     reduce: max_gradient(grad: &Tensor, index: &Tensor, dim: usize, out: &Tensor) on out;

@@ -72,6 +72,12 @@ fn add_up<T: Float, S: Float>(x: &Tensor, vx: &[T], out: &Tensor, sums: &mut [S]
     });
 }
 
+/// `out =` the sum of all rows of the contiguous `x`, each as long as `out` is.
+pub(crate) fn sum_rows(x: &Tensor, out: &Tensor) {
+    let width = out.count();
+    sum(&x.reshape([x.count() / width.max(1), width]), &out.reshape([1, width]));
+}
+
 /// For each row of `width` elements of the contiguous `x`: the largest, and where the first of them stands.
 pub(crate) fn max_rows(x: &Tensor, width: usize, largest: &Tensor, index: &Tensor) {
     with_float!(x.dtype, "max", T => {

@@ -1,12 +1,19 @@
 //! What a GPU device has beside its buffers.
 
 use crate::storage::Memory;
+use phalanx_cuda::cublaslt::{CublasLt, Products};
 use phalanx_cuda::{DeviceMemory, Error, Gpu, GpuOptions, Pinned, Stream};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// What matrix products may use: as much as the largest GPUs are said to want.
+const WORKSPACE_BYTES: usize = 32 << 20;
 
 /// A GPU, opened, with what its kernels share.
 pub(crate) struct Engine {
     gpu: Gpu,
+    /// Matrix products, and what they use as they like.
+    pub(super) products: Mutex<Products>,
+    pub(super) workspace: DeviceMemory,
     /// Pinned buffers that values go up through.
     pub(super) staging: Mutex<Vec<Pinned>>,
     /// A number that kernels set to 1 where a label or a row number isn't one.
@@ -17,7 +24,10 @@ impl Engine {
     pub(crate) fn open(index: u32, options: &GpuOptions) -> Result<Engine, Error> {
         let gpu = Gpu::open(index, options)?;
         let bad_index = gpu.alloc(gpu.compute(), size_of::<i32>())?;
-        Ok(Engine { gpu, staging: Mutex::default(), bad_index })
+        gpu.make_current()?;
+        let products = Mutex::new(CublasLt::open(&options.libraries)?.products(WORKSPACE_BYTES)?);
+        let workspace = gpu.alloc(gpu.compute(), WORKSPACE_BYTES)?;
+        Ok(Engine { gpu, products, workspace, staging: Mutex::default(), bad_index })
     }
 
     pub(crate) fn gpu(&self) -> &Gpu {

@@ -3,9 +3,12 @@
 
 pub(crate) mod copy;
 pub(crate) mod elementwise;
+pub(crate) mod embedding;
 mod engine;
 mod launch;
 pub(crate) mod loss;
+pub(crate) mod matmul;
+pub(crate) mod norm;
 mod random;
 pub(crate) mod reduce;
 pub(crate) mod softmax;

@@ -3,6 +3,7 @@
 use crate::cpu;
 use crate::cpu::batch_norm::Fused;
 use crate::dtype::DType;
+use crate::kernel;
 use crate::op::Op;
 use crate::ops::{keep, recorded, recorded_where};
 use crate::shape::Shape;
@@ -218,7 +219,7 @@ impl Tensor {
         let rows: Shape = [self.count() / width.max(1)].into();
         let (mean, scale) =
             (Tensor::stale(self.device(), rows, self.dtype), Tensor::stale(self.device(), rows, self.dtype));
-        cpu::norm::layer_norm(&x, weight.as_ref(), bias.as_ref(), eps, width, [&out, &mean, &scale]);
+        kernel::layer_norm(&x, weight.as_ref(), bias.as_ref(), eps, width, [&out, &mean, &scale]);
         let mut inputs = [&x, &x, &x];
         let n_inputs = 1 + [&weight, &bias]
             .into_iter()

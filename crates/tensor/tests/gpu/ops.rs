@@ -19,6 +19,9 @@ families! {
     functions;
     reductions;
     views;
+    products;
+    embedding_and_norm;
+    a_value_used_twice_gets_both_gradients;
     softmaxes;
     losses;
 }
