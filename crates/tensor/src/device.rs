@@ -1,5 +1,6 @@
 //! A device: where tensors live and kernels run: the threads of this machine, or a GPU of it.
 
+use crate::cpu::conv::Plan;
 use crate::gpu::Engine;
 use crate::graph::Node;
 use crate::pool::Pool;
@@ -122,6 +123,22 @@ impl Device {
         match self.backend() {
             Backend::Cpu => &[Order::RowMajor, Order::Pixels, Order::Taps],
             Backend::Gpu(_) => &[Order::RowMajor, Order::ChannelsLast, Order::Pixels, Order::Taps],
+        }
+    }
+
+    /// The order in which its kernels want images that come in none of their own.
+    pub(crate) fn image_order(&self) -> Order {
+        match self.backend() {
+            Backend::Cpu => Order::RowMajor,
+            Backend::Gpu(_) => Order::ChannelsLast,
+        }
+    }
+
+    /// The orders in which it wants a convolution's images, kernels and outputs to lie.
+    pub(crate) fn conv_orders(&self, plan: &Plan) -> [Order; 3] {
+        match self.backend() {
+            Backend::Cpu => plan.orders(),
+            Backend::Gpu(_) => [Order::ChannelsLast; 3],
         }
     }
 

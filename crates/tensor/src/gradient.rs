@@ -3,7 +3,6 @@
 //! Formulas are written with the kernels directly, or with operations on tensors that are outside of the graph and so record
 //! nothing. A gradient that a kernel fills whole is written where [`Wanted::place`] says.
 
-use crate::cpu::{batch_norm, conv, pooling};
 use crate::dtype::DType;
 use crate::graph::{MAX_INPUTS, Saved};
 use crate::kernel;
@@ -48,7 +47,7 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
             let grad =
                 if f.keeps_nothing() { grad.dense() } else { grad.arranged(value(saved, 0).dense_order()) };
             let kept = if f.keeps_nothing() { &grad } else { value(saved, 0) };
-            of([filled_like(0, &grad, &|out| kernel::unary_gradient(f, kept, &grad, out))])
+            of([filled_like(0, &grad, &|out| kernel::elementwise::unary_gradient(f, kept, &grad, out))])
         }
         Op::Add(a, b) => {
             of([wanted.wants(0).then(|| grad.sum_to(&a)), wanted.wants(1).then(|| grad.sum_to(&b))])
@@ -70,7 +69,13 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
             let side = |mine: usize, shape: Shape| {
                 wanted.wants(mine).then(|| {
                     let out = Tensor::stale(device, *grad.shape(), dtype);
-                    kernel::winner_gradient(value(saved, mine), value(saved, 1 - mine), grad, sign, &out);
+                    kernel::elementwise::winner_gradient(
+                        value(saved, mine),
+                        value(saved, 1 - mine),
+                        grad,
+                        sign,
+                        &out,
+                    );
                     out.sum_to(&shape)
                 })
             };
@@ -78,7 +83,7 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
         }
         Op::Sum { from, kept } => of([Some(grad.reshape(kept).broadcast_to(from))]),
         Op::Max { from, dim } => {
-            of([filled(0, &from, &|out| kernel::max_gradient(grad, value(saved, 0), dim, out))])
+            of([filled(0, &from, &|out| kernel::reduce::max_gradient(grad, value(saved, 0), dim, out))])
         }
         Op::Reshape(from) => of([Some(grad.reshape(from))]),
         Op::Permute(back) => {
@@ -87,7 +92,7 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
         }
         Op::Narrow { from, dim, start } => {
             let out = Tensor::zeros(device, from, dtype);
-            kernel::copy(grad, &out.seen_as(out.geometry.narrow(dim, start, grad.dims()[dim])));
+            kernel::copy::copy(grad, &out.seen_as(out.geometry.narrow(dim, start, grad.dims()[dim])));
             of([Some(out)])
         }
         Op::Broadcast(from) => of([Some(grad.sum_to(&from))]),
@@ -109,13 +114,13 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
             let bias = Shape::new(&w.dims()[..1]);
             let grad_b = wanted.wants(2).then(|| wanted.place(2, Order::RowMajor, bias, dtype));
             let grad_w = filled(1, &w, &|out| {
-                kernel::linear_weight_gradient(&grad, value(saved, 0), grad_b.as_ref(), out);
+                kernel::matmul::linear_weight_gradient(&grad, value(saved, 0), grad_b.as_ref(), out);
             });
             if let (Some(grad_b), None) = (&grad_b, &grad_w) {
                 sum_rows(&grad, grad_b);
             }
             of([
-                filled(0, &x, &|out| kernel::linear_input_gradient(&grad, value(saved, 1), out)),
+                filled(0, &x, &|out| kernel::matmul::linear_input_gradient(&grad, value(saved, 1), out)),
                 grad_w,
                 grad_b,
             ])
@@ -123,66 +128,69 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
         Op::Conv2d(options) => {
             let (x, w) = (value(saved, 0), value(saved, 1));
             let plan = conv_plan(x.shape(), w.shape(), options);
-            let grad = grad.arranged(plan.orders()[2]);
-            let grad_b = filled(2, &[plan.o].into(), &|out| conv::bias_gradient(&grad, plan, out));
-            let grad_w = filled_like(1, w, &|out| conv::kernel_gradient(x, &grad, plan, out));
-            let grad_x = filled_like(0, x, &|out| conv::image_gradient(&grad, w, plan, out));
+            let grad = grad.arranged(device.conv_orders(&plan)[2]);
+            let grad_b = filled(2, &[plan.o].into(), &|out| kernel::conv::bias_gradient(&grad, plan, out));
+            let grad_w = filled_like(1, w, &|out| kernel::conv::kernel_gradient(x, &grad, plan, out));
+            let grad_x = filled_like(0, x, &|out| kernel::conv::image_gradient(&grad, w, plan, out));
             of([grad_x, grad_w, grad_b])
         }
         Op::MaxPool2d { from, order, options } => {
             let (planes, _) = pool_planes("max_pool2d", &from, options);
             // The position of a 1x1 image is dense in both orders, and so says less than `order`.
             let (position, grad) = (value(saved, 0), grad.arranged(order));
-            of([match order {
-                Order::Pixels => filled_in(order, 0, &from, &|out| {
-                    pooling::max_pool_pixels_gradient(position, &grad, planes, out);
-                }),
-                _ => filled(0, &from, &|out| pooling::max_pool_gradient(position, &grad, planes, out)),
-            }])
+            of([filled_in(order, 0, &from, &|out| {
+                kernel::pooling::max_pool_gradient(position, &grad, planes, order, out);
+            })])
         }
         Op::AvgPool2d { from, options, padding } => {
             let (planes, _) = pool_planes("avg_pool2d", &from, options);
-            let grad = grad.contiguous();
-            of([filled(0, &from, &|out| pooling::avg_pool_gradient(&grad, planes, padding, out))])
+            let order = device.image_order();
+            let grad = grad.arranged(order);
+            of([filled_in(order, 0, &from, &|out| {
+                kernel::pooling::avg_pool_gradient(&grad, planes, padding, out);
+            })])
         }
         Op::Softmax { dim } | Op::LogSoftmax { dim } => {
             let form = if matches!(op, Op::Softmax { .. }) { Form::Softmax } else { Form::LogSoftmax };
             let (y, grad) = (value(saved, 0), grad.contiguous());
-            of([filled(0, y.shape(), &|out| kernel::softmax_gradient(form, y, &grad, y.dims()[dim], out))])
+            of([filled(0, y.shape(), &|out| {
+                kernel::softmax::softmax_gradient(form, y, &grad, y.dims()[dim], out)
+            })])
         }
         Op::NllLoss { from } => {
-            of([filled(0, &from, &|out| kernel::nll_gradient(value(saved, 0), grad, out))])
+            of([filled(0, &from, &|out| kernel::loss::nll_gradient(value(saved, 0), grad, out))])
         }
         Op::CrossEntropy { label_smoothing } => {
             let (y, labels) = (value(saved, 0), value(saved, 1));
             of([filled(0, y.shape(), &|out| {
-                kernel::cross_entropy_gradient(y, labels, label_smoothing, grad, out);
+                kernel::loss::cross_entropy_gradient(y, labels, label_smoothing, grad, out);
             })])
         }
         Op::MseLoss => {
             let (x, t) = (value(saved, 0), value(saved, 1));
             of([
-                filled(0, x.shape(), &|out| kernel::mse_gradient(x, t, grad, out)),
-                filled(1, t.shape(), &|out| kernel::mse_gradient(t, x, grad, out)),
+                filled(0, x.shape(), &|out| kernel::loss::mse_gradient(x, t, grad, out)),
+                filled(1, t.shape(), &|out| kernel::loss::mse_gradient(t, x, grad, out)),
             ])
         }
         Op::BceWithLogits => {
             let (x, t) = (value(saved, 0), value(saved, 1));
-            of([filled(0, x.shape(), &|out| kernel::bce_gradient(x, t, grad, out))])
+            of([filled(0, x.shape(), &|out| kernel::loss::bce_gradient(x, t, grad, out))])
         }
         Op::Embedding { table } => {
             let grad = grad.contiguous();
-            of([filled(0, &table, &|out| kernel::embedding_gradient(&grad, value(saved, 0), out))])
+            of([filled(0, &table, &|out| kernel::embedding::embedding_gradient(&grad, value(saved, 0), out))])
         }
         Op::LayerNorm { row } => {
             let (x, weight, grad) = (value(saved, 0), saved[1].as_ref(), grad.contiguous());
             let stats = [x, value(saved, 2), value(saved, 3)];
-            let grad_x =
-                filled(0, x.shape(), &|out| kernel::layer_norm_gradient(stats, weight, &grad, row, out));
+            let grad_x = filled(0, x.shape(), &|out| {
+                kernel::norm::layer_norm_gradient(stats, weight, &grad, row, out)
+            });
             let shape = weight.map_or(Shape::new(&[row]), |weight| *weight.shape());
             let [grad_w, grad_b] =
                 [1, 2].map(|i| wanted.wants(i).then(|| wanted.place(i, Order::RowMajor, shape, dtype)));
-            kernel::layer_norm_parameter_gradients(stats, &grad, grad_w.as_ref(), grad_b.as_ref());
+            kernel::norm::layer_norm_parameter_gradients(stats, &grad, grad_w.as_ref(), grad_b.as_ref());
             of([grad_x, grad_w, grad_b])
         }
         Op::BatchNorm { count, relu } => {
@@ -193,7 +201,7 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
             let channels: Shape = [x.dims()[1]].into();
             // The gradients of weight and bias are sums that the input's gradient needs too.
             let sums = Tensor::stale(device, [2, x.dims()[1]].into(), DType::F64);
-            batch_norm::sums([x, mean], &grad, mask, &sums);
+            kernel::batch_norm::sums(x, mean, &grad, mask, &sums);
             let place = |i: usize| {
                 if wanted.wants(i) {
                     wanted.place(i, Order::RowMajor, channels, dtype)
@@ -202,16 +210,16 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
                 }
             };
             let (grad_b, grad_w) = (place(2), place(1));
-            batch_norm::channel_gradients(&sums, scale, [&grad_b, &grad_w]);
+            kernel::batch_norm::channel_gradients(&sums, scale, [&grad_b, &grad_w]);
             if let (Some(sum), Some(_)) = (&wanted.shared, count) {
                 sums.with_slice_mut(|sums: &mut [f64]| sum(sums));
             }
             let batch = count.map(|count| (&sums, count));
             let grad_x = filled_like(0, x, &|out| {
-                batch_norm::input_gradient([x, mean, scale], weight, &grad, mask, batch, out);
+                kernel::batch_norm::input_gradient(x, [mean, scale], weight, &grad, mask, batch, out);
             });
             let grad_plus = filled_like(3, x, &|out| match mask {
-                Some(mask) => kernel::unary_gradient(Unary::Relu, mask, &grad, out),
+                Some(mask) => kernel::elementwise::unary_gradient(Unary::Relu, mask, &grad, out),
                 None => out.copy_from(&grad),
             });
             of([grad_x, wanted.wants(1).then_some(grad_w), wanted.wants(2).then_some(grad_b), grad_plus])
@@ -222,5 +230,5 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
 /// `out =` the sum of all rows of the contiguous `x`, each as long as `out` is.
 fn sum_rows(x: &Tensor, out: &Tensor) {
     let width = out.count();
-    kernel::sum(&x.reshape([x.count() / width.max(1), width]), &out.reshape([1, width]));
+    kernel::reduce::sum(&x.reshape([x.count() / width.max(1), width]), &out.reshape([1, width]));
 }

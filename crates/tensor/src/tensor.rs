@@ -243,14 +243,7 @@ impl Tensor {
     #[track_caller]
     pub fn fill(&self, value: f64) {
         self.dense_order();
-        kernel::fill(self, value);
-    }
-
-    /// Overwrites the elements of this contiguous tensor with `values`, converted.
-    pub(crate) fn fill_from(&self, values: &[f64]) {
-        with_element!(self.dtype, T => self.with_slice_mut::<T, _>(|into| {
-            into.iter_mut().zip(values).for_each(|(into, &value)| *into = T::from_f64(value));
-        }));
+        kernel::copy::fill(self, value);
     }
 
     /// Overwrites the elements with those of `other`, which has the same shape and dtype. Panics if several elements of this
@@ -264,7 +257,7 @@ impl Tensor {
             "copy_from: elements of the target of shape {} are repeated from one place: copy into a whole tensor",
             self.shape()
         );
-        kernel::copy(other, self);
+        kernel::copy::copy(other, self);
     }
 
     /// Adds the elements of `other` in place; same shape and dtype.
@@ -272,7 +265,7 @@ impl Tensor {
     pub(crate) fn add_from(&self, other: &Tensor) {
         self.check_like("add_from", other);
         let other = other.arranged(self.dense_order());
-        kernel::add_assign(self, &other);
+        kernel::elementwise::add_assign(self, &other);
     }
 
     /// The sum of two gradients, in the memory of the first where nobody else holds it.

@@ -4,6 +4,7 @@
 pub(crate) mod batch_norm;
 pub(crate) mod conv;
 pub(crate) mod copy;
+pub(crate) mod dropout;
 pub(crate) mod elementwise;
 pub(crate) mod embedding;
 pub(crate) mod gemm;

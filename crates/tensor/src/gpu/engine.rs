@@ -2,7 +2,9 @@
 
 use crate::storage::Memory;
 use phalanx_cuda::cublaslt::{CublasLt, Products};
+use phalanx_cuda::cudnn::Convolutions;
 use phalanx_cuda::{DeviceMemory, Error, Gpu, GpuOptions, Pinned, Stream};
+use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// What matrix products may use: as much as the largest GPUs are said to want.
@@ -14,6 +16,9 @@ pub(crate) struct Engine {
     /// Matrix products, and what they use as they like.
     pub(super) products: Mutex<Products>,
     pub(super) workspace: DeviceMemory,
+    /// Where NVIDIA's libraries are looked for, and convolutions, once there was one.
+    pub(super) libraries: Vec<PathBuf>,
+    pub(super) convolutions: Mutex<Option<Convolutions>>,
     /// Pinned buffers that values go up through.
     pub(super) staging: Mutex<Vec<Pinned>>,
     /// A number that kernels set to 1 where a label or a row number isn't one.
@@ -27,7 +32,8 @@ impl Engine {
         gpu.make_current()?;
         let products = Mutex::new(CublasLt::open(&options.libraries)?.products(WORKSPACE_BYTES)?);
         let workspace = gpu.alloc(gpu.compute(), WORKSPACE_BYTES)?;
-        Ok(Engine { gpu, products, workspace, staging: Mutex::default(), bad_index })
+        let (libraries, convolutions) = (options.libraries.clone(), Mutex::new(None));
+        Ok(Engine { gpu, products, workspace, libraries, convolutions, staging: Mutex::default(), bad_index })
     }
 
     pub(crate) fn gpu(&self) -> &Gpu {

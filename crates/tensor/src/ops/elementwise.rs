@@ -22,7 +22,7 @@ impl Tensor {
         };
         let order = if *self.shape() == shape { self.order() } else { None };
         let out = Tensor::stale_in(order.unwrap_or_default(), self.device(), shape, self.dtype);
-        kernel::binary(f, self, other, &out);
+        kernel::elementwise::binary(f, self, other, &out);
         let op = op(*self.shape(), *other.shape());
         recorded(out, op, &[self, other], |out| match op {
             Op::Mul(..) => [
@@ -38,7 +38,7 @@ impl Tensor {
     fn mapped(&self, f: Unary) -> Tensor {
         let x = self.dense();
         let out = x.stale_like();
-        kernel::unary(f, &x, &out);
+        kernel::elementwise::unary(f, &x, &out);
         recorded(out, Op::Unary(f), &[&x], |out| {
             [if f.keeps_nothing() { None } else { keep(if f.keeps_output() { out } else { &x }) }]
         })
@@ -175,7 +175,7 @@ impl Tensor {
             return self.clone();
         }
         let out = Tensor::stale_in(order, self.device(), *self.shape(), self.dtype);
-        kernel::copy(self, &out);
+        kernel::copy::copy(self, &out);
         if !graph::records(&[self]) {
             return out;
         }

@@ -18,7 +18,7 @@ impl Tensor {
         let (table, ids) = (self.contiguous(), ids.contiguous());
         let shape: Shape = ids.shape().insert(ids.shape().n_dims(), width);
         let out = Tensor::stale(self.device(), shape, self.dtype);
-        kernel::embedding(&table, &ids, &out);
+        kernel::embedding::embedding(&table, &ids, &out);
         recorded(out, Op::Embedding { table: *self.shape() }, &[&table], |_| [keep(&ids)])
     }
 }

@@ -14,7 +14,7 @@ impl Tensor {
         self.check_labels("nll_loss", labels);
         let (y, labels) = (self.contiguous(), labels.contiguous());
         let out = Tensor::stale(self.device(), [].into(), self.dtype);
-        kernel::nll(&y, &labels, &out);
+        kernel::loss::nll(&y, &labels, &out);
         recorded(out, Op::NllLoss { from: *self.shape() }, &[&y], |_| [keep(&labels)])
     }
 
@@ -30,7 +30,7 @@ impl Tensor {
         let (x, labels) = (self.contiguous(), labels.contiguous());
         let y = Tensor::stale(self.device(), *self.shape(), self.dtype);
         let out = Tensor::stale(self.device(), [].into(), self.dtype);
-        kernel::cross_entropy(&x, &labels, label_smoothing, &y, &out);
+        kernel::loss::cross_entropy(&x, &labels, label_smoothing, &y, &out);
         recorded(out, Op::CrossEntropy { label_smoothing }, &[&x], |_| [keep(&y), keep(&labels)])
     }
 
@@ -40,7 +40,7 @@ impl Tensor {
         self.check_like("mse_loss", target);
         let (x, t) = (self.contiguous(), target.contiguous());
         let out = Tensor::stale(self.device(), [].into(), self.dtype);
-        kernel::mse(&x, &t, &out);
+        kernel::loss::mse(&x, &t, &out);
         recorded(out, Op::MseLoss, &[&x, &t], |_| [keep(&x), keep(&t)])
     }
 
@@ -51,7 +51,7 @@ impl Tensor {
         self.check_like("bce_with_logits", target);
         let (x, t) = (self.contiguous(), target.contiguous());
         let out = Tensor::stale(self.device(), [].into(), self.dtype);
-        kernel::bce(&x, &t, &out);
+        kernel::loss::bce(&x, &t, &out);
         recorded(out, Op::BceWithLogits, &[&x], |_| [keep(&x), keep(&t)])
     }
 

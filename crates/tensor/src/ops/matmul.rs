@@ -19,7 +19,7 @@ impl Tensor {
             );
         };
         let out = Tensor::stale(self.device(), shape, self.dtype);
-        kernel::matmul(self, other, &out);
+        kernel::matmul::matmul(self, other, &out);
         recorded(out, Op::Matmul(*self.shape(), *other.shape()), &[self, other], |_| {
             [
                 if other.needs_grad() { keep(self) } else { None },
@@ -53,7 +53,7 @@ impl Tensor {
         let (x, w) = (self.contiguous(), weight.contiguous());
         let out = Tensor::stale(self.device(), self.shape().with(n - 1, outputs), self.dtype);
         let bias = bias.map(Tensor::contiguous);
-        kernel::linear(&x, &w, bias.as_ref(), &out);
+        kernel::matmul::linear(&x, &w, bias.as_ref(), &out);
         let mut sources = [&x, &w, &w];
         let n_sources = match &bias {
             Some(bias) => {

@@ -27,7 +27,7 @@ impl Tensor {
         }
         let x = self.contiguous();
         let out = Tensor::stale(self.device(), *self.shape(), self.dtype);
-        kernel::softmax(form, &x, self.dims()[dim], &out);
+        kernel::softmax::softmax(form, &x, self.dims()[dim], &out);
         let op = match form {
             Form::Softmax => Op::Softmax { dim },
             Form::LogSoftmax => Op::LogSoftmax { dim },

@@ -1,10 +1,10 @@
 //! The engine on a GPU, against the engine on a CPU: on the fake driver, or on the real GPU whose number `PHALANX_TEST_GPU` is.
 //! Without either, where there is no C++ compiler, tests say so and pass.
 
-#[allow(dead_code, reason = "some families aren't on GPUs yet")]
 #[path = "../cases/mod.rs"]
 mod cases;
 mod rig;
 
 mod host;
+mod network;
 mod ops;

@@ -20,6 +20,10 @@ families! {
     reductions;
     views;
     products;
+    convolutions;
+    pooling;
+    batch_norm;
+    dropouts;
     embedding_and_norm;
     a_value_used_twice_gets_both_gradients;
     softmaxes;
