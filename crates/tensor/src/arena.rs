@@ -165,8 +165,7 @@ impl Arena {
         match self.0.device.backend() {
             Backend::Cpu => self.flat::<T>().to_vec(),
             Backend::Gpu(engine) => {
-                self.check::<T>();
-                let _held = self.hold();
+                let _held = self.hold::<T>();
                 engine.download(&self.0.memory, 0, self.0.layout.len())
             }
         }
@@ -185,9 +184,23 @@ impl Arena {
         }
     }
 
+    /// Calls `f` with the whole arena; where it lies on a GPU, with a copy. Panics as [`Arena::flat`] does.
+    #[track_caller]
+    pub fn with_flat<T: Element, R>(&self, f: impl FnOnce(&[T]) -> R) -> R {
+        match self.0.device.backend() {
+            Backend::Cpu => f(&self.flat::<T>()),
+            Backend::Gpu(_) => f(&self.read_flat::<T>()),
+        }
+    }
+
+    pub(crate) fn memory(&self) -> &Memory {
+        &self.0.memory
+    }
+
     /// The read borrow of every part.
     #[track_caller]
-    fn hold(&self) -> Held<'_> {
+    pub(crate) fn hold<T: Element>(&self) -> Held<'_> {
+        self.check::<T>();
         let mut held = Held { arena: self, parts: 0 };
         for part in &self.0.parts {
             part.lock_for_reading();
@@ -200,8 +213,7 @@ impl Arena {
     /// GPU ([`Arena::read_flat`]).
     #[track_caller]
     pub fn flat<T: Element>(&self) -> Flat<'_, T> {
-        self.check::<T>();
-        let held = self.hold();
+        let held = self.hold::<T>();
         // SAFETY: the read borrow of every part was taken just above; `Held` gives them back when it is dropped.
         let slice = unsafe { self.0.memory.slice(0..self.0.layout.len() * T::DTYPE.bytes()) };
         Flat { slice, _held: held }
@@ -257,7 +269,7 @@ pub struct Flat<'a, T> {
 }
 
 /// Parts of an arena borrowed for reading.
-struct Held<'a> {
+pub(crate) struct Held<'a> {
     arena: &'a Arena,
     /// How many, from the first on: all of them, unless one is refused while it is made.
     parts: usize,

@@ -35,6 +35,7 @@ mod kernel;
 mod op;
 mod ops;
 mod tensor;
+mod update;
 mod walk;
 
 pub use arena::{Arena, Flat, Grads, Layout, Span};
@@ -50,4 +51,5 @@ pub use philox::Philox;
 pub use profile::KernelTime;
 pub use shape::{MAX_DIMS, Order, Shape};
 pub use tensor::Tensor;
+pub use update::{Update, UpdateStep};
 pub use walk::backward;

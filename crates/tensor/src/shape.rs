@@ -1,5 +1,6 @@
 //! Shapes, and how a tensor's elements lie in its buffer.
 
+use crate::device::{Backend, Device};
 use std::fmt;
 
 /// The most dimensions a tensor can have.
@@ -183,6 +184,20 @@ pub enum Order {
     /// For images (N, C, H, W): they lie as (N, H, W, C), and kernels (O, I, KH, KW) as (O, KH, KW, I). What convolutions and
     /// poolings of GPUs work on.
     ChannelsLast,
+}
+
+impl Order {
+    /// The order that stands for this one on `device`: what the CPU's convolutions want of images and kernels means nothing to a GPU,
+    /// whose own want their channels last.
+    pub fn on(self, device: &Device) -> Order {
+        match self {
+            Order::Pixels | Order::Taps => match device.backend() {
+                Backend::Cpu => self,
+                Backend::Gpu(_) => Order::ChannelsLast,
+            },
+            Order::RowMajor | Order::ChannelsLast => self,
+        }
+    }
 }
 
 /// A shape with its strides and first element: where the elements of a view lie in a buffer. Counted in elements.

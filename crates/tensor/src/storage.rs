@@ -58,11 +58,15 @@ impl Memory {
 
     /// Zeros for an arena of `device`: on a CPU such that other processes can be let in to later, where the system has them.
     pub(crate) fn of_arena(device: &Device, bytes: usize) -> Memory {
-        match (device.backend(), Region::zeroed(bytes)) {
-            (Backend::Cpu, Ok(region)) => {
+        let region = match device.backend() {
+            Backend::Cpu => Region::zeroed(bytes).ok(),
+            Backend::Gpu(_) => None,
+        };
+        match region {
+            Some(region) => {
                 Memory { bytes: region.bytes(), place: Place::Region(Arc::new(region)), counted: None }
             }
-            _ => device.allocate(bytes.max(ALIGN)),
+            None => device.allocate(bytes.max(ALIGN)),
         }
     }
 

@@ -16,6 +16,8 @@ pub(super) enum Arg<'a> {
     Out(&'a Tensor),
     /// Memory that is no tensor's, which the kernel may read and write.
     Bare(Address),
+    /// The same, which the kernel only reads.
+    BareIn(Address),
     Int(usize),
     /// A whole number that may be any.
     Bits(i64),
@@ -31,7 +33,7 @@ impl Engine {
     /// Gives the compute stream a launch of a kernel.
     ///
     /// # Safety
-    /// Given its numbers the kernel reads and writes nothing but the elements of the tensors, and `Bare` memory that stays there.
+    /// Given its numbers the kernel reads and writes nothing but the elements of the tensors, and bare memory that stays there.
     #[track_caller]
     pub(super) unsafe fn launch(&self, name: &str, work: Work, args: &[Arg<'_>]) {
         let mut lent: [Option<Lent<'_>>; MOST] = [const { None }; MOST];
@@ -48,6 +50,7 @@ impl Engine {
                 Arg::Out(tensor) => Argument::Write(at(tensor, lent.insert(tensor.storage.write_on_gpu()))),
                 Arg::InOrNull(None) => Argument::Null,
                 Arg::Bare(at) => Argument::Write(at),
+                Arg::BareIn(at) => Argument::Read(at),
                 Arg::Int(n) => Argument::Int(n as i64),
                 Arg::Bits(n) => Argument::Int(n),
                 Arg::Float(x) => Argument::Float(x as f32),

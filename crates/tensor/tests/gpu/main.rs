@@ -3,6 +3,8 @@
 
 #[path = "../cases/mod.rs"]
 mod cases;
+#[path = "../cases/edges.rs"]
+mod edges;
 mod rig;
 
 mod host;
