@@ -155,3 +155,31 @@ fn every_rule_comes_to_the_bits_of_a_cpu_and_goes_on_from_its_state() {
     drop(device);
     fake.into_iter().for_each(|fake| assert_eq!(fake.damage(), [""; 0]));
 }
+
+#[test]
+fn a_steady_step_of_a_model_takes_no_memory_and_waits_for_nothing() {
+    let Some((device, fake)) = gpu() else { return };
+    let Some(fake) = fake else { return eprintln!("skipped: a real GPU counts nothing") };
+    let costs = || {
+        ["cuMemAlloc_v2", "cuMemHostAlloc", "cuStreamSynchronize", "cuCtxSynchronize", "cuEventSynchronize"]
+            .map(|call| fake.calls(call))
+    };
+    let mut net = MnistNet::new(0.5);
+    let parameters = Parameters::build(&mut net, &device, 0);
+    let mut optimizer = Optimizer::new(AdamW::default()).unwrap();
+    let x = Tensor::uniform(&device, [2, 1, 28, 28], 0.0, 1.0, DType::F32, Philox::new(1, 0));
+    let labels = Tensor::from_slice(&device, &[3i64, 4], [2]);
+    let samples: Arc<[u64]> = Arc::from([7, 8]);
+    for step in 0..6 {
+        let before = costs();
+        let out = net.forward(&x, &mut Ctx::train(0, step, Arc::clone(&samples)));
+        parameters.grads().zero();
+        backward(&[(&out.cross_entropy(&labels, 0.0), None)], &mut Nobody);
+        optimizer.step_arenas(parameters.values(), parameters.grads().arena(), 1.0);
+        if step >= 3 {
+            assert_eq!(costs(), before, "step {step}");
+        }
+        // A GPU would have got on meanwhile.
+        device.gpu().unwrap().synchronize().unwrap();
+    }
+}

@@ -1,8 +1,8 @@
 //! What a GPU device has beside its buffers.
 
+use crate::gpu::conv;
 use crate::storage::Memory;
 use phalanx_cuda::cublaslt::{CublasLt, Products};
-use phalanx_cuda::cudnn::Convolutions;
 use phalanx_cuda::{DeviceMemory, Error, Gpu, GpuOptions, Pinned, Stream};
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -18,7 +18,7 @@ pub(crate) struct Engine {
     pub(super) workspace: DeviceMemory,
     /// Where NVIDIA's libraries are looked for, and convolutions, once there was one.
     pub(super) libraries: Vec<PathBuf>,
-    pub(super) convolutions: Mutex<Option<Convolutions>>,
+    pub(super) convolutions: Mutex<Option<conv::Opened>>,
     /// Pinned buffers that values go up through.
     pub(super) staging: Mutex<Vec<Pinned>>,
     /// A number that kernels set to 1 where a label or a row number isn't one.
