@@ -1,9 +1,13 @@
 //! Whether this machine has a driver, and one that is new enough. Nothing here touches a GPU.
 
+use crate::calls::{Calls, function};
+use crate::codes;
 use crate::error::Error;
 use crate::library::{Library, Version};
-use std::ffi::{c_int, c_uint};
+use std::ffi::c_int;
 use std::fmt;
+use std::mem::ManuallyDrop;
+use std::path::PathBuf;
 
 /// The CUDA that this program speaks to.
 const WANTED: Version = Version { major: 13, minor: 0 };
@@ -14,15 +18,18 @@ pub(crate) const OLDEST_DRIVER: &str = "580";
 pub struct Driver {
     version: Version,
     gpus: u32,
+    calls: Calls,
     // Stays open: CUDA doesn't come up again in a process that has closed it.
-    _library: libloading::Library,
+    _library: ManuallyDrop<libloading::Library>,
 }
 
 impl Driver {
-    /// Looks for the driver and asks it for its version and its GPUs.
-    pub fn open() -> Result<Driver, Error> {
-        let library = Library::Driver.open(&[])?;
+    /// Looks for the driver, in one of `folders` if it is there, else where the system looks, and asks it for its version and its
+    /// GPUs.
+    pub fn open(folders: &[PathBuf]) -> Result<Driver, Error> {
+        let library = ManuallyDrop::new(Library::Driver.open(folders)?);
         let mut version: c_int = 0;
+        // An older driver may lack functions of the table, and should be called old rather than that.
         // SAFETY: the type is that of cuda.h, and the call writes one number.
         let code = unsafe {
             let call = function::<unsafe extern "C" fn(*mut c_int) -> c_int>(&library, "cuDriverGetVersion")?;
@@ -30,20 +37,13 @@ impl Driver {
         };
         succeeded("cuDriverGetVersion", code)?;
         let version = new_enough(version)?;
-        // SAFETY: as above; the call takes flags, of which there are none.
-        let code = unsafe {
-            let call = function::<unsafe extern "C" fn(c_uint) -> c_int>(&library, "cuInit")?;
-            call(0)
-        };
-        succeeded("cuInit", code)?;
+        let calls = Calls::find(&library)?;
+        // SAFETY: the call takes flags, of which there are none.
+        succeeded("cuInit", unsafe { (calls.init)(0) })?;
         let mut gpus: c_int = 0;
-        // SAFETY: as the first.
-        let code = unsafe {
-            let call = function::<unsafe extern "C" fn(*mut c_int) -> c_int>(&library, "cuDeviceGetCount")?;
-            call(&mut gpus)
-        };
-        succeeded("cuDeviceGetCount", code)?;
-        Ok(Driver { version, gpus: gpus as u32, _library: library })
+        // SAFETY: the call writes one number.
+        succeeded("cuDeviceGetCount", unsafe { (calls.device_count)(&mut gpus) })?;
+        Ok(Driver { version, gpus: gpus as u32, calls, _library: library })
     }
 
     /// The newest CUDA that it supports.
@@ -55,24 +55,16 @@ impl Driver {
     pub fn gpus(&self) -> u32 {
         self.gpus
     }
+
+    pub(crate) fn calls(&self) -> &Calls {
+        &self.calls
+    }
 }
 
 impl fmt::Debug for Driver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Driver(CUDA {}, {} GPUs)", self.version, self.gpus)
     }
-}
-
-/// A function of the driver.
-///
-/// # Safety
-/// `F` is its type.
-unsafe fn function<F: Copy>(library: &libloading::Library, name: &'static str) -> Result<F, Error> {
-    // SAFETY: the type is the caller's promise; the library outlives the call, since `Driver` keeps it.
-    let found = unsafe { library.get::<F>(name.as_bytes()) };
-    found
-        .map(|symbol| *symbol)
-        .map_err(|_| Error::MissingFunction { library: Library::Driver, function: name })
 }
 
 /// The version that CUDA writes as 1000 * major + 10 * minor, if it is new enough.
@@ -86,29 +78,11 @@ fn new_enough(number: i32) -> Result<Version, Error> {
 }
 
 fn succeeded(call: &'static str, code: i32) -> Result<(), Error> {
-    // The numbers of CUresult that a machine's state can bring about.
-    let (words, hint) = match code {
-        0 => return Ok(()),
-        2 => ("out of memory", "another program may hold all of a GPU's memory"),
-        3 => ("the driver is shutting down", "start the program again"),
-        34 => (
-            "a stub library stands in for the driver",
-            "take the folder `stubs` of the toolkit out of LD_LIBRARY_PATH",
-        ),
-        100 => (
-            "no GPU that it may use",
-            "CUDA_VISIBLE_DEVICES may hide them, and a container needs to be given them (--gpus all)",
-        ),
-        101 => ("no GPU of that number", "CUDA_VISIBLE_DEVICES may name one that isn't there"),
-        802 => ("the system isn't ready", "on machines with NVSwitch, start nvidia-fabricmanager"),
-        803 => (
-            "the driver's library and its kernel module differ in version",
-            "restart the machine after an update of the driver",
-        ),
-        804 => ("this GPU doesn't support forward compatibility", "remove the package cuda-compat"),
-        999 => ("an unknown error", "restarting the machine, or reloading nvidia_uvm, often helps"),
-        _ => ("see CUresult in CUDA's manual", "the system's log may say more (`dmesg`)"),
-    };
+    if code == 0 {
+        return Ok(());
+    }
+    let unknown = ("see CUresult in CUDA's manual", codes::UNKNOWN_HINT);
+    let (words, hint) = codes::meaning(code).unwrap_or(unknown);
     Err(Error::Driver { call, code, words, hint })
 }
 
@@ -137,7 +111,7 @@ mod tests {
 
     #[test]
     fn a_machine_without_a_driver_is_told_what_to_install() {
-        match Driver::open() {
+        match Driver::open(&[]) {
             Ok(driver) => assert!(driver.version() >= WANTED, "{driver:?}"),
             Err(error @ Error::NoDriver { .. }) => {
                 let words = error.to_string();

@@ -1,6 +1,8 @@
 //! What can be wrong with a machine's libraries and driver, in words for whoever has to put it right.
 
 use crate::library::{Library, Version};
+use crate::nccl::Failure;
+use std::fmt;
 use thiserror::Error;
 
 /// Why the GPU can't be used.
@@ -72,4 +74,83 @@ pub enum Error {
         /// What it has to say.
         log: String,
     },
+    /// A call fails on a GPU, or tells that work which was given to the GPU before has failed.
+    #[error("{call} fails on GPU {gpu}: {about}: {words} ({name}, CUDA error {code})\nhint: {hint}")]
+    Call {
+        /// The driver's function.
+        call: &'static str,
+        /// Which GPU.
+        gpu: u32,
+        /// What it was to do.
+        about: String,
+        /// CUDA's number.
+        code: i32,
+        /// CUDA's name of it.
+        name: String,
+        /// What it means.
+        words: String,
+        /// What to do.
+        hint: &'static str,
+    },
+    /// A call of a library of the toolkit fails.
+    #[error("{library} fails: {call} for {what}: {status}: {words}\nhint: {hint}")]
+    LibraryCall {
+        /// Which library.
+        library: Library,
+        /// Which function of it.
+        call: &'static str,
+        /// What it was to do, with its sizes.
+        what: String,
+        /// The library's name for what happened.
+        status: String,
+        /// What it says of it.
+        words: String,
+        /// What to do.
+        hint: &'static str,
+    },
+    /// A GPU hasn't as much memory left.
+    #[error(
+        "out of memory on GPU {gpu}: {} were asked for, {} of {} are free\nhint: a smaller batch takes less; `nvidia-smi` shows which programs hold the rest",
+        Amount(*asked), Amount(*free), Amount(*total)
+    )]
+    OutOfMemory {
+        /// Which GPU.
+        gpu: u32,
+        /// Bytes that were asked for.
+        asked: u64,
+        /// Bytes that were free then.
+        free: u64,
+        /// Bytes that it has.
+        total: u64,
+    },
+    /// Work that a graph can't hold.
+    #[error(
+        "{what} can't become part of a graph: the host's memory may be gone when the graph runs\nhint: copy before the capture or after the launch"
+    )]
+    HostInGraph {
+        /// What was asked for.
+        what: &'static str,
+    },
+    /// An operation among ranks fails.
+    #[error(transparent)]
+    Nccl(Box<Failure>),
+}
+
+/// Bytes, as people say them.
+struct Amount(u64);
+
+impl fmt::Display for Amount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let units = ["KiB", "MiB", "GiB", "TiB"];
+        let Some(power) = (0..units.len()).rev().find(|&i| self.0 >> (10 * (i + 1)) > 0) else {
+            return write!(f, "{} bytes", self.0);
+        };
+        write!(
+            f,
+            "{:.1} {} ({} bytes)",
+            self.0 as f64 / (1u64 << (10 * (power + 1))) as f64,
+            units[power],
+            self.0
+        )
+    }
 }

@@ -1,17 +1,34 @@
-//! What a GPU of NVIDIA's needs: our kernels, as sources and as data ([`KERNELS`]), and the libraries that compile and run them,
-//! which are opened at run time, so that the same program runs where there are none.
+//! What a GPU of NVIDIA's needs: our kernels, as sources and as data ([`KERNELS`]), the libraries that compile and run them, which
+//! are opened at run time, so that the same program runs where there are none, and the GPU itself ([`Gpu`]) with its streams, its
+//! memory and its graphs.
 //!
 //! Kernels are CUDA C++ in `kernels/`, one file a family. A module is such a file compiled for one type of elements and one
 //! architecture. All sums have an order that sizes alone decide, and no kernel adds floats atomically, so results are the same
-//! bits run after run. What this crate does not know: tensors, streams, and when memory is free.
+//! bits run after run. What this crate does not know: tensors, and which memory is free for whom.
 //!
-//! ```
-//! use phalanx_cuda::{Work, kernel};
+//! What NVIDIA's libraries do better than kernels of ours is called there: matrix products ([`cublaslt`]), convolutions
+//! ([`cudnn`]), collectives between GPUs ([`nccl`]). They are handed addresses and streams, so their calls are unsafe.
 //!
-//! let relu = kernel("relu");
-//! let geometry = relu.geometry(Work::Elements(1000), 1024).expect("there is something to do");
-//! assert_eq!((geometry.blocks, geometry.threads), (4, 256));
-//! assert!(relu.geometry(Work::Elements(0), 1024).is_none(), "nothing to launch");
+//! ```no_run
+//! use phalanx_cuda::{Argument, Element, Gpu, GpuOptions, Work, kernel};
+//!
+//! # fn main() -> Result<(), phalanx_cuda::Error> {
+//! let gpu = Gpu::open(0, &GpuOptions::default())?;
+//! let stream = gpu.compute();
+//! let (x, y) = (gpu.alloc(stream, 4000)?, gpu.alloc(stream, 4000)?);
+//! stream.write(&(-1.0f32).to_ne_bytes(), &x, 0)?;
+//! let arguments = [
+//!     Argument::Read(x.address()),
+//!     Argument::Write(y.address()),
+//!     Argument::Int(1000),
+//!     Argument::Float(0.0),
+//!     Argument::Float(0.0),
+//! ];
+//! // SAFETY: both pieces hold the 1000 elements, until the stream has been waited for.
+//! unsafe { gpu.launch(stream, kernel("relu"), Element::F32, Work::Elements(1000), &arguments)? };
+//! assert_eq!(stream.read(&y, 0..4)?, 0.0f32.to_ne_bytes());
+//! # Ok(())
+//! # }
 //! ```
 
 mod address;
@@ -22,19 +39,48 @@ mod source;
 mod walk;
 mod window;
 
-mod driver;
+mod clock;
 mod error;
+mod foreign;
 mod library;
 mod nvrtc;
 
+mod calls;
+mod codes;
+mod driver;
+
+mod context;
+mod cubins;
+mod event;
+mod gpu;
+mod graph;
+mod launch;
+mod memory;
+mod modules;
+mod pinned;
+mod stream;
+
+pub mod cublaslt;
+pub mod cudnn;
+pub mod nccl;
+
 pub use address::{Address, StreamHandle};
+pub use clock::Clock;
+pub use cubins::KernelCache;
 pub use driver::Driver;
 pub use element::Element;
 pub use error::Error;
+pub use event::{Event, Timing};
 pub use geometry::{COLUMNS, Geometry, Share, TILE, Work};
+pub use gpu::{DebugSync, Gpu, GpuMemory, GpuOptions};
+pub use graph::Graph;
 pub use kernels::{KERNELS, Kernel, Parameter, kernel};
+pub use launch::Argument;
 pub use library::{Library, Version};
+pub use memory::DeviceMemory;
 pub use nvrtc::{Architecture, Form, Nvrtc};
+pub use pinned::Pinned;
 pub use source::Source;
+pub use stream::{Priority, Stream};
 pub use walk::{MAX_DIMS, Walk};
 pub use window::Window;

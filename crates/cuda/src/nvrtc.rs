@@ -134,18 +134,7 @@ impl Nvrtc {
             cause,
             log,
         };
-        let virtual_or_real = match form {
-            Form::Cubin => "sm",
-            Form::Ptx => "compute",
-        };
-        let options = [
-            format!("--gpu-architecture={virtual_or_real}_{architecture}"),
-            "--std=c++17".to_owned(),
-            // As on a CPU: a product is rounded before it is added, but where a kernel asks for less.
-            "--fmad=false".to_owned(),
-            format!("--define-macro=ELEMENT={}", element.in_source()),
-        ];
-        let options = options.map(|option| c_string(&option));
+        let options = options(element, architecture, form).map(|option| c_string(&option));
         let program = self.program(file, text).map_err(|cause| failed(cause, String::new()))?;
         let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
         // SAFETY: the program lives; the options are strings that end in 0, as many as is said.
@@ -195,6 +184,21 @@ impl fmt::Debug for Nvrtc {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Nvrtc({})", self.version)
     }
+}
+
+/// What the compiler is told, but for the text.
+pub(crate) fn options(element: Element, architecture: Architecture, form: Form) -> [String; 4] {
+    let virtual_or_real = match form {
+        Form::Cubin => "sm",
+        Form::Ptx => "compute",
+    };
+    [
+        format!("--gpu-architecture={virtual_or_real}_{architecture}"),
+        "--std=c++17".to_owned(),
+        // As on a CPU: a product is rounded before it is added, but where a kernel asks for less.
+        "--fmad=false".to_owned(),
+        format!("--define-macro=ELEMENT={}", element.in_source()),
+    ]
 }
 
 /// A text of ours as C wants it.

@@ -22,10 +22,14 @@ impl Window {
     pub const BYTES: usize = 11 * size_of::<i64>();
 
     /// The bytes that a launch hands over.
-    pub fn as_bytes(&self) -> Vec<u8> {
+    pub fn to_bytes(&self) -> [u8; Window::BYTES] {
         let pairs = [self.input, self.output, self.kernel, self.stride, self.padding];
         let numbers = std::iter::once(self.channels).chain(pairs.into_iter().flatten());
-        numbers.flat_map(|n| (n as i64).to_ne_bytes()).collect()
+        let mut bytes = [0; Window::BYTES];
+        for (to, number) in bytes.chunks_exact_mut(size_of::<i64>()).zip(numbers) {
+            to.copy_from_slice(&(number as i64).to_ne_bytes());
+        }
+        bytes
     }
 }
 
@@ -34,9 +38,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_are_as_many_as_is_said() {
-        let two = [2, 2];
-        let window = Window { channels: 3, input: two, output: two, kernel: two, stride: two, padding: two };
-        assert_eq!(window.as_bytes().len(), Window::BYTES);
+    fn numbers_stand_in_the_order_of_the_struct() {
+        let window = Window {
+            channels: 1,
+            input: [2, 3],
+            output: [4, 5],
+            kernel: [6, 7],
+            stride: [8, 9],
+            padding: [10, 11],
+        };
+        assert_eq!(window.to_bytes().to_vec(), (1..=11i64).flat_map(i64::to_ne_bytes).collect::<Vec<u8>>());
     }
 }

@@ -41,7 +41,7 @@ impl Parameters {
                 Role::Kept => &mut kept,
             };
             declared.names.push(name.to_owned());
-            declared.places.push((param.shape, param.order));
+            declared.places.push((param.shape, param.order.on(device)));
             declared.inits.push(param.init);
         }));
         let layout = Layout::ordered(learned.places);
@@ -114,12 +114,13 @@ impl Parameters {
 
     /// Copies the parameters and buffers out, for a file.
     pub fn to_weights(&self) -> Weights {
-        let mut weights = self.to_weights_from(&self.values.flat::<f32>(), "");
-        let flat = self.buffers.flat::<f32>();
-        for (i, name) in self.buffer_names.iter().enumerate() {
-            let layout = self.buffers.layout();
-            weights.push(name.clone(), *layout.shape(i), &layout.row_major(i, &flat));
-        }
+        let mut weights = self.values.with_flat(|flat: &[f32]| self.to_weights_from(flat, ""));
+        self.buffers.with_flat(|flat: &[f32]| {
+            for (i, name) in self.buffer_names.iter().enumerate() {
+                let layout = self.buffers.layout();
+                weights.push(name.clone(), *layout.shape(i), &layout.row_major(i, flat));
+            }
+        });
         weights
     }
 

@@ -5,8 +5,8 @@
 //! copied between them. Each parameter stays a tensor of its own with its own run-time borrow (S-BORROW in
 //! [`crate::storage`]), so one range can be reduced over the network while the backward pass still writes another.
 
-use crate::cpu::copy::{from_pixels, from_taps, to_pixels, to_taps};
-use crate::device::Device;
+use crate::cpu::copy::{from_channels_last, from_pixels, from_taps, to_channels_last, to_pixels, to_taps};
+use crate::device::{Backend, Device};
 use crate::dtype::{DType, Element};
 use crate::graph;
 use crate::shape::{Geometry, Order, Shape};
@@ -77,6 +77,7 @@ impl Layout {
             Order::RowMajor => return Cow::Borrowed(values),
             Order::Pixels => from_pixels,
             Order::Taps => from_taps,
+            Order::ChannelsLast => from_channels_last,
         };
         let mut out = vec![T::default(); values.len()];
         shuffle(values, self.planes(i), &mut out);
@@ -92,6 +93,7 @@ impl Layout {
             Order::RowMajor => into.copy_from_slice(values),
             Order::Pixels => to_pixels(values, self.planes(i), into),
             Order::Taps => to_taps(values, self.planes(i), into),
+            Order::ChannelsLast => to_channels_last(values, self.planes(i), into),
         }
     }
 
@@ -118,6 +120,7 @@ pub struct Arena(Arc<Inner>);
 
 struct Inner {
     layout: Layout,
+    device: Device,
     dtype: DType,
     memory: Arc<Memory>,
     /// One a parameter, in order.
@@ -127,11 +130,11 @@ struct Inner {
 impl Arena {
     /// An arena of zeros.
     pub fn new(device: &Device, dtype: DType, layout: &Layout) -> Arena {
-        let memory = Arc::new(Memory::shareable(layout.len() * dtype.bytes()));
+        let memory = Arc::new(Memory::of_arena(device, layout.len() * dtype.bytes()));
         let bytes = |i: usize| layout.offsets[i] * dtype.bytes()..layout.offsets[i + 1] * dtype.bytes();
         // S-PART: the spans of different parameters don't overlap.
         let parts = (0..layout.count()).map(|i| Storage::part(device, &memory, bytes(i))).collect();
-        Arena(Arc::new(Inner { layout: layout.clone(), dtype, memory, parts }))
+        Arena(Arc::new(Inner { layout: layout.clone(), device: device.clone(), dtype, memory, parts }))
     }
 
     /// Which parameter lies where.
@@ -151,18 +154,69 @@ impl Arena {
         tensor.seen_as(Geometry::dense(shapes[i], orders[i]))
     }
 
-    /// The whole arena for reading. Panics while any parameter of it is being written, or if `T` isn't its dtype.
+    /// Where it lies.
+    pub fn device(&self) -> &Device {
+        &self.0.device
+    }
+
+    /// A copy of the whole arena, wherever it lies. Panics while any parameter of it is being written, or if `T` isn't its dtype.
     #[track_caller]
-    pub fn flat<T: Element>(&self) -> Flat<'_, T> {
+    pub fn read_flat<T: Element>(&self) -> Vec<T> {
+        match self.0.device.backend() {
+            Backend::Cpu => self.flat::<T>().to_vec(),
+            Backend::Gpu(engine) => {
+                let _held = self.hold::<T>();
+                engine.download(&self.0.memory, 0, self.0.layout.len())
+            }
+        }
+    }
+
+    /// Overwrites the whole arena, wherever it lies, as far as `values` go. Panics while anyone uses any parameter of it, if `T`
+    /// isn't its dtype, or if there are too many values.
+    #[track_caller]
+    pub fn write_flat<T: Element>(&self, values: &[T]) {
+        let len = self.0.layout.len();
+        assert!(values.len() <= len, "write_flat: {} values for an arena of {len}", values.len());
+        let mut span = self.flat_mut::<T>();
+        match self.0.device.backend() {
+            Backend::Cpu => span[..values.len()].copy_from_slice(values),
+            Backend::Gpu(engine) => engine.upload(values, &self.0.memory, 0),
+        }
+    }
+
+    /// Calls `f` with the whole arena; where it lies on a GPU, with a copy. Panics as [`Arena::flat`] does.
+    #[track_caller]
+    pub fn with_flat<T: Element, R>(&self, f: impl FnOnce(&[T]) -> R) -> R {
+        match self.0.device.backend() {
+            Backend::Cpu => f(&self.flat::<T>()),
+            Backend::Gpu(_) => f(&self.read_flat::<T>()),
+        }
+    }
+
+    pub(crate) fn memory(&self) -> &Memory {
+        &self.0.memory
+    }
+
+    /// The read borrow of every part.
+    #[track_caller]
+    pub(crate) fn hold<T: Element>(&self) -> Held<'_> {
         self.check::<T>();
-        let mut flat = Flat { slice: &[], arena: self, held: 0 };
+        let mut held = Held { arena: self, parts: 0 };
         for part in &self.0.parts {
             part.lock_for_reading();
-            flat.held += 1;
+            held.parts += 1;
         }
-        // SAFETY: the read borrow of every part was taken just above; `Flat` gives them back when it is dropped.
-        flat.slice = unsafe { self.0.memory.slice(0..self.0.layout.len() * T::DTYPE.bytes()) };
-        flat
+        held
+    }
+
+    /// The whole arena for reading. Panics while any parameter of it is being written, if `T` isn't its dtype, or if it lies on a
+    /// GPU ([`Arena::read_flat`]).
+    #[track_caller]
+    pub fn flat<T: Element>(&self) -> Flat<'_, T> {
+        let held = self.hold::<T>();
+        // SAFETY: the read borrow of every part was taken just above; `Held` gives them back when it is dropped.
+        let slice = unsafe { self.0.memory.slice(0..self.0.layout.len() * T::DTYPE.bytes()) };
+        Flat { slice, _held: held }
     }
 
     /// The whole arena for writing. Panics while anyone uses any parameter of it, or if `T` isn't its dtype.
@@ -216,9 +270,20 @@ impl Arena {
 /// A whole arena borrowed for reading.
 pub struct Flat<'a, T> {
     slice: &'a [T],
+    _held: Held<'a>,
+}
+
+/// Parts of an arena borrowed for reading.
+pub(crate) struct Held<'a> {
     arena: &'a Arena,
-    /// How many parts, from the first on, it holds: all of them, unless one is refused while it is made.
-    held: usize,
+    /// How many, from the first on: all of them, unless one is refused while it is made.
+    parts: usize,
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.arena.0.parts[..self.parts].iter().for_each(Storage::unlock_for_reading);
+    }
 }
 
 impl<T> Deref for Flat<'_, T> {
@@ -228,13 +293,7 @@ impl<T> Deref for Flat<'_, T> {
     }
 }
 
-impl<T> Drop for Flat<'_, T> {
-    fn drop(&mut self) {
-        self.arena.0.parts[..self.held].iter().for_each(Storage::unlock_for_reading);
-    }
-}
-
-/// Neighbouring parameters of an arena borrowed for writing, as one slice.
+/// Neighbouring parameters of an arena borrowed for writing, as one slice where it lies on a CPU.
 pub struct Span<T> {
     arena: Arena,
     params: Range<usize>,

@@ -1,19 +1,28 @@
-//! A device: where tensors live and kernels run. Today the threads of this machine.
+//! A device: where tensors live and kernels run: the threads of this machine, or a GPU of it.
 
+use crate::cpu::conv::Plan;
+use crate::gpu::Engine;
 use crate::graph::Node;
 use crate::pool::Pool;
 use crate::profile::{KernelTime, Profile, Timer};
-use crate::storage::Buffer;
+use crate::shape::Order;
+use crate::storage::{Buffer, Memory};
+use phalanx_cuda::{Error, GpuOptions};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// A handle to a device: its threads, and the buffers that wait to be used again. Cloning gives another handle to the
+/// A handle to a device: what computes there, and the buffers that wait to be used again. Cloning gives another handle to the
 /// same device; two devices made apart share nothing.
 #[derive(Clone)]
-pub struct Device(Arc<Cpu>);
+pub struct Device(Arc<Shared>);
 
-struct Cpu {
+struct Shared {
+    backend: Backend,
+    /// Compute threads of the host; a GPU's host side has one, the caller's.
     pool: Pool,
     arch: pulp::Arch,
+    /// Bytes that were ever taken from the system for buffers and arenas, and not given back yet.
+    held: Arc<AtomicUsize>,
     /// Free buffers by size class.
     buffers: Mutex<Vec<Vec<Arc<Buffer>>>>,
     /// Empty graph nodes, so that recording a step allocates nothing.
@@ -21,6 +30,14 @@ struct Cpu {
     /// The number of the last walk back through a graph; held for the length of a walk.
     walk: Mutex<u64>,
     profile: Profile,
+}
+
+/// Whose kernels a device runs.
+pub(crate) enum Backend {
+    /// Those of `cpu`.
+    Cpu,
+    /// Those of `gpu`.
+    Gpu(Box<Engine>),
 }
 
 /// The smallest class holds this many bytes.
@@ -44,9 +61,28 @@ impl Device {
 
     /// The CPU as if it had just these instructions.
     pub(crate) fn with_arch(threads: usize, arch: pulp::Arch) -> Device {
-        Device(Arc::new(Cpu {
+        Device::of(Backend::Cpu, threads, arch)
+    }
+
+    /// The GPU of this number, counted among those that the process may see. Tensors on it hold f32; see [`Tensor::to`] for how
+    /// values come there and back. Fails where driver, compiler, cuBLASLt or GPU aren't there or don't work, and says what to do.
+    ///
+    /// Operations only give the GPU its work. Whoever asks for values ([`Tensor::item`], [`Tensor::to_vec`]) waits for it.
+    ///
+    /// [`Tensor::to`]: crate::Tensor::to
+    /// [`Tensor::item`]: crate::Tensor::item
+    /// [`Tensor::to_vec`]: crate::Tensor::to_vec
+    pub fn cuda(index: u32, options: &GpuOptions) -> Result<Device, Error> {
+        let engine = Engine::open(index, options)?;
+        Ok(Device::of(Backend::Gpu(Box::new(engine)), 1, pulp::Arch::new()))
+    }
+
+    fn of(backend: Backend, threads: usize, arch: pulp::Arch) -> Device {
+        Device(Arc::new(Shared {
+            backend,
             pool: Pool::new(threads.max(1)),
             arch,
+            held: Arc::default(),
             buffers: Mutex::new(Vec::new()),
             nodes: Mutex::new(Vec::new()),
             walk: Mutex::new(0),
@@ -54,7 +90,59 @@ impl Device {
         }))
     }
 
-    /// How many threads compute.
+    pub(crate) fn backend(&self) -> &Backend {
+        &self.0.backend
+    }
+
+    /// What its GPU offers beside tensors: streams, events, pinned memory; none on a CPU.
+    pub fn gpu(&self) -> Option<&phalanx_cuda::Gpu> {
+        match self.backend() {
+            Backend::Cpu => None,
+            Backend::Gpu(engine) => Some(engine.gpu()),
+        }
+    }
+
+    /// So many new bytes of zeros. Panics where there are no more, and says who has them.
+    pub(crate) fn allocate(&self, bytes: usize) -> Memory {
+        let memory = match self.backend() {
+            Backend::Cpu => Memory::zeroed(bytes),
+            Backend::Gpu(engine) => {
+                let memory = engine.allocate(bytes).or_else(|_| {
+                    self.release_cached();
+                    engine.allocate(bytes)
+                });
+                let live = self.0.held.load(Ordering::Relaxed);
+                memory.unwrap_or_else(|error| panic!("{error}\n{live} bytes are held by tensors and arenas of this process, none by buffers that wait to be used again"))
+            }
+        };
+        memory.counted(&self.0.held)
+    }
+
+    /// The orders without gaps that its kernels know, the usual one first.
+    pub(crate) fn orders(&self) -> &'static [Order] {
+        match self.backend() {
+            Backend::Cpu => &[Order::RowMajor, Order::Pixels, Order::Taps],
+            Backend::Gpu(_) => &[Order::RowMajor, Order::ChannelsLast, Order::Pixels, Order::Taps],
+        }
+    }
+
+    /// The order in which its kernels want images that come in none of their own.
+    pub(crate) fn image_order(&self) -> Order {
+        match self.backend() {
+            Backend::Cpu => Order::RowMajor,
+            Backend::Gpu(_) => Order::ChannelsLast,
+        }
+    }
+
+    /// The orders in which it wants a convolution's images, kernels and outputs to lie.
+    pub(crate) fn conv_orders(&self, plan: &Plan) -> [Order; 3] {
+        match self.backend() {
+            Backend::Cpu => plan.orders(),
+            Backend::Gpu(_) => [Order::ChannelsLast; 3],
+        }
+    }
+
+    /// How many threads of the host compute.
     pub fn threads(&self) -> usize {
         self.0.pool.threads()
     }
@@ -201,7 +289,10 @@ impl PartialEq for Device {
 
 impl std::fmt::Debug for Device {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "cpu ({} threads)", self.threads())
+        match self.backend() {
+            Backend::Cpu => write!(f, "cpu ({} threads)", self.threads()),
+            Backend::Gpu(engine) => write!(f, "cuda:{} ({})", engine.gpu().index(), engine.gpu().name()),
+        }
     }
 }
 

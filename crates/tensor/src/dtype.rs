@@ -75,6 +75,22 @@ macro_rules! elements {
 }
 elements!(f32 => F32, f64 => F64, i64 => I64, u8 => U8);
 
+/// The bytes of some elements.
+pub(crate) fn bytes_of<T: Element>(values: &[T]) -> &[u8] {
+    // SAFETY: elements are plain old data without padding, so all of their bytes are initialised.
+    unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
+}
+
+/// The elements that these bytes are. Panics unless they are whole.
+#[track_caller]
+pub(crate) fn elements_of<T: Element>(bytes: &[u8]) -> Vec<T> {
+    assert!(bytes.len().is_multiple_of(size_of::<T>()), "{} bytes of {}", bytes.len(), T::DTYPE);
+    let mut values = vec![T::default(); bytes.len() / size_of::<T>()];
+    // SAFETY: both have as many bytes and don't overlap; every bit pattern is an element.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), values.as_mut_ptr().cast(), bytes.len()) };
+    values
+}
+
 /// The arithmetic that float kernels need.
 pub trait Float:
     Element

@@ -3,11 +3,10 @@
 //! Formulas are written with the kernels directly, or with operations on tensors that are outside of the graph and so record
 //! nothing. A gradient that a kernel fills whole is written where [`Wanted::place`] says.
 
-use crate::cpu::gemm::{Into, Mat, gemm_on};
-use crate::cpu::{self, batch_norm, conv, elementwise, norm, pooling, softmax};
-use crate::dtype::{DType, with_float};
+use crate::dtype::DType;
 use crate::graph::{MAX_INPUTS, Saved};
-use crate::op::{Op, Unary};
+use crate::kernel;
+use crate::op::{Form, Op, Unary};
 use crate::ops::convolution::{conv_plan, pool_planes};
 use crate::shape::{Order, Shape};
 use crate::tensor::Tensor;
@@ -48,7 +47,7 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
             let grad =
                 if f.keeps_nothing() { grad.dense() } else { grad.arranged(value(saved, 0).dense_order()) };
             let kept = if f.keeps_nothing() { &grad } else { value(saved, 0) };
-            of([filled_like(0, &grad, &|out| elementwise::unary_gradient(f, kept, &grad, out))])
+            of([filled_like(0, &grad, &|out| kernel::elementwise::unary_gradient(f, kept, &grad, out))])
         }
         Op::Add(a, b) => {
             of([wanted.wants(0).then(|| grad.sum_to(&a)), wanted.wants(1).then(|| grad.sum_to(&b))])
@@ -70,7 +69,7 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
             let side = |mine: usize, shape: Shape| {
                 wanted.wants(mine).then(|| {
                     let out = Tensor::stale(device, *grad.shape(), dtype);
-                    elementwise::winner_gradient(
+                    kernel::elementwise::winner_gradient(
                         value(saved, mine),
                         value(saved, 1 - mine),
                         grad,
@@ -84,9 +83,7 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
         }
         Op::Sum { from, kept } => of([Some(grad.reshape(kept).broadcast_to(from))]),
         Op::Max { from, dim } => {
-            let out = Tensor::zeros(device, from, dtype);
-            scatter_along(grad, value(saved, 0), dim, &out);
-            of([Some(out)])
+            of([filled(0, &from, &|out| kernel::reduce::max_gradient(grad, value(saved, 0), dim, out))])
         }
         Op::Reshape(from) => of([Some(grad.reshape(from))]),
         Op::Permute(back) => {
@@ -95,7 +92,7 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
         }
         Op::Narrow { from, dim, start } => {
             let out = Tensor::zeros(device, from, dtype);
-            cpu::copy::copy(grad, &out.seen_as(out.geometry.narrow(dim, start, grad.dims()[dim])));
+            kernel::copy::copy(grad, &out.seen_as(out.geometry.narrow(dim, start, grad.dims()[dim])));
             of([Some(out)])
         }
         Op::Broadcast(from) => of([Some(grad.sum_to(&from))]),
@@ -114,89 +111,86 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
         ]),
         Op::Linear(x, w) => {
             let grad = grad.contiguous();
-            let (outputs, inputs) = (w.dims()[0], w.dims()[1]);
-            let rows = x.dims()[..x.n_dims() - 1].iter().product();
-            with_float!(dtype, "linear", T => {
-                let g = grad.read_contiguous::<T>("linear");
-                let grad_x = filled(0, &x, &|out| {
-                    let w = value(saved, 1).read_contiguous::<T>("linear");
-                    let (g, w) = (Mat::rows(&g, outputs), Mat::rows(&w, inputs));
-                    gemm_on(device, &mut out.write_whole::<T>(), [rows, inputs, outputs], g, w, Into::Replace);
-                });
-                let grad_w = filled(1, &w, &|out| {
-                    let x = value(saved, 0).read_contiguous::<T>("linear");
-                    let (g, x) = (Mat::rows(&g, outputs).t(), Mat::rows(&x, inputs));
-                    gemm_on(device, &mut out.write_whole::<T>(), [outputs, inputs, rows], g, x, Into::Replace);
-                });
-                let flat = grad.reshape([rows, outputs]);
-                let grad_b = filled(2, &[outputs].into(), &|out| sum_rows(&flat, out));
-                of([grad_x, grad_w, grad_b])
-            })
+            let bias = Shape::new(&w.dims()[..1]);
+            let grad_b = wanted.wants(2).then(|| wanted.place(2, Order::RowMajor, bias, dtype));
+            let grad_w = filled(1, &w, &|out| {
+                kernel::matmul::linear_weight_gradient(&grad, value(saved, 0), grad_b.as_ref(), out);
+            });
+            if let (Some(grad_b), None) = (&grad_b, &grad_w) {
+                sum_rows(&grad, grad_b);
+            }
+            of([
+                filled(0, &x, &|out| kernel::matmul::linear_input_gradient(&grad, value(saved, 1), out)),
+                grad_w,
+                grad_b,
+            ])
         }
         Op::Conv2d(options) => {
             let (x, w) = (value(saved, 0), value(saved, 1));
             let plan = conv_plan(x.shape(), w.shape(), options);
-            let grad = grad.arranged(plan.orders()[2]);
-            let grad_b = filled(2, &[plan.o].into(), &|out| conv::bias_gradient(&grad, plan, out));
-            let grad_w = filled_like(1, w, &|out| conv::kernel_gradient(x, &grad, plan, out));
-            let grad_x = filled_like(0, x, &|out| conv::image_gradient(&grad, w, plan, out));
+            let grad = grad.arranged(device.conv_orders(&plan)[2]);
+            let grad_b = filled(2, &[plan.o].into(), &|out| kernel::conv::bias_gradient(&grad, plan, out));
+            let grad_w = filled_like(1, w, &|out| kernel::conv::kernel_gradient(x, &grad, plan, out));
+            let grad_x = filled_like(0, x, &|out| kernel::conv::image_gradient(&grad, w, plan, out));
             of([grad_x, grad_w, grad_b])
         }
         Op::MaxPool2d { from, order, options } => {
             let (planes, _) = pool_planes("max_pool2d", &from, options);
             // The position of a 1x1 image is dense in both orders, and so says less than `order`.
             let (position, grad) = (value(saved, 0), grad.arranged(order));
-            of([match order {
-                Order::Pixels => filled_in(order, 0, &from, &|out| {
-                    pooling::max_pool_pixels_gradient(position, &grad, planes, out);
-                }),
-                _ => filled(0, &from, &|out| pooling::max_pool_gradient(position, &grad, planes, out)),
-            }])
+            of([filled_in(order, 0, &from, &|out| {
+                kernel::pooling::max_pool_gradient(position, &grad, planes, order, out);
+            })])
         }
         Op::AvgPool2d { from, options, padding } => {
             let (planes, _) = pool_planes("avg_pool2d", &from, options);
-            let grad = grad.contiguous();
-            of([filled(0, &from, &|out| pooling::avg_pool_gradient(&grad, planes, padding, out))])
+            let order = device.image_order();
+            let grad = grad.arranged(order);
+            of([filled_in(order, 0, &from, &|out| {
+                kernel::pooling::avg_pool_gradient(&grad, planes, padding, out);
+            })])
         }
         Op::Softmax { dim } | Op::LogSoftmax { dim } => {
-            let form = if matches!(op, Op::Softmax { .. }) {
-                softmax::Form::Softmax
-            } else {
-                softmax::Form::LogSoftmax
-            };
+            let form = if matches!(op, Op::Softmax { .. }) { Form::Softmax } else { Form::LogSoftmax };
             let (y, grad) = (value(saved, 0), grad.contiguous());
-            of([filled(0, y.shape(), &|out| softmax::softmax_gradient(form, y, &grad, y.dims()[dim], out))])
+            of([filled(0, y.shape(), &|out| {
+                kernel::softmax::softmax_gradient(form, y, &grad, y.dims()[dim], out)
+            })])
         }
         Op::NllLoss { from } => {
-            let (labels, scale) = (value(saved, 0), grad.item());
-            of([filled(0, &from, &|out| softmax::nll_gradient(labels, scale, from.dims()[1], out))])
+            of([filled(0, &from, &|out| kernel::loss::nll_gradient(value(saved, 0), grad, out))])
         }
         Op::CrossEntropy { label_smoothing } => {
-            let (y, labels, scale) = (value(saved, 0), value(saved, 1), grad.item());
-            let width = y.dims()[1];
-            let write =
-                |out: &Tensor| softmax::cross_entropy_gradient(y, labels, label_smoothing, scale, width, out);
-            of([filled(0, y.shape(), &write)])
+            let (y, labels) = (value(saved, 0), value(saved, 1));
+            of([filled(0, y.shape(), &|out| {
+                kernel::loss::cross_entropy_gradient(y, labels, label_smoothing, grad, out);
+            })])
         }
         Op::MseLoss => {
             let (x, t) = (value(saved, 0), value(saved, 1));
-            let scale = 2.0 * grad.item() / x.count() as f64;
-            of([wanted.wants(0).then(|| (x - t) * scale), wanted.wants(1).then(|| (t - x) * scale)])
+            of([
+                filled(0, x.shape(), &|out| kernel::loss::mse_gradient(x, t, grad, out)),
+                filled(1, t.shape(), &|out| kernel::loss::mse_gradient(t, x, grad, out)),
+            ])
         }
         Op::BceWithLogits => {
             let (x, t) = (value(saved, 0), value(saved, 1));
-            of([Some((x.sigmoid() - t) * (grad.item() / x.count() as f64))])
+            of([filled(0, x.shape(), &|out| kernel::loss::bce_gradient(x, t, grad, out))])
         }
-        Op::Embedding { table } => of([filled(0, &table, &|out| grad.scatter_rows(value(saved, 0), out))]),
+        Op::Embedding { table } => {
+            let grad = grad.contiguous();
+            of([filled(0, &table, &|out| kernel::embedding::embedding_gradient(&grad, value(saved, 0), out))])
+        }
         Op::LayerNorm { row } => {
             let (x, weight, grad) = (value(saved, 0), saved[1].as_ref(), grad.contiguous());
             let stats = [x, value(saved, 2), value(saved, 3)];
-            let grad_x =
-                filled(0, x.shape(), &|out| norm::layer_norm_gradient(stats, weight, &grad, row, out));
+            let grad_x = filled(0, x.shape(), &|out| {
+                kernel::norm::layer_norm_gradient(stats, weight, &grad, row, out)
+            });
             let shape = weight.map_or(Shape::new(&[row]), |weight| *weight.shape());
-            let grad_w = filled(1, &shape, &|out| norm::layer_norm_weight_gradient(stats, &grad, row, out));
-            let flat = grad.reshape([grad.count() / row.max(1), row]);
-            let grad_b = filled(2, &shape, &|out| sum_rows(&flat, &out.reshape([row])));
+            let [grad_w, grad_b] =
+                [1, 2].map(|i| wanted.wants(i).then(|| wanted.place(i, Order::RowMajor, shape, dtype)));
+            kernel::norm::layer_norm_parameter_gradients(stats, &grad, grad_w.as_ref(), grad_b.as_ref());
             of([grad_x, grad_w, grad_b])
         }
         Op::BatchNorm { count, relu } => {
@@ -207,7 +201,7 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
             let channels: Shape = [x.dims()[1]].into();
             // The gradients of weight and bias are sums that the input's gradient needs too.
             let sums = Tensor::stale(device, [2, x.dims()[1]].into(), DType::F64);
-            batch_norm::sums([x, mean], &grad, mask, &sums);
+            kernel::batch_norm::sums(x, mean, &grad, mask, &sums);
             let place = |i: usize| {
                 if wanted.wants(i) {
                     wanted.place(i, Order::RowMajor, channels, dtype)
@@ -216,16 +210,16 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
                 }
             };
             let (grad_b, grad_w) = (place(2), place(1));
-            batch_norm::channel_gradients(&sums, scale, [&grad_b, &grad_w]);
+            kernel::batch_norm::channel_gradients(&sums, scale, [&grad_b, &grad_w]);
             if let (Some(sum), Some(_)) = (&wanted.shared, count) {
                 sums.with_slice_mut(|sums: &mut [f64]| sum(sums));
             }
             let batch = count.map(|count| (&sums, count));
             let grad_x = filled_like(0, x, &|out| {
-                batch_norm::input_gradient([x, mean, scale], weight, &grad, mask, batch, out);
+                kernel::batch_norm::input_gradient(x, [mean, scale], weight, &grad, mask, batch, out);
             });
             let grad_plus = filled_like(3, x, &|out| match mask {
-                Some(mask) => elementwise::unary_gradient(Unary::Relu, mask, &grad, out),
+                Some(mask) => kernel::elementwise::unary_gradient(Unary::Relu, mask, &grad, out),
                 None => out.copy_from(&grad),
             });
             of([grad_x, wanted.wants(1).then_some(grad_w), wanted.wants(2).then_some(grad_b), grad_plus])
@@ -233,21 +227,8 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
     }
 }
 
-/// `out (width) =` the sum of the rows of `x (rows, width)`.
+/// `out =` the sum of all rows of the contiguous `x`, each as long as `out` is.
 fn sum_rows(x: &Tensor, out: &Tensor) {
-    cpu::reduce::sum(x, &out.reshape([1, x.dims()[1]]));
-}
-
-/// Puts each element of `grad` where `index` says along `dim` of `out`; both have size 1 there.
-fn scatter_along(grad: &Tensor, index: &Tensor, dim: usize, out: &Tensor) {
-    let inner: usize = out.dims()[dim + 1..].iter().product();
-    let size = out.dims()[dim];
-    let grad = grad.contiguous();
-    with_float!(out.dtype(), "max", T => {
-        let (grad, index) = (grad.read_contiguous::<T>("max"), index.read_contiguous::<i64>("max"));
-        let mut o = out.write_whole::<T>();
-        for (i, (&g, &at)) in grad.iter().zip(index.iter()).enumerate() {
-            o[(i / inner * size + at as usize) * inner + i % inner] += g;
-        }
-    });
+    let width = out.count();
+    kernel::reduce::sum(&x.reshape([x.count() / width.max(1), width]), &out.reshape([1, width]));
 }

@@ -28,11 +28,14 @@ mod profile;
 mod storage;
 
 mod cpu;
+mod gpu;
 mod gradient;
 mod graph;
+mod kernel;
 mod op;
 mod ops;
 mod tensor;
+mod update;
 mod walk;
 
 pub use arena::{Arena, Flat, Grads, Layout, Span};
@@ -43,8 +46,10 @@ pub use op::{Conv2dOptions, CountPadding, PoolOptions};
 pub use ops::dropout::DropoutKey;
 pub use ops::norm::{BatchNormed, ChannelStats, SumOverBatch, Then};
 pub use ops::reduce::Keep;
+pub use phalanx_cuda::{DebugSync, Error, GpuOptions};
 pub use philox::Philox;
 pub use profile::KernelTime;
 pub use shape::{MAX_DIMS, Order, Shape};
 pub use tensor::Tensor;
+pub use update::{Update, UpdateStep};
 pub use walk::backward;

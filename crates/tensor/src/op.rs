@@ -118,6 +118,24 @@ impl Unary {
     }
 }
 
+/// Elementwise functions of two tensors.
+#[derive(Clone, Copy)]
+pub(crate) enum Binary {
+    Add,
+    Sub,
+    Mul,
+    Div,
+    Maximum,
+    Minimum,
+}
+
+/// Which of the two a kernel computes: softmax, or its logarithm.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Form {
+    Softmax,
+    LogSoftmax,
+}
+
 /// How a convolution moves over its image; (height, width) each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Conv2dOptions {

@@ -20,6 +20,11 @@ impl Philox {
         Philox { seed, stream }
     }
 
+    /// Its seed and its stream, as kernels of GPUs take them.
+    pub(crate) fn words(&self) -> [i64; 2] {
+        [self.seed as i64, self.stream as i64]
+    }
+
     /// Four independent 32-bit words at position `index`.
     #[inline(always)]
     pub fn block(&self, index: u64) -> [u32; 4] {

@@ -1,5 +1,6 @@
 //! Shapes, and how a tensor's elements lie in its buffer.
 
+use crate::device::{Backend, Device};
 use std::fmt;
 
 /// The most dimensions a tensor can have.
@@ -180,6 +181,23 @@ pub enum Order {
     Pixels,
     /// For kernels (O, I, KH, KW): they lie as (KH, KW, I, O), tap by tap. What such convolutions multiply images with.
     Taps,
+    /// For images (N, C, H, W): they lie as (N, H, W, C), and kernels (O, I, KH, KW) as (O, KH, KW, I). What convolutions and
+    /// poolings of GPUs work on.
+    ChannelsLast,
+}
+
+impl Order {
+    /// The order that stands for this one on `device`: what the CPU's convolutions want of images and kernels means nothing to a GPU,
+    /// whose own want their channels last.
+    pub fn on(self, device: &Device) -> Order {
+        match self {
+            Order::Pixels | Order::Taps => match device.backend() {
+                Backend::Cpu => self,
+                Backend::Gpu(_) => Order::ChannelsLast,
+            },
+            Order::RowMajor | Order::ChannelsLast => self,
+        }
+    }
 }
 
 /// A shape with its strides and first element: where the elements of a view lie in a buffer. Counted in elements.
@@ -198,17 +216,18 @@ impl Geometry {
     /// Without gaps, in this order. Panics unless the shape has the dimensions that it speaks of.
     #[track_caller]
     pub(crate) fn dense(shape: Shape, order: Order) -> Geometry {
-        let &[n, c, _, w] = shape.dims() else {
+        let &[n, c, h, w] = shape.dims() else {
             assert!(order == Order::RowMajor, "{order:?} order: needs four dimensions, got shape {shape}");
             return Geometry::row_major(shape);
         };
-        let first = match order {
+        let of_four = match order {
             Order::RowMajor => return Geometry::row_major(shape),
-            Order::Pixels => [c, 1],
-            Order::Taps => [1, n],
+            Order::Pixels => [c, 1, w * n * c, n * c],
+            Order::Taps => [1, n, w * n * c, n * c],
+            Order::ChannelsLast => [h * w * c, 1, w * c, c],
         };
         let mut strides = [0; MAX_DIMS];
-        strides[..4].copy_from_slice(&[first[0], first[1], w * n * c, n * c]);
+        strides[..4].copy_from_slice(&of_four);
         Geometry { shape, strides, offset: 0 }
     }
 
@@ -216,8 +235,8 @@ impl Geometry {
     pub(crate) fn lies_in(&self, order: Order) -> bool {
         match order {
             Order::RowMajor => self.is_contiguous(),
-            Order::Pixels | Order::Taps if self.shape.n_dims() != 4 => false,
-            Order::Pixels | Order::Taps => {
+            Order::Pixels | Order::Taps | Order::ChannelsLast if self.shape.n_dims() != 4 => false,
+            Order::Pixels | Order::Taps | Order::ChannelsLast => {
                 let dense = Geometry::dense(self.shape, order);
                 let same = |d: usize| self.shape.dims()[d] == 1 || self.strides[d] == dense.strides[d];
                 self.shape.count() == 0 || (0..4).all(same)
@@ -225,9 +244,9 @@ impl Geometry {
         }
     }
 
-    /// The order that the elements follow each other in without gaps, if there is one.
-    pub(crate) fn order(&self) -> Option<Order> {
-        [Order::RowMajor, Order::Pixels, Order::Taps].into_iter().find(|&order| self.lies_in(order))
+    /// The first of these orders that the elements follow each other in without gaps, if there is one.
+    pub(crate) fn order_among(&self, orders: &[Order]) -> Option<Order> {
+        orders.iter().copied().find(|&order| self.lies_in(order))
     }
 
     /// Whether the elements follow each other in row-major order without gaps.

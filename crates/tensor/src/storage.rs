@@ -1,30 +1,44 @@
 //! Buffers: where a tensor's elements live.
 //!
-//! Three invariants make the safe API above sound:
+//! Four invariants make the safe API above sound:
 //! - **S-INIT**: every byte of a buffer is initialised from its birth on (fresh memory is zeroed, recycled memory keeps its
 //!   old values), and every element type takes any bit pattern. So a slice over "uninitialised" output is only stale.
 //! - **S-BORROW**: at any time a buffer has any number of readers or one writer. It is checked at run time, because tensors
 //!   share buffers as they share values; a breach is a bug of the program and panics.
+//! - **S-STREAM**: all that reads or writes the memory of a GPU's buffers is given to the device's one compute stream, while
+//!   the buffer is borrowed (S-BORROW) for the time of giving. The stream does it in that order. So the borrow may end, and the
+//!   buffer may be dropped, taken again and written anew, before the GPU has come to what was given first. Whoever uses another
+//!   stream lets that wait for an event of the compute stream, and the compute stream for one of its own.
 //! - **S-PART**: the buffers cut from one arena never overlap, and each keeps the whole allocation alive.
 
-use crate::device::Device;
+use crate::device::{Backend, Device};
 use crate::dtype::Element;
+use phalanx_cuda::{Address, DeviceMemory};
 use phalanx_memory::Region;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
 
 /// Buffers start on cache lines, which are also the widest vectors.
 pub(crate) const ALIGN: usize = 64;
 
-/// One allocation from the system.
+/// One allocation from the system, or from a GPU.
 pub(crate) struct Memory {
-    ptr: NonNull<u8>,
+    place: Place,
     bytes: usize,
-    /// What the bytes are in, where other processes may be let in.
-    region: Option<Arc<Region>>,
+    /// Where its bytes are counted for as long as they are there.
+    counted: Option<Arc<AtomicUsize>>,
+}
+
+enum Place {
+    /// Owned bytes of the host.
+    Host(NonNull<u8>),
+    /// Bytes of the host that other processes may be let in to.
+    Region(Arc<Region>),
+    /// Bytes of a GPU.
+    Gpu(DeviceMemory),
 }
 
 // SAFETY: `Memory` is plain owned bytes; who may read or write them when is the business of `Buffer` (S-BORROW).
@@ -39,32 +53,73 @@ impl Memory {
         // SAFETY: the layout has a size above zero.
         let ptr = unsafe { alloc_zeroed(layout) };
         let Some(ptr) = NonNull::new(ptr) else { handle_alloc_error(layout) };
-        Memory { ptr, bytes: layout.size(), region: None }
+        Memory { place: Place::Host(ptr), bytes: layout.size(), counted: None }
     }
 
-    /// Zeros that other processes can be let in to later, where the system has such memory.
-    pub(crate) fn shareable(bytes: usize) -> Memory {
-        match Region::zeroed(bytes) {
-            Ok(region) => {
-                Memory { ptr: region.start(), bytes: region.bytes(), region: Some(Arc::new(region)) }
+    /// Zeros for an arena of `device`: on a CPU such that other processes can be let in to later, where the system has them.
+    pub(crate) fn of_arena(device: &Device, bytes: usize) -> Memory {
+        let region = match device.backend() {
+            Backend::Cpu => Region::zeroed(bytes).ok(),
+            Backend::Gpu(_) => None,
+        };
+        match region {
+            Some(region) => {
+                Memory { bytes: region.bytes(), place: Place::Region(Arc::new(region)), counted: None }
             }
-            Err(_) => Memory::zeroed(bytes),
+            None => device.allocate(bytes.max(ALIGN)),
         }
     }
 
+    /// Memory of a GPU, which is 0 for what its compute stream does from now on.
+    pub(crate) fn of_gpu(memory: DeviceMemory) -> Memory {
+        Memory { bytes: memory.bytes(), place: Place::Gpu(memory), counted: None }
+    }
+
+    /// The same, with its bytes counted there.
+    pub(crate) fn counted(mut self, held: &Arc<AtomicUsize>) -> Memory {
+        held.fetch_add(self.bytes, Ordering::Relaxed);
+        self.counted = Some(held.clone());
+        self
+    }
+
     pub(crate) fn region(&self) -> Option<&Arc<Region>> {
-        self.region.as_ref()
+        match &self.place {
+            Place::Region(region) => Some(region),
+            Place::Host(_) | Place::Gpu(_) => None,
+        }
+    }
+
+    /// Where the host's bytes begin. Panics if they are a GPU's.
+    #[track_caller]
+    fn host(&self) -> *mut u8 {
+        match &self.place {
+            Place::Host(at) => at.as_ptr(),
+            Place::Region(region) => region.start().as_ptr(),
+            Place::Gpu(_) => panic!(
+                "values of a GPU were asked for as the host's: to_vec, Arena::read_flat and Arena::write_flat copy them"
+            ),
+        }
+    }
+
+    /// The GPU's bytes. Panics if they are the host's.
+    #[track_caller]
+    pub(crate) fn gpu(&self) -> &DeviceMemory {
+        match &self.place {
+            Place::Gpu(memory) => memory,
+            Place::Host(_) | Place::Region(_) => panic!("memory of the host was handed to a GPU"),
+        }
     }
 }
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        if self.region.is_some() {
-            return;
+        if let Some(held) = &self.counted {
+            held.fetch_sub(self.bytes, Ordering::Relaxed);
         }
+        let Place::Host(at) = &self.place else { return };
         let layout = Layout::from_size_align(self.bytes, ALIGN).expect("checked when it was allocated");
-        // SAFETY: allocated in `zeroed` with this very layout, since it is no region, and nobody else frees it.
-        unsafe { dealloc(self.ptr.as_ptr(), layout) }
+        // SAFETY: allocated in `zeroed` with this very layout, and nobody else frees it.
+        unsafe { dealloc(at.as_ptr(), layout) }
     }
 }
 
@@ -97,7 +152,7 @@ impl Storage {
     pub(crate) fn stale(device: &Device, bytes: usize) -> Storage {
         let mut shell = device.take_buffer(bytes).unwrap_or_else(|capacity| {
             Arc::new(Buffer {
-                memory: Arc::new(Memory::zeroed(capacity)),
+                memory: Arc::new(device.allocate(capacity)),
                 range: 0..capacity,
                 borrow: AtomicI32::new(0),
                 writes: AtomicU64::new(0),
@@ -148,20 +203,47 @@ impl Storage {
         self.buffer().writes.load(Ordering::Relaxed)
     }
 
+    #[track_caller]
     fn elements<T: Element>(&self) -> (*mut T, usize) {
         let buffer = self.buffer();
         // SAFETY: the range lies inside the allocation (checked in `part`, whole in `stale`).
-        let start = unsafe { buffer.memory.ptr.as_ptr().add(buffer.range.start) };
+        let start = unsafe { buffer.memory.host().add(buffer.range.start) };
         (start.cast(), buffer.range.len() / size_of::<T>())
     }
 
     /// The whole buffer for reading. Panics if it is being written.
     #[track_caller]
     pub(crate) fn read<T: Element>(&self) -> Read<'_, T> {
-        assert!(self.count_reader(), "a tensor is read while its buffer is being written");
         let (ptr, len) = self.elements::<T>();
+        assert!(self.count_reader(), "a tensor is read while its buffer is being written");
         // SAFETY: S-INIT; aligned to 64 bytes; S-BORROW: counted as a reader above until `Read` is dropped.
         Read { slice: unsafe { std::slice::from_raw_parts(ptr, len) }, borrow: &self.buffer().borrow }
+    }
+
+    /// Where the whole buffer lies on a GPU, for work that reads it (S-STREAM). Panics if it is being written.
+    #[track_caller]
+    pub(crate) fn read_on_gpu(&self) -> Lent<'_> {
+        let at = self.on_gpu();
+        assert!(self.count_reader(), "a tensor is read while its buffer is being written");
+        Lent { at, reads: true, borrow: &self.buffer().borrow }
+    }
+
+    /// Where the whole buffer lies on a GPU, for work that writes it (S-STREAM). Panics if anyone reads or writes it.
+    #[track_caller]
+    pub(crate) fn write_on_gpu(&self) -> Lent<'_> {
+        let at = self.on_gpu();
+        Lent { at, reads: false, borrow: self.mark_writer() }
+    }
+
+    #[track_caller]
+    fn on_gpu(&self) -> Address {
+        let buffer = self.buffer();
+        buffer.memory.gpu().address().plus(buffer.range.start)
+    }
+
+    /// The memory that the buffer is a part of, and which bytes of it.
+    pub(crate) fn memory(&self) -> (&Memory, Range<usize>) {
+        (&self.buffer().memory, self.buffer().range.clone())
     }
 
     /// Counts one reader more, unless the buffer is being written. A refused reader leaves no trace: a count that it raised
@@ -174,21 +256,28 @@ impl Storage {
     /// The whole buffer for writing. Panics if anyone reads or writes it.
     #[track_caller]
     pub(crate) fn write<T: Element>(&self) -> Write<'_, T> {
+        let (ptr, len) = self.elements::<T>();
+        let borrow = self.mark_writer();
+        // SAFETY: S-INIT; aligned to 64 bytes; S-BORROW: marked as the only writer above until `Write` is dropped.
+        Write { slice: unsafe { std::slice::from_raw_parts_mut(ptr, len) }, borrow }
+    }
+
+    /// Marks the buffer as being written. Panics if anyone reads or writes it.
+    #[track_caller]
+    fn mark_writer(&self) -> &AtomicI32 {
         let borrow = &self.buffer().borrow;
         if let Err(other) = borrow.compare_exchange(0, -1, Ordering::Acquire, Ordering::Relaxed) {
             let who = if other < 0 { "written" } else { "read" };
             panic!("a tensor is to be written while its buffer is being {who}");
         }
         self.buffer().writes.fetch_add(1, Ordering::Relaxed);
-        let (ptr, len) = self.elements::<T>();
-        // SAFETY: S-INIT; aligned to 64 bytes; S-BORROW: marked as the only writer above until `Write` is dropped.
-        Write { slice: unsafe { std::slice::from_raw_parts_mut(ptr, len) }, borrow }
+        borrow
     }
 
     /// Takes the write borrow without a guard; see [`crate::arena::Span`], which gives it back.
     #[track_caller]
     pub(crate) fn lock_for_writing(&self) {
-        std::mem::forget(self.write::<u8>());
+        self.mark_writer();
     }
 
     /// Gives back what [`Storage::lock_for_writing`] took.
@@ -199,7 +288,7 @@ impl Storage {
     /// Counts a reader without a guard; see [`crate::arena::Flat`], which gives it back.
     #[track_caller]
     pub(crate) fn lock_for_reading(&self) {
-        std::mem::forget(self.read::<u8>());
+        assert!(self.count_reader(), "a tensor is read while its buffer is being written");
     }
 
     /// Gives back what [`Storage::lock_for_reading`] took.
@@ -213,14 +302,12 @@ impl Memory {
     ///
     /// # Safety
     /// The caller holds the read or write borrow of every part that overlaps the range for as long as the slice lives.
+    #[track_caller]
     pub(crate) unsafe fn slice<'a, T: Element>(&self, range: Range<usize>) -> &'a [T] {
         debug_assert!(range.end <= self.bytes && range.start.is_multiple_of(ALIGN));
         // SAFETY: inside the allocation; S-INIT; the borrow is the caller's promise.
         unsafe {
-            std::slice::from_raw_parts(
-                self.ptr.as_ptr().add(range.start).cast(),
-                range.len() / size_of::<T>(),
-            )
+            std::slice::from_raw_parts(self.host().add(range.start).cast(), range.len() / size_of::<T>())
         }
     }
 
@@ -228,14 +315,12 @@ impl Memory {
     ///
     /// # Safety
     /// The caller holds the write borrow of every part that overlaps the range for as long as the slice lives.
+    #[track_caller]
     pub(crate) unsafe fn slice_mut<'a, T: Element>(&self, range: Range<usize>) -> &'a mut [T] {
         debug_assert!(range.end <= self.bytes && range.start.is_multiple_of(ALIGN));
         // SAFETY: inside the allocation; S-INIT; the exclusive borrow is the caller's promise.
         unsafe {
-            std::slice::from_raw_parts_mut(
-                self.ptr.as_ptr().add(range.start).cast(),
-                range.len() / size_of::<T>(),
-            )
+            std::slice::from_raw_parts_mut(self.host().add(range.start).cast(), range.len() / size_of::<T>())
         }
     }
 }
@@ -255,6 +340,23 @@ impl Drop for Storage {
             && let Some(device) = buffer.device.take()
         {
             device.give_buffer(shell);
+        }
+    }
+}
+
+/// Where a buffer lies on a GPU, borrowed while work that uses it is given to the compute stream.
+pub(crate) struct Lent<'a> {
+    pub(crate) at: Address,
+    reads: bool,
+    borrow: &'a AtomicI32,
+}
+
+impl Drop for Lent<'_> {
+    fn drop(&mut self) {
+        if self.reads {
+            self.borrow.fetch_sub(1, Ordering::Release);
+        } else {
+            self.borrow.store(0, Ordering::Release);
         }
     }
 }

@@ -1,9 +1,9 @@
 //! The tensor: a shared buffer, a view of it, and possibly a place in the graph.
 
-use crate::cpu;
-use crate::device::Device;
+use crate::device::{Backend, Device};
 use crate::dtype::{DType, Element, with_element, with_float};
 use crate::graph::NodeRef;
+use crate::kernel;
 use crate::philox::Philox;
 use crate::shape::{Geometry, Order, Shape};
 use crate::storage::{Read, Storage, Write};
@@ -81,7 +81,10 @@ impl Tensor {
         let shape = shape.into();
         assert!(values.len() == shape.count(), "from_slice: {} values for shape {shape}", values.len());
         let out = Tensor::stale(device, shape, T::DTYPE);
-        out.write::<T>()[..values.len()].copy_from_slice(values);
+        match device.backend() {
+            Backend::Cpu => out.write::<T>()[..values.len()].copy_from_slice(values),
+            Backend::Gpu(engine) => engine.put(values, &out),
+        }
         out
     }
 
@@ -95,6 +98,10 @@ impl Tensor {
         key: Philox,
     ) -> Tensor {
         let out = Tensor::stale(device, shape.into(), dtype);
+        if let Backend::Gpu(engine) = device.backend() {
+            engine.uniform(low, high, key, &out);
+            return out;
+        }
         with_float!(dtype, "uniform", T => {
             let values = &mut out.write::<T>()[..out.count()];
             // A double just below `high` may round to `high` itself.
@@ -116,6 +123,10 @@ impl Tensor {
         key: Philox,
     ) -> Tensor {
         let out = Tensor::stale(device, shape.into(), dtype);
+        if let Backend::Gpu(engine) = device.backend() {
+            engine.normal(mean, std, key, &out);
+            return out;
+        }
         with_float!(dtype, "normal", T => {
             let values = &mut out.write::<T>()[..out.count()];
             for (i, v) in values.iter_mut().enumerate() {
@@ -164,12 +175,24 @@ impl Tensor {
     #[track_caller]
     pub fn item(&self) -> f64 {
         assert!(self.count() == 1, "item: needs a single element, got shape {}", self.shape());
-        with_element!(self.dtype, T => self.read::<T>()[self.geometry.offset].to_f64())
+        match self.device().backend() {
+            Backend::Cpu => with_element!(self.dtype, T => self.read::<T>()[self.geometry.offset].to_f64()),
+            Backend::Gpu(engine) => {
+                let value = with_element!(self.dtype, T => engine.get::<T>(self)[0].to_f64());
+                if value.is_nan() {
+                    engine.check_indices();
+                }
+                value
+            }
+        }
     }
 
     /// A copy of the elements in row-major order. Panics if `T` isn't the tensor's dtype.
     #[track_caller]
     pub fn to_vec<T: Element>(&self) -> Vec<T> {
+        if let Backend::Gpu(engine) = self.device().backend() {
+            return engine.get(&self.detach().contiguous());
+        }
         let source = self.read::<T>();
         let mut out = Vec::with_capacity(self.count());
         crate::shape::for_each_row([&self.geometry], |[at], [step], n| match step {
@@ -179,13 +202,26 @@ impl Tensor {
         out
     }
 
-    /// The elements without a copy. Panics if the tensor isn't contiguous or `T` isn't its dtype.
-    #[track_caller]
-    pub fn with_slice<T: Element, R>(&self, f: impl FnOnce(&[T]) -> R) -> R {
-        f(self.read_contiguous::<T>("with_slice").as_ref())
+    /// A copy on `device`, row-major and outside of the graph; on the same device, this tensor itself. Any two devices do; between
+    /// them values go through the host's memory.
+    pub fn to(&self, device: &Device) -> Tensor {
+        if self.device() == device {
+            return self.detach();
+        }
+        with_element!(self.dtype, T => Tensor::from_slice(device, &self.to_vec::<T>(), *self.shape()))
     }
 
-    /// Lets `f` overwrite the elements in place. Panics if the tensor isn't contiguous, is in use, or `T` isn't its dtype.
+    /// The elements, on a CPU without a copy. Panics if the tensor isn't contiguous or `T` isn't its dtype.
+    #[track_caller]
+    pub fn with_slice<T: Element, R>(&self, f: impl FnOnce(&[T]) -> R) -> R {
+        match self.device().backend() {
+            Backend::Cpu => f(self.read_contiguous::<T>("with_slice").as_ref()),
+            Backend::Gpu(engine) => f(&engine.get(self)),
+        }
+    }
+
+    /// Lets `f` overwrite the elements in place; on a GPU a copy of them, which is put back. Panics if the tensor isn't contiguous, is
+    /// in use, or `T` isn't its dtype.
     #[track_caller]
     pub fn with_slice_mut<T: Element, R>(&self, f: impl FnOnce(&mut [T]) -> R) -> R {
         assert!(
@@ -193,6 +229,12 @@ impl Tensor {
             "with_slice_mut: needs a row-major tensor, got one of shape {} that lies otherwise: copy_from writes to any",
             self.shape()
         );
+        if let Backend::Gpu(engine) = self.device().backend() {
+            let mut values = engine.get(self);
+            let given = f(&mut values);
+            engine.put(&values, self);
+            return given;
+        }
         let span = self.geometry.offset..self.geometry.offset + self.count();
         f(&mut self.write::<T>()[span])
     }
@@ -201,14 +243,7 @@ impl Tensor {
     #[track_caller]
     pub fn fill(&self, value: f64) {
         self.dense_order();
-        with_element!(self.dtype, T => self.write_whole::<T>().fill(T::from_f64(value)));
-    }
-
-    /// Overwrites the elements of this contiguous tensor with `values`, converted.
-    pub(crate) fn fill_from(&self, values: &[f64]) {
-        with_element!(self.dtype, T => self.with_slice_mut::<T, _>(|into| {
-            into.iter_mut().zip(values).for_each(|(into, &value)| *into = T::from_f64(value));
-        }));
+        kernel::copy::fill(self, value);
     }
 
     /// Overwrites the elements with those of `other`, which has the same shape and dtype. Panics if several elements of this
@@ -222,7 +257,7 @@ impl Tensor {
             "copy_from: elements of the target of shape {} are repeated from one place: copy into a whole tensor",
             self.shape()
         );
-        cpu::copy::copy(other, self);
+        kernel::copy::copy(other, self);
     }
 
     /// Adds the elements of `other` in place; same shape and dtype.
@@ -230,12 +265,12 @@ impl Tensor {
     pub(crate) fn add_from(&self, other: &Tensor) {
         self.check_like("add_from", other);
         let other = other.arranged(self.dense_order());
-        cpu::elementwise::add_assign(self, &other);
+        kernel::elementwise::add_assign(self, &other);
     }
 
     /// The sum of two gradients, in the memory of the first where nobody else holds it.
     pub(crate) fn plus_in_place(self, other: &Tensor) -> Tensor {
-        if self.storage.is_unique() && self.geometry.order().is_some() {
+        if self.storage.is_unique() && self.order().is_some() {
             self.add_from(other);
             return self;
         }
@@ -244,7 +279,7 @@ impl Tensor {
 
     /// The same values where nobody else sees them be written, without gaps: a copy unless they lie so already.
     pub(crate) fn into_own(self) -> Tensor {
-        if self.storage.is_unique() && self.geometry.order().is_some() {
+        if self.storage.is_unique() && self.order().is_some() {
             return self;
         }
         let own = Tensor::stale(self.device(), *self.shape(), self.dtype);
@@ -287,15 +322,19 @@ impl Tensor {
     /// Exactly the elements of an output that is dense in some order.
     #[track_caller]
     pub(crate) fn write_whole<T: Element>(&self) -> ElementsMut<'_, T> {
-        debug_assert!(self.geometry.order().is_some());
+        debug_assert!(self.order().is_some());
         ElementsMut { offset: self.geometry.offset, count: self.count(), buffer: self.write() }
+    }
+
+    /// The order that the elements follow each other in without gaps, if there is one.
+    pub(crate) fn order(&self) -> Option<Order> {
+        self.geometry.order_among(self.device().orders())
     }
 
     /// The order of a tensor that is known to be dense.
     #[track_caller]
     pub(crate) fn dense_order(&self) -> Order {
-        self.geometry
-            .order()
+        self.order()
             .unwrap_or_else(|| panic!("a view of shape {} with gaps between its elements", self.shape()))
     }
 

@@ -60,7 +60,7 @@ fn every_element_of_a_view_is_copied_to_its_place_and_nothing_else_is_touched() 
                 &mut [
                     Arg::In(&source),
                     Arg::Out(&mut target),
-                    Arg::Struct(Walk::new(sizes, [from, to]).as_bytes()),
+                    Arg::Struct(Walk::new(sizes, [from, to]).as_bytes().to_vec()),
                     Arg::Int(n as i64),
                 ],
             );

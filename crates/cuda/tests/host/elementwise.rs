@@ -247,7 +247,7 @@ fn broadcast_arithmetic_is_that_of_the_engine() {
                         Arg::In(&encode(element, &a)),
                         Arg::In(&encode(element, &b)),
                         Arg::Out(&mut out),
-                        Arg::Struct(Walk::new(out_shape, steps).as_bytes()),
+                        Arg::Struct(Walk::new(out_shape, steps).as_bytes().to_vec()),
                         Arg::Int(n as i64),
                     ],
                 );
@@ -282,7 +282,7 @@ fn a_winner_takes_the_gradient_and_a_tie_halves_it() {
                     Arg::In(&encode(element, &b)),
                     Arg::In(&encode(element, &grad)),
                     Arg::Out(&mut out),
-                    Arg::Struct(Walk::new(&[n], [&[1], &[1], &[1]]).as_bytes()),
+                    Arg::Struct(Walk::new(&[n], [&[1], &[1], &[1]]).as_bytes().to_vec()),
                     Arg::Int(n as i64),
                     Arg::Float(sign),
                 ],

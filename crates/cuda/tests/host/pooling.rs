@@ -62,7 +62,7 @@ impl Case {
     }
 
     fn launch(&self, kernel: &str, n: usize, mut args: Vec<Arg<'_>>, whole: Option<i64>) {
-        args.push(Arg::Struct(self.window.as_bytes()));
+        args.push(Arg::Struct(self.window.to_bytes().to_vec()));
         args.extend(whole.map(Arg::Int));
         args.push(Arg::Int(n as i64));
         launch(kernel, self.element, Work::Elements(n as u64), &mut args);

@@ -102,6 +102,8 @@ fn compiled(text: &str, out: &Path) -> Result<(), String> {
         .arg(crate_folder.join("kernels"))
         .arg("-I")
         .arg(crate_folder.join("tests/host"))
+        .arg("-I")
+        .arg(crate_folder.join("../fake_cuda/native"))
         .arg(&source)
         .arg("-o")
         .arg(&own)
@@ -129,9 +131,10 @@ fn text(source: Source, element: Element) -> String {
 fn fingerprint(text: &str) -> u64 {
     let mut hasher = DefaultHasher::new();
     text.hash(&mut hasher);
-    for folder in ["kernels", "tests/host"] {
+    for folder in ["kernels", "tests/host", "../fake_cuda/native"] {
         let entries = std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(folder)).unwrap();
-        let mut files: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
+        let mut files: Vec<PathBuf> =
+            entries.map(|entry| entry.unwrap().path()).filter(|path| path.is_file()).collect();
         files.sort();
         files.iter().for_each(|file| std::fs::read(file).unwrap().hash(&mut hasher));
     }

@@ -28,7 +28,7 @@ fn walk(shape: &[usize], goes: impl Fn(usize) -> bool) -> (Vec<u8>, usize) {
     let dims: Vec<usize> = (0..shape.len()).filter(|&d| goes(d)).collect();
     let sizes: Vec<usize> = dims.iter().map(|&d| shape[d]).collect();
     let steps: Vec<usize> = dims.iter().map(|&d| shape[d + 1..].iter().product()).collect();
-    (Walk::new(&sizes, [&steps[..]]).as_bytes(), sizes.iter().product())
+    (Walk::new(&sizes, [&steps[..]]).as_bytes().to_vec(), sizes.iter().product())
 }
 
 struct Case<'a> {

@@ -14,6 +14,7 @@
 //! ```
 
 mod clip;
+mod gpu;
 mod groups;
 mod rule;
 mod saved;
@@ -25,7 +26,7 @@ pub use saved::ResumeError;
 
 use crate::parameters::Parameters;
 use groups::Factors;
-use phalanx_tensor::Device;
+use phalanx_tensor::{Arena, Device};
 use rule::MAX_STATES;
 use std::ops::Range;
 use std::sync::Arc;
@@ -35,6 +36,8 @@ pub struct Optimizer {
     rule: Rule,
     /// One array a name of [`Rule::state_names`], as long as the values; empty before the first step.
     state: Vec<Arc<Vec<f32>>>,
+    /// The same on a GPU, where the values lie there.
+    on_gpu: Vec<Arena>,
     /// Arrays of zeros that the state is to lie in, where they were made beforehand.
     room: Vec<Vec<f32>>,
     steps: u64,
@@ -47,7 +50,8 @@ impl Optimizer {
     pub fn new(rule: impl Into<Rule>) -> Result<Optimizer, BadValue> {
         let rule = rule.into();
         rule.check()?;
-        Ok(Optimizer { rule, state: Vec::new(), room: Vec::new(), steps: 0, groups: Vec::new() })
+        let (state, on_gpu, room) = (Vec::new(), Vec::new(), Vec::new());
+        Ok(Optimizer { rule, state, on_gpu, room, steps: 0, groups: Vec::new() })
     }
 
     /// The rule.
@@ -60,8 +64,8 @@ impl Optimizer {
         self.steps
     }
 
-    /// The state, an array a name; empty before the first step. An array that was cloned stays as it is: if it is still held
-    /// when the next step is made, the step goes on with a copy.
+    /// The state, an array a name; empty before the first step. On a GPU it is what [`Optimizer::fetch_state`] brought. An array
+    /// that was cloned stays as it is: if it is still held when the next step is made, the step goes on with a copy.
     pub fn state(&self) -> impl Iterator<Item = (&'static str, &Arc<Vec<f32>>)> {
         self.rule.state_names().iter().copied().zip(&self.state)
     }
@@ -90,6 +94,7 @@ impl Optimizer {
         assert!(state.len() == want, "take_over: {} arrays after {steps} steps, {want} wanted", state.len());
         self.steps = steps;
         self.state = state.into_iter().map(Arc::new).collect();
+        self.on_gpu.clear();
         self.room.clear();
     }
 

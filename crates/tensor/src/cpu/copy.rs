@@ -5,6 +5,11 @@ use crate::dtype::{Element, with_element};
 use crate::shape::{Order, for_each_row};
 use crate::tensor::Tensor;
 
+/// Sets every element of the dense `out`.
+pub(crate) fn fill(out: &Tensor, value: f64) {
+    with_element!(out.dtype, T => out.write_whole::<T>().fill(T::from_f64(value)));
+}
+
 /// Fills `out` with the elements of `from`, which has the same shape and dtype. Either may be any view.
 pub(crate) fn copy(from: &Tensor, out: &Tensor) {
     let _timer = out.device().time("copies");
@@ -15,7 +20,7 @@ fn copy_elements<T: Element>(from: &Tensor, out: &Tensor) {
     let (source, mut target) = (from.read::<T>(), out.write::<T>());
     let of = |tensor: &Tensor| tensor.geometry.offset..tensor.geometry.offset + tensor.count();
     if let &[n, c, h, w] = out.dims() {
-        let shuffle = match (from.geometry.order(), out.geometry.order()) {
+        let shuffle = match (from.order(), out.order()) {
             (Some(Order::RowMajor), Some(Order::Pixels)) => to_pixels_on,
             (Some(Order::Pixels), Some(Order::RowMajor)) => from_pixels_on,
             (Some(Order::RowMajor), Some(Order::Taps)) => to_taps_on,
@@ -119,6 +124,19 @@ pub(crate) fn from_taps<T: Element>(from: &[T], [outputs, inputs, taps]: [usize;
 
 fn from_taps_on<T: Element>(device: &Device, from: &[T], dims: [usize; 3], out: &mut [T]) {
     device.arch().dispatch(|| from_taps(from, dims, out));
+}
+
+/// (N, C, P) as (N, P, C).
+pub(crate) fn to_channels_last<T: Element>(from: &[T], [_, channels, pixels]: [usize; 3], out: &mut [T]) {
+    let size = (channels * pixels).max(1);
+    for (image, out) in from.chunks_exact(size).zip(out.chunks_exact_mut(size)) {
+        transpose(image, pixels, [channels, pixels], out, |pixel| pixel * channels);
+    }
+}
+
+/// (N, P, C) as (N, C, P).
+pub(crate) fn from_channels_last<T: Element>(from: &[T], [n, channels, pixels]: [usize; 3], out: &mut [T]) {
+    to_channels_last(from, [n, pixels, channels], out);
 }
 
 /// (P, N, C) as (N, C, P).

@@ -2,20 +2,9 @@
 
 use crate::cpu::share;
 use crate::dtype::{Float, with_float};
-use crate::op::Unary;
+use crate::op::{Binary, Unary};
 use crate::shape::{Geometry, Order, for_each_row};
 use crate::tensor::Tensor;
-
-/// Elementwise functions of two tensors.
-#[derive(Clone, Copy)]
-pub(crate) enum Binary {
-    Add,
-    Sub,
-    Mul,
-    Div,
-    Maximum,
-    Minimum,
-}
 
 /// `out = f(a, b)`; `a` and `b` broadcast to the shape of `out`, which is contiguous.
 pub(crate) fn binary(f: Binary, a: &Tensor, b: &Tensor, out: &Tensor) {

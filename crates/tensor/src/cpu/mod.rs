@@ -4,9 +4,13 @@
 pub(crate) mod batch_norm;
 pub(crate) mod conv;
 pub(crate) mod copy;
+pub(crate) mod dropout;
 pub(crate) mod elementwise;
+pub(crate) mod embedding;
 pub(crate) mod gemm;
 pub(crate) mod lanes;
+pub(crate) mod loss;
+pub(crate) mod matmul;
 pub(crate) mod norm;
 pub(crate) mod pooling;
 pub(crate) mod reduce;

@@ -1,6 +1,6 @@
 //! Layer normalisation over rows of contiguous tensors. Rows without elements are no rows: nothing is computed of them.
 
-use crate::cpu::reduce::sum_row;
+use crate::cpu::reduce::{sum_row, sum_rows};
 use crate::dtype::with_float;
 use crate::tensor::Tensor;
 
@@ -73,13 +73,23 @@ pub(crate) fn layer_norm_gradient(
     });
 }
 
-/// `out = sum over rows of grad (x - mean) scale`: the gradient of the weight.
-pub(crate) fn layer_norm_weight_gradient(
-    [x, mean, scale]: [&Tensor; 3],
+/// The gradients of weight and bias, where they are wanted.
+pub(crate) fn layer_norm_parameter_gradients(
+    stats: [&Tensor; 3],
     grad: &Tensor,
-    width: usize,
-    out: &Tensor,
+    weight: Option<&Tensor>,
+    bias: Option<&Tensor>,
 ) {
+    if let Some(out) = weight {
+        weight_gradient(stats, grad, out.count(), out);
+    }
+    if let Some(out) = bias {
+        sum_rows(grad, out);
+    }
+}
+
+/// `out = sum over rows of grad (x - mean) scale`: the gradient of the weight.
+fn weight_gradient([x, mean, scale]: [&Tensor; 3], grad: &Tensor, width: usize, out: &Tensor) {
     let _timer = x.device().time("layer norm, gradient");
     if width == 0 {
         return;

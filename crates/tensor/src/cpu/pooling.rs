@@ -5,6 +5,7 @@ use crate::cpu::SERIAL_LIMIT;
 use crate::cpu::window::Slide;
 use crate::dtype::{Float, with_float};
 use crate::op::{CountPadding, PoolOptions};
+use crate::shape::Order;
 use crate::tensor::Tensor;
 use std::ops::Range;
 
@@ -69,9 +70,25 @@ impl Planes {
     }
 }
 
+/// Max-pooling of images that lie in `order`.
+pub(crate) fn max_pool(x: &Tensor, p: Planes, order: Order, out: &Tensor, position: &Tensor) {
+    match order {
+        Order::Pixels => max_pool_pixels(x, p, out, position),
+        _ => max_pool_planes(x, p, out, position),
+    }
+}
+
+/// The gradient of [`max_pool`].
+pub(crate) fn max_pool_gradient(position: &Tensor, grad: &Tensor, p: Planes, order: Order, out: &Tensor) {
+    match order {
+        Order::Pixels => max_pool_pixels_gradient(position, grad, p, out),
+        _ => max_pool_planes_gradient(position, grad, p, out),
+    }
+}
+
 /// Max-pooling; `position` gets, for each output, where in its window the first largest element, or else the last NaN,
 /// stands, counted row by row from the window's first pixel inside the image.
-pub(crate) fn max_pool(x: &Tensor, p: Planes, out: &Tensor, position: &Tensor) {
+fn max_pool_planes(x: &Tensor, p: Planes, out: &Tensor, position: &Tensor) {
     let _timer = out.device().time("max pooling");
     with_float!(x.dtype, "max_pool2d", T => {
         let device = out.device();
@@ -149,7 +166,7 @@ impl<T: Float> pulp::NullaryFnOnce for MaxPlane2x2<'_, T> {
 }
 
 /// The gradient of [`max_pool`]: each output's gradient goes to the pixel it came from.
-pub(crate) fn max_pool_gradient(position: &Tensor, grad: &Tensor, p: Planes, out: &Tensor) {
+fn max_pool_planes_gradient(position: &Tensor, grad: &Tensor, p: Planes, out: &Tensor) {
     let _timer = out.device().time("max pooling, gradient");
     with_float!(out.dtype, "max_pool2d", T => {
         let device = out.device();
@@ -211,7 +228,7 @@ impl<T: Float> pulp::NullaryFnOnce for SpreadPlane2x2<'_, T> {
 }
 
 /// Max-pooling of images in pixel order; `position` gets the number of the largest pixel in its window, padding included.
-pub(crate) fn max_pool_pixels(x: &Tensor, p: Planes, out: &Tensor, position: &Tensor) {
+fn max_pool_pixels(x: &Tensor, p: Planes, out: &Tensor, position: &Tensor) {
     let _timer = out.device().time("max pooling");
     with_float!(x.dtype, "max_pool2d", T => {
         let device = out.device();
@@ -238,7 +255,7 @@ pub(crate) fn max_pool_pixels(x: &Tensor, p: Planes, out: &Tensor, position: &Te
 }
 
 /// The gradient of [`max_pool_pixels`]: each pixel of the image takes from the windows that it was the largest of.
-pub(crate) fn max_pool_pixels_gradient(position: &Tensor, grad: &Tensor, p: Planes, out: &Tensor) {
+fn max_pool_pixels_gradient(position: &Tensor, grad: &Tensor, p: Planes, out: &Tensor) {
     let _timer = out.device().time("max pooling, gradient");
     with_float!(out.dtype, "max_pool2d", T => {
         let device = out.device();

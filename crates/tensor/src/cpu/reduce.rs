@@ -72,6 +72,12 @@ fn add_up<T: Float, S: Float>(x: &Tensor, vx: &[T], out: &Tensor, sums: &mut [S]
     });
 }
 
+/// `out =` the sum of all rows of the contiguous `x`, each as long as `out` is.
+pub(crate) fn sum_rows(x: &Tensor, out: &Tensor) {
+    let width = out.count();
+    sum(&x.reshape([x.count() / width.max(1), width]), &out.reshape([1, width]));
+}
+
 /// For each row of `width` elements of the contiguous `x`: the largest, and where the first of them stands.
 pub(crate) fn max_rows(x: &Tensor, width: usize, largest: &Tensor, index: &Tensor) {
     with_float!(x.dtype, "max", T => {
@@ -81,6 +87,21 @@ pub(crate) fn max_rows(x: &Tensor, width: usize, largest: &Tensor, index: &Tenso
             (*i, *l) = row.iter().enumerate().fold((0, row[0]), |(at, best), (j, &v)| {
                 if v > best || (v.is_nan() && !best.is_nan()) { (j as i64, v) } else { (at, best) }
             });
+        }
+    });
+}
+
+/// `out =` each element of `grad` where `index` says along `dim`, and 0 elsewhere; both have size 1 there.
+pub(crate) fn max_gradient(grad: &Tensor, index: &Tensor, dim: usize, out: &Tensor) {
+    let inner: usize = out.dims()[dim + 1..].iter().product();
+    let size = out.dims()[dim];
+    let grad = grad.contiguous();
+    with_float!(out.dtype(), "max", T => {
+        let (grad, index) = (grad.read_contiguous::<T>("max"), index.read_contiguous::<i64>("max"));
+        let mut o = out.write_whole::<T>();
+        o.fill(0.0);
+        for (i, (&g, &at)) in grad.iter().zip(index.iter()).enumerate() {
+            o[(i / inner * size + at as usize) * inner + i % inner] += g;
         }
     });
 }

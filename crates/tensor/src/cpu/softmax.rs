@@ -1,18 +1,12 @@
-//! Softmax, its logarithm, and the losses that stand on them. Rows are the last dimension of contiguous tensors.
+//! Softmax and its logarithm. Rows are the last dimension of contiguous tensors.
 
 use crate::cpu::share;
 use crate::dtype::{Float, with_float};
+use crate::op::Form;
 use crate::tensor::Tensor;
 
-/// Which of the two a kernel computes.
-#[derive(Clone, Copy, PartialEq)]
-pub(crate) enum Form {
-    Softmax,
-    LogSoftmax,
-}
-
 /// Applies `f` to each row of `width` of the inputs and the output, spread over the threads.
-fn rows<T: Float>(out: &Tensor, width: usize, f: impl Fn(usize, &mut [T]) + Sync) {
+pub(super) fn rows<T: Float>(out: &Tensor, width: usize, f: impl Fn(usize, &mut [T]) + Sync) {
     let device = out.device();
     let arch = device.arch();
     let mut vo = out.write_whole::<T>();
@@ -77,69 +71,5 @@ pub(crate) fn softmax_gradient(form: Form, y: &Tensor, grad: &Tensor, width: usi
                 }
             }
         });
-    });
-}
-
-/// Mean over the rows of -(1 - s) y[label] - s mean(y): negative log likelihood, and with label smoothing `s` cross entropy.
-pub(crate) fn nll(y: &Tensor, labels: &Tensor, label_smoothing: f64, width: usize, out: &Tensor) {
-    let _timer = out.device().time("losses");
-    with_float!(y.dtype, "nll_loss", T => {
-        let (vy, vl) = (y.read_contiguous::<T>("nll_loss"), labels.read_contiguous::<i64>("nll_loss"));
-        let total: f64 = vy.chunks_exact(width.max(1)).zip(vl.iter()).map(|(y, &label)| {
-            let picked = y[label as usize].to_f64();
-            let mean = if label_smoothing == 0.0 { 0.0 } else { y.iter().map(|y| y.to_f64()).sum::<f64>() / width as f64 };
-            (1.0 - label_smoothing) * picked + label_smoothing * mean
-        }).sum();
-        out.write::<T>()[out.geometry.offset] = T::from_f64(-total / vl.len() as f64);
-    });
-}
-
-/// The gradient of [`nll`] with respect to `y`, times the scalar `grad`.
-pub(crate) fn nll_gradient(labels: &Tensor, grad: f64, width: usize, out: &Tensor) {
-    let _timer = out.device().time("losses, gradient");
-    with_float!(out.dtype, "nll_loss", T => {
-        let vl = labels.read_contiguous::<i64>("nll_loss");
-        let mut vo = out.write_whole::<T>();
-        vo.fill(T::ZERO);
-        let each = T::from_f64(-grad / vl.len() as f64);
-        vo.chunks_exact_mut(width.max(1)).zip(vl.iter()).for_each(|(row, &label)| row[label as usize] = each);
-    });
-}
-
-/// The gradient of cross entropy with respect to the logits, told from their log-softmax `y`: softmax minus target, times
-/// the scalar `grad` over the number of rows.
-pub(crate) fn cross_entropy_gradient(
-    y: &Tensor,
-    labels: &Tensor,
-    label_smoothing: f64,
-    grad: f64,
-    width: usize,
-    out: &Tensor,
-) {
-    let _timer = out.device().time("losses, gradient");
-    with_float!(y.dtype, "cross_entropy", T => {
-        let (vy, vl) = (y.read_contiguous::<T>("cross_entropy"), labels.read_contiguous::<i64>("cross_entropy"));
-        let (vy, vl) = (&*vy, &*vl);
-        let each = T::from_f64(grad / vl.len() as f64);
-        let spread = T::from_f64(label_smoothing / width as f64);
-        let peak = T::from_f64(1.0 - label_smoothing);
-        rows::<T>(out, width, |i, o| {
-            o.iter_mut().zip(&vy[i * width..][..width]).for_each(|(o, &y)| *o = (y.exp() - spread) * each);
-            let at = &mut o[vl[i] as usize];
-            *at -= peak * each;
-        });
-    });
-}
-
-/// Mean over all elements of the binary cross entropy of logits `x` with targets `t` in [0, 1], in the form that can't
-/// overflow: max(x, 0) - x t + ln(1 + exp(-|x|)).
-pub(crate) fn bce(x: &Tensor, t: &Tensor, out: &Tensor) {
-    let _timer = out.device().time("losses");
-    with_float!(x.dtype, "bce_with_logits", T => {
-        let (vx, vt) = (x.read_contiguous::<T>("bce_with_logits"), t.read_contiguous::<T>("bce_with_logits"));
-        let total: f64 = vx.iter().zip(vt.iter()).map(|(&x, &t)| {
-            (T::ZERO.larger(x) - x * t + (-x.abs()).exp().ln_1p()).to_f64()
-        }).sum();
-        out.write::<T>()[out.geometry.offset] = T::from_f64(total / vx.len() as f64);
     });
 }

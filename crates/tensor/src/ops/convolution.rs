@@ -1,9 +1,10 @@
 //! Convolution and pooling over (N, C, H, W) images.
 
-use crate::cpu::conv::{self, Plan};
-use crate::cpu::pooling::{self, Planes};
+use crate::cpu::conv::Plan;
+use crate::cpu::pooling::Planes;
 use crate::device::Device;
 use crate::dtype::DType;
+use crate::kernel;
 use crate::op::{Conv2dOptions, CountPadding, Op, PoolOptions};
 use crate::ops::reduce::Keep;
 use crate::ops::{keep, recorded};
@@ -26,12 +27,12 @@ impl Tensor {
                 weight.shape()
             );
         }
-        let [images, kernels, outputs] = plan.orders();
+        let [images, kernels, outputs] = self.device().conv_orders(&plan);
         let (x, w) = (self.arranged(images), weight.arranged(kernels));
         let shape = [plan.n, plan.o, plan.oh, plan.ow].into();
         let out = Tensor::stale_in(outputs, self.device(), shape, self.dtype);
         let b = bias.map(Tensor::contiguous);
-        conv::forward(&x, &w, b.as_ref(), plan, &out);
+        kernel::conv::forward(&x, &w, b.as_ref(), plan, &out);
         let inputs = [&x, &w, b.as_ref().unwrap_or(&w)];
         recorded(out, Op::Conv2d(options), &inputs[..2 + usize::from(b.is_some())], |_| [keep(&x), keep(&w)])
     }
@@ -45,14 +46,15 @@ impl Tensor {
             "max_pool2d: a window of {:?} has more than 256 pixels",
             options.kernel
         );
-        let x = if self.geometry.lies_in(Order::Pixels) { self.clone() } else { self.contiguous() };
-        let order = x.dense_order();
+        // Pixels are what a CPU's convolutions leave.
+        let order = match self.device().image_order() {
+            Order::RowMajor if self.geometry.lies_in(Order::Pixels) => Order::Pixels,
+            order => order,
+        };
+        let x = self.arranged(order);
         let out = Tensor::stale_in(order, self.device(), shape, self.dtype);
         let position = Tensor::stale_in(order, self.device(), shape, DType::U8);
-        match order {
-            Order::Pixels => pooling::max_pool_pixels(&x, planes, &out, &position),
-            _ => pooling::max_pool(&x, planes, &out, &position),
-        }
+        kernel::pooling::max_pool(&x, planes, order, &out, &position);
         recorded(out, Op::MaxPool2d { from: *self.shape(), order, options }, &[&x], |_| [keep(&position)])
     }
 
@@ -60,9 +62,10 @@ impl Tensor {
     #[track_caller]
     pub fn avg_pool2d(&self, options: PoolOptions, padding: CountPadding) -> Tensor {
         let (planes, shape) = pool_planes("avg_pool2d", self.shape(), options);
-        let x = self.contiguous();
-        let out = Tensor::stale(self.device(), shape, self.dtype);
-        pooling::avg_pool(&x, planes, padding, &out);
+        let order = self.device().image_order();
+        let x = self.arranged(order);
+        let out = Tensor::stale_in(order, self.device(), shape, self.dtype);
+        kernel::pooling::avg_pool(&x, planes, padding, &out);
         recorded(out, Op::AvgPool2d { from: *self.shape(), options, padding }, &[&x], |_| [None])
     }
 }

@@ -1,6 +1,6 @@
 //! Dropout, with masks that belong to samples.
 
-use crate::dtype::with_float;
+use crate::kernel;
 use crate::philox::Philox;
 use crate::shape::Shape;
 use crate::tensor::Tensor;
@@ -22,7 +22,7 @@ pub struct DropoutKey {
 
 impl DropoutKey {
     /// The random numbers of one sample. Seed, step and layer are mixed into the key, the sample is the stream.
-    fn stream(&self, sample: u64) -> Philox {
+    pub(crate) fn stream(&self, sample: u64) -> Philox {
         let [a, b, c, d] = Philox::new(self.seed, self.layer).block(self.step);
         let mixed = (u64::from(a) << 32 | u64::from(b)) ^ (u64::from(c) << 32 | u64::from(d)).rotate_left(17);
         Philox::new(mixed, sample)
@@ -58,20 +58,7 @@ impl Tensor {
             self.shape()
         );
         let mask = Tensor::stale(self.device(), shape, self.dtype);
-        // An element is dropped where its 32 random bits lie below p: exact to 2^-32.
-        let threshold = (p * f64::from(u32::MAX)) as u32;
-        with_float!(self.dtype, op, T => {
-            let keep = (1.0 / (1.0 - p)) as T;
-            let width = shape.count() / n.max(1);
-            let mut mask = mask.write_whole::<T>();
-            for (row, &sample) in mask.chunks_exact_mut(width.max(1)).zip(key.samples.iter()) {
-                let stream = key.stream(sample);
-                for (block, four) in row.chunks_mut(4).enumerate() {
-                    let words = stream.block(block as u64);
-                    four.iter_mut().zip(words).for_each(|(m, word)| *m = if word < threshold { 0.0 } else { keep });
-                }
-            }
-        });
+        kernel::dropout::mask(p, key, &mask);
         self.mul(&mask)
     }
 }

@@ -1,8 +1,8 @@
 //! Elementwise arithmetic and functions, with NumPy's broadcasting.
 
-use crate::cpu::elementwise::{Binary, binary, unary};
 use crate::graph;
-use crate::op::{Op, Unary};
+use crate::kernel;
+use crate::op::{Binary, Op, Unary};
 use crate::ops::{keep, recorded};
 use crate::shape::Order;
 use crate::tensor::Tensor;
@@ -20,9 +20,9 @@ impl Tensor {
         let Some(shape) = self.shape().broadcast(other.shape()) else {
             panic!("{name}: shapes {} and {} don't broadcast", self.shape(), other.shape());
         };
-        let order = if *self.shape() == shape { self.geometry.order() } else { None };
+        let order = if *self.shape() == shape { self.order() } else { None };
         let out = Tensor::stale_in(order.unwrap_or_default(), self.device(), shape, self.dtype);
-        binary(f, self, other, &out);
+        kernel::elementwise::binary(f, self, other, &out);
         let op = op(*self.shape(), *other.shape());
         recorded(out, op, &[self, other], |out| match op {
             Op::Mul(..) => [
@@ -38,7 +38,7 @@ impl Tensor {
     fn mapped(&self, f: Unary) -> Tensor {
         let x = self.dense();
         let out = x.stale_like();
-        unary(f, &x, &out);
+        kernel::elementwise::unary(f, &x, &out);
         recorded(out, Op::Unary(f), &[&x], |out| {
             [if f.keeps_nothing() { None } else { keep(if f.keeps_output() { out } else { &x }) }]
         })
@@ -175,7 +175,7 @@ impl Tensor {
             return self.clone();
         }
         let out = Tensor::stale_in(order, self.device(), *self.shape(), self.dtype);
-        crate::cpu::copy::copy(self, &out);
+        kernel::copy::copy(self, &out);
         if !graph::records(&[self]) {
             return out;
         }
@@ -184,6 +184,6 @@ impl Tensor {
 
     /// The same elements without gaps in whatever order they are.
     pub(crate) fn dense(&self) -> Tensor {
-        self.arranged(self.geometry.order().unwrap_or_default())
+        self.arranged(self.order().unwrap_or_default())
     }
 }

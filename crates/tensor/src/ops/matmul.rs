@@ -1,10 +1,9 @@
 //! Matrix products.
 
-use crate::cpu::gemm::{Into, Mat, gemm, gemm_on};
-use crate::dtype::{Float, with_float};
+use crate::kernel;
 use crate::op::Op;
 use crate::ops::{keep, recorded};
-use crate::shape::{Geometry, Shape, for_each_row};
+use crate::shape::Shape;
 use crate::tensor::Tensor;
 
 impl Tensor {
@@ -20,7 +19,7 @@ impl Tensor {
             );
         };
         let out = Tensor::stale(self.device(), shape, self.dtype);
-        with_float!(self.dtype, "matmul", T => multiply::<T>(self, other, &out));
+        kernel::matmul::matmul(self, other, &out);
         recorded(out, Op::Matmul(*self.shape(), *other.shape()), &[self, other], |_| {
             [
                 if other.needs_grad() { keep(self) } else { None },
@@ -41,7 +40,7 @@ impl Tensor {
             self.shape(),
             weight.shape()
         );
-        let (inputs, outputs) = (weight.dims()[1], weight.dims()[0]);
+        let outputs = weight.dims()[0];
         if let Some(bias) = bias {
             self.check_partner("linear", bias);
             assert!(
@@ -53,23 +52,10 @@ impl Tensor {
         }
         let (x, w) = (self.contiguous(), weight.contiguous());
         let out = Tensor::stale(self.device(), self.shape().with(n - 1, outputs), self.dtype);
-        let rows = self.dims()[..n - 1].iter().product();
-        with_float!(self.dtype, "linear", T => {
-            let (x, w) = (x.read_contiguous::<T>("linear"), w.read_contiguous::<T>("linear"));
-            let mut o = out.write_whole::<T>();
-            let into = match bias {
-                Some(bias) => {
-                    let bias = bias.contiguous();
-                    let bias = bias.read_contiguous::<T>("linear");
-                    o.chunks_exact_mut(outputs.max(1)).for_each(|row| row.copy_from_slice(&bias));
-                    Into::Add
-                }
-                None => Into::Replace,
-            };
-            gemm_on(out.device(), &mut o, [rows, outputs, inputs], Mat::rows(&x, inputs), Mat::rows(&w, inputs).t(), into);
-        });
+        let bias = bias.map(Tensor::contiguous);
+        kernel::matmul::linear(&x, &w, bias.as_ref(), &out);
         let mut sources = [&x, &w, &w];
-        let n_sources = match bias {
+        let n_sources = match &bias {
             Some(bias) => {
                 sources[2] = bias;
                 3
@@ -93,43 +79,4 @@ fn product_shape(a: &Shape, b: &Shape) -> Option<Shape> {
     let batch = Shape::new(&a.dims()[..na - 2]).broadcast(&Shape::new(&b.dims()[..nb - 2]))?;
     let n = batch.n_dims();
     Some(batch.insert(n, a.dims()[na - 2]).insert(n + 1, b.dims()[nb - 1]))
-}
-
-/// `out = a b` for every matrix of the batch; `a` and `b` may be any views.
-pub(crate) fn multiply<T: Float>(a: &Tensor, b: &Tensor, out: &Tensor) {
-    let n_dims = out.shape().n_dims();
-    let (m, n) = (out.dims()[n_dims - 2], out.dims()[n_dims - 1]);
-    let k = a.dims()[a.shape().n_dims() - 1];
-    let batch = Shape::new(&out.dims()[..n_dims - 2]);
-    let (a_batch, a_row, a_col) = matrices(a, &batch);
-    let (b_batch, b_row, b_col) = matrices(b, &batch);
-    let (va, vb, mut vo) = (a.read::<T>(), b.read::<T>(), out.write_whole::<T>());
-    if k == 0 || vo.is_empty() {
-        return vo.fill(T::ZERO);
-    }
-    if batch.count() == 1 {
-        let (a, b) = (&va[a_batch.offset..], &vb[b_batch.offset..]);
-        let (a, b) = (Mat { data: a, row: a_row, col: a_col }, Mat { data: b, row: b_row, col: b_col });
-        return gemm_on(out.device(), &mut vo, [m, n, k], a, b, Into::Replace);
-    }
-    let mut starts = Vec::with_capacity(batch.count());
-    for_each_row([&a_batch, &b_batch], |[at, bt], [step_a, step_b], len| {
-        starts.extend((0..len).map(|i| (at + i * step_a, bt + i * step_b)));
-    });
-    let (va, vb) = (&*va, &*vb);
-    out.device().for_chunks(&mut vo, m * n, |i, o| {
-        let (at, bt) = starts[i];
-        let (a, b) = (
-            Mat { data: &va[at..], row: a_row, col: a_col },
-            Mat { data: &vb[bt..], row: b_row, col: b_col },
-        );
-        gemm(o, [m, n, k], a, b, Into::Replace);
-    });
-}
-
-/// The batch dimensions of `t` spread to `batch`, and the strides of its matrices.
-fn matrices(t: &Tensor, batch: &Shape) -> (Geometry, usize, usize) {
-    let n = t.shape().n_dims();
-    let own = Geometry { shape: Shape::new(&t.dims()[..n - 2]), ..t.geometry };
-    (own.broadcast_to(*batch), t.geometry.strides[n - 2], t.geometry.strides[n - 1])
 }

@@ -1,8 +1,9 @@
 //! Layer and batch normalisation.
 
-use crate::cpu;
-use crate::cpu::batch_norm::Fused;
+use crate::cpu::batch_norm::{self, Fused};
+use crate::device::Backend;
 use crate::dtype::DType;
+use crate::kernel;
 use crate::op::Op;
 use crate::ops::{keep, recorded, recorded_where};
 use crate::shape::Shape;
@@ -65,7 +66,50 @@ pub enum Then<'a> {
 /// sum of theirs. All must come with the same calls in the same order.
 pub type SumOverBatch = Arc<dyn Fn(&mut [f64]) + Send + Sync>;
 
+impl<'a> Then<'a> {
+    /// The same with another tensor in the place of the one that is added, if there is one.
+    fn with(self, plus: Option<&'a Tensor>) -> Then<'a> {
+        plus.map_or(self, Then::AddRelu)
+    }
+}
+
 impl Tensor {
+    /// On a GPU, whose kernels know rows of channels alone: (N, C, ...) of other than two or four dimensions, and what is added to
+    /// it, as images (N, C, everything else, 1).
+    fn as_images(&self, then: Then<'_>) -> Option<(Tensor, Option<Tensor>)> {
+        let Backend::Gpu(_) = self.device().backend() else { return None };
+        if matches!(self.dims().len(), 2 | 4) {
+            return None;
+        }
+        let [n, channels, len] = self.channel_dims("batch_norm");
+        let images = |x: &Tensor| x.reshape([n, channels, len, 1]);
+        let plus = match then {
+            Then::AddRelu(plus) => {
+                self.check_like("batch_norm", plus);
+                Some(images(plus))
+            }
+            Then::Nothing | Then::Relu => None,
+        };
+        Some((images(self), plus))
+    }
+
+    /// As batch norms of the device want it to lie.
+    fn by_channels(&self) -> Tensor {
+        match self.device().backend() {
+            Backend::Cpu => self.dense(),
+            Backend::Gpu(_) if self.dims().len() == 4 => self.arranged(self.device().image_order()),
+            Backend::Gpu(_) => self.contiguous(),
+        }
+    }
+
+    /// Whether what follows a normalisation can be done in the same pass.
+    fn is_rows_of_channels(&self) -> bool {
+        match self.device().backend() {
+            Backend::Cpu => batch_norm::is_rows(self),
+            Backend::Gpu(_) => true,
+        }
+    }
+
     /// Normalises each channel of (N, C, ...) to mean 0 and variance 1 over all else (with `eps` added to the variance), then
     /// multiplies by `weight` and adds `bias`, both (C), then does what `then` says. Tells what it found too.
     ///
@@ -81,24 +125,24 @@ impl Tensor {
         shared: Option<&SumOverBatch>,
     ) -> BatchNormed {
         let [n, channels, len] = self.channel_dims("batch_norm");
-        let x = self.dense();
+        if let Some((images, plus)) = self.as_images(then) {
+            let normed = images.batch_norm(weight, bias, eps, then.with(plus.as_ref()), shared);
+            return BatchNormed { out: normed.out.reshape(*self.shape()), ..normed };
+        }
+        let x = self.by_channels();
         let moments = Tensor::stale(self.device(), [2, channels].into(), DType::F64);
-        cpu::batch_norm::moments(&x, &moments);
-        let count = moments.with_slice_mut(|moments: &mut [f64]| {
-            let (means, squares) = moments.split_at_mut(channels);
-            let count = match shared {
-                None => (n * len) as f64,
-                Some(sum) => pooled((n * len) as f64, means, squares, sum),
-            };
-            squares.iter_mut().for_each(|square| *square /= count);
-            count
-        });
-        let part = |i: usize| {
-            let out = Tensor::stale(self.device(), [channels].into(), self.dtype);
-            moments.with_slice(|moments: &[f64]| out.fill_from(&moments[i * channels..][..channels]));
-            out
+        kernel::batch_norm::moments(&x, &moments);
+        let own = (n * len) as f64;
+        let count = match shared {
+            None => own,
+            Some(sum) => moments.with_slice_mut(|moments: &mut [f64]| {
+                let (means, squares) = moments.split_at_mut(channels);
+                pooled(own, means, squares, sum)
+            }),
         };
-        let stats = ChannelStats { mean: part(0), variance: part(1) };
+        let of_channels = || Tensor::stale(self.device(), [channels].into(), self.dtype);
+        let stats = ChannelStats { mean: of_channels(), variance: of_channels() };
+        kernel::batch_norm::statistics(&moments, count, [&stats.mean, &stats.variance]);
         let out = x.batch_normalised(weight, bias, &stats, eps, then, Some(count), shared);
         BatchNormed { out, stats, count }
     }
@@ -114,7 +158,11 @@ impl Tensor {
         then: Then<'_>,
     ) -> Tensor {
         self.channel_dims("batch_norm");
-        self.dense().batch_normalised(weight, bias, stats, eps, then, None, None)
+        if let Some((images, plus)) = self.as_images(then) {
+            let out = images.batch_norm_with(stats, weight, bias, eps, then.with(plus.as_ref()));
+            return out.reshape(*self.shape());
+        }
+        self.by_channels().batch_normalised(weight, bias, stats, eps, then, None, None)
     }
 
     /// `self` is dense; `count` is how many values of a channel the statistics are of, if they are the batch's own.
@@ -143,7 +191,7 @@ impl Tensor {
         if let Then::AddRelu(plus) = then {
             self.check_like("batch_norm", plus);
         }
-        if !matches!(then, Then::Nothing) && !cpu::batch_norm::is_rows(self) {
+        if !matches!(then, Then::Nothing) && !self.is_rows_of_channels() {
             let out = self.batch_normalised(weight, bias, stats, eps, Then::Nothing, count, shared);
             return match then {
                 Then::AddRelu(plus) => out.add(plus).relu(),
@@ -159,8 +207,9 @@ impl Tensor {
         let scale = Tensor::stale(self.device(), [channels].into(), self.dtype);
         let mean = stats.mean.contiguous();
         let relu = !matches!(then, Then::Nothing);
-        cpu::batch_norm::normalise(
-            [self, &mean, &stats.variance.contiguous()],
+        kernel::batch_norm::normalise(
+            self,
+            [&mean, &stats.variance.contiguous()],
             [weight.as_ref(), bias.as_ref()],
             eps,
             Fused { plus: plus.as_ref(), relu },
@@ -218,7 +267,7 @@ impl Tensor {
         let rows: Shape = [self.count() / width.max(1)].into();
         let (mean, scale) =
             (Tensor::stale(self.device(), rows, self.dtype), Tensor::stale(self.device(), rows, self.dtype));
-        cpu::norm::layer_norm(&x, weight.as_ref(), bias.as_ref(), eps, width, [&out, &mean, &scale]);
+        kernel::norm::layer_norm(&x, weight.as_ref(), bias.as_ref(), eps, width, [&out, &mean, &scale]);
         let mut inputs = [&x, &x, &x];
         let n_inputs = 1 + [&weight, &bias]
             .into_iter()

@@ -1,7 +1,7 @@
 //! Sums, means and largest values along dimensions.
 
-use crate::cpu;
 use crate::dtype::DType;
+use crate::kernel;
 use crate::op::Op;
 use crate::ops::{keep, recorded};
 use crate::shape::Shape;
@@ -26,7 +26,7 @@ impl Tensor {
             kept = kept.with(dim, 1);
         }
         let out = Tensor::stale(self.device(), kept, self.dtype);
-        cpu::reduce::sum(self, &out);
+        kernel::reduce::sum(self, &out);
         let out = recorded(out, Op::Sum { from: *self.shape(), kept }, &[self], |_| [None]);
         match keep {
             Keep::Yes => out,
@@ -97,7 +97,7 @@ impl Tensor {
         let shape: Shape = rows.shape().with(last, 1);
         let largest = Tensor::stale(self.device(), shape, self.dtype);
         let index = Tensor::stale(self.device(), shape, DType::I64);
-        cpu::reduce::max_rows(&rows, width, &largest, &index);
+        kernel::reduce::max_rows(&rows, width, &largest, &index);
         (largest.transpose(dim, last).contiguous(), index.transpose(dim, last).contiguous())
     }
 
@@ -114,7 +114,7 @@ impl Tensor {
             }
         }
         let out = Tensor::stale(self.device(), kept, self.dtype);
-        cpu::reduce::sum(self, &out);
+        kernel::reduce::sum(self, &out);
         out.reshape(*shape)
     }
 }

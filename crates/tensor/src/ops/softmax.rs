@@ -1,7 +1,7 @@
 //! Softmax and its logarithm.
 
-use crate::cpu::softmax::{Form, softmax};
-use crate::op::Op;
+use crate::kernel;
+use crate::op::{Form, Op};
 use crate::ops::{keep, recorded};
 use crate::tensor::Tensor;
 
@@ -27,7 +27,7 @@ impl Tensor {
         }
         let x = self.contiguous();
         let out = Tensor::stale(self.device(), *self.shape(), self.dtype);
-        softmax(form, &x, self.dims()[dim], &out);
+        kernel::softmax::softmax(form, &x, self.dims()[dim], &out);
         let op = match form {
             Form::Softmax => Op::Softmax { dim },
             Form::LogSoftmax => Op::LogSoftmax { dim },

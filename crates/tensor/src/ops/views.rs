@@ -1,6 +1,6 @@
 //! Views: other geometries over the same buffer, without a copy except where [`Tensor::reshape`] must.
 
-use crate::cpu;
+use crate::kernel;
 use crate::op::Op;
 use crate::ops::recorded;
 use crate::shape::{Geometry, MAX_DIMS, Shape};
@@ -124,8 +124,8 @@ impl Tensor {
         assert!(fits, "cat: shapes {} and {} differ outside of dimension {dim}", self.shape(), other.shape());
         let len = other.dims()[dim];
         let out = Tensor::stale(self.device(), self.shape().with(dim, middle + len), self.dtype);
-        cpu::copy::copy(self, &out.seen_as(out.geometry.narrow(dim, 0, middle)));
-        cpu::copy::copy(other, &out.seen_as(out.geometry.narrow(dim, middle, len)));
+        kernel::copy::copy(self, &out.seen_as(out.geometry.narrow(dim, 0, middle)));
+        kernel::copy::copy(other, &out.seen_as(out.geometry.narrow(dim, middle, len)));
         recorded(out, Op::Cat { dim, middle }, &[self, other], |_| [None])
     }
 }

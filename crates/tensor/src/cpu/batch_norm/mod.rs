@@ -36,6 +36,16 @@ pub(crate) fn moments(x: &Tensor, moments: &Tensor) {
     });
 }
 
+/// Each channel's mean and variance, from the moments of `count` values.
+pub(crate) fn statistics(moments: &Tensor, count: f64, [mean, variance]: [&Tensor; 2]) {
+    let moments = moments.read_contiguous::<f64>("batch_norm");
+    let (means, squares) = moments.split_at(mean.count());
+    with_float!(mean.dtype, "batch_norm", T => {
+        mean.write_whole::<T>().iter_mut().zip(means).for_each(|(to, &mean)| *to = T::from_f64(mean));
+        variance.write_whole::<T>().iter_mut().zip(squares).for_each(|(to, &square)| *to = T::from_f64(square / count));
+    });
+}
+
 /// What follows a normalisation in the same pass; for rows only.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Fused<'a> {
@@ -47,7 +57,8 @@ pub(crate) struct Fused<'a> {
 
 /// `out = (x - mean) scale weight + bias` with `scale = 1 / sqrt(variance + eps)`, which is kept.
 pub(crate) fn normalise(
-    [x, mean, variance]: [&Tensor; 3],
+    x: &Tensor,
+    [mean, variance]: [&Tensor; 2],
     [weight, bias]: [Option<&Tensor>; 2],
     eps: f64,
     fused: Fused<'_>,
@@ -91,7 +102,7 @@ fn times<T: Float>(scale: &[T], weight: Option<&Tensor>, mul: &mut [T]) {
 
 /// `sums` (2, C) = each channel's sum of grad, and of grad (x - mean). With `mask`, the output of a fused ReLU, only where that
 /// passed it on.
-pub(crate) fn sums([x, mean]: [&Tensor; 2], grad: &Tensor, mask: Option<&Tensor>, sums: &Tensor) {
+pub(crate) fn sums(x: &Tensor, mean: &Tensor, grad: &Tensor, mask: Option<&Tensor>, sums: &Tensor) {
     let _timer = x.device().time("batch norm, sums of gradients");
     halves!(sums => guard, halves);
     with_float!(x.dtype, "batch_norm", T => {
@@ -121,7 +132,8 @@ pub(crate) fn channel_gradients(sums: &Tensor, scale: &Tensor, [bias, weight]: [
 /// `out =` the gradient of the input. With u = (x - mean) scale it is weight scale (grad - mean(grad) - u mean(grad u)) where
 /// mean and scale are those of a batch of `count` values a channel, over which [`sums`] were taken; else weight scale grad.
 pub(crate) fn input_gradient(
-    [x, mean, scale]: [&Tensor; 3],
+    x: &Tensor,
+    [mean, scale]: [&Tensor; 2],
     weight: Option<&Tensor>,
     grad: &Tensor,
     mask: Option<&Tensor>,

@@ -63,7 +63,7 @@ impl Plan {
         }
     }
 
-    /// The orders in which the kernels want images, kernels and outputs to lie.
+    /// The orders in which the CPU's kernels want images, kernels and outputs to lie.
     pub(crate) fn orders(&self) -> [Order; 3] {
         match self.way() {
             Way::Direct | Way::Lowered => [Order::RowMajor; 3],

@@ -52,6 +52,12 @@ template <class V> V atomicMax(V *at, V value) {
     return before;
 }
 
+template <class V> V host_copy(const void *from) {
+    V value;
+    std::memcpy(&value, from, sizeof(V));
+    return value;
+}
+
 template <class To, class From> To host_bits(From from) {
     static_assert(sizeof(To) == sizeof(From), "bits");
     To to;

@@ -1,0 +1,240 @@
+//! The products of one GPU: what was chosen for each, and the calls.
+
+use super::foreign::{Algo, Functions, LtHandle};
+use super::plan::Descriptors;
+use super::product::{Kept, Numbers, Product, Vector};
+use crate::address::{Address, StreamHandle};
+use crate::clock::Clock;
+use crate::error::Error;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::ffi::c_void;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How many algorithms a search measures.
+const SEARCHED: usize = 16;
+/// The best alignment that any algorithm asks for, in bytes.
+const BEST_ALIGNMENT: u32 = 256;
+
+/// What a product works on, and with which factors.
+#[derive(Clone, Copy, Debug)]
+pub struct Operands {
+    /// The first factor.
+    pub a: Address,
+    /// The second factor.
+    pub b: Address,
+    /// The result.
+    pub out: Address,
+    /// The epilogue's vector, as the matrices' elements; null where it has none.
+    pub vector: Address,
+    /// What an activation keeps, [`Product::kept_bytes`]; null where it keeps nothing. At multiples of 16 bytes.
+    pub kept: Address,
+    /// What the product is multiplied by.
+    pub alpha: f64,
+    /// What the result that was there is multiplied by before it is added; with 0 it isn't read.
+    pub beta: f64,
+}
+
+impl Operands {
+    /// A product that replaces what was there, without an epilogue.
+    pub const fn new(a: Address, b: Address, out: Address) -> Operands {
+        Operands { a, b, out, vector: Address::NULL, kept: Address::NULL, alpha: 1.0, beta: 0.0 }
+    }
+
+    /// How well the first and the second factor of the library, the result and the vector are aligned.
+    fn alignment(&self) -> [u32; 4] {
+        [self.b, self.a, self.out, self.vector]
+            .map(|Address(at)| 1 << at.trailing_zeros().min(BEST_ALIGNMENT.ilog2()))
+    }
+}
+
+/// What a search found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Chosen {
+    /// How many algorithms were measured.
+    pub measured: usize,
+    /// How long the best one took.
+    pub best: Duration,
+    /// How long the heuristic's first took.
+    pub first: Duration,
+}
+
+/// The products of one GPU: the library's handle, and the plan for each product that came by.
+pub struct Products {
+    functions: Arc<Functions>,
+    handle: LtHandle,
+    workspace_bytes: usize,
+    plans: HashMap<(Product, [u32; 4]), Plan>,
+}
+
+/// What was chosen for a product.
+struct Plan {
+    descriptors: Descriptors,
+    algo: Algo,
+    workspace_bytes: usize,
+}
+
+// SAFETY: a handle may be used by any thread.
+unsafe impl Send for Products {}
+
+impl Products {
+    pub(super) fn new(functions: &Arc<Functions>, workspace_bytes: usize) -> Result<Products, Error> {
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: the call writes one pointer.
+        let status = unsafe { (functions.create)(&mut handle) };
+        functions.succeeded("cublasLtCreate", status, &"a GPU")?;
+        Ok(Products { functions: functions.clone(), handle, workspace_bytes, plans: HashMap::new() })
+    }
+
+    /// The bytes of the workspace that each call is to be given.
+    pub fn workspace_bytes(&self) -> usize {
+        self.workspace_bytes
+    }
+
+    /// For how many descriptions something was chosen.
+    pub fn planned(&self) -> usize {
+        self.plans.len()
+    }
+
+    /// Computes a product on `stream`, chosen for as the library thinks best if it is new. Panics on sizes that don't fit.
+    ///
+    /// # Safety
+    /// Until the stream has done it: the addresses are of this GPU's memory, which holds what `product` says; nobody writes what
+    /// is read, nobody reads or writes what is written; `workspace` has [`Products::workspace_bytes`], at a multiple of 256, and
+    /// is used by no other stream; the stream lives.
+    #[track_caller]
+    pub unsafe fn run(
+        &mut self,
+        product: &Product,
+        operands: &Operands,
+        workspace: Address,
+        stream: StreamHandle,
+    ) -> Result<(), Error> {
+        product.check();
+        check(product, operands);
+        let plan = match self.plans.entry((*product, operands.alignment())) {
+            Entry::Occupied(found) => found.into_mut(),
+            Entry::Vacant(free) => {
+                let descriptors = Descriptors::new(&self.functions, product)?;
+                descriptors.point(product, operands.vector, operands.kept)?;
+                let (limit, alignment) = (self.workspace_bytes, operands.alignment());
+                let found = descriptors.algorithms(self.handle, product, limit, alignment, 1)?;
+                let (algo, workspace_bytes) = found[0];
+                free.insert(Plan { descriptors, algo, workspace_bytes })
+            }
+        };
+        // SAFETY: the caller's promise.
+        unsafe { plan.run(&self.functions, self.handle, product, operands, workspace, stream) }
+    }
+
+    /// Measures what the library proposes for a product, and keeps the fastest. `clock` has streams
+    /// and events.
+    ///
+    /// # Safety
+    /// As for [`Products::run`]; the result is written over and over.
+    #[track_caller]
+    pub unsafe fn search(
+        &mut self,
+        product: &Product,
+        operands: &Operands,
+        workspace: Address,
+        stream: StreamHandle,
+        clock: &mut Clock<'_>,
+    ) -> Result<Chosen, Error> {
+        product.check();
+        check(product, operands);
+        let descriptors = Descriptors::new(&self.functions, product)?;
+        descriptors.point(product, operands.vector, operands.kept)?;
+        let (limit, alignment) = (self.workspace_bytes, operands.alignment());
+        let found = descriptors.algorithms(self.handle, product, limit, alignment, SEARCHED)?;
+        let (measured, mut best, mut first) = (found.len(), Duration::MAX, Duration::MAX);
+        let mut plan = Plan { descriptors, algo: found[0].0, workspace_bytes: found[0].1 };
+        let mut fastest = found[0];
+        for (i, &(algo, workspace_bytes)) in found.iter().enumerate() {
+            (plan.algo, plan.workspace_bytes) = (algo, workspace_bytes);
+            let (functions, handle) = (&self.functions, self.handle);
+            // SAFETY: the caller's promise.
+            let took =
+                clock(&mut || unsafe { plan.run(functions, handle, product, operands, workspace, stream) })?;
+            if i == 0 {
+                first = took;
+            }
+            if took < best {
+                (best, fastest) = (took, (algo, workspace_bytes));
+            }
+        }
+        (plan.algo, plan.workspace_bytes) = fastest;
+        self.plans.insert((*product, alignment), plan);
+        Ok(Chosen { measured, best, first })
+    }
+}
+
+/// Panics where an epilogue lacks what it works on.
+#[track_caller]
+fn check(product: &Product, operands: &Operands) {
+    let vector = product.epilogue.vector() == Vector::None || operands.vector != Address::NULL;
+    let kept = product.epilogue.kept() == Kept::None || operands.kept != Address::NULL;
+    assert!(vector && kept, "{product}: a vector or what is kept has no address");
+}
+
+impl Plan {
+    /// # Safety
+    /// As for [`Products::run`].
+    unsafe fn run(
+        &self,
+        functions: &Functions,
+        handle: LtHandle,
+        product: &Product,
+        operands: &Operands,
+        workspace: Address,
+        stream: StreamHandle,
+    ) -> Result<(), Error> {
+        let Plan { descriptors, algo, workspace_bytes } = self;
+        descriptors.point(product, operands.vector, operands.kept)?;
+        let wide = [operands.alpha, operands.beta];
+        let narrow = wide.map(|factor| factor as f32);
+        let [alpha, beta]: [*const c_void; 2] = match product.numbers {
+            Numbers::F64 => wide.each_ref().map(|factor| (&raw const *factor).cast()),
+            _ => narrow.each_ref().map(|factor| (&raw const *factor).cast()),
+        };
+        let [a, b, out] = [operands.a, operands.b, operands.out].map(|Address(at)| at as *mut c_void);
+        // SAFETY: descriptors and handle live, factors are read before the call returns; the rest is the caller's promise.
+        let status = unsafe {
+            (functions.matmul)(
+                handle,
+                descriptors.product.pointer,
+                alpha,
+                b,
+                descriptors.first.pointer,
+                a,
+                descriptors.second.pointer,
+                beta,
+                out,
+                descriptors.out.pointer,
+                out,
+                descriptors.out.pointer,
+                algo,
+                workspace.0 as *mut c_void,
+                *workspace_bytes,
+                stream,
+            )
+        };
+        functions.succeeded("cublasLtMatmul", status, product)
+    }
+}
+
+impl Drop for Products {
+    fn drop(&mut self) {
+        self.plans.clear();
+        // SAFETY: made in `new` and ended nowhere else. It can't be helped if that fails.
+        unsafe { (self.functions.destroy)(self.handle) };
+    }
+}
+
+impl fmt::Debug for Products {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Products({} planned)", self.plans.len())
+    }
+}

@@ -1,0 +1,134 @@
+//! How a graph is computed: what the library proposes, what of that may be taken, and its plan.
+
+use super::convolution::{Convolution, Numbers};
+use super::descriptor::{Descriptor, Raw};
+use super::foreign::{self, CudnnHandle, Functions};
+use super::graph::{Alignment, Graph, graph};
+use crate::error::Error;
+use std::ffi::c_int;
+use std::sync::Arc;
+
+/// How many proposals of each heuristic are looked at.
+const MOST: usize = 16;
+
+/// A way to compute a convolution.
+pub(super) struct Plan {
+    pub(super) plan: Raw,
+    pub(super) workspace_bytes: usize,
+    _config: Raw,
+    _graph: Arc<Graph>,
+}
+
+/// The plans that may be taken, the one that the library thinks best first, up to `most`. An error where there is none.
+pub(super) fn plans(
+    functions: &Arc<Functions>,
+    handle: CudnnHandle,
+    convolution: &Convolution,
+    alignment: Alignment,
+    most_workspace_bytes: usize,
+    most: usize,
+) -> Result<Vec<Plan>, Error> {
+    let graph = Arc::new(graph(functions, handle, convolution, alignment)?);
+    let mut plans = Vec::new();
+    let mut refused = None;
+    for mode in [foreign::HEUR_MODE_A, foreign::HEUR_MODE_FALLBACK] {
+        // Where the better heuristic has something, the other one has nothing to add.
+        let proposals =
+            if plans.is_empty() { proposals(functions, convolution, &graph, mode) } else { break };
+        let proposals = match proposals {
+            Ok(proposals) => proposals,
+            Err(error) => {
+                refused = Some(error);
+                continue;
+            }
+        };
+        for config in proposals {
+            if plans.len() == most {
+                break;
+            }
+            if !may_be_taken(convolution.numbers, &notes(functions, convolution, &config)?) {
+                continue;
+            }
+            match plan(functions, handle, convolution, &graph, config) {
+                Ok(plan) if plan.workspace_bytes <= most_workspace_bytes => plans.push(plan),
+                Ok(_) => {}
+                // Not every engine that is proposed can do what it is proposed for.
+                Err(error) => refused = Some(error),
+            }
+        }
+    }
+    if plans.is_empty() {
+        let none = || functions.succeeded("cudnnBackendGetAttribute", foreign::NOT_SUPPORTED, convolution);
+        return Err(refused.unwrap_or_else(|| none().expect_err("the status is one of failure")));
+    }
+    Ok(plans)
+}
+
+/// Configurations of engines that a heuristic proposes.
+fn proposals(
+    functions: &Arc<Functions>,
+    convolution: &Convolution,
+    graph: &Graph,
+    mode: c_int,
+) -> Result<Vec<Raw>, Error> {
+    let heuristic = Descriptor::new(functions, convolution, foreign::ENGINE_HEUR)?
+        .descriptors(foreign::HEUR_GRAPH, &[&graph.graph])?
+        .number(foreign::HEUR_MODE, foreign::TYPE_HEUR_MODE, mode)?
+        .finalize()?;
+    let empty = |_| Ok(Descriptor::new(functions, convolution, foreign::ENGINE_CONFIG)?.empty());
+    let mut configs = (0..MOST).map(empty).collect::<Result<Vec<_>, Error>>()?;
+    let filled = heuristic.fill(foreign::HEUR_RESULTS, &configs, convolution)?;
+    configs.truncate(filled);
+    Ok(configs)
+}
+
+/// What an engine says of the numbers that it computes.
+fn notes(functions: &Arc<Functions>, convolution: &Convolution, config: &Raw) -> Result<Vec<c_int>, Error> {
+    let engine = [Descriptor::new(functions, convolution, foreign::ENGINE)?.empty()];
+    config.fill(foreign::CONFIG_ENGINE, &engine, convolution)?;
+    engine[0].notes(foreign::ENGINE_NOTE, convolution)
+}
+
+/// Whether an engine with these notes computes what was asked for, and the same in every run.
+fn may_be_taken(numbers: Numbers, notes: &[c_int]) -> bool {
+    notes.iter().all(|&note| match note {
+        foreign::NOTE_NOT_DETERMINISTIC | foreign::NOTE_REDUCED_PRECISION => false,
+        foreign::NOTE_TENSOR_CORE | foreign::NOTE_DOWN_CONVERT => numbers != Numbers::F32,
+        _ => true,
+    })
+}
+
+fn plan(
+    functions: &Arc<Functions>,
+    handle: CudnnHandle,
+    convolution: &Convolution,
+    graph: &Arc<Graph>,
+    config: Raw,
+) -> Result<Plan, Error> {
+    let plan = Descriptor::new(functions, convolution, foreign::PLAN)?
+        .handle(foreign::PLAN_HANDLE, handle)?
+        .descriptors(foreign::PLAN_CONFIG, &[&config])?
+        .finalize()?;
+    let workspace_bytes = plan.integer(foreign::PLAN_WORKSPACE, convolution)?.max(0) as usize;
+    Ok(Plan { plan, workspace_bytes, _config: config, _graph: graph.clone() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn engines_are_taken_that_keep_their_word() {
+        let rows: [(&[c_int], Numbers, bool); 6] = [
+            (&[], Numbers::F32, true),
+            (&[foreign::NOTE_TENSOR_CORE], Numbers::F32, false),
+            (&[foreign::NOTE_TENSOR_CORE], Numbers::Tf32, true),
+            (&[foreign::NOTE_TENSOR_CORE], Numbers::Bf16, true),
+            (&[foreign::NOTE_TENSOR_CORE, foreign::NOTE_NOT_DETERMINISTIC], Numbers::Bf16, false),
+            (&[foreign::NOTE_REDUCED_PRECISION], Numbers::F16, false),
+        ];
+        for (notes, numbers, want) in rows {
+            assert_eq!(may_be_taken(numbers, notes), want, "{notes:?} for {numbers:?}");
+        }
+    }
+}

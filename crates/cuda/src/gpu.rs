@@ -1,0 +1,186 @@
+//! A GPU of this machine, opened: its streams, its memory, its kernels.
+
+use crate::context::Context;
+use crate::cubins::{Cubins, KernelCache};
+use crate::driver::Driver;
+use crate::element::Element;
+use crate::error::Error;
+use crate::event::{Event, Timing};
+use crate::memory::DeviceMemory;
+use crate::modules::Modules;
+use crate::nvrtc::{Architecture, Nvrtc};
+use crate::pinned::Pinned;
+use crate::source::Source;
+use crate::stream::{Priority, Stream};
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// How a GPU is opened.
+#[derive(Clone, Debug, Default)]
+pub struct GpuOptions {
+    /// Folders in which NVIDIA's libraries are looked for, before those that the system knows; none by default.
+    pub libraries: Vec<PathBuf>,
+    /// The folder that keeps compiled kernels from one start to the next; by default every process compiles its own.
+    pub kernels: Option<PathBuf>,
+    /// Whether every launch is waited for; by default none is.
+    pub debug_sync: DebugSync,
+}
+
+/// Whether every launch, of a kernel or of a graph, is waited for, so that one that fails is named.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DebugSync {
+    /// Each is, and a graph as a whole. Slow.
+    Yes,
+    /// A failure shows at some later call.
+    #[default]
+    No,
+}
+
+/// How much memory a GPU has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GpuMemory {
+    /// Bytes that nobody has, this process or another.
+    pub free: u64,
+    /// All bytes.
+    pub total: u64,
+}
+
+/// A GPU. Clones are the same one; it is closed when the last of them, and of all that was made with them, is dropped.
+#[derive(Clone)]
+pub struct Gpu(Arc<Opened>);
+
+struct Opened {
+    name: String,
+    architecture: Architecture,
+    multiprocessors: u32,
+    modules: Modules,
+    compute: Stream,
+    copy: Stream,
+    comm: Stream,
+    context: Arc<Context>,
+}
+
+impl Gpu {
+    /// Opens the GPU of this number, counted among those that the process may see. Fails where driver, compiler or GPU aren't
+    /// there or don't work, and says what to do.
+    pub fn open(index: u32, options: &GpuOptions) -> Result<Gpu, Error> {
+        let driver = Driver::open(&options.libraries)?;
+        let nvrtc = Nvrtc::open(&options.libraries)?;
+        let context = Arc::new(Context::open(driver, index, options.debug_sync)?);
+        let architecture = context.architecture()?;
+        Ok(Gpu(Arc::new(Opened {
+            name: context.name()?,
+            architecture,
+            multiprocessors: context.multiprocessors()?,
+            modules: Modules::new(nvrtc, architecture, Cubins::new(options.kernels.clone())),
+            compute: Stream::new(&context, Priority::Low)?,
+            copy: Stream::new(&context, Priority::High)?,
+            comm: Stream::new(&context, Priority::High)?,
+            context,
+        })))
+    }
+
+    /// Its number.
+    pub fn index(&self) -> u32 {
+        self.0.context.gpu()
+    }
+
+    /// What NVIDIA calls it.
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// What it can do.
+    pub fn architecture(&self) -> Architecture {
+        self.0.architecture
+    }
+
+    /// How many multiprocessors it has.
+    pub fn multiprocessors(&self) -> u32 {
+        self.0.multiprocessors
+    }
+
+    /// How much memory it has, and how much of that is free now.
+    pub fn memory(&self) -> Result<GpuMemory, Error> {
+        let (free, total) = self.0.context.memory()?;
+        Ok(GpuMemory { free, total })
+    }
+
+    /// The stream of kernels.
+    pub fn compute(&self) -> &Stream {
+        &self.0.compute
+    }
+
+    /// The stream of copies from and to the host.
+    pub fn copy(&self) -> &Stream {
+        &self.0.copy
+    }
+
+    /// The stream of what GPUs tell each other.
+    pub fn comm(&self) -> &Stream {
+        &self.0.comm
+    }
+
+    /// One more stream.
+    pub fn stream(&self, priority: Priority) -> Result<Stream, Error> {
+        Stream::new(&self.0.context, priority)
+    }
+
+    /// A new event.
+    pub fn event(&self, timing: Timing) -> Result<Event, Error> {
+        Event::new(&self.0.context, timing)
+    }
+
+    /// So many bytes of its memory, which are 0 for what `stream` does from now on; another stream has to wait for an event first.
+    pub fn alloc(&self, stream: &Stream, bytes: usize) -> Result<DeviceMemory, Error> {
+        stream.of_one_gpu("alloc", &self.0.context);
+        DeviceMemory::zeroed(stream, bytes)
+    }
+
+    /// So many bytes of the host's memory, which are 0, and which the GPU can copy while the program goes on.
+    pub fn pinned(&self, bytes: usize) -> Result<Pinned, Error> {
+        Pinned::zeroed(&self.0.context, bytes)
+    }
+
+    /// Loads the kernels of a source for a type of elements, so that no launch has to.
+    pub fn prepare(&self, source: Source, element: Element) -> Result<(), Error> {
+        self.0.modules.prepare(&self.0.context, source, element)
+    }
+
+    /// Where its kernels came from so far.
+    pub fn kernel_cache(&self) -> KernelCache {
+        self.0.modules.cache()
+    }
+
+    /// Makes it the GPU that other libraries of NVIDIA's mean on this thread, which their calls need. Ours see to it themselves.
+    pub fn make_current(&self) -> Result<(), Error> {
+        self.0.context.make_current()
+    }
+
+    /// Waits for all of its streams, of which none may be captured.
+    pub fn synchronize(&self) -> Result<(), Error> {
+        self.0.context.synchronize()
+    }
+
+    pub(crate) fn context(&self) -> &Arc<Context> {
+        &self.0.context
+    }
+
+    pub(crate) fn modules(&self) -> &Modules {
+        &self.0.modules
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        // Kernels aren't unloaded while they run. A failure is one that others have reported.
+        let _ = self.context.synchronize();
+    }
+}
+
+impl fmt::Debug for Gpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Gpu({}: {}, sm_{})", self.index(), self.0.name, self.0.architecture)
+    }
+}

@@ -1,0 +1,149 @@
+//! NCCL: collectives between GPUs, one rank a GPU.
+//!
+//! A rank makes a [`UniqueId`], which travels to the others by whatever way there is; each then [joins](Nccl::join) with it, and
+//! has a [`Communicator`]. Communicators don't block: what takes time is asked for and then watched, so that every wait has a
+//! deadline and an abort ([`Communicator::abort`]) ends it from any thread. Operations run on streams, after this side has gone
+//! on; [`Communicator::wait`] watches over them.
+//!
+//! What this module does not decide: how ids travel, which stream an operation runs on, what happens after a failure.
+
+mod calls;
+mod communicator;
+mod failure;
+pub(crate) mod foreign;
+mod number;
+mod operation;
+
+pub use calls::{Block, Calls};
+pub use communicator::Communicator;
+pub use failure::{Cause, Failure};
+pub use number::{Number, Reduction};
+pub use operation::{Kind, Operation};
+
+use crate::error::Error;
+use foreign::{ForeignId, Functions};
+use std::ffi::CStr;
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// By what the ranks of a communicator find each other: bytes that travel as they are. Good for one communicator.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct UniqueId(pub [u8; UniqueId::BYTES]);
+
+impl UniqueId {
+    /// How many bytes there are.
+    pub const BYTES: usize = 128;
+}
+
+impl fmt::Debug for UniqueId {
+    /// Without its bytes: they hold an address, and whoever has them can join.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("UniqueId(..)")
+    }
+}
+
+/// The library, opened.
+#[derive(Clone)]
+pub struct Nccl {
+    functions: Arc<Functions>,
+}
+
+impl Nccl {
+    /// Opens the library: from one of `folders` if it is there, else from where the system looks.
+    pub fn open(folders: &[PathBuf]) -> Result<Nccl, Error> {
+        Ok(Nccl { functions: Arc::new(Functions::open(folders)?) })
+    }
+
+    /// Its version, as 2.32.3 is written: (2, 32, 3).
+    pub fn version(&self) -> Result<(u32, u32, u32), Error> {
+        let mut number = 0;
+        // SAFETY: the call writes one number.
+        let status = unsafe { (self.functions.version)(&mut number) };
+        self.functions.succeeded("ncclGetVersion", status, || "the library's version".to_owned())?;
+        let number = number.max(0) as u32;
+        Ok((number / 10_000, number / 100 % 100, number % 100))
+    }
+
+    /// A new id. The process that made it must live until all ranks have joined: they meet there.
+    pub fn unique_id(&self) -> Result<UniqueId, Error> {
+        let mut id = ForeignId { internal: [0; UniqueId::BYTES] };
+        // SAFETY: the call fills the struct.
+        let status = unsafe { (self.functions.unique_id)(&mut id) };
+        self.functions.succeeded("ncclGetUniqueId", status, || "an id for ranks to meet".to_owned())?;
+        Ok(UniqueId(id.internal.map(|byte| byte as u8)))
+    }
+
+    /// Begins to join the others as `rank` of `n_ranks`, with the GPU that is current on this thread, and returns at once.
+    /// [`Communicator::ready`] waits until all have come, and so does the first operation. No wait of the communicator's own
+    /// takes longer than `patience`. Panics if there is no such rank.
+    #[track_caller]
+    pub fn join(
+        &self,
+        id: &UniqueId,
+        rank: usize,
+        n_ranks: usize,
+        patience: Duration,
+    ) -> Result<Communicator, Error> {
+        assert!(rank < n_ranks, "join: rank {rank} among {n_ranks}");
+        Communicator::join(&self.functions, id, rank, n_ranks, patience)
+    }
+
+    /// Issues all operations of `issue` as one, so that they don't wait for each other: several of one communicator, or those of
+    /// several ranks that one thread drives. Locks the communicators for the while; each may be named once.
+    ///
+    /// Should `issue` fail, what it has issued before may still run: abort the communicators then.
+    #[track_caller]
+    pub fn group<R>(
+        &self,
+        communicators: &[&Communicator],
+        issue: impl FnOnce(&mut [Calls<'_>]) -> Result<R, Error>,
+    ) -> Result<R, Error> {
+        calls::group(&self.functions, communicators, issue)
+    }
+}
+
+impl fmt::Debug for Nccl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Nccl({:?})", self.version())
+    }
+}
+
+impl Functions {
+    /// An error where `status` is none of success, outside of any communicator.
+    fn succeeded(
+        &self,
+        call: &'static str,
+        status: foreign::Status,
+        what: impl Fn() -> String,
+    ) -> Result<(), Error> {
+        if status == foreign::SUCCESS {
+            return Ok(());
+        }
+        Err(Error::LibraryCall {
+            library: crate::Library::Nccl,
+            call,
+            what: what(),
+            status: failure::name(status),
+            words: self.words(status, std::ptr::null_mut()),
+            hint: failure::hint(status),
+        })
+    }
+
+    /// What the library says of a status, and of what went wrong last.
+    fn words(&self, status: foreign::Status, comm: foreign::Comm) -> String {
+        // SAFETY: both give strings that end in 0 and stay for as long as the library is open, or null; the second takes no
+        // communicator as well.
+        let (general, last) = unsafe { ((self.error_string)(status), (self.last_error)(comm)) };
+        let text = |pointer: *const std::ffi::c_char| match pointer.is_null() {
+            true => String::new(),
+            // SAFETY: as above.
+            false => unsafe { CStr::from_ptr(pointer) }.to_string_lossy().trim().to_owned(),
+        };
+        match (text(general), text(last)) {
+            (general, last) if last.is_empty() => general,
+            (general, last) => format!("{general}: {last}"),
+        }
+    }
+}

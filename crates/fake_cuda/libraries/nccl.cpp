@@ -1,0 +1,571 @@
+// A stand-in for NCCL: ranks are threads of one process, or streams that run on their own.
+//
+// An operation is done when it has come up in the streams of all its ranks: each arrives at a meeting, the last one to come
+// does the work for all. Ranks whose operations don't match are refused with an asynchronous error, where NCCL would hang.
+
+#include "fake.h"
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <set>
+#include <tuple>
+
+using fake::called;
+
+namespace {
+
+enum Result { OK, CUDA_ERROR, SYSTEM_ERROR, INTERNAL, INVALID_ARGUMENT, INVALID_USAGE, REMOTE, IN_PROGRESS };
+enum Type { I8, U8, I32, U32, I64, U64, F16, F32, F64, BF16, F8A, F8B, N_TYPES };
+enum Op { SUM, PRODUCT, MAX, MIN, MEAN, N_OPS };
+enum Kind { ALL_REDUCE, REDUCE, BROADCAST, ALL_GATHER, REDUCE_SCATTER, SEND, RECEIVE };
+const char *const KINDS[] = {"ncclAllReduce", "ncclReduce", "ncclBroadcast", "ncclAllGather", "ncclReduceScatter", "ncclSend", "ncclRecv"};
+const size_t SIZES[N_TYPES] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
+
+struct Id {
+    char internal[128];
+};
+
+struct Config {
+    size_t size;
+    unsigned magic, version;
+    int blocking;
+};
+
+struct Comm;
+
+struct Task {
+    Kind kind;
+    const char *from;
+    char *to;
+    size_t count;
+    int type, op, root; // The peer, for messages.
+    double factor;      // What a rank's numbers are multiplied by.
+    void *stream;
+    long number; // Among the collectives of a communicator, or among the messages of a pair of ranks.
+};
+
+struct Arrival {
+    std::shared_ptr<Comm> comm;
+    Task task;
+};
+
+struct Meeting {
+    std::map<int, Arrival> here; // By rank; for messages 0 sends and 1 receives.
+    bool done = false;
+};
+
+struct Split {
+    int arrived = 0;
+    std::map<int, std::tuple<int, int, std::shared_ptr<Comm>>> asked; // Color, key and the new one, by rank.
+};
+
+// The ranks that belong together.
+struct Clique {
+    std::mutex lock;
+    int n_ranks = 0;
+    std::map<int, std::shared_ptr<Comm>> members;
+    std::map<long, std::shared_ptr<Meeting>> collectives;
+    std::map<std::tuple<int, int, long>, std::shared_ptr<Meeting>> messages; // From, to, number.
+    std::map<long, Split> splits;
+    int finalized = 0;
+};
+
+struct Comm {
+    std::shared_ptr<Clique> clique; // None until a split has come about.
+    int rank = 0, device = -1;
+    bool aborted = false, finalizing = false, is_joining = true;
+    int error = OK;
+    const char *last = "";
+    long collectives = 0, splits = 0, outstanding = 0;
+    std::map<std::pair<int, int>, long> messages;
+    std::map<int, double> ops;
+    int next_op = N_OPS;
+};
+
+struct Registry {
+    std::mutex lock;
+    std::map<Comm *, std::shared_ptr<Comm>> comms;
+    std::map<std::string, std::shared_ptr<Clique>> cliques;
+    long ids = 0;
+    std::set<std::string> words; // Kept, so that pointers into them stay good.
+    const char *last = "";
+};
+
+Registry &registry() {
+    static Registry *registry = new Registry;
+    return *registry;
+}
+
+const char *kept(const std::string &words) {
+    std::lock_guard<std::mutex> guard(registry().lock);
+    registry().last = registry().words.insert(words).first->c_str();
+    return registry().last;
+}
+
+int refuse(int code, const std::string &words) {
+    kept(words);
+    return code;
+}
+
+std::shared_ptr<Comm> find(Comm *comm) {
+    std::lock_guard<std::mutex> guard(registry().lock);
+    auto found = registry().comms.find(comm);
+    return found == registry().comms.end() ? nullptr : found->second;
+}
+
+void remember(const std::shared_ptr<Comm> &comm) {
+    std::lock_guard<std::mutex> guard(registry().lock);
+    registry().comms[comm.get()] = comm;
+    fake::born();
+}
+
+void forget(Comm *comm) {
+    std::lock_guard<std::mutex> guard(registry().lock);
+    if (registry().comms.erase(comm)) fake::died();
+}
+
+// With the clique locked.
+void fail_all(Clique &clique, const std::string &words) {
+    const char *last = kept(words);
+    for (auto &member : clique.members) {
+        member.second->error = INVALID_USAGE;
+        member.second->last = last;
+    }
+}
+
+double get(const char *from, int type, size_t i) {
+    switch (type) {
+#define CASE(T, C) case T: { C x; memcpy(&x, from + i * sizeof x, sizeof x); return double(x); }
+        CASE(I8, int8_t) CASE(U8, uint8_t) CASE(I32, int32_t) CASE(U32, uint32_t) CASE(F32, float) CASE(F64, double)
+#undef CASE
+        case F16: case BF16: {
+            uint16_t x;
+            memcpy(&x, from + i * 2, 2);
+            return type == F16 ? fake::from_f16(x) : fake::from_bf16(x);
+        }
+    }
+    return 0;
+}
+
+void put(char *to, int type, size_t i, double value) {
+    switch (type) {
+#define CASE(T, C) case T: { C x = C(value); memcpy(to + i * sizeof x, &x, sizeof x); return; }
+        CASE(I8, int8_t) CASE(U8, uint8_t) CASE(I32, int32_t) CASE(U32, uint32_t) CASE(F32, float) CASE(F64, double)
+#undef CASE
+        case F16: case BF16: {
+            uint16_t x = type == F16 ? fake::to_f16(float(value)) : fake::to_bf16(float(value));
+            memcpy(to + i * 2, &x, 2);
+        }
+    }
+}
+
+template <class T> T combine(int op, T a, T b) {
+    switch (op) {
+        case PRODUCT: return a * b;
+        case MAX: return std::max(a, b);
+        case MIN: return std::min(a, b);
+        default: return a + b;
+    }
+}
+
+// Element `i` of all ranks, reduced.
+void reduce_one(Meeting &meeting, int type, size_t i, char *to, size_t at) {
+    int n = int(meeting.here.size());
+    auto &first = meeting.here.begin()->second.task;
+    if (type == I64 || type == U64) {
+        uint64_t sum = 0;
+        bool begun = false;
+        for (auto &one : meeting.here) {
+            uint64_t x;
+            memcpy(&x, one.second.task.from + i * 8, 8);
+            if (!begun) sum = x;
+            else if (type == I64) sum = uint64_t(combine<int64_t>(first.op, int64_t(sum), int64_t(x)));
+            else sum = combine<uint64_t>(first.op, sum, x);
+            begun = true;
+        }
+        if (first.op == MEAN) sum = type == I64 ? uint64_t(int64_t(sum) / n) : sum / n;
+        memcpy(to + at * 8, &sum, 8);
+        return;
+    }
+    double sum = 0;
+    bool begun = false;
+    for (auto &one : meeting.here) {
+        double x = get(one.second.task.from, type, i) * one.second.task.factor;
+        sum = begun ? combine<double>(first.op, sum, x) : x;
+        begun = true;
+    }
+    if (first.op == MEAN) sum /= n;
+    put(to, type, at, sum);
+}
+
+// Does a collective for all of its ranks; what is written may be what is read.
+void collect(Meeting &meeting) {
+    const Task &first = meeting.here.begin()->second.task;
+    size_t n = meeting.here.size(), size = SIZES[first.type], count = first.count;
+    size_t total = first.kind == ALL_GATHER || first.kind == REDUCE_SCATTER ? n * count : count;
+    std::vector<char> all(total * size);
+    if (first.kind == BROADCAST) {
+        memcpy(all.data(), meeting.here[first.root].task.from, all.size());
+    } else if (first.kind == ALL_GATHER) {
+        for (auto &one : meeting.here) memcpy(all.data() + one.first * count * size, one.second.task.from, count * size);
+    } else {
+        for (size_t i = 0; i < total; i++) reduce_one(meeting, first.type, i, all.data(), i);
+    }
+    for (auto &one : meeting.here) {
+        if (first.kind == REDUCE && one.first != first.root) continue;
+        bool parts = first.kind == REDUCE_SCATTER;
+        memcpy(one.second.task.to, all.data() + (parts ? one.first * count * size : 0), parts ? count * size : all.size());
+    }
+}
+
+std::string described(const Task &task) {
+    const char *peer = task.kind == SEND || task.kind == RECEIVE ? " peer=" : " root=";
+    return "count=" + std::to_string(task.count) + " type=" + std::to_string(task.type) + " op=" +
+           std::to_string(task.op < N_OPS ? task.op : int(N_OPS)) + peer + std::to_string(task.root);
+}
+
+// With the clique locked.
+void arrive(Clique &clique, const std::shared_ptr<Comm> &comm, const Task &task, std::shared_ptr<Meeting> &meeting) {
+    bool message = task.kind == SEND || task.kind == RECEIVE;
+    auto pair = task.kind == SEND ? std::make_tuple(comm->rank, task.root, task.number) : std::make_tuple(task.root, comm->rank, task.number);
+    auto &slot = message ? clique.messages[pair] : clique.collectives[task.number];
+    if (!slot) slot = std::make_shared<Meeting>();
+    meeting = slot;
+    meeting->here[message ? task.kind == RECEIVE : comm->rank] = Arrival{comm, task};
+    if (meeting->here.size() < size_t(message ? 2 : clique.n_ranks)) return;
+    for (auto &one : meeting->here)
+        if (one.second.comm->aborted) return;
+    if (message) clique.messages.erase(pair);
+    else clique.collectives.erase(task.number);
+    const Arrival &first = meeting->here.begin()->second;
+    for (auto &one : meeting->here) {
+        const Task &other = one.second.task;
+        bool matches = other.count == first.task.count && other.type == first.task.type;
+        if (!message) matches = matches && other.kind == first.task.kind && other.root == first.task.root && std::min<int>(other.op, N_OPS) == std::min<int>(first.task.op, N_OPS);
+        if (matches) continue;
+        return fail_all(clique, "mismatch: rank " + std::to_string(first.comm->rank) + " asks for " + KINDS[first.task.kind] + " " + described(first.task) +
+                                    ", rank " + std::to_string(one.second.comm->rank) + " for " + KINDS[other.kind] + " " + described(other));
+    }
+    if (message) memcpy(meeting->here[1].task.to, meeting->here[0].task.from, first.task.count * SIZES[first.task.type]);
+    else collect(*meeting);
+    meeting->done = true;
+}
+
+// What a stream does: arrives everywhere, then isn't done before all others have come.
+bool perform(const std::shared_ptr<Comm> &comm, const std::vector<Task> &tasks, std::vector<std::shared_ptr<Meeting>> &meetings) {
+    Clique &clique = *comm->clique;
+    std::lock_guard<std::mutex> guard(clique.lock);
+    if (meetings.empty()) {
+        meetings.resize(tasks.size());
+        for (size_t i = 0; i < tasks.size() && !comm->aborted; i++) arrive(clique, comm, tasks[i], meetings[i]);
+    }
+    const bool all_done = std::all_of(meetings.begin(), meetings.end(), [](auto &m) { return m && m->done; });
+    if (!comm->aborted && comm->error == OK && !all_done) return false;
+    // A graph that is launched again meets the others again.
+    meetings.clear();
+    if (comm->outstanding > 0) comm->outstanding--;
+    return true;
+}
+
+struct Group {
+    int depth = 0;
+    std::vector<std::pair<std::shared_ptr<Comm>, Task>> tasks;
+    int error = OK;
+};
+thread_local Group group;
+
+// Hands the tasks to their streams, one piece of work for each communicator and stream.
+int launch() {
+    std::vector<std::pair<std::shared_ptr<Comm>, Task>> tasks;
+    tasks.swap(group.tasks);
+    int error = group.error;
+    group.error = OK;
+    if (error != OK) return error;
+    std::vector<std::tuple<std::shared_ptr<Comm>, void *, std::vector<Task>>> launches;
+    for (auto &[comm, task] : tasks) {
+        auto same = std::find_if(launches.begin(), launches.end(), [&, c = comm, s = task.stream](auto &l) { return std::get<0>(l) == c && std::get<1>(l) == s; });
+        if (same == launches.end()) {
+            launches.emplace_back(comm, task.stream, std::vector<Task>());
+            same = launches.end() - 1;
+        }
+        std::get<2>(*same).push_back(task);
+    }
+    for (auto &[comm, stream, list] : launches) {
+        {
+            std::lock_guard<std::mutex> guard(comm->clique->lock);
+            comm->outstanding++;
+        }
+        const auto meetings = std::make_shared<std::vector<std::shared_ptr<Meeting>>>();
+        auto work = [comm = comm, list = list, meetings] { return perform(comm, list, *meetings); };
+        if (!fake::enqueue(stream, work)) return refuse(CUDA_ERROR, "the stream takes no work");
+    }
+    return OK;
+}
+
+int state(Comm &comm); // Below.
+
+int issue(Comm *raw, Task task) {
+    auto comm = find(raw);
+    std::string detail = comm ? "rank=" + std::to_string(comm->rank) + " " + described(task) : "";
+    if (int code = called(KINDS[task.kind], detail)) {
+        if (group.depth) group.error = code;
+        return refuse(code, std::string(KINDS[task.kind]) + " was told to fail");
+    }
+    if (!comm) return refuse(INVALID_ARGUMENT, "no such communicator");
+    if (state(*comm) != OK) return refuse(INVALID_USAGE, "the communicator isn't ready");
+    if (task.type < 0 || task.type >= N_TYPES) return refuse(INVALID_ARGUMENT, "no such type");
+    bool reduces = task.kind == ALL_REDUCE || task.kind == REDUCE || task.kind == REDUCE_SCATTER;
+    if (reduces && task.type >= F8A) return refuse(INVALID_ARGUMENT, "no sums of 8-bit floats here");
+    {
+        std::lock_guard<std::mutex> guard(comm->clique->lock);
+        if (task.root >= comm->clique->n_ranks) return refuse(INVALID_ARGUMENT, "no such rank");
+        task.factor = 1;
+        if (reduces && task.op >= N_OPS) {
+            auto op = comm->ops.find(task.op);
+            if (op == comm->ops.end()) return refuse(INVALID_ARGUMENT, "no such operator");
+            task.factor = op->second;
+        }
+        if (task.kind == SEND) task.number = comm->messages[{comm->rank, task.root}]++;
+        else if (task.kind == RECEIVE) task.number = comm->messages[{task.root, comm->rank + comm->clique->n_ranks}]++;
+        else task.number = comm->collectives++;
+    }
+    group.tasks.emplace_back(comm, task);
+    return group.depth ? int(OK) : launch();
+}
+
+// Whether a communicator is at rest.
+int state(Comm &comm) {
+    if (!comm.clique) return IN_PROGRESS;
+    Clique &clique = *comm.clique;
+    std::lock_guard<std::mutex> guard(clique.lock);
+    if (comm.error != OK) return comm.error;
+    if (int(clique.members.size()) < clique.n_ranks) return IN_PROGRESS;
+    if (comm.splits && clique.splits[comm.splits - 1].arrived < clique.n_ranks) return IN_PROGRESS;
+    if (comm.finalizing && (clique.finalized < clique.n_ranks || comm.outstanding)) return IN_PROGRESS;
+    return OK;
+}
+
+// With the clique locked; whether the rank may belong to it.
+bool enter(Clique &clique, const std::shared_ptr<Comm> &comm) {
+    for (auto &other : clique.members) {
+        if (comm->device < 0 || other.second->device != comm->device) continue;
+        clique.members[comm->rank] = comm;
+        fail_all(clique, "Duplicate GPU detected : rank " + std::to_string(comm->rank) + " and rank " + std::to_string(other.first) +
+                             " both on CUDA device " + std::to_string(comm->device));
+        return false;
+    }
+    clique.members[comm->rank] = comm;
+    return true;
+}
+
+} // namespace
+
+FAKE_EXPORT int ncclGetVersion(int *version) {
+    if (int code = called("ncclGetVersion")) return code;
+    *version = 22707;
+    return OK;
+}
+
+FAKE_EXPORT const char *ncclGetErrorString(int code) {
+    const char *const words[] = {"no error", "unhandled cuda error", "unhandled system error", "internal error", "invalid argument", "invalid usage", "remote process exited or there was a network error", "NCCL operation in progress"};
+    return code >= 0 && code <= IN_PROGRESS ? words[code] : "unknown result code";
+}
+
+FAKE_EXPORT const char *ncclGetLastError(Comm *raw) {
+    auto comm = find(raw);
+    if (comm && *comm->last) return comm->last;
+    std::lock_guard<std::mutex> guard(registry().lock);
+    return registry().last;
+}
+
+FAKE_EXPORT int ncclGetUniqueId(Id *id) {
+    if (int code = called("ncclGetUniqueId")) return code;
+    std::lock_guard<std::mutex> guard(registry().lock);
+    memset(id->internal, 0, sizeof id->internal);
+    std::string text = "stand-in " + std::to_string(++registry().ids);
+    memcpy(id->internal, text.data(), text.size());
+    return OK;
+}
+
+FAKE_EXPORT int ncclCommInitRankConfig(Comm **out, int n_ranks, Id id, int rank, Config *config) {
+    if (int code = called("ncclCommInitRankConfig", "rank=" + std::to_string(rank) + " of=" + std::to_string(n_ranks))) return code;
+    if (!config || config->magic != 0xcafebeef) return refuse(INVALID_ARGUMENT, "the config isn't initialised");
+    if (config->blocking != 0) return refuse(INVALID_USAGE, "this stand-in doesn't block");
+    std::string name(id.internal, sizeof id.internal);
+    std::shared_ptr<Clique> clique;
+    {
+        std::lock_guard<std::mutex> guard(registry().lock);
+        auto &slot = registry().cliques[name];
+        if (!slot) slot = std::make_shared<Clique>();
+        clique = slot;
+    }
+    auto comm = std::make_shared<Comm>();
+    comm->clique = clique;
+    comm->rank = rank;
+    comm->device = fake::current_device();
+    std::lock_guard<std::mutex> guard(clique->lock);
+    if (clique->n_ranks && clique->n_ranks != n_ranks) return refuse(INVALID_USAGE, "ranks disagree on how many they are");
+    if (clique->members.count(rank)) return refuse(INVALID_USAGE, "rank " + std::to_string(rank) + " joins twice");
+    clique->n_ranks = n_ranks;
+    enter(*clique, comm);
+    remember(comm);
+    *out = comm.get();
+    return IN_PROGRESS;
+}
+
+FAKE_EXPORT int ncclCommGetAsyncError(Comm *raw, int *error) {
+    if (int code = called("ncclCommGetAsyncError")) {
+        kept("an asynchronous error was asked for");
+        *error = code;
+        return OK;
+    }
+    auto comm = find(raw);
+    if (!comm) return refuse(INVALID_ARGUMENT, "no such communicator");
+    *error = state(*comm);
+    return OK;
+}
+
+FAKE_EXPORT int ncclCommCount(Comm *raw, int *count) {
+    if (int code = called("ncclCommCount")) return code;
+    *count = find(raw)->clique->n_ranks;
+    return OK;
+}
+
+FAKE_EXPORT int ncclCommUserRank(Comm *raw, int *rank) {
+    if (int code = called("ncclCommUserRank")) return code;
+    *rank = find(raw)->rank;
+    return OK;
+}
+
+FAKE_EXPORT int ncclCommAbort(Comm *raw) {
+    auto comm = find(raw);
+    int code = called("ncclCommAbort", comm ? "rank=" + std::to_string(comm->rank) : "");
+    if (!comm) return refuse(INVALID_ARGUMENT, "no such communicator");
+    if (comm->clique) {
+        std::lock_guard<std::mutex> guard(comm->clique->lock);
+        comm->aborted = true;
+    }
+    forget(raw);
+    return code;
+}
+
+FAKE_EXPORT int ncclCommFinalize(Comm *raw) {
+    auto comm = find(raw);
+    if (int code = called("ncclCommFinalize", comm ? "rank=" + std::to_string(comm->rank) : "")) return code;
+    if (!comm || comm->finalizing) return refuse(INVALID_ARGUMENT, "no such communicator");
+    std::lock_guard<std::mutex> guard(comm->clique->lock);
+    comm->finalizing = true;
+    comm->clique->finalized++;
+    return IN_PROGRESS;
+}
+
+FAKE_EXPORT int ncclCommDestroy(Comm *raw) {
+    auto comm = find(raw);
+    int code = called("ncclCommDestroy", comm ? "rank=" + std::to_string(comm->rank) : "");
+    if (!comm) return refuse(INVALID_ARGUMENT, "no such communicator");
+    forget(raw);
+    return code;
+}
+
+FAKE_EXPORT int ncclCommSplit(Comm *raw, int color, int key, Comm **out, Config *) {
+    if (int code = called("ncclCommSplit", "color=" + std::to_string(color) + " key=" + std::to_string(key))) return code;
+    auto parent = find(raw);
+    if (!parent) return refuse(INVALID_ARGUMENT, "no such communicator");
+    Clique &clique = *parent->clique;
+    std::lock_guard<std::mutex> guard(clique.lock);
+    Split &split = clique.splits[parent->splits++];
+    std::shared_ptr<Comm> child;
+    if (color >= 0) {
+        child = std::make_shared<Comm>();
+        child->device = parent->device;
+        remember(child);
+    }
+    *out = child.get();
+    split.asked[parent->rank] = {color, key, child};
+    if (++split.arrived < clique.n_ranks) return IN_PROGRESS;
+    std::map<int, std::vector<std::pair<std::pair<int, int>, std::shared_ptr<Comm>>>> colors;
+    for (auto &[rank, asked] : split.asked)
+        if (std::get<2>(asked)) colors[std::get<0>(asked)].push_back({{std::get<1>(asked), rank}, std::get<2>(asked)});
+    for (auto &of : colors) {
+        std::sort(of.second.begin(), of.second.end());
+        auto made = std::make_shared<Clique>();
+        made->n_ranks = int(of.second.size());
+        for (size_t i = 0; i < of.second.size(); i++) {
+            of.second[i].second->rank = int(i);
+            made->members[int(i)] = of.second[i].second;
+        }
+        for (auto &member : made->members) member.second->clique = made;
+    }
+    split.asked.clear();
+    return IN_PROGRESS;
+}
+
+FAKE_EXPORT int ncclGroupStart() {
+    if (int code = called("ncclGroupStart")) return code;
+    group.depth++;
+    return OK;
+}
+
+FAKE_EXPORT int ncclGroupEnd() {
+    int code = called("ncclGroupEnd");
+    if (group.depth == 0) return refuse(INVALID_USAGE, "ncclGroupEnd without ncclGroupStart");
+    if (--group.depth) return code;
+    if (code) {
+        group.tasks.clear();
+        return refuse(code, "ncclGroupEnd was told to fail");
+    }
+    return launch();
+}
+
+FAKE_EXPORT int ncclRedOpCreatePreMulSum(int *op, void *scalar, int type, int residence, Comm *raw) {
+    if (int code = called("ncclRedOpCreatePreMulSum")) return code;
+    auto comm = find(raw);
+    if (!comm || residence != 1) return refuse(INVALID_ARGUMENT, "a factor on the host would do");
+    std::lock_guard<std::mutex> guard(comm->clique->lock);
+    *op = comm->next_op++;
+    comm->ops[*op] = get(static_cast<const char *>(scalar), type, 0);
+    fake::born();
+    return OK;
+}
+
+FAKE_EXPORT int ncclRedOpDestroy(int op, Comm *raw) {
+    int code = called("ncclRedOpDestroy");
+    auto comm = find(raw);
+    if (!comm) return refuse(INVALID_ARGUMENT, "no such communicator");
+    std::lock_guard<std::mutex> guard(comm->clique->lock);
+    if (!comm->ops.erase(op)) return refuse(INVALID_ARGUMENT, "no such operator");
+    fake::died();
+    return code;
+}
+
+#define FROM static_cast<const char *>(from)
+#define TO static_cast<char *>(to)
+
+FAKE_EXPORT int ncclAllReduce(const void *from, void *to, size_t count, int type, int op, Comm *comm, void *stream) {
+    return issue(comm, {ALL_REDUCE, FROM, TO, count, type, op, 0, 1, stream, 0});
+}
+
+FAKE_EXPORT int ncclReduce(const void *from, void *to, size_t count, int type, int op, int root, Comm *comm, void *stream) {
+    return issue(comm, {REDUCE, FROM, TO, count, type, op, root, 1, stream, 0});
+}
+
+FAKE_EXPORT int ncclBroadcast(const void *from, void *to, size_t count, int type, int root, Comm *comm, void *stream) {
+    return issue(comm, {BROADCAST, FROM, TO, count, type, 0, root, 1, stream, 0});
+}
+
+FAKE_EXPORT int ncclAllGather(const void *from, void *to, size_t count, int type, Comm *comm, void *stream) {
+    return issue(comm, {ALL_GATHER, FROM, TO, count, type, 0, 0, 1, stream, 0});
+}
+
+FAKE_EXPORT int ncclReduceScatter(const void *from, void *to, size_t count, int type, int op, Comm *comm, void *stream) {
+    return issue(comm, {REDUCE_SCATTER, FROM, TO, count, type, op, 0, 1, stream, 0});
+}
+
+FAKE_EXPORT int ncclSend(const void *from, size_t count, int type, int peer, Comm *comm, void *stream) {
+    return issue(comm, {SEND, FROM, nullptr, count, type, 0, peer, 1, stream, 0});
+}
+
+FAKE_EXPORT int ncclRecv(void *to, size_t count, int type, int peer, Comm *comm, void *stream) {
+    return issue(comm, {RECEIVE, nullptr, TO, count, type, 0, peer, 1, stream, 0});
+}

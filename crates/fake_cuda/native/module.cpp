@@ -1,0 +1,62 @@
+// A source of kernels as a module of the fake driver: what they take, and launches of them. It stands below a source, whose
+// kernels are listed in ENTRIES.
+#include "fibers.h"
+#include "signature.h"
+
+#include <mutex>
+#include <utility>
+
+namespace {
+
+template <class... A, std::size_t... I>
+void call_with(void (*kernel)(A...), void *const *from, std::index_sequence<I...>) {
+    kernel(host_copy<A>(from[I])...);
+}
+
+template <class... A> void call(void (*kernel)(A...), void *const *from) {
+    call_with(kernel, from, std::index_sequence_for<A...>());
+}
+
+struct Entry {
+    const char *name;
+    void (*call)(void *const *);
+    std::string letters;
+};
+
+#define ENTRY(NAME) {#NAME, [](void *const *from) { call(NAME, from); }, signature(NAME)},
+const Entry entries[] = {
+    ENTRIES
+};
+
+const Entry *find(const char *name) {
+    for (const Entry &entry : entries) {
+        if (std::strcmp(entry.name, name) == 0) return &entry;
+    }
+    return nullptr;
+}
+
+struct Launch : Call {
+    const Entry *entry;
+    void *const *from;
+    void run() const override { entry->call(from); }
+};
+
+// Fibers and shared memory are there once, and several fake drivers of one process may have opened this module.
+std::mutex one_at_a_time;
+
+}  // namespace
+
+// The letters of a kernel's parameters, or null.
+extern "C" const char *module_signature(const char *name) {
+    const Entry *entry = find(name);
+    return entry ? entry->letters.c_str() : nullptr;
+}
+
+// Launches a kernel; gives null, or what went wrong.
+extern "C" const char *module_run(const char *name, unsigned blocks, unsigned block_threads, void *const *from, int falling) {
+    std::lock_guard<std::mutex> lock(one_at_a_time);
+    Launch launch;
+    launch.entry = find(name);
+    launch.from = from;
+    return run_grid(launch, blocks, block_threads, falling != 0);
+}

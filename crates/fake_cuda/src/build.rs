@@ -1,0 +1,142 @@
+//! Libraries from C++, made where they aren't there yet: a file is named after all that it is made of.
+
+use std::collections::hash_map::DefaultHasher;
+use std::fs::{self, File};
+use std::hash::{Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+/// A source of kernels for one type of elements.
+#[derive(Clone, Debug)]
+pub struct Module {
+    /// The file's name in the folder of kernels.
+    pub file: &'static str,
+    /// What the type of elements is called in the sources.
+    pub element: &'static str,
+    /// Its kernels.
+    pub kernels: Vec<&'static str>,
+}
+
+/// Compilers at work at a time.
+const JOBS: usize = 2;
+
+/// Where everything lies once it is built.
+pub(crate) struct Built {
+    /// As [`LIBRARIES`] names them.
+    pub(crate) libraries: [PathBuf; LIBRARIES.len()],
+    pub(crate) modules: PathBuf,
+}
+
+/// Each library: the folder of its source, its source, and the name that programs open it by.
+pub(crate) const LIBRARIES: [(&str, &str, &str); 5] = [
+    ("native/driver", "libcuda.cpp", "libcuda.so.1"),
+    ("native/driver", "libnvrtc.cpp", "libnvrtc.so.13"),
+    ("libraries", "cublaslt.cpp", "libcublasLt.so.13"),
+    ("libraries", "cudnn.cpp", "libcudnn.so.9"),
+    ("libraries", "nccl.cpp", "libnccl.so.2"),
+];
+
+/// Builds the fake libraries and a module of each of these sources in `folder`, which other processes may use, too.
+pub(crate) fn build(folder: &Path, kernels: &Path, modules: &[Module]) -> Result<Built, String> {
+    let own = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let native = own.join("native");
+    let folder = folder.join("fake-cuda");
+    fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    // Held until the end: whoever comes second finds everything made.
+    let lock = File::create(folder.join("lock")).and_then(|file| file.lock().map(|()| file));
+    let _lock = lock.map_err(|error| format!("{}: {error}", folder.display()))?;
+    let headers = contents(&[&native, kernels]);
+    let library = |(sources, file, _): (&str, &str, &str)| {
+        let path = folder.join(format!("{file}-{:016x}.so", hash(&(file, contents(&[&own.join(sources)])))));
+        (path, format!("#include \"{file}\"\n"))
+    };
+    let texts: Vec<(String, String)> = modules.iter().map(|module| (name(module), text(module))).collect();
+    let of_modules = folder.join(format!("modules-{:016x}", hash(&(&texts, headers))));
+    fs::create_dir_all(&of_modules).map_err(|error| format!("{}: {error}", of_modules.display()))?;
+    let libraries = LIBRARIES.map(library);
+    let built =
+        Built { libraries: libraries.each_ref().map(|(path, _)| path.clone()), modules: of_modules.clone() };
+    let mut wanted = Vec::from(libraries);
+    wanted.extend(texts.into_iter().map(|(name, text)| (of_modules.join(name), text)));
+    wanted.retain(|(path, _)| !path.exists());
+    let next = AtomicUsize::new(0);
+    let failed = Mutex::new(None);
+    let include = [native.join("driver"), own.join("libraries"), native, kernels.to_owned()];
+    thread::scope(|scope| {
+        for _ in 0..JOBS {
+            scope.spawn(|| {
+                while let Some((path, text)) = wanted.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    if let Err(cause) = compile(path, text, &include) {
+                        *failed.lock().unwrap() = Some(cause);
+                    }
+                }
+            });
+        }
+    });
+    match failed.into_inner().unwrap() {
+        Some(cause) => Err(cause),
+        None => Ok(built),
+    }
+}
+
+/// As the fake driver looks for it.
+fn name(module: &Module) -> String {
+    format!("{}-{}.so", module.file, module.element)
+}
+
+fn text(module: &Module) -> String {
+    let entries: String = module.kernels.iter().map(|name| format!("ENTRY({name}) ")).collect();
+    format!(
+        "#include \"device.h\"\n#define ELEMENT {}\n#include \"{}\"\n#define ENTRIES {entries}\n#include \"module.cpp\"\n",
+        module.element, module.file
+    )
+}
+
+fn hash(value: &impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    value.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// A hash of all files of the folders.
+fn contents(folders: &[&Path]) -> u64 {
+    let mut files: Vec<PathBuf> = Vec::new();
+    for folder in folders {
+        let entries = fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+        files.extend(entries.map(|entry| entry.unwrap().path()).filter(|path| path.is_file()));
+    }
+    files.sort();
+    hash(&files.iter().map(|file| fs::read(file).unwrap()).collect::<Vec<_>>())
+}
+
+/// Compiles `text` into the shared library `path`.
+fn compile(path: &Path, text: &str, include: &[PathBuf]) -> Result<(), String> {
+    let source = path.with_extension("cpp");
+    let unfinished = path.with_extension("unfinished");
+    fs::write(&source, text).map_err(|error| format!("{}: {error}", source.display()))?;
+    let output = Command::new("c++")
+        .args(["-std=c++17", "-O1", "-g1", "-shared", "-fPIC", "-pthread"])
+        // Products are rounded before they are added, as the kernels' compiler is told; copies of a library stay apart.
+        .args([
+            "-ffp-contract=off",
+            "-fno-gnu-unique",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "-Wno-unused-parameter",
+        ])
+        .args(include.iter().flat_map(|folder| [Path::new("-I"), folder]))
+        .arg(&source)
+        .arg("-o")
+        .arg(&unfinished)
+        .arg("-ldl")
+        .output()
+        .map_err(|error| format!("c++: {error}"))?;
+    if !output.status.success() {
+        return Err(format!("{}: {}", source.display(), String::from_utf8_lossy(&output.stderr)));
+    }
+    fs::rename(&unfinished, path).map_err(|error| format!("{}: {error}", path.display()))
+}

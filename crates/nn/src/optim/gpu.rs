@@ -1,0 +1,113 @@
+//! Steps over arenas, wherever these lie. On a GPU a rule's state lies there too, in arenas of the values' layout.
+
+use super::groups::Factors;
+use super::{Adam, AdamW, Optimizer, Rule};
+use phalanx_tensor::{Arena, DType, Update, UpdateStep};
+use std::sync::Arc;
+
+impl Optimizer {
+    /// Moves `values` by one step along `grads`, with the rule's learning rate times `factor`: on a CPU as [`Optimizer::step_on`], on
+    /// a GPU by a kernel, to the same bits. All steps of one optimizer are over arenas of one layout on one device.
+    #[track_caller]
+    pub fn step_arenas(&mut self, values: &Arena, grads: &Arena, factor: f64) {
+        let device = values.device();
+        if device.gpu().is_none() {
+            return self.step_on(device, &mut values.flat_mut::<f32>(), &grads.flat::<f32>(), factor);
+        }
+        let n = values.layout().len();
+        if self.on_gpu.len() < self.rule.state_names().len() {
+            // Before the first step, or the first one after the state came from a file.
+            self.on_gpu = self
+                .rule
+                .state_names()
+                .iter()
+                .map(|_| Arena::new(device, DType::F32, values.layout()))
+                .collect();
+            self.on_gpu.iter().zip(&self.state).for_each(|(arena, state)| arena.write_flat(&state[..]));
+        }
+        self.steps += 1;
+        let whole = [(0..n, Factors::NONE)];
+        let ranges = if self.groups.is_empty() { &whole[..] } else { &self.groups };
+        for (range, factors) in ranges {
+            let (update, step) = self.rule.update(self.steps, factor, *factors);
+            let states = self.rule.places().map(|place| place.map(|i| &self.on_gpu[i]));
+            values.update(range.clone(), grads, states, update, &step);
+        }
+    }
+
+    /// Brings the state to where [`Optimizer::state`] finds it, if it lies on a GPU: before a checkpoint.
+    pub fn fetch_state(&mut self) {
+        if !self.on_gpu.is_empty() {
+            self.state = self.on_gpu.iter().map(|arena| Arc::new(arena.read_flat())).collect();
+        }
+    }
+}
+
+impl Rule {
+    /// The number of each of the kernel's states among [`Rule::state_names`], where it is kept.
+    fn places(&self) -> [Option<usize>; 3] {
+        match self {
+            Rule::RmsProp(r) => {
+                let momentum = (r.momentum > 0.0).then_some(1);
+                [Some(0), momentum, r.centered.then_some(1 + momentum.unwrap_or(0))]
+            }
+            _ => std::array::from_fn(|i| (i < self.state_names().len()).then_some(i)),
+        }
+    }
+
+    /// The kernel of the rule, and what step number `steps` (from 1) is for values that are a group. What is left of 1 is told in
+    /// double precision and then rounded, as in `Rule::apply`.
+    fn update(&self, steps: u64, factor: f64, group: Factors) -> (Update, UpdateStep) {
+        let lr = self.lr() * factor * group.lr;
+        let pair = |keep: f64| [keep as f32, (1.0 - keep) as f32];
+        let decay = |weight_decay: f64| (weight_decay * group.weight_decay) as f32;
+        let step = |decay: f32,
+                    [keep_first, share_first]: [f32; 2],
+                    [keep_second, share_second]: [f32; 2],
+                    eps: f64| {
+            let (lr, eps) = (lr as f32, eps as f32);
+            UpdateStep {
+                inverse_scale: 1.0,
+                lr,
+                decay,
+                keep_first,
+                share_first,
+                keep_second,
+                share_second,
+                root: 1.0,
+                eps,
+            }
+        };
+        let none = [0.0; 2];
+        match self {
+            Rule::Sgd(r) => {
+                // The first gradient enters the momentum undampened.
+                let share = if steps == 1 { 1.0 } else { (1.0 - r.dampening) as f32 };
+                let update = match (r.momentum == 0.0, r.nesterov) {
+                    (true, _) => Update::Sgd,
+                    (false, false) => Update::SgdMomentum,
+                    (false, true) => Update::SgdNesterov,
+                };
+                (update, step(decay(r.weight_decay), [r.momentum as f32, share], none, 0.0))
+            }
+            Rule::Adam(Adam { betas, eps, weight_decay, .. })
+            | Rule::AdamW(AdamW { betas, eps, weight_decay, .. }) => {
+                let (update, decay) = match self {
+                    Rule::AdamW(_) => (Update::AdamW, (1.0 - lr * weight_decay * group.weight_decay) as f32),
+                    _ => (Update::Adam, decay(*weight_decay)),
+                };
+                let plain = step(decay, pair(betas.0), pair(betas.1), *eps);
+                // After so many steps nothing is left to correct.
+                let steps = i32::try_from(steps).unwrap_or(i32::MAX);
+                let lr = plain.lr / (1.0 - betas.0.powi(steps)) as f32;
+                let root = (1.0 - betas.1.powi(steps)).sqrt() as f32;
+                (update, UpdateStep { lr, root, ..plain })
+            }
+            Rule::Adadelta(r) => (Update::Adadelta, step(decay(r.weight_decay), none, pair(r.rho), r.eps)),
+            Rule::RmsProp(r) => {
+                let first = [r.momentum as f32, 0.0];
+                (Update::RmsProp, step(decay(r.weight_decay), first, pair(r.alpha), r.eps))
+            }
+        }
+    }
+}

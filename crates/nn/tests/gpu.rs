@@ -1,0 +1,185 @@
+//! Models and optimizers on a GPU, against the same on a CPU: on the fake driver, or on the real GPU whose number
+//! `PHALANX_TEST_GPU` is. Without either, where there is no C++ compiler, tests say so and pass.
+
+use phalanx_cuda::{KERNELS, Source};
+use phalanx_fake_cuda::{FakeCuda, Module as Kernels};
+use phalanx_nn::models::{BasicBlock, MnistNet};
+use phalanx_nn::optim::{Adadelta, Adam, AdamW, Group, Members, Optimizer, RmsProp, Rule, Sgd};
+use phalanx_nn::{
+    AdaptiveAvgPool2d, BatchNorm2d, Conv2d, Ctx, Flatten, Linear, Module, Parameters, Sequential,
+};
+use phalanx_tensor::{DType, Device, GpuOptions, GradSink, LeafId, Philox, Tensor, backward};
+use std::path::Path;
+use std::sync::Arc;
+
+/// What losses may be off by: roundings of float32, which steps carry on and rarely make larger.
+const TOLERANCE: f64 = 2e-4;
+
+/// A GPU, and the driver that it is of unless that is the real one; none, said aloud, where there is none to be had.
+fn gpu() -> Option<(Device, Option<FakeCuda>)> {
+    if let Ok(named) = std::env::var("PHALANX_TEST_GPU") {
+        let libraries = std::env::var_os("PHALANX_TEST_CUDA_LIBRARIES");
+        let libraries = libraries.iter().flat_map(std::env::split_paths).collect();
+        let index = named.parse().expect("PHALANX_TEST_GPU: the number of a GPU would do");
+        let options = GpuOptions { libraries, ..GpuOptions::default() };
+        return Some((Device::cuda(index, &options).unwrap_or_else(|error| panic!("{error}")), None));
+    }
+    let modules = Source::ALL.into_iter().flat_map(|source| {
+        source.elements().iter().map(move |element| Kernels {
+            file: source.file(),
+            element: element.in_source(),
+            kernels: KERNELS
+                .iter()
+                .filter(|kernel| kernel.source == source)
+                .map(|kernel| kernel.name)
+                .collect(),
+        })
+    });
+    let kernels = Path::new(env!("CARGO_MANIFEST_DIR")).join("../cuda/kernels");
+    let fake = FakeCuda::new(Path::new(env!("CARGO_TARGET_TMPDIR")), &kernels, &modules.collect::<Vec<_>>())?;
+    let options = GpuOptions { libraries: vec![fake.folder().to_owned()], ..GpuOptions::default() };
+    let device = Device::cuda(0, &options).unwrap_or_else(|error| panic!("{error}"));
+    Some((device, Some(fake)))
+}
+
+struct Nobody;
+
+impl GradSink for Nobody {
+    fn finished(&mut self, _: LeafId, _: Tensor) {}
+}
+
+/// Losses of four steps, and what the parameters are after them.
+fn trained(net: &mut dyn Module, image: [usize; 3], device: &Device) -> (Vec<f64>, Vec<f32>) {
+    const BATCH: usize = 4;
+    let parameters = Parameters::build(net, device, 0);
+    let mut optimizer = Optimizer::new(Sgd { momentum: 0.5, ..Sgd::new(0.05) }).unwrap();
+    let undecayed = Group { of: Members::NormsAndBiases, lr: 1.0, weight_decay: 0.0 };
+    optimizer.group(&[undecayed], &parameters).unwrap();
+    let [c, h, w] = image;
+    let x = Tensor::uniform(device, [BATCH, c, h, w], 0.0, 1.0, DType::F32, Philox::new(1, 0));
+    let labels = Tensor::from_slice(device, &(0..BATCH as i64).collect::<Vec<_>>(), [BATCH]);
+    let samples: Arc<[u64]> = (0..BATCH as u64).collect();
+    let losses: Vec<Tensor> = (0..4)
+        .map(|step| {
+            let out = net.forward(&x, &mut Ctx::train(0, step, Arc::clone(&samples)));
+            let loss = out.cross_entropy(&labels, 0.0);
+            parameters.grads().zero();
+            backward(&[(&loss, None)], &mut Nobody);
+            parameters.grads().settle();
+            optimizer.step_arenas(parameters.values(), parameters.grads().arena(), 1.0);
+            loss.detach()
+        })
+        .collect();
+    let weights = parameters.to_weights();
+    let after = parameters.names().iter().flat_map(|name| weights.get(name).unwrap().1.to_vec()).collect();
+    (losses.iter().map(Tensor::item).collect(), after)
+}
+
+#[track_caller]
+fn check(net: impl Fn() -> Box<dyn Module>, image: [usize; 3]) {
+    let Some((device, fake)) = gpu() else { return };
+    let (losses, after) = trained(&mut *net(), image, &device);
+    let (want, want_after) = trained(&mut *net(), image, &Device::cpu(1));
+    for (got, want) in losses.iter().zip(&want) {
+        assert!((got - want).abs() <= TOLERANCE * want, "losses {losses:?}, not {want}");
+    }
+    for (got, want) in after.iter().zip(&want_after) {
+        assert!(f64::from((got - want).abs()) <= TOLERANCE, "a parameter is {got}, not {want}");
+    }
+    assert_eq!(after.len(), want_after.len());
+    drop(device);
+    fake.into_iter().for_each(|fake| assert_eq!(fake.damage(), [""; 0]));
+}
+
+#[test]
+fn the_tutorials_network_trains_as_on_a_cpu() {
+    check(|| Box::new(MnistNet::new(0.5)), [1, 28, 28]);
+}
+
+#[test]
+fn residual_blocks_train_as_on_a_cpu() {
+    let net = || -> Box<dyn Module> {
+        Box::new(
+            Sequential::new()
+                .then(Conv2d::new(3, 16, 3).padding(1))
+                .then(BatchNorm2d::new(16))
+                .then(BasicBlock::new(16, 16, 1))
+                .then(BasicBlock::new(16, 32, 2))
+                .then(AdaptiveAvgPool2d([1, 1]))
+                .then(Flatten)
+                .then(Linear::new(32, 10)),
+        )
+    };
+    check(net, [3, 8, 8]);
+}
+
+#[test]
+fn every_rule_comes_to_the_bits_of_a_cpu_and_goes_on_from_its_state() {
+    let Some((device, fake)) = gpu() else { return };
+    let rules: [Rule; 9] = [
+        Sgd { weight_decay: 0.01, ..Sgd::new(0.1) }.into(),
+        Sgd { momentum: 0.9, dampening: 0.1, ..Sgd::new(0.1) }.into(),
+        Sgd { momentum: 0.9, nesterov: true, ..Sgd::new(0.1) }.into(),
+        Adam { weight_decay: 0.01, ..Adam::default() }.into(),
+        AdamW::default().into(),
+        Adadelta { weight_decay: 0.01, ..Adadelta::default() }.into(),
+        RmsProp::default().into(),
+        RmsProp { momentum: 0.5, ..RmsProp::default() }.into(),
+        RmsProp { momentum: 0.5, centered: true, ..RmsProp::default() }.into(),
+    ];
+    for rule in rules {
+        let run = |device: &Device| {
+            let parameters = Parameters::build(&mut Linear::new(7, 5), device, 3);
+            let mut optimizer = Optimizer::new(rule).unwrap();
+            let n = parameters.layout().len();
+            for step in 0..4u64 {
+                if step == 2 {
+                    // As from a checkpoint.
+                    optimizer.fetch_state();
+                    let weights = optimizer.to_weights(&parameters);
+                    optimizer = Optimizer::resume(rule, &parameters, &weights).unwrap();
+                }
+                let grads: Vec<f32> = (0..n).map(|i| Philox::new(4, step).unit(i as u64) - 0.5).collect();
+                parameters.grads().arena().write_flat(&grads);
+                optimizer.step_arenas(parameters.values(), parameters.grads().arena(), 0.5);
+            }
+            let weights = parameters.to_weights();
+            parameters
+                .names()
+                .iter()
+                .flat_map(|name| weights.get(name).unwrap().1.to_vec())
+                .collect::<Vec<f32>>()
+        };
+        assert_eq!(run(&device), run(&Device::cpu(1)), "{rule:?}");
+    }
+    drop(device);
+    fake.into_iter().for_each(|fake| assert_eq!(fake.damage(), [""; 0]));
+}
+
+#[test]
+fn a_steady_step_of_a_model_takes_no_memory_and_waits_for_nothing() {
+    let Some((device, fake)) = gpu() else { return };
+    let Some(fake) = fake else { return eprintln!("skipped: a real GPU counts nothing") };
+    let costs = || {
+        ["cuMemAlloc_v2", "cuMemHostAlloc", "cuStreamSynchronize", "cuCtxSynchronize", "cuEventSynchronize"]
+            .map(|call| fake.calls(call))
+    };
+    let mut net = MnistNet::new(0.5);
+    let parameters = Parameters::build(&mut net, &device, 0);
+    let mut optimizer = Optimizer::new(AdamW::default()).unwrap();
+    let x = Tensor::uniform(&device, [2, 1, 28, 28], 0.0, 1.0, DType::F32, Philox::new(1, 0));
+    let labels = Tensor::from_slice(&device, &[3i64, 4], [2]);
+    let samples: Arc<[u64]> = Arc::from([7, 8]);
+    for step in 0..6 {
+        let before = costs();
+        let out = net.forward(&x, &mut Ctx::train(0, step, Arc::clone(&samples)));
+        parameters.grads().zero();
+        backward(&[(&out.cross_entropy(&labels, 0.0), None)], &mut Nobody);
+        optimizer.step_arenas(parameters.values(), parameters.grads().arena(), 1.0);
+        if step >= 3 {
+            assert_eq!(costs(), before, "step {step}");
+        }
+        // A GPU would have got on meanwhile.
+        device.gpu().unwrap().synchronize().unwrap();
+    }
+}

@@ -1,0 +1,105 @@
+//! Losses, each the mean over its batch. Rows are the last dimension of contiguous tensors.
+
+use crate::cpu::elementwise::unary;
+use crate::cpu::softmax::{rows, softmax};
+use crate::dtype::with_float;
+use crate::op::{Form, Unary};
+use crate::tensor::Tensor;
+
+/// Mean over the rows of -y[label].
+pub(crate) fn nll(y: &Tensor, labels: &Tensor, out: &Tensor) {
+    mean_nll(y, labels, 0.0, y.dims()[1], out);
+}
+
+/// Mean cross entropy of logits `x`, whose log-softmax goes to `y`.
+pub(crate) fn cross_entropy(x: &Tensor, labels: &Tensor, label_smoothing: f64, y: &Tensor, out: &Tensor) {
+    let width = x.dims()[1];
+    softmax(Form::LogSoftmax, x, width, y);
+    mean_nll(y, labels, label_smoothing, width, out);
+}
+
+/// Mean over the rows of -(1 - s) y[label] - s mean(y): negative log likelihood, and with label smoothing `s` cross entropy.
+fn mean_nll(y: &Tensor, labels: &Tensor, label_smoothing: f64, width: usize, out: &Tensor) {
+    let _timer = out.device().time("losses");
+    with_float!(y.dtype, "nll_loss", T => {
+        let (vy, vl) = (y.read_contiguous::<T>("nll_loss"), labels.read_contiguous::<i64>("nll_loss"));
+        let total: f64 = vy.chunks_exact(width.max(1)).zip(vl.iter()).map(|(y, &label)| {
+            let picked = y[label as usize].to_f64();
+            let mean = if label_smoothing == 0.0 { 0.0 } else { y.iter().map(|y| y.to_f64()).sum::<f64>() / width as f64 };
+            (1.0 - label_smoothing) * picked + label_smoothing * mean
+        }).sum();
+        out.write::<T>()[out.geometry.offset] = T::from_f64(-total / vl.len() as f64);
+    });
+}
+
+/// The gradient of [`nll`] with respect to `y`, times the scalar `grad`.
+pub(crate) fn nll_gradient(labels: &Tensor, grad: &Tensor, out: &Tensor) {
+    let (grad, width) = (grad.item(), out.dims()[1]);
+    let _timer = out.device().time("losses, gradient");
+    with_float!(out.dtype, "nll_loss", T => {
+        let vl = labels.read_contiguous::<i64>("nll_loss");
+        let mut vo = out.write_whole::<T>();
+        vo.fill(T::ZERO);
+        let each = T::from_f64(-grad / vl.len() as f64);
+        vo.chunks_exact_mut(width.max(1)).zip(vl.iter()).for_each(|(row, &label)| row[label as usize] = each);
+    });
+}
+
+/// The gradient of cross entropy with respect to the logits, told from their log-softmax `y`: softmax minus target, times
+/// the scalar `grad` over the number of rows.
+pub(crate) fn cross_entropy_gradient(
+    y: &Tensor,
+    labels: &Tensor,
+    label_smoothing: f64,
+    grad: &Tensor,
+    out: &Tensor,
+) {
+    let (grad, width) = (grad.item(), y.dims()[1]);
+    let _timer = out.device().time("losses, gradient");
+    with_float!(y.dtype, "cross_entropy", T => {
+        let (vy, vl) = (y.read_contiguous::<T>("cross_entropy"), labels.read_contiguous::<i64>("cross_entropy"));
+        let (vy, vl) = (&*vy, &*vl);
+        let each = T::from_f64(grad / vl.len() as f64);
+        let spread = T::from_f64(label_smoothing / width as f64);
+        let peak = T::from_f64(1.0 - label_smoothing);
+        rows::<T>(out, width, |i, o| {
+            o.iter_mut().zip(&vy[i * width..][..width]).for_each(|(o, &y)| *o = (y.exp() - spread) * each);
+            let at = &mut o[vl[i] as usize];
+            *at -= peak * each;
+        });
+    });
+}
+
+/// Mean over all elements of the binary cross entropy of logits `x` with targets `t` in [0, 1], in the form that can't
+/// overflow: max(x, 0) - x t + ln(1 + exp(-|x|)).
+pub(crate) fn bce(x: &Tensor, t: &Tensor, out: &Tensor) {
+    let _timer = out.device().time("losses");
+    with_float!(x.dtype, "bce_with_logits", T => {
+        let (vx, vt) = (x.read_contiguous::<T>("bce_with_logits"), t.read_contiguous::<T>("bce_with_logits"));
+        let total: f64 = vx.iter().zip(vt.iter()).map(|(&x, &t)| {
+            (T::ZERO.larger(x) - x * t + (-x.abs()).exp().ln_1p()).to_f64()
+        }).sum();
+        out.write::<T>()[out.geometry.offset] = T::from_f64(total / vx.len() as f64);
+    });
+}
+
+/// The gradient of [`bce`] with respect to `x`, times the scalar `grad`.
+pub(crate) fn bce_gradient(x: &Tensor, t: &Tensor, grad: &Tensor, out: &Tensor) {
+    let mul = grad.item() / x.count() as f64;
+    unary(Unary::Affine { mul, add: 0.0 }, &(x.sigmoid() - t), out);
+}
+
+/// Mean over all elements of the squared difference.
+pub(crate) fn mse(x: &Tensor, t: &Tensor, out: &Tensor) {
+    with_float!(x.dtype, "mse_loss", T => {
+        let (vx, vt) = (x.read_contiguous::<T>("mse_loss"), t.read_contiguous::<T>("mse_loss"));
+        let total: f64 = vx.iter().zip(vt.iter()).map(|(&x, &t)| { let d = (x - t).to_f64(); d * d }).sum();
+        out.write::<T>()[0] = (total / vx.len() as f64) as T;
+    });
+}
+
+/// The gradient of [`mse`] with respect to `x`, times the scalar `grad`.
+pub(crate) fn mse_gradient(x: &Tensor, t: &Tensor, grad: &Tensor, out: &Tensor) {
+    let mul = 2.0 * grad.item() / x.count() as f64;
+    unary(Unary::Affine { mul, add: 0.0 }, &(x - t), out);
+}

@@ -1,0 +1,100 @@
+//! Matrix products of tensors, and rows through a weight.
+
+use crate::cpu::gemm::{Into, Mat, gemm, gemm_on};
+use crate::cpu::reduce;
+use crate::dtype::{Float, with_float};
+use crate::shape::{Geometry, Shape, for_each_row};
+use crate::tensor::Tensor;
+
+/// `out = a b` for every matrix of the batch; `a` and `b` may be any views.
+pub(crate) fn matmul(a: &Tensor, b: &Tensor, out: &Tensor) {
+    with_float!(out.dtype, "matmul", T => multiply::<T>(a, b, out));
+}
+
+/// `out = x w^T + bias`, with rows of `x`; all contiguous.
+pub(crate) fn linear(x: &Tensor, w: &Tensor, bias: Option<&Tensor>, out: &Tensor) {
+    let (outputs, inputs) = (w.dims()[0], w.dims()[1]);
+    let rows = rows_of(x);
+    with_float!(out.dtype, "linear", T => {
+        let (x, w) = (x.read_contiguous::<T>("linear"), w.read_contiguous::<T>("linear"));
+        let mut o = out.write_whole::<T>();
+        let into = match bias {
+            Some(bias) => {
+                let bias = bias.read_contiguous::<T>("linear");
+                o.chunks_exact_mut(outputs.max(1)).for_each(|row| row.copy_from_slice(&bias));
+                Into::Add
+            }
+            None => Into::Replace,
+        };
+        gemm_on(out.device(), &mut o, [rows, outputs, inputs], Mat::rows(&x, inputs), Mat::rows(&w, inputs).t(), into);
+    });
+}
+
+/// All sizes but the last.
+fn rows_of(x: &Tensor) -> usize {
+    x.dims()[..x.shape().n_dims() - 1].iter().product()
+}
+
+/// `out = grad w`: the gradient of the rows.
+pub(crate) fn linear_input_gradient(grad: &Tensor, w: &Tensor, out: &Tensor) {
+    let (outputs, inputs) = (w.dims()[0], w.dims()[1]);
+    with_float!(out.dtype, "linear", T => {
+        let (g, w) = (grad.read_contiguous::<T>("linear"), w.read_contiguous::<T>("linear"));
+        let (g, w) = (Mat::rows(&g, outputs), Mat::rows(&w, inputs));
+        let sizes = [rows_of(grad), inputs, outputs];
+        gemm_on(out.device(), &mut out.write_whole::<T>(), sizes, g, w, Into::Replace);
+    });
+}
+
+/// `out = grad^T x`: the gradient of the weight; `bias` gets the sum of the rows of `grad`.
+pub(crate) fn linear_weight_gradient(grad: &Tensor, x: &Tensor, bias: Option<&Tensor>, out: &Tensor) {
+    let (outputs, inputs) = (out.dims()[0], out.dims()[1]);
+    with_float!(out.dtype, "linear", T => {
+        let (g, x) = (grad.read_contiguous::<T>("linear"), x.read_contiguous::<T>("linear"));
+        let (g, x) = (Mat::rows(&g, outputs).t(), Mat::rows(&x, inputs));
+        let sizes = [outputs, inputs, rows_of(grad)];
+        gemm_on(out.device(), &mut out.write_whole::<T>(), sizes, g, x, Into::Replace);
+    });
+    if let Some(bias) = bias {
+        reduce::sum_rows(grad, bias);
+    }
+}
+
+/// [`matmul`] of elements of one type.
+fn multiply<T: Float>(a: &Tensor, b: &Tensor, out: &Tensor) {
+    let n_dims = out.shape().n_dims();
+    let (m, n) = (out.dims()[n_dims - 2], out.dims()[n_dims - 1]);
+    let k = a.dims()[a.shape().n_dims() - 1];
+    let batch = Shape::new(&out.dims()[..n_dims - 2]);
+    let (a_batch, a_row, a_col) = matrices(a, &batch);
+    let (b_batch, b_row, b_col) = matrices(b, &batch);
+    let (va, vb, mut vo) = (a.read::<T>(), b.read::<T>(), out.write_whole::<T>());
+    if k == 0 || vo.is_empty() {
+        return vo.fill(T::ZERO);
+    }
+    if batch.count() == 1 {
+        let (a, b) = (&va[a_batch.offset..], &vb[b_batch.offset..]);
+        let (a, b) = (Mat { data: a, row: a_row, col: a_col }, Mat { data: b, row: b_row, col: b_col });
+        return gemm_on(out.device(), &mut vo, [m, n, k], a, b, Into::Replace);
+    }
+    let mut starts = Vec::with_capacity(batch.count());
+    for_each_row([&a_batch, &b_batch], |[at, bt], [step_a, step_b], len| {
+        starts.extend((0..len).map(|i| (at + i * step_a, bt + i * step_b)));
+    });
+    let (va, vb) = (&*va, &*vb);
+    out.device().for_chunks(&mut vo, m * n, |i, o| {
+        let (at, bt) = starts[i];
+        let (a, b) = (
+            Mat { data: &va[at..], row: a_row, col: a_col },
+            Mat { data: &vb[bt..], row: b_row, col: b_col },
+        );
+        gemm(o, [m, n, k], a, b, Into::Replace);
+    });
+}
+
+/// The batch dimensions of `t` spread to `batch`, and the strides of its matrices.
+fn matrices(t: &Tensor, batch: &Shape) -> (Geometry, usize, usize) {
+    let n = t.shape().n_dims();
+    let own = Geometry { shape: Shape::new(&t.dims()[..n - 2]), ..t.geometry };
+    (own.broadcast_to(*batch), t.geometry.strides[n - 2], t.geometry.strides[n - 1])
+}

@@ -1,0 +1,75 @@
+//! Copies between views, and fills.
+
+use crate::dtype::{DType, Element as _};
+use crate::gpu::Engine;
+use crate::gpu::engine::succeeded;
+use crate::gpu::launch::{Arg, elements, walk};
+use crate::gpu::transfer::place;
+use crate::shape::Order;
+use crate::tensor::Tensor;
+use phalanx_cuda::Work;
+
+/// The kernels for elements of so many bytes: a copy, a transposition, a fill.
+fn named(dtype: DType) -> [&'static str; 3] {
+    match dtype.bytes() {
+        1 => ["copy_1", "transpose_1", "fill_1"],
+        4 => ["copy_4", "transpose_4", "fill_4"],
+        _ => ["copy_8", "transpose_8", "fill_8"],
+    }
+}
+
+/// Sets every element of the dense `out`.
+#[track_caller]
+pub(crate) fn fill(engine: &Engine, out: &Tensor, value: f64) {
+    let bits = match out.dtype {
+        DType::F32 => i64::from((value as f32).to_bits()),
+        DType::F64 => value.to_bits() as i64,
+        DType::I64 => i64::from_f64(value),
+        DType::U8 => i64::from(u8::from_f64(value)),
+    };
+    let [.., name] = named(out.dtype);
+    let args = [Arg::Out(out), Arg::Bits(bits), Arg::Int(out.count())];
+    // SAFETY: as many elements as the dense tensor has are written.
+    unsafe { engine.launch(name, elements(out.count()), &args) }
+}
+
+/// Fills `out` with the elements of `from`, which has the same shape and dtype. Either may be any view.
+#[track_caller]
+pub(crate) fn copy(engine: &Engine, from: &Tensor, out: &Tensor) {
+    let n = out.count();
+    if n == 0 {
+        return;
+    }
+    let (from_order, order) = (from.order(), out.order());
+    if from_order.is_some() && order.is_some_and(|order| from.geometry.lies_in(order)) {
+        return copy_bytes(engine, from, out);
+    }
+    let [copy, transpose, _] = named(out.dtype);
+    if let (Some(from_order), Some(order), &[images, channels, h, w]) = (from_order, order, out.dims()) {
+        let sizes = match (from_order, order) {
+            (Order::RowMajor, Order::ChannelsLast) => Some([channels, h * w]),
+            (Order::ChannelsLast, Order::RowMajor) => Some([h * w, channels]),
+            _ => None,
+        };
+        if let Some([rows, columns]) = sizes {
+            let work = Work::Tiles { matrices: images as u64, rows: rows as u64, columns: columns as u64 };
+            let sizes = [images, rows, columns].map(Arg::Int);
+            let args = [Arg::In(from), Arg::Out(out), sizes[0], sizes[1], sizes[2]];
+            // SAFETY: both are dense and have images * rows * columns elements.
+            return unsafe { engine.launch(transpose, work, &args) };
+        }
+    }
+    let walk = walk([&from.geometry, &out.geometry]);
+    let args = [Arg::In(from), Arg::Out(out), Arg::Struct(walk.as_bytes()), Arg::Int(n)];
+    // SAFETY: the walk goes through the elements of both views.
+    unsafe { engine.launch(copy, elements(n), &args) }
+}
+
+/// Both lie in one order without gaps.
+#[track_caller]
+fn copy_bytes(engine: &Engine, from: &Tensor, out: &Tensor) {
+    let _borrowed = (from.storage.read_on_gpu(), out.storage.write_on_gpu());
+    let ((source, at), (target, to)) = (place(from), place(out));
+    let bytes = out.count() * out.dtype.bytes();
+    succeeded(engine.stream().copy(source.gpu(), at..at + bytes, target.gpu(), to));
+}

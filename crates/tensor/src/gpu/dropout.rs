@@ -1,0 +1,31 @@
+//! Dropout masks.
+
+use crate::cpu::dropout::threshold;
+use crate::gpu::Engine;
+use crate::gpu::launch::{Arg, check_float, elements};
+use crate::ops::dropout::DropoutKey;
+use crate::tensor::Tensor;
+
+/// Fills `mask`, a row for each sample: 0 with probability `p` and 1 / (1 - p) otherwise. The key goes to the GPU's memory, from
+/// which kernels read it.
+#[track_caller]
+pub(crate) fn mask(engine: &Engine, p: f64, key: &DropoutKey, mask: &Tensor) {
+    check_float("dropout", mask.dtype);
+    let device = mask.device();
+    let signed = |values: &[u64]| values.iter().map(|&value| value as i64).collect::<Vec<i64>>();
+    let words = Tensor::from_slice(device, &signed(&[key.seed, key.step, key.layer]), [3]);
+    let samples = Tensor::from_slice(device, &signed(&key.samples), [key.samples.len()]);
+    let n = samples.count();
+    let width = mask.count() / n.max(1);
+    let args = [
+        Arg::Out(mask),
+        Arg::In(&words),
+        Arg::In(&samples),
+        Arg::Int(n),
+        Arg::Int(width),
+        Arg::Int(threshold(p) as usize),
+        Arg::Float(1.0 / (1.0 - p)),
+    ];
+    // SAFETY: the mask has `width` elements for each of n samples; a key is three words.
+    unsafe { engine.launch("dropout_mask", elements(n * width.div_ceil(4)), &args) }
+}

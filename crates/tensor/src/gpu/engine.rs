@@ -1,0 +1,72 @@
+//! What a GPU device has beside its buffers.
+
+use crate::gpu::conv;
+use crate::storage::Memory;
+use phalanx_cuda::cublaslt::{CublasLt, Products};
+use phalanx_cuda::{DeviceMemory, Error, Gpu, GpuOptions, Pinned, Stream};
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// What matrix products may use: as much as the largest GPUs are said to want.
+const WORKSPACE_BYTES: usize = 32 << 20;
+
+/// A GPU, opened, with what its kernels share.
+pub(crate) struct Engine {
+    gpu: Gpu,
+    /// Matrix products, and what they use as they like.
+    pub(super) products: Mutex<Products>,
+    pub(super) workspace: DeviceMemory,
+    /// Where NVIDIA's libraries are looked for, and convolutions, once there was one.
+    pub(super) libraries: Vec<PathBuf>,
+    pub(super) convolutions: Mutex<Option<conv::Opened>>,
+    /// Pinned buffers that values go up through.
+    pub(super) staging: Mutex<Vec<Pinned>>,
+    /// A number that kernels set to 1 where a label or a row number isn't one.
+    pub(super) bad_index: DeviceMemory,
+}
+
+impl Engine {
+    pub(crate) fn open(index: u32, options: &GpuOptions) -> Result<Engine, Error> {
+        let gpu = Gpu::open(index, options)?;
+        let bad_index = gpu.alloc(gpu.compute(), size_of::<i32>())?;
+        gpu.make_current()?;
+        let products = Mutex::new(CublasLt::open(&options.libraries)?.products(WORKSPACE_BYTES)?);
+        let workspace = gpu.alloc(gpu.compute(), WORKSPACE_BYTES)?;
+        let (libraries, convolutions) = (options.libraries.clone(), Mutex::new(None));
+        Ok(Engine { gpu, products, workspace, libraries, convolutions, staging: Mutex::default(), bad_index })
+    }
+
+    pub(crate) fn gpu(&self) -> &Gpu {
+        &self.gpu
+    }
+
+    /// The stream of all work on tensors.
+    pub(super) fn stream(&self) -> &Stream {
+        self.gpu.compute()
+    }
+
+    pub(crate) fn allocate(&self, bytes: usize) -> Result<Memory, Error> {
+        self.gpu.alloc(self.stream(), bytes).map(Memory::of_gpu)
+    }
+
+    /// Panics where a kernel has met a label that is no class, or a row number that its table doesn't have; waits for all work.
+    #[track_caller]
+    pub(crate) fn check_indices(&self) {
+        let found = succeeded(self.stream().read(&self.bad_index, 0..size_of::<i32>()));
+        if found != [0; 4] {
+            succeeded(self.stream().fill(&self.bad_index, 0..size_of::<i32>(), 0));
+            panic!("a label was no class of its scores, or an id no row of its table: the result is NaN");
+        }
+    }
+}
+
+/// What a call gives. A GPU that fails is no error that an operation could tell of by its type: the process is what ends.
+#[track_caller]
+pub(super) fn succeeded<T>(result: Result<T, Error>) -> T {
+    result.unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// The locks guard whole values only, so a lock poisoned by a panic elsewhere is taken as it is.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,175 @@
+//! Matrix products, by cuBLASLt.
+
+use crate::gpu::Engine;
+use crate::gpu::engine::{lock, succeeded};
+use crate::gpu::launch::check_float;
+use crate::gpu::reduce;
+use crate::shape::{Geometry, Shape};
+use crate::tensor::Tensor;
+use phalanx_cuda::Address;
+use phalanx_cuda::cublaslt::{Epilogue, Numbers, Operand, Operands, Order, Product};
+
+/// A factor as the library takes it.
+struct Factor {
+    tensor: Tensor,
+    operand: Operand,
+}
+
+/// The matrices of `t`, spread to `batch`: as they are where rows or columns lie without gaps and the batch evenly, else copied.
+fn factor(t: &Tensor, batch: &Shape) -> Factor {
+    let n = t.shape().n_dims();
+    let [rows, columns] = [t.dims()[n - 2], t.dims()[n - 1]];
+    let own = Geometry { shape: Shape::new(&t.dims()[..n - 2]), ..t.geometry };
+    let [row, column] = [t.geometry.strides[n - 2], t.geometry.strides[n - 1]];
+    // Steps along sizes of 1 say nothing.
+    let in_rows = columns == 1 || column == 1;
+    let in_columns = rows == 1 || row == 1;
+    let leading = |width: usize, count: usize, step: usize| if count == 1 { width } else { step };
+    let operand = match (in_rows, in_columns) {
+        (true, _) if leading(columns, rows, row) >= columns => {
+            Some((Order::Rows, leading(columns, rows, row)))
+        }
+        (_, true) if leading(rows, columns, column) >= rows => {
+            Some((Order::Columns, leading(rows, columns, column)))
+        }
+        _ => None,
+    };
+    match (operand, step(&own.broadcast_to(*batch))) {
+        (Some((order, leading)), Some(stride)) => {
+            Factor { tensor: t.detach(), operand: Operand { order, leading, stride } }
+        }
+        _ => {
+            let n = batch.n_dims();
+            let shape = batch.insert(n, rows).insert(n + 1, columns);
+            let operand = Operand { stride: rows * columns, ..Operand::rows(columns) };
+            Factor { tensor: t.detach().broadcast_to(shape).contiguous(), operand }
+        }
+    }
+}
+
+/// The one step that leads from each matrix of a batch to the next, if there is one.
+fn step(batch: &Geometry) -> Option<usize> {
+    let mut found: Option<(usize, usize)> = None;
+    for d in (0..batch.shape.n_dims()).rev().filter(|&d| batch.shape.dims()[d] != 1) {
+        let (size, stride) = (batch.shape.dims()[d], batch.strides[d]);
+        found = match found {
+            None => Some((stride, stride * size)),
+            Some((step, next)) if next == stride => Some((step, next * size)),
+            Some(_) => return None,
+        };
+    }
+    Some(found.map_or(0, |(step, _)| step))
+}
+
+impl Engine {
+    /// Gives the compute stream a product of tensors that lie as it says.
+    #[track_caller]
+    fn product(&self, product: &Product, [a, b]: [&Tensor; 2], vector: Vector<'_>, out: &Tensor) {
+        let lent = [a.storage.read_on_gpu(), b.storage.read_on_gpu(), out.storage.write_on_gpu()];
+        let of_vector = match vector {
+            Vector::None => None,
+            Vector::Read(vector) => Some((vector, vector.storage.read_on_gpu())),
+            Vector::Write(vector) => Some((vector, vector.storage.write_on_gpu())),
+        };
+        let at = |tensor: &Tensor, start: Address| start.plus(tensor.geometry.offset * tensor.dtype.bytes());
+        let operands = Operands {
+            vector: of_vector.as_ref().map_or(Address::NULL, |(vector, lent)| at(vector, lent.at)),
+            ..Operands::new(at(a, lent[0].at), at(b, lent[1].at), at(out, lent[2].at))
+        };
+        succeeded(self.gpu().make_current());
+        let (workspace, stream) = (self.workspace.address(), self.stream().handle());
+        // SAFETY: the callers' sizes are those of the tensors, which are borrowed in order (S-STREAM); the workspace is as large as
+        // the products were told, and the compute stream alone uses it.
+        succeeded(unsafe { lock(&self.products).run(product, &operands, workspace, stream) });
+    }
+}
+
+/// What an epilogue does with a vector.
+enum Vector<'a> {
+    None,
+    Read(&'a Tensor),
+    Write(&'a Tensor),
+}
+
+/// `out = a b` for every matrix of the batch; `a` and `b` may be any views.
+#[track_caller]
+pub(crate) fn matmul(engine: &Engine, a: &Tensor, b: &Tensor, out: &Tensor) {
+    check_float("matmul", out.dtype);
+    let n_dims = out.shape().n_dims();
+    let (m, n) = (out.dims()[n_dims - 2], out.dims()[n_dims - 1]);
+    let k = a.dims()[a.shape().n_dims() - 1];
+    if k == 0 || out.count() == 0 {
+        return out.fill(0.0);
+    }
+    let batch = Shape::new(&out.dims()[..n_dims - 2]);
+    let (a, b) = (factor(a, &batch), factor(b, &batch));
+    let product = Product {
+        a: a.operand,
+        b: b.operand,
+        batch: batch.count(),
+        out_stride: m * n,
+        ..Product::new(Numbers::F32, [m, n, k])
+    };
+    engine.product(&product, [&a.tensor, &b.tensor], Vector::None, out);
+}
+
+/// All sizes but the last.
+fn rows_of(x: &Tensor) -> usize {
+    x.dims()[..x.shape().n_dims() - 1].iter().product()
+}
+
+/// `out = x w^T + bias`, with rows of `x`; all contiguous.
+#[track_caller]
+pub(crate) fn linear(engine: &Engine, x: &Tensor, w: &Tensor, bias: Option<&Tensor>, out: &Tensor) {
+    check_float("linear", out.dtype);
+    let (outputs, inputs) = (w.dims()[0], w.dims()[1]);
+    if inputs == 0 || out.count() == 0 {
+        out.fill(0.0);
+        return bias.into_iter().for_each(|bias| out.copy_from(&bias.broadcast_to(*out.shape())));
+    }
+    let (epilogue, vector) = match bias {
+        Some(bias) => (Epilogue::Bias, Vector::Read(bias)),
+        None => (Epilogue::None, Vector::None),
+    };
+    let plain = Product::new(Numbers::F32, [rows_of(x), outputs, inputs]);
+    let product = Product { b: Operand::transposed(inputs), epilogue, ..plain };
+    engine.product(&product, [x, w], vector, out);
+}
+
+/// `out = grad w`: the gradient of the rows.
+#[track_caller]
+pub(crate) fn linear_input_gradient(engine: &Engine, grad: &Tensor, w: &Tensor, out: &Tensor) {
+    check_float("linear", out.dtype);
+    let (outputs, inputs) = (w.dims()[0], w.dims()[1]);
+    if outputs == 0 || out.count() == 0 {
+        return out.fill(0.0);
+    }
+    let product = Product::new(Numbers::F32, [rows_of(grad), inputs, outputs]);
+    engine.product(&product, [grad, w], Vector::None, out);
+}
+
+/// `out = grad^T x`: the gradient of the weight; `bias` gets the sum of the rows of `grad`.
+#[track_caller]
+pub(crate) fn linear_weight_gradient(
+    engine: &Engine,
+    grad: &Tensor,
+    x: &Tensor,
+    bias: Option<&Tensor>,
+    out: &Tensor,
+) {
+    check_float("linear", out.dtype);
+    let (rows, outputs, inputs) = (rows_of(grad), out.dims()[0], out.dims()[1]);
+    if rows == 0 || out.count() == 0 {
+        out.fill(0.0);
+        return bias.into_iter().for_each(|bias| {
+            reduce::sum(engine, &grad.reshape([rows, outputs]), &bias.reshape([1, outputs]));
+        });
+    }
+    let (epilogue, vector) = match bias {
+        Some(bias) => (Epilogue::SumsOfA, Vector::Write(bias)),
+        None => (Epilogue::None, Vector::None),
+    };
+    let plain = Product::new(Numbers::F32, [outputs, inputs, rows]);
+    let product = Product { a: Operand::transposed(outputs), epilogue, ..plain };
+    engine.product(&product, [grad, x], vector, out);
+}

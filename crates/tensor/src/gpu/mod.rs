@@ -1,0 +1,30 @@
+//! Kernels for GPUs, family by family as in `cpu`: functions from tensors to an output that they fill whole. They give the compute
+//! stream its work and return (S-STREAM in `storage.rs`); shapes were checked by the op that calls them.
+//!
+//! What a GPU doesn't do, and panics by name when it is asked to:
+//! - computing with other floats than f32 ([`launch::check_float`]); tensors of any type can be copied and filled;
+//! - lending values as slices: `Arena::flat`, `flat_mut` and the slices of a `Span` are a CPU's.
+//!
+//! What it does by way of the host, and so waits for: batch norms whose statistics span ranks (`SumOverBatch`), and
+//! `Tensor::with_slice` and `with_slice_mut`. What it does in more passes than it needs: dropout multiplies by a mask that lies in
+//! row-major order. Kernels' times aren't taken for `Device::stop_profile`.
+
+pub(crate) mod batch_norm;
+pub(crate) mod conv;
+pub(crate) mod copy;
+pub(crate) mod dropout;
+pub(crate) mod elementwise;
+pub(crate) mod embedding;
+mod engine;
+mod launch;
+pub(crate) mod loss;
+pub(crate) mod matmul;
+pub(crate) mod norm;
+pub(crate) mod pooling;
+mod random;
+pub(crate) mod reduce;
+pub(crate) mod softmax;
+mod transfer;
+mod update;
+
+pub(crate) use engine::Engine;

@@ -1,0 +1,91 @@
+//! Layer normalisation.
+
+use crate::dtype::DType;
+use crate::gpu::Engine;
+use crate::gpu::launch::{Arg, check_float, rows};
+use crate::gpu::reduce::{pieces, sum_column_parts};
+use crate::tensor::Tensor;
+use phalanx_cuda::Work;
+
+/// Normalises each row of `width` to mean 0 and variance 1, then scales by `weight` and shifts by `bias` where given; keeps
+/// each row's mean and 1/std.
+#[track_caller]
+pub(crate) fn layer_norm(
+    engine: &Engine,
+    x: &Tensor,
+    weight: Option<&Tensor>,
+    bias: Option<&Tensor>,
+    eps: f64,
+    width: usize,
+    [out, mean, scale]: [&Tensor; 3],
+) {
+    check_float("layer_norm", x.dtype);
+    let n = mean.count();
+    let args = [
+        Arg::In(x),
+        Arg::InOrNull(weight),
+        Arg::InOrNull(bias),
+        Arg::Out(out),
+        Arg::Out(mean),
+        Arg::Out(scale),
+        Arg::Int(n),
+        Arg::Int(width),
+        Arg::Float(eps),
+    ];
+    // SAFETY: there are n rows of `width` elements, of which weight and bias have one, mean and scale n.
+    unsafe { engine.launch("layer_norm", rows(n, width), &args) }
+}
+
+/// `out =` the gradient with respect to the input.
+#[track_caller]
+pub(crate) fn layer_norm_gradient(
+    engine: &Engine,
+    [x, mean, scale]: [&Tensor; 3],
+    weight: Option<&Tensor>,
+    grad: &Tensor,
+    width: usize,
+    out: &Tensor,
+) {
+    check_float("layer_norm", x.dtype);
+    let n = mean.count();
+    let args = [
+        Arg::In(x),
+        Arg::InOrNull(weight),
+        Arg::In(grad),
+        Arg::In(mean),
+        Arg::In(scale),
+        Arg::Out(out),
+        Arg::Int(n),
+        Arg::Int(width),
+    ];
+    // SAFETY: as above.
+    unsafe { engine.launch("layer_norm_gradient", rows(n, width), &args) }
+}
+
+/// The gradients of weight and bias, where they are wanted.
+#[track_caller]
+pub(crate) fn layer_norm_parameter_gradients(
+    engine: &Engine,
+    [x, mean, scale]: [&Tensor; 3],
+    grad: &Tensor,
+    weight: Option<&Tensor>,
+    bias: Option<&Tensor>,
+) {
+    let Some(out) = weight.or(bias) else { return };
+    check_float("layer_norm", x.dtype);
+    let (n, width) = (mean.count(), out.count());
+    let [piece, n_pieces] = pieces(n);
+    let room = || Tensor::stale(x.device(), [n_pieces, width].into(), DType::F32);
+    let (of_weight, of_bias) = (room(), room());
+    let inputs = [x, grad, mean, scale].map(Arg::In);
+    let sizes = [n, width, piece].map(Arg::Int);
+    let outputs = [&of_weight, &of_bias].map(Arg::Out);
+    let args =
+        [inputs[0], inputs[1], inputs[2], inputs[3], outputs[0], outputs[1], sizes[0], sizes[1], sizes[2]];
+    let work = Work::Columns { pieces: n_pieces as u64, width: width as u64 };
+    // SAFETY: there are n rows of `width` elements, a mean and a scale for each, and a part for each piece of a column.
+    unsafe { engine.launch("layer_norm_columns", work, &args) };
+    for (parts, out) in [(&of_weight, weight), (&of_bias, bias)] {
+        out.into_iter().for_each(|out| sum_column_parts(engine, parts, out));
+    }
+}

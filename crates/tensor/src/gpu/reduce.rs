@@ -1,0 +1,131 @@
+//! Sums and largest values along dimensions. Which way a sum is taken depends on sizes alone, and so do its bits.
+
+use crate::dtype::DType;
+use crate::gpu::Engine;
+use crate::gpu::launch::{Arg, check_float, elements, rows, walk};
+use crate::shape::{Geometry, Shape};
+use crate::tensor::Tensor;
+use phalanx_cuda::{Walk, Work};
+
+/// Up to so many terms are added up by one thread.
+const FEW: usize = 64;
+/// Terms that a block adds up where an output has many.
+const PIECE: usize = 1 << 13;
+/// Outputs that keep a GPU busy with a block each.
+const MANY: usize = 512;
+/// Rows of a piece where columns are added up, and the most pieces.
+const ROWS: usize = 256;
+const MOST_PIECES: usize = 1024;
+
+/// How rows are cut into pieces: how many rows each has, and how many pieces there are.
+pub(super) fn pieces(rows: usize) -> [usize; 2] {
+    let piece = ROWS.max(rows.div_ceil(MOST_PIECES));
+    [piece, rows.div_ceil(piece)]
+}
+
+/// `out = sum of x` over the dimensions in which `out` (dimensions kept, row-major) has size 1.
+#[track_caller]
+pub(crate) fn sum(engine: &Engine, x: &Tensor, out: &Tensor) {
+    check_float("sum", x.dtype);
+    let n_outputs = out.count();
+    let n_terms = x.count() / n_outputs.max(1);
+    if n_terms > FEW && x.geometry.is_contiguous() && goes_first(x.shape(), out.shape()) {
+        return sum_columns(engine, x, [n_terms, n_outputs], out);
+    }
+    let goes = |d: usize| out.dims()[d] == 1;
+    let (outputs, terms) = (part(&x.geometry, |d| !goes(d)), part(&x.geometry, goes));
+    let walks = [Arg::Struct(outputs.as_bytes()), Arg::Struct(terms.as_bytes())];
+    let sizes = [Arg::Int(n_outputs), Arg::Int(n_terms)];
+    let pieces = n_terms.div_ceil(PIECE);
+    if pieces > 1 && n_outputs < MANY {
+        let parts = Tensor::stale(x.device(), [n_outputs, pieces].into(), DType::F32);
+        let args = [Arg::In(x), Arg::Out(&parts), walks[0], walks[1], sizes[0], sizes[1], Arg::Int(PIECE)];
+        // SAFETY: the walks go through the elements of `x`; there is a part for each piece of an output.
+        unsafe { engine.launch("sum_pieces", rows(n_outputs * pieces, PIECE), &args) };
+        return sum_parts(engine, &parts, [n_outputs, pieces], 1.0, out);
+    }
+    let (name, work) = match n_terms <= FEW {
+        true => ("sum_by_thread", elements(n_outputs)),
+        false => ("sum_by_block", rows(n_outputs, n_terms)),
+    };
+    let args = [Arg::In(x), Arg::Out(out), walks[0], walks[1], sizes[0], sizes[1]];
+    // SAFETY: the walks go through the elements of `x`; the row-major output has as many elements as there are outputs.
+    unsafe { engine.launch(name, work, &args) }
+}
+
+/// Whether the dimensions that go come before those that stay.
+fn goes_first(from: &Shape, to: &Shape) -> bool {
+    let sizes = || from.dims().iter().zip(to.dims()).filter(|(from, _)| **from != 1);
+    sizes().map(|(from, to)| from == to).is_sorted() && sizes().any(|(from, to)| from == to)
+}
+
+/// A walk through the dimensions for which `takes` holds.
+fn part(geometry: &Geometry, takes: impl Fn(usize) -> bool) -> Walk<1> {
+    let dims = (0..geometry.shape.n_dims()).filter(|&d| takes(d));
+    let (mut shape, mut strides, mut n) = (Shape::new(&[]), geometry.strides, 0);
+    for d in dims {
+        shape = shape.insert(n, geometry.shape.dims()[d]);
+        strides[n] = geometry.strides[d];
+        n += 1;
+    }
+    walk([&Geometry { shape, strides, offset: 0 }])
+}
+
+/// `out[c] =` the sum of column `c` of the contiguous `x`.
+#[track_caller]
+fn sum_columns(engine: &Engine, x: &Tensor, [n, width]: [usize; 2], out: &Tensor) {
+    let [piece, pieces] = pieces(n);
+    let parts = Tensor::stale(x.device(), [pieces, width].into(), DType::F32);
+    let work = Work::Columns { pieces: pieces as u64, width: width as u64 };
+    let args = [Arg::In(x), Arg::Out(&parts), Arg::Int(n), Arg::Int(width), Arg::Int(piece)];
+    // SAFETY: `x` has n rows of `width` elements; there is a part for each piece of a column.
+    unsafe { engine.launch("sum_columns", work, &args) };
+    sum_column_parts(engine, &parts, out);
+}
+
+/// `out[c] =` the sum of column `c` of `parts` (pieces, width) in float32.
+#[track_caller]
+pub(super) fn sum_column_parts(engine: &Engine, parts: &Tensor, out: &Tensor) {
+    let [pieces, width] = [0, 1].map(|d| parts.dims()[d]);
+    let args = [Arg::In(parts), Arg::Out(out), Arg::Int(pieces), Arg::Int(width)];
+    // SAFETY: the parts are a whole table, and the output has an element for each of its columns.
+    unsafe { engine.launch("sum_column_parts", elements(width), &args) };
+}
+
+/// `out[o] = factor` times the sum of row `o` of `parts` (outputs, pieces) in float32.
+#[track_caller]
+pub(super) fn sum_parts(engine: &Engine, parts: &Tensor, [n, width]: [usize; 2], factor: f64, out: &Tensor) {
+    let args = [Arg::In(parts), Arg::Out(out), Arg::Int(n), Arg::Int(width), Arg::Float(factor)];
+    // SAFETY: the parts have n rows of `width` elements, the output n elements.
+    unsafe { engine.launch("sum_parts", rows(n, width), &args) }
+}
+
+/// For each row of `width` elements of the contiguous `x`: the largest, and where the first of them stands.
+#[track_caller]
+pub(crate) fn max_rows(engine: &Engine, x: &Tensor, width: usize, largest: &Tensor, index: &Tensor) {
+    check_float("max", x.dtype);
+    let n = largest.count();
+    let [values, best, places] = [Arg::In(x), Arg::Out(largest), Arg::Out(index)];
+    let [n_rows, size] = [n, width].map(Arg::Int);
+    // SAFETY: `x` has n rows of `width` elements, the outputs n elements.
+    unsafe {
+        if width <= FEW {
+            let args = [values, best, places, n_rows, size, Arg::Int(1)];
+            engine.launch("max_by_thread", elements(n), &args);
+        } else {
+            engine.launch("max_by_block", rows(n, width), &[values, best, places, n_rows, size]);
+        }
+    }
+}
+
+/// `out =` each element of `grad` where `index` says along `dim`, and 0 elsewhere; both have size 1 there.
+#[track_caller]
+pub(crate) fn max_gradient(engine: &Engine, grad: &Tensor, index: &Tensor, dim: usize, out: &Tensor) {
+    check_float("max, gradient", out.dtype);
+    let grad = grad.contiguous();
+    let (outer, inner) = (out.dims()[..dim].iter().product(), out.dims()[dim + 1..].iter().product());
+    let sizes = [outer, out.dims()[dim], inner].map(Arg::Int);
+    let args = [Arg::In(&grad), Arg::In(index), Arg::Out(out), sizes[0], sizes[1], sizes[2]];
+    // SAFETY: the output has the product of the sizes, the others that without the middle one.
+    unsafe { engine.launch("max_gradient", elements(out.count()), &args) }
+}

@@ -1,0 +1,115 @@
+//! The kernel table: for each piece of work that operations and gradients are made of, a row with what it takes and by which
+//! tensor's device it is decided whose kernel does it: the CPU's (`cpu/`) or the GPU's (`gpu/`). The choice is made once for each
+//! call. Nothing that a GPU lacks is done by the CPU in its stead: its kernel panics and says so.
+
+use crate::cpu::batch_norm::Fused;
+use crate::cpu::conv::Plan;
+use crate::cpu::pooling::Planes;
+use crate::device::Backend;
+use crate::op::{Binary, CountPadding, Form, Unary};
+use crate::ops::dropout::DropoutKey;
+use crate::shape::Order;
+use crate::tensor::Tensor;
+
+/// Families as `cpu` and `gpu` have them; one row a kernel: `name(what it takes) on whose device`.
+macro_rules! kernels {
+    ($($family:ident { $($name:ident($($arg:ident: $type:ty),*) on $on:ident;)* })*) => {$(
+        pub(crate) mod $family {
+            #[allow(unused_imports, reason = "not every family takes everything")]
+            use super::*;
+            $(
+                #[track_caller]
+                pub(crate) fn $name($($arg: $type),*) {
+                    match $on.device().backend() {
+                        Backend::Cpu => crate::cpu::$family::$name($($arg),*),
+                        Backend::Gpu(engine) => crate::gpu::$family::$name(engine, $($arg),*),
+                    }
+                }
+            )*
+        }
+    )*};
+}
+
+kernels! {
+    copy {
+        fill(out: &Tensor, value: f64) on out;
+        copy(from: &Tensor, out: &Tensor) on out;
+    }
+    elementwise {
+        binary(f: Binary, a: &Tensor, b: &Tensor, out: &Tensor) on out;
+        unary(f: Unary, x: &Tensor, out: &Tensor) on out;
+        unary_gradient(f: Unary, kept: &Tensor, grad: &Tensor, out: &Tensor) on out;
+        winner_gradient(mine: &Tensor, other: &Tensor, grad: &Tensor, sign: f64, out: &Tensor) on out;
+        add_assign(sum: &Tensor, x: &Tensor) on sum;
+    }
+    reduce {
+        sum(x: &Tensor, out: &Tensor) on out;
+        max_rows(x: &Tensor, width: usize, largest: &Tensor, index: &Tensor) on x;
+        max_gradient(grad: &Tensor, index: &Tensor, dim: usize, out: &Tensor) on out;
+    }
+    softmax {
+        softmax(form: Form, x: &Tensor, width: usize, out: &Tensor) on out;
+        softmax_gradient(form: Form, y: &Tensor, grad: &Tensor, width: usize, out: &Tensor) on out;
+    }
+    loss {
+        nll(y: &Tensor, labels: &Tensor, out: &Tensor) on out;
+        nll_gradient(labels: &Tensor, grad: &Tensor, out: &Tensor) on out;
+        cross_entropy(x: &Tensor, labels: &Tensor, label_smoothing: f64, y: &Tensor, out: &Tensor) on out;
+        cross_entropy_gradient(
+        y: &Tensor, labels: &Tensor, label_smoothing: f64, grad: &Tensor, out: &Tensor
+    ) on out;
+        mse(x: &Tensor, t: &Tensor, out: &Tensor) on out;
+        mse_gradient(x: &Tensor, t: &Tensor, grad: &Tensor, out: &Tensor) on out;
+        bce(x: &Tensor, t: &Tensor, out: &Tensor) on out;
+        bce_gradient(x: &Tensor, t: &Tensor, grad: &Tensor, out: &Tensor) on out;
+    }
+    matmul {
+        matmul(a: &Tensor, b: &Tensor, out: &Tensor) on out;
+        linear(x: &Tensor, w: &Tensor, bias: Option<&Tensor>, out: &Tensor) on out;
+        linear_input_gradient(grad: &Tensor, w: &Tensor, out: &Tensor) on out;
+        linear_weight_gradient(grad: &Tensor, x: &Tensor, bias: Option<&Tensor>, out: &Tensor) on out;
+    }
+    embedding {
+        embedding(table: &Tensor, ids: &Tensor, out: &Tensor) on out;
+        embedding_gradient(grad: &Tensor, ids: &Tensor, out: &Tensor) on out;
+    }
+    norm {
+        layer_norm(
+        x: &Tensor, weight: Option<&Tensor>, bias: Option<&Tensor>, eps: f64, width: usize, out: [&Tensor; 3]
+    ) on x;
+        layer_norm_gradient(
+        stats: [&Tensor; 3], weight: Option<&Tensor>, grad: &Tensor, width: usize, out: &Tensor
+    ) on out;
+        layer_norm_parameter_gradients(
+        stats: [&Tensor; 3], grad: &Tensor, weight: Option<&Tensor>, bias: Option<&Tensor>
+    ) on grad;
+    }
+    batch_norm {
+        moments(x: &Tensor, moments: &Tensor) on x;
+        statistics(moments: &Tensor, count: f64, stats: [&Tensor; 2]) on moments;
+        normalise(
+            x: &Tensor, stats: [&Tensor; 2], affine: [Option<&Tensor>; 2], eps: f64, fused: Fused<'_>, out: [&Tensor; 2]
+        ) on x;
+        sums(x: &Tensor, mean: &Tensor, grad: &Tensor, mask: Option<&Tensor>, sums: &Tensor) on x;
+        channel_gradients(sums: &Tensor, scale: &Tensor, out: [&Tensor; 2]) on sums;
+        input_gradient(
+            x: &Tensor, stats: [&Tensor; 2], weight: Option<&Tensor>, grad: &Tensor, mask: Option<&Tensor>,
+            batch: Option<(&Tensor, f64)>, out: &Tensor
+        ) on x;
+    }
+    pooling {
+        max_pool(x: &Tensor, planes: Planes, order: Order, out: &Tensor, position: &Tensor) on x;
+        max_pool_gradient(position: &Tensor, grad: &Tensor, planes: Planes, order: Order, out: &Tensor) on out;
+        avg_pool(x: &Tensor, planes: Planes, padding: CountPadding, out: &Tensor) on x;
+        avg_pool_gradient(grad: &Tensor, planes: Planes, padding: CountPadding, out: &Tensor) on out;
+    }
+    conv {
+        forward(x: &Tensor, w: &Tensor, b: Option<&Tensor>, plan: Plan, out: &Tensor) on out;
+        image_gradient(grad: &Tensor, w: &Tensor, plan: Plan, out: &Tensor) on out;
+        kernel_gradient(x: &Tensor, grad: &Tensor, plan: Plan, out: &Tensor) on out;
+        bias_gradient(grad: &Tensor, plan: Plan, out: &Tensor) on out;
+    }
+    dropout {
+        mask(p: f64, key: &DropoutKey, mask: &Tensor) on mask;
+    }
+}

@@ -1,0 +1,209 @@
+//! What operations are tried on, for all who check them: shapes, and what is made of tensors of them.
+
+use phalanx_tensor::{
+    ChannelStats, Conv2dOptions, CountPadding, DType, Device, DropoutKey, Keep, Philox, PoolOptions, Tensor,
+    Then,
+};
+
+/// Who checks.
+pub(crate) trait Check {
+    /// Checks `f` and its gradient at random inputs of the given shapes, between -1 and 1 and moved by `shift`.
+    #[track_caller]
+    fn check_at(&self, shift: f64, shapes: &[&[usize]], f: impl Fn(&[Tensor]) -> Tensor);
+
+    /// As [`Check::check_at`], not moved.
+    #[track_caller]
+    fn check(&self, shapes: &[&[usize]], f: impl Fn(&[Tensor]) -> Tensor) {
+        self.check_at(0.0, shapes, f);
+    }
+}
+
+/// Random numbers between -1 and 1, the same in every type and on every device.
+pub(crate) fn random(like: &Tensor, shape: &[usize], stream: u64) -> Tensor {
+    let (key, n) = (Philox::new(42, stream), shape.iter().product::<usize>());
+    let values: Vec<f32> = (0..n).map(|i| 2.0 * key.unit(i as u64) - 1.0).collect();
+    match like.dtype() {
+        DType::F32 => Tensor::from_slice(like.device(), &values, shape),
+        _ => Tensor::from_slice(
+            like.device(),
+            &values.iter().map(|&x| f64::from(x)).collect::<Vec<_>>(),
+            shape,
+        ),
+    }
+}
+
+/// The same images in pixel order: the copy is made of a view in which that is the row-major one.
+fn in_pixels(x: &Tensor) -> Tensor {
+    x.permute(&[2, 3, 0, 1]).contiguous().permute(&[2, 3, 0, 1])
+}
+
+/// Some classes.
+fn labels(device: &Device, n: usize, classes: usize) -> Tensor {
+    let values: Vec<i64> = (0..n).map(|i| (i * 7 % classes) as i64).collect();
+    Tensor::from_slice(device, &values, [n])
+}
+
+pub(crate) fn arithmetic_broadcasts(c: &impl Check) {
+    type Binary = fn(&Tensor, &Tensor) -> Tensor;
+    let ops: [Binary; 5] = [Tensor::add, Tensor::sub, Tensor::mul, Tensor::maximum, Tensor::minimum];
+    for op in ops {
+        c.check(&[&[2, 3], &[2, 3]], |x| op(&x[0], &x[1]));
+        c.check(&[&[2, 3, 4], &[3, 1]], |x| op(&x[0], &x[1]));
+        c.check(&[&[4], &[2, 1, 4]], |x| op(&x[0], &x[1]));
+        c.check(&[&[], &[3]], |x| op(&x[0], &x[1]));
+        c.check(&[&[3, 3]], |x| op(&x[0], &x[0].t()));
+    }
+    c.check_at(2.0, &[&[2, 3], &[3]], |x| x[0].div(&x[1]));
+    c.check_at(2.0, &[&[3], &[2, 1]], |x| x[0].div(&x[1]));
+}
+
+pub(crate) fn functions(c: &impl Check) {
+    for f in [
+        Tensor::neg,
+        Tensor::exp,
+        Tensor::tanh,
+        Tensor::sigmoid,
+        Tensor::relu,
+        Tensor::gelu,
+        Tensor::abs,
+        Tensor::square,
+    ] {
+        c.check(&[&[2, 5]], |x| f(&x[0]));
+        c.check(&[&[2, 5]], |x| f(&x[0].t()));
+    }
+    c.check_at(2.0, &[&[7]], |x| x[0].ln());
+    c.check_at(2.0, &[&[7]], |x| x[0].sqrt());
+    c.check_at(2.0, &[&[7]], |x| x[0].powf(2.5));
+    c.check(&[&[7]], |x| x[0].affine(3.0, -1.0));
+    c.check(&[&[3]], |x| -&(&x[0] * 2.0 - 1.0) / 4.0);
+}
+
+pub(crate) fn reductions(c: &impl Check) {
+    for keep in [Keep::Yes, Keep::No] {
+        c.check(&[&[2, 3, 4]], |x| x[0].sum(&[1], keep));
+        c.check(&[&[2, 3, 4]], |x| x[0].sum(&[0, 2], keep));
+        c.check(&[&[2, 3, 4]], |x| x[0].mean(&[2], keep));
+        c.check(&[&[2, 3, 4]], |x| x[0].max(1, keep));
+        c.check(&[&[2, 3, 4]], |x| x[0].transpose(0, 2).max(0, keep));
+    }
+    c.check(&[&[3, 4]], |x| x[0].sum_all());
+    c.check(&[&[3, 4]], |x| x[0].t().mean_all());
+}
+
+pub(crate) fn views(c: &impl Check) {
+    c.check(&[&[2, 3, 4]], |x| x[0].reshape([4, 6]));
+    c.check(&[&[2, 3, 4]], |x| x[0].transpose(0, 2).reshape([8, 3]));
+    c.check(&[&[2, 3, 4]], |x| x[0].permute(&[2, 0, 1]));
+    c.check(&[&[2, 3, 4]], |x| x[0].narrow(1, 1, 2).narrow(2, 0, 3));
+    c.check(&[&[2, 1, 4]], |x| x[0].squeeze(1).unsqueeze(0).flatten_from(1));
+    c.check(&[&[3, 1]], |x| x[0].broadcast_to([2, 3, 4]));
+    c.check(&[&[2, 3], &[2, 1], &[2, 2]], |x| Tensor::cat(&[&x[0], &x[1], &x[2]], 1));
+    c.check(&[&[2, 3]], |x| Tensor::cat(&[&x[0], &x[0].affine(2.0, 0.0)], 0));
+}
+
+pub(crate) fn products(c: &impl Check) {
+    c.check(&[&[3, 4], &[4, 2]], |x| x[0].matmul(&x[1]));
+    c.check(&[&[4, 3], &[4, 2]], |x| x[0].t().matmul(&x[1]));
+    c.check(&[&[2, 3, 4], &[2, 4, 2]], |x| x[0].matmul(&x[1]));
+    c.check(&[&[2, 1, 3, 4], &[5, 4, 2]], |x| x[0].matmul(&x[1]));
+    c.check(&[&[2, 3, 4], &[4, 2]], |x| x[0].matmul(&x[1]));
+    c.check(&[&[3, 4], &[2, 4], &[2]], |x| x[0].linear(&x[1], Some(&x[2])));
+    c.check(&[&[2, 3, 4], &[5, 4]], |x| x[0].linear(&x[1], None));
+}
+
+pub(crate) fn convolutions(c: &impl Check) {
+    let plain = Conv2dOptions::default();
+    for options in [
+        plain,
+        Conv2dOptions { padding: [1, 2], ..plain },
+        Conv2dOptions { stride: [2, 1], ..plain },
+        Conv2dOptions { stride: [2, 3], padding: [2, 1], dilation: [2, 1], groups: 1 },
+    ] {
+        c.check(&[&[2, 2, 6, 7], &[3, 2, 3, 2], &[3]], |x| x[0].conv2d(&x[1], Some(&x[2]), options));
+    }
+    // Many channels: in pixel order. Few to many: by strips.
+    let same = Conv2dOptions { padding: [1, 1], ..plain };
+    c.check(&[&[4, 16, 2, 1], &[16, 16, 3, 3]], |x| x[0].conv2d(&x[1], None, same));
+    c.check(&[&[2, 2, 3, 2], &[16, 2, 3, 3], &[16]], |x| x[0].conv2d(&x[1], Some(&x[2]), same).relu());
+    let grouped = Conv2dOptions { padding: [1, 1], groups: 2, ..plain };
+    c.check(&[&[1, 4, 4, 4], &[6, 2, 3, 3], &[6]], |x| x[0].conv2d(&x[1], Some(&x[2]), grouped));
+    let depthwise = Conv2dOptions { groups: 3, ..plain };
+    c.check(&[&[2, 3, 4, 5], &[3, 1, 2, 2]], |x| x[0].conv2d(&x[1], None, depthwise));
+    // The sizes of the tutorials' network, made smaller, so that the kernel for few channels is under test.
+    c.check(&[&[3, 1, 12, 12], &[5, 1, 5, 5], &[5]], |x| x[0].conv2d(&x[1], Some(&x[2]), plain));
+    c.check(&[&[2, 3, 12, 12], &[4, 3, 5, 5], &[4]], |x| x[0].conv2d(&x[1], Some(&x[2]), plain));
+}
+
+pub(crate) fn pooling(c: &impl Check) {
+    let odd = PoolOptions { kernel: [3, 2], stride: [2, 1], padding: [1, 1] };
+    for options in [PoolOptions::square(2), PoolOptions::square(3), odd] {
+        c.check(&[&[2, 2, 6, 7]], |x| x[0].max_pool2d(options));
+        c.check(&[&[2, 2, 6, 7]], |x| in_pixels(&x[0]).max_pool2d(options));
+        for padding in [CountPadding::Yes, CountPadding::No] {
+            c.check(&[&[2, 2, 6, 7]], |x| x[0].avg_pool2d(options, padding));
+        }
+    }
+    c.check(&[&[2, 1, 5, 5]], |x| x[0].max_pool2d(PoolOptions::square(2)));
+    for size in [[1, 1], [2, 3], [4, 1]] {
+        c.check(&[&[2, 2, 6, 7]], |x| x[0].adaptive_avg_pool2d(size));
+    }
+}
+
+pub(crate) fn softmaxes(c: &impl Check) {
+    for dim in 0..3 {
+        c.check(&[&[2, 3, 4]], |x| x[0].softmax(dim));
+        c.check(&[&[2, 3, 4]], |x| x[0].log_softmax(dim));
+    }
+}
+
+pub(crate) fn losses(c: &impl Check) {
+    c.check(&[&[5, 3]], |x| x[0].nll_loss(&labels(x[0].device(), 5, 3)));
+    c.check(&[&[5, 3]], |x| x[0].cross_entropy(&labels(x[0].device(), 5, 3), 0.0));
+    c.check(&[&[5, 3]], |x| x[0].cross_entropy(&labels(x[0].device(), 5, 3), 0.1));
+    c.check(&[&[4, 3], &[4, 3]], |x| x[0].mse_loss(&x[1]));
+    c.check(&[&[4, 3]], |x| x[0].bce_with_logits(&random(&x[0], &[4, 3], 7).sigmoid()));
+}
+
+pub(crate) fn embedding_and_norm(c: &impl Check) {
+    c.check(&[&[5, 3]], |x| {
+        let ids = Tensor::from_slice(x[0].device(), &[4i64, 0, 4, 2], [2, 2]);
+        x[0].embedding(&ids)
+    });
+    c.check(&[&[3, 4]], |x| x[0].layer_norm(1, None, None, 1e-5));
+    c.check(&[&[3, 4], &[4]], |x| x[0].layer_norm(1, Some(&x[1]), None, 1e-5));
+    c.check(&[&[2, 3, 4], &[3, 4], &[3, 4]], |x| x[0].layer_norm(2, Some(&x[1]), Some(&x[2]), 1e-5));
+}
+
+pub(crate) fn batch_norm(c: &impl Check) {
+    let plain = |x: &Tensor, weight: Option<&Tensor>, bias: Option<&Tensor>| {
+        x.batch_norm(weight, bias, 1e-5, Then::Nothing, None).out
+    };
+    c.check(&[&[4, 3]], |x| plain(&x[0], None, None));
+    c.check(&[&[2, 3, 5], &[3]], |x| plain(&x[0], Some(&x[1]), None));
+    c.check(&[&[2, 3, 4, 2], &[3], &[3]], |x| plain(&x[0], Some(&x[1]), Some(&x[2])));
+    c.check(&[&[2, 3, 4, 2], &[3], &[3]], |x| plain(&in_pixels(&x[0]), Some(&x[1]), Some(&x[2])));
+    for arranged in [Tensor::clone, in_pixels] {
+        c.check(&[&[2, 3, 4, 2], &[3], &[3]], |x| {
+            arranged(&x[0]).batch_norm(Some(&x[1]), Some(&x[2]), 1e-5, Then::Relu, None).out
+        });
+        c.check(&[&[2, 3, 2, 2], &[3], &[3], &[2, 3, 2, 2]], |x| {
+            arranged(&x[0]).batch_norm(Some(&x[1]), Some(&x[2]), 1e-5, Then::AddRelu(&x[3]), None).out
+        });
+    }
+    c.check(&[&[2, 3, 4, 2], &[3], &[3]], |x| {
+        let stats = ChannelStats { mean: random(&x[0], &[3], 8), variance: random(&x[0], &[3], 9).square() };
+        let plain = x[0].batch_norm_with(&stats, Some(&x[1]), Some(&x[2]), 1e-5, Then::Nothing);
+        plain + in_pixels(&x[0]).batch_norm_with(&stats, Some(&x[1]), None, 1e-5, Then::Relu)
+    });
+}
+
+pub(crate) fn dropouts(c: &impl Check) {
+    let key = DropoutKey { seed: 1, step: 2, layer: 3, samples: [10, 11, 12].into() };
+    c.check(&[&[3, 4, 5]], |x| x[0].dropout(0.5, &key));
+    c.check(&[&[3, 4, 2, 2]], |x| x[0].dropout2d(0.25, &key));
+}
+
+pub(crate) fn a_value_used_twice_gets_both_gradients(c: &impl Check) {
+    c.check(&[&[3]], |x| x[0].square() * &x[0] + &x[0]);
+    c.check(&[&[3, 3]], |x| x[0].matmul(&x[0]).matmul(&x[0]));
+}

@@ -1,0 +1,118 @@
+//! Values on their way to a GPU and back, and the memory that they lie in.
+
+use crate::rig::{near, rig};
+use phalanx_tensor::{Arena, DType, Device, Grads, Keep, Layout, Order, Philox, Tensor};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+#[test]
+fn values_go_up_and_come_back_in_every_type() {
+    let Some(rig) = rig(1) else { return };
+    let (cpu, other) = (Device::cpu(2), Device::cpu(1));
+    let x = Tensor::from_slice(&cpu, &[1.5f32, -2.0, 3.0, 0.25, 9.0, -0.0], [2, 3]);
+    assert_eq!(x.to(&rig).to_vec::<f32>(), x.to_vec::<f32>());
+    assert_eq!(x.to(&rig).t().to(&other).to_vec::<f32>(), x.t().to_vec::<f32>());
+    assert_eq!(x.to(&rig).narrow(1, 1, 2).to_vec::<f32>(), x.narrow(1, 1, 2).to_vec::<f32>());
+    assert_eq!(Tensor::from_slice(&rig, &[7i64, -8], [2]).to_vec::<i64>(), [7, -8]);
+    assert_eq!(Tensor::from_slice(&rig, &[7u8, 255, 1], [3]).t_of_one().to_vec::<u8>(), [7, 255, 1]);
+    assert_eq!(Tensor::from_slice(&rig, &[0.1f64; 5], [5]).to_vec::<f64>(), [0.1; 5]);
+    assert_eq!(Tensor::zeros(&rig, [0, 3], DType::F32).to_vec::<f32>(), [0.0; 0]);
+    for (dtype, value) in [(DType::F32, -1.5), (DType::F64, 0.1), (DType::I64, -3.0), (DType::U8, 200.0)] {
+        assert_eq!(Tensor::scalar(&rig, value, dtype).item(), value, "{dtype}");
+    }
+    let y = x.to(&rig);
+    y.with_slice_mut(|values: &mut [f32]| values[4] = 0.5);
+    assert_eq!(y.with_slice(|values: &[f32]| values[4]), 0.5);
+}
+
+/// One row, whatever its length.
+trait OfOne {
+    fn t_of_one(&self) -> Tensor;
+}
+
+impl OfOne for Tensor {
+    fn t_of_one(&self) -> Tensor {
+        self.reshape([self.count(), 1]).t().reshape([self.count()])
+    }
+}
+
+#[test]
+fn random_numbers_are_those_of_a_cpu() {
+    let Some(rig) = rig(1) else { return };
+    let key = Philox::new(3, 4);
+    let both = |f: &dyn Fn(&Device) -> Tensor| [f(&rig), f(&Device::cpu(1))].map(|t| t.to_vec::<f32>());
+    let [got, want] = both(&|device| Tensor::uniform(device, [1003], -0.5, 2.0, DType::F32, key));
+    assert_eq!(got, want);
+    let [got, want] = both(&|device| Tensor::normal(device, [1003], 1.0, 2.0, DType::F32, key));
+    near("normal", &got, &want.iter().map(|&x| f64::from(x)).collect::<Vec<_>>());
+}
+
+#[test]
+fn arenas_lie_on_a_gpu_and_are_read_and_written_whole() {
+    let Some(rig) = rig(1) else { return };
+    let layout = Layout::ordered([
+        ([2, 3].into(), Order::RowMajor),
+        ([4, 2, 3, 3].into(), Order::ChannelsLast),
+        ([5].into(), Order::RowMajor),
+    ]);
+    let (arena, grads) = (Arena::new(&rig, DType::F32, &layout), Grads::new(&rig, DType::F32, &layout));
+    assert_eq!(arena.read_flat::<f32>(), vec![0.0; layout.len()]);
+    let kernels: Vec<f32> = (0..72).map(|i| i as f32).collect();
+    let mut flat = vec![0.5; layout.len()];
+    layout.put(1, &kernels, &mut flat);
+    arena.write_flat(&flat);
+    assert_eq!(arena.tensor(1).to_vec::<f32>(), kernels);
+    assert_eq!(*layout.row_major(1, &arena.read_flat::<f32>()), kernels);
+    let [a, b] = [0, 1].map(|i| grads.leaf(i, &arena));
+    for want in [6.0, 12.0] {
+        (a.square().sum_all() * 6.0 + b.affine(2.0, 0.0).sum_all()).backward();
+        assert_eq!(grads.arena().tensor(0).to_vec::<f32>(), [want; 6]);
+        assert_eq!(grads.arena().tensor(1).to_vec::<f32>(), [want / 3.0; 72]);
+    }
+    grads.zero();
+    assert_eq!(grads.settle(), [0, 1, 2]);
+    assert_eq!(grads.arena().read_flat::<f32>()[..6], [0.0; 6]);
+    let lent = catch_unwind(AssertUnwindSafe(|| arena.flat::<f32>().len()));
+    let words = lent.unwrap_err().downcast::<&str>().map(|words| words.to_string()).unwrap_or_default();
+    assert!(words.contains("read_flat"), "{words}");
+}
+
+#[test]
+fn memory_is_used_again_and_given_back_before_there_is_none() {
+    let Some(rig) = rig(1) else { return };
+    let Some(fake) = rig.fake() else { return };
+    let allocations = || fake.calls("cuMemAlloc_v2");
+    let x = Tensor::ones(&rig, [1 << 16], DType::F32);
+    drop(&x + &x);
+    let before = allocations();
+    assert_eq!((&x + &x).sum(&[0], Keep::No).item(), 2.0 * 65536.0);
+    assert!(allocations() <= before + 2, "the sum has parts");
+    // Two thirds of all are in the cache, in pieces that fit nothing else.
+    fake.limit_memory(0, fake.count(phalanx_fake_cuda::Count::Bytes) + (1 << 20));
+    drop(Tensor::zeros(&rig, [(3 << 20) / 16], DType::F32));
+    let y = Tensor::ones(&rig, [(3 << 20) / 16 + 65536], DType::F32);
+    assert_eq!(y.narrow(0, 0, 1).item(), 1.0);
+    let refused = catch_unwind(AssertUnwindSafe(|| Tensor::zeros(&rig, [1 << 20], DType::F32)));
+    let words = *refused.unwrap_err().downcast::<String>().unwrap();
+    assert!(words.contains("out of memory on GPU 0") && words.contains("tensors and arenas"), "{words}");
+}
+
+#[test]
+fn labels_that_are_no_classes_are_told_by_whoever_reads_the_loss() {
+    let Some(rig) = rig(1) else { return };
+    let scores = Tensor::zeros(&rig, [2, 3], DType::F32);
+    let loss = scores.cross_entropy(&Tensor::from_slice(&rig, &[3i64, 0], [2]), 0.0);
+    let refused = catch_unwind(AssertUnwindSafe(|| loss.item()));
+    let words = refused.unwrap_err().downcast::<&str>().map(|words| words.to_string()).unwrap_or_default();
+    assert!(words.contains("label"), "{words}");
+    let loss = scores.cross_entropy(&Tensor::from_slice(&rig, &[2i64, 0], [2]), 0.0);
+    assert!((loss.item() - 3f64.ln()).abs() < 1e-6);
+}
+
+#[test]
+fn what_a_gpu_cannot_do_is_named() {
+    let Some(rig) = rig(1) else { return };
+    let x = Tensor::zeros(&rig, [2], DType::F64);
+    let refused = catch_unwind(AssertUnwindSafe(|| x.exp()));
+    let words = *refused.unwrap_err().downcast::<String>().unwrap();
+    assert!(words.contains("exponential") && words.contains("f64"), "{words}");
+}

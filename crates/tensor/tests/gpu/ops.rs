@@ -1,0 +1,135 @@
+//! Every op forward and backward, over the shapes that the CPU's gradients are checked at.
+
+use crate::cases::Check;
+use crate::rig::rig;
+use crate::{cases, edges};
+use phalanx_tensor::{Conv2dOptions, Keep, PoolOptions, Tensor, Then};
+
+/// One row a family of operations.
+macro_rules! families {
+    ($($family:ident;)*) => {$(
+        #[test]
+        fn $family() {
+            let Some(rig) = rig(1) else { return };
+            cases::$family(&rig);
+        }
+    )*};
+}
+
+families! {
+    arithmetic_broadcasts;
+    functions;
+    reductions;
+    views;
+    products;
+    convolutions;
+    pooling;
+    batch_norm;
+    dropouts;
+    embedding_and_norm;
+    a_value_used_twice_gets_both_gradients;
+    softmaxes;
+    losses;
+}
+
+#[test]
+fn known_values() {
+    let Some(rig) = rig(1) else { return };
+    edges::known_values(&rig);
+}
+
+#[test]
+fn nan_is_seen_not_lost() {
+    let Some(rig) = rig(1) else { return };
+    edges::nan_is_seen_not_lost(&rig);
+}
+
+#[test]
+fn gradients_go_where_pytorchs_go_at_nan_zero_and_ties() {
+    let Some(rig) = rig(1) else { return };
+    edges::gradients_go_where_pytorchs_go_at_nan_zero_and_ties(&rig);
+}
+
+#[test]
+fn a_bias_that_the_library_does_not_add_is_added_after_it() {
+    let Some(rig) = rig(1) else { return };
+    let Some(fake) = rig.fake() else { return };
+    fake.cudnn().fail("cudnnBackendCreateDescriptor", 1, 3000);
+    for _ in 0..2 {
+        rig.check(&[&[2, 3, 5, 4], &[6, 3, 3, 3], &[6]], |x| {
+            x[0].conv2d(&x[1], Some(&x[2]), Conv2dOptions::default())
+        });
+    }
+    let added = fake.log().iter().filter(|line| *line == "launch sum_views").count();
+    assert_eq!(added, 2, "once for each convolution");
+}
+
+#[test]
+fn many_terms_are_summed_in_each_of_the_ways() {
+    let Some(rig) = rig(2) else { return };
+    // By thread, by block, in pieces, and columns in one piece and in several.
+    let rows: [(&[usize], &[usize]); 9] = [
+        (&[7, 300], &[1]),
+        (&[300, 7], &[0]),
+        (&[70_000, 3], &[0]),
+        (&[20_000], &[0]),
+        (&[2, 9000], &[1]),
+        (&[3, 200, 5], &[1]),
+        (&[100, 4, 100], &[0, 2]),
+        (&[64, 65], &[0]),
+        (&[1, 500, 1, 40], &[0, 1]),
+    ];
+    for (shape, dims) in rows {
+        rig.check(&[shape], |x| x[0].sum(dims, Keep::No));
+    }
+    rig.check(&[&[40, 300]], |x| x[0].t().sum(&[1], Keep::No));
+    rig.check(&[&[300, 40]], |x| x[0].narrow(1, 3, 20).sum(&[0], Keep::Yes));
+}
+
+#[test]
+fn long_rows_and_many_of_them_are_right() {
+    let Some(rig) = rig(3) else { return };
+    rig.check(&[&[5, 700]], |x| x[0].max(1, Keep::No));
+    rig.check(&[&[700, 5]], |x| x[0].max(0, Keep::Yes));
+    rig.check(&[&[3, 1500]], |x| x[0].softmax(1));
+    rig.check(&[&[40, 130]], |x| x[0].log_softmax(0));
+    rig.check(&[&[50, 300]], |x| {
+        let labels: Vec<i64> = (0..50).map(|i| i * 7 % 300).collect();
+        x[0].cross_entropy(&Tensor::from_slice(x[0].device(), &labels, [50]), 0.1)
+    });
+    rig.check(&[&[90, 120], &[90, 120]], |x| x[0].mse_loss(&x[1]));
+    rig.check(&[&[600, 70], &[70], &[70]], |x| x[0].layer_norm(1, Some(&x[1]), Some(&x[2]), 1e-5));
+    rig.check(&[&[6, 40, 9, 11], &[40], &[40]], |x| {
+        x[0].batch_norm(Some(&x[1]), Some(&x[2]), 1e-5, Then::Nothing, None).out
+    });
+    rig.check(&[&[40, 33]], |x| {
+        let ids: Vec<i64> = (0..900).map(|i| i * i % 37).collect();
+        x[0].embedding(&Tensor::from_slice(x[0].device(), &ids, [30, 30]))
+    });
+    rig.check(&[&[2, 5, 40, 37]], |x| x[0].max_pool2d(PoolOptions::square(3)));
+}
+
+#[test]
+fn views_of_every_kind_are_multiplied() {
+    let Some(rig) = rig(4) else { return };
+    rig.check(&[&[300, 40], &[35, 40], &[35]], |x| x[0].linear(&x[1], Some(&x[2])));
+    rig.check(&[&[6, 5], &[7, 5]], |x| x[0].matmul(&x[1].t()));
+    rig.check(&[&[6, 9], &[5, 4]], |x| x[0].narrow(1, 2, 5).matmul(&x[1]));
+    rig.check(&[&[4, 5, 6], &[6, 3]], |x| x[0].permute(&[2, 0, 1]).matmul(&x[1].t().t().narrow(0, 0, 5)));
+    rig.check(&[&[2, 3, 4, 5], &[2, 3, 4, 5]], |x| x[0].transpose(1, 2).matmul(&x[1].permute(&[0, 2, 3, 1])));
+    rig.check(&[&[2, 1, 4, 5], &[1, 3, 5, 2]], |x| x[0].matmul(&x[1]));
+    rig.check(&[&[5], &[5, 1]], |x| x[0].broadcast_to([3, 5]).matmul(&x[1]));
+    rig.check(&[&[1, 5], &[5, 1]], |x| x[0].t().matmul(&x[1].t()));
+}
+
+#[test]
+fn nothing_is_an_answer_too() {
+    let Some(rig) = rig(5) else { return };
+    rig.check(&[&[3, 0], &[0, 2]], |x| x[0].matmul(&x[1]));
+    rig.check(&[&[0, 4], &[2, 4], &[2]], |x| x[0].linear(&x[1], Some(&x[2])));
+    rig.check(&[&[0, 3]], |x| x[0].sum(&[0], Keep::No));
+    rig.check(&[&[2, 0]], |x| x[0].softmax(0).exp());
+    rig.check(&[&[0, 2, 4, 4], &[3, 2, 3, 3], &[3]], |x| {
+        x[0].conv2d(&x[1], Some(&x[2]), Conv2dOptions::default())
+    });
+}
