@@ -168,7 +168,6 @@ struct Prepared {
     data: Split,
     model: Box<dyn Module>,
     parameters: Parameters,
-    state: State,
     /// Names of weights that start anew where others come from a file.
     fresh: Vec<String>,
 }
@@ -181,9 +180,7 @@ fn prepare(device: &Device, args: &TrainArgs, recipe: &Recipe) -> Result<Prepare
     let mut model = recipe.model()?;
     let parameters = Parameters::build(&mut model, device, recipe.train.seed);
     let fresh = args.init.as_ref().map(|init| initial(init, recipe, &parameters)).transpose()?;
-    let mut state = State::start(recipe.rule()?)?;
-    state.optimizer.make_room(parameters.layout().len());
-    Ok(Prepared { data, model, parameters, state, fresh: fresh.unwrap_or_default() })
+    Ok(Prepared { data, model, parameters, fresh: fresh.unwrap_or_default() })
 }
 
 fn train_as(
@@ -195,7 +192,7 @@ fn train_as(
     requests: &Requests,
     time_limit: Option<TimeLimit>,
 ) -> Result<End, Error> {
-    let Prepared { data, model, parameters, state, fresh } = prepared;
+    let Prepared { data, model, parameters, fresh } = prepared;
     let mut first = First::new(args, recipe, env);
     if let Some(init) = args.init.as_ref().filter(|_| worker.is_first() && !fresh.is_empty()) {
         let (init, fresh) = (init.display(), fresh.join(" and "));
@@ -223,8 +220,15 @@ fn train_as(
     // Not before, since only training heeds it.
     flag::register(SIGTERM, Arc::clone(&requests.stop))
         .map_err(|error| Error::Join(format!("SIGTERM can't be taken: {error}")))?;
-    let trained =
-        trainer.resume(worker, model.as_ref(), parameters, state, data.train, Some(data.test), &mut first)?;
+    let trained = trainer.resume(
+        worker,
+        model.as_ref(),
+        parameters,
+        State::start(recipe.rule()?)?,
+        data.train,
+        Some(data.test),
+        &mut first,
+    )?;
     let Some(why) = trained.interrupted else { return Ok(End::Done) };
     let steps = trained.state.progress.step;
     if worker.is_first() {

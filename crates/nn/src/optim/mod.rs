@@ -38,8 +38,6 @@ pub struct Optimizer {
     state: Vec<Arc<Vec<f32>>>,
     /// The same on a GPU, where the values lie there.
     on_gpu: Vec<Arena>,
-    /// Arrays of zeros that the state is to lie in, where they were made beforehand.
-    room: Vec<Vec<f32>>,
     steps: u64,
     /// The values in order, cut into groups; empty where there are none.
     groups: Vec<(Range<usize>, Factors)>,
@@ -50,8 +48,7 @@ impl Optimizer {
     pub fn new(rule: impl Into<Rule>) -> Result<Optimizer, BadValue> {
         let rule = rule.into();
         rule.check()?;
-        let (state, on_gpu, room) = (Vec::new(), Vec::new(), Vec::new());
-        Ok(Optimizer { rule, state, on_gpu, room, steps: 0, groups: Vec::new() })
+        Ok(Optimizer { rule, state: Vec::new(), on_gpu: Vec::new(), steps: 0, groups: Vec::new() })
     }
 
     /// The rule.
@@ -70,23 +67,6 @@ impl Optimizer {
         self.rule.state_names().iter().copied().zip(&self.state)
     }
 
-    /// Makes what the state of so many values is to lie in, which the first step does otherwise: memory that nobody has touched
-    /// costs more time than the step itself, and while a process gets ready nobody waits for it.
-    pub fn make_room(&mut self, len: usize) {
-        if self.steps == 0 {
-            self.room = self.rule.state_names().iter().map(|_| touched(len)).collect();
-        }
-    }
-
-    /// An array a name of the rule's state, for [`Optimizer::take_over`]: those that were made before, if they were, else new ones.
-    pub fn take_room(&mut self, len: usize) -> Vec<Vec<f32>> {
-        let room = std::mem::take(&mut self.room);
-        match room.iter().all(|array| array.len() == len) && !room.is_empty() {
-            true => room,
-            false => self.rule.state_names().iter().map(|_| vec![0.0; len]).collect(),
-        }
-    }
-
     /// Takes over the state of another optimizer of the same rule: its steps, and its arrays in their order.
     #[track_caller]
     pub fn take_over(&mut self, steps: u64, state: Vec<Vec<f32>>) {
@@ -95,7 +75,6 @@ impl Optimizer {
         self.steps = steps;
         self.state = state.into_iter().map(Arc::new).collect();
         self.on_gpu.clear();
-        self.room.clear();
     }
 
     /// Treats some of `parameters`, over all of whose values every step then goes, in their own way. Without groups all are
@@ -122,7 +101,7 @@ impl Optimizer {
     fn step_in_pieces(&mut self, device: Option<&Device>, values: &mut [f32], grads: &[f32], factor: f64) {
         assert!(values.len() == grads.len(), "step: {} values with {} gradients", values.len(), grads.len());
         if self.steps == 0 {
-            self.state = self.take_room(values.len()).into_iter().map(Arc::new).collect();
+            self.state = self.rule.state_names().iter().map(|_| Arc::new(vec![0.0; values.len()])).collect();
         }
         let fits = self.state.iter().all(|s| s.len() == values.len());
         assert!(fits, "step: {} values, but the steps before had another number", values.len());
@@ -148,15 +127,6 @@ impl Optimizer {
             }
         }
     }
-}
-
-/// Zeros, every page of which the system has given.
-fn touched(len: usize) -> Vec<f32> {
-    const PAGE: usize = 4096 / size_of::<f32>();
-    let mut array = vec![0.0; len];
-    // A compiler that knew that a zero is written would leave it out.
-    array.iter_mut().step_by(PAGE).for_each(|value| *value = std::hint::black_box(0.0));
-    array
 }
 
 /// Values that one thread moves at a time: some ten microseconds of work.

@@ -95,27 +95,6 @@ fn a_state_that_is_held_stays_as_it_is() {
 }
 
 #[test]
-fn room_that_was_made_before_changes_no_step() {
-    let rule = || Adam { lr: 0.01, ..Adam::default() };
-    let values_after = |room: &[usize]| {
-        let mut optimizer = Optimizer::new(rule()).unwrap();
-        room.iter().for_each(|&len| optimizer.make_room(len));
-        assert_eq!(optimizer.state().count(), 0, "room is no state");
-        let mut values = [1.0, -2.0, 3.0];
-        (0..3).for_each(|_| optimizer.step(&mut values, &[0.5, 1.0, -1.0], 1.0));
-        (values, optimizer.state().map(|(_, array)| array.to_vec()).collect::<Vec<_>>())
-    };
-    for room in [&[3][..], &[2], &[3, 5], &[2, 3]] {
-        assert_eq!(values_after(room), values_after(&[]), "{room:?}");
-    }
-    let mut optimizer = Optimizer::new(rule()).unwrap();
-    optimizer.make_room(3);
-    let room = optimizer.take_room(3);
-    optimizer.take_over(7, room);
-    assert_eq!((optimizer.steps(), optimizer.state().count()), (7, 2));
-}
-
-#[test]
 fn what_is_left_of_one_is_told_in_double_precision() {
     let state = |rule: Rule, grads: &[f32]| {
         let mut optimizer = Optimizer::new(rule).unwrap();

@@ -70,7 +70,7 @@ pub(super) fn settle(
         lend_all(group, parameters, state)?;
     } else {
         // What this rank has is given up when all of it is here.
-        let landed = land_all(group, root, parameters, state, &header)?;
+        let landed = land_all(group, root, parameters, &header)?;
         let arenas = [parameters.values(), parameters.buffers()];
         for (arena, array) in arenas.into_iter().zip([&landed.values, &landed.buffers]) {
             arena.flat_mut::<f32>().copy_from_slice(array);
@@ -105,13 +105,7 @@ fn lend_all(group: &Group, parameters: &Parameters, state: &State) -> Result<(),
 }
 
 /// Takes all arrays of the root's state, in the order of [`lend_all`].
-fn land_all(
-    group: &Group,
-    root: Rank,
-    parameters: &Parameters,
-    state: &mut State,
-    header: &Header,
-) -> Result<Landed, Error> {
+fn land_all(group: &Group, root: Rank, parameters: &Parameters, header: &Header) -> Result<Landed, Error> {
     let [len, buffers_len] =
         [parameters.values(), parameters.buffers()].map(|arena| arena.flat::<f32>().len());
     let land_new = |len| {
@@ -119,15 +113,8 @@ fn land_all(
         land(group, root, &mut array).map(|()| array)
     };
     let (values, buffers) = (land_new(len)?, land_new(buffers_len)?);
-    let mut states = if header.states > 0 { state.optimizer.take_room(len) } else { Vec::new() };
-    if states.len() != header.states {
-        let text =
-            format!("rank {root} has {} arrays of its optimizer, this rank {}", header.states, states.len());
-        return Err(Error::Join(text));
-    }
-    for array in &mut states {
-        land(group, root, array)?;
-    }
+    let states: Result<_, Error> = (0..header.states).map(|_| land_new(len)).collect();
+    let states = states?;
     let average = match header.average {
         true => Some(Average::of_arrays(land_new(len)?, land_new(buffers_len)?)),
         false => None,
