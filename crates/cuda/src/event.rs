@@ -71,7 +71,7 @@ impl Event {
         self.context.succeeded("cuEventSynchronize", code, || "waiting for an event".to_owned())
     }
 
-    /// As [`Event::synchronize`], but the thread only sleeps where it has to.
+    /// As [`Event::synchronize`], but without a wait where it has come about.
     pub(crate) fn settle(&self) -> Result<(), Error> {
         if self.is_done()? { Ok(()) } else { self.synchronize() }
     }

@@ -117,8 +117,9 @@ impl Graph {
     /// Gives the stream all of the graph's work. It waits until an earlier launch of the same graph is done.
     ///
     /// # Safety
-    /// All memory that its work was captured with is still there until it is done, and kernels find in it what they need not to
-    /// leave their buffers.
+    /// All memory that its work was captured with is still there and nobody else's until it is done, and kernels find in it what
+    /// they need not to leave their buffers. The [`Gpu`](crate::Gpu) that it was captured on is still open: its kernels are unloaded
+    /// with the last handle to it.
     #[track_caller]
     pub unsafe fn launch(&mut self, stream: &Stream) -> Result<(), Error> {
         stream.of_one_gpu("launch of a graph", &self.context);

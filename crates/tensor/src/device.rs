@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// A handle to a device: what computes there, and the buffers that wait to be used again. Cloning gives another handle to the
-/// same device; two devices made apart share nothing.
+/// same device; two devices made apart share nothing but what computes.
 #[derive(Clone)]
 pub struct Device(Arc<Shared>);
 

@@ -180,22 +180,24 @@ impl Communicator {
     /// color. All ranks must ask for it.
     pub fn split(&self, color: Option<u32>, key: u32) -> Result<Option<Communicator>, Error> {
         self.ready()?;
-        let mut comm = std::ptr::null_mut();
+        // The library writes there when the split is done, which may be after it was given up here: then the slot stays where it
+        // is for good, and what came of the split ends with the process.
+        let slot = Box::into_raw(Box::new(std::ptr::null_mut()));
         {
             let mut state = self.lock();
             let parent = state.open(self, Instant::now())?;
             let operation = state.next(Kind::Split, None);
             let color = color.map_or(foreign::NO_COLOR, |color| color as c_int);
-            // SAFETY: the communicator is open and at rest; without a config the new one is as this one.
-            let status = unsafe {
-                (self.functions.split)(parent, color, key as c_int, &mut comm, std::ptr::null_mut())
-            };
+            // SAFETY: the communicator is open and at rest; the slot stays until the library is done; without a config the new
+            // one is as this one.
+            let status =
+                unsafe { (self.functions.split)(parent, color, key as c_int, slot, std::ptr::null_mut()) };
             state.take(self, operation, status)?;
         }
-        let Err(error) = self.ready() else { return self.child(comm) };
-        // Ends the new one, too.
-        drop(self.child_of(comm, 0, 1));
-        Err(error)
+        self.ready()?;
+        // SAFETY: made above, and the library, which is done with the split, doesn't know it any more.
+        let comm = *unsafe { Box::from_raw(slot) };
+        self.child(comm)
     }
 
     /// The communicator that came of a split, once its own ranks have met.

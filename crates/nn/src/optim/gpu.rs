@@ -25,6 +25,8 @@ impl Optimizer {
                 .collect();
             self.on_gpu.iter().zip(&self.state).for_each(|(arena, state)| arena.write_flat(&state[..]));
         }
+        // What the host has of it is older than the step, and must not be saved as what came of that.
+        self.state.clear();
         self.steps += 1;
         let whole = [(0..n, Factors::NONE)];
         let ranges = if self.groups.is_empty() { &whole[..] } else { &self.groups };

@@ -61,7 +61,8 @@ impl Optimizer {
         self.steps
     }
 
-    /// The state, an array a name; empty before the first step. On a GPU it is what [`Optimizer::fetch_state`] brought. An array
+    /// The state, an array a name; empty before the first step. On a GPU it is what [`Optimizer::fetch_state`] brought, and empty again
+    /// after the next step. An array
     /// that was cloned stays as it is: if it is still held when the next step is made, the step goes on with a copy.
     pub fn state(&self) -> impl Iterator<Item = (&'static str, &Arc<Vec<f32>>)> {
         self.rule.state_names().iter().copied().zip(&self.state)

@@ -34,7 +34,12 @@ pub enum ResumeError {
 impl Optimizer {
     /// The state for a file. The number of steps is a float32, as PyTorch's is: exact up to 2^24 steps, and no rule looks at
     /// the last digits of more.
+    #[track_caller]
     pub fn to_weights(&self, parameters: &Parameters) -> Weights {
+        assert!(
+            self.on_gpu.is_empty() || self.state.len() == self.on_gpu.len(),
+            "to_weights: the state lies on a GPU: Optimizer::fetch_state brings it"
+        );
         let mut weights = Weights::default();
         weights.push(STEP.into(), Shape::new(&[]), &[self.steps as f32]);
         for (state, flat) in self.state() {

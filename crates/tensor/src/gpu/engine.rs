@@ -12,7 +12,6 @@ const WORKSPACE_BYTES: usize = 32 << 20;
 
 /// A GPU, opened, with what its kernels share.
 pub(crate) struct Engine {
-    gpu: Gpu,
     /// Matrix products, and what they use as they like.
     pub(super) products: Mutex<Products>,
     pub(super) workspace: DeviceMemory,
@@ -23,6 +22,15 @@ pub(crate) struct Engine {
     pub(super) staging: Mutex<Vec<Pinned>>,
     /// A number that kernels set to 1 where a label or a row number isn't one.
     pub(super) bad_index: DeviceMemory,
+    /// Last, since all that is above ends on its streams.
+    gpu: Gpu,
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        // The libraries' handles end on the GPU that is current. A failure is one that others have reported.
+        let _ = self.gpu.make_current();
+    }
 }
 
 impl Engine {
