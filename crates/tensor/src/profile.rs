@@ -119,8 +119,13 @@ mod tests {
         drop(profile.time("inner"));
         let times = profile.stop();
         drop(profile.time("after"));
-        assert_eq!(times.iter().map(|t| (t.name, t.calls)).collect::<Vec<_>>(), [("inner", 2), ("outer", 1)]);
-        assert!(times[1].total >= Duration::from_millis(2) && times[0].total >= Duration::from_millis(4));
+        // A busy machine may have let any of them wait.
+        assert!(times.is_sorted_by(|a, b| a.total >= b.total), "{times:?}");
+        let of = |name| {
+            let found = times.iter().find(|time| time.name == name);
+            found.map(|time| (time.calls, time.total >= Duration::from_millis(2 * time.calls as u64)))
+        };
+        assert_eq!((times.len(), of("inner"), of("outer")), (2, Some((2, true)), Some((1, true))));
         assert!(profile.stop().is_empty());
     }
 }
