@@ -123,7 +123,7 @@ mod tests {
         assert!(times.is_sorted_by(|a, b| a.total >= b.total), "{times:?}");
         let of = |name| {
             let found = times.iter().find(|time| time.name == name);
-            found.map(|time| (time.calls, time.total >= Duration::from_millis(2 * time.calls as u64)))
+            found.map(|time| (time.calls, time.total >= Duration::from_millis(2 * time.calls)))
         };
         assert_eq!((times.len(), of("inner"), of("outer")), (2, Some((2, true)), Some((1, true))));
         assert!(profile.stop().is_empty());
