@@ -27,11 +27,83 @@ struct Declared {
     inits: Vec<Init>,
 }
 
+/// Those of them that are to lie anywhere.
+struct Held {
+    declared: Declared,
+    /// The device of each.
+    on: Vec<usize>,
+    /// Which number each has among all that the model declares of its role.
+    numbers: Vec<usize>,
+    /// How many that are.
+    of: usize,
+}
+
+impl Declared {
+    fn held(self, on: impl Fn(&str) -> Option<usize>) -> Held {
+        let of = self.names.len();
+        let mut held = Held { declared: Declared::default(), on: Vec::new(), numbers: Vec::new(), of };
+        let all = self.names.into_iter().zip(self.places).zip(self.inits).enumerate();
+        for (number, ((name, place), init)) in all {
+            let Some(device) = on(&name) else { continue };
+            held.declared.names.push(name);
+            held.declared.places.push(place);
+            held.declared.inits.push(init);
+            held.on.push(device);
+            held.numbers.push(number);
+        }
+        held
+    }
+}
+
+impl Held {
+    fn arena(&self, devices: &[Device]) -> Arena {
+        let layout = Layout::ordered(self.declared.places.iter().copied());
+        Arena::spread(&devices[0], DType::F32, &layout, |i| &devices[self.on[i]])
+    }
+}
+
 impl Parameters {
     /// Lays out the parameters of `model` in its visiting order, in float32, and gives them their first values: parameter
     /// `i` is a function of `seed` and `i`, the same on every rank. Panics if two of them have one name.
     #[track_caller]
     pub fn build(model: &mut dyn Module, device: &Device, seed: u64) -> Parameters {
+        Parameters::build_on(model, std::slice::from_ref(device), |_| 0, seed)
+    }
+
+    /// The same with the parameters and buffers of block `b` on device `devices[of(b)]`. They lie in one run of memory all the same,
+    /// the first device's, so several devices have to be CPUs. First values don't depend on where they lie. Panics if `of` names no
+    /// device.
+    #[track_caller]
+    pub fn build_on(
+        model: &mut dyn Module,
+        devices: &[Device],
+        of: impl Fn(usize) -> usize,
+        seed: u64,
+    ) -> Parameters {
+        Parameters::lay_out(model, devices, |block| Some(of(block)), seed)
+    }
+
+    /// Those of the blocks that `holds` names alone, as a rank has them that holds a part of a row. Their names and first values are
+    /// those that they have in the whole model; what isn't held stays without values.
+    #[track_caller]
+    pub fn build_part(
+        model: &mut dyn Module,
+        device: &Device,
+        holds: impl Fn(usize) -> bool,
+        seed: u64,
+    ) -> Parameters {
+        Parameters::lay_out(model, std::slice::from_ref(device), |block| holds(block).then_some(0), seed)
+    }
+
+    /// The parameters of those blocks that lie anywhere.
+    #[track_caller]
+    fn lay_out(
+        model: &mut dyn Module,
+        devices: &[Device],
+        of: impl Fn(usize) -> Option<usize>,
+        seed: u64,
+    ) -> Parameters {
+        let device = &devices[0];
         let (mut learned, mut kept) = (Declared::default(), Declared::default());
         model.visit(&mut Visitor::new(&mut |name, role, param| {
             let taken = learned.names.iter().chain(&kept.names).any(|other| other == name);
@@ -44,27 +116,36 @@ impl Parameters {
             declared.places.push((param.shape, param.order.on(device)));
             declared.inits.push(param.init);
         }));
-        let layout = Layout::ordered(learned.places);
-        let values = Arena::new(device, DType::F32, &layout);
-        let grads = Grads::new(device, DType::F32, &layout);
-        let buffers = Arena::new(device, DType::F32, &Layout::ordered(kept.places));
-        // Buffers count on after the parameters, so that adding one to a layer changes no parameter.
-        let tensors = (0..learned.inits.len()).map(|i| values.tensor(i));
-        let tensors = tensors.chain((0..kept.inits.len()).map(|i| buffers.tensor(i)));
+        // A model of one block may not say whose each part is.
+        let on = |name: &str| of(if model.blocks() == 1 { 0 } else { model.block_of(name) });
+        let (learned, kept) = (learned.held(on), kept.held(on));
+        let (values, grads) = (learned.arena(devices), Grads::over(learned.arena(devices)));
+        let buffers = kept.arena(devices);
         let mut first = Vec::new();
-        for (i, (tensor, init)) in tensors.zip(learned.inits.iter().chain(&kept.inits)).enumerate() {
-            first.resize(tensor.count(), 0.0);
-            init.fill(device, &mut first, Philox::new(seed, INIT_STREAM + i as u64));
-            tensor.copy_from(&Tensor::from_slice(device, &first, tensor.shape()));
+        // Buffers count on after the parameters, so that adding one to a layer changes no parameter.
+        for (arena, held, before) in [(&values, &learned, 0), (&buffers, &kept, learned.of)] {
+            for (i, (init, number)) in held.declared.inits.iter().zip(&held.numbers).enumerate() {
+                let tensor = arena.tensor(i);
+                first.resize(tensor.count(), 0.0);
+                init.fill(device, &mut first, Philox::new(seed, INIT_STREAM + (before + number) as u64));
+                tensor.copy_from(&Tensor::from_slice(tensor.device(), &first, tensor.shape()));
+            }
         }
         let (mut next_learned, mut next_kept) = (0.., 0..);
         model.visit(&mut Visitor::new(&mut |_, role, param| {
-            param.tensor = Some(match role {
-                Role::Learned => grads.leaf(next_learned.next().expect("endless"), &values),
-                Role::Kept => buffers.tensor(next_kept.next().expect("endless")),
+            let (held, next) = match role {
+                Role::Learned => (&learned, &mut next_learned),
+                Role::Kept => (&kept, &mut next_kept),
+            };
+            let number = next.next().expect("endless");
+            let place = held.numbers.binary_search(&number).ok();
+            param.tensor = place.map(|i| match role {
+                Role::Learned => grads.leaf(i, &values),
+                Role::Kept => buffers.tensor(i),
             });
         }));
-        Parameters { names: learned.names, values, grads, buffer_names: kept.names, buffers }
+        let (names, buffer_names) = (learned.declared.names, kept.declared.names);
+        Parameters { names, values, grads, buffer_names, buffers }
     }
 
     /// The dotted names, in order.
