@@ -5,6 +5,7 @@ use crate::param::Init;
 use crate::weights::Weights;
 use phalanx_tensor::{Arena, DType, Device, Grads, Layout, Order, Philox, Shape, Tensor};
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Random streams of parameters start here, away from those of samples.
 const INIT_STREAM: u64 = 1 << 62;
@@ -17,6 +18,11 @@ pub struct Parameters {
     grads: Grads,
     buffer_names: Vec<String>,
     buffers: Arena,
+    /// First values, of parameters and then buffers, which are functions of this seed and of the number beside them.
+    inits: Vec<(Init, usize)>,
+    seed: u64,
+    /// Whether there are any values yet.
+    given: AtomicBool,
 }
 
 /// What a model declares of one role, in visiting order.
@@ -67,12 +73,19 @@ impl Parameters {
     /// `i` is a function of `seed` and `i`, the same on every rank. Panics if two of them have one name.
     #[track_caller]
     pub fn build(model: &mut dyn Module, device: &Device, seed: u64) -> Parameters {
-        Parameters::build_on(model, std::slice::from_ref(device), |_| 0, seed)
+        let parameters = Parameters::lay_out(model, device, seed);
+        parameters.give_first_values();
+        parameters
     }
 
-    /// The same with the parameters and buffers of block `b` on device `devices[of(b)]`. They lie in one run of memory all the same,
-    /// the first device's, so several devices have to be CPUs. First values don't depend on where they lie. Panics if `of` names no
-    /// device.
+    /// The same without first values, since one who comes to a run that has begun takes those of others. Everything is 0 until
+    /// [`Parameters::give_first_values`] or one of those that bring other values is called.
+    #[track_caller]
+    pub fn lay_out(model: &mut dyn Module, device: &Device, seed: u64) -> Parameters {
+        Parameters::lay_out_on(model, std::slice::from_ref(device), |_| 0, seed)
+    }
+
+    /// As [`Parameters::lay_out_on`], with first values.
     #[track_caller]
     pub fn build_on(
         model: &mut dyn Module,
@@ -80,11 +93,26 @@ impl Parameters {
         of: impl Fn(usize) -> usize,
         seed: u64,
     ) -> Parameters {
-        Parameters::lay_out(model, devices, |block| Some(of(block)), seed)
+        let parameters = Parameters::lay_out_on(model, devices, of, seed);
+        parameters.give_first_values();
+        parameters
     }
 
-    /// Those of the blocks that `holds` names alone, as a rank has them that holds a part of a row. Their names and first values are
-    /// those that they have in the whole model; what isn't held stays without values.
+    /// As [`Parameters::lay_out`], with the parameters and buffers of block `b` on device `devices[of(b)]`. They lie in one run of
+    /// memory all the same, the first device's, so several devices have to be CPUs. First values don't depend on where they lie.
+    /// Panics if `of` names no device.
+    #[track_caller]
+    pub fn lay_out_on(
+        model: &mut dyn Module,
+        devices: &[Device],
+        of: impl Fn(usize) -> usize,
+        seed: u64,
+    ) -> Parameters {
+        Parameters::lay_out_blocks(model, devices, |block| Some(of(block)), seed)
+    }
+
+    /// As [`Parameters::build`], of the blocks that `holds` names alone, as a rank has them that holds a part of a row. Their names
+    /// and first values are those that they have in the whole model; what isn't held stays without a place.
     #[track_caller]
     pub fn build_part(
         model: &mut dyn Module,
@@ -92,12 +120,15 @@ impl Parameters {
         holds: impl Fn(usize) -> bool,
         seed: u64,
     ) -> Parameters {
-        Parameters::lay_out(model, std::slice::from_ref(device), |block| holds(block).then_some(0), seed)
+        let of = |block| holds(block).then_some(0);
+        let parameters = Parameters::lay_out_blocks(model, std::slice::from_ref(device), of, seed);
+        parameters.give_first_values();
+        parameters
     }
 
     /// The parameters of those blocks that lie anywhere.
     #[track_caller]
-    fn lay_out(
+    fn lay_out_blocks(
         model: &mut dyn Module,
         devices: &[Device],
         of: impl Fn(usize) -> Option<usize>,
@@ -121,16 +152,6 @@ impl Parameters {
         let (learned, kept) = (learned.held(on), kept.held(on));
         let (values, grads) = (learned.arena(devices), Grads::over(learned.arena(devices)));
         let buffers = kept.arena(devices);
-        let mut first = Vec::new();
-        // Buffers count on after the parameters, so that adding one to a layer changes no parameter.
-        for (arena, held, before) in [(&values, &learned, 0), (&buffers, &kept, learned.of)] {
-            for (i, (init, number)) in held.declared.inits.iter().zip(&held.numbers).enumerate() {
-                let tensor = arena.tensor(i);
-                first.resize(tensor.count(), 0.0);
-                init.fill(device, &mut first, Philox::new(seed, INIT_STREAM + (before + number) as u64));
-                tensor.copy_from(&Tensor::from_slice(tensor.device(), &first, tensor.shape()));
-            }
-        }
         let (mut next_learned, mut next_kept) = (0.., 0..);
         model.visit(&mut Visitor::new(&mut |_, role, param| {
             let (held, next) = match role {
@@ -144,8 +165,49 @@ impl Parameters {
                 Role::Kept => buffers.tensor(i),
             });
         }));
-        let (names, buffer_names) = (learned.declared.names, kept.declared.names);
-        Parameters { names, values, grads, buffer_names, buffers }
+        // Buffers count on after the parameters, so that adding one to a layer changes no parameter.
+        let own = learned.declared.inits.into_iter().zip(learned.numbers);
+        let others = kept.numbers.into_iter().map(|number| learned.of + number);
+        Parameters {
+            names: learned.declared.names,
+            values,
+            grads,
+            buffer_names: kept.declared.names,
+            buffers,
+            inits: own.chain(kept.declared.inits.into_iter().zip(others)).collect(),
+            seed,
+            given: AtomicBool::new(false),
+        }
+    }
+
+    /// Gives every parameter and buffer its first value, unless they have values already.
+    pub fn give_first_values(&self) {
+        if self.given.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let mut first = Vec::new();
+        for ((_, tensor), (init, number)) in self.tensors().zip(&self.inits) {
+            let device = tensor.device();
+            first.resize(tensor.count(), 0.0);
+            init.fill(device, &mut first, Philox::new(self.seed, INIT_STREAM + *number as u64));
+            tensor.copy_from(&Tensor::from_slice(device, &first, tensor.shape()));
+        }
+    }
+
+    /// Whether there are values, first or other ones.
+    pub fn has_values(&self) -> bool {
+        self.given.load(Ordering::Relaxed)
+    }
+
+    /// Has `fill` write all values and buffers, flat as they lie. If it fails, what it wrote stays, and they count as given only if
+    /// they did before.
+    pub fn take_values<T, E>(
+        &self,
+        fill: impl FnOnce(&mut [f32], &mut [f32]) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let filled = fill(&mut self.values.flat_mut(), &mut self.buffers.flat_mut())?;
+        self.given.store(true, Ordering::Relaxed);
+        Ok(filled)
     }
 
     /// The dotted names, in order.
@@ -251,6 +313,7 @@ impl Parameters {
 
     /// Takes those values that fit from those arrays that `wanted` picks.
     pub(crate) fn load_where(&self, weights: &Weights, wanted: impl Fn(&str) -> bool) {
+        self.give_first_values();
         for (name, tensor) in self.tensors().filter(|(name, _)| wanted(name)) {
             if let Some((shape, values)) = weights.get(name)
                 && shape == tensor.shape()

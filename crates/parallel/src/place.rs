@@ -66,11 +66,18 @@ impl Placed {
         Ok(Placed { model, places, of })
     }
 
-    /// Lays out the parameters, each on the device of its block, with the first values of the model that isn't placed.
+    /// The parameters, each on the device of its block, with the first values of the model that isn't placed.
     pub fn build(&mut self, seed: u64) -> Parameters {
+        let parameters = self.lay_out(seed);
+        parameters.give_first_values();
+        parameters
+    }
+
+    /// The same without values, as [`Parameters::lay_out`].
+    pub fn lay_out(&mut self, seed: u64) -> Parameters {
         let Placed { model, places, of } = self;
         let devices: Vec<Device> = places.iter().map(|(_, device)| device.clone()).collect();
-        Parameters::build_on(model, &devices, |block| of[block], seed)
+        Parameters::lay_out_on(model, &devices, |block| of[block], seed)
     }
 
     /// Which blocks lie where.

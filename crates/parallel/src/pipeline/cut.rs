@@ -31,7 +31,9 @@ pub enum CutError {
         blocks: usize,
     },
     /// No cut fits the memory.
-    #[error("no cut into {stages} stages fits {most} bytes a stage: the largest block takes {largest}, all take {all}\nhint: take more stages, or smaller micro-batches")]
+    #[error(
+        "no cut into {stages} stages fits {most} bytes a stage: the largest block takes {largest}, all take {all}\nhint: take more stages, or smaller micro-batches"
+    )]
     Memory {
         /// How many stages.
         stages: usize,
@@ -189,14 +191,20 @@ mod tests {
 
     #[test]
     fn blocks_are_measured_with_what_they_learn_and_hold() {
-        let mut row =
-            Sequential::new().then(Linear::new(8, 512)).then(Relu).then(Dropout(0.5)).then(Linear::new(512, 4));
+        let mut row = Sequential::new()
+            .then(Linear::new(8, 512))
+            .then(Relu)
+            .then(Dropout(0.5))
+            .then(Linear::new(512, 4));
         let x = Tensor::ones(&Device::cpu(1), [16, 8], DType::F32);
         let costs = measure(&mut row, 1, &x, &Ctx::train(0, 0, (0..16).collect()));
         assert_eq!(costs.len(), 4);
         assert!(costs.iter().all(|cost| cost.seconds > 0.0 && cost.seconds < 10.0));
         // Values and gradients of 9 x 512 numbers, and at least what comes out.
         assert!(costs[0].bytes >= 2 * 4 * 9 * 512 + 4 * 16 * 512, "{costs:?}");
-        assert!(costs[1].bytes >= 2 * 4 * 16 * 512 && costs[1].bytes < costs[0].bytes + (1 << 18), "{costs:?}");
+        assert!(
+            costs[1].bytes >= 2 * 4 * 16 * 512 && costs[1].bytes < costs[0].bytes + (1 << 18),
+            "{costs:?}"
+        );
     }
 }
