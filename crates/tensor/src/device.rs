@@ -168,6 +168,12 @@ impl Device {
         self.0.profile.time(kernel)
     }
 
+    /// How many bytes of buffers were taken from the system, or of a GPU for arenas too, and not given back: in use, or waiting to be
+    /// used again.
+    pub fn held_bytes(&self) -> usize {
+        self.0.held.load(Ordering::Relaxed)
+    }
+
     /// Frees every cached buffer; how many bytes that were.
     pub fn release_cached(&self) -> usize {
         let classes = std::mem::take(&mut *lock(&self.0.buffers));
@@ -258,6 +264,11 @@ impl Device {
             classes.resize_with(class + 1, Vec::new);
         }
         classes[class].push(buffer);
+    }
+
+    /// What tells this device from all others that are there.
+    pub(crate) fn address(&self) -> usize {
+        Arc::as_ptr(&self.0).addr()
     }
 
     /// The number of a walk that begins, from 1: there is no other on this device until it is dropped.
