@@ -168,6 +168,12 @@ impl Device {
         self.0.profile.time(kernel)
     }
 
+    /// How many bytes its tensors and arenas take, and the buffers that wait to be used again. Buffers are kept until
+    /// [`Device::release_cached`], so after some steps this is the most that they needed.
+    pub fn bytes_held(&self) -> usize {
+        self.0.held.load(Ordering::Relaxed)
+    }
+
     /// Frees every cached buffer; how many bytes that were.
     pub fn release_cached(&self) -> usize {
         let classes = std::mem::take(&mut *lock(&self.0.buffers));
@@ -242,6 +248,21 @@ impl Device {
             let (piece_a, piece_b) =
                 unsafe { (a.piece(i * chunk_a, chunk_a), b.piece(i * chunk_b, chunk_b)) };
             task(i, piece_a, piece_b);
+        });
+    }
+
+    /// As [`Device::for_chunks2`], over three outputs.
+    pub(crate) fn for_chunks3<T: Send>(
+        &self,
+        outputs: [(&mut [T], usize); 3],
+        task: impl Fn(usize, [&mut [T]; 3]) + Sync,
+    ) {
+        let counts = outputs.each_ref().map(|(out, chunk)| out.len().div_ceil((*chunk).max(1)));
+        assert!(counts.iter().all(|&count| count == counts[0]), "outputs that don't go in step: {counts:?}");
+        let outputs = outputs.map(|(out, chunk)| (Pieces::new(out), chunk));
+        self.parallel_for(counts[0], |i| {
+            // SAFETY: the pool calls each index once, and pieces of different indices don't overlap.
+            task(i, outputs.each_ref().map(|(out, chunk)| unsafe { out.piece(i * chunk, *chunk) }));
         });
     }
 
