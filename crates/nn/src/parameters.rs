@@ -29,16 +29,30 @@ struct Declared {
 
 impl Parameters {
     /// Lays out the parameters of `model` in its visiting order, in float32, and gives them their first values: parameter
-    /// `i` is a function of `seed` and `i`, the same on every rank. Panics if two of them have one name.
+    /// `i` is a function of `seed` and `i`, the same on every rank. Panics if two of them have one name, or if one is shared
+    /// ([`Visitor::shared`]) that no part before it has.
     #[track_caller]
     pub fn build(model: &mut dyn Module, device: &Device, seed: u64) -> Parameters {
         let (mut learned, mut kept) = (Declared::default(), Declared::default());
         model.visit(&mut Visitor::new(&mut |name, role, param| {
+            if role == Role::Shared {
+                let known = learned.names.iter().position(|other| other == name);
+                let known = known.unwrap_or_else(|| {
+                    panic!("Parameters::build: a part shares {name}, which no part before it has")
+                });
+                let (found, wanted) = (learned.places[known].0, param.shape);
+                assert!(
+                    found == wanted,
+                    "Parameters::build: {name} of shape {found} is shared as shape {wanted}"
+                );
+                return;
+            }
             let taken = learned.names.iter().chain(&kept.names).any(|other| other == name);
             assert!(!taken, "Parameters::build: two tensors of the model are named {name}");
             let declared = match role {
                 Role::Learned => &mut learned,
                 Role::Kept => &mut kept,
+                Role::Shared => unreachable!("it was declared before"),
             };
             declared.names.push(name.to_owned());
             declared.places.push((param.shape, param.order.on(device)));
@@ -57,10 +71,17 @@ impl Parameters {
             init.fill(device, &mut first, Philox::new(seed, INIT_STREAM + i as u64));
             tensor.copy_from(&Tensor::from_slice(device, &first, tensor.shape()));
         }
-        let (mut next_learned, mut next_kept) = (0.., 0..);
-        model.visit(&mut Visitor::new(&mut |_, role, param| {
+        let (mut leaves, mut next_kept) = (Vec::<Tensor>::with_capacity(learned.names.len()), 0..);
+        model.visit(&mut Visitor::new(&mut |name, role, param| {
             param.tensor = Some(match role {
-                Role::Learned => grads.leaf(next_learned.next().expect("endless"), &values),
+                Role::Learned => {
+                    leaves.push(grads.leaf(leaves.len(), &values));
+                    leaves[leaves.len() - 1].clone()
+                }
+                Role::Shared => {
+                    let known = learned.names.iter().position(|other| other == name);
+                    leaves[known.expect("checked above")].clone()
+                }
                 Role::Kept => buffers.tensor(next_kept.next().expect("endless")),
             });
         }));

@@ -1,6 +1,7 @@
 //! Layers in a row.
 
 use crate::module::{Ctx, Module, Visitor};
+use crate::row::{Block, Row};
 use phalanx_tensor::Tensor;
 
 /// Layers one after the other, named "0", "1" and so on, as PyTorch names them.
@@ -17,7 +18,7 @@ use phalanx_tensor::Tensor;
 /// assert_eq!(net.forward(&x, &mut Ctx::eval()).dims(), [2, 1]);
 /// ```
 #[derive(Default)]
-pub struct Sequential(Vec<Box<dyn Module>>);
+pub struct Sequential(Row);
 
 impl Sequential {
     /// No layers yet.
@@ -26,21 +27,27 @@ impl Sequential {
     }
 
     /// These layers and one more.
-    pub fn then(mut self, layer: impl Module + 'static) -> Sequential {
-        self.0.push(Box::new(layer));
-        self
+    pub fn then(self, layer: impl Module + 'static) -> Sequential {
+        let name = self.0.blocks().len().to_string();
+        Sequential(self.0.then(Block::new(&name, layer)))
     }
 }
 
 impl Module for Sequential {
     fn forward(&self, x: &Tensor, ctx: &mut Ctx) -> Tensor {
-        self.0.iter().fold(x.clone(), |x, layer| layer.forward(&x, ctx))
+        self.0.forward(x, ctx)
     }
 
     fn visit(&mut self, v: &mut Visitor<'_>) {
-        for (i, layer) in self.0.iter_mut().enumerate() {
-            v.child(&i.to_string(), layer);
-        }
+        self.0.visit(v);
+    }
+
+    fn row(&self) -> Option<&Row> {
+        Some(&self.0)
+    }
+
+    fn row_mut(&mut self) -> Option<&mut Row> {
+        Some(&mut self.0)
     }
 }
 
