@@ -4,6 +4,7 @@ use crate::drain;
 use crate::run::RunArgs;
 use clap::builder::FalseyValueParser;
 use clap::{Arg, ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
+use phalanx::parallel::pipeline::ScheduleKind;
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -135,6 +136,8 @@ pub(crate) enum Bench {
     Loader(LoaderArgs),
     /// All-reduces between ranks of this machine, every result verified.
     Allreduce(AllReduceArgs),
+    /// Pipelines: schedules drawn, and a row of equal blocks trained through them.
+    Pipeline(PipelineArgs),
     /// From the start of two workers over one all-reduce to their end.
     Launch {
         /// What workers do between their start and their end.
@@ -294,6 +297,47 @@ pub(crate) struct LoaderArgs {
     /// Change what is done to the images, as in --set data.crop_padding=4; may be given often.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub(crate) set: Vec<String>,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `phalanx bench pipeline`.
+#[derive(Args)]
+pub(crate) struct PipelineArgs {
+    /// gpipe, 1f1b, interleaved or zb-h1.
+    #[arg(long, default_value_t = ScheduleKind::OneFOneB)]
+    pub(crate) schedule: ScheduleKind,
+    /// Ranks of the pipeline.
+    #[arg(long, value_name = "P", default_value_t = 2)]
+    pub(crate) stages: usize,
+    /// Stages of each rank, of an interleaved schedule [default: 2].
+    #[arg(long, value_name = "V")]
+    pub(crate) chunks: Option<usize>,
+    /// Micro-batches of a step.
+    #[arg(long, value_name = "M", default_value_t = 8)]
+    pub(crate) micro_batches: usize,
+    /// Only draw the schedule, with all parts of a stage's work equally long.
+    #[arg(long)]
+    pub(crate) draw: bool,
+    /// Write the drawing to this SVG file, beside --draw, or what was measured, beside --devices.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) svg: Option<PathBuf>,
+    /// Measure devices of one process, a thread each, in the place of processes.
+    #[arg(long)]
+    pub(crate) devices: bool,
+    /// Blocks of the row: a dense layer and a ReLU each.
+    #[arg(long, default_value_t = 8)]
+    pub(crate) blocks: usize,
+    /// Inputs and outputs of each block.
+    #[arg(long, default_value_t = 1024)]
+    pub(crate) width: usize,
+    /// Samples of a step.
+    #[arg(long, default_value_t = 512)]
+    pub(crate) batch: usize,
+    /// Steps that count; two more go before them.
+    #[arg(long, default_value_t = 10)]
+    pub(crate) steps: usize,
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,

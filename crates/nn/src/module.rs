@@ -1,31 +1,42 @@
 //! What a layer is: something that computes, and that can name its parameters.
 
 use crate::param::Param;
-use crate::row::Row;
 use phalanx_tensor::{DropoutKey, SumOverBatch, Tensor};
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// A layer or a whole model.
 ///
 /// Most modules are a table of parts and a `forward`, which [`crate::module!`] takes; the others write `visit` by hand, a line a
 /// part.
-pub trait Module: Send {
+///
+/// A model is a row of *blocks*, one after the other, and may be cut between any two of them: that is where pipelines and
+/// placements cut it. A module that says nothing of blocks is a single one.
+pub trait Module: Send + Sync {
     /// The output for `x`. What changes from call to call (training or not, random numbers) is in `ctx`.
     fn forward(&self, x: &Tensor, ctx: &mut Ctx) -> Tensor;
 
     /// Names every part that holds parameters or buffers, in the order in which PyTorch would list them.
     fn visit(&mut self, v: &mut Visitor<'_>);
 
-    /// The blocks that this is a row of, where it is one: its output is theirs, one after the other, and its parameters are theirs,
-    /// in this order. Whatever spreads a model over devices cuts it between them.
-    fn row(&self) -> Option<&Row> {
-        None
+    /// How many blocks the module is a row of.
+    fn blocks(&self) -> usize {
+        1
     }
 
-    /// The same blocks, to be visited or changed by themselves.
-    fn row_mut(&mut self) -> Option<&mut Row> {
-        None
+    /// The output of block `block`, from 0, for that of the block before it, or for the input of the module. With one `ctx` for
+    /// all of them, `forward` is all blocks in order. Panics if there is no such block.
+    #[track_caller]
+    fn forward_block(&self, block: usize, x: &Tensor, ctx: &mut Ctx) -> Tensor {
+        assert!(block == 0, "forward_block: block {block} of a module of a single block");
+        self.forward(x, ctx)
+    }
+
+    /// Which block the parameter or buffer of this name, as `visit` tells it, belongs to.
+    fn block_of(&self, name: &str) -> usize {
+        let _ = name;
+        0
     }
 }
 
@@ -38,12 +49,16 @@ impl<M: Module + ?Sized> Module for Box<M> {
         (**self).visit(v);
     }
 
-    fn row(&self) -> Option<&Row> {
-        (**self).row()
+    fn blocks(&self) -> usize {
+        (**self).blocks()
     }
 
-    fn row_mut(&mut self) -> Option<&mut Row> {
-        (**self).row_mut()
+    fn forward_block(&self, block: usize, x: &Tensor, ctx: &mut Ctx) -> Tensor {
+        (**self).forward_block(block, x, ctx)
+    }
+
+    fn block_of(&self, name: &str) -> usize {
+        (**self).block_of(name)
     }
 }
 
@@ -171,6 +186,17 @@ impl Ctx {
         Ctx { shared: Some(sum), ..self }
     }
 
+    /// The number in the data set of each row of the batch.
+    pub fn samples(&self) -> &Arc<[u64]> {
+        &self.samples
+    }
+
+    /// The same pass over a part of its rows.
+    #[track_caller]
+    pub fn of_samples(&self, rows: Range<usize>) -> Ctx {
+        Ctx { samples: self.samples[rows].into(), ..self.clone() }
+    }
+
     /// How statistics go over all parts of the batch, if it has more than this one.
     pub fn shared(&self) -> Option<&SumOverBatch> {
         self.shared.as_ref()
@@ -202,6 +228,16 @@ impl Ctx {
         let output = f(self);
         (self.block, self.layer) = around;
         output
+    }
+
+    /// How many random layers were asked so far: what a pass that is cut hands on from block to block.
+    pub fn layers(&self) -> u64 {
+        self.layer
+    }
+
+    /// The same pass, going on behind so many random layers.
+    pub fn after_layers(self, layer: u64) -> Ctx {
+        Ctx { layer, ..self }
     }
 
     /// The key of the next random layer. A mask depends on the seed, the step, the layer and the sample, not on the batch.

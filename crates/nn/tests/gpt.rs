@@ -73,8 +73,7 @@ fn names_shapes_outputs_and_gradients_are_those_of_gpt_2() {
 fn the_smallest_gpt_2_has_as_many_numbers_as_its_authors_say() {
     let mut count = 0;
     let mut gpt = Gpt::new(GptConfig::default());
-    let blocks: Vec<String> =
-        gpt.row().unwrap().blocks().iter().map(|block| block.name().to_owned()).collect();
+    let blocks: Vec<String> = gpt.row().all().iter().map(|block| block.name().to_owned()).collect();
     assert_eq!((blocks.len(), &*blocks[0], &*blocks[12], &*blocks[13]), (14, "embedding", "h.11", "head"));
     gpt.visit(&mut phalanx_nn::Visitor::new(&mut |_, role, param| {
         if role == phalanx_nn::Role::Learned {
@@ -140,9 +139,11 @@ fn a_row_runs_in_parts_as_in_one() {
     let ids = words(&device, |i| i * 3);
     let ctx = || Ctx::train(1, 2, [7, 8, 9].into());
     let whole = gpt.forward(&ids, &mut ctx()).to_vec::<f32>();
-    let row = gpt.row().unwrap();
-    let middle = row.forward_blocks(0..2, &ids, &mut ctx());
-    assert_eq!(row.forward_blocks(2..4, &middle, &mut ctx()).to_vec::<f32>(), whole);
+    assert_eq!(gpt.blocks(), 4);
+    let parts = (0..4).fold(ids, |x, block| gpt.forward_block(block, &x, &mut ctx()));
+    assert_eq!(parts.to_vec::<f32>(), whole);
+    let names = ["wte.weight", "wpe.weight", "h.1.mlp.c_fc.bias", "ln_f.weight"];
+    assert_eq!(names.map(|name| gpt.block_of(name)), [0, 0, 2, 3]);
 }
 
 #[test]

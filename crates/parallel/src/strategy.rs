@@ -2,6 +2,7 @@
 
 use crate::error::Error;
 use crate::hook::Kept;
+use crate::local::Pass;
 use phalanx_nn::Parameters;
 use phalanx_tensor::{SumOverBatch, Tensor};
 use std::ops::Range;
@@ -50,6 +51,12 @@ pub trait Strategy: Send {
     /// The same where all ranks have the same values and buffers already, which then aren't sent.
     fn prepare_alike(&mut self, parameters: &Parameters) -> Result<(), Error> {
         self.prepare(parameters)
+    }
+
+    /// One pass, forward and backward: gives the mean loss over this rank's samples, 0 without any. How it is made, in one go or
+    /// in parts on several devices, is the strategy's business. Panics as [`Strategy::backward`] does.
+    fn pass(&mut self, pass: &Pass<'_>) -> Result<f64, Error> {
+        in_one_go(self, pass)
     }
 
     /// Called before the forward pass that each [`Strategy::backward`] belongs to.
@@ -113,4 +120,12 @@ pub trait Strategy: Send {
         }
         self.sum(sum)
     }
+}
+
+/// A forward pass over all of a rank's samples, then a backward pass.
+pub(crate) fn in_one_go<S: Strategy + ?Sized>(strategy: &mut S, pass: &Pass<'_>) -> Result<f64, Error> {
+    strategy.begin_pass(pass.parameters);
+    let loss = pass.forward(strategy.shared_batch());
+    strategy.backward(pass.parameters, loss.as_ref(), pass.weight, pass.sync)?;
+    Ok(loss.map_or(0.0, |loss| loss.item()))
 }

@@ -130,10 +130,32 @@ struct Inner {
 impl Arena {
     /// An arena of zeros.
     pub fn new(device: &Device, dtype: DType, layout: &Layout) -> Arena {
+        Arena::spread(device, dtype, layout, |_| device)
+    }
+
+    /// An arena of zeros in the memory of `device` of which each parameter is a tensor of the device that `of` names: a model may
+    /// lie on several CPU devices, and still be one run of memory to whoever sees it flat. Panics if one of several is a GPU, whose
+    /// memory is its own.
+    #[track_caller]
+    pub fn spread<'a>(
+        device: &'a Device,
+        dtype: DType,
+        layout: &Layout,
+        of: impl Fn(usize) -> &'a Device,
+    ) -> Arena {
         let memory = Arc::new(Memory::of_arena(device, layout.len() * dtype.bytes()));
         let bytes = |i: usize| layout.offsets[i] * dtype.bytes()..layout.offsets[i + 1] * dtype.bytes();
         // S-PART: the spans of different parameters don't overlap.
-        let parts = (0..layout.count()).map(|i| Storage::part(device, &memory, bytes(i))).collect();
+        let part = |i: usize| {
+            let own = of(i);
+            let shares = own == device || [own, device].iter().all(|device| device.gpu().is_none());
+            assert!(
+                shares,
+                "an arena on {device:?} with a parameter on {own:?}: only CPU devices share memory"
+            );
+            Storage::part(own, &memory, bytes(i))
+        };
+        let parts = (0..layout.count()).map(part).collect();
         Arena(Arc::new(Inner { layout: layout.clone(), device: device.clone(), dtype, memory, parts }))
     }
 
@@ -345,8 +367,13 @@ pub struct Grads {
 impl Grads {
     /// A gradient arena without gradients.
     pub fn new(device: &Device, dtype: DType, layout: &Layout) -> Grads {
-        let stale = (0..layout.count()).map(|_| AtomicBool::new(true)).collect();
-        Grads { arena: Arena::new(device, dtype, layout), stale }
+        Grads::over(Arena::new(device, dtype, layout))
+    }
+
+    /// The same in this arena.
+    pub fn over(arena: Arena) -> Grads {
+        let stale = (0..arena.layout().count()).map(|_| AtomicBool::new(true)).collect();
+        Grads { arena, stale }
     }
 
     /// The memory of the gradients. Slots without a gradient hold old values until [`Grads::settle`].

@@ -168,9 +168,9 @@ impl Device {
         self.0.profile.time(kernel)
     }
 
-    /// How many bytes its tensors and arenas take, and the buffers that wait to be used again. Buffers are kept until
-    /// [`Device::release_cached`], so after some steps this is the most that they needed.
-    pub fn bytes_held(&self) -> usize {
+    /// How many bytes of buffers were taken from the system, or of a GPU for arenas too, and not given back: in use, or waiting to be
+    /// used again.
+    pub fn held_bytes(&self) -> usize {
         self.0.held.load(Ordering::Relaxed)
     }
 
@@ -279,6 +279,11 @@ impl Device {
             classes.resize_with(class + 1, Vec::new);
         }
         classes[class].push(buffer);
+    }
+
+    /// What tells this device from all others that are there.
+    pub(crate) fn address(&self) -> usize {
+        Arc::as_ptr(&self.0).addr()
     }
 
     /// The number of a walk that begins, from 1: there is no other on this device until it is dropped.

@@ -98,6 +98,7 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
         }
         Op::Broadcast(from) => of([Some(grad.sum_to(&from))]),
         Op::Arrange => of([Some(grad.clone())]),
+        Op::To => of([wanted.wants(0).then(|| grad.to(&wanted.device_of(0)))]),
         Op::Cat { dim, middle } => {
             let rest = grad.dims()[dim] - middle;
             of([

@@ -35,6 +35,8 @@ pub(crate) enum Op {
     Broadcast(Shape),
     /// The same values in another order in memory.
     Arrange,
+    /// The same values on another device.
+    To,
     /// Two tensors one after the other along `dim`; the second starts at `middle`.
     Cat { dim: usize, middle: usize },
     /// Matrix product of the last two dimensions, with the shapes of both sides; saves a where b wants a gradient, b where

@@ -107,7 +107,7 @@ fn what_is_kept_does_not_grow_with_the_square_of_the_positions() {
         let qkv = numbers(&device, [1, time, 3 * 64], 1.0).requires_grad();
         let y = qkv.causal_attention(1, None);
         y.sum_all().backward();
-        device.bytes_held()
+        device.held_bytes()
     };
     assert!(held(2048) < 5 * held(512), "{} and {} bytes", held(2048), held(512));
 }

@@ -1,7 +1,6 @@
 //! Layers in a row.
 
 use crate::module::{Ctx, Module, Visitor};
-use crate::row::{Block, Row};
 use phalanx_tensor::Tensor;
 
 /// Layers one after the other, named "0", "1" and so on, as PyTorch names them.
@@ -18,7 +17,7 @@ use phalanx_tensor::Tensor;
 /// assert_eq!(net.forward(&x, &mut Ctx::eval()).dims(), [2, 1]);
 /// ```
 #[derive(Default)]
-pub struct Sequential(Row);
+pub struct Sequential(Vec<Box<dyn Module>>);
 
 impl Sequential {
     /// No layers yet.
@@ -27,27 +26,35 @@ impl Sequential {
     }
 
     /// These layers and one more.
-    pub fn then(self, layer: impl Module + 'static) -> Sequential {
-        let name = self.0.blocks().len().to_string();
-        Sequential(self.0.then(Block::new(&name, layer)))
+    pub fn then(mut self, layer: impl Module + 'static) -> Sequential {
+        self.0.push(Box::new(layer));
+        self
     }
 }
 
 impl Module for Sequential {
     fn forward(&self, x: &Tensor, ctx: &mut Ctx) -> Tensor {
-        self.0.forward(x, ctx)
+        self.0.iter().fold(x.clone(), |x, layer| layer.forward(&x, ctx))
     }
 
     fn visit(&mut self, v: &mut Visitor<'_>) {
-        self.0.visit(v);
+        for (i, layer) in self.0.iter_mut().enumerate() {
+            v.child(&i.to_string(), layer);
+        }
     }
 
-    fn row(&self) -> Option<&Row> {
-        Some(&self.0)
+    /// Each layer is a block.
+    fn blocks(&self) -> usize {
+        self.0.len()
     }
 
-    fn row_mut(&mut self) -> Option<&mut Row> {
-        Some(&mut self.0)
+    fn forward_block(&self, block: usize, x: &Tensor, ctx: &mut Ctx) -> Tensor {
+        self.0[block].forward(x, ctx)
+    }
+
+    fn block_of(&self, name: &str) -> usize {
+        let number = name.split('.').next().and_then(|number| number.parse().ok());
+        number.unwrap_or_else(|| panic!("block_of: a row of layers has no parameter {name}"))
     }
 }
 

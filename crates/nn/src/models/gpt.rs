@@ -95,6 +95,11 @@ impl Gpt {
             (0..layers).fold(row, |row, i| row.then(Block::new(&format!("h.{i}"), Decoder::new(config))));
         Gpt(row.then(Block::unprefixed("head", Logits::new(config))))
     }
+
+    /// Its blocks, with their names.
+    pub fn row(&self) -> &Row {
+        &self.0
+    }
 }
 
 impl Module for Gpt {
@@ -106,12 +111,16 @@ impl Module for Gpt {
         self.0.visit(v);
     }
 
-    fn row(&self) -> Option<&Row> {
-        Some(&self.0)
+    fn blocks(&self) -> usize {
+        self.0.blocks()
     }
 
-    fn row_mut(&mut self) -> Option<&mut Row> {
-        Some(&mut self.0)
+    fn forward_block(&self, block: usize, x: &Tensor, ctx: &mut Ctx) -> Tensor {
+        self.0.forward_block(block, x, ctx)
+    }
+
+    fn block_of(&self, name: &str) -> usize {
+        self.0.block_of(name)
     }
 }
 
@@ -211,7 +220,8 @@ impl Logits {
 
 impl Module for Logits {
     fn forward(&self, x: &Tensor, ctx: &mut Ctx) -> Tensor {
-        self.ln_f.forward(x, ctx).linear(&self.weight, None)
+        // The table of words lies where the first block does.
+        self.ln_f.forward(x, ctx).linear(&self.weight.to(x.device()), None)
     }
 
     fn visit(&mut self, v: &mut Visitor<'_>) {

@@ -11,6 +11,7 @@ pub(crate) mod matmul;
 pub(crate) mod norm;
 pub(crate) mod reduce;
 pub(crate) mod softmax;
+pub(crate) mod transfer;
 pub(crate) mod views;
 
 use crate::graph::{self, record};
