@@ -71,8 +71,8 @@ pub(crate) struct TrainArgs {
     /// How the work is shared: ddp, or workers of several devices each: dp, place or pipeline.
     #[arg(long, value_name = "S")]
     pub(crate) strategy: Option<String>,
-    /// Where the data set lies.
-    #[arg(long, value_name = "DIR")]
+    /// Where the data set lies: a folder, or the file of a text.
+    #[arg(long, value_name = "PATH")]
     pub(crate) data: Option<PathBuf>,
     /// Start from the weights in this .safetensors or .pth file.
     #[arg(long, value_name = "FILE")]
@@ -247,6 +247,18 @@ pub(crate) struct StepArgs {
     /// Samples a step.
     #[arg(long, default_value_t = 64)]
     pub(crate) batch: usize,
+    /// Decoder blocks of the model gpt.
+    #[arg(long, default_value_t = 6)]
+    pub(crate) layers: usize,
+    /// Numbers a position of the model gpt.
+    #[arg(long, default_value_t = 384)]
+    pub(crate) width: usize,
+    /// Heads of each attention of the model gpt.
+    #[arg(long, default_value_t = 6)]
+    pub(crate) heads: usize,
+    /// Words of each sample of the model gpt.
+    #[arg(long, value_name = "WORDS", default_value_t = 256)]
+    pub(crate) seq: usize,
     /// Height and width of the images, where the model takes any [default: 32 for ResNets].
     #[arg(long, value_name = "PIXELS")]
     pub(crate) image: Option<usize>,
@@ -396,6 +408,8 @@ pub(crate) enum StepModel {
     Resnet152,
     /// The smaller network of the recipe cifar10-fast.
     Resnet9,
+    /// A decoder as GPT-2's, of bytes, with a last layer of its own and without dropout.
+    Gpt,
 }
 
 /// `phalanx data`.

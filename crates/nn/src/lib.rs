@@ -32,6 +32,7 @@ mod describe;
 mod module;
 mod param;
 mod parameters;
+mod row;
 
 mod layers;
 mod loss;
@@ -55,7 +56,7 @@ pub use layers::activation::{Gelu, LogSoftmax, Relu, Sigmoid, Tanh};
 pub use layers::conv::Conv2d;
 pub use layers::dropout::{Dropout, Dropout2d};
 pub use layers::embedding::Embedding;
-pub use layers::linear::Linear;
+pub use layers::linear::{Linear, LinearInOut};
 pub use layers::norm::{BatchNorm2d, LayerNorm};
 pub use layers::pooling::{AdaptiveAvgPool2d, AvgPool2d, MaxPool2d};
 pub use layers::sequential::{Flatten, Sequential};
@@ -64,6 +65,7 @@ pub use module::{Ctx, Module, Role, Visitor};
 pub use param::{Init, Param};
 pub use parameters::{Mismatch, Parameters};
 pub use plateau::{Plateau, Plateaued};
+pub use row::{Block, Row};
 pub use schedule::{Anneal, Curve, Moment, OneCycle, Schedule, Unit, Warmup};
 pub use weights::{WeightError, Weights};
 

@@ -70,7 +70,8 @@ impl Held {
 
 impl Parameters {
     /// Lays out the parameters of `model` in its visiting order, in float32, and gives them their first values: parameter
-    /// `i` is a function of `seed` and `i`, the same on every rank. Panics if two of them have one name.
+    /// `i` is a function of `seed` and `i`, the same on every rank. Panics if two of them have one name, or if one is shared
+    /// ([`Visitor::shared`]) that no part before it has.
     #[track_caller]
     pub fn build(model: &mut dyn Module, device: &Device, seed: u64) -> Parameters {
         let parameters = Parameters::lay_out(model, device, seed);
@@ -137,11 +138,24 @@ impl Parameters {
         let device = &devices[0];
         let (mut learned, mut kept) = (Declared::default(), Declared::default());
         model.visit(&mut Visitor::new(&mut |name, role, param| {
+            if role == Role::Shared {
+                let known = learned.names.iter().position(|other| other == name);
+                let known = known.unwrap_or_else(|| {
+                    panic!("Parameters::build: a part shares {name}, which no part before it has")
+                });
+                let (found, wanted) = (learned.places[known].0, param.shape);
+                assert!(
+                    found == wanted,
+                    "Parameters::build: {name} of shape {found} is shared as shape {wanted}"
+                );
+                return;
+            }
             let taken = learned.names.iter().chain(&kept.names).any(|other| other == name);
             assert!(!taken, "Parameters::build: two tensors of the model are named {name}");
             let declared = match role {
                 Role::Learned => &mut learned,
                 Role::Kept => &mut kept,
+                Role::Shared => unreachable!("it was declared before"),
             };
             declared.names.push(name.to_owned());
             declared.places.push((param.shape, param.order.on(device)));
@@ -153,17 +167,18 @@ impl Parameters {
         let (values, grads) = (learned.arena(devices), Grads::over(learned.arena(devices)));
         let buffers = kept.arena(devices);
         let (mut next_learned, mut next_kept) = (0.., 0..);
-        model.visit(&mut Visitor::new(&mut |_, role, param| {
-            let (held, next) = match role {
-                Role::Learned => (&learned, &mut next_learned),
-                Role::Kept => (&kept, &mut next_kept),
+        let mut leaves = Vec::<(String, Tensor)>::new();
+        model.visit(&mut Visitor::new(&mut |name, role, param| {
+            let place = |held: &Held, number| held.numbers.binary_search(&number).ok();
+            param.tensor = match role {
+                Role::Learned => place(&learned, next_learned.next().expect("endless")).map(|i| {
+                    leaves.push((name.to_owned(), grads.leaf(i, &values)));
+                    leaves[leaves.len() - 1].1.clone()
+                }),
+                Role::Kept => place(&kept, next_kept.next().expect("endless")).map(|i| buffers.tensor(i)),
+                // It may lie with another rank, as may the part that shares it.
+                Role::Shared => leaves.iter().find(|(other, _)| other == name).map(|(_, leaf)| leaf.clone()),
             };
-            let number = next.next().expect("endless");
-            let place = held.numbers.binary_search(&number).ok();
-            param.tensor = place.map(|i| match role {
-                Role::Learned => grads.leaf(i, &values),
-                Role::Kept => buffers.tensor(i),
-            });
         }));
         // Buffers count on after the parameters, so that adding one to a layer changes no parameter.
         let own = learned.declared.inits.into_iter().zip(learned.numbers);

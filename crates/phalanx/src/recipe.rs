@@ -69,6 +69,21 @@ pub struct ModelRecipe {
     /// The first layers of a residual network: `imagenet` (torchvision's, the default) or `small` (for small images).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stem: Option<String>,
+    /// Decoder blocks of a language model. Default 4.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub layers: Option<usize>,
+    /// Numbers a position of it. Default 128.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub width: Option<usize>,
+    /// Heads of each of its attentions. Default 4.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub heads: Option<usize>,
+    /// Words that it sees at once. Default 128.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub context: Option<usize>,
+    /// Whether its last layer multiplies with the table of words. Default yes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tied: Option<bool>,
 }
 
 /// How parameters follow gradients. What is `None` is the optimizer's default.
@@ -476,6 +491,7 @@ pub const BUILT_IN: &[(&str, &str)] = &[
     ("mnist-autoencoder", include_str!("../recipes/mnist-autoencoder.toml")),
     ("mnist-model-parallel", include_str!("../recipes/mnist-model-parallel.toml")),
     ("mnist-pipeline", include_str!("../recipes/mnist-pipeline.toml")),
+    ("gpt", include_str!("../recipes/gpt.toml")),
     ("linear-regression", include_str!("../recipes/linear-regression.toml")),
     ("cifar10-resnet18", include_str!("../recipes/cifar10-resnet18.toml")),
     ("cifar10-resnet18-224", include_str!("../recipes/cifar10-resnet18-224.toml")),

@@ -251,6 +251,21 @@ impl Device {
         });
     }
 
+    /// As [`Device::for_chunks2`], over three outputs.
+    pub(crate) fn for_chunks3<T: Send>(
+        &self,
+        outputs: [(&mut [T], usize); 3],
+        task: impl Fn(usize, [&mut [T]; 3]) + Sync,
+    ) {
+        let counts = outputs.each_ref().map(|(out, chunk)| out.len().div_ceil((*chunk).max(1)));
+        assert!(counts.iter().all(|&count| count == counts[0]), "outputs that don't go in step: {counts:?}");
+        let outputs = outputs.map(|(out, chunk)| (Pieces::new(out), chunk));
+        self.parallel_for(counts[0], |i| {
+            // SAFETY: the pool calls each index once, and pieces of different indices don't overlap.
+            task(i, outputs.each_ref().map(|(out, chunk)| unsafe { out.piece(i * chunk, *chunk) }));
+        });
+    }
+
     /// A free buffer that holds `bytes`, or else the capacity that a new one should have.
     pub(crate) fn take_buffer(&self, bytes: usize) -> Result<Arc<Buffer>, usize> {
         let (class, capacity) = size_class(bytes);

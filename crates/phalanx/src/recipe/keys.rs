@@ -63,6 +63,10 @@ use Kind::{
 
 /// Outputs of a last layer.
 const MOST_CLASSES: u64 = 1 << 20;
+/// Blocks of a model.
+const MOST_LAYERS: u64 = 1 << 10;
+/// Numbers a position, heads and positions.
+const MOST_WIDTH: u64 = 1 << 20;
 /// The side of an image.
 const MOST_PIXELS: u64 = 1 << 14;
 /// Threads of a worker.
@@ -82,6 +86,7 @@ const MODELS: &[&str] = &[
     "resnet101",
     "resnet152",
     "resnet9",
+    "gpt",
 ];
 /// Those with torchvision's stem, or another.
 const STEMMED: &[&str] = &["resnet18", "resnet34", "resnet50", "resnet101", "resnet152"];
@@ -89,8 +94,18 @@ const STEMMED: &[&str] = &["resnet18", "resnet34", "resnet50", "resnet101", "res
 pub(super) const RESNETS: &[&str] =
     &["resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "resnet9"];
 const OPTIMIZERS: &[&str] = &["sgd", "adam", "adamw", "adadelta", "rmsprop"];
-const DATASETS: &[&str] =
-    &["mnist", "mnist-mini", "fashion-mnist", "cifar10", "cifar100", "image-folder", "linear-regression"];
+const DATASETS: &[&str] = &[
+    "mnist",
+    "mnist-mini",
+    "fashion-mnist",
+    "cifar10",
+    "cifar100",
+    "image-folder",
+    "text",
+    "linear-regression",
+];
+/// Those that foretell words.
+const LANGUAGE: &[&str] = &["gpt"];
 pub(super) const DIGITS: &[&str] = &["mnist", "mnist-mini", "fashion-mnist"];
 pub(super) const PICTURES: &[&str] = &["cifar10", "cifar100", "image-folder"];
 const IMAGES: &[&str] = &["mnist", "mnist-mini", "fashion-mnist", "cifar10", "cifar100", "image-folder"];
@@ -110,7 +125,7 @@ pub const KEYS: &[Key] = &[
     row(
         "model.dropout",
         Share,
-        &["mnist", "mnist-hpc"],
+        &["mnist", "mnist-hpc", "gpt"],
         "the share of values that dropout zeroes; 0 switches it off",
     ),
     row(
@@ -125,6 +140,11 @@ pub const KEYS: &[Key] = &[
         STEMMED,
         "first layers: torchvision's, or ones that keep small images large",
     ),
+    row("model.layers", Between(0, MOST_LAYERS), LANGUAGE, "decoder blocks"),
+    row("model.width", Between(1, MOST_WIDTH), LANGUAGE, "numbers a position"),
+    row("model.heads", Between(1, MOST_WIDTH), LANGUAGE, "heads of each attention, which divide the width"),
+    row("model.context", Between(1, MOST_WIDTH), LANGUAGE, "words that the model sees at once"),
+    row("model.tied", Flag, LANGUAGE, "whether the last layer multiplies with the table of words"),
     must("optimizer.name", OneOf(OPTIMIZERS), "the optimizer"),
     row("optimizer.lr", NotNegative, &[], "learning rate"),
     row("optimizer.momentum", NotNegative, &["sgd", "rmsprop"], "share of the last direction that is kept"),

@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::event::Event;
 use crate::worker::Worker;
 use phalanx_comm::Group;
-use phalanx_data::{Batch, Batches, Loader, Order};
+use phalanx_data::{Batch, Batches, Loader, Order, Target};
 use phalanx_nn::{Average, Ctx, Module, Moment, Parameters};
 use phalanx_parallel::{
     Compress, Ddp, DdpConfig, LogicalShards, LogicalShardsConfig, Pass, SingleDevice, Strategy, Sync,
@@ -61,6 +61,8 @@ pub(super) struct Tally {
 
 /// Test samples a step and worker, or logical shard: enough to keep the kernels busy, few enough to stay in the cache.
 const TEST_BATCH: usize = 200;
+/// As many labels of sequences are enough, too.
+const TEST_LABELS: usize = 2048;
 
 impl<'a> Run<'a> {
     /// Brings the ranks together. Unless they hold a state, which is the same on all then, their values and buffers become those
@@ -90,7 +92,8 @@ impl<'a> Run<'a> {
         if let (None, Some((what, _))) = (test, going_by_tests.iter().find(|(_, asked)| *asked)) {
             return Err(Error::NothingToJudge { what });
         }
-        if *watch == Watch::Accuracy && !trainer.loss.has_labels() {
+        let is_text = matches!(train.target(), Target::Sequence { .. });
+        if *watch == Watch::Accuracy && (is_text || !trainer.loss.has_labels()) {
             return Err(Error::NoAccuracy);
         }
         let mut strategy = strategy(trainer, &group)?;
@@ -113,8 +116,12 @@ impl<'a> Run<'a> {
         let deal = Deal::of(Wanted { len, samples, step: global_batch, batch_size, order }, &*strategy);
         let train = deal.loader(train, trainer.loader);
         let test = test.as_ref().map(|test| {
-            let (len, step, order) = (test.len(), deal.parts() * TEST_BATCH, Order::Stored);
-            let wanted = Wanted { len, samples: len, step, batch_size: TEST_BATCH, order };
+            let batch_size = match test.target() {
+                Target::Sequence { len, .. } => (TEST_LABELS / len.max(1)).clamp(1, TEST_BATCH),
+                Target::Classes(_) | Target::Values(_) => TEST_BATCH,
+            };
+            let (len, step, order) = (test.len(), deal.parts() * batch_size, Order::Stored);
+            let wanted = Wanted { len, samples: len, step, batch_size, order };
             Deal::of(wanted, &*strategy).loader(test, trainer.loader)
         });
         let (bad_images, clock) = (0, Clock::new(trainer.time_limit));

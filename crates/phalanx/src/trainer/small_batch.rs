@@ -4,6 +4,7 @@
 use super::Trainer;
 use super::run::Run;
 use crate::error::Error;
+use phalanx_data::Input;
 use phalanx_nn::Ctx;
 use phalanx_tensor::{DType, Tensor, no_grad};
 
@@ -33,7 +34,11 @@ pub(super) fn check(run: &Run<'_>) -> Result<(), Error> {
 /// The fewest values that a batch norm of the model has of a channel of one sample, if the model has a batch norm.
 fn fewest_values(run: &Run<'_>) -> Option<usize> {
     let dims = [&[1], run.train.dataset().input_dims()].concat();
-    let sample = Tensor::zeros(run.worker.device(), dims.as_slice(), DType::F32);
+    let dtype = match run.train.dataset().input() {
+        Input::Values => DType::F32,
+        Input::Ids(_) => DType::I64,
+    };
+    let sample = Tensor::zeros(run.worker.device(), dims.as_slice(), dtype);
     // As in an evaluation, which leaves the running statistics alone.
     let mut ctx = Ctx::eval();
     no_grad(|| run.model.forward(&sample, &mut ctx));

@@ -12,8 +12,10 @@ use crate::error::Error;
 use crate::event::{Concluded, Event, Observer};
 use crate::worker::Worker;
 use phalanx_comm::Group;
+use phalanx_data::Target;
 use phalanx_job::Section;
 use phalanx_nn::{Module, Parameters};
+use std::f64::consts::LN_2;
 use std::time::Instant;
 
 /// A run on its way, from membership to membership, beside its [`State`].
@@ -266,6 +268,8 @@ impl<'a> Course<'a> {
         }
         let skipped = run.skipped()?;
         drop(evaluation);
+        let is_text = matches!(run.train.dataset().target(), Target::Sequence { .. });
+        let of_text = self.evaluation.filter(|_| is_text).map(|e| e.loss);
         let told = Event::Epoch {
             epoch,
             seconds,
@@ -273,6 +277,8 @@ impl<'a> Course<'a> {
             test_loss: self.evaluation.map(|e| e.loss),
             test_accuracy: self.evaluation.and_then(|e| e.accuracy),
             test_top5: self.evaluation.and_then(|e| e.top5),
+            test_bits_per_byte: of_text.map(|loss| loss / LN_2),
+            test_perplexity: of_text.map(f64::exp),
             samples: run.samples_in_epoch(&state.progress) as u64,
             each_once: state.progress.used.map(|used| used == run.due(&state.progress)),
             skipped,
