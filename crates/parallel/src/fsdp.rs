@@ -80,7 +80,7 @@ impl Default for FsdpConfig {
 ///             let parameters = Parameters::build(&mut model, &device, 0);
 ///             let mut fsdp = Fsdp::new(group, &model, &parameters, FsdpConfig::default()).unwrap();
 ///             fsdp.prepare(&parameters).unwrap();
-///             let mut optimizer = Optimizer::new(Adam::new(0.1)).unwrap();
+///             let mut optimizer = Optimizer::new(Adam::default()).unwrap();
 ///             let (input, target) = ([4, 3], [4, 1]);
 ///             let pass = Pass {
 ///                 model: &model,

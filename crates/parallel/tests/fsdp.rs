@@ -16,7 +16,7 @@ fn net() -> Sequential {
     Sequential::new()
         .then(Linear::new(FEATURES, 37))
         .then(Relu)
-        .then(Dropout::new(0.25))
+        .then(Dropout(0.25))
         .then(Linear::new(37, 19))
         .then(Relu)
         .then(Linear::new(19, 2))
@@ -28,8 +28,7 @@ fn samples(device: &Device, ids: &[u64]) -> (Tensor, Tensor) {
         let of = |id: u64| (0..width).map(move |i| Philox::new(id, stream).word(i as u64) as u32);
         ids.iter().flat_map(|&id| of(id)).map(|word| word as f32 / u32::MAX as f32 - 0.5).collect()
     };
-    let tensor =
-        |width, stream| Tensor::from_slice(device, &numbers(width, stream), [ids.len(), width]);
+    let tensor = |width, stream| Tensor::from_slice(device, &numbers(width, stream), [ids.len(), width]);
     (tensor(FEATURES, 1), tensor(2, 2))
 }
 
@@ -53,7 +52,7 @@ const PASSES: u64 = 2;
 fn train(strategy: &mut dyn Strategy, net: &Sequential, parameters: &Parameters, device: &Device) -> Outcome {
     let place = strategy.place();
     strategy.prepare(parameters).unwrap();
-    let mut optimizer = Optimizer::new(Adam::new(0.02)).unwrap();
+    let mut optimizer = Optimizer::new(Adam { lr: 0.02, ..Adam::default() }).unwrap();
     let clip = Clip { norm: Some(0.3), value: None };
     let (mut losses, mut norms) = (Vec::new(), Vec::new());
     for step in 0..STEPS {
@@ -119,7 +118,10 @@ fn check(outcomes: &[Outcome], alone: &Outcome, what: &str) {
         // Sums over ranks are taken in another order than sums over rows.
         let far = |a: f64, b: f64| (a - b).abs() > 1e-5;
         let [got, want] = [outcome, alone].map(|o| [&o.losses, &o.norms].map(Vec::clone).concat());
-        assert!(got.len() == want.len() && !got.iter().zip(&want).any(|(a, b)| far(*a, *b)), "{what}: {got:?} {want:?}");
+        assert!(
+            got.len() == want.len() && !got.iter().zip(&want).any(|(a, b)| far(*a, *b)),
+            "{what}: {got:?} {want:?}"
+        );
         let values = outcome.values.iter().zip(&alone.values);
         let worst = values.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
         assert!(worst < 2e-4, "{what}: {worst}");
@@ -172,7 +174,7 @@ fn a_rank_has_no_more_in_memory_than_its_parts_and_what_it_works_with() {
         let config = FsdpConfig { unit_bytes: 0, ..FsdpConfig::default() };
         let mut fsdp = Fsdp::new(group, &net, &parameters, config).unwrap();
         fsdp.prepare(&parameters).unwrap();
-        let mut optimizer = Optimizer::new(Adam::new(0.02)).unwrap();
+        let mut optimizer = Optimizer::new(Adam { lr: 0.02, ..Adam::default() }).unwrap();
         for _ in 0..2 {
             let pass = Pass {
                 model: &net,

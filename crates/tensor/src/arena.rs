@@ -422,8 +422,7 @@ impl Grads {
 
     /// The same for these parameters alone.
     pub fn settle_in(&self, params: Range<usize>) -> Vec<usize> {
-        let unused: Vec<usize> =
-            params.filter(|&i| self.stale[i].swap(false, Ordering::Relaxed)).collect();
+        let unused: Vec<usize> = params.filter(|&i| self.stale[i].swap(false, Ordering::Relaxed)).collect();
         for &i in &unused {
             self.arena.tensor(i).fill(0.0);
         }
