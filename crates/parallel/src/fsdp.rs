@@ -12,9 +12,9 @@
 //! holds it. While one unit computes, the next one is under way.
 //!
 //! Invariants:
-//! - **F-HELD**: a unit that isn't whole on this rank is borrowed for writing, so whoever would compute with it panics.
-//! - **F-ORDER**: all ranks call for units, and have them summed, in one order, whether they have samples or not.
-//! - **F-OWN**: between two steps each rank holds the newest values, and the whole sum of the gradients, of its parts; of the
+//! - **Z-HELD**: a unit that isn't whole on this rank is borrowed for writing, so whoever would compute with it panics.
+//! - **Z-ORDER**: all ranks call for units, and have them summed, in one order, whether they have samples or not.
+//! - **Z-OWN**: between two steps each rank holds the newest values, and the whole sum of the gradients, of its parts; of the
 //!   few elements of a unit that can't be shared out evenly every rank does.
 
 mod pass;
@@ -178,7 +178,7 @@ impl Fsdp {
 
     /// Starts to sum a unit's gradients; one whose parameters weren't used has zeros.
     fn start_sum(&mut self, unit: usize, parameters: &Parameters) {
-        debug_assert_eq!(self.units.len() - self.started - 1, unit, "F-ORDER");
+        debug_assert_eq!(self.units.len() - self.started - 1, unit, "Z-ORDER");
         let Unit { params, shared_out, .. } = &self.units[unit];
         parameters.grads().settle_in(params.clone());
         let span = parameters.grads().arena().range_mut::<f32>(params.clone());

@@ -34,7 +34,7 @@ impl GradSink for Catching<'_> {
 }
 
 impl Fsdp {
-    /// Gives the mean loss over this rank's samples. A rank without samples gathers and sums all the same (F-ORDER).
+    /// Gives the mean loss over this rank's samples. A rank without samples gathers and sums all the same (Z-ORDER).
     pub(super) fn pass_by_units(&mut self, pass: &Pass<'_>) -> Result<f64, Error> {
         begin(&mut self.adding, pass.parameters);
         let (live, loss) = self.forward(pass)?;

@@ -25,7 +25,7 @@ impl Buffer for Piece {
 /// The values of all units.
 #[derive(Default)]
 pub(super) struct Store {
-    /// Units that are away are borrowed for writing, so that whoever uses one all the same finds out (F-HELD).
+    /// Units that are away are borrowed for writing, so that whoever uses one all the same finds out (Z-HELD).
     pub(super) away: Vec<Option<Span<f32>>>,
     coming: VecDeque<(usize, Work<Piece>)>,
 }
