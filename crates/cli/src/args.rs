@@ -68,6 +68,9 @@ pub(crate) struct TrainArgs {
     /// Cut each step into so many shards, at least one a worker: the results are then the same bits on any number of workers.
     #[arg(long, value_name = "L")]
     pub(crate) logical_shards: Option<usize>,
+    /// How the work is shared: ddp, or workers of several devices each: dp, place or pipeline.
+    #[arg(long, value_name = "S")]
+    pub(crate) strategy: Option<String>,
     /// Where the data set lies.
     #[arg(long, value_name = "DIR")]
     pub(crate) data: Option<PathBuf>,

@@ -52,7 +52,7 @@ pub use ddp::{Compress, Ddp, DdpConfig};
 pub use error::Error;
 pub use fsdp::{Fsdp, FsdpConfig, Sharded};
 pub use hook::{AllReduce, Bf16, Bucket, Fp16, Hook, Kept, Part, Pending, PowerSgd, PowerSgdConfig};
-pub use local::{Local, Pass, Whole};
+pub use local::{Local, LocalConfig, Pass, Whole};
 pub use mesh::{Axis, Bound, By, Coordinates, Mesh, MeshError};
 pub use place::{Placeable, Placed};
 pub use replicas::{DataParallel, DataParallelConfig};

@@ -5,6 +5,8 @@
 //! ([`crate::DataParallel`]).
 
 use crate::error::Error;
+use crate::pipeline::{PipelineConfig, Pipelined};
+use crate::replicas::{DataParallel, DataParallelConfig};
 use crate::strategy::Sync;
 use phalanx_nn::{Ctx, Loss, Module, Parameters};
 use phalanx_tensor::{GradSink, SumOverBatch, Tensor, backward};
@@ -59,6 +61,44 @@ pub trait Local: Send {
     /// Makes it: gives the mean loss over its samples, 0 without any, and leaves the gradients of `weight` times that in their
     /// slots. `sink` is told of each when it is final for this pass.
     fn pass(&mut self, pass: &Pass<'_>, sink: &mut dyn GradSink) -> Result<f64, Error>;
+}
+
+impl Local for Box<dyn Local> {
+    fn pass(&mut self, pass: &Pass<'_>, sink: &mut dyn GradSink) -> Result<f64, Error> {
+        (**self).pass(pass, sink)
+    }
+}
+
+/// How the ranks of a run make their passes.
+#[derive(Clone, Debug, Default)]
+pub enum LocalConfig {
+    /// In one go, wherever the model's blocks lie.
+    #[default]
+    Whole,
+    /// As a pipeline over the devices that its blocks lie on.
+    Pipeline(PipelineConfig),
+    /// On copies of the model.
+    DataParallel(DataParallelConfig),
+}
+
+impl LocalConfig {
+    /// What makes the passes; none for those in one go. Fails if there is no such schedule.
+    pub fn make(&self) -> Result<Option<Box<dyn Local>>, Error> {
+        Ok(match self {
+            LocalConfig::Whole => None,
+            LocalConfig::Pipeline(config) => Some(Box::new(Pipelined::new(config.clone())?)),
+            LocalConfig::DataParallel(config) => Some(Box::new(DataParallel::new(config))),
+        })
+    }
+
+    /// Into how many parts the samples of a pass fall, each of which a batch norm sees by itself.
+    pub fn parts(&self) -> usize {
+        match self {
+            LocalConfig::Whole => 1,
+            LocalConfig::Pipeline(config) => config.micro_batches,
+            LocalConfig::DataParallel(config) => config.others.len() + 1,
+        }
+    }
 }
 
 /// In one go: a forward pass, then a backward pass.

@@ -5,8 +5,8 @@
 //! then what gathers blocks of parameters; then pipelines, which only hand on activations. Replicas come first, so that a
 //! machine that is lost takes whole replicas with it and leaves the others whole.
 
+use phalanx_comm::{Error, Group};
 use std::fmt;
-use thiserror::Error;
 
 /// Along which ranks differ in what they hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -108,7 +108,7 @@ impl Bound {
 }
 
 /// Why there is no such mesh.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MeshError {
     /// An axis of no size.
     #[error("parallel.{axis}: 0\nhint: 1 is an axis that isn't used")]
@@ -263,6 +263,17 @@ impl Mesh {
             same.iter().all(|&axis| there.along(axis) == own.along(axis))
         };
         (0..self.world_size()).filter(is_of_it).collect()
+    }
+
+    /// The group of the ranks that differ from this one along these axes alone, in their order. All ranks of `world`, which the mesh
+    /// is made for, must ask for the same axes at once. Fails if a rank is gone.
+    #[track_caller]
+    pub fn along(&self, world: &Group, axes: &[Axis]) -> Result<Group, Error> {
+        let (rank, n) = (world.rank().index(), world.world_size());
+        assert!(n == self.world_size(), "a mesh of {} ranks over a group of {n}", self.world_size());
+        let first = self.group(rank, axes)[0];
+        let group = world.split(Some(first as u32), 0)?;
+        Ok(group.expect("every rank is in the group that its first rank names"))
     }
 
     /// The rank `by` steps further along `axis`, if the axis goes on so far.

@@ -9,7 +9,7 @@ use phalanx_parallel::pipeline::{
     PipelineConfig, Pipelined, RankPipeline, Schedule, ScheduleKind, Shape, micro_batches,
 };
 use phalanx_parallel::{
-    DataParallel, DataParallelConfig, Ddp, Error, Pass, Placeable, SingleDevice, Strategy, Sync,
+    Axis, DataParallel, DataParallelConfig, Ddp, Error, Mesh, Pass, Placeable, SingleDevice, Strategy, Sync,
 };
 use phalanx_tensor::{DType, Device, Philox, Tensor};
 use std::ops::Range;
@@ -431,4 +431,67 @@ fn a_rank_that_is_lost_ends_the_pass_of_the_others_with_an_error() {
         Some(SingleDevice::with_local(local).pass(&pass).unwrap_err())
     });
     assert!(matches!(errors[0], Some(Error::Comm(_))), "{errors:?}");
+}
+
+/// Two replicas of two stages each: the mesh says who sums with whom, and who hands on to whom.
+#[test]
+fn replicas_of_pipelines_come_to_what_one_rank_comes_to() {
+    let mesh = Mesh::fit(&[(Axis::Pipeline, 2)], 4, &[]).unwrap();
+    let (losses, values) = plain(false, 12, 1);
+    let names = {
+        let mut model = net(false);
+        let parameters = Parameters::build(&mut model, &Device::cpu(1), 4);
+        (parameters.names().to_vec(), parameters.layout().clone())
+    };
+    let of_ranks = on_ranks(4, |world| {
+        let at = mesh.coordinates(world.rank().index());
+        let (row, copies) =
+            (mesh.along(&world, &[Axis::Pipeline]).unwrap(), mesh.along(&world, &[Axis::Replica]).unwrap());
+        let (device, mut model) = (Device::cpu(1), net(false));
+        let schedule =
+            Schedule::new(ScheduleKind::OneFOneB, Shape { ranks: 2, chunks: 1, micro_batches: 3 }).unwrap();
+        let local = RankPipeline::new(row, schedule, cut(2), device.clone());
+        let parameters = Parameters::build_part(&mut model, &device, |block| local.holds(block), 4);
+        let mut strategy = Ddp::new(copies).with_local(local);
+        strategy.prepare(&parameters).unwrap();
+        let mut optimizer = Optimizer::new(Sgd { momentum: 0.5, ..Sgd::new(0.05) }).unwrap();
+        let mut losses = Vec::new();
+        for step in 0..3 {
+            let (input, target, ids) = batch(&device, step, 12);
+            let ctx = Ctx::train(9, step, ids);
+            let mut halves = micro_batches(Some(&input), Some(&target), &ctx, 1.0, 2);
+            let half = halves.swap_remove(at.along(Axis::Replica));
+            let pass = Pass {
+                model: &model,
+                parameters: &parameters,
+                loss: Loss::CrossEntropy { label_smoothing: 0.0 },
+                input: half.input.unwrap(),
+                target: half.target.unwrap(),
+                ctx: half.ctx,
+                weight: half.weight,
+                sync: Sync::Now,
+            };
+            let mut loss = [strategy.pass(&pass).unwrap() * half.weight];
+            strategy.finish(&parameters).unwrap();
+            world.all_reduce(&mut loss, phalanx_comm::ReduceOp::Sum).unwrap();
+            losses.push(loss[0]);
+            let grads = parameters.grads().arena().flat::<f32>();
+            optimizer.step(&mut parameters.values().flat_mut::<f32>(), &grads, 1.0);
+        }
+        let own = parameters.values().flat::<f32>().to_vec();
+        (losses, own, parameters.names().to_vec(), parameters.layout().clone())
+    });
+    assert_eq!(of_ranks[0].1, of_ranks[2].1, "replicas of the first stage");
+    assert_eq!(of_ranks[1].1, of_ranks[3].1, "replicas of the last stage");
+    for (got, own, held, layout) in of_ranks {
+        assert!(
+            got.iter().zip(&losses).all(|(a, b)| ((a - b).abs() as f32) < TOLERANCE),
+            "{got:?}, {losses:?}"
+        );
+        for (i, name) in held.iter().enumerate() {
+            let there = names.1.range(names.0.iter().position(|other| other == name).unwrap());
+            let apart = own[layout.range(i)].iter().zip(&values[there]).map(|(a, b)| (a - b).abs());
+            assert!(apart.fold(0.0, f32::max) < TOLERANCE, "{name}");
+        }
+    }
 }

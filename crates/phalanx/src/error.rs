@@ -57,6 +57,11 @@ pub enum Error {
         /// What that is.
         what: &'static str,
     },
+    /// Statistics over the batch of all ranks, of batches that fall into parts.
+    #[error(
+        "batch norms can't go by the batch of all ranks where each rank makes its passes in parts on several devices\nhint: leave sync_batch_norm out, or take a rank a device"
+    )]
+    SharedInParts,
     /// Something goes by evaluations, and there are none.
     #[error("{what} needs test samples, and there are none\nhint: give the trainer a data set to test on")]
     NothingToJudge {

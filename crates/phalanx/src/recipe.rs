@@ -8,9 +8,11 @@ mod build;
 mod changes;
 mod fit;
 mod keys;
+mod layout;
 
 pub(crate) use changes::changes;
 pub use keys::{KEYS, Key, Kind};
+pub use layout::LaidOut;
 
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -281,6 +283,25 @@ fn sixty_four() -> usize {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ParallelRecipe {
+    /// How the work is shared: `ddp` (workers, each with a whole model on one device, the default), or workers of several devices
+    /// each: `dp` (a copy of the model on each), `place` (each holds some blocks) or `pipeline` (the same, all at once).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub strategy: Option<String>,
+    /// Devices of each worker. Default 2.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub devices: Option<usize>,
+    /// How many blocks each stage has. Default: such that the slowest stage is as fast as can be, by measured times.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cut: Option<Vec<f64>>,
+    /// A pipeline's schedule: `gpipe`, `1f1b` (the default), `interleaved` or `zb-h1`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub schedule: Option<String>,
+    /// Stages of each device, of an interleaved schedule. Default 2.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub chunks: Option<usize>,
+    /// Into how many parts a pipeline cuts each batch. Default 4.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub micro_batches: Option<usize>,
     /// About how many MiB of gradients travel together. Default 25.
     pub bucket_mb: f64,
     /// The same for the gradients that are ready first. Default 1.
@@ -306,6 +327,12 @@ pub struct ParallelRecipe {
 impl Default for ParallelRecipe {
     fn default() -> ParallelRecipe {
         ParallelRecipe {
+            strategy: None,
+            devices: None,
+            cut: None,
+            schedule: None,
+            chunks: None,
+            micro_batches: None,
             bucket_mb: 25.0,
             first_bucket_mb: 1.0,
             logical_shards: None,
@@ -447,6 +474,8 @@ pub const BUILT_IN: &[(&str, &str)] = &[
     ("mnist-hpc", include_str!("../recipes/mnist-hpc.toml")),
     ("fashion-mnist", include_str!("../recipes/fashion-mnist.toml")),
     ("mnist-autoencoder", include_str!("../recipes/mnist-autoencoder.toml")),
+    ("mnist-model-parallel", include_str!("../recipes/mnist-model-parallel.toml")),
+    ("mnist-pipeline", include_str!("../recipes/mnist-pipeline.toml")),
     ("linear-regression", include_str!("../recipes/linear-regression.toml")),
     ("cifar10-resnet18", include_str!("../recipes/cifar10-resnet18.toml")),
     ("cifar10-resnet18-224", include_str!("../recipes/cifar10-resnet18-224.toml")),
@@ -572,7 +601,8 @@ impl Recipe {
         let table = self.table();
         keys::check(&self.name, &table)?;
         fit::check(&self.name, &table)?;
-        self.check_images(&self.name)
+        self.check_images(&self.name)?;
+        self.check_parallel(&self.name)
     }
 
     fn table(&self) -> Table {
@@ -585,6 +615,7 @@ impl Recipe {
         let mut recipe: Recipe = table.try_into().expect("a checked table is a recipe");
         recipe.name = name.to_owned();
         recipe.check_images(origin)?;
+        recipe.check_parallel(origin)?;
         Ok(recipe)
     }
 

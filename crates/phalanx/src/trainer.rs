@@ -36,7 +36,7 @@ use listener::Listener;
 use phalanx_data::{Dataset, LoaderOptions};
 use phalanx_nn::optim::{Clip, Group, Rule};
 use phalanx_nn::{Loss, Module, Parameters, Plateau, Schedule};
-use phalanx_parallel::DdpConfig;
+use phalanx_parallel::{DdpConfig, LocalConfig};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
@@ -89,6 +89,8 @@ pub struct Trainer {
     pub loader: LoaderOptions,
     /// How gradients are brought together where there is more than one rank.
     pub ddp: DdpConfig,
+    /// How each rank makes its passes: in one go, through a pipeline, or on copies of the model. Default: in one go.
+    pub local: LocalConfig,
     /// Where and when the run is saved, and whether it goes on from what was saved. Default: not at all.
     pub checkpoint: Option<CheckpointConfig>,
     /// What may be asked of the run while it goes on. Default: nobody else holds it, so nothing is.
@@ -120,6 +122,7 @@ impl Default for Trainer {
             best_file: None,
             loader: LoaderOptions::default(),
             ddp: DdpConfig::default(),
+            local: LocalConfig::default(),
             checkpoint: None,
             requests: Requests::default(),
             time_limit: None,

@@ -16,6 +16,9 @@ use std::time::{Duration, Instant};
 /// How long a stage may wait for another: a stage's work on one micro-batch takes no longer.
 const PATIENCE: Duration = Duration::from_secs(300);
 
+/// How long a stage looks for its next micro-batch before it sleeps: some times what being woken costs.
+const SPIN: Duration = Duration::from_micros(100);
+
 /// A pipeline over devices.
 #[derive(Clone, Debug)]
 pub struct PipelineConfig {
@@ -150,6 +153,8 @@ pub(super) type Border = (usize, bool);
 
 struct Queues {
     schedule_rank: usize,
+    /// Whether every stage has a core, so that nobody is kept from one by who waits.
+    spins: bool,
     to: HashMap<Border, SyncSender<Carried>>,
     from: HashMap<Border, Receiver<Carried>>,
 }
@@ -157,8 +162,9 @@ struct Queues {
 /// A link a rank. Each queue holds a whole pass, so nobody waits to send.
 fn links(schedule: &Schedule) -> Vec<Queues> {
     let Shape { ranks, micro_batches, .. } = schedule.shape();
+    let spins = std::thread::available_parallelism().is_ok_and(|cores| cores.get() >= ranks);
     let mut links: Vec<Queues> = (0..ranks)
-        .map(|rank| Queues { schedule_rank: rank, to: HashMap::new(), from: HashMap::new() })
+        .map(|rank| Queues { schedule_rank: rank, spins, to: HashMap::new(), from: HashMap::new() })
         .collect();
     let mut connect = |border: Border, receiver: usize| {
         let (from, to) = (schedule.rank_of(border.0), schedule.rank_of(receiver));
@@ -186,7 +192,15 @@ impl Link for Queues {
     }
 
     fn receive(&mut self, action: Action, _: &Device) -> Result<Carried, Error> {
-        self.from[&border(action)].recv_timeout(PATIENCE).map_err(|why| Error::StageLost {
+        let queue = &self.from[&border(action)];
+        let since = Instant::now();
+        while self.spins && since.elapsed() < SPIN {
+            if let Ok(carried) = queue.try_recv() {
+                return Ok(carried);
+            }
+            std::hint::spin_loop();
+        }
+        queue.recv_timeout(PATIENCE).map_err(|why| Error::StageLost {
             rank: self.schedule_rank,
             action: action.to_string(),
             waited: (why == RecvTimeoutError::Timeout).then_some(PATIENCE),

@@ -12,8 +12,8 @@ pub struct Key {
     pub kind: Kind,
     /// Whether a recipe must have it.
     pub required: bool,
-    /// Where it has a meaning: any of these names of its section, or of the loss under `train` and the compression under
-    /// `parallel`. Empty: everywhere.
+    /// Where it has a meaning: any of these names of its section, or of the loss under `train` and the strategy or the compression
+    /// under `parallel`. Empty: everywhere.
     pub only_for: &'static [&'static str],
     /// One line about it.
     pub about: &'static str,
@@ -98,6 +98,11 @@ const IMAGES: &[&str] = &["mnist", "mnist-mini", "fashion-mnist", "cifar10", "ci
 const SCHEDULES: &[&str] = &["constant", "step", "multi-step", "cosine", "one-cycle", "plateau"];
 const ONE_CYCLE: &[&str] = &["one-cycle"];
 const PLATEAU: &[&str] = &["plateau"];
+
+const STRATEGIES: &[&str] = &["ddp", "dp", "place", "pipeline"];
+/// Those of workers with several devices.
+const SEVERAL: &[&str] = &["dp", "place", "pipeline"];
+const PIPELINES: &[&str] = &["gpipe", "1f1b", "interleaved", "zb-h1"];
 
 /// All keys, in the order of the sections.
 pub const KEYS: &[Key] = &[
@@ -292,6 +297,22 @@ pub const KEYS: &[Key] = &[
         &[],
         "compute threads of each worker; 0 for its share of the cores",
     ),
+    row(
+        "parallel.strategy",
+        OneOf(STRATEGIES),
+        &[],
+        "how the work is shared among workers and their devices",
+    ),
+    row("parallel.devices", Between(2, MOST_THREADS), SEVERAL, "devices of each worker"),
+    row(
+        "parallel.cut",
+        Positives(None),
+        &["place", "pipeline"],
+        "how many blocks each stage has; by default as measured times say",
+    ),
+    row("parallel.schedule", OneOf(PIPELINES), &["pipeline"], "in which order stages work on micro-batches"),
+    row("parallel.chunks", Between(1, MOST_THREADS), &["pipeline"], "stages of each device, if interleaved"),
+    row("parallel.micro_batches", Between(1, MOST_SHARDS), &["pipeline"], "parts of each batch"),
     row("parallel.bucket_mb", Positive, &[], "about how many MiB of gradients travel together"),
     row("parallel.first_bucket_mb", Positive, &[], "the same for the gradients that are ready first"),
     row(
@@ -337,6 +358,7 @@ impl Key {
     pub(super) fn chooser(&self) -> (&'static str, &'static str) {
         match self.section() {
             "train" => ("loss", ""),
+            "parallel" if self.only_for.iter().any(|owner| STRATEGIES.contains(owner)) => ("strategy", "ddp"),
             "parallel" => ("compress", "none"),
             "schedule" => ("name", "constant"),
             _ => ("name", ""),

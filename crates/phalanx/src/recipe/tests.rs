@@ -41,7 +41,13 @@ fn every_key_can_be_set_where_it_has_a_meaning() {
             Kind::OneOf(words) => words[words.len() - 1],
         };
         let (chooser, _) = key.chooser();
-        let value = if key.path == "model.head" { "12" } else { value };
+        let value = match key.path {
+            "model.head" => "12",
+            // As many as there are devices; and one under the usual schedule.
+            "parallel.cut" => "[1, 3]",
+            "parallel.chunks" => "1",
+            _ => value,
+        };
         let mut assignments = vec![format!("{}={value}", key.path)];
         assignments.extend(key.only_for.first().map(|owner| format!("{}.{chooser}={owner}", key.section())));
         // The dataset of points and the images' keys exclude each other, so no other key is at stake here.
@@ -482,4 +488,37 @@ fn parts_that_do_not_fit_are_refused_by_name() {
         let error = Recipe::load(recipe, &[set.to_owned()]).unwrap_err().to_string();
         assert!(words.iter().all(|word| error.contains(word)) && error.contains("hint:"), "{error}");
     }
+}
+
+#[test]
+fn what_a_strategy_of_several_devices_cannot_have_is_refused() {
+    let check = |assignments: &[&str], want: &str| {
+        let error = set("mnist", assignments).unwrap_err();
+        assert_eq!(error, want);
+    };
+    let pipeline = "parallel.strategy=pipeline";
+    check(
+        &[pipeline, "parallel.cut=[1, 2, 1]"],
+        "--set: parallel.cut must be 2 whole numbers, the blocks of each stage, got: [1.0, 2.0, 1.0]",
+    );
+    check(
+        &[pipeline, "parallel.schedule=interleaved", "parallel.devices=3"],
+        "--set: parallel.micro_batches must be a multiple of 3, the devices, under interleaved, got: 4",
+    );
+    check(
+        &[pipeline, "parallel.chunks=2"],
+        "--set: parallel.chunks must be 1 under the schedule 1f1b, got: 2",
+    );
+    check(
+        &["parallel.strategy=dp", "parallel.sync_batch_norm=true"],
+        "--set: parallel.sync_batch_norm must be false under the strategy dp, got: true",
+    );
+    check(
+        &[pipeline, "parallel.logical_shards=2"],
+        "--set: parallel.logical_shards must be left out under the strategy pipeline, got: 2",
+    );
+    let error = set("mnist", &["parallel.micro_batches=4"]).unwrap_err();
+    assert!(error.starts_with("--set: parallel.micro_batches has no meaning for strategy ddp"), "{error}");
+    let error = set("mnist", &["parallel.strategy=pipelines"]).unwrap_err();
+    assert!(error.ends_with("hint: did you mean pipeline?"), "{error}");
 }

@@ -53,7 +53,7 @@ fn as_it_is(run: &mut Run<'_>) -> Result<Option<Evaluation>, Error> {
         }
         no_grad(|| {
             let output = run.model.forward(&batch.input_tensor(device), &mut Ctx::eval());
-            let mean = loss.of(&output, &batch.target_tensor(device)).item();
+            let mean = loss.of(&output, &batch.target_tensor(output.device())).item();
             let [mut right, mut among_five] = [0.0; 2];
             if loss.has_labels() {
                 let scores = output.to_vec::<f32>();

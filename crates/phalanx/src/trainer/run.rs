@@ -14,7 +14,7 @@ use phalanx_comm::Group;
 use phalanx_data::{Batch, Batches, Loader, Order};
 use phalanx_nn::{Average, Ctx, Module, Moment, Parameters};
 use phalanx_parallel::{
-    Compress, Ddp, DdpConfig, LogicalShards, LogicalShardsConfig, SingleDevice, Strategy, Sync,
+    Compress, Ddp, DdpConfig, LogicalShards, LogicalShardsConfig, Pass, SingleDevice, Strategy, Sync,
 };
 use std::sync::Arc;
 
@@ -224,24 +224,18 @@ impl<'a> Run<'a> {
     /// One forward and backward pass of a step of so many samples; gives this batch's part of the loss.
     fn pass(&mut self, batch: &Batch, step: u64, samples: usize, sync: Sync) -> Result<f64, Error> {
         self.bad_images += batch.skipped();
-        let mut ctx = Ctx::train(self.trainer.seed, step, Arc::clone(batch.sample_ids()));
-        let weight = batch.len() as f64 / samples as f64;
-        let shared = self.strategy.shared_batch();
-        let takes_part = !batch.is_empty() || shared.is_some();
-        if let Some(sum) = shared {
-            ctx = ctx.sharing(sum);
-        }
-        self.strategy.begin_pass(self.parameters);
-        let loss = takes_part.then(|| {
-            let output = self.model.forward(&batch.input_tensor(self.worker.device()), &mut ctx);
-            if batch.is_empty() {
-                // No sample has no loss, but the others wait for its part of their statistics.
-                return output.sum_all();
-            }
-            self.trainer.loss.of(&output, &batch.target_tensor(self.worker.device()))
-        });
-        self.strategy.backward(self.parameters, loss.as_ref(), weight, sync)?;
-        Ok(loss.map_or(0.0, |loss| loss.item() * weight))
+        let device = self.worker.device();
+        let pass = Pass {
+            model: self.model,
+            parameters: self.parameters,
+            loss: self.trainer.loss,
+            input: batch.input_tensor(device),
+            target: batch.target_tensor(device),
+            ctx: Ctx::train(self.trainer.seed, step, Arc::clone(batch.sample_ids())),
+            weight: batch.len() as f64 / samples as f64,
+            sync,
+        };
+        Ok(self.strategy.pass(&pass)? * pass.weight)
     }
 
     /// Fails if the numbers of a step are none any more, while the weights still are what they were before it.
@@ -316,7 +310,12 @@ fn strategy(trainer: &Trainer, group: &Group) -> Result<Box<dyn Strategy>, Error
         ("several passes a step", trainer.accumulate > 1),
         ("statistics over the batch of all ranks", sync_batch_norm),
         ("a compression of gradients", compress != Compress::Nothing),
+        ("passes in parts on several devices", trainer.local.parts() > 1),
     ];
+    if sync_batch_norm && trainer.local.parts() > 1 {
+        return Err(Error::SharedInParts);
+    }
+    let local = trainer.local.make()?;
     Ok(match (trainer.logical_shards, group.world_size()) {
         (Some(shards), _) => {
             if let Some((what, _)) = beside_shards.into_iter().find(|(_, asked)| *asked) {
@@ -325,7 +324,13 @@ fn strategy(trainer: &Trainer, group: &Group) -> Result<Box<dyn Strategy>, Error
             let config = LogicalShardsConfig { find_unused, ..LogicalShardsConfig::new(shards) };
             Box::new(LogicalShards::new(group.clone(), config)?)
         }
-        (None, 1) => Box::new(SingleDevice::new()),
-        (None, _) => Box::new(Ddp::with(group.clone(), trainer.ddp.clone())),
+        (None, 1) => Box::new(local.map_or_else(SingleDevice::new, SingleDevice::with_local)),
+        (None, _) => {
+            let ddp = Ddp::with(group.clone(), trainer.ddp.clone());
+            Box::new(match local {
+                Some(local) => ddp.with_local(local),
+                None => ddp,
+            })
+        }
     })
 }

@@ -55,11 +55,6 @@ impl Tensor {
         out.write::<T>()[..values.len()].copy_from_slice(values);
         out
     }
-
-    /// How many bytes the elements take.
-    pub fn bytes(&self) -> usize {
-        self.count() * self.dtype.bytes()
-    }
 }
 
 #[cfg(test)]
