@@ -164,11 +164,6 @@ impl Fsdp {
         })
     }
 
-    /// Brings all values to this rank, where they stay until the next pass. All ranks must call it, between two steps.
-    pub fn gather(&mut self) -> Result<(), Error> {
-        self.store.wait_for_all(&self.units, &self.shard)
-    }
-
     /// Starts the sums of all units that are left, from the last on.
     fn sum_rest(&mut self, parameters: &Parameters) {
         for unit in (0..self.units.len() - self.started).rev() {
@@ -337,6 +332,43 @@ impl Strategy for Fsdp {
             keep_own(span, unit);
         }
         Ok(())
+    }
+
+    fn is_sharded(&self) -> bool {
+        true
+    }
+
+    fn gather(&mut self) -> Result<(), Error> {
+        self.store.wait_for_all(&self.units, &self.shard)
+    }
+
+    fn whole_state(&mut self, optimizer: &Optimizer) -> Result<Option<Vec<Vec<f32>>>, Error> {
+        let len = self.units.last().map_or(0, |unit| unit.span.end);
+        let (n, is_first) = (self.shard.world_size(), self.shard.rank() == Rank(0));
+        let mut arrays = Vec::new();
+        for (_, held) in optimizer.state() {
+            let mut whole = vec![0.0; if is_first { len } else { 0 }];
+            let mut held = &held[..];
+            for Unit { span, shared_out, own, .. } in &self.units {
+                let (own, rest) = held.split_at(own.len());
+                let mut all = vec![0.0; if is_first { n * own.len() } else { 0 }];
+                self.shard.gather(own, &mut all, Rank(0))?;
+                let (rest, next) = rest.split_at(span.len() - shared_out.len());
+                if is_first {
+                    whole[span.start..][..all.len()].copy_from_slice(&all);
+                    whole[span.start + shared_out.end..span.end].copy_from_slice(rest);
+                }
+                held = next;
+            }
+            arrays.push(whole);
+        }
+        Ok(Some(arrays))
+    }
+
+    fn keep_part(&mut self, optimizer: &mut Optimizer) {
+        let part = |array: &[f32]| self.held().flat_map(|range| array[range].iter().copied()).collect();
+        let parts = optimizer.state().map(|(_, array)| part(array)).collect();
+        optimizer.take_over(optimizer.steps(), parts);
     }
 
     fn sum(&mut self, numbers: &mut [f64]) -> Result<(), Error> {

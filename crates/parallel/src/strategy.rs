@@ -129,6 +129,28 @@ pub trait Strategy: Send {
         Ok(())
     }
 
+    /// Whether a rank holds only a part of the values or of the optimizer's state between two steps; the same on all ranks.
+    fn is_sharded(&self) -> bool {
+        false
+    }
+
+    /// Brings all values to this rank, where they stay until the next pass. All ranks must ask at once, between two steps.
+    fn gather(&mut self) -> Result<(), Error> {
+        Ok(())
+    }
+
+    /// The optimizer's state of all values, an array each, where a rank holds only a part of it: on rank 0, on others nothing that
+    /// means anything. None where each rank has it. All ranks must ask at once, between two steps.
+    fn whole_state(&mut self, optimizer: &Optimizer) -> Result<Option<Vec<Vec<f32>>>, Error> {
+        let _ = optimizer;
+        Ok(None)
+    }
+
+    /// Of an optimizer's whole state leaves what this rank holds.
+    fn keep_part(&mut self, optimizer: &mut Optimizer) {
+        let _ = optimizer;
+    }
+
     /// Replaces each number by its sum over the ranks.
     fn sum(&mut self, numbers: &mut [f64]) -> Result<(), Error>;
 

@@ -10,7 +10,7 @@ use phalanx_data::{
 use phalanx_nn::models::{Autoencoder, MnistHpcNet, MnistNet, ResNet, ResNet9, ResNetDepth, ResNetStem};
 use phalanx_nn::optim::{Adadelta, Adam, AdamW, Clip, Group, Members, RmsProp, Rule, Sgd};
 use phalanx_nn::{Anneal, Curve, Linear, Loss, Module, OneCycle, Plateau, Schedule, Unit, Warmup};
-use phalanx_parallel::{Compress, DdpConfig, PowerSgdConfig};
+use phalanx_parallel::{Compress, DdpConfig, FsdpConfig, PowerSgdConfig, Sharded};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -307,6 +307,7 @@ impl Recipe {
                 _ => OnNan::Loss,
             },
             ema: self.train.ema,
+            sharded: self.sharded(),
             watch: match self.train.watch.as_deref() {
                 Some("accuracy") => Watch::Accuracy,
                 _ => Watch::Loss,
@@ -333,6 +334,17 @@ impl Recipe {
             },
             ..Trainer::default()
         })
+    }
+
+    /// What workers share out among themselves.
+    fn sharded(&self) -> Option<FsdpConfig> {
+        let sharded = match self.parallel.zero {
+            Some(1) => Sharded::States,
+            Some(2) => Sharded::Gradients,
+            _ => Sharded::Parameters,
+        };
+        let asked = self.parallel.strategy.as_deref() == Some("fsdp");
+        asked.then(|| FsdpConfig { sharded, ..FsdpConfig::default() })
     }
 
     /// When checkpoints are taken, and this recipe written down in them. They go into the folder `dir`.
