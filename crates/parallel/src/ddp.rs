@@ -249,7 +249,7 @@ pub(crate) fn share_values(group: &Group, parameters: &Parameters) -> Result<(),
 
 /// Lets ranks of one host sum gradients where they lie. Whoever has them summed borrows them for writing until that is done
 /// (D-WHOLE), so nobody here uses what others write to.
-fn share_gradients(group: &Group, parameters: &Parameters) -> Result<(), Error> {
+pub(crate) fn share_gradients(group: &Group, parameters: &Parameters) -> Result<(), Error> {
     let arena = parameters.grads().arena();
     let kept = arena.region().filter(|region| group.may_attach(region));
     let region = match kept.map_or_else(|| arena.share::<f32>(), |region| Ok(Some(Arc::clone(region)))) {

@@ -73,6 +73,20 @@ pub enum Error {
         /// How many there are.
         blocks: usize,
     },
+    /// A model that can't be shared out block by block.
+    #[error(
+        "{name} of block {block} comes after {before} of block {block_before}\nhint: name the parts of the model in the order of its blocks"
+    )]
+    Scattered {
+        /// A parameter.
+        name: String,
+        /// Its block.
+        block: usize,
+        /// The one before it.
+        before: String,
+        /// And that one's.
+        block_before: usize,
+    },
     /// A GPU among several devices of one process.
     #[error(
         "a model can't be placed on {device} and on another device of one process\nhint: take a rank a device, as a pipeline of ranks"

@@ -4,7 +4,8 @@ use crate::error::Error;
 use crate::hook::Kept;
 use crate::local::Pass;
 use phalanx_nn::Parameters;
-use phalanx_tensor::{SumOverBatch, Tensor};
+use phalanx_nn::optim::{Clip, Optimizer};
+use phalanx_tensor::{Device, SumOverBatch, Tensor};
 use std::ops::Range;
 
 /// Which share of the samples is this process's.
@@ -106,6 +107,48 @@ pub trait Strategy: Send {
         let mut count = [f64::from(u8::from(says))];
         self.sum(&mut count)?;
         Ok(count != [0.0])
+    }
+
+    /// Cuts the gradients of the step, which are whole, where the strategy keeps them; gives their norm before that, if there is a
+    /// limit on it.
+    fn clip(&mut self, clip: &Clip, parameters: &Parameters) -> Result<Option<f64>, Error> {
+        Ok(clip.apply(&mut parameters.grads().arena().flat_mut::<f32>()))
+    }
+
+    /// Moves the values by one step along the gradients, with the rule's learning rate times `factor`. All ranks have the same
+    /// values afterwards, or each the newest of those that it holds.
+    fn step(
+        &mut self,
+        optimizer: &mut Optimizer,
+        parameters: &Parameters,
+        device: &Device,
+        factor: f64,
+    ) -> Result<(), Error> {
+        let grads = parameters.grads().arena();
+        optimizer.step_on(device, &mut parameters.values().flat_mut::<f32>(), &grads.flat::<f32>(), factor);
+        Ok(())
+    }
+
+    /// Whether a rank holds only a part of the values or of the optimizer's state between two steps; the same on all ranks.
+    fn is_sharded(&self) -> bool {
+        false
+    }
+
+    /// Brings all values to this rank, where they stay until the next pass. All ranks must ask at once, between two steps.
+    fn gather(&mut self) -> Result<(), Error> {
+        Ok(())
+    }
+
+    /// The optimizer's state of all values, an array each, where a rank holds only a part of it: on rank 0, on others nothing that
+    /// means anything. None where each rank has it. All ranks must ask at once, between two steps.
+    fn whole_state(&mut self, optimizer: &Optimizer) -> Result<Option<Vec<Vec<f32>>>, Error> {
+        let _ = optimizer;
+        Ok(None)
+    }
+
+    /// Of an optimizer's whole state leaves what this rank holds.
+    fn keep_part(&mut self, optimizer: &mut Optimizer) {
+        let _ = optimizer;
     }
 
     /// Replaces each number by its sum over the ranks.

@@ -298,10 +298,14 @@ fn sixty_four() -> usize {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ParallelRecipe {
-    /// How the work is shared: `ddp` (workers, each with a whole model on one device, the default), or workers of several devices
+    /// How the work is shared: `ddp` (workers, each with a whole model on one device, the default), `fsdp` (workers, each with a part
+    /// of the model), or workers of several devices
     /// each: `dp` (a copy of the model on each), `place` (each holds some blocks) or `pipeline` (the same, all at once).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub strategy: Option<String>,
+    /// What `fsdp` shares out: 1 the optimizer's state, 2 gradients as well, 3 (the default) everything.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub zero: Option<usize>,
     /// Devices of each worker. Default 2.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub devices: Option<usize>,
@@ -343,6 +347,7 @@ impl Default for ParallelRecipe {
     fn default() -> ParallelRecipe {
         ParallelRecipe {
             strategy: None,
+            zero: None,
             devices: None,
             cut: None,
             schedule: None,

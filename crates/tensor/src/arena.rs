@@ -252,11 +252,25 @@ impl Arena {
     #[track_caller]
     pub fn range_mut<T: Element>(&self, params: Range<usize>) -> Span<T> {
         self.check::<T>();
+        self.spanning(params, Storage::lock_for_writing)
+    }
+
+    /// The same for one who takes values away that nobody is to see meanwhile, and brings the same ones back before the span is
+    /// dropped: for a backward pass that comes later they are what they were. One who moves them on in between does so when no
+    /// pass is left that needs the old ones.
+    #[track_caller]
+    pub fn set_aside<T: Element>(&self, params: Range<usize>) -> Span<T> {
+        self.check::<T>();
+        self.spanning(params, Storage::lock_for_keeping)
+    }
+
+    #[track_caller]
+    fn spanning<T: Element>(&self, params: Range<usize>, lock: fn(&Storage)) -> Span<T> {
         let parts = &self.0.parts[params.clone()];
         // The span grows with each part, so that one that is refused leaves none before it locked.
         let mut span = Span { arena: self.clone(), params: params.start..params.start, element: PhantomData };
         for part in parts {
-            part.lock_for_writing();
+            lock(part);
             span.params.end += 1;
         }
         span
@@ -332,6 +346,21 @@ impl<T: Element> Span<T> {
     pub fn params(&self) -> Range<usize> {
         self.params.clone()
     }
+
+    /// Gives the memory of these elements of the span, counted from its start, back to the system, as far as they fill whole pages
+    /// and the system takes them: they are 0 then. Whatever isn't taken stays as it is.
+    #[track_caller]
+    pub fn give_back(&mut self, elements: Range<usize>) {
+        assert!(elements.end <= self.len(), "give_back: elements {elements:?} of a span of {}", self.len());
+        let (start, size) = (self.bytes().start, T::DTYPE.bytes());
+        let Some(region) = self.arena.region() else { return };
+        // SAFETY: the write borrow of every part in the span is held, and `&mut self` says that no slice of it is alive.
+        let given = unsafe { region.give_back(start + elements.start * size..start + elements.end * size) };
+        if let Err(error) = given {
+            // It only takes more memory then.
+            debug_assert!(false, "pages can't be given back: {error}");
+        }
+    }
 }
 
 impl<T: Element> Deref for Span<T> {
@@ -388,8 +417,12 @@ impl Grads {
 
     /// Fills the slots of parameters that got no gradient since [`Grads::zero`] with zeros; says which they are.
     pub fn settle(&self) -> Vec<usize> {
-        let unused: Vec<usize> =
-            (0..self.stale.len()).filter(|&i| self.stale[i].swap(false, Ordering::Relaxed)).collect();
+        self.settle_in(0..self.stale.len())
+    }
+
+    /// The same for these parameters alone.
+    pub fn settle_in(&self, params: Range<usize>) -> Vec<usize> {
+        let unused: Vec<usize> = params.filter(|&i| self.stale[i].swap(false, Ordering::Relaxed)).collect();
         for &i in &unused {
             self.arena.tensor(i).fill(0.0);
         }

@@ -52,15 +52,26 @@ pub(super) struct Lent {
 }
 
 impl Lent {
-    /// `kept` is what each rank's compression of gradients keeps.
-    pub(super) fn of(parameters: &Parameters, state: &State, kept: Vec<Kept>) -> Lent {
+    /// `whole` is the optimizer's state, where this rank holds only a part of it; `kept` is what each rank's compression of gradients
+    /// keeps.
+    pub(super) fn of(
+        parameters: &Parameters,
+        state: &State,
+        whole: Option<Vec<Vec<f32>>>,
+        kept: Vec<Kept>,
+    ) -> Lent {
         let State { progress, optimizer, average } = state;
+        let held = optimizer.state().map(|(name, flat)| (name, Arc::clone(flat)));
+        let states = match whole {
+            None => held.collect(),
+            Some(whole) => held.zip(whole).map(|((name, _), whole)| (name, Arc::new(whole))).collect(),
+        };
         Lent {
             position: progress.into(),
             values: parameters.values().clone(),
             buffers: parameters.buffers().flat::<f32>().to_vec(),
             optimizer_steps: optimizer.steps(),
-            states: optimizer.state().map(|(state, flat)| (state, Arc::clone(flat))).collect(),
+            states,
             average: average.clone(),
             kept,
         }

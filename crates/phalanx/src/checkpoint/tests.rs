@@ -43,7 +43,7 @@ impl Run {
         let mut snapshot = Snapshot::default();
         let (epoch, step_in_epoch, samples) = (step / 100, step % 100, 10 * step);
         self.state.progress = Progress { step, epoch, step_in_epoch, samples, ..Progress::default() };
-        snapshot.copy(Lent::of(&self.parameters, &self.state, Vec::new()));
+        snapshot.copy(Lent::of(&self.parameters, &self.state, None, Vec::new()));
         snapshot
     }
 
@@ -408,6 +408,6 @@ fn a_snapshot_is_taken_into_the_memory_of_the_one_before() {
         files.iter().flat_map(|(_, arrays)| arrays.iter().map(|array| array.flat.as_ptr())).collect()
     };
     let before = places(&snapshot);
-    snapshot.copy(Lent::of(&run.parameters, &run.state, Vec::new()));
+    snapshot.copy(Lent::of(&run.parameters, &run.state, None, Vec::new()));
     assert_eq!(places(&snapshot), before);
 }

@@ -12,7 +12,7 @@ use phalanx_nn::models::{
 };
 use phalanx_nn::optim::{Adadelta, Adam, AdamW, Clip, Group, Members, RmsProp, Rule, Sgd};
 use phalanx_nn::{Anneal, Curve, Linear, Loss, Module, OneCycle, Plateau, Schedule, Unit, Warmup};
-use phalanx_parallel::{Compress, DdpConfig, PowerSgdConfig};
+use phalanx_parallel::{Compress, DdpConfig, FsdpConfig, PowerSgdConfig, Sharded};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -334,6 +334,7 @@ impl Recipe {
                 _ => OnNan::Loss,
             },
             ema: self.train.ema,
+            sharded: self.sharded(),
             watch: match self.train.watch.as_deref() {
                 Some("accuracy") => Watch::Accuracy,
                 _ => Watch::Loss,
@@ -360,6 +361,17 @@ impl Recipe {
             },
             ..Trainer::default()
         })
+    }
+
+    /// What workers share out among themselves.
+    fn sharded(&self) -> Option<FsdpConfig> {
+        let sharded = match self.parallel.zero {
+            Some(1) => Sharded::States,
+            Some(2) => Sharded::Gradients,
+            _ => Sharded::Parameters,
+        };
+        let asked = self.parallel.strategy.as_deref() == Some("fsdp");
+        asked.then(|| FsdpConfig { sharded, ..FsdpConfig::default() })
     }
 
     /// When checkpoints are taken, and this recipe written down in them. They go into the folder `dir`.

@@ -114,7 +114,7 @@ const SCHEDULES: &[&str] = &["constant", "step", "multi-step", "cosine", "one-cy
 const ONE_CYCLE: &[&str] = &["one-cycle"];
 const PLATEAU: &[&str] = &["plateau"];
 
-const STRATEGIES: &[&str] = &["ddp", "dp", "place", "pipeline"];
+const STRATEGIES: &[&str] = &["ddp", "fsdp", "dp", "place", "pipeline"];
 /// Those of workers with several devices.
 const SEVERAL: &[&str] = &["dp", "place", "pipeline"];
 const PIPELINES: &[&str] = &["gpipe", "1f1b", "interleaved", "zb-h1"];
@@ -322,6 +322,12 @@ pub const KEYS: &[Key] = &[
         OneOf(STRATEGIES),
         &[],
         "how the work is shared among workers and their devices",
+    ),
+    row(
+        "parallel.zero",
+        Between(1, 3),
+        &["fsdp"],
+        "what is shared out: 1 the optimizer's state, 2 and gradients, 3 and parameters",
     ),
     row("parallel.devices", Between(2, MOST_THREADS), SEVERAL, "devices of each worker"),
     row(

@@ -97,6 +97,22 @@ impl Recipe {
             let expected = format!("left out under the strategy {strategy}");
             return refuse("parallel.logical_shards", expected, shards.to_string());
         }
+        if strategy == "fsdp" {
+            let beside = |what: &str| format!("{what} under the strategy fsdp");
+            if self.parallel.sync_batch_norm {
+                return refuse("parallel.sync_batch_norm", beside("false"), "true".into());
+            }
+            if let Some(shards) = self.parallel.logical_shards {
+                return refuse("parallel.logical_shards", beside("left out"), shards.to_string());
+            }
+            if let Some(compress) = self.parallel.compress.as_ref().filter(|word| *word != "none") {
+                return refuse("parallel.compress", beside("none"), compress.clone());
+            }
+            if let Some(ema) = self.train.ema.filter(|_| self.parallel.zero.is_none_or(|stage| stage == 3)) {
+                let expected = "left out where fsdp shares out parameters, or parallel.zero=2".to_owned();
+                return refuse("train.ema", expected, ema.to_string());
+            }
+        }
         if let Some(cut) = &self.parallel.cut {
             let devices = self.parallel.devices.unwrap_or(DEVICES);
             let stages = devices * self.schedule_of_pipeline().1;

@@ -25,6 +25,7 @@ pub(super) fn evaluate(
     run: &mut Run<'_>,
     average: &mut Option<Average>,
 ) -> Result<Option<Evaluation>, Error> {
+    run.strategy.gather()?;
     match average {
         Some(average) => average.in_place_of(run.parameters, || as_it_is(run)),
         None => as_it_is(run),

@@ -14,7 +14,8 @@ use phalanx_comm::Group;
 use phalanx_data::{Batch, Batches, Loader, Order, Target};
 use phalanx_nn::{Average, Ctx, Module, Moment, Parameters};
 use phalanx_parallel::{
-    Compress, Ddp, DdpConfig, LogicalShards, LogicalShardsConfig, Pass, SingleDevice, Strategy, Sync,
+    Compress, Ddp, DdpConfig, Fsdp, LogicalShards, LogicalShardsConfig, Pass, Sharded, SingleDevice,
+    Strategy, Sync,
 };
 use std::sync::Arc;
 
@@ -96,7 +97,7 @@ impl<'a> Run<'a> {
         if *watch == Watch::Accuracy && (is_text || !trainer.loss.has_labels()) {
             return Err(Error::NoAccuracy);
         }
-        let mut strategy = strategy(trainer, &group)?;
+        let mut strategy = strategy(trainer, &group, model, parameters)?;
         let global_batch = match standing {
             Standing::Fresh => {
                 strategy.prepare(parameters)?;
@@ -222,7 +223,7 @@ impl<'a> Run<'a> {
             loss.add(pass, [self.pass(&batch, progress.step, samples, sync)?]);
         }
         self.strategy.finish(self.parameters)?;
-        let norm = self.trainer.clip.apply(&mut self.parameters.grads().arena().flat_mut::<f32>());
+        let norm = self.strategy.clip(&self.trainer.clip, self.parameters)?;
         let [own] = loss.own();
         self.check(own, norm, progress.step)?;
         Ok(Made { loss, norm, used })
@@ -249,7 +250,10 @@ impl<'a> Run<'a> {
     fn check(&self, loss: f64, norm: Option<f64>, step: u64) -> Result<(), Error> {
         let on_nan = self.trainer.on_nan;
         if on_nan != OnNan::Ignore && !loss.is_finite() {
-            return Err(Error::Diverged { loss, step, place: self.parameters.first_not_finite() });
+            // What of the values is on other ranks isn't asked for: they may not have noticed.
+            let here = !self.strategy.is_sharded();
+            let place = here.then(|| self.parameters.first_not_finite()).flatten();
+            return Err(Error::Diverged { loss, step, place });
         }
         // A norm that is at hand tells as much about the gradients as looking at each.
         let look = match norm {
@@ -311,7 +315,12 @@ impl<'a> Run<'a> {
 }
 
 /// Who computes what, as the trainer says.
-fn strategy(trainer: &Trainer, group: &Group) -> Result<Box<dyn Strategy>, Error> {
+fn strategy(
+    trainer: &Trainer,
+    group: &Group,
+    model: &dyn Module,
+    parameters: &Parameters,
+) -> Result<Box<dyn Strategy>, Error> {
     let DdpConfig { find_unused, sync_batch_norm, compress, .. } = trainer.ddp;
     let beside_shards = [
         ("several passes a step", trainer.accumulate > 1),
@@ -321,6 +330,21 @@ fn strategy(trainer: &Trainer, group: &Group) -> Result<Box<dyn Strategy>, Error
     ];
     if sync_batch_norm && trainer.local.parts() > 1 {
         return Err(Error::SharedInParts);
+    }
+    if let Some(config) = trainer.sharded {
+        let beside = [
+            ("logical shards", trainer.logical_shards.is_some()),
+            ("statistics over the batch of all ranks", sync_batch_norm),
+            ("a compression of gradients", compress != Compress::Nothing),
+            ("passes in parts on several devices", trainer.local.parts() > 1),
+            ("a running mean of the weights", trainer.ema.is_some() && config.sharded == Sharded::Parameters),
+        ];
+        if let Some((what, _)) = beside.into_iter().find(|(_, asked)| *asked) {
+            return Err(Error::BesideSharding { what });
+        }
+        if group.world_size() > 1 {
+            return Ok(Box::new(Fsdp::new(group.clone(), model, parameters, config)?));
+        }
     }
     let local = trainer.local.make()?;
     Ok(match (trainer.logical_shards, group.world_size()) {

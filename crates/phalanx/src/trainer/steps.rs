@@ -234,12 +234,7 @@ impl<'a> Course<'a> {
             self.before_step.clear();
             let factor = run.factor(&state.progress);
             self.settle_checkpoint()?;
-            state.optimizer.step_on(
-                self.worker.device(),
-                &mut self.parameters.values().flat_mut::<f32>(),
-                &self.parameters.grads().arena().flat::<f32>(),
-                factor,
-            );
+            run.strategy.step(&mut state.optimizer, self.parameters, self.worker.device(), factor)?;
             run.follow(&mut state.average);
             state.progress.stepped(tally.used);
             let (lr, ms) = (state.optimizer.rule().lr() * factor, step_start.elapsed().as_secs_f64() * 1e3);
@@ -306,6 +301,7 @@ impl<'a> Course<'a> {
         interrupted: Option<Interruption>,
     ) -> Result<End, Error> {
         let _checkpoint = self.worker.pulse().enter(Section::Checkpoint);
+        run.strategy.gather()?;
         if let Some(checkpoints) = &mut self.checkpoints {
             if interrupted.is_some() {
                 checkpoints.ask();
@@ -317,6 +313,12 @@ impl<'a> Course<'a> {
             let (parameters, evaluation) = (self.parameters, self.evaluation);
             self.observer.conclude(&mut Concluded { parameters, state, evaluation, stopped_early })?;
             self.concluded = true;
+        }
+        // Whoever goes on with this state may share it out in another way.
+        if let Some(whole) = run.strategy.whole_state(&state.optimizer)?
+            && self.worker.is_first()
+        {
+            state.optimizer.take_over(state.optimizer.steps(), whole);
         }
         // Nobody leaves before the first rank has kept what is to be kept: where it fails in that, another is the first.
         run.group.barrier()?;
