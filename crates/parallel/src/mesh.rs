@@ -167,7 +167,7 @@ impl Mesh {
             Some(near) => format!("the nearest that works for {world_size} ranks is {near}{of}"),
             None => format!("no such mesh has {world_size} ranks{of}"),
         };
-        for bound in bounds.iter().filter(|bound| !bound.allows(sizes[bound.axis as usize])) {
+        if let Some(bound) = bounds.iter().find(|bound| !bound.allows(sizes[bound.axis as usize])) {
             let (axis, what) = (bound.axis, bound.what);
             let (By::AtMost(count) | By::Divides(count)) = bound.by;
             return Err(MeshError::Unfit { axis, size: sizes[axis as usize], count, what, hint: hint("") });
