@@ -25,7 +25,7 @@ fn net() -> Sequential {
 /// Samples `ids`: their inputs and targets are functions of their numbers.
 fn samples(device: &Device, ids: &[u64]) -> (Tensor, Tensor) {
     let numbers = |width: usize, stream: u64| -> Vec<f32> {
-        let of = |id: u64| (0..width).map(move |i| Philox::new(id, stream).word(i as u64) as u32);
+        let of = |id: u64| (0..width).map(move |i| Philox::new(id, stream).word(i as u64));
         ids.iter().flat_map(|&id| of(id)).map(|word| word as f32 / u32::MAX as f32 - 0.5).collect()
     };
     let tensor = |width, stream| Tensor::from_slice(device, &numbers(width, stream), [ids.len(), width]);

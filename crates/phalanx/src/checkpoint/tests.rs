@@ -202,7 +202,7 @@ fn a_failed_checkpoint_is_told_and_the_next_one_is_written_from_the_same_thread(
     machine.fault_at(9, Fault::Full);
     for step in [5, 10] {
         state.progress.step = step;
-        writer.take(&state, &parameters, Vec::new());
+        writer.take(&state, &parameters, None, Vec::new());
         assert!(!writer.background.is_idle(), "one snapshot at a time");
         writer.wait(Path::new("run/checkpoints"), &mut notes);
     }
