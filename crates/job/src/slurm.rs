@@ -1,5 +1,9 @@
 //! A worker's place as Slurm gives it to the tasks of a step.
 
+mod hostlist;
+
+pub use hostlist::{Hostlist, HostlistError, MAX_HOSTS};
+
 use crate::error::Error;
 use std::process::Command;
 use std::sync::mpsc::channel;
@@ -55,7 +59,7 @@ impl Step {
 }
 
 /// The address that Slurm itself reaches a node at, for clusters whose node names nobody else resolves.
-pub fn slurm_node_address(node: &str) -> Option<String> {
+pub fn node_address(node: &str) -> Option<String> {
     let output = Command::new("scontrol").args(["show", "node", node, "--oneliner"]).output().ok()?;
     address_in(&String::from_utf8_lossy(&output.stdout))
 }
