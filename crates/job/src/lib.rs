@@ -37,7 +37,7 @@ pub use agent::{
     Seat, Setback, Stage, Standing, StopWhy, Terms, ToAgent, WorkerFailure,
 };
 pub use drain::{DRAINED, end_time};
-pub use env::{SecretSource, Transport, WorkerEnv, names, wants_tls};
+pub use env::{SecretSource, Transport, WorkerEnv, names, port_of, wants_tls};
 pub use error::Error;
 pub use link::{Link, MAX_FRAME};
 pub use message::{Cause, FromWorker, Notice, Roster, ToWorker};

@@ -113,7 +113,8 @@ fn scontrol_says_the_same() {
     let (mut ours, mut theirs) =
         (hosts("n[1-2]a[3-4]b[5,7]").unwrap(), scontrol.hosts("n[1-2]a[3-4]b[5,7]").unwrap());
     assert_eq!(ours[0], theirs[0]);
-    (ours.sort(), theirs.sort());
+    ours.sort();
+    theirs.sort();
     assert_eq!(ours, theirs);
     let mut runner =
         TestRunner::new(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(200) });
