@@ -2,6 +2,7 @@
 
 use crate::drain;
 use crate::run::RunArgs;
+use crate::slurm::SlurmArgs;
 use clap::builder::FalseyValueParser;
 use clap::{Arg, ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use phalanx::parallel::pipeline::ScheduleKind;
@@ -34,6 +35,8 @@ pub(crate) enum Command {
     Checkpoint(CheckpointArgs),
     /// Put faults to a training run, and see whether it ends as one that is left alone.
     Chaos(ChaosArgs),
+    /// Submit runs as jobs of Slurm, follow them, and find mistakes in batch scripts.
+    Slurm(Box<SlurmArgs>),
     /// Tell from the flight records of a failed run which ranks were missing, behind or mistaken.
     Flight(FlightArgs),
 }

@@ -15,6 +15,7 @@ mod flight;
 mod run;
 mod runs;
 mod say;
+mod slurm;
 mod train;
 mod trial;
 
@@ -38,6 +39,7 @@ fn main() -> ExitCode {
         Command::Data(args) => data::data(&args),
         Command::Checkpoint(args) => checkpoint::checkpoint(&args),
         Command::Chaos(args) => chaos::chaos(&args),
+        Command::Slurm(args) => slurm::slurm(&args),
         Command::Flight(args) => flight::flight(&args),
     };
     match result {

@@ -26,6 +26,11 @@ const PATIENCE: Duration = Duration::from_secs(2);
 impl Arrival {
     pub(super) fn from_env(threads: Option<usize>) -> Result<Arrival, Error> {
         let env = WorkerEnv::from_env().map_err(|error| Error::Join(error.to_string()))?;
+        if let Some(env) = env.as_ref().filter(|env| env.rank.0 == 0)
+            && let Some(advice) = &env.advice
+        {
+            tracing::warn!("{advice}");
+        }
         let threads = Threads::of(threads, env.as_ref());
         let device = Device::cpu(threads.first());
         let pulse = env.as_ref().and_then(|env| env.pulse).map_or_else(Pulse::none, Pulse::inherited);
