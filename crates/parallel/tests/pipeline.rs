@@ -202,6 +202,7 @@ fn a_placed_model_trains_with_the_bits_of_one_that_is_not() {
 }
 
 #[test]
+#[allow(clippy::single_range_in_vec_init, reason = "single ranges are what is meant")]
 fn blocks_that_are_not_all_placed_in_order_are_refused() {
     let device = Device::cpu(1);
     let refused = |places: Vec<Range<usize>>| {
