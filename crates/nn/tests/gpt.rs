@@ -2,7 +2,7 @@
 
 use phalanx_nn::models::{Gpt, GptConfig, Head};
 use phalanx_nn::optim::{Adam, Optimizer};
-use phalanx_nn::{Ctx, Loss, Module, Parameters};
+use phalanx_nn::{Ctx, Loss, Module, Parameters, Weights};
 use phalanx_tensor::{Device, GradSink, LeafId, Tensor, backward};
 
 /// Float32 rounding through two blocks, relative to the largest of 1 and the figure.
@@ -129,6 +129,25 @@ fn a_later_word_changes_no_earlier_logit() {
     let (a, b) = (logits(4), logits(5));
     assert_eq!(a[..3 * 17], b[..3 * 17]);
     assert_ne!(a[3 * 17..], b[3 * 17..]);
+}
+
+#[test]
+fn files_of_others_fit() {
+    let device = Device::cpu(1);
+    let own = Parameters::build(&mut Gpt::new(SMALL), &device, 1).to_weights();
+    let mut file = Weights::default();
+    for name in own.names() {
+        let (shape, values) = own.get(name).unwrap();
+        file.push(format!("transformer.{name}"), *shape, values);
+    }
+    let words = own.get("wte.weight").unwrap();
+    file.push("lm_head.weight".into(), *words.0, words.1);
+    file.push("transformer.h.0.attn.bias".into(), [1, 1, 2, 2].into(), &[1.0, 0.0, 1.0, 1.0]);
+    file.push("transformer.h.1.attn.masked_bias".into(), [].into(), &[-1e4]);
+    let other = Parameters::build(&mut Gpt::new(SMALL), &device, 2);
+    assert!(other.load(&file).is_err());
+    other.load(&Gpt::weights_of(&file, Head::Tied)).unwrap();
+    assert_eq!(other.to_weights(), own);
 }
 
 #[test]

@@ -6,7 +6,7 @@
 use crate::module::{Ctx, Module, Visitor};
 use crate::param::{Init, Param};
 use crate::row::{Block, Row};
-use crate::{Dropout, Embedding, LayerNorm, LinearInOut, module};
+use crate::{Dropout, Embedding, LayerNorm, LinearInOut, Weights, module};
 use phalanx_tensor::Tensor;
 
 /// The sizes of a [`Gpt`].
@@ -94,6 +94,22 @@ impl Gpt {
         let row =
             (0..layers).fold(row, |row, i| row.then(Block::new(&format!("h.{i}"), Decoder::new(config))));
         Gpt(row.then(Block::unprefixed("head", Logits::new(config))))
+    }
+
+    /// The arrays of a file of a GPT-2 as others write it, named as this model names them: without the `transformer.` that names begin
+    /// with in a file of the model with its last layer, without the masks that some files hold beside the weights, and where the
+    /// head is tied without its copy of the table of words.
+    pub fn weights_of(file: &Weights, head: Head) -> Weights {
+        let mut weights = Weights::default();
+        for name in file.names() {
+            let own = name.strip_prefix("transformer.").unwrap_or(name);
+            let is_mask = own.ends_with(".attn.bias") || own.ends_with(".attn.masked_bias");
+            let is_copy = head == Head::Tied && own == "lm_head.weight";
+            if let Some((shape, values)) = file.get(name).filter(|_| !is_mask && !is_copy) {
+                weights.push(own.to_owned(), *shape, values);
+            }
+        }
+        weights
     }
 
     /// Its blocks, with their names.
