@@ -216,7 +216,8 @@ fn values_come_later_where_they_are_only_laid_out() {
     });
     assert!(fails.is_err() && !taken.has_values());
     let fills = taken.take_values(|values, buffers| {
-        (values.fill(4.0), buffers.fill(9.0));
+        values.fill(4.0);
+        buffers.fill(9.0);
         Ok::<_, &str>(values.len())
     });
     assert!(fills == Ok(taken.layout().len()) && taken.has_values());
