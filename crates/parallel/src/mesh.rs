@@ -256,11 +256,10 @@ impl Mesh {
     #[track_caller]
     pub fn group(&self, rank: usize, axes: &[Axis]) -> Vec<usize> {
         let own = self.coordinates(rank);
-        let others = Axis::ALL.into_iter().filter(|axis| !axes.contains(axis));
-        let same: Vec<Axis> = others.collect();
         let is_of_it = |&other: &usize| {
             let there = self.coordinates(other);
-            same.iter().all(|&axis| there.along(axis) == own.along(axis))
+            let same = |axis: &Axis| there.along(*axis) == own.along(*axis);
+            Axis::ALL.iter().all(|axis| axes.contains(axis) || same(axis))
         };
         (0..self.world_size()).filter(is_of_it).collect()
     }

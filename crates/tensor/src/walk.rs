@@ -397,3 +397,93 @@ fn check_saved(op: &Op, body: &Body) {
         );
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Arena, Conv2dOptions, DType, Grads, Layout, Philox};
+
+    /// Notes which parameters are handed over, in order.
+    #[derive(Default)]
+    struct Handed(Vec<usize>);
+
+    impl GradSink for Handed {
+        fn finished(&mut self, leaf: LeafId, _: Tensor) {
+            self.0.extend(leaf.slot());
+        }
+    }
+
+    /// What a small net of all that can be put off comes to, with a weight that is used twice and a bias that is also added.
+    fn loss(leaves: &[Tensor], x: &Tensor) -> Tensor {
+        let [kernel, weight, bias, square, scale] = leaves else { panic!("five leaves") };
+        let y = x.conv2d(kernel, None, Conv2dOptions::default()).flatten_from(1);
+        let y = y.linear(weight, Some(bias)).tanh() + bias;
+        let y = y.matmul(square).matmul(square) * scale;
+        y.square().sum_all()
+    }
+
+    #[test]
+    fn what_was_put_off_adds_up_to_the_same_bits_and_is_handed_over_once() {
+        let device = Device::cpu(1);
+        let layout =
+            Layout::new(&[[2, 1, 2, 2].into(), [3, 8].into(), [3].into(), [3, 3].into(), [3].into()]);
+        let (values, grads) =
+            (Arena::new(&device, DType::F32, &layout), Grads::new(&device, DType::F32, &layout));
+        let leaves: Vec<Tensor> = (0..layout.count()).map(|i| grads.leaf(i, &values)).collect();
+        for (i, leaf) in leaves.iter().enumerate() {
+            leaf.copy_from(&Tensor::uniform(
+                &device,
+                *leaf.shape(),
+                -1.0,
+                1.0,
+                DType::F32,
+                Philox::new(1, i as u64),
+            ));
+        }
+        let batch = |i| Tensor::uniform(&device, [4, 1, 3, 3], -1.0, 1.0, DType::F32, Philox::new(2, i));
+        // Two walks add up; in the second run all forwards and inputs come before any weight.
+        grads.zero();
+        for i in 0..2 {
+            loss(&leaves, &batch(i)).backward();
+        }
+        let whole = grads.arena().flat::<f32>().to_vec();
+        grads.zero();
+        let (mut early, mut late) = (Handed::default(), Handed::default());
+        let losses = [0, 1].map(|i| loss(&leaves, &batch(i)));
+        let put_off = losses.map(|loss| backward_inputs(&[(&loss, None)], &mut early));
+        assert_eq!(early.0, [4, 4], "only the scale is no weight of a product");
+        put_off.into_iter().for_each(|weights| weights.finish(&mut late));
+        late.0[..4].sort_unstable();
+        late.0[4..].sort_unstable();
+        assert_eq!(late.0, [0, 1, 2, 3, 0, 1, 2, 3], "each once a walk");
+        let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        let parts = grads.arena().flat::<f32>();
+        for i in [0, 1, 4] {
+            assert_eq!(bits(&parts[layout.range(i)]), bits(&whole[layout.range(i)]), "parameter {i}");
+        }
+        // What has several parts in a walk is summed in another order.
+        for i in [2, 3] {
+            let apart =
+                parts[layout.range(i)].iter().zip(&whole[layout.range(i)]).map(|(a, b)| (a - b).abs());
+            assert!(apart.fold(0.0, f32::max) < 1e-5, "parameter {i}");
+        }
+    }
+
+    #[test]
+    fn the_gradient_of_what_came_in_is_there_before_the_weights_are() {
+        let device = Device::cpu(1);
+        let layout = Layout::new(&[[2, 3].into()]);
+        let (values, grads) =
+            (Arena::new(&device, DType::F32, &layout), Grads::new(&device, DType::F32, &layout));
+        let weight = grads.leaf(0, &values);
+        weight.fill(2.0);
+        let x = Tensor::ones(&device, [1, 3], DType::F32).requires_grad();
+        let mut inputs = crate::Gradients::default();
+        let put_off = backward_inputs(&[(&x.linear(&weight, None).sum_all(), None)], &mut inputs);
+        assert_eq!(inputs.get(&x).unwrap().to_vec::<f32>(), [4.0; 3]);
+        assert_eq!(grads.settle(), [0], "the weight has none yet");
+        grads.zero();
+        put_off.finish(&mut Handed::default());
+        assert_eq!(grads.arena().tensor(0).to_vec::<f32>(), [1.0; 6]);
+    }
+}

@@ -13,3 +13,6 @@ pub use mnist::MnistNet;
 pub use mnist_hpc::MnistHpcNet;
 pub use resnet::{BasicBlock, Bottleneck, ResNet, ResNetDepth, ResNetStem};
 pub use resnet9::{ConvNormRelu, ResNet9};
+
+#[cfg(test)]
+mod tests;

@@ -302,7 +302,9 @@ fn wrong_settings_say_what_would_be_right() {
         ("parallel.compress=fp8", &["one of none, bf16, fp16, powersgd"]),
         (
             "parallel.rank=2",
-            &["parallel.rank has no meaning for compress none, which takes: parallel.bucket_mb"],
+            &[
+                "parallel.rank has no meaning for compress none, which takes: parallel.strategy, parallel.bucket_mb",
+            ],
         ),
         ("parallel.rank=0", &["parallel.rank must be a whole number from 1"]),
         (
