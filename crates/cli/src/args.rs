@@ -1,5 +1,6 @@
 //! What can be typed.
 
+use crate::cluster::ClusterArgs;
 use crate::drain;
 use crate::run::RunArgs;
 use crate::slurm::SlurmArgs;
@@ -35,6 +36,8 @@ pub(crate) enum Command {
     Checkpoint(CheckpointArgs),
     /// Put faults to a training run, and see whether it ends as one that is left alone.
     Chaos(ChaosArgs),
+    /// Write and check the configuration of a cluster in the cloud.
+    Cluster(ClusterArgs),
     /// Submit runs as jobs of Slurm, follow them, and find mistakes in batch scripts.
     Slurm(Box<SlurmArgs>),
     /// Tell from the flight records of a failed run which ranks were missing, behind or mistaken.

@@ -6,6 +6,7 @@ mod bar;
 mod bench;
 mod chaos;
 mod checkpoint;
+mod cluster;
 mod data;
 mod drain;
 mod events;
@@ -39,6 +40,7 @@ fn main() -> ExitCode {
         Command::Data(args) => data::data(&args),
         Command::Checkpoint(args) => checkpoint::checkpoint(&args),
         Command::Chaos(args) => chaos::chaos(&args),
+        Command::Cluster(args) => cluster::cluster(&args),
         Command::Slurm(args) => slurm::slurm(&args),
         Command::Flight(args) => flight::flight(&args),
     };
