@@ -319,13 +319,13 @@ fn head(root: &Node, found: &mut Found) {
     if root.get("Region").is_none() {
         found.warning(root.line, "Region", "is missing: the one of the shell that runs pcluster is taken");
     }
-    if let Some(image) = found.needed(root, "", "Image", "{Os: alinux2023}") {
-        if let Some(system) = found.needed(image, "Image", "Os", "alinux2023")
-            && let Some(text) = system.text().filter(|text| !SYSTEMS.contains(text))
-        {
-            let why = format!("{text:?} is none of {} in version 3.16", SYSTEMS.join(", "));
-            found.error(system.line, "Image.Os", why);
-        }
+    let image = found.needed(root, "", "Image", "{Os: alinux2023}");
+    let system = image.and_then(|image| found.needed(image, "Image", "Os", "alinux2023"));
+    if let Some(system) = system
+        && let Some(text) = system.text().filter(|text| !SYSTEMS.contains(text))
+    {
+        let why = format!("{text:?} is none of {} in version 3.16", SYSTEMS.join(", "));
+        found.error(system.line, "Image.Os", why);
     }
     let Some(head) = found.needed(root, "", "HeadNode", "{InstanceType: m6i.2xlarge, ...}") else { return };
     found.needed(head, "HeadNode", "InstanceType", "m6i.2xlarge");
