@@ -319,8 +319,9 @@ fn head(root: &Node, found: &mut Found) {
     if root.get("Region").is_none() {
         found.warning(root.line, "Region", "is missing: the one of the shell that runs pcluster is taken");
     }
-    if let Some(image) = found.needed(root, "", "Image", "{Os: alinux2023}")
-        && let Some(system) = found.needed(image, "Image", "Os", "alinux2023")
+    let image = found.needed(root, "", "Image", "{Os: alinux2023}");
+    let system = image.and_then(|image| found.needed(image, "Image", "Os", "alinux2023"));
+    if let Some(system) = system
         && let Some(text) = system.text().filter(|text| !SYSTEMS.contains(text))
     {
         let why = format!("{text:?} is none of {} in version 3.16", SYSTEMS.join(", "));

@@ -7,7 +7,7 @@ use crate::report::Report;
 use crate::spec::LaunchError;
 use phalanx_coord::{Coordinator, Fleet};
 use phalanx_job::{AgentLink, Error, Terms};
-use phalanx_wire::{Deadline, Generation, Pass};
+use phalanx_wire::{Deadline, Pass};
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -109,7 +109,8 @@ fn host(
     }
     let mut is_here = false;
     for address in addresses {
-        match Coordinator::serve(*address, pass, Generation(0), 0, |_, _| {}) {
+        // Others may dial it before it leads, and are to wait for that.
+        match Coordinator::stand_by(*address, pass) {
             Ok(coordinator) => {
                 let fleet = Fleet::new(terms.clone(), nodes.patience, Instant::now(), clock_ms());
                 coordinator.lead(fleet).map_err(LaunchError::system("a thread for the nodes"))?;
