@@ -4,6 +4,7 @@ use crate::drain;
 use crate::run::RunArgs;
 use clap::builder::FalseyValueParser;
 use clap::{Arg, ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
+use phalanx::DeviceSpec;
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -49,9 +50,16 @@ pub(crate) struct TrainArgs {
     /// Print the recipe as TOML, with what --set and the other options make of it.
     #[arg(long)]
     pub(crate) print: bool,
-    /// Workers on this machine.
-    #[arg(long, value_name = "N", default_value_t = 2)]
-    pub(crate) nproc_per_node: usize,
+    /// Workers on this machine: a number, gpu for one a GPU, cpu for one a core, or auto for gpu with --device cuda and else cpu.
+    #[arg(long, value_name = "N", default_value = "2")]
+    pub(crate) nproc_per_node: String,
+    /// What workers compute on: cpu, cuda for a GPU each, or cuda:N for that GPU, which all of them share; CUDA_VISIBLE_DEVICES says
+    /// which GPUs are counted [default: cuda with --nproc-per-node gpu, else cpu].
+    #[arg(long, value_name = "DEVICE")]
+    pub(crate) device: Option<DeviceSpec>,
+    /// Wait for every launch on a GPU, so that one that fails is named: slow.
+    #[arg(long)]
+    pub(crate) debug_sync: bool,
     /// Encrypt what goes over TCP, as PHALANX_TLS=1 does.
     #[arg(long)]
     pub(crate) tls: bool,

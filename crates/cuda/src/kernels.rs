@@ -249,6 +249,7 @@ pub const KERNELS: &[Kernel] = &[
     rule("adamw", &[W, R, W0, W, W, R, R0, N]),
     rule("adadelta", &[W, R, W0, W, W, R, R0, N]),
     rule("rmsprop", &[W, R, W0, W, W0, W0, R, R0, N]),
+    rule("follow", &[W, R, F, N]),
 ];
 
 #[cfg(test)]

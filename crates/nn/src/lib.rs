@@ -42,6 +42,7 @@ mod finite;
 pub mod optim;
 mod plateau;
 mod schedule;
+mod shadow;
 
 mod foreign;
 mod pth;
@@ -65,6 +66,7 @@ pub use param::{Init, Param};
 pub use parameters::{Mismatch, Parameters};
 pub use plateau::{Plateau, Plateaued};
 pub use schedule::{Anneal, Curve, Moment, OneCycle, Schedule, Unit, Warmup};
+pub use shadow::Shadow;
 pub use weights::{WeightError, Weights};
 
 /// What modules compute with.

@@ -36,6 +36,7 @@
 #![forbid(unsafe_code)]
 
 pub mod checkpoint;
+mod device;
 mod error;
 mod event;
 pub mod flight;
@@ -43,6 +44,7 @@ pub mod recipe;
 mod trainer;
 mod worker;
 
+pub use device::DeviceSpec;
 pub use error::Error;
 pub use event::{Concluded, Event, Observer, Quiet};
 pub use phalanx_comm as comm;

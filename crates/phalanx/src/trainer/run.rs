@@ -16,6 +16,7 @@ use phalanx_nn::{Average, Ctx, Module, Moment, Parameters};
 use phalanx_parallel::{
     Compress, Ddp, DdpConfig, LogicalShards, LogicalShardsConfig, SingleDevice, Strategy, Sync,
 };
+use phalanx_tensor::Tensor;
 use std::sync::Arc;
 
 /// A run as long as one membership lasts, ready for its first step.
@@ -209,20 +210,32 @@ impl<'a> Run<'a> {
         let samples = self.deal.step().min(left);
         let passes = self.deal.passes_of(samples);
         let (mut loss, mut used) = (ByShard::of(&*self.strategy), Used::default());
+        let mut parts = Vec::with_capacity(passes);
         for (pass, batch) in batches.take(passes).enumerate() {
             let (batch, sync) = (batch?, if pass + 1 == passes { Sync::Now } else { Sync::Later });
             used.add(Used::of(batch.sample_ids().iter().copied()));
-            loss.add(pass, [self.pass(&batch, progress.step, samples, sync)?]);
+            parts.push(self.pass(&batch, progress.step, samples, sync)?);
         }
         self.strategy.finish(self.parameters)?;
-        let norm = self.trainer.clip.apply(&mut self.parameters.grads().arena().flat_mut::<f32>());
+        // Not before: who asks a GPU for a number waits for it.
+        for (pass, part) in parts.into_iter().enumerate() {
+            loss.add(pass, [part.map_or(0.0, |(mean, weight)| mean.item() * weight)]);
+        }
+        let norm = self.trainer.clip.apply_to(self.parameters.grads().arena());
         let [own] = loss.own();
         self.check(own, norm, progress.step)?;
         Ok(Made { loss, norm, used })
     }
 
-    /// One forward and backward pass of a step of so many samples; gives this batch's part of the loss.
-    fn pass(&mut self, batch: &Batch, step: u64, samples: usize, sync: Sync) -> Result<f64, Error> {
+    /// One forward and backward pass of a step of so many samples; gives this batch's mean loss and its weight in that of the step, if it
+    /// has any.
+    fn pass(
+        &mut self,
+        batch: &Batch,
+        step: u64,
+        samples: usize,
+        sync: Sync,
+    ) -> Result<Option<(Tensor, f64)>, Error> {
         self.bad_images += batch.skipped();
         let mut ctx = Ctx::train(self.trainer.seed, step, Arc::clone(batch.sample_ids()));
         let weight = batch.len() as f64 / samples as f64;
@@ -241,7 +254,7 @@ impl<'a> Run<'a> {
             self.trainer.loss.of(&output, &batch.target_tensor(self.worker.device()))
         });
         self.strategy.backward(self.parameters, loss.as_ref(), weight, sync)?;
-        Ok(loss.map_or(0.0, |loss| loss.item() * weight))
+        Ok(loss.map(|loss| (loss.detach(), weight)))
     }
 
     /// Fails if the numbers of a step are none any more, while the weights still are what they were before it.

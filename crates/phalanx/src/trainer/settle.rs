@@ -73,7 +73,7 @@ pub(super) fn settle(
         let landed = land_all(group, root, parameters, &header)?;
         let arenas = [parameters.values(), parameters.buffers()];
         for (arena, array) in arenas.into_iter().zip([&landed.values, &landed.buffers]) {
-            arena.flat_mut::<f32>().copy_from_slice(array);
+            arena.write_flat(array);
         }
         state.optimizer.take_over(header.optimizer_steps, landed.states);
         (state.progress, state.average) = (header.position.into(), landed.average);
@@ -92,22 +92,22 @@ struct Landed {
 
 /// Hands all arrays of this rank's state to the others.
 fn lend_all(group: &Group, parameters: &Parameters, state: &State) -> Result<(), Error> {
-    lend(group, &parameters.values().flat::<f32>())?;
-    lend(group, &parameters.buffers().flat::<f32>())?;
-    for (_, array) in state.optimizer.state() {
-        lend(group, array)?;
+    let own = |own: &[f32]| lend(group, own);
+    parameters.values().with_flat(own)?;
+    parameters.buffers().with_flat(own)?;
+    for (_, shadow) in state.optimizer.state() {
+        shadow.with(own)?;
     }
     if let Some(average) = &state.average {
-        lend(group, average.values())?;
-        lend(group, average.buffers())?;
+        average.values().with(own)?;
+        average.buffers().with(own)?;
     }
     Ok(())
 }
 
 /// Takes all arrays of the root's state, in the order of [`lend_all`].
 fn land_all(group: &Group, root: Rank, parameters: &Parameters, header: &Header) -> Result<Landed, Error> {
-    let [len, buffers_len] =
-        [parameters.values(), parameters.buffers()].map(|arena| arena.flat::<f32>().len());
+    let [len, buffers_len] = [parameters.values(), parameters.buffers()].map(|arena| arena.layout().len());
     let land_new = |len| {
         let mut array = vec![0.0; len];
         land(group, root, &mut array).map(|()| array)

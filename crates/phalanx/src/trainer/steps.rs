@@ -14,6 +14,7 @@ use crate::worker::Worker;
 use phalanx_comm::Group;
 use phalanx_job::Section;
 use phalanx_nn::{Module, Parameters};
+use phalanx_tensor::Arena;
 use std::time::Instant;
 
 /// A run on its way, from membership to membership, beside its [`State`].
@@ -40,8 +41,10 @@ pub(super) struct Course<'a> {
     concluded: bool,
     /// Whether the membership at hand goes on with what another had.
     goes_on: bool,
-    /// The buffers before a step that doesn't count yet, which its forward passes change; else nothing.
-    before_step: Vec<f32>,
+    /// The buffers before the step at hand, whose forward passes change them.
+    before_step: Arena,
+    /// Whether there is such a step, which doesn't count yet.
+    in_step: bool,
     /// Where the epoch at hand began for this rank.
     epoch_start: Option<EpochStart>,
     /// When the membership before was left.
@@ -93,7 +96,8 @@ impl<'a> Course<'a> {
             evaluated: None,
             concluded: false,
             goes_on: false,
-            before_step: Vec::new(),
+            before_step: parameters.buffers().like(),
+            in_step: false,
             epoch_start: None,
             left: None,
         }
@@ -131,9 +135,8 @@ impl<'a> Course<'a> {
         let group = worker.group();
         self.settle_checkpoint()?;
         // A step that was given up is made again from where it began.
-        if !self.before_step.is_empty() {
-            parameters.buffers().flat_mut::<f32>().copy_from_slice(&self.before_step);
-            self.before_step.clear();
+        if std::mem::take(&mut self.in_step) {
+            parameters.buffers().copy_from(&self.before_step);
         }
         let mut told = Told { last: self.last.clone(), evaluated: self.evaluated };
         let since = Instant::now();
@@ -225,18 +228,14 @@ impl<'a> Course<'a> {
         while state.progress.step < last && state.progress.step_in_epoch < steps_per_epoch {
             let (step, step_start) = (state.progress.step, Instant::now());
             let _step = self.worker.pulse().enter(Section::Step(step));
-            self.before_step.extend_from_slice(&self.parameters.buffers().flat::<f32>());
+            self.before_step.copy_from(self.parameters.buffers());
+            self.in_step = true;
             let made = run.gradients(&mut batches, &state.progress)?;
             let tally = run.exchange(&made)?;
-            self.before_step.clear();
+            self.in_step = false;
             let factor = run.factor(&state.progress);
             self.settle_checkpoint()?;
-            state.optimizer.step_on(
-                self.worker.device(),
-                &mut self.parameters.values().flat_mut::<f32>(),
-                &self.parameters.grads().arena().flat::<f32>(),
-                factor,
-            );
+            state.optimizer.step_arenas(self.parameters.values(), self.parameters.grads().arena(), factor);
             run.follow(&mut state.average);
             state.progress.stepped(tally.used);
             let (lr, ms) = (state.optimizer.rule().lr() * factor, step_start.elapsed().as_secs_f64() * 1e3);

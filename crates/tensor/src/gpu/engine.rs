@@ -3,7 +3,7 @@
 use crate::gpu::conv;
 use crate::storage::Memory;
 use phalanx_cuda::cublaslt::{CublasLt, Products};
-use phalanx_cuda::{DeviceMemory, Error, Gpu, GpuOptions, Pinned, Stream};
+use phalanx_cuda::{DeviceMemory, Driver, Error, Gpu, GpuOptions, Nvrtc, Pinned, Stream};
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -34,6 +34,14 @@ impl Drop for Engine {
 }
 
 impl Engine {
+    /// How many GPUs there are, where all is there that each of them needs.
+    pub(crate) fn count(options: &GpuOptions) -> Result<u32, Error> {
+        let driver = Driver::open(&options.libraries)?;
+        Nvrtc::open(&options.libraries)?;
+        CublasLt::open(&options.libraries)?;
+        Ok(driver.gpus())
+    }
+
     pub(crate) fn open(index: u32, options: &GpuOptions) -> Result<Engine, Error> {
         let gpu = Gpu::open(index, options)?;
         let bad_index = gpu.alloc(gpu.compute(), size_of::<i32>())?;
