@@ -204,7 +204,8 @@ fn prepare(device: &Device, args: &TrainArgs, recipe: &Recipe) -> Result<Prepare
     let data = open(&recipe.data.name, recipe.view(), &places, &mut phalanx::data::Silent)?;
     recipe.check_classes(data.train.target())?;
     let mut model = recipe.model()?;
-    let parameters = Parameters::build(&mut model, device, recipe.train.seed);
+    // First values aren't needed where others hold those of a later step.
+    let parameters = Parameters::lay_out(&mut model, device, recipe.train.seed);
     let is_kernel = |i: usize| parameters.layout().shape(i).n_dims() == 4;
     if (0..parameters.layout().count()).any(is_kernel) {
         device.prepare_convolutions()?;

@@ -5,6 +5,7 @@ use crate::param::Init;
 use crate::weights::Weights;
 use phalanx_tensor::{Arena, DType, Device, Grads, Layout, Order, Philox, Shape, Tensor};
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Random streams of parameters start here, away from those of samples.
 const INIT_STREAM: u64 = 1 << 62;
@@ -17,6 +18,11 @@ pub struct Parameters {
     grads: Grads,
     buffer_names: Vec<String>,
     buffers: Arena,
+    /// First values, of parameters and then buffers, which are functions of this seed.
+    inits: Vec<Init>,
+    seed: u64,
+    /// Whether there are any values yet.
+    given: AtomicBool,
 }
 
 /// What a model declares of one role, in visiting order.
@@ -32,6 +38,15 @@ impl Parameters {
     /// `i` is a function of `seed` and `i`, the same on every rank. Panics if two of them have one name.
     #[track_caller]
     pub fn build(model: &mut dyn Module, device: &Device, seed: u64) -> Parameters {
+        let parameters = Parameters::lay_out(model, device, seed);
+        parameters.give_first_values();
+        parameters
+    }
+
+    /// The same without first values, since one who comes to a run that has begun takes those of others. Everything is 0 until
+    /// [`Parameters::give_first_values`] or one of those that bring other values is called.
+    #[track_caller]
+    pub fn lay_out(model: &mut dyn Module, device: &Device, seed: u64) -> Parameters {
         let (mut learned, mut kept) = (Declared::default(), Declared::default());
         model.visit(&mut Visitor::new(&mut |name, role, param| {
             let taken = learned.names.iter().chain(&kept.names).any(|other| other == name);
@@ -48,15 +63,6 @@ impl Parameters {
         let values = Arena::new(device, DType::F32, &layout);
         let grads = Grads::new(device, DType::F32, &layout);
         let buffers = Arena::new(device, DType::F32, &Layout::ordered(kept.places));
-        // Buffers count on after the parameters, so that adding one to a layer changes no parameter.
-        let tensors = (0..learned.inits.len()).map(|i| values.tensor(i));
-        let tensors = tensors.chain((0..kept.inits.len()).map(|i| buffers.tensor(i)));
-        let mut first = Vec::new();
-        for (i, (tensor, init)) in tensors.zip(learned.inits.iter().chain(&kept.inits)).enumerate() {
-            first.resize(tensor.count(), 0.0);
-            init.fill(device, &mut first, Philox::new(seed, INIT_STREAM + i as u64));
-            tensor.copy_from(&Tensor::from_slice(device, &first, tensor.shape()));
-        }
         let (mut next_learned, mut next_kept) = (0.., 0..);
         model.visit(&mut Visitor::new(&mut |_, role, param| {
             param.tensor = Some(match role {
@@ -64,7 +70,48 @@ impl Parameters {
                 Role::Kept => buffers.tensor(next_kept.next().expect("endless")),
             });
         }));
-        Parameters { names: learned.names, values, grads, buffer_names: kept.names, buffers }
+        Parameters {
+            names: learned.names,
+            values,
+            grads,
+            buffer_names: kept.names,
+            buffers,
+            inits: learned.inits.into_iter().chain(kept.inits).collect(),
+            seed,
+            given: AtomicBool::new(false),
+        }
+    }
+
+    /// Gives every parameter and buffer its first value, unless they have values already.
+    pub fn give_first_values(&self) {
+        if self.given.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let mut first = Vec::new();
+        // Buffers count on after the parameters, so that adding one to a layer changes no parameter.
+        for (i, ((_, tensor), init)) in self.tensors().zip(&self.inits).enumerate() {
+            let device = tensor.device();
+            first.resize(tensor.count(), 0.0);
+            init.fill(device, &mut first, Philox::new(self.seed, INIT_STREAM + i as u64));
+            tensor.copy_from(&Tensor::from_slice(device, &first, tensor.shape()));
+        }
+    }
+
+    /// Whether there are values, first or other ones.
+    pub fn has_values(&self) -> bool {
+        self.given.load(Ordering::Relaxed)
+    }
+
+    /// Has `fill` write all values and buffers, flat as they lie. If it fails, what it wrote stays, and they count as given only if
+    /// they did before.
+    pub fn take_values<T, E>(
+        &self,
+        fill: impl FnOnce(&mut [f32], &mut [f32]) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let whole = |arena: &Arena| arena.host_span(0..arena.layout().count());
+        let filled = fill(&mut whole(&self.values), &mut whole(&self.buffers))?;
+        self.given.store(true, Ordering::Relaxed);
+        Ok(filled)
     }
 
     /// The dotted names, in order.
@@ -170,6 +217,7 @@ impl Parameters {
 
     /// Takes those values that fit from those arrays that `wanted` picks.
     pub(crate) fn load_where(&self, weights: &Weights, wanted: impl Fn(&str) -> bool) {
+        self.give_first_values();
         for (name, tensor) in self.tensors().filter(|(name, _)| wanted(name)) {
             if let Some((shape, values)) = weights.get(name)
                 && shape == tensor.shape()

@@ -167,11 +167,12 @@ impl Trainer {
         test: Option<Arc<dyn Dataset>>,
         observer: &mut dyn Observer,
     ) -> Result<Trained, Error> {
-        let parameters = Parameters::build(model, worker.device(), self.seed);
+        let parameters = Parameters::lay_out(model, worker.device(), self.seed);
         self.resume(worker, model, parameters, State::start(rule)?, train, test, observer)
     }
 
-    /// Trains `model` from `state` on, and from the values that `parameters`, which were built for it, hold now.
+    /// Trains `model` from `state` on, and from the values that `parameters`, which were laid out for it, hold now: from first ones
+    /// if they hold none, and nobody else does.
     #[allow(clippy::too_many_arguments)]
     pub fn resume(
         &self,

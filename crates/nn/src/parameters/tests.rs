@@ -184,3 +184,44 @@ fn a_name_that_is_taken_twice_is_a_bug() {
     let one = || Param::new([1], Init::Constant(0.0));
     Parameters::build(&mut Twice(one(), one()), &Device::cpu(1), 0);
 }
+
+#[test]
+fn values_come_later_where_they_are_only_laid_out() {
+    let device = Device::cpu(1);
+    let built = Parameters::build(&mut Counting::new(), &device, 5);
+    let laid_out = || Parameters::lay_out(&mut Counting::new(), &device, 5);
+    let all = |parameters: &Parameters| {
+        [parameters.values(), parameters.buffers()].map(|arena| arena.flat::<f32>().to_vec())
+    };
+    let given = laid_out();
+    assert!(!given.has_values() && all(&given).concat().iter().all(|v| *v == 0.0));
+    given.give_first_values();
+    assert!(given.has_values());
+    assert_eq!(all(&given), all(&built));
+
+    // Part of a file goes over first values, and what somebody else holds in their place.
+    let mut partly = Weights::default();
+    partly.push("before.bias".to_owned(), Shape::from([3]), &[1.0, 2.0, 3.0]);
+    let (loaded, first) = (laid_out(), laid_out());
+    first.give_first_values();
+    for parameters in [&loaded, &first] {
+        parameters.load_matching(&partly);
+    }
+    assert_eq!(all(&loaded), all(&first));
+
+    let taken = laid_out();
+    let fails = taken.take_values(|values, _| {
+        values[0] = 7.0;
+        Err::<(), _>("cut off")
+    });
+    assert!(fails.is_err() && !taken.has_values());
+    let fills = taken.take_values(|values, buffers| {
+        values.fill(4.0);
+        buffers.fill(9.0);
+        Ok::<_, &str>(values.len())
+    });
+    assert!(fills == Ok(taken.layout().len()) && taken.has_values());
+    taken.give_first_values();
+    assert_eq!(taken.value(1).to_vec::<f32>(), [4.0; 3]);
+    assert_eq!(taken.buffers().tensor(0).to_vec::<f32>(), [9.0; 2]);
+}

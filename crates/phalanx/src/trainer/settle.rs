@@ -69,12 +69,18 @@ pub(super) fn settle(
     if group.rank() == root {
         lend_all(group, parameters, state)?;
     } else {
-        // What this rank has is given up when all of it is here.
-        let landed = land_all(group, root, parameters, &header)?;
-        let arenas = [parameters.values(), parameters.buffers()];
-        for (arena, array) in arenas.into_iter().zip([&landed.values, &landed.buffers]) {
-            arena.write_flat(array);
-        }
+        let is_empty = !parameters.has_values();
+        let landed = parameters.take_values(|values, buffers| {
+            if is_empty {
+                return land_all(group, root, [values, buffers], &header);
+            }
+            // What this rank has is given up when all of it is here.
+            let mut arrays = [vec![0.0; values.len()], vec![0.0; buffers.len()]];
+            let landed = land_all(group, root, arrays.each_mut().map(Vec::as_mut_slice), &header)?;
+            values.copy_from_slice(&arrays[0]);
+            buffers.copy_from_slice(&arrays[1]);
+            Ok(landed)
+        })?;
         state.optimizer.take_over(header.optimizer_steps, landed.states);
         (state.progress, state.average) = (header.position.into(), landed.average);
         *told = header.told;
@@ -82,10 +88,8 @@ pub(super) fn settle(
     Ok(Some(header.global_batch))
 }
 
-/// The arrays of a state, as they came.
+/// The arrays of a state beside values and buffers, as they came.
 struct Landed {
-    values: Vec<f32>,
-    buffers: Vec<f32>,
     states: Vec<Vec<f32>>,
     average: Option<Average>,
 }
@@ -105,21 +109,27 @@ fn lend_all(group: &Group, parameters: &Parameters, state: &State) -> Result<(),
     Ok(())
 }
 
-/// Takes all arrays of the root's state, in the order of [`lend_all`].
-fn land_all(group: &Group, root: Rank, parameters: &Parameters, header: &Header) -> Result<Landed, Error> {
-    let [len, buffers_len] = [parameters.values(), parameters.buffers()].map(|arena| arena.layout().len());
+/// Takes all arrays of the root's state, in the order of [`lend_all`]: values and buffers to where they are to go.
+fn land_all(
+    group: &Group,
+    root: Rank,
+    [values, buffers]: [&mut [f32]; 2],
+    header: &Header,
+) -> Result<Landed, Error> {
+    let [len, buffers_len] = [values.len(), buffers.len()];
+    land(group, root, values)?;
+    land(group, root, buffers)?;
     let land_new = |len| {
         let mut array = vec![0.0; len];
         land(group, root, &mut array).map(|()| array)
     };
-    let (values, buffers) = (land_new(len)?, land_new(buffers_len)?);
     let states: Result<_, Error> = (0..header.states).map(|_| land_new(len)).collect();
     let states = states?;
     let average = match header.average {
         true => Some(Average::of_arrays(land_new(len)?, land_new(buffers_len)?)),
         false => None,
     };
-    Ok(Landed { values, buffers, states, average })
+    Ok(Landed { states, average })
 }
 
 /// Tells all ranks what this one was to tell of the run; gives what others were to.

@@ -147,9 +147,10 @@ impl<'a> Course<'a> {
         let settled = settled?;
         self.pass_on(&group)?;
         self.goes_on = settled.is_some();
-        if let Some(global_batch) = settled {
+        match settled {
             // Whatever happens from here on, this rank has all of it.
-            self.standing = Standing::Holds { global_batch };
+            Some(global_batch) => self.standing = Standing::Holds { global_batch },
+            None => parameters.give_first_values(),
         }
         let settling = since.elapsed();
         let mut run = Run::prepare(trainer, worker, group, model, parameters, data, self.standing)?;
