@@ -28,6 +28,7 @@ mod pool;
 mod profile;
 mod storage;
 
+pub mod cases;
 mod cpu;
 mod gpu;
 mod gradient;
