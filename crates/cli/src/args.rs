@@ -34,6 +34,8 @@ pub(crate) enum Command {
     Checkpoint(CheckpointArgs),
     /// Put faults to a training run, and see whether it ends as one that is left alone.
     Chaos(ChaosArgs),
+    /// Try every operation of a device, runs on it, and how fast it is.
+    Selftest(SelftestArgs),
     /// Tell from the flight records of a failed run which ranks were missing, behind or mistaken.
     Flight(FlightArgs),
 }
@@ -125,6 +127,26 @@ pub(crate) struct TrainArgs {
     /// Save optimizer.safetensors beside the model.
     #[arg(long)]
     pub(crate) save_optimizer: bool,
+}
+
+/// `phalanx selftest`.
+#[derive(Args)]
+pub(crate) struct SelftestArgs {
+    /// What is tried: cpu, cuda for the first GPU, or cuda:N.
+    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
+    pub(crate) device: DeviceSpec,
+    /// Compute threads of the CPU [default: all cores].
+    #[arg(long)]
+    pub(crate) threads: Option<usize>,
+    /// Try every operation, but make few steps, and measure small sizes only.
+    #[arg(long)]
+    pub(crate) quick: bool,
+    /// Wait for every launch on a GPU, so that one that fails is named: slow.
+    #[arg(long)]
+    pub(crate) debug_sync: bool,
+    /// Print one JSON object a line on standard output, and nothing else there.
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// `phalanx bench`.

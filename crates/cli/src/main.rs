@@ -15,6 +15,7 @@ mod flight;
 mod run;
 mod runs;
 mod say;
+mod selftest;
 mod train;
 mod trial;
 
@@ -38,6 +39,7 @@ fn main() -> ExitCode {
         Command::Data(args) => data::data(&args),
         Command::Checkpoint(args) => checkpoint::checkpoint(&args),
         Command::Chaos(args) => chaos::chaos(&args),
+        Command::Selftest(args) => selftest::run(&args),
         Command::Flight(args) => flight::flight(&args),
     };
     match result {

@@ -76,14 +76,10 @@ impl DeviceSpec {
         }
     }
 
-    /// The device of the rank with this local rank, with so many threads where it is the CPU. Compiled kernels are kept in the
-    /// user's cache folder.
-    pub(crate) fn open(
-        self,
-        threads: usize,
-        local_rank: usize,
-        debug_sync: DebugSync,
-    ) -> Result<Device, Error> {
+    /// The device of the rank with this local rank, with so many threads where it is the CPU; `debug_sync` says whether every launch on
+    /// a GPU is waited for. Compiled kernels are kept in the user's cache folder. Fails where there is no such device, and says what to
+    /// do.
+    pub fn open(self, threads: usize, local_rank: usize, debug_sync: DebugSync) -> Result<Device, Error> {
         if self == DeviceSpec::Cpu {
             return Ok(Device::cpu(threads));
         }

@@ -41,6 +41,7 @@ mod error;
 mod event;
 pub mod flight;
 pub mod recipe;
+pub mod selftest;
 mod trainer;
 mod worker;
 
