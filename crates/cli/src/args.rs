@@ -2,9 +2,11 @@
 
 use crate::drain;
 use crate::run::RunArgs;
+use crate::slurm::SlurmArgs;
 use clap::builder::FalseyValueParser;
 use clap::{Arg, ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use phalanx::DeviceSpec;
+use phalanx::parallel::pipeline::ScheduleKind;
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -21,7 +23,7 @@ struct Cli {
 #[derive(Subcommand)]
 pub(crate) enum Command {
     /// Train a model by a recipe, on all workers of this machine.
-    Train(TrainArgs),
+    Train(Box<TrainArgs>),
     /// Start any program as several workers, with torchrun's environment and flags.
     ///
     /// Flags are taken with dashes or underscores. One that isn't typed is looked for in PET_<FLAG>, as in PET_NPROC_PER_NODE.
@@ -36,6 +38,8 @@ pub(crate) enum Command {
     Chaos(ChaosArgs),
     /// Try every operation of a device, runs on it, and how fast it is.
     Selftest(SelftestArgs),
+    /// Submit runs as jobs of Slurm, follow them, and find mistakes in batch scripts.
+    Slurm(Box<SlurmArgs>),
     /// Tell from the flight records of a failed run which ranks were missing, behind or mistaken.
     Flight(FlightArgs),
 }
@@ -77,8 +81,11 @@ pub(crate) struct TrainArgs {
     /// Cut each step into so many shards, at least one a worker: the results are then the same bits on any number of workers.
     #[arg(long, value_name = "L")]
     pub(crate) logical_shards: Option<usize>,
-    /// Where the data set lies.
-    #[arg(long, value_name = "DIR")]
+    /// How the work is shared: ddp, or workers of several devices each: dp, place or pipeline.
+    #[arg(long, value_name = "S")]
+    pub(crate) strategy: Option<String>,
+    /// Where the data set lies: a folder, or the file of a text.
+    #[arg(long, value_name = "PATH")]
     pub(crate) data: Option<PathBuf>,
     /// Start from the weights in this .safetensors or .pth file.
     #[arg(long, value_name = "FILE")]
@@ -165,6 +172,8 @@ pub(crate) enum Bench {
     Loader(LoaderArgs),
     /// All-reduces between ranks of this machine, every result verified.
     Allreduce(AllReduceArgs),
+    /// Pipelines: schedules drawn, and a row of equal blocks trained through them.
+    Pipeline(PipelineArgs),
     /// From the start of two workers over one all-reduce to their end.
     Launch {
         /// What workers do between their start and their end.
@@ -271,6 +280,18 @@ pub(crate) struct StepArgs {
     /// Samples a step.
     #[arg(long, default_value_t = 64)]
     pub(crate) batch: usize,
+    /// Decoder blocks of the model gpt.
+    #[arg(long, default_value_t = 6)]
+    pub(crate) layers: usize,
+    /// Numbers a position of the model gpt.
+    #[arg(long, default_value_t = 384)]
+    pub(crate) width: usize,
+    /// Heads of each attention of the model gpt.
+    #[arg(long, default_value_t = 6)]
+    pub(crate) heads: usize,
+    /// Words of each sample of the model gpt.
+    #[arg(long, value_name = "WORDS", default_value_t = 256)]
+    pub(crate) seq: usize,
     /// Height and width of the images, where the model takes any [default: 32 for ResNets].
     #[arg(long, value_name = "PIXELS")]
     pub(crate) image: Option<usize>,
@@ -312,6 +333,47 @@ pub(crate) struct LoaderArgs {
     /// Change what is done to the images, as in --set data.crop_padding=4; may be given often.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub(crate) set: Vec<String>,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `phalanx bench pipeline`.
+#[derive(Args)]
+pub(crate) struct PipelineArgs {
+    /// gpipe, 1f1b, interleaved or zb-h1.
+    #[arg(long, default_value_t = ScheduleKind::OneFOneB)]
+    pub(crate) schedule: ScheduleKind,
+    /// Ranks of the pipeline.
+    #[arg(long, value_name = "P", default_value_t = 2)]
+    pub(crate) stages: usize,
+    /// Stages of each rank, of an interleaved schedule [default: 2].
+    #[arg(long, value_name = "V")]
+    pub(crate) chunks: Option<usize>,
+    /// Micro-batches of a step.
+    #[arg(long, value_name = "M", default_value_t = 8)]
+    pub(crate) micro_batches: usize,
+    /// Only draw the schedule, with all parts of a stage's work equally long.
+    #[arg(long)]
+    pub(crate) draw: bool,
+    /// Write the drawing to this SVG file, beside --draw, or what was measured, beside --devices.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) svg: Option<PathBuf>,
+    /// Measure devices of one process, a thread each, in the place of processes.
+    #[arg(long)]
+    pub(crate) devices: bool,
+    /// Blocks of the row: a dense layer and a ReLU each.
+    #[arg(long, default_value_t = 8)]
+    pub(crate) blocks: usize,
+    /// Inputs and outputs of each block.
+    #[arg(long, default_value_t = 1024)]
+    pub(crate) width: usize,
+    /// Samples of a step.
+    #[arg(long, default_value_t = 512)]
+    pub(crate) batch: usize,
+    /// Steps that count; two more go before them.
+    #[arg(long, default_value_t = 10)]
+    pub(crate) steps: usize,
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,
@@ -379,6 +441,8 @@ pub(crate) enum StepModel {
     Resnet152,
     /// The smaller network of the recipe cifar10-fast.
     Resnet9,
+    /// A decoder as GPT-2's, of bytes, with a last layer of its own and without dropout.
+    Gpt,
 }
 
 /// `phalanx data`.

@@ -98,6 +98,8 @@ impl Observer for TrainBar {
                 test_loss,
                 test_accuracy,
                 test_top5,
+                test_bits_per_byte,
+                test_perplexity,
                 each_once,
                 skipped,
                 ..
@@ -112,6 +114,9 @@ impl Observer for TrainBar {
                 }
                 if let Some(top5) = test_top5 {
                     line += &format!(" (top five {:.2}%)", 100.0 * top5);
+                }
+                if let (Some(bits), Some(perplexity)) = (test_bits_per_byte, test_perplexity) {
+                    line += &format!(", {bits:.3} bits a byte (perplexity {perplexity:.2})");
                 }
                 if *each_once == Some(false) {
                     line += ", NOT each sample once";

@@ -8,6 +8,7 @@ use std::time::Instant;
 
 mod allreduce;
 mod loader;
+mod pipeline;
 mod readiness;
 mod recovery;
 mod step;
@@ -17,6 +18,7 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<u8> {
         Bench::Step(args) => step::step(args)?,
         Bench::Loader(args) => loader::loader(args)?,
         Bench::Allreduce(args) => return allreduce::allreduce(args),
+        Bench::Pipeline(args) => return pipeline::pipeline(args),
         Bench::Recovery(args) => recovery::recovery(args)?,
         Bench::Launch { errand, workers, runs, json } => launch(*errand, *workers, *runs, *json)?,
         Bench::Hello => hello()?,

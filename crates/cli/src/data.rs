@@ -43,7 +43,7 @@ fn class_names(name: &str, location: &Location) -> Result<Option<Vec<String>>> {
 
 fn place(location: &Location) -> String {
     match location {
-        Location::Folder(folder) => folder.display().to_string(),
+        Location::Folder(path) | Location::File(path) => path.display().to_string(),
         Location::Library => "inside this program".into(),
     }
 }

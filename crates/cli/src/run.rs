@@ -6,6 +6,7 @@ mod flags;
 mod nodes;
 mod program;
 mod shown;
+mod slurm;
 
 pub(crate) use flags::RunArgs;
 
@@ -17,6 +18,8 @@ use devices::{Bound, Gpus};
 use flags::{Idle, Times};
 use phalanx_job::{names, wants_tls};
 use phalanx_launch::{Console, HangLimits, LaunchSpec, LocalRank, LogTimes, MAX_GRACE, Numa, Prefix};
+use program::Program;
+use signal_hook::consts::SIGUSR1;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -29,6 +32,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8> {
 
 /// What is to be started.
 fn spec(args: &RunArgs) -> Result<LaunchSpec> {
+    let args = &slurm::placed(args, |name| std::env::var(name).ok())?;
     refuse_what_is_not_here(&args.idle)?;
     let typed = match args.program.as_slice() {
         [first, rest @ ..] if first == "--" => rest,
@@ -58,6 +62,7 @@ fn spec(args: &RunArgs) -> Result<LaunchSpec> {
         return Err(WrongUsage(text.into()).into());
     };
     let program = program::program(args, name, arguments);
+    let held_signals = if is_training(&program) { vec![SIGUSR1] } else { Vec::new() };
     let run_id = match (&args.rdzv_id, &nodes) {
         (Some(id), _) => id.clone(),
         (None, Some(_)) => nodes::UNNAMED.into(),
@@ -79,7 +84,7 @@ fn spec(args: &RunArgs) -> Result<LaunchSpec> {
         local_rank_argument: args.pass_local_rank.then_some(program.before),
         processors: processors(args, workers)?,
         ending_signals,
-        held_signals: Vec::new(),
+        held_signals,
         console: Console::Lines { prefix: prefix(args)?, shown },
         log_times: match args.log_timestamps {
             Times::Logs => LogTimes::Logs,
@@ -93,6 +98,12 @@ fn spec(args: &RunArgs) -> Result<LaunchSpec> {
         grace,
         variables: Vec::new(),
     })
+}
+
+/// Whether the program is `phalanx train`, which heeds the signals of a batch system once it is ready for them.
+fn is_training(program: &Program) -> bool {
+    let is_own = Path::new(&program.program).file_name().is_some_and(|name| name == "phalanx");
+    is_own && program.args.first().is_some_and(|word| word == "train")
 }
 
 /// Whether the environment asks for TLS.

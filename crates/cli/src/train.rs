@@ -19,7 +19,8 @@ use nix::sys::signal::{SigSet, Signal};
 use phalanx::checkpoint::{CheckpointConfig, Manifest};
 use phalanx::data::{Network, Places, Split, listing, open};
 use phalanx::nn::{Module, Parameters, Weights};
-use phalanx::recipe::BUILT_IN;
+use phalanx::parallel::LocalConfig;
+use phalanx::recipe::{BUILT_IN, LaidOut};
 use phalanx::tensor::{DebugSync, Device};
 use phalanx::{
     DeviceSpec, Error, Event, Interruption, Observer, OnNan, Recipe, Requests, State, TimeLimit, Trainer,
@@ -57,7 +58,10 @@ pub(crate) fn train(args: &TrainArgs) -> Result<u8> {
 
 /// The recipe with everything that was typed. What makes no sense is found here, before any process is started.
 fn configured(name: &str, args: &TrainArgs) -> Result<Recipe, Error> {
-    let mut recipe = Recipe::load(name, &args.set)?;
+    // A strategy gives other keys their meaning.
+    let strategy = args.strategy.iter().map(|strategy| format!("parallel.strategy={strategy}"));
+    let set: Vec<String> = strategy.chain(args.set.iter().cloned()).collect();
+    let mut recipe = Recipe::load(name, &set)?;
     if args.skip_bad {
         recipe.set(["data.skip_bad=true"])?;
     }
@@ -69,6 +73,13 @@ fn configured(name: &str, args: &TrainArgs) -> Result<Recipe, Error> {
     }
     if recipe.train.batch_size == 0 {
         return Err(Error::Recipe("--batch-size 0: a batch needs at least one sample".into()));
+    }
+    let (device, strategy) = (device(args), recipe.parallel.strategy.as_deref().unwrap_or("ddp"));
+    if device != DeviceSpec::Cpu && strategy != "ddp" {
+        let error = format!(
+            "--device {device}: the strategy {strategy} is for CPUs so far\nhint: take --strategy ddp"
+        );
+        return Err(Error::Recipe(error));
     }
     recipe.model()?;
     phalanx::nn::optim::Optimizer::new(recipe.rule()?)?;
@@ -194,6 +205,8 @@ struct Prepared {
     data: Split,
     model: Box<dyn Module>,
     parameters: Parameters,
+    /// How passes are made.
+    local: LocalConfig,
     /// Names of weights that start anew where others come from a file.
     fresh: Vec<String>,
 }
@@ -203,15 +216,14 @@ fn prepare(device: &Device, args: &TrainArgs, recipe: &Recipe) -> Result<Prepare
     let places = Places { network: Network::Forbidden, ..Places::from_env(args.data.clone()) };
     let data = open(&recipe.data.name, recipe.view(), &places, &mut phalanx::data::Silent)?;
     recipe.check_classes(data.train.target())?;
-    let mut model = recipe.model()?;
     // First values aren't needed where others hold those of a later step.
-    let parameters = Parameters::lay_out(&mut model, device, recipe.train.seed);
+    let LaidOut { model, parameters, local } = recipe.lay_out(device, data.train.input_dims())?;
     let is_kernel = |i: usize| parameters.layout().shape(i).n_dims() == 4;
     if (0..parameters.layout().count()).any(is_kernel) {
         device.prepare_convolutions()?;
     }
     let fresh = args.init.as_ref().map(|init| initial(init, recipe, &parameters)).transpose()?;
-    Ok(Prepared { data, model, parameters, fresh: fresh.unwrap_or_default() })
+    Ok(Prepared { data, model, parameters, local, fresh: fresh.unwrap_or_default() })
 }
 
 fn train_as(
@@ -223,11 +235,14 @@ fn train_as(
     requests: &Requests,
     time_limit: Option<TimeLimit>,
 ) -> Result<End, Error> {
-    let Prepared { data, model, parameters, fresh } = prepared;
+    let Prepared { data, model, parameters, local, fresh } = prepared;
     let mut first = First::new(args, recipe, env);
     if let Some(init) = args.init.as_ref().filter(|_| worker.is_first() && !fresh.is_empty()) {
         let (init, fresh) = (init.display(), fresh.join(" and "));
         say(format_args!("{init}: all its weights but {fresh}, which start anew"));
+    }
+    if let Some(advice) = recipe.advice().filter(|_| worker.is_first()) {
+        say(format_args!("note: {advice}"));
     }
     // Of a later membership than the first one, if nobody is left of those before, checkpoints are what is.
     let has_begun = env.restarts > 0 || worker.group().generation().0 > 0;
@@ -242,6 +257,7 @@ fn train_as(
     let trainer = Trainer {
         steps: args.steps,
         shuffle: !args.no_shuffle,
+        local,
         best_file: (recipe.train.keep_best == Some(true)).then(|| run_path.join(BEST)),
         checkpoint: Some(CheckpointConfig { resume, ..recipe.checkpoint(checkpoints.clone()) }),
         requests: requests.clone(),

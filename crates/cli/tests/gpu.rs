@@ -122,6 +122,9 @@ fn what_is_missing_is_named_at_once_with_its_package() {
     let out = train(folder.path(), &some, &["--device", "cuda", "--nproc-per-node", "3"]);
     refused(&out, &["there is no GPU 2", "--device cuda:0"]);
     refused(&train(folder.path(), &some, &["--device", "cuda:2"]), &["there is no GPU 2", "there are 2"]);
+    let sharded = train(folder.path(), &some, &["--device", "cuda:0", "--strategy", "fsdp"]);
+    assert_eq!(sharded.status.code(), Some(2));
+    assert!(text(&sharded.stderr).contains("--strategy ddp"), "{}", text(&sharded.stderr));
     let wrong = train(folder.path(), &some, &["--device", "gpu"]);
     assert_eq!(wrong.status.code(), Some(2));
     assert!(text(&wrong.stderr).contains("cuda:N"), "{}", text(&wrong.stderr));

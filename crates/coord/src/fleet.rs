@@ -98,6 +98,8 @@ pub struct Fleet {
     /// When it began, and the wall clock by then, in milliseconds.
     began: (Instant, u64),
     members: BTreeMap<NodeId, Member>,
+    /// Where those listen that ever had a number in this run, in case that they are to lead it: nobody else ever does there.
+    known: BTreeSet<SocketAddr>,
     /// The one that begins next, or runs.
     generation: Generation,
     phase: Phase,
@@ -177,6 +179,7 @@ impl Fleet {
             heeded: now,
             began: (now, clock_ms),
             members: BTreeMap::new(),
+            known: BTreeSet::new(),
             generation,
             phase,
             in_place: false,
@@ -538,6 +541,7 @@ impl Fleet {
             let seats = seat.first_rank..seat.first_rank + member.node.workers;
             (member.number, member.stage, member.seats) = (Some(seat.node), Stage::Running, seats);
             member.numbered.get_or_insert(now);
+            self.known.insert(member.node.standby);
         }
         (self.phase, self.in_place, self.membership) = (Phase::Running, false, None);
         self.drained = false;

@@ -1,7 +1,7 @@
 //! How a worker finds the others, whoever started it.
 
 use crate::server::Coordinator;
-use phalanx_job::{Error, Link, Roster, WorkerEnv, names, slurm_node_address};
+use phalanx_job::{Error, Link, Roster, WorkerEnv, names, slurm};
 use phalanx_wire::{Deadline, Rank, Secret};
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 
@@ -35,7 +35,7 @@ pub fn rendezvous(
             let text = format!("{name}:{port}");
             let unreachable = |reason: String| Error::Unreachable { address: text.clone(), reason };
             let mut addresses = (name.as_str(), *port).to_socket_addrs().or_else(|error| {
-                let by_slurm = slurm_node_address(name).ok_or(error)?;
+                let by_slurm = slurm::node_address(name).ok_or(error)?;
                 (by_slurm.as_str(), *port).to_socket_addrs()
             });
             let addresses = addresses.as_mut().map_err(|e| unreachable(e.to_string()))?;

@@ -11,6 +11,16 @@ __device__ inline float gelu_slope(float x) {
     return normal_cdf(x) + x * density;
 }
 
+// 1 / (1 + e^-2u) with u = sqrt(2 / pi) (x + 0.044715 x^3): nearly the share of a standard normal below x.
+__device__ inline float gelu_tanh_share(float x) {
+    return 1.0f / (1.0f + expf(x * (-0.07135481627361f * x * x - 1.59576912160573f)));
+}
+
+__device__ inline float gelu_tanh_slope(float x) {
+    const float share = gelu_tanh_share(x);
+    return share + x * share * (1.0f - share) * (0.21406444882083f * x * x + 1.59576912160573f);
+}
+
 template <class F> __device__ void map(const T *in, T *out, i64 n, F f) {
     for (i64 i = first_element(); i < n; i += all_threads()) out[i] = stored(f(wide(in[i])));
 }
@@ -39,6 +49,7 @@ FUNCTION(hyperbolic_tangent, tanhf(x), g * (1.0f - kept * kept))
 FUNCTION(sigmoid, 1.0f / (1.0f + expf(-x)), g *kept *(1.0f - kept))
 FUNCTION(relu, x > 0.0f || is_nan(x) ? x : 0.0f, where_relu_passed(g, kept))
 FUNCTION(gelu, x *normal_cdf(x), g *gelu_slope(kept))
+FUNCTION(gelu_tanh, x *gelu_tanh_share(x), g *gelu_tanh_slope(kept))
 FUNCTION(absolute, fabsf(x), kept > 0.0f ? g : kept < 0.0f ? -g : 0.0f)
 FUNCTION(square, x *x, 2.0f * g * kept)
 // x^0 is 1 everywhere; the formula would give 0 times infinity at 0. `b` is a - 1, rounded once.

@@ -150,6 +150,8 @@ pub const KERNELS: &[Kernel] = &[
     elementwise("relu_gradient", GRADIENT),
     elementwise("gelu", FUNCTION),
     elementwise("gelu_gradient", GRADIENT),
+    elementwise("gelu_tanh", FUNCTION),
+    elementwise("gelu_tanh_gradient", GRADIENT),
     elementwise("absolute", FUNCTION),
     elementwise("absolute_gradient", GRADIENT),
     elementwise("square", FUNCTION),

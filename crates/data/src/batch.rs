@@ -1,6 +1,6 @@
 //! One batch on its way from a dataset to a training step, and the pool that its memory returns to.
 
-use crate::dataset::{BatchBuffers, Dataset, Target};
+use crate::dataset::{BatchBuffers, Dataset, Input, Target};
 use crate::error::Result;
 use crate::sampler::{Sampler, StepPlan};
 use phalanx_tensor::{Device, Shape, Tensor};
@@ -11,7 +11,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub struct Batch {
     epoch: u64,
     step: usize,
+    input: Input,
     input_shape: Shape,
+    /// The shape of the labels, if the targets are labels.
+    label_shape: Shape,
     /// The shape of the values to predict, or `None` if the targets are labels.
     value_shape: Option<Shape>,
     parts: Parts,
@@ -49,11 +52,16 @@ impl Batch {
         parts.buffers.fit(dataset, indices.len());
         dataset.batch(indices, &mut parts.buffers)?;
         let value_shape = match dataset.target() {
-            Target::Classes(_) => None,
+            Target::Classes(_) | Target::Sequence { .. } => None,
             Target::Values(dims) => Some(batched(indices.len(), dims)),
         };
+        let label_shape = match dataset.target() {
+            Target::Sequence { len, .. } => batched(indices.len(), &[len]),
+            Target::Classes(_) | Target::Values(_) => batched(indices.len(), &[]),
+        };
         let input_shape = batched(indices.len(), dataset.input_dims());
-        Ok(Batch { epoch, step, input_shape, value_shape, parts, home: pool.clone() })
+        let input = dataset.input();
+        Ok(Batch { epoch, step, input, input_shape, label_shape, value_shape, parts, home: pool.clone() })
     }
 
     /// The epoch, from 0.
@@ -91,9 +99,14 @@ impl Batch {
         &self.parts.sample_ids
     }
 
-    /// The inputs, row-major, of shape [`Batch::input_shape`].
+    /// The inputs, row-major, of shape [`Batch::input_shape`]; empty if they are ids of words.
     pub fn inputs(&self) -> &[f32] {
         self.parts.buffers.read().0
+    }
+
+    /// The inputs that are ids of words, of shape [`Batch::input_shape`]; empty if they are numbers.
+    pub fn ids(&self) -> &[i64] {
+        self.parts.buffers.read_ids()
     }
 
     /// (samples, shape of one input).
@@ -101,7 +114,7 @@ impl Batch {
         self.input_shape
     }
 
-    /// The class of each sample; empty if the targets are values.
+    /// The class of each sample, or of each place of its sequence; empty if the targets are values.
     pub fn labels(&self) -> &[i64] {
         self.parts.buffers.read().1
     }
@@ -111,15 +124,18 @@ impl Batch {
         self.parts.buffers.read().2
     }
 
-    /// The inputs on `device`, as `f32`.
+    /// The inputs on `device`, as `f32`, or as `i64` if they are ids of words.
     pub fn input_tensor(&self, device: &Device) -> Tensor {
-        Tensor::from_slice(device, self.inputs(), self.input_shape)
+        match self.input {
+            Input::Values => Tensor::from_slice(device, self.inputs(), self.input_shape),
+            Input::Ids(_) => Tensor::from_slice(device, self.ids(), self.input_shape),
+        }
     }
 
-    /// The targets on `device`: labels as `i64` of shape (samples), values as `f32` of shape (samples, shape of one target).
+    /// The targets on `device`: labels as `i64` of shape (samples), or (samples, places) of sequences, values as `f32` of shape (samples, shape of one target).
     pub fn target_tensor(&self, device: &Device) -> Tensor {
         match self.value_shape {
-            None => Tensor::from_slice(device, self.labels(), [self.len()]),
+            None => Tensor::from_slice(device, self.labels(), self.label_shape),
             Some(shape) => Tensor::from_slice(device, self.values(), shape),
         }
     }

@@ -53,6 +53,11 @@ pub enum Home {
     },
     /// In the folder that the user names: it is the user's own.
     Given,
+    /// The file that the user names, or else the first of these that there is.
+    File {
+        /// Files that systems have.
+        known: &'static [&'static str],
+    },
 }
 
 /// Somebody who gives a dataset's files away.
@@ -101,7 +106,7 @@ impl fmt::Display for Source {
 
 /// All datasets that can be asked for by name.
 pub fn catalog() -> &'static [Listing] {
-    &[MNIST, FASHION_MNIST, MNIST_MINI, CIFAR10, CIFAR100, IMAGE_FOLDER, LINEAR_REGRESSION]
+    &[MNIST, FASHION_MNIST, MNIST_MINI, CIFAR10, CIFAR100, IMAGE_FOLDER, TEXT, LINEAR_REGRESSION]
 }
 
 /// The dataset called `name`.
@@ -312,6 +317,20 @@ const IMAGE_FOLDER: Listing = Listing {
     about: "your own JPEG and PNG files in --data DIR: train/CLASS/... and val/CLASS/... (or test)",
     files: &[],
     home: Home::Given,
+};
+
+const TEXT: Listing = Listing {
+    name: "text",
+    about: "any file, --data FILE, to be foretold byte by byte; by default a licence that the system has",
+    files: &[],
+    home: Home::File {
+        known: &[
+            "/usr/share/common-licenses/GPL-3",
+            "/usr/share/licenses/common/GPL-3.0-only/license.txt",
+            "/usr/share/licenses/gcc/COPYING3",
+            "/usr/share/licenses/bash/COPYING",
+        ],
+    },
 };
 
 const LINEAR_REGRESSION: Listing = Listing {

@@ -38,6 +38,11 @@ pub trait Dataset: Send + Sync {
     /// The shape of one sample's input: (C, H, W) for images.
     fn input_dims(&self) -> &[usize];
 
+    /// What a sample's input is made of: by default of numbers.
+    fn input(&self) -> Input {
+        Input::Values
+    }
+
     /// What a sample's target is.
     fn target(&self) -> Target<'_>;
 
@@ -61,6 +66,10 @@ impl<D: Dataset + ?Sized> Dataset for Arc<D> {
         (**self).input_dims()
     }
 
+    fn input(&self) -> Input {
+        (**self).input()
+    }
+
     fn target(&self) -> Target<'_> {
         (**self).target()
     }
@@ -70,11 +79,27 @@ impl<D: Dataset + ?Sized> Dataset for Arc<D> {
     }
 }
 
+/// What a dataset's inputs are made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Input {
+    /// Numbers; `f32`.
+    Values,
+    /// Ids of words, from 0 to below this number; `i64`.
+    Ids(usize),
+}
+
 /// The kind of a dataset's targets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target<'a> {
     /// A class label from 0 to below this number; one `i64` a sample.
     Classes(usize),
+    /// So many labels a sample, each from 0 to below the number of classes; `i64`.
+    Sequence {
+        /// How many a sample has.
+        len: usize,
+        /// How many classes there are.
+        classes: usize,
+    },
     /// Numbers of this shape; `f32`.
     Values(&'a [usize]),
 }
@@ -83,6 +108,7 @@ pub enum Target<'a> {
 #[derive(Debug, Default)]
 pub struct BatchBuffers {
     inputs: Vec<f32>,
+    ids: Vec<i64>,
     labels: Vec<i64>,
     values: Vec<f32>,
     epoch: u64,
@@ -110,19 +136,41 @@ impl BatchBuffers {
     pub fn fit(&mut self, dataset: &dyn Dataset, n_samples: usize) {
         let (n_labels, n_values) = match dataset.target() {
             Target::Classes(_) => (n_samples, 0),
+            Target::Sequence { len, .. } => (n_samples * len, 0),
             Target::Values(dims) => (0, n_samples * dims.iter().product::<usize>()),
         };
-        self.inputs.resize(n_samples * dataset.input_dims().iter().product::<usize>(), 0.0);
+        let n_inputs = n_samples * dataset.input_dims().iter().product::<usize>();
+        let (n_values_in, n_ids) = match dataset.input() {
+            Input::Values => (n_inputs, 0),
+            Input::Ids(_) => (0, n_inputs),
+        };
+        self.inputs.resize(n_values_in, 0.0);
+        self.ids.resize(n_ids, 0);
         self.labels.resize(n_labels, 0);
         self.values.resize(n_values, 0.0);
     }
 
-    /// The inputs, sample after sample.
+    /// The ids of words, sample after sample; empty if the inputs are numbers.
+    pub fn ids(&mut self) -> &mut [i64] {
+        &mut self.ids
+    }
+
+    /// Ids and labels.
+    pub(crate) fn sequences(&mut self) -> (&mut [i64], &mut [i64]) {
+        (&mut self.ids, &mut self.labels)
+    }
+
+    /// The ids of words.
+    pub(crate) fn read_ids(&self) -> &[i64] {
+        &self.ids
+    }
+
+    /// The inputs, sample after sample; empty if they are ids of words.
     pub fn inputs(&mut self) -> &mut [f32] {
         &mut self.inputs
     }
 
-    /// The labels, one a sample; empty if the targets are values.
+    /// The labels, one a sample or as many as a sequence has; empty if the targets are values.
     pub fn labels(&mut self) -> &mut [i64] {
         &mut self.labels
     }

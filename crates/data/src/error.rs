@@ -57,6 +57,30 @@ pub enum Error {
         /// What is wrong with it.
         problem: FolderProblem,
     },
+    /// A text too short to learn from.
+    #[error("{}: a text of {found} bytes: windows of {window} bytes need at least {needed}\nhint: take a longer text, or a smaller model.context", path.display())]
+    ShortText {
+        /// The file.
+        path: PathBuf,
+        /// Its bytes.
+        found: usize,
+        /// The fewest that do.
+        needed: usize,
+        /// The bytes of a window.
+        window: usize,
+    },
+    /// The text that the user named isn't there.
+    #[error("no such text file: {}\nhint: --data FILE takes any file", path.display())]
+    MissingText {
+        /// The file.
+        path: PathBuf,
+    },
+    /// No text was named, and none lies where systems keep some.
+    #[error("no text to learn from: none of these is there: {}\nhint: --data FILE takes any file", tried.join(", "))]
+    NoText {
+        /// Where one was looked for.
+        tried: &'static [&'static str],
+    },
     /// Images can't be brought to the form that a model needs.
     #[error("the images can't be transformed: {reason}\nhint: see `data.` in `phalanx train RECIPE --print`")]
     Pipeline {

@@ -11,6 +11,7 @@ use crate::mnist::{Mnist, Part, Scaling};
 use crate::pictures::Pictures;
 use crate::places::{Location, Places};
 use crate::progress::Progress;
+use crate::text::Text;
 use crate::transform::Normalise;
 use crate::treatment::Treatment;
 use std::path::Path;
@@ -36,6 +37,8 @@ pub struct View {
     pub targets: Targets,
     /// What is done to colour images.
     pub treatment: Treatment,
+    /// Bytes of a text that a model sees at once. Default 128.
+    pub window: Option<usize>,
 }
 
 /// What pixels become.
@@ -57,6 +60,9 @@ pub enum Targets {
     /// The inputs, flat: see [`Reconstruct`].
     Inputs,
 }
+
+/// Bytes of a window where nothing is said of it.
+const USUAL_WINDOW: usize = 128;
 
 /// Finds or fetches the dataset called `name`, and reads it.
 ///
@@ -80,6 +86,10 @@ pub fn open(name: &str, view: View, places: &Places, progress: &mut dyn Progress
             let line: Arc<dyn Dataset> = Arc::new(LinearRegression::new(64));
             Ok(Split { train: line.clone(), test: line, location })
         }
+        ("text", Location::File(path)) => {
+            let [train, test] = Text::parts(path, view.window.unwrap_or(USUAL_WINDOW))?;
+            Ok(Split { train: Arc::new(train), test: Arc::new(test), location })
+        }
         ("cifar10", Location::Folder(folder)) => cifar(folder, CifarSet::Ten, Normalise::CIFAR10, view),
         ("cifar100", Location::Folder(folder)) => cifar(folder, CifarSet::Hundred, Normalise::CIFAR100, view),
         ("image-folder", Location::Folder(folder)) => {
@@ -101,6 +111,7 @@ fn digits(name: &str, location: Location, view: View) -> Result<Split> {
         let images = match &location {
             Location::Library => Mnist::mini(part, scaling),
             Location::Folder(folder) => Mnist::open(folder, part, scaling)?,
+            Location::File(_) => unreachable!("digits lie in a folder"),
         };
         Ok(targets(images, view))
     };

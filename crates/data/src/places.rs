@@ -32,6 +32,8 @@ pub enum Network {
 pub enum Location {
     /// In this folder, each file raw or compressed.
     Folder(PathBuf),
+    /// In this file.
+    File(PathBuf),
     /// In the library.
     Library,
 }
@@ -53,8 +55,12 @@ impl Places {
     /// [`Error::MissingFolder`] if the user's folder doesn't exist, [`Error::NoFolder`] if there must be one and is none,
     /// [`Error::Missing`] if the dataset can't be had, with all that was tried; and what fetching meets on the local disk.
     pub fn find(&self, listing: &Listing, progress: &mut dyn Progress) -> Result<Location> {
+        if let Home::File { known } = listing.home {
+            return self.find_text(known).map(Location::File);
+        }
         let missing = self.data.as_ref().filter(|data| !data.is_dir());
         let (below, known) = match (listing.home, missing) {
+            (Home::File { .. }, _) => unreachable!("it was found above"),
             (Home::Library, _) => return Ok(Location::Library),
             (_, Some(data)) => return Err(Error::MissingFolder { path: data.clone() }),
             (Home::Given, None) => {
@@ -95,6 +101,20 @@ impl Places {
             },
         }
         Err(Error::Missing { name: listing.name, tried })
+    }
+}
+
+impl Places {
+    /// The file that the user names, or the first of these that there is.
+    fn find_text(&self, known: &'static [&'static str]) -> Result<PathBuf> {
+        match &self.data {
+            Some(path) if path.is_file() => Ok(path.clone()),
+            Some(path) => Err(Error::MissingText { path: path.clone() }),
+            None => {
+                let found = known.iter().map(PathBuf::from).find(|path| path.is_file());
+                found.ok_or(Error::NoText { tried: known })
+            }
+        }
     }
 }
 

@@ -29,7 +29,9 @@ pub struct Verified {
 pub fn verify(listing: &Listing, location: &Location) -> Result<Vec<Verified>> {
     let unsuitable = |reason| Err(Error::Unsuitable { name: listing.name, reason });
     match (listing.home, location) {
-        (Home::Given, _) => return unsuitable("it is your own, and nobody published digests of it"),
+        (Home::Given | Home::File { .. }, _) => {
+            return unsuitable("it is your own, and nobody published digests of it");
+        }
         (Home::Disk { instead: all @ [first, ..], .. }, Location::Folder(folder))
             if folder.join(first.name).exists() && !folder.join(listing.files[0].name).exists() =>
         {
@@ -42,6 +44,9 @@ pub fn verify(listing: &Listing, location: &Location) -> Result<Vec<Verified>> {
         .iter()
         .map(|file| match location {
             Location::Folder(folder) => verify_file(listing, file, folder),
+            Location::File(path) => {
+                check(listing, file, path, BufReader::new(File::open(path).map_err(Error::io("open", path))?))
+            }
             Location::Library => {
                 let bytes = embedded(file.name).expect("the library holds the files that its catalog lists");
                 check(listing, file, Path::new(file.name), bytes)

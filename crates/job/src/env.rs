@@ -88,6 +88,10 @@ pub struct WorkerEnv {
     pub threads: Option<usize>,
     /// Its share of the cores when all are there, if whoever started it said so.
     pub share: Option<usize>,
+    /// The devices that its job has on this node, if a batch system says so.
+    pub devices_on_node: Option<usize>,
+    /// What to change where cores that the run could have lie idle.
+    pub advice: Option<String>,
     /// Where the secret is.
     pub secret: SecretSource,
     /// The inherited descriptor of its pulse, if who started it looks at that.
@@ -192,7 +196,8 @@ impl WorkerEnv {
             value.parse().map(Some).map_err(wrong)
         };
         let own_rank = number(names::RANK)?;
-        let step = if own_rank.is_none() { slurm::Step::from_variables(get)? } else { None };
+        let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+        let step = if own_rank.is_none() { slurm::Step::from_variables(get, cores())? } else { None };
         let Some(rank) = own_rank.or(step.as_ref().map(|step| step.rank)) else { return Ok(None) };
         let needed = |name: &'static str, found: Option<usize>| {
             found.ok_or_else(|| Error::Variable {
@@ -220,7 +225,8 @@ impl WorkerEnv {
             Some(step) => step.run_id(),
             None => get(names::RUN_ID).unwrap_or_else(|| "none".into()),
         };
-        let master = match (get(names::MASTER_ADDR), get(names::MASTER_PORT)) {
+        let host = get(names::MASTER_ADDR).or(step.as_ref().map(|step| step.first_node.clone()));
+        let master = match (host, get(names::MASTER_PORT)) {
             (Some(host), Some(port)) => {
                 let wrong = |_| Error::Variable {
                     name: names::MASTER_PORT,
@@ -231,7 +237,8 @@ impl WorkerEnv {
                 let taken = get(names::AGENT_STORE).is_some_and(|value| value.eq_ignore_ascii_case("true"));
                 Some((host, if taken { port_of(&format!("{run_id} {port}")) } else { port }))
             }
-            _ => step.as_ref().map(|step| (step.first_node.clone(), port_of(&run_id))),
+            (Some(host), None) if step.is_some() => Some((host, port_of(&run_id))),
+            _ => None,
         };
         let coordinator = match get(names::COORDINATOR) {
             None => None,
@@ -268,13 +275,24 @@ impl WorkerEnv {
             run_id,
             run_dir: get(names::RUN_DIR).map(PathBuf::from),
             threads: number(names::THREADS)?.filter(|&n| n > 0),
-            share: number(names::SHARE)?.filter(|&n| n > 0),
+            share: number(names::SHARE)?.filter(|&n| n > 0).or(step.as_ref().and_then(|step| step.share)),
+            devices_on_node: step.as_ref().and_then(|step| step.devices_on_node),
+            advice: step.and_then(|step| step.advice),
             secret,
             pulse: number(names::PULSE_FD)?.map(|fd| fd as u32),
             transport,
             tls,
             all_reduce: get(names::ALLREDUCE),
         }))
+    }
+
+    /// The number of this worker's device among the `visible` that it sees: that of its local rank, or 0 where Slurm lets each task
+    /// see devices of its own. None if there is none left for it.
+    pub fn device_index(&self, visible: usize) -> Option<usize> {
+        let has_own =
+            visible < self.local_world_size && self.devices_on_node.is_some_and(|devices| visible < devices);
+        let index = if has_own { 0 } else { self.local_rank };
+        (index < visible).then_some(index)
     }
 
     /// What the connections of this run are made with.
@@ -296,8 +314,8 @@ impl WorkerEnv {
     }
 }
 
-/// A port that all ranks find without talking: below those that the system hands out by itself.
-fn port_of(key: &str) -> u16 {
+/// A port that all ranks of a run find without talking: below those that the system hands out by itself.
+pub fn port_of(key: &str) -> u16 {
     // FNV-1a: any fixed hash would do, and the standard library promises none.
     let hash = key
         .bytes()
@@ -339,6 +357,56 @@ mod tests {
         assert!((20_000..32_000).contains(&port) && port != 29500);
         variables[0] = ("RANK", "1");
         assert_eq!(env(&variables).unwrap().unwrap().master.unwrap().1, port, "the same on every rank");
+    }
+
+    /// The variables of task 2 of 4 on two nodes, with more.
+    fn of_slurm(more: &[(&str, &str)]) -> WorkerEnv {
+        let usual = [
+            ("SLURM_STEP_NUM_TASKS", "4"),
+            ("SLURM_PROCID", "1"),
+            ("SLURM_LOCALID", "1"),
+            ("SLURM_NODEID", "0"),
+            ("SLURM_STEP_TASKS_PER_NODE", "2(x2)"),
+            ("SLURM_STEP_NODELIST", "rack[0-1]_blade[0-1]"),
+            ("SLURM_JOB_ID", "55"),
+            ("SLURM_STEP_ID", "2"),
+        ];
+        env(&[more, &usual].concat()).unwrap().unwrap()
+    }
+
+    #[test]
+    fn slurm_alone_gives_a_place() {
+        let task = of_slurm(&[]);
+        assert_eq!((task.rank, task.world_size), (Rank(1), 4));
+        assert_eq!((task.local_rank, task.local_world_size, task.run_id.as_str()), (1, 2, "slurm-55.2"));
+        let (host, port) = task.master.unwrap();
+        assert_eq!(host, "rack0_blade0");
+        assert!((20_000..32_000).contains(&port));
+        let other = of_slurm(&[("SLURM_STEP_ID", "3")]).master.unwrap();
+        assert_ne!(other.1, port, "another step of the job");
+        assert_eq!(of_slurm(&[("MASTER_PORT", "4567")]).master.unwrap(), ("rack0_blade0".into(), 4567));
+        assert_eq!(of_slurm(&[("MASTER_ADDR", "h")]).master.unwrap(), ("h".into(), port));
+        let started = of_slurm(&[("RANK", "0"), ("WORLD_SIZE", "1")]);
+        assert_eq!((started.world_size, started.master), (1, None), "an agent's worker");
+    }
+
+    #[test]
+    fn a_worker_has_the_device_of_its_local_rank_or_its_only_one() {
+        for (on_node, visible, want) in [
+            (None, 8, Some(1)),
+            (None, 2, Some(1)),
+            (None, 1, None),
+            (None, 0, None),
+            (Some("2"), 2, Some(1)),
+            // --gpus-per-task=1
+            (Some("2"), 1, Some(0)),
+            (Some("2"), 0, None),
+            // One for both.
+            (Some("1"), 1, None),
+        ] {
+            let more: Vec<_> = on_node.map(|count| ("SLURM_GPUS_ON_NODE", count)).into_iter().collect();
+            assert_eq!(of_slurm(&more).device_index(visible), want, "{on_node:?} {visible}");
+        }
     }
 
     #[test]

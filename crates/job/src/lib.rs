@@ -27,7 +27,7 @@ mod link;
 mod message;
 mod pulse;
 mod run_dir;
-mod slurm;
+pub mod slurm;
 mod stack;
 pub mod store;
 mod whereabouts;
@@ -37,12 +37,11 @@ pub use agent::{
     Seat, Setback, Stage, Standing, StopWhy, Terms, ToAgent, WorkerFailure,
 };
 pub use drain::{DRAINED, end_time};
-pub use env::{SecretSource, Transport, WorkerEnv, names, wants_tls};
+pub use env::{SecretSource, Transport, WorkerEnv, names, port_of, wants_tls};
 pub use error::Error;
 pub use link::{Link, MAX_FRAME};
 pub use message::{Cause, FromWorker, Notice, Roster, ToWorker};
 pub use pulse::{Entered, Look, Monitor, Pulse, Section, Waiting};
 pub use run_dir::{Claim, RunDir, run_id};
-pub use slurm::slurm_node_address;
 pub use stack::STACK_SIGNAL;
 pub use whereabouts::Whereabouts;

@@ -30,6 +30,7 @@ mod output;
 mod prefix;
 mod restart;
 mod signals;
+pub mod slurm;
 mod stack;
 mod stamp;
 mod worker;

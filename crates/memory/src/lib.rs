@@ -17,12 +17,13 @@ mod words;
 
 pub use words::Words;
 
-use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::fcntl::{FallocateFlags, FcntlArg, SealFlag, fallocate, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
-use nix::sys::mman::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 use std::fs::File;
 use std::io::{Error, ErrorKind, Result};
 use std::num::NonZeroUsize;
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -117,6 +118,37 @@ impl Region {
         self.file.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Gives those pages back to the system that lie wholly in these bytes: they are zeros when they are touched next, also for
+    /// others who map the region's file. The address stays the region's.
+    ///
+    /// # Safety
+    ///
+    /// No thread of this process may use these bytes meanwhile, nor hold a reference to them: they change.
+    pub unsafe fn give_back(&self, bytes: Range<usize>) -> Result<()> {
+        assert!(bytes.end <= self.bytes, "give_back: bytes {bytes:?} of a region of {}", self.bytes);
+        let (start, end) = (bytes.start.next_multiple_of(PAGE), bytes.end / PAGE * PAGE);
+        if start >= end {
+            return Ok(());
+        }
+        if let Some(file) = self.file() {
+            let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+            return Ok(fallocate(&*file, flags, start as i64, (end - start) as i64)?);
+        }
+        // SAFETY: the pages lie in this region's mapping, and nobody has a reference to them, as the caller says.
+        unsafe { Ok(madvise(self.start.add(start).cast(), end - start, MmapAdvise::MADV_DONTNEED)?) }
+    }
+
+    /// How many of its bytes are in memory.
+    pub fn resident(&self) -> Result<usize> {
+        let mut pages = vec![0u8; self.bytes / PAGE];
+        // SAFETY: the mapping is this region's, whole, and there is a byte for each of its pages.
+        let code = unsafe { libc::mincore(self.start.as_ptr().cast(), self.bytes, pages.as_mut_ptr()) };
+        if code != 0 {
+            return Err(Error::last_os_error());
+        }
+        Ok(pages.iter().filter(|page| **page & 1 != 0).count() * PAGE)
+    }
+
     /// Its first byte, on a page of its own.
     pub fn start(&self) -> NonNull<u8> {
         self.start
@@ -183,6 +215,27 @@ mod tests {
         old.set(0, 2);
         new.set(1, 3);
         assert_eq!((ours.get(0), ours.get(1), old.get(1)), (0, 3, 0));
+    }
+
+    #[test]
+    fn pages_that_are_given_back_are_zeros_and_take_no_memory() {
+        let check = |region: &Region, seen_by: &Region| {
+            (0..5 * PAGE).for_each(|at| region.set(at, 1));
+            assert_eq!(region.resident().unwrap(), 5 * PAGE);
+            // Of the first and the last of these pages a part is in use.
+            // SAFETY: tests have one thread.
+            unsafe { region.give_back(PAGE - 1..4 * PAGE + 1) }.unwrap();
+            assert_eq!(region.resident().unwrap(), 2 * PAGE);
+            let zeros = |at: usize| (PAGE..4 * PAGE).contains(&at);
+            assert!((0..5 * PAGE).all(|at| seen_by.get(at) == u8::from(!zeros(at))));
+            // SAFETY: as above.
+            unsafe { region.give_back(PAGE + 1..2 * PAGE) }.unwrap();
+            assert_eq!(seen_by.get(PAGE), 0);
+        };
+        let own = Region::zeroed(5 * PAGE).unwrap();
+        check(&own, &own);
+        let theirs = Region::open(own.shared(), 5 * PAGE).unwrap();
+        check(&own, &theirs);
     }
 
     #[test]

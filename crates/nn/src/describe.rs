@@ -25,6 +25,27 @@
 /// # assert_eq!(parameters.names(), ["conv.weight", "conv.bias", "fc.weight", "fc.bias"]);
 /// ```
 ///
+/// A model that can be cut says where: `blocks` in the place of `forward` has a row a block, with the parts that belong to it and
+/// what it makes of `x`. Its `forward` is all of them in order.
+///
+/// ```
+/// use phalanx_nn::{Ctx, Linear, Module, Parameters, module};
+///
+/// module! {
+///     struct Net() {
+///         hidden: Linear = Linear::new(4, 8),
+///         out: Linear = Linear::new(8, 2),
+///     }
+///
+///     blocks(&self, x: &Tensor, ctx: &mut Ctx) -> Tensor {
+///         (hidden) => self.hidden.forward(x, ctx).relu(),
+///         (out) => self.out.forward(x, ctx).log_softmax(1),
+///     }
+/// }
+/// # let net = Net::new();
+/// assert_eq!((net.blocks(), net.block_of("out.bias")), (2, 1));
+/// ```
+///
 /// What doesn't fit the table, such as a list of layers of a length that is known late, implements `Module` by hand.
 #[macro_export]
 macro_rules! module {
@@ -34,8 +55,84 @@ macro_rules! module {
             $($part:ident: $type:ty = $value:expr),* $(,)?
         }
 
+        blocks(&$self:ident, $x:ident: &Tensor, $ctx:ident: &mut Ctx) -> Tensor {
+            $(($($of:ident),*) => $block:expr),* $(,)?
+        }
+    ) => {
+        $crate::module! {
+            @parts
+            $(#[$meta])*
+            $vis struct $name($($arg: $arg_type),*) { $($part: $type = $value),* }
+        }
+
+        impl $crate::Module for $name {
+            fn forward(&self, x: &$crate::Tensor, ctx: &mut $crate::Ctx) -> $crate::Tensor {
+                (0..$crate::Module::blocks(self)).fold(x.clone(), |x, block| {
+                    $crate::Module::forward_block(self, block, &x, ctx)
+                })
+            }
+
+            fn visit(&mut self, v: &mut $crate::Visitor<'_>) {
+                $(v.child(stringify!($part), &mut self.$part);)*
+            }
+
+            fn blocks(&self) -> usize {
+                [$(stringify!($block)),*].len()
+            }
+
+            #[allow(unused_assignments)]
+            fn forward_block(
+                &$self,
+                block: usize,
+                $x: &$crate::Tensor,
+                $ctx: &mut $crate::Ctx,
+            ) -> $crate::Tensor {
+                let mut before = 0;
+                $(
+                    if block == before {
+                        return $block;
+                    }
+                    before += 1;
+                )*
+                panic!("forward_block: block {block} of {before}")
+            }
+
+            fn block_of(&self, name: &str) -> usize {
+                let blocks: &[&[&str]] = &[$(&[$(stringify!($of)),*]),*];
+                let part = name.split('.').next().unwrap_or(name);
+                let found = blocks.iter().position(|parts| parts.contains(&part));
+                found.unwrap_or_else(|| panic!("block_of: {name} belongs to no block of {}", stringify!($name)))
+            }
+        }
+    };
+    (
+        $(#[$meta:meta])*
+        $vis:vis struct $name:ident($($arg:ident: $arg_type:ty),* $(,)?) {
+            $($part:ident: $type:ty = $value:expr),* $(,)?
+        }
+
         $(#[$forward_meta:meta])*
         fn forward(&$self:ident, $x:ident: &Tensor, $ctx:ident: &mut Ctx) -> Tensor $body:block
+    ) => {
+        $crate::module! {
+            @parts
+            $(#[$meta])*
+            $vis struct $name($($arg: $arg_type),*) { $($part: $type = $value),* }
+        }
+
+        impl $crate::Module for $name {
+            $(#[$forward_meta])*
+            fn forward(&$self, $x: &$crate::Tensor, $ctx: &mut $crate::Ctx) -> $crate::Tensor $body
+
+            fn visit(&mut self, v: &mut $crate::Visitor<'_>) {
+                $(v.child(stringify!($part), &mut self.$part);)*
+            }
+        }
+    };
+    (
+        @parts
+        $(#[$meta:meta])*
+        $vis:vis struct $name:ident($($arg:ident: $arg_type:ty),*) { $($part:ident: $type:ty = $value:expr),* }
     ) => {
         $(#[$meta])*
         $vis struct $name {
@@ -48,15 +145,6 @@ macro_rules! module {
             $vis fn new($($arg: $arg_type),*) -> $name {
                 $(let $part: $type = $value;)*
                 $name { $($part),* }
-            }
-        }
-
-        impl $crate::Module for $name {
-            $(#[$forward_meta])*
-            fn forward(&$self, $x: &$crate::Tensor, $ctx: &mut $crate::Ctx) -> $crate::Tensor $body
-
-            fn visit(&mut self, v: &mut $crate::Visitor<'_>) {
-                $(v.child(stringify!($part), &mut self.$part);)*
             }
         }
     };

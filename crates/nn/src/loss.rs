@@ -30,9 +30,12 @@ pub enum Loss {
 }
 
 impl Loss {
-    /// The loss of `output`, a scalar.
+    /// The loss of `output`, a scalar. Scores (N, T, C) of sequences with labels (N, T) are those of N T samples.
     #[track_caller]
     pub fn of(self, output: &Tensor, target: &Tensor) -> Tensor {
+        if let (&[n, t, classes], 2, DType::I64) = (output.dims(), target.dims().len(), target.dtype()) {
+            return self.of(&output.reshape([n * t, classes]), &target.reshape([target.count()]));
+        }
         let labels = target.dtype() == DType::I64;
         match self {
             Loss::Nll if !labels => shared(output, target, 0.0),

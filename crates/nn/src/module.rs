@@ -3,18 +3,41 @@
 use crate::param::Param;
 use phalanx_tensor::{DropoutKey, SumOverBatch, Tensor};
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// A layer or a whole model.
 ///
 /// Most modules are a table of parts and a `forward`, which [`crate::module!`] takes; the others write `visit` by hand, a line a
 /// part.
-pub trait Module: Send {
+///
+/// A model is a row of *blocks*, one after the other, and may be cut between any two of them: that is where pipelines and
+/// placements cut it. A module that says nothing of blocks is a single one.
+pub trait Module: Send + Sync {
     /// The output for `x`. What changes from call to call (training or not, random numbers) is in `ctx`.
     fn forward(&self, x: &Tensor, ctx: &mut Ctx) -> Tensor;
 
     /// Names every part that holds parameters or buffers, in the order in which PyTorch would list them.
     fn visit(&mut self, v: &mut Visitor<'_>);
+
+    /// How many blocks the module is a row of.
+    fn blocks(&self) -> usize {
+        1
+    }
+
+    /// The output of block `block`, from 0, for that of the block before it, or for the input of the module. With one `ctx` for
+    /// all of them, `forward` is all blocks in order. Panics if there is no such block.
+    #[track_caller]
+    fn forward_block(&self, block: usize, x: &Tensor, ctx: &mut Ctx) -> Tensor {
+        assert!(block == 0, "forward_block: block {block} of a module of a single block");
+        self.forward(x, ctx)
+    }
+
+    /// Which block the parameter or buffer of this name, as `visit` tells it, belongs to.
+    fn block_of(&self, name: &str) -> usize {
+        let _ = name;
+        0
+    }
 }
 
 impl<M: Module + ?Sized> Module for Box<M> {
@@ -24,6 +47,18 @@ impl<M: Module + ?Sized> Module for Box<M> {
 
     fn visit(&mut self, v: &mut Visitor<'_>) {
         (**self).visit(v);
+    }
+
+    fn blocks(&self) -> usize {
+        (**self).blocks()
+    }
+
+    fn forward_block(&self, block: usize, x: &Tensor, ctx: &mut Ctx) -> Tensor {
+        (**self).forward_block(block, x, ctx)
+    }
+
+    fn block_of(&self, name: &str) -> usize {
+        (**self).block_of(name)
     }
 }
 
@@ -47,6 +82,8 @@ pub enum Role {
     Learned,
     /// A buffer, such as a running mean: saved with the model and the same on all ranks, but moved by the layer alone.
     Kept,
+    /// Another use of the parameter that has this name, and that an earlier part of the model holds.
+    Shared,
 }
 
 /// Walks the parts of a module and hands each parameter and buffer, with its dotted name, to whoever asked.
@@ -61,7 +98,7 @@ impl<'a> Visitor<'a> {
         Visitor { path: String::new(), found }
     }
 
-    /// A part that is a module itself.
+    /// A part that is a module itself. Without a name its parts are named as if they were those of the module around it.
     pub fn child(&mut self, name: &str, module: &mut dyn Module) {
         let before = self.enter(name);
         module.visit(self);
@@ -71,6 +108,12 @@ impl<'a> Visitor<'a> {
     /// A parameter.
     pub fn param(&mut self, name: &str, param: &mut Param) {
         self.leaf(name, Role::Learned, param);
+    }
+
+    /// A parameter that an earlier part holds under this name, seen from the part around this one; both get its values, and its
+    /// gradient is the sum of theirs.
+    pub fn shared(&mut self, name: &str, param: &mut Param) {
+        self.leaf(name, Role::Shared, param);
     }
 
     /// A buffer: a tensor that the layer itself overwrites, with [`Tensor::copy_from`] in a training pass.
@@ -86,13 +129,18 @@ impl<'a> Visitor<'a> {
 
     fn enter(&mut self, name: &str) -> usize {
         let before = self.path.len();
-        if before > 0 {
+        if before > 0 && !name.is_empty() {
             self.path.push('.');
         }
         self.path.push_str(name);
         before
     }
 }
+
+/// A row has fewer blocks than these bits count.
+const BLOCK_BITS: u32 = 14;
+/// A block has fewer random layers than these bits count.
+const LAYER_BITS: u32 = 16;
 
 /// What a forward pass needs to know beside its input.
 #[derive(Clone)]
@@ -102,7 +150,9 @@ pub struct Ctx {
     step: u64,
     /// The number in the data set of each row of the batch.
     samples: Arc<[u64]>,
-    /// How many random layers were asked so far.
+    /// Which block of a row it is in, if it is in one: see [`Ctx::in_block`].
+    block: u64,
+    /// How many random layers were asked so far, of this block.
     layer: u64,
     shared: Option<SumOverBatch>,
     fewest_normalised: Option<usize>,
@@ -110,11 +160,11 @@ pub struct Ctx {
 
 impl fmt::Debug for Ctx {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Ctx { training, seed, step, samples, layer, shared, fewest_normalised: _ } = self;
+        let Ctx { training, seed, step, samples, block, layer, shared, fewest_normalised: _ } = self;
         let shared = shared.is_some();
         write!(
             f,
-            "Ctx {{ training: {training}, seed: {seed}, step: {step}, samples: {samples:?}, layer: {layer}, "
+            "Ctx {{ training: {training}, seed: {seed}, step: {step}, samples: {samples:?}, block: {block}, layer: {layer}, "
         )?;
         write!(f, "shared: {shared} }}")
     }
@@ -128,12 +178,23 @@ impl Ctx {
 
     /// Training step `step` of the run with seed `seed`, on the samples with these numbers.
     pub fn train(seed: u64, step: u64, samples: Arc<[u64]>) -> Ctx {
-        Ctx { training: true, seed, step, samples, layer: 0, shared: None, fewest_normalised: None }
+        Ctx { training: true, seed, step, samples, block: 0, layer: 0, shared: None, fewest_normalised: None }
     }
 
     /// The same, with statistics over the batch taken over all of its parts: those of all who come with `sum`.
     pub fn sharing(self, sum: SumOverBatch) -> Ctx {
         Ctx { shared: Some(sum), ..self }
+    }
+
+    /// The number in the data set of each row of the batch.
+    pub fn samples(&self) -> &Arc<[u64]> {
+        &self.samples
+    }
+
+    /// The same pass over a part of its rows.
+    #[track_caller]
+    pub fn of_samples(&self, rows: Range<usize>) -> Ctx {
+        Ctx { samples: self.samples[rows].into(), ..self.clone() }
     }
 
     /// How statistics go over all parts of the batch, if it has more than this one.
@@ -158,9 +219,31 @@ impl Ctx {
         self.training
     }
 
+    /// Runs `f` within block `block` of a row, whose random layers count by themselves: so a block has the same masks whoever runs
+    /// it, and whatever was run before it.
+    pub(crate) fn in_block<R>(&mut self, block: usize, f: impl FnOnce(&mut Ctx) -> R) -> R {
+        let around = (self.block, self.layer);
+        // A row within a block of another has numbers of its own.
+        (self.block, self.layer) = ((around.0 << BLOCK_BITS).wrapping_add(block as u64 + 1), 0);
+        let output = f(self);
+        (self.block, self.layer) = around;
+        output
+    }
+
+    /// How many random layers were asked so far: what a pass that is cut hands on from block to block.
+    pub fn layers(&self) -> u64 {
+        self.layer
+    }
+
+    /// The same pass, going on behind so many random layers.
+    pub fn after_layers(self, layer: u64) -> Ctx {
+        Ctx { layer, ..self }
+    }
+
     /// The key of the next random layer. A mask depends on the seed, the step, the layer and the sample, not on the batch.
     pub fn dropout_key(&mut self) -> DropoutKey {
         self.layer += 1;
-        DropoutKey { seed: self.seed, step: self.step, layer: self.layer, samples: Arc::clone(&self.samples) }
+        let layer = (self.block << LAYER_BITS).wrapping_add(self.layer);
+        DropoutKey { seed: self.seed, step: self.step, layer, samples: Arc::clone(&self.samples) }
     }
 }

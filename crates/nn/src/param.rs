@@ -60,6 +60,11 @@ impl Param {
         Param { shape: shape.into(), init, order: Order::RowMajor, tensor: None }
     }
 
+    /// Its shape, which it has before it has values.
+    pub fn declared_shape(&self) -> &Shape {
+        &self.shape
+    }
+
     /// The same parameter, lying in memory in this order. Its shape, its values and what files say of it stay the same.
     pub fn in_order(self, order: Order) -> Param {
         Param { order, ..self }

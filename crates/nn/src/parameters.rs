@@ -18,8 +18,8 @@ pub struct Parameters {
     grads: Grads,
     buffer_names: Vec<String>,
     buffers: Arena,
-    /// First values, of parameters and then buffers, which are functions of this seed.
-    inits: Vec<Init>,
+    /// First values, of parameters and then buffers, which are functions of this seed and of the number beside them.
+    inits: Vec<(Init, usize)>,
     seed: u64,
     /// Whether there are any values yet.
     given: AtomicBool,
@@ -33,9 +33,45 @@ struct Declared {
     inits: Vec<Init>,
 }
 
+/// Those of them that are to lie anywhere.
+struct Held {
+    declared: Declared,
+    /// The device of each.
+    on: Vec<usize>,
+    /// Which number each has among all that the model declares of its role.
+    numbers: Vec<usize>,
+    /// How many that are.
+    of: usize,
+}
+
+impl Declared {
+    fn held(self, on: impl Fn(&str) -> Option<usize>) -> Held {
+        let of = self.names.len();
+        let mut held = Held { declared: Declared::default(), on: Vec::new(), numbers: Vec::new(), of };
+        let all = self.names.into_iter().zip(self.places).zip(self.inits).enumerate();
+        for (number, ((name, place), init)) in all {
+            let Some(device) = on(&name) else { continue };
+            held.declared.names.push(name);
+            held.declared.places.push(place);
+            held.declared.inits.push(init);
+            held.on.push(device);
+            held.numbers.push(number);
+        }
+        held
+    }
+}
+
+impl Held {
+    fn arena(&self, devices: &[Device]) -> Arena {
+        let layout = Layout::ordered(self.declared.places.iter().copied());
+        Arena::spread(&devices[0], DType::F32, &layout, |i| &devices[self.on[i]])
+    }
+}
+
 impl Parameters {
     /// Lays out the parameters of `model` in its visiting order, in float32, and gives them their first values: parameter
-    /// `i` is a function of `seed` and `i`, the same on every rank. Panics if two of them have one name.
+    /// `i` is a function of `seed` and `i`, the same on every rank. Panics if two of them have one name, or if one is shared
+    /// ([`Visitor::shared`]) that no part before it has.
     #[track_caller]
     pub fn build(model: &mut dyn Module, device: &Device, seed: u64) -> Parameters {
         let parameters = Parameters::lay_out(model, device, seed);
@@ -47,36 +83,113 @@ impl Parameters {
     /// [`Parameters::give_first_values`] or one of those that bring other values is called.
     #[track_caller]
     pub fn lay_out(model: &mut dyn Module, device: &Device, seed: u64) -> Parameters {
+        Parameters::lay_out_on(model, std::slice::from_ref(device), |_| 0, seed)
+    }
+
+    /// As [`Parameters::lay_out_on`], with first values.
+    #[track_caller]
+    pub fn build_on(
+        model: &mut dyn Module,
+        devices: &[Device],
+        of: impl Fn(usize) -> usize,
+        seed: u64,
+    ) -> Parameters {
+        let parameters = Parameters::lay_out_on(model, devices, of, seed);
+        parameters.give_first_values();
+        parameters
+    }
+
+    /// As [`Parameters::lay_out`], with the parameters and buffers of block `b` on device `devices[of(b)]`. They lie in one run of
+    /// memory all the same, the first device's, so several devices have to be CPUs. First values don't depend on where they lie.
+    /// Panics if `of` names no device.
+    #[track_caller]
+    pub fn lay_out_on(
+        model: &mut dyn Module,
+        devices: &[Device],
+        of: impl Fn(usize) -> usize,
+        seed: u64,
+    ) -> Parameters {
+        Parameters::lay_out_blocks(model, devices, |block| Some(of(block)), seed)
+    }
+
+    /// As [`Parameters::build`], of the blocks that `holds` names alone, as a rank has them that holds a part of a row. Their names
+    /// and first values are those that they have in the whole model; what isn't held stays without a place.
+    #[track_caller]
+    pub fn build_part(
+        model: &mut dyn Module,
+        device: &Device,
+        holds: impl Fn(usize) -> bool,
+        seed: u64,
+    ) -> Parameters {
+        let of = |block| holds(block).then_some(0);
+        let parameters = Parameters::lay_out_blocks(model, std::slice::from_ref(device), of, seed);
+        parameters.give_first_values();
+        parameters
+    }
+
+    /// The parameters of those blocks that lie anywhere.
+    #[track_caller]
+    fn lay_out_blocks(
+        model: &mut dyn Module,
+        devices: &[Device],
+        of: impl Fn(usize) -> Option<usize>,
+        seed: u64,
+    ) -> Parameters {
+        let device = &devices[0];
         let (mut learned, mut kept) = (Declared::default(), Declared::default());
         model.visit(&mut Visitor::new(&mut |name, role, param| {
+            if role == Role::Shared {
+                let known = learned.names.iter().position(|other| other == name);
+                let known = known.unwrap_or_else(|| {
+                    panic!("Parameters::build: a part shares {name}, which no part before it has")
+                });
+                let (found, wanted) = (learned.places[known].0, param.shape);
+                assert!(
+                    found == wanted,
+                    "Parameters::build: {name} of shape {found} is shared as shape {wanted}"
+                );
+                return;
+            }
             let taken = learned.names.iter().chain(&kept.names).any(|other| other == name);
             assert!(!taken, "Parameters::build: two tensors of the model are named {name}");
             let declared = match role {
                 Role::Learned => &mut learned,
                 Role::Kept => &mut kept,
+                Role::Shared => unreachable!("it was declared before"),
             };
             declared.names.push(name.to_owned());
             declared.places.push((param.shape, param.order.on(device)));
             declared.inits.push(param.init);
         }));
-        let layout = Layout::ordered(learned.places);
-        let values = Arena::new(device, DType::F32, &layout);
-        let grads = Grads::new(device, DType::F32, &layout);
-        let buffers = Arena::new(device, DType::F32, &Layout::ordered(kept.places));
+        // A model of one block may not say whose each part is.
+        let on = |name: &str| of(if model.blocks() == 1 { 0 } else { model.block_of(name) });
+        let (learned, kept) = (learned.held(on), kept.held(on));
+        let (values, grads) = (learned.arena(devices), Grads::over(learned.arena(devices)));
+        let buffers = kept.arena(devices);
         let (mut next_learned, mut next_kept) = (0.., 0..);
-        model.visit(&mut Visitor::new(&mut |_, role, param| {
-            param.tensor = Some(match role {
-                Role::Learned => grads.leaf(next_learned.next().expect("endless"), &values),
-                Role::Kept => buffers.tensor(next_kept.next().expect("endless")),
-            });
+        let mut leaves = Vec::<(String, Tensor)>::new();
+        model.visit(&mut Visitor::new(&mut |name, role, param| {
+            let place = |held: &Held, number| held.numbers.binary_search(&number).ok();
+            param.tensor = match role {
+                Role::Learned => place(&learned, next_learned.next().expect("endless")).map(|i| {
+                    leaves.push((name.to_owned(), grads.leaf(i, &values)));
+                    leaves[leaves.len() - 1].1.clone()
+                }),
+                Role::Kept => place(&kept, next_kept.next().expect("endless")).map(|i| buffers.tensor(i)),
+                // It may lie with another rank, as may the part that shares it.
+                Role::Shared => leaves.iter().find(|(other, _)| other == name).map(|(_, leaf)| leaf.clone()),
+            };
         }));
+        // Buffers count on after the parameters, so that adding one to a layer changes no parameter.
+        let own = learned.declared.inits.into_iter().zip(learned.numbers);
+        let others = kept.numbers.into_iter().map(|number| learned.of + number);
         Parameters {
-            names: learned.names,
+            names: learned.declared.names,
             values,
             grads,
-            buffer_names: kept.names,
+            buffer_names: kept.declared.names,
             buffers,
-            inits: learned.inits.into_iter().chain(kept.inits).collect(),
+            inits: own.chain(kept.declared.inits.into_iter().zip(others)).collect(),
             seed,
             given: AtomicBool::new(false),
         }
@@ -88,11 +201,10 @@ impl Parameters {
             return;
         }
         let mut first = Vec::new();
-        // Buffers count on after the parameters, so that adding one to a layer changes no parameter.
-        for (i, ((_, tensor), init)) in self.tensors().zip(&self.inits).enumerate() {
+        for ((_, tensor), (init, number)) in self.tensors().zip(&self.inits) {
             let device = tensor.device();
             first.resize(tensor.count(), 0.0);
-            init.fill(device, &mut first, Philox::new(self.seed, INIT_STREAM + i as u64));
+            init.fill(device, &mut first, Philox::new(self.seed, INIT_STREAM + *number as u64));
             tensor.copy_from(&Tensor::from_slice(device, &first, tensor.shape()));
         }
     }

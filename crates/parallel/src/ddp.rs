@@ -13,8 +13,9 @@ use crate::agreement::same_model;
 use crate::buckets::buckets;
 use crate::error::Error;
 use crate::hook::{AllReduce, Bf16, Bucket, Fp16, Hook, Kept, Pending, PowerSgd, PowerSgdConfig};
-use crate::single::{Nobody, begin, weighted};
-use crate::strategy::{Place, Strategy, Sync};
+use crate::local::{Local, Pass, weighted};
+use crate::single::{Nobody, begin};
+use crate::strategy::{Place, Strategy, Sync, in_one_go};
 use phalanx_comm::{Deadline, Group, Rank, ReduceOp};
 use phalanx_nn::Parameters;
 use phalanx_tensor::{Arena, GradSink, LeafId, SumOverBatch, Tensor};
@@ -97,6 +98,8 @@ pub struct Ddp {
     adding: bool,
     step: Started,
     shared: Option<Shared>,
+    /// How a pass is made, if not in one go.
+    local: Option<Box<dyn Local>>,
 }
 
 /// Sums over the whole batch, which layers ask for where nothing can fail: the first failure is kept for `finish`.
@@ -141,12 +144,58 @@ impl Ddp {
     pub fn with(group: Group, config: DdpConfig) -> Ddp {
         let shared = config.sync_batch_norm.then(|| Shared::over(group.clone()));
         let hook = config.compress.hook();
-        Ddp { group, config, hook, buckets: None, adding: false, step: Started::default(), shared }
+        Ddp {
+            group,
+            config,
+            hook,
+            buckets: None,
+            adding: false,
+            step: Started::default(),
+            shared,
+            local: None,
+        }
     }
 
     /// The same, with buckets summed by `hook`.
     pub fn with_hook(self, hook: impl Hook + 'static) -> Ddp {
         Ddp { hook: Box::new(hook), ..self }
+    }
+
+    /// The same, with passes that `local` makes. It takes no statistics over the batch of all ranks
+    /// ([`DdpConfig::sync_batch_norm`]).
+    pub fn with_local(self, local: impl Local + 'static) -> Ddp {
+        Ddp { local: Some(Box::new(local)), ..self }
+    }
+
+    #[track_caller]
+    fn check_finished(&self) {
+        assert!(
+            self.step.pending.is_empty(),
+            "Ddp::backward: the pass before was Sync::Now, and nobody called finish"
+        );
+    }
+
+    /// Lets `pass`, which has samples, make gradients: where they are the step's last, their buckets start as they come.
+    #[track_caller]
+    fn through<R>(
+        &mut self,
+        parameters: &Parameters,
+        sync: Sync,
+        pass: impl FnOnce(&mut dyn GradSink) -> Result<R, Error>,
+    ) -> Result<R, Error> {
+        self.check_finished();
+        let Ddp { step, buckets, group, hook, adding, .. } = self;
+        let buckets = prepared(buckets);
+        begin(adding, parameters);
+        match sync {
+            Sync::Later => pass(&mut Nobody),
+            Sync::Now => {
+                step.lacking.clear();
+                step.lacking.extend(buckets.iter().map(Range::len));
+                step.next = 0;
+                pass(&mut Counter { step, buckets, group, hook: hook.as_mut(), parameters })
+            }
+        }
     }
 
     /// Starts the buckets that the backward pass left, and waits for all.
@@ -208,7 +257,7 @@ pub(crate) fn share_values(group: &Group, parameters: &Parameters) -> Result<(),
 
 /// Lets ranks of one host sum gradients where they lie. Whoever has them summed borrows them for writing until that is done
 /// (D-WHOLE), so nobody here uses what others write to.
-fn share_gradients(group: &Group, parameters: &Parameters) -> Result<(), Error> {
+pub(crate) fn share_gradients(group: &Group, parameters: &Parameters) -> Result<(), Error> {
     let arena = parameters.grads().arena();
     let kept = arena.region().filter(|region| group.may_attach(region));
     let region = match kept.map_or_else(|| arena.share::<f32>(), |region| Ok(Some(Arc::clone(region)))) {
@@ -283,6 +332,18 @@ impl Strategy for Ddp {
         bring_together(&self.group, parameters)
     }
 
+    fn pass(&mut self, pass: &Pass<'_>) -> Result<f64, Error> {
+        let Some(mut local) = self.local.take() else { return in_one_go(self, pass) };
+        if pass.samples() == 0 {
+            begin(&mut self.adding, pass.parameters);
+            self.local = Some(local);
+            return Ok(0.0);
+        }
+        let loss = self.through(pass.parameters, pass.sync, |sink| local.pass(pass, sink));
+        self.local = Some(local);
+        loss
+    }
+
     fn backward(
         &mut self,
         parameters: &Parameters,
@@ -290,25 +351,16 @@ impl Strategy for Ddp {
         weight: f64,
         sync: Sync,
     ) -> Result<(), Error> {
-        assert!(
-            self.step.pending.is_empty(),
-            "Ddp::backward: the pass before was Sync::Now, and nobody called finish"
-        );
-        let Ddp { step, buckets, group, hook, adding, .. } = self;
-        let buckets = prepared(buckets);
-        begin(adding, parameters);
-        let Some(loss) = loss else { return Ok(()) };
-        match sync {
-            Sync::Later => weighted(loss, weight, &mut Nobody),
-            Sync::Now => {
-                step.lacking.clear();
-                step.lacking.extend(buckets.iter().map(Range::len));
-                step.next = 0;
-                let mut counter = Counter { step, buckets, group, hook: hook.as_mut(), parameters };
-                weighted(loss, weight, &mut counter);
-            }
-        }
-        Ok(())
+        let Some(loss) = loss else {
+            self.check_finished();
+            prepared(&self.buckets);
+            begin(&mut self.adding, parameters);
+            return Ok(());
+        };
+        self.through(parameters, sync, |sink| {
+            weighted(loss, weight, sink);
+            Ok(())
+        })
     }
 
     fn finish(&mut self, parameters: &Parameters) -> Result<(), Error> {

@@ -39,6 +39,62 @@ pub enum Error {
         /// How many ranks there are.
         world_size: usize,
     },
+    /// There is no such schedule.
+    #[error(transparent)]
+    Schedule(#[from] crate::pipeline::ScheduleError),
+    /// The model can't be cut so.
+    #[error(transparent)]
+    Cut(#[from] crate::pipeline::CutError),
+    /// A stage of a pipeline waited for another in vain.
+    #[error("rank {rank} of the pipeline: {action} of another stage {}", waited_for(.waited))]
+    StageLost {
+        /// Who waited.
+        rank: usize,
+        /// For what.
+        action: String,
+        /// How long, if that was too long; else the other stage has ended.
+        waited: Option<std::time::Duration>,
+    },
+    /// Another rank told of values that can't be.
+    #[error(
+        "rank of stage {stage} told of activations of an impossible form: {words:?}\nhint: start every rank with the same program"
+    )]
+    BadForm {
+        /// Whose.
+        stage: usize,
+        /// What it told.
+        words: Vec<u64>,
+    },
+    /// Blocks that aren't placed, or are placed twice.
+    #[error("the blocks {} are placed, and the model has the blocks 0..{blocks}\nhint: place all of them, in order", .placed.join(", "))]
+    Places {
+        /// Which were.
+        placed: Vec<String>,
+        /// How many there are.
+        blocks: usize,
+    },
+    /// A model that can't be shared out block by block.
+    #[error(
+        "{name} of block {block} comes after {before} of block {block_before}\nhint: name the parts of the model in the order of its blocks"
+    )]
+    Scattered {
+        /// A parameter.
+        name: String,
+        /// Its block.
+        block: usize,
+        /// The one before it.
+        before: String,
+        /// And that one's.
+        block_before: usize,
+    },
+    /// A GPU among several devices of one process.
+    #[error(
+        "a model can't be placed on {device} and on another device of one process\nhint: take a rank a device, as a pipeline of ranks"
+    )]
+    PlacedGpu {
+        /// The GPU.
+        device: String,
+    },
     /// The ranks run different models.
     #[error(
         "the ranks have different models: rank {rank} has {theirs} where rank 0 has {ours}\nhint: start every rank with the same program and settings"
@@ -51,4 +107,11 @@ pub enum Error {
         /// What stands there on rank 0.
         ours: String,
     },
+}
+
+fn waited_for(waited: &Option<std::time::Duration>) -> String {
+    match waited {
+        Some(time) => format!("hasn't come after {} s", time.as_secs()),
+        None => "won't come, as that stage has ended".to_owned(),
+    }
 }

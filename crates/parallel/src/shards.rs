@@ -17,7 +17,7 @@ mod tree;
 
 use crate::ddp::{bring_together, share_buffers, share_values};
 use crate::error::Error;
-use crate::single::weighted;
+use crate::local::weighted;
 use crate::strategy::{Place, Shards, Strategy, Sync};
 use exchange::Exchange;
 use phalanx_comm::{Group, ReduceOp};

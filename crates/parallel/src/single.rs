@@ -1,21 +1,29 @@
 //! One process that does everything itself.
 
 use crate::error::Error;
-use crate::strategy::{Place, Strategy, Sync};
+use crate::local::{Local, Pass, weighted};
+use crate::strategy::{Place, Strategy, Sync, in_one_go};
 use phalanx_nn::Parameters;
-use phalanx_tensor::{GradSink, LeafId, Tensor, backward};
+use phalanx_tensor::{GradSink, LeafId, Tensor};
 
 /// Trains alone.
 #[derive(Default)]
 pub struct SingleDevice {
     /// Whether gradients of this step are there already.
     adding: bool,
+    /// How a pass is made, if not in one go.
+    local: Option<Box<dyn Local>>,
 }
 
 impl SingleDevice {
     /// A strategy for one process.
     pub fn new() -> SingleDevice {
         SingleDevice::default()
+    }
+
+    /// The same with passes that `local` makes.
+    pub fn with_local(local: impl Local + 'static) -> SingleDevice {
+        SingleDevice { local: Some(Box::new(local)), ..SingleDevice::default() }
     }
 }
 
@@ -33,6 +41,16 @@ impl Strategy for SingleDevice {
 
     fn prepare(&mut self, _: &Parameters) -> Result<(), Error> {
         Ok(())
+    }
+
+    fn pass(&mut self, pass: &Pass<'_>) -> Result<f64, Error> {
+        match &mut self.local {
+            None => in_one_go(self, pass),
+            Some(local) => {
+                begin(&mut self.adding, pass.parameters);
+                local.pass(pass, &mut Nobody)
+            }
+        }
     }
 
     fn backward(
@@ -60,12 +78,6 @@ impl Strategy for SingleDevice {
     fn sum(&mut self, _: &mut [f64]) -> Result<(), Error> {
         Ok(())
     }
-}
-
-/// A backward pass of a loss that is only a share of the step's.
-pub(crate) fn weighted(loss: &Tensor, weight: f64, sink: &mut dyn GradSink) {
-    let weight = Tensor::full(loss.device(), loss.shape(), weight, loss.dtype());
-    backward(&[(loss, Some(&weight))], sink);
 }
 
 /// Forgets the gradients of the step before at the first pass of a new one.

@@ -2,8 +2,10 @@
 
 use crate::error::Error;
 use crate::hook::Kept;
+use crate::local::Pass;
 use phalanx_nn::Parameters;
-use phalanx_tensor::{SumOverBatch, Tensor};
+use phalanx_nn::optim::{Clip, Optimizer};
+use phalanx_tensor::{Device, SumOverBatch, Tensor};
 use std::ops::Range;
 
 /// Which share of the samples is this process's.
@@ -50,6 +52,12 @@ pub trait Strategy: Send {
     /// The same where all ranks have the same values and buffers already, which then aren't sent.
     fn prepare_alike(&mut self, parameters: &Parameters) -> Result<(), Error> {
         self.prepare(parameters)
+    }
+
+    /// One pass, forward and backward: gives the mean loss over this rank's samples, 0 without any. How it is made, in one go or
+    /// in parts on several devices, is the strategy's business. Panics as [`Strategy::backward`] does.
+    fn pass(&mut self, pass: &Pass<'_>) -> Result<f64, Error> {
+        in_one_go(self, pass)
     }
 
     /// Called before the forward pass that each [`Strategy::backward`] belongs to.
@@ -101,6 +109,49 @@ pub trait Strategy: Send {
         Ok(count != [0.0])
     }
 
+    /// Cuts the gradients of the step, which are whole, where the strategy keeps them; gives their norm before that, if there is a
+    /// limit on it.
+    fn clip(&mut self, clip: &Clip, parameters: &Parameters) -> Result<Option<f64>, Error> {
+        Ok(clip.apply_to(parameters.grads().arena()))
+    }
+
+    /// Moves the values by one step along the gradients, with the rule's learning rate times `factor`. All ranks have the same
+    /// values afterwards, or each the newest of those that it holds.
+    fn step(
+        &mut self,
+        optimizer: &mut Optimizer,
+        parameters: &Parameters,
+        device: &Device,
+        factor: f64,
+    ) -> Result<(), Error> {
+        // Where the values lie is where they are moved.
+        let _ = device;
+        optimizer.step_arenas(parameters.values(), parameters.grads().arena(), factor);
+        Ok(())
+    }
+
+    /// Whether a rank holds only a part of the values or of the optimizer's state between two steps; the same on all ranks.
+    fn is_sharded(&self) -> bool {
+        false
+    }
+
+    /// Brings all values to this rank, where they stay until the next pass. All ranks must ask at once, between two steps.
+    fn gather(&mut self) -> Result<(), Error> {
+        Ok(())
+    }
+
+    /// The optimizer's state of all values, an array each, where a rank holds only a part of it: on rank 0, on others nothing that
+    /// means anything. None where each rank has it. All ranks must ask at once, between two steps.
+    fn whole_state(&mut self, optimizer: &Optimizer) -> Result<Option<Vec<Vec<f32>>>, Error> {
+        let _ = optimizer;
+        Ok(None)
+    }
+
+    /// Of an optimizer's whole state leaves what this rank holds.
+    fn keep_part(&mut self, optimizer: &mut Optimizer) {
+        let _ = optimizer;
+    }
+
     /// Replaces each number by its sum over the ranks.
     fn sum(&mut self, numbers: &mut [f64]) -> Result<(), Error>;
 
@@ -113,4 +164,12 @@ pub trait Strategy: Send {
         }
         self.sum(sum)
     }
+}
+
+/// A forward pass over all of a rank's samples, then a backward pass.
+pub(crate) fn in_one_go<S: Strategy + ?Sized>(strategy: &mut S, pass: &Pass<'_>) -> Result<f64, Error> {
+    strategy.begin_pass(pass.parameters);
+    let loss = pass.forward(strategy.shared_batch());
+    strategy.backward(pass.parameters, loss.as_ref(), pass.weight, pass.sync)?;
+    Ok(loss.map_or(0.0, |loss| loss.item()))
 }

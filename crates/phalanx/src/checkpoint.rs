@@ -181,6 +181,7 @@ impl Checkpoints {
         }
         if let Some(resumed) = resumed {
             *state = resumed.state;
+            strategy.keep_part(&mut state.optimizer);
             resumed.kept.into_iter().for_each(|kept| strategy.go_on(kept));
         }
         if let Some(writer) = &mut writer {
@@ -252,11 +253,16 @@ impl Checkpoints {
         parameters: &Parameters,
         strategy: &mut dyn Strategy,
     ) -> Result<(), Error> {
-        let kept = if strategy.keeps() && strategy.any(due)? { strategy.kept()? } else { Vec::new() };
-        if let Some(writer) = self.writer.as_mut().filter(|_| due) {
-            writer.take(state, parameters, kept);
+        let (mut kept, mut states) = (Vec::new(), None);
+        if (strategy.keeps() || strategy.is_sharded()) && strategy.any(due)? {
+            strategy.gather()?;
+            (kept, states) = (strategy.kept()?, strategy.whole_state(&state.optimizer)?);
         }
-        Ok(())
+        if let Some(writer) = self.writer.as_mut().filter(|_| due) {
+            writer.take(state, parameters, states, kept);
+        }
+        // The next pass gives values back.
+        if strategy.is_sharded() { Ok(self.settle()?) } else { Ok(()) }
     }
 
     /// How long one has taken at most, as far as this rank knows.
@@ -320,9 +326,15 @@ impl Writer {
         Ok(Writer { background, last, any, asked: false, stall: Duration::ZERO, longest: Duration::ZERO })
     }
 
-    fn take(&mut self, state: &State, parameters: &Parameters, kept: Vec<Kept>) {
+    fn take(
+        &mut self,
+        state: &State,
+        parameters: &Parameters,
+        states: Option<Vec<Vec<f32>>>,
+        kept: Vec<Kept>,
+    ) {
         let start = Instant::now();
-        self.background.write(Lent::of(parameters, state, kept));
+        self.background.write(Lent::of(parameters, state, states, kept));
         self.last = (state.progress.step, Instant::now());
         self.asked = false;
         self.stall = start.elapsed();

@@ -58,6 +58,19 @@ pub enum Error {
         /// What that is.
         what: &'static str,
     },
+    /// Something that can't be had where ranks hold only parts.
+    #[error(
+        "{what} can't be had where the model is shared out among ranks\nhint: take --strategy ddp, or leave it out"
+    )]
+    BesideSharding {
+        /// What was asked for.
+        what: &'static str,
+    },
+    /// Statistics over the batch of all ranks, of batches that fall into parts.
+    #[error(
+        "batch norms can't go by the batch of all ranks where each rank makes its passes in parts on several devices\nhint: leave sync_batch_norm out, or take a rank a device"
+    )]
+    SharedInParts,
     /// Something goes by evaluations, and there are none.
     #[error("{what} needs test samples, and there are none\nhint: give the trainer a data set to test on")]
     NothingToJudge {

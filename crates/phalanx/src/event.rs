@@ -59,6 +59,13 @@ pub enum Event {
         /// The share of test samples whose label was among the five likeliest, if there are more than five.
         #[serde(skip_serializing_if = "Option::is_none")]
         test_top5: Option<f64>,
+        /// The mean loss on the test samples in bits, where these are windows of a text: what each of its bytes would take if it were
+        /// compressed with the model.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        test_bits_per_byte: Option<f64>,
+        /// The same as a perplexity, 2 to the power of these bits: of so many equally likely bytes the choice would be as hard.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        test_perplexity: Option<f64>,
         /// How many samples the ranks have trained on.
         samples: u64,
         /// Whether these were all samples that were to be trained on, each once, by what the ranks say that they took. Not known

@@ -8,9 +8,11 @@ mod build;
 mod changes;
 mod fit;
 mod keys;
+mod layout;
 
 pub(crate) use changes::changes;
 pub use keys::{KEYS, Key, Kind};
+pub use layout::LaidOut;
 
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -67,6 +69,21 @@ pub struct ModelRecipe {
     /// The first layers of a residual network: `imagenet` (torchvision's, the default) or `small` (for small images).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stem: Option<String>,
+    /// Decoder blocks of a language model. Default 4.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub layers: Option<usize>,
+    /// Numbers a position of it. Default 128.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub width: Option<usize>,
+    /// Heads of each of its attentions. Default 4.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub heads: Option<usize>,
+    /// Words that it sees at once. Default 128.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub context: Option<usize>,
+    /// Whether its last layer multiplies with the table of words. Default yes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tied: Option<bool>,
 }
 
 /// How parameters follow gradients. What is `None` is the optimizer's default.
@@ -281,6 +298,29 @@ fn sixty_four() -> usize {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ParallelRecipe {
+    /// How the work is shared: `ddp` (workers, each with a whole model on one device, the default), `fsdp` (workers, each with a part
+    /// of the model), or workers of several devices
+    /// each: `dp` (a copy of the model on each), `place` (each holds some blocks) or `pipeline` (the same, all at once).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub strategy: Option<String>,
+    /// What `fsdp` shares out: 1 the optimizer's state, 2 gradients as well, 3 (the default) everything.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub zero: Option<usize>,
+    /// Devices of each worker. Default 2.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub devices: Option<usize>,
+    /// How many blocks each stage has. Default: such that the slowest stage is as fast as can be, by measured times.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cut: Option<Vec<f64>>,
+    /// A pipeline's schedule: `gpipe`, `1f1b` (the default), `interleaved` or `zb-h1`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub schedule: Option<String>,
+    /// Stages of each device, of an interleaved schedule. Default 2.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub chunks: Option<usize>,
+    /// Into how many parts a pipeline cuts each batch. Default 4.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub micro_batches: Option<usize>,
     /// About how many MiB of gradients travel together. Default 25.
     pub bucket_mb: f64,
     /// The same for the gradients that are ready first. Default 1.
@@ -306,6 +346,13 @@ pub struct ParallelRecipe {
 impl Default for ParallelRecipe {
     fn default() -> ParallelRecipe {
         ParallelRecipe {
+            strategy: None,
+            zero: None,
+            devices: None,
+            cut: None,
+            schedule: None,
+            chunks: None,
+            micro_batches: None,
             bucket_mb: 25.0,
             first_bucket_mb: 1.0,
             logical_shards: None,
@@ -447,6 +494,9 @@ pub const BUILT_IN: &[(&str, &str)] = &[
     ("mnist-hpc", include_str!("../recipes/mnist-hpc.toml")),
     ("fashion-mnist", include_str!("../recipes/fashion-mnist.toml")),
     ("mnist-autoencoder", include_str!("../recipes/mnist-autoencoder.toml")),
+    ("mnist-model-parallel", include_str!("../recipes/mnist-model-parallel.toml")),
+    ("mnist-pipeline", include_str!("../recipes/mnist-pipeline.toml")),
+    ("gpt", include_str!("../recipes/gpt.toml")),
     ("linear-regression", include_str!("../recipes/linear-regression.toml")),
     ("cifar10-resnet18", include_str!("../recipes/cifar10-resnet18.toml")),
     ("cifar10-resnet18-224", include_str!("../recipes/cifar10-resnet18-224.toml")),
@@ -572,7 +622,8 @@ impl Recipe {
         let table = self.table();
         keys::check(&self.name, &table)?;
         fit::check(&self.name, &table)?;
-        self.check_images(&self.name)
+        self.check_images(&self.name)?;
+        self.check_parallel(&self.name)
     }
 
     fn table(&self) -> Table {
@@ -585,6 +636,7 @@ impl Recipe {
         let mut recipe: Recipe = table.try_into().expect("a checked table is a recipe");
         recipe.name = name.to_owned();
         recipe.check_images(origin)?;
+        recipe.check_parallel(origin)?;
         Ok(recipe)
     }
 

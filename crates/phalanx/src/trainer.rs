@@ -36,7 +36,7 @@ use listener::Listener;
 use phalanx_data::{Dataset, LoaderOptions};
 use phalanx_nn::optim::{Clip, Group, Rule};
 use phalanx_nn::{Loss, Module, Parameters, Plateau, Schedule};
-use phalanx_parallel::DdpConfig;
+use phalanx_parallel::{DdpConfig, FsdpConfig, LocalConfig};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
@@ -89,6 +89,11 @@ pub struct Trainer {
     pub loader: LoaderOptions,
     /// How gradients are brought together where there is more than one rank.
     pub ddp: DdpConfig,
+    /// What ranks share out among themselves, so that a model fits that doesn't fit on each: [`phalanx_parallel::Fsdp`]. A loss of a
+    /// rank is then a new start from the newest checkpoint. Default: each has everything.
+    pub sharded: Option<FsdpConfig>,
+    /// How each rank makes its passes: in one go, through a pipeline, or on copies of the model. Default: in one go.
+    pub local: LocalConfig,
     /// Where and when the run is saved, and whether it goes on from what was saved. Default: not at all.
     pub checkpoint: Option<CheckpointConfig>,
     /// What may be asked of the run while it goes on. Default: nobody else holds it, so nothing is.
@@ -120,6 +125,8 @@ impl Default for Trainer {
             best_file: None,
             loader: LoaderOptions::default(),
             ddp: DdpConfig::default(),
+            sharded: None,
+            local: LocalConfig::default(),
             checkpoint: None,
             requests: Requests::default(),
             time_limit: None,
@@ -144,7 +151,8 @@ pub enum OnNan {
 pub struct Trained {
     /// The parameters; the model shares them.
     pub parameters: Parameters,
-    /// Where the run ended; what another one can go on from.
+    /// Where the run ended; what another one can go on from. Where ranks share out the optimizer's state, rank 0 has all of it and the
+    /// others have their parts.
     pub state: State,
     /// The last evaluation, if there were test samples.
     pub evaluation: Option<Evaluation>,
@@ -189,7 +197,7 @@ impl Trainer {
         let mut listener = Listener { observer, pulse: worker.pulse() };
         let mut course = Course::new(self, worker, model, &parameters, &data, &mut listener);
         // What each rank keeps for itself would be lost with it.
-        let keeps = self.ddp.compress.keeps();
+        let keeps = self.ddp.compress.keeps() || self.sharded.is_some();
         let _in_place = if keeps { None } else { worker.go_on_in_place() };
         let mut futile = 0;
         let interrupted = loop {

@@ -3,11 +3,11 @@
 use phalanx::checkpoint::{CheckpointConfig, Every, Manifest, checkpoints};
 use phalanx::data::{BatchBuffers, Dataset, Places, Silent, Target, View, open};
 use phalanx::nn::models::MnistNet;
-use phalanx::nn::optim::{Adam, Rule, Sgd};
+use phalanx::nn::optim::{Adam, Clip, Rule, Sgd};
 use phalanx::nn::{
     BatchNorm2d, Conv2d, Flatten, Linear, LogSoftmax, Module, Parameters, Plateau, Relu, Sequential, Weights,
 };
-use phalanx::parallel::{Compress, DdpConfig};
+use phalanx::parallel::{Compress, DdpConfig, FsdpConfig, Sharded};
 use phalanx::{Error, Event, Observer, Requests, State, Trainer, Worker, spawn};
 use std::fs;
 use std::path::Path;
@@ -116,6 +116,63 @@ fn what_ranks_keep_of_compressed_gradients_goes_on_bit_for_bit() {
     for ranks in [1, 2, 4] {
         // Before the first step that is compressed, within an epoch, on its border.
         check_that_it_goes_on(ranks, mnist_net, &trainer, sgd.into(), &[3, 7, 10]);
+    }
+}
+
+#[test]
+fn what_ranks_share_out_goes_on_bit_for_bit() {
+    let adam = Adam { lr: 0.002, ..Adam::default() };
+    let clip = Clip { norm: Some(1.0), value: None };
+    for (ranks, sharded) in [(2, Sharded::Parameters), (4, Sharded::Parameters), (2, Sharded::States)] {
+        let sharded = Some(FsdpConfig { sharded, unit_bytes: 1 << 10 });
+        let trainer = Trainer { epochs: 3, seed: 5, clip, sharded, ..Trainer::default() };
+        check_that_it_goes_on(ranks, mnist_net, &trainer, adam.into(), &[7, 10]);
+        check_that_it_goes_on(ranks, batch_norm_net, &trainer, adam.into(), &[26]);
+    }
+}
+
+#[test]
+fn a_run_goes_on_with_other_parts_or_whole_as_if_it_had_always_been_so() {
+    let adam = Adam { lr: 0.002, ..Adam::default() };
+    let shared_out = |sharded| Some(FsdpConfig { sharded, unit_bytes: 1 << 10 });
+    let of = |sharded, steps| Trainer { epochs: 3, steps, seed: 5, sharded, ..Trainer::default() };
+    let whole = train(1, &of(None, None), adam.into()).unwrap();
+    let values = |left: &Left| -> Vec<f32> {
+        let weights = left.weights[0].as_ref().unwrap();
+        weights.names().flat_map(|name| weights.get(name).unwrap().1.to_vec()).collect()
+    };
+    let [all, most] = [Some(Sharded::Parameters), Some(Sharded::Gradients)].map(|it| it.and_then(shared_out));
+    for [before, after] in [[(4, all), (2, most)], [(2, all), (4, None)], [(1, None), (4, all)]] {
+        let folder = tempfile::tempdir().unwrap();
+        let stopped = Trainer { checkpoint: every(8, folder.path(), false), ..of(before.1, Some(8)) };
+        train(before.0, &stopped, adam.into()).unwrap();
+        let resumed = Trainer { checkpoint: every(8, folder.path(), true), ..of(after.1, None) };
+        let resumed = train(after.0, &resumed, adam.into()).unwrap();
+        assert_eq!(resumed.told.resumed, Some(8));
+        let (got, want) = (values(&resumed), values(&whole));
+        let worst = got.iter().zip(&want).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        // Adam makes much of the rounding of gradients that are nearly 0: a step moves a weight by up to 0.002.
+        assert!(got.len() == want.len() && worst < 0.01, "{before:?} {after:?}: {worst}");
+    }
+}
+
+#[test]
+fn what_cannot_be_had_where_ranks_hold_parts_is_refused() {
+    let sharded = Some(FsdpConfig::default());
+    let ddp = DdpConfig { sync_batch_norm: true, ..DdpConfig::default() };
+    let asked = [
+        (Trainer { ema: Some(0.9), ..Trainer::default() }, "a running mean of the weights"),
+        (Trainer { logical_shards: Some(4), ..Trainer::default() }, "logical shards"),
+        (Trainer { ddp, ..Trainer::default() }, "statistics over the batch of all ranks"),
+    ];
+    for (trainer, what) in asked {
+        let error = train(2, &Trainer { sharded, ..trainer }, Sgd::new(0.1).into()).err().unwrap();
+        assert_eq!(
+            error.to_string(),
+            format!(
+                "{what} can't be had where the model is shared out among ranks\nhint: take --strategy ddp, or leave it out"
+            )
+        );
     }
 }
 

@@ -130,10 +130,32 @@ struct Inner {
 impl Arena {
     /// An arena of zeros.
     pub fn new(device: &Device, dtype: DType, layout: &Layout) -> Arena {
+        Arena::spread(device, dtype, layout, |_| device)
+    }
+
+    /// An arena of zeros in the memory of `device` of which each parameter is a tensor of the device that `of` names: a model may
+    /// lie on several CPU devices, and still be one run of memory to whoever sees it flat. Panics if one of several is a GPU, whose
+    /// memory is its own.
+    #[track_caller]
+    pub fn spread<'a>(
+        device: &'a Device,
+        dtype: DType,
+        layout: &Layout,
+        of: impl Fn(usize) -> &'a Device,
+    ) -> Arena {
         let memory = Arc::new(Memory::of_arena(device, layout.len() * dtype.bytes()));
         let bytes = |i: usize| layout.offsets[i] * dtype.bytes()..layout.offsets[i + 1] * dtype.bytes();
         // S-PART: the spans of different parameters don't overlap.
-        let parts = (0..layout.count()).map(|i| Storage::part(device, &memory, bytes(i))).collect();
+        let part = |i: usize| {
+            let own = of(i);
+            let shares = own == device || [own, device].iter().all(|device| device.gpu().is_none());
+            assert!(
+                shares,
+                "an arena on {device:?} with a parameter on {own:?}: only CPU devices share memory"
+            );
+            Storage::part(own, &memory, bytes(i))
+        };
+        let parts = (0..layout.count()).map(part).collect();
         Arena(Arc::new(Inner { layout: layout.clone(), device: device.clone(), dtype, memory, parts }))
     }
 
@@ -237,22 +259,31 @@ impl Arena {
     #[track_caller]
     pub fn range_mut<T: Element>(&self, params: Range<usize>) -> Span<T> {
         self.check::<T>();
-        Span { locked: self.lock(params), element: PhantomData }
+        Span { locked: self.lock(params, Storage::lock_for_writing), element: PhantomData }
+    }
+
+    /// The same for one who takes values away that nobody is to see meanwhile, and brings the same ones back before the span is
+    /// dropped: for a backward pass that comes later they are what they were. One who moves them on in between does so when no
+    /// pass is left that needs the old ones.
+    #[track_caller]
+    pub fn set_aside<T: Element>(&self, params: Range<usize>) -> Span<T> {
+        self.check::<T>();
+        Span { locked: self.lock(params, Storage::lock_for_keeping), element: PhantomData }
     }
 
     /// The write borrow of every part.
     #[track_caller]
     pub(crate) fn write(&self) -> Locked {
-        self.lock(0..self.0.layout.count())
+        self.lock(0..self.0.layout.count(), Storage::lock_for_writing)
     }
 
     #[track_caller]
-    fn lock(&self, params: Range<usize>) -> Locked {
+    fn lock(&self, params: Range<usize>, lock: fn(&Storage)) -> Locked {
         let parts = &self.0.parts[params.clone()];
         // It grows with each part, so that one that is refused leaves none before it locked.
         let mut locked = Locked { arena: self.clone(), params: params.start..params.start };
         for part in parts {
-            part.lock_for_writing();
+            lock(part);
             locked.params.end += 1;
         }
         locked
@@ -343,6 +374,21 @@ impl<T: Element> Span<T> {
     pub fn params(&self) -> Range<usize> {
         self.locked.params.clone()
     }
+
+    /// Gives the memory of these elements of the span, counted from its start, back to the system, as far as they fill whole pages
+    /// and the system takes them: they are 0 then. Whatever isn't taken stays as it is.
+    #[track_caller]
+    pub fn give_back(&mut self, elements: Range<usize>) {
+        assert!(elements.end <= self.len(), "give_back: elements {elements:?} of a span of {}", self.len());
+        let (start, size) = (self.bytes().start, T::DTYPE.bytes());
+        let Some(region) = self.arena().region() else { return };
+        // SAFETY: the write borrow of every part in the span is held, and `&mut self` says that no slice of it is alive.
+        let given = unsafe { region.give_back(start + elements.start * size..start + elements.end * size) };
+        if let Err(error) = given {
+            // It only takes more memory then.
+            debug_assert!(false, "pages can't be given back: {error}");
+        }
+    }
 }
 
 impl<T: Element> Deref for Span<T> {
@@ -372,8 +418,13 @@ pub struct Grads {
 impl Grads {
     /// A gradient arena without gradients.
     pub fn new(device: &Device, dtype: DType, layout: &Layout) -> Grads {
-        let stale = (0..layout.count()).map(|_| AtomicBool::new(true)).collect();
-        Grads { arena: Arena::new(device, dtype, layout), stale }
+        Grads::over(Arena::new(device, dtype, layout))
+    }
+
+    /// The same in this arena.
+    pub fn over(arena: Arena) -> Grads {
+        let stale = (0..arena.layout().count()).map(|_| AtomicBool::new(true)).collect();
+        Grads { arena, stale }
     }
 
     /// The memory of the gradients. Slots without a gradient hold old values until [`Grads::settle`].
@@ -388,8 +439,12 @@ impl Grads {
 
     /// Fills the slots of parameters that got no gradient since [`Grads::zero`] with zeros; says which they are.
     pub fn settle(&self) -> Vec<usize> {
-        let unused: Vec<usize> =
-            (0..self.stale.len()).filter(|&i| self.stale[i].swap(false, Ordering::Relaxed)).collect();
+        self.settle_in(0..self.stale.len())
+    }
+
+    /// The same for these parameters alone.
+    pub fn settle_in(&self, params: Range<usize>) -> Vec<usize> {
+        let unused: Vec<usize> = params.filter(|&i| self.stale[i].swap(false, Ordering::Relaxed)).collect();
         for &i in &unused {
             self.arena.tensor(i).fill(0.0);
         }

@@ -39,7 +39,7 @@ pub fn random(like: &Tensor, shape: &[usize], stream: u64) -> Tensor {
 pub type Family<C> = (&'static str, fn(&C));
 
 /// Every family of operations.
-pub fn families<C: Check>() -> [Family<C>; 13] {
+pub fn families<C: Check>() -> [Family<C>; 14] {
     [
         ("arithmetic broadcasts", arithmetic_broadcasts),
         ("functions", functions),
@@ -53,6 +53,7 @@ pub fn families<C: Check>() -> [Family<C>; 13] {
         ("embedding and norm", embedding_and_norm),
         ("batch norm", batch_norm),
         ("dropouts", dropouts),
+        ("attention", attention),
         ("a value used twice gets both gradients", a_value_used_twice_gets_both_gradients),
     ]
 }
@@ -92,6 +93,7 @@ pub fn functions(c: &impl Check) {
         Tensor::sigmoid,
         Tensor::relu,
         Tensor::gelu,
+        Tensor::gelu_tanh,
         Tensor::abs,
         Tensor::square,
     ] {
@@ -238,6 +240,17 @@ pub fn dropouts(c: &impl Check) {
     let key = DropoutKey { seed: 1, step: 2, layer: 3, samples: [10, 11, 12].into() };
     c.check(&[&[3, 4, 5]], |x| x[0].dropout(0.5, &key));
     c.check(&[&[3, 4, 2, 2]], |x| x[0].dropout2d(0.25, &key));
+}
+
+/// Attention, in one operation and in several.
+pub fn attention(c: &impl Check) {
+    let key = DropoutKey { seed: 1, step: 2, layer: 3, samples: [10, 11].into() };
+    for (shape, heads) in [([2, 1, 6], 1), ([2, 5, 12], 2), ([2, 3, 9], 3), ([1, 7, 18], 1)] {
+        c.check(&[&shape], |x| x[0].causal_attention(heads, None));
+        c.check(&[&shape], |x| x[0].causal_attention_in_steps(heads, None));
+    }
+    c.check(&[&[2, 5, 12]], |x| x[0].causal_attention(2, Some((0.4, &key))));
+    c.check(&[&[2, 12, 5]], |x| x[0].transpose(1, 2).causal_attention(1, None));
 }
 
 /// Values that are used more than once.

@@ -183,6 +183,12 @@ impl Device {
         self.0.profile.time(kernel)
     }
 
+    /// How many bytes of buffers were taken from the system, or of a GPU for arenas too, and not given back: in use, or waiting to be
+    /// used again.
+    pub fn held_bytes(&self) -> usize {
+        self.0.held.load(Ordering::Relaxed)
+    }
+
     /// Frees every cached buffer; how many bytes that were.
     pub fn release_cached(&self) -> usize {
         let classes = std::mem::take(&mut *lock(&self.0.buffers));
@@ -260,6 +266,21 @@ impl Device {
         });
     }
 
+    /// As [`Device::for_chunks2`], over three outputs.
+    pub(crate) fn for_chunks3<T: Send>(
+        &self,
+        outputs: [(&mut [T], usize); 3],
+        task: impl Fn(usize, [&mut [T]; 3]) + Sync,
+    ) {
+        let counts = outputs.each_ref().map(|(out, chunk)| out.len().div_ceil((*chunk).max(1)));
+        assert!(counts.iter().all(|&count| count == counts[0]), "outputs that don't go in step: {counts:?}");
+        let outputs = outputs.map(|(out, chunk)| (Pieces::new(out), chunk));
+        self.parallel_for(counts[0], |i| {
+            // SAFETY: the pool calls each index once, and pieces of different indices don't overlap.
+            task(i, outputs.each_ref().map(|(out, chunk)| unsafe { out.piece(i * chunk, *chunk) }));
+        });
+    }
+
     /// A free buffer that holds `bytes`, or else the capacity that a new one should have.
     pub(crate) fn take_buffer(&self, bytes: usize) -> Result<Arc<Buffer>, usize> {
         let (class, capacity) = size_class(bytes);
@@ -273,6 +294,11 @@ impl Device {
             classes.resize_with(class + 1, Vec::new);
         }
         classes[class].push(buffer);
+    }
+
+    /// What tells this device from all others that are there.
+    pub(crate) fn address(&self) -> usize {
+        Arc::as_ptr(&self.0).addr()
     }
 
     /// The number of a walk that begins, from 1: there is no other on this device until it is dropped.

@@ -3,6 +3,7 @@
 //! Formulas are written with the kernels directly, or with operations on tensors that are outside of the graph and so record
 //! nothing. A gradient that a kernel fills whole is written where [`Wanted::place`] says.
 
+use crate::cpu;
 use crate::dtype::DType;
 use crate::graph::{MAX_INPUTS, Saved};
 use crate::kernel;
@@ -97,6 +98,7 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
         }
         Op::Broadcast(from) => of([Some(grad.sum_to(&from))]),
         Op::Arrange => of([Some(grad.clone())]),
+        Op::To => of([wanted.wants(0).then(|| grad.to(&wanted.device_of(0)))]),
         Op::Cat { dim, middle } => {
             let rest = grad.dims()[dim] - middle;
             of([
@@ -121,6 +123,23 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
             }
             of([
                 filled(0, &x, &|out| kernel::matmul::linear_input_gradient(&grad, value(saved, 1), out)),
+                grad_w,
+                grad_b,
+            ])
+        }
+        Op::LinearInOut(x, w) => {
+            // Recorded on a CPU alone: see `Tensor::linear_in_out`.
+            let grad = grad.contiguous();
+            let bias = Shape::new(&w.dims()[1..]);
+            let grad_b = wanted.wants(2).then(|| wanted.place(2, Order::RowMajor, bias, dtype));
+            let grad_w = filled(1, &w, &|out| {
+                cpu::matmul::linear_in_out_weight_gradient(&grad, value(saved, 0), grad_b.as_ref(), out);
+            });
+            if let (Some(grad_b), None) = (&grad_b, &grad_w) {
+                sum_rows(&grad, grad_b);
+            }
+            of([
+                filled(0, &x, &|out| kernel::matmul::linear_input_gradient(&grad, &value(saved, 1).t(), out)),
                 grad_w,
                 grad_b,
             ])
@@ -180,6 +199,15 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
         Op::Embedding { table } => {
             let grad = grad.contiguous();
             of([filled(0, &table, &|out| kernel::embedding::embedding_gradient(&grad, value(saved, 0), out))])
+        }
+        Op::CausalAttention { heads, dropout } => {
+            let (qkv, grad) = (value(saved, 0), grad.contiguous());
+            let dropped = saved[3].as_ref().map(|streams| (dropout, streams));
+            // Recorded on a CPU alone: see `Tensor::causal_attention`.
+            of([filled(0, qkv.shape(), &|out| {
+                let forward = [qkv, value(saved, 1), value(saved, 2)];
+                cpu::attention::attention_gradient(forward, heads, dropped, &grad, out);
+            })])
         }
         Op::LayerNorm { row } => {
             let (x, weight, grad) = (value(saved, 0), saved[1].as_ref(), grad.contiguous());

@@ -78,6 +78,11 @@ impl NodeRef {
         self.0.as_ref().expect("a node handle holds its node until it is dropped")
     }
 
+    /// Whether both are handles to one node.
+    pub(crate) fn is(&self, other: &NodeRef) -> bool {
+        Arc::ptr_eq(self.arc(), other.arc())
+    }
+
     pub(crate) fn body(&self) -> MutexGuard<'_, Body> {
         self.arc().0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }

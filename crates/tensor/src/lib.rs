@@ -56,4 +56,4 @@ pub use profile::KernelTime;
 pub use shape::{MAX_DIMS, Order, Shape};
 pub use tensor::Tensor;
 pub use update::{Update, UpdateStep};
-pub use walk::backward;
+pub use walk::{WeightGradients, backward, backward_inputs};

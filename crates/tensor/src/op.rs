@@ -35,6 +35,8 @@ pub(crate) enum Op {
     Broadcast(Shape),
     /// The same values in another order in memory.
     Arrange,
+    /// The same values on another device.
+    To,
     /// Two tensors one after the other along `dim`; the second starts at `middle`.
     Cat { dim: usize, middle: usize },
     /// Matrix product of the last two dimensions, with the shapes of both sides; saves a where b wants a gradient, b where
@@ -42,6 +44,8 @@ pub(crate) enum Op {
     Matmul(Shape, Shape),
     /// `x w^T + b`, with the shapes of x and w; saves x where w wants a gradient, w where x does.
     Linear(Shape, Shape),
+    /// `x w + b`, with the shapes of x and w; saves as [`Op::Linear`].
+    LinearInOut(Shape, Shape),
     /// Cross-correlation of images with kernels, plus bias; saves x, w.
     Conv2d(Conv2dOptions),
     /// Largest of each window; saves the position of the largest in its window, which lies in `order` as the image does.
@@ -62,6 +66,10 @@ pub(crate) enum Op {
     BceWithLogits,
     /// Rows of a table; saves the row numbers.
     Embedding { table: Shape },
+    /// Causal self-attention of several heads, whose shares are dropped with this probability; saves queries, keys and values, the
+    /// output, each query's logarithm of the sum of the exponentials of its scores, and where shares are dropped the random
+    /// numbers of each sample.
+    CausalAttention { heads: usize, dropout: f64 },
     /// Normalisation over the last dimensions; saves x, weight, and each row's mean and 1/std.
     LayerNorm { row: usize },
     /// Normalisation of each channel over the batch and its pixels, then possibly a sum with another tensor and a ReLU; saves
@@ -94,6 +102,8 @@ pub(crate) enum Unary {
     Relu,
     /// x times the normal distribution function of x, exactly (by erf), as PyTorch's default.
     Gelu,
+    /// x times an approximation of that by tanh, as GPT-2 has it.
+    GeluTanh,
     /// |x|
     Abs,
     /// x^2

@@ -265,13 +265,26 @@ impl Storage {
     /// Marks the buffer as being written. Panics if anyone reads or writes it.
     #[track_caller]
     fn mark_writer(&self) -> &AtomicI32 {
+        let borrow = self.mark_holder();
+        self.buffer().writes.fetch_add(1, Ordering::Relaxed);
+        borrow
+    }
+
+    /// The same without counting it as an overwrite, for one who leaves the values as they are.
+    #[track_caller]
+    fn mark_holder(&self) -> &AtomicI32 {
         let borrow = &self.buffer().borrow;
         if let Err(other) = borrow.compare_exchange(0, -1, Ordering::Acquire, Ordering::Relaxed) {
             let who = if other < 0 { "written" } else { "read" };
             panic!("a tensor is to be written while its buffer is being {who}");
         }
-        self.buffer().writes.fetch_add(1, Ordering::Relaxed);
         borrow
+    }
+
+    /// Takes the write borrow without a guard and without counting an overwrite; see [`crate::arena::Arena::set_aside`].
+    #[track_caller]
+    pub(crate) fn lock_for_keeping(&self) {
+        self.mark_holder();
     }
 
     /// Takes the write borrow without a guard; see [`crate::arena::Span`], which gives it back.

@@ -202,15 +202,6 @@ impl Tensor {
         out
     }
 
-    /// A copy on `device`, row-major and outside of the graph; on the same device, this tensor itself. Any two devices do; between
-    /// them values go through the host's memory.
-    pub fn to(&self, device: &Device) -> Tensor {
-        if self.device() == device {
-            return self.detach();
-        }
-        with_element!(self.dtype, T => Tensor::from_slice(device, &self.to_vec::<T>(), *self.shape()))
-    }
-
     /// The elements, on a CPU without a copy. Panics if the tensor isn't contiguous or `T` isn't its dtype.
     #[track_caller]
     pub fn with_slice<T: Element, R>(&self, f: impl FnOnce(&[T]) -> R) -> R {

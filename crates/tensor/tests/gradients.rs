@@ -112,6 +112,11 @@ fn dropouts() {
 }
 
 #[test]
+fn attention() {
+    cases::attention(&Differences);
+}
+
+#[test]
 fn a_value_used_twice_gets_both_gradients() {
     cases::a_value_used_twice_gets_both_gradients(&Differences);
 }

@@ -54,7 +54,7 @@ pub(super) fn loader(args: &LoaderArgs) -> Result<()> {
         found => {
             let split = found?;
             let location = match &split.location {
-                Location::Folder(folder) => folder.display().to_string(),
+                Location::Folder(path) | Location::File(path) => path.display().to_string(),
                 Location::Library => "inside this program".to_owned(),
             };
             (split, location)

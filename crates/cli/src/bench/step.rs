@@ -4,8 +4,11 @@ use super::at_least_one;
 use crate::args::{StepArgs, StepModel, WrongUsage};
 use crate::say::{print, say};
 use anyhow::Result;
-use phalanx::nn::models::{MnistHpcNet, MnistNet, ResNet, ResNet9, ResNetDepth, ResNetStem};
-use phalanx::nn::optim::{Adam, Optimizer, Rule, Sgd};
+use phalanx::data::BYTES;
+use phalanx::nn::models::{
+    Gpt, GptConfig, Head, MnistHpcNet, MnistNet, ResNet, ResNet9, ResNetDepth, ResNetStem,
+};
+use phalanx::nn::optim::{Adam, AdamW, Optimizer, Rule, Sgd};
 use phalanx::nn::{Ctx, Loss, Module, Parameters};
 use phalanx::parallel::{SingleDevice, Strategy, Sync};
 use phalanx::tensor::{DType, Device, KernelTime, Philox, Tensor, no_grad};
@@ -23,6 +26,9 @@ struct StepLine {
     median_ms: f64,
     p95_ms: f64,
     gflops: f64,
+    /// The most memory that the process ever had, where the system says that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    peak_mb: Option<f64>,
 }
 
 pub(super) fn step(args: &StepArgs) -> Result<()> {
@@ -31,12 +37,9 @@ pub(super) fn step(args: &StepArgs) -> Result<()> {
     at_least_one("--threads", args.threads.unwrap_or(1))?;
     let threads = args.threads.unwrap_or(phalanx::cores());
     let device = Device::cpu(threads);
-    let Job { name, mut model, channels, image, loss, rule, forward, first } = job(args.model, args.image)?;
+    let Job { name, mut model, sample, loss, rule, forward, first } = job(args)?;
     let parameters = Parameters::build(&mut model, &device, 0);
-    let dims = [args.batch, channels, image, image];
-    let x = Tensor::uniform(&device, dims, 0.0, 1.0, DType::F32, Philox::new(1, 0));
-    let labels: Vec<i64> = (0..args.batch).map(|i| (i % 10) as i64).collect();
-    let y = Tensor::from_slice(&device, &labels, [args.batch]);
+    let [x, y] = sample.batch(args.batch, &device);
     let samples: Arc<[u64]> = (0..args.batch as u64).collect();
     let mut optimizer = Optimizer::new(rule)?;
     let mut strategy = SingleDevice::new();
@@ -76,6 +79,7 @@ pub(super) fn step(args: &StepArgs) -> Result<()> {
         median_ms: at(0.5),
         p95_ms: at(0.95),
         gflops: 2.0 * per_image * args.batch as f64 / at(0.5) / 1e6,
+        peak_mb: peak_mb(),
     };
     if args.profile {
         let updates = KernelTime { name: "optimizer", calls: args.steps as u64, total: updates };
@@ -84,8 +88,9 @@ pub(super) fn step(args: &StepArgs) -> Result<()> {
     if args.json {
         print(serde_json::to_string(&line)?);
     } else {
+        let peak = line.peak_mb.map_or(String::new(), |mb| format!(", {mb:.0} MB at most"));
         print(format_args!(
-            "{name}, batch {}, {threads} threads: median {:.3} ms, 95% below {:.3} ms, {:.1} GFLOP/s ({} steps)",
+            "{name}, batch {}, {threads} threads: median {:.3} ms, 95% below {:.3} ms, {:.1} GFLOP/s{peak} ({} steps)",
             args.batch, line.median_ms, line.p95_ms, line.gflops, args.steps
         ));
     }
@@ -112,23 +117,61 @@ fn profile(mut kernels: Vec<KernelTime>, updates: KernelTime, whole: Duration, s
 struct Job {
     name: &'static str,
     model: Box<dyn Module>,
-    channels: usize,
-    image: usize,
+    sample: Sample,
     loss: Loss,
     rule: Rule,
-    /// Multiply-adds of the forward pass, an image.
+    /// Multiply-adds of the forward pass, a sample.
     forward: f64,
     /// Those of the first layer, which needs no gradient of its images.
     first: f64,
 }
 
-fn job(model: StepModel, image: Option<usize>) -> Result<Job, WrongUsage> {
+/// What one sample is.
+enum Sample {
+    /// An image of one of ten classes.
+    Image { channels: usize, side: usize },
+    /// Bytes, each with the one behind it.
+    Bytes { count: usize },
+}
+
+impl Sample {
+    /// Inputs and targets.
+    fn batch(&self, batch: usize, device: &Device) -> [Tensor; 2] {
+        match *self {
+            Sample::Image { channels, side } => {
+                let dims = [batch, channels, side, side];
+                let labels: Vec<i64> = (0..batch).map(|i| (i % 10) as i64).collect();
+                let images = Tensor::uniform(device, dims, 0.0, 1.0, DType::F32, Philox::new(1, 0));
+                [images, Tensor::from_slice(device, &labels, [batch])]
+            }
+            Sample::Bytes { count } => {
+                let numbers = Philox::new(1, 0);
+                let byte = |i: usize| i64::from(numbers.word(i as u64) as u8);
+                [0, 1].map(|ahead| {
+                    let bytes: Vec<i64> = (ahead..batch * count + ahead).map(byte).collect();
+                    Tensor::from_slice(device, &bytes, [batch, count])
+                })
+            }
+        }
+    }
+}
+
+/// The most memory that this process ever had, in MB.
+fn peak_mb() -> Option<f64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    Some(line.trim().strip_suffix("kB")?.trim().parse::<f64>().ok()? * 1024.0 / 1e6)
+}
+
+fn job(args: &StepArgs) -> Result<Job, WrongUsage> {
+    let StepArgs { model, image, .. } = *args;
     let digits = |name, model, count: Count, first| {
         if image.is_some_and(|image| image != 28) {
             return Err(WrongUsage(format!("--image: the model {name} takes images of 28 pixels only")));
         }
         let (loss, rule) = (Loss::Nll, Sgd { momentum: 0.5, ..Sgd::new(0.01) }.into());
-        Ok(Job { name, model, channels: 1, image: 28, loss, rule, forward: count.total, first })
+        let sample = Sample::Image { channels: 1, side: 28 };
+        Ok(Job { name, model, sample, loss, rule, forward: count.total, first })
     };
     match model {
         StepModel::Mnist => {
@@ -141,6 +184,7 @@ fn job(model: StepModel, image: Option<usize>) -> Result<Job, WrongUsage> {
             let count = first.conv(64, 3, 1, 0).pool(2).dense(128).dense(10);
             digits("mnist-hpc", Box::new(MnistHpcNet::new(0.5)), count, first.total)
         }
+        StepModel::Gpt => gpt(args),
         StepModel::Resnet18 => Ok(resnet("resnet18", ResNetDepth::D18, image)),
         StepModel::Resnet34 => Ok(resnet("resnet34", ResNetDepth::D34, image)),
         StepModel::Resnet50 => Ok(resnet("resnet50", ResNetDepth::D50, image)),
@@ -161,6 +205,30 @@ fn job(model: StepModel, image: Option<usize>) -> Result<Job, WrongUsage> {
             Ok(pictures("resnet9", Box::new(ResNet9::new(10)), image, count, first))
         }
     }
+}
+
+fn gpt(args: &StepArgs) -> Result<Job, WrongUsage> {
+    let StepArgs { layers, width, heads, seq, .. } = *args;
+    [("--width", width), ("--heads", heads), ("--seq", seq)]
+        .into_iter()
+        .try_for_each(|(flag, number)| at_least_one(flag, number))?;
+    if !width.is_multiple_of(heads) {
+        return Err(WrongUsage(format!("--heads {heads}: a width of {width} doesn't fall into so many")));
+    }
+    let config =
+        GptConfig { layers, width, heads, context: seq, vocabulary: BYTES, dropout: 0.0, head: Head::Own };
+    let (time, width) = (seq as f64, width as f64);
+    // Of the scores half are needed, and each twice: for itself and for what it weighs.
+    let block = 12.0 * time * width * width + time * time * width;
+    Ok(Job {
+        name: "gpt",
+        model: Box::new(Gpt::new(config)),
+        sample: Sample::Bytes { count: seq },
+        loss: Loss::CrossEntropy { label_smoothing: 0.0 },
+        rule: AdamW { lr: 3e-4, ..AdamW::default() }.into(),
+        forward: layers as f64 * block + time * width * BYTES as f64,
+        first: 0.0,
+    })
 }
 
 fn resnet(name: &'static str, depth: ResNetDepth, image: Option<usize>) -> Job {
@@ -187,7 +255,8 @@ fn resnet(name: &'static str, depth: ResNetDepth, image: Option<usize>) -> Job {
 fn pictures(name: &'static str, model: Box<dyn Module>, image: usize, all: Count, first: Count) -> Job {
     let count = Count { side: 1, ..all }.dense(10);
     let (loss, rule) = (Loss::CrossEntropy { label_smoothing: 0.0 }, Adam::default().into());
-    Job { name, model, channels: 3, image, loss, rule, forward: count.total, first: first.total }
+    let sample = Sample::Image { channels: 3, side: image };
+    Job { name, model, sample, loss, rule, forward: count.total, first: first.total }
 }
 
 /// Counts multiply-adds layer by layer, for square images.

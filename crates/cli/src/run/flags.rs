@@ -5,15 +5,16 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 /// `phalanx run`.
-#[derive(Args)]
+#[derive(Args, Clone)]
 pub(crate) struct RunArgs {
     /// Workers on this machine: a number, `cpu` (one a core), `gpu` (one a GPU), or `auto` (one a GPU if there are any, else one
     /// a core).
     #[arg(long, default_value = "1", value_name = "N")]
     pub(crate) nproc_per_node: String,
-    /// Machines (nodes), each of which runs this command, as N or MIN:MAX: with fewer than MAX the run goes on, and more may come.
-    #[arg(long, default_value = "1", value_name = "N")]
-    pub(crate) nnodes: String,
+    /// Machines (nodes), each of which runs this command, as N or MIN:MAX: with fewer than MAX the run goes on, and more may come
+    /// [default: 1; in a step of Slurm of one task a node, its nodes].
+    #[arg(long, value_name = "N")]
+    pub(crate) nnodes: Option<String>,
     /// Which node this is, from 0 on, where it matters; 0 hosts the coordinator then [default: as they come].
     #[arg(long, value_name = "I")]
     pub(crate) node_rank: Option<u32>,
@@ -26,14 +27,14 @@ pub(crate) struct RunArgs {
     /// A run of this machine alone, whatever is said of how machines meet.
     #[arg(long)]
     pub(crate) standalone: bool,
-    /// What the run is called; all its nodes say the same.
+    /// What the run is called; all its nodes say the same [default: in a step of Slurm, its job and step].
     #[arg(long, value_name = "ID")]
     pub(crate) rdzv_id: Option<String>,
     /// How machines meet: static and c10d are the same here; etcd and etcd-v2 only go for one machine.
     #[arg(long, value_name = "NAME")]
     pub(crate) rdzv_backend: Option<String>,
-    /// Where machines meet: the first node, and a port that is free there [default port: 29400]. The same on all nodes. For one machine
-    /// only `static` goes there: it becomes the program's own meeting point.
+    /// Where machines meet: the first node, and a port that is free there [default port: 29400; in a step of Slurm, its first node and
+    /// a port of its own]. The same on all nodes. For one machine only `static` goes there: it becomes the program's own meeting point.
     #[arg(long, value_name = "HOST[:PORT]")]
     pub(crate) rdzv_endpoint: Option<String>,
     /// How patiently machines meet, in seconds: join_timeout=600 for as many as are needed, last_call_timeout=3 for more.
@@ -125,7 +126,7 @@ pub(crate) struct RunArgs {
 }
 
 /// Flags of torchrun that change nothing here, or are refused.
-#[derive(Args)]
+#[derive(Args, Clone)]
 pub(crate) struct Idle {
     /// Workers are always fresh processes.
     #[arg(long, hide = true, value_parser = ["spawn", "fork", "forkserver"])]

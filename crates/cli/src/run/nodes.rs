@@ -23,7 +23,8 @@ const LOCALHOST: &str = "127.0.0.1";
 /// Where the program meets, and the other machines of the run, if it has any. `typed` is the program and its arguments.
 pub(super) fn meeting(args: &RunArgs, typed: &[OsString]) -> Result<(Meeting, Option<Nodes>), WrongUsage> {
     let refuse = |text: String| Err(WrongUsage(text));
-    let (least, most) = nodes(&args.nnodes)?;
+    let nnodes = args.nnodes.as_deref().unwrap_or("1");
+    let (least, most) = nodes(nnodes)?;
     let backend = args.rdzv_backend.as_deref().unwrap_or("static");
     if !BACKENDS.contains(&backend) {
         return refuse(format!("--rdzv-backend {backend}: must be one of {}", BACKENDS.join(", ")));
@@ -40,14 +41,11 @@ pub(super) fn meeting(args: &RunArgs, typed: &[OsString]) -> Result<(Meeting, Op
         return Ok(((args.master_addr.clone().unwrap_or(host), args.master_port.or(port)), None));
     }
     if args.standalone {
-        return refuse(format!("--standalone: is for one machine, and --nnodes is {}", args.nnodes));
+        return refuse(format!("--standalone: is for one machine, and --nnodes is {nnodes}"));
     }
     if backend.starts_with("etcd") {
         let instead = "several machines meet at the first one: use c10d with --rdzv-endpoint";
-        return refuse(format!(
-            "--rdzv-backend {backend}: not supported for --nnodes {}; {instead}",
-            args.nnodes
-        ));
+        return refuse(format!("--rdzv-backend {backend}: not supported for --nnodes {nnodes}; {instead}"));
     }
     let (endpoint, port) = match (endpoint, &args.master_addr) {
         (Some((host, port)), _) => ((host, port.unwrap_or(ENDPOINT_PORT)), args.master_port),
@@ -56,7 +54,7 @@ pub(super) fn meeting(args: &RunArgs, typed: &[OsString]) -> Result<(Meeting, Op
         (None, None) => {
             let hint =
                 "--rdzv-endpoint HOST:PORT, the first node and a free port of it, the same on all nodes";
-            return refuse(format!("--nnodes {}: the machines have to meet: add {hint}", args.nnodes));
+            return refuse(format!("--nnodes {nnodes}: the machines have to meet: add {hint}"));
         }
     };
     let words = typed.iter().skip(1).map(|word| word.to_string_lossy().into_owned());
@@ -91,7 +89,7 @@ fn node_rank(
         }
         (None, None) => return Ok(None),
     };
-    let nodes = &args.nnodes;
+    let nodes = args.nnodes.as_deref().unwrap_or("1");
     if rank as usize >= most {
         let why = format!("must be below the number of machines, --nnodes {nodes}");
         return Err(WrongUsage(format!("{name}: {why}")));
@@ -122,7 +120,7 @@ fn patience(conf: &[(&str, &str)]) -> Result<Patience, WrongUsage> {
 }
 
 /// N or MIN:MAX, as the least and the most.
-fn nodes(text: &str) -> Result<(usize, usize), WrongUsage> {
+pub(super) fn nodes(text: &str) -> Result<(usize, usize), WrongUsage> {
     let wrong = |why: &str| WrongUsage(format!("--nnodes {text}: {why}"));
     let (least, most) = text.split_once(':').unwrap_or((text, text));
     let number = |text: &str| text.parse::<usize>().map_err(|_| wrong("must be a number, or two as in 1:4"));

@@ -88,6 +88,52 @@ fn the_coordinators_node_is_lost_and_the_next_leads_the_run_to_the_same_bits() {
 }
 
 #[test]
+fn the_coordinators_node_is_lost_under_tls_and_the_run_goes_on() {
+    let mut run = Training::new(&["--nnodes", "1:2", "--max-restarts", "3", "--tls"], "--epochs 40");
+    let first = run.node("a");
+    first.waits_for_others();
+    let second = run.node("b");
+    run.until(|event| event["event"] == "step");
+    first.signal("-9");
+    run.until_members(1);
+    let third = run.node("c");
+    run.until_members(2);
+    run.until(|event| event["event"] == "done");
+    for agent in [second, third] {
+        let (code, _, said) = agent.end();
+        assert_eq!(code, 0, "{said}");
+    }
+    run.is_whole();
+    run.has_the_bits_of_an_undisturbed_one(&[]);
+}
+
+/// Its agent stands still, not its worker: the others can't know that and go on without either.
+#[test]
+fn a_coordinator_that_stands_still_finds_the_others_gone_on_without_it() {
+    let mut run = Training::new(&["--nnodes", "1:3", "--max-restarts", "3"], "--epochs 90");
+    let first = run.node("a");
+    first.waits_for_others();
+    let second = run.node("b");
+    first.says("nodes here: 2 of");
+    let third = run.node("c");
+    run.until(|event| event["event"] == "step" && event["world_size"] == 3);
+    first.signal("-STOP");
+    // Its worker lives, and keeps the run directory, until the agent hears what has happened.
+    second.says("this node leads the run on");
+    first.signal("-CONT");
+    run.until_members(2);
+    run.until(|event| event["event"] == "done");
+    let (code, _, said) = first.end();
+    assert!(code == 1 && said.contains("error: "), "{code}: {said}");
+    for agent in [second, third] {
+        let (code, _, said) = agent.end();
+        assert_eq!(code, 0, "{said}");
+    }
+    run.is_whole();
+    run.has_the_bits_of_an_undisturbed_one(&[]);
+}
+
+#[test]
 fn a_node_that_comes_when_the_coordinator_was_just_lost_is_in_the_run_after_all() {
     let mut run = Training::new(&["--nnodes", "1:3", "--max-restarts", "3"], "--epochs 25");
     let first = run.node("a");

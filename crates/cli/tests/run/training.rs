@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-const LIMIT: Duration = Duration::from_secs(120);
+const LIMIT: Duration = Duration::from_secs(240);
 /// The training of all nodes, whose bits depend on nothing but this.
 const TRAINING: &str = "train mnist-mini --batch-size 4 --logical-shards 4";
 /// Samples of its steps.

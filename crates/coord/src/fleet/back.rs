@@ -2,7 +2,6 @@
 
 use super::{Fleet, Member, NodeId, Order, Phase, Stopping};
 use phalanx_job::{Return, Stage, StopWhy};
-use phalanx_wire::Generation;
 use std::time::Instant;
 
 impl Fleet {
@@ -11,12 +10,10 @@ impl Fleet {
         let is_it =
             |member: &Member| member.number == Some(back.number) && member.node.standby == back.standby;
         let Some(old) = self.members.iter().find(|(_, member)| is_it(member)).map(|(old, _)| *old) else {
-            let is_fresh = self.term == 0
-                && self.generation == Generation(0)
-                && matches!(self.phase, Phase::Gathering(_) | Phase::Elsewhere(_));
-            return todo.push(match is_fresh {
-                true => Order::Estrange(id),
-                false => Order::Refuse(id, "the others have gone on without this node".into()),
+            // One that never had a number here means another run, which began before this one and was led from this address.
+            return todo.push(match self.known.contains(&back.standby) {
+                false => Order::Estrange(id),
+                true => Order::Refuse(id, "the others have gone on without this node".into()),
             });
         };
         todo.push(Order::Drop(old));

@@ -92,6 +92,7 @@ impl Fleet {
         let Some(member) = self.members.get_mut(&id) else { return };
         (member.number, member.stage, member.seats) = (Some(number), Stage::Running, ranks.clone());
         member.numbered.get_or_insert(now);
+        self.known.insert(member.node.standby);
         let at = self.since_start(now);
         self.started.extend(ranks.map(|rank| (rank, at)));
         todo.push(Order::Enlarge(self.generation, id, seat));

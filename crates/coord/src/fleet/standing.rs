@@ -111,6 +111,7 @@ impl Fleet {
                 stage: known.stage,
                 leaves: known.leaves,
             };
+            self.known.insert(member.node.standby);
             self.members.insert(id, member);
         }
         ids

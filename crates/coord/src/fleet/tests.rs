@@ -3,7 +3,7 @@
 mod world;
 
 use super::*;
-use phalanx_job::Seat;
+use phalanx_job::{Return, Seat};
 use phalanx_wire::Rank;
 
 const LAST_CALL: u64 = 3000;
@@ -593,6 +593,27 @@ fn nodes_that_begin_beside_a_run_that_is_led_elsewhere_join_that() {
     assert_eq!(play.ended(2, 0, None), [sent(&[1, 2])]);
     // Whoever comes later is sent there as well.
     assert_eq!(play.come(3, 1), [sent(&[3])]);
+}
+
+#[test]
+fn who_comes_back_to_a_run_that_it_never_was_in_looks_for_its_own() {
+    let mut play = Play::new(1, 2, 0);
+    let back = |host: &str, play: &Play| {
+        let standby = node(host, 1, &play.terms).standby;
+        let (number, generation, workers) = (1, Generation(0), vec![Rank(1)]);
+        let standing = play.fleet.standing(play.at());
+        FromAgent::Return(Box::new(Return { number, standby, generation, workers, standing }))
+    };
+    let strange = back("n9", &play);
+    // Whether this one has begun yet or not.
+    assert_eq!(play.said(7, strange.clone()), [Order::Estrange(NodeId(7))]);
+    (1..=2).for_each(|id| drop(play.come(id, 1)));
+    assert_eq!(play.said(8, strange), [Order::Estrange(NodeId(8))]);
+    // One of its own that it has gone on without.
+    play.heed(Event::InPlace(Generation(0), true));
+    play.heed(Event::Gone(NodeId(2), "its agent's connection ended".into()));
+    let late = back("n2", &play);
+    assert_eq!(refused(&play.said(9, late)), "the others have gone on without this node");
 }
 
 #[test]

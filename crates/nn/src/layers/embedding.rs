@@ -25,6 +25,18 @@ impl Embedding {
     pub fn new(rows: usize, width: usize) -> Embedding {
         Embedding { weight: Param::new([rows, width], Init::Normal { std: 1.0 }) }
     }
+
+    /// The first rows of the table. Panics if there are fewer.
+    #[track_caller]
+    pub fn first(&self, rows: usize) -> Tensor {
+        if rows == self.weight.dims()[0] { self.weight.clone() } else { self.weight.narrow(0, 0, rows) }
+    }
+
+    /// The same table with other first values.
+    pub fn init(mut self, init: Init) -> Embedding {
+        self.weight.init = init;
+        self
+    }
 }
 
 impl Module for Embedding {

@@ -1,4 +1,4 @@
-//! A dense layer.
+//! Dense layers.
 
 use crate::module::{Ctx, Module, Visitor};
 use crate::param::{Init, Param};
@@ -47,5 +47,46 @@ impl Module for Linear {
         if let Some(bias) = &mut self.bias {
             v.param("bias", bias);
         }
+    }
+}
+
+/// The same with a weight that lies the other way around, `y = x w + b`, as GPT-2's files have it (there it is a `Conv1D`). Parameters
+/// `weight` (inputs, outputs), starting normally distributed, and `bias` (outputs), starting at 0.
+///
+/// ```
+/// use phalanx_nn::{Ctx, LinearInOut, Module, Parameters};
+/// use phalanx_tensor::{DType, Device, Tensor};
+///
+/// let device = Device::cpu(1);
+/// let mut layer = LinearInOut::new(5, 3, 0.02);
+/// let parameters = Parameters::build(&mut layer, &device, 0);
+/// assert_eq!(parameters.value(0).dims(), [5, 3]);
+/// let x = Tensor::ones(&device, [2, 4, 5], DType::F32);
+/// assert_eq!(layer.forward(&x, &mut Ctx::eval()).dims(), [2, 4, 3]);
+/// ```
+pub struct LinearInOut {
+    weight: Param,
+    bias: Param,
+}
+
+impl LinearInOut {
+    /// A layer whose weight starts with this standard deviation.
+    pub fn new(inputs: usize, outputs: usize, std: f64) -> LinearInOut {
+        LinearInOut {
+            weight: Param::new([inputs, outputs], Init::Normal { std }),
+            bias: Param::new([outputs], Init::Constant(0.0)),
+        }
+    }
+}
+
+impl Module for LinearInOut {
+    /// (..., inputs) to (..., outputs).
+    fn forward(&self, x: &Tensor, _: &mut Ctx) -> Tensor {
+        x.linear_in_out(&self.weight, Some(&self.bias))
+    }
+
+    fn visit(&mut self, v: &mut Visitor<'_>) {
+        v.param("weight", &mut self.weight);
+        v.param("bias", &mut self.bias);
     }
 }

@@ -42,6 +42,20 @@ impl Module for Sequential {
             v.child(&i.to_string(), layer);
         }
     }
+
+    /// Each layer is a block.
+    fn blocks(&self) -> usize {
+        self.0.len()
+    }
+
+    fn forward_block(&self, block: usize, x: &Tensor, ctx: &mut Ctx) -> Tensor {
+        self.0[block].forward(x, ctx)
+    }
+
+    fn block_of(&self, name: &str) -> usize {
+        let number = name.split('.').next().and_then(|number| number.parse().ok());
+        number.unwrap_or_else(|| panic!("block_of: a row of layers has no parameter {name}"))
+    }
 }
 
 /// (N, ...) to (N, everything else).

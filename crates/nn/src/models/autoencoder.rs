@@ -35,4 +35,24 @@ impl Module for Autoencoder {
     fn forward(&self, x: &Tensor, ctx: &mut Ctx) -> Tensor {
         self.decoder.forward(&self.encoder.forward(x, ctx), ctx)
     }
+
+    /// The layers of both halves.
+    fn blocks(&self) -> usize {
+        self.encoder.blocks() + self.decoder.blocks()
+    }
+
+    fn forward_block(&self, block: usize, x: &Tensor, ctx: &mut Ctx) -> Tensor {
+        match block.checked_sub(self.encoder.blocks()) {
+            None => self.encoder.forward_block(block, x, ctx),
+            Some(block) => self.decoder.forward_block(block, x, ctx),
+        }
+    }
+
+    fn block_of(&self, name: &str) -> usize {
+        match name.split_once('.') {
+            Some(("encoder", layer)) => self.encoder.block_of(layer),
+            Some(("decoder", layer)) => self.encoder.blocks() + self.decoder.block_of(layer),
+            _ => panic!("block_of: an autoencoder has no parameter {name}"),
+        }
+    }
 }

@@ -15,14 +15,18 @@ module! {
         fc2: Linear = Linear::new(50, 10),
     }
 
-    fn forward(&self, x: &Tensor, ctx: &mut Ctx) -> Tensor {
-        let x = self.conv1.forward(x, ctx); // (N, 10, 24, 24)
-        let x = self.pool.forward(&x, ctx).relu(); // (N, 10, 12, 12)
-        let x = self.conv2.forward(&x, ctx); // (N, 20, 8, 8)
-        let x = self.drop2d.forward(&x, ctx);
-        let x = self.pool.forward(&x, ctx).relu(); // (N, 20, 4, 4)
-        let x = self.fc1.forward(&x.flatten_from(1), ctx).relu(); // (N, 50)
-        let x = self.drop.forward(&x, ctx);
-        self.fc2.forward(&x, ctx).log_softmax(1) // (N, 10)
+    blocks(&self, x: &Tensor, ctx: &mut Ctx) -> Tensor {
+        // (N, 10, 24, 24), then (N, 10, 12, 12)
+        (conv1) => self.pool.forward(&self.conv1.forward(x, ctx), ctx).relu(),
+        (conv2, drop2d, pool) => {
+            let x = self.conv2.forward(x, ctx); // (N, 20, 8, 8)
+            let x = self.drop2d.forward(&x, ctx);
+            self.pool.forward(&x, ctx).relu() // (N, 20, 4, 4)
+        },
+        (fc1, drop) => {
+            let x = self.fc1.forward(&x.flatten_from(1), ctx).relu(); // (N, 50)
+            self.drop.forward(&x, ctx)
+        },
+        (fc2) => self.fc2.forward(x, ctx).log_softmax(1), // (N, 10)
     }
 }

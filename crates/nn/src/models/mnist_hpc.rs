@@ -15,13 +15,17 @@ module! {
         fc2: Linear = Linear::new(128, 10),
     }
 
-    fn forward(&self, x: &Tensor, ctx: &mut Ctx) -> Tensor {
-        let x = self.conv1.forward(x, ctx).relu(); // (N, 32, 26, 26)
-        let x = self.conv2.forward(&x, ctx).relu(); // (N, 64, 24, 24)
-        let x = self.pool.forward(&x, ctx); // (N, 64, 12, 12)
-        let x = self.drop1.forward(&x, ctx).flatten_from(1); // (N, 9216)
-        let x = self.fc1.forward(&x, ctx).relu(); // (N, 128)
-        let x = self.drop2.forward(&x, ctx);
-        self.fc2.forward(&x, ctx).log_softmax(1) // (N, 10)
+    blocks(&self, x: &Tensor, ctx: &mut Ctx) -> Tensor {
+        (conv1) => self.conv1.forward(x, ctx).relu(), // (N, 32, 26, 26)
+        (conv2, pool, drop1) => {
+            let x = self.conv2.forward(x, ctx).relu(); // (N, 64, 24, 24)
+            let x = self.pool.forward(&x, ctx); // (N, 64, 12, 12)
+            self.drop1.forward(&x, ctx).flatten_from(1) // (N, 9216)
+        },
+        (fc1, drop2) => {
+            let x = self.fc1.forward(x, ctx).relu(); // (N, 128)
+            self.drop2.forward(&x, ctx)
+        },
+        (fc2) => self.fc2.forward(x, ctx).log_softmax(1), // (N, 10)
     }
 }

@@ -140,12 +140,16 @@ module! {
         fc: Linear = Linear::new(512 * depth.expansion(), classes),
     }
 
-    fn forward(&self, x: &Tensor, ctx: &mut Ctx) -> Tensor {
-        let x = self.bn1.forward_relu(&self.conv1.forward(x, ctx), ctx);
-        let x = self.maxpool.forward(&x, ctx);
-        let x = self.layer2.forward(&self.layer1.forward(&x, ctx), ctx);
-        let x = self.layer4.forward(&self.layer3.forward(&x, ctx), ctx);
-        self.fc.forward(&x.adaptive_avg_pool2d([1, 1]).flatten_from(1), ctx)
+    blocks(&self, x: &Tensor, ctx: &mut Ctx) -> Tensor {
+        (conv1, bn1, maxpool) => {
+            let x = self.bn1.forward_relu(&self.conv1.forward(x, ctx), ctx);
+            self.maxpool.forward(&x, ctx)
+        },
+        (layer1) => self.layer1.forward(x, ctx),
+        (layer2) => self.layer2.forward(x, ctx),
+        (layer3) => self.layer3.forward(x, ctx),
+        (layer4) => self.layer4.forward(x, ctx),
+        (fc) => self.fc.forward(&x.adaptive_avg_pool2d([1, 1]).flatten_from(1), ctx),
     }
 }
 

@@ -38,15 +38,17 @@ module! {
         fc: Linear = Linear::new(512, classes),
     }
 
-    fn forward(&self, x: &Tensor, ctx: &mut Ctx) -> Tensor {
-        let x = self.prep.forward(x, ctx); // (N, 64, 32, 32)
-        let x = self.pool.forward(&self.layer1.forward(&x, ctx), ctx); // (N, 128, 16, 16)
-        let x = self.residual1.forward(&x, ctx);
-        let x = self.pool.forward(&self.layer2.forward(&x, ctx), ctx); // (N, 256, 8, 8)
-        let x = self.pool.forward(&self.layer3.forward(&x, ctx), ctx); // (N, 512, 4, 4)
-        let x = self.residual3.forward(&x, ctx);
-        let x = x.flatten_from(2).max(2, Keep::No); // (N, 512)
-        self.fc.forward(&x, ctx) * LOGIT_SCALE // (N, classes)
+    blocks(&self, x: &Tensor, ctx: &mut Ctx) -> Tensor {
+        (prep) => self.prep.forward(x, ctx), // (N, 64, 32, 32)
+        (layer1) => self.pool.forward(&self.layer1.forward(x, ctx), ctx), // (N, 128, 16, 16)
+        (residual1) => self.residual1.forward(x, ctx),
+        (layer2) => self.pool.forward(&self.layer2.forward(x, ctx), ctx), // (N, 256, 8, 8)
+        (layer3) => self.pool.forward(&self.layer3.forward(x, ctx), ctx), // (N, 512, 4, 4)
+        (residual3) => self.residual3.forward(x, ctx),
+        (fc, pool) => {
+            let x = x.flatten_from(2).max(2, Keep::No); // (N, 512)
+            self.fc.forward(&x, ctx) * LOGIT_SCALE // (N, classes)
+        },
     }
 }
 

@@ -44,26 +44,49 @@ impl Clip {
             grads.iter_mut().for_each(|g| *g = g.clamp(-limit, limit));
         }
         let limit = self.norm?;
-        let norm = norm(grads);
-        // What PyTorch divides by.
-        let factor = limit / (norm + 1e-6);
-        if factor < 1.0 && norm.is_finite() {
-            let factor = factor as f32;
-            grads.iter_mut().for_each(|g| *g *= factor);
-        }
+        let norm = sum_of_squares(grads).sqrt();
+        scale(&mut [grads], limit, norm);
         Some(norm)
+    }
+
+    /// As [`Clip::apply`] to gradients that are spread over ranks, of which these are this rank's: the first `counted` of them count
+    /// here, the others on another rank that has them too. `sum` adds up a number over all ranks; it is asked only if there is a
+    /// limit on the norm.
+    pub fn apply_parts<E>(
+        &self,
+        parts: &mut [&mut [f32]],
+        counted: usize,
+        sum: impl FnOnce(f64) -> Result<f64, E>,
+    ) -> Result<Option<f64>, E> {
+        if let Some(limit) = self.value.map(|limit| limit as f32) {
+            parts.iter_mut().flat_map(|part| part.iter_mut()).for_each(|g| *g = g.clamp(-limit, limit));
+        }
+        let Some(limit) = self.norm else { return Ok(None) };
+        let norm = sum(parts[..counted].iter().map(|part| sum_of_squares(part)).sum())?.sqrt();
+        scale(parts, limit, norm);
+        Ok(Some(norm))
     }
 }
 
-/// The root of the sum of squares, summed in float64: no gradient is too large or too many to be squared and added.
-fn norm(values: &[f32]) -> f64 {
+/// Makes gradients of this norm have one of at most `limit`.
+fn scale(parts: &mut [&mut [f32]], limit: f64, norm: f64) {
+    // What PyTorch divides by.
+    let factor = limit / (norm + 1e-6);
+    if factor < 1.0 && norm.is_finite() {
+        let factor = factor as f32;
+        parts.iter_mut().flat_map(|part| part.iter_mut()).for_each(|g| *g *= factor);
+    }
+}
+
+/// In float64: no gradient is too large or too many to be squared and added.
+fn sum_of_squares(values: &[f32]) -> f64 {
     let square = |x: f32| f64::from(x) * f64::from(x);
     let (chunks, rest) = values.as_chunks::<LANES>();
     let mut sums = [0.0; LANES];
     for chunk in chunks {
         sums.iter_mut().zip(chunk).for_each(|(sum, &x)| *sum += square(x));
     }
-    (sums.iter().sum::<f64>() + rest.iter().map(|&x| square(x)).sum::<f64>()).sqrt()
+    sums.iter().sum::<f64>() + rest.iter().map(|&x| square(x)).sum::<f64>()
 }
 
 #[cfg(test)]
@@ -102,7 +125,7 @@ mod tests {
         let mut grads = [3e38f32; 40];
         let total = Clip { norm: Some(1.0), value: None }.apply(&mut grads).unwrap();
         assert!((total / (40f64.sqrt() * 3e38) - 1.0).abs() < TOLERANCE);
-        assert!((norm(&grads) - 1.0).abs() < TOLERANCE);
+        assert!((sum_of_squares(&grads) - 1.0).abs() < TOLERANCE);
     }
 
     #[test]

@@ -94,36 +94,93 @@ impl Optimizer {
         self.step_in_pieces(Some(device), values, grads, factor);
     }
 
+    /// As [`Optimizer::step_on`] over some of the values alone, to the same bits: the state has arrays as long as these parts together,
+    /// one after the other. All steps of one optimizer are over the same parts.
+    ///
+    /// ```
+    /// use phalanx_nn::optim::{Optimizer, Part, Sgd};
+    /// use phalanx_tensor::Device;
+    ///
+    /// let mut optimizer = Optimizer::new(Sgd::new(0.5))?;
+    /// let (mut second, mut last) = ([2.0], [4.0]);
+    /// let parts = [Part { at: 1, values: &mut second, grads: &[1.0] }, Part { at: 3, values: &mut last, grads: &[2.0] }];
+    /// optimizer.step_parts(&Device::cpu(1), parts, 1.0);
+    /// assert_eq!((second, last), ([1.5], [3.0]));
+    /// # Ok::<(), phalanx_nn::optim::BadValue>(())
+    /// ```
+    #[track_caller]
+    pub fn step_parts<'a>(
+        &mut self,
+        device: &Device,
+        parts: impl IntoIterator<Item = Part<'a>>,
+        factor: f64,
+    ) {
+        self.step_all(Some(device), &mut parts.into_iter().collect::<Vec<_>>(), factor);
+    }
+
     #[track_caller]
     fn step_in_pieces(&mut self, device: Option<&Device>, values: &mut [f32], grads: &[f32], factor: f64) {
-        assert!(values.len() == grads.len(), "step: {} values with {} gradients", values.len(), grads.len());
-        if self.steps == 0 {
-            self.state = self.rule.state_names().iter().map(|_| vec![0.0; values.len()].into()).collect();
+        self.step_all(device, &mut [Part { at: 0, values, grads }], factor);
+    }
+
+    #[track_caller]
+    fn step_all(&mut self, device: Option<&Device>, parts: &mut [Part<'_>], factor: f64) {
+        for Part { values, grads, .. } in &*parts {
+            assert!(
+                values.len() == grads.len(),
+                "step: {} values with {} gradients",
+                values.len(),
+                grads.len()
+            );
         }
-        let fits = self.state.iter().all(|s| s.count() == values.len());
-        assert!(fits, "step: {} values, but the steps before had another number", values.len());
+        let len = parts.iter().map(|part| part.values.len()).sum();
+        if self.steps == 0 {
+            self.state = self.rule.state_names().iter().map(|_| Shadow::from(vec![0.0; len])).collect();
+        }
+        let fits = self.state.iter().all(|s| s.count() == len);
+        assert!(fits, "step: {len} values, but the steps before had another number");
         self.steps += 1;
-        let whole = [(0..values.len(), Factors::NONE)];
-        let ranges = if self.groups.is_empty() { &whole[..] } else { &self.groups };
-        for (range, factors) in ranges {
-            let (values, grads) = (&mut values[range.clone()], &grads[range.clone()]);
-            let mut state: [&mut [f32]; MAX_STATES] = Default::default();
-            for (part, array) in state.iter_mut().zip(&mut self.state) {
-                *part = &mut array.host_mut()[range.clone()];
-            }
-            let (rule, steps) = (&self.rule, self.steps);
-            match device {
-                Some(device) if device.threads() > 1 && values.len() > PIECE => {
-                    let [a, b, c] = state;
-                    device.for_pieces([values, a, b, c], PIECE, |start, [values, a, b, c]| {
-                        let grads = &grads[start..start + values.len()];
-                        rule.apply(values, grads, [a, b, c], steps, factor, *factors);
-                    });
+        let all = [(0..usize::MAX, Factors::NONE)];
+        let ranges = if self.groups.is_empty() { &all[..] } else { &self.groups };
+        let mut before = 0;
+        for Part { at, values, grads } in parts {
+            for (range, factors) in ranges {
+                let (start, end) = (range.start.max(*at), range.end.min(*at + values.len()));
+                if start >= end {
+                    continue;
                 }
-                _ => rule.apply(values, grads, state, steps, factor, *factors),
+                let (within, kept) = (start - *at..end - *at, before + start - *at..before + end - *at);
+                let (values, grads) = (&mut values[within.clone()], &grads[within]);
+                let mut state: [&mut [f32]; MAX_STATES] = Default::default();
+                for (part, array) in state.iter_mut().zip(&mut self.state) {
+                    *part = &mut array.host_mut()[kept.clone()];
+                }
+                let (rule, steps) = (&self.rule, self.steps);
+                match device {
+                    Some(device) if device.threads() > 1 && values.len() > PIECE => {
+                        let [a, b, c] = state;
+                        device.for_pieces([values, a, b, c], PIECE, |start, [values, a, b, c]| {
+                            let grads = &grads[start..start + values.len()];
+                            rule.apply(values, grads, [a, b, c], steps, factor, *factors);
+                        });
+                    }
+                    _ => rule.apply(values, grads, state, steps, factor, *factors),
+                }
             }
+            before += values.len();
         }
     }
+}
+
+/// Some of the values of a model, beside their gradients.
+#[derive(Debug)]
+pub struct Part<'a> {
+    /// Where in the arena it begins.
+    pub at: usize,
+    /// The values.
+    pub values: &'a mut [f32],
+    /// Their gradients.
+    pub grads: &'a [f32],
 }
 
 /// Values that one thread moves at a time: some ten microseconds of work.

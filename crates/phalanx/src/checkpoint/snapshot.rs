@@ -51,15 +51,26 @@ pub(super) struct Lent {
 }
 
 impl Lent {
-    /// `kept` is what each rank's compression of gradients keeps.
-    pub(super) fn of(parameters: &Parameters, state: &State, kept: Vec<Kept>) -> Lent {
+    /// `whole` is the optimizer's state, where this rank holds only a part of it; `kept` is what each rank's compression of gradients
+    /// keeps.
+    pub(super) fn of(
+        parameters: &Parameters,
+        state: &State,
+        whole: Option<Vec<Vec<f32>>>,
+        kept: Vec<Kept>,
+    ) -> Lent {
         let State { progress, optimizer, average } = state;
+        let held = optimizer.state().map(|(name, state)| (name, state.clone()));
+        let states = match whole {
+            None => held.collect(),
+            Some(whole) => held.zip(whole).map(|((name, _), whole)| (name, whole.into())).collect(),
+        };
         Lent {
             position: progress.into(),
             values: parameters.values().clone(),
             buffers: parameters.buffers().read_flat(),
             optimizer_steps: optimizer.steps(),
-            states: optimizer.state().map(|(name, state)| (name, state.clone())).collect(),
+            states,
             average: average.clone(),
             kept,
         }

@@ -43,7 +43,7 @@ impl Run {
         let mut snapshot = Snapshot::default();
         let (epoch, step_in_epoch, samples) = (step / 100, step % 100, 10 * step);
         self.state.progress = Progress { step, epoch, step_in_epoch, samples, ..Progress::default() };
-        snapshot.copy(Lent::of(&self.parameters, &self.state, Vec::new()));
+        snapshot.copy(Lent::of(&self.parameters, &self.state, None, Vec::new()));
         snapshot
     }
 
@@ -202,7 +202,7 @@ fn a_failed_checkpoint_is_told_and_the_next_one_is_written_from_the_same_thread(
     machine.fault_at(9, Fault::Full);
     for step in [5, 10] {
         state.progress.step = step;
-        writer.take(&state, &parameters, Vec::new());
+        writer.take(&state, &parameters, None, Vec::new());
         assert!(!writer.background.is_idle(), "one snapshot at a time");
         writer.wait(Path::new("run/checkpoints"), &mut notes);
     }
@@ -408,6 +408,6 @@ fn a_snapshot_is_taken_into_the_memory_of_the_one_before() {
         files.iter().flat_map(|(_, arrays)| arrays.iter().map(|array| array.flat.as_ptr())).collect()
     };
     let before = places(&snapshot);
-    snapshot.copy(Lent::of(&run.parameters, &run.state, Vec::new()));
+    snapshot.copy(Lent::of(&run.parameters, &run.state, None, Vec::new()));
     assert_eq!(places(&snapshot), before);
 }

@@ -5,12 +5,14 @@ use super::{ImageRecipe, OptimizerRecipe, Recipe, RecipeError, ScheduleRecipe, T
 use crate::checkpoint::{CheckpointConfig, Every};
 use crate::{OnNan, Trainer, Watch};
 use phalanx_data::{
-    Augment, BadImages, Jitter, LoaderOptions, Normalise, Pixels, Target, Targets, Treatment, View,
+    Augment, BYTES, BadImages, Jitter, LoaderOptions, Normalise, Pixels, Target, Targets, Treatment, View,
 };
-use phalanx_nn::models::{Autoencoder, MnistHpcNet, MnistNet, ResNet, ResNet9, ResNetDepth, ResNetStem};
+use phalanx_nn::models::{
+    Autoencoder, Gpt, GptConfig, Head, MnistHpcNet, MnistNet, ResNet, ResNet9, ResNetDepth, ResNetStem,
+};
 use phalanx_nn::optim::{Adadelta, Adam, AdamW, Clip, Group, Members, RmsProp, Rule, Sgd};
 use phalanx_nn::{Anneal, Curve, Linear, Loss, Module, OneCycle, Plateau, Schedule, Unit, Warmup};
-use phalanx_parallel::{Compress, DdpConfig, PowerSgdConfig};
+use phalanx_parallel::{Compress, DdpConfig, FsdpConfig, PowerSgdConfig, Sharded};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -20,6 +22,15 @@ const DROPOUT: f64 = 0.5;
 const SGD_LR: f64 = 0.001;
 /// PyTorch's default for all schedules that take steps down.
 const GAMMA: f64 = 0.1;
+
+/// A language model that learns something within minutes on two cores.
+pub(super) mod gpt {
+    pub(crate) const LAYERS: usize = 4;
+    pub(crate) const WIDTH: usize = 128;
+    pub(crate) const HEADS: usize = 4;
+    pub(crate) const CONTEXT: usize = 128;
+    pub(crate) const DROPOUT: f64 = 0.1;
+}
 
 impl Recipe {
     /// The model, without values yet.
@@ -39,6 +50,7 @@ impl Recipe {
             "resnet50" => Box::new(self.resnet(ResNetDepth::D50)),
             "resnet101" => Box::new(self.resnet(ResNetDepth::D101)),
             "resnet152" => Box::new(self.resnet(ResNetDepth::D152)),
+            "gpt" => Box::new(Gpt::new(self.gpt())),
             "resnet9" => Box::new(ResNet9::new(self.classes())),
             other => unreachable!("the table of keys lets no model {other} pass"),
         })
@@ -47,6 +59,20 @@ impl Recipe {
     /// Whether the key `model.head` has a meaning for the model.
     pub fn model_takes_head(&self) -> bool {
         RESNETS.contains(&self.model.name.as_str())
+    }
+
+    /// The sizes of a language model of bytes.
+    fn gpt(&self) -> GptConfig {
+        let super::ModelRecipe { layers, width, heads, context, tied, dropout, .. } = self.model;
+        GptConfig {
+            layers: layers.unwrap_or(gpt::LAYERS),
+            width: width.unwrap_or(gpt::WIDTH),
+            heads: heads.unwrap_or(gpt::HEADS),
+            context: context.unwrap_or(gpt::CONTEXT),
+            vocabulary: BYTES,
+            dropout: dropout.unwrap_or(gpt::DROPOUT),
+            head: if tied == Some(false) { Head::Own } else { Head::Tied },
+        }
     }
 
     fn resnet(&self, depth: ResNetDepth) -> ResNet {
@@ -158,6 +184,7 @@ impl Recipe {
                 Some(_) => self.treatment(),
                 None => Treatment::default(),
             },
+            window: (self.data.name == "text").then(|| self.gpt().context),
         }
     }
 
@@ -307,6 +334,7 @@ impl Recipe {
                 _ => OnNan::Loss,
             },
             ema: self.train.ema,
+            sharded: self.sharded(),
             watch: match self.train.watch.as_deref() {
                 Some("accuracy") => Watch::Accuracy,
                 _ => Watch::Loss,
@@ -333,6 +361,17 @@ impl Recipe {
             },
             ..Trainer::default()
         })
+    }
+
+    /// What workers share out among themselves.
+    fn sharded(&self) -> Option<FsdpConfig> {
+        let sharded = match self.parallel.zero {
+            Some(1) => Sharded::States,
+            Some(2) => Sharded::Gradients,
+            _ => Sharded::Parameters,
+        };
+        let asked = self.parallel.strategy.as_deref() == Some("fsdp");
+        asked.then(|| FsdpConfig { sharded, ..FsdpConfig::default() })
     }
 
     /// When checkpoints are taken, and this recipe written down in them. They go into the folder `dir`.

@@ -2,6 +2,7 @@
 //! starts.
 
 use super::RecipeError;
+use super::build::gpt;
 use super::keys::{DIGITS, PICTURES, RESNETS};
 use phalanx_nn::models::ResNet9;
 use toml::Table;
@@ -25,6 +26,7 @@ const fn need(
 
 const CLASSIFIERS: &[&str] = &["mnist", "mnist-hpc"];
 const AUTOENCODER: &[&str] = &["autoencoder"];
+const GPT: &[&str] = &["gpt"];
 const LINE: &[&str] = &["linear-regression"];
 
 const NEEDS: &[Need] = &[
@@ -36,6 +38,9 @@ const NEEDS: &[Need] = &[
     need(AUTOENCODER, "train.loss", "", &["mse"]),
     need(RESNETS, "data.name", "", PICTURES),
     need(RESNETS, "train.loss", "", &["cross-entropy"]),
+    need(GPT, "data.name", "", &["text"]),
+    need(GPT, "train.loss", "", &["cross-entropy"]),
+    need(GPT, "train.watch", "loss", &["loss"]),
     need(AUTOENCODER, "train.watch", "loss", &["loss"]),
     need(LINE, "train.watch", "loss", &["loss"]),
     need(LINE, "data.name", "", &["linear-regression"]),
@@ -106,6 +111,15 @@ fn check_counts(origin: &str, table: &Table) -> Result<(), RecipeError> {
         Err(RecipeError::BadValue { origin, key, expected, found, nearest: None })
     };
     check_shards(origin, table)?;
+    if GPT.contains(&model) {
+        let size = |leaf, usual: usize| {
+            value("model", leaf).and_then(toml::Value::as_integer).map_or(usual, |size| size as usize)
+        };
+        let (width, heads) = (size("width", gpt::WIDTH), size("heads", gpt::HEADS));
+        if !width.is_multiple_of(heads) {
+            return refuse("model.heads", format!("a divisor of model.width = {width}"), heads.to_string());
+        }
+    }
     let augment = value("data", "augment").and_then(toml::Value::as_bool);
     if augment == Some(true) && !PICTURES.contains(&dataset) {
         return refuse("data.augment", "false".into(), "true".into());

@@ -12,8 +12,8 @@ pub struct Key {
     pub kind: Kind,
     /// Whether a recipe must have it.
     pub required: bool,
-    /// Where it has a meaning: any of these names of its section, or of the loss under `train` and the compression under
-    /// `parallel`. Empty: everywhere.
+    /// Where it has a meaning: any of these names of its section, or of the loss under `train` and the strategy or the compression
+    /// under `parallel`. Empty: everywhere.
     pub only_for: &'static [&'static str],
     /// One line about it.
     pub about: &'static str,
@@ -63,6 +63,10 @@ use Kind::{
 
 /// Outputs of a last layer.
 const MOST_CLASSES: u64 = 1 << 20;
+/// Blocks of a model.
+const MOST_LAYERS: u64 = 1 << 10;
+/// Numbers a position, heads and positions.
+const MOST_WIDTH: u64 = 1 << 20;
 /// The side of an image.
 const MOST_PIXELS: u64 = 1 << 14;
 /// Threads of a worker.
@@ -82,6 +86,7 @@ const MODELS: &[&str] = &[
     "resnet101",
     "resnet152",
     "resnet9",
+    "gpt",
 ];
 /// Those with torchvision's stem, or another.
 const STEMMED: &[&str] = &["resnet18", "resnet34", "resnet50", "resnet101", "resnet152"];
@@ -89,8 +94,18 @@ const STEMMED: &[&str] = &["resnet18", "resnet34", "resnet50", "resnet101", "res
 pub(super) const RESNETS: &[&str] =
     &["resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "resnet9"];
 const OPTIMIZERS: &[&str] = &["sgd", "adam", "adamw", "adadelta", "rmsprop"];
-const DATASETS: &[&str] =
-    &["mnist", "mnist-mini", "fashion-mnist", "cifar10", "cifar100", "image-folder", "linear-regression"];
+const DATASETS: &[&str] = &[
+    "mnist",
+    "mnist-mini",
+    "fashion-mnist",
+    "cifar10",
+    "cifar100",
+    "image-folder",
+    "text",
+    "linear-regression",
+];
+/// Those that foretell words.
+const LANGUAGE: &[&str] = &["gpt"];
 pub(super) const DIGITS: &[&str] = &["mnist", "mnist-mini", "fashion-mnist"];
 pub(super) const PICTURES: &[&str] = &["cifar10", "cifar100", "image-folder"];
 const IMAGES: &[&str] = &["mnist", "mnist-mini", "fashion-mnist", "cifar10", "cifar100", "image-folder"];
@@ -99,13 +114,18 @@ const SCHEDULES: &[&str] = &["constant", "step", "multi-step", "cosine", "one-cy
 const ONE_CYCLE: &[&str] = &["one-cycle"];
 const PLATEAU: &[&str] = &["plateau"];
 
+const STRATEGIES: &[&str] = &["ddp", "fsdp", "dp", "place", "pipeline"];
+/// Those of workers with several devices.
+const SEVERAL: &[&str] = &["dp", "place", "pipeline"];
+const PIPELINES: &[&str] = &["gpipe", "1f1b", "interleaved", "zb-h1"];
+
 /// All keys, in the order of the sections.
 pub const KEYS: &[Key] = &[
     must("model.name", OneOf(MODELS), "the model"),
     row(
         "model.dropout",
         Share,
-        &["mnist", "mnist-hpc"],
+        &["mnist", "mnist-hpc", "gpt"],
         "the share of values that dropout zeroes; 0 switches it off",
     ),
     row(
@@ -120,6 +140,11 @@ pub const KEYS: &[Key] = &[
         STEMMED,
         "first layers: torchvision's, or ones that keep small images large",
     ),
+    row("model.layers", Between(0, MOST_LAYERS), LANGUAGE, "decoder blocks"),
+    row("model.width", Between(1, MOST_WIDTH), LANGUAGE, "numbers a position"),
+    row("model.heads", Between(1, MOST_WIDTH), LANGUAGE, "heads of each attention, which divide the width"),
+    row("model.context", Between(1, MOST_WIDTH), LANGUAGE, "words that the model sees at once"),
+    row("model.tied", Flag, LANGUAGE, "whether the last layer multiplies with the table of words"),
     must("optimizer.name", OneOf(OPTIMIZERS), "the optimizer"),
     row("optimizer.lr", NotNegative, &[], "learning rate"),
     row("optimizer.momentum", NotNegative, &["sgd", "rmsprop"], "share of the last direction that is kept"),
@@ -292,6 +317,28 @@ pub const KEYS: &[Key] = &[
         &[],
         "compute threads of each worker; 0 for its share of the cores",
     ),
+    row(
+        "parallel.strategy",
+        OneOf(STRATEGIES),
+        &[],
+        "how the work is shared among workers and their devices",
+    ),
+    row(
+        "parallel.zero",
+        Between(1, 3),
+        &["fsdp"],
+        "what is shared out: 1 the optimizer's state, 2 and gradients, 3 and parameters",
+    ),
+    row("parallel.devices", Between(2, MOST_THREADS), SEVERAL, "devices of each worker"),
+    row(
+        "parallel.cut",
+        Positives(None),
+        &["place", "pipeline"],
+        "how many blocks each stage has; by default as measured times say",
+    ),
+    row("parallel.schedule", OneOf(PIPELINES), &["pipeline"], "in which order stages work on micro-batches"),
+    row("parallel.chunks", Between(1, MOST_THREADS), &["pipeline"], "stages of each device, if interleaved"),
+    row("parallel.micro_batches", Between(1, MOST_SHARDS), &["pipeline"], "parts of each batch"),
     row("parallel.bucket_mb", Positive, &[], "about how many MiB of gradients travel together"),
     row("parallel.first_bucket_mb", Positive, &[], "the same for the gradients that are ready first"),
     row(
@@ -337,6 +384,7 @@ impl Key {
     pub(super) fn chooser(&self) -> (&'static str, &'static str) {
         match self.section() {
             "train" => ("loss", ""),
+            "parallel" if self.only_for.iter().any(|owner| STRATEGIES.contains(owner)) => ("strategy", "ddp"),
             "parallel" => ("compress", "none"),
             "schedule" => ("name", "constant"),
             _ => ("name", ""),

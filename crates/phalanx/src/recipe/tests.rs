@@ -41,7 +41,16 @@ fn every_key_can_be_set_where_it_has_a_meaning() {
             Kind::OneOf(words) => words[words.len() - 1],
         };
         let (chooser, _) = key.chooser();
-        let value = if key.path == "model.head" { "12" } else { value };
+        let value = match key.path {
+            "model.head" => "12",
+            // As many as there are devices; and one under the usual schedule.
+            "parallel.cut" => "[1, 3]",
+            "parallel.chunks" => "1",
+            // The width of the recipe falls into so many heads, and this one into its heads.
+            "model.heads" => "8",
+            "model.width" => "12",
+            _ => value,
+        };
         let mut assignments = vec![format!("{}={value}", key.path)];
         assignments.extend(key.only_for.first().map(|owner| format!("{}.{chooser}={owner}", key.section())));
         // The dataset of points and the images' keys exclude each other, so no other key is at stake here.
@@ -50,7 +59,9 @@ fn every_key_can_be_set_where_it_has_a_meaning() {
         let recipe = match key.path {
             "data.targets" => "mnist-autoencoder",
             "data.name" | "train.loss" => "linear-regression",
-            "data.augment" | "model.name" => "cifar10-resnet18",
+            "data.augment" => "cifar10-resnet18",
+            "model.name" => "gpt",
+            _ if key.only_for.contains(&"gpt") && key.path != "model.dropout" => "gpt",
             _ if key.only_for.iter().any(|owner| ["cifar10", "resnet18"].contains(owner))
                 && key.path != "data.pixels" =>
             {
@@ -476,10 +487,47 @@ fn parts_that_do_not_fit_are_refused_by_name() {
             ["needs data.name = mnist or", "got: linear-regression"],
         ),
         ("mnist-autoencoder", "data.targets=own", ["needs data.targets = inputs", "got: own"]),
+        ("gpt", "data.name=mnist", ["needs data.name = text", "got: mnist"]),
+        ("gpt", "model.heads=3", ["model.heads must be a divisor of model.width = 128", "got: 3"]),
         ("linear-regression", "train.watch=accuracy", ["needs train.watch = loss", "got: accuracy"]),
         ("linear-regression", "data.name=mnist", ["needs data.name = linear-regression", "got: mnist"]),
     ] {
         let error = Recipe::load(recipe, &[set.to_owned()]).unwrap_err().to_string();
-        assert!(words.iter().all(|word| error.contains(word)) && error.contains("hint:"), "{error}");
+        // What to do is in a hint, or in what the value must be.
+        let says_what_to_do = error.contains("hint:") || error.contains(" must be ");
+        assert!(words.iter().all(|word| error.contains(word)) && says_what_to_do, "{error}");
     }
+}
+
+#[test]
+fn what_a_strategy_of_several_devices_cannot_have_is_refused() {
+    let check = |assignments: &[&str], want: &str| {
+        let error = set("mnist", assignments).unwrap_err();
+        assert_eq!(error, want);
+    };
+    let pipeline = "parallel.strategy=pipeline";
+    check(
+        &[pipeline, "parallel.cut=[1, 2, 1]"],
+        "--set: parallel.cut must be 2 whole numbers, the blocks of each stage, got: [1.0, 2.0, 1.0]",
+    );
+    check(
+        &[pipeline, "parallel.schedule=interleaved", "parallel.devices=3"],
+        "--set: parallel.micro_batches must be a multiple of 3, the devices, under interleaved, got: 4",
+    );
+    check(
+        &[pipeline, "parallel.chunks=2"],
+        "--set: parallel.chunks must be 1 under the schedule 1f1b, got: 2",
+    );
+    check(
+        &["parallel.strategy=dp", "parallel.sync_batch_norm=true"],
+        "--set: parallel.sync_batch_norm must be false under the strategy dp, got: true",
+    );
+    check(
+        &[pipeline, "parallel.logical_shards=2"],
+        "--set: parallel.logical_shards must be left out under the strategy pipeline, got: 2",
+    );
+    let error = set("mnist", &["parallel.micro_batches=4"]).unwrap_err();
+    assert!(error.starts_with("--set: parallel.micro_batches has no meaning for strategy ddp"), "{error}");
+    let error = set("mnist", &["parallel.strategy=pipelines"]).unwrap_err();
+    assert!(error.ends_with("hint: did you mean pipeline?"), "{error}");
 }

@@ -13,7 +13,7 @@ use phalanx_tensor::no_grad;
 pub struct Evaluation {
     /// The mean over all samples.
     pub loss: f64,
-    /// The share that was told right, if they have labels.
+    /// The share that was told right, if they have a label each.
     pub accuracy: Option<f64>,
     /// The share whose label was among the five that were thought most likely, if there are more than five.
     pub top5: Option<f64>,
@@ -25,6 +25,7 @@ pub(super) fn evaluate(
     run: &mut Run<'_>,
     average: &mut Option<Average>,
 ) -> Result<Option<Evaluation>, Error> {
+    run.strategy.gather()?;
     match average {
         Some(average) => average.in_place_of(run.parameters, || as_it_is(run)),
         None => as_it_is(run),
@@ -39,6 +40,8 @@ fn as_it_is(run: &mut Run<'_>) -> Result<Option<Evaluation>, Error> {
     let mut bad_images = 0;
     // Of five classes or less every label is among the first five.
     let more_than_five = matches!(test.dataset().target(), Target::Classes(n) if n > 5);
+    // How many bytes of a text are foretold says less than how likely they were.
+    let has_accuracy = loss.has_labels() && !matches!(test.dataset().target(), Target::Sequence { .. });
     for (pass, batch) in test.epoch(0)?.enumerate() {
         // Ranks may hold different numbers of shards, and all ask each other once a step.
         if pass % totals.rows() == 0 && run.exchange_between_steps()?.stop.is_some() {
@@ -53,9 +56,9 @@ fn as_it_is(run: &mut Run<'_>) -> Result<Option<Evaluation>, Error> {
         }
         no_grad(|| {
             let output = run.model.forward(&batch.input_tensor(device), &mut Ctx::eval());
-            let mean = loss.of(&output, &batch.target_tensor(device)).item();
+            let mean = loss.of(&output, &batch.target_tensor(output.device())).item();
             let [mut right, mut among_five] = [0.0; 2];
-            if loss.has_labels() {
+            if has_accuracy {
                 let scores = output.to_vec::<f32>();
                 for (scores, &label) in scores.chunks_exact(output.dims()[1]).zip(batch.labels()) {
                     let place = place(scores, label as usize);
@@ -69,8 +72,8 @@ fn as_it_is(run: &mut Run<'_>) -> Result<Option<Evaluation>, Error> {
     }
     run.bad_images += bad_images;
     let [total, samples, right, among_five] = totals.whole(&mut *run.strategy)?;
-    let accuracy = loss.has_labels().then_some(right / samples);
-    let top5 = (loss.has_labels() && more_than_five).then_some(among_five / samples);
+    let accuracy = has_accuracy.then_some(right / samples);
+    let top5 = (has_accuracy && more_than_five).then_some(among_five / samples);
     Ok(Some(Evaluation { loss: total / samples, accuracy, top5 }))
 }
 

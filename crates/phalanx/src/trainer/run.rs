@@ -11,12 +11,12 @@ use crate::error::Error;
 use crate::event::Event;
 use crate::worker::Worker;
 use phalanx_comm::Group;
-use phalanx_data::{Batch, Batches, Loader, Order};
+use phalanx_data::{Batch, Batches, Loader, Order, Target};
 use phalanx_nn::{Average, Ctx, Module, Moment, Parameters};
 use phalanx_parallel::{
-    Compress, Ddp, DdpConfig, LogicalShards, LogicalShardsConfig, SingleDevice, Strategy, Sync,
+    Compress, Ddp, DdpConfig, Fsdp, LogicalShards, LogicalShardsConfig, Pass, Sharded, SingleDevice,
+    Strategy, Sync,
 };
-use phalanx_tensor::Tensor;
 use std::sync::Arc;
 
 /// A run as long as one membership lasts, ready for its first step.
@@ -62,6 +62,8 @@ pub(super) struct Tally {
 
 /// Test samples a step and worker, or logical shard: enough to keep the kernels busy, few enough to stay in the cache.
 const TEST_BATCH: usize = 200;
+/// As many labels of sequences are enough, too.
+const TEST_LABELS: usize = 2048;
 
 impl<'a> Run<'a> {
     /// Brings the ranks together. Unless they hold a state, which is the same on all then, their values and buffers become those
@@ -91,10 +93,11 @@ impl<'a> Run<'a> {
         if let (None, Some((what, _))) = (test, going_by_tests.iter().find(|(_, asked)| *asked)) {
             return Err(Error::NothingToJudge { what });
         }
-        if *watch == Watch::Accuracy && !trainer.loss.has_labels() {
+        let is_text = matches!(train.target(), Target::Sequence { .. });
+        if *watch == Watch::Accuracy && (is_text || !trainer.loss.has_labels()) {
             return Err(Error::NoAccuracy);
         }
-        let mut strategy = strategy(trainer, &group)?;
+        let mut strategy = strategy(trainer, &group, model, parameters)?;
         let global_batch = match standing {
             Standing::Fresh => {
                 strategy.prepare(parameters)?;
@@ -114,8 +117,12 @@ impl<'a> Run<'a> {
         let deal = Deal::of(Wanted { len, samples, step: global_batch, batch_size, order }, &*strategy);
         let train = deal.loader(train, trainer.loader);
         let test = test.as_ref().map(|test| {
-            let (len, step, order) = (test.len(), deal.parts() * TEST_BATCH, Order::Stored);
-            let wanted = Wanted { len, samples: len, step, batch_size: TEST_BATCH, order };
+            let batch_size = match test.target() {
+                Target::Sequence { len, .. } => (TEST_LABELS / len.max(1)).clamp(1, TEST_BATCH),
+                Target::Classes(_) | Target::Values(_) => TEST_BATCH,
+            };
+            let (len, step, order) = (test.len(), deal.parts() * batch_size, Order::Stored);
+            let wanted = Wanted { len, samples: len, step, batch_size, order };
             Deal::of(wanted, &*strategy).loader(test, trainer.loader)
         });
         let (bad_images, clock) = (0, Clock::new(trainer.time_limit));
@@ -210,58 +217,43 @@ impl<'a> Run<'a> {
         let samples = self.deal.step().min(left);
         let passes = self.deal.passes_of(samples);
         let (mut loss, mut used) = (ByShard::of(&*self.strategy), Used::default());
-        let mut parts = Vec::with_capacity(passes);
         for (pass, batch) in batches.take(passes).enumerate() {
             let (batch, sync) = (batch?, if pass + 1 == passes { Sync::Now } else { Sync::Later });
             used.add(Used::of(batch.sample_ids().iter().copied()));
-            parts.push(self.pass(&batch, progress.step, samples, sync)?);
+            loss.add(pass, [self.pass(&batch, progress.step, samples, sync)?]);
         }
         self.strategy.finish(self.parameters)?;
-        // Not before: who asks a GPU for a number waits for it.
-        for (pass, part) in parts.into_iter().enumerate() {
-            loss.add(pass, [part.map_or(0.0, |(mean, weight)| mean.item() * weight)]);
-        }
-        let norm = self.trainer.clip.apply_to(self.parameters.grads().arena());
+        let norm = self.strategy.clip(&self.trainer.clip, self.parameters)?;
         let [own] = loss.own();
         self.check(own, norm, progress.step)?;
         Ok(Made { loss, norm, used })
     }
 
-    /// One forward and backward pass of a step of so many samples; gives this batch's mean loss and its weight in that of the step, if it
-    /// has any.
-    fn pass(
-        &mut self,
-        batch: &Batch,
-        step: u64,
-        samples: usize,
-        sync: Sync,
-    ) -> Result<Option<(Tensor, f64)>, Error> {
+    /// One forward and backward pass of a step of so many samples; gives this batch's part of the loss.
+    fn pass(&mut self, batch: &Batch, step: u64, samples: usize, sync: Sync) -> Result<f64, Error> {
         self.bad_images += batch.skipped();
-        let mut ctx = Ctx::train(self.trainer.seed, step, Arc::clone(batch.sample_ids()));
-        let weight = batch.len() as f64 / samples as f64;
-        let shared = self.strategy.shared_batch();
-        let takes_part = !batch.is_empty() || shared.is_some();
-        if let Some(sum) = shared {
-            ctx = ctx.sharing(sum);
-        }
-        self.strategy.begin_pass(self.parameters);
-        let loss = takes_part.then(|| {
-            let output = self.model.forward(&batch.input_tensor(self.worker.device()), &mut ctx);
-            if batch.is_empty() {
-                // No sample has no loss, but the others wait for its part of their statistics.
-                return output.sum_all();
-            }
-            self.trainer.loss.of(&output, &batch.target_tensor(self.worker.device()))
-        });
-        self.strategy.backward(self.parameters, loss.as_ref(), weight, sync)?;
-        Ok(loss.map(|loss| (loss.detach(), weight)))
+        let device = self.worker.device();
+        let pass = Pass {
+            model: self.model,
+            parameters: self.parameters,
+            loss: self.trainer.loss,
+            input: batch.input_tensor(device),
+            target: batch.target_tensor(device),
+            ctx: Ctx::train(self.trainer.seed, step, Arc::clone(batch.sample_ids())),
+            weight: batch.len() as f64 / samples as f64,
+            sync,
+        };
+        Ok(self.strategy.pass(&pass)? * pass.weight)
     }
 
     /// Fails if the numbers of a step are none any more, while the weights still are what they were before it.
     fn check(&self, loss: f64, norm: Option<f64>, step: u64) -> Result<(), Error> {
         let on_nan = self.trainer.on_nan;
         if on_nan != OnNan::Ignore && !loss.is_finite() {
-            return Err(Error::Diverged { loss, step, place: self.parameters.first_not_finite() });
+            // What of the values is on other ranks isn't asked for: they may not have noticed.
+            let here = !self.strategy.is_sharded();
+            let place = here.then(|| self.parameters.first_not_finite()).flatten();
+            return Err(Error::Diverged { loss, step, place });
         }
         // A norm that is at hand tells as much about the gradients as looking at each.
         let look = match norm {
@@ -323,13 +315,39 @@ impl<'a> Run<'a> {
 }
 
 /// Who computes what, as the trainer says.
-fn strategy(trainer: &Trainer, group: &Group) -> Result<Box<dyn Strategy>, Error> {
+fn strategy(
+    trainer: &Trainer,
+    group: &Group,
+    model: &dyn Module,
+    parameters: &Parameters,
+) -> Result<Box<dyn Strategy>, Error> {
     let DdpConfig { find_unused, sync_batch_norm, compress, .. } = trainer.ddp;
     let beside_shards = [
         ("several passes a step", trainer.accumulate > 1),
         ("statistics over the batch of all ranks", sync_batch_norm),
         ("a compression of gradients", compress != Compress::Nothing),
+        ("passes in parts on several devices", trainer.local.parts() > 1),
     ];
+    if sync_batch_norm && trainer.local.parts() > 1 {
+        return Err(Error::SharedInParts);
+    }
+    if let Some(config) = trainer.sharded {
+        let beside = [
+            ("logical shards", trainer.logical_shards.is_some()),
+            ("statistics over the batch of all ranks", sync_batch_norm),
+            ("a compression of gradients", compress != Compress::Nothing),
+            ("passes in parts on several devices", trainer.local.parts() > 1),
+            ("a running mean of the weights", trainer.ema.is_some() && config.sharded == Sharded::Parameters),
+            ("a GPU", parameters.values().device().gpu().is_some()),
+        ];
+        if let Some((what, _)) = beside.into_iter().find(|(_, asked)| *asked) {
+            return Err(Error::BesideSharding { what });
+        }
+        if group.world_size() > 1 {
+            return Ok(Box::new(Fsdp::new(group.clone(), model, parameters, config)?));
+        }
+    }
+    let local = trainer.local.make()?;
     Ok(match (trainer.logical_shards, group.world_size()) {
         (Some(shards), _) => {
             if let Some((what, _)) = beside_shards.into_iter().find(|(_, asked)| *asked) {
@@ -338,7 +356,13 @@ fn strategy(trainer: &Trainer, group: &Group) -> Result<Box<dyn Strategy>, Error
             let config = LogicalShardsConfig { find_unused, ..LogicalShardsConfig::new(shards) };
             Box::new(LogicalShards::new(group.clone(), config)?)
         }
-        (None, 1) => Box::new(SingleDevice::new()),
-        (None, _) => Box::new(Ddp::with(group.clone(), trainer.ddp.clone())),
+        (None, 1) => Box::new(local.map_or_else(SingleDevice::new, SingleDevice::with_local)),
+        (None, _) => {
+            let ddp = Ddp::with(group.clone(), trainer.ddp.clone());
+            Box::new(match local {
+                Some(local) => ddp.with_local(local),
+                None => ddp,
+            })
+        }
     })
 }

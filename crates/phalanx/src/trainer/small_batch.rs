@@ -4,6 +4,7 @@
 use super::Trainer;
 use super::run::Run;
 use crate::error::Error;
+use phalanx_data::Input;
 use phalanx_nn::Ctx;
 use phalanx_tensor::{DType, Tensor, no_grad};
 
@@ -11,7 +12,8 @@ use phalanx_tensor::{DType, Tensor, no_grad};
 pub(super) fn check(run: &Run<'_>) -> Result<(), Error> {
     let Trainer { batch_size, .. } = *run.trainer;
     let samples = run.samples_per_epoch();
-    let (step, pass, parts) = (run.deal.step(), run.deal.pass(), run.deal.parts());
+    let parts = run.deal.parts() * run.trainer.local.parts();
+    let (step, pass) = (run.deal.step(), run.deal.pass());
     let sharing = run.strategy.shared_batch().map_or(Sharing::Apart, |_| Sharing::Together);
     let reaches_last = run.steps() >= run.steps_per_epoch();
     let sizes = Sizes { samples, step, pass, parts, sharing };
@@ -32,7 +34,11 @@ pub(super) fn check(run: &Run<'_>) -> Result<(), Error> {
 /// The fewest values that a batch norm of the model has of a channel of one sample, if the model has a batch norm.
 fn fewest_values(run: &Run<'_>) -> Option<usize> {
     let dims = [&[1], run.train.dataset().input_dims()].concat();
-    let sample = Tensor::zeros(run.worker.device(), dims.as_slice(), DType::F32);
+    let dtype = match run.train.dataset().input() {
+        Input::Values => DType::F32,
+        Input::Ids(_) => DType::I64,
+    };
+    let sample = Tensor::zeros(run.worker.device(), dims.as_slice(), dtype);
     // As in an evaluation, which leaves the running statistics alone.
     let mut ctx = Ctx::eval();
     no_grad(|| run.model.forward(&sample, &mut ctx));

@@ -12,9 +12,11 @@ use crate::error::Error;
 use crate::event::{Concluded, Event, Observer};
 use crate::worker::Worker;
 use phalanx_comm::Group;
+use phalanx_data::Target;
 use phalanx_job::Section;
 use phalanx_nn::{Module, Parameters};
 use phalanx_tensor::Arena;
+use std::f64::consts::LN_2;
 use std::time::Instant;
 
 /// A run on its way, from membership to membership, beside its [`State`].
@@ -236,7 +238,7 @@ impl<'a> Course<'a> {
             self.in_step = false;
             let factor = run.factor(&state.progress);
             self.settle_checkpoint()?;
-            state.optimizer.step_arenas(self.parameters.values(), self.parameters.grads().arena(), factor);
+            run.strategy.step(&mut state.optimizer, self.parameters, self.worker.device(), factor)?;
             run.follow(&mut state.average);
             state.progress.stepped(tally.used);
             let (lr, ms) = (state.optimizer.rule().lr() * factor, step_start.elapsed().as_secs_f64() * 1e3);
@@ -265,6 +267,8 @@ impl<'a> Course<'a> {
         }
         let skipped = run.skipped()?;
         drop(evaluation);
+        let is_text = matches!(run.train.dataset().target(), Target::Sequence { .. });
+        let of_text = self.evaluation.filter(|_| is_text).map(|e| e.loss);
         let told = Event::Epoch {
             epoch,
             seconds,
@@ -272,6 +276,8 @@ impl<'a> Course<'a> {
             test_loss: self.evaluation.map(|e| e.loss),
             test_accuracy: self.evaluation.and_then(|e| e.accuracy),
             test_top5: self.evaluation.and_then(|e| e.top5),
+            test_bits_per_byte: of_text.map(|loss| loss / LN_2),
+            test_perplexity: of_text.map(f64::exp),
             samples: run.samples_in_epoch(&state.progress) as u64,
             each_once: state.progress.used.map(|used| used == run.due(&state.progress)),
             skipped,
@@ -299,6 +305,7 @@ impl<'a> Course<'a> {
         interrupted: Option<Interruption>,
     ) -> Result<End, Error> {
         let _checkpoint = self.worker.pulse().enter(Section::Checkpoint);
+        run.strategy.gather()?;
         if let Some(checkpoints) = &mut self.checkpoints {
             if interrupted.is_some() {
                 checkpoints.ask();
@@ -310,6 +317,12 @@ impl<'a> Course<'a> {
             let (parameters, evaluation) = (self.parameters, self.evaluation);
             self.observer.conclude(&mut Concluded { parameters, state, evaluation, stopped_early })?;
             self.concluded = true;
+        }
+        // Whoever goes on with this state may share it out in another way.
+        if let Some(whole) = run.strategy.whole_state(&state.optimizer)?
+            && self.worker.is_first()
+        {
+            state.optimizer.take_over(state.optimizer.steps(), whole);
         }
         // Nobody leaves before the first rank has kept what is to be kept: where it fails in that, another is the first.
         run.group.barrier()?;

@@ -31,6 +31,11 @@ impl Arrival {
         debug_sync: DebugSync,
     ) -> Result<Arrival, Error> {
         let env = WorkerEnv::from_env().map_err(|error| Error::Join(error.to_string()))?;
+        if let Some(env) = env.as_ref().filter(|env| env.rank.0 == 0)
+            && let Some(advice) = &env.advice
+        {
+            tracing::warn!("{advice}");
+        }
         let threads = Threads::of(threads, env.as_ref());
         let pulse = env.as_ref().and_then(|env| env.pulse).map_or_else(Pulse::none, Pulse::inherited);
         let start = pulse.enter(Section::Start);

@@ -111,21 +111,37 @@ fn rows_per_thread(m: usize, n: usize, threads: usize) -> usize {
 pub(crate) fn gemm_on<T: Float>(
     device: &Device,
     dst: &mut [T],
-    [m, n, k]: [usize; 3],
+    sizes: [usize; 3],
     a: Mat<'_, T>,
     b: Mat<'_, T>,
     into: Into,
 ) {
+    gemm_onto(device, dst, sizes, a, b, into, |_| ());
+}
+
+/// As [`gemm_on`]; whichever thread computes some rows of `dst` hands them to `prepare` first.
+pub(crate) fn gemm_onto<T: Float>(
+    device: &Device,
+    dst: &mut [T],
+    [m, n, k]: [usize; 3],
+    a: Mat<'_, T>,
+    b: Mat<'_, T>,
+    into: Into,
+    prepare: impl Fn(&mut [T]) + Sync,
+) {
     let _timer = device.time("matrix products");
     if small_gemm::takes([m, n, k]) {
         check(dst, [m, n, k], a, b);
+        prepare(&mut dst[..m * n]);
         return small_gemm::small_gemm(device, dst, [m, n, k], a, b, into);
     }
     if device.threads() == 1 || n == 0 || work([m, n, k]) < 4 * SERIAL_LIMIT {
+        prepare(&mut dst[..m * n]);
         return gemm(dst, [m, n, k], a, b, into);
     }
     let rows = rows_per_thread(m, n, device.threads());
     device.for_chunks(&mut dst[..m * n], rows * n, |i, part| {
+        prepare(part);
         gemm(part, [part.len() / n, n, k], a.below(i * rows), b, into);
     });
 }

@@ -1,6 +1,6 @@
 //! Matrix products of tensors, and rows through a weight.
 
-use crate::cpu::gemm::{Into, Mat, gemm, gemm_on};
+use crate::cpu::gemm::{Into, Mat, gemm, gemm_on, gemm_onto};
 use crate::cpu::reduce;
 use crate::dtype::{Float, with_float};
 use crate::shape::{Geometry, Shape, for_each_row};
@@ -11,23 +11,28 @@ pub(crate) fn matmul(a: &Tensor, b: &Tensor, out: &Tensor) {
     with_float!(out.dtype, "matmul", T => multiply::<T>(a, b, out));
 }
 
-/// `out = x w^T + bias`, with rows of `x`; all contiguous.
+/// `out = x w^T + bias`, with rows of `x`; all contiguous but `w`, which may be the transpose of what is.
 pub(crate) fn linear(x: &Tensor, w: &Tensor, bias: Option<&Tensor>, out: &Tensor) {
     let (outputs, inputs) = (w.dims()[0], w.dims()[1]);
     let rows = rows_of(x);
     with_float!(out.dtype, "linear", T => {
-        let (x, w) = (x.read_contiguous::<T>("linear"), w.read_contiguous::<T>("linear"));
+        let (x, held) = (x.read_contiguous::<T>("linear"), w.read::<T>());
+        let (x, w) = (Mat::rows(&x, inputs), matrix(w, &held).t());
         let mut o = out.write_whole::<T>();
-        let into = match bias {
-            Some(bias) => {
-                let bias = bias.read_contiguous::<T>("linear");
-                o.chunks_exact_mut(outputs.max(1)).for_each(|row| row.copy_from_slice(&bias));
-                Into::Add
-            }
-            None => Into::Replace,
-        };
-        gemm_on(out.device(), &mut o, [rows, outputs, inputs], Mat::rows(&x, inputs), Mat::rows(&w, inputs).t(), into);
+        let (device, sizes) = (out.device(), [rows, outputs, inputs]);
+        let Some(bias) = bias else { return gemm_on(device, &mut o, sizes, x, w, Into::Replace) };
+        let bias = bias.read_contiguous::<T>("linear");
+        let bias = &*bias;
+        gemm_onto(device, &mut o, sizes, x, w, Into::Add, |rows| {
+            rows.chunks_exact_mut(outputs.max(1)).for_each(|row| row.copy_from_slice(bias));
+        });
     });
+}
+
+/// The matrix that a tensor of two dimensions is, whose buffer is `held`.
+fn matrix<'a, T>(tensor: &Tensor, held: &'a [T]) -> Mat<'a, T> {
+    let Geometry { strides: [row, col, ..], offset, .. } = tensor.geometry;
+    Mat { data: &held[offset..], row, col }
 }
 
 /// All sizes but the last.
@@ -35,12 +40,12 @@ fn rows_of(x: &Tensor) -> usize {
     x.dims()[..x.shape().n_dims() - 1].iter().product()
 }
 
-/// `out = grad w`: the gradient of the rows.
+/// `out = grad w`: the gradient of the rows. `w` may be the transpose of what is contiguous.
 pub(crate) fn linear_input_gradient(grad: &Tensor, w: &Tensor, out: &Tensor) {
     let (outputs, inputs) = (w.dims()[0], w.dims()[1]);
     with_float!(out.dtype, "linear", T => {
-        let (g, w) = (grad.read_contiguous::<T>("linear"), w.read_contiguous::<T>("linear"));
-        let (g, w) = (Mat::rows(&g, outputs), Mat::rows(&w, inputs));
+        let (g, held) = (grad.read_contiguous::<T>("linear"), w.read::<T>());
+        let (g, w) = (Mat::rows(&g, outputs), matrix(w, &held));
         let sizes = [rows_of(grad), inputs, outputs];
         gemm_on(out.device(), &mut out.write_whole::<T>(), sizes, g, w, Into::Replace);
     });
@@ -48,16 +53,29 @@ pub(crate) fn linear_input_gradient(grad: &Tensor, w: &Tensor, out: &Tensor) {
 
 /// `out = grad^T x`: the gradient of the weight; `bias` gets the sum of the rows of `grad`.
 pub(crate) fn linear_weight_gradient(grad: &Tensor, x: &Tensor, bias: Option<&Tensor>, out: &Tensor) {
-    let (outputs, inputs) = (out.dims()[0], out.dims()[1]);
-    with_float!(out.dtype, "linear", T => {
-        let (g, x) = (grad.read_contiguous::<T>("linear"), x.read_contiguous::<T>("linear"));
-        let (g, x) = (Mat::rows(&g, outputs).t(), Mat::rows(&x, inputs));
-        let sizes = [outputs, inputs, rows_of(grad)];
-        gemm_on(out.device(), &mut out.write_whole::<T>(), sizes, g, x, Into::Replace);
-    });
+    rows_times_rows(grad, x, out);
     if let Some(bias) = bias {
         reduce::sum_rows(grad, bias);
     }
+}
+
+/// As [`linear_weight_gradient`] for a weight that lies the other way around: `out = x^T grad`.
+pub(crate) fn linear_in_out_weight_gradient(grad: &Tensor, x: &Tensor, bias: Option<&Tensor>, out: &Tensor) {
+    rows_times_rows(x, grad, out);
+    if let Some(bias) = bias {
+        reduce::sum_rows(grad, bias);
+    }
+}
+
+/// `out = a^T b`, with rows of `a` and `b`; all contiguous.
+fn rows_times_rows(a: &Tensor, b: &Tensor, out: &Tensor) {
+    let (m, n) = (out.dims()[0], out.dims()[1]);
+    with_float!(out.dtype, "linear", T => {
+        let (va, vb) = (a.read_contiguous::<T>("linear"), b.read_contiguous::<T>("linear"));
+        let sizes = [m, n, rows_of(a)];
+        let (va, vb) = (Mat::rows(&va, m).t(), Mat::rows(&vb, n));
+        gemm_on(out.device(), &mut out.write_whole::<T>(), sizes, va, vb, Into::Replace);
+    });
 }
 
 /// [`matmul`] of elements of one type.

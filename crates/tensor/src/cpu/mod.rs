@@ -1,12 +1,14 @@
 //! Kernels for the CPU: plain functions from borrowed values to an output that they fill whole. They check nothing but what
 //! memory safety needs; shapes were checked by the op that calls them.
 
+pub(crate) mod attention;
 pub(crate) mod batch_norm;
 pub(crate) mod conv;
 pub(crate) mod copy;
 pub(crate) mod dropout;
 pub(crate) mod elementwise;
 pub(crate) mod embedding;
+pub(crate) mod exponential;
 pub(crate) mod gemm;
 pub(crate) mod lanes;
 pub(crate) mod loss;
@@ -16,6 +18,7 @@ pub(crate) mod pooling;
 pub(crate) mod reduce;
 pub(crate) mod small_gemm;
 pub(crate) mod softmax;
+pub(crate) mod tile;
 pub(crate) mod window;
 
 /// Work below this many elements (or multiply-adds) is not worth waking another thread for: about ten microseconds.

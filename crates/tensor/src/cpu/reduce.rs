@@ -1,5 +1,6 @@
 //! Sums and largest values along dimensions.
 
+use crate::cpu::SERIAL_LIMIT;
 use crate::dtype::{Float, with_float};
 use crate::shape::{Geometry, for_each_row};
 use crate::storage::Storage;
@@ -55,8 +56,29 @@ fn sum_elements<T: Float>(x: &Tensor, out: &Tensor) {
     let room = Storage::stale(out.device(), vo.len() * size_of::<f64>());
     let mut sums = room.write::<f64>();
     let sums = &mut sums[..vo.len()];
-    arch.dispatch(|| add_up(x, &vx, out, sums));
+    match columns_of(x, out) {
+        // Threads share out the columns: each is summed as by one of them.
+        Some(columns) => {
+            let columns = columns.div_ceil(out.device().threads()).next_multiple_of(LANES);
+            let vx = &*vx;
+            out.device().for_chunks(sums, columns, |i, sums| {
+                let last = x.shape().n_dims() - 1;
+                let width = sums.len();
+                let part = |tensor: &Tensor| tensor.seen_as(tensor.geometry.narrow(last, i * columns, width));
+                let (x, out) = (part(x), part(out));
+                arch.dispatch(|| add_up(&x, vx, &out, sums));
+            });
+        }
+        None => arch.dispatch(|| add_up(x, &vx, out, sums)),
+    }
     vo.iter_mut().zip(sums).for_each(|(o, &mut sum)| *o = T::from_f64(sum));
+}
+
+/// How many columns there are to be summed, if that is all, and worth several threads.
+fn columns_of(x: &Tensor, out: &Tensor) -> Option<usize> {
+    let &columns = out.dims().last()?;
+    let whole = columns == out.count() && x.dims().last() == Some(&columns);
+    (whole && columns >= 2 * LANES && x.count() >= SERIAL_LIMIT).then_some(columns)
 }
 
 /// Fills `sums`, one for each element of `out`, in the precision of `S`.

@@ -111,6 +111,7 @@ functions! {
     "1 / (1 + exp(-x))." sigmoid => Sigmoid;
     "max(x, 0)." relu => Relu;
     "x times the standard normal distribution function of x, exactly (PyTorch's default form)." gelu => Gelu;
+    "x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2: GELU as GPT-2 approximates it." gelu_tanh => GeluTanh;
     "Absolute value." abs => Abs;
     "x squared." square => Square;
 }

@@ -1,5 +1,7 @@
 //! Matrix products.
 
+use crate::cpu;
+use crate::device::Backend;
 use crate::kernel;
 use crate::op::Op;
 use crate::ops::{keep, recorded};
@@ -41,33 +43,66 @@ impl Tensor {
             weight.shape()
         );
         let outputs = weight.dims()[0];
-        if let Some(bias) = bias {
-            self.check_partner("linear", bias);
-            assert!(
-                bias.dims() == [outputs],
-                "linear: a bias of shape {} with a weight of shape {}",
-                bias.shape(),
-                weight.shape()
-            );
-        }
+        self.check_bias("linear", weight, outputs, bias);
         let (x, w) = (self.contiguous(), weight.contiguous());
         let out = Tensor::stale(self.device(), self.shape().with(n - 1, outputs), self.dtype);
         let bias = bias.map(Tensor::contiguous);
         kernel::matmul::linear(&x, &w, bias.as_ref(), &out);
-        let mut sources = [&x, &w, &w];
-        let n_sources = match &bias {
+        self.recorded_linear(Op::Linear(*self.shape(), *weight.shape()), [&x, &w], bias.as_ref(), out)
+    }
+
+    /// `self weight + bias`: as [`Tensor::linear`], with a weight of (in, out), which is how GPT-2's files hold it.
+    #[track_caller]
+    pub fn linear_in_out(&self, weight: &Tensor, bias: Option<&Tensor>) -> Tensor {
+        self.check_partner("linear_in_out", weight);
+        let n = self.shape().n_dims();
+        let fits = n >= 1 && weight.shape().n_dims() == 2 && self.dims()[n - 1] == weight.dims()[0];
+        assert!(
+            fits,
+            "linear_in_out: rows of shape {} with a weight of shape {}: (..., in) with (in, out) would do",
+            self.shape(),
+            weight.shape()
+        );
+        let outputs = weight.dims()[1];
+        self.check_bias("linear_in_out", weight, outputs, bias);
+        if let Backend::Gpu(_) = self.device().backend() {
+            let product =
+                self.reshape([self.count() / weight.dims()[0].max(1), weight.dims()[0]]).matmul(weight);
+            let product = bias.map_or(product.clone(), |bias| product + bias);
+            return product.reshape(self.shape().with(n - 1, outputs));
+        }
+        let (x, w) = (self.contiguous(), weight.contiguous());
+        let out = Tensor::stale(self.device(), self.shape().with(n - 1, outputs), self.dtype);
+        let bias = bias.map(Tensor::contiguous);
+        cpu::matmul::linear(&x, &w.detach().t(), bias.as_ref(), &out);
+        self.recorded_linear(Op::LinearInOut(*self.shape(), *weight.shape()), [&x, &w], bias.as_ref(), out)
+    }
+
+    /// The output of a product of rows `x` with a weight, as one of `self` with it and with a bias.
+    fn recorded_linear(&self, op: Op, [x, w]: [&Tensor; 2], bias: Option<&Tensor>, out: Tensor) -> Tensor {
+        let mut sources = [x, w, w];
+        let n_sources = match bias {
             Some(bias) => {
                 sources[2] = bias;
                 3
             }
             None => 2,
         };
-        recorded(out, Op::Linear(*self.shape(), *weight.shape()), &sources[..n_sources], |_| {
-            [
-                if weight.needs_grad() { keep(&x) } else { None },
-                if self.needs_grad() { keep(&w) } else { None },
-            ]
+        recorded(out, op, &sources[..n_sources], |_| {
+            [if w.needs_grad() { keep(x) } else { None }, if x.needs_grad() { keep(w) } else { None }]
         })
+    }
+
+    #[track_caller]
+    fn check_bias(&self, op: &str, weight: &Tensor, outputs: usize, bias: Option<&Tensor>) {
+        let Some(bias) = bias else { return };
+        self.check_partner(op, bias);
+        assert!(
+            bias.dims() == [outputs],
+            "{op}: a bias of shape {} with a weight of shape {}",
+            bias.shape(),
+            weight.shape()
+        );
     }
 }
 

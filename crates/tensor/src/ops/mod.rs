@@ -1,6 +1,7 @@
 //! The operations of a [`crate::Tensor`], by family. Each checks its shapes, runs its kernel, and records its row of the op
 //! table where someone wants a gradient. A wrong shape is a bug of the program: it panics with the op and both shapes.
 
+pub(crate) mod attention;
 pub(crate) mod convolution;
 pub(crate) mod dropout;
 pub(crate) mod elementwise;
@@ -10,6 +11,7 @@ pub(crate) mod matmul;
 pub(crate) mod norm;
 pub(crate) mod reduce;
 pub(crate) mod softmax;
+pub(crate) mod transfer;
 pub(crate) mod views;
 
 use crate::graph::{self, record};

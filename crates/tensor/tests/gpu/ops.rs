@@ -25,6 +25,7 @@ families! {
     pooling;
     batch_norm;
     dropouts;
+    attention;
     embedding_and_norm;
     a_value_used_twice_gets_both_gradients;
     softmaxes;

@@ -14,7 +14,6 @@ mod reference;
 mod strips;
 #[cfg(test)]
 mod tests;
-mod tile;
 mod winograd;
 
 use crate::cpu::lanes::Lanes;

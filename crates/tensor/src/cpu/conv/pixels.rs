@@ -3,17 +3,17 @@
 //! Images lie in pixel order, (H W, N, C), and kernels tap by tap, (KH KW, C, O): see [`crate::Order`]. A pixel of the result is
 //! a sum over its *links*: pairs of a kernel tap and the source pixel that it sees. Taps that fall into the padding have no
 //! link, so nothing is multiplied with zeros: of the taps of a 3x3 kernel on 2x2 pixels more than half meet padding, on 1x1
-//! pixels eight of nine. All links of a result are summed in registers ([`super::tile`]), and nothing is laid out anew.
+//! pixels eight of nine. All links of a result are summed in registers ([`crate::cpu::tile`]), and nothing is laid out anew.
 //!
 //! The gradient of the images is the same sum with the links turned around; it needs the kernels turned around too, in panels
 //! as wide as a tile. The gradient of a kernel tap is the sum of outer
 //! products over the pairs of pixels that the tap links.
 
 use super::Plan;
-use super::tile::{
+use crate::cpu::lanes::{Lanes, MOST_LANES};
+use crate::cpu::tile::{
     ByPanels, VECTORS, add_columns, add_long_rows, add_to, biased, by_panels, in_panels, store, zeros,
 };
-use crate::cpu::lanes::{Lanes, MOST_LANES};
 use crate::cpu::window::Slide;
 use crate::device::Device;
 use crate::storage::Storage;

@@ -1,14 +1,14 @@
 //! Convolution from few channels to many, as the first layer of a network of images. Each row of each image is first laid out
 //! as a *strip*: its pixels with the zeros of the padding before and after them, all channels of a pixel side by side. What a
 //! kernel row sees for an output pixel is then one stretch of a strip, so the sums of a pixel run over as many stretches as
-//! kernels have rows, in the tiles of [`super::tile`]. Images lie row-major, as they come from a loader; kernels tap by tap;
+//! kernels have rows, in the tiles of [`crate::cpu::tile`]. Images lie row-major, as they come from a loader; kernels tap by tap;
 //! outputs in pixel order.
 
 use super::Plan;
 use super::lowered::sum_over_runs;
-use super::tile::{ByPanels, add_columns, add_rows, add_to, biased, by_panels, store, zeros};
 use crate::cpu::copy::transpose;
 use crate::cpu::lanes::{Lanes, MOST_LANES};
+use crate::cpu::tile::{ByPanels, add_columns, add_rows, add_to, biased, by_panels, store, zeros};
 use crate::cpu::window::Slide;
 use crate::device::Device;
 use crate::storage::Storage;

@@ -13,8 +13,8 @@
 use super::Plan;
 use super::lowered::sum_over_runs;
 use super::pixels;
-use super::tile::{ByPanels, add_columns, add_long_rows, add_to, by_panels, in_panels, store, zeros};
 use crate::cpu::lanes::Lanes;
+use crate::cpu::tile::{ByPanels, add_columns, add_long_rows, add_to, by_panels, in_panels, store, zeros};
 use crate::device::Device;
 use crate::storage::Storage;
 use pulp::{Simd, WithSimd};

@@ -1,5 +1,5 @@
-//! The innermost loops of convolution in pixel order: a tile of sums, a few vectors for each of a few rows, that stays in
-//! registers while what it sums streams by. Nothing is packed but the kernels: rows of pixels lie as the products want them.
+//! The innermost loops of convolution in pixel order and of attention: a tile of sums, a few vectors for each of a few rows, that
+//! stays in registers while what it sums streams by. Rows of pixels and of heads lie as the products want them.
 //!
 //! Long sums in one register lose digits, so over many channels a tile adds up no more than [`CHAIN`] products and is then
 //! added to what was before: on ResNet-18 that makes the losses of a run ten times as exact, for two percent of the time.
@@ -14,13 +14,13 @@ use pulp::{Simd, WithSimd};
 use std::marker::PhantomData;
 
 /// Vectors a row of a tile, at most.
-pub(super) const VECTORS: usize = 2;
+pub(crate) const VECTORS: usize = 2;
 
 /// Products that one tile adds up at most.
 const CHAIN: usize = 512;
 
 /// A kernel that works on its columns a panel at a time.
-pub(super) trait ByPanels<T: Lanes> {
+pub(crate) trait ByPanels<T: Lanes> {
     /// What a pass over all columns is about, beside what the kernel holds.
     type Pass;
 
@@ -30,7 +30,7 @@ pub(super) trait ByPanels<T: Lanes> {
 
 /// A pass of `kernel` over `columns` columns, with tiles as large as the machine's registers hold.
 #[inline(always)]
-pub(super) fn by_panels<T: Lanes, S: Simd, K: ByPanels<T>>(
+pub(crate) fn by_panels<T: Lanes, S: Simd, K: ByPanels<T>>(
     simd: S,
     columns: usize,
     kernel: &mut K,
@@ -63,7 +63,7 @@ impl<T: Lanes> WithSimd for Columns<T> {
 
 /// Kernels (taps, width, depth) in panels of columns: (panel, tap, depth, columns of the panel). Taps that nobody uses are
 /// left out.
-pub(super) fn in_panels<T: Lanes>(
+pub(crate) fn in_panels<T: Lanes>(
     device: &Device,
     kernels: &[T],
     [taps, width, depth]: [usize; 3],
@@ -85,17 +85,17 @@ pub(super) fn in_panels<T: Lanes>(
 }
 
 /// R rows of V vectors.
-pub(super) type Tile<T, S, const R: usize, const V: usize> = [[<T as Lanes>::Vector<S>; V]; R];
+pub(crate) type Tile<T, S, const R: usize, const V: usize> = [[<T as Lanes>::Vector<S>; V]; R];
 
 /// A tile of zeros.
 #[inline(always)]
-pub(super) fn zeros<T: Lanes, S: Simd, const R: usize, const V: usize>(simd: S) -> Tile<T, S, R, V> {
+pub(crate) fn zeros<T: Lanes, S: Simd, const R: usize, const V: usize>(simd: S) -> Tile<T, S, R, V> {
     [[T::splat(simd, T::ZERO); V]; R]
 }
 
 /// A tile whose rows are the bias of the columns from `column` on, or zeros.
 #[inline(always)]
-pub(super) fn biased<T: Lanes, S: Simd, const R: usize, const V: usize>(
+pub(crate) fn biased<T: Lanes, S: Simd, const R: usize, const V: usize>(
     simd: S,
     bias: Option<&[T]>,
     column: usize,
@@ -109,7 +109,7 @@ pub(super) fn biased<T: Lanes, S: Simd, const R: usize, const V: usize>(
 
 /// Writes the first rows of a tile to `rows`, which have `width` numbers, from `column` on.
 #[inline(always)]
-pub(super) fn store<T: Lanes, S: Simd, const R: usize, const V: usize>(
+pub(crate) fn store<T: Lanes, S: Simd, const R: usize, const V: usize>(
     tile: &Tile<T, S, R, V>,
     rows: &mut [T],
     width: usize,
@@ -135,7 +135,7 @@ fn add<T: Lanes, S: Simd, const R: usize, const V: usize>(
 
 /// Adds a tile to rows of `width` numbers, the columns of the tile being those from `column` on.
 #[inline(always)]
-pub(super) fn add_to<T: Lanes, S: Simd, const R: usize, const V: usize>(
+pub(crate) fn add_to<T: Lanes, S: Simd, const R: usize, const V: usize>(
     simd: S,
     sums: &mut [T],
     width: usize,
@@ -151,7 +151,7 @@ pub(super) fn add_to<T: Lanes, S: Simd, const R: usize, const V: usize>(
 /// `sums[i] += sum over p of a[starts[i] + p] b[p]`; `b` begins at the first row's numbers, and has rows of the width
 /// `b_width`.
 #[inline(always)]
-pub(super) fn add_rows<T: Lanes, S: Simd, const R: usize, const V: usize>(
+pub(crate) fn add_rows<T: Lanes, S: Simd, const R: usize, const V: usize>(
     simd: S,
     sums: &mut Tile<T, S, R, V>,
     (a, starts): (&[T], [usize; R]),
@@ -177,7 +177,7 @@ pub(super) fn add_rows<T: Lanes, S: Simd, const R: usize, const V: usize>(
 
 /// As [`add_rows`], in chains of at most [`CHAIN`] products.
 #[inline(always)]
-pub(super) fn add_long_rows<T: Lanes, S: Simd, const R: usize, const V: usize>(
+pub(crate) fn add_long_rows<T: Lanes, S: Simd, const R: usize, const V: usize>(
     simd: S,
     sums: &mut Tile<T, S, R, V>,
     (a, starts): (&[T], [usize; R]),
@@ -195,7 +195,7 @@ pub(super) fn add_long_rows<T: Lanes, S: Simd, const R: usize, const V: usize>(
 /// `sums[i] += sum over rows of a[row][i] b[row]`: both slices begin at the first row's numbers, and have rows of the widths
 /// `a_width` and `b_width`. A tile may look past the end of a row of `a`.
 #[inline(always)]
-pub(super) fn add_columns<T: Lanes, S: Simd, const R: usize, const V: usize>(
+pub(crate) fn add_columns<T: Lanes, S: Simd, const R: usize, const V: usize>(
     simd: S,
     sums: &mut Tile<T, S, R, V>,
     (a, a_width): (&[T], usize),

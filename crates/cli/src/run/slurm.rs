@@ -1,0 +1,106 @@
+//! What a step of Slurm with one task a node says of where nodes meet, as far as it wasn't typed.
+
+use super::flags::RunArgs;
+use super::nodes::nodes;
+use crate::args::WrongUsage;
+use phalanx_job::port_of;
+use phalanx_job::slurm::{AgentPlace, node_address};
+use std::net::ToSocketAddrs;
+
+/// The flags with what Slurm says in the place of those that are missing. Whoever says where nodes meet is asked for all of it.
+pub(super) fn placed(args: &RunArgs, get: impl Fn(&str) -> Option<String>) -> Result<RunArgs, WrongUsage> {
+    let mut args = args.clone();
+    let typed = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
+    let set_rank = get("RANK").is_some_and(|rank| !rank.is_empty());
+    if args.standalone || set_rank || typed(&args.rdzv_endpoint) || args.master_addr.is_some() {
+        return Ok(args);
+    }
+    let is_alone = get("SLURM_STEP_NUM_TASKS").is_some_and(|tasks| tasks == "1");
+    let place = AgentPlace::from_variables(get).map_err(|error| WrongUsage(error.to_string()))?;
+    let Some(place) = place else {
+        // Of MIN:MAX nodes the job has got one, and no other can come into its step.
+        if is_alone && args.nnodes.as_deref().is_some_and(|text| text.starts_with("1:")) {
+            args.nnodes = None;
+        }
+        return Ok(args);
+    };
+    let (least, most) = match &args.nnodes {
+        Some(text) => nodes(text)?,
+        None => (place.nodes, place.nodes),
+    };
+    if place.nodes < least || (least == most && place.nodes != most) {
+        let (typed, step) = (args.nnodes.unwrap_or_default(), place.nodes);
+        let hint = format!("leave it out, or ask for as many: srun -N{least} --ntasks-per-node=1 ...");
+        return Err(WrongUsage(format!("--nnodes {typed}: this step of Slurm has {step} nodes; {hint}")));
+    }
+    if least == most && args.node_rank.is_none() {
+        args.node_rank = Some(place.node as u32);
+    }
+    args.nnodes.get_or_insert_with(|| place.nodes.to_string());
+    args.rdzv_id.get_or_insert_with(|| place.run_id.clone());
+    args.rdzv_endpoint = Some(format!("{}:{}", address(&place.first_node), port_of(&place.run_id)));
+    Ok(args)
+}
+
+/// The node as the others reach it: by its name, or where nobody knows that but Slurm, by the address that this has.
+fn address(node: &str) -> String {
+    let is_known = (node, 0).to_socket_addrs().is_ok_and(|mut found| found.next().is_some());
+    if is_known { node.to_owned() } else { node_address(node).unwrap_or_else(|| node.to_owned()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Typed {
+        #[command(flatten)]
+        run: RunArgs,
+    }
+
+    /// What comes of the flags in a step of two nodes, as node 1 of it.
+    fn check(flags: &[&str], tasks: &str, want: Result<(&str, Option<u32>, &str, bool), &str>) {
+        let line = ["run"].iter().chain(flags).chain(&["true"]);
+        let typed = Typed::parse_from(line).run;
+        let set = [
+            ("SLURM_STEP_NUM_TASKS", tasks),
+            ("SLURM_STEP_NUM_NODES", "2"),
+            ("SLURM_STEP_TASKS_PER_NODE", "4(x2)"),
+            ("SLURM_NODEID", "1"),
+            ("SLURM_STEP_NODELIST", "localhost,elsewhere"),
+            ("SLURM_JOB_ID", "55"),
+            ("SLURM_STEP_ID", "2"),
+        ];
+        let get = |name: &str| set.iter().find(|(n, _)| *n == name).map(|(_, value)| value.to_string());
+        match (placed(&typed, get), want) {
+            (Ok(args), Ok((nnodes, rank, id, meets))) => {
+                assert_eq!(args.nnodes.as_deref().unwrap_or_default(), nnodes, "{flags:?}");
+                assert_eq!(
+                    (args.node_rank, args.rdzv_id.as_deref().unwrap_or_default()),
+                    (rank, id),
+                    "{flags:?}"
+                );
+                let endpoint = format!("localhost:{}", port_of("slurm-55.2"));
+                assert_eq!(args.rdzv_endpoint == Some(endpoint), meets, "{flags:?} {:?}", args.rdzv_endpoint);
+            }
+            (Err(error), Err(want)) => assert!(error.0.contains(want), "{error}"),
+            (got, want) => panic!("{flags:?}: {:?} and not {want:?}", got.map(|args| args.nnodes)),
+        }
+    }
+
+    #[test]
+    fn a_step_says_what_was_not_typed() {
+        check(&[], "2", Ok(("2", Some(1), "slurm-55.2", true)));
+        check(&["--nnodes", "1:4"], "2", Ok(("1:4", None, "slurm-55.2", true)));
+        check(&["--rdzv-id", "mine", "--nnodes", "2"], "2", Ok(("2", Some(1), "mine", true)));
+        check(&[], "1", Ok(("", None, "", false)));
+        check(&["--standalone"], "8", Ok(("", None, "", false)));
+        check(&["--nnodes", "2", "--rdzv-endpoint", "h:1"], "2", Ok(("2", None, "", false)));
+        check(&["--nnodes", "2", "--master-addr", "h"], "2", Ok(("2", None, "", false)));
+        check(&["--nnodes", "3"], "2", Err("--nnodes 3: this step of Slurm has 2 nodes"));
+        check(&["--nnodes", "1"], "2", Err("--nnodes 1: this step"));
+        check(&["--nnodes", "3:4"], "2", Err("srun -N3 --ntasks-per-node=1"));
+        check(&[], "8", Err("hint: srun --ntasks-per-node=1 phalanx run --nproc-per-node 4"));
+    }
+}

@@ -1,0 +1,297 @@
+//! Following a job: what changes is told once, in words, and how far its run is as under `phalanx train`.
+//!
+//! The controller is asked every two seconds, or five where it has to be asked for longer than a minute; the run itself is read from
+//! `events.jsonl` of its directory, where this machine sees that.
+
+use crate::bar::TrainBar;
+use crate::say::{print, say};
+use anyhow::{Result, bail};
+use phalanx::{Event, Observer};
+use phalanx_job::DRAINED;
+use phalanx_launch::slurm::Submission;
+use phalanx_launch::slurm::queue::{self, JobView, meaning};
+use serde_json::json;
+use signal_hook::consts::SIGINT;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// How often the controller is asked.
+const ASK: Duration = Duration::from_secs(2);
+const ASK_LATER: Duration = Duration::from_secs(5);
+/// How often it is seen whether somebody has typed Ctrl-C, and what the run has told.
+const LOOK: Duration = Duration::from_millis(200);
+/// How long a controller that doesn't answer is asked again.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+/// Follows a job to its end; the exit code is the job's.
+pub(crate) fn job(number: &str, submission: Option<&Submission>, cancels: bool, as_json: bool) -> Result<u8> {
+    if number.is_empty() || !number.bytes().all(|byte| byte.is_ascii_digit() || b"_".contains(&byte)) {
+        bail!("{number}: is no number of a job, as 7 or 7_3\nhint: squeue --me names yours");
+    }
+    let interrupted = Arc::new(AtomicBool::new(false));
+    signal_hook::flag::register(SIGINT, Arc::clone(&interrupted))?;
+    let mut view = View { number, as_json, told: BTreeMap::new(), progress: None, seen: false };
+    let (start, mut answered) = (Instant::now(), Instant::now());
+    loop {
+        match queue::look(number) {
+            Ok(jobs) => {
+                answered = Instant::now();
+                if let Some(code) = view.heed(jobs, submission)? {
+                    return Ok(code);
+                }
+            }
+            // It may be restarted just now.
+            Err(error) if view.seen && answered.elapsed() < PATIENCE => {
+                view.tell("", &format!("the controller doesn't answer, asking again: {error}"), None);
+            }
+            Err(error) => return Err(error.into()),
+        }
+        let until = Instant::now() + if start.elapsed() < Duration::from_secs(60) { ASK } else { ASK_LATER };
+        while Instant::now() < until {
+            if interrupted.load(Ordering::Relaxed) {
+                return leave(number, cancels);
+            }
+            if let Some(progress) = &mut view.progress {
+                progress.show(as_json);
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+}
+
+/// What Ctrl-C does.
+fn leave(number: &str, cancels: bool) -> Result<u8> {
+    if cancels {
+        queue::cancel(number)?;
+        say(format_args!("job {number} is cancelled"));
+    } else {
+        say(format_args!("job {number} goes on\nhint: phalanx slurm follow {number}, or scancel {number}"));
+    }
+    Ok(130)
+}
+
+/// What was told of a job.
+struct View<'a> {
+    number: &'a str,
+    as_json: bool,
+    /// The last words about each job of an array, or about the one.
+    told: BTreeMap<String, String>,
+    progress: Option<RunFile>,
+    /// Whether the controller has known it.
+    seen: bool,
+}
+
+impl View<'_> {
+    /// Tells what has changed; gives the exit code once all is over.
+    fn heed(&mut self, jobs: Vec<JobView>, submission: Option<&Submission>) -> Result<Option<u8>> {
+        if jobs.is_empty() {
+            let number = self.number;
+            let hint =
+                format!("hint: sacct -j {number} --format=JobID,State,ExitCode, where accounting is on");
+            match self.seen {
+                true => bail!("job {number} is gone: the controller doesn't know it any more\n{hint}"),
+                false => bail!("job {number} isn't known to the controller\n{hint}"),
+            }
+        }
+        self.seen = true;
+        let is_one = jobs.len() == 1;
+        for job in &jobs {
+            let words = words(job);
+            self.tell(&job.job, &words, Some(job));
+            if is_one && job.is_pending() && self.told.get("nodes").is_none_or(|told| !told.contains(&words))
+            {
+                self.tell_unfit(&words, job);
+            }
+        }
+        if let [job] = jobs.as_slice()
+            && let Some(submission) = submission
+        {
+            let folder = job.folder.clone().map_or_else(PathBuf::new, PathBuf::from);
+            let path = folder.join(submission.run_dir(&job.job)).join("events.jsonl");
+            let progress = self.progress.get_or_insert_with(|| RunFile::new(path));
+            progress.show(self.as_json);
+        }
+        if !jobs.iter().all(JobView::is_over) {
+            return Ok(None);
+        }
+        if let Some(progress) = &mut self.progress {
+            progress.show(self.as_json);
+        }
+        Ok(Some(jobs.iter().map(exit_code).max().unwrap_or(1)))
+    }
+
+    fn tell(&mut self, key: &str, words: &str, job: Option<&JobView>) {
+        if self.told.get(key).is_some_and(|told| told == words) {
+            return;
+        }
+        self.told.insert(key.to_owned(), words.to_owned());
+        if self.as_json {
+            let (state, reason) = job.map_or((None, None), |job| (Some(&job.state), job.reason.as_ref()));
+            print(json!({"event": "job", "job": key, "state": state, "reason": reason, "message": words}));
+        } else if job.is_none() {
+            say(words);
+        } else {
+            say(format_args!("job {key}: {words}"));
+        }
+    }
+
+    /// Nodes that are missing may be why it waits.
+    fn tell_unfit(&mut self, words: &str, job: &JobView) {
+        self.told.insert("nodes".into(), words.to_owned());
+        let waits = job.reason.as_deref().is_some_and(|reason| {
+            ["Resources", "ReqNodeNotAvail", "Nodes", "PartitionConfig"]
+                .iter()
+                .any(|word| reason.starts_with(word))
+        });
+        // That they can't be told is no reason to end the view.
+        let unfit = if waits { queue::unfit_nodes().unwrap_or_default() } else { Vec::new() };
+        for node in unfit.iter().take(8) {
+            self.tell(
+                &node.node,
+                &format!("{node}: scontrol update node={} state=resume, once it is well", node.node),
+                None,
+            );
+        }
+    }
+}
+
+/// How a job stands.
+fn words(job: &JobView) -> String {
+    let reason = job.reason.as_deref().unwrap_or_default();
+    let again = match job.restarts {
+        0 => String::new(),
+        1 => ", for the second time".into(),
+        n => format!(", after {n} restarts"),
+    };
+    let output = job.output.as_ref().map(|path| format!("; its output: {path}")).unwrap_or_default();
+    match job.state.as_str() {
+        _ if job.is_pending() => match meaning(reason) {
+            Some(meaning) => format!("waits{again}: {reason} ({meaning})"),
+            None if reason.is_empty() => format!("waits{again}"),
+            None => format!("waits{again}: {reason}"),
+        },
+        "RUNNING" => format!("runs on {}{again}{output}", job.nodes.as_deref().unwrap_or("its nodes")),
+        "COMPLETED" => "is done".into(),
+        "COMPLETING" => "is ending".into(),
+        "TIMEOUT" => format!(
+            "ran out of time{output}\nhint: a longer --time, or a run that can go on: exit code {DRAINED} requeues it"
+        ),
+        "OUT_OF_MEMORY" => {
+            format!("ran out of memory{output}\nhint: more with --sbatch=--mem=..., or smaller batches")
+        }
+        "NODE_FAIL" => format!("lost a node{output}\nhint: --elastic MIN:MAX goes on without it"),
+        "CANCELLED" => "was cancelled".into(),
+        "FAILED" => format!("failed with exit code {}{output}", job.exit_code),
+        other => format!("{}{output}", other.to_lowercase().replace('_', " ")),
+    }
+}
+
+/// The exit code of a job that is over.
+fn exit_code(job: &JobView) -> u8 {
+    match job.state.as_str() {
+        "COMPLETED" => 0,
+        _ => u8::try_from(job.exit_code).ok().filter(|&code| code > 0).unwrap_or(1),
+    }
+}
+
+/// `events.jsonl` of a run, as far as it was read.
+struct RunFile {
+    path: PathBuf,
+    read: u64,
+    shown: TrainBar,
+    rest: Vec<u8>,
+}
+
+impl RunFile {
+    fn new(path: PathBuf) -> RunFile {
+        RunFile { path, read: 0, shown: TrainBar::new(None), rest: Vec::new() }
+    }
+
+    /// Shows what is new; a file that isn't there yet, or not here, tells nothing.
+    fn show(&mut self, as_json: bool) {
+        let Some(new) = new_bytes(&self.path, &mut self.read) else { return };
+        self.rest.extend(new);
+        while let Some(end) = self.rest.iter().position(|&byte| byte == b'\n') {
+            let line: Vec<u8> = self.rest.drain(..=end).collect();
+            if let Ok(event) = serde_json::from_slice::<Event>(&line) {
+                match as_json {
+                    true => print(String::from_utf8_lossy(&line).trim_end()),
+                    false => self.shown.event(&event),
+                }
+            }
+        }
+    }
+}
+
+/// What a file has behind what was read of it. One that was cut, by a run that goes on from a checkpoint, is read on from its end.
+fn new_bytes(path: &Path, read: &mut u64) -> Option<Vec<u8>> {
+    let mut file = File::open(path).ok()?;
+    let length = file.metadata().ok()?.len();
+    if length <= *read {
+        *read = length;
+        return None;
+    }
+    file.seek(SeekFrom::Start(*read)).ok()?;
+    let mut new = Vec::new();
+    file.take(length - *read).read_to_end(&mut new).ok()?;
+    *read += new.len() as u64;
+    Some(new)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_is_told_in_words() {
+        let check = |state: &str, reason: &str, restarts: u32, want: &str| {
+            let reason = Some(reason.to_owned()).filter(|reason| !reason.is_empty());
+            let job = JobView {
+                job: "7".into(),
+                state: state.into(),
+                reason,
+                restarts,
+                nodes: Some("n[1-2]".into()),
+                exit_code: 3,
+                ..JobView::default()
+            };
+            let words = words(&job);
+            assert!(words.contains(want), "{words}");
+        };
+        check("PENDING", "Resources", 0, "waits: Resources (it is next, as soon as enough nodes are free)");
+        check("PENDING", "BeginTime", 1, "waits, for the second time: BeginTime (");
+        check("PENDING", "Odd", 0, "waits: Odd");
+        check("RUNNING", "", 2, "runs on n[1-2], after 2 restarts");
+        check("FAILED", "NonZeroExitCode", 0, "failed with exit code 3");
+        check("STOPPED", "", 0, "stopped");
+    }
+
+    #[test]
+    fn the_exit_code_is_the_jobs() {
+        let of = |state: &str, exit_code: i32| exit_code_of(state, exit_code);
+        fn exit_code_of(state: &str, exit_code: i32) -> u8 {
+            super::exit_code(&JobView { state: state.into(), exit_code, ..JobView::default() })
+        }
+        assert_eq!((of("COMPLETED", 0), of("FAILED", 3), of("CANCELLED", 0), of("TIMEOUT", 0)), (0, 3, 1, 1));
+    }
+
+    #[test]
+    fn a_file_is_read_as_it_grows_and_is_cut() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("events.jsonl");
+        let mut read = 0;
+        assert_eq!(new_bytes(&path, &mut read), None);
+        std::fs::write(&path, "one\ntwo\n").unwrap();
+        assert_eq!(new_bytes(&path, &mut read).unwrap(), b"one\ntwo\n");
+        assert_eq!(new_bytes(&path, &mut read), None);
+        std::fs::write(&path, "one\n").unwrap();
+        assert_eq!(new_bytes(&path, &mut read), None);
+        std::fs::write(&path, "one\nthree\n").unwrap();
+        assert_eq!(new_bytes(&path, &mut read).unwrap(), b"three\n");
+    }
+}

@@ -1,0 +1,193 @@
+//! `phalanx slurm submit`: what was typed becomes a script; what can be found out on this machine is found out before it is submitted.
+
+use super::flags::SubmitArgs;
+use super::follow;
+use crate::args::WrongUsage;
+use crate::bar::FetchBar;
+use crate::say::{print, say};
+use anyhow::{Context, Result};
+use phalanx::Recipe;
+use phalanx::data::{Places, listing};
+use phalanx::recipe::BUILT_IN;
+use phalanx_launch::slurm::{Submission, Work, queue, script};
+use serde_json::json;
+use std::path::{Path, PathBuf};
+
+pub(crate) fn submit(args: &SubmitArgs) -> Result<u8> {
+    let job = submission(args)?;
+    let text = script(&job);
+    if args.dry_run {
+        match args.json {
+            true => print(json!({"script": text})),
+            false => print(text.trim_end()),
+        }
+        return Ok(0);
+    }
+    if let Work::Train(typed) = &job.work {
+        // Nodes that compute often have no network.
+        get_data(typed)?;
+    }
+    let number = queue::submit(&text).map_err(|error| WithHint::of(&error.to_string()))?;
+    let out = job.run_dir(&number);
+    if args.json {
+        print(json!({"event": "submitted", "job": number, "out": out, "script": text}));
+    }
+    say(format_args!("submitted job {number}; its run is kept in {out}"));
+    say(format_args!("hint: phalanx slurm follow {number}, or scancel {number}"));
+    if args.no_follow {
+        return Ok(0);
+    }
+    follow::job(&number, Some(&job), args.cancel, args.json)
+}
+
+/// An error of sbatch, with what to do about it.
+struct WithHint;
+
+impl WithHint {
+    fn of(said: &str) -> anyhow::Error {
+        let hint = [
+            (
+                "node configuration is not available",
+                "no node has so much: see what there is with sinfo -o '%P %D %c %m %G'",
+            ),
+            ("Node count specification invalid", "sinfo -o '%P %D' says how many nodes a partition has"),
+            ("More processors requested", "sinfo -o '%P %c' says how many cores nodes have"),
+            ("invalid partition", "sinfo -s names the partitions"),
+            ("time limit", "sinfo -o '%P %l' says how long a partition lets jobs run: give a smaller --time"),
+            ("Invalid account", "give yours with --sbatch=--account=NAME: sacctmgr show assoc user=$USER"),
+            ("Unable to contact", "see whether the controller is up: scontrol ping"),
+            ("generic resource", "sinfo -o '%P %G' says which GPUs nodes have"),
+        ];
+        let hint = hint.iter().find(|(words, _)| said.to_lowercase().contains(&words.to_lowercase()));
+        match hint.filter(|_| !said.contains("hint: ")) {
+            Some((_, hint)) => anyhow::anyhow!("{said}\nhint: {hint}"),
+            None => anyhow::anyhow!("{said}"),
+        }
+    }
+}
+
+/// What was typed, checked.
+fn submission(args: &SubmitArgs) -> Result<Submission> {
+    let work = work(&args.work)?;
+    let nodes = match &args.elastic {
+        None => (args.nodes, args.nodes),
+        Some(text) => {
+            let wrong =
+                || WrongUsage(format!("--elastic {text}: must be the least and the most nodes, as in 1:4"));
+            let (least, most) = text.split_once(':').ok_or_else(wrong)?;
+            let pair = (least.parse().map_err(|_| wrong())?, most.parse().map_err(|_| wrong())?);
+            if pair.0 > pair.1 {
+                return Err(wrong().into());
+            }
+            pair
+        }
+    };
+    if nodes.0 == 0 {
+        return Err(WrongUsage("a job needs at least one node: --nodes 1".into()).into());
+    }
+    if args.cpus_per_node == Some(0) {
+        return Err(WrongUsage("--cpus-per-node 0: a node needs at least one core".into()).into());
+    }
+    let workers = match (&args.nproc_per_node, args.gpus_per_node) {
+        (Some(typed), _) => {
+            let is_word = ["auto", "cpu", "gpu"].contains(&typed.as_str());
+            if !is_word && !typed.parse::<u32>().is_ok_and(|n| n > 0) {
+                let want = "must be a number from 1, `auto`, `cpu` or `gpu`";
+                return Err(WrongUsage(format!("--nproc-per-node {typed}: {want}")).into());
+            }
+            typed.clone()
+        }
+        (None, 0) => "1".into(),
+        (None, gpus) => gpus.to_string(),
+    };
+    let (Work::Train(typed) | Work::Program(typed)) = &work;
+    let stem = Path::new(&typed[0]).file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let name = args.name.clone().unwrap_or(stem);
+    let is_name = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    if name.is_empty() || !name.chars().all(is_name) {
+        return Err(WrongUsage(format!("--name {name:?}: must be letters, digits, dots and dashes")).into());
+    }
+    if let Some(array) = &args.array
+        && !array.chars().all(|c| c.is_ascii_digit() || "-,:%".contains(c))
+    {
+        let want = "must be numbers, as in 0-15 or 1-9%3";
+        return Err(WrongUsage(format!("--array {array}: {want}")).into());
+    }
+    for option in &args.sbatch {
+        if !option.starts_with('-') || option.contains('\n') {
+            let want = "must be an option with its dashes, as in --sbatch=--account=lab";
+            return Err(WrongUsage(format!("--sbatch {option:?}: {want}")).into());
+        }
+    }
+    let out = args.out.clone();
+    Ok(Submission {
+        nodes,
+        workers,
+        gpus: args.gpus_per_node,
+        cores: args.cpus_per_node,
+        time: args.time,
+        partition: args.partition.clone(),
+        array: args.array.clone(),
+        options: args.sbatch.clone(),
+        out,
+        max_restarts: args.max_restarts,
+        phalanx: own_path()?,
+        name,
+        work,
+    })
+}
+
+/// A recipe or a program, by its name.
+fn work(typed: &[String]) -> Result<Work> {
+    let typed = if typed.first().is_some_and(|word| word == "--") { &typed[1..] } else { typed };
+    let Some(name) = typed.first() else {
+        return Err(
+            WrongUsage("RECIPE or PROGRAM is missing, as in `phalanx slurm submit mnist`".into()).into()
+        );
+    };
+    if BUILT_IN.iter().any(|(built_in, _)| built_in == name) || name.ends_with(".toml") {
+        Recipe::load(name, &[]).map_err(|error| WrongUsage(error.to_string()))?;
+        let own = typed
+            .iter()
+            .find(|word| ["--out", "--resume"].contains(&word.split('=').next().unwrap_or_default()));
+        if let Some(own) = own {
+            let instead =
+                "the script says where the run is kept, and goes on with it: give --out before the recipe";
+            return Err(WrongUsage(format!("{own}: {instead}")).into());
+        }
+        return Ok(Work::Train(typed.to_vec()));
+    }
+    let in_path = || {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        std::env::split_paths(&path).any(|folder| folder.join(name).is_file())
+    };
+    if !Path::new(name).is_file() && !in_path() {
+        let names: Vec<&str> = BUILT_IN.iter().map(|(name, _)| *name).collect();
+        let words = format!(
+            "{name}: is neither a recipe nor a program that is here\nhint: recipes are {}",
+            names.join(", ")
+        );
+        return Err(WrongUsage(words).into());
+    }
+    Ok(Work::Program(typed.to_vec()))
+}
+
+/// This program, as the nodes find it: where they share no file system it has to be at the same place on each.
+fn own_path() -> Result<String> {
+    let path = std::env::current_exe().context("the path of this program")?;
+    Ok(path.to_string_lossy().into_owned())
+}
+
+/// The data set of a recipe, on this machine, which can reach the network more likely than those that will need it.
+fn get_data(typed: &[String]) -> Result<()> {
+    let data = typed.iter().enumerate().find_map(|(i, word)| match word.strip_prefix("--data") {
+        Some("") => typed.get(i + 1).map(PathBuf::from),
+        Some(rest) => rest.strip_prefix('=').map(PathBuf::from),
+        None => None,
+    });
+    let set: Vec<String> =
+        typed.windows(2).filter(|pair| pair[0] == "--set").map(|pair| pair[1].clone()).collect();
+    let recipe = Recipe::load(&typed[0], &set).map_err(|error| WrongUsage(error.to_string()))?;
+    Places::from_env(data).find(listing(&recipe.data.name)?, &mut FetchBar::new())?;
+    Ok(())
+}

@@ -1,0 +1,88 @@
+//! `phalanx bench pipeline` and the recipes of workers with several devices, as a user has them.
+
+mod user;
+
+use serde_json::Value;
+use std::path::Path;
+use user::{phalanx, text};
+
+fn lines(folder: &Path, args: &[&str]) -> Vec<Value> {
+    let out = phalanx(folder).args(args).output().unwrap();
+    assert_eq!(out.status.code(), Some(0), "{args:?}: {}", text(&out.stderr));
+    text(&out.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+#[test]
+fn a_schedule_is_drawn_for_the_terminal_and_as_svg() {
+    let folder = tempfile::tempdir().unwrap();
+    let args = "bench pipeline --draw --schedule zb-h1 --stages 2 --micro-batches 3 --svg zb.svg";
+    let out = phalanx(folder.path()).args(args.split(' ')).output().unwrap();
+    let told = text(&out.stderr);
+    assert_eq!(out.status.code(), Some(0), "{told}");
+    assert_eq!(
+        told,
+        "zb-h1: 2 ranks, 3 micro-batches: a bubble of 10.0% in theory, 10.0% simulated; alive [2, 2]\n\
+         rank 0 F0-F1-...I0-W0-F2-I1-W1-I2-W2-\nrank 1 ...F0-I0-F1-I1-W0-F2-I2-W1-W2-\n"
+    );
+    let picture = std::fs::read_to_string(folder.path().join("zb.svg")).unwrap();
+    assert!(picture.starts_with("<svg") && picture.contains("zb-h1: 2 ranks, 3 micro-batches"));
+}
+
+#[test]
+fn a_schedule_is_told_in_json_and_an_impossible_one_is_wrong_usage() {
+    let folder = tempfile::tempdir().unwrap();
+    let args = "bench pipeline --draw --schedule interleaved --stages 4 --micro-batches 8 --json";
+    let [line] = &lines(folder.path(), &args.split(' ').collect::<Vec<_>>())[..] else { panic!("one line") };
+    assert_eq!((line["bench"].as_str(), line["chunks"].as_u64()), (Some("pipeline"), Some(2)));
+    let theory = line["bubble_theory"].as_f64().unwrap();
+    assert!(
+        (theory - 3.0 / 19.0).abs() < 1e-9
+            && (line["bubble_simulated"].as_f64().unwrap() - theory).abs() < 1e-9
+    );
+    assert_eq!(line["actions"][0].as_array().unwrap().len(), 2 * 2 * 8);
+    assert_eq!(line["actions"][3][0], "F0@3");
+    let args = "bench pipeline --draw --schedule interleaved --stages 4 --micro-batches 6";
+    let out = phalanx(folder.path()).args(args.split(' ')).output().unwrap();
+    assert_eq!(out.status.code(), Some(2));
+    assert!(text(&out.stderr).contains("hint: take 8 of them or 4"), "{}", text(&out.stderr));
+}
+
+/// Over processes and over devices of one: the same losses.
+#[test]
+fn a_row_of_blocks_is_trained_through_ranks_and_through_devices() {
+    let folder = tempfile::tempdir().unwrap();
+    let job = "bench pipeline --blocks 4 --width 64 --batch 32 --micro-batches 4 --steps 3 --json";
+    let mut losses = Vec::new();
+    for more in ["", " --devices", " --schedule zb-h1", " --schedule interleaved --devices"] {
+        let args = format!("{job}{more}");
+        let lines = lines(folder.path(), &args.split(' ').collect::<Vec<_>>());
+        let [line] = &lines[..] else { panic!("{args}: {lines:?}") };
+        let bubble = line["bubble_measured"].as_f64().unwrap();
+        assert!((0.0..1.0).contains(&bubble) && line["median_ms"].as_f64() > Some(0.0), "{line}");
+        losses.push(line["loss"].as_f64().unwrap());
+    }
+    assert!(losses[0] > 0.0 && losses.iter().all(|loss| loss == &losses[0]), "{losses:?}");
+}
+
+/// Two workers of two devices each see the losses that two workers see.
+#[test]
+fn each_replica_may_span_several_devices() {
+    let folder = tempfile::tempdir().unwrap();
+    let losses = |more: &str, out: &str| {
+        let args =
+            format!("train mnist-mini --nproc-per-node 2 --steps 5 --batch-size 16 --json --out {out}{more}");
+        let lines = lines(folder.path(), &args.split(' ').collect::<Vec<_>>());
+        let steps = lines.into_iter().filter(|line| line["event"] == "step");
+        steps.map(|line| line["loss"].as_f64().unwrap()).collect::<Vec<f64>>()
+    };
+    let want = losses("", "ddp");
+    assert_eq!(want.len(), 5);
+    assert_eq!(losses(" --strategy place --set parallel.cut=1,3", "place"), want);
+    /// Float32 sums in another order, over a few steps, on losses of about 2.
+    const TOLERANCE: f64 = 1e-4;
+    for strategy in ["pipeline", "dp"] {
+        let got = losses(&format!(" --strategy {strategy}"), strategy);
+        let close = got.iter().zip(&want).all(|(got, want)| (got - want).abs() < TOLERANCE);
+        assert!(got.len() == 5 && close, "{strategy}: {got:?}, not {want:?}");
+    }
+}

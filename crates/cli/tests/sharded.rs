@@ -1,0 +1,96 @@
+//! `--strategy fsdp`: workers that hold a part of the model each.
+
+mod user;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+use std::fs;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+use user::{phalanx, text, worker};
+
+const LIMIT: Duration = Duration::from_secs(240);
+/// Float32 sums in another order, over some steps, on losses of about 2.
+const TOLERANCE: f64 = 1e-3;
+
+fn losses(events: &str) -> Vec<f64> {
+    let events = events.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let steps = events.filter(|event| event["event"] == "step");
+    let mut by_step: Vec<(u64, f64)> =
+        steps.map(|step| (step["step"].as_u64().unwrap(), step["loss"].as_f64().unwrap())).collect();
+    by_step.sort_by_key(|(step, _)| *step);
+    by_step.into_iter().map(|(_, loss)| loss).collect()
+}
+
+fn train(folder: &Path, out: &str, more: &str) -> Vec<f64> {
+    let job = "train mnist-mini --steps 8 --batch-size 16 --set optimizer.name=adam --set optimizer.lr=0.002";
+    let args = format!("{job} --log-interval 1 --json --out {out} {more}");
+    let ran = phalanx(folder).args(args.split_whitespace()).output().unwrap();
+    assert_eq!(ran.status.code(), Some(0), "{args}: {}", text(&ran.stderr));
+    losses(&text(&ran.stdout))
+}
+
+fn check_close(got: &[f64], want: &[f64], what: &str) {
+    let close = got.iter().zip(want).all(|(got, want)| (got - want).abs() < TOLERANCE);
+    assert!(got.len() == want.len() && close, "{what}: {got:?}, not {want:?}");
+}
+
+#[test]
+fn workers_learn_the_same_whether_each_holds_all_or_a_part() {
+    let folder = tempfile::tempdir().unwrap();
+    let want = train(folder.path(), "ddp", "--nproc-per-node 3");
+    assert_eq!(want.len(), 8);
+    for zero in 1..=3 {
+        let more = format!("--nproc-per-node 3 --strategy fsdp --set parallel.zero={zero}");
+        check_close(&train(folder.path(), &format!("zero-{zero}"), &more), &want, &more);
+    }
+    let weights = |out: &str| fs::metadata(folder.path().join(out).join("model.safetensors")).unwrap().len();
+    assert_eq!(weights("zero-3"), weights("ddp"));
+}
+
+/// What the lost worker held is nowhere else, so all start anew from the newest checkpoint.
+#[test]
+fn a_lost_worker_costs_the_steps_since_the_newest_checkpoint_and_no_sample() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("out");
+    let job =
+        "train mnist-mini --epochs 30 --nproc-per-node 2 --strategy fsdp --log-interval 1 --max-restarts 2";
+    let args = format!("{job} --set train.checkpoint_every=5 --out {}", out.display());
+    let mut run = phalanx(folder.path());
+    let run = run.args(args.split_whitespace()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let start = Instant::now();
+    let checkpointed =
+        || fs::read_dir(out.join("checkpoints")).is_ok_and(|mut entries| entries.next().is_some());
+    while !checkpointed() {
+        assert!(start.elapsed() < LIMIT, "no checkpoint is there");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    kill(Pid::from_raw(worker(&out, 1)), Signal::SIGKILL).unwrap();
+    let ended = run.wait_with_output().unwrap();
+    let said = text(&ended.stderr);
+    assert_eq!(ended.status.code(), Some(0), "{said}");
+    assert!(said.contains("starting all workers again"), "{said}");
+    let events = fs::read_to_string(out.join("events.jsonl")).unwrap();
+    let told: Vec<Value> = events.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let epochs: Vec<&Value> = told.iter().filter(|event| event["event"] == "epoch").collect();
+    assert!(epochs.len() == 30 && epochs.iter().all(|epoch| epoch["each_once"] == true), "{epochs:?}");
+    assert!(told.iter().any(|event| event["event"] == "resume"), "{said}");
+}
+
+#[test]
+fn what_goes_with_no_part_of_a_model_is_refused_before_anything_starts() {
+    let folder = tempfile::tempdir().unwrap();
+    for (set, words) in [
+        ("parallel.logical_shards=2", "parallel.logical_shards must be left out under the strategy fsdp"),
+        ("train.ema=0.9", "train.ema must be left out where fsdp shares out parameters, or parallel.zero=2"),
+        ("parallel.compress=bf16", "parallel.compress must be none under the strategy fsdp"),
+        ("parallel.zero=4", "parallel.zero must be a whole number from 1 to 3"),
+    ] {
+        let args = ["train", "mnist-mini", "--strategy", "fsdp", "--set", set];
+        let out = phalanx(folder.path()).args(args).output().unwrap();
+        let said = text(&out.stderr);
+        assert!(out.status.code() == Some(2) && said.contains(words), "{set}: {said}");
+    }
+}

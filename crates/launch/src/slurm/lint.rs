@@ -1,0 +1,131 @@
+//! The classic mistakes in batch scripts for distributed training, each with the line that has it, why it is one, and the line to
+//! write in its place.
+//!
+//! A script is read line by line, as people write them; it is not run, and what a shell would make of it is guessed no further than
+//! its words. A rule speaks up where the line is wrong as it stands, and is silent where it can't know.
+
+mod directives;
+mod rules;
+
+use directives::{Directives, is_directive};
+
+/// A mistake.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// Its line in the file, from 1.
+    pub line: usize,
+    /// A name for the rule.
+    pub rule: &'static str,
+    /// Why it is one.
+    pub why: String,
+    /// What to write there instead.
+    pub instead: String,
+}
+
+/// A command of the script: a line, with those that it goes on in.
+struct Line<'a> {
+    number: usize,
+    /// Without comments; continued lines are joined by spaces.
+    text: String,
+    words: Vec<String>,
+    raw: &'a str,
+}
+
+impl Line<'_> {
+    /// Whether one of its words is this one, or a path to it.
+    fn runs(&self, program: &str) -> bool {
+        self.words.iter().any(|word| word.rsplit('/').next() == Some(program))
+    }
+
+    /// The value of a flag, as in `--nodes=2`, `--nodes 2` or `-N2`; names may be written with dashes or underscores.
+    fn flag(&self, names: &[&str]) -> Option<String> {
+        flag(&self.words, names)
+    }
+}
+
+/// The value of a flag among words; empty for one without.
+fn flag(words: &[String], names: &[&str]) -> Option<String> {
+    words.iter().enumerate().find_map(|(i, word)| {
+        names.iter().find_map(|name| {
+            let next = || words.get(i + 1).filter(|next| !next.starts_with('-')).cloned().unwrap_or_default();
+            if !name.starts_with("--") {
+                let rest = word.strip_prefix(name)?;
+                return Some(if rest.is_empty() { next() } else { rest.trim_start_matches('=').to_owned() });
+            }
+            let (key, value) =
+                word.split_once('=').map_or((word.as_str(), None), |(key, value)| (key, Some(value)));
+            (key.replace('_', "-") == *name).then(|| value.map_or_else(next, str::to_owned))
+        })
+    })
+}
+
+/// The script as the rules see it.
+struct Script<'a> {
+    directives: Directives,
+    lines: Vec<Line<'a>>,
+    /// Every line of the file as it is, from 1 on.
+    raw: Vec<(usize, &'a str)>,
+}
+
+/// All mistakes of a script, by line. `folder_exists` is asked for folders that output is to be written to.
+pub fn lint(text: &str, folder_exists: &dyn Fn(&str) -> bool) -> Vec<Finding> {
+    let script = parse(text);
+    let mut found: Vec<Finding> = rules::RULES
+        .iter()
+        .flat_map(|(name, rule)| {
+            rule(&script, folder_exists).into_iter().map(|(line, why, instead)| Finding {
+                line,
+                rule: name,
+                why,
+                instead,
+            })
+        })
+        .collect();
+    found.sort_by(|a, b| a.line.cmp(&b.line).then(a.rule.cmp(b.rule)));
+    found
+}
+
+fn parse(text: &str) -> Script<'_> {
+    let raw: Vec<(usize, &str)> =
+        text.split_terminator('\n').enumerate().map(|(i, line)| (i + 1, line)).collect();
+    let (mut lines, mut directives) = (Vec::<Line<'_>>::new(), Directives::default());
+    let mut goes_on = false;
+    for &(number, line) in &raw {
+        let trimmed = line.trim();
+        if is_directive(trimmed) {
+            directives.add(number, trimmed, !lines.is_empty());
+            continue;
+        }
+        let bare = without_comment(trimmed);
+        let (part, continues) = bare.strip_suffix('\\').map_or((bare, false), |part| (part, true));
+        match lines.last_mut().filter(|_| goes_on) {
+            Some(last) => last.text = format!("{} {}", last.text, part.trim()),
+            None if part.trim().is_empty() => {}
+            None => lines.push(Line { number, text: part.trim().to_owned(), words: Vec::new(), raw: line }),
+        }
+        goes_on = continues;
+    }
+    for line in &mut lines {
+        let bare = |word: &str| word.trim_matches(|c| "\"'();".contains(c)).to_owned();
+        line.words = line.text.split_whitespace().map(bare).collect();
+    }
+    Script { directives, lines, raw }
+}
+
+/// A line up to its comment: a `#` at its beginning or after a space, outside of quotes.
+fn without_comment(line: &str) -> &str {
+    let (mut quote, mut before) = (None, ' ');
+    for (at, c) in line.char_indices() {
+        match c {
+            '\'' | '"' if quote.is_none() => quote = Some(c),
+            _ if quote == Some(c) => quote = None,
+            '#' if quote.is_none() && before.is_whitespace() => return line[..at].trim_end(),
+            _ => {}
+        }
+        before = c;
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests;

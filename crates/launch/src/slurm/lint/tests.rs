@@ -1,0 +1,221 @@
+use super::*;
+
+/// The rules that speak up about a script of these lines, each with its line; the first two of every script are right.
+fn found(lines: &[&str]) -> Vec<(usize, &'static str)> {
+    let text = format!("#!/bin/bash\n#SBATCH --job-name=x\n{}\n", lines.join("\n"));
+    lint(&text, &|folder| folder == "logs").into_iter().map(|finding| (finding.line, finding.rule)).collect()
+}
+
+#[test]
+fn each_mistake_is_found_and_its_repair_is_none() {
+    let check = |rule: &str, line: usize, wrong: &[&str], right: &[&str]| {
+        assert!(
+            found(wrong).iter().any(|found| *found == (line, found.1) && found.1 == rule),
+            "{rule}: {:?} of {wrong:?}",
+            found(wrong)
+        );
+        assert!(!found(right).iter().any(|found| found.1 == rule), "{rule}: {:?} of {right:?}", found(right));
+    };
+    let two = "#SBATCH --nodes=2";
+    check(
+        "late-directive",
+        4,
+        &["cd work", "#SBATCH --time=1:00:00"],
+        &["#SBATCH --time=1:00:00", "cd work"],
+    );
+    check("not-a-directive", 3, &["# SBATCH --time=1:00:00"], &["# sbatch takes this script"]);
+    check("not-a-directive", 3, &["#sbatch --time=1:00:00"], &["#SBATCH --time=1:00:00"]);
+    check("variable-in-directive", 3, &["#SBATCH --output=$HOME/%j.out"], &["#SBATCH --output=%j.out"]);
+    check("time", 3, &["#SBATCH --time=8h"], &["#SBATCH --time=8:00:00"]);
+    check("time", 3, &["#SBATCH -t 24"], &["#SBATCH -t 1-00:00"]);
+    check("memory", 3, &["#SBATCH --mem=64"], &["#SBATCH --mem=64G"]);
+    check("output-folder", 3, &["#SBATCH -o out/%j.txt"], &["#SBATCH -o logs/%j.txt"]);
+    check("open-mode", 3, &["#SBATCH --requeue"], &["#SBATCH --requeue", "#SBATCH --open-mode=append"]);
+    check(
+        "tasks",
+        3,
+        &["#SBATCH --ntasks=4", two, "#SBATCH --ntasks-per-node=4"],
+        &["#SBATCH -n 8", two, "#SBATCH --ntasks-per-node=4"],
+    );
+    check(
+        "cpus-per-task",
+        4,
+        &["#SBATCH -c 8", "srun python train.py"],
+        &["#SBATCH -c 8", "srun -c $SLURM_CPUS_PER_TASK python train.py"],
+    );
+    check(
+        "cpus-per-task",
+        4,
+        &["#SBATCH --cpus-per-task=8", "srun ./t"],
+        &["#SBATCH --cpus-per-task=8", "export SRUN_CPUS_PER_TASK=8", "srun ./t"],
+    );
+    check(
+        "one-node",
+        4,
+        &[two, "torchrun --nproc_per_node=8 t.py"],
+        &[two, "srun torchrun --nproc_per_node=8 t.py"],
+    );
+    check("one-node", 4, &[two, "python train.py"], &["python train.py"]);
+    check(
+        "agent-tasks",
+        4,
+        &["#SBATCH --ntasks-per-node=8", "srun torchrun t.py"],
+        &["#SBATCH --ntasks-per-node=1", "srun torchrun t.py"],
+    );
+    check(
+        "agent-tasks",
+        3,
+        &["srun --ntasks-per-node=8 phalanx run ./t"],
+        &["srun --ntasks-per-node=8 phalanx train mnist"],
+    );
+    check("agent-nodes", 4, &[two, "srun torchrun --nnodes=4 t.py"], &[two, "srun torchrun --nnodes=2 t.py"]);
+    check(
+        "agent-nodes",
+        4,
+        &[two, "srun torchrun --nnodes 4 t.py"],
+        &[two, "srun torchrun --nnodes 1:2 t.py"],
+    );
+    check(
+        "workers",
+        4,
+        &["#SBATCH --gres=gpu:a100:4", "torchrun --nproc_per_node=8 t.py"],
+        &["#SBATCH --gres=gpu:a100:4", "torchrun --nproc_per_node=4 t.py"],
+    );
+    check(
+        "node-rank",
+        4,
+        &[two, "srun torchrun --node_rank=$SLURM_NODEID t.py"],
+        &[two, "srun bash -c 'torchrun --node_rank=$SLURM_NODEID t.py'"],
+    );
+    check(
+        "head-node",
+        3,
+        &["head=$(echo $SLURM_JOB_NODELIST | cut -d, -f1)"],
+        &["head=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)"],
+    );
+    check("head-node", 4, &[two, "export MASTER_ADDR=localhost"], &["export MASTER_ADDR=localhost"]);
+    check(
+        "port",
+        3,
+        &["export MASTER_PORT=29500"],
+        &["export MASTER_PORT=$((20000 + SLURM_JOB_ID % 12000))"],
+    );
+    check(
+        "bad-exit",
+        4,
+        &["#SBATCH --ntasks=8", "srun python train.py"],
+        &["#SBATCH --ntasks=8", "srun -K1 python train.py"],
+    );
+    check(
+        "no-kill",
+        4,
+        &["#SBATCH -N 4", "srun --no-kill torchrun --nnodes=1:4 t.py"],
+        &["#SBATCH -N 4", "#SBATCH --no-kill", "srun --no-kill torchrun --nnodes=1:4 t.py"],
+    );
+    check(
+        "signal",
+        3,
+        &["#SBATCH --signal=USR1@90", "trap save USR1", "srun ./t &", "wait"],
+        &["#SBATCH --signal=B:USR1@90", "trap save USR1", "srun ./t &", "wait"],
+    );
+    check(
+        "signal",
+        3,
+        &["#SBATCH --signal=B:USR1@90", "srun ./t"],
+        &["#SBATCH --signal=USR1@90", "srun ./t"],
+    );
+    check(
+        "signal",
+        5,
+        &["#SBATCH --signal=B:USR1@90", "trap save USR1", "srun ./t"],
+        &["#SBATCH --signal=B:USR1@90", "exec ./t"],
+    );
+    check(
+        "requeue-array",
+        4,
+        &["#SBATCH --array=0-3", "scontrol requeue $SLURM_JOB_ID"],
+        &["#SBATCH --array=0-3", "scontrol requeue ${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"],
+    );
+    check("exit-code", 4, &["python train.py", "echo done"], &["set -e", "python train.py", "echo done"]);
+    check(
+        "visible-devices",
+        4,
+        &["#SBATCH --gpus-per-node=2", "export CUDA_VISIBLE_DEVICES=0,1"],
+        &["#SBATCH --gpus-per-node=2"],
+    );
+}
+
+#[test]
+fn what_sbatch_refuses_is_found_first() {
+    let rules =
+        |text: &str| lint(text, &|_| true).into_iter().map(|finding| finding.rule).collect::<Vec<_>>();
+    assert_eq!(rules(""), ["shebang"]);
+    assert_eq!(rules("echo\n"), ["shebang"]);
+    assert_eq!(rules("#!/bin/sh\necho a\rb\n"), ["line-ends"]);
+    assert_eq!(rules("#!/bin/sh\r\necho\r\n"), ["line-ends"]);
+}
+
+#[test]
+fn every_rule_has_a_line_a_reason_and_a_repair() {
+    let text = "#SBATCH --nodes=2 --ntasks-per-node=4 --requeue --time=8h # why\nsrun --label \\\n  python train.py\n";
+    let all = lint(text, &|_| true);
+    let lines: Vec<_> = all.iter().map(|finding| (finding.line, finding.rule)).collect();
+    assert_eq!(lines, [(1, "open-mode"), (1, "shebang"), (1, "time"), (2, "bad-exit")]);
+    assert_eq!(all[3].instead, "srun --kill-on-bad-exit=1 --label python train.py");
+    assert!(all.iter().all(|finding| !finding.why.is_empty() && !finding.instead.is_empty()));
+}
+
+#[test]
+fn comments_and_quotes_are_told_apart() {
+    for (line, want) in [
+        ("srun ./t # -K1", "srun ./t"),
+        ("echo '# no' # yes", "echo '# no'"),
+        ("echo \"a # b\"", "echo \"a # b\""),
+        ("x=${#a}", "x=${#a}"),
+        ("# all", ""),
+    ] {
+        assert_eq!(without_comment(line), want);
+    }
+}
+
+/// Whatever is written there is read to its end.
+#[test]
+fn no_script_is_too_mad() {
+    let mut runner = proptest::test_runner::TestRunner::new(proptest::prelude::ProptestConfig {
+        failure_persistence: None,
+        ..proptest::prelude::ProptestConfig::with_cases(500)
+    });
+    let words = [
+        "#SBATCH",
+        "# SBATCH",
+        "srun",
+        "torchrun",
+        "--nnodes=",
+        "1:4",
+        "--signal=B:",
+        "trap",
+        "USR1",
+        "\\\n",
+        "\n",
+        " ",
+        "'",
+        "\"",
+        "$SLURM_NODEID",
+        "--node_rank",
+        "--time=",
+        "\u{e9}",
+        "MASTER_PORT=",
+        "-N",
+        "=",
+    ];
+    let word = proptest::sample::select(words.to_vec());
+    let text = proptest::collection::vec(word, 0..60);
+    runner
+        .run(&text, |words| {
+            let text = words.concat();
+            let all = lint(&text, &|_| false);
+            assert!(all.iter().all(|finding| finding.line <= text.lines().count().max(1)));
+            Ok(())
+        })
+        .unwrap();
+}

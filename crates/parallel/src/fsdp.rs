@@ -1,0 +1,378 @@
+//! Fully sharded data parallel: each rank takes its share of the samples, as with [`crate::Ddp`], and holds only a part of what
+//! belongs to the parameters. What of it is shared out is said by [`Sharded`], which are the three stages of ZeRO (Rajbhandari et
+//! al., <https://arxiv.org/abs/1910.02054>).
+//!
+//! Nothing moves for it. Values and gradients lie in their arenas under the addresses that they always have; the elements of
+//! a unit, which is a few neighbouring blocks, are cut into an equal part for each rank, and a rank that doesn't need a unit gives
+//! the pages of all parts but its own back to the system. A gather brings the others' parts to their old places, in the
+//! middle of a tensor if need be. The optimizer's state is as long as the rank's parts together.
+//!
+//! With parameters sharded, a pass goes from unit to unit, each with a graph of its own, as a pipeline's stages do: a unit is
+//! gathered, used and given back, forward, and once more backward, where its gradients are then summed, each part on the rank that
+//! holds it. While one unit computes, the next one is under way.
+//!
+//! Invariants:
+//! - **Z-HELD**: a unit that isn't whole on this rank is borrowed for writing, so whoever would compute with it panics.
+//! - **Z-ORDER**: all ranks call for units, and have them summed, in one order, whether they have samples or not.
+//! - **Z-OWN**: between two steps each rank holds the newest values, and the whole sum of the gradients, of its parts; of the
+//!   few elements of a unit that can't be shared out evenly every rank does.
+
+mod pass;
+mod store;
+mod units;
+
+use crate::agreement::same_model;
+use crate::ddp::{share_buffers, share_gradients, share_values};
+use crate::error::Error;
+use crate::local::Pass;
+use crate::single::begin;
+use crate::strategy::{Place, Strategy, Sync};
+use phalanx_comm::{Deadline, Group, Rank, ReduceOp, Work};
+use phalanx_nn::optim::{Clip, Optimizer, Part};
+use phalanx_nn::{Module, Parameters};
+use phalanx_tensor::{Device, Span, Tensor};
+use std::collections::VecDeque;
+use std::ops::Range;
+use store::{Piece, Store, keep_own};
+use units::{Unit, units};
+
+/// What is shared out among ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Sharded {
+    /// The optimizer's state: ZeRO's stage 1.
+    States,
+    /// And gradients: stage 2.
+    Gradients,
+    /// And values: stage 3, which PyTorch calls fully sharded.
+    Parameters,
+}
+
+/// How [`Fsdp`] works.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FsdpConfig {
+    /// What is shared out. Default: everything.
+    pub sharded: Sharded,
+    /// The fewest bytes of parameters that are gathered at a time. Smaller units need less memory, larger ones fewer messages.
+    /// Default 1 MiB.
+    pub unit_bytes: usize,
+}
+
+impl Default for FsdpConfig {
+    fn default() -> FsdpConfig {
+        FsdpConfig { sharded: Sharded::Parameters, unit_bytes: 1 << 20 }
+    }
+}
+
+/// The strategy.
+///
+/// ```
+/// use phalanx_comm::Group;
+/// use phalanx_nn::optim::{Adam, Optimizer};
+/// use phalanx_nn::{Ctx, Linear, Loss, Parameters, Relu, Sequential};
+/// use phalanx_parallel::{Fsdp, FsdpConfig, Pass, Strategy, Sync};
+/// use phalanx_tensor::{DType, Device, Tensor};
+///
+/// std::thread::scope(|scope| {
+///     for group in Group::threads(2) {
+///         scope.spawn(move || {
+///             let device = Device::cpu(1);
+///             let mut model = Sequential::new().then(Linear::new(3, 8)).then(Relu).then(Linear::new(8, 1));
+///             let parameters = Parameters::build(&mut model, &device, 0);
+///             let mut fsdp = Fsdp::new(group, &model, &parameters, FsdpConfig::default()).unwrap();
+///             fsdp.prepare(&parameters).unwrap();
+///             let mut optimizer = Optimizer::new(Adam::default()).unwrap();
+///             let (input, target) = ([4, 3], [4, 1]);
+///             let pass = Pass {
+///                 model: &model,
+///                 parameters: &parameters,
+///                 loss: Loss::Mse,
+///                 input: Tensor::ones(&device, input, DType::F32),
+///                 target: Tensor::ones(&device, target, DType::F32),
+///                 ctx: Ctx::eval(),
+///                 // This rank has 4 of the 8 samples of the step.
+///                 weight: 0.5,
+///                 sync: Sync::Now,
+///             };
+///             fsdp.pass(&pass).unwrap();
+///             fsdp.finish(&parameters).unwrap();
+///             fsdp.step(&mut optimizer, &parameters, &device, 1.0).unwrap();
+///             // Half of the elements are this rank's.
+///             let held = optimizer.state().next().unwrap().1.len();
+///             assert_eq!(held, parameters.layout().len() / 2);
+///         });
+///     }
+/// });
+/// ```
+pub struct Fsdp {
+    /// All ranks.
+    all: Group,
+    /// Those that parameters are shared out among.
+    shard: Group,
+    /// Those that hold the same parts, where there are several of each.
+    replicas: Option<Group>,
+    sharded: Sharded,
+    units: Vec<Unit>,
+    store: Store,
+    /// Units whose gradients are being summed, in that order.
+    summing: VecDeque<(usize, Work<Piece>)>,
+    /// How many were started in this step; the last unit is the first.
+    started: usize,
+    adding: bool,
+}
+
+impl Fsdp {
+    /// Shares a model out among all ranks of a group. Fails if its parameters don't come in the order of its blocks.
+    pub fn new(
+        group: Group,
+        model: &dyn Module,
+        parameters: &Parameters,
+        config: FsdpConfig,
+    ) -> Result<Fsdp, Error> {
+        Fsdp::hybrid(group.clone(), group, None, model, parameters, config)
+    }
+
+    /// Shares a model out among the ranks of `shard`, such as those of a host, of which `all` has several. `replicas` are those
+    /// that hold what this one does, one of each `shard`.
+    pub fn hybrid(
+        all: Group,
+        shard: Group,
+        replicas: Option<Group>,
+        model: &dyn Module,
+        parameters: &Parameters,
+        config: FsdpConfig,
+    ) -> Result<Fsdp, Error> {
+        let units = units(model, parameters, &shard, config.unit_bytes)?;
+        let store = Store::of(&units);
+        Ok(Fsdp {
+            all,
+            shard,
+            replicas,
+            sharded: config.sharded,
+            units,
+            store,
+            summing: VecDeque::new(),
+            started: 0,
+            adding: false,
+        })
+    }
+
+    /// The elements of the arena that this rank holds, in order.
+    pub fn held(&self) -> impl Iterator<Item = Range<usize>> {
+        self.units.iter().flat_map(|unit| {
+            let at = unit.span.start;
+            [unit.own.clone(), unit.rest()].map(|range| at + range.start..at + range.end)
+        })
+    }
+
+    /// Starts the sums of all units that are left, from the last on.
+    fn sum_rest(&mut self, parameters: &Parameters) {
+        for unit in (0..self.units.len() - self.started).rev() {
+            self.start_sum(unit, parameters);
+        }
+    }
+
+    /// Starts to sum a unit's gradients; one whose parameters weren't used has zeros.
+    fn start_sum(&mut self, unit: usize, parameters: &Parameters) {
+        debug_assert_eq!(self.units.len() - self.started - 1, unit, "Z-ORDER");
+        let Unit { params, shared_out, .. } = &self.units[unit];
+        parameters.grads().settle_in(params.clone());
+        let span = parameters.grads().arena().range_mut::<f32>(params.clone());
+        let piece = Piece { span, range: shared_out.clone() };
+        self.summing.push_back((unit, self.shard.start_reduce_scatter(piece, ReduceOp::Sum)));
+        self.started += 1;
+    }
+
+    /// Returns when the sums that were started are there.
+    fn finish_sums(&mut self) -> Result<(), Error> {
+        let mut spans = Vec::with_capacity(self.summing.len());
+        while let Some((unit, work)) = self.summing.pop_front() {
+            let Piece { mut span, .. } = work.wait(Deadline::after(self.shard.timeout()))?;
+            if self.sharded >= Sharded::Gradients {
+                keep_own(&mut span, &self.units[unit]);
+            }
+            spans.push((unit, span));
+        }
+        self.sum_rests(&mut spans)?;
+        let Some(replicas) = &self.replicas else { return Ok(()) };
+        for (unit, span) in &mut spans {
+            replicas.all_reduce(&mut span[self.units[*unit].own.clone()], ReduceOp::Sum)?;
+        }
+        Ok(())
+    }
+
+    /// Sums what every rank holds.
+    fn sum_rests(&self, spans: &mut [(usize, Span<f32>)]) -> Result<(), Error> {
+        let rests = |spans: &mut [(usize, Span<f32>)], each: &mut dyn FnMut(&mut f32)| {
+            for (unit, span) in spans {
+                span[self.units[*unit].rest()].iter_mut().for_each(&mut *each);
+            }
+        };
+        let mut all = Vec::new();
+        rests(spans, &mut |grad| all.push(*grad));
+        if all.is_empty() {
+            return Ok(());
+        }
+        self.all.all_reduce(&mut all, ReduceOp::Sum)?;
+        let mut sums = all.into_iter();
+        rests(spans, &mut |grad| *grad = sums.next().expect("as many as there were"));
+        Ok(())
+    }
+
+    /// The spans of all units of an arena, with what this rank holds of each.
+    fn held_of<'a>(&'a self, spans: &'a mut [Span<f32>]) -> impl Iterator<Item = (usize, &'a mut [f32])> {
+        self.units.iter().zip(spans).flat_map(|(unit, span)| {
+            let (shared_out, rest) = span.split_at_mut(unit.shared_out.end);
+            let own = &mut shared_out[unit.own.clone()];
+            [(unit.span.start + unit.own.start, own), (unit.span.start + unit.shared_out.end, rest)]
+        })
+    }
+
+    fn gradient_spans(&self, parameters: &Parameters) -> Vec<Span<f32>> {
+        let arena = parameters.grads().arena();
+        self.units.iter().map(|unit| arena.range_mut(unit.params.clone())).collect()
+    }
+}
+
+impl Strategy for Fsdp {
+    fn place(&self) -> Place {
+        Place { rank: self.all.rank().index(), world_size: self.all.world_size() }
+    }
+
+    fn prepare(&mut self, parameters: &Parameters) -> Result<(), Error> {
+        self.prepare_alike(parameters)?;
+        share_values(&self.all, parameters)
+    }
+
+    fn prepare_alike(&mut self, parameters: &Parameters) -> Result<(), Error> {
+        same_model(&self.all, parameters)?;
+        share_gradients(&self.shard, parameters)
+    }
+
+    fn pass(&mut self, pass: &Pass<'_>) -> Result<f64, Error> {
+        self.pass_by_units(pass)
+    }
+
+    /// Panics where parameters are shared out: then only [`Strategy::pass`] can make one.
+    fn backward(
+        &mut self,
+        parameters: &Parameters,
+        loss: Option<&Tensor>,
+        weight: f64,
+        sync: Sync,
+    ) -> Result<(), Error> {
+        assert!(
+            self.sharded < Sharded::Parameters,
+            "Fsdp::backward: a rank has only a part of the parameters at a time; call pass"
+        );
+        begin(&mut self.adding, parameters);
+        if let Some(loss) = loss {
+            crate::local::weighted(loss, weight, &mut crate::single::Nobody);
+        }
+        if sync == Sync::Now {
+            self.sum_rest(parameters);
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self, parameters: &Parameters) -> Result<(), Error> {
+        self.adding = false;
+        self.sum_rest(parameters);
+        self.started = 0;
+        let summed = self.finish_sums();
+        if let Err(error) = &summed {
+            self.all.abort(&error.to_string());
+            self.shard.abort(&error.to_string());
+        }
+        self.summing.clear();
+        summed?;
+        share_buffers(&self.all, parameters)
+    }
+
+    fn clip(&mut self, clip: &Clip, parameters: &Parameters) -> Result<Option<f64>, Error> {
+        let mut spans = self.gradient_spans(parameters);
+        let (mut parts, mut rests) = (Vec::new(), Vec::new());
+        for (i, (_, part)) in self.held_of(&mut spans).enumerate() {
+            if i % 2 == 0 { parts.push(part) } else { rests.push(part) }
+        }
+        // What all ranks hold counts on the first.
+        let counted = parts.len() + if self.shard.rank() == Rank(0) { rests.len() } else { 0 };
+        parts.append(&mut rests);
+        clip.apply_parts(&mut parts, counted, |squares| {
+            let mut sum = [squares];
+            self.shard.all_reduce(&mut sum, ReduceOp::Sum)?;
+            Ok(sum[0])
+        })
+    }
+
+    fn step(
+        &mut self,
+        optimizer: &mut Optimizer,
+        parameters: &Parameters,
+        device: &Device,
+        factor: f64,
+    ) -> Result<(), Error> {
+        let mut grads = self.gradient_spans(parameters);
+        let away = self.store.away.iter_mut().map(Option::take);
+        let values = parameters.values();
+        let mut spans: Vec<Span<f32>> = self
+            .units
+            .iter()
+            .zip(away)
+            .map(|(unit, away)| away.unwrap_or_else(|| values.range_mut(unit.params.clone())))
+            .collect();
+        let parts = self.held_of(&mut spans).zip(self.held_of(&mut grads));
+        let parts = parts.map(|((at, values), (_, grads))| Part { at, values, grads });
+        optimizer.step_parts(device, parts, factor);
+        // Where only a part is the newest, the rest has to be called for again.
+        self.store.away = spans.into_iter().map(Some).collect();
+        if self.sharded < Sharded::Parameters {
+            return self.gather();
+        }
+        for (unit, span) in self.units.iter().zip(self.store.away.iter_mut().flatten()) {
+            keep_own(span, unit);
+        }
+        Ok(())
+    }
+
+    fn is_sharded(&self) -> bool {
+        true
+    }
+
+    fn gather(&mut self) -> Result<(), Error> {
+        self.store.wait_for_all(&self.units, &self.shard)
+    }
+
+    fn whole_state(&mut self, optimizer: &Optimizer) -> Result<Option<Vec<Vec<f32>>>, Error> {
+        let len = self.units.last().map_or(0, |unit| unit.span.end);
+        let (n, is_first) = (self.shard.world_size(), self.shard.rank() == Rank(0));
+        let mut arrays = Vec::new();
+        for (_, held) in optimizer.state() {
+            let mut whole = vec![0.0; if is_first { len } else { 0 }];
+            let held = held.with(<[f32]>::to_vec);
+            let mut held = &held[..];
+            for Unit { span, shared_out, own, .. } in &self.units {
+                let (own, rest) = held.split_at(own.len());
+                let mut all = vec![0.0; if is_first { n * own.len() } else { 0 }];
+                self.shard.gather(own, &mut all, Rank(0))?;
+                let (rest, next) = rest.split_at(span.len() - shared_out.len());
+                if is_first {
+                    whole[span.start..][..all.len()].copy_from_slice(&all);
+                    whole[span.start + shared_out.end..span.end].copy_from_slice(rest);
+                }
+                held = next;
+            }
+            arrays.push(whole);
+        }
+        Ok(Some(arrays))
+    }
+
+    fn keep_part(&mut self, optimizer: &mut Optimizer) {
+        let part = |array: &[f32]| self.held().flat_map(|range| array[range].iter().copied()).collect();
+        let parts = optimizer.state().map(|(_, state)| state.with(part)).collect();
+        optimizer.take_over(optimizer.steps(), parts);
+    }
+
+    fn sum(&mut self, numbers: &mut [f64]) -> Result<(), Error> {
+        Ok(self.all.all_reduce(numbers, ReduceOp::Sum)?)
+    }
+}

@@ -1,0 +1,108 @@
+//! A pass from unit to unit, each with a graph of its own.
+
+use super::{Fsdp, Sharded};
+use crate::error::Error;
+use crate::local::Pass;
+use crate::single::begin;
+use crate::strategy::Sync;
+use phalanx_comm::Group;
+use phalanx_tensor::{GradSink, LeafId, Tensor, backward};
+
+/// A unit's forward that waits for its backward.
+struct Live {
+    /// Where it began, if its gradient goes anywhere.
+    input: Option<Tensor>,
+    /// Where it ended: activations, or the loss.
+    output: Tensor,
+}
+
+/// Catches the gradient of a unit's input.
+struct Catching<'a> {
+    input: Option<LeafId>,
+    caught: Option<Tensor>,
+    /// Whose other work goes on meanwhile.
+    group: &'a Group,
+}
+
+impl GradSink for Catching<'_> {
+    fn finished(&mut self, leaf: LeafId, grad: Tensor) {
+        if self.input.as_ref() == Some(&leaf) {
+            self.caught = Some(grad);
+        }
+        self.group.progress();
+    }
+}
+
+impl Fsdp {
+    /// Gives the mean loss over this rank's samples. A rank without samples gathers and sums all the same (Z-ORDER).
+    pub(super) fn pass_by_units(&mut self, pass: &Pass<'_>) -> Result<f64, Error> {
+        begin(&mut self.adding, pass.parameters);
+        let (live, loss) = self.forward(pass)?;
+        self.backward_by_units(pass, live)?;
+        Ok(loss)
+    }
+
+    fn is_away_between(&self) -> bool {
+        self.sharded == Sharded::Parameters
+    }
+
+    fn forward(&mut self, pass: &Pass<'_>) -> Result<(Vec<Live>, f64), Error> {
+        let (count, mut ctx) = (self.units.len(), pass.ctx.clone());
+        let mut x = (pass.samples() > 0).then(|| pass.input.clone());
+        let (mut live, mut loss) = (Vec::with_capacity(count), 0.0);
+        for unit in 0..count {
+            self.store.wait_for(&self.units, unit, &self.shard)?;
+            if unit + 1 < count {
+                self.store.call(&self.units, unit + 1, &self.shard);
+            }
+            if let Some(before) = x.take() {
+                let input = (unit > 0).then(|| before.detach().requires_grad());
+                let start = input.clone().unwrap_or(before);
+                let blocks = self.units[unit].blocks.clone();
+                let y = blocks.fold(start, |x, block| pass.model.forward_block(block, &x, &mut ctx));
+                let output = if unit + 1 < count { y.clone() } else { pass.loss.of(&y, &pass.target) };
+                if unit + 1 == count {
+                    loss = output.item();
+                }
+                live.push(Live { input, output });
+                x = Some(y);
+            }
+            // The last one is the first that goes backward.
+            if self.is_away_between() && unit + 1 < count {
+                self.store.send_away(&self.units, unit, pass.parameters);
+            }
+        }
+        Ok((live, loss))
+    }
+
+    fn backward_by_units(&mut self, pass: &Pass<'_>, mut live: Vec<Live>) -> Result<(), Error> {
+        let mut grad = live.last().map(|Live { output, .. }| {
+            Tensor::full(output.device(), *output.shape(), pass.weight, output.dtype())
+        });
+        for unit in (0..self.units.len()).rev() {
+            self.store.wait_for(&self.units, unit, &self.shard)?;
+            if unit > 0 {
+                self.store.call(&self.units, unit - 1, &self.shard);
+            }
+            if let Some(Live { input, output }) = live.pop() {
+                let id = input.as_ref().and_then(Tensor::leaf_id);
+                let mut catching = Catching { input: id, caught: None, group: &self.shard };
+                // A first unit of nothing to learn has no gradients at all.
+                if output.needs_grad() {
+                    backward(&[(&output, grad.as_ref())], &mut catching);
+                }
+                let caught = catching.caught;
+                grad = input.map(|input| {
+                    caught.unwrap_or_else(|| Tensor::zeros(input.device(), *input.shape(), input.dtype()))
+                });
+            }
+            if self.is_away_between() {
+                self.store.send_away(&self.units, unit, pass.parameters);
+            }
+            if pass.sync == Sync::Now {
+                self.start_sum(unit, pass.parameters);
+            }
+        }
+        Ok(())
+    }
+}

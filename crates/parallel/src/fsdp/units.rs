@@ -1,0 +1,93 @@
+//! How a model is cut for sharding: into units, which are gathered, used and given back as a whole.
+
+use crate::error::Error;
+use phalanx_comm::Group;
+use phalanx_nn::{Module, Parameters};
+use std::ops::Range;
+
+/// Neighbouring blocks of the model, with their parameters.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Unit {
+    pub(super) blocks: Range<usize>,
+    /// Which parameters.
+    pub(super) params: Range<usize>,
+    /// Their elements in the arena, padding included.
+    pub(super) span: Range<usize>,
+    /// Those of them that have an equal part for each rank, counted from the start of the span.
+    pub(super) shared_out: Range<usize>,
+    /// This rank's part, counted likewise.
+    pub(super) own: Range<usize>,
+}
+
+impl Unit {
+    /// The few that are left over: all ranks hold them. Counted from the start of the span.
+    pub(super) fn rest(&self) -> Range<usize> {
+        self.shared_out.end..self.span.len()
+    }
+}
+
+/// Cuts a model between blocks into units of at least `bytes` bytes of float32 parameters; the last may be smaller.
+pub(super) fn units(
+    model: &dyn Module,
+    parameters: &Parameters,
+    group: &Group,
+    bytes: usize,
+) -> Result<Vec<Unit>, Error> {
+    let layout = parameters.layout();
+    let of: Vec<usize> = parameters.names().iter().map(|name| model.block_of(name)).collect();
+    if let Some(i) = (1..of.len()).find(|&i| of[i] < of[i - 1]) {
+        let (name, before) = (parameters.names()[i].clone(), parameters.names()[i - 1].clone());
+        return Err(Error::Scattered { name, block: of[i], before, block_before: of[i - 1] });
+    }
+    let mut units = Vec::new();
+    let (mut first_block, mut first_param) = (0, 0);
+    for block in 0..model.blocks() {
+        let end = of.partition_point(|&of| of <= block);
+        let span = layout.span(first_param..end);
+        let is_last = block + 1 == model.blocks();
+        if span.len() * size_of::<f32>() < bytes.max(1) && !is_last {
+            continue;
+        }
+        let shared_out = 0..span.len() / group.world_size() * group.world_size();
+        let own = group.own_part(shared_out.end);
+        units.push(Unit { blocks: first_block..block + 1, params: first_param..end, span, shared_out, own });
+        (first_block, first_param) = (block + 1, end);
+    }
+    Ok(units)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use phalanx_nn::{Linear, Relu, Sequential};
+    use phalanx_tensor::Device;
+
+    #[test]
+    fn units_are_neighbouring_blocks_that_cover_the_model() {
+        // 64 + 64, 0, 192 + 64, 64 + 64 elements with padding.
+        let mut net = Sequential::new()
+            .then(Linear::new(4, 4))
+            .then(Relu)
+            .then(Linear::new(4, 40))
+            .then(Linear::new(40, 1));
+        let parameters = Parameters::build(&mut net, &Device::cpu(1), 0);
+        for (bytes, want) in [
+            (0, vec![(0..1, 0..2), (1..3, 2..4), (3..4, 4..6)]),
+            (600, vec![(0..3, 0..4), (3..4, 4..6)]),
+            (1 << 20, vec![(0..4, 0..6)]),
+        ] {
+            for n in 1..4 {
+                for group in Group::threads(n) {
+                    let units = units(&net, &parameters, &group, bytes).unwrap();
+                    let found: Vec<_> = units.iter().map(|u| (u.blocks.clone(), u.params.clone())).collect();
+                    assert_eq!(found, want, "{bytes} bytes");
+                    for unit in units {
+                        assert_eq!(unit.span, parameters.layout().span(unit.params.clone()));
+                        assert!(unit.rest().len() < n && unit.own.len() * n == unit.shared_out.len());
+                        assert_eq!(unit.own.start, group.rank().index() * unit.own.len());
+                    }
+                }
+            }
+        }
+    }
+}

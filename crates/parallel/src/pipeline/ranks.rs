@@ -1,0 +1,289 @@
+//! A pipeline over ranks: each is a process, or a thread, with its own stages of the row, and activations travel as letters.
+//!
+//! What is sent is the values as they lie in memory, so both sides compute with the same bits in the same order. Their shape is told
+//! once for each number of samples, ahead of the first letter of that size; after that a letter is nothing but values, received
+//! into a buffer that waits for it.
+
+use super::check::check;
+use super::devices::{Border, border};
+use super::parts::micro_batches;
+use super::schedule::{Action, Schedule};
+use super::stage::{Carried, Link, MicroBatch, Ran, Rank};
+use crate::error::Error;
+use crate::local::{Local, Pass};
+use phalanx_comm::{Deadline, Group, Source, Work as Letter};
+use phalanx_nn::{Loss, Module};
+use phalanx_tensor::{DType, Device, GradSink, MAX_DIMS, Order, Shape, Tensor};
+use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
+use std::time::Instant;
+
+/// Tags of letters between stages begin here, away from a program's own small numbers.
+const TAGS: u32 = 0x5050_0000;
+
+/// This rank's end of a pipeline over the ranks of a group: rank `r` holds the stages of the schedule's rank `r`.
+pub struct RankPipeline {
+    group: Group,
+    schedule: Schedule,
+    blocks: Vec<Range<usize>>,
+    device: Device,
+    letters: Letters,
+    last: Ran,
+}
+
+impl RankPipeline {
+    /// Stage `s` of the row has the blocks `blocks[s]`. Panics if the schedule is made for another number of ranks or stages.
+    #[track_caller]
+    pub fn new(group: Group, schedule: Schedule, blocks: Vec<Range<usize>>, device: Device) -> RankPipeline {
+        let (ranks, stages) = (schedule.shape().ranks, schedule.stages());
+        assert!(
+            ranks == group.world_size() && stages == blocks.len(),
+            "a pipeline of {ranks} ranks and {stages} stages over {} ranks and {} rows of blocks",
+            group.world_size(),
+            blocks.len()
+        );
+        check(&schedule).expect("every schedule that is made plays to its end; its tests say so");
+        RankPipeline { group, schedule, blocks, device, letters: Letters::default(), last: Ran::default() }
+    }
+
+    /// Whether this rank holds a block.
+    pub fn holds(&self, block: usize) -> bool {
+        let mut stages = self.schedule.stages_of(self.group.rank().index());
+        stages.any(|stage| self.blocks[stage].contains(&block))
+    }
+
+    /// What this rank did when in the last pass, and what that came to.
+    pub fn last(&self) -> &Ran {
+        &self.last
+    }
+
+    /// One pass over micro-batches, of which the first stage's rank gives the inputs, the last one's the targets, and all the
+    /// same numbers of samples. Gives the sum of the weighted losses, which is 0 but on the rank of the last stage. `sink` is
+    /// told of each weight of this rank when its gradient is final. Fails if a rank is gone or late.
+    pub fn run(
+        &mut self,
+        model: &dyn Module,
+        loss: Loss,
+        micro_batches: &[MicroBatch],
+        sink: &mut dyn GradSink,
+    ) -> Result<f64, Error> {
+        let RankPipeline { group, schedule, blocks, device, letters, .. } = self;
+        let rank = group.rank().index();
+        let own = Rank { schedule, rank, model, blocks, device, loss, micro_batches };
+        let mut post = Post { group, schedule, micro_batches, letters, coming: HashMap::new() };
+        let ran = own.run(&mut post, sink, Instant::now())?;
+        drop(post);
+        letters.deliver(group)?;
+        self.last = ran;
+        Ok(self.last.loss)
+    }
+}
+
+/// All ranks are given the whole pass, and each takes of it what its stages need.
+impl Local for RankPipeline {
+    /// The mean loss is that of the last stage's rank; the others give 0.
+    fn pass(&mut self, pass: &Pass<'_>, sink: &mut dyn GradSink) -> Result<f64, Error> {
+        let n = self.schedule.shape().micro_batches;
+        let parts = micro_batches(Some(&pass.input), Some(&pass.target), &pass.ctx, pass.weight, n);
+        let loss = self.run(pass.model, pass.loss, &parts, sink)?;
+        Ok(if pass.samples() == 0 { 0.0 } else { loss / pass.weight })
+    }
+}
+
+/// What the values of a letter are, which is the same for all letters of a stage and a number of samples.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Form {
+    shape: Shape,
+    order: Order,
+    /// Random layers before them.
+    layers: u64,
+}
+
+/// A form as numbers: how many dimensions, those, the order, the layers.
+const FORM: usize = MAX_DIMS + 3;
+const ORDERS: [Order; 4] = [Order::RowMajor, Order::Pixels, Order::Taps, Order::ChannelsLast];
+
+impl Form {
+    fn words(&self) -> Vec<u64> {
+        let mut words = vec![0; FORM];
+        words[0] = self.shape.n_dims() as u64;
+        words[1..].iter_mut().zip(self.shape.dims()).for_each(|(word, &dim)| *word = dim as u64);
+        let order = ORDERS.iter().position(|&order| order == self.order);
+        words[FORM - 2] = order.expect("all orders are listed") as u64;
+        words[FORM - 1] = self.layers;
+        words
+    }
+
+    /// What another rank sent may be anything.
+    fn of(words: &[u64]) -> Option<Form> {
+        let n_dims = usize::try_from(words[0]).ok().filter(|&n| n <= MAX_DIMS)?;
+        let dims: Vec<usize> = words[1..][..n_dims].iter().map(|&dim| dim as usize).collect();
+        dims.iter().try_fold(1usize, |count, &dim| count.checked_mul(dim).filter(|&count| count < MOST))?;
+        let order = *ORDERS.get(usize::try_from(words[FORM - 2]).ok()?)?;
+        let fits = order == Order::RowMajor || n_dims == 4;
+        fits.then(|| Form { shape: Shape::new(&dims), order, layers: words[FORM - 1] })
+    }
+}
+
+/// Elements of a letter.
+const MOST: usize = 1 << 40;
+
+/// What a rank keeps of its letters from pass to pass.
+#[derive(Default)]
+struct Letters {
+    /// Forms that were told, by border and samples.
+    forms: HashMap<(Border, usize), Form>,
+    /// Buffers that wait to be used again.
+    spare: Vec<Vec<f32>>,
+    sending: VecDeque<Letter<Vec<f32>>>,
+}
+
+impl Letters {
+    /// An empty buffer, with room for so many elements if there is one.
+    fn buffer(&mut self, count: usize) -> Vec<f32> {
+        let fits = self.spare.iter().position(|spare| spare.capacity() >= count);
+        let mut buffer = fits.map_or_else(Vec::new, |i| self.spare.swap_remove(i));
+        buffer.clear();
+        buffer
+    }
+
+    /// Takes back the buffers that are on their way.
+    fn collect(&mut self, group: &Group) -> Result<(), Error> {
+        while self.sending.front_mut().is_some_and(Letter::poll) {
+            let sent = self.sending.pop_front().expect("it was looked at");
+            self.spare.push(sent.wait(Deadline::after(group.timeout()))?);
+        }
+        Ok(())
+    }
+
+    /// Waits until all that was sent is on its way.
+    fn deliver(&mut self, group: &Group) -> Result<(), Error> {
+        while let Some(sent) = self.sending.pop_front() {
+            self.spare.push(sent.wait(Deadline::after(group.timeout()))?);
+        }
+        Ok(())
+    }
+}
+
+/// The link of one pass.
+struct Post<'a> {
+    group: &'a Group,
+    schedule: &'a Schedule,
+    micro_batches: &'a [MicroBatch],
+    letters: &'a mut Letters,
+    /// Letters that are waited for ahead of time, by where they come from.
+    coming: HashMap<Border, Letter<Vec<f32>>>,
+}
+
+/// What a border's letters are sent under, and what tells their form.
+fn tags((stage, forth): Border) -> [u32; 2] {
+    let first = TAGS + 4 * stage as u32 + 2 * u32::from(forth);
+    [first, first + 1]
+}
+
+impl Post<'_> {
+    fn peer(&self, stage: usize) -> phalanx_comm::Rank {
+        phalanx_comm::Rank(self.schedule.rank_of(stage) as u32)
+    }
+
+    fn start_receive(&mut self, border: Border, form: &Form) -> Letter<Vec<f32>> {
+        let count = form.shape.count();
+        let mut buffer = self.letters.buffer(count);
+        buffer.resize(count, 0.0);
+        self.group.start_receive(buffer, Source::Rank(self.peer(border.0)), tags(border)[0])
+    }
+}
+
+impl Link for Post<'_> {
+    fn send(&mut self, action: Action, made: Carried) -> Result<(), Error> {
+        self.letters.collect(self.group)?;
+        let border = border(action);
+        let to = if border.1 { action.stage + 1 } else { action.stage - 1 };
+        let to = self.peer(to);
+        let Carried { values, layers } = made;
+        assert!(values.dtype() == DType::F32, "a stage made {} values: f32 can be sent", values.dtype());
+        // A GPU's values come to the host in row-major order.
+        let lies = values.lies_in().filter(|_| values.device().gpu().is_none());
+        let order = lies.unwrap_or(Order::RowMajor);
+        let form = Form { shape: *values.shape(), order, layers };
+        let known = (border, self.micro_batches[action.micro_batch].samples);
+        if self.letters.forms.get(&known) != Some(&form) {
+            let told = self.letters.forms.insert(known, form);
+            assert!(told.is_none(), "a stage made {form:?} of as many samples as it made {told:?} of before");
+            self.group.start_send(form.words(), to, tags(border)[1]).wait(self.deadline())?;
+        }
+        let mut buffer = self.letters.buffer(values.count());
+        match lies {
+            Some(_) => values.with_lying(|values: &[f32]| buffer.extend_from_slice(values)),
+            None => buffer.extend(values.to_vec::<f32>()),
+        }
+        self.letters.sending.push_back(self.group.start_send(buffer, to, tags(border)[0]));
+        Ok(())
+    }
+
+    fn receive(&mut self, action: Action, device: &Device) -> Result<Carried, Error> {
+        let (border, samples) = (border(action), self.micro_batches[action.micro_batch].samples);
+        let form = match self.letters.forms.get(&(border, samples)) {
+            Some(form) => *form,
+            None => {
+                let mut words = vec![0; FORM];
+                self.group.receive_tagged(&mut words, Source::Rank(self.peer(border.0)), tags(border)[1])?;
+                let form = Form::of(&words).ok_or(Error::BadForm { stage: border.0, words })?;
+                *self.letters.forms.entry((border, samples)).or_insert(form)
+            }
+        };
+        let letter = self.coming.remove(&border);
+        let letter = letter.unwrap_or_else(|| self.start_receive(border, &form));
+        let buffer = letter.wait(self.deadline())?;
+        // The next one finds its buffer waiting.
+        if let Some(next) = self.micro_batches.get(action.micro_batch + 1)
+            && let Some(&form) = self.letters.forms.get(&(border, next.samples))
+            && next.samples > 0
+        {
+            let letter = self.start_receive(border, &form);
+            self.coming.insert(border, letter);
+        }
+        let values = match device.gpu() {
+            None => Tensor::from_order(device, &buffer, form.shape, form.order),
+            Some(_) => Tensor::from_slice(device, &buffer, form.shape),
+        };
+        self.letters.spare.push(buffer);
+        Ok(Carried { values, layers: form.layers })
+    }
+
+    fn progress(&mut self) {
+        self.group.progress();
+    }
+}
+
+impl Post<'_> {
+    fn deadline(&self) -> Deadline {
+        Deadline::after(self.group.timeout())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_form_is_told_in_numbers_and_nonsense_is_none() {
+        for shape in [Shape::new(&[]), Shape::new(&[3]), Shape::new(&[2, 3, 4, 5])] {
+            for order in ORDERS.into_iter().filter(|&order| order == Order::RowMajor || shape.n_dims() == 4) {
+                let form = Form { shape, order, layers: 7 };
+                assert_eq!(Form::of(&form.words()), Some(form));
+            }
+        }
+        let words = Form { shape: Shape::new(&[2, 3]), order: Order::RowMajor, layers: 0 }.words();
+        let changed = |at: usize, to: u64| {
+            let mut words = words.clone();
+            words[at] = to;
+            Form::of(&words)
+        };
+        assert_eq!(changed(0, 99), None);
+        assert_eq!(changed(1, u64::MAX), None);
+        assert_eq!(changed(1, 1 << 50), None);
+        assert_eq!(changed(FORM - 2, 1), None, "pixel order has four dimensions");
+        assert_eq!(changed(FORM - 2, 4), None);
+    }
+}

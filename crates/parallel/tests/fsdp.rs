@@ -1,0 +1,238 @@
+//! A model that is shared out among ranks learns what one that isn't learns, and takes the memory of its part.
+
+use phalanx_comm::{Group, Rank};
+use phalanx_nn::optim::{Adam, Clip, Optimizer};
+use phalanx_nn::{Ctx, Dropout, Linear, Loss, Parameters, Relu, Sequential};
+use phalanx_parallel::{Fsdp, FsdpConfig, Pass, Sharded, SingleDevice, Strategy, Sync};
+use phalanx_tensor::{DType, Device, Philox, Tensor};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+const FEATURES: usize = 12;
+const ALL: [Sharded; 3] = [Sharded::States, Sharded::Gradients, Sharded::Parameters];
+
+fn net() -> Sequential {
+    // Blocks whose parameters don't share out evenly among 3 ranks, and one without any.
+    Sequential::new()
+        .then(Linear::new(FEATURES, 37))
+        .then(Relu)
+        .then(Dropout(0.25))
+        .then(Linear::new(37, 19))
+        .then(Relu)
+        .then(Linear::new(19, 2))
+}
+
+/// Samples `ids`: their inputs and targets are functions of their numbers.
+fn samples(device: &Device, ids: &[u64]) -> (Tensor, Tensor) {
+    let numbers = |width: usize, stream: u64| -> Vec<f32> {
+        let of = |id: u64| (0..width).map(move |i| Philox::new(id, stream).word(i as u64));
+        ids.iter().flat_map(|&id| of(id)).map(|word| word as f32 / u32::MAX as f32 - 0.5).collect()
+    };
+    let tensor = |width, stream| Tensor::from_slice(device, &numbers(width, stream), [ids.len(), width]);
+    (tensor(FEATURES, 1), tensor(2, 2))
+}
+
+/// What training leaves, and what it told on the way.
+#[derive(Debug, Clone)]
+struct Outcome {
+    values: Vec<f32>,
+    losses: Vec<f64>,
+    norms: Vec<f64>,
+    /// Elements of each of the optimizer's arrays.
+    held: usize,
+}
+
+const STEPS: u64 = 5;
+/// Samples of the steps: the third has fewer than there may be ranks.
+const BATCHES: [u64; STEPS as usize] = [13, 8, 2, 13, 9];
+/// Backward passes of a step, each of about a half of its samples.
+const PASSES: u64 = 2;
+
+/// Trains as rank `rank` of `world`: sample `i` of a pass is rank `i % world`'s.
+fn train(strategy: &mut dyn Strategy, net: &Sequential, parameters: &Parameters, device: &Device) -> Outcome {
+    let place = strategy.place();
+    strategy.prepare(parameters).unwrap();
+    let mut optimizer = Optimizer::new(Adam { lr: 0.02, ..Adam::default() }).unwrap();
+    let clip = Clip { norm: Some(0.3), value: None };
+    let (mut losses, mut norms) = (Vec::new(), Vec::new());
+    for step in 0..STEPS {
+        let batch = BATCHES[step as usize];
+        let mut loss = [0.0];
+        for pass in 0..PASSES {
+            let all: Vec<u64> = (0..batch).filter(|i| i % PASSES == pass).map(|i| step * 100 + i).collect();
+            let own: Vec<u64> = all.iter().copied().skip(place.rank).step_by(place.world_size).collect();
+            let (input, target) = samples(device, &own);
+            let weight = own.len() as f64 / batch as f64;
+            let sync = if pass + 1 == PASSES { Sync::Now } else { Sync::Later };
+            let ctx = Ctx::train(3, step, Arc::from(own));
+            let pass = Pass { model: net, parameters, loss: Loss::Mse, input, target, ctx, weight, sync };
+            loss[0] += strategy.pass(&pass).unwrap() * weight;
+        }
+        strategy.finish(parameters).unwrap();
+        norms.extend(strategy.clip(&clip, parameters).unwrap());
+        strategy.step(&mut optimizer, parameters, device, 1.0).unwrap();
+        strategy.sum(&mut loss).unwrap();
+        losses.push(loss[0]);
+    }
+    let held = optimizer.state().next().map_or(0, |(_, state)| state.with(<[f32]>::len));
+    Outcome { values: Vec::new(), losses, norms, held }
+}
+
+fn alone() -> Outcome {
+    let (device, mut net) = (Device::cpu(1), net());
+    let parameters = Parameters::build(&mut net, &device, 7);
+    let outcome = train(&mut SingleDevice::new(), &net, &parameters, &device);
+    Outcome { values: parameters.values().flat::<f32>().to_vec(), ..outcome }
+}
+
+fn sharded(group: Group, replicas: usize, sharded: Sharded, unit_bytes: usize) -> Outcome {
+    let (device, mut net) = (Device::cpu(1), net());
+    // Rank 0's values count.
+    let parameters = Parameters::build(&mut net, &device, if group.rank() == Rank(0) { 7 } else { 8 });
+    let config = FsdpConfig { sharded, unit_bytes };
+    let mut fsdp = if replicas == 1 {
+        Fsdp::new(group, &net, &parameters, config)
+    } else {
+        let (shards, rank) = (group.world_size() / replicas, group.rank().index());
+        let shard = group.split(Some((rank / shards) as u32), 0).unwrap().unwrap();
+        let same = group.split(Some((rank % shards) as u32), 0).unwrap();
+        Fsdp::hybrid(group, shard, same, &net, &parameters, config)
+    }
+    .unwrap();
+    let outcome = train(&mut fsdp, &net, &parameters, &device);
+    fsdp.gather().unwrap();
+    Outcome { values: parameters.values().flat::<f32>().to_vec(), ..outcome }
+}
+
+/// Runs `f` as each of `n` ranks.
+fn ranks<R: Send>(n: usize, f: impl Fn(Group) -> R + std::marker::Sync) -> Vec<R> {
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = Group::threads(n).into_iter().map(|group| scope.spawn(|| f(group))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+fn check(outcomes: &[Outcome], alone: &Outcome, what: &str) {
+    for outcome in outcomes {
+        assert!(outcome.values == outcomes[0].values, "{what}: ranks differ");
+        // Sums over ranks are taken in another order than sums over rows.
+        let far = |a: f64, b: f64| (a - b).abs() > 1e-5;
+        let [got, want] = [outcome, alone].map(|o| [&o.losses, &o.norms].map(Vec::clone).concat());
+        assert!(
+            got.len() == want.len() && !got.iter().zip(&want).any(|(a, b)| far(*a, *b)),
+            "{what}: {got:?} {want:?}"
+        );
+        let values = outcome.values.iter().zip(&alone.values);
+        let worst = values.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(worst < 2e-4, "{what}: {worst}");
+    }
+}
+
+#[test]
+fn ranks_learn_what_one_learns_whatever_is_shared_out() {
+    let alone = alone();
+    for n in 1..5 {
+        for stage in ALL {
+            for unit_bytes in [0, 3000, 1 << 20] {
+                let what = format!("{n} ranks, {stage:?}, units of {unit_bytes}");
+                let outcomes = ranks(n, |group| sharded(group, 1, stage, unit_bytes));
+                check(&outcomes, &alone, &what);
+                // Up to as many as there are ranks of each unit can't be shared out.
+                let held = outcomes.iter().map(|outcome| outcome.held).max().unwrap();
+                assert!(held <= alone.held / n + 6 * n, "{what}: {held} of {}", alone.held);
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_shared_out_within_hosts_is_the_same_on_all_of_them() {
+    let alone = alone();
+    for stage in ALL {
+        let outcomes = ranks(6, |group| sharded(group, 2, stage, 0));
+        check(&outcomes, &alone, &format!("2 x 3 ranks, {stage:?}"));
+    }
+}
+
+#[test]
+fn the_same_run_has_the_same_bits() {
+    let run = || ranks(3, |group| sharded(group, 1, Sharded::Parameters, 0)).remove(0);
+    assert!(run().values == run().values);
+}
+
+/// A row of equal blocks of some pages each.
+fn wide() -> Sequential {
+    (0..6).fold(Sequential::new(), |net, _| net.then(Linear::new(128, 128)).then(Relu))
+}
+
+#[test]
+fn a_rank_has_no_more_in_memory_than_its_parts_and_what_it_works_with() {
+    let n = 4;
+    let held = ranks(n, |group| {
+        let (device, mut net) = (Device::cpu(1), wide());
+        let parameters = Parameters::build(&mut net, &device, 0);
+        let config = FsdpConfig { unit_bytes: 0, ..FsdpConfig::default() };
+        let mut fsdp = Fsdp::new(group, &net, &parameters, config).unwrap();
+        fsdp.prepare(&parameters).unwrap();
+        let mut optimizer = Optimizer::new(Adam { lr: 0.02, ..Adam::default() }).unwrap();
+        for _ in 0..2 {
+            let pass = Pass {
+                model: &net,
+                parameters: &parameters,
+                loss: Loss::Mse,
+                input: Tensor::ones(&device, [2, 128], DType::F32),
+                target: Tensor::ones(&device, [2, 128], DType::F32),
+                ctx: Ctx::eval(),
+                weight: 0.5 / n as f64,
+                sync: Sync::Now,
+            };
+            fsdp.pass(&pass).unwrap();
+            fsdp.finish(&parameters).unwrap();
+            fsdp.step(&mut optimizer, &parameters, &device, 1.0).unwrap();
+        }
+        let in_memory =
+            |arena: &phalanx_tensor::Arena| arena.region().expect("an arena of its own").resident().unwrap();
+        let away = [parameters.values(), parameters.grads().arena()].map(in_memory);
+        // Who uses values that aren't here finds out.
+        let used = catch_unwind(AssertUnwindSafe(|| parameters.value(0).to_vec::<f32>()));
+        assert!(used.is_err());
+        fsdp.gather().unwrap();
+        (parameters.values().layout().len() * 4, away, in_memory(parameters.values()))
+    });
+    for (whole, away, gathered) in held {
+        assert!(gathered >= whole, "{gathered} of {whole}");
+        for bytes in away {
+            // Of each of 6 units a part, and up to two pages that are shared with the next part.
+            assert!(bytes <= whole / n + 6 * 2 * 4096, "{bytes} of {whole}");
+        }
+    }
+}
+
+#[test]
+fn parts_that_are_named_in_another_order_than_they_are_used_are_refused() {
+    use phalanx_nn::{Module, Visitor};
+    struct Crossed(Linear, Linear);
+    impl Module for Crossed {
+        fn forward(&self, x: &Tensor, ctx: &mut Ctx) -> Tensor {
+            self.1.forward(&self.0.forward(x, ctx), ctx)
+        }
+        fn visit(&mut self, v: &mut Visitor<'_>) {
+            v.child("last", &mut self.1);
+            v.child("first", &mut self.0);
+        }
+        fn blocks(&self) -> usize {
+            2
+        }
+        fn forward_block(&self, block: usize, x: &Tensor, ctx: &mut Ctx) -> Tensor {
+            if block == 0 { self.0.forward(x, ctx) } else { self.1.forward(x, ctx) }
+        }
+        fn block_of(&self, name: &str) -> usize {
+            usize::from(name.starts_with("last"))
+        }
+    }
+    let mut net = Crossed(Linear::new(2, 2), Linear::new(2, 2));
+    let parameters = Parameters::build(&mut net, &Device::cpu(1), 0);
+    let error = Fsdp::new(Group::solo(), &net, &parameters, FsdpConfig::default()).err().unwrap();
+    let want = "first.weight of block 0 comes after last.bias of block 1\nhint: ";
+    assert!(error.to_string().starts_with(want), "{error}");
+}

@@ -1,0 +1,74 @@
+//! Recipes of workers with several devices: they come to what one device comes to.
+
+use phalanx::data::{Places, Silent, open};
+use phalanx::recipe::LaidOut;
+use phalanx::{Event, Observer, Recipe, State, Trainer, Worker};
+
+/// The loss of every step, and what the test samples say at the end.
+#[derive(Default)]
+struct Losses {
+    steps: Vec<f64>,
+    test: Option<f64>,
+}
+
+impl Observer for Losses {
+    fn event(&mut self, event: &Event) {
+        match event {
+            Event::Step { loss, .. } => self.steps.push(*loss),
+            Event::Epoch { test_loss, .. } => self.test = *test_loss,
+            _ => {}
+        }
+    }
+}
+
+/// Trains some steps, of batches that fall into parts unevenly, with dropout on.
+fn trained(assignments: &[&str]) -> (Losses, Vec<f32>) {
+    let set: Vec<String> = assignments.iter().map(|&set| set.to_owned()).collect();
+    let mut recipe = Recipe::load("mnist-mini", &set).unwrap();
+    recipe.set(["train.batch_size=30"]).unwrap();
+    let data = open("mnist-mini", recipe.view(), &Places::from_env(None), &mut Silent).unwrap();
+    let worker = Worker::alone(2);
+    let laid_out = recipe.lay_out(worker.device(), data.train.input_dims()).unwrap();
+    let LaidOut { model, parameters, local } = laid_out;
+    let trainer = Trainer { steps: Some(12), local, ..recipe.trainer().unwrap() };
+    let (state, mut losses) = (State::start(recipe.rule().unwrap()).unwrap(), Losses::default());
+    let (train, test) = (data.train, Some(data.test));
+    let trained = trainer.resume(&worker, &*model, parameters, state, train, test, &mut losses).unwrap();
+    let values = trained.parameters.values().flat::<f32>().to_vec();
+    (losses, values)
+}
+
+/// Float32 sums over a batch in other orders, through twelve steps, on losses of about 2.
+const TOLERANCE: f64 = 1e-4;
+
+#[test]
+fn workers_of_several_devices_train_as_one_device_does() {
+    let (want, values) = trained(&[]);
+    assert!(want.steps.len() == 12 && want.test.is_some());
+    let (placed, placed_values) = trained(&["parallel.strategy=place", "parallel.cut=[1, 3]"]);
+    assert_eq!((placed.steps, placed.test, placed_values), (want.steps.clone(), want.test, values));
+    for assignments in [
+        &["parallel.strategy=pipeline"][..],
+        &["parallel.strategy=pipeline", "parallel.schedule=gpipe", "parallel.cut=[2, 2]"],
+        &["parallel.strategy=pipeline", "parallel.schedule=zb-h1", "parallel.devices=3"],
+        &["parallel.strategy=pipeline", "parallel.schedule=interleaved"],
+        &["parallel.strategy=dp", "parallel.devices=3"],
+    ] {
+        let (got, _) = trained(assignments);
+        let tests = [(got.test.unwrap(), want.test.unwrap())];
+        for (got, want) in got.steps.iter().zip(&want.steps).map(|(a, b)| (*a, *b)).chain(tests) {
+            assert!((got - want).abs() < TOLERANCE, "{assignments:?}: a loss of {got}, not {want}");
+        }
+    }
+}
+
+#[test]
+fn a_model_of_too_few_blocks_is_refused_by_name_and_number() {
+    let set = ["parallel.strategy=pipeline".to_owned(), "parallel.devices=5".to_owned()];
+    let recipe = Recipe::load("mnist", &set).unwrap();
+    let error = recipe.lay_out(&phalanx::tensor::Device::cpu(1), &[1, 28, 28]).err().unwrap();
+    assert_eq!(
+        error.to_string(),
+        "5 stages of a model of 4 blocks\nhint: a stage has at least one block, so take 4 or fewer"
+    );
+}

@@ -1,0 +1,86 @@
+//! Causal self-attention.
+
+use crate::cpu::attention;
+use crate::device::Backend;
+use crate::dtype::with_float;
+use crate::op::Op;
+use crate::ops::dropout::DropoutKey;
+use crate::ops::{keep, recorded};
+use crate::tensor::Tensor;
+
+impl Tensor {
+    /// Self-attention in which no position sees a later one. This tensor, (B, T, 3 W), holds queries, keys and values of `heads`
+    /// heads side by side, as GPT-2's `c_attn` gives them; the result is (B, T, W). Each head's shares are the softmax of its scores
+    /// over the square root of its W / `heads` numbers. With `dropout` a share is zero with that probability and divided by 1 minus
+    /// it otherwise; the mask of a sample is that of [`Tensor::dropout`] for shares (B, heads, T, T).
+    ///
+    /// On a CPU the shares are never stored: neither memory nor what is kept for the backward pass grows with T^2. On a GPU it is
+    /// [`Tensor::causal_attention_in_steps`] for now.
+    #[track_caller]
+    pub fn causal_attention(&self, heads: usize, dropout: Option<(f64, &DropoutKey)>) -> Tensor {
+        let [batch, time, width] = self.check_heads("causal_attention", heads);
+        let dropout = check_dropout("causal_attention", dropout, batch);
+        if let Backend::Gpu(_) = self.device().backend() {
+            return self.causal_attention_in_steps(heads, dropout);
+        }
+        let qkv = self.contiguous();
+        let streams = dropout.map(|(p, key)| {
+            let words: Vec<i64> = key.samples.iter().flat_map(|&sample| key.stream(sample).words()).collect();
+            (p, Tensor::from_slice(self.device(), &words, [batch, 2]))
+        });
+        let out = Tensor::stale(self.device(), [batch, time, width].into(), self.dtype);
+        let lse = Tensor::stale(self.device(), [batch, heads, time].into(), self.dtype);
+        let dropped = streams.as_ref().map(|(p, streams)| (*p, streams));
+        attention::attention(&qkv, heads, dropped, &out, &lse);
+        let op = Op::CausalAttention { heads, dropout: dropout.map_or(0.0, |(p, _)| p) };
+        recorded(out, op, &[&qkv], |out| {
+            [keep(&qkv), keep(out), keep(&lse), streams.map(|(_, streams)| streams)]
+        })
+    }
+
+    /// As [`Tensor::causal_attention`], made of other operations: the definition that the kernel is held against. It stores all
+    /// scores, several times.
+    #[track_caller]
+    pub fn causal_attention_in_steps(&self, heads: usize, dropout: Option<(f64, &DropoutKey)>) -> Tensor {
+        let [batch, time, width] = self.check_heads("causal_attention_in_steps", heads);
+        let depth = width / heads;
+        let apart = self.reshape([batch, time, 3, heads, depth]).permute(&[2, 0, 3, 1, 4]); // (3, B, H, T, D)
+        let part = |i: usize| apart.narrow(0, i, 1).squeeze(0);
+        let later = with_float!(self.dtype, "causal_attention", T => {
+            let score = |i: usize| if i % time > i / time { T::NEG_INFINITY } else { T::ZERO };
+            Tensor::from_slice(self.device(), &(0..time * time).map(score).collect::<Vec<T>>(), [time, time])
+        });
+        let scores = part(0).matmul(&part(1).t()) / (depth as f64).sqrt() + later; // (B, H, T, T)
+        let shares = scores.softmax(3);
+        let shares = match dropout {
+            Some((p, key)) => shares.dropout(p, key),
+            None => shares,
+        };
+        shares.matmul(&part(2)).transpose(1, 2).reshape([batch, time, width])
+    }
+
+    /// B, T and W of queries, keys and values (B, T, 3 W) of so many heads.
+    #[track_caller]
+    fn check_heads(&self, op: &str, heads: usize) -> [usize; 3] {
+        match *self.dims() {
+            [batch, time, all] if heads > 0 && all.is_multiple_of(3 * heads) => [batch, time, all / 3],
+            _ => panic!(
+                "{op}: queries, keys and values of shape {} for {heads} heads: (B, T, 3 W) with W a multiple of the heads would do",
+                self.shape()
+            ),
+        }
+    }
+}
+
+/// The dropout, unless it is none.
+#[track_caller]
+fn check_dropout<'a>(
+    op: &str,
+    dropout: Option<(f64, &'a DropoutKey)>,
+    batch: usize,
+) -> Option<(f64, &'a DropoutKey)> {
+    let (p, key) = dropout?;
+    assert!((0.0..1.0).contains(&p), "{op}: the probability must lie in [0, 1), got {p}");
+    assert!(key.samples.len() == batch, "{op}: {} sample ids for {batch} samples", key.samples.len());
+    (p > 0.0).then_some((p, key))
+}

@@ -1,0 +1,119 @@
+//! The attention that stores no scores against the one that is made of other operations.
+
+use phalanx_tensor::{DType, Device, DropoutKey, Gradients, Philox, Tensor, backward};
+
+/// What sums of some hundreds of products of numbers below 1 round to in float32.
+const TOLERANCE: f32 = 2e-6;
+
+type Attention = fn(&Tensor, usize, Option<(f64, &DropoutKey)>) -> Tensor;
+
+/// Queries, keys and values: (samples, positions, 3 * width).
+fn numbers(device: &Device, shape: [usize; 3], scale: f64) -> Tensor {
+    Tensor::uniform(device, shape, -scale, scale, DType::F32, Philox::new(3, 1))
+}
+
+/// The output, and the gradient of the input where the output's is random.
+fn of(
+    attention: Attention,
+    qkv: &Tensor,
+    heads: usize,
+    dropout: Option<(f64, &DropoutKey)>,
+) -> [Vec<f32>; 2] {
+    let qkv = qkv.clone().requires_grad();
+    let y = attention(&qkv, heads, dropout);
+    let push = Tensor::uniform(y.device(), y.shape(), -1.0, 1.0, DType::F32, Philox::new(3, 2));
+    let mut grads = Gradients::default();
+    backward(&[(&y, Some(&push))], &mut grads);
+    [y.to_vec(), grads.get(&qkv).unwrap().to_vec()]
+}
+
+fn key(samples: &[u64]) -> DropoutKey {
+    DropoutKey { seed: 5, step: 6, layer: 7, samples: samples.into() }
+}
+
+#[test]
+fn it_agrees_with_the_definition_at_every_size() {
+    let device = Device::cpu(2);
+    // Parts of a block, whole blocks and several, in positions; parts of a vector, whole ones and several, in a head's numbers.
+    for (time, heads, depth) in
+        [(1, 1, 1), (2, 3, 5), (15, 2, 16), (64, 1, 64), (65, 2, 33), (200, 1, 80), (130, 4, 8)]
+    {
+        let qkv = numbers(&device, [2, time, 3 * heads * depth], 1.0);
+        for dropout in [None, Some((0.3, &key(&[8, 4])))] {
+            let got = of(Tensor::causal_attention, &qkv, heads, dropout);
+            let want = of(Tensor::causal_attention_in_steps, &qkv, heads, dropout);
+            for (what, got, want) in [("output", &got[0], &want[0]), ("gradient", &got[1], &want[1])] {
+                let most = want.iter().fold(1.0f32, |most, x| most.max(x.abs()));
+                for (i, (got, want)) in got.iter().zip(want).enumerate() {
+                    assert!(
+                        (got - want).abs() <= TOLERANCE * most,
+                        "{what} {i} of {time} positions, {heads} heads of {depth}: {got}, not {want}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_bits_do_not_depend_on_the_number_of_threads_nor_on_the_batch() {
+    let shape = [3, 100, 3 * 2 * 24];
+    let on = |threads: usize| {
+        let qkv = numbers(&Device::cpu(threads), shape, 2.0);
+        of(Tensor::causal_attention, &qkv, 2, Some((0.2, &key(&[1, 2, 3]))))
+    };
+    let alone = on(1);
+    for threads in [2, 3, 7] {
+        assert!(on(threads) == alone, "{threads} threads");
+    }
+    let last = numbers(&Device::cpu(1), shape, 2.0).narrow(0, 2, 1).contiguous();
+    let y = last.causal_attention(2, Some((0.2, &key(&[3])))).to_vec::<f32>();
+    assert_eq!(y, alone[0][2 * y.len()..]);
+}
+
+#[test]
+fn scores_of_any_size_are_shared_out() {
+    let device = Device::cpu(1);
+    // Scores of tens of thousands: their exponentials alone would be infinite.
+    let qkv = numbers(&device, [1, 80, 3 * 32], 300.0);
+    let got = of(Tensor::causal_attention, &qkv, 1, None);
+    assert!(got.iter().flatten().all(|x| x.is_finite()));
+    // The first position sees itself alone.
+    assert_eq!(got[0][..32], qkv.to_vec::<f32>()[64..96]);
+}
+
+#[test]
+fn a_nan_is_seen_by_later_positions_and_by_no_earlier_one() {
+    let device = Device::cpu(1);
+    let mut values = numbers(&device, [1, 70, 3 * 4], 1.0).to_vec::<f32>();
+    values[30 * 12 + 4] = f32::NAN;
+    let y = Tensor::from_slice(&device, &values, [1, 70, 12]).causal_attention(1, None).to_vec::<f32>();
+    assert!(y[..30 * 4].iter().all(|x| x.is_finite()));
+    assert!(y[30 * 4..].iter().all(|x| x.is_nan()));
+}
+
+#[test]
+fn nothing_is_an_answer_too() {
+    for shape in [[0, 4, 6], [2, 0, 6], [2, 4, 0]] {
+        let qkv = Tensor::zeros(&Device::cpu(1), shape, DType::F32);
+        assert_eq!(of(Tensor::causal_attention, &qkv, 2, None), [vec![], vec![]], "{shape:?}");
+    }
+}
+
+#[test]
+fn what_is_kept_does_not_grow_with_the_square_of_the_positions() {
+    let held = |time: usize| {
+        let device = Device::cpu(1);
+        let qkv = numbers(&device, [1, time, 3 * 64], 1.0).requires_grad();
+        let y = qkv.causal_attention(1, None);
+        y.sum_all().backward();
+        device.held_bytes()
+    };
+    assert!(held(2048) < 5 * held(512), "{} and {} bytes", held(2048), held(512));
+}
+
+#[test]
+#[should_panic(expected = "queries, keys and values of shape [2, 3, 8] for 2 heads")]
+fn a_width_that_the_heads_do_not_divide_is_a_bug() {
+    Tensor::zeros(&Device::cpu(1), [2, 3, 8], DType::F32).causal_attention(2, None);
+}
