@@ -6,6 +6,7 @@ use crate::run::RunArgs;
 use crate::slurm::SlurmArgs;
 use clap::builder::FalseyValueParser;
 use clap::{Arg, ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
+use phalanx::DeviceSpec;
 use phalanx::parallel::pipeline::ScheduleKind;
 use std::fmt;
 use std::path::PathBuf;
@@ -23,7 +24,7 @@ struct Cli {
 #[derive(Subcommand)]
 pub(crate) enum Command {
     /// Train a model by a recipe, on all workers of this machine.
-    Train(TrainArgs),
+    Train(Box<TrainArgs>),
     /// Start any program as several workers, with torchrun's environment and flags.
     ///
     /// Flags are taken with dashes or underscores. One that isn't typed is looked for in PET_<FLAG>, as in PET_NPROC_PER_NODE.
@@ -38,6 +39,8 @@ pub(crate) enum Command {
     Chaos(ChaosArgs),
     /// Write and check the configuration of a cluster in the cloud.
     Cluster(ClusterArgs),
+    /// Try every operation of a device, runs on it, and how fast it is.
+    Selftest(SelftestArgs),
     /// Submit runs as jobs of Slurm, follow them, and find mistakes in batch scripts.
     Slurm(Box<SlurmArgs>),
     /// Tell from the flight records of a failed run which ranks were missing, behind or mistaken.
@@ -56,9 +59,16 @@ pub(crate) struct TrainArgs {
     /// Print the recipe as TOML, with what --set and the other options make of it.
     #[arg(long)]
     pub(crate) print: bool,
-    /// Workers on this machine.
-    #[arg(long, value_name = "N", default_value_t = 2)]
-    pub(crate) nproc_per_node: usize,
+    /// Workers on this machine: a number, gpu for one a GPU, cpu for one a core, or auto for gpu with --device cuda and else cpu.
+    #[arg(long, value_name = "N", default_value = "2")]
+    pub(crate) nproc_per_node: String,
+    /// What workers compute on: cpu, cuda for a GPU each, or cuda:N for that GPU, which all of them share; CUDA_VISIBLE_DEVICES says
+    /// which GPUs are counted [default: cuda with --nproc-per-node gpu, else cpu].
+    #[arg(long, value_name = "DEVICE")]
+    pub(crate) device: Option<DeviceSpec>,
+    /// Wait for every launch on a GPU, so that one that fails is named: slow.
+    #[arg(long)]
+    pub(crate) debug_sync: bool,
     /// Encrypt what goes over TCP, as PHALANX_TLS=1 does.
     #[arg(long)]
     pub(crate) tls: bool,
@@ -127,6 +137,26 @@ pub(crate) struct TrainArgs {
     /// Save optimizer.safetensors beside the model.
     #[arg(long)]
     pub(crate) save_optimizer: bool,
+}
+
+/// `phalanx selftest`.
+#[derive(Args)]
+pub(crate) struct SelftestArgs {
+    /// What is tried: cpu, cuda for the first GPU, or cuda:N.
+    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
+    pub(crate) device: DeviceSpec,
+    /// Compute threads of the CPU [default: all cores].
+    #[arg(long)]
+    pub(crate) threads: Option<usize>,
+    /// Try every operation, but make few steps, and measure small sizes only.
+    #[arg(long)]
+    pub(crate) quick: bool,
+    /// Wait for every launch on a GPU, so that one that fails is named: slow.
+    #[arg(long)]
+    pub(crate) debug_sync: bool,
+    /// Print one JSON object a line on standard output, and nothing else there.
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// `phalanx bench`.

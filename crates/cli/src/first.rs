@@ -155,8 +155,8 @@ impl Observer for First<'_> {
         }
         if save_optimizer {
             let mut weights = Weights::default();
-            for (state, flat) in state.optimizer.state() {
-                weights.append(parameters.to_weights_from(flat, &format!(".{state}")));
+            for (name, state) in state.optimizer.state() {
+                weights.append(state.with(|flat| parameters.to_weights_from(flat, &format!(".{name}"))));
             }
             weights.save(&file("optimizer.safetensors"))?;
         }

@@ -16,6 +16,7 @@ mod flight;
 mod run;
 mod runs;
 mod say;
+mod selftest;
 mod slurm;
 mod train;
 mod trial;
@@ -41,6 +42,7 @@ fn main() -> ExitCode {
         Command::Checkpoint(args) => checkpoint::checkpoint(&args),
         Command::Chaos(args) => chaos::chaos(&args),
         Command::Cluster(args) => cluster::cluster(&args),
+        Command::Selftest(args) => selftest::run(&args),
         Command::Slurm(args) => slurm::slurm(&args),
         Command::Flight(args) => flight::flight(&args),
     };

@@ -21,9 +21,10 @@ use phalanx::data::{Network, Places, Split, listing, open};
 use phalanx::nn::{Module, Parameters, Weights};
 use phalanx::parallel::LocalConfig;
 use phalanx::recipe::{BUILT_IN, LaidOut};
-use phalanx::tensor::Device;
+use phalanx::tensor::{DebugSync, Device};
 use phalanx::{
-    Error, Event, Interruption, Observer, OnNan, Recipe, Requests, State, TimeLimit, Trainer, Worker,
+    DeviceSpec, Error, Event, Interruption, Observer, OnNan, Recipe, Requests, State, TimeLimit, Trainer,
+    Worker, cores,
 };
 use phalanx_job::{DRAINED, RunDir, WorkerEnv};
 use phalanx_launch::{Console, LaunchSpec};
@@ -73,6 +74,13 @@ fn configured(name: &str, args: &TrainArgs) -> Result<Recipe, Error> {
     if recipe.train.batch_size == 0 {
         return Err(Error::Recipe("--batch-size 0: a batch needs at least one sample".into()));
     }
+    let (device, strategy) = (device(args), recipe.parallel.strategy.as_deref().unwrap_or("ddp"));
+    if device != DeviceSpec::Cpu && strategy != "ddp" {
+        let error = format!(
+            "--device {device}: the strategy {strategy} is for CPUs so far\nhint: take --strategy ddp"
+        );
+        return Err(Error::Recipe(error));
+    }
     recipe.model()?;
     phalanx::nn::optim::Optimizer::new(recipe.rule()?)?;
     recipe.trainer()?;
@@ -81,10 +89,9 @@ fn configured(name: &str, args: &TrainArgs) -> Result<Recipe, Error> {
 
 /// The agent: gets the data once, starts the workers, reports.
 fn lead(args: &TrainArgs, recipe: &Recipe) -> Result<u8> {
-    if args.nproc_per_node == 0 {
-        return Err(WrongUsage("--nproc-per-node 0: a run needs at least one worker".into()).into());
-    }
-    let (shards, workers) = (recipe.parallel.logical_shards, args.nproc_per_node);
+    let workers = worker_count(args)?;
+    device(args).check(workers)?;
+    let shards = recipe.parallel.logical_shards;
     if let Some(shards) = shards.filter(|&shards| shards < workers) {
         let error = format!(
             "--nproc-per-node {workers}: each worker needs a logical shard, of which there are {shards}\nhint: take {workers} or more shards, or fewer workers"
@@ -94,7 +101,7 @@ fn lead(args: &TrainArgs, recipe: &Recipe) -> Result<u8> {
     Places::from_env(args.data.clone()).find(listing(&recipe.data.name)?, &mut FetchBar::new())?;
     if let Some(init) = &args.init {
         // A file that doesn't fit is told once, by this process, before any other is started.
-        initial(init, recipe, &Parameters::build(&mut recipe.model()?, &phalanx::tensor::Device::cpu(1), 0))?;
+        initial(init, recipe, &Parameters::build(&mut recipe.model()?, &Device::cpu(1), 0))?;
     }
     let run_id = fresh_run_id()?;
     let out = args.out.clone().unwrap_or_else(|| unnamed_out(args, recipe, &run_id));
@@ -102,7 +109,7 @@ fn lead(args: &TrainArgs, recipe: &Recipe) -> Result<u8> {
     let spec = LaunchSpec {
         program: std::env::current_exe().context("the path of this program")?.into(),
         args: std::env::args_os().skip(1).collect(),
-        workers: args.nproc_per_node,
+        workers,
         run_id,
         run_dir: out.clone(),
         console: Console::FirstRank,
@@ -125,6 +132,31 @@ fn lead(args: &TrainArgs, recipe: &Recipe) -> Result<u8> {
     Ok(failure::conclude(&outcome, &out, &out))
 }
 
+/// What the workers compute on.
+fn device(args: &TrainArgs) -> DeviceSpec {
+    let unsaid = if args.nproc_per_node == "gpu" { DeviceSpec::Cuda(None) } else { DeviceSpec::Cpu };
+    args.device.unwrap_or(unsaid)
+}
+
+/// How many there are.
+fn worker_count(args: &TrainArgs) -> Result<usize> {
+    let (text, gpus) = (args.nproc_per_node.as_str(), device(args) == DeviceSpec::Cuda(None));
+    let refused = |why| Err(WrongUsage(format!("--nproc-per-node {text}: {why}")).into());
+    match (text, text.parse()) {
+        ("auto", _) if !gpus => Ok(cores()),
+        ("cpu", _) => Ok(cores()),
+        ("auto" | "gpu", _) => match DeviceSpec::gpus()? {
+            0 => {
+                refused("no GPU is to be seen; CUDA_VISIBLE_DEVICES may hide some, and nvidia-smi lists all")
+            }
+            n => Ok(n as usize),
+        },
+        (_, Ok(0)) => refused("a run needs at least one worker"),
+        (_, Ok(n)) => Ok(n),
+        (_, Err(_)) => refused("must be a number, auto, cpu or gpu"),
+    }
+}
+
 /// One of the workers.
 fn work(args: &TrainArgs, recipe: &Recipe, env: &WorkerEnv) -> Result<u8> {
     let threads = (recipe.train.threads > 0).then_some(recipe.train.threads);
@@ -141,7 +173,8 @@ fn work(args: &TrainArgs, recipe: &Recipe, env: &WorkerEnv) -> Result<u8> {
     let end = drain::end(args, Asks::AsFirst(env))?;
     let time_limit = end.map(|end| TimeLimit { end, margin: args.time_margin });
     // First what takes time: the others may be waiting for this one.
-    let arrival = Worker::arrive(threads)?;
+    let debug_sync = if args.debug_sync { DebugSync::Yes } else { DebugSync::No };
+    let arrival = Worker::arrive_on(device(args), threads, debug_sync)?;
     let prepared = prepare(arrival.device(), args, recipe).inspect_err(|error| arrival.report(error))?;
     let mut worker = arrival.join()?;
     match train_as(&worker, prepared, args, recipe, env, &requests, time_limit) {
@@ -185,6 +218,10 @@ fn prepare(device: &Device, args: &TrainArgs, recipe: &Recipe) -> Result<Prepare
     recipe.check_classes(data.train.target())?;
     // First values aren't needed where others hold those of a later step.
     let LaidOut { model, parameters, local } = recipe.lay_out(device, data.train.input_dims())?;
+    let is_kernel = |i: usize| parameters.layout().shape(i).n_dims() == 4;
+    if (0..parameters.layout().count()).any(is_kernel) {
+        device.prepare_convolutions()?;
+    }
     let fresh = args.init.as_ref().map(|init| initial(init, recipe, &parameters)).transpose()?;
     Ok(Prepared { data, model, parameters, local, fresh: fresh.unwrap_or_default() })
 }

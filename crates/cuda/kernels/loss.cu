@@ -1,10 +1,12 @@
 // Losses. Each leaves one number a row or piece in `losses`, which `sum_parts` adds up and divides by how many there are. In
 // gradients `grad` is that of the loss, a scalar in device memory, and `factor` what the mean makes of it. A label that is no
-// class makes its row's loss NaN and sets `bad` to 1.
+// class makes its row's loss and gradients NaN, and its loss sets `bad` to 1.
 #include "rows.cuh"
 
+__device__ inline bool is_class(i64 label, i64 width) { return label >= 0 && label < width; }
+
 __device__ inline bool is_class(i64 label, i64 width, int *bad) {
-    if (label >= 0 && label < width) return true;
+    if (is_class(label, width)) return true;
     *bad = 1;
     return false;
 }
@@ -20,7 +22,8 @@ extern "C" __global__ void nll(const T *y, const i64 *labels, float *losses, int
 extern "C" __global__ void nll_gradient(const i64 *labels, const T *grad, T *out, i64 rows, i64 width, float factor) {
     const float each = -factor * wide(*grad);
     for (i64 i = first_element(); i < rows * width; i += all_threads()) {
-        out[i] = stored(labels[i / width] == i % width ? each : 0.0f);
+        const i64 label = labels[i / width];
+        out[i] = stored(!is_class(label, width) ? NAN_F : label == i % width ? each : 0.0f);
     }
 }
 
@@ -52,7 +55,8 @@ extern "C" __global__ void cross_entropy_gradient(const T *y, const i64 *labels,
                                                   float smoothing, float factor) {
     const float each = factor * wide(*grad), spread = smoothing / (float)width;
     for (i64 i = first_element(); i < rows * width; i += all_threads()) {
-        const float target = spread + (labels[i / width] == i % width ? 1.0f - smoothing : 0.0f);
+        const i64 label = labels[i / width];
+        const float target = !is_class(label, width) ? NAN_F : spread + (label == i % width ? 1.0f - smoothing : 0.0f);
         out[i] = stored((expf(wide(y[i])) - target) * each);
     }
 }

@@ -118,3 +118,8 @@ extern "C" __global__ void rmsprop(float *values, const T *grads, T *copy, float
         return p - s.lr * d;
     });
 }
+
+// Moves a running mean by its share of the way to the values of now.
+extern "C" __global__ void follow(float *mean, const float *values, float share, i64 n) {
+    for (i64 i = first_element(); i < n; i += all_threads()) mean[i] = mean[i] + share * (values[i] - mean[i]);
+}

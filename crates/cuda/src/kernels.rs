@@ -251,6 +251,13 @@ pub const KERNELS: &[Kernel] = &[
     rule("adamw", &[W, R, W0, W, W, R, R0, N]),
     rule("adadelta", &[W, R, W0, W, W, R, R0, N]),
     rule("rmsprop", &[W, R, W0, W, W0, W0, R, R0, N]),
+    rule("follow", &[W, R, F, N]),
+    Kernel {
+        name: "plain_product",
+        source: Source::Product,
+        parameters: &[R, R, W, N, N, N, N, N, N, N, N, N, N],
+        share: Share::Elements,
+    },
 ];
 
 #[cfg(test)]

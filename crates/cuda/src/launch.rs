@@ -11,7 +11,7 @@ use std::ffi::c_void;
 use std::ptr;
 
 /// The most parameters that a kernel has.
-const MOST_ARGUMENTS: usize = 12;
+const MOST_ARGUMENTS: usize = 13;
 /// Blocks of a grid for each multiprocessor: two rounds of the eight blocks of 256 threads that it can hold.
 const BLOCKS_PER_MULTIPROCESSOR: u32 = 16;
 

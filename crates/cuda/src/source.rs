@@ -31,6 +31,8 @@ pub enum Source {
     Gradients,
     /// The optimizers' rules.
     Optimizer,
+    /// Matrix products that NVIDIA's library doesn't do.
+    Product,
 }
 
 /// The files that sources include, by name.
@@ -45,7 +47,7 @@ pub(crate) const HEADERS: [(&str, &str); 6] = [
 
 impl Source {
     /// All of them.
-    pub const ALL: [Source; 13] = [
+    pub const ALL: [Source; 14] = [
         Source::Elementwise,
         Source::Reduce,
         Source::Copy,
@@ -59,6 +61,7 @@ impl Source {
         Source::Convert,
         Source::Gradients,
         Source::Optimizer,
+        Source::Product,
     ];
 
     /// The name of the file in `kernels/`.
@@ -94,6 +97,7 @@ impl Source {
             Source::Convert => ("convert.cu", include_str!("../kernels/convert.cu")),
             Source::Gradients => ("gradients.cu", include_str!("../kernels/gradients.cu")),
             Source::Optimizer => ("optimizer.cu", include_str!("../kernels/optimizer.cu")),
+            Source::Product => ("product.cu", include_str!("../kernels/product.cu")),
         }
     }
 }

@@ -1,8 +1,8 @@
 //! A running mean of a model's weights, which often does better on new samples than the weights themselves.
 
 use crate::parameters::{Mismatch, Parameters};
+use crate::shadow::Shadow;
 use crate::weights::Weights;
-use std::sync::Arc;
 
 /// The exponential moving average of parameters and buffers, as PyTorch's `AveragedModel` with `get_ema_multi_avg_fn` and
 /// `use_buffers`. Buffers are averaged too, since the statistics of a batch norm belong to the weights before it.
@@ -20,42 +20,34 @@ use std::sync::Arc;
 /// assert_eq!(parameters.value(0).item(), 2.0);
 /// ```
 ///
-/// A clone shares the arrays, and stays as it is: an update that finds them shared goes on with a copy.
+/// It lies where the parameters do. A clone shares the numbers, and stays as it is: an update that finds them shared goes on with a
+/// copy.
 #[derive(Clone)]
 pub struct Average {
-    values: Arc<Vec<f32>>,
-    buffers: Arc<Vec<f32>>,
+    values: Shadow,
+    buffers: Shadow,
 }
 
 impl Average {
     /// The average after one update: the values of now.
     pub fn of(parameters: &Parameters) -> Average {
-        Average {
-            values: Arc::new(parameters.values().flat::<f32>().to_vec()),
-            buffers: Arc::new(parameters.buffers().flat::<f32>().to_vec()),
-        }
+        Average { values: Shadow::of(parameters.values()), buffers: Shadow::of(parameters.buffers()) }
     }
 
     /// Keeps the share `decay` of the average, and takes the rest from the values of now.
     pub fn update(&mut self, parameters: &Parameters, decay: f64) {
         let share = (1.0 - decay) as f32;
-        for (mean, now) in
-            [(&mut self.values, parameters.values()), (&mut self.buffers, parameters.buffers())]
-        {
-            Arc::make_mut(mean)
-                .iter_mut()
-                .zip(now.flat::<f32>().iter())
-                .for_each(|(mean, now)| *mean += share * (now - *mean));
-        }
+        self.values.follow(parameters.values(), share);
+        self.buffers.follow(parameters.buffers(), share);
     }
 
     /// The average of the parameters, flat, in their layout.
-    pub fn values(&self) -> &[f32] {
+    pub fn values(&self) -> &Shadow {
         &self.values
     }
 
     /// That of the buffers.
-    pub fn buffers(&self) -> &[f32] {
+    pub fn buffers(&self) -> &Shadow {
         &self.buffers
     }
 
@@ -68,8 +60,8 @@ impl Average {
     }
 
     fn swap(&mut self, parameters: &Parameters) {
-        Arc::make_mut(&mut self.values).swap_with_slice(&mut parameters.values().flat_mut::<f32>());
-        Arc::make_mut(&mut self.buffers).swap_with_slice(&mut parameters.buffers().flat_mut::<f32>());
+        self.values.swap(parameters.values());
+        self.buffers.swap(parameters.buffers());
     }
 
     /// The average for a file, under the names of the model.
@@ -77,9 +69,9 @@ impl Average {
         self.in_place_of(parameters, || parameters.to_weights())
     }
 
-    /// An average of these arrays, as [`Average::values`] and [`Average::buffers`] give them.
+    /// An average of these numbers, as [`Average::values`] and [`Average::buffers`] give them.
     pub fn of_arrays(values: Vec<f32>, buffers: Vec<f32>) -> Average {
-        Average { values: Arc::new(values), buffers: Arc::new(buffers) }
+        Average { values: values.into(), buffers: buffers.into() }
     }
 
     /// An average that goes on from one that was saved.

@@ -42,7 +42,9 @@ impl Parameters {
     /// The first number that is none: among the values, else the buffers, else the gradients, each in the model's order.
     /// Values come first because they spoil the rest.
     pub fn first_not_finite(&self) -> Option<NotFinite> {
-        let of = |arena: &Arena, names| first_in(arena.layout(), &arena.flat::<f32>(), names, false);
+        let of = |arena: &Arena, names| {
+            arena.with_flat(|flat: &[f32]| first_in(arena.layout(), flat, names, false))
+        };
         of(self.values(), self.names())
             .or_else(|| of(self.buffers(), self.buffer_names()))
             .or_else(|| self.first_gradient_not_finite())
@@ -50,12 +52,12 @@ impl Parameters {
 
     /// The first number that is none among the gradients.
     pub fn first_gradient_not_finite(&self) -> Option<NotFinite> {
-        let grads = self.grads().arena().flat::<f32>();
+        let grads = self.grads().arena();
         // Mostly there is none, and one pass over all of them tells.
-        if !any_not_finite(&grads) {
+        if grads.is_finite() {
             return None;
         }
-        first_in(self.layout(), &grads, self.names(), true)
+        grads.with_flat(|flat: &[f32]| first_in(self.layout(), flat, self.names(), true))
     }
 }
 

@@ -43,6 +43,7 @@ mod finite;
 pub mod optim;
 mod plateau;
 mod schedule;
+mod shadow;
 
 mod foreign;
 mod pth;
@@ -67,6 +68,7 @@ pub use parameters::{Mismatch, Parameters};
 pub use plateau::{Plateau, Plateaued};
 pub use row::{Block, Row};
 pub use schedule::{Anneal, Curve, Moment, OneCycle, Schedule, Unit, Warmup};
+pub use shadow::Shadow;
 pub use weights::{WeightError, Weights};
 
 /// What modules compute with.

@@ -220,7 +220,8 @@ impl Parameters {
         &self,
         fill: impl FnOnce(&mut [f32], &mut [f32]) -> Result<T, E>,
     ) -> Result<T, E> {
-        let filled = fill(&mut self.values.flat_mut(), &mut self.buffers.flat_mut())?;
+        let whole = |arena: &Arena| arena.host_span(0..arena.layout().count());
+        let filled = fill(&mut whole(&self.values), &mut whole(&self.buffers))?;
         self.given.store(true, Ordering::Relaxed);
         Ok(filled)
     }

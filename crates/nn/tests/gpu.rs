@@ -135,7 +135,6 @@ fn every_rule_comes_to_the_bits_of_a_cpu_and_goes_on_from_its_state() {
             for step in 0..4u64 {
                 if step == 2 {
                     // As from a checkpoint.
-                    optimizer.fetch_state();
                     let weights = optimizer.to_weights(&parameters);
                     optimizer = Optimizer::resume(rule, &parameters, &weights).unwrap();
                 }

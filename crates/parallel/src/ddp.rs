@@ -3,7 +3,8 @@
 //! Invariants:
 //! - **D-ORDER**: all ranks start their buckets in the same order, bucket 0 first, whatever order gradients arrive in.
 //! - **D-WHOLE**: a bucket is started when each of its gradients is final, and nobody writes it until its work is waited for
-//!   (its span holds the write borrow).
+//!   (its span holds the write borrow). From a GPU gradients come to pinned memory of the host first, and go back from there
+//!   when their bucket is dropped, whatever the group does with them in between.
 //! - **D-SUM**: ranks contribute gradients of their share of the global mean, so that the sum is the gradient of the mean.
 //! - **D-SAME**: after `prepare` and after every `finish` all ranks hold the same gradients and buffers, bit by bit, so that
 //!   the same optimizer keeps their values the same. Buffers, which forward passes move apart, are rank 0's, as in PyTorch.
@@ -17,7 +18,7 @@ use crate::single::{Nobody, begin};
 use crate::strategy::{Place, Strategy, Sync, in_one_go};
 use phalanx_comm::{Deadline, Group, Rank, ReduceOp};
 use phalanx_nn::Parameters;
-use phalanx_tensor::{GradSink, LeafId, SumOverBatch, Tensor};
+use phalanx_tensor::{Arena, GradSink, LeafId, SumOverBatch, Tensor};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -125,9 +126,11 @@ impl Shared {
 struct Started {
     /// Gradients that each bucket still lacks.
     lacking: Vec<usize>,
-    /// The first bucket that wasn't started (D-ORDER).
+    /// The first bucket that isn't complete, as far as was looked (D-ORDER).
     next: usize,
-    /// What finishes those that were.
+    /// Complete buckets on their way from a GPU, in order, which the group can't be handed yet. On a CPU none stays here.
+    coming: VecDeque<Bucket>,
+    /// What finishes those that were started.
     pending: VecDeque<Pending>,
 }
 
@@ -211,13 +214,16 @@ impl Ddp {
             self.step.lacking.resize(buckets.len(), 0);
             Ddp::start_complete(&mut self.step, buckets, &self.group, self.hook.as_mut(), parameters);
         }
+        for bucket in self.step.coming.drain(..) {
+            self.step.pending.push_back(self.hook.start(bucket, &self.group));
+        }
         while let Some(finish) = self.step.pending.pop_front() {
             finish(Deadline::after(self.group.timeout()))?;
         }
         Ok(())
     }
 
-    /// Starts every bucket that is complete, in order.
+    /// Starts every bucket that is complete and here, in order.
     fn start_complete(
         step: &mut Started,
         buckets: &[Range<usize>],
@@ -227,10 +233,12 @@ impl Ddp {
     ) {
         while step.next < buckets.len() && step.lacking[step.next] == 0 {
             let range = buckets[step.next].clone();
-            let span = parameters.grads().arena().range_mut::<f32>(range.clone());
-            let bucket = Bucket::new(step.next, span, parameters.layout(), range);
-            step.pending.push_back(hook.start(bucket, group));
+            let span = parameters.grads().arena().host_span::<f32>(range.clone());
+            step.coming.push_back(Bucket::new(step.next, span, parameters.layout(), range));
             step.next += 1;
+        }
+        while step.coming.front().is_some_and(Bucket::is_here) {
+            step.pending.extend(step.coming.pop_front().map(|bucket| hook.start(bucket, group)));
         }
     }
 }
@@ -243,7 +251,7 @@ pub(crate) fn bring_together(group: &Group, parameters: &Parameters) -> Result<(
 
 /// Every rank gets rank 0's values and buffers (D-SAME).
 pub(crate) fn share_values(group: &Group, parameters: &Parameters) -> Result<(), Error> {
-    group.broadcast(&mut parameters.values().flat_mut::<f32>()[..], Rank(0))?;
+    share(group, parameters.values())?;
     share_buffers(group, parameters)
 }
 
@@ -265,8 +273,20 @@ pub(crate) fn share_gradients(group: &Group, parameters: &Parameters) -> Result<
 
 /// Every rank gets rank 0's buffers (D-SAME).
 pub(crate) fn share_buffers(group: &Group, parameters: &Parameters) -> Result<(), Error> {
-    if !parameters.buffer_names().is_empty() {
-        group.broadcast(&mut parameters.buffers().flat_mut::<f32>()[..], Rank(0))?;
+    if parameters.buffer_names().is_empty() { Ok(()) } else { share(group, parameters.buffers()) }
+}
+
+/// Every rank gets what rank 0 has in an arena.
+fn share(group: &Group, arena: &Arena) -> Result<(), Error> {
+    if arena.device().gpu().is_none() {
+        group.broadcast(&mut arena.flat_mut::<f32>()[..], Rank(0))?;
+        return Ok(());
+    }
+    let is_first = group.rank() == Rank(0);
+    let mut values = if is_first { arena.read_flat() } else { vec![0.0f32; arena.layout().len()] };
+    group.broadcast(&mut values, Rank(0))?;
+    if !is_first {
+        arena.write_flat(&values);
     }
     Ok(())
 }
@@ -350,6 +370,7 @@ impl Strategy for Ddp {
             // Ranks hold different gradients now, and what isn't waited for would keep its part of them until it is done.
             self.group.abort(&error.to_string());
         }
+        self.step.coming.clear();
         self.step.pending.clear();
         self.step.next = 0;
         self.step.lacking.clear();

@@ -348,6 +348,7 @@ impl Strategy for Fsdp {
         let mut arrays = Vec::new();
         for (_, held) in optimizer.state() {
             let mut whole = vec![0.0; if is_first { len } else { 0 }];
+            let held = held.with(<[f32]>::to_vec);
             let mut held = &held[..];
             for Unit { span, shared_out, own, .. } in &self.units {
                 let (own, rest) = held.split_at(own.len());
@@ -367,7 +368,7 @@ impl Strategy for Fsdp {
 
     fn keep_part(&mut self, optimizer: &mut Optimizer) {
         let part = |array: &[f32]| self.held().flat_map(|range| array[range].iter().copied()).collect();
-        let parts = optimizer.state().map(|(_, array)| part(array)).collect();
+        let parts = optimizer.state().map(|(_, state)| state.with(part)).collect();
         optimizer.take_over(optimizer.steps(), parts);
     }
 

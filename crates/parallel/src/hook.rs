@@ -32,7 +32,7 @@ pub use power_sgd::{PowerSgd, PowerSgdConfig};
 
 use crate::error::Error;
 use phalanx_comm::{Buffer, Deadline, Group, ReduceOp};
-use phalanx_tensor::{Layout, Order, Span};
+use phalanx_tensor::{HostSpan, Layout, Order};
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut, Range};
 
@@ -66,10 +66,11 @@ pub trait Hook: Send {
 /// Numbers that are kept from step to step, by name.
 pub type Kept = BTreeMap<String, Vec<f32>>;
 
-/// A range of the gradient arena: this rank's share of the gradients of some parameters.
+/// A range of the gradient arena: this rank's share of the gradients of some parameters. Those of a GPU are a copy in the host's
+/// memory, which goes back when the bucket is dropped.
 pub struct Bucket {
     number: usize,
-    span: Span<f32>,
+    span: HostSpan<f32>,
     parts: Vec<Part>,
 }
 
@@ -85,7 +86,12 @@ pub struct Part {
 }
 
 impl Bucket {
-    pub(crate) fn new(number: usize, span: Span<f32>, layout: &Layout, parameters: Range<usize>) -> Bucket {
+    pub(crate) fn new(
+        number: usize,
+        span: HostSpan<f32>,
+        layout: &Layout,
+        parameters: Range<usize>,
+    ) -> Bucket {
         let start = layout.span(parameters.clone()).start;
         let part = |i: usize| {
             let (range, dims) = (layout.range(i), layout.shape(i).dims());
@@ -96,6 +102,11 @@ impl Bucket {
             Part { range: range.start - start..range.end - start, rows, columns }
         };
         Bucket { number, span, parts: parameters.map(part).collect() }
+    }
+
+    /// Whether its gradients are in the host's memory already: whoever looks at them before waits for them.
+    pub(crate) fn is_here(&self) -> bool {
+        self.span.is_here()
     }
 
     /// Which bucket of the model it is, from 0: the same in every step.

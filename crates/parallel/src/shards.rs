@@ -22,7 +22,7 @@ use crate::strategy::{Place, Shards, Strategy, Sync};
 use exchange::Exchange;
 use phalanx_comm::{Group, ReduceOp};
 use phalanx_nn::Parameters;
-use phalanx_tensor::{GradSink, LeafId, Tensor};
+use phalanx_tensor::{Arena, GradSink, HostSpan, LeafId, Tensor};
 use std::ops::Range;
 
 /// How [`LogicalShards`] works.
@@ -86,15 +86,14 @@ impl LogicalShards {
     /// Makes room in the arena for the gradient of a shard that isn't the sibling of what lies there.
     fn set_aside(&mut self, parameters: &Parameters) {
         let mut room = self.spare.pop().unwrap_or_default();
-        room.clear();
-        room.extend_from_slice(&parameters.grads().arena().flat::<f32>());
+        parameters.grads().arena().read_into(&mut room);
         self.waiting.push(room);
     }
 
     /// Adds the newest of the sums that wait, a left child, to its sibling in the arena.
     fn add_sibling(&mut self, parameters: &Parameters) {
         let left = self.waiting.pop().expect("a right child has a left one");
-        let mut sum = parameters.grads().arena().flat_mut::<f32>();
+        let mut sum = all(parameters.grads().arena());
         sum.iter_mut().zip(&left).for_each(|(sum, &left)| *sum += left);
         self.spare.push(left);
     }
@@ -104,9 +103,14 @@ impl LogicalShards {
         // Slots that hold nothing yet become zero.
         parameters.grads().settle();
         for &i in missing {
-            parameters.grads().arena().range_mut::<f32>(i..i + 1).iter_mut().for_each(|x| *x += 0.0);
+            parameters.grads().arena().host_span::<f32>(i..i + 1).iter_mut().for_each(|x| *x += 0.0);
         }
     }
+}
+
+/// The whole of an arena, lent to the host.
+fn all(arena: &Arena) -> HostSpan<f32> {
+    arena.host_span(0..arena.layout().count())
 }
 
 /// Notes which parameters got a gradient in a pass.
@@ -140,12 +144,10 @@ impl Strategy for LogicalShards {
 
     /// Every shard begins with the buffers that the step began with.
     fn begin_pass(&mut self, parameters: &Parameters) {
-        let mut buffers = parameters.buffers().flat_mut::<f32>();
         if self.passes == 0 {
-            self.before.clear();
-            self.before.extend_from_slice(&buffers);
+            parameters.buffers().read_into(&mut self.before);
         } else {
-            buffers.copy_from_slice(&self.before);
+            parameters.buffers().write_flat(&self.before);
         }
     }
 
@@ -179,8 +181,7 @@ impl Strategy for LogicalShards {
         LogicalShards::add_zeros(parameters, &missing);
         (1..sums).for_each(|_| self.add_sibling(parameters));
         if shard == 0 {
-            self.after.clear();
-            self.after.extend_from_slice(&parameters.buffers().flat::<f32>());
+            parameters.buffers().read_into(&mut self.after);
         }
         self.passes += 1;
         Ok(())
@@ -189,12 +190,13 @@ impl Strategy for LogicalShards {
     fn finish(&mut self, parameters: &Parameters) -> Result<(), Error> {
         let passes = std::mem::take(&mut self.passes);
         assert!(passes == self.held.len(), "LogicalShards: {passes} passes for shards {:?}", self.held);
-        let mut last = parameters.grads().arena().flat_mut::<f32>();
+        let mut last = all(parameters.grads().arena());
         let summed = self.exchange.sum(&self.group, &self.waiting, &mut last);
+        drop(last);
         self.spare.append(&mut self.waiting);
         summed?;
         if self.held.start == 0 {
-            parameters.buffers().flat_mut::<f32>().copy_from_slice(&self.after);
+            parameters.buffers().write_flat(&self.after);
         }
         share_buffers(&self.group, parameters)
     }

@@ -112,7 +112,7 @@ pub trait Strategy: Send {
     /// Cuts the gradients of the step, which are whole, where the strategy keeps them; gives their norm before that, if there is a
     /// limit on it.
     fn clip(&mut self, clip: &Clip, parameters: &Parameters) -> Result<Option<f64>, Error> {
-        Ok(clip.apply(&mut parameters.grads().arena().flat_mut::<f32>()))
+        Ok(clip.apply_to(parameters.grads().arena()))
     }
 
     /// Moves the values by one step along the gradients, with the rule's learning rate times `factor`. All ranks have the same
@@ -124,8 +124,9 @@ pub trait Strategy: Send {
         device: &Device,
         factor: f64,
     ) -> Result<(), Error> {
-        let grads = parameters.grads().arena();
-        optimizer.step_on(device, &mut parameters.values().flat_mut::<f32>(), &grads.flat::<f32>(), factor);
+        // Where the values lie is where they are moved.
+        let _ = device;
+        optimizer.step_arenas(parameters.values(), parameters.grads().arena(), factor);
         Ok(())
     }
 

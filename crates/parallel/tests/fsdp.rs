@@ -74,7 +74,7 @@ fn train(strategy: &mut dyn Strategy, net: &Sequential, parameters: &Parameters,
         strategy.sum(&mut loss).unwrap();
         losses.push(loss[0]);
     }
-    let held = optimizer.state().next().map_or(0, |(_, array)| array.len());
+    let held = optimizer.state().next().map_or(0, |(_, state)| state.with(<[f32]>::len));
     Outcome { values: Vec::new(), losses, norms, held }
 }
 

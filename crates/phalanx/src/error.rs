@@ -1,5 +1,6 @@
 //! What can end a training program.
 
+use crate::device::DeviceSpec;
 use phalanx_comm::Rank;
 use phalanx_nn::NotFinite;
 use thiserror::Error;
@@ -79,6 +80,25 @@ pub enum Error {
     /// Accuracy is watched where there is none.
     #[error("the trainer watches the test accuracy, which this loss has none of\nhint: watch the loss")]
     NoAccuracy,
+    /// A GPU can't be used.
+    #[error(transparent)]
+    Gpu(#[from] phalanx_tensor::Error),
+    /// There are fewer GPUs than were asked for.
+    #[error(
+        "--device {asked}: there is no GPU {number}, there are {present} that this process may see\nhint: {}",
+        match asked {
+            DeviceSpec::Cuda(None) => "take as many workers as there are GPUs, or --device cuda:0, which all of them share",
+            _ => "GPUs are counted from 0, among those in CUDA_VISIBLE_DEVICES where that is set",
+        }
+    )]
+    NoSuchGpu {
+        /// Which.
+        number: u32,
+        /// What was asked for.
+        asked: DeviceSpec,
+        /// How many there are.
+        present: u32,
+    },
     /// Weights can't be read or written.
     #[error(transparent)]
     Weights(#[from] phalanx_nn::WeightError),

@@ -36,13 +36,16 @@
 #![forbid(unsafe_code)]
 
 pub mod checkpoint;
+mod device;
 mod error;
 mod event;
 pub mod flight;
 pub mod recipe;
+pub mod selftest;
 mod trainer;
 mod worker;
 
+pub use device::DeviceSpec;
 pub use error::Error;
 pub use event::{Concluded, Event, Observer, Quiet};
 pub use phalanx_comm as comm;

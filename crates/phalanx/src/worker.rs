@@ -6,12 +6,13 @@ mod threads;
 
 pub use arrival::Arrival;
 
+use crate::device::DeviceSpec;
 use crate::error::Error;
 use crate::flight;
 use phalanx_comm::{Algorithm, Endpoint, Group, GroupConfig, PeerAddress, WaitObserver};
 use phalanx_coord::{Coordinator, Meeting, rendezvous};
 use phalanx_job::{Cause, Link, Pulse, Roster, Transport, WorkerEnv, names};
-use phalanx_tensor::Device;
+use phalanx_tensor::{DebugSync, Device};
 use phalanx_wire::Deadline;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -68,6 +69,11 @@ impl Worker {
         Worker::on(group, Device::cpu(threads), Pulse::none())
     }
 
+    /// A rank of `group` on this device, as one that a program has opened for itself.
+    pub fn with_device(group: Group, device: Device) -> Worker {
+        Worker::on(group, device, Pulse::none())
+    }
+
     fn on(group: Group, device: Device, pulse: Pulse) -> Worker {
         Worker {
             rank: Arc::new(AtomicU32::new(group.rank().0)),
@@ -98,7 +104,17 @@ impl Worker {
     /// The rank that the environment makes of this process, which hasn't met the others yet. What takes time is best done
     /// before it does: they wait for whoever comes in the place of a rank that was lost, from the moment that it has joined.
     pub fn arrive(threads: Option<usize>) -> Result<Arrival, Error> {
-        Arrival::from_env(threads)
+        Arrival::on(DeviceSpec::Cpu, threads, DebugSync::No)
+    }
+
+    /// As [`Worker::arrive`], on a device of its choice; `debug_sync` says whether every launch on a GPU is waited for, so that one that
+    /// fails is named.
+    pub fn arrive_on(
+        device: DeviceSpec,
+        threads: Option<usize>,
+        debug_sync: DebugSync,
+    ) -> Result<Arrival, Error> {
+        Arrival::on(device, threads, debug_sync)
     }
 
     /// Meets the others.

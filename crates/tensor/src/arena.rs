@@ -184,13 +184,9 @@ impl Arena {
     /// A copy of the whole arena, wherever it lies. Panics while any parameter of it is being written, or if `T` isn't its dtype.
     #[track_caller]
     pub fn read_flat<T: Element>(&self) -> Vec<T> {
-        match self.0.device.backend() {
-            Backend::Cpu => self.flat::<T>().to_vec(),
-            Backend::Gpu(engine) => {
-                let _held = self.hold::<T>();
-                engine.download(&self.0.memory, 0, self.0.layout.len())
-            }
-        }
+        let mut values = Vec::new();
+        self.read_into(&mut values);
+        values
     }
 
     /// Overwrites the whole arena, wherever it lies, as far as `values` go. Panics while anyone uses any parameter of it, if `T`
@@ -215,14 +211,25 @@ impl Arena {
         }
     }
 
+    /// Whether there is no other handle to it; tensors of its parameters don't count.
+    pub fn is_unique(&self) -> bool {
+        Arc::strong_count(&self.0) == 1
+    }
+
     pub(crate) fn memory(&self) -> &Memory {
         &self.0.memory
     }
 
-    /// The read borrow of every part.
+    /// The read borrow of every part, of values of this type.
     #[track_caller]
     pub(crate) fn hold<T: Element>(&self) -> Held<'_> {
         self.check::<T>();
+        self.read()
+    }
+
+    /// The read borrow of every part.
+    #[track_caller]
+    pub(crate) fn read(&self) -> Held<'_> {
         let mut held = Held { arena: self, parts: 0 };
         for part in &self.0.parts {
             part.lock_for_reading();
@@ -252,7 +259,7 @@ impl Arena {
     #[track_caller]
     pub fn range_mut<T: Element>(&self, params: Range<usize>) -> Span<T> {
         self.check::<T>();
-        self.spanning(params, Storage::lock_for_writing)
+        Span { locked: self.lock(params, Storage::lock_for_writing), element: PhantomData }
     }
 
     /// The same for one who takes values away that nobody is to see meanwhile, and brings the same ones back before the span is
@@ -261,19 +268,25 @@ impl Arena {
     #[track_caller]
     pub fn set_aside<T: Element>(&self, params: Range<usize>) -> Span<T> {
         self.check::<T>();
-        self.spanning(params, Storage::lock_for_keeping)
+        Span { locked: self.lock(params, Storage::lock_for_keeping), element: PhantomData }
+    }
+
+    /// The write borrow of every part.
+    #[track_caller]
+    pub(crate) fn write(&self) -> Locked {
+        self.lock(0..self.0.layout.count(), Storage::lock_for_writing)
     }
 
     #[track_caller]
-    fn spanning<T: Element>(&self, params: Range<usize>, lock: fn(&Storage)) -> Span<T> {
+    fn lock(&self, params: Range<usize>, lock: fn(&Storage)) -> Locked {
         let parts = &self.0.parts[params.clone()];
-        // The span grows with each part, so that one that is refused leaves none before it locked.
-        let mut span = Span { arena: self.clone(), params: params.start..params.start, element: PhantomData };
+        // It grows with each part, so that one that is refused leaves none before it locked.
+        let mut locked = Locked { arena: self.clone(), params: params.start..params.start };
         for part in parts {
             lock(part);
-            span.params.end += 1;
+            locked.params.end += 1;
         }
-        span
+        locked
     }
 
     /// The memory that the arena lies in, where that is some that other processes can be let in to.
@@ -329,22 +342,37 @@ impl<T> Deref for Flat<'_, T> {
     }
 }
 
-/// Neighbouring parameters of an arena borrowed for writing, as one slice where it lies on a CPU.
-pub struct Span<T> {
+/// Neighbouring parameters of an arena borrowed for writing.
+pub(crate) struct Locked {
     arena: Arena,
     params: Range<usize>,
+}
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        self.arena.0.parts[self.params.clone()].iter().for_each(Storage::unlock_for_writing);
+    }
+}
+
+/// Neighbouring parameters of an arena borrowed for writing, as one slice where it lies on a CPU.
+pub struct Span<T> {
+    locked: Locked,
     element: PhantomData<fn() -> T>,
 }
 
 impl<T: Element> Span<T> {
-    fn bytes(&self) -> Range<usize> {
-        let span = self.arena.layout().span(self.params.clone());
+    pub(crate) fn arena(&self) -> &Arena {
+        &self.locked.arena
+    }
+
+    pub(crate) fn bytes(&self) -> Range<usize> {
+        let span = self.arena().layout().span(self.params());
         span.start * T::DTYPE.bytes()..span.end * T::DTYPE.bytes()
     }
 
     /// Which parameters.
     pub fn params(&self) -> Range<usize> {
-        self.params.clone()
+        self.locked.params.clone()
     }
 
     /// Gives the memory of these elements of the span, counted from its start, back to the system, as far as they fill whole pages
@@ -353,7 +381,7 @@ impl<T: Element> Span<T> {
     pub fn give_back(&mut self, elements: Range<usize>) {
         assert!(elements.end <= self.len(), "give_back: elements {elements:?} of a span of {}", self.len());
         let (start, size) = (self.bytes().start, T::DTYPE.bytes());
-        let Some(region) = self.arena.region() else { return };
+        let Some(region) = self.arena().region() else { return };
         // SAFETY: the write borrow of every part in the span is held, and `&mut self` says that no slice of it is alive.
         let given = unsafe { region.give_back(start + elements.start * size..start + elements.end * size) };
         if let Err(error) = given {
@@ -367,20 +395,14 @@ impl<T: Element> Deref for Span<T> {
     type Target = [T];
     fn deref(&self) -> &[T] {
         // SAFETY: `range_mut` took the write borrow of every part in the span, and `drop` gives it back.
-        unsafe { self.arena.0.memory.slice(self.bytes()) }
+        unsafe { self.arena().0.memory.slice(self.bytes()) }
     }
 }
 
 impl<T: Element> DerefMut for Span<T> {
     fn deref_mut(&mut self) -> &mut [T] {
         // SAFETY: as in `deref`; `&mut self` makes it the only slice of this span.
-        unsafe { self.arena.0.memory.slice_mut(self.bytes()) }
-    }
-}
-
-impl<T> Drop for Span<T> {
-    fn drop(&mut self) {
-        self.arena.0.parts[self.params.clone()].iter().for_each(Storage::unlock_for_writing);
+        unsafe { self.arena().0.memory.slice_mut(self.bytes()) }
     }
 }
 

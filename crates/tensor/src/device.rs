@@ -77,6 +77,21 @@ impl Device {
         Ok(Device::of(Backend::Gpu(Box::new(engine)), 1, pulp::Arch::new()))
     }
 
+    /// How many GPUs the process may see. Fails where driver, compiler or cuBLASLt aren't there or are too old, and says what to do;
+    /// touches no GPU.
+    pub fn cuda_count(options: &GpuOptions) -> Result<u32, Error> {
+        Engine::count(options)
+    }
+
+    /// Opens on a GPU what convolutions need, which the first of them would do otherwise. Fails where it isn't there, and says which
+    /// package brings it. Does nothing on a CPU.
+    pub fn prepare_convolutions(&self) -> Result<(), Error> {
+        match self.backend() {
+            Backend::Cpu => Ok(()),
+            Backend::Gpu(engine) => engine.prepare_convolutions(),
+        }
+    }
+
     fn of(backend: Backend, threads: usize, arch: pulp::Arch) -> Device {
         Device(Arc::new(Shared {
             backend,

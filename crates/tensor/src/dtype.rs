@@ -81,14 +81,26 @@ pub(crate) fn bytes_of<T: Element>(values: &[T]) -> &[u8] {
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
 }
 
-/// The elements that these bytes are. Panics unless they are whole.
+/// The bytes of some elements, to be written.
+pub(crate) fn bytes_of_mut<T: Element>(values: &mut [T]) -> &mut [u8] {
+    // SAFETY: as above, and every bit pattern is an element.
+    unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), size_of_val(values)) }
+}
+
+/// The whole elements that these bytes are. Panics unless the first lies where one may.
 #[track_caller]
-pub(crate) fn elements_of<T: Element>(bytes: &[u8]) -> Vec<T> {
-    assert!(bytes.len().is_multiple_of(size_of::<T>()), "{} bytes of {}", bytes.len(), T::DTYPE);
-    let mut values = vec![T::default(); bytes.len() / size_of::<T>()];
-    // SAFETY: both have as many bytes and don't overlap; every bit pattern is an element.
-    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), values.as_mut_ptr().cast(), bytes.len()) };
-    values
+pub(crate) fn elements_in<T: Element>(bytes: &[u8]) -> &[T] {
+    assert!(bytes.as_ptr().cast::<T>().is_aligned(), "bytes that don't lie as {} does", T::DTYPE);
+    // SAFETY: the bytes are borrowed as long, lie as elements do, and every bit pattern is one.
+    unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), bytes.len() / size_of::<T>()) }
+}
+
+/// The same, to be written.
+#[track_caller]
+pub(crate) fn elements_in_mut<T: Element>(bytes: &mut [u8]) -> &mut [T] {
+    assert!(bytes.as_ptr().cast::<T>().is_aligned(), "bytes that don't lie as {} does", T::DTYPE);
+    // SAFETY: as above, and nobody else has them.
+    unsafe { std::slice::from_raw_parts_mut(bytes.as_mut_ptr().cast(), bytes.len() / size_of::<T>()) }
 }
 
 /// The arithmetic that float kernels need.

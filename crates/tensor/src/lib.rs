@@ -23,10 +23,12 @@ mod shape;
 
 mod arena;
 mod device;
+mod host_span;
 mod pool;
 mod profile;
 mod storage;
 
+pub mod cases;
 mod cpu;
 mod gpu;
 mod gradient;
@@ -37,11 +39,13 @@ mod ops;
 mod tensor;
 mod update;
 mod walk;
+mod whole;
 
 pub use arena::{Arena, Flat, Grads, Layout, Span};
 pub use device::Device;
 pub use dtype::{DType, Element, Float};
 pub use graph::{GradSink, Gradients, LeafId, no_grad};
+pub use host_span::HostSpan;
 pub use op::{Conv2dOptions, CountPadding, PoolOptions};
 pub use ops::dropout::DropoutKey;
 pub use ops::norm::{BatchNormed, ChannelStats, SumOverBatch, Then};

@@ -1,8 +1,6 @@
 //! Every op's gradient against central differences in float64.
 
-mod cases;
-
-use cases::{Check, random};
+use phalanx_tensor::cases::{self, Check, random};
 use phalanx_tensor::{DType, Device, Tensor, backward, no_grad};
 
 /// Half the distance of a central difference: its error is about STEP^2 from the formula and 1e-16 / STEP from rounding.

@@ -1,8 +1,6 @@
 //! What the operations compute, where a gradient check can't tell.
 
-#[path = "cases/edges.rs"]
-mod edges;
-
+use phalanx_tensor::cases::edges;
 use phalanx_tensor::{Conv2dOptions, DType, Device, DropoutKey, PoolOptions, Tensor, no_grad};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;

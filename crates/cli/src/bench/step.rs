@@ -59,8 +59,7 @@ pub(super) fn step(args: &StepArgs) -> Result<()> {
             strategy.backward(&parameters, Some(&loss), 1.0, Sync::Now)?;
             strategy.finish(&parameters)?;
             let update = Instant::now();
-            let grads = parameters.grads().arena().flat::<f32>();
-            optimizer.step_on(&device, &mut parameters.values().flat_mut::<f32>(), &grads, 1.0);
+            optimizer.step_arenas(parameters.values(), parameters.grads().arena(), 1.0);
             updates += update.elapsed();
             std::hint::black_box(loss.item());
         }

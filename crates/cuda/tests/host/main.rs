@@ -14,6 +14,7 @@ mod layer_norm;
 mod loss;
 mod optimizer;
 mod pooling;
+mod product;
 mod random;
 mod reduce;
 mod softmax;

@@ -1,6 +1,8 @@
 //! Gradients that are too large, cut before the optimizer sees them. Under DDP gradients are those of the global batch by
 //! then, the same bits on all ranks, so all ranks cut alike without asking each other.
 
+use phalanx_tensor::Arena;
+
 /// How gradients are cut: each number by itself first, then all together.
 ///
 /// ```
@@ -23,6 +25,18 @@ pub struct Clip {
 const LANES: usize = 16;
 
 impl Clip {
+    /// As [`Clip::apply`], wherever the gradients lie. On a GPU their squares are added up in another order, which sizes alone decide,
+    /// and whoever asks for the norm waits for it.
+    pub fn apply_to(&self, grads: &Arena) -> Option<f64> {
+        if grads.device().gpu().is_none() {
+            return if *self == Clip::default() { None } else { self.apply(&mut grads.flat_mut::<f32>()) };
+        }
+        if let Some(limit) = self.value {
+            grads.clip_value(limit as f32);
+        }
+        self.norm.map(|limit| grads.clip_norm(limit))
+    }
+
     /// Cuts `grads`; gives their norm before it was cut, if it is to be. Where that is no finite number, there is nothing to
     /// scale by, and they stay as they are.
     pub fn apply(&self, grads: &mut [f32]) -> Option<f64> {

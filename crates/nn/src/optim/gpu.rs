@@ -2,8 +2,8 @@
 
 use super::groups::Factors;
 use super::{Adam, AdamW, Optimizer, Rule};
-use phalanx_tensor::{Arena, DType, Update, UpdateStep};
-use std::sync::Arc;
+use crate::shadow::Shadow;
+use phalanx_tensor::{Arena, Update, UpdateStep};
 
 impl Optimizer {
     /// Moves `values` by one step along `grads`, with the rule's learning rate times `factor`: on a CPU as [`Optimizer::step_on`], on
@@ -14,33 +14,20 @@ impl Optimizer {
         if device.gpu().is_none() {
             return self.step_on(device, &mut values.flat_mut::<f32>(), &grads.flat::<f32>(), factor);
         }
-        let n = values.layout().len();
-        if self.on_gpu.len() < self.rule.state_names().len() {
-            // Before the first step, or the first one after the state came from a file.
-            self.on_gpu = self
-                .rule
-                .state_names()
-                .iter()
-                .map(|_| Arena::new(device, DType::F32, values.layout()))
-                .collect();
-            self.on_gpu.iter().zip(&self.state).for_each(|(arena, state)| arena.write_flat(&state[..]));
+        if self.steps == 0 {
+            self.state = self.rule.state_names().iter().map(|_| Shadow::zeros(values)).collect();
         }
-        // What the host has of it is older than the step, and must not be saved as what came of that.
-        self.state.clear();
+        let n = values.layout().len();
+        let fits = self.state.iter().all(|s| s.count() == n);
+        assert!(fits, "step_arenas: {n} values, but the steps before had another number");
         self.steps += 1;
+        let state: Vec<&Arena> = self.state.iter_mut().map(|shadow| shadow.gpu_mut(values)).collect();
         let whole = [(0..n, Factors::NONE)];
         let ranges = if self.groups.is_empty() { &whole[..] } else { &self.groups };
         for (range, factors) in ranges {
             let (update, step) = self.rule.update(self.steps, factor, *factors);
-            let states = self.rule.places().map(|place| place.map(|i| &self.on_gpu[i]));
+            let states = self.rule.places().map(|place| place.map(|i| state[i]));
             values.update(range.clone(), grads, states, update, &step);
-        }
-    }
-
-    /// Brings the state to where [`Optimizer::state`] finds it, if it lies on a GPU: before a checkpoint.
-    pub fn fetch_state(&mut self) {
-        if !self.on_gpu.is_empty() {
-            self.state = self.on_gpu.iter().map(|arena| Arc::new(arena.read_flat())).collect();
         }
     }
 }

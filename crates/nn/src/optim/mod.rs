@@ -25,19 +25,17 @@ pub use rule::{Adadelta, Adam, AdamW, BadValue, RmsProp, Rule, Sgd};
 pub use saved::ResumeError;
 
 use crate::parameters::Parameters;
+use crate::shadow::Shadow;
 use groups::Factors;
-use phalanx_tensor::{Arena, Device};
+use phalanx_tensor::Device;
 use rule::MAX_STATES;
 use std::ops::Range;
-use std::sync::Arc;
 
 /// A rule with its state.
 pub struct Optimizer {
     rule: Rule,
-    /// One array a name of [`Rule::state_names`], as long as the values; empty before the first step.
-    state: Vec<Arc<Vec<f32>>>,
-    /// The same on a GPU, where the values lie there.
-    on_gpu: Vec<Arena>,
+    /// One for each name of [`Rule::state_names`], as long as the values; empty before the first step.
+    state: Vec<Shadow>,
     steps: u64,
     /// The values in order, cut into groups; empty where there are none.
     groups: Vec<(Range<usize>, Factors)>,
@@ -48,7 +46,7 @@ impl Optimizer {
     pub fn new(rule: impl Into<Rule>) -> Result<Optimizer, BadValue> {
         let rule = rule.into();
         rule.check()?;
-        Ok(Optimizer { rule, state: Vec::new(), on_gpu: Vec::new(), steps: 0, groups: Vec::new() })
+        Ok(Optimizer { rule, state: Vec::new(), steps: 0, groups: Vec::new() })
     }
 
     /// The rule.
@@ -61,10 +59,9 @@ impl Optimizer {
         self.steps
     }
 
-    /// The state, an array a name; empty before the first step. On a GPU it is what [`Optimizer::fetch_state`] brought, and empty again
-    /// after the next step. An array
-    /// that was cloned stays as it is: if it is still held when the next step is made, the step goes on with a copy.
-    pub fn state(&self) -> impl Iterator<Item = (&'static str, &Arc<Vec<f32>>)> {
+    /// The state, by name; empty before the first step. What was cloned of it stays as it is: if it is still held when the next step
+    /// is made, the step goes on with a copy.
+    pub fn state(&self) -> impl Iterator<Item = (&'static str, &Shadow)> {
         self.rule.state_names().iter().copied().zip(&self.state)
     }
 
@@ -74,8 +71,7 @@ impl Optimizer {
         let want = if steps == 0 { 0 } else { self.rule.state_names().len() };
         assert!(state.len() == want, "take_over: {} arrays after {steps} steps, {want} wanted", state.len());
         self.steps = steps;
-        self.state = state.into_iter().map(Arc::new).collect();
-        self.on_gpu.clear();
+        self.state = state.into_iter().map(Shadow::from).collect();
     }
 
     /// Treats some of `parameters`, over all of whose values every step then goes, in their own way. Without groups all are
@@ -139,9 +135,9 @@ impl Optimizer {
         }
         let len = parts.iter().map(|part| part.values.len()).sum();
         if self.steps == 0 {
-            self.state = self.rule.state_names().iter().map(|_| Arc::new(vec![0.0; len])).collect();
+            self.state = self.rule.state_names().iter().map(|_| Shadow::from(vec![0.0; len])).collect();
         }
-        let fits = self.state.iter().all(|s| s.len() == len);
+        let fits = self.state.iter().all(|s| s.count() == len);
         assert!(fits, "step: {len} values, but the steps before had another number");
         self.steps += 1;
         let all = [(0..usize::MAX, Factors::NONE)];
@@ -157,7 +153,7 @@ impl Optimizer {
                 let (values, grads) = (&mut values[within.clone()], &grads[within]);
                 let mut state: [&mut [f32]; MAX_STATES] = Default::default();
                 for (part, array) in state.iter_mut().zip(&mut self.state) {
-                    *part = &mut Arc::make_mut(array)[kept.clone()];
+                    *part = &mut array.host_mut()[kept.clone()];
                 }
                 let (rule, steps) = (&self.rule, self.steps);
                 match device {

@@ -4,7 +4,6 @@ use super::{BadValue, Optimizer, Rule};
 use crate::parameters::{Mismatch, Parameters};
 use crate::weights::Weights;
 use phalanx_tensor::Shape;
-use std::sync::Arc;
 use thiserror::Error;
 
 /// The name of the number of steps. No parameter's state is named so: theirs have a dot.
@@ -34,16 +33,11 @@ pub enum ResumeError {
 impl Optimizer {
     /// The state for a file. The number of steps is a float32, as PyTorch's is: exact up to 2^24 steps, and no rule looks at
     /// the last digits of more.
-    #[track_caller]
     pub fn to_weights(&self, parameters: &Parameters) -> Weights {
-        assert!(
-            self.on_gpu.is_empty() || self.state.len() == self.on_gpu.len(),
-            "to_weights: the state lies on a GPU: Optimizer::fetch_state brings it"
-        );
         let mut weights = Weights::default();
         weights.push(STEP.into(), Shape::new(&[]), &[self.steps as f32]);
         for (state, flat) in self.state() {
-            weights.append(parameters.to_weights_from(flat, &format!(".{state}")));
+            weights.append(flat.with(|flat| parameters.to_weights_from(flat, &format!(".{state}"))));
         }
         weights
     }
@@ -64,7 +58,7 @@ impl Optimizer {
             for &state in optimizer.rule.state_names() {
                 let flat = parameters.flat_from(weights, &format!(".{state}"));
                 let flat = flat.map_err(|mismatch| ResumeError::Mismatch { state, mismatch })?;
-                optimizer.state.push(Arc::new(flat));
+                optimizer.state.push(flat.into());
             }
         }
         Ok(optimizer)

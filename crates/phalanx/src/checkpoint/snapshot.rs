@@ -5,10 +5,9 @@
 use super::manifest::Holds;
 use super::position::Position;
 use crate::trainer::State;
-use phalanx_nn::{Average, Parameters};
+use phalanx_nn::{Average, Parameters, Shadow};
 use phalanx_parallel::Kept;
 use phalanx_tensor::{Arena, Layout, Shape};
-use std::sync::Arc;
 
 /// How the arenas of a model are named and laid out, which no step changes.
 pub(super) struct Contents {
@@ -46,7 +45,7 @@ pub(super) struct Lent {
     values: Arena,
     buffers: Vec<f32>,
     optimizer_steps: u64,
-    states: Vec<(&'static str, Arc<Vec<f32>>)>,
+    states: Vec<(&'static str, Shadow)>,
     average: Option<Average>,
     kept: Vec<Kept>,
 }
@@ -61,15 +60,15 @@ impl Lent {
         kept: Vec<Kept>,
     ) -> Lent {
         let State { progress, optimizer, average } = state;
-        let held = optimizer.state().map(|(name, flat)| (name, Arc::clone(flat)));
+        let held = optimizer.state().map(|(name, state)| (name, state.clone()));
         let states = match whole {
             None => held.collect(),
-            Some(whole) => held.zip(whole).map(|((name, _), whole)| (name, Arc::new(whole))).collect(),
+            Some(whole) => held.zip(whole).map(|((name, _), whole)| (name, whole.into())).collect(),
         };
         Lent {
             position: progress.into(),
             values: parameters.values().clone(),
-            buffers: parameters.buffers().flat::<f32>().to_vec(),
+            buffers: parameters.buffers().read_flat(),
             optimizer_steps: optimizer.steps(),
             states,
             average: average.clone(),
@@ -106,19 +105,19 @@ impl Snapshot {
     pub(super) fn copy(&mut self, lent: Lent) {
         let Lent { position, values, buffers, optimizer_steps, states, average, kept } = lent;
         self.position = position;
-        copy(&mut self.values, &values.flat::<f32>());
+        values.read_into(&mut self.values);
         self.buffers = buffers;
         self.optimizer_steps = [optimizer_steps as f32];
         self.states.resize_with(states.len(), Default::default);
         for ((name, into), (state, from)) in self.states.iter_mut().zip(&states) {
             *name = state;
-            copy(into, from);
+            from.read_into(into);
         }
         match &average {
             Some(average) => {
                 let [values, buffers] = self.average.get_or_insert_default();
-                copy(values, average.values());
-                copy(buffers, average.buffers());
+                average.values().read_into(values);
+                average.buffers().read_into(buffers);
             }
             None => self.average = None,
         }
@@ -159,11 +158,6 @@ impl Snapshot {
 /// What a rank's numbers are called in a file.
 pub(super) fn rank_name(rank: usize, name: &str) -> String {
     format!("rank.{rank}.{name}")
-}
-
-fn copy(into: &mut Vec<f32>, from: &[f32]) {
-    into.clear();
-    into.extend_from_slice(from);
 }
 
 fn arrays<'a>(names: &[String], suffix: &str, layout: &'a Layout, flat: &'a [f32]) -> Vec<Array<'a>> {

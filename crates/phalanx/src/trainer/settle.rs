@@ -96,14 +96,15 @@ struct Landed {
 
 /// Hands all arrays of this rank's state to the others.
 fn lend_all(group: &Group, parameters: &Parameters, state: &State) -> Result<(), Error> {
-    lend(group, &parameters.values().flat::<f32>())?;
-    lend(group, &parameters.buffers().flat::<f32>())?;
-    for (_, array) in state.optimizer.state() {
-        lend(group, array)?;
+    let own = |own: &[f32]| lend(group, own);
+    parameters.values().with_flat(own)?;
+    parameters.buffers().with_flat(own)?;
+    for (_, shadow) in state.optimizer.state() {
+        shadow.with(own)?;
     }
     if let Some(average) = &state.average {
-        lend(group, average.values())?;
-        lend(group, average.buffers())?;
+        average.values().with(own)?;
+        average.buffers().with(own)?;
     }
     Ok(())
 }

@@ -15,6 +15,7 @@ use phalanx_comm::Group;
 use phalanx_data::Target;
 use phalanx_job::Section;
 use phalanx_nn::{Module, Parameters};
+use phalanx_tensor::Arena;
 use std::f64::consts::LN_2;
 use std::time::Instant;
 
@@ -42,8 +43,10 @@ pub(super) struct Course<'a> {
     concluded: bool,
     /// Whether the membership at hand goes on with what another had.
     goes_on: bool,
-    /// The buffers before a step that doesn't count yet, which its forward passes change; else nothing.
-    before_step: Vec<f32>,
+    /// The buffers before the step at hand, whose forward passes change them.
+    before_step: Arena,
+    /// Whether there is such a step, which doesn't count yet.
+    in_step: bool,
     /// Where the epoch at hand began for this rank.
     epoch_start: Option<EpochStart>,
     /// When the membership before was left.
@@ -95,7 +98,8 @@ impl<'a> Course<'a> {
             evaluated: None,
             concluded: false,
             goes_on: false,
-            before_step: Vec::new(),
+            before_step: parameters.buffers().like(),
+            in_step: false,
             epoch_start: None,
             left: None,
         }
@@ -133,9 +137,8 @@ impl<'a> Course<'a> {
         let group = worker.group();
         self.settle_checkpoint()?;
         // A step that was given up is made again from where it began.
-        if !self.before_step.is_empty() {
-            parameters.buffers().flat_mut::<f32>().copy_from_slice(&self.before_step);
-            self.before_step.clear();
+        if std::mem::take(&mut self.in_step) {
+            parameters.buffers().copy_from(&self.before_step);
         }
         let mut told = Told { last: self.last.clone(), evaluated: self.evaluated };
         let since = Instant::now();
@@ -228,10 +231,11 @@ impl<'a> Course<'a> {
         while state.progress.step < last && state.progress.step_in_epoch < steps_per_epoch {
             let (step, step_start) = (state.progress.step, Instant::now());
             let _step = self.worker.pulse().enter(Section::Step(step));
-            self.before_step.extend_from_slice(&self.parameters.buffers().flat::<f32>());
+            self.before_step.copy_from(self.parameters.buffers());
+            self.in_step = true;
             let made = run.gradients(&mut batches, &state.progress)?;
             let tally = run.exchange(&made)?;
-            self.before_step.clear();
+            self.in_step = false;
             let factor = run.factor(&state.progress);
             self.settle_checkpoint()?;
             run.strategy.step(&mut state.optimizer, self.parameters, self.worker.device(), factor)?;

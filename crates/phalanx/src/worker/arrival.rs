@@ -2,10 +2,11 @@
 
 use super::Worker;
 use super::threads::Threads;
+use crate::device::DeviceSpec;
 use crate::error::Error;
 use phalanx_comm::Group;
 use phalanx_job::{Cause, Entered, Link, Pulse, Section, WorkerEnv};
-use phalanx_tensor::Device;
+use phalanx_tensor::{DebugSync, Device};
 use phalanx_wire::Deadline;
 use std::time::Duration;
 
@@ -24,7 +25,11 @@ pub struct Arrival {
 const PATIENCE: Duration = Duration::from_secs(2);
 
 impl Arrival {
-    pub(super) fn from_env(threads: Option<usize>) -> Result<Arrival, Error> {
+    pub(super) fn on(
+        device: DeviceSpec,
+        threads: Option<usize>,
+        debug_sync: DebugSync,
+    ) -> Result<Arrival, Error> {
         let env = WorkerEnv::from_env().map_err(|error| Error::Join(error.to_string()))?;
         if let Some(env) = env.as_ref().filter(|env| env.rank.0 == 0)
             && let Some(advice) = &env.advice
@@ -32,9 +37,11 @@ impl Arrival {
             tracing::warn!("{advice}");
         }
         let threads = Threads::of(threads, env.as_ref());
-        let device = Device::cpu(threads.first());
         let pulse = env.as_ref().and_then(|env| env.pulse).map_or_else(Pulse::none, Pulse::inherited);
         let start = pulse.enter(Section::Start);
+        let local_rank = env.as_ref().map_or(0, |env| env.local_rank);
+        let device = device.open(threads.first(), local_rank, debug_sync);
+        let device = device.inspect_err(|error| report(env.as_ref(), error))?;
         Ok(Arrival { env, device, threads, pulse, _start: start })
     }
 
@@ -53,13 +60,15 @@ impl Arrival {
 
     /// Tells whoever started the workers why this one can't join.
     pub fn report(&self, error: &Error) {
-        let Some((env, coordinator)) = self.env.as_ref().and_then(|env| Some((env, env.coordinator?))) else {
-            return;
-        };
-        let Ok(pass) = env.pass() else { return };
-        let (moves, soon) = (env.whereabouts.clone(), Deadline::after(PATIENCE));
-        let link = Link::connect_following(coordinator, pass, env.rank, env.generation, moves, soon);
-        // Where nobody listens, the exit code has to say it.
-        let _ = link.and_then(|mut link| link.fail(error.to_string(), Cause::Own));
+        report(self.env.as_ref(), error);
     }
+}
+
+fn report(env: Option<&WorkerEnv>, error: &Error) {
+    let Some((env, coordinator)) = env.and_then(|env| Some((env, env.coordinator?))) else { return };
+    let Ok(pass) = env.pass() else { return };
+    let (moves, soon) = (env.whereabouts.clone(), Deadline::after(PATIENCE));
+    let link = Link::connect_following(coordinator, pass, env.rank, env.generation, moves, soon);
+    // Where nobody listens, the exit code has to say it.
+    let _ = link.and_then(|mut link| link.fail(error.to_string(), Cause::Own));
 }

@@ -67,7 +67,10 @@ impl Worker {
                 Ok(group) => {
                     self.rank.store(rank.0, Ordering::Relaxed);
                     self.followed.store(false, Ordering::Relaxed);
-                    self.device.set_threads(self.threads.among(group.local_world_size()));
+                    // A GPU's kernels share nothing with other ranks' but the GPU.
+                    if self.device.gpu().is_none() {
+                        self.device.set_threads(self.threads.among(group.local_world_size()));
+                    }
                     *locked(&self.group) = group;
                     return Ok(());
                 }

@@ -43,12 +43,22 @@ impl Engine {
     #[track_caller]
     fn with_cudnn<T>(&self, f: impl FnOnce(&mut Opened) -> T) -> T {
         let mut opened = lock(&self.convolutions);
-        succeeded(self.gpu().make_current());
-        f(opened.get_or_insert_with(|| {
-            let cudnn = Cudnn::open(&self.libraries);
-            let convolutions = succeeded(cudnn.and_then(|cudnn| cudnn.convolutions(MOST_WORKSPACE_BYTES)));
-            Opened { convolutions, unfused: HashSet::new() }
-        }))
+        f(succeeded(self.opened(&mut opened)))
+    }
+
+    /// The library, opened if it isn't yet, with its GPU current.
+    fn opened<'a>(&self, opened: &'a mut Option<Opened>) -> Result<&'a mut Opened, Error> {
+        self.gpu().make_current()?;
+        if opened.is_none() {
+            let convolutions = Cudnn::open(&self.libraries)?.convolutions(MOST_WORKSPACE_BYTES)?;
+            *opened = Some(Opened { convolutions, unfused: HashSet::new() });
+        }
+        Ok(opened.as_mut().expect("it was opened just now"))
+    }
+
+    /// Opens the library, so that no convolution has to.
+    pub(crate) fn prepare_convolutions(&self) -> Result<(), Error> {
+        self.opened(&mut lock(&self.convolutions)).map(drop)
     }
 
     /// Whether an engine adds the bias to this convolution: that is the library's business, and differs by GPU and sizes.

@@ -2,8 +2,9 @@
 
 use crate::gpu::conv;
 use crate::storage::Memory;
-use phalanx_cuda::cublaslt::{CublasLt, Products};
-use phalanx_cuda::{DeviceMemory, Error, Gpu, GpuOptions, Pinned, Stream};
+use phalanx_cuda::cublaslt::{CublasLt, Product, Products};
+use phalanx_cuda::{DeviceMemory, Driver, Error, Gpu, GpuOptions, Nvrtc, Pinned, Stream};
+use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -15,6 +16,8 @@ pub(crate) struct Engine {
     /// Matrix products, and what they use as they like.
     pub(super) products: Mutex<Products>,
     pub(super) workspace: DeviceMemory,
+    /// Products that cuBLASLt was found to have no way for.
+    pub(super) unplanned: Mutex<HashSet<Product>>,
     /// Where NVIDIA's libraries are looked for, and convolutions, once there was one.
     pub(super) libraries: Vec<PathBuf>,
     pub(super) convolutions: Mutex<Option<conv::Opened>>,
@@ -34,6 +37,14 @@ impl Drop for Engine {
 }
 
 impl Engine {
+    /// How many GPUs there are, where all is there that each of them needs.
+    pub(crate) fn count(options: &GpuOptions) -> Result<u32, Error> {
+        let driver = Driver::open(&options.libraries)?;
+        Nvrtc::open(&options.libraries)?;
+        CublasLt::open(&options.libraries)?;
+        Ok(driver.gpus())
+    }
+
     pub(crate) fn open(index: u32, options: &GpuOptions) -> Result<Engine, Error> {
         let gpu = Gpu::open(index, options)?;
         let bad_index = gpu.alloc(gpu.compute(), size_of::<i32>())?;
@@ -41,7 +52,17 @@ impl Engine {
         let products = Mutex::new(CublasLt::open(&options.libraries)?.products(WORKSPACE_BYTES)?);
         let workspace = gpu.alloc(gpu.compute(), WORKSPACE_BYTES)?;
         let (libraries, convolutions) = (options.libraries.clone(), Mutex::new(None));
-        Ok(Engine { gpu, products, workspace, libraries, convolutions, staging: Mutex::default(), bad_index })
+        let unplanned = Mutex::default();
+        Ok(Engine {
+            gpu,
+            products,
+            workspace,
+            unplanned,
+            libraries,
+            convolutions,
+            staging: Mutex::default(),
+            bad_index,
+        })
     }
 
     pub(crate) fn gpu(&self) -> &Gpu {

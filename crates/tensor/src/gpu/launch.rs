@@ -27,7 +27,7 @@ pub(super) enum Arg<'a> {
 }
 
 /// The most arguments of a launch.
-const MOST: usize = 12;
+const MOST: usize = 13;
 
 impl Engine {
     /// Gives the compute stream a launch of a kernel.

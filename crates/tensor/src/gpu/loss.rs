@@ -1,6 +1,6 @@
 //! Losses: a number a row or piece, then their mean. The gradient of a loss is a scalar in the GPU's memory, and stays there.
-//! Labels aren't looked at before: one that is no class makes the loss NaN, and whoever reads that is told why
-//! ([`Engine::check_indices`]).
+//! Labels aren't looked at before: one that is no class makes the loss and the gradients of its scores NaN, and whoever reads the loss
+//! is told why ([`Engine::check_indices`]).
 
 use crate::dtype::DType;
 use crate::gpu::Engine;

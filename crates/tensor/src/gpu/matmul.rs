@@ -1,13 +1,14 @@
-//! Matrix products, by cuBLASLt.
+//! Matrix products, by cuBLASLt, and by a plain kernel where that has no way to do one.
 
 use crate::gpu::Engine;
 use crate::gpu::engine::{lock, succeeded};
-use crate::gpu::launch::check_float;
-use crate::gpu::reduce;
+use crate::gpu::launch::{Arg, check_float, elements};
+use crate::gpu::{elementwise, reduce};
+use crate::op::Binary;
 use crate::shape::{Geometry, Shape};
 use crate::tensor::Tensor;
-use phalanx_cuda::Address;
 use phalanx_cuda::cublaslt::{Epilogue, Numbers, Operand, Operands, Order, Product};
+use phalanx_cuda::{Address, Error};
 
 /// A factor as the library takes it.
 struct Factor {
@@ -62,9 +63,13 @@ fn step(batch: &Geometry) -> Option<usize> {
 }
 
 impl Engine {
-    /// Gives the compute stream a product of tensors that lie as it says.
+    /// Gives the compute stream a product of tensors that lie as it says, with its epilogue; nothing, and `false`, where the library
+    /// has no way to do it on this GPU.
     #[track_caller]
-    fn product(&self, product: &Product, [a, b]: [&Tensor; 2], vector: Vector<'_>, out: &Tensor) {
+    fn by_library(&self, product: &Product, [a, b]: [&Tensor; 2], vector: Vector<'_>, out: &Tensor) -> bool {
+        if lock(&self.unplanned).contains(product) {
+            return false;
+        }
         let lent = [a.storage.read_on_gpu(), b.storage.read_on_gpu(), out.storage.write_on_gpu()];
         let of_vector = match vector {
             Vector::None => None,
@@ -78,11 +83,51 @@ impl Engine {
         };
         succeeded(self.gpu().make_current());
         let (workspace, stream) = (self.workspace.address(), self.stream().handle());
-        // SAFETY: the callers' sizes are those of the tensors, which are borrowed in order (S-STREAM); the workspace is as large as
-        // the products were told, and the compute stream alone uses it.
-        succeeded(unsafe { lock(&self.products).run(product, &operands, workspace, stream) });
+        let mut products = lock(&self.products);
+        for start in (0..product.batch).step_by(MOST_BATCH) {
+            let piece = Product { batch: MOST_BATCH.min(product.batch - start), ..*product };
+            let moved = |address: Address, stride: usize| address.plus(start * stride * out.dtype.bytes());
+            let operands = Operands {
+                a: moved(operands.a, product.a.stride),
+                b: moved(operands.b, product.b.stride),
+                out: moved(operands.out, product.out_stride),
+                ..operands
+            };
+            // SAFETY: the callers' sizes are those of the tensors, which are borrowed in order (S-STREAM); the workspace is as large
+            // as the products were told, and the compute stream alone uses it.
+            match unsafe { products.run(&piece, &operands, workspace, stream) } {
+                Err(Error::LibraryCall { call: "cublasLtMatmulAlgoGetHeuristic", .. }) => {
+                    lock(&self.unplanned).insert(*product);
+                    return false;
+                }
+                done => succeeded(done),
+            }
+        }
+        true
+    }
+
+    /// The same of a product without an epilogue, by a kernel of our own where the library has no way to do it.
+    #[track_caller]
+    fn product(&self, product: &Product, [a, b]: [&Tensor; 2], out: &Tensor) {
+        if self.by_library(product, [a, b], Vector::None, out) {
+            return;
+        }
+        let steps = |operand: &Operand| match operand.order {
+            Order::Rows => [operand.leading, 1, operand.stride],
+            Order::Columns => [1, operand.leading, operand.stride],
+        };
+        let Product { m, n, k, .. } = *product;
+        let count = product.batch * m * n;
+        let mut args = vec![Arg::In(a), Arg::In(b), Arg::Out(out)];
+        args.extend([count, m, n, k].map(Arg::Int));
+        args.extend([steps(&product.a), steps(&product.b)].as_flattened().iter().map(|&step| Arg::Int(step)));
+        // SAFETY: the callers' sizes and steps are those of the tensors, and the output has as many elements, without gaps.
+        unsafe { self.launch("plain_product", elements(count), &args) }
     }
 }
+
+/// The most matrices that the library is handed at once: a grid's third dimension has no more blocks.
+const MOST_BATCH: usize = 65535;
 
 /// What an epilogue does with a vector.
 enum Vector<'a> {
@@ -110,7 +155,7 @@ pub(crate) fn matmul(engine: &Engine, a: &Tensor, b: &Tensor, out: &Tensor) {
         out_stride: m * n,
         ..Product::new(Numbers::F32, [m, n, k])
     };
-    engine.product(&product, [&a.tensor, &b.tensor], Vector::None, out);
+    engine.product(&product, [&a.tensor, &b.tensor], out);
 }
 
 /// All sizes but the last.
@@ -127,13 +172,15 @@ pub(crate) fn linear(engine: &Engine, x: &Tensor, w: &Tensor, bias: Option<&Tens
         out.fill(0.0);
         return bias.into_iter().for_each(|bias| out.copy_from(&bias.broadcast_to(*out.shape())));
     }
-    let (epilogue, vector) = match bias {
-        Some(bias) => (Epilogue::Bias, Vector::Read(bias)),
-        None => (Epilogue::None, Vector::None),
-    };
     let plain = Product::new(Numbers::F32, [rows_of(x), outputs, inputs]);
-    let product = Product { b: Operand::transposed(inputs), epilogue, ..plain };
-    engine.product(&product, [x, w], vector, out);
+    let plain = Product { b: Operand::transposed(inputs), ..plain };
+    let Some(bias) = bias else { return engine.product(&plain, [x, w], out) };
+    let fused = Product { epilogue: Epilogue::Bias, ..plain };
+    if !engine.by_library(&fused, [x, w], Vector::Read(bias), out) {
+        let [without, sum] = [out.stale_like(), out.clone()].map(|t| t.reshape([rows_of(x), outputs]));
+        engine.product(&plain, [x, w], &without);
+        elementwise::binary(engine, Binary::Add, &without, bias, &sum);
+    }
 }
 
 /// `out = grad w`: the gradient of the rows.
@@ -145,7 +192,7 @@ pub(crate) fn linear_input_gradient(engine: &Engine, grad: &Tensor, w: &Tensor, 
         return out.fill(0.0);
     }
     let product = Product::new(Numbers::F32, [rows_of(grad), inputs, outputs]);
-    engine.product(&product, [grad, w], Vector::None, out);
+    engine.product(&product, [grad, w], out);
 }
 
 /// `out = grad^T x`: the gradient of the weight; `bias` gets the sum of the rows of `grad`.
@@ -159,17 +206,19 @@ pub(crate) fn linear_weight_gradient(
 ) {
     check_float("linear", out.dtype);
     let (rows, outputs, inputs) = (rows_of(grad), out.dims()[0], out.dims()[1]);
+    let sums_of_rows = |bias: &Tensor| {
+        reduce::sum(engine, &grad.reshape([rows, outputs]), &bias.reshape([1, outputs]));
+    };
     if rows == 0 || out.count() == 0 {
         out.fill(0.0);
-        return bias.into_iter().for_each(|bias| {
-            reduce::sum(engine, &grad.reshape([rows, outputs]), &bias.reshape([1, outputs]));
-        });
+        return bias.into_iter().for_each(sums_of_rows);
     }
-    let (epilogue, vector) = match bias {
-        Some(bias) => (Epilogue::SumsOfA, Vector::Write(bias)),
-        None => (Epilogue::None, Vector::None),
-    };
     let plain = Product::new(Numbers::F32, [outputs, inputs, rows]);
-    let product = Product { a: Operand::transposed(outputs), epilogue, ..plain };
-    engine.product(&product, [grad, x], vector, out);
+    let plain = Product { a: Operand::transposed(outputs), ..plain };
+    let Some(bias) = bias else { return engine.product(&plain, [grad, x], out) };
+    let fused = Product { epilogue: Epilogue::SumsOfA, ..plain };
+    if !engine.by_library(&fused, [grad, x], Vector::Write(bias), out) {
+        engine.product(&plain, [grad, x], out);
+        sums_of_rows(bias);
+    }
 }

@@ -3,7 +3,8 @@
 //!
 //! What a GPU doesn't do, and panics by name when it is asked to:
 //! - computing with other floats than f32 ([`launch::check_float`]); tensors of any type can be copied and filled;
-//! - lending values as slices: `Arena::flat`, `flat_mut` and the slices of a `Span` are a CPU's.
+//! - lending values as slices where they lie: `Arena::flat`, `flat_mut` and the slices of a `Span` are a CPU's;
+//!   `Arena::host_span` lends copies.
 //!
 //! What it does by way of the host, and so waits for: batch norms whose statistics span ranks (`SumOverBatch`), and
 //! `Tensor::with_slice` and `with_slice_mut`. What it does in more passes than it needs: dropout multiplies by a mask that lies in
@@ -26,5 +27,6 @@ pub(crate) mod reduce;
 pub(crate) mod softmax;
 mod transfer;
 mod update;
+mod whole;
 
 pub(crate) use engine::Engine;

@@ -1,15 +1,18 @@
 //! Values on their way between the host and a GPU. Up they go through pinned buffers and nobody waits; who asks for values waits
 //! until they are there.
 
-use crate::dtype::{Element, bytes_of, elements_of};
+use crate::dtype::{Element, bytes_of, bytes_of_mut};
 use crate::gpu::Engine;
 use crate::gpu::engine::{lock, succeeded};
 use crate::storage::Memory;
 use crate::tensor::Tensor;
 use phalanx_cuda::Pinned;
+use std::ops::Range;
 
 /// Pinned buffers that are kept; with all of them on their way, a copy waits for one.
 const MOST_STAGING: usize = 16;
+/// Bytes of a pinned buffer that values go through: enough to keep the bus busy, few enough to be kept.
+const PIECE_BYTES: usize = 8 << 20;
 
 /// The memory that a tensor lies in, and the byte that its first element begins with.
 pub(super) fn place(tensor: &Tensor) -> (&Memory, usize) {
@@ -37,27 +40,75 @@ impl Engine {
         );
         let _borrowed = from.storage.read_on_gpu();
         let (memory, at) = place(from);
-        self.download(memory, at, from.count())
+        let mut values = vec![T::default(); from.count()];
+        self.download_into(memory, at, &mut values);
+        values
     }
 
     /// Puts values to a place in memory, in the compute stream's order. The caller holds the write borrow of what lies there.
     #[track_caller]
     pub(crate) fn upload<T: Element>(&self, values: &[T], to: &Memory, at: usize) {
-        let bytes = bytes_of(values);
-        if bytes.is_empty() {
-            return;
+        let mut at = at;
+        for bytes in bytes_of(values).chunks(PIECE_BYTES) {
+            let mut pinned = self.staging(bytes.len());
+            succeeded(pinned.bytes_mut())[..bytes.len()].copy_from_slice(bytes);
+            succeeded(self.stream().upload(&mut pinned, 0..bytes.len(), to.gpu(), at));
+            lock(&self.staging).push(pinned);
+            at += bytes.len();
         }
+    }
+
+    /// Fills `into` with the values from a place in memory on. The caller holds a read borrow of what lies there.
+    #[track_caller]
+    pub(crate) fn download_into<T: Element>(&self, from: &Memory, at: usize, into: &mut [T]) {
+        let mut at = at;
+        // While one piece is looked at, the next one comes.
+        let mut coming: Option<(Pinned, &mut [u8])> = None;
+        let look = |(pinned, into): (Pinned, &mut [u8])| {
+            into.copy_from_slice(&Engine::here(&pinned)[..into.len()]);
+            lock(&self.staging).push(pinned);
+        };
+        for piece in bytes_of_mut(into).chunks_mut(PIECE_BYTES) {
+            let pinned = self.bring(from, at..at + piece.len());
+            at += piece.len();
+            coming.replace((pinned, piece)).into_iter().for_each(look);
+        }
+        coming.into_iter().for_each(look);
+    }
+
+    /// A pinned buffer that these bytes come to, in the compute stream's order. The caller holds a borrow of what lies there until
+    /// they are here, or until they are put back.
+    #[track_caller]
+    pub(crate) fn bring(&self, from: &Memory, bytes: Range<usize>) -> Pinned {
         let mut pinned = self.staging(bytes.len());
-        succeeded(pinned.bytes_mut())[..bytes.len()].copy_from_slice(bytes);
-        succeeded(self.stream().upload(&mut pinned, 0..bytes.len(), to.gpu(), at));
+        succeeded(self.stream().download(from.gpu(), bytes, &mut pinned, 0));
+        pinned
+    }
+
+    /// Puts the first bytes of a pinned buffer where they belong, in the compute stream's order. The caller holds the write borrow of
+    /// what lies there.
+    #[track_caller]
+    pub(crate) fn put_back(&self, mut pinned: Pinned, to: &Memory, bytes: Range<usize>) {
+        succeeded(self.stream().upload(&mut pinned, 0..bytes.len(), to.gpu(), bytes.start));
         lock(&self.staging).push(pinned);
     }
 
-    /// So many values from a place in memory. The caller holds a read borrow of what lies there.
+    /// Whether nobody has to wait for a buffer's bytes.
     #[track_caller]
-    pub(crate) fn download<T: Element>(&self, from: &Memory, at: usize, count: usize) -> Vec<T> {
-        let range = at..at + count * T::DTYPE.bytes();
-        elements_of(&succeeded(self.stream().read(from.gpu(), range)))
+    pub(crate) fn is_here(pinned: &Pinned) -> bool {
+        succeeded(pinned.is_idle())
+    }
+
+    /// A buffer's bytes, once they are here.
+    #[track_caller]
+    pub(crate) fn here(pinned: &Pinned) -> &[u8] {
+        succeeded(pinned.bytes())
+    }
+
+    /// The same, to be written.
+    #[track_caller]
+    pub(crate) fn here_mut(pinned: &mut Pinned) -> &mut [u8] {
+        succeeded(pinned.bytes_mut())
     }
 
     /// A pinned buffer of at least so many bytes, of which no copy is under way unless there are many that have one.

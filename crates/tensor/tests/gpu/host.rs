@@ -104,6 +104,15 @@ fn labels_that_are_no_classes_are_told_by_whoever_reads_the_loss() {
     let refused = catch_unwind(AssertUnwindSafe(|| loss.item()));
     let words = refused.unwrap_err().downcast::<&str>().map(|words| words.to_string()).unwrap_or_default();
     assert!(words.contains("label"), "{words}");
+    // So is the gradient, for whoever looks at that.
+    type Loss = fn(&Tensor, &Tensor) -> Tensor;
+    let losses: [Loss; 2] = [|x, labels| x.cross_entropy(labels, 0.1), Tensor::nll_loss];
+    for loss in losses {
+        let scores = scores.clone().requires_grad();
+        let grads = loss(&scores, &Tensor::from_slice(&rig, &[-1i64, 0], [2])).backward();
+        let grad = grads.get(&scores).unwrap().to_vec::<f32>();
+        assert!(grad[..3].iter().all(|x| x.is_nan()) && grad[3..].iter().all(|x| x.is_finite()), "{grad:?}");
+    }
     let loss = scores.cross_entropy(&Tensor::from_slice(&rig, &[2i64, 0], [2]), 0.0);
     assert!((loss.item() - 3f64.ln()).abs() < 1e-6);
 }

@@ -1,10 +1,6 @@
 //! The engine on a GPU, against the engine on a CPU: on the fake driver, or on the real GPU whose number `PHALANX_TEST_GPU` is.
 //! Without either, where there is no C++ compiler, tests say so and pass.
 
-#[path = "../cases/mod.rs"]
-mod cases;
-#[path = "../cases/edges.rs"]
-mod edges;
 mod rig;
 
 mod host;

@@ -1,8 +1,7 @@
 //! Every op forward and backward, over the shapes that the CPU's gradients are checked at.
 
-use crate::cases::Check;
 use crate::rig::rig;
-use crate::{cases, edges};
+use phalanx_tensor::cases::{self, Check, edges};
 use phalanx_tensor::{Conv2dOptions, Keep, PoolOptions, Tensor, Then};
 
 /// One row a family of operations.
@@ -63,6 +62,44 @@ fn a_bias_that_the_library_does_not_add_is_added_after_it() {
     }
     let added = fake.log().iter().filter(|line| *line == "launch sum_views").count();
     assert_eq!(added, 2, "once for each convolution");
+}
+
+#[test]
+fn products_that_the_library_has_no_way_for_are_done_without_it() {
+    let Some(rig) = rig(1) else { return };
+    let Some(fake) = rig.fake() else { return };
+    // CUBLAS_STATUS_NOT_SUPPORTED, of the product with its bias and of the one without.
+    let refuse = || fake.cublaslt().fail("cublasLtMatmulAlgoGetHeuristic", 1, 15);
+    let launched = |name: &str| fake.log().iter().filter(|line| **line == format!("launch {name}")).count();
+    refuse();
+    rig.check(&[&[3, 4], &[2, 4], &[2]], |x| x[0].linear(&x[1], Some(&x[2])));
+    assert_eq!((launched("plain_product"), launched("sum_views")), (0, 1), "only the bias was refused");
+    for (shapes, transposed) in [([[5, 7], [7, 3]], false), ([[7, 5], [7, 3]], true)] {
+        let before = launched("plain_product");
+        for _ in 0..2 {
+            refuse();
+            let shapes: [&[usize]; 2] = [&shapes[0], &shapes[1]];
+            rig.check(&shapes, |x| if transposed { x[0].t().matmul(&x[1]) } else { x[0].matmul(&x[1]) });
+        }
+        assert!(launched("plain_product") > before, "{shapes:?}");
+    }
+    refuse();
+    rig.check(&[&[2, 1, 3, 4], &[5, 4, 2]], |x| x[0].matmul(&x[1]));
+}
+
+#[test]
+fn more_matrices_than_the_library_takes_go_in_pieces() {
+    let Some(rig) = rig(1) else { return };
+    let n = 65535 + 3;
+    let of = |device: &Tensor| device.reshape([n, 1, 2]);
+    let values: Vec<f32> = (0..2 * n).map(|i| (i % 11) as f32 - 5.0).collect();
+    let x = Tensor::from_slice(&rig, &values, [2 * n]);
+    let y = of(&x).matmul(&of(&x).transpose(1, 2)).to_vec::<f32>();
+    let want: Vec<f32> = values.chunks(2).map(|pair| pair[0] * pair[0] + pair[1] * pair[1]).collect();
+    assert!(y == want);
+    if let Some(fake) = rig.fake() {
+        assert_eq!(fake.cublaslt().calls("cublasLtMatmul"), 2);
+    }
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! A GPU to test on, and the few lines that tests share.
 
-use crate::cases::{Check, random};
 use phalanx_cuda::{KERNELS, Source};
 use phalanx_fake_cuda::{FakeCuda, Module};
+use phalanx_tensor::cases::{Check, random};
 use phalanx_tensor::{DType, Device, GpuOptions, Gradients, Tensor, backward};
 use std::ops::Deref;
 use std::path::Path;

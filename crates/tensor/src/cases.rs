@@ -1,12 +1,15 @@
-//! What operations are tried on, for all who check them: shapes, and what is made of tensors of them.
+//! What operations are tried on, for all who check them: shapes, and what is made of tensors of them. Tests hold gradients against
+//! differences and GPUs against CPUs at these, and so does whoever wants to know whether a device is well.
 
-use phalanx_tensor::{
+pub mod edges;
+
+use crate::{
     ChannelStats, Conv2dOptions, CountPadding, DType, Device, DropoutKey, Keep, Philox, PoolOptions, Tensor,
     Then,
 };
 
 /// Who checks.
-pub(crate) trait Check {
+pub trait Check {
     /// Checks `f` and its gradient at random inputs of the given shapes, between -1 and 1 and moved by `shift`.
     #[track_caller]
     fn check_at(&self, shift: f64, shapes: &[&[usize]], f: impl Fn(&[Tensor]) -> Tensor);
@@ -19,7 +22,7 @@ pub(crate) trait Check {
 }
 
 /// Random numbers between -1 and 1, the same in every type and on every device.
-pub(crate) fn random(like: &Tensor, shape: &[usize], stream: u64) -> Tensor {
+pub fn random(like: &Tensor, shape: &[usize], stream: u64) -> Tensor {
     let (key, n) = (Philox::new(42, stream), shape.iter().product::<usize>());
     let values: Vec<f32> = (0..n).map(|i| 2.0 * key.unit(i as u64) - 1.0).collect();
     match like.dtype() {
@@ -30,6 +33,29 @@ pub(crate) fn random(like: &Tensor, shape: &[usize], stream: u64) -> Tensor {
             shape,
         ),
     }
+}
+
+/// A family of operations by name, and what has `C` check it.
+pub type Family<C> = (&'static str, fn(&C));
+
+/// Every family of operations.
+pub fn families<C: Check>() -> [Family<C>; 14] {
+    [
+        ("arithmetic broadcasts", arithmetic_broadcasts),
+        ("functions", functions),
+        ("reductions", reductions),
+        ("views", views),
+        ("products", products),
+        ("convolutions", convolutions),
+        ("pooling", pooling),
+        ("softmaxes", softmaxes),
+        ("losses", losses),
+        ("embedding and norm", embedding_and_norm),
+        ("batch norm", batch_norm),
+        ("dropouts", dropouts),
+        ("attention", attention),
+        ("a value used twice gets both gradients", a_value_used_twice_gets_both_gradients),
+    ]
 }
 
 /// The same images in pixel order: the copy is made of a view in which that is the row-major one.
@@ -43,7 +69,8 @@ fn labels(device: &Device, n: usize, classes: usize) -> Tensor {
     Tensor::from_slice(device, &values, [n])
 }
 
-pub(crate) fn arithmetic_broadcasts(c: &impl Check) {
+/// Sums, products and the like, of shapes that are spread to each other.
+pub fn arithmetic_broadcasts(c: &impl Check) {
     type Binary = fn(&Tensor, &Tensor) -> Tensor;
     let ops: [Binary; 5] = [Tensor::add, Tensor::sub, Tensor::mul, Tensor::maximum, Tensor::minimum];
     for op in ops {
@@ -57,7 +84,8 @@ pub(crate) fn arithmetic_broadcasts(c: &impl Check) {
     c.check_at(2.0, &[&[3], &[2, 1]], |x| x[0].div(&x[1]));
 }
 
-pub(crate) fn functions(c: &impl Check) {
+/// Functions of each element.
+pub fn functions(c: &impl Check) {
     for f in [
         Tensor::neg,
         Tensor::exp,
@@ -79,7 +107,8 @@ pub(crate) fn functions(c: &impl Check) {
     c.check(&[&[3]], |x| -&(&x[0] * 2.0 - 1.0) / 4.0);
 }
 
-pub(crate) fn reductions(c: &impl Check) {
+/// Sums, means and largest elements.
+pub fn reductions(c: &impl Check) {
     for keep in [Keep::Yes, Keep::No] {
         c.check(&[&[2, 3, 4]], |x| x[0].sum(&[1], keep));
         c.check(&[&[2, 3, 4]], |x| x[0].sum(&[0, 2], keep));
@@ -91,7 +120,8 @@ pub(crate) fn reductions(c: &impl Check) {
     c.check(&[&[3, 4]], |x| x[0].t().mean_all());
 }
 
-pub(crate) fn views(c: &impl Check) {
+/// Views, and copies of them.
+pub fn views(c: &impl Check) {
     c.check(&[&[2, 3, 4]], |x| x[0].reshape([4, 6]));
     c.check(&[&[2, 3, 4]], |x| x[0].transpose(0, 2).reshape([8, 3]));
     c.check(&[&[2, 3, 4]], |x| x[0].permute(&[2, 0, 1]));
@@ -102,7 +132,8 @@ pub(crate) fn views(c: &impl Check) {
     c.check(&[&[2, 3]], |x| Tensor::cat(&[&x[0], &x[0].affine(2.0, 0.0)], 0));
 }
 
-pub(crate) fn products(c: &impl Check) {
+/// Matrix products.
+pub fn products(c: &impl Check) {
     c.check(&[&[3, 4], &[4, 2]], |x| x[0].matmul(&x[1]));
     c.check(&[&[4, 3], &[4, 2]], |x| x[0].t().matmul(&x[1]));
     c.check(&[&[2, 3, 4], &[2, 4, 2]], |x| x[0].matmul(&x[1]));
@@ -112,7 +143,8 @@ pub(crate) fn products(c: &impl Check) {
     c.check(&[&[2, 3, 4], &[5, 4]], |x| x[0].linear(&x[1], None));
 }
 
-pub(crate) fn convolutions(c: &impl Check) {
+/// Convolutions, grouped, strided and dilated.
+pub fn convolutions(c: &impl Check) {
     let plain = Conv2dOptions::default();
     for options in [
         plain,
@@ -135,7 +167,8 @@ pub(crate) fn convolutions(c: &impl Check) {
     c.check(&[&[2, 3, 12, 12], &[4, 3, 5, 5], &[4]], |x| x[0].conv2d(&x[1], Some(&x[2]), plain));
 }
 
-pub(crate) fn pooling(c: &impl Check) {
+/// Pooling, in both orders of images.
+pub fn pooling(c: &impl Check) {
     let odd = PoolOptions { kernel: [3, 2], stride: [2, 1], padding: [1, 1] };
     for options in [PoolOptions::square(2), PoolOptions::square(3), odd] {
         c.check(&[&[2, 2, 6, 7]], |x| x[0].max_pool2d(options));
@@ -150,14 +183,16 @@ pub(crate) fn pooling(c: &impl Check) {
     }
 }
 
-pub(crate) fn softmaxes(c: &impl Check) {
+/// Softmax and its logarithm, along each dimension.
+pub fn softmaxes(c: &impl Check) {
     for dim in 0..3 {
         c.check(&[&[2, 3, 4]], |x| x[0].softmax(dim));
         c.check(&[&[2, 3, 4]], |x| x[0].log_softmax(dim));
     }
 }
 
-pub(crate) fn losses(c: &impl Check) {
+/// Losses.
+pub fn losses(c: &impl Check) {
     c.check(&[&[5, 3]], |x| x[0].nll_loss(&labels(x[0].device(), 5, 3)));
     c.check(&[&[5, 3]], |x| x[0].cross_entropy(&labels(x[0].device(), 5, 3), 0.0));
     c.check(&[&[5, 3]], |x| x[0].cross_entropy(&labels(x[0].device(), 5, 3), 0.1));
@@ -165,7 +200,8 @@ pub(crate) fn losses(c: &impl Check) {
     c.check(&[&[4, 3]], |x| x[0].bce_with_logits(&random(&x[0], &[4, 3], 7).sigmoid()));
 }
 
-pub(crate) fn embedding_and_norm(c: &impl Check) {
+/// Rows of a table, and layer norms.
+pub fn embedding_and_norm(c: &impl Check) {
     c.check(&[&[5, 3]], |x| {
         let ids = Tensor::from_slice(x[0].device(), &[4i64, 0, 4, 2], [2, 2]);
         x[0].embedding(&ids)
@@ -175,7 +211,8 @@ pub(crate) fn embedding_and_norm(c: &impl Check) {
     c.check(&[&[2, 3, 4], &[3, 4], &[3, 4]], |x| x[0].layer_norm(2, Some(&x[1]), Some(&x[2]), 1e-5));
 }
 
-pub(crate) fn batch_norm(c: &impl Check) {
+/// Batch norms, with what is fused to them.
+pub fn batch_norm(c: &impl Check) {
     let plain = |x: &Tensor, weight: Option<&Tensor>, bias: Option<&Tensor>| {
         x.batch_norm(weight, bias, 1e-5, Then::Nothing, None).out
     };
@@ -198,13 +235,15 @@ pub(crate) fn batch_norm(c: &impl Check) {
     });
 }
 
-pub(crate) fn dropouts(c: &impl Check) {
+/// Dropout of elements and of channels.
+pub fn dropouts(c: &impl Check) {
     let key = DropoutKey { seed: 1, step: 2, layer: 3, samples: [10, 11, 12].into() };
     c.check(&[&[3, 4, 5]], |x| x[0].dropout(0.5, &key));
     c.check(&[&[3, 4, 2, 2]], |x| x[0].dropout2d(0.25, &key));
 }
 
-pub(crate) fn attention(c: &impl Check) {
+/// Attention, in one operation and in several.
+pub fn attention(c: &impl Check) {
     let key = DropoutKey { seed: 1, step: 2, layer: 3, samples: [10, 11].into() };
     for (shape, heads) in [([2, 1, 6], 1), ([2, 5, 12], 2), ([2, 3, 9], 3), ([1, 7, 18], 1)] {
         c.check(&[&shape], |x| x[0].causal_attention(heads, None));
@@ -214,7 +253,8 @@ pub(crate) fn attention(c: &impl Check) {
     c.check(&[&[2, 12, 5]], |x| x[0].transpose(1, 2).causal_attention(1, None));
 }
 
-pub(crate) fn a_value_used_twice_gets_both_gradients(c: &impl Check) {
+/// Values that are used more than once.
+pub fn a_value_used_twice_gets_both_gradients(c: &impl Check) {
     c.check(&[&[3]], |x| x[0].square() * &x[0] + &x[0]);
     c.check(&[&[3, 3]], |x| x[0].matmul(&x[0]).matmul(&x[0]));
 }

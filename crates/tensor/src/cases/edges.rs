@@ -1,8 +1,18 @@
-//! Values at which operations are easily wrong, for every device.
+//! Values at which operations are easily wrong, for every device: each of these panics where one is.
 
-use phalanx_tensor::{ChannelStats, DType, Device, Keep, PoolOptions, Tensor, Then};
+use crate::cases::Family;
+use crate::{ChannelStats, DType, Device, Keep, PoolOptions, Tensor, Then};
 
-pub(crate) fn known_values(device: &Device) {
+/// Every one of them, by name.
+pub const ALL: [Family<Device>; 3] = [
+    ("known values", known_values),
+    ("NaN is seen", nan_is_seen_not_lost),
+    ("gradients at NaN, zero and ties", gradients_go_where_pytorchs_go_at_nan_zero_and_ties),
+];
+
+/// Figures of PyTorch's.
+#[track_caller]
+pub fn known_values(device: &Device) {
     let t = |values: &[f32], shape: &[usize]| Tensor::from_slice(device, values, shape);
     let x = t(&[1.0, -2.0, 3.0, 0.0], &[2, 2]);
     let check = |got: Tensor, want: &[f32]| {
@@ -23,7 +33,9 @@ pub(crate) fn known_values(device: &Device) {
     assert_eq!(x.argmax(0).to_vec::<i64>(), [1, 1]);
 }
 
-pub(crate) fn nan_is_seen_not_lost(device: &Device) {
+/// A NaN comes through.
+#[track_caller]
+pub fn nan_is_seen_not_lost(device: &Device) {
     let t = |values: &[f32], shape: &[usize]| Tensor::from_slice(device, values, shape);
     let x = t(&[f32::NAN, 1.0, 2.0, 3.0], &[1, 1, 2, 2]);
     assert!(x.relu().to_vec::<f32>()[0].is_nan());
@@ -33,7 +45,7 @@ pub(crate) fn nan_is_seen_not_lost(device: &Device) {
 }
 
 /// The values, and the gradient of the sum of outputs times 1, 2, 3 and so on, are those of PyTorch 2.15.
-pub(crate) fn gradients_go_where_pytorchs_go_at_nan_zero_and_ties(device: &Device) {
+pub fn gradients_go_where_pytorchs_go_at_nan_zero_and_ties(device: &Device) {
     const NAN: f32 = f32::NAN;
     const INF: f32 = f32::INFINITY;
     let t = |values: &[f32], shape: &[usize]| Tensor::from_slice(device, values, shape);

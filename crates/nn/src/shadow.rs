@@ -1,0 +1,149 @@
+//! Numbers beside those of an arena, one for each: what an optimizer remembers, a running mean.
+
+use phalanx_tensor::Arena;
+use std::sync::Arc;
+
+/// As many numbers as an arena has, which lie where that one does: on a CPU an array, on a GPU an arena of their own.
+///
+/// A clone shares them, and stays as it is: whoever changes numbers that are shared goes on with a copy.
+///
+/// ```
+/// use phalanx_nn::Shadow;
+/// let shadow = Shadow::from(vec![1.0, 2.0]);
+/// assert_eq!(shadow.with(|numbers| numbers[1]), 2.0);
+/// ```
+#[derive(Clone)]
+pub struct Shadow(Numbers);
+
+#[derive(Clone)]
+enum Numbers {
+    Host(Arc<Vec<f32>>),
+    Gpu(Arena),
+}
+
+impl From<Vec<f32>> for Shadow {
+    fn from(numbers: Vec<f32>) -> Shadow {
+        Shadow(Numbers::Host(Arc::new(numbers)))
+    }
+}
+
+impl Shadow {
+    /// Zeros beside `arena`.
+    pub(crate) fn zeros(arena: &Arena) -> Shadow {
+        match arena.device().gpu() {
+            None => vec![0.0; arena.layout().len()].into(),
+            Some(_) => Shadow(Numbers::Gpu(arena.like())),
+        }
+    }
+
+    /// The values of `arena` at the moment.
+    pub fn of(arena: &Arena) -> Shadow {
+        match arena.device().gpu() {
+            None => arena.read_flat().into(),
+            Some(_) => Shadow(Numbers::Gpu(copy(arena))),
+        }
+    }
+
+    /// Calls `f` with the numbers: on a CPU where they lie, from a GPU with a copy, for which it waits.
+    pub fn with<R>(&self, f: impl FnOnce(&[f32]) -> R) -> R {
+        match &self.0 {
+            Numbers::Host(numbers) => f(numbers),
+            Numbers::Gpu(arena) => f(&arena.read_flat::<f32>()),
+        }
+    }
+
+    /// Copies them over what `into` holds.
+    pub fn read_into(&self, into: &mut Vec<f32>) {
+        match &self.0 {
+            Numbers::Host(numbers) => {
+                into.clear();
+                into.extend_from_slice(numbers);
+            }
+            Numbers::Gpu(arena) => arena.read_into(into),
+        }
+    }
+
+    /// How many there are.
+    pub(crate) fn count(&self) -> usize {
+        match &self.0 {
+            Numbers::Host(numbers) => numbers.len(),
+            Numbers::Gpu(arena) => arena.layout().len(),
+        }
+    }
+
+    /// The numbers, to be changed on a CPU. Panics if they lie on a GPU.
+    #[track_caller]
+    pub(crate) fn host_mut(&mut self) -> &mut [f32] {
+        match &mut self.0 {
+            Numbers::Host(numbers) => Arc::make_mut(numbers).as_mut_slice(),
+            Numbers::Gpu(_) => {
+                panic!("numbers beside an arena on a GPU were asked for as a slice of the host's")
+            }
+        }
+    }
+
+    /// The numbers, to be changed on the GPU that `beside` lies on: they are brought there, if they were read from a file.
+    #[track_caller]
+    pub(crate) fn gpu_mut(&mut self, beside: &Arena) -> &Arena {
+        let arena = match &self.0 {
+            Numbers::Gpu(arena) if arena.is_unique() => None,
+            Numbers::Gpu(arena) => Some(copy(arena)),
+            Numbers::Host(numbers) => {
+                let arena = beside.like();
+                arena.write_flat(&numbers[..]);
+                Some(arena)
+            }
+        };
+        if let Some(arena) = arena {
+            self.0 = Numbers::Gpu(arena);
+        }
+        match &self.0 {
+            Numbers::Gpu(arena) => arena,
+            Numbers::Host(_) => unreachable!("they were brought there just now"),
+        }
+    }
+
+    /// Exchanges them with the values of `arena`.
+    pub(crate) fn swap(&mut self, arena: &Arena) {
+        match arena.device().gpu() {
+            None => self.host_mut().swap_with_slice(&mut arena.flat_mut::<f32>()),
+            Some(_) => self.gpu_mut(arena).swap(arena),
+        }
+    }
+
+    /// Moves each by its `share` of the way to the value of `arena`.
+    pub(crate) fn follow(&mut self, arena: &Arena, share: f32) {
+        match arena.device().gpu() {
+            None => {
+                let values = arena.flat::<f32>();
+                self.host_mut()
+                    .iter_mut()
+                    .zip(values.iter())
+                    .for_each(|(mean, now)| *mean += share * (now - *mean));
+            }
+            Some(_) => self.gpu_mut(arena).follow(arena, share),
+        }
+    }
+}
+
+fn copy(arena: &Arena) -> Arena {
+    let copy = arena.like();
+    copy.copy_from(arena);
+    copy
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clone_stays_as_it_is() {
+        let mut shadow = Shadow::from(vec![1.0]);
+        let at = shadow.with(<[f32]>::as_ptr);
+        shadow.host_mut()[0] = 2.0;
+        assert_eq!(shadow.with(<[f32]>::as_ptr), at, "nobody else has it");
+        let clone = shadow.clone();
+        shadow.host_mut()[0] = 3.0;
+        assert_eq!([&clone, &shadow].map(|shadow| shadow.with(|numbers| numbers[0])), [2.0, 3.0]);
+    }
+}

@@ -1,0 +1,124 @@
+//! Whether a device is well: every operation with its gradients, a run of PyTorch's, two ranks against one, and how fast it is.
+//!
+//! Operations are tried at the inputs that the engine's own tests take ([`phalanx_tensor::cases`]), in float32, against a CPU in
+//! float64 from the same numbers. What fails is told and the rest goes on, so one broken kernel doesn't hide another; a device that
+//! can't be used at all fails everything from there on, in its own words.
+
+mod golden;
+mod operations;
+mod ranks;
+mod rates;
+
+pub use golden::{Golden, Nearness, unit};
+pub use operations::TOLERANCE;
+
+use crate::error::Error;
+use phalanx_tensor::Device;
+use serde::Serialize;
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// How much is tried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Extent {
+    /// All of it: a few minutes on a CPU.
+    #[default]
+    Whole,
+    /// Every operation, but few steps of the runs, and speeds of small sizes only, which tell little.
+    Quick,
+}
+
+/// What was found.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(tag = "selftest", rename_all = "lowercase")]
+pub enum Finding {
+    /// A family of operations, forward and backward.
+    Operations {
+        /// Which.
+        name: String,
+        /// The type that the device computed in.
+        dtype: &'static str,
+        /// How many inputs it was tried at.
+        cases: usize,
+        /// The largest distance from the right result, relative to the largest of its numbers and 1.
+        apart: f64,
+        /// What that may be.
+        tolerance: f64,
+        /// What is wrong, if anything is.
+        failure: Option<String>,
+    },
+    /// A run, held against another one.
+    Run {
+        /// Which, and against what.
+        name: String,
+        /// How many steps were made.
+        steps: usize,
+        /// The largest distance of two losses.
+        apart: f64,
+        /// What that may be, where it is largest beside it.
+        tolerance: f64,
+        /// What is wrong, if anything is.
+        failure: Option<String>,
+    },
+    /// How fast something is.
+    Rate {
+        /// What.
+        name: &'static str,
+        /// Of which size.
+        size: String,
+        /// So much in each second.
+        value: f64,
+        /// Of what.
+        unit: &'static str,
+    },
+}
+
+impl Finding {
+    /// What is wrong, if anything is.
+    pub fn failure(&self) -> Option<&str> {
+        match self {
+            Finding::Operations { failure, .. } | Finding::Run { failure, .. } => failure.as_deref(),
+            Finding::Rate { .. } => None,
+        }
+    }
+}
+
+/// Opens the device for one of so many ranks; each has a handle of its own.
+pub type Open<'a> = &'a (dyn Fn(usize) -> Result<Device, Error> + Sync);
+
+/// Tries a device, and tells each finding when it is there. Fails only where the device can't be opened.
+pub fn selftest(open: Open<'_>, extent: Extent, tell: &mut dyn FnMut(Finding)) -> Result<(), Error> {
+    let device = open(1)?;
+    operations::all(&device, tell);
+    tell(golden_run(open, extent));
+    tell(ranks::equality(open, extent));
+    rates::all(&device, extent, tell);
+    Ok(())
+}
+
+/// PyTorch's run on MNIST.
+fn golden_run(open: Open<'_>, extent: Extent) -> Finding {
+    let golden = Golden::mnist_sgd();
+    let steps = match extent {
+        Extent::Whole => golden.steps(),
+        Extent::Quick => 2,
+    };
+    let name = "mnist with sgd, against PyTorch".to_owned();
+    let (nearness, failure) = match sheltered(|| golden.run(1, steps, open)) {
+        Ok(Ok(nearness)) => (nearness, nearness.failure()),
+        Ok(Err(error)) => (Nearness::default(), Some(error.to_string())),
+        Err(words) => (Nearness::default(), Some(words)),
+    };
+    Finding::Run { name, steps, apart: nearness.apart, tolerance: nearness.bound, failure }
+}
+
+/// What `f` gives, or the words of the panic that it ends in: operations on a device that fails have no other way to say so.
+fn sheltered<T>(f: impl FnOnce() -> T) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(f)).map_err(words)
+}
+
+fn words(panic: Box<dyn Any + Send>) -> String {
+    let text = panic.downcast_ref::<String>().cloned();
+    text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()))
+        .unwrap_or_else(|| "it panicked".to_owned())
+}

@@ -1,0 +1,196 @@
+//! Runs on a GPU, against the same on a CPU: on the fake driver. Where there is no C++ compiler, tests say so and pass.
+
+mod fake;
+
+use fake::fake;
+use phalanx::checkpoint::{CheckpointConfig, Every};
+use phalanx::comm::Group;
+use phalanx::data::{Places, Silent, View, open};
+use phalanx::nn::optim::{Clip, Sgd};
+use phalanx::nn::{BatchNorm2d, Conv2d, Flatten, Linear, Loss, MaxPool2d, Sequential, Weights};
+use phalanx::tensor::{Device, GpuOptions};
+use phalanx::{Event, Observer, OnNan, Trainer, Worker};
+use phalanx_fake_cuda::{Count, FakeCuda};
+use std::path::Path;
+use std::sync::Mutex;
+
+/// What losses and weights may be off by: roundings of float32 in another order, which the steps of a test carry on.
+const TOLERANCE: f64 = 2e-4;
+
+/// GPU 0, opened once more.
+fn gpu(fake: &FakeCuda) -> Device {
+    let options = GpuOptions { libraries: vec![fake.folder().to_owned()], ..GpuOptions::default() };
+    Device::cuda(0, &options).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// Convolutions, a batch norm with its buffers, and few numbers.
+fn net() -> Sequential {
+    Sequential::new()
+        .then(Conv2d::new(1, 4, 5))
+        .then(BatchNorm2d::new(4))
+        .then(MaxPool2d::new(4))
+        .then(Flatten)
+        .then(Linear::new(144, 10))
+}
+
+/// With a state, and without Adam's way of making much of a gradient that is nothing but rounding.
+const RULE: Sgd = Sgd { momentum: 0.9, ..Sgd::new(0.02) };
+
+/// A run over the first digits, small enough for a driver that plays a GPU.
+fn trainer() -> Trainer {
+    Trainer {
+        loss: Loss::CrossEntropy { label_smoothing: 0.0 },
+        batch_size: 8,
+        steps: Some(4),
+        ..Trainer::default()
+    }
+}
+
+#[derive(Default)]
+struct Told {
+    losses: Vec<f64>,
+    norms: Vec<Option<f64>>,
+}
+
+impl Observer for Told {
+    fn event(&mut self, event: &Event) {
+        if let Event::Step { loss, grad_norm, .. } = event {
+            self.losses.push(*loss);
+            self.norms.push(*grad_norm);
+        }
+    }
+}
+
+/// What a run of so many ranks, each on a device of its own, has told on the first of them, and its weights, its mean weights and
+/// the state of its optimizer.
+fn run(
+    trainer: &Trainer,
+    ranks: usize,
+    device: &(dyn Fn() -> Device + Sync),
+) -> (Told, [Option<Weights>; 3]) {
+    let results = Mutex::default();
+    std::thread::scope(|scope| {
+        for group in Group::threads(ranks) {
+            let results = &results;
+            scope.spawn(move || {
+                let worker = Worker::with_device(group, device());
+                let data = open("mnist-mini", View::default(), &Places::from_env(None), &mut Silent).unwrap();
+                let mut told = Told::default();
+                let trained = trainer.fit(&worker, &mut net(), RULE, data.train, None, &mut told);
+                let mut trained = trained.unwrap_or_else(|error| panic!("{error}"));
+                if worker.is_first() {
+                    let parameters = &trained.parameters;
+                    let mean = trained.state.average.as_mut().map(|mean| mean.to_weights(parameters));
+                    let state = trained.state.optimizer.to_weights(parameters);
+                    *results.lock().unwrap() =
+                        Some((told, [Some(parameters.to_weights()), mean, Some(state)]));
+                }
+            });
+        }
+    });
+    results.into_inner().unwrap().expect("the first rank has left its results")
+}
+
+#[track_caller]
+fn near(got: &Weights, want: &Weights) {
+    for name in want.names() {
+        let (got, want) = (got.get(name).unwrap().1, want.get(name).unwrap().1);
+        for (i, (got, want)) in got.iter().zip(want).enumerate() {
+            assert!(f64::from((got - want).abs()) <= TOLERANCE, "{name}, {i}: {got}, not {want}");
+        }
+    }
+}
+
+#[track_caller]
+fn check(trainer: &Trainer, ranks: usize) {
+    let Some(fake) = fake() else { return };
+    let (told, left) = run(trainer, ranks, &|| gpu(&fake));
+    let (want, want_left) = run(trainer, ranks, &|| Device::cpu(1));
+    assert_eq!(told.losses.len(), want.losses.len());
+    for (step, (got, want)) in told.losses.iter().zip(&want.losses).enumerate() {
+        assert!((got - want).abs() <= TOLERANCE, "step {step}: {got}, not {want}");
+    }
+    for (step, (got, want)) in told.norms.iter().zip(&want.norms).enumerate() {
+        let apart = got.zip(*want).map_or(0.0, |(got, want)| (got - want).abs());
+        assert!(got.is_some() == want.is_some() && apart <= TOLERANCE, "step {step}: {got:?}, not {want:?}");
+    }
+    for (got, want) in left.iter().zip(&want_left) {
+        assert_eq!(got.is_some(), want.is_some());
+        got.iter().zip(want).for_each(|(got, want)| near(got, want));
+    }
+    assert_eq!(fake.damage(), [""; 0]);
+}
+
+#[test]
+fn a_run_is_that_of_a_cpu() {
+    check(&trainer(), 1);
+}
+
+#[test]
+fn passes_that_add_up_cut_gradients_and_a_running_mean_are_those_of_a_cpu() {
+    let clip = Clip { norm: Some(0.5), value: Some(0.05) };
+    let trainer =
+        Trainer { clip, accumulate: 2, ema: Some(0.75), on_nan: OnNan::Stop, steps: Some(3), ..trainer() };
+    check(&trainer, 1);
+}
+
+#[test]
+fn logical_shards_are_those_of_a_cpu() {
+    check(&Trainer { logical_shards: Some(3), batch_size: 4, steps: Some(2), ..trainer() }, 1);
+}
+
+#[test]
+fn a_run_goes_on_from_a_checkpoint_in_the_same_bits() {
+    let Some(fake) = fake() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let of = |steps: u64, dir: &Path, resume: bool| {
+        let checkpoint =
+            CheckpointConfig { every: Every::Steps(2), resume, ..CheckpointConfig::new(dir.to_owned()) };
+        let trainer =
+            Trainer { checkpoint: Some(checkpoint), ema: Some(0.5), steps: Some(steps), ..trainer() };
+        run(&trainer, 1, &|| gpu(&fake))
+    };
+    let (whole, left) = of(5, &folder.path().join("whole"), false);
+    of(2, &folder.path().join("parts"), false);
+    let (rest, rest_left) = of(5, &folder.path().join("parts"), true);
+    assert_eq!(whole.losses[2..], rest.losses);
+    assert!(left == rest_left, "not the same bits");
+    assert_eq!(fake.damage(), [""; 0]);
+}
+
+#[test]
+fn a_step_waits_once_for_the_loss_and_takes_no_memory() {
+    let Some(fake) = fake() else { return };
+    struct Counting<'a>(&'a FakeCuda, Vec<[u64; 7]>);
+    impl Observer for Counting<'_> {
+        fn event(&mut self, event: &Event) {
+            if let Event::Step { .. } = event {
+                let calls = [
+                    "cuMemAlloc_v2",
+                    "cuMemHostAlloc",
+                    "cuMemFree_v2",
+                    "cuCtxSynchronize",
+                    "cuStreamSynchronize",
+                    "cuEventSynchronize",
+                ];
+                let [a, b, c, d, e, f] = calls.map(|call| self.0.calls(call));
+                self.1.push([a, b, c, d, e, f, self.0.count(Count::BytesDown)]);
+            }
+        }
+    }
+    let device = gpu(&fake);
+    let worker = Worker::with_device(Group::solo(), device.clone());
+    let data = open("mnist-mini", View::default(), &Places::from_env(None), &mut Silent).unwrap();
+    let mut counting = Counting(&fake, Vec::new());
+    let trainer = Trainer { steps: Some(8), ..trainer() };
+    trainer.fit(&worker, &mut net(), RULE, data.train, None, &mut counting).unwrap();
+    for (step, pair) in counting.1.windows(2).enumerate().skip(3) {
+        let rose: Vec<u64> = pair[1].iter().zip(pair[0]).map(|(after, before)| after - before).collect();
+        assert_eq!((&rose[..4], rose[4] + rose[5], rose[6]), (&[0; 4][..], 1, 4), "step {step}: {rose:?}");
+    }
+}
+
+#[test]
+fn ranks_on_one_gpu_sum_their_gradients_by_way_of_the_host() {
+    check(&Trainer { batch_size: 4, ..trainer() }, 2);
+}

@@ -1,0 +1,116 @@
+//! What is done to all values of an arena at once.
+
+use crate::arena::Arena;
+use crate::dtype::DType;
+use crate::gpu::Engine;
+use crate::gpu::engine::succeeded;
+use crate::gpu::launch::{Arg, check_float, elements, rows};
+use crate::gpu::transfer::place;
+use crate::storage::Memory;
+use crate::tensor::Tensor;
+use phalanx_cuda::Address;
+
+/// Numbers whose squares a block adds up.
+const PIECE: usize = 1 << 14;
+
+fn bytes(arena: &Arena) -> usize {
+    arena.layout().len() * arena.dtype().bytes()
+}
+
+fn at(arena: &Arena) -> Address {
+    arena.memory().gpu().address()
+}
+
+impl Engine {
+    /// Gives the compute stream a copy of so many bytes from the start of one memory, which is borrowed for reading, to that of
+    /// another, which is borrowed for writing.
+    #[track_caller]
+    fn copy_bytes(&self, (from, start): (&Memory, usize), (to, into): (&Memory, usize), bytes: usize) {
+        succeeded(self.stream().copy(from.gpu(), start..start + bytes, to.gpu(), into));
+    }
+
+    /// `to = from`; both are of one layout on this GPU.
+    #[track_caller]
+    pub(crate) fn copy_arena(&self, from: &Arena, to: &Arena) {
+        let (_written, _read) = (to.write(), from.read());
+        self.copy_bytes((from.memory(), 0), (to.memory(), 0), bytes(to));
+    }
+
+    /// Exchanges the values of two arenas of one layout on this GPU.
+    #[track_caller]
+    pub(crate) fn swap_arenas(&self, a: &Arena, b: &Arena) {
+        let (_a, _b) = (a.write(), b.write());
+        let n = bytes(a);
+        let aside = Tensor::stale(a.device(), [n].into(), DType::U8);
+        let _aside = aside.storage.write_on_gpu();
+        self.copy_bytes((a.memory(), 0), place(&aside), n);
+        self.copy_bytes((b.memory(), 0), (a.memory(), 0), n);
+        self.copy_bytes(place(&aside), (b.memory(), 0), n);
+    }
+
+    /// Moves `values` by a share of the way to those of `to`.
+    #[track_caller]
+    pub(crate) fn follow(&self, values: &Arena, to: &Arena, share: f32) {
+        check_float("follow", values.dtype());
+        let (_written, _read) = (values.write(), to.read());
+        let n = values.layout().len();
+        let args = [Arg::Bare(at(values)), Arg::BareIn(at(to)), Arg::Float(f64::from(share)), Arg::Int(n)];
+        // SAFETY: both arenas have n elements, and stay until the stream has come to it.
+        unsafe { self.launch("follow", elements(n), &args) }
+    }
+
+    /// Whether all values are finite; waits for them.
+    #[track_caller]
+    pub(crate) fn is_finite(&self, values: &Arena) -> bool {
+        check_float("is_finite", values.dtype());
+        let n = values.layout().len();
+        let found = Tensor::zeros(values.device(), [size_of::<i32>()], DType::U8);
+        let read = values.read();
+        // SAFETY: the arena has n elements, and there is one number for what is found.
+        unsafe {
+            self.launch(
+                "find_not_finite",
+                elements(n),
+                &[Arg::BareIn(at(values)), Arg::Out(&found), Arg::Int(n)],
+            );
+        }
+        drop(read);
+        self.get::<u8>(&found) == [0; 4]
+    }
+
+    /// Makes the norm of all values at most `limit`; gives what it was, and waits for that.
+    #[track_caller]
+    pub(crate) fn clip_norm(&self, values: &Arena, limit: f64) -> f64 {
+        check_float("clip_norm", values.dtype());
+        let n = values.layout().len();
+        let pieces = n.div_ceil(PIECE);
+        let parts = Tensor::stale(values.device(), [pieces].into(), DType::F64);
+        let norm = Tensor::zeros(values.device(), [1], DType::F64);
+        let written = values.write();
+        let all = Arg::Bare(at(values));
+        // SAFETY: the arena has n elements; there is a part for each piece of them, and one number for the norm.
+        unsafe {
+            let args = [Arg::BareIn(at(values)), Arg::Out(&parts), Arg::Int(n), Arg::Int(PIECE)];
+            self.launch("sum_squares", rows(pieces, PIECE), &args);
+            self.launch(
+                "norm_of_parts",
+                rows(pieces.min(1), pieces),
+                &[Arg::In(&parts), Arg::Out(&norm), Arg::Int(pieces)],
+            );
+            self.launch("clip_norm", elements(n), &[all, Arg::In(&norm), Arg::Double(limit), Arg::Int(n)]);
+        }
+        drop(written);
+        self.get::<f64>(&norm)[0]
+    }
+
+    /// Makes each value at most `limit` large.
+    #[track_caller]
+    pub(crate) fn clip_value(&self, values: &Arena, limit: f32) {
+        check_float("clip_value", values.dtype());
+        let _written = values.write();
+        let n = values.layout().len();
+        let args = [Arg::Bare(at(values)), Arg::Float(f64::from(limit)), Arg::Int(n)];
+        // SAFETY: the arena has n elements, and stays until the stream has come to it.
+        unsafe { self.launch("clip_value", elements(n), &args) }
+    }
+}

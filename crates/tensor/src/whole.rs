@@ -1,0 +1,141 @@
+//! What is done to all values of an arena at once, wherever it lies: on a GPU its compute stream is given the work, and nobody waits
+//! but who is told a number.
+
+use crate::arena::Arena;
+use crate::device::Backend;
+use crate::dtype::{Element, with_element};
+use crate::gpu::Engine;
+
+impl Arena {
+    /// An arena of zeros of the same layout and dtype on the same device.
+    pub fn like(&self) -> Arena {
+        Arena::new(self.device(), self.dtype(), self.layout())
+    }
+
+    /// Overwrites all values with those of `other`. Panics while anyone uses any parameter of this one or writes to one of the
+    /// other, if both are one, or unless they have one layout, device and dtype.
+    #[track_caller]
+    pub fn copy_from(&self, other: &Arena) {
+        self.check_alike("copy_from", other);
+        match self.device().backend() {
+            Backend::Cpu => {
+                with_element!(self.dtype(), T => self.flat_mut::<T>().copy_from_slice(&other.flat::<T>()));
+            }
+            Backend::Gpu(engine) => engine.copy_arena(other, self),
+        }
+    }
+
+    /// Exchanges all values with those of `other`. Panics as [`Arena::copy_from`] does, and while anyone uses any parameter of either.
+    #[track_caller]
+    pub fn swap(&self, other: &Arena) {
+        self.check_alike("swap", other);
+        match self.device().backend() {
+            Backend::Cpu => {
+                with_element!(self.dtype(), T => self.flat_mut::<T>().swap_with_slice(&mut other.flat_mut::<T>()));
+            }
+            Backend::Gpu(engine) => engine.swap_arenas(self, other),
+        }
+    }
+
+    /// Moves every value by its `share` of the way to that of `to`; both hold f32. Panics as [`Arena::copy_from`] does.
+    #[track_caller]
+    pub fn follow(&self, to: &Arena, share: f32) {
+        self.check_alike("follow", to);
+        match self.device().backend() {
+            Backend::Cpu => {
+                let (mut values, to) = (self.flat_mut::<f32>(), to.flat::<f32>());
+                values.iter_mut().zip(to.iter()).for_each(|(value, to)| *value += share * (to - *value));
+            }
+            Backend::Gpu(engine) => engine.follow(self, to, share),
+        }
+    }
+
+    /// Whether all values, which are f32, are finite numbers, padding included.
+    #[track_caller]
+    pub fn is_finite(&self) -> bool {
+        match self.device().backend() {
+            // Without a branch a number, so that it runs as fast as memory is read.
+            Backend::Cpu => {
+                let no_number =
+                    |block: &[f32]| block.iter().fold(false, |any, value| any | !value.is_finite());
+                !self.flat::<f32>().chunks(BLOCK).any(no_number)
+            }
+            Backend::Gpu(engine) => engine.is_finite(self),
+        }
+    }
+
+    /// On a GPU: makes the norm of all values, which are f32, at most `limit`, and gives what it was. Where that is no finite number
+    /// the values stay as they are. Panics on a CPU, where values are slices, and while anyone uses any parameter.
+    #[track_caller]
+    pub fn clip_norm(&self, limit: f64) -> f64 {
+        self.engine("clip_norm").clip_norm(self, limit)
+    }
+
+    /// On a GPU: makes each value, which is f32, at most `limit` large. Panics as [`Arena::clip_norm`] does.
+    #[track_caller]
+    pub fn clip_value(&self, limit: f32) {
+        self.engine("clip_value").clip_value(self, limit);
+    }
+
+    /// A copy of the whole arena, as [`Arena::read_flat`] gives it, in memory that is used again.
+    #[track_caller]
+    pub fn read_into<T: Element>(&self, into: &mut Vec<T>) {
+        match self.device().backend() {
+            Backend::Cpu => {
+                into.clear();
+                into.extend_from_slice(&self.flat::<T>());
+            }
+            Backend::Gpu(engine) => {
+                let _held = self.hold::<T>();
+                into.resize(self.layout().len(), T::default());
+                engine.download_into(self.memory(), 0, into);
+            }
+        }
+    }
+
+    #[track_caller]
+    fn engine(&self, op: &str) -> &Engine {
+        match self.device().backend() {
+            Backend::Cpu => {
+                panic!("{op}: the arena lies on a CPU, where its values are slices: flat_mut lends them")
+            }
+            Backend::Gpu(engine) => engine,
+        }
+    }
+
+    #[track_caller]
+    fn check_alike(&self, op: &str, other: &Arena) {
+        let alike = self.layout() == other.layout()
+            && self.device() == other.device()
+            && self.dtype() == other.dtype();
+        assert!(alike, "{op}: arenas of different layouts, devices or dtypes");
+    }
+}
+
+/// Values of which it is told together whether they are numbers.
+const BLOCK: usize = 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{DType, Device, Layout};
+
+    #[test]
+    fn whole_arenas_are_copied_exchanged_and_moved() {
+        let layout = Layout::new(&[[2].into(), [1].into()]);
+        let first = |arena: &Arena| arena.flat::<f32>()[0];
+        let a = Arena::new(&Device::cpu(1), DType::F32, &layout);
+        a.tensor(0).fill(4.0);
+        let b = a.like();
+        assert_eq!(b.tensor(0).to_vec::<f32>(), [0.0; 2]);
+        b.follow(&a, 0.25);
+        assert_eq!((b.tensor(0).to_vec::<f32>(), b.tensor(1).item()), (vec![1.0; 2], 0.0));
+        b.swap(&a);
+        assert_eq!((first(&a), first(&b)), (1.0, 4.0));
+        a.copy_from(&b);
+        assert_eq!(first(&a), 4.0);
+        assert!(a.is_finite());
+        a.tensor(1).fill(f64::NEG_INFINITY);
+        assert!(!a.is_finite());
+    }
+}
