@@ -268,7 +268,16 @@ impl WeightGradients {
             }
         }
         for weight in weights.iter().flatten() {
-            weight.body().pending -= 1;
+            let mut body = weight.body();
+            body.pending -= 1;
+            // What it got from elsewhere has nothing more to wait for in this walk.
+            if body.pending == 0
+                && let Some(grad) = body.grad.take()
+                && let Kind::Leaf(Some(slot)) = &body.kind
+            {
+                slot.settle_with(&grad);
+            }
+            drop(body);
             if !self.lacks(weight) {
                 self.leaves.push(weight.clone());
             }
