@@ -12,7 +12,7 @@ use user::{events, phalanx, text};
 #[track_caller]
 fn check(found: &[Value], device: &str) {
     let of = |part: &'static str| found.iter().filter(move |finding| finding["selftest"] == part);
-    assert_eq!((of("operations").count(), of("run").count()), (16, 2));
+    assert_eq!((of("operations").count(), of("run").count()), (17, 2));
     for tried in of("operations").chain(of("run")) {
         assert!(tried["failure"].is_null(), "{tried}");
         assert!(tried["apart"].as_f64() <= tried["tolerance"].as_f64(), "{tried}");
