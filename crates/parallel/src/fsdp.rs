@@ -97,7 +97,7 @@ impl Default for FsdpConfig {
 ///             fsdp.finish(&parameters).unwrap();
 ///             fsdp.step(&mut optimizer, &parameters, &device, 1.0).unwrap();
 ///             // Half of the elements are this rank's.
-///             let held = optimizer.state().next().unwrap().1.len();
+///             let held = optimizer.state().next().unwrap().1.with(<[f32]>::len);
 ///             assert_eq!(held, parameters.layout().len() / 2);
 ///         });
 ///     }

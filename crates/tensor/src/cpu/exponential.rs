@@ -34,9 +34,10 @@ impl Exponential for f32 {
         for term in [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0] {
             sum = r.mul_add(sum, term);
         }
-        // 2^(n - 1), since 2^n may be infinite before the result is.
-        let half_scale = f32::from_bits(rounded.to_bits().wrapping_add(126) << 23);
-        if self < LEAST { 0.0 } else { sum * half_scale * 2.0 }
+        // In two factors, since 2^n may be infinite, or no normal number, where the result isn't.
+        let n = rounded.to_bits().wrapping_sub(ROUNDER.to_bits()).cast_signed();
+        let power = |n: i32| f32::from_bits((n.wrapping_add(127) << 23).cast_unsigned());
+        if self < LEAST { 0.0 } else { sum * power(n >> 1) * power(n - (n >> 1)) }
     }
 }
 
