@@ -50,6 +50,37 @@ fn workers_learn_the_same_whether_each_holds_all_or_a_part() {
     assert_eq!(weights("zero-3"), weights("ddp"));
 }
 
+/// The table of words belongs to the first block, and the last one multiplies with it.
+#[test]
+fn a_model_that_uses_a_parameter_twice_learns_the_same_in_parts() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = folder.path().join("text");
+    fs::write(&text, "what is said twice is said once more than it was said. ".repeat(400)).unwrap();
+    let train = |out: &str, strategy: &str| {
+        let job = "train gpt --nproc-per-node 2 --steps 4 --batch-size 4 --log-interval 1 --json";
+        let args = format!("{job} --data {} --out {out} --strategy {strategy}", text.display());
+        let ran = phalanx(folder.path()).args(args.split_whitespace()).output().unwrap();
+        assert_eq!(ran.status.code(), Some(0), "{args}: {}", user::text(&ran.stderr));
+        losses(&user::text(&ran.stdout))
+    };
+    let want = train("ddp", "ddp");
+    assert_eq!(want.len(), 4);
+    check_close(&train("fsdp", "fsdp"), &want, "fsdp");
+    check_close(&train("dp", "dp"), &want, "dp");
+    for strategy in ["place", "pipeline"] {
+        check_close(
+            &train(strategy, &format!("{strategy} --set model.tied=false")),
+            &train("own", "ddp --set model.tied=false"),
+            strategy,
+        );
+        let tied = ["train", "gpt", "--strategy", strategy];
+        let out = phalanx(folder.path()).args(tied).output().unwrap();
+        let said = user::text(&out.stderr);
+        let words = format!("model.tied must be false under the strategy {strategy}");
+        assert!(out.status.code() == Some(2) && said.contains(&words), "{said}");
+    }
+}
+
 /// What the lost worker held is nowhere else, so all start anew from the newest checkpoint.
 #[test]
 fn a_lost_worker_costs_the_steps_since_the_newest_checkpoint_and_no_sample() {

@@ -16,6 +16,8 @@ pub struct Parameters {
     names: Vec<String>,
     values: Arena,
     grads: Grads,
+    /// Those that a later part of the model has as well.
+    shared: Vec<String>,
     buffer_names: Vec<String>,
     buffers: Arena,
     /// First values, of parameters and then buffers, which are functions of this seed and of the number beside them.
@@ -168,6 +170,7 @@ impl Parameters {
         let buffers = kept.arena(devices);
         let (mut next_learned, mut next_kept) = (0.., 0..);
         let mut leaves = Vec::<(String, Tensor)>::new();
+        let mut shared = Vec::new();
         model.visit(&mut Visitor::new(&mut |name, role, param| {
             let place = |held: &Held, number| held.numbers.binary_search(&number).ok();
             param.tensor = match role {
@@ -177,7 +180,10 @@ impl Parameters {
                 }),
                 Role::Kept => place(&kept, next_kept.next().expect("endless")).map(|i| buffers.tensor(i)),
                 // It may lie with another rank, as may the part that shares it.
-                Role::Shared => leaves.iter().find(|(other, _)| other == name).map(|(_, leaf)| leaf.clone()),
+                Role::Shared => leaves.iter().find(|(other, _)| other == name).map(|(_, leaf)| {
+                    shared.push(name.to_owned());
+                    leaf.clone()
+                }),
             };
         }));
         // Buffers count on after the parameters, so that adding one to a layer changes no parameter.
@@ -185,6 +191,7 @@ impl Parameters {
         let others = kept.numbers.into_iter().map(|number| learned.of + number);
         Parameters {
             names: learned.declared.names,
+            shared,
             values,
             grads,
             buffer_names: kept.declared.names,
@@ -229,6 +236,11 @@ impl Parameters {
     /// The dotted names, in order.
     pub fn names(&self) -> &[String] {
         &self.names
+    }
+
+    /// Whether a later part of the model has parameter `i` as well ([`Visitor::shared`]).
+    pub fn is_shared(&self, i: usize) -> bool {
+        self.shared.contains(&self.names[i])
     }
 
     /// The number of the parameter with this name.

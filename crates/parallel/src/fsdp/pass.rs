@@ -68,7 +68,7 @@ impl Fsdp {
                 x = Some(y);
             }
             // The last one is the first that goes backward.
-            if self.is_away_between() && unit + 1 < count {
+            if self.is_away_between() && unit + 1 < count && !self.units[unit].stays {
                 self.store.send_away(&self.units, unit, pass.parameters);
             }
         }

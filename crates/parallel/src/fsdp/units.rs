@@ -17,6 +17,9 @@ pub(super) struct Unit {
     pub(super) shared_out: Range<usize>,
     /// This rank's part, counted likewise.
     pub(super) own: Range<usize>,
+    /// Whether a part of the model behind it may use its parameters too: then it stays from its forward to its backward, which
+    /// comes after theirs.
+    pub(super) stays: bool,
 }
 
 impl Unit {
@@ -50,7 +53,9 @@ pub(super) fn units(
         }
         let shared_out = 0..span.len() / group.world_size() * group.world_size();
         let own = group.own_part(shared_out.end);
-        units.push(Unit { blocks: first_block..block + 1, params: first_param..end, span, shared_out, own });
+        let (blocks, params) = (first_block..block + 1, first_param..end);
+        let stays = params.clone().any(|i| parameters.is_shared(i));
+        units.push(Unit { blocks, params, span, shared_out, own, stays });
         (first_block, first_param) = (block + 1, end);
     }
     Ok(units)

@@ -105,7 +105,7 @@ const DATASETS: &[&str] = &[
     "linear-regression",
 ];
 /// Those that foretell words.
-const LANGUAGE: &[&str] = &["gpt"];
+pub(super) const LANGUAGE: &[&str] = &["gpt"];
 pub(super) const DIGITS: &[&str] = &["mnist", "mnist-mini", "fashion-mnist"];
 pub(super) const PICTURES: &[&str] = &["cifar10", "cifar100", "image-folder"];
 const IMAGES: &[&str] = &["mnist", "mnist-mini", "fashion-mnist", "cifar10", "cifar100", "image-folder"];

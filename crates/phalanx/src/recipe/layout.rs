@@ -1,5 +1,6 @@
 //! Where a recipe's model lies, and how a worker makes its passes: what `parallel.strategy` and the keys beside it stand for.
 
+use super::keys::LANGUAGE;
 use super::{Recipe, RecipeError};
 use crate::error::Error;
 use phalanx_nn::{Ctx, Module, Parameters};
@@ -113,6 +114,11 @@ impl Recipe {
                 return refuse("train.ema", expected, ema.to_string());
             }
         }
+        let cuts = matches!(strategy, "place" | "pipeline");
+        if cuts && LANGUAGE.contains(&&*self.model.name) && self.model.tied != Some(false) {
+            // The table of words would have to be on the first device and on the last.
+            return refuse("model.tied", format!("false under the strategy {strategy}"), "true".into());
+        }
         if let Some(cut) = &self.parallel.cut {
             let devices = self.parallel.devices.unwrap_or(DEVICES);
             let stages = devices * self.schedule_of_pipeline().1;
@@ -168,7 +174,11 @@ impl Recipe {
         let samples = (self.train.batch_size / self.micro_batches()).clamp(1, MOST_MEASURED);
         let dims = [&[samples], input_dims].concat();
         let here = Device::cpu(1);
-        let input = Tensor::uniform(&here, dims.as_slice(), 0.0, 1.0, DType::F32, Philox::new(0, 0));
+        let input = if LANGUAGE.contains(&&*self.model.name) {
+            Tensor::zeros(&here, dims.as_slice(), DType::I64)
+        } else {
+            Tensor::uniform(&here, dims.as_slice(), 0.0, 1.0, DType::F32, Philox::new(0, 0))
+        };
         let ctx = Ctx::train(0, 0, (0..samples as u64).collect());
         let costs = measure(model, device.threads(), &input, &ctx);
         let blocks = cut(&costs, stages, None).map_err(phalanx_parallel::Error::from)?;
