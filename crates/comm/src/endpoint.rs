@@ -3,6 +3,7 @@
 use crate::door::{Door, Key};
 use crate::error::Error;
 use crate::group::{Group, Home, Kin, Place};
+use crate::processors::Processors;
 use crate::topology::Topology;
 use crate::transport::{Memory, Process, Pulse, Tcp, Wire, Wires};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -33,6 +34,9 @@ pub struct PeerAddress {
     /// Whether it speaks TLS over TCP, as whoever dials it must then.
     #[serde(default)]
     pub tls: bool,
+    /// What it may run on: ranks of a host that have a core each wait for each other without falling asleep.
+    #[serde(default)]
+    pub(crate) processors: Processors,
 }
 
 /// Where a rank can be reached by others of its host.
@@ -56,6 +60,8 @@ pub struct Endpoint {
     tcp: TcpListener,
     local: Option<(UnixListener, LocalAddress)>,
     tls: Option<Tls>,
+    /// Those of the thread that bound it.
+    processors: Processors,
     /// Gives signs of life over its connections.
     pulse: Arc<Pulse>,
 }
@@ -103,7 +109,7 @@ impl Endpoint {
         let listener = TcpListener::bind((ip, 0)).and_then(|l| l.set_nonblocking(true).map(|()| l));
         let tcp = listener
             .map_err(|error| Error::connect(Rank(0), format!("no port of {ip} can be had: {error}")))?;
-        Ok(Endpoint { tcp, local: None, tls: None, pulse: Arc::default() })
+        Ok(Endpoint { tcp, local: None, tls: None, processors: Processors::own(), pulse: Arc::default() })
     }
 
     /// Encrypts what goes over TCP, with TLS 1.3; ranks of a host that share memory need none. All ranks of a group do that, or
@@ -127,7 +133,7 @@ impl Endpoint {
     pub fn address(&self) -> PeerAddress {
         let tcp = self.tcp.local_addr().expect("a bound socket has an address");
         let local = self.local.as_ref().map(|(_, address)| address.clone());
-        PeerAddress { tcp, local, tls: self.tls.is_some() }
+        PeerAddress { tcp, local, tls: self.tls.is_some(), processors: self.processors.clone() }
     }
 
     /// A connection of a newcomer, if there is one; an error where one waits that this process can't take in.
@@ -346,6 +352,7 @@ impl Group {
     pub(crate) fn meet(place: Place, home: Home) -> Result<Group, Error> {
         let peers = &home.peers;
         let topology = Topology::of(peers, |a, b| a.tcp.ip() == b.tcp.ip() || a.can_share_memory_with(b));
+        let topology = topology.on(peers.iter().map(|peer| peer.processors.clone()).collect());
         let key = Key { generation: place.generation, group: place.name };
         // A group of one meets nobody, and turns away the same.
         home.door.raise(place.generation);

@@ -163,8 +163,7 @@ impl Group {
         };
         // With a core for every rank a peer is probably about to answer; with fewer, it needs the core that looking takes.
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let here = topology.neighbours(rank.index()).count();
-        let spin = if here <= cores { SPIN } else { Duration::ZERO };
+        let spin = if topology.has_cores(rank.index(), cores) { SPIN } else { Duration::ZERO };
         Group {
             rank,
             world_size: n,

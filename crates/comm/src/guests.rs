@@ -54,7 +54,12 @@ mod tests {
     use std::process::Command;
 
     fn at(port: u16) -> PeerAddress {
-        PeerAddress { tcp: ([127, 0, 0, 1], port).into(), local: None, tls: false }
+        PeerAddress {
+            tcp: ([127, 0, 0, 1], port).into(),
+            local: None,
+            tls: false,
+            processors: Default::default(),
+        }
     }
 
     #[test]

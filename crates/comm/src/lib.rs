@@ -35,6 +35,7 @@ mod group;
 mod guests;
 mod lobby;
 mod mail;
+mod processors;
 mod queue;
 mod recorder;
 mod schedule;

@@ -17,7 +17,7 @@ use measure::{Measured, Rounds, WrongElement, measure};
 use phalanx::Worker;
 use phalanx::comm::{Algorithm, Error, Group, ReduceOp};
 use phalanx_job::{WorkerEnv, names};
-use phalanx_launch::{Console, LaunchSpec};
+use phalanx_launch::{Console, LaunchSpec, Numa, NumaBinding};
 use serde::Serialize;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -94,6 +94,8 @@ fn lead(n: usize, args: &AllReduceArgs) -> Result<u8> {
         run_dir: folder.path().to_owned(),
         variables: transport.map(|way| (names::TRANSPORT.to_owned(), way.to_owned())).into_iter().collect(),
         console: Console::FirstRank,
+        // Two ranks that wait for each other on one core make a few milliseconds of anything; without a core each, none has its own.
+        processors: Numa::of_this_machine().shares(NumaBinding::Exclusive, n).unwrap_or_default(),
         grace: GRACE,
         tls: tls_is_asked_for()?,
         ..LaunchSpec::default()

@@ -84,7 +84,7 @@ pub(super) enum Bound {
 }
 
 pub(super) fn bound(binding: Binding, workers: usize, machine: &Numa) -> Result<Bound, WrongUsage> {
-    if machine.nodes() < 2 {
+    if machine.nodes() < 2 && matches!(binding, Binding::Node | Binding::Socket) {
         return Ok(Bound::OneNode);
     }
     let kind = match binding {
@@ -121,6 +121,18 @@ mod tests {
         check("gpu", None, 0, None);
         check("0", None, 4, None);
         check("xpu", None, 4, None);
+    }
+
+    #[test]
+    fn one_numa_node_has_cores_to_share_out_but_no_other_node() {
+        let (machine, bound) = (Numa::of_this_machine(), |how| bound(how, 1, &Numa::of_this_machine()).ok());
+        if machine.nodes() == 1 {
+            assert!(matches!(bound(Binding::Node), Some(Bound::OneNode)));
+            assert!(matches!(bound(Binding::Socket), Some(Bound::OneNode)));
+        }
+        assert!(
+            matches!(bound(Binding::Exclusive), Some(Bound::To(all)) if all.len() == machine.nodes().min(1))
+        );
     }
 
     #[test]

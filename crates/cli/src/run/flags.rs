@@ -78,7 +78,7 @@ pub(crate) struct RunArgs {
     /// Tell every worker that its LOCAL_RANK is 0, and let it see one GPU.
     #[arg(long)]
     pub(crate) virtual_local_rank: bool,
-    /// Keep workers to processors that are near to each other; without effect on a machine of one NUMA node.
+    /// Keep workers to processors that are near to each other; `node` and `socket` are without effect on a machine of one NUMA node.
     #[arg(long, value_enum, value_name = "HOW")]
     pub(crate) numa_binding: Option<Binding>,
     /// Where to keep the logs and whatever the program saves [default: runs/PROGRAM-RUN_ID].
