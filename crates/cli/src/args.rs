@@ -503,6 +503,20 @@ pub(crate) enum Checkpoint {
         #[arg(long)]
         json: bool,
     },
+    /// Write it once more in another number of parts; with one, the model is a single file of weights.
+    Convert {
+        /// A run directory, its folder checkpoints, or one checkpoint; of several the newest is taken.
+        dir: PathBuf,
+        /// Into how many parts.
+        #[arg(long, value_name = "N", default_value_t = 1)]
+        parts: usize,
+        /// The folder of checkpoints to write it into.
+        #[arg(long, value_name = "DIR")]
+        out: PathBuf,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
     /// Read every byte and hold it against its checksum.
     Verify {
         /// A run directory, its folder checkpoints, or one checkpoint.

@@ -1,16 +1,32 @@
 //! `phalanx checkpoint`: what checkpoints of a run there are, and whether they are whole.
 
-use crate::args::{Checkpoint, CheckpointArgs};
+use crate::args::{Checkpoint, CheckpointArgs, WrongUsage};
 use crate::runs::checkpoints_of;
 use crate::say::{print, say};
 use anyhow::{Result, bail};
-use phalanx::checkpoint::{CheckpointError, Manifest, Position, RunFacts, checkpoints};
+use phalanx::checkpoint::{CheckpointError, Converted, Manifest, Position, RunFacts, checkpoints, convert};
 use serde_json::json;
 use std::path::{Path, PathBuf};
+
+/// The numbers in the names of files have five digits.
+const MOST_PARTS: usize = 99_999;
 
 pub(crate) fn checkpoint(args: &CheckpointArgs) -> Result<u8> {
     match &args.what {
         Checkpoint::Show { dir, json } => Ok(show(&found(dir)?, *json)),
+        Checkpoint::Convert { dir, parts, out, json } => {
+            if !(1..=MOST_PARTS).contains(parts) {
+                let text = format!("--parts {parts}: must be from 1 to {MOST_PARTS}");
+                return Err(WrongUsage(text).into());
+            }
+            let Converted { folder, manifest } = convert(&found(dir)?[0], *parts, out)?;
+            if *json {
+                print(json!({ "checkpoint": folder, "manifest": manifest }));
+            } else {
+                print(describe(&folder, &manifest));
+            }
+            Ok(0)
+        }
         Checkpoint::Verify { dir, json } => Ok(verify(&found(dir)?, *json)),
     }
 }
@@ -73,7 +89,7 @@ fn describe(folder: &Path, manifest: &Manifest) -> String {
         text += &format!("  learning rate times {} by the plateau\n", plateau.factor.0);
     }
     for file in &manifest.files {
-        text += &format!("  {:<24} {:>14} bytes\n", file.name, file.bytes);
+        text += &format!("  {:<36} {:>14} bytes\n", file.name, file.bytes);
     }
     text.trim_end().to_owned()
 }

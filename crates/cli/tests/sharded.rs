@@ -88,7 +88,8 @@ fn a_lost_worker_costs_the_steps_since_the_newest_checkpoint_and_no_sample() {
     let out = folder.path().join("out");
     let job =
         "train mnist-mini --epochs 30 --nproc-per-node 2 --strategy fsdp --log-interval 1 --max-restarts 2";
-    let args = format!("{job} --set train.checkpoint_every=5 --out {}", out.display());
+    let set = "--set train.checkpoint_every=5 --set train.checkpoint=parts";
+    let args = format!("{job} {set} --out {}", out.display());
     let mut run = phalanx(folder.path());
     let run = run.args(args.split_whitespace()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let start = Instant::now();
@@ -109,6 +110,27 @@ fn a_lost_worker_costs_the_steps_since_the_newest_checkpoint_and_no_sample() {
     let epochs: Vec<&Value> = told.iter().filter(|event| event["event"] == "epoch").collect();
     assert!(epochs.len() == 30 && epochs.iter().all(|epoch| epoch["each_once"] == true), "{epochs:?}");
     assert!(told.iter().any(|event| event["event"] == "resume"), "{said}");
+    check_conversion(folder.path());
+}
+
+/// The checkpoints of a run of two, as a user looks at them and makes one file of the newest.
+fn check_conversion(folder: &Path) {
+    let run = |args: &str| {
+        let ran = phalanx(folder).args(["checkpoint"]).args(args.split(' ')).output().unwrap();
+        assert_eq!(ran.status.code(), Some(0), "{args}: {}", text(&ran.stderr));
+        text(&ran.stdout)
+    };
+    assert!(run("verify out").contains(": whole (4 files, "));
+    assert!(run("show out").contains("optimizer-00002-of-00002.safetensors"));
+    assert!(run("convert out --out one").contains("model.safetensors "));
+    assert!(run("verify one").contains(": whole (2 files, "));
+    let newest = fs::read_dir(folder.join("one")).unwrap().next().unwrap().unwrap().path();
+    let args = format!("train mnist-mini --steps 1 --init {}/model.safetensors --out next", newest.display());
+    let ran = phalanx(folder).args(args.split(' ')).output().unwrap();
+    assert_eq!(ran.status.code(), Some(0), "{}", text(&ran.stderr));
+    let ran =
+        phalanx(folder).args(["checkpoint", "convert", "out", "--parts", "0", "--out", "none"]).output();
+    assert!(text(&ran.unwrap().stderr).contains("--parts 0: must be from 1 to 99999"));
 }
 
 #[test]

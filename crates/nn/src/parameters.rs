@@ -4,6 +4,7 @@ use crate::module::{Module, Role, Visitor};
 use crate::param::Init;
 use crate::weights::Weights;
 use phalanx_tensor::{Arena, DType, Device, Grads, Layout, Order, Philox, Shape, Tensor};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -339,6 +340,16 @@ impl Parameters {
         self.compare(weights)
     }
 
+    /// Takes the values of the parameter or buffer of this name, in row-major order; one that there isn't is passed over. For files
+    /// that are read piece by piece: whether all fits is for [`Parameters::compare_shapes`] to say before.
+    #[track_caller]
+    pub fn load_one(&self, name: &str, values: &[f32]) {
+        self.give_first_values();
+        if let Some((_, tensor)) = self.tensors().find(|(other, _)| *other == name) {
+            tensor.copy_from(&Tensor::from_slice(tensor.device(), values, *tensor.shape()));
+        }
+    }
+
     /// Takes those values that fit from those arrays that `wanted` picks.
     pub(crate) fn load_where(&self, weights: &Weights, wanted: impl Fn(&str) -> bool) {
         self.give_first_values();
@@ -360,16 +371,28 @@ impl Parameters {
 
     /// What doesn't fit.
     pub(crate) fn compare(&self, weights: &Weights) -> Mismatch {
+        self.compare_shapes(weights.shapes())
+    }
+
+    /// What doesn't fit of arrays of these names and shapes.
+    pub fn compare_shapes<'a>(&self, found: impl Iterator<Item = (&'a str, &'a Shape)>) -> Mismatch {
         let mut mismatch = Mismatch::default();
+        let found: BTreeMap<&str, &Shape> = found.collect();
         for (name, tensor) in self.tensors() {
-            mismatch.take(weights, name, tensor.shape());
+            match found.get(name) {
+                None => mismatch.missing.push(name.to_owned()),
+                Some(&shape) if shape != tensor.shape() => {
+                    mismatch.misshaped.push((name.to_owned(), *shape, *tensor.shape()));
+                }
+                Some(_) => {}
+            }
         }
         // A counter that PyTorch keeps beside every batch norm, and nothing here needs.
         let known = |name: &str| {
             name.ends_with(".num_batches_tracked")
                 || self.names.iter().chain(&self.buffer_names).any(|other| other == name)
         };
-        mismatch.unexpected = weights.names().filter(|name| !known(name)).map(str::to_owned).collect();
+        mismatch.unexpected = found.into_keys().filter(|name| !known(name)).map(str::to_owned).collect();
         mismatch
     }
 }

@@ -98,6 +98,11 @@ impl Weights {
         self.0.iter().find(|(n, ..)| n == name).map(|(_, shape, values)| (shape, values.as_slice()))
     }
 
+    /// All names and shapes.
+    pub fn shapes(&self) -> impl Iterator<Item = (&str, &Shape)> {
+        self.0.iter().map(|(name, shape, _)| (name.as_str(), shape))
+    }
+
     /// All names.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.0.iter().map(|(name, ..)| name.as_str())

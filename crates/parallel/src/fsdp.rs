@@ -26,7 +26,7 @@ use crate::ddp::{share_buffers, share_gradients, share_values};
 use crate::error::Error;
 use crate::local::Pass;
 use crate::single::begin;
-use crate::strategy::{Place, Strategy, Sync};
+use crate::strategy::{Collected, Place, Strategy, Sync};
 use phalanx_comm::{Deadline, Group, Rank, ReduceOp, Work};
 use phalanx_nn::optim::{Clip, Optimizer, Part};
 use phalanx_nn::{Module, Parameters};
@@ -157,7 +157,7 @@ impl Fsdp {
     }
 
     /// The elements of the arena that this rank holds, in order.
-    pub fn held(&self) -> impl Iterator<Item = Range<usize>> {
+    fn own_elements(&self) -> impl Iterator<Item = Range<usize>> {
         self.units.iter().flat_map(|unit| {
             let at = unit.span.start;
             [unit.own.clone(), unit.rest()].map(|range| at + range.start..at + range.end)
@@ -366,13 +366,70 @@ impl Strategy for Fsdp {
         Ok(Some(arrays))
     }
 
-    fn keep_part(&mut self, optimizer: &mut Optimizer) {
-        let part = |array: &[f32]| self.held().flat_map(|range| array[range].iter().copied()).collect();
-        let parts = optimizer.state().map(|(_, state)| state.with(part)).collect();
-        optimizer.take_over(optimizer.steps(), parts);
+    fn collect(
+        &mut self,
+        parameters: &Parameters,
+        optimizer: &Optimizer,
+        params: Range<usize>,
+    ) -> Result<Option<Collected>, Error> {
+        let wanted = parameters.layout().span(params);
+        let mut values = vec![0.0; wanted.len()];
+        for (i, unit) in self.units.iter().enumerate() {
+            let was_away = self.store.away[i].is_some();
+            self.store.wait_for(&self.units, i, &self.shard)?;
+            let span = parameters.values().range_mut::<f32>(unit.params.clone());
+            overlap(&unit.span, &span, &wanted, &mut values);
+            drop(span);
+            if was_away {
+                self.store.send_away(&self.units, i, parameters);
+            }
+        }
+        let mut states = Vec::new();
+        for (name, held) in optimizer.state() {
+            let held = held.with(<[f32]>::to_vec);
+            let (mut held, mut state) = (&held[..], vec![0.0; wanted.len()]);
+            for Unit { span, shared_out, own, .. } in &self.units {
+                let (part, rest) = held.split_at(own.len());
+                let mut unit = vec![0.0; span.len()];
+                let (all, left) = unit.split_at_mut(shared_out.end);
+                self.shard.all_gather(part, all)?;
+                let (rest, next) = rest.split_at(left.len());
+                left.copy_from_slice(rest);
+                overlap(span, &unit, &wanted, &mut state);
+                held = next;
+            }
+            states.push((name, state));
+        }
+        Ok(Some(Collected { values, states }))
+    }
+
+    fn held(&self) -> Option<Vec<Range<usize>>> {
+        Some(self.own_elements().collect())
+    }
+
+    fn report(&mut self, mut own: Vec<u8>) -> Result<Vec<Vec<u8>>, Error> {
+        let (n, is_first) = (self.all.world_size(), self.all.rank() == Rank(0));
+        let mut lengths = vec![0; n];
+        self.all.all_gather(&[own.len() as u64], &mut lengths)?;
+        // As long as the longest.
+        let longest = lengths.iter().copied().max().unwrap_or(0) as usize;
+        own.resize(longest, 0);
+        let mut all = vec![0; if is_first { n * longest } else { 0 }];
+        self.all.gather(&own, &mut all, Rank(0))?;
+        let said = |(rank, length): (usize, u64)| all[rank * longest..][..length as usize].to_vec();
+        Ok(if is_first { lengths.into_iter().enumerate().map(said).collect() } else { Vec::new() })
     }
 
     fn sum(&mut self, numbers: &mut [f64]) -> Result<(), Error> {
         Ok(self.all.all_reduce(numbers, ReduceOp::Sum)?)
+    }
+}
+
+/// Copies what of a unit's elements, which lie in `unit` of the arena, is wanted.
+fn overlap(unit: &Range<usize>, elements: &[f32], wanted: &Range<usize>, into: &mut [f32]) {
+    let (first, last) = (unit.start.max(wanted.start), unit.end.min(wanted.end));
+    if first < last {
+        into[first - wanted.start..last - wanted.start]
+            .copy_from_slice(&elements[first - unit.start..last - unit.start]);
     }
 }

@@ -58,4 +58,4 @@ pub use place::{Placeable, Placed};
 pub use replicas::{DataParallel, DataParallelConfig};
 pub use shards::{LogicalShards, LogicalShardsConfig};
 pub use single::SingleDevice;
-pub use strategy::{Place, Shards, Strategy, Sync};
+pub use strategy::{Collected, Place, Shards, Strategy, Sync};

@@ -26,6 +26,16 @@ pub struct Shards {
     pub held: Range<usize>,
 }
 
+/// What [`Strategy::collect`] gives: elements of the arena, those of one parameter after the other with the padding between
+/// them.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Collected {
+    /// The values.
+    pub values: Vec<f32>,
+    /// The optimizer's state, by name.
+    pub states: Vec<(&'static str, Vec<f32>)>,
+}
+
 /// Whether a backward pass is the last of its step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sync {
@@ -145,6 +155,29 @@ pub trait Strategy: Send {
     fn whole_state(&mut self, optimizer: &Optimizer) -> Result<Option<Vec<Vec<f32>>>, Error> {
         let _ = optimizer;
         Ok(None)
+    }
+
+    /// Values and the optimizer's state of these parameters, which may be others on each rank, where a rank holds only a part of
+    /// everything; none where each has all. No rank ever holds more than what it asks for beside its part and a few blocks. All
+    /// ranks must ask at once, between two steps.
+    fn collect(
+        &mut self,
+        parameters: &Parameters,
+        optimizer: &Optimizer,
+        params: Range<usize>,
+    ) -> Result<Option<Collected>, Error> {
+        let _ = (parameters, optimizer, params);
+        Ok(None)
+    }
+
+    /// The elements of the arena of which this rank keeps the optimizer's state, in the order in which it does; none for all.
+    fn held(&self) -> Option<Vec<Range<usize>>> {
+        None
+    }
+
+    /// What every rank says, by rank: on rank 0, on others nothing that means anything. All ranks must ask.
+    fn report(&mut self, own: Vec<u8>) -> Result<Vec<Vec<u8>>, Error> {
+        Ok(vec![own])
     }
 
     /// Of an optimizer's whole state leaves what this rank holds.

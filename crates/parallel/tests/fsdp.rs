@@ -171,6 +171,7 @@ fn a_rank_has_no_more_in_memory_than_its_parts_and_what_it_works_with() {
     let held = ranks(n, |group| {
         let (device, mut net) = (Device::cpu(1), wide());
         let parameters = Parameters::build(&mut net, &device, 0);
+        let group_rank = group.rank().index();
         let config = FsdpConfig { unit_bytes: 0, ..FsdpConfig::default() };
         let mut fsdp = Fsdp::new(group, &net, &parameters, config).unwrap();
         fsdp.prepare(&parameters).unwrap();
@@ -196,8 +197,20 @@ fn a_rank_has_no_more_in_memory_than_its_parts_and_what_it_works_with() {
         // Who uses values that aren't here finds out.
         let used = catch_unwind(AssertUnwindSafe(|| parameters.value(0).to_vec::<f32>()));
         assert!(used.is_err());
+        // Two of the twelve parameters, which other ranks ask for, too.
+        let params = group_rank..group_rank + 2;
+        let part = fsdp.collect(&parameters, &optimizer, params.clone()).unwrap().unwrap();
+        let after = in_memory(parameters.values());
         fsdp.gather().unwrap();
-        (parameters.values().layout().len() * 4, away, in_memory(parameters.values()))
+        let span = parameters.layout().span(params);
+        assert!(part.values == parameters.values().flat::<f32>()[span.clone()]);
+        if let Some(whole) = fsdp.whole_state(&optimizer).unwrap().filter(|_| group_rank == 0) {
+            let names = part.states.iter().map(|(name, _)| *name);
+            assert!(names.eq(["exp_avg", "exp_avg_sq"]));
+            assert!(part.states.iter().zip(whole).all(|((_, part), whole)| *part == whole[span.clone()]));
+        }
+        let [values, grads] = away;
+        (parameters.values().layout().len() * 4, [values, grads, after], in_memory(parameters.values()))
     });
     for (whole, away, gathered) in held {
         assert!(gathered >= whole, "{gathered} of {whole}");

@@ -9,6 +9,9 @@
 //! never waits for the disk, except at its end, for the last one. A checkpoint that can't be written is told, and the next
 //! one is tried when it is due.
 //!
+//! Where ranks hold a part of the model each they may write a part of the checkpoint each ([`CheckpointConfig::parts`]), which rank 0
+//! makes a checkpoint once all are on the disk.
+//!
 //! Which samples and weights a run has is decided elsewhere: [`Trainer::checkpoint`] takes a config and does the rest.
 //!
 //! ```
@@ -35,19 +38,23 @@
 //!
 //! [`Trainer::checkpoint`]: crate::Trainer::checkpoint
 
+mod arrays;
 mod background;
+mod convert;
 mod disk;
 mod error;
 mod manifest;
 mod position;
 mod read;
 mod resume;
+mod shares;
 mod snapshot;
 mod store;
 mod tensors;
 #[cfg(test)]
 mod tests;
 
+pub use convert::{Converted, convert};
 pub use error::CheckpointError;
 pub use manifest::{FileEntry, Holds, Manifest, RunFacts, VERSION};
 pub use position::{BestPosition, Exact, PlateauPosition, Position, UsedPosition};
@@ -61,11 +68,12 @@ use crate::worker::Worker;
 use background::{About, Background, Late, Written};
 use disk::SystemDisk;
 use phalanx_nn::Parameters;
-use phalanx_parallel::{Kept, Strategy};
+use phalanx_parallel::{Kept, Place, Strategy};
 use snapshot::{Contents, Lent};
+use std::ops::Range;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
-use store::Store;
+use store::{PartOf, Store};
 
 /// Where and when a run takes checkpoints.
 #[derive(Clone, Debug)]
@@ -79,6 +87,9 @@ pub struct CheckpointConfig {
     /// Whether to go on from the newest one that is whole, or from the first step if there is none. Else the run begins at its
     /// first step, and a folder that holds checkpoints is set aside under a name with a number. Default no.
     pub resume: bool,
+    /// Whether ranks that hold a part of the model each write a part of the checkpoint each, all into this folder, which they must
+    /// share; else rank 0 brings all of it together. Where each rank has everything it makes no difference. Default no.
+    pub parts: bool,
     /// The recipe as TOML, for whoever looks at the checkpoint, or goes on from it: where it differs, a note says so. Default
     /// none.
     pub recipe: Option<String>,
@@ -97,7 +108,7 @@ impl CheckpointConfig {
     /// The defaults, in this folder.
     pub fn new(dir: PathBuf) -> CheckpointConfig {
         let every = Every::Time(Duration::from_secs(60));
-        CheckpointConfig { dir, every, keep: 2, resume: false, recipe: None }
+        CheckpointConfig { dir, every, keep: 2, resume: false, parts: false, recipe: None }
     }
 }
 
@@ -121,8 +132,19 @@ const PATIENCE: Duration = Duration::from_secs(600);
 pub(crate) struct Checkpoints {
     dir: PathBuf,
     every: Every,
-    /// On rank 0, which writes for all.
+    /// On rank 0, which writes for all; where they write together, on all of them.
     writer: Option<Writer>,
+    /// Where they write together.
+    parts: Option<Parts>,
+}
+
+/// A rank's share in checkpoints that ranks write together.
+struct Parts {
+    part: PartOf,
+    /// Which parameters it writes.
+    params: Range<usize>,
+    /// Where the run was when the parts were taken that are being written, or are and wait for others.
+    underway: Option<Position>,
 }
 
 struct Writer {
@@ -150,9 +172,16 @@ impl Checkpoints {
         strategy: &mut dyn Strategy,
         observer: &mut dyn Observer,
     ) -> Result<Checkpoints, Error> {
-        let CheckpointConfig { dir, every, keep, resume, recipe } = config.clone();
+        let CheckpointConfig { dir, every, keep, resume, parts, recipe } = config.clone();
         let rule = *state.optimizer.rule();
-        let resumed = if resume { resume::resume(&dir, worker, run, parameters, rule)? } else { None };
+        let resumed =
+            if resume { resume::resume(&dir, worker, run, parameters, rule, strategy.held())? } else { None };
+        let Place { rank, world_size } = strategy.place();
+        let part = PartOf { number: rank, of: world_size };
+        let parts = (parts && strategy.is_sharded()).then(|| {
+            let params = shares::of(parameters.layout(), world_size)[rank].clone();
+            Parts { part, params, underway: None }
+        });
         let mut writer = None;
         if worker.is_first() {
             let store = Store::new(Box::new(SystemDisk), dir.clone(), keep);
@@ -177,17 +206,22 @@ impl Checkpoints {
                     }
                 }
             }
-            writer = Some(Writer::start(config, store, run, parameters, resumed.is_some())?);
+            writer = Some(Writer::start(config, store, run, parameters, resumed.is_some(), parts.as_ref())?);
+        } else if parts.is_some() {
+            let store = Store::new(Box::new(SystemDisk), dir.clone(), keep);
+            writer = Some(Writer::start(config, store, run, parameters, false, parts.as_ref())?);
         }
         if let Some(resumed) = resumed {
             *state = resumed.state;
-            strategy.keep_part(&mut state.optimizer);
+            if strategy.held().is_none() {
+                strategy.keep_part(&mut state.optimizer);
+            }
             resumed.kept.into_iter().for_each(|kept| strategy.go_on(kept));
         }
         if let Some(writer) = &mut writer {
             writer.last.0 = state.progress.step;
         }
-        Ok(Checkpoints { dir, every, writer })
+        Ok(Checkpoints { dir, every, writer, parts })
     }
 
     /// Goes on with the checkpoints of a run which this rank holds `state` of: if it is the first now, it writes them from now
@@ -206,11 +240,11 @@ impl Checkpoints {
             // What the rank before has left half written.
             store.clean()?;
             let any = !checkpoints(&dir)?.is_empty();
-            let mut own = Writer::start(config, store, run, parameters, any)?;
+            let mut own = Writer::start(config, store, run, parameters, any, None)?;
             own.last.0 = state.progress.step;
             writer = Some(own);
         }
-        Ok(Checkpoints { dir, every, writer })
+        Ok(Checkpoints { dir, every, writer, parts: None })
     }
 
     /// Whether this rank writes them.
@@ -232,7 +266,7 @@ impl Checkpoints {
             self.ask();
         }
         let mut due = false;
-        if let Some(writer) = &mut self.writer {
+        if let Some(writer) = self.writer.as_mut().filter(|_| strategy.place().rank == 0) {
             if let Some(written) = writer.background.poll() {
                 writer.tell(written, observer);
             }
@@ -242,7 +276,109 @@ impl Checkpoints {
                 && progress.step > step
                 && writer.background.is_idle();
         }
+        if self.parts.is_some() {
+            return self.after_step_together(due, state, parameters, strategy);
+        }
         self.take_if(due, state, parameters, strategy)
+    }
+
+    /// Where ranks write together: takes this rank's part if rank 0 says that one is due, and has a checkpoint made of the parts
+    /// once all of them are written. Whether they are is asked for after every step, so that nobody waits for a disk.
+    fn after_step_together(
+        &mut self,
+        due: bool,
+        state: &State,
+        parameters: &Parameters,
+        strategy: &mut dyn Strategy,
+    ) -> Result<(), Error> {
+        let (Some(writer), Some(parts)) = (&mut self.writer, &mut self.parts) else { return Ok(()) };
+        if strategy.place().rank != 0 {
+            let nothing = writer.background.poll();
+            debug_assert!(nothing.is_none(), "only rank 0 commits");
+        }
+        let is_underway = parts.underway.is_some();
+        let writing = is_underway && !writer.background.is_idle();
+        let mut says = [due && !is_underway, writing].map(|says| f64::from(u8::from(says)));
+        strategy.sum(&mut says)?;
+        match (is_underway, says) {
+            (true, [_, 0.0]) => self.commit(strategy),
+            (false, [1.0, _]) => self.take_part(state, parameters, strategy),
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes this rank's part, which is written while training goes on.
+    fn take_part(
+        &mut self,
+        state: &State,
+        parameters: &Parameters,
+        strategy: &mut dyn Strategy,
+    ) -> Result<(), Error> {
+        let (Some(writer), Some(parts)) = (&mut self.writer, &mut self.parts) else { return Ok(()) };
+        let (start, params) = (Instant::now(), parts.params.clone());
+        let part = strategy.collect(parameters, &state.optimizer, params.clone())?;
+        let part = part.expect("ranks that hold a part each give it");
+        let span = parameters.layout().span(params);
+        // One that was late is still being written: that is told when all parts are asked for.
+        if writer.background.is_idle() {
+            writer.background.write_part(|snapshot| snapshot.take(parameters, state, part, span));
+        }
+        (writer.last, writer.asked) = ((state.progress.step, Instant::now()), false);
+        writer.stall = start.elapsed();
+        parts.underway = Some((&state.progress).into());
+        Ok(())
+    }
+
+    /// Has rank 0 make a checkpoint of the parts, which all ranks have written, or failed to.
+    fn commit(&mut self, strategy: &mut dyn Strategy) -> Result<(), Error> {
+        let (Some(writer), Some(parts)) = (&mut self.writer, &mut self.parts) else { return Ok(()) };
+        let late = || Err(CheckpointError::Late { path: self.dir.clone(), waited: PATIENCE });
+        let own: Said = writer.background.take_part().unwrap_or_else(late).map_err(|error| error.to_string());
+        let said = strategy.report(serde_json::to_vec(&own).expect("a list of files is always JSON"))?;
+        let position = parts.underway.take();
+        if let Some(position) = position.filter(|_| parts.part.number == 0) {
+            // One that is late is still at it, and the run ends without.
+            if writer.background.is_idle() {
+                writer.background.commit(position, together(&said));
+            }
+        }
+        Ok(())
+    }
+
+    /// As [`Checkpoints::finish`], where ranks write together.
+    fn finish_together(
+        &mut self,
+        state: &State,
+        parameters: &Parameters,
+        strategy: &mut dyn Strategy,
+        observer: &mut dyn Observer,
+    ) -> Result<(), Error> {
+        self.end_parts(strategy, observer)?;
+        let is_first = strategy.place().rank == 0;
+        let step = state.progress.step;
+        let due = self.writer.as_ref().filter(|_| is_first).is_some_and(|writer| {
+            (writer.any || writer.asked) && writer.last.0 < step && writer.background.is_idle()
+        });
+        if strategy.any(due)? {
+            self.take_part(state, parameters, strategy)?;
+            self.end_parts(strategy, observer)?;
+        }
+        Ok(())
+    }
+
+    /// Waits until the parts that are under way are a checkpoint.
+    fn end_parts(&mut self, strategy: &mut dyn Strategy, observer: &mut dyn Observer) -> Result<(), Error> {
+        let is_underway = self.parts.as_ref().is_some_and(|parts| parts.underway.is_some());
+        if let Some(writer) = self.writer.as_mut() {
+            writer.wait(&self.dir, observer);
+        }
+        if is_underway {
+            self.commit(strategy)?;
+            if let Some(writer) = self.writer.as_mut().filter(|_| strategy.place().rank == 0) {
+                writer.wait(&self.dir, observer);
+            }
+        }
+        Ok(())
     }
 
     /// Takes a checkpoint if rank 0 says so, with what all ranks keep.
@@ -296,6 +432,9 @@ impl Checkpoints {
         strategy: &mut dyn Strategy,
         observer: &mut dyn Observer,
     ) -> Result<(), Error> {
+        if self.parts.is_some() {
+            return self.finish_together(state, parameters, strategy, observer);
+        }
         let mut due = false;
         if let Some(writer) = &mut self.writer {
             writer.wait(&self.dir, observer);
@@ -318,8 +457,14 @@ impl Writer {
         run: RunFacts,
         parameters: &Parameters,
         any: bool,
+        parts: Option<&Parts>,
     ) -> Result<Writer, Error> {
-        let about = About { contents: Contents::of(parameters), run, recipe: config.recipe.clone() };
+        let (mut contents, mut part) = (Contents::of(parameters), PartOf::WHOLE);
+        if let Some(parts) = parts {
+            part = parts.part;
+            contents = contents.part(parts.params.clone(), part.number == 0);
+        }
+        let about = About { contents, part, run, recipe: config.recipe.clone() };
         let background = Background::start(store, about)
             .map_err(|source| Error::Io { path: config.dir.clone(), source })?;
         let last = (0, Instant::now());
@@ -368,6 +513,19 @@ impl Writer {
             note(observer, format!("an old checkpoint stays: {error}"));
         }
     }
+}
+
+/// What a rank says of its part: the files, or why there are none.
+type Said = Result<Vec<FileEntry>, String>;
+
+/// The files that all ranks have written, in the order of ranks.
+fn together(said: &[Vec<u8>]) -> Result<Vec<FileEntry>, CheckpointError> {
+    let mut files = Vec::new();
+    for (rank, said) in said.iter().enumerate() {
+        let said: Said = serde_json::from_slice(said).unwrap_or_else(|error| Err(error.to_string()));
+        files.extend(said.map_err(|reason| CheckpointError::OfRank { rank, reason })?);
+    }
+    Ok(files)
 }
 
 /// Tells where a run goes on, and with what: `recipe` is the one that it goes on with.

@@ -275,6 +275,9 @@ pub struct TrainRecipe {
     /// Minutes from one checkpoint to the next. Default 1; no meaning beside `checkpoint_every`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub checkpoint_minutes: Option<f64>,
+    /// `whole` or `parts`: whether each rank of a sharded model writes a part of a checkpoint. Default `whole`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub checkpoint: Option<String>,
     /// How many checkpoints stay. Default 2.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub keep: Option<u64>,

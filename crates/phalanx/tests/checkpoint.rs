@@ -127,7 +127,27 @@ fn what_ranks_share_out_goes_on_bit_for_bit() {
         let sharded = Some(FsdpConfig { sharded, unit_bytes: 1 << 10 });
         let trainer = Trainer { epochs: 3, seed: 5, clip, sharded, ..Trainer::default() };
         check_that_it_goes_on(ranks, mnist_net, &trainer, adam.into(), &[7, 10]);
+        let whole = in_parts(ranks, &trainer, adam.into(), None);
+        assert!(whole == in_parts(ranks, &trainer, adam.into(), Some(3)), "parts change no bit");
         check_that_it_goes_on(ranks, batch_norm_net, &trainer, adam.into(), &[26]);
+    }
+}
+
+/// The weights of a run whose checkpoints are of a part each, and that is interrupted after every so many steps.
+fn in_parts(ranks: usize, trainer: &Trainer, rule: Rule, stop_every: Option<u64>) -> Option<Weights> {
+    let folder = tempfile::tempdir().unwrap();
+    let mut at = 0;
+    loop {
+        let until = stop_every.map(|steps| at + steps).filter(|&step| step < 12).unwrap_or(12);
+        let checkpoint = every(2, folder.path(), at > 0).map(|it| CheckpointConfig { parts: true, ..it });
+        let mut left =
+            train(ranks, &Trainer { steps: Some(until), checkpoint, ..trainer.clone() }, rule).unwrap();
+        if until == 12 {
+            return left.weights.remove(0);
+        }
+        at = until;
+        let manifest = Manifest::read(&folder.path().join(format!("step-{at}"))).unwrap();
+        assert_eq!(manifest.files.len(), 2 * ranks);
     }
 }
 
@@ -142,11 +162,16 @@ fn a_run_goes_on_with_other_parts_or_whole_as_if_it_had_always_been_so() {
         weights.names().flat_map(|name| weights.get(name).unwrap().1.to_vec()).collect()
     };
     let [all, most] = [Some(Sharded::Parameters), Some(Sharded::Gradients)].map(|it| it.and_then(shared_out));
-    for [before, after] in [[(4, all), (2, most)], [(2, all), (4, None)], [(1, None), (4, all)]] {
+    let cases = [[(4, all), (2, most)], [(2, all), (4, None)], [(1, None), (4, all)]];
+    for ([before, after], parts) in cases.into_iter().flat_map(|case| [(case, false), (case, true)]) {
         let folder = tempfile::tempdir().unwrap();
-        let stopped = Trainer { checkpoint: every(8, folder.path(), false), ..of(before.1, Some(8)) };
+        let checkpoint = |resume| every(8, folder.path(), resume).map(|it| CheckpointConfig { parts, ..it });
+        let stopped = Trainer { checkpoint: checkpoint(false), ..of(before.1, Some(8)) };
         train(before.0, &stopped, adam.into()).unwrap();
-        let resumed = Trainer { checkpoint: every(8, folder.path(), true), ..of(after.1, None) };
+        let manifest = Manifest::read(&folder.path().join("step-8")).unwrap();
+        let files = if parts && before.1.is_some() { 2 * before.0 } else { 2 };
+        assert_eq!(manifest.files.len(), files, "{before:?}");
+        let resumed = Trainer { checkpoint: checkpoint(true), ..of(after.1, None) };
         let resumed = train(after.0, &resumed, adam.into()).unwrap();
         assert_eq!(resumed.told.resumed, Some(8));
         let (got, want) = (values(&resumed), values(&whole));

@@ -84,6 +84,25 @@ impl Layout {
         Cow::Owned(out)
     }
 
+    /// The way back from [`Layout::row_major`] for parameter `i` alone: its elements, which are in row-major order, as they lie in
+    /// memory.
+    #[track_caller]
+    pub fn laid<'a, T: Element>(&self, i: usize, values: &'a [T]) -> Cow<'a, [T]> {
+        if self.orders[i] == Order::RowMajor {
+            return Cow::Borrowed(values);
+        }
+        let mut out = vec![T::default(); self.part(i..i + 1).len()];
+        self.part(i..i + 1).put(0, values, &mut out);
+        out.truncate(values.len());
+        Cow::Owned(out)
+    }
+
+    /// The layout of some of the parameters, whose elements lie as in [`Layout::span`] of them.
+    pub fn part(&self, params: Range<usize>) -> Layout {
+        let orders = self.orders[params.clone()].iter().copied();
+        Layout::ordered(self.shapes[params].iter().copied().zip(orders))
+    }
+
     /// The way back from [`Layout::row_major`]: puts elements that are in row-major order where they belong in `flat`.
     #[track_caller]
     pub fn put<T: Element>(&self, i: usize, values: &[T], flat: &mut [T]) {

@@ -22,7 +22,7 @@ mod saved;
 pub use clip::Clip;
 pub use groups::{BadGroup, Group, Members};
 pub use rule::{Adadelta, Adam, AdamW, BadValue, RmsProp, Rule, Sgd};
-pub use saved::ResumeError;
+pub use saved::{ResumeError, Resuming};
 
 use crate::parameters::Parameters;
 use crate::shadow::Shadow;

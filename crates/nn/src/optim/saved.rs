@@ -4,6 +4,7 @@ use super::{BadValue, Optimizer, Rule};
 use crate::parameters::{Mismatch, Parameters};
 use crate::weights::Weights;
 use phalanx_tensor::Shape;
+use std::ops::Range;
 use thiserror::Error;
 
 /// The name of the number of steps. No parameter's state is named so: theirs have a dot.
@@ -48,18 +49,94 @@ impl Optimizer {
         parameters: &Parameters,
         weights: &Weights,
     ) -> Result<Optimizer, ResumeError> {
-        let mut optimizer = Optimizer::new(rule)?;
-        let Some((_, &[steps])) = weights.get(STEP) else { return Err(ResumeError::NoStep) };
-        if !(0.0..1e18).contains(&steps) || steps.fract() != 0.0 {
-            return Err(ResumeError::NoStep);
+        let mut resuming = Resuming::new(rule, parameters, None)?;
+        for (name, shape) in weights.shapes() {
+            let (_, values) = weights.get(name).expect("a name of its own");
+            resuming.take(name, shape, values);
         }
-        optimizer.steps = steps as u64;
-        if optimizer.steps > 0 {
-            for &state in optimizer.rule.state_names() {
-                let flat = parameters.flat_from(weights, &format!(".{state}"));
-                let flat = flat.map_err(|mismatch| ResumeError::Mismatch { state, mismatch })?;
-                optimizer.state.push(flat.into());
+        resuming.finish()
+    }
+}
+
+/// An optimizer's state on its way in from a file, array by array, in any order.
+pub struct Resuming<'a> {
+    optimizer: Optimizer,
+    parameters: &'a Parameters,
+    /// The elements of the arena that are wanted, and where those of each range begin in an array of the state.
+    held: Vec<(Range<usize>, usize)>,
+    /// By state, with the parameters that it has been given for.
+    states: Vec<(Vec<f32>, Vec<bool>)>,
+    misshaped: Vec<(usize, (String, Shape, Shape))>,
+    steps: Option<f32>,
+}
+
+impl<'a> Resuming<'a> {
+    /// The state of all elements of the parameters, or of these ranges of the arena alone.
+    pub fn new(
+        rule: impl Into<Rule>,
+        parameters: &'a Parameters,
+        held: Option<Vec<Range<usize>>>,
+    ) -> Result<Resuming<'a>, ResumeError> {
+        let optimizer = Optimizer::new(rule)?;
+        let all = 0..parameters.layout().len();
+        let mut len = 0;
+        let held = held.unwrap_or_else(|| vec![all]).into_iter().map(|range| {
+            len += range.len();
+            (range.clone(), len - range.len())
+        });
+        let held = held.collect();
+        let state = |_| (vec![0.0; len], vec![false; parameters.names().len()]);
+        let states = optimizer.rule.state_names().iter().map(state).collect();
+        Ok(Resuming { optimizer, parameters, held, states, misshaped: Vec::new(), steps: None })
+    }
+
+    /// Takes an array of the file; one that this optimizer has no use for is passed over.
+    pub fn take(&mut self, name: &str, shape: &Shape, values: &[f32]) {
+        if name == STEP {
+            self.steps = values.first().copied();
+            return;
+        }
+        let names = self.optimizer.rule.state_names();
+        let Some((parameter, state)) = name.rsplit_once('.') else { return };
+        let Some(state) = names.iter().position(|name| *name == state) else { return };
+        let Some(i) = self.parameters.names().iter().position(|name| name == parameter) else { return };
+        let layout = self.parameters.layout();
+        if layout.shape(i) != shape {
+            self.misshaped.push((state, (name.to_owned(), *shape, *layout.shape(i))));
+            return;
+        }
+        let (into, given) = &mut self.states[state];
+        given[i] = true;
+        let (at, values) = (layout.range(i), layout.laid(i, values));
+        for (held, start) in &self.held {
+            let (first, last) = (at.start.max(held.start), at.end.min(held.end));
+            if first < last {
+                into[start + first - held.start..][..last - first]
+                    .copy_from_slice(&values[first - at.start..last - at.start]);
             }
+        }
+    }
+
+    /// The optimizer, once everything was given.
+    pub fn finish(self) -> Result<Optimizer, ResumeError> {
+        let Resuming { mut optimizer, parameters, states, misshaped, steps, .. } = self;
+        let steps = steps.filter(|steps| (0.0..1e18).contains(steps) && steps.fract() == 0.0);
+        optimizer.steps = steps.ok_or(ResumeError::NoStep)? as u64;
+        if optimizer.steps == 0 {
+            return Ok(optimizer);
+        }
+        for (number, (flat, given)) in states.into_iter().enumerate() {
+            let state = optimizer.rule.state_names()[number];
+            let misshaped = misshaped.iter().filter(|(of, _)| *of == number).map(|(_, found)| found.clone());
+            let mut mismatch = Mismatch { misshaped: misshaped.collect(), ..Mismatch::default() };
+            let names = parameters.names().iter().zip(given).filter(|(_, given)| !given);
+            let names = names.map(|(name, _)| format!("{name}.{state}"));
+            let is_there = |name: &String| mismatch.misshaped.iter().any(|(other, ..)| other == name);
+            mismatch.missing = names.filter(|name| !is_there(name)).collect();
+            if !mismatch.is_empty() {
+                return Err(ResumeError::Mismatch { state, mismatch });
+            }
+            optimizer.state.push(flat.into());
         }
         Ok(optimizer)
     }

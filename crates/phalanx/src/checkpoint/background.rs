@@ -2,9 +2,10 @@
 //! than one in memory or on its way, and whoever wants to take another knows that the last one is written.
 
 use super::error::CheckpointError;
-use super::manifest::RunFacts;
+use super::manifest::{FileEntry, RunFacts};
+use super::position::Position;
 use super::snapshot::{Contents, Lent, Snapshot};
-use super::store::Store;
+use super::store::{PartOf, Store};
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
 use std::thread::{self, JoinHandle};
@@ -12,22 +13,35 @@ use std::time::{Duration, Instant};
 
 /// The thread, as the training loop sees it.
 pub(super) struct Background {
-    requests: SyncSender<(Box<Snapshot>, Lent)>,
+    requests: SyncSender<(Box<Snapshot>, Job)>,
     news: Receiver<News>,
     /// Here unless it is being written.
     idle: Option<Box<Snapshot>>,
     /// Whether the thread may still read what it was lent.
     lent: bool,
+    /// What became of the part that was written last, until it is asked for.
+    part: Option<Result<Vec<FileEntry>, CheckpointError>>,
     /// Taken when the thread is found to have panicked.
     thread: Option<JoinHandle<()>>,
 }
 
+/// What the thread is asked for.
+enum Job {
+    /// To copy this and make a checkpoint of it.
+    Whole(Lent),
+    /// To write a part, which the snapshot holds.
+    Part,
+    /// To make a checkpoint of the parts that all have written.
+    Commit(Position, Result<Vec<FileEntry>, CheckpointError>),
+}
+
 /// What the thread tells of each request, in this order.
-#[expect(clippy::large_enum_variant, reason = "there are two a checkpoint")]
 enum News {
     /// What was lent is given back.
     Copied,
     Written(Box<Snapshot>, Written),
+    /// Of a part.
+    Part(Box<Snapshot>, Result<Vec<FileEntry>, CheckpointError>),
 }
 
 /// What became of a snapshot.
@@ -42,7 +56,9 @@ pub(super) struct Written {
 
 /// What stays the same for all checkpoints of a run.
 pub(super) struct About {
+    /// Of this rank's part.
     pub(super) contents: Contents,
+    pub(super) part: PartOf,
     pub(super) run: RunFacts,
     pub(super) recipe: Option<String>,
 }
@@ -50,21 +66,38 @@ pub(super) struct About {
 impl Background {
     /// Starts the thread. It ends when this is dropped, once what it writes is written.
     pub(super) fn start(store: Store, about: About) -> std::io::Result<Background> {
-        let (requests, received) = sync_channel::<(Box<Snapshot>, Lent)>(1);
+        let (requests, received) = sync_channel::<(Box<Snapshot>, Job)>(1);
         let (news_to, news) = sync_channel(2);
         let thread = thread::Builder::new().name("checkpoint".into()).spawn(move || {
-            for (mut snapshot, lent) in received {
-                snapshot.copy(lent);
-                if news_to.send(News::Copied).is_err() {
-                    return;
-                }
-                let written = write(&store, &snapshot, &about);
-                if news_to.send(News::Written(snapshot, written)).is_err() {
+            for (mut snapshot, job) in received {
+                let start = Instant::now();
+                let About { contents, part, run, recipe } = &about;
+                let news = match job {
+                    Job::Whole(lent) => {
+                        snapshot.copy(lent);
+                        if news_to.send(News::Copied).is_err() {
+                            return;
+                        }
+                        let committed = store.write(&snapshot, contents, *run, recipe.as_deref());
+                        let written = Written::of(&store, snapshot.position.step, committed, start);
+                        News::Written(snapshot, written)
+                    }
+                    Job::Part => {
+                        let files = store.write_part(&snapshot, contents, *part);
+                        News::Part(snapshot, files)
+                    }
+                    Job::Commit(position, files) => {
+                        let committed = store.commit(position, files, *run, recipe.as_deref());
+                        News::Written(snapshot, Written::of(&store, position.step, committed, start))
+                    }
+                };
+                if news_to.send(news).is_err() {
                     return;
                 }
             }
         })?;
-        Ok(Background { requests, news, idle: Some(Box::default()), lent: false, thread: Some(thread) })
+        let (idle, thread) = (Some(Box::default()), Some(thread));
+        Ok(Background { requests, news, idle, lent: false, part: None, thread })
     }
 
     /// Whether nothing is being written.
@@ -76,9 +109,35 @@ impl Background {
     /// is being written.
     #[track_caller]
     pub(super) fn write(&mut self, lent: Lent) {
-        let snapshot = self.idle.take().expect("one snapshot at a time");
         self.lent = true;
-        if self.requests.send((snapshot, lent)).is_err() {
+        self.ask(|_| Job::Whole(lent));
+    }
+
+    /// Has a part written, which `take` puts into the snapshot. Panics if anything is being written.
+    #[track_caller]
+    pub(super) fn write_part(&mut self, take: impl FnOnce(&mut Snapshot)) {
+        self.ask(|snapshot| {
+            take(snapshot);
+            Job::Part
+        });
+    }
+
+    /// What became of the part, once nothing is being written.
+    pub(super) fn take_part(&mut self) -> Option<Result<Vec<FileEntry>, CheckpointError>> {
+        self.part.take()
+    }
+
+    /// Has a checkpoint made of the parts that were written. Panics if anything is being written.
+    #[track_caller]
+    pub(super) fn commit(&mut self, position: Position, files: Result<Vec<FileEntry>, CheckpointError>) {
+        self.ask(|_| Job::Commit(position, files));
+    }
+
+    #[track_caller]
+    fn ask(&mut self, job: impl FnOnce(&mut Snapshot) -> Job) {
+        let mut snapshot = self.idle.take().expect("one snapshot at a time");
+        let job = job(&mut snapshot);
+        if self.requests.send((snapshot, job)).is_err() {
             self.panicked();
         }
     }
@@ -134,6 +193,10 @@ impl Background {
                 self.idle = Some(snapshot);
                 Some(written)
             }
+            News::Part(snapshot, files) => {
+                (self.idle, self.part) = (Some(snapshot), Some(files));
+                None
+            }
         }
     }
 
@@ -160,9 +223,10 @@ impl Drop for Background {
 #[derive(Debug)]
 pub(super) struct Late;
 
-fn write(store: &Store, snapshot: &Snapshot, about: &About) -> Written {
-    let (start, step) = (Instant::now(), snapshot.position.step);
-    let committed = store.write(snapshot, &about.contents, about.run, about.recipe.as_deref());
-    let pruned = if committed.is_ok() { store.prune(step) } else { Ok(()) };
-    Written { step, committed, pruned, took: start.elapsed() }
+impl Written {
+    /// Of the checkpoint after this step: once it is committed, older ones go.
+    fn of(store: &Store, step: u64, committed: Result<PathBuf, CheckpointError>, start: Instant) -> Written {
+        let pruned = if committed.is_ok() { store.prune(step) } else { Ok(()) };
+        Written { step, committed, pruned, took: start.elapsed() }
+    }
 }

@@ -83,6 +83,29 @@ pub enum CheckpointError {
         /// What to do.
         hint: String,
     },
+    /// A part that another rank has written isn't here.
+    #[error(
+        "{path}: a rank has written its part, and it isn't here: the ranks' folders are on different file systems\nhint: go on with --set train.checkpoint=whole, or with --out in a folder that all nodes share",
+        path = path.display()
+    )]
+    Apart {
+        /// The file.
+        path: PathBuf,
+    },
+    /// Another rank couldn't write its part.
+    #[error("rank {rank}: {reason}")]
+    OfRank {
+        /// Which.
+        rank: usize,
+        /// What it said.
+        reason: String,
+    },
+    /// There is something where a checkpoint is to be written.
+    #[error("{path}: there is something of this name already\nhint: name another folder", path = path.display())]
+    Taken {
+        /// The folder.
+        path: PathBuf,
+    },
     /// The disk takes longer than a run waits for its last checkpoint.
     #[error("{path}: still writing the checkpoint after {} s: the run ends without it", waited.as_secs())]
     Late {

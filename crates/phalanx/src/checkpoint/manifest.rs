@@ -10,12 +10,16 @@ use serde::{Deserialize, Serialize};
 use std::path::Path;
 
 /// The newest format, which is read as all older ones are.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 /// The format of a checkpoint of these files and facts: the oldest that has them, so that an older reader takes what it can.
 pub(super) fn version_of(files: &[FileEntry], run: &RunFacts) -> u32 {
+    let of = |holds| files.iter().filter(|file| file.holds == holds).count();
+    if of(Holds::Model) > 1 {
+        return 4;
+    }
     match files.iter().any(|file| file.holds == Holds::Compression) {
-        _ if run.logical_shards > 0 => VERSION,
+        _ if run.logical_shards > 0 => 3,
         true => 2,
         false => 1,
     }
@@ -39,7 +43,7 @@ pub struct Manifest {
     /// The recipe as TOML, if the run has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recipe: Option<String>,
-    /// The files beside the manifest.
+    /// The files beside the manifest. Since format 4 several may hold parts of the same, whose arrays then belong together.
     pub files: Vec<FileEntry>,
 }
 
@@ -247,12 +251,12 @@ mod tests {
     #[test]
     fn a_manifest_of_a_later_version_says_so_and_one_with_more_entries_is_read() {
         let text = sample().to_text();
-        let error = parse(&sealed(&text.replace("\"version\": 1", "\"version\": 4"))).unwrap_err();
-        assert!(matches!(error, CheckpointError::Newer { version: 4, .. }), "{error}");
-        assert!(error.to_string().contains("format 4, and this version reads formats up to 3"), "{error}");
+        let error = parse(&sealed(&text.replace("\"version\": 1", "\"version\": 5"))).unwrap_err();
+        assert!(matches!(error, CheckpointError::Newer { version: 5, .. }), "{error}");
+        assert!(error.to_string().contains("format 5, and this version reads formats up to 4"), "{error}");
         // Later versions may hold things that this one can't read.
-        let error = parse(&sealed("{\n  \"version\": 4,\n  \"position\": 0\n}\n")).unwrap_err();
-        assert!(matches!(error, CheckpointError::Newer { version: 4, .. }), "{error}");
+        let error = parse(&sealed("{\n  \"version\": 5,\n  \"position\": 0\n}\n")).unwrap_err();
+        assert!(matches!(error, CheckpointError::Newer { version: 5, .. }), "{error}");
         let more = text.replace("\"version\": 1", "\"version\": 1,\n  \"weather\": \"fair\"");
         assert_eq!(parse(&sealed(&more)).unwrap(), sample());
     }

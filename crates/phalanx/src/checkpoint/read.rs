@@ -52,13 +52,6 @@ impl Manifest {
 }
 
 impl FileEntry {
-    /// The content of the file, which is in `folder`, if its checksums are right.
-    pub(super) fn read(&self, folder: &Path) -> Result<Vec<u8>, CheckpointError> {
-        let mut content = Vec::new();
-        self.check_chunks(folder, |chunk| content.extend_from_slice(chunk))?;
-        Ok(content)
-    }
-
     /// Hands every chunk on, in order, after its checksum was found right.
     fn check_chunks(&self, folder: &Path, mut good: impl FnMut(&[u8])) -> Result<(), CheckpointError> {
         let path = folder.join(&self.name);
@@ -87,21 +80,22 @@ impl FileEntry {
     }
 }
 
-/// A checkpoint that was read and found whole.
+/// A checkpoint that was found whole.
 pub(super) struct Whole {
     pub(super) manifest: Manifest,
-    /// What each file of the manifest holds.
-    pub(super) files: Vec<Vec<u8>>,
+    pub(super) folder: PathBuf,
     /// Why newer ones weren't taken.
     pub(super) passed_over: Vec<CheckpointError>,
 }
 
-/// Reads the newest checkpoint in `root` that is whole; none if there are none at all.
+/// The newest checkpoint in `root` that is whole, every byte of which was read for that; none if there are none at all.
 pub(super) fn newest(root: &Path) -> Result<Option<Whole>, CheckpointError> {
     let mut passed_over = Vec::new();
     for step in checkpoints(root)? {
-        match whole(&folder(root, step)) {
-            Ok((manifest, files)) => return Ok(Some(Whole { manifest, files, passed_over })),
+        let folder = folder(root, step);
+        let whole = Manifest::read(&folder).and_then(|manifest| manifest.verify(&folder).map(|()| manifest));
+        match whole {
+            Ok(manifest) => return Ok(Some(Whole { manifest, folder, passed_over })),
             Err(error) if error.is_damage() => passed_over.push(error),
             Err(error) => return Err(error),
         }
@@ -114,13 +108,7 @@ pub(super) fn newest(root: &Path) -> Result<Option<Whole>, CheckpointError> {
     Err(CheckpointError::NoneLeft { path: root.to_owned(), reasons })
 }
 
-fn whole(folder: &Path) -> Result<(Manifest, Vec<Vec<u8>>), CheckpointError> {
-    let manifest = Manifest::read(folder)?;
-    let files = manifest.files.iter().map(|file| file.read(folder)).collect::<Result<_, _>>()?;
-    Ok((manifest, files))
-}
-
-fn unreadable(path: &Path) -> impl FnOnce(io::Error) -> CheckpointError {
+pub(super) fn unreadable(path: &Path) -> impl FnOnce(io::Error) -> CheckpointError {
     let path = path.to_owned();
     move |source| CheckpointError::Io { path, action: "can't be read", source }
 }

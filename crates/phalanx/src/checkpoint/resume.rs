@@ -1,8 +1,9 @@
 //! Going on from a checkpoint. Rank 0 alone reads it and holds it against its checksums; the others get its bytes from
 //! rank 0, so that ranks on nodes that share no file system go on from the same ones.
 
+use super::arrays::{ArrayEntry, ArrayFile, arrays_of};
 use super::error::CheckpointError;
-use super::manifest::{self, Holds, Manifest, RunFacts};
+use super::manifest::{self, FileEntry, Holds, Manifest, RunFacts};
 use super::read;
 use super::snapshot::rank_name;
 use super::store::folder;
@@ -10,9 +11,10 @@ use crate::error::Error;
 use crate::trainer::State;
 use crate::worker::Worker;
 use phalanx_comm::{Group, Rank};
-use phalanx_nn::optim::{Optimizer, Rule};
+use phalanx_nn::optim::{Resuming, Rule};
 use phalanx_nn::{Average, Parameters, Weights};
 use phalanx_parallel::Kept;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// A state that was read, the same on all ranks but for what each keeps.
@@ -29,73 +31,118 @@ pub(super) struct Resumed {
 }
 
 /// Brings `parameters` to the newest checkpoint in `root` that is whole, and gives the state that goes with them; none if there
-/// is no checkpoint. All ranks have to ask.
+/// is no checkpoint. `held` says of which elements this rank keeps the optimizer's state. All ranks have to ask. No more than
+/// one array of the files is held at a time, beside what becomes of them.
 pub(super) fn resume(
     root: &Path,
     worker: &Worker,
     run: RunFacts,
     parameters: &Parameters,
     rule: Rule,
+    held: Option<Vec<Range<usize>>>,
 ) -> Result<Option<Resumed>, Error> {
+    let group = worker.group();
     let (mut own, mut passed_over) = (None, Vec::new());
     if worker.is_first()
-        && let Some(mut whole) = read::newest(root)?
+        && let Some(whole) = read::newest(root)?
     {
-        passed_over = std::mem::take(&mut whole.passed_over);
-        let mut parts = vec![whole.manifest.to_text().into_bytes()];
-        parts.append(&mut whole.files);
-        own = Some(parts);
+        passed_over = whole.passed_over;
+        own = Some((whole.manifest.to_text().into_bytes(), whole.folder));
     }
-    let Some(mut parts) = share(&worker.group(), own)? else { return Ok(None) };
-    let files = parts.split_off(1);
-    let manifest = Manifest::parse(&root.join(manifest::FILE), &parts[0])?;
+    let (text, own) = own.unzip();
+    let text = share(&group, text.unwrap_or_default())?;
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let manifest = Manifest::parse(&root.join(manifest::FILE), &text)?;
     let folder = folder(root, manifest.position.step);
-    let state = restore(&folder, &manifest, &files, run, parameters, rule)?;
-    let kept = weights(&folder, &manifest, &files, Holds::Compression)?;
-    let kept = kept.map(|kept| own_part(&folder, &kept, worker.group().rank(), &manifest.run, &run));
+    let mut files = Vec::new();
+    for entry in &manifest.files {
+        let mut file = own.as_ref().map(|folder| ArrayFile::open(folder, entry)).transpose()?;
+        let header = share(&group, file.as_mut().map(|file| file.take_header()).unwrap_or_default())?;
+        let arrays = arrays_of(&header, entry, &folder)?;
+        files.push(Shared { entry, arrays, file });
+    }
+    let has = |holds| files.iter().any(|file| file.entry.holds == holds);
+    if !has(Holds::Model) || !has(Holds::Optimizer) {
+        let reason = "it holds no model, or no optimizer".into();
+        return Err(CheckpointError::Broken { path: folder, reason }.into());
+    }
+    // First what says most: another model mostly comes with other data and batches, too.
+    let other_model = |mismatch| CheckpointError::OtherModel { path: folder.clone(), mismatch };
+    let model = files.iter().filter(|file| file.entry.holds == Holds::Model);
+    let shapes = model.flat_map(|file| &file.arrays).map(|array| (array.name.as_str(), &array.shape));
+    let mismatch = parameters.compare_shapes(shapes);
+    if !mismatch.is_empty() {
+        return Err(other_model(mismatch).into());
+    }
+    same_run(&folder, &manifest.run, &run)?;
+    let other_optimizer = |source| CheckpointError::OtherOptimizer { path: folder.clone(), source };
+    let mut optimizer = Resuming::new(rule, parameters, held).map_err(other_optimizer)?;
+    let (mut average, mut kept) = (None, None);
+    for file in files {
+        match file.entry.holds {
+            Holds::Model => {
+                file.read(&group, &folder, |array, values| parameters.load_one(&array.name, values))?
+            }
+            Holds::Optimizer => {
+                file.read(&group, &folder, |array, values| {
+                    optimizer.take(&array.name, &array.shape, values);
+                })?;
+            }
+            Holds::Average => file.read_all(&group, &folder, average.get_or_insert_default())?,
+            Holds::Compression => file.read_all(&group, &folder, kept.get_or_insert_default())?,
+        }
+    }
+    let average = average.map(|average| Average::resume(parameters, &average));
+    let average = average.transpose().map_err(other_model)?;
+    let optimizer = optimizer.finish().map_err(other_optimizer)?;
+    let kept = kept.map(|kept| own_part(&folder, &kept, group.rank(), &manifest.run, &run));
     let kept = kept.transpose()?;
+    let state = State { progress: manifest.position.into(), optimizer, average };
     Ok(Some(Resumed { state, kept, folder, recipe: manifest.recipe, passed_over }))
 }
 
-/// Gives all ranks what rank 0 has.
-fn share(group: &Group, own: Option<Vec<Vec<u8>>>) -> Result<Option<Vec<Vec<u8>>>, Error> {
-    let mut count = [own.as_ref().map_or(0, Vec::len) as u64];
-    group.broadcast(&mut count, Rank(0))?;
-    if count == [0] {
-        return Ok(None);
-    }
-    let mut parts = own.unwrap_or_else(|| vec![Vec::new(); count[0] as usize]);
-    let mut lengths: Vec<u64> = parts.iter().map(|part| part.len() as u64).collect();
-    group.broadcast(&mut lengths, Rank(0))?;
-    for (part, length) in parts.iter_mut().zip(lengths) {
-        part.resize(length as usize, 0);
-        group.broadcast(part, Rank(0))?;
-    }
-    Ok(Some(parts))
+/// Gives all ranks the bytes that rank 0 has.
+fn share(group: &Group, mut bytes: Vec<u8>) -> Result<Vec<u8>, Error> {
+    let mut length = [bytes.len() as u64];
+    group.broadcast(&mut length, Rank(0))?;
+    bytes.resize(length[0] as usize, 0);
+    group.broadcast(&mut bytes, Rank(0))?;
+    Ok(bytes)
 }
 
-fn restore(
-    folder: &Path,
-    manifest: &Manifest,
-    files: &[Vec<u8>],
-    run: RunFacts,
-    parameters: &Parameters,
-    rule: Rule,
-) -> Result<State, CheckpointError> {
-    let weights = |holds| weights(folder, manifest, files, holds);
-    let other_model = |mismatch| CheckpointError::OtherModel { path: folder.to_owned(), mismatch };
-    let (Some(model), Some(optimizer)) = (weights(Holds::Model)?, weights(Holds::Optimizer)?) else {
-        let reason = "it holds no model, or no optimizer".into();
-        return Err(CheckpointError::Broken { path: folder.to_owned(), reason });
-    };
-    // First what says most: another model mostly comes with other data and batches, too.
-    parameters.load(&model).map_err(other_model)?;
-    same_run(folder, &manifest.run, &run)?;
-    let average = weights(Holds::Average)?.map(|average| Average::resume(parameters, &average));
-    let average = average.transpose().map_err(other_model)?;
-    let optimizer = Optimizer::resume(rule, parameters, &optimizer)
-        .map_err(|source| CheckpointError::OtherOptimizer { path: folder.to_owned(), source })?;
-    Ok(State { progress: manifest.position.into(), optimizer, average })
+/// A file of a checkpoint, as a rank reads it: from the disk on rank 0, and from rank 0 elsewhere.
+struct Shared<'a> {
+    entry: &'a FileEntry,
+    arrays: Vec<ArrayEntry>,
+    file: Option<ArrayFile>,
+}
+
+impl Shared<'_> {
+    /// Gives every array on, in the order of the file.
+    fn read(
+        mut self,
+        group: &Group,
+        folder: &Path,
+        mut take: impl FnMut(&ArrayEntry, &[f32]),
+    ) -> Result<(), Error> {
+        let mut values = Vec::new();
+        for array in &self.arrays {
+            values.clear();
+            values.resize(array.shape.count(), 0.0);
+            if let Some(file) = &mut self.file {
+                file.read(folder, self.entry, &mut values)?;
+            }
+            group.broadcast(&mut values, Rank(0))?;
+            take(array, &values);
+        }
+        Ok(())
+    }
+
+    fn read_all(self, group: &Group, folder: &Path, into: &mut Weights) -> Result<(), Error> {
+        self.read(group, folder, |array, values| into.push(array.name.clone(), array.shape, values))
+    }
 }
 
 /// Refuses a checkpoint after which the steps of this run would not be those that its own run would have taken. How many ranks
@@ -169,18 +216,4 @@ fn own_part(
     let own = rank_name(rank.index(), "");
     let array = |name: &str| Some((name.strip_prefix(&own)?.to_owned(), kept.get(name)?.1.to_vec()));
     Ok(kept.names().filter_map(array).collect())
-}
-
-/// The arrays of the file that holds these, if there is one.
-fn weights(
-    folder: &Path,
-    manifest: &Manifest,
-    files: &[Vec<u8>],
-    holds: Holds,
-) -> Result<Option<Weights>, CheckpointError> {
-    let Some((file, content)) = manifest.files.iter().zip(files).find(|(file, _)| file.holds == holds) else {
-        return Ok(None);
-    };
-    let weights = Weights::from_bytes(content);
-    weights.map(Some).map_err(|reason| CheckpointError::Broken { path: folder.join(&file.name), reason })
 }

@@ -6,8 +6,9 @@ use super::manifest::Holds;
 use super::position::Position;
 use crate::trainer::State;
 use phalanx_nn::{Average, Parameters, Shadow};
-use phalanx_parallel::Kept;
+use phalanx_parallel::{Collected, Kept};
 use phalanx_tensor::{Arena, Layout, Shape};
+use std::ops::Range;
 
 /// How the arenas of a model are named and laid out, which no step changes.
 pub(super) struct Contents {
@@ -17,6 +18,8 @@ pub(super) struct Contents {
     buffer_layout: Layout,
     /// That of the count of the optimizer's steps.
     scalar: Layout,
+    /// Whether that count is here.
+    has_count: bool,
 }
 
 impl Contents {
@@ -27,6 +30,20 @@ impl Contents {
             buffer_names: parameters.buffer_names().to_vec(),
             buffer_layout: parameters.buffers().layout().clone(),
             scalar: Layout::new(&[Shape::new(&[])]),
+            has_count: true,
+        }
+    }
+
+    /// Of a checkpoint that ranks write together, what a rank has to write: these parameters; on the first one with the buffers and
+    /// the count of steps.
+    pub(super) fn part(&self, params: Range<usize>, is_first: bool) -> Contents {
+        Contents {
+            names: self.names[params.clone()].to_vec(),
+            layout: self.layout.part(params),
+            buffer_names: if is_first { self.buffer_names.clone() } else { Vec::new() },
+            buffer_layout: if is_first { self.buffer_layout.clone() } else { Layout::new(&[]) },
+            scalar: self.scalar.clone(),
+            has_count: is_first,
         }
     }
 
@@ -130,10 +147,35 @@ impl Snapshot {
         self.kept = kept.into_iter().enumerate().flat_map(of_rank).collect();
     }
 
+    /// Takes what a rank writes of a checkpoint, in the place of what was copied before. `span` is where it lies in the arena.
+    pub(super) fn take(
+        &mut self,
+        parameters: &Parameters,
+        state: &State,
+        part: Collected,
+        span: Range<usize>,
+    ) {
+        let State { progress, optimizer, average } = state;
+        let average = average.as_ref().map(|average| {
+            let values = average.values().with(|values| values[span].to_vec());
+            [values, average.buffers().with(<[f32]>::to_vec)]
+        });
+        *self = Snapshot {
+            position: progress.into(),
+            values: part.values,
+            buffers: parameters.buffers().read_flat(),
+            optimizer_steps: [optimizer.steps() as f32],
+            states: part.states,
+            average,
+            kept: Vec::new(),
+        };
+    }
+
     /// What each file holds.
     pub(super) fn files<'a>(&'a self, contents: &'a Contents) -> Vec<(Holds, Vec<Array<'a>>)> {
         // As `Optimizer::to_weights` names them, which `Optimizer::resume` reads.
-        let mut optimizer = arrays(&["step".into()], "", &contents.scalar, &self.optimizer_steps);
+        let count: &[String] = if contents.has_count { &["step".into()] } else { &[] };
+        let mut optimizer = arrays(count, "", &contents.scalar, &self.optimizer_steps);
         for (state, flat) in &self.states {
             optimizer.extend(arrays(&contents.names, &format!(".{state}"), &contents.layout, flat));
         }

@@ -6,6 +6,9 @@
 //! checkpoints/step-1200/manifest.json
 //! ```
 //!
+//! Where ranks write a checkpoint together, each has files of its own, such as `model-00001-of-00004.safetensors`, with some of the
+//! arrays; the first rank writes the manifest once all others have said that theirs are on the disk.
+//!
 //! Invariants, which hold at every moment, so that the process or the machine may end at any:
 //! - **C-COMMIT**: a folder that holds a manifest under its name is a whole checkpoint. The manifest gets its name last, when
 //!   everything that it names is on the disk, and loses it first when a checkpoint is removed.
@@ -14,6 +17,7 @@
 use super::disk::Disk;
 use super::error::CheckpointError;
 use super::manifest::{self, CHUNK, FileEntry, Holds, Manifest, RunFacts};
+use super::position::Position;
 use super::snapshot::{Contents, Snapshot};
 use super::tensors;
 use std::cmp::Reverse;
@@ -31,13 +35,31 @@ pub(super) struct Store {
     keep: usize,
 }
 
-/// The name of the file that holds this: what a finished run calls it.
-fn file_name(holds: Holds) -> &'static str {
-    match holds {
-        Holds::Model => "model.safetensors",
-        Holds::Optimizer => "optimizer.safetensors",
-        Holds::Average => "model_ema.safetensors",
-        Holds::Compression => "compression.safetensors",
+/// Which part of a checkpoint that several write together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct PartOf {
+    /// From 0.
+    pub(super) number: usize,
+    pub(super) of: usize,
+}
+
+impl PartOf {
+    /// All of it.
+    pub(super) const WHOLE: PartOf = PartOf { number: 0, of: 1 };
+}
+
+/// The name of the file that holds this: what a finished run calls it, and a number where it is one of several, as files of
+/// weights have it that are too large for one.
+pub(super) fn file_name(holds: Holds, part: PartOf) -> String {
+    let name = match holds {
+        Holds::Model => "model",
+        Holds::Optimizer => "optimizer",
+        Holds::Average => "model_ema",
+        Holds::Compression => "compression",
+    };
+    match part {
+        PartOf::WHOLE => format!("{name}.safetensors"),
+        PartOf { number, of } => format!("{name}-{:05}-of-{of:05}.safetensors", number + 1),
     }
 }
 
@@ -71,44 +93,112 @@ impl Store {
         let folder = folder(&self.root, snapshot.position.step);
         // What a killed writer left. Or a whole one of this step: the run has passed it over as broken, and was here before.
         self.remove(&folder)?;
-        let written = self.write_into(&folder, snapshot, contents, run, recipe);
-        if written.is_err() {
+        let files = self.write_files(&folder, snapshot, contents, PartOf::WHOLE);
+        self.conclude(folder, files, snapshot.position, run, recipe)
+    }
+
+    /// Writes one of the parts of a checkpoint, which is none before [`Store::commit`].
+    pub(super) fn write_part(
+        &self,
+        snapshot: &Snapshot,
+        contents: &Contents,
+        part: PartOf,
+    ) -> Result<Vec<FileEntry>, CheckpointError> {
+        let folder = folder(&self.root, snapshot.position.step);
+        let named = folder.join(manifest::FILE);
+        if part.number == 0 && self.names(&folder)?.iter().any(|name| name == manifest::FILE) {
+            // Of one that the run has passed over as broken (C-COMMIT).
+            done(&named, REMOVE, self.disk.remove_file(&named))?;
+        }
+        self.write_files(&folder, snapshot, contents, part)
+    }
+
+    /// Makes a checkpoint of the parts that were written of it, or removes them if one couldn't be.
+    pub(super) fn commit(
+        &self,
+        position: Position,
+        files: Result<Vec<FileEntry>, CheckpointError>,
+        run: RunFacts,
+        recipe: Option<&str>,
+    ) -> Result<PathBuf, CheckpointError> {
+        let folder = folder(&self.root, position.step);
+        let files = files.and_then(|files| self.check_there(&folder, &files).map(|()| files));
+        self.conclude(folder, files, position, run, recipe)
+    }
+
+    /// That files which others have written are here, and nothing else is.
+    fn check_there(&self, folder: &Path, files: &[FileEntry]) -> Result<(), CheckpointError> {
+        let names = self.names(folder)?;
+        if let Some(file) = files.iter().find(|file| !names.contains(&file.name)) {
+            return Err(CheckpointError::Apart { path: folder.join(&file.name) });
+        }
+        let is_other = |name: &&String| !files.iter().any(|file| file.name == **name);
+        names
+            .iter()
+            .filter(is_other)
+            .map(|name| folder.join(name))
+            .try_for_each(|path| done(&path, REMOVE, self.disk.remove_file(&path)))
+    }
+
+    /// Commits what was written, or removes it.
+    fn conclude(
+        &self,
+        folder: PathBuf,
+        files: Result<Vec<FileEntry>, CheckpointError>,
+        position: Position,
+        run: RunFacts,
+        recipe: Option<&str>,
+    ) -> Result<PathBuf, CheckpointError> {
+        let committed = files.and_then(|files| self.commit_files(&folder, files, position, run, recipe));
+        if committed.is_err() {
             // The first error is the one to tell; what is left has no manifest, and the next start removes it.
             let _ = self.remove(&folder);
         }
-        written.map(|()| folder)
+        committed.map(|()| folder)
     }
 
-    fn write_into(
-        &self,
-        folder: &Path,
-        snapshot: &Snapshot,
-        contents: &Contents,
-        run: RunFacts,
-        recipe: Option<&str>,
-    ) -> Result<(), CheckpointError> {
+    /// Makes the folder of a checkpoint.
+    pub(super) fn begin(&self, folder: &Path) -> Result<(), CheckpointError> {
         let disk = &*self.disk;
         let above =
             self.root.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
         done(&self.root, WRITE, disk.create_dir(&self.root))?;
         done(above, WRITE, disk.sync_dir(above))?;
         done(folder, WRITE, disk.create_dir(folder))?;
-        done(&self.root, WRITE, disk.sync_dir(&self.root))?;
+        done(&self.root, WRITE, disk.sync_dir(&self.root))
+    }
+
+    fn write_files(
+        &self,
+        folder: &Path,
+        snapshot: &Snapshot,
+        contents: &Contents,
+        part: PartOf,
+    ) -> Result<Vec<FileEntry>, CheckpointError> {
+        let disk = &*self.disk;
+        self.begin(folder)?;
         let mut files = Vec::new();
         for (holds, arrays) in snapshot.files(contents) {
-            let path = folder.join(file_name(holds));
+            let name = file_name(holds, part);
+            let path = folder.join(&name);
             let sums = disk.create(&path).and_then(|mut file| tensors::write(&mut *file, &arrays));
             let tensors::Sums { bytes, crc32 } = done(&path, WRITE, sums)?;
-            files.push(FileEntry { name: file_name(holds).into(), holds, bytes, chunk: CHUNK as u64, crc32 });
+            files.push(FileEntry { name, holds, bytes, chunk: CHUNK as u64, crc32 });
         }
+        Ok(files)
+    }
+
+    fn commit_files(
+        &self,
+        folder: &Path,
+        files: Vec<FileEntry>,
+        position: Position,
+        run: RunFacts,
+        recipe: Option<&str>,
+    ) -> Result<(), CheckpointError> {
+        let disk = &*self.disk;
         let recipe = recipe.map(str::to_owned);
-        let manifest = Manifest {
-            version: manifest::version_of(&files, &run),
-            position: snapshot.position,
-            run,
-            recipe,
-            files,
-        };
+        let manifest = Manifest { version: manifest::version_of(&files, &run), position, run, recipe, files };
         let (unnamed, named) = (folder.join(UNNAMED), folder.join(manifest::FILE));
         let written = disk.create(&unnamed).and_then(|mut file| {
             file.write(manifest.to_text().as_bytes())?;

@@ -1,5 +1,5 @@
 //! A safetensors file, written from arrays where they lie, in row-major order, with a checksum for every chunk. Reading one is
-//! [`phalanx_nn::Weights`]' affair.
+//! [`phalanx_nn::Weights`]' affair, and that of `arrays.rs`, which reads one array at a time.
 //!
 //! Format: the length of the header in eight bytes, the header as JSON (name, type, shape and place of every array), the
 //! arrays one after the other, all little-endian. Source: <https://github.com/huggingface/safetensors#format>
@@ -7,6 +7,7 @@
 use super::disk::DiskFile;
 use super::manifest::CHUNK;
 use super::snapshot::Array;
+use phalanx_tensor::Shape;
 use serde_json::{Map, Value, json};
 use std::io;
 
@@ -18,11 +19,8 @@ pub(super) struct Sums {
 
 /// Writes and syncs a file of these arrays.
 pub(super) fn write(file: &mut dyn DiskFile, arrays: &[Array<'_>]) -> io::Result<Sums> {
-    let mut chunks =
-        Chunks { file, chunk: Vec::with_capacity(CHUNK), sums: Sums { bytes: 0, crc32: Vec::new() } };
-    let header = header(arrays);
-    chunks.put(&(header.len() as u64).to_le_bytes())?;
-    chunks.put(header.as_bytes())?;
+    let shapes = arrays.iter().map(|array| (array.name.as_str(), array.layout.shape(array.index)));
+    let mut chunks = Chunks::begin(file, &header(shapes))?;
     let mut bytes = [0; 4096];
     for array in arrays {
         let values = array.layout.row_major(array.index, array.flat);
@@ -32,21 +30,19 @@ pub(super) fn write(file: &mut dyn DiskFile, arrays: &[Array<'_>]) -> io::Result
             chunks.put(&bytes[..4 * values.len()])?;
         }
     }
-    chunks.flush()?;
-    chunks.file.sync()?;
-    Ok(chunks.sums)
+    chunks.finish()
 }
 
-fn header(arrays: &[Array<'_>]) -> String {
+/// What stands before arrays of these names and shapes, which follow in this order.
+pub(super) fn header<'a>(arrays: impl Iterator<Item = (&'a str, &'a Shape)>) -> String {
     let mut header = Map::new();
     // What PyTorch's users of the format look for.
     header.insert("__metadata__".into(), json!({ "format": "pt" }));
     let mut at = 0;
-    for Array { name, layout, index, .. } in arrays {
-        let shape = layout.shape(*index);
+    for (name, shape) in arrays {
         let end = at + 4 * shape.count();
         let place = json!({ "dtype": "F32", "shape": shape.dims(), "data_offsets": [at, end] });
-        header.insert(name.clone(), place);
+        header.insert(name.to_owned(), place);
         at = end;
     }
     let mut text = Value::Object(header).to_string();
@@ -56,14 +52,30 @@ fn header(arrays: &[Array<'_>]) -> String {
 }
 
 /// Cuts what is put into it into chunks.
-struct Chunks<'a> {
+pub(super) struct Chunks<'a> {
     file: &'a mut dyn DiskFile,
     chunk: Vec<u8>,
     sums: Sums,
 }
 
-impl Chunks<'_> {
-    fn put(&mut self, mut bytes: &[u8]) -> io::Result<()> {
+impl<'a> Chunks<'a> {
+    /// Begins a file with this header.
+    pub(super) fn begin(file: &'a mut dyn DiskFile, header: &str) -> io::Result<Chunks<'a>> {
+        let sums = Sums { bytes: 0, crc32: Vec::new() };
+        let mut chunks = Chunks { file, chunk: Vec::with_capacity(CHUNK), sums };
+        chunks.put(&(header.len() as u64).to_le_bytes())?;
+        chunks.put(header.as_bytes())?;
+        Ok(chunks)
+    }
+
+    /// Syncs the file.
+    pub(super) fn finish(mut self) -> io::Result<Sums> {
+        self.flush()?;
+        self.file.sync()?;
+        Ok(self.sums)
+    }
+
+    pub(super) fn put(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
             let (now, later) = bytes.split_at(bytes.len().min(CHUNK - self.chunk.len()));
             self.chunk.extend_from_slice(now);
@@ -90,7 +102,7 @@ impl Chunks<'_> {
 mod tests {
     use super::*;
     use phalanx_nn::Weights;
-    use phalanx_tensor::{Layout, Order, Shape};
+    use phalanx_tensor::{Layout, Order};
 
     impl DiskFile for Vec<u8> {
         fn write(&mut self, bytes: &[u8]) -> io::Result<()> {

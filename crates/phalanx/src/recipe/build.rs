@@ -377,7 +377,8 @@ impl Recipe {
     /// When checkpoints are taken, and this recipe written down in them. They go into the folder `dir`.
     pub fn checkpoint(&self, dir: PathBuf) -> CheckpointConfig {
         let usual = CheckpointConfig::new(dir);
-        let TrainRecipe { checkpoint_every, checkpoint_minutes, keep, .. } = self.train;
+        let TrainRecipe { checkpoint_every, checkpoint_minutes, keep, ref checkpoint, .. } = self.train;
+        let parts = checkpoint.as_deref() == Some("parts");
         let every = match (checkpoint_every, checkpoint_minutes) {
             (Some(steps), _) => Every::Steps(steps),
             // So long that it is no time any more is never.
@@ -387,6 +388,6 @@ impl Recipe {
             (None, None) => usual.every,
         };
         let keep = keep.map_or(usual.keep, |keep| keep as usize);
-        CheckpointConfig { every, keep, recipe: Some(self.to_toml()), ..usual }
+        CheckpointConfig { every, keep, parts, recipe: Some(self.to_toml()), ..usual }
     }
 }

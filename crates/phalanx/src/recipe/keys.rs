@@ -309,6 +309,12 @@ pub const KEYS: &[Key] = &[
         "steps from one checkpoint to the next; else it goes by time",
     ),
     row("train.checkpoint_minutes", Positive, &[], "minutes from one checkpoint to the next"),
+    row(
+        "train.checkpoint",
+        OneOf(&["whole", "parts"]),
+        &[],
+        "whether rank 0 brings a sharded model together for a checkpoint, or each rank writes a part into a folder that all share",
+    ),
     row("train.keep", Count(1), &[], "how many checkpoints stay"),
     row("train.seed", Count(0), &[], "what first values, orders and masks are functions of"),
     row(
