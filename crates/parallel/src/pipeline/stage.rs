@@ -94,16 +94,18 @@ struct Running<'a, 'l> {
     ran: Ran,
 }
 
-/// Catches the gradient of a stage's input, and tells of weights that are final.
-struct Catching<'a> {
+/// Catches the gradient of a stage's input, and tells of weights that are final. On the way, letters go on.
+struct Catching<'l, 's> {
+    link: &'l mut dyn Link,
     input: Option<LeafId>,
     caught: Option<Tensor>,
     /// None where more micro-batches come.
-    sink: Option<&'a mut dyn GradSink>,
+    sink: Option<&'s mut dyn GradSink>,
 }
 
-impl GradSink for Catching<'_> {
+impl GradSink for Catching<'_, '_> {
     fn finished(&mut self, leaf: LeafId, grad: Tensor) {
+        self.link.progress();
         if self.input.as_ref() == Some(&leaf) {
             self.caught = Some(grad);
         } else if let Some(sink) = &mut self.sink {
@@ -194,7 +196,12 @@ impl Running<'_, '_> {
                 (x.to(device), None, of.ctx.clone())
             }
         };
-        let y = blocks[stage].clone().fold(x, |x, block| model.forward_block(block, &x, &mut ctx));
+        let y = blocks[stage].clone().fold(x, |x, block| {
+            let y = model.forward_block(block, &x, &mut ctx);
+            // A letter that is longer than what a connection holds goes on only while both ranks look after it.
+            self.link.progress();
+            y
+        });
         let (output, made) = if stage + 1 == schedule.stages() {
             let target = of.target.as_ref().expect("the last stage is given its targets");
             let loss = loss.of(&y, &target.to(device));
@@ -224,7 +231,7 @@ impl Running<'_, '_> {
             None => Tensor::full(device, *output.shape(), micro_batches[micro_batch].weight, output.dtype()),
         };
         let input_id = input.as_ref().and_then(Tensor::leaf_id);
-        let mut catching = Catching { input: input_id, caught: None, sink };
+        let mut catching = Catching { link: &mut *self.link, input: input_id, caught: None, sink };
         let whole = [(&output, Some(&grad))];
         // A first stage of nothing to learn has no gradients at all.
         if output.needs_grad() {
@@ -242,7 +249,7 @@ impl Running<'_, '_> {
 
     fn weights(&mut self, action: Action, sink: Option<&mut dyn GradSink>) -> Option<Carried> {
         let put_off = self.put_off.remove(&(action.stage, action.micro_batch));
-        let mut catching = Catching { input: None, caught: None, sink };
+        let mut catching = Catching { link: &mut *self.link, input: None, caught: None, sink };
         put_off.into_iter().for_each(|weights| weights.finish(&mut catching));
         None
     }
