@@ -29,6 +29,9 @@ pub(crate) enum Command {
     ///
     /// Flags are taken with dashes or underscores. One that isn't typed is looked for in PET_<FLAG>, as in PET_NPROC_PER_NODE.
     Run(Box<RunArgs>),
+    /// The half of `run --hosts` that ssh starts on each host.
+    #[command(hide = true)]
+    Host,
     /// Measure this machine.
     Bench(BenchArgs),
     /// Fetch, list and verify data sets.

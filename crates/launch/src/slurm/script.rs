@@ -4,6 +4,7 @@
 //! with code 75. The script then has itself requeued: the same job, from the top, whose run goes on with `--resume`. Everything that a
 //! reader of the script could wonder about stands in it as a comment.
 
+use crate::shell::quoted;
 use phalanx_job::DRAINED;
 use phalanx_job::slurm::written;
 use std::fmt::Write;
@@ -182,16 +183,6 @@ fn workers(workers: &str) -> String {
     }
 }
 
-/// A word as a shell reads it back.
-pub(super) fn quoted(word: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c);
-    if !word.is_empty() && word.chars().all(is_plain) {
-        word.to_owned()
-    } else {
-        format!("'{}'", word.replace('\'', r"'\''"))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -299,15 +290,6 @@ exit $code
             assert_eq!(lint(&text, &|_| true), [], "{text}");
             let bash = Command::new("bash").args(["-n", "-c", &text]).output().unwrap();
             assert!(bash.status.success(), "{text}\n{}", String::from_utf8_lossy(&bash.stderr));
-        }
-    }
-
-    #[test]
-    fn words_survive_a_shell() {
-        for word in ["plain", "", "a b", "it's", "$HOME", "a\"b", "*", "x=1", "line\nbreak", "\\"] {
-            let echo =
-                Command::new("sh").args(["-c", &format!("printf %s {}", quoted(word))]).output().unwrap();
-            assert_eq!(String::from_utf8(echo.stdout).unwrap(), word);
         }
     }
 }
