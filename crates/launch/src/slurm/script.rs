@@ -14,6 +14,8 @@ use std::time::Duration;
 const LONG: Duration = Duration::from_secs(600);
 /// How long before the end that signal comes.
 const AHEAD: u64 = 90;
+/// The exit code of a run that was asked to end by SIGTERM.
+const TERMINATED: u8 = 143;
 /// How often a job has itself requeued.
 const MOST_REQUEUES: u32 = 100;
 
@@ -109,6 +111,16 @@ pub fn script(job: &Submission) -> String {
     ));
     line("    scontrol requeue \"$job\"");
     line("fi");
+    line("");
+    line(&format!(
+        "# {TERMINATED}: SIGTERM has ended it. If others take the nodes, Slurm counts that as the end of the job, unless"
+    ));
+    line("# it is requeued now; scancel is left to be the end.");
+    line(&format!(
+        "if [ $code = {TERMINATED} ] && scontrol show job \"$job\" | grep -q 'PreemptTime=[0-9]'; then"
+    ));
+    line("    scontrol requeue \"$job\"");
+    line("fi");
     line("exit $code");
     text
 }
@@ -118,7 +130,8 @@ fn directives(job: &Submission) -> Vec<String> {
     let (least, most) = job.nodes;
     let mut all = vec![format!("--job-name={}", job.name)];
     all.push(if least == most { format!("--nodes={most}") } else { format!("--nodes={least}-{most}") });
-    all.push("--ntasks-per-node=1".into());
+    // Beside it Slurm counts the tasks of the fewest nodes, and gives no more nodes than these need.
+    all.extend((least == most).then(|| "--ntasks-per-node=1".to_owned()));
     all.push(job.cores.map_or("--exclusive".into(), |cores| format!("--cpus-per-task={cores}")));
     all.extend((job.gpus > 0).then(|| format!("--gpus-per-node={}", job.gpus)));
     all.extend(job.time.map(|time| format!("--time={}", written(time))));
@@ -236,6 +249,12 @@ code=$?
 if [ $code = 75 ] && [ "${SLURM_RESTART_COUNT:-0}" -lt 100 ]; then
     scontrol requeue "$job"
 fi
+
+# 143: SIGTERM has ended it. If others take the nodes, Slurm counts that as the end of the job, unless
+# it is requeued now; scancel is left to be the end.
+if [ $code = 143 ] && scontrol show job "$job" | grep -q 'PreemptTime=[0-9]'; then
+    scontrol requeue "$job"
+fi
 exit $code
 "#;
         assert_eq!(script(&job()), want);
@@ -268,7 +287,7 @@ exit $code
             "--seed \"$SLURM_ARRAY_TASK_ID\"",
         ];
         parts.iter().for_each(|part| assert!(text.contains(part), "{part} is missing:\n{text}"));
-        ["--gpus-per-node", "--signal", "--wait", "--exclusive"]
+        ["--gpus-per-node", "--signal", "--wait", "--exclusive", "#SBATCH --ntasks-per-node"]
             .iter()
             .for_each(|part| assert!(!text.contains(part), "{part} is in:\n{text}"));
         let program = Submission { work: Work::Program(vec!["./train".into(), "a b".into()]), ..job() };

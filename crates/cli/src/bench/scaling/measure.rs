@@ -81,6 +81,8 @@ pub(super) fn measure(
         }
         Place::Allocation { per_node } => {
             args.extend(["--steps".into(), all.to_string()]);
+            // A lone task isn't a rank among others, but starts its worker.
+            args.extend(["--nproc-per-node".into(), "1".into()]);
             in_allocation(sort, &out, &args, (workers, *per_node))
         }
         Place::Jobs(jobs) => {
