@@ -29,6 +29,9 @@ pub(crate) enum Command {
     ///
     /// Flags are taken with dashes or underscores. One that isn't typed is looked for in PET_<FLAG>, as in PET_NPROC_PER_NODE.
     Run(Box<RunArgs>),
+    /// The half of `run --hosts` that ssh starts on each host.
+    #[command(hide = true)]
+    Host,
     /// Measure this machine.
     Bench(BenchArgs),
     /// Fetch, list and verify data sets.
@@ -194,6 +197,8 @@ pub(crate) enum Bench {
     },
     /// What it costs to lose a worker: from its kill to the next finished step.
     Recovery(RecoveryArgs),
+    /// A training run at several counts of workers, and how many are worth asking for.
+    Scaling(Box<ScalingArgs>),
     /// What a worker of `bench launch` does.
     #[command(hide = true)]
     Hello,
@@ -258,6 +263,71 @@ pub(crate) struct RecoveryArgs {
     /// How it is lost: killed, stopped without being ended, or not at all.
     #[arg(long, value_enum, default_value_t = Loss::Kill)]
     pub(crate) by: Loss,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `phalanx bench scaling`.
+#[derive(Args)]
+pub(crate) struct ScalingArgs {
+    /// What is trained, on images that are made up; recipes for MNIST need its files.
+    #[arg(default_value = "cifar10-resnet18")]
+    pub(crate) recipe: String,
+    /// Counts of workers.
+    #[arg(long, value_name = "N,...", default_value = "1,2,4")]
+    pub(crate) workers: String,
+    /// Measure the same samples a step, dealt to more workers [default: both].
+    #[arg(long)]
+    pub(crate) strong: bool,
+    /// Measure as many samples for each worker [default: both].
+    #[arg(long)]
+    pub(crate) weak: bool,
+    /// Keep the model from this count, and say how far off it is there; may be given often.
+    #[arg(long, value_name = "N")]
+    pub(crate) hold_out: Vec<usize>,
+    /// Samples of a step: of each worker, or of all of them for --strong.
+    #[arg(long, default_value_t = 64)]
+    pub(crate) batch: usize,
+    /// Compute threads of each worker.
+    #[arg(long, default_value_t = 1)]
+    pub(crate) threads: usize,
+    /// Steps that count, of each run.
+    #[arg(long, default_value_t = 40)]
+    pub(crate) steps: usize,
+    /// Steps that go before them.
+    #[arg(long, default_value_t = 10)]
+    pub(crate) warm_up: usize,
+    /// Runs of each count, in turns.
+    #[arg(long, default_value_t = 3)]
+    pub(crate) runs: usize,
+    /// Change the recipe, as in --set model.dropout=0; may be given often.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub(crate) set: Vec<String>,
+    /// Submit each run as a job of Slurm. Inside an allocation runs are its steps without this.
+    #[arg(long)]
+    pub(crate) slurm: bool,
+    /// Workers of each node under Slurm, at most [default: all on one].
+    #[arg(long, value_name = "N")]
+    pub(crate) nproc_per_node: Option<usize>,
+    /// Ask for a GPU for each worker of a job.
+    #[arg(long, requires = "slurm")]
+    pub(crate) gpus: bool,
+    /// Where jobs are queued [default: the cluster's default].
+    #[arg(long, value_name = "NAME", requires = "slurm")]
+    pub(crate) partition: Option<String>,
+    /// How long each job may run, as in 10m.
+    #[arg(long, value_name = "TIME", requires = "slurm", value_parser = drain::duration)]
+    pub(crate) time: Option<Duration>,
+    /// Any other option of sbatch, as in --sbatch=--account=lab; may be given often.
+    #[arg(long, value_name = "OPTION", requires = "slurm", allow_hyphen_values = true)]
+    pub(crate) sbatch: Vec<String>,
+    /// How long a job may wait and run before the measurement is given up.
+    #[arg(long, value_name = "TIME", default_value = "1d", value_parser = drain::duration)]
+    pub(crate) patience: Duration,
+    /// Draw the curves into this SVG file, too.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) svg: Option<PathBuf>,
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,

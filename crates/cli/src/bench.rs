@@ -11,6 +11,7 @@ mod loader;
 mod pipeline;
 mod readiness;
 mod recovery;
+mod scaling;
 mod step;
 
 pub(crate) fn bench(args: &BenchArgs) -> Result<u8> {
@@ -20,6 +21,7 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<u8> {
         Bench::Allreduce(args) => return allreduce::allreduce(args),
         Bench::Pipeline(args) => return pipeline::pipeline(args),
         Bench::Recovery(args) => recovery::recovery(args)?,
+        Bench::Scaling(args) => scaling::scaling(args)?,
         Bench::Launch { errand, workers, runs, json } => launch(*errand, *workers, *runs, *json)?,
         Bench::Hello => hello()?,
     }

@@ -129,6 +129,8 @@ mod tests {
             lr: 0.1,
             grad_norm: None,
             ms: 1.0,
+            input_ms: 0.0,
+            comm_ms: 0.0,
         };
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("events.jsonl");

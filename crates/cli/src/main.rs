@@ -37,6 +37,7 @@ fn main() -> ExitCode {
     let result = match args::parse() {
         Command::Train(args) => train::train(&args),
         Command::Run(args) => run::run(&args),
+        Command::Host => run::serve_as_host(),
         Command::Bench(args) => bench::bench(&args),
         Command::Data(args) => data::data(&args),
         Command::Checkpoint(args) => checkpoint::checkpoint(&args),

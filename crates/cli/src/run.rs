@@ -3,12 +3,15 @@
 
 mod devices;
 mod flags;
+mod hosts;
 mod nodes;
 mod program;
 mod shown;
 mod slurm;
 
 pub(crate) use flags::RunArgs;
+pub(crate) use hosts::there::serve as serve_as_host;
+pub(crate) use slurm::refuse_trouble;
 
 use crate::args::WrongUsage;
 use crate::failure;
@@ -24,6 +27,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 pub(crate) fn run(args: &RunArgs) -> Result<u8> {
+    if let Some(text) = &args.hosts.hosts {
+        return hosts::run(args, text);
+    }
+    // Whoever says where nodes meet, or that there is one, knows.
+    if !args.standalone && args.rdzv_endpoint.is_none() && args.master_addr.is_none() {
+        slurm::refuse_trouble()?;
+    }
     let spec = spec(args)?;
     let (logs, most) = (spec.log_dir.clone().unwrap_or(spec.run_dir.clone()), spec.max_restarts);
     let outcome = phalanx_launch::run(&spec, move |report| failure::tell(&report, most))?;

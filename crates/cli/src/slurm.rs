@@ -6,6 +6,7 @@ mod lint;
 mod submit;
 
 pub(crate) use flags::SlurmArgs;
+pub(crate) use follow::wait_for;
 
 use anyhow::Result;
 use flags::Slurm;

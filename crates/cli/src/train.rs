@@ -11,7 +11,7 @@ use crate::bar::FetchBar;
 use crate::drain::{self, Asks};
 use crate::failure;
 use crate::first::{BEST, First};
-use crate::run::{fresh_run_id, hang_limits, tls_is_asked_for};
+use crate::run::{fresh_run_id, hang_limits, refuse_trouble, tls_is_asked_for};
 use crate::runs;
 use crate::say::{print, say};
 use anyhow::{Context, Result};
@@ -89,6 +89,7 @@ fn configured(name: &str, args: &TrainArgs) -> Result<Recipe, Error> {
 
 /// The agent: gets the data once, starts the workers, reports.
 fn lead(args: &TrainArgs, recipe: &Recipe) -> Result<u8> {
+    refuse_trouble()?;
     let workers = worker_count(args)?;
     device(args).check(workers)?;
     let shards = recipe.parallel.logical_shards;
@@ -254,6 +255,15 @@ fn train_as(
     let run_path = run_path.unwrap_or(Path::new("runs"));
     let checkpoints = runs::checkpoints_of(run_path);
     let resume = args.resume || has_begun;
+    if args.resume && worker.is_first() && !checkpoints.exists() {
+        let restarts = std::env::var("SLURM_RESTART_COUNT").unwrap_or_default();
+        if restarts.parse::<u32>().is_ok_and(|restarts| restarts > 0) {
+            let out = run_path.display();
+            say(format_args!(
+                "note: Slurm has started this job before, and {out} has no checkpoint here: beginning with the first step\nhint: if there was one, that folder isn't shared by the nodes: give one that is with --out"
+            ));
+        }
+    }
     let trainer = Trainer {
         steps: args.steps,
         shuffle: !args.no_shuffle,

@@ -198,3 +198,106 @@ fn another_transport_than_the_one_asked_for_is_not_measured() {
         assert!(out.status.code() == Some(1) && message.contains(want), "{message}");
     }
 }
+
+#[test]
+fn a_job_is_measured_at_several_counts_and_foretold_at_another() {
+    let folder = tempfile::tempdir().unwrap();
+    let picture = folder.path().join("scaling.svg");
+    let args = [
+        "scaling",
+        "mnist-mini",
+        "--workers",
+        "1,2,3",
+        "--hold-out",
+        "3",
+        "--batch",
+        "24",
+        "--json",
+        "--svg",
+    ];
+    let sizes = ["--runs", "2", "--steps", "8", "--warm-up", "2"];
+    let mut command = Command::new(env!("CARGO_BIN_EXE_phalanx"));
+    command.arg("bench").args(args).arg(&picture).args(sizes).env("TMPDIR", folder.path());
+    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("SLURM_")) {
+        command.env_remove(name);
+    }
+    let out = command.env_remove("RANK").output().unwrap();
+    assert_eq!(out.status.code(), Some(0), "{}", String::from_utf8_lossy(&out.stderr));
+    let line: Value = serde_json::from_slice(&out.stdout).unwrap();
+    assert_eq!((line["bench"].as_str(), line["runs"].as_u64()), (Some("scaling"), Some(2)));
+    let cores = line["cores"].as_u64().unwrap();
+    let points = line["points"].as_array().unwrap();
+    let seen: Vec<(&str, u64, u64)> = points
+        .iter()
+        .map(|p| (p["mode"].as_str().unwrap(), p["workers"].as_u64().unwrap(), p["batch"].as_u64().unwrap()))
+        .collect();
+    let want = [
+        ("weak", 1, 24),
+        ("weak", 2, 24),
+        ("weak", 3, 24),
+        ("strong", 1, 24),
+        ("strong", 2, 12),
+        ("strong", 3, 8),
+    ];
+    assert_eq!(seen, want);
+    for point in points {
+        let of = |key: &str| point[key].as_f64().unwrap();
+        assert!(of("step_ms") > 0.0 && of("compute_ms") > 0.0 && of("spread_ms") >= 0.0, "{point}");
+        let workers = of("workers");
+        assert!((of("efficiency") * workers - of("speed_up")).abs() < 1e-9, "{point}");
+        // The samples of a step in the time that it takes.
+        assert!((of("samples_per_s") * of("step_ms") / 1e3 - workers * of("batch")).abs() < 1e-6, "{point}");
+        assert_eq!(point["shares_cores"].as_bool(), Some(workers as u64 > cores), "{point}");
+        if workers < 1.5 {
+            assert!((of("speed_up") - 1.0).abs() < 1e-9, "{point}");
+        }
+        let held_out = &point["held_out"];
+        assert_eq!(held_out.is_object(), workers > 2.5, "{point}");
+        if let Some(ms) = held_out["predicted"]["ms"].as_f64() {
+            let error = held_out["error"].as_f64().unwrap();
+            assert!(ms > 0.0 && (ms / of("step_ms") - 1.0 - error).abs() < 1e-9, "{point}");
+        }
+    }
+    for mode in line["modes"].as_array().unwrap() {
+        assert!(mode["worth"].as_u64() >= Some(1) && mode["worth_here"].as_u64() >= Some(1), "{mode}");
+        let expected = mode["expected"].as_array().unwrap();
+        assert_eq!(expected.last().unwrap()["workers"].as_u64(), Some(64), "{mode}");
+        let within = |e: &Value| {
+            e["speed_up_from"].as_f64() <= e["speed_up"].as_f64()
+                && e["speed_up"].as_f64() <= e["speed_up_to"].as_f64()
+        };
+        assert!(expected.iter().all(within), "{mode}");
+    }
+    assert!(
+        line["coefficients"].as_object().unwrap().values().all(|value| value.as_f64() >= Some(0.0)),
+        "{line}"
+    );
+    let picture = fs::read_to_string(picture).unwrap();
+    assert!(
+        picture.starts_with("<svg") && picture.ends_with("</svg>\n") && !picture.contains("NaN"),
+        "{picture}"
+    );
+    // What was measured is told as it comes, and what doesn't fit the cores is said.
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(said.contains("run 2 of 2, 3 workers, 8 samples each: "), "{said}");
+    assert_eq!(said.contains("take turns"), cores < 3, "{said}");
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "only the picture is left");
+}
+
+#[test]
+fn counts_that_say_nothing_are_wrong_usage() {
+    let folder = tempfile::tempdir().unwrap();
+    for (args, want) in [
+        (&["scaling", "--workers", "1"][..], "takes two counts or more"),
+        (&["scaling", "--workers", "1,0"], "from 1 to 4096"),
+        (&["scaling", "--workers", "1,2,4", "--hold-out", "3"], "--hold-out 3: is none of the counts"),
+        (&["scaling", "--workers", "1,2,3"], "--batch 64: isn't dealt evenly to 3 workers\nhint: --batch 66"),
+        (&["scaling", "--runs", "0"], "--runs 0: must be at least 1"),
+        (&["scaling", "no-such-recipe"], "no-such-recipe"),
+    ] {
+        let out = bench(folder.path(), args);
+        let message = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert_eq!(out.status.code(), Some(2), "{args:?}: {message}");
+        assert!(message.contains(want), "{args:?}: {message}");
+    }
+}

@@ -35,6 +35,12 @@ fn two_workers_learn_the_digits_and_save_what_they_learned() {
     let step = events.iter().rfind(|e| e["event"] == "step").unwrap();
     assert_eq!((step["world_size"].as_u64(), step["samples"].as_u64()), (Some(2), Some(10_000)));
     assert!(["step", "epoch", "loss", "ms"].iter().all(|key| step[key].is_number()), "{step}");
+    // What a step's time was spent on beside computing is part of it.
+    let of = |key: &str| step[key].as_f64().unwrap();
+    assert!(
+        of("input_ms") >= 0.0 && of("comm_ms") > 0.0 && of("input_ms") + of("comm_ms") < of("ms"),
+        "{step}"
+    );
     let run = folder.path().join("run");
     for file in ["model.safetensors", "optimizer.safetensors", "spec.toml", "events.jsonl"] {
         assert!(run.join(file).exists(), "{file}");

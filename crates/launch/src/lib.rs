@@ -29,6 +29,7 @@ mod numa;
 mod output;
 mod prefix;
 mod restart;
+pub mod shell;
 mod signals;
 pub mod slurm;
 mod stack;

@@ -41,6 +41,13 @@ pub enum Event {
         grad_norm: Option<f64>,
         /// How long the step took, in milliseconds.
         ms: f64,
+        /// How much of that the first rank waited for samples.
+        #[serde(default)]
+        input_ms: f64,
+        /// And for the other ranks: what of the exchange of gradients wasn't hidden behind the backward pass, and how far it was
+        /// ahead of the slowest. Where parameters are shared out, what is gathered in the midst of a pass counts as computing.
+        #[serde(default)]
+        comm_ms: f64,
     },
     /// An epoch is over.
     Epoch {

@@ -38,7 +38,7 @@ impl Gpus {
         Gpus { variable, visible, present }
     }
 
-    fn count(&self) -> usize {
+    pub(super) fn count(&self) -> usize {
         self.visible.as_ref().map_or(self.present, |visible| visible.len().min(self.present))
     }
 

@@ -1,11 +1,13 @@
 //! The flags of `phalanx run`: torchrun's, and few of ours.
 
+use super::hosts::HostsArgs;
 use clap::{Args, ValueEnum};
+use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-/// `phalanx run`.
-#[derive(Args, Clone)]
+/// `phalanx run`; hosts of `--hosts` get it as it was typed.
+#[derive(Args, Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct RunArgs {
     /// Workers on this machine: a number, `cpu` (one a core), `gpu` (one a GPU), or `auto` (one a GPU if there are any, else one
     /// a core).
@@ -115,6 +117,12 @@ pub(crate) struct RunArgs {
     pub(crate) shutdown_timeout: f64,
     #[command(flatten)]
     pub(crate) idle: Idle,
+    #[command(flatten)]
+    #[serde(skip)]
+    pub(crate) hosts: HostsArgs,
+    /// The Python of programs that need one, where it isn't to be found by the environment of this process.
+    #[arg(skip)]
+    pub(crate) python: Option<OsString>,
     /// How long a worker may make no progress before it is taken to hang and killed, as a failed one: off, seconds, or seconds by section as
     /// in start=600,step=60,evaluation=60,checkpoint=900. For programs with our library; as PHALANX_HANG_TIMEOUT does [default:
     /// start=600, checkpoint=900, step and evaluation 60 or 50 times the longest so far, and 600 for the first].
@@ -126,7 +134,7 @@ pub(crate) struct RunArgs {
 }
 
 /// Flags of torchrun that change nothing here, or are refused.
-#[derive(Args, Clone)]
+#[derive(Args, Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Idle {
     /// Workers are always fresh processes.
     #[arg(long, hide = true, value_parser = ["spawn", "fork", "forkserver"])]
@@ -142,7 +150,7 @@ pub(crate) struct Idle {
 }
 
 /// What `--log-timestamps` may be.
-#[derive(Clone, Copy, ValueEnum)]
+#[derive(Clone, Copy, Debug, ValueEnum, Serialize, Deserialize)]
 pub(crate) enum Times {
     Logs,
     All,
@@ -150,7 +158,7 @@ pub(crate) enum Times {
 }
 
 /// What `--numa-binding` may be.
-#[derive(Clone, Copy, ValueEnum)]
+#[derive(Clone, Copy, Debug, ValueEnum, Serialize, Deserialize)]
 pub(crate) enum Binding {
     /// All processors of a node.
     Node,

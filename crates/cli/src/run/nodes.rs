@@ -135,7 +135,7 @@ pub(super) fn nodes(text: &str) -> Result<(usize, usize), WrongUsage> {
 }
 
 /// HOST or HOST:PORT, with brackets around an address that has colons.
-fn endpoint(text: &str) -> Result<Meeting, WrongUsage> {
+pub(super) fn endpoint(text: &str) -> Result<Meeting, WrongUsage> {
     let wrong = || {
         WrongUsage(format!(
             "--rdzv-endpoint {text}: must be a host, or a host and a port as in localhost:29400"

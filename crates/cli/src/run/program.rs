@@ -13,8 +13,7 @@ pub(super) struct Program {
 }
 
 pub(super) fn program(args: &RunArgs, name: &OsStr, arguments: &[OsString]) -> Program {
-    let is_script = args.run_path || Path::new(name).extension().is_some_and(|e| e == "py");
-    if args.no_python || !(args.module || is_script) {
+    if !is_python(args, name) {
         // A file in this folder is meant where a name could be looked for in PATH in vain, too.
         let here = Path::new(".").join(name);
         let found_here = !name.to_string_lossy().contains('/') && here.is_file() && !in_path(name);
@@ -28,7 +27,14 @@ pub(super) fn program(args: &RunArgs, name: &OsStr, arguments: &[OsString]) -> P
     python.push(name.to_owned());
     let before = python.len();
     python.extend_from_slice(arguments);
-    Program { program: active_python(), args: python, before }
+    let interpreter = args.python.clone().unwrap_or_else(active_python);
+    Program { program: interpreter, args: python, before }
+}
+
+/// Whether it takes a Python to start it.
+pub(super) fn is_python(args: &RunArgs, name: &OsStr) -> bool {
+    let is_script = args.run_path || Path::new(name).extension().is_some_and(|e| e == "py");
+    !args.no_python && (args.module || is_script)
 }
 
 fn in_path(program: &OsStr) -> bool {
@@ -37,7 +43,7 @@ fn in_path(program: &OsStr) -> bool {
 }
 
 /// `$PYTHON_EXEC`, the virtual environment's, or `python3`.
-fn active_python() -> OsString {
+pub(super) fn active_python() -> OsString {
     let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
     set("PYTHON_EXEC")
         .or_else(|| set("VIRTUAL_ENV").map(|venv| Path::new(&venv).join("bin/python").into()))

@@ -4,8 +4,9 @@ use super::flags::RunArgs;
 use super::nodes::nodes;
 use crate::args::WrongUsage;
 use phalanx_job::port_of;
-use phalanx_job::slurm::{AgentPlace, node_address};
+use phalanx_job::slurm::{AgentPlace, node_address, trouble};
 use std::net::ToSocketAddrs;
+use std::path::Path;
 
 /// The flags with what Slurm says in the place of those that are missing. Whoever says where nodes meet is asked for all of it.
 pub(super) fn placed(args: &RunArgs, get: impl Fn(&str) -> Option<String>) -> Result<RunArgs, WrongUsage> {
@@ -40,6 +41,15 @@ pub(super) fn placed(args: &RunArgs, get: impl Fn(&str) -> Option<String>) -> Re
     args.rdzv_id.get_or_insert_with(|| place.run_id.clone());
     args.rdzv_endpoint = Some(format!("{}:{}", address(&place.first_node), port_of(&place.run_id)));
     Ok(args)
+}
+
+/// Fails where this process is in a job of Slurm that can't do what it asks for.
+pub(crate) fn refuse_trouble() -> Result<(), WrongUsage> {
+    let folder = std::env::current_dir().unwrap_or_default();
+    match trouble(|name| std::env::var(name).ok(), &folder, Path::is_dir) {
+        Some(why) => Err(WrongUsage(why)),
+        None => Ok(()),
+    }
 }
 
 /// The node as the others reach it: by its name, or where nobody knows that but Slurm, by the address that this has.

@@ -64,6 +64,37 @@ pub(crate) fn job(number: &str, submission: Option<&Submission>, cancels: bool, 
     }
 }
 
+/// Waits for the end of a job that nobody looks at; it is cancelled where that takes longer than this. Fails if the job did.
+pub(crate) fn wait_for(number: &str, limit: Duration) -> Result<()> {
+    let start = Instant::now();
+    let mut told = String::new();
+    loop {
+        let jobs = queue::look(number)?;
+        let Some(job) = jobs.first() else {
+            bail!("job {number} is gone: the controller doesn't know it any more")
+        };
+        let now = words(job);
+        if now != told {
+            say(format_args!("job {number}: {now}"));
+            told = now;
+        }
+        if job.is_over() {
+            match exit_code(job) {
+                0 => return Ok(()),
+                _ => bail!("job {number} {told}"),
+            }
+        }
+        if start.elapsed() > limit {
+            queue::cancel(number)?;
+            bail!(
+                "job {number} hasn't ended within {} s and is cancelled: it {told}\nhint: wait longer with --patience",
+                limit.as_secs()
+            );
+        }
+        std::thread::sleep(if start.elapsed() < Duration::from_secs(60) { LOOK } else { ASK });
+    }
+}
+
 /// What Ctrl-C does.
 fn leave(number: &str, cancels: bool) -> Result<u8> {
     if cancels {

@@ -40,7 +40,8 @@ impl Agent {
         folder: PathBuf,
         hear: impl FnMut(Heard) -> bool + Send + 'static,
     ) -> Result<Agent> {
-        for name in ["RANK", "WORLD_SIZE"] {
+        // In a job of several nodes it is for this one all the same.
+        for name in ["RANK", "WORLD_SIZE", "SLURM_JOB_NUM_NODES"] {
             command.env_remove(name);
         }
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());

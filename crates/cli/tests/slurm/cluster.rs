@@ -86,7 +86,9 @@ impl Cluster {
              SlurmdPidFile={dir}/slurmd-%n.pid\nSlurmdSpoolDir={dir}/spool-%n\nStateSaveLocation={dir}/state\n\
              SlurmctldLogFile={dir}/slurmctld.log\nSlurmdLogFile={dir}/slurmd-%n.log\nSelectType=select/cons_tres\n\
              SelectTypeParameters=CR_CPU\nAccountingStorageType=accounting_storage/none\nJobAcctGatherType=jobacct_gather/none\n\
-             KillWait=5\nSlurmdParameters=config_overrides\nSchedulerParameters=sched_interval=1,batch_sched_delay=0\n",
+             KillWait=5\nFirstJobId={}\nSlurmdParameters=config_overrides\nSchedulerParameters=sched_interval=1,batch_sched_delay=0\n",
+            // Runs meet at a port that follows from the job, and other clusters of this machine have jobs, too.
+            ports[0],
             ports[0]
         );
         for (node, port) in (1..=nodes).zip(&ports[1..]) {
@@ -94,7 +96,10 @@ impl Cluster {
                 "NodeName=n{node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=8 State=UNKNOWN\n"
             );
         }
-        conf += "PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP\n";
+        // Jobs of the second take nodes from those of the first, which have a minute to end.
+        conf += "PreemptType=preempt/partition_prio\nPreemptMode=REQUEUE\n";
+        conf += "PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=60\n";
+        conf += "PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=9\n";
         fs::create_dir(self.path("state")).unwrap();
         fs::write(self.path("slurm.conf"), conf).unwrap();
     }
@@ -160,10 +165,7 @@ impl Cluster {
 impl Drop for Cluster {
     fn drop(&mut self) {
         // What still runs in it would outlive its daemons.
-        let _ = self
-            .command("scancel")
-            .args(["--full", "--signal=KILL", "--state=RUNNING", "--partition=debug"])
-            .output();
+        let _ = self.command("scancel").args(["--full", "--signal=KILL", "--state=RUNNING"]).output();
         for daemon in &mut self.daemons.iter_mut().rev() {
             let _ = nix::sys::signal::kill(
                 nix::unistd::Pid::from_raw(daemon.id() as i32),

@@ -2,7 +2,10 @@
 //! What needs no cluster is tested here as well.
 
 mod cluster;
+mod ends;
 mod lint;
+mod scaling;
+mod trouble;
 #[path = "../user/mod.rs"]
 mod user;
 
@@ -43,8 +46,20 @@ fn losses(run: &Path) -> Vec<String> {
 
 #[test]
 fn tasks_of_a_step_are_ranks_of_a_run() {
-    let Some(cluster) = Cluster::start(2) else { return };
+    let Some(cluster) = Cluster::start(3) else { return };
     let folder = tempfile::tempdir().unwrap();
+    // Three nodes, with an agent each, and with a task each: the same ranks.
+    let mut step = srun(&cluster, folder.path(), &["-N3", "--ntasks-per-node=1", PHALANX]);
+    let out = cluster.attempt(step.args(TRAIN).args(["--out", "three"]));
+    assert_eq!(out.status.code(), Some(0), "{}\n{}", text(&out.stderr), cluster.logs());
+    let start: Value = serde_json::from_str(text(&out.stdout).lines().next().unwrap()).unwrap();
+    assert_eq!(start["world_size"].as_u64(), Some(3));
+    let mut step = srun(&cluster, folder.path(), &["-N3", "--ntasks-per-node=1", PHALANX]);
+    step.args(["run", "--out", "three-logs", "--", PHALANX]).args(TRAIN).args(["--out", "three-agents"]);
+    let out = cluster.attempt(&mut step);
+    assert_eq!(out.status.code(), Some(0), "{}\n{}", text(&out.stderr), cluster.logs());
+    assert_eq!(losses(&folder.path().join("three")).len(), 6);
+    assert_eq!(losses(&folder.path().join("three")), losses(&folder.path().join("three-agents")));
     // A step of tasks: each is a worker, and the first of them serves the coordinator.
     let mut step = srun(&cluster, folder.path(), &["-N2", "--ntasks-per-node=2", PHALANX]);
     step.args(TRAIN).args(["--out", "tasks"]);
@@ -123,7 +138,9 @@ fn a_job_is_drained_requeued_and_goes_on_to_its_end() {
     let events = || fs::read_to_string(folder.path().join("run/events.jsonl")).unwrap_or_default();
     let last = || told_steps(&events()).last().copied().unwrap_or(0);
     until("the job doesn't begin", &cluster, || {
-        let file = fs::read_to_string(folder.path().join("mnist-mini-1.out")).unwrap_or_default();
+        let job = cluster.run("squeue", &["-h", "-o", "%A"]).trim().to_owned();
+        let file = fs::read_to_string(folder.path().join(format!("mnist-mini-{job}.out")));
+        let file = file.unwrap_or_default();
         assert!(!file.contains("error: "), "{file}");
         last() > 20
     });

@@ -18,6 +18,7 @@ use phalanx_parallel::{
     Strategy, Sync,
 };
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// A run as long as one membership lasts, ready for its first step.
 pub(super) struct Run<'a> {
@@ -45,6 +46,9 @@ pub(super) struct Made {
     pub(super) norm: Option<f64>,
     /// The samples that this rank took.
     pub(super) used: Used,
+    /// How long it waited for them, and then for the gradients of the other ranks.
+    pub(super) input: Duration,
+    pub(super) comm: Duration,
 }
 
 /// What ranks tell each other after each step, of all of them together.
@@ -216,17 +220,22 @@ impl<'a> Run<'a> {
         let left = self.samples_per_epoch() - self.samples_in_epoch(progress);
         let samples = self.deal.step().min(left);
         let passes = self.deal.passes_of(samples);
-        let (mut loss, mut used) = (ByShard::of(&*self.strategy), Used::default());
-        for (pass, batch) in batches.take(passes).enumerate() {
+        let (mut loss, mut used, mut input) = (ByShard::of(&*self.strategy), Used::default(), Duration::ZERO);
+        for pass in 0..passes {
+            let since = Instant::now();
+            let Some(batch) = batches.next() else { break };
+            input += since.elapsed();
             let (batch, sync) = (batch?, if pass + 1 == passes { Sync::Now } else { Sync::Later });
             used.add(Used::of(batch.sample_ids().iter().copied()));
             loss.add(pass, [self.pass(&batch, progress.step, samples, sync)?]);
         }
+        let since = Instant::now();
         self.strategy.finish(self.parameters)?;
+        let comm = since.elapsed();
         let norm = self.strategy.clip(&self.trainer.clip, self.parameters)?;
         let [own] = loss.own();
         self.check(own, norm, progress.step)?;
-        Ok(Made { loss, norm, used })
+        Ok(Made { loss, norm, used, input, comm })
     }
 
     /// One forward and backward pass of a step of so many samples; gives this batch's part of the loss.
@@ -310,7 +319,8 @@ impl<'a> Run<'a> {
 
     /// The same where there was no step.
     pub(super) fn exchange_between_steps(&mut self) -> Result<Tally, Error> {
-        self.exchange(&Made { loss: ByShard::of(&*self.strategy), norm: None, used: Used::default() })
+        let (loss, none) = (ByShard::of(&*self.strategy), Duration::ZERO);
+        self.exchange(&Made { loss, norm: None, used: Used::default(), input: none, comm: none })
     }
 }
 

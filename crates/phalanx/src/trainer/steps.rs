@@ -234,7 +234,9 @@ impl<'a> Course<'a> {
             self.before_step.copy_from(self.parameters.buffers());
             self.in_step = true;
             let made = run.gradients(&mut batches, &state.progress)?;
+            let since = Instant::now();
             let tally = run.exchange(&made)?;
+            let comm = made.comm + since.elapsed();
             self.in_step = false;
             let factor = run.factor(&state.progress);
             self.settle_checkpoint()?;
@@ -244,7 +246,9 @@ impl<'a> Course<'a> {
             let (lr, ms) = (state.optimizer.rule().lr() * factor, step_start.elapsed().as_secs_f64() * 1e3);
             let (loss, samples, world_size) = (tally.loss, state.progress.samples, run.world_size());
             let grad_norm = made.norm;
-            let told = Event::Step { step, epoch, loss, samples, world_size, lr, grad_norm, ms };
+            let (input_ms, comm_ms) = (made.input.as_secs_f64() * 1e3, comm.as_secs_f64() * 1e3);
+            let told =
+                Event::Step { step, epoch, loss, samples, world_size, lr, grad_norm, ms, input_ms, comm_ms };
             let is_wanted = step % self.observer.every().max(1) == 0 || step + 1 == last;
             self.last = Some(told).filter(|_| is_wanted);
             self.last.clone().into_iter().for_each(|told| self.tell(told));

@@ -1,0 +1,384 @@
+//! How long a step takes on so many workers: a small model, fitted to what was measured.
+//!
+//! With n workers of t threads each on C cores, and B samples a worker and step, let `s = max(1, n t / C)` say how often the cores are
+//! given out (1 where each worker has its own) and `u = (min(n t, C) - t) / (C - t)` how many of the others are busy, from 0 to 1.
+//! A step is the sum of three parts:
+//!
+//! - computing takes `s (a B + b) + g B s u`: work by sample, work by step, and what busy neighbours cost (caches, clocks, memory);
+//! - input takes `e B s`;
+//! - communication takes nothing on one worker and else `c log2 n + d (n-1)/n + o B (s-1)`: rounds, bytes (each worker sends and gets
+//!   that share of the gradients twice), and the wait for workers that have to take turns.
+//!
+//! Coefficients aren't negative, and only as many of a part are used as explain it: of all subsets the one whose squared errors,
+//! relative to the whole step, are least for the points that it leaves free. What is left of the errors, or what repeated runs
+//! differ by if that is more, is the uncertainty, which grows with the distance from what was measured.
+
+use serde::Serialize;
+
+/// How the machine is used at a point.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct At {
+    pub(super) workers: usize,
+    /// Samples of each worker.
+    pub(super) batch: f64,
+    /// Cores that the workers share, in units of what one of them uses: at least one.
+    pub(super) cores: f64,
+}
+
+/// What was measured there: medians over the steps of a run, each then over the runs, in milliseconds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Measured {
+    pub(super) at: At,
+    pub(super) parts: Parts,
+    /// The whole step, and by how much its medians differ from run to run, as a standard deviation.
+    pub(super) step_ms: f64,
+    pub(super) spread_ms: f64,
+}
+
+/// The parts of a step, in milliseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub(super) struct Parts {
+    pub(super) compute_ms: f64,
+    pub(super) comm_ms: f64,
+    pub(super) input_ms: f64,
+}
+
+impl Parts {
+    fn all(self) -> [f64; 3] {
+        [self.compute_ms, self.comm_ms, self.input_ms]
+    }
+
+    pub(super) fn sum(self) -> f64 {
+        self.all().iter().sum()
+    }
+}
+
+/// A step that wasn't measured.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(super) struct Predicted {
+    pub(super) ms: f64,
+    /// Two standard deviations: where the model holds, 19 of 20 steps' medians are nearer than that.
+    pub(super) within_ms: f64,
+    #[serde(flatten)]
+    pub(super) parts: Parts,
+}
+
+/// The model with its coefficients.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Model {
+    compute: Fit,
+    comm: Fit,
+    input: Fit,
+    /// What repeated runs of a point differ by, relative to its step.
+    spread: f64,
+}
+
+/// Names of the coefficients, in milliseconds each.
+const COMPUTE: [&str; 3] = ["a", "b", "g"];
+const COMM: [&str; 3] = ["c", "d", "o"];
+const INPUT: [&str; 1] = ["e"];
+
+impl At {
+    /// How often the cores are given out.
+    fn shared(self) -> f64 {
+        (self.workers as f64 / self.cores).max(1.0)
+    }
+
+    /// How many of the other cores are busy.
+    fn busy(self) -> f64 {
+        let others = (self.workers as f64).min(self.cores) - 1.0;
+        if self.cores > 1.0 { (others / (self.cores - 1.0)).max(0.0) } else { 0.0 }
+    }
+
+    fn compute(self) -> [f64; 3] {
+        let (b, s) = (self.batch, self.shared());
+        [b * s, s, b * s * self.busy()]
+    }
+
+    fn comm(self) -> [f64; 3] {
+        let (n, b, s) = (self.workers as f64, self.batch, self.shared());
+        [n.log2(), (n - 1.0) / n, b * (s - 1.0)]
+    }
+
+    fn input(self) -> [f64; 1] {
+        [self.batch * self.shared()]
+    }
+}
+
+impl Model {
+    /// The model of these points, of which there has to be one.
+    pub(super) fn fit(points: &[Measured]) -> Model {
+        let weights: Vec<f64> = points.iter().map(|point| 1.0 / point.step_ms.max(1e-9)).collect();
+        let of = |rows: Vec<Vec<f64>>, part: usize| {
+            let values: Vec<f64> = points.iter().map(|point| point.parts.all()[part].max(0.0)).collect();
+            Fit::of(&rows, &values, &weights)
+        };
+        let rows = |row: &dyn Fn(At) -> Vec<f64>| points.iter().map(|point| row(point.at)).collect();
+        let spreads = points.iter().map(|point| (point.spread_ms / point.step_ms.max(1e-9)).powi(2));
+        Model {
+            compute: of(rows(&|at| at.compute().to_vec()), 0),
+            comm: of(rows(&|at| at.comm().to_vec()), 1),
+            input: of(rows(&|at| at.input().to_vec()), 2),
+            spread: (spreads.sum::<f64>() / points.len().max(1) as f64).sqrt(),
+        }
+    }
+
+    pub(super) fn predict(&self, at: At) -> Predicted {
+        let (compute, comm, input) = (at.compute(), at.comm(), at.input());
+        let all = [(&self.compute, &compute[..]), (&self.comm, &comm[..]), (&self.input, &input[..])];
+        let [compute_ms, comm_ms, input_ms] = all.map(|(fit, row)| fit.at(row));
+        let parts = Parts { compute_ms, comm_ms, input_ms };
+        let ms = parts.sum();
+        let of_parts: f64 = all.iter().map(|(fit, row)| fit.variance(row, ms)).sum();
+        let within_ms = 2.0 * (of_parts + (self.spread * ms).powi(2)).sqrt();
+        Predicted { ms, within_ms, parts }
+    }
+
+    /// The coefficients by name, in milliseconds.
+    pub(super) fn coefficients(&self) -> Vec<(&'static str, f64)> {
+        let fits = [(&self.compute, &COMPUTE[..]), (&self.comm, &COMM), (&self.input, &INPUT)];
+        let named = |(fit, names): (&Fit, &[&'static str])| {
+            names.iter().copied().zip(fit.coefficients.iter().copied()).collect::<Vec<_>>()
+        };
+        fits.into_iter().flat_map(named).collect()
+    }
+}
+
+/// A sum of terms with coefficients that aren't negative.
+#[derive(Clone, Debug, PartialEq)]
+struct Fit {
+    coefficients: Vec<f64>,
+    /// Which terms are used, and the inverse of their weighted squares.
+    used: Vec<usize>,
+    inverse: Vec<Vec<f64>>,
+    /// The variance of what isn't explained, relative to the whole step.
+    variance: f64,
+}
+
+impl Fit {
+    /// `values` as sums of the terms in `rows`, with errors weighed by `weights`.
+    fn of(rows: &[Vec<f64>], values: &[f64], weights: &[f64]) -> Fit {
+        let terms = rows.first().map_or(0, Vec::len);
+        let nothing =
+            || Fit { coefficients: vec![0.0; terms], used: Vec::new(), inverse: Vec::new(), variance: 0.0 };
+        let square = |error: f64| error * error;
+        let left: f64 = values.iter().zip(weights).map(|(y, w)| square(y * w)).sum();
+        let mut best = nothing();
+        best.variance = left / values.len().max(1) as f64;
+        // With few terms all subsets can be looked at, which finds the best for certain.
+        for set in 1usize..1 << terms {
+            let used: Vec<usize> = (0..terms).filter(|term| set >> term & 1 == 1).collect();
+            if used.len() > values.len() {
+                continue;
+            }
+            let Some((found, inverse)) = least_squares(rows, values, weights, &used) else { continue };
+            if found.iter().any(|c| *c < 0.0 || !c.is_finite()) {
+                continue;
+            }
+            let mut coefficients = vec![0.0; terms];
+            used.iter().zip(&found).for_each(|(&term, &c)| coefficients[term] = c);
+            let error = |i: usize| values[i] - dot(&rows[i], &coefficients);
+            let left: f64 = (0..values.len()).map(|i| square(error(i) * weights[i])).sum();
+            // As many terms as points explain anything; such a fit only counts where there is nothing else.
+            let free = values.len() - used.len();
+            let variance = if free > 0 { left / free as f64 } else { best.variance.min(left.max(1e-12)) };
+            let is_better = match free {
+                0 => best.used.is_empty(),
+                // What explains all is as good with fewer terms.
+                _ => variance < 0.999 * best.variance - 1e-18,
+            };
+            if is_better {
+                best = Fit { coefficients, used, inverse, variance };
+            }
+        }
+        best
+    }
+
+    fn at(&self, row: &[f64]) -> f64 {
+        dot(row, &self.coefficients)
+    }
+
+    /// The variance of a value at this row, where the whole step is that long: what single points differ by, and what isn't known of
+    /// the coefficients.
+    fn variance(&self, row: &[f64], step: f64) -> f64 {
+        let row: Vec<f64> = self.used.iter().map(|&term| row[term]).collect();
+        let of_coefficients: f64 = row.iter().zip(&self.inverse).map(|(x, line)| x * dot(&row, line)).sum();
+        self.variance * (step * step + of_coefficients.max(0.0))
+    }
+}
+
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+/// The coefficients of the used terms by weighted least squares, and the inverse of the terms' squares; none where terms can't be told
+/// apart at these points.
+fn least_squares(
+    rows: &[Vec<f64>],
+    values: &[f64],
+    weights: &[f64],
+    used: &[usize],
+) -> Option<(Vec<f64>, Vec<Vec<f64>>)> {
+    let k = used.len();
+    // The matrix of squares, with a unit matrix beside it that becomes its inverse.
+    let mut m = vec![vec![0.0; 2 * k]; k];
+    let mut right = vec![0.0; k];
+    for ((row, y), w) in rows.iter().zip(values).zip(weights) {
+        let w = w * w;
+        for i in 0..k {
+            right[i] += w * row[used[i]] * y;
+            for j in 0..k {
+                m[i][j] += w * row[used[i]] * row[used[j]];
+            }
+        }
+    }
+    // In units in which each term is 1, so that a small pivot means terms that are alike.
+    let scale: Vec<f64> = (0..k).map(|i| m[i][i].sqrt()).collect();
+    if scale.iter().any(|s| !s.is_finite() || *s <= 0.0) {
+        return None;
+    }
+    for i in 0..k {
+        for j in 0..k {
+            m[i][j] /= scale[i] * scale[j];
+        }
+        m[i][k + i] = 1.0;
+    }
+    for column in 0..k {
+        let size = |row: &usize| m[*row][column].abs();
+        let pivot = (column..k).max_by(|a, b| size(a).total_cmp(&size(b)))?;
+        if m[pivot][column].abs() < 1e-9 {
+            return None;
+        }
+        m.swap(column, pivot);
+        let by = m[column][column];
+        m[column].iter_mut().for_each(|x| *x /= by);
+        let line = m[column].clone();
+        for row in (0..k).filter(|row| *row != column) {
+            let by = m[row][column];
+            m[row].iter_mut().zip(&line).for_each(|(x, y)| *x -= by * y);
+        }
+    }
+    let inverse: Vec<Vec<f64>> =
+        (0..k).map(|i| (0..k).map(|j| m[i][k + j] / (scale[i] * scale[j])).collect()).collect();
+    let found = inverse.iter().map(|line| dot(line, &right)).collect();
+    Some((found, inverse))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// A machine that follows the model.
+    #[derive(Clone, Copy, Debug)]
+    struct Machine {
+        compute: [f64; 3],
+        comm: [f64; 3],
+        input: f64,
+    }
+
+    impl Machine {
+        fn parts(&self, at: At) -> Parts {
+            Parts {
+                compute_ms: dot(&at.compute(), &self.compute),
+                comm_ms: dot(&at.comm(), &self.comm),
+                input_ms: dot(&at.input(), &[self.input]),
+            }
+        }
+
+        /// Points with an error of this part of each step, up and down in turn.
+        fn measure(&self, places: &[At], error: f64) -> Vec<Measured> {
+            let point = |(i, &at): (usize, &At)| {
+                let mut parts = self.parts(at);
+                let off = if i % 2 == 0 { error } else { -error } * parts.sum();
+                parts.compute_ms += off;
+                Measured { at, parts, step_ms: parts.sum(), spread_ms: 0.0 }
+            };
+            places.iter().enumerate().map(point).collect()
+        }
+    }
+
+    /// Weak and strong points of these counts.
+    fn places(counts: &[usize], cores: f64) -> Vec<At> {
+        let both = |&workers: &usize| {
+            let weak = At { workers, batch: 64.0, cores };
+            [weak, At { batch: 64.0 / workers as f64, ..weak }]
+        };
+        let mut all: Vec<At> = counts.iter().flat_map(both).collect();
+        all.dedup();
+        all
+    }
+
+    fn machine() -> impl Strategy<Value = Machine> {
+        let some = |most: f64| prop_oneof![Just(0.0), 0.0..most];
+        let (compute, comm) = ((0.01f64..2.0, some(5.0), some(1.0)), (some(3.0), some(20.0), some(0.3)));
+        (compute, comm, some(0.1)).prop_map(|((a, b, g), (c, d, o), input)| Machine {
+            compute: [a, b, g],
+            comm: [c, d, o],
+            input,
+        })
+    }
+
+    proptest! {
+        /// What follows the model is found, and foretold where it wasn't measured.
+        #[test]
+        fn a_machine_that_follows_the_model_is_foretold(
+            machine in machine(),
+            cores in prop::sample::select(vec![2.0, 4.0, 64.0]),
+            held_out in prop::sample::select(vec![3usize, 6, 16]),
+        ) {
+            let counts = [1, 2, 4, 8, 12];
+            let model = Model::fit(&machine.measure(&places(&counts, cores), 0.0));
+            let at = At { workers: held_out, batch: 64.0, cores };
+            let (want, got) = (machine.parts(at).sum(), model.predict(at));
+            prop_assert!((got.ms - want).abs() < 1e-3 * want, "{got:?} and not {want}: {model:?}");
+        }
+
+        /// No coefficient is negative and no time is, whatever was measured.
+        #[test]
+        fn nothing_is_negative(
+            times in prop::collection::vec((0.0f64..100.0, 0.0f64..100.0, 0.0f64..10.0), 1..9),
+            workers in 1usize..300,
+        ) {
+            let places = places(&[1, 2, 3, 4, 8], 4.0);
+            let point = |(&at, &(compute_ms, comm_ms, input_ms)): (&At, &(f64, f64, f64))| {
+                let parts = Parts { compute_ms, comm_ms, input_ms };
+                Measured { at, parts, step_ms: parts.sum(), spread_ms: 0.1 }
+            };
+            let points: Vec<Measured> = places.iter().zip(&times).map(point).collect();
+            let model = Model::fit(&points);
+            prop_assert!(model.coefficients().iter().all(|(_, c)| *c >= 0.0 && c.is_finite()), "{model:?}");
+            let predicted = model.predict(At { workers, batch: 64.0, cores: 4.0 });
+            prop_assert!(predicted.ms >= 0.0 && predicted.within_ms >= 0.0 && predicted.within_ms.is_finite());
+        }
+
+        /// Errors of what was measured are told as uncertainty, and more of it further away.
+        #[test]
+        fn errors_become_uncertainty(machine in machine(), error in 0.01f64..0.1) {
+            let places = places(&[1, 2, 4, 8], 64.0);
+            let (exact, rough) = (machine.measure(&places, 0.0), machine.measure(&places, error));
+            let at = |workers| At { workers, batch: 64.0, cores: 64.0 };
+            let (exact, rough) = (Model::fit(&exact), Model::fit(&rough));
+            prop_assert!(exact.predict(at(4)).within_ms < rough.predict(at(4)).within_ms);
+            let (near, far) = (rough.predict(at(4)), rough.predict(at(4096)));
+            prop_assert!(near.within_ms > 0.0 && far.within_ms >= 0.9 * near.within_ms, "{near:?} {far:?}");
+        }
+    }
+
+    #[test]
+    fn one_point_is_a_model_too() {
+        let at = At { workers: 1, batch: 10.0, cores: 2.0 };
+        let parts = Parts { compute_ms: 5.0, comm_ms: 0.0, input_ms: 1.0 };
+        let model = Model::fit(&[Measured { at, parts, step_ms: 6.0, spread_ms: 0.3 }]);
+        let same = model.predict(at);
+        assert!((same.ms - 6.0).abs() < 1e-9 && same.within_ms >= 0.6 - 1e-9, "{same:?}");
+    }
+
+    #[test]
+    fn cores_are_given_out_in_turns_when_there_are_too_few() {
+        let at = |workers, cores| At { workers, batch: 1.0, cores };
+        assert_eq!((at(1, 2.0).shared(), at(2, 2.0).shared(), at(4, 2.0).shared()), (1.0, 1.0, 2.0));
+        assert_eq!((at(1, 4.0).busy(), at(2, 4.0).busy(), at(8, 4.0).busy()), (0.0, 1.0 / 3.0, 1.0));
+        assert_eq!(at(3, 1.0).busy(), 0.0);
+    }
+}

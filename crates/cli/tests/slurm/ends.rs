@@ -1,0 +1,167 @@
+//! Jobs that end before their work is done, each in another way, and go on; and jobs that go on without a node.
+
+use super::cluster::Cluster;
+use super::user::text;
+use super::{PHALANX, told_steps, until};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+/// A run that never comes to its end by itself, submitted from a folder and followed.
+struct Submitted<'a> {
+    cluster: &'a Cluster,
+    folder: tempfile::TempDir,
+    following: Child,
+}
+
+impl<'a> Submitted<'a> {
+    fn new(cluster: &'a Cluster, flags: &[&str], more: &[&str]) -> Submitted<'a> {
+        let folder = tempfile::tempdir().unwrap();
+        let mut command = submit(cluster, folder.path(), flags);
+        command
+            .args(["mnist-mini", "--batch-size", "8", "--epochs", "1000000", "--seed", "3", "--json"])
+            .args(more);
+        let following = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        Submitted { cluster, folder, following }
+    }
+
+    fn events(&self) -> String {
+        fs::read_to_string(self.folder.path().join("run/events.jsonl")).unwrap_or_default()
+    }
+
+    fn last(&self) -> u64 {
+        told_steps(&self.events()).last().copied().unwrap_or(0)
+    }
+
+    /// What the script and its agents have written.
+    fn output(&self) -> String {
+        let files = fs::read_dir(self.folder.path()).unwrap().map(|entry| entry.unwrap().path());
+        let is_output = |path: &PathBuf| path.extension().is_some_and(|end| end == "out");
+        files.filter(is_output).map(|path| fs::read_to_string(path).unwrap_or_default()).collect()
+    }
+
+    fn until(&self, what: &str, done: impl Fn(&Submitted<'_>) -> bool) {
+        let told = || format!("{what}\n{}", self.output());
+        until(&what_of(&told()), self.cluster, || done(self));
+    }
+
+    fn begins(&self) -> u64 {
+        self.until("the job doesn't begin", |job| {
+            assert!(!job.output().contains("error: "), "{}", job.output());
+            job.last() > 20
+        });
+        self.last()
+    }
+
+    /// Waits until the run goes on from a checkpoint, without having lost or repeated a step, and ends it.
+    fn goes_on(mut self, at_least: u64) {
+        self.until("the run doesn't go on", |job| {
+            job.events().contains("\"event\":\"resume\"") && job.last() > at_least + 20
+        });
+        let steps = told_steps(&self.events());
+        assert!(steps.iter().zip(0..).all(|(step, want)| *step == want), "{steps:?}");
+        self.cluster.run("scancel", &["--full", "--partition=debug"]);
+        self.following.kill().unwrap();
+        self.following.wait().unwrap();
+    }
+}
+
+/// The last lines of a long text, for a message.
+fn what_of(text: &str) -> String {
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(30)..].join("\n")
+}
+
+fn submit(cluster: &Cluster, folder: &Path, flags: &[&str]) -> Command {
+    let mut command = cluster.command(PHALANX);
+    command.current_dir(folder).env("XDG_CONFIG_HOME", folder.join("config"));
+    command.args([
+        "slurm",
+        "submit",
+        "--nproc-per-node",
+        "1",
+        "--cpus-per-node",
+        "2",
+        "--out",
+        "run",
+        "--json",
+    ]);
+    command.args(flags);
+    command
+}
+
+#[test]
+fn a_job_whose_time_is_up_drains_and_goes_on_in_the_next() {
+    let Some(cluster) = Cluster::start(2) else { return };
+    // A minute is the least that Slurm gives.
+    let job = Submitted::new(&cluster, &["--nodes", "2", "--time", "1m"], &["--time-margin", "45s"]);
+    let begun = job.begins();
+    job.until("the job doesn't drain", |job| job.output().contains("the time is nearly up: stopped after "));
+    job.goes_on(begun);
+}
+
+#[test]
+fn a_job_that_is_preempted_drains_and_goes_on_when_there_is_room() {
+    let Some(cluster) = Cluster::start(2) else { return };
+    let job = Submitted::new(&cluster, &["--nodes", "2", "--sbatch=--exclusive"], &[]);
+    let begun = job.begins();
+    let folder = tempfile::tempdir().unwrap();
+    let output = format!("--output={}", folder.path().join("urgent.out").display());
+    let args = ["--parsable", "--partition=urgent", "--nodes=2", "--exclusive", &output, "--wrap=hostname"];
+    let urgent = cluster.run("sbatch", &args).trim().to_owned();
+    job.until("the urgent job doesn't run", |_| {
+        cluster.run("scontrol", &["show", "job", &urgent]).contains("JobState=COMPLETED")
+    });
+    job.until("the run doesn't drain", |job| job.output().contains("SIGTERM: stopped after "));
+    job.goes_on(begun);
+}
+
+#[test]
+fn an_elastic_job_goes_on_without_a_node_that_is_lost() {
+    let Some(cluster) = Cluster::start(2) else { return };
+    let job = Submitted::new(&cluster, &["--elastic", "1:2"], &[]);
+    job.begins();
+    // The node ends at once, as one whose power is cut: nothing on it says anything any more.
+    let is_of_node = |variables: &[u8]| {
+        let mut variables = variables.split(|&byte| byte == 0);
+        let own = format!("XDG_CONFIG_HOME={}", job.folder.path().join("config").display());
+        variables.clone().any(|v| v == b"SLURMD_NODENAME=n2") && variables.any(|v| v == own.as_bytes())
+    };
+    let pids =
+        fs::read_dir("/proc").unwrap().filter_map(|entry| entry.unwrap().file_name().into_string().ok());
+    let pids: Vec<i32> = pids.filter_map(|name| name.parse().ok()).collect();
+    let on_node =
+        pids.iter().filter(|pid| is_of_node(&fs::read(format!("/proc/{pid}/environ")).unwrap_or_default()));
+    let killed: Vec<i32> = on_node.copied().collect();
+    assert!(killed.len() >= 2, "an agent and a worker: {killed:?}");
+    for pid in killed {
+        let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGKILL);
+    }
+    let lost = job.last();
+    job.until("the run doesn't go on with one node", |job| {
+        job.events().lines().any(|line| line.contains("\"members\"") && line.contains("\"world_size\":1"))
+            && job.last() > lost + 20
+    });
+    let steps = told_steps(&job.events());
+    assert!(steps.iter().zip(0..).all(|(step, want)| *step == want), "{steps:?}");
+    let Submitted { mut following, .. } = job;
+    cluster.run("scancel", &["--full", "--partition=debug"]);
+    following.kill().unwrap();
+    following.wait().unwrap();
+}
+
+#[test]
+fn jobs_of_an_array_are_runs_that_differ_in_their_seed() {
+    let Some(cluster) = Cluster::start(2) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = submit(&cluster, folder.path(), &["--array", "0-2"]);
+    let out = cluster.attempt(command.args(["mnist-mini", "--batch-size", "8", "--steps", "3", "--json"]));
+    assert_eq!(out.status.code(), Some(0), "{}\n{}", text(&out.stderr), text(&out.stdout));
+    let losses: Vec<Vec<String>> =
+        (0..3).map(|n| super::losses(&folder.path().join(format!("run/{n}")))).collect();
+    assert!(losses.iter().all(|losses| losses.len() == 3), "{losses:?}");
+    assert!(losses[0] != losses[1] && losses[1] != losses[2], "{losses:?}");
+    // Each is told of by its number.
+    let told = text(&out.stdout);
+    assert!((0..3).all(|n| told.contains(&format!("_{n}\",\"message\":\"is done\""))), "{told}");
+}

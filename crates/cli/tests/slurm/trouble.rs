@@ -1,0 +1,132 @@
+//! What users of Slurm meet that can't work: each is told at once, with the line to change.
+
+use super::cluster::Cluster;
+use super::user::{phalanx, text};
+use super::{PHALANX, TRAIN, losses, srun, until};
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
+use std::process::Stdio;
+
+#[test]
+fn a_script_of_several_nodes_without_srun_is_refused() {
+    let Some(cluster) = Cluster::start(2) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    for command in ["train mnist-mini --steps 1", "run --nproc-per-node 2 true"] {
+        let wrapped = format!("--wrap={PHALANX} {command}; echo code $?");
+        let output = folder.path().join("job.out");
+        let mut sbatch = cluster.command("sbatch");
+        sbatch.current_dir(folder.path()).args(["--wait", "--nodes=2", "--ntasks=2", &wrapped]);
+        let out = cluster.attempt(sbatch.arg(format!("--output={}", output.display())));
+        assert!(out.status.success(), "{}", text(&out.stderr));
+        let said = fs::read_to_string(output).unwrap();
+        assert!(said.contains("has 2 nodes, and this command runs on n1 alone"), "{said}");
+        assert!(said.contains("hint: put `srun` before it") && said.contains("code 2"), "{said}");
+    }
+}
+
+#[test]
+fn a_folder_that_is_not_on_the_node_is_told() {
+    let Some(cluster) = Cluster::start(1) else { return };
+    let kept = tempfile::tempdir().unwrap();
+    let (gone, output) = (tempfile::tempdir().unwrap(), kept.path().join("job.out"));
+    let mut sbatch = cluster.command("sbatch");
+    sbatch.current_dir(gone.path()).args(["--parsable", "--hold", &format!("--output={}", output.display())]);
+    let out =
+        cluster.attempt(sbatch.arg(format!("--wrap={PHALANX} train mnist-mini --steps 1; echo code $?")));
+    let job = text(&out.stdout).trim().to_owned();
+    let folder = gone.path().to_owned();
+    // What the node doesn't see isn't there.
+    gone.close().unwrap();
+    cluster.run("scontrol", &["release", &job]);
+    let said = || fs::read_to_string(&output).unwrap_or_default();
+    until("the job doesn't end", &cluster, || said().contains("code "));
+    let want = format!("was submitted in {}, which isn't on n1", folder.display());
+    assert!(
+        said().contains(&want) && said().contains("#SBATCH --chdir=") && said().contains("code 2"),
+        "{}",
+        said()
+    );
+}
+
+#[test]
+fn data_that_a_compute_node_cannot_get_is_told_with_what_to_run_where() {
+    let Some(cluster) = Cluster::start(2) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let mut step = srun(&cluster, folder.path(), &["-N2", "--ntasks-per-node=1", "--wait=5", PHALANX]);
+    let out = cluster.attempt(step.args(["train", "mnist", "--steps", "1"]));
+    let said = text(&out.stderr);
+    assert_ne!(out.status.code(), Some(0), "{said}");
+    assert!(said.contains("dataset mnist was not found"), "{said}");
+    assert!(said.contains("hint: where there is a network, run `phalanx data fetch mnist`"), "{said}");
+}
+
+#[test]
+fn two_jobs_with_one_port_hurt_only_the_second() {
+    let Some(cluster) = Cluster::start(2) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let mut first = srun(&cluster, folder.path(), &["-N1", "--ntasks=2", PHALANX]);
+    first.args(["train", "mnist-mini", "--batch-size", "8", "--epochs", "1000000", "--out", "first"]);
+    let mut first =
+        first.env("MASTER_PORT", &free).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let made = || losses(&folder.path().join("first")).len();
+    until("the first job doesn't train", &cluster, || made() > 10);
+    let mut second = srun(&cluster, folder.path(), &["-N1", "--ntasks=2", "--wait=5", PHALANX]);
+    let out = cluster.attempt(second.env("MASTER_PORT", &free).args(TRAIN).args(["--out", "second"]));
+    let said = text(&out.stderr);
+    assert_ne!(out.status.code(), Some(0), "{said}");
+    assert!(said.contains(&free) && said.contains("MASTER_PORT"), "{said}");
+    let before = made();
+    until("the first job is hurt", &cluster, || made() > before + 10);
+    cluster.run("scancel", &["--full", "--partition=debug"]);
+    first.wait().unwrap();
+}
+
+#[test]
+fn a_job_that_vanishes_while_it_is_followed_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    // A controller that has forgotten it, as one that was set up anew.
+    let script = "#!/bin/sh\necho asked >> asked\n[ $(wc -l < asked) -gt 1 ] && { echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1; }\n\
+                  echo 'JobId=7 JobName=x JobState=RUNNING Reason=None NodeList=n1 ExitCode=0:0 StdOut=/x WorkDir=/'\n";
+    fs::write(folder.path().join("scontrol"), script).unwrap();
+    fs::set_permissions(folder.path().join("scontrol"), fs::Permissions::from_mode(0o755)).unwrap();
+    let path = format!("{}:/usr/bin:/bin", folder.path().display());
+    let out = phalanx(folder.path()).env("PATH", path).args(["slurm", "follow", "7"]).output().unwrap();
+    let said = text(&out.stderr);
+    assert_eq!(out.status.code(), Some(1), "{said}");
+    assert!(said.contains("job 7: runs on n1"), "{said}");
+    assert!(
+        said.contains("error: job 7 is gone: the controller doesn't know it any more\nhint: sacct -j 7"),
+        "{said}"
+    );
+}
+
+#[test]
+fn tasks_and_nodes_that_do_not_fit_are_told() {
+    let Some(cluster) = Cluster::start(2) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    // More tasks than the step's nodes have workers for.
+    let mut step = srun(&cluster, folder.path(), &["-N2", "--ntasks=3", PHALANX]);
+    let out = cluster.attempt(step.args(["run", "--nproc-per-node", "1", "--", "true"]));
+    let said = text(&out.stderr);
+    assert!(said.contains("SLURM_STEP_NUM_TASKS is \"3\": must be 2, one task a node"), "{said}");
+    // Uneven tasks are ranks all the same.
+    let mut step = srun(&cluster, folder.path(), &["-N2", "--ntasks=3", PHALANX]);
+    let out = cluster.attempt(step.args(TRAIN).args(["--out", "uneven"]));
+    assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
+    assert_eq!(losses(&folder.path().join("uneven")).len(), 6);
+    // A job of more nodes than there are waits for good, and says so.
+    let mut submit = cluster.command(PHALANX);
+    submit.current_dir(folder.path()).args(["slurm", "submit", "--nodes", "3", "--cancel", "sleep", "1"]);
+    let mut submit = submit.stderr(Stdio::piped()).spawn().unwrap();
+    let mut said = BufReader::new(submit.stderr.take().unwrap());
+    let mut all = String::new();
+    while !all.contains("waits: PartitionNodeLimit (it asks for more nodes than the partition gives") {
+        let more = said.read_line(&mut all).unwrap();
+        assert!(more > 0, "{all}");
+    }
+    let pid = nix::unistd::Pid::from_raw(submit.id() as i32);
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGINT).unwrap();
+    assert_eq!(submit.wait().unwrap().code(), Some(130));
+}
