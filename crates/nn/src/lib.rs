@@ -33,6 +33,7 @@ mod module;
 mod param;
 mod parameters;
 mod row;
+mod seam;
 
 mod layers;
 mod loss;
@@ -62,12 +63,13 @@ pub use layers::norm::{BatchNorm2d, LayerNorm};
 pub use layers::pooling::{AdaptiveAvgPool2d, AvgPool2d, MaxPool2d};
 pub use layers::sequential::{Flatten, Sequential};
 pub use loss::Loss;
-pub use module::{Ctx, Module, Role, Visitor};
+pub use module::{CrossEntropyInParts, Ctx, Module, Role, Visitor};
 pub use param::{Init, Param};
 pub use parameters::{Mismatch, Parameters};
 pub use plateau::{Plateau, Plateaued};
 pub use row::{Block, Row};
 pub use schedule::{Anneal, Curve, Moment, OneCycle, Schedule, Unit, Warmup};
+pub use seam::{Cut, Seam};
 pub use shadow::Shadow;
 pub use weights::{WeightError, Weights};
 

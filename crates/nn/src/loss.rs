@@ -1,5 +1,6 @@
 //! Losses by name, for recipes; each is the mean over the batch.
 
+use crate::module::Ctx;
 use phalanx_tensor::{DType, Tensor};
 
 /// How a model's output is held against its targets.
@@ -47,6 +48,24 @@ impl Loss {
             Loss::Mse => output.mse_loss(target),
             Loss::BceWithLogits => output.bce_with_logits(target),
         }
+    }
+
+    /// As [`Loss::of`], of the output that a pass came to, which may have the scores of some classes alone
+    /// ([`Ctx::with_classes_in_parts`]): then only the cross entropy with labels can be taken.
+    #[track_caller]
+    pub fn of_pass(self, output: &Tensor, target: &Tensor, ctx: &Ctx) -> Tensor {
+        let Some(in_parts) = ctx.classes_in_parts() else { return self.of(output, target) };
+        let Loss::CrossEntropy { label_smoothing } = self else {
+            panic!("loss: {self:?} of the scores of some classes alone: the cross entropy can be taken");
+        };
+        let (labels, classes) = (target.count(), output.dims()[output.dims().len() - 1]);
+        assert!(
+            target.dtype() == DType::I64 && output.count() == labels * classes,
+            "loss: scores of shape {} of some classes alone, with targets of shape {}: a label a row would do",
+            output.shape(),
+            target.shape()
+        );
+        in_parts(&output.reshape([labels, classes]), &target.reshape([labels]), label_smoothing)
     }
 
     /// Whether targets are class labels, so that accuracy means something.

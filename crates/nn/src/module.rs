@@ -1,7 +1,8 @@
 //! What a layer is: something that computes, and that can name its parameters.
 
 use crate::param::Param;
-use phalanx_tensor::{DropoutKey, SumOverBatch, Tensor};
+use crate::seam::Seam;
+use phalanx_tensor::{DropoutKey, SumOverBatch, Tensor, Within};
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -89,13 +90,24 @@ pub enum Role {
 /// Walks the parts of a module and hands each parameter and buffer, with its dotted name, to whoever asked.
 pub struct Visitor<'a> {
     path: String,
-    found: &'a mut dyn FnMut(&str, Role, &mut Param),
+    found: Found<'a>,
+}
+
+/// Who asked for what.
+enum Found<'a> {
+    Params(&'a mut dyn FnMut(&str, Role, &mut Param)),
+    Seams(&'a mut dyn FnMut(&str, &mut Seam)),
 }
 
 impl<'a> Visitor<'a> {
     /// A visitor that calls `found` for each parameter and buffer.
     pub fn new(found: &'a mut dyn FnMut(&str, Role, &mut Param)) -> Visitor<'a> {
-        Visitor { path: String::new(), found }
+        Visitor { path: String::new(), found: Found::Params(found) }
+    }
+
+    /// A visitor that calls `found` for the seam of each layer that has one, with the layer's dotted name.
+    pub fn of_seams(found: &'a mut dyn FnMut(&str, &mut Seam)) -> Visitor<'a> {
+        Visitor { path: String::new(), found: Found::Seams(found) }
     }
 
     /// A part that is a module itself. Without a name its parts are named as if they were those of the module around it.
@@ -121,9 +133,20 @@ impl<'a> Visitor<'a> {
         self.leaf(name, Role::Kept, buffer);
     }
 
+    /// The seam of the part of this name; of the module itself without one.
+    pub fn seam(&mut self, name: &str, seam: &mut Seam) {
+        let before = self.enter(name);
+        if let Found::Seams(found) = &mut self.found {
+            found(&self.path, seam);
+        }
+        self.path.truncate(before);
+    }
+
     fn leaf(&mut self, name: &str, role: Role, param: &mut Param) {
         let before = self.enter(name);
-        (self.found)(&self.path, role, param);
+        if let Found::Params(found) = &mut self.found {
+            found(&self.path, role, param);
+        }
         self.path.truncate(before);
     }
 
@@ -142,6 +165,10 @@ const BLOCK_BITS: u32 = 14;
 /// A block has fewer random layers than these bits count.
 const LAYER_BITS: u32 = 16;
 
+/// The mean cross entropy of scores (N, C) of some of the classes, with labels (N) among all of them, for such a label smoothing:
+/// by whoever knows the scores of the other classes.
+pub type CrossEntropyInParts = Arc<dyn Fn(&Tensor, &Tensor, f64) -> Tensor + Send + Sync>;
+
 /// What a forward pass needs to know beside its input.
 #[derive(Clone)]
 pub struct Ctx {
@@ -156,17 +183,22 @@ pub struct Ctx {
     layer: u64,
     shared: Option<SumOverBatch>,
     fewest_normalised: Option<usize>,
+    /// Whether layers have seen this pass before.
+    again: bool,
+    /// Which part of each sample is at hand.
+    within: Option<Within>,
+    classes: Option<CrossEntropyInParts>,
 }
 
 impl fmt::Debug for Ctx {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Ctx { training, seed, step, samples, block, layer, shared, fewest_normalised: _ } = self;
+        let Ctx { training, seed, step, samples, block, layer, shared, again, within, .. } = self;
         let shared = shared.is_some();
         write!(
             f,
             "Ctx {{ training: {training}, seed: {seed}, step: {step}, samples: {samples:?}, block: {block}, layer: {layer}, "
         )?;
-        write!(f, "shared: {shared} }}")
+        write!(f, "shared: {shared}, again: {again}, within: {within:?} }}")
     }
 }
 
@@ -178,12 +210,49 @@ impl Ctx {
 
     /// Training step `step` of the run with seed `seed`, on the samples with these numbers.
     pub fn train(seed: u64, step: u64, samples: Arc<[u64]>) -> Ctx {
-        Ctx { training: true, seed, step, samples, block: 0, layer: 0, shared: None, fewest_normalised: None }
+        Ctx {
+            training: true,
+            seed,
+            step,
+            samples,
+            block: 0,
+            layer: 0,
+            shared: None,
+            fewest_normalised: None,
+            again: false,
+            within: None,
+            classes: None,
+        }
     }
 
     /// The same, with statistics over the batch taken over all of its parts: those of all who come with `sum`.
     pub fn sharing(self, sum: SumOverBatch) -> Ctx {
         Ctx { shared: Some(sum), ..self }
+    }
+
+    /// The same pass once more from here on, to the same values: a layer that keeps count of passes has counted it.
+    pub fn again(&self) -> Ctx {
+        Ctx { again: true, ..self.clone() }
+    }
+
+    /// Whether it is a pass that was made before, and whose values are only needed once more.
+    pub fn is_again(&self) -> bool {
+        self.again
+    }
+
+    /// The same pass over a part of each sample: what layers are given, and what they drop, is this part of the whole.
+    pub fn within(self, part: Within) -> Ctx {
+        Ctx { within: Some(part), ..self }
+    }
+
+    /// The same pass, in which the last layer has the scores of some classes alone.
+    pub fn with_classes_in_parts(self, cross_entropy: CrossEntropyInParts) -> Ctx {
+        Ctx { classes: Some(cross_entropy), ..self }
+    }
+
+    /// Who takes the cross entropy where the last layer has the scores of some classes alone.
+    pub fn classes_in_parts(&self) -> Option<&CrossEntropyInParts> {
+        self.classes.as_ref()
     }
 
     /// The number in the data set of each row of the batch.
@@ -244,6 +313,7 @@ impl Ctx {
     pub fn dropout_key(&mut self) -> DropoutKey {
         self.layer += 1;
         let layer = (self.block << LAYER_BITS).wrapping_add(self.layer);
-        DropoutKey { seed: self.seed, step: self.step, layer, samples: Arc::clone(&self.samples) }
+        let key = DropoutKey::new(self.seed, self.step, layer, Arc::clone(&self.samples));
+        DropoutKey { within: self.within, ..key }
     }
 }

@@ -1,5 +1,6 @@
 //! Parameters of layers: a shape and a recipe for first values at first, a tensor once a device is known.
 
+use crate::seam::Cut;
 use phalanx_tensor::{Device, Order, Philox, Shape, Tensor};
 use std::ops::Deref;
 
@@ -51,18 +52,37 @@ pub struct Param {
     pub(crate) shape: Shape,
     pub(crate) init: Init,
     pub(crate) order: Order,
+    /// Which part of it is to lie anywhere, if not all of it.
+    pub(crate) cut: Option<Cut>,
     pub(crate) tensor: Option<Tensor>,
 }
 
 impl Param {
     /// A parameter of this shape that will start as `init` says.
     pub fn new(shape: impl Into<Shape>, init: Init) -> Param {
-        Param { shape: shape.into(), init, order: Order::RowMajor, tensor: None }
+        Param { shape: shape.into(), init, order: Order::RowMajor, cut: None, tensor: None }
     }
 
     /// Its shape, which it has before it has values.
     pub fn declared_shape(&self) -> &Shape {
         &self.shape
+    }
+
+    /// From now on it is a part of what was declared; whoever lays it out gives that a place alone, with the first values that the part
+    /// has in the whole. Panics if it lies in another order than row by row.
+    #[track_caller]
+    pub fn hold_part(&mut self, cut: Cut) {
+        assert!(
+            self.order == Order::RowMajor,
+            "a part of a parameter of shape {} that lies in another order",
+            self.shape
+        );
+        self.cut = Some(cut);
+    }
+
+    /// The shape of what is held of it.
+    pub(crate) fn held_shape(&self) -> Shape {
+        self.cut.map_or(self.shape, |cut| cut.shape(&self.shape))
     }
 
     /// The same parameter, lying in memory in this order. Its shape, its values and what files say of it stay the same.

@@ -2,6 +2,7 @@
 
 use crate::module::{Module, Role, Visitor};
 use crate::param::Init;
+use crate::seam::Cut;
 use crate::weights::Weights;
 use phalanx_tensor::{Arena, DType, Device, Grads, Layout, Order, Philox, Shape, Tensor};
 use std::collections::BTreeMap;
@@ -21,11 +22,22 @@ pub struct Parameters {
     shared: Vec<String>,
     buffer_names: Vec<String>,
     buffers: Arena,
-    /// First values, of parameters and then buffers, which are functions of this seed and of the number beside them.
-    inits: Vec<(Init, usize)>,
+    /// First values, of parameters and then buffers, which are functions of this seed and of their numbers.
+    firsts: Vec<First>,
     seed: u64,
     /// Whether there are any values yet.
     given: AtomicBool,
+}
+
+/// What a parameter starts as.
+#[derive(Clone, Copy)]
+struct First {
+    init: Init,
+    /// Of all that the model declares.
+    number: usize,
+    /// As it is declared, of which there may be a part.
+    whole: Shape,
+    cut: Option<Cut>,
 }
 
 /// What a model declares of one role, in visiting order.
@@ -33,7 +45,8 @@ pub struct Parameters {
 struct Declared {
     names: Vec<String>,
     places: Vec<(Shape, Order)>,
-    inits: Vec<Init>,
+    /// With their numbers among those of their role.
+    firsts: Vec<First>,
 }
 
 /// Those of them that are to lie anywhere.
@@ -51,14 +64,13 @@ impl Declared {
     fn held(self, on: impl Fn(&str) -> Option<usize>) -> Held {
         let of = self.names.len();
         let mut held = Held { declared: Declared::default(), on: Vec::new(), numbers: Vec::new(), of };
-        let all = self.names.into_iter().zip(self.places).zip(self.inits).enumerate();
-        for (number, ((name, place), init)) in all {
+        for ((name, place), first) in self.names.into_iter().zip(self.places).zip(self.firsts) {
             let Some(device) = on(&name) else { continue };
             held.declared.names.push(name);
             held.declared.places.push(place);
-            held.declared.inits.push(init);
+            held.declared.firsts.push(first);
             held.on.push(device);
-            held.numbers.push(number);
+            held.numbers.push(first.number);
         }
         held
     }
@@ -124,10 +136,21 @@ impl Parameters {
         holds: impl Fn(usize) -> bool,
         seed: u64,
     ) -> Parameters {
-        let of = |block| holds(block).then_some(0);
-        let parameters = Parameters::lay_out_blocks(model, std::slice::from_ref(device), of, seed);
+        let parameters = Parameters::lay_out_part(model, device, holds, seed);
         parameters.give_first_values();
         parameters
+    }
+
+    /// The same without first values.
+    #[track_caller]
+    pub fn lay_out_part(
+        model: &mut dyn Module,
+        device: &Device,
+        holds: impl Fn(usize) -> bool,
+        seed: u64,
+    ) -> Parameters {
+        let of = |block| holds(block).then_some(0);
+        Parameters::lay_out_blocks(model, std::slice::from_ref(device), of, seed)
     }
 
     /// The parameters of those blocks that lie anywhere.
@@ -146,7 +169,7 @@ impl Parameters {
                 let known = known.unwrap_or_else(|| {
                     panic!("Parameters::build: a part shares {name}, which no part before it has")
                 });
-                let (found, wanted) = (learned.places[known].0, param.shape);
+                let (found, wanted) = (learned.firsts[known].whole, param.shape);
                 assert!(
                     found == wanted,
                     "Parameters::build: {name} of shape {found} is shared as shape {wanted}"
@@ -161,8 +184,9 @@ impl Parameters {
                 Role::Shared => unreachable!("it was declared before"),
             };
             declared.names.push(name.to_owned());
-            declared.places.push((param.shape, param.order.on(device)));
-            declared.inits.push(param.init);
+            let number = declared.firsts.len();
+            declared.places.push((param.held_shape(), param.order.on(device)));
+            declared.firsts.push(First { init: param.init, number, whole: param.shape, cut: param.cut });
         }));
         // A model of one block may not say whose each part is.
         let on = |name: &str| of(if model.blocks() == 1 { 0 } else { model.block_of(name) });
@@ -188,8 +212,8 @@ impl Parameters {
             };
         }));
         // Buffers count on after the parameters, so that adding one to a layer changes no parameter.
-        let own = learned.declared.inits.into_iter().zip(learned.numbers);
-        let others = kept.numbers.into_iter().map(|number| learned.of + number);
+        let own = learned.declared.firsts;
+        let behind = |first: First| First { number: learned.of + first.number, ..first };
         Parameters {
             names: learned.declared.names,
             shared,
@@ -197,7 +221,7 @@ impl Parameters {
             grads,
             buffer_names: kept.declared.names,
             buffers,
-            inits: own.chain(kept.declared.inits.into_iter().zip(others)).collect(),
+            firsts: own.into_iter().chain(kept.declared.firsts.into_iter().map(behind)).collect(),
             seed,
             given: AtomicBool::new(false),
         }
@@ -209,11 +233,12 @@ impl Parameters {
             return;
         }
         let mut first = Vec::new();
-        for ((_, tensor), (init, number)) in self.tensors().zip(&self.inits) {
+        for ((_, tensor), First { init, number, whole, cut }) in self.tensors().zip(&self.firsts) {
             let device = tensor.device();
-            first.resize(tensor.count(), 0.0);
+            first.resize(whole.count(), 0.0);
             init.fill(device, &mut first, Philox::new(self.seed, INIT_STREAM + *number as u64));
-            tensor.copy_from(&Tensor::from_slice(device, &first, tensor.shape()));
+            let part = cut.map(|cut| cut.take(whole, &first));
+            tensor.copy_from(&Tensor::from_slice(device, part.as_ref().unwrap_or(&first), tensor.shape()));
         }
     }
 

@@ -65,6 +65,25 @@ pub enum Error {
         /// What it told.
         words: Vec<u64>,
     },
+    /// No mesh of these ranks is as was asked for.
+    #[error(transparent)]
+    Mesh(#[from] crate::mesh::MeshError),
+    /// The model isn't the one that the plan cuts.
+    #[error(transparent)]
+    Plan(#[from] crate::tensor_parallel::PlanError),
+    /// An axis that nobody says how the model is cut along.
+    #[error(
+        "the mesh has an axis {axis}, and nothing says how the model is cut along it\nhint: leave parallel.{axis} out"
+    )]
+    NoPlan {
+        /// Which axis.
+        axis: crate::mesh::Axis,
+    },
+    /// Shards of the stages of a pipeline.
+    #[error(
+        "parameters of the stages of a pipeline can't be shared out among replicas\nhint: take --strategy ddp beside parallel.pipeline"
+    )]
+    ShardedStages,
     /// Blocks that aren't placed, or are placed twice.
     #[error("the blocks {} are placed, and the model has the blocks 0..{blocks}\nhint: place all of them, in order", .placed.join(", "))]
     Places {

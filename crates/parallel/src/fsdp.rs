@@ -26,7 +26,7 @@ use crate::ddp::{share_buffers, share_gradients, share_values};
 use crate::error::Error;
 use crate::local::Pass;
 use crate::single::begin;
-use crate::strategy::{Collected, Place, Strategy, Sync};
+use crate::strategy::{Collected, HeldGradient, Place, Strategy, Sync};
 use phalanx_comm::{Deadline, Group, Rank, ReduceOp, Work};
 use phalanx_nn::optim::{Clip, Optimizer, Part};
 use phalanx_nn::{Module, Parameters};
@@ -288,6 +288,26 @@ impl Strategy for Fsdp {
         share_buffers(&self.all, parameters)
     }
 
+    fn each_gradient(&mut self, parameters: &Parameters, each: &mut dyn FnMut(HeldGradient<'_>)) {
+        let (layout, arena) = (parameters.layout(), parameters.grads().arena());
+        // Parts are one of each replica's, and what can't be shared out is every rank's.
+        let counts_part = self.replicas.as_ref().is_none_or(|replicas| replicas.rank() == Rank(0));
+        let counts_rest = self.all.rank() == Rank(0);
+        for unit in &self.units {
+            let (mut span, start) = (arena.range_mut::<f32>(unit.params.clone()), unit.span.start);
+            for (held, counts) in [(unit.own.clone(), counts_part), (unit.rest(), counts_rest)] {
+                let held = start + held.start..start + held.end;
+                for parameter in unit.params.clone() {
+                    let of = layout.range(parameter);
+                    let (from, to) = (of.start.max(held.start), of.end.min(held.end));
+                    if from < to {
+                        each(HeldGradient { parameter, values: &mut span[from - start..to - start], counts });
+                    }
+                }
+            }
+        }
+    }
+
     fn clip(&mut self, clip: &Clip, parameters: &Parameters) -> Result<Option<f64>, Error> {
         let mut spans = self.gradient_spans(parameters);
         let (mut parts, mut rests) = (Vec::new(), Vec::new());
@@ -405,6 +425,13 @@ impl Strategy for Fsdp {
 
     fn held(&self) -> Option<Vec<Range<usize>>> {
         Some(self.own_elements().collect())
+    }
+
+    fn keep_part(&mut self, optimizer: &mut Optimizer) {
+        let part =
+            |array: &[f32]| self.own_elements().flat_map(|range| array[range].iter().copied()).collect();
+        let parts = optimizer.state().map(|(_, state)| state.with(part)).collect();
+        optimizer.take_over(optimizer.steps(), parts);
     }
 
     fn report(&mut self, mut own: Vec<u8>) -> Result<Vec<Vec<u8>>, Error> {

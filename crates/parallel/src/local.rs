@@ -52,7 +52,7 @@ impl Pass<'_> {
             // No sample has no loss, but the others wait for its part of their statistics.
             return Some(output.sum_all());
         }
-        Some(self.loss.of(&output, &self.target.to(output.device())))
+        Some(self.loss.of_pass(&output, &self.target.to(output.device()), &ctx))
     }
 }
 

@@ -82,7 +82,7 @@ impl Copy {
         self.follow(pass.parameters);
         let Part { input, target, mut ctx, weight } = part;
         let output = self.model.forward(&input.to(&self.device), &mut ctx);
-        let loss = pass.loss.of(&output, &target.to(&self.device));
+        let loss = pass.loss.of_pass(&output, &target.to(&self.device), &ctx);
         weighted(&loss, weight, &mut Own::default());
         self.parameters.grads().settle();
         loss.item() * weight
@@ -125,7 +125,7 @@ impl Local for DataParallel {
                 .collect();
             let Part { input, target, mut ctx, weight } = first;
             let output = pass.model.forward(&input, &mut ctx);
-            let loss = pass.loss.of(&output, &target.to(output.device()));
+            let loss = pass.loss.of_pass(&output, &target.to(output.device()), &ctx);
             weighted(&loss, weight, &mut own);
             let mut losses = loss.item() * weight;
             let used = threads.into_iter().map(|(thread, copy)| {

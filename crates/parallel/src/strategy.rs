@@ -45,6 +45,16 @@ pub enum Sync {
     Later,
 }
 
+/// Gradients that a rank holds of one parameter once a step's are whole.
+pub struct HeldGradient<'a> {
+    /// Which parameter.
+    pub parameter: usize,
+    /// Some of its gradients, or all of them.
+    pub values: &'a mut [f32],
+    /// Whether they count here: of those that several ranks hold, they do on one.
+    pub counts: bool,
+}
+
 /// How a model is trained by several ranks, or by one.
 pub trait Strategy: Send {
     /// Which share is this process's.
@@ -117,6 +127,21 @@ pub trait Strategy: Send {
         let mut count = [f64::from(u8::from(says))];
         self.sum(&mut count)?;
         Ok(count != [0.0])
+    }
+
+    /// The parameters whose values this rank's optimizer moves, where those that the trainer knows aren't.
+    fn own_parameters<'a>(&'a self, parameters: &'a Parameters) -> &'a Parameters {
+        parameters
+    }
+
+    /// Calls `each` with all gradients that this rank holds, in order, once they are whole.
+    fn each_gradient(&mut self, parameters: &Parameters, each: &mut dyn FnMut(HeldGradient<'_>)) {
+        let (arena, counts) = (parameters.grads().arena(), self.place().rank == 0);
+        for parameter in 0..parameters.layout().count() {
+            let count = parameters.layout().shape(parameter).count();
+            let mut span = arena.range_mut::<f32>(parameter..parameter + 1);
+            each(HeldGradient { parameter, values: &mut span[..count], counts });
+        }
     }
 
     /// Cuts the gradients of the step, which are whole, where the strategy keeps them; gives their norm before that, if there is a

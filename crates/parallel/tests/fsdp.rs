@@ -2,7 +2,7 @@
 
 use phalanx_comm::{Group, Rank};
 use phalanx_nn::optim::{Adam, Clip, Optimizer};
-use phalanx_nn::{Ctx, Dropout, Linear, Loss, Parameters, Relu, Sequential};
+use phalanx_nn::{Ctx, Dropout, Init, Linear, Loss, Module, Param, Parameters, Relu, Sequential, Visitor};
 use phalanx_parallel::{Fsdp, FsdpConfig, Pass, Sharded, SingleDevice, Strategy, Sync};
 use phalanx_tensor::{DType, Device, Philox, Tensor};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -223,7 +223,6 @@ fn a_rank_has_no_more_in_memory_than_its_parts_and_what_it_works_with() {
 
 #[test]
 fn parts_that_are_named_in_another_order_than_they_are_used_are_refused() {
-    use phalanx_nn::{Module, Visitor};
     struct Crossed(Linear, Linear);
     impl Module for Crossed {
         fn forward(&self, x: &Tensor, ctx: &mut Ctx) -> Tensor {
@@ -248,4 +247,60 @@ fn parts_that_are_named_in_another_order_than_they_are_used_are_refused() {
     let error = Fsdp::new(Group::solo(), &net, &parameters, FsdpConfig::default()).err().unwrap();
     let want = "first.weight of block 0 comes after last.bias of block 1\nhint: ";
     assert!(error.to_string().starts_with(want), "{error}");
+}
+
+/// A layer that hands gradients on and learns nothing.
+struct Frozen(Param);
+
+impl Frozen {
+    fn new(width: usize) -> Frozen {
+        Frozen(Param::new([width, width], Init::fan_in(width)))
+    }
+}
+
+impl Module for Frozen {
+    fn forward(&self, x: &Tensor, _: &mut Ctx) -> Tensor {
+        x.linear(&self.0.detach(), None)
+    }
+
+    fn visit(&mut self, v: &mut Visitor<'_>) {
+        v.param("weight", &mut self.0);
+    }
+}
+
+#[test]
+fn what_is_frozen_stays_and_the_rest_learns_what_it_learns_alone() {
+    // At the start, where nothing has gradients, and between what learns.
+    let net = || {
+        Sequential::new()
+            .then(Frozen::new(FEATURES))
+            .then(Linear::new(FEATURES, 19))
+            .then(Relu)
+            .then(Frozen::new(19))
+            .then(Linear::new(19, 2))
+    };
+    let (device, mut model) = (Device::cpu(1), net());
+    let parameters = Parameters::build(&mut model, &device, 7);
+    let first = parameters.values().read_flat::<f32>();
+    let outcome = train(&mut SingleDevice::new(), &model, &parameters, &device);
+    let alone = Outcome { values: parameters.values().read_flat(), ..outcome };
+    for stage in ALL {
+        for unit_bytes in [0, 1 << 20] {
+            let outcomes = ranks(3, |group| {
+                let (device, mut model) = (Device::cpu(1), net());
+                let parameters = Parameters::build(&mut model, &device, 7);
+                let config = FsdpConfig { sharded: stage, unit_bytes };
+                let mut fsdp = Fsdp::new(group, &model, &parameters, config).unwrap();
+                let outcome = train(&mut fsdp, &model, &parameters, &device);
+                fsdp.gather().unwrap();
+                Outcome { values: parameters.values().read_flat(), ..outcome }
+            });
+            check(&outcomes, &alone, &format!("{stage:?}, units of {unit_bytes}"));
+            for (i, name) in parameters.names().iter().enumerate() {
+                let (range, values) = (parameters.layout().range(i), &outcomes[0].values);
+                let is_frozen = ["0.weight", "3.weight"].contains(&name.as_str());
+                assert_eq!(values[range.clone()] == first[range], is_frozen, "{name}");
+            }
+        }
+    }
 }

@@ -88,7 +88,8 @@ pub struct CheckpointConfig {
     /// first step, and a folder that holds checkpoints is set aside under a name with a number. Default no.
     pub resume: bool,
     /// Whether ranks that hold a part of the model each write a part of the checkpoint each, all into this folder, which they must
-    /// share; else rank 0 brings all of it together. Where each rank has everything it makes no difference. Default no.
+    /// share; else rank 0 brings all of it together. It makes no difference where each rank has everything, nor where each has some
+    /// layers or slices of them. Default no.
     pub parts: bool,
     /// The recipe as TOML, for whoever looks at the checkpoint, or goes on from it: where it differs, a note says so. Default
     /// none.
@@ -178,7 +179,7 @@ impl Checkpoints {
             if resume { resume::resume(&dir, worker, run, parameters, rule, strategy.held())? } else { None };
         let Place { rank, world_size } = strategy.place();
         let part = PartOf { number: rank, of: world_size };
-        let parts = (parts && strategy.is_sharded()).then(|| {
+        let parts = (parts && strategy.held().is_some()).then(|| {
             let params = shares::of(parameters.layout(), world_size)[rank].clone();
             Parts { part, params, underway: None }
         });

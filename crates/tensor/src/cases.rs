@@ -237,14 +237,14 @@ pub fn batch_norm(c: &impl Check) {
 
 /// Dropout of elements and of channels.
 pub fn dropouts(c: &impl Check) {
-    let key = DropoutKey { seed: 1, step: 2, layer: 3, samples: [10, 11, 12].into() };
+    let key = DropoutKey::new(1, 2, 3, [10, 11, 12].into());
     c.check(&[&[3, 4, 5]], |x| x[0].dropout(0.5, &key));
     c.check(&[&[3, 4, 2, 2]], |x| x[0].dropout2d(0.25, &key));
 }
 
 /// Attention, in one operation and in several.
 pub fn attention(c: &impl Check) {
-    let key = DropoutKey { seed: 1, step: 2, layer: 3, samples: [10, 11].into() };
+    let key = DropoutKey::new(1, 2, 3, [10, 11].into());
     for (shape, heads) in [([2, 1, 6], 1), ([2, 5, 12], 2), ([2, 3, 9], 3), ([1, 7, 18], 1)] {
         c.check(&[&shape], |x| x[0].causal_attention(heads, None));
         c.check(&[&shape], |x| x[0].causal_attention_in_steps(heads, None));

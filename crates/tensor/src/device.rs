@@ -23,6 +23,9 @@ struct Shared {
     arch: pulp::Arch,
     /// Bytes that were ever taken from the system for buffers and arenas, and not given back yet.
     held: Arc<AtomicUsize>,
+    /// Bytes of buffers in use, and the most that they were at a time.
+    live: AtomicUsize,
+    most_live: AtomicUsize,
     /// Free buffers by size class.
     buffers: Mutex<Vec<Vec<Arc<Buffer>>>>,
     /// Empty graph nodes, so that recording a step allocates nothing.
@@ -98,6 +101,8 @@ impl Device {
             pool: Pool::new(threads.max(1)),
             arch,
             held: Arc::default(),
+            live: AtomicUsize::new(0),
+            most_live: AtomicUsize::new(0),
             buffers: Mutex::new(Vec::new()),
             nodes: Mutex::new(Vec::new()),
             walk: Mutex::new(0),
@@ -187,6 +192,16 @@ impl Device {
     /// used again.
     pub fn held_bytes(&self) -> usize {
         self.0.held.load(Ordering::Relaxed)
+    }
+
+    /// How many bytes of buffers tensors have at the moment, without arenas and without what waits to be used again.
+    pub fn live_bytes(&self) -> usize {
+        self.0.live.load(Ordering::Relaxed)
+    }
+
+    /// The most that [`Device::live_bytes`] was at a time since this was asked for last.
+    pub fn take_most_live_bytes(&self) -> usize {
+        self.0.most_live.swap(self.live_bytes(), Ordering::Relaxed)
     }
 
     /// Frees every cached buffer; how many bytes that were.
@@ -284,11 +299,14 @@ impl Device {
     /// A free buffer that holds `bytes`, or else the capacity that a new one should have.
     pub(crate) fn take_buffer(&self, bytes: usize) -> Result<Arc<Buffer>, usize> {
         let (class, capacity) = size_class(bytes);
+        let live = self.0.live.fetch_add(capacity, Ordering::Relaxed) + capacity;
+        self.0.most_live.fetch_max(live, Ordering::Relaxed);
         lock(&self.0.buffers).get_mut(class).and_then(Vec::pop).ok_or(capacity)
     }
 
     pub(crate) fn give_buffer(&self, buffer: Arc<Buffer>) {
-        let (class, _) = size_class(buffer.capacity());
+        let (class, capacity) = size_class(buffer.capacity());
+        self.0.live.fetch_sub(capacity, Ordering::Relaxed);
         let mut classes = lock(&self.0.buffers);
         if classes.len() <= class {
             classes.resize_with(class + 1, Vec::new);

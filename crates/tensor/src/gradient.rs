@@ -4,6 +4,7 @@
 //! nothing. A gradient that a kernel fills whole is written where [`Wanted::place`] says.
 
 use crate::cpu;
+use crate::cpu::attention::{Dropped, attention_gradient};
 use crate::dtype::DType;
 use crate::graph::{MAX_INPUTS, Saved};
 use crate::kernel;
@@ -99,6 +100,11 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
         Op::Broadcast(from) => of([Some(grad.sum_to(&from))]),
         Op::Arrange => of([Some(grad.clone())]),
         Op::To => of([wanted.wants(0).then(|| grad.to(&wanted.device_of(0)))]),
+        Op::Across => {
+            let crossing = wanted.crossing.as_ref().expect("the op kept who knows the way back");
+            of([Some(crossing.back(grad))])
+        }
+        Op::Again => unreachable!("the walk puts a graph in its place"),
         Op::Cat { dim, middle } => {
             let rest = grad.dims()[dim] - middle;
             of([
@@ -200,16 +206,16 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
             let grad = grad.contiguous();
             of([filled(0, &table, &|out| kernel::embedding::embedding_gradient(&grad, value(saved, 0), out))])
         }
-        Op::CausalAttention { heads, dropout } => {
+        Op::CausalAttention { heads, first, dropout } => {
             let (qkv, grad) = (value(saved, 0), grad.contiguous());
-            let dropped = saved[3].as_ref().map(|streams| (dropout, streams));
+            let dropped = saved[3].as_ref().map(|streams| Dropped { p: dropout, streams, first });
             // Recorded on a CPU alone: see `Tensor::causal_attention`.
             of([filled(0, qkv.shape(), &|out| {
                 let forward = [qkv, value(saved, 1), value(saved, 2)];
-                cpu::attention::attention_gradient(forward, heads, dropped, &grad, out);
+                attention_gradient(forward, heads, dropped, &grad, out);
             })])
         }
-        Op::LayerNorm { row } => {
+        Op::LayerNorm { row, .. } => {
             let (x, weight, grad) = (value(saved, 0), saved[1].as_ref(), grad.contiguous());
             let stats = [x, value(saved, 2), value(saved, 3)];
             let grad_x = filled(0, x.shape(), &|out| {

@@ -6,7 +6,9 @@
 
 use crate::arena::Slot;
 use crate::device::Device;
-use crate::op::Op;
+use crate::op::{Op, Unary};
+use crate::ops::across::Crossing;
+use crate::ops::again::Again;
 use crate::ops::norm::SumOverBatch;
 use crate::storage::Storage;
 use crate::tensor::Tensor;
@@ -14,6 +16,7 @@ use crate::walk::backward;
 use std::cell::Cell;
 use std::hash::{Hash, Hasher};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread::LocalKey;
 
 /// The most tensors that an op with a gradient takes.
 pub(crate) const MAX_INPUTS: usize = 4;
@@ -35,6 +38,12 @@ pub(crate) struct Body {
     pub(crate) saved: Saved,
     /// How the sums of a gradient formula go over all parts of a batch, where the forward pass's did.
     pub(crate) shared: Option<SumOverBatch>,
+    /// Both directions of a map that somebody else knows, where the op is one.
+    pub(crate) crossing: Option<Arc<dyn Crossing>>,
+    /// How the graph is made that this node stands for, where it stands for one.
+    pub(crate) again: Option<Again>,
+    /// How saved value 0 is made, where it isn't kept.
+    pub(crate) made: Option<Made>,
     /// How often each saved value's buffer had been written when it was saved.
     pub(crate) writes: [u64; MAX_SAVED],
     /// The last walk that came by, to which `grad` and `pending` belong; 0 before the first (WALK-OWN).
@@ -48,6 +57,17 @@ pub(crate) struct Body {
     pub(crate) device: Option<Device>,
 }
 
+impl Body {
+    /// The nodes that its gradient goes to, by number, a missing one for an input that needs none: the inputs first, then the leaves of
+    /// the graph that it stands for. None behind the last.
+    pub(crate) fn below(&self, number: usize) -> Option<Option<&NodeRef>> {
+        match self.inputs.get(number) {
+            Some(input) => Some(input.as_ref()),
+            None => self.again.as_ref()?.leaves.get(number - MAX_INPUTS).map(Some),
+        }
+    }
+}
+
 #[derive(Default)]
 pub(crate) enum Kind {
     /// A node whose graph was walked already, or a free one.
@@ -55,6 +75,43 @@ pub(crate) enum Kind {
     Spent,
     Leaf(Option<Slot>),
     Op(Op),
+}
+
+/// How a saved value that isn't kept is made again: of others that are, in its place and those behind the second.
+#[derive(Clone, Copy)]
+pub(crate) enum Made {
+    /// This function of value 0.
+    Unary(Unary),
+    /// Value 0 normalised over its last dimensions, with weight 2 and bias 3.
+    LayerNorm { n_dims: usize, eps: f64 },
+}
+
+impl Made {
+    /// How the result of an operation is made again, and of what, where that operation keeps it anyway and it costs little.
+    pub(crate) fn of(x: &Tensor) -> Option<(Made, [Option<Tensor>; 3])> {
+        let body = x.node.as_ref()?.body();
+        match body.kind {
+            Kind::Op(Op::Unary(f)) if !f.keeps_output() && !f.keeps_nothing() => {
+                Some((Made::Unary(f), [body.saved[0].clone(), None, None]))
+            }
+            Kind::Op(Op::LayerNorm { n_dims, eps, .. }) => {
+                let [x, weight, _, _, bias] = &body.saved;
+                Some((Made::LayerNorm { n_dims, eps }, [x, weight, bias].map(Option::clone)))
+            }
+            _ => None,
+        }
+    }
+
+    /// Makes it.
+    pub(crate) fn again(self, saved: &Saved) -> Tensor {
+        let x = saved[0].as_ref().expect("what it is made of is kept");
+        match self {
+            Made::Unary(f) => x.mapped(f),
+            Made::LayerNorm { n_dims, eps } => {
+                x.layer_norm(n_dims, saved[2].as_ref(), saved[3].as_ref(), eps)
+            }
+        }
+    }
 }
 
 /// A shared handle to a node, which returns to its device when the last handle goes.
@@ -76,6 +133,11 @@ impl NodeRef {
 
     fn arc(&self) -> &Arc<Node> {
         self.0.as_ref().expect("a node handle holds its node until it is dropped")
+    }
+
+    /// What tells the node from all others that are there.
+    pub(crate) fn address(&self) -> usize {
+        Arc::as_ptr(self.arc()).addr()
     }
 
     /// Whether both are handles to one node.
@@ -191,21 +253,51 @@ impl GradSink for Gradients {
 }
 
 thread_local! {
-    /// Whether ops on this thread record: the one piece of ambient state, because a forward pass that had to be told through
+    /// Whether ops on this thread record: ambient state, because a forward pass that had to be told through
     /// every layer whether anyone wants its gradient would clutter every signature.
     static RECORDING: Cell<bool> = const { Cell::new(true) };
+    /// Whether they keep what costs little to make again. It belongs to the recording, and nobody between whoever runs a model and
+    /// its products has to know.
+    static KEEPING_CHEAP: Cell<bool> = const { Cell::new(true) };
+}
+
+/// Runs `f`, whose products don't keep the results of norms and activation functions, which are in memory as what these were made
+/// of anyway: a backward pass makes them again, to the same bits. That costs little time and saves, of a decoder block, a third of what
+/// it keeps.
+pub fn without_cheap<R>(f: impl FnOnce() -> R) -> R {
+    with_set(&KEEPING_CHEAP, false, f)
+}
+
+/// Whether products keep what costs little to make again.
+pub(crate) fn keeps_cheap() -> bool {
+    KEEPING_CHEAP.get()
+}
+
+/// Runs `f` with a mark of this thread set so, and puts it back, also after a panic.
+fn with_set<R>(mark: &'static LocalKey<Cell<bool>>, to: bool, f: impl FnOnce() -> R) -> R {
+    struct Restore(&'static LocalKey<Cell<bool>>, bool);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            self.0.set(self.1);
+        }
+    }
+    let _restore = Restore(mark, mark.replace(to));
+    f()
 }
 
 /// Runs `f` without recording: its results need no gradient and nothing is kept for a backward pass.
 pub fn no_grad<R>(f: impl FnOnce() -> R) -> R {
-    struct Restore(bool);
-    impl Drop for Restore {
-        fn drop(&mut self) {
-            RECORDING.set(self.0);
-        }
-    }
-    let _restore = Restore(RECORDING.replace(false));
-    f()
+    recording(false, f)
+}
+
+/// Runs `f` with or without recording, whatever goes on around it.
+pub(crate) fn recording<R>(records: bool, f: impl FnOnce() -> R) -> R {
+    with_set(&RECORDING, records, f)
+}
+
+/// Whether ops of this thread are recorded where an input needs a gradient.
+pub(crate) fn is_recording() -> bool {
+    RECORDING.get()
 }
 
 /// Whether an op on these inputs is to be recorded.

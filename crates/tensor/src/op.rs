@@ -37,12 +37,17 @@ pub(crate) enum Op {
     Arrange,
     /// The same values on another device.
     To,
+    /// A linear map that somebody else knows both directions of.
+    Across,
+    /// A part of the computation that is made once more; saves where it begins.
+    Again,
     /// Two tensors one after the other along `dim`; the second starts at `middle`.
     Cat { dim: usize, middle: usize },
     /// Matrix product of the last two dimensions, with the shapes of both sides; saves a where b wants a gradient, b where
     /// a does.
     Matmul(Shape, Shape),
-    /// `x w^T + b`, with the shapes of x and w; saves x where w wants a gradient, w where x does.
+    /// `x w^T + b`, with the shapes of x and w; saves x where w wants a gradient, w where x does, and then
+    /// what x is made of beside what stands in its place, if it isn't kept.
     Linear(Shape, Shape),
     /// `x w + b`, with the shapes of x and w; saves as [`Op::Linear`].
     LinearInOut(Shape, Shape),
@@ -68,10 +73,10 @@ pub(crate) enum Op {
     Embedding { table: Shape },
     /// Causal self-attention of several heads, whose shares are dropped with this probability; saves queries, keys and values, the
     /// output, each query's logarithm of the sum of the exponentials of its scores, and where shares are dropped the random
-    /// numbers of each sample.
-    CausalAttention { heads: usize, dropout: f64 },
-    /// Normalisation over the last dimensions; saves x, weight, and each row's mean and 1/std.
-    LayerNorm { row: usize },
+    /// numbers of each sample. The first head is number `first` of those that have masks.
+    CausalAttention { heads: usize, first: usize, dropout: f64 },
+    /// Normalisation over the last dimensions; saves x, weight, each row's mean and 1/std, and bias.
+    LayerNorm { row: usize, n_dims: usize, eps: f64 },
     /// Normalisation of each channel over the batch and its pixels, then possibly a sum with another tensor and a ReLU; saves
     /// x, weight, each channel's mean and 1/std, and the output where there is a ReLU.
     BatchNorm {

@@ -14,16 +14,20 @@
 //!
 //! [`backward_inputs`] puts off what nothing else of the walk waits for: the gradients of weights of products and convolutions.
 //! [`WeightGradients`] holds what they need, and computes them when it is told to.
+//!
+//! A node may stand for a whole graph ([`Tensor::recomputed`]), which takes its place when the walk comes to it.
 
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::gradient::gradient;
-use crate::graph::{Body, GradSink, Inputs, Kind, LeafId, MAX_INPUTS, NodeRef, Saved};
+use crate::graph::{Body, GradSink, Inputs, Kind, LeafId, NodeRef, Saved, recording};
 use crate::op::Op;
+use crate::ops::across::Crossing;
+use crate::ops::again::Again;
 use crate::ops::norm::SumOverBatch;
 use crate::shape::{Order, Shape};
 use crate::tensor::Tensor;
-use std::sync::MutexGuard;
+use std::sync::{Arc, MutexGuard};
 
 /// What the gradient table asks of the walk: which inputs want a gradient, and where it should be written.
 pub(crate) struct Wanted<'a> {
@@ -31,6 +35,8 @@ pub(crate) struct Wanted<'a> {
     device: &'a Device,
     /// How sums go over all parts of a batch, where the op's did.
     pub(crate) shared: Option<SumOverBatch>,
+    /// Who knows the way back, where the op is a map of somebody else.
+    pub(crate) crossing: Option<Arc<dyn Crossing>>,
 }
 
 impl Wanted<'_> {
@@ -95,7 +101,7 @@ fn walk_back(
             others.push(device);
             continue;
         }
-        let mut list = List::default();
+        let mut ahead = Ahead { number: walk.number, list: List::default(), sink, put_off };
         for (output, _) in outputs {
             let node = output.node.as_ref().expect("checked by count");
             let ready = {
@@ -104,11 +110,11 @@ fn walk_back(
                 body.pending == 0 && std::mem::take(&mut body.walk) == walk.number
             };
             if ready {
-                list.push(node);
+                ahead.list.push(node);
             }
         }
-        while let Some(node) = list.pop() {
-            work(node, &mut list, sink, put_off);
+        while let Some(node) = ahead.list.pop() {
+            ahead.work(node);
         }
         return;
     }
@@ -186,18 +192,25 @@ fn count(outputs: &[(&Tensor, Option<&Tensor>)], walk: &Walk<'_>) -> Option<Devi
             !matches!(node.body().kind, Kind::Spent),
             "backward: this graph was already walked back; a second walk needs a second forward pass"
         );
-        for i in 0..MAX_INPUTS {
-            let input = node.body().inputs[i].clone();
-            if let Some(input) = input {
-                if let Some(device) = walk.lacks(&input.body()) {
-                    return Some(device);
-                }
-                visit(&input, walk.number, &mut list);
-                input.body().pending += 1;
+        for below in all_below(&node) {
+            if let Some(device) = walk.lacks(&below.body()) {
+                return Some(device);
             }
+            expect_one_more(&below, walk.number, &mut list);
         }
     }
     None
+}
+
+/// The nodes that a node's gradient goes to.
+fn all_below(node: &NodeRef) -> impl Iterator<Item = NodeRef> {
+    (0..).map_while(|i| node.body().below(i).map(|below| below.cloned())).flatten()
+}
+
+/// Notes that a node will get a gradient more; if this walk comes to it for the first time, it is put into the list.
+fn expect_one_more(node: &NodeRef, walk: u64, list: &mut List) {
+    visit(node, walk, list);
+    node.body().pending += 1;
 }
 
 /// Gradients of weights that a walk back put off, with all that they need.
@@ -231,7 +244,12 @@ impl WeightGradients {
                 }
                 body.pending += 1;
             }
-            let grads = gradient(&op, &grad, &saved, &Wanted { inputs: &inputs, device: &device, shared });
+            let grads = gradient(
+                &op,
+                &grad,
+                &saved,
+                &Wanted { inputs: &inputs, device: &device, shared, crossing: None },
+            );
             for (input, grad) in inputs.iter().zip(grads) {
                 if let (Some(input), Some(grad)) = (input, grad)
                     && let Kind::Leaf(Some(slot)) = &input.body().kind
@@ -335,61 +353,113 @@ fn receive(node: &NodeRef, grad: Tensor) {
     });
 }
 
-/// Finishes one node that has all of its gradients.
-#[track_caller]
-fn work(node: NodeRef, list: &mut List, sink: &mut dyn GradSink, put_off: &mut Option<WeightGradients>) {
-    let (op, mut inputs, saved, shared, grad, device) = {
-        let mut body = node.body();
-        let grad = body.grad.take();
-        match std::mem::take(&mut body.kind) {
-            Kind::Leaf(slot) => {
-                let finished = match (&slot, grad) {
-                    (_, None) => None,
-                    // It becomes the caller's, who may write to it.
-                    (None, Some(grad)) => Some(grad.into_own()),
-                    (Some(slot), Some(grad)) => Some(slot.settle_with(&grad)),
-                };
-                body.kind = Kind::Leaf(slot);
-                drop(body);
-                let is_whole = put_off.as_ref().is_none_or(|put_off| !put_off.lacks(&node));
-                if let Some(grad) = finished.filter(|_| is_whole) {
-                    sink.finished(LeafId(node), grad);
+/// What is left of a walk: the nodes that have all of their gradients, and what is done with those of leaves.
+struct Ahead<'a> {
+    number: u64,
+    list: List,
+    sink: &'a mut dyn GradSink,
+    put_off: &'a mut Option<WeightGradients>,
+}
+
+impl Ahead<'_> {
+    /// Finishes one node that has all of its gradients.
+    #[track_caller]
+    fn work(&mut self, node: NodeRef) {
+        let (op, mut inputs, mut saved, (lent, made), grad, device) = {
+            let mut body = node.body();
+            let grad = body.grad.take();
+            match std::mem::take(&mut body.kind) {
+                Kind::Leaf(slot) => {
+                    let finished = match (&slot, grad) {
+                        (_, None) => None,
+                        // It becomes the caller's, who may write to it.
+                        (None, Some(grad)) => Some(grad.into_own()),
+                        (Some(slot), Some(grad)) => Some(slot.settle_with(&grad)),
+                    };
+                    body.kind = Kind::Leaf(slot);
+                    drop(body);
+                    let is_whole = self.put_off.as_ref().is_none_or(|put_off| !put_off.lacks(&node));
+                    if let Some(grad) = finished.filter(|_| is_whole) {
+                        self.sink.finished(LeafId(node), grad);
+                    }
+                    return;
                 }
-                return;
+                Kind::Spent => unreachable!("the walk has found this node fresh, and works on it once"),
+                Kind::Op(op) => {
+                    let device = body.device.clone().expect("a recorded node has a device");
+                    check_saved(&op, &body);
+                    let (inputs, saved) = (std::mem::take(&mut body.inputs), std::mem::take(&mut body.saved));
+                    let lent = (body.shared.take(), body.crossing.take(), body.again.take());
+                    (op, inputs, saved, (lent, body.made.take()), grad, device)
+                }
             }
-            Kind::Spent => unreachable!("the walk has found this node fresh, and works on it once"),
-            Kind::Op(op) => {
-                let device = body.device.clone().expect("a recorded node has a device");
-                check_saved(&op, &body);
-                let (inputs, saved) = (std::mem::take(&mut body.inputs), std::mem::take(&mut body.saved));
-                (op, inputs, saved, body.shared.take(), grad, device)
-            }
+        };
+        let (shared, crossing, again) = lent;
+        if let Some(again) = again {
+            let start = saved[0].take().expect("a part that is computed again has a beginning");
+            return self.unfold(again, Tensor { node: inputs[0].take(), ..start }, grad);
         }
-    };
-    if let (Some(put_off), Some(grad)) = (put_off.as_mut(), &grad) {
-        put_off.put_off(&op, &mut inputs, &saved, (&shared, grad, &device));
+        if let Some(made) = made.filter(|_| grad.is_some()) {
+            saved[0] = Some(made.again(&saved));
+        }
+        if let (Some(put_off), Some(grad)) = (self.put_off.as_mut(), &grad) {
+            put_off.put_off(&op, &mut inputs, &saved, (&shared, grad, &device));
+        }
+        let mut grads = match &grad {
+            Some(grad) if inputs.iter().any(Option::is_some) => {
+                gradient(&op, grad, &saved, &Wanted { inputs: &inputs, device: &device, shared, crossing })
+            }
+            _ => Default::default(),
+        };
+        drop((saved, grad));
+        for (input, grad) in inputs.into_iter().zip(&mut grads) {
+            let Some(input) = input else { continue };
+            if let Some(grad) = grad.take() {
+                receive(&input, grad);
+            }
+            self.one_came(input);
+        }
     }
-    let mut grads = match &grad {
-        Some(grad) if inputs.iter().any(Option::is_some) => {
-            gradient(&op, grad, &saved, &Wanted { inputs: &inputs, device: &device, shared })
-        }
-        _ => Default::default(),
-    };
-    drop((saved, grad));
-    for (input, grad) in inputs.into_iter().zip(&mut grads) {
-        let Some(input) = input else { continue };
-        if let Some(grad) = grad.take() {
-            receive(&input, grad);
-        }
+
+    /// A gradient that a node waited for has come, or won't.
+    #[track_caller]
+    fn one_came(&mut self, node: NodeRef) {
         let ready = {
-            let mut body = input.body();
+            let mut body = node.body();
             body.pending -= 1;
             body.pending == 0
         };
         if ready {
-            let is_leaf = matches!(input.body().kind, Kind::Leaf(_));
-            if is_leaf { work(input, list, sink, put_off) } else { list.push(&input) }
+            let is_leaf = matches!(node.body().kind, Kind::Leaf(_));
+            if is_leaf { self.work(node) } else { self.list.push(&node) }
         }
+    }
+
+    /// Computes a part once more, and puts the graph that this leaves in the place of the node that stood for it. The walk goes
+    /// through that as if it had been there from the start: its end is worked on next, and where it begins and its leaves wait for
+    /// each gradient that it has for them, instead of for the one that the node counted as.
+    #[track_caller]
+    fn unfold(&mut self, again: Again, start: Tensor, grad: Option<Tensor>) {
+        let Again { compute, leaves } = again;
+        let below: Vec<NodeRef> = leaves.into_iter().chain(start.node.clone()).collect();
+        if let Some(grad) = grad {
+            let end = recording(true, || compute(&start));
+            assert!(
+                end.shape() == grad.shape(),
+                "backward: what was computed again has shape {}, and had {} before",
+                end.shape(),
+                grad.shape()
+            );
+            let end = end.node.expect("what was recorded the first time is recorded again");
+            let mut list = List::default();
+            visit(&end, self.number, &mut list);
+            while let Some(node) = list.pop() {
+                all_below(&node).for_each(|below| expect_one_more(&below, self.number, &mut list));
+            }
+            receive(&end, grad);
+            self.list.push(&end);
+        }
+        below.into_iter().for_each(|node| self.one_came(node));
     }
 }
 

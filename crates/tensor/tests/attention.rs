@@ -1,6 +1,6 @@
 //! The attention that stores no scores against the one that is made of other operations.
 
-use phalanx_tensor::{DType, Device, DropoutKey, Gradients, Philox, Tensor, backward};
+use phalanx_tensor::{DType, Device, DropoutKey, Gradients, Philox, Tensor, Within, backward};
 
 /// What sums of some hundreds of products of numbers below 1 round to in float32.
 const TOLERANCE: f32 = 2e-6;
@@ -28,7 +28,7 @@ fn of(
 }
 
 fn key(samples: &[u64]) -> DropoutKey {
-    DropoutKey { seed: 5, step: 6, layer: 7, samples: samples.into() }
+    DropoutKey::new(5, 6, 7, samples.into())
 }
 
 #[test]
@@ -116,4 +116,27 @@ fn what_is_kept_does_not_grow_with_the_square_of_the_positions() {
 #[should_panic(expected = "queries, keys and values of shape [2, 3, 8] for 2 heads")]
 fn a_width_that_the_heads_do_not_divide_is_a_bug() {
     Tensor::zeros(&Device::cpu(1), [2, 3, 8], DType::F32).causal_attention(2, None);
+}
+
+#[test]
+fn some_of_the_heads_drop_what_they_drop_among_all() {
+    let device = Device::cpu(1);
+    let (time, heads, depth) = (70, 4, 8);
+    let qkv = numbers(&device, [2, time, 3 * heads * depth], 1.0);
+    let key = key(&[8, 4]);
+    for attention in [Tensor::causal_attention, Tensor::causal_attention_in_steps] {
+        let [whole, _] = of(attention, &qkv, heads, Some((0.3, &key)));
+        let whole = Tensor::from_slice(&device, &whole, [2, time, heads * depth]);
+        for (start, some) in [(0, 1), (1, 2), (3, 1)] {
+            let by_head = qkv.reshape([2, time, 3, heads * depth]).narrow(3, start * depth, some * depth);
+            let part = by_head.contiguous().reshape([2, time, 3 * some * depth]);
+            let key = DropoutKey { within: Some(Within { dim: 1, start, of: heads }), ..key.clone() };
+            let [got, _] = of(attention, &part, some, Some((0.3, &key)));
+            assert_eq!(
+                got,
+                whole.narrow(2, start * depth, some * depth).to_vec::<f32>(),
+                "{some} from {start}"
+            );
+        }
+    }
 }

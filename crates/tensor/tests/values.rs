@@ -1,7 +1,7 @@
 //! What the operations compute, where a gradient check can't tell.
 
 use phalanx_tensor::cases::edges;
-use phalanx_tensor::{Conv2dOptions, DType, Device, DropoutKey, PoolOptions, Tensor, no_grad};
+use phalanx_tensor::{Conv2dOptions, DType, Device, DropoutKey, PoolOptions, Tensor, Within, no_grad};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -64,7 +64,7 @@ fn gradients_go_where_pytorchs_go_at_nan_zero_and_ties() {
 
 #[test]
 fn a_mask_belongs_to_the_sample_not_to_the_batch() {
-    let key = |samples: &[u64]| DropoutKey { seed: 9, step: 4, layer: 1, samples: Arc::from(samples) };
+    let key = |samples: &[u64]| DropoutKey::new(9, 4, 1, Arc::from(samples));
     let device = Device::cpu(1);
     let ones = |n: usize| Tensor::ones(&device, [n, 100], DType::F32);
     let whole = ones(3).dropout(0.5, &key(&[5, 6, 7])).to_vec::<f32>();
@@ -75,6 +75,26 @@ fn a_mask_belongs_to_the_sample_not_to_the_batch() {
     let zeros = dropped.to_vec::<f32>().iter().filter(|&&x| x == 0.0).count();
     assert!((2800..3200).contains(&zeros), "{zeros} of 10000 at p = 0.3");
     assert!((dropped.mean_all().item() - 1.0).abs() < 0.03);
+}
+
+#[test]
+fn a_part_of_a_tensor_has_its_part_of_the_mask() {
+    let device = Device::cpu(1);
+    let dims = [2, 6, 5, 7];
+    let whole = Tensor::ones(&device, dims, DType::F32);
+    let key = DropoutKey::new(9, 4, 1, Arc::from([5, 6]));
+    let dropped = whole.dropout(0.5, &key);
+    for (dim, of) in dims.into_iter().enumerate().skip(1) {
+        for (start, len) in [(0, of), (0, 2), (1, 3), (3, 2)] {
+            let key = DropoutKey { within: Some(Within { dim, start, of }), ..key.clone() };
+            let part = whole.narrow(dim, start, len).contiguous().dropout(0.5, &key);
+            let want = dropped.narrow(dim, start, len).to_vec::<f32>();
+            assert_eq!(part.to_vec::<f32>(), want, "{len} from {start} along {dim}");
+        }
+    }
+    let beyond = DropoutKey { within: Some(Within { dim: 1, start: 4, of: 6 }), ..key };
+    let said = panic_of(|| whole.narrow(1, 0, 3).dropout(0.5, &beyond));
+    assert!(said.contains("a mask of shape [2, 3, 5, 7] as the part"), "{said}");
 }
 
 #[test]

@@ -128,8 +128,7 @@ fn dropout_drops_what_the_engine_drops() {
     for (n, width) in [(1, 1), (3, 7), (5, 1003), (2, 4), (0, 3)] {
         for p in [0.1, 0.5, 0.999] {
             let samples: Vec<u64> = (0..n as u64).map(|i| i * i * 0x1_0000_0001 + 3).collect();
-            let key =
-                DropoutKey { seed: KEYS[2][0], step: 1 << 40, layer: 3, samples: samples.clone().into() };
+            let key = DropoutKey::new(KEYS[2][0], 1 << 40, 3, samples.clone().into());
             let values = random(Element::F32, n * width, -1.0, 1.0, 1);
             let x: Vec<f32> = values.iter().map(|&x| x as f32).collect();
             let want = Tensor::from_slice(&Device::cpu(1), &x, [n, width]).dropout(p, &key).to_vec::<f32>();

@@ -2,7 +2,8 @@
 
 use crate::module::{Ctx, Module, Visitor};
 use crate::param::{Init, Param};
-use phalanx_tensor::Tensor;
+use crate::seam::Seam;
+use phalanx_tensor::{Tensor, Within};
 
 /// Row `id` of a table for each id. Parameter `weight` (rows, width), starting normally distributed with std 1.
 ///
@@ -18,18 +19,20 @@ use phalanx_tensor::Tensor;
 /// ```
 pub struct Embedding {
     weight: Param,
+    seam: Seam,
 }
 
 impl Embedding {
     /// A table of `rows` vectors of `width` numbers.
     pub fn new(rows: usize, width: usize) -> Embedding {
-        Embedding { weight: Param::new([rows, width], Init::Normal { std: 1.0 }) }
+        Embedding { weight: Param::new([rows, width], Init::Normal { std: 1.0 }), seam: Seam::default() }
     }
 
     /// The first rows of the table. Panics if there are fewer.
     #[track_caller]
     pub fn first(&self, rows: usize) -> Tensor {
-        if rows == self.weight.dims()[0] { self.weight.clone() } else { self.weight.narrow(0, 0, rows) }
+        let all = rows == self.weight.dims()[0];
+        self.seam.leave(if all { self.weight.clone() } else { self.weight.narrow(0, 0, rows) })
     }
 
     /// The same table with other first values.
@@ -42,10 +45,29 @@ impl Embedding {
 impl Module for Embedding {
     /// Ids, i64 of (...), to (..., width).
     fn forward(&self, ids: &Tensor, _: &mut Ctx) -> Tensor {
-        self.weight.embedding(ids)
+        self.seam.leave(match self.seam.within {
+            None => self.weight.embedding(ids),
+            Some(within) => rows_within(&self.weight, within, ids),
+        })
     }
 
     fn visit(&mut self, v: &mut Visitor<'_>) {
         v.param("weight", &mut self.weight);
+        v.seam("", &mut self.seam);
     }
+}
+
+/// As [`Tensor::embedding`] of a table of which these rows are a part: zeros where a row is in another part.
+#[track_caller]
+fn rows_within(part: &Tensor, within: Within, ids: &Tensor) -> Tensor {
+    let rows = within.start as i64..within.start as i64 + part.dims()[0] as i64;
+    let mut wanted = ids.to_vec::<i64>();
+    if let Some(id) = wanted.iter().find(|id| !(0..within.of as i64).contains(id)) {
+        panic!("embedding: id {id} in a table of {} rows", within.of);
+    }
+    let is_here: Vec<f32> = wanted.iter().map(|id| f32::from(u8::from(rows.contains(id)))).collect();
+    // Any row will do for one that is elsewhere.
+    wanted.iter_mut().for_each(|id| *id = if rows.contains(id) { *id - rows.start } else { 0 });
+    let is_here = Tensor::from_slice(ids.device(), &is_here, [ids.dims(), &[1]].concat().as_slice());
+    part.embedding(&Tensor::from_slice(ids.device(), &wanted, *ids.shape())) * is_here
 }

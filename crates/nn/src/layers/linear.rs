@@ -2,6 +2,7 @@
 
 use crate::module::{Ctx, Module, Visitor};
 use crate::param::{Init, Param};
+use crate::seam::Seam;
 use phalanx_tensor::Tensor;
 
 /// `y = x w^T + b`, rows of `inputs` numbers to rows of `outputs`. Parameters `weight` (outputs, inputs) and `bias`
@@ -21,13 +22,15 @@ use phalanx_tensor::Tensor;
 pub struct Linear {
     weight: Param,
     bias: Option<Param>,
+    seam: Seam,
 }
 
 impl Linear {
     /// A layer with a bias.
     pub fn new(inputs: usize, outputs: usize) -> Linear {
         let init = Init::fan_in(inputs);
-        Linear { weight: Param::new([outputs, inputs], init), bias: Some(Param::new([outputs], init)) }
+        let (weight, bias) = (Param::new([outputs, inputs], init), Param::new([outputs], init));
+        Linear { weight, bias: Some(bias), seam: Seam::default() }
     }
 
     /// The same layer without its bias.
@@ -39,7 +42,8 @@ impl Linear {
 impl Module for Linear {
     /// (..., inputs) to (..., outputs).
     fn forward(&self, x: &Tensor, _: &mut Ctx) -> Tensor {
-        x.linear(&self.weight, self.bias.as_deref())
+        let (x, weight) = (self.seam.enter(x), &*self.weight);
+        self.seam.leave_product(self.bias.as_deref(), |bias| x.linear(weight, bias))
     }
 
     fn visit(&mut self, v: &mut Visitor<'_>) {
@@ -47,6 +51,7 @@ impl Module for Linear {
         if let Some(bias) = &mut self.bias {
             v.param("bias", bias);
         }
+        v.seam("", &mut self.seam);
     }
 }
 
@@ -67,6 +72,7 @@ impl Module for Linear {
 pub struct LinearInOut {
     weight: Param,
     bias: Param,
+    seam: Seam,
 }
 
 impl LinearInOut {
@@ -75,6 +81,7 @@ impl LinearInOut {
         LinearInOut {
             weight: Param::new([inputs, outputs], Init::Normal { std }),
             bias: Param::new([outputs], Init::Constant(0.0)),
+            seam: Seam::default(),
         }
     }
 }
@@ -82,11 +89,13 @@ impl LinearInOut {
 impl Module for LinearInOut {
     /// (..., inputs) to (..., outputs).
     fn forward(&self, x: &Tensor, _: &mut Ctx) -> Tensor {
-        x.linear_in_out(&self.weight, Some(&self.bias))
+        let (x, weight) = (self.seam.enter(x), &*self.weight);
+        self.seam.leave_product(Some(&self.bias), |bias| x.linear_in_out(weight, bias))
     }
 
     fn visit(&mut self, v: &mut Visitor<'_>) {
         v.param("weight", &mut self.weight);
         v.param("bias", &mut self.bias);
+        v.seam("", &mut self.seam);
     }
 }

@@ -6,8 +6,9 @@
 use crate::module::{Ctx, Module, Visitor};
 use crate::param::{Init, Param};
 use crate::row::{Block, Row};
+use crate::seam::Seam;
 use crate::{Dropout, Embedding, LayerNorm, LinearInOut, Weights, module};
-use phalanx_tensor::Tensor;
+use phalanx_tensor::{DropoutKey, Tensor};
 
 /// The sizes of a [`Gpt`].
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -165,7 +166,7 @@ module! {
     struct CausalAttention(config: GptConfig) {
         c_attn: LinearInOut = LinearInOut::new(config.width, 3 * config.width, STD),
         c_proj: LinearInOut = LinearInOut::new(config.width, config.width, config.std_of_branch()),
-        heads: Heads = Heads { count: config.heads, dropout: config.dropout },
+        heads: Heads = Heads::new(config),
         drop: Dropout = Dropout(config.dropout),
     }
 
@@ -178,17 +179,29 @@ module! {
 
 /// What is done to queries, keys and values: (B, T, 3 W) to (B, T, W).
 struct Heads {
-    count: usize,
+    /// Numbers a head. Of its heads there may be a part.
+    depth: usize,
     dropout: f64,
+    seam: Seam,
+}
+
+impl Heads {
+    fn new(GptConfig { width, heads, dropout, .. }: GptConfig) -> Heads {
+        Heads { depth: width / heads, dropout, seam: Seam::default() }
+    }
 }
 
 impl Module for Heads {
     fn forward(&self, qkv: &Tensor, ctx: &mut Ctx) -> Tensor {
         let key = (ctx.training() && self.dropout > 0.0).then(|| ctx.dropout_key());
-        qkv.causal_attention(self.count, key.as_ref().map(|key| (self.dropout, key)))
+        let key = key.map(|key| DropoutKey { within: self.seam.within, ..key });
+        let heads = qkv.dims()[2] / (3 * self.depth);
+        qkv.causal_attention(heads, key.as_ref().map(|key| (self.dropout, key)))
     }
 
-    fn visit(&mut self, _: &mut Visitor<'_>) {}
+    fn visit(&mut self, v: &mut Visitor<'_>) {
+        v.seam("", &mut self.seam);
+    }
 }
 
 module! {
@@ -225,23 +238,26 @@ struct Logits {
     ln_f: LayerNorm,
     weight: Param,
     head: Head,
+    seam: Seam,
 }
 
 impl Logits {
     fn new(GptConfig { width, vocabulary, head, .. }: GptConfig) -> Logits {
         let weight = Param::new([vocabulary, width], Init::Normal { std: STD });
-        Logits { ln_f: LayerNorm::new(width), weight, head }
+        Logits { ln_f: LayerNorm::new(width), weight, head, seam: Seam::default() }
     }
 }
 
 impl Module for Logits {
     fn forward(&self, x: &Tensor, ctx: &mut Ctx) -> Tensor {
         // The table of words lies where the first block does.
-        self.ln_f.forward(x, ctx).linear(&self.weight.to(x.device()), None)
+        let x = self.seam.enter(&self.ln_f.forward(x, ctx));
+        x.linear(&self.weight.to(x.device()), None)
     }
 
     fn visit(&mut self, v: &mut Visitor<'_>) {
         v.child("ln_f", &mut self.ln_f);
+        v.seam("lm_head", &mut self.seam);
         match self.head {
             Head::Tied => v.shared("wte.weight", &mut self.weight),
             Head::Own => v.param("lm_head.weight", &mut self.weight),

@@ -49,6 +49,19 @@ impl Clip {
         Some(norm)
     }
 
+    /// The first half of [`Clip::apply`], of some of the gradients: cuts each number, and gives the sum of their squares.
+    pub fn cut(&self, grads: &mut [f32]) -> f64 {
+        if let Some(limit) = self.value.map(|limit| limit as f32) {
+            grads.iter_mut().for_each(|g| *g = g.clamp(-limit, limit));
+        }
+        if self.norm.is_some() { sum_of_squares(grads) } else { 0.0 }
+    }
+
+    /// The second half: what gradients are to be multiplied with, if at all, where the norm of all of them is this.
+    pub fn factor(&self, norm: f64) -> Option<f32> {
+        factor(self.norm?, norm)
+    }
+
     /// As [`Clip::apply`] to gradients that are spread over ranks, of which these are this rank's: the first `counted` of them count
     /// here, the others on another rank that has them too. `sum` adds up a number over all ranks; it is asked only if there is a
     /// limit on the norm.
@@ -70,12 +83,15 @@ impl Clip {
 
 /// Makes gradients of this norm have one of at most `limit`.
 fn scale(parts: &mut [&mut [f32]], limit: f64, norm: f64) {
-    // What PyTorch divides by.
-    let factor = limit / (norm + 1e-6);
-    if factor < 1.0 && norm.is_finite() {
-        let factor = factor as f32;
+    if let Some(factor) = factor(limit, norm) {
         parts.iter_mut().flat_map(|part| part.iter_mut()).for_each(|g| *g *= factor);
     }
+}
+
+fn factor(limit: f64, norm: f64) -> Option<f32> {
+    // What PyTorch divides by.
+    let factor = limit / (norm + 1e-6);
+    (factor < 1.0 && norm.is_finite()).then_some(factor as f32)
 }
 
 /// In float64: no gradient is too large or too many to be squared and added.

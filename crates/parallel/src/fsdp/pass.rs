@@ -60,7 +60,8 @@ impl Fsdp {
                 let start = input.clone().unwrap_or(before);
                 let blocks = self.units[unit].blocks.clone();
                 let y = blocks.fold(start, |x, block| pass.model.forward_block(block, &x, &mut ctx));
-                let output = if unit + 1 < count { y.clone() } else { pass.loss.of(&y, &pass.target) };
+                let output =
+                    if unit + 1 < count { y.clone() } else { pass.loss.of_pass(&y, &pass.target, &ctx) };
                 if unit + 1 == count {
                     loss = output.item();
                 }

@@ -204,7 +204,7 @@ impl Running<'_, '_> {
         });
         let (output, made) = if stage + 1 == schedule.stages() {
             let target = of.target.as_ref().expect("the last stage is given its targets");
-            let loss = loss.of(&y, &target.to(device));
+            let loss = loss.of_pass(&y, &target.to(device), &ctx);
             self.ran.loss += loss.item() * of.weight;
             (loss, None)
         } else {

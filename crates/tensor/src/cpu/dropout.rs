@@ -1,7 +1,7 @@
 //! Dropout masks.
 
 use crate::dtype::with_float;
-use crate::ops::dropout::DropoutKey;
+use crate::ops::dropout::{DropoutKey, Within};
 use crate::tensor::Tensor;
 
 /// Fills `mask`, a row for each sample: 0 with probability `p` and 1 / (1 - p) otherwise.
@@ -11,15 +11,40 @@ pub(crate) fn mask(p: f64, key: &DropoutKey, mask: &Tensor) {
     with_float!(mask.dtype, "dropout", T => {
         let keep = (1.0 / (1.0 - p)) as T;
         let width = mask.count() / key.samples.len().max(1);
+        let runs = Runs::of(mask.dims(), key.within);
         let mut mask = mask.write_whole::<T>();
         for (row, &sample) in mask.chunks_exact_mut(width.max(1)).zip(key.samples.iter()) {
             let stream = key.stream(sample);
-            for (block, four) in row.chunks_mut(4).enumerate() {
-                let words = stream.block(block as u64);
-                four.iter_mut().zip(words).for_each(|(m, word)| *m = if word < threshold { 0.0 } else { keep });
+            for (i, run) in row.chunks_mut(runs.len.max(1)).enumerate() {
+                let mut at = (runs.first + i * runs.step) as u64;
+                let mut left = run;
+                while !left.is_empty() {
+                    let words = stream.block(at / 4);
+                    let words = &words[(at % 4) as usize..];
+                    let (now, later) = left.split_at_mut(words.len().min(left.len()));
+                    now.iter_mut().zip(words).for_each(|(m, &word)| *m = if word < threshold { 0.0 } else { keep });
+                    (at, left) = (at + words.len() as u64, later);
+                }
             }
         }
     });
+}
+
+/// How the elements of a sample lie among those of the whole: runs of so many, the first at `first`, and `step` from one to the next.
+struct Runs {
+    len: usize,
+    first: usize,
+    step: usize,
+}
+
+impl Runs {
+    fn of(dims: &[usize], within: Option<Within>) -> Runs {
+        let Some(Within { dim, start, of }) = within else {
+            return Runs { len: dims.iter().skip(1).product(), first: 0, step: 0 };
+        };
+        let behind: usize = dims[dim + 1..].iter().product();
+        Runs { len: dims[dim] * behind, first: start * behind, step: of * behind }
+    }
 }
 
 /// The number below which the random bits of an element lie that is dropped.

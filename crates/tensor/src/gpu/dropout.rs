@@ -11,6 +11,7 @@ use crate::tensor::Tensor;
 #[track_caller]
 pub(crate) fn mask(engine: &Engine, p: f64, key: &DropoutKey, mask: &Tensor) {
     check_float("dropout", mask.dtype);
+    assert!(key.within.is_none(), "dropout: of a part of a tensor, on a GPU");
     let device = mask.device();
     let signed = |values: &[u64]| values.iter().map(|&value| value as i64).collect::<Vec<i64>>();
     let words = Tensor::from_slice(device, &signed(&[key.seed, key.step, key.layer]), [3]);

@@ -1,10 +1,10 @@
 //! Causal self-attention.
 
-use crate::cpu::attention;
+use crate::cpu::attention::{self, Dropped};
 use crate::device::Backend;
 use crate::dtype::with_float;
 use crate::op::Op;
-use crate::ops::dropout::DropoutKey;
+use crate::ops::dropout::{DropoutKey, Within};
 use crate::ops::{keep, recorded};
 use crate::tensor::Tensor;
 
@@ -12,14 +12,15 @@ impl Tensor {
     /// Self-attention in which no position sees a later one. This tensor, (B, T, 3 W), holds queries, keys and values of `heads`
     /// heads side by side, as GPT-2's `c_attn` gives them; the result is (B, T, W). Each head's shares are the softmax of its scores
     /// over the square root of its W / `heads` numbers. With `dropout` a share is zero with that probability and divided by 1 minus
-    /// it otherwise; the mask of a sample is that of [`Tensor::dropout`] for shares (B, heads, T, T).
+    /// it otherwise; the mask of a sample is that of [`Tensor::dropout`] for shares (B, heads, T, T), of which these may be some of the
+    /// heads.
     ///
     /// On a CPU the shares are never stored: neither memory nor what is kept for the backward pass grows with T^2. On a GPU it is
     /// [`Tensor::causal_attention_in_steps`] for now.
     #[track_caller]
     pub fn causal_attention(&self, heads: usize, dropout: Option<(f64, &DropoutKey)>) -> Tensor {
         let [batch, time, width] = self.check_heads("causal_attention", heads);
-        let dropout = check_dropout("causal_attention", dropout, batch);
+        let dropout = check_dropout("causal_attention", dropout, [batch, heads]);
         if let Backend::Gpu(_) = self.device().backend() {
             return self.causal_attention_in_steps(heads, dropout);
         }
@@ -30,9 +31,10 @@ impl Tensor {
         });
         let out = Tensor::stale(self.device(), [batch, time, width].into(), self.dtype);
         let lse = Tensor::stale(self.device(), [batch, heads, time].into(), self.dtype);
-        let dropped = streams.as_ref().map(|(p, streams)| (*p, streams));
+        let first = dropout.and_then(|(_, key)| key.within).map_or(0, |within| within.start);
+        let dropped = streams.as_ref().map(|(p, streams)| Dropped { p: *p, streams, first });
         attention::attention(&qkv, heads, dropped, &out, &lse);
-        let op = Op::CausalAttention { heads, dropout: dropout.map_or(0.0, |(p, _)| p) };
+        let op = Op::CausalAttention { heads, first, dropout: dropout.map_or(0.0, |(p, _)| p) };
         recorded(out, op, &[&qkv], |out| {
             [keep(&qkv), keep(out), keep(&lse), streams.map(|(_, streams)| streams)]
         })
@@ -77,10 +79,13 @@ impl Tensor {
 fn check_dropout<'a>(
     op: &str,
     dropout: Option<(f64, &'a DropoutKey)>,
-    batch: usize,
+    [batch, heads]: [usize; 2],
 ) -> Option<(f64, &'a DropoutKey)> {
     let (p, key) = dropout?;
     assert!((0.0..1.0).contains(&p), "{op}: the probability must lie in [0, 1), got {p}");
     assert!(key.samples.len() == batch, "{op}: {} sample ids for {batch} samples", key.samples.len());
+    if let Some(within @ Within { dim, start, of }) = key.within {
+        assert!(dim == 1 && start + heads <= of, "{op}: shares of {heads} heads as the part {within:?}");
+    }
     (p > 0.0).then_some((p, key))
 }

@@ -18,9 +18,27 @@ pub struct DropoutKey {
     pub layer: u64,
     /// The number in the data set of each row of dimension 0.
     pub samples: Arc<[u64]>,
+    /// Where only a part of a tensor is at hand, which: its mask is that part of the whole tensor's.
+    pub within: Option<Within>,
+}
+
+/// Which part of a larger tensor a tensor is: it has all of the other's elements but along one dimension.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Within {
+    /// The dimension, which isn't that of the samples.
+    pub dim: usize,
+    /// Where the part begins along it.
+    pub start: usize,
+    /// How long the whole is along it.
+    pub of: usize,
 }
 
 impl DropoutKey {
+    /// The key of a whole tensor.
+    pub fn new(seed: u64, step: u64, layer: u64, samples: Arc<[u64]>) -> DropoutKey {
+        DropoutKey { seed, step, layer, samples, within: None }
+    }
+
     /// The random numbers of one sample. Seed, step and layer are mixed into the key, the sample is the stream.
     pub(crate) fn stream(&self, sample: u64) -> Philox {
         let [a, b, c, d] = Philox::new(self.seed, self.layer).block(self.step);
@@ -57,6 +75,12 @@ impl Tensor {
             key.samples.len(),
             self.shape()
         );
+        if let Some(within @ Within { dim, start, of }) = key.within {
+            assert!(
+                dim > 0 && dim < shape.n_dims() && start + shape.dims()[dim] <= of,
+                "{op}: a mask of shape {shape} as the part {within:?}"
+            );
+        }
         let mask = Tensor::stale(self.device(), shape, self.dtype);
         kernel::dropout::mask(p, key, &mask);
         self.mul(&mask)

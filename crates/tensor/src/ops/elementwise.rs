@@ -35,7 +35,7 @@ impl Tensor {
         })
     }
 
-    fn mapped(&self, f: Unary) -> Tensor {
+    pub(crate) fn mapped(&self, f: Unary) -> Tensor {
         let x = self.dense();
         let out = x.stale_like();
         kernel::elementwise::unary(f, &x, &out);

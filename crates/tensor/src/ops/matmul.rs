@@ -2,6 +2,7 @@
 
 use crate::cpu;
 use crate::device::Backend;
+use crate::graph::{self, Made};
 use crate::kernel;
 use crate::op::Op;
 use crate::ops::{keep, recorded};
@@ -88,9 +89,20 @@ impl Tensor {
             }
             None => 2,
         };
-        recorded(out, op, &sources[..n_sources], |_| {
-            [if w.needs_grad() { keep(x) } else { None }, if x.needs_grad() { keep(w) } else { None }]
-        })
+        let is_wanted = w.needs_grad() && graph::is_recording();
+        let made = if is_wanted && !graph::keeps_cheap() { Made::of(x) } else { None };
+        let how = made.as_ref().map(|(how, _)| *how);
+        let out = recorded(out, op, &sources[..n_sources], |_| {
+            let w = if x.needs_grad() { keep(w) } else { None };
+            match made {
+                Some((_, [first, second, third])) => [first, w, second, third],
+                None => [if is_wanted { keep(x) } else { None }, w, None, None],
+            }
+        });
+        if let Some(node) = &out.node {
+            node.body().made = how;
+        }
+        out
     }
 
     #[track_caller]

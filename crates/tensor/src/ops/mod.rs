@@ -1,6 +1,8 @@
 //! The operations of a [`crate::Tensor`], by family. Each checks its shapes, runs its kernel, and records its row of the op
 //! table where someone wants a gradient. A wrong shape is a bug of the program: it panics with the op and both shapes.
 
+pub(crate) mod across;
+pub(crate) mod again;
 pub(crate) mod attention;
 pub(crate) mod convolution;
 pub(crate) mod dropout;

@@ -275,8 +275,9 @@ impl Tensor {
             .zip(&mut inputs[1..])
             .map(|(from, to)| *to = from)
             .count();
-        recorded(out, Op::LayerNorm { row: width }, &inputs[..n_inputs], |_| {
-            [keep(&x), weight.as_ref().and_then(keep), keep(&mean), keep(&scale)]
+        recorded(out, Op::LayerNorm { row: width, n_dims, eps }, &inputs[..n_inputs], |_| {
+            let [weight, bias] = [&weight, &bias].map(|part| part.as_ref().and_then(keep));
+            [keep(&x), weight, keep(&mean), keep(&scale), bias]
         })
     }
 }

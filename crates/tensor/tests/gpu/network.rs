@@ -58,7 +58,7 @@ impl Network {
     fn loss(&self, step: u64) -> Tensor {
         let [k1, b1, k2, b2, weight, bias, w, b] = &self.leaves[..] else { unreachable!("eight parameters") };
         let padded = Conv2dOptions { padding: [1, 1], ..Conv2dOptions::default() };
-        let key = DropoutKey { seed: 3, step, layer: 0, samples: (0..BATCH as u64).collect::<Arc<[u64]>>() };
+        let key = DropoutKey::new(3, step, 0, (0..BATCH as u64).collect::<Arc<[u64]>>());
         let x = self.x.conv2d(k1, Some(b1), padded).relu().max_pool2d(PoolOptions::square(2));
         let x = x.conv2d(k2, Some(b2), Conv2dOptions::default());
         let x = x.batch_norm(Some(weight), Some(bias), 1e-5, Then::Relu, None).out;

@@ -31,12 +31,26 @@ use std::marker::PhantomData;
 /// Queries of a block, and keys.
 const BLOCK: usize = 64;
 
-/// Dropout of shares: with which probability, and each sample's random numbers as seed and stream, (B, 2).
-pub(crate) type Dropped<'a> = Option<(f64, &'a Tensor)>;
+/// Dropout of shares.
+#[derive(Clone, Copy)]
+pub(crate) struct Dropped<'a> {
+    /// With which probability.
+    pub(crate) p: f64,
+    /// Each sample's random numbers as seed and stream, (B, 2).
+    pub(crate) streams: &'a Tensor,
+    /// Which of all heads that have numbers is the first one here.
+    pub(crate) first: usize,
+}
 
 /// `out (B, T, H D)` = for each head of `qkv (B, T, 3 H D)` the values weighed by the softmax of queries times earlier keys;
 /// `lse (B, H, T)` = the logarithm of the sum of the exponentials of a query's scores.
-pub(crate) fn attention(qkv: &Tensor, heads: usize, dropped: Dropped<'_>, out: &Tensor, lse: &Tensor) {
+pub(crate) fn attention(
+    qkv: &Tensor,
+    heads: usize,
+    dropped: Option<Dropped<'_>>,
+    out: &Tensor,
+    lse: &Tensor,
+) {
     let device = out.device();
     let _timer = device.time("attention");
     let sizes = Sizes::of(qkv, heads);
@@ -45,7 +59,7 @@ pub(crate) fn attention(qkv: &Tensor, heads: usize, dropped: Dropped<'_>, out: &
     }
     with_float!(out.dtype, "attention", T => {
         let source = qkv.read_contiguous::<T>("attention");
-        let streams = dropped.map(|(p, streams)| (p, streams.read_contiguous::<i64>("attention")));
+        let streams = dropped.map(|dropped| dropped.streams.read_contiguous::<i64>("attention"));
         let (mut out, mut lse) = (out.write_whole::<T>(), lse.write_whole::<T>());
         let out = Heads::new(&mut out, sizes, 1);
         let source = &*source;
@@ -53,7 +67,7 @@ pub(crate) fn attention(qkv: &Tensor, heads: usize, dropped: Dropped<'_>, out: &
             let room = Room::<T>::new(device, sizes);
             // SAFETY: each index comes once.
             let out = unsafe { out.head(i) };
-            let mask = streams.as_ref().map(|(p, streams)| Mask::of(*p, streams, sizes, i));
+            let mask = dropped.zip(streams.as_ref()).map(|(dropped, streams)| Mask::of(dropped, streams, sizes, i));
             device.arch().dispatch(Forward { sizes, head: i, source, mask, room, out, lse });
         });
     });
@@ -63,7 +77,7 @@ pub(crate) fn attention(qkv: &Tensor, heads: usize, dropped: Dropped<'_>, out: &
 pub(crate) fn attention_gradient(
     [qkv, y, lse]: [&Tensor; 3],
     heads: usize,
-    dropped: Dropped<'_>,
+    dropped: Option<Dropped<'_>>,
     grad: &Tensor,
     out: &Tensor,
 ) {
@@ -75,14 +89,14 @@ pub(crate) fn attention_gradient(
     }
     with_float!(out.dtype, "attention", T => {
         let [source, y, lse, grad] = [qkv, y, lse, grad].map(|tensor| tensor.read_contiguous::<T>("attention"));
-        let streams = dropped.map(|(p, streams)| (p, streams.read_contiguous::<i64>("attention")));
+        let streams = dropped.map(|dropped| dropped.streams.read_contiguous::<i64>("attention"));
         let mut out = out.write_whole::<T>();
         let out = Heads::new(&mut out, sizes, 3);
         device.parallel_for(sizes.batch * sizes.heads, |i| {
             let room = Room::<T>::new(device, sizes);
             // SAFETY: each index comes once.
             let out = unsafe { out.head(i) };
-            let mask = streams.as_ref().map(|(p, streams)| Mask::of(*p, streams, sizes, i));
+            let mask = dropped.zip(streams.as_ref()).map(|(dropped, streams)| Mask::of(dropped, streams, sizes, i));
             let lse = &lse[i * sizes.time..][..sizes.time];
             let values = Backward { sizes, head: i, source: &source, y: &y, grad: &grad, lse, mask, room, out };
             device.arch().dispatch(values);
@@ -101,14 +115,14 @@ struct Mask<T> {
 }
 
 impl<T: Float> Mask<T> {
-    fn of(p: f64, streams: &[i64], sizes: Sizes, i: usize) -> Mask<T> {
+    fn of(Dropped { p, first, .. }: Dropped<'_>, streams: &[i64], sizes: Sizes, i: usize) -> Mask<T> {
         let ([sample, head], time) = (sizes.head(i), sizes.time);
         let [seed, stream] = [0, 1].map(|word| streams[2 * sample + word] as u64);
         Mask {
             numbers: Philox::new(seed, stream),
             threshold: threshold(p),
             keep: T::from_f64(1.0 / (1.0 - p)),
-            start: (head * time * time) as u64,
+            start: ((first + head) * time * time) as u64,
             time,
         }
     }

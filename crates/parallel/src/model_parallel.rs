@@ -1,0 +1,472 @@
+//! Model parallel over ranks: each replica of the model lies on several of them, as stages of a pipeline, as parts of every matrix,
+//! or both, and replicas are brought together by DDP or FSDP. Who holds what is told by a [`Mesh`].
+//!
+//! A rank has a model of its own, which is its part of the whole one, with parameters of its own, and in these an inner strategy trains
+//! it beside the ranks of other replicas that hold the same part. The parameters that the trainer knows are the whole model's; they
+//! hold values where somebody asks for them ([`Strategy::gather`]: an evaluation, a checkpoint, the end) and before the first
+//! pass, which takes this rank's part of them. Otherwise their memory is given back, and whoever uses them finds out. So first
+//! values, files and checkpoints are the whole model's, whatever the mesh, and a run may be gone on with on another.
+//!
+//! Invariants:
+//! - **MP-WHOLE**: while the whole values are here, they are those of the parts; while they are away, they are borrowed for writing.
+//! - **MP-ONCE**: what several ranks have is counted once: in the norm of gradients on the first of them, in sums over ranks as the
+//!   mean over those that take the same samples.
+
+mod holding;
+
+use crate::agreement::same_model;
+use crate::ddp::{Ddp, DdpConfig, share_values};
+use crate::error::Error;
+use crate::fsdp::{Fsdp, FsdpConfig};
+use crate::local::Pass;
+use crate::mesh::{Axis, Bound, Mesh, MeshError};
+use crate::pipeline::{RankPipeline, Schedule, ScheduleKind, Shape};
+use crate::single::SingleDevice;
+use crate::strategy::{HeldGradient, Place, Strategy, Sync};
+use crate::tensor_parallel::{Between, Plan, Ranks, cross_entropy_in_parts};
+use holding::{Holder, Holding};
+use phalanx_comm::{Group, Rank, ReduceOp};
+use phalanx_nn::optim::{Clip, Optimizer};
+use phalanx_nn::{Module, Parameters};
+use phalanx_tensor::{Arena, Device, Span, SumOverBatch, Tensor, Within};
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// How a model lies on the ranks of a run.
+#[derive(Clone)]
+pub struct ModelParallelConfig {
+    /// The sizes of the axes that are used. Those of the replicas are what is left of the ranks; with `sharded` they are shards, unless
+    /// an axis says otherwise.
+    pub mesh: Vec<(Axis, usize)>,
+    /// What these sizes are bound to.
+    pub bounds: Vec<Bound>,
+    /// Makes the model, of which each rank keeps its part.
+    pub model: Arc<dyn Fn() -> Box<dyn Module> + Send + std::marker::Sync>,
+    /// How its layers are cut along the axis [`Axis::Tensor`].
+    pub plan: Option<Plan>,
+    /// How its blocks are cut along the axis [`Axis::Pipeline`].
+    pub stages: Option<StagesConfig>,
+    /// How the gradients of replicas are brought together.
+    pub ddp: DdpConfig,
+    /// What ranks that hold the same part of the model share out among themselves.
+    pub sharded: Option<FsdpConfig>,
+}
+
+/// A pipeline over ranks.
+#[derive(Clone, Debug)]
+pub struct StagesConfig {
+    /// The blocks of each stage of the row; those of rank 0 count.
+    pub blocks: Vec<Range<usize>>,
+    /// Which schedule.
+    pub kind: ScheduleKind,
+    /// Into how many parts each batch is cut.
+    pub micro_batches: usize,
+}
+
+impl fmt::Debug for ModelParallelConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ModelParallelConfig").field("mesh", &self.mesh).finish_non_exhaustive()
+    }
+}
+
+impl ModelParallelConfig {
+    /// The mesh of so many ranks.
+    ///
+    /// # Errors
+    /// There is none; the message says why, and which is the nearest.
+    pub fn mesh(&self, world_size: usize) -> Result<Mesh, MeshError> {
+        let mesh = Mesh::fit(&self.mesh, world_size, &self.bounds)?;
+        let says = |axis| self.mesh.iter().any(|(said, _)| *said == axis);
+        if self.sharded.is_none() || says(Axis::Shard) || says(Axis::Replica) {
+            return Ok(mesh);
+        }
+        let shards = [self.mesh.as_slice(), &[(Axis::Shard, mesh.size(Axis::Replica))]].concat();
+        Mesh::fit(&shards, world_size, &self.bounds)
+    }
+
+    /// How many parts each rank's samples fall into, each of which a batch norm sees by itself.
+    pub fn parts(&self) -> usize {
+        self.stages.as_ref().map_or(1, |stages| stages.micro_batches)
+    }
+}
+
+/// The strategy.
+pub struct ModelParallel {
+    mesh: Mesh,
+    world: Group,
+    /// Those that hold a replica together, this rank among them, with what each holds.
+    replica: Group,
+    holders: Vec<Holder>,
+    pipeline: Option<Group>,
+    tensor: Option<Ranks>,
+    between: Between,
+    /// This rank's part.
+    model: Box<dyn Module>,
+    own: Parameters,
+    holding: Holding,
+    /// Trains it, beside those that hold the same part of other replicas.
+    inner: Box<dyn Strategy>,
+    /// The whole model's values, while they aren't here.
+    away: Option<Span<f32>>,
+    /// And its buffers.
+    whole_buffers: Arena,
+}
+
+impl ModelParallel {
+    /// This rank's part of the model whose parameters are `whole`; they have their values, or get them before
+    /// [`Strategy::prepare`]. All ranks of `world` must come with the same config. Fails if there is no such mesh, or the model can't
+    /// be cut so.
+    pub fn new(
+        world: &Group,
+        whole: &Parameters,
+        config: &ModelParallelConfig,
+    ) -> Result<ModelParallel, Error> {
+        let mesh = config.mesh(world.world_size())?;
+        let (rank, device) = (world.rank().index(), whole.values().device());
+        let at = mesh.coordinates(rank);
+        let group = |axes: &[Axis]| -> Result<Option<Group>, Error> {
+            let is_used = axes.iter().any(|&axis| mesh.size(axis) > 1);
+            Ok(if is_used { Some(mesh.along(world, axes)?) } else { None })
+        };
+        // All ranks come by here in the same order.
+        let tensor = group(&[Axis::Tensor])?.map(Ranks::of);
+        let pipeline = group(&[Axis::Pipeline])?;
+        let replica = group(&[Axis::Pipeline, Axis::Tensor])?.unwrap_or_else(Group::solo);
+        let same_part = group(&[Axis::Replica, Axis::Shard])?;
+        let (shard, replicas) = (group(&[Axis::Shard])?, group(&[Axis::Replica])?);
+
+        let mut model = (config.model)();
+        let plan = config.plan.as_ref().filter(|_| tensor.is_some());
+        match (plan, &tensor) {
+            (Some(plan), Some(ranks)) => plan.apply(&mut model, ranks)?,
+            (None, Some(_)) => return Err(Error::NoPlan { axis: Axis::Tensor }),
+            (_, None) => {}
+        }
+        let stages = match (&config.stages, &pipeline) {
+            (Some(stages), Some(_)) => {
+                Some(StagesConfig { blocks: agreed(world, &stages.blocks)?, ..stages.clone() })
+            }
+            (None, Some(_)) => return Err(Error::NoPlan { axis: Axis::Pipeline }),
+            (_, None) => None,
+        };
+        let stage_rank = |block: usize| stages.as_ref().map_or(0, |stages| holder_of(block, stages, &mesh));
+        let block_of = |name: &str| if model.blocks() == 1 { 0 } else { model.block_of(name) };
+        let holder = |member: usize| {
+            let there = mesh.coordinates(member);
+            let (stage, part) = (there.along(Axis::Pipeline), there.along(Axis::Tensor));
+            let holds = |name: &str| stage_rank(block_of(name)) == stage;
+            let cut = |name: &str| plan.and_then(|plan| plan.cut(name, part, mesh.size(Axis::Tensor)));
+            // What all ranks along an axis have, the first one speaks for.
+            Holder { holding: Holding::of(whole, holds, cut), speaks_for_uncut: part == 0 }
+        };
+        let holders: Vec<Holder> =
+            mesh.group(rank, &[Axis::Pipeline, Axis::Tensor]).into_iter().map(holder).collect();
+        let holding = holders[replica.rank().index()].holding.clone();
+        let own_stage = at.along(Axis::Pipeline);
+        // Values come from the whole model's.
+        let own = Parameters::lay_out_part(&mut model, device, |block| stage_rank(block) == own_stage, 0);
+
+        let local = match (&stages, &pipeline) {
+            (Some(stages), Some(group)) => {
+                let StagesConfig { blocks, kind, micro_batches } = stages.clone();
+                let ranks = group.world_size();
+                let shape = Shape { ranks, chunks: blocks.len() / ranks, micro_batches };
+                let schedule = Schedule::new(kind, shape)?;
+                Some(RankPipeline::new(group.clone(), schedule, blocks, device.clone()))
+            }
+            _ => None,
+        };
+        let inner: Box<dyn Strategy> = match (same_part, shard, config.sharded) {
+            (Some(all), Some(shard), Some(sharded)) => {
+                if local.is_some() {
+                    return Err(Error::ShardedStages);
+                }
+                Box::new(Fsdp::hybrid(all, shard, replicas, &*model, &own, sharded)?)
+            }
+            (Some(all), _, _) => {
+                let ddp = Ddp::with(all, config.ddp.clone());
+                Box::new(match local {
+                    Some(local) => ddp.with_local(local),
+                    None => ddp,
+                })
+            }
+            (None, _, _) => Box::new(local.map_or_else(SingleDevice::new, SingleDevice::with_local)),
+        };
+        let between = plan.map_or(Between::Whole, Plan::between);
+        let world = world.clone();
+        Ok(ModelParallel {
+            mesh,
+            world,
+            replica,
+            holders,
+            pipeline,
+            tensor,
+            between,
+            model,
+            own,
+            holding,
+            inner,
+            away: None,
+            whole_buffers: whole.buffers().clone(),
+        })
+    }
+
+    /// How the ranks lie.
+    pub fn mesh(&self) -> Mesh {
+        self.mesh
+    }
+
+    /// Takes this rank's part of the whole model's values, if they are here, and gives their memory back (MP-WHOLE).
+    fn part_from(&mut self, whole: &Parameters) {
+        if self.away.is_some() {
+            return;
+        }
+        self.holding.take(whole, &self.own);
+        let mut span = whole.values().set_aside(0..whole.layout().count());
+        span.give_back(0..span.len());
+        self.away = Some(span);
+    }
+
+    /// How many ranks take the same samples.
+    fn alike(&self) -> usize {
+        self.replica.world_size()
+    }
+
+    /// Whether this rank is one of the replica that the first rank is of.
+    fn is_of_first_replica(&self) -> bool {
+        self.inner.place().rank == 0
+    }
+
+    /// Fails if something did where nothing can fail, and has the others hear of it.
+    fn checked<T>(&self, result: Result<T, Error>) -> Result<T, Error> {
+        let failure = self.tensor.as_ref().and_then(Ranks::take_failure);
+        let result = match (result, failure) {
+            (Ok(_), Some(failure)) => Err(failure.into()),
+            (result, _) => result,
+        };
+        if let Err(error) = &result {
+            let groups =
+                [Some(&self.replica), self.pipeline.as_ref(), self.tensor.as_ref().map(Ranks::group)];
+            groups.into_iter().flatten().for_each(|group| group.abort(&error.to_string()));
+        }
+        result
+    }
+
+    /// Adds up the gradients that each rank of the tensor group has a part of: those of what isn't cut, of the stretches of
+    /// sequences that ranks have there.
+    fn sum_stretches(&mut self) -> Result<(), Error> {
+        let Some(tensor) = self.tensor.as_ref().filter(|_| self.between == Between::Sequence) else {
+            return Ok(());
+        };
+        let (inner, own, holding) = (&mut self.inner, &self.own, &self.holding);
+        let mut all = Vec::new();
+        inner.each_gradient(own, &mut |held| {
+            if holding.is_uncut(held.parameter) {
+                all.extend_from_slice(held.values);
+            }
+        });
+        tensor.group().all_reduce(&mut all, ReduceOp::Sum)?;
+        let mut left = &all[..];
+        inner.each_gradient(own, &mut |held| {
+            if holding.is_uncut(held.parameter) {
+                let (now, later) = left.split_at(held.values.len());
+                held.values.copy_from_slice(now);
+                left = later;
+            }
+        });
+        Ok(())
+    }
+
+    /// Brings the whole model's values to `whole`, and its buffers to their places.
+    fn gather_into(&self, whole: &mut [f32]) -> Result<(), Error> {
+        let (own, buffers) = (&self.own, &self.whole_buffers);
+        let values =
+            |holder: &Holder| own.values().with_flat(|flat: &[f32]| holder.packed(own.layout(), flat));
+        self.told_by_each(values, Holder::len, |holder, packed| holder.unpack(packed, whole))?;
+        self.told_by_each(
+            |holder| holder.packed_buffers(own.buffers()),
+            |holder| holder.buffers_len(buffers),
+            |holder, packed| holder.unpack_buffers(packed, buffers),
+        )
+    }
+
+    /// What each rank of the replica has, one after the other, as [`Holder::packed`] gives it of this one.
+    fn told_by_each(
+        &self,
+        own: impl FnOnce(&Holder) -> Vec<f32>,
+        len: impl Fn(&Holder) -> usize,
+        mut take: impl FnMut(&Holder, &[f32]),
+    ) -> Result<(), Error> {
+        let rank = self.replica.rank().index();
+        let mut own = Some(own(&self.holders[rank]));
+        for (i, holder) in self.holders.iter().enumerate() {
+            let mut packed = if i == rank { own.take().unwrap_or_default() } else { vec![0.0; len(holder)] };
+            self.replica.broadcast(&mut packed, Rank(i as u32))?;
+            take(holder, &packed);
+        }
+        Ok(())
+    }
+}
+
+/// Whose stage a block is in, along the pipeline.
+fn holder_of(block: usize, stages: &StagesConfig, mesh: &Mesh) -> usize {
+    let stage = stages.blocks.iter().position(|blocks| blocks.contains(&block));
+    stage.unwrap_or_else(|| panic!("block {block} is in none of the stages {:?}", stages.blocks))
+        % mesh.size(Axis::Pipeline)
+}
+
+/// The stages of rank 0, as others may have measured other times.
+fn agreed(world: &Group, blocks: &[Range<usize>]) -> Result<Vec<Range<usize>>, Error> {
+    let mut ends: Vec<u64> = blocks.iter().map(|blocks| blocks.end as u64).collect();
+    world.broadcast(&mut ends, Rank(0))?;
+    let starts = std::iter::once(0).chain(ends.iter().copied());
+    Ok(starts.zip(&ends).map(|(start, &end)| start as usize..end as usize).collect())
+}
+
+impl Strategy for ModelParallel {
+    /// Ranks that hold a replica together take the same samples.
+    fn place(&self) -> Place {
+        self.inner.place()
+    }
+
+    fn prepare(&mut self, whole: &Parameters) -> Result<(), Error> {
+        same_model(&self.world, whole)?;
+        share_values(&self.world, whole)?;
+        self.inner.prepare_alike(&self.own)
+    }
+
+    fn pass(&mut self, pass: &Pass<'_>) -> Result<f64, Error> {
+        self.part_from(pass.parameters);
+        let mut ctx = pass.ctx.clone();
+        if let Some(tensor) = &self.tensor {
+            let ranks = tensor.clone();
+            ctx = ctx.with_classes_in_parts(Arc::new(move |scores: &Tensor, labels: &Tensor, smoothing| {
+                cross_entropy_in_parts(&ranks, scores, labels, smoothing)
+            }));
+            if self.between == Between::Sequence {
+                let of = pass.input.dim(1);
+                ctx = ctx.within(Within { dim: 1, start: tensor.rank() * tensor.stretch(of), of });
+            }
+        }
+        let own = Pass {
+            model: &*self.model,
+            parameters: &self.own,
+            loss: pass.loss,
+            input: pass.input.clone(),
+            target: pass.target.clone(),
+            ctx,
+            weight: pass.weight,
+            sync: pass.sync,
+        };
+        let mut loss = self.inner.pass(&own);
+        // The rank of the last stage has it, the others of the pipeline have 0.
+        if let (Ok(loss), Some(pipeline)) = (&mut loss, &self.pipeline) {
+            let mut sum = [*loss];
+            let told = pipeline.all_reduce(&mut sum, ReduceOp::Sum);
+            *loss = sum[0];
+            self.checked(told.map_err(Error::from))?;
+        }
+        self.checked(loss)
+    }
+
+    /// Panics: only [`Strategy::pass`] can make a pass, since the model is this rank's own.
+    fn backward(&mut self, _: &Parameters, _: Option<&Tensor>, _: f64, _: Sync) -> Result<(), Error> {
+        panic!("ModelParallel::backward: a rank has only a part of the model; call pass")
+    }
+
+    fn finish(&mut self, _: &Parameters) -> Result<(), Error> {
+        let finished = self.inner.finish(&self.own).and_then(|()| self.sum_stretches());
+        self.checked(finished)
+    }
+
+    fn shared_batch(&self) -> Option<SumOverBatch> {
+        self.inner.shared_batch()
+    }
+
+    fn own_parameters<'a>(&'a self, _: &'a Parameters) -> &'a Parameters {
+        &self.own
+    }
+
+    fn each_gradient(&mut self, _: &Parameters, each: &mut dyn FnMut(HeldGradient<'_>)) {
+        let speaks = self.holders[self.replica.rank().index()].speaks_for_uncut;
+        let holding = &self.holding;
+        self.inner.each_gradient(&self.own, &mut |held| {
+            let counts = held.counts && (speaks || !holding.is_uncut(held.parameter));
+            each(HeldGradient { counts, ..held });
+        });
+    }
+
+    fn clip(&mut self, clip: &Clip, whole: &Parameters) -> Result<Option<f64>, Error> {
+        if *clip == Clip::default() {
+            return Ok(None);
+        }
+        let mut squares = [0.0];
+        self.each_gradient(whole, &mut |held| {
+            let own = clip.cut(held.values);
+            squares[0] += if held.counts { own } else { 0.0 };
+        });
+        if clip.norm.is_none() {
+            return Ok(None);
+        }
+        self.world.all_reduce(&mut squares, ReduceOp::Sum)?;
+        let norm = squares[0].sqrt();
+        if let Some(factor) = clip.factor(norm) {
+            self.each_gradient(whole, &mut |held| held.values.iter_mut().for_each(|grad| *grad *= factor));
+        }
+        Ok(Some(norm))
+    }
+
+    fn step(
+        &mut self,
+        optimizer: &mut Optimizer,
+        _: &Parameters,
+        device: &Device,
+        factor: f64,
+    ) -> Result<(), Error> {
+        self.inner.step(optimizer, &self.own, device, factor)
+    }
+
+    fn is_sharded(&self) -> bool {
+        true
+    }
+
+    fn gather(&mut self) -> Result<(), Error> {
+        let Some(mut span) = self.away.take() else { return Ok(()) };
+        let gathered = self.inner.gather().and_then(|()| self.gather_into(&mut span));
+        // With its borrow given back, everyone sees it.
+        if gathered.is_err() {
+            self.away = Some(span);
+        }
+        gathered
+    }
+
+    fn whole_state(&mut self, optimizer: &Optimizer) -> Result<Option<Vec<Vec<f32>>>, Error> {
+        let inner = self.inner.whole_state(optimizer)?;
+        let own = inner
+            .unwrap_or_else(|| optimizer.state().map(|(_, state)| state.with(<[f32]>::to_vec)).collect());
+        let mut arrays = Vec::new();
+        for array in own.iter().filter(|_| self.is_of_first_replica()) {
+            let mut whole = vec![0.0; self.holding.whole_len()];
+            let pack = |holder: &Holder| holder.packed(self.own.layout(), array);
+            self.told_by_each(pack, Holder::len, |holder, packed| holder.unpack(packed, &mut whole))?;
+            arrays.push(whole);
+        }
+        Ok(Some(arrays))
+    }
+
+    fn keep_part(&mut self, optimizer: &mut Optimizer) {
+        let part = |whole: &[f32]| self.holding.part_of(whole, self.own.layout());
+        let parts = optimizer.state().map(|(_, state)| state.with(part)).collect();
+        optimizer.take_over(optimizer.steps(), parts);
+        self.inner.keep_part(optimizer);
+    }
+
+    /// Each of the ranks that take the same samples has the same of them, and each may know something of its own.
+    fn sum(&mut self, numbers: &mut [f64]) -> Result<(), Error> {
+        self.world.all_reduce(numbers, ReduceOp::Sum)?;
+        let alike = self.alike() as f64;
+        numbers.iter_mut().for_each(|number| *number /= alike);
+        Ok(())
+    }
+}

@@ -1,0 +1,143 @@
+//! What each rank of a replica holds of the whole model, and how it gets from there to the whole and back.
+
+use phalanx_nn::{Cut, Parameters};
+use phalanx_tensor::{Arena, Layout};
+
+/// The parameters and buffers of the whole model that a rank has, whole or in part, in their order.
+#[derive(Clone, Debug)]
+pub(super) struct Holding {
+    params: Vec<Held>,
+    /// Numbers of buffers, which are never cut.
+    buffers: Vec<usize>,
+    whole: Layout,
+}
+
+#[derive(Clone, Debug)]
+struct Held {
+    /// Its number in the whole model.
+    whole: usize,
+    cut: Option<Cut>,
+}
+
+impl Holding {
+    /// Those whose names `holds` names, cut as `cut` says.
+    pub(super) fn of(
+        whole: &Parameters,
+        holds: impl Fn(&str) -> bool,
+        cut: impl Fn(&str) -> Option<Cut>,
+    ) -> Holding {
+        let numbered = |names: &[String]| -> Vec<usize> {
+            names.iter().enumerate().filter(|(_, name)| holds(name)).map(|(i, _)| i).collect()
+        };
+        let held = |i: usize| Held { whole: i, cut: cut(&whole.names()[i]) };
+        Holding {
+            params: numbered(whole.names()).into_iter().map(held).collect(),
+            buffers: numbered(whole.buffer_names()),
+            whole: whole.layout().clone(),
+        }
+    }
+
+    /// Whether a rank has all of its own parameter `own`, as the others along the axis do that cuts the rest.
+    pub(super) fn is_uncut(&self, own: usize) -> bool {
+        self.params[own].cut.is_none()
+    }
+
+    /// How many elements an array of the whole model has.
+    pub(super) fn whole_len(&self) -> usize {
+        self.whole.len()
+    }
+
+    /// Of an array of the whole model, the rank's own, which lies as `layout` says.
+    pub(super) fn part_of(&self, whole: &[f32], layout: &Layout) -> Vec<f32> {
+        let mut own = vec![0.0; layout.len()];
+        for (i, held) in self.params.iter().enumerate() {
+            let values = self.whole.row_major(held.whole, whole);
+            match held.cut {
+                Some(cut) => layout.put(i, &cut.take(self.whole.shape(held.whole), &values), &mut own),
+                None => layout.put(i, &values, &mut own),
+            }
+        }
+        own
+    }
+
+    /// Takes values and buffers from the whole model.
+    pub(super) fn take(&self, whole: &Parameters, own: &Parameters) {
+        let values = whole.values().with_flat(|flat: &[f32]| self.part_of(flat, own.layout()));
+        own.values().write_flat(&values);
+        for (i, &number) in self.buffers.iter().enumerate() {
+            own.buffers().tensor(i).copy_from(&whole.buffers().tensor(number));
+        }
+    }
+}
+
+/// A rank of a replica, as the others see it.
+#[derive(Clone, Debug)]
+pub(super) struct Holder {
+    pub(super) holding: Holding,
+    /// Whether it is the one that tells the others of what isn't cut.
+    pub(super) speaks_for_uncut: bool,
+}
+
+impl Holder {
+    fn told(&self) -> impl Iterator<Item = (usize, &Held)> {
+        self.holding.params.iter().enumerate().filter(|(_, held)| self.speaks_for_uncut || held.cut.is_some())
+    }
+
+    /// How many elements it tells.
+    pub(super) fn len(&self) -> usize {
+        let shape = |held: &Held| {
+            let whole = self.holding.whole.shape(held.whole);
+            held.cut.map_or(*whole, |cut| cut.shape(whole))
+        };
+        self.told().map(|(_, held)| shape(held).count()).sum()
+    }
+
+    /// What it tells of an array of its own: its elements row by row, one parameter after the other.
+    pub(super) fn packed(&self, layout: &Layout, own: &[f32]) -> Vec<f32> {
+        self.told().flat_map(|(i, _)| layout.row_major(i, own).into_owned()).collect()
+    }
+
+    /// Puts what it told to its places in an array of the whole model.
+    pub(super) fn unpack(&self, packed: &[f32], whole: &mut [f32]) {
+        let (mut left, layout) = (packed, &self.holding.whole);
+        for (_, held) in self.told() {
+            let shape = layout.shape(held.whole);
+            let count = held.cut.map_or(shape.count(), |cut| cut.shape(shape).count());
+            let (now, later) = left.split_at(count);
+            match held.cut {
+                // What is cut lies row by row.
+                Some(cut) => cut.put(shape, now, &mut whole[layout.range(held.whole)]),
+                None => layout.put(held.whole, now, whole),
+            }
+            left = later;
+        }
+    }
+
+    /// How many elements its buffers have, if it is the one to tell of them.
+    pub(super) fn buffers_len(&self, whole: &Arena) -> usize {
+        let buffers = self.holding.buffers.iter().filter(|_| self.speaks_for_uncut);
+        buffers.map(|&number| whole.layout().shape(number).count()).sum()
+    }
+
+    /// What it tells of its buffers.
+    pub(super) fn packed_buffers(&self, own: &Arena) -> Vec<f32> {
+        if !self.speaks_for_uncut {
+            return Vec::new();
+        }
+        own.with_flat(|flat: &[f32]| {
+            (0..self.holding.buffers.len())
+                .flat_map(|i| own.layout().row_major(i, flat).into_owned())
+                .collect()
+        })
+    }
+
+    /// Puts them to their places.
+    pub(super) fn unpack_buffers(&self, packed: &[f32], whole: &Arena) {
+        let (mut left, mut flat) = (packed, whole.flat_mut::<f32>());
+        for &number in self.holding.buffers.iter().filter(|_| self.speaks_for_uncut) {
+            let (now, later) = left.split_at(whole.layout().shape(number).count());
+            whole.layout().put(number, now, &mut flat);
+            left = later;
+        }
+    }
+}

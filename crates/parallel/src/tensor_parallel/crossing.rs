@@ -1,0 +1,213 @@
+//! What goes over ranks at the seams of layers: four pairs of maps, each the way back of the other.
+
+use phalanx_comm::{Error, Group, ReduceOp};
+use phalanx_tensor::{Crossing, Tensor};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// The ranks that hold the parts of a layer. Layers can't fail, so the first failure is kept for whoever asks after the pass; what
+/// comes of it means nothing.
+#[derive(Clone)]
+pub(crate) struct Ranks {
+    group: Group,
+    failure: Arc<Mutex<Option<Error>>>,
+}
+
+impl Ranks {
+    pub(crate) fn of(group: Group) -> Ranks {
+        Ranks { group, failure: Arc::default() }
+    }
+
+    /// How many there are.
+    pub(crate) fn count(&self) -> usize {
+        self.group.world_size()
+    }
+
+    /// Which of them this is.
+    pub(crate) fn rank(&self) -> usize {
+        self.group.rank().index()
+    }
+
+    pub(crate) fn group(&self) -> &Group {
+        &self.group
+    }
+
+    /// The first failure since this was asked for last.
+    pub(crate) fn take_failure(&self) -> Option<Error> {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    fn note(&self, result: Result<(), Error>) {
+        if let Err(error) = result {
+            self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+        }
+    }
+
+    /// A map that goes over these ranks.
+    pub(crate) fn crossing(&self, forth: Move, back: Move) -> Arc<dyn Crossing> {
+        Arc::new(OverRanks { ranks: self.clone(), forth, back })
+    }
+
+    /// The sum over ranks, or the largest: outside of the graph.
+    pub(crate) fn reduced(&self, x: &Tensor, op: ReduceOp) -> Tensor {
+        let mut values = x.to_vec::<f32>();
+        self.note(self.group.all_reduce(&mut values, op));
+        Tensor::from_slice(x.device(), &values, *x.shape())
+    }
+}
+
+/// What becomes of a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Move {
+    /// It stays as it is.
+    Keep,
+    /// The ranks' are added up.
+    Sum,
+    /// The ranks' stretches (B, T / n, ...) are brought together, (B, T, ...).
+    Gather,
+    /// The ranks' (B, T, ...) are added up, and each takes its stretch, (B, T / n, ...).
+    Scatter,
+    /// Of the rows (T, ...), which all ranks have, each takes its stretch.
+    OwnRows,
+    /// The way back from that: zeros take the place of the others' rows.
+    PadRows,
+}
+
+struct OverRanks {
+    ranks: Ranks,
+    forth: Move,
+    back: Move,
+}
+
+impl Crossing for OverRanks {
+    fn forth(&self, x: &Tensor) -> Tensor {
+        self.ranks.moved(self.forth, x)
+    }
+
+    fn back(&self, grad: &Tensor) -> Tensor {
+        self.ranks.moved(self.back, grad)
+    }
+}
+
+impl Ranks {
+    fn moved(&self, how: Move, x: &Tensor) -> Tensor {
+        let (n, rank) = (self.count(), self.rank());
+        match how {
+            Move::Keep => x.clone(),
+            Move::Sum => self.reduced(x, ReduceOp::Sum),
+            Move::Gather => {
+                let [batch, stretch, behind] = sequence(x);
+                let own = x.to_vec::<f32>();
+                let mut all = vec![0.0; n * own.len()];
+                self.note(self.group.all_gather(&own, &mut all));
+                let all = Tensor::from_slice(x.device(), &all, [n, batch, stretch, behind]);
+                all.transpose(0, 1).reshape(with_length(x, n * stretch).as_slice())
+            }
+            Move::Scatter => {
+                let [batch, time, behind] = sequence(x);
+                let stretch = self.stretch(time);
+                let by_rank = x.reshape([batch, n, stretch, behind]).transpose(0, 1);
+                let mut all = by_rank.to_vec::<f32>();
+                self.note(self.group.reduce_scatter_in_place(&mut all, ReduceOp::Sum));
+                let own = &all[self.group.own_part(all.len())];
+                Tensor::from_slice(x.device(), own, with_length(x, stretch).as_slice())
+            }
+            Move::OwnRows => {
+                let stretch = self.stretch(x.dims()[0]);
+                x.narrow(0, rank * stretch, stretch).contiguous()
+            }
+            Move::PadRows => {
+                let (own, mut dims) = (x.to_vec::<f32>(), x.dims().to_vec());
+                dims[0] *= n;
+                let mut all = vec![0.0; n * own.len()];
+                all[rank * own.len()..][..own.len()].copy_from_slice(&own);
+                Tensor::from_slice(x.device(), &all, dims.as_slice())
+            }
+        }
+    }
+
+    /// How long a rank's part of so many positions is.
+    #[track_caller]
+    pub(crate) fn stretch(&self, time: usize) -> usize {
+        let n = self.count();
+        assert!(time.is_multiple_of(n), "sequences of {time} positions don't fall into {n} equal stretches");
+        time / n
+    }
+}
+
+/// B, T and everything behind.
+#[track_caller]
+fn sequence(x: &Tensor) -> [usize; 3] {
+    let &[batch, time, ..] = x.dims() else {
+        panic!("a sequence of shape {}: (B, T, ...) would do", x.shape())
+    };
+    [batch, time, x.dims()[2..].iter().product()]
+}
+
+fn with_length(x: &Tensor, time: usize) -> Vec<usize> {
+    let mut dims = x.dims().to_vec();
+    dims[1] = time;
+    dims
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use phalanx_tensor::{DType, Device, Philox};
+
+    /// Runs `f` as each of `n` ranks.
+    fn ranks<R: Send>(n: usize, f: impl Fn(Ranks) -> R + Sync) -> Vec<R> {
+        std::thread::scope(|scope| {
+            let groups = Group::threads(n).into_iter();
+            let threads: Vec<_> = groups.map(|group| scope.spawn(|| f(Ranks::of(group)))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        })
+    }
+
+    fn random(device: &Device, dims: &[usize], stream: usize) -> Tensor {
+        Tensor::uniform(device, dims, -1.0, 1.0, DType::F32, Philox::new(3, stream as u64))
+    }
+
+    /// A linear map A over all ranks and its way back A': y A x = x A' y, summed over ranks.
+    #[test]
+    fn each_map_is_the_way_back_of_its_partner() {
+        use Move::{Gather, OwnRows, PadRows, Scatter, Sum};
+        for n in [1, 2, 3] {
+            for (forth, back, dims) in [
+                (Gather, Scatter, vec![2, 4, 5]),
+                (Scatter, Gather, vec![2, 6, 5]),
+                (OwnRows, PadRows, vec![6, 5]),
+                (Sum, Sum, vec![3, 2]),
+            ] {
+                let sums = ranks(n, |ranks| {
+                    let device = Device::cpu(1);
+                    let x = random(&device, &dims, ranks.rank());
+                    let image = ranks.moved(forth, &x);
+                    let y = random(&device, image.dims(), 10 + ranks.rank());
+                    let grad = ranks.moved(back, &y);
+                    assert_eq!(grad.dims(), x.dims());
+                    assert!(ranks.take_failure().is_none());
+                    [(&y * &image).sum_all().item(), (&x * &grad).sum_all().item()]
+                });
+                let [there, here] = [0, 1].map(|i| sums.iter().map(|sum| sum[i]).sum::<f64>());
+                assert!((there - here).abs() < 1e-4, "{forth:?} over {n} ranks: {there} and {here}");
+            }
+        }
+    }
+
+    #[test]
+    fn stretches_come_together_in_their_order() {
+        let whole = random(&Device::cpu(1), &[2, 6, 3], 1);
+        let all = ranks(3, |ranks| {
+            let own = whole.narrow(1, ranks.rank() * 2, 2).contiguous();
+            let gathered = ranks.moved(Move::Gather, &own).to_vec::<f32>();
+            // Two others add nothing.
+            let zeros = Tensor::zeros(whole.device(), [2, 6, 3], DType::F32);
+            let given = if ranks.rank() == 1 { &whole } else { &zeros };
+            (gathered, ranks.moved(Move::Scatter, given).to_vec::<f32>())
+        });
+        for (rank, (gathered, own)) in all.into_iter().enumerate() {
+            assert_eq!(gathered, whole.to_vec::<f32>());
+            assert_eq!(own, whole.narrow(1, rank * 2, 2).to_vec::<f32>());
+        }
+    }
+}

@@ -1,0 +1,274 @@
+//! Which layers of a model are cut, and how.
+
+use super::crossing::{Move, Ranks};
+use phalanx_nn::{Cut, Module, Role, Seam, Visitor};
+use phalanx_tensor::Within;
+use std::collections::HashMap;
+use thiserror::Error;
+
+/// How a layer is cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Style {
+    /// By its outputs, along which its weight lies in dimension `dim`: each rank has some, of each of `groups` stretches of them as many. What
+    /// comes in is whole.
+    Outputs {
+        /// The dimension of the weight.
+        dim: usize,
+        /// 3 where queries, keys and values come side by side.
+        groups: usize,
+    },
+    /// By its inputs, along which its weight lies in dimension `dim`: each rank is given some, and what ranks come to is added up, then
+    /// the bias.
+    Inputs {
+        /// The dimension of the weight.
+        dim: usize,
+    },
+    /// An attention, which on each rank has some of so many heads.
+    Heads {
+        /// How many all ranks have.
+        of: usize,
+    },
+    /// A table of vectors, by its rows.
+    Rows,
+    /// The logits of the words of a table that is cut by its rows, or of a weight of their own, which then is cut likewise.
+    Scores,
+    /// A table with a row a position, which all ranks have.
+    Positions,
+}
+
+/// What ranks have between the layers that are cut.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Between {
+    /// The same, which each computes for itself.
+    #[default]
+    Whole,
+    /// A stretch of each sequence each: (B, T / n, ...) of (B, T, ...).
+    Sequence,
+}
+
+/// Which layers of a model are cut, by their names, in which a `*` stands for any characters.
+///
+/// ```
+/// use phalanx_parallel::{Between, Plan, Style};
+///
+/// let mlp = Plan::new(Between::Whole)
+///     .with("*.up", Style::Outputs { dim: 0, groups: 1 })
+///     .with("*.down", Style::Inputs { dim: 1 });
+/// assert_eq!(mlp.style_of("h.3.down"), Some(Style::Inputs { dim: 1 }));
+/// ```
+#[derive(Clone, Debug)]
+pub struct Plan {
+    rows: Vec<(String, Style)>,
+    between: Between,
+}
+
+/// A plan that isn't the model's.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum PlanError {
+    /// A name that no layer has.
+    #[error("the plan cuts {pattern}, and the model has no such layer\nhint: its layers are {}", .layers.join(", "))]
+    NoLayer {
+        /// What was looked for.
+        pattern: String,
+        /// What there is.
+        layers: Vec<String>,
+    },
+    /// A dimension that doesn't fall into equal parts.
+    #[error("{name}: {len} along dimension {dim}, which {parts} ranks can't share evenly")]
+    Uneven {
+        /// The parameter.
+        name: String,
+        /// How long it is.
+        len: usize,
+        /// Along which dimension.
+        dim: usize,
+        /// Into how many parts it was to fall.
+        parts: usize,
+    },
+}
+
+impl Plan {
+    /// Nothing is cut yet.
+    pub fn new(between: Between) -> Plan {
+        Plan { rows: Vec::new(), between }
+    }
+
+    /// The same, with the layers of this name cut so.
+    pub fn with(mut self, pattern: &str, style: Style) -> Plan {
+        self.rows.push((pattern.to_owned(), style));
+        self
+    }
+
+    /// The plan of [`phalanx_nn::models::Gpt`] with so many heads.
+    pub fn of_gpt(heads: usize, between: Between) -> Plan {
+        Plan::new(between)
+            .with("wte", Style::Rows)
+            .with("wpe", Style::Positions)
+            .with("h.*.attn.c_attn", Style::Outputs { dim: 1, groups: 3 })
+            .with("h.*.attn.heads", Style::Heads { of: heads })
+            .with("h.*.attn.c_proj", Style::Inputs { dim: 0 })
+            .with("h.*.mlp.c_fc", Style::Outputs { dim: 1, groups: 1 })
+            .with("h.*.mlp.c_proj", Style::Inputs { dim: 0 })
+            .with("lm_head", Style::Scores)
+    }
+
+    /// What ranks have between the layers that are cut.
+    pub fn between(&self) -> Between {
+        self.between
+    }
+
+    /// How the layer of this name is cut, if it is.
+    pub fn style_of(&self, layer: &str) -> Option<Style> {
+        self.rows.iter().find(|(pattern, _)| matches(pattern, layer)).map(|(_, style)| *style)
+    }
+
+    /// Which part of a parameter rank `rank` of `of` holds, if it isn't all of it.
+    pub(crate) fn cut(&self, name: &str, rank: usize, of: usize) -> Option<Cut> {
+        let (layer, leaf) = name.rsplit_once('.')?;
+        let part = |dim, groups| Some(Cut { dim, groups, part: rank, of });
+        match (self.style_of(layer)?, leaf) {
+            (Style::Outputs { dim, groups }, "weight") => part(dim, groups),
+            (Style::Outputs { groups, .. }, "bias") => part(0, groups),
+            (Style::Inputs { dim }, "weight") => part(dim, 1),
+            (Style::Rows | Style::Scores, "weight") => part(0, 1),
+            _ => None,
+        }
+    }
+
+    /// Cuts a model that has no parameters yet for its rank among `ranks`.
+    pub(crate) fn apply(&self, model: &mut dyn Module, ranks: &Ranks) -> Result<(), PlanError> {
+        let (rank, of) = (ranks.rank(), ranks.count());
+        let mut uneven = None;
+        let mut rows = HashMap::new();
+        model.visit(&mut Visitor::new(&mut |name, role, param| {
+            let Some(cut) = self.cut(name, rank, of).filter(|_| role == Role::Learned) else { return };
+            let (len, parts) = (param.declared_shape().dims()[cut.dim], cut.groups * of);
+            if !len.is_multiple_of(parts) {
+                uneven.get_or_insert(PlanError::Uneven { name: name.to_owned(), len, dim: cut.dim, parts });
+                return;
+            }
+            if let Some((layer, _)) = name.rsplit_once('.') {
+                rows.insert(layer.to_owned(), len);
+            }
+            param.hold_part(cut);
+        }));
+        let mut layers = Vec::new();
+        model.visit(&mut Visitor::of_seams(&mut |name, seam| {
+            layers.push(name.to_owned());
+            if let Some(style) = self.style_of(name) {
+                if let Style::Heads { of: heads } = style
+                    && !heads.is_multiple_of(of)
+                {
+                    let (name, dim) = (name.to_owned(), 1);
+                    uneven.get_or_insert(PlanError::Uneven { name, len: heads, dim, parts: of });
+                }
+                *seam = self.seam(style, rows.get(name).copied().unwrap_or(0), ranks);
+            }
+        }));
+        let found = |(pattern, _): &&(String, Style)| !layers.iter().any(|layer| matches(pattern, layer));
+        match (self.rows.iter().find(found), uneven) {
+            (Some((pattern, _)), _) => Err(PlanError::NoLayer { pattern: pattern.clone(), layers }),
+            (None, Some(uneven)) => Err(uneven),
+            (None, None) => Ok(()),
+        }
+    }
+
+    /// What is done around a layer, whose weight has so many rows.
+    fn seam(&self, style: Style, rows: usize, ranks: &Ranks) -> Seam {
+        let sequence = self.between == Between::Sequence;
+        // Each of these has the other as its way back.
+        let spread = if sequence {
+            ranks.crossing(Move::Gather, Move::Scatter)
+        } else {
+            ranks.crossing(Move::Keep, Move::Sum)
+        };
+        let sum = if sequence {
+            ranks.crossing(Move::Scatter, Move::Gather)
+        } else {
+            ranks.crossing(Move::Sum, Move::Keep)
+        };
+        let within = |dim, of| Some(Within { dim, start: ranks.rank() * of / ranks.count(), of });
+        let nothing = Seam::default();
+        match style {
+            Style::Outputs { .. } | Style::Scores => Seam { enter: Some(spread), ..nothing },
+            Style::Inputs { .. } => Seam { leave: Some(sum), ..nothing },
+            Style::Heads { of } => Seam { within: within(1, of), ..nothing },
+            Style::Rows => Seam { leave: Some(sum), within: within(0, rows), ..nothing },
+            Style::Positions if sequence => {
+                Seam { leave: Some(ranks.crossing(Move::OwnRows, Move::PadRows)), ..nothing }
+            }
+            Style::Positions => nothing,
+        }
+    }
+}
+
+/// Whether a name is what a pattern says, in which one `*` stands for any characters.
+fn matches(pattern: &str, name: &str) -> bool {
+    match pattern.split_once('*') {
+        None => pattern == name,
+        Some((first, last)) => name.strip_prefix(first).is_some_and(|rest| rest.ends_with(last)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use phalanx_comm::Group;
+    use phalanx_nn::models::{Gpt, GptConfig, Head};
+    use phalanx_nn::{Linear, Parameters};
+    use phalanx_tensor::Device;
+
+    const GPT: GptConfig = GptConfig {
+        layers: 2,
+        width: 12,
+        heads: 4,
+        context: 8,
+        vocabulary: 20,
+        dropout: 0.0,
+        head: Head::Own,
+    };
+
+    #[test]
+    fn each_rank_has_its_part_of_the_first_values_and_all_parts_are_the_whole() {
+        let whole = Parameters::build(&mut Gpt::new(GPT), &Device::cpu(1), 5);
+        let plan = Plan::of_gpt(GPT.heads, Between::Whole);
+        let mut back = vec![f32::NAN; whole.layout().len()];
+        for group in Group::threads(2) {
+            let ranks = Ranks::of(group);
+            let mut part = Gpt::new(GPT);
+            plan.apply(&mut part, &ranks).unwrap();
+            let part = Parameters::build(&mut part, &Device::cpu(1), 5);
+            assert_eq!(part.names(), whole.names());
+            // All but norms, positions and the biases of layers that are cut by their inputs.
+            let uncut = |name: &&String| plan.cut(name, 0, 2).is_none();
+            assert_eq!(whole.names().iter().filter(uncut).count(), 1 + 2 * (4 + 2) + 2);
+            for (i, name) in whole.names().iter().enumerate() {
+                let (shape, range) = (whole.layout().shape(i), whole.layout().range(i));
+                let values = part.value(i).to_vec::<f32>();
+                match plan.cut(name, ranks.rank(), 2) {
+                    Some(cut) => cut.put(shape, &values, &mut back[range]),
+                    None => back[range].copy_from_slice(&values),
+                }
+            }
+        }
+        for i in 0..whole.names().len() {
+            let range = whole.layout().range(i);
+            assert!(back[range] == whole.value(i).to_vec::<f32>(), "{}", whole.names()[i]);
+        }
+    }
+
+    #[test]
+    fn a_plan_of_another_model_is_refused() {
+        let ranks = Ranks::of(Group::threads(2).remove(0));
+        let refused =
+            |plan: &Plan, mut model: Box<dyn Module>| plan.apply(&mut model, &ranks).unwrap_err().to_string();
+        let plan = Plan::of_gpt(4, Between::Whole);
+        let said = refused(&plan, Box::new(Linear::new(4, 4)));
+        assert!(said.starts_with("the plan cuts wte, and the model has no such layer\nhint: "), "{said}");
+        let odd = GptConfig { vocabulary: 21, ..GPT };
+        assert_eq!(
+            refused(&plan, Box::new(Gpt::new(odd))),
+            "wte.weight: 21 along dimension 0, which 2 ranks can't share evenly"
+        );
+    }
+}

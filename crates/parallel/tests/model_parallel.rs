@@ -1,0 +1,478 @@
+//! A replica that lies on several ranks, as stages, as parts of every matrix, or both, learns what a model on one device learns.
+
+use phalanx_comm::{Group, Rank};
+use phalanx_nn::models::{Gpt, GptConfig, Head, MnistNet, ResNet, ResNetDepth, ResNetStem};
+use phalanx_nn::optim::{Clip, Optimizer, Sgd};
+use phalanx_nn::{Ctx, Loss, Module, Parameters};
+use phalanx_parallel::pipeline::ScheduleKind;
+use phalanx_parallel::{
+    Axis, Between, Bound, By, DdpConfig, FsdpConfig, ModelParallel, ModelParallelConfig, Pass, Plan,
+    Recomputed, Sharded, SingleDevice, StagesConfig, Strategy, Sync,
+};
+use phalanx_tensor::{Device, Philox, Tensor};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+const LOSS: Loss = Loss::CrossEntropy { label_smoothing: 0.1 };
+const STEPS: u64 = 4;
+/// Samples of the steps: the second has fewer than some replicas have micro-batches, and the last leaves replicas without any.
+const BATCHES: [u64; STEPS as usize] = [8, 5, 8, 1];
+/// Sums in another order, in float32, over four steps on losses and norms of about 3.
+const TOLERANCE: f64 = 1e-5;
+/// The same of values and momenta, of which the largest are about 1.
+const OF_VALUES: f32 = 1e-4;
+
+const GPT: GptConfig =
+    GptConfig { layers: 2, width: 16, heads: 4, context: 8, vocabulary: 32, dropout: 0.2, head: Head::Tied };
+
+#[derive(Clone, Copy, Debug)]
+enum Job {
+    Gpt(Head),
+    Mnist,
+    ResNet,
+}
+
+impl Job {
+    fn model(self) -> Box<dyn Module> {
+        match self {
+            Job::Gpt(head) => Box::new(Gpt::new(GptConfig { head, ..GPT })),
+            Job::Mnist => Box::new(MnistNet::new(0.5)),
+            Job::ResNet => Box::new(ResNet::new(ResNetDepth::D18, ResNetStem::Small, 10)),
+        }
+    }
+
+    /// Samples that are functions of their numbers.
+    fn samples(self, device: &Device, ids: &[u64]) -> (Tensor, Tensor) {
+        let words = |stream: u64, count: usize, of: i64| -> Vec<i64> {
+            let word = |id: u64, i: usize| i64::from(Philox::new(id, stream).word(i as u64)) % of;
+            ids.iter().flat_map(|&id| (0..count).map(move |i| word(id, i))).collect()
+        };
+        let n = ids.len();
+        let image = |dims: [usize; 3]| {
+            let values: Vec<f32> =
+                words(1, dims.iter().product(), 1000).iter().map(|&word| word as f32 / 500.0 - 1.0).collect();
+            (
+                Tensor::from_slice(device, &values, [n, dims[0], dims[1], dims[2]]),
+                Tensor::from_slice(device, &words(2, 1, 10), [n]),
+            )
+        };
+        match self {
+            Job::Gpt(_) => {
+                let text = |stream| Tensor::from_slice(device, &words(stream, 8, 32), [n, 8]);
+                (text(1), text(2))
+            }
+            Job::Mnist => image([1, 28, 28]),
+            Job::ResNet => image([3, 16, 16]),
+        }
+    }
+}
+
+/// What training leaves.
+#[derive(Clone, Debug)]
+struct Outcome {
+    losses: Vec<f64>,
+    norms: Vec<f64>,
+    values: Vec<f32>,
+    buffers: Vec<f32>,
+    /// The momentum of all values, on rank 0.
+    state: Vec<f32>,
+}
+
+struct Run<'a> {
+    job: Job,
+    model: &'a dyn Module,
+    parameters: &'a Parameters,
+    strategy: &'a mut dyn Strategy,
+}
+
+impl Run<'_> {
+    /// One pass over this rank's samples of a step: sample `i` is the one of rank `i % world`.
+    fn pass(&mut self, step: u64) -> f64 {
+        let (device, place) = (self.parameters.values().device().clone(), self.strategy.place());
+        let batch = BATCHES[step as usize];
+        let ids: Vec<u64> =
+            (0..batch).skip(place.rank).step_by(place.world_size).map(|i| step * 100 + i).collect();
+        let (input, target) = self.job.samples(&device, &ids);
+        let weight = ids.len() as f64 / batch as f64;
+        let (ctx, sync) = (Ctx::train(3, step, Arc::from(ids)), Sync::Now);
+        let (model, parameters) = (self.model, self.parameters);
+        let pass = Pass { model, parameters, loss: LOSS, input, target, ctx, weight, sync };
+        self.strategy.pass(&pass).unwrap() * weight
+    }
+
+    /// Makes steps, beginning with `state`, of which each rank keeps its part.
+    fn train(mut self, steps: std::ops::Range<u64>, state: Option<&[f32]>) -> Outcome {
+        let Run { parameters, .. } = self;
+        let device = parameters.values().device().clone();
+        let mut optimizer = Optimizer::new(Sgd { momentum: 0.9, ..Sgd::new(0.1) }).unwrap();
+        if let Some(state) = state {
+            optimizer.take_over(steps.start, vec![state.to_vec()]);
+            self.strategy.keep_part(&mut optimizer);
+        }
+        let clip = Clip { norm: Some(0.5), value: None };
+        let (mut losses, mut norms) = (Vec::new(), Vec::new());
+        for step in steps {
+            let mut loss = [self.pass(step)];
+            self.strategy.finish(parameters).unwrap();
+            norms.extend(self.strategy.clip(&clip, parameters).unwrap());
+            self.strategy.step(&mut optimizer, parameters, &device, 1.0).unwrap();
+            self.strategy.sum(&mut loss).unwrap();
+            losses.push(loss[0]);
+        }
+        self.strategy.gather().unwrap();
+        let whole = self.strategy.whole_state(&optimizer).unwrap();
+        let own = || optimizer.state().map(|(_, state)| state.with(<[f32]>::to_vec)).collect();
+        let state = whole.unwrap_or_else(own).pop().unwrap_or_default();
+        let [values, buffers] = [parameters.values(), parameters.buffers()].map(|arena| arena.read_flat());
+        Outcome { losses, norms, values, buffers, state }
+    }
+}
+
+/// On one device; with the micro-batches of a pipeline, which a batch norm sees one by one, as several passes are.
+fn alone(job: Job) -> Outcome {
+    let mut model = job.model();
+    let parameters = Parameters::build(&mut model, &Device::cpu(1), 7);
+    let (model, parameters) = (&*model, &parameters);
+    let strategy = &mut SingleDevice::new();
+    strategy.prepare(parameters).unwrap();
+    Run { job, model, parameters, strategy }.train(0..STEPS, None)
+}
+
+/// A mesh of so many ranks, and how the model lies there.
+#[derive(Clone)]
+struct On {
+    ranks: usize,
+    mesh: Vec<(Axis, usize)>,
+    between: Between,
+    sharded: Option<Sharded>,
+    kind: ScheduleKind,
+    again: bool,
+}
+
+impl On {
+    fn new(ranks: usize, mesh: &[(Axis, usize)]) -> On {
+        On {
+            ranks,
+            mesh: mesh.to_vec(),
+            between: Between::Whole,
+            sharded: None,
+            kind: ScheduleKind::OneFOneB,
+            again: false,
+        }
+    }
+
+    fn config(&self, job: Job) -> ModelParallelConfig {
+        let pipeline =
+            self.mesh.iter().find(|(axis, _)| *axis == Axis::Pipeline).map_or(1, |(_, size)| *size);
+        let blocks = job.model().blocks();
+        let chunks = if self.kind == ScheduleKind::Interleaved { 2 } else { 1 };
+        let stages = pipeline * chunks;
+        let cut = |stage: usize| stage * blocks / stages..(stage + 1) * blocks / stages;
+        let again = self.again;
+        let model = move || -> Box<dyn Module> {
+            if again { Box::new(Recomputed::all_but_the_last(job.model())) } else { job.model() }
+        };
+        ModelParallelConfig {
+            mesh: self.mesh.clone(),
+            bounds: vec![Bound { axis: Axis::Tensor, by: By::Divides(GPT.heads), what: "heads" }],
+            model: Arc::new(model),
+            plan: matches!(job, Job::Gpt(_)).then(|| Plan::of_gpt(GPT.heads, self.between)),
+            stages: (pipeline > 1).then(|| StagesConfig {
+                blocks: (0..stages).map(cut).collect(),
+                kind: self.kind,
+                micro_batches: 4,
+            }),
+            ddp: DdpConfig::default(),
+            sharded: self.sharded.map(|sharded| FsdpConfig { sharded, unit_bytes: 0 }),
+        }
+    }
+
+    /// Runs `f` as each rank, whose model's first values are those of another seed than rank 0's, which count.
+    fn each<R: Send>(
+        &self,
+        job: Job,
+        f: impl Fn(Group, Box<dyn Module>, &Parameters, &mut ModelParallel) -> R + std::marker::Sync,
+    ) -> Vec<R> {
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = Group::threads(self.ranks)
+                .into_iter()
+                .map(|group| {
+                    let f = &f;
+                    scope.spawn(move || {
+                        let mut model = job.model();
+                        let seed = if group.rank() == Rank(0) { 7 } else { 8 };
+                        let whole = Parameters::build(&mut model, &Device::cpu(1), seed);
+                        let mut strategy = ModelParallel::new(&group, &whole, &self.config(job)).unwrap();
+                        strategy.prepare(&whole).unwrap();
+                        f(group, model, &whole, &mut strategy)
+                    })
+                })
+                .collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        })
+    }
+
+    fn train(&self, job: Job) -> Vec<Outcome> {
+        self.each(job, |_, model, parameters, strategy| {
+            Run { job, model: &model, parameters, strategy }.train(0..STEPS, None)
+        })
+    }
+
+    fn what(&self) -> String {
+        let On { ranks, mesh, between, sharded, kind, again } = self;
+        format!("{ranks} ranks, {mesh:?}, {between:?}, {sharded:?}, {kind}, again: {again}")
+    }
+}
+
+fn check_close(what: &str, of: &str, got: &[f32], want: &[f32]) {
+    let worst = got.iter().zip(want).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    assert!(got.len() == want.len() && worst < OF_VALUES, "{what}: {of} are {worst} apart");
+}
+
+fn check(outcomes: &[Outcome], want: &Outcome, what: &str) {
+    for (rank, got) in outcomes.iter().enumerate() {
+        let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        assert!(bits(&got.values) == bits(&outcomes[0].values), "{what}: rank {rank} has other values");
+        assert!(got.losses == outcomes[0].losses && got.norms == outcomes[0].norms, "{what}: rank {rank}");
+        for (of, got, want) in [("losses", &got.losses, &want.losses), ("norms", &got.norms, &want.norms)] {
+            let close = got.iter().zip(want).all(|(got, want)| (got - want).abs() < TOLERANCE);
+            assert!(got.len() == want.len() && close, "{what}: {of} {got:?}, not {want:?}");
+        }
+        check_close(what, "values", &got.values, &want.values);
+    }
+    check_close(what, "momenta", &outcomes[0].state, &want.state);
+}
+
+use Axis::{Pipeline, Replica, Shard, Tensor as Across};
+
+#[test]
+fn parts_of_every_matrix_learn_what_the_whole_learns() {
+    for head in [Head::Tied, Head::Own] {
+        let job = Job::Gpt(head);
+        let want = alone(job);
+        for ranks in [2, 4] {
+            for between in [Between::Whole, Between::Sequence] {
+                for again in [false, true] {
+                    let on = On { between, again, ..On::new(ranks, &[(Across, ranks)]) };
+                    check(&on.train(job), &want, &on.what());
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn products_of_two_axes_learn_what_one_device_learns() {
+    let tied = Job::Gpt(Head::Tied);
+    let want = alone(tied);
+    for between in [Between::Whole, Between::Sequence] {
+        let ddp = On { between, ..On::new(4, &[(Across, 2)]) };
+        check(&ddp.train(tied), &want, &ddp.what());
+        for sharded in [Sharded::States, Sharded::Gradients, Sharded::Parameters] {
+            let fsdp = On { sharded: Some(sharded), ..ddp.clone() };
+            check(&fsdp.train(tied), &want, &fsdp.what());
+        }
+    }
+    let hybrid = On { sharded: Some(Sharded::Parameters), ..On::new(4, &[(Shard, 2), (Replica, 2)]) };
+    check(&hybrid.train(tied), &want, &hybrid.what());
+
+    let own = Job::Gpt(Head::Own);
+    let want = alone(own);
+    for kind in
+        [ScheduleKind::GPipe, ScheduleKind::OneFOneB, ScheduleKind::ZeroBubble, ScheduleKind::Interleaved]
+    {
+        for mesh in [&[(Pipeline, 2)][..], &[(Pipeline, 2), (Across, 2)]] {
+            let on = On { kind, ..On::new(4, mesh) };
+            check(&on.train(own), &want, &on.what());
+        }
+    }
+    let on = On { between: Between::Sequence, again: true, ..On::new(4, &[(Pipeline, 2), (Across, 2)]) };
+    check(&on.train(own), &want, &on.what());
+}
+
+#[test]
+fn products_of_three_axes_learn_what_one_device_learns() {
+    let own = Job::Gpt(Head::Own);
+    let want = alone(own);
+    for between in [Between::Whole, Between::Sequence] {
+        let on = On { between, ..On::new(8, &[(Pipeline, 2), (Across, 2)]) };
+        check(&on.train(own), &want, &on.what());
+    }
+    let tied = Job::Gpt(Head::Tied);
+    let sharded = Some(Sharded::Parameters);
+    let on =
+        On { sharded, between: Between::Sequence, ..On::new(8, &[(Replica, 2), (Shard, 2), (Across, 2)]) };
+    check(&on.train(tied), &alone(tied), &on.what());
+}
+
+#[test]
+fn images_go_through_pipelines_of_replicas() {
+    let want = alone(Job::Mnist);
+    let on = On::new(4, &[(Pipeline, 2)]);
+    check(&on.train(Job::Mnist), &want, &on.what());
+    let on = On { again: true, ..On::new(4, &[(Pipeline, 4)]) };
+    check(&on.train(Job::Mnist), &want, &on.what());
+}
+
+/// Batch norms see micro-batches, so a pipeline is held against another cut of itself; and every rank has all buffers in the end.
+#[test]
+fn batch_norms_on_any_stage_come_to_the_same_buffers() {
+    let [two, three] = [2, 3].map(|n| On::new(n, &[(Pipeline, n)]).train(Job::ResNet));
+    for got in two.iter().chain(&three) {
+        assert_eq!(got.buffers, two[0].buffers);
+        assert!(got.buffers.iter().any(|x| *x != 0.0 && *x != 1.0), "running statistics have moved");
+        assert_eq!(got.losses, two[0].losses);
+    }
+}
+
+/// What is taken apart and brought together has the same bits, whatever the mesh.
+#[test]
+fn values_and_states_go_to_any_mesh_and_back_bit_for_bit() {
+    let sharded = Some(Sharded::Parameters);
+    let all = [
+        (Head::Tied, On::new(2, &[(Across, 2)])),
+        (Head::Tied, On { sharded, ..On::new(4, &[(Across, 2)]) }),
+        (Head::Own, On::new(4, &[(Pipeline, 4)])),
+        (Head::Own, On::new(8, &[(Pipeline, 2), (Across, 2)])),
+    ];
+    for (head, on) in all {
+        let job = Job::Gpt(head);
+        let backs = on.each(job, |_, model, whole, strategy| {
+            let before = whole.values().read_flat::<f32>();
+            let state = padded_randomly(whole);
+            let mut optimizer = Optimizer::new(Sgd { momentum: 0.9, ..Sgd::new(0.1) }).unwrap();
+            optimizer.take_over(1, vec![state.clone()]);
+            strategy.keep_part(&mut optimizer);
+            Run { job, model: &model, parameters: whole, strategy }.pass(0);
+            strategy.finish(whole).unwrap();
+            // In between they are away, and whoever uses them finds out.
+            assert!(catch_unwind(AssertUnwindSafe(|| whole.value(0).to_vec::<f32>())).is_err());
+            strategy.gather().unwrap();
+            let states = strategy.whole_state(&optimizer).unwrap().unwrap();
+            (whole.values().read_flat::<f32>() == before, states, state)
+        });
+        assert!(backs.iter().all(|(same, ..)| *same), "{}: values", on.what());
+        assert!(backs[0].1 == [backs[0].2.clone()], "{}: states", on.what());
+    }
+}
+
+/// An array as an optimizer has it, of other numbers everywhere but in the padding.
+fn padded_randomly(whole: &Parameters) -> Vec<f32> {
+    let (layout, random) = (whole.layout(), Philox::new(5, 5));
+    let mut array = vec![0.0; layout.len()];
+    for i in 0..layout.count() {
+        array[layout.range(i)]
+            .iter_mut()
+            .zip(layout.range(i))
+            .for_each(|(x, at)| *x = random.unit(at as u64));
+    }
+    array
+}
+
+#[test]
+fn a_run_goes_on_with_another_mesh() {
+    let job = Job::Gpt(Head::Own);
+    let want = alone(job);
+    let first = On::new(4, &[(Across, 2), (Pipeline, 2)]).each(job, |_, model, parameters, strategy| {
+        Run { job, model: &model, parameters, strategy }.train(0..2, None)
+    });
+    let Outcome { values, state, .. } = &first[0];
+    let sharded = Some(Sharded::Parameters);
+    for on in [On { sharded, ..On::new(4, &[(Across, 2)]) }, On::new(2, &[(Pipeline, 2)])] {
+        let second = on.each(job, |_, model, parameters, strategy| {
+            parameters.values().write_flat(values);
+            Run { job, model: &model, parameters, strategy }.train(2..STEPS, Some(state))
+        });
+        for got in &second {
+            let close = got.losses.iter().zip(&want.losses[2..]).all(|(a, b)| (a - b).abs() < TOLERANCE);
+            assert!(close, "{}: {:?}, not {:?}", on.what(), got.losses, want.losses);
+            check_close(&on.what(), "values", &got.values, &want.values);
+        }
+    }
+}
+
+/// T-SAME: nobody brings them together again.
+#[test]
+fn what_is_not_cut_is_the_same_bits_on_all_ranks() {
+    let job = Job::Gpt(Head::Tied);
+    for between in [Between::Whole, Between::Sequence] {
+        let on = On { between, ..On::new(4, &[(Across, 2)]) };
+        let uncut = on.each(job, |_, model, whole, strategy| {
+            Run { job, model: &model, parameters: whole, strategy }.train(0..STEPS, None);
+            let own = strategy.own_parameters(whole);
+            let whole_shape = |name: &str| *whole.layout().shape(whole.index_of(name).unwrap());
+            let is_uncut = |&i: &usize| *own.layout().shape(i) == whole_shape(&own.names()[i]);
+            let values = |i: usize| (own.names()[i].clone(), own.value(i).to_vec::<f32>());
+            (0..own.names().len()).filter(is_uncut).map(values).collect::<Vec<_>>()
+        });
+        assert_eq!(uncut[0].len(), 1 + 2 * 6 + 2, "positions, norms and biases");
+        assert!(uncut.iter().all(|values| *values == uncut[0]), "{}", on.what());
+    }
+}
+
+#[test]
+fn a_rank_holds_its_part_and_no_more() {
+    let wide = |head| GptConfig { layers: 4, width: 128, head, ..GPT };
+    let resident = On::new(4, &[(Across, 2), (Pipeline, 2)]);
+    let job = Job::Gpt(Head::Own);
+    let config = resident.config(job);
+    let model = move || -> Box<dyn Module> { Box::new(Gpt::new(wide(Head::Own))) };
+    let blocks = vec![0..3, 3..6];
+    let stages = config.stages.clone().map(|stages| StagesConfig { blocks, ..stages });
+    let config = ModelParallelConfig { model: Arc::new(model), stages, ..config };
+    std::thread::scope(|scope| {
+        for group in Group::threads(4) {
+            let config = &config;
+            scope.spawn(move || {
+                let mut whole_model = model();
+                let whole = Parameters::build(&mut whole_model, &Device::cpu(1), 7);
+                let mut strategy = ModelParallel::new(&group, &whole, config).unwrap();
+                strategy.prepare(&whole).unwrap();
+                let own = strategy.own_parameters(&whole).count();
+                Run { job, model: &whole_model, parameters: &whole, strategy: &mut strategy }.pass(0);
+                strategy.finish(&whole).unwrap();
+                // Half of the blocks, half of each matrix; norms, biases and positions are whole.
+                assert!(own * 10 < whole.count() * 3, "{own} of {}", whole.count());
+                let there = whole.values().region().expect("an arena of its own").resident().unwrap();
+                assert!(there < 2 * 4096, "{there} bytes of the whole model's values are here");
+            });
+        }
+    });
+}
+
+#[test]
+fn what_cannot_be_is_refused_with_the_nearest_that_can() {
+    let refused = |job: Job, on: &On| {
+        let mut model = job.model();
+        let whole = Parameters::build(&mut model, &Device::cpu(1), 0);
+        let mut errors = Vec::new();
+        std::thread::scope(|scope| {
+            let groups = Group::threads(on.ranks).into_iter();
+            let threads: Vec<_> = groups
+                .map(|group| {
+                    let whole = &whole;
+                    scope.spawn(move || {
+                        ModelParallel::new(&group, whole, &on.config(job)).err().unwrap().to_string()
+                    })
+                })
+                .collect();
+            errors.extend(threads.into_iter().map(|thread| thread.join().unwrap()));
+        });
+        assert!(errors.iter().all(|error| *error == errors[0]), "{errors:?}");
+        errors.remove(0)
+    };
+    let tied = Job::Gpt(Head::Tied);
+    assert_eq!(
+        refused(tied, &On::new(4, &[(Across, 3)])),
+        "parallel.tensor: 3, where there are 4 heads\nhint: the nearest that works for 4 ranks is tensor=4"
+    );
+    assert_eq!(
+        refused(tied, &On::new(3, &[(Across, 2)])),
+        "parallel.tensor=2 are 2 ranks, and 3 are there, which is no multiple\nhint: the nearest that works for 3 ranks is replica=3, or take 2 or 4 ranks"
+    );
+    let said = refused(Job::Mnist, &On::new(2, &[(Across, 2)]));
+    assert!(said.starts_with("the mesh has an axis tensor, and nothing says how the model is cut"), "{said}");
+    let sharded = Some(Sharded::Parameters);
+    let said = refused(Job::Mnist, &On { sharded, ..On::new(4, &[(Pipeline, 2)]) });
+    assert!(said.starts_with("parameters of the stages of a pipeline can't be shared out"), "{said}");
+}
