@@ -226,6 +226,7 @@ fn a_job_is_measured_at_several_counts_and_foretold_at_another() {
     let line: Value = serde_json::from_slice(&out.stdout).unwrap();
     assert_eq!((line["bench"].as_str(), line["runs"].as_u64()), (Some("scaling"), Some(2)));
     let cores = line["cores"].as_u64().unwrap();
+    assert!((0.0..=1.0).contains(&line["busy"].as_f64().unwrap()), "{line}");
     let points = line["points"].as_array().unwrap();
     let seen: Vec<(&str, u64, u64)> = points
         .iter()

@@ -60,3 +60,8 @@ pub use trainer::{
     Watch,
 };
 pub use worker::{Arrival, Worker, cores, spawn};
+
+/// The programs of the tutorials, which are compiled and run as those of this page are.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/tutorials/spawn.md")]
+struct Tutorials;

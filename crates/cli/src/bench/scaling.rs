@@ -1,6 +1,7 @@
 //! `phalanx bench scaling`: a job at several counts of workers, what its steps are made of, and what that says of other counts.
 
 mod advice;
+mod busy;
 mod draw;
 mod measure;
 mod model;
@@ -30,6 +31,8 @@ struct ScalingLine<'a> {
     threads: usize,
     /// Cores of this machine, or none where each worker had its own by the word of Slurm.
     cores: Option<usize>,
+    /// The share of these that others used when it began, from 0 to 1.
+    busy: Option<f64>,
     steps: usize,
     runs: usize,
     points: &'a [PointFields],
@@ -79,6 +82,8 @@ struct ModeFields<'a> {
     expected: &'a [Expected],
 }
 
+/// What others use of a machine that is worth a word.
+const BUSY: f64 = 0.1;
 /// How far the model is asked beyond what was measured.
 const BEYOND: usize = 16;
 
@@ -111,7 +116,7 @@ pub(super) fn scaling(args: &ScalingArgs) -> Result<()> {
     let (recipe, threads, warm_up, steps) = (args.recipe.as_str(), args.threads, args.warm_up, args.steps);
     let sort = Sort { recipe, more: &more, threads, warm_up, steps, folder: &folder };
     let machine = matches!(place, Place::Here).then(cores);
-    tell_beginning(args, &counts, machine);
+    let busy = tell_beginning(args, &counts, machine);
     let mut medians: Vec<Vec<Medians>> = vec![Vec::new(); asked.len()];
     // In turns, so that what comes and goes on the machine meets all of them.
     for run in 0..args.runs {
@@ -129,7 +134,7 @@ pub(super) fn scaling(args: &ScalingArgs) -> Result<()> {
     }
     let measured: Vec<Measured> =
         asked.iter().zip(&medians).map(|(&point, runs)| summed(args, machine, point, runs)).collect();
-    conclude(args, &modes, machine, &measured)
+    conclude(args, &modes, (machine, busy), &measured)
 }
 
 /// The counts that were typed, in order.
@@ -203,8 +208,9 @@ fn place(args: &ScalingArgs) -> Result<Place> {
     Ok(if in_allocation { Place::Allocation { per_node } } else { Place::Here })
 }
 
-fn tell_beginning(args: &ScalingArgs, counts: &[usize], machine: Option<usize>) {
-    let Some(cores) = machine else { return };
+/// Says what is to be known of the machine; gives how busy others keep it.
+fn tell_beginning(args: &ScalingArgs, counts: &[usize], machine: Option<usize>) -> Option<f64> {
+    let Some(cores) = machine else { return None };
     let (threads, most) = (args.threads, counts[counts.len() - 1]);
     let fit = cores / threads;
     if most * threads > cores {
@@ -212,6 +218,14 @@ fn tell_beginning(args: &ScalingArgs, counts: &[usize], machine: Option<usize>) 
             "this machine has {cores} cores, so more than {fit} workers of {threads} threads take turns: what is measured there is how they share, which the model knows, and not what more cores would do"
         ));
     }
+    let busy = busy::busy();
+    if let Some(busy) = busy.filter(|&busy| busy > BUSY) {
+        say(format_args!(
+            "others use {:.0}% of this machine's cores now: what is measured beside them says little of a machine of one's own",
+            100.0 * busy
+        ));
+    }
+    busy
 }
 
 /// One point, of its runs.
@@ -241,7 +255,12 @@ fn at(args: &ScalingArgs, machine: Option<usize>, workers: usize, batch: f64) ->
 }
 
 /// Fits, foretells, advises and draws.
-fn conclude(args: &ScalingArgs, modes: &[Mode], machine: Option<usize>, measured: &[Measured]) -> Result<()> {
+fn conclude(
+    args: &ScalingArgs,
+    modes: &[Mode],
+    (machine, busy): (Option<usize>, Option<f64>),
+    measured: &[Measured],
+) -> Result<()> {
     let fitted: Vec<Measured> =
         measured.iter().filter(|point| !args.hold_out.contains(&point.at.workers)).copied().collect();
     let model = Model::fit(&fitted);
@@ -283,6 +302,7 @@ fn conclude(args: &ScalingArgs, modes: &[Mode], machine: Option<usize>, measured
             batch: args.batch,
             threads: args.threads,
             cores: machine,
+            busy,
             steps: args.steps,
             runs: args.runs,
             points: &points,
