@@ -19,7 +19,7 @@ use nix::sys::signal::{SigSet, Signal};
 use phalanx::checkpoint::{CheckpointConfig, Manifest};
 use phalanx::data::{Network, Places, Split, listing, open};
 use phalanx::nn::{Module, Parameters, Weights};
-use phalanx::parallel::LocalConfig;
+use phalanx::parallel::{LocalConfig, ModelParallelConfig};
 use phalanx::recipe::{BUILT_IN, LaidOut};
 use phalanx::tensor::{DebugSync, Device};
 use phalanx::{
@@ -81,6 +81,12 @@ fn configured(name: &str, args: &TrainArgs) -> Result<Recipe, Error> {
         );
         return Err(Error::Recipe(error));
     }
+    if device != DeviceSpec::Cpu && recipe.lies_on_mesh() {
+        let error = format!(
+            "--device {device}: replicas on several workers are for CPUs so far\nhint: leave parallel.tensor and parallel.pipeline out"
+        );
+        return Err(Error::Recipe(error));
+    }
     recipe.model()?;
     phalanx::nn::optim::Optimizer::new(recipe.rule()?)?;
     recipe.trainer()?;
@@ -92,6 +98,7 @@ fn lead(args: &TrainArgs, recipe: &Recipe) -> Result<u8> {
     refuse_trouble()?;
     let workers = worker_count(args)?;
     device(args).check(workers)?;
+    recipe.check_workers(workers).map_err(|error| WrongUsage(error.to_string()))?;
     let shards = recipe.parallel.logical_shards;
     if let Some(shards) = shards.filter(|&shards| shards < workers) {
         let error = format!(
@@ -208,6 +215,8 @@ struct Prepared {
     parameters: Parameters,
     /// How passes are made.
     local: LocalConfig,
+    /// How replicas lie on several workers, if they do.
+    mesh: Option<ModelParallelConfig>,
     /// Names of weights that start anew where others come from a file.
     fresh: Vec<String>,
 }
@@ -218,13 +227,13 @@ fn prepare(device: &Device, args: &TrainArgs, recipe: &Recipe) -> Result<Prepare
     let data = open(&recipe.data.name, recipe.view(), &places, &mut phalanx::data::Silent)?;
     recipe.check_classes(data.train.target())?;
     // First values aren't needed where others hold those of a later step.
-    let LaidOut { model, parameters, local } = recipe.lay_out(device, data.train.input_dims())?;
+    let LaidOut { model, parameters, local, mesh } = recipe.lay_out(device, data.train.input_dims())?;
     let is_kernel = |i: usize| parameters.layout().shape(i).n_dims() == 4;
     if (0..parameters.layout().count()).any(is_kernel) {
         device.prepare_convolutions()?;
     }
     let fresh = args.init.as_ref().map(|init| initial(init, recipe, &parameters)).transpose()?;
-    Ok(Prepared { data, model, parameters, local, fresh: fresh.unwrap_or_default() })
+    Ok(Prepared { data, model, parameters, local, mesh, fresh: fresh.unwrap_or_default() })
 }
 
 fn train_as(
@@ -236,7 +245,7 @@ fn train_as(
     requests: &Requests,
     time_limit: Option<TimeLimit>,
 ) -> Result<End, Error> {
-    let Prepared { data, model, parameters, local, fresh } = prepared;
+    let Prepared { data, model, parameters, local, mesh, fresh } = prepared;
     let mut first = First::new(args, recipe, env);
     if let Some(init) = args.init.as_ref().filter(|_| worker.is_first() && !fresh.is_empty()) {
         let (init, fresh) = (init.display(), fresh.join(" and "));
@@ -268,6 +277,7 @@ fn train_as(
         steps: args.steps,
         shuffle: !args.no_shuffle,
         local,
+        mesh,
         best_file: (recipe.train.keep_best == Some(true)).then(|| run_path.join(BEST)),
         checkpoint: Some(CheckpointConfig { resume, ..recipe.checkpoint(checkpoints.clone()) }),
         requests: requests.clone(),

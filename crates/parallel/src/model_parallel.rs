@@ -101,6 +101,8 @@ pub struct ModelParallel {
     pipeline: Option<Group>,
     tensor: Option<Ranks>,
     between: Between,
+    /// Whether this rank comes to the scores of some classes alone.
+    scores_in_parts: bool,
     /// This rank's part.
     model: Box<dyn Module>,
     own: Parameters,
@@ -203,6 +205,7 @@ impl ModelParallel {
             pipeline,
             tensor,
             between,
+            scores_in_parts: plan.is_some_and(Plan::cuts_scores),
             model,
             own,
             holding,
@@ -340,10 +343,14 @@ impl Strategy for ModelParallel {
         self.part_from(pass.parameters);
         let mut ctx = pass.ctx.clone();
         if let Some(tensor) = &self.tensor {
-            let ranks = tensor.clone();
-            ctx = ctx.with_classes_in_parts(Arc::new(move |scores: &Tensor, labels: &Tensor, smoothing| {
-                cross_entropy_in_parts(&ranks, scores, labels, smoothing)
-            }));
+            if self.scores_in_parts {
+                let ranks = tensor.clone();
+                ctx = ctx.with_classes_in_parts(Arc::new(
+                    move |scores: &Tensor, labels: &Tensor, smoothing| {
+                        cross_entropy_in_parts(&ranks, scores, labels, smoothing)
+                    },
+                ));
+            }
             if self.between == Between::Sequence {
                 let of = pass.input.dim(1);
                 ctx = ctx.within(Within { dim: 1, start: tensor.rank() * tensor.stretch(of), of });

@@ -3,17 +3,16 @@
 use phalanx_comm::{Group, Rank};
 use phalanx_nn::models::{Gpt, GptConfig, Head, MnistNet, ResNet, ResNetDepth, ResNetStem};
 use phalanx_nn::optim::{Clip, Optimizer, Sgd};
-use phalanx_nn::{Ctx, Loss, Module, Parameters};
+use phalanx_nn::{Ctx, Dropout, Linear, Loss, Module, Parameters, module};
 use phalanx_parallel::pipeline::ScheduleKind;
 use phalanx_parallel::{
     Axis, Between, Bound, By, DdpConfig, FsdpConfig, ModelParallel, ModelParallelConfig, Pass, Plan,
-    Recomputed, Sharded, SingleDevice, StagesConfig, Strategy, Sync,
+    Recomputed, Sharded, SingleDevice, StagesConfig, Strategy, Style, Sync,
 };
 use phalanx_tensor::{Device, Philox, Tensor};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-const LOSS: Loss = Loss::CrossEntropy { label_smoothing: 0.1 };
 const STEPS: u64 = 4;
 /// Samples of the steps: the second has fewer than some replicas have micro-batches, and the last leaves replicas without any.
 const BATCHES: [u64; STEPS as usize] = [8, 5, 8, 1];
@@ -30,14 +29,46 @@ enum Job {
     Gpt(Head),
     Mnist,
     ResNet,
+    Net,
+}
+
+module! {
+    /// A pair of layers beside what comes in, and one that nobody cuts.
+    struct Net() {
+        up: Linear = Linear::new(12, 24),
+        down: Linear = Linear::new(24, 12),
+        drop: Dropout = Dropout(0.3),
+        out: Linear = Linear::new(12, 3),
+    }
+
+    fn forward(&self, x: &Tensor, ctx: &mut Ctx) -> Tensor {
+        let y = self.down.forward(&self.up.forward(x, ctx).gelu(), ctx);
+        self.out.forward(&(x + self.drop.forward(&y, ctx)), ctx)
+    }
 }
 
 impl Job {
+    fn loss(self) -> Loss {
+        if matches!(self, Job::Net) { Loss::Mse } else { Loss::CrossEntropy { label_smoothing: 0.1 } }
+    }
+
+    fn plan(self, between: Between) -> Option<Plan> {
+        match self {
+            Job::Gpt(_) => Some(Plan::of_gpt(GPT.heads, between)),
+            Job::Net => {
+                let up = Style::Outputs { dim: 0, groups: 1 };
+                Some(Plan::new(between).with("up", up).with("down", Style::Inputs { dim: 1 }))
+            }
+            Job::Mnist | Job::ResNet => None,
+        }
+    }
+
     fn model(self) -> Box<dyn Module> {
         match self {
             Job::Gpt(head) => Box::new(Gpt::new(GptConfig { head, ..GPT })),
             Job::Mnist => Box::new(MnistNet::new(0.5)),
             Job::ResNet => Box::new(ResNet::new(ResNetDepth::D18, ResNetStem::Small, 10)),
+            Job::Net => Box::new(Net::new()),
         }
     }
 
@@ -60,6 +91,14 @@ impl Job {
             Job::Gpt(_) => {
                 let text = |stream| Tensor::from_slice(device, &words(stream, 8, 32), [n, 8]);
                 (text(1), text(2))
+            }
+            Job::Net => {
+                let numbers = |stream, count| {
+                    let values: Vec<f32> =
+                        words(stream, count, 1000).iter().map(|&word| word as f32 / 500.0 - 1.0).collect();
+                    Tensor::from_slice(device, &values, [n, count])
+                };
+                (numbers(1, 12), numbers(2, 3))
             }
             Job::Mnist => image([1, 28, 28]),
             Job::ResNet => image([3, 16, 16]),
@@ -96,7 +135,7 @@ impl Run<'_> {
         let weight = ids.len() as f64 / batch as f64;
         let (ctx, sync) = (Ctx::train(3, step, Arc::from(ids)), Sync::Now);
         let (model, parameters) = (self.model, self.parameters);
-        let pass = Pass { model, parameters, loss: LOSS, input, target, ctx, weight, sync };
+        let pass = Pass { model, parameters, loss: self.job.loss(), input, target, ctx, weight, sync };
         self.strategy.pass(&pass).unwrap() * weight
     }
 
@@ -176,7 +215,7 @@ impl On {
             mesh: self.mesh.clone(),
             bounds: vec![Bound { axis: Axis::Tensor, by: By::Divides(GPT.heads), what: "heads" }],
             model: Arc::new(model),
-            plan: matches!(job, Job::Gpt(_)).then(|| Plan::of_gpt(GPT.heads, self.between)),
+            plan: job.plan(self.between),
             stages: (pipeline > 1).then(|| StagesConfig {
                 blocks: (0..stages).map(cut).collect(),
                 kind: self.kind,
@@ -303,6 +342,17 @@ fn products_of_three_axes_learn_what_one_device_learns() {
     let on =
         On { sharded, between: Between::Sequence, ..On::new(8, &[(Replica, 2), (Shard, 2), (Across, 2)]) };
     check(&on.train(tied), &alone(tied), &on.what());
+}
+
+#[test]
+fn a_model_of_ones_own_is_cut_by_a_plan_of_ones_own() {
+    let want = alone(Job::Net);
+    for mesh in [&[(Across, 2)][..], &[(Across, 4)]] {
+        for sharded in [None, Some(Sharded::Parameters)] {
+            let on = On { sharded, ..On::new(4, mesh) };
+            check(&on.train(Job::Net), &want, &on.what());
+        }
+    }
 }
 
 #[test]

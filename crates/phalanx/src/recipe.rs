@@ -324,6 +324,25 @@ pub struct ParallelRecipe {
     /// Into how many parts a pipeline cuts each batch. Default 4.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub micro_batches: Option<usize>,
+    /// Workers that hold the stages of a replica. Default 1: each has all of it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pipeline: Option<usize>,
+    /// Workers that hold a part of every matrix each. Default 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tensor: Option<usize>,
+    /// Whether these also have a stretch of each sequence each, between matrices. Default no.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sequence: Option<bool>,
+    /// Workers that share out a part of the model under `fsdp`, of which others hold a copy. Default: all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shard: Option<usize>,
+    /// What is computed again in the backward pass, so that it needn't be kept: `none`, the default, `cheap` (what dense layers are given
+    /// by norms and activation functions) or `blocks` (all of them but their input).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub recompute: Option<String>,
+    /// The first of these blocks, and the one behind them. Default: all but the last.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub recompute_blocks: Option<[f64; 2]>,
     /// About how many MiB of gradients travel together. Default 25.
     pub bucket_mb: f64,
     /// The same for the gradients that are ready first. Default 1.
@@ -356,6 +375,12 @@ impl Default for ParallelRecipe {
             schedule: None,
             chunks: None,
             micro_batches: None,
+            pipeline: None,
+            tensor: None,
+            sequence: None,
+            shard: None,
+            recompute: None,
+            recompute_blocks: None,
             bucket_mb: 25.0,
             first_bucket_mb: 1.0,
             logical_shards: None,

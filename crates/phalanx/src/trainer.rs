@@ -36,7 +36,7 @@ use listener::Listener;
 use phalanx_data::{Dataset, LoaderOptions};
 use phalanx_nn::optim::{Clip, Group, Rule};
 use phalanx_nn::{Loss, Module, Parameters, Plateau, Schedule};
-use phalanx_parallel::{DdpConfig, FsdpConfig, LocalConfig};
+use phalanx_parallel::{DdpConfig, FsdpConfig, LocalConfig, ModelParallelConfig};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
@@ -94,6 +94,10 @@ pub struct Trainer {
     pub sharded: Option<FsdpConfig>,
     /// How each rank makes its passes: in one go, through a pipeline, or on copies of the model. Default: in one go.
     pub local: LocalConfig,
+    /// How each replica lies on several ranks, if it does: as stages, as parts of every matrix, or both. `ddp` and `sharded` say how
+    /// replicas are brought together, and `batch_size` is a replica's. A loss of a rank is then a new start from the newest checkpoint.
+    /// Default: each rank has a replica.
+    pub mesh: Option<ModelParallelConfig>,
     /// Where and when the run is saved, and whether it goes on from what was saved. Default: not at all.
     pub checkpoint: Option<CheckpointConfig>,
     /// What may be asked of the run while it goes on. Default: nobody else holds it, so nothing is.
@@ -127,6 +131,7 @@ impl Default for Trainer {
             ddp: DdpConfig::default(),
             sharded: None,
             local: LocalConfig::default(),
+            mesh: None,
             checkpoint: None,
             requests: Requests::default(),
             time_limit: None,
@@ -165,6 +170,11 @@ pub struct Trained {
 }
 
 impl Trainer {
+    /// Into how many parts the samples of a pass of each rank fall, each of which a batch norm sees by itself.
+    fn parts(&self) -> usize {
+        self.local.parts() * self.mesh.as_ref().map_or(1, ModelParallelConfig::parts)
+    }
+
     /// Trains `model` from its first values.
     pub fn fit(
         &self,
@@ -197,7 +207,7 @@ impl Trainer {
         let mut listener = Listener { observer, pulse: worker.pulse() };
         let mut course = Course::new(self, worker, model, &parameters, &data, &mut listener);
         // What each rank keeps for itself would be lost with it.
-        let keeps = self.ddp.compress.keeps() || self.sharded.is_some();
+        let keeps = self.ddp.compress.keeps() || self.sharded.is_some() || self.mesh.is_some();
         let _in_place = if keeps { None } else { worker.go_on_in_place() };
         let mut futile = 0;
         let interrupted = loop {

@@ -29,8 +29,8 @@ fn trained(assignments: &[&str]) -> (Losses, Vec<f32>) {
     let data = open("mnist-mini", recipe.view(), &Places::from_env(None), &mut Silent).unwrap();
     let worker = Worker::alone(2);
     let laid_out = recipe.lay_out(worker.device(), data.train.input_dims()).unwrap();
-    let LaidOut { model, parameters, local } = laid_out;
-    let trainer = Trainer { steps: Some(12), local, ..recipe.trainer().unwrap() };
+    let LaidOut { model, parameters, local, mesh } = laid_out;
+    let trainer = Trainer { steps: Some(12), local, mesh, ..recipe.trainer().unwrap() };
     let (state, mut losses) = (State::start(recipe.rule().unwrap()).unwrap(), Losses::default());
     let (train, test) = (data.train, Some(data.test));
     let trained = trainer.resume(&worker, &*model, parameters, state, train, test, &mut losses).unwrap();
@@ -53,6 +53,10 @@ fn workers_of_several_devices_train_as_one_device_does() {
         &["parallel.strategy=pipeline", "parallel.schedule=zb-h1", "parallel.devices=3"],
         &["parallel.strategy=pipeline", "parallel.schedule=interleaved"],
         &["parallel.strategy=dp", "parallel.devices=3"],
+        &["parallel.recompute=blocks"],
+        &["parallel.recompute=blocks", "parallel.recompute_blocks=[1, 3]"],
+        &["parallel.strategy=pipeline", "parallel.recompute=blocks"],
+        &["parallel.strategy=dp", "parallel.recompute=blocks"],
     ] {
         let (got, _) = trained(assignments);
         let tests = [(got.test.unwrap(), want.test.unwrap())];

@@ -46,7 +46,9 @@ pub enum Between {
     Sequence,
 }
 
-/// Which layers of a model are cut, by their names, in which a `*` stands for any characters.
+/// Which layers of a model are cut, by their names, in which a `*` stands for any characters. Dense layers, tables of vectors and the
+/// attention of a decoder can be. Between a layer that is cut by its outputs and the one by its inputs that belongs to it, what is
+/// computed goes number by number and draws none: dropout there would be that of the part.
 ///
 /// ```
 /// use phalanx_parallel::{Between, Plan, Style};
@@ -115,6 +117,11 @@ impl Plan {
     /// What ranks have between the layers that are cut.
     pub fn between(&self) -> Between {
         self.between
+    }
+
+    /// Whether each rank comes to the scores of some classes alone.
+    pub(crate) fn cuts_scores(&self) -> bool {
+        self.rows.iter().any(|(_, style)| *style == Style::Scores)
     }
 
     /// How the layer of this name is cut, if it is.

@@ -62,7 +62,7 @@ impl Recipe {
     }
 
     /// The sizes of a language model of bytes.
-    fn gpt(&self) -> GptConfig {
+    pub(super) fn gpt(&self) -> GptConfig {
         let super::ModelRecipe { layers, width, heads, context, tied, dropout, .. } = self.model;
         GptConfig {
             layers: layers.unwrap_or(gpt::LAYERS),

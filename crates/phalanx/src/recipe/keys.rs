@@ -115,8 +115,12 @@ const ONE_CYCLE: &[&str] = &["one-cycle"];
 const PLATEAU: &[&str] = &["plateau"];
 
 const STRATEGIES: &[&str] = &["ddp", "fsdp", "dp", "place", "pipeline"];
+/// Those of workers with one device each.
+const ONE_DEVICE: &[&str] = &["ddp", "fsdp"];
 /// Those of workers with several devices.
 const SEVERAL: &[&str] = &["dp", "place", "pipeline"];
+/// Those that may have stages.
+const STAGED: &[&str] = &["pipeline", "ddp"];
 const PIPELINES: &[&str] = &["gpipe", "1f1b", "interleaved", "zb-h1"];
 
 /// All keys, in the order of the sections.
@@ -339,12 +343,38 @@ pub const KEYS: &[Key] = &[
     row(
         "parallel.cut",
         Positives(None),
-        &["place", "pipeline"],
+        &["place", "pipeline", "ddp"],
         "how many blocks each stage has; by default as measured times say",
     ),
-    row("parallel.schedule", OneOf(PIPELINES), &["pipeline"], "in which order stages work on micro-batches"),
-    row("parallel.chunks", Between(1, MOST_THREADS), &["pipeline"], "stages of each device, if interleaved"),
-    row("parallel.micro_batches", Between(1, MOST_SHARDS), &["pipeline"], "parts of each batch"),
+    row("parallel.schedule", OneOf(PIPELINES), STAGED, "in which order stages work on micro-batches"),
+    row("parallel.chunks", Between(1, MOST_THREADS), STAGED, "stages of each device, if interleaved"),
+    row("parallel.micro_batches", Between(1, MOST_SHARDS), STAGED, "parts of each batch"),
+    row("parallel.pipeline", Between(1, MOST_THREADS), &["ddp"], "workers that hold the stages of a replica"),
+    row("parallel.tensor", Between(1, MOST_THREADS), ONE_DEVICE, "workers that hold a part of every matrix"),
+    row(
+        "parallel.sequence",
+        Flag,
+        ONE_DEVICE,
+        "whether these have a stretch of each sequence each between matrices",
+    ),
+    row(
+        "parallel.shard",
+        Between(1, MOST_THREADS),
+        &["fsdp"],
+        "workers that share out a part of the model; the others hold it again",
+    ),
+    row(
+        "parallel.recompute",
+        OneOf(&["none", "cheap", "blocks"]),
+        &[],
+        "what is computed again in the backward pass rather than kept: what costs little, or whole blocks",
+    ),
+    row(
+        "parallel.recompute_blocks",
+        NotNegatives(2),
+        &[],
+        "the first of these blocks and the one behind them; by default all but the last",
+    ),
     row("parallel.bucket_mb", Positive, &[], "about how many MiB of gradients travel together"),
     row("parallel.first_bucket_mb", Positive, &[], "the same for the gradients that are ready first"),
     row(

@@ -1,11 +1,15 @@
 //! Where a recipe's model lies, and how a worker makes its passes: what `parallel.strategy` and the keys beside it stand for.
 
 use super::keys::LANGUAGE;
-use super::{Recipe, RecipeError};
+use super::{ParallelRecipe, Recipe, RecipeError};
 use crate::error::Error;
+use phalanx_data::BYTES;
 use phalanx_nn::{Ctx, Module, Parameters};
 use phalanx_parallel::pipeline::{PipelineConfig, ScheduleKind, cut, measure};
-use phalanx_parallel::{DataParallelConfig, LocalConfig, Placed};
+use phalanx_parallel::{
+    Axis, Between, Bound, By, DataParallelConfig, DdpConfig, LocalConfig, ModelParallelConfig, Placed, Plan,
+    Recomputed, StagesConfig,
+};
 use phalanx_tensor::{DType, Device, Philox, Tensor};
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,6 +22,8 @@ pub struct LaidOut {
     pub parameters: Parameters,
     /// How a worker makes its passes.
     pub local: LocalConfig,
+    /// How each replica lies on several workers, if it does.
+    pub mesh: Option<ModelParallelConfig>,
 }
 
 /// Devices of a worker, unless the recipe says otherwise.
@@ -32,20 +38,34 @@ impl Recipe {
     /// share of its threads. Images have the shape `input_dims`.
     ///
     /// # Errors
-    /// As [`Recipe::check`]; or the model has too few blocks for the devices, or these are GPUs of one process.
+    /// As [`Recipe::check`]; or the model has too few blocks for the devices, or for those that are to be computed again, or the devices
+    /// are GPUs of one process.
     pub fn lay_out(&self, device: &Device, input_dims: &[usize]) -> Result<LaidOut, Error> {
         let mut model = self.model()?;
         let seed = self.train.seed;
         let n = self.parallel.devices.unwrap_or(DEVICES);
-        let whole = |mut model: Box<dyn Module>, local| {
+        let again = self.computed_again(model.blocks())?;
+        let whole = |model: Box<dyn Module>, local| {
+            let mut model = recomputed(model, again.clone());
             let parameters = Parameters::lay_out(&mut model, device, seed);
-            Ok(LaidOut { model, parameters, local })
+            Ok(LaidOut { model, parameters, local, mesh: None })
         };
+        if self.lies_on_mesh() {
+            let stages = self.parallel.pipeline.unwrap_or(1) * self.schedule_of_pipeline().1;
+            let blocks = match stages {
+                1 => Vec::new(),
+                stages => self.stages(&mut model, stages, device, input_dims)?,
+            };
+            let mesh = Some(self.model_parallel(model.blocks(), blocks, again.clone()));
+            return whole(model, LocalConfig::Whole).map(|laid_out| LaidOut { mesh, ..laid_out });
+        }
         match self.parallel.strategy.as_deref() {
             Some("dp") => {
                 let recipe = self.clone();
                 // What is checked stays so.
-                let copy = move || recipe.model().expect("a recipe that was checked has a model");
+                let of_copy = again.clone();
+                let model_of = move || recipe.model().expect("a recipe that was checked has a model");
+                let copy = move || recomputed(model_of(), of_copy.clone());
                 let config = DataParallelConfig { others: others(device, n)?, model: Arc::new(copy) };
                 whole(model, LocalConfig::DataParallel(config))
             }
@@ -54,7 +74,8 @@ impl Recipe {
                 let stages = self.stages(&mut model, n, device, input_dims)?;
                 let mut model = Placed::new(model, stages.into_iter().zip(devices).collect())?;
                 let parameters = model.lay_out(seed);
-                Ok(LaidOut { model: Box::new(model), parameters, local: LocalConfig::Whole })
+                let model = recomputed(Box::new(model), again.clone());
+                Ok(LaidOut { model, parameters, local: LocalConfig::Whole, mesh: None })
             }
             Some("pipeline") => {
                 let (kind, chunks) = self.schedule_of_pipeline();
@@ -66,9 +87,101 @@ impl Recipe {
                 let micro_batches = self.micro_batches();
                 let config = PipelineConfig { blocks, devices, kind, micro_batches };
                 config.schedule()?;
-                Ok(LaidOut { model: Box::new(model), parameters, local: LocalConfig::Pipeline(config) })
+                let model = recomputed(Box::new(model), again.clone());
+                Ok(LaidOut { model, parameters, local: LocalConfig::Pipeline(config), mesh: None })
             }
             _ => whole(model, LocalConfig::Whole),
+        }
+    }
+
+    /// Whether each replica lies on several workers, or shards on some of them.
+    pub fn lies_on_mesh(&self) -> bool {
+        !self.axes().is_empty()
+    }
+
+    /// The axes of the mesh that a recipe asks for.
+    fn axes(&self) -> Vec<(Axis, usize)> {
+        let ParallelRecipe { pipeline, tensor, shard, .. } = self.parallel;
+        let sizes = [(Axis::Pipeline, pipeline), (Axis::Tensor, tensor), (Axis::Shard, shard)];
+        let used = |(axis, size): (Axis, Option<usize>)| Some((axis, size.filter(|&size| size > 1)?));
+        sizes.into_iter().filter_map(used).collect()
+    }
+
+    /// Refuses a number of workers that can't be those of the recipe's mesh.
+    ///
+    /// # Errors
+    /// There is no such mesh; the message names the nearest one. Or as [`Recipe::check`].
+    pub fn check_workers(&self, workers: usize) -> Result<(), Error> {
+        if self.lies_on_mesh() {
+            let model = self.model()?;
+            let mesh = self.model_parallel(model.blocks(), Vec::new(), None).mesh(workers);
+            mesh.map_err(phalanx_parallel::Error::from)?;
+        }
+        Ok(())
+    }
+
+    /// How replicas of a model of so many blocks lie on workers, with these blocks in each stage.
+    fn model_parallel(
+        &self,
+        blocks: usize,
+        stages: Vec<Range<usize>>,
+        again: Option<Again>,
+    ) -> ModelParallelConfig {
+        let divides = |by: usize, what| Bound { axis: Axis::Tensor, by: By::Divides(by), what };
+        let (gpt, (kind, chunks)) = (self.gpt(), self.schedule_of_pipeline());
+        let is_gpt = LANGUAGE.contains(&&*self.model.name);
+        let sequence = self.parallel.sequence == Some(true);
+        let mut bounds = vec![Bound {
+            axis: Axis::Pipeline,
+            by: By::AtMost(blocks / chunks),
+            what: "blocks of the model",
+        }];
+        if is_gpt {
+            bounds.extend([divides(gpt.heads, "heads"), divides(BYTES, "words")]);
+            bounds.extend(sequence.then(|| divides(gpt.context, "positions")));
+        }
+        let between = if sequence { Between::Sequence } else { Between::Whole };
+        let recipe = self.clone();
+        let model_of = move || recipe.model().expect("a recipe that was checked has a model");
+        ModelParallelConfig {
+            mesh: self.axes(),
+            bounds,
+            model: Arc::new(move || recomputed(model_of(), again.clone())),
+            plan: is_gpt.then(|| Plan::of_gpt(gpt.heads, between)),
+            stages: (!stages.is_empty()).then(|| StagesConfig {
+                blocks: stages,
+                kind,
+                micro_batches: self.micro_batches(),
+            }),
+            // The trainer says.
+            ddp: DdpConfig::default(),
+            sharded: None,
+        }
+    }
+
+    /// What of a model of so many blocks is computed again, if anything is.
+    fn computed_again(&self, blocks: usize) -> Result<Option<Again>, RecipeError> {
+        let ParallelRecipe { recompute, recompute_blocks, .. } = &self.parallel;
+        match recompute.as_deref() {
+            Some("blocks") => {}
+            Some("cheap") => return Ok(Some(Again::Cheap)),
+            _ => return Ok(None),
+        }
+        let refuse = |key: &str, expected: String, found: String| {
+            let (origin, key) = (self.name.clone(), key.to_owned());
+            Err(RecipeError::BadValue { origin, key, expected, found, nearest: None })
+        };
+        match recompute_blocks {
+            None if blocks < 2 => {
+                let expected = format!("none for the model {}, which is a single block", self.model.name);
+                refuse("parallel.recompute", expected, "blocks".into())
+            }
+            None => Ok(Some(Again::Blocks(0..blocks - 1))),
+            Some([_, end]) if *end > blocks as f64 => {
+                let expected = format!("within the {blocks} blocks of the model {}", self.model.name);
+                refuse("parallel.recompute_blocks", expected, format!("{recompute_blocks:?}"))
+            }
+            Some([start, end]) => Ok(Some(Again::Blocks(*start as usize..*end as usize))),
         }
     }
 
@@ -114,14 +227,60 @@ impl Recipe {
                 return refuse("train.ema", expected, ema.to_string());
             }
         }
+        let stages = self.parallel.pipeline.unwrap_or(1);
+        let is_gpt = LANGUAGE.contains(&&*self.model.name);
+        if let Some(tensor) = self.parallel.tensor.filter(|&tensor| tensor > 1 && !is_gpt) {
+            let expected = format!("left out for the model {}, which isn't cut so far", self.model.name);
+            return refuse("parallel.tensor", expected, tensor.to_string());
+        }
+        if self.parallel.sequence == Some(true) && self.parallel.tensor.is_none_or(|tensor| tensor == 1) {
+            return refuse("parallel.sequence", "false without parallel.tensor".into(), "true".into());
+        }
+        if self.lies_on_mesh() {
+            let beside = |what: &str| format!("{what} where replicas lie on several workers");
+            if self.parallel.sync_batch_norm {
+                return refuse("parallel.sync_batch_norm", beside("false"), "true".into());
+            }
+            if let Some(shards) = self.parallel.logical_shards {
+                return refuse("parallel.logical_shards", beside("left out"), shards.to_string());
+            }
+            if let Some(compress) = self.parallel.compress.as_ref().filter(|word| *word != "none") {
+                return refuse("parallel.compress", beside("none"), compress.clone());
+            }
+            if let Some(ema) = self.train.ema {
+                return refuse("train.ema", beside("left out"), ema.to_string());
+            }
+        }
+        if strategy == "ddp" && stages == 1 {
+            let ParallelRecipe { cut, schedule, chunks, micro_batches, .. } = &self.parallel;
+            let given = [
+                ("parallel.cut", cut.as_ref().map(|cut| format!("{cut:?}"))),
+                ("parallel.schedule", schedule.clone()),
+                ("parallel.chunks", chunks.map(|chunks| chunks.to_string())),
+                ("parallel.micro_batches", micro_batches.map(|n| n.to_string())),
+            ];
+            if let Some((key, found)) = given.into_iter().find_map(|(key, given)| Some((key, given?))) {
+                let expected = "left out without --strategy pipeline or parallel.pipeline".to_owned();
+                return refuse(key, expected, found);
+            }
+        }
+        if let Some([start, end]) = self.parallel.recompute_blocks {
+            let whole = start.fract() == 0.0 && end.fract() == 0.0;
+            if !whole || start >= end || self.parallel.recompute.as_deref() != Some("blocks") {
+                let expected = "two rising whole numbers beside parallel.recompute=blocks".to_owned();
+                return refuse("parallel.recompute_blocks", expected, format!("[{start}, {end}]"));
+            }
+        }
+        if stages > 1 && is_gpt && self.model.tied != Some(false) {
+            return refuse("model.tied", "false beside parallel.pipeline".into(), "true".into());
+        }
         let cuts = matches!(strategy, "place" | "pipeline");
         if cuts && LANGUAGE.contains(&&*self.model.name) && self.model.tied != Some(false) {
             // The table of words would have to be on the first device and on the last.
             return refuse("model.tied", format!("false under the strategy {strategy}"), "true".into());
         }
         if let Some(cut) = &self.parallel.cut {
-            let devices = self.parallel.devices.unwrap_or(DEVICES);
-            let stages = devices * self.schedule_of_pipeline().1;
+            let stages = self.stage_holders() * self.schedule_of_pipeline().1;
             let whole = cut.iter().all(|&blocks| blocks.fract() == 0.0);
             if cut.len() != stages || !whole {
                 let expected = format!("{stages} whole numbers, the blocks of each stage");
@@ -130,15 +289,24 @@ impl Recipe {
         }
         let (kind, chunks) = self.schedule_of_pipeline();
         if kind == ScheduleKind::Interleaved {
-            let (devices, n) = (self.parallel.devices.unwrap_or(DEVICES), self.micro_batches());
-            if !n.is_multiple_of(devices) {
-                let expected = format!("a multiple of {devices}, the devices, under interleaved");
+            let (holders, n) = (self.stage_holders(), self.micro_batches());
+            if !n.is_multiple_of(holders) {
+                let what = if stages > 1 { "workers" } else { "devices" };
+                let expected = format!("a multiple of {holders}, the {what}, under interleaved");
                 return refuse("parallel.micro_batches", expected, n.to_string());
             }
         } else if chunks > 1 {
             return refuse("parallel.chunks", format!("1 under the schedule {kind}"), chunks.to_string());
         }
         Ok(())
+    }
+
+    /// How many devices or workers hold the stages of a model.
+    fn stage_holders(&self) -> usize {
+        match self.parallel.pipeline {
+            Some(workers) if workers > 1 => workers,
+            _ => self.parallel.devices.unwrap_or(DEVICES),
+        }
     }
 
     fn micro_batches(&self) -> usize {
@@ -184,6 +352,24 @@ impl Recipe {
         let blocks = cut(&costs, stages, None).map_err(phalanx_parallel::Error::from)?;
         tracing::debug!("blocks take {costs:?} and are cut into {blocks:?}");
         Ok(blocks)
+    }
+}
+
+/// What is computed again in the backward pass.
+#[derive(Clone)]
+enum Again {
+    /// What costs little.
+    Cheap,
+    /// These blocks.
+    Blocks(Range<usize>),
+}
+
+/// The model with this computed again.
+fn recomputed(model: Box<dyn Module>, again: Option<Again>) -> Box<dyn Module> {
+    match again {
+        Some(Again::Blocks(blocks)) => Box::new(Recomputed::new(model, blocks)),
+        Some(Again::Cheap) => Box::new(Recomputed::cheap(model)),
+        None => model,
     }
 }
 

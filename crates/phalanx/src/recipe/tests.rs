@@ -46,6 +46,7 @@ fn every_key_can_be_set_where_it_has_a_meaning() {
             // As many as there are devices; and one under the usual schedule.
             "parallel.cut" => "[1, 3]",
             "parallel.chunks" => "1",
+            "parallel.recompute_blocks" => "[0, 2]",
             // The width of the recipe falls into so many heads, and this one into its heads.
             "model.heads" => "8",
             "model.width" => "12",
@@ -53,6 +54,12 @@ fn every_key_can_be_set_where_it_has_a_meaning() {
         };
         let mut assignments = vec![format!("{}={value}", key.path)];
         assignments.extend(key.only_for.first().map(|owner| format!("{}.{chooser}={owner}", key.section())));
+        // What has a meaning beside another key alone.
+        assignments.extend(match key.path {
+            "parallel.sequence" => Some("parallel.tensor=2".to_owned()),
+            "parallel.recompute_blocks" => Some("parallel.recompute=blocks".to_owned()),
+            _ => None,
+        });
         // The dataset of points and the images' keys exclude each other, so no other key is at stake here.
         let assignments: Vec<&str> = assignments.iter().map(String::as_str).collect();
         // A recipe whose other parts go with the value.
@@ -60,7 +67,7 @@ fn every_key_can_be_set_where_it_has_a_meaning() {
             "data.targets" => "mnist-autoencoder",
             "data.name" | "train.loss" => "linear-regression",
             "data.augment" => "cifar10-resnet18",
-            "model.name" => "gpt",
+            "model.name" | "parallel.tensor" | "parallel.sequence" => "gpt",
             _ if key.only_for.contains(&"gpt") && key.path != "model.dropout" => "gpt",
             _ if key.only_for.iter().any(|owner| ["cifar10", "resnet18"].contains(owner))
                 && key.path != "data.pixels" =>
@@ -303,7 +310,7 @@ fn wrong_settings_say_what_would_be_right() {
         (
             "parallel.rank=2",
             &[
-                "parallel.rank has no meaning for compress none, which takes: parallel.strategy, parallel.bucket_mb",
+                "parallel.rank has no meaning for compress none, which takes: parallel.strategy, parallel.recompute",
             ],
         ),
         ("parallel.rank=0", &["parallel.rank must be a whole number from 1"]),
@@ -521,6 +528,10 @@ fn what_a_strategy_of_several_devices_cannot_have_is_refused() {
         "--set: parallel.chunks must be 1 under the schedule 1f1b, got: 2",
     );
     check(
+        &["parallel.recompute=cheap", "parallel.recompute_blocks=[0, 2]"],
+        "--set: parallel.recompute_blocks must be two rising whole numbers beside parallel.recompute=blocks, got: [0, 2]",
+    );
+    check(
         &["parallel.strategy=dp", "parallel.sync_batch_norm=true"],
         "--set: parallel.sync_batch_norm must be false under the strategy dp, got: true",
     );
@@ -529,7 +540,8 @@ fn what_a_strategy_of_several_devices_cannot_have_is_refused() {
         "--set: parallel.logical_shards must be left out under the strategy pipeline, got: 2",
     );
     let error = set("mnist", &["parallel.micro_batches=4"]).unwrap_err();
-    assert!(error.starts_with("--set: parallel.micro_batches has no meaning for strategy ddp"), "{error}");
+    let words = "parallel.micro_batches must be left out without --strategy pipeline or parallel.pipeline";
+    assert!(error.contains(words), "{error}");
     let error = set("mnist", &["parallel.strategy=pipelines"]).unwrap_err();
     assert!(error.ends_with("hint: did you mean pipeline?"), "{error}");
 }

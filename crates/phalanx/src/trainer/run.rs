@@ -14,8 +14,8 @@ use phalanx_comm::Group;
 use phalanx_data::{Batch, Batches, Loader, Order, Target};
 use phalanx_nn::{Average, Ctx, Module, Moment, Parameters};
 use phalanx_parallel::{
-    Compress, Ddp, DdpConfig, Fsdp, LogicalShards, LogicalShardsConfig, Pass, Sharded, SingleDevice,
-    Strategy, Sync,
+    Compress, Ddp, DdpConfig, Fsdp, LogicalShards, LogicalShardsConfig, ModelParallel, ModelParallelConfig,
+    Pass, Sharded, SingleDevice, Strategy, Sync,
 };
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -105,7 +105,7 @@ impl<'a> Run<'a> {
         let global_batch = match standing {
             Standing::Fresh => {
                 strategy.prepare(parameters)?;
-                let sharers = trainer.logical_shards.unwrap_or(group.world_size());
+                let sharers = trainer.logical_shards.unwrap_or(strategy.place().world_size);
                 sharers.saturating_mul(trainer.batch_size).saturating_mul(trainer.accumulate)
             }
             Standing::Holds { global_batch } => {
@@ -141,7 +141,7 @@ impl<'a> Run<'a> {
 
     /// How many ranks train.
     pub(super) fn world_size(&self) -> usize {
-        self.strategy.place().world_size
+        self.group.world_size()
     }
 
     /// Which membership it is.
@@ -189,7 +189,8 @@ impl<'a> Run<'a> {
             shuffle: self.trainer.shuffle,
             dataset: self.train.dataset().len() as u64,
             global_batch: self.deal.step() as u64,
-            world_size: self.world_size() as u64,
+            // Those that share the batch.
+            world_size: self.strategy.place().world_size as u64,
             logical_shards: self.trainer.logical_shards.unwrap_or(0) as u64,
         }
     }
@@ -264,12 +265,13 @@ impl<'a> Run<'a> {
             let place = here.then(|| self.parameters.first_not_finite()).flatten();
             return Err(Error::Diverged { loss, step, place });
         }
+        let own = self.strategy.own_parameters(self.parameters);
         // A norm that is at hand tells as much about the gradients as looking at each.
         let look = match norm {
             Some(norm) => on_nan != OnNan::Ignore && !norm.is_finite(),
             None => on_nan == OnNan::Stop,
         };
-        match look.then(|| self.parameters.first_gradient_not_finite()).flatten() {
+        match look.then(|| own.first_gradient_not_finite()).flatten() {
             Some(place) => Err(Error::BadGradient { step, place }),
             None => Ok(()),
         }
@@ -340,6 +342,22 @@ fn strategy(
     ];
     if sync_batch_norm && trainer.local.parts() > 1 {
         return Err(Error::SharedInParts);
+    }
+    if let Some(config) = &trainer.mesh {
+        let beside = [
+            ("logical shards", trainer.logical_shards.is_some()),
+            ("statistics over the batch of all ranks", sync_batch_norm),
+            ("a compression of gradients", compress != Compress::Nothing),
+            ("passes in parts on several devices", trainer.local.parts() > 1),
+            ("a running mean of the weights", trainer.ema.is_some()),
+            ("a GPU", parameters.values().device().gpu().is_some()),
+        ];
+        if let Some((what, _)) = beside.into_iter().find(|(_, asked)| *asked) {
+            return Err(Error::BesideSharding { what });
+        }
+        let config =
+            ModelParallelConfig { ddp: trainer.ddp.clone(), sharded: trainer.sharded, ..config.clone() };
+        return Ok(Box::new(ModelParallel::new(group, parameters, &config)?));
     }
     if let Some(config) = trainer.sharded {
         let beside = [

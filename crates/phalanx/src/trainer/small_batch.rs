@@ -12,7 +12,7 @@ use phalanx_tensor::{DType, Tensor, no_grad};
 pub(super) fn check(run: &Run<'_>) -> Result<(), Error> {
     let Trainer { batch_size, .. } = *run.trainer;
     let samples = run.samples_per_epoch();
-    let parts = run.deal.parts() * run.trainer.local.parts();
+    let parts = run.deal.parts() * run.trainer.parts();
     let (step, pass) = (run.deal.step(), run.deal.pass());
     let sharing = run.strategy.shared_batch().map_or(Sharing::Apart, |_| Sharing::Together);
     let reaches_last = run.steps() >= run.steps_per_epoch();

@@ -171,7 +171,7 @@ impl<'a> Course<'a> {
         }
         // A mean that the checkpoint has, and this run doesn't follow, is none of its own.
         state.average = state.average.take().filter(|_| trainer.ema.is_some());
-        state.optimizer.group(&trainer.groups, parameters)?;
+        state.optimizer.group(&trainer.groups, run.strategy.own_parameters(parameters))?;
         self.standing = Standing::Holds { global_batch: run.deal.step() };
         run.clock.begin();
         self.tell_beginning(&run, state);

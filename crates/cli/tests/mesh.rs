@@ -1,0 +1,179 @@
+//! Replicas that lie on several workers: `parallel.tensor`, `parallel.pipeline`, `parallel.shard`, and what is computed again.
+
+mod user;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+use std::{fs, io};
+use user::{phalanx, worker};
+
+const LIMIT: Duration = Duration::from_secs(240);
+
+/// Float32 sums in another order, over some steps, on losses of about 5.
+const TOLERANCE: f64 = 1e-4;
+const STEPS: usize = 5;
+
+/// A folder with a text to learn.
+fn folder() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let text = "what is said by many at once is said by none of them alone. ".repeat(400);
+    fs::write(folder.path().join("text"), text).unwrap();
+    folder
+}
+
+/// The losses of a small language model's steps of eight samples, with dropout on.
+fn train(folder: &Path, out: &str, more: &str) -> Vec<f64> {
+    let model = "--set model.layers=2 --set model.width=32 --set model.context=16 --set model.dropout=0.2";
+    let rest = "--set train.clip_norm=0.5 --log-interval 1 --json --data text";
+    let args = format!("train gpt {model} {rest} --out {out} {more}");
+    let ran = phalanx(folder).args(args.split_whitespace()).output().unwrap();
+    assert_eq!(ran.status.code(), Some(0), "{args}: {}", user::text(&ran.stderr));
+    let events = user::text(&ran.stdout);
+    let events = events.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    events.filter(|event| event["event"] == "step").map(|step| step["loss"].as_f64().unwrap()).collect()
+}
+
+#[track_caller]
+fn check_close(what: &str, got: &[f64], want: &[f64]) {
+    let close = got.iter().zip(want).all(|(got, want)| (got - want).abs() < TOLERANCE);
+    assert!(got.len() == want.len() && close, "{what}: {got:?}, not {want:?}");
+}
+
+#[test]
+fn four_workers_learn_what_one_learns_however_the_model_lies_on_them() {
+    let folder = folder();
+    for (tied, meshes) in [
+        (
+            "",
+            &[
+                "--batch-size 4 --set parallel.tensor=2",
+                "--batch-size 4 --set parallel.tensor=2 --set parallel.sequence=true --strategy fsdp",
+                "--batch-size 2 --strategy fsdp --set parallel.shard=2",
+                "--batch-size 8 --set parallel.tensor=4 --set parallel.recompute=blocks",
+            ][..],
+        ),
+        (
+            "--set model.tied=false",
+            &[
+                "--batch-size 4 --set parallel.pipeline=2 --set parallel.cut=2,2",
+                "--batch-size 8 --set parallel.pipeline=2 --set parallel.tensor=2 --set parallel.micro_batches=2",
+            ],
+        ),
+    ] {
+        let one = format!("--nproc-per-node 1 --steps {STEPS} --batch-size 8 {tied}");
+        let want = train(folder.path(), &format!("one{}", tied.len()), &one);
+        assert_eq!(want.len(), STEPS);
+        for (i, mesh) in meshes.iter().enumerate() {
+            let four = format!("--nproc-per-node 4 --steps {STEPS} {tied} {mesh}");
+            let out = format!("four{}-{i}", tied.len());
+            check_close(mesh, &train(folder.path(), &out, &four), &want);
+            let weights =
+                |out: &str| fs::metadata(folder.path().join(out).join("model.safetensors")).unwrap().len();
+            assert_eq!(
+                weights(&out),
+                weights(&format!("one{}", tied.len())),
+                "{mesh}: the whole model is saved"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_run_goes_on_from_a_checkpoint_of_another_mesh() {
+    let folder = folder();
+    let checkpoint = "--set train.checkpoint_every=1 --set model.tied=false";
+    let want = train(
+        folder.path(),
+        "whole",
+        &format!("--nproc-per-node 1 --steps {STEPS} --batch-size 8 {checkpoint}"),
+    );
+    let first =
+        "--nproc-per-node 4 --batch-size 8 --set parallel.tensor=2 --set parallel.pipeline=2 --steps 2";
+    check_close(first, &train(folder.path(), "run", &format!("{first} {checkpoint}")), &want[..2]);
+    let second =
+        "--nproc-per-node 4 --batch-size 4 --set parallel.tensor=2 --strategy fsdp --steps 4 --resume";
+    check_close(second, &train(folder.path(), "run", &format!("{second} {checkpoint}")), &want[2..4]);
+    let third = format!("--nproc-per-node 2 --batch-size 4 --steps {STEPS} --resume");
+    check_close(&third, &train(folder.path(), "run", &format!("{third} {checkpoint}")), &want[4..]);
+}
+
+/// What a lost worker held is nowhere else, so all start anew from the newest checkpoint, and use each sample once.
+#[test]
+fn a_lost_worker_costs_the_steps_since_the_newest_checkpoint() {
+    let folder = folder();
+    let out = folder.path().join("out");
+    let model = "--set model.layers=1 --set model.width=16 --set model.context=8";
+    let mesh = "--nproc-per-node 2 --set parallel.tensor=2 --set train.checkpoint_every=5 --max-restarts 2";
+    let args = format!("train gpt --data text {model} {mesh} --epochs 4 --batch-size 16 --out out");
+    let mut run = phalanx(folder.path());
+    let run = run.args(args.split_whitespace()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let start = Instant::now();
+    let is_whole = |entry: io::Result<fs::DirEntry>| entry.unwrap().path().join("manifest.json").exists();
+    let checkpointed = || fs::read_dir(out.join("checkpoints")).is_ok_and(|mut all| all.any(is_whole));
+    while !checkpointed() {
+        assert!(start.elapsed() < LIMIT, "no checkpoint is there");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    kill(Pid::from_raw(worker(&out, 1)), Signal::SIGKILL).unwrap();
+    let ended = run.wait_with_output().unwrap();
+    let said = user::text(&ended.stderr);
+    assert_eq!(ended.status.code(), Some(0), "{said}");
+    assert!(said.contains("starting all workers again"), "{said}");
+    let events = fs::read_to_string(out.join("events.jsonl")).unwrap();
+    let told: Vec<Value> = events.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let epochs: Vec<&Value> = told.iter().filter(|event| event["event"] == "epoch").collect();
+    assert!(epochs.len() == 4 && epochs.iter().all(|epoch| epoch["each_once"] == true), "{epochs:?}");
+    assert!(told.iter().any(|event| event["event"] == "resume"), "{said}");
+}
+
+#[test]
+fn what_no_mesh_can_be_is_refused_before_anything_starts_with_the_nearest_that_can() {
+    let folder = folder();
+    let refused = |more: &str, words: &str| {
+        let args = format!("train gpt --data text {more}");
+        let out = phalanx(folder.path()).args(args.split_whitespace()).output().unwrap();
+        let said = user::text(&out.stderr);
+        assert!(out.status.code() == Some(2) && said.contains(words), "{more}: {said}");
+    };
+    refused(
+        "--nproc-per-node 4 --set parallel.tensor=3",
+        "parallel.tensor: 3, where there are 4 heads\nhint: the nearest that works for 4 ranks is tensor=4",
+    );
+    refused(
+        "--nproc-per-node 3 --set parallel.tensor=2",
+        "parallel.tensor=2 are 2 ranks, and 3 are there, which is no multiple",
+    );
+    refused(
+        "--nproc-per-node 8 --set parallel.pipeline=8 --set model.tied=false",
+        "parallel.pipeline: 8, where there are 6 blocks of the model\nhint: the nearest that works for 8 ranks is",
+    );
+    refused("--set parallel.pipeline=2", "model.tied must be false beside parallel.pipeline");
+    refused("--set parallel.sequence=true", "parallel.sequence must be false without parallel.tensor");
+    refused(
+        "--set parallel.micro_batches=2",
+        "parallel.micro_batches must be left out without --strategy pipeline",
+    );
+    refused(
+        "--set parallel.tensor=2 --set train.ema=0.9",
+        "train.ema must be left out where replicas lie on several workers",
+    );
+    refused(
+        "--strategy fsdp --set parallel.pipeline=2",
+        "parallel.pipeline has no meaning for strategy fsdp",
+    );
+    refused(
+        "--set parallel.recompute_blocks=0,2",
+        "parallel.recompute_blocks must be two rising whole numbers beside parallel.recompute=blocks",
+    );
+    let images = "train mnist-mini --nproc-per-node 2 --set parallel.tensor=2";
+    let out = phalanx(folder.path()).args(images.split_whitespace()).output().unwrap();
+    let said = user::text(&out.stderr);
+    assert!(
+        said.contains("parallel.tensor must be left out for the model mnist, which isn't cut so far"),
+        "{said}"
+    );
+}
