@@ -141,10 +141,14 @@ fn what_goes_with_no_part_of_a_model_is_refused_before_anything_starts() {
         ("train.ema=0.9", "train.ema must be left out where fsdp shares out parameters, or parallel.zero=2"),
         ("parallel.compress=bf16", "parallel.compress must be none under the strategy fsdp"),
         ("parallel.zero=4", "parallel.zero must be a whole number from 1 to 3"),
+        ("train.checkpoint=bits", "train.checkpoint must be one of whole, parts"),
     ] {
         let args = ["train", "mnist-mini", "--strategy", "fsdp", "--set", set];
         let out = phalanx(folder.path()).args(args).output().unwrap();
         let said = text(&out.stderr);
         assert!(out.status.code() == Some(2) && said.contains(words), "{set}: {said}");
     }
+    let args = ["train", "mnist-mini", "--set", "train.checkpoint=parts"];
+    let said = text(&phalanx(folder.path()).args(args).output().unwrap().stderr);
+    assert!(said.contains("train.checkpoint must be whole but under the strategy fsdp"), "{said}");
 }

@@ -227,6 +227,11 @@ impl Recipe {
                 return refuse("train.ema", expected, ema.to_string());
             }
         }
+        let in_parts = self.train.checkpoint.as_deref() == Some("parts");
+        if in_parts && (strategy != "fsdp" || self.lies_on_mesh()) {
+            let expected = "whole but under the strategy fsdp without a mesh".to_owned();
+            return refuse("train.checkpoint", expected, "parts".into());
+        }
         let stages = self.parallel.pipeline.unwrap_or(1);
         let is_gpt = LANGUAGE.contains(&&*self.model.name);
         if let Some(tensor) = self.parallel.tensor.filter(|&tensor| tensor > 1 && !is_gpt) {

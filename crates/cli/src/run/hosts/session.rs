@@ -5,6 +5,7 @@ use crate::say::say;
 use anyhow::{Context, Result};
 use phalanx_launch::shell::quoted;
 use std::collections::VecDeque;
+use std::convert::Infallible;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -17,7 +18,7 @@ use std::time::{Duration, Instant};
 const QUEUE: usize = 64;
 /// Lines of what ssh says that are kept until the agent runs.
 const LAST: usize = 8;
-/// How long a session whose output has ended may take to end.
+/// How long a session whose output has ended may take to say what went wrong, and to end.
 const END: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_millis(5);
 
@@ -84,6 +85,7 @@ impl Session {
             let _ = queue.iter().try_for_each(|line| input.write_all(&line).and_then(|()| input.flush()));
         })?;
         let (told, heard) = (Arc::clone(&shown), heard.clone());
+        let (no_more, errors_over) = sync_channel::<Infallible>(0);
         named("out").spawn(move || {
             lines(out, |line| match line.strip_prefix(ANSWER.as_bytes()) {
                 Some(json) if !told.runs.load(Ordering::Acquire) => {
@@ -93,10 +95,15 @@ impl Session {
                 }
                 _ => told.show(line, &mut std::io::stdout()),
             });
+            // What is said last is said there. A process that ssh leaves behind to keep the connection may hold it open.
+            let _ = errors_over.recv_timeout(END);
             let _ = heard.send(Heard::End(number));
         })?;
         let told = Arc::clone(&shown);
-        named("err").spawn(move || lines(err, |line| told.show(line, &mut std::io::stderr())))?;
+        named("err").spawn(move || {
+            lines(err, |line| told.show(line, &mut std::io::stderr()));
+            drop(no_more);
+        })?;
         Ok(Session { process, orders, shown })
     }
 
