@@ -210,7 +210,7 @@ fn place(args: &ScalingArgs) -> Result<Place> {
 
 /// Says what is to be known of the machine; gives how busy others keep it.
 fn tell_beginning(args: &ScalingArgs, counts: &[usize], machine: Option<usize>) -> Option<f64> {
-    let Some(cores) = machine else { return None };
+    let cores = machine?;
     let (threads, most) = (args.threads, counts[counts.len() - 1]);
     let fit = cores / threads;
     if most * threads > cores {
