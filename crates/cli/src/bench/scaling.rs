@@ -210,7 +210,7 @@ fn place(args: &ScalingArgs) -> Result<Place> {
 
 /// Says what is to be known of the machine; gives how busy others keep it.
 fn tell_beginning(args: &ScalingArgs, counts: &[usize], machine: Option<usize>) -> Option<f64> {
-    let Some(cores) = machine else { return None };
+    let cores = machine?;
     let (threads, most) = (args.threads, counts[counts.len() - 1]);
     let fit = cores / threads;
     if most * threads > cores {
@@ -228,22 +228,16 @@ fn tell_beginning(args: &ScalingArgs, counts: &[usize], machine: Option<usize>) 
     busy
 }
 
-/// One point, of its runs.
+/// One point, of its runs: the fastest of them, since whatever disturbs one only makes it slower, and how far the others are from it.
 fn summed(
     args: &ScalingArgs,
     machine: Option<usize>,
     (workers, batch): (usize, usize),
     runs: &[Medians],
 ) -> Measured {
-    let median = |of: &dyn Fn(&Medians) -> f64| {
-        super::recovery::part(&mut runs.iter().map(of).collect::<Vec<_>>(), 0.5)
-    };
-    let parts = Parts {
-        compute_ms: median(&|run| run.parts.compute_ms),
-        comm_ms: median(&|run| run.parts.comm_ms),
-        input_ms: median(&|run| run.parts.input_ms),
-    };
-    let step_ms = median(&|run| run.step_ms);
+    let fastest =
+        runs.iter().min_by(|a, b| a.step_ms.total_cmp(&b.step_ms)).expect("there is a run at least");
+    let Medians { step_ms, parts } = *fastest;
     let off = runs.iter().map(|run| (run.step_ms - step_ms).powi(2)).sum::<f64>();
     let spread_ms = (off / (runs.len().max(2) - 1) as f64).sqrt();
     Measured { at: at(args, machine, workers, batch as f64), parts, step_ms, spread_ms }

@@ -101,7 +101,7 @@ pub(crate) fn run(args: &RunArgs, text: &str) -> Result<u8> {
         said.refused.iter().for_each(|line| say(format_args!("error: {line}")));
         bail!("nothing was started: --unchecked starts in spite of this");
     }
-    said.refused.iter().for_each(|line| say(format_args!("in spite of --unchecked: {line}")));
+    said.refused.iter().for_each(|line| say(format_args!("started in spite of this: {line}")));
     site.start(&job, args, &looked, least)?;
     let grace = Duration::try_from_secs_f64(args.shutdown_timeout).unwrap_or(MAX_GRACE).min(MAX_GRACE);
     Ok(site.follow(Course::new(looked.len(), least, grace)))

@@ -272,8 +272,12 @@ fn hosts_that_answer_otherwise_or_not_at_all_are_told_by_name() {
                  echo 'phalanx-host {\"clock\":0.0}'; exec sleep 600; }";
     check(&format!("{other}\n{here}"), &meet, 1, &["is of version 9.9.9, and this one of", "scp "]);
     // One whose clock is off: its answers pass through a filter.
-    let ahead = "[ $host = b ] && exec sh -c \"$last\" | sed -u 's/\\(.clock.:\\)[0-9.]*/\\19e12/'";
+    let ahead = "[ $host = b ] && { sh -c \"$last\" | sed -u 's/\\(.clock.:\\)[0-9.]*/\\19e12/'; exit; }";
     check(&format!("{ahead}\n{here}"), &meet, 1, &["error: b: its clock is +", "set-ntp"]);
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let unchecked = ["--unchecked", "--rdzv-endpoint", &free.to_string()];
+    let want = ["started in spite of this: b: its clock is +", "[a rank0]: done", "[b rank1]: done"];
+    check(&format!("{ahead}\n{here}"), &unchecked, 0, &want);
     // A program that differs, and a folder that isn't the first one's.
     let elsewhere = folder.path().join("elsewhere");
     fs::create_dir(&elsewhere).unwrap();

@@ -25,12 +25,12 @@ pub(super) struct At {
     pub(super) cores: f64,
 }
 
-/// What was measured there: medians over the steps of a run, each then over the runs, in milliseconds.
+/// What was measured there: medians over the steps of a run, of the fastest run, in milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Measured {
     pub(super) at: At,
     pub(super) parts: Parts,
-    /// The whole step, and by how much its medians differ from run to run, as a standard deviation.
+    /// The whole step, and how far the other runs are from it, as a standard deviation.
     pub(super) step_ms: f64,
     pub(super) spread_ms: f64,
 }
