@@ -151,6 +151,14 @@ fn what_no_mesh_can_be_is_refused_before_anything_starts_with_the_nearest_that_c
         "--nproc-per-node 8 --set parallel.pipeline=8 --set model.tied=false",
         "parallel.pipeline: 8, where there are 6 blocks of the model\nhint: the nearest that works for 8 ranks is",
     );
+    refused(
+        "--nproc-per-node 2 --set parallel.pipeline=2 --set model.tied=false --set parallel.cut=1,2",
+        "parallel.cut must be numbers whose sum is 6, the blocks of the model gpt, got: [1.0, 2.0]",
+    );
+    refused(
+        "--set parallel.recompute=blocks --set parallel.recompute_blocks=0,7",
+        "parallel.recompute_blocks must be within the 6 blocks of the model gpt, got: [0, 7]",
+    );
     refused("--set parallel.pipeline=2", "model.tied must be false beside parallel.pipeline");
     refused("--set parallel.sequence=true", "parallel.sequence must be false without parallel.tensor");
     refused(

@@ -147,7 +147,12 @@ impl ModelParallel {
         }
         let stages = match (&config.stages, &pipeline) {
             (Some(stages), Some(_)) => {
-                Some(StagesConfig { blocks: agreed(world, &stages.blocks)?, ..stages.clone() })
+                let blocks = agreed(world, &stages.blocks)?;
+                if blocks.last().map_or(0, |last| last.end) != model.blocks() {
+                    let placed = blocks.iter().map(|blocks| format!("{blocks:?}")).collect();
+                    return Err(Error::Places { placed, blocks: model.blocks() });
+                }
+                Some(StagesConfig { blocks, ..stages.clone() })
             }
             (None, Some(_)) => return Err(Error::NoPlan { axis: Axis::Pipeline }),
             (_, None) => None,

@@ -16,6 +16,8 @@ use std::sync::Arc;
 const STEPS: u64 = 4;
 /// Samples of the steps: the second has fewer than some replicas have micro-batches, and the last leaves replicas without any.
 const BATCHES: [u64; STEPS as usize] = [8, 5, 8, 1];
+/// Backward passes of a step, each of about a half of its samples.
+const PASSES: u64 = 2;
 /// Sums in another order, in float32, over four steps on losses and norms of about 3.
 const TOLERANCE: f64 = 1e-5;
 /// The same of values and momenta, of which the largest are about 1.
@@ -125,15 +127,16 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// One pass over this rank's samples of a step: sample `i` is the one of rank `i % world`.
-    fn pass(&mut self, step: u64) -> f64 {
+    /// One pass over this rank's samples of a step, of which each pass takes every other one: sample `i` of a pass is the one of
+    /// rank `i % world`.
+    fn pass(&mut self, step: u64, pass: u64, sync: Sync) -> f64 {
         let (device, place) = (self.parameters.values().device().clone(), self.strategy.place());
         let batch = BATCHES[step as usize];
-        let ids: Vec<u64> =
-            (0..batch).skip(place.rank).step_by(place.world_size).map(|i| step * 100 + i).collect();
+        let all = (0..batch).filter(|i| i % PASSES == pass).map(|i| step * 100 + i);
+        let ids: Vec<u64> = all.skip(place.rank).step_by(place.world_size).collect();
         let (input, target) = self.job.samples(&device, &ids);
         let weight = ids.len() as f64 / batch as f64;
-        let (ctx, sync) = (Ctx::train(3, step, Arc::from(ids)), Sync::Now);
+        let ctx = Ctx::train(3, step, Arc::from(ids));
         let (model, parameters) = (self.model, self.parameters);
         let pass = Pass { model, parameters, loss: self.job.loss(), input, target, ctx, weight, sync };
         self.strategy.pass(&pass).unwrap() * weight
@@ -151,7 +154,7 @@ impl Run<'_> {
         let clip = Clip { norm: Some(0.5), value: None };
         let (mut losses, mut norms) = (Vec::new(), Vec::new());
         for step in steps {
-            let mut loss = [self.pass(step)];
+            let mut loss = [self.pass(step, 0, Sync::Later) + self.pass(step, 1, Sync::Now)];
             self.strategy.finish(parameters).unwrap();
             norms.extend(self.strategy.clip(&clip, parameters).unwrap());
             self.strategy.step(&mut optimizer, parameters, &device, 1.0).unwrap();
@@ -393,7 +396,7 @@ fn values_and_states_go_to_any_mesh_and_back_bit_for_bit() {
             let mut optimizer = Optimizer::new(Sgd { momentum: 0.9, ..Sgd::new(0.1) }).unwrap();
             optimizer.take_over(1, vec![state.clone()]);
             strategy.keep_part(&mut optimizer);
-            Run { job, model: &model, parameters: whole, strategy }.pass(0);
+            Run { job, model: &model, parameters: whole, strategy }.pass(0, 0, Sync::Now);
             strategy.finish(whole).unwrap();
             // In between they are away, and whoever uses them finds out.
             assert!(catch_unwind(AssertUnwindSafe(|| whole.value(0).to_vec::<f32>())).is_err());
@@ -479,7 +482,11 @@ fn a_rank_holds_its_part_and_no_more() {
                 let mut strategy = ModelParallel::new(&group, &whole, config).unwrap();
                 strategy.prepare(&whole).unwrap();
                 let own = strategy.own_parameters(&whole).count();
-                Run { job, model: &whole_model, parameters: &whole, strategy: &mut strategy }.pass(0);
+                Run { job, model: &whole_model, parameters: &whole, strategy: &mut strategy }.pass(
+                    0,
+                    0,
+                    Sync::Now,
+                );
                 strategy.finish(&whole).unwrap();
                 // Half of the blocks, half of each matrix; norms, biases and positions are whole.
                 assert!(own * 10 < whole.count() * 3, "{own} of {}", whole.count());

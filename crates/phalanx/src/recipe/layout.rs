@@ -50,6 +50,7 @@ impl Recipe {
             let parameters = Parameters::lay_out(&mut model, device, seed);
             Ok(LaidOut { model, parameters, local, mesh: None })
         };
+        self.check_cut(model.blocks())?;
         if self.lies_on_mesh() {
             let stages = self.parallel.pipeline.unwrap_or(1) * self.schedule_of_pipeline().1;
             let blocks = match stages {
@@ -107,17 +108,19 @@ impl Recipe {
         sizes.into_iter().filter_map(used).collect()
     }
 
-    /// Refuses a number of workers that can't be those of the recipe's mesh.
+    /// Refuses what the model's blocks and the number of workers don't go with.
     ///
     /// # Errors
-    /// There is no such mesh; the message names the nearest one. Or as [`Recipe::check`].
+    /// There is no such mesh, and the message names the nearest one; or the recipe names blocks that the model doesn't have. Or as
+    /// [`Recipe::check`].
     pub fn check_workers(&self, workers: usize) -> Result<(), Error> {
+        let model = self.model()?;
+        self.computed_again(model.blocks())?;
         if self.lies_on_mesh() {
-            let model = self.model()?;
             let mesh = self.model_parallel(model.blocks(), Vec::new(), None).mesh(workers);
             mesh.map_err(phalanx_parallel::Error::from)?;
         }
-        Ok(())
+        Ok(self.check_cut(model.blocks())?)
     }
 
     /// How replicas of a model of so many blocks lie on workers, with these blocks in each stage.
@@ -159,6 +162,23 @@ impl Recipe {
         }
     }
 
+    /// Refuses stages that don't have each of so many blocks.
+    fn check_cut(&self, blocks: usize) -> Result<(), RecipeError> {
+        match &self.parallel.cut {
+            Some(cut) if cut.iter().sum::<f64>() != blocks as f64 => Err(RecipeError::BadValue {
+                origin: self.name.clone(),
+                key: "parallel.cut".to_owned(),
+                expected: format!(
+                    "numbers whose sum is {blocks}, the blocks of the model {}",
+                    self.model.name
+                ),
+                found: format!("{cut:?}"),
+                nearest: None,
+            }),
+            _ => Ok(()),
+        }
+    }
+
     /// What of a model of so many blocks is computed again, if anything is.
     fn computed_again(&self, blocks: usize) -> Result<Option<Again>, RecipeError> {
         let ParallelRecipe { recompute, recompute_blocks, .. } = &self.parallel;
@@ -177,9 +197,9 @@ impl Recipe {
                 refuse("parallel.recompute", expected, "blocks".into())
             }
             None => Ok(Some(Again::Blocks(0..blocks - 1))),
-            Some([_, end]) if *end > blocks as f64 => {
+            Some([start, end]) if *end > blocks as f64 => {
                 let expected = format!("within the {blocks} blocks of the model {}", self.model.name);
-                refuse("parallel.recompute_blocks", expected, format!("{recompute_blocks:?}"))
+                refuse("parallel.recompute_blocks", expected, format!("[{start}, {end}]"))
             }
             Some([start, end]) => Ok(Some(Again::Blocks(*start as usize..*end as usize))),
         }

@@ -16,14 +16,13 @@ pub(crate) fn mask(p: f64, key: &DropoutKey, mask: &Tensor) {
         for (row, &sample) in mask.chunks_exact_mut(width.max(1)).zip(key.samples.iter()) {
             let stream = key.stream(sample);
             for (i, run) in row.chunks_mut(runs.len.max(1)).enumerate() {
-                let mut at = (runs.first + i * runs.step) as u64;
-                let mut left = run;
-                while !left.is_empty() {
-                    let words = stream.block(at / 4);
-                    let words = &words[(at % 4) as usize..];
-                    let (now, later) = left.split_at_mut(words.len().min(left.len()));
-                    now.iter_mut().zip(words).for_each(|(m, &word)| *m = if word < threshold { 0.0 } else { keep });
-                    (at, left) = (at + words.len() as u64, later);
+                let at = (runs.first + i * runs.step) as u64;
+                // A run may begin within a block of four numbers.
+                let (begun, whole) = run.split_at_mut(((4 - at % 4) % 4).min(run.len() as u64) as usize);
+                let of = |word: u32| if word < threshold { 0.0 } else { keep };
+                begun.iter_mut().zip(at..).for_each(|(m, at)| *m = of(stream.word(at)));
+                for (block, four) in (at.div_ceil(4)..).zip(whole.chunks_mut(4)) {
+                    four.iter_mut().zip(stream.block(block)).for_each(|(m, word)| *m = of(word));
                 }
             }
         }
