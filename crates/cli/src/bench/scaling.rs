@@ -382,10 +382,10 @@ fn tell_model(model: &Model) {
         .map(|(name, value)| format!("{name} = {value:.4}"))
         .collect();
     print(
-        "model: a step of n workers with B samples each takes s (a B + b) + g B s u + e B s, and if n > 1 c log2 n + d (n-1)/n + o B (s-1), in ms;",
+        "model: a step of n workers with B samples each takes s (a B + b + g B u + e B) + c log2 n + d (n-1)/n, in ms;",
     );
     print(format_args!(
-        "  s: how often the cores are given out, u: how many of the others are busy; {}, all else 0",
+        "  s: turns until each had its cores, u: how many of the others are busy; {}, all else 0",
         used.join(", ")
     ));
 }

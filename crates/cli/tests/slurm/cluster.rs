@@ -164,8 +164,20 @@ impl Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        // What still runs in it would outlive its daemons.
-        let _ = self.command("scancel").args(["--full", "--signal=KILL", "--state=RUNNING"]).output();
+        // What still runs in it would outlive its daemons, and so would what waits to tell them of its end.
+        let quietly = |program: &str, args: &[&str]| self.command(program).args(args).output().ok();
+        for partition in ["--partition=debug", "--partition=urgent"] {
+            quietly("scancel", &["--full", "--signal=KILL", "--state=RUNNING", partition]);
+            quietly("scancel", &[partition]);
+        }
+        let start = Instant::now();
+        let is_empty = || {
+            let jobs = quietly("squeue", &["--noheader"]);
+            jobs.is_none_or(|jobs| !jobs.status.success() || jobs.stdout.is_empty())
+        };
+        while start.elapsed() < PATIENCE && !is_empty() {
+            std::thread::sleep(Duration::from_millis(100));
+        }
         for daemon in &mut self.daemons.iter_mut().rev() {
             let _ = nix::sys::signal::kill(
                 nix::unistd::Pid::from_raw(daemon.id() as i32),

@@ -1,13 +1,16 @@
 //! How long a step takes on so many workers: a small model, fitted to what was measured.
 //!
-//! With n workers of t threads each on C cores, and B samples a worker and step, let `s = max(1, n t / C)` say how often the cores are
-//! given out (1 where each worker has its own) and `u = (min(n t, C) - t) / (C - t)` how many of the others are busy, from 0 to 1.
-//! A step is the sum of three parts:
+//! With n workers of t threads each on C cores, and B samples a worker and step, let `s = n t / C`, rounded up, say how many turns it
+//! takes until each worker had its cores (1 where each has its own: all wait for the last, so three workers on two cores take two
+//! turns), and `u = (min(n t, C) - t) / (C - t)` how many of the others are busy, from 0 to 1. A step is the sum of three parts:
 //!
-//! - computing takes `s (a B + b) + g B s u`: work by sample, work by step, and what busy neighbours cost (caches, clocks, memory);
+//! - computing takes `s (a B + b + g B u)`: work by sample, work by step, and what busy neighbours cost (caches, clocks, memory);
 //! - input takes `e B s`;
-//! - communication takes nothing on one worker and else `c log2 n + d (n-1)/n + o B (s-1)`: rounds, bytes (each worker sends and gets
-//!   that share of the gradients twice), and the wait for workers that have to take turns.
+//! - communication takes nothing on one worker and else `c log2 n + d (n-1)/n`: rounds, and bytes (each worker sends and gets that share
+//!   of the gradients twice).
+//!
+//! Where workers take turns, one that waits for another's turn can't be told from one that waits for its words: there computing and
+//! communication are fitted as one.
 //!
 //! Coefficients aren't negative, and only as many of a part are used as explain it: of all subsets the one whose squared errors,
 //! relative to the whole step, are least for the points that it leaves free. What is left of the errors, or what repeated runs
@@ -44,12 +47,8 @@ pub(super) struct Parts {
 }
 
 impl Parts {
-    fn all(self) -> [f64; 3] {
-        [self.compute_ms, self.comm_ms, self.input_ms]
-    }
-
     pub(super) fn sum(self) -> f64 {
-        self.all().iter().sum()
+        self.compute_ms + self.comm_ms + self.input_ms
     }
 }
 
@@ -66,22 +65,22 @@ pub(super) struct Predicted {
 /// The model with its coefficients.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Model {
-    compute: Fit,
-    comm: Fit,
+    /// Computing and communication.
+    work: Fit,
     input: Fit,
     /// What repeated runs of a point differ by, relative to its step.
     spread: f64,
 }
 
 /// Names of the coefficients, in milliseconds each.
-const COMPUTE: [&str; 3] = ["a", "b", "g"];
-const COMM: [&str; 3] = ["c", "d", "o"];
+const WORK: [&str; 5] = ["a", "b", "g", "c", "d"];
 const INPUT: [&str; 1] = ["e"];
 
 impl At {
-    /// How often the cores are given out.
-    fn shared(self) -> f64 {
-        (self.workers as f64 / self.cores).max(1.0)
+    /// How many turns it takes until each worker had its cores.
+    fn turns(self) -> f64 {
+        // A little more than a whole number is rounding.
+        (self.workers as f64 / self.cores - 1e-9).ceil().max(1.0)
     }
 
     /// How many of the other cores are busy.
@@ -91,52 +90,70 @@ impl At {
     }
 
     fn compute(self) -> [f64; 3] {
-        let (b, s) = (self.batch, self.shared());
+        let (b, s) = (self.batch, self.turns());
         [b * s, s, b * s * self.busy()]
     }
 
-    fn comm(self) -> [f64; 3] {
-        let (n, b, s) = (self.workers as f64, self.batch, self.shared());
-        [n.log2(), (n - 1.0) / n, b * (s - 1.0)]
+    fn comm(self) -> [f64; 2] {
+        let n = self.workers as f64;
+        [n.log2(), (n - 1.0) / n]
     }
 
     fn input(self) -> [f64; 1] {
-        [self.batch * self.shared()]
+        [self.batch * self.turns()]
+    }
+
+    /// The terms of computing and communication, as far as they are asked for.
+    fn work(self, computes: bool, talks: bool) -> Vec<f64> {
+        let ([a, b, g], [c, d]) = (self.compute(), self.comm());
+        let only = |is_asked: bool, term: f64| if is_asked { term } else { 0.0 };
+        vec![only(computes, a), only(computes, b), only(computes, g), only(talks, c), only(talks, d)]
     }
 }
 
 impl Model {
     /// The model of these points, of which there has to be one.
     pub(super) fn fit(points: &[Measured]) -> Model {
-        let weights: Vec<f64> = points.iter().map(|point| 1.0 / point.step_ms.max(1e-9)).collect();
-        let of = |rows: Vec<Vec<f64>>, part: usize| {
-            let values: Vec<f64> = points.iter().map(|point| point.parts.all()[part].max(0.0)).collect();
-            Fit::of(&rows, &values, &weights)
-        };
-        let rows = |row: &dyn Fn(At) -> Vec<f64>| points.iter().map(|point| row(point.at)).collect();
+        let weight = |point: &Measured| 1.0 / point.step_ms.max(1e-9);
+        let (mut rows, mut values, mut weights) = (Vec::new(), Vec::new(), Vec::new());
+        for point in points {
+            let Parts { compute_ms, comm_ms, .. } = point.parts;
+            let parts = match point.at.turns() > 1.0 {
+                true => vec![(point.at.work(true, true), compute_ms + comm_ms)],
+                false => {
+                    vec![(point.at.work(true, false), compute_ms), (point.at.work(false, true), comm_ms)]
+                }
+            };
+            for (row, value) in parts {
+                rows.push(row);
+                values.push(value.max(0.0));
+                weights.push(weight(point));
+            }
+        }
+        let input_rows: Vec<Vec<f64>> = points.iter().map(|point| point.at.input().to_vec()).collect();
+        let inputs: Vec<f64> = points.iter().map(|point| point.parts.input_ms.max(0.0)).collect();
+        let input_weights: Vec<f64> = points.iter().map(weight).collect();
         let spreads = points.iter().map(|point| (point.spread_ms / point.step_ms.max(1e-9)).powi(2));
         Model {
-            compute: of(rows(&|at| at.compute().to_vec()), 0),
-            comm: of(rows(&|at| at.comm().to_vec()), 1),
-            input: of(rows(&|at| at.input().to_vec()), 2),
+            work: Fit::of(&rows, &values, &weights),
+            input: Fit::of(&input_rows, &inputs, &input_weights),
             spread: (spreads.sum::<f64>() / points.len().max(1) as f64).sqrt(),
         }
     }
 
     pub(super) fn predict(&self, at: At) -> Predicted {
-        let (compute, comm, input) = (at.compute(), at.comm(), at.input());
-        let all = [(&self.compute, &compute[..]), (&self.comm, &comm[..]), (&self.input, &input[..])];
-        let [compute_ms, comm_ms, input_ms] = all.map(|(fit, row)| fit.at(row));
-        let parts = Parts { compute_ms, comm_ms, input_ms };
+        let [compute_ms, comm_ms] =
+            [(true, false), (false, true)].map(|(computes, talks)| self.work.at(&at.work(computes, talks)));
+        let parts = Parts { compute_ms, comm_ms, input_ms: self.input.at(&at.input()) };
         let ms = parts.sum();
-        let of_parts: f64 = all.iter().map(|(fit, row)| fit.variance(row, ms)).sum();
+        let of_parts = self.work.variance(&at.work(true, true), ms) + self.input.variance(&at.input(), ms);
         let within_ms = 2.0 * (of_parts + (self.spread * ms).powi(2)).sqrt();
         Predicted { ms, within_ms, parts }
     }
 
     /// The coefficients by name, in milliseconds.
     pub(super) fn coefficients(&self) -> Vec<(&'static str, f64)> {
-        let fits = [(&self.compute, &COMPUTE[..]), (&self.comm, &COMM), (&self.input, &INPUT)];
+        let fits = [(&self.work, &WORK[..]), (&self.input, &INPUT)];
         let named = |(fit, names): (&Fit, &[&'static str])| {
             names.iter().copied().zip(fit.coefficients.iter().copied()).collect::<Vec<_>>()
         };
@@ -273,7 +290,7 @@ mod tests {
     #[derive(Clone, Copy, Debug)]
     struct Machine {
         compute: [f64; 3],
-        comm: [f64; 3],
+        comm: [f64; 2],
         input: f64,
     }
 
@@ -311,10 +328,10 @@ mod tests {
 
     fn machine() -> impl Strategy<Value = Machine> {
         let some = |most: f64| prop_oneof![Just(0.0), 0.0..most];
-        let (compute, comm) = ((0.01f64..2.0, some(5.0), some(1.0)), (some(3.0), some(20.0), some(0.3)));
-        (compute, comm, some(0.1)).prop_map(|((a, b, g), (c, d, o), input)| Machine {
+        let (compute, comm) = ((0.01f64..2.0, some(5.0), some(1.0)), (some(3.0), some(20.0)));
+        (compute, comm, some(0.1)).prop_map(|((a, b, g), (c, d), input)| Machine {
             compute: [a, b, g],
-            comm: [c, d, o],
+            comm: [c, d],
             input,
         })
     }
@@ -377,7 +394,8 @@ mod tests {
     #[test]
     fn cores_are_given_out_in_turns_when_there_are_too_few() {
         let at = |workers, cores| At { workers, batch: 1.0, cores };
-        assert_eq!((at(1, 2.0).shared(), at(2, 2.0).shared(), at(4, 2.0).shared()), (1.0, 1.0, 2.0));
+        assert_eq!((at(1, 2.0).turns(), at(2, 2.0).turns(), at(4, 2.0).turns()), (1.0, 1.0, 2.0));
+        assert_eq!((at(3, 2.0).turns(), at(5, 2.0).turns(), at(3, 1.0).turns()), (2.0, 3.0, 3.0));
         assert_eq!((at(1, 4.0).busy(), at(2, 4.0).busy(), at(8, 4.0).busy()), (0.0, 1.0 / 3.0, 1.0));
         assert_eq!(at(3, 1.0).busy(), 0.0);
     }
