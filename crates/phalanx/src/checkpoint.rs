@@ -340,7 +340,7 @@ impl Checkpoints {
         if let Some(position) = position.filter(|_| parts.part.number == 0) {
             // One that is late is still at it, and the run ends without.
             if writer.background.is_idle() {
-                writer.background.commit(position, together(&said));
+                writer.background.commit(position, together(&said), writer.last.1);
             }
         }
         Ok(())

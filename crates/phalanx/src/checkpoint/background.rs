@@ -31,8 +31,8 @@ enum Job {
     Whole(Lent),
     /// To write a part, which the snapshot holds.
     Part,
-    /// To make a checkpoint of the parts that all have written.
-    Commit(Position, Result<Vec<FileEntry>, CheckpointError>),
+    /// To make a checkpoint of the parts that all have written, which they began to then.
+    Commit(Position, Result<Vec<FileEntry>, CheckpointError>, Instant),
 }
 
 /// What the thread tells of each request, in this order.
@@ -86,9 +86,9 @@ impl Background {
                         let files = store.write_part(&snapshot, contents, *part);
                         News::Part(snapshot, files)
                     }
-                    Job::Commit(position, files) => {
+                    Job::Commit(position, files, begun) => {
                         let committed = store.commit(position, files, *run, recipe.as_deref());
-                        News::Written(snapshot, Written::of(&store, position.step, committed, start))
+                        News::Written(snapshot, Written::of(&store, position.step, committed, begun))
                     }
                 };
                 if news_to.send(news).is_err() {
@@ -127,10 +127,15 @@ impl Background {
         self.part.take()
     }
 
-    /// Has a checkpoint made of the parts that were written. Panics if anything is being written.
+    /// Has a checkpoint made of the parts that were written, from `begun` on. Panics if anything is being written.
     #[track_caller]
-    pub(super) fn commit(&mut self, position: Position, files: Result<Vec<FileEntry>, CheckpointError>) {
-        self.ask(|_| Job::Commit(position, files));
+    pub(super) fn commit(
+        &mut self,
+        position: Position,
+        files: Result<Vec<FileEntry>, CheckpointError>,
+        begun: Instant,
+    ) {
+        self.ask(|_| Job::Commit(position, files, begun));
     }
 
     #[track_caller]

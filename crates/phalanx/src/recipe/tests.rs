@@ -57,6 +57,7 @@ fn every_key_can_be_set_where_it_has_a_meaning() {
         // What has a meaning beside another key alone.
         assignments.extend(match key.path {
             "parallel.sequence" => Some("parallel.tensor=2".to_owned()),
+            "train.checkpoint" => Some("parallel.strategy=fsdp".to_owned()),
             "parallel.recompute_blocks" => Some("parallel.recompute=blocks".to_owned()),
             _ => None,
         });
