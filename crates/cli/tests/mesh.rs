@@ -5,11 +5,11 @@ mod user;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
+use std::fs;
 use std::path::Path;
 use std::process::Stdio;
-use std::time::{Duration, Instant};
-use std::{fs, io};
-use user::{phalanx, worker};
+use std::time::Duration;
+use user::{await_checkpoint, phalanx, worker};
 
 const LIMIT: Duration = Duration::from_secs(240);
 
@@ -111,13 +111,7 @@ fn a_lost_worker_costs_the_steps_since_the_newest_checkpoint() {
     let args = format!("train gpt --data text {model} {mesh} --epochs 4 --batch-size 16 --out out");
     let mut run = phalanx(folder.path());
     let run = run.args(args.split_whitespace()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-    let start = Instant::now();
-    let is_whole = |entry: io::Result<fs::DirEntry>| entry.unwrap().path().join("manifest.json").exists();
-    let checkpointed = || fs::read_dir(out.join("checkpoints")).is_ok_and(|mut all| all.any(is_whole));
-    while !checkpointed() {
-        assert!(start.elapsed() < LIMIT, "no checkpoint is there");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    await_checkpoint(&out, LIMIT);
     kill(Pid::from_raw(worker(&out, 1)), Signal::SIGKILL).unwrap();
     let ended = run.wait_with_output().unwrap();
     let said = user::text(&ended.stderr);

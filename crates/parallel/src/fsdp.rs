@@ -156,14 +156,6 @@ impl Fsdp {
         })
     }
 
-    /// The elements of the arena that this rank holds, in order.
-    fn own_elements(&self) -> impl Iterator<Item = Range<usize>> {
-        self.units.iter().flat_map(|unit| {
-            let at = unit.span.start;
-            [unit.own.clone(), unit.rest()].map(|range| at + range.start..at + range.end)
-        })
-    }
-
     /// Starts the sums of all units that are left, from the last on.
     fn sum_rest(&mut self, parameters: &Parameters) {
         for unit in (0..self.units.len() - self.started).rev() {
@@ -424,14 +416,11 @@ impl Strategy for Fsdp {
     }
 
     fn held(&self) -> Option<Vec<Range<usize>>> {
-        Some(self.own_elements().collect())
-    }
-
-    fn keep_part(&mut self, optimizer: &mut Optimizer) {
-        let part =
-            |array: &[f32]| self.own_elements().flat_map(|range| array[range].iter().copied()).collect();
-        let parts = optimizer.state().map(|(_, state)| state.with(part)).collect();
-        optimizer.take_over(optimizer.steps(), parts);
+        let of_unit = |unit: &Unit| {
+            let at = unit.span.start;
+            [unit.own.clone(), unit.rest()].map(|range| at + range.start..at + range.end)
+        };
+        Some(self.units.iter().flat_map(of_unit).collect())
     }
 
     fn report(&mut self, mut own: Vec<u8>) -> Result<Vec<Vec<u8>>, Error> {

@@ -207,7 +207,11 @@ pub trait Strategy: Send {
 
     /// Of an optimizer's whole state leaves what this rank holds.
     fn keep_part(&mut self, optimizer: &mut Optimizer) {
-        let _ = optimizer;
+        let Some(held) = self.held() else { return };
+        let part =
+            |array: &[f32]| held.iter().flat_map(|range| array[range.clone()].iter().copied()).collect();
+        let parts = optimizer.state().map(|(_, state)| state.with(part)).collect();
+        optimizer.take_over(optimizer.steps(), parts);
     }
 
     /// Replaces each number by its sum over the ranks.

@@ -357,9 +357,7 @@ impl Checkpoints {
         self.end_parts(strategy, observer)?;
         let is_first = strategy.place().rank == 0;
         let step = state.progress.step;
-        let due = self.writer.as_ref().filter(|_| is_first).is_some_and(|writer| {
-            (writer.any || writer.asked) && writer.last.0 < step && writer.background.is_idle()
-        });
+        let due = self.writer.as_ref().is_some_and(|writer| is_first && writer.owes_last(step));
         if strategy.any(due)? {
             self.take_part(state, parameters, strategy)?;
             self.end_parts(strategy, observer)?;
@@ -439,9 +437,7 @@ impl Checkpoints {
         let mut due = false;
         if let Some(writer) = &mut self.writer {
             writer.wait(&self.dir, observer);
-            due = (writer.any || writer.asked)
-                && writer.last.0 < state.progress.step
-                && writer.background.is_idle();
+            due = writer.owes_last(state.progress.step);
         }
         self.take_if(due, state, parameters, strategy)?;
         if let Some(writer) = &mut self.writer {
@@ -470,6 +466,11 @@ impl Writer {
             .map_err(|source| Error::Io { path: config.dir.clone(), source })?;
         let last = (0, Instant::now());
         Ok(Writer { background, last, any, asked: false, stall: Duration::ZERO, longest: Duration::ZERO })
+    }
+
+    /// Whether the run, which ends after this step, is to take a last one.
+    fn owes_last(&self, step: u64) -> bool {
+        (self.any || self.asked) && self.last.0 < step && self.background.is_idle()
     }
 
     fn take(

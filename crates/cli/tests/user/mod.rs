@@ -1,9 +1,10 @@
 //! The binary as a user's shell starts it, in a folder of its own and outside of any run.
 
 use serde_json::Value;
-use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+use std::{fs, io};
 
 /// `phalanx`, with data sets kept in the folder as well.
 pub(crate) fn phalanx(folder: &Path) -> Command {
@@ -29,6 +30,17 @@ pub(crate) fn events(out: &Output) -> Vec<Value> {
         .lines()
         .map(|line| serde_json::from_str(line).expect("nothing but JSON on standard output"))
         .collect()
+}
+
+/// Waits until a run has a whole checkpoint; a folder without a manifest is one that is still being written.
+#[allow(dead_code, reason = "not all who share this file take checkpoints")]
+pub(crate) fn await_checkpoint(out: &Path, limit: Duration) {
+    let start = Instant::now();
+    let is_whole = |entry: io::Result<fs::DirEntry>| entry.unwrap().path().join("manifest.json").exists();
+    while !fs::read_dir(out.join("checkpoints")).is_ok_and(|mut all| all.any(is_whole)) {
+        assert!(start.elapsed() < limit, "no checkpoint is there");
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 /// The newest process that was started as this rank of the run which keeps its files in `out`, a whole path.

@@ -218,6 +218,20 @@ impl Recipe {
             let (origin, key) = (origin.to_owned(), key.to_owned());
             Err(RecipeError::BadValue { origin, key, expected, found, nearest: None })
         };
+        // What can be had only where each worker has a whole model.
+        let needs_whole = |beside: &str| {
+            let ParallelRecipe { sync_batch_norm, logical_shards, compress, .. } = &self.parallel;
+            if *sync_batch_norm {
+                return refuse("parallel.sync_batch_norm", format!("false {beside}"), "true".into());
+            }
+            if let Some(shards) = logical_shards {
+                return refuse("parallel.logical_shards", format!("left out {beside}"), shards.to_string());
+            }
+            if let Some(compress) = compress.as_ref().filter(|word| *word != "none") {
+                return refuse("parallel.compress", format!("none {beside}"), compress.clone());
+            }
+            Ok(())
+        };
         let strategy = self.parallel.strategy.as_deref().unwrap_or("ddp");
         let splits = matches!(strategy, "dp" | "pipeline");
         if splits && self.parallel.sync_batch_norm {
@@ -232,16 +246,7 @@ impl Recipe {
             return refuse("parallel.logical_shards", expected, shards.to_string());
         }
         if strategy == "fsdp" {
-            let beside = |what: &str| format!("{what} under the strategy fsdp");
-            if self.parallel.sync_batch_norm {
-                return refuse("parallel.sync_batch_norm", beside("false"), "true".into());
-            }
-            if let Some(shards) = self.parallel.logical_shards {
-                return refuse("parallel.logical_shards", beside("left out"), shards.to_string());
-            }
-            if let Some(compress) = self.parallel.compress.as_ref().filter(|word| *word != "none") {
-                return refuse("parallel.compress", beside("none"), compress.clone());
-            }
+            needs_whole("under the strategy fsdp")?;
             if let Some(ema) = self.train.ema.filter(|_| self.parallel.zero.is_none_or(|stage| stage == 3)) {
                 let expected = "left out where fsdp shares out parameters, or parallel.zero=2".to_owned();
                 return refuse("train.ema", expected, ema.to_string());
@@ -262,18 +267,10 @@ impl Recipe {
             return refuse("parallel.sequence", "false without parallel.tensor".into(), "true".into());
         }
         if self.lies_on_mesh() {
-            let beside = |what: &str| format!("{what} where replicas lie on several workers");
-            if self.parallel.sync_batch_norm {
-                return refuse("parallel.sync_batch_norm", beside("false"), "true".into());
-            }
-            if let Some(shards) = self.parallel.logical_shards {
-                return refuse("parallel.logical_shards", beside("left out"), shards.to_string());
-            }
-            if let Some(compress) = self.parallel.compress.as_ref().filter(|word| *word != "none") {
-                return refuse("parallel.compress", beside("none"), compress.clone());
-            }
+            let beside = "where replicas lie on several workers";
+            needs_whole(beside)?;
             if let Some(ema) = self.train.ema {
-                return refuse("train.ema", beside("left out"), ema.to_string());
+                return refuse("train.ema", format!("left out {beside}"), ema.to_string());
             }
         }
         if strategy == "ddp" && stages == 1 {
