@@ -5,6 +5,7 @@ mod busy;
 mod draw;
 mod measure;
 mod model;
+mod sharing;
 
 use super::at_least_one;
 use crate::args::{ScalingArgs, WrongUsage};
@@ -14,7 +15,7 @@ use crate::trial::data_for;
 use advice::{Expected, Mode, WORTH, expected, worth};
 use anyhow::{Context, Result};
 use draw::Curve;
-use measure::{Jobs, Medians, Place, Sort, measure};
+use measure::{Jobs, Middle, Place, Sort, measure};
 use model::{At, Measured, Model, Parts, Predicted};
 use phalanx::cores;
 use serde::Serialize;
@@ -117,7 +118,7 @@ pub(super) fn scaling(args: &ScalingArgs) -> Result<()> {
     let sort = Sort { recipe, more: &more, threads, warm_up, steps, folder: &folder };
     let machine = matches!(place, Place::Here).then(cores);
     let busy = tell_beginning(args, &counts, machine);
-    let mut medians: Vec<Vec<Medians>> = vec![Vec::new(); asked.len()];
+    let mut middles: Vec<Vec<Middle>> = vec![Vec::new(); asked.len()];
     // In turns, so that what comes and goes on the machine meets all of them.
     for run in 0..args.runs {
         for (which, &(workers, batch)) in asked.iter().enumerate() {
@@ -129,11 +130,11 @@ pub(super) fn scaling(args: &ScalingArgs) -> Result<()> {
                 args.runs,
                 measured.step_ms
             ));
-            medians[which].push(measured);
+            middles[which].push(measured);
         }
     }
     let measured: Vec<Measured> =
-        asked.iter().zip(&medians).map(|(&point, runs)| summed(args, machine, point, runs)).collect();
+        asked.iter().zip(&middles).map(|(&point, runs)| summed(args, machine, point, runs)).collect();
     conclude(args, &modes, (machine, busy), &measured)
 }
 
@@ -178,7 +179,12 @@ fn points(args: &ScalingArgs, modes: &[Mode], counts: &[usize]) -> Result<Vec<(u
                     args.batch
                 )));
             }
-            all.push((workers, mode.batch(args.batch, workers) as usize));
+            let batch = mode.batch(args.batch, workers) as usize;
+            all.push((workers, batch));
+            if !args.hold_out.contains(&workers) {
+                // What so few samples take is best seen where nobody shares anything.
+                all.push((1, batch));
+            }
         }
     }
     all.sort_unstable();
@@ -233,11 +239,11 @@ fn summed(
     args: &ScalingArgs,
     machine: Option<usize>,
     (workers, batch): (usize, usize),
-    runs: &[Medians],
+    runs: &[Middle],
 ) -> Measured {
     let fastest =
         runs.iter().min_by(|a, b| a.step_ms.total_cmp(&b.step_ms)).expect("there is a run at least");
-    let Medians { step_ms, parts } = *fastest;
+    let Middle { step_ms, parts } = *fastest;
     let off = runs.iter().map(|run| (run.step_ms - step_ms).powi(2)).sum::<f64>();
     let spread_ms = (off / (runs.len().max(2) - 1) as f64).sqrt();
     Measured { at: at(args, machine, workers, batch as f64), parts, step_ms, spread_ms }
@@ -382,10 +388,13 @@ fn tell_model(model: &Model) {
         .map(|(name, value)| format!("{name} = {value:.4}"))
         .collect();
     print(
-        "model: a step of n workers with B samples each takes s (a B + b + g B u + e B) + c log2 n + d (n-1)/n, in ms;",
+        "model: a step of n workers with B samples each takes s (a B + b + g B u + e B + c log2 m + d (m-1)/m), in ms;",
+    );
+    print(
+        "  where s > 1, those on cores with a worker more are late by q at most, and each waits w (s-1) for turns;",
     );
     print(format_args!(
-        "  s: turns until each had its cores, u: how many of the others are busy; {}, all else 0",
+        "  s: workers for each core, or 1 where each has its own, m: n, or as many as run at once, u: how many of the others are busy; {}, all else 0",
         used.join(", ")
     ));
 }
@@ -449,8 +458,13 @@ mod tests {
                 (got, want) => panic!("{flags:?}: {got:?} and not {want:?}"),
             }
         };
-        check(&["--workers", "1,2"], Ok(&[(1, 64), (2, 32), (2, 64)]));
-        check(&["--workers", "2,4"], Ok(&[(1, 64), (2, 32), (2, 64), (4, 16), (4, 64)]));
+        check(&["--workers", "1,2"], Ok(&[(1, 32), (1, 64), (2, 32), (2, 64)]));
+        check(&["--workers", "2,4"], Ok(&[(1, 16), (1, 32), (1, 64), (2, 32), (2, 64), (4, 16), (4, 64)]));
+        // What a count that is held out would have is left to the model.
+        check(
+            &["--workers", "1,2,4", "--hold-out", "4"],
+            Ok(&[(1, 32), (1, 64), (2, 32), (2, 64), (4, 16), (4, 64)]),
+        );
         check(
             &["--workers", "1,2,3,4"],
             Err("--batch 64: isn't dealt evenly to 3 workers\nhint: --batch 72"),
