@@ -87,7 +87,7 @@ pub enum Error {
     #[error(
         "--device {asked}: there is no GPU {number}, there are {present} that this process may see\nhint: {}",
         match asked {
-            DeviceSpec::Cuda(None) => "take as many workers as there are GPUs, or --device cuda:0, which all of them share",
+            DeviceSpec::Cuda(None) => "take as many workers as there are GPUs, or --device cuda:0, which all of them share; under Slurm --gpus-per-node says how many there are",
             _ => "GPUs are counted from 0, among those in CUDA_VISIBLE_DEVICES where that is set",
         }
     )]
@@ -194,6 +194,21 @@ pub enum Error {
     Interrupted {
         /// How many were made.
         steps: u64,
+    },
+    /// A rank doesn't see the folder that the run is kept in.
+    #[error(
+        "rank {rank} on {host} doesn't see {folder} of rank 0 on {first}: that file system isn't shared, and this run, begun again on other nodes, would find none of its checkpoints\nhint: name a folder that all nodes see, as in --out /shared/run, or under Slurm begin there: #SBATCH --chdir=/shared/folder; PHALANX_UNCHECKED=1 begins all the same",
+        folder = folder.display()
+    )]
+    NotShared {
+        /// The folder.
+        folder: std::path::PathBuf,
+        /// The first rank that doesn't see it, and what its node is called.
+        rank: usize,
+        /// See above.
+        host: String,
+        /// What the node of rank 0 is called.
+        first: String,
     },
     /// A recipe asks for something that isn't there.
     #[error("{0}")]

@@ -1,10 +1,12 @@
 //! One rank of a run: its place, its group, its device.
 
 mod arrival;
+mod nodes;
 mod regroup;
 mod threads;
 
 pub use arrival::Arrival;
+pub(crate) use nodes::share;
 
 use crate::device::DeviceSpec;
 use crate::error::Error;
@@ -157,6 +159,9 @@ impl Worker {
         })?;
         drop(waiting);
         let group = group.with_algorithm(algorithm);
+        if env.coordinator.is_none() && !env.unchecked {
+            nodes::compare_clocks(&group)?;
+        }
         group.on_wait(Arc::new(Waits(pulse.clone())));
         if let Some(run_dir) = &run_dir {
             record_flights(&group, run_dir.clone());

@@ -3,7 +3,11 @@
 
 mod cluster;
 mod ends;
+#[path = "../../../phalanx/tests/gpu/fake.rs"]
+mod fake;
+mod gpus;
 mod lint;
+mod nodes;
 mod scaling;
 mod trouble;
 #[path = "../user/mod.rs"]
