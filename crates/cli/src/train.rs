@@ -51,7 +51,13 @@ pub(crate) fn train(args: &TrainArgs) -> Result<u8> {
         return Ok(0);
     }
     match WorkerEnv::from_env()? {
-        Some(env) => work(args, &recipe, &env),
+        Some(env) => {
+            // An agent has looked for all of its workers.
+            if env.coordinator.is_none() {
+                refuse_trouble()?;
+            }
+            work(args, &recipe, &env)
+        }
         None => lead(args, &recipe),
     }
 }

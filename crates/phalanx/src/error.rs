@@ -37,8 +37,7 @@ pub enum Error {
     },
     /// A batch norm would see a single value.
     #[error(
-        "{samples} samples in batches of {batch_size} on {dealt_to}: {} has 1 sample, of which this model's batch norm sees 1 value per channel, and training needs more than 1\nhint: {hint}",
-        if *batch_size == 1 { "each batch" } else { "the last batch of an epoch" }
+        "{samples} samples in batches of {batch_size} on {dealt_to}: {which} has 1 sample, of which this model's batch norm sees 1 value per channel, and training needs more than 1\nhint: {hint}"
     )]
     SingleValue {
         /// How many samples an epoch trains on.
@@ -47,6 +46,8 @@ pub enum Error {
         batch_size: usize,
         /// How many of these there are, in words.
         dealt_to: String,
+        /// Which batches, or parts of them, are too small.
+        which: String,
         /// What to do.
         hint: String,
     },
