@@ -8,18 +8,18 @@ thread_local! {
     static LOOK: RefCell<Option<Rc<dyn Fn()>>> = const { RefCell::new(None) };
 }
 
-/// Runs `f`, and `look` before each operation of it that is recorded, or that is gone back through. `look` ends `f` where it
+/// Runs `f`, and `look` with each operation of it that is recorded, or that is gone back through. `look` ends `f` where it
 /// panics: what was recorded is forgotten then, and gradients are left half made.
 ///
 /// ```
-/// use phalanx_tensor::{Device, Tensor, looking};
+/// use phalanx_tensor::{DType, Device, Keep, Tensor, looking};
 /// use std::{cell::Cell, rc::Rc};
 ///
 /// let looks = Rc::new(Cell::new(0));
 /// let seen = Rc::clone(&looks);
 /// let look = Rc::new(move || seen.set(seen.get() + 1));
 /// looking(look, || {
-///     let x = Tensor::ones(&Device::cpu(1), 3, DType::F32).requires_grad();
+///     let x = Tensor::ones(&Device::cpu(1), [3], DType::F32).requires_grad();
 ///     x.relu().sum(&[0], Keep::Yes).backward()
 /// });
 /// // Of two operations, there and back.
