@@ -5,6 +5,7 @@
 //! as the forward pass lets it go. Nodes are recycled through the device.
 
 use crate::arena::Slot;
+use crate::between;
 use crate::device::Device;
 use crate::op::{Op, Unary};
 use crate::ops::across::Crossing;
@@ -312,6 +313,7 @@ pub(crate) fn record<const S: usize>(
     inputs: &[&Tensor],
     saved: [Option<Tensor>; S],
 ) -> NodeRef {
+    between::look();
     let mut nodes: Inputs = Default::default();
     for (to, from) in nodes.iter_mut().zip(inputs) {
         to.clone_from(&from.node);

@@ -22,6 +22,7 @@ mod philox;
 mod shape;
 
 mod arena;
+mod between;
 mod device;
 mod host_span;
 mod pool;
@@ -42,6 +43,7 @@ mod walk;
 mod whole;
 
 pub use arena::{Arena, Flat, Grads, Layout, Span};
+pub use between::looking;
 pub use device::Device;
 pub use dtype::{DType, Element, Float};
 pub use graph::{GradSink, Gradients, LeafId, no_grad, without_cheap};
