@@ -234,20 +234,25 @@ fn tell_beginning(args: &ScalingArgs, counts: &[usize], machine: Option<usize>) 
     busy
 }
 
-/// One point, of its runs: the fastest of them, since whatever disturbs one only makes it slower, and how far the others are from it.
+/// One point, of its runs: the middle one of them, and how far the others are from it. Where workers share cores the fastest has only been
+/// lucky, and one that was disturbed moves neither.
 fn summed(
     args: &ScalingArgs,
     machine: Option<usize>,
     (workers, batch): (usize, usize),
     runs: &[Middle],
 ) -> Measured {
-    let fastest =
-        runs.iter().min_by(|a, b| a.step_ms.total_cmp(&b.step_ms)).expect("there is a run at least");
-    let Middle { step_ms, parts } = *fastest;
-    let off = runs.iter().map(|run| (run.step_ms - step_ms).powi(2)).sum::<f64>();
-    let spread_ms = (off / (runs.len().max(2) - 1) as f64).sqrt();
+    let mut sorted = runs.to_vec();
+    sorted.sort_by(|a, b| a.step_ms.total_cmp(&b.step_ms));
+    let Middle { step_ms, parts } = sorted[(sorted.len() - 1) / 2];
+    let mut off: Vec<f64> = runs.iter().map(|run| (run.step_ms - step_ms).abs()).collect();
+    off.sort_by(f64::total_cmp);
+    let spread_ms = DEVIATIONS * (off[(off.len() - 1) / 2] + off[off.len() / 2]) / 2.0;
     Measured { at: at(args, machine, workers, batch as f64), parts, step_ms, spread_ms }
 }
+
+/// How many median deviations are a standard deviation, of values that are spread as errors are.
+const DEVIATIONS: f64 = 1.4826;
 
 fn at(args: &ScalingArgs, machine: Option<usize>, workers: usize, batch: f64) -> At {
     let cores = machine.map_or(workers as f64, |cores| cores as f64 / args.threads as f64);
@@ -475,5 +480,21 @@ mod tests {
         check(&["--workers", "1,2,4", "--hold-out", "3"], Err("--hold-out 3: is none"));
         check(&["--workers", "1,2,4", "--hold-out", "1"], Err("--hold-out 1: is none"));
         check(&["--workers", "1,2", "--hold-out", "2"], Err("less than two counts"));
+    }
+
+    #[test]
+    fn a_count_is_its_middle_run_and_one_that_was_disturbed_changes_nothing() {
+        let args = Typed::parse_from(["scaling"]).args;
+        let run = |step_ms| Middle { step_ms, parts: Parts { compute_ms: step_ms, ..Parts::default() } };
+        let check = |runs: &[f64], step_ms: f64, spread_ms: f64| {
+            let runs: Vec<Middle> = runs.iter().map(|&ms| run(ms)).collect();
+            let got = summed(&args, Some(2), (4, 8), &runs);
+            assert_eq!((got.step_ms, got.parts.compute_ms), (step_ms, step_ms), "{runs:?}");
+            assert!((got.spread_ms - DEVIATIONS * spread_ms).abs() < 1e-9, "{runs:?}: {got:?}");
+        };
+        check(&[7.0], 7.0, 0.0);
+        check(&[7.0, 9.0], 7.0, 1.0);
+        check(&[10.0, 11.0, 9.0], 10.0, 1.0);
+        check(&[10.0, 11.0, 9.0, 9.5, 500.0], 10.0, 1.0);
     }
 }

@@ -30,7 +30,7 @@ pub(super) struct At {
     pub(super) cores: f64,
 }
 
-/// What was measured there: medians over the steps of a run, of the fastest run, in milliseconds.
+/// What was measured there: the middle half of the steps of the middle run, in milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Measured {
     pub(super) at: At,
@@ -80,8 +80,8 @@ pub(super) struct Model {
 const WORK: [&str; 5] = ["a", "b", "g", "c", "d"];
 const INPUT: [&str; 1] = ["e"];
 
-/// Nothing is measured better than this part of it.
-const LEAST_ERROR: f64 = 0.01;
+/// How exact the two terms of sharing are at best, as a part of the step: how the scheduler deals with a count is a matter of luck, too.
+const LEAST_ERROR: f64 = 0.05;
 
 impl At {
     /// How many workers each core has.

@@ -7,16 +7,17 @@
 //!   scheduler moves workers about meanwhile, as it does after a while: they are late by `q` at most.
 //! - Whoever waits for words of another waits also until that one has a core: `w` for each turn beyond the first.
 //!
-//! How large q and w are is found by the measured counts that share cores. Before any was measured q is taken to be a slice and w a part
-//! of one, either to a factor; each measured point says how likely any pair of them is by how far off it would be. What is foretold is
-//! the mean over all pairs by their likelihood, and their spread is its uncertainty.
+//! How large q and w are is found by the measured counts that share cores. Before any was measured q is taken to be a slice and w half of
+//! one, since whoever comes while a slice runs finds half of it left; either to a factor. Each measured point says how likely any pair of
+//! them is by how far off it would be. What is foretold is the mean over all pairs by their likelihood, and their spread is its
+//! uncertainty.
 
 /// Slices of Linux are so long on one processor, and as much longer for each doubling of processors, up to eight; in milliseconds
 /// (`sysctl_sched_base_slice` in its kernel/sched/fair.c).
 const SLICE_MS: f64 = 0.7;
 const MOST_PROCESSORS: f64 = 8.0;
 /// How many slices q and w are likely to be before anything was measured, and the factor within which two of three would find them.
-const USUAL: (f64, f64) = (1.0, 0.25);
+const USUAL: (f64, f64) = (1.0, 0.5);
 const FACTOR: f64 = 3.0;
 /// The least and the most slices that are looked at, and how many steps there are from one to the next double.
 const LEAST: f64 = 1.0 / 64.0;
