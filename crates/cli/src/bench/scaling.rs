@@ -340,7 +340,8 @@ fn conclude(
 fn fields(args: &ScalingArgs, mode: Mode, model: &Model, measured: &[Measured]) -> Vec<PointFields> {
     let is_of = |point: &&Measured| (point.at.batch - mode.batch(args.batch, point.at.workers)).abs() < 0.5;
     let rate = |point: &Measured| 1e3 * point.at.workers as f64 * point.at.batch / point.step_ms.max(1e-9);
-    let alone = measured.iter().find(|point| point.at.workers == 1).map_or(1.0, rate);
+    // Others of one worker have fewer samples.
+    let alone = measured.iter().filter(is_of).find(|point| point.at.workers == 1).map_or(1.0, rate);
     let of = |point: &Measured| {
         let Measured { at, parts, step_ms, spread_ms } = *point;
         let predicted = model.predict(at);
