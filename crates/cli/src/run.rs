@@ -71,6 +71,9 @@ fn spec(args: &RunArgs) -> Result<LaunchSpec> {
         let text = "PROGRAM is missing: give it after the flags, as in `phalanx run -- ./train`";
         return Err(WrongUsage(text.into()).into());
     };
+    // Workers hold against each other what agents don't.
+    let unchecked = nodes.as_ref().is_some_and(|nodes| nodes.unchecked);
+    let variables = if unchecked { vec![(names::UNCHECKED.into(), "1".into())] } else { Vec::new() };
     let program = program::program(args, name, arguments);
     let held_signals = if is_training(&program) { vec![SIGUSR1] } else { Vec::new() };
     let run_id = match (&args.rdzv_id, &nodes) {
@@ -106,7 +109,7 @@ fn spec(args: &RunArgs) -> Result<LaunchSpec> {
         tls: args.tls || tls_is_asked_for()?,
         hang_limits: hang_limits(args.hang_timeout.as_deref())?,
         grace,
-        variables: Vec::new(),
+        variables,
     })
 }
 

@@ -51,7 +51,13 @@ pub(crate) fn train(args: &TrainArgs) -> Result<u8> {
         return Ok(0);
     }
     match WorkerEnv::from_env()? {
-        Some(env) => work(args, &recipe, &env),
+        Some(env) => {
+            // An agent has looked for all of its workers.
+            if env.coordinator.is_none() {
+                refuse_trouble()?;
+            }
+            work(args, &recipe, &env)
+        }
         None => lead(args, &recipe),
     }
 }
@@ -262,6 +268,10 @@ fn train_as(
     // The first rank's files are everyone's; the others only need names for them, until they are the first.
     let run_path = run_dir.as_ref().map(RunDir::path).or(args.out.as_deref()).or(env.run_dir.as_deref());
     let run_path = run_path.unwrap_or(Path::new("runs"));
+    // Whoever comes later finds a run that goes on.
+    if env.world_size > env.local_world_size && worker.group().generation().0 == 0 {
+        look_for_folder(worker, run_dir.as_ref().map(RunDir::path), recipe, env)?;
+    }
     let checkpoints = runs::checkpoints_of(run_path);
     let resume = args.resume || has_begun;
     if args.resume && worker.is_first() && !checkpoints.exists() {
@@ -304,6 +314,29 @@ fn train_as(
         first.event(&Event::Note { message: drain::told(why, steps, is_kept) });
     }
     Ok(End::Interrupted { steps, why })
+}
+
+/// Refuses a run whose folder isn't seen by all of its nodes where that loses something: a job of Slurm may begin again on other nodes, and
+/// of a checkpoint in parts each rank writes its own. Elsewhere it is only told.
+fn look_for_folder(
+    worker: &Worker,
+    run_dir: Option<&Path>,
+    recipe: &Recipe,
+    env: &WorkerEnv,
+) -> Result<(), Error> {
+    let error = match worker.look_for_folder(run_dir) {
+        Err(error @ Error::NotShared { .. }) => error,
+        looked => return looked,
+    };
+    let is_job = std::env::var("SLURM_JOB_ID").is_ok_and(|job| !job.is_empty());
+    let parts = recipe.checkpoint(PathBuf::new()).parts;
+    if (is_job || parts) && !env.unchecked {
+        return Err(error);
+    }
+    if worker.is_first() {
+        say(format_args!("note: {error}"));
+    }
+    Ok(())
 }
 
 /// The folder of a run that wasn't told where to be kept: one of its own, or that of the run which it goes on with.

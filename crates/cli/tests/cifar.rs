@@ -63,6 +63,20 @@ fn a_batch_of_one_image_is_refused_before_the_run_where_batch_norm_sees_one_pixe
         &["error: 50 samples in batches of 8 on 2 ranks: ", last, "parallel.sync_batch_norm=true"],
     );
     refused("1", "1", &["batches of 1 on 1 rank: each batch has 1 sample", "a --batch-size of at least 2"]);
+    // Blocks that are shared out by how long they take are measured before that is known.
+    for (strategy, batch, words) in [
+        ("place", "1", "each batch has 1 sample"),
+        ("pipeline", "4", "one of the 4 parts that each batch falls into has 1 sample"),
+        ("pipeline", "22", "one of the 4 parts that the last batch of an epoch falls into has 1 sample"),
+    ] {
+        let out = run("1", batch, &["--strategy", strategy]);
+        let message = text(&out.stderr);
+        assert_eq!(out.status.code(), Some(1), "{message}");
+        assert!(
+            message.contains(words) && message.contains("hint: take a") && !message.contains("panicked"),
+            "{message}"
+        );
+    }
     let steps = |out: &Output| events(out).iter().filter(|e| e["event"] == "step").count();
     assert_eq!(steps(&run("1", "7", &["--set", "train.drop_last=true"])), 7);
     assert_eq!(steps(&run("2", "8", &["--set", "parallel.sync_batch_norm=true"])), 4);

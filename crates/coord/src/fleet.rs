@@ -277,11 +277,13 @@ impl Fleet {
         if self.members.contains_key(&id) {
             return todo.push(Order::Refuse(id, "it has joined already".into()));
         }
-        if let Err(reason) = admit::admit(&self.terms, &here, &node) {
+        let clock_ms = self.began.1 + self.since_start(now).as_millis() as u64;
+        if let Err(reason) = admit::admit(&self.terms, &here, clock_ms, &node) {
+            // Those that wait for it would wait in vain.
+            todo.push(Order::Warn(format!("{} was refused: {reason}", node.host)));
             return todo.push(Order::Refuse(id, reason));
         }
-        let clock_ms = self.began.1 + self.since_start(now).as_millis() as u64;
-        todo.extend(admit::doubts(&self.terms, clock_ms, &node).map(Order::Warn));
+        todo.extend(admit::doubts(&self.terms, &node).map(Order::Warn));
         let host = node.host.clone();
         let (number, numbered, stage, seats) = (None, None, Stage::Ready, 0..0);
         let goes_on = self.goes_on();

@@ -48,7 +48,7 @@ fn join(coordinator: &Coordinator, secret: &Secret, host: &str) -> AgentLink {
         role: "default".into(),
         node_rank: None,
         terms: terms(),
-        clock_ms: 0,
+        clock_ms: Some(0),
     };
     link.say(&FromAgent::Join(node)).unwrap();
     link
@@ -211,7 +211,7 @@ fn who_is_no_agent_of_this_run_hears_why() {
         role: "default".into(),
         node_rank: None,
         terms: Terms { program: "q".into(), ..terms() },
-        clock_ms: 0,
+        clock_ms: Some(0),
     };
     link.say(&FromAgent::Join(node)).unwrap();
     let ToAgent::Refused { reason } = hear(&link) else { panic!("it was taken") };

@@ -77,7 +77,7 @@ fn agents_and_the_coordinator_hear_each_other() {
         role,
         node_rank: None,
         terms,
-        clock_ms: 0,
+        clock_ms: Some(0),
     };
     link.say(&FromAgent::Join(node)).unwrap();
     let mut beats = 0;

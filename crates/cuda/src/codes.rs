@@ -26,7 +26,7 @@ pub(crate) const fn meaning(code: i32) -> Option<(&'static str, &'static str)> {
         ),
         100 => (
             "no GPU that it may use",
-            "CUDA_VISIBLE_DEVICES may hide them, and a container needs to be given them (--gpus all)",
+            "CUDA_VISIBLE_DEVICES may hide them, a container needs to be given them (--gpus all), and a job of Slurm has to ask for them (--gpus-per-node)",
         ),
         101 => ("no GPU of that number", "CUDA_VISIBLE_DEVICES may name one that isn't there"),
         200 => ("machine code that is damaged", "remove the folder of compiled kernels"),

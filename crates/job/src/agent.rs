@@ -183,8 +183,8 @@ pub struct Node {
     pub node_rank: Option<u32>,
     /// What it takes the run to be.
     pub terms: Terms,
-    /// Its wall clock, in milliseconds since 1970.
-    pub clock_ms: u64,
+    /// Its wall clock, in milliseconds since 1970; none where it doesn't matter how that goes.
+    pub clock_ms: Option<u64>,
 }
 
 /// What all nodes of a run have to agree in.

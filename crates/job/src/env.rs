@@ -53,6 +53,8 @@ pub mod names {
     pub const ALLREDUCE: &str = "PHALANX_ALLREDUCE";
     /// When the time of the run is up, in seconds since 1970; 0 for never, whatever a batch system says.
     pub const END_TIME: &str = "PHALANX_END_TIME";
+    /// `1` to begin although clocks of nodes differ, or nodes don't share the run's folder; `0` is as if it weren't set.
+    pub const UNCHECKED: &str = "PHALANX_UNCHECKED";
     /// Set by torchrun where its agent listens at `MASTER_PORT` itself.
     pub const AGENT_STORE: &str = "TORCHELASTIC_USE_AGENT_STORE";
 }
@@ -102,16 +104,28 @@ pub struct WorkerEnv {
     pub tls: bool,
     /// The word for how all-reduces shall be carried out, if there is one. What it may be is not known here.
     pub all_reduce: Option<String>,
+    /// Whether the run begins although its nodes differ in what they should have alike.
+    pub unchecked: bool,
 }
 
 /// Whether these variables ask for TLS.
 pub fn wants_tls(get: impl Fn(&str) -> Option<String>) -> Result<bool, Error> {
-    match get(names::TLS).as_deref() {
+    is_on(names::TLS, get)
+}
+
+/// Whether these variables ask for a run that begins although its nodes differ in what they should have alike.
+pub fn is_unchecked(get: impl Fn(&str) -> Option<String>) -> Result<bool, Error> {
+    is_on(names::UNCHECKED, get)
+}
+
+/// Whether a variable that is `1` or `0` is on.
+fn is_on(name: &'static str, get: impl Fn(&str) -> Option<String>) -> Result<bool, Error> {
+    match get(name).as_deref() {
         None | Some("0" | "") => Ok(false),
         Some("1") => Ok(true),
         Some(value) => {
             let want = "must be 1 or 0".to_owned();
-            Err(Error::Variable { name: names::TLS, value: value.to_owned(), want })
+            Err(Error::Variable { name, value: value.to_owned(), want })
         }
     }
 }
@@ -283,6 +297,7 @@ impl WorkerEnv {
             transport,
             tls,
             all_reduce: get(names::ALLREDUCE),
+            unchecked: is_unchecked(get)?,
         }))
     }
 

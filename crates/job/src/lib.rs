@@ -23,6 +23,7 @@ mod agent;
 mod drain;
 mod env;
 mod error;
+mod host;
 mod link;
 mod message;
 mod pulse;
@@ -37,8 +38,9 @@ pub use agent::{
     Seat, Setback, Stage, Standing, StopWhy, Terms, ToAgent, WorkerFailure,
 };
 pub use drain::{DRAINED, end_time};
-pub use env::{SecretSource, Transport, WorkerEnv, names, port_of, wants_tls};
+pub use env::{SecretSource, Transport, WorkerEnv, is_unchecked, names, port_of, wants_tls};
 pub use error::Error;
+pub use host::{CLOCKS_APART, clock_ms, host_name, why_too_far_apart};
 pub use link::{Link, MAX_FRAME};
 pub use message::{Cause, FromWorker, Notice, Roster, ToWorker};
 pub use pulse::{Entered, Look, Monitor, Pulse, Section, Waiting};

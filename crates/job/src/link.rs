@@ -23,6 +23,8 @@ const LOOK: Duration = Duration::from_millis(5);
 const AGAIN: Duration = Duration::from_millis(300);
 /// How long a worker that can do without the coordinator waits before it tries again to reach it.
 const MEND: Duration = Duration::from_millis(500);
+/// How long whoever listens there may take to prove that it is the coordinator, however many ranks come at once.
+const PROOF_LIMIT: Duration = Duration::from_secs(30);
 /// How long an answer of the coordinator may take.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 
@@ -379,8 +381,24 @@ fn dial(address: SocketAddr, pass: &Pass, hello: &Hello, deadline: &Deadline) ->
         ErrorKind::ConnectionRefused => Attempt::Early(unreachable(error)),
         _ => Attempt::Vain(unreachable(error)),
     })?;
-    match Channel::dial(stream, pass, hello, deadline) {
+    prove(stream, address, (pass, hello), (deadline, PROOF_LIMIT))
+}
+
+/// Proves this rank and has the other end proven, until the deadline and for so long at most.
+fn prove(
+    stream: TcpStream,
+    address: SocketAddr,
+    (pass, hello): (&Pass, &Hello),
+    (deadline, limit): (&Deadline, Duration),
+) -> Result<Channel, Attempt> {
+    let soon = Deadline::after(deadline.remaining().min(limit));
+    match Channel::dial(stream, pass, hello, &soon) {
         Ok((stream, _)) => Ok(stream),
+        // Where something else listens rank 0 can't, and never will.
+        Err(HandshakeError::NotOurs) => Err(Attempt::Vain(Error::NotOurs { address })),
+        Err(HandshakeError::Io(error)) if error.kind() == ErrorKind::TimedOut && !deadline.expired() => {
+            Err(Attempt::Vain(Error::NotOurs { address }))
+        }
         // A coordinator that is beset by strangers may close a connection before it was proven.
         Err(HandshakeError::Io(error)) if is_hang_up(error.kind()) => {
             Err(Attempt::Early(Error::Broken { address, reason: error.to_string() }))
@@ -391,4 +409,29 @@ fn dial(address: SocketAddr, pass: &Pass, hello: &Hello, deadline: &Deadline) ->
 
 fn is_hang_up(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use phalanx_wire::Secret;
+    use std::net::TcpListener;
+
+    #[test]
+    fn what_says_nothing_is_not_the_coordinator() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let stream = TcpStream::connect(address).unwrap();
+        let pass = Pass::from(Secret::from_bytes([7; 32]));
+        let hello = Hello { purpose: PURPOSE.into(), rank: Rank(1), generation: Generation(0) };
+        let (deadline, limit) = (Deadline::after(Duration::from_secs(300)), Duration::from_millis(20));
+        match prove(stream, address, (&pass, &hello), (&deadline, limit)) {
+            Err(Attempt::Vain(error @ Error::NotOurs { .. })) => {
+                let hint = format!("ss -ltnp 'sport = :{}'", address.port());
+                assert!(error.to_string().contains(&hint), "{error}");
+            }
+            Err(Attempt::Vain(error) | Attempt::Early(error)) => panic!("{error}"),
+            Ok(_) => panic!("nobody has proven anything"),
+        }
+    }
 }

@@ -6,7 +6,6 @@ mod search;
 mod succeed;
 mod told;
 
-use crate::console::hostname;
 use crate::crew::Crew;
 use crate::given::{Given, descriptor, pass, whereabouts};
 use crate::news::News;
@@ -17,11 +16,11 @@ use crate::spec::{LaunchError, LaunchSpec, MAX_GRACE};
 use crate::supervise::replace;
 use crate::watch::Happened;
 use crate::worker::Ties;
-use meet::{Met, clock_ms, meet};
+use meet::{Met, meet};
 use phalanx_coord::Coordinator;
 use phalanx_job::{
     AGENT_BEAT, AgentLink, Claim, End, Error, FromAgent, Node, Seat, Standing, Terms, ToAgent, Whereabouts,
-    WorkerFailure,
+    WorkerFailure, clock_ms, host_name,
 };
 use phalanx_wire::{Generation, Pass, Rank};
 pub(crate) use search::Found;
@@ -119,7 +118,7 @@ pub(crate) fn run(crew: Crew<'_>, nodes: &Nodes) -> Result<Outcome, LaunchError>
     };
     let (kept, port) = reserve_port(crew.spec, &link)?;
     let node = Node {
-        host: hostname(),
+        host: host_name(),
         address: match &nodes.address {
             Some(address) => address.clone(),
             None => link.local_ip()?.to_string(),
@@ -131,7 +130,7 @@ pub(crate) fn run(crew: Crew<'_>, nodes: &Nodes) -> Result<Outcome, LaunchError>
         role: crew.spec.role.clone(),
         node_rank: nodes.node_rank,
         terms: terms.clone(),
-        clock_ms: clock_ms(),
+        clock_ms: (!nodes.unchecked).then(clock_ms),
     };
     let (whereabouts, whereabouts_fd) = whereabouts(link.coordinator())?;
     let mut agent = Agent {

@@ -5,7 +5,7 @@ use crate::news::News;
 use crate::output::{Console, Stream};
 use crate::prefix::{Named, Prefix};
 use crate::spec::{LaunchError, LaunchSpec};
-use nix::unistd::gethostname;
+use phalanx_job::host_name;
 use phalanx_wire::Rank;
 use std::io::Write;
 use std::sync::Arc;
@@ -30,12 +30,6 @@ pub(crate) fn outlet<T: Send + 'static>(
     });
     thread.map_err(LaunchError::system("a thread for the console"))?;
     Ok(sender)
-}
-
-/// What people call this machine.
-pub(crate) fn hostname() -> String {
-    let host = gethostname().ok().and_then(|name| name.into_string().ok()).unwrap_or_default();
-    host.split('.').next().unwrap_or_default().to_owned()
 }
 
 /// The way of the workers' lines to the console.
@@ -80,7 +74,7 @@ impl Lines {
             queue,
             template,
             role: spec.role.clone(),
-            hostname: hostname(),
+            hostname: host_name(),
             backlog: Backlog::default(),
         })
     }

@@ -24,4 +24,6 @@ pub struct Nodes {
     pub program: String,
     /// Its arguments.
     pub arguments: Vec<String>,
+    /// Whether it doesn't matter that the clocks of nodes differ.
+    pub unchecked: bool,
 }

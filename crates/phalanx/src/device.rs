@@ -76,7 +76,7 @@ impl DeviceSpec {
         }
     }
 
-    /// The device of the rank with this local rank, with so many threads where it is the CPU; `debug_sync` says whether every launch on
+    /// The device of a rank, where each has the GPU of its local rank, with so many threads where it is the CPU; `debug_sync` says whether every launch on
     /// a GPU is waited for. Compiled kernels are kept in the user's cache folder. Fails where there is no such device, and says what to
     /// do.
     pub fn open(self, threads: usize, local_rank: usize, debug_sync: DebugSync) -> Result<Device, Error> {

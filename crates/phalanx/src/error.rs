@@ -37,8 +37,7 @@ pub enum Error {
     },
     /// A batch norm would see a single value.
     #[error(
-        "{samples} samples in batches of {batch_size} on {dealt_to}: {} has 1 sample, of which this model's batch norm sees 1 value per channel, and training needs more than 1\nhint: {hint}",
-        if *batch_size == 1 { "each batch" } else { "the last batch of an epoch" }
+        "{samples} samples in batches of {batch_size} on {dealt_to}: {which} has 1 sample, of which this model's batch norm sees 1 value per channel, and training needs more than 1\nhint: {hint}"
     )]
     SingleValue {
         /// How many samples an epoch trains on.
@@ -47,6 +46,8 @@ pub enum Error {
         batch_size: usize,
         /// How many of these there are, in words.
         dealt_to: String,
+        /// Which batches, or parts of them, are too small.
+        which: String,
         /// What to do.
         hint: String,
     },
@@ -87,7 +88,7 @@ pub enum Error {
     #[error(
         "--device {asked}: there is no GPU {number}, there are {present} that this process may see\nhint: {}",
         match asked {
-            DeviceSpec::Cuda(None) => "take as many workers as there are GPUs, or --device cuda:0, which all of them share",
+            DeviceSpec::Cuda(None) => "take as many workers as there are GPUs, or --device cuda:0, which all of them share; under Slurm --gpus-per-node says how many there are",
             _ => "GPUs are counted from 0, among those in CUDA_VISIBLE_DEVICES where that is set",
         }
     )]
@@ -194,6 +195,21 @@ pub enum Error {
     Interrupted {
         /// How many were made.
         steps: u64,
+    },
+    /// A rank doesn't see the folder that the run is kept in.
+    #[error(
+        "rank {rank} on {host} doesn't see {folder} of rank 0 on {first}: that file system isn't shared, and this run, begun again on other nodes, would find none of its checkpoints\nhint: name a folder that all nodes see, as in --out /shared/run, or under Slurm begin there: #SBATCH --chdir=/shared/folder; PHALANX_UNCHECKED=1 begins all the same",
+        folder = folder.display()
+    )]
+    NotShared {
+        /// The folder.
+        folder: std::path::PathBuf,
+        /// The first rank that doesn't see it, and what its node is called.
+        rank: usize,
+        /// See above.
+        host: String,
+        /// What the node of rank 0 is called.
+        first: String,
     },
     /// A recipe asks for something that isn't there.
     #[error("{0}")]

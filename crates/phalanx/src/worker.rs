@@ -2,10 +2,12 @@
 
 mod arrival;
 mod loss;
+mod nodes;
 mod regroup;
 mod threads;
 
 pub use arrival::Arrival;
+pub(crate) use nodes::share;
 
 use crate::device::DeviceSpec;
 use crate::error::Error;
@@ -158,6 +160,9 @@ impl Worker {
         })?;
         drop(waiting);
         let group = group.with_algorithm(algorithm);
+        if env.coordinator.is_none() && !env.unchecked {
+            nodes::compare_clocks(&group)?;
+        }
         group.on_wait(Arc::new(Waits(pulse.clone())));
         if let Some(run_dir) = &run_dir {
             record_flights(&group, run_dir.clone());

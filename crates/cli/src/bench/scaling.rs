@@ -5,6 +5,7 @@ mod busy;
 mod draw;
 mod measure;
 mod model;
+mod sharing;
 
 use super::at_least_one;
 use crate::args::{ScalingArgs, WrongUsage};
@@ -14,7 +15,7 @@ use crate::trial::data_for;
 use advice::{Expected, Mode, WORTH, expected, worth};
 use anyhow::{Context, Result};
 use draw::Curve;
-use measure::{Jobs, Medians, Place, Sort, measure};
+use measure::{Jobs, Middle, Place, Sort, measure};
 use model::{At, Measured, Model, Parts, Predicted};
 use phalanx::cores;
 use serde::Serialize;
@@ -117,7 +118,7 @@ pub(super) fn scaling(args: &ScalingArgs) -> Result<()> {
     let sort = Sort { recipe, more: &more, threads, warm_up, steps, folder: &folder };
     let machine = matches!(place, Place::Here).then(cores);
     let busy = tell_beginning(args, &counts, machine);
-    let mut medians: Vec<Vec<Medians>> = vec![Vec::new(); asked.len()];
+    let mut middles: Vec<Vec<Middle>> = vec![Vec::new(); asked.len()];
     // In turns, so that what comes and goes on the machine meets all of them.
     for run in 0..args.runs {
         for (which, &(workers, batch)) in asked.iter().enumerate() {
@@ -129,11 +130,11 @@ pub(super) fn scaling(args: &ScalingArgs) -> Result<()> {
                 args.runs,
                 measured.step_ms
             ));
-            medians[which].push(measured);
+            middles[which].push(measured);
         }
     }
     let measured: Vec<Measured> =
-        asked.iter().zip(&medians).map(|(&point, runs)| summed(args, machine, point, runs)).collect();
+        asked.iter().zip(&middles).map(|(&point, runs)| summed(args, machine, point, runs)).collect();
     conclude(args, &modes, (machine, busy), &measured)
 }
 
@@ -178,7 +179,12 @@ fn points(args: &ScalingArgs, modes: &[Mode], counts: &[usize]) -> Result<Vec<(u
                     args.batch
                 )));
             }
-            all.push((workers, mode.batch(args.batch, workers) as usize));
+            let batch = mode.batch(args.batch, workers) as usize;
+            all.push((workers, batch));
+            if !args.hold_out.contains(&workers) {
+                // What so few samples take is best seen where nobody shares anything.
+                all.push((1, batch));
+            }
         }
     }
     all.sort_unstable();
@@ -228,20 +234,25 @@ fn tell_beginning(args: &ScalingArgs, counts: &[usize], machine: Option<usize>) 
     busy
 }
 
-/// One point, of its runs: the fastest of them, since whatever disturbs one only makes it slower, and how far the others are from it.
+/// One point, of its runs: the middle one of them, and how far the others are from it. Where workers share cores the fastest has only been
+/// lucky, and one that was disturbed moves neither.
 fn summed(
     args: &ScalingArgs,
     machine: Option<usize>,
     (workers, batch): (usize, usize),
-    runs: &[Medians],
+    runs: &[Middle],
 ) -> Measured {
-    let fastest =
-        runs.iter().min_by(|a, b| a.step_ms.total_cmp(&b.step_ms)).expect("there is a run at least");
-    let Medians { step_ms, parts } = *fastest;
-    let off = runs.iter().map(|run| (run.step_ms - step_ms).powi(2)).sum::<f64>();
-    let spread_ms = (off / (runs.len().max(2) - 1) as f64).sqrt();
+    let mut sorted = runs.to_vec();
+    sorted.sort_by(|a, b| a.step_ms.total_cmp(&b.step_ms));
+    let Middle { step_ms, parts } = sorted[(sorted.len() - 1) / 2];
+    let mut off: Vec<f64> = runs.iter().map(|run| (run.step_ms - step_ms).abs()).collect();
+    off.sort_by(f64::total_cmp);
+    let spread_ms = DEVIATIONS * (off[(off.len() - 1) / 2] + off[off.len() / 2]) / 2.0;
     Measured { at: at(args, machine, workers, batch as f64), parts, step_ms, spread_ms }
 }
+
+/// How many median deviations are a standard deviation, of values that are spread as errors are.
+const DEVIATIONS: f64 = 1.4826;
 
 fn at(args: &ScalingArgs, machine: Option<usize>, workers: usize, batch: f64) -> At {
     let cores = machine.map_or(workers as f64, |cores| cores as f64 / args.threads as f64);
@@ -382,10 +393,13 @@ fn tell_model(model: &Model) {
         .map(|(name, value)| format!("{name} = {value:.4}"))
         .collect();
     print(
-        "model: a step of n workers with B samples each takes s (a B + b + g B u + e B) + c log2 n + d (n-1)/n, in ms;",
+        "model: a step of n workers with B samples each takes s (a B + b + g B u + e B + c log2 m + d (m-1)/m), in ms;",
+    );
+    print(
+        "  where s > 1, those on cores with a worker more are late by q at most, and each waits w (s-1) for turns;",
     );
     print(format_args!(
-        "  s: turns until each had its cores, u: how many of the others are busy; {}, all else 0",
+        "  s: workers for each core, or 1 where each has its own, m: n, or as many as run at once, u: how many of the others are busy; {}, all else 0",
         used.join(", ")
     ));
 }
@@ -449,8 +463,13 @@ mod tests {
                 (got, want) => panic!("{flags:?}: {got:?} and not {want:?}"),
             }
         };
-        check(&["--workers", "1,2"], Ok(&[(1, 64), (2, 32), (2, 64)]));
-        check(&["--workers", "2,4"], Ok(&[(1, 64), (2, 32), (2, 64), (4, 16), (4, 64)]));
+        check(&["--workers", "1,2"], Ok(&[(1, 32), (1, 64), (2, 32), (2, 64)]));
+        check(&["--workers", "2,4"], Ok(&[(1, 16), (1, 32), (1, 64), (2, 32), (2, 64), (4, 16), (4, 64)]));
+        // What a count that is held out would have is left to the model.
+        check(
+            &["--workers", "1,2,4", "--hold-out", "4"],
+            Ok(&[(1, 32), (1, 64), (2, 32), (2, 64), (4, 16), (4, 64)]),
+        );
         check(
             &["--workers", "1,2,3,4"],
             Err("--batch 64: isn't dealt evenly to 3 workers\nhint: --batch 72"),
@@ -461,5 +480,21 @@ mod tests {
         check(&["--workers", "1,2,4", "--hold-out", "3"], Err("--hold-out 3: is none"));
         check(&["--workers", "1,2,4", "--hold-out", "1"], Err("--hold-out 1: is none"));
         check(&["--workers", "1,2", "--hold-out", "2"], Err("less than two counts"));
+    }
+
+    #[test]
+    fn a_count_is_its_middle_run_and_one_that_was_disturbed_changes_nothing() {
+        let args = Typed::parse_from(["scaling"]).args;
+        let run = |step_ms| Middle { step_ms, parts: Parts { compute_ms: step_ms, ..Parts::default() } };
+        let check = |runs: &[f64], step_ms: f64, spread_ms: f64| {
+            let runs: Vec<Middle> = runs.iter().map(|&ms| run(ms)).collect();
+            let got = summed(&args, Some(2), (4, 8), &runs);
+            assert_eq!((got.step_ms, got.parts.compute_ms), (step_ms, step_ms), "{runs:?}");
+            assert!((got.spread_ms - DEVIATIONS * spread_ms).abs() < 1e-9, "{runs:?}: {got:?}");
+        };
+        check(&[7.0], 7.0, 0.0);
+        check(&[7.0, 9.0], 7.0, 1.0);
+        check(&[10.0, 11.0, 9.0], 10.0, 1.0);
+        check(&[10.0, 11.0, 9.0, 9.5, 500.0], 10.0, 1.0);
     }
 }

@@ -50,6 +50,10 @@ pub(crate) struct RunArgs {
     /// of ours. The same on all nodes.
     #[arg(long)]
     pub(crate) tls: bool,
+    /// Start in spite of what nodes differ in, as PHALANX_UNCHECKED=1 does: what the look at --hosts has found, clocks, and folders that
+    /// aren't shared.
+    #[arg(long)]
+    pub(crate) unchecked: bool,
     /// The address at which other nodes reach this one [default: that from which it reaches the first node].
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) local_addr: Option<String>,

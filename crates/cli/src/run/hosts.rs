@@ -58,9 +58,6 @@ pub(crate) struct HostsArgs {
     /// How long hosts may take to answer, and may then hear nothing of this command before they stop their workers, in seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 60.0, requires = "hosts")]
     pub(crate) hosts_patience: f64,
-    /// Start in spite of what the look at the hosts has found.
-    #[arg(long, requires = "hosts")]
-    pub(crate) unchecked: bool,
 }
 
 /// What is heard and not yet heeded.
@@ -97,7 +94,7 @@ pub(crate) fn run(args: &RunArgs, text: &str) -> Result<u8> {
     };
     let said = compare(&looked, &wanted);
     said.told.iter().for_each(say);
-    if !said.refused.is_empty() && !typed.unchecked {
+    if !said.refused.is_empty() && !args.unchecked {
         said.refused.iter().for_each(|line| say(format_args!("error: {line}")));
         bail!("nothing was started: --unchecked starts in spite of this");
     }

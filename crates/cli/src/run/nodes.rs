@@ -2,7 +2,7 @@
 
 use super::flags::RunArgs;
 use crate::args::WrongUsage;
-use phalanx_job::SecretSource;
+use phalanx_job::{SecretSource, is_unchecked};
 use phalanx_launch::{Nodes, Patience};
 use std::ffi::OsString;
 use std::path::Path;
@@ -70,8 +70,15 @@ pub(super) fn meeting(args: &RunArgs, typed: &[OsString]) -> Result<(Meeting, Op
         address: args.local_addr.clone(),
         program: program.to_string_lossy().into_owned(),
         arguments: words.collect(),
+        unchecked: unchecked(args)?,
     };
     Ok(((LOCALHOST.into(), port), Some(several)))
+}
+
+/// Whether it doesn't matter in what nodes differ.
+pub(super) fn unchecked(args: &RunArgs) -> Result<bool, WrongUsage> {
+    let set = is_unchecked(|name| std::env::var(name).ok()).map_err(|error| WrongUsage(error.to_string()))?;
+    Ok(args.unchecked || set)
 }
 
 /// The number that this machine was given, if it was given one: by its flag, or as a setting of the rendezvous.

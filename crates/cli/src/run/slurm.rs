@@ -8,20 +8,35 @@ use phalanx_job::slurm::{AgentPlace, node_address, trouble};
 use std::net::ToSocketAddrs;
 use std::path::Path;
 
-/// The flags with what Slurm says in the place of those that are missing. Whoever says where nodes meet is asked for all of it.
+/// The flags with what Slurm says in the place of those that are missing. Whoever says where nodes meet is asked for all of it, but for
+/// their number.
 pub(super) fn placed(args: &RunArgs, get: impl Fn(&str) -> Option<String>) -> Result<RunArgs, WrongUsage> {
     let mut args = args.clone();
     let typed = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
     let set_rank = get("RANK").is_some_and(|rank| !rank.is_empty());
-    if args.standalone || set_rank || typed(&args.rdzv_endpoint) || args.master_addr.is_some() {
+    if args.standalone || set_rank {
+        return Ok(args);
+    }
+    if typed(&args.rdzv_endpoint) || args.master_addr.is_some() {
+        let here = |host: &str| ["localhost", "127.", "[::1]"].iter().any(|own| host.starts_with(own));
+        let meets = args.master_addr.iter().chain(&args.rdzv_endpoint).any(|host| !here(host));
+        // Without a number each node would be a run of its own, at a place where others come, too.
+        if args.nnodes.is_none() && meets {
+            args.nnodes = place(&get)?.map(|place| place.nodes.to_string());
+        }
         return Ok(args);
     }
     let is_alone = get("SLURM_STEP_NUM_TASKS").is_some_and(|tasks| tasks == "1");
-    let place = AgentPlace::from_variables(get).map_err(|error| WrongUsage(error.to_string()))?;
-    let Some(place) = place else {
-        // Of MIN:MAX nodes the job has got one, and no other can come into its step.
-        if is_alone && args.nnodes.as_deref().is_some_and(|text| text.starts_with("1:")) {
-            args.nnodes = None;
+    let Some(place) = place(&get)? else {
+        if let (true, Some(text)) = (is_alone, &args.nnodes) {
+            let (least, most) = nodes(text)?;
+            if least > 1 {
+                return Err(WrongUsage(unlike(text, least, 1)));
+            }
+            if most > 1 {
+                // Of MIN:MAX nodes the job has got one, and no other can come into its step.
+                args.nnodes = None;
+            }
         }
         return Ok(args);
     };
@@ -30,9 +45,7 @@ pub(super) fn placed(args: &RunArgs, get: impl Fn(&str) -> Option<String>) -> Re
         None => (place.nodes, place.nodes),
     };
     if place.nodes < least || (least == most && place.nodes != most) {
-        let (typed, step) = (args.nnodes.unwrap_or_default(), place.nodes);
-        let hint = format!("leave it out, or ask for as many: srun -N{least} --ntasks-per-node=1 ...");
-        return Err(WrongUsage(format!("--nnodes {typed}: this step of Slurm has {step} nodes; {hint}")));
+        return Err(WrongUsage(unlike(&args.nnodes.unwrap_or_default(), least, place.nodes)));
     }
     if least == most && args.node_rank.is_none() {
         args.node_rank = Some(place.node as u32);
@@ -41,6 +54,18 @@ pub(super) fn placed(args: &RunArgs, get: impl Fn(&str) -> Option<String>) -> Re
     args.rdzv_id.get_or_insert_with(|| place.run_id.clone());
     args.rdzv_endpoint = Some(format!("{}:{}", address(&place.first_node), port_of(&place.run_id)));
     Ok(args)
+}
+
+/// The place of this process among the nodes of its step.
+fn place(get: &impl Fn(&str) -> Option<String>) -> Result<Option<AgentPlace>, WrongUsage> {
+    AgentPlace::from_variables(get).map_err(|error| WrongUsage(error.to_string()))
+}
+
+/// What to say of a number of nodes that isn't the step's.
+fn unlike(typed: &str, least: usize, step: usize) -> String {
+    let has = if step == 1 { "1 node".into() } else { format!("{step} nodes") };
+    let hint = format!("leave it out, or ask for as many: srun -N{least} --ntasks-per-node=1 ...");
+    format!("--nnodes {typed}: this step of Slurm has {has}; {hint}")
 }
 
 /// Fails where this process is in a job of Slurm that can't do what it asks for.
@@ -108,6 +133,12 @@ mod tests {
         check(&["--standalone"], "8", Ok(("", None, "", false)));
         check(&["--nnodes", "2", "--rdzv-endpoint", "h:1"], "2", Ok(("2", None, "", false)));
         check(&["--nnodes", "2", "--master-addr", "h"], "2", Ok(("2", None, "", false)));
+        // Two nodes that meet are no two runs; those that each stay at home are.
+        check(&["--rdzv-endpoint", "h:1"], "2", Ok(("2", None, "", false)));
+        check(&["--rdzv-endpoint", "localhost:0"], "2", Ok(("", None, "", false)));
+        check(&["--nnodes", "1:2"], "1", Ok(("", None, "", false)));
+        check(&["--nnodes", "2", "--rdzv-endpoint", "h:1"], "1", Ok(("2", None, "", false)));
+        check(&["--nnodes", "2"], "1", Err("--nnodes 2: this step of Slurm has 1 node; leave it out"));
         check(&["--nnodes", "3"], "2", Err("--nnodes 3: this step of Slurm has 2 nodes"));
         check(&["--nnodes", "1"], "2", Err("--nnodes 1: this step"));
         check(&["--nnodes", "3:4"], "2", Err("srun -N3 --ntasks-per-node=1"));

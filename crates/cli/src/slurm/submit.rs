@@ -113,6 +113,13 @@ fn submission(args: &SubmitArgs) -> Result<Submission> {
         let want = "must be numbers, as in 0-15 or 1-9%3";
         return Err(WrongUsage(format!("--array {array}: {want}")).into());
     }
+    if let Some(partition) = &args.partition
+        && (partition.is_empty() || partition.chars().any(|c| c.is_whitespace() || c.is_control()))
+    {
+        let want =
+            "must be the name of a partition, or several with commas between them\nhint: sinfo -s names them";
+        return Err(WrongUsage(format!("--partition {partition:?}: {want}")).into());
+    }
     for option in &args.sbatch {
         if !option.starts_with('-') || option.contains('\n') {
             let want = "must be an option with its dashes, as in --sbatch=--account=lab";

@@ -20,6 +20,11 @@ pub(crate) struct Cluster {
 impl Cluster {
     /// A cluster of nodes `n1`, `n2` and so on; none, aloud, where Slurm isn't installed.
     pub(crate) fn start(nodes: usize) -> Option<Cluster> {
+        Cluster::with_gpus(nodes, 0)
+    }
+
+    /// The same with so many GPUs on each node, as far as Slurm deals them out: it is told of other devices in their place.
+    pub(crate) fn with_gpus(nodes: usize, gpus: usize) -> Option<Cluster> {
         for program in ["slurmctld", "slurmd", "munged", "srun"] {
             if which(program).is_none() {
                 eprintln!("skipped: there is no {program} here (Debian's packages slurm-wlm and munge)");
@@ -29,7 +34,7 @@ impl Cluster {
         let folder = tempfile::Builder::new().prefix("phalanx-slurm-").tempdir().unwrap();
         let mut cluster = Cluster { folder, daemons: Vec::new() };
         cluster.start_munge();
-        cluster.write_conf(nodes);
+        cluster.write_conf(nodes, gpus);
         cluster.start_daemon("slurmctld", &["-D", "-c"]);
         for node in 1..=nodes {
             cluster.start_daemon("slurmd", &["-D", "-N", &format!("n{node}")]);
@@ -71,7 +76,7 @@ impl Cluster {
         }
     }
 
-    fn write_conf(&self, nodes: usize) {
+    fn write_conf(&self, nodes: usize, gpus: usize) {
         let host = nix::unistd::gethostname().unwrap().into_string().unwrap();
         let host = host.split('.').next().unwrap();
         let user = nix::unistd::User::from_uid(nix::unistd::getuid()).unwrap().unwrap().name;
@@ -91,9 +96,19 @@ impl Cluster {
             ports[0],
             ports[0]
         );
+        let mut gres = String::new();
+        for device in ["/dev/null", "/dev/zero", "/dev/full", "/dev/random"].iter().take(gpus) {
+            gres += &format!("NodeName=n[1-{nodes}] Name=gpu File={device}\n");
+        }
+        let mut has = String::new();
+        if gpus > 0 {
+            fs::write(self.path("gres.conf"), gres).unwrap();
+            conf += "GresTypes=gpu\n";
+            has = format!("Gres=gpu:{gpus} ");
+        }
         for (node, port) in (1..=nodes).zip(&ports[1..]) {
             conf += &format!(
-                "NodeName=n{node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=8 State=UNKNOWN\n"
+                "NodeName=n{node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=8 {has}State=UNKNOWN\n"
             );
         }
         // Jobs of the second take nodes from those of the first, which have a minute to end.

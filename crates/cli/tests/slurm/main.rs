@@ -3,7 +3,11 @@
 
 mod cluster;
 mod ends;
+#[path = "../../../phalanx/tests/gpu/fake.rs"]
+mod fake;
+mod gpus;
 mod lint;
+mod nodes;
 mod scaling;
 mod trouble;
 #[path = "../user/mod.rs"]
@@ -270,6 +274,7 @@ fn a_dry_run_prints_the_script_and_needs_no_slurm() {
     check(&dry(&["--array", "a-b", "mnist"]), 2, &["--array a-b"]);
     check(&dry(&["--nproc-per-node", "0", "mnist"]), 2, &["--nproc-per-node 0"]);
     check(&dry(&["--name", "a b", "mnist"]), 2, &["--name \"a b\""]);
+    check(&dry(&["--partition", "a\nrm", "mnist"]), 2, &["--partition \"a\\nrm\"", "hint: sinfo -s"]);
     check(&dry(&["--sbatch", "account=lab", "mnist"]), 2, &["with its dashes"]);
 }
 

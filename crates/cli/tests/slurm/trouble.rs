@@ -28,25 +28,24 @@ fn a_script_of_several_nodes_without_srun_is_refused() {
 #[test]
 fn a_folder_that_is_not_on_the_node_is_told() {
     let Some(cluster) = Cluster::start(1) else { return };
-    let kept = tempfile::tempdir().unwrap();
-    let (gone, output) = (tempfile::tempdir().unwrap(), kept.path().join("job.out"));
-    let mut sbatch = cluster.command("sbatch");
-    sbatch.current_dir(gone.path()).args(["--parsable", "--hold", &format!("--output={}", output.display())]);
-    let out =
-        cluster.attempt(sbatch.arg(format!("--wrap={PHALANX} train mnist-mini --steps 1; echo code $?")));
-    let job = text(&out.stdout).trim().to_owned();
-    let folder = gone.path().to_owned();
-    // What the node doesn't see isn't there.
-    gone.close().unwrap();
-    cluster.run("scontrol", &["release", &job]);
-    let said = || fs::read_to_string(&output).unwrap_or_default();
-    until("the job doesn't end", &cluster, || said().contains("code "));
-    let want = format!("was submitted in {}, which isn't on n1", folder.display());
-    assert!(
-        said().contains(&want) && said().contains("#SBATCH --chdir=") && said().contains("code 2"),
-        "{}",
-        said()
-    );
+    for srun in ["", "srun "] {
+        let kept = tempfile::tempdir().unwrap();
+        let (gone, output) = (tempfile::tempdir().unwrap(), kept.path().join("job.out"));
+        let mut sbatch = cluster.command("sbatch");
+        let command = format!("--wrap={srun}{PHALANX} train mnist-mini --steps 1; echo code $?");
+        sbatch.current_dir(gone.path()).args(["--parsable", "--hold", "--ntasks=2", &command]);
+        let out = cluster.attempt(sbatch.arg(format!("--output={}", output.display())));
+        let job = text(&out.stdout).trim().to_owned();
+        let folder = gone.path().to_owned();
+        // What the node doesn't see isn't there.
+        gone.close().unwrap();
+        cluster.run("scontrol", &["release", &job]);
+        let said = || fs::read_to_string(&output).unwrap_or_default();
+        until("the job doesn't end", &cluster, || said().contains("code "));
+        let want = format!("was submitted in {}, which isn't on n1", folder.display());
+        let (said, told) = (said(), [want.as_str(), "#SBATCH --chdir=", "code 2"]);
+        assert!(told.iter().all(|word| said.contains(word)), "{srun}: {said}");
+    }
 }
 
 #[test]

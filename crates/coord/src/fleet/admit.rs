@@ -1,13 +1,9 @@
 //! Whether a node fits into a run: what refuses it, and what is only said.
 
-use phalanx_job::{Node, Terms};
-use std::time::Duration;
+use phalanx_job::{Node, Terms, why_too_far_apart};
 
-/// Clocks that are further apart make logs hard to compare.
-const CLOCKS_APART: Duration = Duration::from_secs(60);
-
-/// Takes the newcomer into a run whose nodes are `here`, or says why not.
-pub(super) fn admit(terms: &Terms, here: &[&Node], newcomer: &Node) -> Result<(), String> {
+/// Takes the newcomer into a run whose nodes are `here`, or says why not; `clock_ms` is what the wall clock here shows.
+pub(super) fn admit(terms: &Terms, here: &[&Node], clock_ms: u64, newcomer: &Node) -> Result<(), String> {
     let theirs = &newcomer.terms;
     let another = "hint: another run with another --rdzv-id may use the same endpoint";
     if theirs.program != terms.program {
@@ -39,24 +35,16 @@ pub(super) fn admit(terms: &Terms, here: &[&Node], newcomer: &Node) -> Result<()
         let (most, hosts) = (terms.most, hosts.join(", "));
         return Err(format!("all {most} nodes of this run are there: {hosts}\n{another}"));
     }
-    Ok(())
+    let apart = newcomer.clock_ms.and_then(|theirs| why_too_far_apart(&newcomer.host, theirs, clock_ms));
+    apart.map_or(Ok(()), Err)
 }
 
-/// What people should know of a newcomer that is taken; `clock_ms` is what the wall clock here shows.
-pub(super) fn doubts(terms: &Terms, clock_ms: u64, newcomer: &Node) -> impl Iterator<Item = String> {
+/// What people should know of a newcomer that is taken.
+pub(super) fn doubts(terms: &Terms, newcomer: &Node) -> Option<String> {
     let host = &newcomer.host;
-    let apart = Duration::from_millis(newcomer.clock_ms.abs_diff(clock_ms));
-    let direction = if newcomer.clock_ms > clock_ms { "ahead of" } else { "behind" };
-    let clock = (apart > CLOCKS_APART).then(|| {
-        let seconds = apart.as_secs();
-        format!(
-            "the clock of {host} is {seconds} s {direction} the first node's: times in logs can't be compared"
-        )
-    });
-    let arguments = (newcomer.terms.arguments != terms.arguments).then(|| {
+    (newcomer.terms.arguments != terms.arguments).then(|| {
         let shown = |arguments: &[String]| arguments.join(" ");
         let (ours, theirs) = (shown(&terms.arguments), shown(&newcomer.terms.arguments));
         format!("{host} gives the program other arguments than the first node: `{theirs}`, not `{ours}`")
-    });
-    clock.into_iter().chain(arguments)
+    })
 }

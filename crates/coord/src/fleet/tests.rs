@@ -37,7 +37,7 @@ fn node(host: &str, workers: u32, terms: &Terms) -> Node {
         role: "default".into(),
         node_rank: None,
         terms: terms.clone(),
-        clock_ms: 0,
+        clock_ms: Some(0),
     }
 }
 
@@ -164,6 +164,8 @@ fn end(orders: &[Order]) -> EndWhy {
 fn refused(orders: &[Order]) -> &str {
     match orders {
         [Order::Refuse(_, reason)] => reason,
+        // Those that are there hear of it, too.
+        [Order::Warn(told), Order::Refuse(_, reason)] if told.ends_with(reason) => reason,
         _ => panic!("not refused: {orders:?}"),
     }
 }
@@ -471,6 +473,8 @@ fn who_does_not_fit_is_refused_at_once() {
     check(&[], with(&|terms| terms.most = 3), &["--nnodes 2:2, not 2:3"]);
     check(&[], with(&|terms| terms.max_restarts = 0), &["--max-restarts 3, not 0"]);
     check(&[], Node { workers: 0, ..fits() }, &["at least one worker"]);
+    let far = ["the clock of n9 is 3600 s ahead of the first node's", "hint: set it right", "--exclude=n9"];
+    check(&[], Node { clock_ms: Some(3_600_000), ..fits() }, &far);
     check(&[], Node { node_rank: Some(2), ..fits() }, &["--node-rank 2: must be below --nnodes, which is 2"]);
     check(&[1], Node { node_rank: Some(1), ..fits() }, &["--node-rank 1 is taken, by n1"]);
     check(&[0, 1], fits(), &["all 2 nodes", "n0, n1"]);
@@ -492,11 +496,12 @@ fn what_is_odd_is_said() {
         }
     };
     let ours = terms(2, 2, 0);
-    let at = |clock_ms| Node { clock_ms, ..node("n1", 1, &ours) };
-    check(at(10_000), None);
-    check(at(69_000), None);
-    check(at(3_610_000), Some("n1 is 3600 s ahead of the first node's"));
-    let mut other = at(10_000);
+    let usual = || Node { clock_ms: Some(10_000), ..node("n1", 1, &ours) };
+    check(usual(), None);
+    check(Node { clock_ms: Some(39_000), ..usual() }, None);
+    check(Node { clock_ms: None, ..usual() }, None);
+    check(Node { clock_ms: Some(3_610_000), ..usual() }, Some("n1 was refused: the clock of n1 is 3600 s"));
+    let mut other = usual();
     other.terms.arguments.pop();
     check(other, Some("`--lr`, not `--lr 1`"));
 }

@@ -2,8 +2,22 @@
 #pragma once
 #include "fake.h"
 
+// How many of the GPUs that are there a process sees: those of CUDA_VISIBLE_DEVICES, up to the first that isn't there.
+inline int visible(int present) {
+    const char *list = std::getenv("CUDA_VISIBLE_DEVICES");
+    if (!list) return present;
+    for (int n = 0;; n++) {
+        char *end;
+        const long number = std::strtol(list, &end, 10);
+        if (end == list || number < 0 || number >= present) return n;
+        if (*end != ',') return n + 1;
+        list = end + 1;
+    }
+}
+
 API int cuInit(unsigned) {
     return plain("cuInit", [] {
+        if (!fake.is_up) fake.n_gpus = visible(fake.n_gpus);
         fake.is_up = true;
         return fake.n_gpus ? SUCCESS : NO_DEVICE;
     });

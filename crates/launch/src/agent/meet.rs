@@ -6,11 +6,11 @@ use crate::nodes::Nodes;
 use crate::report::Report;
 use crate::spec::LaunchError;
 use phalanx_coord::{Coordinator, Fleet};
-use phalanx_job::{AgentLink, Error, Terms};
+use phalanx_job::{AgentLink, Error, Terms, clock_ms};
 use phalanx_wire::{Deadline, Pass};
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 /// How long to wait before a coordinator that isn't there yet is tried again.
 const RETRY: Duration = Duration::from_millis(50);
@@ -74,11 +74,6 @@ pub(super) fn meet(crew: &Crew<'_>, nodes: &Nodes, terms: &Terms, pass: &Pass) -
             return Ok(Met::Asked(signal));
         }
     }
-}
-
-/// What this machine's clock shows, in milliseconds since 1970: nodes are told where theirs differ.
-pub(super) fn clock_ms() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
 }
 
 /// Whether it is a name that may mean something else elsewhere.

@@ -1,9 +1,8 @@
 //! Looking for who leads the run on once its coordinator is gone, beside the agent, which watches its workers meanwhile. It may
 //! be this agent.
 
-use super::meet::clock_ms;
 use phalanx_coord::{Coordinator, Patience, RollCall};
-use phalanx_job::{AgentLink, Error, FromAgent, Node, Return, Standing, Terms, ToAgent};
+use phalanx_job::{AgentLink, Error, FromAgent, Node, Return, Standing, Terms, ToAgent, clock_ms};
 use phalanx_wire::{Deadline, Pass};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;

@@ -9,7 +9,7 @@ use super::snapshot::rank_name;
 use super::store::folder;
 use crate::error::Error;
 use crate::trainer::State;
-use crate::worker::Worker;
+use crate::worker::{Worker, share};
 use phalanx_comm::{Group, Rank};
 use phalanx_nn::optim::{Resuming, Rule};
 use phalanx_nn::{Average, Parameters, Weights};
@@ -101,15 +101,6 @@ pub(super) fn resume(
     let kept = kept.transpose()?;
     let state = State { progress: manifest.position.into(), optimizer, average };
     Ok(Some(Resumed { state, kept, folder, recipe: manifest.recipe, passed_over }))
-}
-
-/// Gives all ranks the bytes that rank 0 has.
-fn share(group: &Group, mut bytes: Vec<u8>) -> Result<Vec<u8>, Error> {
-    let mut length = [bytes.len() as u64];
-    group.broadcast(&mut length, Rank(0))?;
-    bytes.resize(length[0] as usize, 0);
-    group.broadcast(&mut bytes, Rank(0))?;
-    Ok(bytes)
 }
 
 /// A file of a checkpoint, as a rank reads it: from the disk on rank 0, and from rank 0 elsewhere.

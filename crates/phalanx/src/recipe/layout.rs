@@ -30,7 +30,9 @@ pub struct LaidOut {
 const DEVICES: usize = 2;
 /// Micro-batches of a pipeline's pass, unless the recipe says otherwise.
 const MICRO_BATCHES: usize = 4;
-/// Samples that blocks are measured with.
+/// Samples that blocks are measured with: of a single one a batch norm may see one value, of which it makes nothing. Whether training can
+/// do with so few is asked when that begins.
+const LEAST_MEASURED: usize = 2;
 const MOST_MEASURED: usize = 64;
 
 impl Recipe {
@@ -361,7 +363,7 @@ impl Recipe {
             };
             return Ok(lengths.iter().map(next).collect());
         }
-        let samples = (self.train.batch_size / self.micro_batches()).clamp(1, MOST_MEASURED);
+        let samples = (self.train.batch_size / self.micro_batches()).clamp(LEAST_MEASURED, MOST_MEASURED);
         let dims = [&[samples], input_dims].concat();
         let here = Device::cpu(1);
         let input = if LANGUAGE.contains(&&*self.model.name) {

@@ -20,15 +20,23 @@ pub(super) fn check(run: &Run<'_>) -> Result<(), Error> {
     if sizes.fewest(reaches_last) > 1 || fewest_values(run) != Some(1) {
         return Ok(());
     }
-    let mut ways = match batch_size {
-        1 => vec!["take a --batch-size of at least 2"],
-        _ => vec!["take another --batch-size", "leave such a batch out with --set train.drop_last=true"],
+    let (in_all, own_parts) = (sizes.fewest(false) <= 1, run.trainer.parts());
+    let larger = format!("take a --batch-size of at least {}", 2 * own_parts);
+    let mut ways = match in_all {
+        true => vec![larger.as_str()],
+        false => vec!["take another --batch-size", "leave such a batch out with --set train.drop_last=true"],
+    };
+    let batch = if in_all { "each batch" } else { "the last batch of an epoch" };
+    let which = match own_parts {
+        1 => batch.to_owned(),
+        parts => format!("one of the {parts} parts that {batch} falls into"),
     };
     let can_share = run.strategy.shards().is_none();
     if can_share && (Sizes { sharing: Sharing::Together, ..sizes }).fewest(reaches_last) > 1 {
         ways.push("let batch norm go by the batch of all ranks with --set parallel.sync_batch_norm=true");
     }
-    Err(Error::SingleValue { samples, batch_size, dealt_to: run.deal.to(), hint: ways.join(", or ") })
+    let (dealt_to, hint) = (run.deal.to(), ways.join(", or "));
+    Err(Error::SingleValue { samples, batch_size, dealt_to, which, hint })
 }
 
 /// The fewest values that a batch norm of the model has of a channel of one sample, if the model has a batch norm.

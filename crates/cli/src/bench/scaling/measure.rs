@@ -1,7 +1,6 @@
 //! One point: a training run of so many workers, on this machine, as a step in an allocation of Slurm, or as a job of its own.
 
 use super::model::Parts;
-use crate::bench::recovery::part;
 use crate::say::say;
 use crate::slurm::wait_for;
 use crate::trial::{Agent, Heard, LIMIT, QUEUE, Trial, program};
@@ -50,9 +49,9 @@ pub(super) struct Sort<'a> {
     pub(super) folder: &'a Path,
 }
 
-/// Medians of one run, in milliseconds.
+/// A step of one run, without those that took longest and shortest, in milliseconds.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Medians {
+pub(super) struct Middle {
     pub(super) step_ms: f64,
     pub(super) parts: Parts,
 }
@@ -64,7 +63,7 @@ pub(super) fn measure(
     workers: usize,
     batch: usize,
     run: usize,
-) -> Result<Medians> {
+) -> Result<Middle> {
     let out = sort.folder.join(format!("{workers}x{batch}-{run}"));
     let all = sort.warm_up + sort.steps;
     let numbers =
@@ -96,19 +95,26 @@ pub(super) fn measure(
         "the run of {workers} workers made {} of {all} steps, not all of them by as many",
         told.len()
     );
-    let counted = &told[sort.warm_up..all];
-    let of = |value: &dyn Fn(&Told) -> f64| part(&mut counted.iter().map(value).collect::<Vec<_>>(), 0.5);
-    Ok(Medians {
-        step_ms: of(&|told| told.ms),
-        parts: Parts {
-            compute_ms: of(&|told| (told.ms - told.input_ms - told.comm_ms).max(0.0)),
-            comm_ms: of(&|told| told.comm_ms),
-            input_ms: of(&|told| told.input_ms),
-        },
-    })
+    Ok(middle(&mut told[sort.warm_up..all].to_vec()))
+}
+
+/// The mean of the middle half of these steps, by how long they took. Unlike medians of its own, its parts are those of the same steps, and
+/// add up to the whole; where workers take turns a step's parts vary more than the step.
+fn middle(steps: &mut [Told]) -> Middle {
+    steps.sort_by(|a, b| a.ms.total_cmp(&b.ms));
+    let cut = steps.len() / 4;
+    let steps = &steps[cut..steps.len() - cut];
+    let of = |value: fn(&Told) -> f64| steps.iter().map(value).sum::<f64>() / steps.len() as f64;
+    let parts = Parts {
+        compute_ms: of(|told| (told.ms - told.input_ms - told.comm_ms).max(0.0)),
+        comm_ms: of(|told| told.comm_ms),
+        input_ms: of(|told| told.input_ms),
+    };
+    Middle { step_ms: of(|told| told.ms), parts }
 }
 
 /// A step, as the run told of it.
+#[derive(Clone, Copy, Debug)]
 struct Told {
     workers: usize,
     ms: f64,
@@ -226,6 +232,28 @@ pub(super) fn dealt(workers: usize, per_node: usize) -> Result<(usize, usize)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn parts_of_a_step_add_up_to_it_whatever_disturbs_some() {
+        let step = |ms, comm_ms| Told { workers: 4, ms, input_ms: 1.0, comm_ms };
+        // Of some the workers waited, of others they computed; the median of neither is that of the whole.
+        let mut steps = vec![
+            step(90.0, 80.0),
+            step(10.0, 1.0),
+            step(10.0, 7.0),
+            step(12.0, 9.0),
+            step(2.0, 0.0),
+            step(9.0, 1.0),
+        ];
+        let Middle { step_ms, parts } = middle(&mut steps);
+        assert!(
+            (step_ms - 41.0 / 4.0).abs() < 1e-9 && (parts.sum() - step_ms).abs() < 1e-9,
+            "{step_ms} {parts:?}"
+        );
+        assert!((parts.comm_ms - 18.0 / 4.0).abs() < 1e-9, "{parts:?}");
+        let one = middle(&mut [step(5.0, 1.0)]);
+        assert!((one.step_ms - 5.0).abs() < 1e-9);
+    }
 
     #[test]
     fn workers_are_dealt_to_nodes() {

@@ -2,13 +2,14 @@
 //! of a test.
 
 use super::words::{Facts, Seen};
+use phalanx_job::CLOCKS_APART;
 use std::ffi::OsString;
 use std::path::Path;
 
 /// Clocks that are further apart are told, and those that are much further are refused: times in logs, limits on the run's time and
 /// files of a shared folder would contradict each other.
 const APART: f64 = 1.0;
-const TOO_FAR: f64 = 30.0;
+const TOO_FAR: f64 = CLOCKS_APART.as_secs() as f64;
 
 /// A host, and what it said.
 #[derive(Clone, Debug)]

@@ -88,7 +88,7 @@ fn now_ms() -> f64 {
 fn run(start: Start, orders: Receiver<Result<Order>>, patience: Duration) -> Result<u8> {
     let secret = kept(&start.secret)?;
     let mut spec: LaunchSpec = spec(&start.args)?;
-    spec.variables = start.variables;
+    spec.variables.extend(start.variables);
     if let Some(nodes) = &mut spec.nodes {
         nodes.secret = SecretSource::Descriptor(secret.as_raw_fd() as u32);
     }
