@@ -22,6 +22,7 @@
 mod agent;
 mod drain;
 mod env;
+mod environ;
 mod error;
 mod link;
 mod message;
@@ -38,6 +39,7 @@ pub use agent::{
 };
 pub use drain::{DRAINED, end_time};
 pub use env::{SecretSource, Transport, WorkerEnv, names, port_of, wants_tls};
+pub use environ::{Environ, processes};
 pub use error::Error;
 pub use link::{Link, MAX_FRAME};
 pub use message::{Cause, FromWorker, Notice, Roster, ToWorker};

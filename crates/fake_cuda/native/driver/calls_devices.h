@@ -2,6 +2,7 @@
 #pragma once
 #include "fake.h"
 
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <sstream>
@@ -99,6 +100,13 @@ API int cuDeviceGetUuid_v2(unsigned char *uuid, int device) {
 API int cuDeviceGetName(char *name, int length, int device) {
     return after_init("cuDeviceGetName", [&] {
         std::strncpy(name, "Fake GPU", (std::size_t)length);
+        return device < fake.n_gpus ? SUCCESS : INVALID_DEVICE;
+    });
+}
+
+API int cuDeviceGetPCIBusId(char *id, int length, int device) {
+    return after_init("cuDeviceGetPCIBusId", [&] {
+        std::snprintf(id, (std::size_t)length, "0000:%02x:00.0", device + 1);
         return device < fake.n_gpus ? SUCCESS : INVALID_DEVICE;
     });
 }
