@@ -6,11 +6,14 @@ mod fake;
 mod user;
 
 use fake::fake;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Output};
-use user::{events, phalanx, text};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+use user::{events, phalanx, text, worker};
 
 /// What losses may be off by: roundings of float32 in another order, which the steps of a test carry on.
 const TOLERANCE: f64 = 2e-4;
@@ -67,7 +70,9 @@ fn a_worker_a_gpu_and_workers_on_one_have_the_losses_of_cpus() {
     let Some(fake) = fake() else { return };
     let folder = tempfile::tempdir().unwrap();
     let want = losses(&train(folder.path(), fake.folder(), &[]));
-    for args in [&["--nproc-per-node", "gpu"][..], &["--device", "cuda:0"]] {
+    let by_host = ["--nproc-per-node", "gpu", "--set", "parallel.between_gpus=host"];
+    let by_nccl = ["--nproc-per-node", "gpu", "--set", "parallel.between_gpus=nccl"];
+    for args in [&by_nccl[..], &by_host, &["--device", "cuda:0"]] {
         let out = train(folder.path(), fake.folder(), args);
         assert!(
             events(&out).iter().filter(|e| e["event"] == "step").all(|e| e["world_size"] == 2),
@@ -228,4 +233,34 @@ fn doctor_tells_what_is_there_and_what_is_missing() {
     let lines = told(folder.path(), &none, &["top"], 0);
     let why = lines.last().unwrap()["why_no_gpus"].as_str().unwrap().to_owned();
     assert!(why.contains("NVML") && why.contains("phalanx doctor"), "{why}");
+}
+
+#[test]
+fn a_worker_that_is_killed_between_sums_of_gpus_is_replaced_and_the_others_go_on() {
+    let Some(fake) = fake() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let args = ["--nproc-per-node", "gpu", "--steps", "14", "--set", "parallel.between_gpus=nccl"];
+    let want = train(folder.path(), fake.folder(), &[&args[..], &["--out", "whole"]].concat());
+    let out = folder.path().join("lossy");
+    let mut command = command(folder.path(), fake.folder(), &[&args[..], &["--out", "lossy"]].concat());
+    let run = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let told = || fs::read_to_string(out.join("events.jsonl")).unwrap_or_default();
+    let start = Instant::now();
+    while told().lines().filter(|line| line.contains("\"step\"")).count() < 3 {
+        assert!(start.elapsed() < Duration::from_secs(120), "no steps are made: {}", told());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    kill(Pid::from_raw(worker(&out, 1)), Signal::SIGKILL).unwrap();
+    let got = run.wait_with_output().unwrap();
+    let of = |out: &Output| -> Vec<(u64, f64)> {
+        let steps = events(out).into_iter().filter(|e| e["event"] == "step");
+        steps.map(|e| (e["step"].as_u64().unwrap(), e["loss"].as_f64().unwrap())).collect()
+    };
+    let (got, want) = (of(&got), of(&want));
+    assert_eq!(got.len(), 14, "each step is told once");
+    let apart = got.iter().zip(&want).map(|(a, b)| (a.1 - b.1).abs()).fold(0.0, f64::max);
+    assert!(
+        got.iter().zip(&want).all(|(a, b)| a.0 == b.0) && apart <= 10.0 * TOLERANCE,
+        "{apart}: {got:?}, not {want:?}"
+    );
 }

@@ -12,7 +12,7 @@ use crate::event::Event;
 use crate::gpu::DebugSync;
 use crate::nvrtc::Architecture;
 use std::cell::Cell;
-use std::ffi::{CStr, c_int};
+use std::ffi::{CStr, c_char, c_int};
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -133,12 +133,24 @@ impl Context {
     }
 
     pub(crate) fn name(&self) -> Result<String, Error> {
-        let mut name = [0; 256];
-        // SAFETY: the call writes at most as many bytes as it is told, with a 0 at the end.
-        let code = unsafe { (self.calls().device_name)(name.as_mut_ptr(), name.len() as c_int, self.device) };
-        self.succeeded("cuDeviceGetName", code, String::new)?;
+        self.text("cuDeviceGetName", self.calls().device_name)
+    }
+
+    pub(crate) fn bus_id(&self) -> Result<String, Error> {
+        self.text("cuDeviceGetPCIBusId", self.calls().device_bus)
+    }
+
+    fn text(
+        &self,
+        call: &'static str,
+        ask: unsafe extern "C" fn(*mut c_char, c_int, c_int) -> Code,
+    ) -> Result<String, Error> {
+        let mut text = [0; 256];
+        // SAFETY: both functions that come here write at most as many bytes as they are told, with a 0 at the end.
+        let code = unsafe { ask(text.as_mut_ptr(), text.len() as c_int, self.device) };
+        self.succeeded(call, code, String::new)?;
         // SAFETY: it ended in 0 before the call, and does after.
-        Ok(unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned())
+        Ok(unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().into_owned())
     }
 
     pub(crate) fn multiprocessors(&self) -> Result<u32, Error> {

@@ -8,6 +8,12 @@ pub enum Error {
     /// A collective failed.
     #[error(transparent)]
     Comm(#[from] phalanx_comm::Error),
+    /// Gradients were to go from GPU to GPU by NCCL, which can't be used.
+    #[error("{why}; without parallel.between_gpus=nccl gradients go by way of the host then")]
+    NoNccl {
+        /// Why not.
+        why: phalanx_comm::Unfit,
+    },
     /// Parameters without a gradient.
     #[error("these parameters got no gradient in this step: {}\nhint: use them in the loss, or set parallel.find_unused=true", .names.join(", "))]
     Unused {

@@ -51,7 +51,7 @@ mod strategy;
 mod tensor_parallel;
 
 pub use buckets::buckets;
-pub use ddp::{Compress, Ddp, DdpConfig};
+pub use ddp::{BetweenGpus, Compress, Ddp, DdpConfig};
 pub use error::Error;
 pub use fsdp::{Fsdp, FsdpConfig, Sharded};
 pub use hook::{AllReduce, Bf16, Bucket, Fp16, Hook, Kept, Part, Pending, PowerSgd, PowerSgdConfig};

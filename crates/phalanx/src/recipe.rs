@@ -354,6 +354,9 @@ pub struct ParallelRecipe {
     pub find_unused: bool,
     /// Whether batch norms go by the whole batch rather than by each worker's part. Default no.
     pub sync_batch_norm: bool,
+    /// How gradients go from GPU to GPU: `nccl`, `host`, or as is `best`. Default best.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub between_gpus: Option<String>,
     /// What gradients become on their way: `none`, `bf16`, `fp16` or `powersgd`. Default none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub compress: Option<String>,
@@ -386,6 +389,7 @@ impl Default for ParallelRecipe {
             logical_shards: None,
             find_unused: false,
             sync_batch_norm: false,
+            between_gpus: None,
             compress: None,
             rank: None,
             start_step: None,

@@ -23,6 +23,7 @@ mod shape;
 
 mod arena;
 mod device;
+mod gpu_span;
 mod host_span;
 mod pool;
 mod profile;
@@ -44,6 +45,7 @@ mod whole;
 pub use arena::{Arena, Flat, Grads, Layout, Span};
 pub use device::Device;
 pub use dtype::{DType, Element, Float};
+pub use gpu_span::GpuSpan;
 pub use graph::{GradSink, Gradients, LeafId, no_grad, without_cheap};
 pub use host_span::HostSpan;
 pub use op::{Conv2dOptions, CountPadding, PoolOptions};

@@ -12,7 +12,7 @@ use phalanx_nn::models::{
 };
 use phalanx_nn::optim::{Adadelta, Adam, AdamW, Clip, Group, Members, RmsProp, Rule, Sgd};
 use phalanx_nn::{Anneal, Curve, Linear, Loss, Module, OneCycle, Plateau, Schedule, Unit, Warmup};
-use phalanx_parallel::{Compress, DdpConfig, FsdpConfig, PowerSgdConfig, Sharded};
+use phalanx_parallel::{BetweenGpus, Compress, DdpConfig, FsdpConfig, PowerSgdConfig, Sharded};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -346,6 +346,11 @@ impl Recipe {
                 first_bucket_bytes: (self.parallel.first_bucket_mb * MB) as usize,
                 find_unused: self.parallel.find_unused,
                 sync_batch_norm: self.parallel.sync_batch_norm,
+                between_gpus: match self.parallel.between_gpus.as_deref() {
+                    Some("nccl") => BetweenGpus::Nccl,
+                    Some("host") => BetweenGpus::Host,
+                    _ => BetweenGpus::Best,
+                },
                 compress: match self.parallel.compress.as_deref() {
                     Some("bf16") => Compress::Bf16,
                     Some("fp16") => Compress::Fp16,

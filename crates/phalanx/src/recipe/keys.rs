@@ -386,6 +386,12 @@ pub const KEYS: &[Key] = &[
     row("parallel.find_unused", Flag, &[], "whether a step may leave parameters without a gradient"),
     row("parallel.sync_batch_norm", Flag, &[], "whether batch norms go by the batch of all workers"),
     row(
+        "parallel.between_gpus",
+        OneOf(&["best", "nccl", "host"]),
+        &["ddp"],
+        "how gradients go from GPU to GPU: by NCCL, by way of the host, or as is best",
+    ),
+    row(
         "parallel.compress",
         OneOf(&["none", "bf16", "fp16", "powersgd"]),
         &[],

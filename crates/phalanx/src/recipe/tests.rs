@@ -3,7 +3,7 @@ use crate::checkpoint::Every;
 use crate::{OnNan, Watch};
 use phalanx_nn::optim::{AdamW, Group, Members, Optimizer, Rule, Sgd};
 use phalanx_nn::{Anneal, Curve, Loss, OneCycle, Plateau, Schedule, Unit, Warmup};
-use phalanx_parallel::Compress;
+use phalanx_parallel::{BetweenGpus, Compress};
 use std::collections::HashSet;
 use std::time::Duration;
 
@@ -120,6 +120,16 @@ fn words_become_parts() {
     for (word, want) in words {
         let word = format!("parallel.compress={word}");
         assert_eq!(set("mnist", &[&word]).unwrap().trainer().unwrap().ddp.compress, want);
+    }
+    for (word, want) in
+        [("best", BetweenGpus::Best), ("nccl", BetweenGpus::Nccl), ("host", BetweenGpus::Host)]
+    {
+        let word = format!("parallel.between_gpus={word}");
+        assert_eq!(set("mnist", &[&word]).unwrap().trainer().unwrap().ddp.between_gpus, want);
+    }
+    for beside in ["parallel.compress=bf16", "parallel.logical_shards=4"] {
+        let refused = set("mnist", &["parallel.between_gpus=nccl", beside]).unwrap_err();
+        assert!(refused.contains("best or host beside"), "{refused}");
     }
     let power = ["parallel.compress=powersgd", "parallel.rank=4", "parallel.start_step=10"];
     let power = set("mnist", &power).unwrap().trainer().unwrap().ddp.compress;

@@ -8,6 +8,7 @@ use phalanx::comm::Group;
 use phalanx::data::{Places, Silent, View, open};
 use phalanx::nn::optim::{Clip, Sgd};
 use phalanx::nn::{BatchNorm2d, Conv2d, Flatten, Linear, Loss, MaxPool2d, Sequential, Weights};
+use phalanx::parallel::{BetweenGpus, Compress, DdpConfig};
 use phalanx::tensor::{Device, GpuOptions};
 use phalanx::{Event, Observer, OnNan, Trainer, Worker};
 use phalanx_fake_cuda::{Count, FakeCuda};
@@ -19,8 +20,12 @@ const TOLERANCE: f64 = 2e-4;
 
 /// GPU 0, opened once more.
 fn gpu(fake: &FakeCuda) -> Device {
+    gpu_of(fake, 0)
+}
+
+fn gpu_of(fake: &FakeCuda, number: usize) -> Device {
     let options = GpuOptions { libraries: vec![fake.folder().to_owned()], ..GpuOptions::default() };
-    Device::cuda(0, &options).unwrap_or_else(|error| panic!("{error}"))
+    Device::cuda(number as u32, &options).unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// Convolutions, a batch norm with its buffers, and few numbers.
@@ -66,14 +71,17 @@ impl Observer for Told {
 fn run(
     trainer: &Trainer,
     ranks: usize,
-    device: &(dyn Fn() -> Device + Sync),
+    device: &(dyn Fn(usize) -> Device + Sync),
 ) -> (Told, [Option<Weights>; 3]) {
     let results = Mutex::default();
     std::thread::scope(|scope| {
         for group in Group::threads(ranks) {
             let results = &results;
             scope.spawn(move || {
-                let worker = Worker::with_device(group, device());
+                let worker = {
+                    let rank = group.rank().index();
+                    Worker::with_device(group, device(rank))
+                };
                 let data = open("mnist-mini", View::default(), &Places::from_env(None), &mut Silent).unwrap();
                 let mut told = Told::default();
                 let trained = trainer.fit(&worker, &mut net(), RULE, data.train, None, &mut told);
@@ -104,8 +112,14 @@ fn near(got: &Weights, want: &Weights) {
 #[track_caller]
 fn check(trainer: &Trainer, ranks: usize) {
     let Some(fake) = fake() else { return };
-    let (told, left) = run(trainer, ranks, &|| gpu(&fake));
-    let (want, want_left) = run(trainer, ranks, &|| Device::cpu(1));
+    check_on(&fake, trainer, ranks, &|_| gpu(&fake));
+}
+
+/// The same, each rank on a GPU that it is given.
+#[track_caller]
+fn check_on(fake: &FakeCuda, trainer: &Trainer, ranks: usize, device: &(dyn Fn(usize) -> Device + Sync)) {
+    let (told, left) = run(trainer, ranks, device);
+    let (want, want_left) = run(trainer, ranks, &|_| Device::cpu(1));
     assert_eq!(told.losses.len(), want.losses.len());
     for (step, (got, want)) in told.losses.iter().zip(&want.losses).enumerate() {
         assert!((got - want).abs() <= TOLERANCE, "step {step}: {got}, not {want}");
@@ -148,7 +162,7 @@ fn a_run_goes_on_from_a_checkpoint_in_the_same_bits() {
             CheckpointConfig { every: Every::Steps(2), resume, ..CheckpointConfig::new(dir.to_owned()) };
         let trainer =
             Trainer { checkpoint: Some(checkpoint), ema: Some(0.5), steps: Some(steps), ..trainer() };
-        run(&trainer, 1, &|| gpu(&fake))
+        run(&trainer, 1, &|_| gpu(&fake))
     };
     let (whole, left) = of(5, &folder.path().join("whole"), false);
     of(2, &folder.path().join("parts"), false);
@@ -193,4 +207,64 @@ fn a_step_waits_once_for_the_loss_and_takes_no_memory() {
 #[test]
 fn ranks_on_one_gpu_sum_their_gradients_by_way_of_the_host() {
     check(&Trainer { batch_size: 4, ..trainer() }, 2);
+}
+
+#[test]
+fn ranks_with_a_gpu_each_sum_their_gradients_by_nccl() {
+    let Some(fake) = fake() else { return };
+    fake.gpus(3);
+    // Several buckets a step.
+    let ddp = DdpConfig { bucket_bytes: 4096, first_bucket_bytes: 0, ..DdpConfig::default() };
+    let by_nccl = DdpConfig { between_gpus: BetweenGpus::Nccl, ..ddp.clone() };
+    for ranks in [2, 3] {
+        let trainer = Trainer { batch_size: 4, ddp: by_nccl.clone(), ..trainer() };
+        let (before, down) = (fake.nccl().calls("ncclAllReduce"), fake.count(Count::BytesDown));
+        check_on(&fake, &trainer, ranks, &|rank| gpu_of(&fake, rank));
+        let (sums, brought) =
+            (fake.nccl().calls("ncclAllReduce") - before, fake.count(Count::BytesDown) - down);
+        assert!(sums as usize >= ranks * 4 * 3, "{sums} all-reduces of {ranks} ranks");
+        // By way of the host the same run brings its gradients there.
+        let trainer =
+            Trainer { ddp: DdpConfig { between_gpus: BetweenGpus::Host, ..ddp.clone() }, ..trainer };
+        let (before, down) = (fake.nccl().calls("ncclAllReduce"), fake.count(Count::BytesDown));
+        check_on(&fake, &trainer, ranks, &|rank| gpu_of(&fake, rank));
+        assert_eq!(fake.nccl().calls("ncclAllReduce"), before);
+        // Four bytes for each number of the kernels, the norm and the dense layer, a rank and step.
+        let gradients = 4 * (104 + 8 + 1450) * ranks as u64 * 4;
+        let more = fake.count(Count::BytesDown) - down;
+        assert!(more >= brought + gradients / 2, "{more} bytes against {brought}");
+    }
+    assert_eq!(fake.nccl().live(), 0, "communicators that nobody ended");
+}
+
+#[test]
+fn gradients_that_are_compressed_go_by_way_of_the_host() {
+    let Some(fake) = fake() else { return };
+    let ddp = DdpConfig { compress: Compress::Bf16, ..DdpConfig::default() };
+    let trainer = Trainer { batch_size: 4, ddp, steps: Some(2), ..trainer() };
+    let (told, _) = run(&trainer, 2, &|rank| gpu_of(&fake, rank));
+    let (want, _) = run(&trainer, 2, &|_| Device::cpu(1));
+    assert!((told.losses[1] - want.losses[1]).abs() < 1e-2, "{:?}, not {:?}", told.losses, want.losses);
+    assert_eq!(fake.nccl().calls("ncclAllReduce"), 0);
+}
+
+#[test]
+fn nccl_that_is_asked_for_and_cannot_be_used_ends_the_run_with_words() {
+    let Some(fake) = fake() else { return };
+    let ddp = DdpConfig { between_gpus: BetweenGpus::Nccl, ..DdpConfig::default() };
+    let trainer = Trainer { batch_size: 4, ddp, ..trainer() };
+    std::thread::scope(|scope| {
+        for group in Group::threads(2) {
+            let (fake, trainer) = (&fake, &trainer);
+            scope.spawn(move || {
+                let worker = Worker::with_device(group, gpu(fake));
+                let data = open("mnist-mini", View::default(), &Places::from_env(None), &mut Silent).unwrap();
+                let trained = trainer.fit(&worker, &mut net(), RULE, data.train, None, &mut Told::default());
+                let words = trained.err().expect("both are on one GPU").to_string();
+                let parts =
+                    ["ranks 0 and 1 compute on one GPU", "--nproc-per-node gpu", "parallel.between_gpus"];
+                assert!(parts.iter().all(|part| words.contains(part)), "{words}");
+            });
+        }
+    });
 }
