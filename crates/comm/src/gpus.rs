@@ -162,6 +162,13 @@ impl GpuGroup {
         start: impl FnOnce(&Arc<Exchange>) -> Result<Exchanged<L>, phalanx_cuda::Error>,
     ) -> Result<GpuWork<L>, Error> {
         let (group, exchange) = (self.group.clone(), self.exchange.clone());
+        // The library may still be at the operation before, for which it may have to reach other ranks.
+        if !exchange.is_ready().unwrap_or(false) {
+            let look = || exchange.is_ready();
+            let mut watched = Watched { what: &operation, look, failed: None, left: None };
+            let waited = group.wait_elsewhere(Deadline::after(group.timeout()), &mut watched);
+            waited.inspect_err(|_| end(&exchange))?;
+        }
         match start(&exchange) {
             Ok(exchanged) => Ok(GpuWork { exchanged, operation, group, exchange }),
             Err(error) => {
@@ -177,7 +184,7 @@ impl<L: Lent> GpuWork<L> {
     /// Waits until the operation is done, and gives the numbers back. A rank that is lost meanwhile, a failure of NCCL's, and a
     /// deadline that passes end the group, and what the GPU still has of the operation.
     pub fn wait(self, deadline: Deadline) -> Result<L, Error> {
-        let GpuWork { exchanged, operation, group, exchange } = self;
+        let GpuWork { mut exchanged, operation, group, exchange } = self;
         let look = || exchanged.is_done();
         let mut watched = Watched { what: &operation, look, failed: None, left: None };
         if let Err(error) = group.wait_elsewhere(deadline, &mut watched) {

@@ -38,8 +38,11 @@ pub struct Exchange {
 pub struct Exchanged<L: Lent> {
     /// None once it was finished.
     lent: Option<L>,
-    /// Behind the operation. None once it was finished.
+    /// Behind the operation, once that is marked. None once it was finished.
     done: Option<Event>,
+    /// Whether the event stands for the operation: not before the library has given that to the stream, which may take a while where
+    /// ranks meet each other for the first time.
+    is_marked: bool,
     exchange: Arc<Exchange>,
 }
 
@@ -58,7 +61,7 @@ impl Exchange {
         Ok(Arc::new(Exchange { communicator, gpu: gpu.clone(), spare: Mutex::default() }))
     }
 
-    /// Whether all ranks have joined, and the last call was taken.
+    /// Whether all ranks have joined, and the library has given the last operation to the stream. The next one waits for that.
     pub fn is_ready(&self) -> Result<bool, Error> {
         self.communicator.is_at_rest()
     }
@@ -173,15 +176,18 @@ impl Exchange {
         compute.record(&event)?;
         comm.wait(&event)?;
         let block = lent.block();
-        let mut exchanged = Exchanged { lent: Some(lent), done: Some(event), exchange: self.clone() };
+        let exchange = self.clone();
+        let mut exchanged = Exchanged { lent: Some(lent), done: Some(event), is_marked: false, exchange };
         let called = call(&mut self.communicator.calls(), block, comm.handle());
-        let taken = called.and_then(|()| self.communicator.ready());
-        if taken.is_err() {
+        if called.is_err() {
             // It may be under way all the same, and nobody else can end it.
             let _ = self.communicator.abort();
         }
-        exchanged.mark()?;
-        taken.map(|()| exchanged)
+        called?;
+        if self.is_ready()? {
+            exchanged.mark()?;
+        }
+        Ok(exchanged)
     }
 
     fn event(&self) -> Result<Event, Error> {
@@ -191,7 +197,7 @@ impl Exchange {
 }
 
 impl<L: Lent> Exchanged<L> {
-    /// Lets its event stand for the operation.
+    /// Lets its event stand for the operation, which the library has given to the stream.
     fn mark(&mut self) -> Result<(), Error> {
         let event = self.done.as_ref().expect("it has one until it is finished");
         let marked = self.exchange.gpu.comm().record(event);
@@ -200,16 +206,23 @@ impl<L: Lent> Exchanged<L> {
             let _ = self.exchange.communicator.abort();
             let _ = self.exchange.gpu.comm().synchronize();
         }
+        self.is_marked = true;
         marked
     }
 
     /// Whether the operation is done: one look, which fails where the communicator has.
-    pub fn is_done(&self) -> Result<bool, Error> {
-        self.exchange.communicator.check()?;
+    pub fn is_done(&mut self) -> Result<bool, Error> {
+        if !self.exchange.communicator.is_at_rest()? {
+            return Ok(false);
+        }
+        if !self.is_marked {
+            self.mark()?;
+        }
         self.done.as_ref().map_or(Ok(true), Event::is_done)
     }
 
-    /// The numbers back: what the compute stream is given from now on finds them as the operation leaves them. Doesn't wait.
+    /// The numbers back: what the compute stream is given from now on finds them as the operation leaves them. Waits for nothing but
+    /// the library, until it has given the operation to the stream.
     pub fn finish(mut self) -> Result<L, Error> {
         self.order()?;
         Ok(self.lent.take().expect("it is finished once"))
@@ -217,6 +230,13 @@ impl<L: Lent> Exchanged<L> {
 
     /// Lets the compute stream wait for the operation.
     fn order(&mut self) -> Result<(), Error> {
+        if self.done.is_some() && !self.is_marked {
+            if self.exchange.communicator.ready().is_err() {
+                // What it has given to the stream ends with this, and nothing comes after.
+                let _ = self.exchange.communicator.abort();
+            }
+            self.mark()?;
+        }
         let Some(event) = self.done.take() else { return Ok(()) };
         self.exchange.gpu.compute().wait(&event)?;
         self.exchange.spare.lock().unwrap_or_else(PoisonError::into_inner).push(event);
