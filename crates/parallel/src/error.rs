@@ -14,6 +14,12 @@ pub enum Error {
         /// Why not.
         why: phalanx_comm::Unfit,
     },
+    /// A GPU can't replay the passes of a step.
+    #[error("{error}\nhint: without train.graphs=true passes are made as ever")]
+    Replay {
+        /// Why not.
+        error: phalanx_tensor::Error,
+    },
     /// Parameters without a gradient.
     #[error("these parameters got no gradient in this step: {}\nhint: use them in the loss, or set parallel.find_unused=true", .names.join(", "))]
     Unused {

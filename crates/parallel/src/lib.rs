@@ -44,6 +44,7 @@ mod model_parallel;
 pub mod pipeline;
 mod place;
 mod recompute;
+mod replay;
 mod replicas;
 mod shards;
 mod single;

@@ -248,6 +248,9 @@ pub struct TrainRecipe {
     /// Whether the last batch of an epoch is left out where it is smaller than the others. Default no.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub drop_last: Option<bool>,
+    /// Whether a run on one GPU records the pass of a step as a graph and replays it. Default no.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub graphs: Option<bool>,
     /// The largest norm of all gradients together. Default: any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub clip_norm: Option<f64>,

@@ -27,6 +27,7 @@ mod gpu_span;
 mod host_span;
 mod pool;
 mod profile;
+mod replay;
 mod storage;
 
 pub mod cases;
@@ -56,6 +57,7 @@ pub use ops::reduce::Keep;
 pub use phalanx_cuda::{DebugSync, Error, GpuOptions};
 pub use philox::Philox;
 pub use profile::KernelTime;
+pub use replay::{Rehearsal, Replay};
 pub use shape::{MAX_DIMS, Order, Shape};
 pub use tensor::Tensor;
 pub use update::{Update, UpdateStep};

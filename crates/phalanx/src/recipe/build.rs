@@ -326,6 +326,7 @@ impl Recipe {
             plateau: self.plateau(),
             accumulate: self.train.accumulate.unwrap_or(1),
             drop_last: self.train.drop_last.unwrap_or(false),
+            graphs: self.train.graphs.unwrap_or(false),
             clip: Clip { norm: self.train.clip_norm, value: self.train.clip_value },
             groups: self.groups(),
             on_nan: match self.train.on_nan.as_deref() {

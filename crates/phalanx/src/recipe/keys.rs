@@ -284,6 +284,12 @@ pub const KEYS: &[Key] = &[
         &[],
         "whether the last batch of an epoch is left out where it is smaller than the others",
     ),
+    row(
+        "train.graphs",
+        Flag,
+        &[],
+        "whether a run on one GPU records the pass of a step as a graph and replays it",
+    ),
     row("train.clip_norm", Positive, &[], "the largest norm of all gradients together"),
     row(
         "train.clip_value",

@@ -136,7 +136,8 @@ fn words_become_parts() {
     assert_eq!(power, Compress::PowerSgd { rank: 4, start_step: 10 });
     let steps = ["train.accumulate=4", "train.drop_last=true", "train.clip_norm=2", "train.on_nan=stop"];
     let trainer = set("mnist", &steps).unwrap().trainer().unwrap();
-    assert!(trainer.drop_last);
+    assert!(trainer.drop_last && !trainer.graphs);
+    assert!(set("mnist", &["train.graphs=true"]).unwrap().trainer().unwrap().graphs);
     assert_eq!((trainer.accumulate, trainer.clip.norm, trainer.clip.value), (4, Some(2.0), None));
     assert_eq!((trainer.on_nan, trainer.groups.len()), (OnNan::Stop, 0));
     let groups = set("mnist", &["optimizer.decay_norms_and_biases=false"]).unwrap().trainer().unwrap().groups;

@@ -7,9 +7,12 @@ use phalanx::checkpoint::{CheckpointConfig, Every};
 use phalanx::comm::Group;
 use phalanx::data::{Places, Silent, View, open};
 use phalanx::nn::optim::{Clip, Sgd};
-use phalanx::nn::{BatchNorm2d, Conv2d, Flatten, Linear, Loss, MaxPool2d, Sequential, Weights};
+use phalanx::nn::{
+    BatchNorm2d, Conv2d, Ctx, Dropout2d, Flatten, Linear, Loss, MaxPool2d, Module, Sequential, Visitor,
+    Weights,
+};
 use phalanx::parallel::{BetweenGpus, Compress, DdpConfig};
-use phalanx::tensor::{Device, GpuOptions};
+use phalanx::tensor::{Device, GpuOptions, Tensor};
 use phalanx::{Event, Observer, OnNan, Trainer, Worker};
 use phalanx_fake_cuda::{Count, FakeCuda};
 use std::path::Path;
@@ -28,12 +31,13 @@ fn gpu_of(fake: &FakeCuda, number: usize) -> Device {
     Device::cuda(number as u32, &options).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Convolutions, a batch norm with its buffers, and few numbers.
+/// Convolutions, a batch norm with its buffers, dropout, and few numbers.
 fn net() -> Sequential {
     Sequential::new()
         .then(Conv2d::new(1, 4, 5))
         .then(BatchNorm2d::new(4))
         .then(MaxPool2d::new(4))
+        .then(Dropout2d(0.25))
         .then(Flatten)
         .then(Linear::new(144, 10))
 }
@@ -69,6 +73,16 @@ impl Observer for Told {
 /// What a run of so many ranks, each on a device of its own, has told on the first of them, and its weights, its mean weights and
 /// the state of its optimizer.
 fn run(
+    trainer: &Trainer,
+    ranks: usize,
+    device: &(dyn Fn(usize) -> Device + Sync),
+) -> (Told, [Option<Weights>; 3]) {
+    run_of(&net, trainer, ranks, device)
+}
+
+/// The same of another model.
+fn run_of(
+    net: &(dyn Fn() -> Sequential + Sync),
     trainer: &Trainer,
     ranks: usize,
     device: &(dyn Fn(usize) -> Device + Sync),
@@ -267,4 +281,95 @@ fn nccl_that_is_asked_for_and_cannot_be_used_ends_the_run_with_words() {
             });
         }
     });
+}
+
+#[test]
+fn replayed_passes_have_the_bits_of_passes_that_are_made() {
+    let Some(fake) = fake() else { return };
+    let made = run(&Trainer { steps: Some(7), ..trainer() }, 1, &|_| gpu(&fake));
+    let before = fake.calls("cuGraphLaunch");
+    let replayed = run(&Trainer { steps: Some(7), graphs: true, ..trainer() }, 1, &|_| gpu(&fake));
+    assert_eq!(made.0.losses, replayed.0.losses);
+    assert!(made.1 == replayed.1, "not the same bits");
+    // The first pass is made, the second is recorded.
+    assert_eq!((before, fake.calls("cuGraphLaunch")), (0, 5));
+    assert_eq!((fake.damage(), fake.count(Count::Graphs), fake.count(Count::Pieces)), (Vec::new(), 0, 0));
+}
+
+#[test]
+fn a_smaller_batch_between_replays_is_made_as_ever() {
+    let Some(fake) = fake() else { return };
+    let samples =
+        open("mnist-mini", View::default(), &Places::from_env(None), &mut Silent).unwrap().train.len();
+    // Two whole batches an epoch, and one of a few samples.
+    let batch_size = samples * 9 / 20;
+    let net = || {
+        Sequential::new()
+            .then(BatchNorm2d::new(1))
+            .then(Dropout2d(0.25))
+            .then(Flatten)
+            .then(Linear::new(784, 10))
+    };
+    let trainer = Trainer { steps: None, epochs: 2, batch_size, ema: Some(0.5), ..trainer() };
+    let run = |trainer: &Trainer| run_of(&net, trainer, 1, &|_| gpu(&fake));
+    let made = run(&trainer);
+    let replayed = run(&Trainer { graphs: true, ..trainer });
+    assert_eq!(made.0.losses.len(), 6);
+    assert_eq!(made.0.losses, replayed.0.losses);
+    assert!(made.1 == replayed.1, "not the same bits");
+    assert_eq!((fake.calls("cuGraphLaunch"), fake.damage()), (2, Vec::new()));
+}
+
+#[test]
+fn a_replayed_step_takes_few_calls_and_no_memory() {
+    let Some(fake) = fake() else { return };
+    struct Counting<'a>(&'a FakeCuda, Vec<[u64; 5]>);
+    impl Observer for Counting<'_> {
+        fn event(&mut self, event: &Event) {
+            if let Event::Step { .. } = event {
+                let calls =
+                    ["cuGraphLaunch", "cuLaunchKernel", "cuMemAlloc_v2", "cuMemHostAlloc", "cuMemFree_v2"];
+                self.1.push(calls.map(|call| self.0.calls(call)));
+            }
+        }
+    }
+    let counted = |graphs: bool| {
+        let worker = Worker::with_device(Group::solo(), gpu(&fake));
+        let data = open("mnist-mini", View::default(), &Places::from_env(None), &mut Silent).unwrap();
+        let mut counting = Counting(&fake, Vec::new());
+        let trainer = Trainer { steps: Some(8), graphs, ..trainer() };
+        trainer.fit(&worker, &mut net(), RULE, data.train, None, &mut counting).unwrap();
+        let steps = counting.1.windows(2).skip(3);
+        steps.map(|pair| std::array::from_fn(|i| pair[1][i] - pair[0][i])).collect::<Vec<[u64; 5]>>()
+    };
+    let (made, replayed) = (counted(false), counted(true));
+    for (made, replayed) in made.iter().zip(&replayed) {
+        assert_eq!((made[0], replayed[0], &replayed[2..]), (0, 1, &[0; 3][..]));
+        // The optimizer's kernel, and the samples' copies.
+        assert!(replayed[1] <= 3 && made[1] > 15, "{replayed:?} against {made:?}");
+    }
+}
+
+#[test]
+fn a_pass_that_brings_something_of_its_own_from_the_host_is_never_replayed() {
+    struct Counts;
+    impl Module for Counts {
+        fn forward(&self, x: &Tensor, ctx: &mut Ctx) -> Tensor {
+            // Another number in each step.
+            x * Tensor::from_slice(x.device(), &[1.0 / (1 + ctx.step()) as f32], [1])
+        }
+
+        fn visit(&mut self, _: &mut Visitor<'_>) {}
+    }
+    let Some(fake) = fake() else { return };
+    let losses = |graphs: bool| {
+        let worker = Worker::with_device(Group::solo(), gpu(&fake));
+        let data = open("mnist-mini", View::default(), &Places::from_env(None), &mut Silent).unwrap();
+        let (mut net, mut told) = (net().then(Counts), Told::default());
+        let trainer = Trainer { steps: Some(5), graphs, ..trainer() };
+        trainer.fit(&worker, &mut net, RULE, data.train, None, &mut told).unwrap();
+        told.losses
+    };
+    assert_eq!(losses(false), losses(true));
+    assert_eq!(fake.calls("cuGraphLaunch"), 0);
 }
