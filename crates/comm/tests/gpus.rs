@@ -304,7 +304,7 @@ fn what_nccl_says_is_told_with_what_was_done() {
         let words = error.to_string();
         let parts = ["all-reduce of 64 float32", "remote process exited", "hint:"];
         assert!(parts.iter().all(|part| words.contains(part)), "{words}");
-        assert!(matches!(own.group.barrier(), Err(_)), "the group has ended with it");
+        assert!(own.group.barrier().is_err(), "the group has ended with it");
     });
 }
 

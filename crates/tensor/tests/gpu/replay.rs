@@ -101,7 +101,7 @@ fn what_would_be_wrong_in_a_replay_is_refused_and_still_right_once() {
     let Some(rig) = rig(5) else { return };
     let (x, of) = (random(&rig, 1), samples(0));
     type Row<'a> = (&'a dyn Fn() -> Tensor, &'a str);
-    let brings = || &x * Tensor::from_slice(&*rig, &[2.0f32], [1]);
+    let brings = || &x * Tensor::from_slice(&rig, &[2.0f32], [1]);
     let reads = || &x * f64::from(x.to_vec::<f32>()[0]);
     let other = || x.dropout(0.5, &DropoutKey::new(0, 4, 1, samples(0)));
     let fewer = || x.narrow(0, 0, 2).dropout(0.5, &DropoutKey::new(0, 3, 1, samples(0)[..2].into()));
@@ -119,7 +119,7 @@ fn what_would_be_wrong_in_a_replay_is_refused_and_still_right_once() {
             "{:?}",
             rehearsal.refusal()
         );
-        let words = rehearsal.record(work).err().expect("it was refused").to_string();
+        let words = rehearsal.record(work).expect_err("it was refused").to_string();
         assert!(words.contains("can't be recorded as a graph") && words.contains(why), "{words}");
     }
 }
