@@ -115,6 +115,28 @@ fn written(folder: &Path) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
+/// Nobody waits for gradients that nobody will use.
+#[test]
+fn a_step_that_cannot_end_any_more_is_given_up() {
+    let folder = tempfile::tempdir().unwrap();
+    // Steps of many small passes, after which gradients go to the other rank once.
+    let recipe = "mnist-mini --nproc-per-node 2 --batch-size 1 --epochs 1000";
+    let long = ["--set", "model.name=mnist-hpc", "--set", "train.accumulate=100"];
+    let mut run = Run::of(recipe, folder.path(), &long);
+    // No evaluation comes after it, in which a loss is found out by itself.
+    let before = run.until(|event| event["event"] == "step" && event["step"] == 2);
+    let step = before["ms"].as_f64().unwrap();
+    let killed = Instant::now();
+    kill(run.worker(1), Signal::SIGKILL).unwrap();
+    run.until(|event| event["event"] == "members");
+    let took = killed.elapsed().as_secs_f64() * 1e3;
+    assert!(took < step / 2.0, "gone on after {took:.0} ms, where a step takes {step:.0}");
+    run.until_steps_of(2);
+    let (status, said, told) = run.end(Some(Signal::SIGTERM));
+    assert_eq!(status.code(), Some(143), "{said}");
+    is_whole(&told, 200);
+}
+
 #[test]
 fn workers_that_are_killed_cost_no_step_and_no_sample() {
     let folder = tempfile::tempdir().unwrap();
@@ -122,7 +144,11 @@ fn workers_that_are_killed_cost_no_step_and_no_sample() {
     for rank in [1, 0] {
         run.until_steps_of(2);
         kill(run.worker(rank), Signal::SIGKILL).unwrap();
-        run.until(|event| event["event"] == "members");
+        // The one that is left goes on alone, whether the other is there already or not.
+        for world_size in [1, 2] {
+            let members = run.until(|event| event["event"] == "members");
+            assert_eq!(members["world_size"], world_size);
+        }
     }
     run.until_steps_of(2);
     run.until(|event| event["event"] == "epoch");

@@ -29,6 +29,8 @@ struct Watched {
     signs: Signs,
     /// Since when it has looked alike.
     alike_since: Instant,
+    /// What had come of it, and since when no more did.
+    heard: (u32, Instant),
     /// Bytes that had moved when it was first looked at, and when that was.
     first: (u64, Instant),
     last: Instant,
@@ -61,17 +63,24 @@ impl Watch {
     }
 
     /// A look at a peer: what is wrong with it, if that is known.
-    pub(crate) fn see(&mut self, peer: usize, signs: Signs, now: Instant) -> Option<Verdict> {
+    pub(crate) fn see(&mut self, peer: usize, mut signs: Signs, now: Instant) -> Option<Verdict> {
         let watched = match self.peers.iter().position(|watched| watched.peer == peer) {
             Some(at) => &mut self.peers[at],
             None => {
                 let first = (moved(&signs), now);
-                self.peers.push(Watched { peer, signs, alike_since: now, first, last: now });
+                let heard = (arrived(&signs), self.since);
+                self.peers.push(Watched { peer, signs, alike_since: now, heard, first, last: now });
                 self.peers.last_mut().expect("it was added just now")
             }
         };
         if !are_alike(&watched.signs, &signs) {
             watched.alike_since = now;
+        }
+        if watched.heard.0 != arrived(&signs) {
+            watched.heard = (arrived(&signs), now);
+        }
+        if let Signs::Network(traffic) = &mut signs {
+            traffic.silent = traffic.silent.min(now.saturating_duration_since(watched.heard.1));
         }
         (watched.signs, watched.last) = (signs, now);
         let lasting = now.saturating_duration_since(watched.alike_since);
@@ -95,6 +104,10 @@ fn every(limit: Duration) -> Duration {
 
 fn moved(signs: &Signs) -> u64 {
     if let Signs::Network(traffic) = signs { traffic.moved } else { 0 }
+}
+
+fn arrived(signs: &Signs) -> u32 {
+    if let Signs::Network(traffic) = signs { traffic.arrived } else { 0 }
 }
 
 /// Whether a process is in the same state; what a network shows has times of its own.
@@ -180,6 +193,19 @@ mod tests {
         assert_eq!(found_after(silent), ms(2000));
         // Its last beat came while it was waited for.
         assert_eq!(found_after(|waited| silent(waited.saturating_sub(ms(100)))), ms(2125));
+    }
+
+    #[test]
+    fn a_link_that_loses_some_of_what_is_sent_is_not_a_stopped_peer() {
+        let start = Instant::now();
+        // Nothing comes in its turn; what comes out of it says that somebody sends, until that ends, too.
+        let mut looks = (0..30).map(|i| {
+            let silent = STEP * i;
+            (start + silent, Signs::Network(Traffic { silent, arrived: i.min(20), ..Traffic::default() }))
+        });
+        let mut watch = Watch::new(Some(DEFAULT_SILENCE), start);
+        let found = looks.find(|(now, signs)| watch.is_due(*now) && watch.see(7, *signs, *now).is_some());
+        assert_eq!(found.map(|(now, _)| now - start), Some(STEP * 20 + DEFAULT_SILENCE));
     }
 
     #[test]

@@ -1,13 +1,17 @@
 //! Who has come, who is lost, and what follows from it: no I/O, no clock.
 //!
-//! Ranks that hold the run's state wait for nobody: as soon as all of them that are left have left the membership at hand,
-//! the next one begins, with whoever has come anew by then. Those that have come anew wait for the members to let them in, and
+//! Ranks that hold the run's state wait for nobody. Where one of them is lost, the others are told at once, and as soon as all
+//! of them have left the membership at hand the next one begins, of them alone: they go on with their step, and nobody has to
+//! be handed anything before. Those that have come anew wait until the members let them in, at the end of a step of theirs, and
 //! where there are no members (at first, or when all were lost) for each other.
 
 use phalanx_job::Roster;
 use phalanx_wire::{Generation, Rank};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
+
+#[cfg(test)]
+mod tests;
 
 /// A worker, by the number of its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -22,8 +26,8 @@ pub struct Membership {
     seats: BTreeSet<u32>,
     /// Whether there was a roster.
     begun: bool,
-    /// Whether some of the membership at hand were given up, who may not know it: the others are to leave it.
-    outdated: bool,
+    /// Whether some of the membership at hand are lost, or were given up, who may not know it: the others are to leave it.
+    lost: bool,
     /// Whether all members once said that they go on in place: then so do those that come anew, who run the same program.
     in_place: bool,
     workers: BTreeMap<Member, Worker>,
@@ -40,8 +44,19 @@ struct Worker {
     /// Whether it waits for the next roster.
     waits: bool,
     goes_on: bool,
-    /// Whether it knows that somebody waits to come in.
-    invited: bool,
+    /// What it was told to do about the membership at hand.
+    told: Leave,
+}
+
+/// When a member is to leave the membership at hand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Leave {
+    /// When it likes.
+    Whenever,
+    /// At the end of its step: somebody waits to come in.
+    Soon,
+    /// Now: another of its members is lost.
+    Now,
 }
 
 /// What to do after something happened.
@@ -59,10 +74,12 @@ pub enum Decision {
         /// Who is in it.
         roster: Roster,
     },
-    /// Tell these members that somebody waits to come in.
-    Invite {
+    /// Tell these members to leave the membership at hand.
+    Recall {
         /// Which.
         members: Vec<Member>,
+        /// When.
+        leave: Leave,
     },
     /// Don't take this one.
     Refuse {
@@ -83,7 +100,7 @@ impl Membership {
             generation,
             seats: seats.into_iter().collect(),
             begun: false,
-            outdated: false,
+            lost: false,
             in_place: false,
             workers: BTreeMap::new(),
         }
@@ -99,17 +116,18 @@ impl Membership {
     ) -> Membership {
         let ranks = (0..).map(Rank).zip(workers).filter(|(_, seat)| live.contains(&seat.0));
         let absent = ranks.map(|(rank, seat)| {
-            let address = String::new();
-            let rank = Some(rank);
-            (absent(*seat), Worker { seat: *seat, address, rank, waits: false, goes_on: true, invited: true })
+            let (address, rank) = (String::new(), Some(rank));
+            let told = Leave::Now;
+            (absent(*seat), Worker { seat: *seat, address, rank, waits: false, goes_on: true, told })
         });
+        let workers_left: BTreeMap<Member, Worker> = absent.collect();
         Membership {
             generation,
             seats: seats.into_iter().collect(),
             begun: true,
-            outdated: false,
+            lost: workers_left.len() < workers.len(),
             in_place: true,
-            workers: absent.collect(),
+            workers: workers_left,
         }
     }
 
@@ -134,7 +152,7 @@ impl Membership {
         // It knows better than who told of the last membership.
         self.generation = self.generation.max(generation);
         let rank = Some(rank);
-        let worker = Worker { seat, address, rank, waits: true, goes_on: true, invited: true };
+        let worker = Worker { seat, address, rank, waits: true, goes_on: true, told: Leave::Now };
         self.workers.insert(member, worker);
         self.rejoin(member)
     }
@@ -143,7 +161,7 @@ impl Membership {
     pub fn end(&mut self, seat: Rank) -> (Vec<Member>, Decision) {
         let of_seat = self.workers.iter().filter(|(_, worker)| worker.seat == seat && worker.rank.is_some());
         let ended: Vec<Member> = of_seat.map(|(member, _)| *member).collect();
-        ended.iter().for_each(|member| drop(self.workers.remove(member)));
+        ended.iter().for_each(|member| self.lose(*member));
         (ended, self.settle())
     }
 
@@ -157,9 +175,7 @@ impl Membership {
         self.seats.retain(|seat| !seats.contains(seat));
         let here = self.workers.iter().filter(|(_, worker)| seats.contains(&worker.seat.0));
         let here: Vec<Member> = here.map(|(member, _)| *member).collect();
-        for member in &here {
-            self.outdated |= self.workers.remove(member).is_some_and(|worker| worker.rank.is_some());
-        }
+        here.iter().for_each(|member| self.lose(*member));
         (here, self.settle())
     }
 
@@ -184,8 +200,9 @@ impl Membership {
             return Decision::Refuse { reason: format!("rank {seat} has joined already") };
         }
         // Another process has its place.
-        self.workers.remove(&absent(seat));
-        let worker = Worker { seat, address, rank: None, waits: true, goes_on: false, invited: false };
+        self.lose(absent(seat));
+        let told = Leave::Whenever;
+        let worker = Worker { seat, address, rank: None, waits: true, goes_on: false, told };
         self.workers.insert(member, worker);
         self.settle()
     }
@@ -218,15 +235,19 @@ impl Membership {
         if let Some(worker) = self.workers.remove(&member)
             && goes_on(&worker)
         {
-            self.workers.insert(absent(worker.seat), Worker { waits: false, invited: true, ..worker });
+            self.workers.insert(absent(worker.seat), Worker { waits: false, told: Leave::Now, ..worker });
         }
         self.settle()
     }
 
     /// A worker is lost, or has ended.
     pub fn leave(&mut self, member: Member) -> Decision {
-        self.workers.remove(&member);
+        self.lose(member);
         self.settle()
+    }
+
+    fn lose(&mut self, member: Member) {
+        self.lost |= self.workers.remove(&member).is_some_and(|worker| worker.rank.is_some());
     }
 
     /// Whether whoever is lost can be replaced while the others go on: so it is when all are lost, too, since who comes then
@@ -269,24 +290,27 @@ impl Membership {
         self.seats.iter().copied().filter(|rank| !is_there(rank)).collect()
     }
 
-    fn settle(&mut self) -> Decision {
-        let is_new = |worker: &Worker| worker.waits && worker.rank.is_none();
-        let any_new = self.workers.values().any(is_new);
+    /// What follows from all that has happened. After [`Decision::Begin`] it is to be asked again: there may be some that wait still.
+    pub fn settle(&mut self) -> Decision {
         if self.workers.values().any(|worker| !worker.waits) {
-            // Those that can't go on in place are left alone; whoever started them ends them.
-            if !any_new && !self.outdated || !self.all_go_on() {
-                return Decision::Wait { missing: self.missing() };
-            }
-            let busy = self.workers.iter_mut().filter(|(_, worker)| !worker.waits && !worker.invited);
+            let any_new = self.workers.values().any(|worker| worker.waits && worker.rank.is_none());
+            let leave = match (self.lost, any_new) {
+                // Those that can't go on in place are left alone; whoever started them ends them.
+                _ if !self.all_go_on() => Leave::Whenever,
+                (true, _) => Leave::Now,
+                (false, true) => Leave::Soon,
+                (false, false) => Leave::Whenever,
+            };
+            let busy = self.workers.iter_mut().filter(|(_, worker)| !worker.waits && worker.told < leave);
             let members: Vec<Member> = busy
                 .map(|(member, worker)| {
-                    worker.invited = true;
+                    worker.told = leave;
                     *member
                 })
                 .collect();
             return match members.is_empty() {
                 true => Decision::Wait { missing: self.missing() },
-                false => Decision::Invite { members },
+                false => Decision::Recall { members, leave },
             };
         }
         let holds_state = self.workers.values().any(|worker| worker.rank.is_some());
@@ -296,18 +320,24 @@ impl Membership {
         self.begin()
     }
 
-    /// The next membership: of all that wait.
+    /// The next membership: of all that wait, or of those that were left when others were lost.
     fn begin(&mut self) -> Decision {
         if self.begun {
             self.generation = Generation(self.generation.0 + 1);
         }
-        (self.begun, self.outdated) = (true, false);
-        let places: Vec<Place> =
-            self.workers.values().map(|worker| Place { rank: worker.rank, seat: worker.seat }).collect();
-        let ranks: Vec<(Member, Rank)> = self.workers.keys().copied().zip(deal(&places)).collect();
+        let holds_state = |worker: &Worker| worker.rank.is_some();
+        let only_holders = self.lost && self.workers.values().any(holds_state);
+        (self.begun, self.lost) = (true, false);
+        let (members, places): (Vec<Member>, Vec<Place>) = self
+            .workers
+            .iter()
+            .filter(|(_, worker)| !only_holders || holds_state(worker))
+            .map(|(member, worker)| (*member, Place { rank: worker.rank, seat: worker.seat }))
+            .unzip();
+        let ranks: Vec<(Member, Rank)> = members.into_iter().zip(deal(&places)).collect();
         for (member, rank) in &ranks {
             let worker = self.workers.get_mut(member).expect("one of them");
-            (worker.rank, worker.waits, worker.invited) = (Some(*rank), false, false);
+            (worker.rank, worker.waits, worker.told) = (Some(*rank), false, Leave::Whenever);
             worker.goes_on |= self.in_place;
         }
         let mut addresses = vec![String::new(); ranks.len()];
@@ -352,255 +382,4 @@ fn deal(places: &[Place]) -> Vec<Rank> {
         dealt[i] = Some(rank);
     }
     dealt.into_iter().map(|rank| rank.expect("as many ranks as places")).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    /// A run of so many ranks that has begun and goes on in place; the members' numbers are their ranks.
-    fn begun(world_size: u32) -> Membership {
-        let mut members = Membership::new(Generation(0), world_size as usize);
-        for rank in 0..world_size {
-            members.join(Member(rank.into()), Rank(rank), rank.to_string());
-        }
-        (0..world_size).for_each(|rank| drop(members.goes_on(Member(rank.into()), true)));
-        members
-    }
-
-    fn ranks(decision: &Decision) -> Vec<(u64, u32)> {
-        match decision {
-            Decision::Begin { ranks, .. } => ranks.iter().map(|(member, rank)| (member.0, rank.0)).collect(),
-            other => panic!("{other:?}"),
-        }
-    }
-
-    fn wait(missing: &[u32]) -> Decision {
-        Decision::Wait { missing: missing.to_vec() }
-    }
-
-    #[test]
-    fn begins_when_all_are_there_and_refuses_the_rest() {
-        let mut members = Membership::new(Generation(4), 3);
-        assert_eq!(members.join(Member(7), Rank(2), "c".into()), wait(&[0, 1]));
-        let refused = |decision| matches!(decision, Decision::Refuse { reason } if reason.contains("already") || reason.contains("world of 3"));
-        assert!(refused(members.join(Member(8), Rank(2), "x".into())));
-        assert!(refused(members.join(Member(9), Rank(3), "x".into())));
-        assert_eq!(members.join(Member(1), Rank(0), "gone".into()), wait(&[1]));
-        assert_eq!(members.leave(Member(1)), wait(&[0, 1]));
-        assert_eq!(members.join(Member(2), Rank(0), "a".into()), wait(&[1]));
-        let begin = members.join(Member(3), Rank(1), "b".into());
-        let roster =
-            Roster { generation: Generation(4), addresses: vec!["a".into(), "b".into(), "c".into()] };
-        assert_eq!(ranks(&begin), [(2, 0), (3, 1), (7, 2)]);
-        assert!(matches!(begin, Decision::Begin { roster: found, .. } if found == roster));
-    }
-
-    #[test]
-    fn survivors_wait_for_nobody_and_keep_their_ranks_where_they_can() {
-        let mut members = begun(4);
-        assert_eq!(members.rejoin(Member(2)), wait(&[0, 1, 3]));
-        assert_eq!(members.leave(Member(1)), wait(&[0, 3]));
-        assert_eq!(members.rejoin(Member(3)), wait(&[0]));
-        let begin = members.rejoin(Member(0));
-        assert_eq!(ranks(&begin), [(0, 0), (2, 2), (3, 1)]);
-        assert_eq!(members.generation(), Generation(1));
-        // The one in its place comes when the others run, and is let in when all of them have left.
-        assert_eq!(
-            members.join(Member(9), Rank(1), "new".into()),
-            Decision::Invite { members: vec![Member(0), Member(2), Member(3)] }
-        );
-        assert_eq!(members.rejoin(Member(0)), wait(&[1, 2]));
-        assert_eq!(members.rejoin(Member(2)), wait(&[1]));
-        assert_eq!(ranks(&members.rejoin(Member(3))), [(0, 0), (2, 2), (3, 1), (9, 3)]);
-    }
-
-    #[test]
-    fn those_that_come_anew_wait_for_each_other_where_nobody_holds_the_state() {
-        let mut members = begun(2);
-        members.leave(Member(0));
-        assert_eq!(members.leave(Member(1)), wait(&[0, 1]));
-        assert_eq!(members.join(Member(5), Rank(1), "b".into()), wait(&[0]));
-        assert_eq!(ranks(&members.join(Member(6), Rank(0), "a".into())), [(5, 1), (6, 0)]);
-        assert_eq!(members.generation(), Generation(1));
-    }
-
-    #[test]
-    fn who_comes_before_the_end_of_another_was_noticed_takes_its_place() {
-        let mut members = begun(2);
-        assert!(matches!(members.join(Member(5), Rank(1), "b".into()), Decision::Invite { .. }));
-        members.rejoin(Member(0));
-        assert_eq!(ranks(&members.leave(Member(1))), [(0, 0), (5, 1)]);
-    }
-
-    #[test]
-    fn a_run_grows_by_those_who_are_expected_and_shrinks_by_those_who_are_not() {
-        let mut members = begun(2);
-        let refused = |decision| matches!(decision, Decision::Refuse { .. });
-        assert!(refused(members.join(Member(7), Rank(2), "c".into())));
-        members.expect(2..4);
-        assert!(matches!(members.join(Member(8), Rank(3), "d".into()), Decision::Invite { .. }));
-        members.rejoin(Member(0));
-        // The other one's host is gone, and its connection says nothing of that.
-        let (lost, decision) = members.do_without(0..1);
-        assert_eq!((lost, decision), (vec![Member(0)], wait(&[1])));
-        assert_eq!(ranks(&members.rejoin(Member(1))), [(1, 1), (8, 0)]);
-        // Where nobody holds the state, those are waited for who are still wanted.
-        members.leave(Member(1));
-        assert_eq!(members.leave(Member(8)), wait(&[1, 2, 3]));
-        assert!(refused(members.join(Member(9), Rank(0), "a".into())));
-        assert_eq!(members.join(Member(10), Rank(1), "b".into()), wait(&[2, 3]));
-        let (lost, decision) = members.do_without(2..4);
-        assert_eq!((lost, ranks(&decision)), (vec![], vec![(10, 0)]));
-    }
-
-    #[test]
-    fn whoever_is_given_up_is_left_even_if_it_seems_to_be_alive() {
-        let mut members = begun(3);
-        let (lost, decision) = members.do_without(2..3);
-        let invite = Decision::Invite { members: vec![Member(0), Member(1)] };
-        assert_eq!((lost, decision), (vec![Member(2)], invite));
-        members.rejoin(Member(0));
-        assert_eq!(ranks(&members.rejoin(Member(1))), [(0, 0), (1, 1)]);
-        assert_eq!(members.rejoin(Member(0)), wait(&[1]), "nobody is asked to leave this one");
-    }
-
-    #[test]
-    fn ranks_that_can_not_go_on_in_place_are_left_alone() {
-        let mut members = begun(2);
-        members.goes_on(Member(1), false);
-        assert!(matches!(members.rejoin(Member(0)), Decision::Refuse { .. }));
-        assert_eq!(members.join(Member(5), Rank(1), "b".into()), wait(&[0, 1]));
-        assert_eq!(members.seat_of(Rank(1)), None);
-        assert_eq!(members.seat_of(Rank(0)), Some(Rank(0)));
-    }
-
-    #[test]
-    fn one_whose_connection_was_cut_is_waited_for_until_it_comes_back_or_has_ended() {
-        for comes_back in [true, false] {
-            let mut members = begun(3);
-            assert_eq!(members.cut(Member(0)), wait(&[0, 1, 2]));
-            assert_eq!(
-                members.join(Member(9), Rank(3), "late".into()),
-                Decision::Refuse { reason: "rank 3 in a world of 3".into() }
-            );
-            members.expect(3..4);
-            let invite = Decision::Invite { members: vec![Member(1), Member(2)] };
-            assert_eq!(members.join(Member(9), Rank(3), "new".into()), invite);
-            members.rejoin(Member(1));
-            assert_eq!(members.rejoin(Member(2)), wait(&[0]));
-            if comes_back {
-                let begin = members.come_back(Member(10), Rank(0), "0".into(), (Generation(0), Rank(0)));
-                assert_eq!(ranks(&begin), [(1, 1), (2, 2), (9, 3), (10, 0)]);
-            } else {
-                let (ended, begin) = members.end(Rank(0));
-                assert_eq!((ended.len(), ranks(&begin)), (1, vec![(1, 1), (2, 2), (9, 0)]));
-            }
-        }
-        // It may be back before its end is seen; an older process in its place may not.
-        let mut members = begun(2);
-        members.rejoin(Member(0));
-        let begin = members.come_back(Member(5), Rank(1), "1".into(), (Generation(0), Rank(1)));
-        assert_eq!(ranks(&begin), [(0, 0), (5, 1)]);
-        assert_eq!(members.cut(Member(1)), wait(&[0, 1]), "it is another connection's by now");
-        let older = members.come_back(Member(6), Rank(1), "1".into(), (Generation(0), Rank(1)));
-        assert!(matches!(older, Decision::Refuse { .. }));
-    }
-
-    #[derive(Clone, Debug)]
-    enum Act {
-        /// The worker with this seat is lost.
-        Lose(u32),
-        /// Its connection is cut.
-        Cut(u32),
-        /// One is started in this seat, if that is empty.
-        Start(u32),
-        /// Those that know of a loss or of somebody who waits leave.
-        Rejoin(u32),
-        /// The coordinator is another.
-        Succeed,
-    }
-
-    fn acts() -> impl Strategy<Value = Vec<Act>> {
-        let act = prop_oneof![
-            (0..5u32).prop_map(Act::Lose),
-            (0..5u32).prop_map(Act::Cut),
-            (0..5u32).prop_map(Act::Start),
-            (0..5u32).prop_map(Act::Rejoin),
-            (0..5u32).prop_map(Act::Rejoin),
-            Just(Act::Succeed),
-        ];
-        proptest::collection::vec(act, 0..80)
-    }
-
-    proptest! {
-        /// Whatever happens: ranks have no holes, generations only grow, survivors keep ranks that are low enough, and
-        /// once everybody who can has left, everybody has a rank.
-        #[test]
-        fn nobody_is_forgotten(acts in acts()) {
-            let mut members = begun(5);
-            let mut living: BTreeMap<Member, u32> = (0..5).map(|rank| (Member(rank), rank as u32)).collect();
-            let mut held: BTreeMap<Member, Rank> = living.keys().map(|member| (*member, Rank(member.0 as u32))).collect();
-            let (mut next, mut last) = (100, Generation(0));
-            // Those that another coordinator has left.
-            let mut left: BTreeSet<Member> = BTreeSet::new();
-            let end = (0..5).map(Act::Rejoin);
-            for act in acts.into_iter().chain(end) {
-                let of = |seat: u32| living.iter().find(|(_, s)| **s == seat).map(|(member, _)| *member);
-                let decision = match act {
-                    Act::Lose(seat) => of(seat).map(|member| {
-                        living.remove(&member);
-                        if left.remove(&member) { members.end(Rank(seat)).1 } else { members.leave(member) }
-                    }),
-                    // One that hadn't come in yet joins again by a connection of its own.
-                    Act::Cut(seat) => of(seat).filter(|member| held.contains_key(member)).map(|member| match left.insert(member) {
-                        true => members.cut(member),
-                        false => members.settle(),
-                    }),
-                    Act::Start(seat) if of(seat).is_none() => {
-                        next += 1;
-                        living.insert(Member(next), seat);
-                        Some(members.join(Member(next), Rank(seat), next.to_string()))
-                    }
-                    Act::Start(_) => None,
-                    Act::Succeed => {
-                        let seat_of = |member: &Member| living.get(member).copied();
-                        let mut workers = vec![Rank(u32::MAX); held.len()];
-                        for (member, rank) in &held {
-                            workers[rank.index()] = Rank(seat_of(member).unwrap_or(u32::MAX));
-                        }
-                        let live = living.values().copied().collect();
-                        members = Membership::resume(last, &workers, 0..5, &live);
-                        left = living.keys().copied().filter(|member| held.contains_key(member)).collect();
-                        let anew = living.iter().filter(|(member, _)| !left.contains(member));
-                        anew.map(|(member, seat)| members.join(*member, Rank(*seat), member.0.to_string())).last()
-                    }
-                    Act::Rejoin(seat) if of(seat).is_some_and(|member| left.contains(&member)) => of(seat).map(|member| {
-                        left.remove(&member);
-                        members.come_back(member, Rank(seat), member.0.to_string(), (last, held[&member]))
-                    }),
-                    Act::Rejoin(seat) => of(seat).filter(|member| held.contains_key(member) && !members.waits(*member)).map(|member| members.rejoin(member)),
-                };
-                if let Some(Decision::Begin { ranks, roster }) = decision {
-                    prop_assert!(roster.generation > last);
-                    last = roster.generation;
-                    prop_assert_eq!(ranks.len(), living.len());
-                    let mut numbers: Vec<usize> = ranks.iter().map(|(_, rank)| rank.index()).collect();
-                    numbers.sort_unstable();
-                    prop_assert!(numbers.into_iter().eq(0..ranks.len()));
-                    for (member, rank) in &ranks {
-                        if let Some(before) = held.get(member).filter(|before| before.index() < ranks.len()) {
-                            prop_assert_eq!(before, rank);
-                        }
-                        prop_assert_eq!(&roster.addresses[rank.index()], &members.workers[member].address);
-                    }
-                    held = ranks.into_iter().collect();
-                }
-            }
-            let holders = living.keys().filter(|member| held.contains_key(member)).count();
-            let newcomers = living.len() - holders;
-            prop_assert!(holders == 0 && newcomers < 5 || living.keys().all(|member| held.contains_key(member)), "{living:?} {held:?}");
-        }
-    }
 }

@@ -3,7 +3,7 @@
 
 use crate::agents::{Agents, Change, Setting};
 use crate::fleet::{Fleet, Left, Patience};
-use crate::membership::{Decision, Member, Membership};
+use crate::membership::{Decision, Leave, Member, Membership};
 use crate::store::Desk;
 use crate::succession::RollCall;
 use phalanx_job::{AGENT_PURPOSE, FromWorker, Link, MAX_FRAME, Notice, Terms, ToWorker};
@@ -268,9 +268,10 @@ impl Shared {
         }
         match decision {
             Decision::Wait { .. } | Decision::Refuse { .. } => {}
-            Decision::Invite { members } => {
+            Decision::Recall { members, leave } => {
+                let word = if leave == Leave::Now { ToWorker::Loss } else { ToWorker::Change };
                 let links = members.iter().filter_map(|member| state.links.get(member));
-                links.for_each(|(_, link)| say(link, &ToWorker::Change));
+                links.for_each(|(_, link)| say(link, &word));
             }
             Decision::Begin { mut ranks, roster } => {
                 ranks.sort_by_key(|(_, rank)| *rank);
@@ -280,6 +281,8 @@ impl Shared {
                 for (member, rank) in ranks {
                     say(&state.links[&member].1, &ToWorker::Roster { rank, roster: roster.clone() });
                 }
+                let next = state.members.settle();
+                self.follow(state, next);
             }
         }
     }

@@ -26,6 +26,16 @@ const MEND: Duration = Duration::from_millis(500);
 /// How long an answer of the coordinator may take.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 
+/// Whether the members are to leave the membership at hand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Due {
+    Nothing,
+    /// At the end of their step, since somebody waits to come in.
+    Change,
+    /// Now, since one of them is lost.
+    Loss,
+}
+
 /// The worker's end.
 pub struct Link {
     stream: Channel,
@@ -40,8 +50,8 @@ pub struct Link {
     member: Option<(Generation, Rank)>,
     /// Whether this coordinator has been told of it: one that has taken another's place hasn't at first.
     is_known: bool,
-    /// Whether it was said that somebody waits to come in, since the last roster.
-    change: bool,
+    /// What was said since the last roster, that members are to leave.
+    due: Due,
     /// Where the connection has ended, when another is to be made.
     cut: Option<Instant>,
     /// Whether it ended and was made anew to where it was: a coordinator of others may listen there by now.
@@ -100,7 +110,7 @@ impl Link {
 
     fn new(stream: Channel, address: SocketAddr, pass: Pass, hello: Hello) -> Link {
         let (whereabouts, own_address, member) = (None, String::new(), None);
-        let (is_known, change, cut, came_back) = (false, false, None, false);
+        let (is_known, due, cut, came_back) = (false, Due::Nothing, None, false);
         Link {
             stream,
             address,
@@ -110,7 +120,7 @@ impl Link {
             own_address,
             member,
             is_known,
-            change,
+            due,
             cut,
             came_back,
         }
@@ -132,24 +142,47 @@ impl Link {
         self.say(&FromWorker::GoesOn { yes })
     }
 
-    /// Whether somebody waits to come in, or the coordinator is another, or this worker had to connect to it again, so that this
-    /// worker is to rejoin together with the others. Waits only where the connection has ended and no other can be made.
+    /// Whether somebody waits to come in, or is lost, or the coordinator is another, or this worker had to connect to it again, so
+    /// that this worker is to rejoin together with the others. Waits only where the connection has ended and no other can be made.
     pub fn is_change_due(&mut self) -> bool {
-        if !self.change && self.cut.is_none() && self.stream.is_readable() {
-            // Nothing else is said without being asked for.
+        self.listen();
+        if self.moved().is_some() {
+            self.due = self.due.max(Due::Change);
+        }
+        let is_due = |next: Instant| Instant::now() >= next;
+        if self.due == Due::Nothing && self.whereabouts.is_some() && self.cut.is_some_and(is_due) {
+            // Who leads the run on where the coordinator is gone is told soon.
+            if self.dial_again(self.address, Deadline::after(AGAIN)).is_ok() {
+                self.due = Due::Change;
+            }
+            self.cut = self.cut.map(|_| Instant::now() + MEND);
+        }
+        self.due > Due::Nothing
+    }
+
+    /// Whether it was said that one of the membership at hand is lost, so that nothing comes of what its ranks are at. Costs less
+    /// than [`Link::is_change_due`], and never waits.
+    pub fn is_loss_told(&mut self) -> bool {
+        self.listen();
+        self.due == Due::Loss
+    }
+
+    /// Hears what was said without being asked for.
+    fn listen(&mut self) {
+        while self.due < Due::Loss && self.cut.is_none() && self.stream.is_readable() {
             match self.hear_any(ANSWER_LIMIT) {
-                Ok(heard) => self.change = heard == Some(ToWorker::Change),
+                Ok(heard) => self.heed(heard.as_ref()),
                 Err(_) => self.cut = Some(Instant::now()),
             }
         }
-        self.change |= self.moved().is_some();
-        let is_due = |next: Instant| Instant::now() >= next;
-        if !self.change && self.whereabouts.is_some() && self.cut.is_some_and(is_due) {
-            // Who leads the run on where the coordinator is gone is told soon.
-            self.change = self.dial_again(self.address, Deadline::after(AGAIN)).is_ok();
-            self.cut = self.cut.map(|_| Instant::now() + MEND);
-        }
-        self.change
+    }
+
+    fn heed(&mut self, heard: Option<&ToWorker>) {
+        self.due = match heard {
+            Some(ToWorker::Loss) => Due::Loss,
+            Some(ToWorker::Change) => self.due.max(Due::Change),
+            _ => self.due,
+        };
     }
 
     /// Says that this worker has left the membership at hand, of which these ranks gave no sign of life, and waits for the next.
@@ -241,7 +274,7 @@ impl Link {
     fn dial_again(&mut self, address: SocketAddr, deadline: Deadline) -> Result<(), Attempt> {
         self.stream = dial(address, &self.pass, &self.hello, &deadline)?;
         self.came_back = address == self.address;
-        (self.address, self.is_known, self.change, self.cut) = (address, false, false, None);
+        (self.address, self.is_known, self.due, self.cut) = (address, false, Due::Nothing, None);
         Ok(())
     }
 
@@ -303,10 +336,10 @@ impl Link {
                 }
             }
             match self.hear_any(deadline.remaining())? {
-                Some(ToWorker::Change) => self.change = true,
-                // Whoever waited to come in before that is in it.
+                heard @ Some(ToWorker::Change | ToWorker::Loss) => self.heed(heard.as_ref()),
+                // That goes for the membership before it.
                 Some(roster @ ToWorker::Roster { .. }) => {
-                    self.change = false;
+                    self.due = Due::Nothing;
                     return Ok(Some(roster));
                 }
                 answer => return Ok(answer),

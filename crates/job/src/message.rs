@@ -101,6 +101,8 @@ pub enum ToWorker {
     },
     /// Somebody waits to come in: the members are to leave together at the end of their step, and to rejoin.
     Change,
+    /// Some of the membership at hand are lost: the others are to leave it now, and to rejoin. No step of it can end any more.
+    Loss,
     /// These ranks haven't come yet.
     Missing {
         /// Which.

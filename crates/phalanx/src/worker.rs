@@ -1,6 +1,7 @@
 //! One rank of a run: its place, its group, its device.
 
 mod arrival;
+mod loss;
 mod regroup;
 mod threads;
 

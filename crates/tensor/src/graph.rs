@@ -4,6 +4,7 @@
 //! its gradient formula needs. Nodes don't hold the tensors they came from, so a value that no formula needs is free as soon
 //! as the forward pass lets it go. Nodes are recycled through the device.
 
+use crate::between;
 use crate::arena::Slot;
 use crate::device::Device;
 use crate::op::{Op, Unary};
@@ -312,6 +313,7 @@ pub(crate) fn record<const S: usize>(
     inputs: &[&Tensor],
     saved: [Option<Tensor>; S],
 ) -> NodeRef {
+    between::look();
     let mut nodes: Inputs = Default::default();
     for (to, from) in nodes.iter_mut().zip(inputs) {
         to.clone_from(&from.node);

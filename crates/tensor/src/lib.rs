@@ -22,6 +22,7 @@ mod philox;
 mod shape;
 
 mod arena;
+mod between;
 mod device;
 mod gpu_span;
 mod host_span;
@@ -44,6 +45,7 @@ mod walk;
 mod whole;
 
 pub use arena::{Arena, Flat, Grads, Layout, Span};
+pub use between::looking;
 pub use device::Device;
 pub use dtype::{DType, Element, Float};
 pub use gpu_span::GpuSpan;

@@ -17,6 +17,7 @@
 //!
 //! A node may stand for a whole graph ([`Tensor::recomputed`]), which takes its place when the walk comes to it.
 
+use crate::between;
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::gradient::gradient;
@@ -394,6 +395,7 @@ impl Ahead<'_> {
                 }
             }
         };
+        between::look();
         let (shared, crossing, again) = lent;
         if let Some(again) = again {
             let start = saved[0].take().expect("a part that is computed again has a beginning");

@@ -28,8 +28,10 @@ pub(crate) enum State {
 /// What the kernel knows of a connection.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub(crate) struct Traffic {
-    /// For how long nothing came, a beat neither.
+    /// For how long nothing came in its turn, a beat neither.
     pub(crate) silent: Duration,
+    /// Pieces that came at all: where some are lost on the way, others that do come have to wait for them.
+    pub(crate) arrived: u32,
     /// Whether something that came wasn't taken yet: then it is this rank that lets nothing more come.
     pub(crate) unread: bool,
     /// For how long nothing was acknowledged, if something was sent again for that.

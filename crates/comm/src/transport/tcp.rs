@@ -203,6 +203,7 @@ impl Wire for Tcp {
             || !matches!(self.line.stream.peek(&mut [0]), Err(error) if error.kind() == ErrorKind::WouldBlock);
         Signs::Network(Traffic {
             silent: known.silent,
+            arrived: known.arrived,
             unread,
             unanswered: known.is_owed_answer().then_some(known.unanswered),
             moved: known.acknowledged + known.received,

@@ -233,7 +233,10 @@ impl<'a> Course<'a> {
             let _step = self.worker.pulse().enter(Section::Step(step));
             self.before_step.copy_from(self.parameters.buffers());
             self.in_step = true;
-            let made = run.gradients(&mut batches, &state.progress)?;
+            let Some(made) = self.worker.unless_lost(|| run.gradients(&mut batches, &state.progress)) else {
+                return Ok(Tally { change: true, ..Tally::default() });
+            };
+            let made = made?;
             let since = Instant::now();
             let tally = run.exchange(&made)?;
             let comm = made.comm + since.elapsed();

@@ -16,6 +16,8 @@ pub(super) struct Info {
     /// Segments that weren't acknowledged, and bytes that weren't sent yet.
     pub(super) unacknowledged: u32,
     pub(super) unsent: u32,
+    /// Segments with data that came, also out of their turn, or once more.
+    pub(super) arrived: u32,
     /// Bytes of a segment, and bytes that the peer has room for.
     pub(super) segment: u32,
     pub(super) room: u32,
@@ -58,6 +60,7 @@ pub(super) fn info(stream: &TcpStream) -> Result<Info> {
         acknowledged: long(120),
         received: long(128),
         unsent: word(144),
+        arrived: word(152),
         segment: word(16),
         room: word(228),
     })
@@ -76,7 +79,7 @@ mod tests {
         let (mut b, _) = listener.accept().unwrap();
         a.write_all(&[7; 1000]).unwrap();
         b.read_exact(&mut [0; 1000]).unwrap();
-        assert_eq!(info(&b).unwrap().received, 1000);
+        assert_eq!((info(&b).unwrap().received, info(&b).unwrap().arrived), (1000, 1));
         // The acknowledgement comes with what goes back.
         b.write_all(&[7; 10]).unwrap();
         a.read_exact(&mut [0; 10]).unwrap();
