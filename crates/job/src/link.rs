@@ -111,19 +111,7 @@ impl Link {
     fn new(stream: Channel, address: SocketAddr, pass: Pass, hello: Hello) -> Link {
         let (whereabouts, own_address, member) = (None, String::new(), None);
         let (is_known, due, cut, came_back) = (false, Due::Nothing, None, false);
-        Link {
-            stream,
-            address,
-            pass,
-            hello,
-            whereabouts,
-            own_address,
-            member,
-            is_known,
-            due,
-            cut,
-            came_back,
-        }
+        Link { stream, address, pass, hello, whereabouts, own_address, member, is_known, due, cut, came_back }
     }
 
     /// The address of this end, which is one that the run's other machines can reach.

@@ -4,8 +4,8 @@
 //! its gradient formula needs. Nodes don't hold the tensors they came from, so a value that no formula needs is free as soon
 //! as the forward pass lets it go. Nodes are recycled through the device.
 
-use crate::between;
 use crate::arena::Slot;
+use crate::between;
 use crate::device::Device;
 use crate::op::{Op, Unary};
 use crate::ops::across::Crossing;
