@@ -125,7 +125,7 @@ impl Machine {
             cores,
             all_cores: count(&online).unwrap_or(cores),
             memory_bytes: kib(&info, "MemTotal:").map(|kib| kib << 10),
-            shared_memory_bytes: shared.map(|fs| fs.blocks_available() as u64 * fs.fragment_size() as u64),
+            shared_memory_bytes: shared.map(|fs| fs.blocks_available() * fs.fragment_size()),
         }
     }
 }

@@ -18,7 +18,7 @@ pub enum Error {
     #[error("{error}\nhint: without train.graphs=true passes are made as ever")]
     Replay {
         /// Why not.
-        error: phalanx_tensor::Error,
+        error: Box<phalanx_tensor::Error>,
     },
     /// Parameters without a gradient.
     #[error("these parameters got no gradient in this step: {}\nhint: use them in the loss, or set parallel.find_unused=true", .names.join(", "))]

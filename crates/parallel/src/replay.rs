@@ -100,13 +100,17 @@ impl Replays {
         }
         // As the pass finds them each time.
         parameters.grads().zero();
-        let (replay, loss) = rehearsal.record(forth_and_back).map_err(|error| Error::Replay { error })?;
+        let (replay, loss) = rehearsal.record(forth_and_back).map_err(failed)?;
         let (kind, made) = (Kind::of(pass), parameters.grads().made());
         // The passes before had buffers of their own, which nobody wants any more.
         device.release_cached();
         *self = Replays::Recorded(Box::new(Recorded { kind, input, target, loss, made, replay }));
         Ok(value)
     }
+}
+
+fn failed(error: phalanx_tensor::Error) -> Error {
+    Error::Replay { error: Box::new(error) }
 }
 
 impl Recorded {
@@ -116,7 +120,7 @@ impl Recorded {
         let (parameters, ctx) = (pass.parameters, &pass.ctx);
         let written = [parameters.grads().arena(), parameters.buffers()];
         let again = self.replay.again(ctx.step(), ctx.samples(), &written, &[parameters.values()]);
-        again.map_err(|error| Error::Replay { error })?;
+        again.map_err(failed)?;
         parameters.grads().were_made(&self.made);
         Ok(self.loss.item())
     }
