@@ -42,6 +42,10 @@ pub(crate) enum Command {
     Chaos(ChaosArgs),
     /// Write and check the configuration of a cluster in the cloud.
     Cluster(ClusterArgs),
+    /// Tell what this machine has for training, and what is missing.
+    Doctor(DoctorArgs),
+    /// Show the GPUs of this machine and the workers of all runs on it, again and again.
+    Top(TopArgs),
     /// Try every operation of a device, runs on it, and how fast it is.
     Selftest(SelftestArgs),
     /// Submit runs as jobs of Slurm, follow them, and find mistakes in batch scripts.
@@ -157,6 +161,28 @@ pub(crate) struct SelftestArgs {
     /// Wait for every launch on a GPU, so that one that fails is named: slow.
     #[arg(long)]
     pub(crate) debug_sync: bool,
+    /// Print one JSON object a line on standard output, and nothing else there.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `phalanx doctor`.
+#[derive(Args)]
+pub(crate) struct DoctorArgs {
+    /// Print one JSON object a line on standard output, and nothing else there.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `phalanx top`.
+#[derive(Args)]
+pub(crate) struct TopArgs {
+    /// Seconds from one look to the next.
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = crate::top::interval)]
+    pub(crate) interval: Duration,
+    /// How many looks [default: until it is ended on a terminal, one elsewhere].
+    #[arg(long, value_name = "N")]
+    pub(crate) looks: Option<u64>,
     /// Print one JSON object a line on standard output, and nothing else there.
     #[arg(long)]
     pub(crate) json: bool,

@@ -8,6 +8,7 @@ mod chaos;
 mod checkpoint;
 mod cluster;
 mod data;
+mod doctor;
 mod drain;
 mod events;
 mod failure;
@@ -18,6 +19,7 @@ mod runs;
 mod say;
 mod selftest;
 mod slurm;
+mod top;
 mod train;
 mod trial;
 
@@ -43,6 +45,8 @@ fn main() -> ExitCode {
         Command::Checkpoint(args) => checkpoint::checkpoint(&args),
         Command::Chaos(args) => chaos::chaos(&args),
         Command::Cluster(args) => cluster::cluster(&args),
+        Command::Doctor(args) => doctor::doctor(&args),
+        Command::Top(args) => top::top(&args),
         Command::Selftest(args) => selftest::run(&args),
         Command::Slurm(args) => slurm::slurm(&args),
         Command::Flight(args) => flight::flight(&args),

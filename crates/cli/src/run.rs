@@ -9,6 +9,7 @@ mod program;
 mod shown;
 mod slurm;
 
+pub(crate) use devices::Gpus;
 pub(crate) use flags::RunArgs;
 pub(crate) use hosts::there::serve as serve_as_host;
 pub(crate) use slurm::refuse_trouble;
@@ -17,7 +18,7 @@ use crate::args::WrongUsage;
 use crate::failure;
 use crate::say::say;
 use anyhow::Result;
-use devices::{Bound, Gpus};
+use devices::Bound;
 use flags::{Idle, Times};
 use phalanx_job::{names, wants_tls};
 use phalanx_launch::{Console, HangLimits, LaunchSpec, LocalRank, LogTimes, MAX_GRACE, Numa, Prefix};

@@ -11,7 +11,7 @@ use crate::bar::FetchBar;
 use crate::drain::{self, Asks};
 use crate::failure;
 use crate::first::{BEST, First};
-use crate::run::{fresh_run_id, hang_limits, refuse_trouble, tls_is_asked_for};
+use crate::run::{Gpus, fresh_run_id, hang_limits, refuse_trouble, tls_is_asked_for};
 use crate::runs;
 use crate::say::{print, say};
 use anyhow::{Context, Result};
@@ -27,7 +27,7 @@ use phalanx::{
     Worker, cores,
 };
 use phalanx_job::{DRAINED, RunDir, WorkerEnv};
-use phalanx_launch::{Console, LaunchSpec};
+use phalanx_launch::{Console, LaunchSpec, LocalRank};
 use signal_hook::consts::{SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::flag;
 use std::path::{Path, PathBuf};
@@ -102,8 +102,16 @@ fn configured(name: &str, args: &TrainArgs) -> Result<Recipe, Error> {
 /// The agent: gets the data once, starts the workers, reports.
 fn lead(args: &TrainArgs, recipe: &Recipe) -> Result<u8> {
     refuse_trouble()?;
-    let workers = worker_count(args)?;
-    device(args).check(workers)?;
+    let parts = own_parts(args);
+    let workers = worker_count(args, parts.as_deref())?;
+    match &parts {
+        None => device(args).check(workers)?,
+        Some(parts) if workers > parts.len() => {
+            let (asked, present) = (device(args), parts.len() as u32);
+            return Err(Error::NoSuchGpu { number: present, asked, present }.into());
+        }
+        Some(_) => DeviceSpec::gpus().map(drop)?,
+    }
     recipe.check_workers(workers).map_err(|error| WrongUsage(error.to_string()))?;
     let shards = recipe.parallel.logical_shards;
     if let Some(shards) = shards.filter(|&shards| shards < workers) {
@@ -124,6 +132,10 @@ fn lead(args: &TrainArgs, recipe: &Recipe) -> Result<u8> {
         program: std::env::current_exe().context("the path of this program")?.into(),
         args: std::env::args_os().skip(1).collect(),
         workers,
+        local_rank: match parts {
+            None => LocalRank::Counted,
+            Some(devices) => LocalRank::Virtual { variable: "CUDA_VISIBLE_DEVICES", devices },
+        },
         run_id,
         run_dir: out.clone(),
         console: Console::FirstRank,
@@ -152,13 +164,20 @@ fn device(args: &TrainArgs) -> DeviceSpec {
     args.device.unwrap_or(unsaid)
 }
 
+/// The parts of GPUs that the workers have one each of, where the environment names parts.
+fn own_parts(args: &TrainArgs) -> Option<Vec<String>> {
+    let has_own = device(args) == DeviceSpec::Cuda(None);
+    has_own.then(Gpus::of_this_machine).and_then(|gpus| gpus.parts())
+}
+
 /// How many there are.
-fn worker_count(args: &TrainArgs) -> Result<usize> {
+fn worker_count(args: &TrainArgs, parts: Option<&[String]>) -> Result<usize> {
     let (text, gpus) = (args.nproc_per_node.as_str(), device(args) == DeviceSpec::Cuda(None));
     let refused = |why| Err(WrongUsage(format!("--nproc-per-node {text}: {why}")).into());
     match (text, text.parse()) {
         ("auto", _) if !gpus => Ok(cores()),
         ("cpu", _) => Ok(cores()),
+        ("auto" | "gpu", _) if parts.is_some() => Ok(parts.map_or(0, <[String]>::len)),
         ("auto" | "gpu", _) => match DeviceSpec::gpus()? {
             0 => {
                 refused("no GPU is to be seen; CUDA_VISIBLE_DEVICES may hide some, and nvidia-smi lists all")

@@ -6,10 +6,14 @@ mod fake;
 mod user;
 
 use fake::fake;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Output};
-use user::{events, phalanx, text};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+use user::{events, phalanx, text, worker};
 
 /// What losses may be off by: roundings of float32 in another order, which the steps of a test carry on.
 const TOLERANCE: f64 = 2e-4;
@@ -66,7 +70,9 @@ fn a_worker_a_gpu_and_workers_on_one_have_the_losses_of_cpus() {
     let Some(fake) = fake() else { return };
     let folder = tempfile::tempdir().unwrap();
     let want = losses(&train(folder.path(), fake.folder(), &[]));
-    for args in [&["--nproc-per-node", "gpu"][..], &["--device", "cuda:0"]] {
+    let by_host = ["--nproc-per-node", "gpu", "--set", "parallel.between_gpus=host"];
+    let by_nccl = ["--nproc-per-node", "gpu", "--set", "parallel.between_gpus=nccl"];
+    for args in [&by_nccl[..], &by_host, &["--device", "cuda:0"]] {
         let out = train(folder.path(), fake.folder(), args);
         assert!(
             events(&out).iter().filter(|e| e["event"] == "step").all(|e| e["world_size"] == 2),
@@ -128,4 +134,133 @@ fn what_is_missing_is_named_at_once_with_its_package() {
     let wrong = train(folder.path(), &some, &["--device", "gpu"]);
     assert_eq!(wrong.status.code(), Some(2));
     assert!(text(&wrong.stderr).contains("cuda:N"), "{}", text(&wrong.stderr));
+}
+
+fn world_size(out: &Output) -> u64 {
+    let all = events(out);
+    all.iter().find(|e| e["event"] == "step").and_then(|e| e["world_size"].as_u64()).unwrap()
+}
+
+#[test]
+fn workers_are_as_many_as_gpus_and_parts_that_are_to_be_seen() {
+    let Some(fake) = fake() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let parts = "MIG-00000000-0000-0000-0000-000000000001,MIG-00000000-0000-0000-0000-000000000002";
+    for (visible, want) in [("1", 1), ("GPU-02020202-0202-0202-0202-020202020202,0", 2), (parts, 2)] {
+        let mut command = command(folder.path(), fake.folder(), &["--nproc-per-node", "gpu", "--steps", "1"]);
+        let out = command.env("CUDA_VISIBLE_DEVICES", visible).output().unwrap();
+        assert_eq!(world_size(&out), want, "{visible}");
+    }
+    let mut three = command(folder.path(), fake.folder(), &["--device", "cuda", "--nproc-per-node", "3"]);
+    refused(
+        &three.env("CUDA_VISIBLE_DEVICES", parts).output().unwrap(),
+        &["there is no GPU 2", "there are 2"],
+    );
+    let mut none = command(folder.path(), fake.folder(), &["--nproc-per-node", "gpu"]);
+    refused(&none.env("CUDA_VISIBLE_DEVICES", "").output().unwrap(), &["CUDA_VISIBLE_DEVICES"]);
+}
+
+/// What a command without a run prints under `--json`.
+fn told(folder: &Path, libraries: &Path, args: &[&str], code: i32) -> Vec<Value> {
+    let mut command = phalanx(folder);
+    command.args(args).arg("--json").env("LD_LIBRARY_PATH", libraries).env_remove("CUDA_VISIBLE_DEVICES");
+    let out = command.output().unwrap();
+    assert_eq!(out.status.code(), Some(code), "{}", text(&out.stderr));
+    text(&out.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// Whether this machine has NVML of its own.
+fn has_nvml() -> bool {
+    let list = Command::new("ldconfig").arg("-p").output();
+    list.is_ok_and(|list| text(&list.stdout).contains("libnvidia-ml.so.1"))
+}
+
+#[test]
+fn top_shows_gpus_with_the_ranks_that_are_on_them() {
+    let Some(fake) = fake() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    // What the run was started with is what makes it a rank.
+    let mut rank = Command::new("sleep");
+    rank.arg("600").env("RANK", "3").env("TORCHELASTIC_RUN_ID", "top-of-a-test");
+    let mut rank = rank.spawn().unwrap();
+    let pid = rank.id();
+    fake.nvml_sees(&format!("gpu 40 1 8 100 700 50\nprocess {pid} 512\nprocess 1 -\ngpu 0 0 8 70 700 30\n"));
+    let lines = told(folder.path(), fake.folder(), &["top"], 0);
+    rank.kill().unwrap();
+    rank.wait().unwrap();
+    let gpus: Vec<&Value> = lines.iter().filter(|line| line["top"] == "gpu").collect();
+    assert_eq!((gpus.len(), &gpus[0]["busy_percent"], &gpus[0]["device"]), (2, &json!(40), &json!("cuda:0")));
+    let own = json!({"pid": pid, "bytes": 512 << 20, "run": "top-of-a-test", "rank": 3});
+    assert_eq!(gpus[0]["processes"], json!([own, {"pid": 1, "bytes": null}]));
+    let worker = lines.iter().find(|line| line["top"] == "worker" && line["pid"] == pid).unwrap();
+    assert_eq!((&worker["run"], &worker["rank"]), (&json!("top-of-a-test"), &json!(3)));
+    assert!(worker["memory_bytes"].as_u64() > Some(0), "{worker}");
+    assert_eq!(lines.last().unwrap()["top"], "look");
+}
+
+#[test]
+fn doctor_tells_what_is_there_and_what_is_missing() {
+    let Some(fake) = fake() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let lines = told(folder.path(), fake.folder(), &["doctor"], 0);
+    let of = |what: &'static str| lines.iter().filter(move |line| line["doctor"] == what);
+    assert_eq!((of("machine").count(), of("library").count(), of("gpu").count()), (1, 6, 2));
+    assert!(of("library").all(|library| library["missing"].is_null()), "{lines:?}");
+    assert_eq!(of("done").next().unwrap()["trouble"], json!([]));
+    if has_nvml() {
+        return eprintln!("skipped: this machine has NVIDIA's driver");
+    }
+    // GPUs without the libraries that compute on them.
+    let some = folder.path().join("libraries");
+    fs::create_dir(&some).unwrap();
+    for file in ["libcuda.so.1", "libnvidia-ml.so.1", "modules"] {
+        fs::copy(fake.folder().join(file), some.join(file)).unwrap();
+    }
+    let lines = told(folder.path(), &some, &["doctor"], 1);
+    let trouble = lines.last().unwrap()["trouble"].to_string();
+    assert!(
+        ["nvidia-cuda-nvrtc", "nvidia-cublas", "nvidia-cudnn-cu13", "nvidia-nccl-cu13"]
+            .iter()
+            .all(|package| trouble.contains(package)),
+        "{trouble}"
+    );
+    // Neither driver nor GPU: nothing is wrong.
+    let none = folder.path().join("none");
+    fs::create_dir(&none).unwrap();
+    let lines = told(folder.path(), &none, &["doctor"], 0);
+    let missing: Vec<&str> = lines.iter().filter_map(|line| line["missing"].as_str()).collect();
+    assert_eq!(missing.len(), 6, "{lines:?}");
+    let lines = told(folder.path(), &none, &["top"], 0);
+    let why = lines.last().unwrap()["why_no_gpus"].as_str().unwrap().to_owned();
+    assert!(why.contains("NVML") && why.contains("phalanx doctor"), "{why}");
+}
+
+#[test]
+fn a_worker_that_is_killed_between_sums_of_gpus_is_replaced_and_the_others_go_on() {
+    let Some(fake) = fake() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let args = ["--nproc-per-node", "gpu", "--steps", "14", "--set", "parallel.between_gpus=nccl"];
+    let want = train(folder.path(), fake.folder(), &[&args[..], &["--out", "whole"]].concat());
+    let out = folder.path().join("lossy");
+    let mut command = command(folder.path(), fake.folder(), &[&args[..], &["--out", "lossy"]].concat());
+    let run = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let told = || fs::read_to_string(out.join("events.jsonl")).unwrap_or_default();
+    let start = Instant::now();
+    while told().lines().filter(|line| line.contains("\"step\"")).count() < 3 {
+        assert!(start.elapsed() < Duration::from_secs(120), "no steps are made: {}", told());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    kill(Pid::from_raw(worker(&out, 1)), Signal::SIGKILL).unwrap();
+    let got = run.wait_with_output().unwrap();
+    let of = |out: &Output| -> Vec<(u64, f64)> {
+        let steps = events(out).into_iter().filter(|e| e["event"] == "step");
+        steps.map(|e| (e["step"].as_u64().unwrap(), e["loss"].as_f64().unwrap())).collect()
+    };
+    let (got, want) = (of(&got), of(&want));
+    assert_eq!(got.len(), 14, "each step is told once");
+    let apart = got.iter().zip(&want).map(|(a, b)| (a.1 - b.1).abs()).fold(0.0, f64::max);
+    assert!(
+        got.iter().zip(&want).all(|(a, b)| a.0 == b.0) && apart <= 10.0 * TOLERANCE,
+        "{apart}: {got:?}, not {want:?}"
+    );
 }

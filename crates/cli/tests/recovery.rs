@@ -21,7 +21,8 @@ const TWO: &str = "mnist-mini --nproc-per-node 2 --batch-size 8";
 
 /// A run on the way.
 struct Run {
-    agent: Child,
+    /// There until its end is waited for.
+    agent: Option<Child>,
     out: PathBuf,
     lines: BufReader<std::process::ChildStdout>,
     told: Vec<Value>,
@@ -50,7 +51,7 @@ impl Run {
         command.args(["--out", out.to_str().unwrap()]).args(args);
         let mut agent = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(agent.stdout.take().unwrap());
-        Run { agent, out, lines, told: Vec::new(), start: Instant::now() }
+        Run { agent: Some(agent), out, lines, told: Vec::new(), start: Instant::now() }
     }
 
     /// Reads what is told up to the first event that is wanted.
@@ -85,12 +86,24 @@ impl Run {
 
     /// Sends a signal to the agent, or waits for the end where there is none; gives how it ended and what it said.
     fn end(mut self, signal: Option<Signal>) -> (ExitStatus, String, Vec<Value>) {
-        signal.into_iter().for_each(|signal| kill(Pid::from_raw(self.agent.id() as i32), signal).unwrap());
+        let agent = self.agent.take().unwrap();
+        signal.into_iter().for_each(|signal| kill(Pid::from_raw(agent.id() as i32), signal).unwrap());
         let mut rest = String::new();
         self.lines.read_to_string(&mut rest).unwrap();
         self.told.extend(rest.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()));
-        let out = self.agent.wait_with_output().unwrap();
-        (out.status, text(&out.stderr), self.told)
+        let out = agent.wait_with_output().unwrap();
+        (out.status, text(&out.stderr), std::mem::take(&mut self.told))
+    }
+}
+
+impl Drop for Run {
+    /// A test that fails leaves nothing running.
+    fn drop(&mut self) {
+        if let Some(mut agent) = self.agent.take() {
+            // Its workers end with it.
+            let _ = agent.kill();
+            let _ = agent.wait();
+        }
     }
 }
 

@@ -9,6 +9,7 @@ use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
 use phalanx_wire::tls::Tls;
 use phalanx_wire::{Deadline, HandshakeError, Rank, Secret, Side};
+use std::cell::Cell;
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsRawFd;
@@ -48,6 +49,8 @@ struct Journey {
     tls: Option<Tls>,
     pulse: Arc<Pulse>,
     deadline: Deadline,
+    /// Whether this process could make no memory to share with the other one.
+    lacks_memory: Cell<bool>,
 }
 
 impl Errand {
@@ -61,6 +64,7 @@ impl Errand {
             tls: door.tls().cloned(),
             pulse: Arc::clone(door.pulse()),
             deadline: Deadline::after(LIMIT),
+            lacks_memory: Cell::new(false),
         };
         let thread = std::thread::Builder::new().name("phalanx-dial".into());
         let spawned = thread.spawn(move || {
@@ -109,7 +113,7 @@ impl Journey {
             return Ok(Way::Crossed);
         }
         let stream = match &address.local {
-            Some(local) if *is_here => dial_here(local, &self.deadline),
+            Some(local) if *is_here && !self.lacks_memory.get() => dial_here(local, &self.deadline),
             _ => dial_tcp(address.tcp, &self.deadline),
         };
         let stream = match stream {
@@ -133,10 +137,16 @@ impl Journey {
         if !hear_answer(&mut stream).map_err(Failure::Final)? {
             return Ok(Way::Crossed);
         }
-        stream
-            .into_wire(Side::Dialed, &self.pulse)
-            .map(Way::Through)
-            .map_err(|error| Failure::Final(self.unreachable(&error)))
+        let is_memory = stream.is_memory();
+        match stream.into_wire(Side::Dialed, &self.pulse) {
+            Ok(wire) => Ok(Way::Through(wire)),
+            Err(error) if is_memory => {
+                tracing::warn!("memory can't be shared with rank {peer}, TCP is used: {error}");
+                self.lacks_memory.set(true);
+                Err(Failure::Short(error))
+            }
+            Err(error) => Err(Failure::Final(self.unreachable(&error))),
+        }
     }
 
     fn unreachable(&self, why: &impl std::fmt::Display) -> Lost {

@@ -248,6 +248,11 @@ impl Stream {
         }
     }
 
+    /// Whether its wire is memory that both sides have.
+    pub(crate) fn is_memory(&self) -> bool {
+        matches!(self, Stream::Local(_))
+    }
+
     /// Makes a wire of a connection whose sides have proven themselves.
     /// Over TCP it begins to give signs of life at once, whatever this rank does.
     pub(crate) fn into_wire(self, side: Side, pulse: &Pulse) -> std::io::Result<Box<dyn Wire>> {

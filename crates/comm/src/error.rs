@@ -79,6 +79,14 @@ pub enum Error {
         /// Why.
         reason: String,
     },
+    /// What the ranks' GPUs do together has failed on this one.
+    #[error("{operation}: {reason}")]
+    Gpu {
+        /// What was done, and with how much.
+        operation: String,
+        /// What the library says of it, and what to do.
+        reason: String,
+    },
     /// Another thread was in an operation of the same group all the time.
     #[error(
         "waited {waited:.1?} for another thread's operation of the same group\nhint: give each thread a group of its own"

@@ -17,7 +17,7 @@ use crate::endpoint::PeerAddress;
 use crate::error::Error;
 use crate::flight::Flight;
 use crate::mail::{Delivered, Mail};
-use crate::queue::{Aside, Engine, Patience, WaitObserver};
+use crate::queue::{Aside, Elsewhere, Engine, Patience, WaitObserver};
 use crate::recorder::{Record, Recorder};
 use crate::schedule::{Algorithm, Choice, Seat};
 use crate::siblings::Siblings;
@@ -215,6 +215,16 @@ impl Group {
         self.seat().all_reduce_choice(bytes)
     }
 
+    /// Which ranks share a host.
+    pub(crate) fn topology(&self) -> &Topology {
+        &self.topology
+    }
+
+    /// Whether what goes over TCP is to be encrypted.
+    pub(crate) fn is_encrypted(&self) -> bool {
+        matches!(&self.kin, Kin::Processes(home) if home.door.tls().is_some())
+    }
+
     /// What schedules are made for.
     pub(crate) fn seat(&self) -> Seat<'_> {
         Seat { rank: self.rank.index(), topology: &self.topology, asked: self.algorithm }
@@ -390,6 +400,12 @@ impl Group {
                 Err(error)
             }
         }
+    }
+
+    /// Waits for what the ranks of the group do together elsewhere; one that fails, leaves or falls silent meanwhile ends the wait
+    /// and the group, as a deadline that passes does.
+    pub(crate) fn wait_elsewhere(&self, deadline: Deadline, what: &mut dyn Elsewhere) -> Result<(), Error> {
+        self.engine(&deadline)?.wait_elsewhere(self.patience, deadline, what)
     }
 
     pub(crate) fn is_finished(&self, ticket: u64) -> bool {

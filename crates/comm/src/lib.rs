@@ -11,6 +11,9 @@
 //! same bits, run after run. Every wait has a deadline, and an error says which operation waited how long for which ranks.
 //! How peers were found is not decided here.
 //!
+//! Numbers in the memory of GPUs are exchanged by NCCL, from GPU to GPU: a [`GpuGroup`] is made of a group, which brings NCCL's
+//! ranks together and looks after them.
+//!
 //! ```
 //! use phalanx_comm::{Group, ReduceOp};
 //! std::thread::scope(|scope| {
@@ -49,6 +52,7 @@ mod work;
 mod endpoint;
 mod error;
 mod flight;
+mod gpus;
 #[cfg(test)]
 mod simulation;
 mod transport;
@@ -60,6 +64,7 @@ pub use endpoint::{Endpoint, GroupConfig, PeerAddress};
 pub use error::{Error, Heard, Pace};
 pub use flight::{Flight, Peer, diagnosis};
 pub use float8::{F8E4M3, F8E5M2};
+pub use gpus::{GpuGroup, GpuWork, Unfit};
 pub use group::{Batch, Batched, Group, Member, OwnedBatch, Source, Transfer};
 pub use half::{bf16, f16};
 pub use num_complex::Complex;

@@ -3,7 +3,7 @@
 
 pub(crate) mod wait;
 
-pub(crate) use wait::{Patience, Until};
+pub(crate) use wait::{Elsewhere, Patience, Until};
 
 use crate::buffer::AnyBuffer;
 use crate::common::{Regions, Turn, Way};
@@ -283,6 +283,17 @@ impl Engine {
     ) -> Result<Delivered, Error> {
         self.wait(patience, deadline, Until::Done(ticket), Instant::now())?;
         Ok(self.done.remove(&ticket).expect("an operation that was waited for is done"))
+    }
+
+    /// Waits for what the ranks do elsewhere, and looks after them meanwhile.
+    pub(crate) fn wait_elsewhere(
+        &mut self,
+        patience: Patience,
+        deadline: Deadline,
+        what: &mut dyn Elsewhere,
+    ) -> Result<(), Error> {
+        self.check()?;
+        self.wait(patience, deadline, Until::Elsewhere(what), deadline.begun())
     }
 
     /// Plays what was started before, then `play` over a borrowed buffer, to the end.

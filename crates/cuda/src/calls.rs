@@ -34,6 +34,8 @@ calls! {
     device_count "cuDeviceGetCount" (*mut c_int);
     device "cuDeviceGet" (*mut c_int, c_int);
     device_name "cuDeviceGetName" (*mut c_char, c_int, c_int);
+    device_uuid "cuDeviceGetUuid_v2" (*mut [u8; 16], c_int);
+    device_bus "cuDeviceGetPCIBusId" (*mut c_char, c_int, c_int);
     device_attribute "cuDeviceGetAttribute" (*mut c_int, c_int, c_int);
     context_retain "cuDevicePrimaryCtxRetain" (*mut Handle, c_int);
     context_release "cuDevicePrimaryCtxRelease_v2" (c_int);

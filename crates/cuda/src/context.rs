@@ -12,10 +12,10 @@ use crate::event::Event;
 use crate::gpu::DebugSync;
 use crate::nvrtc::Architecture;
 use std::cell::Cell;
-use std::ffi::{CStr, c_int};
+use std::ffi::{CStr, c_char, c_int};
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 // CUdevice_attribute.
 const MULTIPROCESSORS: c_int = 16;
@@ -37,20 +37,39 @@ pub(crate) struct Context {
     debug_sync: DebugSync,
     // Unlike a handle, no other context of the process ever has it.
     number: u64,
-    captures: Mutex<Captures>,
+    captures: Arc<Mutex<Captures>>,
 }
 
 /// Whether streams are captured, and what was dropped since.
 #[derive(Default)]
 struct Captures {
     under_way: usize,
-    leftovers: Vec<Leftover>,
+    leftovers: Vec<(Arc<Context>, Leftover)>,
+}
+
+/// The captures of the primary context with this handle: all that have opened its GPU share it, and a call on behalf of one would
+/// spoil the capture of another. This is what the driver has one of in a process, so there is one list of it here.
+fn captures_of(handle: Handle) -> Arc<Mutex<Captures>> {
+    type Known = (usize, Weak<Mutex<Captures>>);
+    static KNOWN: Mutex<Vec<Known>> = Mutex::new(Vec::new());
+    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    known.retain(|(_, captures)| captures.strong_count() > 0);
+    let found =
+        known.iter().find(|(of, _)| *of == handle.addr()).and_then(|(_, captures)| captures.upgrade());
+    found.unwrap_or_else(|| {
+        let captures = Arc::<Mutex<Captures>>::default();
+        known.push((handle.addr(), Arc::downgrade(&captures)));
+        captures
+    })
 }
 
 // SAFETY: the driver's functions may be called from any thread; which context they mean is set on each before.
 unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
+
+// SAFETY: the pointer is to memory that nobody owns any more, and that any thread may give back.
+unsafe impl Send for Leftover {}
 
 /// Memory that nobody owns any more. It is given back once no stream is captured: a capture would be spoilt by it.
 pub(crate) enum Leftover {
@@ -71,7 +90,7 @@ impl Context {
             handle: ptr::null_mut(),
             debug_sync,
             number,
-            captures: Mutex::default(),
+            captures: Arc::default(),
         };
         let about = || format!("the process sees {} GPUs", context.driver.gpus());
         let (mut device, mut handle) = (0, ptr::null_mut());
@@ -81,7 +100,7 @@ impl Context {
         // SAFETY: the device is one that the driver just gave; the call writes one handle, which is released with `context`.
         let code = unsafe { (context.calls().context_retain)(&mut handle, device) };
         context.succeeded("cuDevicePrimaryCtxRetain", code, about)?;
-        (context.device, context.handle) = (device, handle);
+        (context.device, context.handle, context.captures) = (device, handle, captures_of(handle));
         Ok(context)
     }
 
@@ -133,12 +152,24 @@ impl Context {
     }
 
     pub(crate) fn name(&self) -> Result<String, Error> {
-        let mut name = [0; 256];
-        // SAFETY: the call writes at most as many bytes as it is told, with a 0 at the end.
-        let code = unsafe { (self.calls().device_name)(name.as_mut_ptr(), name.len() as c_int, self.device) };
-        self.succeeded("cuDeviceGetName", code, String::new)?;
+        self.text("cuDeviceGetName", self.calls().device_name)
+    }
+
+    pub(crate) fn bus_id(&self) -> Result<String, Error> {
+        self.text("cuDeviceGetPCIBusId", self.calls().device_bus)
+    }
+
+    fn text(
+        &self,
+        call: &'static str,
+        ask: unsafe extern "C" fn(*mut c_char, c_int, c_int) -> Code,
+    ) -> Result<String, Error> {
+        let mut text = [0; 256];
+        // SAFETY: both functions that come here write at most as many bytes as they are told, with a 0 at the end.
+        let code = unsafe { ask(text.as_mut_ptr(), text.len() as c_int, self.device) };
+        self.succeeded(call, code, String::new)?;
         // SAFETY: it ended in 0 before the call, and does after.
-        Ok(unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned())
+        Ok(unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().into_owned())
     }
 
     pub(crate) fn multiprocessors(&self) -> Result<u32, Error> {
@@ -193,21 +224,27 @@ impl Context {
 
     /// A capture has ended; gives back what was dropped in the meantime.
     pub(crate) fn capture_ended(&self) {
-        let mut captures = self.captures();
-        captures.under_way -= 1;
-        if captures.under_way == 0 {
-            captures.leftovers.drain(..).for_each(|leftover| self.release(leftover));
-        }
+        let leftovers = {
+            let mut captures = self.captures();
+            captures.under_way -= 1;
+            let is_over = captures.under_way == 0;
+            let leftovers = if is_over { std::mem::take(&mut captures.leftovers) } else { Vec::new() };
+            // Still locked, so that no capture begins meanwhile.
+            leftovers.iter().for_each(|(of, leftover)| of.release(leftover));
+            leftovers
+        };
+        // The last of a context may go with them.
+        drop(leftovers);
     }
 
     /// Gives memory back, now or when no stream is captured any more.
-    pub(crate) fn give_back(&self, leftover: Leftover) {
+    pub(crate) fn give_back(self: &Arc<Self>, leftover: Leftover) {
         // Held to the end: no capture begins meanwhile.
         let mut captures = self.captures();
         if captures.under_way > 0 {
-            captures.leftovers.push(leftover);
+            captures.leftovers.push((self.clone(), leftover));
         } else {
-            self.release(leftover);
+            self.release(&leftover);
         }
     }
 
@@ -217,7 +254,7 @@ impl Context {
 
     /// Gives memory back once all work that uses it is done, since the driver doesn't promise to wait for that. A failure is one
     /// that the GPU has met before, which others report; then the memory stays away.
-    fn release(&self, leftover: Leftover) {
+    fn release(&self, leftover: &Leftover) {
         let Ok(calls) = self.enter() else { return };
         match leftover {
             Leftover::Device(address) => {

@@ -56,6 +56,21 @@ impl Driver {
         self.gpus
     }
 
+    /// What tells its GPUs, or parts of GPUs, from all others, in the order of their numbers: as `GPU-` or `MIG-` and a UUID end,
+    /// which [`nvml`](crate::nvml) and `CUDA_VISIBLE_DEVICES` know them by. Their order need not be that of NVML.
+    pub fn uuids(&self) -> Result<Vec<String>, Error> {
+        (0..self.gpus as c_int).map(|number| self.uuid(number)).collect()
+    }
+
+    fn uuid(&self, number: c_int) -> Result<String, Error> {
+        let (mut device, mut bytes) = (0, [0; 16]);
+        // SAFETY: the call writes one number.
+        succeeded("cuDeviceGet", unsafe { (self.calls.device)(&mut device, number) })?;
+        // SAFETY: the device is one that the driver just gave; the call writes as many bytes.
+        succeeded("cuDeviceGetUuid", unsafe { (self.calls.device_uuid)(&mut bytes, device) })?;
+        Ok(uuid(bytes))
+    }
+
     pub(crate) fn calls(&self) -> &Calls {
         &self.calls
     }
@@ -75,6 +90,12 @@ fn new_enough(number: i32) -> Result<Version, Error> {
         return Err(Error::DriverTooOld { found, wanted: WANTED, driver: OLDEST_DRIVER });
     }
     Ok(found)
+}
+
+/// As UUIDs are written.
+fn uuid(bytes: [u8; 16]) -> String {
+    let hyphen = |i: usize| if [4, 6, 8, 10].contains(&i) { "-" } else { "" };
+    bytes.iter().enumerate().map(|(i, byte)| format!("{}{byte:02x}", hyphen(i))).collect()
 }
 
 fn succeeded(call: &'static str, code: i32) -> Result<(), Error> {
@@ -97,6 +118,12 @@ mod tests {
         assert_eq!(new_enough(14_010), Ok(Version { major: 14, minor: 1 }));
         let words = new_enough(12_040).unwrap_err().to_string();
         assert!(["12.4", "13.0", "580", "hint:"].iter().all(|part| words.contains(part)), "{words}");
+    }
+
+    #[test]
+    fn uuids_are_written_as_everywhere() {
+        let bytes = std::array::from_fn(|i| 0xa0 + i as u8);
+        assert_eq!(uuid(bytes), "a0a1a2a3-a4a5-a6a7-a8a9-aaabacadaeaf");
     }
 
     #[test]

@@ -131,6 +131,12 @@ pub enum Error {
         /// What was asked for.
         what: &'static str,
     },
+    /// A pass that would not be right when it is replayed.
+    #[error("the pass can't be recorded as a graph: {what} would be those of the recording for good")]
+    NotRecorded {
+        /// What was found in it.
+        what: String,
+    },
     /// An operation among ranks fails.
     #[error(transparent)]
     Nccl(Box<Failure>),

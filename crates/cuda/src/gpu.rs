@@ -51,6 +51,7 @@ pub struct GpuMemory {
 pub struct Gpu(Arc<Opened>);
 
 struct Opened {
+    libraries: Vec<PathBuf>,
     name: String,
     architecture: Architecture,
     multiprocessors: u32,
@@ -70,6 +71,7 @@ impl Gpu {
         let context = Arc::new(Context::open(driver, index, options.debug_sync)?);
         let architecture = context.architecture()?;
         Ok(Gpu(Arc::new(Opened {
+            libraries: options.libraries.clone(),
             name: context.name()?,
             architecture,
             multiprocessors: context.multiprocessors()?,
@@ -86,9 +88,19 @@ impl Gpu {
         self.0.context.gpu()
     }
 
+    /// The folders in which NVIDIA's libraries are looked for first.
+    pub fn libraries(&self) -> &[PathBuf] {
+        &self.0.libraries
+    }
+
     /// What NVIDIA calls it.
     pub fn name(&self) -> &str {
         &self.0.name
+    }
+
+    /// Where it is plugged in, which tells it from all others of its host. Parts of one GPU have the same.
+    pub fn bus_id(&self) -> Result<String, Error> {
+        self.0.context.bus_id()
     }
 
     /// What it can do.

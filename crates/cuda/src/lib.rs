@@ -7,7 +7,8 @@
 //! bits run after run. What this crate does not know: tensors, and which memory is free for whom.
 //!
 //! What NVIDIA's libraries do better than kernels of ours is called there: matrix products ([`cublaslt`]), convolutions
-//! ([`cudnn`]), collectives between GPUs ([`nccl`]). They are handed addresses and streams, so their calls are unsafe.
+//! ([`cudnn`]), collectives between GPUs ([`nccl`]). They are handed addresses and streams, so their calls are unsafe. How busy GPUs are, and
+//! with whose processes, is asked of [`nvml`].
 //!
 //! ```no_run
 //! use phalanx_cuda::{Argument, Element, Gpu, GpuOptions, Work, kernel};
@@ -63,6 +64,7 @@ mod stream;
 pub mod cublaslt;
 pub mod cudnn;
 pub mod nccl;
+pub mod nvml;
 
 pub use address::{Address, StreamHandle};
 pub use clock::Clock;

@@ -32,12 +32,14 @@ pub enum Library {
     Cudnn,
     /// Collectives between GPUs.
     Nccl,
+    /// What GPUs are busy with.
+    Nvml,
 }
 
 impl Library {
     /// All of them.
-    pub const ALL: [Library; 5] =
-        [Library::Driver, Library::Nvrtc, Library::CublasLt, Library::Cudnn, Library::Nccl];
+    pub const ALL: [Library; 6] =
+        [Library::Driver, Library::Nvrtc, Library::CublasLt, Library::Cudnn, Library::Nccl, Library::Nvml];
 
     /// What people call it.
     pub const fn name(self) -> &'static str {
@@ -47,6 +49,7 @@ impl Library {
             Library::CublasLt => "cuBLASLt",
             Library::Cudnn => "cuDNN",
             Library::Nccl => "NCCL",
+            Library::Nvml => "NVML",
         }
     }
 
@@ -59,6 +62,7 @@ impl Library {
             Library::CublasLt => &["libcublasLt.so.13", "libcublasLt.so"],
             Library::Cudnn => &["libcudnn.so.9", "libcudnn.so"],
             Library::Nccl => &["libnccl.so.2", "libnccl.so"],
+            Library::Nvml => &["libnvidia-ml.so.1", "libnvidia-ml.so"],
         }
     }
 
@@ -77,6 +81,9 @@ impl Library {
             }
             Library::Nccl => {
                 "install it with the package libnccl2 of NVIDIA's repository, or with `pip install nvidia-nccl-cu13` and its folder in LD_LIBRARY_PATH"
+            }
+            Library::Nvml => {
+                "it comes with the NVIDIA driver (Debian and Ubuntu: nvidia-driver, libnvidia-ml1); a container needs NVIDIA_DRIVER_CAPABILITIES=compute,utility"
             }
         }
     }
@@ -132,6 +139,7 @@ mod tests {
             (Library::CublasLt, "nvidia-cublas"),
             (Library::Cudnn, "nvidia-cudnn-cu13"),
             (Library::Nccl, "nvidia-nccl-cu13"),
+            (Library::Nvml, "libnvidia-ml1"),
         ] {
             let words = missing(library);
             for part in [library.name(), library.files()[0], package, "hint:"] {

@@ -3,12 +3,14 @@
 //! A rank makes a [`UniqueId`], which travels to the others by whatever way there is; each then [joins](Nccl::join) with it, and
 //! has a [`Communicator`]. Communicators don't block: what takes time is asked for and then watched, so that every wait has a
 //! deadline and an abort ([`Communicator::abort`]) ends it from any thread. Operations run on streams, after this side has gone
-//! on; [`Communicator::wait`] watches over them.
+//! on; [`Communicator::wait`] watches over them. An [`Exchange`] is a communicator with its GPU, and safe: it has operations wait
+//! for the compute stream, and that for them, on memory that is [`Lent`].
 //!
 //! What this module does not decide: how ids travel, which stream an operation runs on, what happens after a failure.
 
 mod calls;
 mod communicator;
+mod exchange;
 mod failure;
 pub(crate) mod foreign;
 mod number;
@@ -16,6 +18,7 @@ mod operation;
 
 pub use calls::{Block, Calls};
 pub use communicator::Communicator;
+pub use exchange::{Exchange, Exchanged, Lent};
 pub use failure::{Cause, Failure};
 pub use number::{Number, Reduction};
 pub use operation::{Kind, Operation};

@@ -1,12 +1,19 @@
-// A stand-in for NCCL: ranks are threads of one process, or streams that run on their own.
+// A stand-in for NCCL: ranks are threads of one process, or streams that run on their own, or processes that opened it in one
+// folder. Those hand each other their numbers in files there.
 //
 // An operation is done when it has come up in the streams of all its ranks: each arrives at a meeting, the last one to come
 // does the work for all. Ranks whose operations don't match are refused with an asynchronous error, where NCCL would hang.
 
 #include "fake.h"
 
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
+#include <cstdio>
+#include <fstream>
+#include <iterator>
 #include <memory>
 #include <set>
 #include <tuple>
@@ -69,6 +76,8 @@ struct Clique {
     std::map<std::tuple<int, int, long>, std::shared_ptr<Meeting>> messages; // From, to, number.
     std::map<long, Split> splits;
     int finalized = 0;
+    std::string folder;         // Where processes meet.
+    bool is_of_processes = false;
 };
 
 struct Comm {
@@ -252,13 +261,127 @@ void arrive(Clique &clique, const std::shared_ptr<Comm> &comm, const Task &task,
     meeting->done = true;
 }
 
+// ---- processes ----
+
+// The folder of a clique, in that of this library.
+std::string folder_of(const std::string &id) {
+    Dl_info own;
+    dladdr(reinterpret_cast<void *>(&folder_of), &own);
+    const std::string path = own.dli_fname;
+    const std::string all = path.substr(0, path.rfind('/')) + "/nccl";
+    mkdir(all.c_str(), 0700);
+    std::string name = id.substr(0, id.find('\0'));
+    std::replace(name.begin(), name.end(), ' ', '-');
+    const std::string folder = all + "/" + name;
+    mkdir(folder.c_str(), 0700);
+    return folder;
+}
+
+// Whoever finds the file finds all of it.
+void write_file(const std::string &path, const std::string &bytes) {
+    const std::string unfinished = path + "." + std::to_string(getpid());
+    std::ofstream(unfinished, std::ios::binary) << bytes;
+    rename(unfinished.c_str(), path.c_str());
+}
+
+bool read_file(const std::string &path, std::string &bytes) {
+    std::ifstream file(path, std::ios::binary);
+    if (!file) return false;
+    bytes.assign(std::istreambuf_iterator<char>(file), {});
+    return true;
+}
+
+std::string file_of(const Clique &clique, const Task &task, int rank, int from, int to) {
+    const bool message = task.kind == SEND || task.kind == RECEIVE;
+    const std::string pair = message ? std::to_string(from) + "-" + std::to_string(to) : std::to_string(rank);
+    return clique.folder + (message ? "/message-" : "/collective-") + std::to_string(task.number) + "-" + pair;
+}
+
+// With the clique locked: whether all of its ranks are there, in whatever process.
+bool have_met(Clique &clique) {
+    if (int(clique.members.size()) == clique.n_ranks || clique.is_of_processes) return true;
+    std::map<std::string, int> devices;
+    for (int rank = 0; rank < clique.n_ranks; rank++) {
+        std::string device;
+        if (!read_file(clique.folder + "/rank-" + std::to_string(rank), device)) return false;
+        const auto [other, is_new] = devices.emplace(device, rank);
+        if (!is_new) {
+            fail_all(clique, "Duplicate GPU detected : rank " + std::to_string(rank) + " and rank " + std::to_string(other->second) + " both on CUDA device " + device);
+            return true;
+        }
+    }
+    return clique.is_of_processes = true;
+}
+
+// What a rank has to say of a task: what it understands by it, and its numbers.
+std::string said(const Task &task, size_t n_ranks) {
+    const size_t count = task.kind == REDUCE_SCATTER ? task.count * n_ranks : task.count;
+    std::string head = std::string(KINDS[task.kind == RECEIVE ? SEND : task.kind]) + " " + std::to_string(task.count) + " " + std::to_string(task.type) + " " +
+                       std::to_string(std::min<int>(task.op, N_OPS)) + " " + std::to_string(task.kind == SEND || task.kind == RECEIVE ? 0 : task.root);
+    return head + "\n" + std::to_string(task.factor) + "\n" + (task.from ? std::string(task.from, count * SIZES[task.type]) : "");
+}
+
+// With the clique locked: does this rank's part of a task, if all have said theirs.
+bool collect_from_files(Clique &clique, Comm &comm, const Task &task) {
+    const size_t n = size_t(clique.n_ranks);
+    const std::string own = said(task, n);
+    const std::string head = own.substr(0, own.find('\n'));
+    auto parts = [&](const std::string &text, double &factor) {
+        const size_t first = text.find('\n'), second = text.find('\n', first + 1);
+        factor = std::stod(text.substr(first + 1, second - first - 1));
+        if (text.substr(0, first) != head) fail_all(clique, "mismatch: rank " + std::to_string(comm.rank) + " asks for " + head + ", another for " + text.substr(0, first));
+        return text.substr(second + 1);
+    };
+    if (task.kind == SEND) return true;
+    double factor = 1;
+    std::string text;
+    if (task.kind == RECEIVE) {
+        if (!read_file(file_of(clique, task, 0, task.root, comm.rank), text)) return false;
+        const std::string numbers = parts(text, factor);
+        if (comm.error == OK) memcpy(task.to, numbers.data(), numbers.size());
+        return true;
+    }
+    std::vector<std::string> numbers(n);
+    std::vector<std::vector<char>> elsewhere(n, std::vector<char>(task.count * SIZES[task.type] * n));
+    Meeting meeting;
+    for (int rank = 0; rank < int(n); rank++) {
+        if (!read_file(file_of(clique, task, rank, 0, 0), text)) return false;
+        numbers[size_t(rank)] = parts(text, factor);
+        Task theirs = task;
+        theirs.factor = factor;
+        theirs.from = numbers[size_t(rank)].data();
+        theirs.to = rank == comm.rank ? task.to : elsewhere[size_t(rank)].data();
+        meeting.here[rank] = Arrival{nullptr, theirs};
+    }
+    if (comm.error == OK) collect(meeting);
+    // Whoever is here has done what came before.
+    Task before = task;
+    if (before.number-- > 0) unlink(file_of(clique, before, comm.rank, 0, 0).c_str());
+    return true;
+}
+
+// With the clique locked: tells the others of a task.
+void tell_of(Clique &clique, const Comm &comm, const Task &task) {
+    if (task.kind != RECEIVE) write_file(file_of(clique, task, comm.rank, comm.rank, task.root), said(task, size_t(clique.n_ranks)));
+}
+
 // What a stream does: arrives everywhere, then isn't done before all others have come.
 bool perform(const std::shared_ptr<Comm> &comm, const std::vector<Task> &tasks, std::vector<std::shared_ptr<Meeting>> &meetings) {
     Clique &clique = *comm->clique;
     std::lock_guard<std::mutex> guard(clique.lock);
     if (meetings.empty()) {
         meetings.resize(tasks.size());
-        for (size_t i = 0; i < tasks.size() && !comm->aborted; i++) arrive(clique, comm, tasks[i], meetings[i]);
+        for (size_t i = 0; i < tasks.size() && !comm->aborted; i++) {
+            if (!clique.is_of_processes) {
+                arrive(clique, comm, tasks[i], meetings[i]);
+                continue;
+            }
+            meetings[i] = std::make_shared<Meeting>();
+            tell_of(clique, *comm, tasks[i]);
+        }
+    }
+    for (size_t i = 0; i < tasks.size() && clique.is_of_processes && !comm->aborted && comm->error == OK; i++) {
+        if (!meetings[i]->done) meetings[i]->done = collect_from_files(clique, *comm, tasks[i]);
     }
     const bool all_done = std::all_of(meetings.begin(), meetings.end(), [](auto &m) { return m && m->done; });
     if (!comm->aborted && comm->error == OK && !all_done) return false;
@@ -340,7 +463,8 @@ int state(Comm &comm) {
     Clique &clique = *comm.clique;
     std::lock_guard<std::mutex> guard(clique.lock);
     if (comm.error != OK) return comm.error;
-    if (int(clique.members.size()) < clique.n_ranks) return IN_PROGRESS;
+    if (!have_met(clique)) return IN_PROGRESS;
+    if (comm.error != OK) return comm.error;
     if (comm.splits && clique.splits[comm.splits - 1].arrived < clique.n_ranks) return IN_PROGRESS;
     if (comm.finalizing && (clique.finalized < clique.n_ranks || comm.outstanding)) return IN_PROGRESS;
     return OK;
@@ -383,7 +507,7 @@ FAKE_EXPORT int ncclGetUniqueId(Id *id) {
     if (int code = called("ncclGetUniqueId")) return code;
     std::lock_guard<std::mutex> guard(registry().lock);
     memset(id->internal, 0, sizeof id->internal);
-    std::string text = "stand-in " + std::to_string(++registry().ids);
+    std::string text = "stand-in " + std::to_string(getpid()) + " " + std::to_string(++registry().ids);
     memcpy(id->internal, text.data(), text.size());
     return OK;
 }
@@ -408,7 +532,8 @@ FAKE_EXPORT int ncclCommInitRankConfig(Comm **out, int n_ranks, Id id, int rank,
     if (clique->n_ranks && clique->n_ranks != n_ranks) return refuse(INVALID_USAGE, "ranks disagree on how many they are");
     if (clique->members.count(rank)) return refuse(INVALID_USAGE, "rank " + std::to_string(rank) + " joins twice");
     clique->n_ranks = n_ranks;
-    enter(*clique, comm);
+    clique->folder = folder_of(name);
+    if (enter(*clique, comm)) write_file(clique->folder + "/rank-" + std::to_string(rank), std::to_string(comm->device));
     remember(comm);
     *out = comm.get();
     return IN_PROGRESS;

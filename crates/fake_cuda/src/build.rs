@@ -31,12 +31,13 @@ pub(crate) struct Built {
 }
 
 /// Each library: the folder of its source, its source, and the name that programs open it by.
-pub(crate) const LIBRARIES: [(&str, &str, &str); 5] = [
+pub(crate) const LIBRARIES: [(&str, &str, &str); 6] = [
     ("native/driver", "libcuda.cpp", "libcuda.so.1"),
     ("native/driver", "libnvrtc.cpp", "libnvrtc.so.13"),
     ("libraries", "cublaslt.cpp", "libcublasLt.so.13"),
     ("libraries", "cudnn.cpp", "libcudnn.so.9"),
     ("libraries", "nccl.cpp", "libnccl.so.2"),
+    ("libraries", "nvml.cpp", "libnvidia-ml.so.1"),
 ];
 
 /// Builds the fake libraries and a module of each of these sources in `folder`, which other processes may use, too.

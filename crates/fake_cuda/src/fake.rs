@@ -63,6 +63,7 @@ pub struct FakeCuda {
     cublaslt: StandIn,
     cudnn: StandIn,
     nccl: StandIn,
+    nvml: StandIn,
 }
 
 impl FakeCuda {
@@ -85,9 +86,9 @@ impl FakeCuda {
             // SAFETY: the library is built from this crate, and its start makes nothing but its own state.
             unsafe { Library::new(&to) }.unwrap_or_else(|error| panic!("{}: {error}", to.display()))
         });
-        let [driver, nvrtc, cublaslt, cudnn, nccl] = libraries;
-        let [cublaslt, cudnn, nccl] = [cublaslt, cudnn, nccl].map(StandIn::new);
-        Some(FakeCuda { folder, driver, nvrtc, cublaslt, cudnn, nccl })
+        let [driver, nvrtc, cublaslt, cudnn, nccl, nvml] = libraries;
+        let [cublaslt, cudnn, nccl, nvml] = [cublaslt, cudnn, nccl, nvml].map(StandIn::new);
+        Some(FakeCuda { folder, driver, nvrtc, cublaslt, cudnn, nccl, nvml })
     }
 
     /// What stands in for cuBLASLt.
@@ -103,6 +104,18 @@ impl FakeCuda {
     /// What stands in for NCCL.
     pub fn nccl(&self) -> &StandIn {
         &self.nccl
+    }
+
+    /// What stands in for NVML.
+    pub fn nvml(&self) -> &StandIn {
+        &self.nvml
+    }
+
+    /// What NVML sees from now on, in this process and in others: a line a GPU, and behind it lines of what is on it, as nvml.cpp
+    /// explains. At first there are two GPUs with nothing on them.
+    pub fn nvml_sees(&self, lines: &str) {
+        let path = self.folder.join("nvml.txt");
+        fs::write(&path, lines).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     }
 
     /// The folder that the libraries lie in, and that is removed with this.

@@ -1,5 +1,5 @@
-//! A driver without a GPU, for tests: libraries that stand in for `libcuda` and NVRTC (`native/`) and for cuBLASLt, cuDNN and NCCL
-//! (`libraries/`), built by the system's C++ compiler when a test first asks for them.
+//! A driver without a GPU, for tests: libraries that stand in for `libcuda` and NVRTC (`native/`) and for cuBLASLt, cuDNN, NCCL and
+//! NVML (`libraries/`), built by the system's C++ compiler when a test first asks for them.
 //!
 //! The fake driver does what CUDA's manual says, as late as that allows. Device memory is the host's, between guards and full of
 //! garbage; kernels are the real sources, compiled for the host, whose threads are fibers; streams are carried out only when

@@ -22,6 +22,7 @@
 mod agent;
 mod drain;
 mod env;
+mod environ;
 mod error;
 mod host;
 mod link;
@@ -39,6 +40,7 @@ pub use agent::{
 };
 pub use drain::{DRAINED, end_time};
 pub use env::{SecretSource, Transport, WorkerEnv, is_unchecked, names, port_of, wants_tls};
+pub use environ::{Environ, processes};
 pub use error::Error;
 pub use host::{CLOCKS_APART, clock_ms, host_name, why_too_far_apart};
 pub use link::{Link, MAX_FRAME};

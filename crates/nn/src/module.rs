@@ -260,6 +260,11 @@ impl Ctx {
         &self.samples
     }
 
+    /// Which step of the run it is.
+    pub fn step(&self) -> u64 {
+        self.step
+    }
+
     /// The same pass over a part of its rows.
     #[track_caller]
     pub fn of_samples(&self, rows: Range<usize>) -> Ctx {

@@ -3,8 +3,8 @@
 //! Invariants:
 //! - **D-ORDER**: all ranks start their buckets in the same order, bucket 0 first, whatever order gradients arrive in.
 //! - **D-WHOLE**: a bucket is started when each of its gradients is final, and nobody writes it until its work is waited for
-//!   (its span holds the write borrow). From a GPU gradients come to pinned memory of the host first, and go back from there
-//!   when their bucket is dropped, whatever the group does with them in between.
+//!   (its span holds the write borrow). Between GPUs NCCL sums them where they lie. Where it can't, they come to pinned memory of
+//!   the host first, and go back from there when their bucket is dropped, whatever the group does with them in between.
 //! - **D-SUM**: ranks contribute gradients of their share of the global mean, so that the sum is the gradient of the mean.
 //! - **D-SAME**: after `prepare` and after every `finish` all ranks hold the same gradients and buffers, bit by bit, so that
 //!   the same optimizer keeps their values the same. Buffers, which forward passes move apart, are rank 0's, as in PyTorch.
@@ -16,9 +16,9 @@ use crate::hook::{AllReduce, Bf16, Bucket, Fp16, Hook, Kept, Pending, PowerSgd, 
 use crate::local::{Local, Pass, weighted};
 use crate::single::{Nobody, begin};
 use crate::strategy::{Place, Strategy, Sync, in_one_go};
-use phalanx_comm::{Deadline, Group, Rank, ReduceOp};
+use phalanx_comm::{Deadline, GpuGroup, GpuWork, Group, Rank, ReduceOp, Unfit};
 use phalanx_nn::Parameters;
-use phalanx_tensor::{Arena, GradSink, LeafId, SumOverBatch, Tensor};
+use phalanx_tensor::{Arena, GpuSpan, GradSink, LeafId, SumOverBatch, Tensor};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -37,6 +37,21 @@ pub struct DdpConfig {
     pub sync_batch_norm: bool,
     /// What gradients become on their way. Default nothing else. [`Ddp::with_hook`] goes before it.
     pub compress: Compress,
+    /// How gradients of GPUs are summed. Default as is best.
+    pub between_gpus: BetweenGpus,
+}
+
+/// The way that gradients take from GPU to GPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum BetweenGpus {
+    /// By NCCL where it can be used, else by way of the host, with a warning that says why. What is compressed, or summed by a hook
+    /// of a program's own, goes by way of the host.
+    #[default]
+    Best,
+    /// By NCCL; where it can't be used, the strategy can't be prepared.
+    Nccl,
+    /// By way of the host.
+    Host,
 }
 
 /// A compression of gradients.
@@ -84,6 +99,7 @@ impl Default for DdpConfig {
             find_unused: false,
             sync_batch_norm: false,
             compress: Compress::Nothing,
+            between_gpus: BetweenGpus::Best,
         }
     }
 }
@@ -93,6 +109,10 @@ pub struct Ddp {
     group: Group,
     config: DdpConfig,
     hook: Box<dyn Hook>,
+    /// Whether the hook is to see the gradients, and not only to have them summed.
+    is_hooked: bool,
+    /// The ranks' GPUs, where gradients go from one to another. None before `prepare`.
+    gpus: Option<GpuGroup>,
     /// None before `prepare`.
     buckets: Option<Vec<Range<usize>>>,
     adding: bool,
@@ -132,6 +152,17 @@ struct Started {
     coming: VecDeque<Bucket>,
     /// What finishes those that were started.
     pending: VecDeque<Pending>,
+    /// Those that GPUs sum among themselves.
+    exchanged: VecDeque<GpuWork<GpuSpan<f32>>>,
+    /// Why one couldn't be started.
+    failure: Option<phalanx_comm::Error>,
+}
+
+/// How buckets are summed.
+struct Sums<'a> {
+    group: &'a Group,
+    gpus: Option<&'a GpuGroup>,
+    hook: &'a mut dyn Hook,
 }
 
 impl Ddp {
@@ -143,11 +174,13 @@ impl Ddp {
     /// With other settings.
     pub fn with(group: Group, config: DdpConfig) -> Ddp {
         let shared = config.sync_batch_norm.then(|| Shared::over(group.clone()));
-        let hook = config.compress.hook();
+        let (hook, is_hooked) = (config.compress.hook(), config.compress != Compress::Nothing);
         Ddp {
             group,
             config,
             hook,
+            is_hooked,
+            gpus: None,
             buckets: None,
             adding: false,
             step: Started::default(),
@@ -158,7 +191,7 @@ impl Ddp {
 
     /// The same, with buckets summed by `hook`.
     pub fn with_hook(self, hook: impl Hook + 'static) -> Ddp {
-        Ddp { hook: Box::new(hook), ..self }
+        Ddp { hook: Box::new(hook), is_hooked: true, ..self }
     }
 
     /// The same, with passes that `local` makes. It takes no statistics over the batch of all ranks
@@ -170,7 +203,7 @@ impl Ddp {
     #[track_caller]
     fn check_finished(&self) {
         assert!(
-            self.step.pending.is_empty(),
+            self.step.pending.is_empty() && self.step.exchanged.is_empty(),
             "Ddp::backward: the pass before was Sync::Now, and nobody called finish"
         );
     }
@@ -184,7 +217,7 @@ impl Ddp {
         pass: impl FnOnce(&mut dyn GradSink) -> Result<R, Error>,
     ) -> Result<R, Error> {
         self.check_finished();
-        let Ddp { step, buckets, group, hook, adding, .. } = self;
+        let Ddp { step, buckets, group, gpus, hook, adding, .. } = self;
         let buckets = prepared(buckets);
         begin(adding, parameters);
         match sync {
@@ -193,7 +226,8 @@ impl Ddp {
                 step.lacking.clear();
                 step.lacking.extend(buckets.iter().map(Range::len));
                 step.next = 0;
-                pass(&mut Counter { step, buckets, group, hook: hook.as_mut(), parameters })
+                let sums = Sums { group, gpus: gpus.as_ref(), hook: hook.as_mut() };
+                pass(&mut Counter { step, buckets, sums, parameters })
             }
         }
     }
@@ -212,7 +246,14 @@ impl Ddp {
             }
             self.step.lacking.clear();
             self.step.lacking.resize(buckets.len(), 0);
-            Ddp::start_complete(&mut self.step, buckets, &self.group, self.hook.as_mut(), parameters);
+            let mut sums = Sums { group: &self.group, gpus: self.gpus.as_ref(), hook: self.hook.as_mut() };
+            Ddp::start_complete(&mut self.step, buckets, &mut sums, parameters);
+        }
+        if let Some(error) = self.step.failure.take() {
+            return Err(error.into());
+        }
+        while let Some(work) = self.step.exchanged.pop_front() {
+            work.wait(Deadline::after(self.group.timeout()))?;
         }
         for bucket in self.step.coming.drain(..) {
             self.step.pending.push_back(self.hook.start(bucket, &self.group));
@@ -227,19 +268,57 @@ impl Ddp {
     fn start_complete(
         step: &mut Started,
         buckets: &[Range<usize>],
-        group: &Group,
-        hook: &mut dyn Hook,
+        sums: &mut Sums<'_>,
         parameters: &Parameters,
     ) {
-        while step.next < buckets.len() && step.lacking[step.next] == 0 {
-            let range = buckets[step.next].clone();
-            let span = parameters.grads().arena().host_span::<f32>(range.clone());
-            step.coming.push_back(Bucket::new(step.next, span, parameters.layout(), range));
+        while step.next < buckets.len() && step.lacking[step.next] == 0 && step.failure.is_none() {
+            let (arena, range) = (parameters.grads().arena(), buckets[step.next].clone());
+            match sums.gpus.zip(sums.gpus.and_then(|_| arena.gpu_span(range.clone()))) {
+                Some((gpus, span)) => match gpus.start_all_reduce(span, ReduceOp::Sum) {
+                    Ok(work) => step.exchanged.push_back(work),
+                    Err(error) => step.failure = Some(error),
+                },
+                None => {
+                    let span = arena.host_span::<f32>(range.clone());
+                    step.coming.push_back(Bucket::new(step.next, span, parameters.layout(), range));
+                }
+            }
             step.next += 1;
         }
         while step.coming.front().is_some_and(Bucket::is_here) {
-            step.pending.extend(step.coming.pop_front().map(|bucket| hook.start(bucket, group)));
+            step.pending.extend(step.coming.pop_front().map(|bucket| sums.hook.start(bucket, sums.group)));
         }
+    }
+
+    /// The ranks' GPUs, if gradients are to go from one to another.
+    fn meet_on_gpus(&self, parameters: &Parameters) -> Result<Option<GpuGroup>, Error> {
+        let may = self.config.between_gpus != BetweenGpus::Host && !self.is_hooked;
+        let gpu = parameters.grads().arena().device().gpu();
+        let Some(gpu) = gpu.filter(|_| may && self.group.world_size() > 1) else { return Ok(None) };
+        match GpuGroup::over(&self.group, gpu)? {
+            Ok(gpus) => Ok(Some(gpus)),
+            Err(why) if self.config.between_gpus == BetweenGpus::Nccl => Err(Error::NoNccl { why }),
+            Err(why) => {
+                // Ranks on one GPU are an experiment, and whoever makes it knows.
+                if self.group.rank() == Rank(0) && !matches!(why, Unfit::SharedGpu { .. }) {
+                    tracing::warn!("gradients go from GPU to GPU by way of the host, which is slow: {why}");
+                }
+                Ok(None)
+            }
+        }
+    }
+
+    /// Every rank gets rank 0's buffers (D-SAME).
+    fn share_buffers(&self, parameters: &Parameters) -> Result<(), Error> {
+        let buffers = parameters.buffers();
+        let Some(gpus) = self.gpus.as_ref().filter(|_| !parameters.buffer_names().is_empty()) else {
+            return share_buffers(&self.group, parameters);
+        };
+        let Some(span) = buffers.gpu_span::<f32>(0..buffers.layout().count()) else {
+            return share_buffers(&self.group, parameters);
+        };
+        gpus.start_broadcast(span, Rank(0))?.wait(Deadline::after(self.group.timeout()))?;
+        Ok(())
     }
 }
 
@@ -300,8 +379,7 @@ fn prepared(buckets: &Option<Vec<Range<usize>>>) -> &[Range<usize>] {
 struct Counter<'a> {
     step: &'a mut Started,
     buckets: &'a [Range<usize>],
-    group: &'a Group,
-    hook: &'a mut dyn Hook,
+    sums: Sums<'a>,
     parameters: &'a Parameters,
 }
 
@@ -311,8 +389,8 @@ impl GradSink for Counter<'_> {
         let Some(parameter) = leaf.slot() else { return };
         let Some(bucket) = self.buckets.iter().position(|range| range.contains(&parameter)) else { return };
         self.step.lacking[bucket] -= 1;
-        Ddp::start_complete(self.step, self.buckets, self.group, self.hook, self.parameters);
-        self.group.progress();
+        Ddp::start_complete(self.step, self.buckets, &mut self.sums, self.parameters);
+        self.sums.group.progress();
     }
 }
 
@@ -329,7 +407,9 @@ impl Strategy for Ddp {
     fn prepare_alike(&mut self, parameters: &Parameters) -> Result<(), Error> {
         let DdpConfig { bucket_bytes, first_bucket_bytes, .. } = self.config;
         self.buckets = Some(buckets(parameters.layout(), first_bucket_bytes, bucket_bytes));
-        bring_together(&self.group, parameters)
+        bring_together(&self.group, parameters)?;
+        self.gpus = self.meet_on_gpus(parameters)?;
+        Ok(())
     }
 
     fn pass(&mut self, pass: &Pass<'_>) -> Result<f64, Error> {
@@ -369,9 +449,13 @@ impl Strategy for Ddp {
         if let Err(error) = &result {
             // Ranks hold different gradients now, and what isn't waited for would keep its part of them until it is done.
             self.group.abort(&error.to_string());
+            if let Some(gpus) = &self.gpus {
+                gpus.abort(&error.to_string());
+            }
         }
         self.step.coming.clear();
         self.step.pending.clear();
+        self.step.exchanged.clear();
         self.step.next = 0;
         self.step.lacking.clear();
         if let Some(shared) = &self.shared
@@ -380,7 +464,7 @@ impl Strategy for Ddp {
             return Err(error.into());
         }
         result?;
-        share_buffers(&self.group, parameters)
+        self.share_buffers(parameters)
     }
 
     fn shared_batch(&self) -> Option<SumOverBatch> {
@@ -445,13 +529,8 @@ mod tests {
             parameters.grads().zero();
             let mut step =
                 Started { lacking: buckets.iter().map(Range::len).collect(), ..Started::default() };
-            let counter = Counter {
-                step: &mut step,
-                buckets: &buckets,
-                group: &group,
-                hook: &mut AllReduce,
-                parameters: &parameters,
-            };
+            let sums = Sums { group: &group, gpus: None, hook: &mut AllReduce };
+            let counter = Counter { step: &mut step, buckets: &buckets, sums, parameters: &parameters };
             let mut sink = Noting { counter, started: Vec::new() };
             let loss = net.forward(&Tensor::ones(&device, [1, 2], DType::F32), &mut Ctx::eval()).sum_all();
             backward(&[(&loss, None)], &mut sink);

@@ -8,6 +8,18 @@ pub enum Error {
     /// A collective failed.
     #[error(transparent)]
     Comm(#[from] phalanx_comm::Error),
+    /// Gradients were to go from GPU to GPU by NCCL, which can't be used.
+    #[error("{why}; without parallel.between_gpus=nccl gradients go by way of the host then")]
+    NoNccl {
+        /// Why not.
+        why: phalanx_comm::Unfit,
+    },
+    /// A GPU can't replay the passes of a step.
+    #[error("{error}\nhint: without train.graphs=true passes are made as ever")]
+    Replay {
+        /// Why not.
+        error: Box<phalanx_tensor::Error>,
+    },
     /// Parameters without a gradient.
     #[error("these parameters got no gradient in this step: {}\nhint: use them in the loss, or set parallel.find_unused=true", .names.join(", "))]
     Unused {

@@ -44,6 +44,7 @@ mod model_parallel;
 pub mod pipeline;
 mod place;
 mod recompute;
+mod replay;
 mod replicas;
 mod shards;
 mod single;
@@ -51,7 +52,7 @@ mod strategy;
 mod tensor_parallel;
 
 pub use buckets::buckets;
-pub use ddp::{Compress, Ddp, DdpConfig};
+pub use ddp::{BetweenGpus, Compress, Ddp, DdpConfig};
 pub use error::Error;
 pub use fsdp::{Fsdp, FsdpConfig, Sharded};
 pub use hook::{AllReduce, Bf16, Bucket, Fp16, Hook, Kept, Part, Pending, PowerSgd, PowerSgdConfig};

@@ -2,6 +2,7 @@
 
 use crate::error::Error;
 use crate::local::{Local, Pass, weighted};
+use crate::replay::Replays;
 use crate::strategy::{Place, Strategy, Sync, in_one_go};
 use phalanx_nn::Parameters;
 use phalanx_tensor::{GradSink, LeafId, Tensor};
@@ -13,6 +14,8 @@ pub struct SingleDevice {
     adding: bool,
     /// How a pass is made, if not in one go.
     local: Option<Box<dyn Local>>,
+    /// Passes that are recorded once and replayed, if they are to be.
+    replays: Option<Replays>,
 }
 
 impl SingleDevice {
@@ -24,6 +27,14 @@ impl SingleDevice {
     /// The same with passes that `local` makes.
     pub fn with_local(local: impl Local + 'static) -> SingleDevice {
         SingleDevice { local: Some(Box::new(local)), ..SingleDevice::default() }
+    }
+}
+
+impl SingleDevice {
+    /// The same with passes in one go that a GPU records once and replays: steps of one pass over as many samples as the one before.
+    /// What can't be recorded is made as ever, and a warning says why.
+    pub fn with_replays(self) -> SingleDevice {
+        SingleDevice { replays: Some(Replays::default()), ..self }
     }
 }
 
@@ -44,9 +55,14 @@ impl Strategy for SingleDevice {
     }
 
     fn pass(&mut self, pass: &Pass<'_>) -> Result<f64, Error> {
-        match &mut self.local {
-            None => in_one_go(self, pass),
-            Some(local) => {
+        let is_first = !self.adding;
+        match (&mut self.local, &mut self.replays) {
+            (None, Some(replays)) if is_first && pass.samples() > 0 => {
+                begin(&mut self.adding, pass.parameters);
+                replays.pass(pass)
+            }
+            (None, _) => in_one_go(self, pass),
+            (Some(local), _) => {
                 begin(&mut self.adding, pass.parameters);
                 local.pass(pass, &mut Nobody)
             }

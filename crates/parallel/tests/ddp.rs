@@ -3,7 +3,7 @@
 use phalanx_comm::{Deadline, Endpoint, Generation, Group, GroupConfig, Rank, Secret};
 use phalanx_nn::optim::{Optimizer, Sgd};
 use phalanx_nn::{Ctx, Init, Linear, Module, Param, Parameters, Visitor, models::MnistNet};
-use phalanx_parallel::{Compress, Ddp, DdpConfig, Error, SingleDevice, Strategy, Sync};
+use phalanx_parallel::{BetweenGpus, Compress, Ddp, DdpConfig, Error, SingleDevice, Strategy, Sync};
 use phalanx_tensor::{DType, Device, Philox, Tensor};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
@@ -162,6 +162,7 @@ const SMALL: DdpConfig = DdpConfig {
     find_unused: false,
     sync_batch_norm: false,
     compress: Compress::Nothing,
+    between_gpus: BetweenGpus::Best,
 };
 
 /// The gradients of `Paths`: two weights and a bias for each path.

@@ -62,13 +62,13 @@ impl DeviceSpec {
             return Ok(());
         }
         let present = DeviceSpec::gpus()?;
-        (0..local_world_size).try_for_each(|local_rank| self.number(local_rank, present).map(drop))
+        (0..local_world_size).try_for_each(|local_rank| self.number(|_| local_rank, present).map(drop))
     }
 
-    /// The GPU of a local rank, of so many that are there; none on a CPU.
-    fn number(self, local_rank: usize, present: u32) -> Result<Option<u32>, Error> {
+    /// The GPU, of so many that are there, of a rank that says which one is its own; none on a CPU.
+    fn number(self, own: impl FnOnce(usize) -> usize, present: u32) -> Result<Option<u32>, Error> {
         let DeviceSpec::Cuda(number) = self else { return Ok(None) };
-        let number = number.unwrap_or(local_rank as u32);
+        let number = number.unwrap_or_else(|| own(present as usize) as u32);
         if number < present {
             Ok(Some(number))
         } else {
@@ -76,14 +76,19 @@ impl DeviceSpec {
         }
     }
 
-    /// The device of a rank, where each has the GPU of its local rank, with so many threads where it is the CPU; `debug_sync` says whether every launch on
-    /// a GPU is waited for. Compiled kernels are kept in the user's cache folder. Fails where there is no such device, and says what to
-    /// do.
-    pub fn open(self, threads: usize, local_rank: usize, debug_sync: DebugSync) -> Result<Device, Error> {
+    /// The device of a rank, with so many threads where it is the CPU. Where no number is named, `own` says which of so many GPUs is
+    /// the rank's own; `debug_sync` says whether every launch on a GPU is waited for. Compiled kernels are kept in the user's cache
+    /// folder. Fails where there is no such device, and says what to do.
+    pub fn open(
+        self,
+        threads: usize,
+        own: impl FnOnce(usize) -> usize,
+        debug_sync: DebugSync,
+    ) -> Result<Device, Error> {
         if self == DeviceSpec::Cpu {
             return Ok(Device::cpu(threads));
         }
-        let Some(number) = self.number(local_rank, DeviceSpec::gpus()?)? else {
+        let Some(number) = self.number(own, DeviceSpec::gpus()?)? else {
             unreachable!("what is no CPU has a number")
         };
         let kernels = Places::from_env(None).cache.map(|cache| cache.join("kernels"));
@@ -110,7 +115,7 @@ mod tests {
     #[test]
     fn ranks_have_a_gpu_each_or_share_the_one_that_is_named() {
         let number =
-            |spec: DeviceSpec, local_rank| spec.number(local_rank, 2).map_err(|error| error.to_string());
+            |spec: DeviceSpec, local_rank| spec.number(|_| local_rank, 2).map_err(|error| error.to_string());
         assert_eq!(number(DeviceSpec::Cpu, 5), Ok(None));
         assert_eq!(number(DeviceSpec::Cuda(None), 1), Ok(Some(1)));
         assert_eq!(number(DeviceSpec::Cuda(Some(1)), 7), Ok(Some(1)));

@@ -248,6 +248,9 @@ pub struct TrainRecipe {
     /// Whether the last batch of an epoch is left out where it is smaller than the others. Default no.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub drop_last: Option<bool>,
+    /// Whether a run on one GPU records the pass of a step as a graph and replays it. Default no.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub graphs: Option<bool>,
     /// The largest norm of all gradients together. Default: any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub clip_norm: Option<f64>,
@@ -354,6 +357,9 @@ pub struct ParallelRecipe {
     pub find_unused: bool,
     /// Whether batch norms go by the whole batch rather than by each worker's part. Default no.
     pub sync_batch_norm: bool,
+    /// How gradients go from GPU to GPU: `nccl`, `host`, or as is `best`. Default best.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub between_gpus: Option<String>,
     /// What gradients become on their way: `none`, `bf16`, `fp16` or `powersgd`. Default none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub compress: Option<String>,
@@ -386,6 +392,7 @@ impl Default for ParallelRecipe {
             logical_shards: None,
             find_unused: false,
             sync_batch_norm: false,
+            between_gpus: None,
             compress: None,
             rank: None,
             start_step: None,

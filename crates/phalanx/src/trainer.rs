@@ -62,6 +62,9 @@ pub struct Trainer {
     /// Whether the last batch of an epoch is left out where it is smaller than the others, so that its samples, which are
     /// others in each shuffled epoch, aren't trained on. Default no.
     pub drop_last: bool,
+    /// Whether a run on one GPU records the pass of a step as a graph and replays it: the same bits with fewer calls. Steps of several
+    /// passes, and runs of several ranks, make theirs as ever. Default no.
+    pub graphs: bool,
     /// How large gradients may be. Default: as they are.
     pub clip: Clip,
     /// Parameters that the optimizer treats in their own way. Default: none.
@@ -116,6 +119,7 @@ impl Default for Trainer {
             logical_shards: None,
             accumulate: 1,
             drop_last: false,
+            graphs: false,
             clip: Clip::default(),
             groups: Vec::new(),
             on_nan: OnNan::Loss,

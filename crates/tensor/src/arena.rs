@@ -236,6 +236,7 @@ impl Arena {
     }
 
     pub(crate) fn memory(&self) -> &Memory {
+        self.device().private(|pass| pass.hold(&self.0.memory));
         &self.0.memory
     }
 
@@ -454,6 +455,16 @@ impl Grads {
     /// Forgets all gradients.
     pub fn zero(&self) {
         self.stale.iter().for_each(|s| s.store(true, Ordering::Relaxed));
+    }
+
+    /// Which slots got a gradient since [`Grads::zero`].
+    pub fn made(&self) -> Vec<usize> {
+        (0..self.stale.len()).filter(|&i| !self.stale[i].load(Ordering::Relaxed)).collect()
+    }
+
+    /// Takes note that these slots got gradients by a pass that was replayed.
+    pub fn were_made(&self, params: &[usize]) {
+        params.iter().for_each(|&i| self.stale[i].store(false, Ordering::Relaxed));
     }
 
     /// Fills the slots of parameters that got no gradient since [`Grads::zero`] with zeros; says which they are.

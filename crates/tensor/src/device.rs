@@ -5,10 +5,11 @@ use crate::gpu::Engine;
 use crate::graph::Node;
 use crate::pool::Pool;
 use crate::profile::{KernelTime, Profile, Timer};
+use crate::replay::Private;
 use crate::shape::Order;
 use crate::storage::{Buffer, Memory};
 use phalanx_cuda::{Error, GpuOptions};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// A handle to a device: what computes there, and the buffers that wait to be used again. Cloning gives another handle to the
@@ -28,6 +29,9 @@ struct Shared {
     most_live: AtomicUsize,
     /// Free buffers by size class.
     buffers: Mutex<Vec<Vec<Arc<Buffer>>>>,
+    /// A pass that is being rehearsed or recorded, if one is, and whether it is.
+    private: Mutex<Option<Private>>,
+    has_private: AtomicBool,
     /// Empty graph nodes, so that recording a step allocates nothing.
     nodes: Mutex<Vec<Arc<Node>>>,
     /// The number of the last walk back through a graph; held for the length of a walk.
@@ -48,7 +52,7 @@ const SMALLEST_CLASS: usize = 256;
 
 /// The class of a buffer of `bytes` bytes and the size of that class. Four classes a power of two: at most a fifth of a
 /// buffer is slack.
-fn size_class(bytes: usize) -> (usize, usize) {
+pub(crate) fn size_class(bytes: usize) -> (usize, usize) {
     let bytes = bytes.max(SMALLEST_CLASS);
     let power = usize::BITS as usize - 1 - (bytes - 1).leading_zeros() as usize;
     let quarter = (1usize << power) / 4;
@@ -104,6 +108,8 @@ impl Device {
             live: AtomicUsize::new(0),
             most_live: AtomicUsize::new(0),
             buffers: Mutex::new(Vec::new()),
+            private: Mutex::new(None),
+            has_private: AtomicBool::new(false),
             nodes: Mutex::new(Vec::new()),
             walk: Mutex::new(0),
             profile: Profile::default(),
@@ -301,17 +307,59 @@ impl Device {
         let (class, capacity) = size_class(bytes);
         let live = self.0.live.fetch_add(capacity, Ordering::Relaxed) + capacity;
         self.0.most_live.fetch_max(live, Ordering::Relaxed);
-        lock(&self.0.buffers).get_mut(class).and_then(Vec::pop).ok_or(capacity)
+        let found = match self.private(|private| private.take(class)) {
+            Some(own) => own,
+            None => lock(&self.0.buffers).get_mut(class).and_then(Vec::pop),
+        };
+        found.ok_or(capacity)
+    }
+
+    /// What is done to the pass that this thread rehearses or records, if it does.
+    pub(crate) fn private<T>(&self, with: impl FnOnce(&mut Private) -> T) -> Option<T> {
+        if !self.0.has_private.load(Ordering::Relaxed) {
+            return None;
+        }
+        lock(&self.0.private).as_mut().filter(|private| private.is_at_work()).map(with)
+    }
+
+    /// Does something that is no part of the pass that this thread rehearses or records.
+    pub(crate) fn aside<T>(&self, work: impl FnOnce() -> T) -> T {
+        let set = |is_aside: bool| {
+            let mut private = lock(&self.0.private);
+            private
+                .iter_mut()
+                .filter(|pass| pass.is_of_this_thread())
+                .for_each(|pass| pass.is_aside = is_aside);
+        };
+        set(true);
+        let done = work();
+        set(false);
+        done
+    }
+
+    /// Notes such a pass, or that there is none any more; gives the one before. What this thread doesn't see of it, it has no part in.
+    pub(crate) fn set_private(&self, pass: Option<Private>) -> Option<Private> {
+        let mut private = lock(&self.0.private);
+        self.0.has_private.store(pass.is_some(), Ordering::Relaxed);
+        std::mem::replace(&mut *private, pass)
     }
 
     pub(crate) fn give_buffer(&self, buffer: Arc<Buffer>) {
         let (class, capacity) = size_class(buffer.capacity());
         self.0.live.fetch_sub(capacity, Ordering::Relaxed);
+        let mut buffer = Some(buffer);
+        self.private(|private| buffer.take().into_iter().for_each(|buffer| private.give(class, buffer)));
+        let Some(buffer) = buffer else { return };
         let mut classes = lock(&self.0.buffers);
         if classes.len() <= class {
             classes.resize_with(class + 1, Vec::new);
         }
         classes[class].push(buffer);
+    }
+
+    /// Counts so many bytes of a buffer as not in use any more.
+    pub(crate) fn is_free(&self, capacity: usize) {
+        self.0.live.fetch_sub(capacity, Ordering::Relaxed);
     }
 
     /// What tells this device from all others that are there.

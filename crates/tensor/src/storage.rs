@@ -11,7 +11,7 @@
 //!   stream lets that wait for an event of the compute stream, and the compute stream for one of its own.
 //! - **S-PART**: the buffers cut from one arena never overlap, and each keeps the whole allocation alive.
 
-use crate::device::{Backend, Device};
+use crate::device::{Backend, Device, size_class};
 use crate::dtype::Element;
 use phalanx_cuda::{Address, DeviceMemory};
 use phalanx_memory::Region;
@@ -238,7 +238,19 @@ impl Storage {
     #[track_caller]
     fn on_gpu(&self) -> Address {
         let buffer = self.buffer();
+        self.device().private(|pass| pass.hold(&buffer.memory));
         buffer.memory.gpu().address().plus(buffer.range.start)
+    }
+
+    /// The class of its buffer, and the buffer if this was the last handle to it.
+    pub(crate) fn into_buffer(mut self) -> (usize, Option<Arc<Buffer>>) {
+        let mut shell = self.0.take().expect("a storage holds its buffer until it is dropped");
+        let (class, _) = size_class(shell.capacity());
+        let own = Arc::get_mut(&mut shell).filter(|buffer| buffer.cached).map(|buffer| buffer.device.take());
+        if let Some(Some(device)) = &own {
+            device.is_free(shell.capacity());
+        }
+        (class, own.map(|_| shell))
     }
 
     /// The memory that the buffer is a part of, and which bytes of it.

@@ -53,6 +53,13 @@ impl Tensor {
         Tensor { storage: self.storage.clone(), geometry, dtype: self.dtype, node: None }
     }
 
+    /// A copy of the elements in memory of its own, outside of the graph that leads to them.
+    pub fn copied(&self) -> Tensor {
+        let copy = Tensor::stale(self.device(), *self.shape(), self.dtype);
+        copy.copy_from(self);
+        copy
+    }
+
     /// All elements 0.
     pub fn zeros(device: &Device, shape: impl Into<Shape>, dtype: DType) -> Tensor {
         Tensor::full(device, shape, 0.0, dtype)

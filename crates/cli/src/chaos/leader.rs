@@ -1,23 +1,20 @@
 //! Which agent leads a run of several nodes at the moment.
 
 use nix::unistd::Pid;
+use phalanx_job::{Environ, names};
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 
 /// Where a worker reads that its coordinator is: where it was told at its start, or in memory if that has become another.
 pub(super) fn address(worker: Pid) -> Option<SocketAddr> {
-    let variables = fs::read(format!("/proc/{worker}/environ")).ok()?;
-    let given = |name: &str| {
-        let of = |variable: &[u8]| variable.strip_prefix(name.as_bytes()).map(<[u8]>::to_vec);
-        let found = variables.split(|&byte| byte == 0).find_map(of)?;
-        String::from_utf8(found).ok().filter(|value| !value.is_empty())
-    };
-    let now = given("PHALANX_COORDINATOR_FD=").and_then(|fd| {
+    let variables = Environ::of(worker.as_raw())?;
+    let given = |name: &str| variables.get(name).filter(|value| !value.is_empty());
+    let now = given(names::COORDINATOR_FD).and_then(|fd| {
         let text = fs::read_to_string(format!("/proc/{worker}/fd/{fd}")).ok()?;
         text.trim_end().parse().ok()
     });
-    now.or_else(|| given("PHALANX_COORDINATOR=")?.parse().ok())
+    now.or_else(|| given(names::COORDINATOR)?.parse().ok())
 }
 
 /// Which of these agents listens there.

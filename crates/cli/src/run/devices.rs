@@ -8,7 +8,7 @@ use phalanx_launch::{LocalRank, Numa, NumaBinding};
 const VISIBLE: [&str; 2] = ["HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"];
 
 /// The GPUs that a program would see.
-pub(super) struct Gpus {
+pub(crate) struct Gpus {
     /// The variable that says so, or would.
     variable: &'static str,
     /// None where no variable says so.
@@ -18,7 +18,7 @@ pub(super) struct Gpus {
 }
 
 impl Gpus {
-    pub(super) fn of_this_machine() -> Gpus {
+    pub(crate) fn of_this_machine() -> Gpus {
         let is_gpu = |name: &str| {
             name.strip_prefix("nvidia")
                 .is_some_and(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()))
@@ -39,7 +39,22 @@ impl Gpus {
     }
 
     pub(super) fn count(&self) -> usize {
-        self.visible.as_ref().map_or(self.present, |visible| visible.len().min(self.present))
+        let named = self.visible.as_ref().map(Vec::len);
+        match (named, self.parts()) {
+            // A GPU has several.
+            (_, Some(parts)) => parts.len(),
+            (Some(named), None) => named.min(self.present),
+            (None, None) => self.present,
+        }
+    }
+
+    /// The parts of GPUs (MIG) that are named, if any are. A process sees the first of those that it is told of, and no other GPU,
+    /// so several workers must be told of one each.
+    pub(crate) fn parts(&self) -> Option<Vec<String>> {
+        let of = |visible: &Vec<String>| -> Vec<String> {
+            visible.iter().filter(|name| name.starts_with("MIG-")).cloned().collect()
+        };
+        self.visible.as_ref().map(of).filter(|parts| !parts.is_empty())
     }
 
     /// A GPU for each worker, which sees no other.
@@ -117,6 +132,7 @@ mod tests {
         check("gpu", None, 4, Some(4));
         check("gpu", Some("1,3"), 4, Some(2));
         check("gpu", Some(""), 4, None);
+        check("gpu", Some("MIG-a,MIG-b,MIG-c"), 1, Some(3));
         check("auto", Some(""), 4, Some(6));
         check("gpu", None, 0, None);
         check("0", None, 4, None);

@@ -4,8 +4,8 @@ use anyhow::{Context, Result, bail};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use phalanx::Event;
+use phalanx_job::{Environ, names, processes};
 use std::collections::BTreeMap;
-use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
@@ -116,16 +116,12 @@ fn read(lines: BufReader<ChildStdout>, mut hear: impl FnMut(Heard) -> bool) {
 
 /// The newest process of each rank that was started for this run directory.
 fn workers(folder: &Path) -> BTreeMap<usize, Pid> {
-    let folder = format!("PHALANX_RUN_DIR={}", folder.display());
     let rank_of = |pid: i32| {
-        let variables = fs::read(format!("/proc/{pid}/environ")).ok()?;
-        let variables = || variables.split(|&byte| byte == 0);
-        variables().find(|given| *given == folder.as_bytes())?;
-        let rank = variables().find_map(|given| given.strip_prefix(b"RANK="))?;
-        str::from_utf8(rank).ok()?.parse::<usize>().ok()
+        let variables = Environ::of(pid)?;
+        let is_its = variables.get(names::RUN_DIR).is_some_and(|given| Path::new(given) == folder);
+        variables.get(names::RANK).filter(|_| is_its)?.parse::<usize>().ok()
     };
-    let entries = fs::read_dir("/proc").into_iter().flatten().filter_map(Result::ok);
-    let mut pids: Vec<i32> = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    let mut pids: Vec<i32> = processes().collect();
     pids.sort_unstable();
     pids.into_iter().filter_map(|pid| Some((rank_of(pid)?, Pid::from_raw(pid)))).collect()
 }

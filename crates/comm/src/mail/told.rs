@@ -22,9 +22,24 @@ impl Mail {
         ranks.iter().map(heard).collect()
     }
 
+    /// All ranks but this one.
+    pub(crate) fn others(&self) -> impl Iterator<Item = usize> {
+        let own = self.rank.index();
+        (0..self.lines.len()).filter(move |&peer| peer != own)
+    }
+
+    /// That one of them is gone, as far as was seen, and whether it took its leave; one that didn't comes first.
+    pub(crate) fn left(&self, operation: &str) -> Option<(Error, bool)> {
+        let gone = |peer: usize| {
+            let lost = self.lines[peer].gone.clone()?;
+            Some((lost.into_error(operation.to_owned(), Rank(peer as u32)), self.took_leave(peer)))
+        };
+        self.others().filter_map(gone).min_by_key(|(_, took_leave)| *took_leave)
+    }
+
     /// What a letter that was asked for or is being sent is, and the ranks that it waits for.
     pub(crate) fn find(&self, ticket: u64) -> Option<(String, Vec<usize>)> {
-        let others = || (0..self.lines.len()).filter(|&peer| peer != self.rank.index());
+        let others = || self.others();
         let arriving = self.lines.iter().filter_map(|line| match &line.arriving {
             Some(Arriving { into: Place::Wanted(wanted), .. }) => Some(wanted),
             _ => None,
@@ -46,7 +61,7 @@ impl Mail {
         let wanted = self.wanted.iter().find(|wanted| wanted.ticket == ticket)?;
         let ours = wanted.signature.header(wanted.signature.count);
         let mut why = None;
-        for peer in (0..self.lines.len()).filter(|&peer| peer != self.rank.index()) {
+        for peer in self.others() {
             let line = &self.lines[peer];
             if wanted.from.is_some_and(|from| from != peer) {
                 continue;
@@ -66,7 +81,7 @@ impl Mail {
 
     /// Which ranks letters are still to come from, and which must still take one.
     pub(crate) fn waits_for(&self) -> (Vec<usize>, Vec<usize>) {
-        let others = || (0..self.lines.len()).filter(|&peer| peer != self.rank.index());
+        let others = || self.others();
         // What stands on a wire and can't be taken is nothing to wait for.
         let comes = |&peer: &usize| {
             let line = &self.lines[peer];

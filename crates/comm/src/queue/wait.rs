@@ -30,7 +30,25 @@ pub(crate) enum Until<'a> {
     Drained,
     /// This one, over a borrowed buffer.
     Played(&'a mut Play, &'a mut [u8]),
+    /// What all ranks do together elsewhere.
+    Elsewhere(&'a mut dyn Elsewhere),
 }
+
+/// What the ranks of a group do together by other ways than its own.
+pub(crate) trait Elsewhere {
+    /// What it is, for people.
+    fn describe(&self) -> String;
+
+    /// Whether it is done: one look.
+    fn is_done(&mut self) -> Result<bool, Error>;
+
+    /// What it comes to that a rank has taken its leave, as this error tells: if it has done its part, nothing.
+    fn left(&mut self, error: Error) -> Option<Error>;
+}
+
+/// How long a wait for something elsewhere, of which nobody wakes it, sleeps between two looks: at first, and at most.
+const FIRST_NAP: Duration = Duration::from_micros(20);
+const LAST_NAP: Duration = Duration::from_millis(1);
 
 /// A wait, between two looks at what it waits for. The time comes from outside.
 pub(crate) struct Wait<'a> {
@@ -147,6 +165,19 @@ impl Engine {
                     }
                 }
             }
+            Until::Elsewhere(what) if self.failed.is_none() => {
+                match what.is_done() {
+                    Ok(true) => return Ok(true),
+                    Ok(false) => {}
+                    Err(error) => self.fail(error),
+                }
+                // It concerns all of them.
+                let lost = match self.mail.left(&what.describe()) {
+                    Some((error, true)) => what.left(error),
+                    lost => lost.map(|(error, _)| error),
+                };
+                lost.into_iter().for_each(|error| self.fail(error));
+            }
             _ => {}
         }
         if self.mail.is_full()
@@ -240,6 +271,10 @@ impl Engine {
         receives.dedup();
         sends.sort_unstable();
         sends.dedup();
+        let most = match &wait.until {
+            Until::Elsewhere(_) => (quiet / 4).clamp(FIRST_NAP, LAST_NAP),
+            _ => LONGEST_SLEEP,
+        };
         let nap = match quiet {
             quiet if quiet < LISTEN_AFTER => LISTEN_AFTER - quiet,
             quiet if quiet < ASK_AFTER => ASK_AFTER - quiet,
@@ -248,7 +283,7 @@ impl Engine {
         Rest {
             receives,
             sends,
-            at_most: wait.deadline.remaining_at(now).min(nap).min(wait.watch.due_in(now)),
+            at_most: wait.deadline.remaining_at(now).min(nap).min(most).min(wait.watch.due_in(now)),
         }
     }
 
@@ -288,6 +323,7 @@ impl Engine {
     fn awaited(&self, until: &Until<'_>) -> (String, Vec<Rank>) {
         let letter = match until {
             Until::Done(ticket) => self.mail.find(*ticket),
+            Until::Elsewhere(what) => Some((what.describe(), self.mail.others().collect())),
             _ => None,
         };
         let (operation, (receives, sends)) = match (letter, self.playing(until).next()) {

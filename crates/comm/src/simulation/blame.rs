@@ -51,9 +51,11 @@ pub(super) fn wrong_with(
             Some("a rank doesn't wait for itself")
         }
         Error::Timeout { .. } => (!hurt.silent).then_some("nobody was kept from answering"),
-        Error::Silent { .. } | Error::Overrun { .. } | Error::Busy { .. } | Error::Connect { .. } => {
-            Some("nothing like it happened")
-        }
+        Error::Silent { .. }
+        | Error::Overrun { .. }
+        | Error::Busy { .. }
+        | Error::Connect { .. }
+        | Error::Gpu { .. } => Some("nothing like it happened"),
     };
     said.or_else(|| (hurt.times == 0).then_some("nobody was hurt"))
 }

@@ -7,8 +7,9 @@ use std::path::PathBuf;
 use std::process::Command;
 
 /// What our words for types are in C, beside those of the library at hand.
-const PLAIN: [(&str, &str); 8] = [
+const PLAIN: [(&str, &str); 9] = [
     ("c_int", "int"),
+    ("c_uint", "unsigned int"),
     ("c_char", "char"),
     ("c_void", "void"),
     ("usize", "size_t"),

@@ -96,6 +96,16 @@ impl Communicator {
         self.poll(Instant::now()).map(|_| ())
     }
 
+    /// Whether all ranks have joined and the library has taken the last call: one look, without waiting.
+    pub fn is_at_rest(&self) -> Result<bool, Error> {
+        self.poll(Instant::now())
+    }
+
+    /// To issue operations one after another; nobody else does so meanwhile.
+    pub(super) fn calls(&self) -> Calls<'_> {
+        Calls::of(self)
+    }
+
     /// Watches over what was issued until `finished` says so, which usually asks an event of the stream, and the library is at
     /// rest. Fails as soon as the library knows of an error, when another thread aborts, and after `patience`.
     pub fn wait(

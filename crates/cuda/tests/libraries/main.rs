@@ -7,4 +7,5 @@ mod stream;
 mod cublaslt;
 mod cudnn;
 mod nccl;
+mod nvml;
 mod real;

@@ -198,3 +198,28 @@ fn a_capture_may_load_kernels_and_drop_memory_and_others_may_allocate_meanwhile(
     again(&mut graph, stream);
     assert_eq!(held(stream, &memory), [2.0; N]);
 }
+
+#[test]
+fn what_another_opening_of_the_gpu_drops_spoils_no_capture() {
+    let Some(fake) = fake() else { return };
+    let (own, other) = (gpu(&fake), gpu(&fake));
+    let memory = piece(&own);
+    let [here, there] = [(); 2].map(|()| (piece(&other), other.pinned(4).unwrap()));
+    let pieces = fake.count(Count::Pieces);
+    let work = || -> Result<(), Error> {
+        affine(&own, own.compute(), &memory, &memory, 1.0, 1.0)?;
+        drop(here);
+        std::thread::scope(|scope| scope.spawn(|| drop(there)).join().unwrap());
+        assert_eq!(fake.count(Count::Pieces), pieces);
+        Ok(())
+    };
+    let (mut graph, ()) = own.compute().capture(work).unwrap();
+    assert_eq!(
+        (fake.count(Count::Pieces), fake.count(Count::Pinned)),
+        (pieces - 2, 0),
+        "given back in the end"
+    );
+    again(&mut graph, own.compute());
+    assert_eq!(held(own.compute(), &memory), [1.0; N]);
+    assert_eq!(fake.damage(), [""; 0]);
+}

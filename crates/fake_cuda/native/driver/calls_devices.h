@@ -2,24 +2,59 @@
 #pragma once
 #include "fake.h"
 
-// How many of the GPUs that are there a process sees: those of CUDA_VISIBLE_DEVICES, up to the first that isn't there.
-inline int visible(int present) {
-    const char *list = std::getenv("CUDA_VISIBLE_DEVICES");
-    if (!list) return present;
-    for (int n = 0;; n++) {
-        char *end;
-        const long number = std::strtol(list, &end, 10);
-        if (end == list || number < 0 || number >= present) return n;
-        if (*end != ',') return n + 1;
-        list = end + 1;
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <sstream>
+
+// A GPU's bytes are all its number and 1: what stands in for NVML knows it by the same.
+inline Visible whole(int device) {
+    Visible one = {device, {}};
+    std::memset(one.uuid, device + 1, sizeof one.uuid);
+    return one;
+}
+
+// The 16 bytes that are written in a text, which may have hyphens between them.
+inline bool read_uuid(const std::string &text, unsigned char *bytes) {
+    std::string digits;
+    for (char c : text) {
+        if (std::isxdigit((unsigned char)c)) digits += c;
     }
+    if (digits.size() != 32) return false;
+    for (int i = 0; i < 16; i++) bytes[i] = (unsigned char)std::stoi(digits.substr((std::size_t)i * 2, 2), nullptr, 16);
+    return true;
+}
+
+// As CUDA's manual has it: numbers or UUIDs, up to the first that is none; of parts of a GPU the first, alone.
+inline std::vector<Visible> visible_gpus() {
+    std::vector<Visible> all;
+    for (int i = 0; i < fake.n_gpus; i++) all.push_back(whole(i));
+    const char *told = std::getenv("CUDA_VISIBLE_DEVICES");
+    if (!told) return all;
+    std::vector<Visible> seen;
+    std::stringstream list(told);
+    for (std::string name; std::getline(list, name, ',');) {
+        Visible one = {0, {}};
+        if (name.rfind("MIG-", 0) == 0) {
+            return read_uuid(name.substr(4), one.uuid) ? std::vector<Visible>{one} : seen;
+        } else if (name.rfind("GPU-", 0) == 0) {
+            if (!read_uuid(name.substr(4), one.uuid) || one.uuid[0] > fake.n_gpus) return seen;
+            seen.push_back(whole(one.uuid[0] - 1));
+        } else {
+            char *end = nullptr;
+            const long number = std::strtol(name.c_str(), &end, 10);
+            if (end == name.c_str() || number < 0 || number >= fake.n_gpus) return seen;
+            seen.push_back(whole((int)number));
+        }
+    }
+    return seen;
 }
 
 API int cuInit(unsigned) {
     return plain("cuInit", [] {
-        if (!fake.is_up) fake.n_gpus = visible(fake.n_gpus);
         fake.is_up = true;
-        return fake.n_gpus ? SUCCESS : NO_DEVICE;
+        fake.visible = visible_gpus();
+        return fake.visible.empty() ? NO_DEVICE : SUCCESS;
     });
 }
 
@@ -42,19 +77,36 @@ API int cuGetErrorString(int code, const char **meaning) {
 }
 
 API int cuDeviceGetCount(int *count) {
-    return after_init("cuDeviceGetCount", [&] { return *count = fake.n_gpus, SUCCESS; });
+    return after_init("cuDeviceGetCount", [&] { return *count = (int)fake.visible.size(), SUCCESS; });
 }
 
 API int cuDeviceGet(int *device, int ordinal) {
     return after_init("cuDeviceGet", [&] {
-        *device = ordinal;
-        return ordinal >= 0 && ordinal < fake.n_gpus ? SUCCESS : INVALID_DEVICE;
+        if (ordinal < 0 || ordinal >= (int)fake.visible.size()) return INVALID_DEVICE;
+        *device = fake.visible[(std::size_t)ordinal].device;
+        return SUCCESS;
+    });
+}
+
+API int cuDeviceGetUuid_v2(unsigned char *uuid, int device) {
+    return after_init("cuDeviceGetUuid_v2", [&] {
+        for (const Visible &one : fake.visible) {
+            if (one.device == device) return std::memcpy(uuid, one.uuid, sizeof one.uuid), SUCCESS;
+        }
+        return INVALID_DEVICE;
     });
 }
 
 API int cuDeviceGetName(char *name, int length, int device) {
     return after_init("cuDeviceGetName", [&] {
         std::strncpy(name, "Fake GPU", (std::size_t)length);
+        return device < fake.n_gpus ? SUCCESS : INVALID_DEVICE;
+    });
+}
+
+API int cuDeviceGetPCIBusId(char *id, int length, int device) {
+    return after_init("cuDeviceGetPCIBusId", [&] {
+        std::snprintf(id, (std::size_t)length, "0000:%02x:00.0", device + 1);
         return device < fake.n_gpus ? SUCCESS : INVALID_DEVICE;
     });
 }

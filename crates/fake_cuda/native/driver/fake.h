@@ -42,6 +42,12 @@ struct Exec {
 
 const int MOST_GPUS = 8;
 
+// A GPU that a program sees.
+struct Visible {
+    int device;
+    unsigned char uuid[16];
+};
+
 // Held by whoever is in a call. Calls are made of calls, and whoever waits in one lets others in for a moment.
 class Turn {
 public:
@@ -65,6 +71,8 @@ struct Fake {
     Turn mutex;
     bool is_up = false;
     int n_gpus = 2;
+    // What CUDA_VISIBLE_DEVICES leaves of them, in its order; read when the driver is initialised.
+    std::vector<Visible> visible;
     Gpu gpus[MOST_GPUS];
     Journal journal;
     Streams streams;

@@ -12,7 +12,7 @@ use phalanx_nn::models::{
 };
 use phalanx_nn::optim::{Adadelta, Adam, AdamW, Clip, Group, Members, RmsProp, Rule, Sgd};
 use phalanx_nn::{Anneal, Curve, Linear, Loss, Module, OneCycle, Plateau, Schedule, Unit, Warmup};
-use phalanx_parallel::{Compress, DdpConfig, FsdpConfig, PowerSgdConfig, Sharded};
+use phalanx_parallel::{BetweenGpus, Compress, DdpConfig, FsdpConfig, PowerSgdConfig, Sharded};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -326,6 +326,7 @@ impl Recipe {
             plateau: self.plateau(),
             accumulate: self.train.accumulate.unwrap_or(1),
             drop_last: self.train.drop_last.unwrap_or(false),
+            graphs: self.train.graphs.unwrap_or(false),
             clip: Clip { norm: self.train.clip_norm, value: self.train.clip_value },
             groups: self.groups(),
             on_nan: match self.train.on_nan.as_deref() {
@@ -346,6 +347,11 @@ impl Recipe {
                 first_bucket_bytes: (self.parallel.first_bucket_mb * MB) as usize,
                 find_unused: self.parallel.find_unused,
                 sync_batch_norm: self.parallel.sync_batch_norm,
+                between_gpus: match self.parallel.between_gpus.as_deref() {
+                    Some("nccl") => BetweenGpus::Nccl,
+                    Some("host") => BetweenGpus::Host,
+                    _ => BetweenGpus::Best,
+                },
                 compress: match self.parallel.compress.as_deref() {
                     Some("bf16") => Compress::Bf16,
                     Some("fp16") => Compress::Fp16,

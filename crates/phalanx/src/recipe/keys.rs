@@ -284,6 +284,12 @@ pub const KEYS: &[Key] = &[
         &[],
         "whether the last batch of an epoch is left out where it is smaller than the others",
     ),
+    row(
+        "train.graphs",
+        Flag,
+        &[],
+        "whether a run on one GPU records the pass of a step as a graph and replays it",
+    ),
     row("train.clip_norm", Positive, &[], "the largest norm of all gradients together"),
     row(
         "train.clip_value",
@@ -385,6 +391,12 @@ pub const KEYS: &[Key] = &[
     ),
     row("parallel.find_unused", Flag, &[], "whether a step may leave parameters without a gradient"),
     row("parallel.sync_batch_norm", Flag, &[], "whether batch norms go by the batch of all workers"),
+    row(
+        "parallel.between_gpus",
+        OneOf(&["best", "nccl", "host"]),
+        &["ddp"],
+        "how gradients go from GPU to GPU: by NCCL, by way of the host, or as is best",
+    ),
     row(
         "parallel.compress",
         OneOf(&["none", "bf16", "fp16", "powersgd"]),

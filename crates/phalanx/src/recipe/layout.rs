@@ -235,6 +235,16 @@ impl Recipe {
             Ok(())
         };
         let strategy = self.parallel.strategy.as_deref().unwrap_or("ddp");
+        let ParallelRecipe { between_gpus, compress, logical_shards, .. } = &self.parallel;
+        if let Some(nccl) = between_gpus.as_ref().filter(|word| *word == "nccl") {
+            let key = "parallel.between_gpus";
+            if compress.as_ref().is_some_and(|word| word != "none") {
+                return refuse(key, "best or host beside parallel.compress".into(), nccl.clone());
+            }
+            if logical_shards.is_some() {
+                return refuse(key, "best or host beside parallel.logical_shards".into(), nccl.clone());
+            }
+        }
         let splits = matches!(strategy, "dp" | "pipeline");
         if splits && self.parallel.sync_batch_norm {
             return refuse(

@@ -3,7 +3,7 @@ use crate::checkpoint::Every;
 use crate::{OnNan, Watch};
 use phalanx_nn::optim::{AdamW, Group, Members, Optimizer, Rule, Sgd};
 use phalanx_nn::{Anneal, Curve, Loss, OneCycle, Plateau, Schedule, Unit, Warmup};
-use phalanx_parallel::Compress;
+use phalanx_parallel::{BetweenGpus, Compress};
 use std::collections::HashSet;
 use std::time::Duration;
 
@@ -121,12 +121,23 @@ fn words_become_parts() {
         let word = format!("parallel.compress={word}");
         assert_eq!(set("mnist", &[&word]).unwrap().trainer().unwrap().ddp.compress, want);
     }
+    for (word, want) in
+        [("best", BetweenGpus::Best), ("nccl", BetweenGpus::Nccl), ("host", BetweenGpus::Host)]
+    {
+        let word = format!("parallel.between_gpus={word}");
+        assert_eq!(set("mnist", &[&word]).unwrap().trainer().unwrap().ddp.between_gpus, want);
+    }
+    for beside in ["parallel.compress=bf16", "parallel.logical_shards=4"] {
+        let refused = set("mnist", &["parallel.between_gpus=nccl", beside]).unwrap_err();
+        assert!(refused.contains("best or host beside"), "{refused}");
+    }
     let power = ["parallel.compress=powersgd", "parallel.rank=4", "parallel.start_step=10"];
     let power = set("mnist", &power).unwrap().trainer().unwrap().ddp.compress;
     assert_eq!(power, Compress::PowerSgd { rank: 4, start_step: 10 });
     let steps = ["train.accumulate=4", "train.drop_last=true", "train.clip_norm=2", "train.on_nan=stop"];
     let trainer = set("mnist", &steps).unwrap().trainer().unwrap();
-    assert!(trainer.drop_last);
+    assert!(trainer.drop_last && !trainer.graphs);
+    assert!(set("mnist", &["train.graphs=true"]).unwrap().trainer().unwrap().graphs);
     assert_eq!((trainer.accumulate, trainer.clip.norm, trainer.clip.value), (4, Some(2.0), None));
     assert_eq!((trainer.on_nan, trainer.groups.len()), (OnNan::Stop, 0));
     let groups = set("mnist", &["optimizer.decay_norms_and_biases=false"]).unwrap().trainer().unwrap().groups;

@@ -384,7 +384,12 @@ fn strategy(
             let config = LogicalShardsConfig { find_unused, ..LogicalShardsConfig::new(shards) };
             Box::new(LogicalShards::new(group.clone(), config)?)
         }
-        (None, 1) => Box::new(local.map_or_else(SingleDevice::new, SingleDevice::with_local)),
+        (None, 1) => {
+            let alone = local.map_or_else(SingleDevice::new, SingleDevice::with_local);
+            // What is added up in several passes isn't replayed, so nothing is kept for it.
+            let replays = trainer.graphs && trainer.accumulate == 1;
+            Box::new(if replays { alone.with_replays() } else { alone })
+        }
         (None, _) => {
             let ddp = Ddp::with(group.clone(), trainer.ddp.clone());
             Box::new(match local {

@@ -39,7 +39,9 @@ impl Arrival {
         let threads = Threads::of(threads, env.as_ref());
         let pulse = env.as_ref().and_then(|env| env.pulse).map_or_else(Pulse::none, Pulse::inherited);
         let start = pulse.enter(Section::Start);
-        let device = open(device, env.as_ref(), threads.first(), debug_sync);
+        // A batch system may let each task see GPUs of its own, which are counted anew in each. Where none is left for it, that of its local rank is the one that is missing.
+        let own = |visible| env.as_ref().map_or(0, |env| env.device_index(visible).unwrap_or(env.local_rank));
+        let device = device.open(threads.first(), own, debug_sync);
         let device = device.inspect_err(|error| report(env.as_ref(), error))?;
         Ok(Arrival { env, device, threads, pulse, _start: start })
     }
@@ -61,25 +63,6 @@ impl Arrival {
     pub fn report(&self, error: &Error) {
         report(self.env.as_ref(), error);
     }
-}
-
-/// The device of this rank. A batch system may let each task see GPUs of its own, which are then counted anew in each.
-fn open(
-    device: DeviceSpec,
-    env: Option<&WorkerEnv>,
-    threads: usize,
-    debug_sync: DebugSync,
-) -> Result<Device, Error> {
-    let index = match (env, device) {
-        (None, _) => 0,
-        (Some(env), DeviceSpec::Cuda(None)) => {
-            let visible = DeviceSpec::gpus()? as usize;
-            // One that isn't there is refused by its number.
-            env.device_index(visible).unwrap_or(env.local_rank)
-        }
-        (Some(env), _) => env.local_rank,
-    };
-    device.open(threads, index, debug_sync)
 }
 
 fn report(env: Option<&WorkerEnv>, error: &Error) {

@@ -7,8 +7,12 @@ use phalanx::checkpoint::{CheckpointConfig, Every};
 use phalanx::comm::Group;
 use phalanx::data::{Places, Silent, View, open};
 use phalanx::nn::optim::{Clip, Sgd};
-use phalanx::nn::{BatchNorm2d, Conv2d, Flatten, Linear, Loss, MaxPool2d, Sequential, Weights};
-use phalanx::tensor::{Device, GpuOptions};
+use phalanx::nn::{
+    BatchNorm2d, Conv2d, Ctx, Dropout2d, Flatten, Linear, Loss, MaxPool2d, Module, Sequential, Visitor,
+    Weights,
+};
+use phalanx::parallel::{BetweenGpus, Compress, DdpConfig};
+use phalanx::tensor::{Device, GpuOptions, Tensor};
 use phalanx::{Event, Observer, OnNan, Trainer, Worker};
 use phalanx_fake_cuda::{Count, FakeCuda};
 use std::path::Path;
@@ -19,16 +23,21 @@ const TOLERANCE: f64 = 2e-4;
 
 /// GPU 0, opened once more.
 fn gpu(fake: &FakeCuda) -> Device {
-    let options = GpuOptions { libraries: vec![fake.folder().to_owned()], ..GpuOptions::default() };
-    Device::cuda(0, &options).unwrap_or_else(|error| panic!("{error}"))
+    gpu_of(fake, 0)
 }
 
-/// Convolutions, a batch norm with its buffers, and few numbers.
+fn gpu_of(fake: &FakeCuda, number: usize) -> Device {
+    let options = GpuOptions { libraries: vec![fake.folder().to_owned()], ..GpuOptions::default() };
+    Device::cuda(number as u32, &options).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// Convolutions, a batch norm with its buffers, dropout, and few numbers.
 fn net() -> Sequential {
     Sequential::new()
         .then(Conv2d::new(1, 4, 5))
         .then(BatchNorm2d::new(4))
         .then(MaxPool2d::new(4))
+        .then(Dropout2d(0.25))
         .then(Flatten)
         .then(Linear::new(144, 10))
 }
@@ -66,14 +75,27 @@ impl Observer for Told {
 fn run(
     trainer: &Trainer,
     ranks: usize,
-    device: &(dyn Fn() -> Device + Sync),
+    device: &(dyn Fn(usize) -> Device + Sync),
+) -> (Told, [Option<Weights>; 3]) {
+    run_of(&net, trainer, ranks, device)
+}
+
+/// The same of another model.
+fn run_of(
+    net: &(dyn Fn() -> Sequential + Sync),
+    trainer: &Trainer,
+    ranks: usize,
+    device: &(dyn Fn(usize) -> Device + Sync),
 ) -> (Told, [Option<Weights>; 3]) {
     let results = Mutex::default();
     std::thread::scope(|scope| {
         for group in Group::threads(ranks) {
             let results = &results;
             scope.spawn(move || {
-                let worker = Worker::with_device(group, device());
+                let worker = {
+                    let rank = group.rank().index();
+                    Worker::with_device(group, device(rank))
+                };
                 let data = open("mnist-mini", View::default(), &Places::from_env(None), &mut Silent).unwrap();
                 let mut told = Told::default();
                 let trained = trainer.fit(&worker, &mut net(), RULE, data.train, None, &mut told);
@@ -104,8 +126,14 @@ fn near(got: &Weights, want: &Weights) {
 #[track_caller]
 fn check(trainer: &Trainer, ranks: usize) {
     let Some(fake) = fake() else { return };
-    let (told, left) = run(trainer, ranks, &|| gpu(&fake));
-    let (want, want_left) = run(trainer, ranks, &|| Device::cpu(1));
+    check_on(&fake, trainer, ranks, &|_| gpu(&fake));
+}
+
+/// The same, each rank on a GPU that it is given.
+#[track_caller]
+fn check_on(fake: &FakeCuda, trainer: &Trainer, ranks: usize, device: &(dyn Fn(usize) -> Device + Sync)) {
+    let (told, left) = run(trainer, ranks, device);
+    let (want, want_left) = run(trainer, ranks, &|_| Device::cpu(1));
     assert_eq!(told.losses.len(), want.losses.len());
     for (step, (got, want)) in told.losses.iter().zip(&want.losses).enumerate() {
         assert!((got - want).abs() <= TOLERANCE, "step {step}: {got}, not {want}");
@@ -148,7 +176,7 @@ fn a_run_goes_on_from_a_checkpoint_in_the_same_bits() {
             CheckpointConfig { every: Every::Steps(2), resume, ..CheckpointConfig::new(dir.to_owned()) };
         let trainer =
             Trainer { checkpoint: Some(checkpoint), ema: Some(0.5), steps: Some(steps), ..trainer() };
-        run(&trainer, 1, &|| gpu(&fake))
+        run(&trainer, 1, &|_| gpu(&fake))
     };
     let (whole, left) = of(5, &folder.path().join("whole"), false);
     of(2, &folder.path().join("parts"), false);
@@ -193,4 +221,155 @@ fn a_step_waits_once_for_the_loss_and_takes_no_memory() {
 #[test]
 fn ranks_on_one_gpu_sum_their_gradients_by_way_of_the_host() {
     check(&Trainer { batch_size: 4, ..trainer() }, 2);
+}
+
+#[test]
+fn ranks_with_a_gpu_each_sum_their_gradients_by_nccl() {
+    let Some(fake) = fake() else { return };
+    fake.gpus(3);
+    // Several buckets a step.
+    let ddp = DdpConfig { bucket_bytes: 4096, first_bucket_bytes: 0, ..DdpConfig::default() };
+    let by_nccl = DdpConfig { between_gpus: BetweenGpus::Nccl, ..ddp.clone() };
+    for ranks in [2, 3] {
+        let trainer = Trainer { batch_size: 4, ddp: by_nccl.clone(), ..trainer() };
+        let (before, down) = (fake.nccl().calls("ncclAllReduce"), fake.count(Count::BytesDown));
+        check_on(&fake, &trainer, ranks, &|rank| gpu_of(&fake, rank));
+        let (sums, brought) =
+            (fake.nccl().calls("ncclAllReduce") - before, fake.count(Count::BytesDown) - down);
+        assert!(sums as usize >= ranks * 4 * 3, "{sums} all-reduces of {ranks} ranks");
+        // By way of the host the same run brings its gradients there.
+        let trainer =
+            Trainer { ddp: DdpConfig { between_gpus: BetweenGpus::Host, ..ddp.clone() }, ..trainer };
+        let (before, down) = (fake.nccl().calls("ncclAllReduce"), fake.count(Count::BytesDown));
+        check_on(&fake, &trainer, ranks, &|rank| gpu_of(&fake, rank));
+        assert_eq!(fake.nccl().calls("ncclAllReduce"), before);
+        // Four bytes for each number of the kernels, the norm and the dense layer, a rank and step.
+        let gradients = 4 * (104 + 8 + 1450) * ranks as u64 * 4;
+        let more = fake.count(Count::BytesDown) - down;
+        assert!(more >= brought + gradients / 2, "{more} bytes against {brought}");
+    }
+    assert_eq!(fake.nccl().live(), 0, "communicators that nobody ended");
+}
+
+#[test]
+fn gradients_that_are_compressed_go_by_way_of_the_host() {
+    let Some(fake) = fake() else { return };
+    let ddp = DdpConfig { compress: Compress::Bf16, ..DdpConfig::default() };
+    let trainer = Trainer { batch_size: 4, ddp, steps: Some(2), ..trainer() };
+    let (told, _) = run(&trainer, 2, &|rank| gpu_of(&fake, rank));
+    let (want, _) = run(&trainer, 2, &|_| Device::cpu(1));
+    assert!((told.losses[1] - want.losses[1]).abs() < 1e-2, "{:?}, not {:?}", told.losses, want.losses);
+    assert_eq!(fake.nccl().calls("ncclAllReduce"), 0);
+}
+
+#[test]
+fn nccl_that_is_asked_for_and_cannot_be_used_ends_the_run_with_words() {
+    let Some(fake) = fake() else { return };
+    let ddp = DdpConfig { between_gpus: BetweenGpus::Nccl, ..DdpConfig::default() };
+    let trainer = Trainer { batch_size: 4, ddp, ..trainer() };
+    std::thread::scope(|scope| {
+        for group in Group::threads(2) {
+            let (fake, trainer) = (&fake, &trainer);
+            scope.spawn(move || {
+                let worker = Worker::with_device(group, gpu(fake));
+                let data = open("mnist-mini", View::default(), &Places::from_env(None), &mut Silent).unwrap();
+                let trained = trainer.fit(&worker, &mut net(), RULE, data.train, None, &mut Told::default());
+                let words = trained.err().expect("both are on one GPU").to_string();
+                let parts =
+                    ["ranks 0 and 1 compute on one GPU", "--nproc-per-node gpu", "parallel.between_gpus"];
+                assert!(parts.iter().all(|part| words.contains(part)), "{words}");
+            });
+        }
+    });
+}
+
+#[test]
+fn replayed_passes_have_the_bits_of_passes_that_are_made() {
+    let Some(fake) = fake() else { return };
+    let made = run(&Trainer { steps: Some(7), ..trainer() }, 1, &|_| gpu(&fake));
+    let before = fake.calls("cuGraphLaunch");
+    let replayed = run(&Trainer { steps: Some(7), graphs: true, ..trainer() }, 1, &|_| gpu(&fake));
+    assert_eq!(made.0.losses, replayed.0.losses);
+    assert!(made.1 == replayed.1, "not the same bits");
+    // The first pass is made, the second is recorded.
+    assert_eq!((before, fake.calls("cuGraphLaunch")), (0, 5));
+    assert_eq!((fake.damage(), fake.count(Count::Graphs), fake.count(Count::Pieces)), (Vec::new(), 0, 0));
+}
+
+#[test]
+fn a_smaller_batch_between_replays_is_made_as_ever() {
+    let Some(fake) = fake() else { return };
+    let samples =
+        open("mnist-mini", View::default(), &Places::from_env(None), &mut Silent).unwrap().train.len();
+    // Two whole batches an epoch, and one of a few samples.
+    let batch_size = samples * 9 / 20;
+    let net = || {
+        Sequential::new()
+            .then(BatchNorm2d::new(1))
+            .then(Dropout2d(0.25))
+            .then(Flatten)
+            .then(Linear::new(784, 10))
+    };
+    let trainer = Trainer { steps: None, epochs: 2, batch_size, ema: Some(0.5), ..trainer() };
+    let run = |trainer: &Trainer| run_of(&net, trainer, 1, &|_| gpu(&fake));
+    let made = run(&trainer);
+    let replayed = run(&Trainer { graphs: true, ..trainer });
+    assert_eq!(made.0.losses.len(), 6);
+    assert_eq!(made.0.losses, replayed.0.losses);
+    assert!(made.1 == replayed.1, "not the same bits");
+    assert_eq!((fake.calls("cuGraphLaunch"), fake.damage()), (2, Vec::new()));
+}
+
+#[test]
+fn a_replayed_step_takes_few_calls_and_no_memory() {
+    let Some(fake) = fake() else { return };
+    struct Counting<'a>(&'a FakeCuda, Vec<[u64; 5]>);
+    impl Observer for Counting<'_> {
+        fn event(&mut self, event: &Event) {
+            if let Event::Step { .. } = event {
+                let calls =
+                    ["cuGraphLaunch", "cuLaunchKernel", "cuMemAlloc_v2", "cuMemHostAlloc", "cuMemFree_v2"];
+                self.1.push(calls.map(|call| self.0.calls(call)));
+            }
+        }
+    }
+    let counted = |graphs: bool| {
+        let worker = Worker::with_device(Group::solo(), gpu(&fake));
+        let data = open("mnist-mini", View::default(), &Places::from_env(None), &mut Silent).unwrap();
+        let mut counting = Counting(&fake, Vec::new());
+        let trainer = Trainer { steps: Some(8), graphs, ..trainer() };
+        trainer.fit(&worker, &mut net(), RULE, data.train, None, &mut counting).unwrap();
+        let steps = counting.1.windows(2).skip(3);
+        steps.map(|pair| std::array::from_fn(|i| pair[1][i] - pair[0][i])).collect::<Vec<[u64; 5]>>()
+    };
+    let (made, replayed) = (counted(false), counted(true));
+    for (made, replayed) in made.iter().zip(&replayed) {
+        assert_eq!((made[0], replayed[0], &replayed[2..]), (0, 1, &[0; 3][..]));
+        // The optimizer's kernel, and the samples' copies.
+        assert!(replayed[1] <= 3 && made[1] > 15, "{replayed:?} against {made:?}");
+    }
+}
+
+#[test]
+fn a_pass_that_brings_something_of_its_own_from_the_host_is_never_replayed() {
+    struct Counts;
+    impl Module for Counts {
+        fn forward(&self, x: &Tensor, ctx: &mut Ctx) -> Tensor {
+            // Another number in each step.
+            x * Tensor::from_slice(x.device(), &[1.0 / (1 + ctx.step()) as f32], [1])
+        }
+
+        fn visit(&mut self, _: &mut Visitor<'_>) {}
+    }
+    let Some(fake) = fake() else { return };
+    let losses = |graphs: bool| {
+        let worker = Worker::with_device(Group::solo(), gpu(&fake));
+        let data = open("mnist-mini", View::default(), &Places::from_env(None), &mut Silent).unwrap();
+        let (mut net, mut told) = (net().then(Counts), Told::default());
+        let trainer = Trainer { steps: Some(5), graphs, ..trainer() };
+        trainer.fit(&worker, &mut net, RULE, data.train, None, &mut told).unwrap();
+        told.losses
+    };
+    assert_eq!(losses(false), losses(true));
+    assert_eq!(fake.calls("cuGraphLaunch"), 0);
 }

@@ -12,10 +12,7 @@ use crate::tensor::Tensor;
 pub(crate) fn mask(engine: &Engine, p: f64, key: &DropoutKey, mask: &Tensor) {
     check_float("dropout", mask.dtype);
     assert!(key.within.is_none(), "dropout: of a part of a tensor, on a GPU");
-    let device = mask.device();
-    let signed = |values: &[u64]| values.iter().map(|&value| value as i64).collect::<Vec<i64>>();
-    let words = Tensor::from_slice(device, &signed(&[key.seed, key.step, key.layer]), [3]);
-    let samples = Tensor::from_slice(device, &signed(&key.samples), [key.samples.len()]);
+    let [words, samples] = mask.device().feed_key(key);
     let n = samples.count();
     let width = mask.count() / n.max(1);
     let args = [

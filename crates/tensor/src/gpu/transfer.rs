@@ -24,6 +24,8 @@ impl Engine {
     /// Fills a contiguous tensor with as many values.
     #[track_caller]
     pub(crate) fn put<T: Element>(&self, values: &[T], to: &Tensor) {
+        to.device()
+            .private(|pass| pass.refuse("values of the host that go to the GPU within the pass, which"));
         let _borrowed = to.storage.write_on_gpu();
         let (memory, at) = place(to);
         self.upload(values, memory, at);
@@ -38,6 +40,7 @@ impl Engine {
             "values of a GPU: needs a contiguous tensor, got a view of shape {}",
             from.shape()
         );
+        from.device().private(|pass| pass.refuse("values of the GPU that are read within the pass, which"));
         let _borrowed = from.storage.read_on_gpu();
         let (memory, at) = place(from);
         let mut values = vec![T::default(); from.count()];

@@ -50,7 +50,7 @@ impl Tensor {
         let part = |i: usize| apart.narrow(0, i, 1).squeeze(0);
         let later = with_float!(self.dtype, "causal_attention", T => {
             let score = |i: usize| if i % time > i / time { T::NEG_INFINITY } else { T::ZERO };
-            Tensor::from_slice(self.device(), &(0..time * time).map(score).collect::<Vec<T>>(), [time, time])
+            Tensor::constant(self.device(), &(0..time * time).map(score).collect::<Vec<T>>(), [time, time])
         });
         let scores = part(0).matmul(&part(1).t()) / (depth as f64).sqrt() + later; // (B, H, T, T)
         let shares = scores.softmax(3);

@@ -6,3 +6,4 @@ mod rig;
 mod host;
 mod network;
 mod ops;
+mod replay;

@@ -1,0 +1,332 @@
+//! Groups over NCCL: ranks with a GPU each, whose numbers go from GPU to GPU and never through the host.
+//!
+//! NCCL is told by the group who is in it: rank 0's id travels through the group's own proven connections, and whoever waits for
+//! an operation looks after the group's ranks meanwhile, since NCCL itself doesn't notice one that is stopped, or that died on
+//! the same host. An operation that fails, or a rank that is lost, ends both: the communicator is aborted, so that what the GPUs
+//! still have of it ends, and so is the group. Then a new group makes a new one of these.
+//!
+//! What NCCL sends over a network is neither proven nor encrypted, so a group that encrypts has none where it spans hosts.
+
+use crate::element::ReduceOp;
+use crate::error::Error;
+use crate::group::Group;
+use crate::queue::Elsewhere;
+use phalanx_cuda::nccl::{Exchange, Exchanged, Lent, Nccl, Reduction, UniqueId};
+use phalanx_cuda::{Gpu, Library};
+use phalanx_wire::{Deadline, Rank};
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// The ranks of a [`Group`] with a GPU each. All of them issue the same operations in the same order, and those of the group too.
+pub struct GpuGroup {
+    group: Group,
+    exchange: Arc<Exchange>,
+}
+
+/// Why NCCL can't be used among the ranks of a group: the same on all of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unfit {
+    /// A rank has no NCCL.
+    Missing {
+        /// The first such rank.
+        rank: Rank,
+        /// What it found wrong, if that is this one.
+        why: Option<String>,
+    },
+    /// Two ranks compute on one GPU, which NCCL refuses.
+    SharedGpu {
+        /// Two of them.
+        ranks: [Rank; 2],
+    },
+    /// What goes over the network is to be encrypted, and NCCL doesn't.
+    Encrypted,
+}
+
+/// An operation under way, on numbers that were lent to it.
+#[must_use = "the numbers are the operation's until it is waited for"]
+pub struct GpuWork<L: Lent> {
+    exchanged: Exchanged<L>,
+    operation: String,
+    group: Group,
+    exchange: Arc<Exchange>,
+}
+
+/// How long a failure of NCCL waits for the group to find which rank was lost: then that is to blame. And how long an operation
+/// goes on once a rank has left, which may be done with it sooner.
+const GRACE: Duration = Duration::from_secs(3);
+
+/// The longest name of a GPU's place that is told.
+const MOST_BUS_BYTES: usize = 31;
+/// What a rank tells of itself: whether it has NCCL, and its GPU's place.
+type Told = [u8; MOST_BUS_BYTES + 1];
+
+impl GpuGroup {
+    /// Brings NCCL's ranks together, this one with `gpu`. All ranks of the group must call it. Where NCCL can't be used, all learn
+    /// why, and the group is as good as before.
+    pub fn over(group: &Group, gpu: &Gpu) -> Result<Result<GpuGroup, Unfit>, Error> {
+        let failed = |what: &str, error: phalanx_cuda::Error| {
+            let error = Error::Gpu { operation: what.to_owned(), reason: error.to_string() };
+            group.abort(&error.to_string());
+            error
+        };
+        let opened = Nccl::open(gpu.libraries());
+        let bus = gpu.bus_id().map_err(|error| failed("finding the place of a GPU", error))?;
+        let mut all = vec![[0u8; MOST_BUS_BYTES + 1]; group.world_size()].concat();
+        group.all_gather(&told(opened.is_ok(), &bus), &mut all)?;
+        let all: Vec<Told> = all.as_chunks().0.to_vec();
+        let spans_hosts = group.topology().hosts() > 1;
+        if let Some(unfit) = unfit(&all, |a, b| group.topology().is_same(a, b))
+            .or((group.is_encrypted() && spans_hosts).then_some(Unfit::Encrypted))
+        {
+            return Ok(Err(match (unfit, opened) {
+                (Unfit::Missing { rank, .. }, Err(error)) if rank == group.rank() => {
+                    Unfit::Missing { rank, why: Some(error.to_string()) }
+                }
+                (unfit, _) => unfit,
+            }));
+        }
+        let nccl = opened.map_err(|error| failed("opening NCCL", error))?;
+        let mut id = [0u8; UniqueId::BYTES];
+        if group.rank() == Rank(0) {
+            id = nccl.unique_id().map_err(|error| failed("an id for NCCL's ranks to meet", error))?.0;
+        }
+        group.broadcast(&mut id, Rank(0))?;
+        let place = (group.rank().index(), group.world_size());
+        let joined = Exchange::join(&nccl, gpu, &UniqueId(id), place, group.timeout());
+        let exchange = joined.map_err(|error| failed("joining NCCL's ranks", error))?;
+        let look = || exchange.is_ready();
+        let mut joining = Watched { what: "joining NCCL's ranks", look, failed: None, left: None };
+        let waited = group.wait_elsewhere(Deadline::after(group.timeout()), &mut joining);
+        waited.inspect_err(|_| end(&exchange))?;
+        Ok(Ok(GpuGroup { group: group.clone(), exchange }))
+    }
+
+    /// The numbers become the reduction of all ranks' numbers. Panics for a reduction that NCCL doesn't have: those of bits.
+    #[track_caller]
+    pub fn start_all_reduce<L: Lent>(&self, lent: L, op: ReduceOp) -> Result<GpuWork<L>, Error> {
+        let name = named("all-reduce", &lent);
+        self.begin(name, |exchange| exchange.all_reduce(lent, reduction("all-reduce", op)))
+    }
+
+    /// On rank `root` the numbers become the reduction of all ranks' numbers; elsewhere they stay as they are. Panics as
+    /// [`GpuGroup::start_all_reduce`].
+    #[track_caller]
+    pub fn start_reduce<L: Lent>(&self, lent: L, op: ReduceOp, root: Rank) -> Result<GpuWork<L>, Error> {
+        let name = named("reduce", &lent);
+        self.begin(name, |exchange| exchange.reduce(lent, reduction("reduce", op), root.index()))
+    }
+
+    /// The numbers become those of rank `root`.
+    #[track_caller]
+    pub fn start_broadcast<L: Lent>(&self, lent: L, root: Rank) -> Result<GpuWork<L>, Error> {
+        self.begin(named("broadcast", &lent), |exchange| exchange.broadcast(lent, root.index()))
+    }
+
+    /// The numbers are as many equal parts as there are ranks; each becomes that of its rank. Panics where they aren't.
+    #[track_caller]
+    pub fn start_all_gather<L: Lent>(&self, lent: L) -> Result<GpuWork<L>, Error> {
+        self.begin(named("all-gather", &lent), |exchange| exchange.all_gather(lent))
+    }
+
+    /// The numbers are as many equal parts as there are ranks; this rank's becomes the reduction of all ranks' numbers in that
+    /// part, the others mean nothing afterwards. Panics where they aren't, and as [`GpuGroup::start_all_reduce`].
+    #[track_caller]
+    pub fn start_reduce_scatter<L: Lent>(&self, lent: L, op: ReduceOp) -> Result<GpuWork<L>, Error> {
+        let name = named("reduce-scatter", &lent);
+        self.begin(name, |exchange| exchange.reduce_scatter(lent, reduction("reduce-scatter", op)))
+    }
+
+    /// Rank `peer`, which must receive as many, has the numbers.
+    #[track_caller]
+    pub fn start_send<L: Lent>(&self, lent: L, peer: Rank) -> Result<GpuWork<L>, Error> {
+        self.begin(named("send", &lent), |exchange| exchange.send(lent, peer.index()))
+    }
+
+    /// The numbers become what rank `peer` sends.
+    #[track_caller]
+    pub fn start_receive<L: Lent>(&self, lent: L, peer: Rank) -> Result<GpuWork<L>, Error> {
+        self.begin(named("receive", &lent), |exchange| exchange.receive(lent, peer.index()))
+    }
+
+    /// Ends it on this rank, and the group on all, with this reason.
+    pub fn abort(&self, reason: &str) {
+        self.group.abort(reason);
+        end(&self.exchange);
+    }
+
+    #[track_caller]
+    fn begin<L: Lent>(
+        &self,
+        operation: String,
+        start: impl FnOnce(&Arc<Exchange>) -> Result<Exchanged<L>, phalanx_cuda::Error>,
+    ) -> Result<GpuWork<L>, Error> {
+        let (group, exchange) = (self.group.clone(), self.exchange.clone());
+        // The library may still be at the operation before, for which it may have to reach other ranks.
+        if !exchange.is_ready().unwrap_or(false) {
+            let look = || exchange.is_ready();
+            let mut watched = Watched { what: &operation, look, failed: None, left: None };
+            let waited = group.wait_elsewhere(Deadline::after(group.timeout()), &mut watched);
+            waited.inspect_err(|_| end(&exchange))?;
+        }
+        match start(&exchange) {
+            Ok(exchanged) => Ok(GpuWork { exchanged, operation, group, exchange }),
+            Err(error) => {
+                let error = Error::Gpu { operation, reason: error.to_string() };
+                self.abort(&error.to_string());
+                Err(error)
+            }
+        }
+    }
+}
+
+impl<L: Lent> GpuWork<L> {
+    /// Waits until the operation is done, and gives the numbers back. A rank that is lost meanwhile, a failure of NCCL's, and a
+    /// deadline that passes end the group, and what the GPU still has of the operation.
+    pub fn wait(self, deadline: Deadline) -> Result<L, Error> {
+        let GpuWork { mut exchanged, operation, group, exchange } = self;
+        let look = || exchanged.is_done();
+        let mut watched = Watched { what: &operation, look, failed: None, left: None };
+        if let Err(error) = group.wait_elsewhere(deadline, &mut watched) {
+            end(&exchange);
+            return Err(error);
+        }
+        let failed = |error: phalanx_cuda::Error| Error::Gpu { operation, reason: error.to_string() };
+        exchanged.finish().map_err(failed)
+    }
+}
+
+/// What NCCL is doing, as the group waits for it.
+struct Watched<'a, F> {
+    what: &'a str,
+    look: F,
+    /// What it says of its failure, and since when.
+    failed: Option<(String, Instant)>,
+    /// Since when a rank is known to have left in peace, which one that was done may.
+    left: Option<Instant>,
+}
+
+impl<F: FnMut() -> Result<bool, phalanx_cuda::Error>> Elsewhere for Watched<'_, F> {
+    fn describe(&self) -> String {
+        format!("{} by NCCL", self.what)
+    }
+
+    fn is_done(&mut self) -> Result<bool, Error> {
+        if let Some((reason, since)) = &self.failed {
+            let error = || Error::Gpu { operation: self.describe(), reason: reason.clone() };
+            return if since.elapsed() < GRACE { Ok(false) } else { Err(error()) };
+        }
+        match (self.look)() {
+            Ok(done) => Ok(done),
+            Err(error) => {
+                self.failed = Some((error.to_string(), Instant::now()));
+                Ok(false)
+            }
+        }
+    }
+
+    fn left(&mut self, error: Error) -> Option<Error> {
+        let since = *self.left.get_or_insert_with(Instant::now);
+        (since.elapsed() >= GRACE).then_some(error)
+    }
+}
+
+/// Ends what the GPU has of a communicator. A failure is one that others report.
+fn end(exchange: &Exchange) {
+    let _ = exchange.abort();
+}
+
+fn named(operation: &str, lent: &impl Lent) -> String {
+    let block = lent.block();
+    format!("{operation} of {} {}", block.count, block.number)
+}
+
+#[track_caller]
+fn reduction(operation: &str, op: ReduceOp) -> Reduction {
+    match op {
+        ReduceOp::Sum => Reduction::Sum,
+        ReduceOp::Average => Reduction::Mean,
+        ReduceOp::Product => Reduction::Product,
+        ReduceOp::Min => Reduction::Min,
+        ReduceOp::Max => Reduction::Max,
+        ReduceOp::PremulSum(factor) => Reduction::SumTimes(factor),
+        ReduceOp::And | ReduceOp::Or | ReduceOp::Xor => panic!("{operation}: NCCL has no {op:?}"),
+    }
+}
+
+fn told(has_nccl: bool, bus: &str) -> Told {
+    let mut told = [0; MOST_BUS_BYTES + 1];
+    told[0] = u8::from(has_nccl);
+    let bytes = bus.as_bytes();
+    // The end is what differs.
+    let kept = &bytes[bytes.len().saturating_sub(MOST_BUS_BYTES)..];
+    told[1..=kept.len()].copy_from_slice(kept);
+    told
+}
+
+/// Why these ranks can't use NCCL, if they can't; `same` says whether two share a host.
+fn unfit(all: &[Told], same: impl Fn(usize, usize) -> bool) -> Option<Unfit> {
+    let rank = |rank: usize| Rank(rank as u32);
+    if let Some(missing) = all.iter().position(|told| told[0] == 0) {
+        return Some(Unfit::Missing { rank: rank(missing), why: None });
+    }
+    let pairs = (0..all.len()).flat_map(|b| (0..b).map(move |a| (a, b)));
+    let mut shared = pairs.filter(|&(a, b)| all[a] == all[b] && same(a, b));
+    shared.next().map(|(a, b)| Unfit::SharedGpu { ranks: [rank(a), rank(b)] })
+}
+
+impl fmt::Display for Unfit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Unfit::Missing { rank, why } => match why {
+                Some(why) => write!(f, "rank {rank} can't use NCCL: {why}"),
+                None => write!(f, "rank {rank} has no NCCL\nhint: there, {}", Library::Nccl.packages()),
+            },
+            Unfit::SharedGpu { ranks: [a, b] } => write!(
+                f,
+                "ranks {a} and {b} compute on one GPU, which NCCL refuses\nhint: take a rank a GPU: --nproc-per-node gpu"
+            ),
+            Unfit::Encrypted => f.write_str(
+                "what goes over the network is to be encrypted, which NCCL doesn't do\nhint: leave TLS out where the network can be trusted",
+            ),
+        }
+    }
+}
+
+impl fmt::Debug for GpuGroup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "GpuGroup({:?})", self.exchange)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_ranks_come_to_the_same_of_what_all_tell() {
+        let one_host = |_, _| true;
+        let (a, b, none) =
+            (told(true, "0000:01:00.0"), told(true, "0000:02:00.0"), told(false, "0000:03:00.0"));
+        assert_eq!(unfit(&[a, b], one_host), None);
+        assert_eq!(unfit(&[a, a], |_, _| false), None, "GPUs in the same slot of two hosts");
+        let shared = Unfit::SharedGpu { ranks: [Rank(0), Rank(2)] };
+        assert_eq!(unfit(&[a, b, a], one_host), Some(shared));
+        assert_eq!(unfit(&[a, a, none], one_host), Some(Unfit::Missing { rank: Rank(2), why: None }));
+    }
+
+    #[test]
+    fn the_end_of_a_long_place_is_what_counts() {
+        let long = |end: &str| told(true, &format!("{}{end}", "x".repeat(40)));
+        assert_ne!(long("a"), long("b"));
+        assert_eq!(long("a")[0], 1);
+    }
+
+    #[test]
+    fn reasons_say_what_to_do() {
+        let missing = Unfit::Missing { rank: Rank(1), why: None }.to_string();
+        assert!(missing.contains("rank 1") && missing.contains("nvidia-nccl-cu13"), "{missing}");
+        let shared = Unfit::SharedGpu { ranks: [Rank(0), Rank(1)] }.to_string();
+        assert!(shared.contains("ranks 0 and 1") && shared.contains("--nproc-per-node gpu"), "{shared}");
+    }
+}

@@ -1,0 +1,127 @@
+//! Passes that a GPU records as a graph once, and then makes again with other samples at the cost of one call.
+//!
+//! The first pass of a kind is made as ever, the second is rehearsed (`phalanx_tensor::Rehearsal`) and recorded, all later ones are
+//! replays. A kind is the shape of the samples and their weight: the last, smaller batch of an epoch is another, and is made as
+//! ever. The losses and gradients of a replay have the bits of the pass that it stands for.
+
+use crate::error::Error;
+use crate::local::{Local, Pass, Whole, weighted};
+use crate::single::Nobody;
+use phalanx_tensor::{DType, Replay, Shape, Tensor};
+
+/// What passes of one kind have in common.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) struct Kind {
+    input: (Shape, DType),
+    target: (Shape, DType),
+    weight: f64,
+}
+
+impl Kind {
+    fn of(pass: &Pass<'_>) -> Kind {
+        let of = |tensor: &Tensor| (*tensor.shape(), tensor.dtype());
+        Kind { input: of(&pass.input), target: of(&pass.target), weight: pass.weight }
+    }
+}
+
+/// How far it is.
+#[derive(Default)]
+pub(crate) enum Replays {
+    /// No pass was made.
+    #[default]
+    New,
+    /// A pass of this kind was made.
+    Seen(Kind),
+    /// Passes of this kind are replayed.
+    Recorded(Box<Recorded>),
+    /// There is something in a pass that can't be replayed.
+    Refused,
+}
+
+/// A recorded pass, and the tensors that it works on.
+pub(crate) struct Recorded {
+    kind: Kind,
+    input: Tensor,
+    target: Tensor,
+    loss: Tensor,
+    /// Parameters that it makes gradients of.
+    made: Vec<usize>,
+    replay: Replay,
+}
+
+impl Replays {
+    /// Makes the first pass of a step, which has samples; gives its mean loss.
+    pub(crate) fn pass(&mut self, pass: &Pass<'_>) -> Result<f64, Error> {
+        let kind = Kind::of(pass);
+        match self {
+            Replays::Recorded(recorded) if recorded.kind == kind => recorded.again(pass),
+            Replays::Seen(seen) if *seen == kind => self.record(pass),
+            Replays::New | Replays::Seen(_) => {
+                *self = Replays::Seen(kind);
+                Whole.pass(pass, &mut Nobody)
+            }
+            Replays::Recorded(_) | Replays::Refused => Whole.pass(pass, &mut Nobody),
+        }
+    }
+
+    /// Makes the pass, and records it.
+    fn record(&mut self, pass: &Pass<'_>) -> Result<f64, Error> {
+        let Pass { model, parameters, loss, ctx, weight, sync, .. } = pass;
+        // They stay where they are, and their values are those of the pass at hand.
+        let [input, target] = [&pass.input, &pass.target].map(Tensor::copied);
+        let fixed = Pass {
+            model: *model,
+            parameters,
+            loss: *loss,
+            input: input.clone(),
+            target: target.clone(),
+            ctx: ctx.clone(),
+            weight: *weight,
+            sync: *sync,
+        };
+        let forth_and_back = || {
+            let loss = fixed.forward(None).expect("it has samples");
+            weighted(&loss, *weight, &mut Nobody);
+            loss.detach()
+        };
+        let device = input.device().clone();
+        let Some((mut rehearsal, own)) = device.rehearse(ctx.step(), ctx.samples(), forth_and_back) else {
+            *self = Replays::Refused;
+            return Whole.pass(pass, &mut Nobody);
+        };
+        let value = own.item();
+        rehearsal.take_back(own);
+        if let Some(why) = rehearsal.refusal() {
+            tracing::warn!(
+                "passes are made as ever and not replayed as graphs, since they have {why} would be those of one pass for good"
+            );
+            *self = Replays::Refused;
+            return Ok(value);
+        }
+        // As the pass finds them each time.
+        parameters.grads().zero();
+        let (replay, loss) = rehearsal.record(forth_and_back).map_err(failed)?;
+        let (kind, made) = (Kind::of(pass), parameters.grads().made());
+        // The passes before had buffers of their own, which nobody wants any more.
+        device.release_cached();
+        *self = Replays::Recorded(Box::new(Recorded { kind, input, target, loss, made, replay }));
+        Ok(value)
+    }
+}
+
+fn failed(error: phalanx_tensor::Error) -> Error {
+    Error::Replay { error: Box::new(error) }
+}
+
+impl Recorded {
+    fn again(&mut self, pass: &Pass<'_>) -> Result<f64, Error> {
+        self.input.copy_from(&pass.input);
+        self.target.copy_from(&pass.target);
+        let (parameters, ctx) = (pass.parameters, &pass.ctx);
+        let written = [parameters.grads().arena(), parameters.buffers()];
+        let again = self.replay.again(ctx.step(), ctx.samples(), &written, &[parameters.values()]);
+        again.map_err(failed)?;
+        parameters.grads().were_made(&self.made);
+        Ok(self.loss.item())
+    }
+}
