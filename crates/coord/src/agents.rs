@@ -212,16 +212,21 @@ impl Agents {
         let text = |error: std::io::Error| error.to_string();
         stream.set_read_timeout(Some(READ_LIMIT)).map_err(text)?;
         stream.set_write_timeout(Some(SAY_LIMIT)).map_err(text)?;
-        let id = {
+        let seat = {
             let mut desk = self.desk();
-            if desk.closed {
-                // It came while the run ended.
-                return Ok(());
-            }
-            desk.last += 1;
-            let id = NodeId(desk.last);
-            desk.links.insert(id, stream.clone());
-            id
+            (!desk.closed).then(|| {
+                desk.last += 1;
+                let id = NodeId(desk.last);
+                desk.links.insert(id, stream.clone());
+                id
+            })
+        };
+        let Some(id) = seat else {
+            // It came while the run ended, and closes its end once it has read this.
+            say(stream, &ToAgent::Refused { reason: "the run is over".into() });
+            let _ = stream.shutdown(Shutdown::Write);
+            while read_frame(&mut stream, MAX_FRAME).is_ok() {}
+            return Ok(());
         };
         let how = loop {
             let said = match read_frame(&mut stream, MAX_FRAME) {
