@@ -89,18 +89,28 @@ fn members_that_go_on_in_place_leave_together_and_let_others_in() {
     assert!(!a.is_change_due());
     let mut newcomer = connect(2);
     std::thread::scope(|scope| {
-        let joins = scope.spawn(move || newcomer.join("new".into(), soon()).unwrap());
+        let joins = scope.spawn(|| newcomer.join("new".into(), soon()).unwrap());
         let start = soon();
         while !a.is_change_due() {
             assert!(!start.expired());
             std::thread::yield_now();
         }
+        assert!(!a.is_loss_told(), "all of its membership are there");
         let (rank, roster) = a.rejoin(&[], soon()).unwrap();
         assert_eq!((rank, &roster.addresses[..]), (Rank(0), &["old".to_owned(), "new".to_owned()][..]));
         assert_eq!(joins.join().unwrap(), (Rank(1), roster));
     });
     assert_eq!(next(), begun(2, &[0, 2]));
-    assert!(!a.is_change_due(), "it has heard of them");
+    assert!(!a.is_change_due() && !a.is_loss_told(), "it has heard of them");
+    drop(newcomer);
+    let start = soon();
+    while !a.is_loss_told() {
+        assert!(!start.expired());
+        std::thread::yield_now();
+    }
+    assert!(a.is_change_due());
+    assert_eq!(a.rejoin(&[], soon()).unwrap().1.addresses.len(), 1);
+    assert!(!a.is_loss_told());
 }
 
 #[test]
