@@ -1,4 +1,5 @@
-//! A process that has no descriptors left, or may make no memory to share. Such limits are the process's, so these tests have one to themselves, by turns.
+//! A process that has no descriptors left, or may make no memory to share. Such limits are the process's, so these tests have
+//! one to themselves, by turns.
 
 use nix::sys::resource::{Resource, UsageWho, getrlimit, getrusage, setrlimit};
 use nix::sys::signal::{SigSet, Signal};

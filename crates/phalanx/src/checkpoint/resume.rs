@@ -50,7 +50,7 @@ pub(super) fn resume(
         own = Some((whole.manifest.to_text().into_bytes(), whole.folder));
     }
     let (text, own) = own.unzip();
-    let text = share(&group, text.unwrap_or_default())?;
+    let text = share(&group, Rank(0), text.unwrap_or_default())?;
     if text.is_empty() {
         return Ok(None);
     }
@@ -59,7 +59,8 @@ pub(super) fn resume(
     let mut files = Vec::new();
     for entry in &manifest.files {
         let mut file = own.as_ref().map(|folder| ArrayFile::open(folder, entry)).transpose()?;
-        let header = share(&group, file.as_mut().map(|file| file.take_header()).unwrap_or_default())?;
+        let header =
+            share(&group, Rank(0), file.as_mut().map(|file| file.take_header()).unwrap_or_default())?;
         let arrays = arrays_of(&header, entry, &folder)?;
         files.push(Shared { entry, arrays, file });
     }

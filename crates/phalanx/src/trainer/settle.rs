@@ -6,6 +6,7 @@ use super::State;
 use crate::checkpoint::Position;
 use crate::error::Error;
 use crate::event::Event;
+use crate::worker::share;
 use phalanx_comm::{Group, Rank};
 use phalanx_nn::{Average, Parameters};
 use serde::{Deserialize, Serialize};
@@ -206,10 +207,7 @@ fn share_header(
         };
         text = serde_json::to_vec(&header).expect("a header is always JSON");
     }
-    let mut len = [text.len() as u64];
-    group.broadcast(&mut len, root)?;
-    text.resize(len[0] as usize, 0);
-    group.broadcast(&mut text, root)?;
+    let text = share(group, root, text)?;
     serde_json::from_slice(&text)
         .map_err(|error| Error::Join(format!("rank {root} tells of its state what makes no sense: {error}")))
 }

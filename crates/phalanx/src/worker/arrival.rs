@@ -39,7 +39,8 @@ impl Arrival {
         let threads = Threads::of(threads, env.as_ref());
         let pulse = env.as_ref().and_then(|env| env.pulse).map_or_else(Pulse::none, Pulse::inherited);
         let start = pulse.enter(Section::Start);
-        // A batch system may let each task see GPUs of its own, which are counted anew in each. Where none is left for it, that of its local rank is the one that is missing.
+        // A batch system may let each task see GPUs of its own, which are counted anew in each. Where none is left for it, that of
+        // its local rank is the one that is missing.
         let own = |visible| env.as_ref().map_or(0, |env| env.device_index(visible).unwrap_or(env.local_rank));
         let device = device.open(threads.first(), own, debug_sync);
         let device = device.inspect_err(|error| report(env.as_ref(), error))?;

@@ -8,7 +8,6 @@ use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// How long may pass until a loss is heard of, where operations are short. Listening costs a microsecond.
@@ -21,8 +20,7 @@ impl Worker {
     /// Makes a part of a step that ranks make together; none where it was given up, because one of them is lost. The group is
     /// ended then, and what the part was to make is half made.
     pub(crate) fn unless_lost<R>(&self, part: impl FnOnce() -> R) -> Option<R> {
-        let goes_on = self.is_elastic && self.in_place.load(Ordering::Relaxed) > 0;
-        let Some(link) = self.link.as_ref().filter(|_| goes_on) else { return Some(part()) };
+        let Some(link) = self.in_place_link() else { return Some(part()) };
         let (link, next) = (Arc::clone(link), Cell::new(Instant::now() + LISTEN_EVERY));
         let look = move || {
             let now = Instant::now();

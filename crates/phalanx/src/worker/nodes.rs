@@ -39,12 +39,12 @@ fn names(group: &Group) -> Result<Vec<String>, Error> {
     Ok(all.chunks(NAME).map(text).collect())
 }
 
-/// Gives all ranks the bytes that rank 0 has.
-pub(crate) fn share(group: &Group, mut bytes: Vec<u8>) -> Result<Vec<u8>, Error> {
+/// Gives all ranks the bytes that `root` has.
+pub(crate) fn share(group: &Group, root: Rank, mut bytes: Vec<u8>) -> Result<Vec<u8>, Error> {
     let mut length = [bytes.len() as u64];
-    group.broadcast(&mut length, Rank(0))?;
+    group.broadcast(&mut length, root)?;
     bytes.resize(length[0] as usize, 0);
-    group.broadcast(&mut bytes, Rank(0))?;
+    group.broadcast(&mut bytes, root)?;
     Ok(bytes)
 }
 
@@ -56,7 +56,7 @@ impl Worker {
         let token = folder.map(Token::leave).transpose()?;
         let path =
             token.as_ref().map_or_else(Vec::new, |token| token.0.to_string_lossy().into_owned().into_bytes());
-        let path = PathBuf::from(String::from_utf8_lossy(&share(&group, path)?).into_owned());
+        let path = PathBuf::from(String::from_utf8_lossy(&share(&group, Rank(0), path)?).into_owned());
         let mut seen = vec![0u8; group.world_size()];
         group.all_gather(&[u8::from(is_seen(&path))], &mut seen)?;
         let Some(rank) = seen.iter().position(|&seen| seen == 0) else { return Ok(()) };

@@ -4,9 +4,10 @@
 use super::{PATIENCE, Worker, addresses, locked};
 use crate::error::Error;
 use phalanx_comm::Rank;
-use phalanx_job::Section;
+use phalanx_job::{Link, Section};
 use phalanx_wire::Deadline;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 
 /// As long as there is one, the worker goes on in place.
 pub(crate) struct InPlace<'a>(&'a Worker);
@@ -39,6 +40,11 @@ impl Worker {
         }
     }
 
+    /// What connects it to whoever leads the run, while it goes on in place.
+    pub(super) fn in_place_link(&self) -> Option<&Arc<Mutex<Link>>> {
+        self.link.as_ref().filter(|_| self.in_place.load(Ordering::Relaxed) > 0)
+    }
+
     /// Whether somebody waits to come in, so that all ranks are to regroup.
     pub(crate) fn is_change_due(&self) -> bool {
         let Some(link) = self.link.as_ref().filter(|_| self.is_elastic) else { return false };
@@ -52,7 +58,7 @@ impl Worker {
         let _start = self.pulse.enter(Section::Start);
         let _waiting = self.pulse.wait();
         let is_loss = because.as_ref().is_none_or(Error::is_consequence);
-        let link = self.link.as_ref().filter(|_| is_loss && self.in_place.load(Ordering::Relaxed) > 0);
+        let link = self.in_place_link().filter(|_| is_loss);
         let nobody = || Error::Join("there is nobody to regroup with".into());
         let Some(link) = link else { return Err(because.unwrap_or_else(nobody)) };
         let mut silent: Vec<Rank> = because.iter().filter_map(Error::silent).collect();
