@@ -16,10 +16,16 @@ use std::collections::HashSet;
 /// The most memory that a convolution may use beside its tensors.
 const MOST_WORKSPACE_BYTES: usize = 256 << 20;
 
-fn described(pass: Pass, p: Plan) -> Convolution {
+fn described(engine: &Engine, pass: Pass, p: Plan, dtype: DType) -> Convolution {
+    let numbers = match dtype {
+        DType::BF16 => Numbers::Bf16,
+        DType::F16 => Numbers::F16,
+        _ if engine.rounds_factors() => Numbers::Tf32,
+        _ => Numbers::F32,
+    };
     Convolution {
         pass,
-        numbers: Numbers::F32,
+        numbers,
         layout: Layout::Nhwc,
         images: [p.n, p.c, p.h, p.w],
         outputs: p.o,
@@ -116,10 +122,12 @@ pub(crate) fn forward(engine: &Engine, x: &Tensor, w: &Tensor, b: Option<&Tensor
     let lent = [x.storage.read_on_gpu(), w.storage.read_on_gpu(), out.storage.write_on_gpu()];
     let (images, kernels, outputs) = (at(x, lent[0].at), at(w, lent[1].at), at(out, lent[2].at));
     let plain = Operands { images, kernels, outputs, bias: Address::NULL };
-    let Some(b) = b else { return engine.convolution(&described(Pass::Forward, plan), &plain, out) };
+    let Some(b) = b else {
+        return engine.convolution(&described(engine, Pass::Forward, plan, x.dtype), &plain, out);
+    };
     let of_bias = b.storage.read_on_gpu();
     let (fused, operands) =
-        (described(Pass::ForwardBias, plan), Operands { bias: at(b, of_bias.at), ..plain });
+        (described(engine, Pass::ForwardBias, plan, x.dtype), Operands { bias: at(b, of_bias.at), ..plain });
     if engine.fuses(&fused, &operands) {
         return engine.convolution(&fused, &operands, out);
     }
@@ -145,7 +153,7 @@ pub(crate) fn image_gradient(engine: &Engine, grad: &Tensor, w: &Tensor, plan: P
     let lent = [out.storage.write_on_gpu(), w.storage.read_on_gpu(), grad.storage.read_on_gpu()];
     let (images, kernels, outputs) = (at(out, lent[0].at), at(w, lent[1].at), at(grad, lent[2].at));
     let operands = Operands { images, kernels, outputs, bias: Address::NULL };
-    engine.convolution(&described(Pass::BackwardData, plan), &operands, out);
+    engine.convolution(&described(engine, Pass::BackwardData, plan, grad.dtype), &operands, out);
 }
 
 /// `out =` the gradient with respect to the kernels.
@@ -158,7 +166,7 @@ pub(crate) fn kernel_gradient(engine: &Engine, x: &Tensor, grad: &Tensor, plan: 
     let lent = [x.storage.read_on_gpu(), out.storage.write_on_gpu(), grad.storage.read_on_gpu()];
     let (images, kernels, outputs) = (at(x, lent[0].at), at(out, lent[1].at), at(grad, lent[2].at));
     let operands = Operands { images, kernels, outputs, bias: Address::NULL };
-    engine.convolution(&described(Pass::BackwardFilter, plan), &operands, out);
+    engine.convolution(&described(engine, Pass::BackwardFilter, plan, grad.dtype), &operands, out);
 }
 
 /// `out =` the gradient with respect to the bias: the sum over images and pixels.
