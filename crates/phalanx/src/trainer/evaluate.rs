@@ -6,7 +6,7 @@ use crate::error::Error;
 use phalanx_data::Target;
 use phalanx_job::Section;
 use phalanx_nn::{Average, Ctx};
-use phalanx_tensor::no_grad;
+use phalanx_tensor::{DType, autocast, no_grad};
 
 /// How a model does on test samples.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -54,20 +54,23 @@ fn as_it_is(run: &mut Run<'_>) -> Result<Option<Evaluation>, Error> {
         if batch.is_empty() {
             continue;
         }
+        let products = run.trainer.precision.products();
         no_grad(|| {
-            let output = run.model.forward(&batch.input_tensor(device), &mut Ctx::eval());
-            let mean = loss.of(&output, &batch.target_tensor(output.device())).item();
-            let [mut right, mut among_five] = [0.0; 2];
-            if has_accuracy {
-                let scores = output.to_vec::<f32>();
-                for (scores, &label) in scores.chunks_exact(output.dims()[1]).zip(batch.labels()) {
-                    let place = place(scores, label as usize);
-                    right += f64::from(place.is_some_and(|place| place < 1));
-                    among_five += f64::from(place.is_some_and(|place| place < 5));
+            autocast(products, || {
+                let output = run.model.forward(&batch.input_tensor(device), &mut Ctx::eval());
+                let mean = loss.of(&output, &batch.target_tensor(output.device())).item();
+                let [mut right, mut among_five] = [0.0; 2];
+                if has_accuracy {
+                    let scores = output.cast(DType::F32).to_vec::<f32>();
+                    for (scores, &label) in scores.chunks_exact(output.dims()[1]).zip(batch.labels()) {
+                        let place = place(scores, label as usize);
+                        right += f64::from(place.is_some_and(|place| place < 1));
+                        among_five += f64::from(place.is_some_and(|place| place < 5));
+                    }
                 }
-            }
-            let samples = batch.len() as f64;
-            totals.add(pass, [mean * samples, samples, right, among_five]);
+                let samples = batch.len() as f64;
+                totals.add(pass, [mean * samples, samples, right, among_five]);
+            })
         });
     }
     run.bad_images += bad_images;
