@@ -236,6 +236,16 @@ impl Arena {
         Arc::strong_count(&self.0) == 1
     }
 
+    /// What tells its memory from all other.
+    pub(crate) fn memory_of_all(&self) -> &Arc<Memory> {
+        &self.0.memory
+    }
+
+    /// How often parameter `i` was borrowed for writing.
+    pub(crate) fn writes(&self, i: usize) -> u64 {
+        self.0.parts[i].writes()
+    }
+
     pub(crate) fn memory(&self) -> &Memory {
         self.device().private(|pass| pass.hold(&self.0.memory));
         &self.0.memory
@@ -498,7 +508,7 @@ impl Grads {
         );
         let mut tensor = values.tensor(i);
         let (stale, casts) = (Arc::clone(&self.stale), Arc::clone(&self.casts));
-        let slot = Slot { tensor: self.arena.tensor(i), stale, casts, index: i };
+        let slot = Slot { tensor: self.arena.tensor(i), stale, casts, values: values.clone(), index: i };
         tensor.node = Some(graph::leaf(&tensor.device().clone(), Some(slot)));
         tensor
     }
@@ -509,6 +519,7 @@ pub(crate) struct Slot {
     tensor: Tensor,
     stale: Arc<[AtomicBool]>,
     casts: Arc<Casts>,
+    values: Arena,
     index: usize,
 }
 
@@ -526,8 +537,8 @@ impl Slot {
     }
 
     /// The leaf's values in this type, cast once for as long as they stay what they are; none where they can't be kept so.
-    pub(crate) fn cast(&self, values: &Tensor, dtype: DType) -> Option<Tensor> {
-        self.casts.of(self.index, values, dtype)
+    pub(crate) fn cast(&self, dtype: DType) -> Option<Tensor> {
+        self.casts.of(self.index, &self.values, dtype)
     }
 
     /// Makes the slot hold its old gradient (unless stale) plus `grad`, which may lie in the slot already.

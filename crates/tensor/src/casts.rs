@@ -1,10 +1,13 @@
 //! The parameters of a gradient arena in a float of 16 bits, in an arena of their own: each is cast when it is first wanted after its
-//! values were written, so once a step, however many passes the step has.
+//! values were written, so once a step, however many passes the step has. On a GPU, where each launch costs, all are cast at
+//! once where all were written, as by an optimizer.
 
 use crate::arena::{Arena, Layout};
+use crate::device::Backend;
 use crate::dtype::DType;
 use crate::kernel;
 use crate::tensor::Tensor;
+use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// What was cast so far.
@@ -25,8 +28,9 @@ impl Casts {
         Casts { layout: layout.clone(), made: Mutex::default() }
     }
 
-    /// Parameter `i` in this type. None if it holds no f32, or lies on another device than the first that was asked for.
-    pub(crate) fn of(&self, i: usize, value: &Tensor, dtype: DType) -> Option<Tensor> {
+    /// Parameter `i` of `values` in this type. None if it holds no f32, or lies on another device than the first that was asked for.
+    pub(crate) fn of(&self, i: usize, values: &Arena, dtype: DType) -> Option<Tensor> {
+        let value = &values.tensor(i);
         if value.dtype != DType::F32 {
             return None;
         }
@@ -42,12 +46,21 @@ impl Casts {
         if made.arena.device() != value.device() {
             return None;
         }
-        let (cast, writes) = (made.arena.tensor(i), Some(value.storage.writes()));
-        // A pass that is recorded casts anew each time that it is replayed, whatever was here when it was recorded.
-        let is_new_to_pass = value.device().private(|pass| pass.comes_first_to(&cast.storage));
-        if is_new_to_pass.unwrap_or(made.writes[i] != writes) {
+        if let Backend::Gpu(engine) = value.device().backend() {
+            // A pass that is recorded casts anew each time that it is replayed, whatever was here when it was recorded.
+            let in_pass = value.device().private(|pass| pass.comes_first_to(made.arena.memory_of_all()));
+            if in_pass.unwrap_or_else(|| made.is_stale(0..self.layout.count(), values)) {
+                engine.cast_arena(values, &made.arena);
+                made.note(0..self.layout.count(), values);
+            }
+            if in_pass.is_some() {
+                return Some(made.arena.tensor(i));
+            }
+        }
+        let cast = made.arena.tensor(i);
+        if made.is_stale(i..i + 1, values) {
             kernel::copy::convert(value, &cast);
-            made.writes[i] = writes;
+            made.note(i..i + 1, values);
         }
         Some(cast)
     }
@@ -60,6 +73,18 @@ impl Casts {
     /// Whatever made a thread panic, what was cast is noted after it was.
     fn lock(&self) -> MutexGuard<'_, Option<Made>> {
         self.made.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Made {
+    /// Whether all of these were written since they were cast.
+    fn is_stale(&self, mut params: Range<usize>, values: &Arena) -> bool {
+        params.all(|i| self.writes[i] != Some(values.writes(i)))
+    }
+
+    /// Takes note that these were cast.
+    fn note(&mut self, params: Range<usize>, values: &Arena) {
+        params.for_each(|i| self.writes[i] = Some(values.writes(i)));
     }
 }
 

@@ -15,7 +15,7 @@ use crate::device::{Backend, Device};
 use crate::dtype::Element;
 use crate::ops::dropout::DropoutKey;
 use crate::shape::Shape;
-use crate::storage::{Buffer, Memory, Storage};
+use crate::storage::{Buffer, Memory};
 use crate::tensor::Tensor;
 use phalanx_cuda::{Error, Graph};
 use std::collections::VecDeque;
@@ -74,8 +74,8 @@ pub(crate) struct Private {
     rehearsed: VecDeque<Feed>,
     feeds: Vec<Feed>,
     held: Vec<Arc<Memory>>,
-    /// Parameters that the pass has cast.
-    cast: Vec<Storage>,
+    /// Where the pass has cast parameters to.
+    cast: Vec<Arc<Memory>>,
     is_recording: bool,
     /// Whether what its thread does at the moment is no part of it.
     pub(crate) is_aside: bool,
@@ -110,9 +110,9 @@ impl Private {
         }
     }
 
-    /// Whether the pass hasn't written this cast of a parameter yet, which it does now.
-    pub(crate) fn comes_first_to(&mut self, cast: &Storage) -> bool {
-        let is_first = !self.cast.iter().any(|other| other.is(cast));
+    /// Whether the pass hasn't cast parameters to this memory yet, which it does now.
+    pub(crate) fn comes_first_to(&mut self, cast: &Arc<Memory>) -> bool {
+        let is_first = !self.cast.iter().any(|other| Arc::ptr_eq(other, cast));
         if is_first {
             self.cast.push(cast.clone());
         }

@@ -4,7 +4,7 @@ use crate::arena::Arena;
 use crate::dtype::DType;
 use crate::gpu::Engine;
 use crate::gpu::engine::succeeded;
-use crate::gpu::launch::{Arg, check_single, elements, rows};
+use crate::gpu::launch::{Arg, check_single, element, elements, rows};
 use crate::gpu::transfer::place;
 use crate::storage::Memory;
 use crate::tensor::Tensor;
@@ -34,6 +34,17 @@ impl Engine {
     pub(crate) fn copy_arena(&self, from: &Arena, to: &Arena) {
         let (_written, _read) = (to.write(), from.read());
         self.copy_bytes((from.memory(), 0), (to.memory(), 0), bytes(to));
+    }
+
+    /// Rounds all values of `from`, which are f32, to those of `to`; both are of one layout on this GPU.
+    #[track_caller]
+    pub(crate) fn cast_arena(&self, from: &Arena, to: &Arena) {
+        check_single("cast", from.dtype());
+        let (_written, _read) = (to.write(), from.read());
+        let n = to.layout().len();
+        let args = [Arg::BareIn(at(from)), Arg::Bare(at(to)), Arg::Int(n)];
+        // SAFETY: both arenas have n elements, and stay until the stream has come to it.
+        unsafe { self.launch_for(element(to.dtype()), "from_f32", elements(n), &args) }
     }
 
     /// Exchanges the values of two arenas of one layout on this GPU.

@@ -36,7 +36,7 @@ impl Tensor {
             return None;
         }
         match &self.node.as_ref()?.body().kind {
-            Kind::Leaf(Some(slot)) => slot.cast(self, dtype),
+            Kind::Leaf(Some(slot)) => slot.cast(dtype),
             _ => None,
         }
     }

@@ -78,6 +78,36 @@ fn factors_are_rounded_where_that_is_allowed_forward_and_backward() {
     assert!(product().1.iter().all(|&grad| grad == fine) && convolution() == exact);
 }
 
+/// Forward, and both ways back, in turn: refused once, it isn't asked for again.
+#[test]
+fn a_convolution_that_the_library_does_not_do_in_16_bits_is_done_in_32() {
+    let Some(rig) = rig(6) else { return };
+    let Some(fake) = rig.fake() else { return };
+    let halves = Halves { device: &rig, dtype: DType::BF16 };
+    let check = |size: usize| {
+        halves.check(&[&[2, 3, size, 4], &[6, 3, 3, 3]], |x| {
+            x[0].conv2d(&x[1], None, Conv2dOptions::default())
+        });
+    };
+    let widened = |size| {
+        let count = || fake.log().iter().filter(|line| *line == "launch from_bf16").count();
+        let before = count();
+        check(size);
+        count() - before
+    };
+    let as_ever = widened(5);
+    // Each size is a convolution of its own in each of the passes, whose descriptions are as long.
+    let described = || fake.cudnn().calls("cudnnBackendCreateDescriptor");
+    let before = described();
+    check(6);
+    let descriptors = (described() - before) / 3;
+    for pass in 0..3 {
+        let size = 7 + pass as usize;
+        fake.cudnn().fail("cudnnBackendCreateDescriptor", 1 + pass * descriptors, 3000);
+        assert_eq!([widened(size), widened(size)], [as_ever + 2; 2], "pass {pass}");
+    }
+}
+
 #[test]
 fn doubles_are_refused_by_name() {
     let Some(rig) = rig(5) else { return };
