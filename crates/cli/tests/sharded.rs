@@ -81,7 +81,7 @@ fn a_model_that_uses_a_parameter_twice_learns_the_same_in_parts() {
     }
 }
 
-/// What the lost worker held is nowhere else, so all start anew from the newest checkpoint.
+/// What the lost worker held is nowhere else, so all go on from the newest checkpoint.
 #[test]
 fn a_lost_worker_costs_the_steps_since_the_newest_checkpoint_and_no_sample() {
     let folder = tempfile::tempdir().unwrap();
@@ -97,7 +97,7 @@ fn a_lost_worker_costs_the_steps_since_the_newest_checkpoint_and_no_sample() {
     let ended = run.wait_with_output().unwrap();
     let said = text(&ended.stderr);
     assert_eq!(ended.status.code(), Some(0), "{said}");
-    assert!(said.contains("starting all workers again"), "{said}");
+    assert!(said.contains("the others go on, another takes its place"), "{said}");
     let events = fs::read_to_string(out.join("events.jsonl")).unwrap();
     let told: Vec<Value> = events.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let epochs: Vec<&Value> = told.iter().filter(|event| event["event"] == "epoch").collect();

@@ -247,6 +247,11 @@ impl Parameters {
         self.given.load(Ordering::Relaxed)
     }
 
+    /// Says that values were brought here without any of these ways.
+    pub fn count_as_given(&self) {
+        self.given.store(true, Ordering::Relaxed);
+    }
+
     /// Has `fill` write all values and buffers, flat as they lie. If it fails, what it wrote stays, and they count as given only if
     /// they did before.
     pub fn take_values<T, E>(

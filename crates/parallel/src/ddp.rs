@@ -158,6 +158,17 @@ struct Started {
     failure: Option<phalanx_comm::Error>,
 }
 
+impl Started {
+    /// The step is over.
+    fn forget(&mut self) {
+        self.coming.clear();
+        self.pending.clear();
+        self.exchanged.clear();
+        self.next = 0;
+        self.lacking.clear();
+    }
+}
+
 /// How buckets are summed.
 struct Sums<'a> {
     group: &'a Group,
@@ -412,6 +423,14 @@ impl Strategy for Ddp {
         Ok(())
     }
 
+    fn part(&mut self, _: &Parameters, because: Option<&str>) {
+        if let Some(because) = because {
+            self.group.abort(because);
+        }
+        self.step.forget();
+        self.adding = false;
+    }
+
     fn pass(&mut self, pass: &Pass<'_>) -> Result<f64, Error> {
         let Some(mut local) = self.local.take() else { return in_one_go(self, pass) };
         if pass.samples() == 0 {
@@ -453,11 +472,7 @@ impl Strategy for Ddp {
                 gpus.abort(&error.to_string());
             }
         }
-        self.step.coming.clear();
-        self.step.pending.clear();
-        self.step.exchanged.clear();
-        self.step.next = 0;
-        self.step.lacking.clear();
+        self.step.forget();
         if let Some(shared) = &self.shared
             && let Some(error) = shared.failure.lock().unwrap_or_else(PoisonError::into_inner).take()
         {

@@ -25,8 +25,9 @@ use crate::agreement::same_model;
 use crate::ddp::{share_buffers, share_gradients, share_values};
 use crate::error::Error;
 use crate::local::Pass;
+use crate::portion::Portion;
 use crate::single::begin;
-use crate::strategy::{Collected, HeldGradient, Place, Strategy, Sync};
+use crate::strategy::{Collected, HeldGradient, Here, Place, Strategy, Sync};
 use phalanx_comm::{Deadline, Group, Rank, ReduceOp, Work};
 use phalanx_nn::optim::{Clip, Optimizer, Part};
 use phalanx_nn::{Module, Parameters};
@@ -238,6 +239,35 @@ impl Strategy for Fsdp {
     fn prepare_alike(&mut self, parameters: &Parameters) -> Result<(), Error> {
         same_model(&self.all, parameters)?;
         share_gradients(&self.shard, parameters)
+    }
+
+    fn begin(&mut self, parameters: &Parameters, here: Here) -> Result<(), Error> {
+        match (here, self.sharded) {
+            (_, Sharded::Parameters) => {
+                (0..self.units.len()).for_each(|unit| self.store.send_away(&self.units, unit, parameters));
+                Ok(())
+            }
+            (Here::All, _) => Ok(()),
+            (Here::Portion, _) => {
+                self.store.call_in(&self.units, parameters);
+                self.gather()
+            }
+        }
+    }
+
+    fn portion(&self, parameters: &Parameters) -> Portion {
+        let elements = self.held().into_iter().flatten().filter(|range| !range.is_empty());
+        Portion { part: 0, len: parameters.layout().len(), elements: elements.collect() }
+    }
+
+    fn part(&mut self, _: &Parameters, because: Option<&str>) {
+        if let Some(because) = because {
+            let groups = [Some(&self.all), Some(&self.shard), self.replicas.as_ref()];
+            groups.into_iter().flatten().for_each(|group| group.abort(because));
+        }
+        self.summing.clear();
+        self.store.let_go();
+        (self.started, self.adding) = (0, false);
     }
 
     fn pass(&mut self, pass: &Pass<'_>) -> Result<f64, Error> {

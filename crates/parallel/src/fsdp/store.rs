@@ -36,6 +36,18 @@ impl Store {
         Store { away: units.iter().map(|_| None).collect(), coming: VecDeque::new() }
     }
 
+    /// Takes units for away, of which this rank has nothing but its part.
+    pub(super) fn call_in(&mut self, units: &[Unit], parameters: &Parameters) {
+        let span = |unit: &Unit| Some(parameters.values().range_mut(unit.params.clone()));
+        self.away = units.iter().map(span).collect();
+    }
+
+    /// Forgets where units are: what of them this rank holds is here.
+    pub(super) fn let_go(&mut self) {
+        self.coming.clear();
+        self.away.fill_with(|| None);
+    }
+
     /// Starts to gather a unit, if it is away.
     pub(super) fn call(&mut self, units: &[Unit], unit: usize, group: &Group) {
         if let Some(span) = self.away[unit].take() {

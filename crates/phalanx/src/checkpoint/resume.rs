@@ -31,10 +31,12 @@ pub(super) struct Resumed {
 }
 
 /// Brings `parameters` to the newest checkpoint in `root` that is whole, and gives the state that goes with them; none if there
-/// is no checkpoint. `held` says of which elements this rank keeps the optimizer's state. All ranks have to ask. No more than
-/// one array of the files is held at a time, beside what becomes of them.
+/// is no checkpoint, or if rank 0 doesn't want one. `held` says of which elements this rank keeps the optimizer's state. All ranks
+/// have to ask. No more than one array of the files is held at a time, beside what becomes of them.
+#[allow(clippy::too_many_arguments)]
 pub(super) fn resume(
     root: &Path,
+    is_wanted: bool,
     worker: &Worker,
     run: RunFacts,
     parameters: &Parameters,
@@ -44,6 +46,7 @@ pub(super) fn resume(
     let group = worker.group();
     let (mut own, mut passed_over) = (None, Vec::new());
     if worker.is_first()
+        && is_wanted
         && let Some(whole) = read::newest(root)?
     {
         passed_over = whole.passed_over;
