@@ -208,7 +208,7 @@ fn work(args: &TrainArgs, recipe: &Recipe, env: &WorkerEnv) -> Result<u8> {
     // First what takes time: the others may be waiting for this one.
     let debug_sync = if args.debug_sync { DebugSync::Yes } else { DebugSync::No };
     let arrival = Worker::arrive_on(device(args), threads, debug_sync)?;
-    let prepared = prepare(arrival.device(), args, recipe).inspect_err(|error| arrival.report(error))?;
+    let prepared = prepare(arrival.device(), args, recipe, env).inspect_err(|error| arrival.report(error))?;
     let mut worker = arrival.join()?;
     match train_as(&worker, prepared, args, recipe, env, &requests, time_limit) {
         Ok(End::Done) => Ok(0),
@@ -238,6 +238,8 @@ struct Prepared {
     data: Split,
     model: Box<dyn Module>,
     parameters: Parameters,
+    /// Before the first step.
+    state: State,
     /// How passes are made.
     local: LocalConfig,
     /// How replicas lie on several workers, if they do.
@@ -246,7 +248,7 @@ struct Prepared {
     fresh: Vec<String>,
 }
 
-fn prepare(device: &Device, args: &TrainArgs, recipe: &Recipe) -> Result<Prepared, Error> {
+fn prepare(device: &Device, args: &TrainArgs, recipe: &Recipe, env: &WorkerEnv) -> Result<Prepared, Error> {
     // The agent has fetched the data.
     let places = Places { network: Network::Forbidden, ..Places::from_env(args.data.clone()) };
     let data = open(&recipe.data.name, recipe.view(), &places, &mut phalanx::data::Silent)?;
@@ -258,7 +260,12 @@ fn prepare(device: &Device, args: &TrainArgs, recipe: &Recipe) -> Result<Prepare
         device.prepare_convolutions()?;
     }
     let fresh = args.init.as_ref().map(|init| initial(init, recipe, &parameters)).transpose()?;
-    Ok(Prepared { data, model, parameters, local, mesh, fresh: fresh.unwrap_or_default() })
+    let mut state = State::start(recipe.rule()?)?;
+    // Where ranks share out what a model has, none is handed all of it.
+    if env.elastic && mesh.is_none() && recipe.parallel.strategy.as_deref() != Some("fsdp") {
+        state.make_room(&parameters);
+    }
+    Ok(Prepared { data, model, parameters, state, local, mesh, fresh: fresh.unwrap_or_default() })
 }
 
 fn train_as(
@@ -270,7 +277,7 @@ fn train_as(
     requests: &Requests,
     time_limit: Option<TimeLimit>,
 ) -> Result<End, Error> {
-    let Prepared { data, model, parameters, local, mesh, fresh } = prepared;
+    let Prepared { data, model, parameters, state, local, mesh, fresh } = prepared;
     let mut first = First::new(args, recipe, env);
     if let Some(init) = args.init.as_ref().filter(|_| worker.is_first() && !fresh.is_empty()) {
         let (init, fresh) = (init.display(), fresh.join(" and "));
@@ -316,15 +323,8 @@ fn train_as(
     // Not before, since only training heeds it.
     flag::register(SIGTERM, Arc::clone(&requests.stop))
         .map_err(|error| Error::Join(format!("SIGTERM can't be taken: {error}")))?;
-    let trained = trainer.resume(
-        worker,
-        model.as_ref(),
-        parameters,
-        State::start(recipe.rule()?)?,
-        data.train,
-        Some(data.test),
-        &mut first,
-    )?;
+    let trained =
+        trainer.resume(worker, model.as_ref(), parameters, state, data.train, Some(data.test), &mut first)?;
     let Some(why) = trained.interrupted else { return Ok(End::Done) };
     let steps = trained.state.progress.step;
     if worker.is_first() {

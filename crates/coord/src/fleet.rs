@@ -15,7 +15,8 @@
 //! ranks they have among themselves then is not decided here.
 //!
 //! A failed worker costs a restart, and so do several that are lost at once. So does a lost node if fewer than the least number are left, and then others are waited
-//! for; otherwise the run goes on with those that there are. Who comes or leaves costs nothing.
+//! for; otherwise the run goes on with those that there are. Who comes or leaves costs nothing, and where fewer than the least
+//! number are left then, they wait for others, too.
 
 mod admit;
 mod back;
@@ -384,14 +385,15 @@ impl Fleet {
         let (host, stage) = (member.node.host.clone(), member.stage);
         let has_begun = !matches!(self.phase, Phase::Gathering(_)) || self.generation > Generation(0);
         match (&self.phase, stage) {
-            (_, Stage::Ready | Stage::Running) if has_begun && self.staying() < self.least() => {
+            // Nobody would be left whom others could come to.
+            (_, Stage::Ready | Stage::Running) if has_begun && self.staying() == 0 => {
                 self.quit(id, signal, todo);
             }
             (_, Stage::Ready | Stage::Done) => {
                 self.members.remove(&id);
                 todo.push(Order::Farewell(id));
             }
-            (Phase::Running, Stage::Running) if self.goes_on() => {
+            (Phase::Running, Stage::Running) if self.goes_on() && self.staying() >= self.least() => {
                 todo.push(Order::Release(self.generation, id));
             }
             (Phase::Running, Stage::Running) => self.stop(StopWhy::Left(host), None, todo),

@@ -4,7 +4,7 @@ use crate::module::{Module, Role, Visitor};
 use crate::param::Init;
 use crate::seam::Cut;
 use crate::weights::Weights;
-use phalanx_tensor::{Arena, DType, Device, Grads, Layout, Order, Philox, Shape, Tensor};
+use phalanx_tensor::{Arena, DType, Device, Grads, Layout, Order, Philox, Shape, Tensor, bring_in};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -250,6 +250,16 @@ impl Parameters {
     /// Says that values were brought here without any of these ways.
     pub fn count_as_given(&self) {
         self.given.store(true, Ordering::Relaxed);
+    }
+
+    /// On a CPU, has the system bring in the memory of values and buffers, which it has only promised until something is written. They
+    /// stay what they are.
+    pub fn make_room(&self) {
+        if self.values.device().gpu().is_none() {
+            for arena in [&self.values, &self.buffers] {
+                bring_in(&mut arena.host_span::<f32>(0..arena.layout().count()));
+            }
+        }
     }
 
     /// Has `fill` write all values and buffers, flat as they lie. If it fails, what it wrote stays, and they count as given only if

@@ -368,6 +368,29 @@ fn a_node_that_comes_makes_the_run_larger_and_one_that_leaves_smaller() {
 }
 
 #[test]
+fn where_a_node_leaves_too_few_these_wait_for_another() {
+    let site = Site::new(&["--nnodes", "2:3", "--rdzv-conf", "last_call_timeout=0.2"]);
+    let script = "echo $RANK of $WORLD_SIZE, $TORCHELASTIC_RESTART_COUNT; [ $(cat end) ] || exec sleep 60";
+    std::fs::write(site.folder("a").join("end"), "").unwrap();
+    let mut a = site.start("a", &[], script);
+    a.waits_for_others();
+    let mut b = site.start("b", &[], script);
+    assert_eq!([a.line(), b.line()], ["0 of 2, 0", "1 of 2, 0"]);
+    b.signal("-TERM");
+    let (code, _, said) = b.end();
+    assert_eq!(code, 143, "{said}");
+    a.says(" leaves: stopping the workers");
+    for name in ["a", "c"] {
+        std::fs::write(site.folder(name).join("end"), "now").unwrap();
+    }
+    let c = site.start("c", &[], script);
+    for (agent, rank) in [(a, 0), (c, 1)] {
+        let (code, out, said) = agent.end();
+        assert_eq!((code, out), (0, format!("{rank} of 2, 0\n")), "{said}");
+    }
+}
+
+#[test]
 fn a_signal_to_one_node_of_a_fixed_number_ends_all_with_its_code() {
     for which in [0, 1] {
         let site = Site::new(&["--nnodes", "2", "--max-restarts", "3"]);

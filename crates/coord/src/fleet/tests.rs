@@ -341,6 +341,42 @@ fn who_comes_is_taken_in_and_who_leaves_let_go_at_no_cost() {
     assert_eq!(end(&play.ended(2, 2, None)), EndWhy::Asked { signal: 15 });
 }
 
+#[test]
+fn where_too_few_are_left_by_those_that_leave_others_are_waited_for_at_no_cost() {
+    for goes_on in [false, true] {
+        let mut play = Play::new(2, 3, 0);
+        play.come(1, 1);
+        play.come(2, 1);
+        begun(&play.pass(LAST_CALL), 0);
+        play.heed(Event::InPlace(Generation(0), goes_on));
+        let orders = play.said(2, FromAgent::Leave { signal: 15 });
+        assert_eq!(stopped(&orders), (vec![1, 2], "node n2 leaves".into()));
+        play.ended(1, 0, None);
+        let orders = play.ended(2, 0, None);
+        let [Order::Farewell(NodeId(2)), Order::Wait(wait)] = &orders[..] else { panic!("{orders:?}") };
+        assert_eq!((&wait.here[..], wait.least, wait.left), (&["n1".to_owned()][..], 2, Duration::from_millis(JOIN)));
+        play.gone(2);
+        play.come(3, 1);
+        assert_eq!(begun(&play.pass(LAST_CALL), 1), [(1, 0, 0), (3, 1, 1)]);
+        // Who waits alone ends the run by leaving.
+        play.heed(Event::InPlace(Generation(1), goes_on));
+        play.said(3, FromAgent::Leave { signal: 15 });
+        play.ended(1, 1, None);
+        play.ended(3, 1, None);
+        play.gone(3);
+        assert_eq!(end(&play.said(1, FromAgent::Leave { signal: 2 })), EndWhy::Asked { signal: 2 });
+    }
+    // All leave at once.
+    let mut play = Play::new(2, 3, 0);
+    play.come(1, 1);
+    play.come(2, 1);
+    begun(&play.pass(LAST_CALL), 0);
+    play.said(1, FromAgent::Leave { signal: 15 });
+    play.said(2, FromAgent::Leave { signal: 15 });
+    play.ended(1, 0, None);
+    assert_eq!(end(&play.ended(2, 0, None)), EndWhy::Asked { signal: 15 });
+}
+
 /// A run of three nodes, the last of them with two workers, that go on in place.
 fn in_place(least: u32, max_restarts: u32) -> Play {
     let mut play = Play::new(least, 4, max_restarts);

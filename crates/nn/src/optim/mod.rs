@@ -27,7 +27,7 @@ pub use saved::{ResumeError, Resuming};
 use crate::parameters::Parameters;
 use crate::shadow::Shadow;
 use groups::Factors;
-use phalanx_tensor::Device;
+use phalanx_tensor::{Device, bring_in};
 use rule::MAX_STATES;
 use std::ops::Range;
 
@@ -36,6 +36,8 @@ pub struct Optimizer {
     rule: Rule,
     /// One for each name of [`Rule::state_names`], as long as the values; empty before the first step.
     state: Vec<Shadow>,
+    /// Arrays of zeros that the state is to lie in, made before it is needed.
+    room: Vec<Vec<f32>>,
     steps: u64,
     /// The values in order, cut into groups; empty where there are none.
     groups: Vec<(Range<usize>, Factors)>,
@@ -46,7 +48,7 @@ impl Optimizer {
     pub fn new(rule: impl Into<Rule>) -> Result<Optimizer, BadValue> {
         let rule = rule.into();
         rule.check()?;
-        Ok(Optimizer { rule, state: Vec::new(), steps: 0, groups: Vec::new() })
+        Ok(Optimizer { rule, state: Vec::new(), room: Vec::new(), steps: 0, groups: Vec::new() })
     }
 
     /// The rule.
@@ -72,6 +74,24 @@ impl Optimizer {
         assert!(state.len() == want, "take_over: {} arrays after {steps} steps, {want} wanted", state.len());
         self.steps = steps;
         self.state = state.into_iter().map(Shadow::from).collect();
+        self.room.clear();
+    }
+
+    /// Makes room for the state beside `len` values, on a CPU: memory that is there, where a new array is only promised by the system,
+    /// which brings in its pages when they are first touched. Whoever will be handed a state, or make a first step, while others
+    /// wait, had better do this before.
+    pub fn make_room(&mut self, len: usize) {
+        let array = || {
+            let mut array = vec![0.0; len];
+            bring_in(&mut array);
+            array
+        };
+        self.room = self.rule.state_names().iter().map(|_| array()).collect();
+    }
+
+    /// An array of `len` zeros for [`Optimizer::take_over`], out of the room if there is such.
+    pub fn take_room(&mut self, len: usize) -> Vec<f32> {
+        self.room.pop().filter(|array| array.len() == len).unwrap_or_else(|| vec![0.0; len])
     }
 
     /// Treats some of `parameters`, over all of whose values every step then goes, in their own way. Without groups all are
@@ -135,7 +155,9 @@ impl Optimizer {
         }
         let len = parts.iter().map(|part| part.values.len()).sum();
         if self.steps == 0 {
-            self.state = self.rule.state_names().iter().map(|_| Shadow::from(vec![0.0; len])).collect();
+            let names = self.rule.state_names().iter();
+            self.state = names.map(|_| Shadow::from(self.take_room(len))).collect();
+            self.room.clear();
         }
         let fits = self.state.iter().all(|s| s.count() == len);
         assert!(fits, "step: {len} values, but the steps before had another number");

@@ -255,3 +255,24 @@ fn threads_share_a_step_and_change_nothing() {
         assert_eq!(state(&one), state(&many));
     }
 }
+
+#[test]
+fn room_made_before_changes_nothing_and_is_used_where_it_fits() {
+    let (values, grads) = (vec![1.0f32; 3000], vec![0.5f32; 3000]);
+    let after = |room: Option<usize>| {
+        let mut optimizer = Optimizer::new(Adam::default()).unwrap();
+        room.into_iter().for_each(|len| optimizer.make_room(len));
+        let mut values = values.clone();
+        (0..2).for_each(|_| optimizer.step(&mut values, &grads, 1.0));
+        values
+    };
+    let plain = after(None);
+    assert_eq!(after(Some(3000)), plain);
+    // That of another model.
+    assert_eq!(after(Some(7)), plain);
+
+    let mut optimizer = Optimizer::new(Adam::default()).unwrap();
+    optimizer.make_room(3000);
+    let taken: Vec<Vec<f32>> = (0..3).map(|_| optimizer.take_room(3000)).collect();
+    assert!(taken.iter().all(|array| *array == vec![0.0; 3000]), "two were made, and another one is new");
+}

@@ -8,6 +8,7 @@ use crate::error::Error;
 use crate::event::Event;
 use crate::worker::share;
 use phalanx_comm::{Group, Rank};
+use phalanx_nn::optim::Optimizer;
 use phalanx_nn::{Average, Parameters};
 use serde::{Deserialize, Serialize};
 
@@ -84,11 +85,12 @@ pub(super) fn settle(
         let is_empty = !parameters.has_values();
         let landed = parameters.take_values(|values, buffers| {
             if is_empty {
-                return land_all(group, root, [values, buffers], &header);
+                return land_all(group, root, [values, buffers], &header, &mut state.optimizer);
             }
             // What this rank has is given up when all of it is here.
             let mut arrays = [vec![0.0; values.len()], vec![0.0; buffers.len()]];
-            let landed = land_all(group, root, arrays.each_mut().map(Vec::as_mut_slice), &header)?;
+            let into = arrays.each_mut().map(Vec::as_mut_slice);
+            let landed = land_all(group, root, into, &header, &mut state.optimizer)?;
             values.copy_from_slice(&arrays[0]);
             buffers.copy_from_slice(&arrays[1]);
             Ok(landed)
@@ -127,18 +129,16 @@ fn land_all(
     root: Rank,
     [values, buffers]: [&mut [f32]; 2],
     header: &Header,
+    optimizer: &mut Optimizer,
 ) -> Result<Landed, Error> {
     let [len, buffers_len] = [values.len(), buffers.len()];
     land(group, root, values)?;
     land(group, root, buffers)?;
-    let land_new = |len| {
-        let mut array = vec![0.0; len];
-        land(group, root, &mut array).map(|()| array)
-    };
-    let states: Result<_, Error> = (0..header.states).map(|_| land_new(len)).collect();
+    let land_in = |mut array: Vec<f32>| land(group, root, &mut array).map(|()| array);
+    let states: Result<_, Error> = (0..header.states).map(|_| land_in(optimizer.take_room(len))).collect();
     let states = states?;
     let average = match header.average {
-        true => Some(Average::of_arrays(land_new(len)?, land_new(buffers_len)?)),
+        true => Some(Average::of_arrays(land_in(vec![0.0; len])?, land_in(vec![0.0; buffers_len])?)),
         false => None,
     };
     Ok(Landed { states, average })

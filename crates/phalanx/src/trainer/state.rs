@@ -4,7 +4,7 @@
 use super::Best;
 use super::used::Used;
 use phalanx_nn::optim::{BadValue, Optimizer, Rule};
-use phalanx_nn::{Average, Plateaued};
+use phalanx_nn::{Average, Parameters, Plateaued};
 
 /// Where a run is, and what it remembers. A run that [`crate::Trainer::resume`] goes on with from any state, with the
 /// parameters and buffers of that moment, takes the steps that the whole run takes; but for a compression of gradients that
@@ -19,6 +19,16 @@ pub struct State {
 }
 
 impl State {
+    /// Makes room for what another rank may hand to this one, the values of `parameters` among it, and for the first step. Where a run
+    /// has begun, the others stand still from the moment that this rank joins them until all of that is here, and memory that is
+    /// new takes longer to come than the numbers do.
+    pub fn make_room(&mut self, parameters: &Parameters) {
+        if parameters.values().device().gpu().is_none() {
+            parameters.make_room();
+            self.optimizer.make_room(parameters.layout().len());
+        }
+    }
+
     /// Before the first step. Fails if a value of the rule makes no sense.
     pub fn start(rule: impl Into<Rule>) -> Result<State, BadValue> {
         Ok(State { progress: Progress::default(), optimizer: Optimizer::new(rule)?, average: None })
