@@ -26,7 +26,7 @@ fn losses(events: &str) -> Vec<f64> {
 
 fn train(folder: &Path, out: &str, more: &str) -> Vec<f64> {
     let job = "train mnist-mini --steps 8 --batch-size 16 --set optimizer.name=adam --set optimizer.lr=0.002";
-    let args = format!("{job} --log-interval 1 --json --out {out} {more}");
+    let args = format!("{job} --log-interval 1 --json --save-optimizer --out {out} {more}");
     let ran = phalanx(folder).args(args.split_whitespace()).output().unwrap();
     assert_eq!(ran.status.code(), Some(0), "{args}: {}", text(&ran.stderr));
     losses(&text(&ran.stdout))
@@ -46,8 +46,10 @@ fn workers_learn_the_same_whether_each_holds_all_or_a_part() {
         let more = format!("--nproc-per-node 3 --strategy fsdp --set parallel.zero={zero}");
         check_close(&train(folder.path(), &format!("zero-{zero}"), &more), &want, &more);
     }
-    let weights = |out: &str| fs::metadata(folder.path().join(out).join("model.safetensors")).unwrap().len();
-    assert_eq!(weights("zero-3"), weights("ddp"));
+    let bytes = |out: &str, file: &str| fs::metadata(folder.path().join(out).join(file)).unwrap().len();
+    for file in ["model.safetensors", "optimizer.safetensors"] {
+        assert_eq!(bytes("zero-3", file), bytes("ddp", file), "{file}");
+    }
 }
 
 /// The table of words belongs to the first block, and the last one multiplies with it.

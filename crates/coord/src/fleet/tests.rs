@@ -354,7 +354,10 @@ fn where_too_few_are_left_by_those_that_leave_others_are_waited_for_at_no_cost()
         play.ended(1, 0, None);
         let orders = play.ended(2, 0, None);
         let [Order::Farewell(NodeId(2)), Order::Wait(wait)] = &orders[..] else { panic!("{orders:?}") };
-        assert_eq!((&wait.here[..], wait.least, wait.left), (&["n1".to_owned()][..], 2, Duration::from_millis(JOIN)));
+        assert_eq!(
+            (&wait.here[..], wait.least, wait.left),
+            (&["n1".to_owned()][..], 2, Duration::from_millis(JOIN))
+        );
         play.gone(2);
         play.come(3, 1);
         assert_eq!(begun(&play.pass(LAST_CALL), 1), [(1, 0, 0), (3, 1, 1)]);
