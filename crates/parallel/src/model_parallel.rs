@@ -363,6 +363,7 @@ impl Strategy for ModelParallel {
     }
 
     fn prepare(&mut self, whole: &Parameters) -> Result<(), Error> {
+        whole.give_first_values();
         self.prepare_alike(whole)?;
         share_values(&self.world, whole)
     }

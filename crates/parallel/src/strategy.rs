@@ -4,9 +4,9 @@ use crate::error::Error;
 use crate::hook::Kept;
 use crate::local::Pass;
 use crate::portion::Portion;
-use phalanx_nn::Parameters;
 use phalanx_nn::optim::{Clip, Optimizer};
-use phalanx_tensor::{Device, SumOverBatch, Tensor};
+use phalanx_nn::{Ctx, Module, Parameters};
+use phalanx_tensor::{Device, SumOverBatch, Tensor, no_grad};
 use std::ops::Range;
 
 /// Which share of the samples is this process's.
@@ -75,13 +75,18 @@ pub trait Strategy: Send {
         None
     }
 
-    /// Called once before the first step: makes all ranks start from the same values and buffers. Fails if they run different
-    /// models, or don't answer.
+    /// Called once before the first step: makes all ranks start from the values and buffers that the first has, or from first ones
+    /// if it has none. Fails if they run different models, or don't answer.
     fn prepare(&mut self, parameters: &Parameters) -> Result<(), Error>;
 
     /// The same where all ranks have the same values and buffers already, which then aren't sent.
     fn prepare_alike(&mut self, parameters: &Parameters) -> Result<(), Error> {
         self.prepare(parameters)
+    }
+
+    /// Takes a parameter or buffer from a file, as [`Parameters::load_one`] does, before [`Strategy::begin`].
+    fn load_one(&mut self, parameters: &Parameters, name: &str, values: &[f32]) {
+        parameters.load_one(name, values);
     }
 
     /// Called once after that, when the values that the run begins with are here, the same on all ranks that have them.
@@ -199,9 +204,26 @@ pub trait Strategy: Send {
         false
     }
 
+    /// What the model makes of this rank's samples, if it has any, where nothing is kept for a backward pass. All ranks must ask at
+    /// once, between two steps.
+    fn forward(
+        &mut self,
+        model: &dyn Module,
+        input: Option<&Tensor>,
+        ctx: &mut Ctx,
+    ) -> Result<Option<Tensor>, Error> {
+        self.gather()?;
+        Ok(input.map(|input| no_grad(|| model.forward(input, ctx))))
+    }
+
     /// Brings all values to this rank, where they stay until the next pass. All ranks must ask at once, between two steps.
     fn gather(&mut self) -> Result<(), Error> {
         Ok(())
+    }
+
+    /// The same for rank 0 at least; others may go without. All ranks must ask.
+    fn gather_on_first(&mut self) -> Result<(), Error> {
+        self.gather()
     }
 
     /// The optimizer's state of all values, an array each, where a rank holds only a part of it: on rank 0, on others nothing that

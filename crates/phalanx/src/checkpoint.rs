@@ -179,7 +179,7 @@ impl Checkpoints {
         let CheckpointConfig { dir, every, keep, resume, parts, recipe } = config.clone();
         let rule = *state.optimizer.rule();
         let is_wanted = resume || is_lost;
-        let resumed = resume::resume(&dir, is_wanted, worker, run, parameters, rule, strategy.held())?;
+        let resumed = resume::resume(&dir, is_wanted, worker, run, parameters, rule, strategy)?;
         if is_lost && resumed.is_none() {
             return Err(Error::PartLost);
         }
@@ -252,6 +252,11 @@ impl Checkpoints {
             writer = Some(own);
         }
         Ok(Checkpoints { dir, every, writer, parts })
+    }
+
+    /// Whether ranks write them together.
+    pub(crate) fn in_parts(&self) -> bool {
+        self.parts.is_some()
     }
 
     /// Whether this rank writes them, and goes on doing so with whoever the others are.
@@ -411,7 +416,7 @@ impl Checkpoints {
     ) -> Result<(), Error> {
         let (mut kept, mut states) = (Vec::new(), None);
         if (strategy.keeps() || strategy.is_sharded()) && strategy.any(due)? {
-            strategy.gather()?;
+            strategy.gather_on_first()?;
             (kept, states) = (strategy.kept()?, strategy.whole_state(&state.optimizer)?);
         }
         if let Some(writer) = self.writer.as_mut().filter(|_| due) {

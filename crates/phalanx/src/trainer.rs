@@ -160,7 +160,8 @@ pub enum OnNan {
 
 /// What a run leaves.
 pub struct Trained {
-    /// The parameters; the model shares them.
+    /// The parameters; the model shares them. Where ranks hold a part each and write checkpoints in parts, all of their values are on
+    /// rank 0 alone.
     pub parameters: Parameters,
     /// Where the run ended; what another one can go on from. Where ranks share out the optimizer's state, rank 0 has all of it and the
     /// others have their parts.

@@ -104,17 +104,13 @@ impl<'a> Run<'a> {
         if *watch == Watch::Accuracy && (is_text || !trainer.loss.has_labels()) {
             return Err(Error::NoAccuracy);
         }
-        let mut strategy = strategy(trainer, &group, model, parameters, speaker)?;
+        let strategy = strategy(trainer, &group, model, parameters, speaker)?;
         let global_batch = match standing {
             Standing::Fresh => {
-                strategy.prepare(parameters)?;
                 let sharers = trainer.logical_shards.unwrap_or(strategy.place().world_size);
                 sharers.saturating_mul(trainer.batch_size).saturating_mul(trainer.accumulate)
             }
-            Standing::Lost { global_batch } | Standing::Holds { global_batch } => {
-                strategy.prepare_alike(parameters)?;
-                global_batch
-            }
+            Standing::Lost { global_batch } | Standing::Holds { global_batch } => global_batch,
         };
         let order = if trainer.shuffle { Order::Shuffled { seed: trainer.seed } } else { Order::Stored };
         // What is left out doesn't depend on how many ranks there happen to be.
@@ -133,12 +129,16 @@ impl<'a> Run<'a> {
             Deal::of(wanted, &*strategy).loader(test, trainer.loader)
         });
         let (bad_images, clock) = (0, Clock::new(trainer.time_limit));
-        let run =
+        let mut run =
             Run { trainer, worker, group, model, parameters, strategy, deal, train, test, bad_images, clock };
         if run.samples_per_epoch() == 0 {
             return Err(Error::NoFullBatch { samples: len, batch_size, dealt_to: run.deal.to() });
         }
         small_batch::check(&run)?;
+        match standing {
+            Standing::Fresh => run.strategy.prepare(parameters)?,
+            Standing::Lost { .. } | Standing::Holds { .. } => run.strategy.prepare_alike(parameters)?,
+        }
         Ok(run)
     }
 

@@ -178,9 +178,6 @@ impl<'a> Course<'a> {
                 (Standing::Holds { global_batch: newest.global_batch() }, newest.source)
             }
         };
-        if standing == Standing::Fresh {
-            parameters.give_first_values();
-        }
         let settling = since.elapsed();
         let run = Run::prepare(trainer, worker, group, model, parameters, data, standing, speaker)?;
         let preparing = since.elapsed() - settling;
@@ -446,12 +443,16 @@ impl<'a> Course<'a> {
         interrupted: Option<Interruption>,
     ) -> Result<End, Error> {
         let _checkpoint = self.worker.pulse().enter(Section::Checkpoint);
-        run.strategy.gather()?;
         if let Some(checkpoints) = &mut self.checkpoints {
             if interrupted.is_some() {
                 checkpoints.ask();
             }
             checkpoints.finish(state, self.parameters, &mut *run.strategy, self.observer)?;
+        }
+        // Who writes a part of the checkpoint doesn't need the rest.
+        match self.checkpoints.as_ref().is_some_and(Checkpoints::in_parts) {
+            true => run.strategy.gather_on_first()?,
+            false => run.strategy.gather()?,
         }
         // Whoever goes on with this state may share it out in another way.
         let whole = run.strategy.whole_state(&state.optimizer)?.filter(|_| self.worker.is_first());
