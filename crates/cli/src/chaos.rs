@@ -80,7 +80,7 @@ pub(crate) fn chaos(args: &ChaosArgs) -> Result<u8> {
     let faults = plan(args.seed, args.faults, nodes, steps);
     let mut campaign = Campaign { faults, done: 0, put: Vec::new(), skipped: Vec::new(), quiet: args.json };
     let found = go_through(&mut campaign, &setup).and_then(|resumed| {
-        let record = Record::read(&setup.out().join("events.jsonl"))?;
+        let record = Record::read(&setup.events())?;
         record.check(steps)?;
         Ok((resumed, record))
     });

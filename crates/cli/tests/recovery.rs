@@ -284,6 +284,32 @@ fn a_worker_that_is_stopped_and_the_last_one_that_is_left_is_found_out_and_repla
 }
 
 #[test]
+fn a_worker_that_is_stopped_before_it_comes_to_anything_is_found_out_and_replaced() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut run = Run::start(folder.path(), &["--epochs", "1000", "--set", "train.checkpoint_every=5"]);
+    run.until(|event| event["event"] == "checkpoint");
+    let workers = [0, 1].map(|rank| run.worker(rank));
+    for signal in [Signal::SIGSTOP, Signal::SIGKILL] {
+        workers.iter().for_each(|worker| kill(*worker, signal).unwrap());
+    }
+    // The others that are started wait for it alone.
+    let newest = loop {
+        assert!(run.start.elapsed() < LIMIT);
+        let newest = user::workers(&run.out, "RANK=1").into_iter().map(Pid::from_raw).max();
+        if let Some(newest) = newest.filter(|newest| *newest != workers[1]) {
+            break newest;
+        }
+    };
+    kill(newest, Signal::SIGSTOP).unwrap();
+    run.until(|event| event["event"] == "resume");
+    run.until_steps_of(2);
+    let (status, said, _) = run.end(Some(Signal::SIGTERM));
+    assert_eq!(status.code(), Some(143), "{said}");
+    assert!(said.contains("rank 1 hangs (no progress in its start for "), "{said}");
+    is_whole(&written(folder.path()), 16);
+}
+
+#[test]
 fn what_happens_while_another_holds_the_run_directory_is_written_down_afterwards() {
     let folder = tempfile::tempdir().unwrap();
     let mut run = Run::start(folder.path(), &["--epochs", "1000"]);

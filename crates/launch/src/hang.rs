@@ -3,7 +3,8 @@
 //! A worker makes progress as long as its pulse changes: it enters a section, or a wait for other ranks ends. One that waits for
 //! others is never to blame, since where one hangs, the others wait for it; so is one that does what nobody judges. One that
 //! does neither, and shows no change for longer than the limit of its section, hangs. One that is stopped doesn't wait, since
-//! nothing that it waits for could wake it: the ranks that it would wait for may be lost, and others wait for it alone.
+//! nothing that it waits for could wake it: the ranks that it would wait for may be lost, and others wait for it alone. In its
+//! start it isn't given longer than ranks that have met give each other, which only then see by themselves who is stopped.
 
 mod limits;
 
@@ -17,6 +18,9 @@ use std::time::{Duration, Instant};
 pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// A launcher that didn't get to look for so long was stopped itself, maybe with all workers, and begins anew.
 const OWN_PAUSE: Duration = Duration::from_secs(5);
+
+/// How long one may be stopped in its start.
+const STOPPED: Duration = Duration::from_millis(1500);
 
 /// What was seen of a worker.
 #[derive(Clone, Debug)]
@@ -63,6 +67,7 @@ impl Standing {
         self.last = now;
         if was_stopped {
             (self.look, self.since) = (look, now);
+            self.stopped = self.stopped.map(|_| now);
         }
         if look == self.look {
             return;
@@ -90,17 +95,19 @@ impl Standing {
     }
 
     fn still(&self, now: Instant) -> Duration {
-        // While it waited nothing was its fault.
-        let stopped = self.stopped.filter(|_| self.look.is_waiting);
+        // While it waited nothing was its fault, and before it was stopped it started.
+        let stopped = self.stopped.filter(|_| self.look.is_waiting || self.look.section == Section::Start);
         now.saturating_duration_since(stopped.map_or(self.since, |stopped| stopped.max(self.since)))
     }
 
     fn limit(&self, limits: &HangLimits) -> Option<Duration> {
         let kind = Kind::of(self.look.section)?;
         // One that is stopped does nothing that could take as long as that.
-        let kind = if self.look.is_waiting && self.stopped.is_some() { Kind::Step } else { kind };
+        let is_stopped = self.stopped.is_some();
+        let kind = if self.look.is_waiting && is_stopped && kind != Kind::Start { Kind::Step } else { kind };
         match *limits.of(kind) {
             Limit::Off => None,
+            Limit::Fixed(_) if is_stopped && kind == Kind::Start => Some(STOPPED),
             Limit::Fixed(limit) => Some(limit),
             Limit::Grows { first, least, times } => {
                 let grown = self.longest[kind as usize].map(|longest| least.max(longest * times));

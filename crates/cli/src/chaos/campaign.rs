@@ -217,7 +217,7 @@ fn fill_disk(site: &mut Site<'_>, setup: &Setup) -> Result<()> {
     }
     let step_of = |event: &Event| if let Event::Step { step, .. } = event { Some(*step) } else { None };
     let last = site.heard().filter_map(step_of).last();
-    let events = setup.out().join("events.jsonl");
+    let events = setup.events();
     let is_there = |_: &mut Site<'_>| Record::read(&events).is_ok_and(|record| record.has(last));
     site.wait(is_there, "what happened while the disk was full isn't written down")
 }

@@ -7,6 +7,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use phalanx::Event;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fs;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::{Command, ExitStatus};
@@ -38,6 +39,11 @@ impl Setup {
     /// Where the run keeps its files.
     pub(super) fn out(&self) -> PathBuf {
         self.folder.join("disturbed")
+    }
+
+    /// What the run tells.
+    pub(super) fn events(&self) -> PathBuf {
+        self.out().join("events.jsonl")
     }
 }
 
@@ -189,6 +195,8 @@ impl Site<'_> {
         self.coming.remove(&node);
         let (status, said) = agent.end()?;
         match self.hurt.get(&node) {
+            // The run may be over before what is told of it was heard, and so before it was asked.
+            Some(Hurt::Asked) if status.success() && self.is_over()? => {}
             Some(Hurt::Asked) if !self.closing && status.code() != Some(TERMINATED) => {
                 bail!("node {node} was asked to leave and ended with {status}:\n{said}");
             }
@@ -196,6 +204,14 @@ impl Site<'_> {
             None => self.ends.push((node, status, said)),
         }
         self.keep_enough()
+    }
+
+    /// Whether the run has told of its end.
+    fn is_over(&self) -> Result<bool> {
+        let events = self.setup.events();
+        let text = fs::read_to_string(&events).with_context(|| format!("{}", events.display()))?;
+        let last = text.lines().next_back().and_then(|line| serde_json::from_str(line).ok());
+        Ok(matches!(last, Some(Event::Done { .. })))
     }
 
     /// Has others come where there are too few.

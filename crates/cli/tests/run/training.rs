@@ -20,8 +20,6 @@ pub(crate) struct Training {
     site: Site,
     /// What the training is told beside, the same on all nodes.
     args: &'static str,
-    /// What nodes that come from now on are told as well.
-    also: Vec<&'static str>,
     /// The lines of the events that were read and are still true.
     told: Vec<String>,
     /// Where what the nodes say to people is kept while they run.
@@ -33,12 +31,7 @@ impl Training {
     /// Agents have these flags, training has these arguments.
     pub(crate) fn new(flags: &[&str], args: &'static str) -> Training {
         let (site, start) = (Site::new(flags), Instant::now());
-        Training { site, args, also: Vec::new(), told: Vec::new(), said: Vec::new(), start }
-    }
-
-    /// The nodes that come from now on go on from the checkpoint that those before have left.
-    pub(crate) fn resume(&mut self) {
-        self.also = vec!["--resume"];
+        Training { site, args, told: Vec::new(), said: Vec::new(), start }
     }
 
     /// A node of one worker.
@@ -54,7 +47,7 @@ impl Training {
     fn node_with(&mut self, name: &str, flags: &[&str], out: &Path) -> Agent {
         let mut command = self.site.command(name, flags);
         command.args(["--", env!("CARGO_BIN_EXE_phalanx")]);
-        self.tell(&mut command, &self.also, out);
+        self.tell(&mut command, &[], out);
         let agent = Agent::of(command);
         self.said.push(agent.said.clone());
         agent

@@ -63,12 +63,12 @@ fn where_all_wait_nobody_is_to_blame_and_it_is_said() {
 
 #[test]
 fn who_is_stopped_waits_for_nobody() {
-    let (start, limits) = (Instant::now(), "step=3,start=100".parse().unwrap());
-    let mut standing = Standing::new(waiting(Section::Start, 1), start);
+    let (start, limits) = (Instant::now(), "step=3,checkpoint=100".parse().unwrap());
+    let mut standing = Standing::new(waiting(Section::Checkpoint, 1), start);
     let mut judged = |second: u32, is_stopped| {
         let now = start + SECOND * second;
         standing.see_stopped(is_stopped, now);
-        standing.see(waiting(Section::Start, 1), now);
+        standing.see(waiting(Section::Checkpoint, 1), now);
         judge(now, &[(Rank(0), &standing)], &limits)
     };
     assert_eq!(judged(2, false), Verdict::Fine);
@@ -77,6 +77,31 @@ fn who_is_stopped_waits_for_nobody() {
     let Verdict::Hangs(hang) = judged(8, true) else { panic!("it hangs") };
     assert_eq!((hang.still, hang.limit), (SECOND * 4, SECOND * 3));
     assert_eq!(judged(9, false), Verdict::Fine, "it goes on");
+}
+
+#[test]
+fn who_is_stopped_in_its_start_is_not_waited_for() {
+    let (start, limits) = (Instant::now(), "start=100".parse().unwrap());
+    for look in [waiting(Section::Start, 1), look(Section::Start, 1)] {
+        let mut standing = Standing::new(look, start);
+        let mut judged = |ms: u64, is_stopped| {
+            let now = start + Duration::from_millis(ms);
+            standing.see_stopped(is_stopped, now);
+            standing.see(look, now);
+            judge(now, &[(Rank(0), &standing)], &limits)
+        };
+        for (ms, is_stopped) in [(4000, false), (5000, true), (6000, false), (7000, true), (8500, true)] {
+            assert_eq!(judged(ms, is_stopped), Verdict::Fine, "{ms}");
+        }
+        let Verdict::Hangs(hang) = judged(8501, true) else { panic!("it hangs") };
+        assert_eq!((hang.still, hang.limit), (Duration::from_millis(1501), STOPPED));
+        // Who looks was stopped as well, and both go on.
+        assert_eq!(judged(20_000, true), Verdict::Fine);
+    }
+    let mut standing = Standing::new(look(Section::Start, 1), start);
+    standing.see_stopped(true, start);
+    let judged = judge(start + SECOND * 50, &[(Rank(0), &standing)], &"start=off".parse().unwrap());
+    assert_eq!(judged, Verdict::Fine);
 }
 
 #[test]

@@ -9,7 +9,7 @@ use crate::report::Report;
 use crate::stack;
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
-use phalanx_job::Monitor;
+use phalanx_job::{Look, Monitor, Section};
 use phalanx_wire::Rank;
 use std::fs;
 use std::path::PathBuf;
@@ -112,7 +112,7 @@ impl Watch {
             .for_each(Watched::kill_hung);
         let lookout = self.lookout.as_mut().filter(|lookout| now >= lookout.next)?;
         lookout.next = now + LOOK_EVERY;
-        let is_held_up = lookout.backlog.is_there();
+        let (is_held_up, in_place) = (lookout.backlog.is_there(), self.in_place);
         let running = self.workers.iter_mut().filter(|w| w.exit.is_none());
         let mut running: Vec<(Rank, &mut Vitals)> = running
             .filter_map(|w| {
@@ -122,7 +122,7 @@ impl Watch {
             })
             .collect();
         for (_, vitals) in &mut running {
-            vitals.standing.see(vitals.monitor.look(), now);
+            vitals.standing.see(begun(vitals.monitor.look(), in_place), now);
             if is_held_up {
                 vitals.standing.excuse(now);
             }
@@ -173,6 +173,12 @@ impl Watch {
         }
         watched.kill_hung();
     }
+}
+
+/// What a worker does that may not have come to say so: where workers go on in place it is a program of ours, in its start.
+fn begun(look: Look, in_place: bool) -> Look {
+    let section = if in_place && look.entered == 0 { Section::Start } else { look.section };
+    Look { section, ..look }
 }
 
 /// Whether a process is stopped by a signal, and not by who looks into it.
