@@ -25,7 +25,6 @@ pub(super) fn evaluate(
     run: &mut Run<'_>,
     average: &mut Option<Average>,
 ) -> Result<Option<Evaluation>, Error> {
-    run.strategy.gather()?;
     match average {
         Some(average) => average.in_place_of(run.parameters, || as_it_is(run)),
         None => as_it_is(run),
@@ -51,11 +50,11 @@ fn as_it_is(run: &mut Run<'_>) -> Result<Option<Evaluation>, Error> {
         let _batch = run.worker.pulse().enter(Section::Evaluation);
         let batch = batch?;
         bad_images += batch.skipped();
-        if batch.is_empty() {
-            continue;
-        }
+        // Ranks may need each other for it, with samples or without.
+        let input = (!batch.is_empty()).then(|| batch.input_tensor(device));
+        let output = run.strategy.forward(run.model, input.as_ref(), &mut Ctx::eval())?;
+        let Some(output) = output else { continue };
         no_grad(|| {
-            let output = run.model.forward(&batch.input_tensor(device), &mut Ctx::eval());
             let mean = loss.of(&output, &batch.target_tensor(output.device())).item();
             let [mut right, mut among_five] = [0.0; 2];
             if has_accuracy {
