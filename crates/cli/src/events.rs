@@ -30,7 +30,8 @@ impl EventsFile {
     /// Appends an event, unless another process has: gives whether this is the first time. A disk that is full doesn't end the
     /// run: that is told, and what it has no room for is written once there is some.
     pub(crate) fn write(&mut self, event: &Event) -> bool {
-        let is_first = !std::mem::replace(&mut self.begun, true);
+        // Whoever goes on from a checkpoint tells again what it told after that.
+        let is_first = !std::mem::replace(&mut self.begun, true) || matches!(event, Event::Resume { .. });
         let is_new = !is_first || self.begin(event).unwrap_or(true);
         if is_new {
             self.append(event);
@@ -49,17 +50,21 @@ impl EventsFile {
         }
     }
 
-    /// Cuts what the process that begins with this event will tell again; gives whether the event isn't there itself.
+    /// Cuts what the process that begins, or goes on, with this event will tell again; gives whether the event isn't there itself.
     fn begin(&mut self, first: &Event) -> io::Result<bool> {
         let (mut kept, mut is_new) = (0, true);
         if let Some((step, epoch)) = position(first) {
             let mut text = Vec::new();
-            self.file.read_to_end(&mut text)?;
+            self.file.rewind()?;
+            let written = self.file.read_to_end(&mut text)?;
+            text.extend_from_slice(self.owed.bytes());
             kept = still_true(&text, step, epoch);
             let next = text[kept..].split_inclusive(|&byte| byte == b'\n').next().unwrap_or_default();
             if next.ends_with(b"\n") && is_same(first, next) {
                 (kept, is_new) = (kept + next.len(), false);
             }
+            self.owed.keep(kept.saturating_sub(written));
+            kept = kept.min(written);
         }
         self.file.set_len(kept as u64)?;
         self.file.seek(SeekFrom::End(0))?;
@@ -151,6 +156,27 @@ mod tests {
         check(step(2, 1), true, 4);
         check(Event::Members { step: 2, epoch: 0, generation: 1, world_size: 1, ms: Some(3.0) }, true, 4);
         check(Event::Note { message: "a run of its own".into() }, true, 1);
+    }
+
+    #[test]
+    fn who_goes_on_from_a_checkpoint_cuts_what_it_told_after_that() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("events.jsonl");
+        let mut file = EventsFile::open(&path).unwrap();
+        let resume = |step| Event::Resume { step, epoch: 0, path: "there".into() };
+        let members = |step| Event::Members { step, epoch: 0, generation: 1, world_size: 2, ms: None };
+        let note = Event::Note { message: "of the first steps".into() };
+        [members(0), resume(0), note].iter().for_each(|event| assert!(file.write(event)));
+        let step = |step: u64| format!("{{\"event\":\"step\",\"step\":{step},\"epoch\":0}}\n").into_bytes();
+        file.file.write_all(&step(0)).unwrap();
+        file.file.write_all(&step(1)).unwrap();
+        // There was no room for it.
+        file.owed.add(&step(2));
+        assert!(file.write(&resume(1)));
+        let text = std::fs::read_to_string(&path).unwrap();
+        let events: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let told: Vec<_> = events.iter().map(|event| event["event"].as_str().unwrap()).collect();
+        assert_eq!(told, ["members", "resume", "note", "step", "resume"]);
     }
 
     #[test]

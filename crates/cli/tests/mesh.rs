@@ -101,7 +101,7 @@ fn a_run_goes_on_from_a_checkpoint_of_another_mesh() {
     check_close(&third, &train(folder.path(), "run", &format!("{third} {checkpoint}")), &want[4..]);
 }
 
-/// What a lost worker held is nowhere else, so all start anew from the newest checkpoint, and use each sample once.
+/// What a lost worker held is nowhere else, so all go on from the newest checkpoint, and use each sample once.
 #[test]
 fn a_lost_worker_costs_the_steps_since_the_newest_checkpoint() {
     let folder = folder();
@@ -116,7 +116,7 @@ fn a_lost_worker_costs_the_steps_since_the_newest_checkpoint() {
     let ended = run.wait_with_output().unwrap();
     let said = user::text(&ended.stderr);
     assert_eq!(ended.status.code(), Some(0), "{said}");
-    assert!(said.contains("starting all workers again"), "{said}");
+    assert!(said.contains("the others go on, another takes its place"), "{said}");
     let events = fs::read_to_string(out.join("events.jsonl")).unwrap();
     let told: Vec<Value> = events.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let epochs: Vec<&Value> = told.iter().filter(|event| event["event"] == "epoch").collect();

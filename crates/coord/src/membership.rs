@@ -4,8 +4,11 @@
 //! of them have left the membership at hand the next one begins, of them alone: they go on with their step, and nobody has to
 //! be handed anything before. Those that have come anew wait until the members let them in, at the end of a step of theirs, and
 //! where there are no members (at first, or when all were lost) for each other.
+//!
+//! Ranks of which each holds only a part of the state ([`GoesOn::WithAll`]) can't go on without the lost: they leave at once as well, but
+//! the next membership begins when others have come in the place of those, or these are not expected any more.
 
-use phalanx_job::Roster;
+use phalanx_job::{GoesOn, Roster};
 use phalanx_wire::{Generation, Rank};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -30,6 +33,8 @@ pub struct Membership {
     lost: bool,
     /// Whether all members once said that they go on in place: then so do those that come anew, who run the same program.
     in_place: bool,
+    /// Whether a member said that it goes on with as many as are expected only.
+    needs_all: bool,
     workers: BTreeMap<Member, Worker>,
 }
 
@@ -102,6 +107,7 @@ impl Membership {
             begun: false,
             lost: false,
             in_place: false,
+            needs_all: false,
             workers: BTreeMap::new(),
         }
     }
@@ -127,17 +133,20 @@ impl Membership {
             begun: true,
             lost: workers_left.len() < workers.len(),
             in_place: true,
+            // Those that come back say so.
+            needs_all: false,
             workers: workers_left,
         }
     }
 
-    /// A worker comes back that was in the membership of this generation as this rank.
+    /// A worker comes back that was in the membership of this generation as this rank, and goes on with these.
     pub fn come_back(
         &mut self,
         member: Member,
         seat: Rank,
         address: String,
         (generation, rank): (Generation, Rank),
+        with: GoesOn,
     ) -> Decision {
         if !self.seats.contains(&seat.0) {
             return Decision::Refuse { reason: format!("rank {seat} was given up") };
@@ -151,6 +160,7 @@ impl Membership {
         }
         // It knows better than who told of the last membership.
         self.generation = self.generation.max(generation);
+        self.needs_all |= with == GoesOn::WithAll;
         let rank = Some(rank);
         let worker = Worker { seat, address, rank, waits: true, goes_on: true, told: Leave::Now };
         self.workers.insert(member, worker);
@@ -207,10 +217,11 @@ impl Membership {
         self.settle()
     }
 
-    /// A worker says whether it goes on in place.
-    pub fn goes_on(&mut self, member: Member, yes: bool) -> Decision {
+    /// A worker says whether it goes on in place, and with whom.
+    pub fn goes_on(&mut self, member: Member, with: GoesOn) -> Decision {
         if let Some(worker) = self.workers.get_mut(&member) {
-            worker.goes_on = yes;
+            worker.goes_on = with != GoesOn::Not;
+            self.needs_all |= with == GoesOn::WithAll;
         }
         self.in_place |= self.all_go_on();
         self.settle()
@@ -314,19 +325,20 @@ impl Membership {
             };
         }
         let holds_state = self.workers.values().any(|worker| worker.rank.is_some());
-        if self.workers.is_empty() || !holds_state && self.workers.len() < self.seats.len() {
+        let waits_for_all = self.needs_all || !holds_state;
+        if self.workers.is_empty() || waits_for_all && self.workers.len() < self.seats.len() {
             return Decision::Wait { missing: self.missing() };
         }
         self.begin()
     }
 
-    /// The next membership: of all that wait, or of those that were left when others were lost.
+    /// The next membership: of all that wait, or of those that were left when others were lost and do without them.
     fn begin(&mut self) -> Decision {
         if self.begun {
             self.generation = Generation(self.generation.0 + 1);
         }
         let holds_state = |worker: &Worker| worker.rank.is_some();
-        let only_holders = self.lost && self.workers.values().any(holds_state);
+        let only_holders = self.lost && !self.needs_all && self.workers.values().any(holds_state);
         (self.begun, self.lost) = (true, false);
         let (members, places): (Vec<Member>, Vec<Place>) = self
             .workers

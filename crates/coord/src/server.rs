@@ -399,13 +399,13 @@ fn serve(
             FromWorker::Return { .. } if shared.state().links.contains_key(&member) => {
                 return refuse("it has joined already".into());
             }
-            FromWorker::Return { address, generation: before, rank: held, silent } => {
+            FromWorker::Return { address, generation: before, rank: held, with, silent } => {
                 let mut state = shared.state();
                 if let Err(reason) = state.fence(generation) {
                     return refuse(reason);
                 }
                 let seats = state.members.seats_of(&silent);
-                let decision = state.members.come_back(member, rank, address, (before, held));
+                let decision = state.members.come_back(member, rank, address, (before, held), with);
                 if let Decision::Refuse { reason } = decision {
                     return refuse(reason);
                 }
@@ -413,9 +413,9 @@ fn serve(
                 seats.into_iter().for_each(|rank| shared.notice(generation, Notice::Silent { rank }));
                 shared.follow(&mut state, decision);
             }
-            FromWorker::GoesOn { yes } => {
+            FromWorker::GoesOn { with } => {
                 let mut state = shared.state();
-                let decision = state.members.goes_on(member, yes);
+                let decision = state.members.goes_on(member, with);
                 shared.follow(&mut state, decision);
             }
             FromWorker::Rejoin { silent } => {

@@ -2,7 +2,7 @@
 
 use phalanx_coord::{Coordinator, Notice, rendezvous};
 use phalanx_job::store::Store;
-use phalanx_job::{Cause, Error, Link, Roster, WorkerEnv};
+use phalanx_job::{Cause, Error, GoesOn, Link, Roster, WorkerEnv};
 use phalanx_wire::{Deadline, Generation, HandshakeError, Rank, Secret};
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -73,7 +73,7 @@ fn members_that_go_on_in_place_leave_together_and_let_others_in() {
     let mut links = [0, 1, 2].map(connect);
     all(links.iter_mut().collect(), |link| link.join("old".into(), soon()).unwrap());
     assert_eq!(next(), begun(0, &[0, 1, 2]));
-    links.iter_mut().for_each(|link| link.goes_on(true).unwrap());
+    links.iter_mut().for_each(|link| link.goes_on(GoesOn::WithThoseLeft).unwrap());
     let [mut a, b, c] = links;
     assert_eq!(next(), Notice::InPlace(true));
     // One ends, another gives no sign of life: the host is told, and ends it.

@@ -2,7 +2,7 @@
 
 use phalanx_coord::{Coordinator, Fleet, Notice, Patience};
 use phalanx_job::store::{Key, Store};
-use phalanx_job::{AgentLink, Cause, Error, FromAgent, Link, Node, Terms, ToAgent};
+use phalanx_job::{AgentLink, Cause, Error, FromAgent, GoesOn, Link, Node, Terms, ToAgent};
 use phalanx_wire::{Deadline, Generation, Pass, Rank, Secret};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::mpsc::channel;
@@ -34,7 +34,7 @@ fn workers_meet_speak_to_the_store_and_rejoin() {
         let mut link = connect(rank).unwrap();
         let (_, roster) = link.join(format!("address of {rank}"), soon()).unwrap();
         assert_eq!(roster.addresses, ["address of 0", "address of 1"]);
-        link.goes_on(true).unwrap();
+        link.goes_on(GoesOn::WithThoseLeft).unwrap();
         assert!(!link.is_change_due());
         let store = connect(rank).unwrap().open_store().unwrap();
         let own: Key = format!("rank/{rank}").parse().unwrap();

@@ -44,7 +44,7 @@ pub use environ::{Environ, processes};
 pub use error::Error;
 pub use host::{CLOCKS_APART, clock_ms, host_name, why_too_far_apart};
 pub use link::{Link, MAX_FRAME};
-pub use message::{Cause, FromWorker, Notice, Roster, ToWorker};
+pub use message::{Cause, FromWorker, GoesOn, Notice, Roster, ToWorker};
 pub use pulse::{Entered, Look, Monitor, Pulse, Section, Waiting};
 pub use run_dir::{Claim, RunDir, run_id};
 pub use stack::STACK_SIGNAL;

@@ -1,7 +1,7 @@
 //! A worker's connection to the coordinator. As long as it is open, the worker counts as alive.
 
 use crate::error::Error;
-use crate::message::{Cause, FromWorker, Roster, ToWorker};
+use crate::message::{Cause, FromWorker, GoesOn, Roster, ToWorker};
 use crate::store::LinkStore;
 use crate::whereabouts::Whereabouts;
 use phalanx_wire::{
@@ -50,6 +50,8 @@ pub struct Link {
     own_address: String,
     /// The membership that it is in, and its rank there.
     member: Option<(Generation, Rank)>,
+    /// With whom it goes on when others are lost.
+    goes_on: GoesOn,
     /// Whether this coordinator has been told of it: one that has taken another's place hasn't at first.
     is_known: bool,
     /// What was said since the last roster, that members are to leave.
@@ -112,8 +114,21 @@ impl Link {
 
     fn new(stream: Channel, address: SocketAddr, pass: Pass, hello: Hello) -> Link {
         let (whereabouts, own_address, member) = (None, String::new(), None);
-        let (is_known, due, cut, came_back) = (false, Due::Nothing, None, false);
-        Link { stream, address, pass, hello, whereabouts, own_address, member, is_known, due, cut, came_back }
+        let (goes_on, is_known, due, cut, came_back) = (GoesOn::Not, false, Due::Nothing, None, false);
+        Link {
+            stream,
+            address,
+            pass,
+            hello,
+            whereabouts,
+            own_address,
+            member,
+            goes_on,
+            is_known,
+            due,
+            cut,
+            came_back,
+        }
     }
 
     /// The address of this end, which is one that the run's other machines can reach.
@@ -127,9 +142,10 @@ impl Link {
         self.enter(None, &[], deadline)
     }
 
-    /// Says whether this worker goes on in place when others are lost or wait to come in.
-    pub fn goes_on(&mut self, yes: bool) -> Result<(), Error> {
-        self.say(&FromWorker::GoesOn { yes })
+    /// Says whether, and with whom, this worker goes on in place when others are lost or wait to come in.
+    pub fn goes_on(&mut self, with: GoesOn) -> Result<(), Error> {
+        self.goes_on = with;
+        self.say(&FromWorker::GoesOn { with })
     }
 
     /// Whether somebody waits to come in, or is lost, or the coordinator is another, or this worker had to connect to it again, so
@@ -220,7 +236,7 @@ impl Link {
         match self.member {
             None => FromWorker::Join { address },
             Some((generation, rank)) => {
-                FromWorker::Return { address, generation, rank, silent: silent.to_vec() }
+                FromWorker::Return { address, generation, rank, with: self.goes_on, silent: silent.to_vec() }
             }
         }
     }

@@ -13,10 +13,10 @@ pub enum FromWorker {
         /// Not looked at by the coordinator.
         address: String,
     },
-    /// From now on it goes on without those that are lost, and with others in their place; or it doesn't any more.
+    /// How it goes on from now on when others are lost.
     GoesOn {
-        /// Whether it does.
-        yes: bool,
+        /// With whom.
+        with: GoesOn,
     },
     /// It has left the membership at hand, and waits for the next roster.
     Rejoin {
@@ -31,6 +31,8 @@ pub enum FromWorker {
         generation: Generation,
         /// Its rank there.
         rank: Rank,
+        /// As in `GoesOn`.
+        with: GoesOn,
         /// As in `Rejoin`.
         silent: Vec<u32>,
     },
@@ -45,6 +47,19 @@ pub enum FromWorker {
         /// Whose fault it is.
         cause: Cause,
     },
+}
+
+/// With whom a worker goes on that loses others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GoesOn {
+    /// It doesn't.
+    #[default]
+    Not,
+    /// With those that are left, and later with others in the place of the lost.
+    WithThoseLeft,
+    /// With as many as are expected: it waits for those that take the place of the lost.
+    WithAll,
 }
 
 /// What whoever started the workers may want to know of them.

@@ -7,6 +7,7 @@ use crate::weights::Weights;
 use phalanx_tensor::{Arena, DType, Device, Grads, Layout, Order, Philox, Shape, Tensor, bring_in};
 use std::collections::BTreeMap;
 use std::fmt;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Random streams of parameters start here, away from those of samples.
@@ -229,11 +230,25 @@ impl Parameters {
 
     /// Gives every parameter and buffer its first value, unless they have values already.
     pub fn give_first_values(&self) {
-        if self.given.swap(true, Ordering::Relaxed) {
-            return;
+        if !self.given.swap(true, Ordering::Relaxed) {
+            self.give_firsts(self.tensors().zip(&self.firsts));
         }
+    }
+
+    /// Gives these parameters alone their first values, whether there are others or not: for those that are filled piece by piece.
+    pub fn give_first_values_of(&self, params: Range<usize>) {
+        let chosen = self.tensors().zip(&self.firsts).take(params.end).skip(params.start);
+        self.give_firsts(chosen);
+    }
+
+    /// The same for the buffers.
+    pub fn give_first_buffers(&self) {
+        self.give_firsts(self.tensors().zip(&self.firsts).skip(self.names.len()));
+    }
+
+    fn give_firsts<'a>(&self, chosen: impl Iterator<Item = ((&'a str, Tensor), &'a First)>) {
         let mut first = Vec::new();
-        for ((_, tensor), First { init, number, whole, cut }) in self.tensors().zip(&self.firsts) {
+        for ((_, tensor), First { init, number, whole, cut }) in chosen {
             let device = tensor.device();
             first.resize(whole.count(), 0.0);
             init.fill(device, &mut first, Philox::new(self.seed, INIT_STREAM + *number as u64));
@@ -245,6 +260,11 @@ impl Parameters {
     /// Whether there are values, first or other ones.
     pub fn has_values(&self) -> bool {
         self.given.load(Ordering::Relaxed)
+    }
+
+    /// Says that values were brought here without any of these ways.
+    pub fn count_as_given(&self) {
+        self.given.store(true, Ordering::Relaxed);
     }
 
     /// On a CPU, has the system bring in the memory of values and buffers, which it has only promised until something is written. They

@@ -158,6 +158,17 @@ struct Started {
     failure: Option<phalanx_comm::Error>,
 }
 
+impl Started {
+    /// The step is over.
+    fn forget(&mut self) {
+        self.coming.clear();
+        self.pending.clear();
+        self.exchanged.clear();
+        self.next = 0;
+        self.lacking.clear();
+    }
+}
+
 /// How buckets are summed.
 struct Sums<'a> {
     group: &'a Group,
@@ -400,6 +411,7 @@ impl Strategy for Ddp {
     }
 
     fn prepare(&mut self, parameters: &Parameters) -> Result<(), Error> {
+        parameters.give_first_values();
         self.prepare_alike(parameters)?;
         share_values(&self.group, parameters)
     }
@@ -410,6 +422,14 @@ impl Strategy for Ddp {
         bring_together(&self.group, parameters)?;
         self.gpus = self.meet_on_gpus(parameters)?;
         Ok(())
+    }
+
+    fn part(&mut self, _: &Parameters, because: Option<&str>) {
+        if let Some(because) = because {
+            self.group.abort(because);
+        }
+        self.step.forget();
+        self.adding = false;
     }
 
     fn pass(&mut self, pass: &Pass<'_>) -> Result<f64, Error> {
@@ -453,11 +473,7 @@ impl Strategy for Ddp {
                 gpus.abort(&error.to_string());
             }
         }
-        self.step.coming.clear();
-        self.step.pending.clear();
-        self.step.exchanged.clear();
-        self.step.next = 0;
-        self.step.lacking.clear();
+        self.step.forget();
         if let Some(shared) = &self.shared
             && let Some(error) = shared.failure.lock().unwrap_or_else(PoisonError::into_inner).take()
         {

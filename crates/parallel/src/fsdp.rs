@@ -22,14 +22,15 @@ mod store;
 mod units;
 
 use crate::agreement::same_model;
-use crate::ddp::{share_buffers, share_gradients, share_values};
+use crate::ddp::{share_buffers, share_gradients};
 use crate::error::Error;
 use crate::local::Pass;
+use crate::portion::Portion;
 use crate::single::begin;
-use crate::strategy::{Collected, HeldGradient, Place, Strategy, Sync};
+use crate::strategy::{Collected, HeldGradient, Here, Place, Strategy, Sync};
 use phalanx_comm::{Deadline, Group, Rank, ReduceOp, Work};
 use phalanx_nn::optim::{Clip, Optimizer, Part};
-use phalanx_nn::{Module, Parameters};
+use phalanx_nn::{Ctx, Module, Parameters};
 use phalanx_tensor::{Device, Span, Tensor};
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -115,9 +116,13 @@ pub struct Fsdp {
     store: Store,
     /// Units whose gradients are being summed, in that order.
     summing: VecDeque<(usize, Work<Piece>)>,
+    /// Those of which this rank's part is summed, with their gradients.
+    summed: Vec<(usize, Span<f32>)>,
     /// How many were started in this step; the last unit is the first.
     started: usize,
     adding: bool,
+    /// Whether this rank has units that others haven't, since they were gathered for it alone.
+    has_more: bool,
 }
 
 impl Fsdp {
@@ -142,7 +147,7 @@ impl Fsdp {
         config: FsdpConfig,
     ) -> Result<Fsdp, Error> {
         let units = units(model, parameters, &shard, config.unit_bytes)?;
-        let store = Store::of(&units);
+        let store = Store::of(&units, parameters);
         Ok(Fsdp {
             all,
             shard,
@@ -151,20 +156,36 @@ impl Fsdp {
             units,
             store,
             summing: VecDeque::new(),
+            summed: Vec::new(),
             started: 0,
             adding: false,
+            has_more: false,
         })
     }
 
-    /// Starts the sums of all units that are left, from the last on.
-    fn sum_rest(&mut self, parameters: &Parameters) {
-        for unit in (0..self.units.len() - self.started).rev() {
-            self.start_sum(unit, parameters);
+    fn is_away_between(&self) -> bool {
+        self.sharded == Sharded::Parameters
+    }
+
+    fn send_all_away(&mut self) {
+        (0..self.units.len()).for_each(|unit| self.store.send_away(&self.units, unit));
+    }
+
+    /// Has what is here be the same on all ranks again.
+    fn take_back(&mut self) {
+        if std::mem::take(&mut self.has_more) {
+            self.send_all_away();
         }
     }
 
-    /// Starts to sum a unit's gradients; one whose parameters weren't used has zeros.
-    fn start_sum(&mut self, unit: usize, parameters: &Parameters) {
+    /// Starts the sums of all units that are left, from the last on.
+    fn sum_rest(&mut self, parameters: &Parameters) -> Result<(), Error> {
+        (0..self.units.len() - self.started).rev().try_for_each(|unit| self.start_sum(unit, parameters))
+    }
+
+    /// Starts to sum a unit's gradients; one whose parameters weren't used has zeros. Where gradients are shared out, no more than a few
+    /// units have them whole at a time.
+    fn start_sum(&mut self, unit: usize, parameters: &Parameters) -> Result<(), Error> {
         debug_assert_eq!(self.units.len() - self.started - 1, unit, "Z-ORDER");
         let Unit { params, shared_out, .. } = &self.units[unit];
         parameters.grads().settle_in(params.clone());
@@ -172,18 +193,30 @@ impl Fsdp {
         let piece = Piece { span, range: shared_out.clone() };
         self.summing.push_back((unit, self.shard.start_reduce_scatter(piece, ReduceOp::Sum)));
         self.started += 1;
+        let most = if self.sharded >= Sharded::Gradients { MOST_SUMMING } else { usize::MAX };
+        while self.summing.len() > most {
+            self.finish_sum()?;
+        }
+        Ok(())
+    }
+
+    /// Returns when the first of the sums that were started is there.
+    fn finish_sum(&mut self) -> Result<(), Error> {
+        let Some((unit, work)) = self.summing.pop_front() else { return Ok(()) };
+        let Piece { mut span, .. } = work.wait(Deadline::after(self.shard.timeout()))?;
+        if self.sharded >= Sharded::Gradients {
+            keep_own(&mut span, &self.units[unit]);
+        }
+        self.summed.push((unit, span));
+        Ok(())
     }
 
     /// Returns when the sums that were started are there.
     fn finish_sums(&mut self) -> Result<(), Error> {
-        let mut spans = Vec::with_capacity(self.summing.len());
-        while let Some((unit, work)) = self.summing.pop_front() {
-            let Piece { mut span, .. } = work.wait(Deadline::after(self.shard.timeout()))?;
-            if self.sharded >= Sharded::Gradients {
-                keep_own(&mut span, &self.units[unit]);
-            }
-            spans.push((unit, span));
+        while !self.summing.is_empty() {
+            self.finish_sum()?;
         }
+        let mut spans = std::mem::take(&mut self.summed);
         self.sum_rests(&mut spans)?;
         let Some(replicas) = &self.replicas else { return Ok(()) };
         for (unit, span) in &mut spans {
@@ -230,14 +263,84 @@ impl Strategy for Fsdp {
         Place { rank: self.all.rank().index(), world_size: self.all.world_size() }
     }
 
+    /// Unit by unit, so that a rank has no more of first values than its parts and a unit.
     fn prepare(&mut self, parameters: &Parameters) -> Result<(), Error> {
         self.prepare_alike(parameters)?;
-        share_values(&self.all, parameters)
+        let (is_first, has_values) = (self.all.rank() == Rank(0), parameters.has_values());
+        for unit in 0..self.units.len() {
+            let params = self.units[unit].params.clone();
+            if is_first && !has_values {
+                parameters.give_first_values_of(params.clone());
+            }
+            self.all.broadcast(&mut parameters.values().range_mut::<f32>(params)[..], Rank(0))?;
+            if self.is_away_between() {
+                self.store.send_away(&self.units, unit);
+            }
+        }
+        if is_first && !has_values {
+            parameters.give_first_buffers();
+        }
+        parameters.count_as_given();
+        share_buffers(&self.all, parameters)
     }
 
     fn prepare_alike(&mut self, parameters: &Parameters) -> Result<(), Error> {
         same_model(&self.all, parameters)?;
         share_gradients(&self.shard, parameters)
+    }
+
+    /// Of a parameter that lies in a unit that is away this rank takes what it holds of it.
+    fn load_one(&mut self, parameters: &Parameters, name: &str, values: &[f32]) {
+        // First ones aren't wanted for the rest: the file has it.
+        parameters.count_as_given();
+        let Some(i) = parameters.index_of(name) else { return parameters.load_one(name, values) };
+        let unit = self.units.iter().position(|unit| unit.params.contains(&i)).expect("units have them all");
+        if self.is_away_between() {
+            self.store.send_away(&self.units, unit);
+        }
+        let unit_span = self.units[unit].span.clone();
+        let held = [self.units[unit].own.clone(), self.units[unit].rest()];
+        let Some(span) = &mut self.store.away[unit] else { return parameters.load_one(name, values) };
+        let layout = parameters.layout();
+        let (at, laid) = (layout.range(i), layout.laid(i, values));
+        for held in held {
+            let held = unit_span.start + held.start..unit_span.start + held.end;
+            let (from, to) = (at.start.max(held.start), at.end.min(held.end));
+            if from < to {
+                span[from - unit_span.start..to - unit_span.start]
+                    .copy_from_slice(&laid[from - at.start..to - at.start]);
+            }
+        }
+    }
+
+    fn begin(&mut self, _: &Parameters, here: Here) -> Result<(), Error> {
+        match (here, self.sharded) {
+            (_, Sharded::Parameters) => {
+                self.send_all_away();
+                Ok(())
+            }
+            (Here::All, _) => Ok(()),
+            (Here::Portion, _) => {
+                self.store.call_in(&self.units);
+                self.gather()
+            }
+        }
+    }
+
+    fn portion(&self, parameters: &Parameters) -> Portion {
+        let elements = self.held().into_iter().flatten().filter(|range| !range.is_empty());
+        Portion { part: 0, len: parameters.layout().len(), elements: elements.collect() }
+    }
+
+    fn part(&mut self, _: &Parameters, because: Option<&str>) {
+        if let Some(because) = because {
+            let groups = [Some(&self.all), Some(&self.shard), self.replicas.as_ref()];
+            groups.into_iter().flatten().for_each(|group| group.abort(because));
+        }
+        self.summing.clear();
+        self.summed.clear();
+        self.store.let_go();
+        (self.started, self.adding, self.has_more) = (0, false, false);
     }
 
     fn pass(&mut self, pass: &Pass<'_>) -> Result<f64, Error> {
@@ -260,22 +363,19 @@ impl Strategy for Fsdp {
         if let Some(loss) = loss {
             crate::local::weighted(loss, weight, &mut crate::single::Nobody);
         }
-        if sync == Sync::Now {
-            self.sum_rest(parameters);
-        }
-        Ok(())
+        if sync == Sync::Now { self.sum_rest(parameters) } else { Ok(()) }
     }
 
     fn finish(&mut self, parameters: &Parameters) -> Result<(), Error> {
         self.adding = false;
-        self.sum_rest(parameters);
+        let summed = self.sum_rest(parameters).and_then(|()| self.finish_sums());
         self.started = 0;
-        let summed = self.finish_sums();
         if let Err(error) = &summed {
             self.all.abort(&error.to_string());
             self.shard.abort(&error.to_string());
         }
         self.summing.clear();
+        self.summed.clear();
         summed?;
         share_buffers(&self.all, parameters)
     }
@@ -350,8 +450,38 @@ impl Strategy for Fsdp {
         true
     }
 
+    fn forward(
+        &mut self,
+        model: &dyn Module,
+        input: Option<&Tensor>,
+        ctx: &mut Ctx,
+    ) -> Result<Option<Tensor>, Error> {
+        self.forward_by_units(model, input, ctx)
+    }
+
     fn gather(&mut self) -> Result<(), Error> {
+        self.take_back();
         self.store.wait_for_all(&self.units, &self.shard)
+    }
+
+    fn gather_on_first(&mut self) -> Result<(), Error> {
+        self.take_back();
+        let (n, is_first) = (self.shard.world_size(), self.shard.rank() == Rank(0));
+        for (unit, away) in self.units.iter().zip(&mut self.store.away) {
+            // What is away is so on all ranks.
+            let Some(mut span) = away.take() else { continue };
+            let own = span[unit.own.clone()].to_vec();
+            let mut all = vec![0.0; if is_first { n * own.len() } else { 0 }];
+            let gathered = self.shard.gather(&own, &mut all, Rank(0));
+            if is_first && gathered.is_ok() {
+                span[unit.shared_out.clone()].copy_from_slice(&all);
+                self.has_more = true;
+            } else {
+                *away = Some(span);
+            }
+            gathered?;
+        }
+        Ok(())
     }
 
     fn whole_state(&mut self, optimizer: &Optimizer) -> Result<Option<Vec<Vec<f32>>>, Error> {
@@ -384,6 +514,7 @@ impl Strategy for Fsdp {
         optimizer: &Optimizer,
         params: Range<usize>,
     ) -> Result<Option<Collected>, Error> {
+        self.take_back();
         let wanted = parameters.layout().span(params);
         let mut values = vec![0.0; wanted.len()];
         for (i, unit) in self.units.iter().enumerate() {
@@ -393,7 +524,7 @@ impl Strategy for Fsdp {
             overlap(&unit.span, &span, &wanted, &mut values);
             drop(span);
             if was_away {
-                self.store.send_away(&self.units, i, parameters);
+                self.store.send_away(&self.units, i);
             }
         }
         let mut states = Vec::new();
@@ -440,6 +571,9 @@ impl Strategy for Fsdp {
         Ok(self.all.all_reduce(numbers, ReduceOp::Sum)?)
     }
 }
+
+/// Units whose gradients are on their way at a time: one more than what the next unit's backward pass can hide.
+const MOST_SUMMING: usize = 2;
 
 /// Copies what of a unit's elements, which lie in `unit` of the arena, is wanted.
 fn overlap(unit: &Range<usize>, elements: &[f32], wanted: &Range<usize>, into: &mut [f32]) {

@@ -21,8 +21,9 @@ use crate::fsdp::{Fsdp, FsdpConfig};
 use crate::local::Pass;
 use crate::mesh::{Axis, Bound, Mesh, MeshError};
 use crate::pipeline::{RankPipeline, Schedule, ScheduleKind, Shape};
+use crate::portion::Portion;
 use crate::single::SingleDevice;
-use crate::strategy::{HeldGradient, Place, Strategy, Sync};
+use crate::strategy::{HeldGradient, Here, Place, Strategy, Sync};
 use crate::tensor_parallel::{Between, Plan, Ranks, cross_entropy_in_parts};
 use holding::{Holder, Holding};
 use phalanx_comm::{Group, Rank, ReduceOp};
@@ -56,7 +57,7 @@ pub struct ModelParallelConfig {
 /// A pipeline over ranks.
 #[derive(Clone, Debug)]
 pub struct StagesConfig {
-    /// The blocks of each stage of the row; those of rank 0 count.
+    /// The blocks of each stage of the row; those of one rank count.
     pub blocks: Vec<Range<usize>>,
     /// Which schedule.
     pub kind: ScheduleKind,
@@ -113,6 +114,8 @@ pub struct ModelParallel {
     away: Option<Span<f32>>,
     /// And its buffers.
     whole_buffers: Arena,
+    /// Whether the ranks have parted.
+    has_parted: bool,
 }
 
 impl ModelParallel {
@@ -120,6 +123,17 @@ impl ModelParallel {
     /// [`Strategy::prepare`]. All ranks of `world` must come with the same config. Fails if there is no such mesh, or the model can't
     /// be cut so.
     pub fn new(
+        world: &Group,
+        whole: &Parameters,
+        config: &ModelParallelConfig,
+    ) -> Result<ModelParallel, Error> {
+        ModelParallel::with_stages_of(Rank(0), world, whole, config)
+    }
+
+    /// The same with the stages of this rank, as others may have measured other times: those of one that has a part of a run
+    /// that goes on.
+    pub fn with_stages_of(
+        speaker: Rank,
         world: &Group,
         whole: &Parameters,
         config: &ModelParallelConfig,
@@ -147,7 +161,7 @@ impl ModelParallel {
         }
         let stages = match (&config.stages, &pipeline) {
             (Some(stages), Some(_)) => {
-                let blocks = agreed(world, &stages.blocks)?;
+                let blocks = agreed(world, speaker, &stages.blocks)?;
                 if blocks.last().map_or(0, |last| last.end) != model.blocks() {
                     let placed = blocks.iter().map(|blocks| format!("{blocks:?}")).collect();
                     return Err(Error::Places { placed, blocks: model.blocks() });
@@ -217,6 +231,7 @@ impl ModelParallel {
             inner,
             away: None,
             whole_buffers: whole.buffers().clone(),
+            has_parted: false,
         })
     }
 
@@ -231,6 +246,11 @@ impl ModelParallel {
             return;
         }
         self.holding.take(whole, &self.own);
+        self.send_away(whole);
+    }
+
+    /// Gives the memory of the whole model's values back (MP-WHOLE).
+    fn send_away(&mut self, whole: &Parameters) {
         let mut span = whole.values().set_aside(0..whole.layout().count());
         span.give_back(0..span.len());
         self.away = Some(span);
@@ -254,11 +274,15 @@ impl ModelParallel {
             (result, _) => result,
         };
         if let Err(error) = &result {
-            let groups =
-                [Some(&self.replica), self.pipeline.as_ref(), self.tensor.as_ref().map(Ranks::group)];
-            groups.into_iter().flatten().for_each(|group| group.abort(&error.to_string()));
+            self.groups().for_each(|group| group.abort(&error.to_string()));
         }
         result
+    }
+
+    /// Those of the ranks that hold a replica together.
+    fn groups(&self) -> impl Iterator<Item = &Group> {
+        let groups = [Some(&self.replica), self.pipeline.as_ref(), self.tensor.as_ref().map(Ranks::group)];
+        groups.into_iter().flatten()
     }
 
     /// Adds up the gradients that each rank of the tensor group has a part of: those of what isn't cut, of the stretches of
@@ -324,10 +348,10 @@ fn holder_of(block: usize, stages: &StagesConfig, mesh: &Mesh) -> usize {
         % mesh.size(Axis::Pipeline)
 }
 
-/// The stages of rank 0, as others may have measured other times.
-fn agreed(world: &Group, blocks: &[Range<usize>]) -> Result<Vec<Range<usize>>, Error> {
+/// The stages of one rank, as others may have measured other times.
+fn agreed(world: &Group, speaker: Rank, blocks: &[Range<usize>]) -> Result<Vec<Range<usize>>, Error> {
     let mut ends: Vec<u64> = blocks.iter().map(|blocks| blocks.end as u64).collect();
-    world.broadcast(&mut ends, Rank(0))?;
+    world.broadcast(&mut ends, speaker)?;
     let starts = std::iter::once(0).chain(ends.iter().copied());
     Ok(starts.zip(&ends).map(|(start, &end)| start as usize..end as usize).collect())
 }
@@ -339,9 +363,42 @@ impl Strategy for ModelParallel {
     }
 
     fn prepare(&mut self, whole: &Parameters) -> Result<(), Error> {
+        whole.give_first_values();
+        self.prepare_alike(whole)?;
+        share_values(&self.world, whole)
+    }
+
+    fn prepare_alike(&mut self, whole: &Parameters) -> Result<(), Error> {
         same_model(&self.world, whole)?;
-        share_values(&self.world, whole)?;
         self.inner.prepare_alike(&self.own)
+    }
+
+    fn begin(&mut self, whole: &Parameters, here: Here) -> Result<(), Error> {
+        match here {
+            Here::All => self.part_from(whole),
+            Here::Portion => self.send_away(whole),
+        }
+        self.inner.begin(&self.own, here)
+    }
+
+    /// Parts of a replica are numbered along its pipeline, and along each stage's tensor group.
+    fn portion(&self, _: &Parameters) -> Portion {
+        let at = self.mesh.coordinates(self.world.rank().index());
+        let part = at.along(Axis::Pipeline) * self.mesh.size(Axis::Tensor) + at.along(Axis::Tensor);
+        Portion { part, ..self.inner.portion(&self.own) }
+    }
+
+    fn part(&mut self, whole: &Parameters, because: Option<&str>) {
+        if let Some(because) = because {
+            self.groups().for_each(|group| group.abort(because));
+            self.world.abort(because);
+        }
+        if !std::mem::replace(&mut self.has_parted, true) {
+            // Before the first pass there may be no others.
+            self.part_from(whole);
+        }
+        self.inner.part(&self.own, because);
+        self.away = None;
     }
 
     fn pass(&mut self, pass: &Pass<'_>) -> Result<f64, Error> {

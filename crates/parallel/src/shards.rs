@@ -134,6 +134,7 @@ impl Strategy for LogicalShards {
     }
 
     fn prepare(&mut self, parameters: &Parameters) -> Result<(), Error> {
+        parameters.give_first_values();
         self.prepare_alike(parameters)?;
         share_values(&self.group, parameters)
     }

@@ -50,7 +50,12 @@ impl Strategy for SingleDevice {
         Place { rank: 0, world_size: 1 }
     }
 
-    fn prepare(&mut self, _: &Parameters) -> Result<(), Error> {
+    fn prepare(&mut self, parameters: &Parameters) -> Result<(), Error> {
+        parameters.give_first_values();
+        Ok(())
+    }
+
+    fn prepare_alike(&mut self, _: &Parameters) -> Result<(), Error> {
         Ok(())
     }
 

@@ -3,9 +3,10 @@
 use crate::error::Error;
 use crate::hook::Kept;
 use crate::local::Pass;
-use phalanx_nn::Parameters;
+use crate::portion::Portion;
 use phalanx_nn::optim::{Clip, Optimizer};
-use phalanx_tensor::{Device, SumOverBatch, Tensor};
+use phalanx_nn::{Ctx, Module, Parameters};
+use phalanx_tensor::{Device, SumOverBatch, Tensor, no_grad};
 use std::ops::Range;
 
 /// Which share of the samples is this process's.
@@ -45,6 +46,15 @@ pub enum Sync {
     Later,
 }
 
+/// Which values are here before the first step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Here {
+    /// Those of the whole model, where they belong.
+    All,
+    /// Those of [`Strategy::portion`], in [`Strategy::own_parameters`], and no others that mean anything.
+    Portion,
+}
+
 /// Gradients that a rank holds of one parameter once a step's are whole.
 pub struct HeldGradient<'a> {
     /// Which parameter.
@@ -65,13 +75,37 @@ pub trait Strategy: Send {
         None
     }
 
-    /// Called once before the first step: makes all ranks start from the same values and buffers. Fails if they run different
-    /// models, or don't answer.
+    /// Called once before the first step: makes all ranks start from the values and buffers that the first has, or from first ones
+    /// if it has none. Fails if they run different models, or don't answer.
     fn prepare(&mut self, parameters: &Parameters) -> Result<(), Error>;
 
     /// The same where all ranks have the same values and buffers already, which then aren't sent.
     fn prepare_alike(&mut self, parameters: &Parameters) -> Result<(), Error> {
         self.prepare(parameters)
+    }
+
+    /// Takes a parameter or buffer from a file, as [`Parameters::load_one`] does, before [`Strategy::begin`].
+    fn load_one(&mut self, parameters: &Parameters, name: &str, values: &[f32]) {
+        parameters.load_one(name, values);
+    }
+
+    /// Called once after that, when the values that the run begins with are here, the same on all ranks that have them.
+    fn begin(&mut self, parameters: &Parameters, here: Here) -> Result<(), Error> {
+        let _ = (parameters, here);
+        Ok(())
+    }
+
+    /// What this rank keeps from step to step.
+    fn portion(&self, parameters: &Parameters) -> Portion {
+        Portion::whole(parameters.layout().len())
+    }
+
+    /// Called when the ranks part, before others come together: what this rank keeps is in [`Strategy::own_parameters`] from then on,
+    /// which nobody uses, and can be handed over. `because` is what whoever waits in a collective of the strategy's own is told, where
+    /// the ranks part in the middle of a step. Afterwards only [`Strategy::portion`] and what was named here are asked for, and
+    /// [`Strategy::step`], if the gradients of a step are whole.
+    fn part(&mut self, parameters: &Parameters, because: Option<&str>) {
+        let _ = (parameters, because);
     }
 
     /// One pass, forward and backward: gives the mean loss over this rank's samples, 0 without any. How it is made, in one go or
@@ -151,7 +185,7 @@ pub trait Strategy: Send {
     }
 
     /// Moves the values by one step along the gradients, with the rule's learning rate times `factor`. All ranks have the same
-    /// values afterwards, or each the newest of those that it holds.
+    /// values afterwards, or each the newest of those that it holds. Where it fails, what this rank keeps has been moved all the same.
     fn step(
         &mut self,
         optimizer: &mut Optimizer,
@@ -170,9 +204,26 @@ pub trait Strategy: Send {
         false
     }
 
+    /// What the model makes of this rank's samples, if it has any, where nothing is kept for a backward pass. All ranks must ask at
+    /// once, between two steps.
+    fn forward(
+        &mut self,
+        model: &dyn Module,
+        input: Option<&Tensor>,
+        ctx: &mut Ctx,
+    ) -> Result<Option<Tensor>, Error> {
+        self.gather()?;
+        Ok(input.map(|input| no_grad(|| model.forward(input, ctx))))
+    }
+
     /// Brings all values to this rank, where they stay until the next pass. All ranks must ask at once, between two steps.
     fn gather(&mut self) -> Result<(), Error> {
         Ok(())
+    }
+
+    /// The same for rank 0 at least; others may go without. All ranks must ask.
+    fn gather_on_first(&mut self) -> Result<(), Error> {
+        self.gather()
     }
 
     /// The optimizer's state of all values, an array each, where a rank holds only a part of it: on rank 0, on others nothing that

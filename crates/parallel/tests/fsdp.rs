@@ -4,7 +4,7 @@ use phalanx_comm::{Group, Rank};
 use phalanx_nn::optim::{Adam, Clip, Optimizer};
 use phalanx_nn::{Ctx, Dropout, Init, Linear, Loss, Module, Param, Parameters, Relu, Sequential, Visitor};
 use phalanx_parallel::{Fsdp, FsdpConfig, Pass, Sharded, SingleDevice, Strategy, Sync};
-use phalanx_tensor::{DType, Device, Philox, Tensor};
+use phalanx_tensor::{Arena, DType, Device, Philox, Tensor};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -165,6 +165,13 @@ fn wide() -> Sequential {
     (0..6).fold(Sequential::new(), |net, _| net.then(Linear::new(128, 128)).then(Relu))
 }
 
+/// Of each of 6 units, up to two pages that are shared with the next part.
+const SHARED_PAGES: usize = 6 * 2 * 4096;
+
+fn in_memory(arena: &Arena) -> usize {
+    arena.region().expect("an arena of its own").resident().unwrap()
+}
+
 #[test]
 fn a_rank_has_no_more_in_memory_than_its_parts_and_what_it_works_with() {
     let n = 4;
@@ -188,11 +195,12 @@ fn a_rank_has_no_more_in_memory_than_its_parts_and_what_it_works_with() {
                 sync: Sync::Now,
             };
             fsdp.pass(&pass).unwrap();
+            // Of most units the gradients were summed and given back while the pass went on.
+            let (whole, gradients) = (4 * parameters.layout().len(), in_memory(parameters.grads().arena()));
+            assert!(gradients <= whole / n + 2 * whole / 6 + SHARED_PAGES, "{gradients} of {whole}");
             fsdp.finish(&parameters).unwrap();
             fsdp.step(&mut optimizer, &parameters, &device, 1.0).unwrap();
         }
-        let in_memory =
-            |arena: &phalanx_tensor::Arena| arena.region().expect("an arena of its own").resident().unwrap();
         let away = [parameters.values(), parameters.grads().arena()].map(in_memory);
         // Who uses values that aren't here finds out.
         let used = catch_unwind(AssertUnwindSafe(|| parameters.value(0).to_vec::<f32>()));
@@ -215,10 +223,53 @@ fn a_rank_has_no_more_in_memory_than_its_parts_and_what_it_works_with() {
     for (whole, away, gathered) in held {
         assert!(gathered >= whole, "{gathered} of {whole}");
         for bytes in away {
-            // Of each of 6 units a part, and up to two pages that are shared with the next part.
-            assert!(bytes <= whole / n + 6 * 2 * 4096, "{bytes} of {whole}");
+            assert!(bytes <= whole / n + SHARED_PAGES, "{bytes} of {whole}");
         }
     }
+}
+
+#[test]
+fn first_values_files_and_evaluations_come_unit_by_unit() {
+    let n = 4;
+    ranks(n, |group| {
+        let (device, mut net, mut plain) = (Device::cpu(1), wide(), wide());
+        let (parameters, whole) =
+            (Parameters::lay_out(&mut net, &device, 7), Parameters::build(&mut plain, &device, 7));
+        let is_first = group.rank() == Rank(0);
+        let part = 4 * parameters.layout().len() / n + SHARED_PAGES;
+        let has_a_part = |what: &str| {
+            let bytes = in_memory(parameters.values());
+            assert!(bytes <= part, "{what}: {bytes}, where a part takes {part}");
+        };
+        let config = FsdpConfig { unit_bytes: 0, ..FsdpConfig::default() };
+        let mut fsdp = Fsdp::new(group, &net, &parameters, config).unwrap();
+        fsdp.prepare(&parameters).unwrap();
+        has_a_part("first values");
+        // A rank without samples takes part all the same.
+        let input = Tensor::ones(&device, [2, 128], DType::F32);
+        let output = fsdp.forward(&net, (!is_first).then_some(&input), &mut Ctx::eval()).unwrap();
+        let want = (!is_first).then(|| plain.forward(&input, &mut Ctx::eval()).to_vec::<f32>());
+        assert_eq!(output.map(|output| output.to_vec::<f32>()), want);
+        has_a_part("an evaluation");
+        for (i, name) in parameters.names().iter().enumerate() {
+            let values: Vec<f32> =
+                (0..whole.layout().shape(i).count()).map(|at| (i * 100_000 + at) as f32).collect();
+            whole.load_one(name, &values);
+            fsdp.load_one(&parameters, name, &values);
+        }
+        has_a_part("a file");
+        let same = || parameters.values().read_flat::<f32>() == whole.values().read_flat::<f32>();
+        for _ in 0..2 {
+            fsdp.gather_on_first().unwrap();
+            if is_first {
+                assert!(same(), "rank 0 has all of it");
+            } else {
+                has_a_part("another rank's end");
+            }
+        }
+        fsdp.gather().unwrap();
+        assert!(same());
+    });
 }
 
 #[test]

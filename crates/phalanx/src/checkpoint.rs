@@ -163,9 +163,12 @@ struct Writer {
 }
 
 impl Checkpoints {
-    /// Takes `parameters` and `state` to where the run was, if it is to go on, and gets ready for checkpoints.
+    /// Takes `parameters` and `state` to where the run was, if it is to go on, and gets ready for checkpoints. Whether it is to, rank
+    /// 0 says, unless parts of what ranks had are lost: then it is, and fails if there is no checkpoint.
+    #[allow(clippy::too_many_arguments)]
     pub(crate) fn begin(
         config: &CheckpointConfig,
+        is_lost: bool,
         worker: &Worker,
         run: RunFacts,
         parameters: &Parameters,
@@ -175,14 +178,12 @@ impl Checkpoints {
     ) -> Result<Checkpoints, Error> {
         let CheckpointConfig { dir, every, keep, resume, parts, recipe } = config.clone();
         let rule = *state.optimizer.rule();
-        let resumed =
-            if resume { resume::resume(&dir, worker, run, parameters, rule, strategy.held())? } else { None };
-        let Place { rank, world_size } = strategy.place();
-        let part = PartOf { number: rank, of: world_size };
-        let parts = (parts && strategy.held().is_some()).then(|| {
-            let params = shares::of(parameters.layout(), world_size)[rank].clone();
-            Parts { part, params, underway: None }
-        });
+        let is_wanted = resume || is_lost;
+        let resumed = resume::resume(&dir, is_wanted, worker, run, parameters, rule, strategy)?;
+        if is_lost && resumed.is_none() {
+            return Err(Error::PartLost);
+        }
+        let parts = Parts::of(parts, parameters, strategy);
         let mut writer = None;
         if worker.is_first() {
             let store = Store::new(Box::new(SystemDisk), dir.clone(), keep);
@@ -226,31 +227,56 @@ impl Checkpoints {
     }
 
     /// Goes on with the checkpoints of a run which this rank holds `state` of: if it is the first now, it writes them from now
-    /// on.
+    /// on; where ranks write together, all do.
     pub(crate) fn take_over(
         config: &CheckpointConfig,
         worker: &Worker,
         run: RunFacts,
         parameters: &Parameters,
         state: &State,
+        strategy: &dyn Strategy,
     ) -> Result<Checkpoints, Error> {
-        let CheckpointConfig { dir, every, keep, .. } = config.clone();
+        let CheckpointConfig { dir, every, keep, parts, .. } = config.clone();
+        let parts = Parts::of(parts, parameters, strategy);
         let mut writer = None;
-        if worker.is_first() {
+        if worker.is_first() || parts.is_some() {
             let store = Store::new(Box::new(SystemDisk), dir.clone(), keep);
-            // What the rank before has left half written.
-            store.clean()?;
-            let any = !checkpoints(&dir)?.is_empty();
-            let mut own = Writer::start(config, store, run, parameters, any, None)?;
+            let mut any = false;
+            if worker.is_first() {
+                // What the rank before has left half written.
+                store.clean()?;
+                any = !checkpoints(&dir)?.is_empty();
+            }
+            let mut own = Writer::start(config, store, run, parameters, any, parts.as_ref())?;
             own.last.0 = state.progress.step;
             writer = Some(own);
         }
-        Ok(Checkpoints { dir, every, writer, parts: None })
+        Ok(Checkpoints { dir, every, writer, parts })
     }
 
-    /// Whether this rank writes them.
-    pub(crate) fn writes(&self) -> bool {
-        self.writer.is_some()
+    /// Whether ranks write them together.
+    pub(crate) fn in_parts(&self) -> bool {
+        self.parts.is_some()
+    }
+
+    /// Whether this rank writes them, and goes on doing so with whoever the others are.
+    pub(crate) fn writes_alone(&self) -> bool {
+        self.writer.is_some() && self.parts.is_none()
+    }
+
+    /// Called when ranks part. Of parts that are under way nobody knows whether all of them will be written, so nothing comes of
+    /// them; but who comes next is to find nobody at it.
+    pub(crate) fn give_up_parts(&mut self, observer: &mut dyn Observer) {
+        let Some(parts) = &mut self.parts else { return };
+        parts.underway = None;
+        self.end_writing(observer);
+    }
+
+    /// Waits until nothing is being written.
+    pub(crate) fn end_writing(&mut self, observer: &mut dyn Observer) {
+        if let Some(writer) = &mut self.writer {
+            writer.wait(&self.dir, observer);
+        }
     }
 
     /// Takes a checkpoint after this step if one is due or asked for and the one before is written. Called on all ranks; only
@@ -390,7 +416,7 @@ impl Checkpoints {
     ) -> Result<(), Error> {
         let (mut kept, mut states) = (Vec::new(), None);
         if (strategy.keeps() || strategy.is_sharded()) && strategy.any(due)? {
-            strategy.gather()?;
+            strategy.gather_on_first()?;
             (kept, states) = (strategy.kept()?, strategy.whole_state(&state.optimizer)?);
         }
         if let Some(writer) = self.writer.as_mut().filter(|_| due) {
@@ -444,6 +470,18 @@ impl Checkpoints {
             writer.wait(&self.dir, observer);
         }
         Ok(())
+    }
+}
+
+impl Parts {
+    /// This rank's, if they are `asked` for and ranks hold parts each.
+    fn of(asked: bool, parameters: &Parameters, strategy: &dyn Strategy) -> Option<Parts> {
+        let Place { rank, world_size } = strategy.place();
+        (asked && strategy.held().is_some()).then(|| Parts {
+            part: PartOf { number: rank, of: world_size },
+            params: shares::of(parameters.layout(), world_size)[rank].clone(),
+            underway: None,
+        })
     }
 }
 

@@ -198,6 +198,11 @@ pub enum Error {
     /// The run can't go on from a checkpoint.
     #[error(transparent)]
     Checkpoint(#[from] crate::checkpoint::CheckpointError),
+    /// Ranks were lost with parts of the model that nobody else has.
+    #[error(
+        "parts of the model were lost with other workers, and there is no checkpoint to go on from: the run begins again\nhint: take one now and then (train.checkpoint_every)"
+    )]
+    PartLost,
     /// The rank couldn't find its place in the run.
     #[error("{0}")]
     Join(String),
@@ -232,7 +237,7 @@ impl Error {
     pub fn is_consequence(&self) -> bool {
         use phalanx_comm::Error::{Aborted, PeerLost, Silent};
         matches!(self.comm(), Some(PeerLost { .. } | Silent { .. } | Aborted { .. }))
-            || matches!(self, Error::Panicked { .. })
+            || matches!(self, Error::Panicked { .. } | Error::PartLost)
     }
 
     /// The rank that gave no sign of life, if that is what happened.

@@ -13,6 +13,7 @@ mod evaluate;
 mod judge;
 mod listener;
 mod precision;
+mod rebuild;
 mod requests;
 mod run;
 mod settle;
@@ -36,6 +37,7 @@ use crate::event::Observer;
 use crate::worker::Worker;
 use listener::Listener;
 use phalanx_data::{Dataset, LoaderOptions};
+use phalanx_job::GoesOn;
 use phalanx_nn::optim::{Clip, Group, Rule};
 use phalanx_nn::{Loss, Module, Parameters, Plateau, Schedule};
 use phalanx_parallel::{DdpConfig, FsdpConfig, LocalConfig, ModelParallelConfig};
@@ -97,14 +99,14 @@ pub struct Trainer {
     pub loader: LoaderOptions,
     /// How gradients are brought together where there is more than one rank.
     pub ddp: DdpConfig,
-    /// What ranks share out among themselves, so that a model fits that doesn't fit on each: [`phalanx_parallel::Fsdp`]. A loss of a
-    /// rank is then a new start from the newest checkpoint. Default: each has everything.
+    /// What ranks share out among themselves, so that a model fits that doesn't fit on each: [`phalanx_parallel::Fsdp`]. What a lost
+    /// rank had comes from those that have it as well, or else from the newest checkpoint. Default: each has everything.
     pub sharded: Option<FsdpConfig>,
     /// How each rank makes its passes: in one go, through a pipeline, or on copies of the model. Default: in one go.
     pub local: LocalConfig,
     /// How each replica lies on several ranks, if it does: as stages, as parts of every matrix, or both. `ddp` and `sharded` say how
-    /// replicas are brought together, and `batch_size` is a replica's. A loss of a rank is then a new start from the newest checkpoint.
-    /// Default: each rank has a replica.
+    /// replicas are brought together, and `batch_size` is a replica's. What a lost rank had comes from another replica, or else from
+    /// the newest checkpoint. Default: each rank has a replica.
     pub mesh: Option<ModelParallelConfig>,
     /// Where and when the run is saved, and whether it goes on from what was saved. Default: not at all.
     pub checkpoint: Option<CheckpointConfig>,
@@ -164,7 +166,8 @@ pub enum OnNan {
 
 /// What a run leaves.
 pub struct Trained {
-    /// The parameters; the model shares them.
+    /// The parameters; the model shares them. Where ranks hold a part each and write checkpoints in parts, all of their values are on
+    /// rank 0 alone.
     pub parameters: Parameters,
     /// Where the run ended; what another one can go on from. Where ranks share out the optimizer's state, rank 0 has all of it and the
     /// others have their parts.
@@ -183,6 +186,22 @@ impl Trainer {
     /// Into how many parts the samples of a pass of each rank fall, each of which a batch norm sees by itself.
     fn parts(&self) -> usize {
         self.local.parts() * self.mesh.as_ref().map_or(1, ModelParallelConfig::parts)
+    }
+
+    /// Whether ranks hold parts of a state.
+    fn shares_out(&self) -> bool {
+        self.sharded.is_some() || self.mesh.is_some()
+    }
+
+    /// With whom ranks go on that lose others.
+    fn goes_on(&self) -> GoesOn {
+        // What each rank keeps for itself would be lost with it, and a mean of the weights isn't handed over in parts.
+        let is_alone = self.ddp.compress.keeps() || self.shares_out() && self.ema.is_some();
+        match (is_alone, self.shares_out()) {
+            (true, _) => GoesOn::Not,
+            (false, true) => GoesOn::WithAll,
+            (false, false) => GoesOn::WithThoseLeft,
+        }
     }
 
     /// Trains `model` from its first values.
@@ -216,22 +235,23 @@ impl Trainer {
         let data = Data { train, test };
         let mut listener = Listener { observer, pulse: worker.pulse() };
         let mut course = Course::new(self, worker, model, &parameters, &data, &mut listener);
-        // What each rank keeps for itself would be lost with it.
-        let keeps = self.ddp.compress.keeps() || self.sharded.is_some() || self.mesh.is_some();
-        let _in_place = if keeps { None } else { worker.go_on_in_place() };
+        let goes_on = self.goes_on();
+        let _in_place = if goes_on == GoesOn::Not { None } else { worker.go_on_in_place(goes_on) };
         let mut futile = 0;
         let interrupted = loop {
             let before = state.progress.step;
             let left = match course.go(&mut state) {
                 Ok(End::Over { interrupted }) => break interrupted,
                 Ok(End::Change) => None,
+                // Those that have nothing of the run wait for others in the place of those that had.
+                Err(Error::PartLost) if course.is_new() => None,
                 Err(error) => Some(error),
             };
             futile = if state.progress.step == before { futile + 1 } else { 0 };
             course.left = Some(Instant::now());
             match left {
                 // What makes all ranks fail at one step, whoever they are, makes them fail again.
-                Some(error) if futile > MOST_FUTILE => return Err(error),
+                Some(error) if futile > MOST_FUTILE || matches!(error, Error::PartLost) => return Err(error),
                 because => worker.regroup(because)?,
             }
         };

@@ -17,6 +17,16 @@ impl Owed {
         self.bytes.is_empty()
     }
 
+    /// What wasn't written.
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Forgets all but the first `bytes`.
+    pub(super) fn keep(&mut self, bytes: usize) {
+        self.bytes.truncate(bytes);
+    }
+
     /// Adds a line, unless there are too many.
     pub(super) fn add(&mut self, line: &[u8]) {
         if self.bytes.len() + line.len() <= MOST {

@@ -3,11 +3,15 @@ use proptest::prelude::*;
 
 /// A run of so many ranks that has begun and goes on in place; the members' numbers are their ranks.
 fn begun(world_size: u32) -> Membership {
+    begun_with(world_size, GoesOn::WithThoseLeft)
+}
+
+fn begun_with(world_size: u32, with: GoesOn) -> Membership {
     let mut members = Membership::new(Generation(0), world_size as usize);
     for rank in 0..world_size {
         members.join(Member(rank.into()), Rank(rank), rank.to_string());
     }
-    (0..world_size).for_each(|rank| drop(members.goes_on(Member(rank.into()), true)));
+    (0..world_size).for_each(|rank| drop(members.goes_on(Member(rank.into()), with)));
     members
 }
 
@@ -53,6 +57,38 @@ fn survivors_wait_for_nobody_and_keep_their_ranks_where_they_can() {
     assert_eq!(members.rejoin(Member(0)), wait(&[1, 2]));
     assert_eq!(members.rejoin(Member(2)), wait(&[1]));
     assert_eq!(ranks(&members.rejoin(Member(3))), [(0, 0), (2, 2), (3, 1), (9, 3)]);
+}
+
+#[test]
+fn survivors_that_need_all_wait_for_those_that_take_the_place_of_the_lost() {
+    let mut members = begun_with(3, GoesOn::WithAll);
+    assert_eq!(members.leave(Member(0)), recall(&[1, 2], Leave::Now));
+    assert_eq!(members.rejoin(Member(1)), wait(&[2]));
+    assert_eq!(members.rejoin(Member(2)), wait(&[0]));
+    assert_eq!(ranks(&members.join(Member(7), Rank(0), "new".into())), [(1, 1), (2, 2), (7, 0)]);
+    assert_eq!(members.settle(), wait(&[0, 1, 2]), "nobody waits to come in");
+    // One that comes before the others have left is waited for no longer than they are.
+    assert_eq!(members.leave(Member(7)), recall(&[1, 2], Leave::Now));
+    assert_eq!(members.join(Member(8), Rank(0), "new".into()), wait(&[1, 2]));
+    members.rejoin(Member(1));
+    assert_eq!(ranks(&members.rejoin(Member(2))), [(1, 1), (2, 2), (8, 0)]);
+    // Of those that nobody expects any more, nobody is waited for.
+    assert_eq!(members.leave(Member(2)), recall(&[1, 8], Leave::Now));
+    members.rejoin(Member(1));
+    assert_eq!(members.rejoin(Member(8)), wait(&[2]));
+    let (lost, begin) = members.do_without(2..3);
+    assert_eq!((lost, ranks(&begin)), (vec![], vec![(1, 1), (8, 0)]));
+}
+
+#[test]
+fn another_coordinator_hears_that_all_are_needed_from_those_that_come_back() {
+    let workers = [0, 1, 2].map(Rank);
+    let mut members = Membership::resume(Generation(4), &workers, 0..3, &BTreeSet::from([0, 1]));
+    members.come_back(Member(5), Rank(1), "1".into(), (Generation(4), Rank(1)), GoesOn::WithAll);
+    let decision =
+        members.come_back(Member(6), Rank(0), "0".into(), (Generation(4), Rank(0)), GoesOn::WithAll);
+    assert_eq!(decision, wait(&[2]));
+    assert_eq!(ranks(&members.join(Member(7), Rank(2), "2".into())), [(5, 1), (6, 0), (7, 2)]);
 }
 
 #[test]
@@ -131,7 +167,7 @@ fn whoever_is_given_up_is_left_even_if_it_seems_to_be_alive() {
 #[test]
 fn ranks_that_can_not_go_on_in_place_are_left_alone() {
     let mut members = begun(2);
-    members.goes_on(Member(1), false);
+    members.goes_on(Member(1), GoesOn::Not);
     assert!(matches!(members.rejoin(Member(0)), Decision::Refuse { .. }));
     assert_eq!(members.join(Member(5), Rank(1), "b".into()), wait(&[0, 1]));
     assert_eq!(members.seat_of(Rank(1)), None);
@@ -153,7 +189,13 @@ fn one_whose_connection_was_cut_is_waited_for_until_it_comes_back_or_has_ended()
         members.rejoin(Member(1));
         assert_eq!(members.rejoin(Member(2)), wait(&[0]));
         if comes_back {
-            let begin = members.come_back(Member(10), Rank(0), "0".into(), (Generation(0), Rank(0)));
+            let begin = members.come_back(
+                Member(10),
+                Rank(0),
+                "0".into(),
+                (Generation(0), Rank(0)),
+                GoesOn::WithThoseLeft,
+            );
             assert_eq!(ranks(&begin), [(1, 1), (2, 2), (9, 3), (10, 0)]);
         } else {
             let (ended, begin) = members.end(Rank(0));
@@ -163,10 +205,12 @@ fn one_whose_connection_was_cut_is_waited_for_until_it_comes_back_or_has_ended()
     // It may be back before its end is seen; an older process in its place may not.
     let mut members = begun(2);
     members.rejoin(Member(0));
-    let begin = members.come_back(Member(5), Rank(1), "1".into(), (Generation(0), Rank(1)));
+    let begin =
+        members.come_back(Member(5), Rank(1), "1".into(), (Generation(0), Rank(1)), GoesOn::WithThoseLeft);
     assert_eq!(ranks(&begin), [(0, 0), (5, 1)]);
     assert_eq!(members.cut(Member(1)), wait(&[0, 1]), "it is another connection's by now");
-    let older = members.come_back(Member(6), Rank(1), "1".into(), (Generation(0), Rank(1)));
+    let older =
+        members.come_back(Member(6), Rank(1), "1".into(), (Generation(0), Rank(1)), GoesOn::WithThoseLeft);
     assert!(matches!(older, Decision::Refuse { .. }));
 }
 
@@ -202,10 +246,12 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
 
 proptest! {
     /// Whatever happens: ranks have no holes, generations only grow, survivors keep ranks that are low enough, nobody is let in
-    /// with a loss, and once everybody who can has left twice, everybody has a rank.
+    /// with a loss unless all are needed, and once everybody who can has left twice, everybody has a rank, if there are as many as
+    /// are needed.
     #[test]
-    fn nobody_is_forgotten(acts in acts()) {
-        let mut members = begun(5);
+    fn nobody_is_forgotten(acts in acts(), needs_all: bool) {
+        let with = if needs_all { GoesOn::WithAll } else { GoesOn::WithThoseLeft };
+        let mut members = begun_with(5, with);
         let mut living: BTreeMap<Member, u32> = (0..5).map(|rank| (Member(rank), rank as u32)).collect();
         let mut held: BTreeMap<Member, Rank> = living.keys().map(|member| (*member, Rank(member.0 as u32))).collect();
         let (mut next, mut last) = (100, Generation(0));
@@ -244,7 +290,7 @@ proptest! {
                 }
                 Act::Rejoin(seat) if of(seat).is_some_and(|member| left.contains(&member)) => of(seat).map(|member| {
                     left.remove(&member);
-                    members.come_back(member, Rank(seat), member.0.to_string(), (last, held[&member]))
+                    members.come_back(member, Rank(seat), member.0.to_string(), (last, held[&member]), with)
                 }),
                 Act::Rejoin(seat) => of(seat).filter(|member| held.contains_key(member) && !members.waits(*member)).map(|member| members.rejoin(member)),
             };
@@ -254,7 +300,9 @@ proptest! {
                 let is_left = |member: &Member| living.contains_key(member);
                 let any_lost = held.keys().any(|member| !is_left(member));
                 let holders = held.keys().filter(|member| is_left(member)).count();
-                prop_assert_eq!(ranks.len(), if any_lost && holders > 0 { holders } else { living.len() });
+                let do_without = any_lost && holders > 0 && !needs_all;
+                prop_assert_eq!(ranks.len(), if do_without { holders } else { living.len() });
+                prop_assert!(!needs_all || ranks.len() == 5);
                 let mut numbers: Vec<usize> = ranks.iter().map(|(_, rank)| rank.index()).collect();
                 numbers.sort_unstable();
                 prop_assert!(numbers.into_iter().eq(0..ranks.len()));
@@ -265,11 +313,13 @@ proptest! {
                     prop_assert_eq!(&roster.addresses[rank.index()], &members.workers[member].address);
                 }
                 held = ranks.into_iter().collect();
+                held.keys().for_each(|member| drop(members.goes_on(*member, with)));
                 members.settle();
             }
         }
         let holders = living.keys().filter(|member| held.contains_key(member)).count();
         let newcomers = living.len() - holders;
-        prop_assert!(holders == 0 && newcomers < 5 || living.keys().all(|member| held.contains_key(member)), "{living:?} {held:?}");
+        let are_too_few = (holders == 0 || needs_all) && holders + newcomers < 5;
+        prop_assert!(are_too_few || living.keys().all(|member| held.contains_key(member)), "{living:?} {held:?}");
     }
 }

@@ -1,12 +1,13 @@
 //! A pass from unit to unit, each with a graph of its own.
 
-use super::{Fsdp, Sharded};
+use super::Fsdp;
 use crate::error::Error;
 use crate::local::Pass;
 use crate::single::begin;
 use crate::strategy::Sync;
 use phalanx_comm::Group;
-use phalanx_tensor::{GradSink, LeafId, Tensor, backward};
+use phalanx_nn::{Ctx, Module};
+use phalanx_tensor::{GradSink, LeafId, Tensor, backward, no_grad};
 
 /// A unit's forward that waits for its backward.
 struct Live {
@@ -36,17 +37,40 @@ impl GradSink for Catching<'_> {
 impl Fsdp {
     /// Gives the mean loss over this rank's samples. A rank without samples gathers and sums all the same (Z-ORDER).
     pub(super) fn pass_by_units(&mut self, pass: &Pass<'_>) -> Result<f64, Error> {
+        self.take_back();
         begin(&mut self.adding, pass.parameters);
-        let (live, loss) = self.forward(pass)?;
+        let (live, loss) = self.forward_of_pass(pass)?;
         self.backward_by_units(pass, live)?;
         Ok(loss)
     }
 
-    fn is_away_between(&self) -> bool {
-        self.sharded == Sharded::Parameters
+    /// A forward pass alone, of this rank's samples, if it has any, through units that are given back at once.
+    pub(super) fn forward_by_units(
+        &mut self,
+        model: &dyn Module,
+        input: Option<&Tensor>,
+        ctx: &mut Ctx,
+    ) -> Result<Option<Tensor>, Error> {
+        self.take_back();
+        let (count, mut x) = (self.units.len(), input.cloned());
+        for unit in 0..count {
+            self.store.wait_for(&self.units, unit, &self.shard)?;
+            if unit + 1 < count {
+                self.store.call(&self.units, unit + 1, &self.shard);
+            }
+            let blocks = self.units[unit].blocks.clone();
+            x = x.map(|x| no_grad(|| blocks.fold(x, |x, block| model.forward_block(block, &x, ctx))));
+            if self.is_away_between() && !self.units[unit].stays {
+                self.store.send_away(&self.units, unit);
+            }
+        }
+        if self.is_away_between() {
+            self.send_all_away();
+        }
+        Ok(x)
     }
 
-    fn forward(&mut self, pass: &Pass<'_>) -> Result<(Vec<Live>, f64), Error> {
+    fn forward_of_pass(&mut self, pass: &Pass<'_>) -> Result<(Vec<Live>, f64), Error> {
         let (count, mut ctx) = (self.units.len(), pass.ctx.clone());
         let mut x = (pass.samples() > 0).then(|| pass.input.clone());
         let (mut live, mut loss) = (Vec::with_capacity(count), 0.0);
@@ -70,7 +94,7 @@ impl Fsdp {
             }
             // The last one is the first that goes backward.
             if self.is_away_between() && unit + 1 < count && !self.units[unit].stays {
-                self.store.send_away(&self.units, unit, pass.parameters);
+                self.store.send_away(&self.units, unit);
             }
         }
         Ok((live, loss))
@@ -98,10 +122,10 @@ impl Fsdp {
                 });
             }
             if self.is_away_between() {
-                self.store.send_away(&self.units, unit, pass.parameters);
+                self.store.send_away(&self.units, unit);
             }
             if pass.sync == Sync::Now {
-                self.start_sum(unit, pass.parameters);
+                self.start_sum(unit, pass.parameters)?;
             }
         }
         Ok(())

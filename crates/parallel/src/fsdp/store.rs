@@ -4,7 +4,7 @@ use super::units::Unit;
 use crate::error::Error;
 use phalanx_comm::{Buffer, Deadline, Group, Work};
 use phalanx_nn::Parameters;
-use phalanx_tensor::Span;
+use phalanx_tensor::{Arena, Span};
 use std::collections::VecDeque;
 use std::ops::Range;
 
@@ -23,8 +23,8 @@ impl Buffer for Piece {
 }
 
 /// The values of all units.
-#[derive(Default)]
 pub(super) struct Store {
+    values: Arena,
     /// Units that are away are borrowed for writing, so that whoever uses one all the same finds out (Z-HELD).
     pub(super) away: Vec<Option<Span<f32>>>,
     coming: VecDeque<(usize, Work<Piece>)>,
@@ -32,8 +32,21 @@ pub(super) struct Store {
 
 impl Store {
     /// All units are here.
-    pub(super) fn of(units: &[Unit]) -> Store {
-        Store { away: units.iter().map(|_| None).collect(), coming: VecDeque::new() }
+    pub(super) fn of(units: &[Unit], parameters: &Parameters) -> Store {
+        let (values, away) = (parameters.values().clone(), units.iter().map(|_| None).collect());
+        Store { values, away, coming: VecDeque::new() }
+    }
+
+    /// Takes units for away, of which this rank has nothing but its part.
+    pub(super) fn call_in(&mut self, units: &[Unit]) {
+        let span = |unit: &Unit| Some(self.values.range_mut(unit.params.clone()));
+        self.away = units.iter().map(span).collect();
+    }
+
+    /// Forgets where units are: what of them this rank holds is here.
+    pub(super) fn let_go(&mut self) {
+        self.coming.clear();
+        self.away.fill_with(|| None);
     }
 
     /// Starts to gather a unit, if it is away.
@@ -70,11 +83,11 @@ impl Store {
     }
 
     /// Gives a unit back but for this rank's part, if it is here.
-    pub(super) fn send_away(&mut self, units: &[Unit], unit: usize, parameters: &Parameters) {
+    pub(super) fn send_away(&mut self, units: &[Unit], unit: usize) {
         if self.away[unit].is_some() || self.coming.iter().any(|(coming, _)| *coming == unit) {
             return;
         }
-        let mut span = parameters.values().set_aside(units[unit].params.clone());
+        let mut span = self.values.set_aside(units[unit].params.clone());
         keep_own(&mut span, &units[unit]);
         self.away[unit] = Some(span);
     }

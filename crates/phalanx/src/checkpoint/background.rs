@@ -84,6 +84,8 @@ impl Background {
                     }
                     Job::Part => {
                         let files = store.write_part(&snapshot, contents, *part);
+                        // The next one brings its own.
+                        *snapshot = Snapshot::default();
                         News::Part(snapshot, files)
                     }
                     Job::Commit(position, files, begun) => {

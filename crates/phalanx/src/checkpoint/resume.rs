@@ -13,8 +13,7 @@ use crate::worker::{Worker, share};
 use phalanx_comm::{Group, Rank};
 use phalanx_nn::optim::{Resuming, Rule};
 use phalanx_nn::{Average, Parameters, Weights};
-use phalanx_parallel::Kept;
-use std::ops::Range;
+use phalanx_parallel::{Kept, Strategy};
 use std::path::{Path, PathBuf};
 
 /// A state that was read, the same on all ranks but for what each keeps.
@@ -31,19 +30,22 @@ pub(super) struct Resumed {
 }
 
 /// Brings `parameters` to the newest checkpoint in `root` that is whole, and gives the state that goes with them; none if there
-/// is no checkpoint. `held` says of which elements this rank keeps the optimizer's state. All ranks have to ask. No more than
-/// one array of the files is held at a time, beside what becomes of them.
+/// is no checkpoint, or if rank 0 doesn't want one. Of values, and of the optimizer's state, this rank takes what `strategy` keeps. All
+/// ranks have to ask. No more than one array of the files is held at a time, beside what becomes of them.
+#[allow(clippy::too_many_arguments)]
 pub(super) fn resume(
     root: &Path,
+    is_wanted: bool,
     worker: &Worker,
     run: RunFacts,
     parameters: &Parameters,
     rule: Rule,
-    held: Option<Vec<Range<usize>>>,
+    strategy: &mut dyn Strategy,
 ) -> Result<Option<Resumed>, Error> {
     let group = worker.group();
     let (mut own, mut passed_over) = (None, Vec::new());
     if worker.is_first()
+        && is_wanted
         && let Some(whole) = read::newest(root)?
     {
         passed_over = whole.passed_over;
@@ -79,13 +81,12 @@ pub(super) fn resume(
     }
     same_run(&folder, &manifest.run, &run)?;
     let other_optimizer = |source| CheckpointError::OtherOptimizer { path: folder.clone(), source };
-    let mut optimizer = Resuming::new(rule, parameters, held).map_err(other_optimizer)?;
+    let mut optimizer = Resuming::new(rule, parameters, strategy.held()).map_err(other_optimizer)?;
     let (mut average, mut kept) = (None, None);
     for file in files {
         match file.entry.holds {
-            Holds::Model => {
-                file.read(&group, &folder, |array, values| parameters.load_one(&array.name, values))?
-            }
+            Holds::Model => file
+                .read(&group, &folder, |array, values| strategy.load_one(parameters, &array.name, values))?,
             Holds::Optimizer => {
                 file.read(&group, &folder, |array, values| {
                     optimizer.take(&array.name, &array.shape, values);

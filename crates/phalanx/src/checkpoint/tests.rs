@@ -11,7 +11,7 @@ use super::*;
 use machine::{After, Fault, Machine};
 use phalanx_nn::optim::{Adam, Rule, Sgd};
 use phalanx_nn::{Linear, Weights};
-use phalanx_parallel::Collected;
+use phalanx_parallel::{Collected, SingleDevice};
 use phalanx_tensor::Device;
 use std::fs;
 use std::path::Path;
@@ -77,8 +77,7 @@ impl Run {
 
     /// The step that a run in this folder would go on from.
     fn resume(&self, root: &Path) -> Result<Option<u64>, Error> {
-        let worker = Worker::alone(1);
-        let resumed = resume::resume(root, &worker, RUN, &self.parameters, RULE.into(), None)?;
+        let resumed = resumed(root, RUN, &self.parameters, RULE.into())?;
         Ok(resumed.map(|resumed| {
             let step = resumed.state.progress.step;
             let values = self.parameters.values().flat::<f32>();
@@ -90,6 +89,16 @@ impl Run {
             step
         }))
     }
+}
+
+/// What a run of one rank goes on with.
+fn resumed(
+    root: &Path,
+    run: RunFacts,
+    parameters: &Parameters,
+    rule: Rule,
+) -> Result<Option<resume::Resumed>, Error> {
+    resume::resume(root, true, &Worker::alone(1), run, parameters, rule, &mut SingleDevice::new())
 }
 
 fn store(root: &Path) -> Store {
@@ -358,7 +367,7 @@ fn a_flipped_byte_is_found_in_every_chunk_of_every_file_and_the_one_before_is_ta
                 Manifest::read(&root.join("step-20")).unwrap().verify(&root.join("step-20")).unwrap_err();
             let words = format!("step-20/{}: the checkpoint is broken: chunk {} of 2", entry.name, chunk + 1);
             assert!(error.to_string().contains(&words), "{error}");
-            let resumed = resume::resume(root, &Worker::alone(1), RUN, &run.parameters, RULE.into(), None);
+            let resumed = resumed(root, RUN, &run.parameters, RULE.into());
             let resumed = resumed.unwrap().unwrap();
             assert_eq!(resumed.state.progress.step, 10);
             assert!(resumed.passed_over[0].to_string().contains(&words));
@@ -396,7 +405,7 @@ fn checkpoints_of_other_models_optimizers_and_runs_are_refused_and_say_why() {
     let folder = tempfile::tempdir().unwrap();
     run.write(&store(folder.path()), 7).unwrap();
     let refused = |facts: RunFacts, parameters: &Parameters, rule: Rule, words: &[&str]| {
-        let error = resume::resume(folder.path(), &Worker::alone(1), facts, parameters, rule, None);
+        let error = resumed(folder.path(), facts, parameters, rule);
         let message = error.err().expect("it doesn't fit").to_string();
         assert!(message.contains("step-7: ") && words.iter().all(|word| message.contains(word)), "{message}");
     };
@@ -442,7 +451,7 @@ fn checkpoints_of_other_models_optimizers_and_runs_are_refused_and_say_why() {
         &["logical shards: 0, and this run has 5", "hint: go on without --logical-shards"],
     );
     let elsewhere = RunFacts { world_size: 5, ..RUN };
-    let resumed = resume::resume(folder.path(), &Worker::alone(1), elsewhere, own, rule, None).unwrap();
+    let resumed = resumed(folder.path(), elsewhere, own, rule).unwrap();
     assert_eq!(resumed.expect("another number of ranks is fine").state.progress.step, 7);
 }
 

@@ -25,7 +25,6 @@ pub(super) fn evaluate(
     run: &mut Run<'_>,
     average: &mut Option<Average>,
 ) -> Result<Option<Evaluation>, Error> {
-    run.strategy.gather()?;
     match average {
         Some(average) => average.in_place_of(run.parameters, || as_it_is(run)),
         None => as_it_is(run),
@@ -36,6 +35,7 @@ pub(super) fn evaluate(
 fn as_it_is(run: &mut Run<'_>) -> Result<Option<Evaluation>, Error> {
     let Some(test) = &run.test else { return Ok(None) };
     let (loss, device) = (run.trainer.loss, run.worker.device());
+    let products = run.trainer.precision.products();
     let mut totals = ByShard::<4>::of(&*run.strategy);
     let mut bad_images = 0;
     // Of five classes or less every label is among the first five.
@@ -51,13 +51,13 @@ fn as_it_is(run: &mut Run<'_>) -> Result<Option<Evaluation>, Error> {
         let _batch = run.worker.pulse().enter(Section::Evaluation);
         let batch = batch?;
         bad_images += batch.skipped();
-        if batch.is_empty() {
-            continue;
-        }
-        let products = run.trainer.precision.products();
+        // Ranks may need each other for it, with samples or without.
+        let input = (!batch.is_empty()).then(|| batch.input_tensor(device));
+        let (strategy, model) = (&mut run.strategy, run.model);
+        let forward = || strategy.forward(model, input.as_ref(), &mut Ctx::eval());
+        let Some(output) = autocast(products, forward)? else { continue };
         no_grad(|| {
             autocast(products, || {
-                let output = run.model.forward(&batch.input_tensor(device), &mut Ctx::eval());
                 let mean = loss.of(&output, &batch.target_tensor(output.device())).item();
                 let [mut right, mut among_five] = [0.0; 2];
                 if has_accuracy {

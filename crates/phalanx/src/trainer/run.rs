@@ -11,7 +11,7 @@ use crate::checkpoint::RunFacts;
 use crate::error::Error;
 use crate::event::Event;
 use crate::worker::Worker;
-use phalanx_comm::Group;
+use phalanx_comm::{Group, Rank};
 use phalanx_data::{Batch, Batches, Loader, Order, Target};
 use phalanx_nn::{Average, Ctx, Module, Moment, Parameters};
 use phalanx_parallel::{
@@ -76,8 +76,10 @@ const TEST_BATCH: usize = 200;
 const TEST_LABELS: usize = 2048;
 
 impl<'a> Run<'a> {
-    /// Brings the ranks together. Unless they hold a state, which is the same on all then, their values and buffers become those
-    /// of rank 0, and how many they are says how many samples a step has.
+    /// Brings the ranks together. Unless they hold a state, which is the same on all then, or are to take one over, their values and
+    /// buffers become those of rank 0, and how many they are says how many samples a step has. What ranks may have measured otherwise is
+    /// as `speaker` has it.
+    #[allow(clippy::too_many_arguments)]
     pub(super) fn prepare(
         trainer: &'a Trainer,
         worker: &'a Worker,
@@ -86,6 +88,7 @@ impl<'a> Run<'a> {
         parameters: &'a Parameters,
         data: &Data,
         standing: Standing,
+        speaker: Rank,
     ) -> Result<Run<'a>, Error> {
         let Data { train, test } = data;
         for (what, data) in [("train", Some(train)), ("test", test.as_ref())] {
@@ -107,17 +110,13 @@ impl<'a> Run<'a> {
         if *watch == Watch::Accuracy && (is_text || !trainer.loss.has_labels()) {
             return Err(Error::NoAccuracy);
         }
-        let mut strategy = strategy(trainer, &group, model, parameters)?;
+        let strategy = strategy(trainer, &group, model, parameters, speaker)?;
         let global_batch = match standing {
             Standing::Fresh => {
-                strategy.prepare(parameters)?;
                 let sharers = trainer.logical_shards.unwrap_or(strategy.place().world_size);
                 sharers.saturating_mul(trainer.batch_size).saturating_mul(trainer.accumulate)
             }
-            Standing::Holds { global_batch } => {
-                strategy.prepare_alike(parameters)?;
-                global_batch
-            }
+            Standing::Lost { global_batch } | Standing::Holds { global_batch } => global_batch,
         };
         let order = if trainer.shuffle { Order::Shuffled { seed: trainer.seed } } else { Order::Stored };
         // What is left out doesn't depend on how many ranks there happen to be.
@@ -136,12 +135,16 @@ impl<'a> Run<'a> {
             Deal::of(wanted, &*strategy).loader(test, trainer.loader)
         });
         let (bad_images, clock) = (0, Clock::new(trainer.time_limit));
-        let run =
+        let mut run =
             Run { trainer, worker, group, model, parameters, strategy, deal, train, test, bad_images, clock };
         if run.samples_per_epoch() == 0 {
             return Err(Error::NoFullBatch { samples: len, batch_size, dealt_to: run.deal.to() });
         }
         small_batch::check(&run)?;
+        match standing {
+            Standing::Fresh => run.strategy.prepare(parameters)?,
+            Standing::Lost { .. } | Standing::Holds { .. } => run.strategy.prepare_alike(parameters)?,
+        }
         Ok(run)
     }
 
@@ -384,6 +387,7 @@ fn strategy(
     group: &Group,
     model: &dyn Module,
     parameters: &Parameters,
+    speaker: Rank,
 ) -> Result<Box<dyn Strategy>, Error> {
     let DdpConfig { find_unused, sync_batch_norm, compress, .. } = trainer.ddp;
     let beside_shards = [
@@ -411,7 +415,7 @@ fn strategy(
         }
         let config =
             ModelParallelConfig { ddp: trainer.ddp.clone(), sharded: trainer.sharded, ..config.clone() };
-        return Ok(Box::new(ModelParallel::new(group, parameters, &config)?));
+        return Ok(Box::new(ModelParallel::with_stages_of(speaker, group, parameters, &config)?));
     }
     if let Some(config) = trainer.sharded {
         let beside = [

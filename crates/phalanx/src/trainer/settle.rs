@@ -17,11 +17,22 @@ use serde::{Deserialize, Serialize};
 pub(super) enum Standing {
     /// What it began with.
     Fresh,
+    /// A state of which parts are lost: the run goes on from its newest checkpoint.
+    Lost {
+        /// Samples of a step of the run.
+        global_batch: usize,
+    },
     /// A state that the run came to, or began at.
     Holds {
         /// Samples of a step of the run.
         global_batch: usize,
     },
+}
+
+impl Standing {
+    pub(super) const FRESH: u64 = 0;
+    pub(super) const LOST: u64 = 1;
+    const HOLDS: u64 = 2;
 }
 
 /// What of the run was told.
@@ -35,14 +46,14 @@ pub(super) struct Told {
 
 /// What goes before the arrays.
 #[derive(Serialize, Deserialize)]
-struct Header {
-    position: Position,
-    global_batch: usize,
-    optimizer_steps: u64,
+pub(super) struct Header {
+    pub(super) position: Position,
+    pub(super) global_batch: usize,
+    pub(super) optimizer_steps: u64,
     /// How many arrays the optimizer has.
-    states: usize,
+    pub(super) states: usize,
     average: bool,
-    told: Told,
+    pub(super) told: Told,
 }
 
 /// Brings all ranks to the newest state that any of them holds, and gives the samples of a step of the run; none if no rank
@@ -60,7 +71,7 @@ pub(super) fn settle(
     let keys = all.as_chunks::<KEY>().0;
     // Of equals the lowest rank.
     let source = (0..keys.len()).rev().max_by_key(|&rank| keys[rank]).expect("a group has a rank");
-    if keys[source][0] == 0 {
+    if keys[source][0] == Standing::FRESH {
         return Ok(None);
     }
     if keys.iter().all(|key| *key == keys[source]) {
@@ -155,16 +166,18 @@ pub(super) fn pass_on(group: &Group, untold: &[Event]) -> Result<Vec<Vec<Event>>
     Ok(passed)
 }
 
-const KEY: usize = 5;
+pub(super) const KEY: usize = 5;
 
 /// How far a rank is, for comparison: whether it holds a state, the samples of a step, the position, and whether what came of
 /// that was told.
-fn key(standing: Standing, state: &State, told: &Told) -> [u64; KEY] {
+pub(super) fn key(standing: Standing, state: &State, told: &Told) -> [u64; KEY] {
     match standing {
-        Standing::Fresh => [0; KEY],
+        Standing::Fresh => [Standing::FRESH; KEY],
+        Standing::Lost { global_batch } => [Standing::LOST, global_batch as u64, 0, 0, 0],
         Standing::Holds { global_batch } => {
             let (step, epoch) = (state.progress.step, state.progress.epoch);
-            [1, global_batch as u64, step, epoch, u64::from(told.evaluated == Some(step))]
+            let evaluated = u64::from(told.evaluated == Some(step));
+            [Standing::HOLDS, global_batch as u64, step, epoch, evaluated]
         }
     }
 }
@@ -188,7 +201,7 @@ fn land(group: &Group, root: Rank, into: &mut [f32]) -> Result<(), Error> {
 /// Numbers that are handed over at a time: few enough to stay in the cache.
 const PIECE: usize = 1 << 17;
 
-fn share_header(
+pub(super) fn share_header(
     group: &Group,
     root: Rank,
     standing: Standing,

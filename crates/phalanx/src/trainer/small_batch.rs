@@ -47,7 +47,7 @@ fn fewest_values(run: &Run<'_>) -> Option<usize> {
         Input::Ids(_) => DType::I64,
     };
     let sample = Tensor::zeros(run.worker.device(), dims.as_slice(), dtype);
-    // As in an evaluation, which leaves the running statistics alone.
+    // As in an evaluation, which leaves the running statistics alone. The values don't matter: there may be none yet.
     let mut ctx = Ctx::eval();
     no_grad(|| run.model.forward(&sample, &mut ctx));
     ctx.fewest_normalised()

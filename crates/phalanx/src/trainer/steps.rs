@@ -5,6 +5,7 @@
 
 use super::evaluate::evaluate;
 use super::precision::Found;
+use super::rebuild::{self, Beginning, Newest, Own};
 use super::run::{Run, Tally};
 use super::settle::{self, Standing, Told};
 use super::{Data, Evaluation, Interruption, State, Trainer};
@@ -12,10 +13,11 @@ use crate::checkpoint::Checkpoints;
 use crate::error::Error;
 use crate::event::{Concluded, Event, Observer};
 use crate::worker::Worker;
-use phalanx_comm::Group;
+use phalanx_comm::{Group, Rank};
 use phalanx_data::Target;
 use phalanx_job::Section;
 use phalanx_nn::{Module, Parameters};
+use phalanx_parallel::{Here, Strategy};
 use phalanx_tensor::Arena;
 use std::f64::consts::LN_2;
 use std::time::Instant;
@@ -44,10 +46,14 @@ pub(super) struct Course<'a> {
     concluded: bool,
     /// Whether the membership at hand goes on with what another had.
     goes_on: bool,
+    /// What kept this rank's part in the membership before, where ranks have parts.
+    before: Option<Box<dyn Strategy>>,
     /// The buffers before the step at hand, whose forward passes change them.
     before_step: Arena,
     /// Whether there is such a step, which doesn't count yet.
     in_step: bool,
+    /// The factor on the learning rate of that step, once its gradients are whole.
+    prepared: Option<f64>,
     /// Where the epoch at hand began for this rank.
     epoch_start: Option<EpochStart>,
     /// When the membership before was left.
@@ -99,23 +105,40 @@ impl<'a> Course<'a> {
             evaluated: None,
             concluded: false,
             goes_on: false,
+            before: None,
             before_step: parameters.buffers().like(),
             in_step: false,
+            prepared: None,
             epoch_start: None,
             left: None,
         }
     }
 
+    /// Whether this rank has nothing of the run.
+    pub(super) fn is_new(&self) -> bool {
+        self.standing == Standing::Fresh
+    }
+
     /// Makes the steps that are left, as long as the ranks are the same.
     pub(super) fn go(&mut self, state: &mut State) -> Result<End, Error> {
-        let mut run = self.begin(state)?;
+        let (mut run, beginning) = self.begin(state)?;
+        let end = self.get_ready(&mut run, state, beginning).and_then(|()| self.make_steps(&mut run, state));
+        if self.trainer.shares_out() && !matches!(end, Ok(End::Over { .. })) {
+            let because = end.as_ref().err().map(Error::to_string);
+            run.strategy.part(self.parameters, because.as_deref());
+            self.before = Some(run.strategy);
+        }
+        end
+    }
+
+    fn make_steps(&mut self, run: &mut Run<'a>, state: &mut State) -> Result<End, Error> {
         let (trainer, last, steps_per_epoch) = (self.trainer, run.steps(), run.steps_per_epoch());
         // An epoch whose steps are all made is not over before it was evaluated.
         while state.progress.step < last && !trainer.lost_patience(&state.progress)
             || state.progress.step_in_epoch == steps_per_epoch
             || self.goes_on && self.evaluated != Some(state.progress.step) && state.progress.step == last
         {
-            let tally = self.epoch(&mut run, state, last)?;
+            let tally = self.epoch(run, state, last)?;
             if tally.change && tally.stop.is_none() {
                 return Ok(End::Change);
             }
@@ -132,51 +155,151 @@ impl<'a> Course<'a> {
     }
 
     /// Brings the ranks together, whatever each of them has of the run.
-    fn begin(&mut self, state: &mut State) -> Result<Run<'a>, Error> {
+    fn begin(&mut self, state: &mut State) -> Result<(Run<'a>, Beginning), Error> {
         let Course { trainer, worker, model, parameters, data, .. } = *self;
         let _start = worker.pulse().enter(Section::Start);
         let group = worker.group();
         self.settle_checkpoint()?;
-        // A step that was given up is made again from where it began.
-        if std::mem::take(&mut self.in_step) {
-            parameters.buffers().copy_from(&self.before_step);
+        if let Some(checkpoints) = &mut self.checkpoints {
+            checkpoints.give_up_parts(self.observer);
         }
-        let mut told = Told { last: self.last.clone(), evaluated: self.evaluated };
         let since = Instant::now();
-        let settled = settle::settle(&group, self.standing, parameters, state, &mut told);
-        // What another has made without this rank, this one hasn't told.
-        self.tells &= told.last == self.last;
-        (self.last, self.evaluated) = (told.last, told.evaluated);
-        let settled = settled?;
+        let mut beginning = match trainer.shares_out() {
+            true => self.agree_on_parts(&group, state)?,
+            false => self.settle(&group, state)?,
+        };
         self.pass_on(&group)?;
-        self.goes_on = settled.is_some();
-        match settled {
-            // Whatever happens from here on, this rank has all of it.
-            Some(global_batch) => self.standing = Standing::Holds { global_batch },
-            None => parameters.give_first_values(),
-        }
+        let (standing, speaker) = match &beginning {
+            Beginning::Anew => (Standing::Fresh, Rank(0)),
+            Beginning::Checkpoint { global_batch } => {
+                (Standing::Lost { global_batch: *global_batch }, Rank(0))
+            }
+            Beginning::Whole { global_batch } => (Standing::Holds { global_batch: *global_batch }, Rank(0)),
+            Beginning::Newest(newest) => {
+                (Standing::Holds { global_batch: newest.global_batch() }, newest.source)
+            }
+        };
         let settling = since.elapsed();
-        let mut run = Run::prepare(trainer, worker, group, model, parameters, data, self.standing)?;
+        let run = Run::prepare(trainer, worker, group, model, parameters, data, standing, speaker)?;
         let preparing = since.elapsed() - settling;
         tracing::debug!("the state was settled in {settling:.1?}, the ranks prepared in {preparing:.1?}");
+        if let Beginning::Newest(newest) = &beginning {
+            let since = Instant::now();
+            let before = self.before.as_deref();
+            if newest.hand_over(&run.group, before, &*run.strategy, parameters, state)? {
+                if newest.own == Own::Nothing {
+                    self.take_up(newest, state);
+                }
+                // Whatever happens from here on, this rank has its part.
+                self.standing = standing;
+            } else {
+                beginning = Beginning::Checkpoint { global_batch: newest.global_batch() };
+            }
+            tracing::debug!("parts were handed over in {:.1?}", since.elapsed());
+        }
+        if let Beginning::Checkpoint { global_batch } = beginning
+            && !self.is_new()
+        {
+            self.standing = Standing::Lost { global_batch };
+        }
+        self.before = None;
+        Ok((run, beginning))
+    }
+
+    /// Brings all ranks to the newest state that any of them has, where each has all of it.
+    fn settle(&mut self, group: &Group, state: &mut State) -> Result<Beginning, Error> {
+        // A step that was given up is made again from where it began.
+        if std::mem::take(&mut self.in_step) {
+            self.parameters.buffers().copy_from(&self.before_step);
+        }
+        self.prepared = None;
+        let mut told = Told { last: self.last.clone(), evaluated: self.evaluated };
+        let settled = settle::settle(group, self.standing, self.parameters, state, &mut told);
+        self.take_over(told);
+        let Some(global_batch) = settled? else { return Ok(Beginning::Anew) };
+        // Whatever happens from here on, this rank has all of it.
+        self.standing = Standing::Holds { global_batch };
+        Ok(Beginning::Whole { global_batch })
+    }
+
+    /// Finds out what all ranks begin with, where each has only a part of it; this rank's is as new as any then.
+    fn agree_on_parts(&mut self, group: &Group, state: &mut State) -> Result<Beginning, Error> {
+        let told = Told { last: self.last.clone(), evaluated: self.evaluated };
+        let beginning = rebuild::agree(group, self.standing, self.prepared.is_some(), state, &told)?;
+        let (prepared, in_step) = (self.prepared.take(), std::mem::take(&mut self.in_step));
+        let Some(before) = &mut self.before else { return Ok(beginning) };
+        match &beginning {
+            Beginning::Newest(newest) if newest.own == Own::StepBefore => {
+                let (factor, device) =
+                    (prepared.expect("who isn't prepared owes no step"), self.worker.device());
+                // What can fail is to bring its result to others, who aren't there any more.
+                let _ = before.step(&mut state.optimizer, self.parameters, device, factor);
+                before.part(self.parameters, None);
+            }
+            // A step that was given up is made again from where it began.
+            _ if in_step => before.own_parameters(self.parameters).buffers().copy_from(&self.before_step),
+            _ => {}
+        }
+        if let Beginning::Newest(newest) = &beginning
+            && newest.own != Own::Nothing
+        {
+            self.take_up(newest, state);
+        }
+        Ok(beginning)
+    }
+
+    fn take_up(&mut self, newest: &Newest, state: &mut State) {
+        let mut told = Told { last: self.last.clone(), evaluated: self.evaluated };
+        newest.take_up(&mut state.progress, &mut told);
+        self.take_over(told);
+    }
+
+    /// Knows from now on what was told of the run: what another has made without this rank, this one hasn't told.
+    fn take_over(&mut self, told: Told) {
+        self.tells &= told.last == self.last;
+        (self.last, self.evaluated) = (told.last, told.evaluated);
+    }
+
+    /// Makes ready for the first step.
+    fn get_ready(&mut self, run: &mut Run<'a>, state: &mut State, beginning: Beginning) -> Result<(), Error> {
+        let Course { trainer, worker, parameters, .. } = *self;
+        let _start = worker.pulse().enter(Section::Start);
+        self.goes_on = matches!(beginning, Beginning::Whole { .. } | Beginning::Newest(_));
+        let is_lost = matches!(beginning, Beginning::Checkpoint { .. });
         let facts = run.facts();
-        if let Some(config) = &trainer.checkpoint {
-            let writes = self.checkpoints.as_ref().is_some_and(Checkpoints::writes);
-            if settled.is_none() {
+        let writes_alone = self.checkpoints.as_ref().is_some_and(Checkpoints::writes_alone);
+        match &trainer.checkpoint {
+            None if is_lost => return Err(Error::PartLost),
+            None => {}
+            Some(_) if self.goes_on && writes_alone => {}
+            Some(config) if self.goes_on => {
+                let strategy = &*run.strategy;
+                let own = Checkpoints::take_over(config, worker, facts, parameters, state, strategy)?;
+                self.checkpoints = Some(own);
+            }
+            Some(config) => {
+                // The newest one may be that which is being written.
+                if let Some(mut before) = self.checkpoints.take() {
+                    before.end_writing(self.observer);
+                }
                 let (strategy, observer) = (&mut *run.strategy, &mut *self.observer);
-                let begun = Checkpoints::begin(config, worker, facts, parameters, state, strategy, observer)?;
+                let begun = Checkpoints::begin(
+                    config, is_lost, worker, facts, parameters, state, strategy, observer,
+                )?;
                 self.checkpoints = Some(begun);
-            } else if !writes {
-                self.checkpoints = Some(Checkpoints::take_over(config, worker, facts, parameters, state)?);
+                (self.last, self.evaluated, self.epoch_start) = (None, None, None);
             }
         }
         // A mean that the checkpoint has, and this run doesn't follow, is none of its own.
         state.average = state.average.take().filter(|_| trainer.ema.is_some());
         state.optimizer.group(&trainer.groups, run.strategy.own_parameters(parameters))?;
+        let here = if matches!(beginning, Beginning::Newest(_)) { Here::Portion } else { Here::All };
+        run.strategy.begin(parameters, here)?;
+        self.before_step = run.strategy.own_parameters(parameters).buffers().like();
         self.standing = Standing::Holds { global_batch: run.deal.step() };
         run.clock.begin();
-        self.tell_beginning(&run, state);
-        Ok(run)
+        self.tell_beginning(run, state);
+        Ok(())
     }
 
     /// Hands what a rank that isn't the first any more couldn't tell to the one that is. It may have been the first while the one
@@ -232,20 +355,28 @@ impl<'a> Course<'a> {
         while state.progress.step < last && state.progress.step_in_epoch < steps_per_epoch {
             let (step, step_start) = (state.progress.step, Instant::now());
             let _step = self.worker.pulse().enter(Section::Step(step));
-            self.before_step.copy_from(self.parameters.buffers());
+            self.before_step.copy_from(run.strategy.own_parameters(self.parameters).buffers());
             self.in_step = true;
             let Some(made) = self.worker.unless_lost(|| run.gradients(&mut batches, &state.progress)) else {
+                run.strategy.part(self.parameters, Some("it has heard that another rank is lost"));
                 return Ok(Tally { change: true, ..Tally::default() });
             };
             let made = made?;
+            let factor = run.factor(&state.progress);
+            self.prepared = Some(factor);
             let since = Instant::now();
             let tally = run.exchange(&made)?;
             let comm = made.comm + since.elapsed();
             self.in_step = false;
-            let factor = run.factor(&state.progress);
             self.settle_checkpoint()?;
-            if !tally.overflow {
-                run.strategy.step(&mut state.optimizer, self.parameters, self.worker.device(), factor)?;
+            let device = self.worker.device();
+            // Even where it fails the step is made.
+            let moved = match tally.overflow {
+                true => Ok(()),
+                false => run.strategy.step(&mut state.optimizer, self.parameters, device, factor),
+            };
+            self.prepared = None;
+            if moved.is_ok() && !tally.overflow {
                 run.follow(&mut state.average);
             }
             let scale = run.loss_scale(&state.progress);
@@ -273,6 +404,7 @@ impl<'a> Course<'a> {
             let is_wanted = tally.overflow || step % self.observer.every().max(1) == 0 || step + 1 == last;
             self.last = Some(told).filter(|_| is_wanted);
             self.last.clone().into_iter().for_each(|told| self.tell(told));
+            moved?;
             // The last step of an epoch isn't followed by one, but by the end of the epoch.
             if state.progress.step_in_epoch < steps_per_epoch && tally.stop.is_none() {
                 self.after_step(run, state)?;
@@ -325,32 +457,41 @@ impl<'a> Course<'a> {
     /// Ends the run on all ranks: with a checkpoint, and where it wasn't interrupted with what the run leaves behind.
     fn finish(
         &mut self,
-        mut run: Run<'_>,
+        run: &mut Run<'_>,
         state: &mut State,
         interrupted: Option<Interruption>,
     ) -> Result<End, Error> {
         let _checkpoint = self.worker.pulse().enter(Section::Checkpoint);
-        run.strategy.gather()?;
         if let Some(checkpoints) = &mut self.checkpoints {
             if interrupted.is_some() {
                 checkpoints.ask();
             }
             checkpoints.finish(state, self.parameters, &mut *run.strategy, self.observer)?;
         }
+        // Who writes a part of the checkpoint doesn't need the rest.
+        match self.checkpoints.as_ref().is_some_and(Checkpoints::in_parts) {
+            true => run.strategy.gather_on_first()?,
+            false => run.strategy.gather()?,
+        }
+        // Whoever goes on with this state may share it out in another way.
+        let whole = run.strategy.whole_state(&state.optimizer)?.filter(|_| self.worker.is_first());
+        let part = whole.map(|whole| {
+            let part = state.optimizer.state().map(|(_, state)| state.with(<[f32]>::to_vec)).collect();
+            state.optimizer.take_over(state.optimizer.steps(), whole);
+            part
+        });
         if interrupted.is_none() && self.worker.is_first() && !self.concluded {
             let stopped_early = self.trainer.lost_patience(&state.progress);
             let (parameters, evaluation) = (self.parameters, self.evaluation);
             self.observer.conclude(&mut Concluded { parameters, state, evaluation, stopped_early })?;
             self.concluded = true;
         }
-        // Whoever goes on with this state may share it out in another way.
-        if let Some(whole) = run.strategy.whole_state(&state.optimizer)?
-            && self.worker.is_first()
-        {
-            state.optimizer.take_over(state.optimizer.steps(), whole);
-        }
         // Nobody leaves before the first rank has kept what is to be kept: where it fails in that, another is the first.
-        run.group.barrier()?;
+        if let Err(error) = run.group.barrier() {
+            // The run isn't over, and this rank has a part of it as before.
+            part.into_iter().for_each(|part| state.optimizer.take_over(state.optimizer.steps(), part));
+            return Err(error.into());
+        }
         Ok(End::Over { interrupted })
     }
 

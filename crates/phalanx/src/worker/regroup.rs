@@ -4,7 +4,7 @@
 use super::{PATIENCE, Worker, addresses, locked};
 use crate::error::Error;
 use phalanx_comm::Rank;
-use phalanx_job::{Link, Section};
+use phalanx_job::{GoesOn, Link, Section};
 use phalanx_wire::Deadline;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
@@ -15,28 +15,28 @@ pub(crate) struct InPlace<'a>(&'a Worker);
 impl Drop for InPlace<'_> {
     fn drop(&mut self) {
         if self.0.in_place.fetch_sub(1, Ordering::Relaxed) == 1 {
-            self.0.say_whether_in_place(false);
+            self.0.say_in_place(GoesOn::Not);
         }
     }
 }
 
 impl Worker {
-    /// Says that from now on this worker goes on without those that are lost, until what this returns is dropped. None where
-    /// the run doesn't go on when some are lost.
-    pub(crate) fn go_on_in_place(&self) -> Option<InPlace<'_>> {
+    /// Says with whom this worker goes on from now on when others are lost, until what this returns is dropped. None where the run
+    /// doesn't go on when some are lost.
+    pub(crate) fn go_on_in_place(&self, with: GoesOn) -> Option<InPlace<'_>> {
         if !self.is_elastic {
             return None;
         }
         if self.in_place.fetch_add(1, Ordering::Relaxed) == 0 {
-            self.say_whether_in_place(true);
+            self.say_in_place(with);
         }
         Some(InPlace(self))
     }
 
-    fn say_whether_in_place(&self, yes: bool) {
+    fn say_in_place(&self, with: GoesOn) {
         if let Some(link) = &self.link {
             // Who can't hear it hears nothing of the run any more.
-            let _ = locked(link).goes_on(yes);
+            let _ = locked(link).goes_on(with);
         }
     }
 

@@ -1,0 +1,148 @@
+//! As `settle.rs`, where each rank has only a part of the state: what was lost is handed over by whoever has it as well, to those in
+//! the place of the lost. Only where nobody has it does the newest checkpoint count.
+//!
+//! A step counts as soon as any rank has made it, and then all that are left make it: who has made one has come to its tally, which all
+//! ranks come to with whole gradients. So whoever was cut off in that tally still has these, and makes the step alone. Between two steps
+//! ranks differ in nothing but the step and what they keep of the model, so all that are left have parts of one state.
+
+use super::settle::{Header, KEY, Standing, Told, key, share_header};
+use super::{Progress, State};
+use crate::error::Error;
+use phalanx_comm::{Group, Rank};
+use phalanx_nn::{Parameters, Shadow};
+use phalanx_parallel::{HandOver, Strategy};
+use std::ops::Range;
+
+/// With what the ranks of a membership begin.
+pub(super) enum Beginning {
+    /// None of them has anything of the run.
+    Anew,
+    /// With the newest checkpoint of a run with so many samples a step: parts of what they had are lost.
+    Checkpoint {
+        /// Samples of a step.
+        global_batch: usize,
+    },
+    /// With what each of them has.
+    Whole {
+        /// Samples of a step.
+        global_batch: usize,
+    },
+    /// With what some of them have parts of.
+    Newest(Box<Newest>),
+}
+
+/// The newest state that there are parts of.
+pub(super) struct Newest {
+    /// The lowest rank that has come furthest.
+    pub(super) source: Rank,
+    /// What this rank has of it.
+    pub(super) own: Own,
+    header: Header,
+}
+
+/// What a rank has of a state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Own {
+    /// Nothing.
+    Nothing,
+    /// The state a step before, and the gradients of that step, whole.
+    StepBefore,
+    /// A part.
+    Part,
+}
+
+/// Finds out with what all ranks begin. `is_prepared` says whether this one has whole gradients of a step that it hasn't made.
+pub(super) fn agree(
+    group: &Group,
+    standing: Standing,
+    is_prepared: bool,
+    state: &State,
+    told: &Told,
+) -> Result<Beginning, Error> {
+    let own = key(standing, state, told);
+    let mut all = vec![0u64; KEY * group.world_size()];
+    group.all_gather(&own, &mut all)?;
+    let keys = all.as_chunks::<KEY>().0;
+    // Of equals the lowest rank.
+    let source = (0..keys.len()).rev().max_by_key(|&rank| keys[rank]).expect("a group has a rank");
+    let [stage, global_batch, step, ..] = keys[source];
+    match stage {
+        Standing::FRESH => return Ok(Beginning::Anew),
+        Standing::LOST => return Ok(Beginning::Checkpoint { global_batch: global_batch as usize }),
+        _ => {}
+    }
+    let source = Rank(source as u32);
+    let header = share_header(group, source, standing, state, told)?;
+    let has_any = matches!(standing, Standing::Holds { .. });
+    let own = match state.progress.step {
+        own if has_any && own == step => Own::Part,
+        own if has_any && is_prepared && own + 1 == step => Own::StepBefore,
+        _ => Own::Nothing,
+    };
+    Ok(Beginning::Newest(Box::new(Newest { source, own, header })))
+}
+
+impl Newest {
+    /// Samples of a step of the run.
+    pub(super) fn global_batch(&self) -> usize {
+        self.header.global_batch
+    }
+
+    /// Where the run is, and what was told of it.
+    pub(super) fn take_up(&self, progress: &mut Progress, told: &mut Told) {
+        (*progress, *told) = (self.header.position.into(), self.header.told.clone());
+    }
+
+    /// Brings this rank what `strategy` keeps: values and buffers to their places, and the optimizer's state to `state`. `before` is
+    /// what kept this rank's part in the membership before. False on all ranks where something of it is nowhere; a rank that fails
+    /// still has what it had.
+    pub(super) fn hand_over(
+        &self,
+        group: &Group,
+        before: Option<&dyn Strategy>,
+        strategy: &dyn Strategy,
+        parameters: &Parameters,
+        state: &mut State,
+    ) -> Result<bool, Error> {
+        let before = before.filter(|_| self.own != Own::Nothing);
+        let (held, wanted) = (before.map(|before| before.portion(parameters)), strategy.portion(parameters));
+        let Some(over) = HandOver::among(group, held.as_ref(), &wanted)? else { return Ok(false) };
+        let (old, new) =
+            (before.map(|before| before.own_parameters(parameters)), strategy.own_parameters(parameters));
+        let lent = || old.expect("only who has something is asked for it");
+        over.carry_out(
+            group,
+            |range, into| lent().values().with_flat(|all: &[f32]| into.copy_from_slice(&all[range])),
+            |range, values| new.values().flat_mut::<f32>()[range].copy_from_slice(values),
+        )?;
+        over.carry_buffers(
+            group,
+            new.buffers().layout().len(),
+            |into| lent().buffers().with_flat(|all: &[f32]| into.copy_from_slice(all)),
+            |buffers| new.buffers().write_flat(buffers),
+        )?;
+        // Who keeps what it had keeps the optimizer's arrays as they are.
+        let stays = held.as_ref() == Some(&wanted);
+        let own: Vec<Shadow> = state.optimizer.state().map(|(_, state)| state.clone()).collect();
+        let mut arrays = Vec::with_capacity(self.header.states);
+        for i in 0..self.header.states {
+            let mut array = vec![0.0; if stays { 0 } else { wanted.count() }];
+            let lent = |range: Range<usize>, into: &mut [f32]| {
+                let held = held.as_ref().expect("only who has something is asked for it");
+                own[i].with(|own| into.copy_from_slice(&own[held.place_of(&range)]));
+            };
+            over.carry_out(group, lent, |range, values| {
+                if !stays {
+                    array[wanted.place_of(&range)].copy_from_slice(values);
+                }
+            })?;
+            arrays.push(array);
+        }
+        drop(own);
+        if !stays {
+            state.optimizer.take_over(self.header.optimizer_steps, arrays);
+        }
+        new.count_as_given();
+        Ok(true)
+    }
+}
