@@ -28,7 +28,7 @@ pub(super) enum Beginning {
         global_batch: usize,
     },
     /// With what some of them have parts of.
-    Newest(Newest),
+    Newest(Box<Newest>),
 }
 
 /// The newest state that there are parts of.
@@ -79,7 +79,7 @@ pub(super) fn agree(
         own if has_any && is_prepared && own + 1 == step => Own::StepBefore,
         _ => Own::Nothing,
     };
-    Ok(Beginning::Newest(Newest { source, own, header }))
+    Ok(Beginning::Newest(Box::new(Newest { source, own, header })))
 }
 
 impl Newest {

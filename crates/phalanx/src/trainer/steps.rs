@@ -266,15 +266,15 @@ impl<'a> Course<'a> {
         self.goes_on = matches!(beginning, Beginning::Whole { .. } | Beginning::Newest(_));
         let is_lost = matches!(beginning, Beginning::Checkpoint { .. });
         let facts = run.facts();
+        let writes_alone = self.checkpoints.as_ref().is_some_and(Checkpoints::writes_alone);
         match &trainer.checkpoint {
             None if is_lost => return Err(Error::PartLost),
             None => {}
+            Some(_) if self.goes_on && writes_alone => {}
             Some(config) if self.goes_on => {
-                if !self.checkpoints.as_ref().is_some_and(Checkpoints::writes_alone) {
-                    let strategy = &*run.strategy;
-                    let own = Checkpoints::take_over(config, worker, facts, parameters, state, strategy)?;
-                    self.checkpoints = Some(own);
-                }
+                let strategy = &*run.strategy;
+                let own = Checkpoints::take_over(config, worker, facts, parameters, state, strategy)?;
+                self.checkpoints = Some(own);
             }
             Some(config) => {
                 // The newest one may be that which is being written.
