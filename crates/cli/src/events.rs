@@ -133,6 +133,8 @@ mod tests {
             world_size: 2,
             lr: 0.1,
             grad_norm: None,
+            loss_scale: None,
+            skipped: false,
             ms: 1.0,
             input_ms: 0.0,
             comm_ms: 0.0,

@@ -67,7 +67,7 @@ fn told(finding: &Finding) -> String {
     };
     match finding {
         Finding::Operations { name, dtype, cases, apart, tolerance, failure } => format!(
-            "{name:<42} {dtype} {cases:>4} cases, {apart:.1e} off, {tolerance:.1e} allowed: {}",
+            "{name:<42} {dtype:<4} {cases:>4} cases, {apart:.1e} off, {tolerance:.1e} allowed: {}",
             verdict(failure)
         ),
         Finding::Run { name, steps, apart, tolerance, failure } => format!(

@@ -301,7 +301,11 @@ impl Fleet {
 
     fn said(&mut self, now: Instant, id: NodeId, said: FromAgent, todo: &mut Vec<Order>) {
         let Some(member) = self.members.get_mut(&id) else {
-            return todo.push(Order::Drop(id));
+            // One that was told where to go may have to ask again, where it finds nobody yet.
+            if !matches!((&self.phase, &said), (Phase::Elsewhere(_), FromAgent::Beat)) {
+                todo.push(Order::Drop(id));
+            }
+            return;
         };
         member.heard = now;
         match said {

@@ -1,6 +1,6 @@
 // Batch normalisation of rows of `width` channels, as images are whose channels run fastest. What follows it in a residual network,
-// a sum with the shortcut and a ReLU, is done in the same pass, and so is their part of the gradient. Statistics of a channel are
-// in float; what is merged over pieces, and may be summed over ranks, is in double.
+// a sum with the shortcut and a ReLU, is done in the same pass, and so is their part of the gradient. Statistics of a channel, its
+// weight and its bias are in float; what is merged over pieces, and may be summed over ranks, is in double.
 #include "columns.cuh"
 #include "grid.cuh"
 
@@ -75,12 +75,12 @@ extern "C" __global__ void batch_scales(const float *variances, float *scales, i
 }
 
 // `out = (x - mean) scale weight + bias`, plus `plus`, cut off below zero if `relu` isn't 0. Weight, bias and `plus` may be null.
-extern "C" __global__ void batch_normalise(const T *x, const float *means, const float *scales, const T *weight, const T *bias,
+extern "C" __global__ void batch_normalise(const T *x, const float *means, const float *scales, const float *weight, const float *bias,
                                            const T *plus, T *out, i64 rows, i64 width, i64 relu) {
     for (i64 i = first_element(); i < rows * width; i += all_threads()) {
         const i64 c = i % width;
-        const float mul = weight ? scales[c] * wide(weight[c]) : scales[c];
-        float y = (wide(x[i]) - means[c]) * mul + (bias ? wide(bias[c]) : 0.0f);
+        const float mul = weight ? scales[c] * weight[c] : scales[c];
+        float y = (wide(x[i]) - means[c]) * mul + (bias ? bias[c] : 0.0f);
         if (plus) y += wide(plus[i]);
         out[i] = stored(relu && y <= 0.0f ? 0.0f : y);
     }
@@ -125,20 +125,20 @@ extern "C" __global__ void merge_sums(const float *grad_parts, const float *prod
 }
 
 // The gradients of weight and bias, from the sums of this part of the batch; either may be null.
-extern "C" __global__ void batch_channel_gradients(const double *sums, const float *scales, T *weight, T *bias, i64 width) {
+extern "C" __global__ void batch_channel_gradients(const double *sums, const float *scales, float *weight, float *bias, i64 width) {
     for (i64 c = first_element(); c < width; c += all_threads()) {
-        if (weight) weight[c] = stored((float)(sums[width + c] * (double)scales[c]));
-        if (bias) bias[c] = stored((float)sums[c]);
+        if (weight) weight[c] = (float)(sums[width + c] * (double)scales[c]);
+        if (bias) bias[c] = (float)sums[c];
     }
 }
 
 // What the gradient of the input needs of each channel: `factors` (3, width) = weight times scale, the mean of grad, and the mean of
 // grad (x - mean) times the scale squared. The means are 0 where `sums` is null: then the statistics were given.
-extern "C" __global__ void batch_factors(const double *sums, const float *scales, const T *weight, float *factors, i64 width,
+extern "C" __global__ void batch_factors(const double *sums, const float *scales, const float *weight, float *factors, i64 width,
                                          double count) {
     for (i64 c = first_element(); c < width; c += all_threads()) {
         const double scale = (double)scales[c];
-        factors[c] = weight ? scales[c] * wide(weight[c]) : scales[c];
+        factors[c] = weight ? scales[c] * weight[c] : scales[c];
         factors[width + c] = sums ? (float)(sums[c] / count) : 0.0f;
         factors[2 * width + c] = sums ? (float)(sums[width + c] / count * scale * scale) : 0.0f;
     }

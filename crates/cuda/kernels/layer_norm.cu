@@ -1,9 +1,9 @@
-// Normalisation of rows of `width` numbers, forward and backward. Each row's mean and 1/std stay in float. Weight and bias are
-// null where there are none.
+// Normalisation of rows of `width` numbers, forward and backward. Each row's mean and 1/std are in float, and so are weight and
+// bias, which are null where there are none.
 #include "columns.cuh"
 #include "grid.cuh"
 
-extern "C" __global__ void layer_norm(const T *in, const T *weight, const T *bias, T *out, float *means, float *scales, i64 rows,
+extern "C" __global__ void layer_norm(const T *in, const float *weight, const float *bias, T *out, float *means, float *scales, i64 rows,
                                       i64 width, float eps) {
     __shared__ float room[MAX_WARPS];
     for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
@@ -16,14 +16,14 @@ extern "C" __global__ void layer_norm(const T *in, const T *weight, const T *bia
         const float scale = 1.0f / sqrtf(sum_of_block(squares, room) / (float)width + eps);
         for (i64 i = threadIdx.x; i < width; i += blockDim.x) {
             const float u = (wide(x[i]) - mean) * scale;
-            out[row * width + i] = stored((weight ? u * wide(weight[i]) : u) + (bias ? wide(bias[i]) : 0.0f));
+            out[row * width + i] = stored((weight ? u * weight[i] : u) + (bias ? bias[i] : 0.0f));
         }
         if (threadIdx.x == 0) means[row] = mean, scales[row] = scale;
     }
 }
 
 // With u = (x - mean) scale and h = grad weight, the gradient of a row is scale (h - mean(h) - u mean(h u)).
-extern "C" __global__ void layer_norm_gradient(const T *in, const T *weight, const T *grad, const float *means, const float *scales,
+extern "C" __global__ void layer_norm_gradient(const T *in, const float *weight, const T *grad, const float *means, const float *scales,
                                                T *out, i64 rows, i64 width) {
     __shared__ float room[MAX_WARPS];
     for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
@@ -31,13 +31,13 @@ extern "C" __global__ void layer_norm_gradient(const T *in, const T *weight, con
         const float mean = means[row], scale = scales[row];
         float sum_h = 0.0f, sum_hu = 0.0f;
         for (i64 i = threadIdx.x; i < width; i += blockDim.x) {
-            const float h = wide(grad[start + i]) * (weight ? wide(weight[i]) : 1.0f);
+            const float h = wide(grad[start + i]) * (weight ? weight[i] : 1.0f);
             sum_h += h;
             sum_hu += h * ((wide(in[start + i]) - mean) * scale);
         }
         const float mean_h = sum_of_block(sum_h, room) / (float)width, mean_hu = sum_of_block(sum_hu, room) / (float)width;
         for (i64 i = threadIdx.x; i < width; i += blockDim.x) {
-            const float h = wide(grad[start + i]) * (weight ? wide(weight[i]) : 1.0f);
+            const float h = wide(grad[start + i]) * (weight ? weight[i] : 1.0f);
             out[start + i] = stored(scale * (h - mean_h - (wide(in[start + i]) - mean) * scale * mean_hu));
         }
     }

@@ -1,6 +1,7 @@
 //! Files of weights: safetensors with PyTorch's names and layouts, read and written; `.pth` files, read (`pth.rs`).
 
 use crate::{foreign, pth};
+use half::{bf16, f16};
 use phalanx_tensor::{MAX_DIMS, Shape};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use std::fs::{self, File};
@@ -133,7 +134,7 @@ impl Weights {
 
     /// Reads the content of a file of weights; says what is wrong with it.
     ///
-    /// Of a safetensors file, f32 and f64 arrays are taken, and others are errors. Of a file that `torch.save` wrote, the
+    /// Of a safetensors file, arrays of f32, f64, bf16 and f16 are taken, and others are errors. Of a file that `torch.save` wrote, the
     /// state dict is taken, which may lie in a checkpoint under `model`, `state_dict`, `model_state_dict` or `net`: its tensors
     /// of f32, f64, f16 and bf16, while those of integers and bools (counters, masks) are left out. A `module.` that all names
     /// begin with, as under DDP, is taken off. No code that such a file may contain is run.
@@ -158,7 +159,13 @@ impl Weights {
                 Dtype::F64 => {
                     view.data().as_chunks::<8>().0.iter().map(|&b| f64::from_le_bytes(b) as f32).collect()
                 }
-                other => return Err(format!("{name} holds {other:?}: only F32 and F64 are read")),
+                Dtype::BF16 => {
+                    view.data().as_chunks::<2>().0.iter().map(|&b| bf16::from_le_bytes(b).to_f32()).collect()
+                }
+                Dtype::F16 => {
+                    view.data().as_chunks::<2>().0.iter().map(|&b| f16::from_le_bytes(b).to_f32()).collect()
+                }
+                other => return Err(format!("{name} holds {other:?}: F32, F64, BF16 and F16 are read")),
             };
             weights.push(name, shape, &values);
         }
@@ -346,5 +353,13 @@ mod tests {
         let doubles =
             Weights::from_bytes(&file(r#"{"w":{"dtype":"F64","shape":[1,2],"data_offsets":[0,16]}}"#, 16));
         assert_eq!(doubles.unwrap().get("w").unwrap().1, [0.0, 0.0]);
+        // 1.5 and -2 in 16 bits.
+        for (dtype, halves) in [("BF16", [[0xc0, 0x3f], [0x00, 0xc0]]), ("F16", [[0x00, 0x3e], [0x00, 0xc0]])]
+        {
+            let header = format!(r#"{{"w":{{"dtype":"{dtype}","shape":[2],"data_offsets":[0,4]}}}}"#);
+            let mut bytes = file(&header, 0);
+            bytes.extend(halves.as_flattened());
+            assert_eq!(Weights::from_bytes(&bytes).unwrap().get("w").unwrap().1, [1.5, -2.0], "{dtype}");
+        }
     }
 }

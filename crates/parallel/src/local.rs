@@ -25,7 +25,8 @@ pub struct Pass<'a> {
     pub target: Tensor,
     /// The pass, which names the samples.
     pub ctx: Ctx,
-    /// The share of these samples in all samples of the step.
+    /// What the gradients of the samples' mean loss count: the share of these samples in all samples of the step, times the loss scale where
+    /// there is one.
     pub weight: f64,
     /// Whether the step's gradients are whole after it.
     pub sync: Sync,

@@ -1,26 +1,26 @@
 //! Passes that a GPU records as a graph once, and then makes again with other samples at the cost of one call.
 //!
 //! The first pass of a kind is made as ever, the second is rehearsed (`phalanx_tensor::Rehearsal`) and recorded, all later ones are
-//! replays. A kind is the shape of the samples and their weight: the last, smaller batch of an epoch is another, and is made as
-//! ever. The losses and gradients of a replay have the bits of the pass that it stands for.
+//! replays. A kind is the shape of the samples and the type of products: the last, smaller batch of an epoch is another, and is
+//! made as ever. The losses and gradients of a replay have the bits of the pass that it stands for.
 
 use crate::error::Error;
-use crate::local::{Local, Pass, Whole, weighted};
+use crate::local::{Local, Pass, Whole};
 use crate::single::Nobody;
-use phalanx_tensor::{DType, Replay, Shape, Tensor};
+use phalanx_tensor::{Arena, DType, Replay, Shape, Tensor, autocast_dtype, backward};
 
 /// What passes of one kind have in common.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) struct Kind {
     input: (Shape, DType),
     target: (Shape, DType),
-    weight: f64,
+    products: DType,
 }
 
 impl Kind {
     fn of(pass: &Pass<'_>) -> Kind {
         let of = |tensor: &Tensor| (*tensor.shape(), tensor.dtype());
-        Kind { input: of(&pass.input), target: of(&pass.target), weight: pass.weight }
+        Kind { input: of(&pass.input), target: of(&pass.target), products: autocast_dtype() }
     }
 }
 
@@ -43,6 +43,9 @@ pub(crate) struct Recorded {
     kind: Kind,
     input: Tensor,
     target: Tensor,
+    /// What the loss weighs, and the same as the host knows it.
+    weight: Tensor,
+    weighs: f64,
     loss: Tensor,
     /// Parameters that it makes gradients of.
     made: Vec<usize>,
@@ -66,9 +69,10 @@ impl Replays {
 
     /// Makes the pass, and records it.
     fn record(&mut self, pass: &Pass<'_>) -> Result<f64, Error> {
-        let Pass { model, parameters, loss, ctx, weight, sync, .. } = pass;
+        let Pass { model, parameters, loss, ctx, sync, .. } = pass;
         // They stay where they are, and their values are those of the pass at hand.
         let [input, target] = [&pass.input, &pass.target].map(Tensor::copied);
+        let weight = Tensor::scalar(input.device(), pass.weight, DType::F32);
         let fixed = Pass {
             model: *model,
             parameters,
@@ -76,12 +80,12 @@ impl Replays {
             input: input.clone(),
             target: target.clone(),
             ctx: ctx.clone(),
-            weight: *weight,
+            weight: pass.weight,
             sync: *sync,
         };
         let forth_and_back = || {
             let loss = fixed.forward(None).expect("it has samples");
-            weighted(&loss, *weight, &mut Nobody);
+            backward(&[(&loss, Some(&weight.cast(loss.dtype())))], &mut Nobody);
             loss.detach()
         };
         let device = input.device().clone();
@@ -104,7 +108,16 @@ impl Replays {
         let (kind, made) = (Kind::of(pass), parameters.grads().made());
         // The passes before had buffers of their own, which nobody wants any more.
         device.release_cached();
-        *self = Replays::Recorded(Box::new(Recorded { kind, input, target, loss, made, replay }));
+        *self = Replays::Recorded(Box::new(Recorded {
+            kind,
+            input,
+            target,
+            weight,
+            weighs: pass.weight,
+            loss,
+            made,
+            replay,
+        }));
         Ok(value)
     }
 }
@@ -117,8 +130,13 @@ impl Recorded {
     fn again(&mut self, pass: &Pass<'_>) -> Result<f64, Error> {
         self.input.copy_from(&pass.input);
         self.target.copy_from(&pass.target);
+        if std::mem::replace(&mut self.weighs, pass.weight) != pass.weight {
+            self.weight.fill(pass.weight);
+        }
         let (parameters, ctx) = (pass.parameters, &pass.ctx);
+        let casts = parameters.grads().casts();
         let written = [parameters.grads().arena(), parameters.buffers()];
+        let written: Vec<&Arena> = written.into_iter().chain(&casts).collect();
         let again = self.replay.again(ctx.step(), ctx.samples(), &written, &[parameters.values()]);
         again.map_err(failed)?;
         parameters.grads().were_made(&self.made);

@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::local::{Local, Pass, weighted};
 use crate::pipeline::parts;
 use phalanx_nn::{Ctx, Module, Parameters};
-use phalanx_tensor::{Device, GradSink, LeafId, Tensor};
+use phalanx_tensor::{DType, Device, GradSink, LeafId, Tensor, autocast, autocast_dtype};
 use std::fmt;
 use std::sync::Arc;
 
@@ -77,12 +77,14 @@ impl Copy {
     }
 
     /// Its part of a pass: the mean loss over so many of the pass's samples.
-    fn pass(&self, pass: &Pass<'_>, part: Part) -> f64 {
+    fn pass(&self, pass: &Pass<'_>, part: Part, products: DType) -> f64 {
         self.parameters.grads().zero();
         self.follow(pass.parameters);
         let Part { input, target, mut ctx, weight } = part;
-        let output = self.model.forward(&input.to(&self.device), &mut ctx);
-        let loss = pass.loss.of_pass(&output, &target.to(&self.device), &ctx);
+        let loss = autocast(products, || {
+            let output = self.model.forward(&input.to(&self.device), &mut ctx);
+            pass.loss.of_pass(&output, &target.to(&self.device), &ctx)
+        });
         weighted(&loss, weight, &mut Own::default());
         self.parameters.grads().settle();
         loss.item() * weight
@@ -112,6 +114,8 @@ impl Local for DataParallel {
             });
         let first = parts.next().expect("there are samples");
         let mut own = Own::default();
+        // What holds for this thread holds for the others.
+        let products = autocast_dtype();
         // A device without samples has no gradients.
         let (losses, used): (f64, Vec<&Copy>) = std::thread::scope(|scope| {
             let threads: Vec<_> = parts
@@ -119,7 +123,7 @@ impl Local for DataParallel {
                 .enumerate()
                 .map(|(i, (part, copy))| {
                     let thread = std::thread::Builder::new().name(format!("replica-{}", i + 1));
-                    let thread = thread.spawn_scoped(scope, move || copy.pass(pass, part));
+                    let thread = thread.spawn_scoped(scope, move || copy.pass(pass, part, products));
                     (thread.expect("the system has a thread for each device"), copy)
                 })
                 .collect();

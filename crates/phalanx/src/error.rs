@@ -1,6 +1,7 @@
 //! What can end a training program.
 
 use crate::device::DeviceSpec;
+use crate::trainer::Precision;
 use phalanx_comm::Rank;
 use phalanx_nn::NotFinite;
 use thiserror::Error;
@@ -65,6 +66,16 @@ pub enum Error {
     )]
     BesideSharding {
         /// What was asked for.
+        what: &'static str,
+    },
+    /// A type of numbers that can't be had with something else.
+    #[error(
+        "train.precision={precision} can't be had with {what}\nhint: train.precision=float32 can, and --strategy ddp computes in every precision"
+    )]
+    BesidePrecision {
+        /// What products were to be made in.
+        precision: Precision,
+        /// What it can't be had with.
         what: &'static str,
     },
     /// Statistics over the batch of all ranks, of batches that fall into parts.

@@ -39,6 +39,12 @@ pub enum Event {
         /// The norm of all gradients before they were clipped by it, if they are.
         #[serde(skip_serializing_if = "Option::is_none")]
         grad_norm: Option<f64>,
+        /// What the loss was scaled by, in float16.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        loss_scale: Option<f64>,
+        /// Whether the weights stayed as they were, since some gradients were too large for float16.
+        #[serde(default, skip_serializing_if = "is_false")]
+        skipped: bool,
         /// How long the step took, in milliseconds.
         ms: f64,
         /// How much of that the first rank waited for samples.
@@ -145,6 +151,11 @@ pub enum Event {
         /// Whether the run ended before its epochs, for want of anything better.
         stopped_early: bool,
     },
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde hands over a reference")]
+fn is_false(flag: &bool) -> bool {
+    !flag
 }
 
 fn is_zero(count: &u64) -> bool {

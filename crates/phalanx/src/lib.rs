@@ -56,8 +56,8 @@ pub use phalanx_parallel as parallel;
 pub use phalanx_tensor as tensor;
 pub use recipe::{Recipe, RecipeError};
 pub use trainer::{
-    Best, Evaluation, Interruption, OnNan, Progress, Requests, State, TimeLimit, Trained, Trainer, Used,
-    Watch,
+    Best, Evaluation, Interruption, LossScale, OnNan, Precision, Progress, Requests, State, TimeLimit,
+    Trained, Trainer, Used, Watch,
 };
 pub use worker::{Arrival, Worker, cores, spawn};
 

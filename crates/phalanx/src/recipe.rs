@@ -251,6 +251,9 @@ pub struct TrainRecipe {
     /// Whether a run on one GPU records the pass of a step as a graph and replays it. Default no.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub graphs: Option<bool>,
+    /// What products are made in: `float32`, the default, `tf32`, `bfloat16` or `float16`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub precision: Option<String>,
     /// The largest norm of all gradients together. Default: any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub clip_norm: Option<f64>,

@@ -1,6 +1,6 @@
 //! Whether a device is well: every operation with its gradients, a run of PyTorch's, two ranks against one, and how fast it is.
 //!
-//! Operations are tried at the inputs that the engine's own tests take ([`phalanx_tensor::cases`]), in float32, against a CPU in
+//! Operations are tried at the inputs that the engine's own tests take ([`phalanx_tensor::cases`]), in float32, bfloat16 and float16, against a CPU in
 //! float64 from the same numbers. What fails is told and the rest goes on, so one broken kernel doesn't hide another; a device that
 //! can't be used at all fails everything from there on, in its own words.
 
@@ -10,7 +10,6 @@ mod ranks;
 mod rates;
 
 pub use golden::{Golden, Nearness, unit};
-pub use operations::TOLERANCE;
 
 use crate::error::Error;
 use phalanx_tensor::Device;
@@ -37,7 +36,7 @@ pub enum Finding {
         /// Which.
         name: String,
         /// The type that the device computed in.
-        dtype: &'static str,
+        dtype: String,
         /// How many inputs it was tried at.
         cases: usize,
         /// The largest distance from the right result, relative to the largest of its numbers and 1.

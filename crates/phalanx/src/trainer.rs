@@ -12,6 +12,7 @@ mod deal;
 mod evaluate;
 mod judge;
 mod listener;
+mod precision;
 mod rebuild;
 mod requests;
 mod run;
@@ -24,6 +25,7 @@ mod used;
 
 pub use evaluate::Evaluation;
 pub use judge::{Best, Watch};
+pub use precision::{LossScale, Precision};
 pub use requests::Requests;
 pub use state::{Progress, State};
 pub use time_limit::{Interruption, TimeLimit};
@@ -67,6 +69,9 @@ pub struct Trainer {
     /// Whether a run on one GPU records the pass of a step as a graph and replays it: the same bits with fewer calls. Steps of several
     /// passes, and runs of several ranks, make theirs as ever. Default no.
     pub graphs: bool,
+    /// What products are made in. Weights, gradients and the optimizer's state are float32 in any case. Runs whose passes go through a
+    /// pipeline, or whose model is shared out among ranks, compute in float32. Default: float32.
+    pub precision: Precision,
     /// How large gradients may be. Default: as they are.
     pub clip: Clip,
     /// Parameters that the optimizer treats in their own way. Default: none.
@@ -122,6 +127,7 @@ impl Default for Trainer {
             accumulate: 1,
             drop_last: false,
             graphs: false,
+            precision: Precision::default(),
             clip: Clip::default(),
             groups: Vec::new(),
             on_nan: OnNan::Loss,

@@ -5,6 +5,7 @@
 //! copied between them. Each parameter stays a tensor of its own with its own run-time borrow (S-BORROW in
 //! [`crate::storage`]), so one range can be reduced over the network while the backward pass still writes another.
 
+use crate::casts::Casts;
 use crate::cpu::copy::{from_channels_last, from_pixels, from_taps, to_channels_last, to_pixels, to_taps};
 use crate::device::{Backend, Device};
 use crate::dtype::{DType, Element};
@@ -235,6 +236,16 @@ impl Arena {
         Arc::strong_count(&self.0) == 1
     }
 
+    /// What tells its memory from all other.
+    pub(crate) fn memory_of_all(&self) -> &Arc<Memory> {
+        &self.0.memory
+    }
+
+    /// How often parameter `i` was borrowed for writing.
+    pub(crate) fn writes(&self, i: usize) -> u64 {
+        self.0.parts[i].writes()
+    }
+
     pub(crate) fn memory(&self) -> &Memory {
         self.device().private(|pass| pass.hold(&self.0.memory));
         &self.0.memory
@@ -433,6 +444,7 @@ impl<T: Element> DerefMut for Span<T> {
 pub struct Grads {
     arena: Arena,
     stale: Arc<[AtomicBool]>,
+    casts: Arc<Casts>,
 }
 
 impl Grads {
@@ -444,7 +456,8 @@ impl Grads {
     /// The same in this arena.
     pub fn over(arena: Arena) -> Grads {
         let stale = (0..arena.layout().count()).map(|_| AtomicBool::new(true)).collect();
-        Grads { arena, stale }
+        let casts = Arc::new(Casts::new(arena.layout()));
+        Grads { arena, stale, casts }
     }
 
     /// The memory of the gradients. Slots without a gradient hold old values until [`Grads::settle`].
@@ -481,6 +494,11 @@ impl Grads {
         unused
     }
 
+    /// Where the parameters lie that were cast to a float of 16 bits, once one was.
+    pub fn casts(&self) -> Option<Arena> {
+        self.casts.arena()
+    }
+
     /// Parameter `i` of `values` as a leaf whose gradient is written to slot `i` of this arena.
     #[track_caller]
     pub fn leaf(&self, i: usize, values: &Arena) -> Tensor {
@@ -489,7 +507,8 @@ impl Grads {
             "leaf: the values have another layout than the gradients"
         );
         let mut tensor = values.tensor(i);
-        let slot = Slot { tensor: self.arena.tensor(i), stale: Arc::clone(&self.stale), index: i };
+        let (stale, casts) = (Arc::clone(&self.stale), Arc::clone(&self.casts));
+        let slot = Slot { tensor: self.arena.tensor(i), stale, casts, values: values.clone(), index: i };
         tensor.node = Some(graph::leaf(&tensor.device().clone(), Some(slot)));
         tensor
     }
@@ -499,6 +518,8 @@ impl Grads {
 pub(crate) struct Slot {
     tensor: Tensor,
     stale: Arc<[AtomicBool]>,
+    casts: Arc<Casts>,
+    values: Arena,
     index: usize,
 }
 
@@ -513,6 +534,11 @@ impl Slot {
 
     pub(crate) fn tensor(&self) -> Tensor {
         self.tensor.clone()
+    }
+
+    /// The leaf's values in this type, cast once for as long as they stay what they are; none where they can't be kept so.
+    pub(crate) fn cast(&self, dtype: DType) -> Option<Tensor> {
+        self.casts.of(self.index, &self.values, dtype)
     }
 
     /// Makes the slot hold its old gradient (unless stale) plus `grad`, which may lie in the slot already.

@@ -1,6 +1,7 @@
 //! What operations are tried on, for all who check them: shapes, and what is made of tensors of them. Tests hold gradients against
 //! differences and GPUs against CPUs at these, and so does whoever wants to know whether a device is well.
 
+pub mod beside;
 pub mod edges;
 
 use crate::{
@@ -21,12 +22,13 @@ pub trait Check {
     }
 }
 
-/// Random numbers between -1 and 1, the same in every type and on every device.
+/// Random numbers between -1 and 1, the same on every device, and in every type but for its rounding.
 pub fn random(like: &Tensor, shape: &[usize], stream: u64) -> Tensor {
     let (key, n) = (Philox::new(42, stream), shape.iter().product::<usize>());
     let values: Vec<f32> = (0..n).map(|i| 2.0 * key.unit(i as u64) - 1.0).collect();
     match like.dtype() {
         DType::F32 => Tensor::from_slice(like.device(), &values, shape),
+        half @ (DType::BF16 | DType::F16) => Tensor::from_slice(like.device(), &values, shape).cast(half),
         _ => Tensor::from_slice(
             like.device(),
             &values.iter().map(|&x| f64::from(x)).collect::<Vec<_>>(),

@@ -1,6 +1,7 @@
 //! Element types. A tensor's dtype is a run-time value; kernels are generic over [`Element`] or [`Float`] and are
 //! chosen once per operation.
 
+use half::{bf16, f16};
 use std::fmt;
 
 /// The type of a tensor's elements.
@@ -10,6 +11,10 @@ pub enum DType {
     F32,
     /// 64-bit IEEE float: what gradients are checked in.
     F64,
+    /// The upper half of a 32-bit IEEE float: its range, with 8 bits of precision.
+    BF16,
+    /// 16-bit IEEE float: 11 bits of precision, and nothing beyond 65504.
+    F16,
     /// 64-bit signed integer: class labels and indices.
     I64,
     /// 8-bit unsigned integer: pixels and small positions.
@@ -22,13 +27,25 @@ impl DType {
         match self {
             DType::F32 => 4,
             DType::F64 | DType::I64 => 8,
+            DType::BF16 | DType::F16 => 2,
             DType::U8 => 1,
         }
     }
 
     /// Whether values of this type can carry a gradient.
     pub const fn is_float(self) -> bool {
-        matches!(self, DType::F32 | DType::F64)
+        matches!(self, DType::F32 | DType::F64) || self.is_half()
+    }
+
+    /// Whether it is one of the two floats of 16 bits. Values are kept in these, and computed with in f32.
+    pub const fn is_half(self) -> bool {
+        matches!(self, DType::BF16 | DType::F16)
+    }
+
+    /// What values of this type are computed with: f32 for floats of 16 bits, else the type itself. Statistics, and weights of norms,
+    /// are kept in it.
+    pub(crate) const fn wide(self) -> DType {
+        if self.is_half() { DType::F32 } else { self }
     }
 }
 
@@ -37,6 +54,8 @@ impl fmt::Display for DType {
         f.write_str(match self {
             DType::F32 => "f32",
             DType::F64 => "f64",
+            DType::BF16 => "bf16",
+            DType::F16 => "f16",
             DType::I64 => "i64",
             DType::U8 => "u8",
         })
@@ -47,6 +66,8 @@ mod sealed {
     pub trait Sealed {}
     impl Sealed for f32 {}
     impl Sealed for f64 {}
+    impl Sealed for half::bf16 {}
+    impl Sealed for half::f16 {}
     impl Sealed for i64 {}
     impl Sealed for u8 {}
 }
@@ -55,7 +76,7 @@ mod sealed {
 pub trait Element: sealed::Sealed + Copy + PartialOrd + Default + Send + Sync + fmt::Debug + 'static {
     /// The run-time value that stands for this type.
     const DTYPE: DType;
-    /// The nearest value of this type (integers truncate).
+    /// The nearest value of this type (integers truncate); of floats of 16 bits the one that is nearest to the nearest f32.
     fn from_f64(value: f64) -> Self;
     /// This value as a double.
     fn to_f64(self) -> f64;
@@ -74,6 +95,21 @@ macro_rules! elements {
     )*};
 }
 elements!(f32 => F32, f64 => F64, i64 => I64, u8 => U8);
+
+/// One row a float of 16 bits.
+macro_rules! halves {
+    ($($t:ty => $dtype:ident),*) => {$(
+        impl Element for $t {
+            const DTYPE: DType = DType::$dtype;
+            // The crate's own way from a double cuts off bits before it rounds.
+            #[inline(always)]
+            fn from_f64(value: f64) -> Self { <$t>::from_f32(value as f32) }
+            #[inline(always)]
+            fn to_f64(self) -> f64 { f64::from(self.to_f32()) }
+        }
+    )*};
+}
+halves!(bf16 => BF16, f16 => F16);
 
 /// The bytes of some elements.
 pub(crate) fn bytes_of<T: Element>(values: &[T]) -> &[u8] {
@@ -203,7 +239,7 @@ macro_rules! with_float {
                 type $T = f64;
                 $body
             }
-            other => panic!("{}: needs a float tensor, got {other}", $what),
+            other => panic!("{}: needs a tensor of f32 or f64, got {other}", $what),
         }
     };
 }
@@ -224,6 +260,18 @@ macro_rules! with_element {
                 type $T = f64;
                 $body
             }
+            $crate::DType::BF16 => {
+                #[allow(unused_imports)]
+                use $crate::dtype::{Element as _, Float as _};
+                type $T = half::bf16;
+                $body
+            }
+            $crate::DType::F16 => {
+                #[allow(unused_imports)]
+                use $crate::dtype::{Element as _, Float as _};
+                type $T = half::f16;
+                $body
+            }
             $crate::DType::I64 => {
                 #[allow(unused_imports)]
                 use $crate::dtype::{Element as _, Float as _};
@@ -240,3 +288,38 @@ macro_rules! with_element {
     };
 }
 pub(crate) use {with_element, with_float};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The nearest, and of two that are as near the even one; what is too large becomes infinite.
+    #[test]
+    fn halves_round_once_and_to_even() {
+        let bits =
+            |x: f64| (<bf16 as Element>::from_f64(x).to_bits(), <f16 as Element>::from_f64(x).to_bits());
+        let rows = [
+            (1.0, 0x3f80, 0x3c00),
+            (1.0 + 2f64.powi(-9), 0x3f80, 0x3c02),
+            // Just above half of a last place of bf16, by a bit that is the last of an f32.
+            (1.0 + 2f64.powi(-8), 0x3f80, 0x3c04),
+            (1.0 + 2f64.powi(-8) + 2f64.powi(-23), 0x3f81, 0x3c04),
+            (1.0 + 3.0 * 2f64.powi(-8), 0x3f82, 0x3c0c),
+            (1.0 + 2f64.powi(-11), 0x3f80, 0x3c00),
+            (1.0 + 2f64.powi(-11) + 2f64.powi(-23), 0x3f80, 0x3c01),
+            (65519.0, 0x4780, 0x7bff),
+            (65520.0, 0x4780, 0x7c00),
+            (2f64.powi(-24), 0x3380, 0x0001),
+            (2f64.powi(-25), 0x3300, 0x0000),
+            (f64::from(f32::MAX), 0x7f80, 0x7c00),
+            (-0.0, 0x8000, 0x8000),
+        ];
+        for (x, low, half) in rows {
+            assert_eq!(bits(x), (low, half), "{x:e}");
+        }
+        assert_eq!(
+            [<bf16 as Element>::from_f64(f64::NAN).is_nan(), <f16 as Element>::from_f64(f64::NAN).is_nan()],
+            [true; 2]
+        );
+    }
+}

@@ -38,6 +38,8 @@ unsafe impl<T: Element> Lent for GpuSpan<T> {
         let number = match T::DTYPE {
             DType::F32 => Number::F32,
             DType::F64 => Number::F64,
+            DType::BF16 => Number::Bf16,
+            DType::F16 => Number::F16,
             DType::I64 => Number::I64,
             DType::U8 => Number::U8,
         };

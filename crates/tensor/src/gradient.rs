@@ -5,6 +5,7 @@
 
 use crate::cpu;
 use crate::cpu::attention::{Dropped, attention_gradient};
+use crate::cpu::wide::{Wide, Widen};
 use crate::dtype::DType;
 use crate::graph::{MAX_INPUTS, Saved};
 use crate::kernel;
@@ -100,6 +101,14 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
         Op::Broadcast(from) => of([Some(grad.sum_to(&from))]),
         Op::Arrange => of([Some(grad.clone())]),
         Op::To => of([wanted.wants(0).then(|| grad.to(&wanted.device_of(0)))]),
+        Op::Cast(from) => {
+            let grad = grad.dense();
+            of([wanted.wants(0).then(|| {
+                let out = wanted.place(0, grad.dense_order(), *grad.shape(), from);
+                kernel::copy::convert(&grad, &out);
+                out
+            })])
+        }
         Op::Across => {
             let crossing = wanted.crossing.as_ref().expect("the op kept who knows the way back");
             of([Some(crossing.back(grad))])
@@ -139,7 +148,10 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
             let bias = Shape::new(&w.dims()[1..]);
             let grad_b = wanted.wants(2).then(|| wanted.place(2, Order::RowMajor, bias, dtype));
             let grad_w = filled(1, &w, &|out| {
-                cpu::matmul::linear_in_out_weight_gradient(&grad, value(saved, 0), grad_b.as_ref(), out);
+                let wide = Wide::default();
+                let [grad, x, out] = [&grad, value(saved, 0), out].in_f32(&wide);
+                cpu::matmul::linear_in_out_weight_gradient(grad, x, grad_b.as_ref().in_f32(&wide), out);
+                wide.settle();
             });
             if let (Some(grad_b), None) = (&grad_b, &grad_w) {
                 sum_rows(&grad, grad_b);
@@ -211,8 +223,10 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
             let dropped = saved[3].as_ref().map(|streams| Dropped { p: dropout, streams, first });
             // Recorded on a CPU alone: see `Tensor::causal_attention`.
             of([filled(0, qkv.shape(), &|out| {
-                let forward = [qkv, value(saved, 1), value(saved, 2)];
-                attention_gradient(forward, heads, dropped, &grad, out);
+                let wide = Wide::default();
+                let forward = [qkv, value(saved, 1), value(saved, 2)].in_f32(&wide);
+                attention_gradient(forward, heads, dropped, (&grad).in_f32(&wide), out.in_f32(&wide));
+                wide.settle();
             })])
         }
         Op::LayerNorm { row, .. } => {
@@ -222,8 +236,8 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
                 kernel::norm::layer_norm_gradient(stats, weight, &grad, row, out)
             });
             let shape = weight.map_or(Shape::new(&[row]), |weight| *weight.shape());
-            let [grad_w, grad_b] =
-                [1, 2].map(|i| wanted.wants(i).then(|| wanted.place(i, Order::RowMajor, shape, dtype)));
+            let [grad_w, grad_b] = [1, 2]
+                .map(|i| wanted.wants(i).then(|| wanted.place(i, Order::RowMajor, shape, dtype.wide())));
             kernel::norm::layer_norm_parameter_gradients(stats, &grad, grad_w.as_ref(), grad_b.as_ref());
             of([grad_x, grad_w, grad_b])
         }
@@ -238,9 +252,9 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
             kernel::batch_norm::sums(x, mean, &grad, mask, &sums);
             let place = |i: usize| {
                 if wanted.wants(i) {
-                    wanted.place(i, Order::RowMajor, channels, dtype)
+                    wanted.place(i, Order::RowMajor, channels, dtype.wide())
                 } else {
-                    Tensor::stale(device, channels, dtype)
+                    Tensor::stale(device, channels, dtype.wide())
                 }
             };
             let (grad_b, grad_w) = (place(2), place(1));

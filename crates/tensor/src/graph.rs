@@ -275,9 +275,13 @@ pub(crate) fn keeps_cheap() -> bool {
 }
 
 /// Runs `f` with a mark of this thread set so, and puts it back, also after a panic.
-fn with_set<R>(mark: &'static LocalKey<Cell<bool>>, to: bool, f: impl FnOnce() -> R) -> R {
-    struct Restore(&'static LocalKey<Cell<bool>>, bool);
-    impl Drop for Restore {
+pub(crate) fn with_set<T: Copy + 'static, R>(
+    mark: &'static LocalKey<Cell<T>>,
+    to: T,
+    f: impl FnOnce() -> R,
+) -> R {
+    struct Restore<T: Copy + 'static>(&'static LocalKey<Cell<T>>, T);
+    impl<T: Copy + 'static> Drop for Restore<T> {
         fn drop(&mut self) {
             self.0.set(self.1);
         }

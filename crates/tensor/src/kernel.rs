@@ -1,19 +1,30 @@
 //! The kernel table: for each piece of work that operations and gradients are made of, a row with what it takes and by which
 //! tensor's device it is decided whose kernel does it: the CPU's (`cpu/`) or the GPU's (`gpu/`). The choice is made once for each
-//! call. Nothing that a GPU lacks is done by the CPU in its stead: its kernel panics and says so.
+//! call. A CPU computes with floats of 16 bits as with copies in f32 ([`crate::cpu::wide`]). Nothing that a GPU lacks is done by the CPU in its stead: its kernel panics and says so.
 
 use crate::cpu::batch_norm::Fused;
 use crate::cpu::conv::Plan;
 use crate::cpu::pooling::Planes;
+use crate::cpu::wide::{Wide, Widen};
 use crate::device::Backend;
 use crate::op::{Binary, CountPadding, Form, Unary};
 use crate::ops::dropout::DropoutKey;
 use crate::shape::Order;
 use crate::tensor::Tensor;
 
-/// Families as `cpu` and `gpu` have them; one row a kernel: `name(what it takes) on whose device`.
+/// Whether a kernel that moves elements, whatever they stand for, has to be handed copies in f32.
+fn elements(_: &[bool]) -> bool {
+    false
+}
+
+/// The same of one that computes, if some of what it takes holds floats of 16 bits.
+fn numbers(halves: &[bool]) -> bool {
+    halves.contains(&true)
+}
+
+/// Families as `cpu` and `gpu` have them, and what they are of; one row a kernel: `name(what it takes) on whose device`.
 macro_rules! kernels {
-    ($($family:ident { $($name:ident($($arg:ident: $type:ty),*) on $on:ident;)* })*) => {$(
+    ($($family:ident of $kind:ident { $($name:ident($($arg:ident: $type:ty),*) on $on:ident;)* })*) => {$(
         pub(crate) mod $family {
             #[allow(unused_imports, reason = "not every family takes everything")]
             use super::*;
@@ -21,6 +32,11 @@ macro_rules! kernels {
                 #[track_caller]
                 pub(crate) fn $name($($arg: $type),*) {
                     match $on.device().backend() {
+                        Backend::Cpu if $kind(&[$($arg.is_half()),*]) => {
+                            let wide = Wide::default();
+                            crate::cpu::$family::$name($($arg.in_f32(&wide)),*);
+                            wide.settle();
+                        }
                         Backend::Cpu => crate::cpu::$family::$name($($arg),*),
                         Backend::Gpu(engine) => crate::gpu::$family::$name(engine, $($arg),*),
                     }
@@ -31,27 +47,28 @@ macro_rules! kernels {
 }
 
 kernels! {
-    copy {
+    copy of elements {
         fill(out: &Tensor, value: f64) on out;
         copy(from: &Tensor, out: &Tensor) on out;
+        convert(from: &Tensor, out: &Tensor) on out;
     }
-    elementwise {
+    elementwise of numbers {
         binary(f: Binary, a: &Tensor, b: &Tensor, out: &Tensor) on out;
         unary(f: Unary, x: &Tensor, out: &Tensor) on out;
         unary_gradient(f: Unary, kept: &Tensor, grad: &Tensor, out: &Tensor) on out;
         winner_gradient(mine: &Tensor, other: &Tensor, grad: &Tensor, sign: f64, out: &Tensor) on out;
         add_assign(sum: &Tensor, x: &Tensor) on sum;
     }
-    reduce {
+    reduce of numbers {
         sum(x: &Tensor, out: &Tensor) on out;
         max_rows(x: &Tensor, width: usize, largest: &Tensor, index: &Tensor) on x;
         max_gradient(grad: &Tensor, index: &Tensor, dim: usize, out: &Tensor) on out;
     }
-    softmax {
+    softmax of numbers {
         softmax(form: Form, x: &Tensor, width: usize, out: &Tensor) on out;
         softmax_gradient(form: Form, y: &Tensor, grad: &Tensor, width: usize, out: &Tensor) on out;
     }
-    loss {
+    loss of numbers {
         nll(y: &Tensor, labels: &Tensor, out: &Tensor) on out;
         nll_gradient(labels: &Tensor, grad: &Tensor, out: &Tensor) on out;
         cross_entropy(x: &Tensor, labels: &Tensor, label_smoothing: f64, y: &Tensor, out: &Tensor) on out;
@@ -63,17 +80,17 @@ kernels! {
         bce(x: &Tensor, t: &Tensor, out: &Tensor) on out;
         bce_gradient(x: &Tensor, t: &Tensor, grad: &Tensor, out: &Tensor) on out;
     }
-    matmul {
+    matmul of numbers {
         matmul(a: &Tensor, b: &Tensor, out: &Tensor) on out;
         linear(x: &Tensor, w: &Tensor, bias: Option<&Tensor>, out: &Tensor) on out;
         linear_input_gradient(grad: &Tensor, w: &Tensor, out: &Tensor) on out;
         linear_weight_gradient(grad: &Tensor, x: &Tensor, bias: Option<&Tensor>, out: &Tensor) on out;
     }
-    embedding {
+    embedding of numbers {
         embedding(table: &Tensor, ids: &Tensor, out: &Tensor) on out;
         embedding_gradient(grad: &Tensor, ids: &Tensor, out: &Tensor) on out;
     }
-    norm {
+    norm of numbers {
         layer_norm(
         x: &Tensor, weight: Option<&Tensor>, bias: Option<&Tensor>, eps: f64, width: usize, out: [&Tensor; 3]
     ) on x;
@@ -84,7 +101,7 @@ kernels! {
         stats: [&Tensor; 3], grad: &Tensor, weight: Option<&Tensor>, bias: Option<&Tensor>
     ) on grad;
     }
-    batch_norm {
+    batch_norm of numbers {
         moments(x: &Tensor, moments: &Tensor) on x;
         statistics(moments: &Tensor, count: f64, stats: [&Tensor; 2]) on moments;
         normalise(
@@ -97,19 +114,19 @@ kernels! {
             batch: Option<(&Tensor, f64)>, out: &Tensor
         ) on x;
     }
-    pooling {
+    pooling of numbers {
         max_pool(x: &Tensor, planes: Planes, order: Order, out: &Tensor, position: &Tensor) on x;
         max_pool_gradient(position: &Tensor, grad: &Tensor, planes: Planes, order: Order, out: &Tensor) on out;
         avg_pool(x: &Tensor, planes: Planes, padding: CountPadding, out: &Tensor) on x;
         avg_pool_gradient(grad: &Tensor, planes: Planes, padding: CountPadding, out: &Tensor) on out;
     }
-    conv {
+    conv of numbers {
         forward(x: &Tensor, w: &Tensor, b: Option<&Tensor>, plan: Plan, out: &Tensor) on out;
         image_gradient(grad: &Tensor, w: &Tensor, plan: Plan, out: &Tensor) on out;
         kernel_gradient(x: &Tensor, grad: &Tensor, plan: Plan, out: &Tensor) on out;
         bias_gradient(grad: &Tensor, plan: Plan, out: &Tensor) on out;
     }
-    dropout {
+    dropout of numbers {
         mask(p: f64, key: &DropoutKey, mask: &Tensor) on mask;
     }
 }

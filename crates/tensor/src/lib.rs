@@ -22,7 +22,9 @@ mod philox;
 mod shape;
 
 mod arena;
+mod autocast;
 mod between;
+mod casts;
 mod device;
 mod gpu_span;
 mod host_span;
@@ -45,8 +47,9 @@ mod walk;
 mod whole;
 
 pub use arena::{Arena, Flat, Grads, Layout, Span};
+pub use autocast::{autocast, autocast_dtype};
 pub use between::looking;
-pub use device::Device;
+pub use device::{Device, Factors};
 pub use dtype::{DType, Element, Float};
 pub use gpu_span::GpuSpan;
 pub use graph::{GradSink, Gradients, LeafId, no_grad, without_cheap};

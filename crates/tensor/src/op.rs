@@ -2,6 +2,7 @@
 //! Its counterpart, row for row, is [`crate::gradient`].
 
 use crate::cpu::conv;
+use crate::dtype::DType;
 use crate::shape::{MAX_DIMS, Order, Shape};
 
 /// One recorded operation. Where a variant says "saves", that is the content of the node's saved values, in order.
@@ -37,6 +38,8 @@ pub(crate) enum Op {
     Arrange,
     /// The same values on another device.
     To,
+    /// The same values in another type than this one.
+    Cast(DType),
     /// A linear map that somebody else knows both directions of.
     Across,
     /// A part of the computation that is made once more; saves where it begins.
@@ -125,6 +128,11 @@ impl Unary {
     /// Whether the gradient is a function of neither the input nor the output.
     pub(crate) fn keeps_nothing(self) -> bool {
         matches!(self, Unary::Neg | Unary::Over(_) | Unary::Affine { .. })
+    }
+
+    /// Whether regions compute it in f32 ([`crate::autocast`]): powers, exponentials and logarithms.
+    pub(crate) fn is_steep(self) -> bool {
+        matches!(self, Unary::Exp | Unary::Ln | Unary::Square | Unary::Powf(_))
     }
 
     /// Whether the gradient is a function of the output rather than of the input.

@@ -74,6 +74,8 @@ pub(crate) struct Private {
     rehearsed: VecDeque<Feed>,
     feeds: Vec<Feed>,
     held: Vec<Arc<Memory>>,
+    /// Where the pass has cast parameters to.
+    cast: Vec<Arc<Memory>>,
     is_recording: bool,
     /// Whether what its thread does at the moment is no part of it.
     pub(crate) is_aside: bool,
@@ -106,6 +108,15 @@ impl Private {
         if self.is_recording && !self.held.iter().any(|held| Arc::ptr_eq(held, memory)) {
             self.held.push(memory.clone());
         }
+    }
+
+    /// Whether the pass hasn't cast parameters to this memory yet, which it does now.
+    pub(crate) fn comes_first_to(&mut self, cast: &Arc<Memory>) -> bool {
+        let is_first = !self.cast.iter().any(|other| Arc::ptr_eq(other, cast));
+        if is_first {
+            self.cast.push(cast.clone());
+        }
+        is_first
     }
 
     /// Notes that the pass can't be recorded; the first reason stays.
@@ -226,6 +237,7 @@ impl Rehearsal {
             rehearsed: std::mem::take(&mut self.feeds),
             feeds: Vec::new(),
             held: Vec::new(),
+            cast: Vec::new(),
             is_recording,
             is_aside: false,
             refusal: None,

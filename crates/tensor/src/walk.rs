@@ -17,6 +17,7 @@
 //!
 //! A node may stand for a whole graph ([`Tensor::recomputed`]), which takes its place when the walk comes to it.
 
+use crate::autocast::autocast;
 use crate::between;
 use crate::device::Device;
 use crate::dtype::DType;
@@ -59,6 +60,7 @@ impl Wanted<'_> {
             if let (Kind::Leaf(Some(slot)), 1, None) = (&body.kind, body.pending, &body.grad)
                 && slot.is_stale()
                 && slot.tensor().geometry.lies_in(order)
+                && slot.tensor().dtype == dtype
             {
                 return slot.tensor();
             }
@@ -88,6 +90,16 @@ pub fn backward_inputs(outputs: &[(&Tensor, Option<&Tensor>)], sink: &mut dyn Gr
 
 #[track_caller]
 fn walk_back(
+    outputs: &[(&Tensor, Option<&Tensor>)],
+    sink: &mut dyn GradSink,
+    put_off: &mut Option<WeightGradients>,
+) {
+    // Formulas are of the types that operations had.
+    autocast(DType::F32, || walk(outputs, sink, put_off));
+}
+
+#[track_caller]
+fn walk(
     outputs: &[(&Tensor, Option<&Tensor>)],
     sink: &mut dyn GradSink,
     put_off: &mut Option<WeightGradients>,
@@ -174,6 +186,8 @@ fn count(outputs: &[(&Tensor, Option<&Tensor>)], walk: &Walk<'_>) -> Option<Devi
             Some(grad) => {
                 let (got, want) = (grad.shape(), output.shape());
                 assert!(got == want, "backward: a gradient of shape {got} for an output of shape {want}");
+                let (got, want) = (grad.dtype(), output.dtype());
+                assert!(got == want, "backward: a gradient of {got} for an output of {want}");
                 (*grad).detach()
             }
             None => {
@@ -236,6 +250,10 @@ struct Part {
 impl WeightGradients {
     /// Adds what was put off to the slots of the weights, and hands them to `sink`. No walk may go on in this thread.
     pub fn finish(self, sink: &mut dyn GradSink) {
+        autocast(DType::F32, || self.add_up(sink));
+    }
+
+    fn add_up(self, sink: &mut dyn GradSink) {
         for Part { op, inputs, saved, shared, grad, device } in self.parts {
             let walk = device.begin_walk();
             for input in inputs.iter().flatten() {

@@ -50,6 +50,15 @@ impl Arena {
         }
     }
 
+    /// Multiplies all values, which are f32. Panics while anyone uses any parameter.
+    #[track_caller]
+    pub fn scale(&self, by: f32) {
+        match self.device().backend() {
+            Backend::Cpu => self.flat_mut::<f32>().iter_mut().for_each(|value| *value *= by),
+            Backend::Gpu(engine) => engine.scale(self, by),
+        }
+    }
+
     /// Whether all values, which are f32, are finite numbers, padding included.
     #[track_caller]
     pub fn is_finite(&self) -> bool {
@@ -135,6 +144,8 @@ mod tests {
         a.copy_from(&b);
         assert_eq!(first(&a), 4.0);
         assert!(a.is_finite());
+        a.scale(0.5);
+        assert_eq!(a.tensor(0).to_vec::<f32>(), [2.0; 2]);
         a.tensor(1).fill(f64::NEG_INFINITY);
         assert!(!a.is_finite());
     }

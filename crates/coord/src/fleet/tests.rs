@@ -635,8 +635,11 @@ fn nodes_that_begin_beside_a_run_that_is_led_elsewhere_join_that() {
     assert_eq!(play.ended(1, 0, None), []);
     let sent = |ids: &[u64]| Order::Elsewhere(ids.iter().copied().map(NodeId).collect(), here(2));
     assert_eq!(play.ended(2, 0, None), [sent(&[1, 2])]);
-    // Whoever comes later is sent there as well.
-    assert_eq!(play.come(3, 1), [sent(&[3])]);
+    // Whoever comes later is sent there as well, and asks again where nobody leads it yet.
+    for _ in 0..2 {
+        assert_eq!(play.come(3, 1), [sent(&[3])]);
+        assert_eq!(play.said(3, FromAgent::Beat), []);
+    }
 }
 
 #[test]

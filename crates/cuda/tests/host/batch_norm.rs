@@ -26,7 +26,7 @@ struct Case {
     affine: bool,
 }
 
-/// Tensors of a case in the type of the module.
+/// Tensors of a case in the type of the module; weight and bias in float32.
 struct Values {
     x: Vec<u8>,
     plus: Vec<u8>,
@@ -72,7 +72,8 @@ impl Case {
     fn values(&self) -> Values {
         let (element, [rows, width]) = (self.element, self.size);
         let of = |n, low, high, stream| encode(element, &random(element, n, low, high, stream));
-        let part = |low, high, stream| self.affine.then(|| of(width, low, high, stream));
+        let single = |low, high, stream| encode(Element::F32, &random(element, width, low, high, stream));
+        let part = |low, high, stream| self.affine.then(|| single(low, high, stream));
         Values {
             x: of(rows * width, 1.0, 5.0, 1),
             plus: of(rows * width, -1.0, 1.0, 2),
@@ -209,7 +210,7 @@ impl Case {
     }
 
     fn of_channels_gradients(&self, sums: &[u8], statistics: &Statistics) -> [Vec<u8>; 2] {
-        let mut out = [0; 2].map(|_| room(self.element, self.size[1]));
+        let mut out = [0; 2].map(|_| room(Element::F32, self.size[1]));
         let [weight, bias] = &mut out;
         launch(
             "batch_channel_gradients",
@@ -227,8 +228,12 @@ impl Case {
     }
 
     fn near(&self, what: &str, got: &[u8], want: &[f64], scale: f64) {
+        self.near_in(self.element, what, got, want, scale);
+    }
+
+    fn near_in(&self, element: Element, what: &str, got: &[u8], want: &[f64], scale: f64) {
         let what = format!("{what}, {:?}, {:?}", self.size, self.follows);
-        near(&what, self.element, &decode(self.element, got), want, scale, STEPS);
+        near(&what, element, &decode(element, got), want, scale, STEPS);
     }
 
     fn check(&self) {
@@ -271,8 +276,10 @@ impl Case {
         let many = (self.size[0] as f64).sqrt();
         self.near("gradient of the input", &x, &engine.grads[0], 4.0 * scale * f64::from(steep));
         if self.affine {
-            self.near("gradient of the weight", &weight, &engine.grads[1], scale * many);
-            self.near("gradient of the bias", &bias, &engine.grads[2], many);
+            let single =
+                |what, got: &[u8], want: &[f64], scale| self.near_in(Element::F32, what, got, want, scale);
+            single("gradient of the weight", &weight, &engine.grads[1], scale * many);
+            single("gradient of the bias", &bias, &engine.grads[2], many);
         }
         if self.follows == Follows::AddRelu {
             self.near("gradient of what is added", &plus, &engine.grads[3], 0.0);
@@ -295,12 +302,15 @@ struct Engine {
 impl Engine {
     fn new(case: &Case) -> Engine {
         let (device, values) = (Device::cpu(1), case.values());
-        let of =
-            |bytes: &[u8], shape: &[usize]| Tensor::from_slice(&device, &decode(case.element, bytes), shape);
+        let of_type = |element, bytes: &[u8], shape: &[usize]| {
+            Tensor::from_slice(&device, &decode(element, bytes), shape)
+        };
+        let of = |bytes: &[u8], shape: &[usize]| of_type(case.element, bytes, shape);
         let (x, plus) =
             (of(&values.x, &case.size).requires_grad(), of(&values.plus, &case.size).requires_grad());
-        let [weight, bias] = [&values.weight, &values.bias]
-            .map(|part| part.as_ref().map(|part| of(part, &case.size[1..]).requires_grad()));
+        let [weight, bias] = [&values.weight, &values.bias].map(|part| {
+            part.as_ref().map(|part| of_type(Element::F32, part, &case.size[1..]).requires_grad())
+        });
         let then = match case.follows {
             Follows::Nothing => Then::Nothing,
             Follows::Relu => Then::Relu,

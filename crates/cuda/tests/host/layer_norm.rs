@@ -64,7 +64,8 @@ impl Case {
             near(what, element, &decode(element, got), want, scale, STEPS);
         };
         let (x, grad) = (encode(element, &self.x), encode(element, &self.grad));
-        let [weight, bias] = [&self.weight, &self.bias].map(|part| part.as_ref().map(|p| encode(element, p)));
+        let [weight, bias] =
+            [&self.weight, &self.bias].map(|part| part.as_ref().map(|p| encode(Element::F32, p)));
         let sizes = || [Arg::Int(rows as i64), Arg::Int(width as i64)];
 
         let (mut out, mut means, mut scales) =

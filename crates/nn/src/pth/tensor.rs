@@ -1,6 +1,7 @@
 //! A tensor: which numbers of which storage, in which order.
 
 use super::text;
+use half::{bf16, f16};
 use phalanx_pickle::Value;
 use phalanx_tensor::MAX_DIMS;
 
@@ -31,8 +32,8 @@ pub(super) enum Values {
 pub(super) const DTYPES: &[DType] = &[
     dtype("torch.FloatStorage", "torch.float32", 4, Values::Float(|word| f32::from_bits(word as u32))),
     dtype("torch.DoubleStorage", "torch.float64", 8, Values::Float(|word| f64::from_bits(word) as f32)),
-    dtype("torch.HalfStorage", "torch.float16", 2, Values::Float(|word| from_f16(word as u16))),
-    dtype("torch.BFloat16Storage", "torch.bfloat16", 2, Values::Float(|word| f32::from_bits((word as u32) << 16))),
+    dtype("torch.HalfStorage", "torch.float16", 2, Values::Float(|word| f16::from_bits(word as u16).to_f32())),
+    dtype("torch.BFloat16Storage", "torch.bfloat16", 2, Values::Float(|word| bf16::from_bits(word as u16).to_f32())),
     dtype("torch.LongStorage", "torch.int64", 8, Values::Whole),
     dtype("torch.IntStorage", "torch.int32", 4, Values::Whole),
     dtype("torch.ShortStorage", "torch.int16", 2, Values::Whole),
@@ -52,19 +53,6 @@ const UNTYPED: &str = "torch.storage.UntypedStorage";
 
 const fn dtype(storage: &'static str, name: &'static str, size: usize, values: Values) -> DType {
     DType { storage, name, size, values }
-}
-
-/// Half precision to single, which holds every half.
-fn from_f16(bits: u16) -> f32 {
-    let sign = u32::from(bits >> 15) << 31;
-    let (exponent, fraction) = (u32::from(bits >> 10) & 0x1f, u32::from(bits) & 0x3ff);
-    let magnitude = match exponent {
-        // Multiples of the smallest half.
-        0 => (fraction as f32 * 2.0_f32.powi(-24)).to_bits(),
-        31 => 0xff << 23 | fraction << 13,
-        _ => (exponent + 127 - 15) << 23 | fraction << 13,
-    };
-    f32::from_bits(sign | magnitude)
 }
 
 /// The bytes of a storage.

@@ -1,7 +1,7 @@
 //! How far a run was, in the words of the manifest. They are apart from [`Progress`], so that a change there is no silent
 //! change of the format.
 
-use crate::trainer::{Best, Evaluation, Progress, Used};
+use crate::trainer::{Best, Evaluation, LossScale, Progress, Used};
 use phalanx_nn::Plateaued;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -26,6 +26,17 @@ pub struct Position {
     /// The best epoch so far, if any was evaluated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub best: Option<BestPosition>,
+    /// The scale of the loss, of runs in float16.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss_scale: Option<LossScalePosition>,
+}
+
+/// See [`LossScale`].
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the fields are those of LossScale")]
+pub struct LossScalePosition {
+    pub factor: Exact,
+    pub good_steps: u32,
 }
 
 /// See [`Used`].
@@ -76,7 +87,7 @@ impl<'de> Deserialize<'de> for Exact {
 
 impl From<&Progress> for Position {
     fn from(progress: &Progress) -> Position {
-        let &Progress { step, epoch, step_in_epoch, samples, used, plateau, best } = progress;
+        let &Progress { step, epoch, step_in_epoch, samples, used, plateau, best, loss_scale } = progress;
         let Plateaued { factor, best: lowest, waited, cooling } = plateau;
         let judged = PlateauPosition { factor: Exact(factor), best: lowest.map(Exact), waited, cooling };
         Position {
@@ -92,13 +103,17 @@ impl From<&Progress> for Position {
                 accuracy: accuracy.map(Exact),
                 top5: top5.map(Exact),
             }),
+            loss_scale: loss_scale.map(|LossScale { factor, good_steps }| LossScalePosition {
+                factor: Exact(factor),
+                good_steps,
+            }),
         }
     }
 }
 
 impl From<Position> for Progress {
     fn from(position: Position) -> Progress {
-        let Position { step, epoch, step_in_epoch, samples, used, plateau, best } = position;
+        let Position { step, epoch, step_in_epoch, samples, used, plateau, best, loss_scale } = position;
         let used = used.map(|UsedPosition { samples, digest }| Used { samples, digest });
         let plateau = plateau.map_or_else(Plateaued::default, |judged| Plateaued {
             factor: judged.factor.0,
@@ -114,7 +129,9 @@ impl From<Position> for Progress {
                 top5: best.top5.map(|share| share.0),
             },
         });
-        Progress { step, epoch, step_in_epoch, samples, used, plateau, best }
+        let loss_scale = loss_scale
+            .map(|LossScalePosition { factor, good_steps }| LossScale { factor: factor.0, good_steps });
+        Progress { step, epoch, step_in_epoch, samples, used, plateau, best, loss_scale }
     }
 }
 
@@ -129,8 +146,9 @@ mod tests {
             let plateau = Plateaued { factor: 0.1f64.powi(3), best: Some(loss), waited: 2, cooling: 1 };
             let best = Some(Best { epoch: 4, evaluation });
             let used = Some(Used { samples: 640, digest: u64::MAX - 1 });
-            let progress =
-                Progress { step: 70, epoch: 6, step_in_epoch: 1, samples: 640, used, plateau, best };
+            let loss_scale = Some(LossScale { factor: 0.5f64.powi(3) * 1e9, good_steps: 1999 });
+            let (step, epoch, step_in_epoch, samples) = (70, 6, 1, 640);
+            let progress = Progress { step, epoch, step_in_epoch, samples, used, plateau, best, loss_scale };
             let text = serde_json::to_string(&Position::from(&progress)).unwrap();
             assert_eq!(Progress::from(serde_json::from_str::<Position>(&text).unwrap()), progress);
         }

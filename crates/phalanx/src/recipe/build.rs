@@ -3,7 +3,7 @@
 use super::keys::RESNETS;
 use super::{ImageRecipe, OptimizerRecipe, Recipe, RecipeError, ScheduleRecipe, TrainRecipe, fit};
 use crate::checkpoint::{CheckpointConfig, Every};
-use crate::{OnNan, Trainer, Watch};
+use crate::{OnNan, Precision, Trainer, Watch};
 use phalanx_data::{
     Augment, BYTES, BadImages, Jitter, LoaderOptions, Normalise, Pixels, Target, Targets, Treatment, View,
 };
@@ -327,6 +327,12 @@ impl Recipe {
             accumulate: self.train.accumulate.unwrap_or(1),
             drop_last: self.train.drop_last.unwrap_or(false),
             graphs: self.train.graphs.unwrap_or(false),
+            precision: match self.train.precision.as_deref() {
+                Some("tf32") => Precision::Tf32,
+                Some("bfloat16") => Precision::Bfloat16,
+                Some("float16") => Precision::Float16,
+                _ => Precision::Float32,
+            },
             clip: Clip { norm: self.train.clip_norm, value: self.train.clip_value },
             groups: self.groups(),
             on_nan: match self.train.on_nan.as_deref() {

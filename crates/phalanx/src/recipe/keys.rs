@@ -290,6 +290,12 @@ pub const KEYS: &[Key] = &[
         &[],
         "whether a run on one GPU records the pass of a step as a graph and replays it",
     ),
+    row(
+        "train.precision",
+        OneOf(&["float32", "tf32", "bfloat16", "float16"]),
+        &[],
+        "what products are made in; weights, their gradients and the rest stay float32",
+    ),
     row("train.clip_norm", Positive, &[], "the largest norm of all gradients together"),
     row(
         "train.clip_value",

@@ -6,7 +6,7 @@ use crate::error::Error;
 use phalanx_data::Target;
 use phalanx_job::Section;
 use phalanx_nn::{Average, Ctx};
-use phalanx_tensor::no_grad;
+use phalanx_tensor::{DType, autocast, no_grad};
 
 /// How a model does on test samples.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -35,6 +35,7 @@ pub(super) fn evaluate(
 fn as_it_is(run: &mut Run<'_>) -> Result<Option<Evaluation>, Error> {
     let Some(test) = &run.test else { return Ok(None) };
     let (loss, device) = (run.trainer.loss, run.worker.device());
+    let products = run.trainer.precision.products();
     let mut totals = ByShard::<4>::of(&*run.strategy);
     let mut bad_images = 0;
     // Of five classes or less every label is among the first five.
@@ -52,21 +53,24 @@ fn as_it_is(run: &mut Run<'_>) -> Result<Option<Evaluation>, Error> {
         bad_images += batch.skipped();
         // Ranks may need each other for it, with samples or without.
         let input = (!batch.is_empty()).then(|| batch.input_tensor(device));
-        let output = run.strategy.forward(run.model, input.as_ref(), &mut Ctx::eval())?;
-        let Some(output) = output else { continue };
+        let (strategy, model) = (&mut run.strategy, run.model);
+        let forward = || strategy.forward(model, input.as_ref(), &mut Ctx::eval());
+        let Some(output) = autocast(products, forward)? else { continue };
         no_grad(|| {
-            let mean = loss.of(&output, &batch.target_tensor(output.device())).item();
-            let [mut right, mut among_five] = [0.0; 2];
-            if has_accuracy {
-                let scores = output.to_vec::<f32>();
-                for (scores, &label) in scores.chunks_exact(output.dims()[1]).zip(batch.labels()) {
-                    let place = place(scores, label as usize);
-                    right += f64::from(place.is_some_and(|place| place < 1));
-                    among_five += f64::from(place.is_some_and(|place| place < 5));
+            autocast(products, || {
+                let mean = loss.of(&output, &batch.target_tensor(output.device())).item();
+                let [mut right, mut among_five] = [0.0; 2];
+                if has_accuracy {
+                    let scores = output.cast(DType::F32).to_vec::<f32>();
+                    for (scores, &label) in scores.chunks_exact(output.dims()[1]).zip(batch.labels()) {
+                        let place = place(scores, label as usize);
+                        right += f64::from(place.is_some_and(|place| place < 1));
+                        among_five += f64::from(place.is_some_and(|place| place < 5));
+                    }
                 }
-            }
-            let samples = batch.len() as f64;
-            totals.add(pass, [mean * samples, samples, right, among_five]);
+                let samples = batch.len() as f64;
+                totals.add(pass, [mean * samples, samples, right, among_five]);
+            })
         });
     }
     run.bad_images += bad_images;

@@ -2,10 +2,11 @@
 
 use super::by_shard::ByShard;
 use super::deal::{Deal, Wanted};
+use super::precision::Found;
 use super::settle::Standing;
 use super::time_limit::Clock;
 use super::used::{Used, WORDS};
-use super::{Data, Interruption, OnNan, Progress, Trainer, Watch, small_batch};
+use super::{Data, Interruption, LossScale, OnNan, Progress, Trainer, Watch, small_batch};
 use crate::checkpoint::RunFacts;
 use crate::error::Error;
 use crate::event::Event;
@@ -14,9 +15,10 @@ use phalanx_comm::{Group, Rank};
 use phalanx_data::{Batch, Batches, Loader, Order, Target};
 use phalanx_nn::{Average, Ctx, Module, Moment, Parameters};
 use phalanx_parallel::{
-    Compress, Ddp, DdpConfig, Fsdp, LogicalShards, LogicalShardsConfig, ModelParallel, ModelParallelConfig,
-    Pass, Sharded, SingleDevice, Strategy, Sync,
+    Compress, Ddp, DdpConfig, Fsdp, LocalConfig, LogicalShards, LogicalShardsConfig, ModelParallel,
+    ModelParallelConfig, Pass, Sharded, SingleDevice, Strategy, Sync,
 };
+use phalanx_tensor::autocast;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -44,6 +46,8 @@ pub(super) struct Made {
     pub(super) loss: ByShard<1>,
     /// The norm of the gradients before they were cut by it, if they are.
     pub(super) norm: Option<f64>,
+    /// Whether some were too large for float16.
+    pub(super) found: Found,
     /// The samples that this rank took.
     pub(super) used: Used,
     /// How long it waited for them, and then for the gradients of the other ranks.
@@ -58,6 +62,8 @@ pub(super) struct Tally {
     pub(super) stop: Option<Interruption>,
     /// Whether one knows of somebody who waits to come in.
     pub(super) change: bool,
+    /// Whether one of them found gradients that were too large for float16.
+    pub(super) overflow: bool,
     /// The loss.
     pub(super) loss: f64,
     /// The samples that they took.
@@ -231,20 +237,26 @@ impl<'a> Run<'a> {
             input += since.elapsed();
             let (batch, sync) = (batch?, if pass + 1 == passes { Sync::Now } else { Sync::Later });
             used.add(Used::of(batch.sample_ids().iter().copied()));
-            loss.add(pass, [self.pass(&batch, progress.step, samples, sync)?]);
+            loss.add(pass, [self.pass(&batch, progress, samples, sync)?]);
         }
         let since = Instant::now();
         self.strategy.finish(self.parameters)?;
         let comm = since.elapsed();
-        let norm = self.strategy.clip(&self.trainer.clip, self.parameters)?;
+        let found = self.unscale(progress);
+        let norm = match found {
+            Found::Numbers => self.strategy.clip(&self.trainer.clip, self.parameters)?,
+            Found::Overflow => None,
+        };
         let [own] = loss.own();
-        self.check(own, norm, progress.step)?;
-        Ok(Made { loss, norm, used, input, comm })
+        self.check(own, norm, progress, found)?;
+        Ok(Made { loss, norm, found, used, input, comm })
     }
 
     /// One forward and backward pass of a step of so many samples; gives this batch's part of the loss.
-    fn pass(&mut self, batch: &Batch, step: u64, samples: usize, sync: Sync) -> Result<f64, Error> {
+    fn pass(&mut self, batch: &Batch, progress: &Progress, samples: usize, sync: Sync) -> Result<f64, Error> {
         self.bad_images += batch.skipped();
+        let share = batch.len() as f64 / samples as f64;
+        let scale = self.loss_scale(progress).map_or(1.0, |scale| scale.factor);
         let device = self.worker.device();
         let pass = Pass {
             model: self.model,
@@ -252,16 +264,30 @@ impl<'a> Run<'a> {
             loss: self.trainer.loss,
             input: batch.input_tensor(device),
             target: batch.target_tensor(device),
-            ctx: Ctx::train(self.trainer.seed, step, Arc::clone(batch.sample_ids())),
-            weight: batch.len() as f64 / samples as f64,
+            ctx: Ctx::train(self.trainer.seed, progress.step, Arc::clone(batch.sample_ids())),
+            weight: share * scale,
             sync,
         };
-        Ok(self.strategy.pass(&pass)? * pass.weight)
+        let products = self.trainer.precision.products();
+        Ok(autocast(products, || self.strategy.pass(&pass))? * share)
+    }
+
+    /// What the loss of the next step is scaled by, if it is.
+    pub(super) fn loss_scale(&self, progress: &Progress) -> Option<LossScale> {
+        self.trainer.precision.is_scaled().then(|| progress.loss_scale.unwrap_or_default())
+    }
+
+    /// Takes the loss scale out of the gradients, which are whole; says whether it was too large.
+    fn unscale(&self, progress: &Progress) -> Found {
+        let Some(scale) = self.loss_scale(progress) else { return Found::Numbers };
+        let grads = self.parameters.grads().arena();
+        grads.scale((1.0 / scale.factor) as f32);
+        if grads.is_finite() { Found::Numbers } else { Found::Overflow }
     }
 
     /// Fails if the numbers of a step are none any more, while the weights still are what they were before it.
-    fn check(&self, loss: f64, norm: Option<f64>, step: u64) -> Result<(), Error> {
-        let on_nan = self.trainer.on_nan;
+    fn check(&self, loss: f64, norm: Option<f64>, progress: &Progress, found: Found) -> Result<(), Error> {
+        let (on_nan, step) = (self.trainer.on_nan, progress.step);
         if on_nan != OnNan::Ignore && !loss.is_finite() {
             // What of the values is on other ranks isn't asked for: they may not have noticed.
             let here = !self.strategy.is_sharded();
@@ -271,6 +297,10 @@ impl<'a> Run<'a> {
         let own = self.strategy.own_parameters(self.parameters);
         // A norm that is at hand tells as much about the gradients as looking at each.
         let look = match norm {
+            // The step is left out, and the next one has a smaller scale, as long as there is one.
+            None if found == Found::Overflow => {
+                on_nan != OnNan::Ignore && self.loss_scale(progress).is_some_and(LossScale::is_least)
+            }
             Some(norm) => on_nan != OnNan::Ignore && !norm.is_finite(),
             None => on_nan == OnNan::Stop,
         };
@@ -314,18 +344,40 @@ impl<'a> Run<'a> {
         let is_near = self.clock.tick();
         let own = self.trainer.requests.interruption().or(is_near.then_some(Interruption::TimeLimit));
         let [asked, drain, limit] = Interruption::words(own);
+        let overflow = f64::from(u8::from(made.found == Found::Overflow));
         let [samples, high, low] = made.used.words();
-        let words: ByShard<{ 5 + WORDS }> =
-            made.loss.beside([asked, drain, limit, change, samples, high, low]);
-        let [loss, asked, drain, limit, change, used @ ..] = words.whole(&mut *self.strategy)?;
+        let words: ByShard<{ 6 + WORDS }> =
+            made.loss.beside([asked, drain, limit, change, overflow, samples, high, low]);
+        let [loss, asked, drain, limit, change, overflow, used @ ..] = words.whole(&mut *self.strategy)?;
         let (used, stop): ([f64; WORDS], _) = (used, Interruption::of_words([asked, drain, limit]));
-        Ok(Tally { stop, change: change > 0.0, loss, used: Used::from_words(used) })
+        let (change, overflow) = (change > 0.0, overflow > 0.0);
+        Ok(Tally { stop, change, overflow, loss, used: Used::from_words(used) })
     }
 
     /// The same where there was no step.
     pub(super) fn exchange_between_steps(&mut self) -> Result<Tally, Error> {
         let (loss, none) = (ByShard::of(&*self.strategy), Duration::ZERO);
-        self.exchange(&Made { loss, norm: None, used: Used::default(), input: none, comm: none })
+        let (norm, found, used) = (None, Found::Numbers, Used::default());
+        self.exchange(&Made { loss, norm, found, used, input: none, comm: none })
+    }
+}
+
+/// Refuses what isn't made for products of 16 bits, or for a scaled loss.
+fn check_precision(trainer: &Trainer) -> Result<(), Error> {
+    let (precision, compress) = (trainer.precision, &trainer.ddp.compress);
+    let beside = [
+        ("a model that lies on several ranks", trainer.mesh.is_some()),
+        ("a model that ranks share out among themselves", trainer.sharded.is_some()),
+        ("passes through a pipeline", matches!(trainer.local, LocalConfig::Pipeline(_))),
+    ];
+    // What a rank keeps of gradients that were infinite would spoil all that come after.
+    let beside_scale = [("a compression of gradients that keeps what it left out", compress.keeps())];
+    let is_half = precision.products().is_half();
+    let asked = beside.into_iter().map(|(what, asked)| (what, asked && is_half));
+    let asked_beside_scale = beside_scale.map(|(what, asked)| (what, asked && precision.is_scaled()));
+    match asked.chain(asked_beside_scale).find(|(_, asked)| *asked) {
+        Some((what, _)) => Err(Error::BesidePrecision { precision, what }),
+        None => Ok(()),
     }
 }
 
@@ -347,6 +399,8 @@ fn strategy(
     if sync_batch_norm && trainer.local.parts() > 1 {
         return Err(Error::SharedInParts);
     }
+    check_precision(trainer)?;
+    parameters.values().device().set_factors(trainer.precision.factors());
     if let Some(config) = &trainer.mesh {
         let beside = [
             ("logical shards", trainer.logical_shards.is_some()),

@@ -1,8 +1,8 @@
 //! What a run hands from each step to the next, beside the parameters: plain values that a checkpoint can take and give back.
 //! It does not decide what is done with them.
 
-use super::Best;
 use super::used::Used;
+use super::{Best, LossScale};
 use phalanx_nn::optim::{BadValue, Optimizer, Rule};
 use phalanx_nn::{Average, Parameters, Plateaued};
 
@@ -52,6 +52,8 @@ pub struct Progress {
     pub plateau: Plateaued,
     /// The best epoch so far by [`crate::Trainer::watch`].
     pub best: Option<Best>,
+    /// What the loss of the next step is scaled by, after the first step of a run in float16.
+    pub loss_scale: Option<LossScale>,
 }
 
 impl Progress {

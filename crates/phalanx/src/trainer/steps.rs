@@ -4,6 +4,7 @@
 //! asked to stop, and whether somebody waits to come in. So all of them end after the same step, whatever the reason.
 
 use super::evaluate::evaluate;
+use super::precision::Found;
 use super::rebuild::{self, Beginning, Newest, Own};
 use super::run::{Run, Tally};
 use super::settle::{self, Standing, Told};
@@ -370,19 +371,37 @@ impl<'a> Course<'a> {
             self.settle_checkpoint()?;
             let device = self.worker.device();
             // Even where it fails the step is made.
-            let moved = run.strategy.step(&mut state.optimizer, self.parameters, device, factor);
+            let moved = match tally.overflow {
+                true => Ok(()),
+                false => run.strategy.step(&mut state.optimizer, self.parameters, device, factor),
+            };
             self.prepared = None;
-            if moved.is_ok() {
+            if moved.is_ok() && !tally.overflow {
                 run.follow(&mut state.average);
             }
+            let scale = run.loss_scale(&state.progress);
+            let found = if tally.overflow { Found::Overflow } else { Found::Numbers };
+            state.progress.loss_scale = scale.map(|scale| scale.after(found)).or(state.progress.loss_scale);
             state.progress.stepped(tally.used);
             let (lr, ms) = (state.optimizer.rule().lr() * factor, step_start.elapsed().as_secs_f64() * 1e3);
             let (loss, samples, world_size) = (tally.loss, state.progress.samples, run.world_size());
             let grad_norm = made.norm;
             let (input_ms, comm_ms) = (made.input.as_secs_f64() * 1e3, comm.as_secs_f64() * 1e3);
-            let told =
-                Event::Step { step, epoch, loss, samples, world_size, lr, grad_norm, ms, input_ms, comm_ms };
-            let is_wanted = step % self.observer.every().max(1) == 0 || step + 1 == last;
+            let told = Event::Step {
+                step,
+                epoch,
+                loss,
+                samples,
+                world_size,
+                lr,
+                grad_norm,
+                loss_scale: scale.map(|scale| scale.factor),
+                skipped: tally.overflow,
+                ms,
+                input_ms,
+                comm_ms,
+            };
+            let is_wanted = tally.overflow || step % self.observer.every().max(1) == 0 || step + 1 == last;
             self.last = Some(told).filter(|_| is_wanted);
             self.last.clone().into_iter().for_each(|told| self.tell(told));
             moved?;

@@ -1,5 +1,6 @@
 //! Copies between views, and between the orders in which tensors lie in memory.
 
+use crate::cpu::share;
 use crate::device::Device;
 use crate::dtype::{Element, with_element};
 use crate::shape::{Order, for_each_row};
@@ -14,6 +15,22 @@ pub(crate) fn fill(out: &Tensor, value: f64) {
 pub(crate) fn copy(from: &Tensor, out: &Tensor) {
     let _timer = out.device().time("copies");
     with_element!(out.dtype, T => copy_elements::<T>(from, out));
+}
+
+/// Fills `out` with the elements of `from` in its own type, each rounded once; both lie in one order without gaps.
+pub(crate) fn convert(from: &Tensor, out: &Tensor) {
+    let _timer = out.device().time("conversions");
+    with_element!(from.dtype, T => {
+        let from = from.read_dense::<T>();
+        with_element!(out.dtype, U => convert_elements::<T, U>(out.device(), &from, &mut out.write_whole::<U>()));
+    });
+}
+
+fn convert_elements<T: Element, U: Element>(device: &Device, from: &[T], out: &mut [U]) {
+    let share = share(device, out.len());
+    device.for_chunks(out, share, |i, out| {
+        out.iter_mut().zip(&from[i * share..]).for_each(|(to, &from)| *to = U::from_f64(from.to_f64()));
+    });
 }
 
 fn copy_elements<T: Element>(from: &Tensor, out: &Tensor) {

@@ -19,6 +19,7 @@ pub(crate) mod reduce;
 pub(crate) mod small_gemm;
 pub(crate) mod softmax;
 pub(crate) mod tile;
+pub(crate) mod wide;
 pub(crate) mod window;
 
 /// Work below this many elements (or multiply-adds) is not worth waking another thread for: about ten microseconds.

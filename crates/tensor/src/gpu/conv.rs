@@ -5,7 +5,7 @@ use crate::dtype::DType;
 use crate::gpu::Engine;
 use crate::gpu::engine::{lock, succeeded};
 use crate::gpu::launch::check_float;
-use crate::gpu::{elementwise, reduce};
+use crate::gpu::{copy, elementwise, reduce};
 use crate::op::Binary;
 use crate::shape::Geometry;
 use crate::tensor::Tensor;
@@ -16,10 +16,16 @@ use std::collections::HashSet;
 /// The most memory that a convolution may use beside its tensors.
 const MOST_WORKSPACE_BYTES: usize = 256 << 20;
 
-fn described(pass: Pass, p: Plan) -> Convolution {
+fn described(engine: &Engine, pass: Pass, p: Plan, dtype: DType) -> Convolution {
+    let numbers = match dtype {
+        DType::BF16 => Numbers::Bf16,
+        DType::F16 => Numbers::F16,
+        _ if engine.rounds_factors() => Numbers::Tf32,
+        _ => Numbers::F32,
+    };
     Convolution {
         pass,
-        numbers: Numbers::F32,
+        numbers,
         layout: Layout::Nhwc,
         images: [p.n, p.c, p.h, p.w],
         outputs: p.o,
@@ -34,8 +40,8 @@ fn described(pass: Pass, p: Plan) -> Convolution {
 /// The library, opened, and what it was found not to do.
 pub(crate) struct Opened {
     convolutions: Convolutions,
-    /// Those that no engine adds a bias to.
-    unfused: HashSet<Convolution>,
+    /// Those that no engine does, of those that there is another way for.
+    undone: HashSet<Convolution>,
 }
 
 impl Engine {
@@ -51,7 +57,7 @@ impl Engine {
         self.gpu().make_current()?;
         if opened.is_none() {
             let convolutions = Cudnn::open(&self.libraries)?.convolutions(MOST_WORKSPACE_BYTES)?;
-            *opened = Some(Opened { convolutions, unfused: HashSet::new() });
+            *opened = Some(Opened { convolutions, undone: HashSet::new() });
         }
         Ok(opened.as_mut().expect("it was opened just now"))
     }
@@ -61,17 +67,17 @@ impl Engine {
         self.opened(&mut lock(&self.convolutions)).map(drop)
     }
 
-    /// Whether an engine adds the bias to this convolution: that is the library's business, and differs by GPU and sizes.
+    /// Whether an engine does this convolution: that is the library's business, and differs by GPU and sizes.
     #[track_caller]
-    fn fuses(&self, convolution: &Convolution, operands: &Operands) -> bool {
-        self.with_cudnn(|Opened { convolutions, unfused }| {
-            if unfused.contains(convolution) {
+    fn does(&self, convolution: &Convolution, operands: &Operands) -> bool {
+        self.with_cudnn(|Opened { convolutions, undone }| {
+            if undone.contains(convolution) {
                 return false;
             }
             match convolutions.workspace_bytes(convolution, operands) {
                 Ok(_) => true,
                 Err(Error::LibraryCall { .. }) => {
-                    unfused.insert(*convolution);
+                    undone.insert(*convolution);
                     false
                 }
                 Err(error) => panic!("{error}"),
@@ -116,17 +122,32 @@ pub(crate) fn forward(engine: &Engine, x: &Tensor, w: &Tensor, b: Option<&Tensor
     let lent = [x.storage.read_on_gpu(), w.storage.read_on_gpu(), out.storage.write_on_gpu()];
     let (images, kernels, outputs) = (at(x, lent[0].at), at(w, lent[1].at), at(out, lent[2].at));
     let plain = Operands { images, kernels, outputs, bias: Address::NULL };
-    let Some(b) = b else { return engine.convolution(&described(Pass::Forward, plan), &plain, out) };
+    let Some(b) = b else {
+        let convolution = described(engine, Pass::Forward, plan, x.dtype);
+        if x.dtype.is_half() && !engine.does(&convolution, &plain) {
+            drop(lent);
+            return in_f32(engine, out, |out| forward(engine, &x.widened(), &w.widened(), None, plan, out));
+        }
+        return engine.convolution(&convolution, &plain, out);
+    };
     let of_bias = b.storage.read_on_gpu();
     let (fused, operands) =
-        (described(Pass::ForwardBias, plan), Operands { bias: at(b, of_bias.at), ..plain });
-    if engine.fuses(&fused, &operands) {
+        (described(engine, Pass::ForwardBias, plan, x.dtype), Operands { bias: at(b, of_bias.at), ..plain });
+    if engine.does(&fused, &operands) {
         return engine.convolution(&fused, &operands, out);
     }
     drop((lent, of_bias));
     let without = out.stale_like();
     forward(engine, x, w, None, plan, &without);
     elementwise::binary(engine, Binary::Add, &pixels(&without, plan), b, &pixels(out, plan));
+}
+
+/// Rounds to `out` what `f` leaves in f32, where no engine does a convolution in 16 bits, as may be with few channels.
+#[track_caller]
+fn in_f32(engine: &Engine, out: &Tensor, f: impl FnOnce(&Tensor)) {
+    let wide = Tensor::stale_in(out.dense_order(), out.device(), *out.shape(), DType::F32);
+    f(&wide);
+    copy::convert(engine, &wide, out);
 }
 
 /// Outputs as rows of channels, a row a pixel.
@@ -145,7 +166,12 @@ pub(crate) fn image_gradient(engine: &Engine, grad: &Tensor, w: &Tensor, plan: P
     let lent = [out.storage.write_on_gpu(), w.storage.read_on_gpu(), grad.storage.read_on_gpu()];
     let (images, kernels, outputs) = (at(out, lent[0].at), at(w, lent[1].at), at(grad, lent[2].at));
     let operands = Operands { images, kernels, outputs, bias: Address::NULL };
-    engine.convolution(&described(Pass::BackwardData, plan), &operands, out);
+    let convolution = described(engine, Pass::BackwardData, plan, grad.dtype);
+    if grad.dtype.is_half() && !engine.does(&convolution, &operands) {
+        drop(lent);
+        return in_f32(engine, out, |out| image_gradient(engine, &grad.widened(), &w.widened(), plan, out));
+    }
+    engine.convolution(&convolution, &operands, out);
 }
 
 /// `out =` the gradient with respect to the kernels.
@@ -158,7 +184,12 @@ pub(crate) fn kernel_gradient(engine: &Engine, x: &Tensor, grad: &Tensor, plan: 
     let lent = [x.storage.read_on_gpu(), out.storage.write_on_gpu(), grad.storage.read_on_gpu()];
     let (images, kernels, outputs) = (at(x, lent[0].at), at(out, lent[1].at), at(grad, lent[2].at));
     let operands = Operands { images, kernels, outputs, bias: Address::NULL };
-    engine.convolution(&described(Pass::BackwardFilter, plan), &operands, out);
+    let convolution = described(engine, Pass::BackwardFilter, plan, grad.dtype);
+    if grad.dtype.is_half() && !engine.does(&convolution, &operands) {
+        drop(lent);
+        return in_f32(engine, out, |out| kernel_gradient(engine, &x.widened(), &grad.widened(), plan, out));
+    }
+    engine.convolution(&convolution, &operands, out);
 }
 
 /// `out =` the gradient with respect to the bias: the sum over images and pixels.

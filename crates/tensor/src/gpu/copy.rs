@@ -3,16 +3,18 @@
 use crate::dtype::{DType, Element as _};
 use crate::gpu::Engine;
 use crate::gpu::engine::succeeded;
-use crate::gpu::launch::{Arg, elements, walk};
+use crate::gpu::launch::{Arg, check_float, element, elements, walk};
 use crate::gpu::transfer::place;
 use crate::shape::Order;
 use crate::tensor::Tensor;
+use half::{bf16, f16};
 use phalanx_cuda::Work;
 
 /// The kernels for elements of so many bytes: a copy, a transposition, a fill.
 fn named(dtype: DType) -> [&'static str; 3] {
     match dtype.bytes() {
         1 => ["copy_1", "transpose_1", "fill_1"],
+        2 => ["copy_2", "transpose_2", "fill_2"],
         4 => ["copy_4", "transpose_4", "fill_4"],
         _ => ["copy_8", "transpose_8", "fill_8"],
     }
@@ -24,6 +26,8 @@ pub(crate) fn fill(engine: &Engine, out: &Tensor, value: f64) {
     let bits = match out.dtype {
         DType::F32 => i64::from((value as f32).to_bits()),
         DType::F64 => value.to_bits() as i64,
+        DType::BF16 => i64::from(bf16::from_f32(value as f32).to_bits()),
+        DType::F16 => i64::from(f16::from_f32(value as f32).to_bits()),
         DType::I64 => i64::from_f64(value),
         DType::U8 => i64::from(u8::from_f64(value)),
     };
@@ -63,6 +67,23 @@ pub(crate) fn copy(engine: &Engine, from: &Tensor, out: &Tensor) {
     let args = [Arg::In(from), Arg::Out(out), Arg::Struct(walk.as_bytes()), Arg::Int(n)];
     // SAFETY: the walk goes through the elements of both views.
     unsafe { engine.launch(copy, elements(n), &args) }
+}
+
+/// Fills `out` with the elements of `from` in its own type, each rounded once; both lie in one order without gaps.
+#[track_caller]
+pub(crate) fn convert(engine: &Engine, from: &Tensor, out: &Tensor) {
+    let name = match from.dtype {
+        DType::F32 => "from_f32",
+        DType::BF16 => "from_bf16",
+        DType::F16 => "from_f16",
+        other => panic!("cast: from {other} on a GPU, which converts f32, bf16 and f16"),
+    };
+    check_float("cast", out.dtype);
+    let n = out.count();
+    // SAFETY: both have n elements without gaps.
+    unsafe {
+        engine.launch_for(element(out.dtype), name, elements(n), &[Arg::In(from), Arg::Out(out), Arg::Int(n)])
+    }
 }
 
 /// Both lie in one order without gaps.

@@ -2,7 +2,7 @@
 
 use crate::cpu::dropout::threshold;
 use crate::gpu::Engine;
-use crate::gpu::launch::{Arg, check_float, elements};
+use crate::gpu::launch::{Arg, check_single, elements};
 use crate::ops::dropout::DropoutKey;
 use crate::tensor::Tensor;
 
@@ -10,7 +10,7 @@ use crate::tensor::Tensor;
 /// which kernels read it.
 #[track_caller]
 pub(crate) fn mask(engine: &Engine, p: f64, key: &DropoutKey, mask: &Tensor) {
-    check_float("dropout", mask.dtype);
+    check_single("dropout", mask.dtype);
     assert!(key.within.is_none(), "dropout: of a part of a tensor, on a GPU");
     let [words, samples] = mask.device().feed_key(key);
     let n = samples.count();

@@ -6,6 +6,7 @@ use phalanx_cuda::cublaslt::{CublasLt, Product, Products};
 use phalanx_cuda::{DeviceMemory, Driver, Error, Gpu, GpuOptions, Nvrtc, Pinned, Stream};
 use std::collections::HashSet;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// What matrix products may use: as much as the largest GPUs are said to want.
@@ -21,6 +22,8 @@ pub(crate) struct Engine {
     /// Where NVIDIA's libraries are looked for, and convolutions, once there was one.
     pub(super) libraries: Vec<PathBuf>,
     pub(super) convolutions: Mutex<Option<conv::Opened>>,
+    /// Whether factors of float32 are rounded before they are multiplied.
+    rounds_factors: AtomicBool,
     /// Pinned buffers that values go up through.
     pub(super) staging: Mutex<Vec<Pinned>>,
     /// A number that kernels set to 1 where a label or a row number isn't one.
@@ -60,6 +63,7 @@ impl Engine {
             unplanned,
             libraries,
             convolutions,
+            rounds_factors: AtomicBool::new(false),
             staging: Mutex::default(),
             bad_index,
         })
@@ -67,6 +71,14 @@ impl Engine {
 
     pub(crate) fn gpu(&self) -> &Gpu {
         &self.gpu
+    }
+
+    pub(crate) fn set_rounds_factors(&self, rounds: bool) {
+        self.rounds_factors.store(rounds, Ordering::Relaxed);
+    }
+
+    pub(super) fn rounds_factors(&self) -> bool {
+        self.rounds_factors.load(Ordering::Relaxed)
     }
 
     /// The stream of all work on tensors.

@@ -30,12 +30,30 @@ pub(super) enum Arg<'a> {
 const MOST: usize = 13;
 
 impl Engine {
-    /// Gives the compute stream a launch of a kernel.
+    /// Gives the compute stream a launch of a kernel, as it is for floats of 16 bits where a tensor holds such: all others that the
+    /// kernel is handed then hold the same, or what is f32 in any case.
     ///
     /// # Safety
     /// Given its numbers the kernel reads and writes nothing but the elements of the tensors, and bare memory that stays there.
     #[track_caller]
     pub(super) unsafe fn launch(&self, name: &str, work: Work, args: &[Arg<'_>]) {
+        let held = |arg: &Arg<'_>| match arg {
+            Arg::In(tensor) | Arg::InOrNull(Some(tensor)) | Arg::Out(tensor) => Some(tensor.dtype),
+            _ => None,
+        };
+        let half = args.iter().filter_map(held).find(|dtype| dtype.is_half());
+        let known = kernel(name).source.elements();
+        let of_half = half.map(element).filter(|element| known.contains(element));
+        // SAFETY: as the caller promises.
+        unsafe { self.launch_for(of_half.unwrap_or(Element::F32), name, work, args) }
+    }
+
+    /// The same of a kernel as it is for these elements.
+    ///
+    /// # Safety
+    /// As for [`Engine::launch`].
+    #[track_caller]
+    pub(super) unsafe fn launch_for(&self, element: Element, name: &str, work: Work, args: &[Arg<'_>]) {
         let mut lent: [Option<Lent<'_>>; MOST] = [const { None }; MOST];
         let mut given = [Argument::Null; MOST];
         let kernel = kernel(name);
@@ -60,9 +78,7 @@ impl Engine {
         }
         // SAFETY: what is read and written is the caller's promise; it is there when the stream comes to it, since buffers that are
         // dropped are written by later work of this stream (S-STREAM), and memory is given back after all work.
-        succeeded(unsafe {
-            self.gpu().launch(self.stream(), kernel, Element::F32, work, &given[..args.len()])
-        });
+        succeeded(unsafe { self.gpu().launch(self.stream(), kernel, element, work, &given[..args.len()]) });
     }
 }
 
@@ -79,7 +95,28 @@ pub(super) fn rows(rows: usize, width: usize) -> Work {
 /// Panics unless the kernels compute with this type.
 #[track_caller]
 pub(super) fn check_float(op: &str, dtype: DType) {
-    assert!(dtype == DType::F32, "{op}: tensors of {dtype} aren't computed with on a GPU, those of f32 are");
+    let computes = matches!(dtype, DType::F32 | DType::BF16 | DType::F16);
+    assert!(
+        computes,
+        "{op}: tensors of {dtype} aren't computed with on a GPU, those of f32, bf16 and f16 are"
+    );
+}
+
+/// Panics unless it is f32.
+#[track_caller]
+pub(super) fn check_single(op: &str, dtype: DType) {
+    assert!(dtype == DType::F32, "{op}: of {dtype} on a GPU, which does it for f32");
+}
+
+/// The type as kernels are compiled for it. Panics if there are none.
+#[track_caller]
+pub(super) fn element(dtype: DType) -> Element {
+    match dtype {
+        DType::F32 => Element::F32,
+        DType::BF16 => Element::Bf16,
+        DType::F16 => Element::F16,
+        DType::F64 | DType::I64 | DType::U8 => panic!("no kernel is compiled for elements of {dtype}"),
+    }
 }
 
 /// How a kernel goes through these views of one shape together.

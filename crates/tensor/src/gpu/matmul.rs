@@ -1,5 +1,6 @@
 //! Matrix products, by cuBLASLt, and by a plain kernel where that has no way to do one.
 
+use crate::dtype::DType;
 use crate::gpu::Engine;
 use crate::gpu::engine::{lock, succeeded};
 use crate::gpu::launch::{Arg, check_float, elements};
@@ -63,6 +64,16 @@ fn step(batch: &Geometry) -> Option<usize> {
 }
 
 impl Engine {
+    /// How products of tensors of this type are formed.
+    fn numbers(&self, dtype: DType) -> Numbers {
+        match dtype {
+            DType::BF16 => Numbers::Bf16,
+            DType::F16 => Numbers::F16,
+            _ if self.rounds_factors() => Numbers::Tf32,
+            _ => Numbers::F32,
+        }
+    }
+
     /// Gives the compute stream a product of tensors that lie as it says, with its epilogue; nothing, and `false`, where the library
     /// has no way to do it on this GPU.
     #[track_caller]
@@ -153,7 +164,7 @@ pub(crate) fn matmul(engine: &Engine, a: &Tensor, b: &Tensor, out: &Tensor) {
         b: b.operand,
         batch: batch.count(),
         out_stride: m * n,
-        ..Product::new(Numbers::F32, [m, n, k])
+        ..Product::new(engine.numbers(out.dtype), [m, n, k])
     };
     engine.product(&product, [&a.tensor, &b.tensor], out);
 }
@@ -172,7 +183,7 @@ pub(crate) fn linear(engine: &Engine, x: &Tensor, w: &Tensor, bias: Option<&Tens
         out.fill(0.0);
         return bias.into_iter().for_each(|bias| out.copy_from(&bias.broadcast_to(*out.shape())));
     }
-    let plain = Product::new(Numbers::F32, [rows_of(x), outputs, inputs]);
+    let plain = Product::new(engine.numbers(out.dtype), [rows_of(x), outputs, inputs]);
     let plain = Product { b: Operand::transposed(inputs), ..plain };
     let Some(bias) = bias else { return engine.product(&plain, [x, w], out) };
     let fused = Product { epilogue: Epilogue::Bias, ..plain };
@@ -191,7 +202,7 @@ pub(crate) fn linear_input_gradient(engine: &Engine, grad: &Tensor, w: &Tensor, 
     if outputs == 0 || out.count() == 0 {
         return out.fill(0.0);
     }
-    let product = Product::new(Numbers::F32, [rows_of(grad), inputs, outputs]);
+    let product = Product::new(engine.numbers(out.dtype), [rows_of(grad), inputs, outputs]);
     engine.product(&product, [grad, w], out);
 }
 
@@ -213,7 +224,7 @@ pub(crate) fn linear_weight_gradient(
         out.fill(0.0);
         return bias.into_iter().for_each(sums_of_rows);
     }
-    let plain = Product::new(Numbers::F32, [outputs, inputs, rows]);
+    let plain = Product::new(engine.numbers(out.dtype), [outputs, inputs, rows]);
     let plain = Product { a: Operand::transposed(outputs), ..plain };
     let Some(bias) = bias else { return engine.product(&plain, [grad, x], out) };
     let fused = Product { epilogue: Epilogue::SumsOfA, ..plain };

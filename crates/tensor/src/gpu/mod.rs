@@ -2,7 +2,8 @@
 //! stream its work and return (S-STREAM in `storage.rs`); shapes were checked by the op that calls them.
 //!
 //! What a GPU doesn't do, and panics by name when it is asked to:
-//! - computing with other floats than f32 ([`launch::check_float`]); tensors of any type can be copied and filled;
+//! - computing with f64 ([`launch::check_float`]); tensors of any type can be copied and filled;
+//! - random numbers, and what is done to whole arenas, in other floats than f32;
 //! - lending values as slices where they lie: `Arena::flat`, `flat_mut` and the slices of a `Span` are a CPU's;
 //!   `Arena::host_span` lends copies.
 //!

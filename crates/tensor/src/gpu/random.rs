@@ -1,7 +1,7 @@
 //! Random numbers, each a function of its key and its place alone, as on a CPU.
 
 use crate::gpu::Engine;
-use crate::gpu::launch::{Arg, check_float, elements};
+use crate::gpu::launch::{Arg, check_single, elements};
 use crate::philox::Philox;
 use crate::tensor::Tensor;
 
@@ -9,7 +9,7 @@ impl Engine {
     /// Fills a row-major tensor with numbers in [low, high).
     #[track_caller]
     pub(crate) fn uniform(&self, low: f64, high: f64, key: Philox, out: &Tensor) {
-        check_float("uniform", out.dtype);
+        check_single("uniform", out.dtype);
         let [seed, stream] = key.words().map(Arg::Bits);
         // A double just below `high` may round to `high` itself.
         let largest = Arg::Float(f64::from((high as f32).next_down().max(low as f32)));
@@ -28,7 +28,7 @@ impl Engine {
     /// Fills a row-major tensor with numbers of the normal distribution.
     #[track_caller]
     pub(crate) fn normal(&self, mean: f64, std: f64, key: Philox, out: &Tensor) {
-        check_float("normal", out.dtype);
+        check_single("normal", out.dtype);
         let [seed, stream] = key.words().map(Arg::Bits);
         let [mean, std] = [mean, std].map(Arg::Double);
         let n = out.count();

@@ -4,7 +4,7 @@ use crate::arena::Arena;
 use crate::dtype::DType;
 use crate::gpu::Engine;
 use crate::gpu::engine::succeeded;
-use crate::gpu::launch::{Arg, check_float, elements, rows};
+use crate::gpu::launch::{Arg, check_single, element, elements, rows};
 use crate::gpu::transfer::place;
 use crate::storage::Memory;
 use crate::tensor::Tensor;
@@ -36,6 +36,17 @@ impl Engine {
         self.copy_bytes((from.memory(), 0), (to.memory(), 0), bytes(to));
     }
 
+    /// Rounds all values of `from`, which are f32, to those of `to`; both are of one layout on this GPU.
+    #[track_caller]
+    pub(crate) fn cast_arena(&self, from: &Arena, to: &Arena) {
+        check_single("cast", from.dtype());
+        let (_written, _read) = (to.write(), from.read());
+        let n = to.layout().len();
+        let args = [Arg::BareIn(at(from)), Arg::Bare(at(to)), Arg::Int(n)];
+        // SAFETY: both arenas have n elements, and stay until the stream has come to it.
+        unsafe { self.launch_for(element(to.dtype()), "from_f32", elements(n), &args) }
+    }
+
     /// Exchanges the values of two arenas of one layout on this GPU.
     #[track_caller]
     pub(crate) fn swap_arenas(&self, a: &Arena, b: &Arena) {
@@ -51,7 +62,7 @@ impl Engine {
     /// Moves `values` by a share of the way to those of `to`.
     #[track_caller]
     pub(crate) fn follow(&self, values: &Arena, to: &Arena, share: f32) {
-        check_float("follow", values.dtype());
+        check_single("follow", values.dtype());
         let (_written, _read) = (values.write(), to.read());
         let n = values.layout().len();
         let args = [Arg::Bare(at(values)), Arg::BareIn(at(to)), Arg::Float(f64::from(share)), Arg::Int(n)];
@@ -59,10 +70,23 @@ impl Engine {
         unsafe { self.launch("follow", elements(n), &args) }
     }
 
+    /// Multiplies all values.
+    #[track_caller]
+    pub(crate) fn scale(&self, values: &Arena, by: f32) {
+        check_single("scale", values.dtype());
+        let _written = values.write();
+        let n = values.layout().len();
+        let (from, to) = (Arg::BareIn(at(values)), Arg::Bare(at(values)));
+        let args = [from, to, Arg::Int(n), Arg::Float(f64::from(by)), Arg::Float(0.0)];
+        // SAFETY: the arena has n elements, of which each is read and then written by one thread, and stays until the stream has come
+        // to it.
+        unsafe { self.launch("affine", elements(n), &args) }
+    }
+
     /// Whether all values are finite; waits for them.
     #[track_caller]
     pub(crate) fn is_finite(&self, values: &Arena) -> bool {
-        check_float("is_finite", values.dtype());
+        check_single("is_finite", values.dtype());
         let n = values.layout().len();
         let found = Tensor::zeros(values.device(), [size_of::<i32>()], DType::U8);
         let read = values.read();
@@ -81,7 +105,7 @@ impl Engine {
     /// Makes the norm of all values at most `limit`; gives what it was, and waits for that.
     #[track_caller]
     pub(crate) fn clip_norm(&self, values: &Arena, limit: f64) -> f64 {
-        check_float("clip_norm", values.dtype());
+        check_single("clip_norm", values.dtype());
         let n = values.layout().len();
         let pieces = n.div_ceil(PIECE);
         let parts = Tensor::stale(values.device(), [pieces].into(), DType::F64);
@@ -106,7 +130,7 @@ impl Engine {
     /// Makes each value at most `limit` large.
     #[track_caller]
     pub(crate) fn clip_value(&self, values: &Arena, limit: f32) {
-        check_float("clip_value", values.dtype());
+        check_single("clip_value", values.dtype());
         let _written = values.write();
         let n = values.layout().len();
         let args = [Arg::Bare(at(values)), Arg::Float(f64::from(limit)), Arg::Int(n)];

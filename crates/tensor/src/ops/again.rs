@@ -5,6 +5,7 @@
 //! node becomes the graph that this leaves (`unfold` in `walk.rs`). Nodes are worked on in the order in which they would have
 //! been without all this, so gradients have the same bits, whatever is computed again.
 
+use crate::autocast::{autocast, autocast_dtype};
 use crate::graph::{self, NodeRef, record};
 use crate::op::Op;
 use crate::ops::keep;
@@ -50,6 +51,8 @@ impl Tensor {
             return Tensor { node: self.node.clone(), ..out };
         }
         let leaves = leaves_below(end, begins);
+        let dtype = autocast_dtype();
+        let again = move |start: &Tensor| autocast(dtype, || again(start));
         let node = record(out.device(), Op::Again, &[self], [keep(self)]);
         node.body().again = Some(Again { compute: Box::new(again), leaves });
         Tensor { node: Some(node), ..out }

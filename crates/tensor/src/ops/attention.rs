@@ -1,6 +1,8 @@
 //! Causal self-attention.
 
+use crate::autocast::lowers;
 use crate::cpu::attention::{self, Dropped};
+use crate::cpu::wide::{Wide, Widen};
 use crate::device::Backend;
 use crate::dtype::with_float;
 use crate::op::Op;
@@ -19,6 +21,9 @@ impl Tensor {
     /// [`Tensor::causal_attention_in_steps`] for now.
     #[track_caller]
     pub fn causal_attention(&self, heads: usize, dropout: Option<(f64, &DropoutKey)>) -> Tensor {
+        if let Some(dtype) = lowers([self]) {
+            return self.cast(dtype).causal_attention(heads, dropout);
+        }
         let [batch, time, width] = self.check_heads("causal_attention", heads);
         let dropout = check_dropout("causal_attention", dropout, [batch, heads]);
         if let Backend::Gpu(_) = self.device().backend() {
@@ -30,10 +35,13 @@ impl Tensor {
             (p, Tensor::from_slice(self.device(), &words, [batch, 2]))
         });
         let out = Tensor::stale(self.device(), [batch, time, width].into(), self.dtype);
-        let lse = Tensor::stale(self.device(), [batch, heads, time].into(), self.dtype);
+        let lse = Tensor::stale(self.device(), [batch, heads, time].into(), self.dtype.wide());
         let first = dropout.and_then(|(_, key)| key.within).map_or(0, |within| within.start);
         let dropped = streams.as_ref().map(|(p, streams)| Dropped { p: *p, streams, first });
-        attention::attention(&qkv, heads, dropped, &out, &lse);
+        let wide = Wide::default();
+        let [from, to] = [&qkv, &out].in_f32(&wide);
+        attention::attention(from, heads, dropped, to, &lse);
+        wide.settle();
         let op = Op::CausalAttention { heads, first, dropout: dropout.map_or(0.0, |(p, _)| p) };
         recorded(out, op, &[&qkv], |out| {
             [keep(&qkv), keep(out), keep(&lse), streams.map(|(_, streams)| streams)]
@@ -48,17 +56,18 @@ impl Tensor {
         let depth = width / heads;
         let apart = self.reshape([batch, time, 3, heads, depth]).permute(&[2, 0, 3, 1, 4]); // (3, B, H, T, D)
         let part = |i: usize| apart.narrow(0, i, 1).squeeze(0);
-        let later = with_float!(self.dtype, "causal_attention", T => {
+        let later = with_float!(self.dtype.wide(), "causal_attention", T => {
             let score = |i: usize| if i % time > i / time { T::NEG_INFINITY } else { T::ZERO };
             Tensor::constant(self.device(), &(0..time * time).map(score).collect::<Vec<T>>(), [time, time])
         });
-        let scores = part(0).matmul(&part(1).t()) / (depth as f64).sqrt() + later; // (B, H, T, T)
+        // Of floats of 16 bits the scores are rounded once, and so are the shares.
+        let scores = part(0).matmul(&part(1).t()).widened() / (depth as f64).sqrt() + later; // (B, H, T, T)
         let shares = scores.softmax(3);
         let shares = match dropout {
             Some((p, key)) => shares.dropout(p, key),
             None => shares,
         };
-        shares.matmul(&part(2)).transpose(1, 2).reshape([batch, time, width])
+        shares.cast(self.dtype).matmul(&part(2)).transpose(1, 2).reshape([batch, time, width])
     }
 
     /// B, T and W of queries, keys and values (B, T, 3 W) of so many heads.

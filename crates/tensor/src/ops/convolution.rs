@@ -1,5 +1,6 @@
 //! Convolution and pooling over (N, C, H, W) images.
 
+use crate::autocast::{autocast, lowers};
 use crate::cpu::conv::Plan;
 use crate::cpu::pooling::Planes;
 use crate::device::Device;
@@ -16,6 +17,10 @@ impl Tensor {
     /// with OH = (H + 2 padding - dilation (KH - 1) - 1) / stride + 1.
     #[track_caller]
     pub fn conv2d(&self, weight: &Tensor, bias: Option<&Tensor>, options: Conv2dOptions) -> Tensor {
+        if let Some(dtype) = lowers([self, weight].into_iter().chain(bias)) {
+            let bias = bias.map(|bias| bias.cast(dtype));
+            return self.cast(dtype).conv2d(&weight.cast(dtype), bias.as_ref(), options);
+        }
         self.check_partner("conv2d", weight);
         let plan = conv_plan(self.shape(), weight.shape(), options);
         if let Some(bias) = bias {
@@ -94,6 +99,11 @@ impl Tensor {
         assert!(fits, "adaptive_avg_pool2d: shape {} can't become {size:?}", self.shape());
         if size == [1, 1] {
             return self.mean(&[2, 3], Keep::Yes);
+        }
+        if self.dtype.is_half() {
+            // Two products, and one rounding.
+            let means = autocast(DType::F32, || self.widened().adaptive_avg_pool2d(size));
+            return means.cast(self.dtype);
         }
         let rows = means(self.device(), h, size[0], self.dtype);
         let columns = means(self.device(), w, size[1], self.dtype).t();

@@ -81,8 +81,8 @@ impl Tensor {
                 "{op}: a mask of shape {shape} as the part {within:?}"
             );
         }
-        let mask = Tensor::stale(self.device(), shape, self.dtype);
+        let mask = Tensor::stale(self.device(), shape, self.dtype.wide());
         kernel::dropout::mask(p, key, &mask);
-        self.mul(&mask)
+        self.mul(&mask).cast(self.dtype)
     }
 }

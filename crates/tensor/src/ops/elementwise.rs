@@ -1,5 +1,7 @@
-//! Elementwise arithmetic and functions, with NumPy's broadcasting.
+//! Elementwise arithmetic and functions, with NumPy's broadcasting. What a float of 16 bits and another f32 or float of 16 bits come to
+//! is f32.
 
+use crate::dtype::DType;
 use crate::graph;
 use crate::kernel;
 use crate::op::{Binary, Op, Unary};
@@ -16,6 +18,9 @@ impl Tensor {
         f: Binary,
         op: fn(crate::Shape, crate::Shape) -> Op,
     ) -> Tensor {
+        if self.dtype != other.dtype && [self.dtype, other.dtype].map(DType::wide) == [DType::F32; 2] {
+            return self.widened().with(&other.widened(), name, f, op);
+        }
         self.check_partner(name, other);
         let Some(shape) = self.shape().broadcast(other.shape()) else {
             panic!("{name}: shapes {} and {} don't broadcast", self.shape(), other.shape());
@@ -36,6 +41,9 @@ impl Tensor {
     }
 
     pub(crate) fn mapped(&self, f: Unary) -> Tensor {
+        if f.is_steep() && self.is_raised() {
+            return self.widened().mapped(f);
+        }
         let x = self.dense();
         let out = x.stale_like();
         kernel::elementwise::unary(f, &x, &out);

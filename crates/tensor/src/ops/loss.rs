@@ -11,6 +11,9 @@ impl Tensor {
     /// Negative log likelihood: minus the mean of the log-probability that each row of (N, C) gives its label, i64 of (N).
     #[track_caller]
     pub fn nll_loss(&self, labels: &Tensor) -> Tensor {
+        if self.is_raised() {
+            return self.widened().nll_loss(labels);
+        }
         self.check_labels("nll_loss", labels);
         let (y, labels) = (self.contiguous(), labels.contiguous());
         let out = Tensor::stale(self.device(), [].into(), self.dtype);
@@ -22,6 +25,9 @@ impl Tensor {
     /// in [0, 1) the target is 1 - s on the label and s / C on every class.
     #[track_caller]
     pub fn cross_entropy(&self, labels: &Tensor, label_smoothing: f64) -> Tensor {
+        if self.is_raised() {
+            return self.widened().cross_entropy(labels, label_smoothing);
+        }
         self.check_labels("cross_entropy", labels);
         assert!(
             (0.0..1.0).contains(&label_smoothing),
@@ -37,6 +43,9 @@ impl Tensor {
     /// The mean over all elements of the squared difference; same shapes.
     #[track_caller]
     pub fn mse_loss(&self, target: &Tensor) -> Tensor {
+        if self.is_raised() || target.is_raised() {
+            return self.widened().mse_loss(&target.widened());
+        }
         self.check_like("mse_loss", target);
         let (x, t) = (self.contiguous(), target.contiguous());
         let out = Tensor::stale(self.device(), [].into(), self.dtype);
@@ -48,6 +57,9 @@ impl Tensor {
     /// get no gradient.
     #[track_caller]
     pub fn bce_with_logits(&self, target: &Tensor) -> Tensor {
+        if self.is_raised() || target.is_raised() {
+            return self.widened().bce_with_logits(&target.widened());
+        }
         self.check_like("bce_with_logits", target);
         let (x, t) = (self.contiguous(), target.contiguous());
         let out = Tensor::stale(self.device(), [].into(), self.dtype);

@@ -1,6 +1,8 @@
 //! Matrix products.
 
+use crate::autocast::lowers;
 use crate::cpu;
+use crate::cpu::wide::{Wide, Widen};
 use crate::device::Backend;
 use crate::graph::{self, Made};
 use crate::kernel;
@@ -13,6 +15,9 @@ impl Tensor {
     /// The matrix product of the last two dimensions, (..., m, k) with (..., k, n) to (..., m, n); those before broadcast.
     #[track_caller]
     pub fn matmul(&self, other: &Tensor) -> Tensor {
+        if let Some(dtype) = lowers([self, other]) {
+            return self.cast(dtype).matmul(&other.cast(dtype));
+        }
         self.check_partner("matmul", other);
         let Some(shape) = product_shape(self.shape(), other.shape()) else {
             panic!(
@@ -34,6 +39,10 @@ impl Tensor {
     /// `self weight^T + bias`: rows (..., in) with a weight of (out, in) and a bias of (out) to rows (..., out).
     #[track_caller]
     pub fn linear(&self, weight: &Tensor, bias: Option<&Tensor>) -> Tensor {
+        if let Some(dtype) = lowers([self, weight].into_iter().chain(bias)) {
+            let bias = bias.map(|bias| bias.cast(dtype));
+            return self.cast(dtype).linear(&weight.cast(dtype), bias.as_ref());
+        }
         self.check_partner("linear", weight);
         let n = self.shape().n_dims();
         let fits = n >= 1 && weight.shape().n_dims() == 2 && self.dims()[n - 1] == weight.dims()[1];
@@ -55,6 +64,10 @@ impl Tensor {
     /// `self weight + bias`: as [`Tensor::linear`], with a weight of (in, out), which is how GPT-2's files hold it.
     #[track_caller]
     pub fn linear_in_out(&self, weight: &Tensor, bias: Option<&Tensor>) -> Tensor {
+        if let Some(dtype) = lowers([self, weight].into_iter().chain(bias)) {
+            let bias = bias.map(|bias| bias.cast(dtype));
+            return self.cast(dtype).linear_in_out(&weight.cast(dtype), bias.as_ref());
+        }
         self.check_partner("linear_in_out", weight);
         let n = self.shape().n_dims();
         let fits = n >= 1 && weight.shape().n_dims() == 2 && self.dims()[n - 1] == weight.dims()[0];
@@ -75,7 +88,11 @@ impl Tensor {
         let (x, w) = (self.contiguous(), weight.contiguous());
         let out = Tensor::stale(self.device(), self.shape().with(n - 1, outputs), self.dtype);
         let bias = bias.map(Tensor::contiguous);
-        cpu::matmul::linear(&x, &w.detach().t(), bias.as_ref(), &out);
+        let turned = w.detach().t();
+        let wide = Wide::default();
+        let [rows, turned, sums] = [&x, &turned, &out].in_f32(&wide);
+        cpu::matmul::linear(rows, turned, bias.as_ref().in_f32(&wide), sums);
+        wide.settle();
         self.recorded_linear(Op::LinearInOut(*self.shape(), *weight.shape()), [&x, &w], bias.as_ref(), out)
     }
 

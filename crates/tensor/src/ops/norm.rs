@@ -140,7 +140,7 @@ impl Tensor {
                 pooled(own, means, squares, sum)
             }),
         };
-        let of_channels = || Tensor::stale(self.device(), [channels].into(), self.dtype);
+        let of_channels = || Tensor::stale(self.device(), [channels].into(), self.dtype.wide());
         let stats = ChannelStats { mean: of_channels(), variance: of_channels() };
         kernel::batch_norm::statistics(&moments, count, [&stats.mean, &stats.variance]);
         let out = x.batch_normalised(weight, bias, &stats, eps, then, Some(count), shared);
@@ -179,37 +179,40 @@ impl Tensor {
         shared: Option<&SumOverBatch>,
     ) -> Tensor {
         let channels = self.dims()[1];
-        for part in [weight, bias, Some(&stats.mean), Some(&stats.variance)].into_iter().flatten() {
-            self.check_partner("batch_norm", part);
+        let parts = [weight, bias, Some(&stats.mean), Some(&stats.variance)].map(|part| self.beside(part));
+        for part in parts.iter().flatten() {
+            self.check_beside("batch_norm", part);
             assert!(
                 part.dims() == [channels],
                 "batch_norm: a weight, bias, mean or variance of shape {} for {channels} channels",
                 part.shape()
             );
         }
+        let [weight, bias, Some(mean), Some(variance)] = parts else { unreachable!("statistics are there") };
         assert!(weight.is_some() || bias.is_none(), "batch_norm: a bias without a weight");
         if let Then::AddRelu(plus) = then {
             self.check_like("batch_norm", plus);
         }
         if !matches!(then, Then::Nothing) && !self.is_rows_of_channels() {
+            let (weight, bias) = (weight.as_ref(), bias.as_ref());
             let out = self.batch_normalised(weight, bias, stats, eps, Then::Nothing, count, shared);
             return match then {
                 Then::AddRelu(plus) => out.add(plus).relu(),
                 _ => out.relu(),
             };
         }
-        let (weight, bias) = (weight.map(Tensor::contiguous), bias.map(Tensor::contiguous));
+        let [weight, bias] = [weight, bias].map(|part| part.map(|part| part.contiguous()));
         let plus = match then {
             Then::AddRelu(plus) => Some(plus.arranged(self.dense_order())),
             _ => None,
         };
         let out = self.stale_like();
-        let scale = Tensor::stale(self.device(), [channels].into(), self.dtype);
-        let mean = stats.mean.contiguous();
+        let scale = Tensor::stale(self.device(), [channels].into(), self.dtype.wide());
+        let mean = mean.contiguous();
         let relu = !matches!(then, Then::Nothing);
         kernel::batch_norm::normalise(
             self,
-            [&mean, &stats.variance.contiguous()],
+            [&mean, &variance.contiguous()],
             [weight.as_ref(), bias.as_ref()],
             eps,
             Fused { plus: plus.as_ref(), relu },
@@ -224,6 +227,18 @@ impl Tensor {
             node.body().shared = Some(shared.clone());
         }
         out
+    }
+
+    /// A weight, bias or statistic as kernels take it beside this tensor: in f32 where this has floats of 16 bits.
+    fn beside(&self, part: Option<&Tensor>) -> Option<Tensor> {
+        part.map(|part| if self.dtype.is_half() { part.widened() } else { part.clone() })
+    }
+
+    #[track_caller]
+    fn check_beside(&self, op: &str, part: &Tensor) {
+        let (dtype, wanted) = (part.dtype, self.dtype.wide());
+        assert!(dtype == wanted, "{op}: a weight, bias or statistic of {dtype} where {wanted} is needed");
+        assert!(self.device() == part.device(), "{op}: tensors that live on different devices");
     }
 
     /// (N, C, everything else).
@@ -244,6 +259,10 @@ impl Tensor {
         bias: Option<&Tensor>,
         eps: f64,
     ) -> Tensor {
+        if self.is_raised() {
+            return self.widened().layer_norm(n_dims, weight, bias, eps);
+        }
+        let [weight, bias] = [weight, bias].map(|part| self.beside(part));
         let all = self.shape().n_dims();
         assert!(
             n_dims >= 1 && n_dims <= all,
@@ -251,8 +270,8 @@ impl Tensor {
             self.shape()
         );
         let row = Shape::new(&self.dims()[all - n_dims..]);
-        for part in [weight, bias].into_iter().flatten() {
-            self.check_partner("layer_norm", part);
+        for part in [&weight, &bias].into_iter().flatten() {
+            self.check_beside("layer_norm", part);
             assert!(
                 *part.shape() == row,
                 "layer_norm: a weight or bias of shape {} for rows of shape {row}",
@@ -261,12 +280,11 @@ impl Tensor {
         }
         assert!(weight.is_some() || bias.is_none(), "layer_norm: a bias without a weight");
         let width = row.count();
-        let (x, weight, bias) =
-            (self.contiguous(), weight.map(Tensor::contiguous), bias.map(Tensor::contiguous));
+        let x = self.contiguous();
+        let [weight, bias] = [weight, bias].map(|part| part.map(|part| part.contiguous()));
         let out = Tensor::stale(self.device(), *self.shape(), self.dtype);
         let rows: Shape = [self.count() / width.max(1)].into();
-        let (mean, scale) =
-            (Tensor::stale(self.device(), rows, self.dtype), Tensor::stale(self.device(), rows, self.dtype));
+        let (mean, scale) = [0, 1].map(|_| Tensor::stale(self.device(), rows, self.dtype.wide())).into();
         kernel::norm::layer_norm(&x, weight.as_ref(), bias.as_ref(), eps, width, [&out, &mean, &scale]);
         let mut inputs = [&x, &x, &x];
         let n_inputs = 1 + [&weight, &bias]

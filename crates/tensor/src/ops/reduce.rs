@@ -20,6 +20,9 @@ impl Tensor {
     /// The sum over dimensions `dims`, which are all different.
     #[track_caller]
     pub fn sum(&self, dims: &[usize], keep: Keep) -> Tensor {
+        if self.is_raised() {
+            return self.widened().sum(dims, keep);
+        }
         self.check_dims("sum", dims);
         let mut kept = *self.shape();
         for &dim in dims {
@@ -44,6 +47,10 @@ impl Tensor {
     #[track_caller]
     pub fn mean(&self, dims: &[usize], keep: Keep) -> Tensor {
         self.check_dims("mean", dims);
+        if self.dtype.is_half() {
+            // The sum may be larger than any number of the type.
+            return self.widened().mean(dims, keep).cast(self.dtype);
+        }
         let n: usize = dims.iter().map(|&dim| self.dims()[dim]).product();
         self.sum(dims, keep) / n as f64
     }
@@ -68,6 +75,9 @@ impl Tensor {
 
     /// The mean of all elements, as a scalar.
     pub fn mean_all(&self) -> Tensor {
+        if self.dtype.is_half() {
+            return self.widened().mean_all().cast(self.dtype);
+        }
         self.sum_all() / self.count() as f64
     }
 

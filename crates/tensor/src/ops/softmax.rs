@@ -21,6 +21,9 @@ impl Tensor {
     #[track_caller]
     fn normalised(&self, name: &str, dim: usize, form: Form) -> Tensor {
         self.check_dim(name, dim);
+        if self.is_raised() {
+            return self.widened().normalised(name, dim, form);
+        }
         let last = self.shape().n_dims() - 1;
         if dim != last {
             return self.transpose(dim, last).normalised(name, last, form).transpose(dim, last).contiguous();

@@ -1,5 +1,6 @@
 //! Views: other geometries over the same buffer, without a copy except where [`Tensor::reshape`] must.
 
+use crate::dtype::DType;
 use crate::kernel;
 use crate::op::Op;
 use crate::ops::recorded;
@@ -118,6 +119,9 @@ impl Tensor {
 
     #[track_caller]
     fn joined(&self, other: &Tensor, dim: usize) -> Tensor {
+        if self.dtype != other.dtype && [self.dtype, other.dtype].map(DType::wide) == [DType::F32; 2] {
+            return self.widened().joined(&other.widened(), dim);
+        }
         self.check_partner("cat", other);
         let middle = self.dims()[dim];
         let fits = other.shape().n_dims() > dim && other.shape().with(dim, middle) == *self.shape();

@@ -3,6 +3,7 @@
 
 mod rig;
 
+mod halves;
 mod host;
 mod network;
 mod ops;

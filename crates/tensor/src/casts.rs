@@ -1,0 +1,138 @@
+//! The parameters of a gradient arena in a float of 16 bits, in an arena of their own: each is cast when it is first wanted after its
+//! values were written, so once a step, however many passes the step has. On a GPU, where each launch costs, all are cast at
+//! once where all were written, as by an optimizer.
+
+use crate::arena::{Arena, Layout};
+use crate::device::Backend;
+use crate::dtype::DType;
+use crate::kernel;
+use crate::tensor::Tensor;
+use std::ops::Range;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// What was cast so far.
+pub(crate) struct Casts {
+    layout: Layout,
+    made: Mutex<Option<Made>>,
+}
+
+struct Made {
+    arena: Arena,
+    /// How often each parameter had been written when it was cast, if it was.
+    writes: Vec<Option<u64>>,
+}
+
+impl Casts {
+    /// Of parameters that lie so; none yet.
+    pub(crate) fn new(layout: &Layout) -> Casts {
+        Casts { layout: layout.clone(), made: Mutex::default() }
+    }
+
+    /// Parameter `i` of `values` in this type. None if it holds no f32, or lies on another device than the first that was asked for.
+    pub(crate) fn of(&self, i: usize, values: &Arena, dtype: DType) -> Option<Tensor> {
+        let value = &values.tensor(i);
+        if value.dtype != DType::F32 {
+            return None;
+        }
+        let mut kept = self.lock();
+        let made = match kept.take() {
+            Some(made) if made.arena.dtype() == dtype => made,
+            _ => Made {
+                arena: Arena::new(value.device(), dtype, &self.layout),
+                writes: vec![None; self.layout.count()],
+            },
+        };
+        let made = kept.insert(made);
+        if made.arena.device() != value.device() {
+            return None;
+        }
+        if let Backend::Gpu(engine) = value.device().backend() {
+            // A pass that is recorded casts anew each time that it is replayed, whatever was here when it was recorded.
+            let in_pass = value.device().private(|pass| pass.comes_first_to(made.arena.memory_of_all()));
+            if in_pass.unwrap_or_else(|| made.is_stale(0..self.layout.count(), values)) {
+                engine.cast_arena(values, &made.arena);
+                made.note(0..self.layout.count(), values);
+            }
+            if in_pass.is_some() {
+                return Some(made.arena.tensor(i));
+            }
+        }
+        let cast = made.arena.tensor(i);
+        if made.is_stale(i..i + 1, values) {
+            kernel::copy::convert(value, &cast);
+            made.note(i..i + 1, values);
+        }
+        Some(cast)
+    }
+
+    /// The arena that they lie in, once there is one.
+    pub(crate) fn arena(&self) -> Option<Arena> {
+        self.lock().as_ref().map(|made| made.arena.clone())
+    }
+
+    /// Whatever made a thread panic, what was cast is noted after it was.
+    fn lock(&self) -> MutexGuard<'_, Option<Made>> {
+        self.made.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Made {
+    /// Whether all of these were written since they were cast.
+    fn is_stale(&self, mut params: Range<usize>, values: &Arena) -> bool {
+        params.all(|i| self.writes[i] != Some(values.writes(i)))
+    }
+
+    /// Takes note that these were cast.
+    fn note(&mut self, params: Range<usize>, values: &Arena) {
+        params.for_each(|i| self.writes[i] = Some(values.writes(i)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Device, Grads};
+
+    #[test]
+    fn a_parameter_is_cast_when_it_was_written_and_not_again() {
+        let device = Device::cpu(1);
+        let layout = Layout::new(&[[2].into(), [3].into()]);
+        let (values, grads) =
+            (Arena::new(&device, DType::F32, &layout), Grads::new(&device, DType::F32, &layout));
+        let leaf = grads.leaf(1, &values);
+        assert!(grads.casts().is_none());
+        let writes = |cast: &Tensor| cast.storage.writes();
+        leaf.fill(1.5);
+        let first = leaf.cast(DType::BF16);
+        let before = writes(&first);
+        let again = leaf.cast(DType::BF16);
+        assert!(again.storage.is(&first.storage) && writes(&again) == before);
+        assert_eq!(again.cast(DType::F32).to_vec::<f32>(), [1.5; 3]);
+        // Somebody else's write counts, a look doesn't.
+        assert_eq!(values.flat::<f32>()[layout.range(1)], [1.5; 3]);
+        assert_eq!(writes(&leaf.cast(DType::BF16)), before);
+        values.flat_mut::<f32>()[layout.range(1)].fill(2.5);
+        assert_eq!(leaf.cast(DType::BF16).cast(DType::F32).to_vec::<f32>(), [2.5; 3]);
+        assert!(writes(&first) > before);
+        // Another type has an arena of its own, and what was cast before stays as it is.
+        assert_eq!(leaf.cast(DType::F16).cast(DType::F32).to_vec::<f32>(), [2.5; 3]);
+        assert_eq!(grads.casts().unwrap().dtype(), DType::F16);
+        assert_eq!(first.cast(DType::F32).to_vec::<f32>(), [2.5; 3]);
+    }
+
+    #[test]
+    #[should_panic(expected = "overwritten after the forward pass")]
+    fn a_backward_pass_after_its_weights_were_cast_anew_is_refused() {
+        let device = Device::cpu(1);
+        let layout = Layout::new(&[[1, 2].into()]);
+        let (values, grads) =
+            (Arena::new(&device, DType::F32, &layout), Grads::new(&device, DType::F32, &layout));
+        let leaf = grads.leaf(0, &values);
+        let x = Tensor::ones(&device, [1, 2], DType::F32).requires_grad();
+        let product = || crate::autocast(DType::BF16, || x.linear(&leaf, None).sum_all());
+        let early = product();
+        leaf.fill(3.0);
+        product().backward();
+        early.backward();
+    }
+}

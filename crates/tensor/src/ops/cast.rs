@@ -1,0 +1,43 @@
+//! Values in another type of floats.
+
+use crate::dtype::DType;
+use crate::graph::Kind;
+use crate::kernel;
+use crate::op::Op;
+use crate::ops::recorded;
+use crate::tensor::Tensor;
+
+impl Tensor {
+    /// The values in another type of floats, each rounded once; this tensor itself if it has that. Its gradient comes back in the type
+    /// of this tensor. A parameter of an arena is rounded to 16 bits once for as long as its values stay what they are. Panics if
+    /// either type is no float.
+    #[track_caller]
+    pub fn cast(&self, dtype: DType) -> Tensor {
+        assert!(
+            self.dtype.is_float() && dtype.is_float(),
+            "cast: from {} to {dtype}: floats are cast to floats",
+            self.dtype
+        );
+        if self.dtype == dtype {
+            return self.clone();
+        }
+        let out = self.kept_cast(dtype).unwrap_or_else(|| {
+            let x = self.detach().dense();
+            let out = Tensor::stale_in(x.dense_order(), x.device(), *x.shape(), dtype);
+            kernel::copy::convert(&x, &out);
+            out
+        });
+        recorded(out, Op::Cast(self.dtype), &[self], |_| [None])
+    }
+
+    /// What this parameter was rounded to, if it is one.
+    fn kept_cast(&self, dtype: DType) -> Option<Tensor> {
+        if !dtype.is_half() {
+            return None;
+        }
+        match &self.node.as_ref()?.body().kind {
+            Kind::Leaf(Some(slot)) => slot.cast(dtype),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! Floats of 16 bits on a GPU, and factors that are rounded to 19.
+
+use crate::rig::rig;
+use phalanx_tensor::cases::beside::{beside, tolerance};
+use phalanx_tensor::cases::{self, Check};
+use phalanx_tensor::{Conv2dOptions, DType, Device, Factors, Tensor, autocast};
+
+/// Holds a GPU's results in a type beside a CPU's in float64.
+struct Halves<'a> {
+    device: &'a Device,
+    dtype: DType,
+}
+
+impl Check for Halves<'_> {
+    #[track_caller]
+    fn check_at(&self, shift: f64, shapes: &[&[usize]], f: impl Fn(&[Tensor]) -> Tensor) {
+        for apart in beside(self.device, self.dtype, shift, shapes, f) {
+            assert!(apart.by <= tolerance(self.dtype), "{}: {apart:?}, shapes {shapes:?}", self.dtype);
+        }
+    }
+}
+
+#[test]
+fn every_operation_is_the_cpus_in_bf16() {
+    let Some(rig) = rig(1) else { return };
+    cases::families().iter().for_each(|(_, family)| family(&Halves { device: &rig, dtype: DType::BF16 }));
+}
+
+#[test]
+fn every_operation_is_the_cpus_in_f16() {
+    let Some(rig) = rig(2) else { return };
+    cases::families().iter().for_each(|(_, family)| family(&Halves { device: &rig, dtype: DType::F16 }));
+}
+
+/// Conversions between all pairs, of values that round either way, are too large, or no number.
+#[test]
+fn casts_are_the_cpus_to_the_bit() {
+    let Some(rig) = rig(3) else { return };
+    let mut values: Vec<f32> = (0..1000).map(|i| 1.0 + i as f32 / 4096.0).collect();
+    values.extend([65519.9, 65520.0, 3.4e38, -1e-8, 6e-8, -0.0, f32::INFINITY, f32::NAN]);
+    let types = [DType::F32, DType::BF16, DType::F16];
+    for (from, to) in types.iter().flat_map(|from| types.map(|to| (*from, to))) {
+        let on = |device: &Device| {
+            let x = Tensor::from_slice(device, &values, [2, values.len() / 2]).cast(from);
+            let bits = |x: Tensor| x.cast(DType::F32).to_vec::<f32>().into_iter().map(f32::to_bits).collect();
+            let seen: [Vec<u32>; 2] = [bits(x.cast(to)), bits(x.t().cast(to))];
+            seen
+        };
+        assert!(on(&rig) == on(&Device::cpu(1)), "{from} to {to}");
+    }
+}
+
+#[test]
+fn factors_are_rounded_where_that_is_allowed_forward_and_backward() {
+    let Some(rig) = rig(4) else { return };
+    // In the first 10 bits of fraction there is no difference.
+    let fine = 1.0 + 2f32.powi(-12);
+    let of = |values: &[f32], shape: &[usize]| Tensor::from_slice(&rig, values, shape).requires_grad();
+    let product = || {
+        let (x, w) = (of(&[fine, fine], &[1, 2]), of(&[1.0, fine], &[1, 2]));
+        let y = x.linear(&w, None);
+        let grads = y.sum_all().backward();
+        (y.item(), grads.get(&w).unwrap().to_vec::<f32>())
+    };
+    let convolution = || {
+        let x = of(&[fine], &[1, 1, 1, 1]);
+        x.conv2d(&of(&[1.0], &[1, 1, 1, 1]), None, Conv2dOptions::default()).item()
+    };
+    let exact = f64::from(fine);
+    assert!(product().0 > 2.0 && convolution() == exact);
+    rig.set_factors(Factors::Tf32);
+    assert_eq!(product(), (2.0, vec![1.0; 2]));
+    assert_eq!(convolution(), 1.0);
+    // What is 16 bits anyway is not concerned.
+    let low = autocast(DType::BF16, || of(&[fine], &[1, 1]).matmul(&of(&[3.0], &[1, 1])));
+    assert_eq!((low.dtype(), low.item()), (DType::BF16, 3.0));
+    rig.set_factors(Factors::Exact);
+    assert!(product().1.iter().all(|&grad| grad == fine) && convolution() == exact);
+}
+
+/// Forward, and both ways back, in turn: refused once, it isn't asked for again.
+#[test]
+fn a_convolution_that_the_library_does_not_do_in_16_bits_is_done_in_32() {
+    let Some(rig) = rig(6) else { return };
+    let Some(fake) = rig.fake() else { return };
+    let halves = Halves { device: &rig, dtype: DType::BF16 };
+    let check = |size: usize| {
+        halves.check(&[&[2, 3, size, 4], &[6, 3, 3, 3]], |x| {
+            x[0].conv2d(&x[1], None, Conv2dOptions::default())
+        });
+    };
+    let widened = |size| {
+        let count = || fake.log().iter().filter(|line| *line == "launch from_bf16").count();
+        let before = count();
+        check(size);
+        count() - before
+    };
+    let as_ever = widened(5);
+    // Each size is a convolution of its own in each of the passes, whose descriptions are as long.
+    let described = || fake.cudnn().calls("cudnnBackendCreateDescriptor");
+    let before = described();
+    check(6);
+    let descriptors = (described() - before) / 3;
+    for pass in 0..3 {
+        let size = 7 + pass as usize;
+        fake.cudnn().fail("cudnnBackendCreateDescriptor", 1 + pass * descriptors, 3000);
+        assert_eq!([widened(size), widened(size)], [as_ever + 2; 2], "pass {pass}");
+    }
+}
+
+#[test]
+fn doubles_are_refused_by_name() {
+    let Some(rig) = rig(5) else { return };
+    let x = Tensor::zeros(&rig, [2], DType::F64);
+    let refused = std::panic::catch_unwind(|| &x + &x).unwrap_err();
+    let words = refused.downcast_ref::<String>().unwrap();
+    assert!(words.contains("tensors of f64 aren't computed with on a GPU"), "{words}");
+}
