@@ -127,6 +127,8 @@ impl Observer for TrainBar {
                 self.say(&line);
             }
             Event::Resume { step, epoch, path } => {
+                // It may be an earlier step than the last one.
+                self.last_samples = None;
                 self.say(&format!("going on with step {step} of epoch {epoch}, from {path}"));
             }
             Event::Checkpoint { .. } => {}

@@ -100,6 +100,7 @@ fn a_lost_worker_costs_the_steps_since_the_newest_checkpoint_and_no_sample() {
     let said = text(&ended.stderr);
     assert_eq!(ended.status.code(), Some(0), "{said}");
     assert!(said.contains("the others go on, another takes its place"), "{said}");
+    assert!(!said.contains("exited with code"), "{said}");
     let events = fs::read_to_string(out.join("events.jsonl")).unwrap();
     let told: Vec<Value> = events.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let epochs: Vec<&Value> = told.iter().filter(|event| event["event"] == "epoch").collect();

@@ -490,19 +490,20 @@ impl Strategy for Fsdp {
         let mut arrays = Vec::new();
         for (_, held) in optimizer.state() {
             let mut whole = vec![0.0; if is_first { len } else { 0 }];
-            let held = held.with(<[f32]>::to_vec);
-            let mut held = &held[..];
-            for Unit { span, shared_out, own, .. } in &self.units {
-                let (own, rest) = held.split_at(own.len());
-                let mut all = vec![0.0; if is_first { n * own.len() } else { 0 }];
-                self.shard.gather(own, &mut all, Rank(0))?;
-                let (rest, next) = rest.split_at(span.len() - shared_out.len());
-                if is_first {
-                    whole[span.start..][..all.len()].copy_from_slice(&all);
-                    whole[span.start + shared_out.end..span.end].copy_from_slice(rest);
+            held.with(|mut held| {
+                for Unit { span, shared_out, own, .. } in &self.units {
+                    let (own, rest) = held.split_at(own.len());
+                    let mut all = vec![0.0; if is_first { n * own.len() } else { 0 }];
+                    self.shard.gather(own, &mut all, Rank(0))?;
+                    let (rest, next) = rest.split_at(span.len() - shared_out.len());
+                    if is_first {
+                        whole[span.start..][..all.len()].copy_from_slice(&all);
+                        whole[span.start + shared_out.end..span.end].copy_from_slice(rest);
+                    }
+                    held = next;
                 }
-                held = next;
-            }
+                Ok::<_, Error>(())
+            })?;
             arrays.push(whole);
         }
         Ok(Some(arrays))
@@ -529,18 +530,20 @@ impl Strategy for Fsdp {
         }
         let mut states = Vec::new();
         for (name, held) in optimizer.state() {
-            let held = held.with(<[f32]>::to_vec);
-            let (mut held, mut state) = (&held[..], vec![0.0; wanted.len()]);
-            for Unit { span, shared_out, own, .. } in &self.units {
-                let (part, rest) = held.split_at(own.len());
-                let mut unit = vec![0.0; span.len()];
-                let (all, left) = unit.split_at_mut(shared_out.end);
-                self.shard.all_gather(part, all)?;
-                let (rest, next) = rest.split_at(left.len());
-                left.copy_from_slice(rest);
-                overlap(span, &unit, &wanted, &mut state);
-                held = next;
-            }
+            let mut state = vec![0.0; wanted.len()];
+            held.with(|mut held| {
+                for Unit { span, shared_out, own, .. } in &self.units {
+                    let (part, rest) = held.split_at(own.len());
+                    let mut unit = vec![0.0; span.len()];
+                    let (all, left) = unit.split_at_mut(shared_out.end);
+                    self.shard.all_gather(part, all)?;
+                    let (rest, next) = rest.split_at(left.len());
+                    left.copy_from_slice(rest);
+                    overlap(span, &unit, &wanted, &mut state);
+                    held = next;
+                }
+                Ok::<_, Error>(())
+            })?;
             states.push((name, state));
         }
         Ok(Some(Collected { values, states }))
