@@ -295,7 +295,11 @@ impl<'a> Course<'a> {
         state.optimizer.group(&trainer.groups, run.strategy.own_parameters(parameters))?;
         let here = if matches!(beginning, Beginning::Newest(_)) { Here::Portion } else { Here::All };
         run.strategy.begin(parameters, here)?;
-        self.before_step = run.strategy.own_parameters(parameters).buffers().like();
+        let buffers = run.strategy.own_parameters(parameters).buffers();
+        // What fits stays: to give memory back a GPU is waited for, which may wait for that of another rank.
+        if self.before_step.layout() != buffers.layout() {
+            self.before_step = buffers.like();
+        }
         self.standing = Standing::Holds { global_batch: run.deal.step() };
         run.clock.begin();
         self.tell_beginning(run, state);
