@@ -84,6 +84,15 @@ impl Run {
         Pid::from_raw(user::worker(&self.out, rank))
     }
 
+    /// Kills both workers, neither of which sees the other's end.
+    fn kill_both(&self) -> [Pid; 2] {
+        let workers = [0, 1].map(|rank| self.worker(rank));
+        for signal in [Signal::SIGSTOP, Signal::SIGKILL] {
+            workers.iter().for_each(|worker| kill(*worker, signal).unwrap());
+        }
+        workers
+    }
+
     /// Sends a signal to the agent, or waits for the end where there is none; gives how it ended and what it said.
     fn end(mut self, signal: Option<Signal>) -> (ExitStatus, String, Vec<Value>) {
         let agent = self.agent.take().unwrap();
@@ -288,15 +297,12 @@ fn a_worker_that_is_stopped_before_it_comes_to_anything_is_found_out_and_replace
     let folder = tempfile::tempdir().unwrap();
     let mut run = Run::start(folder.path(), &["--epochs", "1000", "--set", "train.checkpoint_every=5"]);
     run.until(|event| event["event"] == "checkpoint");
-    let workers = [0, 1].map(|rank| run.worker(rank));
-    for signal in [Signal::SIGSTOP, Signal::SIGKILL] {
-        workers.iter().for_each(|worker| kill(*worker, signal).unwrap());
-    }
+    let [_, killed] = run.kill_both();
     // The others that are started wait for it alone.
     let newest = loop {
         assert!(run.start.elapsed() < LIMIT);
         let newest = user::workers(&run.out, "RANK=1").into_iter().map(Pid::from_raw).max();
-        if let Some(newest) = newest.filter(|newest| *newest != workers[1]) {
+        if let Some(newest) = newest.filter(|newest| *newest != killed) {
             break newest;
         }
     };
@@ -426,11 +432,7 @@ fn when_all_are_lost_the_newest_checkpoint_is_gone_on_with() {
     let folder = tempfile::tempdir().unwrap();
     let mut run = Run::start(folder.path(), &["--epochs", "1000", "--set", "train.checkpoint_every=5"]);
     run.until(|event| event["event"] == "checkpoint");
-    let workers = [0, 1].map(|rank| run.worker(rank));
-    // Neither is to see the other's end.
-    for signal in [Signal::SIGSTOP, Signal::SIGKILL] {
-        workers.iter().for_each(|worker| kill(*worker, signal).unwrap());
-    }
+    run.kill_both();
     let resumed = run.until(|event| event["event"] == "resume");
     assert!(resumed["step"].as_u64().unwrap() >= 5, "{resumed}");
     run.until(|event| event["event"] == "epoch");

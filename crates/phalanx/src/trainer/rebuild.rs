@@ -5,7 +5,7 @@
 //! ranks come to with whole gradients. So whoever was cut off in that tally still has these, and makes the step alone. Between two steps
 //! ranks differ in nothing but the step and what they keep of the model, so all that are left have parts of one state.
 
-use super::settle::{Header, KEY, Standing, Told, key, share_header};
+use super::settle::{Furthest, Header, Standing, Told, share_header};
 use super::{Progress, State};
 use crate::error::Error;
 use phalanx_comm::{Group, Rank};
@@ -59,19 +59,13 @@ pub(super) fn agree(
     state: &State,
     told: &Told,
 ) -> Result<Beginning, Error> {
-    let own = key(standing, state, told);
-    let mut all = vec![0u64; KEY * group.world_size()];
-    group.all_gather(&own, &mut all)?;
-    let keys = all.as_chunks::<KEY>().0;
-    // Of equals the lowest rank.
-    let source = (0..keys.len()).rev().max_by_key(|&rank| keys[rank]).expect("a group has a rank");
-    let [stage, global_batch, step, ..] = keys[source];
+    let Furthest { rank: source, key: [stage, global_batch, step, ..], .. } =
+        Furthest::of(group, standing, state, told)?;
     match stage {
         Standing::FRESH => return Ok(Beginning::Anew),
         Standing::LOST => return Ok(Beginning::Checkpoint { global_batch: global_batch as usize }),
         _ => {}
     }
-    let source = Rank(source as u32);
     let header = share_header(group, source, standing, state, told)?;
     let has_any = matches!(standing, Standing::Holds { .. });
     let own = match state.progress.step {

@@ -65,19 +65,14 @@ pub(super) fn settle(
     state: &mut State,
     told: &mut Told,
 ) -> Result<Option<usize>, Error> {
-    let own = key(standing, state, told);
-    let mut all = vec![0u64; KEY * group.world_size()];
-    group.all_gather(&own, &mut all)?;
-    let keys = all.as_chunks::<KEY>().0;
-    // Of equals the lowest rank.
-    let source = (0..keys.len()).rev().max_by_key(|&rank| keys[rank]).expect("a group has a rank");
-    if keys[source][0] == Standing::FRESH {
+    let Furthest { rank: root, key: [stage, global_batch, ..], are_all } =
+        Furthest::of(group, standing, state, told)?;
+    if stage == Standing::FRESH {
         return Ok(None);
     }
-    if keys.iter().all(|key| *key == keys[source]) {
-        return Ok(Some(keys[source][1] as usize));
+    if are_all {
+        return Ok(Some(global_batch as usize));
     }
-    let root = Rank(source as u32);
     let header = share_header(group, root, standing, state, told)?;
     if group.rank() == root {
         lend_all(group, parameters, state)?;
@@ -166,11 +161,39 @@ pub(super) fn pass_on(group: &Group, untold: &[Event]) -> Result<Vec<Vec<Event>>
     Ok(passed)
 }
 
-pub(super) const KEY: usize = 5;
+const KEY: usize = 5;
+
+/// The rank that has come furthest.
+pub(super) struct Furthest {
+    /// Of equals the lowest.
+    pub(super) rank: Rank,
+    /// How far it is.
+    pub(super) key: [u64; KEY],
+    /// Whether all others are as far.
+    are_all: bool,
+}
+
+impl Furthest {
+    /// All ranks of `group` have to ask, each with what it has of the run.
+    pub(super) fn of(
+        group: &Group,
+        standing: Standing,
+        state: &State,
+        told: &Told,
+    ) -> Result<Furthest, Error> {
+        let own = key(standing, state, told);
+        let mut all = vec![0u64; KEY * group.world_size()];
+        group.all_gather(&own, &mut all)?;
+        let keys = all.as_chunks::<KEY>().0;
+        let rank = (0..keys.len()).rev().max_by_key(|&rank| keys[rank]).expect("a group has a rank");
+        let are_all = keys.iter().all(|key| *key == keys[rank]);
+        Ok(Furthest { rank: Rank(rank as u32), key: keys[rank], are_all })
+    }
+}
 
 /// How far a rank is, for comparison: whether it holds a state, the samples of a step, the position, and whether what came of
 /// that was told.
-pub(super) fn key(standing: Standing, state: &State, told: &Told) -> [u64; KEY] {
+fn key(standing: Standing, state: &State, told: &Told) -> [u64; KEY] {
     match standing {
         Standing::Fresh => [Standing::FRESH; KEY],
         Standing::Lost { global_batch } => [Standing::LOST, global_batch as u64, 0, 0, 0],
