@@ -107,7 +107,7 @@ impl Standing {
         let kind = if self.look.is_waiting && is_stopped && kind != Kind::Start { Kind::Step } else { kind };
         match *limits.of(kind) {
             Limit::Off => None,
-            Limit::Fixed(_) if is_stopped && kind == Kind::Start => Some(STOPPED),
+            Limit::Fixed(limit) if is_stopped && kind == Kind::Start => Some(limit.min(STOPPED)),
             Limit::Fixed(limit) => Some(limit),
             Limit::Grows { first, least, times } => {
                 let grown = self.longest[kind as usize].map(|longest| least.max(longest * times));
