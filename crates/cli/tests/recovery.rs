@@ -488,7 +488,7 @@ fn without_restarts_a_lost_worker_ends_the_run() {
 fn campaign(args: &str) -> Value {
     let folder = tempfile::tempdir().unwrap();
     let mut command = phalanx(folder.path());
-    command.args(["chaos", "--json", "--set", "parallel.logical_shards=4"]).args(args.split(' '));
+    command.args(["chaos", "--json"]).args(args.split(' '));
     let out = command.output().unwrap();
     assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
     let found: Value = serde_json::from_str(&text(&out.stdout)).unwrap();
