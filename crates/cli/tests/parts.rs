@@ -126,10 +126,21 @@ fn stages_come_from_another_pipeline() {
     check_a_replica_helps(stages, &[(6, &[3]), (25, &[0])]);
 }
 
+/// The scale of the loss is part of where the run is, and a step that some leave out is one that all do.
+#[test]
+fn runs_in_16_bits_lose_no_step_either() {
+    let half = |precision: &str, more: &str| format!("--set train.precision={precision} {more}");
+    let shards = "--batch-size 2 --strategy fsdp --set parallel.shard=2";
+    check_a_replica_helps(&half("float16", shards), &[(1, &[2]), (21, &[0, 1])]);
+    check_a_replica_helps(&half("float16", "--batch-size 4 --set parallel.tensor=2"), &[(9, &[3])]);
+    let stages = "--batch-size 4 --set parallel.pipeline=2 --set model.tied=false";
+    check_a_replica_helps(&half("bfloat16", stages), &[(6, &[3]), (25, &[0])]);
+}
+
 #[test]
 fn what_nobody_has_any_more_comes_from_the_newest_checkpoint() {
     for (i, more) in [
-        "--nproc-per-node 2 --strategy fsdp --set train.checkpoint=parts --batch-size 4",
+        "--nproc-per-node 2 --strategy fsdp --set train.checkpoint=parts --batch-size 4 --set train.precision=float16",
         "--nproc-per-node 2 --strategy fsdp --set parallel.zero=2 --batch-size 4",
         "--nproc-per-node 2 --set parallel.tensor=2 --batch-size 4",
         "--nproc-per-node 4 --set parallel.tensor=2 --batch-size 4",

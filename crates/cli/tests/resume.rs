@@ -93,6 +93,46 @@ fn a_run_that_is_killed_again_and_again_ends_with_the_bits_of_one_that_was_not()
     }
 }
 
+/// With one sample a step the first scale is too large, and after 2000 good steps it is doubled again, at step 2027 of this run: how
+/// many there were by then is part of the checkpoint.
+#[test]
+fn a_killed_run_in_float16_goes_on_with_its_losses_and_its_scale() {
+    let scales = |run: &Path| -> Vec<[String; 4]> {
+        let events = events(run);
+        let steps = events.iter().filter(|event| event["event"] == "step");
+        steps.map(|step| ["step", "loss", "loss_scale", "skipped"].map(|key| step[key].to_string())).collect()
+    };
+    let alone = ["--nproc-per-node", "1", "--set", "optimizer.lr=0.001", "--steps", "2050"];
+    let shared = ["--nproc-per-node", "2", "--strategy", "fsdp", "--steps", "60"];
+    for (more, kills, doubled) in [(&alone[..], &[3, 1990][..], true), (&shared[..], &[2, 31][..], false)] {
+        let folder = tempfile::tempdir().unwrap();
+        let training = |out: &str| {
+            let mut command = command(folder.path(), &["--batch-size", "1", "--epochs", "9", "--resume"]);
+            command.args(["--set", "train.precision=float16", "--set", "train.clip_norm=1", "--out", out]);
+            command.args(more);
+            command
+        };
+        assert!(training("whole").output().unwrap().status.success());
+        for &seen in kills {
+            kill_after(training("killed"), seen);
+        }
+        let last = training("killed").output().unwrap();
+        assert!(last.status.success(), "{}", text(&last.stderr));
+        let [whole, killed] = ["whole", "killed"].map(|run| folder.path().join(run));
+        let told = scales(&whole);
+        assert_eq!(told, scales(&killed), "{more:?}");
+        let model = |run: &Path| fs::read(run.join("model.safetensors")).unwrap();
+        assert!(model(&whole) == model(&killed), "{more:?}: other weights");
+        let resumed = events(&killed).iter().filter(|event| event["event"] == "resume").count();
+        assert!(resumed >= 1, "{more:?}: went on from no checkpoint");
+        let of = |step: &[String; 4]| step[2].parse::<f64>().unwrap();
+        let changes = |grows: bool| {
+            told.windows(2).any(|pair| of(&pair[0]) != of(&pair[1]) && grows == (of(&pair[0]) < of(&pair[1])))
+        };
+        assert_eq!((changes(true), changes(false)), (doubled, doubled), "{more:?}");
+    }
+}
+
 /// A run that has told of step 3, with the rest of what it prints.
 fn begun(mut command: Command) -> (Child, impl Iterator<Item = Value>) {
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();

@@ -12,11 +12,13 @@
 //! holds it. While one unit computes, the next one is under way.
 //!
 //! Invariants:
-//! - **Z-HELD**: a unit that isn't whole on this rank is borrowed for writing, so whoever would compute with it panics.
+//! - **Z-HELD**: what of a unit isn't whole on this rank, its float32 values or their casts, is borrowed for writing, so whoever
+//!   would compute with it panics.
 //! - **Z-ORDER**: all ranks call for units, and have them summed, in one order, whether they have samples or not.
 //! - **Z-OWN**: between two steps each rank holds the newest values, and the whole sum of the gradients, of its parts; of the
 //!   few elements of a unit that can't be shared out evenly every rank does.
 
+mod halves;
 mod pass;
 mod store;
 mod units;
@@ -34,7 +36,7 @@ use phalanx_nn::{Ctx, Module, Parameters};
 use phalanx_tensor::{Device, Span, Tensor};
 use std::collections::VecDeque;
 use std::ops::Range;
-use store::{Piece, Store, keep_own};
+use store::{For, Piece, Store, keep_own};
 use units::{Unit, units};
 
 /// What is shared out among ranks.
@@ -369,6 +371,7 @@ impl Strategy for Fsdp {
     fn finish(&mut self, parameters: &Parameters) -> Result<(), Error> {
         self.adding = false;
         let summed = self.sum_rest(parameters).and_then(|()| self.finish_sums());
+        let summed = summed.and_then(|()| self.store.agree_on_casts(&self.units, &self.all, &self.shard));
         self.started = 0;
         if let Err(error) = &summed {
             self.all.abort(&error.to_string());
@@ -398,6 +401,17 @@ impl Strategy for Fsdp {
                 }
             }
         }
+    }
+
+    /// Of what this rank holds, which may be well where others' isn't.
+    fn unscale(&mut self, parameters: &Parameters, scale: f64) -> Result<bool, Error> {
+        let (factor, mut is_finite) = ((1.0 / scale) as f32, true);
+        for (_, held) in self.held_of(&mut self.gradient_spans(parameters)) {
+            held.iter_mut().for_each(|grad| *grad *= factor);
+            // Without a branch a number.
+            is_finite &= held.iter().fold(true, |all, grad| all & grad.is_finite());
+        }
+        Ok(!self.any(!is_finite)?)
     }
 
     fn clip(&mut self, clip: &Clip, parameters: &Parameters) -> Result<Option<f64>, Error> {
@@ -520,7 +534,7 @@ impl Strategy for Fsdp {
         let mut values = vec![0.0; wanted.len()];
         for (i, unit) in self.units.iter().enumerate() {
             let was_away = self.store.away[i].is_some();
-            self.store.wait_for(&self.units, i, &self.shard)?;
+            self.store.wait_for(&self.units, i, &self.shard, For::Values)?;
             let span = parameters.values().range_mut::<f32>(unit.params.clone());
             overlap(&unit.span, &span, &wanted, &mut values);
             drop(span);

@@ -466,6 +466,12 @@ impl Strategy for ModelParallel {
         });
     }
 
+    fn unscale(&mut self, _: &Parameters, scale: f64) -> Result<bool, Error> {
+        let is_finite = self.inner.unscale(&self.own, scale)?;
+        // Other ranks of the replica have other gradients.
+        Ok(!self.any(!is_finite)?)
+    }
+
     fn clip(&mut self, clip: &Clip, whole: &Parameters) -> Result<Option<f64>, Error> {
         if *clip == Clip::default() {
             return Ok(None);

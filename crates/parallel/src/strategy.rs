@@ -178,6 +178,14 @@ pub trait Strategy: Send {
         }
     }
 
+    /// Takes the scale of the loss, a power of two, out of the gradients of the step, which are whole; says whether all of them are
+    /// numbers, on all ranks.
+    fn unscale(&mut self, parameters: &Parameters, scale: f64) -> Result<bool, Error> {
+        let grads = parameters.grads().arena();
+        grads.scale((1.0 / scale) as f32);
+        Ok(grads.is_finite())
+    }
+
     /// Cuts the gradients of the step, which are whole, where the strategy keeps them; gives their norm before that, if there is a
     /// limit on it.
     fn clip(&mut self, clip: &Clip, parameters: &Parameters) -> Result<Option<f64>, Error> {

@@ -2,11 +2,13 @@
 
 use phalanx_comm::{Group, Rank};
 use phalanx_nn::optim::{Adam, Clip, Optimizer};
-use phalanx_nn::{Ctx, Dropout, Init, Linear, Loss, Module, Param, Parameters, Relu, Sequential, Visitor};
-use phalanx_parallel::{Fsdp, FsdpConfig, Pass, Sharded, SingleDevice, Strategy, Sync};
-use phalanx_tensor::{Arena, DType, Device, Philox, Tensor};
+use phalanx_nn::{
+    Ctx, Dropout, Init, LayerNorm, Linear, Loss, Module, Param, Parameters, Relu, Sequential, Visitor,
+};
+use phalanx_parallel::{Fsdp, FsdpConfig, Here, Pass, Sharded, SingleDevice, Strategy, Sync};
+use phalanx_tensor::{Arena, DType, Device, Philox, Tensor, autocast};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 const FEATURES: usize = 12;
 const ALL: [Sharded; 3] = [Sharded::States, Sharded::Gradients, Sharded::Parameters];
@@ -354,4 +356,124 @@ fn what_is_frozen_stays_and_the_rest_learns_what_it_learns_alone() {
             }
         }
     }
+}
+
+/// Weights of norms, which stay float32, one that is cast without a gradient, and one that is used in both types.
+fn net_of_both_types() -> Sequential {
+    struct Both(Param);
+    impl Module for Both {
+        fn forward(&self, x: &Tensor, _: &mut Ctx) -> Tensor {
+            x.linear(&self.0, None) + self.0.square().mean_all()
+        }
+        fn visit(&mut self, v: &mut Visitor<'_>) {
+            v.param("weight", &mut self.0);
+        }
+    }
+    Sequential::new()
+        .then(LayerNorm::new(FEATURES))
+        .then(Linear::new(FEATURES, 37))
+        .then(Relu)
+        .then(Dropout(0.25))
+        .then(LayerNorm::new(37))
+        .then(Linear::new(37, 19))
+        .then(Both(Param::new([19, 19], Init::fan_in(19))))
+        .then(Frozen::new(19))
+        .then(Linear::new(19, 2))
+}
+
+/// Where all values stay here, autocast casts them; where they come and go, most come as casts.
+#[test]
+fn casts_of_units_are_those_of_whole_values_to_the_bit() {
+    for dtype in [DType::BF16, DType::F16] {
+        for n in [1, 2, 3] {
+            let outcomes = |stage, unit_bytes| {
+                ranks(n, |group| {
+                    let (device, mut model) = (Device::cpu(1), net_of_both_types());
+                    let parameters = Parameters::build(&mut model, &device, 7);
+                    let config = FsdpConfig { sharded: stage, unit_bytes };
+                    let mut fsdp = Fsdp::new(group, &model, &parameters, config).unwrap();
+                    let outcome = autocast(dtype, || train(&mut fsdp, &model, &parameters, &device));
+                    // An evaluation between passes, of values that are whole here, and of some that aren't.
+                    let (input, _) = samples(&device, &[1, 2]);
+                    let evaluated = [0, 1].map(|time| {
+                        if time == 1 {
+                            fsdp.gather().unwrap();
+                        }
+                        let output = fsdp.forward(&model, Some(&input), &mut Ctx::eval());
+                        output.unwrap().unwrap().to_vec::<f32>()
+                    });
+                    let in_half = autocast(dtype, || fsdp.forward(&model, Some(&input), &mut Ctx::eval()));
+                    let in_half = in_half.unwrap().unwrap().cast(DType::F32).to_vec::<f32>();
+                    fsdp.gather().unwrap();
+                    assert!(evaluated[0] == evaluated[1] && evaluated[0] != in_half);
+                    let values = parameters.values().read_flat::<f32>();
+                    Outcome { values: [values, in_half].concat(), ..outcome }
+                })
+            };
+            for unit_bytes in [0, 3000, 1 << 20] {
+                let want = outcomes(Sharded::States, unit_bytes);
+                let got = outcomes(Sharded::Parameters, unit_bytes);
+                for (got, want) in got.iter().zip(&want) {
+                    assert_eq!(got.losses, want.losses, "{dtype}, {n} ranks, units of {unit_bytes}");
+                    assert!(got.values == want.values && got.norms == want.norms);
+                }
+            }
+        }
+    }
+}
+
+/// Notes what of the values is in memory when a pass comes by.
+struct Probe(Arc<Mutex<(Option<Arena>, Vec<usize>)>>);
+
+impl Module for Probe {
+    fn forward(&self, x: &Tensor, _: &mut Ctx) -> Tensor {
+        let (values, seen) = &mut *self.0.lock().unwrap();
+        seen.extend(values.as_ref().map(in_memory));
+        x.clone()
+    }
+
+    fn visit(&mut self, _: &mut Visitor<'_>) {}
+}
+
+#[test]
+fn once_it_is_known_what_is_cast_no_more_than_casts_is_gathered() {
+    const WIDTH: usize = 512;
+    let n = 2;
+    ranks(n, |group| {
+        let (device, notes) = (Device::cpu(1), Arc::new(Mutex::default()));
+        let mut model = Sequential::new()
+            .then(LayerNorm::new(WIDTH))
+            .then(Linear::new(WIDTH, WIDTH))
+            .then(Probe(notes.clone()));
+        let parameters = Parameters::build(&mut model, &device, 0);
+        // One unit.
+        let config = FsdpConfig { unit_bytes: usize::MAX, ..FsdpConfig::default() };
+        let mut fsdp = Fsdp::new(group, &model, &parameters, config).unwrap();
+        fsdp.prepare(&parameters).unwrap();
+        fsdp.begin(&parameters, Here::All).unwrap();
+        notes.lock().unwrap().0 = Some(parameters.values().clone());
+        let mut optimizer = Optimizer::new(Adam { lr: 0.02, ..Adam::default() }).unwrap();
+        let whole = 4 * parameters.layout().len();
+        for _ in 0..3 {
+            let pass = Pass {
+                model: &model,
+                parameters: &parameters,
+                loss: Loss::Mse,
+                input: Tensor::ones(&device, [2, WIDTH], DType::F32),
+                target: Tensor::ones(&device, [2, WIDTH], DType::F32),
+                ctx: Ctx::eval(),
+                weight: 0.5,
+                sync: Sync::Now,
+            };
+            autocast(DType::BF16, || fsdp.pass(&pass)).unwrap();
+            fsdp.finish(&parameters).unwrap();
+            fsdp.step(&mut optimizer, &parameters, &device, 1.0).unwrap();
+            let casts = parameters.grads().casts().unwrap();
+            assert!(in_memory(&casts) <= 2 * 4096, "{} bytes of casts stay", in_memory(&casts));
+        }
+        let seen = notes.lock().unwrap().1.clone();
+        assert!(seen[0] >= whole, "{seen:?} of {whole}");
+        // The norm's weights lie among what the first rank holds.
+        assert!(seen[1..].iter().all(|&seen| seen <= whole / n + 4 * 4096), "{seen:?} of {whole}");
+    });
 }

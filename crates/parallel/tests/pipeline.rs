@@ -11,7 +11,7 @@ use phalanx_parallel::pipeline::{
 use phalanx_parallel::{
     Axis, DataParallel, DataParallelConfig, Ddp, Error, Mesh, Pass, Placeable, SingleDevice, Strategy, Sync,
 };
-use phalanx_tensor::{DType, Device, Philox, Tensor};
+use phalanx_tensor::{DType, Device, Philox, Tensor, autocast};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -111,6 +111,9 @@ fn assert_same_bits(got: &Trained, want: &Trained, of: &str) {
     assert!(bits(&got.1) == bits(&want.1), "{of}: other values");
 }
 
+/// What products may be made in.
+const PRODUCTS: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
+
 /// PIPE-SUM and PIPE-KEY: uneven micro-batches, some without samples, dropout and batch norm included.
 #[test]
 fn a_pipeline_over_devices_has_the_bits_of_plain_passes_over_its_micro_batches() {
@@ -128,12 +131,16 @@ fn a_pipeline_over_devices_has_the_bits_of_plain_passes_over_its_micro_batches()
     ];
     for (kind, ranks, chunks, n) in rows {
         for samples in [13, 3] {
-            let (config, mut model) = pipeline(kind, ranks, chunks, n);
-            let parameters = build(&config, &mut model);
-            let mut strategy = SingleDevice::with_local(Pipelined::new(config).unwrap());
-            let got = train(&mut strategy, &model, &parameters, samples, 1);
-            let of = format!("{kind} {ranks} ranks {chunks} chunks {n} micro-batches of {samples}");
-            assert_same_bits(&got, &plain(true, samples, n), &of);
+            for products in PRODUCTS {
+                let (config, mut model) = pipeline(kind, ranks, chunks, n);
+                let parameters = build(&config, &mut model);
+                let mut strategy = SingleDevice::with_local(Pipelined::new(config).unwrap());
+                let got = autocast(products, || train(&mut strategy, &model, &parameters, samples, 1));
+                let of = format!(
+                    "{kind} {ranks} ranks {chunks} chunks {n} micro-batches of {samples}, {products}"
+                );
+                assert_same_bits(&got, &autocast(products, || plain(true, samples, n)), &of);
+            }
         }
     }
 }
@@ -368,8 +375,9 @@ fn a_pipeline_over_ranks_has_the_bits_of_plain_passes_over_its_micro_batches() {
         (ZeroBubble, 2, 1, 4, 13),
         (Interleaved, 2, 2, 4, 13),
     ];
-    for (kind, ranks, chunks, n, samples) in rows {
-        let (losses, values) = plain(true, samples, n);
+    let rows = rows.into_iter().flat_map(|row| PRODUCTS.map(|products| (row, products)));
+    for ((kind, ranks, chunks, n, samples), products) in rows {
+        let (losses, values) = autocast(products, || plain(true, samples, n));
         let names = whole_names();
         let shape = Shape { ranks, chunks, micro_batches: n };
         let of_ranks = on_ranks(ranks, |group| {
@@ -378,10 +386,10 @@ fn a_pipeline_over_ranks_has_the_bits_of_plain_passes_over_its_micro_batches() {
             let local = RankPipeline::new(group, schedule, cut(ranks * chunks), device.clone());
             let parameters = Parameters::build_part(&mut model, &device, |block| local.holds(block), 4);
             let mut strategy = SingleDevice::with_local(local);
-            let trained = train(&mut strategy, &model, &parameters, samples, 1);
+            let trained = autocast(products, || train(&mut strategy, &model, &parameters, samples, 1));
             (trained, parameters.names().to_vec(), parameters.layout().clone())
         });
-        let of = format!("{kind} {ranks} ranks {chunks} chunks {n} micro-batches of {samples}");
+        let of = format!("{kind} {ranks} ranks {chunks} chunks {n} micro-batches of {samples}, {products}");
         let last = &of_ranks[ranks - 1].0.0;
         assert!(
             losses.iter().zip(last).all(|(a, b)| a.to_bits() == b.to_bits()),

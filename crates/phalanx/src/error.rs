@@ -70,7 +70,7 @@ pub enum Error {
     },
     /// A type of numbers that can't be had with something else.
     #[error(
-        "train.precision={precision} can't be had with {what}\nhint: train.precision=float32 can, and --strategy ddp computes in every precision"
+        "train.precision={precision} can't be had with {what}\nhint: train.precision=bfloat16 and float32 can"
     )]
     BesidePrecision {
         /// What products were to be made in.

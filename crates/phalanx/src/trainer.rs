@@ -69,8 +69,7 @@ pub struct Trainer {
     /// Whether a run on one GPU records the pass of a step as a graph and replays it: the same bits with fewer calls. Steps of several
     /// passes, and runs of several ranks, make theirs as ever. Default no.
     pub graphs: bool,
-    /// What products are made in. Weights, gradients and the optimizer's state are float32 in any case. Runs whose passes go through a
-    /// pipeline, or whose model is shared out among ranks, compute in float32. Default: float32.
+    /// What products are made in. Weights, gradients and the optimizer's state are float32 in any case. Default: float32.
     pub precision: Precision,
     /// How large gradients may be. Default: as they are.
     pub clip: Clip,

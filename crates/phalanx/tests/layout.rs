@@ -66,8 +66,8 @@ fn workers_of_several_devices_train_as_one_device_does() {
     }
 }
 
-/// Blocks on several devices, and blocks that are computed again, have the products' type too, and the bits of one device. Copies round
-/// a gradient before they add theirs up: three digits of bfloat16 through twelve steps.
+/// Blocks on several devices, and blocks that are computed again, have the products' type too, and the bits of one device. Copies and
+/// micro-batches round a gradient before they add theirs up: three digits of bfloat16 through twelve steps.
 #[test]
 fn several_devices_train_as_one_in_bfloat16() {
     const APART: f64 = 3e-2;
@@ -84,9 +84,11 @@ fn several_devices_train_as_one_in_bfloat16() {
         assert_eq!((got.steps, got.test), (want.steps.clone(), want.test), "{assignments:?}");
         assert!(got_values == values, "{assignments:?}: not the same bits");
     }
-    let (got, _) = in_half(&["parallel.strategy=dp", "parallel.devices=3"]);
-    let apart = got.steps.iter().zip(&want.steps).fold(0.0, |apart: f64, (a, b)| apart.max((a - b).abs()));
-    assert!(got.steps.len() == 12 && apart < APART, "{apart:.1e}");
+    for strategy in ["parallel.strategy=dp", "parallel.strategy=pipeline"] {
+        let (got, _) = in_half(&[strategy, "parallel.devices=3"]);
+        let apart = got.steps.iter().zip(&want.steps).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+        assert!(got.steps.len() == 12 && apart < APART, "{strategy}: {apart:.1e}");
+    }
 }
 
 #[test]

@@ -7,7 +7,11 @@ use phalanx::nn::{
     BatchNorm2d, Conv2d, Flatten, Gelu, LayerNorm, Linear, Loss, MaxPool2d, Module, Parameters, Relu,
     Sequential, Weights,
 };
-use phalanx::parallel::{Compress, DataParallelConfig, DdpConfig, FsdpConfig, LocalConfig};
+use phalanx::parallel::pipeline::ScheduleKind;
+use phalanx::parallel::{
+    Axis, Compress, DataParallelConfig, DdpConfig, FsdpConfig, LocalConfig, ModelParallelConfig, Sharded,
+    StagesConfig,
+};
 use phalanx::selftest::unit;
 use phalanx::tensor::{Device, Tensor};
 use phalanx::{Event, LossScale, Observer, OnNan, Precision, Progress, Quiet, State, Trainer, Worker, spawn};
@@ -119,7 +123,10 @@ fn run(
     progress: Progress,
 ) -> (Vec<Told>, Weights, Progress) {
     let (told, ended) = (Mutex::default(), Mutex::new(None));
-    let trainer = Trainer { batch_size: BATCH / workers, shuffle: false, epochs: 100, ..trainer.clone() };
+    // Those that hold a replica together take the same samples.
+    let replicas = if trainer.mesh.is_some() { 1 } else { workers };
+    let batch_size = BATCH / replicas / trainer.accumulate;
+    let trainer = Trainer { batch_size, shuffle: false, epochs: 100, ..trainer.clone() };
     spawn(workers, |worker| {
         let mut net = model();
         let parameters = Parameters::build(&mut net, worker.device(), 0);
@@ -273,6 +280,103 @@ fn two_ranks_and_several_passes_are_one_rank_and_one_pass() {
     }
 }
 
+const STAGES: [Sharded; 3] = [Sharded::States, Sharded::Gradients, Sharded::Parameters];
+
+/// The same with what belongs to the parameters shared out, a block a unit.
+fn shared_out(trainer: &Trainer, sharded: Sharded) -> Trainer {
+    Trainer { sharded: Some(FsdpConfig { sharded, unit_bytes: 0 }), ..trainer.clone() }
+}
+
+/// Two ranks sum two gradients, in either order to the same bits. The squares of a norm are added up in another order, whose last bits
+/// change what float16 makes of a weight now and then.
+#[test]
+fn what_is_shared_out_among_ranks_learns_what_each_having_all_of_it_learns() {
+    for (precision, allowed) in [(Precision::Bfloat16, BF16_SHARED), (Precision::Float16, F16_SHARED)] {
+        let trainer = Trainer { steps: Some(8), ..of(precision) };
+        let clip = Clip { norm: Some(0.25), value: None };
+        for (what, trainer, allowed) in [
+            ("as it is", trainer.clone(), 0.0),
+            ("in two passes", Trainer { accumulate: 2, ..trainer.clone() }, 0.0),
+            ("clipped", Trainer { clip, ..trainer }, allowed),
+        ] {
+            let (whole, weights, _) = run(&trainer, 2, normed, Progress::default());
+            for stage in STAGES {
+                let (told, shared, _) = run(&shared_out(&trainer, stage), 2, normed, Progress::default());
+                let apart = whole.iter().zip(&told).map(|(a, b)| (a.loss - b.loss).abs()).fold(0.0, f64::max);
+                assert!(
+                    told.len() == 8 && apart <= allowed,
+                    "{precision} {what}, {stage:?}: {apart:.2e} apart"
+                );
+                let same = weights.names().all(|name| weights.get(name) == shared.get(name));
+                assert!(same || allowed > 0.0, "{precision} {what}, {stage:?}: other weights");
+            }
+        }
+    }
+}
+
+/// A rank may find that its part of the gradients is well where another's isn't.
+#[test]
+fn an_overflow_in_the_part_of_one_rank_is_one_of_all() {
+    let clip = Clip { norm: Some(0.25), value: Some(0.5) };
+    let trainer = Trainer { steps: Some(1), clip, ..of(Precision::Float16) };
+    let mut seen = [false; 2];
+    for power in 14..30 {
+        let from = scaled(2f64.powi(power), 0);
+        let told = |trainer: &Trainer| run(trainer, 2, normed, from.clone()).0[0];
+        let whole = told(&trainer);
+        seen[usize::from(whole.skipped)] = true;
+        for stage in STAGES {
+            let shared = told(&shared_out(&trainer, stage));
+            assert_eq!((shared.skipped, shared.scale), (whole.skipped, whole.scale), "2^{power}, {stage:?}");
+            assert_eq!(shared.norm.is_some(), whole.norm.is_some());
+        }
+    }
+    assert_eq!(seen, [true; 2], "some of these scales are too large");
+}
+
+/// One replica on two ranks, a stage each, that takes its batch in two parts.
+fn in_stages(trainer: &Trainer, kind: ScheduleKind) -> Trainer {
+    let mesh = ModelParallelConfig {
+        mesh: vec![(Axis::Pipeline, 2)],
+        bounds: Vec::new(),
+        model: Arc::new(normed),
+        plan: None,
+        stages: Some(StagesConfig { blocks: vec![0..5, 5..12], kind, micro_batches: 2 }),
+        ddp: DdpConfig::default(),
+        sharded: None,
+    };
+    Trainer { mesh: Some(mesh), ..trainer.clone() }
+}
+
+/// PIPE-SUM, with activations that travel in 16 bits; the first stage knows the scale, which the loss of the last one has, by its
+/// gradients, and either may be the one that finds an overflow.
+#[test]
+fn stages_learn_what_one_rank_learns_and_leave_out_the_same_steps() {
+    for (precision, kind) in [
+        (Precision::Bfloat16, ScheduleKind::OneFOneB),
+        (Precision::Float16, ScheduleKind::GPipe),
+        (Precision::Float16, ScheduleKind::ZeroBubble),
+    ] {
+        let trainer = Trainer { steps: Some(6), ..of(precision) };
+        let whole = run(&Trainer { accumulate: 2, ..trainer.clone() }, 1, normed, Progress::default());
+        let staged = run(&in_stages(&trainer, kind), 2, normed, Progress::default());
+        assert_eq!(staged.0, whole.0, "{precision}, {kind}");
+        let same = whole.1.names().all(|name| whole.1.get(name) == staged.1.get(name));
+        assert!(same && staged.2.loss_scale == whole.2.loss_scale, "{precision}, {kind}: other weights");
+    }
+    let clip = Clip { norm: Some(0.25), value: None };
+    let trainer = Trainer { steps: Some(1), clip, ..of(Precision::Float16) };
+    let mut seen = [false; 2];
+    for power in 14..30 {
+        let from = scaled(2f64.powi(power), 0);
+        let whole = run(&Trainer { accumulate: 2, ..trainer.clone() }, 1, normed, from.clone()).0[0];
+        let staged = run(&in_stages(&trainer, ScheduleKind::OneFOneB), 2, normed, from).0[0];
+        assert_eq!((staged.skipped, staged.scale), (whole.skipped, whole.scale), "2^{power}");
+        seen[usize::from(whole.skipped)] = true;
+    }
+    assert_eq!(seen, [true; 2], "some of these scales are too large");
+}
+
 /// One input, whose gradient is beyond float16 whatever the loss is scaled by.
 #[test]
 fn what_overflows_without_a_scale_ends_the_run_by_name() {
@@ -309,7 +413,7 @@ fn what_overflows_without_a_scale_ends_the_run_by_name() {
 }
 
 #[test]
-fn what_computes_in_float32_alone_refuses_other_types() {
+fn a_compression_that_keeps_what_it_left_out_refuses_a_scaled_loss() {
     let refused = |trainer: Trainer| {
         let fitted = trainer.fit(
             &Worker::alone(1),
@@ -322,13 +426,6 @@ fn what_computes_in_float32_alone_refuses_other_types() {
         fitted.err().map(|error| error.to_string())
     };
     let plain = Trainer { steps: Some(1), ..Trainer::default() };
-    let sharded = |precision| Trainer { precision, sharded: Some(FsdpConfig::default()), ..plain.clone() };
-    for precision in [Precision::Bfloat16, Precision::Float16] {
-        let error = refused(sharded(precision)).unwrap();
-        let want = format!("train.precision={precision} can't be had with a model that ranks share out");
-        assert!(error.contains(&want) && error.contains("--strategy ddp"), "{error}");
-    }
-    assert_eq!(refused(sharded(Precision::Tf32)), None);
     let compress = Compress::PowerSgd { rank: 1, start_step: 0 };
     let compressed = |precision| Trainer {
         precision,

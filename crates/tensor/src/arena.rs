@@ -246,6 +246,11 @@ impl Arena {
         self.0.parts[i].writes()
     }
 
+    /// How often for reading.
+    pub(crate) fn reads(&self, i: usize) -> u64 {
+        self.0.parts[i].reads()
+    }
+
     pub(crate) fn memory(&self) -> &Memory {
         self.device().private(|pass| pass.hold(&self.0.memory));
         &self.0.memory
@@ -497,6 +502,34 @@ impl Grads {
     /// Where the parameters lie that were cast to a float of 16 bits, once one was.
     pub fn casts(&self) -> Option<Arena> {
         self.casts.arena()
+    }
+
+    /// Where the parameters lie, or are to, that are cast to this float of 16 bits: for one who brings casts there himself, as where
+    /// values come and go. Nothing is taken for cast then.
+    pub fn casts_in(&self, dtype: DType) -> Arena {
+        let casts = self.casts.of_type(self.arena.device(), dtype);
+        self.forget_casts(0..self.arena.layout().count());
+        casts
+    }
+
+    /// Whether parameter `i` of `values` is cast as it is now.
+    pub fn is_cast(&self, i: usize, values: &Arena) -> bool {
+        self.casts.has(i, values)
+    }
+
+    /// Takes note that somebody cast these parameters of `values` as they are now.
+    pub fn were_cast(&self, params: impl IntoIterator<Item = usize>, values: &Arena) {
+        self.casts.note(params, values);
+    }
+
+    /// Takes note that what these parameters were cast to isn't there any more.
+    pub fn forget_casts(&self, params: Range<usize>) {
+        self.casts.forget(params);
+    }
+
+    /// How often parameter `i` of `values` was read, but for being cast.
+    pub fn reads_beside_casts(&self, i: usize, values: &Arena) -> u64 {
+        values.reads(i) - self.casts.made(i)
     }
 
     /// Parameter `i` of `values` as a leaf whose gradient is written to slot `i` of this arena.

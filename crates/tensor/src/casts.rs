@@ -2,9 +2,10 @@
 //! values were written, so once a step, however many passes the step has. On a GPU, where each launch costs, all are cast at
 //! once where all were written, as by an optimizer.
 
-use crate::arena::{Arena, Layout};
-use crate::device::Backend;
-use crate::dtype::DType;
+use crate::arena::{Arena, Layout, Span};
+use crate::cpu;
+use crate::device::{Backend, Device};
+use crate::dtype::{DType, Element};
 use crate::kernel;
 use crate::tensor::Tensor;
 use std::ops::Range;
@@ -20,6 +21,8 @@ struct Made {
     arena: Arena,
     /// How often each parameter had been written when it was cast, if it was.
     writes: Vec<Option<u64>>,
+    /// How often each was read for it.
+    reads: Vec<u64>,
 }
 
 impl Casts {
@@ -35,14 +38,7 @@ impl Casts {
             return None;
         }
         let mut kept = self.lock();
-        let made = match kept.take() {
-            Some(made) if made.arena.dtype() == dtype => made,
-            _ => Made {
-                arena: Arena::new(value.device(), dtype, &self.layout),
-                writes: vec![None; self.layout.count()],
-            },
-        };
-        let made = kept.insert(made);
+        let made = self.made_in(&mut kept, value.device(), dtype);
         if made.arena.device() != value.device() {
             return None;
         }
@@ -60,6 +56,7 @@ impl Casts {
         let cast = made.arena.tensor(i);
         if made.is_stale(i..i + 1, values) {
             kernel::copy::convert(value, &cast);
+            made.reads[i] += 1;
             made.note(i..i + 1, values);
         }
         Some(cast)
@@ -68,6 +65,46 @@ impl Casts {
     /// The arena that they lie in, once there is one.
     pub(crate) fn arena(&self) -> Option<Arena> {
         self.lock().as_ref().map(|made| made.arena.clone())
+    }
+
+    /// What was made in this type: nothing, if it was in another.
+    fn made_in<'a>(&self, kept: &'a mut Option<Made>, device: &Device, dtype: DType) -> &'a mut Made {
+        let made = match kept.take() {
+            Some(made) if made.arena.dtype() == dtype => made,
+            _ => Made {
+                arena: Arena::new(device, dtype, &self.layout),
+                writes: vec![None; self.layout.count()],
+                reads: vec![0; self.layout.count()],
+            },
+        };
+        kept.insert(made)
+    }
+
+    /// The arena for this type.
+    pub(crate) fn of_type(&self, device: &Device, dtype: DType) -> Arena {
+        self.made_in(&mut self.lock(), device, dtype).arena.clone()
+    }
+
+    /// Whether parameter `i` was cast since it was written last.
+    pub(crate) fn has(&self, i: usize, values: &Arena) -> bool {
+        self.lock().as_ref().is_some_and(|made| !made.is_stale(i..i + 1, values))
+    }
+
+    pub(crate) fn note(&self, params: impl IntoIterator<Item = usize>, values: &Arena) {
+        if let Some(made) = &mut *self.lock() {
+            made.note(params, values);
+        }
+    }
+
+    pub(crate) fn forget(&self, params: Range<usize>) {
+        if let Some(made) = &mut *self.lock() {
+            made.writes[params].fill(None);
+        }
+    }
+
+    /// How often parameter `i` was read to be cast.
+    pub(crate) fn made(&self, i: usize) -> u64 {
+        self.lock().as_ref().map_or(0, |made| made.reads[i])
     }
 
     /// Whatever made a thread panic, what was cast is noted after it was.
@@ -83,8 +120,18 @@ impl Made {
     }
 
     /// Takes note that these were cast.
-    fn note(&mut self, params: Range<usize>, values: &Arena) {
-        params.for_each(|i| self.writes[i] = Some(values.writes(i)));
+    fn note(&mut self, params: impl IntoIterator<Item = usize>, values: &Arena) {
+        params.into_iter().for_each(|i| self.writes[i] = Some(values.writes(i)));
+    }
+}
+
+impl<T: Element> Span<T> {
+    /// Overwrites elements from `at` on, counted from the start of the span, with these values, each rounded once as
+    /// [`Tensor::cast`] does. Panics if there are too many of them, or on a GPU.
+    #[track_caller]
+    pub fn cast_from(&mut self, at: usize, values: &[f32]) {
+        let device = self.arena().device().clone();
+        cpu::copy::convert_elements(&device, values, &mut self[at..at + values.len()]);
     }
 }
 
@@ -118,6 +165,31 @@ mod tests {
         assert_eq!(leaf.cast(DType::F16).cast(DType::F32).to_vec::<f32>(), [2.5; 3]);
         assert_eq!(grads.casts().unwrap().dtype(), DType::F16);
         assert_eq!(first.cast(DType::F32).to_vec::<f32>(), [2.5; 3]);
+    }
+
+    /// As a strategy does whose values come and go.
+    #[test]
+    fn casts_that_somebody_else_brings_are_taken_for_good_until_he_takes_them_away() {
+        let device = Device::cpu(1);
+        let layout = Layout::new(&[[2].into(), [3].into()]);
+        let (values, grads) =
+            (Arena::new(&device, DType::F32, &layout), Grads::new(&device, DType::F32, &layout));
+        let leaf = grads.leaf(1, &values);
+        leaf.fill(1.0);
+        let casts = grads.casts_in(DType::BF16);
+        let mut away = casts.set_aside::<half::bf16>(1..2);
+        away.cast_from(1, &[1.001, -2.5]);
+        drop(away);
+        assert!(!grads.is_cast(1, &values));
+        grads.were_cast([1], &values);
+        assert!(grads.is_cast(1, &values) && !grads.is_cast(0, &values));
+        let read = || leaf.cast(DType::BF16).cast(DType::F32).to_vec::<f32>();
+        assert_eq!(read(), [0.0, 1.0, -2.5]);
+        assert_eq!(grads.reads_beside_casts(1, &values), 0);
+        grads.forget_casts(1..2);
+        assert_eq!((read(), grads.reads_beside_casts(1, &values)), (vec![1.0; 3], 0));
+        leaf.to_vec::<f32>();
+        assert!(grads.reads_beside_casts(1, &values) > 0);
     }
 
     #[test]

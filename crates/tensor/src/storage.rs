@@ -132,6 +132,8 @@ pub(crate) struct Buffer {
     borrow: AtomicI32,
     /// How often it was borrowed for writing: tells whether a value is still the one that somebody kept.
     writes: AtomicU64,
+    /// How often for reading: tells whether anybody wanted a value at all.
+    reads: AtomicU64,
     /// Where the buffer belongs: `None` only while it waits in the device's cache.
     pub(crate) device: Option<Device>,
     /// Whether it may be recycled: parts of an arena may not.
@@ -156,6 +158,7 @@ impl Storage {
                 range: 0..capacity,
                 borrow: AtomicI32::new(0),
                 writes: AtomicU64::new(0),
+                reads: AtomicU64::new(0),
                 device: None,
                 cached: true,
             })
@@ -176,6 +179,7 @@ impl Storage {
             range,
             borrow: AtomicI32::new(0),
             writes: AtomicU64::new(0),
+            reads: AtomicU64::new(0),
             device: Some(device.clone()),
             cached: false,
         })))
@@ -201,6 +205,11 @@ impl Storage {
     /// How often the buffer was borrowed for writing, over all its lives.
     pub(crate) fn writes(&self) -> u64 {
         self.buffer().writes.load(Ordering::Relaxed)
+    }
+
+    /// How often it was borrowed for reading, likewise.
+    pub(crate) fn reads(&self) -> u64 {
+        self.buffer().reads.load(Ordering::Relaxed)
     }
 
     #[track_caller]
@@ -262,6 +271,7 @@ impl Storage {
     /// even for a moment would let the next one in beside the writer.
     fn count_reader(&self) -> bool {
         let more = |readers: i32| if readers < 0 { None } else { readers.checked_add(1) };
+        self.buffer().reads.fetch_add(1, Ordering::Relaxed);
         self.buffer().borrow.fetch_update(Ordering::Acquire, Ordering::Relaxed, more).is_ok()
     }
 

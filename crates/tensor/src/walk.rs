@@ -273,7 +273,8 @@ impl WeightGradients {
                 if let (Some(input), Some(grad)) = (input, grad)
                     && let Kind::Leaf(Some(slot)) = &input.body().kind
                 {
-                    slot.settle_with(&grad);
+                    // Where the operation was given a cast of the weight.
+                    slot.settle_with(&grad.cast(slot.tensor().dtype));
                 }
             }
         }
@@ -297,11 +298,11 @@ impl WeightGradients {
         if !matches!(op, Op::Linear(..) | Op::Conv2d(_) | Op::Matmul(..) | Op::Embedding { .. }) {
             return;
         }
-        let is_weight = |input: &NodeRef| matches!(input.body().kind, Kind::Leaf(Some(_)));
         let mut weights = Inputs::default();
         for (weight, input) in weights.iter_mut().zip(inputs) {
-            if input.as_ref().is_some_and(is_weight) {
-                *weight = input.take();
+            if let Some(leaf) = input.as_ref().and_then(weight_behind) {
+                // The walk doesn't come to a cast in between.
+                (*weight, *input) = (Some(leaf), None);
             }
         }
         for weight in weights.iter().flatten() {
@@ -328,6 +329,22 @@ impl WeightGradients {
     fn lacks(&self, leaf: &NodeRef) -> bool {
         self.leaves.iter().any(|other| other.is(leaf))
     }
+}
+
+/// The weight that an operation was given: as it is, or cast for this operation alone.
+fn weight_behind(input: &NodeRef) -> Option<NodeRef> {
+    let is_weight = |node: &NodeRef| matches!(node.body().kind, Kind::Leaf(Some(_)));
+    if is_weight(input) {
+        return Some(input.clone());
+    }
+    let cast = {
+        let body = input.body();
+        match (&body.kind, body.pending) {
+            (Kind::Op(Op::Cast(_)), 1) => body.below(0).flatten().cloned(),
+            _ => None,
+        }
+    };
+    cast.filter(is_weight)
 }
 
 /// Nodes that wait, linked through themselves. None keeps its link, even if a walk ends early.
@@ -540,31 +557,38 @@ mod tests {
             ));
         }
         let batch = |i| Tensor::uniform(&device, [4, 1, 3, 3], -1.0, 1.0, DType::F32, Philox::new(2, i));
-        // Two walks add up; in the second run all forwards and inputs come before any weight.
-        grads.zero();
-        for i in 0..2 {
-            loss(&leaves, &batch(i)).backward();
-        }
-        let whole = grads.arena().flat::<f32>().to_vec();
-        grads.zero();
-        let (mut early, mut late) = (Handed::default(), Handed::default());
-        let losses = [0, 1].map(|i| loss(&leaves, &batch(i)));
-        let put_off = losses.map(|loss| backward_inputs(&[(&loss, None)], &mut early));
-        assert_eq!(early.0, [4, 4], "only the scale is no weight of a product");
-        put_off.into_iter().for_each(|weights| weights.finish(&mut late));
-        late.0[..4].sort_unstable();
-        late.0[4..].sort_unstable();
-        assert_eq!(late.0, [0, 1, 2, 3, 0, 1, 2, 3], "each once a walk");
-        let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-        let parts = grads.arena().flat::<f32>();
-        for i in [0, 1, 4] {
-            assert_eq!(bits(&parts[layout.range(i)]), bits(&whole[layout.range(i)]), "parameter {i}");
-        }
-        // What has several parts in a walk is summed in another order.
-        for i in [2, 3] {
-            let apart =
-                parts[layout.range(i)].iter().zip(&whole[layout.range(i)]).map(|(a, b)| (a - b).abs());
-            assert!(apart.fold(0.0, f32::max) < 1e-5, "parameter {i}");
+        // What is put off is the weight's part, whether a product was given the weight or its cast.
+        for dtype in [DType::F32, DType::BF16] {
+            // Two walks add up; in the second run all forwards and inputs come before any weight.
+            grads.zero();
+            for i in 0..2 {
+                autocast(dtype, || loss(&leaves, &batch(i))).backward();
+            }
+            let whole = grads.arena().flat::<f32>().to_vec();
+            grads.zero();
+            let (mut early, mut late) = (Handed::default(), Handed::default());
+            let losses = [0, 1].map(|i| autocast(dtype, || loss(&leaves, &batch(i))));
+            let put_off = losses.map(|loss| backward_inputs(&[(&loss, None)], &mut early));
+            assert_eq!(early.0, [4, 4], "only the scale is no weight of a product");
+            put_off.into_iter().for_each(|weights| weights.finish(&mut late));
+            late.0[..4].sort_unstable();
+            late.0[4..].sort_unstable();
+            assert_eq!(late.0, [0, 1, 2, 3, 0, 1, 2, 3], "each once a walk");
+            let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+            let parts = grads.arena().flat::<f32>();
+            for i in [0, 1, 4] {
+                assert_eq!(
+                    bits(&parts[layout.range(i)]),
+                    bits(&whole[layout.range(i)]),
+                    "parameter {i}, {dtype}"
+                );
+            }
+            // What has several parts in a walk is summed in another order.
+            for i in [2, 3] {
+                let apart =
+                    parts[layout.range(i)].iter().zip(&whole[layout.range(i)]).map(|(a, b)| (a - b).abs());
+                assert!(apart.fold(0.0, f32::max) < 1e-5, "parameter {i}, {dtype}");
+            }
         }
     }
 

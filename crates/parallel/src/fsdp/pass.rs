@@ -1,13 +1,14 @@
 //! A pass from unit to unit, each with a graph of its own.
 
 use super::Fsdp;
+use super::store::For;
 use crate::error::Error;
 use crate::local::Pass;
 use crate::single::begin;
 use crate::strategy::Sync;
 use phalanx_comm::Group;
 use phalanx_nn::{Ctx, Module};
-use phalanx_tensor::{GradSink, LeafId, Tensor, backward, no_grad};
+use phalanx_tensor::{GradSink, LeafId, Tensor, autocast_dtype, backward, no_grad};
 
 /// A unit's forward that waits for its backward.
 struct Live {
@@ -38,10 +39,18 @@ impl Fsdp {
     /// Gives the mean loss over this rank's samples. A rank without samples gathers and sums all the same (Z-ORDER).
     pub(super) fn pass_by_units(&mut self, pass: &Pass<'_>) -> Result<f64, Error> {
         self.take_back();
+        self.expect_products();
         begin(&mut self.adding, pass.parameters);
         let (live, loss) = self.forward_of_pass(pass)?;
         self.backward_by_units(pass, live)?;
         Ok(loss)
+    }
+
+    /// Where values come and go, what the passes of this thread's region cast comes and goes with them.
+    fn expect_products(&mut self) {
+        if self.is_away_between() {
+            self.store.expect_products(autocast_dtype(), &self.units);
+        }
     }
 
     /// A forward pass alone, of this rank's samples, if it has any, through units that are given back at once.
@@ -52,11 +61,12 @@ impl Fsdp {
         ctx: &mut Ctx,
     ) -> Result<Option<Tensor>, Error> {
         self.take_back();
+        self.expect_products();
         let (count, mut x) = (self.units.len(), input.cloned());
         for unit in 0..count {
-            self.store.wait_for(&self.units, unit, &self.shard)?;
+            self.store.wait_for(&self.units, unit, &self.shard, For::Pass)?;
             if unit + 1 < count {
-                self.store.call(&self.units, unit + 1, &self.shard);
+                self.store.call(&self.units, unit + 1, &self.shard, For::Pass);
             }
             let blocks = self.units[unit].blocks.clone();
             x = x.map(|x| no_grad(|| blocks.fold(x, |x, block| model.forward_block(block, &x, ctx))));
@@ -75,9 +85,9 @@ impl Fsdp {
         let mut x = (pass.samples() > 0).then(|| pass.input.clone());
         let (mut live, mut loss) = (Vec::with_capacity(count), 0.0);
         for unit in 0..count {
-            self.store.wait_for(&self.units, unit, &self.shard)?;
+            self.store.wait_for(&self.units, unit, &self.shard, For::Pass)?;
             if unit + 1 < count {
-                self.store.call(&self.units, unit + 1, &self.shard);
+                self.store.call(&self.units, unit + 1, &self.shard, For::Pass);
             }
             if let Some(before) = x.take() {
                 let input = (unit > 0).then(|| before.detach().requires_grad());
@@ -105,9 +115,9 @@ impl Fsdp {
             Tensor::full(output.device(), *output.shape(), pass.weight, output.dtype())
         });
         for unit in (0..self.units.len()).rev() {
-            self.store.wait_for(&self.units, unit, &self.shard)?;
+            self.store.wait_for(&self.units, unit, &self.shard, For::Pass)?;
             if unit > 0 {
-                self.store.call(&self.units, unit - 1, &self.shard);
+                self.store.call(&self.units, unit - 1, &self.shard, For::Pass);
             }
             if let Some(Live { input, output }) = live.pop() {
                 let id = input.as_ref().and_then(Tensor::leaf_id);

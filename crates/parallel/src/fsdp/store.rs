@@ -1,40 +1,83 @@
-//! Where the values of units are: on this rank, on their way, or away.
+//! Where the values of units are: on this rank, on their way, or away. With a region's casts to 16 bits, a pass may want of a unit little
+//! more than these ([`Mixed`]).
 
+use super::halves::{Halves, Mixed, Use, halves};
 use super::units::Unit;
 use crate::error::Error;
-use phalanx_comm::{Buffer, Deadline, Group, Work};
+use phalanx_comm::{Buffer, Deadline, Element as Sent, Group, ReduceOp, Work};
 use phalanx_nn::Parameters;
-use phalanx_tensor::{Arena, Span};
+use phalanx_tensor::{Arena, DType, Element, Grads, Span};
 use std::collections::VecDeque;
 use std::ops::Range;
 
 /// A part of a span, as collectives take it.
-pub(super) struct Piece {
-    pub(super) span: Span<f32>,
+pub(super) struct Piece<T: Element = f32> {
+    pub(super) span: Span<T>,
     pub(super) range: Range<usize>,
 }
 
-impl Buffer for Piece {
-    type Item = f32;
+impl<T: Element + Sent> Buffer for Piece<T> {
+    type Item = T;
 
-    fn as_mut_slice(&mut self) -> &mut [f32] {
+    fn as_mut_slice(&mut self) -> &mut [T] {
         &mut self.span[self.range.clone()]
     }
+}
+
+/// What a unit is wanted for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum For {
+    /// Its values, in float32.
+    Values,
+    /// A pass, which may want most of it in the type of its products.
+    Pass,
+}
+
+/// A unit on its way.
+enum Coming {
+    Whole(Work<Piece>),
+    /// Its casts come, and this of it in float32.
+    Mixed {
+        span: Span<f32>,
+        wide: Option<Work<Vec<f32>>>,
+    },
 }
 
 /// The values of all units.
 pub(super) struct Store {
     values: Arena,
+    grads: Grads,
     /// Units that are away are borrowed for writing, so that whoever uses one all the same finds out (Z-HELD).
     pub(super) away: Vec<Option<Span<f32>>>,
-    coming: VecDeque<(usize, Work<Piece>)>,
+    coming: VecDeque<(usize, Coming)>,
+    /// Of units that are here for a pass, what isn't in float32: borrowed likewise.
+    partly: Vec<Vec<Span<f32>>>,
+    /// What products in 16 bits make of units, if there are any.
+    casts: Option<Cast>,
+}
+
+/// The casts of a region.
+struct Cast {
+    halves: Box<dyn Halves>,
+    /// The parameters that were cast, as far as this rank knows.
+    known: Vec<bool>,
+    /// How often each had been read before there were casts.
+    reads: Vec<u64>,
+    /// How each unit comes to a pass, once all ranks have agreed.
+    plan: Option<Vec<Option<Mixed>>>,
 }
 
 impl Store {
     /// All units are here.
     pub(super) fn of(units: &[Unit], parameters: &Parameters) -> Store {
-        let (values, away) = (parameters.values().clone(), units.iter().map(|_| None).collect());
-        Store { values, away, coming: VecDeque::new() }
+        Store {
+            values: parameters.values().clone(),
+            grads: parameters.grads().clone(),
+            away: units.iter().map(|_| None).collect(),
+            coming: VecDeque::new(),
+            partly: units.iter().map(|_| Vec::new()).collect(),
+            casts: None,
+        }
     }
 
     /// Takes units for away, of which this rank has nothing but its part.
@@ -47,39 +90,124 @@ impl Store {
     pub(super) fn let_go(&mut self) {
         self.coming.clear();
         self.away.fill_with(|| None);
+        self.partly.fill_with(Vec::new);
+        self.casts = None;
     }
 
-    /// Starts to gather a unit, if it is away.
-    pub(super) fn call(&mut self, units: &[Unit], unit: usize, group: &Group) {
-        if let Some(span) = self.away[unit].take() {
-            let range = units[unit].shared_out.clone();
-            self.coming.push_back((unit, group.start_all_gather(Piece { span, range })));
+    /// Makes ready for passes whose products are made in this type; all ranks have to, between two passes.
+    pub(super) fn expect_products(&mut self, dtype: DType, units: &[Unit]) {
+        if self.casts.as_ref().map(|casts| casts.halves.dtype()) == dtype.is_half().then_some(dtype) {
+            return;
+        }
+        // What was borrowed of them is given back first.
+        self.casts = None;
+        if dtype.is_half() {
+            let count = self.values.layout().count();
+            let halves = halves(dtype, units, &self.grads);
+            let reads = (0..count).map(|i| self.grads.reads_beside_casts(i, &self.values)).collect();
+            self.casts = Some(Cast { halves, known: vec![false; count], reads, plan: None });
         }
     }
 
+    /// Finds out, after the first passes of a region, what units are used for, on any rank; all have to ask at once.
+    pub(super) fn agree_on_casts(&mut self, units: &[Unit], all: &Group, shard: &Group) -> Result<(), Error> {
+        let Some(Cast { known, reads, plan: plan @ None, .. }) = &mut self.casts else { return Ok(()) };
+        let is_read = |i: usize| self.grads.reads_beside_casts(i, &self.values) > reads[i];
+        let mut flags: Vec<u8> =
+            (0..known.len()).map(|i| u8::from(is_read(i)) | u8::from(known[i]) << 1).collect();
+        all.all_reduce(&mut flags, ReduceOp::Or)?;
+        let uses: Vec<Use> =
+            flags.iter().map(|flag| Use { wide: flag & 1 != 0, cast: flag & 2 != 0 }).collect();
+        known.iter_mut().zip(&uses).for_each(|(known, used)| *known = used.cast);
+        let (layout, ranks) = (self.values.layout(), shard.world_size());
+        *plan = Some(units.iter().map(|unit| Mixed::of(unit, &uses, layout, ranks)).collect());
+        Ok(())
+    }
+
+    /// Starts to gather a unit, if it is away.
+    pub(super) fn call(&mut self, units: &[Unit], unit: usize, group: &Group, wanted: For) {
+        let Some(span) = self.away[unit].take() else { return };
+        let coming = match &mut self.casts {
+            Some(Cast { halves, plan: Some(plan), .. }) if wanted == For::Pass && plan[unit].is_some() => {
+                halves.start(units, unit, &span, group);
+                let packed = plan[unit].as_ref().and_then(|mixed| mixed.packed(group.rank().index(), &span));
+                Coming::Mixed { span, wide: packed.map(|packed| group.start_all_gather(packed)) }
+            }
+            _ => {
+                let range = units[unit].shared_out.clone();
+                Coming::Whole(group.start_all_gather(Piece { span, range }))
+            }
+        };
+        self.coming.push_back((unit, coming));
+    }
+
     /// Returns when a unit is here.
-    pub(super) fn wait_for(&mut self, units: &[Unit], unit: usize, group: &Group) -> Result<(), Error> {
-        self.call(units, unit, group);
+    pub(super) fn wait_for(
+        &mut self,
+        units: &[Unit],
+        unit: usize,
+        group: &Group,
+        wanted: For,
+    ) -> Result<(), Error> {
+        self.call(units, unit, group, wanted);
         while self.coming.iter().any(|(coming, _)| *coming == unit) {
-            self.wait_for_next(group)?;
+            self.wait_for_next(units, group)?;
+        }
+        if wanted == For::Pass {
+            self.cast(units, unit);
         }
         Ok(())
     }
 
     /// Returns when all units are here.
     pub(super) fn wait_for_all(&mut self, units: &[Unit], group: &Group) -> Result<(), Error> {
-        (0..units.len()).for_each(|unit| self.call(units, unit, group));
+        (0..units.len()).for_each(|unit| self.call(units, unit, group, For::Values));
         while !self.coming.is_empty() {
-            self.wait_for_next(group)?;
+            self.wait_for_next(units, group)?;
         }
         Ok(())
     }
 
-    fn wait_for_next(&mut self, group: &Group) -> Result<(), Error> {
-        let Some((_, work)) = self.coming.pop_front() else { return Ok(()) };
-        // With its borrow given back, everyone sees it.
-        drop(work.wait(Deadline::after(group.timeout()))?);
+    fn wait_for_next(&mut self, units: &[Unit], group: &Group) -> Result<(), Error> {
+        let Some((unit, coming)) = self.coming.pop_front() else { return Ok(()) };
+        let deadline = || Deadline::after(group.timeout());
+        match coming {
+            // With its borrow given back, everyone sees it.
+            Coming::Whole(work) => drop(work.wait(deadline())?),
+            Coming::Mixed { mut span, wide } => {
+                let casts = self.casts.as_mut().expect("who called for them has them until the pass ends");
+                casts.halves.finish(group)?;
+                let mixed = casts.plan.as_ref().and_then(|plan| plan[unit].as_ref());
+                let mixed = mixed.expect("it was called for so");
+                if let Some(wide) = wide {
+                    mixed.unpack(&wide.wait(deadline())?, &mut span);
+                }
+                drop(span);
+                let narrow = mixed.narrow.iter().map(|&i| self.values.set_aside(i..i + 1));
+                self.partly[unit] = narrow.collect();
+                let cast = units[unit].params.clone().filter(|&i| casts.known[i]);
+                self.grads.were_cast(cast, &self.values);
+            }
+        }
         Ok(())
+    }
+
+    /// Casts of a unit that is here what was cast before, if that isn't.
+    fn cast(&mut self, units: &[Unit], unit: usize) {
+        let Some(Cast { halves, known, .. }) = &mut self.casts else { return };
+        if !halves.is_away(unit) {
+            return;
+        }
+        let Unit { params, span: at, .. } = &units[unit];
+        let values = self.values.set_aside::<f32>(params.clone());
+        let cast = || params.clone().filter(|&i| known[i]);
+        for i in cast() {
+            let of = self.values.layout().range(i);
+            halves.make(unit, of.start - at.start..of.end - at.start, &values);
+        }
+        halves.let_in(unit);
+        drop(values);
+        self.grads.were_cast(cast(), &self.values);
     }
 
     /// Gives a unit back but for this rank's part, if it is here.
@@ -87,7 +215,14 @@ impl Store {
         if self.away[unit].is_some() || self.coming.iter().any(|(coming, _)| *coming == unit) {
             return;
         }
-        let mut span = self.values.set_aside(units[unit].params.clone());
+        self.partly[unit].clear();
+        let params = units[unit].params.clone();
+        if let Some(Cast { halves, known, .. }) = &mut self.casts {
+            params.clone().for_each(|i| known[i] |= self.grads.is_cast(i, &self.values));
+            self.grads.forget_casts(params.clone());
+            halves.send_away(units, unit);
+        }
+        let mut span = self.values.set_aside(params);
         keep_own(&mut span, &units[unit]);
         self.away[unit] = Some(span);
     }

@@ -7,7 +7,7 @@ use super::stage::{Carried, Link, Ran, Rank};
 use super::timeline::Timeline;
 use crate::error::Error;
 use crate::local::{Local, Pass};
-use phalanx_tensor::{Device, GradSink, LeafId, Tensor};
+use phalanx_tensor::{Device, GradSink, LeafId, Tensor, autocast, autocast_dtype};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
@@ -102,6 +102,8 @@ impl Local for Pipelined {
         let since = Instant::now();
         let mut links = links(schedule);
         let (tell, told) = channel();
+        // What holds for this thread holds for the stages'.
+        let products = autocast_dtype();
         let ran: Result<Vec<Ran>, Error> = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..ranks)
                 .map(|rank| {
@@ -117,7 +119,9 @@ impl Local for Pipelined {
                     };
                     let thread = std::thread::Builder::new().name(format!("stage-{rank}"));
                     thread
-                        .spawn_scoped(scope, move || own.run(&mut link, &mut tell, since))
+                        .spawn_scoped(scope, move || {
+                            autocast(products, || own.run(&mut link, &mut tell, since))
+                        })
                         .expect("the system has a thread for each stage of a pipeline")
                 })
                 .collect();

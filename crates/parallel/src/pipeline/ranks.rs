@@ -1,7 +1,7 @@
 //! A pipeline over ranks: each is a process, or a thread, with its own stages of the row, and activations travel as letters.
 //!
-//! What is sent is the values as they lie in memory, so both sides compute with the same bits in the same order. Their shape is told
-//! once for each number of samples, ahead of the first letter of that size; after that a letter is nothing but values, received
+//! What is sent is the values as they lie in memory, in their own type, so both sides compute with the same bits in the same order. Type and
+//! shape are told once for each number of samples, ahead of the first letter of that size; after that a letter is nothing but values, received
 //! into a buffer that waits for it.
 
 use super::check::check;
@@ -11,9 +11,9 @@ use super::schedule::{Action, Schedule};
 use super::stage::{Carried, Link, MicroBatch, Ran, Rank};
 use crate::error::Error;
 use crate::local::{Local, Pass};
-use phalanx_comm::{Deadline, Group, Source, Work as Letter};
+use phalanx_comm::{Deadline, Element as Sent, Group, Source, Work as Letter, bf16, f16};
 use phalanx_nn::{Loss, Module};
-use phalanx_tensor::{DType, Device, GradSink, MAX_DIMS, Order, Shape, Tensor};
+use phalanx_tensor::{DType, Device, Element, GradSink, MAX_DIMS, Order, Shape, Tensor};
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::time::Instant;
@@ -70,9 +70,8 @@ impl RankPipeline {
         let RankPipeline { group, schedule, blocks, device, letters, .. } = self;
         let rank = group.rank().index();
         let own = Rank { schedule, rank, model, blocks, device, loss, micro_batches };
-        let mut post = Post { group, schedule, micro_batches, letters, coming: HashMap::new() };
+        let mut post = Post { group, schedule, micro_batches, letters };
         let ran = own.run(&mut post, sink, Instant::now())?;
-        drop(post);
         letters.deliver(group)?;
         self.last = ran;
         Ok(self.last.loss)
@@ -93,14 +92,16 @@ impl Local for RankPipeline {
 /// What the values of a letter are, which is the same for all letters of a stage and a number of samples.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Form {
+    dtype: DType,
     shape: Shape,
     order: Order,
     /// Random layers before them.
     layers: u64,
 }
 
-/// A form as numbers: how many dimensions, those, the order, the layers.
-const FORM: usize = MAX_DIMS + 3;
+/// A form as numbers: how many dimensions, those, the type, the order, the layers.
+const FORM: usize = MAX_DIMS + 4;
+const DTYPES: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
 const ORDERS: [Order; 4] = [Order::RowMajor, Order::Pixels, Order::Taps, Order::ChannelsLast];
 
 impl Form {
@@ -108,6 +109,8 @@ impl Form {
         let mut words = vec![0; FORM];
         words[0] = self.shape.n_dims() as u64;
         words[1..].iter_mut().zip(self.shape.dims()).for_each(|(word, &dim)| *word = dim as u64);
+        let dtype = DTYPES.iter().position(|&dtype| dtype == self.dtype);
+        words[FORM - 3] = dtype.expect("whoever sends is asked before") as u64;
         let order = ORDERS.iter().position(|&order| order == self.order);
         words[FORM - 2] = order.expect("all orders are listed") as u64;
         words[FORM - 1] = self.layers;
@@ -119,9 +122,10 @@ impl Form {
         let n_dims = usize::try_from(words[0]).ok().filter(|&n| n <= MAX_DIMS)?;
         let dims: Vec<usize> = words[1..][..n_dims].iter().map(|&dim| dim as usize).collect();
         dims.iter().try_fold(1usize, |count, &dim| count.checked_mul(dim).filter(|&count| count < MOST))?;
+        let dtype = *DTYPES.get(usize::try_from(words[FORM - 3]).ok()?)?;
         let order = *ORDERS.get(usize::try_from(words[FORM - 2]).ok()?)?;
         let fits = order == Order::RowMajor || n_dims == 4;
-        fits.then(|| Form { shape: Shape::new(&dims), order, layers: words[FORM - 1] })
+        fits.then(|| Form { dtype, shape: Shape::new(&dims), order, layers: words[FORM - 1] })
     }
 }
 
@@ -133,14 +137,61 @@ const MOST: usize = 1 << 40;
 struct Letters {
     /// Forms that were told, by border and samples.
     forms: HashMap<(Border, usize), Form>,
+    single: Bag<f32>,
+    bfloat16: Bag<bf16>,
+    float16: Bag<f16>,
+}
+
+/// Letters in one type.
+struct Bag<T: Sent> {
     /// Buffers that wait to be used again.
-    spare: Vec<Vec<f32>>,
-    sending: VecDeque<Letter<Vec<f32>>>,
+    spare: Vec<Vec<T>>,
+    sending: VecDeque<Letter<Vec<T>>>,
+    /// Letters that are waited for ahead of time, by where they come from.
+    coming: HashMap<Border, Letter<Vec<T>>>,
+}
+
+impl<T: Sent> Default for Bag<T> {
+    fn default() -> Bag<T> {
+        Bag { spare: Vec::new(), sending: VecDeque::new(), coming: HashMap::new() }
+    }
+}
+
+/// A type in which stages may send.
+trait InLetters: Element + Sent {
+    fn bag(letters: &mut Letters) -> &mut Bag<Self>;
+}
+
+impl InLetters for f32 {
+    fn bag(letters: &mut Letters) -> &mut Bag<f32> {
+        &mut letters.single
+    }
+}
+
+impl InLetters for bf16 {
+    fn bag(letters: &mut Letters) -> &mut Bag<bf16> {
+        &mut letters.bfloat16
+    }
+}
+
+impl InLetters for f16 {
+    fn bag(letters: &mut Letters) -> &mut Bag<f16> {
+        &mut letters.float16
+    }
 }
 
 impl Letters {
+    /// Waits until all that was sent is on its way.
+    fn deliver(&mut self, group: &Group) -> Result<(), Error> {
+        self.single.deliver(group)?;
+        self.bfloat16.deliver(group)?;
+        self.float16.deliver(group)
+    }
+}
+
+impl<T: Sent> Bag<T> {
     /// An empty buffer, with room for so many elements if there is one.
-    fn buffer(&mut self, count: usize) -> Vec<f32> {
+    fn buffer(&mut self, count: usize) -> Vec<T> {
         let fits = self.spare.iter().position(|spare| spare.capacity() >= count);
         let mut buffer = fits.map_or_else(Vec::new, |i| self.spare.swap_remove(i));
         buffer.clear();
@@ -171,8 +222,6 @@ struct Post<'a> {
     schedule: &'a Schedule,
     micro_batches: &'a [MicroBatch],
     letters: &'a mut Letters,
-    /// Letters that are waited for ahead of time, by where they come from.
-    coming: HashMap<Border, Letter<Vec<f32>>>,
 }
 
 /// What a border's letters are sent under, and what tells their form.
@@ -186,39 +235,79 @@ impl Post<'_> {
         phalanx_comm::Rank(self.schedule.rank_of(stage) as u32)
     }
 
-    fn start_receive(&mut self, border: Border, form: &Form) -> Letter<Vec<f32>> {
+    fn deadline(&self) -> Deadline {
+        Deadline::after(self.group.timeout())
+    }
+
+    fn start_receive<T: InLetters>(&mut self, border: Border, form: &Form) -> Letter<Vec<T>> {
         let count = form.shape.count();
-        let mut buffer = self.letters.buffer(count);
-        buffer.resize(count, 0.0);
+        let mut buffer = T::bag(self.letters).buffer(count);
+        buffer.resize(count, T::default());
         self.group.start_receive(buffer, Source::Rank(self.peer(border.0)), tags(border)[0])
     }
-}
 
-impl Link for Post<'_> {
-    fn send(&mut self, action: Action, made: Carried) -> Result<(), Error> {
-        self.letters.collect(self.group)?;
+    fn send_as<T: InLetters>(&mut self, action: Action, made: Carried) -> Result<(), Error> {
+        T::bag(self.letters).collect(self.group)?;
         let border = border(action);
         let to = if border.1 { action.stage + 1 } else { action.stage - 1 };
         let to = self.peer(to);
         let Carried { values, layers } = made;
-        assert!(values.dtype() == DType::F32, "a stage made {} values: f32 can be sent", values.dtype());
         // A GPU's values come to the host in row-major order.
         let lies = values.lies_in().filter(|_| values.device().gpu().is_none());
         let order = lies.unwrap_or(Order::RowMajor);
-        let form = Form { shape: *values.shape(), order, layers };
+        let form = Form { dtype: T::DTYPE, shape: *values.shape(), order, layers };
         let known = (border, self.micro_batches[action.micro_batch].samples);
         if self.letters.forms.get(&known) != Some(&form) {
             let told = self.letters.forms.insert(known, form);
             assert!(told.is_none(), "a stage made {form:?} of as many samples as it made {told:?} of before");
             self.group.start_send(form.words(), to, tags(border)[1]).wait(self.deadline())?;
         }
-        let mut buffer = self.letters.buffer(values.count());
+        let mut buffer = T::bag(self.letters).buffer(values.count());
         match lies {
-            Some(_) => values.with_lying(|values: &[f32]| buffer.extend_from_slice(values)),
-            None => buffer.extend(values.to_vec::<f32>()),
+            Some(_) => values.with_lying(|values: &[T]| buffer.extend_from_slice(values)),
+            None => buffer.extend(values.to_vec::<T>()),
         }
-        self.letters.sending.push_back(self.group.start_send(buffer, to, tags(border)[0]));
+        let letter = self.group.start_send(buffer, to, tags(border)[0]);
+        T::bag(self.letters).sending.push_back(letter);
         Ok(())
+    }
+
+    fn receive_as<T: InLetters>(
+        &mut self,
+        action: Action,
+        form: Form,
+        device: &Device,
+    ) -> Result<Carried, Error> {
+        let border = border(action);
+        let letter = T::bag(self.letters).coming.remove(&border);
+        let letter = letter.unwrap_or_else(|| self.start_receive::<T>(border, &form));
+        let buffer = letter.wait(self.deadline())?;
+        // The next one finds its buffer waiting.
+        if let Some(next) = self.micro_batches.get(action.micro_batch + 1)
+            && let Some(&form) = self.letters.forms.get(&(border, next.samples))
+            && form.dtype == T::DTYPE
+            && next.samples > 0
+        {
+            let letter = self.start_receive::<T>(border, &form);
+            T::bag(self.letters).coming.insert(border, letter);
+        }
+        let values = match device.gpu() {
+            None => Tensor::from_order(device, &buffer, form.shape, form.order),
+            Some(_) => Tensor::from_slice(device, &buffer, form.shape),
+        };
+        T::bag(self.letters).spare.push(buffer);
+        Ok(Carried { values, layers: form.layers })
+    }
+}
+
+impl Link for Post<'_> {
+    fn send(&mut self, action: Action, made: Carried) -> Result<(), Error> {
+        match made.values.dtype() {
+            DType::F32 => self.send_as::<f32>(action, made),
+            DType::BF16 => self.send_as::<bf16>(action, made),
+            DType::F16 => self.send_as::<f16>(action, made),
+            other => panic!("a stage made {other} values: f32, bf16 or f16 can be sent"),
+        }
     }
 
     fn receive(&mut self, action: Action, device: &Device) -> Result<Carried, Error> {
@@ -232,33 +321,15 @@ impl Link for Post<'_> {
                 *self.letters.forms.entry((border, samples)).or_insert(form)
             }
         };
-        let letter = self.coming.remove(&border);
-        let letter = letter.unwrap_or_else(|| self.start_receive(border, &form));
-        let buffer = letter.wait(self.deadline())?;
-        // The next one finds its buffer waiting.
-        if let Some(next) = self.micro_batches.get(action.micro_batch + 1)
-            && let Some(&form) = self.letters.forms.get(&(border, next.samples))
-            && next.samples > 0
-        {
-            let letter = self.start_receive(border, &form);
-            self.coming.insert(border, letter);
+        match form.dtype {
+            DType::BF16 => self.receive_as::<bf16>(action, form, device),
+            DType::F16 => self.receive_as::<f16>(action, form, device),
+            _ => self.receive_as::<f32>(action, form, device),
         }
-        let values = match device.gpu() {
-            None => Tensor::from_order(device, &buffer, form.shape, form.order),
-            Some(_) => Tensor::from_slice(device, &buffer, form.shape),
-        };
-        self.letters.spare.push(buffer);
-        Ok(Carried { values, layers: form.layers })
     }
 
     fn progress(&mut self) {
         self.group.progress();
-    }
-}
-
-impl Post<'_> {
-    fn deadline(&self) -> Deadline {
-        Deadline::after(self.group.timeout())
     }
 }
 
@@ -270,11 +341,14 @@ mod tests {
     fn a_form_is_told_in_numbers_and_nonsense_is_none() {
         for shape in [Shape::new(&[]), Shape::new(&[3]), Shape::new(&[2, 3, 4, 5])] {
             for order in ORDERS.into_iter().filter(|&order| order == Order::RowMajor || shape.n_dims() == 4) {
-                let form = Form { shape, order, layers: 7 };
-                assert_eq!(Form::of(&form.words()), Some(form));
+                for dtype in DTYPES {
+                    let form = Form { dtype, shape, order, layers: 7 };
+                    assert_eq!(Form::of(&form.words()), Some(form));
+                }
             }
         }
-        let words = Form { shape: Shape::new(&[2, 3]), order: Order::RowMajor, layers: 0 }.words();
+        let shape = Shape::new(&[2, 3]);
+        let words = Form { dtype: DType::F32, shape, order: Order::RowMajor, layers: 0 }.words();
         let changed = |at: usize, to: u64| {
             let mut words = words.clone();
             words[at] = to;
@@ -283,6 +357,7 @@ mod tests {
         assert_eq!(changed(0, 99), None);
         assert_eq!(changed(1, u64::MAX), None);
         assert_eq!(changed(1, 1 << 50), None);
+        assert_eq!(changed(FORM - 3, 3), None, "no type that is sent");
         assert_eq!(changed(FORM - 2, 1), None, "pixel order has four dimensions");
         assert_eq!(changed(FORM - 2, 4), None);
     }

@@ -15,7 +15,7 @@ use super::schedule::{Action, Schedule, Work};
 use super::timeline::Done;
 use crate::error::Error;
 use phalanx_nn::{Ctx, Loss, Module};
-use phalanx_tensor::{DType, Device, GradSink, LeafId, Tensor, WeightGradients, backward, backward_inputs};
+use phalanx_tensor::{Device, GradSink, LeafId, Tensor, WeightGradients, backward, backward_inputs};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::time::Instant;
@@ -243,7 +243,7 @@ impl Running<'_, '_> {
             }
         }
         let input = input?;
-        let unused = || Tensor::zeros(device, *input.shape(), DType::F32);
+        let unused = || Tensor::zeros(device, *input.shape(), input.dtype());
         Some(Carried { values: catching.caught.unwrap_or_else(unused), layers: 0 })
     }
 

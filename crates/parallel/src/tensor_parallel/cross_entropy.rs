@@ -3,10 +3,10 @@
 
 use super::crossing::{Move, Ranks};
 use phalanx_comm::ReduceOp;
-use phalanx_tensor::{Keep, Tensor};
+use phalanx_tensor::{DType, Keep, Tensor};
 
 /// The mean cross entropy of `scores` (N, C / n), which are those of this rank's classes, with labels (N) among all C. Every rank comes
-/// to the same value; its gradient goes to the scores that it has.
+/// to the same value; its gradient goes to the scores that it has. Scores of 16 bits are taken in float32, as any loss takes them.
 #[track_caller]
 pub(crate) fn cross_entropy_in_parts(
     ranks: &Ranks,
@@ -14,6 +14,7 @@ pub(crate) fn cross_entropy_in_parts(
     labels: &Tensor,
     label_smoothing: f64,
 ) -> Tensor {
+    let scores = &if scores.dtype().is_half() { scores.cast(DType::F32) } else { scores.clone() };
     let (width, all) = (scores.dims()[1], scores.dims()[1] * ranks.count());
     let labels = labels.to_vec::<i64>();
     if let Some(label) = labels.iter().find(|label| !(0..all as i64).contains(label)) {

@@ -1,7 +1,8 @@
-//! What goes over ranks at the seams of layers: four pairs of maps, each the way back of the other.
+//! What goes over ranks at the seams of layers: four pairs of maps, each the way back of the other. Values travel in their own type;
+//! sums of those of 16 bits are rounded after each two.
 
-use phalanx_comm::{Error, Group, ReduceOp};
-use phalanx_tensor::{Crossing, Tensor};
+use phalanx_comm::{Element as Sent, Error, Group, ReduceOp, bf16, f16};
+use phalanx_tensor::{Crossing, DType, Element, Tensor};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// The ranks that hold the parts of a layer. Layers can't fail, so the first failure is kept for whoever asks after the pass; what
@@ -49,7 +50,15 @@ impl Ranks {
 
     /// The sum over ranks, or the largest: outside of the graph.
     pub(crate) fn reduced(&self, x: &Tensor, op: ReduceOp) -> Tensor {
-        let mut values = x.to_vec::<f32>();
+        match x.dtype() {
+            DType::BF16 => self.reduced_as::<bf16>(x, op),
+            DType::F16 => self.reduced_as::<f16>(x, op),
+            _ => self.reduced_as::<f32>(x, op),
+        }
+    }
+
+    fn reduced_as<T: Element + Sent>(&self, x: &Tensor, op: ReduceOp) -> Tensor {
+        let mut values = x.to_vec::<T>();
         self.note(self.group.all_reduce(&mut values, op));
         Tensor::from_slice(x.device(), &values, *x.shape())
     }
@@ -90,14 +99,22 @@ impl Crossing for OverRanks {
 
 impl Ranks {
     fn moved(&self, how: Move, x: &Tensor) -> Tensor {
+        match x.dtype() {
+            DType::BF16 => self.moved_as::<bf16>(how, x),
+            DType::F16 => self.moved_as::<f16>(how, x),
+            _ => self.moved_as::<f32>(how, x),
+        }
+    }
+
+    fn moved_as<T: Element + Sent>(&self, how: Move, x: &Tensor) -> Tensor {
         let (n, rank) = (self.count(), self.rank());
         match how {
             Move::Keep => x.clone(),
-            Move::Sum => self.reduced(x, ReduceOp::Sum),
+            Move::Sum => self.reduced_as::<T>(x, ReduceOp::Sum),
             Move::Gather => {
                 let [batch, stretch, behind] = sequence(x);
-                let own = x.to_vec::<f32>();
-                let mut all = vec![0.0; n * own.len()];
+                let own = x.to_vec::<T>();
+                let mut all = vec![T::default(); n * own.len()];
                 self.note(self.group.all_gather(&own, &mut all));
                 let all = Tensor::from_slice(x.device(), &all, [n, batch, stretch, behind]);
                 all.transpose(0, 1).reshape(with_length(x, n * stretch).as_slice())
@@ -106,7 +123,7 @@ impl Ranks {
                 let [batch, time, behind] = sequence(x);
                 let stretch = self.stretch(time);
                 let by_rank = x.reshape([batch, n, stretch, behind]).transpose(0, 1);
-                let mut all = by_rank.to_vec::<f32>();
+                let mut all = by_rank.to_vec::<T>();
                 self.note(self.group.reduce_scatter_in_place(&mut all, ReduceOp::Sum));
                 let own = &all[self.group.own_part(all.len())];
                 Tensor::from_slice(x.device(), own, with_length(x, stretch).as_slice())
@@ -116,9 +133,9 @@ impl Ranks {
                 x.narrow(0, rank * stretch, stretch).contiguous()
             }
             Move::PadRows => {
-                let (own, mut dims) = (x.to_vec::<f32>(), x.dims().to_vec());
+                let (own, mut dims) = (x.to_vec::<T>(), x.dims().to_vec());
                 dims[0] *= n;
-                let mut all = vec![0.0; n * own.len()];
+                let mut all = vec![T::default(); n * own.len()];
                 all[rank * own.len()..][..own.len()].copy_from_slice(&own);
                 Tensor::from_slice(x.device(), &all, dims.as_slice())
             }
@@ -165,6 +182,25 @@ mod tests {
 
     fn random(device: &Device, dims: &[usize], stream: usize) -> Tensor {
         Tensor::uniform(device, dims, -1.0, 1.0, DType::F32, Philox::new(3, stream as u64))
+    }
+
+    #[test]
+    fn values_of_16_bits_travel_as_they_are() {
+        for dtype in [DType::BF16, DType::F16] {
+            let whole = random(&Device::cpu(1), &[2, 6, 3], 1).cast(dtype);
+            let all = ranks(3, |ranks| {
+                let own = whole.narrow(1, ranks.rank() * 2, 2).contiguous();
+                let gathered = ranks.moved(Move::Gather, &own);
+                let summed = ranks.moved(Move::Sum, &Tensor::full(whole.device(), [2], 0.25, dtype));
+                assert!(ranks.take_failure().is_none());
+                (gathered, summed)
+            });
+            for (gathered, summed) in all {
+                assert_eq!((gathered.dtype(), summed.dtype()), (dtype, dtype));
+                let wide = |x: &Tensor| x.cast(DType::F32).to_vec::<f32>();
+                assert_eq!((wide(&gathered), wide(&summed)), (wide(&whole), vec![0.75; 2]));
+            }
+        }
     }
 
     /// A linear map A over all ranks and its way back A': y A x = x A' y, summed over ranks.

@@ -15,8 +15,8 @@ use phalanx_comm::{Group, Rank};
 use phalanx_data::{Batch, Batches, Loader, Order, Target};
 use phalanx_nn::{Average, Ctx, Module, Moment, Parameters};
 use phalanx_parallel::{
-    Compress, Ddp, DdpConfig, Fsdp, LocalConfig, LogicalShards, LogicalShardsConfig, ModelParallel,
-    ModelParallelConfig, Pass, Sharded, SingleDevice, Strategy, Sync,
+    Compress, Ddp, DdpConfig, Fsdp, LogicalShards, LogicalShardsConfig, ModelParallel, ModelParallelConfig,
+    Pass, Sharded, SingleDevice, Strategy, Sync,
 };
 use phalanx_tensor::autocast;
 use std::sync::Arc;
@@ -242,7 +242,7 @@ impl<'a> Run<'a> {
         let since = Instant::now();
         self.strategy.finish(self.parameters)?;
         let comm = since.elapsed();
-        let found = self.unscale(progress);
+        let found = self.unscale(progress)?;
         let norm = match found {
             Found::Numbers => self.strategy.clip(&self.trainer.clip, self.parameters)?,
             Found::Overflow => None,
@@ -278,11 +278,10 @@ impl<'a> Run<'a> {
     }
 
     /// Takes the loss scale out of the gradients, which are whole; says whether it was too large.
-    fn unscale(&self, progress: &Progress) -> Found {
-        let Some(scale) = self.loss_scale(progress) else { return Found::Numbers };
-        let grads = self.parameters.grads().arena();
-        grads.scale((1.0 / scale.factor) as f32);
-        if grads.is_finite() { Found::Numbers } else { Found::Overflow }
+    fn unscale(&mut self, progress: &Progress) -> Result<Found, Error> {
+        let Some(scale) = self.loss_scale(progress) else { return Ok(Found::Numbers) };
+        let is_finite = self.strategy.unscale(self.parameters, scale.factor)?;
+        Ok(if is_finite { Found::Numbers } else { Found::Overflow })
     }
 
     /// Fails if the numbers of a step are none any more, while the weights still are what they were before it.
@@ -362,23 +361,15 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Refuses what isn't made for products of 16 bits, or for a scaled loss.
+/// Refuses what isn't made for a scaled loss.
 fn check_precision(trainer: &Trainer) -> Result<(), Error> {
     let (precision, compress) = (trainer.precision, &trainer.ddp.compress);
-    let beside = [
-        ("a model that lies on several ranks", trainer.mesh.is_some()),
-        ("a model that ranks share out among themselves", trainer.sharded.is_some()),
-        ("passes through a pipeline", matches!(trainer.local, LocalConfig::Pipeline(_))),
-    ];
     // What a rank keeps of gradients that were infinite would spoil all that come after.
-    let beside_scale = [("a compression of gradients that keeps what it left out", compress.keeps())];
-    let is_half = precision.products().is_half();
-    let asked = beside.into_iter().map(|(what, asked)| (what, asked && is_half));
-    let asked_beside_scale = beside_scale.map(|(what, asked)| (what, asked && precision.is_scaled()));
-    match asked.chain(asked_beside_scale).find(|(_, asked)| *asked) {
-        Some((what, _)) => Err(Error::BesidePrecision { precision, what }),
-        None => Ok(()),
+    if precision.is_scaled() && compress.keeps() {
+        let what = "a compression of gradients that keeps what it left out";
+        return Err(Error::BesidePrecision { precision, what });
     }
+    Ok(())
 }
 
 /// Who computes what, as the trainer says.

@@ -52,8 +52,8 @@ pub(super) struct Course<'a> {
     before_step: Arena,
     /// Whether there is such a step, which doesn't count yet.
     in_step: bool,
-    /// The factor on the learning rate of that step, once its gradients are whole.
-    prepared: Option<f64>,
+    /// The factor on the learning rate of that step, once its gradients are whole, and whether they are numbers.
+    prepared: Option<(f64, Found)>,
     /// Where the epoch at hand began for this rank.
     epoch_start: Option<EpochStart>,
     /// When the membership before was left.
@@ -230,11 +230,13 @@ impl<'a> Course<'a> {
         let Some(before) = &mut self.before else { return Ok(beginning) };
         match &beginning {
             Beginning::Newest(newest) if newest.own == Own::StepBefore => {
-                let (factor, device) =
-                    (prepared.expect("who isn't prepared owes no step"), self.worker.device());
-                // What can fail is to bring its result to others, who aren't there any more.
-                let _ = before.step(&mut state.optimizer, self.parameters, device, factor);
-                before.part(self.parameters, None);
+                let (factor, found) = prepared.expect("who isn't prepared owes no step");
+                if found == Found::Numbers {
+                    // What can fail is to bring its result to others, who aren't there any more.
+                    let device = self.worker.device();
+                    let _ = before.step(&mut state.optimizer, self.parameters, device, factor);
+                    before.part(self.parameters, None);
+                }
             }
             // A step that was given up is made again from where it began.
             _ if in_step => before.own_parameters(self.parameters).buffers().copy_from(&self.before_step),
@@ -367,7 +369,7 @@ impl<'a> Course<'a> {
             };
             let made = made?;
             let factor = run.factor(&state.progress);
-            self.prepared = Some(factor);
+            self.prepared = Some((factor, made.found));
             let since = Instant::now();
             let tally = run.exchange(&made)?;
             let comm = made.comm + since.elapsed();

@@ -26,7 +26,8 @@ pub(crate) fn convert(from: &Tensor, out: &Tensor) {
     });
 }
 
-fn convert_elements<T: Element, U: Element>(device: &Device, from: &[T], out: &mut [U]) {
+/// The same for slices, of which `from` is at least as long.
+pub(crate) fn convert_elements<T: Element, U: Element>(device: &Device, from: &[T], out: &mut [U]) {
     let share = share(device, out.len());
     device.for_chunks(out, share, |i, out| {
         out.iter_mut().zip(&from[i * share..]).for_each(|(to, &from)| *to = U::from_f64(from.to_f64()));
