@@ -126,10 +126,9 @@ fn a_killed_run_in_float16_goes_on_with_its_losses_and_its_scale() {
         let resumed = events(&killed).iter().filter(|event| event["event"] == "resume").count();
         assert!(resumed >= 1, "{more:?}: went on from no checkpoint");
         let of = |step: &[String; 4]| step[2].parse::<f64>().unwrap();
-        let changes = |grows: bool| {
-            told.windows(2).any(|pair| of(&pair[0]) != of(&pair[1]) && grows == (of(&pair[0]) < of(&pair[1])))
-        };
-        assert_eq!((changes(true), changes(false)), (doubled, doubled), "{more:?}");
+        let shrinks = told.windows(2).any(|pair| of(&pair[0]) > of(&pair[1]));
+        let grows = told.windows(2).any(|pair| of(&pair[0]) < of(&pair[1]));
+        assert!(shrinks && grows == doubled, "{more:?}: {told:?}");
     }
 }
 
