@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::group::Group;
 use crate::queue::Elsewhere;
 use phalanx_cuda::nccl::{Exchange, Exchanged, Lent, Nccl, Reduction, UniqueId};
-use phalanx_cuda::{Gpu, Library};
+use phalanx_cuda::{Event, Gpu, Library, Timing};
 use phalanx_wire::{Deadline, Rank};
 use std::fmt;
 use std::sync::Arc;
@@ -22,6 +22,8 @@ use std::time::{Duration, Instant};
 pub struct GpuGroup {
     group: Group,
     exchange: Arc<Exchange>,
+    /// What [`GpuGroup::watch`] waits for.
+    watched: Event,
 }
 
 /// Why NCCL can't be used among the ranks of a group: the same on all of them.
@@ -99,7 +101,19 @@ impl GpuGroup {
         let mut joining = Watched { what: "joining NCCL's ranks", look, failed: None, left: None };
         let waited = group.wait_elsewhere(Deadline::after(group.timeout()), &mut joining);
         waited.inspect_err(|_| end(&exchange))?;
-        Ok(Ok(GpuGroup { group: group.clone(), exchange }))
+        let watched = gpu.event(Timing::No).map_err(|error| failed("a new event", error))?;
+        Ok(Ok(GpuGroup { group: group.clone(), exchange, watched }))
+    }
+
+    /// Waits until the GPU is done with all that its compute stream has by now, which may have operations of these ranks in it, as a
+    /// graph that was recorded has: fails as [`GpuWork::wait`] does, and ends the group and the operations then. `what` is told.
+    pub fn watch(&self, what: &str, deadline: Deadline) -> Result<(), Error> {
+        let failed =
+            |error: phalanx_cuda::Error| Error::Gpu { operation: what.to_owned(), reason: error.to_string() };
+        self.exchange.gpu().compute().record(&self.watched).map_err(failed)?;
+        let look = || Ok(self.exchange.is_ready()? && self.watched.is_done()?);
+        let mut watched = Watched { what, look, failed: None, left: None };
+        self.group.wait_elsewhere(deadline, &mut watched).inspect_err(|_| end(&self.exchange))
     }
 
     /// The numbers become the reduction of all ranks' numbers. Panics for a reduction that NCCL doesn't have: those of bits.
@@ -181,6 +195,13 @@ impl GpuGroup {
 }
 
 impl<L: Lent> GpuWork<L> {
+    /// Has the compute stream wait for the operation, and not this thread, and gives the numbers back: for one that is recorded, which
+    /// nobody carries out now. Those that its graph carries out later are for [`GpuGroup::watch`].
+    pub fn join(self) -> Result<L, Error> {
+        let GpuWork { exchanged, operation, .. } = self;
+        exchanged.finish().map_err(|error| Error::Gpu { operation, reason: error.to_string() })
+    }
+
     /// Waits until the operation is done, and gives the numbers back. A rank that is lost meanwhile, a failure of NCCL's, and a
     /// deadline that passes end the group, and what the GPU still has of the operation.
     pub fn wait(self, deadline: Deadline) -> Result<L, Error> {

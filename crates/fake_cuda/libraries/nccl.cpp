@@ -49,7 +49,7 @@ struct Task {
     int type, op, root; // The peer, for messages.
     double factor;      // What a rank's numbers are multiplied by.
     void *stream;
-    long number; // Among the collectives of a communicator, or among the messages of a pair of ranks.
+    long number; // Among the collectives that a communicator has come to, or among the messages of a pair of ranks.
 };
 
 struct Arrival {
@@ -365,13 +365,15 @@ void tell_of(Clique &clique, const Comm &comm, const Task &task) {
     if (task.kind != RECEIVE) write_file(file_of(clique, task, comm.rank, comm.rank, task.root), said(task, size_t(clique.n_ranks)));
 }
 
-// What a stream does: arrives everywhere, then isn't done before all others have come.
-bool perform(const std::shared_ptr<Comm> &comm, const std::vector<Task> &tasks, std::vector<std::shared_ptr<Meeting>> &meetings) {
+// What a stream does: arrives everywhere, then isn't done before all others have come. Collectives are counted as they come up, so that those
+// of a graph count anew with each launch, and may meet ones that another rank has given its stream one by one.
+bool perform(const std::shared_ptr<Comm> &comm, std::vector<Task> &tasks, std::vector<std::shared_ptr<Meeting>> &meetings) {
     Clique &clique = *comm->clique;
     std::lock_guard<std::mutex> guard(clique.lock);
     if (meetings.empty()) {
         meetings.resize(tasks.size());
         for (size_t i = 0; i < tasks.size() && !comm->aborted; i++) {
+            if (tasks[i].kind != SEND && tasks[i].kind != RECEIVE) tasks[i].number = comm->collectives++;
             if (!clique.is_of_processes) {
                 arrive(clique, comm, tasks[i], meetings[i]);
                 continue;
@@ -420,7 +422,8 @@ int launch() {
             comm->outstanding++;
         }
         const auto meetings = std::make_shared<std::vector<std::shared_ptr<Meeting>>>();
-        auto work = [comm = comm, list = list, meetings] { return perform(comm, list, *meetings); };
+        const auto own = std::make_shared<std::vector<Task>>(list);
+        auto work = [comm = comm, own, meetings] { return perform(comm, *own, *meetings); };
         if (!fake::enqueue(stream, work)) return refuse(CUDA_ERROR, "the stream takes no work");
     }
     return OK;
@@ -451,7 +454,6 @@ int issue(Comm *raw, Task task) {
         }
         if (task.kind == SEND) task.number = comm->messages[{comm->rank, task.root}]++;
         else if (task.kind == RECEIVE) task.number = comm->messages[{task.root, comm->rank + comm->clique->n_ranks}]++;
-        else task.number = comm->collectives++;
     }
     group.tasks.emplace_back(comm, task);
     return group.depth ? int(OK) : launch();

@@ -14,6 +14,7 @@ use crate::buckets::buckets;
 use crate::error::Error;
 use crate::hook::{AllReduce, Bf16, Bucket, Fp16, Hook, Kept, Pending, PowerSgd, PowerSgdConfig};
 use crate::local::{Local, Pass, weighted};
+use crate::replay::{Beside, Replays};
 use crate::single::{Nobody, begin};
 use crate::strategy::{Place, Strategy, Sync, in_one_go};
 use phalanx_comm::{Deadline, GpuGroup, GpuWork, Group, Rank, ReduceOp, Unfit};
@@ -111,6 +112,9 @@ pub struct Ddp {
     hook: Box<dyn Hook>,
     /// Whether the hook is to see the gradients, and not only to have them summed.
     is_hooked: bool,
+    /// Passes that are recorded once and replayed, their sums among them, if they are to be. Before the ranks' GPUs, since a graph goes
+    /// before the communicator that it has operations of.
+    replays: Option<Replays>,
     /// The ranks' GPUs, where gradients go from one to another. None before `prepare`.
     gpus: Option<GpuGroup>,
     /// None before `prepare`.
@@ -159,6 +163,13 @@ struct Started {
 }
 
 impl Started {
+    /// The last backward pass of the step begins.
+    fn expect(&mut self, buckets: &[Range<usize>]) {
+        self.lacking.clear();
+        self.lacking.extend(buckets.iter().map(Range::len));
+        self.next = 0;
+    }
+
     /// The step is over.
     fn forget(&mut self) {
         self.coming.clear();
@@ -191,6 +202,7 @@ impl Ddp {
             config,
             hook,
             is_hooked,
+            replays: None,
             gpus: None,
             buckets: None,
             adding: false,
@@ -209,6 +221,27 @@ impl Ddp {
     /// ([`DdpConfig::sync_batch_norm`]).
     pub fn with_local(self, local: impl Local + 'static) -> Ddp {
         Ddp { local: Some(Box::new(local)), ..self }
+    }
+
+    /// The same with passes in one go that GPUs record once and replay, where NCCL sums their gradients: steps of one pass over as many
+    /// samples as the one before. What can't be recorded is made as ever, and a warning says why.
+    pub fn with_replays(self) -> Ddp {
+        Ddp { replays: Some(Replays::default()), ..self }
+    }
+
+    /// Makes the only pass of a step as a recorded one, or one that may come to be, where that can be.
+    fn replayed(&mut self, pass: &Pass<'_>) -> Option<Result<f64, Error>> {
+        let is_plain = self.local.is_none() && self.shared.is_none() && !self.is_hooked;
+        if !is_plain || self.adding || pass.sync == Sync::Later || pass.samples() == 0 {
+            return None;
+        }
+        self.check_finished();
+        let Ddp { step, buckets, group, gpus, replays, hook, adding, .. } = self;
+        let (gpus, replays, parameters) = (gpus.as_ref()?, replays.as_mut()?, pass.parameters);
+        begin(adding, parameters);
+        let buckets = prepared(buckets);
+        let mut summed = Summed { step, buckets, group, gpus, hook: hook.as_mut(), parameters };
+        Some(replays.pass(pass, &mut summed))
     }
 
     #[track_caller]
@@ -234,9 +267,7 @@ impl Ddp {
         match sync {
             Sync::Later => pass(&mut Nobody),
             Sync::Now => {
-                step.lacking.clear();
-                step.lacking.extend(buckets.iter().map(Range::len));
-                step.next = 0;
+                step.expect(buckets);
                 let sums = Sums { group, gpus: gpus.as_ref(), hook: hook.as_mut() };
                 pass(&mut Counter { step, buckets, sums, parameters })
             }
@@ -405,6 +436,50 @@ impl GradSink for Counter<'_> {
     }
 }
 
+/// What GPUs sum among themselves while a pass goes on, which may be a recorded one.
+struct Summed<'a> {
+    step: &'a mut Started,
+    buckets: &'a [Range<usize>],
+    group: &'a Group,
+    gpus: &'a GpuGroup,
+    hook: &'a mut dyn Hook,
+    parameters: &'a Parameters,
+}
+
+impl Beside for Summed<'_> {
+    fn sink(&mut self) -> Box<dyn GradSink + '_> {
+        let Summed { step, buckets, group, gpus, hook, parameters } = self;
+        step.expect(buckets);
+        let sums = Sums { group, gpus: Some(*gpus), hook: &mut **hook };
+        Box::new(Counter { step, buckets, sums, parameters })
+    }
+
+    fn done(&mut self) -> Result<bool, Error> {
+        while let Some(work) = self.step.exchanged.pop_front() {
+            work.wait(Deadline::after(self.group.timeout()))?;
+        }
+        Ok(self.step.next == self.buckets.len())
+    }
+
+    fn join(&mut self) -> Result<(), Error> {
+        if let Some(error) = self.step.failure.take() {
+            return Err(error.into());
+        }
+        while let Some(work) = self.step.exchanged.pop_front() {
+            work.join()?;
+        }
+        Ok(())
+    }
+
+    fn replayed(&mut self) -> Result<(), Error> {
+        self.gpus.watch("a pass with its all-reduces", Deadline::after(self.group.timeout()))?;
+        // As if they had been started one by one, and waited for.
+        self.step.expect(self.buckets);
+        self.step.next = self.buckets.len();
+        Ok(())
+    }
+}
+
 impl Strategy for Ddp {
     fn place(&self) -> Place {
         Place { rank: self.group.rank().index(), world_size: self.group.world_size() }
@@ -433,6 +508,9 @@ impl Strategy for Ddp {
     }
 
     fn pass(&mut self, pass: &Pass<'_>) -> Result<f64, Error> {
+        if let Some(made) = self.replayed(pass) {
+            return made;
+        }
         let Some(mut local) = self.local.take() else { return in_one_go(self, pass) };
         if pass.samples() == 0 {
             begin(&mut self.adding, pass.parameters);

@@ -64,7 +64,7 @@ impl Strategy for SingleDevice {
         match (&mut self.local, &mut self.replays) {
             (None, Some(replays)) if is_first && pass.samples() > 0 => {
                 begin(&mut self.adding, pass.parameters);
-                replays.pass(pass)
+                replays.pass(pass, &mut Nobody)
             }
             (None, _) => in_one_go(self, pass),
             (Some(local), _) => {

@@ -161,7 +161,11 @@ API int cuCtxSynchronize() {
             if (fake.gpus + capture->origin->device == gpu) is_captured = capture->is_invalid = true;
         }
         if (is_captured) return (int)STREAM_CAPTURE_UNSUPPORTED;
-        until([] { return false; });
+        // Streams of other GPUs may wait for what only this thread will give one of these.
+        until([&] {
+            const auto &all = fake.streams.order();
+            return std::all_of(all.begin(), all.end(), [&](const Stream *stream) { return fake.gpus + stream->device != gpu || stream->queue.empty(); });
+        });
         return met_or(*gpu, SUCCESS);
     });
 }

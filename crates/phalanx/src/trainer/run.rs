@@ -425,6 +425,8 @@ fn strategy(
         }
     }
     let local = trainer.local.make()?;
+    // What is added up in several passes isn't replayed, so nothing is kept for it.
+    let replays = trainer.graphs && trainer.accumulate == 1;
     Ok(match (trainer.logical_shards, group.world_size()) {
         (Some(shards), _) => {
             if let Some((what, _)) = beside_shards.into_iter().find(|(_, asked)| *asked) {
@@ -435,12 +437,11 @@ fn strategy(
         }
         (None, 1) => {
             let alone = local.map_or_else(SingleDevice::new, SingleDevice::with_local);
-            // What is added up in several passes isn't replayed, so nothing is kept for it.
-            let replays = trainer.graphs && trainer.accumulate == 1;
             Box::new(if replays { alone.with_replays() } else { alone })
         }
         (None, _) => {
             let ddp = Ddp::with(group.clone(), trainer.ddp.clone());
+            let ddp = if replays { ddp.with_replays() } else { ddp };
             Box::new(match local {
                 Some(local) => ddp.with_local(local),
                 None => ddp,

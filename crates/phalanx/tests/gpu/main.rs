@@ -297,6 +297,40 @@ fn replayed_passes_have_the_bits_of_passes_that_are_made() {
     assert_eq!((fake.damage(), fake.count(Count::Graphs), fake.count(Count::Pieces)), (Vec::new(), 0, 0));
 }
 
+/// Each rank's graph has its all-reduces, which begin in the midst of the backward pass, on a stream of their own.
+#[test]
+fn ranks_replay_passes_with_the_sums_of_their_gradients_in_them() {
+    const STEPS: i64 = 7;
+    let Some(fake) = fake() else { return };
+    fake.gpus(3);
+    // Several buckets a step.
+    let ddp = DdpConfig { bucket_bytes: 4096, first_bucket_bytes: 0, ..DdpConfig::default() };
+    let ddp = DdpConfig { between_gpus: BetweenGpus::Nccl, ..ddp };
+    for (ranks, seed) in [(2, 3), (2, 4), (3, 5)] {
+        // Which of the streams goes on where several may.
+        fake.seed(seed);
+        let trainer = Trainer { batch_size: 4, steps: Some(STEPS as u64), ddp: ddp.clone(), ..trainer() };
+        let calls = || [fake.nccl().calls("ncclAllReduce"), fake.calls("cuGraphLaunch") as i64];
+        let counted = |graphs: bool| {
+            let before = calls();
+            let trainer = Trainer { graphs, ..trainer.clone() };
+            let (told, left) = run(&trainer, ranks, &|rank| gpu_of(&fake, rank));
+            let after = calls();
+            (told.losses, left, [0, 1].map(|i| after[i] - before[i]))
+        };
+        let (losses, left, [sums, _]) = counted(false);
+        let (replayed_losses, replayed_left, [recorded_sums, launches]) = counted(true);
+        assert_eq!(losses, replayed_losses, "{ranks} ranks");
+        assert!(left == replayed_left, "{ranks} ranks: not the same bits");
+        // The first step is made, the second is made and recorded.
+        assert_eq!(launches, (STEPS - 2) * ranks as i64);
+        assert_eq!(recorded_sums * STEPS, sums * 3, "{ranks} ranks");
+        assert!(sums >= ranks as i64 * STEPS * 3, "{sums} all-reduces of {ranks} ranks");
+    }
+    assert_eq!((fake.damage(), fake.count(Count::Graphs)), (Vec::new(), 0));
+    assert_eq!(fake.nccl().live(), 0, "communicators that nobody ended");
+}
+
 #[test]
 fn a_smaller_batch_between_replays_is_made_as_ever() {
     let Some(fake) = fake() else { return };
