@@ -165,6 +165,60 @@ fn wide() -> Sequential {
     (0..6).fold(Sequential::new(), |net, _| net.then(Linear::new(128, 128)).then(Relu))
 }
 
+/// The norms of steps of two passes with clipped gradients, the second one of `second` samples.
+fn norms(strategy: &mut dyn Strategy, net: &Sequential, parameters: &Parameters, second: usize) -> Vec<f64> {
+    let (device, place) = (parameters.values().device().clone(), strategy.place());
+    strategy.prepare(parameters).unwrap();
+    let mut optimizer = Optimizer::new(Adam { lr: 0.02, ..Adam::default() }).unwrap();
+    let clip = Clip { norm: Some(0.1), value: None };
+    let step = |step: u64| {
+        for (pass, sync) in [(0, Sync::Later), (1, Sync::Now)] {
+            let count = if pass == 0 { 12 } else { second };
+            let own = (0..count).skip(place.rank).step_by(place.world_size);
+            let word = |i: usize| Philox::new(step, pass).word(i as u64) as f32 / u32::MAX as f32;
+            let values: Vec<f32> =
+                own.clone().flat_map(|sample| (0..130).map(move |i| word(130 * sample + i))).collect();
+            let n = own.len();
+            let input = Tensor::from_slice(&device, &values, [n, 130]);
+            let weight = n as f64 / (12 + second) as f64;
+            let target = Tensor::ones(&device, [n, 130], DType::F32);
+            let ctx = Ctx::train(0, step, (0..n as u64).collect());
+            let pass = Pass { model: net, parameters, loss: Loss::Mse, input, target, ctx, weight, sync };
+            strategy.pass(&pass).unwrap();
+        }
+        strategy.finish(parameters).unwrap();
+        let norm = strategy.clip(&clip, parameters).unwrap();
+        strategy.step(&mut optimizer, parameters, &device, 1.0).unwrap();
+        norm.expect("it was asked for")
+    };
+    (0..5).map(step).collect()
+}
+
+/// Units use the same pages in turn, which hold whatever the one before left there.
+#[test]
+fn what_units_leave_in_pages_that_others_use_counts_for_nothing() {
+    // Of 130 numbers each layer's bias is followed by some that belong to nobody.
+    let net = || (0..6).fold(Sequential::new(), |net, _| net.then(Linear::new(130, 130)).then(Relu));
+    for n in 2..4 {
+        let (device, mut model) = (Device::cpu(1), net());
+        let whole = Parameters::build(&mut model, &device, 7);
+        // The last rank has no sample of the second pass.
+        let want = norms(&mut SingleDevice::new(), &model, &whole, n - 1);
+        for stage in ALL {
+            for got in ranks(n, |group| {
+                let mut model = net();
+                let parameters = Parameters::build(&mut model, &Device::cpu(1), 7);
+                let config = FsdpConfig { sharded: stage, unit_bytes: 0 };
+                let mut fsdp = Fsdp::new(group, &model, &parameters, config).unwrap();
+                norms(&mut fsdp, &model, &parameters, n - 1)
+            }) {
+                let close = got.iter().zip(&want).all(|(got, want)| (got - want).abs() < 1e-5);
+                assert!(close, "{n} ranks, {stage:?}: {got:?}, not {want:?}");
+            }
+        }
+    }
+}
+
 /// Of each of 6 units, up to two pages that are shared with the next part.
 const SHARED_PAGES: usize = 6 * 2 * 4096;
 
