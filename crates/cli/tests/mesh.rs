@@ -168,8 +168,8 @@ fn what_no_mesh_can_be_is_refused_before_anything_starts_with_the_nearest_that_c
         "train.ema must be left out where replicas lie on several workers",
     );
     refused(
-        "--strategy fsdp --set parallel.pipeline=2",
-        "parallel.pipeline has no meaning for strategy fsdp",
+        "--strategy place --set parallel.pipeline=2 --set model.tied=false",
+        "parallel.pipeline has no meaning for strategy place",
     );
     refused(
         "--set parallel.recompute_blocks=0,2",
