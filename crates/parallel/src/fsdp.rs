@@ -195,7 +195,7 @@ impl Fsdp {
         (0..self.units.len() - self.started).rev().try_for_each(|unit| self.start_sum(unit, parameters))
     }
 
-    /// Has a unit's gradients lie in memory that is there, if they are to come.
+    /// Has a unit's gradients lie in memory that is there, if they are to come: before the first of them does.
     fn make_room_for_gradients(&mut self, unit: usize, parameters: &Parameters) {
         if !std::mem::take(&mut self.parted[unit]) {
             return;
@@ -397,6 +397,7 @@ impl Strategy for Fsdp {
             "Fsdp::backward: a rank has only a part of the parameters at a time; call pass"
         );
         begin(&mut self.adding, parameters);
+        (0..self.units.len()).for_each(|unit| self.make_room_for_gradients(unit, parameters));
         if let Some(loss) = loss {
             crate::local::weighted(loss, weight, &mut Nobody);
         }

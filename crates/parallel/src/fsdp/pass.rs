@@ -119,6 +119,10 @@ impl Fsdp {
         let mut grad = live.last().map(|Live { output, .. }| {
             Tensor::full(output.device(), *output.shape(), pass.weight, output.dtype())
         });
+        // What a later unit shares gets a gradient before its own unit is reached.
+        for unit in (0..self.units.len()).filter(|&unit| self.units[unit].stays).collect::<Vec<_>>() {
+            self.make_room_for_gradients(unit, pass.parameters);
+        }
         for unit in (0..self.units.len()).rev() {
             self.store.wait_for(&self.units, unit, &self.shard)?;
             if unit > 0 {
