@@ -3,7 +3,8 @@
 //! A worker makes progress as long as its pulse changes: it enters a section, or a wait for other ranks ends. One that waits for
 //! others is never to blame, since where one hangs, the others wait for it; so is one that does what nobody judges. One that
 //! does neither, and shows no change for longer than the limit of its section, hangs. One that is stopped doesn't wait, since
-//! nothing that it waits for could wake it: the ranks that it would wait for may be lost, and others wait for it alone. In its
+//! nothing that it waits for could wake it: the ranks that it would wait for may be lost, and others wait for it alone. Nor does
+//! it do what it likes, then. In its
 //! start it isn't given longer than ranks that have met give each other, which only then see by themselves who is stopped.
 
 mod limits;
@@ -95,16 +96,21 @@ impl Standing {
     }
 
     fn still(&self, now: Instant) -> Duration {
-        // While it waited nothing was its fault, and before it was stopped it started.
-        let stopped = self.stopped.filter(|_| self.look.is_waiting || self.look.section == Section::Start);
+        // While it waited nothing was its fault, and before it was stopped it started or did what it likes.
+        let is_free_or_starts = matches!(self.look.section, Section::Free | Section::Start);
+        let stopped = self.stopped.filter(|_| self.look.is_waiting || is_free_or_starts);
         now.saturating_duration_since(stopped.map_or(self.since, |stopped| stopped.max(self.since)))
     }
 
     fn limit(&self, limits: &HangLimits) -> Option<Duration> {
-        let kind = Kind::of(self.look.section)?;
-        // One that is stopped does nothing that could take as long as that.
         let is_stopped = self.stopped.is_some();
-        let kind = if self.look.is_waiting && is_stopped && kind != Kind::Start { Kind::Step } else { kind };
+        let kind = match Kind::of(self.look.section) {
+            // One that is stopped does nothing that could take as long as that.
+            Some(kind) if self.look.is_waiting && is_stopped && kind != Kind::Start => Kind::Step,
+            // Nor what it likes, if it ever says what it does.
+            None if is_stopped && self.look.entered > 0 => Kind::Step,
+            kind => kind?,
+        };
         match *limits.of(kind) {
             Limit::Off => None,
             Limit::Fixed(limit) if is_stopped && kind == Kind::Start => Some(limit.min(STOPPED)),

@@ -105,6 +105,23 @@ fn who_is_stopped_in_its_start_is_not_waited_for() {
 }
 
 #[test]
+fn who_is_stopped_does_not_do_what_it_likes() {
+    let (start, limits) = (Instant::now(), "step=3".parse().unwrap());
+    let judged = |free: Look, is_stopped: bool| {
+        let mut standing = Standing::new(free, start);
+        standing.see_stopped(is_stopped, start + SECOND * 2);
+        [5, 6].map(|second| judge(start + SECOND * second, &[(Rank(0), &standing)], &limits))
+    };
+    let [fine, hangs] = judged(look(Section::Free, 1), true);
+    assert_eq!(fine, Verdict::Fine);
+    let Verdict::Hangs(hang) = hangs else { panic!("it hangs") };
+    assert_eq!(hang.why(), "no progress in what it likes for 4.0 s, limit 3 s");
+    assert_eq!(judged(look(Section::Free, 1), false)[1], Verdict::Fine);
+    // A program that isn't ours says nothing.
+    assert_eq!(judged(look(Section::Free, 0), true)[1], Verdict::Fine);
+}
+
+#[test]
 fn who_has_waited_has_its_time_from_then_on() {
     let step = Section::Step(3);
     let after = Look { waits: 1, ..look(step, 1) };
