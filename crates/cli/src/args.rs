@@ -257,13 +257,14 @@ pub(crate) struct ChaosArgs {
     /// Workers, of each node where there are several [default: 3, or 1 of each node].
     #[arg(long)]
     pub(crate) workers: Option<usize>,
-    /// Samples of a step and worker.
+    /// Samples of a step and worker, or logical shard.
     #[arg(long, default_value_t = 8)]
     pub(crate) batch: usize,
     /// Steps of the run [default: 40 a fault].
     #[arg(long)]
     pub(crate) steps: Option<u64>,
-    /// Change the recipe, as in --set parallel.logical_shards=4, with which the weights must be the same bits; may be given often.
+    /// Change the recipe; may be given often. Unless it says something of `parallel`, there are as many logical shards as workers, with
+    /// which the weights must be the same bits.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub(crate) set: Vec<String>,
     /// Print JSON.

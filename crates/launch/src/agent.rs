@@ -16,7 +16,7 @@ use crate::spec::{LaunchError, LaunchSpec, MAX_GRACE};
 use crate::supervise::replace;
 use crate::watch::Happened;
 use crate::worker::Ties;
-use meet::{Met, meet};
+use meet::{Met, Place, meet};
 use phalanx_coord::Coordinator;
 use phalanx_job::{
     AGENT_BEAT, AgentLink, Claim, End, Error, FromAgent, Node, Seat, Standing, Terms, ToAgent, Whereabouts,
@@ -30,7 +30,6 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use succeed::stand_by;
 
 /// How long workers have once the coordinator is gone: others may be told to go on without them soon.
 const ALONE: Duration = Duration::from_millis(1500);
@@ -106,38 +105,33 @@ pub(crate) fn run(crew: Crew<'_>, nodes: &Nodes) -> Result<Outcome, LaunchError>
     let secret = nodes.secret.read(&crew.spec.run_id)?;
     let (secret_file, pass) = (descriptor(&secret)?, pass(crew.spec, &secret)?);
     let terms = terms(crew.spec, nodes);
-    let (link, coordinator) = match meet(&crew, nodes, &terms, &pass)? {
-        Met::At(link, coordinator) => (Arc::new(link), coordinator),
+    let place = match meet(&crew, nodes, &terms, &pass)? {
+        Met::At(place) => place,
         Met::Asked(signal) => return Ok(told::outcome(crew, 128 + signal, EndReason::Asked)),
     };
-    // Where nodes share a file system, they share the folder as well.
-    let claim = coordinator.as_ref().map(|_| crew.logs.claim_logs()).transpose()?;
-    let standby = match coordinator {
-        Some(_) => None,
-        None => Some(stand_by(&link, &pass).map_err(LaunchError::system("a port to lead the run from"))?),
-    };
-    let (kept, port) = reserve_port(crew.spec, &link)?;
+    let (kept, port) = reserve_port(crew.spec, &place.link)?;
     let node = Node {
         host: host_name(),
         address: match &nodes.address {
             Some(address) => address.clone(),
-            None => link.local_ip()?.to_string(),
+            None => place.link.local_ip()?.to_string(),
         },
         port,
-        standby: standby.as_ref().map_or(link.coordinator(), Coordinator::address),
-        leads: coordinator.is_some(),
+        standby: place.standby(),
+        leads: place.coordinator.is_some(),
         workers: crew.spec.workers as u32,
         role: crew.spec.role.clone(),
         node_rank: nodes.node_rank,
         terms: terms.clone(),
         clock_ms: (!nodes.unchecked).then(clock_ms),
     };
+    let Place { link, coordinator, standby, claim } = place;
     let (whereabouts, whereabouts_fd) = whereabouts(link.coordinator())?;
     let mut agent = Agent {
         crew,
         nodes,
         terms,
-        link,
+        link: Arc::new(link),
         pass,
         coordinator,
         standby,
@@ -240,8 +234,10 @@ impl Agent<'_> {
                 News::Fleet(ToAgent::Told { words }) => self.crew.tell(Report::Told { words }),
                 News::Fleet(ToAgent::Standing(standing)) => self.heed_standing(*standing),
                 News::Fleet(ToAgent::Elsewhere { address }) => {
-                    if let Err(error) = self.go_elsewhere(address) {
-                        return Ok(Next::Over(Over::Alone(error)));
+                    if let Err(error) = self.go_elsewhere(address)
+                        && let Some(over) = self.begin_again(error)?
+                    {
+                        return Ok(Next::Over(over));
                     }
                 }
                 News::Fleet(ToAgent::Farewell) => {
@@ -250,13 +246,17 @@ impl Agent<'_> {
                     }
                 }
                 News::Alone(from, error) if from == self.link.coordinator() => {
-                    if let Err(error) = self.search(error) {
-                        return Ok(Next::Over(Over::Alone(error)));
+                    if let Err(error) = self.search(error)
+                        && let Some(over) = self.begin_again(error)?
+                    {
+                        return Ok(Next::Over(over));
                     }
                 }
                 News::Found(found) => {
-                    if let Err(error) = found.and_then(|found| self.follow(*found)) {
-                        return Ok(Next::Over(Over::Alone(error)));
+                    if let Err(error) = found.and_then(|found| self.follow(*found))
+                        && let Some(over) = self.begin_again(error)?
+                    {
+                        return Ok(Next::Over(over));
                     }
                 }
                 News::Signal(signal) if self.asked.is_some() => return Ok(Next::Over(Over::Left(signal))),

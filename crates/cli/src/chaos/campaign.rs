@@ -9,13 +9,16 @@ use anyhow::{Context, Result, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use phalanx::Event;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long a paused worker stands still: less than what makes a silent one lost.
 const PAUSE: Duration = Duration::from_millis(300);
 
-/// So many steps at most are made by a run that was ended.
+/// So many steps at most are made once a worker was asked to end that heard of it.
 const HEEDED: u64 = 200;
+
+/// How long nodes that are all asked to end may take, one of which may have to find a coordinator first.
+const ENDS_WITHIN: Duration = Duration::from_secs(30);
 
 /// The faults of a run.
 pub(super) struct Campaign {
@@ -33,7 +36,8 @@ impl Campaign {
     /// Starts the run, or goes on with it, until it ends; gives whether it is over.
     pub(super) fn run(&mut self, setup: &Setup, resumes: bool) -> Result<bool> {
         let mut site = Site::start(setup, resumes)?;
-        let (mut is_over, mut ended_at) = (false, None);
+        let mut is_over = false;
+        let mut ended: Option<Ended> = None;
         while let Some(event) = site.next()? {
             match event {
                 Event::Done { .. } => {
@@ -41,25 +45,26 @@ impl Campaign {
                     site.close();
                 }
                 Event::Step { step, .. } if !is_over => {
-                    if ended_at.is_some_and(|at| step > at + HEEDED) {
+                    if let Some(end) = ended.take_if(|end| !end.is_heeded(step)) {
+                        let name = end.act.name();
+                        ensure!(end.is_by_one(), "{name}, and {ENDS_WITHIN:.0?} later steps are made");
                         // Who was asked didn't train yet, and ended alone.
-                        ended_at = None;
                         site.reopen()?;
                     }
-                    while let Some(act) = self.due(step).filter(|_| ended_at.is_none()) {
+                    while let Some(act) = self.due(step).filter(|_| ended.is_none()) {
                         self.done += 1;
                         self.put(&mut site, setup, step, act)?;
-                        ended_at = act.ends().then_some(step);
+                        ended = act.ends().then(|| Ended { act, step, at: Instant::now() });
                     }
                 }
                 _ => {}
             }
         }
         for (node, status, said) in site.ends() {
-            let is_well = ended_at.is_some() || status.success();
+            let is_well = ended.is_some() || status.success();
             ensure!(is_well, "node {node} ended with {status} though nobody ended it:\n{said}");
         }
-        ensure!(is_over || ended_at.is_some(), "the run has ended though nobody ended it");
+        ensure!(is_over || ended.is_some(), "the run has ended though nobody ended it");
         if is_over {
             // An end that was asked for late came after the last step.
             self.skipped.extend(self.faults[self.done..].iter().map(|fault| fault.act.name()));
@@ -85,6 +90,25 @@ impl Campaign {
             }
         }
         Ok(())
+    }
+}
+
+/// What ended the run, and when.
+struct Ended {
+    act: Act,
+    step: u64,
+    at: Instant,
+}
+
+impl Ended {
+    /// Whether a single worker was to end all.
+    fn is_by_one(&self) -> bool {
+        matches!(self.act, Act::Ask { .. })
+    }
+
+    /// Whether the run may still make this step.
+    fn is_heeded(&self, step: u64) -> bool {
+        if self.is_by_one() { step <= self.step + HEEDED } else { self.at.elapsed() < ENDS_WITHIN }
     }
 }
 

@@ -24,10 +24,7 @@ fn nodes_come_and_go_and_are_lost_and_the_result_has_the_same_bits() {
     let (code, _, said) = third.end();
     assert_eq!(code, 143, "{said}");
     run.until_members(1);
-    run.until(|event| event["event"] == "done");
-    let (code, _, said) = first.end();
-    assert_eq!(code, 0, "{said}");
-    run.is_whole();
+    let [said] = run.ends_well([first]);
     for words in ["its agent's connection ended; the others go on", "(restart 2 of 3)"] {
         assert!(said.contains(words), "{words} in {said}");
     }
@@ -72,14 +69,11 @@ fn the_coordinators_node_is_lost_and_the_next_leads_the_run_to_the_same_bits() {
     run.until_members(3);
     second.signal("-9");
     run.until_members(2);
-    run.until(|event| event["event"] == "done");
-    let (code, _, said) = fourth.end();
-    assert!(code == 0 && said.contains("the run goes on elsewhere: joining it, at "), "{said}");
+    let [joined, said] = run.ends_well([fourth, third]);
     // It has got the number of the one that was lost.
-    assert!(said.contains("this node leads the run on"), "{said}");
-    let (code, _, said) = third.end();
-    assert_eq!(code, 0, "{said}");
-    run.is_whole();
+    for words in ["the run goes on elsewhere: joining it, at ", "this node leads the run on"] {
+        assert!(joined.contains(words), "{words} in {joined}");
+    }
     for words in ["another node leads the run on", "restart 1 of 3"] {
         assert!(said.contains(words), "{words} in {said}");
     }
@@ -98,12 +92,7 @@ fn the_coordinators_node_is_lost_under_tls_and_the_run_goes_on() {
     run.until_members(1);
     let third = run.node("c");
     run.until_members(2);
-    run.until(|event| event["event"] == "done");
-    for agent in [second, third] {
-        let (code, _, said) = agent.end();
-        assert_eq!(code, 0, "{said}");
-    }
-    run.is_whole();
+    run.ends_well([second, third]);
     run.has_the_bits_of_an_undisturbed_one(&[]);
 }
 
@@ -122,14 +111,9 @@ fn a_coordinator_that_stands_still_finds_the_others_gone_on_without_it() {
     second.says("this node leads the run on");
     first.signal("-CONT");
     run.until_members(2);
-    run.until(|event| event["event"] == "done");
     let (code, _, said) = first.end();
     assert!(code == 1 && said.contains("error: "), "{code}: {said}");
-    for agent in [second, third] {
-        let (code, _, said) = agent.end();
-        assert_eq!(code, 0, "{said}");
-    }
-    run.is_whole();
+    run.ends_well([second, third]);
     run.has_the_bits_of_an_undisturbed_one(&[]);
 }
 
@@ -145,12 +129,7 @@ fn a_node_that_comes_when_the_coordinator_was_just_lost_is_in_the_run_after_all(
     let third = run.hasty_node("c");
     run.until_members(1);
     run.until_members(2);
-    run.until(|event| event["event"] == "done");
-    for agent in [second, third] {
-        let (code, _, said) = agent.end();
-        assert_eq!(code, 0, "{said}");
-    }
-    run.is_whole();
+    run.ends_well([second, third]);
     run.has_the_bits_of_an_undisturbed_one(&[]);
 }
 
@@ -166,9 +145,6 @@ fn the_coordinators_node_leaves_and_the_next_leads_the_run() {
     let (code, _, said) = first.end();
     assert_eq!(code, 143, "{said}");
     run.until_members(1);
-    run.until(|event| event["event"] == "done");
-    let (code, _, said) = second.end();
-    assert_eq!(code, 0, "{said}");
+    let [said] = run.ends_well([second]);
     assert!(said.contains("this node leads the run on") && !said.contains("lost"), "{said}");
-    run.is_whole();
 }

@@ -391,6 +391,23 @@ fn where_a_node_leaves_too_few_these_wait_for_another() {
 }
 
 #[test]
+fn who_waits_where_nodes_meet_outlives_the_one_that_hosts_them() {
+    let site = Site::new(&["--nnodes", "3"]);
+    let a = site.start("a", &[], "exit 0");
+    a.waits_for_others();
+    let b = site.start("b", &[], "echo $WORLD_SIZE");
+    a.says("nodes here: 2 of");
+    a.signal("-9");
+    b.says("closed the connection; meeting the others again");
+    b.waits_for_others();
+    let agents = ["c", "d"].map(|name| site.start(name, &[], "echo $WORLD_SIZE"));
+    for agent in [b].into_iter().chain(agents) {
+        let (code, out, said) = agent.end();
+        assert_eq!((code, out.as_str()), (0, "3\n"), "{said}");
+    }
+}
+
+#[test]
 fn a_signal_to_one_node_of_a_fixed_number_ends_all_with_its_code() {
     for which in [0, 1] {
         let site = Site::new(&["--nnodes", "2", "--max-restarts", "3"]);

@@ -129,6 +129,17 @@ impl Training {
         said.join("\n")
     }
 
+    /// Reads on to the end of the training, which is whole, and after which these nodes end well; gives what they have said.
+    pub(crate) fn ends_well<const N: usize>(&mut self, nodes: [Agent; N]) -> [String; N] {
+        self.until(|event| event["event"] == "done");
+        self.is_whole();
+        nodes.map(|node| {
+            let (code, _, said) = node.end();
+            assert_eq!(code, 0, "{said}");
+            said
+        })
+    }
+
     /// Whether each step was made once, of which every tenth is told, and each sample of an epoch used once.
     pub(crate) fn is_whole(&self) {
         let told: Vec<Value> = self.told.iter().map(|line| serde_json::from_str(line).unwrap()).collect();

@@ -1,12 +1,13 @@
 //! How the agents of a run find each other: whoever can listen at the endpoint hosts the coordinator, the others dial it.
 
+use super::succeed::stand_by;
 use crate::crew::Crew;
 use crate::news::News;
 use crate::nodes::Nodes;
 use crate::report::Report;
 use crate::spec::LaunchError;
 use phalanx_coord::{Coordinator, Fleet};
-use phalanx_job::{AgentLink, Error, Terms, clock_ms};
+use phalanx_job::{AgentLink, Claim, Error, Terms, clock_ms};
 use phalanx_wire::{Deadline, Pass};
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
@@ -19,10 +20,42 @@ const HANGS_UP: Duration = Duration::from_secs(5);
 
 /// What came of it.
 pub(super) enum Met {
-    /// The link, and the coordinator if this agent hosts it.
-    At(AgentLink, Option<Coordinator>),
+    At(Place),
     /// This signal asked for the end before.
     Asked(i32),
+}
+
+/// Where an agent meets the others.
+pub(super) struct Place {
+    pub(super) link: AgentLink,
+    /// The coordinator, if this agent hosts it.
+    pub(super) coordinator: Option<Coordinator>,
+    /// What becomes one later, if it doesn't.
+    pub(super) standby: Option<Coordinator>,
+    /// Nobody else writes to the logs of who leads.
+    pub(super) claim: Option<Claim>,
+}
+
+impl Place {
+    fn of(
+        crew: &Crew<'_>,
+        pass: &Pass,
+        link: AgentLink,
+        coordinator: Option<Coordinator>,
+    ) -> Result<Place, LaunchError> {
+        // Where nodes share a file system, they share the folder as well.
+        let claim = coordinator.as_ref().map(|_| crew.logs.claim_logs()).transpose()?;
+        let standby = match coordinator {
+            Some(_) => None,
+            None => Some(stand_by(&link, pass).map_err(LaunchError::system("a port to lead the run from"))?),
+        };
+        Ok(Place { link, coordinator, standby, claim })
+    }
+
+    /// Where others find this agent, should it have to lead them.
+    pub(super) fn standby(&self) -> SocketAddr {
+        self.standby.as_ref().map_or(self.link.coordinator(), Coordinator::address)
+    }
 }
 
 /// Meets the other agents, or waits for who hosts the coordinator.
@@ -42,12 +75,12 @@ pub(super) fn meet(crew: &Crew<'_>, nodes: &Nodes, terms: &Terms, pass: &Pass) -
                 crew.tell(Report::Told { words });
             }
             let link = AgentLink::dial(place, pass, deadline, nodes.patience.silence)?;
-            return Ok(Met::At(link, Some(coordinator)));
+            return Ok(Met::At(Place::of(crew, pass, link, Some(coordinator))?));
         }
         let mut error = None;
         for address in &addresses {
             match AgentLink::dial(*address, pass, deadline, nodes.patience.silence) {
-                Ok(link) => return Ok(Met::At(link, None)),
+                Ok(link) => return Ok(Met::At(Place::of(crew, pass, link, None)?)),
                 Err(Error::Broken { .. }) if hung_up.is_some_and(|since| since.elapsed() > HANGS_UP) => {
                     return Err(Error::NotOurs { address: *address }.into());
                 }

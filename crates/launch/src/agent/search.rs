@@ -85,7 +85,8 @@ impl Search {
             },
         }
         let mut calls = BTreeMap::new();
-        while Instant::now() < until {
+        let is_led_by_others = self.standing.numbered().into_keys().any(|number| Some(number) != leader);
+        while is_led_by_others && Instant::now() < until {
             if let Some(found) = self.round(leader, &mut ended, &mut calls)? {
                 return Ok(found);
             }

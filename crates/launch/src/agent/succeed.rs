@@ -1,9 +1,11 @@
 //! Going on under another coordinator.
 
-use super::Agent;
+use super::meet::{Met, Place, meet};
 use super::search::{CALL_LIMIT, Found, Search};
+use super::{Agent, Over};
 use crate::news::News;
 use crate::report::Report;
+use crate::spec::LaunchError;
 use phalanx_coord::Coordinator;
 use phalanx_job::{AgentLink, Error, FromAgent, Return, Stage, Standing};
 use phalanx_wire::{Deadline, Pass};
@@ -104,6 +106,33 @@ impl Agent<'_> {
         link.say(&FromAgent::Join(self.node.clone()))?;
         self.link.close();
         self.adopt(link, "the run goes on elsewhere: joining it")
+    }
+
+    /// Meets the others again, if this node never had a part in the run that anybody could miss.
+    pub(super) fn begin_again(&mut self, lost: Error) -> Result<Option<Over>, LaunchError> {
+        if self.place.is_some() {
+            return Ok(Some(Over::Alone(lost)));
+        }
+        if let Some(signal) = self.asked {
+            return Ok(Some(Over::Left(signal)));
+        }
+        self.crew.tell(Report::Told { words: format!("{lost}; meeting the others again") });
+        // Nobody is to be sent to whoever is gone.
+        (self.guide, self.coordinator, self.standing) = (None, None, None);
+        let mut place = match meet(&self.crew, self.nodes, &self.terms, &self.pass)? {
+            Met::At(place) => place,
+            Met::Asked(signal) => return Ok(Some(Over::Left(signal))),
+        };
+        if place.coordinator.is_none() && self.standby.is_some() {
+            // By it others know this agent.
+            place.standby = self.standby.take();
+        }
+        (self.node.standby, self.node.leads) = (place.standby(), place.coordinator.is_some());
+        let Place { link, coordinator, standby, claim } = place;
+        (self.coordinator, self.standby, self.claim) = (coordinator, standby, claim);
+        self.adopt(link, "joining the run")?;
+        self.link.say(&FromAgent::Join(self.node.clone()))?;
+        Ok(None)
     }
 
     /// Is led over this link from now on.
