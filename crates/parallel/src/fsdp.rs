@@ -3,9 +3,9 @@
 //! al., <https://arxiv.org/abs/1910.02054>).
 //!
 //! Nothing moves for it. Values and gradients lie in their arenas under the addresses that they always have; the elements of
-//! a unit, which is a few neighbouring blocks, are cut into an equal part for each rank, and a rank that doesn't need a unit gives
-//! the pages of all parts but its own back to the system. A gather brings the others' parts to their old places, in the
-//! middle of a tensor if need be. The optimizer's state is as long as the rank's parts together.
+//! a unit, which is a few neighbouring blocks, are cut into an equal part for each rank, and a rank that doesn't need a unit leaves
+//! the pages of all parts but its own to the unit that is next, or gives them back to the system. A gather brings the others'
+//! parts to their old places, in the middle of a tensor if need be. The optimizer's state is as long as the rank's parts together.
 //!
 //! With parameters sharded, a pass goes from unit to unit, each with a graph of its own, as a pipeline's stages do: a unit is
 //! gathered, used and given back, forward, and once more backward, where its gradients are then summed, each part on the rank that
