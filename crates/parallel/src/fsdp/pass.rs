@@ -1,10 +1,10 @@
-//! A pass from unit to unit, each with a graph of its own.
+//! A pass from unit to unit, each with a graph of its own, or through all of them at once.
 
 use super::Fsdp;
 use crate::error::Error;
-use crate::local::Pass;
-use crate::single::begin;
-use crate::strategy::Sync;
+use crate::local::{Local, Pass};
+use crate::single::{Nobody, begin};
+use crate::strategy::{Strategy, Sync};
 use phalanx_comm::Group;
 use phalanx_nn::{Ctx, Module};
 use phalanx_tensor::{GradSink, LeafId, Tensor, backward, no_grad};
@@ -41,6 +41,21 @@ impl Fsdp {
         begin(&mut self.adding, pass.parameters);
         let (live, loss) = self.forward_of_pass(pass)?;
         self.backward_by_units(pass, live)?;
+        Ok(loss)
+    }
+
+    /// A pass that `local` makes, with all units here: they come once a step, and go with its last pass.
+    pub(super) fn pass_of_all(&mut self, pass: &Pass<'_>, local: &mut dyn Local) -> Result<f64, Error> {
+        begin(&mut self.adding, pass.parameters);
+        self.gather()?;
+        (0..self.units.len()).for_each(|unit| self.make_room_for_gradients(unit, pass.parameters));
+        let loss = local.pass(pass, &mut Nobody)?;
+        if pass.sync == Sync::Now {
+            if self.is_away_between() {
+                self.send_all_away();
+            }
+            self.sum_rest(pass.parameters)?;
+        }
         Ok(loss)
     }
 
@@ -104,11 +119,16 @@ impl Fsdp {
         let mut grad = live.last().map(|Live { output, .. }| {
             Tensor::full(output.device(), *output.shape(), pass.weight, output.dtype())
         });
+        // What a later unit shares gets a gradient before its own unit is reached.
+        for unit in (0..self.units.len()).filter(|&unit| self.units[unit].stays).collect::<Vec<_>>() {
+            self.make_room_for_gradients(unit, pass.parameters);
+        }
         for unit in (0..self.units.len()).rev() {
             self.store.wait_for(&self.units, unit, &self.shard)?;
             if unit > 0 {
                 self.store.call(&self.units, unit - 1, &self.shard);
             }
+            self.make_room_for_gradients(unit, pass.parameters);
             if let Some(Live { input, output }) = live.pop() {
                 let id = input.as_ref().and_then(Tensor::leaf_id);
                 let mut catching = Catching { input: id, caught: None, group: &self.shard };
