@@ -54,12 +54,14 @@ fn four_workers_learn_what_one_learns_however_the_model_lies_on_them() {
                 "--batch-size 4 --set parallel.tensor=2 --set parallel.sequence=true --strategy fsdp",
                 "--batch-size 2 --strategy fsdp --set parallel.shard=2",
                 "--batch-size 8 --set parallel.tensor=4 --set parallel.recompute=blocks",
+                "--batch-size 4 --set parallel.pipeline=2",
             ][..],
         ),
         (
             "--set model.tied=false",
             &[
                 "--batch-size 4 --set parallel.pipeline=2 --set parallel.cut=2,2",
+                "--batch-size 4 --set parallel.pipeline=2 --strategy fsdp",
                 "--batch-size 8 --set parallel.pipeline=2 --set parallel.tensor=2 --set parallel.micro_batches=2",
             ],
         ),
@@ -154,7 +156,8 @@ fn what_no_mesh_can_be_is_refused_before_anything_starts_with_the_nearest_that_c
         "--set parallel.recompute=blocks --set parallel.recompute_blocks=0,7",
         "parallel.recompute_blocks must be within the 6 blocks of the model gpt, got: [0, 7]",
     );
-    refused("--set parallel.pipeline=2", "model.tied must be false beside parallel.pipeline");
+    let both = "--set parallel.pipeline=2 --strategy fsdp";
+    refused(both, "model.tied must be false beside parallel.pipeline under the strategy fsdp");
     refused("--set parallel.sequence=true", "parallel.sequence must be false without parallel.tensor");
     refused(
         "--set parallel.micro_batches=2",
@@ -165,8 +168,8 @@ fn what_no_mesh_can_be_is_refused_before_anything_starts_with_the_nearest_that_c
         "train.ema must be left out where replicas lie on several workers",
     );
     refused(
-        "--strategy fsdp --set parallel.pipeline=2",
-        "parallel.pipeline has no meaning for strategy fsdp",
+        "--strategy place --set parallel.pipeline=2 --set model.tied=false",
+        "parallel.pipeline has no meaning for strategy place",
     );
     refused(
         "--set parallel.recompute_blocks=0,2",

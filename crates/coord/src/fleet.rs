@@ -274,10 +274,16 @@ impl Fleet {
         if let Phase::Elsewhere(address) = self.phase {
             return todo.push(Order::Elsewhere(vec![id], address));
         }
-        let here: Vec<&Node> = self.members.values().map(|member| &member.node).collect();
         if self.members.contains_key(&id) {
             return todo.push(Order::Refuse(id, "it has joined already".into()));
         }
+        // One whose connection was lost may come anew before that is heard of.
+        let before = self.members.iter().find(|(_, member)| member.node.standby == node.standby);
+        if let Some(before) = before.map(|(before, _)| *before) {
+            todo.push(Order::Drop(before));
+            self.gone(now, before, "its agent came anew".into(), todo);
+        }
+        let here: Vec<&Node> = self.members.values().map(|member| &member.node).collect();
         let clock_ms = self.began.1 + self.since_start(now).as_millis() as u64;
         if let Err(reason) = admit::admit(&self.terms, &here, clock_ms, &node) {
             // Those that wait for it would wait in vain.

@@ -42,7 +42,8 @@ fn join(coordinator: &Coordinator, secret: &Secret, host: &str) -> AgentLink {
         host: host.into(),
         address: link.local_ip().unwrap().to_string(),
         port: 1,
-        standby: ([127, 0, 0, 1], 1).into(),
+        // Each has its own, by its name.
+        standby: ([127, 0, 0, 1], host.as_bytes()[0].into()).into(),
         leads: false,
         workers: 2,
         role: "default".into(),
@@ -205,7 +206,7 @@ fn who_is_no_agent_of_this_run_hears_why() {
         host: "b".into(),
         address: "b".into(),
         port: 1,
-        standby: ([127, 0, 0, 1], 1).into(),
+        standby: ([127, 0, 0, 1], b'b'.into()).into(),
         leads: false,
         workers: 1,
         role: "default".into(),

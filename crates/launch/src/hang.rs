@@ -2,9 +2,10 @@
 //!
 //! A worker makes progress as long as its pulse changes: it enters a section, or a wait for other ranks ends. One that waits for
 //! others is never to blame, since where one hangs, the others wait for it; so is one that does what nobody judges. One that
-//! does neither, and shows no change for longer than the limit of its section, hangs. One that is stopped doesn't wait, since
-//! nothing that it waits for could wake it: the ranks that it would wait for may be lost, and others wait for it alone. In its
-//! start it isn't given longer than ranks that have met give each other, which only then see by themselves who is stopped.
+//! does neither, and shows no change for longer than the limit of its section, hangs. One that is stopped neither waits, since
+//! nothing that it waits for could wake it, nor does what it likes: the ranks that it would wait for may be lost, and others may
+//! wait for it alone. It isn't given longer than ranks that have met give each other, which can't see by themselves who is
+//! stopped before that, or alone.
 
 mod limits;
 
@@ -19,7 +20,7 @@ pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// A launcher that didn't get to look for so long was stopped itself, maybe with all workers, and begins anew.
 const OWN_PAUSE: Duration = Duration::from_secs(5);
 
-/// How long one may be stopped in its start.
+/// How long one may be stopped.
 const STOPPED: Duration = Duration::from_millis(1500);
 
 /// What was seen of a worker.
@@ -95,25 +96,24 @@ impl Standing {
     }
 
     fn still(&self, now: Instant) -> Duration {
-        // While it waited nothing was its fault, and before it was stopped it started.
-        let stopped = self.stopped.filter(|_| self.look.is_waiting || self.look.section == Section::Start);
-        now.saturating_duration_since(stopped.map_or(self.since, |stopped| stopped.max(self.since)))
+        // Before it was stopped it may have waited, or done what it likes.
+        now.saturating_duration_since(self.stopped.map_or(self.since, |stopped| stopped.max(self.since)))
     }
 
     fn limit(&self, limits: &HangLimits) -> Option<Duration> {
-        let kind = Kind::of(self.look.section)?;
-        // One that is stopped does nothing that could take as long as that.
         let is_stopped = self.stopped.is_some();
-        let kind = if self.look.is_waiting && is_stopped && kind != Kind::Start { Kind::Step } else { kind };
-        match *limits.of(kind) {
-            Limit::Off => None,
-            Limit::Fixed(limit) if is_stopped && kind == Kind::Start => Some(limit.min(STOPPED)),
-            Limit::Fixed(limit) => Some(limit),
+        // One that is stopped doesn't do what it likes, if it ever says what it does.
+        let kind =
+            Kind::of(self.look.section).or((is_stopped && self.look.entered > 0).then_some(Kind::Step))?;
+        let limit = match *limits.of(kind) {
+            Limit::Off => return None,
+            Limit::Fixed(limit) => limit,
             Limit::Grows { first, least, times } => {
                 let grown = self.longest[kind as usize].map(|longest| least.max(longest * times));
-                Some(grown.unwrap_or(first))
+                grown.unwrap_or(first)
             }
-        }
+        };
+        Some(if is_stopped { limit.min(STOPPED) } else { limit })
     }
 }
 

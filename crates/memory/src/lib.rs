@@ -10,13 +10,16 @@
 //!
 //! It is a crate because tensors live in such memory and collectives pass it around, and they may not know each other. Who may
 //! read or write which part when is not decided here: a region gives out its address and nothing more. [`Words`] are for those
-//! who only share numbers: they can be read and written at any time. [`bring_in`] is for memory of any kind.
+//! who only share numbers: they can be read and written at any time. [`bring_in`] is for memory of any kind, and [`Spare`] for
+//! pages that are needed now here, now there.
 #![allow(unsafe_code, reason = "mappings; every block has its note")]
 
 mod room;
+mod spare;
 mod words;
 
 pub use room::bring_in;
+pub use spare::Spare;
 pub use words::Words;
 
 use nix::fcntl::{FallocateFlags, FcntlArg, SealFlag, fallocate, fcntl};

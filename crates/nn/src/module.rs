@@ -39,6 +39,12 @@ pub trait Module: Send + Sync {
         let _ = name;
         0
     }
+
+    /// The blocks behind that one that have the parameter as well ([`Visitor::shared`]), in order.
+    fn shared_by(&self, name: &str) -> Vec<usize> {
+        let _ = name;
+        Vec::new()
+    }
 }
 
 impl<M: Module + ?Sized> Module for Box<M> {
@@ -60,6 +66,10 @@ impl<M: Module + ?Sized> Module for Box<M> {
 
     fn block_of(&self, name: &str) -> usize {
         (**self).block_of(name)
+    }
+
+    fn shared_by(&self, name: &str) -> Vec<usize> {
+        (**self).shared_by(name)
     }
 }
 

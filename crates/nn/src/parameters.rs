@@ -128,8 +128,9 @@ impl Parameters {
         Parameters::lay_out_blocks(model, devices, |block| Some(of(block)), seed)
     }
 
-    /// As [`Parameters::build`], of the blocks that `holds` names alone, as a rank has them that holds a part of a row. Their names
-    /// and first values are those that they have in the whole model; what isn't held stays without a place.
+    /// As [`Parameters::build`], of the blocks that `holds` names alone, as a rank has them that holds a part of a row; what such a block
+    /// shares with one before it is held, too. Their names and first values are those that they have in the whole model; what
+    /// isn't held stays without a place.
     #[track_caller]
     pub fn build_part(
         model: &mut dyn Module,
@@ -190,7 +191,10 @@ impl Parameters {
             declared.firsts.push(First { init: param.init, number, whole: param.shape, cut: param.cut });
         }));
         // A model of one block may not say whose each part is.
-        let on = |name: &str| of(if model.blocks() == 1 { 0 } else { model.block_of(name) });
+        let on = |name: &str| {
+            let first = if model.blocks() == 1 { 0 } else { model.block_of(name) };
+            of(first).or_else(|| model.shared_by(name).into_iter().find_map(&of))
+        };
         let (learned, kept) = (learned.held(on), kept.held(on));
         let (values, grads) = (learned.arena(devices), Grads::over(learned.arena(devices)));
         let buffers = kept.arena(devices);

@@ -35,6 +35,8 @@ pub struct Block {
     prefix: String,
     /// The parameters and buffers that it holds, named as the row names them.
     holds: Vec<String>,
+    /// The parameters of blocks before it that it has as well.
+    shares: Vec<String>,
     module: Box<dyn Module>,
 }
 
@@ -50,14 +52,13 @@ impl Block {
     }
 
     fn named(name: &str, prefix: &str, mut module: Box<dyn Module>) -> Block {
-        let mut holds = Vec::new();
+        let (mut holds, mut shares) = (Vec::new(), Vec::new());
         let mut found = |name: &str, role: Role, _: &mut crate::Param| {
-            if role != Role::Shared {
-                holds.push(name.to_owned());
-            }
+            let names = if role == Role::Shared { &mut shares } else { &mut holds };
+            names.push(name.to_owned());
         };
         Visitor::new(&mut found).child(prefix, &mut module);
-        Block { name: name.to_owned(), prefix: prefix.to_owned(), holds, module }
+        Block { name: name.to_owned(), prefix: prefix.to_owned(), holds, shares, module }
     }
 
     /// What it is called.
@@ -106,6 +107,11 @@ impl Module for Row {
     fn block_of(&self, name: &str) -> usize {
         let holder = self.0.iter().position(|block| block.holds.iter().any(|held| held == name));
         holder.unwrap_or_else(|| panic!("block_of: a row without a parameter {name}"))
+    }
+
+    fn shared_by(&self, name: &str) -> Vec<usize> {
+        let shares = |block: &Block| block.shares.iter().any(|shared| shared == name);
+        (0..self.0.len()).filter(|&i| shares(&self.0[i])).collect()
     }
 }
 

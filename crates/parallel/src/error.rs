@@ -91,11 +91,14 @@ pub enum Error {
         /// Which axis.
         axis: crate::mesh::Axis,
     },
-    /// Shards of the stages of a pipeline.
+    /// Shards of a parameter that stages of a pipeline share.
     #[error(
-        "parameters of the stages of a pipeline can't be shared out among replicas\nhint: take --strategy ddp beside parallel.pipeline"
+        "{name} belongs to several stages of a pipeline, and can't be shared out among replicas\nhint: take --strategy ddp, or a last layer of its own"
     )]
-    ShardedStages,
+    TiedShards {
+        /// The parameter.
+        name: String,
+    },
     /// Blocks that aren't placed, or are placed twice.
     #[error("the blocks {} are placed, and the model has the blocks 0..{blocks}\nhint: place all of them, in order", .placed.join(", "))]
     Places {

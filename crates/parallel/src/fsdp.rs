@@ -3,13 +3,14 @@
 //! al., <https://arxiv.org/abs/1910.02054>).
 //!
 //! Nothing moves for it. Values and gradients lie in their arenas under the addresses that they always have; the elements of
-//! a unit, which is a few neighbouring blocks, are cut into an equal part for each rank, and a rank that doesn't need a unit gives
-//! the pages of all parts but its own back to the system. A gather brings the others' parts to their old places, in the
-//! middle of a tensor if need be. The optimizer's state is as long as the rank's parts together.
+//! a unit, which is a few neighbouring blocks, are cut into an equal part for each rank, and a rank that doesn't need a unit leaves
+//! the pages of all parts but its own to the unit that is next, or gives them back to the system. A gather brings the others'
+//! parts to their old places, in the middle of a tensor if need be. The optimizer's state is as long as the rank's parts together.
 //!
 //! With parameters sharded, a pass goes from unit to unit, each with a graph of its own, as a pipeline's stages do: a unit is
 //! gathered, used and given back, forward, and once more backward, where its gradients are then summed, each part on the rank that
-//! holds it. While one unit computes, the next one is under way.
+//! holds it. While one unit computes, the next one is under way. A rank that makes its passes in another way, as a stage of a
+//! pipeline does ([`Fsdp::with_local`]), has all units from the first pass of a step to the end of the last.
 //!
 //! Invariants:
 //! - **Z-HELD**: what of a unit isn't whole on this rank, its float32 values or their casts, is borrowed for writing, so whoever
@@ -26,9 +27,9 @@ mod units;
 use crate::agreement::same_model;
 use crate::ddp::{share_buffers, share_gradients};
 use crate::error::Error;
-use crate::local::Pass;
+use crate::local::{Local, Pass};
 use crate::portion::Portion;
-use crate::single::begin;
+use crate::single::{Nobody, begin};
 use crate::strategy::{Collected, HeldGradient, Here, Place, Strategy, Sync};
 use phalanx_comm::{Deadline, Group, Rank, ReduceOp, Work};
 use phalanx_nn::optim::{Clip, Optimizer, Part};
@@ -36,7 +37,7 @@ use phalanx_nn::{Ctx, Module, Parameters};
 use phalanx_tensor::{Device, Span, Tensor};
 use std::collections::VecDeque;
 use std::ops::Range;
-use store::{For, Piece, Store, keep_own};
+use store::{For, Piece, Store, keep_own, make_room};
 use units::{Unit, units};
 
 /// What is shared out among ranks.
@@ -123,8 +124,12 @@ pub struct Fsdp {
     /// How many were started in this step; the last unit is the first.
     started: usize,
     adding: bool,
+    /// Of which units this rank has its part of the gradients alone.
+    parted: Vec<bool>,
     /// Whether this rank has units that others haven't, since they were gathered for it alone.
     has_more: bool,
+    /// How a pass is made, if not unit by unit.
+    local: Option<Box<dyn Local>>,
 }
 
 impl Fsdp {
@@ -149,7 +154,7 @@ impl Fsdp {
         config: FsdpConfig,
     ) -> Result<Fsdp, Error> {
         let units = units(model, parameters, &shard, config.unit_bytes)?;
-        let store = Store::of(&units, parameters);
+        let (store, parted) = (Store::of(&units, parameters), vec![false; units.len()]);
         Ok(Fsdp {
             all,
             shard,
@@ -161,8 +166,15 @@ impl Fsdp {
             summed: Vec::new(),
             started: 0,
             adding: false,
+            parted,
             has_more: false,
+            local: None,
         })
+    }
+
+    /// The same, with passes that `local` makes, for which all units are here.
+    pub fn with_local(self, local: impl Local + 'static) -> Fsdp {
+        Fsdp { local: Some(Box::new(local)), ..self }
     }
 
     fn is_away_between(&self) -> bool {
@@ -185,10 +197,25 @@ impl Fsdp {
         (0..self.units.len() - self.started).rev().try_for_each(|unit| self.start_sum(unit, parameters))
     }
 
+    /// Has a unit's gradients lie in memory that is there, if they are to come: before the first of them does.
+    fn make_room_for_gradients(&mut self, unit: usize, parameters: &Parameters) {
+        if !std::mem::take(&mut self.parted[unit]) {
+            return;
+        }
+        let (layout, Unit { params, span: of_unit, .. }) = (parameters.layout(), &self.units[unit]);
+        let mut span = parameters.grads().arena().range_mut::<f32>(params.clone());
+        make_room(&mut span, &self.units[unit], &mut self.store.spare);
+        // What lies between parameters is nobody's gradient, and stays 0: norms are taken over it, too.
+        for i in params.clone() {
+            span[layout.range(i).end - of_unit.start..layout.span(i..i + 1).end - of_unit.start].fill(0.0);
+        }
+    }
+
     /// Starts to sum a unit's gradients; one whose parameters weren't used has zeros. Where gradients are shared out, no more than a few
     /// units have them whole at a time.
     fn start_sum(&mut self, unit: usize, parameters: &Parameters) -> Result<(), Error> {
         debug_assert_eq!(self.units.len() - self.started - 1, unit, "Z-ORDER");
+        self.make_room_for_gradients(unit, parameters);
         let Unit { params, shared_out, .. } = &self.units[unit];
         parameters.grads().settle_in(params.clone());
         let span = parameters.grads().arena().range_mut::<f32>(params.clone());
@@ -207,7 +234,8 @@ impl Fsdp {
         let Some((unit, work)) = self.summing.pop_front() else { return Ok(()) };
         let Piece { mut span, .. } = work.wait(Deadline::after(self.shard.timeout()))?;
         if self.sharded >= Sharded::Gradients {
-            keep_own(&mut span, &self.units[unit]);
+            keep_own(&mut span, &self.units[unit], &mut self.store.spare);
+            self.parted[unit] = true;
         }
         self.summed.push((unit, span));
         Ok(())
@@ -288,7 +316,9 @@ impl Strategy for Fsdp {
 
     fn prepare_alike(&mut self, parameters: &Parameters) -> Result<(), Error> {
         same_model(&self.all, parameters)?;
-        share_gradients(&self.shard, parameters)
+        // Where whole gradients come and go, pages that this process moves from one to the next cost less than ones that others see,
+        // which have to be new ones each time, so these sums are made by messages.
+        if self.sharded < Sharded::Gradients { share_gradients(&self.shard, parameters) } else { Ok(()) }
     }
 
     /// Of a parameter that lies in a unit that is away this rank takes what it holds of it.
@@ -346,7 +376,14 @@ impl Strategy for Fsdp {
     }
 
     fn pass(&mut self, pass: &Pass<'_>) -> Result<f64, Error> {
-        self.pass_by_units(pass)
+        match self.local.take() {
+            Some(mut local) => {
+                let made = self.pass_of_all(pass, &mut *local);
+                self.local = Some(local);
+                made
+            }
+            None => self.pass_by_units(pass),
+        }
     }
 
     /// Panics where parameters are shared out: then only [`Strategy::pass`] can make one.
@@ -362,8 +399,9 @@ impl Strategy for Fsdp {
             "Fsdp::backward: a rank has only a part of the parameters at a time; call pass"
         );
         begin(&mut self.adding, parameters);
+        (0..self.units.len()).for_each(|unit| self.make_room_for_gradients(unit, parameters));
         if let Some(loss) = loss {
-            crate::local::weighted(loss, weight, &mut crate::single::Nobody);
+            crate::local::weighted(loss, weight, &mut Nobody);
         }
         if sync == Sync::Now { self.sum_rest(parameters) } else { Ok(()) }
     }
@@ -438,7 +476,8 @@ impl Strategy for Fsdp {
         factor: f64,
     ) -> Result<(), Error> {
         let mut grads = self.gradient_spans(parameters);
-        let away = self.store.away.iter_mut().map(Option::take);
+        let away: Vec<_> = self.store.away.iter_mut().map(Option::take).collect();
+        let was_here: Vec<bool> = away.iter().map(Option::is_none).collect();
         let values = parameters.values();
         let mut spans: Vec<Span<f32>> = self
             .units
@@ -454,8 +493,9 @@ impl Strategy for Fsdp {
         if self.sharded < Sharded::Parameters {
             return self.gather();
         }
-        for (unit, span) in self.units.iter().zip(self.store.away.iter_mut().flatten()) {
-            keep_own(span, unit);
+        let spans = self.units.iter().zip(self.store.away.iter_mut().flatten());
+        for ((unit, span), _) in spans.zip(was_here).filter(|(_, was_here)| *was_here) {
+            keep_own(span, unit, &mut self.store.spare);
         }
         Ok(())
     }

@@ -11,8 +11,11 @@
 //! - **MP-WHOLE**: while the whole values are here, they are those of the parts; while they are away, they are borrowed for writing.
 //! - **MP-ONCE**: what several ranks have is counted once: in the norm of gradients on the first of them, in sums over ranks as the
 //!   mean over those that take the same samples.
+//! - **MP-TIED**: a parameter that blocks of several stages have is held by each of them, which sum their gradients of it, so that
+//!   all make the same step of the same bits.
 
 mod holding;
+mod tied;
 
 use crate::agreement::same_model;
 use crate::ddp::{Ddp, DdpConfig, share_values};
@@ -25,7 +28,7 @@ use crate::portion::Portion;
 use crate::single::SingleDevice;
 use crate::strategy::{HeldGradient, Here, Place, Strategy, Sync};
 use crate::tensor_parallel::{Between, Plan, Ranks, cross_entropy_in_parts};
-use holding::{Holder, Holding};
+use holding::{As, Holder, Holding};
 use phalanx_comm::{Group, Rank, ReduceOp};
 use phalanx_nn::optim::{Clip, Optimizer};
 use phalanx_nn::{Module, Parameters};
@@ -33,6 +36,7 @@ use phalanx_tensor::{Arena, Device, Span, SumOverBatch, Tensor, Within};
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
+use tied::Tied;
 
 /// How a model lies on the ranks of a run.
 #[derive(Clone)]
@@ -108,6 +112,8 @@ pub struct ModelParallel {
     model: Box<dyn Module>,
     own: Parameters,
     holding: Holding,
+    /// What stages share.
+    tied: Option<Tied>,
     /// Trains it, beside those that hold the same part of other replicas.
     inner: Box<dyn Strategy>,
     /// The whole model's values, while they aren't here.
@@ -176,7 +182,11 @@ impl ModelParallel {
         let holder = |member: usize| {
             let there = mesh.coordinates(member);
             let (stage, part) = (there.along(Axis::Pipeline), there.along(Axis::Tensor));
-            let holds = |name: &str| stage_rank(block_of(name)) == stage;
+            let holds = |name: &str| {
+                let shares = |block: usize| stage_rank(block) == stage;
+                let first = (stage_rank(block_of(name)) == stage).then_some(As::First);
+                first.or_else(|| model.shared_by(name).into_iter().any(shares).then_some(As::Copy))
+            };
             let cut = |name: &str| plan.and_then(|plan| plan.cut(name, part, mesh.size(Axis::Tensor)));
             // What all ranks along an axis have, the first one speaks for.
             Holder { holding: Holding::of(whole, holds, cut), speaks_for_uncut: part == 0 }
@@ -198,12 +208,20 @@ impl ModelParallel {
             }
             _ => None,
         };
+        let tied = match &pipeline {
+            Some(pipeline) => Tied::among(pipeline, whole, &holding, &holders)?,
+            None => None,
+        };
+        if let (Some(tied), Some(_)) = (&tied, config.sharded) {
+            return Err(Error::TiedShards { name: tied.name(whole) });
+        }
         let inner: Box<dyn Strategy> = match (same_part, shard, config.sharded) {
             (Some(all), Some(shard), Some(sharded)) => {
-                if local.is_some() {
-                    return Err(Error::ShardedStages);
-                }
-                Box::new(Fsdp::hybrid(all, shard, replicas, &*model, &own, sharded)?)
+                let fsdp = Fsdp::hybrid(all, shard, replicas, &*model, &own, sharded)?;
+                Box::new(match local {
+                    Some(local) => fsdp.with_local(local),
+                    None => fsdp,
+                })
             }
             (Some(all), _, _) => {
                 let ddp = Ddp::with(all, config.ddp.clone());
@@ -228,6 +246,7 @@ impl ModelParallel {
             model,
             own,
             holding,
+            tied,
             inner,
             away: None,
             whole_buffers: whole.buffers().clone(),
@@ -281,7 +300,9 @@ impl ModelParallel {
 
     /// Those of the ranks that hold a replica together.
     fn groups(&self) -> impl Iterator<Item = &Group> {
-        let groups = [Some(&self.replica), self.pipeline.as_ref(), self.tensor.as_ref().map(Ranks::group)];
+        let tied = self.tied.as_ref().and_then(Tied::group);
+        let groups =
+            [Some(&self.replica), self.pipeline.as_ref(), self.tensor.as_ref().map(Ranks::group), tied];
         groups.into_iter().flatten()
     }
 
@@ -446,6 +467,10 @@ impl Strategy for ModelParallel {
 
     fn finish(&mut self, _: &Parameters) -> Result<(), Error> {
         let finished = self.inner.finish(&self.own).and_then(|()| self.sum_stretches());
+        let finished = finished.and_then(|()| match &self.tied {
+            Some(tied) => tied.sum(&mut *self.inner, &self.own),
+            None => Ok(()),
+        });
         self.checked(finished)
     }
 
@@ -461,7 +486,8 @@ impl Strategy for ModelParallel {
         let speaks = self.holders[self.replica.rank().index()].speaks_for_uncut;
         let holding = &self.holding;
         self.inner.each_gradient(&self.own, &mut |held| {
-            let counts = held.counts && (speaks || !holding.is_uncut(held.parameter));
+            let speaks = speaks || !holding.is_uncut(held.parameter);
+            let counts = held.counts && speaks && !holding.is_copy(held.parameter);
             each(HeldGradient { counts, ..held });
         });
     }

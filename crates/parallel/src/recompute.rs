@@ -100,4 +100,8 @@ impl Module for Recomputed {
     fn block_of(&self, name: &str) -> usize {
         self.model.block_of(name)
     }
+
+    fn shared_by(&self, name: &str) -> Vec<usize> {
+        self.model.shared_by(name)
+    }
 }

@@ -3,7 +3,8 @@
 use phalanx_comm::{Group, Rank};
 use phalanx_nn::optim::{Adam, Clip, Optimizer};
 use phalanx_nn::{
-    Ctx, Dropout, Init, LayerNorm, Linear, Loss, Module, Param, Parameters, Relu, Sequential, Visitor,
+    Block, Ctx, Dropout, Init, LayerNorm, Linear, Loss, Module, Param, Parameters, Relu, Row, Sequential,
+    Visitor,
 };
 use phalanx_parallel::{Fsdp, FsdpConfig, Here, Pass, Sharded, SingleDevice, Strategy, Sync};
 use phalanx_tensor::{Arena, DType, Device, Philox, Tensor, autocast};
@@ -165,6 +166,93 @@ fn the_same_run_has_the_same_bits() {
 /// A row of equal blocks of some pages each.
 fn wide() -> Sequential {
     (0..6).fold(Sequential::new(), |net, _| net.then(Linear::new(128, 128)).then(Relu))
+}
+
+/// The norms of steps of two passes with clipped gradients, the second one of `second` samples.
+fn norms(
+    strategy: &mut dyn Strategy,
+    net: &dyn Module,
+    parameters: &Parameters,
+    second: usize,
+    make: fn(&mut dyn Strategy, &Pass<'_>),
+) -> Vec<f64> {
+    let (device, place) = (parameters.values().device().clone(), strategy.place());
+    strategy.prepare(parameters).unwrap();
+    let mut optimizer = Optimizer::new(Adam { lr: 1e-3, ..Adam::default() }).unwrap();
+    let clip = Clip { norm: Some(0.1), value: None };
+    let step = |step: u64| {
+        for (pass, sync) in [(0, Sync::Later), (1, Sync::Now)] {
+            let count = if pass == 0 { 12 } else { second };
+            let own = (0..count).skip(place.rank).step_by(place.world_size);
+            let word = |i: usize| Philox::new(step, pass).word(i as u64) as f32 / u32::MAX as f32;
+            let values: Vec<f32> =
+                own.clone().flat_map(|sample| (0..130).map(move |i| word(130 * sample + i))).collect();
+            let n = own.len();
+            let input = Tensor::from_slice(&device, &values, [n, 130]);
+            let weight = n as f64 / (12 + second) as f64;
+            let target = Tensor::ones(&device, [n, 130], DType::F32);
+            let ctx = Ctx::train(0, step, (0..n as u64).collect());
+            let pass = Pass { model: net, parameters, loss: Loss::Mse, input, target, ctx, weight, sync };
+            make(strategy, &pass);
+        }
+        strategy.finish(parameters).unwrap();
+        let norm = strategy.clip(&clip, parameters).unwrap();
+        strategy.step(&mut optimizer, parameters, &device, 1.0).unwrap();
+        norm.expect("it was asked for")
+    };
+    (0..5).map(step).collect()
+}
+
+/// A layer with the weight of the first block.
+struct Again(Param);
+
+impl Module for Again {
+    fn forward(&self, x: &Tensor, _: &mut Ctx) -> Tensor {
+        x.linear(&self.0, None)
+    }
+
+    fn visit(&mut self, v: &mut Visitor<'_>) {
+        v.shared("0.weight", &mut self.0);
+    }
+}
+
+/// Units use the same pages in turn, which hold whatever the one before left there.
+#[test]
+fn what_units_leave_in_pages_that_others_use_counts_for_nothing() {
+    // Of 130 numbers each layer's bias is followed by some that belong to nobody. The last block's gradient is one of the first unit's.
+    let net = || {
+        let again = Again(Param::new([130, 130], Init::fan_in(130)));
+        let block = |i: usize| Block::new(&i.to_string(), Linear::new(130, 130));
+        (0..6).fold(Row::new(), |row, i| row.then(block(i))).then(Block::unprefixed("again", again))
+    };
+    let pass: fn(&mut dyn Strategy, &Pass<'_>) = |strategy, pass| {
+        strategy.pass(pass).unwrap();
+    };
+    let backward: fn(&mut dyn Strategy, &Pass<'_>) = |strategy, pass| {
+        let output = (pass.samples() > 0).then(|| pass.model.forward(&pass.input, &mut pass.ctx.clone()));
+        let loss = output.map(|output| pass.loss.of(&output, &pass.target));
+        strategy.backward(pass.parameters, loss.as_ref(), pass.weight, pass.sync).unwrap();
+    };
+    for n in 2..4 {
+        let (device, mut model) = (Device::cpu(1), net());
+        let whole = Parameters::build(&mut model, &device, 7);
+        // The last rank has no sample of the second pass.
+        let want = norms(&mut SingleDevice::new(), &model, &whole, n - 1, pass);
+        let all = ALL.into_iter().map(|stage| (stage, pass));
+        for (stage, make) in all.chain([(Sharded::States, backward), (Sharded::Gradients, backward)]) {
+            for got in ranks(n, |group| {
+                let mut model = net();
+                let parameters = Parameters::build(&mut model, &Device::cpu(1), 7);
+                // Three blocks each, of which parts begin and end in the middle.
+                let config = FsdpConfig { sharded: stage, unit_bytes: 200_000 };
+                let mut fsdp = Fsdp::new(group, &model, &parameters, config).unwrap();
+                norms(&mut fsdp, &model, &parameters, n - 1, make)
+            }) {
+                let close = got.iter().zip(&want).all(|(got, want)| (got / want - 1.0).abs() < 1e-4);
+                assert!(close, "{n} ranks, {stage:?}: {got:?}, not {want:?}");
+            }
+        }
+    }
 }
 
 /// Of each of 6 units, up to two pages that are shared with the next part.

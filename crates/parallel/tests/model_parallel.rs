@@ -322,6 +322,9 @@ fn products_of_16_bits_are_those_of_one_device_but_for_what_is_rounded_by_part()
             check(job, &On { kind, ..On::new(4, &[(Pipeline, 2), (Across, 2)]) }, &want);
         }
         check(job, &On { again: true, ..On::new(2, &[(Pipeline, 2)]) }, &want);
+        for sharded in [Sharded::States, Sharded::Parameters] {
+            check(job, &On { sharded: Some(sharded), ..On::new(4, &[(Pipeline, 2)]) }, &want);
+        }
     }
 }
 
@@ -368,6 +371,33 @@ fn products_of_two_axes_learn_what_one_device_learns() {
     }
     let on = On { between: Between::Sequence, again: true, ..On::new(4, &[(Pipeline, 2), (Across, 2)]) };
     check(&on.train(own), &want, &on.what());
+    for sharded in [Sharded::States, Sharded::Gradients, Sharded::Parameters] {
+        for kind in [ScheduleKind::OneFOneB, ScheduleKind::Interleaved] {
+            let on = On { kind, sharded: Some(sharded), ..On::new(4, &[(Pipeline, 2)]) };
+            check(&on.train(own), &want, &on.what());
+        }
+    }
+}
+
+/// MP-TIED: the first stage has the table of words, and the last one multiplies with it.
+#[test]
+fn what_stages_share_stays_the_same_bits_on_each_and_learns_what_it_learns_alone() {
+    let job = Job::Gpt(Head::Tied);
+    let want = alone(job);
+    for mesh in [&[(Pipeline, 2)][..], &[(Pipeline, 4)], &[(Pipeline, 2), (Across, 2)]] {
+        for kind in [ScheduleKind::OneFOneB, ScheduleKind::ZeroBubble] {
+            let on = On { kind, ..On::new(4, mesh) };
+            check(&on.train(job), &want, &on.what());
+        }
+    }
+    let on = On::new(4, &[(Pipeline, 4)]);
+    let tables = on.each(job, |_, model, whole, strategy| {
+        Run { job, model: &model, parameters: whole, strategy }.train(0..STEPS, None);
+        let own = strategy.own_parameters(whole);
+        own.index_of("wte.weight").map(|i| own.value(i).to_vec::<f32>())
+    });
+    assert!(tables[0].is_some() && tables[0] == tables[3], "the first stage and the last");
+    assert!(tables[1].is_none() && tables[2].is_none());
 }
 
 #[test]
@@ -383,6 +413,10 @@ fn products_of_three_axes_learn_what_one_device_learns() {
     let on =
         On { sharded, between: Between::Sequence, ..On::new(8, &[(Replica, 2), (Shard, 2), (Across, 2)]) };
     check(&on.train(tied), &alone(tied), &on.what());
+    for mesh in [[(Pipeline, 2), (Shard, 2), (Across, 2)], [(Replica, 2), (Pipeline, 2), (Shard, 2)]] {
+        let on = On { sharded, ..On::new(8, &mesh) };
+        check(&on.train(own), &want, &on.what());
+    }
 }
 
 #[test]
@@ -402,6 +436,8 @@ fn images_go_through_pipelines_of_replicas() {
     let on = On::new(4, &[(Pipeline, 2)]);
     check(&on.train(Job::Mnist), &want, &on.what());
     let on = On { again: true, ..On::new(4, &[(Pipeline, 4)]) };
+    check(&on.train(Job::Mnist), &want, &on.what());
+    let on = On { sharded: Some(Sharded::Parameters), ..On::new(4, &[(Pipeline, 2)]) };
     check(&on.train(Job::Mnist), &want, &on.what());
 }
 
@@ -425,6 +461,8 @@ fn values_and_states_go_to_any_mesh_and_back_bit_for_bit() {
         (Head::Tied, On { sharded, ..On::new(4, &[(Across, 2)]) }),
         (Head::Own, On::new(4, &[(Pipeline, 4)])),
         (Head::Own, On::new(8, &[(Pipeline, 2), (Across, 2)])),
+        (Head::Own, On { sharded, ..On::new(4, &[(Pipeline, 2)]) }),
+        (Head::Tied, On::new(4, &[(Pipeline, 2), (Across, 2)])),
     ];
     for (head, on) in all {
         let job = Job::Gpt(head);
@@ -567,7 +605,6 @@ fn what_cannot_be_is_refused_with_the_nearest_that_can() {
     );
     let said = refused(Job::Mnist, &On::new(2, &[(Across, 2)]));
     assert!(said.starts_with("the mesh has an axis tensor, and nothing says how the model is cut"), "{said}");
-    let sharded = Some(Sharded::Parameters);
-    let said = refused(Job::Mnist, &On { sharded, ..On::new(4, &[(Pipeline, 2)]) });
-    assert!(said.starts_with("parameters of the stages of a pipeline can't be shared out"), "{said}");
+    let said = refused(tied, &On { sharded: Some(Sharded::States), ..On::new(4, &[(Pipeline, 2)]) });
+    assert!(said.starts_with("wte.weight belongs to several stages of a pipeline"), "{said}");
 }

@@ -13,7 +13,7 @@ use crate::graph;
 use crate::shape::{Geometry, Order, Shape};
 use crate::storage::{ALIGN, Memory, Storage};
 use crate::tensor::Tensor;
-use phalanx_memory::Region;
+use phalanx_memory::{Region, Spare};
 use std::borrow::Cow;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut, Range};
@@ -415,15 +415,44 @@ impl<T: Element> Span<T> {
     /// and the system takes them: they are 0 then. Whatever isn't taken stays as it is.
     #[track_caller]
     pub fn give_back(&mut self, elements: Range<usize>) {
-        assert!(elements.end <= self.len(), "give_back: elements {elements:?} of a span of {}", self.len());
-        let (start, size) = (self.bytes().start, T::DTYPE.bytes());
+        let bytes = self.bytes_of(&elements);
         let Some(region) = self.arena().region() else { return };
         // SAFETY: the write borrow of every part in the span is held, and `&mut self` says that no slice of it is alive.
-        let given = unsafe { region.give_back(start + elements.start * size..start + elements.end * size) };
-        if let Err(error) = given {
-            // It only takes more memory then.
-            debug_assert!(false, "pages can't be given back: {error}");
-        }
+        expect_given(unsafe { region.give_back(bytes) });
+    }
+
+    /// The same, but what `spare` has room for it keeps.
+    #[track_caller]
+    pub fn leave(&mut self, elements: Range<usize>, spare: &mut Spare) {
+        let bytes = self.bytes_of(&elements);
+        let Some(region) = self.arena().region() else { return };
+        // SAFETY: as in `give_back`.
+        expect_given(unsafe { spare.take(region, bytes) });
+    }
+
+    /// Has these elements of the span, counted from its start, lie in memory that `spare` keeps, as far as it has some: they are any
+    /// numbers then. For one who overwrites them all.
+    #[track_caller]
+    pub fn refill(&mut self, elements: Range<usize>, spare: &mut Spare) {
+        let bytes = self.bytes_of(&elements);
+        let Some(region) = self.arena().region() else { return };
+        // SAFETY: as in `give_back`; whatever bits pages have, they are numbers.
+        unsafe { spare.put(region, bytes) };
+    }
+
+    /// Where these elements of the span lie in the arena.
+    #[track_caller]
+    fn bytes_of(&self, elements: &Range<usize>) -> Range<usize> {
+        let (len, start, size) = (self.len(), self.bytes().start, T::DTYPE.bytes());
+        assert!(elements.end <= len, "elements {elements:?} of a span of {len}");
+        start + elements.start * size..start + elements.end * size
+    }
+}
+
+/// It only takes more memory where pages can't be given back.
+fn expect_given(given: std::io::Result<()>) {
+    if let Err(error) = given {
+        debug_assert!(false, "pages can't be given back: {error}");
     }
 }
 

@@ -60,7 +60,7 @@ pub use ops::dropout::{DropoutKey, Within};
 pub use ops::norm::{BatchNormed, ChannelStats, SumOverBatch, Then};
 pub use ops::reduce::Keep;
 pub use phalanx_cuda::{DebugSync, Error, GpuOptions};
-pub use phalanx_memory::bring_in;
+pub use phalanx_memory::{Spare, bring_in};
 pub use philox::Philox;
 pub use profile::KernelTime;
 pub use replay::{Rehearsal, Replay};

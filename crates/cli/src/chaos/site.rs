@@ -7,7 +7,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use phalanx::Event;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::fs;
+use std::fs::{self, File};
+use std::io::Write;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::{Command, ExitStatus};
@@ -194,6 +195,7 @@ impl Site<'_> {
         let Some(agent) = self.agents.remove(&node) else { return Ok(()) };
         self.coming.remove(&node);
         let (status, said) = agent.end()?;
+        self.keep(&format!("node {node}, {status}:\n{said}\n"))?;
         match self.hurt.get(&node) {
             // The run may be over before what is told of it was heard, and so before it was asked.
             Some(Hurt::Asked) if status.success() && self.is_over()? => {}
@@ -204,6 +206,14 @@ impl Site<'_> {
             None => self.ends.push((node, status, said)),
         }
         self.keep_enough()
+    }
+
+    /// Writes down what an agent has said by its end, for who wants to know why the run ended as it did.
+    fn keep(&self, said: &str) -> Result<()> {
+        let path = self.setup.folder.join("said.txt");
+        let file = File::options().append(true).create(true).open(&path);
+        file.and_then(|mut file| file.write_all(said.as_bytes()))
+            .with_context(|| format!("{}", path.display()))
     }
 
     /// Whether the run has told of its end.

@@ -559,13 +559,35 @@ fn numbers_that_were_given_are_kept() {
 fn ranks_of_a_role_are_counted_apart() {
     let mut play = Play::new(3, 3, 0);
     let ours = terms(3, 3, 0);
-    let of = |role: &str, workers| Node { role: role.into(), ..node("n", workers, &ours) };
-    play.come_as(1, of("trainer", 2));
-    play.come_as(2, of("reader", 1));
-    let orders = play.come_as(3, of("trainer", 3));
+    let mut come = |id: u64, role: &str, workers| {
+        play.come_as(id, Node { role: role.into(), ..node(&format!("n{id}"), workers, &ours) })
+    };
+    come(1, "trainer", 2);
+    come(2, "reader", 1);
+    let orders = come(3, "trainer", 3);
     let Some(Order::Begin(_, seats)) = orders.last() else { panic!("{orders:?}") };
     let roles: Vec<_> = seats.iter().map(|(_, seat)| (seat.first_role_rank, seat.role_world_size)).collect();
     assert_eq!(roles, [(0, 5), (0, 1), (2, 5)]);
+}
+
+#[test]
+fn who_comes_anew_before_its_end_was_heard_of_takes_its_own_place() {
+    let mut play = Play::new(2, 2, 0);
+    play.come(1, 1);
+    let anew = |play: &Play| node("n1", 1, &play.terms);
+    let orders = play.come_as(5, anew(&play));
+    assert_eq!(orders[0], Order::Drop(NodeId(1)));
+    play.gone(1);
+    assert_eq!(begun(&play.come(2, 1), 0), [(2, 0, 0), (5, 1, 1)]);
+    // What it ran is lost.
+    let mut play = in_place(1, 0);
+    let orders = play.come_as(5, anew(&play));
+    assert_eq!(orders[0], Order::Drop(NodeId(1)));
+    assert!(
+        matches!(&orders[1], Order::Warn(words) if words.ends_with("its agent came anew; the others go on"))
+    );
+    assert!(matches!(&orders[2], Order::DoWithout(_, ranks) if *ranks == (0..1)), "{orders:?}");
+    assert!(matches!(&orders[3], Order::Enlarge(_, NodeId(5), _)), "{orders:?}");
 }
 
 #[test]

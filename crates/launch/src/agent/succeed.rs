@@ -118,11 +118,15 @@ impl Agent<'_> {
         }
         self.crew.tell(Report::Told { words: format!("{lost}; meeting the others again") });
         // Nobody is to be sent to whoever is gone.
-        (self.guide, self.coordinator, self.standby, self.standing) = (None, None, None, None);
-        let place = match meet(&self.crew, self.nodes, &self.terms, &self.pass)? {
+        (self.guide, self.coordinator, self.standing) = (None, None, None);
+        let mut place = match meet(&self.crew, self.nodes, &self.terms, &self.pass)? {
             Met::At(place) => place,
             Met::Asked(signal) => return Ok(Some(Over::Left(signal))),
         };
+        if place.coordinator.is_none() && self.standby.is_some() {
+            // By it others know this agent.
+            place.standby = self.standby.take();
+        }
         (self.node.standby, self.node.leads) = (place.standby(), place.coordinator.is_some());
         let Place { link, coordinator, standby, claim } = place;
         (self.coordinator, self.standby, self.claim) = (coordinator, standby, claim);

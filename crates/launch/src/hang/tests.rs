@@ -63,26 +63,30 @@ fn where_all_wait_nobody_is_to_blame_and_it_is_said() {
 
 #[test]
 fn who_is_stopped_waits_for_nobody() {
-    let (start, limits) = (Instant::now(), "step=3,checkpoint=100".parse().unwrap());
+    let (start, limits) = (Instant::now(), "step=1,checkpoint=100".parse().unwrap());
     let mut standing = Standing::new(waiting(Section::Checkpoint, 1), start);
-    let mut judged = |second: u32, is_stopped| {
+    let mut judged = |second: u32, section, is_stopped| {
         let now = start + SECOND * second;
         standing.see_stopped(is_stopped, now);
-        standing.see(waiting(Section::Checkpoint, 1), now);
+        standing.see(waiting(section, 1), now);
         judge(now, &[(Rank(0), &standing)], &limits)
     };
-    assert_eq!(judged(2, false), Verdict::Fine);
-    assert_eq!(judged(4, true), Verdict::Fine, "it has waited, and is stopped only now");
-    assert_eq!(judged(7, true), Verdict::Fine);
-    let Verdict::Hangs(hang) = judged(8, true) else { panic!("it hangs") };
-    assert_eq!((hang.still, hang.limit), (SECOND * 4, SECOND * 3));
-    assert_eq!(judged(9, false), Verdict::Fine, "it goes on");
+    assert_eq!(judged(2, Section::Checkpoint, false), Verdict::Fine);
+    assert_eq!(judged(4, Section::Checkpoint, true), Verdict::Fine, "it has waited, and is stopped only now");
+    assert_eq!(judged(5, Section::Checkpoint, true), Verdict::Fine);
+    let Verdict::Hangs(hang) = judged(6, Section::Checkpoint, true) else { panic!("it hangs") };
+    assert_eq!((hang.still, hang.limit), (SECOND * 2, STOPPED));
+    assert_eq!(judged(7, Section::Checkpoint, false), Verdict::Fine, "it goes on");
+    assert_eq!(judged(8, Section::Step(1), true), Verdict::Fine);
+    let Verdict::Hangs(hang) = judged(10, Section::Step(1), true) else { panic!("it hangs") };
+    assert_eq!((hang.still, hang.limit), (SECOND * 2, SECOND), "who may take less isn't given more");
 }
 
 #[test]
-fn who_is_stopped_in_its_start_is_not_waited_for() {
-    let (start, limits) = (Instant::now(), "start=100".parse().unwrap());
-    for look in [waiting(Section::Start, 1), look(Section::Start, 1)] {
+fn who_is_stopped_is_not_waited_for_for_long() {
+    let (start, limits) = (Instant::now(), "100".parse().unwrap());
+    let sections = [Section::Start, Section::Step(7), Section::Evaluation, Section::Checkpoint];
+    for look in sections.into_iter().flat_map(|section| [waiting(section, 1), look(section, 1)]) {
         let mut standing = Standing::new(look, start);
         let mut judged = |ms: u64, is_stopped| {
             let now = start + Duration::from_millis(ms);
@@ -102,6 +106,23 @@ fn who_is_stopped_in_its_start_is_not_waited_for() {
     standing.see_stopped(true, start);
     let judged = judge(start + SECOND * 50, &[(Rank(0), &standing)], &"start=off".parse().unwrap());
     assert_eq!(judged, Verdict::Fine);
+}
+
+#[test]
+fn who_is_stopped_does_not_do_what_it_likes() {
+    let (start, limits) = (Instant::now(), "100".parse().unwrap());
+    let judged = |free: Look, is_stopped: bool| {
+        let mut standing = Standing::new(free, start);
+        standing.see_stopped(is_stopped, start + SECOND * 2);
+        [3, 4].map(|second| judge(start + SECOND * second, &[(Rank(0), &standing)], &limits))
+    };
+    let [fine, hangs] = judged(look(Section::Free, 1), true);
+    assert_eq!(fine, Verdict::Fine);
+    let Verdict::Hangs(hang) = hangs else { panic!("it hangs") };
+    assert_eq!(hang.why(), "no progress in what it likes for 2.0 s, limit 1.5 s");
+    assert_eq!(judged(look(Section::Free, 1), false)[1], Verdict::Fine);
+    // A program that isn't ours says nothing.
+    assert_eq!(judged(look(Section::Free, 0), true)[1], Verdict::Fine);
 }
 
 #[test]

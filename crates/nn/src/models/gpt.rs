@@ -139,6 +139,10 @@ impl Module for Gpt {
     fn block_of(&self, name: &str) -> usize {
         self.0.block_of(name)
     }
+
+    fn shared_by(&self, name: &str) -> Vec<usize> {
+        self.0.shared_by(name)
+    }
 }
 
 /// A table of vectors as GPT-2 starts it.

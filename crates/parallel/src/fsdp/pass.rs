@@ -1,11 +1,11 @@
-//! A pass from unit to unit, each with a graph of its own.
+//! A pass from unit to unit, each with a graph of its own, or through all of them at once.
 
 use super::Fsdp;
 use super::store::For;
 use crate::error::Error;
-use crate::local::Pass;
-use crate::single::begin;
-use crate::strategy::Sync;
+use crate::local::{Local, Pass};
+use crate::single::{Nobody, begin};
+use crate::strategy::{Strategy, Sync};
 use phalanx_comm::Group;
 use phalanx_nn::{Ctx, Module};
 use phalanx_tensor::{GradSink, LeafId, Tensor, autocast_dtype, backward, no_grad};
@@ -51,6 +51,26 @@ impl Fsdp {
         if self.is_away_between() {
             self.store.expect_products(autocast_dtype(), &self.units);
         }
+    }
+
+    /// A pass that `local` makes, with all units here: they come once a step, and go with its last pass.
+    pub(super) fn pass_of_all(&mut self, pass: &Pass<'_>, local: &mut dyn Local) -> Result<f64, Error> {
+        begin(&mut self.adding, pass.parameters);
+        self.gather()?;
+        self.expect_products();
+        // And what was cast of them.
+        for unit in 0..self.units.len() {
+            self.store.wait_for(&self.units, unit, &self.shard, For::Pass)?;
+        }
+        (0..self.units.len()).for_each(|unit| self.make_room_for_gradients(unit, pass.parameters));
+        let loss = local.pass(pass, &mut Nobody)?;
+        if pass.sync == Sync::Now {
+            if self.is_away_between() {
+                self.send_all_away();
+            }
+            self.sum_rest(pass.parameters)?;
+        }
+        Ok(loss)
     }
 
     /// A forward pass alone, of this rank's samples, if it has any, through units that are given back at once.
@@ -114,11 +134,16 @@ impl Fsdp {
         let mut grad = live.last().map(|Live { output, .. }| {
             Tensor::full(output.device(), *output.shape(), pass.weight, output.dtype())
         });
+        // What a later unit shares gets a gradient before its own unit is reached.
+        for unit in (0..self.units.len()).filter(|&unit| self.units[unit].stays).collect::<Vec<_>>() {
+            self.make_room_for_gradients(unit, pass.parameters);
+        }
         for unit in (0..self.units.len()).rev() {
             self.store.wait_for(&self.units, unit, &self.shard, For::Pass)?;
             if unit > 0 {
                 self.store.call(&self.units, unit - 1, &self.shard, For::Pass);
             }
+            self.make_room_for_gradients(unit, pass.parameters);
             if let Some(Live { input, output }) = live.pop() {
                 let id = input.as_ref().and_then(Tensor::leaf_id);
                 let mut catching = Catching { input: id, caught: None, group: &self.shard };

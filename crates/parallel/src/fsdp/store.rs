@@ -1,12 +1,12 @@
-//! Where the values of units are: on this rank, on their way, or away. With a region's casts to 16 bits, a pass may want of a unit little
-//! more than these ([`Mixed`]).
+//! Where the values of units are: on this rank, on their way, or away; and the pages that units use in turn. With a region's casts to 16
+//! bits, a pass may want of a unit little more than these ([`Mixed`]).
 
 use super::halves::{Halves, Mixed, Use, halves};
 use super::units::Unit;
 use crate::error::Error;
 use phalanx_comm::{Buffer, Deadline, Element as Sent, Group, ReduceOp, Work};
 use phalanx_nn::Parameters;
-use phalanx_tensor::{Arena, DType, Element, Grads, Span};
+use phalanx_tensor::{Arena, DType, Element, Grads, Span, Spare};
 use std::collections::VecDeque;
 use std::ops::Range;
 
@@ -54,6 +54,8 @@ pub(super) struct Store {
     partly: Vec<Vec<Span<f32>>>,
     /// What products in 16 bits make of units, if there are any.
     casts: Option<Cast>,
+    /// Pages of others' parts of units, values and gradients, that are not needed now.
+    pub(super) spare: Option<Spare>,
 }
 
 /// The casts of a region.
@@ -67,6 +69,22 @@ struct Cast {
     plan: Option<Vec<Option<Mixed>>>,
 }
 
+/// Units whose pages are kept while nobody needs them. At the start of a backward pass, when two units are here, others' parts of
+/// the gradients of so many come.
+const SPARE_UNITS: usize = 3;
+/// Lots that a unit's pages come in: what doesn't fill one is given back and asked for again.
+const LOTS: usize = 32;
+/// The fewest bytes of a lot: to move one takes the system as long as to bring in a page or two.
+const LEAST_LOT: usize = 16 << 10;
+
+/// Room for the pages of so many units; none where the system has none.
+fn room(units: &[Unit]) -> Option<Spare> {
+    let away = |unit: &Unit| (unit.shared_out.len() - unit.own.len()) * size_of::<f32>();
+    let most = units.iter().map(away).max().unwrap_or(0);
+    let lot = most.div_ceil(LOTS).max(LEAST_LOT);
+    Spare::new(SPARE_UNITS * (most / lot), lot).ok()
+}
+
 impl Store {
     /// All units are here.
     pub(super) fn of(units: &[Unit], parameters: &Parameters) -> Store {
@@ -77,6 +95,7 @@ impl Store {
             coming: VecDeque::new(),
             partly: units.iter().map(|_| Vec::new()).collect(),
             casts: None,
+            spare: room(units),
         }
     }
 
@@ -126,7 +145,7 @@ impl Store {
 
     /// Starts to gather a unit, if it is away.
     pub(super) fn call(&mut self, units: &[Unit], unit: usize, group: &Group, wanted: For) {
-        let Some(span) = self.away[unit].take() else { return };
+        let Some(mut span) = self.away[unit].take() else { return };
         let coming = match &mut self.casts {
             Some(Cast { halves, plan: Some(plan), .. }) if wanted == For::Pass && plan[unit].is_some() => {
                 halves.start(units, unit, &span, group);
@@ -134,6 +153,7 @@ impl Store {
                 Coming::Mixed { span, wide: packed.map(|packed| group.start_all_gather(packed)) }
             }
             _ => {
+                make_room(&mut span, &units[unit], &mut self.spare);
                 let range = units[unit].shared_out.clone();
                 Coming::Whole(group.start_all_gather(Piece { span, range }))
             }
@@ -215,7 +235,7 @@ impl Store {
         if self.away[unit].is_some() || self.coming.iter().any(|(coming, _)| *coming == unit) {
             return;
         }
-        self.partly[unit].clear();
+        let came_whole = self.partly[unit].drain(..).next().is_none();
         let params = units[unit].params.clone();
         if let Some(Cast { halves, known, .. }) = &mut self.casts {
             params.clone().for_each(|i| known[i] |= self.grads.is_cast(i, &self.values));
@@ -223,13 +243,26 @@ impl Store {
             halves.send_away(units, unit);
         }
         let mut span = self.values.set_aside(params);
-        keep_own(&mut span, &units[unit]);
+        // What came in 16 bits has hardly a page to keep.
+        let mut none = None;
+        keep_own(&mut span, &units[unit], if came_whole { &mut self.spare } else { &mut none });
         self.away[unit] = Some(span);
     }
 }
 
-/// Gives the memory of a unit back but for what this rank holds of it.
-pub(super) fn keep_own(span: &mut Span<f32>, unit: &Unit) {
-    span.give_back(0..unit.own.start);
-    span.give_back(unit.own.end..unit.shared_out.end);
+/// Gives the memory of a unit back but for what this rank holds of it, or keeps it for another.
+pub(super) fn keep_own(span: &mut Span<f32>, unit: &Unit, spare: &mut Option<Spare>) {
+    for others in unit.of_others() {
+        match spare {
+            Some(spare) => span.leave(others, spare),
+            None => span.give_back(others),
+        }
+    }
+}
+
+/// Brings memory for what others hold of a unit, as far as some is kept: for one who overwrites it.
+pub(super) fn make_room(span: &mut Span<f32>, unit: &Unit, spare: &mut Option<Spare>) {
+    if let Some(spare) = spare {
+        unit.of_others().into_iter().for_each(|others| span.refill(others, spare));
+    }
 }

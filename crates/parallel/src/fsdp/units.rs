@@ -27,6 +27,11 @@ impl Unit {
     pub(super) fn rest(&self) -> Range<usize> {
         self.shared_out.end..self.span.len()
     }
+
+    /// The parts of the others, before this rank's and behind it, counted likewise.
+    pub(super) fn of_others(&self) -> [Range<usize>; 2] {
+        [0..self.own.start, self.own.end..self.shared_out.end]
+    }
 }
 
 /// Cuts a model between blocks into units of at least `bytes` bytes of float32 parameters; the last may be smaller.

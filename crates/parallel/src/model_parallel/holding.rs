@@ -17,24 +17,43 @@ struct Held {
     /// Its number in the whole model.
     whole: usize,
     cut: Option<Cut>,
+    /// Whether another stage has it first.
+    is_copy: bool,
 }
 
 impl Holding {
-    /// Those whose names `holds` names, cut as `cut` says.
+    /// Those whose names `holds` names, cut as `cut` says. It says how they are held; buffers are nobody's copies.
     pub(super) fn of(
         whole: &Parameters,
-        holds: impl Fn(&str) -> bool,
+        holds: impl Fn(&str) -> Option<As>,
         cut: impl Fn(&str) -> Option<Cut>,
     ) -> Holding {
-        let numbered = |names: &[String]| -> Vec<usize> {
-            names.iter().enumerate().filter(|(_, name)| holds(name)).map(|(i, _)| i).collect()
+        let held = |(i, name): (usize, &String)| {
+            holds(name).map(|held| Held { whole: i, cut: cut(name), is_copy: held == As::Copy })
         };
-        let held = |i: usize| Held { whole: i, cut: cut(&whole.names()[i]) };
+        let buffers = whole.buffer_names().iter().enumerate();
         Holding {
-            params: numbered(whole.names()).into_iter().map(held).collect(),
-            buffers: numbered(whole.buffer_names()),
+            params: whole.names().iter().enumerate().filter_map(held).collect(),
+            buffers: buffers.filter(|(_, name)| holds(name).is_some()).map(|(i, _)| i).collect(),
             whole: whole.layout().clone(),
         }
+    }
+
+    /// Whether another stage has the rank's own parameter `own` first, and speaks for it.
+    pub(super) fn is_copy(&self, own: usize) -> bool {
+        self.params[own].is_copy
+    }
+
+    /// How many elements the rank's own parameter `own` has.
+    pub(super) fn own_len(&self, own: usize) -> usize {
+        let Held { whole, cut, .. } = self.params[own];
+        let shape = self.whole.shape(whole);
+        cut.map_or(*shape, |cut| cut.shape(shape)).count()
+    }
+
+    /// The rank's own number of parameter `whole` of the whole model, if it has it.
+    pub(super) fn own_number(&self, whole: usize) -> Option<usize> {
+        self.params.iter().position(|held| held.whole == whole)
     }
 
     /// Whether a rank has all of its own parameter `own`, as the others along the axis do that cuts the rest.
@@ -70,6 +89,15 @@ impl Holding {
     }
 }
 
+/// How a stage has a parameter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum As {
+    /// As the first of the stages that have it.
+    First,
+    /// As one behind that.
+    Copy,
+}
+
 /// A rank of a replica, as the others see it.
 #[derive(Clone, Debug)]
 pub(super) struct Holder {
@@ -80,7 +108,8 @@ pub(super) struct Holder {
 
 impl Holder {
     fn told(&self) -> impl Iterator<Item = (usize, &Held)> {
-        self.holding.params.iter().enumerate().filter(|(_, held)| self.speaks_for_uncut || held.cut.is_some())
+        let params = self.holding.params.iter().enumerate().filter(|(_, held)| !held.is_copy);
+        params.filter(|(_, held)| self.speaks_for_uncut || held.cut.is_some())
     }
 
     /// How many elements it tells.

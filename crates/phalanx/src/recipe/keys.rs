@@ -120,7 +120,7 @@ const ONE_DEVICE: &[&str] = &["ddp", "fsdp"];
 /// Those of workers with several devices.
 const SEVERAL: &[&str] = &["dp", "place", "pipeline"];
 /// Those that may have stages.
-const STAGED: &[&str] = &["pipeline", "ddp"];
+const STAGED: &[&str] = &["pipeline", "ddp", "fsdp"];
 const PIPELINES: &[&str] = &["gpipe", "1f1b", "interleaved", "zb-h1"];
 
 /// All keys, in the order of the sections.
@@ -350,13 +350,18 @@ pub const KEYS: &[Key] = &[
     row(
         "parallel.cut",
         Positives(None),
-        &["place", "pipeline", "ddp"],
+        &["place", "pipeline", "ddp", "fsdp"],
         "how many blocks each stage has; by default as measured times say",
     ),
     row("parallel.schedule", OneOf(PIPELINES), STAGED, "in which order stages work on micro-batches"),
     row("parallel.chunks", Between(1, MOST_THREADS), STAGED, "stages of each device, if interleaved"),
     row("parallel.micro_batches", Between(1, MOST_SHARDS), STAGED, "parts of each batch"),
-    row("parallel.pipeline", Between(1, MOST_THREADS), &["ddp"], "workers that hold the stages of a replica"),
+    row(
+        "parallel.pipeline",
+        Between(1, MOST_THREADS),
+        ONE_DEVICE,
+        "workers that hold the stages of a replica",
+    ),
     row("parallel.tensor", Between(1, MOST_THREADS), ONE_DEVICE, "workers that hold a part of every matrix"),
     row(
         "parallel.sequence",

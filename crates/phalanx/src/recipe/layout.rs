@@ -285,7 +285,7 @@ impl Recipe {
                 return refuse("train.ema", format!("left out {beside}"), ema.to_string());
             }
         }
-        if strategy == "ddp" && stages == 1 {
+        if matches!(strategy, "ddp" | "fsdp") && stages == 1 {
             let ParallelRecipe { cut, schedule, chunks, micro_batches, .. } = &self.parallel;
             let given = [
                 ("parallel.cut", cut.as_ref().map(|cut| format!("{cut:?}"))),
@@ -305,8 +305,9 @@ impl Recipe {
                 return refuse("parallel.recompute_blocks", expected, format!("[{start}, {end}]"));
             }
         }
-        if stages > 1 && is_gpt && self.model.tied != Some(false) {
-            return refuse("model.tied", "false beside parallel.pipeline".into(), "true".into());
+        if stages > 1 && strategy == "fsdp" && is_gpt && self.model.tied != Some(false) {
+            let expected = "false beside parallel.pipeline under the strategy fsdp".to_owned();
+            return refuse("model.tied", expected, "true".into());
         }
         let cuts = matches!(strategy, "place" | "pipeline");
         if cuts && LANGUAGE.contains(&&*self.model.name) && self.model.tied != Some(false) {

@@ -1,0 +1,82 @@
+//! Parameters that blocks of several stages have, as a language model's table of words, which its last layer multiplies with.
+
+use super::holding::{Holder, Holding};
+use crate::error::Error;
+use crate::strategy::Strategy;
+use phalanx_comm::{Group, ReduceOp};
+use phalanx_nn::Parameters;
+
+/// What stages share (MP-TIED).
+pub(super) struct Tied {
+    /// The ranks of the pipeline that have any of them; none on one that hasn't.
+    group: Option<Group>,
+    /// Their numbers in the whole model, in order.
+    shared: Vec<usize>,
+    /// This rank's own numbers of them, where it has them.
+    own: Vec<Option<usize>>,
+    /// How many elements of each a rank has.
+    lengths: Vec<usize>,
+}
+
+impl Tied {
+    /// None if no two stages share any. All ranks of the pipeline come here; `holders` are those of the replica.
+    pub(super) fn among(
+        pipeline: &Group,
+        whole: &Parameters,
+        holding: &Holding,
+        holders: &[Holder],
+    ) -> Result<Option<Tied>, Error> {
+        let is_copied = |i: usize| {
+            let copies =
+                |holder: &Holder| holder.holding.own_number(i).is_some_and(|own| holder.holding.is_copy(own));
+            holders.iter().any(copies)
+        };
+        let shared: Vec<usize> = (0..whole.names().len()).filter(|&i| is_copied(i)).collect();
+        if shared.is_empty() {
+            return Ok(None);
+        }
+        let own: Vec<_> = shared.iter().map(|&i| holding.own_number(i)).collect();
+        let has_any = own.iter().any(Option::is_some);
+        let group = pipeline.split(has_any.then_some(0), 0)?;
+        // Ranks of a pipeline have the same part of what is cut.
+        let len = |&i: &usize| {
+            let of = |Holder { holding, .. }: &Holder| Some(holding.own_len(holding.own_number(i)?));
+            holders.iter().find_map(of).unwrap_or(0)
+        };
+        let lengths = shared.iter().map(len).collect();
+        Ok(Some(Tied { group, shared, own, lengths }))
+    }
+
+    /// The group, on a rank that is of it.
+    pub(super) fn group(&self) -> Option<&Group> {
+        self.group.as_ref()
+    }
+
+    /// One of those that are shared.
+    pub(super) fn name(&self, whole: &Parameters) -> String {
+        whole.names()[self.shared[0]].clone()
+    }
+
+    /// Sums the gradients that each stage has of them; one that hasn't one of them adds nothing.
+    pub(super) fn sum(&self, inner: &mut dyn Strategy, own: &Parameters) -> Result<(), Error> {
+        let Some(group) = &self.group else { return Ok(()) };
+        let mut all = vec![0.0; self.lengths.iter().sum()];
+        let place = |parameter: usize| {
+            let number = self.own.iter().position(|own| *own == Some(parameter))?;
+            let start: usize = self.lengths[..number].iter().sum();
+            Some(start..start + self.lengths[number])
+        };
+        inner.each_gradient(own, &mut |held| {
+            if let Some(place) = place(held.parameter) {
+                all[place].copy_from_slice(held.values);
+            }
+        });
+        group.all_reduce(&mut all, ReduceOp::Sum)?;
+        inner.each_gradient(own, &mut |held| {
+            if let Some(place) = place(held.parameter) {
+                held.values.copy_from_slice(&all[place]);
+            }
+        });
+        Ok(())
+    }
+}
