@@ -1,11 +1,9 @@
-//! A process that has no descriptors left, or may make no memory to share. Such limits are the process's, so these tests have
-//! one to themselves, by turns.
+//! A process that has no descriptors left. Such a limit is the process's, so these tests have one to themselves, by turns.
 
 use nix::sys::resource::{Resource, UsageWho, getrlimit, getrusage, setrlimit};
-use nix::sys::signal::{SigSet, Signal};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrIn, connect, socket};
 use nix::sys::time::TimeValLike;
-use phalanx_comm::{Deadline, Endpoint, Error, Generation, Group, GroupConfig, Rank, ReduceOp, Secret};
+use phalanx_comm::{Deadline, Endpoint, Error, Generation, Group, GroupConfig, Rank, Secret};
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::os::fd::AsRawFd;
@@ -120,47 +118,4 @@ fn a_rank_without_descriptors_waits_for_some_and_then_blames_itself() {
         let error = errors[number].as_ref().map(Error::to_string).unwrap_or_default();
         assert!(error.contains("ended the group: it has no connection to spare for rank"), "{error}");
     }
-}
-
-/// Keeps this process from making any memory that others could have, too: a limit on files counts for it.
-struct NoMemory(u64, u64);
-
-impl NoMemory {
-    fn begin() -> NoMemory {
-        // Whoever reaches the limit is sent this, and every thread that is started here has it blocked, too.
-        SigSet::from(Signal::SIGXFSZ).thread_block().unwrap();
-        let (soft, hard) = getrlimit(Resource::RLIMIT_FSIZE).unwrap();
-        setrlimit(Resource::RLIMIT_FSIZE, 4096, hard).unwrap();
-        NoMemory(soft, hard)
-    }
-}
-
-impl Drop for NoMemory {
-    fn drop(&mut self) {
-        setrlimit(Resource::RLIMIT_FSIZE, self.0, self.1).unwrap();
-    }
-}
-
-#[test]
-fn ranks_that_can_make_no_memory_to_share_meet_over_tcp() {
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    // The ends were made while there was memory, so that they say that they may be reached by it.
-    let endpoints: Vec<Endpoint> =
-        (0..3).map(|_| Endpoint::bind(Ipv4Addr::LOCALHOST.into()).unwrap()).collect();
-    let peers: Vec<_> = endpoints.iter().map(Endpoint::address).collect();
-    assert!(peers.iter().all(|peer| peer.local.is_some()));
-    let _no_memory = NoMemory::begin();
-    std::thread::scope(|scope| {
-        for (number, endpoint) in endpoints.into_iter().enumerate() {
-            let (rank, peers, secret) = (Rank(number as u32), peers.clone(), Secret::from_bytes([7; 32]));
-            let generation = Generation(1);
-            scope.spawn(move || {
-                let config = GroupConfig { rank, generation, secret, endpoint, peers, timeout: LIMIT };
-                let group = Group::connect(config).unwrap();
-                let mut sum = vec![rank.0 + 1; 1000];
-                group.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
-                assert_eq!(sum, [6; 1000]);
-            });
-        }
-    });
 }
