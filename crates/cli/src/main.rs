@@ -25,6 +25,7 @@ mod trial;
 
 use args::Command;
 use signal_hook::consts::SIGXFSZ;
+use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -32,7 +33,7 @@ fn main() -> ExitCode {
     let filter = tracing_subscriber::EnvFilter::try_from_env("PHALANX_LOG").unwrap_or_else(|_| "warn".into());
     // An event that can't be written is lost: to complain would be to write to the same place, and to panic.
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time();
-    log.log_internal_errors(false).init();
+    log.with_ansi(std::io::stderr().is_terminal()).log_internal_errors(false).init();
     // A file that grows beyond what is allowed is an error of whoever writes it, as where the disk is full. Where
     // the signal can't be taken it ends this process, as it would without this.
     let _ = signal_hook::flag::register(SIGXFSZ, Arc::default());

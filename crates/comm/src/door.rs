@@ -24,7 +24,7 @@ use phalanx_wire::{
     Deadline, Generation, HandshakeError, Hello, Rank, Secret, Side, Strangers, read_frame, write_frame,
 };
 use std::collections::{HashMap, VecDeque};
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -257,8 +257,13 @@ impl Inside {
         let inside = Arc::clone(self);
         let thread = std::thread::Builder::new().name("phalanx-accept".into());
         let spawned = thread.spawn(move || {
-            if let Err(error) = inside.lead(stream, number) {
-                tracing::warn!(address, "refused a connection: {error}");
+            match inside.lead(stream, number) {
+                // As a rank does that needs nobody any more.
+                Err(HandshakeError::Io(error)) if error.kind() == ErrorKind::UnexpectedEof => {
+                    tracing::debug!(address, "who called has hung up: {error}");
+                }
+                Err(error) => tracing::warn!(address, "refused a connection: {error}"),
+                Ok(()) => {}
             }
             inside.strangers.leave(number);
         });
