@@ -227,38 +227,21 @@ impl Agent<'_> {
         loop {
             // The coordinator's silence is what this wait ends with, if nothing else.
             let news = self.crew.news.recv().expect("this agent holds the other end");
+            let mut led = Ok(());
             match news {
                 News::Fleet(ToAgent::Begin(seat)) => return Ok(Next::Begin(seat)),
                 News::Fleet(ToAgent::End(end)) => return Ok(Next::Over(Over::Ended(end))),
                 News::Fleet(ToAgent::Refused { reason }) => return Err(LaunchError::Refused { reason }),
                 News::Fleet(ToAgent::Told { words }) => self.crew.tell(Report::Told { words }),
                 News::Fleet(ToAgent::Standing(standing)) => self.heed_standing(*standing),
-                News::Fleet(ToAgent::Elsewhere { address }) => {
-                    if let Err(error) = self.go_elsewhere(address)
-                        && let Some(over) = self.begin_again(error)?
-                    {
-                        return Ok(Next::Over(over));
-                    }
-                }
+                News::Fleet(ToAgent::Elsewhere { address }) => led = self.go_elsewhere(address),
                 News::Fleet(ToAgent::Farewell) => {
                     if let Some(signal) = self.asked {
                         return Ok(Next::Over(Over::Left(signal)));
                     }
                 }
-                News::Alone(from, error) if from == self.link.coordinator() => {
-                    if let Err(error) = self.search(error)
-                        && let Some(over) = self.begin_again(error)?
-                    {
-                        return Ok(Next::Over(over));
-                    }
-                }
-                News::Found(found) => {
-                    if let Err(error) = found.and_then(|found| self.follow(*found))
-                        && let Some(over) = self.begin_again(error)?
-                    {
-                        return Ok(Next::Over(over));
-                    }
-                }
+                News::Alone(from, error) if from == self.link.coordinator() => led = self.search(error),
+                News::Found(found) => led = found.and_then(|found| self.follow(*found)),
                 News::Signal(signal) if self.asked.is_some() => return Ok(Next::Over(Over::Left(signal))),
                 News::Signal(signal) => {
                     self.ask(signal);
@@ -267,6 +250,11 @@ impl Agent<'_> {
                     }
                 }
                 other => drop(self.crew.watch.heed(other)),
+            }
+            if let Err(lost) = led
+                && let Some(over) = self.begin_again(lost)?
+            {
+                return Ok(Next::Over(over));
             }
         }
     }
