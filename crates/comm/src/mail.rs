@@ -26,6 +26,9 @@ use std::time::Instant;
 /// Bytes of letters that may wait to be asked for.
 const MAX_ASIDE: usize = 1 << 30;
 
+/// Letters of more bytes are put on a shelf, where the transport has one: what is shorter goes through at once.
+const LONG: usize = 64 << 10;
+
 /// Bytes of a message that are worth a copy beside its header.
 const SMALL: usize = 256;
 
@@ -45,6 +48,8 @@ struct Line {
     /// The header that comes next, and how much of it came.
     head: Header,
     got: usize,
+    /// Where the elements of the letter lie that it announces, if not behind it.
+    shelf: Option<u32>,
     outgoing: VecDeque<Outgoing>,
     arriving: Option<Arriving>,
     /// Letters that came and that nobody asked for yet.
@@ -68,6 +73,8 @@ struct Outgoing {
     ticket: Option<u64>,
     header: Header,
     buffer: Box<dyn AnyBuffer>,
+    /// Whether the elements lie on a shelf, and the header says where.
+    is_shelved: bool,
     done: usize,
 }
 
@@ -85,6 +92,8 @@ pub(crate) struct Wanted {
 struct Arriving {
     header: Header,
     into: Place,
+    /// Where it lies, if it doesn't come behind its header.
+    shelf: Option<u32>,
     bytes: usize,
     done: usize,
 }
@@ -143,6 +152,25 @@ impl Line {
         self.reader == Holder::Nobody && self.got == HEADER
     }
 
+    /// Sends a letter as far as it goes now, one that is long by way of the shelf if there is room; whether it is whole.
+    fn send_letter(
+        &mut self,
+        wires: &mut dyn Transport,
+        to: usize,
+        letter: &mut Outgoing,
+    ) -> Result<bool, Lost> {
+        let payload = &*letter.buffer.bytes();
+        if letter.done == 0 && !letter.is_shelved && payload.len() > LONG {
+            if let Some(at) = wires.shelve(to, payload)? {
+                letter.header = letter.header.shelved(at);
+                letter.is_shelved = true;
+                self.sent += payload.len() as u64;
+            }
+        }
+        let follows = if letter.is_shelved { &[] } else { payload };
+        self.send(wires, to, Holder::Letter, (&letter.header, follows), &mut letter.done)
+    }
+
     /// Sends a message as far as it goes now; whether it is whole.
     fn send(
         &mut self,
@@ -190,6 +218,7 @@ impl Mail {
             reader: Holder::Nobody,
             head: Header([0; HEADER]),
             got: 0,
+            shelf: None,
             outgoing: VecDeque::new(),
             arriving: None,
             aside: VecDeque::new(),
@@ -301,7 +330,13 @@ impl Mail {
         line.letters += 1;
         signature.sequence = line.letters;
         let header = signature.header(signature.count);
-        line.outgoing.push_back(Outgoing { ticket: Some(ticket), header, buffer, done: 0 });
+        line.outgoing.push_back(Outgoing {
+            ticket: Some(ticket),
+            header,
+            buffer,
+            is_shelved: false,
+            done: 0,
+        });
     }
 
     /// Asks a peer, once, whether it understands an operation of this number as this rank does, which waits for it.
@@ -311,7 +346,7 @@ impl Mail {
             line.questioned = operation.sequence;
             let header = operation.header(operation.count).question();
             let buffer = Box::new(Plain(Vec::<u8>::new()));
-            line.outgoing.push_back(Outgoing { ticket: None, header, buffer, done: 0 });
+            line.outgoing.push_back(Outgoing { ticket: None, header, buffer, is_shelved: false, done: 0 });
         }
     }
 
@@ -443,8 +478,7 @@ impl Mail {
     fn post(&mut self, peer: usize, wires: &mut dyn Transport) -> Result<(), Error> {
         let line = &mut self.lines[peer];
         while let Some(mut letter) = line.outgoing.pop_front() {
-            let message = (&letter.header, &*letter.buffer.bytes());
-            let sent = line.send(wires, peer, Holder::Letter, message, &mut letter.done);
+            let sent = line.send_letter(wires, peer, &mut letter);
             let sent = match (sent, letter.ticket) {
                 // Whoever is asked may have left after all that is waited for. Others are to find the wire dead, not held.
                 (Err(_), None) => {

@@ -74,11 +74,16 @@ pub(crate) const HEADER: usize = 32;
 const MAGIC: [u8; 4] = *b"plx2";
 /// Where the number of the algorithm stands.
 const ALGORITHM: usize = 7;
+/// Where in shared memory its elements lie.
+const AT: std::ops::Range<usize> = 12..16;
 /// The number of no reduction.
 const NO_REDUCTION: u8 = u8::MAX;
 
 /// In the place of the kind: a question whether the operation is understood alike.
 const QUESTION: u8 = 0x80;
+
+/// Beside the kind of a message: its elements don't follow, but lie on a shelf, and where they do stands in the place of `at`.
+const SHELVED: u8 = 0x40;
 
 /// A header as it comes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -94,7 +99,7 @@ impl Signature {
         header[6] = self.op.map_or(NO_REDUCTION, |op| op.0);
         header[ALGORITHM] = self.algorithm.map_or(0, Algorithm::code);
         header[8..12].copy_from_slice(&self.detail.to_le_bytes());
-        header[12..16].copy_from_slice(&self.at.to_le_bytes());
+        header[AT].copy_from_slice(&self.at.to_le_bytes());
         header[16..24].copy_from_slice(&self.sequence.to_le_bytes());
         header[24..].copy_from_slice(&(count as u64).to_le_bytes());
         Header(header)
@@ -135,6 +140,22 @@ impl Header {
         (is_question && self.is_known()).then_some(self)
     }
 
+    /// The header of this message where its elements lie on a shelf.
+    pub(crate) fn shelved(mut self, at: u32) -> Header {
+        self.0[4] |= SHELVED;
+        self.0[AT].copy_from_slice(&at.to_le_bytes());
+        self
+    }
+
+    /// The header of the message whose elements lie on a shelf, and where, if they do.
+    pub(crate) fn unshelved(mut self) -> Option<(Header, u32)> {
+        let at = u32::from_le_bytes(self.0[AT].try_into().expect("four bytes"));
+        self.0[AT].fill(0);
+        let is_shelved = self.0[4] == Kind::Message as u8 | SHELVED;
+        self.0[4] &= !SHELVED;
+        (is_shelved && self.is_known()).then_some((self, at))
+    }
+
     /// The number of the operation.
     pub(crate) fn sequence(&self) -> u64 {
         self.word(16)
@@ -160,6 +181,9 @@ impl Header {
 
     /// The operation, for people.
     pub(crate) fn describe(&self) -> String {
+        if let Some((header, _)) = self.unshelved() {
+            return header.describe();
+        }
         if !self.is_known() {
             return "something that isn't an operation".into();
         }
@@ -172,7 +196,7 @@ impl Header {
             Kind::Broadcast | Kind::Scatter => format!(", from rank {}", Rank(self.detail())),
             Kind::Reduce | Kind::Gather => format!(", to rank {}", Rank(self.detail())),
             Kind::AllReduce | Kind::ReduceScatter | Kind::AllGather if self.detail() != 0 => {
-                let at = u32::from_le_bytes(self.0[12..16].try_into().expect("four bytes"));
+                let at = u32::from_le_bytes(self.0[AT].try_into().expect("four bytes"));
                 format!(", at byte {} of shared memory {}", u64::from(at) * 4, self.detail())
             }
             Kind::Message if self.detail() != 0 => format!(", tag {}", self.detail()),
@@ -232,6 +256,10 @@ mod tests {
         assert_eq!(message.header(3).describe(), "message #7 (3 x f32, tag 5)");
         assert_eq!(message.header(3).asked(), None);
         assert_eq!(message.header(3).question().asked(), Some(message.header(3)));
+        let shelved = message.header(3).shelved(4096);
+        assert_eq!((shelved.unshelved(), shelved.asked()), (Some((message.header(3), 4096)), None));
+        assert_eq!((message.header(3).unshelved(), ring.shelved(8).unshelved()), (None, None));
+        assert_eq!(shelved.describe(), "message #7 (3 x f32, tag 5)");
         assert_eq!(Header([9; HEADER]).describe(), "something that isn't an operation");
     }
 }

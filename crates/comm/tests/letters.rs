@@ -2,8 +2,8 @@
 
 mod ranks;
 
-use phalanx_comm::{Deadline, Group, Rank, ReduceOp, Source};
-use ranks::{LIMIT, on_all};
+use phalanx_comm::{Deadline, Endpoint, Group, Rank, ReduceOp, Source, Work};
+use ranks::{LIMIT, connected, on_all};
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
@@ -23,6 +23,34 @@ fn a_sender_that_dies_in_the_middle_of_a_message_is_noticed_at_once() {
         assert!(start.elapsed() < LIMIT / 4, "{:?}", start.elapsed());
         assert!(error.contains("rank 0 is gone"), "{error}");
     });
+}
+
+#[test]
+fn a_long_letter_is_gone_at_once_where_memory_is_shared() {
+    const LEN: u32 = 300_000;
+    let letter = |n: u32| -> Vec<u32> { (0..LEN).map(|i| i * 7 + n).collect() };
+    let all_sent = Barrier::new(2);
+    connected(
+        Endpoint::bind,
+        2,
+        |_| {},
+        |group| {
+            let group = group.unwrap();
+            if group.rank() == Rank(0) {
+                let mut sent = [0, 1, 2].map(|n| group.start_send(letter(n), Rank(1), n));
+                assert!(sent.iter_mut().all(Work::poll), "rank 1 looks after nothing yet");
+                all_sent.wait();
+            } else {
+                all_sent.wait();
+                // Two are set aside while the third is looked for.
+                for n in [2, 0, 1] {
+                    let mut got = vec![0; LEN as usize];
+                    group.receive_tagged(&mut got, Source::Rank(Rank(0)), n).unwrap();
+                    assert!(got == letter(n), "letter {n}");
+                }
+            }
+        },
+    );
 }
 
 #[test]

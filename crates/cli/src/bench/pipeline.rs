@@ -236,7 +236,9 @@ impl<'a> Job<'a> {
             Tensor::uniform(device, [args.batch, args.width], 0.0, 1.0, DType::F32, key)
         };
         let optimizer = Optimizer::new(Sgd::new(1e-3))?;
-        Ok(Job { args, model, parameters, input: random(0), target: random(1), optimizer })
+        // The first stage makes a gradient of its input as all others do, or its work wouldn't equal theirs.
+        let input = random(0).requires_grad();
+        Ok(Job { args, model, parameters, input, target: random(1), optimizer })
     }
 
     /// One step: gives the mean loss, where this process has it.

@@ -46,6 +46,9 @@ impl Mail {
                     return Ok(None);
                 }
             }
+            if let Some((header, at)) = line.head.unshelved() {
+                (line.head, line.shelf) = (header, Some(at));
+            }
             let question = line.head.asked();
             let header = question.unwrap_or(line.head);
             if line.heard.is_none_or(|(heard, _)| heard != header) {
@@ -78,7 +81,8 @@ impl Mail {
             let line = &mut self.lines[from];
             line.got = 0;
             line.reader = Holder::Letter;
-            self.lines[from].arriving = Some(Arriving { header, into, bytes, done: 0 });
+            let shelf = line.shelf.take();
+            line.arriving = Some(Arriving { header, into, shelf, bytes, done: 0 });
         }
     }
 
@@ -102,7 +106,11 @@ impl Mail {
             Place::Aside(room) => &mut room.bytes_mut()[..arriving.bytes],
         };
         while arriving.done < arriving.bytes {
-            let moved = match wires.try_receive(from, &mut into[arriving.done..]) {
+            let moved = match arriving.shelf {
+                Some(at) => wires.unshelve(from, at, into).map(|()| arriving.bytes),
+                None => wires.try_receive(from, &mut into[arriving.done..]),
+            };
+            let moved = match moved {
                 Ok(moved) => moved,
                 Err(lost) => {
                     // It stays one that is waited for.

@@ -7,12 +7,18 @@
 //! Each ring has one writer and one reader. `written` and `read` count the bytes since the start and only grow; byte `i` lies
 //! at `i % RING`.
 //!
+//! A ring goes on only while both sides look after it, and a letter that is longer than a ring would wait for that, with both at work
+//! on something else. Beside each ring lies a larger *shelf*: who writes the ring puts a long letter there whole and says where, and who
+//! reads it takes it from there whenever it comes to it. Letters lie one behind the other, and at the start again once all
+//! were taken; what finds no room goes through the ring. Pages of a shelf take memory once they were used.
+//!
 //! Each line of memory that the other side wrote costs as much as all else that a small message takes, so each side keeps what
 //! it last saw of the other's count and looks again only when it needs more, and `read` is said only every now and then: a
 //! writer needs it when its ring is full, and then there is more to read.
 //!
 //! - **M-ORDER**: bytes are in place before `written` says so, and are taken before `read` says so. Between the two counts
-//!   only the reader touches the ring, outside them only the writer.
+//!   only the reader touches the ring, outside them only the writer. A letter is on its shelf before the ring says where, and is the
+//!   reader's until that one has counted it as taken.
 //! - **M-WAKE**: who is about to sleep says so, and for what, first and looks at the counts once more; who changes a count looks
 //!   afterwards whether the other sleeps for that and then rings. Fences between the two make sure that at least one sees the
 //!   other.
@@ -37,19 +43,23 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 /// Bytes of a ring: small enough to stay in the cache that both cores share.
 const RING: usize = 256 << 10;
-/// Where the rings start; before them each word has a cache line of its own.
+/// Bytes of a shelf: what a stage of a pipeline sends the next, several times.
+const SHELF: usize = 16 << 20;
+/// Where the rings start, and the shelves behind them; before them each word has a cache line of its own.
 const HEAD: usize = 4096;
 const LINE: usize = 64;
-/// Words of the head: two for each ring, and one for each sleeper.
+/// Words of the head: two for each ring, one for each sleeper and one for each shelf.
 const WRITTEN: usize = 0;
 const READ: usize = 2;
 const ASLEEP: usize = 4;
+/// Bytes that were taken off each shelf.
+const TAKEN: usize = 6;
 /// Where each side leaves its parting word, in the second half of the head: eight bytes that count it, and then it.
 const PARTING: usize = HEAD / 2;
 const PARTING_LEN: usize = HEAD / 4;
 const _: () = assert!(8 + MAX_WORD <= PARTING_LEN);
 /// Bytes of the memory of a pair.
-const BYTES: usize = HEAD + 2 * RING;
+const BYTES: usize = HEAD + 2 * (RING + SHELF);
 /// How much passed memory may wait to be asked for.
 const MAX_PASSED: usize = 16;
 /// What a sleeper waits for.
@@ -76,6 +86,10 @@ pub(crate) struct Memory {
     /// What the peer's counts were when they were last looked at: how much it took of what this end wrote, and how much it wrote.
     taken: u64,
     came: u64,
+    /// Bytes that this end put on its shelf and took off the other, and where its next letter goes.
+    shelved: u64,
+    unshelved: u64,
+    shelf_end: usize,
     looks: u32,
     /// None if it can't be seen from here.
     peer: Option<Process>,
@@ -99,7 +113,22 @@ impl Memory {
         bell.set_nonblocking(true)?;
         let passed = VecDeque::new();
         let peer = getsockopt(&bell, sockopt::PeerCredentials).ok().and_then(|peer| Process::of(peer.pid()));
-        Ok(Memory { bell, map, passed, own, written: 0, read: 0, told: 0, taken: 0, came: 0, looks: 0, peer })
+        Ok(Memory {
+            bell,
+            map,
+            passed,
+            own,
+            written: 0,
+            read: 0,
+            told: 0,
+            taken: 0,
+            came: 0,
+            shelved: 0,
+            unshelved: 0,
+            shelf_end: 0,
+            looks: 0,
+            peer,
+        })
     }
 
     /// Whether this process may make such memory: a limit on the size of files counts for it too.
@@ -141,6 +170,13 @@ impl Memory {
         let at = (count % RING as u64) as usize;
         // SAFETY: ring is 0 or 1 and `at` less than RING, so the place lies in the map.
         (unsafe { self.map.start().as_ptr().add(HEAD + ring * RING + at) }, n.min(RING - at))
+    }
+
+    /// Where byte `at` of a shelf lies, if `n` bytes from there on are the shelf's.
+    fn on_shelf(&self, shelf: usize, at: usize, n: usize) -> Option<*mut u8> {
+        at.checked_add(n).filter(|&end| end <= SHELF)?;
+        // SAFETY: shelf is 0 or 1 and `at` at most SHELF, so the place lies in the map, or at its end.
+        Some(unsafe { self.map.start().as_ptr().add(HEAD + 2 * RING + shelf * SHELF + at) })
     }
 
     /// How many of `wanted` bytes this end could write now.
@@ -299,6 +335,31 @@ impl Wire for Memory {
         self.took(n);
     }
 
+    fn shelve(&mut self, letter: &[u8]) -> std::result::Result<Option<u32>, Lost> {
+        let taken = self.word(TAKEN, self.own).load(Ordering::Acquire);
+        if taken > self.shelved {
+            return Err(damaged());
+        }
+        let at = if taken == self.shelved { 0 } else { self.shelf_end };
+        let Some(to) = self.on_shelf(self.own, at, letter.len()) else { return Ok(None) };
+        // SAFETY: the bytes from `at` on are this end's: all were taken, or none of these was given since that was so (M-ORDER). No
+        // reference to the map exists.
+        unsafe { std::ptr::copy_nonoverlapping(letter.as_ptr(), to, letter.len()) };
+        self.shelved += letter.len() as u64;
+        self.shelf_end = at + letter.len();
+        Ok(Some(at as u32))
+    }
+
+    fn unshelve(&mut self, at: u32, into: &mut [u8]) -> std::result::Result<(), Lost> {
+        let from = self.on_shelf(1 - self.own, at as usize, into.len()).ok_or_else(damaged)?;
+        // SAFETY: the bytes lie in the map, and the peer leaves them as they are until they are counted (M-ORDER); one that breaks
+        // the order can spoil what is read, and nothing else.
+        unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
+        self.unshelved += into.len() as u64;
+        self.word(TAKEN, 1 - self.own).store(self.unshelved, Ordering::Release);
+        Ok(())
+    }
+
     fn process(&self) -> Option<Process> {
         self.peer
     }
@@ -391,6 +452,41 @@ mod tests {
                 got += n;
             }
         });
+    }
+
+    #[test]
+    fn letters_lie_on_their_shelf_until_they_are_taken() {
+        let (mut a, mut b) = pair();
+        let third = vec![7; SHELF / 3];
+        let places: Vec<u32> = (0..3).map(|_| a.shelve(&third).unwrap().unwrap()).collect();
+        assert_eq!(places, [0, 1, 2].map(|i| i * third.len() as u32));
+        assert_eq!(a.shelve(&third).unwrap(), None, "the shelf is full");
+        assert_eq!(b.shelve(&[1]).unwrap(), Some(0), "the other one isn't");
+        let mut got = vec![0; third.len()];
+        for &at in &places {
+            assert_eq!(a.shelve(&third).unwrap(), None, "what lies there isn't moved");
+            b.unshelve(at, &mut got).unwrap();
+            assert!(got == third);
+        }
+        // All were taken.
+        let whole: Vec<u8> = (0..SHELF).map(|i| (i * 7 + i / 251) as u8).collect();
+        assert_eq!(a.shelve(&whole).unwrap(), Some(0));
+        assert_eq!(a.shelve(&[1]).unwrap(), None);
+        let mut got = vec![0; SHELF];
+        b.unshelve(0, &mut got).unwrap();
+        assert!(got == whole);
+        assert_eq!(a.shelve(&vec![0; SHELF + 1]).unwrap(), None, "nothing is longer than a shelf");
+    }
+
+    #[test]
+    fn places_that_cannot_be_are_an_error() {
+        let (mut a, mut b) = pair();
+        for (at, n) in [(SHELF as u32, 1), (0, SHELF + 1), (u32::MAX, 9)] {
+            let lost = b.unshelve(at, &mut vec![0; n]).unwrap_err();
+            assert!(matches!(lost, Lost::Seen(reason) if reason.contains("damaged")), "{at}, {n}");
+        }
+        a.word(TAKEN, 0).store(1, Ordering::Release);
+        assert!(a.shelve(&[1]).is_err(), "more was taken than there was");
     }
 
     #[test]

@@ -50,6 +50,17 @@ pub(crate) trait Transport: Send {
     /// Brings as many bytes from rank `from` as are there now; says how many.
     fn try_receive(&mut self, from: usize, into: &mut [u8]) -> Result<usize, Lost>;
 
+    /// Puts a whole letter where rank `to` takes it from without this rank's help, if it fits there; says where, which is to be told
+    /// to that rank in what is sent next.
+    fn shelve(&mut self, _to: usize, _letter: &[u8]) -> Result<Option<u32>, Lost> {
+        Ok(None)
+    }
+
+    /// Takes a letter from where rank `from` says that it lies.
+    fn unshelve(&mut self, _from: usize, _at: u32, _into: &mut [u8]) -> Result<(), Lost> {
+        Err(Lost::Seen("memory can't be shared with it".into()))
+    }
+
     /// The next bytes from rank `from` where they lie, if the connection can show them: as many as lie in one piece.
     fn look(&mut self, _from: usize) -> Result<Option<&[u8]>, Lost> {
         Ok(None)

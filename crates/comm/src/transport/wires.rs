@@ -26,6 +26,16 @@ pub(crate) trait Wire: Send {
     /// Brings as many bytes as are there now; says how many.
     fn try_receive(&mut self, into: &mut [u8]) -> Result<usize, Lost>;
 
+    /// Puts a whole letter where the peer takes it from without this rank's help, if it fits there; says where.
+    fn shelve(&mut self, _: &[u8]) -> Result<Option<u32>, Lost> {
+        Ok(None)
+    }
+
+    /// Takes a letter from where the peer says that it lies.
+    fn unshelve(&mut self, _: u32, _: &mut [u8]) -> Result<(), Lost> {
+        Err(Lost::Seen("memory can't be shared with it".into()))
+    }
+
     /// The next bytes that are there, where they lie, if this wire can show them: as many as lie in one piece.
     fn look(&mut self) -> Result<Option<&[u8]>, Lost> {
         Ok(None)
@@ -258,6 +268,15 @@ impl Transport for Wires {
             return Ok(0);
         }
         self.wire(from)?.map_or(Ok(0), |wire| wire.try_receive(into))
+    }
+
+    fn shelve(&mut self, to: usize, letter: &[u8]) -> Result<Option<u32>, Lost> {
+        self.wire(to)?.map_or(Ok(None), |wire| wire.shelve(letter))
+    }
+
+    fn unshelve(&mut self, from: usize, at: u32, into: &mut [u8]) -> Result<(), Lost> {
+        let gone = || Err(Lost::Seen("it closed the connection".into()));
+        self.wire(from)?.map_or_else(gone, |wire| wire.unshelve(at, into))
     }
 
     fn look(&mut self, from: usize) -> Result<Option<&[u8]>, Lost> {

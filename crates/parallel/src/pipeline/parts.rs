@@ -15,7 +15,7 @@ pub fn parts(samples: usize, n: usize) -> impl Iterator<Item = Range<usize>> {
 }
 
 /// A batch as `n` micro-batches. `weight` is the whole batch's, and `ctx` its pass, whose rows are the samples. Panics if inputs
-/// or targets have another number of rows than `ctx` has samples.
+/// or targets have another number of rows than `ctx` has samples. Where inputs are to have a gradient, each part's are a leaf of their own.
 #[track_caller]
 pub fn micro_batches(
     input: Option<&Tensor>,
@@ -33,7 +33,10 @@ pub fn micro_batches(
         );
     }
     let part = |rows: Range<usize>| {
-        let of = |whole: &Tensor| whole.narrow(0, rows.start, rows.len()).contiguous();
+        let of = |whole: &Tensor| {
+            let part = whole.detach().narrow(0, rows.start, rows.len()).contiguous();
+            if whole.needs_grad() { part.requires_grad() } else { part }
+        };
         MicroBatch {
             input: input.map(of),
             target: target.map(of),
