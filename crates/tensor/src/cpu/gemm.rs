@@ -1,6 +1,8 @@
-//! Matrix products, by the `gemm` crate: it reaches more than twice the speed of PyTorch's own on one core.
+//! Matrix products, by the `gemm` crate, and by kernels of our own where it loses its time with laying out factors: small ones
+//! ([`small_gemm`]) and few rows through a weight ([`few_rows`]).
 
-use crate::cpu::{SERIAL_LIMIT, small_gemm};
+use crate::cpu::lanes::Lanes;
+use crate::cpu::{SERIAL_LIMIT, few_rows, small_gemm};
 use crate::device::Device;
 use crate::dtype::Float;
 
@@ -108,7 +110,7 @@ fn rows_per_thread(m: usize, n: usize, threads: usize) -> usize {
 }
 
 /// As [`gemm`], with the rows of `dst` shared out over the device's threads.
-pub(crate) fn gemm_on<T: Float>(
+pub(crate) fn gemm_on<T: Lanes>(
     device: &Device,
     dst: &mut [T],
     sizes: [usize; 3],
@@ -120,7 +122,7 @@ pub(crate) fn gemm_on<T: Float>(
 }
 
 /// As [`gemm_on`]; whichever thread computes some rows of `dst` hands them to `prepare` first.
-pub(crate) fn gemm_onto<T: Float>(
+pub(crate) fn gemm_onto<T: Lanes>(
     device: &Device,
     dst: &mut [T],
     [m, n, k]: [usize; 3],
@@ -134,6 +136,11 @@ pub(crate) fn gemm_onto<T: Float>(
         check(dst, [m, n, k], a, b);
         prepare(&mut dst[..m * n]);
         return small_gemm::small_gemm(device, dst, [m, n, k], a, b, into);
+    }
+    if k > 0 && few_rows::takes([m, n, k], &a, &b) {
+        check(dst, [m, n, k], a, b);
+        prepare(&mut dst[..m * n]);
+        return few_rows::few_rows(device, dst, [m, n, k], a, b, into);
     }
     if device.threads() == 1 || n == 0 || work([m, n, k]) < 4 * SERIAL_LIMIT {
         prepare(&mut dst[..m * n]);

@@ -1,8 +1,9 @@
 //! Matrix products of tensors, and rows through a weight.
 
 use crate::cpu::gemm::{Into, Mat, gemm, gemm_on, gemm_onto};
+use crate::cpu::lanes::Lanes;
 use crate::cpu::reduce;
-use crate::dtype::{Float, with_float};
+use crate::dtype::with_float;
 use crate::shape::{Geometry, Shape, for_each_row};
 use crate::tensor::Tensor;
 
@@ -79,7 +80,7 @@ fn rows_times_rows(a: &Tensor, b: &Tensor, out: &Tensor) {
 }
 
 /// [`matmul`] of elements of one type.
-fn multiply<T: Float>(a: &Tensor, b: &Tensor, out: &Tensor) {
+fn multiply<T: Lanes>(a: &Tensor, b: &Tensor, out: &Tensor) {
     let n_dims = out.shape().n_dims();
     let (m, n) = (out.dims()[n_dims - 2], out.dims()[n_dims - 1]);
     let k = a.dims()[a.shape().n_dims() - 1];

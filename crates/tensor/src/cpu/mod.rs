@@ -9,6 +9,7 @@ pub(crate) mod dropout;
 pub(crate) mod elementwise;
 pub(crate) mod embedding;
 pub(crate) mod exponential;
+pub(crate) mod few_rows;
 pub(crate) mod gemm;
 pub(crate) mod lanes;
 pub(crate) mod loss;

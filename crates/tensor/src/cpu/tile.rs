@@ -49,15 +49,27 @@ pub(crate) fn by_panels<T: Lanes, S: Simd, K: ByPanels<T>>(
     }
 }
 
-/// How many columns a panel has on a machine; the last may be narrower.
-struct Columns<T>(PhantomData<T>);
+/// The columns of a vector on a machine, and of a panel, of which the last may be narrower.
+pub(crate) struct Columns {
+    pub(crate) lanes: usize,
+    pub(crate) panel: usize,
+}
 
-impl<T: Lanes> WithSimd for Columns<T> {
-    type Output = usize;
+impl Columns {
+    /// To be asked of a machine, for vectors of this type.
+    pub(crate) fn of<T: Lanes>() -> impl WithSimd<Output = Columns> {
+        AskColumns::<T>(PhantomData)
+    }
+}
+
+struct AskColumns<T>(PhantomData<T>);
+
+impl<T: Lanes> WithSimd for AskColumns<T> {
+    type Output = Columns;
 
     #[inline(always)]
-    fn with_simd<S: Simd>(self, _: S) -> usize {
-        VECTORS * T::lanes::<S>()
+    fn with_simd<S: Simd>(self, _: S) -> Columns {
+        Columns { lanes: T::lanes::<S>(), panel: VECTORS * T::lanes::<S>() }
     }
 }
 
@@ -70,7 +82,7 @@ pub(crate) fn in_panels<T: Lanes>(
     is_used: impl Fn(usize) -> bool + Sync,
     panels: &mut [T],
 ) {
-    let columns = device.arch().dispatch(Columns::<T>(PhantomData));
+    let columns = device.arch().dispatch(Columns::of::<T>()).panel;
     device.for_chunks(panels, taps * depth * columns, |i, panel| {
         let (first, columns) = (i * columns, panel.len() / (taps * depth));
         device.arch().dispatch(|| {
