@@ -32,8 +32,13 @@ fn train(folder: &Path, out: &str, more: &str) -> Vec<f64> {
     let args = format!("train gpt {model} {rest} --out {out} {more}");
     let ran = phalanx(folder).args(args.split_whitespace()).output().unwrap();
     assert_eq!(ran.status.code(), Some(0), "{args}: {}", user::text(&ran.stderr));
-    let events = user::text(&ran.stdout);
-    let events = events.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    losses(&ran.stdout)
+}
+
+/// The losses of the steps that a run tells of.
+fn losses(told: &[u8]) -> Vec<f64> {
+    let told = user::text(told);
+    let events = told.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
     events.filter(|event| event["event"] == "step").map(|step| step["loss"].as_f64().unwrap()).collect()
 }
 
@@ -81,6 +86,25 @@ fn four_workers_learn_what_one_learns_however_the_model_lies_on_them() {
                 "{mesh}: the whole model is saved"
             );
         }
+    }
+}
+
+#[test]
+fn digits_are_learned_by_workers_that_have_a_part_of_the_dense_layers() {
+    let folder = tempfile::tempdir().unwrap();
+    let train = |out: &str, more: &str| -> Vec<f64> {
+        let args = format!("train mnist-mini --steps {STEPS} --log-interval 1 --json --out {out} {more}");
+        let ran = phalanx(folder.path()).args(args.split_whitespace()).output().unwrap();
+        assert_eq!(ran.status.code(), Some(0), "{args}: {}", user::text(&ran.stderr));
+        losses(&ran.stdout)
+    };
+    let want = train("one", "--nproc-per-node 1 --batch-size 8");
+    assert_eq!(want.len(), STEPS);
+    for mesh in [
+        "--nproc-per-node 2 --batch-size 8 --set parallel.tensor=2",
+        "--nproc-per-node 4 --batch-size 8 --set parallel.tensor=2 --set parallel.pipeline=2",
+    ] {
+        check_close(mesh, &train(&mesh.len().to_string(), mesh), &want);
     }
 }
 
@@ -175,11 +199,23 @@ fn what_no_mesh_can_be_is_refused_before_anything_starts_with_the_nearest_that_c
         "--set parallel.recompute_blocks=0,2",
         "parallel.recompute_blocks must be two rising whole numbers beside parallel.recompute=blocks",
     );
-    let images = "train mnist-mini --nproc-per-node 2 --set parallel.tensor=2";
-    let out = phalanx(folder.path()).args(images.split_whitespace()).output().unwrap();
-    let said = user::text(&out.stderr);
-    assert!(
-        said.contains("parallel.tensor must be left out for the model mnist, which isn't cut so far"),
-        "{said}"
-    );
+    for (images, words) in [
+        (
+            "cifar10-resnet18 --set parallel.tensor=2",
+            "parallel.tensor must be left out for the model resnet18, which isn't cut so far",
+        ),
+        (
+            "mnist-mini --set parallel.tensor=2 --set parallel.sequence=true",
+            "parallel.sequence must be false for the model mnist, which knows no sequences",
+        ),
+        (
+            "mnist-mini --nproc-per-node 4 --set parallel.tensor=4",
+            "parallel.tensor: 4, where there are 50 outputs of the first dense layer\nhint: the nearest that works for 4 ranks is tensor=2",
+        ),
+    ] {
+        let args = format!("train {images}");
+        let out = phalanx(folder.path()).args(args.split_whitespace()).output().unwrap();
+        let said = user::text(&out.stderr);
+        assert!(out.status.code() == Some(2) && said.contains(words), "{images}: {said}");
+    }
 }

@@ -11,7 +11,7 @@
 ///     /// (N, 1, 28, 28) digits to (N, classes) log-probabilities.
 ///     pub struct Net(classes: usize, dropout: f64) {
 ///         conv: Conv2d = Conv2d::new(1, 8, 5),
-///         drop: Dropout = Dropout(dropout),
+///         drop: Dropout = Dropout::new(dropout),
 ///         fc: Linear = Linear::new(8 * 24 * 24, classes),
 ///     }
 ///

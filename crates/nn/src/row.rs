@@ -123,11 +123,11 @@ mod tests {
 
     #[test]
     fn a_block_has_its_masks_whoever_runs_it_and_no_other_has_them() {
-        let pair = || Sequential::new().then(Dropout(0.5)).then(Dropout(0.5));
+        let pair = || Sequential::new().then(Dropout::new(0.5)).then(Dropout::new(0.5));
         let row = Row::new()
-            .then(Block::new("a", Dropout(0.5)))
+            .then(Block::new("a", Dropout::new(0.5)))
             .then(Block::new("b", pair()))
-            .then(Block::new("c", Dropout(0.5)));
+            .then(Block::new("c", Dropout::new(0.5)));
         let ones = Tensor::ones(&Device::cpu(1), [1, 64], DType::F32);
         let fresh = || Ctx::train(1, 2, [3].into());
         let mask = |block, ctx: &mut Ctx| row.forward_block(block, &ones, ctx).to_vec::<f32>();

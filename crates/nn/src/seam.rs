@@ -15,7 +15,8 @@ pub struct Seam {
     pub enter: Option<Arc<dyn Crossing>>,
     /// Where what goes out goes through, before a bias is added.
     pub leave: Option<Arc<dyn Crossing>>,
-    /// Which part of the whole is here: of the rows of a table along dimension 0, or of an attention's heads along dimension 1.
+    /// Which part of the whole is here: of the rows of a table along dimension 0, of an attention's heads along dimension 1, or of what
+    /// a dropout is given.
     pub within: Option<Within>,
 }
 

@@ -119,12 +119,12 @@ fn ones(shape: impl Into<Shape>) -> Tensor {
 fn dropout_drops_its_share_and_keeps_the_mean_in_training_only() {
     let samples = (0..100).collect();
     let x = ones([100, 400]);
-    let y = Dropout(0.3).forward(&x, &mut Ctx::train(1, 0, samples)).to_vec::<f32>();
+    let y = Dropout::new(0.3).forward(&x, &mut Ctx::train(1, 0, samples)).to_vec::<f32>();
     let dropped = y.iter().filter(|&&v| v == 0.0).count() as f64 / y.len() as f64;
     // Four standard errors of a share of 0.3 among 40,000.
     assert!((dropped - 0.3).abs() < 0.0092, "{dropped} of the elements are dropped");
     assert!(y.iter().all(|&v| v == 0.0 || (v - 1.0 / 0.7).abs() < 1e-6));
-    assert_eq!(Dropout(0.3).forward(&x, &mut Ctx::eval()).to_vec::<f32>(), x.to_vec::<f32>());
+    assert_eq!(Dropout::new(0.3).forward(&x, &mut Ctx::eval()).to_vec::<f32>(), x.to_vec::<f32>());
 }
 
 #[test]
@@ -142,7 +142,7 @@ fn a_mask_belongs_to_a_sample_a_step_a_layer_and_a_seed() {
     let mask = |seed, step, layer: usize, samples: &[u64]| {
         let mut ctx = Ctx::train(seed, step, samples.into());
         (0..layer).for_each(|_| drop(ctx.dropout_key()));
-        let y = Dropout(0.5).forward(&ones([samples.len(), 64]), &mut ctx);
+        let y = Dropout::new(0.5).forward(&ones([samples.len(), 64]), &mut ctx);
         (0..samples.len()).map(|row| y.narrow(0, row, 1).to_vec::<f32>()).collect::<Vec<_>>()
     };
     let batch = mask(1, 2, 0, &[10, 11, 12]);

@@ -39,7 +39,7 @@ module! {
     struct Net() {
         up: Linear = Linear::new(12, 24),
         down: Linear = Linear::new(24, 12),
-        drop: Dropout = Dropout(0.3),
+        drop: Dropout = Dropout::new(0.3),
         out: Linear = Linear::new(12, 3),
     }
 
@@ -61,7 +61,8 @@ impl Job {
                 let up = Style::Outputs { dim: 0, groups: 1 };
                 Some(Plan::new(between).with("up", up).with("down", Style::Inputs { dim: 1 }))
             }
-            Job::Mnist | Job::ResNet => None,
+            Job::Mnist => Some(Plan::of_mnist()),
+            Job::ResNet => None,
         }
     }
 
@@ -441,6 +442,22 @@ fn images_go_through_pipelines_of_replicas() {
     check(&on.train(Job::Mnist), &want, &on.what());
 }
 
+/// Dropout lies between the two layers that are cut.
+#[test]
+fn dense_layers_behind_convolutions_are_cut_with_the_dropout_between_them() {
+    let want = alone(Job::Mnist);
+    let sharded = Some(Sharded::Parameters);
+    for on in [
+        On::new(2, &[(Across, 2)]),
+        On { sharded, ..On::new(4, &[(Across, 2)]) },
+        On::new(4, &[(Pipeline, 2), (Across, 2)]),
+        On::new(8, &[(Replica, 2), (Pipeline, 2), (Across, 2)]),
+        On { sharded, ..On::new(8, &[(Pipeline, 2), (Across, 2)]) },
+    ] {
+        check(&on.train(Job::Mnist), &want, &on.what());
+    }
+}
+
 /// Batch norms see micro-batches, so a pipeline is held against another cut of itself; and every rank has all buffers in the end.
 #[test]
 fn batch_norms_on_any_stage_come_to_the_same_buffers() {
@@ -603,7 +620,7 @@ fn what_cannot_be_is_refused_with_the_nearest_that_can() {
         refused(tied, &On::new(3, &[(Across, 2)])),
         "parallel.tensor=2 are 2 ranks, and 3 are there, which is no multiple\nhint: the nearest that works for 3 ranks is replica=3, or take 2 or 4 ranks"
     );
-    let said = refused(Job::Mnist, &On::new(2, &[(Across, 2)]));
+    let said = refused(Job::ResNet, &On::new(2, &[(Across, 2)]));
     assert!(said.starts_with("the mesh has an axis tensor, and nothing says how the model is cut"), "{said}");
     let said = refused(tied, &On { sharded: Some(Sharded::States), ..On::new(4, &[(Pipeline, 2)]) });
     assert!(said.starts_with("wte.weight belongs to several stages of a pipeline"), "{said}");

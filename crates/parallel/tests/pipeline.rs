@@ -19,12 +19,12 @@ use std::sync::Arc;
 fn net(normed: bool) -> Sequential {
     let net = Sequential::new().then(Conv2d::new(1, 8, 3)).then(Relu);
     let net = if normed { net.then(BatchNorm2d::new(8)) } else { net.then(Relu) };
-    net.then(Dropout(0.3))
+    net.then(Dropout::new(0.3))
         .then(Conv2d::new(8, 8, 3))
         .then(MaxPool2d::new(2))
         .then(Relu)
         .then(Flatten)
-        .then(Dropout(0.5))
+        .then(Dropout::new(0.5))
         .then(Linear::new(8 * 4 * 4, 16))
         .then(Linear::new(16, 5))
 }

@@ -31,7 +31,7 @@ fn net() -> Sequential {
         .then(BatchNorm2d::new(16))
         .then(AdaptiveAvgPool2d([1, 1]))
         .then(Flatten)
-        .then(Dropout(0.3))
+        .then(Dropout::new(0.3))
         .then(Linear::new(16, 3))
 }
 

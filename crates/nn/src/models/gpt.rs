@@ -155,7 +155,7 @@ module! {
     struct Embeddings(config: GptConfig) {
         wte: Embedding = table(config.vocabulary, config.width),
         wpe: Embedding = table(config.context, config.width),
-        drop: Dropout = Dropout(config.dropout),
+        drop: Dropout = Dropout::new(config.dropout),
     }
 
     fn forward(&self, ids: &Tensor, ctx: &mut Ctx) -> Tensor {
@@ -171,7 +171,7 @@ module! {
         c_attn: LinearInOut = LinearInOut::new(config.width, 3 * config.width, STD),
         c_proj: LinearInOut = LinearInOut::new(config.width, config.width, config.std_of_branch()),
         heads: Heads = Heads::new(config),
-        drop: Dropout = Dropout(config.dropout),
+        drop: Dropout = Dropout::new(config.dropout),
     }
 
     fn forward(&self, x: &Tensor, ctx: &mut Ctx) -> Tensor {
@@ -213,7 +213,7 @@ module! {
     struct Mlp(config: GptConfig) {
         c_fc: LinearInOut = LinearInOut::new(config.width, 4 * config.width, STD),
         c_proj: LinearInOut = LinearInOut::new(4 * config.width, config.width, config.std_of_branch()),
-        drop: Dropout = Dropout(config.dropout),
+        drop: Dropout = Dropout::new(config.dropout),
     }
 
     fn forward(&self, x: &Tensor, ctx: &mut Ctx) -> Tensor {

@@ -11,7 +11,7 @@ module! {
         drop2d: Dropout2d = Dropout2d(dropout),
         pool: MaxPool2d = MaxPool2d::new(2),
         fc1: Linear = Linear::new(320, 50),
-        drop: Dropout = Dropout(dropout),
+        drop: Dropout = Dropout::new(dropout),
         fc2: Linear = Linear::new(50, 10),
     }
 

@@ -9,9 +9,9 @@ module! {
         conv1: Conv2d = Conv2d::new(1, 32, 3),
         conv2: Conv2d = Conv2d::new(32, 64, 3),
         pool: MaxPool2d = MaxPool2d::new(2),
-        drop1: Dropout = Dropout(dropout / 2.0),
+        drop1: Dropout = Dropout::new(dropout / 2.0),
         fc1: Linear = Linear::new(9216, 128),
-        drop2: Dropout = Dropout(dropout),
+        drop2: Dropout = Dropout::new(dropout),
         fc2: Linear = Linear::new(128, 10),
     }
 

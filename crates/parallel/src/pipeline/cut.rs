@@ -194,7 +194,7 @@ mod tests {
         let mut row = Sequential::new()
             .then(Linear::new(8, 512))
             .then(Relu)
-            .then(Dropout(0.5))
+            .then(Dropout::new(0.5))
             .then(Linear::new(512, 4));
         let x = Tensor::ones(&Device::cpu(1), [16, 8], DType::F32);
         let costs = measure(&mut row, 1, &x, &Ctx::train(0, 0, (0..16).collect()));

@@ -28,6 +28,14 @@ pub enum Style {
         /// How many all ranks have.
         of: usize,
     },
+    /// A dropout between a layer that is cut by its outputs and one by its inputs: of what it is given, all ranks have so many numbers
+    /// along dimension `dim`.
+    Dropout {
+        /// The dimension of what it is given.
+        dim: usize,
+        /// How many numbers all ranks have.
+        of: usize,
+    },
     /// A table of vectors, by its rows.
     Rows,
     /// The logits of the words of a table that is cut by its rows, or of a weight of their own, which then is cut likewise.
@@ -48,7 +56,7 @@ pub enum Between {
 
 /// Which layers of a model are cut, by their names, in which a `*` stands for any characters. Dense layers, tables of vectors and the
 /// attention of a decoder can be. Between a layer that is cut by its outputs and the one by its inputs that belongs to it, what is
-/// computed goes number by number and draws none: dropout there would be that of the part.
+/// computed goes number by number; a dropout there is told so, since its mask is the part of the whole's.
 ///
 /// ```
 /// use phalanx_parallel::{Between, Plan, Style};
@@ -114,6 +122,22 @@ impl Plan {
             .with("lm_head", Style::Scores)
     }
 
+    /// The plan of [`phalanx_nn::models::MnistNet`], whose dense layers are cut.
+    pub fn of_mnist() -> Plan {
+        Plan::new(Between::Whole)
+            .with("fc1", Style::Outputs { dim: 0, groups: 1 })
+            .with("drop", Style::Dropout { dim: 1, of: 50 })
+            .with("fc2", Style::Inputs { dim: 1 })
+    }
+
+    /// The plan of [`phalanx_nn::models::MnistHpcNet`], whose dense layers are cut.
+    pub fn of_mnist_hpc() -> Plan {
+        Plan::new(Between::Whole)
+            .with("fc1", Style::Outputs { dim: 0, groups: 1 })
+            .with("drop2", Style::Dropout { dim: 1, of: 128 })
+            .with("fc2", Style::Inputs { dim: 1 })
+    }
+
     /// What ranks have between the layers that are cut.
     pub fn between(&self) -> Between {
         self.between
@@ -163,11 +187,13 @@ impl Plan {
         model.visit(&mut Visitor::of_seams(&mut |name, seam| {
             layers.push(name.to_owned());
             if let Some(style) = self.style_of(name) {
-                if let Style::Heads { of: heads } = style
-                    && !heads.is_multiple_of(of)
-                {
-                    let (name, dim) = (name.to_owned(), 1);
-                    uneven.get_or_insert(PlanError::Uneven { name, len: heads, dim, parts: of });
+                let drawn = match style {
+                    Style::Heads { of: heads } => Some((heads, 1)),
+                    Style::Dropout { dim, of: numbers } => Some((numbers, dim)),
+                    _ => None,
+                };
+                if let Some((len, dim)) = drawn.filter(|(len, _)| !len.is_multiple_of(of)) {
+                    uneven.get_or_insert(PlanError::Uneven { name: name.to_owned(), len, dim, parts: of });
                 }
                 *seam = self.seam(style, rows.get(name).copied().unwrap_or(0), ranks);
             }
@@ -200,6 +226,7 @@ impl Plan {
             Style::Outputs { .. } | Style::Scores => Seam { enter: Some(spread), ..nothing },
             Style::Inputs { .. } => Seam { leave: Some(sum), ..nothing },
             Style::Heads { of } => Seam { within: within(1, of), ..nothing },
+            Style::Dropout { dim, of } => Seam { within: within(dim, of), ..nothing },
             Style::Rows => Seam { leave: Some(sum), within: within(0, rows), ..nothing },
             Style::Positions if sequence => {
                 Seam { leave: Some(ranks.crossing(Move::OwnRows, Move::PadRows)), ..nothing }
@@ -221,7 +248,7 @@ fn matches(pattern: &str, name: &str) -> bool {
 mod tests {
     use super::*;
     use phalanx_comm::Group;
-    use phalanx_nn::models::{Gpt, GptConfig, Head};
+    use phalanx_nn::models::{Gpt, GptConfig, Head, MnistNet};
     use phalanx_nn::{Linear, Parameters};
     use phalanx_tensor::Device;
 
@@ -273,6 +300,11 @@ mod tests {
         let said = refused(&plan, Box::new(Linear::new(4, 4)));
         assert!(said.starts_with("the plan cuts wte, and the model has no such layer\nhint: "), "{said}");
         let odd = GptConfig { vocabulary: 21, ..GPT };
+        let three = Plan::new(Between::Whole).with("drop", Style::Dropout { dim: 1, of: 51 });
+        assert_eq!(
+            refused(&three, Box::new(MnistNet::new(0.5))),
+            "drop: 51 along dimension 1, which 2 ranks can't share evenly"
+        );
         assert_eq!(
             refused(&plan, Box::new(Gpt::new(odd))),
             "wte.weight: 21 along dimension 0, which 2 ranks can't share evenly"

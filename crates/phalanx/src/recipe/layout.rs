@@ -34,6 +34,8 @@ const MICRO_BATCHES: usize = 4;
 /// do with so few is asked when that begins.
 const LEAST_MEASURED: usize = 2;
 const MOST_MEASURED: usize = 64;
+/// Outputs of the first dense layer of models whose dense layers can be cut: workers have equally many.
+const DENSE: [(&str, usize); 2] = [("mnist", 50), ("mnist-hpc", 128)];
 
 impl Recipe {
     /// The model on the devices that the recipe asks for, of which `device` is the first; the others are of its kind and get their
@@ -145,14 +147,15 @@ impl Recipe {
             bounds.extend([divides(gpt.heads, "heads"), divides(BYTES, "words")]);
             bounds.extend(sequence.then(|| divides(gpt.context, "positions")));
         }
-        let between = if sequence { Between::Sequence } else { Between::Whole };
+        let outputs = DENSE.iter().find(|(model, _)| *model == self.model.name);
+        bounds.extend(outputs.map(|(_, outputs)| divides(*outputs, "outputs of the first dense layer")));
         let recipe = self.clone();
         let model_of = move || recipe.model().expect("a recipe that was checked has a model");
         ModelParallelConfig {
             mesh: self.axes(),
             bounds,
             model: Arc::new(move || recomputed(model_of(), again.clone())),
-            plan: is_gpt.then(|| Plan::of_gpt(gpt.heads, between)),
+            plan: self.plan(),
             stages: (!stages.is_empty()).then(|| StagesConfig {
                 blocks: stages,
                 kind,
@@ -161,6 +164,19 @@ impl Recipe {
             // The trainer says.
             ddp: DdpConfig::default(),
             sharded: None,
+        }
+    }
+
+    /// How the layers of the model are cut under `parallel.tensor`, if they can be.
+    fn plan(&self) -> Option<Plan> {
+        let between = match self.parallel.sequence {
+            Some(true) => Between::Sequence,
+            _ => Between::Whole,
+        };
+        match &*self.model.name {
+            "mnist" => Some(Plan::of_mnist()),
+            "mnist-hpc" => Some(Plan::of_mnist_hpc()),
+            name => LANGUAGE.contains(&name).then(|| Plan::of_gpt(self.gpt().heads, between)),
         }
     }
 
@@ -271,12 +287,16 @@ impl Recipe {
         }
         let stages = self.parallel.pipeline.unwrap_or(1);
         let is_gpt = LANGUAGE.contains(&&*self.model.name);
-        if let Some(tensor) = self.parallel.tensor.filter(|&tensor| tensor > 1 && !is_gpt) {
+        if let Some(tensor) = self.parallel.tensor.filter(|&tensor| tensor > 1 && self.plan().is_none()) {
             let expected = format!("left out for the model {}, which isn't cut so far", self.model.name);
             return refuse("parallel.tensor", expected, tensor.to_string());
         }
         if self.parallel.sequence == Some(true) && self.parallel.tensor.is_none_or(|tensor| tensor == 1) {
             return refuse("parallel.sequence", "false without parallel.tensor".into(), "true".into());
+        }
+        if self.parallel.sequence == Some(true) && !is_gpt {
+            let expected = format!("false for the model {}, which knows no sequences", self.model.name);
+            return refuse("parallel.sequence", expected, "true".into());
         }
         if self.lies_on_mesh() {
             let beside = "where replicas lie on several workers";
