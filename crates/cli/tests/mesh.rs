@@ -210,7 +210,7 @@ fn what_no_mesh_can_be_is_refused_before_anything_starts_with_the_nearest_that_c
         ),
         (
             "mnist-mini --nproc-per-node 4 --set parallel.tensor=4",
-            "parallel.tensor: 4, where there are 50 outputs of the first dense layer\nhint: the nearest that works for 4 ranks is tensor=2",
+            "parallel.tensor: 4, where there are 50 outputs of the first dense layer\nhint: the nearest that works for 4 ranks is replica=2 x tensor=2",
         ),
     ] {
         let args = format!("train {images}");
