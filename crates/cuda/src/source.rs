@@ -13,6 +13,8 @@ pub enum Source {
     Copy,
     /// Softmax and its logarithm.
     Softmax,
+    /// Causal self-attention.
+    Attention,
     /// Losses.
     Loss,
     /// Rows of a table.
@@ -36,22 +38,25 @@ pub enum Source {
 }
 
 /// The files that sources include, by name.
-pub(crate) const HEADERS: [(&str, &str); 6] = [
+pub(crate) const HEADERS: [(&str, &str); 8] = [
     ("numbers.cuh", include_str!("../kernels/numbers.cuh")),
     ("grid.cuh", include_str!("../kernels/grid.cuh")),
     ("strided.cuh", include_str!("../kernels/strided.cuh")),
     ("columns.cuh", include_str!("../kernels/columns.cuh")),
     ("rows.cuh", include_str!("../kernels/rows.cuh")),
     ("philox.cuh", include_str!("../kernels/philox.cuh")),
+    ("key.cuh", include_str!("../kernels/key.cuh")),
+    ("heads.cuh", include_str!("../kernels/heads.cuh")),
 ];
 
 impl Source {
     /// All of them.
-    pub const ALL: [Source; 14] = [
+    pub const ALL: [Source; 15] = [
         Source::Elementwise,
         Source::Reduce,
         Source::Copy,
         Source::Softmax,
+        Source::Attention,
         Source::Loss,
         Source::Embedding,
         Source::LayerNorm,
@@ -88,6 +93,7 @@ impl Source {
             Source::Reduce => ("reduce.cu", include_str!("../kernels/reduce.cu")),
             Source::Copy => ("copy.cu", include_str!("../kernels/copy.cu")),
             Source::Softmax => ("softmax.cu", include_str!("../kernels/softmax.cu")),
+            Source::Attention => ("attention.cu", include_str!("../kernels/attention.cu")),
             Source::Loss => ("loss.cu", include_str!("../kernels/loss.cu")),
             Source::Embedding => ("embedding.cu", include_str!("../kernels/embedding.cu")),
             Source::LayerNorm => ("layer_norm.cu", include_str!("../kernels/layer_norm.cu")),

@@ -4,12 +4,12 @@
 //! nothing. A gradient that a kernel fills whole is written where [`Wanted::place`] says.
 
 use crate::cpu;
-use crate::cpu::attention::{Dropped, attention_gradient};
 use crate::cpu::wide::{Wide, Widen};
 use crate::dtype::DType;
 use crate::graph::{MAX_INPUTS, Saved};
 use crate::kernel;
 use crate::op::{Form, Op, Unary};
+use crate::ops::attention::Dropped;
 use crate::ops::convolution::{conv_plan, pool_planes};
 use crate::shape::{Order, Shape};
 use crate::tensor::Tensor;
@@ -220,13 +220,14 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
         }
         Op::CausalAttention { heads, first, dropout } => {
             let (qkv, grad) = (value(saved, 0), grad.contiguous());
-            let dropped = saved[3].as_ref().map(|streams| Dropped { p: dropout, streams, first });
-            // Recorded on a CPU alone: see `Tensor::causal_attention`.
+            let forward = [qkv, value(saved, 1), value(saved, 2)];
+            let dropped = saved[3].is_some().then(|| Dropped {
+                p: dropout,
+                key: [value(saved, 3), value(saved, 4)],
+                first,
+            });
             of([filled(0, qkv.shape(), &|out| {
-                let wide = Wide::default();
-                let forward = [qkv, value(saved, 1), value(saved, 2)].in_f32(&wide);
-                attention_gradient(forward, heads, dropped, (&grad).in_f32(&wide), out.in_f32(&wide));
-                wide.settle();
+                kernel::attention::attention_gradient(forward, heads, dropped, &grad, out);
             })])
         }
         Op::LayerNorm { row, .. } => {

@@ -75,8 +75,8 @@ pub(crate) enum Op {
     /// Rows of a table; saves the row numbers.
     Embedding { table: Shape },
     /// Causal self-attention of several heads, whose shares are dropped with this probability; saves queries, keys and values, the
-    /// output, each query's logarithm of the sum of the exponentials of its scores, and where shares are dropped the random
-    /// numbers of each sample. The first head is number `first` of those that have masks.
+    /// output, each query's logarithm of the sum of the exponentials of its scores, and where shares are dropped the key's words and
+    /// the samples' numbers. The first head is number `first` of those that have masks.
     CausalAttention { heads: usize, first: usize, dropout: f64 },
     /// Normalisation over the last dimensions; saves x, weight, each row's mean and 1/std, and bias.
     LayerNorm { row: usize, n_dims: usize, eps: f64 },

@@ -11,6 +11,7 @@
 //! `Tensor::with_slice` and `with_slice_mut`. What it does in more passes than it needs: dropout multiplies by a mask that lies in
 //! row-major order. Kernels' times aren't taken for `Device::stop_profile`.
 
+pub(crate) mod attention;
 pub(crate) mod batch_norm;
 pub(crate) mod conv;
 pub(crate) mod copy;

@@ -39,12 +39,17 @@ impl DropoutKey {
         DropoutKey { seed, step, layer, samples, within: None }
     }
 
-    /// The random numbers of one sample. Seed, step and layer are mixed into the key, the sample is the stream.
+    /// The random numbers of one sample.
     pub(crate) fn stream(&self, sample: u64) -> Philox {
-        let [a, b, c, d] = Philox::new(self.seed, self.layer).block(self.step);
-        let mixed = (u64::from(a) << 32 | u64::from(b)) ^ (u64::from(c) << 32 | u64::from(d)).rotate_left(17);
-        Philox::new(mixed, sample)
+        stream([self.seed, self.step, self.layer], sample)
     }
+}
+
+/// The random numbers of one sample. Seed, step and layer are mixed into the key, the sample is the stream.
+pub(crate) fn stream([seed, step, layer]: [u64; 3], sample: u64) -> Philox {
+    let [a, b, c, d] = Philox::new(seed, layer).block(step);
+    let mixed = (u64::from(a) << 32 | u64::from(b)) ^ (u64::from(c) << 32 | u64::from(d)).rotate_left(17);
+    Philox::new(mixed, sample)
 }
 
 impl Tensor {

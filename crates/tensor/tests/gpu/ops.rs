@@ -26,6 +26,7 @@ families! {
     batch_norm;
     dropouts;
     attention;
+    attention_of_many_positions;
     embedding_and_norm;
     a_value_used_twice_gets_both_gradients;
     softmaxes;
