@@ -135,19 +135,9 @@ template <int DEPTH> struct Sums {
     }
 };
 
-// Calls `work` for each tile of each head that the block has to do, with the first of its positions. Those of late positions come
-// first or last: `late_first` where they have the most to look at.
-template <class Work> __device__ void for_tiles(const Heads &heads, bool late_first, Work work) {
-    const i64 n_heads = heads.batch * heads.heads, n_tiles = (heads.time + OWN - 1) / OWN;
-    for (i64 i = blockIdx.x; i < n_heads * n_tiles; i += gridDim.x) {
-        const i64 tile = i / n_heads;
-        work(Head(heads, i % n_heads), (late_first ? n_tiles - 1 - tile : tile) * OWN);
-    }
-}
-
 template <int DEPTH>
 __device__ void attend(const T *qkv, T *out, float *lse, const Key *drop, const u64 *samples, const Heads &heads, Room &room) {
-    for_tiles(heads, true, [&](const Head &head, i64 first) {
+    for_tiles<OWN>(heads, true, [&](const Head &head, i64 first) {
         const Rows<const T> queries = head.of_three(qkv, QUERIES), keys = head.of_three(qkv, KEYS), values = head.of_three(qkv, VALUES);
         Mask mask(drop, samples, head);
         Sums<DEPTH> sums;
@@ -198,7 +188,7 @@ __device__ void attend(const T *qkv, T *out, float *lse, const Key *drop, const 
 template <int DEPTH>
 __device__ void to_queries(const T *qkv, const T *y, const float *lse, const T *grad, float *levels, T *out, const Key *drop,
                            const u64 *samples, const Heads &heads, Room &room) {
-    for_tiles(heads, true, [&](const Head &head, i64 first) {
+    for_tiles<OWN>(heads, true, [&](const Head &head, i64 first) {
         const Rows<const T> queries = head.of_three(qkv, QUERIES), keys = head.of_three(qkv, KEYS), values = head.of_three(qkv, VALUES);
         const Rows<const T> grads = head.of_one(grad), outputs = head.of_one(y);
         Mask mask(drop, samples, head);
@@ -246,7 +236,7 @@ __device__ void to_queries(const T *qkv, const T *y, const float *lse, const T *
 template <int DEPTH>
 __device__ void to_keys(const T *qkv, const float *lse, const T *grad, const float *levels, T *out, const Key *drop, const u64 *samples,
                         const Heads &heads, Room &room) {
-    for_tiles(heads, false, [&](const Head &head, i64 first) {
+    for_tiles<OWN>(heads, false, [&](const Head &head, i64 first) {
         const Rows<const T> queries = head.of_three(qkv, QUERIES), keys = head.of_three(qkv, KEYS), values = head.of_three(qkv, VALUES);
         const Rows<const T> grads = head.of_one(grad);
         Mask mask(drop, samples, head);

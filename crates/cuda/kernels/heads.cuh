@@ -14,7 +14,7 @@ struct Heads {
     i64 first;
     // Random bits below this drop a share.
     i64 threshold;
-    // What the others are multiplied by.
+    // What the others are multiplied by; 1 where none is dropped.
     float keep;
     // What scores are multiplied by.
     float scale;
@@ -80,8 +80,11 @@ struct Mask {
         words = {};
     }
 
-    __device__ float factor(i64 query, i64 key) {
-        if (!drops) return 1.0f;
+    // What the share that a query has of a key is multiplied by.
+    __device__ float factor(i64 query, i64 key) { return drops && is_dropped(query, key) ? 0.0f : keep; }
+
+    // Whether it is dropped, where any are.
+    __device__ bool is_dropped(i64 query, i64 key) {
         const u64 at = start + (u64)query * time + (u64)key;
         if (at / 4 != block) {
             block = at / 4;
@@ -89,6 +92,16 @@ struct Mask {
         }
         // Chosen like this, the words stay in registers.
         const u32 low = at & 1 ? words.word[1] : words.word[0], high = at & 1 ? words.word[3] : words.word[2];
-        return (at & 2 ? high : low) < threshold ? 0.0f : keep;
+        return (at & 2 ? high : low) < threshold;
     }
 };
+
+// Calls `work` for each tile of each head that the block has to do, of `OWN` positions, with the first of these.
+// Those of late positions come first where they have the most to look at (`late_first`), else last.
+template <int OWN, class Work> __device__ void for_tiles(const Heads &heads, bool late_first, Work work) {
+    const i64 n_heads = heads.batch * heads.heads, n_tiles = (heads.time + OWN - 1) / OWN;
+    for (i64 i = blockIdx.x; i < n_heads * n_tiles; i += gridDim.x) {
+        const i64 tile = i / n_heads;
+        work(Head(heads, i % n_heads), (late_first ? n_tiles - 1 - tile : tile) * OWN);
+    }
+}

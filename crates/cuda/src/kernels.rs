@@ -105,6 +105,10 @@ const fn attention(name: &'static str, parameters: &'static [Parameter]) -> Kern
     Kernel { name, source: Source::Attention, parameters, share: Share::Pieces }
 }
 
+const fn halves(name: &'static str, parameters: &'static [Parameter]) -> Kernel {
+    Kernel { name, source: Source::AttentionHalves, parameters, share: Share::Pieces }
+}
+
 const fn loss(name: &'static str, parameters: &'static [Parameter], share: Share) -> Kernel {
     Kernel { name, source: Source::Loss, parameters, share }
 }
@@ -219,6 +223,12 @@ pub const KERNELS: &[Kernel] = &[
     attention("attention_256", ATTENTION),
     attention("attention_queries_256", TO_QUERIES),
     attention("attention_keys_256", TO_KEYS),
+    halves("halves_attention_64", ATTENTION),
+    halves("halves_attention_queries_64", TO_QUERIES),
+    halves("halves_attention_keys_64", TO_KEYS),
+    halves("halves_attention_128", ATTENTION),
+    halves("halves_attention_queries_128", TO_QUERIES),
+    halves("halves_attention_keys_128", TO_KEYS),
     loss("nll", &[R, R, W, W, N, N], Share::Elements),
     loss("nll_gradient", &[R, R, W, N, N, F], Share::Elements),
     loss("cross_entropy", &[R, R, W, W, W, N, N, F], Share::Rows),

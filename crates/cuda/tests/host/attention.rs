@@ -9,15 +9,19 @@ use phalanx_tensor::{Device, DropoutKey, Gradients, Tensor, Within, backward};
 /// How many roundings of float32, of the largest number that takes part, scores and sums over some hundreds of positions may take.
 const STEPS: f64 = 100.0;
 
-/// Which kernels: their names begin so, and their blocks have so many positions as their own.
+/// Which kernels, for which types: their names begin so, and their blocks have so many positions as their own.
+#[derive(Clone, Copy)]
 struct Kind {
     name: &'static str,
+    elements: &'static [Element],
     tile: usize,
     /// The numbers of a head that they are made for.
     depths: &'static [usize],
 }
 
-const PLAIN: Kind = Kind { name: "attention", tile: 32, depths: &[64, 128, 256] };
+const PLAIN: Kind = Kind { name: "attention", elements: &Element::ALL, tile: 32, depths: &[64, 128, 256] };
+const HALVES: Kind =
+    Kind { name: "halves_attention", elements: &[Element::Bf16, Element::F16], tile: 64, depths: &[64, 128] };
 
 /// Samples, positions, heads, numbers of a head.
 type Sizes = [usize; 4];
@@ -164,6 +168,28 @@ fn it_is_the_definition_at_every_size() {
 }
 
 #[test]
+fn small_matrices_come_to_the_definition_at_every_size() {
+    if !there_is_a_compiler() {
+        return;
+    }
+    // Parts of a tile, whole ones and several, in positions; parts of a fragment, whole ones and several, in a head's numbers, of
+    // which there are 8 at least.
+    for sizes in [
+        [1, 1, 1, 8],
+        [2, 17, 3, 24],
+        [1, 64, 1, 64],
+        [2, 70, 2, 40],
+        [1, 130, 1, 16],
+        [1, 97, 2, 104],
+        [1, 64, 1, 128],
+    ] {
+        for &element in HALVES.elements {
+            HALVES.check(element, sizes, 1.0, None);
+        }
+    }
+}
+
+#[test]
 fn what_it_drops_is_what_the_engine_drops() {
     if !there_is_a_compiler() {
         return;
@@ -172,6 +198,10 @@ fn what_it_drops_is_what_the_engine_drops() {
     for sizes in [[2, 1, 1, 4], [2, 67, 3, 9]] {
         PLAIN.check(Element::F32, sizes, 1.0, Some((0.3, &key)));
     }
+    for &element in HALVES.elements {
+        HALVES.check(element, [2, 67, 3, 16], 1.0, Some((0.3, &key)));
+    }
+    HALVES.check(Element::Bf16, [1, 40, 1, 72], 1.0, Some((0.6, &self::key(&[3]))));
     // Some of the heads drop what they drop among all: the definition knows how.
     let part = DropoutKey { within: Some(Within { dim: 1, start: 2, of: 5 }), ..key };
     PLAIN.check(Element::F32, [2, 35, 2, 8], 1.0, Some((0.5, &part)));
@@ -184,12 +214,20 @@ fn scores_of_any_size_are_shared_out() {
     }
     // Scores of tens of thousands: their exponentials alone would be infinite.
     let (sizes, width) = ([1, 80, 1, 32], 32);
-    let qkv = random(Element::F32, 80 * 3 * width, -300.0, 300.0, 1);
-    let grad = random(Element::F32, 80 * width, -1.0, 1.0, 2);
-    let Left { out, lse, gradient } = PLAIN.run(Element::F32, sizes, &qkv, &grad, None);
-    assert!(out.iter().chain(&lse).chain(&gradient).all(|x| x.is_finite()));
-    // The first position sees itself alone.
-    assert_eq!(out[..width], qkv[2 * width..3 * width]);
+    for kind in [PLAIN, HALVES] {
+        for &element in kind.elements {
+            let qkv = random(element, 80 * 3 * width, -300.0, 300.0, 1);
+            let grad = random(element, 80 * width, -1.0, 1.0, 2);
+            let Left { out, lse, gradient } = kind.run(element, sizes, &qkv, &grad, None);
+            assert!(
+                out.iter().chain(&lse).chain(&gradient).all(|x| x.is_finite()),
+                "{}, {element:?}",
+                kind.name
+            );
+            // The first position sees itself alone.
+            assert_eq!(out[..width], qkv[2 * width..3 * width], "{}, {element:?}", kind.name);
+        }
+    }
 }
 
 #[test]
@@ -197,8 +235,10 @@ fn nothing_is_launched_for_nothing() {
     if !there_is_a_compiler() {
         return;
     }
-    for sizes in [[0, 4, 2, 8], [2, 0, 2, 8]] {
-        let Left { out, lse, gradient } = PLAIN.run(Element::F32, sizes, &[], &[], None);
+    for (kind, sizes) in
+        [PLAIN, HALVES].into_iter().flat_map(|kind| [[0, 4, 2, 8], [2, 0, 2, 8]].map(|s| (kind, s)))
+    {
+        let Left { out, lse, gradient } = kind.run(kind.elements[0], sizes, &[], &[], None);
         assert!(out.is_empty() && lse.is_empty() && gradient.is_empty());
     }
 }

@@ -6,20 +6,53 @@ use crate::gpu::Engine;
 use crate::gpu::launch::{Arg, check_float};
 use crate::ops::attention::Dropped;
 use crate::tensor::Tensor;
-use phalanx_cuda::{Heads, Work};
+use phalanx_cuda::{Architecture, Heads, Work};
 
 /// The most numbers of a head.
 pub(crate) const MOST_DEPTH: usize = 256;
-/// Positions that a block has as its own.
-const OWN: usize = 32;
+/// The first architecture that has what the kernels for floats of 16 bits are made of.
+const WITH_HALVES: Architecture = Architecture { major: 8, minor: 0 };
 
-/// The kernels for heads of a size: forward, back to queries, back to keys and values.
-fn kernels(depth: usize) -> [&'static str; 3] {
-    match depth {
-        ..=64 => ["attention_64", "attention_queries_64", "attention_keys_64"],
-        65..=128 => ["attention_128", "attention_queries_128", "attention_keys_128"],
-        _ => ["attention_256", "attention_queries_256", "attention_keys_256"],
+/// The kernels of an attention: forward, back to queries, back to keys and values.
+struct Kernels {
+    names: [&'static str; 3],
+    /// Positions that a block has as its own.
+    own: usize,
+}
+
+impl Kernels {
+    /// Those that do heads of these numbers best, of which `all` are the tensors.
+    fn of(engine: &Engine, depth: usize, all: &[&Tensor]) -> Kernels {
+        let halves = all.iter().all(|tensor| tensor.dtype.is_half())
+            && engine.gpu().architecture() >= WITH_HALVES
+            && depth.is_multiple_of(8)
+            && all.iter().all(|tensor| begins_evenly(tensor));
+        let (names, own) = match (depth, halves) {
+            (..=64, true) => {
+                (["halves_attention_64", "halves_attention_queries_64", "halves_attention_keys_64"], 64)
+            }
+            (65..=128, true) => {
+                (["halves_attention_128", "halves_attention_queries_128", "halves_attention_keys_128"], 64)
+            }
+            (..=64, false) => (["attention_64", "attention_queries_64", "attention_keys_64"], 32),
+            (65..=128, false) => (["attention_128", "attention_queries_128", "attention_keys_128"], 32),
+            _ => (["attention_256", "attention_queries_256", "attention_keys_256"], 32),
+        };
+        Kernels { names, own }
     }
+
+    /// A block for each stretch of positions of each head.
+    fn work(&self, sizes: &Heads) -> Work {
+        let is_nothing = sizes.depth == 0;
+        Work::Pieces(
+            if is_nothing { 0 } else { sizes.batch * sizes.heads * sizes.time.div_ceil(self.own) } as u64
+        )
+    }
+}
+
+/// Whether it begins at a multiple of 16 bytes, as buffers do.
+fn begins_evenly(tensor: &Tensor) -> bool {
+    (tensor.geometry.offset * tensor.dtype.bytes()).is_multiple_of(16)
 }
 
 /// The heads of `qkv (B, T, 3 H D)`, which aren't larger than the kernels do.
@@ -37,12 +70,6 @@ fn sizes(qkv: &Tensor, heads: usize, dropped: Option<Dropped<'_>>) -> Heads {
         keep: (1.0 / (1.0 - p)) as f32,
         scale: (1.0 / (depth.max(1) as f64).sqrt()) as f32,
     }
-}
-
-/// A block for each stretch of positions of each head.
-fn work(sizes: &Heads) -> Work {
-    let is_nothing = sizes.depth == 0;
-    Work::Pieces(if is_nothing { 0 } else { sizes.batch * sizes.heads * sizes.time.div_ceil(OWN) } as u64)
 }
 
 /// Where the parts of a key lie; nowhere without dropout.
@@ -63,10 +90,11 @@ pub(crate) fn attention(
 ) {
     check_float("attention", qkv.dtype);
     let sizes = sizes(qkv, heads, dropped);
-    let ([name, _, _], bytes, [words, samples]) = (kernels(sizes.depth), sizes.to_bytes(), key(dropped));
+    let kernels = Kernels::of(engine, sizes.depth, &[qkv, out]);
+    let (bytes, [words, samples]) = (sizes.to_bytes(), key(dropped));
     let args = [Arg::In(qkv), Arg::Out(out), Arg::Out(lse), words, samples, Arg::Struct(&bytes)];
     // SAFETY: all are as large as the sizes say, which are those of `qkv`, and so is the number of samples.
-    unsafe { engine.launch(name, work(&sizes), &args) }
+    unsafe { engine.launch(kernels.names[0], kernels.work(&sizes), &args) }
 }
 
 /// `out (B, T, 3 H D)` = the gradient of queries, keys and values, which came to the output `y`, from that of `y`, `grad (B, T, H D)`.
@@ -82,8 +110,8 @@ pub(crate) fn attention_gradient(
     let [qkv, y, lse] = forward;
     check_float("attention", qkv.dtype);
     let sizes = sizes(qkv, heads, dropped);
-    let ([_, to_queries, to_keys], bytes) = (kernels(sizes.depth), sizes.to_bytes());
-    let [words, samples] = key(dropped);
+    let kernels = Kernels::of(engine, sizes.depth, &[qkv, y, grad, out]);
+    let (bytes, [words, samples]) = (sizes.to_bytes(), key(dropped));
     let levels = Tensor::stale(qkv.device(), *lse.shape(), DType::F32);
     let [given, of_y, sums, from] = [qkv, y, lse, grad].map(Arg::In);
     let last = [words, samples, Arg::Struct(&bytes)];
@@ -91,7 +119,7 @@ pub(crate) fn attention_gradient(
     let second = [given, sums, from, Arg::In(&levels), Arg::Out(out), last[0], last[1], last[2]];
     // SAFETY: as above; each kernel writes parts of `out` that the other doesn't, and all of it together.
     unsafe {
-        engine.launch(to_queries, work(&sizes), &first);
-        engine.launch(to_keys, work(&sizes), &second);
+        engine.launch(kernels.names[1], kernels.work(&sizes), &first);
+        engine.launch(kernels.names[2], kernels.work(&sizes), &second);
     }
 }

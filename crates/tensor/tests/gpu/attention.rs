@@ -63,3 +63,29 @@ fn nothing_is_an_answer_too() {
         assert_eq!((y.to_vec::<f32>(), grad), (vec![], vec![]), "{shape:?}");
     }
 }
+
+#[test]
+fn floats_of_16_bits_are_multiplied_as_small_matrices_where_they_lie_so() {
+    let Some(rig) = rig(5) else { return };
+    // Numbers of a head, where queries, keys and values begin in their buffer, in which type.
+    let of = |depth: usize, start: usize, dtype: DType| {
+        let count = 4 * 3 * depth;
+        let all = numbers(&rig, [1, 1, start + count]).cast(dtype).reshape([start + count]);
+        let qkv = all.narrow(0, start, count).reshape([1, 4, 3 * depth]);
+        let before = launched(&rig, "halves_attention")?;
+        assert_eq!(qkv.causal_attention(1, None).dims(), [1, 4, depth]);
+        Some(launched(&rig, "halves_attention")? - before)
+    };
+    let rows = [
+        ([16, 0], DType::BF16, 1),
+        ([128, 8], DType::F16, 1),
+        ([16, 0], DType::F32, 0),
+        ([20, 0], DType::F16, 0),
+        ([136, 0], DType::BF16, 0),
+        ([16, 1], DType::BF16, 0),
+    ];
+    for ([depth, start], dtype, want) in rows {
+        let Some(got) = of(depth, start, dtype) else { return };
+        assert_eq!(got, want, "{dtype}, {depth} numbers from {start} on");
+    }
+}
