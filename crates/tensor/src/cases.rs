@@ -144,6 +144,9 @@ pub fn products(c: &impl Check) {
     c.check(&[&[2, 3, 4], &[4, 2]], |x| x[0].matmul(&x[1]));
     c.check(&[&[3, 4], &[2, 4], &[2]], |x| x[0].linear(&x[1], Some(&x[2])));
     c.check(&[&[2, 3, 4], &[5, 4]], |x| x[0].linear(&x[1], None));
+    c.check(&[&[3, 4], &[4, 2], &[2]], |x| x[0].linear_in_out(&x[1], Some(&x[2])));
+    c.check(&[&[2, 3, 4], &[4, 5]], |x| x[0].linear_in_out(&x[1], None));
+    c.check(&[&[2, 1], &[1, 3], &[3]], |x| x[0].linear_in_out(&x[1], Some(&x[2])));
 }
 
 /// Convolutions, grouped, strided and dilated.

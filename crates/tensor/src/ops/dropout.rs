@@ -1,6 +1,10 @@
 //! Dropout, with masks that belong to samples.
 
+use crate::device::Backend;
+use crate::gpu;
 use crate::kernel;
+use crate::op::Op;
+use crate::ops::recorded;
 use crate::philox::Philox;
 use crate::shape::Shape;
 use crate::tensor::Tensor;
@@ -85,6 +89,13 @@ impl Tensor {
                 dim > 0 && dim < shape.n_dims() && start + shape.dims()[dim] <= of,
                 "{op}: a mask of shape {shape} as the part {within:?}"
             );
+        }
+        let is_whole = shape == *self.shape() && key.within.is_none() && self.geometry.is_contiguous();
+        if let (Backend::Gpu(engine), true) = (self.device().backend(), is_whole) {
+            let key = self.device().feed_key(key);
+            let out = self.stale_like();
+            gpu::dropout::dropout(engine, p, key.each_ref(), self, &out);
+            return recorded(out, Op::Dropout { p }, &[self], |_| key.map(Some));
         }
         let mask = Tensor::stale(self.device(), shape, self.dtype.wide());
         kernel::dropout::mask(p, key, &mask);
