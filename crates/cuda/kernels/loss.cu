@@ -27,22 +27,22 @@ extern "C" __global__ void nll_gradient(const i64 *labels, const T *grad, T *out
     }
 }
 
-// Cross entropy of logits with labels; keeps the logarithm of their softmax. With `smoothing` s the target is 1 - s on the label
-// and s / width on every class.
-extern "C" __global__ void cross_entropy(const T *in, const i64 *labels, T *y, float *losses, int *bad, i64 rows, i64 width,
+// Cross entropy of logits with labels; keeps of each row what is taken from its logits to make them the logarithm of their softmax.
+// With `smoothing` s the target is 1 - s on the label and s / width on every class.
+extern "C" __global__ void cross_entropy(const T *in, const i64 *labels, float *shifts, float *losses, int *bad, i64 rows, i64 width,
                                          float smoothing) {
     __shared__ float room[MAX_WARPS];
     for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
         const T *x = in + row * width;
         const float shift = log_shift(x, width, room);
-        float sum = 0.0f;
-        for (i64 i = threadIdx.x; i < width; i += blockDim.x) {
-            const float log_share = wide(x[i]) - shift;
-            y[row * width + i] = stored(log_share);
-            sum += log_share;
+        float mean = 0.0f;
+        if (smoothing != 0.0f) {
+            float sum = 0.0f;
+            for (i64 i = threadIdx.x; i < width; i += blockDim.x) sum += wide(x[i]) - shift;
+            mean = sum_of_block(sum, room) / (float)width;
         }
-        const float mean = smoothing == 0.0f ? 0.0f : sum_of_block(sum, room) / (float)width;
         if (threadIdx.x == 0) {
+            shifts[row] = shift;
             const i64 label = labels[row];
             const float picked = is_class(label, width, bad) ? wide(x[label]) - shift : NAN_F;
             losses[row] = -((1.0f - smoothing) * picked + smoothing * mean);
@@ -50,14 +50,14 @@ extern "C" __global__ void cross_entropy(const T *in, const i64 *labels, T *y, f
     }
 }
 
-// Softmax minus target.
-extern "C" __global__ void cross_entropy_gradient(const T *y, const i64 *labels, const T *grad, T *out, i64 rows, i64 width,
-                                                  float smoothing, float factor) {
-    const float each = factor * wide(*grad), spread = smoothing / (float)width;
+// Softmax minus target, from the logits and what was kept of their rows.
+extern "C" __global__ void cross_entropy_gradient(const T *in, const float *shifts, const i64 *labels, const float *grad, T *out, i64 rows,
+                                                  i64 width, float smoothing, float factor) {
+    const float each = factor * *grad, spread = smoothing / (float)width;
     for (i64 i = first_element(); i < rows * width; i += all_threads()) {
-        const i64 label = labels[i / width];
-        const float target = !is_class(label, width) ? NAN_F : spread + (label == i % width ? 1.0f - smoothing : 0.0f);
-        out[i] = stored((expf(wide(y[i])) - target) * each);
+        const i64 row = i / width, label = labels[row];
+        const float target = !is_class(label, width) ? NAN_F : spread + (label == i - row * width ? 1.0f - smoothing : 0.0f);
+        out[i] = stored((expf(wide(in[i]) - shifts[row]) - target) * each);
     }
 }
 

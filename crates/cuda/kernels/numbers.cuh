@@ -52,6 +52,15 @@ typedef ELEMENT T;
 __device__ inline T stored(float x) { return rounded<T>(x); }
 #endif
 
+// Before a loop that has to be unrolled, since it indexes what is to stay in registers, and before one that mustn't be.
+#ifdef HOST_RUN
+#define UNROLL
+#define NO_UNROLL
+#else
+#define UNROLL _Pragma("unroll")
+#define NO_UNROLL _Pragma("unroll 1")
+#endif
+
 #define INFINITY_F __uint_as_float(0x7f800000u)
 #define NAN_F __uint_as_float(0x7fc00000u)
 

@@ -1,6 +1,6 @@
 // Random numbers and dropout: each number is a function of its key and its place alone, the same as on a CPU.
 #include "grid.cuh"
-#include "philox.cuh"
+#include "key.cuh"
 
 // Numbers in [low, high), of which `largest` is the last one that the type has.
 extern "C" __global__ void uniform(T *out, i64 seed, i64 stream, double low, double high, float largest, i64 n) {
@@ -26,20 +26,6 @@ extern "C" __global__ void normal(T *out, i64 seed, i64 stream, double mean, dou
         const Words words = philox((u64)seed, (u64)stream, (u64)i);
         out[i] = stored((float)(mean + std * normal_of(words.word[0], words.word[1])));
     }
-}
-
-// What a dropout is a function of, but for the samples' numbers. It lies in device memory, so that a captured graph can be played
-// again in another step.
-struct Key {
-    u64 seed;
-    u64 step;
-    u64 layer;
-};
-
-__device__ inline u64 mixed(const Key &key) {
-    const Words w = philox(key.seed, key.layer, key.step);
-    const u64 low = (u64)w.word[2] << 32 | w.word[3];
-    return ((u64)w.word[0] << 32 | w.word[1]) ^ (low << 17 | low >> 47);
 }
 
 // Calls `element(i, dropped)` for each of `width` elements of each sample; one block of random words does for four of them.

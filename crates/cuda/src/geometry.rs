@@ -17,6 +17,8 @@ const MOST_BLOCKS: u64 = (1 << 31) - 1;
 pub const COLUMNS: u64 = 32;
 /// Rows and columns of the tiles of [`Work::Tiles`].
 pub const TILE: u64 = 32;
+/// Threads of a block of a kernel of [`Work::Pieces`].
+const THREADS_OF_PIECE: u32 = 128;
 
 /// In which pieces a kernel shares out its work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +31,8 @@ pub enum Share {
     Columns,
     /// See [`Work::Tiles`].
     Tiles,
+    /// See [`Work::Pieces`].
+    Pieces,
 }
 
 /// What there is to do.
@@ -59,6 +63,8 @@ pub enum Work {
         /// Columns of each.
         columns: u64,
     },
+    /// So many pieces of a kind that the kernel knows, a block of four warps each.
+    Pieces(u64),
 }
 
 /// The grid of a launch.
@@ -78,6 +84,7 @@ impl Work {
             Work::Rows { .. } => Share::Rows,
             Work::Columns { .. } => Share::Columns,
             Work::Tiles { .. } => Share::Tiles,
+            Work::Pieces(_) => Share::Pieces,
         }
     }
 
@@ -88,6 +95,7 @@ impl Work {
                 let warps = width.div_ceil(PER_THREAD * u64::from(WARP)).clamp(1, u64::from(THREADS / WARP));
                 warps as u32 * WARP
             }
+            Work::Pieces(_) => THREADS_OF_PIECE,
             _ => THREADS,
         }
     }
@@ -97,6 +105,7 @@ impl Work {
         match self {
             Work::Elements(n) => n.div_ceil(u64::from(THREADS)),
             Work::Rows { rows, .. } => rows,
+            Work::Pieces(n) => n,
             Work::Columns { pieces, width } => pieces.saturating_mul(width.div_ceil(COLUMNS)),
             Work::Tiles { matrices, rows, columns } => {
                 matrices.saturating_mul(rows.div_ceil(TILE)).saturating_mul(columns.div_ceil(TILE))
@@ -121,7 +130,7 @@ mod tests {
         [0, 1, 2, 31, 32, 33, 127, 255, 256, 257, 65_537, 1 << 31, u32::MAX as u64 + 1, 1 << 60];
 
     fn all_work() -> Vec<Work> {
-        let mut all: Vec<Work> = SIZES.map(Work::Elements).into();
+        let mut all: Vec<Work> = [SIZES.map(Work::Elements), SIZES.map(Work::Pieces)].concat();
         for a in SIZES {
             for b in SIZES {
                 all.push(Work::Rows { rows: a, width: b });
@@ -151,7 +160,7 @@ mod tests {
     fn only_nothing_is_not_launched() {
         for work in all_work() {
             let nothing = match work {
-                Work::Elements(n) => n == 0,
+                Work::Elements(n) | Work::Pieces(n) => n == 0,
                 // A row without elements has a sum, too.
                 Work::Rows { rows, .. } => rows == 0,
                 Work::Columns { pieces, width } => pieces == 0 || width == 0,

@@ -1,6 +1,7 @@
 //! The kernels as data: which there are, where, what they take, and how their work is shared out.
 
 use crate::geometry::{Geometry, Share, Work};
+use crate::heads::Heads;
 use crate::source::Source;
 use crate::walk::Walk;
 use crate::window::Window;
@@ -71,6 +72,7 @@ const N: Parameter = Parameter::Int;
 const F: Parameter = Parameter::Float;
 const D: Parameter = Parameter::Double;
 const WINDOW: Parameter = Parameter::Struct(Window::BYTES);
+const HEADS: Parameter = Parameter::Struct(Heads::BYTES);
 const WALK1: Parameter = Parameter::Struct(size_of::<Walk<1>>());
 const WALK2: Parameter = Parameter::Struct(size_of::<Walk<2>>());
 const WALK3: Parameter = Parameter::Struct(size_of::<Walk<3>>());
@@ -79,6 +81,9 @@ const FUNCTION: &[Parameter] = &[R, W, N, F, F];
 const GRADIENT: &[Parameter] = &[R0, R, W, N, F, F];
 const ARITHMETIC: &[Parameter] = &[R, R, W, N];
 const OF_VIEWS: &[Parameter] = &[R, R, W, WALK2, N];
+const ATTENTION: &[Parameter] = &[R, W, W, R0, R0, HEADS];
+const TO_QUERIES: &[Parameter] = &[R, R, R, R, W, W, R0, R0, HEADS];
+const TO_KEYS: &[Parameter] = &[R, R, R, R, W, R0, R0, HEADS];
 
 const fn elementwise(name: &'static str, parameters: &'static [Parameter]) -> Kernel {
     Kernel { name, source: Source::Elementwise, parameters, share: Share::Elements }
@@ -94,6 +99,14 @@ const fn copy(name: &'static str, parameters: &'static [Parameter], share: Share
 
 const fn softmax(name: &'static str, parameters: &'static [Parameter]) -> Kernel {
     Kernel { name, source: Source::Softmax, parameters, share: Share::Rows }
+}
+
+const fn attention(name: &'static str, parameters: &'static [Parameter]) -> Kernel {
+    Kernel { name, source: Source::Attention, parameters, share: Share::Pieces }
+}
+
+const fn halves(name: &'static str, parameters: &'static [Parameter]) -> Kernel {
+    Kernel { name, source: Source::AttentionHalves, parameters, share: Share::Pieces }
 }
 
 const fn loss(name: &'static str, parameters: &'static [Parameter], share: Share) -> Kernel {
@@ -201,10 +214,25 @@ pub const KERNELS: &[Kernel] = &[
     softmax("log_softmax", &[R, W, N, N]),
     softmax("softmax_gradient", &[R, R, W, N, N]),
     softmax("log_softmax_gradient", &[R, R, W, N, N]),
+    attention("attention_64", ATTENTION),
+    attention("attention_queries_64", TO_QUERIES),
+    attention("attention_keys_64", TO_KEYS),
+    attention("attention_128", ATTENTION),
+    attention("attention_queries_128", TO_QUERIES),
+    attention("attention_keys_128", TO_KEYS),
+    attention("attention_256", ATTENTION),
+    attention("attention_queries_256", TO_QUERIES),
+    attention("attention_keys_256", TO_KEYS),
+    halves("halves_attention_64", ATTENTION),
+    halves("halves_attention_queries_64", TO_QUERIES),
+    halves("halves_attention_keys_64", TO_KEYS),
+    halves("halves_attention_128", ATTENTION),
+    halves("halves_attention_queries_128", TO_QUERIES),
+    halves("halves_attention_keys_128", TO_KEYS),
     loss("nll", &[R, R, W, W, N, N], Share::Elements),
     loss("nll_gradient", &[R, R, W, N, N, F], Share::Elements),
     loss("cross_entropy", &[R, R, W, W, W, N, N, F], Share::Rows),
-    loss("cross_entropy_gradient", &[R, R, R, W, N, N, F, F], Share::Elements),
+    loss("cross_entropy_gradient", &[R, R, R, R, W, N, N, F, F], Share::Elements),
     loss("cross_entropy_shares", &[R, R, W, W, N, N, F], Share::Rows),
     loss("cross_entropy_shares_gradient", &[R, R, R, W, N, N, F, F], Share::Rows),
     loss("squared_error", &[R, R, W, N, N], Share::Rows),

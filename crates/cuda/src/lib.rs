@@ -35,6 +35,7 @@
 mod address;
 mod element;
 mod geometry;
+mod heads;
 mod kernels;
 mod source;
 mod walk;
@@ -76,6 +77,7 @@ pub use event::{Event, Timing};
 pub use geometry::{COLUMNS, Geometry, Share, TILE, Work};
 pub use gpu::{DebugSync, Gpu, GpuMemory, GpuOptions};
 pub use graph::Graph;
+pub use heads::Heads;
 pub use kernels::{KERNELS, Kernel, Parameter, kernel};
 pub use launch::Argument;
 pub use library::{Library, Version};

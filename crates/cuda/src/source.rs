@@ -13,6 +13,10 @@ pub enum Source {
     Copy,
     /// Softmax and its logarithm.
     Softmax,
+    /// Causal self-attention.
+    Attention,
+    /// The same of floats of 16 bits, by the units for small matrices of them.
+    AttentionHalves,
     /// Losses.
     Loss,
     /// Rows of a table.
@@ -36,22 +40,27 @@ pub enum Source {
 }
 
 /// The files that sources include, by name.
-pub(crate) const HEADERS: [(&str, &str); 6] = [
+pub(crate) const HEADERS: [(&str, &str); 9] = [
     ("numbers.cuh", include_str!("../kernels/numbers.cuh")),
     ("grid.cuh", include_str!("../kernels/grid.cuh")),
     ("strided.cuh", include_str!("../kernels/strided.cuh")),
     ("columns.cuh", include_str!("../kernels/columns.cuh")),
     ("rows.cuh", include_str!("../kernels/rows.cuh")),
     ("philox.cuh", include_str!("../kernels/philox.cuh")),
+    ("key.cuh", include_str!("../kernels/key.cuh")),
+    ("heads.cuh", include_str!("../kernels/heads.cuh")),
+    ("fragments.cuh", include_str!("../kernels/fragments.cuh")),
 ];
 
 impl Source {
     /// All of them.
-    pub const ALL: [Source; 14] = [
+    pub const ALL: [Source; 16] = [
         Source::Elementwise,
         Source::Reduce,
         Source::Copy,
         Source::Softmax,
+        Source::Attention,
+        Source::AttentionHalves,
         Source::Loss,
         Source::Embedding,
         Source::LayerNorm,
@@ -78,6 +87,7 @@ impl Source {
     pub const fn elements(self) -> &'static [Element] {
         match self {
             Source::Copy => &[Element::F32],
+            Source::AttentionHalves => &[Element::Bf16, Element::F16],
             _ => &Element::ALL,
         }
     }
@@ -88,6 +98,10 @@ impl Source {
             Source::Reduce => ("reduce.cu", include_str!("../kernels/reduce.cu")),
             Source::Copy => ("copy.cu", include_str!("../kernels/copy.cu")),
             Source::Softmax => ("softmax.cu", include_str!("../kernels/softmax.cu")),
+            Source::Attention => ("attention.cu", include_str!("../kernels/attention.cu")),
+            Source::AttentionHalves => {
+                ("attention_halves.cu", include_str!("../kernels/attention_halves.cu"))
+            }
             Source::Loss => ("loss.cu", include_str!("../kernels/loss.cu")),
             Source::Embedding => ("embedding.cu", include_str!("../kernels/embedding.cu")),
             Source::LayerNorm => ("layer_norm.cu", include_str!("../kernels/layer_norm.cu")),

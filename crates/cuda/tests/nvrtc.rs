@@ -46,7 +46,7 @@ fn every_kernel_compiles_for_every_type_and_architecture() {
 fn modules_hold_the_kernels_of_the_list_and_no_others() {
     let Some(nvrtc) = nvrtc() else { return };
     for source in Source::ALL {
-        let ptx = nvrtc.module(source, Element::F32, ARCHITECTURES[0], Form::Ptx);
+        let ptx = nvrtc.module(source, source.elements()[0], ARCHITECTURES[0], Form::Ptx);
         let listed = KERNELS.iter().filter(|kernel| kernel.source == source);
         let listed: BTreeSet<String> = listed.map(|kernel| kernel.name.to_owned()).collect();
         assert_eq!(entries(&ptx.unwrap_or_else(|error| panic!("{error}"))), listed, "{source:?}");

@@ -24,6 +24,13 @@ void __syncthreads();
 // Waits until all threads of the warp have come here, each with a `slot`; gives those of all, which stay until the next time.
 const std::uint64_t *host_exchange(std::uint64_t slot);
 
+// Copies that a thread doesn't wait for: `bytes` of them, or as many zeros from nowhere. They are made no earlier than its thread waits
+// for the group that they are in, so who doesn't wait sees what was there before.
+void host_copy_later(void *to, const void *from, std::size_t bytes);
+void host_close_copies();
+// Waits for all of the thread's groups but the last `left`.
+void host_wait_for_copies(std::size_t left);
+
 template <class V> V __shfl_xor_sync(unsigned, V value, int mask) {
     static_assert(sizeof(V) <= 8, "a value of a shuffle");
     std::uint64_t slot = 0;

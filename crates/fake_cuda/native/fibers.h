@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 #include <ucontext.h>
 
+#include <deque>
 #include <vector>
 
 #ifdef __SANITIZE_ADDRESS__
@@ -31,10 +32,19 @@ struct Fiber {
 
 enum class State { READY, AT_BLOCK, AT_WARP, ENDED };
 
+struct Copy {
+    void *to;
+    const void *from;
+    std::size_t bytes;
+};
+
 struct Thread {
     State state;
     Fiber *on;
     std::uint64_t slot;
+    // Copies that aren't in a group yet, and groups that weren't waited for.
+    std::vector<Copy> copies;
+    std::deque<std::vector<Copy>> groups;
 };
 
 // A kernel with its arguments.
@@ -137,7 +147,11 @@ bool release() {
 const char *run_block() {
     const unsigned n = blockDim.x;
     started = 0;
-    for (Thread &thread : threads) thread.state = State::READY;
+    for (Thread &thread : threads) {
+        thread.state = State::READY;
+        thread.copies.clear();
+        thread.groups.clear();
+    }
     while (started < n) {
         if (idle.empty() && !make_fiber()) return "no memory for a fiber's stack";
         resume(*idle.back());
@@ -150,7 +164,14 @@ const char *run_block() {
             resume(*threads[thread].on);
         }
     }
-    return all_are(State::ENDED, 0, n) ? nullptr : "threads wait for others that have ended or wait elsewhere";
+    if (!all_are(State::ENDED, 0, n)) return "threads wait for others that have ended or wait elsewhere";
+    for (Thread &thread : threads) {
+        for (const std::vector<Copy> &group : thread.groups) {
+            if (!group.empty()) return "a thread ends before its copies have come";
+        }
+        if (!thread.copies.empty()) return "a thread ends with copies in no group";
+    }
+    return nullptr;
 }
 
 // Runs a grid with its blocks and threads in rising or in falling order; gives null, or what went wrong.
@@ -176,4 +197,25 @@ const std::uint64_t *host_exchange(std::uint64_t slot) {
     threads[current].slot = slot;
     wait_for_others(State::AT_WARP);
     return &seen[current / 32 * 32];
+}
+
+void host_copy_later(void *to, const void *from, std::size_t bytes) { threads[current].copies.push_back({to, from, bytes}); }
+
+void host_close_copies() {
+    Thread &thread = threads[current];
+    thread.groups.push_back(std::move(thread.copies));
+    thread.copies.clear();
+}
+
+void host_wait_for_copies(std::size_t left) {
+    std::deque<std::vector<Copy>> &groups = threads[current].groups;
+    for (; groups.size() > left; groups.pop_front()) {
+        for (const Copy &copy : groups.front()) {
+            if (copy.from) {
+                std::memcpy(copy.to, copy.from, copy.bytes);
+            } else {
+                std::memset(copy.to, 0, copy.bytes);
+            }
+        }
+    }
 }

@@ -41,7 +41,7 @@ pub fn random(like: &Tensor, shape: &[usize], stream: u64) -> Tensor {
 pub type Family<C> = (&'static str, fn(&C));
 
 /// Every family of operations.
-pub fn families<C: Check>() -> [Family<C>; 14] {
+pub fn families<C: Check>() -> [Family<C>; 15] {
     [
         ("arithmetic broadcasts", arithmetic_broadcasts),
         ("functions", functions),
@@ -56,6 +56,7 @@ pub fn families<C: Check>() -> [Family<C>; 14] {
         ("batch norm", batch_norm),
         ("dropouts", dropouts),
         ("attention", attention),
+        ("attention of many positions", attention_of_many_positions),
         ("a value used twice gets both gradients", a_value_used_twice_gets_both_gradients),
     ]
 }
@@ -143,6 +144,9 @@ pub fn products(c: &impl Check) {
     c.check(&[&[2, 3, 4], &[4, 2]], |x| x[0].matmul(&x[1]));
     c.check(&[&[3, 4], &[2, 4], &[2]], |x| x[0].linear(&x[1], Some(&x[2])));
     c.check(&[&[2, 3, 4], &[5, 4]], |x| x[0].linear(&x[1], None));
+    c.check(&[&[3, 4], &[4, 2], &[2]], |x| x[0].linear_in_out(&x[1], Some(&x[2])));
+    c.check(&[&[2, 3, 4], &[4, 5]], |x| x[0].linear_in_out(&x[1], None));
+    c.check(&[&[2, 1], &[1, 3], &[3]], |x| x[0].linear_in_out(&x[1], Some(&x[2])));
 }
 
 /// Convolutions, grouped, strided and dilated.
@@ -253,6 +257,21 @@ pub fn attention(c: &impl Check) {
     }
     c.check(&[&[2, 5, 12]], |x| x[0].causal_attention(2, Some((0.4, &key))));
     c.check(&[&[2, 12, 5]], |x| x[0].transpose(1, 2).causal_attention(1, None));
+}
+
+/// Attention over more positions, and with larger heads, than kernels take at a time.
+pub fn attention_of_many_positions(c: &impl Check) {
+    let key = DropoutKey::new(1, 2, 3, [10, 11].into());
+    // Samples, positions, numbers of a head.
+    for ([batch, time, depth], heads) in
+        [([2, 70, 16], 2), ([1, 130, 64], 1), ([2, 33, 72], 2), ([1, 40, 250], 1)]
+    {
+        let shape = [batch, time, 3 * heads * depth];
+        c.check(&[&shape], |x| x[0].causal_attention(heads, None));
+        if batch == 2 {
+            c.check(&[&shape], |x| x[0].causal_attention(heads, Some((0.2, &key))));
+        }
+    }
 }
 
 /// Values that are used more than once.

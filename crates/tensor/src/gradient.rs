@@ -3,13 +3,13 @@
 //! Formulas are written with the kernels directly, or with operations on tensors that are outside of the graph and so record
 //! nothing. A gradient that a kernel fills whole is written where [`Wanted::place`] says.
 
-use crate::cpu;
-use crate::cpu::attention::{Dropped, attention_gradient};
-use crate::cpu::wide::{Wide, Widen};
+use crate::device::Backend;
 use crate::dtype::DType;
+use crate::gpu;
 use crate::graph::{MAX_INPUTS, Saved};
 use crate::kernel;
 use crate::op::{Form, Op, Unary};
+use crate::ops::attention::Dropped;
 use crate::ops::convolution::{conv_plan, pool_planes};
 use crate::shape::{Order, Shape};
 use crate::tensor::Tensor;
@@ -143,15 +143,11 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
             ])
         }
         Op::LinearInOut(x, w) => {
-            // Recorded on a CPU alone: see `Tensor::linear_in_out`.
             let grad = grad.contiguous();
             let bias = Shape::new(&w.dims()[1..]);
             let grad_b = wanted.wants(2).then(|| wanted.place(2, Order::RowMajor, bias, dtype));
             let grad_w = filled(1, &w, &|out| {
-                let wide = Wide::default();
-                let [grad, x, out] = [&grad, value(saved, 0), out].in_f32(&wide);
-                cpu::matmul::linear_in_out_weight_gradient(grad, x, grad_b.as_ref().in_f32(&wide), out);
-                wide.settle();
+                kernel::matmul::linear_in_out_weight_gradient(&grad, value(saved, 0), grad_b.as_ref(), out);
             });
             if let (Some(grad_b), None) = (&grad_b, &grad_w) {
                 sum_rows(&grad, grad_b);
@@ -198,9 +194,12 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
             of([filled(0, &from, &|out| kernel::loss::nll_gradient(value(saved, 0), grad, out))])
         }
         Op::CrossEntropy { label_smoothing } => {
-            let (y, labels) = (value(saved, 0), value(saved, 1));
-            of([filled(0, y.shape(), &|out| {
-                kernel::loss::cross_entropy_gradient(y, labels, label_smoothing, grad, out);
+            // Logits of 16 bits may have a loss in f32, and their gradient is of their own type.
+            let (from, labels, shifts) = (value(saved, 0), value(saved, 1), saved[2].as_ref());
+            of([wanted.wants(0).then(|| {
+                let out = wanted.place(0, Order::RowMajor, *from.shape(), from.dtype());
+                kernel::loss::cross_entropy_gradient(from, shifts, labels, label_smoothing, grad, &out);
+                out
             })])
         }
         Op::MseLoss => {
@@ -220,14 +219,21 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
         }
         Op::CausalAttention { heads, first, dropout } => {
             let (qkv, grad) = (value(saved, 0), grad.contiguous());
-            let dropped = saved[3].as_ref().map(|streams| Dropped { p: dropout, streams, first });
-            // Recorded on a CPU alone: see `Tensor::causal_attention`.
+            let forward = [qkv, value(saved, 1), value(saved, 2)];
+            let dropped = saved[3].is_some().then(|| Dropped {
+                p: dropout,
+                key: [value(saved, 3), value(saved, 4)],
+                first,
+            });
             of([filled(0, qkv.shape(), &|out| {
-                let wide = Wide::default();
-                let forward = [qkv, value(saved, 1), value(saved, 2)].in_f32(&wide);
-                attention_gradient(forward, heads, dropped, (&grad).in_f32(&wide), out.in_f32(&wide));
-                wide.settle();
+                kernel::attention::attention_gradient(forward, heads, dropped, &grad, out);
             })])
+        }
+        Op::Dropout { p } => {
+            // Recorded on a GPU alone: see `Tensor::dropout`.
+            let Backend::Gpu(engine) = device.backend() else { unreachable!("a CPU multiplies by a mask") };
+            let (key, grad) = ([value(saved, 0), value(saved, 1)], grad.contiguous());
+            of([filled(0, grad.shape(), &|out| gpu::dropout::dropout(engine, p, key, &grad, out))])
         }
         Op::LayerNorm { row, .. } => {
             let (x, weight, grad) = (value(saved, 0), saved[1].as_ref(), grad.contiguous());

@@ -8,6 +8,7 @@ use crate::cpu::pooling::Planes;
 use crate::cpu::wide::{Wide, Widen};
 use crate::device::Backend;
 use crate::op::{Binary, CountPadding, Form, Unary};
+use crate::ops::attention::Dropped;
 use crate::ops::dropout::DropoutKey;
 use crate::shape::Order;
 use crate::tensor::Tensor;
@@ -71,9 +72,9 @@ kernels! {
     loss of numbers {
         nll(y: &Tensor, labels: &Tensor, out: &Tensor) on out;
         nll_gradient(labels: &Tensor, grad: &Tensor, out: &Tensor) on out;
-        cross_entropy(x: &Tensor, labels: &Tensor, label_smoothing: f64, y: &Tensor, out: &Tensor) on out;
+        cross_entropy(x: &Tensor, labels: &Tensor, label_smoothing: f64, kept: &Tensor, out: &Tensor) on out;
         cross_entropy_gradient(
-        y: &Tensor, labels: &Tensor, label_smoothing: f64, grad: &Tensor, out: &Tensor
+        from: &Tensor, shifts: Option<&Tensor>, labels: &Tensor, label_smoothing: f64, grad: &Tensor, out: &Tensor
     ) on out;
         mse(x: &Tensor, t: &Tensor, out: &Tensor) on out;
         mse_gradient(x: &Tensor, t: &Tensor, grad: &Tensor, out: &Tensor) on out;
@@ -85,6 +86,13 @@ kernels! {
         linear(x: &Tensor, w: &Tensor, bias: Option<&Tensor>, out: &Tensor) on out;
         linear_input_gradient(grad: &Tensor, w: &Tensor, out: &Tensor) on out;
         linear_weight_gradient(grad: &Tensor, x: &Tensor, bias: Option<&Tensor>, out: &Tensor) on out;
+        linear_in_out_weight_gradient(grad: &Tensor, x: &Tensor, bias: Option<&Tensor>, out: &Tensor) on out;
+    }
+    attention of numbers {
+        attention(qkv: &Tensor, heads: usize, dropped: Option<Dropped<'_>>, out: &Tensor, lse: &Tensor) on out;
+        attention_gradient(
+            forward: [&Tensor; 3], heads: usize, dropped: Option<Dropped<'_>>, grad: &Tensor, out: &Tensor
+        ) on out;
     }
     embedding of numbers {
         embedding(table: &Tensor, ids: &Tensor, out: &Tensor) on out;

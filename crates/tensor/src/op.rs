@@ -66,7 +66,8 @@ pub(crate) enum Op {
     LogSoftmax { dim: usize },
     /// Mean negative log likelihood; saves the labels.
     NllLoss { from: Shape },
-    /// Mean cross entropy of logits; saves their log-softmax and the labels.
+    /// Mean cross entropy of logits; saves their log-softmax and the labels, or on a GPU the logits, the labels, and what is taken from
+    /// each row of logits to make it its log-softmax.
     CrossEntropy { label_smoothing: f64 },
     /// Mean squared error; saves both sides.
     MseLoss,
@@ -75,9 +76,12 @@ pub(crate) enum Op {
     /// Rows of a table; saves the row numbers.
     Embedding { table: Shape },
     /// Causal self-attention of several heads, whose shares are dropped with this probability; saves queries, keys and values, the
-    /// output, each query's logarithm of the sum of the exponentials of its scores, and where shares are dropped the random
-    /// numbers of each sample. The first head is number `first` of those that have masks.
+    /// output, each query's logarithm of the sum of the exponentials of its scores, and where shares are dropped the key's words and
+    /// the samples' numbers. The first head is number `first` of those that have masks.
     CausalAttention { heads: usize, first: usize, dropout: f64 },
+    /// Each element dropped with this probability, by a mask that is made where it is needed; saves the key's words and the samples'
+    /// numbers.
+    Dropout { p: f64 },
     /// Normalisation over the last dimensions; saves x, weight, each row's mean and 1/std, and bias.
     LayerNorm { row: usize, n_dims: usize, eps: f64 },
     /// Normalisation of each channel over the batch and its pixels, then possibly a sum with another tensor and a ReLU; saves

@@ -58,6 +58,15 @@ impl Operand {
     pub const fn transposed(width: usize) -> Operand {
         Operand { order: Order::Columns, leading: width, stride: 0 }
     }
+
+    /// The transpose of the matrix that this is.
+    pub const fn turned(self) -> Operand {
+        let order = match self.order {
+            Order::Rows => Order::Columns,
+            Order::Columns => Order::Rows,
+        };
+        Operand { order, ..self }
+    }
 }
 
 /// What comes of a product in the same kernel. GELU is the one with the hyperbolic tangent, not the exact one.

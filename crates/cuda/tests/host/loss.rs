@@ -79,18 +79,6 @@ impl Batch {
         decode(self.element, &out)
     }
 
-    /// What the probabilities (rows, width) should be.
-    fn targets(&self, given: &[u8], are_labels: bool, smoothing: f64) -> Vec<f64> {
-        let [rows, width] = self.size;
-        let shares = if are_labels {
-            let one = |i: usize| if self.labels[i / width] == (i % width) as i64 { 1.0 } else { 0.0 };
-            (0..rows * width).map(one).collect()
-        } else {
-            decode(self.element, given)
-        };
-        shares.iter().map(|share| (1.0 - smoothing) * share + smoothing / width as f64).collect()
-    }
-
     fn check(&self, what: &str, got: &[f64], want: &[f64], scale: f64) {
         near(what, self.element, got, want, scale, STEPS);
     }
@@ -138,8 +126,32 @@ fn cross_entropy_is_that_of_the_engine() {
     }
     for batch in Batch::all() {
         for smoothing in [0.0, 0.1] {
-            let loss = |x: &Tensor| x.cross_entropy(&batch.label_tensor(), smoothing);
-            cross_entropy(&batch, "cross_entropy", batch.label_bytes(), smoothing, loss);
+            let (element, [rows, width]) = (batch.element, batch.size);
+            let tensor = batch.tensor(&batch.x);
+            let [want, want_grad] = reference(&tensor, |x| x.cross_entropy(&batch.label_tensor(), smoothing));
+            let (x, labels) = (encode(element, &batch.x), batch.label_bytes());
+            let [mut shifts, mut losses] = [room(Element::F32, rows), room(Element::F32, rows)];
+            let mut bad = [0; 4];
+            let mut args = vec![Arg::In(&x), Arg::In(labels), Arg::Out(&mut shifts), Arg::Out(&mut losses)];
+            args.push(Arg::Out(&mut bad));
+            args.extend(batch.rows_and_width());
+            args.push(Arg::Float(smoothing as f32));
+            launch("cross_entropy", element, batch.work(), &mut args);
+            assert_eq!(bad, [0; 4]);
+            batch.check("cross_entropy", &batch.mean(&losses, rows), &want, 10.0);
+            // The same is taken from each of a row.
+            let log = tensor.log_softmax(1).to_vec::<f64>();
+            let want: Vec<f64> = (0..rows).map(|row| batch.x[row * width] - log[row * width]).collect();
+            near("what is taken", Element::F32, &decode(Element::F32, &shifts), &want, 10.0, STEPS);
+
+            let mut out = room(element, rows * width);
+            let grad = encode(Element::F32, &[GRAD]);
+            let mut args = vec![Arg::In(&x), Arg::In(&shifts), Arg::In(labels), Arg::In(&grad)];
+            args.push(Arg::Out(&mut out));
+            args.extend(batch.rows_and_width());
+            args.extend([Arg::Float(smoothing as f32), Arg::Float((1.0 / rows as f64) as f32)]);
+            launch("cross_entropy_gradient", element, Work::Elements((rows * width) as u64), &mut args);
+            batch.check("cross_entropy_gradient", &decode(element, &out), &want_grad, GRAD / rows as f64);
         }
     }
 }
@@ -151,58 +163,42 @@ fn cross_entropy_of_shares_is_that_of_the_engine() {
     }
     for batch in Batch::all() {
         for smoothing in [0.0, 0.1] {
-            let [rows, width] = batch.size;
-            let shares = random(batch.element, rows * width, 0.0, 2.0 / width as f64, 5);
+            let (element, [rows, width]) = (batch.element, batch.size);
+            let shares = random(element, rows * width, 0.0, 2.0 / width as f64, 5);
             let mixed = batch.tensor(&shares) * (1.0 - smoothing) + smoothing / width as f64;
-            let loss = |x: &Tensor| (x.log_softmax(1) * &mixed).sum_all() * (-1.0 / rows as f64);
-            cross_entropy(&batch, "cross_entropy_shares", &encode(batch.element, &shares), smoothing, loss);
+            let tensor = batch.tensor(&batch.x);
+            let [want, want_grad] =
+                reference(&tensor, |x| (x.log_softmax(1) * &mixed).sum_all() * (-1.0 / rows as f64));
+            let (x, shares) = (encode(element, &batch.x), encode(element, &shares));
+            let (mut y, mut losses) = (room(element, rows * width), room(Element::F32, rows));
+            let mut args = vec![Arg::In(&x), Arg::In(&shares), Arg::Out(&mut y), Arg::Out(&mut losses)];
+            args.extend(batch.rows_and_width());
+            args.push(Arg::Float(smoothing as f32));
+            launch("cross_entropy_shares", element, batch.work(), &mut args);
+            batch.check("cross_entropy_shares", &batch.mean(&losses, rows), &want, 10.0);
+            let log = tensor.log_softmax(1).to_vec();
+            batch.check("its logarithm of softmax", &decode(element, &y), &log, 10.0);
+
+            let mut out = room(element, rows * width);
+            let grad = encode(element, &[GRAD]);
+            let mut args = vec![Arg::In(&y), Arg::In(&shares), Arg::In(&grad), Arg::Out(&mut out)];
+            args.extend(batch.rows_and_width());
+            args.extend([Arg::Float(smoothing as f32), Arg::Float((1.0 / rows as f64) as f32)]);
+            let name = "cross_entropy_shares_gradient";
+            launch(name, element, batch.work(), &mut args);
+            let got = decode(element, &out);
+            if element == Element::F32 {
+                batch.check(name, &got, &want_grad, GRAD / rows as f64);
+            }
+            // Of short types the logarithm that was kept is a rounded one, from which the gradient is told.
+            let target = mixed.to_vec::<f64>();
+            let sums = target.chunks(width).flat_map(|row| vec![row.iter().sum::<f64>(); width]);
+            let kept = decode(element, &y).into_iter().zip(&target).zip(sums);
+            let want: Vec<f64> =
+                kept.map(|((y, target), sum)| (y.exp() * sum - target) * GRAD / rows as f64).collect();
+            batch.check(name, &got, &want, GRAD / rows as f64);
         }
     }
-}
-
-fn cross_entropy(
-    batch: &Batch,
-    kernel: &str,
-    targets: &[u8],
-    smoothing: f64,
-    loss: impl Fn(&Tensor) -> Tensor,
-) {
-    let (element, [rows, width]) = (batch.element, batch.size);
-    let has_labels = kernel == "cross_entropy";
-    let x = encode(element, &batch.x);
-    let (mut y, mut losses, mut bad) = (room(element, rows * width), room(Element::F32, rows), [0; 4]);
-    let mut args = vec![Arg::In(&x), Arg::In(targets), Arg::Out(&mut y), Arg::Out(&mut losses)];
-    if has_labels {
-        args.push(Arg::Out(&mut bad));
-    }
-    args.extend(batch.rows_and_width());
-    args.push(Arg::Float(smoothing as f32));
-    launch(kernel, element, batch.work(), &mut args);
-    assert_eq!(bad, [0; 4]);
-    let [want, want_grad] = reference(&batch.tensor(&batch.x), &loss);
-    batch.check(kernel, &batch.mean(&losses, rows), &want, 10.0);
-    let log = batch.tensor(&batch.x).log_softmax(1).to_vec();
-    batch.check("its logarithm of softmax", &decode(element, &y), &log, 10.0);
-
-    let mut out = room(element, rows * width);
-    let grad = encode(element, &[GRAD]);
-    let mut args = vec![Arg::In(&y), Arg::In(targets), Arg::In(&grad), Arg::Out(&mut out)];
-    args.extend(batch.rows_and_width());
-    args.extend([Arg::Float(smoothing as f32), Arg::Float((1.0 / rows as f64) as f32)]);
-    let work = if has_labels { Work::Elements((rows * width) as u64) } else { batch.work() };
-    let name = format!("{kernel}_gradient");
-    launch(&name, element, work, &mut args);
-    let got = decode(element, &out);
-    if element == Element::F32 {
-        batch.check(&name, &got, &want_grad, GRAD / rows as f64);
-    }
-    // Of short types the logarithm that was kept is a rounded one, from which the gradient is told.
-    let target = batch.targets(targets, has_labels, smoothing);
-    let sums = target.chunks(width).flat_map(|row| vec![row.iter().sum::<f64>(); width]);
-    let kept = decode(element, &y).into_iter().zip(&target).zip(sums);
-    let want: Vec<f64> =
-        kept.map(|((y, target), sum)| (y.exp() * sum - target) * GRAD / rows as f64).collect();
-    batch.check(&name, &got, &want, GRAD / rows as f64);
 }
 
 #[test]
@@ -215,11 +211,12 @@ fn labels_that_are_no_classes_are_told_and_read_nothing() {
     {
         let labels = [1, wrong, 2];
         let x = encode(Element::F32, &[0.0; 9]);
-        let (mut y, mut losses, mut bad) = (room(Element::F32, 9), room(Element::F32, 3), [0; 4]);
+        let [mut shifts, mut losses] = [room(Element::F32, 3), room(Element::F32, 3)];
+        let mut bad = [0; 4];
         let mut args = vec![Arg::In(&x), Arg::In(bytemuck::cast_slice(&labels))];
         let rows = kernel == "cross_entropy";
         if rows {
-            args.push(Arg::Out(&mut y));
+            args.push(Arg::Out(&mut shifts));
         }
         args.extend([Arg::Out(&mut losses), Arg::Out(&mut bad), Arg::Int(3), Arg::Int(3)]);
         if rows {

@@ -5,6 +5,7 @@ mod compare;
 mod program;
 mod values;
 
+mod attention;
 mod batch_norm;
 mod copy;
 mod elementwise;

@@ -297,10 +297,21 @@ fn wrong_kernels_are_noticed() {
             if (threadIdx.x != 0) __syncthreads();
         }
         extern \"C\" __global__ void races(const float *, float *out, i64) { out[0] = (float)threadIdx.x; }
+        extern \"C\" __global__ void forgets_its_copies(const float *x, float *out, i64) {
+            if (threadIdx.x == 0) host_copy_later(out, x, 4);
+            host_close_copies();
+        }
         extern \"C\" __global__ void is_right(const float *x, float *out, i64 n) { out[n - 1] = x[n - 1]; }
     ";
-    let names =
-        ["reads_beside", "writes_beside", "forgets_a_barrier", "leaves_others_waiting", "races", "is_right"];
+    let names = [
+        "reads_beside",
+        "writes_beside",
+        "forgets_a_barrier",
+        "leaves_others_waiting",
+        "races",
+        "forgets_its_copies",
+        "is_right",
+    ];
     let path = trial("wrong", kernels, &names);
     let values = [0u8; 12];
     for (name, want) in names.iter().zip([
@@ -309,6 +320,7 @@ fn wrong_kernels_are_noticed() {
         "the order of threads shows",
         "threads wait for others",
         "the order of threads shows",
+        "before its copies have come",
         "",
     ]) {
         let mut out = [0; 12];

@@ -46,9 +46,10 @@ pub(crate) fn nll_gradient(labels: &Tensor, grad: &Tensor, out: &Tensor) {
 }
 
 /// The gradient of cross entropy with respect to the logits, told from their log-softmax `y`: softmax minus target, times
-/// the scalar `grad` over the number of rows.
+/// the scalar `grad` over the number of rows. What is taken from logits to come to these is nothing that a CPU keeps.
 pub(crate) fn cross_entropy_gradient(
     y: &Tensor,
+    _shifts: Option<&Tensor>,
     labels: &Tensor,
     label_smoothing: f64,
     grad: &Tensor,

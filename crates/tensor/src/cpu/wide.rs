@@ -7,6 +7,7 @@ use crate::cpu::copy::convert;
 use crate::cpu::pooling::Planes;
 use crate::dtype::DType;
 use crate::op::{Binary, CountPadding, Form, Unary};
+use crate::ops::attention::Dropped;
 use crate::ops::dropout::DropoutKey;
 use crate::shape::{Geometry, Order};
 use crate::tensor::Tensor;
@@ -127,4 +128,4 @@ macro_rules! plain {
         }
     )*};
 }
-plain!(f64 usize Unary Binary Form Plan Planes Order CountPadding &'b DropoutKey);
+plain!(f64 usize Unary Binary Form Plan Planes Order CountPadding Dropped<'b> &'b DropoutKey);

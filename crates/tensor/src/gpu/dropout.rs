@@ -1,8 +1,8 @@
-//! Dropout masks.
+//! Dropout: masks, and elements times masks that are never stored.
 
 use crate::cpu::dropout::threshold;
 use crate::gpu::Engine;
-use crate::gpu::launch::{Arg, check_single, elements};
+use crate::gpu::launch::{Arg, check_float, check_single, elements};
 use crate::ops::dropout::DropoutKey;
 use crate::tensor::Tensor;
 
@@ -26,4 +26,25 @@ pub(crate) fn mask(engine: &Engine, p: f64, key: &DropoutKey, mask: &Tensor) {
     ];
     // SAFETY: the mask has `width` elements for each of n samples; a key is three words.
     unsafe { engine.launch("dropout_mask", elements(n * width.div_ceil(4)), &args) }
+}
+
+/// `out` = the elements of `x` times that mask, both contiguous. Seed, step and layer of the key lie in memory, and the number of each
+/// sample.
+#[track_caller]
+pub(crate) fn dropout(engine: &Engine, p: f64, [words, samples]: [&Tensor; 2], x: &Tensor, out: &Tensor) {
+    check_float("dropout", x.dtype);
+    let n = samples.count();
+    let width = x.count() / n.max(1);
+    let args = [
+        Arg::In(x),
+        Arg::Out(out),
+        Arg::In(words),
+        Arg::In(samples),
+        Arg::Int(n),
+        Arg::Int(width),
+        Arg::Int(threshold(p) as usize),
+        Arg::Float(1.0 / (1.0 - p)),
+    ];
+    // SAFETY: both have `width` elements for each of n samples; a key is three words.
+    unsafe { engine.launch("dropout", elements(n * width.div_ceil(4)), &args) }
 }

@@ -40,14 +40,15 @@ pub(crate) fn nll_gradient(engine: &Engine, labels: &Tensor, grad: &Tensor, out:
     unsafe { engine.launch("nll_gradient", elements(n * width), &args) }
 }
 
-/// Mean cross entropy of logits `x`, whose log-softmax goes to `y`.
+/// Mean cross entropy of logits `x`, as f32 or in their own type. What is taken from each row of them to make it its log-softmax goes to
+/// `shifts`.
 #[track_caller]
 pub(crate) fn cross_entropy(
     engine: &Engine,
     x: &Tensor,
     labels: &Tensor,
     label_smoothing: f64,
-    y: &Tensor,
+    shifts: &Tensor,
     out: &Tensor,
 ) {
     check_float("cross_entropy", x.dtype);
@@ -56,42 +57,45 @@ pub(crate) fn cross_entropy(
     let args = [
         Arg::In(x),
         Arg::In(labels),
-        Arg::Out(y),
+        Arg::Out(shifts),
         Arg::Out(&losses),
         Arg::Bare(engine.bad_index.address()),
         Arg::Int(n),
         Arg::Int(width),
         Arg::Float(label_smoothing),
     ];
-    // SAFETY: there are n rows of `width` logits and as many of their log-softmax, n labels and n losses, and one number for what
-    // is bad.
+    // SAFETY: there are n rows of `width` logits, n shifts, labels and losses, and one number for what is bad.
     unsafe { engine.launch("cross_entropy", rows(n, width), &args) };
     sum_parts(engine, &losses, [1, n], 1.0 / n as f64, out);
 }
 
-/// The gradient of [`cross_entropy`] with respect to the logits, told from their log-softmax `y`, times the scalar `grad`.
+/// The gradient of [`cross_entropy`] with respect to the logits, told from these and their shifts, times the scalar `grad`.
 #[track_caller]
 pub(crate) fn cross_entropy_gradient(
     engine: &Engine,
-    y: &Tensor,
+    x: &Tensor,
+    shifts: Option<&Tensor>,
     labels: &Tensor,
     label_smoothing: f64,
     grad: &Tensor,
     out: &Tensor,
 ) {
-    check_float("cross_entropy", y.dtype);
-    let (n, width) = (y.dims()[0], y.dims()[1]);
+    check_float("cross_entropy", x.dtype);
+    let (n, width) = (x.dims()[0], x.dims()[1]);
+    let shifts = shifts.expect("a GPU keeps them");
+    let grad = grad.widened();
     let args = [
-        Arg::In(y),
+        Arg::In(x),
+        Arg::In(shifts),
         Arg::In(labels),
-        Arg::In(grad),
+        Arg::In(&grad),
         Arg::Out(out),
         Arg::Int(n),
         Arg::Int(width),
         Arg::Float(label_smoothing),
         Arg::Float(1.0 / n as f64),
     ];
-    // SAFETY: there are n rows of `width` elements in `y` and `out`, n labels, and a scalar.
+    // SAFETY: there are n rows of `width` elements in `x` and `out`, n shifts and labels, and a scalar.
     unsafe { engine.launch("cross_entropy_gradient", elements(n * width), &args) }
 }
 

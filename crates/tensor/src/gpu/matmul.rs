@@ -174,7 +174,13 @@ fn rows_of(x: &Tensor) -> usize {
     x.dims()[..x.shape().n_dims() - 1].iter().product()
 }
 
-/// `out = x w^T + bias`, with rows of `x`; all contiguous.
+/// How a weight (outputs, inputs) lies that is contiguous, or the transpose of what is.
+fn weight(w: &Tensor) -> Operand {
+    let (outputs, inputs) = (w.dims()[0], w.dims()[1]);
+    if w.geometry.strides[1] == 1 { Operand::rows(inputs) } else { Operand::transposed(outputs) }
+}
+
+/// `out = x w^T + bias`, with rows of `x`; all contiguous but `w`, which may be the transpose of what is.
 #[track_caller]
 pub(crate) fn linear(engine: &Engine, x: &Tensor, w: &Tensor, bias: Option<&Tensor>, out: &Tensor) {
     check_float("linear", out.dtype);
@@ -184,7 +190,7 @@ pub(crate) fn linear(engine: &Engine, x: &Tensor, w: &Tensor, bias: Option<&Tens
         return bias.into_iter().for_each(|bias| out.copy_from(&bias.broadcast_to(*out.shape())));
     }
     let plain = Product::new(engine.numbers(out.dtype), [rows_of(x), outputs, inputs]);
-    let plain = Product { b: Operand::transposed(inputs), ..plain };
+    let plain = Product { b: weight(w).turned(), ..plain };
     let Some(bias) = bias else { return engine.product(&plain, [x, w], out) };
     let fused = Product { epilogue: Epilogue::Bias, ..plain };
     if !engine.by_library(&fused, [x, w], Vector::Read(bias), out) {
@@ -194,7 +200,7 @@ pub(crate) fn linear(engine: &Engine, x: &Tensor, w: &Tensor, bias: Option<&Tens
     }
 }
 
-/// `out = grad w`: the gradient of the rows.
+/// `out = grad w`: the gradient of the rows. `w` may be the transpose of what is contiguous.
 #[track_caller]
 pub(crate) fn linear_input_gradient(engine: &Engine, grad: &Tensor, w: &Tensor, out: &Tensor) {
     check_float("linear", out.dtype);
@@ -203,7 +209,7 @@ pub(crate) fn linear_input_gradient(engine: &Engine, grad: &Tensor, w: &Tensor, 
         return out.fill(0.0);
     }
     let product = Product::new(engine.numbers(out.dtype), [rows_of(grad), inputs, outputs]);
-    engine.product(&product, [grad, w], out);
+    engine.product(&Product { b: weight(w), ..product }, [grad, w], out);
 }
 
 /// `out = grad^T x`: the gradient of the weight; `bias` gets the sum of the rows of `grad`.
@@ -215,21 +221,44 @@ pub(crate) fn linear_weight_gradient(
     bias: Option<&Tensor>,
     out: &Tensor,
 ) {
+    rows_times_rows(engine, [grad, x], bias.map(|bias| (Epilogue::SumsOfA, grad, bias)), out);
+}
+
+/// As [`linear_weight_gradient`] for a weight that lies the other way around: `out = x^T grad`.
+#[track_caller]
+pub(crate) fn linear_in_out_weight_gradient(
+    engine: &Engine,
+    grad: &Tensor,
+    x: &Tensor,
+    bias: Option<&Tensor>,
+    out: &Tensor,
+) {
+    rows_times_rows(engine, [x, grad], bias.map(|bias| (Epilogue::SumsOfB, grad, bias)), out);
+}
+
+/// `out = a^T b`, with rows of both, all contiguous. With an epilogue that gives the sum of the rows of one of them, that one, and where
+/// the sum goes.
+#[track_caller]
+fn rows_times_rows(
+    engine: &Engine,
+    [a, b]: [&Tensor; 2],
+    sum: Option<(Epilogue, &Tensor, &Tensor)>,
+    out: &Tensor,
+) {
     check_float("linear", out.dtype);
-    let (rows, outputs, inputs) = (rows_of(grad), out.dims()[0], out.dims()[1]);
-    let sums_of_rows = |bias: &Tensor| {
-        reduce::sum(engine, &grad.reshape([rows, outputs]), &bias.reshape([1, outputs]));
+    let (rows, m, n) = (rows_of(a), out.dims()[0], out.dims()[1]);
+    let apart = |(_, of, to): (Epilogue, &Tensor, &Tensor)| {
+        reduce::sum(engine, &of.reshape([rows, to.count()]), &to.reshape([1, to.count()]));
     };
     if rows == 0 || out.count() == 0 {
         out.fill(0.0);
-        return bias.into_iter().for_each(sums_of_rows);
+        return sum.into_iter().for_each(apart);
     }
-    let plain = Product::new(engine.numbers(out.dtype), [outputs, inputs, rows]);
-    let plain = Product { a: Operand::transposed(outputs), ..plain };
-    let Some(bias) = bias else { return engine.product(&plain, [grad, x], out) };
-    let fused = Product { epilogue: Epilogue::SumsOfA, ..plain };
-    if !engine.by_library(&fused, [grad, x], Vector::Write(bias), out) {
-        engine.product(&plain, [grad, x], out);
-        sums_of_rows(bias);
+    let plain = Product::new(engine.numbers(out.dtype), [m, n, rows]);
+    let plain = Product { a: Operand::transposed(m), ..plain };
+    let Some((epilogue, of, to)) = sum else { return engine.product(&plain, [a, b], out) };
+    if !engine.by_library(&Product { epilogue, ..plain }, [a, b], Vector::Write(to), out) {
+        engine.product(&plain, [a, b], out);
+        apart((epilogue, of, to));
     }
 }

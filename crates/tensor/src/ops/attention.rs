@@ -1,14 +1,25 @@
 //! Causal self-attention.
 
 use crate::autocast::lowers;
-use crate::cpu::attention::{self, Dropped};
-use crate::cpu::wide::{Wide, Widen};
 use crate::device::Backend;
 use crate::dtype::with_float;
+use crate::gpu;
+use crate::kernel;
 use crate::op::Op;
 use crate::ops::dropout::{DropoutKey, Within};
 use crate::ops::{keep, recorded};
 use crate::tensor::Tensor;
+
+/// Dropout of shares.
+#[derive(Clone, Copy)]
+pub(crate) struct Dropped<'a> {
+    /// With which probability.
+    pub(crate) p: f64,
+    /// What masks are a function of: seed, step and layer, and the number of each sample.
+    pub(crate) key: [&'a Tensor; 2],
+    /// Which of all heads that have masks is the first one here.
+    pub(crate) first: usize,
+}
 
 impl Tensor {
     /// Self-attention in which no position sees a later one. This tensor, (B, T, 3 W), holds queries, keys and values of `heads`
@@ -17,8 +28,8 @@ impl Tensor {
     /// it otherwise; the mask of a sample is that of [`Tensor::dropout`] for shares (B, heads, T, T), of which these may be some of the
     /// heads.
     ///
-    /// On a CPU the shares are never stored: neither memory nor what is kept for the backward pass grows with T^2. On a GPU it is
-    /// [`Tensor::causal_attention_in_steps`] for now.
+    /// The shares are never stored: neither memory nor what is kept for the backward pass grows with T^2. A GPU does so for heads of
+    /// at most 256 numbers, and makes larger ones by [`Tensor::causal_attention_in_steps`].
     #[track_caller]
     pub fn causal_attention(&self, heads: usize, dropout: Option<(f64, &DropoutKey)>) -> Tensor {
         if let Some(dtype) = lowers([self]) {
@@ -26,25 +37,22 @@ impl Tensor {
         }
         let [batch, time, width] = self.check_heads("causal_attention", heads);
         let dropout = check_dropout("causal_attention", dropout, [batch, heads]);
-        if let Backend::Gpu(_) = self.device().backend() {
+        if matches!(self.device().backend(), Backend::Gpu(_)) && width / heads > gpu::attention::MOST_DEPTH {
             return self.causal_attention_in_steps(heads, dropout);
         }
         let qkv = self.contiguous();
-        let streams = dropout.map(|(p, key)| {
-            let words: Vec<i64> = key.samples.iter().flat_map(|&sample| key.stream(sample).words()).collect();
-            (p, Tensor::from_slice(self.device(), &words, [batch, 2]))
-        });
+        // On a GPU they are new in each replay of a pass.
+        let key = dropout.map(|(_, key)| self.device().feed_key(key));
         let out = Tensor::stale(self.device(), [batch, time, width].into(), self.dtype);
         let lse = Tensor::stale(self.device(), [batch, heads, time].into(), self.dtype.wide());
         let first = dropout.and_then(|(_, key)| key.within).map_or(0, |within| within.start);
-        let dropped = streams.as_ref().map(|(p, streams)| Dropped { p: *p, streams, first });
-        let wide = Wide::default();
-        let [from, to] = [&qkv, &out].in_f32(&wide);
-        attention::attention(from, heads, dropped, to, &lse);
-        wide.settle();
-        let op = Op::CausalAttention { heads, first, dropout: dropout.map_or(0.0, |(p, _)| p) };
+        let p = dropout.map_or(0.0, |(p, _)| p);
+        let dropped = key.as_ref().map(|[words, samples]| Dropped { p, key: [words, samples], first });
+        kernel::attention::attention(&qkv, heads, dropped, &out, &lse);
+        let op = Op::CausalAttention { heads, first, dropout: p };
         recorded(out, op, &[&qkv], |out| {
-            [keep(&qkv), keep(out), keep(&lse), streams.map(|(_, streams)| streams)]
+            let [words, samples] = key.map_or([None, None], |key| key.map(Some));
+            [keep(&qkv), keep(out), keep(&lse), words, samples]
         })
     }
 

@@ -1,6 +1,10 @@
 //! Dropout, with masks that belong to samples.
 
+use crate::device::Backend;
+use crate::gpu;
 use crate::kernel;
+use crate::op::Op;
+use crate::ops::recorded;
 use crate::philox::Philox;
 use crate::shape::Shape;
 use crate::tensor::Tensor;
@@ -39,12 +43,17 @@ impl DropoutKey {
         DropoutKey { seed, step, layer, samples, within: None }
     }
 
-    /// The random numbers of one sample. Seed, step and layer are mixed into the key, the sample is the stream.
+    /// The random numbers of one sample.
     pub(crate) fn stream(&self, sample: u64) -> Philox {
-        let [a, b, c, d] = Philox::new(self.seed, self.layer).block(self.step);
-        let mixed = (u64::from(a) << 32 | u64::from(b)) ^ (u64::from(c) << 32 | u64::from(d)).rotate_left(17);
-        Philox::new(mixed, sample)
+        stream([self.seed, self.step, self.layer], sample)
     }
+}
+
+/// The random numbers of one sample. Seed, step and layer are mixed into the key, the sample is the stream.
+pub(crate) fn stream([seed, step, layer]: [u64; 3], sample: u64) -> Philox {
+    let [a, b, c, d] = Philox::new(seed, layer).block(step);
+    let mixed = (u64::from(a) << 32 | u64::from(b)) ^ (u64::from(c) << 32 | u64::from(d)).rotate_left(17);
+    Philox::new(mixed, sample)
 }
 
 impl Tensor {
@@ -80,6 +89,13 @@ impl Tensor {
                 dim > 0 && dim < shape.n_dims() && start + shape.dims()[dim] <= of,
                 "{op}: a mask of shape {shape} as the part {within:?}"
             );
+        }
+        let is_whole = shape == *self.shape() && key.within.is_none() && self.geometry.is_contiguous();
+        if let (Backend::Gpu(engine), true) = (self.device().backend(), is_whole) {
+            let key = self.device().feed_key(key);
+            let out = self.stale_like();
+            gpu::dropout::dropout(engine, p, key.each_ref(), self, &out);
+            return recorded(out, Op::Dropout { p }, &[self], |_| key.map(Some));
         }
         let mask = Tensor::stale(self.device(), shape, self.dtype.wide());
         kernel::dropout::mask(p, key, &mask);

@@ -25,7 +25,9 @@ impl Tensor {
     /// in [0, 1) the target is 1 - s on the label and s / C on every class.
     #[track_caller]
     pub fn cross_entropy(&self, labels: &Tensor, label_smoothing: f64) -> Tensor {
-        if self.is_raised() {
+        // A GPU computes in f32 whatever it reads, and needs no copies for that.
+        let on_gpu = matches!(self.device().backend(), Backend::Gpu(_));
+        if self.is_raised() && !on_gpu {
             return self.widened().cross_entropy(labels, label_smoothing);
         }
         self.check_labels("cross_entropy", labels);
@@ -34,10 +36,18 @@ impl Tensor {
             "cross_entropy: label smoothing must lie in [0, 1), got {label_smoothing}"
         );
         let (x, labels) = (self.contiguous(), labels.contiguous());
-        let y = Tensor::stale(self.device(), *self.shape(), self.dtype);
-        let out = Tensor::stale(self.device(), [].into(), self.dtype);
-        kernel::loss::cross_entropy(&x, &labels, label_smoothing, &y, &out);
-        recorded(out, Op::CrossEntropy { label_smoothing }, &[&x], |_| [keep(&y), keep(&labels)])
+        let dtype = if self.is_raised() { DType::F32 } else { self.dtype };
+        let out = Tensor::stale(self.device(), [].into(), dtype);
+        // The log-softmax, or what leads to it from the logits.
+        let kept = match on_gpu {
+            true => Tensor::stale(self.device(), [x.dims()[0]].into(), self.dtype.wide()),
+            false => Tensor::stale(self.device(), *self.shape(), self.dtype),
+        };
+        kernel::loss::cross_entropy(&x, &labels, label_smoothing, &kept, &out);
+        recorded(out, Op::CrossEntropy { label_smoothing }, &[&x], |_| match on_gpu {
+            true => [keep(&x), keep(&labels), keep(&kept)],
+            false => [keep(&kept), keep(&labels), None],
+        })
     }
 
     /// The mean over all elements of the squared difference; same shapes.

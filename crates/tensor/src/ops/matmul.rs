@@ -1,9 +1,6 @@
 //! Matrix products.
 
 use crate::autocast::lowers;
-use crate::cpu;
-use crate::cpu::wide::{Wide, Widen};
-use crate::device::Backend;
 use crate::graph::{self, Made};
 use crate::kernel;
 use crate::op::Op;
@@ -79,20 +76,10 @@ impl Tensor {
         );
         let outputs = weight.dims()[1];
         self.check_bias("linear_in_out", weight, outputs, bias);
-        if let Backend::Gpu(_) = self.device().backend() {
-            let product =
-                self.reshape([self.count() / weight.dims()[0].max(1), weight.dims()[0]]).matmul(weight);
-            let product = bias.map_or(product.clone(), |bias| product + bias);
-            return product.reshape(self.shape().with(n - 1, outputs));
-        }
         let (x, w) = (self.contiguous(), weight.contiguous());
         let out = Tensor::stale(self.device(), self.shape().with(n - 1, outputs), self.dtype);
         let bias = bias.map(Tensor::contiguous);
-        let turned = w.detach().t();
-        let wide = Wide::default();
-        let [rows, turned, sums] = [&x, &turned, &out].in_f32(&wide);
-        cpu::matmul::linear(rows, turned, bias.as_ref().in_f32(&wide), sums);
-        wide.settle();
+        kernel::matmul::linear(&x, &w.detach().t(), bias.as_ref(), &out);
         self.recorded_linear(Op::LinearInOut(*self.shape(), *weight.shape()), [&x, &w], bias.as_ref(), out)
     }
 

@@ -116,3 +116,31 @@ fn doubles_are_refused_by_name() {
     let words = refused.downcast_ref::<String>().unwrap();
     assert!(words.contains("tensors of f64 aren't computed with on a GPU"), "{words}");
 }
+
+#[test]
+fn cross_entropy_reads_logits_of_16_bits_where_they_lie() {
+    let Some(rig) = rig(7) else { return };
+    let on = |device: &Device| {
+        let values: Vec<f32> = (0..5 * 300).map(|i| (i * 7919 % 1000) as f32 / 100.0 - 5.0).collect();
+        let labels = Tensor::from_slice(device, &[3i64, 299, 0, 7, 150], [5]);
+        let x = Tensor::from_slice(device, &values, [5, 300]).cast(DType::BF16).requires_grad();
+        let loss = autocast(DType::BF16, || x.cross_entropy(&labels, 0.1));
+        let grads = loss.backward();
+        let grad = grads.get(&x).unwrap();
+        assert_eq!((loss.dtype(), grad.dtype()), (DType::F32, DType::BF16));
+        (loss, grad.clone())
+    };
+    let casts = || Some(rig.fake()?.log().iter().filter(|line| line.starts_with("launch from_")).count());
+    let (loss, grad) = on(&rig);
+    // The values' own, as the test brings them.
+    if let Some(casts) = casts() {
+        assert_eq!(casts, 1);
+    }
+    let (want, want_grad) = on(&Device::cpu(1));
+    assert!((loss.item() - want.item()).abs() <= 1e-6 * want.item(), "{}, not {}", loss.item(), want.item());
+    let wide = |x: Tensor| x.cast(DType::F32).to_vec::<f32>();
+    for (got, want) in wide(grad).into_iter().zip(wide(want_grad)) {
+        // A last place of bf16, where the two roundings of float32 before it differ.
+        assert!((got - want).abs() <= want.abs() / 128.0, "{got}, not {want}");
+    }
+}

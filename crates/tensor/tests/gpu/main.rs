@@ -3,6 +3,7 @@
 
 mod rig;
 
+mod attention;
 mod halves;
 mod host;
 mod network;

@@ -2,7 +2,7 @@
 
 use crate::rig::rig;
 use phalanx_tensor::cases::{self, Check, edges};
-use phalanx_tensor::{Conv2dOptions, Keep, PoolOptions, Tensor, Then};
+use phalanx_tensor::{Conv2dOptions, DropoutKey, Keep, PoolOptions, Tensor, Then};
 
 /// One row a family of operations.
 macro_rules! families {
@@ -26,6 +26,7 @@ families! {
     batch_norm;
     dropouts;
     attention;
+    attention_of_many_positions;
     embedding_and_norm;
     a_value_used_twice_gets_both_gradients;
     softmaxes;
@@ -74,6 +75,15 @@ fn products_that_the_library_has_no_way_for_are_done_without_it() {
     refuse();
     rig.check(&[&[3, 4], &[2, 4], &[2]], |x| x[0].linear(&x[1], Some(&x[2])));
     assert_eq!((launched("plain_product"), launched("sum_views")), (0, 1), "only the bias was refused");
+    rig.check(&[&[3, 4], &[4, 5], &[5]], |x| x[0].linear_in_out(&x[1], Some(&x[2])));
+    assert_eq!(
+        (launched("sum_views"), launched("sum_columns")),
+        (1, 0),
+        "the bias and its gradient are the product's"
+    );
+    refuse();
+    rig.check(&[&[3, 4], &[4, 6], &[6]], |x| x[0].linear_in_out(&x[1], Some(&x[2])));
+    assert_eq!((launched("plain_product"), launched("sum_views")), (0, 2), "only the bias was refused");
     for (shapes, transposed) in [([[5, 7], [7, 3]], false), ([[7, 5], [7, 3]], true)] {
         let before = launched("plain_product");
         for _ in 0..2 {
@@ -165,9 +175,23 @@ fn nothing_is_an_answer_too() {
     let Some(rig) = rig(5) else { return };
     rig.check(&[&[3, 0], &[0, 2]], |x| x[0].matmul(&x[1]));
     rig.check(&[&[0, 4], &[2, 4], &[2]], |x| x[0].linear(&x[1], Some(&x[2])));
+    rig.check(&[&[0, 4], &[4, 2], &[2]], |x| x[0].linear_in_out(&x[1], Some(&x[2])));
     rig.check(&[&[0, 3]], |x| x[0].sum(&[0], Keep::No));
     rig.check(&[&[2, 0]], |x| x[0].softmax(0).exp());
     rig.check(&[&[0, 2, 4, 4], &[3, 2, 3, 3], &[3]], |x| {
         x[0].conv2d(&x[1], Some(&x[2]), Conv2dOptions::default())
     });
+}
+
+#[test]
+fn dropout_stores_no_mask() {
+    let Some(rig) = rig(6) else { return };
+    let Some(fake) = rig.fake() else { return };
+    let key = DropoutKey::new(1, 2, 3, [10, 11, 12].into());
+    let launched = |name: &str| fake.log().iter().filter(|line| **line == format!("launch {name}")).count();
+    rig.check(&[&[3, 4, 5]], |x| x[0].dropout(0.5, &key));
+    assert_eq!((launched("dropout"), launched("dropout_mask")), (2, 0), "forward and backward");
+    // Of a view there is a mask that both have.
+    rig.check(&[&[4, 3]], |x| x[0].t().dropout(0.5, &key));
+    assert_eq!((launched("dropout"), launched("dropout_mask")), (2, 1));
 }

@@ -20,6 +20,8 @@ use crate::cpu::exponential::Exponential;
 use crate::cpu::lanes::{Lanes, MOST_LANES};
 use crate::cpu::tile::by_panels;
 use crate::dtype::{Float, with_float};
+use crate::ops::attention::Dropped;
+use crate::ops::dropout::stream;
 use crate::philox::Philox;
 use crate::storage::Storage;
 use crate::tensor::Tensor;
@@ -30,17 +32,6 @@ use std::marker::PhantomData;
 
 /// Queries of a block, and keys.
 const BLOCK: usize = 64;
-
-/// Dropout of shares.
-#[derive(Clone, Copy)]
-pub(crate) struct Dropped<'a> {
-    /// With which probability.
-    pub(crate) p: f64,
-    /// Each sample's random numbers as seed and stream, (B, 2).
-    pub(crate) streams: &'a Tensor,
-    /// Which of all heads that have numbers is the first one here.
-    pub(crate) first: usize,
-}
 
 /// `out (B, T, H D)` = for each head of `qkv (B, T, 3 H D)` the values weighed by the softmax of queries times earlier keys;
 /// `lse (B, H, T)` = the logarithm of the sum of the exponentials of a query's scores.
@@ -59,7 +50,8 @@ pub(crate) fn attention(
     }
     with_float!(out.dtype, "attention", T => {
         let source = qkv.read_contiguous::<T>("attention");
-        let streams = dropped.map(|dropped| dropped.streams.read_contiguous::<i64>("attention"));
+        let key = dropped.map(|dropped| dropped.key.map(|part| part.read_contiguous::<i64>("attention")));
+        let key = key.as_ref().map(|[words, samples]| [&**words, &**samples]);
         let (mut out, mut lse) = (out.write_whole::<T>(), lse.write_whole::<T>());
         let out = Heads::new(&mut out, sizes, 1);
         let source = &*source;
@@ -67,20 +59,21 @@ pub(crate) fn attention(
             let room = Room::<T>::new(device, sizes);
             // SAFETY: each index comes once.
             let out = unsafe { out.head(i) };
-            let mask = dropped.zip(streams.as_ref()).map(|(dropped, streams)| Mask::of(dropped, streams, sizes, i));
+            let mask = dropped.zip(key).map(|(dropped, key)| Mask::of(dropped, key, sizes, i));
             device.arch().dispatch(Forward { sizes, head: i, source, mask, room, out, lse });
         });
     });
 }
 
-/// `out (B, T, 3 H D)` = the gradient of queries, keys and values from that of the output `y`, `grad (B, T, H D)`.
+/// `out (B, T, 3 H D)` = the gradient of queries, keys and values, which came to the output `y`, from that of `y`, `grad (B, T, H D)`.
 pub(crate) fn attention_gradient(
-    [qkv, y, lse]: [&Tensor; 3],
+    forward: [&Tensor; 3],
     heads: usize,
     dropped: Option<Dropped<'_>>,
     grad: &Tensor,
     out: &Tensor,
 ) {
+    let [qkv, y, lse] = forward;
     let device = out.device();
     let _timer = device.time("attention, gradient");
     let sizes = Sizes::of(qkv, heads);
@@ -89,14 +82,15 @@ pub(crate) fn attention_gradient(
     }
     with_float!(out.dtype, "attention", T => {
         let [source, y, lse, grad] = [qkv, y, lse, grad].map(|tensor| tensor.read_contiguous::<T>("attention"));
-        let streams = dropped.map(|dropped| dropped.streams.read_contiguous::<i64>("attention"));
+        let key = dropped.map(|dropped| dropped.key.map(|part| part.read_contiguous::<i64>("attention")));
+        let key = key.as_ref().map(|[words, samples]| [&**words, &**samples]);
         let mut out = out.write_whole::<T>();
         let out = Heads::new(&mut out, sizes, 3);
         device.parallel_for(sizes.batch * sizes.heads, |i| {
             let room = Room::<T>::new(device, sizes);
             // SAFETY: each index comes once.
             let out = unsafe { out.head(i) };
-            let mask = dropped.zip(streams.as_ref()).map(|(dropped, streams)| Mask::of(dropped, streams, sizes, i));
+            let mask = dropped.zip(key).map(|(dropped, key)| Mask::of(dropped, key, sizes, i));
             let lse = &lse[i * sizes.time..][..sizes.time];
             let values = Backward { sizes, head: i, source: &source, y: &y, grad: &grad, lse, mask, room, out };
             device.arch().dispatch(values);
@@ -115,11 +109,15 @@ struct Mask<T> {
 }
 
 impl<T: Float> Mask<T> {
-    fn of(Dropped { p, first, .. }: Dropped<'_>, streams: &[i64], sizes: Sizes, i: usize) -> Mask<T> {
+    fn of(
+        Dropped { p, first, .. }: Dropped<'_>,
+        [words, samples]: [&[i64]; 2],
+        sizes: Sizes,
+        i: usize,
+    ) -> Mask<T> {
         let ([sample, head], time) = (sizes.head(i), sizes.time);
-        let [seed, stream] = [0, 1].map(|word| streams[2 * sample + word] as u64);
         Mask {
-            numbers: Philox::new(seed, stream),
+            numbers: stream([0, 1, 2].map(|i| words[i] as u64), samples[sample] as u64),
             threshold: threshold(p),
             keep: T::from_f64(1.0 / (1.0 - p)),
             start: ((first + head) * time * time) as u64,

@@ -1,0 +1,306 @@
+// Causal self-attention of several heads, without the scores ever being stored whole: Dao, Fu, Ermon, Rudra and Re,
+// "FlashAttention: Fast and Memory-Efficient Exact Attention with IO-Awareness", https://arxiv.org/abs/2205.14135. In plain
+// multiplications of floats, for every type and depth; attention_halves.cu is held against it.
+//
+// A block has the positions of one tile as its own and goes through those of the other side, tile by tile: its own queries look at
+// keys, or its own keys at the queries that see them. A score is a product of rows in float; scores of a tile stay in registers, 4 x
+// 4 of them a thread, and what is made of them, the shares or their slopes, goes through shared memory to be multiplied with the
+// other side's rows. Forward, each query keeps the largest score so far, the sum of the exponentials of its scores less that, and
+// the sum of values that they weigh; when a larger score comes, both sums are scaled down. What is left of the scores is one number a
+// query, the logarithm of the sum of their exponentials, which makes shares of scores at once on the way back. There, queries
+// and keys get their gradients from a kernel each, and scores are made twice: so each sum belongs to one block, in an order that
+// sizes alone decide.
+#include "heads.cuh"
+
+const int OWN = 32;
+const int OTHERS = 64;
+const int THREADS = 128;
+// Numbers of a row that are in shared memory at a time.
+const int CHUNK = 32;
+// Keeps columns apart in the banks of shared memory, four numbers still aligned.
+const int GAP = 4;
+
+struct Room {
+    float own[CHUNK][OWN + GAP];
+    float others[CHUNK][OTHERS + GAP];
+    float values[OTHERS][CHUNK];
+    // Of each position of the other side for each of one's own.
+    float shares[OTHERS][OWN + GAP];
+};
+
+// The first of a thread's four rows of scores, which are its block's own positions, and of its four columns.
+__device__ inline int my_row() { return (int)threadIdx.x / 16 * 4; }
+__device__ inline int my_column() { return (int)threadIdx.x % 16 * 4; }
+// The first of its two numbers of each chunk of a row.
+__device__ inline int my_number() { return (int)threadIdx.x % 16 * 2; }
+
+// What `join` makes of a row's values, of which 16 neighbouring threads have a part each.
+template <class Join> __device__ float across(float value, Join join) {
+    for (int step = 8; step > 0; step /= 2) value = join(value, of_lane(value, step));
+    return value;
+}
+
+__device__ inline float sum_across(float value) {
+    return across(value, [](float a, float b) { return a + b; });
+}
+
+// Numbers from `chunk` on of positions from `first` on, a column a position; zeros where there are none.
+template <int COUNT>
+__device__ void load_columns(float (&to)[CHUNK][COUNT + GAP], Rows<const T> from, i64 first, i64 chunk, const Heads &heads) {
+    for (int i = (int)threadIdx.x; i < COUNT * CHUNK; i += THREADS) {
+        const int position = i / CHUNK, number = i % CHUNK;
+        const bool is_there = first + position < heads.time && chunk + number < heads.depth;
+        to[number][position] = is_there ? wide(from[first + position][chunk + number]) : 0.0f;
+    }
+}
+
+// The products of one's own rows with those of the other side.
+__device__ inline void multiply(Rows<const T> own, i64 first_own, Rows<const T> others, i64 first_other, const Heads &heads, Room &room,
+                                float (&products)[4][4]) {
+    UNROLL
+    for (int i = 0; i < 4; i++) {
+        UNROLL
+        for (int j = 0; j < 4; j++) products[i][j] = 0.0f;
+    }
+    for (i64 chunk = 0; chunk < heads.depth; chunk += CHUNK) {
+        __syncthreads();
+        load_columns<OWN>(room.own, own, first_own, chunk, heads);
+        load_columns<OTHERS>(room.others, others, first_other, chunk, heads);
+        __syncthreads();
+        for (int number = 0; number < CHUNK; number++) {
+            UNROLL
+            for (int i = 0; i < 4; i++) {
+                const float x = room.own[number][my_row() + i];
+                UNROLL
+                for (int j = 0; j < 4; j++) products[i][j] = fmaf(x, room.others[number][my_column() + j], products[i][j]);
+            }
+        }
+    }
+}
+
+// Sums of rows of numbers, one for each of a thread's own positions.
+template <int DEPTH> struct Sums {
+    float at[DEPTH / CHUNK][4][2];
+
+    __device__ Sums() {
+        UNROLL
+        for (int c = 0; c < DEPTH / CHUNK; c++) {
+            UNROLL
+            for (int i = 0; i < 4; i++) at[c][i][0] = at[c][i][1] = 0.0f;
+        }
+    }
+
+    // Adds the other side's rows, weighed by `room.shares`.
+    __device__ void gather(Rows<const T> others, i64 first, const Heads &heads, Room &room) {
+        UNROLL
+        for (int c = 0; c < DEPTH / CHUNK; c++) {
+            if (c * CHUNK >= heads.depth) continue;
+            __syncthreads();
+            for (int i = (int)threadIdx.x; i < OTHERS * CHUNK; i += THREADS) {
+                const int position = i / CHUNK, number = c * CHUNK + i % CHUNK;
+                const bool is_there = first + position < heads.time && number < heads.depth;
+                room.values[position][i % CHUNK] = is_there ? wide(others[first + position][number]) : 0.0f;
+            }
+            __syncthreads();
+            for (int other = 0; other < OTHERS; other++) {
+                UNROLL
+                for (int i = 0; i < 4; i++) {
+                    const float share = room.shares[other][my_row() + i];
+                    UNROLL
+                    for (int j = 0; j < 2; j++) at[c][i][j] = fmaf(share, room.values[other][my_number() + j], at[c][i][j]);
+                }
+            }
+        }
+    }
+
+    // Multiplies the sums of position `i` of the four.
+    __device__ void scale(int i, float by) {
+        UNROLL
+        for (int c = 0; c < DEPTH / CHUNK; c++) {
+            UNROLL
+            for (int j = 0; j < 2; j++) at[c][i][j] *= by;
+        }
+    }
+
+    // Writes the sums of position `i` of the four to `row`.
+    __device__ void write(int i, T *row, i64 depth) const {
+        UNROLL
+        for (int c = 0; c < DEPTH / CHUNK; c++) {
+            UNROLL
+            for (int j = 0; j < 2; j++) {
+                const int number = c * CHUNK + my_number() + j;
+                if (number < depth) row[number] = stored(at[c][i][j]);
+            }
+        }
+    }
+};
+
+template <int DEPTH>
+__device__ void attend(const T *qkv, T *out, float *lse, const Key *drop, const u64 *samples, const Heads &heads, Room &room) {
+    for_tiles<OWN>(heads, true, [&](const Head &head, i64 first) {
+        const Rows<const T> queries = head.of_three(qkv, QUERIES), keys = head.of_three(qkv, KEYS), values = head.of_three(qkv, VALUES);
+        Mask mask(drop, samples, head);
+        Sums<DEPTH> sums;
+        float most[4], total[4];
+        UNROLL
+        for (int i = 0; i < 4; i++) most[i] = -INFINITY_F, total[i] = 0.0f;
+        for (i64 others = 0; others < first + OWN && others < heads.time; others += OTHERS) {
+            float scores[4][4];
+            multiply(queries, first, keys, others, heads, room, scores);
+            UNROLL
+            for (int i = 0; i < 4; i++) {
+                const i64 query = first + my_row() + i;
+                float above = most[i];
+                UNROLL
+                for (int j = 0; j < 4; j++) {
+                    const i64 key = others + my_column() + j;
+                    scores[i][j] = key <= query && key < heads.time ? scores[i][j] * heads.scale : -INFINITY_F;
+                    above = larger(scores[i][j], above);
+                }
+                above = across(above, larger);
+                const float fade = expf(most[i] - above);
+                float sum = 0.0f;
+                UNROLL
+                for (int j = 0; j < 4; j++) {
+                    const float share = expf(scores[i][j] - above);
+                    sum += share;
+                    room.shares[my_column() + j][my_row() + i] = share * mask.factor(query, others + my_column() + j);
+                }
+                total[i] = total[i] * fade + sum_across(sum);
+                most[i] = above;
+                sums.scale(i, fade);
+            }
+            sums.gather(values, others, heads, room);
+        }
+        UNROLL
+        for (int i = 0; i < 4; i++) {
+            const i64 query = first + my_row() + i;
+            if (query >= heads.time) continue;
+            sums.scale(i, 1.0f / total[i]);
+            sums.write(i, head.of_one(out)[query], heads.depth);
+            if (my_column() == 0) head.of_queries(lse)[query] = most[i] + logf(total[i]);
+        }
+    });
+}
+
+// The gradient of queries. The sum of a query's shares times their slopes is that of its output times the output's gradient:
+// `levels` gets it for the keys, which come after.
+template <int DEPTH>
+__device__ void to_queries(const T *qkv, const T *y, const float *lse, const T *grad, float *levels, T *out, const Key *drop,
+                           const u64 *samples, const Heads &heads, Room &room) {
+    for_tiles<OWN>(heads, true, [&](const Head &head, i64 first) {
+        const Rows<const T> queries = head.of_three(qkv, QUERIES), keys = head.of_three(qkv, KEYS), values = head.of_three(qkv, VALUES);
+        const Rows<const T> grads = head.of_one(grad), outputs = head.of_one(y);
+        Mask mask(drop, samples, head);
+        Sums<DEPTH> sums;
+        float base[4], level[4];
+        UNROLL
+        for (int i = 0; i < 4; i++) {
+            const i64 query = first + my_row() + i;
+            const bool is_there = query < heads.time;
+            float dot = 0.0f;
+            for (i64 d = threadIdx.x % 16; is_there && d < heads.depth; d += 16) dot = fmaf(wide(outputs[query][d]), wide(grads[query][d]), dot);
+            level[i] = sum_across(dot);
+            base[i] = is_there ? head.of_queries(lse)[query] : 0.0f;
+            if (is_there && my_column() == 0) head.of_queries(levels)[query] = level[i];
+        }
+        for (i64 others = 0; others < first + OWN && others < heads.time; others += OTHERS) {
+            float scores[4][4], slopes[4][4];
+            multiply(queries, first, keys, others, heads, room, scores);
+            multiply(grads, first, values, others, heads, room, slopes);
+            UNROLL
+            for (int i = 0; i < 4; i++) {
+                const i64 query = first + my_row() + i;
+                UNROLL
+                for (int j = 0; j < 4; j++) {
+                    const i64 key = others + my_column() + j;
+                    const bool is_seen = key <= query && query < heads.time;
+                    const float share = expf(scores[i][j] * heads.scale - base[i]);
+                    const float slope = share * (slopes[i][j] * mask.factor(query, key) - level[i]);
+                    room.shares[my_column() + j][my_row() + i] = is_seen ? slope : 0.0f;
+                }
+            }
+            sums.gather(keys, others, heads, room);
+        }
+        UNROLL
+        for (int i = 0; i < 4; i++) {
+            const i64 query = first + my_row() + i;
+            if (query >= heads.time) continue;
+            sums.scale(i, heads.scale);
+            sums.write(i, head.of_three(out, QUERIES)[query], heads.depth);
+        }
+    });
+}
+
+// The gradients of keys and values.
+template <int DEPTH>
+__device__ void to_keys(const T *qkv, const float *lse, const T *grad, const float *levels, T *out, const Key *drop, const u64 *samples,
+                        const Heads &heads, Room &room) {
+    for_tiles<OWN>(heads, false, [&](const Head &head, i64 first) {
+        const Rows<const T> queries = head.of_three(qkv, QUERIES), keys = head.of_three(qkv, KEYS), values = head.of_three(qkv, VALUES);
+        const Rows<const T> grads = head.of_one(grad);
+        Mask mask(drop, samples, head);
+        Sums<DEPTH> of_keys, of_values;
+        for (i64 others = first / OTHERS * OTHERS; others < heads.time; others += OTHERS) {
+            float scores[4][4], slopes[4][4];
+            multiply(keys, first, queries, others, heads, room, scores);
+            multiply(values, first, grads, others, heads, room, slopes);
+            UNROLL
+            for (int j = 0; j < 4; j++) {
+                const i64 query = others + my_column() + j;
+                const bool is_there = query < heads.time;
+                const float base = is_there ? head.of_queries(lse)[query] : 0.0f;
+                const float level = is_there ? head.of_queries(levels)[query] : 0.0f;
+                UNROLL
+                for (int i = 0; i < 4; i++) {
+                    const i64 key = first + my_row() + i;
+                    const bool is_seen = key <= query && is_there;
+                    const float factor = mask.factor(query, key);
+                    const float share = expf(scores[i][j] * heads.scale - base);
+                    slopes[i][j] = is_seen ? share * (slopes[i][j] * factor - level) : 0.0f;
+                    room.shares[my_column() + j][my_row() + i] = is_seen ? share * factor : 0.0f;
+                }
+            }
+            of_values.gather(grads, others, heads, room);
+            __syncthreads();
+            UNROLL
+            for (int j = 0; j < 4; j++) {
+                UNROLL
+                for (int i = 0; i < 4; i++) room.shares[my_column() + j][my_row() + i] = slopes[i][j];
+            }
+            of_keys.gather(queries, others, heads, room);
+        }
+        UNROLL
+        for (int i = 0; i < 4; i++) {
+            const i64 key = first + my_row() + i;
+            if (key >= heads.time) continue;
+            of_keys.scale(i, heads.scale);
+            of_keys.write(i, head.of_three(out, KEYS)[key], heads.depth);
+            of_values.write(i, head.of_three(out, VALUES)[key], heads.depth);
+        }
+    });
+}
+
+// One row the heads of at most so many numbers.
+#define ATTENTION(DEPTH)                                                                                                      \
+    extern "C" __global__ void __launch_bounds__(THREADS) attention_##DEPTH(const T *qkv, T *out, float *lse, const Key *drop,  \
+                                                                            const u64 *samples, Heads heads) {                \
+        __shared__ Room room;                                                                                                 \
+        attend<DEPTH>(qkv, out, lse, drop, samples, heads, room);                                                              \
+    }                                                                                                                         \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                                                     \
+        attention_queries_##DEPTH(const T *qkv, const T *y, const float *lse, const T *grad, float *levels, T *out,           \
+                                  const Key *drop, const u64 *samples, Heads heads) {                                          \
+        __shared__ Room room;                                                                                                 \
+        to_queries<DEPTH>(qkv, y, lse, grad, levels, out, drop, samples, heads, room);                                         \
+    }                                                                                                                         \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                                                     \
+        attention_keys_##DEPTH(const T *qkv, const float *lse, const T *grad, const float *levels, T *out, const Key *drop,    \
+                               const u64 *samples, Heads heads) {                                                             \
+        __shared__ Room room;                                                                                                 \
+        to_keys<DEPTH>(qkv, lse, grad, levels, out, drop, samples, heads, room);                                               \
+    }
+
+ATTENTION(64)
+ATTENTION(128)
+ATTENTION(256)

@@ -1,0 +1,244 @@
+//! Attention against the engine's definition in float64, made of other operations.
+
+use crate::compare::near;
+use crate::program::{Arg, launch, there_is_a_compiler};
+use crate::values::{decode, encode, floats, random, room};
+use phalanx_cuda::{Element, Heads, Work};
+use phalanx_tensor::{Device, DropoutKey, Gradients, Tensor, Within, backward};
+
+/// How many roundings of float32, of the largest number that takes part, scores and sums over some hundreds of positions may take.
+const STEPS: f64 = 100.0;
+
+/// Which kernels, for which types: their names begin so, and their blocks have so many positions as their own.
+#[derive(Clone, Copy)]
+struct Kind {
+    name: &'static str,
+    elements: &'static [Element],
+    tile: usize,
+    /// The numbers of a head that they are made for.
+    depths: &'static [usize],
+}
+
+const PLAIN: Kind = Kind { name: "attention", elements: &Element::ALL, tile: 32, depths: &[64, 128, 256] };
+const HALVES: Kind =
+    Kind { name: "halves_attention", elements: &[Element::Bf16, Element::F16], tile: 64, depths: &[64, 128] };
+
+/// Samples, positions, heads, numbers of a head.
+type Sizes = [usize; 4];
+
+/// What an attention leaves: the output, each query's number, and the gradient of queries, keys and values.
+struct Left {
+    out: Vec<f64>,
+    lse: Vec<f64>,
+    gradient: Vec<f64>,
+}
+
+/// Which shares are dropped: with which probability, by which key, from which head on of how many.
+type Drop<'a> = Option<(f64, &'a DropoutKey)>;
+
+impl Kind {
+    /// The kernels' own, of numbers as the type holds them.
+    fn run(
+        &self,
+        element: Element,
+        [batch, time, heads, depth]: Sizes,
+        qkv: &[f64],
+        grad: &[f64],
+        drop: Drop<'_>,
+    ) -> Left {
+        let made_for = self.depths.iter().find(|made_for| **made_for >= depth).unwrap();
+        let width = heads * depth;
+        let p = drop.map_or(0.0, |(p, _)| p);
+        let sizes = Heads {
+            batch,
+            time,
+            heads,
+            depth,
+            first: drop.and_then(|(_, key)| key.within).map_or(0, |within| within.start),
+            threshold: (p * f64::from(u32::MAX)) as u32,
+            keep: (1.0 / (1.0 - p)) as f32,
+            scale: (1.0 / (depth as f64).sqrt()) as f32,
+        };
+        let words = drop.map(|(_, key)| [key.seed, key.step, key.layer]);
+        let drops = || match (&words, drop) {
+            (Some(words), Some((_, key))) => {
+                [Arg::In(bytemuck::cast_slice(words)), Arg::In(bytemuck::cast_slice(&key.samples))]
+            }
+            _ => [Arg::Null, Arg::Null],
+        };
+        let run = |name: &str, args: Vec<Arg<'_>>| {
+            let mut args: Vec<Arg<'_>> =
+                args.into_iter().chain(drops()).chain([Arg::Struct(sizes.to_bytes().to_vec())]).collect();
+            let work = Work::Pieces((batch * heads * time.div_ceil(self.tile)) as u64);
+            launch(&format!("{}{name}_{made_for}", self.name), element, work, &mut args);
+        };
+        let (qkv, grad) = (encode(element, qkv), encode(element, grad));
+        let n_queries = batch * heads * time;
+        let mut out = room(element, batch * time * width);
+        let [mut lse, mut levels] = [room(Element::F32, n_queries), room(Element::F32, n_queries)];
+        run("", vec![Arg::In(&qkv), Arg::Out(&mut out), Arg::Out(&mut lse)]);
+        let mut gradient = room(element, 3 * batch * time * width);
+        let to_queries = [Arg::In(&qkv), Arg::In(&out), Arg::In(&lse), Arg::In(&grad), Arg::Out(&mut levels)];
+        run("_queries", to_queries.into_iter().chain([Arg::Out(&mut gradient)]).collect());
+        let to_keys =
+            [Arg::In(&qkv), Arg::In(&lse), Arg::In(&grad), Arg::In(&levels), Arg::Out(&mut gradient)];
+        run("_keys", to_keys.into_iter().collect());
+        let lse = floats(&lse).into_iter().map(f64::from).collect();
+        Left { out: decode(element, &out), lse, gradient: decode(element, &gradient) }
+    }
+
+    /// Holds them against the definition at one size.
+    #[track_caller]
+    fn check(&self, element: Element, sizes: Sizes, range: f64, drop: Drop<'_>) {
+        let [batch, time, heads, depth] = sizes;
+        let width = heads * depth;
+        let qkv = random(element, batch * time * 3 * width, -range, range, 1);
+        let grad = random(element, batch * time * width, -1.0, 1.0, 2);
+        let got = self.run(element, sizes, &qkv, &grad, drop);
+        let device = Device::cpu(1);
+        let leaf = Tensor::from_slice(&device, &qkv, [batch, time, 3 * width]).requires_grad();
+        let y = leaf.causal_attention_in_steps(heads, drop);
+        let mut grads = Gradients::default();
+        backward(&[(&y, Some(&Tensor::from_slice(&device, &grad, [batch, time, width])))], &mut grads);
+        let want = grads.get(&leaf).unwrap().to_vec::<f64>();
+        let what = format!("{} of {sizes:?}, dropout {:?}", self.name, drop.map(|(p, _)| p));
+        // What is rounded on the way, of numbers as large as the sums' terms together.
+        let steps = self.steps(element);
+        let most = |values: &[f64]| values.iter().fold(1.0f64, |most, x| most.max(x.abs()));
+        near(&format!("{what}: output"), element, &got.out, &y.to_vec(), range, steps);
+        near(&format!("{what}: gradient"), element, &got.gradient, &want, most(&want), steps);
+        let lse = log_sums(&qkv, sizes);
+        near(&format!("{what}: lse"), Element::F32, &got.lse, &lse, most(&lse), STEPS);
+    }
+
+    /// As [`STEPS`], where shares and slopes are rounded to the type before they are multiplied.
+    fn steps(&self, element: Element) -> f64 {
+        let per_rounding = match element {
+            Element::F32 => 1.0,
+            Element::Bf16 => f64::from(1 << 16),
+            Element::F16 => f64::from(1 << 13),
+        };
+        // The output is rounded where the sum of a query's slopes is told from it.
+        STEPS + if element == Element::F32 { 0.0 } else { 4.0 * per_rounding }
+    }
+}
+
+/// The logarithm of the sum of the exponentials of each query's scores.
+fn log_sums(qkv: &[f64], [batch, time, heads, depth]: Sizes) -> Vec<f64> {
+    let at = |sample: usize, t: usize, group: usize, head: usize| {
+        &qkv[(((sample * time + t) * 3 + group) * heads + head) * depth..][..depth]
+    };
+    let mut sums = Vec::new();
+    for (sample, head) in (0..batch).flat_map(|sample| (0..heads).map(move |head| (sample, head))) {
+        sums.extend((0..time).map(|query| {
+            let score = |key: usize| {
+                let pairs = at(sample, query, 0, head).iter().zip(at(sample, key, 1, head));
+                pairs.map(|(q, k)| q * k).sum::<f64>() / (depth as f64).sqrt()
+            };
+            (0..=query).map(|key| score(key).exp()).sum::<f64>().ln()
+        }));
+    }
+    sums
+}
+
+fn key(samples: &[u64]) -> DropoutKey {
+    DropoutKey::new(5, 1 << 40, 7, samples.into())
+}
+
+#[test]
+fn it_is_the_definition_at_every_size() {
+    if !there_is_a_compiler() {
+        return;
+    }
+    // Parts of a tile, whole ones and several, in positions; parts of a chunk, whole ones and several, in a head's numbers.
+    for sizes in [
+        [1, 1, 1, 1],
+        [2, 3, 3, 5],
+        [1, 32, 1, 32],
+        [2, 65, 2, 33],
+        [1, 130, 1, 64],
+        [1, 40, 2, 100],
+        [1, 70, 1, 256],
+    ] {
+        PLAIN.check(Element::F32, sizes, 1.0, None);
+    }
+    for element in [Element::Bf16, Element::F16] {
+        PLAIN.check(element, [2, 70, 2, 20], 1.0, None);
+    }
+}
+
+#[test]
+fn small_matrices_come_to_the_definition_at_every_size() {
+    if !there_is_a_compiler() {
+        return;
+    }
+    // Parts of a tile, whole ones and several, in positions; parts of a fragment, whole ones and several, in a head's numbers, of
+    // which there are 8 at least.
+    for sizes in [
+        [1, 1, 1, 8],
+        [2, 17, 3, 24],
+        [1, 64, 1, 64],
+        [2, 70, 2, 40],
+        [1, 130, 1, 16],
+        [1, 97, 2, 104],
+        [1, 64, 1, 128],
+    ] {
+        for &element in HALVES.elements {
+            HALVES.check(element, sizes, 1.0, None);
+        }
+    }
+}
+
+#[test]
+fn what_it_drops_is_what_the_engine_drops() {
+    if !there_is_a_compiler() {
+        return;
+    }
+    let key = key(&[8, 1 << 33]);
+    for sizes in [[2, 1, 1, 4], [2, 67, 3, 9]] {
+        PLAIN.check(Element::F32, sizes, 1.0, Some((0.3, &key)));
+    }
+    for &element in HALVES.elements {
+        HALVES.check(element, [2, 67, 3, 16], 1.0, Some((0.3, &key)));
+    }
+    HALVES.check(Element::Bf16, [1, 40, 1, 72], 1.0, Some((0.6, &self::key(&[3]))));
+    // Some of the heads drop what they drop among all: the definition knows how.
+    let part = DropoutKey { within: Some(Within { dim: 1, start: 2, of: 5 }), ..key };
+    PLAIN.check(Element::F32, [2, 35, 2, 8], 1.0, Some((0.5, &part)));
+}
+
+#[test]
+fn scores_of_any_size_are_shared_out() {
+    if !there_is_a_compiler() {
+        return;
+    }
+    // Scores of tens of thousands: their exponentials alone would be infinite.
+    let (sizes, width) = ([1, 80, 1, 32], 32);
+    for kind in [PLAIN, HALVES] {
+        for &element in kind.elements {
+            let qkv = random(element, 80 * 3 * width, -300.0, 300.0, 1);
+            let grad = random(element, 80 * width, -1.0, 1.0, 2);
+            let Left { out, lse, gradient } = kind.run(element, sizes, &qkv, &grad, None);
+            assert!(
+                out.iter().chain(&lse).chain(&gradient).all(|x| x.is_finite()),
+                "{}, {element:?}",
+                kind.name
+            );
+            // The first position sees itself alone.
+            assert_eq!(out[..width], qkv[2 * width..3 * width], "{}, {element:?}", kind.name);
+        }
+    }
+}
+
+#[test]
+fn nothing_is_launched_for_nothing() {
+    if !there_is_a_compiler() {
+        return;
+    }
+    for (kind, sizes) in
+        [PLAIN, HALVES].into_iter().flat_map(|kind| [[0, 4, 2, 8], [2, 0, 2, 8]].map(|s| (kind, s)))
+    {
+        let Left { out, lse, gradient } = kind.run(kind.elements[0], sizes, &[], &[], None);
+        assert!(out.is_empty() && lse.is_empty() && gradient.is_empty());
+    }
+}
