@@ -87,12 +87,6 @@ fn configured(name: &str, args: &TrainArgs) -> Result<Recipe, Error> {
         );
         return Err(Error::Recipe(error));
     }
-    if device != DeviceSpec::Cpu && recipe.lies_on_mesh() {
-        let error = format!(
-            "--device {device}: replicas on several workers are for CPUs so far\nhint: leave parallel.tensor and parallel.pipeline out"
-        );
-        return Err(Error::Recipe(error));
-    }
     recipe.model()?;
     phalanx::nn::optim::Optimizer::new(recipe.rule()?)?;
     recipe.trainer()?;

@@ -82,6 +82,30 @@ fn a_worker_a_gpu_and_workers_on_one_have_the_losses_of_cpus() {
     }
 }
 
+/// A language model whose matrices, sequences and stages lie on two workers, with dropout on.
+#[test]
+fn replicas_on_several_workers_have_the_losses_of_cpus() {
+    let Some(fake) = fake() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("text"), "what many say at once. ".repeat(200)).unwrap();
+    let trained = |args: &str| {
+        let model = "--set model.layers=1 --set model.width=8 --set model.heads=2 --set model.context=8";
+        let steps = "--batch-size 4 --steps 3 --nproc-per-node 2 --log-interval 1 --json";
+        let mut command = phalanx(folder.path());
+        command.args(format!("train gpt --data text {model} {steps} {args}").split_whitespace());
+        let out = command.env("LD_LIBRARY_PATH", fake.folder()).env_remove("CUDA_VISIBLE_DEVICES").output();
+        let out = out.unwrap();
+        assert_eq!(out.status.code(), Some(0), "{args}: {}", text(&out.stderr));
+        losses(&out)
+    };
+    for (mesh, device) in [
+        ("--set parallel.tensor=2 --set parallel.sequence=true", "--device cuda:0"),
+        ("--set parallel.pipeline=2", "--device cuda"),
+    ] {
+        near(&trained(&format!("{mesh} {device} --out gpu")), &trained(&format!("{mesh} --out cpu")));
+    }
+}
+
 #[test]
 fn a_run_on_a_gpu_goes_on_from_its_checkpoint() {
     let Some(fake) = fake() else { return };

@@ -151,6 +151,10 @@ impl ModelParallel {
             let is_used = axes.iter().any(|&axis| mesh.size(axis) > 1);
             Ok(if is_used { Some(mesh.along(world, axes)?) } else { None })
         };
+        // Nobody makes gradients of the whole model.
+        let mut unused = whole.grads().arena().set_aside::<f32>(0..whole.layout().count());
+        unused.give_back(0..unused.count());
+        drop(unused);
         // All ranks come by here in the same order.
         let tensor = group(&[Axis::Tensor])?.map(Ranks::of);
         let pipeline = group(&[Axis::Pipeline])?;
@@ -271,7 +275,7 @@ impl ModelParallel {
     /// Gives the memory of the whole model's values back (MP-WHOLE).
     fn send_away(&mut self, whole: &Parameters) {
         let mut span = whole.values().set_aside(0..whole.layout().count());
-        span.give_back(0..span.len());
+        span.give_back(0..span.count());
         self.away = Some(span);
     }
 
@@ -534,7 +538,14 @@ impl Strategy for ModelParallel {
 
     fn gather(&mut self) -> Result<(), Error> {
         let Some(mut span) = self.away.take() else { return Ok(()) };
-        let gathered = self.inner.gather().and_then(|()| self.gather_into(&mut span));
+        let gathered = self.inner.gather().and_then(|()| match self.whole_buffers.device().gpu() {
+            None => self.gather_into(&mut span),
+            // They come together on the host.
+            Some(_) => {
+                let mut all = vec![0.0; span.count()];
+                self.gather_into(&mut all).map(|()| span.write(&all))
+            }
+        });
         // With its borrow given back, everyone sees it.
         if gathered.is_err() {
             self.away = Some(span);

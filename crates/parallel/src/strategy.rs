@@ -171,10 +171,9 @@ pub trait Strategy: Send {
     /// Calls `each` with all gradients that this rank holds, in order, once they are whole.
     fn each_gradient(&mut self, parameters: &Parameters, each: &mut dyn FnMut(HeldGradient<'_>)) {
         let (arena, counts) = (parameters.grads().arena(), self.place().rank == 0);
+        let mut all = arena.host_span::<f32>(0..parameters.layout().count());
         for parameter in 0..parameters.layout().count() {
-            let count = parameters.layout().shape(parameter).count();
-            let mut span = arena.range_mut::<f32>(parameter..parameter + 1);
-            each(HeldGradient { parameter, values: &mut span[..count], counts });
+            each(HeldGradient { parameter, values: &mut all[parameters.layout().range(parameter)], counts });
         }
     }
 

@@ -411,11 +411,32 @@ impl<T: Element> Span<T> {
         self.locked.params.clone()
     }
 
+    /// How many elements there are, wherever they lie.
+    pub fn count(&self) -> usize {
+        self.bytes().len() / T::DTYPE.bytes()
+    }
+
+    /// Overwrites all elements, wherever they lie. Panics if there are fewer or more values.
+    #[track_caller]
+    pub fn write(&mut self, values: &[T]) {
+        assert!(values.len() == self.count(), "write: {} values for {} elements", values.len(), self.count());
+        match self.arena().device().backend() {
+            Backend::Cpu => self.copy_from_slice(values),
+            Backend::Gpu(engine) => engine.upload(values, self.arena().memory(), self.bytes().start),
+        }
+    }
+
     /// Gives the memory of these elements of the span, counted from its start, back to the system, as far as they fill whole pages
-    /// and the system takes them: they are 0 then. Whatever isn't taken stays as it is.
+    /// and the system takes them: they are 0 then. Whatever isn't taken stays as it is. A GPU takes whole arenas, of which nothing
+    /// was recorded, once it has done all that it was given; they come anew with whoever uses them next.
     #[track_caller]
     pub fn give_back(&mut self, elements: Range<usize>) {
         let bytes = self.bytes_of(&elements);
+        let inner = &self.arena().0;
+        // Each part has a handle to the memory, and so does the arena; a recorded pass has one more, beside the bare address.
+        if elements.len() == inner.layout.len() && Arc::strong_count(&inner.memory) == inner.parts.len() + 1 {
+            inner.memory.give_back();
+        }
         let Some(region) = self.arena().region() else { return };
         // SAFETY: the write borrow of every part in the span is held, and `&mut self` says that no slice of it is alive.
         expect_given(unsafe { region.give_back(bytes) });
@@ -443,7 +464,7 @@ impl<T: Element> Span<T> {
     /// Where these elements of the span lie in the arena.
     #[track_caller]
     fn bytes_of(&self, elements: &Range<usize>) -> Range<usize> {
-        let (len, start, size) = (self.len(), self.bytes().start, T::DTYPE.bytes());
+        let (len, start, size) = (self.count(), self.bytes().start, T::DTYPE.bytes());
         assert!(elements.end <= len, "elements {elements:?} of a span of {len}");
         start + elements.start * size..start + elements.end * size
     }

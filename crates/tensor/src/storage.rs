@@ -18,8 +18,8 @@ use phalanx_memory::Region;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Buffers start on cache lines, which are also the widest vectors.
 pub(crate) const ALIGN: usize = 64;
@@ -39,6 +39,8 @@ enum Place {
     Region(Arc<Region>),
     /// Bytes of a GPU.
     Gpu(DeviceMemory),
+    /// Bytes of a GPU that may be given back, and come anew with whoever uses them next.
+    Returned { device: Device, bytes: Mutex<Option<Arc<Memory>>> },
 }
 
 // SAFETY: `Memory` is plain owned bytes; who may read or write them when is the business of `Buffer` (S-BORROW).
@@ -66,7 +68,21 @@ impl Memory {
             Some(region) => {
                 Memory { bytes: region.bytes(), place: Place::Region(Arc::new(region)), counted: None }
             }
-            None => device.allocate(bytes.max(ALIGN)),
+            None if device.gpu().is_none() => device.allocate(bytes.max(ALIGN)),
+            None => {
+                let own = device.allocate(bytes.max(ALIGN));
+                let bytes = own.bytes;
+                let own = Mutex::new(Some(Arc::new(own)));
+                Memory { place: Place::Returned { device: device.clone(), bytes: own }, bytes, counted: None }
+            }
+        }
+    }
+
+    /// Gives the bytes of an arena on a GPU back, once that has done what it was given; whoever uses them next finds zeros. Does
+    /// nothing to other memory. The caller holds the write borrow of everything in it, and knows that nobody keeps its address.
+    pub(crate) fn give_back(&self) {
+        if let Place::Returned { bytes, .. } = &self.place {
+            drop(locked(bytes).take());
         }
     }
 
@@ -85,7 +101,7 @@ impl Memory {
     pub(crate) fn region(&self) -> Option<&Arc<Region>> {
         match &self.place {
             Place::Region(region) => Some(region),
-            Place::Host(_) | Place::Gpu(_) => None,
+            Place::Host(_) | Place::Gpu(_) | Place::Returned { .. } => None,
         }
     }
 
@@ -95,18 +111,47 @@ impl Memory {
         match &self.place {
             Place::Host(at) => at.as_ptr(),
             Place::Region(region) => region.start().as_ptr(),
-            Place::Gpu(_) => panic!(
+            Place::Gpu(_) | Place::Returned { .. } => panic!(
                 "values of a GPU were asked for as the host's: to_vec, Arena::read_flat and Arena::write_flat copy them"
             ),
         }
     }
 
-    /// The GPU's bytes. Panics if they are the host's.
+    /// The GPU's bytes, which come anew if they were given back. Panics if they are the host's.
     #[track_caller]
-    pub(crate) fn gpu(&self) -> &DeviceMemory {
+    pub(crate) fn gpu(&self) -> OnGpu<'_> {
         match &self.place {
-            Place::Gpu(memory) => memory,
+            Place::Gpu(memory) => OnGpu::Own(memory),
+            Place::Returned { device, bytes } => {
+                let anew = || Arc::new(device.allocate(self.bytes));
+                OnGpu::Shared(locked(bytes).get_or_insert_with(anew).clone())
+            }
             Place::Host(_) | Place::Region(_) => panic!("memory of the host was handed to a GPU"),
+        }
+    }
+}
+
+/// What a panic elsewhere leaves is whole: bytes, or none.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Bytes of a GPU, as they are looked up for the time of giving work on them.
+pub(crate) enum OnGpu<'a> {
+    Own(&'a DeviceMemory),
+    Shared(Arc<Memory>),
+}
+
+impl Deref for OnGpu<'_> {
+    type Target = DeviceMemory;
+
+    fn deref(&self) -> &DeviceMemory {
+        match self {
+            OnGpu::Own(memory) => memory,
+            OnGpu::Shared(memory) => match &memory.place {
+                Place::Gpu(memory) => memory,
+                _ => unreachable!("a GPU allocates its own bytes"),
+            },
         }
     }
 }

@@ -162,7 +162,7 @@ impl Holder {
 
     /// Puts them to their places.
     pub(super) fn unpack_buffers(&self, packed: &[f32], whole: &Arena) {
-        let (mut left, mut flat) = (packed, whole.flat_mut::<f32>());
+        let (mut left, mut flat) = (packed, whole.host_span::<f32>(0..whole.layout().count()));
         for &number in self.holding.buffers.iter().filter(|_| self.speaks_for_uncut) {
             let (now, later) = left.split_at(whole.layout().shape(number).count());
             whole.layout().put(number, now, &mut flat);

@@ -11,6 +11,7 @@ use crate::error::Error;
 use phalanx_comm::{Group, Rank};
 use phalanx_nn::{Parameters, Shadow};
 use phalanx_parallel::{HandOver, Strategy};
+use phalanx_tensor::Arena;
 use std::ops::Range;
 
 /// With what the ranks of a membership begin.
@@ -103,11 +104,12 @@ impl Newest {
         let Some(over) = HandOver::among(group, held.as_ref(), &wanted)? else { return Ok(false) };
         let (old, new) =
             (before.map(|before| before.own_parameters(parameters)), strategy.own_parameters(parameters));
+        let whole = |arena: &Arena| arena.host_span::<f32>(0..arena.layout().count());
         let lent = || old.expect("only who has something is asked for it");
         over.carry_out(
             group,
             |range, into| lent().values().with_flat(|all: &[f32]| into.copy_from_slice(&all[range])),
-            |range, values| new.values().flat_mut::<f32>()[range].copy_from_slice(values),
+            |range, values| whole(new.values())[range].copy_from_slice(values),
         )?;
         over.carry_buffers(
             group,

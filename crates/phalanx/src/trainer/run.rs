@@ -399,7 +399,7 @@ fn strategy(
             ("a compression of gradients", compress != Compress::Nothing),
             ("passes in parts on several devices", trainer.local.parts() > 1),
             ("a running mean of the weights", trainer.ema.is_some()),
-            ("a GPU", parameters.values().device().gpu().is_some()),
+            ("a GPU", trainer.sharded.is_some() && parameters.values().device().gpu().is_some()),
         ];
         if let Some((what, _)) = beside.into_iter().find(|(_, asked)| *asked) {
             return Err(Error::BesideSharding { what });

@@ -1,6 +1,7 @@
 //! Runs on a GPU, against the same on a CPU: on the fake driver. Where there is no C++ compiler, tests say so and pass.
 
 mod fake;
+mod mesh;
 mod precision;
 
 use fake::fake;
@@ -133,8 +134,20 @@ fn check(trainer: &Trainer, ranks: usize) {
 /// The same, each rank on a GPU that it is given.
 #[track_caller]
 fn check_on(fake: &FakeCuda, trainer: &Trainer, ranks: usize, device: &(dyn Fn(usize) -> Device + Sync)) {
-    let (told, left) = run(trainer, ranks, device);
-    let (want, want_left) = run(trainer, ranks, &|_| Device::cpu(1));
+    check_of(&net, fake, trainer, ranks, device);
+}
+
+/// The same of another model.
+#[track_caller]
+fn check_of(
+    net: &(dyn Fn() -> Sequential + Sync),
+    fake: &FakeCuda,
+    trainer: &Trainer,
+    ranks: usize,
+    device: &(dyn Fn(usize) -> Device + Sync),
+) {
+    let (told, left) = run_of(net, trainer, ranks, device);
+    let (want, want_left) = run_of(net, trainer, ranks, &|_| Device::cpu(1));
     assert_eq!(told.losses.len(), want.losses.len());
     for (step, (got, want)) in told.losses.iter().zip(&want.losses).enumerate() {
         assert!((got - want).abs() <= TOLERANCE, "step {step}: {got}, not {want}");

@@ -92,5 +92,5 @@ fn copy_bytes(engine: &Engine, from: &Tensor, out: &Tensor) {
     let _borrowed = (from.storage.read_on_gpu(), out.storage.write_on_gpu());
     let ((source, at), (target, to)) = (place(from), place(out));
     let bytes = out.count() * out.dtype.bytes();
-    succeeded(engine.stream().copy(source.gpu(), at..at + bytes, target.gpu(), to));
+    succeeded(engine.stream().copy(&source.gpu(), at..at + bytes, &target.gpu(), to));
 }

@@ -3,7 +3,7 @@
 use crate::cpu::dropout::threshold;
 use crate::gpu::Engine;
 use crate::gpu::launch::{Arg, check_float, check_single, elements};
-use crate::ops::dropout::DropoutKey;
+use crate::ops::dropout::{DropoutKey, Within};
 use crate::tensor::Tensor;
 
 /// Fills `mask`, a row for each sample: 0 with probability `p` and 1 / (1 - p) otherwise. The key goes to the GPU's memory, from
@@ -11,7 +11,12 @@ use crate::tensor::Tensor;
 #[track_caller]
 pub(crate) fn mask(engine: &Engine, p: f64, key: &DropoutKey, mask: &Tensor) {
     check_single("dropout", mask.dtype);
-    assert!(key.within.is_none(), "dropout: of a part of a tensor, on a GPU");
+    if let Some(Within { dim, start, of }) = key.within {
+        // The part of the whole tensor's, which is made for it: numbers are keyed by their place in a sample.
+        let whole = Tensor::stale(mask.device(), mask.shape().with(dim, of), mask.dtype);
+        self::mask(engine, p, &DropoutKey { within: None, ..key.clone() }, &whole);
+        return mask.copy_from(&whole.narrow(dim, start, mask.dims()[dim]));
+    }
     let [words, samples] = mask.device().feed_key(key);
     let n = samples.count();
     let width = mask.count() / n.max(1);

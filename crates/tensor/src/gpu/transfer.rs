@@ -55,7 +55,7 @@ impl Engine {
         for bytes in bytes_of(values).chunks(PIECE_BYTES) {
             let mut pinned = self.staging(bytes.len());
             succeeded(pinned.bytes_mut())[..bytes.len()].copy_from_slice(bytes);
-            succeeded(self.stream().upload(&mut pinned, 0..bytes.len(), to.gpu(), at));
+            succeeded(self.stream().upload(&mut pinned, 0..bytes.len(), &to.gpu(), at));
             lock(&self.staging).push(pinned);
             at += bytes.len();
         }
@@ -84,7 +84,7 @@ impl Engine {
     #[track_caller]
     pub(crate) fn bring(&self, from: &Memory, bytes: Range<usize>) -> Pinned {
         let mut pinned = self.staging(bytes.len());
-        succeeded(self.stream().download(from.gpu(), bytes, &mut pinned, 0));
+        succeeded(self.stream().download(&from.gpu(), bytes, &mut pinned, 0));
         pinned
     }
 
@@ -92,7 +92,7 @@ impl Engine {
     /// what lies there.
     #[track_caller]
     pub(crate) fn put_back(&self, mut pinned: Pinned, to: &Memory, bytes: Range<usize>) {
-        succeeded(self.stream().upload(&mut pinned, 0..bytes.len(), to.gpu(), bytes.start));
+        succeeded(self.stream().upload(&mut pinned, 0..bytes.len(), &to.gpu(), bytes.start));
         lock(&self.staging).push(pinned);
     }
 

@@ -26,7 +26,7 @@ impl Engine {
     /// another, which is borrowed for writing.
     #[track_caller]
     fn copy_bytes(&self, (from, start): (&Memory, usize), (to, into): (&Memory, usize), bytes: usize) {
-        succeeded(self.stream().copy(from.gpu(), start..start + bytes, to.gpu(), into));
+        succeeded(self.stream().copy(&from.gpu(), start..start + bytes, &to.gpu(), into));
     }
 
     /// `to = from`; both are of one layout on this GPU.

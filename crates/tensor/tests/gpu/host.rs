@@ -1,8 +1,9 @@
 //! Values on their way to a GPU and back, and the memory that they lie in.
 
 use crate::rig::{near, rig};
-use phalanx_tensor::{Arena, DType, Device, Grads, Keep, Layout, Order, Philox, Tensor};
+use phalanx_tensor::{Arena, DType, Device, DropoutKey, Grads, Keep, Layout, Order, Philox, Tensor, Within};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 
 #[test]
 fn values_go_up_and_come_back_in_every_type() {
@@ -44,6 +45,48 @@ fn random_numbers_are_those_of_a_cpu() {
     assert_eq!(got, want);
     let [got, want] = both(&|device| Tensor::normal(device, [1003], 1.0, 2.0, DType::F32, key));
     near("normal", &got, &want.iter().map(|&x| f64::from(x)).collect::<Vec<_>>());
+}
+
+#[test]
+fn an_arena_that_is_given_back_takes_no_memory_until_it_is_used_again() {
+    let Some(rig) = rig(1) else { return };
+    let layout = Layout::new(&[[300].into(), [2000].into()]);
+    let without = rig.held_bytes();
+    let arena = Arena::new(&rig, DType::F32, &layout);
+    let with = rig.held_bytes();
+    assert_eq!(with - without, 4 * layout.len());
+    let mut part = arena.set_aside::<f32>(0..1);
+    part.give_back(0..part.count());
+    drop(part);
+    assert_eq!(rig.held_bytes(), with, "a part of it stays");
+    let mut span = arena.set_aside::<f32>(0..2);
+    span.give_back(0..span.count());
+    assert_eq!(rig.held_bytes(), without);
+    let used = catch_unwind(AssertUnwindSafe(|| arena.tensor(1).to_vec::<f32>()));
+    assert!(used.is_err(), "it is borrowed as before");
+    let values: Vec<f32> = (0..layout.len()).map(|i| i as f32).collect();
+    span.write(&values);
+    drop(span);
+    assert_eq!((rig.held_bytes(), arena.read_flat::<f32>()), (with, values));
+    let mut span = arena.set_aside::<f32>(0..2);
+    span.give_back(0..span.count());
+    drop(span);
+    assert_eq!(arena.tensor(1).to_vec::<f32>(), [0.0; 2000], "what comes anew");
+}
+
+#[test]
+fn a_mask_of_a_part_is_that_part_of_the_whole_on_a_gpu_too() {
+    let Some(rig) = rig(1) else { return };
+    let key = DropoutKey::new(3, 4, 5, Arc::from([7u64, 1]));
+    let whole = Tensor::ones(&rig, [2, 6, 5], DType::F32).dropout(0.4, &key);
+    for (dim, start, len) in [(1, 0, 2), (1, 3, 3), (2, 1, 3)] {
+        let of = whole.dims()[dim];
+        let part = whole.narrow(dim, start, len);
+        let within = Some(Within { dim, start, of });
+        let ones = Tensor::ones(&rig, *part.shape(), DType::F32);
+        let got = ones.dropout(0.4, &DropoutKey { within, ..key.clone() });
+        assert_eq!(got.to_vec::<f32>(), part.to_vec::<f32>(), "{within:?}");
+    }
 }
 
 #[test]
