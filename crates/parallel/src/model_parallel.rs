@@ -151,10 +151,11 @@ impl ModelParallel {
             let is_used = axes.iter().any(|&axis| mesh.size(axis) > 1);
             Ok(if is_used { Some(mesh.along(world, axes)?) } else { None })
         };
-        // Nobody makes gradients of the whole model.
-        let mut unused = whole.grads().arena().set_aside::<f32>(0..whole.layout().count());
-        unused.give_back(0..unused.count());
-        drop(unused);
+        // Nobody makes gradients of the whole model; on a CPU they take no memory until somebody does.
+        if device.gpu().is_some() {
+            let mut unused = whole.grads().arena().set_aside::<f32>(0..whole.layout().count());
+            unused.give_back(0..unused.count());
+        }
         // All ranks come by here in the same order.
         let tensor = group(&[Axis::Tensor])?.map(Ranks::of);
         let pipeline = group(&[Axis::Pipeline])?;
