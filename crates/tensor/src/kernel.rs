@@ -9,6 +9,7 @@ use crate::cpu::wide::{Wide, Widen};
 use crate::device::Backend;
 use crate::op::{Binary, CountPadding, Form, Unary};
 use crate::ops::dropout::DropoutKey;
+use crate::ops::samples::{SampleImages, SampleOrder};
 use crate::shape::Order;
 use crate::tensor::Tensor;
 
@@ -128,5 +129,11 @@ kernels! {
     }
     dropout of numbers {
         mask(p: f64, key: &DropoutKey, mask: &Tensor) on mask;
+    }
+    samples of elements {
+        images(
+            bytes: &Tensor, words: &Tensor, table: &Tensor, how: &SampleImages, order: SampleOrder, out: &Tensor
+        ) on out;
+        windows(bytes: &Tensor, words: &Tensor, stride: usize, order: SampleOrder, out: [&Tensor; 2]) on bytes;
     }
 }

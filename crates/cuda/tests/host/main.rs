@@ -17,4 +17,5 @@ mod pooling;
 mod product;
 mod random;
 mod reduce;
+mod samples;
 mod softmax;

@@ -8,6 +8,7 @@ use crate::cpu::pooling::Planes;
 use crate::dtype::DType;
 use crate::op::{Binary, CountPadding, Form, Unary};
 use crate::ops::dropout::DropoutKey;
+use crate::ops::samples::{SampleImages, SampleOrder};
 use crate::shape::{Geometry, Order};
 use crate::tensor::Tensor;
 use std::cell::{Cell, OnceCell};
@@ -127,4 +128,4 @@ macro_rules! plain {
         }
     )*};
 }
-plain!(f64 usize Unary Binary Form Plan Planes Order CountPadding &'b DropoutKey);
+plain!(f64 usize Unary Binary Form Plan Planes Order CountPadding &'b DropoutKey &'b SampleImages SampleOrder);
