@@ -75,7 +75,8 @@ impl Supply {
         let may_take = |bytes: usize| -> Result<bool> {
             let free = gpu.memory().map_or(0, |memory| memory.free);
             let most = if resident == Resident::Always { free } else { free / SHARE };
-            let fits = bytes as u64 <= most;
+            // As much as a quarter more is taken: buffers come in classes of sizes.
+            let fits = bytes as u64 + bytes as u64 / 4 <= most;
             if !fits {
                 refused(format!("they are {bytes} bytes, and {free} bytes of its memory are free"))?;
             }
