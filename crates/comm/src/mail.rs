@@ -160,12 +160,14 @@ impl Line {
         letter: &mut Outgoing,
     ) -> Result<bool, Lost> {
         let payload = &*letter.buffer.bytes();
-        if letter.done == 0 && !letter.is_shelved && payload.len() > LONG {
-            if let Some(at) = wires.shelve(to, payload)? {
-                letter.header = letter.header.shelved(at);
-                letter.is_shelved = true;
-                self.sent += payload.len() as u64;
-            }
+        let is_new = letter.done == 0 && !letter.is_shelved;
+        if is_new
+            && payload.len() > LONG
+            && let Some(at) = wires.shelve(to, payload)?
+        {
+            letter.header = letter.header.shelved(at);
+            letter.is_shelved = true;
+            self.sent += payload.len() as u64;
         }
         let follows = if letter.is_shelved { &[] } else { payload };
         self.send(wires, to, Holder::Letter, (&letter.header, follows), &mut letter.done)

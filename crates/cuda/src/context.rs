@@ -10,6 +10,7 @@ use crate::driver::Driver;
 use crate::error::Error;
 use crate::event::Event;
 use crate::gpu::DebugSync;
+use crate::modules::Module;
 use crate::nvrtc::Architecture;
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int};
@@ -68,15 +69,17 @@ unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
 
-// SAFETY: the pointer is to memory that nobody owns any more, and that any thread may give back.
+// SAFETY: the pointer is to memory that nobody owns any more, and that any thread may give back; the rest may go to any thread by itself.
 unsafe impl Send for Leftover {}
 
-/// Memory that nobody owns any more. It is given back once no stream is captured: a capture would be spoilt by it.
+/// What nobody owns any more. It is given back once no stream is captured: a capture would be spoilt by it.
 pub(crate) enum Leftover {
     /// Of the GPU.
     Device(Address),
     /// Of the host, with the event behind the last copy.
     Host(*mut u8, Arc<Event>),
+    /// Kernels, which graphs and streams may still run.
+    Kernels(Vec<Module>),
 }
 
 impl Context {
@@ -224,27 +227,30 @@ impl Context {
 
     /// A capture has ended; gives back what was dropped in the meantime.
     pub(crate) fn capture_ended(&self) {
-        let leftovers = {
+        let contexts: Vec<Arc<Context>> = {
             let mut captures = self.captures();
             captures.under_way -= 1;
             let is_over = captures.under_way == 0;
             let leftovers = if is_over { std::mem::take(&mut captures.leftovers) } else { Vec::new() };
             // Still locked, so that no capture begins meanwhile.
-            leftovers.iter().for_each(|(of, leftover)| of.release(leftover));
-            leftovers
+            let released = leftovers.into_iter().map(|(of, leftover)| {
+                of.release(leftover);
+                of
+            });
+            released.collect()
         };
         // The last of a context may go with them.
-        drop(leftovers);
+        drop(contexts);
     }
 
-    /// Gives memory back, now or when no stream is captured any more.
+    /// Gives something back, now or when no stream is captured any more.
     pub(crate) fn give_back(self: &Arc<Self>, leftover: Leftover) {
         // Held to the end: no capture begins meanwhile.
         let mut captures = self.captures();
         if captures.under_way > 0 {
             captures.leftovers.push((self.clone(), leftover));
         } else {
-            self.release(&leftover);
+            self.release(leftover);
         }
     }
 
@@ -252,9 +258,9 @@ impl Context {
         self.captures.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives memory back once all work that uses it is done, since the driver doesn't promise to wait for that. A failure is one
-    /// that the GPU has met before, which others report; then the memory stays away.
-    fn release(&self, leftover: &Leftover) {
+    /// Gives something back once all work that uses it is done, since the driver doesn't promise to wait for that. A failure is one
+    /// that the GPU has met before, which others report; then memory stays away.
+    fn release(&self, leftover: Leftover) {
         let Ok(calls) = self.enter() else { return };
         match leftover {
             Leftover::Device(address) => {
@@ -268,6 +274,10 @@ impl Context {
                     // SAFETY: as above.
                     unsafe { (calls.host_free)(at.cast()) };
                 }
+            }
+            Leftover::Kernels(modules) => {
+                let _ = self.synchronize();
+                drop(modules);
             }
         }
     }

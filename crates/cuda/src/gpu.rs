@@ -186,8 +186,7 @@ impl Gpu {
 
 impl Drop for Opened {
     fn drop(&mut self) {
-        // Kernels aren't unloaded while they run. A failure is one that others have reported.
-        let _ = self.context.synchronize();
+        self.modules.unload(&self.context);
     }
 }
 

@@ -1,5 +1,6 @@
 //! The kernels as data: which there are, where, what they take, and how their work is shared out.
 
+use crate::framing::Framing;
 use crate::geometry::{Geometry, Share, Work};
 use crate::heads::Heads;
 use crate::source::Source;
@@ -73,6 +74,7 @@ const F: Parameter = Parameter::Float;
 const D: Parameter = Parameter::Double;
 const WINDOW: Parameter = Parameter::Struct(Window::BYTES);
 const HEADS: Parameter = Parameter::Struct(Heads::BYTES);
+const FRAMING: Parameter = Parameter::Struct(Framing::BYTES);
 const WALK1: Parameter = Parameter::Struct(size_of::<Walk<1>>());
 const WALK2: Parameter = Parameter::Struct(size_of::<Walk<2>>());
 const WALK3: Parameter = Parameter::Struct(size_of::<Walk<3>>());
@@ -143,6 +145,10 @@ const fn gradients(name: &'static str, parameters: &'static [Parameter], share: 
 
 const fn rule(name: &'static str, parameters: &'static [Parameter]) -> Kernel {
     Kernel { name, source: Source::Optimizer, parameters, share: Share::Elements }
+}
+
+const fn samples(name: &'static str, parameters: &'static [Parameter], share: Share) -> Kernel {
+    Kernel { name, source: Source::Samples, parameters, share }
 }
 
 /// All kernels.
@@ -286,6 +292,8 @@ pub const KERNELS: &[Kernel] = &[
         parameters: &[R, R, W, N, N, N, N, N, N, N, N, N, N],
         share: Share::Elements,
     },
+    samples("sample_images", &[R, R, R, W, FRAMING, N, N], Share::Rows),
+    samples("sample_windows", &[R, R, W, W, N, N, N, N, N], Share::Elements),
 ];
 
 #[cfg(test)]

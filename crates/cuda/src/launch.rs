@@ -30,7 +30,8 @@ pub enum Argument<'a> {
     Float(f32),
     /// A float64.
     Double(f64),
-    /// A struct, as [`Walk::as_bytes`](crate::Walk::as_bytes) and [`Window::to_bytes`](crate::Window::to_bytes) give it.
+    /// A struct, as [`Walk::as_bytes`](crate::Walk::as_bytes), [`Window::to_bytes`](crate::Window::to_bytes) and
+    /// [`Framing::to_bytes`](crate::Framing::to_bytes) give it.
     Struct(&'a [u8]),
 }
 

@@ -34,6 +34,7 @@
 
 mod address;
 mod element;
+mod framing;
 mod geometry;
 mod heads;
 mod kernels;
@@ -74,6 +75,7 @@ pub use driver::Driver;
 pub use element::Element;
 pub use error::Error;
 pub use event::{Event, Timing};
+pub use framing::Framing;
 pub use geometry::{COLUMNS, Geometry, Share, TILE, Work};
 pub use gpu::{DebugSync, Gpu, GpuMemory, GpuOptions};
 pub use graph::Graph;

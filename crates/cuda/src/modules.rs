@@ -1,7 +1,7 @@
 //! The kernels that are loaded on a GPU: a module for each source and type of elements, from the time of its first use on.
 
 use crate::calls::Handle;
-use crate::context::Context;
+use crate::context::{Context, Leftover};
 use crate::cubins::{Cubins, KernelCache};
 use crate::element::Element;
 use crate::error::Error;
@@ -64,6 +64,13 @@ impl Modules {
         Ok(function)
     }
 
+    /// Unloads all of them once no stream is captured any more, and none of them runs: either would be spoilt by it.
+    pub(crate) fn unload(&mut self, context: &Arc<Context>) {
+        let loaded = self.loaded.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let modules = std::mem::take(loaded).into_values().collect();
+        context.give_back(Leftover::Kernels(modules));
+    }
+
     pub(crate) fn prepare(
         &self,
         context: &Arc<Context>,
@@ -97,7 +104,8 @@ impl Modules {
     }
 }
 
-struct Module {
+/// Kernels of a source, loaded as long as it is there.
+pub(crate) struct Module {
     context: Arc<Context>,
     handle: Handle,
     source: Source,

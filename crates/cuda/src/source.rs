@@ -37,6 +37,8 @@ pub enum Source {
     Optimizer,
     /// Matrix products that NVIDIA's library doesn't do.
     Product,
+    /// Batches from samples that are kept as bytes.
+    Samples,
 }
 
 /// The files that sources include, by name.
@@ -54,7 +56,7 @@ pub(crate) const HEADERS: [(&str, &str); 9] = [
 
 impl Source {
     /// All of them.
-    pub const ALL: [Source; 16] = [
+    pub const ALL: [Source; 17] = [
         Source::Elementwise,
         Source::Reduce,
         Source::Copy,
@@ -71,6 +73,7 @@ impl Source {
         Source::Gradients,
         Source::Optimizer,
         Source::Product,
+        Source::Samples,
     ];
 
     /// The name of the file in `kernels/`.
@@ -112,6 +115,7 @@ impl Source {
             Source::Gradients => ("gradients.cu", include_str!("../kernels/gradients.cu")),
             Source::Optimizer => ("optimizer.cu", include_str!("../kernels/optimizer.cu")),
             Source::Product => ("product.cu", include_str!("../kernels/product.cu")),
+            Source::Samples => ("samples.cu", include_str!("../kernels/samples.cu")),
         }
     }
 }

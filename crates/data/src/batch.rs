@@ -1,8 +1,9 @@
 //! One batch on its way from a dataset to a training step, and the pool that its memory returns to.
 
-use crate::dataset::{BatchBuffers, Dataset, Input, Target};
+use crate::dataset::{BatchBuffers, Input, Target};
 use crate::error::Result;
 use crate::sampler::{Sampler, StepPlan};
+use crate::supply::{Maker, Supply};
 use phalanx_tensor::{Device, Shape, Tensor};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -18,21 +19,23 @@ pub struct Batch {
     /// The shape of the values to predict, or `None` if the targets are labels.
     value_shape: Option<Shape>,
     parts: Parts,
+    /// What makes its numbers on a device, if the loader didn't make them.
+    maker: Option<Arc<Maker>>,
     home: Arc<Pool>,
 }
 
 /// What a batch allocates.
 #[derive(Debug, Default)]
-struct Parts {
-    plan: StepPlan,
+pub(crate) struct Parts {
+    pub(crate) plan: StepPlan,
     sample_ids: Arc<[u64]>,
-    buffers: BatchBuffers,
+    pub(crate) buffers: BatchBuffers,
 }
 
 impl Batch {
     /// Plans and fills the batch of a step.
     pub(crate) fn prepare(
-        dataset: &dyn Dataset,
+        supply: &Supply,
         sampler: &dyn Sampler,
         pool: &Arc<Pool>,
         epoch: u64,
@@ -49,8 +52,8 @@ impl Batch {
             _ => parts.sample_ids = indices.iter().map(|&index| index as u64).collect(),
         }
         parts.buffers.begin(epoch);
-        parts.buffers.fit(dataset, indices.len());
-        dataset.batch(indices, &mut parts.buffers)?;
+        supply.fill(&mut parts)?;
+        let (dataset, indices) = (supply.dataset(), &parts.plan.indices);
         let value_shape = match dataset.target() {
             Target::Classes(_) | Target::Sequence { .. } => None,
             Target::Values(dims) => Some(batched(indices.len(), dims)),
@@ -61,7 +64,9 @@ impl Batch {
         };
         let input_shape = batched(indices.len(), dataset.input_dims());
         let input = dataset.input();
-        Ok(Batch { epoch, step, input, input_shape, label_shape, value_shape, parts, home: pool.clone() })
+        let maker = supply.maker().cloned();
+        let home = pool.clone();
+        Ok(Batch { epoch, step, input, input_shape, label_shape, value_shape, parts, maker, home })
     }
 
     /// The epoch, from 0.
@@ -99,12 +104,12 @@ impl Batch {
         &self.parts.sample_ids
     }
 
-    /// The inputs, row-major, of shape [`Batch::input_shape`]; empty if they are ids of words.
+    /// The inputs, row-major, of shape [`Batch::input_shape`]; empty if they are ids of words, or made on a device.
     pub fn inputs(&self) -> &[f32] {
         self.parts.buffers.read().0
     }
 
-    /// The inputs that are ids of words, of shape [`Batch::input_shape`]; empty if they are numbers.
+    /// The inputs that are ids of words, of shape [`Batch::input_shape`]; empty if they are numbers, or made on a device.
     pub fn ids(&self) -> &[i64] {
         self.parts.buffers.read_ids()
     }
@@ -114,7 +119,7 @@ impl Batch {
         self.input_shape
     }
 
-    /// The class of each sample, or of each place of its sequence; empty if the targets are values.
+    /// The class of each sample, or of each place of its sequence; empty if the targets are values, or sequences that are made on a device.
     pub fn labels(&self) -> &[i64] {
         self.parts.buffers.read().1
     }
@@ -124,8 +129,27 @@ impl Batch {
         self.parts.buffers.read().2
     }
 
+    /// Inputs and targets on `device`: see [`Batch::input_tensor`] and [`Batch::target_tensor`]. Where a device makes batches of bytes, it
+    /// does so now, both at once.
+    pub fn tensors(&self, device: &Device) -> [Tensor; 2] {
+        match &self.maker {
+            None => [self.given_inputs(device), self.given_targets(device)],
+            Some(maker) => {
+                let (samples, bytes) = (&self.parts.sample_ids, self.parts.buffers.read_bytes());
+                maker.make(self.epoch, samples, self.labels(), bytes).map(|tensor| tensor.to(device))
+            }
+        }
+    }
+
     /// The inputs on `device`, as `f32`, or as `i64` if they are ids of words.
     pub fn input_tensor(&self, device: &Device) -> Tensor {
+        match &self.maker {
+            None => self.given_inputs(device),
+            Some(_) => self.tensors(device)[0].clone(),
+        }
+    }
+
+    fn given_inputs(&self, device: &Device) -> Tensor {
         match self.input {
             Input::Values => Tensor::from_slice(device, self.inputs(), self.input_shape),
             Input::Ids(_) => Tensor::from_slice(device, self.ids(), self.input_shape),
@@ -134,6 +158,13 @@ impl Batch {
 
     /// The targets on `device`: labels as `i64` of shape (samples), or (samples, places) of sequences, values as `f32` of shape (samples, shape of one target).
     pub fn target_tensor(&self, device: &Device) -> Tensor {
+        match &self.maker {
+            None => self.given_targets(device),
+            Some(_) => self.tensors(device)[1].clone(),
+        }
+    }
+
+    fn given_targets(&self, device: &Device) -> Tensor {
         match self.value_shape {
             None => Tensor::from_slice(device, self.labels(), self.label_shape),
             Some(shape) => Tensor::from_slice(device, self.values(), shape),

@@ -1,5 +1,6 @@
 //! What a dataset is, and the buffers that it fills.
 
+use crate::bytes::ByteSamples;
 use crate::error::Result;
 use crate::pictures::Scratch;
 use std::sync::Arc;
@@ -55,6 +56,11 @@ pub trait Dataset: Send + Sync {
     /// # Errors
     /// Whatever reading a sample can meet; training stops with it.
     fn batch(&self, indices: &[usize], into: &mut BatchBuffers) -> Result<()>;
+
+    /// The samples as bytes, where a device can make them of these; by default it can't.
+    fn as_bytes(&self) -> Option<&dyn ByteSamples> {
+        None
+    }
 }
 
 impl<D: Dataset + ?Sized> Dataset for Arc<D> {
@@ -76,6 +82,10 @@ impl<D: Dataset + ?Sized> Dataset for Arc<D> {
 
     fn batch(&self, indices: &[usize], into: &mut BatchBuffers) -> Result<()> {
         (**self).batch(indices, into)
+    }
+
+    fn as_bytes(&self) -> Option<&dyn ByteSamples> {
+        (**self).as_bytes()
     }
 }
 
@@ -111,6 +121,7 @@ pub struct BatchBuffers {
     ids: Vec<i64>,
     labels: Vec<i64>,
     values: Vec<f32>,
+    bytes: Vec<u8>,
     epoch: u64,
     scratch: Scratch,
 }
@@ -148,6 +159,31 @@ impl BatchBuffers {
         self.ids.resize(n_ids, 0);
         self.labels.resize(n_labels, 0);
         self.values.resize(n_values, 0.0);
+        self.bytes.clear();
+    }
+
+    /// Sizes the buffers for so many bytes and labels of samples that a device makes of them.
+    pub fn fit_bytes(&mut self, n_bytes: usize, n_labels: usize) {
+        self.inputs.clear();
+        self.ids.clear();
+        self.values.clear();
+        self.labels.resize(n_labels, 0);
+        self.bytes.resize(n_bytes, 0);
+    }
+
+    /// The bytes, sample after sample, where a device makes the samples of these: see [`ByteSamples`].
+    pub fn bytes(&mut self) -> &mut [u8] {
+        &mut self.bytes
+    }
+
+    /// Bytes and labels.
+    pub(crate) fn bytes_and_labels(&mut self) -> (&mut [u8], &mut [i64], &mut Scratch) {
+        (&mut self.bytes, &mut self.labels, &mut self.scratch)
+    }
+
+    /// The bytes.
+    pub(crate) fn read_bytes(&self) -> &[u8] {
+        &self.bytes
     }
 
     /// The ids of words, sample after sample; empty if the inputs are numbers.

@@ -57,6 +57,14 @@ pub enum Error {
         /// What is wrong with it.
         problem: FolderProblem,
     },
+    /// Samples that are to lie in a GPU's memory can't.
+    #[error(
+        "the samples can't lie in the GPU's memory: {reason}\nhint: data.resident=auto brings those of each batch there"
+    )]
+    NotResident {
+        /// Why, in words.
+        reason: String,
+    },
     /// A text too short to learn from.
     #[error("{}: a text of {found} bytes: windows of {window} bytes need at least {needed}\nhint: take a longer text, or a smaller model.context", path.display())]
     ShortText {

@@ -29,6 +29,7 @@
 // Only `mapped.rs` may: a file can't be mapped without.
 #![deny(unsafe_code)]
 
+mod bytes;
 mod dataset;
 mod order;
 mod sampler;
@@ -36,6 +37,7 @@ mod sharded;
 
 mod batch;
 mod loader;
+mod supply;
 
 mod idx;
 mod linear;
@@ -62,6 +64,7 @@ mod verify;
 mod error;
 
 pub use batch::Batch;
+pub use bytes::{ByteSamples, Kept, Making};
 pub use catalog::{FileSpec, Home, Listing, Source, Twin, catalog, listing};
 pub use cifar::{Cifar, CifarSet, write_synthetic_cifar};
 pub use dataset::{BatchBuffers, Dataset, Input, Reconstruct, Target};
@@ -80,6 +83,7 @@ pub use places::{Location, Network, Places};
 pub use progress::{FetchEvent, Progress, Silent};
 pub use sampler::{DistributedSampler, ExactSampler, PassSampler, Sampler, StepPlan};
 pub use sharded::ShardSampler;
+pub use supply::{Resident, Supply};
 pub use text::{BYTES, Text};
 pub use transform::{Jitter, Normalise, Pipeline, Transform};
 pub use treatment::{Augment, Pipelines, Treatment};

@@ -9,6 +9,7 @@ use crate::batch::{Batch, Pool};
 use crate::dataset::Dataset;
 use crate::error::{Error, Result};
 use crate::sampler::Sampler;
+use crate::supply::Supply;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::{self, JoinHandle};
@@ -48,7 +49,7 @@ pub struct Loader {
 
 /// What the threads share.
 struct Work {
-    dataset: Box<dyn Dataset>,
+    supply: Supply,
     sampler: Box<dyn Sampler>,
     pool: Arc<Pool>,
 }
@@ -60,12 +61,14 @@ impl Loader {
         sampler: impl Sampler + 'static,
         options: LoaderOptions,
     ) -> Loader {
+        Loader::of(Supply::on_host(Arc::new(dataset)), sampler, options)
+    }
+
+    /// The same, whose batches are made where `supply` says.
+    pub fn of(supply: Supply, sampler: impl Sampler + 'static, options: LoaderOptions) -> Loader {
         // A batch in each queue's slots, one in the hands of each thread, one in the loop's and one to spare.
         let pool = Arc::new(Pool::new(options.threads * (options.ahead.max(1) + 1) + 2));
-        Loader {
-            work: Arc::new(Work { dataset: Box::new(dataset), sampler: Box::new(sampler), pool }),
-            options,
-        }
+        Loader { work: Arc::new(Work { supply, sampler: Box::new(sampler), pool }), options }
     }
 
     /// How many batches an epoch has.
@@ -75,7 +78,7 @@ impl Loader {
 
     /// The samples that the batches are taken from.
     pub fn dataset(&self) -> &dyn Dataset {
-        &*self.work.dataset
+        &**self.work.supply.dataset()
     }
 
     /// The batches of epoch `epoch`.
@@ -120,7 +123,7 @@ impl Work {
     }
 
     fn prepare(&self, epoch: u64, step: usize) -> Result<Batch> {
-        Batch::prepare(&*self.dataset, &*self.sampler, &self.pool, epoch, step)
+        Batch::prepare(&self.supply, &*self.sampler, &self.pool, epoch, step)
     }
 }
 

@@ -1,9 +1,13 @@
 //! MNIST and the sets that are published in its form: 28x28 grey images of ten classes.
 
+use crate::bytes::{ByteSamples, Kept, Making};
 use crate::dataset::{BatchBuffers, Dataset, Target};
 use crate::error::{Error, IdxProblem, Result};
 use crate::idx::{IdxReader, Plain, plain, read_values};
 use crate::pixels::Pixels;
+use crate::transform::SAME;
+use phalanx_tensor::SampleImages;
+use std::borrow::Cow;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
@@ -141,9 +145,41 @@ impl Dataset for Mnist {
         for (image, &i) in into.inputs().chunks_exact_mut(SIDE * SIDE).zip(indices) {
             self.pixels.write(i, &self.lookup, image);
         }
-        for (label, &i) in into.labels().iter_mut().zip(indices) {
-            *label = i64::from(self.labels[i]);
+        ByteSamples::labels(self, indices, into.labels())
+    }
+
+    fn as_bytes(&self) -> Option<&dyn ByteSamples> {
+        Some(self)
+    }
+}
+
+impl ByteSamples for Mnist {
+    fn making(&self) -> Making {
+        Making::Images { how: SampleImages::whole([1, SIDE, SIDE]), table: self.lookup.to_vec(), seed: 0 }
+    }
+
+    fn kept(&self) -> Option<Kept> {
+        Some(Kept { making: self.making(), bytes: self.len() * SIDE * SIDE })
+    }
+
+    fn all(&self) -> Result<Cow<'_, [u8]>> {
+        let mut all = vec![0; self.len() * SIDE * SIDE];
+        for (i, image) in all.chunks_exact_mut(SIDE * SIDE).enumerate() {
+            self.pixels.write(i, &SAME[0], image);
         }
+        Ok(all.into())
+    }
+
+    fn write(&self, indices: &[usize], into: &mut BatchBuffers) -> Result<()> {
+        let (bytes, labels, _) = into.bytes_and_labels();
+        for (image, &i) in bytes.chunks_exact_mut(SIDE * SIDE).zip(indices) {
+            self.pixels.write(i, &SAME[0], image);
+        }
+        ByteSamples::labels(self, indices, labels)
+    }
+
+    fn labels(&self, indices: &[usize], into: &mut [i64]) -> Result<()> {
+        into.iter_mut().zip(indices).for_each(|(label, &i)| *label = i64::from(self.labels[i]));
         Ok(())
     }
 }

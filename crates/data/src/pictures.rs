@@ -1,9 +1,12 @@
 //! A dataset of images: each is read, transformed and written into the batch in one go.
 
+use crate::bytes::{ByteSamples, Kept, Making};
 use crate::dataset::{BatchBuffers, Dataset, Target};
 use crate::error::{Error, Result};
-use crate::images::{COLOURS, Images};
-use crate::transform::{Draws, PARTNER, Pipeline, Program, Room, SHARE, below, beta};
+use crate::images::{COLOURS, Image, Images};
+use crate::transform::{CUTOUT, Draws, PARTNER, Pipeline, Program, Room, SHARE, below, beta};
+use phalanx_tensor::SampleImages;
+use std::borrow::Cow;
 
 /// What is done about an image that can't be read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -42,15 +45,20 @@ impl<I: Images> Pictures<I> {
     /// Writes sample `i`, or what takes its place; gives its label.
     fn write(&self, i: usize, epoch: u64, scratch: &mut Scratch, into: &mut [f32]) -> Result<usize> {
         let draws = Draws::new(self.seed, epoch, i);
+        self.find(i, scratch, |image, room| self.program.run(image, &draws, room, into))
+    }
+
+    /// Has sample `i`, or what takes its place, be written; gives its label.
+    fn find(
+        &self,
+        i: usize,
+        scratch: &mut Scratch,
+        mut write: impl FnMut(Image<'_>, &mut Room),
+    ) -> Result<usize> {
         let mut taken = i;
         loop {
             let read = self.images.label(taken).and_then(|label| {
-                self.program.run(
-                    self.images.image(taken, &mut scratch.read)?,
-                    &draws,
-                    &mut scratch.room,
-                    into,
-                );
+                write(self.images.image(taken, &mut scratch.read)?, &mut scratch.room);
                 Ok(label)
             });
             match read {
@@ -64,6 +72,10 @@ impl<I: Images> Pictures<I> {
                 read => return read,
             }
         }
+    }
+
+    fn making_of(&self, how: SampleImages) -> Making {
+        Making::Images { how, table: self.program.table(), seed: self.seed }
     }
 
     /// Mixes sample `i`, which is written, with another one; gives that one's label, and the share of `i`.
@@ -112,6 +124,55 @@ impl<I: Images> Dataset for Pictures<I> {
             } else {
                 labels[slot] = label as i64;
             }
+        }
+        Ok(())
+    }
+
+    fn as_bytes(&self) -> Option<&dyn ByteSamples> {
+        // A mixture is one of numbers.
+        (self.program.pipeline.mixup == 0.0).then_some(self)
+    }
+}
+
+impl<I: Images> ByteSamples for Pictures<I> {
+    /// All that changes bytes was done to them.
+    fn making(&self) -> Making {
+        let cutout = self.program.pipeline.cutout;
+        self.making_of(SampleImages { cutout, cutout_place: CUTOUT, ..SampleImages::whole(self.input_dims) })
+    }
+
+    fn kept(&self) -> Option<Kept> {
+        // Which images can't be read isn't known before they are.
+        let size = self.images.size().filter(|_| self.bad == BadImages::Refuse)?;
+        let how = self.program.pipeline.placed(size)?;
+        Some(Kept { making: self.making_of(how), bytes: self.images.len() * how.bytes() })
+    }
+
+    fn all(&self) -> Result<Cow<'_, [u8]>> {
+        let (mut all, mut room) = (Vec::new(), Vec::new());
+        for i in 0..self.images.len() {
+            self.images.label(i)?;
+            all.extend_from_slice(self.images.image(i, &mut room)?.bytes);
+        }
+        Ok(all.into())
+    }
+
+    fn write(&self, indices: &[usize], into: &mut BatchBuffers) -> Result<()> {
+        let epoch = into.epoch();
+        let (bytes, labels, scratch) = into.bytes_and_labels();
+        let size = self.input_dims.iter().product();
+        for ((&i, bytes), label) in indices.iter().zip(bytes.chunks_exact_mut(size)).zip(labels) {
+            let draws = Draws::new(self.seed, epoch, i);
+            let write =
+                |image: Image<'_>, room: &mut Room| self.program.run_bytes(image, &draws, room, bytes);
+            *label = self.find(i, scratch, write)? as i64;
+        }
+        Ok(())
+    }
+
+    fn labels(&self, indices: &[usize], into: &mut [i64]) -> Result<()> {
+        for (&i, label) in indices.iter().zip(into) {
+            *label = self.images.label(i)? as i64;
         }
         Ok(())
     }

@@ -62,7 +62,7 @@ impl Pixels {
 
     /// Writes image `i` with each pixel replaced by what `lookup` holds for it.
     #[inline]
-    pub(crate) fn write(&self, i: usize, lookup: &[f32; 256], into: &mut [f32]) {
+    pub(crate) fn write<T: Copy>(&self, i: usize, lookup: &[T; 256], into: &mut [T]) {
         into.fill(lookup[0]);
         let mut rest = &self.bytes[self.starts[i] as usize..];
         let spans = &self.spans[i * self.height..][..self.height];

@@ -1,9 +1,11 @@
 //! Any file as text to be foretold, byte by byte.
 
+use crate::bytes::{ByteSamples, Kept, Making};
 use crate::dataset::{BatchBuffers, Dataset, Input, Target};
 use crate::error::{Error, Result};
 use crate::mapped::Bytes;
 use crate::mnist::Part;
+use std::borrow::Cow;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -97,6 +99,39 @@ impl Dataset for Text {
             ids.iter_mut().zip(bytes).for_each(|(id, &byte)| *id = i64::from(byte));
             labels.iter_mut().zip(&bytes[1..]).for_each(|(label, &byte)| *label = i64::from(byte));
         }
+        Ok(())
+    }
+
+    fn as_bytes(&self) -> Option<&dyn ByteSamples> {
+        Some(self)
+    }
+}
+
+impl ByteSamples for Text {
+    /// Each window with the byte behind it.
+    fn making(&self) -> Making {
+        let [window] = self.dims;
+        Making::Windows { window, stride: window + 1 }
+    }
+
+    fn kept(&self) -> Option<Kept> {
+        let [window] = self.dims;
+        Some(Kept { making: Making::Windows { window, stride: window }, bytes: self.part.len() })
+    }
+
+    fn all(&self) -> Result<Cow<'_, [u8]>> {
+        Ok(self.bytes[self.part.clone()].into())
+    }
+
+    fn write(&self, indices: &[usize], into: &mut BatchBuffers) -> Result<()> {
+        let [window] = self.dims;
+        for (bytes, &i) in into.bytes().chunks_exact_mut(window + 1).zip(indices) {
+            bytes.copy_from_slice(&self.bytes[self.part.start + i * window..][..window + 1]);
+        }
+        Ok(())
+    }
+
+    fn labels(&self, _: &[usize], _: &mut [i64]) -> Result<()> {
         Ok(())
     }
 }

@@ -8,6 +8,7 @@
 
 mod colour;
 mod draw;
+mod placed;
 mod resize;
 mod window;
 
@@ -18,7 +19,8 @@ use crate::images::{COLOURS, Image};
 use colour::Change;
 use draw::{between, unit};
 use resize::Resizer;
-use window::{SAME, Window};
+pub(crate) use window::SAME;
+use window::Window;
 
 /// A change of an image's bytes. Sizes are height and width.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -181,7 +183,7 @@ pub(crate) struct Room {
 }
 
 /// The place of the cutout among the draws of a sample; the steps have those from 0.
-const CUTOUT: u8 = 253;
+pub(crate) const CUTOUT: u8 = 253;
 /// That of the share of a mixture.
 pub(crate) const SHARE: u8 = 254;
 /// That of the other sample in it.
@@ -195,14 +197,31 @@ impl Program {
 
     /// Writes the numbers that `image` becomes, as many as the pipeline's output has.
     pub(crate) fn run(&self, image: Image<'_>, draws: &Draws, room: &mut Room, into: &mut [f32]) {
-        let mut canvas = Canvas::new(image, room);
-        for (place, step) in self.pipeline.steps.iter().enumerate() {
-            canvas.apply(step, draws, place as u8);
-        }
+        let canvas = self.changed(image, draws, room);
         canvas.window.paint(canvas.image(), into, &self.lookup);
         if self.pipeline.cutout > 0 {
             cut_out(self.pipeline.cutout, draws, canvas.window.height, canvas.window.width, into);
         }
+    }
+
+    /// Writes the bytes that `image` becomes before they become numbers.
+    pub(crate) fn run_bytes(&self, image: Image<'_>, draws: &Draws, room: &mut Room, into: &mut [u8]) {
+        let canvas = self.changed(image, draws, room);
+        canvas.window.paint(canvas.image(), into, &SAME);
+    }
+
+    /// The number that each byte of each colour becomes.
+    pub(crate) fn table(&self) -> Vec<f32> {
+        self.lookup.as_flattened().to_vec()
+    }
+
+    /// The image after all changes of its bytes.
+    fn changed<'a>(&self, image: Image<'a>, draws: &Draws, room: &'a mut Room) -> Canvas<'a> {
+        let mut canvas = Canvas::new(image, room);
+        for (place, step) in self.pipeline.steps.iter().enumerate() {
+            canvas.apply(step, draws, place as u8);
+        }
+        canvas
     }
 }
 

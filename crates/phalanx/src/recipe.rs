@@ -197,6 +197,9 @@ pub struct DataRecipe {
     /// Threads that prepare batches ahead of the step. Default 0, and 2 where images have to be decoded.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub threads: Option<usize>,
+    /// Whether all samples lie in the memory of a GPU: `auto` (if they take little of it, the default), `always` or `never`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub resident: Option<String>,
 }
 
 /// What is done to colour images; see [`phalanx_data::Treatment`]. What is `None` isn't done.

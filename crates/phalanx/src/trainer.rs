@@ -36,7 +36,7 @@ use crate::error::Error;
 use crate::event::Observer;
 use crate::worker::Worker;
 use listener::Listener;
-use phalanx_data::{Dataset, LoaderOptions};
+use phalanx_data::{Dataset, LoaderOptions, Resident, Supply};
 use phalanx_job::GoesOn;
 use phalanx_nn::optim::{Clip, Group, Rule};
 use phalanx_nn::{Loss, Module, Parameters, Plateau, Schedule};
@@ -96,6 +96,8 @@ pub struct Trainer {
     pub best_file: Option<PathBuf>,
     /// How batches are prepared. Default: in the training loop.
     pub loader: LoaderOptions,
+    /// Whether samples that are bytes lie in the GPU's memory, which makes batches of them. Default: if they take little of it.
+    pub resident: Resident,
     /// How gradients are brought together where there is more than one rank.
     pub ddp: DdpConfig,
     /// What ranks share out among themselves, so that a model fits that doesn't fit on each: [`phalanx_parallel::Fsdp`]. What a lost
@@ -139,6 +141,7 @@ impl Default for Trainer {
             patience: None,
             best_file: None,
             loader: LoaderOptions::default(),
+            resident: Resident::default(),
             ddp: DdpConfig::default(),
             sharded: None,
             local: LocalConfig::default(),
@@ -231,7 +234,11 @@ impl Trainer {
         observer: &mut dyn Observer,
     ) -> Result<Trained, Error> {
         let start = Instant::now();
-        let data = Data { train, test };
+        let supply = |data| Supply::for_device(data, worker.device(), self.resident);
+        let data = Data { train: supply(train)?, test: test.map(supply).transpose()? };
+        if worker.device().gpu().is_some() {
+            tracing::debug!("training samples: {:?}", data.train);
+        }
         let mut listener = Listener { observer, pulse: worker.pulse() };
         let mut course = Course::new(self, worker, model, &parameters, &data, &mut listener);
         let goes_on = self.goes_on();
@@ -262,10 +269,10 @@ impl Trainer {
     }
 }
 
-/// The samples of a run.
+/// The samples of a run, which lie where they are from membership to membership.
 struct Data {
-    train: Arc<dyn Dataset>,
-    test: Option<Arc<dyn Dataset>>,
+    train: Supply,
+    test: Option<Supply>,
 }
 
 /// How many memberships in a row may end before they make a step.

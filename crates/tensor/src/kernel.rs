@@ -10,6 +10,7 @@ use crate::device::Backend;
 use crate::op::{Binary, CountPadding, Form, Unary};
 use crate::ops::attention::Dropped;
 use crate::ops::dropout::DropoutKey;
+use crate::ops::samples::{SampleImages, SampleOrder};
 use crate::shape::Order;
 use crate::tensor::Tensor;
 
@@ -136,5 +137,11 @@ kernels! {
     }
     dropout of numbers {
         mask(p: f64, key: &DropoutKey, mask: &Tensor) on mask;
+    }
+    samples of elements {
+        images(
+            bytes: &Tensor, words: &Tensor, table: &Tensor, how: &SampleImages, order: SampleOrder, out: &Tensor
+        ) on out;
+        windows(bytes: &Tensor, words: &Tensor, stride: usize, order: SampleOrder, out: [&Tensor; 2]) on bytes;
     }
 }

@@ -18,4 +18,5 @@ mod pooling;
 mod product;
 mod random;
 mod reduce;
+mod samples;
 mod softmax;

@@ -223,3 +223,26 @@ fn what_another_opening_of_the_gpu_drops_spoils_no_capture() {
     assert_eq!(held(own.compute(), &memory), [1.0; N]);
     assert_eq!(fake.damage(), [""; 0]);
 }
+
+#[test]
+fn an_opening_that_is_closed_while_another_records_unloads_its_kernels_afterwards() {
+    let Some(fake) = fake() else { return };
+    let (own, other) = (gpu(&fake), gpu(&fake));
+    let (memory, theirs) = (piece(&own), piece(&other));
+    affine(&own, own.compute(), &memory, &memory, 1.0, 1.0).unwrap();
+    affine(&other, other.compute(), &theirs, &theirs, 1.0, 1.0).unwrap();
+    assert_eq!(fake.count(Count::Modules), 2);
+    let work = || -> Result<(), Error> {
+        affine(&own, own.compute(), &memory, &memory, 1.0, 1.0)?;
+        std::thread::scope(|scope| scope.spawn(|| drop((theirs, other))).join().unwrap());
+        assert_eq!(fake.count(Count::Modules), 2, "kept as long as somebody records");
+        Ok(())
+    };
+    let (mut graph, ()) = own.compute().capture(work).unwrap();
+    assert_eq!((fake.count(Count::Modules), fake.count(Count::Pieces)), (1, 1), "given back in the end");
+    again(&mut graph, own.compute());
+    assert_eq!(held(own.compute(), &memory), [2.0; N]);
+    drop((graph, memory, own));
+    assert_eq!((fake.count(Count::Modules), fake.count(Count::Pieces)), (0, 0));
+    assert_eq!(fake.damage(), [""; 0]);
+}

@@ -16,7 +16,12 @@ pub(crate) struct Draws {
 
 impl Draws {
     pub(crate) fn new(seed: u64, epoch: u64, sample: usize) -> Draws {
-        Draws { random: Philox::new(seed, STREAMS.wrapping_add(epoch)), sample: sample as u64 }
+        Draws { random: Philox::new(seed, Draws::stream(epoch)), sample: sample as u64 }
+    }
+
+    /// The stream of an epoch, in which each sample has blocks of its own.
+    pub(crate) fn stream(epoch: u64) -> u64 {
+        STREAMS.wrapping_add(epoch)
     }
 
     /// Four words for attempt `attempt` of the transform in place `place`.

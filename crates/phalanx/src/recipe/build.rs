@@ -5,7 +5,8 @@ use super::{ImageRecipe, OptimizerRecipe, Recipe, RecipeError, ScheduleRecipe, T
 use crate::checkpoint::{CheckpointConfig, Every};
 use crate::{OnNan, Precision, Trainer, Watch};
 use phalanx_data::{
-    Augment, BYTES, BadImages, Jitter, LoaderOptions, Normalise, Pixels, Target, Targets, Treatment, View,
+    Augment, BYTES, BadImages, Jitter, LoaderOptions, Normalise, Pixels, Resident, Target, Targets,
+    Treatment, View,
 };
 use phalanx_nn::models::{
     Autoencoder, Gpt, GptConfig, Head, MnistHpcNet, MnistNet, ResNet, ResNet9, ResNetDepth, ResNetStem,
@@ -348,6 +349,11 @@ impl Recipe {
             },
             patience: self.train.patience,
             loader: self.loader(),
+            resident: match self.data.resident.as_deref() {
+                Some("always") => Resident::Always,
+                Some("never") => Resident::Never,
+                _ => Resident::Auto,
+            },
             ddp: DdpConfig {
                 bucket_bytes: (self.parallel.bucket_mb * MB) as usize,
                 first_bucket_bytes: (self.parallel.first_bucket_mb * MB) as usize,

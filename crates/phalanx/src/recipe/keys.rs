@@ -273,6 +273,12 @@ pub const KEYS: &[Key] = &[
         &[],
         "threads that prepare batches; 0 prepares them in the training loop",
     ),
+    row(
+        "data.resident",
+        OneOf(&["auto", "always", "never"]),
+        &[],
+        "whether samples of bytes all lie in a GPU's memory, which makes batches of them; auto: if they take a quarter of it at most",
+    ),
     must("train.loss", OneOf(&["nll", "cross-entropy", "mse"]), "how outputs are held against targets"),
     row("train.label_smoothing", Share, &["cross-entropy"], "how much of a label is spread over all classes"),
     row("train.epochs", Count(1), &[], "how often all samples are seen"),

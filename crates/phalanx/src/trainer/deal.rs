@@ -1,9 +1,8 @@
 //! How samples are dealt: which of a step's this rank takes, and in which passes. It is settled when the ranks are known, and the
 //! samplers do it.
 
-use phalanx_data::{Dataset, ExactSampler, Loader, LoaderOptions, Order, PassSampler, ShardSampler};
+use phalanx_data::{ExactSampler, Loader, LoaderOptions, Order, PassSampler, ShardSampler, Supply};
 use phalanx_parallel::{Place, Strategy};
-use std::sync::Arc;
 
 /// Samples that are to be taken.
 pub(super) struct Wanted {
@@ -99,12 +98,12 @@ impl Deal {
         format!("{parts} {what}{}", if parts == 1 { "" } else { "s" })
     }
 
-    /// This rank's passes over the samples of `dataset`.
-    pub(super) fn loader(&self, dataset: &Arc<dyn Dataset>, options: LoaderOptions) -> Loader {
-        let dataset = Arc::clone(dataset);
+    /// This rank's passes over the samples of `supply`.
+    pub(super) fn loader(&self, supply: &Supply, options: LoaderOptions) -> Loader {
+        let supply = supply.clone();
         match self {
-            Deal::Passes(passes) => Loader::new(dataset, *passes, options),
-            Deal::Shards(shards) => Loader::new(dataset, shards.clone(), options),
+            Deal::Passes(passes) => Loader::of(supply, *passes, options),
+            Deal::Shards(shards) => Loader::of(supply, shards.clone(), options),
         }
     }
 }

@@ -52,13 +52,14 @@ fn as_it_is(run: &mut Run<'_>) -> Result<Option<Evaluation>, Error> {
         let batch = batch?;
         bad_images += batch.skipped();
         // Ranks may need each other for it, with samples or without.
-        let input = (!batch.is_empty()).then(|| batch.input_tensor(device));
+        let [input, target] = batch.tensors(device);
+        let input = (!batch.is_empty()).then_some(input);
         let (strategy, model) = (&mut run.strategy, run.model);
         let forward = || strategy.forward(model, input.as_ref(), &mut Ctx::eval());
         let Some(output) = autocast(products, forward)? else { continue };
         no_grad(|| {
             autocast(products, || {
-                let mean = loss.of(&output, &batch.target_tensor(output.device())).item();
+                let mean = loss.of(&output, &target.to(output.device())).item();
                 let [mut right, mut among_five] = [0.0; 2];
                 if has_accuracy {
                     let scores = output.cast(DType::F32).to_vec::<f32>();

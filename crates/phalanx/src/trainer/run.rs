@@ -92,7 +92,7 @@ impl<'a> Run<'a> {
     ) -> Result<Run<'a>, Error> {
         let Data { train, test } = data;
         for (what, data) in [("train", Some(train)), ("test", test.as_ref())] {
-            if data.is_some_and(|data| data.is_empty()) {
+            if data.is_some_and(|data| data.dataset().is_empty()) {
                 return Err(Error::NoSamples { what });
             }
         }
@@ -106,7 +106,7 @@ impl<'a> Run<'a> {
         if let (None, Some((what, _))) = (test, going_by_tests.iter().find(|(_, asked)| *asked)) {
             return Err(Error::NothingToJudge { what });
         }
-        let is_text = matches!(train.target(), Target::Sequence { .. });
+        let is_text = matches!(train.dataset().target(), Target::Sequence { .. });
         if *watch == Watch::Accuracy && (is_text || !trainer.loss.has_labels()) {
             return Err(Error::NoAccuracy);
         }
@@ -121,16 +121,16 @@ impl<'a> Run<'a> {
         let order = if trainer.shuffle { Order::Shuffled { seed: trainer.seed } } else { Order::Stored };
         // What is left out doesn't depend on how many ranks there happen to be.
         let batch_of_all = (global_batch / trainer.accumulate).max(1);
-        let samples = train.len() - if trainer.drop_last { train.len() % batch_of_all } else { 0 };
-        let (len, batch_size) = (train.len(), trainer.batch_size);
+        let (len, batch_size) = (train.dataset().len(), trainer.batch_size);
+        let samples = len - if trainer.drop_last { len % batch_of_all } else { 0 };
         let deal = Deal::of(Wanted { len, samples, step: global_batch, batch_size, order }, &*strategy);
         let train = deal.loader(train, trainer.loader);
         let test = test.as_ref().map(|test| {
-            let batch_size = match test.target() {
+            let batch_size = match test.dataset().target() {
                 Target::Sequence { len, .. } => (TEST_LABELS / len.max(1)).clamp(1, TEST_BATCH),
                 Target::Classes(_) | Target::Values(_) => TEST_BATCH,
             };
-            let (len, step, order) = (test.len(), deal.parts() * batch_size, Order::Stored);
+            let (len, step, order) = (test.dataset().len(), deal.parts() * batch_size, Order::Stored);
             let wanted = Wanted { len, samples: len, step, batch_size, order };
             Deal::of(wanted, &*strategy).loader(test, trainer.loader)
         });
@@ -258,12 +258,13 @@ impl<'a> Run<'a> {
         let share = batch.len() as f64 / samples as f64;
         let scale = self.loss_scale(progress).map_or(1.0, |scale| scale.factor);
         let device = self.worker.device();
+        let [input, target] = batch.tensors(device);
         let pass = Pass {
             model: self.model,
             parameters: self.parameters,
             loss: self.trainer.loss,
-            input: batch.input_tensor(device),
-            target: batch.target_tensor(device),
+            input,
+            target,
             ctx: Ctx::train(self.trainer.seed, progress.step, Arc::clone(batch.sample_ids())),
             weight: share * scale,
             sync,

@@ -17,6 +17,7 @@ pub(crate) mod matmul;
 pub(crate) mod norm;
 pub(crate) mod pooling;
 pub(crate) mod reduce;
+pub(crate) mod samples;
 pub(crate) mod small_gemm;
 pub(crate) mod softmax;
 pub(crate) mod tile;

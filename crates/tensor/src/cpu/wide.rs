@@ -9,6 +9,7 @@ use crate::dtype::DType;
 use crate::op::{Binary, CountPadding, Form, Unary};
 use crate::ops::attention::Dropped;
 use crate::ops::dropout::DropoutKey;
+use crate::ops::samples::{SampleImages, SampleOrder};
 use crate::shape::{Geometry, Order};
 use crate::tensor::Tensor;
 use std::cell::{Cell, OnceCell};
@@ -128,4 +129,4 @@ macro_rules! plain {
         }
     )*};
 }
-plain!(f64 usize Unary Binary Form Plan Planes Order CountPadding Dropped<'b> &'b DropoutKey);
+plain!(f64 usize Unary Binary Form Plan Planes Order CountPadding Dropped<'b> &'b DropoutKey &'b SampleImages SampleOrder);

@@ -26,6 +26,7 @@ pub(crate) mod norm;
 pub(crate) mod pooling;
 mod random;
 pub(crate) mod reduce;
+pub(crate) mod samples;
 pub(crate) mod softmax;
 mod transfer;
 mod update;
