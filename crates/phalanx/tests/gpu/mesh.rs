@@ -3,7 +3,7 @@
 use crate::fake::fake;
 use crate::{RULE, check_of, gpu, gpu_of, trainer};
 use phalanx::comm::Group;
-use phalanx::data::{Places, Silent, View, open};
+use phalanx::data::{Places, Resident, Silent, View, open};
 use phalanx::nn::optim::Clip;
 use phalanx::nn::{BatchNorm2d, Conv2d, Dropout2d, Flatten, Linear, MaxPool2d, Module, Relu, Sequential};
 use phalanx::parallel::pipeline::ScheduleKind;
@@ -97,7 +97,9 @@ fn a_rank_holds_its_part_of_a_model_and_no_more() {
     let up = Style::Outputs { dim: 0, groups: 1 };
     mesh.plan = Some(Plan::new(Between::Whole).with("1", up).with("3", Style::Inputs { dim: 1 }));
     mesh.model = Arc::new(move || Box::new(wide()) as Box<dyn Module>);
-    let trainer = Trainer { batch_size: 2, steps: Some(2), ..trainer() };
+    // Samples on the GPU would be as many for each.
+    let resident = Resident::Never;
+    let trainer = Trainer { batch_size: 2, steps: Some(2), resident, ..trainer() };
     let held = |trainer: &Trainer, ranks: usize| {
         let run = |group: Group| {
             let device = gpu(&fake);

@@ -137,7 +137,7 @@ pub(crate) fn gemm_onto<T: Lanes>(
         prepare(&mut dst[..m * n]);
         return small_gemm::small_gemm(device, dst, [m, n, k], a, b, into);
     }
-    if k > 0 && few_rows::takes([m, n, k], &a, &b) {
+    if few_rows::takes([m, n, k], &a, &b) {
         check(dst, [m, n, k], a, b);
         prepare(&mut dst[..m * n]);
         return few_rows::few_rows(device, dst, [m, n, k], a, b, into);
