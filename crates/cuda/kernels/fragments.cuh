@@ -75,7 +75,7 @@ __device__ inline u32 pair_of(F16, float low, float high) {
 __device__ inline u32 pair_of(float low, float high) { return pair_of(T{}, low, high); }
 
 #define MULTIPLY_ADD(TYPE)                                                                                                   \
-    asm("mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "          \
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "          \
         "{%0, %1, %2, %3};"                                                                                                  \
         : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])                                                         \
         : "r"(left.at[0]), "r"(left.at[1]), "r"(left.at[2]), "r"(left.at[3]), "r"(right0), "r"(right1))

@@ -176,8 +176,9 @@ pub(crate) fn add_rows<T: Lanes, S: Simd, const R: usize, const V: usize>(
     for (row, start) in rows.iter_mut().zip(starts) {
         *row = &a[start..][..depth];
     }
-    for (p, b) in b.chunks(b_width).take(depth).enumerate() {
-        let b = &T::vectors::<S>(&b[..columns]).as_chunks::<V>().0[0];
+    // Counted, so that the compiler sees that every row has its number `p`.
+    for p in 0..depth {
+        let b = &T::vectors::<S>(&b[p * b_width..][..columns]).as_chunks::<V>().0[0];
         for (sums, row) in sums.iter_mut().zip(&rows) {
             let a = T::splat(simd, row[p]);
             for (sum, &b) in sums.iter_mut().zip(b) {
