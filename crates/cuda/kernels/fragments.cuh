@@ -44,6 +44,11 @@ inline void multiply_add(float (&sums)[4], const Left &left, u32 right0, u32 rig
     host_exchange(0);
 }
 
+// A GPU takes 16 bytes at a time from a multiple of 16 alone.
+inline void check_alignment(u64 address) {
+    if (address % 16 != 0) __builtin_trap();
+}
+
 template <bool TURNED> void load_matrices(const T *row, u32 (&to)[4]) {
     u64 rows[32];
     std::memcpy(rows, host_exchange((u64)row), sizeof(rows));
@@ -51,13 +56,18 @@ template <bool TURNED> void load_matrices(const T *row, u32 (&to)[4]) {
         u16 numbers[2];
         for (int j = 0; j < 2; j++) {
             const int r = TURNED ? my_column() + j : my_row(), c = TURNED ? my_row() : my_column() + j;
+            check_alignment(rows[8 * i + r]);
             numbers[j] = ((const T *)rows[8 * i + r])[c].bits;
         }
         to[i] = (u32)numbers[0] | (u32)numbers[1] << 16;
     }
 }
 
-inline void copy_later(T *to, const T *from, bool is_there) { host_copy_later(to, is_there ? from : nullptr, 16); }
+inline void copy_later(T *to, const T *from, bool is_there) {
+    check_alignment((u64)to);
+    check_alignment((u64)from);
+    host_copy_later(to, is_there ? from : nullptr, 16);
+}
 inline void close_copies() { host_close_copies(); }
 template <int LEFT> void wait_for_copies() { host_wait_for_copies(LEFT); }
 #else
