@@ -277,6 +277,8 @@ impl ModelParallel {
     fn send_away(&mut self, whole: &Parameters) {
         let mut span = whole.values().set_aside(0..whole.layout().count());
         span.give_back(0..span.count());
+        // Whoever sets values aside is taken to bring the same back, and these won't be.
+        whole.grads().forget_casts(0..whole.layout().count());
         self.away = Some(span);
     }
 

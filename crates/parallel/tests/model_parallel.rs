@@ -329,6 +329,30 @@ fn products_of_16_bits_are_those_of_one_device_but_for_what_is_rounded_by_part()
     }
 }
 
+/// Casts of the values that an evaluation before had are of no use to the next one.
+#[test]
+fn an_evaluation_in_16_bits_has_the_values_that_came_together_for_it() {
+    let job = Job::Gpt(Head::Own);
+    On::new(2, &[(Across, 2)]).each(job, |_, model, parameters, strategy| {
+        let device = Device::cpu(1);
+        let (input, _) = job.samples(&device, &[1, 2]);
+        let outputs = |model: &dyn Module| {
+            let forward = || model.forward(&input, &mut Ctx::eval()).cast(DType::F32).to_vec::<f32>();
+            autocast(DType::BF16, forward)
+        };
+        let rounds = [0..1, 1..2].map(|steps| {
+            Run { job, model: &model, parameters, strategy: &mut *strategy }.train(steps, None);
+            let mut fresh = job.model();
+            let same = Parameters::build(&mut fresh, &device, 0);
+            same.values().write_flat(&parameters.values().read_flat::<f32>());
+            let got = outputs(&model);
+            assert!(got == outputs(&fresh), "another evaluation's weights");
+            got
+        });
+        assert!(rounds[0] != rounds[1]);
+    });
+}
+
 #[test]
 fn parts_of_every_matrix_learn_what_the_whole_learns() {
     for head in [Head::Tied, Head::Own] {
