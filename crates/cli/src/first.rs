@@ -7,7 +7,6 @@ use crate::events::EventsFile;
 use crate::run::fresh_run_id;
 use crate::say::say;
 use crate::train::unnamed_out;
-use phalanx::nn::Weights;
 use phalanx::{Concluded, Error, Event, Observer, Recipe};
 use phalanx_job::{Claim, RunDir, WorkerEnv};
 use std::fmt::Display;
@@ -138,6 +137,10 @@ impl Observer for First<'_> {
         std::mem::take(&mut self.untold)
     }
 
+    fn needs_whole(&self) -> bool {
+        false
+    }
+
     fn conclude(&mut self, end: &mut Concluded<'_>) -> Result<(), Error> {
         let (start, save_optimizer) = (self.start, self.args.save_optimizer);
         let keeps_best = self.recipe.train.keep_best == Some(true);
@@ -149,19 +152,15 @@ impl Observer for First<'_> {
         let desk = self.desk()?;
         desk.tell(untold.iter());
         let file = |name: &str| desk.run_dir.path().join(name);
-        let Concluded { parameters, state, evaluation, stopped_early } = end;
-        if let Some(average) = &mut state.average {
-            average.to_weights(parameters).save(&file("model_ema.safetensors"))?;
+        if let Some(average) = &mut end.state.average {
+            average.to_weights(end.parameters).save(&file("model_ema.safetensors"))?;
         }
         if save_optimizer {
-            let mut weights = Weights::default();
-            for (name, state) in state.optimizer.state() {
-                weights.append(state.with(|flat| parameters.to_weights_from(flat, &format!(".{name}"))));
-            }
-            weights.save(&file("optimizer.safetensors"))?;
+            end.save_optimizer(&file("optimizer.safetensors"))?;
         }
         let model = file("model.safetensors");
-        parameters.to_weights().save(&model)?;
+        end.save_model(&model)?;
+        let Concluded { state, evaluation, stopped_early, .. } = end;
         let best = state.progress.best;
         let best_model = best.filter(|_| keeps_best).map(|_| file(BEST).display().to_string());
         self.event(&Event::Done {

@@ -36,6 +36,25 @@ fn resnet18_learns_to_tell_patterns_apart() {
     assert!(events.iter().all(|e| e["skipped"].is_null()), "no image is bad");
 }
 
+/// Two convolutions of each block lie on two workers, in one stage or in two, which changes no bit.
+#[test]
+fn resnet18_is_cut_over_workers() {
+    let folder = tempfile::tempdir().unwrap();
+    images(folder.path());
+    let losses = |mesh: &str| -> Vec<f64> {
+        let args = format!("cifar10-resnet18 --data . --steps 2 --batch-size 8 {mesh}");
+        let out = train(folder.path(), &args.split_whitespace().collect::<Vec<_>>());
+        assert_eq!(out.status.code(), Some(0), "{args}: {}", text(&out.stderr));
+        events(&out).iter().filter(|e| e["event"] == "step").map(|e| e["loss"].as_f64().unwrap()).collect()
+    };
+    let want = losses("--nproc-per-node 1");
+    let two = losses("--nproc-per-node 2 --set parallel.tensor=2");
+    let pipeline = "--set parallel.pipeline=2 --set parallel.micro_batches=1";
+    assert_eq!(losses(&format!("--nproc-per-node 4 --set parallel.tensor=2 {pipeline}")), two);
+    // Roundings of the first step move the second loss.
+    assert!((two[0] - want[0]).abs() < 1e-5 && (two[1] - want[1]).abs() < 5e-3, "{two:?}, not {want:?}");
+}
+
 #[test]
 fn a_batch_of_one_image_is_refused_before_the_run_where_batch_norm_sees_one_pixel_of_it() {
     let folder = tempfile::tempdir().unwrap();

@@ -288,3 +288,47 @@ fn a_worker_that_is_killed_between_sums_of_gpus_is_replaced_and_the_others_go_on
         "{apart}: {got:?}, not {want:?}"
     );
 }
+
+/// What is lost of a mesh on GPUs comes from another replica, by way of the host: no step is lost, and no bit.
+#[test]
+fn a_part_that_is_lost_with_its_worker_comes_from_another_replica_on_gpus_too() {
+    let Some(fake) = fake() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("text"), "what one has lost another has kept. ".repeat(200)).unwrap();
+    let trained = |out: &str, killed: Option<u32>| {
+        let model = "--set model.layers=1 --set model.width=8 --set model.heads=2 --set model.context=8";
+        let mesh = "--nproc-per-node 4 --device cuda:0 --set parallel.tensor=2 --max-restarts 2";
+        let rest = "--batch-size 4 --steps 12 --set train.clip_norm=0.5 --log-interval 1 --json";
+        let mut command = phalanx(folder.path());
+        command.args(format!("train gpt --data text {model} {mesh} {rest} --out {out}").split_whitespace());
+        command.env("LD_LIBRARY_PATH", fake.folder()).env_remove("CUDA_VISIBLE_DEVICES");
+        let run = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let out = folder.path().join(out);
+        let told = || fs::read_to_string(out.join("events.jsonl")).unwrap_or_default();
+        let start = Instant::now();
+        while killed.is_some() && told().lines().filter(|line| line.contains("\"step\"")).count() < 3 {
+            assert!(start.elapsed() < Duration::from_secs(120), "no steps are made: {}", told());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        if let Some(rank) = killed {
+            kill(Pid::from_raw(worker(&out, rank)), Signal::SIGKILL).unwrap();
+        }
+        let run = run.wait_with_output().unwrap();
+        let said = text(&run.stderr).to_owned();
+        assert_eq!(run.status.code(), Some(0), "{said}");
+        assert_eq!(said.matches("another takes its place").count(), usize::from(killed.is_some()), "{said}");
+        assert!(!said.contains("starting all workers again"), "{said}");
+        let steps: Vec<(Value, Value)> = events(&run)
+            .into_iter()
+            .filter(|e| e["event"] == "step")
+            .map(|e| (e["step"].clone(), e["loss"].clone()))
+            .collect();
+        (steps, fs::read(out.join("model.safetensors")).unwrap())
+    };
+    let (want, weights) = trained("whole", None);
+    for rank in [1, 2] {
+        let (got, hurt) = trained(&format!("hurt-{rank}"), Some(rank));
+        assert_eq!(got, want, "rank {rank} was killed");
+        assert!(hurt == weights, "other weights in the end: rank {rank} was killed");
+    }
+}

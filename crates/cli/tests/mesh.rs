@@ -201,8 +201,12 @@ fn what_no_mesh_can_be_is_refused_before_anything_starts_with_the_nearest_that_c
     );
     for (images, words) in [
         (
-            "cifar10-resnet18 --set parallel.tensor=2",
-            "parallel.tensor must be left out for the model resnet18, which isn't cut so far",
+            "mnist-autoencoder --set parallel.tensor=2",
+            "parallel.tensor must be left out for the model autoencoder, which isn't cut so far",
+        ),
+        (
+            "cifar10-resnet18 --nproc-per-node 3 --set parallel.tensor=3",
+            "parallel.tensor: 3, where there are 64 channels of the narrowest blocks",
         ),
         (
             "mnist-mini --set parallel.tensor=2 --set parallel.sequence=true",

@@ -24,6 +24,8 @@ struct Left {
     told: Vec<Value>,
     said: String,
     weights: Vec<u8>,
+    /// The running mean of the weights, of a run that has one.
+    mean: Option<Vec<u8>>,
 }
 
 impl Left {
@@ -69,8 +71,8 @@ fn train(folder: &Path, out: &str, more: &str, kills: &[(u64, &[u32])]) -> Left 
     let lines = BufReader::new(run.stdout.take().unwrap()).lines();
     let (start, mut kills) = (Instant::now(), kills.iter());
     let mut next = kills.next();
-    let mut left =
-        Left { losses: BTreeMap::new(), told: Vec::new(), said: String::new(), weights: Vec::new() };
+    let (losses, told, said) = (BTreeMap::new(), Vec::new(), String::new());
+    let mut left = Left { losses, told, said, weights: Vec::new(), mean: None };
     for line in lines {
         assert!(start.elapsed() < LIMIT, "{args}: {:?}", left.told.last());
         let event: Value = serde_json::from_str(&line.unwrap()).unwrap();
@@ -90,6 +92,7 @@ fn train(folder: &Path, out: &str, more: &str, kills: &[(u64, &[u32])]) -> Left 
     assert_eq!(run.wait().unwrap().code(), Some(0), "{args}: {}", left.said);
     assert!(next.is_none(), "{args}: nobody was killed at {next:?}");
     left.weights = fs::read(out.join("model.safetensors")).unwrap();
+    left.mean = fs::read(out.join("model_ema.safetensors")).ok();
     assert_eq!(left.losses.len(), STEPS, "{args}");
     left
 }
@@ -147,6 +150,7 @@ fn what_nobody_has_any_more_comes_from_the_newest_checkpoint() {
         "--nproc-per-node 2 --set parallel.tensor=2 --batch-size 4",
         "--nproc-per-node 4 --set parallel.tensor=2 --batch-size 4",
         "--nproc-per-node 4 --set parallel.pipeline=2 --strategy fsdp --set model.tied=false --batch-size 4",
+        "--nproc-per-node 2 --strategy fsdp --set parallel.zero=1 --set train.ema=0.9 --batch-size 4",
     ]
     .into_iter()
     .enumerate()
@@ -160,6 +164,8 @@ fn what_nobody_has_any_more_comes_from_the_newest_checkpoint() {
         let hurt = train(folder.path(), "hurt", &more, &kills);
         assert_eq!(hurt.losses(), whole.losses(), "{more}: {}", hurt.said);
         assert!(hurt.weights == whole.weights, "{more}: other weights in the end");
+        assert!(hurt.mean == whole.mean, "{more}: another mean of them");
+        assert_eq!(hurt.mean.is_some(), more.contains("ema"), "{more}");
         assert_eq!(hurt.count("resume"), 2, "{more}: {}", hurt.said);
         hurt.check_who_was_replaced(&kills);
         let events = fs::read_to_string(folder.path().join("hurt/events.jsonl")).unwrap();

@@ -4,6 +4,7 @@ mod user;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use phalanx::nn::Weights;
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
@@ -49,6 +50,13 @@ fn workers_learn_the_same_whether_each_holds_all_or_a_part() {
     let bytes = |out: &str, file: &str| fs::metadata(folder.path().join(out).join(file)).unwrap().len();
     for file in ["model.safetensors", "optimizer.safetensors"] {
         assert_eq!(bytes("zero-3", file), bytes("ddp", file), "{file}");
+    }
+    train(folder.path(), "parts", "--nproc-per-node 3 --strategy fsdp --set train.checkpoint=parts");
+    for file in ["model.safetensors", "optimizer.safetensors"] {
+        let [parts, whole] =
+            ["parts", "zero-3"].map(|out| Weights::read(&folder.path().join(out).join(file)).unwrap());
+        let same = |name: &str| parts.get(name) == whole.get(name);
+        assert!(parts.names().count() == whole.names().count() && parts.names().all(same), "{file}");
     }
 }
 

@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::group::Group;
 use crate::queue::Elsewhere;
 use phalanx_cuda::nccl::{Exchange, Exchanged, Lent, Nccl, Reduction, UniqueId};
-use phalanx_cuda::{Event, Gpu, Library, Timing};
+use phalanx_cuda::{Event, Gpu, Library, Priority, Stream, Timing};
 use phalanx_wire::{Deadline, Rank};
 use std::fmt;
 use std::sync::Arc;
@@ -25,6 +25,9 @@ pub struct GpuGroup {
     /// What [`GpuGroup::watch`] waits for.
     watched: Event,
 }
+
+/// Two ranks of a group, and the group of these two.
+pub type OfTwo = ([Rank; 2], GpuGroup);
 
 /// Why NCCL can't be used among the ranks of a group: the same on all of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,42 +70,48 @@ impl GpuGroup {
     /// Brings NCCL's ranks together, this one with `gpu`. All ranks of the group must call it. Where NCCL can't be used, all learn
     /// why, and the group is as good as before.
     pub fn over(group: &Group, gpu: &Gpu) -> Result<Result<GpuGroup, Unfit>, Error> {
-        let failed = |what: &str, error: phalanx_cuda::Error| {
-            let error = Error::Gpu { operation: what.to_owned(), reason: error.to_string() };
-            group.abort(&error.to_string());
-            error
-        };
-        let opened = Nccl::open(gpu.libraries());
-        let bus = gpu.bus_id().map_err(|error| failed("finding the place of a GPU", error))?;
-        let mut all = vec![[0u8; MOST_BUS_BYTES + 1]; group.world_size()].concat();
-        group.all_gather(&told(opened.is_ok(), &bus), &mut all)?;
-        let all: Vec<Told> = all.as_chunks().0.to_vec();
-        let spans_hosts = group.topology().hosts() > 1;
-        if let Some(unfit) = unfit(&all, |a, b| group.topology().is_same(a, b))
-            .or((group.is_encrypted() && spans_hosts).then_some(Unfit::Encrypted))
-        {
-            return Ok(Err(match (unfit, opened) {
-                (Unfit::Missing { rank, .. }, Err(error)) if rank == group.rank() => {
-                    Unfit::Missing { rank, why: Some(error.to_string()) }
-                }
-                (unfit, _) => unfit,
-            }));
+        match fit(group, gpu)? {
+            Ok(nccl) => GpuGroup::join(group, &nccl, gpu, None).map(Ok),
+            Err(unfit) => Ok(Err(unfit)),
         }
-        let nccl = opened.map_err(|error| failed("opening NCCL", error))?;
+    }
+
+    /// For each of these pairs that this rank is of, a group of these two, in this order, with a stream of its own: what the ranks of
+    /// one are at keeps no other waiting, also on the same GPU. All ranks of the group must come with the same pairs, which are theirs
+    /// and of two ranks each; where NCCL can't be used among all of them, all learn why.
+    #[track_caller]
+    pub fn pairs(group: &Group, gpu: &Gpu, pairs: &[[Rank; 2]]) -> Result<Result<Vec<OfTwo>, Unfit>, Error> {
+        let nccl = match fit(group, gpu)? {
+            Ok(nccl) => nccl,
+            Err(unfit) => return Ok(Err(unfit)),
+        };
+        let mut own = Vec::new();
+        for &pair in pairs {
+            if let Some(two) = group.subgroup(&pair)? {
+                let stream =
+                    gpu.stream(Priority::High).map_err(|error| failed(&two, "a new stream", error))?;
+                own.push((pair, GpuGroup::join(&two, &nccl, gpu, Some(stream))?));
+            }
+        }
+        Ok(Ok(own))
+    }
+
+    fn join(group: &Group, nccl: &Nccl, gpu: &Gpu, own: Option<Stream>) -> Result<GpuGroup, Error> {
+        let failed = |what: &str, error| failed(group, what, error);
         let mut id = [0u8; UniqueId::BYTES];
         if group.rank() == Rank(0) {
             id = nccl.unique_id().map_err(|error| failed("an id for NCCL's ranks to meet", error))?.0;
         }
         group.broadcast(&mut id, Rank(0))?;
         let place = (group.rank().index(), group.world_size());
-        let joined = Exchange::join(&nccl, gpu, &UniqueId(id), place, group.timeout());
+        let joined = Exchange::join(nccl, (gpu, own), &UniqueId(id), place, group.timeout());
         let exchange = joined.map_err(|error| failed("joining NCCL's ranks", error))?;
         let look = || exchange.is_ready();
         let mut joining = Watched { what: "joining NCCL's ranks", look, failed: None, left: None };
         let waited = group.wait_elsewhere(Deadline::after(group.timeout()), &mut joining);
         waited.inspect_err(|_| end(&exchange))?;
         let watched = gpu.event(Timing::No).map_err(|error| failed("a new event", error))?;
-        Ok(Ok(GpuGroup { group: group.clone(), exchange, watched }))
+        Ok(GpuGroup { group: group.clone(), exchange, watched })
     }
 
     /// Waits until the GPU is done with all that its compute stream has by now, which may have operations of these ranks in it, as a
@@ -195,6 +204,11 @@ impl GpuGroup {
 }
 
 impl<L: Lent> GpuWork<L> {
+    /// Whether it is done, or has failed, which [`GpuWork::wait`] tells.
+    pub fn poll(&mut self) -> bool {
+        self.exchanged.is_done().unwrap_or(true)
+    }
+
     /// Has the compute stream wait for the operation, and not this thread, and gives the numbers back: for one that is recorded, which
     /// nobody carries out now. Those that its graph carries out later are for [`GpuGroup::watch`].
     pub fn join(self) -> Result<L, Error> {
@@ -249,6 +263,31 @@ impl<F: FnMut() -> Result<bool, phalanx_cuda::Error>> Elsewhere for Watched<'_, 
     fn left(&mut self, error: Error) -> Option<Error> {
         let since = *self.left.get_or_insert_with(Instant::now);
         (since.elapsed() >= GRACE).then_some(error)
+    }
+}
+
+/// What keeps a group's ranks from anything of a GPU's: the group is ended with it.
+fn failed(group: &Group, what: &str, error: phalanx_cuda::Error) -> Error {
+    let error = Error::Gpu { operation: what.to_owned(), reason: error.to_string() };
+    group.abort(&error.to_string());
+    error
+}
+
+/// NCCL, if all ranks of a group can use it, or why not.
+fn fit(group: &Group, gpu: &Gpu) -> Result<Result<Nccl, Unfit>, Error> {
+    let opened = Nccl::open(gpu.libraries());
+    let bus = gpu.bus_id().map_err(|error| failed(group, "finding the place of a GPU", error))?;
+    let mut all = vec![[0u8; MOST_BUS_BYTES + 1]; group.world_size()].concat();
+    group.all_gather(&told(opened.is_ok(), &bus), &mut all)?;
+    let all: Vec<Told> = all.as_chunks().0.to_vec();
+    let spans_hosts = group.topology().hosts() > 1;
+    let unfit = unfit(&all, |a, b| group.topology().is_same(a, b));
+    match (unfit.or((group.is_encrypted() && spans_hosts).then_some(Unfit::Encrypted)), opened) {
+        (Some(Unfit::Missing { rank, .. }), Err(error)) if rank == group.rank() => {
+            Ok(Err(Unfit::Missing { rank, why: Some(error.to_string()) }))
+        }
+        (Some(unfit), _) => Ok(Err(unfit)),
+        (None, opened) => opened.map(Ok).map_err(|error| failed(group, "opening NCCL", error)),
     }
 }
 

@@ -3,7 +3,7 @@
 
 use phalanx_comm::{Deadline, Error, GpuGroup, Group, Rank, ReduceOp, Unfit};
 use phalanx_fake_cuda::FakeCuda;
-use phalanx_tensor::{Arena, DType, Device, GpuOptions, GpuSpan, Layout};
+use phalanx_tensor::{Arena, DType, Device, GpuOptions, GpuSpan, Layout, Tensor};
 use std::path::Path;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -58,6 +58,8 @@ fn ranks<R: Send>(fake: &FakeCuda, ranks: usize, n: usize, f: impl Fn(OnGpu) -> 
         let run = |group: Group| {
             let device = device(fake, group.rank().index());
             let gpus = GpuGroup::over(&group, device.gpu().unwrap()).unwrap().unwrap();
+            // Whoever ends the group next would end it for one who is still joining.
+            group.barrier().unwrap();
             let arena = Arena::new(&device, DType::F32, &Layout::new(&[[n].into(), [1].into()]));
             let on_gpu = OnGpu { group, gpus, arena, n };
             let mut all = vec![-1.0; on_gpu.arena.layout().len()];
@@ -333,4 +335,31 @@ fn a_group_that_is_rebuilt_has_a_communicator_of_its_own() {
     });
     assert_eq!(sums, [Some(vec![4.0; 4]), Some(vec![4.0; 4]), None]);
     assert_eq!(fake.nccl().live(), 0);
+}
+
+/// By one communicator both would wait for the other to receive.
+#[test]
+fn two_that_send_to_each_other_first_have_a_stream_for_each_way() {
+    let Some(fake) = fake() else { return };
+    let run = |group: Group| {
+        let device = device(&fake, group.rank().index());
+        let ways = [[Rank(0), Rank(1)], [Rank(1), Rank(0)], [Rank(1), Rank(2)]];
+        let own = GpuGroup::pairs(&group, device.gpu().unwrap(), &ways).unwrap().unwrap();
+        let rank = group.rank();
+        let of: Vec<[Rank; 2]> = own.iter().map(|(pair, _)| *pair).collect();
+        assert_eq!(of, ways.into_iter().filter(|pair| pair.contains(&rank)).collect::<Vec<_>>());
+        let deadline = Deadline::after(LONG);
+        let lent = |word: u32| Tensor::from_slice(&device, &[f64::from(word); 100], [100]).to_lend().unwrap();
+        let sends = |[from, _]: [Rank; 2]| from == rank;
+        let sent = own.iter().filter(|(pair, _)| sends(*pair));
+        let sent: Vec<_> = sent.map(|(_, two)| two.start_send(lent(rank.0 + 1), Rank(1)).unwrap()).collect();
+        for ([from, _], two) in own.iter().filter(|(pair, _)| !sends(*pair)) {
+            let came = two.start_receive(lent(0), Rank(0)).unwrap().wait(deadline).unwrap();
+            assert_eq!(came.into_tensor().to_vec::<f64>(), [f64::from(from.0 + 1); 100]);
+        }
+        sent.into_iter().for_each(|work| drop(work.wait(deadline).unwrap()));
+    };
+    std::thread::scope(|scope| {
+        Group::threads(3).into_iter().for_each(|group| drop(scope.spawn(|| run(group))));
+    });
 }

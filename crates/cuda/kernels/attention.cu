@@ -20,7 +20,8 @@ const int CHUNK = 32;
 // Keeps columns apart in the banks of shared memory, four numbers still aligned.
 const int GAP = 4;
 
-struct Room {
+// Four neighbouring numbers are read at a time where they are multiples of 16 bytes.
+struct alignas(16) Room {
     float own[CHUNK][OWN + GAP];
     float others[CHUNK][OTHERS + GAP];
     float values[OTHERS][CHUNK];

@@ -1,6 +1,7 @@
 // Causal self-attention as in attention.cu, of floats of 16 bits, by the units that multiply small matrices of them: for heads of
 // a multiple of 8 numbers, at most 128. Every product is summed in float. Scores and all that is made of them stay float until they
-// are multiplied with rows: shares and slopes are rounded then.
+// are multiplied with rows: shares and slopes are rounded then. What dropout multiplies the shares by that it keeps comes after, in float,
+// since it may be more than 16 bits can hold.
 //
 // A block has 64 positions as its own, 16 a warp, whose rows each warp keeps in registers as left factors. The other side's rows come
 // to shared memory tile by tile, two tiles at a time: while one is worked on, the next one is on its way. What a warp makes of its
@@ -134,15 +135,44 @@ struct Seen {
 
 // Which of a lane's numbers are kept, a bit each: all of them where nothing is dropped. `place` gives the query and the key of a
 // number. Bits, since random numbers made in the midst of an unrolled loop would take all registers.
-template <int SIZE, class Place> __device__ u32 kept_of(Mask &mask, Place place) {
-    u32 kept = mask.drops ? 0 : ~0u;
+//
+// A block of random numbers is that of four neighbouring keys, which so many lanes `SHARE`, `STEP` apart from one to the next. Each makes
+// every so manieth block for all of them.
+template <int SIZE, int SHARE, int STEP, class Place> __device__ u32 kept_of(Mask &mask, Place place) {
+    if (!mask.drops) return ~0u;
+    u32 kept = 0;
+    if (!mask.has_whole_blocks()) {
+        NO_UNROLL
+        for (int i = 0; i < SIZE; i++) {
+            const Seen at = place(i);
+            kept |= (u32)!mask.is_dropped(at.query, at.key) << i;
+        }
+        return kept;
+    }
+    // A lane's own numbers of each block, and which of those that share it this one is.
+    const int OWN_OF_FOUR = 4 / SHARE, mine = my_lane() / STEP % SHARE;
+    u32 made = 0;
     NO_UNROLL
-    for (int i = 0; mask.drops && i < SIZE; i++) {
-        const Seen at = place(i);
-        kept |= (u32)!mask.is_dropped(at.query, at.key) << i;
+    for (int four = 0; four < SIZE / 4; four++) {
+        const Seen at = place((four * SHARE + mine) * OWN_OF_FOUR);
+        made |= mask.kept_of_four(at.query, at.key) << four * 4;
+    }
+    UNROLL
+    for (int apart = 0; apart < SHARE; apart++) {
+        const u32 theirs = apart == 0 ? made : of_lane(made, apart * STEP);
+        UNROLL
+        for (int four = 0; four < SIZE / 4; four++) {
+            const u32 bits = theirs >> (four * 4 + mine * OWN_OF_FOUR) & ((1u << OWN_OF_FOUR) - 1);
+            kept |= bits << (four * SHARE + (mine ^ apart)) * OWN_OF_FOUR;
+        }
     }
     return kept;
 }
+
+// Neighbouring lanes have a query's neighbouring keys, two of them each; as keys are a block's own, lanes of neighbouring rows have
+// them, one each.
+template <int SIZE, class Place> __device__ u32 kept_of_keys(Mask &mask, Place place) { return kept_of<SIZE, 2, 1>(mask, place); }
+template <int SIZE, class Place> __device__ u32 kept_of_own_keys(Mask &mask, Place place) { return kept_of<SIZE, 4, 4>(mask, place); }
 
 // Sums of rows of numbers for each of a warp's own positions.
 template <int DEPTH> struct Sums {
@@ -237,14 +267,14 @@ __device__ void attend(const T *qkv, T *out, float *lse, const Key *drop, const 
                 total[row] *= fade[row];
             }
             sums.scale(fade);
-            const u32 kept = kept_of<Scores::SIZE>(mask, [=](int i) {
+            const u32 kept = kept_of_keys<Scores::SIZE>(mask, [=](int i) {
                 return Seen{mine + Scores::row_of(i) * 8, others + Scores::other_of(i)};
             });
             UNROLL
             for (int i = 0; i < Scores::SIZE; i++) {
                 const float share = exp2f(scores[i] - most[Scores::row_of(i)]);
                 total[Scores::row_of(i)] += share;
-                scores[i] = kept >> i & 1 ? share * mask.keep : 0.0f;
+                scores[i] = kept >> i & 1 ? share : 0.0f;
             }
             sums.gather(scores, values, heads);
         });
@@ -252,7 +282,7 @@ __device__ void attend(const T *qkv, T *out, float *lse, const Key *drop, const 
         UNROLL
         for (int row = 0; row < 2; row++) {
             total[row] = sum_across(total[row]);
-            per[row] = 1.0f / total[row];
+            per[row] = mask.keep / total[row];
             const int query = mine + row * 8;
             if (query < time && my_column() == 0) head.of_queries(lse)[query] = (most[row] + log2f(total[row])) * LN_2;
         }
@@ -275,6 +305,7 @@ __device__ void to_queries(const T *qkv, const T *y, const float *lse, const T *
         const float factor = heads.scale * LOG2_E;
         const int mine = my_position(first), time = (int)heads.time;
         float base[2], level[2];
+        const float less = 1.0f / mask.keep;
         UNROLL
         for (int row = 0; row < 2; row++) {
             const int query = mine + row * 8;
@@ -291,7 +322,7 @@ __device__ void to_queries(const T *qkv, const T *y, const float *lse, const T *
                           [&](int others, const Tile<DEPTH> &keys, const Tile<DEPTH> &values) {
             if (others > last_of_warp(first)) return;
             Scores scores(queries, keys, heads), slopes(grads, values, heads);
-            const u32 kept = kept_of<Scores::SIZE>(mask, [=](int i) {
+            const u32 kept = kept_of_keys<Scores::SIZE>(mask, [=](int i) {
                 return Seen{mine + Scores::row_of(i) * 8, others + Scores::other_of(i)};
             });
             UNROLL
@@ -299,12 +330,12 @@ __device__ void to_queries(const T *qkv, const T *y, const float *lse, const T *
                 const int row = Scores::row_of(i), query = mine + row * 8;
                 const bool is_seen = others + Scores::other_of(i) <= query && query < time;
                 const float share = exp2f(scores[i] * factor - base[row]);
-                const float slope = kept >> i & 1 ? slopes[i] * mask.keep : 0.0f;
-                slopes[i] = is_seen ? share * (slope - level[row]) : 0.0f;
+                const float slope = kept >> i & 1 ? slopes[i] : 0.0f;
+                slopes[i] = is_seen ? share * (slope - level[row] * less) : 0.0f;
             }
             sums.gather(slopes, keys, heads);
         });
-        const float scales[2] = {heads.scale, heads.scale};
+        const float scale = heads.scale * mask.keep, scales[2] = {scale, scale};
         sums.scale(scales);
         sums.write(head.of_three(out, QUERIES), first, heads);
     });
@@ -320,30 +351,36 @@ __device__ void to_keys(const T *qkv, const float *lse, const T *grad, const flo
         const Own<DEPTH> keys(head.of_three(qkv, KEYS), first, heads), values(head.of_three(qkv, VALUES), first, heads);
         Mask mask(drop, samples, head);
         Sums<DEPTH> of_keys, of_values;
-        const float factor = heads.scale * LOG2_E;
+        const float factor = heads.scale * LOG2_E, less = 1.0f / mask.keep;
         const int mine = my_position(first), time = (int)heads.time;
         const float *const bases = head.of_queries(lse), *const of_levels = head.of_queries(levels);
         for_others<DEPTH>(head.of_three(qkv, QUERIES), head.of_one(grad), first, heads.time, heads, room,
                           [&](int others, const Tile<DEPTH> &queries, const Tile<DEPTH> &grads) {
             if (others + others_of<DEPTH> <= first_of_warp(first)) return;
             Scores shares(keys, queries, heads), slopes(values, grads, heads);
-            const u32 kept = kept_of<Scores::SIZE>(mask, [=](int i) {
+            const u32 kept = kept_of_own_keys<Scores::SIZE>(mask, [=](int i) {
                 return Seen{others + Scores::other_of(i), mine + Scores::row_of(i) * 8};
             });
             UNROLL
-            for (int i = 0; i < Scores::SIZE; i++) {
-                const int query = others + Scores::other_of(i);
-                const bool is_seen = mine + Scores::row_of(i) * 8 <= query && query < time;
-                const float keep = kept >> i & 1 ? mask.keep : 0.0f;
-                const float share = is_seen ? exp2f(shares[i] * factor - bases[query] * LOG2_E) : 0.0f;
-                slopes[i] = is_seen ? share * (slopes[i] * keep - of_levels[query]) : 0.0f;
-                shares[i] = share * keep;
+            for (int j = 0; j < Scores::SIZE / 2; j++) {
+                const int query = others + Scores::other_of(j);
+                const bool is_there = query < time;
+                const float base = is_there ? bases[query] * LOG2_E : 0.0f, level = is_there ? of_levels[query] * less : 0.0f;
+                UNROLL
+                for (int row = 0; row < 2; row++) {
+                    const int i = row * (Scores::SIZE / 2) + j;
+                    const bool is_seen = mine + row * 8 <= query && is_there, is_kept = kept >> i & 1;
+                    const float share = is_seen ? exp2f(shares[i] * factor - base) : 0.0f;
+                    slopes[i] = is_seen ? share * ((is_kept ? slopes[i] : 0.0f) - level) : 0.0f;
+                    shares[i] = is_kept ? share : 0.0f;
+                }
             }
             of_values.gather(shares, grads, heads);
             of_keys.gather(slopes, queries, heads);
         });
-        const float scales[2] = {heads.scale, heads.scale};
-        of_keys.scale(scales);
+        const float scale = heads.scale * mask.keep, of_scores[2] = {scale, scale}, of_shares[2] = {mask.keep, mask.keep};
+        of_keys.scale(of_scores);
+        of_values.scale(of_shares);
         of_keys.write(head.of_three(out, KEYS), first, heads);
         of_values.write(head.of_three(out, VALUES), first, heads);
     });

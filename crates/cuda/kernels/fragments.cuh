@@ -30,7 +30,7 @@ inline void multiply_add(float (&sums)[4], const Left &left, u32 right0, u32 rig
     struct Registers {
         u32 left[4], right[2];
     } mine = {{left.at[0], left.at[1], left.at[2], left.at[3]}, {right0, right1}};
-    const u64 *of = (const u64 *)host_exchange((u64)&mine);
+    const u64 *of = (const u64 *)host_exchange(Together::MULTIPLY_ADD, 0, (u64)&mine);
     for (int i = 0; i < 4; i++) {
         const int row = my_row() + i / 2 * 8, column = my_column() + i % 2;
         for (int k = 0; k < 16; k++) {
@@ -41,7 +41,7 @@ inline void multiply_add(float (&sums)[4], const Left &left, u32 right0, u32 rig
         }
     }
     // Nobody goes on and forgets his registers before all have seen them.
-    host_exchange(0);
+    host_exchange(Together::MULTIPLIED, 0, 0);
 }
 
 // A GPU takes 16 bytes at a time from a multiple of 16 alone.
@@ -51,7 +51,7 @@ inline void check_alignment(u64 address) {
 
 template <bool TURNED> void load_matrices(const T *row, u32 (&to)[4]) {
     u64 rows[32];
-    std::memcpy(rows, host_exchange((u64)row), sizeof(rows));
+    std::memcpy(rows, host_exchange(TURNED ? Together::LOAD_TURNED : Together::LOAD, 0, (u64)row), sizeof(rows));
     for (int i = 0; i < 4; i++) {
         u16 numbers[2];
         for (int j = 0; j < 2; j++) {

@@ -94,6 +94,18 @@ struct Mask {
         const u32 low = at & 1 ? words.word[1] : words.word[0], high = at & 1 ? words.word[3] : words.word[2];
         return (at & 2 ? high : low) < threshold;
     }
+
+    // Whether four keys from a multiple of four on have one block of numbers to themselves, for every query.
+    __device__ bool has_whole_blocks() const { return time % 4 == 0; }
+
+    // Which of the four keys are kept that `key` is one of, a bit each, where they have a block to themselves.
+    __device__ u32 kept_of_four(i64 query, i64 key) const {
+        const Words four = philox(seed, stream, (start + (u64)query * time + (u64)key) / 4);
+        u32 kept = 0;
+        UNROLL
+        for (int i = 0; i < 4; i++) kept |= (u32)(four.word[i] >= threshold) << i;
+        return kept;
+    }
 };
 
 // Calls `work` for each tile of each head that the block has to do, of `OWN` positions, with the first of these.

@@ -2,8 +2,11 @@
 // float, gradients in the type of the module.
 #include "grid.cuh"
 
-// What changes from step to step. It lies in device memory, so that a captured graph can be played again.
+// What changes from step to step, for some of the values: those from where the step before ends. Steps lie in device memory, so that a
+// captured graph can be played again, one after the other; the last one ends with the values.
 struct Step {
+    // The value that it ends before.
+    i64 end;
     // Takes the loss scale out of the gradients.
     float inverse_scale;
     // The learning rate; Adam's is corrected for the start of its first mean.
@@ -33,8 +36,13 @@ struct Slices {
 
 template <class Rule> __device__ void move(const Slices &all, const Step *step, Rule rule) {
     if (all.found && *all.found) return;
-    const Step s = *step;
+    Step s = *step;
     for (i64 i = first_element(); i < all.n; i += all_threads()) {
+        // A thread's values go up, and so do its steps.
+        if (i >= s.end) {
+            while (i >= step->end) step++;
+            s = *step;
+        }
         const float value = rule(s, i, all.values[i], wide(all.grads[i]) * s.inverse_scale);
         all.values[i] = value;
         if (all.copy) all.copy[i] = stored(value);

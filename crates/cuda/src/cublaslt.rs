@@ -57,6 +57,16 @@ impl fmt::Debug for CublasLt {
     }
 }
 
+/// Whether `error` is of a product that the library has no way to do on this GPU, so that another way has to be found: it takes no such
+/// description, or has no algorithm for it. All other errors are failures, which another way would only hide.
+pub fn has_no_way(error: &Error) -> bool {
+    matches!(error, Error::LibraryCall { library: Library::CublasLt, call: HEURISTIC, status, .. }
+        if ["CUBLAS_STATUS_NOT_SUPPORTED", "CUBLAS_STATUS_INVALID_VALUE"].contains(&status.as_str()))
+}
+
+/// The call that chooses.
+const HEURISTIC: &str = "cublasLtMatmulAlgoGetHeuristic";
+
 impl Functions {
     /// An error where `status` is none of success.
     fn succeeded(&self, call: &'static str, status: Status, what: &dyn fmt::Display) -> Result<(), Error> {

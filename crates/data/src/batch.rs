@@ -4,7 +4,7 @@ use crate::dataset::{BatchBuffers, Input, Target};
 use crate::error::Result;
 use crate::sampler::{Sampler, StepPlan};
 use crate::supply::{Maker, Supply};
-use phalanx_tensor::{Device, Shape, Tensor};
+use phalanx_tensor::{Device, Shape, Tensor, Upload, Values};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// The samples of one rank for one step. Its memory is used again for a later batch once it is dropped.
@@ -21,6 +21,8 @@ pub struct Batch {
     parts: Parts,
     /// What makes its numbers on a device, if the loader didn't make them.
     maker: Option<Arc<Maker>>,
+    /// What its tensors are made of, on its way to a GPU.
+    upload: Option<Upload>,
     home: Arc<Pool>,
 }
 
@@ -65,8 +67,8 @@ impl Batch {
         let input_shape = batched(indices.len(), dataset.input_dims());
         let input = dataset.input();
         let maker = supply.maker().cloned();
-        let home = pool.clone();
-        Ok(Batch { epoch, step, input, input_shape, label_shape, value_shape, parts, maker, home })
+        let (upload, home) = (None, pool.clone());
+        Ok(Batch { epoch, step, input, input_shape, label_shape, value_shape, parts, maker, upload, home })
     }
 
     /// The epoch, from 0.
@@ -138,6 +140,41 @@ impl Batch {
                 let (samples, bytes) = (&self.parts.sample_ids, self.parts.buffers.read_bytes());
                 maker.make(self.epoch, samples, self.labels(), bytes).map(|tensor| tensor.to(device))
             }
+        }
+    }
+
+    /// Begins to bring what its tensors are made of to `device`, where that is a GPU: beside what the GPU computes, and without a wait.
+    pub fn send(&mut self, device: &Device) {
+        let row = |values: &[i64]| Shape::new(&[values.len()]);
+        self.upload = match &self.maker {
+            None => {
+                let input = match self.input {
+                    Input::Values => Values::F32(self.inputs()),
+                    Input::Ids(_) => Values::I64(self.ids()),
+                };
+                let target = match self.value_shape {
+                    None => (Values::I64(self.labels()), self.label_shape),
+                    Some(shape) => (Values::F32(self.values()), shape),
+                };
+                device.upload(&[(input, self.input_shape), target])
+            }
+            Some(maker) => {
+                let words = maker.words(self.epoch, &self.parts.sample_ids, self.labels());
+                let bytes = self.parts.buffers.read_bytes();
+                let all = [(Values::I64(&words), row(&words)), (Values::U8(bytes), [bytes.len()].into())];
+                device.upload(if maker.wants_bytes() { &all } else { &all[..1] })
+            }
+        };
+    }
+
+    /// As [`Batch::tensors`], of what was sent if it was: then `device` is the one that it was sent to.
+    pub fn take_tensors(&mut self, device: &Device) -> [Tensor; 2] {
+        let Some(upload) = self.upload.take() else { return self.tensors(device) };
+        let mut came = upload.tensors().into_iter();
+        let first = came.next().expect("a batch sends its inputs, or its words");
+        match &self.maker {
+            None => [first, came.next().expect("and its targets")],
+            Some(maker) => maker.make_of(&first, came.next(), self.len()),
         }
     }
 

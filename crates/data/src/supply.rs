@@ -38,7 +38,6 @@ pub struct Supply {
 }
 
 /// What a GPU makes batches with.
-#[derive(Debug)]
 pub(crate) struct Maker {
     device: Device,
     making: Making,
@@ -65,12 +64,16 @@ impl Supply {
             Resident::Auto | Resident::Never => Ok(()),
         };
         let Some(samples) = dataset.as_bytes() else {
-            refused("they aren't made of bytes that a GPU could make them of".to_owned())?;
+            refused(
+                "they aren't bytes that a GPU makes samples of, as images without mixup and text are"
+                    .to_owned(),
+            )?;
             return Ok(Supply::on_host(dataset));
         };
         let kept = samples.kept().filter(|_| resident != Resident::Never);
         if kept.is_none() {
-            refused("what is done to them isn't all done by GPUs, or they have many sizes".to_owned())?;
+            let reason = "what is done to them isn't all done by GPUs, they have many sizes, or one may take another's place (data.skip_bad)";
+            refused(reason.to_owned())?;
         }
         let may_take = |bytes: usize| -> Result<bool> {
             let free = gpu.memory().map_or(0, |memory| memory.free);
@@ -139,29 +142,51 @@ impl Supply {
 }
 
 impl Maker {
-    /// Inputs and targets of the samples of this epoch that are numbered so, on its device. What goes there is a row of numbers, and the
-    /// samples' bytes where these don't lie there.
+    /// Inputs and targets of the samples of this epoch that are numbered so, on its device.
     pub(crate) fn make(&self, epoch: u64, samples: &[u64], labels: &[i64], bytes: &[u8]) -> [Tensor; 2] {
-        let n = samples.len();
+        let words = self.words(epoch, samples, labels);
+        let words = Tensor::from_slice(&self.device, &words, [words.len()]);
+        let bytes = self.wants_bytes().then(|| Tensor::from_slice(&self.device, bytes, [bytes.len()]));
+        self.make_of(&words, bytes, samples.len())
+    }
+
+    /// Whether the bytes of a batch's samples go to the device, since they don't lie there.
+    pub(crate) fn wants_bytes(&self) -> bool {
+        self.kept.is_none()
+    }
+
+    /// What goes to the device in any case: how the samples are changed in this epoch, their numbers, and their labels.
+    pub(crate) fn words(&self, epoch: u64, samples: &[u64], labels: &[i64]) -> Vec<i64> {
         let key = match self.making {
             Making::Images { seed, .. } => [seed, Draws::stream(epoch)],
             Making::Windows { .. } => [0; 2],
         };
         let numbers = key.iter().chain(samples).map(|&word| word as i64);
-        let words: Vec<i64> = numbers.chain(labels.iter().copied()).collect();
-        let words = Tensor::from_slice(&self.device, &words, [words.len()]);
-        let (bytes, order) = match &self.kept {
-            Some(kept) => (kept.clone(), SampleOrder::ByNumber),
-            None => (Tensor::from_slice(&self.device, bytes, [bytes.len()]), SampleOrder::AsInBatch),
+        numbers.chain(labels.iter().copied()).collect()
+    }
+
+    /// Inputs and targets of `n` samples from what is on the device by now: their words, and their bytes where it wants them.
+    pub(crate) fn make_of(&self, words: &Tensor, bytes: Option<Tensor>, n: usize) -> [Tensor; 2] {
+        let (bytes, order) = match (&self.kept, bytes) {
+            (Some(kept), _) => (kept.clone(), SampleOrder::ByNumber),
+            (None, bytes) => (bytes.expect("it wants them"), SampleOrder::AsInBatch),
         };
         match &self.making {
             Making::Images { how, .. } => {
                 let table = self.table.as_ref().expect("images have a table");
-                let images = bytes.sample_images(&words, table, how, order, n);
+                let images = bytes.sample_images(words, table, how, order, n);
                 [images, words.narrow(0, 2 + n, n)]
             }
-            Making::Windows { window, stride } => bytes.sample_windows(&words, *window, *stride, order, n),
+            Making::Windows { window, stride } => bytes.sample_windows(words, *window, *stride, order, n),
         }
+    }
+}
+
+impl fmt::Debug for Maker {
+    /// Without values, which would have to come from the device.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kept = self.kept.as_ref().map(Tensor::count);
+        f.debug_struct("Maker").field("device", &self.device).field("kept", &kept).finish_non_exhaustive()
     }
 }
 

@@ -42,6 +42,11 @@ inline bool enqueue(void *stream, std::function<bool()> work) {
     return to_stream && to_stream(stream, call, new Work(std::move(work)), release) == 0;
 }
 
+// Has streams go on by themselves from now on.
+inline void go_on() {
+    if (auto begin = reinterpret_cast<void (*)()>(of_driver("phalanx_fake_goes_on"))) begin();
+}
+
 // The GPU that is current on this thread, or -1 where there is none.
 inline int current_device() {
     auto get = reinterpret_cast<int (*)(int *)>(of_driver("cuCtxGetDevice"));

@@ -1,5 +1,6 @@
 // What a kernel sees of a GPU, for a run of the same source on the host. The threads of a block are fibers of one thread; a
-// fiber runs until it waits for others or ends, so a barrier that is missing shows when the threads run in another order.
+// fiber runs until it waits for others or ends, so a barrier that is missing shows when the threads run in another order. There are two
+// orders, in which what a GPU may do differs as far as can be (fibers.h).
 #pragma once
 #define HOST_RUN
 #include <cmath>
@@ -21,11 +22,16 @@ extern Dim3 threadIdx, blockIdx, blockDim, gridDim;
 // Waits until all threads of the block have come here.
 void __syncthreads();
 
-// Waits until all threads of the warp have come here, each with a `slot`; gives those of all, which stay until the next time.
-const std::uint64_t *host_exchange(std::uint64_t slot);
+// What the lanes of a warp do together. A GPU wants all of them at the same one.
+enum class Together { SHUFFLE, BALLOT, MULTIPLY_ADD, MULTIPLIED, LOAD, LOAD_TURNED };
 
-// Copies that a thread doesn't wait for: `bytes` of them, or as many zeros from nowhere. They are made no earlier than its thread waits
-// for the group that they are in, so who doesn't wait sees what was there before.
+// Waits until all threads of the warp have come here, each with a `slot`; gives those of all, which stay until the next time. Where a
+// lane has come to something else, another operation or the same with another `number`, the kernel is wrong.
+const std::uint64_t *host_exchange(Together what, int number, std::uint64_t slot);
+
+// Copies that a thread doesn't wait for: `bytes` of them, or as many zeros from nowhere. In one order they are made no earlier than
+// its thread waits for the group that they are in, so who doesn't wait sees what was there before; in the other they are made at once,
+// so who still reads what was there before sees what is new.
 void host_copy_later(void *to, const void *from, std::size_t bytes);
 void host_close_copies();
 // Waits for all of the thread's groups but the last `left`.
@@ -35,12 +41,12 @@ template <class V> V __shfl_xor_sync(unsigned, V value, int mask) {
     static_assert(sizeof(V) <= 8, "a value of a shuffle");
     std::uint64_t slot = 0;
     std::memcpy(&slot, &value, sizeof(V));
-    std::memcpy(&value, host_exchange(slot) + ((threadIdx.x % 32) ^ mask), sizeof(V));
+    std::memcpy(&value, host_exchange(Together::SHUFFLE, mask, slot) + ((threadIdx.x % 32) ^ mask), sizeof(V));
     return value;
 }
 
 inline unsigned __ballot_sync(unsigned, int mine) {
-    const std::uint64_t *slots = host_exchange(mine != 0);
+    const std::uint64_t *slots = host_exchange(Together::BALLOT, 0, mine != 0);
     unsigned all = 0;
     for (int lane = 0; lane < 32; lane++) all |= (unsigned)slots[lane] << lane;
     return all;

@@ -1,6 +1,10 @@
 // Runs the blocks of a grid, one after the other, on the thread that asks for it. The threads of a block are fibers: each runs
 // until it waits for others or ends. A fiber whose thread has ended goes on with the next thread, so that a kernel without a
 // barrier needs a single one.
+//
+// In rising order all warps go on in turns, from one operation of a warp to the next, and copies come as late as they may. In falling
+// order each warp goes on alone as far as it can, to the next barrier of the block, and copies come as soon as they may. So a warp is far
+// behind another or beside it, and what is copied is there or not: a kernel that comes to the same in both doesn't rely on either.
 #pragma once
 #include "device.h"
 
@@ -41,6 +45,9 @@ struct Copy {
 struct Thread {
     State state;
     Fiber *on;
+    // What it has come to with the lanes of its warp, and what it has brought.
+    Together what;
+    int number;
     std::uint64_t slot;
     // Copies that aren't in a group yet, and groups that weren't waited for.
     std::vector<Copy> copies;
@@ -63,8 +70,10 @@ const void *scheduler_stack;
 std::size_t scheduler_size;
 const Call *running;
 bool is_falling;
-// How many threads of the block have started, and the one that runs.
-unsigned started, current;
+// How many threads of the block have started, how many may, and the one that runs.
+unsigned started, startable, current;
+// Whether lanes of a warp have come to different operations.
+bool went_apart;
 
 unsigned in_order(unsigned i) { return is_falling ? blockDim.x - 1 - i : i; }
 
@@ -91,7 +100,7 @@ void body() {
     idle.pop_back();
     __sanitizer_finish_switch_fiber(nullptr, &scheduler_stack, &scheduler_size);
     for (;;) {
-        while (started < blockDim.x) {
+        while (started < startable) {
             current = threadIdx.x = in_order(started++);
             threads[current].on = &me;
             running->run();
@@ -116,55 +125,108 @@ bool make_fiber() {
     return true;
 }
 
-bool all_are(State state, unsigned first, unsigned end) {
-    for (unsigned i = first; i < end; i++) {
+// Threads that follow each other.
+struct Range {
+    unsigned first, end;
+};
+
+bool all_are(State state, Range range) {
+    for (unsigned i = range.first; i < range.end; i++) {
         if (threads[i].state != state) return false;
     }
     return true;
 }
 
-// Lets go on who waits for others that have all come; gives whether anybody may go on.
-bool release() {
-    const unsigned n = blockDim.x;
-    bool any = false;
-    if (all_are(State::AT_BLOCK, 0, n)) {
-        for (Thread &thread : threads) thread.state = State::READY;
-        return true;
+// Warp `i` of the block, in order.
+Range warp_in_order(unsigned i) {
+    const unsigned n = blockDim.x, warps = (n + 31) / 32, first = (is_falling ? warps - 1 - i : i) * 32;
+    return {first, first + 32 < n ? first + 32 : n};
+}
+
+// Starts so many threads more; gives whether there is memory for them.
+bool start(unsigned count) {
+    startable = started + count;
+    while (started < startable) {
+        if (idle.empty() && !make_fiber()) return false;
+        resume(*idle.back());
     }
-    for (unsigned warp = 0; warp < n; warp += 32) {
-        const unsigned end = warp + 32 < n ? warp + 32 : n;
-        if (!all_are(State::AT_WARP, warp, end)) continue;
-        for (unsigned i = warp; i < end; i++) {
-            seen[i] = threads[i].slot;
-            threads[i].state = State::READY;
+    return true;
+}
+
+// Lets the lanes of a warp go on where all of them have come to one operation; gives whether they have.
+bool meet(Range warp) {
+    if (!all_are(State::AT_WARP, warp)) return false;
+    const Thread &one = threads[warp.first];
+    for (unsigned i = warp.first; i < warp.end; i++) {
+        went_apart = went_apart || threads[i].what != one.what || threads[i].number != one.number;
+        seen[i] = threads[i].slot;
+        threads[i].state = State::READY;
+    }
+    return !went_apart;
+}
+
+// Lets go on who waits at the block's barrier, if all do.
+bool pass_barrier() {
+    if (!all_are(State::AT_BLOCK, {0, blockDim.x})) return false;
+    for (Thread &thread : threads) thread.state = State::READY;
+    return true;
+}
+
+// Runs those threads of a warp that may go on until they wait or end.
+void go_on(Range warp) {
+    for (unsigned i = warp.first; i < warp.end; i++) {
+        const unsigned thread = is_falling ? warp.end - 1 - (i - warp.first) : i;
+        if (threads[thread].state != State::READY) continue;
+        current = threadIdx.x = thread;
+        resume(*threads[thread].on);
+    }
+}
+
+// Runs a warp until its lanes can't go on without others.
+void go_alone(Range warp) {
+    while (meet(warp)) go_on(warp);
+}
+
+// Runs a block whose warps go on alone; gives whether there was memory for it.
+bool run_alone(unsigned warps) {
+    for (unsigned i = 0; i < warps; i++) {
+        const Range warp = warp_in_order(i);
+        if (!start(warp.end - warp.first)) return false;
+        go_alone(warp);
+    }
+    while (pass_barrier()) {
+        for (unsigned i = 0; i < warps; i++) {
+            go_on(warp_in_order(i));
+            go_alone(warp_in_order(i));
         }
-        any = true;
     }
-    return any;
+    return true;
+}
+
+// Runs a block whose warps go on in turns; gives whether there was memory for it.
+bool run_in_turns(unsigned warps) {
+    if (!start(blockDim.x)) return false;
+    for (bool any = true; any;) {
+        any = pass_barrier();
+        for (unsigned i = 0; i < warps; i++) any = meet(warp_in_order(i)) || any;
+        for (unsigned i = 0; i < warps; i++) go_on(warp_in_order(i));
+    }
+    return true;
 }
 
 // Null, or what went wrong.
 const char *run_block() {
-    const unsigned n = blockDim.x;
     started = 0;
+    went_apart = false;
     for (Thread &thread : threads) {
         thread.state = State::READY;
         thread.copies.clear();
         thread.groups.clear();
     }
-    while (started < n) {
-        if (idle.empty() && !make_fiber()) return "no memory for a fiber's stack";
-        resume(*idle.back());
-    }
-    while (release()) {
-        for (unsigned i = 0; i < n; i++) {
-            const unsigned thread = in_order(i);
-            if (threads[thread].state != State::READY) continue;
-            current = threadIdx.x = thread;
-            resume(*threads[thread].on);
-        }
-    }
-    if (!all_are(State::ENDED, 0, n)) return "threads wait for others that have ended or wait elsewhere";
+    const unsigned warps = (blockDim.x + 31) / 32;
+    if (!(is_falling ? run_alone(warps) : run_in_turns(warps))) return "no memory for a fiber's stack";
+    if (went_apart) return "lanes of a warp meet at different operations";
+    if (!all_are(State::ENDED, {0, blockDim.x})) return "threads wait for others that have ended or wait elsewhere";
     for (Thread &thread : threads) {
         for (const std::vector<Copy> &group : thread.groups) {
             if (!group.empty()) return "a thread ends before its copies have come";
@@ -193,13 +255,28 @@ const char *run_grid(const Call &call, unsigned blocks, unsigned block_threads, 
 
 void __syncthreads() { wait_for_others(State::AT_BLOCK); }
 
-const std::uint64_t *host_exchange(std::uint64_t slot) {
-    threads[current].slot = slot;
+const std::uint64_t *host_exchange(Together what, int number, std::uint64_t slot) {
+    Thread &thread = threads[current];
+    thread.what = what;
+    thread.number = number;
+    thread.slot = slot;
     wait_for_others(State::AT_WARP);
     return &seen[current / 32 * 32];
 }
 
-void host_copy_later(void *to, const void *from, std::size_t bytes) { threads[current].copies.push_back({to, from, bytes}); }
+static void make(const Copy &copy) {
+    if (copy.from) {
+        std::memcpy(copy.to, copy.from, copy.bytes);
+    } else {
+        std::memset(copy.to, 0, copy.bytes);
+    }
+}
+
+void host_copy_later(void *to, const void *from, std::size_t bytes) {
+    const Copy copy{to, from, bytes};
+    if (is_falling) make(copy);
+    threads[current].copies.push_back(copy);
+}
 
 void host_close_copies() {
     Thread &thread = threads[current];
@@ -210,12 +287,7 @@ void host_close_copies() {
 void host_wait_for_copies(std::size_t left) {
     std::deque<std::vector<Copy>> &groups = threads[current].groups;
     for (; groups.size() > left; groups.pop_front()) {
-        for (const Copy &copy : groups.front()) {
-            if (copy.from) {
-                std::memcpy(copy.to, copy.from, copy.bytes);
-            } else {
-                std::memset(copy.to, 0, copy.bytes);
-            }
-        }
+        if (is_falling) continue;
+        for (const Copy &copy : groups.front()) make(copy);
     }
 }

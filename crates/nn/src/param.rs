@@ -69,14 +69,8 @@ impl Param {
     }
 
     /// From now on it is a part of what was declared; whoever lays it out gives that a place alone, with the first values that the part
-    /// has in the whole. Panics if it lies in another order than row by row.
-    #[track_caller]
+    /// has in the whole, in the order in which the whole would lie.
     pub fn hold_part(&mut self, cut: Cut) {
-        assert!(
-            self.order == Order::RowMajor,
-            "a part of a parameter of shape {} that lies in another order",
-            self.shape
-        );
         self.cut = Some(cut);
     }
 

@@ -1,6 +1,7 @@
 //! Numbers beside those of an arena, one for each: what an optimizer remembers, a running mean.
 
 use phalanx_tensor::Arena;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// As many numbers as an arena has, which lie where that one does: on a CPU an array, on a GPU an arena of their own.
@@ -49,6 +50,14 @@ impl Shadow {
         match &self.0 {
             Numbers::Host(numbers) => f(numbers),
             Numbers::Gpu(arena) => f(&arena.read_flat::<f32>()),
+        }
+    }
+
+    /// Copies numbers `range` to `into`, which is as long; no others leave a GPU.
+    pub fn read_range(&self, range: Range<usize>, into: &mut [f32]) {
+        match &self.0 {
+            Numbers::Host(numbers) => into.copy_from_slice(&numbers[range]),
+            Numbers::Gpu(arena) => arena.read_elements(range, into),
         }
     }
 

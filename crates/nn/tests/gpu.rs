@@ -92,6 +92,24 @@ fn check(net: impl Fn() -> Box<dyn Module>, image: [usize; 3]) {
 }
 
 #[test]
+fn a_step_of_many_groups_is_one_copy_and_one_launch() {
+    let Some((device, Some(fake))) = gpu() else { return };
+    let mut net = Sequential::new().then(Linear::new(3, 4)).then(Linear::new(4, 5)).then(Linear::new(5, 2));
+    let parameters = Parameters::build(&mut net, &device, 0);
+    let mut optimizer = Optimizer::new(AdamW::default()).unwrap();
+    let undecayed = Group { of: Members::NormsAndBiases, lr: 1.0, weight_decay: 0.0 };
+    optimizer.group(&[undecayed], &parameters).unwrap();
+    parameters.grads().zero();
+    parameters.grads().settle();
+    let calls = || ["cuLaunchKernel", "cuMemcpyHtoDAsync_v2"].map(|call| fake.calls(call));
+    for step in 0..3 {
+        let before = calls();
+        optimizer.step_arenas(parameters.values(), parameters.grads().arena(), 1.0);
+        assert_eq!(calls(), before.map(|calls| calls + 1), "step {step} of six ranges");
+    }
+}
+
+#[test]
 fn the_tutorials_network_trains_as_on_a_cpu() {
     check(|| Box::new(MnistNet::new(0.5)), [1, 28, 28]);
 }

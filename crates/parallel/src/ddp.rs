@@ -10,6 +10,7 @@
 //!   the same optimizer keeps their values the same. Buffers, which forward passes move apart, are rank 0's, as in PyTorch.
 
 use crate::agreement::same_model;
+use crate::between_gpus::BetweenGpus;
 use crate::buckets::buckets;
 use crate::error::Error;
 use crate::hook::{AllReduce, Bf16, Bucket, Fp16, Hook, Kept, Pending, PowerSgd, PowerSgdConfig};
@@ -17,7 +18,7 @@ use crate::local::{Local, Pass, weighted};
 use crate::replay::{Beside, Replays};
 use crate::single::{Nobody, begin};
 use crate::strategy::{Place, Strategy, Sync, in_one_go};
-use phalanx_comm::{Deadline, GpuGroup, GpuWork, Group, Rank, ReduceOp, Unfit};
+use phalanx_comm::{Deadline, GpuGroup, GpuWork, Group, Rank, ReduceOp};
 use phalanx_nn::Parameters;
 use phalanx_tensor::{Arena, GpuSpan, GradSink, LeafId, SumOverBatch, Tensor};
 use std::collections::VecDeque;
@@ -38,21 +39,8 @@ pub struct DdpConfig {
     pub sync_batch_norm: bool,
     /// What gradients become on their way. Default nothing else. [`Ddp::with_hook`] goes before it.
     pub compress: Compress,
-    /// How gradients of GPUs are summed. Default as is best.
+    /// How gradients of GPUs are summed, and what ranks of a replica exchange travels. Default as is best.
     pub between_gpus: BetweenGpus,
-}
-
-/// The way that gradients take from GPU to GPU.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum BetweenGpus {
-    /// By NCCL where it can be used, else by way of the host, with a warning that says why. What is compressed, or summed by a hook
-    /// of a program's own, goes by way of the host.
-    #[default]
-    Best,
-    /// By NCCL; where it can't be used, the strategy can't be prepared.
-    Nccl,
-    /// By way of the host.
-    Host,
 }
 
 /// A compression of gradients.
@@ -230,7 +218,7 @@ impl Ddp {
     }
 
     /// Makes the only pass of a step as a recorded one, or one that may come to be, where that can be.
-    fn replayed(&mut self, pass: &Pass<'_>) -> Option<Result<f64, Error>> {
+    fn replayed(&mut self, pass: &Pass<'_>, meanwhile: &mut dyn FnMut()) -> Option<Result<f64, Error>> {
         let is_plain = self.local.is_none() && self.shared.is_none() && !self.is_hooked;
         if !is_plain || self.adding || pass.sync == Sync::Later || pass.samples() == 0 {
             return None;
@@ -241,7 +229,7 @@ impl Ddp {
         begin(adding, parameters);
         let buckets = prepared(buckets);
         let mut summed = Summed { step, buckets, group, gpus, hook: hook.as_mut(), parameters };
-        Some(replays.pass(pass, &mut summed))
+        Some(replays.pass(pass, &mut summed, meanwhile))
     }
 
     #[track_caller]
@@ -334,20 +322,8 @@ impl Ddp {
 
     /// The ranks' GPUs, if gradients are to go from one to another.
     fn meet_on_gpus(&self, parameters: &Parameters) -> Result<Option<GpuGroup>, Error> {
-        let may = self.config.between_gpus != BetweenGpus::Host && !self.is_hooked;
-        let gpu = parameters.grads().arena().device().gpu();
-        let Some(gpu) = gpu.filter(|_| may && self.group.world_size() > 1) else { return Ok(None) };
-        match GpuGroup::over(&self.group, gpu)? {
-            Ok(gpus) => Ok(Some(gpus)),
-            Err(why) if self.config.between_gpus == BetweenGpus::Nccl => Err(Error::NoNccl { why }),
-            Err(why) => {
-                // Ranks on one GPU are an experiment, and whoever makes it knows.
-                if self.group.rank() == Rank(0) && !matches!(why, Unfit::SharedGpu { .. }) {
-                    tracing::warn!("gradients go from GPU to GPU by way of the host, which is slow: {why}");
-                }
-                Ok(None)
-            }
-        }
+        let between = if self.is_hooked { BetweenGpus::Host } else { self.config.between_gpus };
+        between.meet("gradients", &self.group, parameters.grads().arena().device())
     }
 
     /// Every rank gets rank 0's buffers (D-SAME).
@@ -508,10 +484,15 @@ impl Strategy for Ddp {
     }
 
     fn pass(&mut self, pass: &Pass<'_>) -> Result<f64, Error> {
-        if let Some(made) = self.replayed(pass) {
+        self.pass_while(pass, &mut || ())
+    }
+
+    fn pass_while(&mut self, pass: &Pass<'_>, meanwhile: &mut dyn FnMut()) -> Result<f64, Error> {
+        if let Some(made) = self.replayed(pass, meanwhile) {
             return made;
         }
-        let Some(mut local) = self.local.take() else { return in_one_go(self, pass) };
+        let Some(mut local) = self.local.take() else { return in_one_go(self, pass, meanwhile) };
+        meanwhile();
         if pass.samples() == 0 {
             begin(&mut self.adding, pass.parameters);
             self.local = Some(local);

@@ -33,6 +33,7 @@
 #![forbid(unsafe_code)]
 
 mod agreement;
+mod between_gpus;
 mod buckets;
 mod ddp;
 mod error;
@@ -52,8 +53,9 @@ mod single;
 mod strategy;
 mod tensor_parallel;
 
+pub use between_gpus::BetweenGpus;
 pub use buckets::buckets;
-pub use ddp::{BetweenGpus, Compress, Ddp, DdpConfig};
+pub use ddp::{Compress, Ddp, DdpConfig};
 pub use error::Error;
 pub use fsdp::{Fsdp, FsdpConfig, Sharded};
 pub use hook::{AllReduce, Bf16, Bucket, Fp16, Hook, Kept, Part, Pending, PowerSgd, PowerSgdConfig};

@@ -157,7 +157,13 @@ impl ModelParallel {
             unused.give_back(0..unused.count());
         }
         // All ranks come by here in the same order.
-        let tensor = group(&[Axis::Tensor])?.map(Ranks::of);
+        let tensor = match group(&[Axis::Tensor])? {
+            Some(group) => {
+                let gpus = config.ddp.between_gpus.meet("sums of parts", &group, device)?;
+                Some(Ranks::of(group).on(gpus))
+            }
+            None => None,
+        };
         let pipeline = group(&[Axis::Pipeline])?;
         let replica = group(&[Axis::Pipeline, Axis::Tensor])?.unwrap_or_else(Group::solo);
         let same_part = group(&[Axis::Replica, Axis::Shard])?;
@@ -209,7 +215,8 @@ impl ModelParallel {
                 let ranks = group.world_size();
                 let shape = Shape { ranks, chunks: blocks.len() / ranks, micro_batches };
                 let schedule = Schedule::new(kind, shape)?;
-                Some(RankPipeline::new(group.clone(), schedule, blocks, device.clone()))
+                let local = RankPipeline::new(group.clone(), schedule, blocks, device.clone());
+                Some(local.between_gpus(config.ddp.between_gpus)?)
             }
             _ => None,
         };
@@ -277,9 +284,14 @@ impl ModelParallel {
     fn send_away(&mut self, whole: &Parameters) {
         let mut span = whole.values().set_aside(0..whole.layout().count());
         span.give_back(0..span.count());
-        // Whoever sets values aside is taken to bring the same back, and these won't be.
-        whole.grads().forget_casts(0..whole.layout().count());
+        // Casts of them are of no use to the part that this rank trains.
+        whole.grads().give_casts_back();
         self.away = Some(span);
+    }
+
+    /// Whether this rank is the one of its stage that what isn't cut is counted on (MP-ONCE).
+    fn speaks_for_uncut(&self) -> bool {
+        self.holders[self.replica.rank().index()].speaks_for_uncut
     }
 
     /// How many ranks take the same samples.
@@ -319,23 +331,10 @@ impl ModelParallel {
         let Some(tensor) = self.tensor.as_ref().filter(|_| self.between == Between::Sequence) else {
             return Ok(());
         };
-        let (inner, own, holding) = (&mut self.inner, &self.own, &self.holding);
-        let mut all = Vec::new();
-        inner.each_gradient(own, &mut |held| {
-            if holding.is_uncut(held.parameter) {
-                all.extend_from_slice(held.values);
-            }
-        });
-        tensor.group().all_reduce(&mut all, ReduceOp::Sum)?;
-        let mut left = &all[..];
-        inner.each_gradient(own, &mut |held| {
-            if holding.is_uncut(held.parameter) {
-                let (now, later) = left.split_at(held.values.len());
-                held.values.copy_from_slice(now);
-                left = later;
-            }
-        });
-        Ok(())
+        let uncut = |parameter: usize| self.holding.is_uncut(parameter);
+        self.inner.change_gradients(&self.own, &uncut, &mut |all| {
+            Ok(tensor.group().all_reduce(all, ReduceOp::Sum)?)
+        })
     }
 
     /// Brings the whole model's values to `whole`, and its buffers to their places.
@@ -490,8 +489,7 @@ impl Strategy for ModelParallel {
     }
 
     fn each_gradient(&mut self, _: &Parameters, each: &mut dyn FnMut(HeldGradient<'_>)) {
-        let speaks = self.holders[self.replica.rank().index()].speaks_for_uncut;
-        let holding = &self.holding;
+        let (speaks, holding) = (self.speaks_for_uncut(), &self.holding);
         self.inner.each_gradient(&self.own, &mut |held| {
             let speaks = speaks || !holding.is_uncut(held.parameter);
             let counts = held.counts && speaks && !holding.is_copy(held.parameter);
@@ -505,22 +503,21 @@ impl Strategy for ModelParallel {
         Ok(!self.any(!is_finite)?)
     }
 
-    fn clip(&mut self, clip: &Clip, whole: &Parameters) -> Result<Option<f64>, Error> {
+    fn clip(&mut self, clip: &Clip, _: &Parameters) -> Result<Option<f64>, Error> {
         if *clip == Clip::default() {
             return Ok(None);
         }
-        let mut squares = [0.0];
-        self.each_gradient(whole, &mut |held| {
-            let own = clip.cut(held.values);
-            squares[0] += if held.counts { own } else { 0.0 };
-        });
+        let (speaks, holding) = (self.speaks_for_uncut(), &self.holding);
+        let counts =
+            |parameter: usize| (speaks || !holding.is_uncut(parameter)) && !holding.is_copy(parameter);
+        let mut squares = [self.inner.cut_gradients(&self.own, clip, &counts)];
         if clip.norm.is_none() {
             return Ok(None);
         }
         self.world.all_reduce(&mut squares, ReduceOp::Sum)?;
         let norm = squares[0].sqrt();
         if let Some(factor) = clip.factor(norm) {
-            self.each_gradient(whole, &mut |held| held.values.iter_mut().for_each(|grad| *grad *= factor));
+            self.inner.multiply_gradients(&self.own, factor);
         }
         Ok(Some(norm))
     }

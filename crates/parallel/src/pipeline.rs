@@ -7,6 +7,7 @@ pub mod chart;
 mod check;
 mod cut;
 mod devices;
+mod lanes;
 mod parts;
 mod ranks;
 mod schedule;

@@ -90,17 +90,26 @@ pub(crate) struct Recorded {
 }
 
 impl Replays {
-    /// Makes the first pass of a step, which has samples; gives its mean loss.
-    pub(crate) fn pass(&mut self, pass: &Pass<'_>, beside: &mut dyn Beside) -> Result<f64, Error> {
+    /// Makes the first pass of a step, which has samples; gives its mean loss. `meanwhile` is called when the GPU was given the pass.
+    pub(crate) fn pass(
+        &mut self,
+        pass: &Pass<'_>,
+        beside: &mut dyn Beside,
+        meanwhile: &mut dyn FnMut(),
+    ) -> Result<f64, Error> {
         let kind = Kind::of(pass);
         match self {
-            Replays::Recorded(recorded) if recorded.kind == kind => recorded.again(pass, beside),
-            Replays::Seen(seen) if *seen == kind => self.record(pass, beside),
+            Replays::Recorded(recorded) if recorded.kind == kind => recorded.again(pass, beside, meanwhile),
+            Replays::Seen(seen) if *seen == kind => {
+                // It is done once, and nothing may go up while the GPU records.
+                meanwhile();
+                self.record(pass, beside)
+            }
             Replays::New | Replays::Seen(_) => {
                 *self = Replays::Seen(kind);
-                Whole.pass(pass, &mut *beside.sink())
+                Whole.pass_while(pass, &mut *beside.sink(), meanwhile)
             }
-            Replays::Recorded(_) | Replays::Refused => Whole.pass(pass, &mut *beside.sink()),
+            Replays::Recorded(_) | Replays::Refused => Whole.pass_while(pass, &mut *beside.sink(), meanwhile),
         }
     }
 
@@ -175,7 +184,12 @@ fn failed(error: phalanx_tensor::Error) -> Error {
 }
 
 impl Recorded {
-    fn again(&mut self, pass: &Pass<'_>, beside: &mut dyn Beside) -> Result<f64, Error> {
+    fn again(
+        &mut self,
+        pass: &Pass<'_>,
+        beside: &mut dyn Beside,
+        meanwhile: &mut dyn FnMut(),
+    ) -> Result<f64, Error> {
         self.input.copy_from(&pass.input);
         self.target.copy_from(&pass.target);
         if std::mem::replace(&mut self.weighs, pass.weight) != pass.weight {
@@ -187,6 +201,7 @@ impl Recorded {
         let written: Vec<&Arena> = written.into_iter().chain(&casts).collect();
         let again = self.replay.again(ctx.step(), ctx.samples(), &written, &[parameters.values()]);
         again.map_err(failed)?;
+        meanwhile();
         beside.replayed()?;
         parameters.grads().were_made(&self.made);
         Ok(self.loss.item())

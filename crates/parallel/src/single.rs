@@ -60,14 +60,19 @@ impl Strategy for SingleDevice {
     }
 
     fn pass(&mut self, pass: &Pass<'_>) -> Result<f64, Error> {
+        self.pass_while(pass, &mut || ())
+    }
+
+    fn pass_while(&mut self, pass: &Pass<'_>, meanwhile: &mut dyn FnMut()) -> Result<f64, Error> {
         let is_first = !self.adding;
         match (&mut self.local, &mut self.replays) {
             (None, Some(replays)) if is_first && pass.samples() > 0 => {
                 begin(&mut self.adding, pass.parameters);
-                replays.pass(pass, &mut Nobody)
+                replays.pass(pass, &mut Nobody, meanwhile)
             }
-            (None, _) => in_one_go(self, pass),
+            (None, _) => in_one_go(self, pass, meanwhile),
             (Some(local), _) => {
+                meanwhile();
                 begin(&mut self.adding, pass.parameters);
                 local.pass(pass, &mut Nobody)
             }

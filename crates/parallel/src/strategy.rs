@@ -6,7 +6,7 @@ use crate::local::Pass;
 use crate::portion::Portion;
 use phalanx_nn::optim::{Clip, Optimizer};
 use phalanx_nn::{Ctx, Module, Parameters};
-use phalanx_tensor::{Device, SumOverBatch, Tensor, no_grad};
+use phalanx_tensor::{Device, HostSpan, SumOverBatch, Tensor, no_grad};
 use std::ops::Range;
 
 /// Which share of the samples is this process's.
@@ -111,7 +111,14 @@ pub trait Strategy: Send {
     /// One pass, forward and backward: gives the mean loss over this rank's samples, 0 without any. How it is made, in one go or
     /// in parts on several devices, is the strategy's business. Panics as [`Strategy::backward`] does.
     fn pass(&mut self, pass: &Pass<'_>) -> Result<f64, Error> {
-        in_one_go(self, pass)
+        in_one_go(self, pass, &mut || ())
+    }
+
+    /// As [`Strategy::pass`]. `meanwhile` is called once: where the strategy can, when its device was given the pass and before anyone
+    /// waits for that, so what it does takes no time of a GPU's; else before the pass.
+    fn pass_while(&mut self, pass: &Pass<'_>, meanwhile: &mut dyn FnMut()) -> Result<f64, Error> {
+        meanwhile();
+        self.pass(pass)
     }
 
     /// Called before the forward pass that each [`Strategy::backward`] belongs to.
@@ -175,6 +182,75 @@ pub trait Strategy: Send {
         for parameter in 0..parameters.layout().count() {
             each(HeldGradient { parameter, values: &mut all[parameters.layout().range(parameter)], counts });
         }
+    }
+
+    /// Calls `change`, once, with all gradients that this rank holds of the parameters that `of` names, one behind the other in order,
+    /// once they are whole; they become what it leaves. Of a GPU's, these come to the host and go back, and no others.
+    fn change_gradients(
+        &mut self,
+        parameters: &Parameters,
+        of: &dyn Fn(usize) -> bool,
+        change: &mut dyn FnMut(&mut [f32]) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let mut all = Vec::new();
+        if self.is_sharded() {
+            self.each_gradient(parameters, &mut |held| {
+                all.extend_from_slice(if of(held.parameter) { held.values } else { &[] });
+            });
+            change(&mut all)?;
+            let mut left = &all[..];
+            self.each_gradient(parameters, &mut |held| {
+                if of(held.parameter) {
+                    let (now, later) = left.split_at(held.values.len());
+                    held.values.copy_from_slice(now);
+                    left = later;
+                }
+            });
+            return Ok(());
+        }
+        let (layout, arena) = (parameters.layout(), parameters.grads().arena());
+        let mut spans: Vec<HostSpan<f32>> =
+            (0..layout.count()).filter(|&i| of(i)).map(|i| arena.host_span(i..i + 1)).collect();
+        let count = |span: &HostSpan<f32>| layout.range(span.params().start).len();
+        spans.iter().for_each(|span| all.extend_from_slice(&span[..count(span)]));
+        change(&mut all)?;
+        let mut left = &all[..];
+        for span in &mut spans {
+            let (now, later) = left.split_at(count(span));
+            span[..now.len()].copy_from_slice(now);
+            left = later;
+        }
+        Ok(())
+    }
+
+    /// Cuts each gradient that this rank holds as `clip` says, once they are whole; gives the sum of the squares of those that count here,
+    /// of the parameters that `counts` names, if there is a limit on the norm.
+    fn cut_gradients(&mut self, parameters: &Parameters, clip: &Clip, counts: &dyn Fn(usize) -> bool) -> f64 {
+        let (layout, arena) = (parameters.layout(), parameters.grads().arena());
+        if arena.device().gpu().is_none() || self.is_sharded() {
+            let mut squares = 0.0;
+            self.each_gradient(parameters, &mut |held| {
+                let own = clip.cut(held.values);
+                squares += if held.counts && counts(held.parameter) { own } else { 0.0 };
+            });
+            return squares;
+        }
+        if let Some(limit) = clip.value {
+            arena.clip_value(limit as f32);
+        }
+        let counts = |i: &usize| self.place().rank == 0 && counts(*i);
+        let counted: Vec<Range<usize>> =
+            (0..layout.count()).filter(counts).map(|i| layout.range(i)).collect();
+        clip.norm.map_or(0.0, |_| arena.sum_of_squares(&counted))
+    }
+
+    /// Multiplies all gradients that this rank holds, once they are whole.
+    fn multiply_gradients(&mut self, parameters: &Parameters, by: f32) {
+        let arena = parameters.grads().arena();
+        if arena.device().gpu().is_some() && !self.is_sharded() {
+            return arena.scale(by);
+        }
+        self.each_gradient(parameters, &mut |held| held.values.iter_mut().for_each(|grad| *grad *= by));
     }
 
     /// Takes the scale of the loss, a power of two, out of the gradients of the step, which are whole; says whether all of them are
@@ -286,10 +362,15 @@ pub trait Strategy: Send {
     }
 }
 
-/// A forward pass over all of a rank's samples, then a backward pass.
-pub(crate) fn in_one_go<S: Strategy + ?Sized>(strategy: &mut S, pass: &Pass<'_>) -> Result<f64, Error> {
+/// A forward pass over all of a rank's samples, then a backward pass; `meanwhile` is called when the device was given both.
+pub(crate) fn in_one_go<S: Strategy + ?Sized>(
+    strategy: &mut S,
+    pass: &Pass<'_>,
+    meanwhile: &mut dyn FnMut(),
+) -> Result<f64, Error> {
     strategy.begin_pass(pass.parameters);
     let loss = pass.forward(strategy.shared_batch());
     strategy.backward(pass.parameters, loss.as_ref(), pass.weight, pass.sync)?;
+    meanwhile();
     Ok(loss.map_or(0.0, |loss| loss.item()))
 }

@@ -3,7 +3,8 @@
 //! Two layers in a row are cut together: the first by its outputs, so that each rank has some of what lies between them, and the
 //! second by its inputs, so that what ranks come to only has to be added up (Shoeybi et al., "Megatron-LM",
 //! <https://arxiv.org/abs/1909.08053>). An attention is such a pair with whole heads between; a table of words is cut by its rows,
-//! and the logits, which multiply with the same table, and their cross entropy by words.
+//! and the logits, which multiply with the same table, and their cross entropy by words. Two convolutions are such a pair with the batch
+//! norm between them, each of whose channels, with their statistics, is one rank's.
 //!
 //! Layers know nothing of it. A [`Plan`] says, as data, which of them is cut how; it has [`phalanx_nn::Parameters`] lay out parts, and
 //! puts maps at the seams of the layers ([`phalanx_nn::Seam`]) that add up or bring together, forward or backward

@@ -62,7 +62,7 @@ impl Job {
                 Some(Plan::new(between).with("up", up).with("down", Style::Inputs { dim: 1 }))
             }
             Job::Mnist => Some(Plan::of_mnist()),
-            Job::ResNet => None,
+            Job::ResNet => Some(Plan::of_resnet(ResNetDepth::D18)),
         }
     }
 
@@ -173,12 +173,16 @@ impl Run<'_> {
 
 /// On one device; with the micro-batches of a pipeline, which a batch norm sees one by one, as several passes are.
 fn alone(job: Job) -> Outcome {
+    steps_alone(job, STEPS)
+}
+
+fn steps_alone(job: Job, steps: u64) -> Outcome {
     let mut model = job.model();
     let parameters = Parameters::build(&mut model, &Device::cpu(1), 7);
     let (model, parameters) = (&*model, &parameters);
     let strategy = &mut SingleDevice::new();
     strategy.prepare(parameters).unwrap();
-    Run { job, model, parameters, strategy }.train(0..STEPS, None)
+    Run { job, model, parameters, strategy }.train(0..steps, None)
 }
 
 /// A mesh of so many ranks, and how the model lies there.
@@ -256,8 +260,12 @@ impl On {
     }
 
     fn train(&self, job: Job) -> Vec<Outcome> {
+        self.steps(job, STEPS)
+    }
+
+    fn steps(&self, job: Job, steps: u64) -> Vec<Outcome> {
         self.each(job, |_, model, parameters, strategy| {
-            Run { job, model: &model, parameters, strategy }.train(0..STEPS, None)
+            Run { job, model: &model, parameters, strategy }.train(0..steps, None)
         })
     }
 
@@ -482,6 +490,83 @@ fn dense_layers_behind_convolutions_are_cut_with_the_dropout_between_them() {
     }
 }
 
+/// What roundings come to in a residual network, whose ReLUs have a kink and whose last batch norms go by 16 numbers a channel: of the
+/// losses of all steps, of the momenta that the first leaves, and of the norm of its gradients as a share of it.
+const APART_RESNET: f64 = 5e-3;
+
+/// Losses of all steps and the gradients of the first.
+fn check_resnet(outcomes: &[[Outcome; 2]], [want, want_all]: &[Outcome; 2], what: &str) {
+    for [got, got_all] in outcomes {
+        let of =
+            |got: &[f64], want: &[f64]| got.iter().zip(want).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+        assert!(got.values == outcomes[0][0].values && got_all.values == outcomes[0][1].values, "{what}");
+        let (losses, want_losses) = (&got_all.losses, &want_all.losses);
+        assert!(of(losses, want_losses) < APART_RESNET, "{what}: losses {losses:?}, not {want_losses:?}");
+        assert!(of(&got.losses, &want.losses) < TOLERANCE, "{what}: {:?}, not {:?}", got.losses, want.losses);
+        let (norms, want_norms) = (&got.norms, &want.norms);
+        let share = of(norms, want_norms) / want_norms[0];
+        assert!(share < APART_RESNET, "{what}: norms {norms:?}, not {want_norms:?}");
+        check_close(what, "values after a step", &got.values, &want.values);
+        let close = |(got, want): (&f32, &f32)| {
+            f64::from((got - want).abs()) < APART_RESNET * f64::from(1.0 + want.abs())
+        };
+        assert!(got_all.buffers.iter().zip(&want_all.buffers).all(close), "{what}: running statistics");
+        assert!(got_all.buffers.iter().any(|x| *x != 0.0 && *x != 1.0), "{what}: they have moved");
+    }
+    let momenta =
+        outcomes[0][0].state.iter().zip(&want.state).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    let same = outcomes[0][0].state.len() == want.state.len();
+    assert!(same && f64::from(momenta) < APART_RESNET, "{what}: momenta after a step are {momenta} apart");
+}
+
+impl On {
+    fn train_resnet(&self) -> Vec<[Outcome; 2]> {
+        let [first, all] = [1, STEPS].map(|steps| self.steps(Job::ResNet, steps));
+        first.into_iter().zip(all).map(|(first, all)| [first, all]).collect()
+    }
+}
+
+/// Batch norms lie between the two convolutions of a block: each rank has some of their channels.
+#[test]
+fn convolutions_are_cut_with_the_batch_norm_between_them() {
+    let want = [1, STEPS].map(|steps| steps_alone(Job::ResNet, steps));
+    for on in [On::new(2, &[(Across, 2)]), On { again: true, ..On::new(4, &[(Across, 4)]) }] {
+        check_resnet(&on.train_resnet(), &want, &on.what());
+    }
+    let staged = On::new(4, &[(Pipeline, 2), (Across, 2)]);
+    let want = On::new(2, &[(Pipeline, 2)]).train_resnet();
+    check_resnet(&staged.train_resnet(), &want[0], &staged.what());
+    // Each replica has other samples, and its batch norms see these.
+    let want = On::new(2, &[(Replica, 2)]).train_resnet();
+    for sharded in [None, Some(Sharded::Parameters)] {
+        let on = On { sharded, ..On::new(4, &[(Across, 2)]) };
+        check_resnet(&on.train_resnet(), &want[0], &on.what());
+    }
+}
+
+/// The same steps from first values of which every other is off by its last bit are within these bounds, and not by far.
+#[test]
+fn roundings_move_the_losses_of_a_residual_network() {
+    let nudged = |steps: u64| {
+        let mut model = Job::ResNet.model();
+        let parameters = Parameters::build(&mut model, &Device::cpu(1), 7);
+        for i in 0..parameters.names().len() {
+            let (value, mut values) = (parameters.value(i), parameters.value(i).to_vec::<f32>());
+            for value in values.iter_mut().filter(|value| **value != 0.0).step_by(2) {
+                *value = f32::from_bits(value.to_bits() + 1);
+            }
+            value.copy_from(&Tensor::from_slice(value.device(), &values, *value.shape()));
+        }
+        let strategy = &mut SingleDevice::new();
+        Run { job: Job::ResNet, model: &*model, parameters: &parameters, strategy }.train(0..steps, None)
+    };
+    let want = [1, STEPS].map(|steps| steps_alone(Job::ResNet, steps));
+    let got = [1, STEPS].map(nudged);
+    let apart = got[1].losses.iter().zip(&want[1].losses).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+    assert!(apart > 10.0 * TOLERANCE, "losses are {apart} apart: the bound of the others would do");
+    check_resnet(&[got], &want, "nudged");
+}
+
 /// Batch norms see micro-batches, so a pipeline is held against another cut of itself; and every rank has all buffers in the end.
 #[test]
 fn batch_norms_on_any_stage_come_to_the_same_buffers() {
@@ -497,16 +582,18 @@ fn batch_norms_on_any_stage_come_to_the_same_buffers() {
 #[test]
 fn values_and_states_go_to_any_mesh_and_back_bit_for_bit() {
     let sharded = Some(Sharded::Parameters);
+    let (tied, own) = (Job::Gpt(Head::Tied), Job::Gpt(Head::Own));
     let all = [
-        (Head::Tied, On::new(2, &[(Across, 2)])),
-        (Head::Tied, On { sharded, ..On::new(4, &[(Across, 2)]) }),
-        (Head::Own, On::new(4, &[(Pipeline, 4)])),
-        (Head::Own, On::new(8, &[(Pipeline, 2), (Across, 2)])),
-        (Head::Own, On { sharded, ..On::new(4, &[(Pipeline, 2)]) }),
-        (Head::Tied, On::new(4, &[(Pipeline, 2), (Across, 2)])),
+        (tied, On::new(2, &[(Across, 2)])),
+        (tied, On { sharded, ..On::new(4, &[(Across, 2)]) }),
+        (own, On::new(4, &[(Pipeline, 4)])),
+        (own, On::new(8, &[(Pipeline, 2), (Across, 2)])),
+        (own, On { sharded, ..On::new(4, &[(Pipeline, 2)]) }),
+        (tied, On::new(4, &[(Pipeline, 2), (Across, 2)])),
+        // Whose kernels lie tap by tap.
+        (Job::ResNet, On::new(2, &[(Across, 2)])),
     ];
-    for (head, on) in all {
-        let job = Job::Gpt(head);
+    for (job, on) in all {
         let backs = on.each(job, |_, model, whole, strategy| {
             let before = whole.values().read_flat::<f32>();
             let state = padded_randomly(whole);
@@ -616,7 +703,7 @@ fn a_rank_holds_its_part_and_no_more() {
 
 #[test]
 fn what_cannot_be_is_refused_with_the_nearest_that_can() {
-    let refused = |job: Job, on: &On| {
+    let refused_with = |job: Job, on: &On, plan: Option<&Plan>| {
         let mut model = job.model();
         let whole = Parameters::build(&mut model, &Device::cpu(1), 0);
         let mut errors = Vec::new();
@@ -626,7 +713,8 @@ fn what_cannot_be_is_refused_with_the_nearest_that_can() {
                 .map(|group| {
                     let whole = &whole;
                     scope.spawn(move || {
-                        ModelParallel::new(&group, whole, &on.config(job)).err().unwrap().to_string()
+                        let config = ModelParallelConfig { plan: plan.cloned(), ..on.config(job) };
+                        ModelParallel::new(&group, whole, &config).err().unwrap().to_string()
                     })
                 })
                 .collect();
@@ -635,6 +723,7 @@ fn what_cannot_be_is_refused_with_the_nearest_that_can() {
         assert!(errors.iter().all(|error| *error == errors[0]), "{errors:?}");
         errors.remove(0)
     };
+    let refused = |job: Job, on: &On| refused_with(job, on, job.plan(on.between).as_ref());
     let tied = Job::Gpt(Head::Tied);
     assert_eq!(
         refused(tied, &On::new(4, &[(Across, 3)])),
@@ -644,7 +733,7 @@ fn what_cannot_be_is_refused_with_the_nearest_that_can() {
         refused(tied, &On::new(3, &[(Across, 2)])),
         "parallel.tensor=2 are 2 ranks, and 3 are there, which is no multiple\nhint: the nearest that works for 3 ranks is replica=3, or take 2 or 4 ranks"
     );
-    let said = refused(Job::ResNet, &On::new(2, &[(Across, 2)]));
+    let said = refused_with(Job::ResNet, &On::new(2, &[(Across, 2)]), None);
     assert!(said.starts_with("the mesh has an axis tensor, and nothing says how the model is cut"), "{said}");
     let said = refused(tied, &On { sharded: Some(Sharded::States), ..On::new(4, &[(Pipeline, 2)]) });
     assert!(said.starts_with("wte.weight belongs to several stages of a pipeline"), "{said}");

@@ -54,6 +54,7 @@ mod tensors;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use convert::save;
 pub use convert::{Converted, convert};
 pub use error::CheckpointError;
 pub use manifest::{FileEntry, Holds, Manifest, RunFacts, VERSION};
@@ -156,6 +157,8 @@ struct Writer {
     any: bool,
     /// Whether one is due whatever the time.
     asked: bool,
+    /// The newest that was made, and after which step.
+    newest: Option<(u64, PathBuf)>,
     /// How long the last snapshot has kept the training loop.
     stall: Duration,
     /// How long it has taken at most to take one and to write it.
@@ -257,6 +260,13 @@ impl Checkpoints {
     /// Whether ranks write them together.
     pub(crate) fn in_parts(&self) -> bool {
         self.parts.is_some()
+    }
+
+    /// The checkpoint after this step, if ranks have written it together; on rank 0 only.
+    pub(crate) fn of_parts(&self, step: u64) -> Option<PathBuf> {
+        self.parts.as_ref()?;
+        let (_, path) = self.writer.as_ref()?.newest.as_ref().filter(|(of, _)| *of == step)?;
+        Some(path.clone())
     }
 
     /// Whether this rank writes them, and goes on doing so with whoever the others are.
@@ -503,7 +513,8 @@ impl Writer {
         let background = Background::start(store, about)
             .map_err(|source| Error::Io { path: config.dir.clone(), source })?;
         let last = (0, Instant::now());
-        Ok(Writer { background, last, any, asked: false, stall: Duration::ZERO, longest: Duration::ZERO })
+        let (stall, longest) = (Duration::ZERO, Duration::ZERO);
+        Ok(Writer { background, last, any, asked: false, newest: None, stall, longest })
     }
 
     /// Whether the run, which ends after this step, is to take a last one.
@@ -542,6 +553,7 @@ impl Writer {
         match committed {
             Ok(path) => {
                 self.any = true;
+                self.newest = Some((step, path.clone()));
                 let (path, stall_ms) = (path.display().to_string(), ms(self.stall));
                 observer.event(&Event::Checkpoint { step, path, stall_ms, write_ms: ms(took) });
             }

@@ -1,9 +1,11 @@
 //! What a run tells whoever listens: one JSON object a line for programs, a bar for people.
 
+use crate::checkpoint::{self, Holds};
 use crate::error::Error;
 use crate::trainer::{Evaluation, State};
-use phalanx_nn::Parameters;
+use phalanx_nn::{Parameters, Weights};
 use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
 
 /// Something that happened in training. The names are a contract.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -188,6 +190,13 @@ pub trait Observer {
         Vec::new()
     }
 
+    /// Whether [`Observer::conclude`], or who asked for the run, needs all values and the optimizer's whole state in memory. Where ranks
+    /// hold parts and write checkpoints in parts, they are brought to rank 0 then; else the run takes a last checkpoint, and
+    /// [`Concluded::save_model`] and [`Concluded::save_optimizer`] make files of it. Only rank 0's is asked.
+    fn needs_whole(&self) -> bool {
+        true
+    }
+
     /// Called when all steps are made, while all ranks are still there: what the run is to leave behind is kept here. Where the
     /// first rank is lost meanwhile, it is called again on the one that takes its place.
     fn conclude(&mut self, end: &mut Concluded<'_>) -> Result<(), Error> {
@@ -198,7 +207,7 @@ pub trait Observer {
 
 /// The end of a run that was not interrupted.
 pub struct Concluded<'a> {
-    /// The parameters.
+    /// The parameters: all of their values, unless the observer doesn't need them ([`Observer::needs_whole`]).
     pub parameters: &'a Parameters,
     /// Where the run ended. The running mean is swapped in to be written, so it can be changed.
     pub state: &'a mut State,
@@ -206,6 +215,37 @@ pub struct Concluded<'a> {
     pub evaluation: Option<Evaluation>,
     /// Whether it ended because [`crate::Trainer::patience`] did.
     pub stopped_early: bool,
+    /// The checkpoint of the last step, where nobody has what it holds.
+    pub(crate) parts: Option<PathBuf>,
+}
+
+impl Concluded<'_> {
+    /// Writes the model's weights as a safetensors file, whole or not at all: from memory, or from the checkpoint where only that
+    /// has all of them, a piece at a time.
+    pub fn save_model(&self, path: &Path) -> Result<(), Error> {
+        match &self.parts {
+            Some(folder) => Ok(checkpoint::save(folder, Holds::Model, |_| true, path)?),
+            None => Ok(self.parameters.to_weights().save(path)?),
+        }
+    }
+
+    /// The same for the optimizer's state: an array for each of a parameter, named after both, such as `0.weight.exp_avg`.
+    pub fn save_optimizer(&self, path: &Path) -> Result<(), Error> {
+        if let Some(folder) = &self.parts {
+            let is_beside_parameter = |name: &str| self.parameters.names().iter().any(|of| is_of(name, of));
+            return Ok(checkpoint::save(folder, Holds::Optimizer, is_beside_parameter, path)?);
+        }
+        let mut weights = Weights::default();
+        for (name, state) in self.state.optimizer.state() {
+            weights.append(state.with(|flat| self.parameters.to_weights_from(flat, &format!(".{name}"))));
+        }
+        Ok(weights.save(path)?)
+    }
+}
+
+/// Whether a name is that of an array beside a parameter.
+fn is_of(name: &str, parameter: &str) -> bool {
+    name.strip_prefix(parameter).is_some_and(|rest| rest.starts_with('.'))
 }
 
 /// Listens to nothing.

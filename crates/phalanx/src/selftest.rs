@@ -23,7 +23,7 @@ pub enum Extent {
     /// All of it: a few minutes on a CPU.
     #[default]
     Whole,
-    /// Every operation, but few steps of the runs, and speeds of small sizes only, which tell little.
+    /// Every operation at small sizes, but few steps of the runs, and speeds of small sizes only, which tell little.
     Quick,
 }
 
@@ -88,7 +88,7 @@ pub type Open<'a> = &'a (dyn Fn(usize) -> Result<Device, Error> + Sync);
 /// Tries a device, and tells each finding when it is there. Fails only where the device can't be opened.
 pub fn selftest(open: Open<'_>, extent: Extent, tell: &mut dyn FnMut(Finding)) -> Result<(), Error> {
     let device = open(1)?;
-    operations::all(&device, tell);
+    operations::all(&device, extent, tell);
     tell(golden_run(open, extent));
     tell(ranks::equality(open, extent));
     rates::all(&device, extent, tell);

@@ -7,11 +7,13 @@
 //! the others regroup, settle whose state is the newest (`trainer/settle.rs`), and go on with it: the samples of a step are
 //! the same, only shared out anew.
 
+mod ahead;
 mod by_shard;
 mod deal;
 mod evaluate;
 mod judge;
 mod listener;
+mod mean;
 mod precision;
 mod rebuild;
 mod requests;
@@ -169,10 +171,10 @@ pub enum OnNan {
 /// What a run leaves.
 pub struct Trained {
     /// The parameters; the model shares them. Where ranks hold a part each and write checkpoints in parts, all of their values are on
-    /// rank 0 alone.
+    /// rank 0 alone, or nowhere ([`Observer::needs_whole`]).
     pub parameters: Parameters,
     /// Where the run ended; what another one can go on from. Where ranks share out the optimizer's state, rank 0 has all of it and the
-    /// others have their parts.
+    /// others have their parts, as it does where nobody has all values.
     pub state: State,
     /// The last evaluation, if there were test samples.
     pub evaluation: Option<Evaluation>,
@@ -197,9 +199,8 @@ impl Trainer {
 
     /// With whom ranks go on that lose others.
     fn goes_on(&self) -> GoesOn {
-        // What each rank keeps for itself would be lost with it, and a mean of the weights isn't handed over in parts.
-        let is_alone = self.ddp.compress.keeps() || self.shares_out() && self.ema.is_some();
-        match (is_alone, self.shares_out()) {
+        // What each rank keeps for itself would be lost with it.
+        match (self.ddp.compress.keeps(), self.shares_out()) {
             (true, _) => GoesOn::Not,
             (false, true) => GoesOn::WithAll,
             (false, false) => GoesOn::WithThoseLeft,

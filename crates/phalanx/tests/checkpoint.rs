@@ -8,8 +8,9 @@ use phalanx::nn::{
     BatchNorm2d, Conv2d, Flatten, Linear, LogSoftmax, Module, Parameters, Plateau, Relu, Sequential, Weights,
 };
 use phalanx::parallel::{Compress, DdpConfig, FsdpConfig, Sharded};
-use phalanx::{Error, Event, Observer, Requests, State, Trainer, Worker, spawn};
+use phalanx::{Concluded, Error, Event, Observer, Requests, State, Trainer, Worker, spawn};
 use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
@@ -149,6 +150,69 @@ fn in_parts(ranks: usize, trainer: &Trainer, rule: Rule, stop_every: Option<u64>
         let manifest = Manifest::read(&folder.path().join(format!("step-{at}"))).unwrap();
         assert_eq!(manifest.files.len(), 2 * ranks);
     }
+}
+
+/// Keeps what a run leaves behind in this folder, and says whether all values were in memory then.
+struct Keeper<'a>(&'a Path, Option<bool>);
+
+impl Observer for Keeper<'_> {
+    fn event(&mut self, _: &Event) {}
+
+    fn needs_whole(&self) -> bool {
+        false
+    }
+
+    fn conclude(&mut self, end: &mut Concluded<'_>) -> Result<(), Error> {
+        // What is away is borrowed for writing.
+        let read = catch_unwind(AssertUnwindSafe(|| end.parameters.to_weights()));
+        self.1 = Some(read.is_ok());
+        end.save_model(&self.0.join("model.safetensors"))?;
+        end.save_optimizer(&self.0.join("optimizer.safetensors"))
+    }
+}
+
+#[test]
+fn what_a_run_in_parts_leaves_behind_comes_from_its_last_checkpoint() {
+    let sharded = Some(FsdpConfig { sharded: Sharded::Parameters, unit_bytes: 1 << 10 });
+    let trainer = Trainer { epochs: 1, seed: 5, sharded, ..Trainer::default() };
+    let rule: Rule = Adam::default().into();
+    let whole = train_net(2, batch_norm_net, &trainer, rule).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let best = folder.path().join("best.safetensors");
+    // A run that goes on from its end has no checkpoint to take.
+    for (resume, is_whole) in [(false, false), (true, true)] {
+        let checkpoint = every(1000, &folder.path().join("checkpoints"), resume);
+        let checkpoint = checkpoint.map(|config| CheckpointConfig { parts: true, ..config });
+        let best_file = Some(best.clone());
+        let trainer = Trainer { checkpoint, best_file, batch_size: 100, ..trainer.clone() };
+        spawn(2, |worker| {
+            let mut net = batch_norm_net();
+            let data = open("mnist-mini", View::default(), &Places::from_env(None), &mut Silent)?;
+            let mut keeper = Keeper(folder.path(), None);
+            trainer.fit(&worker, &mut *net, rule, data.train, Some(data.test), &mut keeper)?;
+            assert_eq!(keeper.1, worker.is_first().then_some(is_whole), "resumed: {resume}");
+            Ok(())
+        })
+        .unwrap();
+        for (file, want) in ["model", "optimizer"].iter().zip(&whole.weights) {
+            let want = want.as_ref().unwrap();
+            let path = folder.path().join(format!("{file}.safetensors"));
+            let found = Weights::read(&path).unwrap();
+            let mut wanted: Vec<&str> = want.names().filter(|name| *name != "step").collect();
+            let mut names: Vec<&str> = found.names().collect();
+            wanted.sort_unstable();
+            names.sort_unstable();
+            assert_eq!(names, wanted, "{file}");
+            names.iter().for_each(|name| assert_eq!(found.get(name), want.get(name), "{name}"));
+            fs::remove_file(path).unwrap();
+        }
+    }
+    // The only epoch is the best, and its weights were evaluated in parts, too.
+    let (found, want) = (Weights::read(&best).unwrap(), whole.weights[0].as_ref().unwrap());
+    assert!(want.names().all(|name| found.get(name) == want.get(name)), "the best weights");
+    fs::remove_file(best).unwrap();
+    let left = fs::read_dir(folder.path()).unwrap().count();
+    assert_eq!(left, 1, "nothing but the checkpoints is left");
 }
 
 #[test]

@@ -384,6 +384,13 @@ pub(crate) struct Locked {
     params: Range<usize>,
 }
 
+impl Locked {
+    /// Whoever kept what its parameters were, kept something else.
+    fn count_overwrites(&self) {
+        self.arena.0.parts[self.params.clone()].iter().for_each(Storage::count_overwrite);
+    }
+}
+
 impl Drop for Locked {
     fn drop(&mut self) {
         self.arena.0.parts[self.params.clone()].iter().for_each(Storage::unlock_for_writing);
@@ -420,6 +427,7 @@ impl<T: Element> Span<T> {
     #[track_caller]
     pub fn write(&mut self, values: &[T]) {
         assert!(values.len() == self.count(), "write: {} values for {} elements", values.len(), self.count());
+        self.locked.count_overwrites();
         match self.arena().device().backend() {
             Backend::Cpu => self.copy_from_slice(values),
             Backend::Gpu(engine) => engine.upload(values, self.arena().memory(), self.bytes().start),
@@ -575,6 +583,12 @@ impl Grads {
     /// Takes note that what these parameters were cast to isn't there any more.
     pub fn forget_casts(&self, params: Range<usize>) {
         self.casts.forget(params);
+    }
+
+    /// The same for all of them, whose memory is given back until one is wanted again. Panics while anyone uses one of them.
+    #[track_caller]
+    pub fn give_casts_back(&self) {
+        self.casts.give_back();
     }
 
     /// How often parameter `i` of `values` was read, but for being cast.

@@ -61,6 +61,11 @@ pub fn families<C: Check>() -> [Family<C>; 15] {
     ]
 }
 
+/// Families that take long on all but a real GPU.
+pub fn large_families<C: Check>() -> [Family<C>; 1] {
+    [("attention of many blocks", attention_of_many_blocks)]
+}
+
 /// The same images in pixel order: the copy is made of a view in which that is the row-major one.
 fn in_pixels(x: &Tensor) -> Tensor {
     x.permute(&[2, 3, 0, 1]).contiguous().permute(&[2, 3, 0, 1])
@@ -263,13 +268,34 @@ pub fn attention(c: &impl Check) {
 pub fn attention_of_many_positions(c: &impl Check) {
     let key = DropoutKey::new(1, 2, 3, [10, 11].into());
     // Samples, positions, numbers of a head.
-    for ([batch, time, depth], heads) in
-        [([2, 70, 16], 2), ([1, 130, 64], 1), ([2, 33, 72], 2), ([1, 40, 250], 1)]
-    {
+    attention_of(
+        c,
+        &key,
+        &[
+            ([2, 70, 16], 2),
+            ([1, 130, 64], 1),
+            ([2, 33, 72], 2),
+            ([1, 40, 250], 1),
+            ([1, 200, 128], 1),
+            ([2, 97, 104], 2),
+        ],
+    );
+}
+
+/// Attention over many tiles of positions, and over more heads than a GPU has blocks at a time, each of which does several then: too much
+/// for a device that is only played.
+pub fn attention_of_many_blocks(c: &impl Check) {
+    let key = DropoutKey::new(1, 2, 3, (0..256).collect());
+    attention_of(c, &key, &[([1, 1024, 64], 1), ([256, 65, 16], 8)]);
+}
+
+/// At samples, positions and numbers of a head, and so many heads; with dropout too, where `key` is of as many samples.
+fn attention_of(c: &impl Check, key: &DropoutKey, sizes: &[([usize; 3], usize)]) {
+    for &([batch, time, depth], heads) in sizes {
         let shape = [batch, time, 3 * heads * depth];
         c.check(&[&shape], |x| x[0].causal_attention(heads, None));
-        if batch == 2 {
-            c.check(&[&shape], |x| x[0].causal_attention(heads, Some((0.2, &key))));
+        if batch == key.samples.len() {
+            c.check(&[&shape], |x| x[0].causal_attention(heads, Some((0.2, key))));
         }
     }
 }

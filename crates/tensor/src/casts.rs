@@ -8,6 +8,7 @@ use crate::device::{Backend, Device};
 use crate::dtype::{DType, Element};
 use crate::kernel;
 use crate::tensor::Tensor;
+use half::{bf16, f16};
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -102,6 +103,18 @@ impl Casts {
         }
     }
 
+    /// Nothing is cast any more, and the memory of what was is given back; it comes anew with the next.
+    pub(crate) fn give_back(&self) {
+        if let Some(made) = &mut *self.lock() {
+            made.writes.fill(None);
+            let params = 0..self.layout.count();
+            match made.arena.dtype() {
+                DType::BF16 => give_back(made.arena.set_aside::<bf16>(params)),
+                _ => give_back(made.arena.set_aside::<f16>(params)),
+            }
+        }
+    }
+
     /// How often parameter `i` was read to be cast.
     pub(crate) fn made(&self, i: usize) -> u64 {
         self.lock().as_ref().map_or(0, |made| made.reads[i])
@@ -111,6 +124,10 @@ impl Casts {
     fn lock(&self) -> MutexGuard<'_, Option<Made>> {
         self.made.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn give_back<T: Element>(mut span: Span<T>) {
+    span.give_back(0..span.count());
 }
 
 impl Made {

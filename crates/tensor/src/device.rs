@@ -145,6 +145,12 @@ impl Device {
         }
     }
 
+    /// Whether a GPU has done all that its stream of kernels was given. A CPU is done whenever this can be asked.
+    #[track_caller]
+    pub fn is_idle(&self) -> bool {
+        self.gpu().is_none_or(|gpu| gpu.compute().is_done().unwrap_or_else(|error| panic!("{error}")))
+    }
+
     /// So many new bytes of zeros. Panics where there are no more, and says who has them.
     pub(crate) fn allocate(&self, bytes: usize) -> Memory {
         let memory = match self.backend() {

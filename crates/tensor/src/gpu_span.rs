@@ -29,20 +29,25 @@ impl<T: Element> GpuSpan<T> {
     }
 }
 
+/// What NCCL calls it.
+pub(crate) fn number(dtype: DType) -> Number {
+    match dtype {
+        DType::F32 => Number::F32,
+        DType::F64 => Number::F64,
+        DType::BF16 => Number::Bf16,
+        DType::F16 => Number::F16,
+        DType::I64 => Number::I64,
+        DType::U8 => Number::U8,
+    }
+}
+
 // SAFETY: the write borrow of every parameter is held as long as the span is there, so nobody else gives a stream work on them
 // (S-BORROW), and before and after that all work on them is given to the compute stream (S-STREAM). The memory is one that waits
 // for all work before it is given back.
 unsafe impl<T: Element> Lent for GpuSpan<T> {
     fn block(&self) -> Block {
         let (bytes, memory) = (self.0.bytes(), self.0.arena().memory().gpu());
-        let number = match T::DTYPE {
-            DType::F32 => Number::F32,
-            DType::F64 => Number::F64,
-            DType::BF16 => Number::Bf16,
-            DType::F16 => Number::F16,
-            DType::I64 => Number::I64,
-            DType::U8 => Number::U8,
-        };
+        let number = number(T::DTYPE);
         Block { at: memory.address().plus(bytes.start), count: bytes.len() / number.bytes(), number }
     }
 }

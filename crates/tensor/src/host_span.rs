@@ -30,6 +30,11 @@ impl Arena {
 }
 
 impl<T: Element> HostSpan<T> {
+    /// Which parameters.
+    pub fn params(&self) -> Range<usize> {
+        self.span.params()
+    }
+
     /// Whether the values are here, so that nobody who looks at them has to wait.
     pub fn is_here(&self) -> bool {
         self.copy.as_ref().is_none_or(Engine::is_here)

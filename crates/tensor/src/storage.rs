@@ -7,7 +7,8 @@
 //!   share buffers as they share values; a breach is a bug of the program and panics.
 //! - **S-STREAM**: all that reads or writes the memory of a GPU's buffers is given to the device's one compute stream, while
 //!   the buffer is borrowed (S-BORROW) for the time of giving. The stream does it in that order. So the borrow may end, and the
-//!   buffer may be dropped, taken again and written anew, before the GPU has come to what was given first. Whoever uses another
+//!   buffer may be dropped, taken again and written anew, before the GPU has come to what was given first. An address is looked up
+//!   under the borrow, since memory that was given back comes anew with that, elsewhere. Whoever uses another
 //!   stream lets that wait for an event of the compute stream, and the compute stream for one of its own.
 //! - **S-PART**: the buffers cut from one arena never overlap, and each keeps the whole allocation alive.
 
@@ -277,16 +278,16 @@ impl Storage {
     /// Where the whole buffer lies on a GPU, for work that reads it (S-STREAM). Panics if it is being written.
     #[track_caller]
     pub(crate) fn read_on_gpu(&self) -> Lent<'_> {
-        let at = self.on_gpu();
         assert!(self.count_reader(), "a tensor is read while its buffer is being written");
-        Lent { at, reads: true, borrow: &self.buffer().borrow }
+        let borrow = Borrow { reads: true, of: &self.buffer().borrow };
+        Lent { at: self.on_gpu(), _borrow: borrow }
     }
 
     /// Where the whole buffer lies on a GPU, for work that writes it (S-STREAM). Panics if anyone reads or writes it.
     #[track_caller]
     pub(crate) fn write_on_gpu(&self) -> Lent<'_> {
-        let at = self.on_gpu();
-        Lent { at, reads: false, borrow: self.mark_writer() }
+        let borrow = Borrow { reads: false, of: self.mark_writer() };
+        Lent { at: self.on_gpu(), _borrow: borrow }
     }
 
     #[track_caller]
@@ -346,6 +347,11 @@ impl Storage {
             panic!("a tensor is to be written while its buffer is being {who}");
         }
         borrow
+    }
+
+    /// Counts an overwrite by one who has the write borrow.
+    pub(crate) fn count_overwrite(&self) {
+        self.buffer().writes.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Takes the write borrow without a guard and without counting an overwrite; see [`crate::arena::Arena::set_aside`].
@@ -427,16 +433,20 @@ impl Drop for Storage {
 /// Where a buffer lies on a GPU, borrowed while work that uses it is given to the compute stream.
 pub(crate) struct Lent<'a> {
     pub(crate) at: Address,
-    reads: bool,
-    borrow: &'a AtomicI32,
+    _borrow: Borrow<'a>,
 }
 
-impl Drop for Lent<'_> {
+struct Borrow<'a> {
+    reads: bool,
+    of: &'a AtomicI32,
+}
+
+impl Drop for Borrow<'_> {
     fn drop(&mut self) {
         if self.reads {
-            self.borrow.fetch_sub(1, Ordering::Release);
+            self.of.fetch_sub(1, Ordering::Release);
         } else {
-            self.borrow.store(0, Ordering::Release);
+            self.of.store(0, Ordering::Release);
         }
     }
 }

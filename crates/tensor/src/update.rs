@@ -3,6 +3,7 @@
 
 use crate::arena::Arena;
 use crate::device::Backend;
+use crate::dtype::bytes_of;
 use std::ops::Range;
 
 /// Which rule. The formulas are PyTorch's; states stand in the order of [`Arena::update`].
@@ -47,10 +48,13 @@ pub struct UpdateStep {
     pub eps: f32,
 }
 
+/// Bytes of a step as kernels find it.
+pub(crate) const STEP_BYTES: usize = 48;
+
 impl UpdateStep {
-    /// In the order of the kernels' struct.
-    pub(crate) fn words(&self) -> [f32; 9] {
-        [
+    /// The kernels' struct, of the elements before `end`.
+    pub(crate) fn to_bytes(self, end: usize) -> [u8; STEP_BYTES] {
+        let numbers = [
             self.inverse_scale,
             self.lr,
             self.decay,
@@ -60,34 +64,43 @@ impl UpdateStep {
             self.share_second,
             self.root,
             self.eps,
-        ]
+        ];
+        let mut bytes = [0; STEP_BYTES];
+        bytes[..8].copy_from_slice(&(end as i64).to_ne_bytes());
+        bytes[8..44].copy_from_slice(bytes_of(&numbers));
+        bytes
     }
 }
 
 impl Arena {
-    /// Moves elements `range` by one step along `grads`; all arenas are of one layout on one GPU and hold f32. Panics on a CPU, while
-    /// anyone uses any parameter, or where a state is missing that the rule needs.
+    /// Moves elements by one step along `grads`, in one launch: each of these ranges, which follow each other without a gap, by a step of
+    /// its own. All arenas are of one layout on one GPU and hold f32. Panics on a CPU, while anyone uses any parameter, or where a state
+    /// is missing that the rule needs.
     #[track_caller]
     pub fn update(
         &self,
-        range: Range<usize>,
+        steps: &[(Range<usize>, UpdateStep)],
         grads: &Arena,
         states: [Option<&Arena>; 3],
         rule: Update,
-        step: &UpdateStep,
     ) {
         let Backend::Gpu(engine) = self.device().backend() else {
             panic!("update: the arena lies on a CPU, where its values are slices: flat_mut lends them")
         };
+        let (Some((first, _)), Some((last, _))) = (steps.first(), steps.last()) else { return };
+        let in_order = steps.iter().all(|(range, _)| range.start <= range.end)
+            && steps.windows(2).all(|pair| pair[0].0.end == pair[1].0.start);
+        let all = first.start..last.end;
         assert!(
-            range.start <= range.end && range.end <= self.layout().len(),
-            "update: elements {range:?} of an arena of {}",
+            in_order && all.end <= self.layout().len(),
+            "update: elements {all:?} in {} ranges of an arena of {}, or ranges that don't follow each other",
+            steps.len(),
             self.layout().len()
         );
         for other in states.into_iter().flatten().chain([grads]) {
             let alike = other.layout() == self.layout() && other.device() == self.device();
             assert!(alike, "update: values, gradients and states of different layouts or devices");
         }
-        engine.update(self, range, grads, states, rule, step);
+        engine.update(self, steps, grads, states, rule);
     }
 }

@@ -5,6 +5,7 @@ use crate::arena::Arena;
 use crate::device::Backend;
 use crate::dtype::{Element, with_element};
 use crate::gpu::Engine;
+use std::ops::Range;
 
 impl Arena {
     /// An arena of zeros of the same layout and dtype on the same device.
@@ -80,6 +81,23 @@ impl Arena {
         self.engine("clip_norm").clip_norm(self, limit)
     }
 
+    /// The sum of the squares of these elements, which are f32, in float64. On a GPU their order is decided by how many they are, and
+    /// whoever asks waits for it.
+    #[track_caller]
+    pub fn sum_of_squares(&self, ranges: &[Range<usize>]) -> f64 {
+        let len = self.layout().len();
+        let outside = ranges.iter().find(|range| range.start > range.end || range.end > len);
+        assert!(outside.is_none(), "sum_of_squares: elements {outside:?} of an arena of {len}");
+        match self.device().backend() {
+            Backend::Cpu => {
+                let all = self.flat::<f32>();
+                let square = |&x: &f32| f64::from(x) * f64::from(x);
+                ranges.iter().map(|range| all[range.clone()].iter().map(square).sum::<f64>()).sum()
+            }
+            Backend::Gpu(engine) => engine.sum_of_squares(self, ranges),
+        }
+    }
+
     /// On a GPU: makes each value, which is f32, at most `limit` large. Panics as [`Arena::clip_norm`] does.
     #[track_caller]
     pub fn clip_value(&self, limit: f32) {
@@ -100,6 +118,41 @@ impl Arena {
                 engine.download_into(self.memory(), 0, into);
             }
         }
+    }
+
+    /// Copies elements `range` of the arena, padding included, to `into`: no others leave a GPU. Panics while any parameter is
+    /// being written, if `T` isn't the arena's dtype, or if the range and `into` aren't of one length within the arena.
+    #[track_caller]
+    pub fn read_elements<T: Element>(&self, range: Range<usize>, into: &mut [T]) {
+        self.check_elements("read_elements", &range, into.len());
+        match self.device().backend() {
+            Backend::Cpu => into.copy_from_slice(&self.flat::<T>()[range]),
+            Backend::Gpu(engine) => {
+                let _held = self.hold::<T>();
+                engine.download_into(self.memory(), range.start * T::DTYPE.bytes(), into);
+            }
+        }
+    }
+
+    /// Overwrites elements `range` of the arena, padding included: no others go to a GPU. Panics while anyone uses any parameter, and
+    /// as [`Arena::read_elements`] does.
+    #[track_caller]
+    pub fn write_elements<T: Element>(&self, range: Range<usize>, values: &[T]) {
+        self.check_elements("write_elements", &range, values.len());
+        let mut span = self.flat_mut::<T>();
+        match self.device().backend() {
+            Backend::Cpu => span[range].copy_from_slice(values),
+            Backend::Gpu(engine) => engine.upload(values, self.memory(), range.start * T::DTYPE.bytes()),
+        }
+    }
+
+    #[track_caller]
+    fn check_elements(&self, op: &str, range: &Range<usize>, values: usize) {
+        let len = self.layout().len();
+        assert!(
+            range.len() == values && range.end <= len,
+            "{op}: {values} values for elements {range:?} of an arena of {len}"
+        );
     }
 
     #[track_caller]

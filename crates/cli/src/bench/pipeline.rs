@@ -13,8 +13,8 @@ use phalanx::Worker;
 use phalanx::nn::optim::{Optimizer, Sgd};
 use phalanx::nn::{Ctx, Linear, Loss, Module, Parameters, Relu, Sequential};
 use phalanx::parallel::pipeline::{
-    PipelineConfig, Pipelined, RankPipeline, Schedule, ScheduleKind, Shape, Timeline, Times, Work, chart,
-    check, parts,
+    Action, Done, PipelineConfig, Pipelined, RankPipeline, Schedule, ScheduleKind, Shape, Timeline, Times,
+    Work, chart, check, parts,
 };
 use phalanx::parallel::{Local, Pass, Sync};
 use phalanx::tensor::{DType, Device, Gradients, Philox, Tensor};
@@ -51,6 +51,8 @@ struct PipelineLine {
 #[derive(Clone, Serialize)]
 struct MeasuredFields {
     bubble_measured: f64,
+    /// What of it comes of stages' work that took longer now and then, and would stay if messages took no time.
+    bubble_of_work: f64,
     median_ms: f64,
     p95_ms: f64,
     steps: usize,
@@ -176,8 +178,9 @@ fn report(args: &PipelineArgs, schedule: &Schedule, measured: &Measured) {
     let line = line(schedule, measured.times, Some(fields.clone()));
     say(told(&line));
     say(format_args!(
-        "{:.1}% measured; a step takes {:.1} ms, in 95 of 100 at most {:.1} ms; {:.0} MB resident in all, {:.0} MB at most in one process",
+        "{:.1}% measured, {:.1}% by the lengths of what stages did; a step takes {:.1} ms, in 95 of 100 at most {:.1} ms; {:.0} MB resident in all, {:.0} MB at most in one process",
         100.0 * fields.bubble_measured,
+        100.0 * fields.bubble_of_work,
         fields.median_ms,
         fields.p95_ms,
         fields.rss_all_mb,
@@ -304,7 +307,8 @@ fn on_devices(args: &PipelineArgs, schedule: &Schedule) -> Result<Measured> {
     let config = PipelineConfig { blocks: blocks.clone(), devices: devices.clone(), kind, micro_batches };
     let mut local = Pipelined::new(config)?;
     let mut job = Job::new(args, &model, &parameters)?;
-    let (mut times, mut bubbles, mut spent, mut loss) = (Vec::new(), Vec::new(), Spent::default(), 0.0);
+    let (mut times, mut bubbles, mut of_work) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut spent, mut loss) = (Spent::default(), 0.0);
     for step in 0..args.steps + WARM_UP {
         let start = Instant::now();
         loss = job.step(&mut local, step as u64)?;
@@ -312,6 +316,7 @@ fn on_devices(args: &PipelineArgs, schedule: &Schedule) -> Result<Measured> {
         if let Some(timeline) = local.timeline().filter(|_| step >= WARM_UP) {
             times.push(1e3 * took);
             bubbles.push(timeline.bubble());
+            of_work.push(timeline.without_waits(schedule).bubble());
             spent.add(timeline);
         }
     }
@@ -319,16 +324,18 @@ fn on_devices(args: &PipelineArgs, schedule: &Schedule) -> Result<Measured> {
         svg(args, schedule, timeline)?;
     }
     let rss = peak_rss_mb();
-    let ((median_ms, p95_ms), (bubble_measured, _)) = (spread(times), spread(bubbles));
-    let fields = fields(args, [bubble_measured, median_ms, p95_ms, rss, rss, loss]);
+    let ((median_ms, p95_ms), [(bubble_measured, _), (bubble_of_work, _)]) =
+        (spread(times), [bubbles, of_work].map(spread));
+    let fields = fields(args, [bubble_measured, bubble_of_work, median_ms, p95_ms, rss, rss, loss]);
     Ok(Measured { times: spent.times(), fields })
 }
 
-fn fields(args: &PipelineArgs, numbers: [f64; 6]) -> MeasuredFields {
-    let [bubble_measured, median_ms, p95_ms, rss_mb, rss_all_mb, loss] = numbers;
+fn fields(args: &PipelineArgs, numbers: [f64; 7]) -> MeasuredFields {
+    let [bubble_measured, bubble_of_work, median_ms, p95_ms, rss_mb, rss_all_mb, loss] = numbers;
     let PipelineArgs { steps, blocks, width, batch, .. } = *args;
     MeasuredFields {
         bubble_measured,
+        bubble_of_work,
         median_ms,
         p95_ms,
         steps,
@@ -348,7 +355,7 @@ fn on_ranks(args: &PipelineArgs, schedule: &Schedule, worker: &Worker) -> Result
     let mut local = RankPipeline::new(group.clone(), schedule.clone(), cut(args, schedule), device.clone());
     let parameters = Parameters::build_part(&mut model, device, |block| local.holds(block), 0);
     let mut job = Job::new(args, &model, &parameters)?;
-    let (mut times, mut passes, mut busy) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut times, mut passes, mut lengths) = (Vec::new(), Vec::new(), Vec::new());
     let (mut spent, mut loss) = (Spent::default(), 0.0);
     group.barrier()?;
     for step in 0..args.steps + WARM_UP {
@@ -359,14 +366,15 @@ fn on_ranks(args: &PipelineArgs, schedule: &Schedule, worker: &Worker) -> Result
             times.push(1e3 * start.elapsed().as_secs_f64());
             let own = Timeline { ranks: vec![local.last().done.clone()] };
             passes.push(local.last().done.iter().map(|done| done.end).fold(0.0, f64::max));
-            busy.push(own.ranks[0].iter().map(|done| done.end - done.start).sum::<f64>());
+            lengths.extend(own.ranks[0].iter().map(|done| done.end - done.start));
             spent.add(&own);
         }
     }
     use phalanx::comm::ReduceOp;
     // A pass is as long as its slowest rank took.
     group.all_reduce(&mut passes, ReduceOp::Max)?;
-    group.all_reduce(&mut busy, ReduceOp::Sum)?;
+    let mut all_lengths = vec![0.0; lengths.len() * group.world_size()];
+    group.all_gather(&lengths, &mut all_lengths)?;
     let mut sums = spent.0.to_vec();
     sums.extend([loss, peak_rss_mb()]);
     group.all_reduce(&mut sums, ReduceOp::Sum)?;
@@ -375,12 +383,29 @@ fn on_ranks(args: &PipelineArgs, schedule: &Schedule, worker: &Worker) -> Result
     if !worker.is_first() {
         return Ok(None);
     }
-    let bubble = |(pass, busy): (&f64, &f64)| 1.0 - busy / (pass * group.world_size() as f64);
-    let (bubble_measured, _) = spread(passes.iter().zip(&busy).map(bubble).collect());
+    let steps =
+        || passes.iter().enumerate().map(|(step, pass)| (pass, lasting(schedule, &all_lengths, step)));
+    let bubble = |(pass, row): (&f64, Timeline)| 1.0 - row.busy() / (pass * group.world_size() as f64);
+    let (bubble_measured, _) = spread(steps().map(bubble).collect());
+    let (bubble_of_work, _) = spread(steps().map(|(_, row)| row.without_waits(schedule).bubble()).collect());
     let (median_ms, p95_ms) = spread(times);
     spent.0.copy_from_slice(&sums[..6]);
-    let fields = fields(args, [bubble_measured, median_ms, p95_ms, most[0], sums[7], sums[6]]);
+    let fields =
+        fields(args, [bubble_measured, bubble_of_work, median_ms, p95_ms, most[0], sums[7], sums[6]]);
     Ok(Some(Measured { times: spent.times(), fields }))
+}
+
+/// What ranks did in a step, by the lengths of all actions: of each rank, of each step, in the schedule's order.
+fn lasting(schedule: &Schedule, lengths: &[f64], step: usize) -> Timeline {
+    let ranks = schedule.shape().ranks;
+    let of_rank = lengths.len() / ranks;
+    let row = |rank: usize| {
+        let actions = schedule.actions(rank);
+        let lengths = &lengths[rank * of_rank + step * actions.len()..];
+        let done = |(&action, &end): (&Action, &f64)| Done { action, start: 0.0, end };
+        actions.iter().zip(lengths).map(done).collect()
+    };
+    Timeline { ranks: (0..ranks).map(row).collect() }
 }
 
 /// The most memory that this process had resident, in MB; 0 where the system doesn't tell.

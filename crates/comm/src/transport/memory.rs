@@ -10,7 +10,8 @@
 //! A ring goes on only while both sides look after it, and a letter that is longer than a ring would wait for that, with both at work
 //! on something else. Beside each ring lies a larger *shelf*: who writes the ring puts a long letter there whole and says where, and who
 //! reads it takes it from there whenever it comes to it. Letters lie one behind the other, and at the start again once all
-//! were taken; what finds no room goes through the ring. Pages of a shelf take memory once they were used.
+//! were taken; what finds no room goes through the ring. Pages of a shelf take memory once they were used; the file of a pair of ranks
+//! is as long as two rings and two shelves, 32.5 MiB, which a limit on the length of files (`ulimit -f`) has to allow.
 //!
 //! Each line of memory that the other side wrote costs as much as all else that a small message takes, so each side keeps what
 //! it last saw of the other's count and looks again only when it needs more, and `read` is said only every now and then: a

@@ -1,5 +1,6 @@
 //! What is kept of a product between its calls: descriptors and an algorithm.
 
+use super::HEURISTIC;
 use super::foreign::{self, Algo, Functions, HeuristicResult, LtHandle, MatmulDesc, MatrixLayout, Status};
 use super::layout::{InColumns, Matrix, in_columns};
 use super::product::{Kept, Product};
@@ -100,11 +101,11 @@ impl Descriptors {
                 &mut found,
             )
         };
-        functions.succeeded("cublasLtMatmulAlgoGetHeuristic", status, product)?;
+        functions.succeeded(HEURISTIC, status, product)?;
         let good = results[..found as usize].iter().filter(|result| result.state == foreign::SUCCESS);
         let good: Vec<_> = good.map(|result| (result.algo, result.workspace_size)).collect();
         if good.is_empty() {
-            functions.succeeded("cublasLtMatmulAlgoGetHeuristic", foreign::NOT_SUPPORTED, product)?;
+            functions.succeeded(HEURISTIC, foreign::NOT_SUPPORTED, product)?;
         }
         Ok(good)
     }

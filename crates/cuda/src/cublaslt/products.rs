@@ -43,8 +43,9 @@ impl Operands {
         Operands { a, b, out, vector: Address::NULL, kept: Address::NULL, alpha: 1.0, beta: 0.0 }
     }
 
-    /// How well the first and the second factor of the library, the result and the vector are aligned.
-    fn alignment(&self) -> [u32; 4] {
+    /// How well the first and the second factor of the library, the result and the vector are aligned: with the product, what
+    /// algorithms are chosen by.
+    pub fn alignment(&self) -> [u32; 4] {
         [self.b, self.a, self.out, self.vector]
             .map(|Address(at)| 1 << at.trailing_zeros().min(BEST_ALIGNMENT.ilog2()))
     }

@@ -10,6 +10,7 @@ use super::{Block, Calls, Nccl, UniqueId};
 use crate::error::Error;
 use crate::event::{Event, Timing};
 use crate::gpu::Gpu;
+use crate::stream::Stream;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -29,11 +30,13 @@ pub unsafe trait Lent: Send {
 pub struct Exchange {
     communicator: Communicator,
     gpu: Gpu,
+    /// What operations are given to, if not the comm stream.
+    own: Option<Stream>,
     /// Events that stand for nothing any more.
     spare: Mutex<Vec<Event>>,
 }
 
-/// An operation that was given to the comm stream, and the numbers that it works on in place.
+/// An operation that was given to a stream, and the numbers that it works on in place.
 #[must_use = "the numbers are the operation's until this is finished"]
 pub struct Exchanged<L: Lent> {
     /// None once it was finished.
@@ -48,17 +51,22 @@ pub struct Exchanged<L: Lent> {
 
 impl Exchange {
     /// Begins to join the others as `rank` of `n_ranks`, with this GPU, and returns at once; [`Exchange::is_ready`] says whether all
-    /// have come. No wait of NCCL's own takes longer than `patience`.
+    /// have come. No wait of NCCL's own takes longer than `patience`. Operations go on the comm stream, or on `own`, where they wait
+    /// for no other communicator's.
     pub fn join(
         nccl: &Nccl,
-        gpu: &Gpu,
+        (gpu, own): (&Gpu, Option<Stream>),
         id: &UniqueId,
         (rank, n_ranks): (usize, usize),
         patience: Duration,
     ) -> Result<Arc<Exchange>, Error> {
         gpu.make_current()?;
         let communicator = nccl.join(id, rank, n_ranks, patience)?;
-        Ok(Arc::new(Exchange { communicator, gpu: gpu.clone(), spare: Mutex::default() }))
+        Ok(Arc::new(Exchange { communicator, gpu: gpu.clone(), own, spare: Mutex::default() }))
+    }
+
+    fn stream(&self) -> &Stream {
+        self.own.as_ref().unwrap_or_else(|| self.gpu.comm())
     }
 
     /// Whether all ranks have joined, and the library has given the last operation to the stream. The next one waits for that.
@@ -162,14 +170,14 @@ impl Exchange {
         Block { at, count, ..whole }
     }
 
-    /// Gives the comm stream an operation on lent numbers, behind all that the compute stream has now.
+    /// Gives its stream an operation on lent numbers, behind all that the compute stream has now.
     #[track_caller]
     fn start<L: Lent>(
         self: &Arc<Self>,
         lent: L,
         call: impl FnOnce(&mut Calls<'_>, Block, crate::StreamHandle) -> Result<(), Error>,
     ) -> Result<Exchanged<L>, Error> {
-        let (compute, comm) = (self.gpu.compute(), self.gpu.comm());
+        let (compute, comm) = (self.gpu.compute(), self.stream());
         self.gpu.make_current()?;
         self.communicator.ready()?;
         let event = self.event()?;
@@ -200,11 +208,11 @@ impl<L: Lent> Exchanged<L> {
     /// Lets its event stand for the operation, which the library has given to the stream.
     fn mark(&mut self) -> Result<(), Error> {
         let event = self.done.as_ref().expect("it has one until it is finished");
-        let marked = self.exchange.gpu.comm().record(event);
+        let marked = self.exchange.stream().record(event);
         if marked.is_err() {
             // Nothing stands for the operation, so it is waited for here. Where that fails as well, the GPU is lost.
             let _ = self.exchange.communicator.abort();
-            let _ = self.exchange.gpu.comm().synchronize();
+            let _ = self.exchange.stream().synchronize();
         }
         self.is_marked = true;
         marked

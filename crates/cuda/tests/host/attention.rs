@@ -202,9 +202,38 @@ fn what_it_drops_is_what_the_engine_drops() {
         HALVES.check(element, [2, 67, 3, 16], 1.0, Some((0.3, &key)));
     }
     HALVES.check(Element::Bf16, [1, 40, 1, 72], 1.0, Some((0.6, &self::key(&[3]))));
+    // Positions of which four keys have a block of random numbers to themselves, which lanes make for each other.
+    HALVES.check(Element::F16, [2, 132, 1, 24], 1.0, Some((0.4, &key)));
     // Some of the heads drop what they drop among all: the definition knows how.
     let part = DropoutKey { within: Some(Within { dim: 1, start: 2, of: 5 }), ..key };
     PLAIN.check(Element::F32, [2, 35, 2, 8], 1.0, Some((0.5, &part)));
+}
+
+#[test]
+fn what_it_keeps_of_few_may_be_more_than_16_bits_hold() {
+    if !there_is_a_compiler() {
+        return;
+    }
+    let device = Device::cpu(1);
+    // Few shares are kept, which count as many times as much: what is kept of the largest is more than a float16 can be where a query sees
+    // itself alone, and less where queries see many keys. An output may be neither too large nor nothing.
+    for ((p, sizes), kept) in
+        [((0.999_984_85, [1, 1, 64, 8]), 65_505.0..70_000.0), ((0.99999, [1, 132, 2, 8]), 500.0..5000.0)]
+    {
+        let [batch, time, heads, depth] = sizes;
+        let shape = [batch, time, 3 * heads * depth];
+        let is_kept = |key: &DropoutKey| {
+            // The values are 1, so an output is what is kept of its query's shares.
+            let ones = Tensor::from_slice(&device, &vec![1.0f64; shape.iter().product()], shape);
+            let all = ones.causal_attention_in_steps(heads, Some((p, key))).to_vec::<f64>();
+            kept.contains(&all.into_iter().fold(0.0, f64::max))
+        };
+        let key = (0..).map(|sample| key(&[sample])).find(is_kept).unwrap();
+        for &element in HALVES.elements {
+            HALVES.check(element, sizes, 0.5, Some((p, &key)));
+        }
+        PLAIN.check(Element::F16, sizes, 0.5, Some((p, &key)));
+    }
 }
 
 #[test]

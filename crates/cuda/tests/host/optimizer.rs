@@ -10,7 +10,15 @@ const STEPS: i32 = 3;
 /// What the loss was multiplied by, so what a step takes out of the gradients.
 const LOSS_SCALE: f64 = 1024.0;
 
-/// What lies in device memory for each step: the fields of `Step` in the source.
+/// A step as it lies in device memory, `Step` in the source: the element that it ends before, and its numbers.
+fn step_of(end: usize, settings: [f32; 9]) -> Vec<u8> {
+    let mut bytes = (end as i64).to_ne_bytes().to_vec();
+    bytes.extend(settings.iter().flat_map(|number| number.to_ne_bytes()));
+    bytes.extend([0; 4]);
+    bytes
+}
+
+/// The numbers of each step.
 fn settings(rule: &Rule, step: i32) -> [f32; 9] {
     let pair = |keep: f64| [keep as f32, (1.0 - keep) as f32];
     let decay;
@@ -89,14 +97,19 @@ struct Slices {
 
 impl Slices {
     fn step(&mut self, rule: &Rule, step: i32, grads: &[u8], found: i32) {
+        let all = step_of(self.values.len() / 4, settings(rule, step));
+        self.move_by(rule, &all, grads, found);
+    }
+
+    /// Moves the values by these steps, one after the other from element to element.
+    fn move_by(&mut self, rule: &Rule, steps: &[u8], grads: &[u8], found: i32) {
         let n = self.values.len() / 4;
-        let settings = settings(rule, step);
         let found = found.to_ne_bytes();
         let mut args = vec![Arg::Out(&mut self.values), Arg::In(grads), Arg::Out(&mut self.copy)];
         args.extend(
             self.states.iter_mut().map(|state| state.as_mut().map_or(Arg::Null, |state| Arg::Out(state))),
         );
-        args.extend([Arg::In(bytemuck::cast_slice(&settings)), Arg::In(&found), Arg::Int(n as i64)]);
+        args.extend([Arg::In(steps), Arg::In(&found), Arg::Int(n as i64)]);
         launch(kernel(rule).0, self.element, Work::Elements(n as u64), &mut args);
     }
 }
@@ -139,6 +152,50 @@ fn steps_are_the_engines_bit_by_bit() {
                     let same = shadow.with(|numbers| floats(state.as_ref().unwrap()) == numbers);
                     assert!(same, "{rule:?} for {element:?}: {name}");
                 }
+            }
+        }
+    }
+}
+
+/// One launch for several groups is a launch for each.
+#[test]
+fn groups_of_values_are_moved_by_steps_of_their_own() {
+    if !there_is_a_compiler() {
+        return;
+    }
+    // One that is shorter than a warp, one that is longer than a grid, an empty one, and the rest.
+    let (ends, n) = ([3, 1303, 1303, 1999], 1999);
+    for rule in rules() {
+        let start = random(Element::F32, n, -1.0, 1.0, 1);
+        let grads = random(Element::F32, n, -1.0, 1.0, 2);
+        let slices_of = |range: std::ops::Range<usize>| Slices {
+            element: Element::F32,
+            values: encode(Element::F32, &start[range.clone()]),
+            copy: room(Element::F32, range.len()),
+            states: kernel(&rule)
+                .1
+                .into_iter()
+                .map(|state| state.map(|_| encode(Element::F32, &vec![0.5; range.len()])))
+                .collect(),
+        };
+        let numbers = |group: usize| {
+            let mut numbers = settings(&rule, 1);
+            numbers[1] *= 1.0 + group as f32;
+            numbers
+        };
+        let mut all = slices_of(0..n);
+        let steps = ends.iter().enumerate().flat_map(|(group, &end)| step_of(end, numbers(group)));
+        all.move_by(&rule, &steps.collect::<Vec<_>>(), &encode(Element::F32, &grads), 0);
+        let mut begin = 0;
+        for (group, end) in ends.into_iter().enumerate().filter(|(_, end)| *end > 0) {
+            let range = std::mem::replace(&mut begin, end)..end;
+            let mut part = slices_of(range.clone());
+            let own = step_of(range.len(), numbers(group));
+            part.move_by(&rule, &own, &encode(Element::F32, &grads[range.clone()]), 0);
+            let bytes = 4 * range.start..4 * range.end;
+            assert!(part.values == all.values[bytes.clone()], "{rule:?}, group {group}");
+            for (part, all) in part.states.iter().zip(&all.states) {
+                assert_eq!(part.as_deref(), all.as_ref().map(|all| &all[bytes.clone()]), "{rule:?}, {group}");
             }
         }
     }

@@ -301,30 +301,67 @@ fn wrong_kernels_are_noticed() {
             if (threadIdx.x == 0) host_copy_later(out, x, 4);
             host_close_copies();
         }
-        extern \"C\" __global__ void is_right(const float *x, float *out, i64 n) { out[n - 1] = x[n - 1]; }
+        // What a warp sees of copies that its neighbour has waited for, and no barrier stands between.
+        extern \"C\" __global__ void reads_its_neighbours_copies(const float *x, float *out, i64) {
+            __shared__ float seen[64];
+            seen[threadIdx.x] = 0.0f;
+            __syncthreads();
+            host_copy_later(&seen[threadIdx.x], x + threadIdx.x % 3, 4);
+            host_close_copies();
+            host_wait_for_copies(0);
+            const float mine = of_lane(seen[(threadIdx.x + 32) % 64], 1);
+            if (threadIdx.x % 32 == 0) out[threadIdx.x / 32] = mine;
+        }
+        // Copies to where a neighbour may still read, waited for and seen through a barrier.
+        extern \"C\" __global__ void copies_where_others_read(const float *x, float *out, i64) {
+            __shared__ float seen[64];
+            seen[threadIdx.x] = 0.0f;
+            __syncthreads();
+            const float before = of_lane(seen[(threadIdx.x + 32) % 64], 1);
+            host_copy_later(&seen[threadIdx.x], x + threadIdx.x % 3, 4);
+            host_close_copies();
+            host_wait_for_copies(0);
+            __syncthreads();
+            if (threadIdx.x % 32 == 0) out[threadIdx.x / 32] = before + seen[threadIdx.x];
+        }
+        extern \"C\" __global__ void goes_apart(const float *, float *out, i64) {
+            const float mine = threadIdx.x % 2 ? of_lane(1.0f, 1) : (float)__ballot_sync(0xffffffffu, 1);
+            if (threadIdx.x == 0) out[0] = mine;
+        }
+        extern \"C\" __global__ void shuffles_apart(const float *, float *out, i64) {
+            const float mine = of_lane(1.0f, threadIdx.x % 2 ? 1 : 2);
+            if (threadIdx.x == 0) out[0] = mine;
+        }
+        extern \"C\" __global__ void is_right(const float *x, float *out, i64 n) {
+            __shared__ float seen[64];
+            host_copy_later(&seen[threadIdx.x], x + threadIdx.x % 3, 4);
+            host_close_copies();
+            host_wait_for_copies(0);
+            __syncthreads();
+            const float mine = of_lane(seen[(threadIdx.x + 32) % 64], 1);
+            if (threadIdx.x == 0) out[n - 1] = mine;
+        }
     ";
-    let names = [
-        "reads_beside",
-        "writes_beside",
-        "forgets_a_barrier",
-        "leaves_others_waiting",
-        "races",
-        "forgets_its_copies",
-        "is_right",
+    // What each is to be told of, and with how many threads it is.
+    let rows = [
+        ("reads_beside", 32, "heap-buffer-overflow"),
+        ("writes_beside", 32, "heap-buffer-overflow"),
+        ("forgets_a_barrier", 32, "the order of threads shows"),
+        ("leaves_others_waiting", 32, "threads wait for others"),
+        ("races", 32, "the order of threads shows"),
+        ("forgets_its_copies", 32, "before its copies have come"),
+        ("reads_its_neighbours_copies", 64, "the order of threads shows"),
+        ("copies_where_others_read", 64, "the order of threads shows"),
+        ("goes_apart", 32, "lanes of a warp meet at different operations"),
+        ("shuffles_apart", 32, "lanes of a warp meet at different operations"),
+        ("is_right", 64, ""),
     ];
-    let path = trial("wrong", kernels, &names);
-    let values = [0u8; 12];
-    for (name, want) in names.iter().zip([
-        "heap-buffer-overflow",
-        "heap-buffer-overflow",
-        "the order of threads shows",
-        "threads wait for others",
-        "the order of threads shows",
-        "before its copies have come",
-        "",
-    ]) {
+    let path = trial("wrong", kernels, &rows.map(|(name, ..)| name));
+    let values = [1.0f32, 2.0, 3.0];
+    for (name, threads, want) in rows {
         let mut out = [0; 12];
-        let said = run_trial(&path, name, 32, &mut [Arg::In(&values), Arg::Out(&mut out), Arg::Int(3)]);
+        let mut args = [Arg::In(bytemuck::cast_slice(&values)), Arg::Out(&mut out), Arg::Int(3)];
+        let said = run_trial(&path, name, threads, &mut args);
         match said {
             Ok(()) => assert!(want.is_empty(), "{name} wasn't noticed"),
             Err(said) => assert!(!want.is_empty() && said.contains(want), "{name}: {said}"),

@@ -1,6 +1,6 @@
 //! Graphs: captured once, launched again and again; and captures that fail.
 
-use crate::rig::{affine, bytes, fake, floats, gpu, launch, numbers};
+use crate::rig::{affine, bytes, fake, floats, gpu, launch, numbers, step_of};
 use phalanx_cuda::{Argument, DeviceMemory, Element, Error, Event, Gpu, Graph, Stream, Timing, Work};
 use phalanx_fake_cuda::Count;
 use phalanx_nn::optim::{Adam, Optimizer};
@@ -69,7 +69,7 @@ fn a_captured_optimizer_counts_its_steps_in_device_memory() {
     let gpu = gpu(&fake);
     let stream = gpu.compute();
     let [values, grads, mean, squares] = &[(); 4].map(|()| piece(&gpu));
-    let settings = gpu.alloc(stream, 36).unwrap();
+    let settings = gpu.alloc(stream, 48).unwrap();
     let mut engine = numbers(N, 1);
     stream.write(bytes(&engine), values, 0).unwrap();
     let arguments = [
@@ -86,7 +86,7 @@ fn a_captured_optimizer_counts_its_steps_in_device_memory() {
     let (mut graph, ()) = stream.capture(step).unwrap();
     let rule = Adam::default();
     let mut optimizer = Optimizer::new(rule).unwrap();
-    let (mut next_grads, mut next_settings) = (gpu.pinned(4 * N).unwrap(), gpu.pinned(36).unwrap());
+    let (mut next_grads, mut next_settings) = (gpu.pinned(4 * N).unwrap(), gpu.pinned(48).unwrap());
     for step in 1..=5 {
         let g = numbers(N, 10 + step as u64);
         let (first, second) = rule.betas;
@@ -96,9 +96,9 @@ fn a_captured_optimizer_counts_its_steps_in_device_memory() {
         let ([a, b], [c, d]) = (pair(first), pair(second));
         next_grads.bytes_mut().unwrap().copy_from_slice(bytes(&g));
         let numbers = [1.0, lr, rule.weight_decay as f32, a, b, c, d, root, rule.eps as f32];
-        next_settings.bytes_mut().unwrap().copy_from_slice(bytes(&numbers));
+        next_settings.bytes_mut().unwrap().copy_from_slice(&step_of(N, numbers));
         stream.upload(&mut next_grads, 0..4 * N, grads, 0).unwrap();
-        stream.upload(&mut next_settings, 0..36, &settings, 0).unwrap();
+        stream.upload(&mut next_settings, 0..48, &settings, 0).unwrap();
         again(&mut graph, stream);
         optimizer.step(&mut engine, &g, 1.0);
     }

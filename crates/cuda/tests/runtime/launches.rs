@@ -1,6 +1,6 @@
 //! Launches give what the engine gives on a CPU.
 
-use crate::rig::{affine, bytes, fake, floats, gpu, launch, numbers};
+use crate::rig::{affine, bytes, fake, floats, gpu, launch, numbers, step_of};
 use phalanx_cuda::{Argument, DeviceMemory, Element, Gpu, Source, Walk, Work, kernel};
 use phalanx_nn::optim::{Optimizer, Sgd};
 use phalanx_tensor::{Device, Tensor};
@@ -90,7 +90,7 @@ fn a_step_of_sgd_is_the_engines_bit_by_bit() {
     for step in 0..3 {
         let grads = numbers(n, 10 + step);
         let grads_on_gpu = filled(&gpu, bytes(&grads));
-        let settings = filled(&gpu, bytes(&[1.0, 0.1, 0.01, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0]));
+        let settings = filled(&gpu, &step_of(n, [1.0, 0.1, 0.01, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0]));
         let arguments = [
             Argument::Write(on_gpu.address()),
             Argument::Read(grads_on_gpu.address()),

@@ -78,3 +78,8 @@ pub(crate) fn floats(bytes: &[u8]) -> Vec<f32> {
 pub(crate) fn bytes(floats: &[f32]) -> &[u8] {
     bytemuck::cast_slice(floats)
 }
+
+/// A step of an optimizer over values before `end`, as its kernels find it.
+pub(crate) fn step_of(end: usize, numbers: [f32; 9]) -> Vec<u8> {
+    [&(end as i64).to_ne_bytes(), bytes(&numbers), &[0; 4]].concat()
+}

@@ -129,6 +129,23 @@ API int cuEventElapsedTime_v2(float *ms, Event *start, Event *end) {
     });
 }
 
+// From now on streams go on by themselves, too, as a real GPU's do: for a process that may wait for another in ways that this driver
+// hears nothing of, while that one waits for what a stream has yet to do.
+API void phalanx_fake_goes_on() {
+    static const bool started = [] {
+        std::thread([] {
+            for (;;) {
+                std::this_thread::sleep_for(std::chrono::milliseconds(1));
+                Lock lock(fake.mutex);
+                while (fake.streams.step() == Step::PART) {
+                }
+            }
+        }).detach();
+        return true;
+    }();
+    (void)started;
+}
+
 // What stand-ins for NVIDIA's libraries give a stream: `work` is called, and called again whenever others have got on, until it
 // gives other than 0. A captured one is done anew with each launch of its graph. `release` is called when nobody will call it any
 // more. Any GPU may be current: one thread may drive several ranks.

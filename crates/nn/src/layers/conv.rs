@@ -2,6 +2,7 @@
 
 use crate::module::{Ctx, Module, Visitor};
 use crate::param::{Init, Param};
+use crate::seam::Seam;
 use phalanx_tensor::{Conv2dOptions, Tensor};
 
 /// Convolution of (N, C, H, W) images with square kernels. Parameters `weight` (outputs, inputs / groups, k, k) and `bias`
@@ -25,6 +26,7 @@ pub struct Conv2d {
     options: Conv2dOptions,
     channels: [usize; 2],
     kernel: usize,
+    seam: Seam,
 }
 
 impl Conv2d {
@@ -38,6 +40,7 @@ impl Conv2d {
             options: Conv2dOptions::default(),
             channels: [inputs, outputs],
             kernel,
+            seam: Seam::default(),
         }
     }
 
@@ -93,7 +96,11 @@ fn weight(shape: [usize; 4], init: Init, groups: usize) -> Param {
 impl Module for Conv2d {
     /// (N, inputs, H, W) to (N, outputs, H', W').
     fn forward(&self, x: &Tensor, _: &mut Ctx) -> Tensor {
-        x.conv2d(&self.weight, self.bias.as_deref(), self.options)
+        let x = self.seam.enter(x);
+        let Some(bias) = self.bias.as_deref().filter(|_| self.seam.leave.is_some()) else {
+            return self.seam.leave(x.conv2d(&self.weight, self.bias.as_deref(), self.options));
+        };
+        self.seam.leave(x.conv2d(&self.weight, None, self.options)) + bias.reshape([bias.count(), 1, 1])
     }
 
     fn visit(&mut self, v: &mut Visitor<'_>) {
@@ -101,5 +108,6 @@ impl Module for Conv2d {
         if let Some(bias) = &mut self.bias {
             v.param("bias", bias);
         }
+        v.seam("", &mut self.seam);
     }
 }

@@ -4,6 +4,7 @@ use super::groups::Factors;
 use super::{Adam, AdamW, Optimizer, Rule};
 use crate::shadow::Shadow;
 use phalanx_tensor::{Arena, Update, UpdateStep};
+use std::ops::Range;
 
 impl Optimizer {
     /// Moves `values` by one step along `grads`, with the rule's learning rate times `factor`: on a CPU as [`Optimizer::step_on`], on
@@ -24,11 +25,13 @@ impl Optimizer {
         let state: Vec<&Arena> = self.state.iter_mut().map(|shadow| shadow.gpu_mut(values)).collect();
         let whole = [(0..n, Factors::NONE)];
         let ranges = if self.groups.is_empty() { &whole[..] } else { &self.groups };
-        for (range, factors) in ranges {
-            let (update, step) = self.rule.update(self.steps, factor, *factors);
-            let states = self.rule.places().map(|place| place.map(|i| state[i]));
-            values.update(range.clone(), grads, states, update, &step);
-        }
+        // The groups differ in numbers alone, so one launch does for all of them.
+        let update = self.rule.update();
+        let step = |(range, factors): &(Range<usize>, Factors)| {
+            (range.clone(), self.rule.step(self.steps, factor, *factors))
+        };
+        let states = self.rule.places().map(|place| place.map(|i| state[i]));
+        values.update(&ranges.iter().map(step).collect::<Vec<_>>(), grads, states, update);
     }
 }
 
@@ -44,9 +47,24 @@ impl Rule {
         }
     }
 
-    /// The kernel of the rule, and what step number `steps` (from 1) is for values that are a group. What is left of 1 is told in
-    /// double precision and then rounded, as in `Rule::apply`.
-    fn update(&self, steps: u64, factor: f64, group: Factors) -> (Update, UpdateStep) {
+    /// The kernel of the rule.
+    fn update(&self) -> Update {
+        match self {
+            Rule::Sgd(r) => match (r.momentum == 0.0, r.nesterov) {
+                (true, _) => Update::Sgd,
+                (false, false) => Update::SgdMomentum,
+                (false, true) => Update::SgdNesterov,
+            },
+            Rule::Adam(_) => Update::Adam,
+            Rule::AdamW(_) => Update::AdamW,
+            Rule::Adadelta(_) => Update::Adadelta,
+            Rule::RmsProp(_) => Update::RmsProp,
+        }
+    }
+
+    /// What step number `steps` (from 1) is for values that are a group. What is left of 1 is told in double precision and then
+    /// rounded, as in `Rule::apply`.
+    fn step(&self, steps: u64, factor: f64, group: Factors) -> UpdateStep {
         let lr = self.lr() * factor * group.lr;
         let pair = |keep: f64| [keep as f32, (1.0 - keep) as f32];
         let decay = |weight_decay: f64| (weight_decay * group.weight_decay) as f32;
@@ -72,31 +90,23 @@ impl Rule {
             Rule::Sgd(r) => {
                 // The first gradient enters the momentum undampened.
                 let share = if steps == 1 { 1.0 } else { (1.0 - r.dampening) as f32 };
-                let update = match (r.momentum == 0.0, r.nesterov) {
-                    (true, _) => Update::Sgd,
-                    (false, false) => Update::SgdMomentum,
-                    (false, true) => Update::SgdNesterov,
-                };
-                (update, step(decay(r.weight_decay), [r.momentum as f32, share], none, 0.0))
+                step(decay(r.weight_decay), [r.momentum as f32, share], none, 0.0)
             }
             Rule::Adam(Adam { betas, eps, weight_decay, .. })
             | Rule::AdamW(AdamW { betas, eps, weight_decay, .. }) => {
-                let (update, decay) = match self {
-                    Rule::AdamW(_) => (Update::AdamW, (1.0 - lr * weight_decay * group.weight_decay) as f32),
-                    _ => (Update::Adam, decay(*weight_decay)),
+                let decay = match self {
+                    Rule::AdamW(_) => (1.0 - lr * weight_decay * group.weight_decay) as f32,
+                    _ => decay(*weight_decay),
                 };
                 let plain = step(decay, pair(betas.0), pair(betas.1), *eps);
                 // After so many steps nothing is left to correct.
                 let steps = i32::try_from(steps).unwrap_or(i32::MAX);
                 let lr = plain.lr / (1.0 - betas.0.powi(steps)) as f32;
                 let root = (1.0 - betas.1.powi(steps)).sqrt() as f32;
-                (update, UpdateStep { lr, root, ..plain })
+                UpdateStep { lr, root, ..plain }
             }
-            Rule::Adadelta(r) => (Update::Adadelta, step(decay(r.weight_decay), none, pair(r.rho), r.eps)),
-            Rule::RmsProp(r) => {
-                let first = [r.momentum as f32, 0.0];
-                (Update::RmsProp, step(decay(r.weight_decay), first, pair(r.alpha), r.eps))
-            }
+            Rule::Adadelta(r) => step(decay(r.weight_decay), none, pair(r.rho), r.eps),
+            Rule::RmsProp(r) => step(decay(r.weight_decay), [r.momentum as f32, 0.0], pair(r.alpha), r.eps),
         }
     }
 }

@@ -1,15 +1,21 @@
 //! What each rank of a replica holds of the whole model, and how it gets from there to the whole and back.
 
 use phalanx_nn::{Cut, Parameters};
-use phalanx_tensor::{Arena, Layout};
+use phalanx_tensor::{Arena, Layout, Tensor};
 
 /// The parameters and buffers of the whole model that a rank has, whole or in part, in their order.
 #[derive(Clone, Debug)]
 pub(super) struct Holding {
     params: Vec<Held>,
-    /// Numbers of buffers, which are never cut.
-    buffers: Vec<usize>,
+    buffers: Vec<HeldBuffer>,
     whole: Layout,
+}
+
+#[derive(Clone, Debug)]
+struct HeldBuffer {
+    /// Its number among those of the whole model.
+    whole: usize,
+    cut: Option<Cut>,
 }
 
 #[derive(Clone, Debug)]
@@ -19,6 +25,14 @@ struct Held {
     cut: Option<Cut>,
     /// Whether another stage has it first.
     is_copy: bool,
+}
+
+impl HeldBuffer {
+    /// How many elements are held of it.
+    fn count(&self, whole: &Arena) -> usize {
+        let shape = whole.layout().shape(self.whole);
+        self.cut.map_or(*shape, |cut| cut.shape(shape)).count()
+    }
 }
 
 impl Holding {
@@ -31,10 +45,10 @@ impl Holding {
         let held = |(i, name): (usize, &String)| {
             holds(name).map(|held| Held { whole: i, cut: cut(name), is_copy: held == As::Copy })
         };
-        let buffers = whole.buffer_names().iter().enumerate();
+        let buffers = whole.buffer_names().iter().enumerate().filter(|(_, name)| holds(name).is_some());
         Holding {
             params: whole.names().iter().enumerate().filter_map(held).collect(),
-            buffers: buffers.filter(|(_, name)| holds(name).is_some()).map(|(i, _)| i).collect(),
+            buffers: buffers.map(|(whole, name)| HeldBuffer { whole, cut: cut(name) }).collect(),
             whole: whole.layout().clone(),
         }
     }
@@ -83,8 +97,15 @@ impl Holding {
     pub(super) fn take(&self, whole: &Parameters, own: &Parameters) {
         let values = whole.values().with_flat(|flat: &[f32]| self.part_of(flat, own.layout()));
         own.values().write_flat(&values);
-        for (i, &number) in self.buffers.iter().enumerate() {
-            own.buffers().tensor(i).copy_from(&whole.buffers().tensor(number));
+        for (i, held) in self.buffers.iter().enumerate() {
+            let (part, all) = (own.buffers().tensor(i), whole.buffers().tensor(held.whole));
+            part.copy_from(&match held.cut {
+                Some(cut) => {
+                    let values = cut.take(all.shape(), &all.to_vec());
+                    Tensor::from_slice(part.device(), &values, *part.shape())
+                }
+                None => all,
+            });
         }
     }
 }
@@ -134,38 +155,49 @@ impl Holder {
             let count = held.cut.map_or(shape.count(), |cut| cut.shape(shape).count());
             let (now, later) = left.split_at(count);
             match held.cut {
-                // What is cut lies row by row.
-                Some(cut) => cut.put(shape, now, &mut whole[layout.range(held.whole)]),
+                Some(cut) => {
+                    let mut all = layout.row_major(held.whole, whole).into_owned();
+                    cut.put(shape, now, &mut all);
+                    layout.put(held.whole, &all, whole);
+                }
                 None => layout.put(held.whole, now, whole),
             }
             left = later;
         }
     }
 
-    /// How many elements its buffers have, if it is the one to tell of them.
+    /// The buffers that it tells of.
+    fn told_buffers(&self) -> impl Iterator<Item = (usize, &HeldBuffer)> {
+        let buffers = self.holding.buffers.iter().enumerate();
+        buffers.filter(|(_, held)| self.speaks_for_uncut || held.cut.is_some())
+    }
+
+    /// How many elements these have.
     pub(super) fn buffers_len(&self, whole: &Arena) -> usize {
-        let buffers = self.holding.buffers.iter().filter(|_| self.speaks_for_uncut);
-        buffers.map(|&number| whole.layout().shape(number).count()).sum()
+        self.told_buffers().map(|(_, held)| held.count(whole)).sum()
     }
 
     /// What it tells of its buffers.
     pub(super) fn packed_buffers(&self, own: &Arena) -> Vec<f32> {
-        if !self.speaks_for_uncut {
-            return Vec::new();
-        }
         own.with_flat(|flat: &[f32]| {
-            (0..self.holding.buffers.len())
-                .flat_map(|i| own.layout().row_major(i, flat).into_owned())
-                .collect()
+            self.told_buffers().flat_map(|(i, _)| own.layout().row_major(i, flat).into_owned()).collect()
         })
     }
 
     /// Puts them to their places.
     pub(super) fn unpack_buffers(&self, packed: &[f32], whole: &Arena) {
         let (mut left, mut flat) = (packed, whole.host_span::<f32>(0..whole.layout().count()));
-        for &number in self.holding.buffers.iter().filter(|_| self.speaks_for_uncut) {
-            let (now, later) = left.split_at(whole.layout().shape(number).count());
-            whole.layout().put(number, now, &mut flat);
+        let layout = whole.layout();
+        for (_, held) in self.told_buffers() {
+            let (now, later) = left.split_at(held.count(whole));
+            match held.cut {
+                Some(cut) => {
+                    let mut all = layout.row_major(held.whole, &flat).into_owned();
+                    cut.put(layout.shape(held.whole), now, &mut all);
+                    layout.put(held.whole, &all, &mut flat);
+                }
+                None => layout.put(held.whole, now, &mut flat),
+            }
             left = later;
         }
     }

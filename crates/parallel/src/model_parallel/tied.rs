@@ -5,6 +5,7 @@ use crate::error::Error;
 use crate::strategy::Strategy;
 use phalanx_comm::{Group, ReduceOp};
 use phalanx_nn::Parameters;
+use std::ops::Range;
 
 /// What stages share (MP-TIED).
 pub(super) struct Tied {
@@ -61,22 +62,30 @@ impl Tied {
     pub(super) fn sum(&self, inner: &mut dyn Strategy, own: &Parameters) -> Result<(), Error> {
         let Some(group) = &self.group else { return Ok(()) };
         let mut all = vec![0.0; self.lengths.iter().sum()];
-        let place = |parameter: usize| {
-            let number = self.own.iter().position(|own| *own == Some(parameter))?;
+        let place = |number: usize| {
             let start: usize = self.lengths[..number].iter().sum();
-            Some(start..start + self.lengths[number])
+            start..start + self.lengths[number]
         };
-        inner.each_gradient(own, &mut |held| {
-            if let Some(place) = place(held.parameter) {
-                all[place].copy_from_slice(held.values);
+        // Where those that this rank has lie among all, in the order in which it has them.
+        let mut places: Vec<(usize, Range<usize>)> =
+            self.own.iter().enumerate().filter_map(|(number, own)| Some(((*own)?, place(number)))).collect();
+        places.sort_by_key(|&(parameter, _)| parameter);
+        let is_own = |parameter: usize| self.own.contains(&Some(parameter));
+        inner.change_gradients(own, &is_own, &mut |held| {
+            let mut left = &held[..];
+            for (_, place) in &places {
+                let (now, later) = left.split_at(place.len());
+                all[place.clone()].copy_from_slice(now);
+                left = later;
             }
-        });
-        group.all_reduce(&mut all, ReduceOp::Sum)?;
-        inner.each_gradient(own, &mut |held| {
-            if let Some(place) = place(held.parameter) {
-                held.values.copy_from_slice(&all[place]);
+            group.all_reduce(&mut all, ReduceOp::Sum)?;
+            let mut left = held;
+            for (_, place) in &places {
+                let (now, later) = left.split_at_mut(place.len());
+                now.copy_from_slice(&all[place.clone()]);
+                left = later;
             }
-        });
-        Ok(())
+            Ok(())
+        })
     }
 }

@@ -2,13 +2,15 @@
 //!
 //! What is sent is the values as they lie in memory, in their own type, so both sides compute with the same bits in the same order. Type and
 //! shape are told once for each number of samples, ahead of the first letter of that size; after that a letter is nothing but values, received
-//! into a buffer that waits for it.
+//! into a buffer that waits for it. Between ranks with a GPU each letters go by NCCL ([`super::lanes`]), and their forms as ever.
 
 use super::check::check;
 use super::devices::{Border, border};
+use super::lanes::Lanes;
 use super::parts::micro_batches;
 use super::schedule::{Action, Schedule};
 use super::stage::{Carried, Link, MicroBatch, Ran, Rank};
+use crate::between_gpus::BetweenGpus;
 use crate::error::Error;
 use crate::local::{Local, Pass};
 use phalanx_comm::{Deadline, Element as Sent, Group, Source, Work as Letter, bf16, f16};
@@ -28,6 +30,8 @@ pub struct RankPipeline {
     blocks: Vec<Range<usize>>,
     device: Device,
     letters: Letters,
+    /// The ways of letters from GPU to GPU, where they go so.
+    lanes: Option<Lanes>,
     last: Ran,
 }
 
@@ -43,7 +47,18 @@ impl RankPipeline {
             blocks.len()
         );
         check(&schedule).expect("every schedule that is made plays to its end; its tests say so");
-        RankPipeline { group, schedule, blocks, device, letters: Letters::default(), last: Ran::default() }
+        let (letters, last) = (Letters::default(), Ran::default());
+        RankPipeline { group, schedule, blocks, device, letters, lanes: None, last }
+    }
+
+    /// The same with letters that take this way between GPUs; without it they go by way of the host. All ranks must call it with the
+    /// same. Fails if a rank is gone or late, or NCCL can't be used where it has to be.
+    pub fn between_gpus(mut self, between: BetweenGpus) -> Result<RankPipeline, Error> {
+        if between.is_tried(&self.group, &self.device) {
+            let lanes = Lanes::among(&self.group, &self.schedule, &self.device)?;
+            self.lanes = between.found("activations", &self.group, lanes)?;
+        }
+        Ok(self)
     }
 
     /// Whether this rank holds a block.
@@ -67,13 +82,24 @@ impl RankPipeline {
         micro_batches: &[MicroBatch],
         sink: &mut dyn GradSink,
     ) -> Result<f64, Error> {
-        let RankPipeline { group, schedule, blocks, device, letters, .. } = self;
+        let RankPipeline { group, schedule, blocks, device, letters, lanes, .. } = self;
         let rank = group.rank().index();
+        if let Some(lanes) = lanes {
+            lanes.begin(schedule, rank, micro_batches);
+        }
         let own = Rank { schedule, rank, model, blocks, device, loss, micro_batches };
-        let mut post = Post { group, schedule, micro_batches, letters };
-        let ran = own.run(&mut post, sink, Instant::now())?;
-        letters.deliver(group)?;
-        self.last = ran;
+        let mut post = Post { group, schedule, micro_batches, letters, lanes: lanes.as_mut() };
+        let ran = own.run(&mut post, sink, Instant::now());
+        let ran = ran.and_then(|ran| letters.deliver(group).map(|()| ran));
+        let ran = match lanes {
+            Some(lanes) => {
+                let ran = ran.and_then(|ran| lanes.deliver().map(|()| ran));
+                // Whoever waits at the other end of one of them knows nothing of what happened at another.
+                ran.inspect_err(|error| lanes.abort(&error.to_string()))
+            }
+            None => ran,
+        };
+        self.last = ran?;
         Ok(self.last.loss)
     }
 }
@@ -190,12 +216,10 @@ impl Letters {
 }
 
 impl<T: Sent> Bag<T> {
-    /// An empty buffer, with room for so many elements if there is one.
+    /// A buffer with room for so many elements, if there is one, that has whatever elements it had.
     fn buffer(&mut self, count: usize) -> Vec<T> {
         let fits = self.spare.iter().position(|spare| spare.capacity() >= count);
-        let mut buffer = fits.map_or_else(Vec::new, |i| self.spare.swap_remove(i));
-        buffer.clear();
-        buffer
+        fits.map_or_else(Vec::new, |i| self.spare.swap_remove(i))
     }
 
     /// Takes back the buffers that are on their way.
@@ -222,6 +246,7 @@ struct Post<'a> {
     schedule: &'a Schedule,
     micro_batches: &'a [MicroBatch],
     letters: &'a mut Letters,
+    lanes: Option<&'a mut Lanes>,
 }
 
 /// What a border's letters are sent under, and what tells their form.
@@ -262,7 +287,11 @@ impl Post<'_> {
             assert!(told.is_none(), "a stage made {form:?} of as many samples as it made {told:?} of before");
             self.group.start_send(form.words(), to, tags(border)[1]).wait(self.deadline())?;
         }
+        if let Some(lanes) = &mut self.lanes {
+            return lanes.send(to.index(), &values);
+        }
         let mut buffer = T::bag(self.letters).buffer(values.count());
+        buffer.clear();
         match lies {
             Some(_) => values.with_lying(|values: &[T]| buffer.extend_from_slice(values)),
             None => buffer.extend(values.to_vec::<T>()),
@@ -300,6 +329,45 @@ impl Post<'_> {
     }
 }
 
+impl Post<'_> {
+    /// The form of what `action` makes, if it was told.
+    fn known(&self, action: Action) -> Option<Form> {
+        let samples = self.micro_batches[action.micro_batch].samples;
+        self.letters.forms.get(&(border(action), samples)).copied()
+    }
+
+    /// The form of what `action` makes, which is waited for if it has yet to be told.
+    fn form(&mut self, action: Action) -> Result<Form, Error> {
+        if let Some(form) = self.known(action) {
+            return Ok(form);
+        }
+        let (border, samples) = (border(action), self.micro_batches[action.micro_batch].samples);
+        let mut words = vec![0; FORM];
+        self.group.receive_tagged(&mut words, Source::Rank(self.peer(border.0)), tags(border)[1])?;
+        let form = Form::of(&words).ok_or(Error::BadForm { stage: border.0, words })?;
+        Ok(*self.letters.forms.entry((border, samples)).or_insert(form))
+    }
+
+    fn receive_on_lane(&mut self, action: Action, device: &Device) -> Result<Carried, Error> {
+        let from = self.peer(action.stage).index();
+        // Those that the other rank sends before this one come first (LANE-ORDER).
+        while let Some(lacking) = self.lanes.as_ref().and_then(|lanes| lanes.lacking(from, action)) {
+            let Form { shape, dtype, .. } = self.form(lacking)?;
+            if let Some(lanes) = &mut self.lanes {
+                lanes.ask(from, device, shape, dtype)?;
+            }
+        }
+        let layers = self.form(action)?.layers;
+        // The one behind it finds its room waiting.
+        let next = self.lanes.as_ref().and_then(|lanes| lanes.next(from)).and_then(|next| self.known(next));
+        let lanes = self.lanes.as_mut().expect("letters go by lanes here");
+        if let Some(Form { shape, dtype, .. }) = next {
+            lanes.ask(from, device, shape, dtype)?;
+        }
+        Ok(Carried { values: lanes.take(from, action)?, layers })
+    }
+}
+
 impl Link for Post<'_> {
     fn send(&mut self, action: Action, made: Carried) -> Result<(), Error> {
         match made.values.dtype() {
@@ -311,16 +379,10 @@ impl Link for Post<'_> {
     }
 
     fn receive(&mut self, action: Action, device: &Device) -> Result<Carried, Error> {
-        let (border, samples) = (border(action), self.micro_batches[action.micro_batch].samples);
-        let form = match self.letters.forms.get(&(border, samples)) {
-            Some(form) => *form,
-            None => {
-                let mut words = vec![0; FORM];
-                self.group.receive_tagged(&mut words, Source::Rank(self.peer(border.0)), tags(border)[1])?;
-                let form = Form::of(&words).ok_or(Error::BadForm { stage: border.0, words })?;
-                *self.letters.forms.entry((border, samples)).or_insert(form)
-            }
-        };
+        if self.lanes.is_some() {
+            return self.receive_on_lane(action, device);
+        }
+        let form = self.form(action)?;
         match form.dtype {
             DType::BF16 => self.receive_as::<bf16>(action, form, device),
             DType::F16 => self.receive_as::<f16>(action, form, device),

@@ -91,6 +91,8 @@ struct Running<'a, 'l> {
     put_off: HashMap<(usize, usize), WeightGradients>,
     /// What stages of this rank hand to each other.
     own: HashMap<Action, Carried>,
+    /// Of the micro-batches, with their weights: read when all is given to the device, which goes on meanwhile.
+    losses: Vec<(Tensor, f64)>,
     ran: Ran,
 }
 
@@ -128,6 +130,7 @@ impl Rank<'_> {
             live: HashMap::new(),
             put_off: HashMap::new(),
             own: HashMap::new(),
+            losses: Vec::new(),
             ran: Ran::default(),
         };
         // Those without samples come last, so the last with samples is the last of all.
@@ -153,7 +156,8 @@ impl Rank<'_> {
             }
             running.link.progress();
         }
-        Ok(running.ran)
+        let Running { losses, ran, .. } = running;
+        Ok(Ran { loss: losses.iter().fold(0.0, |sum, (loss, weight)| sum + loss.item() * weight), ..ran })
     }
 }
 
@@ -205,7 +209,7 @@ impl Running<'_, '_> {
         let (output, made) = if stage + 1 == schedule.stages() {
             let target = of.target.as_ref().expect("the last stage is given its targets");
             let loss = loss.of_pass(&y, &target.to(device), &ctx);
-            self.ran.loss += loss.item() * of.weight;
+            self.losses.push((loss.detach(), of.weight));
             (loss, None)
         } else {
             let made = Carried { values: y.detach(), layers: ctx.layers() };

@@ -113,6 +113,22 @@ fn a_timeline_keeps_to_the_order_and_to_what_each_action_needs() {
     }
 }
 
+/// Waits go, and what one action alone takes longer stays.
+#[test]
+fn a_timeline_without_its_waits_has_the_bubble_of_its_actions() {
+    for schedule in all() {
+        let slow = Timeline::simulate(&schedule, Times::EQUAL, 0.25);
+        let best = Timeline::simulate(&schedule, Times::EQUAL, 0.0);
+        assert!((slow.without_waits(&schedule).length() - best.length()).abs() < 1e-9);
+
+        let mut uneven = best.clone();
+        let last =
+            uneven.ranks.iter_mut().map(|row| row.last_mut().unwrap()).max_by(|a, b| a.end.total_cmp(&b.end));
+        last.unwrap().end += 2.0;
+        assert!((uneven.without_waits(&schedule).length() - best.length() - 2.0).abs() < 1e-9);
+    }
+}
+
 #[test]
 fn faults_of_a_schedule_are_found_and_named() {
     let shape = Shape { ranks: 2, chunks: 1, micro_batches: 2 };

@@ -26,6 +26,28 @@ impl Timeline {
     /// Panics if it hangs.
     #[track_caller]
     pub fn simulate(schedule: &Schedule, times: Times, message: f64) -> Timeline {
+        Timeline::play(schedule, message, |_, _, action| times.of(action.work))
+    }
+
+    /// This one, of which each action takes as long as it took, as soon as what it needs is there and its rank is free: how much of
+    /// the ranks' time passes idly because actions aren't equally long, and not because messages travel. Panics if these aren't the
+    /// actions of `schedule`.
+    #[track_caller]
+    pub fn without_waits(&self, schedule: &Schedule) -> Timeline {
+        Timeline::play(schedule, 0.0, |rank, place, action| {
+            let done = self.ranks.get(rank).and_then(|row| row.get(place));
+            let Some(done) = done.filter(|done| done.action == action) else {
+                panic!(
+                    "Timeline::without_waits: {done:?} at {place} of rank {rank}, where the schedule has {action:?}"
+                );
+            };
+            done.end - done.start
+        })
+    }
+
+    /// With actions of the length that is told of a rank, its place in that rank's row, and the action.
+    #[track_caller]
+    fn play(schedule: &Schedule, message: f64, length: impl Fn(usize, usize, Action) -> f64) -> Timeline {
         let n = schedule.shape().ranks;
         let mut ends: HashMap<Action, f64> = HashMap::new();
         let (mut ranks, mut free) = (vec![Vec::new(); n], vec![0.0f64; n]);
@@ -42,7 +64,7 @@ impl Timeline {
                     let arrivals: Option<Vec<f64>> = needs.iter().flatten().map(arrival).collect();
                     let Some(arrivals) = arrivals else { break };
                     let start = arrivals.into_iter().fold(free[rank], f64::max);
-                    let end = start + times.of(action.work);
+                    let end = start + length(rank, ranks[rank].len(), action);
                     ends.insert(action, end);
                     free[rank] = end;
                     ranks[rank].push(Done { action, start, end });
@@ -61,10 +83,14 @@ impl Timeline {
         end - all().map(|done| done.start).fold(end, f64::min)
     }
 
+    /// How long ranks did something, all together.
+    pub fn busy(&self) -> f64 {
+        self.ranks.iter().flatten().map(|done| done.end - done.start).sum()
+    }
+
     /// The share of the ranks' time that passed idly.
     pub fn bubble(&self) -> f64 {
-        let busy: f64 = self.ranks.iter().flatten().map(|done| done.end - done.start).sum();
         let whole = self.length() * self.ranks.len() as f64;
-        if whole > 0.0 { 1.0 - busy / whole } else { 0.0 }
+        if whole > 0.0 { 1.0 - self.busy() / whole } else { 0.0 }
     }
 }

@@ -1,8 +1,9 @@
 //! What goes over ranks at the seams of layers: four pairs of maps, each the way back of the other. Values travel in their own type;
-//! sums of those of 16 bits are rounded after each two.
+//! sums of those of 16 bits are rounded after each two. Between ranks with a GPU each they go by NCCL, and never see the host, which
+//! waits for each all the same, as it is the host that finds a rank gone.
 
-use phalanx_comm::{Element as Sent, Error, Group, ReduceOp, bf16, f16};
-use phalanx_tensor::{Crossing, DType, Element, Tensor};
+use phalanx_comm::{Deadline, Element as Sent, Error, GpuGroup, GpuWork, Group, ReduceOp, bf16, f16};
+use phalanx_tensor::{Crossing, DType, Element, GpuTensor, Tensor};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// The ranks that hold the parts of a layer. Layers can't fail, so the first failure is kept for whoever asks after the pass; what
@@ -10,12 +11,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 #[derive(Clone)]
 pub(crate) struct Ranks {
     group: Group,
+    /// Their GPUs, where these exchange values among themselves.
+    gpus: Option<Arc<GpuGroup>>,
     failure: Arc<Mutex<Option<Error>>>,
 }
 
 impl Ranks {
     pub(crate) fn of(group: Group) -> Ranks {
-        Ranks { group, failure: Arc::default() }
+        Ranks { group, gpus: None, failure: Arc::default() }
+    }
+
+    /// The same with GPUs that exchange values among themselves, if these do.
+    pub(crate) fn on(self, gpus: Option<GpuGroup>) -> Ranks {
+        Ranks { gpus: gpus.map(Arc::new), ..self }
     }
 
     /// How many there are.
@@ -58,9 +66,38 @@ impl Ranks {
     }
 
     fn reduced_as<T: Element + Sent>(&self, x: &Tensor, op: ReduceOp) -> Tensor {
-        let mut values = x.to_vec::<T>();
+        if let Some(reduced) = self.on_gpus(|| x.to_lend(), |gpus, own| gpus.start_all_reduce(own, op)) {
+            return reduced;
+        }
+        // Graphs are alike (T-ORDER), so all ranks' values lie in the same order.
+        let order = x.lies_in().filter(|_| x.device().gpu().is_none());
+        let mut values = match order {
+            Some(_) => x.with_lying(|values: &[T]| values.to_vec()),
+            None => x.to_vec::<T>(),
+        };
         self.note(self.group.all_reduce(&mut values, op));
-        Tensor::from_slice(x.device(), &values, *x.shape())
+        match order {
+            Some(order) => Tensor::from_order(x.device(), &values, *x.shape(), order),
+            None => Tensor::from_slice(x.device(), &values, *x.shape()),
+        }
+    }
+}
+
+impl Ranks {
+    /// What GPUs make of values among themselves, if they do: of `x` as it is lent, `start` begins it. After a failure it means nothing.
+    fn on_gpus(
+        &self,
+        lend: impl FnOnce() -> Option<GpuTensor>,
+        start: impl FnOnce(&GpuGroup, GpuTensor) -> Result<GpuWork<GpuTensor>, Error>,
+    ) -> Option<Tensor> {
+        let gpus = self.gpus.as_ref()?;
+        let own = lend()?;
+        let nothing = own.zeros_like();
+        let done = start(gpus, own).and_then(|work| work.wait(Deadline::after(self.group.timeout())));
+        Some(done.map(GpuTensor::into_tensor).unwrap_or_else(|error| {
+            self.note(Err(error));
+            nothing()
+        }))
     }
 }
 
@@ -113,16 +150,24 @@ impl Ranks {
             Move::Sum => self.reduced_as::<T>(x, ReduceOp::Sum),
             Move::Gather => {
                 let [batch, stretch, behind] = sequence(x);
-                let own = x.to_vec::<T>();
-                let mut all = vec![T::default(); n * own.len()];
-                self.note(self.group.all_gather(&own, &mut all));
-                let all = Tensor::from_slice(x.device(), &all, [n, batch, stretch, behind]);
+                let own = x.reshape([batch, stretch, behind]);
+                let lend = || own.to_lend_among(n, rank);
+                let all = self.on_gpus(lend, |gpus, all| gpus.start_all_gather(all)).unwrap_or_else(|| {
+                    let own = own.to_vec::<T>();
+                    let mut all = vec![T::default(); n * own.len()];
+                    self.note(self.group.all_gather(&own, &mut all));
+                    Tensor::from_slice(x.device(), &all, [n, batch, stretch, behind])
+                });
                 all.transpose(0, 1).reshape(with_length(x, n * stretch).as_slice())
             }
             Move::Scatter => {
                 let [batch, time, behind] = sequence(x);
                 let stretch = self.stretch(time);
                 let by_rank = x.reshape([batch, n, stretch, behind]).transpose(0, 1);
+                let sum = |gpus: &GpuGroup, all| gpus.start_reduce_scatter(all, ReduceOp::Sum);
+                if let Some(all) = self.on_gpus(|| by_rank.to_lend(), sum) {
+                    return all.narrow(0, rank, 1).reshape(with_length(x, stretch).as_slice());
+                }
                 let mut all = by_rank.to_vec::<T>();
                 self.note(self.group.reduce_scatter_in_place(&mut all, ReduceOp::Sum));
                 let own = &all[self.group.own_part(all.len())];
@@ -133,11 +178,11 @@ impl Ranks {
                 x.narrow(0, rank * stretch, stretch).contiguous()
             }
             Move::PadRows => {
-                let (own, mut dims) = (x.to_vec::<T>(), x.dims().to_vec());
+                let (rows, mut dims) = (x.dim(0), x.dims().to_vec());
                 dims[0] *= n;
-                let mut all = vec![T::default(); n * own.len()];
-                all[rank * own.len()..][..own.len()].copy_from_slice(&own);
-                Tensor::from_slice(x.device(), &all, dims.as_slice())
+                let all = Tensor::zeros(x.device(), dims.as_slice(), x.dtype());
+                all.narrow(0, rank * rows, rows).copy_from(x);
+                all
             }
         }
     }

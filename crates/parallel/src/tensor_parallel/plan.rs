@@ -1,6 +1,7 @@
 //! Which layers of a model are cut, and how.
 
 use super::crossing::{Move, Ranks};
+use phalanx_nn::models::ResNetDepth;
 use phalanx_nn::{Cut, Module, Role, Seam, Visitor};
 use phalanx_tensor::Within;
 use std::collections::HashMap;
@@ -36,6 +37,8 @@ pub enum Style {
         /// How many numbers all ranks have.
         of: usize,
     },
+    /// A batch norm behind a convolution that is cut by its outputs: each rank has some channels, with their statistics.
+    Channels,
     /// A table of vectors, by its rows.
     Rows,
     /// The logits of the words of a table that is cut by its rows, or of a weight of their own, which then is cut likewise.
@@ -54,8 +57,8 @@ pub enum Between {
     Sequence,
 }
 
-/// Which layers of a model are cut, by their names, in which a `*` stands for any characters. Dense layers, tables of vectors and the
-/// attention of a decoder can be. Between a layer that is cut by its outputs and the one by its inputs that belongs to it, what is
+/// Which layers of a model are cut, by their names, in which a `*` stands for any characters. Dense layers, convolutions of one group,
+/// batch norms between two of these, tables of vectors and the attention of a decoder can be. Between a layer that is cut by its outputs and the one by its inputs that belongs to it, what is
 /// computed goes number by number; a dropout there is told so, since its mask is the part of the whole's.
 ///
 /// ```
@@ -138,6 +141,19 @@ impl Plan {
             .with("fc2", Style::Inputs { dim: 1 })
     }
 
+    /// The plan of [`phalanx_nn::models::ResNet`]: in each block the two largest of the convolutions that follow each other, with the
+    /// batch norm between them. The first layer, shortcuts and the last layer stay whole.
+    pub fn of_resnet(depth: ResNetDepth) -> Plan {
+        let [first, norm, second] = match depth.expansion() {
+            1 => ["conv1", "bn1", "conv2"],
+            _ => ["conv2", "bn2", "conv3"],
+        };
+        Plan::new(Between::Whole)
+            .with(&format!("layer*.{first}"), Style::Outputs { dim: 0, groups: 1 })
+            .with(&format!("layer*.{norm}"), Style::Channels)
+            .with(&format!("layer*.{second}"), Style::Inputs { dim: 1 })
+    }
+
     /// What ranks have between the layers that are cut.
     pub fn between(&self) -> Between {
         self.between
@@ -153,7 +169,7 @@ impl Plan {
         self.rows.iter().find(|(pattern, _)| matches(pattern, layer)).map(|(_, style)| *style)
     }
 
-    /// Which part of a parameter rank `rank` of `of` holds, if it isn't all of it.
+    /// Which part of a parameter or buffer rank `rank` of `of` holds, if it isn't all of it.
     pub(crate) fn cut(&self, name: &str, rank: usize, of: usize) -> Option<Cut> {
         let (layer, leaf) = name.rsplit_once('.')?;
         let part = |dim, groups| Some(Cut { dim, groups, part: rank, of });
@@ -161,7 +177,7 @@ impl Plan {
             (Style::Outputs { dim, groups }, "weight") => part(dim, groups),
             (Style::Outputs { groups, .. }, "bias") => part(0, groups),
             (Style::Inputs { dim }, "weight") => part(dim, 1),
-            (Style::Rows | Style::Scores, "weight") => part(0, 1),
+            (Style::Rows | Style::Scores, "weight") | (Style::Channels, _) => part(0, 1),
             _ => None,
         }
     }
@@ -170,9 +186,9 @@ impl Plan {
     pub(crate) fn apply(&self, model: &mut dyn Module, ranks: &Ranks) -> Result<(), PlanError> {
         let (rank, of) = (ranks.rank(), ranks.count());
         let mut uneven = None;
-        let mut rows = HashMap::new();
+        let (mut rows, mut layers) = (HashMap::new(), Vec::new());
         model.visit(&mut Visitor::new(&mut |name, role, param| {
-            let Some(cut) = self.cut(name, rank, of).filter(|_| role == Role::Learned) else { return };
+            let Some(cut) = self.cut(name, rank, of).filter(|_| role != Role::Shared) else { return };
             let (len, parts) = (param.declared_shape().dims()[cut.dim], cut.groups * of);
             if !len.is_multiple_of(parts) {
                 uneven.get_or_insert(PlanError::Uneven { name: name.to_owned(), len, dim: cut.dim, parts });
@@ -180,10 +196,12 @@ impl Plan {
             }
             if let Some((layer, _)) = name.rsplit_once('.') {
                 rows.insert(layer.to_owned(), len);
+                if self.style_of(layer) == Some(Style::Channels) {
+                    layers.push(layer.to_owned());
+                }
             }
             param.hold_part(cut);
         }));
-        let mut layers = Vec::new();
         model.visit(&mut Visitor::of_seams(&mut |name, seam| {
             layers.push(name.to_owned());
             if let Some(style) = self.style_of(name) {
@@ -231,7 +249,7 @@ impl Plan {
             Style::Positions if sequence => {
                 Seam { leave: Some(ranks.crossing(Move::OwnRows, Move::PadRows)), ..nothing }
             }
-            Style::Positions => nothing,
+            Style::Positions | Style::Channels => nothing,
         }
     }
 }

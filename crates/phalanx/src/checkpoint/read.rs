@@ -53,7 +53,11 @@ impl Manifest {
 
 impl FileEntry {
     /// Hands every chunk on, in order, after its checksum was found right.
-    fn check_chunks(&self, folder: &Path, mut good: impl FnMut(&[u8])) -> Result<(), CheckpointError> {
+    pub(super) fn check_chunks(
+        &self,
+        folder: &Path,
+        mut good: impl FnMut(&[u8]),
+    ) -> Result<(), CheckpointError> {
         let path = folder.join(&self.name);
         let mut file = File::open(&path).map_err(unreadable(&path))?;
         let length = file.metadata().map_err(unreadable(&path))?.len();

@@ -329,7 +329,7 @@ fn a_failed_checkpoint_is_told_and_the_next_one_is_written_from_the_same_thread(
         Background::start(store, About { contents, part: PartOf::WHOLE, run: RUN, recipe: None }).unwrap();
     let last = (0, Instant::now());
     let (stall, longest) = (Duration::ZERO, Duration::ZERO);
-    let mut writer = Writer { background, last, any: false, asked: false, stall, longest };
+    let mut writer = Writer { background, last, any: false, asked: false, newest: None, stall, longest };
     let mut notes = Notes(Mutex::default());
     machine.fault_at(9, Fault::Full);
     for step in [5, 10] {

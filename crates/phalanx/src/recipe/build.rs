@@ -46,15 +46,25 @@ impl Recipe {
             "mnist-hpc" => Box::new(MnistHpcNet::new(dropout)),
             "autoencoder" => Box::new(Autoencoder::new()),
             "linear-regression" => Box::new(Linear::new(1, 1)),
-            "resnet18" => Box::new(self.resnet(ResNetDepth::D18)),
-            "resnet34" => Box::new(self.resnet(ResNetDepth::D34)),
-            "resnet50" => Box::new(self.resnet(ResNetDepth::D50)),
-            "resnet101" => Box::new(self.resnet(ResNetDepth::D101)),
-            "resnet152" => Box::new(self.resnet(ResNetDepth::D152)),
             "gpt" => Box::new(Gpt::new(self.gpt())),
             "resnet9" => Box::new(ResNet9::new(self.classes())),
-            other => unreachable!("the table of keys lets no model {other} pass"),
+            other => match self.depth() {
+                Some(depth) => Box::new(self.resnet(depth)),
+                None => unreachable!("the table of keys lets no model {other} pass"),
+            },
         })
+    }
+
+    /// Of which depth the model is, if it is a residual network that has one.
+    pub(super) fn depth(&self) -> Option<ResNetDepth> {
+        match self.model.name.as_str() {
+            "resnet18" => Some(ResNetDepth::D18),
+            "resnet34" => Some(ResNetDepth::D34),
+            "resnet50" => Some(ResNetDepth::D50),
+            "resnet101" => Some(ResNetDepth::D101),
+            "resnet152" => Some(ResNetDepth::D152),
+            _ => None,
+        }
     }
 
     /// Whether the key `model.head` has a meaning for the model.

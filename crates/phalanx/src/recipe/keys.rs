@@ -277,7 +277,7 @@ pub const KEYS: &[Key] = &[
         "data.resident",
         OneOf(&["auto", "always", "never"]),
         &[],
-        "whether samples of bytes all lie in a GPU's memory, which makes batches of them; auto: if they take a quarter of it at most",
+        "whether samples of bytes all lie in a GPU's memory, which makes batches of them; auto: if they take a quarter of what is free at most",
     ),
     must("train.loss", OneOf(&["nll", "cross-entropy", "mse"]), "how outputs are held against targets"),
     row("train.label_smoothing", Share, &["cross-entropy"], "how much of a label is spread over all classes"),
@@ -407,7 +407,7 @@ pub const KEYS: &[Key] = &[
         "parallel.between_gpus",
         OneOf(&["best", "nccl", "host"]),
         &["ddp"],
-        "how gradients go from GPU to GPU: by NCCL, by way of the host, or as is best",
+        "how gradients, and what workers of a replica exchange, go from GPU to GPU: by NCCL, by way of the host, or as is best",
     ),
     row(
         "parallel.compress",

@@ -36,6 +36,8 @@ const LEAST_MEASURED: usize = 2;
 const MOST_MEASURED: usize = 64;
 /// Outputs of the first dense layer of models whose dense layers can be cut: workers have equally many.
 const DENSE: [(&str, usize); 2] = [("mnist", 50), ("mnist-hpc", 128)];
+/// The fewest channels that lie between two convolutions of a residual network.
+const NARROWEST: usize = 64;
 
 impl Recipe {
     /// The model on the devices that the recipe asks for, of which `device` is the first; the others are of its kind and get their
@@ -149,6 +151,7 @@ impl Recipe {
         }
         let outputs = DENSE.iter().find(|(model, _)| *model == self.model.name);
         bounds.extend(outputs.map(|(_, outputs)| divides(*outputs, "outputs of the first dense layer")));
+        bounds.extend(self.depth().map(|_| divides(NARROWEST, "channels of the narrowest blocks")));
         let recipe = self.clone();
         let model_of = move || recipe.model().expect("a recipe that was checked has a model");
         ModelParallelConfig {
@@ -176,7 +179,8 @@ impl Recipe {
         match &*self.model.name {
             "mnist" => Some(Plan::of_mnist()),
             "mnist-hpc" => Some(Plan::of_mnist_hpc()),
-            name => LANGUAGE.contains(&name).then(|| Plan::of_gpt(self.gpt().heads, between)),
+            name if LANGUAGE.contains(&name) => Some(Plan::of_gpt(self.gpt().heads, between)),
+            _ => self.depth().map(Plan::of_resnet),
         }
     }
 

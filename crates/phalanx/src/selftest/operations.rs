@@ -1,6 +1,6 @@
 //! Every family of operations on a device, against a CPU in float64: in float32, bfloat16 and float16.
 
-use super::{Finding, sheltered};
+use super::{Extent, Finding, sheltered};
 use phalanx_tensor::cases::beside::{beside, tolerance};
 use phalanx_tensor::cases::{self, Check, edges};
 use phalanx_tensor::{DType, Device, Tensor};
@@ -9,9 +9,11 @@ use std::cell::RefCell;
 /// What devices compute in.
 const TYPES: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
 
-pub(super) fn all(device: &Device, tell: &mut dyn FnMut(Finding)) {
+pub(super) fn all(device: &Device, extent: Extent, tell: &mut dyn FnMut(Finding)) {
+    let large = cases::large_families::<Beside>();
+    let large = if extent == Extent::Whole { &large[..] } else { &[] };
     for dtype in TYPES {
-        for (name, family) in cases::families::<Beside>() {
+        for &(name, family) in cases::families::<Beside>().iter().chain(large) {
             let beside = Beside { device: device.clone(), dtype, seen: RefCell::default() };
             let panicked = sheltered(|| family(&beside)).err();
             let Seen { cases, apart, failure } = beside.seen.into_inner();
@@ -67,6 +69,16 @@ impl Check for Beside {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn large_families_are_well_on_a_cpu() {
+        for (name, family) in cases::large_families::<Beside>() {
+            let beside = Beside { device: Device::cpu(1), dtype: DType::F32, seen: RefCell::default() };
+            family(&beside);
+            let seen = beside.seen.into_inner();
+            assert!(seen.cases > 0 && seen.failure.is_none(), "{name}: {:?}", seen.failure);
+        }
+    }
 
     #[test]
     fn a_wrong_operation_is_found_and_named() {

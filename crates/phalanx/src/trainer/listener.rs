@@ -25,6 +25,10 @@ impl Observer for Listener<'_> {
         self.observer.pass_on()
     }
 
+    fn needs_whole(&self) -> bool {
+        self.observer.needs_whole()
+    }
+
     fn conclude(&mut self, end: &mut Concluded<'_>) -> Result<(), Error> {
         let _free = self.pulse.enter(Section::Free);
         self.observer.conclude(end)

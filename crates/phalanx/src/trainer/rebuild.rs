@@ -11,7 +11,6 @@ use crate::error::Error;
 use phalanx_comm::{Group, Rank};
 use phalanx_nn::{Parameters, Shadow};
 use phalanx_parallel::{HandOver, Strategy};
-use phalanx_tensor::Arena;
 use std::ops::Range;
 
 /// With what the ranks of a membership begin.
@@ -83,6 +82,11 @@ impl Newest {
         self.header.global_batch
     }
 
+    /// Whether a running mean of the weights is part of it.
+    pub(super) fn has_average(&self) -> bool {
+        self.header.average
+    }
+
     /// Where the run is, and what was told of it.
     pub(super) fn take_up(&self, progress: &mut Progress, told: &mut Told) {
         (*progress, *told) = (self.header.position.into(), self.header.told.clone());
@@ -104,12 +108,11 @@ impl Newest {
         let Some(over) = HandOver::among(group, held.as_ref(), &wanted)? else { return Ok(false) };
         let (old, new) =
             (before.map(|before| before.own_parameters(parameters)), strategy.own_parameters(parameters));
-        let whole = |arena: &Arena| arena.host_span::<f32>(0..arena.layout().count());
         let lent = || old.expect("only who has something is asked for it");
         over.carry_out(
             group,
-            |range, into| lent().values().with_flat(|all: &[f32]| into.copy_from_slice(&all[range])),
-            |range, values| whole(new.values())[range].copy_from_slice(values),
+            |range, into| lent().values().read_elements::<f32>(range, into),
+            |range, values| new.values().write_elements::<f32>(range, values),
         )?;
         over.carry_buffers(
             group,
@@ -124,8 +127,9 @@ impl Newest {
         for i in 0..self.header.states {
             let mut array = vec![0.0; if stays { 0 } else { wanted.count() }];
             let lent = |range: Range<usize>, into: &mut [f32]| {
-                let held = held.as_ref().expect("only who has something is asked for it");
-                own[i].with(|own| into.copy_from_slice(&own[held.place_of(&range)]));
+                let has = held.as_ref().zip(own.get(i));
+                let (held, own) = has.expect("only who has something is asked for it");
+                own.read_range(held.place_of(&range), into);
             };
             over.carry_out(group, lent, |range, values| {
                 if !stays {

@@ -1,5 +1,6 @@
 //! Who works on what in one run: the model, its parameters, the strategy that shares them, and the samples of this rank.
 
+use super::ahead::Ahead;
 use super::by_shard::ByShard;
 use super::deal::{Deal, Wanted};
 use super::precision::Found;
@@ -12,7 +13,7 @@ use crate::error::Error;
 use crate::event::Event;
 use crate::worker::Worker;
 use phalanx_comm::{Group, Rank};
-use phalanx_data::{Batch, Batches, Loader, Order, Target};
+use phalanx_data::{Batch, Loader, Order, Target};
 use phalanx_nn::{Average, Ctx, Module, Moment, Parameters};
 use phalanx_parallel::{
     Compress, Ddp, DdpConfig, Fsdp, LogicalShards, LogicalShardsConfig, ModelParallel, ModelParallelConfig,
@@ -180,9 +181,9 @@ impl<'a> Run<'a> {
     }
 
     /// The batches of the epoch at hand that weren't trained on yet.
-    pub(super) fn batches(&self, progress: &Progress) -> Result<Batches, Error> {
+    pub(super) fn batches(&self, progress: &Progress) -> Result<Ahead, Error> {
         let first = progress.step_in_epoch as usize * self.deal.passes_of(self.deal.step());
-        Ok(self.train.epoch_from(progress.epoch, first)?)
+        Ok(Ahead::of(self.train.epoch_from(progress.epoch, first)?, self.worker.device()))
     }
 
     /// How many steps the run has, from its first.
@@ -226,18 +227,18 @@ impl<'a> Run<'a> {
     ///
     /// The weight of each batch is its share in the samples of the whole step, so that the gradients are those of the mean
     /// over all of them, also where an epoch ends with fewer or smaller batches.
-    pub(super) fn gradients(&mut self, batches: &mut Batches, progress: &Progress) -> Result<Made, Error> {
+    pub(super) fn gradients(&mut self, batches: &mut Ahead, progress: &Progress) -> Result<Made, Error> {
         let left = self.samples_per_epoch() - self.samples_in_epoch(progress);
         let samples = self.deal.step().min(left);
         let passes = self.deal.passes_of(samples);
         let (mut loss, mut used, mut input) = (ByShard::of(&*self.strategy), Used::default(), Duration::ZERO);
         for pass in 0..passes {
-            let since = Instant::now();
-            let Some(batch) = batches.next() else { break };
-            input += since.elapsed();
+            let (batch, waited) = batches.take();
+            let Some(batch) = batch else { break };
+            input += waited;
             let (batch, sync) = (batch?, if pass + 1 == passes { Sync::Now } else { Sync::Later });
             used.add(Used::of(batch.sample_ids().iter().copied()));
-            loss.add(pass, [self.pass(&batch, progress, samples, sync)?]);
+            loss.add(pass, [self.pass(batch, batches, progress, samples, sync)?]);
         }
         let since = Instant::now();
         self.strategy.finish(self.parameters)?;
@@ -252,13 +253,21 @@ impl<'a> Run<'a> {
         Ok(Made { loss, norm, found, used, input, comm })
     }
 
-    /// One forward and backward pass of a step of so many samples; gives this batch's part of the loss.
-    fn pass(&mut self, batch: &Batch, progress: &Progress, samples: usize, sync: Sync) -> Result<f64, Error> {
+    /// One forward and backward pass of a step of so many samples; gives this batch's part of the loss. Meanwhile the batch after it is
+    /// taken.
+    fn pass(
+        &mut self,
+        mut batch: Batch,
+        batches: &mut Ahead,
+        progress: &Progress,
+        samples: usize,
+        sync: Sync,
+    ) -> Result<f64, Error> {
         self.bad_images += batch.skipped();
         let share = batch.len() as f64 / samples as f64;
         let scale = self.loss_scale(progress).map_or(1.0, |scale| scale.factor);
         let device = self.worker.device();
-        let [input, target] = batch.tensors(device);
+        let [input, target] = batch.take_tensors(device);
         let pass = Pass {
             model: self.model,
             parameters: self.parameters,
@@ -270,7 +279,7 @@ impl<'a> Run<'a> {
             sync,
         };
         let products = self.trainer.precision.products();
-        Ok(autocast(products, || self.strategy.pass(&pass))? * share)
+        Ok(autocast(products, || self.strategy.pass_while(&pass, &mut || batches.look()))? * share)
     }
 
     /// What the loss of the next step is scaled by, if it is.
@@ -307,15 +316,6 @@ impl<'a> Run<'a> {
         match look.then(|| own.first_gradient_not_finite()).flatten() {
             Some(place) => Err(Error::BadGradient { step, place }),
             None => Ok(()),
-        }
-    }
-
-    /// Moves the running mean, if there is to be one, towards the weights of now.
-    pub(super) fn follow(&self, average: &mut Option<Average>) {
-        match (average, self.trainer.ema) {
-            (Some(average), Some(decay)) => average.update(self.parameters, decay),
-            (average, Some(_)) => *average = Some(Average::of(self.parameters)),
-            (_, None) => {}
         }
     }
 
@@ -393,6 +393,17 @@ fn strategy(
     }
     check_precision(trainer)?;
     parameters.values().device().set_factors(trainer.precision.factors());
+    let unrecorded = [
+        ("replicas on several workers", trainer.mesh.is_some()),
+        ("steps of several passes", trainer.accumulate > 1),
+        ("logical shards", trainer.logical_shards.is_some()),
+    ];
+    let is_asked = trainer.graphs && parameters.values().device().gpu().is_some();
+    if let Some((what, _)) = unrecorded.into_iter().find(|(_, is_there)| *is_there && is_asked)
+        && group.rank() == Rank(0)
+    {
+        tracing::warn!("train.graphs: passes of {what} aren't replayed, but made each time");
+    }
     if let Some(config) = &trainer.mesh {
         let beside = [
             ("logical shards", trainer.logical_shards.is_some()),

@@ -52,7 +52,7 @@ pub(super) struct Header {
     pub(super) optimizer_steps: u64,
     /// How many arrays the optimizer has.
     pub(super) states: usize,
-    average: bool,
+    pub(super) average: bool,
     pub(super) told: Told,
 }
 

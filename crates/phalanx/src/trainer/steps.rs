@@ -4,6 +4,7 @@
 //! asked to stop, and whether somebody waits to come in. So all of them end after the same step, whatever the reason.
 
 use super::evaluate::evaluate;
+use super::mean::Mean;
 use super::precision::Found;
 use super::rebuild::{self, Beginning, Newest, Own};
 use super::run::{Run, Tally};
@@ -20,6 +21,7 @@ use phalanx_nn::{Module, Parameters};
 use phalanx_parallel::{Here, Strategy};
 use phalanx_tensor::Arena;
 use std::f64::consts::LN_2;
+use std::path::Path;
 use std::time::Instant;
 
 /// A run on its way, from membership to membership, beside its [`State`].
@@ -54,6 +56,8 @@ pub(super) struct Course<'a> {
     in_step: bool,
     /// The factor on the learning rate of that step, once its gradients are whole, and whether they are numbers.
     prepared: Option<(f64, Found)>,
+    /// How much this rank has of the running mean, where there is one.
+    mean: Mean,
     /// Where the epoch at hand began for this rank.
     epoch_start: Option<EpochStart>,
     /// When the membership before was left.
@@ -109,6 +113,7 @@ impl<'a> Course<'a> {
             before_step: parameters.buffers().like(),
             in_step: false,
             prepared: None,
+            mean: Mean::Whole,
             epoch_start: None,
             left: None,
         }
@@ -126,6 +131,7 @@ impl<'a> Course<'a> {
         if self.trainer.shares_out() && !matches!(end, Ok(End::Over { .. })) {
             let because = end.as_ref().err().map(Error::to_string);
             run.strategy.part(self.parameters, because.as_deref());
+            self.mean.catch_up(self.trainer, self.parameters, &mut state.average);
             self.before = Some(run.strategy);
         }
         end
@@ -186,7 +192,12 @@ impl<'a> Course<'a> {
         if let Beginning::Newest(newest) = &beginning {
             let since = Instant::now();
             let before = self.before.as_deref();
-            if newest.hand_over(&run.group, before, &*run.strategy, parameters, state)? {
+            // The mean comes first, since it is as good with the portions of before.
+            let has_mean = !newest.has_average() || {
+                let before = before.filter(|_| newest.own != Own::Nothing);
+                self.mean.hand_over(&run.group, before, parameters, &mut state.average)?
+            };
+            if has_mean && newest.hand_over(&run.group, before, &*run.strategy, parameters, state)? {
                 if newest.own == Own::Nothing {
                     self.take_up(newest, state);
                 }
@@ -236,6 +247,8 @@ impl<'a> Course<'a> {
                     let device = self.worker.device();
                     let _ = before.step(&mut state.optimizer, self.parameters, device, factor);
                     before.part(self.parameters, None);
+                    self.mean = Mean::Behind;
+                    self.mean.catch_up(self.trainer, self.parameters, &mut state.average);
                 }
             }
             // A step that was given up is made again from where it began.
@@ -302,7 +315,7 @@ impl<'a> Course<'a> {
         if self.before_step.layout() != buffers.layout() {
             self.before_step = buffers.like();
         }
-        self.standing = Standing::Holds { global_batch: run.deal.step() };
+        (self.standing, self.mean) = (Standing::Holds { global_batch: run.deal.step() }, Mean::Whole);
         run.clock.begin();
         self.tell_beginning(run, state);
         Ok(())
@@ -382,8 +395,10 @@ impl<'a> Course<'a> {
                 false => run.strategy.step(&mut state.optimizer, self.parameters, device, factor),
             };
             self.prepared = None;
-            if moved.is_ok() && !tally.overflow {
-                run.follow(&mut state.average);
+            match (&moved, tally.overflow) {
+                (_, true) => {}
+                (Ok(()), false) => self.trainer.follow(self.parameters, &mut state.average),
+                (Err(_), false) => self.mean = Mean::Behind,
             }
             let scale = run.loss_scale(&state.progress);
             let found = if tally.overflow { Found::Overflow } else { Found::Numbers };
@@ -453,6 +468,10 @@ impl<'a> Course<'a> {
         }
         let _checkpoint = self.worker.pulse().enter(Section::Checkpoint);
         if self.evaluation.is_some_and(|evaluation| self.trainer.judge(&mut state.progress, evaluation)) {
+            // All ranks judge alike.
+            if self.trainer.best_file.is_some() {
+                run.strategy.gather_on_first()?;
+            }
             run.keep_best(&mut state.average)?;
         }
         state.progress.next_epoch();
@@ -469,27 +488,20 @@ impl<'a> Course<'a> {
     ) -> Result<End, Error> {
         let _checkpoint = self.worker.pulse().enter(Section::Checkpoint);
         if let Some(checkpoints) = &mut self.checkpoints {
-            if interrupted.is_some() {
+            // Where nobody brings the model together, the last checkpoint has it.
+            if interrupted.is_some() || checkpoints.in_parts() && !self.observer.needs_whole() {
                 checkpoints.ask();
             }
             checkpoints.finish(state, self.parameters, &mut *run.strategy, self.observer)?;
         }
-        // Who writes a part of the checkpoint doesn't need the rest.
-        match self.checkpoints.as_ref().is_some_and(Checkpoints::in_parts) {
-            true => run.strategy.gather_on_first()?,
-            false => run.strategy.gather()?,
-        }
-        // Whoever goes on with this state may share it out in another way.
-        let whole = run.strategy.whole_state(&state.optimizer)?.filter(|_| self.worker.is_first());
-        let part = whole.map(|whole| {
-            let part = state.optimizer.state().map(|(_, state)| state.with(<[f32]>::to_vec)).collect();
-            state.optimizer.take_over(state.optimizer.steps(), whole);
-            part
-        });
+        let parts =
+            self.checkpoints.as_ref().and_then(|checkpoints| checkpoints.of_parts(state.progress.step));
+        let parts = parts.filter(|_| !self.observer.needs_whole());
+        let part = self.gather(run, state, parts.as_deref())?;
         if interrupted.is_none() && self.worker.is_first() && !self.concluded {
             let stopped_early = self.trainer.lost_patience(&state.progress);
             let (parameters, evaluation) = (self.parameters, self.evaluation);
-            self.observer.conclude(&mut Concluded { parameters, state, evaluation, stopped_early })?;
+            self.observer.conclude(&mut Concluded { parameters, state, evaluation, stopped_early, parts })?;
             self.concluded = true;
         }
         // Nobody leaves before the first rank has kept what is to be kept: where it fails in that, another is the first.
@@ -499,6 +511,29 @@ impl<'a> Course<'a> {
             return Err(error.into());
         }
         Ok(End::Over { interrupted })
+    }
+
+    /// Brings the model and the optimizer's state together at the end, unless the first rank has a checkpoint in the place of both.
+    /// Gives this rank's part of that state where it has all of it now.
+    fn gather(
+        &self,
+        run: &mut Run<'_>,
+        state: &mut State,
+        parts: Option<&Path>,
+    ) -> Result<Option<Vec<Vec<f32>>>, Error> {
+        // Who writes a part of the checkpoint doesn't need the rest.
+        match self.checkpoints.as_ref().is_some_and(Checkpoints::in_parts) {
+            true if !run.strategy.any(self.worker.is_first() && parts.is_none())? => return Ok(None),
+            true => run.strategy.gather_on_first()?,
+            false => run.strategy.gather()?,
+        }
+        // Whoever goes on with this state may share it out in another way.
+        let whole = run.strategy.whole_state(&state.optimizer)?.filter(|_| self.worker.is_first());
+        Ok(whole.map(|whole| {
+            let part = state.optimizer.state().map(|(_, state)| state.with(<[f32]>::to_vec)).collect();
+            state.optimizer.take_over(state.optimizer.steps(), whole);
+            part
+        }))
     }
 
     /// Waits until nothing is copied any more from what a step changes.

@@ -1,6 +1,7 @@
 //! Runs on a GPU, against the same on a CPU: on the fake driver. Where there is no C++ compiler, tests say so and pass.
 
 mod fake;
+mod leaks;
 mod mesh;
 mod precision;
 mod samples;

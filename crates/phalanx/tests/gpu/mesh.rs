@@ -1,13 +1,15 @@
 //! Replicas that lie on several ranks with GPUs, or on one that they share: parts of matrices, stages, and both.
 
 use crate::fake::fake;
-use crate::{RULE, check_of, gpu, gpu_of, trainer};
+use crate::{Count, RULE, check_of, gpu, gpu_of, trainer};
 use phalanx::comm::Group;
 use phalanx::data::{Places, Resident, Silent, View, open};
 use phalanx::nn::optim::Clip;
 use phalanx::nn::{BatchNorm2d, Conv2d, Dropout2d, Flatten, Linear, MaxPool2d, Module, Relu, Sequential};
 use phalanx::parallel::pipeline::ScheduleKind;
-use phalanx::parallel::{Axis, Between, DdpConfig, ModelParallelConfig, Plan, StagesConfig, Style};
+use phalanx::parallel::{
+    Axis, Between, BetweenGpus, DdpConfig, ModelParallelConfig, Plan, StagesConfig, Style,
+};
 use phalanx::tensor::Device;
 use phalanx::{Event, Observer, Trainer, Worker};
 use std::sync::Arc;
@@ -37,7 +39,10 @@ fn on(mesh: &[(Axis, usize)], kind: ScheduleKind) -> Trainer {
         model: Arc::new(|| Box::new(net()) as Box<dyn Module>),
         plan: is_cut(Axis::Tensor).then(plan),
         stages: is_cut(Axis::Pipeline).then(|| StagesConfig {
-            blocks: vec![0..5, 5..8],
+            blocks: match kind {
+                ScheduleKind::Interleaved => vec![0..2, 2..5, 5..7, 7..8],
+                _ => vec![0..5, 5..8],
+            },
             kind,
             micro_batches: 2,
         }),
@@ -66,6 +71,58 @@ fn replicas_on_several_ranks_are_those_of_cpus_whichever_gpus_they_have() {
         let trainer = on(mesh, kind);
         check_of(&net, &fake, &trainer, ranks, &|_| gpu(&fake));
         check_of(&net, &fake, &trainer, ranks, &|rank| gpu_of(&fake, rank));
+    }
+    assert_eq!(fake.nccl().live(), 0, "communicators that nobody ended");
+}
+
+/// What parts add up goes from GPU to GPU where each rank has one: no bytes of it come to the host.
+#[test]
+fn parts_add_up_from_gpu_to_gpu() {
+    let Some(fake) = fake() else { return };
+    fake.gpus(2);
+    let by = |between_gpus, clip| {
+        let mut trainer = Trainer { clip, ..on(&[TENSOR], ScheduleKind::GPipe) };
+        trainer.ddp.between_gpus = between_gpus;
+        let (sums, down) = (fake.nccl().calls("ncclAllReduce"), fake.count(Count::BytesDown));
+        check_of(&net, &fake, &trainer, 2, &|rank| gpu_of(&fake, rank));
+        (fake.nccl().calls("ncclAllReduce") - sums, fake.count(Count::BytesDown) - down)
+    };
+    let (sums, down) = by(BetweenGpus::Nccl, Clip::default());
+    let (none, more) = by(BetweenGpus::Host, Clip::default());
+    // Two ranks, three steps: the outputs of the second dense layer on the way forward, the gradients of what the first is given
+    // on the way back. Evaluations are made of the whole model.
+    assert_eq!((sums, none), (2 * 3 * 2, 0));
+    assert!(more >= down + 2 * 3 * 4 * 8 * (10 + 144), "{down} bytes by NCCL, {more} by way of the host");
+    // Gradients are cut where they lie: a sum of squares for each parameter comes to the host, of which there are eight.
+    let (_, cut) = by(BetweenGpus::Nccl, on(&[TENSOR], ScheduleKind::GPipe).clip);
+    assert!(
+        cut > down && cut <= down + 2 * 3 * 8 * 8,
+        "{cut} bytes with a limit on the norm, {down} without"
+    );
+}
+
+/// Letters between stages do, too, whatever the schedule.
+#[test]
+fn stages_send_each_other_letters_from_gpu_to_gpu() {
+    let Some(fake) = fake() else { return };
+    fake.gpus(4);
+    for kind in ScheduleKind::ALL {
+        let trainer = Trainer { clip: Clip::default(), ..on(&[PIPELINE], kind) };
+        let by = |between_gpus, ranks| {
+            let mut trainer = trainer.clone();
+            trainer.ddp.between_gpus = between_gpus;
+            let (sent, down) = (fake.nccl().calls("ncclSend"), fake.count(Count::BytesDown));
+            check_of(&net, &fake, &trainer, ranks, &|rank| gpu_of(&fake, rank));
+            (fake.nccl().calls("ncclSend") - sent, fake.count(Count::BytesDown) - down)
+        };
+        let (sent, down) = by(BetweenGpus::Nccl, 2);
+        let (none, more) = by(BetweenGpus::Host, 2);
+        // Three steps of two micro-batches over each border, forth and back, and a word on each lane at first.
+        let borders = if kind == ScheduleKind::Interleaved { 3 } else { 1 };
+        assert_eq!((sent, none), (3 * 2 * 2 * borders + 2, 0));
+        assert!(more >= down + 3 * 4 * 8 * 144, "{kind}: {down} bytes by NCCL, {more} by way of the host");
+        // Two replicas, each of two stages.
+        assert_eq!(by(BetweenGpus::Nccl, 4).0, 2 * sent);
     }
     assert_eq!(fake.nccl().live(), 0, "communicators that nobody ended");
 }

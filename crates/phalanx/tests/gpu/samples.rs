@@ -210,7 +210,7 @@ fn what_goes_to_the_gpu_in_a_step_is_numbers_or_bytes() {
     let up = |task: &Task, values: bool, resident| {
         let worker = Worker::with_device(Group::solo(), gpu(&fake));
         let mut counting = Counting(&fake, Vec::new());
-        let trainer = Trainer { steps: Some(7), batch_size: 4, resident, ..trainer() };
+        let trainer = Trainer { steps: Some(6), batch_size: 4, resident, ..trainer() };
         let train: Arc<dyn Dataset> =
             if values { Arc::new(Values(task.train.clone())) } else { task.train.clone() };
         trainer.fit(&worker, &mut *(task.net)(), RULE, train, None, &mut counting).unwrap();
@@ -253,4 +253,79 @@ fn samples_that_do_not_fit_are_brought_batch_by_batch_or_refused() {
     let values = Task { train: Arc::new(Values(task.train.clone())), ..task };
     let refused = fit(&values, Resident::Always).0.unwrap_err().to_string();
     assert!(refused.contains("data.resident=auto") && refused.contains("bytes"), "{refused}");
+}
+
+/// Samples, and what the GPU was given and waited for whenever some are taken.
+struct Taken {
+    samples: Values,
+    fake: Arc<FakeCuda>,
+    seen: Arc<Mutex<Vec<[u64; 2]>>>,
+}
+
+impl Taken {
+    /// Passes that it was given, and waits for it.
+    fn now(fake: &FakeCuda) -> [u64; 2] {
+        let waits = fake.calls("cuStreamSynchronize") + fake.calls("cuEventSynchronize");
+        [fake.calls("cuLaunchKernel") + fake.calls("cuGraphLaunch"), waits]
+    }
+}
+
+impl Dataset for Taken {
+    fn len(&self) -> usize {
+        self.samples.len()
+    }
+
+    fn input_dims(&self) -> &[usize] {
+        self.samples.input_dims()
+    }
+
+    fn target(&self) -> Target<'_> {
+        self.samples.target()
+    }
+
+    fn batch(&self, indices: &[usize], into: &mut BatchBuffers) -> Result<()> {
+        self.seen.lock().unwrap().push(Taken::now(&self.fake));
+        self.samples.batch(indices, into)
+    }
+}
+
+/// What the GPU was given and waited for by the end of each step.
+struct Ends<'a>(&'a FakeCuda, Vec<[u64; 2]>);
+
+impl Observer for Ends<'_> {
+    fn event(&mut self, event: &Event) {
+        if let Event::Step { .. } = event {
+            self.1.push(Taken::now(self.0));
+        }
+    }
+}
+
+#[test]
+fn a_batch_is_taken_and_sent_while_the_gpu_makes_the_pass_before() {
+    let Some(fake) = fake() else { return };
+    let fake = Arc::new(fake);
+    let folder = tempfile::tempdir().unwrap();
+    let task = images(folder.path());
+    for graphs in [false, true] {
+        let worker = Worker::with_device(Group::solo(), gpu(&fake));
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let samples = Values(task.train.clone());
+        let train = Arc::new(Taken { samples, fake: fake.clone(), seen: seen.clone() });
+        let mut ends = Ends(&fake, Vec::new());
+        let trainer = Trainer { steps: Some(7), batch_size: 4, graphs, ..trainer() };
+        trainer.fit(&worker, &mut *(task.net)(), RULE, train, None, &mut ends).unwrap();
+        let seen = seen.lock().unwrap();
+        // A batch each before the first pass and in each of seven; the eighth is nobody's.
+        assert_eq!(seen.len(), 8);
+        for step in 3..7 {
+            let ([given, waited], [given_before, waited_before]) = (seen[step + 1], ends.1[step - 1]);
+            let given_after = ends.1[step][0];
+            assert!(given_before < given && given < given_after, "step {step}, graphs {graphs}");
+            assert_eq!(
+                waited, waited_before,
+                "step {step}, graphs {graphs}: nobody waits before it is taken"
+            );
+        }
+    }
+    assert_eq!(fake.damage(), [""; 0]);
 }

@@ -1,6 +1,7 @@
 //! What a GPU device has beside its buffers.
 
 use crate::gpu::conv;
+use crate::gpu::landing::Landing;
 use crate::storage::Memory;
 use phalanx_cuda::cublaslt::{CublasLt, Product, Products};
 use phalanx_cuda::{DeviceMemory, Driver, Error, Gpu, GpuOptions, Nvrtc, Pinned, Stream};
@@ -17,8 +18,8 @@ pub(crate) struct Engine {
     /// Matrix products, and what they use as they like.
     pub(super) products: Mutex<Products>,
     pub(super) workspace: DeviceMemory,
-    /// Products that cuBLASLt was found to have no way for.
-    pub(super) unplanned: Mutex<HashSet<Product>>,
+    /// Products that cuBLASLt was found to have no way for, each with the alignment of what it was asked for.
+    pub(super) unplanned: Mutex<HashSet<(Product, [u32; 4])>>,
     /// Where NVIDIA's libraries are looked for, and convolutions, once there was one.
     pub(super) libraries: Vec<PathBuf>,
     pub(super) convolutions: Mutex<Option<conv::Opened>>,
@@ -26,6 +27,8 @@ pub(crate) struct Engine {
     rounds_factors: AtomicBool,
     /// Pinned buffers that values go up through.
     pub(super) staging: Mutex<Vec<Pinned>>,
+    /// Where values land that go up beside what is computed.
+    pub(super) landings: Mutex<Vec<Landing>>,
     /// A number that kernels set to 1 where a label or a row number isn't one.
     pub(super) bad_index: DeviceMemory,
     /// Last, since all that is above ends on its streams.
@@ -65,6 +68,7 @@ impl Engine {
             convolutions,
             rounds_factors: AtomicBool::new(false),
             staging: Mutex::default(),
+            landings: Mutex::default(),
             bad_index,
         })
     }

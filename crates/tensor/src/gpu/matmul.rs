@@ -8,8 +8,8 @@ use crate::gpu::{elementwise, reduce};
 use crate::op::Binary;
 use crate::shape::{Geometry, Shape};
 use crate::tensor::Tensor;
-use phalanx_cuda::cublaslt::{Epilogue, Numbers, Operand, Operands, Order, Product};
-use phalanx_cuda::{Address, Error};
+use phalanx_cuda::Address;
+use phalanx_cuda::cublaslt::{Epilogue, Numbers, Operand, Operands, Order, Product, has_no_way};
 
 /// A factor as the library takes it.
 struct Factor {
@@ -75,12 +75,9 @@ impl Engine {
     }
 
     /// Gives the compute stream a product of tensors that lie as it says, with its epilogue; nothing, and `false`, where the library
-    /// has no way to do it on this GPU.
+    /// has no way to do it on this GPU, which is told once. Panics on any other failure.
     #[track_caller]
     fn by_library(&self, product: &Product, [a, b]: [&Tensor; 2], vector: Vector<'_>, out: &Tensor) -> bool {
-        if lock(&self.unplanned).contains(product) {
-            return false;
-        }
         let lent = [a.storage.read_on_gpu(), b.storage.read_on_gpu(), out.storage.write_on_gpu()];
         let of_vector = match vector {
             Vector::None => None,
@@ -92,6 +89,10 @@ impl Engine {
             vector: of_vector.as_ref().map_or(Address::NULL, |(vector, lent)| at(vector, lent.at)),
             ..Operands::new(at(a, lent[0].at), at(b, lent[1].at), at(out, lent[2].at))
         };
+        let described = (*product, operands.alignment());
+        if lock(&self.unplanned).contains(&described) {
+            return false;
+        }
         succeeded(self.gpu().make_current());
         let (workspace, stream) = (self.workspace.address(), self.stream().handle());
         let mut products = lock(&self.products);
@@ -107,8 +108,13 @@ impl Engine {
             // SAFETY: the callers' sizes are those of the tensors, which are borrowed in order (S-STREAM); the workspace is as large
             // as the products were told, and the compute stream alone uses it.
             match unsafe { products.run(&piece, &operands, workspace, stream) } {
-                Err(Error::LibraryCall { call: "cublasLtMatmulAlgoGetHeuristic", .. }) => {
-                    lock(&self.unplanned).insert(*product);
+                Err(error) if has_no_way(&error) => {
+                    let instead = match product.epilogue {
+                        Epilogue::None => "a plain kernel of our own does it, slowly",
+                        _ => "it is done without its epilogue, which a kernel of our own does",
+                    };
+                    tracing::warn!("{error}\nit is left out from now on: {instead}");
+                    lock(&self.unplanned).insert(described);
                     return false;
                 }
                 done => succeeded(done),

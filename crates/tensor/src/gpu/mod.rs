@@ -19,6 +19,7 @@ pub(crate) mod dropout;
 pub(crate) mod elementwise;
 pub(crate) mod embedding;
 mod engine;
+mod landing;
 mod launch;
 pub(crate) mod loss;
 pub(crate) mod matmul;
@@ -33,3 +34,4 @@ mod update;
 mod whole;
 
 pub(crate) use engine::Engine;
+pub(crate) use landing::Landing;

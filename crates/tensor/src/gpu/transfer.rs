@@ -1,5 +1,5 @@
 //! Values on their way between the host and a GPU. Up they go through pinned buffers and nobody waits; who asks for values waits
-//! until they are there.
+//! until they are there. What goes up beside what is computed lands elsewhere first (`landing.rs`).
 
 use crate::dtype::{Element, bytes_of, bytes_of_mut};
 use crate::gpu::Engine;
@@ -12,7 +12,7 @@ use std::ops::Range;
 /// Pinned buffers that are kept; with all of them on their way, a copy waits for one.
 const MOST_STAGING: usize = 16;
 /// Bytes of a pinned buffer that values go through: enough to keep the bus busy, few enough to be kept.
-const PIECE_BYTES: usize = 8 << 20;
+pub(super) const PIECE_BYTES: usize = 8 << 20;
 
 /// The memory that a tensor lies in, and the byte that its first element begins with.
 pub(super) fn place(tensor: &Tensor) -> (&Memory, usize) {
@@ -116,7 +116,7 @@ impl Engine {
 
     /// A pinned buffer of at least so many bytes, of which no copy is under way unless there are many that have one.
     #[track_caller]
-    fn staging(&self, bytes: usize) -> Pinned {
+    pub(super) fn staging(&self, bytes: usize) -> Pinned {
         let mut kept = lock(&self.staging);
         // The one that was used longest ago comes first.
         let fits = |pinned: &Pinned| pinned.len() >= bytes && pinned.len() / 4 <= bytes.max(1 << 16);

@@ -21,20 +21,23 @@ fn named(rule: Update) -> (&'static str, [usize; 2]) {
 }
 
 impl Engine {
-    /// One step; the arenas are of one layout on this GPU.
+    /// One step of these ranges, which follow each other; the arenas are of one layout on this GPU. What the step is goes up in one copy,
+    /// and one launch does it.
     #[track_caller]
     pub(crate) fn update(
         &self,
         values: &Arena,
-        range: Range<usize>,
+        steps: &[(Range<usize>, UpdateStep)],
         grads: &Arena,
         states: [Option<&Arena>; 3],
         rule: Update,
-        step: &UpdateStep,
     ) {
         let (name, [least, most]) = named(rule);
         assert!(states[..least].iter().all(Option::is_some), "update: {rule:?} has {least} states");
-        let settings = Tensor::from_slice(values.device(), &step.words(), [9]);
+        let range = steps[0].0.start..steps[steps.len() - 1].0.end;
+        let settings: Vec<u8> =
+            steps.iter().flat_map(|(part, step)| step.to_bytes(part.end - range.start)).collect();
+        let settings = Tensor::from_slice(values.device(), &settings, [settings.len()]);
         // Arenas are borrowed as a whole for the time of giving.
         let _written = (values.flat_mut::<f32>(), states.map(|state| state.map(Arena::flat_mut::<f32>)));
         let _read = grads.hold::<f32>();
@@ -44,7 +47,7 @@ impl Engine {
             states[..most].iter().map(|state| state.map_or(Arg::InOrNull(None), |s| Arg::Bare(at(s)))),
         );
         args.extend([Arg::In(&settings), Arg::InOrNull(None), Arg::Int(range.len())]);
-        // SAFETY: all arenas have the range, as the caller checked, and stay until the stream has come to it, since their memory is
+        // SAFETY: the last of the steps ends with the range, and all arenas have it, as the caller checked, and stay until the stream has come to it, since their memory is
         // given back after all work.
         unsafe { self.launch(name, elements(range.len()), &args) }
     }

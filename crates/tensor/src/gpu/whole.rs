@@ -9,6 +9,7 @@ use crate::gpu::transfer::place;
 use crate::storage::Memory;
 use crate::tensor::Tensor;
 use phalanx_cuda::Address;
+use std::ops::Range;
 
 /// Numbers whose squares a block adds up.
 const PIECE: usize = 1 << 14;
@@ -125,6 +126,26 @@ impl Engine {
         }
         drop(written);
         self.get::<f64>(&norm)[0]
+    }
+
+    /// The sum of the squares of elements that the arena has.
+    #[track_caller]
+    pub(crate) fn sum_of_squares(&self, values: &Arena, ranges: &[Range<usize>]) -> f64 {
+        check_single("sum_of_squares", values.dtype());
+        let pieces = |range: &Range<usize>| range.len().div_ceil(PIECE);
+        let parts = Tensor::stale(values.device(), [ranges.iter().map(pieces).sum()].into(), DType::F64);
+        let held = values.hold::<f32>();
+        let mut first = 0;
+        for range in ranges.iter().filter(|range| !range.is_empty()) {
+            let (n, own) = (range.len(), parts.narrow(0, first, pieces(range)));
+            let start = at(values).plus(range.start * values.dtype().bytes());
+            let args = [Arg::BareIn(start), Arg::Out(&own), Arg::Int(n), Arg::Int(PIECE)];
+            // SAFETY: the arena has n elements from there on, and there is a part for each piece of them.
+            unsafe { self.launch("sum_squares", rows(pieces(range), PIECE), &args) }
+            first += pieces(range);
+        }
+        drop(held);
+        self.get::<f64>(&parts).iter().sum()
     }
 
     /// Makes each value at most `limit` large.

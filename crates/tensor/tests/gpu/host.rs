@@ -1,7 +1,9 @@
 //! Values on their way to a GPU and back, and the memory that they lie in.
 
 use crate::rig::{near, rig};
-use phalanx_tensor::{Arena, DType, Device, DropoutKey, Grads, Keep, Layout, Order, Philox, Tensor, Within};
+use phalanx_tensor::{
+    Arena, DType, Device, DropoutKey, Grads, Keep, Layout, Order, Philox, Tensor, Within, autocast,
+};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -72,6 +74,82 @@ fn an_arena_that_is_given_back_takes_no_memory_until_it_is_used_again() {
     span.give_back(0..span.count());
     drop(span);
     assert_eq!(arena.tensor(1).to_vec::<f32>(), [0.0; 2000], "what comes anew");
+}
+
+/// Whoever is refused hasn't brought the memory back, either.
+#[test]
+fn memory_that_was_given_back_does_not_come_for_one_who_is_refused() {
+    let Some(rig) = rig(1) else { return };
+    let arena = Arena::new(&rig, DType::F32, &Layout::new(&[[300].into()]));
+    let mut span = arena.set_aside::<f32>(0..1);
+    span.give_back(0..span.count());
+    let (without, tensor) = (rig.held_bytes(), arena.tensor(0));
+    let doubled = Tensor::zeros(&rig, [300], DType::F32);
+    let held = rig.held_bytes();
+    assert!(held > without, "room for what comes of it");
+    let uses: [&dyn Fn(); 2] = [&|| doubled.copy_from(&tensor), &|| tensor.copy_from(&doubled)];
+    for used in uses {
+        assert!(catch_unwind(AssertUnwindSafe(used)).is_err(), "it is borrowed");
+        assert_eq!(rig.held_bytes(), held);
+    }
+}
+
+#[test]
+fn casts_that_are_given_back_take_no_memory_until_they_are_made_again() {
+    let Some(rig) = rig(1) else { return };
+    let layout = Layout::new(&[[300].into(), [1, 2000].into()]);
+    let (values, grads) = (Arena::new(&rig, DType::F32, &layout), Grads::new(&rig, DType::F32, &layout));
+    let cast = || {
+        let leaf = grads.leaf(1, &values);
+        autocast(DType::BF16, || leaf.matmul(&Tensor::ones(&rig, [2000, 1], DType::F32)))
+    };
+    values.tensor(1).fill(2.0);
+    assert_eq!(cast().item(), 4000.0);
+    let with = rig.held_bytes();
+    grads.give_casts_back();
+    assert_eq!(with - rig.held_bytes(), 2 * layout.len());
+    assert_eq!(cast().item(), 4000.0);
+    values.tensor(1).fill(4.0);
+    assert_eq!(cast().item(), 8000.0);
+    assert_eq!(rig.held_bytes(), with);
+}
+
+/// Whoever kept a cast of what was there finds that it was written.
+#[test]
+fn values_that_are_written_as_a_span_count_as_written() {
+    let Some(rig) = rig(1) else { return };
+    for device in [&*rig, &Device::cpu(1)] {
+        let layout = Layout::new(&[[1, 3].into()]);
+        let (values, grads) =
+            (Arena::new(device, DType::F32, &layout), Grads::new(device, DType::F32, &layout));
+        let cast = || {
+            autocast(DType::BF16, || {
+                grads.leaf(0, &values).matmul(&Tensor::ones(device, [3, 1], DType::F32)).item()
+            })
+        };
+        assert_eq!(cast(), 0.0);
+        let mut span = values.set_aside::<f32>(0..1);
+        let ones = vec![1.0; span.count()];
+        span.write(&ones);
+        drop(span);
+        assert_eq!(cast(), 3.0);
+    }
+}
+
+#[test]
+fn squares_of_some_elements_are_added_up() {
+    let Some(rig) = rig(1) else { return };
+    let layout = Layout::new(&[[40_000].into(), [100].into(), [70].into()]);
+    let values: Vec<f32> = (0..layout.len()).map(|i| (i % 7) as f32 - 3.0).collect();
+    let ranges = [layout.range(0), layout.range(2), 5..5];
+    let want: f64 = ranges.iter().flat_map(|range| &values[range.clone()]).map(|&x| f64::from(x * x)).sum();
+    for device in [&*rig, &Device::cpu(1)] {
+        let arena = Arena::new(device, DType::F32, &layout);
+        arena.write_flat(&values);
+        // Whole numbers, so that no order of sums rounds.
+        assert_eq!(arena.sum_of_squares(&ranges), want);
+        assert_eq!(arena.sum_of_squares(&[]), 0.0);
+    }
 }
 
 #[test]

@@ -9,3 +9,4 @@ mod host;
 mod network;
 mod ops;
 mod replay;
+mod upload;

@@ -98,6 +98,34 @@ fn products_that_the_library_has_no_way_for_are_done_without_it() {
 }
 
 #[test]
+fn a_product_is_written_off_by_its_alignment_and_only_where_there_is_no_way() {
+    let Some(rig) = rig(1) else { return };
+    let Some(fake) = rig.fake() else { return };
+    let added = || fake.log().iter().filter(|line| *line == "launch sum_views").count();
+    let tensor = |shape: &[usize]| {
+        let n = shape.iter().product::<usize>();
+        Tensor::from_slice(&rig, &(0..n).map(|i| (i % 7) as f32 - 3.0).collect::<Vec<_>>(), shape)
+    };
+    let (x, w, bias) = (tensor(&[4, 4]), tensor(&[5, 4]), tensor(&[5]));
+    let fail = |code: i32| fake.cublaslt().fail("cublasLtMatmulAlgoGetHeuristic", 1, code);
+    // CUBLAS_STATUS_INTERNAL_ERROR.
+    fail(14);
+    let failed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| x.linear(&w, Some(&bias))));
+    let words = *failed.unwrap_err().downcast::<String>().unwrap();
+    assert!(words.contains("(4, 4) x (4, 5) in F32") && words.contains("hint:"), "{words}");
+    let first = x.narrow(0, 0, 3).linear(&w, Some(&bias)).to_vec::<f32>();
+    assert_eq!(added(), 0, "a failure that is over");
+    // CUBLAS_STATUS_INVALID_VALUE, of rows that begin 16 bytes further.
+    fail(7);
+    let later = x.narrow(0, 1, 3).linear(&w, Some(&bias)).to_vec::<f32>();
+    assert_eq!((added(), &later[..10]), (1, &first[5..]));
+    x.narrow(0, 1, 3).linear(&w, Some(&bias));
+    assert_eq!(added(), 2, "and from then on");
+    x.narrow(0, 0, 3).linear(&w, Some(&bias));
+    assert_eq!(added(), 2, "what begins at a multiple of 256 is another matter");
+}
+
+#[test]
 fn more_matrices_than_the_library_takes_go_in_pieces() {
     let Some(rig) = rig(1) else { return };
     let n = 65535 + 3;
