@@ -81,9 +81,9 @@ fn configured(name: &str, args: &TrainArgs) -> Result<Recipe, Error> {
         return Err(Error::Recipe("--batch-size 0: a batch needs at least one sample".into()));
     }
     let (device, strategy) = (device(args), recipe.parallel.strategy.as_deref().unwrap_or("ddp"));
-    if device != DeviceSpec::Cpu && strategy != "ddp" {
+    if device != DeviceSpec::Cpu && !["ddp", "fsdp"].contains(&strategy) {
         let error = format!(
-            "--device {device}: the strategy {strategy} is for CPUs so far\nhint: take --strategy ddp"
+            "--device {device}: the strategy {strategy} is for CPUs so far\nhint: take --strategy ddp or fsdp"
         );
         return Err(Error::Recipe(error));
     }

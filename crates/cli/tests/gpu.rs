@@ -82,6 +82,31 @@ fn a_worker_a_gpu_and_workers_on_one_have_the_losses_of_cpus() {
     }
 }
 
+/// Each stage of ZeRO, on a GPU a worker and on one that they share, and a file that holds the whole model in the end.
+#[test]
+fn workers_that_share_out_a_model_have_the_losses_of_cpus() {
+    let Some(fake) = fake() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let want = losses(&train(folder.path(), fake.folder(), &["--out", "cpu"]));
+    let size = |out: &str| fs::metadata(folder.path().join(out).join("model.safetensors")).unwrap().len();
+    for (stage, precision) in [("1", "float32"), ("2", "float32"), ("3", "float32"), ("3", "bfloat16")] {
+        for device in
+            [&["--nproc-per-node", "gpu", "--set", "parallel.between_gpus=nccl"][..], &["--device", "cuda:0"]]
+        {
+            let zero = format!("parallel.zero={stage}");
+            let precision = format!("train.precision={precision}");
+            let args = ["--strategy", "fsdp", "--set", &zero, "--set", &precision, "--out", "gpu"];
+            let out = train(folder.path(), fake.folder(), &[device, &args].concat());
+            let got = losses(&out);
+            assert_eq!(got.len(), 4, "{}", text(&out.stderr));
+            let allowed = if precision.ends_with("float32") { TOLERANCE } else { 3e-2 };
+            let near = got.iter().zip(&want).all(|(got, want)| (got - want).abs() <= allowed);
+            assert!(near, "{args:?}: {got:?}, not {want:?}");
+            assert_eq!(size("gpu"), size("cpu"), "{args:?}");
+        }
+    }
+}
+
 /// A language model whose matrices, sequences and stages lie on two workers, with dropout on.
 #[test]
 fn replicas_on_several_workers_have_the_losses_of_cpus() {
@@ -152,9 +177,9 @@ fn what_is_missing_is_named_at_once_with_its_package() {
     let out = train(folder.path(), &some, &["--device", "cuda", "--nproc-per-node", "3"]);
     refused(&out, &["there is no GPU 2", "--device cuda:0"]);
     refused(&train(folder.path(), &some, &["--device", "cuda:2"]), &["there is no GPU 2", "there are 2"]);
-    let sharded = train(folder.path(), &some, &["--device", "cuda:0", "--strategy", "fsdp"]);
-    assert_eq!(sharded.status.code(), Some(2));
-    assert!(text(&sharded.stderr).contains("--strategy ddp"), "{}", text(&sharded.stderr));
+    let placed = train(folder.path(), &some, &["--device", "cuda:0", "--strategy", "dp"]);
+    assert_eq!(placed.status.code(), Some(2));
+    assert!(text(&placed.stderr).contains("--strategy ddp or fsdp"), "{}", text(&placed.stderr));
     let wrong = train(folder.path(), &some, &["--device", "gpu"]);
     assert_eq!(wrong.status.code(), Some(2));
     assert!(text(&wrong.stderr).contains("cuda:N"), "{}", text(&wrong.stderr));
@@ -287,6 +312,53 @@ fn a_worker_that_is_killed_between_sums_of_gpus_is_replaced_and_the_others_go_on
         got.iter().zip(&want).all(|(a, b)| a.0 == b.0) && apart <= 10.0 * TOLERANCE,
         "{apart}: {got:?}, not {want:?}"
     );
+}
+
+/// Where each worker holds a part of the model, what is lost with one is nowhere else: all go on from the newest checkpoint, each
+/// in its place. Where two hold each part, nothing is lost.
+#[test]
+fn workers_that_share_out_a_model_on_gpus_go_on_when_one_is_lost() {
+    let Some(fake) = fake() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let trained = |name: &str, args: &str, killed: bool| {
+        let args: Vec<&str> = args.split_whitespace().chain(["--steps", "14", "--out", name]).collect();
+        let mut command = command(folder.path(), fake.folder(), &args);
+        let run = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let out = folder.path().join(name);
+        let told = || fs::read_to_string(out.join("events.jsonl")).unwrap_or_default();
+        let start = Instant::now();
+        while killed && told().lines().filter(|line| line.contains("\"step\"")).count() < 5 {
+            assert!(start.elapsed() < Duration::from_secs(120), "no steps are made: {}", told());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        if killed {
+            kill(Pid::from_raw(worker(&out, 1)), Signal::SIGKILL).unwrap();
+        }
+        let run = run.wait_with_output().unwrap();
+        let said = text(&run.stderr).to_owned();
+        assert_eq!(run.status.code(), Some(0), "{said}");
+        assert_eq!(said.matches("another takes its place").count(), usize::from(killed), "{said}");
+        assert!(!said.contains("starting all workers again"), "{said}");
+        let steps = events(&run).into_iter().filter(|e| e["event"] == "step");
+        let steps = steps.map(|e| (e["step"].as_u64().unwrap(), e["loss"].as_f64().unwrap()));
+        let steps: std::collections::BTreeMap<u64, f64> = steps.collect();
+        (steps, fs::read(out.join("model.safetensors")).unwrap())
+    };
+    let on = "--strategy fsdp --max-restarts 2 --log-interval 1 --set train.clip_norm=0.5";
+    for (number, args) in [
+        "--nproc-per-node gpu --set train.checkpoint_every=2 --set train.checkpoint=parts",
+        "--nproc-per-node 4 --device cuda:0 --set parallel.shard=2",
+        "--nproc-per-node gpu --set parallel.zero=1 --set train.checkpoint_every=2",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let args = format!("{on} {args}");
+        let (want, whole) = trained(&format!("whole-{number}"), &args, false);
+        let (got, hurt) = trained(&format!("hurt-{number}"), &args, true);
+        assert_eq!(got, want, "{args}");
+        assert!(hurt == whole, "{args}: other weights in the end");
+    }
 }
 
 /// What is lost of a mesh on GPUs comes from another replica, by way of the host: no step is lost, and no bit.

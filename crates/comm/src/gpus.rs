@@ -88,9 +88,10 @@ impl GpuGroup {
         let mut own = Vec::new();
         for &pair in pairs {
             if let Some(two) = group.subgroup(&pair)? {
-                let stream =
-                    gpu.stream(Priority::High).map_err(|error| failed(&two, "a new stream", error))?;
-                own.push((pair, GpuGroup::join(&two, &nccl, gpu, Some(stream))?));
+                let stream = gpu.stream(Priority::High).map_err(|error| failed(&two, "a new stream", error));
+                let joined = stream.and_then(|stream| GpuGroup::join(&two, &nccl, gpu, Some(stream)));
+                // The others wait for this rank at the next pair.
+                own.push((pair, joined.inspect_err(|error| group.abort(&error.to_string()))?));
             }
         }
         Ok(Ok(own))
@@ -170,6 +171,11 @@ impl GpuGroup {
     #[track_caller]
     pub fn start_receive<L: Lent>(&self, lent: L, peer: Rank) -> Result<GpuWork<L>, Error> {
         self.begin(named("receive", &lent), |exchange| exchange.receive(lent, peer.index()))
+    }
+
+    /// The ranks, as they tell each other by way of the host.
+    pub fn group(&self) -> &Group {
+        &self.group
     }
 
     /// Ends it on this rank, and the group on all, with this reason.

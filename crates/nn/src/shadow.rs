@@ -1,6 +1,6 @@
 //! Numbers beside those of an arena, one for each: what an optimizer remembers, a running mean.
 
-use phalanx_tensor::Arena;
+use phalanx_tensor::{Arena, DType, Device, Layout};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -29,12 +29,9 @@ impl From<Vec<f32>> for Shadow {
 }
 
 impl Shadow {
-    /// Zeros beside `arena`.
-    pub(crate) fn zeros(arena: &Arena) -> Shadow {
-        match arena.device().gpu() {
-            None => vec![0.0; arena.layout().len()].into(),
-            Some(_) => Shadow(Numbers::Gpu(arena.like())),
-        }
+    /// Zeros on a GPU that lie so.
+    pub(crate) fn zeros_of(device: &Device, layout: &Layout) -> Shadow {
+        Shadow(Numbers::Gpu(Arena::new(device, DType::F32, layout)))
     }
 
     /// The values of `arena` at the moment.
@@ -94,11 +91,17 @@ impl Shadow {
     /// The numbers, to be changed on the GPU that `beside` lies on: they are brought there, if they were read from a file.
     #[track_caller]
     pub(crate) fn gpu_mut(&mut self, beside: &Arena) -> &Arena {
+        self.gpu_mut_of(beside.device(), beside.layout())
+    }
+
+    /// The same, of numbers that lie so on this GPU, or less of them if they come from a file.
+    #[track_caller]
+    pub(crate) fn gpu_mut_of(&mut self, device: &Device, layout: &Layout) -> &Arena {
         let arena = match &self.0 {
             Numbers::Gpu(arena) if arena.is_unique() => None,
             Numbers::Gpu(arena) => Some(copy(arena)),
             Numbers::Host(numbers) => {
-                let arena = beside.like();
+                let arena = Arena::new(device, DType::F32, layout);
                 arena.write_flat(&numbers[..]);
                 Some(arena)
             }

@@ -478,6 +478,8 @@ impl Strategy for Ddp {
     fn part(&mut self, _: &Parameters, because: Option<&str>) {
         if let Some(because) = because {
             self.group.abort(because);
+            // What a lost rank never comes to would keep this one's GPU waiting for good.
+            self.gpus.iter().for_each(|gpus| gpus.abort(because));
         }
         self.step.forget();
         self.adding = false;

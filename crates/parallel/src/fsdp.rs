@@ -9,28 +9,34 @@
 //!
 //! With parameters sharded, a pass goes from unit to unit, each with a graph of its own, as a pipeline's stages do: a unit is
 //! gathered, used and given back, forward, and once more backward, where its gradients are then summed, each part on the rank that
-//! holds it. While one unit computes, the next one is under way. A rank that makes its passes in another way, as a stage of a
+//! holds it. While one unit computes, the next one is under way. A GPU has no pages to give back: there each unit has memory of its own,
+//! and what a rank holds lies beside it (`held.rs`). A rank that makes its passes in another way, as a stage of a
 //! pipeline does ([`Fsdp::with_local`]), has all units from the first pass of a step to the end of the last.
 //!
 //! Invariants:
 //! - **Z-HELD**: what of a unit isn't whole on this rank, its float32 values or their casts, is borrowed for writing, so whoever
 //!   would compute with it panics.
 //! - **Z-ORDER**: all ranks call for units, and have them summed, in one order, whether they have samples or not.
+//! - **Z-WATCH**: among GPUs nobody waits for a gather or a sum but their compute streams; before the host reads anything that lies
+//!   behind one, it waits for it with a deadline (`Held::watch`), and so finds a rank that is lost.
 //! - **Z-OWN**: between two steps each rank holds the newest values, and the whole sum of the gradients, of its parts; of the
 //!   few elements of a unit that can't be shared out evenly every rank does.
 
 mod halves;
+mod held;
 mod pass;
 mod store;
 mod units;
 
 use crate::agreement::same_model;
+use crate::between_gpus::BetweenGpus;
 use crate::ddp::{share_buffers, share_gradients};
 use crate::error::Error;
 use crate::local::{Local, Pass};
 use crate::portion::Portion;
 use crate::single::{Nobody, begin};
 use crate::strategy::{Collected, HeldGradient, Here, Place, Strategy, Sync};
+use held::Moving;
 use phalanx_comm::{Deadline, Group, Rank, ReduceOp, Work};
 use phalanx_nn::optim::{Clip, Optimizer, Part};
 use phalanx_nn::{Ctx, Module, Parameters};
@@ -59,11 +65,13 @@ pub struct FsdpConfig {
     /// The fewest bytes of parameters that are gathered at a time. Smaller units need less memory, larger ones fewer messages.
     /// Default 1 MiB.
     pub unit_bytes: usize,
+    /// How values and gradients come from one GPU to another. Default: [`BetweenGpus::Best`].
+    pub between_gpus: BetweenGpus,
 }
 
 impl Default for FsdpConfig {
     fn default() -> FsdpConfig {
-        FsdpConfig { sharded: Sharded::Parameters, unit_bytes: 1 << 20 }
+        FsdpConfig { sharded: Sharded::Parameters, unit_bytes: 1 << 20, between_gpus: BetweenGpus::Best }
     }
 }
 
@@ -114,11 +122,11 @@ pub struct Fsdp {
     shard: Group,
     /// Those that hold the same parts, where there are several of each.
     replicas: Option<Group>,
-    sharded: Sharded,
+    config: FsdpConfig,
     units: Vec<Unit>,
     store: Store,
     /// Units whose gradients are being summed, in that order.
-    summing: VecDeque<(usize, Work<Piece>)>,
+    summing: VecDeque<(usize, Summing)>,
     /// Those of which this rank's part is summed, with their gradients.
     summed: Vec<(usize, Span<f32>)>,
     /// How many were started in this step; the last unit is the first.
@@ -154,12 +162,12 @@ impl Fsdp {
         config: FsdpConfig,
     ) -> Result<Fsdp, Error> {
         let units = units(model, parameters, &shard, config.unit_bytes)?;
-        let (store, parted) = (Store::of(&units, parameters), vec![false; units.len()]);
+        let (store, parted) = (Store::of(&units, parameters, config.sharded), vec![false; units.len()]);
         Ok(Fsdp {
             all,
             shard,
             replicas,
-            sharded: config.sharded,
+            config,
             units,
             store,
             summing: VecDeque::new(),
@@ -178,7 +186,7 @@ impl Fsdp {
     }
 
     fn is_away_between(&self) -> bool {
-        self.sharded == Sharded::Parameters
+        self.config.sharded == Sharded::Parameters
     }
 
     fn send_all_away(&mut self) {
@@ -199,7 +207,8 @@ impl Fsdp {
 
     /// Has a unit's gradients lie in memory that is there, if they are to come: before the first of them does.
     fn make_room_for_gradients(&mut self, unit: usize, parameters: &Parameters) {
-        if !std::mem::take(&mut self.parted[unit]) {
+        // A GPU's memory comes as zeros.
+        if !std::mem::take(&mut self.parted[unit]) || self.store.held.is_some() {
             return;
         }
         let (layout, Unit { params, span: of_unit, .. }) = (parameters.layout(), &self.units[unit]);
@@ -219,10 +228,16 @@ impl Fsdp {
         let Unit { params, shared_out, .. } = &self.units[unit];
         parameters.grads().settle_in(params.clone());
         let span = parameters.grads().arena().range_mut::<f32>(params.clone());
-        let piece = Piece { span, range: shared_out.clone() };
-        self.summing.push_back((unit, self.shard.start_reduce_scatter(piece, ReduceOp::Sum)));
+        let summing = match &self.store.held {
+            Some(held) => Summing::OnGpu(held.sum(&self.units, unit, span, &self.shard)),
+            None => {
+                let piece = Piece { span, range: shared_out.clone() };
+                Summing::Here(self.shard.start_reduce_scatter(piece, ReduceOp::Sum))
+            }
+        };
+        self.summing.push_back((unit, summing));
         self.started += 1;
-        let most = if self.sharded >= Sharded::Gradients { MOST_SUMMING } else { usize::MAX };
+        let most = if self.config.sharded >= Sharded::Gradients { MOST_SUMMING } else { usize::MAX };
         while self.summing.len() > most {
             self.finish_sum()?;
         }
@@ -231,9 +246,17 @@ impl Fsdp {
 
     /// Returns when the first of the sums that were started is there.
     fn finish_sum(&mut self) -> Result<(), Error> {
-        let Some((unit, work)) = self.summing.pop_front() else { return Ok(()) };
-        let Piece { mut span, .. } = work.wait(Deadline::after(self.shard.timeout()))?;
-        if self.sharded >= Sharded::Gradients {
+        let Some((unit, summing)) = self.summing.pop_front() else { return Ok(()) };
+        let mut span = match (summing, &self.store.held) {
+            (Summing::Here(work), _) => work.wait(Deadline::after(self.shard.timeout()))?.span,
+            (Summing::OnGpu(moving), held) => {
+                let span = moving.finish(&self.shard)?;
+                let held = held.as_ref().expect("what moves on a GPU is held there");
+                self.parted[unit] = held.keep_sums(&self.units, unit, span);
+                return Ok(());
+            }
+        };
+        if self.config.sharded >= Sharded::Gradients {
             keep_own(&mut span, &self.units[unit], &mut self.store.spare);
             self.parted[unit] = true;
         }
@@ -245,6 +268,9 @@ impl Fsdp {
     fn finish_sums(&mut self) -> Result<(), Error> {
         while !self.summing.is_empty() {
             self.finish_sum()?;
+        }
+        if let Some(held) = &self.store.held {
+            return held.finish_sums(&self.units, &self.shard, self.replicas.as_ref());
         }
         let mut spans = std::mem::take(&mut self.summed);
         self.sum_rests(&mut spans)?;
@@ -302,7 +328,13 @@ impl Strategy for Fsdp {
             if is_first && !has_values {
                 parameters.give_first_values_of(params.clone());
             }
-            self.all.broadcast(&mut parameters.values().range_mut::<f32>(params)[..], Rank(0))?;
+            if !self.units[unit].span.is_empty() {
+                self.all.broadcast(&mut parameters.values().host_span::<f32>(params)[..], Rank(0))?;
+            }
+            if let Some(held) = &self.store.held {
+                let span = parameters.values().set_aside(self.units[unit].params.clone());
+                held.keep_values(&self.units, unit, &span);
+            }
             if self.is_away_between() {
                 self.store.send_away(&self.units, unit);
             }
@@ -316,9 +348,16 @@ impl Strategy for Fsdp {
 
     fn prepare_alike(&mut self, parameters: &Parameters) -> Result<(), Error> {
         same_model(&self.all, parameters)?;
+        if let Some(held) = &mut self.store.held {
+            return held.meet(&self.config, &self.shard, self.replicas.as_ref());
+        }
         // Where whole gradients come and go, pages that this process moves from one to the next cost less than ones that others see,
         // which have to be new ones each time, so these sums are made by messages.
-        if self.sharded < Sharded::Gradients { share_gradients(&self.shard, parameters) } else { Ok(()) }
+        if self.config.sharded < Sharded::Gradients {
+            share_gradients(&self.shard, parameters)
+        } else {
+            Ok(())
+        }
     }
 
     /// Of a parameter that lies in a unit that is away this rank takes what it holds of it.
@@ -331,6 +370,17 @@ impl Strategy for Fsdp {
             self.store.send_away(&self.units, unit);
         }
         let unit_span = self.units[unit].span.clone();
+        if let Some(held) = &self.store.held {
+            if self.store.away[unit].is_none() {
+                return parameters.load_one(name, values);
+            }
+            let (at, laid) = (parameters.layout().range(i), parameters.layout().laid(i, values));
+            held.overlaps(&self.units, &at, &held.values, |part, place| {
+                let values = &laid[part.of_model.start - at.start..part.of_model.end - at.start];
+                held.values.arena.write_elements(place, values);
+            });
+            return;
+        }
         let held = [self.units[unit].own.clone(), self.units[unit].rest()];
         let Some(span) = &mut self.store.away[unit] else { return parameters.load_one(name, values) };
         let layout = parameters.layout();
@@ -346,7 +396,10 @@ impl Strategy for Fsdp {
     }
 
     fn begin(&mut self, _: &Parameters, here: Here) -> Result<(), Error> {
-        match (here, self.sharded) {
+        if here == Here::All {
+            self.store.keep(&self.units);
+        }
+        match (here, self.config.sharded) {
             (_, Sharded::Parameters) => {
                 self.send_all_away();
                 Ok(())
@@ -364,10 +417,31 @@ impl Strategy for Fsdp {
         Portion { part: 0, len: parameters.layout().len(), elements: elements.collect() }
     }
 
+    fn read_held(&self, parameters: &Parameters, elements: Range<usize>, into: &mut [f32]) {
+        match self.store.held.as_ref().filter(|held| held.values.is_apart()) {
+            None => parameters.values().read_elements(elements, into),
+            Some(held) => held.overlaps(&self.units, &elements, &held.values, |part, place| {
+                let at = part.of_model.start - elements.start..part.of_model.end - elements.start;
+                held.values.arena.read_elements(place, &mut into[at]);
+            }),
+        }
+    }
+
+    fn write_held(&self, parameters: &Parameters, elements: Range<usize>, values: &[f32]) {
+        match self.store.held.as_ref().filter(|held| held.values.is_apart()) {
+            None => parameters.values().write_elements(elements, values),
+            Some(held) => held.overlaps(&self.units, &elements, &held.values, |part, place| {
+                let at = part.of_model.start - elements.start..part.of_model.end - elements.start;
+                held.values.arena.write_elements(place, &values[at]);
+            }),
+        }
+    }
+
     fn part(&mut self, _: &Parameters, because: Option<&str>) {
         if let Some(because) = because {
             let groups = [Some(&self.all), Some(&self.shard), self.replicas.as_ref()];
             groups.into_iter().flatten().for_each(|group| group.abort(because));
+            self.store.held.iter().for_each(|held| held.abort(because));
         }
         self.summing.clear();
         self.summed.clear();
@@ -395,7 +469,7 @@ impl Strategy for Fsdp {
         sync: Sync,
     ) -> Result<(), Error> {
         assert!(
-            self.sharded < Sharded::Parameters,
+            self.config.sharded < Sharded::Parameters,
             "Fsdp::backward: a rank has only a part of the parameters at a time; call pass"
         );
         begin(&mut self.adding, parameters);
@@ -414,6 +488,7 @@ impl Strategy for Fsdp {
         if let Err(error) = &summed {
             self.all.abort(&error.to_string());
             self.shard.abort(&error.to_string());
+            self.store.held.iter().for_each(|held| held.abort(&error.to_string()));
         }
         self.summing.clear();
         self.summed.clear();
@@ -426,8 +501,18 @@ impl Strategy for Fsdp {
         // Parts are one of each replica's, and what can't be shared out is every rank's.
         let counts_part = self.replicas.as_ref().is_none_or(|replicas| replicas.rank() == Rank(0));
         let counts_rest = self.all.rank() == Rank(0);
-        for unit in &self.units {
-            let (mut span, start) = (arena.range_mut::<f32>(unit.params.clone()), unit.span.start);
+        if let Some(held) = self.store.held.as_ref().filter(|held| held.grads.is_apart()) {
+            let mut span = held.grads.arena.host_span::<f32>(0..1);
+            for parameter in 0..layout.count() {
+                held.overlaps(&self.units, &layout.range(parameter), &held.grads, |part, place| {
+                    let counts = if part.is_rest { counts_rest } else { counts_part };
+                    each(HeldGradient { parameter, values: &mut span[place], counts });
+                });
+            }
+            return;
+        }
+        for unit in self.units.iter().filter(|unit| !unit.span.is_empty()) {
+            let (mut span, start) = (arena.host_span::<f32>(unit.params.clone()), unit.span.start);
             for (held, counts) in [(unit.own.clone(), counts_part), (unit.rest(), counts_rest)] {
                 let held = start + held.start..start + held.end;
                 for parameter in unit.params.clone() {
@@ -444,6 +529,10 @@ impl Strategy for Fsdp {
     /// Of what this rank holds, which may be well where others' isn't.
     fn unscale(&mut self, parameters: &Parameters, scale: f64) -> Result<bool, Error> {
         let (factor, mut is_finite) = ((1.0 / scale) as f32, true);
+        if let Some(held) = &self.store.held {
+            let is_finite = held.unscale(&self.units, factor);
+            return Ok(!self.any(!is_finite)?);
+        }
         for (_, held) in self.held_of(&mut self.gradient_spans(parameters)) {
             held.iter_mut().for_each(|grad| *grad *= factor);
             // Without a branch a number.
@@ -453,6 +542,9 @@ impl Strategy for Fsdp {
     }
 
     fn clip(&mut self, clip: &Clip, parameters: &Parameters) -> Result<Option<f64>, Error> {
+        if let Some(held) = &self.store.held {
+            return held.clip(&self.units, clip, &self.shard);
+        }
         let mut spans = self.gradient_spans(parameters);
         let (mut parts, mut rests) = (Vec::new(), Vec::new());
         for (i, (_, part)) in self.held_of(&mut spans).enumerate() {
@@ -475,6 +567,17 @@ impl Strategy for Fsdp {
         device: &Device,
         factor: f64,
     ) -> Result<(), Error> {
+        if let Some(held) = &self.store.held {
+            let parts = held.for_step(&self.units);
+            optimizer.step_held_parts(&parts, &held.values.arena, &held.grads.arena, factor);
+            // What is in the units' own memory are the values of before.
+            if self.is_away_between() {
+                self.send_all_away();
+                return Ok(());
+            }
+            self.store.call_in(&self.units);
+            return self.store.wait_for_all(&self.units, &self.shard);
+        }
         let mut grads = self.gradient_spans(parameters);
         let away: Vec<_> = self.store.away.iter_mut().map(Option::take).collect();
         let was_here: Vec<bool> = away.iter().map(Option::is_none).collect();
@@ -490,7 +593,7 @@ impl Strategy for Fsdp {
         optimizer.step_parts(device, parts, factor);
         // Where only a part is the newest, the rest has to be called for again.
         self.store.away = spans.into_iter().map(Some).collect();
-        if self.sharded < Sharded::Parameters {
+        if self.config.sharded < Sharded::Parameters {
             return self.gather();
         }
         let spans = self.units.iter().zip(self.store.away.iter_mut().flatten());
@@ -515,20 +618,27 @@ impl Strategy for Fsdp {
 
     fn gather(&mut self) -> Result<(), Error> {
         self.take_back();
-        self.store.wait_for_all(&self.units, &self.shard)
+        self.store.wait_for_all(&self.units, &self.shard)?;
+        self.store.watch("a gather of all units", &self.shard)
     }
 
     fn gather_on_first(&mut self) -> Result<(), Error> {
         self.take_back();
+        self.store.watch(AT_REST, &self.shard)?;
         let (n, is_first) = (self.shard.world_size(), self.shard.rank() == Rank(0));
-        for (unit, away) in self.units.iter().zip(&mut self.store.away) {
+        for (i, (unit, away)) in self.units.iter().zip(&mut self.store.away).enumerate() {
             // What is away is so on all ranks.
             let Some(mut span) = away.take() else { continue };
-            let own = span[unit.own.clone()].to_vec();
+            let held = self.store.held.as_ref().map(|held| held.values_of(&self.units, i));
+            let (own, rest) = match &held {
+                Some(held) => held.split_at(unit.own.len()),
+                None => (&span[unit.own.clone()], &span[unit.rest()]),
+            };
             let mut all = vec![0.0; if is_first { n * own.len() } else { 0 }];
-            let gathered = self.shard.gather(&own, &mut all, Rank(0));
+            let gathered = self.shard.gather(own, &mut all, Rank(0));
             if is_first && gathered.is_ok() {
-                span[unit.shared_out.clone()].copy_from_slice(&all);
+                all.extend_from_slice(rest);
+                span.write(&all);
                 self.has_more = true;
             } else {
                 *away = Some(span);
@@ -539,6 +649,7 @@ impl Strategy for Fsdp {
     }
 
     fn whole_state(&mut self, optimizer: &Optimizer) -> Result<Option<Vec<Vec<f32>>>, Error> {
+        self.store.watch(AT_REST, &self.shard)?;
         let len = self.units.last().map_or(0, |unit| unit.span.end);
         let (n, is_first) = (self.shard.world_size(), self.shard.rank() == Rank(0));
         let mut arrays = Vec::new();
@@ -575,9 +686,11 @@ impl Strategy for Fsdp {
         for (i, unit) in self.units.iter().enumerate() {
             let was_away = self.store.away[i].is_some();
             self.store.wait_for(&self.units, i, &self.shard, For::Values)?;
-            let span = parameters.values().range_mut::<f32>(unit.params.clone());
-            overlap(&unit.span, &span, &wanted, &mut values);
-            drop(span);
+            self.store.watch("a gather of a unit", &self.shard)?;
+            if !unit.span.is_empty() {
+                let span = parameters.values().host_span::<f32>(unit.params.clone());
+                overlap(&unit.span, &span, &wanted, &mut values);
+            }
             if was_away {
                 self.store.send_away(&self.units, i);
             }
@@ -627,6 +740,15 @@ impl Strategy for Fsdp {
     fn sum(&mut self, numbers: &mut [f64]) -> Result<(), Error> {
         Ok(self.all.all_reduce(numbers, ReduceOp::Sum)?)
     }
+}
+
+/// What is waited for before the host looks at what lies on a GPU.
+const AT_REST: &str = "what a step has left to do";
+
+/// A unit whose gradients are being summed.
+enum Summing {
+    Here(Work<Piece<Span<f32>>>),
+    OnGpu(Moving),
 }
 
 /// Units whose gradients are on their way at a time: one more than what the next unit's backward pass can hide.

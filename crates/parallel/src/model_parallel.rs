@@ -104,6 +104,8 @@ pub struct ModelParallel {
     replica: Group,
     holders: Vec<Holder>,
     pipeline: Option<Group>,
+    /// Of each neighbour that it tells anything from GPU to GPU, and this rank.
+    lanes: Vec<Group>,
     tensor: Option<Ranks>,
     between: Between,
     /// Whether this rank comes to the scores of some classes alone.
@@ -220,6 +222,7 @@ impl ModelParallel {
             }
             _ => None,
         };
+        let lanes = local.iter().flat_map(RankPipeline::lanes).cloned().collect();
         let tied = match &pipeline {
             Some(pipeline) => Tied::among(pipeline, whole, &holding, &holders)?,
             None => None,
@@ -252,6 +255,7 @@ impl ModelParallel {
             replica,
             holders,
             pipeline,
+            lanes,
             tensor,
             between,
             scores_in_parts: plan.is_some_and(Plan::cuts_scores),
@@ -322,7 +326,7 @@ impl ModelParallel {
         let tied = self.tied.as_ref().and_then(Tied::group);
         let groups =
             [Some(&self.replica), self.pipeline.as_ref(), self.tensor.as_ref().map(Ranks::group), tied];
-        groups.into_iter().flatten()
+        groups.into_iter().flatten().chain(&self.lanes)
     }
 
     /// Adds up the gradients that each rank of the tensor group has a part of: those of what isn't cut, of the stretches of
@@ -486,6 +490,14 @@ impl Strategy for ModelParallel {
 
     fn own_parameters<'a>(&'a self, _: &'a Parameters) -> &'a Parameters {
         &self.own
+    }
+
+    fn read_held(&self, _: &Parameters, elements: Range<usize>, into: &mut [f32]) {
+        self.inner.read_held(&self.own, elements, into);
+    }
+
+    fn write_held(&self, _: &Parameters, elements: Range<usize>, values: &[f32]) {
+        self.inner.write_held(&self.own, elements, values);
     }
 
     fn each_gradient(&mut self, _: &Parameters, each: &mut dyn FnMut(HeldGradient<'_>)) {

@@ -175,6 +175,17 @@ pub trait Strategy: Send {
         parameters
     }
 
+    /// Copies elements of the values of [`Strategy::own_parameters`], of which this rank holds all, to `into`, between two
+    /// memberships.
+    fn read_held(&self, parameters: &Parameters, elements: Range<usize>, into: &mut [f32]) {
+        self.own_parameters(parameters).values().read_elements(elements, into);
+    }
+
+    /// Overwrites such elements, before [`Strategy::begin`] with [`Here::Portion`].
+    fn write_held(&self, parameters: &Parameters, elements: Range<usize>, values: &[f32]) {
+        self.own_parameters(parameters).values().write_elements(elements, values);
+    }
+
     /// Calls `each` with all gradients that this rank holds, in order, once they are whole.
     fn each_gradient(&mut self, parameters: &Parameters, each: &mut dyn FnMut(HeldGradient<'_>)) {
         let (arena, counts) = (parameters.grads().arena(), self.place().rank == 0);

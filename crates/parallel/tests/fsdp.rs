@@ -92,7 +92,7 @@ fn sharded(group: Group, replicas: usize, sharded: Sharded, unit_bytes: usize) -
     let (device, mut net) = (Device::cpu(1), net());
     // Rank 0's values count.
     let parameters = Parameters::build(&mut net, &device, if group.rank() == Rank(0) { 7 } else { 8 });
-    let config = FsdpConfig { sharded, unit_bytes };
+    let config = FsdpConfig { sharded, unit_bytes, ..FsdpConfig::default() };
     let mut fsdp = if replicas == 1 {
         Fsdp::new(group, &net, &parameters, config)
     } else {
@@ -244,7 +244,7 @@ fn what_units_leave_in_pages_that_others_use_counts_for_nothing() {
                 let mut model = net();
                 let parameters = Parameters::build(&mut model, &Device::cpu(1), 7);
                 // Three blocks each, of which parts begin and end in the middle.
-                let config = FsdpConfig { sharded: stage, unit_bytes: 200_000 };
+                let config = FsdpConfig { sharded: stage, unit_bytes: 200_000, ..FsdpConfig::default() };
                 let mut fsdp = Fsdp::new(group, &model, &parameters, config).unwrap();
                 norms(&mut fsdp, &model, &parameters, n - 1, make)
             }) {
@@ -430,7 +430,7 @@ fn what_is_frozen_stays_and_the_rest_learns_what_it_learns_alone() {
             let outcomes = ranks(3, |group| {
                 let (device, mut model) = (Device::cpu(1), net());
                 let parameters = Parameters::build(&mut model, &device, 7);
-                let config = FsdpConfig { sharded: stage, unit_bytes };
+                let config = FsdpConfig { sharded: stage, unit_bytes, ..FsdpConfig::default() };
                 let mut fsdp = Fsdp::new(group, &model, &parameters, config).unwrap();
                 let outcome = train(&mut fsdp, &model, &parameters, &device);
                 fsdp.gather().unwrap();
@@ -478,7 +478,7 @@ fn casts_of_units_are_those_of_whole_values_to_the_bit() {
                 ranks(n, |group| {
                     let (device, mut model) = (Device::cpu(1), net_of_both_types());
                     let parameters = Parameters::build(&mut model, &device, 7);
-                    let config = FsdpConfig { sharded: stage, unit_bytes };
+                    let config = FsdpConfig { sharded: stage, unit_bytes, ..FsdpConfig::default() };
                     let mut fsdp = Fsdp::new(group, &model, &parameters, config).unwrap();
                     let outcome = autocast(dtype, || train(&mut fsdp, &model, &parameters, &device));
                     // An evaluation between passes, of values that are whole here, and of some that aren't.

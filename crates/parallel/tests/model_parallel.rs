@@ -230,7 +230,11 @@ impl On {
                 micro_batches: 4,
             }),
             ddp: DdpConfig::default(),
-            sharded: self.sharded.map(|sharded| FsdpConfig { sharded, unit_bytes: 0 }),
+            sharded: self.sharded.map(|sharded| FsdpConfig {
+                sharded,
+                unit_bytes: 0,
+                ..FsdpConfig::default()
+            }),
         }
     }
 

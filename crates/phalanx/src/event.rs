@@ -49,7 +49,7 @@ pub enum Event {
         skipped: bool,
         /// How long the step took, in milliseconds.
         ms: f64,
-        /// How much of that the first rank waited for samples.
+        /// How much of that the first rank waited for samples; the most that it can be on a GPU, which is asked now and then.
         #[serde(default)]
         input_ms: f64,
         /// And for the other ranks: what of the exchange of gradients wasn't hidden behind the backward pass, and how far it was

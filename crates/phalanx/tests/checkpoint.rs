@@ -125,7 +125,7 @@ fn what_ranks_share_out_goes_on_bit_for_bit() {
     let adam = Adam { lr: 0.002, ..Adam::default() };
     let clip = Clip { norm: Some(1.0), value: None };
     for (ranks, sharded) in [(2, Sharded::Parameters), (4, Sharded::Parameters), (2, Sharded::States)] {
-        let sharded = Some(FsdpConfig { sharded, unit_bytes: 1 << 10 });
+        let sharded = Some(FsdpConfig { sharded, unit_bytes: 1 << 10, ..FsdpConfig::default() });
         let trainer = Trainer { epochs: 3, seed: 5, clip, sharded, ..Trainer::default() };
         check_that_it_goes_on(ranks, mnist_net, &trainer, adam.into(), &[7, 10]);
         let whole = in_parts(ranks, &trainer, adam.into(), None);
@@ -173,7 +173,8 @@ impl Observer for Keeper<'_> {
 
 #[test]
 fn what_a_run_in_parts_leaves_behind_comes_from_its_last_checkpoint() {
-    let sharded = Some(FsdpConfig { sharded: Sharded::Parameters, unit_bytes: 1 << 10 });
+    let sharded =
+        Some(FsdpConfig { sharded: Sharded::Parameters, unit_bytes: 1 << 10, ..FsdpConfig::default() });
     let trainer = Trainer { epochs: 1, seed: 5, sharded, ..Trainer::default() };
     let rule: Rule = Adam::default().into();
     let whole = train_net(2, batch_norm_net, &trainer, rule).unwrap();
@@ -218,7 +219,7 @@ fn what_a_run_in_parts_leaves_behind_comes_from_its_last_checkpoint() {
 #[test]
 fn a_run_goes_on_with_other_parts_or_whole_as_if_it_had_always_been_so() {
     let adam = Adam { lr: 0.002, ..Adam::default() };
-    let shared_out = |sharded| Some(FsdpConfig { sharded, unit_bytes: 1 << 10 });
+    let shared_out = |sharded| Some(FsdpConfig { sharded, unit_bytes: 1 << 10, ..FsdpConfig::default() });
     let of = |sharded, steps| Trainer { epochs: 3, steps, seed: 5, sharded, ..Trainer::default() };
     let whole = train(1, &of(None, None), adam.into()).unwrap();
     let values = |left: &Left| -> Vec<f32> {

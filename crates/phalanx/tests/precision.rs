@@ -284,7 +284,10 @@ const STAGES: [Sharded; 3] = [Sharded::States, Sharded::Gradients, Sharded::Para
 
 /// The same with what belongs to the parameters shared out, a block a unit.
 fn shared_out(trainer: &Trainer, sharded: Sharded) -> Trainer {
-    Trainer { sharded: Some(FsdpConfig { sharded, unit_bytes: 0 }), ..trainer.clone() }
+    Trainer {
+        sharded: Some(FsdpConfig { sharded, unit_bytes: 0, ..FsdpConfig::default() }),
+        ..trainer.clone()
+    }
 }
 
 /// Two ranks sum two gradients, in either order to the same bits. The squares of a norm are added up in another order, whose last bits

@@ -325,6 +325,40 @@ impl Arena {
         locked
     }
 
+    /// Has each of these runs of parameters, which are all of them in order, lie in memory of its own on a GPU, so that it can be given
+    /// back by itself ([`Span::give_back`]) for other tensors to use; values stay. What is done to all values at once can't be done
+    /// then, but for copies from and to the host. Does nothing on a CPU, which takes back any pages. Panics while anyone uses any
+    /// parameter, or if something was recorded that uses one.
+    #[track_caller]
+    pub fn cut(&self, runs: &[Range<usize>]) {
+        let inner = &self.0;
+        if inner.device.gpu().is_none() {
+            return;
+        }
+        let in_order = runs.windows(2).all(|pair| pair[0].end == pair[1].start)
+            && runs.first().is_none_or(|run| run.start == 0)
+            && runs.last().is_none_or(|run| run.end == inner.layout.count());
+        assert!(in_order, "cut: {runs:?} of {} parameters are not all in their order", inner.layout.count());
+        let _held = self.lock(0..inner.layout.count(), Storage::lock_for_keeping);
+        assert!(
+            Arc::strong_count(&inner.memory) == inner.parts.len() + 1,
+            "cut: a recorded pass uses the arena"
+        );
+        let mut ends: Vec<usize> = runs.iter().map(|run| inner.layout.span(run.clone()).end).collect();
+        ends.iter_mut().for_each(|end| *end *= inner.dtype.bytes());
+        ends.dedup();
+        ends.retain(|&end| end > 0);
+        if let Some(last) = ends.last_mut() {
+            *last = inner.memory.bytes();
+            inner.memory.cut(&ends);
+        }
+    }
+
+    /// Whether that was done to it.
+    pub(crate) fn is_cut(&self) -> bool {
+        self.0.memory.is_cut()
+    }
+
     /// The memory that the arena lies in, where that is some that other processes can be let in to.
     pub fn region(&self) -> Option<&Arc<Region>> {
         self.0.memory.region()
@@ -434,16 +468,37 @@ impl<T: Element> Span<T> {
         }
     }
 
+    /// Overwrites elements from `at` on with these of another span, wherever the two lie; both are on one device, and elements are
+    /// counted from the start of each span. Panics if either has fewer.
+    #[track_caller]
+    pub fn copy_from(&mut self, at: usize, from: &Span<T>, elements: Range<usize>) {
+        let count = elements.len();
+        let (source, target) = (from.bytes_of(&elements), self.bytes_of(&(at..at + count)));
+        match self.arena().device().backend() {
+            Backend::Cpu => self[at..at + count].copy_from_slice(&from[elements]),
+            Backend::Gpu(engine) => {
+                assert!(
+                    self.arena().device() == from.arena().device(),
+                    "copy_from: spans of different devices"
+                );
+                let (from, to) = (from.arena().memory(), self.arena().memory());
+                engine.copy_bytes((from, source.start), (to, target.start), source.len());
+            }
+        }
+    }
+
     /// Gives the memory of these elements of the span, counted from its start, back to the system, as far as they fill whole pages
-    /// and the system takes them: they are 0 then. Whatever isn't taken stays as it is. A GPU takes whole arenas, of which nothing
-    /// was recorded, once it has done all that it was given; they come anew with whoever uses them next.
+    /// and the system takes them: they are 0 then. Whatever isn't taken stays as it is. A GPU takes whole arenas, or pieces that they were
+    /// cut into ([`Arena::cut`]), of which nothing was recorded; they come anew with whoever uses them next.
     #[track_caller]
     pub fn give_back(&mut self, elements: Range<usize>) {
         let bytes = self.bytes_of(&elements);
         let inner = &self.arena().0;
         // Each part has a handle to the memory, and so does the arena; a recorded pass has one more, beside the bare address.
-        if elements.len() == inner.layout.len() && Arc::strong_count(&inner.memory) == inner.parts.len() + 1 {
-            inner.memory.give_back();
+        if Arc::strong_count(&inner.memory) == inner.parts.len() + 1 {
+            // Behind the last of its elements the memory may have some that make it a whole number of lines.
+            let is_last = bytes.end == inner.layout.len() * T::DTYPE.bytes();
+            inner.memory.give_back(bytes.start..if is_last { usize::MAX } else { bytes.end });
         }
         let Some(region) = self.arena().region() else { return };
         // SAFETY: the write borrow of every part in the span is held, and `&mut self` says that no slice of it is alive.
@@ -471,7 +526,7 @@ impl<T: Element> Span<T> {
 
     /// Where these elements of the span lie in the arena.
     #[track_caller]
-    fn bytes_of(&self, elements: &Range<usize>) -> Range<usize> {
+    pub(crate) fn bytes_of(&self, elements: &Range<usize>) -> Range<usize> {
         let (len, start, size) = (self.count(), self.bytes().start, T::DTYPE.bytes());
         assert!(elements.end <= len, "elements {elements:?} of a span of {len}");
         start + elements.start * size..start + elements.end * size

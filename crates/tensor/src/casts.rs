@@ -46,7 +46,9 @@ impl Casts {
         if let Backend::Gpu(engine) = value.device().backend() {
             // A pass that is recorded casts anew each time that it is replayed, whatever was here when it was recorded.
             let in_pass = value.device().private(|pass| pass.comes_first_to(made.arena.memory_of_all()));
-            if in_pass.unwrap_or_else(|| made.is_stale(0..self.layout.count(), values)) {
+            // What comes and goes in pieces isn't all here.
+            let all = || !values.is_cut() && made.is_stale(0..self.layout.count(), values);
+            if in_pass.unwrap_or_else(all) {
                 engine.cast_arena(values, &made.arena);
                 made.note(0..self.layout.count(), values);
             }
@@ -149,6 +151,28 @@ impl<T: Element> Span<T> {
     pub fn cast_from(&mut self, at: usize, values: &[f32]) {
         let device = self.arena().device().clone();
         cpu::copy::convert_elements(&device, values, &mut self[at..at + values.len()]);
+    }
+
+    /// The same with elements of a span of values, counted from its start, wherever the two lie.
+    #[track_caller]
+    pub fn cast_span(&mut self, at: usize, from: &Span<f32>, elements: Range<usize>) {
+        let count = elements.len();
+        let (source, target) = (from.bytes_of(&elements), self.bytes_of(&(at..at + count)));
+        match self.arena().device().backend() {
+            Backend::Cpu => self.cast_from(at, &from[elements]),
+            Backend::Gpu(engine) => {
+                assert!(
+                    self.arena().device() == from.arena().device(),
+                    "cast_span: spans of different devices"
+                );
+                engine.cast_bytes(
+                    (from.arena().memory(), source),
+                    (self.arena().memory(), target),
+                    T::DTYPE,
+                    count,
+                );
+            }
+        }
     }
 }
 

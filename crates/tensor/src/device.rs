@@ -8,7 +8,8 @@ use crate::profile::{KernelTime, Profile, Timer};
 use crate::replay::Private;
 use crate::shape::Order;
 use crate::storage::{Buffer, Memory};
-use phalanx_cuda::{Error, GpuOptions};
+use phalanx_cuda::{DeviceMemory, Error, GpuOptions};
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -149,6 +150,20 @@ impl Device {
     #[track_caller]
     pub fn is_idle(&self) -> bool {
         self.gpu().is_none_or(|gpu| gpu.compute().is_done().unwrap_or_else(|error| panic!("{error}")))
+    }
+
+    /// Has its GPU copy bytes from one memory to a place in another, in its compute stream's order. Panics on a CPU.
+    #[track_caller]
+    pub(crate) fn copy_on_gpu(&self, from: &DeviceMemory, bytes: Range<usize>, to: &DeviceMemory, at: usize) {
+        let copied = self.gpu().expect("a GPU's memory has a GPU").compute().copy(from, bytes, to, at);
+        copied.unwrap_or_else(|error| panic!("{error}"));
+    }
+
+    /// Has its GPU make bytes of a memory 0, likewise.
+    #[track_caller]
+    pub(crate) fn clear_on_gpu(&self, memory: &DeviceMemory, bytes: Range<usize>) {
+        let filled = self.gpu().expect("a GPU's memory has a GPU").compute().fill(memory, bytes, 0);
+        filled.unwrap_or_else(|error| panic!("{error}"));
     }
 
     /// So many new bytes of zeros. Panics where there are no more, and says who has them.

@@ -2,30 +2,55 @@
 //! sum gradients from GPU to GPU.
 
 use crate::arena::{Arena, Span};
-use crate::device::Backend;
 use crate::dtype::{DType, Element};
 use phalanx_cuda::nccl::{Block, Lent, Number};
 use std::ops::Range;
 
-/// A span of a GPU's arena. The parameters stay borrowed for writing until it is dropped.
-pub struct GpuSpan<T: Element>(Span<T>);
+/// A span of a GPU's arena, of which some elements are lent. The parameters stay borrowed for writing until it is dropped.
+pub struct GpuSpan<T: Element> {
+    span: Span<T>,
+    /// Counted from the start of the span.
+    lent: Range<usize>,
+}
 
 impl Arena {
     /// Parameters `params` where they lie on a GPU; none where they lie on a CPU. Panics while anyone uses one of them, or if `T` isn't
     /// the arena's dtype.
     #[track_caller]
     pub fn gpu_span<T: Element>(&self, params: Range<usize>) -> Option<GpuSpan<T>> {
-        match self.device().backend() {
-            Backend::Cpu => None,
-            Backend::Gpu(_) => Some(GpuSpan(self.range_mut(params))),
-        }
+        self.device().gpu().and_then(|_| self.range_mut(params).on_gpu())
+    }
+}
+
+impl<T: Element> Span<T> {
+    /// The same to be lent out where it lies on a GPU; none on a CPU.
+    pub fn on_gpu(self) -> Option<GpuSpan<T>> {
+        self.arena().device().gpu()?;
+        let lent = 0..self.count();
+        Some(GpuSpan { span: self, lent })
     }
 }
 
 impl<T: Element> GpuSpan<T> {
     /// Which parameters.
     pub fn params(&self) -> Range<usize> {
-        self.0.params()
+        self.span.params()
+    }
+
+    /// The same with these elements, counted from the start of the span, the only ones that are lent. Panics if it hasn't got them.
+    #[track_caller]
+    pub fn lending(self, elements: Range<usize>) -> GpuSpan<T> {
+        let len = self.span.count();
+        assert!(
+            elements.start <= elements.end && elements.end <= len,
+            "elements {elements:?} of a span of {len}"
+        );
+        GpuSpan { lent: elements, ..self }
+    }
+
+    /// The span, for one who works on it as anyone does.
+    pub fn into_span(self) -> Span<T> {
+        self.span
     }
 }
 
@@ -46,8 +71,7 @@ pub(crate) fn number(dtype: DType) -> Number {
 // for all work before it is given back.
 unsafe impl<T: Element> Lent for GpuSpan<T> {
     fn block(&self) -> Block {
-        let (bytes, memory) = (self.0.bytes(), self.0.arena().memory().gpu());
-        let number = number(T::DTYPE);
-        Block { at: memory.address().plus(bytes.start), count: bytes.len() / number.bytes(), number }
+        let (bytes, number) = (self.span.bytes_of(&self.lent), number(T::DTYPE));
+        Block { at: self.span.arena().memory().gpu(bytes).address(), count: self.lent.len(), number }
     }
 }

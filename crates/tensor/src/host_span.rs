@@ -13,26 +13,41 @@ use std::ops::{Deref, DerefMut, Range};
 pub struct HostSpan<T: Element> {
     /// None where the span lies on a CPU.
     copy: Option<Pinned>,
-    span: Span<T>,
+    /// None only once it was taken out.
+    span: Option<Span<T>>,
 }
 
 impl Arena {
     /// Parameters `params` for the host to write. Panics while anyone uses one of them, or if `T` isn't the arena's dtype.
     #[track_caller]
     pub fn host_span<T: Element>(&self, params: Range<usize>) -> HostSpan<T> {
-        let span = self.range_mut::<T>(params);
-        let copy = match self.device().backend() {
+        self.range_mut::<T>(params).on_host()
+    }
+}
+
+impl<T: Element> Span<T> {
+    /// The same for the host to write.
+    #[track_caller]
+    pub fn on_host(self) -> HostSpan<T> {
+        let copy = match self.arena().device().backend() {
             Backend::Cpu => None,
-            Backend::Gpu(engine) => Some(engine.bring(self.memory(), span.bytes())),
+            Backend::Gpu(engine) => Some(engine.bring(self.arena().memory(), self.bytes())),
         };
-        HostSpan { copy, span }
+        HostSpan { copy, span: Some(self) }
     }
 }
 
 impl<T: Element> HostSpan<T> {
     /// Which parameters.
     pub fn params(&self) -> Range<usize> {
-        self.span.params()
+        self.span().params()
+    }
+
+    /// The span, once the values are back where they belong, in the compute stream's order: for one who works on it as anyone does.
+    #[track_caller]
+    pub fn into_span(mut self) -> Span<T> {
+        self.put_back();
+        self.span.take().expect("it has one until it is dropped")
     }
 
     /// Whether the values are here, so that nobody who looks at them has to wait.
@@ -41,21 +56,36 @@ impl<T: Element> HostSpan<T> {
     }
 }
 
+impl<T: Element> HostSpan<T> {
+    fn span(&self) -> &Span<T> {
+        self.span.as_ref().expect("it has one until it is dropped")
+    }
+
+    #[track_caller]
+    fn put_back(&mut self) {
+        if let (Some(copy), Some(span)) = (self.copy.take(), &self.span)
+            && let Backend::Gpu(engine) = span.arena().device().backend()
+        {
+            engine.put_back(copy, span.arena().memory(), span.bytes());
+        }
+    }
+}
+
 impl<T: Element> Deref for HostSpan<T> {
     type Target = [T];
     fn deref(&self) -> &[T] {
         match &self.copy {
-            None => &self.span,
-            Some(copy) => &elements_in(Engine::here(copy))[..self.span.bytes().len() / size_of::<T>()],
+            None => self.span(),
+            Some(copy) => &elements_in(Engine::here(copy))[..self.span().count()],
         }
     }
 }
 
 impl<T: Element> DerefMut for HostSpan<T> {
     fn deref_mut(&mut self) -> &mut [T] {
-        let n = self.span.bytes().len() / size_of::<T>();
+        let n = self.span().count();
         match &mut self.copy {
-            None => &mut self.span,
+            None => self.span.as_mut().expect("it has one until it is dropped"),
             Some(copy) => &mut elements_in_mut(Engine::here_mut(copy))[..n],
         }
     }
@@ -64,10 +94,8 @@ impl<T: Element> DerefMut for HostSpan<T> {
 impl<T: Element> Drop for HostSpan<T> {
     fn drop(&mut self) {
         // Whatever makes the thread panic, the values are of no use to anybody any more, and the GPU may be what has failed.
-        if let (Some(copy), Backend::Gpu(engine), false) =
-            (self.copy.take(), self.span.arena().device().backend(), std::thread::panicking())
-        {
-            engine.put_back(copy, self.span.arena().memory(), self.span.bytes());
+        if !std::thread::panicking() {
+            self.put_back();
         }
     }
 }

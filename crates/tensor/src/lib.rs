@@ -70,6 +70,6 @@ pub use profile::KernelTime;
 pub use replay::{Rehearsal, Replay};
 pub use shape::{MAX_DIMS, Order, Shape};
 pub use tensor::Tensor;
-pub use update::{Update, UpdateStep};
+pub use update::{Update, UpdateRun, UpdateStep};
 pub use upload::{Upload, Values};
 pub use walk::{WeightGradients, backward, backward_inputs};

@@ -40,8 +40,24 @@ enum Place {
     Region(Arc<Region>),
     /// Bytes of a GPU.
     Gpu(DeviceMemory),
-    /// Bytes of a GPU that may be given back, and come anew with whoever uses them next.
-    Returned { device: Device, bytes: Mutex<Option<Arc<Memory>>> },
+    /// Bytes of a GPU in pieces, in their order, that may be given back, and come anew with whoever uses them next.
+    Pieces { device: Device, pieces: Mutex<Vec<Piece>> },
+}
+
+/// Some of the bytes of an arena on a GPU.
+struct Piece {
+    /// Which, counted from the start of the arena.
+    range: Range<usize>,
+    /// None until somebody uses them, and after they were given back.
+    held: Option<Arc<Held>>,
+}
+
+/// Where a piece lies.
+enum Held {
+    /// In an allocation of its own.
+    Own(Memory),
+    /// In a buffer that other tensors use before and after.
+    Lent(Storage),
 }
 
 // SAFETY: `Memory` is plain owned bytes; who may read or write them when is the business of `Buffer` (S-BORROW).
@@ -71,19 +87,67 @@ impl Memory {
             }
             None if device.gpu().is_none() => device.allocate(bytes.max(ALIGN)),
             None => {
-                let own = device.allocate(bytes.max(ALIGN));
-                let bytes = own.bytes;
-                let own = Mutex::new(Some(Arc::new(own)));
-                Memory { place: Place::Returned { device: device.clone(), bytes: own }, bytes, counted: None }
+                let bytes = bytes.max(ALIGN);
+                let pieces = Mutex::new(vec![Piece { range: 0..bytes, held: None }]);
+                Memory { place: Place::Pieces { device: device.clone(), pieces }, bytes, counted: None }
             }
         }
     }
 
-    /// Gives the bytes of an arena on a GPU back, once that has done what it was given; whoever uses them next finds zeros. Does
-    /// nothing to other memory. The caller holds the write borrow of everything in it, and knows that nobody keeps its address.
-    pub(crate) fn give_back(&self) {
-        if let Place::Returned { bytes, .. } = &self.place {
-            drop(locked(bytes).take());
+    /// Has the bytes of an arena on a GPU lie in pieces that end here, in rising order, each of which can be given back by itself; the
+    /// last is the end of all. Their values stay. Does nothing to other memory. The caller holds the write borrow of everything in it,
+    /// and knows that nobody keeps its address.
+    pub(crate) fn cut(&self, ends: &[usize]) {
+        let Place::Pieces { device, pieces } = &self.place else { return };
+        let mut pieces = locked(pieces);
+        let before = std::mem::take(&mut *pieces);
+        let mut start = 0;
+        for &end in ends {
+            let range = start..end;
+            start = end;
+            let mut held = None;
+            for from in &before {
+                let common = from.range.start.max(range.start)..from.range.end.min(range.end);
+                if let (Some(source), false) = (&from.held, common.is_empty()) {
+                    let held = held.get_or_insert_with(|| Arc::new(Held::lent(device, range.len())));
+                    let (at, to) = (common.start - from.range.start, common.start - range.start);
+                    device.copy_on_gpu(source.memory(), at..at + common.len(), held.memory(), to);
+                }
+            }
+            pieces.push(Piece { range, held });
+        }
+        assert!(
+            start == self.bytes,
+            "an arena of {} bytes was cut into pieces up to byte {start}",
+            self.bytes
+        );
+    }
+
+    /// Whether its bytes lie in several pieces.
+    pub(crate) fn is_cut(&self) -> bool {
+        matches!(&self.place, Place::Pieces { pieces, .. } if locked(pieces).len() > 1)
+    }
+
+    /// Gives those pieces back of an arena on a GPU that lie within these bytes; whoever uses them next finds zeros. Does nothing to
+    /// other memory. The caller holds the write borrow of everything in them, and knows that nobody keeps their addresses.
+    pub(crate) fn give_back(&self, bytes: Range<usize>) {
+        if let Place::Pieces { pieces, .. } = &self.place {
+            let within = |range: &Range<usize>| bytes.start <= range.start && range.end <= bytes.end;
+            let mut pieces = locked(pieces);
+            let given: Vec<_> = pieces.iter_mut().filter(|piece| within(&piece.range)).collect();
+            given.into_iter().for_each(|piece| drop(piece.held.take()));
+        }
+    }
+
+    /// How many bytes from this one on lie beside each other.
+    pub(crate) fn run(&self, at: usize) -> usize {
+        match &self.place {
+            Place::Pieces { pieces, .. } => {
+                let pieces = locked(pieces);
+                let piece = pieces.iter().find(|piece| piece.range.contains(&at));
+                piece.map_or(0, |piece| piece.range.end - at)
+            }
+            _ => self.bytes - at,
         }
     }
 
@@ -99,10 +163,15 @@ impl Memory {
         self
     }
 
+    /// How many bytes there are.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     pub(crate) fn region(&self) -> Option<&Arc<Region>> {
         match &self.place {
             Place::Region(region) => Some(region),
-            Place::Host(_) | Place::Gpu(_) | Place::Returned { .. } => None,
+            Place::Host(_) | Place::Gpu(_) | Place::Pieces { .. } => None,
         }
     }
 
@@ -112,22 +181,63 @@ impl Memory {
         match &self.place {
             Place::Host(at) => at.as_ptr(),
             Place::Region(region) => region.start().as_ptr(),
-            Place::Gpu(_) | Place::Returned { .. } => panic!(
+            Place::Gpu(_) | Place::Pieces { .. } => panic!(
                 "values of a GPU were asked for as the host's: to_vec, Arena::read_flat and Arena::write_flat copy them"
             ),
         }
     }
 
-    /// The GPU's bytes, which come anew if they were given back. Panics if they are the host's.
+    /// These bytes of a GPU, which come anew if they were given back. Panics if they are the host's, or lie in several pieces.
     #[track_caller]
-    pub(crate) fn gpu(&self) -> OnGpu<'_> {
+    pub(crate) fn gpu(&self, bytes: Range<usize>) -> OnGpu<'_> {
         match &self.place {
-            Place::Gpu(memory) => OnGpu::Own(memory),
-            Place::Returned { device, bytes } => {
-                let anew = || Arc::new(device.allocate(self.bytes));
-                OnGpu::Shared(locked(bytes).get_or_insert_with(anew).clone())
+            Place::Gpu(memory) => OnGpu { held: HeldOnGpu::Own(memory), at: bytes.start },
+            Place::Pieces { device, pieces } => {
+                let mut pieces = locked(pieces);
+                let whole = pieces.len() == 1;
+                let within = |piece: &&mut Piece| {
+                    piece.range.start <= bytes.start
+                        && bytes.end <= piece.range.end
+                        && bytes.start < piece.range.end
+                };
+                let Some(piece) = pieces.iter_mut().find(within) else {
+                    panic!(
+                        "bytes {bytes:?} of an arena that lies in pieces on a GPU are of several, or of none"
+                    )
+                };
+                let len = piece.range.len();
+                let anew = || {
+                    Arc::new(if whole { Held::Own(device.allocate(len)) } else { Held::lent(device, len) })
+                };
+                let held = piece.held.get_or_insert_with(anew).clone();
+                OnGpu { held: HeldOnGpu::Shared(held), at: bytes.start - piece.range.start }
             }
             Place::Host(_) | Place::Region(_) => panic!("memory of the host was handed to a GPU"),
+        }
+    }
+
+    /// A GPU's own bytes.
+    fn device_memory(&self) -> &DeviceMemory {
+        match &self.place {
+            Place::Gpu(memory) => memory,
+            _ => unreachable!("a GPU allocates its own bytes"),
+        }
+    }
+}
+
+impl Held {
+    /// A buffer of so many zeros.
+    fn lent(device: &Device, bytes: usize) -> Held {
+        let held = Held::Lent(Storage::stale(device, bytes));
+        device.clear_on_gpu(held.memory(), 0..bytes);
+        held
+    }
+
+    fn memory(&self) -> &DeviceMemory {
+        match self {
+            Held::Own(memory) => memory.device_memory(),
+            // A buffer that is used again is the whole of its memory.
+            Held::Lent(storage) => storage.buffer().memory.device_memory(),
         }
     }
 }
@@ -138,22 +248,29 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Bytes of a GPU, as they are looked up for the time of giving work on them.
-pub(crate) enum OnGpu<'a> {
-    Own(&'a DeviceMemory),
-    Shared(Arc<Memory>),
+pub(crate) struct OnGpu<'a> {
+    held: HeldOnGpu<'a>,
+    /// Where in its memory they begin.
+    pub(crate) at: usize,
 }
 
-impl Deref for OnGpu<'_> {
-    type Target = DeviceMemory;
+enum HeldOnGpu<'a> {
+    Own(&'a DeviceMemory),
+    Shared(Arc<Held>),
+}
 
-    fn deref(&self) -> &DeviceMemory {
-        match self {
-            OnGpu::Own(memory) => memory,
-            OnGpu::Shared(memory) => match &memory.place {
-                Place::Gpu(memory) => memory,
-                _ => unreachable!("a GPU allocates its own bytes"),
-            },
+impl OnGpu<'_> {
+    /// What they lie in.
+    pub(crate) fn memory(&self) -> &DeviceMemory {
+        match &self.held {
+            HeldOnGpu::Own(memory) => memory,
+            HeldOnGpu::Shared(held) => held.memory(),
         }
+    }
+
+    /// Where the first of them lies.
+    pub(crate) fn address(&self) -> Address {
+        self.memory().address().plus(self.at)
     }
 }
 
@@ -294,7 +411,7 @@ impl Storage {
     fn on_gpu(&self) -> Address {
         let buffer = self.buffer();
         self.device().private(|pass| pass.hold(&buffer.memory));
-        buffer.memory.gpu().address().plus(buffer.range.start)
+        buffer.memory.gpu(buffer.range.clone()).address()
     }
 
     /// The class of its buffer, and the buffer if this was the last handle to it.

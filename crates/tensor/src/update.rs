@@ -101,6 +101,55 @@ impl Arena {
             let alike = other.layout() == self.layout() && other.device() == self.device();
             assert!(alike, "update: values, gradients and states of different layouts or devices");
         }
-        engine.update(self, steps, grads, states, rule);
+        let start = all.start;
+        let steps: Vec<_> =
+            steps.iter().map(|(range, step)| (range.start - start..range.end - start, *step)).collect();
+        let run = UpdateRun { len: all.len(), values: start, grads: start, states: start };
+        engine.update(self, &[run], &steps, grads, states, rule);
     }
+
+    /// As [`Arena::update`], of elements that lie in several runs, which may be elsewhere in each of the arenas; `steps` are of
+    /// elements counted through all runs, from 0. Panics where one of the arenas ends before a run, and as [`Arena::update`] does.
+    #[track_caller]
+    pub fn update_runs(
+        &self,
+        runs: &[UpdateRun],
+        steps: &[(Range<usize>, UpdateStep)],
+        grads: &Arena,
+        states: [Option<&Arena>; 3],
+        rule: Update,
+    ) {
+        let Backend::Gpu(engine) = self.device().backend() else {
+            panic!("update_runs: the arena lies on a CPU, where its values are slices: flat_mut lends them")
+        };
+        let len: usize = runs.iter().map(|run| run.len).sum();
+        let in_order = steps.iter().all(|(range, _)| range.start <= range.end)
+            && steps.windows(2).all(|pair| pair[0].0.end == pair[1].0.start)
+            && steps.first().map_or(0, |(first, _)| first.start) == 0
+            && steps.last().map_or(0, |(last, _)| last.end) == len;
+        assert!(in_order, "update_runs: steps that aren't of {len} elements, one range after the other");
+        for run in runs {
+            let fits = |arena: &Arena, start: usize| {
+                start + run.len <= arena.layout().len() && arena.device() == self.device()
+            };
+            let fit = fits(self, run.values)
+                && fits(grads, run.grads)
+                && states.into_iter().flatten().all(|state| fits(state, run.states));
+            assert!(fit, "update_runs: {run:?} of arenas that end before, or of another device");
+        }
+        engine.update(self, runs, steps, grads, states, rule);
+    }
+}
+
+/// Elements that lie beside each other in each of the arenas of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UpdateRun {
+    /// How many.
+    pub len: usize,
+    /// Where the first lies among the values.
+    pub values: usize,
+    /// Where among the gradients.
+    pub grads: usize,
+    /// Where in each state.
+    pub states: usize,
 }

@@ -60,7 +60,7 @@ impl Device {
             (shape, dtype)
         });
         let tensors = tensors.collect();
-        let landing = Some(engine.land(&bytes));
+        let landing = Some(engine.land(&bytes, self));
         Some(Upload { device: self.clone(), tensors, landing })
     }
 }

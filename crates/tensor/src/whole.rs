@@ -6,6 +6,7 @@ use crate::device::Backend;
 use crate::dtype::{Element, with_element};
 use crate::gpu::Engine;
 use std::ops::Range;
+use std::slice::from_ref;
 
 impl Arena {
     /// An arena of zeros of the same layout and dtype on the same device.
@@ -54,23 +55,41 @@ impl Arena {
     /// Multiplies all values, which are f32. Panics while anyone uses any parameter.
     #[track_caller]
     pub fn scale(&self, by: f32) {
+        self.scale_in(from_ref(&(0..self.layout().len())), by);
+    }
+
+    /// The same for the elements of these ranges. Panics as [`Arena::scale`] does, or if the arena doesn't have them.
+    #[track_caller]
+    pub fn scale_in(&self, ranges: &[Range<usize>], by: f32) {
+        self.check_ranges("scale_in", ranges);
         match self.device().backend() {
-            Backend::Cpu => self.flat_mut::<f32>().iter_mut().for_each(|value| *value *= by),
-            Backend::Gpu(engine) => engine.scale(self, by),
+            Backend::Cpu => {
+                let mut all = self.flat_mut::<f32>();
+                ranges.iter().for_each(|range| all[range.clone()].iter_mut().for_each(|value| *value *= by));
+            }
+            Backend::Gpu(engine) => engine.scale(self, ranges, by),
         }
     }
 
     /// Whether all values, which are f32, are finite numbers, padding included.
     #[track_caller]
     pub fn is_finite(&self) -> bool {
+        self.is_finite_in(from_ref(&(0..self.layout().len())))
+    }
+
+    /// Whether the elements of these ranges are. Panics if the arena doesn't have them.
+    #[track_caller]
+    pub fn is_finite_in(&self, ranges: &[Range<usize>]) -> bool {
+        self.check_ranges("is_finite_in", ranges);
         match self.device().backend() {
             // Without a branch a number, so that it runs as fast as memory is read.
             Backend::Cpu => {
+                let all = self.flat::<f32>();
                 let no_number =
                     |block: &[f32]| block.iter().fold(false, |any, value| any | !value.is_finite());
-                !self.flat::<f32>().chunks(BLOCK).any(no_number)
+                !ranges.iter().any(|range| all[range.clone()].chunks(BLOCK).any(no_number))
             }
-            Backend::Gpu(engine) => engine.is_finite(self),
+            Backend::Gpu(engine) => engine.is_finite(self, ranges),
         }
     }
 
@@ -85,9 +104,7 @@ impl Arena {
     /// whoever asks waits for it.
     #[track_caller]
     pub fn sum_of_squares(&self, ranges: &[Range<usize>]) -> f64 {
-        let len = self.layout().len();
-        let outside = ranges.iter().find(|range| range.start > range.end || range.end > len);
-        assert!(outside.is_none(), "sum_of_squares: elements {outside:?} of an arena of {len}");
+        self.check_ranges("sum_of_squares", ranges);
         match self.device().backend() {
             Backend::Cpu => {
                 let all = self.flat::<f32>();
@@ -101,7 +118,14 @@ impl Arena {
     /// On a GPU: makes each value, which is f32, at most `limit` large. Panics as [`Arena::clip_norm`] does.
     #[track_caller]
     pub fn clip_value(&self, limit: f32) {
-        self.engine("clip_value").clip_value(self, limit);
+        self.clip_value_in(from_ref(&(0..self.layout().len())), limit);
+    }
+
+    /// The same for the elements of these ranges. Panics as [`Arena::clip_value`] does, or if the arena doesn't have them.
+    #[track_caller]
+    pub fn clip_value_in(&self, ranges: &[Range<usize>], limit: f32) {
+        self.check_ranges("clip_value_in", ranges);
+        self.engine("clip_value_in").clip_value(self, ranges, limit);
     }
 
     /// A copy of the whole arena, as [`Arena::read_flat`] gives it, in memory that is used again.
@@ -144,6 +168,13 @@ impl Arena {
             Backend::Cpu => span[range].copy_from_slice(values),
             Backend::Gpu(engine) => engine.upload(values, self.memory(), range.start * T::DTYPE.bytes()),
         }
+    }
+
+    #[track_caller]
+    fn check_ranges(&self, op: &str, ranges: &[Range<usize>]) {
+        let len = self.layout().len();
+        let outside = ranges.iter().find(|range| range.start > range.end || range.end > len);
+        assert!(outside.is_none(), "{op}: elements {outside:?} of an arena of {len}");
     }
 
     #[track_caller]

@@ -92,6 +92,13 @@ pub(super) fn pipeline(args: &PipelineArgs) -> Result<u8> {
             format!("--blocks {blocks}: each of {stages} stages needs one\nhint: take {stages} or more");
         return Err(WrongUsage(text).into());
     }
+    if args.batch < args.micro_batches {
+        let (batch, micro_batches) = (args.batch, args.micro_batches);
+        let text = format!(
+            "--batch {batch}: each of {micro_batches} micro-batches needs a sample\nhint: take {micro_batches} or more"
+        );
+        return Err(WrongUsage(text).into());
+    }
     if args.devices {
         let measured = on_devices(args, &schedule)?;
         report(args, &schedule, &measured);

@@ -3,7 +3,7 @@
 use super::groups::Factors;
 use super::{Adam, AdamW, Optimizer, Rule};
 use crate::shadow::Shadow;
-use phalanx_tensor::{Arena, Update, UpdateStep};
+use phalanx_tensor::{Arena, Layout, Update, UpdateRun, UpdateStep};
 use std::ops::Range;
 
 impl Optimizer {
@@ -15,24 +15,80 @@ impl Optimizer {
         if device.gpu().is_none() {
             return self.step_on(device, &mut values.flat_mut::<f32>(), &grads.flat::<f32>(), factor);
         }
-        if self.steps == 0 {
-            self.state = self.rule.state_names().iter().map(|_| Shadow::zeros(values)).collect();
-        }
-        let n = values.layout().len();
-        let fits = self.state.iter().all(|s| s.count() == n);
-        assert!(fits, "step_arenas: {n} values, but the steps before had another number");
-        self.steps += 1;
-        let state: Vec<&Arena> = self.state.iter_mut().map(|shadow| shadow.gpu_mut(values)).collect();
-        let whole = [(0..n, Factors::NONE)];
-        let ranges = if self.groups.is_empty() { &whole[..] } else { &self.groups };
-        // The groups differ in numbers alone, so one launch does for all of them.
-        let update = self.rule.update();
-        let step = |(range, factors): &(Range<usize>, Factors)| {
-            (range.clone(), self.rule.step(self.steps, factor, *factors))
-        };
-        let states = self.rule.places().map(|place| place.map(|i| state[i]));
-        values.update(&ranges.iter().map(step).collect::<Vec<_>>(), grads, states, update);
+        let all = [HeldPart { of_model: 0..values.layout().len(), value: 0, grad: 0 }];
+        self.step_held(&all, values, grads, values.layout(), factor);
     }
+
+    /// As [`Optimizer::step_parts`], of elements that lie in arenas on a GPU, where each part may lie anywhere. Panics on a CPU.
+    #[track_caller]
+    pub fn step_held_parts(&mut self, held: &[HeldPart], values: &Arena, grads: &Arena, factor: f64) {
+        let n = held.iter().map(|part| part.of_model.len()).sum::<usize>();
+        self.step_held(held, values, grads, &Layout::new(&[[n].into()]), factor);
+    }
+
+    /// With a state that lies so.
+    #[track_caller]
+    fn step_held(
+        &mut self,
+        held: &[HeldPart],
+        values: &Arena,
+        grads: &Arena,
+        of_state: &Layout,
+        factor: f64,
+    ) {
+        let device = values.device();
+        if self.steps == 0 {
+            self.state = self.rule.state_names().iter().map(|_| Shadow::zeros_of(device, of_state)).collect();
+        }
+        // Arrays of the host's end with what is held, arenas with the line that this ends in.
+        let (n, len) = (held.iter().map(|part| part.of_model.len()).sum::<usize>(), of_state.len());
+        let fits = self.state.iter().all(|s| [n, len].contains(&s.count()));
+        assert!(fits, "step on a GPU: {n} values, but the steps before had another number");
+        self.steps += 1;
+        let state: Vec<&Arena> =
+            self.state.iter_mut().map(|shadow| shadow.gpu_mut_of(device, of_state)).collect();
+        let all = [(0..usize::MAX, Factors::NONE)];
+        let groups = if self.groups.is_empty() { &all[..] } else { &self.groups };
+        // The groups differ in numbers alone, so one launch does for all of them.
+        let mut steps: Vec<(Range<usize>, UpdateStep)> = Vec::new();
+        let mut runs: Vec<UpdateRun> = Vec::new();
+        let mut before = 0;
+        for HeldPart { of_model: range, value, grad } in held {
+            let run = UpdateRun { len: range.len(), values: *value, grads: *grad, states: before };
+            match runs
+                .last_mut()
+                .filter(|last| last.values + last.len == *value && last.grads + last.len == *grad)
+            {
+                Some(last) => last.len += run.len,
+                None => runs.push(run),
+            }
+            for (group, factors) in groups {
+                let (start, end) = (range.start.max(group.start), range.end.min(group.end));
+                if start < end {
+                    let within = before + start - range.start..before + end - range.start;
+                    let step = self.rule.step(self.steps, factor, *factors);
+                    match steps.last_mut().filter(|(_, last)| *last == step) {
+                        Some((last, _)) => last.end = within.end,
+                        None => steps.push((within, step)),
+                    }
+                }
+            }
+            before += range.len();
+        }
+        let states = self.rule.places().map(|place| place.map(|i| state[i]));
+        values.update_runs(&runs, &steps, grads, states, self.rule.update());
+    }
+}
+
+/// Some neighbouring elements of a model that an optimizer moves, and where they lie on a GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HeldPart {
+    /// Which of all elements of the model.
+    pub of_model: Range<usize>,
+    /// Where the value of the first lies in the arena of values.
+    pub value: usize,
+    /// Where its gradient lies in that of gradients.
+    pub grad: usize,
 }
 
 impl Rule {

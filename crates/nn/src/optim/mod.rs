@@ -20,6 +20,7 @@ mod rule;
 mod saved;
 
 pub use clip::Clip;
+pub use gpu::HeldPart;
 pub use groups::{BadGroup, Group, Members};
 pub use rule::{Adadelta, Adam, AdamW, BadValue, RmsProp, Rule, Sgd};
 pub use saved::{ResumeError, Resuming};

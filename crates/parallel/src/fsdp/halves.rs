@@ -50,11 +50,13 @@ pub(super) fn halves(dtype: DType, units: &[Unit], grads: &Grads) -> Box<dyn Hal
 struct Typed<T: Element + Sent> {
     arena: Arena,
     away: Vec<Option<Span<T>>>,
-    coming: VecDeque<Work<Piece<T>>>,
+    coming: VecDeque<Work<Piece<Span<T>>>>,
 }
 
 impl<T: Element + Sent> Typed<T> {
     fn away(arena: Arena, units: &[Unit]) -> Typed<T> {
+        let runs: Vec<Range<usize>> = units.iter().map(|unit| unit.params.clone()).collect();
+        arena.cut(&runs);
         let away = units.iter().map(|_| None).collect();
         let mut casts = Typed { arena, away, coming: VecDeque::new() };
         (0..units.len()).for_each(|unit| casts.send_away(units, unit));
@@ -70,7 +72,7 @@ impl<T: Element + Sent> Halves for Typed<T> {
     fn send_away(&mut self, units: &[Unit], unit: usize) {
         if self.away[unit].is_none() {
             let mut span = self.arena.set_aside(units[unit].params.clone());
-            span.give_back(0..span.len());
+            span.give_back(0..span.count());
             self.away[unit] = Some(span);
         }
     }
@@ -81,7 +83,7 @@ impl<T: Element + Sent> Halves for Typed<T> {
 
     fn make(&mut self, unit: usize, elements: Range<usize>, values: &Span<f32>) {
         if let Some(span) = &mut self.away[unit] {
-            span.cast_from(elements.start, &values[elements]);
+            span.cast_span(elements.start, values, elements);
         }
     }
 

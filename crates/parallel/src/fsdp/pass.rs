@@ -97,6 +97,7 @@ impl Fsdp {
         if self.is_away_between() {
             self.send_all_away();
         }
+        self.store.watch("a forward pass over units that are gathered", &self.shard)?;
         Ok(x)
     }
 
@@ -117,6 +118,7 @@ impl Fsdp {
                 let output =
                     if unit + 1 < count { y.clone() } else { pass.loss.of_pass(&y, &pass.target, &ctx) };
                 if unit + 1 == count {
+                    self.store.watch("a pass over units that are gathered", &self.shard)?;
                     loss = output.item();
                 }
                 live.push(Live { input, output });

@@ -1,22 +1,24 @@
 //! Where the values of units are: on this rank, on their way, or away; and the pages that units use in turn. With a region's casts to 16
 //! bits, a pass may want of a unit little more than these ([`Mixed`]).
 
+use super::Sharded;
 use super::halves::{Halves, Mixed, Use, halves};
+use super::held::{Held, Moving};
 use super::units::Unit;
 use crate::error::Error;
 use phalanx_comm::{Buffer, Deadline, Element as Sent, Group, ReduceOp, Work};
 use phalanx_nn::Parameters;
-use phalanx_tensor::{Arena, DType, Element, Grads, Span, Spare};
+use phalanx_tensor::{Arena, DType, Grads, Span, Spare};
 use std::collections::VecDeque;
-use std::ops::Range;
+use std::ops::{DerefMut, Range};
 
 /// A part of a span, as collectives take it.
-pub(super) struct Piece<T: Element = f32> {
-    pub(super) span: Span<T>,
+pub(super) struct Piece<S> {
+    pub(super) span: S,
     pub(super) range: Range<usize>,
 }
 
-impl<T: Element + Sent> Buffer for Piece<T> {
+impl<T: Sent, S: DerefMut<Target = [T]> + Send + 'static> Buffer for Piece<S> {
     type Item = T;
 
     fn as_mut_slice(&mut self) -> &mut [T] {
@@ -35,7 +37,9 @@ pub(super) enum For {
 
 /// A unit on its way.
 enum Coming {
-    Whole(Work<Piece>),
+    Whole(Work<Piece<Span<f32>>>),
+    /// On a GPU.
+    OnGpu(Moving),
     /// Its casts come, and this of it in float32.
     Mixed {
         span: Span<f32>,
@@ -54,6 +58,8 @@ pub(super) struct Store {
     partly: Vec<Vec<Span<f32>>>,
     /// What products in 16 bits make of units, if there are any.
     casts: Option<Cast>,
+    /// What this rank holds, where that is a GPU's.
+    pub(super) held: Option<Held>,
     /// Pages of others' parts of units, values and gradients, that are not needed now.
     pub(super) spare: Option<Spare>,
 }
@@ -87,7 +93,8 @@ fn room(units: &[Unit]) -> Option<Spare> {
 
 impl Store {
     /// All units are here.
-    pub(super) fn of(units: &[Unit], parameters: &Parameters) -> Store {
+    pub(super) fn of(units: &[Unit], parameters: &Parameters, sharded: Sharded) -> Store {
+        let held = Held::of(units, parameters, sharded);
         Store {
             values: parameters.values().clone(),
             grads: parameters.grads().clone(),
@@ -95,7 +102,8 @@ impl Store {
             coming: VecDeque::new(),
             partly: units.iter().map(|_| Vec::new()).collect(),
             casts: None,
-            spare: room(units),
+            spare: if held.is_some() { None } else { room(units) },
+            held,
         }
     }
 
@@ -103,6 +111,14 @@ impl Store {
     pub(super) fn call_in(&mut self, units: &[Unit]) {
         let span = |unit: &Unit| Some(self.values.range_mut(unit.params.clone()));
         self.away = units.iter().map(span).collect();
+    }
+
+    /// Takes over from all units that are here what this rank holds of them on a GPU.
+    pub(super) fn keep(&self, units: &[Unit]) {
+        let Some(held) = &self.held else { return };
+        for (i, _) in self.away.iter().enumerate().filter(|(_, away)| away.is_none()) {
+            held.keep_values(units, i, &self.values.set_aside(units[i].params.clone()));
+        }
     }
 
     /// Forgets where units are: what of them this rank holds is here.
@@ -139,13 +155,19 @@ impl Store {
             flags.iter().map(|flag| Use { wide: flag & 1 != 0, cast: flag & 2 != 0 }).collect();
         known.iter_mut().zip(&uses).for_each(|(known, used)| *known = used.cast);
         let (layout, ranks) = (self.values.layout(), shard.world_size());
-        *plan = Some(units.iter().map(|unit| Mixed::of(unit, &uses, layout, ranks)).collect());
+        // From GPU to GPU all comes in float32.
+        let mixed = |unit| if self.held.is_some() { None } else { Mixed::of(unit, &uses, layout, ranks) };
+        *plan = Some(units.iter().map(mixed).collect());
         Ok(())
     }
 
     /// Starts to gather a unit, if it is away.
     pub(super) fn call(&mut self, units: &[Unit], unit: usize, group: &Group, wanted: For) {
         let Some(mut span) = self.away[unit].take() else { return };
+        if let Some(held) = &self.held {
+            self.coming.push_back((unit, Coming::OnGpu(held.gather(units, unit, span, group))));
+            return;
+        }
         let coming = match &mut self.casts {
             Some(Cast { halves, plan: Some(plan), .. }) if wanted == For::Pass && plan[unit].is_some() => {
                 halves.start(units, unit, &span, group);
@@ -194,6 +216,7 @@ impl Store {
         match coming {
             // With its borrow given back, everyone sees it.
             Coming::Whole(work) => drop(work.wait(deadline())?),
+            Coming::OnGpu(moving) => drop(moving.finish(group)?),
             Coming::Mixed { mut span, wide } => {
                 let casts = self.casts.as_mut().expect("who called for them has them until the pass ends");
                 casts.halves.finish(group)?;
@@ -230,6 +253,11 @@ impl Store {
         self.grads.were_cast(cast(), &self.values);
     }
 
+    /// Waits for what units that came from GPU to GPU are used for.
+    pub(super) fn watch(&self, what: &str, group: &Group) -> Result<(), Error> {
+        self.held.as_ref().map_or(Ok(()), |held| held.watch(what, group))
+    }
+
     /// Gives a unit back but for this rank's part, if it is here.
     pub(super) fn send_away(&mut self, units: &[Unit], unit: usize) {
         if self.away[unit].is_some() || self.coming.iter().any(|(coming, _)| *coming == unit) {
@@ -243,6 +271,11 @@ impl Store {
             halves.send_away(units, unit);
         }
         let mut span = self.values.set_aside(params);
+        if let Some(held) = &self.held {
+            held.leave_values(&mut span);
+            self.away[unit] = Some(span);
+            return;
+        }
         // What came in 16 bits has hardly a page to keep.
         let mut none = None;
         keep_own(&mut span, &units[unit], if came_whole { &mut self.spare } else { &mut none });

@@ -166,6 +166,12 @@ impl Lanes {
         Ok(())
     }
 
+    /// The ranks of each.
+    pub(super) fn groups(&self) -> impl Iterator<Item = &Group> {
+        let to = self.to.values().map(|lane| lane.gpus.group());
+        to.chain(self.from.values().map(|lane| lane.gpus.group()))
+    }
+
     /// Ends all of them, with what is under way.
     pub(super) fn abort(&self, reason: &str) {
         self.to.values().for_each(|lane| lane.gpus.abort(reason));

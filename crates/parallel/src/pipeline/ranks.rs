@@ -61,6 +61,11 @@ impl RankPipeline {
         Ok(self)
     }
 
+    /// The groups of two, this rank one of them, whose letters go from GPU to GPU.
+    pub(crate) fn lanes(&self) -> impl Iterator<Item = &Group> {
+        self.lanes.iter().flat_map(Lanes::groups)
+    }
+
     /// Whether this rank holds a block.
     pub fn holds(&self, block: usize) -> bool {
         let mut stages = self.schedule.stages_of(self.group.rank().index());

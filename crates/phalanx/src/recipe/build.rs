@@ -369,11 +369,7 @@ impl Recipe {
                 first_bucket_bytes: (self.parallel.first_bucket_mb * MB) as usize,
                 find_unused: self.parallel.find_unused,
                 sync_batch_norm: self.parallel.sync_batch_norm,
-                between_gpus: match self.parallel.between_gpus.as_deref() {
-                    Some("nccl") => BetweenGpus::Nccl,
-                    Some("host") => BetweenGpus::Host,
-                    _ => BetweenGpus::Best,
-                },
+                between_gpus: self.between_gpus(),
                 compress: match self.parallel.compress.as_deref() {
                     Some("bf16") => Compress::Bf16,
                     Some("fp16") => Compress::Fp16,
@@ -399,7 +395,17 @@ impl Recipe {
             _ => Sharded::Parameters,
         };
         let asked = self.parallel.strategy.as_deref() == Some("fsdp");
-        asked.then(|| FsdpConfig { sharded, ..FsdpConfig::default() })
+        let between_gpus = self.between_gpus();
+        asked.then(|| FsdpConfig { sharded, between_gpus, ..FsdpConfig::default() })
+    }
+
+    /// How numbers come from one GPU to another.
+    fn between_gpus(&self) -> BetweenGpus {
+        match self.parallel.between_gpus.as_deref() {
+            Some("nccl") => BetweenGpus::Nccl,
+            Some("host") => BetweenGpus::Host,
+            _ => BetweenGpus::Best,
+        }
     }
 
     /// When checkpoints are taken, and this recipe written down in them. They go into the folder `dir`.

@@ -406,8 +406,8 @@ pub const KEYS: &[Key] = &[
     row(
         "parallel.between_gpus",
         OneOf(&["best", "nccl", "host"]),
-        &["ddp"],
-        "how gradients, and what workers of a replica exchange, go from GPU to GPU: by NCCL, by way of the host, or as is best",
+        &["ddp", "fsdp"],
+        "how gradients, values that are shared out, and what workers of a replica exchange, go from GPU to GPU: by NCCL, by way of the host, or as is best",
     ),
     row(
         "parallel.compress",

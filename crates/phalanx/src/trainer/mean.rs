@@ -100,7 +100,7 @@ mod tests {
             // Values that no number of these ranks divides.
             let mut model = Sequential::new().then(Linear::new(5, 7)).then(BatchNorm2d::new(3));
             let parameters = Parameters::build(&mut model, &Device::cpu(1), 0);
-            let config = FsdpConfig { sharded: Sharded::States, unit_bytes: 1 };
+            let config = FsdpConfig { sharded: Sharded::States, unit_bytes: 1, ..FsdpConfig::default() };
             let fsdp = Fsdp::new(group.clone(), &model, &parameters, config).unwrap();
             let mut average = Some(Average::of(&parameters));
             let now: Vec<f32> = (0..parameters.layout().len()).map(|i| i as f32).collect();

@@ -111,8 +111,10 @@ impl Newest {
         let lent = || old.expect("only who has something is asked for it");
         over.carry_out(
             group,
-            |range, into| lent().values().read_elements::<f32>(range, into),
-            |range, values| new.values().write_elements::<f32>(range, values),
+            |range, into| {
+                before.expect("only who has something is asked for it").read_held(parameters, range, into);
+            },
+            |range, values| strategy.write_held(parameters, range, values),
         )?;
         over.carry_buffers(
             group,

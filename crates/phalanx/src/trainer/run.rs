@@ -223,11 +223,16 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Makes the gradients of the next step, which takes one batch or several of `batches`.
+    /// Makes the gradients of the next step, which takes one batch or several of `batches`; behind step `last` nobody wants any.
     ///
     /// The weight of each batch is its share in the samples of the whole step, so that the gradients are those of the mean
     /// over all of them, also where an epoch ends with fewer or smaller batches.
-    pub(super) fn gradients(&mut self, batches: &mut Ahead, progress: &Progress) -> Result<Made, Error> {
+    pub(super) fn gradients(
+        &mut self,
+        batches: &mut Ahead,
+        progress: &Progress,
+        last: u64,
+    ) -> Result<Made, Error> {
         let left = self.samples_per_epoch() - self.samples_in_epoch(progress);
         let samples = self.deal.step().min(left);
         let passes = self.deal.passes_of(samples);
@@ -238,7 +243,9 @@ impl<'a> Run<'a> {
             input += waited;
             let (batch, sync) = (batch?, if pass + 1 == passes { Sync::Now } else { Sync::Later });
             used.add(Used::of(batch.sample_ids().iter().copied()));
+            batches.is_wanted(pass + 1 < passes || progress.step + 1 < last);
             loss.add(pass, [self.pass(batch, batches, progress, samples, sync)?]);
+            input += batches.take_waited();
         }
         let since = Instant::now();
         self.strategy.finish(self.parameters)?;
@@ -397,6 +404,7 @@ fn strategy(
         ("replicas on several workers", trainer.mesh.is_some()),
         ("steps of several passes", trainer.accumulate > 1),
         ("logical shards", trainer.logical_shards.is_some()),
+        ("a model that is shared out", trainer.sharded.is_some()),
     ];
     let is_asked = trainer.graphs && parameters.values().device().gpu().is_some();
     if let Some((what, _)) = unrecorded.into_iter().find(|(_, is_there)| *is_there && is_asked)
@@ -411,7 +419,6 @@ fn strategy(
             ("a compression of gradients", compress != Compress::Nothing),
             ("passes in parts on several devices", trainer.local.parts() > 1),
             ("a running mean of the weights", trainer.ema.is_some()),
-            ("a GPU", trainer.sharded.is_some() && parameters.values().device().gpu().is_some()),
         ];
         if let Some((what, _)) = beside.into_iter().find(|(_, asked)| *asked) {
             return Err(Error::BesideSharding { what });
@@ -427,7 +434,6 @@ fn strategy(
             ("a compression of gradients", compress != Compress::Nothing),
             ("passes in parts on several devices", trainer.local.parts() > 1),
             ("a running mean of the weights", trainer.ema.is_some() && config.sharded == Sharded::Parameters),
-            ("a GPU", parameters.values().device().gpu().is_some()),
         ];
         if let Some((what, _)) = beside.into_iter().find(|(_, asked)| *asked) {
             return Err(Error::BesideSharding { what });

@@ -376,7 +376,8 @@ impl<'a> Course<'a> {
             let _step = self.worker.pulse().enter(Section::Step(step));
             self.before_step.copy_from(run.strategy.own_parameters(self.parameters).buffers());
             self.in_step = true;
-            let Some(made) = self.worker.unless_lost(|| run.gradients(&mut batches, &state.progress)) else {
+            let Some(made) = self.worker.unless_lost(|| run.gradients(&mut batches, &state.progress, last))
+            else {
                 run.strategy.part(self.parameters, Some("it has heard that another rank is lost"));
                 return Ok(Tally { change: true, ..Tally::default() });
             };
@@ -467,13 +468,16 @@ impl<'a> Course<'a> {
             return Ok(tally);
         }
         let _checkpoint = self.worker.pulse().enter(Section::Checkpoint);
-        if self.evaluation.is_some_and(|evaluation| self.trainer.judge(&mut state.progress, evaluation)) {
-            // All ranks judge alike.
-            if self.trainer.best_file.is_some() {
-                run.strategy.gather_on_first()?;
-            }
+        let mut judged = state.progress.clone();
+        // All ranks judge alike, and nobody goes on before the first has the file: the epoch that a run goes on from names it.
+        if self.evaluation.is_some_and(|evaluation| self.trainer.judge(&mut judged, evaluation))
+            && self.trainer.best_file.is_some()
+        {
+            run.strategy.gather_on_first()?;
             run.keep_best(&mut state.average)?;
+            run.strategy.any(false)?;
         }
+        state.progress = judged;
         state.progress.next_epoch();
         self.after_step(run, state)?;
         Ok(tally)

@@ -5,6 +5,7 @@ mod leaks;
 mod mesh;
 mod precision;
 mod samples;
+mod sharded;
 
 use fake::fake;
 use phalanx::checkpoint::{CheckpointConfig, Every};
@@ -12,15 +13,16 @@ use phalanx::comm::Group;
 use phalanx::data::{Places, Silent, View, open};
 use phalanx::nn::optim::{Clip, Sgd};
 use phalanx::nn::{
-    BatchNorm2d, Conv2d, Ctx, Dropout2d, Flatten, Linear, Loss, MaxPool2d, Module, Sequential, Visitor,
-    Weights,
+    BatchNorm2d, Conv2d, Ctx, Dropout2d, Flatten, Linear, Loss, MaxPool2d, Module, Parameters, Sequential,
+    Visitor, Weights,
 };
-use phalanx::parallel::{BetweenGpus, Compress, DdpConfig};
-use phalanx::tensor::{Device, GpuOptions, Tensor};
+use phalanx::parallel::{BetweenGpus, Compress, Ddp, DdpConfig, Strategy};
+use phalanx::tensor::{DType, Device, GpuOptions, Tensor};
 use phalanx::{Event, Observer, OnNan, Trainer, Worker};
 use phalanx_fake_cuda::{Count, FakeCuda};
 use std::path::Path;
-use std::sync::Mutex;
+use std::sync::{Mutex, mpsc};
+use std::time::Duration;
 
 /// What losses and weights may be off by: roundings of float32 in another order, which the steps of a test carry on.
 const TOLERANCE: f64 = 2e-4;
@@ -422,4 +424,46 @@ fn a_pass_that_brings_something_of_its_own_from_the_host_is_never_replayed() {
     };
     assert_eq!(losses(false), losses(true));
     assert_eq!(fake.calls("cuGraphLaunch"), 0);
+}
+
+/// A pass that is given up leaves nothing on the GPU that waits for a rank that never comes.
+#[test]
+fn gradients_that_no_other_comes_to_sum_keep_no_gpu_waiting() {
+    let Some(fake) = fake() else { return };
+    fake.gpus(2);
+    let (done, is_done) = mpsc::channel();
+    std::thread::scope(|scope| {
+        let mut groups = Group::threads(2).into_iter();
+        let (group, other) = (groups.next().unwrap(), groups.next().unwrap());
+        let prepared = |group: Group, device: &Device, net: &mut Sequential| {
+            let parameters = Parameters::build(net, device, 3);
+            let between_gpus = BetweenGpus::Nccl;
+            let mut ddp =
+                Ddp::with(group, DdpConfig { first_bucket_bytes: 0, between_gpus, ..DdpConfig::default() });
+            ddp.prepare(&parameters).unwrap();
+            (ddp, parameters)
+        };
+        let (end, is_end) = mpsc::channel::<()>();
+        let fake = &fake;
+        scope.spawn(move || {
+            let _ddp = prepared(other, &gpu_of(fake, 1), &mut net());
+            // It lives, and makes no pass.
+            is_end.recv().unwrap_err();
+        });
+        scope.spawn(move || {
+            let (device, mut net) = (gpu_of(fake, 0), net());
+            let (mut ddp, parameters) = prepared(group, &device, &mut net);
+            let x = Tensor::ones(&device, [2, 1, 28, 28], DType::F32);
+            let out = net.forward(&x, &mut Ctx::eval());
+            ddp.backward(&parameters, Some(&out.square().sum_all()), 1.0, phalanx::parallel::Sync::Now)
+                .unwrap();
+            ddp.part(&parameters, Some("the other is lost"));
+            drop(end);
+            done.send(parameters.values().read_flat::<f32>().len()).unwrap();
+        });
+        let read = is_done.recv_timeout(Duration::from_secs(60));
+        // A thread that hangs would keep the test for good.
+        let Ok(read) = read else { std::process::abort() };
+        assert!(read > 1000);
+    });
 }

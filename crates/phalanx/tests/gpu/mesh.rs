@@ -8,7 +8,8 @@ use phalanx::nn::optim::Clip;
 use phalanx::nn::{BatchNorm2d, Conv2d, Dropout2d, Flatten, Linear, MaxPool2d, Module, Relu, Sequential};
 use phalanx::parallel::pipeline::ScheduleKind;
 use phalanx::parallel::{
-    Axis, Between, BetweenGpus, DdpConfig, ModelParallelConfig, Plan, StagesConfig, Style,
+    Axis, Between, BetweenGpus, DdpConfig, FsdpConfig, ModelParallelConfig, Plan, Sharded, StagesConfig,
+    Style,
 };
 use phalanx::tensor::Device;
 use phalanx::{Event, Observer, Trainer, Worker};
@@ -71,6 +72,26 @@ fn replicas_on_several_ranks_are_those_of_cpus_whichever_gpus_they_have() {
         let trainer = on(mesh, kind);
         check_of(&net, &fake, &trainer, ranks, &|_| gpu(&fake));
         check_of(&net, &fake, &trainer, ranks, &|rank| gpu_of(&fake, rank));
+    }
+    assert_eq!(fake.nccl().live(), 0, "communicators that nobody ended");
+}
+
+/// Parts of matrices, and stages, that two ranks each share out; and two ranks that hold again what two others do.
+#[test]
+fn parts_of_a_model_are_shared_out_among_gpus() {
+    let Some(fake) = fake() else { return };
+    fake.gpus(4);
+    for (mesh, sharded) in [
+        (&[TENSOR][..], Sharded::Parameters),
+        (&[PIPELINE], Sharded::Gradients),
+        (&[PIPELINE], Sharded::Parameters),
+        (&[(Axis::Shard, 2)], Sharded::States),
+        (&[(Axis::Shard, 2)], Sharded::Parameters),
+    ] {
+        let config = FsdpConfig { sharded, unit_bytes: 0, ..FsdpConfig::default() };
+        let trainer = Trainer { sharded: Some(config), ..on(mesh, ScheduleKind::OneFOneB) };
+        check_of(&net, &fake, &trainer, 4, &|_| gpu(&fake));
+        check_of(&net, &fake, &trainer, 4, &|rank| gpu_of(&fake, rank));
     }
     assert_eq!(fake.nccl().live(), 0, "communicators that nobody ended");
 }

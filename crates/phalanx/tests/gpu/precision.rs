@@ -1,10 +1,12 @@
 //! Runs in bfloat16, float16 and TF32 on a GPU.
 
 use crate::fake::fake;
+use crate::sharded::STAGES;
 use crate::{RULE, gpu, gpu_of, net, trainer};
 use phalanx::comm::Group;
 use phalanx::data::{Places, Silent, View, open};
 use phalanx::nn::{Parameters, Weights};
+use phalanx::parallel::FsdpConfig;
 use phalanx::tensor::Device;
 use phalanx::{Event, LossScale, Observer, Precision, Progress, State, Trainer, Worker};
 use std::sync::Mutex;
@@ -74,11 +76,14 @@ fn runs_of_16_bits_are_those_of_a_cpu_on_one_gpu_and_on_two() {
     let Some(fake) = fake() else { return };
     for (precision, allowed) in [(Precision::Bfloat16, BF16_APART), (Precision::Float16, F16_APART)] {
         let trainer = Trainer { precision, steps: Some(5), ..trainer() };
-        for ranks in [1, 2] {
+        let alone = [(1, None), (2, None)];
+        for (ranks, sharded) in alone.into_iter().chain(STAGES.map(|sharded| (2, Some(sharded)))) {
+            let config = |sharded| FsdpConfig { sharded, unit_bytes: 0, ..FsdpConfig::default() };
+            let trainer = Trainer { sharded: sharded.map(config), ..trainer.clone() };
             let (told, _) = run(&trainer, ranks, 1024.0, &|rank| gpu_of(&fake, rank));
             let (want, _) = run(&trainer, ranks, 1024.0, &|_| Device::cpu(1));
             let apart = apart(&told, &want);
-            assert!(apart <= allowed, "{precision} on {ranks}: {apart:.1e}");
+            assert!(apart <= allowed, "{precision} on {ranks}, {sharded:?}: {apart:.1e}");
         }
     }
     assert_eq!(fake.damage(), [""; 0]);
@@ -87,9 +92,12 @@ fn runs_of_16_bits_are_those_of_a_cpu_on_one_gpu_and_on_two() {
 #[test]
 fn steps_that_overflow_are_left_out_on_two_gpus() {
     let Some(fake) = fake() else { return };
-    let trainer = Trainer { precision: Precision::Float16, steps: Some(3), ..trainer() };
-    let (told, _) = run(&trainer, 2, TOO_LARGE, &|rank| gpu_of(&fake, rank));
-    assert!(told[0].2 && told[0].1 == Some(TOO_LARGE) && told[1].1 == Some(TOO_LARGE / 2.0), "{told:?}");
+    for sharded in [None].into_iter().chain(STAGES.map(Some)) {
+        let sharded = sharded.map(|sharded| FsdpConfig { sharded, ..FsdpConfig::default() });
+        let trainer = Trainer { precision: Precision::Float16, steps: Some(3), sharded, ..trainer() };
+        let (told, _) = run(&trainer, 2, TOO_LARGE, &|rank| gpu_of(&fake, rank));
+        assert!(told[0].2 && told[0].1 == Some(TOO_LARGE) && told[1].1 == Some(TOO_LARGE / 2.0), "{told:?}");
+    }
     assert_eq!(fake.damage(), [""; 0]);
 }
 

@@ -2,7 +2,6 @@
 
 use crate::dtype::{DType, Element as _};
 use crate::gpu::Engine;
-use crate::gpu::engine::succeeded;
 use crate::gpu::launch::{Arg, check_float, element, elements, walk};
 use crate::gpu::transfer::place;
 use crate::shape::Order;
@@ -92,5 +91,5 @@ fn copy_bytes(engine: &Engine, from: &Tensor, out: &Tensor) {
     let _borrowed = (from.storage.read_on_gpu(), out.storage.write_on_gpu());
     let ((source, at), (target, to)) = (place(from), place(out));
     let bytes = out.count() * out.dtype.bytes();
-    succeeded(engine.stream().copy(&source.gpu(), at..at + bytes, &target.gpu(), to));
+    engine.copy_bytes((source, at), (target, to), bytes);
 }

@@ -5,6 +5,7 @@
 //! stream of copies. Once they are wanted the compute stream waits for them and copies them to where they belong, at the rate of the
 //! GPU's own memory, and from then on others may land there.
 
+use crate::device::Device;
 use crate::gpu::Engine;
 use crate::gpu::engine::{lock, succeeded};
 use crate::gpu::transfer::{PIECE_BYTES, place};
@@ -30,8 +31,9 @@ pub(crate) struct Landing {
 impl Engine {
     /// Gives the stream of copies the bytes of some values, behind whatever takes those that landed there before.
     #[track_caller]
-    pub(crate) fn land(&self, parts: &[&[u8]]) -> Landing {
-        let landing = self.landing(parts.iter().map(|part| part.len().next_multiple_of(ALIGNMENT)).sum());
+    pub(crate) fn land(&self, parts: &[&[u8]], device: &Device) -> Landing {
+        let bytes = parts.iter().map(|part| part.len().next_multiple_of(ALIGNMENT)).sum();
+        let landing = self.landing(bytes, device);
         let stream = self.gpu().copy();
         succeeded(stream.wait(&landing.taken));
         let mut start = 0;
@@ -62,7 +64,8 @@ impl Engine {
             let _borrowed = tensor.storage.write_on_gpu();
             let (memory, at) = place(tensor);
             let bytes = tensor.count() * tensor.dtype.bytes();
-            succeeded(stream.copy(&landing.memory, start..start + bytes, &memory.gpu(), at));
+            let to = memory.gpu(at..at + bytes);
+            succeeded(stream.copy(&landing.memory, start..start + bytes, to.memory(), to.at));
             start += bytes.next_multiple_of(ALIGNMENT);
         }
         succeeded(stream.record(&landing.taken));
@@ -82,14 +85,20 @@ impl Engine {
 
     /// One of at least so many bytes, whose values were all taken, though perhaps not yet on the GPU.
     #[track_caller]
-    fn landing(&self, bytes: usize) -> Landing {
+    fn landing(&self, bytes: usize, device: &Device) -> Landing {
         let mut kept = lock(&self.landings);
         // The one that was left longest ago comes first.
         if let Some(found) = kept.iter().position(|landing| landing.memory.bytes() >= bytes) {
             return kept.remove(found);
         }
         let event = || succeeded(self.gpu().event(Timing::No));
-        let memory = succeeded(self.gpu().alloc(self.gpu().copy(), bytes.next_multiple_of(GRAIN)));
+        let bytes = bytes.next_multiple_of(GRAIN);
+        let alloc = || self.gpu().alloc(self.gpu().copy(), bytes);
+        // What caches hold is the GPU's as well.
+        let memory = succeeded(alloc().or_else(|_| {
+            device.release_cached();
+            alloc()
+        }));
         Landing { memory, landed: event(), taken: event() }
     }
 }

@@ -51,13 +51,13 @@ impl Engine {
     /// Puts values to a place in memory, in the compute stream's order. The caller holds the write borrow of what lies there.
     #[track_caller]
     pub(crate) fn upload<T: Element>(&self, values: &[T], to: &Memory, at: usize) {
-        let mut at = at;
-        for bytes in bytes_of(values).chunks(PIECE_BYTES) {
+        let (mut at, mut left) = (at, bytes_of(values));
+        while !left.is_empty() {
+            let (bytes, behind) = left.split_at(PIECE_BYTES.min(left.len()).min(to.run(at)));
             let mut pinned = self.staging(bytes.len());
             succeeded(pinned.bytes_mut())[..bytes.len()].copy_from_slice(bytes);
-            succeeded(self.stream().upload(&mut pinned, 0..bytes.len(), &to.gpu(), at));
-            lock(&self.staging).push(pinned);
-            at += bytes.len();
+            self.put_back(pinned, to, at..at + bytes.len());
+            (at, left) = (at + bytes.len(), behind);
         }
     }
 
@@ -71,7 +71,11 @@ impl Engine {
             into.copy_from_slice(&Engine::here(&pinned)[..into.len()]);
             lock(&self.staging).push(pinned);
         };
-        for piece in bytes_of_mut(into).chunks_mut(PIECE_BYTES) {
+        let mut left = bytes_of_mut(into);
+        while !left.is_empty() {
+            let piece = left
+                .split_off_mut(..PIECE_BYTES.min(left.len()).min(from.run(at)))
+                .expect("no longer than that");
             let pinned = self.bring(from, at..at + piece.len());
             at += piece.len();
             coming.replace((pinned, piece)).into_iter().for_each(look);
@@ -84,7 +88,8 @@ impl Engine {
     #[track_caller]
     pub(crate) fn bring(&self, from: &Memory, bytes: Range<usize>) -> Pinned {
         let mut pinned = self.staging(bytes.len());
-        succeeded(self.stream().download(&from.gpu(), bytes, &mut pinned, 0));
+        let from = from.gpu(bytes.clone());
+        succeeded(self.stream().download(from.memory(), from.at..from.at + bytes.len(), &mut pinned, 0));
         pinned
     }
 
@@ -92,7 +97,8 @@ impl Engine {
     /// what lies there.
     #[track_caller]
     pub(crate) fn put_back(&self, mut pinned: Pinned, to: &Memory, bytes: Range<usize>) {
-        succeeded(self.stream().upload(&mut pinned, 0..bytes.len(), &to.gpu(), bytes.start));
+        let to = to.gpu(bytes.clone());
+        succeeded(self.stream().upload(&mut pinned, 0..bytes.len(), to.memory(), to.at));
         lock(&self.staging).push(pinned);
     }
 

@@ -4,7 +4,7 @@ use crate::arena::Arena;
 use crate::gpu::Engine;
 use crate::gpu::launch::{Arg, elements};
 use crate::tensor::Tensor;
-use crate::update::{Update, UpdateStep};
+use crate::update::{Update, UpdateRun, UpdateStep};
 use std::ops::Range;
 
 /// The kernel of a rule, and how many states it takes at least and at most.
@@ -21,12 +21,12 @@ fn named(rule: Update) -> (&'static str, [usize; 2]) {
 }
 
 impl Engine {
-    /// One step of these ranges, which follow each other; the arenas are of one layout on this GPU. What the step is goes up in one copy,
-    /// and one launch does it.
+    /// One step of these runs, whose arenas lie on this GPU. What the step is goes up in one copy, and a launch a run does it.
     #[track_caller]
     pub(crate) fn update(
         &self,
         values: &Arena,
+        runs: &[UpdateRun],
         steps: &[(Range<usize>, UpdateStep)],
         grads: &Arena,
         states: [Option<&Arena>; 3],
@@ -34,21 +34,40 @@ impl Engine {
     ) {
         let (name, [least, most]) = named(rule);
         assert!(states[..least].iter().all(Option::is_some), "update: {rule:?} has {least} states");
-        let range = steps[0].0.start..steps[steps.len() - 1].0.end;
-        let settings: Vec<u8> =
-            steps.iter().flat_map(|(part, step)| step.to_bytes(part.end - range.start)).collect();
+        // The steps of each run, one run after the other.
+        let (mut settings, mut of_runs, mut before) = (Vec::new(), Vec::with_capacity(runs.len()), 0);
+        for run in runs {
+            let (start, end) = (before, before + run.len);
+            let first = settings.len();
+            for (range, step) in steps.iter().filter(|(range, _)| range.start < end && range.end > start) {
+                settings.extend(step.to_bytes(range.end.min(end) - start));
+            }
+            of_runs.push((run, first..settings.len()));
+            before = end;
+        }
         let settings = Tensor::from_slice(values.device(), &settings, [settings.len()]);
         // Arenas are borrowed as a whole for the time of giving.
         let _written = (values.flat_mut::<f32>(), states.map(|state| state.map(Arena::flat_mut::<f32>)));
         let _read = grads.hold::<f32>();
-        let at = |arena: &Arena| arena.memory().gpu().address().plus(range.start * size_of::<f32>());
-        let mut args = vec![Arg::Bare(at(values)), Arg::BareIn(at(grads)), Arg::InOrNull(None)];
-        args.extend(
-            states[..most].iter().map(|state| state.map_or(Arg::InOrNull(None), |s| Arg::Bare(at(s)))),
-        );
-        args.extend([Arg::In(&settings), Arg::InOrNull(None), Arg::Int(range.len())]);
-        // SAFETY: the last of the steps ends with the range, and all arenas have it, as the caller checked, and stay until the stream has come to it, since their memory is
-        // given back after all work.
-        unsafe { self.launch(name, elements(range.len()), &args) }
+        for (run, steps) in of_runs.into_iter().filter(|(run, _)| run.len > 0) {
+            let at = |arena: &Arena, start: usize| {
+                let bytes = start * size_of::<f32>()..(start + run.len) * size_of::<f32>();
+                arena.memory().gpu(bytes).address()
+            };
+            let state = |arena: &Option<&Arena>| {
+                arena.map_or(Arg::InOrNull(None), |arena| Arg::Bare(at(arena, run.states)))
+            };
+            let steps = settings.narrow(0, steps.start, steps.len());
+            let mut args = vec![
+                Arg::Bare(at(values, run.values)),
+                Arg::BareIn(at(grads, run.grads)),
+                Arg::InOrNull(None),
+            ];
+            args.extend(states[..most].iter().map(state));
+            args.extend([Arg::In(&steps), Arg::InOrNull(None), Arg::Int(run.len)]);
+            // SAFETY: the last of the steps ends with the run, and all arenas have it, as the caller checked, and stay until the stream
+            // has come to it, since their memory is given back after all work.
+            unsafe { self.launch(name, elements(run.len), &args) }
+        }
     }
 }

@@ -18,16 +18,32 @@ fn bytes(arena: &Arena) -> usize {
     arena.layout().len() * arena.dtype().bytes()
 }
 
+#[track_caller]
 fn at(arena: &Arena) -> Address {
-    arena.memory().gpu().address()
+    arena.memory().gpu(0..bytes(arena)).address()
+}
+
+/// Where ranges of elements begin that have any, and how many they have. The caller holds a borrow of the arena.
+fn places<'a>(arena: &'a Arena, ranges: &'a [Range<usize>]) -> impl Iterator<Item = (Address, usize)> + 'a {
+    let size = arena.dtype().bytes();
+    ranges
+        .iter()
+        .filter(|range| !range.is_empty())
+        .map(move |range| (arena.memory().gpu(range.start * size..range.end * size).address(), range.len()))
 }
 
 impl Engine {
     /// Gives the compute stream a copy of so many bytes from the start of one memory, which is borrowed for reading, to that of
     /// another, which is borrowed for writing.
     #[track_caller]
-    fn copy_bytes(&self, (from, start): (&Memory, usize), (to, into): (&Memory, usize), bytes: usize) {
-        succeeded(self.stream().copy(&from.gpu(), start..start + bytes, &to.gpu(), into));
+    pub(crate) fn copy_bytes(
+        &self,
+        (from, start): (&Memory, usize),
+        (to, into): (&Memory, usize),
+        bytes: usize,
+    ) {
+        let (from, to) = (from.gpu(start..start + bytes), to.gpu(into..into + bytes));
+        succeeded(self.stream().copy(from.memory(), from.at..from.at + bytes, to.memory(), to.at));
     }
 
     /// `to = from`; both are of one layout on this GPU.
@@ -46,6 +62,21 @@ impl Engine {
         let args = [Arg::BareIn(at(from)), Arg::Bare(at(to)), Arg::Int(n)];
         // SAFETY: both arenas have n elements, and stay until the stream has come to it.
         unsafe { self.launch_for(element(to.dtype()), "from_f32", elements(n), &args) }
+    }
+
+    /// Rounds as many f32 as are told to numbers of another type; the two are borrowed, for reading and for writing.
+    #[track_caller]
+    pub(crate) fn cast_bytes(
+        &self,
+        (from, source): (&Memory, Range<usize>),
+        (to, target): (&Memory, Range<usize>),
+        dtype: DType,
+        n: usize,
+    ) {
+        let (from, to) = (from.gpu(source).address(), to.gpu(target).address());
+        let args = [Arg::BareIn(from), Arg::Bare(to), Arg::Int(n)];
+        // SAFETY: there are n numbers from both addresses on, and they stay until the stream has come to them.
+        unsafe { self.launch_for(element(dtype), "from_f32", elements(n), &args) }
     }
 
     /// Exchanges the values of two arenas of one layout on this GPU.
@@ -71,33 +102,30 @@ impl Engine {
         unsafe { self.launch("follow", elements(n), &args) }
     }
 
-    /// Multiplies all values.
+    /// Multiplies values of ranges that the arena has.
     #[track_caller]
-    pub(crate) fn scale(&self, values: &Arena, by: f32) {
+    pub(crate) fn scale(&self, values: &Arena, ranges: &[Range<usize>], by: f32) {
         check_single("scale", values.dtype());
         let _written = values.write();
-        let n = values.layout().len();
-        let (from, to) = (Arg::BareIn(at(values)), Arg::Bare(at(values)));
-        let args = [from, to, Arg::Int(n), Arg::Float(f64::from(by)), Arg::Float(0.0)];
-        // SAFETY: the arena has n elements, of which each is read and then written by one thread, and stays until the stream has come
-        // to it.
-        unsafe { self.launch("affine", elements(n), &args) }
+        for (at, n) in places(values, ranges) {
+            let args =
+                [Arg::BareIn(at), Arg::Bare(at), Arg::Int(n), Arg::Float(f64::from(by)), Arg::Float(0.0)];
+            // SAFETY: the arena has n elements from there on, of which each is read and then written by one thread, and stays until the
+            // stream has come to it.
+            unsafe { self.launch("affine", elements(n), &args) }
+        }
     }
 
-    /// Whether all values are finite; waits for them.
+    /// Whether values of ranges that the arena has are finite; waits for them.
     #[track_caller]
-    pub(crate) fn is_finite(&self, values: &Arena) -> bool {
+    pub(crate) fn is_finite(&self, values: &Arena, ranges: &[Range<usize>]) -> bool {
         check_single("is_finite", values.dtype());
-        let n = values.layout().len();
         let found = Tensor::zeros(values.device(), [size_of::<i32>()], DType::U8);
         let read = values.read();
-        // SAFETY: the arena has n elements, and there is one number for what is found.
-        unsafe {
-            self.launch(
-                "find_not_finite",
-                elements(n),
-                &[Arg::BareIn(at(values)), Arg::Out(&found), Arg::Int(n)],
-            );
+        for (at, n) in places(values, ranges) {
+            let args = [Arg::BareIn(at), Arg::Out(&found), Arg::Int(n)];
+            // SAFETY: the arena has n elements from there on, and there is one number for what is found.
+            unsafe { self.launch("find_not_finite", elements(n), &args) }
         }
         drop(read);
         self.get::<u8>(&found) == [0; 4]
@@ -136,26 +164,27 @@ impl Engine {
         let parts = Tensor::stale(values.device(), [ranges.iter().map(pieces).sum()].into(), DType::F64);
         let held = values.hold::<f32>();
         let mut first = 0;
-        for range in ranges.iter().filter(|range| !range.is_empty()) {
-            let (n, own) = (range.len(), parts.narrow(0, first, pieces(range)));
-            let start = at(values).plus(range.start * values.dtype().bytes());
+        for (start, n) in places(values, ranges) {
+            let pieces = n.div_ceil(PIECE);
+            let own = parts.narrow(0, first, pieces);
             let args = [Arg::BareIn(start), Arg::Out(&own), Arg::Int(n), Arg::Int(PIECE)];
             // SAFETY: the arena has n elements from there on, and there is a part for each piece of them.
-            unsafe { self.launch("sum_squares", rows(pieces(range), PIECE), &args) }
-            first += pieces(range);
+            unsafe { self.launch("sum_squares", rows(pieces, PIECE), &args) }
+            first += pieces;
         }
         drop(held);
         self.get::<f64>(&parts).iter().sum()
     }
 
-    /// Makes each value at most `limit` large.
+    /// Makes each value of ranges that the arena has at most `limit` large.
     #[track_caller]
-    pub(crate) fn clip_value(&self, values: &Arena, limit: f32) {
+    pub(crate) fn clip_value(&self, values: &Arena, ranges: &[Range<usize>], limit: f32) {
         check_single("clip_value", values.dtype());
         let _written = values.write();
-        let n = values.layout().len();
-        let args = [Arg::Bare(at(values)), Arg::Float(f64::from(limit)), Arg::Int(n)];
-        // SAFETY: the arena has n elements, and stays until the stream has come to it.
-        unsafe { self.launch("clip_value", elements(n), &args) }
+        for (at, n) in places(values, ranges) {
+            let args = [Arg::Bare(at), Arg::Float(f64::from(limit)), Arg::Int(n)];
+            // SAFETY: the arena has n elements from there on, and stays until the stream has come to it.
+            unsafe { self.launch("clip_value", elements(n), &args) }
+        }
     }
 }

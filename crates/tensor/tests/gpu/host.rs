@@ -55,6 +55,8 @@ fn an_arena_that_is_given_back_takes_no_memory_until_it_is_used_again() {
     let layout = Layout::new(&[[300].into(), [2000].into()]);
     let without = rig.held_bytes();
     let arena = Arena::new(&rig, DType::F32, &layout);
+    assert_eq!(rig.held_bytes(), without, "nobody has used it");
+    assert_eq!(arena.tensor(0).to_vec::<f32>(), [0.0; 300]);
     let with = rig.held_bytes();
     assert_eq!(with - without, 4 * layout.len());
     let mut part = arena.set_aside::<f32>(0..1);

@@ -1,7 +1,8 @@
 //! Values that go up beside what a GPU computes.
 
 use crate::rig::rig;
-use phalanx_tensor::{Tensor, Values};
+use phalanx_tensor::{DType, Tensor, Values};
+use std::collections::VecDeque;
 
 /// What is made of the values of step `step`, in work enough for the next ones to come in the meantime.
 fn work(x: &Tensor, ids: &Tensor, table: &Tensor) -> Tensor {
@@ -70,4 +71,51 @@ fn values_that_do_not_fill_their_shape_are_a_bug() {
     let send = || rig.upload(&[(Values::F32(&[1.0; 3]), [2, 2].into())]);
     let words = std::panic::catch_unwind(std::panic::AssertUnwindSafe(send)).map(drop).unwrap_err();
     assert!(words.downcast_ref::<String>().unwrap().contains("upload: 3 values for shape"), "{words:?}");
+}
+
+/// Landings that are too small for what comes next, some under way at once, some that nobody takes.
+#[test]
+fn values_of_any_size_land_while_others_are_under_way() {
+    const SIZES: [usize; 9] = [1000, 70_000, 140_000, 5, 300_000, 66_000, 400_000, 0, 500_000];
+    for seed in 1..8 {
+        let Some(rig) = rig(seed) else { return };
+        let bytes = |step: usize| -> Vec<u8> {
+            (0..SIZES[step % SIZES.len()]).map(|i| (i * 7 + step * 13) as u8).collect()
+        };
+        let send = |step: usize| {
+            let (bytes, number) = (bytes(step), [step as i64]);
+            let values = [(Values::U8(&bytes), [bytes.len()].into()), (Values::I64(&number), [1].into())];
+            rig.upload(&values).unwrap()
+        };
+        let mut under_way = VecDeque::from([send(0), send(1), send(2)]);
+        let mut kept = Vec::new();
+        for step in 0..12 {
+            let upload = under_way.pop_front().unwrap();
+            if step % 5 == 4 {
+                drop(upload)
+            } else {
+                kept.push((step, upload.tensors()))
+            }
+            under_way.push_back(send(step + 3));
+        }
+        for (step, tensors) in kept {
+            assert!(tensors[0].to_vec::<u8>() == bytes(step), "seed {seed}, step {step}");
+            assert_eq!(tensors[1].to_vec::<i64>(), [step as i64]);
+        }
+    }
+}
+
+#[test]
+fn an_upload_takes_memory_that_waits_in_caches() {
+    let Some(rig) = rig(1) else { return };
+    let Some(fake) = rig.fake() else { return };
+    fake.limit_memory(0, 128 << 20);
+    for i in 0..3 {
+        drop(Tensor::zeros(&rig, [(20 + 3 * i) << 18], DType::F32));
+    }
+    let values = vec![3u8; 40 << 20];
+    let free = rig.gpu().unwrap().memory().unwrap().free;
+    assert!(free < values.len() as u64, "{free} bytes are free, and nobody needs the caches");
+    let landed = rig.upload(&[(Values::U8(&values), [values.len()].into())]).unwrap();
+    assert_eq!(landed.tensors()[0].narrow(0, values.len() - 1, 1).to_vec::<u8>(), [3]);
 }

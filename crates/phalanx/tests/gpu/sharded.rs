@@ -1,0 +1,204 @@
+//! What ranks with GPUs share out among themselves: each stage of ZeRO, on a GPU a rank or on one that they share.
+
+use crate::fake::fake;
+use crate::{RULE, TOLERANCE, check_of, gpu, gpu_of, near, net, run_of, trainer};
+use phalanx::checkpoint::{CheckpointConfig, Every};
+use phalanx::comm::Group;
+use phalanx::data::{Places, Silent, View, open};
+use phalanx::nn::optim::{AdamW, Clip};
+use phalanx::nn::{Flatten, Linear, Relu, Sequential};
+use phalanx::parallel::{BetweenGpus, FsdpConfig, Sharded};
+use phalanx::tensor::Device;
+use phalanx::{Event, Observer, Trainer, Worker};
+use phalanx_fake_cuda::{Count, FakeCuda};
+use std::sync::Mutex;
+
+pub(crate) const STAGES: [Sharded; 3] = [Sharded::States, Sharded::Gradients, Sharded::Parameters];
+
+fn sharded(sharded: Sharded, between_gpus: BetweenGpus) -> Trainer {
+    let clip = Clip { norm: Some(0.5), value: Some(0.05) };
+    let config = FsdpConfig { sharded, unit_bytes: 0, between_gpus };
+    Trainer { sharded: Some(config), clip, steps: Some(3), ..trainer() }
+}
+
+/// Learns the same whichever rank has which samples.
+fn dense() -> Sequential {
+    Sequential::new().then(Flatten).then(Linear::new(784, 32)).then(Relu).then(Linear::new(32, 10))
+}
+
+/// Among three ranks a few elements of each unit can't be shared out evenly.
+#[test]
+fn what_is_shared_out_learns_what_it_learns_on_cpus() {
+    let Some(fake) = fake() else { return };
+    fake.gpus(3);
+    for stage in STAGES {
+        let trainer = sharded(stage, BetweenGpus::Best);
+        for ranks in [2, 3] {
+            check_of(&net, &fake, &trainer, ranks, &|_| gpu(&fake));
+            check_of(&net, &fake, &trainer, ranks, &|rank| gpu_of(&fake, rank));
+        }
+        // Several passes a step, whose gradients add up before they are summed.
+        let trainer = Trainer { accumulate: 2, ..trainer };
+        check_of(&net, &fake, &trainer, 2, &|rank| gpu_of(&fake, rank));
+    }
+    assert_eq!(fake.nccl().live(), 0, "communicators that nobody ended");
+}
+
+/// Values and gradients go from GPU to GPU where each rank has one.
+#[test]
+fn units_come_and_are_summed_from_gpu_to_gpu() {
+    let Some(fake) = fake() else { return };
+    fake.gpus(2);
+    let calls = || ["ncclAllGather", "ncclReduceScatter"].map(|call| fake.nccl().calls(call));
+    for (stage, gathers) in STAGES.into_iter().zip([1, 1, 2]) {
+        let by = |between_gpus| {
+            let trainer = Trainer { clip: Clip::default(), ..sharded(stage, between_gpus) };
+            let (before, down) = (calls(), fake.count(Count::BytesDown));
+            check_of(&net, &fake, &trainer, 2, &|rank| gpu_of(&fake, rank));
+            let calls = calls();
+            ([calls[0] - before[0], calls[1] - before[1]], fake.count(Count::BytesDown) - down)
+        };
+        let (called, down) = by(BetweenGpus::Nccl);
+        let (none, more) = by(BetweenGpus::Host);
+        // Two ranks, three steps, three units with parameters: values come once a step where they stay, else forward and backward.
+        assert_eq!((called, none), ([2 * 3 * 3 * gathers, 2 * 3 * 3], [0, 0]), "{stage:?}");
+        assert!(more > down + 2 * 3 * 4 * 1440, "{stage:?}: {down} bytes by NCCL, {more} by way of the host");
+    }
+}
+
+/// The most bytes of a device that anything of a run had when a step was done.
+struct Most(Device, usize);
+
+impl Observer for Most {
+    fn event(&mut self, event: &Event) {
+        if let Event::Step { .. } = event {
+            self.1 = self.1.max(self.0.held_bytes());
+        }
+    }
+}
+
+/// Each stage leaves a rank less of the model: that of the optimizer's state, of gradients, of values.
+#[test]
+fn a_rank_has_no_more_memory_than_its_stage_needs() {
+    const WIDE: usize = 128;
+    const RANKS: usize = 4;
+    let Some(fake) = fake() else { return };
+    fake.gpus(RANKS as u32);
+    let net = || {
+        let first = Sequential::new().then(Flatten).then(Linear::new(784, 16)).then(Relu);
+        let first = first.then(Linear::new(16, WIDE));
+        (0..12).fold(first, |net, _| net.then(Relu).then(Linear::new(WIDE, WIDE))).then(Linear::new(WIDE, 10))
+    };
+    let most = |sharded: Option<Sharded>| {
+        let config = sharded.map(|sharded| FsdpConfig { sharded, unit_bytes: 0, ..FsdpConfig::default() });
+        let trainer = Trainer { sharded: config, steps: Some(2), ..trainer() };
+        let found = Mutex::new(0);
+        std::thread::scope(|scope| {
+            for group in Group::threads(RANKS) {
+                let (fake, found, trainer, net) = (&fake, &found, &trainer, &net);
+                scope.spawn(move || {
+                    let device = gpu_of(fake, group.rank().index());
+                    let mut most = Most(device.clone(), 0);
+                    let worker = Worker::with_device(group, device);
+                    let data =
+                        open("mnist-mini", View::default(), &Places::from_env(None), &mut Silent).unwrap();
+                    let trained =
+                        trainer.fit(&worker, &mut net(), AdamW::default(), data.train, None, &mut most);
+                    trained.map(drop).unwrap_or_else(|error| panic!("{error}"));
+                    if worker.is_first() {
+                        *found.lock().unwrap() = most.1;
+                    }
+                });
+            }
+        });
+        found.into_inner().unwrap()
+    };
+    let model = 4 * (784 * 16 + 16 * WIDE + 12 * WIDE * WIDE + 10 * WIDE);
+    let [whole, states, gradients, parameters] =
+        [None, Some(Sharded::States), Some(Sharded::Gradients), Some(Sharded::Parameters)].map(most);
+    // Of each of four arenas as long as the model, one rank of four has a quarter where it is shared out; of values and gradients beside
+    // that a few units, each a thirteenth of the model, in buffers that are at most a quarter too large.
+    let others = 3 * model / 4;
+    let told = format!("model {model}: {whole} bytes, {states}, {gradients}, {parameters}");
+    assert!(states + 2 * others * 9 / 10 < whole, "{told}");
+    assert!(gradients + others / 2 < states && parameters + others / 2 < gradients, "{told}");
+}
+
+/// Nobody waits for a unit, and what comes and goes is in buffers that are used again.
+#[test]
+fn a_step_of_units_takes_no_memory_and_waits_for_the_loss_and_the_sums() {
+    let Some(fake) = fake() else { return };
+    fake.gpus(2);
+    const CALLS: [&str; 4] = ["cuMemAlloc_v2", "cuMemHostAlloc", "cuMemFree_v2", "cuCtxSynchronize"];
+    struct Counting<'a>(&'a FakeCuda, Vec<[u64; 5]>);
+    impl Observer for Counting<'_> {
+        fn event(&mut self, event: &Event) {
+            if let Event::Step { .. } = event {
+                let [a, b, c, d] = CALLS.map(|call| self.0.calls(call));
+                self.1.push([a, b, c, d, self.0.count(Count::BytesDown)]);
+            }
+        }
+    }
+    for stage in STAGES {
+        let trainer = sharded(stage, BetweenGpus::Nccl);
+        let trainer = Trainer { steps: Some(8), clip: Clip::default(), batch_size: 4, ..trainer };
+        let counted = Mutex::new(Vec::new());
+        std::thread::scope(|scope| {
+            for group in Group::threads(2) {
+                let (fake, trainer, counted) = (&fake, &trainer, &counted);
+                scope.spawn(move || {
+                    let worker = Worker::with_device(group.clone(), gpu_of(fake, group.rank().index()));
+                    let data =
+                        open("mnist-mini", View::default(), &Places::from_env(None), &mut Silent).unwrap();
+                    let mut counting = Counting(fake, Vec::new());
+                    let trained = trainer.fit(&worker, &mut dense(), RULE, data.train, None, &mut counting);
+                    trained.map(drop).unwrap_or_else(|error| panic!("{error}"));
+                    if worker.is_first() {
+                        *counted.lock().unwrap() = counting.1;
+                    }
+                });
+            }
+        });
+        let counted = counted.into_inner().unwrap();
+        // Ranks are at most a step apart, so what both count over the last steps is of about as many.
+        let rose: Vec<u64> = (0..5).map(|i| counted[7][i] - counted[4][i]).collect();
+        assert_eq!(&rose[..4], [0; 4], "{stage:?}: {rose:?}");
+        assert!(rose[4] <= 2 * 4 * 4, "{stage:?}: {} bytes came to the host, where losses have 4", rose[4]);
+    }
+}
+
+/// Each rank writes what it holds; another number of ranks goes on with it.
+#[test]
+fn a_run_goes_on_from_the_parts_of_others() {
+    let Some(fake) = fake() else { return };
+    fake.gpus(3);
+    for stage in STAGES {
+        let folder = tempfile::tempdir().unwrap();
+        let of = |steps: u64, dir: &str, resume: bool, ranks: usize| {
+            let checkpoint = CheckpointConfig {
+                every: Every::Steps(2),
+                resume,
+                parts: true,
+                ..CheckpointConfig::new(folder.path().join(dir))
+            };
+            let ema = (stage < Sharded::Parameters).then_some(0.5);
+            let trainer = sharded(stage, BetweenGpus::Best);
+            let checkpoint = Some(checkpoint);
+            let trainer = Trainer { checkpoint, ema, steps: Some(steps), batch_size: 24 / ranks, ..trainer };
+            run_of(&dense, &trainer, ranks, &|rank| gpu_of(&fake, rank))
+        };
+        let (whole, left) = of(4, "whole", false, 2);
+        of(2, "parts", false, 2);
+        let (rest, rest_left) = of(4, "parts", true, 2);
+        assert_eq!(whole.losses[2..], rest.losses, "{stage:?}");
+        assert!(left == rest_left, "{stage:?}: not the same bits");
+        of(2, "others", false, 3);
+        let (rest, rest_left) = of(4, "others", true, 2);
+        assert!((whole.losses[3] - rest.losses[1]).abs() <= TOLERANCE, "{stage:?}");
+        for (got, want) in rest_left.iter().zip(&left) {
+            assert_eq!(got.is_some(), want.is_some());
+            got.iter().zip(want).for_each(|(got, want)| near(got, want));
+        }
+    }
+    assert_eq!(fake.damage(), [""; 0]);
+}
