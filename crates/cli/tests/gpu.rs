@@ -349,6 +349,7 @@ fn workers_that_share_out_a_model_on_gpus_go_on_when_one_is_lost() {
         "--nproc-per-node gpu --set train.checkpoint_every=2 --set train.checkpoint=parts",
         "--nproc-per-node 4 --device cuda:0 --set parallel.shard=2",
         "--nproc-per-node gpu --set parallel.zero=1 --set train.checkpoint_every=2",
+        "--nproc-per-node gpu --set parallel.offload=true --set train.checkpoint_every=2",
     ]
     .into_iter()
     .enumerate()

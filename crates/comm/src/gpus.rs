@@ -15,7 +15,7 @@ use phalanx_cuda::nccl::{Exchange, Exchanged, Lent, Nccl, Reduction, UniqueId};
 use phalanx_cuda::{Event, Gpu, Library, Priority, Stream, Timing};
 use phalanx_wire::{Deadline, Rank};
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The ranks of a [`Group`] with a GPU each. All of them issue the same operations in the same order, and those of the group too.
@@ -24,7 +24,12 @@ pub struct GpuGroup {
     exchange: Arc<Exchange>,
     /// What [`GpuGroup::watch`] waits for.
     watched: Event,
+    /// Of marks that were reached.
+    spare: Mutex<Vec<Event>>,
 }
+
+/// A point in what a GPU was given: see [`GpuGroup::mark`].
+pub struct Mark(Event);
 
 /// Two ranks of a group, and the group of these two.
 pub type OfTwo = ([Rank; 2], GpuGroup);
@@ -76,6 +81,18 @@ impl GpuGroup {
         }
     }
 
+    /// The same with a stream of its own, so that no operation of another group's keeps this one's waiting.
+    pub fn apart(group: &Group, gpu: &Gpu) -> Result<Result<GpuGroup, Unfit>, Error> {
+        match fit(group, gpu)? {
+            Ok(nccl) => {
+                let stream =
+                    gpu.stream(Priority::High).map_err(|error| failed(group, "a new stream", error))?;
+                GpuGroup::join(group, &nccl, gpu, Some(stream)).map(Ok)
+            }
+            Err(unfit) => Ok(Err(unfit)),
+        }
+    }
+
     /// For each of these pairs that this rank is of, a group of these two, in this order, with a stream of its own: what the ranks of
     /// one are at keeps no other waiting, also on the same GPU. All ranks of the group must come with the same pairs, which are theirs
     /// and of two ranks each; where NCCL can't be used among all of them, all learn why.
@@ -112,7 +129,7 @@ impl GpuGroup {
         let waited = group.wait_elsewhere(Deadline::after(group.timeout()), &mut joining);
         waited.inspect_err(|_| end(&exchange))?;
         let watched = gpu.event(Timing::No).map_err(|error| failed("a new event", error))?;
-        Ok(GpuGroup { group: group.clone(), exchange, watched })
+        Ok(GpuGroup { group: group.clone(), exchange, watched, spare: Mutex::default() })
     }
 
     /// Waits until the GPU is done with all that its compute stream has by now, which may have operations of these ranks in it, as a
@@ -124,6 +141,27 @@ impl GpuGroup {
         let look = || Ok(self.exchange.is_ready()? && self.watched.is_done()?);
         let mut watched = Watched { what, look, failed: None, left: None };
         self.group.wait_elsewhere(deadline, &mut watched).inspect_err(|_| end(&self.exchange))
+    }
+
+    /// A point in what the compute stream was given, behind all of it.
+    pub fn mark(&self) -> Result<Mark, Error> {
+        let failed = |error: phalanx_cuda::Error| Error::Gpu {
+            operation: "marking a point of a stream".to_owned(),
+            reason: error.to_string(),
+        };
+        let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let event = spare.map_or_else(|| self.exchange.gpu().event(Timing::No), Ok).map_err(failed)?;
+        self.exchange.gpu().compute().record(&event).map_err(failed)?;
+        Ok(Mark(event))
+    }
+
+    /// Waits until the GPU has come to a point, as [`GpuGroup::watch`] waits for all that it has.
+    pub fn reach(&self, mark: Mark, what: &str, deadline: Deadline) -> Result<(), Error> {
+        let look = || Ok(self.exchange.is_ready()? && mark.0.is_done()?);
+        let mut watched = Watched { what, look, failed: None, left: None };
+        self.group.wait_elsewhere(deadline, &mut watched).inspect_err(|_| end(&self.exchange))?;
+        self.spare.lock().unwrap_or_else(PoisonError::into_inner).push(mark.0);
+        Ok(())
     }
 
     /// The numbers become the reduction of all ranks' numbers. Panics for a reduction that NCCL doesn't have: those of bits.

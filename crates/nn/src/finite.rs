@@ -50,6 +50,11 @@ impl Parameters {
             .or_else(|| self.first_gradient_not_finite())
     }
 
+    /// The first number that is none among these, which are the gradient of parameter `i` as it lies in memory.
+    pub fn not_finite_in_gradient(&self, i: usize, elements: &[f32]) -> Option<NotFinite> {
+        first(&self.names()[i], true, &self.layout().part(i..i + 1).row_major(0, elements))
+    }
+
     /// The first number that is none among the gradients.
     pub fn first_gradient_not_finite(&self) -> Option<NotFinite> {
         let grads = self.grads().arena();

@@ -27,6 +27,19 @@ impl BetweenGpus {
         }
     }
 
+    /// The same on a stream of their own, so that what ranks exchange elsewhere keeps none of it waiting.
+    pub(crate) fn meet_apart(
+        self,
+        what: &str,
+        group: &Group,
+        device: &Device,
+    ) -> Result<Option<GpuGroup>, Error> {
+        match device.gpu().filter(|_| self.is_tried(group, device)) {
+            Some(gpu) => self.found(what, group, GpuGroup::apart(group, gpu)?),
+            None => Ok(None),
+        }
+    }
+
     /// Whether it is to be found out if the GPUs of a group's ranks can exchange anything among themselves.
     pub(crate) fn is_tried(self, group: &Group, device: &Device) -> bool {
         device.gpu().is_some() && self != BetweenGpus::Host && group.world_size() > 1

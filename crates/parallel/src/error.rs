@@ -99,6 +99,14 @@ pub enum Error {
         /// The parameter.
         name: String,
     },
+    /// What a rank holds was to lie in the host's memory.
+    #[error(
+        "parallel.offload: {why}\nhint: leave it out, or take --device cuda with --strategy fsdp and parallel.zero=3"
+    )]
+    Offload {
+        /// Why it can't.
+        why: &'static str,
+    },
     /// Blocks that aren't placed, or are placed twice.
     #[error("the blocks {} are placed, and the model has the blocks 0..{blocks}\nhint: place all of them, in order", .placed.join(", "))]
     Places {

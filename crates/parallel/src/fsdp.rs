@@ -17,8 +17,9 @@
 //! - **Z-HELD**: what of a unit isn't whole on this rank, its float32 values or their casts, is borrowed for writing, so whoever
 //!   would compute with it panics.
 //! - **Z-ORDER**: all ranks call for units, and have them summed, in one order, whether they have samples or not.
-//! - **Z-WATCH**: among GPUs nobody waits for a gather or a sum but their compute streams; before the host reads anything that lies
-//!   behind one, it waits for it with a deadline (`Held::watch`), and so finds a rank that is lost.
+//! - **Z-WATCH**: among GPUs nobody waits for a gather or a sum but their compute streams; before the host waits for anything that lies
+//!   behind one, it waits for that one with a deadline (`Held::watch`), and so finds a rank that is lost. So that it doesn't come to
+//!   wait for room in a queue, it is never more than a few units ahead of its GPU (`Store::keep_pace`).
 //! - **Z-OWN**: between two steps each rank holds the newest values, and the whole sum of the gradients, of its parts; of the
 //!   few elements of a unit that can't be shared out evenly every rank does.
 
@@ -36,10 +37,10 @@ use crate::local::{Local, Pass};
 use crate::portion::Portion;
 use crate::single::{Nobody, begin};
 use crate::strategy::{Collected, HeldGradient, Here, Place, Strategy, Sync};
-use held::Moving;
+use held::{Held, Moving};
 use phalanx_comm::{Deadline, Group, Rank, ReduceOp, Work};
 use phalanx_nn::optim::{Clip, Optimizer, Part};
-use phalanx_nn::{Ctx, Module, Parameters};
+use phalanx_nn::{Ctx, Module, NotFinite, Parameters};
 use phalanx_tensor::{Device, Span, Tensor};
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -67,11 +68,19 @@ pub struct FsdpConfig {
     pub unit_bytes: usize,
     /// How values and gradients come from one GPU to another. Default: [`BetweenGpus::Best`].
     pub between_gpus: BetweenGpus,
+    /// Whether values, gradients and the optimizer's state that a rank with a GPU holds of [`Sharded::Parameters`] lie in the host's
+    /// memory, where the optimizer moves them: the GPU has little more than a few units at a time. Default: no.
+    pub offload: bool,
 }
 
 impl Default for FsdpConfig {
     fn default() -> FsdpConfig {
-        FsdpConfig { sharded: Sharded::Parameters, unit_bytes: 1 << 20, between_gpus: BetweenGpus::Best }
+        FsdpConfig {
+            sharded: Sharded::Parameters,
+            unit_bytes: 1 << 20,
+            between_gpus: BetweenGpus::Best,
+            offload: false,
+        }
     }
 }
 
@@ -141,7 +150,8 @@ pub struct Fsdp {
 }
 
 impl Fsdp {
-    /// Shares a model out among all ranks of a group. Fails if its parameters don't come in the order of its blocks.
+    /// Shares a model out among all ranks of a group. Fails if its parameters don't come in the order of its blocks, or what it
+    /// holds can't be in the host's memory as it is to be.
     pub fn new(
         group: Group,
         model: &dyn Module,
@@ -162,7 +172,8 @@ impl Fsdp {
         config: FsdpConfig,
     ) -> Result<Fsdp, Error> {
         let units = units(model, parameters, &shard, config.unit_bytes)?;
-        let (store, parted) = (Store::of(&units, parameters, config.sharded), vec![false; units.len()]);
+        let held = Held::of(&units, parameters, &config, &all)?;
+        let (store, parted) = (Store::of(&units, parameters, held), vec![false; units.len()]);
         Ok(Fsdp {
             all,
             shard,
@@ -247,11 +258,11 @@ impl Fsdp {
     /// Returns when the first of the sums that were started is there.
     fn finish_sum(&mut self) -> Result<(), Error> {
         let Some((unit, summing)) = self.summing.pop_front() else { return Ok(()) };
-        let mut span = match (summing, &self.store.held) {
+        let mut span = match (summing, &mut self.store.held) {
             (Summing::Here(work), _) => work.wait(Deadline::after(self.shard.timeout()))?.span,
             (Summing::OnGpu(moving), held) => {
                 let span = moving.finish(&self.shard)?;
-                let held = held.as_ref().expect("what moves on a GPU is held there");
+                let held = held.as_mut().expect("what moves on a GPU is held apart");
                 self.parted[unit] = held.keep_sums(&self.units, unit, span);
                 return Ok(());
             }
@@ -269,8 +280,8 @@ impl Fsdp {
         while !self.summing.is_empty() {
             self.finish_sum()?;
         }
-        if let Some(held) = &self.store.held {
-            return held.finish_sums(&self.units, &self.shard, self.replicas.as_ref());
+        if let Some(held) = &mut self.store.held {
+            return held.finish_sums(&self.units, [&self.all, &self.shard], self.replicas.as_ref());
         }
         let mut spans = std::mem::take(&mut self.summed);
         self.sum_rests(&mut spans)?;
@@ -417,6 +428,14 @@ impl Strategy for Fsdp {
         Portion { part: 0, len: parameters.layout().len(), elements: elements.collect() }
     }
 
+    fn first_gradient_not_finite(&self, parameters: &Parameters) -> Option<NotFinite> {
+        let held = self.store.held.as_ref();
+        held.map_or_else(
+            || parameters.first_gradient_not_finite(),
+            |held| held.not_finite(&self.units, parameters),
+        )
+    }
+
     fn read_held(&self, parameters: &Parameters, elements: Range<usize>, into: &mut [f32]) {
         match self.store.held.as_ref().filter(|held| held.values.is_apart()) {
             None => parameters.values().read_elements(elements, into),
@@ -442,6 +461,9 @@ impl Strategy for Fsdp {
             let groups = [Some(&self.all), Some(&self.shard), self.replicas.as_ref()];
             groups.into_iter().flatten().for_each(|group| group.abort(because));
             self.store.held.iter().for_each(|held| held.abort(because));
+        } else if let Err(error) = self.store.watch(AT_REST, &self.shard) {
+            // Whoever is gone by now hasn't come to what was gathered last: nobody is to wait for it.
+            self.store.held.iter().for_each(|held| held.abort(&error.to_string()));
         }
         self.summing.clear();
         self.summed.clear();
@@ -568,8 +590,7 @@ impl Strategy for Fsdp {
         factor: f64,
     ) -> Result<(), Error> {
         if let Some(held) = &self.store.held {
-            let parts = held.for_step(&self.units);
-            optimizer.step_held_parts(&parts, &held.values.arena, &held.grads.arena, factor);
+            held.step(&self.units, optimizer, factor);
             // What is in the units' own memory are the values of before.
             if self.is_away_between() {
                 self.send_all_away();

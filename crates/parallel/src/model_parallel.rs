@@ -31,7 +31,7 @@ use crate::tensor_parallel::{Between, Plan, Ranks, cross_entropy_in_parts};
 use holding::{As, Holder, Holding};
 use phalanx_comm::{Group, Rank, ReduceOp};
 use phalanx_nn::optim::{Clip, Optimizer};
-use phalanx_nn::{Module, Parameters};
+use phalanx_nn::{Module, NotFinite, Parameters};
 use phalanx_tensor::{Arena, Device, Span, SumOverBatch, Tensor, Within};
 use std::fmt;
 use std::ops::Range;
@@ -161,7 +161,7 @@ impl ModelParallel {
         // All ranks come by here in the same order.
         let tensor = match group(&[Axis::Tensor])? {
             Some(group) => {
-                let gpus = config.ddp.between_gpus.meet("sums of parts", &group, device)?;
+                let gpus = config.ddp.between_gpus.meet_apart("sums of parts", &group, device)?;
                 Some(Ranks::of(group).on(gpus))
             }
             None => None,
@@ -490,6 +490,10 @@ impl Strategy for ModelParallel {
 
     fn own_parameters<'a>(&'a self, _: &'a Parameters) -> &'a Parameters {
         &self.own
+    }
+
+    fn first_gradient_not_finite(&self, _: &Parameters) -> Option<NotFinite> {
+        self.inner.first_gradient_not_finite(&self.own)
     }
 
     fn read_held(&self, _: &Parameters, elements: Range<usize>, into: &mut [f32]) {

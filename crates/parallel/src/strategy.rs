@@ -5,7 +5,7 @@ use crate::hook::Kept;
 use crate::local::Pass;
 use crate::portion::Portion;
 use phalanx_nn::optim::{Clip, Optimizer};
-use phalanx_nn::{Ctx, Module, Parameters};
+use phalanx_nn::{Ctx, Module, NotFinite, Parameters};
 use phalanx_tensor::{Device, HostSpan, SumOverBatch, Tensor, no_grad};
 use std::ops::Range;
 
@@ -173,6 +173,11 @@ pub trait Strategy: Send {
     /// The parameters whose values this rank's optimizer moves, where those that the trainer knows aren't.
     fn own_parameters<'a>(&'a self, parameters: &'a Parameters) -> &'a Parameters {
         parameters
+    }
+
+    /// The first number that is none among the gradients that this rank holds, once they are whole.
+    fn first_gradient_not_finite(&self, parameters: &Parameters) -> Option<NotFinite> {
+        self.own_parameters(parameters).first_gradient_not_finite()
     }
 
     /// Copies elements of the values of [`Strategy::own_parameters`], of which this rank holds all, to `into`, between two

@@ -318,6 +318,9 @@ pub struct ParallelRecipe {
     /// What `fsdp` shares out: 1 the optimizer's state, 2 gradients as well, 3 (the default) everything.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub zero: Option<usize>,
+    /// Whether `fsdp` keeps what a worker with a GPU holds in the host's memory, where the optimizer moves it. Default: no.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub offload: bool,
     /// Devices of each worker. Default 2.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub devices: Option<usize>,
@@ -382,6 +385,7 @@ impl Default for ParallelRecipe {
         ParallelRecipe {
             strategy: None,
             zero: None,
+            offload: false,
             devices: None,
             cut: None,
             schedule: None,

@@ -1,4 +1,5 @@
-//! Whether a device is well: every operation with its gradients, a run of PyTorch's, two ranks against one, and how fast it is.
+//! Whether a device is well: every operation with its gradients, a run of PyTorch's, two ranks against one under each way to share the
+//! work, and how fast it is.
 //!
 //! Operations are tried at the inputs that the engine's own tests take ([`phalanx_tensor::cases`]), in float32, bfloat16 and float16, against a CPU in
 //! float64 from the same numbers. What fails is told and the rest goes on, so one broken kernel doesn't hide another; a device that
@@ -90,7 +91,7 @@ pub fn selftest(open: Open<'_>, extent: Extent, tell: &mut dyn FnMut(Finding)) -
     let device = open(1)?;
     operations::all(&device, extent, tell);
     tell(golden_run(open, extent));
-    tell(ranks::equality(open, extent));
+    ranks::equality(open, extent, tell);
     rates::all(&device, extent, tell);
     Ok(())
 }

@@ -10,6 +10,7 @@ use crate::cpu::copy::{from_channels_last, from_pixels, from_taps, to_channels_l
 use crate::device::{Backend, Device};
 use crate::dtype::{DType, Element};
 use crate::graph;
+use crate::host_span::Fetched;
 use crate::shape::{Geometry, Order, Shape};
 use crate::storage::{ALIGN, Memory, Storage};
 use crate::tensor::Tensor;
@@ -354,6 +355,16 @@ impl Arena {
         }
     }
 
+    /// Has an arena that was cut lie in one run of memory again; values stay. Panics as [`Arena::cut`] does, where it was.
+    #[track_caller]
+    pub fn join(&self) {
+        if self.is_cut() {
+            let inner = &self.0;
+            let _held = self.lock(0..inner.layout.count(), Storage::lock_for_keeping);
+            inner.memory.cut(&[]);
+        }
+    }
+
     /// Whether that was done to it.
     pub(crate) fn is_cut(&self) -> bool {
         self.0.memory.is_cut()
@@ -468,21 +479,39 @@ impl<T: Element> Span<T> {
         }
     }
 
-    /// Overwrites elements from `at` on with these of another span, wherever the two lie; both are on one device, and elements are
-    /// counted from the start of each span. Panics if either has fewer.
+    /// Overwrites elements from `at` on with these of another span, wherever the two lie; elements are counted from the start of each
+    /// span. From a GPU to a CPU it waits for them. Panics if either has fewer, or they lie on two GPUs.
     #[track_caller]
     pub fn copy_from(&mut self, at: usize, from: &Span<T>, elements: Range<usize>) {
         let count = elements.len();
         let (source, target) = (from.bytes_of(&elements), self.bytes_of(&(at..at + count)));
-        match self.arena().device().backend() {
-            Backend::Cpu => self[at..at + count].copy_from_slice(&from[elements]),
-            Backend::Gpu(engine) => {
-                assert!(
-                    self.arena().device() == from.arena().device(),
-                    "copy_from: spans of different devices"
-                );
+        let here = self.arena().device().clone();
+        match (here.backend(), from.arena().device().backend()) {
+            (Backend::Cpu, Backend::Cpu) => self[at..at + count].copy_from_slice(&from[elements]),
+            (Backend::Cpu, Backend::Gpu(engine)) => {
+                engine.download_into(from.arena().memory(), source.start, &mut self[at..at + count]);
+            }
+            (Backend::Gpu(engine), Backend::Cpu) => {
+                engine.upload(&from[elements], self.arena().memory(), target.start);
+            }
+            (Backend::Gpu(engine), Backend::Gpu(_)) => {
+                assert!(here == *from.arena().device(), "copy_from: spans on two GPUs");
                 let (from, to) = (from.arena().memory(), self.arena().memory());
                 engine.copy_bytes((from, source.start), (to, target.start), source.len());
+            }
+        }
+    }
+
+    /// A copy of elements, counted from the start of the span, that a GPU brings to the host in the order of its compute stream while
+    /// the caller goes on.
+    #[track_caller]
+    pub fn fetch(&self, elements: Range<usize>) -> Fetched<T> {
+        let bytes = self.bytes_of(&elements);
+        match self.arena().device().backend() {
+            Backend::Cpu => Fetched::here(self[elements].to_vec()),
+            Backend::Gpu(engine) => {
+                let pinned = engine.bring(self.arena().memory(), bytes);
+                Fetched::coming(pinned, elements.len(), self.arena().device())
             }
         }
     }

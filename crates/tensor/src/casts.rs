@@ -158,13 +158,17 @@ impl<T: Element> Span<T> {
     pub fn cast_span(&mut self, at: usize, from: &Span<f32>, elements: Range<usize>) {
         let count = elements.len();
         let (source, target) = (from.bytes_of(&elements), self.bytes_of(&(at..at + count)));
-        match self.arena().device().backend() {
-            Backend::Cpu => self.cast_from(at, &from[elements]),
-            Backend::Gpu(engine) => {
-                assert!(
-                    self.arena().device() == from.arena().device(),
-                    "cast_span: spans of different devices"
-                );
+        let here = self.arena().device().clone();
+        match (here.backend(), from.arena().device().backend()) {
+            (Backend::Cpu, Backend::Cpu) => self.cast_from(at, &from[elements]),
+            (Backend::Cpu, Backend::Gpu(_)) => panic!("cast_span: from a GPU to a CPU: cast it there first"),
+            (Backend::Gpu(engine), Backend::Cpu) => {
+                let mut cast = vec![T::default(); count];
+                cpu::copy::convert_elements(from.arena().device(), &from[elements], &mut cast);
+                engine.upload(&cast, self.arena().memory(), target.start);
+            }
+            (Backend::Gpu(engine), Backend::Gpu(_)) => {
+                assert!(here == *from.arena().device(), "cast_span: spans on two GPUs");
                 engine.cast_bytes(
                     (from.arena().memory(), source),
                     (self.arena().memory(), target),

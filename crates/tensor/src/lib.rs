@@ -56,7 +56,7 @@ pub use dtype::{DType, Element, Float};
 pub use gpu_span::GpuSpan;
 pub use gpu_tensor::GpuTensor;
 pub use graph::{GradSink, Gradients, LeafId, no_grad, without_cheap};
-pub use host_span::HostSpan;
+pub use host_span::{Fetched, HostSpan};
 pub use op::{Conv2dOptions, CountPadding, PoolOptions};
 pub use ops::across::Crossing;
 pub use ops::dropout::{DropoutKey, Within};

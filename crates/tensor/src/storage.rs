@@ -41,7 +41,15 @@ enum Place {
     /// Bytes of a GPU.
     Gpu(DeviceMemory),
     /// Bytes of a GPU in pieces, in their order, that may be given back, and come anew with whoever uses them next.
-    Pieces { device: Device, pieces: Mutex<Vec<Piece>> },
+    Pieces { device: Device, pieces: Mutex<Pieces> },
+}
+
+/// The bytes of an arena on a GPU.
+struct Pieces {
+    /// In their order; none is empty.
+    all: Vec<Piece>,
+    /// Whether they come and go by themselves, so that their memory is to be used by others meanwhile.
+    come_and_go: bool,
 }
 
 /// Some of the bytes of an arena on a GPU.
@@ -88,20 +96,23 @@ impl Memory {
             None if device.gpu().is_none() => device.allocate(bytes.max(ALIGN)),
             None => {
                 let bytes = bytes.max(ALIGN);
-                let pieces = Mutex::new(vec![Piece { range: 0..bytes, held: None }]);
+                let all = vec![Piece { range: 0..bytes, held: None }];
+                let pieces = Mutex::new(Pieces { all, come_and_go: false });
                 Memory { place: Place::Pieces { device: device.clone(), pieces }, bytes, counted: None }
             }
         }
     }
 
-    /// Has the bytes of an arena on a GPU lie in pieces that end here, in rising order, each of which can be given back by itself; the
-    /// last is the end of all. Their values stay. Does nothing to other memory. The caller holds the write borrow of everything in it,
-    /// and knows that nobody keeps its address.
+    /// Has the bytes of an arena on a GPU lie in pieces that end here, in rising order, each of which is given back by itself, for others
+    /// to use; the last is the end of all. Without any end they are one run of memory of their own again. Their values stay. Does
+    /// nothing to other memory. The caller holds the write borrow of everything in it, and knows that nobody keeps its address.
     pub(crate) fn cut(&self, ends: &[usize]) {
         let Place::Pieces { device, pieces } = &self.place else { return };
         let mut pieces = locked(pieces);
-        let before = std::mem::take(&mut *pieces);
-        let mut start = 0;
+        let before = std::mem::take(&mut pieces.all);
+        pieces.come_and_go = !ends.is_empty();
+        let (come_and_go, whole) = (pieces.come_and_go, [self.bytes]);
+        let (mut start, ends) = (0, if ends.is_empty() { &whole } else { ends });
         for &end in ends {
             let range = start..end;
             start = end;
@@ -109,12 +120,12 @@ impl Memory {
             for from in &before {
                 let common = from.range.start.max(range.start)..from.range.end.min(range.end);
                 if let (Some(source), false) = (&from.held, common.is_empty()) {
-                    let held = held.get_or_insert_with(|| Arc::new(Held::lent(device, range.len())));
+                    let held = held.get_or_insert_with(|| Held::anew(device, range.len(), come_and_go));
                     let (at, to) = (common.start - from.range.start, common.start - range.start);
                     device.copy_on_gpu(source.memory(), at..at + common.len(), held.memory(), to);
                 }
             }
-            pieces.push(Piece { range, held });
+            pieces.all.push(Piece { range, held });
         }
         assert!(
             start == self.bytes,
@@ -123,9 +134,9 @@ impl Memory {
         );
     }
 
-    /// Whether its bytes lie in several pieces.
+    /// Whether its bytes lie in pieces that come and go.
     pub(crate) fn is_cut(&self) -> bool {
-        matches!(&self.place, Place::Pieces { pieces, .. } if locked(pieces).len() > 1)
+        matches!(&self.place, Place::Pieces { pieces, .. } if locked(pieces).come_and_go)
     }
 
     /// Gives those pieces back of an arena on a GPU that lie within these bytes; whoever uses them next finds zeros. Does nothing to
@@ -134,7 +145,7 @@ impl Memory {
         if let Place::Pieces { pieces, .. } = &self.place {
             let within = |range: &Range<usize>| bytes.start <= range.start && range.end <= bytes.end;
             let mut pieces = locked(pieces);
-            let given: Vec<_> = pieces.iter_mut().filter(|piece| within(&piece.range)).collect();
+            let given: Vec<_> = pieces.all.iter_mut().filter(|piece| within(&piece.range)).collect();
             given.into_iter().for_each(|piece| drop(piece.held.take()));
         }
     }
@@ -144,8 +155,8 @@ impl Memory {
         match &self.place {
             Place::Pieces { pieces, .. } => {
                 let pieces = locked(pieces);
-                let piece = pieces.iter().find(|piece| piece.range.contains(&at));
-                piece.map_or(0, |piece| piece.range.end - at)
+                let piece = pieces.all.partition_point(|piece| piece.range.end <= at);
+                pieces.all.get(piece).map_or(0, |piece| piece.range.end - at)
             }
             _ => self.bytes - at,
         }
@@ -194,22 +205,17 @@ impl Memory {
             Place::Gpu(memory) => OnGpu { held: HeldOnGpu::Own(memory), at: bytes.start },
             Place::Pieces { device, pieces } => {
                 let mut pieces = locked(pieces);
-                let whole = pieces.len() == 1;
-                let within = |piece: &&mut Piece| {
-                    piece.range.start <= bytes.start
-                        && bytes.end <= piece.range.end
-                        && bytes.start < piece.range.end
-                };
-                let Some(piece) = pieces.iter_mut().find(within) else {
-                    panic!(
-                        "bytes {bytes:?} of an arena that lies in pieces on a GPU are of several, or of none"
-                    )
-                };
+                let come_and_go = pieces.come_and_go;
+                // None of no bytes begins behind the last.
+                let before = |piece: &Piece| piece.range.end <= bytes.start && piece.range.end < self.bytes;
+                let first = pieces.all.partition_point(before);
+                let piece = &mut pieces.all[first];
+                assert!(
+                    bytes.end <= piece.range.end,
+                    "bytes {bytes:?} of an arena on a GPU lie in several pieces"
+                );
                 let len = piece.range.len();
-                let anew = || {
-                    Arc::new(if whole { Held::Own(device.allocate(len)) } else { Held::lent(device, len) })
-                };
-                let held = piece.held.get_or_insert_with(anew).clone();
+                let held = piece.held.get_or_insert_with(|| Held::anew(device, len, come_and_go)).clone();
                 OnGpu { held: HeldOnGpu::Shared(held), at: bytes.start - piece.range.start }
             }
             Place::Host(_) | Place::Region(_) => panic!("memory of the host was handed to a GPU"),
@@ -226,11 +232,14 @@ impl Memory {
 }
 
 impl Held {
-    /// A buffer of so many zeros.
-    fn lent(device: &Device, bytes: usize) -> Held {
+    /// So many zeros, in a buffer that others use before and after if they come and go.
+    fn anew(device: &Device, bytes: usize, come_and_go: bool) -> Arc<Held> {
+        if !come_and_go {
+            return Arc::new(Held::Own(device.allocate(bytes)));
+        }
         let held = Held::Lent(Storage::stale(device, bytes));
         device.clear_on_gpu(held.memory(), 0..bytes);
-        held
+        Arc::new(held)
     }
 
     fn memory(&self) -> &DeviceMemory {

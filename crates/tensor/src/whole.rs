@@ -115,7 +115,7 @@ impl Arena {
         }
     }
 
-    /// On a GPU: makes each value, which is f32, at most `limit` large. Panics as [`Arena::clip_norm`] does.
+    /// Makes each value, which is f32, at most `limit` large. Panics while anyone uses any parameter.
     #[track_caller]
     pub fn clip_value(&self, limit: f32) {
         self.clip_value_in(from_ref(&(0..self.layout().len())), limit);
@@ -125,7 +125,14 @@ impl Arena {
     #[track_caller]
     pub fn clip_value_in(&self, ranges: &[Range<usize>], limit: f32) {
         self.check_ranges("clip_value_in", ranges);
-        self.engine("clip_value_in").clip_value(self, ranges, limit);
+        match self.device().backend() {
+            Backend::Cpu => {
+                let mut all = self.flat_mut::<f32>();
+                let cut = |value: &mut f32| *value = value.clamp(-limit, limit);
+                ranges.iter().for_each(|range| all[range.clone()].iter_mut().for_each(cut));
+            }
+            Backend::Gpu(engine) => engine.clip_value(self, ranges, limit),
+        }
     }
 
     /// A copy of the whole arena, as [`Arena::read_flat`] gives it, in memory that is used again.

@@ -5,6 +5,7 @@
 //! the weights of norms. Until then, and where that saves nothing, they gather float32, and each rank casts what was cast before. Either
 //! way a cast is that of the whole float32 values, to the bit.
 
+use super::held::{Held, Moving};
 use super::store::Piece;
 use super::units::Unit;
 use crate::error::Error;
@@ -30,8 +31,8 @@ pub(super) trait Halves: Send {
     /// Lets everybody at the casts of a unit.
     fn let_in(&mut self, unit: usize);
 
-    /// Casts what this rank holds of a unit that is away, and starts to gather what the others do.
-    fn start(&mut self, units: &[Unit], unit: usize, values: &Span<f32>, group: &Group);
+    /// Casts what this rank holds of a unit that is away, and starts to gather what the others do; on a GPU it lies in `held`.
+    fn start(&mut self, units: &[Unit], unit: usize, values: &Span<f32>, group: &Group, held: Option<&Held>);
 
     /// Returns when those that were started first are here.
     fn finish(&mut self, group: &Group) -> Result<(), Error>;
@@ -47,10 +48,16 @@ pub(super) fn halves(dtype: DType, units: &[Unit], grads: &Grads) -> Box<dyn Hal
     }
 }
 
+/// Casts on their way.
+enum Coming<T: Element + Sent> {
+    Here(Work<Piece<Span<T>>>),
+    OnGpu(Moving<T>),
+}
+
 struct Typed<T: Element + Sent> {
     arena: Arena,
     away: Vec<Option<Span<T>>>,
-    coming: VecDeque<Work<Piece<Span<T>>>>,
+    coming: VecDeque<Coming<T>>,
 }
 
 impl<T: Element + Sent> Typed<T> {
@@ -91,19 +98,29 @@ impl<T: Element + Sent> Halves for Typed<T> {
         self.away[unit] = None;
     }
 
-    fn start(&mut self, units: &[Unit], unit: usize, values: &Span<f32>, group: &Group) {
-        for held in [units[unit].own.clone(), units[unit].rest()] {
-            self.make(unit, held, values);
+    fn start(&mut self, units: &[Unit], unit: usize, values: &Span<f32>, group: &Group, held: Option<&Held>) {
+        let range = units[unit].shared_out.clone();
+        if held.is_none() {
+            for held in [units[unit].own.clone(), units[unit].rest()] {
+                self.make(unit, held, values);
+            }
         }
-        if let Some(span) = self.away[unit].take() {
-            let range = units[unit].shared_out.clone();
-            self.coming.push_back(group.start_all_gather(Piece { span, range }));
-        }
+        let Some(mut span) = self.away[unit].take() else { return };
+        self.coming.push_back(match held {
+            None => Coming::Here(group.start_all_gather(Piece { span, range })),
+            Some(held) => {
+                held.cast(units, unit, &mut span);
+                Coming::OnGpu(held.gather_in(span, range, group))
+            }
+        });
     }
 
     fn finish(&mut self, group: &Group) -> Result<(), Error> {
-        let Some(work) = self.coming.pop_front() else { return Ok(()) };
-        drop(work.wait(Deadline::after(group.timeout()))?);
+        match self.coming.pop_front() {
+            None => {}
+            Some(Coming::Here(work)) => drop(work.wait(Deadline::after(group.timeout()))?),
+            Some(Coming::OnGpu(moving)) => drop(moving.finish(group)?),
+        }
         Ok(())
     }
 }
@@ -147,6 +164,25 @@ impl Mixed {
         let most = wide.iter().map(|of_rank| of_rank.iter().map(Range::len).sum()).max().unwrap_or(0);
         let bytes = size_of::<u16>() * unit.shared_out.len() + size_of::<f32>() * ranks * most;
         (bytes < size_of::<f32>() * unit.shared_out.len()).then_some(Mixed { narrow, wide, most })
+    }
+
+    /// Among how many ranks it is shared out.
+    pub(super) fn ranks(&self) -> usize {
+        self.wide.len()
+    }
+
+    /// How many numbers are gathered in float32: as many of each rank as of the one that has most.
+    pub(super) fn wide_count(&self) -> usize {
+        self.wide.len() * self.most
+    }
+
+    /// What of a rank's part is wanted in float32, counted from the start of the unit, beside where it lies among that of all ranks.
+    pub(super) fn wide_of(&self, rank: usize) -> impl Iterator<Item = (usize, Range<usize>)> {
+        let start = rank * self.most;
+        self.wide[rank].iter().scan(start, |at, part| {
+            *at += part.len();
+            Some((*at - part.len(), part.clone()))
+        })
     }
 
     /// What of this rank's part is wanted in float32, where it belongs among that of all ranks; none if nothing is.

@@ -3,16 +3,21 @@
 //! units lies beside them in an arena, one unit after the other. A gather copies the rank's part to the unit's memory and brings
 //! the others' there; a sum of gradients is made in the unit's memory, and this rank's part of it copied to the arena. What isn't
 //! shared out stays where it is. Either way the optimizer goes over what is held alone.
+//!
+//! With [`FsdpConfig::offload`] the arenas of what is held are the host's, and so is the optimizer's work: values go up for each gather,
+//! and parts of gradients come down as they are summed, while the GPU goes on with the next unit.
 
 use super::FsdpConfig;
 use super::Sharded;
+use super::halves::Mixed;
 use super::store::Piece;
 use super::units::Unit;
 use crate::error::Error;
-use phalanx_comm::{Deadline, GpuGroup, GpuWork, Group, Rank, ReduceOp, Work};
-use phalanx_nn::Parameters;
-use phalanx_nn::optim::{Clip, HeldPart};
-use phalanx_tensor::{Arena, DType, GpuSpan, HostSpan, Layout, Span};
+use phalanx_comm::{Deadline, Element as Sent, GpuGroup, GpuWork, Group, Mark, Rank, ReduceOp, Work};
+use phalanx_nn::optim::{self, Clip, HeldPart, Optimizer};
+use phalanx_nn::{NotFinite, Parameters};
+use phalanx_tensor::{Arena, DType, Device, Element, Fetched, GpuSpan, HostSpan, Layout, Span};
+use std::collections::VecDeque;
 use std::ops::Range;
 
 /// What this rank holds of all units.
@@ -24,6 +29,14 @@ pub(super) struct Held {
     /// The GPUs of the ranks that parameters are shared out among, if these tell each other from GPU to GPU; those of the ranks that
     /// hold the same.
     gpus: [Option<GpuGroup>; 2],
+    /// Behind gathers that the host hasn't seen done yet, in their order.
+    marks: VecDeque<Mark>,
+    /// The GPU.
+    device: Device,
+    /// Of units that come in 16 bits, what is wanted in float32, of all ranks.
+    wide: Vec<Option<Arena>>,
+    /// Gradients on their way to the host, and where they belong.
+    fetched: Vec<(usize, Fetched<f32>)>,
 }
 
 /// Where values or gradients lie that a rank holds.
@@ -35,12 +48,11 @@ pub(super) struct Keep {
 }
 
 impl Keep {
-    fn of(model: &Arena, runs: &[Range<usize>], held: &Layout, is_apart: bool) -> Keep {
-        if is_apart {
-            model.cut(runs);
-        }
-        let arena = if is_apart { Arena::new(model.device(), DType::F32, held) } else { model.clone() };
-        Keep { arena, is_apart }
+    /// What is held of an arena of the model: apart if that says on which device.
+    fn of(model: &Arena, runs: &[Range<usize>], held: &Layout, apart: Option<&Device>) -> Keep {
+        let Some(home) = apart else { return Keep { arena: model.clone(), is_apart: false } };
+        model.cut(runs);
+        Keep { arena: Arena::new(home, DType::F32, held), is_apart: true }
     }
 
     /// Whether it lies in an arena of what is held.
@@ -90,18 +102,18 @@ impl Part {
     }
 }
 
-/// A unit that is gathered, or whose gradients are summed.
-pub(super) enum Moving {
-    OnGpus(Result<GpuWork<GpuSpan<f32>>, phalanx_comm::Error>),
-    ByHost(Work<Piece<HostSpan<f32>>>),
+/// What of a unit is gathered, or summed.
+pub(super) enum Moving<T: Element = f32> {
+    OnGpus(Result<GpuWork<GpuSpan<T>>, phalanx_comm::Error>),
+    ByHost(Work<Piece<HostSpan<T>>>),
     /// A unit of which nothing is shared out.
-    Nothing(Span<f32>),
+    Nothing(Span<T>),
 }
 
-impl Moving {
-    /// The unit, for whoever works on it next. Among GPUs it may still be on its way: their compute streams wait for it then, and
+impl<T: Element + Sent> Moving<T> {
+    /// The span, for whoever works on it next. Among GPUs it may still be on its way: their compute streams wait for it then, and
     /// [`Held::watch`] tells what becomes of it.
-    pub(super) fn finish(self, group: &Group) -> Result<Span<f32>, Error> {
+    pub(super) fn finish(self, group: &Group) -> Result<Span<T>, Error> {
         Ok(match self {
             Moving::OnGpus(work) => work?.join()?.into_span(),
             Moving::ByHost(work) => work.wait(Deadline::after(group.timeout()))?.span.into_span(),
@@ -112,18 +124,67 @@ impl Moving {
 
 impl Held {
     /// None where the model lies on a CPU. What is shared out of it comes and goes by unit from now on.
-    pub(super) fn of(units: &[Unit], parameters: &Parameters, sharded: Sharded) -> Option<Held> {
-        let device = parameters.values().device();
-        device.gpu()?;
+    pub(super) fn of(
+        units: &[Unit],
+        parameters: &Parameters,
+        config: &FsdpConfig,
+        all: &Group,
+    ) -> Result<Option<Held>, Error> {
+        let (device, sharded) = (parameters.values().device(), config.sharded);
+        let refuse = |why| Err(Error::Offload { why });
+        match (device.gpu(), config.offload) {
+            (None, true) => return refuse("the model lies in the host's memory as it is"),
+            (None, false) => return Ok(None),
+            (Some(_), true) if sharded < Sharded::Parameters => {
+                return refuse("parameters aren't shared out");
+            }
+            (Some(_), _) => {}
+        }
+        let threads = std::thread::available_parallelism().map_or(1, usize::from) / all.local_world_size();
+        let host = config.offload.then(|| Device::cpu(threads.max(1)));
+        let home = host.as_ref().unwrap_or(device);
         let mut starts = vec![0];
         for unit in units {
             starts.push(starts[starts.len() - 1] + unit.own.len() + unit.rest().len());
         }
         let layout = Layout::new(&[[starts[units.len()]].into()]);
         let runs: Vec<Range<usize>> = units.iter().map(|unit| unit.params.clone()).collect();
-        let values = Keep::of(parameters.values(), &runs, &layout, sharded >= Sharded::Parameters);
-        let grads = Keep::of(parameters.grads().arena(), &runs, &layout, sharded >= Sharded::Gradients);
-        Some(Held { values, grads, starts, gpus: [None, None] })
+        let apart = |stage: Sharded| (sharded >= stage).then_some(home);
+        let values = Keep::of(parameters.values(), &runs, &layout, apart(Sharded::Parameters));
+        let grads = Keep::of(parameters.grads().arena(), &runs, &layout, apart(Sharded::Gradients));
+        let device = device.clone();
+        Ok(Some(Held {
+            values,
+            grads,
+            starts,
+            gpus: [None, None],
+            marks: VecDeque::new(),
+            device,
+            wide: Vec::new(),
+            fetched: Vec::new(),
+        }))
+    }
+
+    /// Whether what is held lies in the host's memory.
+    fn is_offloaded(&self) -> bool {
+        self.values.arena.device().gpu().is_none()
+    }
+
+    /// One step of what is held.
+    pub(super) fn step(&self, units: &[Unit], optimizer: &mut Optimizer, factor: f64) {
+        let (values, grads) = (&self.values.arena, &self.grads.arena);
+        if !self.is_offloaded() {
+            return optimizer.step_held_parts(&self.for_step(units), values, grads, factor);
+        }
+        let (mut all, grads) = (values.flat_mut::<f32>(), grads.flat::<f32>());
+        let mut left = &mut all[..];
+        let part = |part: Part| {
+            // They lie one behind the other.
+            let len = part.of_model.len();
+            let values = left.split_off_mut(..len).expect("as many as are held");
+            optim::Part { at: part.of_model.start, values, grads: &grads[part.held..part.held + len] }
+        };
+        optimizer.step_parts(values.device(), self.all(units).map(part), factor);
     }
 
     /// Finds out how ranks tell each other.
@@ -133,9 +194,7 @@ impl Held {
         shard: &Group,
         replicas: Option<&Group>,
     ) -> Result<(), Error> {
-        let meet = |group: &Group| {
-            config.between_gpus.meet("values and gradients", group, self.values.arena.device())
-        };
+        let meet = |group: &Group| config.between_gpus.meet("values and gradients", group, &self.device);
         self.gpus = [meet(shard)?, replicas.map(meet).transpose()?.flatten()];
         Ok(())
     }
@@ -163,7 +222,7 @@ impl Held {
     }
 
     /// For the optimizer: where what is held lies.
-    pub(super) fn for_step(&self, units: &[Unit]) -> Vec<HeldPart> {
+    fn for_step(&self, units: &[Unit]) -> Vec<HeldPart> {
         let part = |part: Part| HeldPart {
             value: self.values.place(&part).start,
             grad: self.grads.place(&part).start,
@@ -207,6 +266,25 @@ impl Held {
         self.grads.arena.is_finite_in(&ranges)
     }
 
+    /// The first of them that is no finite number.
+    pub(super) fn not_finite(&self, units: &[Unit], parameters: &Parameters) -> Option<NotFinite> {
+        // Mostly there is none, and one pass over all of them tells.
+        if self.grads.arena.is_finite_in(&self.gradients(units, true)) {
+            return None;
+        }
+        let (layout, mut values) = (parameters.layout(), Vec::new());
+        (0..layout.count()).find_map(|parameter| {
+            let elements = layout.range(parameter);
+            values.clear();
+            values.resize(elements.len(), 0.0);
+            self.overlaps(units, &elements, &self.grads, |part, place| {
+                let at = part.of_model.start - elements.start..part.of_model.end - elements.start;
+                self.grads.arena.read_elements(place, &mut values[at]);
+            });
+            parameters.not_finite_in_gradient(parameter, &values)
+        })
+    }
+
     /// Cuts them; the first rank counts what all hold. Gives their norm, if that is limited.
     pub(super) fn clip(&self, units: &[Unit], clip: &Clip, shard: &Group) -> Result<Option<f64>, Error> {
         let (arena, all) = (&self.grads.arena, self.gradients(units, true));
@@ -237,9 +315,38 @@ impl Held {
 
     /// Takes over what is held of a unit's gradients, which are summed, and gives their memory back. True where that left nothing of
     /// them in their place.
-    pub(super) fn keep_sums(&self, units: &[Unit], unit: usize, mut span: Span<f32>) -> bool {
-        self.grads.keep(&self.parts(units, unit), &units[unit], &span);
+    pub(super) fn keep_sums(&mut self, units: &[Unit], unit: usize, mut span: Span<f32>) -> bool {
+        let parts = self.parts(units, unit);
+        if self.is_offloaded() {
+            let fetch = |part: Part| (part.held, span.fetch(part.of(&units[unit])));
+            self.fetched.extend(parts.into_iter().map(fetch));
+        } else {
+            self.grads.keep(&parts, &units[unit], &span);
+        }
         self.grads.leave(&mut span)
+    }
+
+    /// Forgets gradients that are on their way.
+    pub(super) fn let_go(&mut self) {
+        self.fetched.clear();
+        self.marks.clear();
+    }
+
+    /// Notes that the compute stream waits for a gather from here on.
+    pub(super) fn mark(&mut self) -> Result<(), Error> {
+        let mark = self.gpus[0].as_ref().map(GpuGroup::mark).transpose()?;
+        self.marks.extend(mark);
+        Ok(())
+    }
+
+    /// Waits for gathers that were marked but for the last few.
+    pub(super) fn keep_pace(&mut self, are_away: bool, group: &Group) -> Result<(), Error> {
+        let most = if are_away && !self.is_offloaded() { MOST_AHEAD } else { 0 };
+        while self.marks.len() > most {
+            let (Some(mark), Some(gpus)) = (self.marks.pop_front(), &self.gpus[0]) else { break };
+            gpus.reach(mark, "a gather of a unit", Deadline::after(group.timeout()))?;
+        }
+        Ok(())
     }
 
     /// Has a unit that is away, or whose values are older ones, come.
@@ -250,58 +357,120 @@ impl Held {
                 span.copy_from(part.of(&units[unit]).start, &held, self.values.place(&part));
             }
         }
-        self.start(
-            units,
-            unit,
-            span,
-            |gpus, span| gpus.start_all_gather(span),
-            |piece| group.start_all_gather(piece),
-        )
+        self.gather_in(span, units[unit].shared_out.clone(), group)
+    }
+
+    /// Casts what is held of a unit to its place among the unit's casts.
+    pub(super) fn cast<T: Element>(&self, units: &[Unit], unit: usize, casts: &mut Span<T>) {
+        let held = self.values.arena.flat_mut::<f32>();
+        for part in self.parts(units, unit) {
+            casts.cast_span(part.of(&units[unit]).start, &held, self.values.place(&part));
+        }
+    }
+
+    /// Makes room for what units are wanted in float32 for beside their casts.
+    pub(super) fn expect(&mut self, plan: &[Option<Mixed>]) {
+        let room = |mixed: &Option<Mixed>| {
+            let count = mixed.as_ref().map_or(0, Mixed::wide_count);
+            (count > 0).then(|| Arena::new(&self.device, DType::F32, &Layout::new(&[[count].into()])))
+        };
+        self.wide = plan.iter().map(room).collect();
+    }
+
+    /// Starts to gather what of a unit that comes in 16 bits is wanted in float32, if anything is.
+    pub(super) fn gather_wide(
+        &self,
+        units: &[Unit],
+        unit: usize,
+        mixed: &Mixed,
+        group: &Group,
+    ) -> Option<Moving> {
+        let mut span = self.wide[unit].as_ref()?.flat_mut::<f32>();
+        let held = self.values.arena.flat_mut::<f32>();
+        let (own, start) = (&units[unit].own, self.starts[unit]);
+        for (at, part) in mixed.wide_of(group.rank().index()) {
+            span.copy_from(at, &held, start + part.start - own.start..start + part.end - own.start);
+        }
+        Some(self.gather_in(span, 0..mixed.wide_count(), group))
+    }
+
+    /// Puts that, of all ranks, where it belongs, and what all ranks hold.
+    pub(super) fn put_wide(
+        &self,
+        units: &[Unit],
+        unit: usize,
+        mixed: &Mixed,
+        all: Option<&Span<f32>>,
+        into: &mut Span<f32>,
+    ) {
+        for (at, part) in all.iter().flat_map(|_| (0..mixed.ranks()).flat_map(|rank| mixed.wide_of(rank))) {
+            let len = part.len();
+            all.iter().for_each(|all| into.copy_from(part.start, all, at..at + len));
+        }
+        for part in self.parts(units, unit).iter().filter(|part| part.is_rest) {
+            let held = self.values.arena.flat_mut::<f32>();
+            into.copy_from(part.of(&units[unit]).start, &held, self.values.place(part));
+        }
+    }
+
+    /// Has these elements of a span be gathered, of which each rank has its part.
+    pub(super) fn gather_in<T: Element + Sent>(
+        &self,
+        span: Span<T>,
+        elements: Range<usize>,
+        group: &Group,
+    ) -> Moving<T> {
+        let by_host = |piece| group.start_all_gather(piece);
+        self.start(span, elements, |gpus, span| gpus.start_all_gather(span), by_host)
     }
 
     /// Has a unit's gradients be summed.
     pub(super) fn sum(&self, units: &[Unit], unit: usize, span: Span<f32>, group: &Group) -> Moving {
         self.start(
-            units,
-            unit,
             span,
+            units[unit].shared_out.clone(),
             |gpus, span| gpus.start_reduce_scatter(span, ReduceOp::Sum),
             |piece| group.start_reduce_scatter(piece, ReduceOp::Sum),
         )
     }
 
-    fn start(
+    fn start<T: Element + Sent>(
         &self,
-        units: &[Unit],
-        unit: usize,
-        span: Span<f32>,
-        among_gpus: impl FnOnce(&GpuGroup, GpuSpan<f32>) -> Result<GpuWork<GpuSpan<f32>>, phalanx_comm::Error>,
-        by_host: impl FnOnce(Piece<HostSpan<f32>>) -> Work<Piece<HostSpan<f32>>>,
-    ) -> Moving {
-        let shared_out = units[unit].shared_out.clone();
-        if shared_out.is_empty() {
+        span: Span<T>,
+        elements: Range<usize>,
+        among_gpus: impl FnOnce(&GpuGroup, GpuSpan<T>) -> Result<GpuWork<GpuSpan<T>>, phalanx_comm::Error>,
+        by_host: impl FnOnce(Piece<HostSpan<T>>) -> Work<Piece<HostSpan<T>>>,
+    ) -> Moving<T> {
+        if elements.is_empty() {
             return Moving::Nothing(span);
         }
         match &self.gpus[0] {
             Some(gpus) => {
                 let span = span.on_gpu().expect("the model lies on a GPU");
-                Moving::OnGpus(among_gpus(gpus, span.lending(shared_out)))
+                Moving::OnGpus(among_gpus(gpus, span.lending(elements)))
             }
-            None => Moving::ByHost(by_host(Piece { span: span.on_host(), range: shared_out })),
+            None => Moving::ByHost(by_host(Piece { span: span.on_host(), range: elements })),
         }
     }
 
-    /// Adds up over `replicas`, who hold the same, and of what all ranks hold over the `shard`.
+    /// Adds up over `replicas`, who hold the same, and of what all ranks of a shard hold over all.
     pub(super) fn finish_sums(
-        &self,
+        &mut self,
         units: &[Unit],
-        shard: &Group,
+        [all_ranks, shard]: [&Group; 2],
         replicas: Option<&Group>,
     ) -> Result<(), Error> {
+        if self.is_offloaded() {
+            self.watch(SUMS, shard)?;
+            let mut grads = self.grads.arena.flat_mut::<f32>();
+            for (at, fetched) in self.fetched.drain(..) {
+                grads[at..at + fetched.len()].copy_from_slice(&fetched);
+            }
+        }
         let arena = &self.grads.arena;
         let sum_over = |replicas: &Group, params: Range<usize>| -> Result<(), Error> {
             let span = arena.range_mut::<f32>(params);
-            match &self.gpus[1] {
+            match self.gpus[1].as_ref().filter(|_| !self.is_offloaded()) {
                 Some(gpus) => {
                     let span = span.on_gpu().expect("the model lies on a GPU");
                     gpus.start_all_reduce(span, ReduceOp::Sum)?.join()?;
@@ -314,6 +483,20 @@ impl Held {
             }
             Ok(())
         };
+        let rests: Vec<Range<usize>> =
+            self.all(units).filter(|part| part.is_rest).map(|part| self.grads.place(&part)).collect();
+        let mut sums = vec![0.0; rests.iter().map(Range::len).sum()];
+        let each = |sums: &mut [f32], f: &mut dyn FnMut(Range<usize>, &mut [f32])| {
+            let mut left = sums;
+            for rest in &rests {
+                f(rest.clone(), left.split_off_mut(..rest.len()).expect("as many as there are"));
+            }
+        };
+        if !rests.is_empty() {
+            self.watch(SUMS, shard)?;
+            each(&mut sums, &mut |rest, into| arena.read_elements(rest, into));
+            all_ranks.all_reduce(&mut sums, ReduceOp::Sum)?;
+        }
         match replicas {
             Some(replicas) if self.grads.is_apart => sum_over(replicas, 0..1)?,
             Some(replicas) => {
@@ -323,30 +506,15 @@ impl Held {
             None => {}
         }
         self.watch(SUMS, shard)?;
-        let rests: Vec<Range<usize>> =
-            self.all(units).filter(|part| part.is_rest).map(|part| self.grads.place(&part)).collect();
-        if !rests.is_empty() {
-            let mut all = vec![0.0; rests.iter().map(Range::len).sum()];
-            let each = |all: &mut [f32], f: &mut dyn FnMut(Range<usize>, &mut [f32])| {
-                let mut left = all;
-                for rest in &rests {
-                    f(rest.clone(), left.split_off_mut(..rest.len()).expect("as many as there are"));
-                }
-            };
-            each(&mut all, &mut |rest, into| arena.read_elements(rest, into));
-            shard.all_reduce(&mut all, ReduceOp::Sum)?;
-            each(&mut all, &mut |rest, sums| arena.write_elements(rest, sums));
-        }
+        each(&mut sums, &mut |rest, sums| arena.write_elements(rest, sums));
         Ok(())
     }
 
     /// Waits until this rank's GPU has done all that it was given, of which operations among GPUs may be a part: fails where these do.
     /// Nobody waits where there are none.
     pub(super) fn watch(&self, what: &str, group: &Group) -> Result<(), Error> {
-        match self.gpus.iter().flatten().next() {
-            Some(gpus) => Ok(gpus.watch(what, Deadline::after(group.timeout()))?),
-            None => Ok(()),
-        }
+        let mut gpus = self.gpus.iter().flatten();
+        Ok(gpus.try_for_each(|gpus| gpus.watch(what, Deadline::after(group.timeout())))?)
     }
 
     /// Ends what ranks tell each other from GPU to GPU.
@@ -355,5 +523,7 @@ impl Held {
     }
 }
 
+/// Units whose gathers the host may have put behind it while its GPU waits for them.
+const MOST_AHEAD: usize = 2;
 /// What is waited for at the end of a step.
 const SUMS: &str = "the sums of gradients";

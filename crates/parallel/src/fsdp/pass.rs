@@ -73,6 +73,13 @@ impl Fsdp {
         Ok(loss)
     }
 
+    /// Lets the GPU come near to a unit that was asked for (Z-WATCH). What stays from step to step comes as a whole, and the first unit's
+    /// work may be given behind it.
+    fn keep_pace(&mut self, unit: usize) -> Result<(), Error> {
+        let are_away = self.is_away_between();
+        if are_away || unit > 0 { self.store.keep_pace(are_away, &self.shard) } else { Ok(()) }
+    }
+
     /// A forward pass alone, of this rank's samples, if it has any, through units that are given back at once.
     pub(super) fn forward_by_units(
         &mut self,
@@ -85,6 +92,7 @@ impl Fsdp {
         let (count, mut x) = (self.units.len(), input.cloned());
         for unit in 0..count {
             self.store.wait_for(&self.units, unit, &self.shard, For::Pass)?;
+            self.keep_pace(unit)?;
             if unit + 1 < count {
                 self.store.call(&self.units, unit + 1, &self.shard, For::Pass);
             }
@@ -107,6 +115,7 @@ impl Fsdp {
         let (mut live, mut loss) = (Vec::with_capacity(count), 0.0);
         for unit in 0..count {
             self.store.wait_for(&self.units, unit, &self.shard, For::Pass)?;
+            self.keep_pace(unit)?;
             if unit + 1 < count {
                 self.store.call(&self.units, unit + 1, &self.shard, For::Pass);
             }
@@ -142,6 +151,7 @@ impl Fsdp {
         }
         for unit in (0..self.units.len()).rev() {
             self.store.wait_for(&self.units, unit, &self.shard, For::Pass)?;
+            self.keep_pace(unit)?;
             if unit > 0 {
                 self.store.call(&self.units, unit - 1, &self.shard, For::Pass);
             }

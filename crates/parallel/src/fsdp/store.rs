@@ -1,7 +1,6 @@
 //! Where the values of units are: on this rank, on their way, or away; and the pages that units use in turn. With a region's casts to 16
 //! bits, a pass may want of a unit little more than these ([`Mixed`]).
 
-use super::Sharded;
 use super::halves::{Halves, Mixed, Use, halves};
 use super::held::{Held, Moving};
 use super::units::Unit;
@@ -43,8 +42,14 @@ enum Coming {
     /// Its casts come, and this of it in float32.
     Mixed {
         span: Span<f32>,
-        wide: Option<Work<Vec<f32>>>,
+        wide: Wide,
     },
+}
+
+/// What of a unit comes in float32 beside its casts.
+enum Wide {
+    Here(Option<Work<Vec<f32>>>),
+    OnGpu(Option<Moving>),
 }
 
 /// The values of all units.
@@ -93,8 +98,7 @@ fn room(units: &[Unit]) -> Option<Spare> {
 
 impl Store {
     /// All units are here.
-    pub(super) fn of(units: &[Unit], parameters: &Parameters, sharded: Sharded) -> Store {
-        let held = Held::of(units, parameters, sharded);
+    pub(super) fn of(units: &[Unit], parameters: &Parameters, held: Option<Held>) -> Store {
         Store {
             values: parameters.values().clone(),
             grads: parameters.grads().clone(),
@@ -124,6 +128,7 @@ impl Store {
     /// Forgets where units are: what of them this rank holds is here.
     pub(super) fn let_go(&mut self) {
         self.coming.clear();
+        self.held.iter_mut().for_each(Held::let_go);
         self.away.fill_with(|| None);
         self.partly.fill_with(Vec::new);
         self.casts = None;
@@ -155,26 +160,35 @@ impl Store {
             flags.iter().map(|flag| Use { wide: flag & 1 != 0, cast: flag & 2 != 0 }).collect();
         known.iter_mut().zip(&uses).for_each(|(known, used)| *known = used.cast);
         let (layout, ranks) = (self.values.layout(), shard.world_size());
-        // From GPU to GPU all comes in float32.
-        let mixed = |unit| if self.held.is_some() { None } else { Mixed::of(unit, &uses, layout, ranks) };
-        *plan = Some(units.iter().map(mixed).collect());
+        let agreed: Vec<_> = units.iter().map(|unit| Mixed::of(unit, &uses, layout, ranks)).collect();
+        self.held.iter_mut().for_each(|held| held.expect(&agreed));
+        *plan = Some(agreed);
         Ok(())
     }
 
     /// Starts to gather a unit, if it is away.
     pub(super) fn call(&mut self, units: &[Unit], unit: usize, group: &Group, wanted: For) {
         let Some(mut span) = self.away[unit].take() else { return };
-        if let Some(held) = &self.held {
-            self.coming.push_back((unit, Coming::OnGpu(held.gather(units, unit, span, group))));
-            return;
-        }
-        let coming = match &mut self.casts {
-            Some(Cast { halves, plan: Some(plan), .. }) if wanted == For::Pass && plan[unit].is_some() => {
-                halves.start(units, unit, &span, group);
-                let packed = plan[unit].as_ref().and_then(|mixed| mixed.packed(group.rank().index(), &span));
-                Coming::Mixed { span, wide: packed.map(|packed| group.start_all_gather(packed)) }
+        let mixed = match &mut self.casts {
+            Some(Cast { halves, plan: Some(plan), .. }) if wanted == For::Pass => {
+                plan[unit].as_ref().map(|mixed| (halves, mixed))
             }
-            _ => {
+            _ => None,
+        };
+        let coming = match (mixed, &self.held) {
+            (Some((halves, mixed)), Some(held)) => {
+                halves.start(units, unit, &span, group, Some(held));
+                let wide = Wide::OnGpu(held.gather_wide(units, unit, mixed, group));
+                Coming::Mixed { span, wide }
+            }
+            (None, Some(held)) => Coming::OnGpu(held.gather(units, unit, span, group)),
+            (Some((halves, mixed)), None) => {
+                halves.start(units, unit, &span, group, None);
+                let packed = mixed.packed(group.rank().index(), &span);
+                let wide = Wide::Here(packed.map(|packed| group.start_all_gather(packed)));
+                Coming::Mixed { span, wide }
+            }
+            (None, None) => {
                 make_room(&mut span, &units[unit], &mut self.spare);
                 let range = units[unit].shared_out.clone();
                 Coming::Whole(group.start_all_gather(Piece { span, range }))
@@ -216,20 +230,30 @@ impl Store {
         match coming {
             // With its borrow given back, everyone sees it.
             Coming::Whole(work) => drop(work.wait(deadline())?),
-            Coming::OnGpu(moving) => drop(moving.finish(group)?),
+            Coming::OnGpu(moving) => {
+                drop(moving.finish(group)?);
+                self.mark()?;
+            }
             Coming::Mixed { mut span, wide } => {
                 let casts = self.casts.as_mut().expect("who called for them has them until the pass ends");
                 casts.halves.finish(group)?;
                 let mixed = casts.plan.as_ref().and_then(|plan| plan[unit].as_ref());
                 let mixed = mixed.expect("it was called for so");
-                if let Some(wide) = wide {
-                    mixed.unpack(&wide.wait(deadline())?, &mut span);
+                match (wide, &self.held) {
+                    (Wide::Here(None), _) => {}
+                    (Wide::Here(Some(work)), _) => mixed.unpack(&work.wait(deadline())?, &mut span),
+                    (Wide::OnGpu(moving), held) => {
+                        let all = moving.map(|moving| moving.finish(group)).transpose()?;
+                        let held = held.as_ref().expect("what moves on a GPU is held apart");
+                        held.put_wide(units, unit, mixed, all.as_ref(), &mut span);
+                    }
                 }
                 drop(span);
                 let narrow = mixed.narrow.iter().map(|&i| self.values.set_aside(i..i + 1));
                 self.partly[unit] = narrow.collect();
                 let cast = units[unit].params.clone().filter(|&i| casts.known[i]);
                 self.grads.were_cast(cast, &self.values);
+                self.mark()?;
             }
         }
         Ok(())
@@ -251,6 +275,15 @@ impl Store {
         halves.let_in(unit);
         drop(values);
         self.grads.were_cast(cast(), &self.values);
+    }
+
+    fn mark(&mut self) -> Result<(), Error> {
+        self.held.as_mut().map_or(Ok(()), Held::mark)
+    }
+
+    /// Waits until the GPU is not far behind the units that came: nowhere, unless they go `away` after each use, and then a few.
+    pub(super) fn keep_pace(&mut self, are_away: bool, group: &Group) -> Result<(), Error> {
+        self.held.as_mut().map_or(Ok(()), |held| held.keep_pace(are_away, group))
     }
 
     /// Waits for what units that came from GPU to GPU are used for.

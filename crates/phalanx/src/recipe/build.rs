@@ -396,7 +396,8 @@ impl Recipe {
         };
         let asked = self.parallel.strategy.as_deref() == Some("fsdp");
         let between_gpus = self.between_gpus();
-        asked.then(|| FsdpConfig { sharded, between_gpus, ..FsdpConfig::default() })
+        let offload = self.parallel.offload;
+        asked.then(|| FsdpConfig { sharded, between_gpus, offload, ..FsdpConfig::default() })
     }
 
     /// How numbers come from one GPU to another.

@@ -352,6 +352,12 @@ pub const KEYS: &[Key] = &[
         &["fsdp"],
         "what is shared out: 1 the optimizer's state, 2 and gradients, 3 and parameters",
     ),
+    row(
+        "parallel.offload",
+        Flag,
+        &["fsdp"],
+        "whether what a worker with a GPU holds lies in the host's memory, where the optimizer moves it",
+    ),
     row("parallel.devices", Between(2, MOST_THREADS), SEVERAL, "devices of each worker"),
     row(
         "parallel.cut",

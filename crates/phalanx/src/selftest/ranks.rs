@@ -1,4 +1,4 @@
-//! Ranks that share a device, each a thread: two at half the batch have the losses of one.
+//! Ranks that share a device, each a thread: two have the losses of one, however they share the work.
 
 use super::{Extent, Finding, Open, sheltered};
 use crate::error::Error;
@@ -7,9 +7,12 @@ use crate::trainer::Trainer;
 use crate::worker::Worker;
 use phalanx_comm::Group;
 use phalanx_data::{Places, Silent, View, open};
+use phalanx_nn::Module;
 use phalanx_nn::models::MnistNet;
 use phalanx_nn::optim::Sgd;
-use std::sync::Mutex;
+use phalanx_parallel::pipeline::ScheduleKind;
+use phalanx_parallel::{Axis, DdpConfig, FsdpConfig, ModelParallelConfig, Plan, StagesConfig};
+use std::sync::{Arc, Mutex};
 use std::thread;
 
 /// What losses may be off by: roundings of float32 in another order, growing from step to step.
@@ -55,40 +58,105 @@ impl Observer for Losses<'_> {
     }
 }
 
-pub(super) fn equality(open: Open<'_>, extent: Extent) -> Finding {
+/// How two ranks share the work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// Each has a whole model, and half of the samples.
+    Replicas,
+    /// Each has half of the samples, and a part of what belongs to each parameter.
+    Shards,
+    /// Each has a part of the matrices.
+    Parts,
+    /// Each has a stage.
+    Stages,
+}
+
+impl Way {
+    const ALL: [Way; 4] = [Way::Replicas, Way::Shards, Way::Parts, Way::Stages];
+
+    fn name(self) -> &'static str {
+        match self {
+            Way::Replicas => "two ranks on the device, against one",
+            Way::Shards => "two ranks that share a model out, against one",
+            Way::Parts => "two ranks with parts of matrices, against one",
+            Way::Stages => "two ranks with a stage each, against one",
+        }
+    }
+
+    /// The run of two ranks.
+    fn trainer(self, steps: usize) -> Trainer {
+        let mesh = |axis: Axis, stages: Option<StagesConfig>| ModelParallelConfig {
+            mesh: vec![(axis, 2)],
+            bounds: Vec::new(),
+            model: Arc::new(|| Box::new(net()) as Box<dyn Module>),
+            plan: (axis == Axis::Tensor).then(Plan::of_mnist),
+            stages,
+            ddp: DdpConfig::default(),
+            sharded: None,
+        };
+        let half = Trainer { batch_size: BATCH / 2, ..trainer(steps) };
+        match self {
+            Way::Replicas => half,
+            Way::Shards => {
+                Trainer { sharded: Some(FsdpConfig { unit_bytes: 0, ..FsdpConfig::default() }), ..half }
+            }
+            Way::Parts => Trainer { mesh: Some(mesh(Axis::Tensor, None)), ..trainer(steps) },
+            Way::Stages => {
+                let blocks = net().blocks();
+                let stages = StagesConfig {
+                    blocks: vec![0..blocks / 2, blocks / 2..blocks],
+                    kind: ScheduleKind::OneFOneB,
+                    micro_batches: 4,
+                };
+                Trainer { mesh: Some(mesh(Axis::Pipeline, Some(stages))), ..trainer(steps) }
+            }
+        }
+    }
+}
+
+/// With dropout, whose masks are the same wherever samples and layers are.
+fn net() -> MnistNet {
+    MnistNet::new(0.5)
+}
+
+/// The run of one rank.
+fn trainer(steps: usize) -> Trainer {
+    Trainer { steps: Some(steps as u64), batch_size: BATCH, ..Trainer::default() }
+}
+
+/// Tells of each way.
+pub(super) fn equality(open: Open<'_>, extent: Extent, tell: &mut dyn FnMut(Finding)) {
     let steps = match extent {
         Extent::Whole => 20,
         Extent::Quick => 2,
     };
-    let runs = [1, 2].map(|ranks| sheltered(|| losses(ranks, steps, open)));
-    let (apart, failure) = match runs {
-        [Ok(Ok(one)), Ok(Ok(two))] => {
-            let apart = one.iter().zip(&two).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
-            let same = one.len() == two.len() && apart <= TOLERANCE;
-            (apart, (!same).then(|| format!("one rank has the losses {one:?}, two have {two:?}")))
-        }
-        runs => {
-            let why = |run: Result<Result<_, Error>, String>| match run {
-                Ok(Ok(_)) => None,
-                Ok(Err(error)) => Some(error.to_string()),
-                Err(words) => Some(words),
-            };
-            (0.0, runs.into_iter().find_map(why))
-        }
+    let run = |ranks: usize, trainer: &Trainer| match sheltered(|| losses(ranks, trainer, open)) {
+        Ok(Ok(losses)) => Ok(losses),
+        Ok(Err(error)) => Err(error.to_string()),
+        Err(words) => Err(words),
     };
-    let name = "two ranks on the device, against one".to_owned();
-    Finding::Run { name, steps, apart, tolerance: TOLERANCE, failure }
+    let one = run(1, &trainer(steps));
+    for way in Way::ALL {
+        let (apart, failure) = match (&one, run(2, &way.trainer(steps))) {
+            (Ok(one), Ok(two)) => {
+                let apart = one.iter().zip(&two).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+                let same = one.len() == two.len() && apart <= TOLERANCE;
+                (apart, (!same).then(|| format!("one rank has the losses {one:?}, two have {two:?}")))
+            }
+            (Err(words), _) => (0.0, Some(words.clone())),
+            (_, Err(words)) => (0.0, Some(words)),
+        };
+        tell(Finding::Run { name: way.name().to_owned(), steps, apart, tolerance: TOLERANCE, failure });
+    }
 }
 
-/// Those of a run with dropout over the first digits.
-fn losses(ranks: usize, steps: usize, device: Open<'_>) -> Result<Vec<f64>, Error> {
+/// Those of a run over the first digits.
+fn losses(ranks: usize, trainer: &Trainer, device: Open<'_>) -> Result<Vec<f64>, Error> {
     let losses = Mutex::default();
     on_ranks(ranks, device, |worker| {
         let data = open("mnist-mini", View::default(), &Places::from_env(None), &mut Silent)?;
-        let trainer = Trainer { steps: Some(steps as u64), batch_size: BATCH / ranks, ..Trainer::default() };
         let sgd = Sgd { momentum: 0.5, ..Sgd::new(0.05) };
-        let mut net = MnistNet::new(0.5);
-        trainer.fit(&worker, &mut net, sgd, data.train, None, &mut Losses(&losses)).map(drop)
+        trainer.fit(&worker, &mut net(), sgd, data.train, None, &mut Losses(&losses)).map(drop)
     })?;
     Ok(losses.into_inner().expect("nobody panics while it holds this"))
 }

@@ -19,7 +19,7 @@ use phalanx_parallel::{
     Compress, Ddp, DdpConfig, Fsdp, LogicalShards, LogicalShardsConfig, ModelParallel, ModelParallelConfig,
     Pass, Sharded, SingleDevice, Strategy, Sync,
 };
-use phalanx_tensor::autocast;
+use phalanx_tensor::{Arena, autocast};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -310,7 +310,6 @@ impl<'a> Run<'a> {
             let place = here.then(|| self.parameters.first_not_finite()).flatten();
             return Err(Error::Diverged { loss, step, place });
         }
-        let own = self.strategy.own_parameters(self.parameters);
         // A norm that is at hand tells as much about the gradients as looking at each.
         let look = match norm {
             // The step is left out, and the next one has a smaller scale, as long as there is one.
@@ -320,7 +319,7 @@ impl<'a> Run<'a> {
             Some(norm) => on_nan != OnNan::Ignore && !norm.is_finite(),
             None => on_nan == OnNan::Stop,
         };
-        match look.then(|| own.first_gradient_not_finite()).flatten() {
+        match look.then(|| self.strategy.first_gradient_not_finite(self.parameters)).flatten() {
             Some(place) => Err(Error::BadGradient { step, place }),
             None => Ok(()),
         }
@@ -444,7 +443,11 @@ fn strategy(
     }
     let local = trainer.local.make()?;
     // What is added up in several passes isn't replayed, so nothing is kept for it.
-    let replays = trainer.graphs && trainer.accumulate == 1;
+    let replays = trainer.graphs && trainer.accumulate == 1 && trainer.sharded.is_none();
+    // What was shared out among more ranks than are left is one again.
+    parameters.values().join();
+    parameters.grads().arena().join();
+    parameters.grads().casts().iter().for_each(Arena::join);
     Ok(match (trainer.logical_shards, group.world_size()) {
         (Some(shards), _) => {
             if let Some((what, _)) = beside_shards.into_iter().find(|(_, asked)| *asked) {

@@ -1,23 +1,24 @@
 //! What ranks with GPUs share out among themselves: each stage of ZeRO, on a GPU a rank or on one that they share.
 
 use crate::fake::fake;
-use crate::{RULE, TOLERANCE, check_of, gpu, gpu_of, near, net, run_of, trainer};
+use crate::{RULE, TOLERANCE, Told, check_of, gpu, gpu_of, near, net, run_of, trainer};
 use phalanx::checkpoint::{CheckpointConfig, Every};
 use phalanx::comm::Group;
 use phalanx::data::{Places, Silent, View, open};
 use phalanx::nn::optim::{AdamW, Clip};
-use phalanx::nn::{Flatten, Linear, Relu, Sequential};
-use phalanx::parallel::{BetweenGpus, FsdpConfig, Sharded};
-use phalanx::tensor::Device;
-use phalanx::{Event, Observer, Trainer, Worker};
+use phalanx::nn::{Ctx, Dropout, Flatten, Linear, Loss, Module, Parameters, Relu, Sequential, Visitor};
+use phalanx::parallel::{BetweenGpus, Fsdp, FsdpConfig, Here, Pass, Sharded, Strategy};
+use phalanx::tensor::{DType, Device, Tensor};
+use phalanx::{Event, Observer, OnNan, Precision, Trainer, Worker};
 use phalanx_fake_cuda::{Count, FakeCuda};
-use std::sync::Mutex;
+use std::sync::{Mutex, mpsc};
+use std::time::Duration;
 
 pub(crate) const STAGES: [Sharded; 3] = [Sharded::States, Sharded::Gradients, Sharded::Parameters];
 
 fn sharded(sharded: Sharded, between_gpus: BetweenGpus) -> Trainer {
     let clip = Clip { norm: Some(0.5), value: Some(0.05) };
-    let config = FsdpConfig { sharded, unit_bytes: 0, between_gpus };
+    let config = FsdpConfig { sharded, unit_bytes: 0, between_gpus, offload: false };
     Trainer { sharded: Some(config), clip, steps: Some(3), ..trainer() }
 }
 
@@ -50,7 +51,7 @@ fn units_come_and_are_summed_from_gpu_to_gpu() {
     let Some(fake) = fake() else { return };
     fake.gpus(2);
     let calls = || ["ncclAllGather", "ncclReduceScatter"].map(|call| fake.nccl().calls(call));
-    for (stage, gathers) in STAGES.into_iter().zip([1, 1, 2]) {
+    for (stage, gathers) in STAGES.into_iter().zip([3 * 3, 3 * 3, 3 * (3 + 2) + 3]) {
         let by = |between_gpus| {
             let trainer = Trainer { clip: Clip::default(), ..sharded(stage, between_gpus) };
             let (before, down) = (calls(), fake.count(Count::BytesDown));
@@ -60,8 +61,9 @@ fn units_come_and_are_summed_from_gpu_to_gpu() {
         };
         let (called, down) = by(BetweenGpus::Nccl);
         let (none, more) = by(BetweenGpus::Host);
-        // Two ranks, three steps, three units with parameters: values come once a step where they stay, else forward and backward.
-        assert_eq!((called, none), ([2 * 3 * 3 * gathers, 2 * 3 * 3], [0, 0]), "{stage:?}");
+        // Two ranks, three steps, three units with parameters: values come once a step where they stay, else forward, backward but for
+        // the last, which is here, and in the end.
+        assert_eq!((called, none), ([2 * gathers, 2 * 3 * 3], [0, 0]), "{stage:?}");
         assert!(more > down + 2 * 3 * 4 * 1440, "{stage:?}: {down} bytes by NCCL, {more} by way of the host");
     }
 }
@@ -89,8 +91,9 @@ fn a_rank_has_no_more_memory_than_its_stage_needs() {
         let first = first.then(Linear::new(16, WIDE));
         (0..12).fold(first, |net, _| net.then(Relu).then(Linear::new(WIDE, WIDE))).then(Linear::new(WIDE, 10))
     };
-    let most = |sharded: Option<Sharded>| {
-        let config = sharded.map(|sharded| FsdpConfig { sharded, unit_bytes: 0, ..FsdpConfig::default() });
+    let most = |(sharded, offload): (Option<Sharded>, bool)| {
+        let config = |sharded| FsdpConfig { sharded, unit_bytes: 0, offload, ..FsdpConfig::default() };
+        let config = sharded.map(config);
         let trainer = Trainer { sharded: config, steps: Some(2), ..trainer() };
         let found = Mutex::new(0);
         std::thread::scope(|scope| {
@@ -114,14 +117,16 @@ fn a_rank_has_no_more_memory_than_its_stage_needs() {
         found.into_inner().unwrap()
     };
     let model = 4 * (784 * 16 + 16 * WIDE + 12 * WIDE * WIDE + 10 * WIDE);
-    let [whole, states, gradients, parameters] =
-        [None, Some(Sharded::States), Some(Sharded::Gradients), Some(Sharded::Parameters)].map(most);
+    let [states, gradients, parameters] = STAGES.map(|stage| most((Some(stage), false)));
+    let (whole, offloaded) = (most((None, false)), most((Some(Sharded::Parameters), true)));
     // Of each of four arenas as long as the model, one rank of four has a quarter where it is shared out; of values and gradients beside
     // that a few units, each a thirteenth of the model, in buffers that are at most a quarter too large.
     let others = 3 * model / 4;
-    let told = format!("model {model}: {whole} bytes, {states}, {gradients}, {parameters}");
+    let told = format!("model {model}: {whole} bytes, {states}, {gradients}, {parameters}, {offloaded}");
     assert!(states + 2 * others * 9 / 10 < whole, "{told}");
     assert!(gradients + others / 2 < states && parameters + others / 2 < gradients, "{told}");
+    // A quarter of each arena more lies in the host's memory.
+    assert!(offloaded + model * 9 / 10 < parameters, "{told}");
 }
 
 /// Nobody waits for a unit, and what comes and goes is in buffers that are used again.
@@ -139,9 +144,12 @@ fn a_step_of_units_takes_no_memory_and_waits_for_the_loss_and_the_sums() {
             }
         }
     }
-    for stage in STAGES {
+    // Several units, and one.
+    for (stage, unit_bytes) in STAGES.into_iter().flat_map(|stage| [(stage, 0), (stage, 1 << 20)]) {
         let trainer = sharded(stage, BetweenGpus::Nccl);
-        let trainer = Trainer { steps: Some(8), clip: Clip::default(), batch_size: 4, ..trainer };
+        let config = trainer.sharded.map(|config| FsdpConfig { unit_bytes, ..config });
+        let trainer =
+            Trainer { steps: Some(8), clip: Clip::default(), batch_size: 4, sharded: config, ..trainer };
         let counted = Mutex::new(Vec::new());
         std::thread::scope(|scope| {
             for group in Group::threads(2) {
@@ -162,7 +170,7 @@ fn a_step_of_units_takes_no_memory_and_waits_for_the_loss_and_the_sums() {
         let counted = counted.into_inner().unwrap();
         // Ranks are at most a step apart, so what both count over the last steps is of about as many.
         let rose: Vec<u64> = (0..5).map(|i| counted[7][i] - counted[4][i]).collect();
-        assert_eq!(&rose[..4], [0; 4], "{stage:?}: {rose:?}");
+        assert_eq!(&rose[..4], [0; 4], "{stage:?}, {unit_bytes}: {rose:?}");
         assert!(rose[4] <= 2 * 4 * 4, "{stage:?}: {} bytes came to the host, where losses have 4", rose[4]);
     }
 }
@@ -201,4 +209,178 @@ fn a_run_goes_on_from_the_parts_of_others() {
         }
     }
     assert_eq!(fake.damage(), [""; 0]);
+}
+
+/// What ranks hold lies in the host's memory, where the optimizer moves it.
+#[test]
+fn what_is_held_in_the_hosts_memory_learns_the_same() {
+    let Some(fake) = fake() else { return };
+    fake.gpus(3);
+    for between_gpus in [BetweenGpus::Nccl, BetweenGpus::Host] {
+        let trainer = Trainer { accumulate: 2, ..sharded(Sharded::Parameters, between_gpus) };
+        let config = trainer.sharded.map(|config| FsdpConfig { offload: true, ..config });
+        let offloaded = Trainer { sharded: config, ..trainer.clone() };
+        for ranks in [2, 3] {
+            let of = |trainer: &Trainer| run_of(&net, trainer, ranks, &|rank| gpu_of(&fake, rank));
+            let ((want, want_left), (got, left)) = (of(&trainer), of(&offloaded));
+            let apart = |got: f64, want: f64| (got - want).abs() <= TOLERANCE;
+            assert!(got.losses.iter().zip(&want.losses).all(|(got, want)| apart(*got, *want)));
+            assert!(got.norms.iter().zip(&want.norms).all(|(got, want)| apart(got.unwrap(), want.unwrap())));
+            for (got, want) in left.iter().zip(&want_left) {
+                assert_eq!(got.is_some(), want.is_some());
+                got.iter().zip(want).for_each(|(got, want)| near(got, want));
+            }
+        }
+    }
+    assert_eq!(fake.damage(), [""; 0]);
+    let refused = |trainer: Trainer, device: &(dyn Fn() -> Device + Sync)| {
+        let config = trainer.sharded.map(|config| FsdpConfig { offload: true, ..config });
+        let trainer = Trainer { sharded: config, ..trainer };
+        let words = Mutex::new(String::new());
+        std::thread::scope(|scope| {
+            for group in Group::threads(2) {
+                let (trainer, words) = (&trainer, &words);
+                scope.spawn(move || {
+                    let worker = Worker::with_device(group, device());
+                    let data =
+                        open("mnist-mini", View::default(), &Places::from_env(None), &mut Silent).unwrap();
+                    let trained =
+                        trainer.fit(&worker, &mut net(), RULE, data.train, None, &mut Told::default());
+                    *words.lock().unwrap() = trained.map(drop).unwrap_err().to_string();
+                });
+            }
+        });
+        words.into_inner().unwrap()
+    };
+    let words = refused(sharded(Sharded::Parameters, BetweenGpus::Host), &|| Device::cpu(1));
+    assert!(words.contains("parallel.offload: the model lies in the host's memory"), "{words}");
+    let words = refused(sharded(Sharded::Gradients, BetweenGpus::Host), &|| gpu(&fake));
+    assert!(words.contains("parallel.offload: parameters aren't shared out"), "{words}");
+}
+
+/// From the second step on a unit comes as what products make of it, but for what is read in float32.
+#[test]
+fn units_come_in_16_bits_where_products_are_made_in_them() {
+    let Some(fake) = fake() else { return };
+    fake.gpus(2);
+    let gathered = |steps: u64| {
+        let trainer = sharded(Sharded::Parameters, BetweenGpus::Nccl);
+        let trainer = Trainer { precision: Precision::Bfloat16, steps: Some(steps), ..trainer };
+        let before = fake.nccl().log().len();
+        run_of(&dense, &trainer, 2, &|rank| gpu_of(&fake, rank));
+        let log = fake.nccl().log();
+        let of = |dtype: &str| {
+            let gathers = log[before..].iter().filter(|line| line.starts_with("ncclAllGather"));
+            gathers.filter(|line| line.contains(dtype)).count()
+        };
+        [of("type=7"), of("type=9")]
+    };
+    let (one, three) = (gathered(1), gathered(3));
+    // Two ranks, two units: forward, backward the first alone, since the last is here, and in the end both, whole.
+    assert_eq!(one, [2 * (3 + 2), 0]);
+    assert_eq!(three, [2 * (3 + 2), 2 * 2 * 3]);
+}
+
+/// Gradients that are no numbers are found where a rank holds them, and named.
+#[test]
+fn a_gradient_that_is_no_number_is_found_in_a_ranks_part() {
+    let Some(fake) = fake() else { return };
+    fake.gpus(2);
+    // Its loss is a number, and the gradient of what is before it isn't.
+    struct Root;
+    impl Module for Root {
+        fn forward(&self, x: &Tensor, _: &mut Ctx) -> Tensor {
+            x + &(x - x).sqrt()
+        }
+
+        fn visit(&mut self, _: &mut Visitor<'_>) {}
+    }
+    let found = |stage: Sharded, on_nan: OnNan, clip: Clip, spoilt: bool| {
+        let trainer = Trainer { on_nan, clip, ..sharded(stage, BetweenGpus::Nccl) };
+        let words = Mutex::new(Vec::new());
+        std::thread::scope(|scope| {
+            for group in Group::threads(2) {
+                let (fake, trainer, words) = (&fake, &trainer, &words);
+                scope.spawn(move || {
+                    let worker = Worker::with_device(group.clone(), gpu_of(fake, group.rank().index()));
+                    let data =
+                        open("mnist-mini", View::default(), &Places::from_env(None), &mut Silent).unwrap();
+                    let mut net = if spoilt { dense().then(Root) } else { dense() };
+                    let trained =
+                        trainer.fit(&worker, &mut net, RULE, data.train, None, &mut Told::default());
+                    let error = trained.map(drop).err().map(|error| error.to_string());
+                    words.lock().unwrap().push(error.unwrap_or_default());
+                });
+            }
+        });
+        words.into_inner().unwrap()
+    };
+    let clip = Clip { norm: Some(0.5), value: None };
+    for stage in STAGES {
+        for (on_nan, clip) in [(OnNan::Stop, Clip::default()), (OnNan::Loss, clip)] {
+            assert_eq!(found(stage, on_nan, clip, false), ["", ""], "{stage:?}");
+            let words = found(stage, on_nan, clip, true);
+            assert!(
+                words.iter().any(|words| words.contains("the gradient of 1.weight is NaN")),
+                "{stage:?}: {words:?}"
+            );
+        }
+    }
+}
+
+/// However much a pass would give its GPU to do behind a gather that never comes, it finds out.
+#[test]
+fn a_pass_that_another_rank_never_makes_ends_at_its_time_limit() {
+    let Some(fake) = fake() else { return };
+    fake.gpus(2);
+    let net = || {
+        (0..14).fold(Sequential::new().then(Flatten), |net, _| {
+            net.then(Linear::new(784, 784)).then(Dropout::new(0.5))
+        })
+    };
+    for stage in STAGES {
+        let (done, is_done) = mpsc::channel();
+        std::thread::scope(|scope| {
+            let mut groups =
+                Group::threads(2).into_iter().map(|group| group.with_timeout(Duration::from_secs(2)));
+            let (group, other) = (groups.next().unwrap(), groups.next().unwrap());
+            let prepared = |group: Group, device: &Device, net: &mut Sequential| {
+                let parameters = Parameters::build(net, device, 3);
+                let config = FsdpConfig { sharded: stage, unit_bytes: 0, ..FsdpConfig::default() };
+                let mut fsdp = Fsdp::new(group, net, &parameters, config).unwrap();
+                fsdp.prepare(&parameters).unwrap();
+                fsdp.begin(&parameters, Here::All).unwrap();
+                (fsdp, parameters)
+            };
+            let (end, is_end) = mpsc::channel::<()>();
+            let (fake, net) = (&fake, &net);
+            scope.spawn(move || {
+                let _fsdp = prepared(other, &gpu_of(fake, 1), &mut net());
+                // It lives, and makes no pass.
+                is_end.recv().unwrap_err();
+            });
+            scope.spawn(move || {
+                let (device, mut net) = (gpu_of(fake, 0), net());
+                let (mut fsdp, parameters) = prepared(group, &device, &mut net);
+                let pass = Pass {
+                    model: &net,
+                    parameters: &parameters,
+                    loss: Loss::Mse,
+                    input: Tensor::ones(&device, [1, 1, 28, 28], DType::F32),
+                    target: Tensor::ones(&device, [1, 784], DType::F32),
+                    ctx: Ctx::train(0, 0, vec![0].into()),
+                    weight: 0.5,
+                    sync: phalanx::parallel::Sync::Now,
+                };
+                let made = fsdp.pass(&pass).map(drop).and_then(|()| fsdp.finish(&parameters));
+                fsdp.part(&parameters, Some("it is late"));
+                drop(end);
+                done.send(made.unwrap_err().to_string()).unwrap();
+            });
+            let words = is_done.recv_timeout(Duration::from_secs(90));
+            // A thread that hangs would keep the test for good.
+            let Ok(words) = words else { std::process::abort() };
+            assert!(words.contains("rank 1") || words.contains("2 s"), "{stage:?}: {words}");
+        });
+    }
 }

@@ -11,6 +11,9 @@ use std::ops::Range;
 
 /// Pinned buffers that are kept; with all of them on their way, a copy waits for one.
 const MOST_STAGING: usize = 16;
+/// Bytes of a small one, and how many of these are kept.
+const SMALL: usize = 1 << 16;
+const MOST_SMALL: usize = 512;
 /// Bytes of a pinned buffer that values go through: enough to keep the bus busy, few enough to be kept.
 pub(super) const PIECE_BYTES: usize = 8 << 20;
 
@@ -102,6 +105,11 @@ impl Engine {
         lock(&self.staging).push(pinned);
     }
 
+    /// Takes a buffer back, whose bytes may still be on their way.
+    pub(crate) fn leave_pinned(&self, pinned: Pinned) {
+        lock(&self.staging).push(pinned);
+    }
+
     /// Whether nobody has to wait for a buffer's bytes.
     #[track_caller]
     pub(crate) fn is_here(pinned: &Pinned) -> bool {
@@ -127,13 +135,16 @@ impl Engine {
         // The one that was used longest ago comes first.
         let fits = |pinned: &Pinned| pinned.len() >= bytes && pinned.len() / 4 <= bytes.max(1 << 16);
         let idle = kept.iter().position(|pinned| fits(pinned) && succeeded(pinned.is_idle()));
-        let full = kept.len() >= MOST_STAGING;
+        // A few large ones do for anything; of small ones nobody is to wait for one while a GPU stands still.
+        let is_alike = |pinned: &Pinned| (pinned.len() <= SMALL) == (bytes <= SMALL);
+        let most = if bytes <= SMALL { MOST_SMALL } else { MOST_STAGING };
+        let full = kept.iter().filter(|pinned| is_alike(pinned)).count() >= most;
         let found = idle.or_else(|| if full { kept.iter().position(fits) } else { None });
         match found {
             Some(found) => kept.remove(found),
             None => {
-                if full {
-                    kept.remove(0);
+                if let Some(first) = kept.iter().position(is_alike).filter(|_| full) {
+                    kept.remove(first);
                 }
                 succeeded(self.gpu().pinned(bytes.next_power_of_two().max(1 << 12)))
             }

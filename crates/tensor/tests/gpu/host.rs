@@ -248,3 +248,35 @@ fn what_a_gpu_cannot_do_is_named() {
     let words = *refused.unwrap_err().downcast::<String>().unwrap();
     assert!(words.contains("exponential") && words.contains("f64"), "{words}");
 }
+
+/// Cut into one piece or into several, memory goes to other tensors while it is given back, and nobody waits for it.
+#[test]
+fn an_arena_that_is_cut_lends_its_memory_and_is_one_again() {
+    let Some(rig) = rig(1) else { return };
+    let layout = Layout::new(&[[300].into(), [2000].into(), [5].into()]);
+    let runs: [&[std::ops::Range<usize>]; 2] = [std::slice::from_ref(&(0..3)), &[0..1, 1..3]];
+    for runs in runs {
+        let arena = Arena::new(&rig, DType::F32, &layout);
+        let values: Vec<f32> = (0..layout.len()).map(|i| i as f32).collect();
+        arena.write_flat(&values);
+        arena.cut(runs);
+        assert_eq!(arena.read_flat::<f32>(), values, "{runs:?}: values stay");
+        let last = runs[runs.len() - 1].clone();
+        let mut span = arena.set_aside::<f32>(last.clone());
+        span.give_back(0..span.count());
+        let held = rig.held_bytes();
+        // As large as what was given back, so in its place.
+        let other = Tensor::zeros(&rig, [layout.span(last.clone()).len()], DType::F32);
+        assert_eq!(rig.held_bytes(), held, "{runs:?}");
+        drop(other);
+        drop(span);
+        assert_eq!(arena.tensor(1).to_vec::<f32>(), [0.0; 2000], "what comes anew");
+        let kept = if runs.len() > 1 { &values[..300] } else { &[0.0; 300] };
+        assert_eq!(arena.tensor(0).to_vec::<f32>(), kept, "{runs:?}");
+        arena.write_flat(&values);
+        arena.join();
+        arena.scale(2.0);
+        let doubled: Vec<f32> = values.iter().map(|value| 2.0 * value).collect();
+        assert_eq!(arena.read_flat::<f32>(), doubled, "{runs:?}: in one run again");
+    }
+}
