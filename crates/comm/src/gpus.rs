@@ -160,8 +160,13 @@ impl GpuGroup {
         let look = || Ok(self.exchange.is_ready()? && mark.0.is_done()?);
         let mut watched = Watched { what, look, failed: None, left: None };
         self.group.wait_elsewhere(deadline, &mut watched).inspect_err(|_| end(&self.exchange))?;
-        self.spare.lock().unwrap_or_else(PoisonError::into_inner).push(mark.0);
+        self.forget(mark);
         Ok(())
+    }
+
+    /// Takes a mark back that nobody waits for.
+    pub fn forget(&self, mark: Mark) {
+        self.spare.lock().unwrap_or_else(PoisonError::into_inner).push(mark.0);
     }
 
     /// The numbers become the reduction of all ranks' numbers. Panics for a reduction that NCCL doesn't have: those of bits.

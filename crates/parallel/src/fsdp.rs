@@ -252,7 +252,7 @@ impl Fsdp {
         while self.summing.len() > most {
             self.finish_sum()?;
         }
-        Ok(())
+        self.store.keep_pace(true, &self.shard)
     }
 
     /// Returns when the first of the sums that were started is there.
@@ -264,7 +264,7 @@ impl Fsdp {
                 let span = moving.finish(&self.shard)?;
                 let held = held.as_mut().expect("what moves on a GPU is held apart");
                 self.parted[unit] = held.keep_sums(&self.units, unit, span);
-                return Ok(());
+                return held.mark();
             }
         };
         if self.config.sharded >= Sharded::Gradients {

@@ -230,6 +230,9 @@ impl ModelParallel {
         if let (Some(tied), Some(_)) = (&tied, config.sharded) {
             return Err(Error::TiedShards { name: tied.name(whole) });
         }
+        if config.sharded.is_some_and(|sharded| sharded.offload) && shard.is_none() {
+            return Err(Error::Offload { why: "no ranks of this mesh share anything out" });
+        }
         let inner: Box<dyn Strategy> = match (same_part, shard, config.sharded) {
             (Some(all), Some(shard), Some(sharded)) => {
                 let fsdp = Fsdp::hybrid(all, shard, replicas, &*model, &own, sharded)?;

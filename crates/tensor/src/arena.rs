@@ -355,7 +355,8 @@ impl Arena {
         }
     }
 
-    /// Has an arena that was cut lie in one run of memory again; values stay. Panics as [`Arena::cut`] does, where it was.
+    /// Has an arena that was cut lie in one run of memory again, as whatever is done to all values at once needs it; values stay. Panics
+    /// while anyone uses any parameter of one that was cut.
     #[track_caller]
     pub fn join(&self) {
         if self.is_cut() {

@@ -114,6 +114,15 @@ impl<T: Element> Fetched<T> {
         Fetched(Values::Here(values))
     }
 
+    /// Whether nobody has to wait for them.
+    #[track_caller]
+    pub fn is_here(&self) -> bool {
+        match &self.0 {
+            Values::Here(_) => true,
+            Values::Coming(pinned, ..) => pinned.as_ref().is_none_or(Engine::is_here),
+        }
+    }
+
     pub(crate) fn coming(pinned: Pinned, count: usize, device: &Device) -> Fetched<T> {
         Fetched(Values::Coming(Some(pinned), count, device.clone()))
     }

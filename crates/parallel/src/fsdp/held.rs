@@ -29,14 +29,14 @@ pub(super) struct Held {
     /// The GPUs of the ranks that parameters are shared out among, if these tell each other from GPU to GPU; those of the ranks that
     /// hold the same.
     gpus: [Option<GpuGroup>; 2],
-    /// Behind gathers that the host hasn't seen done yet, in their order.
+    /// Behind gathers and sums that the host hasn't seen done yet, in their order.
     marks: VecDeque<Mark>,
     /// The GPU.
     device: Device,
     /// Of units that come in 16 bits, what is wanted in float32, of all ranks.
     wide: Vec<Option<Arena>>,
     /// Gradients on their way to the host, and where they belong.
-    fetched: Vec<(usize, Fetched<f32>)>,
+    fetched: VecDeque<(usize, Fetched<f32>)>,
 }
 
 /// Where values or gradients lie that a rank holds.
@@ -106,7 +106,7 @@ impl Part {
 pub(super) enum Moving<T: Element = f32> {
     OnGpus(Result<GpuWork<GpuSpan<T>>, phalanx_comm::Error>),
     ByHost(Work<Piece<HostSpan<T>>>),
-    /// A unit of which nothing is shared out.
+    /// A unit of which nothing is anybody else's.
     Nothing(Span<T>),
 }
 
@@ -161,7 +161,7 @@ impl Held {
             marks: VecDeque::new(),
             device,
             wide: Vec::new(),
-            fetched: Vec::new(),
+            fetched: VecDeque::new(),
         }))
     }
 
@@ -320,10 +320,21 @@ impl Held {
         if self.is_offloaded() {
             let fetch = |part: Part| (part.held, span.fetch(part.of(&units[unit])));
             self.fetched.extend(parts.into_iter().map(fetch));
+            // They come in order, and no more pinned memory is taken than what is on its way needs.
+            self.take_fetched(|fetched| fetched.is_here());
         } else {
             self.grads.keep(&parts, &units[unit], &span);
         }
         self.grads.leave(&mut span)
+    }
+
+    /// Puts gradients that came to the host where they belong, up to the first of which `may` says no.
+    fn take_fetched(&mut self, may: impl Fn(&Fetched<f32>) -> bool) {
+        let mut grads = self.grads.arena.flat_mut::<f32>();
+        while let Some((at, fetched)) = self.fetched.front().filter(|(_, fetched)| may(fetched)) {
+            grads[*at..at + fetched.len()].copy_from_slice(fetched);
+            self.fetched.pop_front();
+        }
     }
 
     /// Forgets gradients that are on their way.
@@ -332,14 +343,14 @@ impl Held {
         self.marks.clear();
     }
 
-    /// Notes that the compute stream waits for a gather from here on.
+    /// Notes that the compute stream waits for a gather or a sum from here on.
     pub(super) fn mark(&mut self) -> Result<(), Error> {
         let mark = self.gpus[0].as_ref().map(GpuGroup::mark).transpose()?;
         self.marks.extend(mark);
         Ok(())
     }
 
-    /// Waits for gathers that were marked but for the last few.
+    /// Waits for what was marked but for the last few.
     pub(super) fn keep_pace(&mut self, are_away: bool, group: &Group) -> Result<(), Error> {
         let most = if are_away && !self.is_offloaded() { MOST_AHEAD } else { 0 };
         while self.marks.len() > most {
@@ -420,12 +431,18 @@ impl Held {
         elements: Range<usize>,
         group: &Group,
     ) -> Moving<T> {
+        if group.world_size() == 1 {
+            return Moving::Nothing(span);
+        }
         let by_host = |piece| group.start_all_gather(piece);
         self.start(span, elements, |gpus, span| gpus.start_all_gather(span), by_host)
     }
 
     /// Has a unit's gradients be summed.
     pub(super) fn sum(&self, units: &[Unit], unit: usize, span: Span<f32>, group: &Group) -> Moving {
+        if group.world_size() == 1 {
+            return Moving::Nothing(span);
+        }
         self.start(
             span,
             units[unit].shared_out.clone(),
@@ -462,10 +479,11 @@ impl Held {
     ) -> Result<(), Error> {
         if self.is_offloaded() {
             self.watch(SUMS, shard)?;
-            let mut grads = self.grads.arena.flat_mut::<f32>();
-            for (at, fetched) in self.fetched.drain(..) {
-                grads[at..at + fetched.len()].copy_from_slice(&fetched);
-            }
+            self.take_fetched(|_| true);
+        }
+        if replicas.is_some() {
+            // Whoever is lost is found by those that wait for him.
+            self.watch(SUMS, shard)?;
         }
         let arena = &self.grads.arena;
         let sum_over = |replicas: &Group, params: Range<usize>| -> Result<(), Error> {
@@ -505,16 +523,29 @@ impl Held {
             }
             None => {}
         }
-        self.watch(SUMS, shard)?;
+        match (&self.gpus[1], replicas) {
+            (Some(gpus), Some(replicas)) => gpus.watch(SUMS, Deadline::after(replicas.timeout()))?,
+            _ => self.watch(SUMS, shard)?,
+        }
         each(&mut sums, &mut |rest, sums| arena.write_elements(rest, sums));
+        self.forget_marks();
         Ok(())
     }
 
     /// Waits until this rank's GPU has done all that it was given, of which operations among GPUs may be a part: fails where these do.
     /// Nobody waits where there are none.
     pub(super) fn watch(&self, what: &str, group: &Group) -> Result<(), Error> {
-        let mut gpus = self.gpus.iter().flatten();
-        Ok(gpus.try_for_each(|gpus| gpus.watch(what, Deadline::after(group.timeout())))?)
+        match self.gpus.iter().flatten().next() {
+            Some(gpus) => Ok(gpus.watch(what, Deadline::after(group.timeout()))?),
+            None => Ok(()),
+        }
+    }
+
+    /// Forgets marks, all of which the GPU has come to.
+    pub(super) fn forget_marks(&mut self) {
+        if let Some(gpus) = &self.gpus[0] {
+            self.marks.drain(..).for_each(|mark| gpus.forget(mark));
+        }
     }
 
     /// Ends what ranks tell each other from GPU to GPU.
@@ -523,7 +554,7 @@ impl Held {
     }
 }
 
-/// Units whose gathers the host may have put behind it while its GPU waits for them.
-const MOST_AHEAD: usize = 2;
+/// Gathers and sums that the host may have put behind it while its GPU waits for them: those of two units.
+const MOST_AHEAD: usize = 4;
 /// What is waited for at the end of a step.
 const SUMS: &str = "the sums of gradients";

@@ -281,14 +281,17 @@ impl Store {
         self.held.as_mut().map_or(Ok(()), Held::mark)
     }
 
-    /// Waits until the GPU is not far behind the units that came: nowhere, unless they go `away` after each use, and then a few.
+    /// Waits until the GPU is not far behind what was gathered or summed: a few units, if they go `away` after each use, else none.
     pub(super) fn keep_pace(&mut self, are_away: bool, group: &Group) -> Result<(), Error> {
         self.held.as_mut().map_or(Ok(()), |held| held.keep_pace(are_away, group))
     }
 
     /// Waits for what units that came from GPU to GPU are used for.
-    pub(super) fn watch(&self, what: &str, group: &Group) -> Result<(), Error> {
-        self.held.as_ref().map_or(Ok(()), |held| held.watch(what, group))
+    pub(super) fn watch(&mut self, what: &str, group: &Group) -> Result<(), Error> {
+        let Some(held) = &mut self.held else { return Ok(()) };
+        held.watch(what, group)?;
+        held.forget_marks();
+        Ok(())
     }
 
     /// Gives a unit back but for this rank's part, if it is here.

@@ -279,6 +279,10 @@ impl Recipe {
         }
         if strategy == "fsdp" {
             needs_whole("under the strategy fsdp")?;
+            if self.parallel.offload && self.parallel.zero.is_some_and(|stage| stage < 3) {
+                let expected = "false where fsdp doesn't share out parameters, or parallel.zero=3".to_owned();
+                return refuse("parallel.offload", expected, "true".into());
+            }
             if let Some(ema) = self.train.ema.filter(|_| self.parallel.zero.is_none_or(|stage| stage == 3)) {
                 let expected = "left out where fsdp shares out parameters, or parallel.zero=2".to_owned();
                 return refuse("train.ema", expected, ema.to_string());

@@ -551,6 +551,11 @@ fn what_a_strategy_of_several_devices_cannot_have_is_refused() {
         &[pipeline, "parallel.logical_shards=2"],
         "--set: parallel.logical_shards must be left out under the strategy pipeline, got: 2",
     );
+    check(
+        &["parallel.strategy=fsdp", "parallel.zero=2", "parallel.offload=true"],
+        "--set: parallel.offload must be false where fsdp doesn't share out parameters, or parallel.zero=3, got: true",
+    );
+    assert!(set("mnist", &["parallel.strategy=fsdp", "parallel.offload=true"]).is_ok());
     let error = set("mnist", &["parallel.micro_batches=4"]).unwrap_err();
     let words = "parallel.micro_batches must be left out without --strategy pipeline or parallel.pipeline";
     assert!(error.contains(words), "{error}");

@@ -437,7 +437,8 @@ fn strategy(
         if let Some((what, _)) = beside.into_iter().find(|(_, asked)| *asked) {
             return Err(Error::BesideSharding { what });
         }
-        if group.world_size() > 1 {
+        // A rank alone shares nothing out, but may have no room on its GPU.
+        if group.world_size() > 1 || config.offload {
             return Ok(Box::new(Fsdp::new(group.clone(), model, parameters, config)?));
         }
     }

@@ -220,7 +220,8 @@ fn what_is_held_in_the_hosts_memory_learns_the_same() {
         let trainer = Trainer { accumulate: 2, ..sharded(Sharded::Parameters, between_gpus) };
         let config = trainer.sharded.map(|config| FsdpConfig { offload: true, ..config });
         let offloaded = Trainer { sharded: config, ..trainer.clone() };
-        for ranks in [2, 3] {
+        // A rank alone shares nothing out, and has as little on its GPU.
+        for ranks in [1, 2, 3] {
             let of = |trainer: &Trainer| run_of(&net, trainer, ranks, &|rank| gpu_of(&fake, rank));
             let ((want, want_left), (got, left)) = (of(&trainer), of(&offloaded));
             let apart = |got: f64, want: f64| (got - want).abs() <= TOLERANCE;
@@ -382,5 +383,25 @@ fn a_pass_that_another_rank_never_makes_ends_at_its_time_limit() {
             let Ok(words) = words else { std::process::abort() };
             assert!(words.contains("rank 1") || words.contains("2 s"), "{stage:?}: {words}");
         });
+    }
+}
+
+/// Events that stand for gathers and sums are used again.
+#[test]
+fn a_step_leaves_no_events_behind() {
+    let Some(fake) = fake() else { return };
+    fake.gpus(2);
+    for (stage, unit_bytes) in STAGES.into_iter().flat_map(|stage| [(stage, 0), (stage, 1 << 20)]) {
+        let made = |steps: u64| {
+            let trainer = sharded(stage, BetweenGpus::Nccl);
+            let config = trainer.sharded.map(|config| FsdpConfig { unit_bytes, ..config });
+            let trainer = Trainer { steps: Some(steps), batch_size: 4, sharded: config, ..trainer };
+            let before = fake.calls("cuEventCreate");
+            run_of(&dense, &trainer, 2, &|rank| gpu_of(&fake, rank));
+            fake.calls("cuEventCreate") - before
+        };
+        let (few, many) = (made(4), made(12));
+        // How many are out at a time differs a little from run to run.
+        assert!(few > 0 && many <= few + 8, "{stage:?}, {unit_bytes}: {few} events in 4 steps, {many} in 12");
     }
 }
