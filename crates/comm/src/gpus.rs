@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::group::Group;
 use crate::queue::Elsewhere;
 use phalanx_cuda::nccl::{Exchange, Exchanged, Lent, Nccl, Reduction, UniqueId};
-use phalanx_cuda::{Event, Gpu, Library, Priority, Stream, Timing};
+use phalanx_cuda::{Event, Gpu, Library, Priority, Timing};
 use phalanx_wire::{Deadline, Rank};
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -30,6 +30,15 @@ pub struct GpuGroup {
 
 /// A point in what a GPU was given: see [`GpuGroup::mark`].
 pub struct Mark(Event);
+
+/// Which stream of a GPU the operations of a group go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Via {
+    /// The one that all groups share: an operation waits for those that were given before.
+    CommStream,
+    /// One of the group's own: no operation of another group's keeps this one's waiting.
+    OwnStream,
+}
 
 /// Two ranks of a group, and the group of these two.
 pub type OfTwo = ([Rank; 2], GpuGroup);
@@ -72,25 +81,14 @@ const MOST_BUS_BYTES: usize = 31;
 type Told = [u8; MOST_BUS_BYTES + 1];
 
 impl GpuGroup {
-    /// Brings NCCL's ranks together, this one with `gpu`. All ranks of the group must call it. Where NCCL can't be used, all learn
-    /// why, and the group is as good as before.
-    pub fn over(group: &Group, gpu: &Gpu) -> Result<Result<GpuGroup, Unfit>, Error> {
-        match fit(group, gpu)? {
-            Ok(nccl) => GpuGroup::join(group, &nccl, gpu, None).map(Ok),
-            Err(unfit) => Ok(Err(unfit)),
-        }
-    }
-
-    /// The same with a stream of its own, so that no operation of another group's keeps this one's waiting.
-    pub fn apart(group: &Group, gpu: &Gpu) -> Result<Result<GpuGroup, Unfit>, Error> {
-        match fit(group, gpu)? {
-            Ok(nccl) => {
-                let stream =
-                    gpu.stream(Priority::High).map_err(|error| failed(group, "a new stream", error))?;
-                GpuGroup::join(group, &nccl, gpu, Some(stream)).map(Ok)
-            }
-            Err(unfit) => Ok(Err(unfit)),
-        }
+    /// Brings NCCL's ranks together, this one with `gpu`, whose operations go `via` this stream. All ranks of the group must call it.
+    /// Where NCCL can't be used, all learn why, and the group is as good as before.
+    pub fn over(group: &Group, gpu: &Gpu, via: Via) -> Result<Result<GpuGroup, Unfit>, Error> {
+        let nccl = match fit(group, gpu)? {
+            Ok(nccl) => nccl,
+            Err(unfit) => return Ok(Err(unfit)),
+        };
+        GpuGroup::join(group, &nccl, gpu, via).map(Ok)
     }
 
     /// For each of these pairs that this rank is of, a group of these two, in this order, with a stream of its own: what the ranks of
@@ -105,8 +103,7 @@ impl GpuGroup {
         let mut own = Vec::new();
         for &pair in pairs {
             if let Some(two) = group.subgroup(&pair)? {
-                let stream = gpu.stream(Priority::High).map_err(|error| failed(&two, "a new stream", error));
-                let joined = stream.and_then(|stream| GpuGroup::join(&two, &nccl, gpu, Some(stream)));
+                let joined = GpuGroup::join(&two, &nccl, gpu, Via::OwnStream);
                 // The others wait for this rank at the next pair.
                 own.push((pair, joined.inspect_err(|error| group.abort(&error.to_string()))?));
             }
@@ -114,8 +111,14 @@ impl GpuGroup {
         Ok(Ok(own))
     }
 
-    fn join(group: &Group, nccl: &Nccl, gpu: &Gpu, own: Option<Stream>) -> Result<GpuGroup, Error> {
+    fn join(group: &Group, nccl: &Nccl, gpu: &Gpu, via: Via) -> Result<GpuGroup, Error> {
         let failed = |what: &str, error| failed(group, what, error);
+        let own = match via {
+            Via::CommStream => None,
+            Via::OwnStream => {
+                Some(gpu.stream(Priority::High).map_err(|error| failed("a new stream", error))?)
+            }
+        };
         let mut id = [0u8; UniqueId::BYTES];
         if group.rank() == Rank(0) {
             id = nccl.unique_id().map_err(|error| failed("an id for NCCL's ranks to meet", error))?.0;

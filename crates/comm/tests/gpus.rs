@@ -1,7 +1,7 @@
 //! Groups over NCCL: ranks as threads with a fake GPU each, whose streams do what they are given as late as events allow. Where
 //! there is no C++ compiler, tests say so and pass.
 
-use phalanx_comm::{Deadline, Error, GpuGroup, Group, Rank, ReduceOp, Unfit};
+use phalanx_comm::{Deadline, Error, GpuGroup, Group, Rank, ReduceOp, Unfit, Via};
 use phalanx_fake_cuda::FakeCuda;
 use phalanx_tensor::{Arena, DType, Device, GpuOptions, GpuSpan, Layout, Tensor};
 use std::path::Path;
@@ -57,7 +57,7 @@ fn ranks<R: Send>(fake: &FakeCuda, ranks: usize, n: usize, f: impl Fn(OnGpu) -> 
     std::thread::scope(|scope| {
         let run = |group: Group| {
             let device = device(fake, group.rank().index());
-            let gpus = GpuGroup::over(&group, device.gpu().unwrap()).unwrap().unwrap();
+            let gpus = GpuGroup::over(&group, device.gpu().unwrap(), Via::CommStream).unwrap().unwrap();
             // Whoever ends the group next would end it for one who is still joining.
             group.barrier().unwrap();
             let arena = Arena::new(&device, DType::F32, &Layout::new(&[[n].into(), [1].into()]));
@@ -167,7 +167,7 @@ fn numbers_are_nobody_elses_while_they_are_lent() {
     let Some(fake) = fake() else { panic!("being written, if there were a compiler") };
     let group = Group::solo();
     let device = device(&fake, 0);
-    let gpus = GpuGroup::over(&group, device.gpu().unwrap()).unwrap().unwrap();
+    let gpus = GpuGroup::over(&group, device.gpu().unwrap(), Via::CommStream).unwrap().unwrap();
     let arena = Arena::new(&device, DType::F32, &Layout::new(&[[4].into()]));
     let _work = gpus.start_all_reduce(arena.gpu_span::<f32>(0..1).unwrap(), ReduceOp::Sum).unwrap();
     arena.tensor(0).to_vec::<f32>();
@@ -208,7 +208,7 @@ fn why_nccl_cannot_be_used_is_told_on_all_ranks() {
             let folder = if without == Some(rank) { bare.path() } else { fake.folder() };
             let options = GpuOptions { libraries: vec![folder.to_owned()], ..GpuOptions::default() };
             let device = Device::cuda(gpus[rank] as u32, &options).unwrap();
-            let met = GpuGroup::over(&group, device.gpu().unwrap()).unwrap();
+            let met = GpuGroup::over(&group, device.gpu().unwrap(), Via::CommStream).unwrap();
             // The group is as good as before.
             group.barrier().unwrap();
             met.err()
@@ -323,7 +323,7 @@ fn a_group_that_is_rebuilt_has_a_communicator_of_its_own() {
         let OnGpu { group, gpus, arena, .. } = own;
         drop(gpus);
         let group = group.rebuild(&[Rank(0), Rank(1)], phalanx_comm::Generation(1)).unwrap();
-        let gpus = GpuGroup::over(&group, arena.device().gpu().unwrap()).unwrap().unwrap();
+        let gpus = GpuGroup::over(&group, arena.device().gpu().unwrap(), Via::CommStream).unwrap().unwrap();
         arena.write_flat(&vec![2.0f32; arena.layout().len()]);
         drop(
             gpus.start_all_reduce(arena.gpu_span::<f32>(0..1).unwrap(), ReduceOp::Sum)

@@ -1,7 +1,7 @@
 //! Whether the ranks of a group exchange numbers from GPU to GPU, or by way of the host.
 
 use crate::error::Error;
-use phalanx_comm::{GpuGroup, Group, Rank, Unfit};
+use phalanx_comm::{GpuGroup, Group, Rank, Unfit, Via};
 use phalanx_tensor::Device;
 
 /// The way that numbers take from GPU to GPU.
@@ -20,22 +20,15 @@ pub enum BetweenGpus {
 impl BetweenGpus {
     /// The GPUs of a group's ranks, this one's being `device`, if they are to exchange `what` among themselves. All ranks of the group
     /// must come with the same.
-    pub(crate) fn meet(self, what: &str, group: &Group, device: &Device) -> Result<Option<GpuGroup>, Error> {
-        match device.gpu().filter(|_| self.is_tried(group, device)) {
-            Some(gpu) => self.found(what, group, GpuGroup::over(group, gpu)?),
-            None => Ok(None),
-        }
-    }
-
-    /// The same on a stream of their own, so that what ranks exchange elsewhere keeps none of it waiting.
-    pub(crate) fn meet_apart(
+    pub(crate) fn meet(
         self,
         what: &str,
         group: &Group,
         device: &Device,
+        via: Via,
     ) -> Result<Option<GpuGroup>, Error> {
         match device.gpu().filter(|_| self.is_tried(group, device)) {
-            Some(gpu) => self.found(what, group, GpuGroup::apart(group, gpu)?),
+            Some(gpu) => self.found(what, group, GpuGroup::over(group, gpu, via)?),
             None => Ok(None),
         }
     }

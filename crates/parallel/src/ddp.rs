@@ -18,7 +18,7 @@ use crate::local::{Local, Pass, weighted};
 use crate::replay::{Beside, Replays};
 use crate::single::{Nobody, begin};
 use crate::strategy::{Place, Strategy, Sync, in_one_go};
-use phalanx_comm::{Deadline, GpuGroup, GpuWork, Group, Rank, ReduceOp};
+use phalanx_comm::{Deadline, GpuGroup, GpuWork, Group, Rank, ReduceOp, Via};
 use phalanx_nn::Parameters;
 use phalanx_tensor::{Arena, GpuSpan, GradSink, LeafId, SumOverBatch, Tensor};
 use std::collections::VecDeque;
@@ -323,7 +323,7 @@ impl Ddp {
     /// The ranks' GPUs, if gradients are to go from one to another.
     fn meet_on_gpus(&self, parameters: &Parameters) -> Result<Option<GpuGroup>, Error> {
         let between = if self.is_hooked { BetweenGpus::Host } else { self.config.between_gpus };
-        between.meet("gradients", &self.group, parameters.grads().arena().device())
+        between.meet("gradients", &self.group, parameters.grads().arena().device(), Via::CommStream)
     }
 
     /// Every rank gets rank 0's buffers (D-SAME).

@@ -386,9 +386,8 @@ impl Strategy for Fsdp {
                 return parameters.load_one(name, values);
             }
             let (at, laid) = (parameters.layout().range(i), parameters.layout().laid(i, values));
-            held.overlaps(&self.units, &at, &held.values, |part, place| {
-                let values = &laid[part.of_model.start - at.start..part.of_model.end - at.start];
-                held.values.arena.write_elements(place, values);
+            held.overlaps(&self.units, &at, &held.values, |part, place, _| {
+                held.values.arena.write_elements(place, &laid[part]);
             });
             return;
         }
@@ -437,20 +436,18 @@ impl Strategy for Fsdp {
     }
 
     fn read_held(&self, parameters: &Parameters, elements: Range<usize>, into: &mut [f32]) {
-        match self.store.held.as_ref().filter(|held| held.values.is_apart()) {
+        match self.store.held.as_ref().filter(|held| held.values.is_apart) {
             None => parameters.values().read_elements(elements, into),
-            Some(held) => held.overlaps(&self.units, &elements, &held.values, |part, place| {
-                let at = part.of_model.start - elements.start..part.of_model.end - elements.start;
+            Some(held) => held.overlaps(&self.units, &elements, &held.values, |at, place, _| {
                 held.values.arena.read_elements(place, &mut into[at]);
             }),
         }
     }
 
     fn write_held(&self, parameters: &Parameters, elements: Range<usize>, values: &[f32]) {
-        match self.store.held.as_ref().filter(|held| held.values.is_apart()) {
+        match self.store.held.as_ref().filter(|held| held.values.is_apart) {
             None => parameters.values().write_elements(elements, values),
-            Some(held) => held.overlaps(&self.units, &elements, &held.values, |part, place| {
-                let at = part.of_model.start - elements.start..part.of_model.end - elements.start;
+            Some(held) => held.overlaps(&self.units, &elements, &held.values, |at, place, _| {
                 held.values.arena.write_elements(place, &values[at]);
             }),
         }
@@ -523,11 +520,11 @@ impl Strategy for Fsdp {
         // Parts are one of each replica's, and what can't be shared out is every rank's.
         let counts_part = self.replicas.as_ref().is_none_or(|replicas| replicas.rank() == Rank(0));
         let counts_rest = self.all.rank() == Rank(0);
-        if let Some(held) = self.store.held.as_ref().filter(|held| held.grads.is_apart()) {
+        if let Some(held) = self.store.held.as_ref().filter(|held| held.grads.is_apart) {
             let mut span = held.grads.arena.host_span::<f32>(0..1);
             for parameter in 0..layout.count() {
-                held.overlaps(&self.units, &layout.range(parameter), &held.grads, |part, place| {
-                    let counts = if part.is_rest { counts_rest } else { counts_part };
+                held.overlaps(&self.units, &layout.range(parameter), &held.grads, |_, place, is_rest| {
+                    let counts = if is_rest { counts_rest } else { counts_part };
                     each(HeldGradient { parameter, values: &mut span[place], counts });
                 });
             }

@@ -29,7 +29,7 @@ use crate::single::SingleDevice;
 use crate::strategy::{HeldGradient, Here, Place, Strategy, Sync};
 use crate::tensor_parallel::{Between, Plan, Ranks, cross_entropy_in_parts};
 use holding::{As, Holder, Holding};
-use phalanx_comm::{Group, Rank, ReduceOp};
+use phalanx_comm::{Group, Rank, ReduceOp, Via};
 use phalanx_nn::optim::{Clip, Optimizer};
 use phalanx_nn::{Module, NotFinite, Parameters};
 use phalanx_tensor::{Arena, Device, Span, SumOverBatch, Tensor, Within};
@@ -161,7 +161,7 @@ impl ModelParallel {
         // All ranks come by here in the same order.
         let tensor = match group(&[Axis::Tensor])? {
             Some(group) => {
-                let gpus = config.ddp.between_gpus.meet_apart("sums of parts", &group, device)?;
+                let gpus = config.ddp.between_gpus.meet("sums of parts", &group, device, Via::OwnStream)?;
                 Some(Ranks::of(group).on(gpus))
             }
             None => None,

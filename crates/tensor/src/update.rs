@@ -73,45 +73,11 @@ impl UpdateStep {
 }
 
 impl Arena {
-    /// Moves elements by one step along `grads`, in one launch: each of these ranges, which follow each other without a gap, by a step of
-    /// its own. All arenas are of one layout on one GPU and hold f32. Panics on a CPU, while anyone uses any parameter, or where a state
-    /// is missing that the rule needs.
+    /// Moves elements, which lie in several runs, by one step along `grads`, a launch a run; `steps` are of elements counted through all
+    /// runs, from 0, one range after the other. All arenas hold f32 on one GPU, and a run may lie elsewhere in each. Panics on a CPU,
+    /// while anyone uses any parameter, where an arena ends before a run, or where a state is missing that the rule needs.
     #[track_caller]
     pub fn update(
-        &self,
-        steps: &[(Range<usize>, UpdateStep)],
-        grads: &Arena,
-        states: [Option<&Arena>; 3],
-        rule: Update,
-    ) {
-        let Backend::Gpu(engine) = self.device().backend() else {
-            panic!("update: the arena lies on a CPU, where its values are slices: flat_mut lends them")
-        };
-        let (Some((first, _)), Some((last, _))) = (steps.first(), steps.last()) else { return };
-        let in_order = steps.iter().all(|(range, _)| range.start <= range.end)
-            && steps.windows(2).all(|pair| pair[0].0.end == pair[1].0.start);
-        let all = first.start..last.end;
-        assert!(
-            in_order && all.end <= self.layout().len(),
-            "update: elements {all:?} in {} ranges of an arena of {}, or ranges that don't follow each other",
-            steps.len(),
-            self.layout().len()
-        );
-        for other in states.into_iter().flatten().chain([grads]) {
-            let alike = other.layout() == self.layout() && other.device() == self.device();
-            assert!(alike, "update: values, gradients and states of different layouts or devices");
-        }
-        let start = all.start;
-        let steps: Vec<_> =
-            steps.iter().map(|(range, step)| (range.start - start..range.end - start, *step)).collect();
-        let run = UpdateRun { len: all.len(), values: start, grads: start, states: start };
-        engine.update(self, &[run], &steps, grads, states, rule);
-    }
-
-    /// As [`Arena::update`], of elements that lie in several runs, which may be elsewhere in each of the arenas; `steps` are of
-    /// elements counted through all runs, from 0. Panics where one of the arenas ends before a run, and as [`Arena::update`] does.
-    #[track_caller]
-    pub fn update_runs(
         &self,
         runs: &[UpdateRun],
         steps: &[(Range<usize>, UpdateStep)],
@@ -120,14 +86,14 @@ impl Arena {
         rule: Update,
     ) {
         let Backend::Gpu(engine) = self.device().backend() else {
-            panic!("update_runs: the arena lies on a CPU, where its values are slices: flat_mut lends them")
+            panic!("update: the arena lies on a CPU, where its values are slices: flat_mut lends them")
         };
         let len: usize = runs.iter().map(|run| run.len).sum();
         let in_order = steps.iter().all(|(range, _)| range.start <= range.end)
             && steps.windows(2).all(|pair| pair[0].0.end == pair[1].0.start)
             && steps.first().map_or(0, |(first, _)| first.start) == 0
             && steps.last().map_or(0, |(last, _)| last.end) == len;
-        assert!(in_order, "update_runs: steps that aren't of {len} elements, one range after the other");
+        assert!(in_order, "update: steps that aren't of {len} elements, one range after the other");
         for run in runs {
             let fits = |arena: &Arena, start: usize| {
                 start + run.len <= arena.layout().len() && arena.device() == self.device()
@@ -135,7 +101,7 @@ impl Arena {
             let fit = fits(self, run.values)
                 && fits(grads, run.grads)
                 && states.into_iter().flatten().all(|state| fits(state, run.states));
-            assert!(fit, "update_runs: {run:?} of arenas that end before, or of another device");
+            assert!(fit, "update: {run:?} of arenas that end before, or of another device");
         }
         engine.update(self, runs, steps, grads, states, rule);
     }

@@ -76,7 +76,7 @@ impl Optimizer {
             before += range.len();
         }
         let states = self.rule.places().map(|place| place.map(|i| state[i]));
-        values.update_runs(&runs, &steps, grads, states, self.rule.update());
+        values.update(&runs, &steps, grads, states, self.rule.update());
     }
 }
 

@@ -7,7 +7,7 @@
 
 use super::held::{Held, Moving};
 use super::store::Piece;
-use super::units::Unit;
+use super::units::{Unit, runs};
 use crate::error::Error;
 use phalanx_comm::{Deadline, Element as Sent, Group, Work, bf16, f16};
 use phalanx_tensor::{Arena, DType, Element, Grads, Layout, Span};
@@ -62,8 +62,7 @@ struct Typed<T: Element + Sent> {
 
 impl<T: Element + Sent> Typed<T> {
     fn away(arena: Arena, units: &[Unit]) -> Typed<T> {
-        let runs: Vec<Range<usize>> = units.iter().map(|unit| unit.params.clone()).collect();
-        arena.cut(&runs);
+        arena.cut(&runs(units));
         let away = units.iter().map(|_| None).collect();
         let mut casts = Typed { arena, away, coming: VecDeque::new() };
         (0..units.len()).for_each(|unit| casts.send_away(units, unit));

@@ -11,9 +11,9 @@ use super::FsdpConfig;
 use super::Sharded;
 use super::halves::Mixed;
 use super::store::Piece;
-use super::units::Unit;
+use super::units::{Unit, runs};
 use crate::error::Error;
-use phalanx_comm::{Deadline, Element as Sent, GpuGroup, GpuWork, Group, Mark, Rank, ReduceOp, Work};
+use phalanx_comm::{Deadline, Element as Sent, GpuGroup, GpuWork, Group, Mark, Rank, ReduceOp, Via, Work};
 use phalanx_nn::optim::{self, Clip, HeldPart, Optimizer};
 use phalanx_nn::{NotFinite, Parameters};
 use phalanx_tensor::{Arena, DType, Device, Element, Fetched, GpuSpan, HostSpan, Layout, Span};
@@ -44,7 +44,7 @@ pub(super) struct Keep {
     /// The model's, or one of what is held.
     pub(super) arena: Arena,
     /// Whether it is the latter, and units have memory of their own.
-    is_apart: bool,
+    pub(super) is_apart: bool,
 }
 
 impl Keep {
@@ -53,11 +53,6 @@ impl Keep {
         let Some(home) = apart else { return Keep { arena: model.clone(), is_apart: false } };
         model.cut(runs);
         Keep { arena: Arena::new(home, DType::F32, held), is_apart: true }
-    }
-
-    /// Whether it lies in an arena of what is held.
-    pub(super) fn is_apart(&self) -> bool {
-        self.is_apart
     }
 
     /// Where a part of what is held lies.
@@ -86,13 +81,13 @@ impl Keep {
 }
 
 /// Neighbouring elements that this rank holds.
-pub(super) struct Part {
+struct Part {
     /// Which of all elements of the model.
-    pub(super) of_model: Range<usize>,
+    of_model: Range<usize>,
     /// Where they begin among all that is held.
     held: usize,
     /// Whether all ranks hold them.
-    pub(super) is_rest: bool,
+    is_rest: bool,
 }
 
 impl Part {
@@ -148,7 +143,7 @@ impl Held {
             starts.push(starts[starts.len() - 1] + unit.own.len() + unit.rest().len());
         }
         let layout = Layout::new(&[[starts[units.len()]].into()]);
-        let runs: Vec<Range<usize>> = units.iter().map(|unit| unit.params.clone()).collect();
+        let runs = runs(units);
         let apart = |stage: Sharded| (sharded >= stage).then_some(home);
         let values = Keep::of(parameters.values(), &runs, &layout, apart(Sharded::Parameters));
         let grads = Keep::of(parameters.grads().arena(), &runs, &layout, apart(Sharded::Gradients));
@@ -194,7 +189,9 @@ impl Held {
         shard: &Group,
         replicas: Option<&Group>,
     ) -> Result<(), Error> {
-        let meet = |group: &Group| config.between_gpus.meet("values and gradients", group, &self.device);
+        let meet = |group: &Group| {
+            config.between_gpus.meet("values and gradients", group, &self.device, Via::CommStream)
+        };
         self.gpus = [meet(shard)?, replicas.map(meet).transpose()?.flatten()];
         Ok(())
     }
@@ -231,19 +228,20 @@ impl Held {
         self.all(units).map(part).collect()
     }
 
-    /// Calls `f` with what is held of these elements of the model: which, and where it lies among values or gradients.
+    /// Calls `f` with what is held of these elements of the model: which, counted from their first, where it lies among values or
+    /// gradients, and whether all ranks hold it.
     pub(super) fn overlaps(
         &self,
         units: &[Unit],
         elements: &Range<usize>,
         keep: &Keep,
-        mut f: impl FnMut(&Part, Range<usize>),
+        mut f: impl FnMut(Range<usize>, Range<usize>, bool),
     ) {
         for Part { of_model, held, is_rest } in self.all(units) {
             let (from, to) = (of_model.start.max(elements.start), of_model.end.min(elements.end));
             if from < to {
                 let part = Part { of_model: from..to, held: held + from - of_model.start, is_rest };
-                f(&part, keep.place(&part));
+                f(from - elements.start..to - elements.start, keep.place(&part), is_rest);
             }
         }
     }
@@ -277,8 +275,7 @@ impl Held {
             let elements = layout.range(parameter);
             values.clear();
             values.resize(elements.len(), 0.0);
-            self.overlaps(units, &elements, &self.grads, |part, place| {
-                let at = part.of_model.start - elements.start..part.of_model.end - elements.start;
+            self.overlaps(units, &elements, &self.grads, |at, place, _| {
                 self.grads.arena.read_elements(place, &mut values[at]);
             });
             parameters.not_finite_in_gradient(parameter, &values)
@@ -477,13 +474,11 @@ impl Held {
         [all_ranks, shard]: [&Group; 2],
         replicas: Option<&Group>,
     ) -> Result<(), Error> {
+        // Nobody reads what may never come, and whoever is lost is found by those that wait for him.
+        self.watch(SUMS, shard)?;
+        self.forget_marks();
         if self.is_offloaded() {
-            self.watch(SUMS, shard)?;
             self.take_fetched(|_| true);
-        }
-        if replicas.is_some() {
-            // Whoever is lost is found by those that wait for him.
-            self.watch(SUMS, shard)?;
         }
         let arena = &self.grads.arena;
         let sum_over = |replicas: &Group, params: Range<usize>| -> Result<(), Error> {
@@ -493,11 +488,7 @@ impl Held {
                     let span = span.on_gpu().expect("the model lies on a GPU");
                     gpus.start_all_reduce(span, ReduceOp::Sum)?.join()?;
                 }
-                None => {
-                    // Nobody reads what may never come.
-                    self.watch(SUMS, shard)?;
-                    replicas.all_reduce(&mut span.on_host()[..], ReduceOp::Sum)?;
-                }
+                None => replicas.all_reduce(&mut span.on_host()[..], ReduceOp::Sum)?,
             }
             Ok(())
         };
@@ -511,24 +502,23 @@ impl Held {
             }
         };
         if !rests.is_empty() {
-            self.watch(SUMS, shard)?;
             each(&mut sums, &mut |rest, into| arena.read_elements(rest, into));
             all_ranks.all_reduce(&mut sums, ReduceOp::Sum)?;
         }
         match replicas {
             Some(replicas) if self.grads.is_apart => sum_over(replicas, 0..1)?,
             Some(replicas) => {
-                let filled = units.iter().filter(|unit| !unit.span.is_empty());
-                filled.map(|unit| unit.params.clone()).try_for_each(|params| sum_over(replicas, params))?;
+                runs(units)
+                    .into_iter()
+                    .filter(|run| !run.is_empty())
+                    .try_for_each(|run| sum_over(replicas, run))?;
             }
             None => {}
         }
-        match (&self.gpus[1], replicas) {
-            (Some(gpus), Some(replicas)) => gpus.watch(SUMS, Deadline::after(replicas.timeout()))?,
-            _ => self.watch(SUMS, shard)?,
+        if let (Some(gpus), Some(replicas)) = (&self.gpus[1], replicas) {
+            gpus.watch(SUMS, Deadline::after(replicas.timeout()))?;
         }
         each(&mut sums, &mut |rest, sums| arena.write_elements(rest, sums));
-        self.forget_marks();
         Ok(())
     }
 

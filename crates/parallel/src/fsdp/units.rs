@@ -34,6 +34,11 @@ impl Unit {
     }
 }
 
+/// The parameters of each unit.
+pub(super) fn runs(units: &[Unit]) -> Vec<Range<usize>> {
+    units.iter().map(|unit| unit.params.clone()).collect()
+}
+
 /// Cuts a model between blocks into units of at least `bytes` bytes of float32 parameters; the last may be smaller.
 pub(super) fn units(
     model: &dyn Module,

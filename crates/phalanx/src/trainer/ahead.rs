@@ -31,7 +31,7 @@ impl Ahead {
     }
 
     /// Whether there will be a pass behind the one at hand: else nobody looks for its batch.
-    pub(super) fn is_wanted(&mut self, is_wanted: bool) {
+    pub(super) fn want_another(&mut self, is_wanted: bool) {
         self.is_wanted = is_wanted;
     }
 

@@ -243,7 +243,7 @@ impl<'a> Run<'a> {
             input += waited;
             let (batch, sync) = (batch?, if pass + 1 == passes { Sync::Now } else { Sync::Later });
             used.add(Used::of(batch.sample_ids().iter().copied()));
-            batches.is_wanted(pass + 1 < passes || progress.step + 1 < last);
+            batches.want_another(pass + 1 < passes || progress.step + 1 < last);
             loss.add(pass, [self.pass(batch, batches, progress, samples, sync)?]);
             input += batches.take_waited();
         }

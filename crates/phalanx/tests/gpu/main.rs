@@ -76,6 +76,17 @@ impl Observer for Told {
     }
 }
 
+/// The most bytes of a device that anything of a run had when a step was done.
+struct Most(Device, usize);
+
+impl Observer for Most {
+    fn event(&mut self, event: &Event) {
+        if let Event::Step { .. } = event {
+            self.1 = self.1.max(self.0.held_bytes());
+        }
+    }
+}
+
 /// What a run of so many ranks, each on a device of its own, has told on the first of them, and its weights, its mean weights and
 /// the state of its optimizer.
 fn run(

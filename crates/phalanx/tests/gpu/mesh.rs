@@ -1,7 +1,7 @@
 //! Replicas that lie on several ranks with GPUs, or on one that they share: parts of matrices, stages, and both.
 
 use crate::fake::fake;
-use crate::{Count, RULE, check_of, gpu, gpu_of, trainer};
+use crate::{Count, Most, RULE, check_of, gpu, gpu_of, trainer};
 use phalanx::comm::Group;
 use phalanx::data::{Places, Resident, Silent, View, open};
 use phalanx::nn::optim::Clip;
@@ -11,8 +11,7 @@ use phalanx::parallel::{
     Axis, Between, BetweenGpus, DdpConfig, FsdpConfig, ModelParallelConfig, Plan, Sharded, StagesConfig,
     Style,
 };
-use phalanx::tensor::Device;
-use phalanx::{Event, Observer, Trainer, Worker};
+use phalanx::{Trainer, Worker};
 use std::sync::Arc;
 
 fn net() -> Sequential {
@@ -146,17 +145,6 @@ fn stages_send_each_other_letters_from_gpu_to_gpu() {
         assert_eq!(by(BetweenGpus::Nccl, 4).0, 2 * sent);
     }
     assert_eq!(fake.nccl().live(), 0, "communicators that nobody ended");
-}
-
-/// The most bytes of a device that anything of a run had when a step was done.
-struct Most(Device, usize);
-
-impl Observer for Most {
-    fn event(&mut self, event: &Event) {
-        if let Event::Step { .. } = event {
-            self.1 = self.1.max(self.0.held_bytes());
-        }
-    }
 }
 
 /// Nothing of the whole model is left on the GPU while steps are made.

@@ -1,7 +1,7 @@
 //! What ranks with GPUs share out among themselves: each stage of ZeRO, on a GPU a rank or on one that they share.
 
 use crate::fake::fake;
-use crate::{RULE, TOLERANCE, Told, check_of, gpu, gpu_of, near, net, run_of, trainer};
+use crate::{Most, RULE, TOLERANCE, Told, check_of, gpu, gpu_of, near, net, run_of, trainer};
 use phalanx::checkpoint::{CheckpointConfig, Every};
 use phalanx::comm::Group;
 use phalanx::data::{Places, Silent, View, open};
@@ -65,17 +65,6 @@ fn units_come_and_are_summed_from_gpu_to_gpu() {
         // the last, which is here, and in the end.
         assert_eq!((called, none), ([2 * gathers, 2 * 3 * 3], [0, 0]), "{stage:?}");
         assert!(more > down + 2 * 3 * 4 * 1440, "{stage:?}: {down} bytes by NCCL, {more} by way of the host");
-    }
-}
-
-/// The most bytes of a device that anything of a run had when a step was done.
-struct Most(Device, usize);
-
-impl Observer for Most {
-    fn event(&mut self, event: &Event) {
-        if let Event::Step { .. } = event {
-            self.1 = self.1.max(self.0.held_bytes());
-        }
     }
 }
 
