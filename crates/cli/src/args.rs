@@ -465,6 +465,10 @@ pub(crate) struct PipelineArgs {
     /// Blocks of the row: a dense layer and a ReLU each.
     #[arg(long, default_value_t = 8)]
     pub(crate) blocks: usize,
+    /// Have each block wait so long forward, and for each of both gradients, in the place of a dense layer: all blocks are equal then,
+    /// and any number of stages is at work at once, so what is idle is the schedule's or the messages'.
+    #[arg(long, value_name = "MS")]
+    pub(crate) block_ms: Option<f64>,
     /// Inputs and outputs of each block.
     #[arg(long, default_value_t = 1024)]
     pub(crate) width: usize,

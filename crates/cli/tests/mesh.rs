@@ -1,4 +1,5 @@
-//! Replicas that lie on several workers: `parallel.tensor`, `parallel.pipeline`, `parallel.shard`, and what is computed again.
+//! Replicas that lie on several workers: `parallel.tensor`, `parallel.pipeline`, `parallel.context`, `parallel.shard`, and what is
+//! computed again.
 
 mod user;
 
@@ -8,7 +9,7 @@ use serde_json::Value;
 use std::fs;
 use std::path::Path;
 use std::process::Stdio;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use user::{await_checkpoint, phalanx, worker};
 
 const LIMIT: Duration = Duration::from_secs(240);
@@ -60,6 +61,10 @@ fn four_workers_learn_what_one_learns_however_the_model_lies_on_them() {
                 "--batch-size 2 --strategy fsdp --set parallel.shard=2",
                 "--batch-size 8 --set parallel.tensor=4 --set parallel.recompute=blocks",
                 "--batch-size 4 --set parallel.pipeline=2",
+                "--batch-size 4 --set parallel.context=2",
+                "--batch-size 8 --set parallel.context=4 --strategy fsdp",
+                "--batch-size 8 --set parallel.context=2 --set parallel.tensor=2 --set parallel.sequence=true",
+                "--batch-size 8 --set parallel.context=2 --set parallel.pipeline=2",
             ][..],
         ),
         (
@@ -151,6 +156,42 @@ fn a_lost_worker_costs_the_steps_since_the_newest_checkpoint() {
     assert!(told.iter().any(|event| event["event"] == "resume"), "{said}");
 }
 
+/// A worker with another stretch of the same sequences has the same of the model, so a lost one costs no step, and no bit.
+#[test]
+fn a_worker_with_a_stretch_that_is_lost_takes_its_part_from_another() {
+    let folder = folder();
+    let trained = |out: &str, killed: bool| {
+        let model =
+            "--set model.layers=1 --set model.width=16 --set model.context=16 --set model.dropout=0.2";
+        let mesh = "--nproc-per-node 2 --set parallel.context=2 --max-restarts 2";
+        let rest = "--batch-size 4 --steps 300 --log-interval 1 --json";
+        let args = format!("train gpt --data text {model} {mesh} {rest} --out {out}");
+        let mut run = phalanx(folder.path());
+        let run = run.args(args.split_whitespace()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let run = run.spawn().unwrap();
+        let out = folder.path().join(out);
+        let told = || fs::read_to_string(out.join("events.jsonl")).unwrap_or_default();
+        let start = Instant::now();
+        while killed && told().lines().filter(|line| line.contains("\"step\"")).count() < 3 {
+            assert!(start.elapsed() < LIMIT, "no steps are made: {}", told());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        if killed {
+            kill(Pid::from_raw(worker(&out, 1)), Signal::SIGKILL).unwrap();
+        }
+        let ended = run.wait_with_output().unwrap();
+        let said = user::text(&ended.stderr);
+        assert_eq!(ended.status.code(), Some(0), "{said}");
+        assert_eq!(said.matches("another takes its place").count(), usize::from(killed), "{said}");
+        assert!(!said.contains("starting all workers again"), "{said}");
+        (losses(&ended.stdout), fs::read(out.join("model.safetensors")).unwrap())
+    };
+    let (want, whole) = trained("whole", false);
+    let (got, hurt) = trained("hurt", true);
+    assert!(got == want && want.len() == 300, "{got:?}, not {want:?}");
+    assert!(hurt == whole, "other weights in the end");
+}
+
 #[test]
 fn what_no_mesh_can_be_is_refused_before_anything_starts_with_the_nearest_that_can() {
     let folder = folder();
@@ -184,6 +225,14 @@ fn what_no_mesh_can_be_is_refused_before_anything_starts_with_the_nearest_that_c
     refused(both, "model.tied must be false beside parallel.pipeline under the strategy fsdp");
     refused("--set parallel.sequence=true", "parallel.sequence must be false without parallel.tensor");
     refused(
+        "--nproc-per-node 3 --set parallel.context=3 --set model.context=16",
+        "parallel.context: 3, where there are 16 positions\nhint: no such mesh has 3 ranks",
+    );
+    refused(
+        "--nproc-per-node 4 --set parallel.context=2 --set parallel.tensor=2 --set parallel.sequence=true --set model.context=6",
+        "parallel.tensor: 2, where there are 3 positions of a stretch",
+    );
+    refused(
         "--set parallel.micro_batches=2",
         "parallel.micro_batches must be left out without --strategy pipeline",
     );
@@ -201,8 +250,12 @@ fn what_no_mesh_can_be_is_refused_before_anything_starts_with_the_nearest_that_c
     );
     for (images, words) in [
         (
-            "mnist-autoencoder --set parallel.tensor=2",
-            "parallel.tensor must be left out for the model autoencoder, which isn't cut so far",
+            "linear-regression --set parallel.tensor=2",
+            "parallel.tensor must be left out for the model linear-regression, which isn't cut so far",
+        ),
+        (
+            "mnist-autoencoder --nproc-per-node 3 --set parallel.tensor=3",
+            "parallel.tensor: 3, where there are 32 numbers of the narrowest layer",
         ),
         (
             "cifar10-resnet18 --nproc-per-node 3 --set parallel.tensor=3",
@@ -211,6 +264,10 @@ fn what_no_mesh_can_be_is_refused_before_anything_starts_with_the_nearest_that_c
         (
             "mnist-mini --set parallel.tensor=2 --set parallel.sequence=true",
             "parallel.sequence must be false for the model mnist, which knows no sequences",
+        ),
+        (
+            "mnist-mini --nproc-per-node 2 --set parallel.context=2",
+            "parallel.context must be left out for the model mnist, which knows no sequences",
         ),
         (
             "mnist-mini --nproc-per-node 4 --set parallel.tensor=4",

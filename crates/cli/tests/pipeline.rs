@@ -6,6 +6,9 @@ use serde_json::Value;
 use std::path::Path;
 use user::{phalanx, text};
 
+/// How much more than in theory stages may be idle here, where other tests run beside this one.
+const SLACK: f64 = 1.5;
+
 fn lines(folder: &Path, args: &[&str]) -> Vec<Value> {
     let out = phalanx(folder).args(args).output().unwrap();
     assert_eq!(out.status.code(), Some(0), "{args:?}: {}", text(&out.stderr));
@@ -62,6 +65,23 @@ fn a_row_of_blocks_is_trained_through_ranks_and_through_devices() {
         losses.push(line["loss"].as_f64().unwrap());
     }
     assert!(losses[0] > 0.0 && losses.iter().all(|loss| loss == &losses[0]), "{losses:?}");
+}
+
+/// Four stages are at work at once on any machine where they only wait; what is idle is the schedule's, and a tenth of it more at most.
+#[test]
+fn stages_of_equal_length_are_idle_for_as_long_as_the_schedule_says() {
+    let folder = tempfile::tempdir().unwrap();
+    let job = "bench pipeline --block-ms 4 --blocks 4 --stages 4 --width 16 --batch 16 --steps 3 --json";
+    for more in ["--schedule gpipe", "--schedule 1f1b", "--schedule 1f1b --devices", "--schedule zb-h1"] {
+        let args = format!("{job} {more}");
+        let lines = lines(folder.path(), &args.split(' ').collect::<Vec<_>>());
+        let [measured, theory] =
+            ["bubble_measured", "bubble_theory"].map(|key| lines[0][key].as_f64().unwrap());
+        assert!(theory > 0.1 && (0.98 * theory..SLACK * theory).contains(&measured), "{more}: {}", lines[0]);
+        assert_eq!(lines[0]["block_ms"], 4.0);
+    }
+    let out = phalanx(folder.path()).args(["bench", "pipeline", "--block-ms", "-1"]).output().unwrap();
+    assert_eq!(out.status.code(), Some(2), "{}", text(&out.stderr));
 }
 
 /// Two workers of two devices each see the losses that two workers see.

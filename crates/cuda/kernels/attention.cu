@@ -50,7 +50,7 @@ template <int COUNT>
 __device__ void load_columns(float (&to)[CHUNK][COUNT + GAP], Rows<const T> from, i64 first, i64 chunk, const Heads &heads) {
     for (int i = (int)threadIdx.x; i < COUNT * CHUNK; i += THREADS) {
         const int position = i / CHUNK, number = i % CHUNK;
-        const bool is_there = first + position < heads.time && chunk + number < heads.depth;
+        const bool is_there = from.has(first + position) && chunk + number < heads.depth;
         to[number][position] = is_there ? wide(from[first + position][chunk + number]) : 0.0f;
     }
 }
@@ -99,7 +99,7 @@ template <int DEPTH> struct Sums {
             __syncthreads();
             for (int i = (int)threadIdx.x; i < OTHERS * CHUNK; i += THREADS) {
                 const int position = i / CHUNK, number = c * CHUNK + i % CHUNK;
-                const bool is_there = first + position < heads.time && number < heads.depth;
+                const bool is_there = others.has(first + position) && number < heads.depth;
                 room.values[position][i % CHUNK] = is_there ? wide(others[first + position][number]) : 0.0f;
             }
             __syncthreads();
@@ -138,7 +138,7 @@ template <int DEPTH> struct Sums {
 
 template <int DEPTH>
 __device__ void attend(const T *qkv, T *out, float *lse, const Key *drop, const u64 *samples, const Heads &heads, Room &room) {
-    for_tiles<OWN>(heads, true, [&](const Head &head, i64 first) {
+    for_tiles<OWN>(heads, asked(heads), true, [&](const Head &head, i64 first) {
         const Rows<const T> queries = head.of_three(qkv, QUERIES), keys = head.of_three(qkv, KEYS), values = head.of_three(qkv, VALUES);
         Mask mask(drop, samples, head);
         Sums<DEPTH> sums;
@@ -176,10 +176,10 @@ __device__ void attend(const T *qkv, T *out, float *lse, const Key *drop, const 
         UNROLL
         for (int i = 0; i < 4; i++) {
             const i64 query = first + my_row() + i;
-            if (query >= heads.time) continue;
+            if (!queries.has(query)) continue;
             sums.scale(i, 1.0f / total[i]);
             sums.write(i, head.of_one(out)[query], heads.depth);
-            if (my_column() == 0) head.of_queries(lse)[query] = most[i] + logf(total[i]);
+            if (my_column() == 0) *head.of_queries(lse)[query] = most[i] + logf(total[i]);
         }
     });
 }
@@ -189,7 +189,7 @@ __device__ void attend(const T *qkv, T *out, float *lse, const Key *drop, const 
 template <int DEPTH>
 __device__ void to_queries(const T *qkv, const T *y, const float *lse, const T *grad, float *levels, T *out, const Key *drop,
                            const u64 *samples, const Heads &heads, Room &room) {
-    for_tiles<OWN>(heads, true, [&](const Head &head, i64 first) {
+    for_tiles<OWN>(heads, asked(heads), true, [&](const Head &head, i64 first) {
         const Rows<const T> queries = head.of_three(qkv, QUERIES), keys = head.of_three(qkv, KEYS), values = head.of_three(qkv, VALUES);
         const Rows<const T> grads = head.of_one(grad), outputs = head.of_one(y);
         Mask mask(drop, samples, head);
@@ -198,12 +198,12 @@ __device__ void to_queries(const T *qkv, const T *y, const float *lse, const T *
         UNROLL
         for (int i = 0; i < 4; i++) {
             const i64 query = first + my_row() + i;
-            const bool is_there = query < heads.time;
+            const bool is_there = queries.has(query);
             float dot = 0.0f;
             for (i64 d = threadIdx.x % 16; is_there && d < heads.depth; d += 16) dot = fmaf(wide(outputs[query][d]), wide(grads[query][d]), dot);
             level[i] = sum_across(dot);
-            base[i] = is_there ? head.of_queries(lse)[query] : 0.0f;
-            if (is_there && my_column() == 0) head.of_queries(levels)[query] = level[i];
+            base[i] = is_there ? *head.of_queries(lse)[query] : 0.0f;
+            if (is_there && my_column() == 0) *head.of_queries(levels)[query] = level[i];
         }
         for (i64 others = 0; others < first + OWN && others < heads.time; others += OTHERS) {
             float scores[4][4], slopes[4][4];
@@ -215,7 +215,7 @@ __device__ void to_queries(const T *qkv, const T *y, const float *lse, const T *
                 UNROLL
                 for (int j = 0; j < 4; j++) {
                     const i64 key = others + my_column() + j;
-                    const bool is_seen = key <= query && query < heads.time;
+                    const bool is_seen = key <= query && queries.has(query);
                     const float share = expf(scores[i][j] * heads.scale - base[i]);
                     const float slope = share * (slopes[i][j] * mask.factor(query, key) - level[i]);
                     room.shares[my_column() + j][my_row() + i] = is_seen ? slope : 0.0f;
@@ -226,7 +226,7 @@ __device__ void to_queries(const T *qkv, const T *y, const float *lse, const T *
         UNROLL
         for (int i = 0; i < 4; i++) {
             const i64 query = first + my_row() + i;
-            if (query >= heads.time) continue;
+            if (!queries.has(query)) continue;
             sums.scale(i, heads.scale);
             sums.write(i, head.of_three(out, QUERIES)[query], heads.depth);
         }
@@ -237,21 +237,23 @@ __device__ void to_queries(const T *qkv, const T *y, const float *lse, const T *
 template <int DEPTH>
 __device__ void to_keys(const T *qkv, const float *lse, const T *grad, const float *levels, T *out, const Key *drop, const u64 *samples,
                         const Heads &heads, Room &room) {
-    for_tiles<OWN>(heads, false, [&](const Head &head, i64 first) {
+    for_tiles<OWN>(heads, every(heads), false, [&](const Head &head, i64 first) {
         const Rows<const T> queries = head.of_three(qkv, QUERIES), keys = head.of_three(qkv, KEYS), values = head.of_three(qkv, VALUES);
         const Rows<const T> grads = head.of_one(grad);
         Mask mask(drop, samples, head);
         Sums<DEPTH> of_keys, of_values;
-        for (i64 others = first / OTHERS * OTHERS; others < heads.time; others += OTHERS) {
+        // Queries see no later keys.
+        const i64 begin = first / OTHERS * OTHERS > heads.from ? first / OTHERS * OTHERS : heads.from;
+        for (i64 others = begin; others < asked(heads).end; others += OTHERS) {
             float scores[4][4], slopes[4][4];
             multiply(keys, first, queries, others, heads, room, scores);
             multiply(values, first, grads, others, heads, room, slopes);
             UNROLL
             for (int j = 0; j < 4; j++) {
                 const i64 query = others + my_column() + j;
-                const bool is_there = query < heads.time;
-                const float base = is_there ? head.of_queries(lse)[query] : 0.0f;
-                const float level = is_there ? head.of_queries(levels)[query] : 0.0f;
+                const bool is_there = queries.has(query);
+                const float base = is_there ? *head.of_queries(lse)[query] : 0.0f;
+                const float level = is_there ? *head.of_queries(levels)[query] : 0.0f;
                 UNROLL
                 for (int i = 0; i < 4; i++) {
                     const i64 key = first + my_row() + i;

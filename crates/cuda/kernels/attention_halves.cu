@@ -27,7 +27,7 @@ template <int DEPTH> struct Tile {
         for (int i = (int)threadIdx.x; i < others_of<DEPTH> * (DEPTH / 8); i += THREADS) {
             const int position = i / (DEPTH / 8), number = i % (DEPTH / 8) * 8;
             if (number >= ((int)heads.depth + 15) / 16 * 16) continue;
-            const bool is_there = first + position < heads.time && number < heads.depth;
+            const bool is_there = rows.has(first + position) && number < heads.depth;
             copy_later(&at[position][number], is_there ? rows[first + position] + number : rows.at, is_there);
         }
     }
@@ -39,11 +39,12 @@ template <int DEPTH> struct Room {
     Tile<DEPTH> second[2];
 };
 
-// Calls `work` with each tile of the other side from `begin` to `limit` or where there are no more: its first position, and its rows of
-// two kinds.
+// Calls `work` with each tile of the other side from `begin` to `limit` or where there are no more, if there are any: its first
+// position, and its rows of two kinds.
 template <int DEPTH, class Work>
 __device__ void for_others(Rows<const T> first, Rows<const T> second, int begin, i64 limit, const Heads &heads, Room<DEPTH> &room, Work work) {
-    const int OTHERS = others_of<DEPTH>, end = (int)(limit < heads.time ? limit : heads.time);
+    const int OTHERS = others_of<DEPTH>, end = (int)(limit < first.of.end ? limit : first.of.end);
+    if (begin >= end) return;
     int now = 0;
     room.first[now].load(first, begin, heads);
     room.second[now].load(second, begin, heads);
@@ -68,7 +69,7 @@ __device__ inline int last_of_warp(int first) { return first_of_warp(first) + OW
 __device__ inline int my_position(int first) { return first_of_warp(first) + my_row(); }
 
 __device__ inline u32 two_of(Rows<const T> rows, int position, int number, const Heads &heads) {
-    return position < heads.time && number < heads.depth ? *(const u32 *)(rows[position] + number) : 0;
+    return rows.has(position) && number < heads.depth ? *(const u32 *)(rows[position] + number) : 0;
 }
 
 __device__ inline float low_of(u32 pair) { return wide(T{(u16)pair}); }
@@ -216,7 +217,7 @@ template <int DEPTH> struct Sums {
         UNROLL
         for (int row = 0; row < 2; row++) {
             const int position = my_position(first) + row * 8;
-            if (position >= heads.time) continue;
+            if (!rows.has(position)) continue;
             UNROLL
             for (int c = 0; c < DEPTH / 8; c++) {
                 if (c * 8 < heads.depth) *(u32 *)(rows[position] + c * 8 + my_column()) = pair_of(at[c][row * 2], at[c][row * 2 + 1]);
@@ -238,7 +239,7 @@ __device__ inline float sum_across(float value) {
 template <int DEPTH>
 __device__ void attend(const T *qkv, T *out, float *lse, const Key *drop, const u64 *samples, const Heads &heads, Room<DEPTH> &room) {
     typedef Products<DEPTH> Scores;
-    for_tiles<OWN>(heads, true, [&](const Head &head, i64 of_tile) {
+    for_tiles<OWN>(heads, asked(heads), true, [&](const Head &head, i64 of_tile) {
         const int first = (int)of_tile;
         const Own<DEPTH> queries(head.of_three(qkv, QUERIES), first, heads);
         Mask mask(drop, samples, head);
@@ -247,6 +248,7 @@ __device__ void attend(const T *qkv, T *out, float *lse, const Key *drop, const 
         float most[2] = {-INFINITY_F, -INFINITY_F}, total[2] = {0.0f, 0.0f};
         const float factor = heads.scale * LOG2_E;
         const int mine = my_position(first), time = (int)heads.time;
+        const Rows<float> lses = head.of_queries(lse);
         for_others<DEPTH>(head.of_three(qkv, KEYS), head.of_three(qkv, VALUES), 0, first + OWN, heads, room,
                           [&](int others, const Tile<DEPTH> &keys, const Tile<DEPTH> &values) {
             if (others > last_of_warp(first)) return;
@@ -284,7 +286,7 @@ __device__ void attend(const T *qkv, T *out, float *lse, const Key *drop, const 
             total[row] = sum_across(total[row]);
             per[row] = mask.keep / total[row];
             const int query = mine + row * 8;
-            if (query < time && my_column() == 0) head.of_queries(lse)[query] = (most[row] + log2f(total[row])) * LN_2;
+            if (lses.has(query) && my_column() == 0) *lses[query] = (most[row] + log2f(total[row])) * LN_2;
         }
         sums.scale(per);
         sums.write(head.of_one(out), first, heads);
@@ -296,14 +298,14 @@ template <int DEPTH>
 __device__ void to_queries(const T *qkv, const T *y, const float *lse, const T *grad, float *levels, T *out, const Key *drop,
                            const u64 *samples, const Heads &heads, Room<DEPTH> &room) {
     typedef Products<DEPTH> Scores;
-    for_tiles<OWN>(heads, true, [&](const Head &head, i64 of_tile) {
+    for_tiles<OWN>(heads, asked(heads), true, [&](const Head &head, i64 of_tile) {
         const int first = (int)of_tile;
         const Rows<const T> outputs = head.of_one(y), of_outputs = head.of_one(grad);
         const Own<DEPTH> queries(head.of_three(qkv, QUERIES), first, heads), grads(of_outputs, first, heads);
         Mask mask(drop, samples, head);
         Sums<DEPTH> sums;
         const float factor = heads.scale * LOG2_E;
-        const int mine = my_position(first), time = (int)heads.time;
+        const int mine = my_position(first);
         float base[2], level[2];
         const float less = 1.0f / mask.keep;
         UNROLL
@@ -315,8 +317,9 @@ __device__ void to_queries(const T *qkv, const T *y, const float *lse, const T *
                 dot = fmaf(low_of(x), low_of(g), fmaf(high_of(x), high_of(g), dot));
             }
             level[row] = sum_across(dot);
-            base[row] = query < time ? head.of_queries(lse)[query] * LOG2_E : 0.0f;
-            if (query < time && my_column() == 0) head.of_queries(levels)[query] = level[row];
+            const bool is_there = outputs.has(query);
+            base[row] = is_there ? *head.of_queries(lse)[query] * LOG2_E : 0.0f;
+            if (is_there && my_column() == 0) *head.of_queries(levels)[query] = level[row];
         }
         for_others<DEPTH>(head.of_three(qkv, KEYS), head.of_three(qkv, VALUES), 0, first + OWN, heads, room,
                           [&](int others, const Tile<DEPTH> &keys, const Tile<DEPTH> &values) {
@@ -328,7 +331,7 @@ __device__ void to_queries(const T *qkv, const T *y, const float *lse, const T *
             UNROLL
             for (int i = 0; i < Scores::SIZE; i++) {
                 const int row = Scores::row_of(i), query = mine + row * 8;
-                const bool is_seen = others + Scores::other_of(i) <= query && query < time;
+                const bool is_seen = others + Scores::other_of(i) <= query && outputs.has(query);
                 const float share = exp2f(scores[i] * factor - base[row]);
                 const float slope = kept >> i & 1 ? slopes[i] : 0.0f;
                 slopes[i] = is_seen ? share * (slope - level[row] * less) : 0.0f;
@@ -346,15 +349,15 @@ template <int DEPTH>
 __device__ void to_keys(const T *qkv, const float *lse, const T *grad, const float *levels, T *out, const Key *drop, const u64 *samples,
                         const Heads &heads, Room<DEPTH> &room) {
     typedef Products<DEPTH> Scores;
-    for_tiles<OWN>(heads, false, [&](const Head &head, i64 of_tile) {
+    for_tiles<OWN>(heads, every(heads), false, [&](const Head &head, i64 of_tile) {
         const int first = (int)of_tile;
         const Own<DEPTH> keys(head.of_three(qkv, KEYS), first, heads), values(head.of_three(qkv, VALUES), first, heads);
         Mask mask(drop, samples, head);
         Sums<DEPTH> of_keys, of_values;
         const float factor = heads.scale * LOG2_E, less = 1.0f / mask.keep;
-        const int mine = my_position(first), time = (int)heads.time;
-        const float *const bases = head.of_queries(lse), *const of_levels = head.of_queries(levels);
-        for_others<DEPTH>(head.of_three(qkv, QUERIES), head.of_one(grad), first, heads.time, heads, room,
+        const int mine = my_position(first), from = (int)heads.from;
+        const Rows<const float> bases = head.of_queries(lse), of_levels = head.of_queries(levels);
+        for_others<DEPTH>(head.of_three(qkv, QUERIES), head.of_one(grad), first > from ? first : from, heads.time, heads, room,
                           [&](int others, const Tile<DEPTH> &queries, const Tile<DEPTH> &grads) {
             if (others + others_of<DEPTH> <= first_of_warp(first)) return;
             Scores shares(keys, queries, heads), slopes(values, grads, heads);
@@ -364,8 +367,8 @@ __device__ void to_keys(const T *qkv, const float *lse, const T *grad, const flo
             UNROLL
             for (int j = 0; j < Scores::SIZE / 2; j++) {
                 const int query = others + Scores::other_of(j);
-                const bool is_there = query < time;
-                const float base = is_there ? bases[query] * LOG2_E : 0.0f, level = is_there ? of_levels[query] * less : 0.0f;
+                const bool is_there = bases.has(query);
+                const float base = is_there ? *bases[query] * LOG2_E : 0.0f, level = is_there ? *of_levels[query] * less : 0.0f;
                 UNROLL
                 for (int row = 0; row < 2; row++) {
                     const int i = row * (Scores::SIZE / 2) + j;

@@ -1,6 +1,6 @@
-// What attention's kernels know of heads. Queries, keys and values lie side by side, (B, T, 3, H, D), and what comes of them
-// (B, T, H, D); a head of a sample is a row of D numbers at each of T positions in them, and nothing is copied to bring its rows
-// together. Of each query there is one more number, (B, H, T).
+// What attention's kernels know of heads. Queries, keys and values lie side by side, (B, T, 3, H, D). The queries of some positions
+// are asked, Q of them one after the other, and what comes of them is (B, Q, H, D); a head of a sample is a row of D numbers at each
+// position in them, and nothing is copied to bring its rows together. Of each query that is asked there is one more number, (B, H, Q).
 #pragma once
 #include "grid.cuh"
 #include "key.cuh"
@@ -10,6 +10,9 @@ struct Heads {
     i64 time;
     i64 heads;
     i64 depth;
+    // The first position whose query is asked, and how many are.
+    i64 from;
+    i64 asking;
     // Which of all heads that have masks is the first one here.
     i64 first;
     // Random bits below this drop a share.
@@ -20,13 +23,27 @@ struct Heads {
     float scale;
 };
 
-// A head's numbers at each position.
+// Some positions, one after the other.
+struct Positions {
+    i64 begin;
+    i64 end;
+
+    __device__ bool has(i64 position) const { return begin <= position && position < end; }
+};
+
+// A head's numbers at each of some positions.
 template <class P> struct Rows {
+    // Those of the first.
     P *at;
     i64 step;
+    Positions of;
 
-    __device__ P *operator[](i64 position) const { return at + position * step; }
+    __device__ P *operator[](i64 position) const { return at + (position - of.begin) * step; }
+    __device__ bool has(i64 position) const { return of.has(position); }
 };
+
+__device__ inline Positions every(const Heads &heads) { return {0, heads.time}; }
+__device__ inline Positions asked(const Heads &heads) { return {heads.from, heads.from + heads.asking}; }
 
 enum Group { QUERIES, KEYS, VALUES };
 
@@ -38,18 +55,22 @@ struct Head {
 
     __device__ Head(const Heads &all, i64 i) : all(all), sample(i / all.heads), head(i % all.heads) {}
 
+    // Of queries those that are asked.
     template <class P> __device__ Rows<P> of_three(P *packed, Group group) const {
         const i64 width = all.heads * all.depth;
-        return {packed + (sample * all.time * 3 + (i64)group) * width + head * all.depth, 3 * width};
+        const Positions of = group == QUERIES ? asked(all) : every(all);
+        return {packed + ((sample * all.time + of.begin) * 3 + (i64)group) * width + head * all.depth, 3 * width, of};
     }
 
     template <class P> __device__ Rows<P> of_one(P *packed) const {
         const i64 width = all.heads * all.depth;
-        return {packed + sample * all.time * width + head * all.depth, width};
+        return {packed + sample * all.asking * width + head * all.depth, width, asked(all)};
     }
 
-    // The number of each query.
-    template <class P> __device__ P *of_queries(P *numbers) const { return numbers + (sample * all.heads + head) * all.time; }
+    // The number of each query that is asked.
+    template <class P> __device__ Rows<P> of_queries(P *numbers) const {
+        return {numbers + (sample * all.heads + head) * all.asking, 1, asked(all)};
+    }
 };
 
 // What dropout multiplies a head's shares by. The mask is that of dropout for shares (B, heads, T, T), so it doesn't depend on how
@@ -108,12 +129,12 @@ struct Mask {
     }
 };
 
-// Calls `work` for each tile of each head that the block has to do, of `OWN` positions, with the first of these.
+// Calls `work` for each tile of each head that the block has to do, of `OWN` of these positions, with the first of them.
 // Those of late positions come first where they have the most to look at (`late_first`), else last.
-template <int OWN, class Work> __device__ void for_tiles(const Heads &heads, bool late_first, Work work) {
-    const i64 n_heads = heads.batch * heads.heads, n_tiles = (heads.time + OWN - 1) / OWN;
+template <int OWN, class Work> __device__ void for_tiles(const Heads &heads, Positions of, bool late_first, Work work) {
+    const i64 n_heads = heads.batch * heads.heads, n_tiles = (of.end - of.begin + OWN - 1) / OWN;
     for (i64 i = blockIdx.x; i < n_heads * n_tiles; i += gridDim.x) {
         const i64 tile = i / n_heads;
-        work(Head(heads, i % n_heads), (late_first ? n_tiles - 1 - tile : tile) * OWN);
+        work(Head(heads, i % n_heads), of.begin + (late_first ? n_tiles - 1 - tile : tile) * OWN);
     }
 }

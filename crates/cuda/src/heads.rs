@@ -11,6 +11,10 @@ pub struct Heads {
     pub heads: usize,
     /// Numbers of a head at a position.
     pub depth: usize,
+    /// The first position whose query is asked.
+    pub from: usize,
+    /// How many positions' queries are.
+    pub asking: usize,
     /// Which of all heads that have masks is the first one here.
     pub first: usize,
     /// Random bits below this drop a share, where there is a key.
@@ -23,11 +27,12 @@ pub struct Heads {
 
 impl Heads {
     /// How many bytes a launch hands over.
-    pub const BYTES: usize = 6 * size_of::<i64>() + 2 * size_of::<f32>();
+    pub const BYTES: usize = 8 * size_of::<i64>() + 2 * size_of::<f32>();
 
     /// The bytes that a launch hands over.
     pub fn to_bytes(&self) -> [u8; Heads::BYTES] {
-        let sizes = [self.batch, self.time, self.heads, self.depth, self.first, self.threshold as usize];
+        let Heads { batch, time, heads, depth, from, asking, first, threshold, .. } = *self;
+        let sizes = [batch, time, heads, depth, from, asking, first, threshold as usize];
         let sizes = sizes.into_iter().flat_map(|size| (size as i64).to_ne_bytes());
         let factors = [self.keep, self.scale].into_iter().flat_map(f32::to_ne_bytes);
         let mut bytes = [0; Heads::BYTES];
@@ -42,11 +47,21 @@ mod tests {
 
     #[test]
     fn numbers_stand_in_the_order_of_the_struct() {
-        let heads =
-            Heads { batch: 1, time: 2, heads: 3, depth: 4, first: 5, threshold: 6, keep: 7.0, scale: 8.0 };
+        let heads = Heads {
+            batch: 1,
+            time: 2,
+            heads: 3,
+            depth: 4,
+            from: 5,
+            asking: 6,
+            first: 7,
+            threshold: 8,
+            keep: 9.0,
+            scale: 10.0,
+        };
         let bytes = heads.to_bytes();
-        let (sizes, factors) = bytes.split_at(48);
-        assert_eq!(sizes, (1..=6i64).flat_map(i64::to_ne_bytes).collect::<Vec<u8>>());
-        assert_eq!(factors, [7f32, 8.0].iter().flat_map(|x| x.to_ne_bytes()).collect::<Vec<u8>>());
+        let (sizes, factors) = bytes.split_at(64);
+        assert_eq!(sizes, (1..=8i64).flat_map(i64::to_ne_bytes).collect::<Vec<u8>>());
+        assert_eq!(factors, [9f32, 10.0].iter().flat_map(|x| x.to_ne_bytes()).collect::<Vec<u8>>());
     }
 }

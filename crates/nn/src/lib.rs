@@ -69,7 +69,7 @@ pub use parameters::{Mismatch, Parameters};
 pub use plateau::{Plateau, Plateaued};
 pub use row::{Block, Row};
 pub use schedule::{Anneal, Curve, Moment, OneCycle, Schedule, Unit, Warmup};
-pub use seam::{Cut, Seam};
+pub use seam::{Cut, Seam, Stretch};
 pub use shadow::Shadow;
 pub use weights::{WeightError, Weights};
 

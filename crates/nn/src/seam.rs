@@ -15,12 +15,35 @@ pub struct Seam {
     pub enter: Option<Arc<dyn Crossing>>,
     /// Where what goes out goes through, before a bias is added.
     pub leave: Option<Arc<dyn Crossing>>,
+    /// Which stretch of each sequence is here, where it has several.
+    pub stretch: Option<Stretch>,
     /// Which part of the whole is here: of the rows of a table along dimension 0, of an attention's heads along dimension 1, or of what
     /// a dropout is given.
     pub within: Option<Within>,
 }
 
+/// One of the equal stretches that each sequence falls into.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stretch {
+    /// Which, from 0.
+    pub number: usize,
+    /// How many there are.
+    pub of: usize,
+}
+
+impl Stretch {
+    /// The positions of a stretch of so many.
+    pub fn positions(&self, len: usize) -> Range<usize> {
+        self.number * len..(self.number + 1) * len
+    }
+}
+
 impl Seam {
+    /// The positions of a stretch of so many, which are the first unless there are others before it.
+    pub(crate) fn positions(&self, len: usize) -> Range<usize> {
+        self.stretch.map_or(0..len, |stretch| stretch.positions(len))
+    }
+
     pub(crate) fn enter(&self, x: &Tensor) -> Tensor {
         self.enter.as_ref().map_or_else(|| x.clone(), |enter| x.across(enter))
     }

@@ -1,6 +1,10 @@
 //! Model parallel over ranks: each replica of the model lies on several of them, as stages of a pipeline, as parts of every matrix,
 //! or both, and replicas are brought together by DDP or FSDP. Who holds what is told by a [`Mesh`].
 //!
+//! Along its axis [`Axis::Context`] ranks hold the same and have a stretch of each sequence: a rank computes its positions alone, and is
+//! given all positions' keys and values where they are looked at. As each loss is a mean over as many positions, what ranks come
+//! to is brought together as that of replicas is, of which each counts for its part.
+//!
 //! A rank has a model of its own, which is its part of the whole one, with parameters of its own, and in these an inner strategy trains
 //! it beside the ranks of other replicas that hold the same part. The parameters that the trainer knows are the whole model's; they
 //! hold values where somebody asks for them ([`Strategy::gather`]: an evaluation, a checkpoint, the end) and before the first
@@ -10,7 +14,7 @@
 //! Invariants:
 //! - **MP-WHOLE**: while the whole values are here, they are those of the parts; while they are away, they are borrowed for writing.
 //! - **MP-ONCE**: what several ranks have is counted once: in the norm of gradients on the first of them, in sums over ranks as the
-//!   mean over those that take the same samples.
+//!   mean over those that take the same samples, or stretches of them.
 //! - **MP-TIED**: a parameter that blocks of several stages have is held by each of them, which sum their gradients of it, so that
 //!   all make the same step of the same bits.
 
@@ -107,6 +111,8 @@ pub struct ModelParallel {
     /// Of each neighbour that it tells anything from GPU to GPU, and this rank.
     lanes: Vec<Group>,
     tensor: Option<Ranks>,
+    /// Those that have the other stretches of this rank's sequences.
+    context: Option<Ranks>,
     between: Between,
     /// Whether this rank comes to the scores of some classes alone.
     scores_in_parts: bool,
@@ -159,24 +165,30 @@ impl ModelParallel {
             unused.give_back(0..unused.count());
         }
         // All ranks come by here in the same order.
-        let tensor = match group(&[Axis::Tensor])? {
-            Some(group) => {
-                let gpus = config.ddp.between_gpus.meet("sums of parts", &group, device, Via::OwnStream)?;
-                Some(Ranks::of(group).on(gpus))
+        let ranks_along = |axis, what| -> Result<Option<Ranks>, Error> {
+            let Some(group) = group(&[axis])? else { return Ok(None) };
+            let gpus = config.ddp.between_gpus.meet(what, &group, device, Via::OwnStream)?;
+            Ok(Some(Ranks::of(group).on(gpus)))
+        };
+        let tensor = ranks_along(Axis::Tensor, "sums of parts")?;
+        let context = ranks_along(Axis::Context, "keys and values")?;
+        let pipeline = group(&[Axis::Pipeline])?;
+        let replica = group(&[Axis::Pipeline, Axis::Tensor])?.unwrap_or_else(Group::solo);
+        let same_part = group(&[Axis::Replica, Axis::Shard, Axis::Context])?;
+        let (shard, replicas) = (group(&[Axis::Shard, Axis::Context])?, group(&[Axis::Replica])?);
+
+        let mut model = (config.model)();
+        let of_axis = |axis| config.plan.as_ref().ok_or(Error::NoPlan { axis });
+        let plan = match &tensor {
+            Some(ranks) => {
+                let plan = of_axis(Axis::Tensor)?;
+                plan.apply(&mut model, ranks)?;
+                Some(plan)
             }
             None => None,
         };
-        let pipeline = group(&[Axis::Pipeline])?;
-        let replica = group(&[Axis::Pipeline, Axis::Tensor])?.unwrap_or_else(Group::solo);
-        let same_part = group(&[Axis::Replica, Axis::Shard])?;
-        let (shard, replicas) = (group(&[Axis::Shard])?, group(&[Axis::Replica])?);
-
-        let mut model = (config.model)();
-        let plan = config.plan.as_ref().filter(|_| tensor.is_some());
-        match (plan, &tensor) {
-            (Some(plan), Some(ranks)) => plan.apply(&mut model, ranks)?,
-            (None, Some(_)) => return Err(Error::NoPlan { axis: Axis::Tensor }),
-            (_, None) => {}
+        if let Some(ranks) = &context {
+            of_axis(Axis::Context)?.stretch(&mut model, ranks)?;
         }
         let stages = match (&config.stages, &pipeline) {
             (Some(stages), Some(_)) => {
@@ -260,6 +272,7 @@ impl ModelParallel {
             pipeline,
             lanes,
             tensor,
+            context,
             between,
             scores_in_parts: plan.is_some_and(Plan::cuts_scores),
             model,
@@ -301,19 +314,19 @@ impl ModelParallel {
         self.holders[self.replica.rank().index()].speaks_for_uncut
     }
 
-    /// How many ranks take the same samples.
+    /// How many ranks take the same samples, or stretches of them.
     fn alike(&self) -> usize {
-        self.replica.world_size()
+        self.replica.world_size() * self.mesh.size(Axis::Context)
     }
 
-    /// Whether this rank is one of the replica that the first rank is of.
+    /// Whether this rank is one of those that hold the first replica together.
     fn is_of_first_replica(&self) -> bool {
         self.inner.place().rank == 0
     }
 
     /// Fails if something did where nothing can fail, and has the others hear of it.
     fn checked<T>(&self, result: Result<T, Error>) -> Result<T, Error> {
-        let failure = self.tensor.as_ref().and_then(Ranks::take_failure);
+        let failure = self.between_layers().find_map(Ranks::take_failure);
         let result = match (result, failure) {
             (Ok(_), Some(failure)) => Err(failure.into()),
             (result, _) => result,
@@ -324,12 +337,37 @@ impl ModelParallel {
         result
     }
 
-    /// Those of the ranks that hold a replica together.
+    /// Those that tell each other something in the midst of a pass, between layers.
+    fn between_layers(&self) -> impl Iterator<Item = &Ranks> {
+        self.tensor.iter().chain(&self.context)
+    }
+
+    /// Those of the ranks that hold a replica together, or compute it together.
     fn groups(&self) -> impl Iterator<Item = &Group> {
         let tied = self.tied.as_ref().and_then(Tied::group);
-        let groups =
-            [Some(&self.replica), self.pipeline.as_ref(), self.tensor.as_ref().map(Ranks::group), tied];
-        groups.into_iter().flatten().chain(&self.lanes)
+        let groups = [Some(&self.replica), self.pipeline.as_ref(), tied];
+        let between = self.between_layers().map(Ranks::group);
+        groups.into_iter().flatten().chain(between).chain(&self.lanes)
+    }
+
+    /// This rank's positions of what a pass is given, (B, T, ...): all of them, or its stretch.
+    #[track_caller]
+    fn own_stretch(&self, given: &Tensor) -> Tensor {
+        let Some(context) = &self.context else { return given.clone() };
+        let len = context.stretch(given.dim(1));
+        given.narrow(1, context.rank() * len, len).contiguous()
+    }
+
+    /// Which positions this rank has between layers, of sequences of so many; none where it has all.
+    fn positions(&self, of: usize) -> Option<Within> {
+        let sequence = self.tensor.as_ref().filter(|_| self.between == Between::Sequence);
+        let (mut start, mut len, mut is_all) = (0, of, true);
+        for ranks in self.context.iter().chain(sequence) {
+            len = ranks.stretch(len);
+            start += ranks.rank() * len;
+            is_all = false;
+        }
+        (!is_all).then_some(Within { dim: 1, start, of })
     }
 
     /// Adds up the gradients that each rank of the tensor group has a part of: those of what isn't cut, of the stretches of
@@ -391,9 +429,11 @@ fn agreed(world: &Group, speaker: Rank, blocks: &[Range<usize>]) -> Result<Vec<R
 }
 
 impl Strategy for ModelParallel {
-    /// Ranks that hold a replica together take the same samples.
+    /// Ranks that hold a replica together take the same samples, and so do those that have stretches of them.
     fn place(&self) -> Place {
-        self.inner.place()
+        let of = self.mesh.size(Axis::Context);
+        let Place { rank, world_size } = self.inner.place();
+        Place { rank: rank / of, world_size: world_size / of }
     }
 
     fn prepare(&mut self, whole: &Parameters) -> Result<(), Error> {
@@ -447,19 +487,20 @@ impl Strategy for ModelParallel {
                     },
                 ));
             }
-            if self.between == Between::Sequence {
-                let of = pass.input.dim(1);
-                ctx = ctx.within(Within { dim: 1, start: tensor.rank() * tensor.stretch(of), of });
-            }
+        }
+        let knows_positions = self.context.is_some() || self.between == Between::Sequence;
+        if let Some(positions) = knows_positions.then(|| self.positions(pass.input.dim(1))).flatten() {
+            ctx = ctx.within(positions);
         }
         let own = Pass {
             model: &*self.model,
             parameters: &self.own,
             loss: pass.loss,
-            input: pass.input.clone(),
-            target: pass.target.clone(),
+            input: self.own_stretch(&pass.input),
+            target: self.own_stretch(&pass.target),
             ctx,
-            weight: pass.weight,
+            // The loss is the mean over this rank's positions, of which each stretch has as many.
+            weight: pass.weight / self.mesh.size(Axis::Context) as f64,
             sync: pass.sync,
         };
         let mut loss = self.inner.pass(&own);

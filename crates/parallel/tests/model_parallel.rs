@@ -1,7 +1,9 @@
 //! A replica that lies on several ranks, as stages, as parts of every matrix, or both, learns what a model on one device learns.
 
 use phalanx_comm::{Group, Rank};
-use phalanx_nn::models::{Gpt, GptConfig, Head, MnistNet, ResNet, ResNetDepth, ResNetStem};
+use phalanx_nn::models::{
+    Autoencoder, Gpt, GptConfig, Head, MnistNet, ResNet, ResNet9, ResNetDepth, ResNetStem,
+};
 use phalanx_nn::optim::{Clip, Optimizer, Sgd};
 use phalanx_nn::{Ctx, Dropout, Linear, Loss, Module, Parameters, module};
 use phalanx_parallel::pipeline::ScheduleKind;
@@ -31,6 +33,8 @@ enum Job {
     Gpt(Head),
     Mnist,
     ResNet,
+    ResNet9,
+    Autoencoder,
     Net,
 }
 
@@ -51,7 +55,11 @@ module! {
 
 impl Job {
     fn loss(self) -> Loss {
-        if matches!(self, Job::Net) { Loss::Mse } else { Loss::CrossEntropy { label_smoothing: 0.1 } }
+        if matches!(self, Job::Net | Job::Autoencoder) {
+            Loss::Mse
+        } else {
+            Loss::CrossEntropy { label_smoothing: 0.1 }
+        }
     }
 
     fn plan(self, between: Between) -> Option<Plan> {
@@ -63,6 +71,8 @@ impl Job {
             }
             Job::Mnist => Some(Plan::of_mnist()),
             Job::ResNet => Some(Plan::of_resnet(ResNetDepth::D18)),
+            Job::ResNet9 => Some(Plan::of_resnet9()),
+            Job::Autoencoder => Some(Plan::of_autoencoder()),
         }
     }
 
@@ -71,6 +81,8 @@ impl Job {
             Job::Gpt(head) => Box::new(Gpt::new(GptConfig { head, ..GPT })),
             Job::Mnist => Box::new(MnistNet::new(0.5)),
             Job::ResNet => Box::new(ResNet::new(ResNetDepth::D18, ResNetStem::Small, 10)),
+            Job::ResNet9 => Box::new(ResNet9::new(10)),
+            Job::Autoencoder => Box::new(Autoencoder::new()),
             Job::Net => Box::new(Net::new()),
         }
     }
@@ -104,7 +116,12 @@ impl Job {
                 (numbers(1, 12), numbers(2, 3))
             }
             Job::Mnist => image([1, 28, 28]),
-            Job::ResNet => image([3, 16, 16]),
+            Job::ResNet | Job::ResNet9 => image([3, 16, 16]),
+            Job::Autoencoder => {
+                let (images, _) = image([1, 28, 28]);
+                let numbers = images.reshape([n, 28 * 28]);
+                (images, numbers)
+            }
         }
     }
 }
@@ -298,7 +315,7 @@ fn check(outcomes: &[Outcome], want: &Outcome, what: &str) {
     check_close(what, "momenta", &outcomes[0].state, &want.state);
 }
 
-use Axis::{Pipeline, Replica, Shard, Tensor as Across};
+use Axis::{Context, Pipeline, Replica, Shard, Tensor as Across};
 
 /// Each rank rounds its part of a product, and gradients are rounded before they are added up: over four steps, on losses of about 3.5.
 const APART_BF16: f64 = 2e-2;
@@ -437,6 +454,93 @@ fn what_stages_share_stays_the_same_bits_on_each_and_learns_what_it_learns_alone
     assert!(tables[1].is_none() && tables[2].is_none());
 }
 
+/// Dropout, of stretches as well as of shares, is that of whole sequences, which the losses show.
+#[test]
+fn stretches_of_sequences_learn_what_whole_ones_teach() {
+    let (tied, own) = (Job::Gpt(Head::Tied), Job::Gpt(Head::Own));
+    let want = alone(tied);
+    let sharded = Some(Sharded::Parameters);
+    for again in [false, true] {
+        for ranks in [2, 4, 8] {
+            let on = On { again, ..On::new(ranks, &[(Context, ranks)]) };
+            check(&on.train(tied), &want, &on.what());
+        }
+    }
+    for on in [
+        On::new(4, &[(Context, 2)]),
+        On::new(4, &[(Context, 2), (Across, 2)]),
+        On { between: Between::Sequence, ..On::new(4, &[(Context, 2), (Across, 2)]) },
+        On::new(4, &[(Context, 2), (Pipeline, 2)]),
+        On { between: Between::Sequence, ..On::new(8, &[(Context, 2), (Pipeline, 2), (Across, 2)]) },
+        // Both axes share the model out.
+        On { sharded, ..On::new(2, &[(Context, 2)]) },
+        On { sharded: Some(Sharded::States), ..On::new(4, &[(Context, 2)]) },
+        On { sharded, ..On::new(8, &[(Replica, 2), (Shard, 2), (Context, 2)]) },
+        On { sharded, between: Between::Sequence, ..On::new(8, &[(Context, 2), (Across, 2)]) },
+    ] {
+        check(&on.train(tied), &want, &on.what());
+    }
+    let want = alone(own);
+    for kind in [ScheduleKind::OneFOneB, ScheduleKind::ZeroBubble, ScheduleKind::Interleaved] {
+        let on = On { kind, sharded, ..On::new(8, &[(Context, 2), (Pipeline, 2)]) };
+        check(&on.train(own), &want, &on.what());
+    }
+}
+
+/// What is between layers is a stretch, so activations are; keys and values are whole.
+#[test]
+fn a_rank_with_a_stretch_keeps_less_than_one_with_whole_sequences() {
+    let held = |ranks: usize| {
+        let on = On { ranks, mesh: vec![(Context, ranks)], ..On::new(ranks, &[]) };
+        let peaks = on.each(Job::Gpt(Head::Tied), |_, _, whole, strategy| {
+            let device = whole.values().device().clone();
+            let text = Tensor::from_slice(&device, &[1i64; 64 * 8], [64, 8]);
+            let before = device.live_bytes();
+            device.take_most_live_bytes();
+            let pass = Pass {
+                model: &Linear::new(1, 1),
+                parameters: whole,
+                loss: Job::Gpt(Head::Tied).loss(),
+                input: text.clone(),
+                target: text,
+                ctx: Ctx::train(3, 0, Arc::from((0..64).collect::<Vec<u64>>())),
+                weight: 1.0,
+                sync: Sync::Now,
+            };
+            strategy.pass(&pass).unwrap();
+            device.take_most_live_bytes() - before
+        });
+        peaks.into_iter().max().unwrap()
+    };
+    let (whole, part) = (held(1), held(4));
+    assert!(part * 2 < whole, "{part} of {whole} bytes");
+}
+
+#[test]
+fn a_plan_without_attention_has_no_stretches() {
+    let on = On::new(2, &[(Context, 2)]);
+    let refused = |job: Job, plan: Option<Plan>| {
+        let config = ModelParallelConfig { plan, ..on.config(job) };
+        let said: Vec<String> = std::thread::scope(|scope| {
+            let rank = |group: Group| {
+                let config = &config;
+                scope.spawn(move || {
+                    let whole = Parameters::build(&mut job.model(), &Device::cpu(1), 7);
+                    ModelParallel::new(&group, &whole, config).err().unwrap().to_string()
+                })
+            };
+            let ranks: Vec<_> = Group::threads(2).into_iter().map(rank).collect();
+            ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+        });
+        assert_eq!(said[0], said[1]);
+        said[0].clone()
+    };
+    let said = refused(Job::Mnist, Job::Mnist.plan(Between::Whole));
+    assert!(said.starts_with("the plan has no sequences that could be cut\nhint: "), "{said}");
+    let said = refused(Job::Gpt(Head::Own), None);
+    assert!(said.contains("context"), "{said}");
+}
+
 #[test]
 fn products_of_three_axes_learn_what_one_device_learns() {
     let own = Job::Gpt(Head::Own);
@@ -548,6 +652,23 @@ fn convolutions_are_cut_with_the_batch_norm_between_them() {
     }
 }
 
+#[test]
+fn pairs_of_convolutions_and_of_dense_layers_are_cut_all_along_a_model() {
+    let want = alone(Job::Autoencoder);
+    for on in [On::new(4, &[(Across, 2)]), On::new(4, &[(Pipeline, 2), (Across, 2)])] {
+        check(&on.train(Job::Autoencoder), &want, &on.what());
+    }
+    let want = [1, STEPS].map(|steps| steps_alone(Job::ResNet9, steps));
+    let got = On::new(2, &[(Across, 2)]).each(Job::ResNet9, |_, model, parameters, strategy| {
+        Run { job: Job::ResNet9, model: &model, parameters, strategy }.train(0..1, None)
+    });
+    for got in got {
+        let apart = (got.losses[0] - want[0].losses[0]).abs();
+        assert!(apart < TOLERANCE, "{apart} apart");
+        check_close("resnet9", "values after a step", &got.values, &want[0].values);
+    }
+}
+
 /// The same steps from first values of which every other is off by its last bit are within these bounds, and not by far.
 #[test]
 fn roundings_move_the_losses_of_a_residual_network() {
@@ -594,6 +715,8 @@ fn values_and_states_go_to_any_mesh_and_back_bit_for_bit() {
         (own, On::new(8, &[(Pipeline, 2), (Across, 2)])),
         (own, On { sharded, ..On::new(4, &[(Pipeline, 2)]) }),
         (tied, On::new(4, &[(Pipeline, 2), (Across, 2)])),
+        (tied, On::new(4, &[(Context, 2), (Across, 2)])),
+        (tied, On { sharded, ..On::new(4, &[(Context, 2), (Shard, 2)]) }),
         // Whose kernels lie tap by tap.
         (Job::ResNet, On::new(2, &[(Across, 2)])),
     ];

@@ -345,6 +345,9 @@ pub struct ParallelRecipe {
     /// Whether these also have a stretch of each sequence each, between matrices. Default no.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sequence: Option<bool>,
+    /// Workers that have a stretch of each sequence each, and the same of the model. Default 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub context: Option<usize>,
     /// Workers that share out a part of the model under `fsdp`, of which others hold a copy. Default: all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shard: Option<usize>,
@@ -394,6 +397,7 @@ impl Default for ParallelRecipe {
             pipeline: None,
             tensor: None,
             sequence: None,
+            context: None,
             shard: None,
             recompute: None,
             recompute_blocks: None,

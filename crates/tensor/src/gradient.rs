@@ -217,7 +217,7 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
             let grad = grad.contiguous();
             of([filled(0, &table, &|out| kernel::embedding::embedding_gradient(&grad, value(saved, 0), out))])
         }
-        Op::CausalAttention { heads, first, dropout } => {
+        Op::CausalAttention { asked, first, dropout } => {
             let (qkv, grad) = (value(saved, 0), grad.contiguous());
             let forward = [qkv, value(saved, 1), value(saved, 2)];
             let dropped = saved[3].is_some().then(|| Dropped {
@@ -226,7 +226,7 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
                 first,
             });
             of([filled(0, qkv.shape(), &|out| {
-                kernel::attention::attention_gradient(forward, heads, dropped, &grad, out);
+                kernel::attention::attention_gradient(forward, asked, dropped, &grad, out);
             })])
         }
         Op::Dropout { p } => {

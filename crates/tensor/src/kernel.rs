@@ -8,7 +8,7 @@ use crate::cpu::pooling::Planes;
 use crate::cpu::wide::{Wide, Widen};
 use crate::device::Backend;
 use crate::op::{Binary, CountPadding, Form, Unary};
-use crate::ops::attention::Dropped;
+use crate::ops::attention::{Asked, Dropped};
 use crate::ops::dropout::DropoutKey;
 use crate::ops::samples::{SampleImages, SampleOrder};
 use crate::shape::Order;
@@ -90,9 +90,9 @@ kernels! {
         linear_in_out_weight_gradient(grad: &Tensor, x: &Tensor, bias: Option<&Tensor>, out: &Tensor) on out;
     }
     attention of numbers {
-        attention(qkv: &Tensor, heads: usize, dropped: Option<Dropped<'_>>, out: &Tensor, lse: &Tensor) on out;
+        attention(qkv: &Tensor, asked: Asked, dropped: Option<Dropped<'_>>, out: &Tensor, lse: &Tensor) on out;
         attention_gradient(
-            forward: [&Tensor; 3], heads: usize, dropped: Option<Dropped<'_>>, grad: &Tensor, out: &Tensor
+            forward: [&Tensor; 3], asked: Asked, dropped: Option<Dropped<'_>>, grad: &Tensor, out: &Tensor
         ) on out;
     }
     embedding of numbers {

@@ -3,6 +3,7 @@
 
 use crate::cpu::conv;
 use crate::dtype::DType;
+use crate::ops::attention::Asked;
 use crate::shape::{MAX_DIMS, Order, Shape};
 
 /// One recorded operation. Where a variant says "saves", that is the content of the node's saved values, in order.
@@ -75,10 +76,10 @@ pub(crate) enum Op {
     BceWithLogits,
     /// Rows of a table; saves the row numbers.
     Embedding { table: Shape },
-    /// Causal self-attention of several heads, whose shares are dropped with this probability; saves queries, keys and values, the
+    /// Causal self-attention of several heads, of some queries, whose shares are dropped with this probability; saves queries, keys and values, the
     /// output, each query's logarithm of the sum of the exponentials of its scores, and where shares are dropped the key's words and
     /// the samples' numbers. The first head is number `first` of those that have masks.
-    CausalAttention { heads: usize, first: usize, dropout: f64 },
+    CausalAttention { asked: Asked, first: usize, dropout: f64 },
     /// Each element dropped with this probability, by a mask that is made where it is needed; saves the key's words and the samples'
     /// numbers.
     Dropout { p: f64 },

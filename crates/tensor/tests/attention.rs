@@ -113,6 +113,43 @@ fn what_is_kept_does_not_grow_with_the_square_of_the_positions() {
 }
 
 #[test]
+fn some_queries_have_the_bits_that_they_have_among_all() {
+    let device = Device::cpu(2);
+    let (time, heads, depth) = (150, 2, 12);
+    let qkv = numbers(&device, [2, time, 3 * heads * depth], 1.0).requires_grad();
+    let push = Tensor::uniform(&device, [2, time, heads * depth], -1.0, 1.0, DType::F32, Philox::new(3, 2));
+    for dropout in [None, Some((0.3, &key(&[8, 4])))] {
+        let gradient = |y: &Tensor, push: &Tensor| {
+            let mut grads = Gradients::default();
+            backward(&[(y, Some(push))], &mut grads);
+            grads.get(&qkv).unwrap().to_vec::<f32>()
+        };
+        let all = qkv.causal_attention(heads, dropout);
+        let want = gradient(&all, &push);
+        let mut sum = vec![0.0f32; want.len()];
+        for asked in [0..50, 50..50, 50..51, 51..64, 64..150] {
+            let part = |x: &Tensor| x.narrow(1, asked.start, asked.len());
+            let some = qkv.causal_attention_of(asked.clone(), heads, dropout);
+            assert_eq!(some.to_vec::<f32>(), part(&all).to_vec::<f32>(), "{asked:?}");
+            let grads = gradient(&some, &part(&push));
+            sum.iter_mut().zip(&grads).for_each(|(sum, grad)| *sum += grad);
+            // What others ask is nobody's business here.
+            let by_group = Tensor::from_slice(&device, &grads, [2, time, 3, heads * depth]);
+            let before = by_group.narrow(2, 0, 1).narrow(1, 0, asked.start);
+            assert!(before.to_vec::<f32>().iter().all(|&grad| grad == 0.0), "{asked:?}");
+        }
+        let most = want.iter().fold(1.0f32, |most, x| most.max(x.abs()));
+        assert!(sum.iter().zip(&want).all(|(sum, want)| (sum - want).abs() <= TOLERANCE * most));
+    }
+}
+
+#[test]
+#[should_panic(expected = "the queries at 2..4 of 3 positions")]
+fn queries_behind_the_last_position_are_a_bug() {
+    Tensor::zeros(&Device::cpu(1), [2, 3, 6], DType::F32).causal_attention_of(2..4, 1, None);
+}
+
+#[test]
 #[should_panic(expected = "queries, keys and values of shape [2, 3, 8] for 2 heads")]
 fn a_width_that_the_heads_do_not_divide_is_a_bug() {
     Tensor::zeros(&Device::cpu(1), [2, 3, 8], DType::F32).causal_attention(2, None);

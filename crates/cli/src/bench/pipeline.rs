@@ -11,17 +11,18 @@ use crate::say::{print, say};
 use anyhow::{Context, Result};
 use phalanx::Worker;
 use phalanx::nn::optim::{Optimizer, Sgd};
-use phalanx::nn::{Ctx, Linear, Loss, Module, Parameters, Relu, Sequential};
+use phalanx::nn::{Ctx, Init, Linear, Loss, Module, Param, Parameters, Relu, Sequential, Visitor};
 use phalanx::parallel::pipeline::{
     Action, Done, PipelineConfig, Pipelined, RankPipeline, Schedule, ScheduleKind, Shape, Timeline, Times,
     Work, chart, check, parts,
 };
 use phalanx::parallel::{Local, Pass, Sync};
-use phalanx::tensor::{DType, Device, Gradients, Philox, Tensor};
+use phalanx::tensor::{Crossing, DType, Device, Gradients, Philox, Tensor};
 use phalanx_job::WorkerEnv;
 use phalanx_launch::{Console, LaunchSpec};
 use serde::Serialize;
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// A line of `bench pipeline`.
@@ -57,6 +58,9 @@ struct MeasuredFields {
     p95_ms: f64,
     steps: usize,
     blocks: usize,
+    /// How long each waits in the place of computing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    block_ms: Option<f64>,
     width: usize,
     batch: usize,
     /// The largest resident memory of a process, and that of all together.
@@ -69,6 +73,8 @@ struct MeasuredFields {
 const GRACE: Duration = Duration::from_secs(2);
 /// Columns of a drawing.
 const COLUMNS: usize = 160;
+/// The longest that a block may wait.
+const MOST_BLOCK_MS: f64 = 1000.0;
 /// Steps before those that count.
 const WARM_UP: usize = 2;
 
@@ -81,6 +87,10 @@ pub(super) fn pipeline(args: &PipelineArgs) -> Result<u8> {
         ("--batch", args.batch),
     ] {
         at_least_one(flag, number)?;
+    }
+    if let Some(ms) = args.block_ms.filter(|ms| !(0.0..=MOST_BLOCK_MS).contains(ms)) {
+        let text = format!("--block-ms {ms}: a block waits for 0 to {MOST_BLOCK_MS} ms");
+        return Err(WrongUsage(text).into());
     }
     let schedule = asked(args).map_err(|error| WrongUsage(error.to_string()))?;
     if args.draw {
@@ -220,8 +230,54 @@ fn lead(args: &PipelineArgs) -> Result<u8> {
 
 /// A row of equal blocks.
 fn row(args: &PipelineArgs) -> Sequential {
-    let block = || Sequential::new().then(Linear::new(args.width, args.width)).then(Relu);
-    (0..args.blocks).fold(Sequential::new(), |row, _| row.then(block()))
+    (0..args.blocks).fold(Sequential::new(), |row, _| match args.block_ms {
+        Some(ms) => row.then(Waiting::new(args.width, Duration::from_secs_f64(1e-3 * ms))),
+        None => row.then(Sequential::new().then(Linear::new(args.width, args.width)).then(Relu)),
+    })
+}
+
+/// A block that takes a known time: it adds a bias to what comes in, and waits forward, on the way back of the input's gradient, and on
+/// that of the bias'.
+struct Waiting {
+    bias: Param,
+    with_input: Arc<dyn Crossing>,
+    with_bias: Arc<dyn Crossing>,
+}
+
+impl Waiting {
+    fn new(width: usize, time: Duration) -> Waiting {
+        let [with_input, with_bias] =
+            [time, Duration::ZERO].map(|forth| Arc::new(Wait { forth, back: time }) as Arc<dyn Crossing>);
+        Waiting { bias: Param::new([width], Init::Constant(0.0)), with_input, with_bias }
+    }
+}
+
+impl Module for Waiting {
+    fn forward(&self, x: &Tensor, _: &mut Ctx) -> Tensor {
+        x.across(&self.with_input) + self.bias.across(&self.with_bias)
+    }
+
+    fn visit(&mut self, v: &mut Visitor<'_>) {
+        v.param("bias", &mut self.bias);
+    }
+}
+
+/// What goes through it stays as it is, and is late.
+struct Wait {
+    forth: Duration,
+    back: Duration,
+}
+
+impl Crossing for Wait {
+    fn forth(&self, x: &Tensor) -> Tensor {
+        std::thread::sleep(self.forth);
+        x.clone()
+    }
+
+    fn back(&self, grad: &Tensor) -> Tensor {
+        std::thread::sleep(self.back);
+        grad.clone()
+    }
 }
 
 fn cut(args: &PipelineArgs, schedule: &Schedule) -> Vec<Range<usize>> {
@@ -339,7 +395,7 @@ fn on_devices(args: &PipelineArgs, schedule: &Schedule) -> Result<Measured> {
 
 fn fields(args: &PipelineArgs, numbers: [f64; 7]) -> MeasuredFields {
     let [bubble_measured, bubble_of_work, median_ms, p95_ms, rss_mb, rss_all_mb, loss] = numbers;
-    let PipelineArgs { steps, blocks, width, batch, .. } = *args;
+    let PipelineArgs { steps, blocks, block_ms, width, batch, .. } = *args;
     MeasuredFields {
         bubble_measured,
         bubble_of_work,
@@ -347,6 +403,7 @@ fn fields(args: &PipelineArgs, numbers: [f64; 7]) -> MeasuredFields {
         p95_ms,
         steps,
         blocks,
+        block_ms,
         width,
         batch,
         rss_mb,

@@ -5,6 +5,7 @@ use crate::program::{Arg, launch, there_is_a_compiler};
 use crate::values::{decode, encode, floats, random, room};
 use phalanx_cuda::{Element, Heads, Work};
 use phalanx_tensor::{Device, DropoutKey, Gradients, Tensor, Within, backward};
+use std::ops::Range;
 
 /// How many roundings of float32, of the largest number that takes part, scores and sums over some hundreds of positions may take.
 const STEPS: f64 = 100.0;
@@ -37,11 +38,12 @@ struct Left {
 type Drop<'a> = Option<(f64, &'a DropoutKey)>;
 
 impl Kind {
-    /// The kernels' own, of numbers as the type holds them.
+    /// The kernels' own, of numbers as the type holds them, where the queries at these positions are asked.
     fn run(
         &self,
         element: Element,
         [batch, time, heads, depth]: Sizes,
+        asked: &Range<usize>,
         qkv: &[f64],
         grad: &[f64],
         drop: Drop<'_>,
@@ -54,6 +56,8 @@ impl Kind {
             time,
             heads,
             depth,
+            from: asked.start,
+            asking: asked.len(),
             first: drop.and_then(|(_, key)| key.within).map_or(0, |within| within.start),
             threshold: (p * f64::from(u32::MAX)) as u32,
             keep: (1.0 / (1.0 - p)) as f32,
@@ -66,23 +70,24 @@ impl Kind {
             }
             _ => [Arg::Null, Arg::Null],
         };
-        let run = |name: &str, args: Vec<Arg<'_>>| {
+        let run = |name: &str, positions: usize, args: Vec<Arg<'_>>| {
             let mut args: Vec<Arg<'_>> =
                 args.into_iter().chain(drops()).chain([Arg::Struct(sizes.to_bytes().to_vec())]).collect();
-            let work = Work::Pieces((batch * heads * time.div_ceil(self.tile)) as u64);
+            let work = Work::Pieces((batch * heads * positions.div_ceil(self.tile)) as u64);
             launch(&format!("{}{name}_{made_for}", self.name), element, work, &mut args);
         };
         let (qkv, grad) = (encode(element, qkv), encode(element, grad));
-        let n_queries = batch * heads * time;
-        let mut out = room(element, batch * time * width);
+        let n_queries = batch * heads * asked.len();
+        let mut out = room(element, batch * asked.len() * width);
         let [mut lse, mut levels] = [room(Element::F32, n_queries), room(Element::F32, n_queries)];
-        run("", vec![Arg::In(&qkv), Arg::Out(&mut out), Arg::Out(&mut lse)]);
-        let mut gradient = room(element, 3 * batch * time * width);
+        run("", asked.len(), vec![Arg::In(&qkv), Arg::Out(&mut out), Arg::Out(&mut lse)]);
+        // Queries that nobody asks get none.
+        let mut gradient = encode(element, &vec![0.0; 3 * batch * time * width]);
         let to_queries = [Arg::In(&qkv), Arg::In(&out), Arg::In(&lse), Arg::In(&grad), Arg::Out(&mut levels)];
-        run("_queries", to_queries.into_iter().chain([Arg::Out(&mut gradient)]).collect());
+        run("_queries", asked.len(), to_queries.into_iter().chain([Arg::Out(&mut gradient)]).collect());
         let to_keys =
             [Arg::In(&qkv), Arg::In(&lse), Arg::In(&grad), Arg::In(&levels), Arg::Out(&mut gradient)];
-        run("_keys", to_keys.into_iter().collect());
+        run("_keys", time, to_keys.into_iter().collect());
         let lse = floats(&lse).into_iter().map(f64::from).collect();
         Left { out: decode(element, &out), lse, gradient: decode(element, &gradient) }
     }
@@ -90,24 +95,31 @@ impl Kind {
     /// Holds them against the definition at one size.
     #[track_caller]
     fn check(&self, element: Element, sizes: Sizes, range: f64, drop: Drop<'_>) {
+        self.check_of(element, sizes, 0..sizes[1], range, drop);
+    }
+
+    /// The same where the queries at these positions are asked.
+    #[track_caller]
+    fn check_of(&self, element: Element, sizes: Sizes, asked: Range<usize>, range: f64, drop: Drop<'_>) {
         let [batch, time, heads, depth] = sizes;
-        let width = heads * depth;
+        let (width, asking) = (heads * depth, asked.len());
         let qkv = random(element, batch * time * 3 * width, -range, range, 1);
-        let grad = random(element, batch * time * width, -1.0, 1.0, 2);
-        let got = self.run(element, sizes, &qkv, &grad, drop);
+        let grad = random(element, batch * asking * width, -1.0, 1.0, 2);
+        let got = self.run(element, sizes, &asked, &qkv, &grad, drop);
         let device = Device::cpu(1);
         let leaf = Tensor::from_slice(&device, &qkv, [batch, time, 3 * width]).requires_grad();
-        let y = leaf.causal_attention_in_steps(heads, drop);
+        let y = leaf.causal_attention_in_steps(heads, drop).narrow(1, asked.start, asking);
         let mut grads = Gradients::default();
-        backward(&[(&y, Some(&Tensor::from_slice(&device, &grad, [batch, time, width])))], &mut grads);
+        backward(&[(&y, Some(&Tensor::from_slice(&device, &grad, [batch, asking, width])))], &mut grads);
         let want = grads.get(&leaf).unwrap().to_vec::<f64>();
-        let what = format!("{} of {sizes:?}, dropout {:?}", self.name, drop.map(|(p, _)| p));
+        let what = format!("{} of {sizes:?} at {asked:?}, dropout {:?}", self.name, drop.map(|(p, _)| p));
         // What is rounded on the way, of numbers as large as the sums' terms together.
         let steps = self.steps(element);
         let most = |values: &[f64]| values.iter().fold(1.0f64, |most, x| most.max(x.abs()));
         near(&format!("{what}: output"), element, &got.out, &y.to_vec(), range, steps);
         near(&format!("{what}: gradient"), element, &got.gradient, &want, most(&want), steps);
-        let lse = log_sums(&qkv, sizes);
+        let lse: Vec<f64> =
+            log_sums(&qkv, sizes).chunks(time).flat_map(|row| row[asked.clone()].to_vec()).collect();
         near(&format!("{what}: lse"), Element::F32, &got.lse, &lse, most(&lse), STEPS);
     }
 
@@ -190,6 +202,23 @@ fn small_matrices_come_to_the_definition_at_every_size() {
 }
 
 #[test]
+fn some_of_the_queries_are_asked() {
+    if !there_is_a_compiler() {
+        return;
+    }
+    let key = key(&[8, 1 << 33]);
+    // Before, within, across and behind tiles of either size, and none at all.
+    for asked in [0..30, 7..9, 50..100, 96..130, 129..130, 60..60] {
+        for drop in [None, Some((0.3, &key))] {
+            PLAIN.check_of(Element::F32, [2, 130, 2, 16], asked.clone(), 1.0, drop);
+            for &element in HALVES.elements {
+                HALVES.check_of(element, [2, 130, 2, 16], asked.clone(), 1.0, drop);
+            }
+        }
+    }
+}
+
+#[test]
 fn what_it_drops_is_what_the_engine_drops() {
     if !there_is_a_compiler() {
         return;
@@ -247,7 +276,7 @@ fn scores_of_any_size_are_shared_out() {
         for &element in kind.elements {
             let qkv = random(element, 80 * 3 * width, -300.0, 300.0, 1);
             let grad = random(element, 80 * width, -1.0, 1.0, 2);
-            let Left { out, lse, gradient } = kind.run(element, sizes, &qkv, &grad, None);
+            let Left { out, lse, gradient } = kind.run(element, sizes, &(0..sizes[1]), &qkv, &grad, None);
             assert!(
                 out.iter().chain(&lse).chain(&gradient).all(|x| x.is_finite()),
                 "{}, {element:?}",
@@ -267,7 +296,7 @@ fn nothing_is_launched_for_nothing() {
     for (kind, sizes) in
         [PLAIN, HALVES].into_iter().flat_map(|kind| [[0, 4, 2, 8], [2, 0, 2, 8]].map(|s| (kind, s)))
     {
-        let Left { out, lse, gradient } = kind.run(kind.elements[0], sizes, &[], &[], None);
+        let Left { out, lse, gradient } = kind.run(kind.elements[0], sizes, &(0..sizes[1]), &[], &[], None);
         assert!(out.is_empty() && lse.is_empty() && gradient.is_empty());
     }
 }

@@ -28,11 +28,12 @@ impl Embedding {
         Embedding { weight: Param::new([rows, width], Init::Normal { std: 1.0 }), seam: Seam::default() }
     }
 
-    /// The first rows of the table. Panics if there are fewer.
+    /// The first rows of the table, or those of the stretch of so many that is here ([`Seam::stretch`]). Panics if there are fewer.
     #[track_caller]
     pub fn first(&self, rows: usize) -> Tensor {
         let all = rows == self.weight.dims()[0];
-        self.seam.leave(if all { self.weight.clone() } else { self.weight.narrow(0, 0, rows) })
+        let first = self.seam.positions(rows).start;
+        self.seam.leave(if all { self.weight.clone() } else { self.weight.narrow(0, first, rows) })
     }
 
     /// The same table with other first values.

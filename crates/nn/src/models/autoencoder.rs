@@ -10,12 +10,18 @@ pub struct Autoencoder {
 }
 
 impl Autoencoder {
+    /// Numbers that an image is squeezed to.
+    pub const NARROWEST: usize = 32;
+
     /// The layers 784-128-64-32 and back.
     pub fn new() -> Autoencoder {
         let encoder = Sequential::new().then(Flatten).then(Linear::new(784, 128)).then(Relu);
-        let encoder = encoder.then(Linear::new(128, 64)).then(Relu).then(Linear::new(64, 32));
-        let decoder =
-            Sequential::new().then(Linear::new(32, 64)).then(Relu).then(Linear::new(64, 128)).then(Relu);
+        let encoder = encoder.then(Linear::new(128, 64)).then(Relu).then(Linear::new(64, Self::NARROWEST));
+        let decoder = Sequential::new()
+            .then(Linear::new(Self::NARROWEST, 64))
+            .then(Relu)
+            .then(Linear::new(64, 128))
+            .then(Relu);
         Autoencoder { encoder, decoder: decoder.then(Linear::new(128, 784)).then(Sigmoid) }
     }
 }

@@ -200,7 +200,10 @@ impl Module for Heads {
         let key = (ctx.training() && self.dropout > 0.0).then(|| ctx.dropout_key());
         let key = key.map(|key| DropoutKey { within: self.seam.within, ..key });
         let heads = qkv.dims()[2] / (3 * self.depth);
-        qkv.causal_attention(heads, key.as_ref().map(|key| (self.dropout, key)))
+        // Of a stretch of each sequence, which asks; all are looked at.
+        let queries = self.seam.positions(qkv.dims()[1]);
+        let dropout = key.as_ref().map(|key| (self.dropout, key));
+        self.seam.enter(qkv).causal_attention_of(queries, heads, dropout)
     }
 
     fn visit(&mut self, v: &mut Visitor<'_>) {

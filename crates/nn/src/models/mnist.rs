@@ -10,9 +10,9 @@ module! {
         conv2: Conv2d = Conv2d::new(10, 20, 5),
         drop2d: Dropout2d = Dropout2d(dropout),
         pool: MaxPool2d = MaxPool2d::new(2),
-        fc1: Linear = Linear::new(320, 50),
+        fc1: Linear = Linear::new(320, MnistNet::DENSE),
         drop: Dropout = Dropout::new(dropout),
-        fc2: Linear = Linear::new(50, 10),
+        fc2: Linear = Linear::new(MnistNet::DENSE, 10),
     }
 
     blocks(&self, x: &Tensor, ctx: &mut Ctx) -> Tensor {
@@ -29,4 +29,9 @@ module! {
         },
         (fc2) => self.fc2.forward(x, ctx).log_softmax(1), // (N, 10)
     }
+}
+
+impl MnistNet {
+    /// Numbers between the two dense layers.
+    pub const DENSE: usize = 50;
 }

@@ -10,9 +10,9 @@ module! {
         conv2: Conv2d = Conv2d::new(32, 64, 3),
         pool: MaxPool2d = MaxPool2d::new(2),
         drop1: Dropout = Dropout::new(dropout / 2.0),
-        fc1: Linear = Linear::new(9216, 128),
+        fc1: Linear = Linear::new(9216, MnistHpcNet::DENSE),
         drop2: Dropout = Dropout::new(dropout),
-        fc2: Linear = Linear::new(128, 10),
+        fc2: Linear = Linear::new(MnistHpcNet::DENSE, 10),
     }
 
     blocks(&self, x: &Tensor, ctx: &mut Ctx) -> Tensor {
@@ -28,4 +28,9 @@ module! {
         },
         (fc2) => self.fc2.forward(x, ctx).log_softmax(1), // (N, 10)
     }
+}
+
+impl MnistHpcNet {
+    /// Numbers between the two dense layers.
+    pub const DENSE: usize = 128;
 }

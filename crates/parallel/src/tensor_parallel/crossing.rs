@@ -1,4 +1,4 @@
-//! What goes over ranks at the seams of layers: four pairs of maps, each the way back of the other. Values travel in their own type;
+//! What goes over ranks at the seams of layers: five pairs of maps, each the way back of the other. Values travel in their own type;
 //! sums of those of 16 bits are rounded after each two. Between ranks with a GPU each they go by NCCL, and never see the host, which
 //! waits for each all the same, as it is the host that finds a rank gone.
 
@@ -116,6 +116,11 @@ pub(crate) enum Move {
     OwnRows,
     /// The way back from that: zeros take the place of the others' rows.
     PadRows,
+    /// Of the ranks' stretches of queries, keys and values (B, T / n, 3 W), keys and values are brought together; zeros take the place of
+    /// the others' queries, (B, T, 3 W).
+    GatherKeys,
+    /// The way back from that: of keys and values the ranks' are added up, of queries each has its own.
+    ScatterKeys,
 }
 
 struct OverRanks {
@@ -184,6 +189,22 @@ impl Ranks {
                 all.narrow(0, rank * rows, rows).copy_from(x);
                 all
             }
+            Move::GatherKeys => {
+                let (stretch, width) = (x.dim(1), x.dim(2) / 3);
+                let all = Tensor::zeros(x.device(), with_length(x, n * stretch).as_slice(), x.dtype());
+                let own = all.narrow(1, rank * stretch, stretch).narrow(2, 0, width);
+                own.copy_from(&x.narrow(2, 0, width));
+                let keys = self.moved_as::<T>(Move::Gather, &x.narrow(2, width, 2 * width));
+                all.narrow(2, width, 2 * width).copy_from(&keys);
+                all
+            }
+            Move::ScatterKeys => {
+                let (stretch, width) = (self.stretch(x.dim(1)), x.dim(2) / 3);
+                let own = x.narrow(1, rank * stretch, stretch).contiguous();
+                let keys = self.moved_as::<T>(Move::Scatter, &x.narrow(2, width, 2 * width));
+                own.narrow(2, width, 2 * width).copy_from(&keys);
+                own
+            }
         }
     }
 
@@ -251,13 +272,14 @@ mod tests {
     /// A linear map A over all ranks and its way back A': y A x = x A' y, summed over ranks.
     #[test]
     fn each_map_is_the_way_back_of_its_partner() {
-        use Move::{Gather, OwnRows, PadRows, Scatter, Sum};
+        use Move::{Gather, GatherKeys, OwnRows, PadRows, Scatter, ScatterKeys, Sum};
         for n in [1, 2, 3] {
             for (forth, back, dims) in [
                 (Gather, Scatter, vec![2, 4, 5]),
                 (Scatter, Gather, vec![2, 6, 5]),
                 (OwnRows, PadRows, vec![6, 5]),
                 (Sum, Sum, vec![3, 2]),
+                (GatherKeys, ScatterKeys, vec![2, 4, 6]),
             ] {
                 let sums = ranks(n, |ranks| {
                     let device = Device::cpu(1);

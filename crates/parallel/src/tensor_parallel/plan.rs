@@ -1,8 +1,8 @@
 //! Which layers of a model are cut, and how.
 
 use super::crossing::{Move, Ranks};
-use phalanx_nn::models::ResNetDepth;
-use phalanx_nn::{Cut, Module, Role, Seam, Visitor};
+use phalanx_nn::models::{MnistHpcNet, MnistNet, ResNetDepth};
+use phalanx_nn::{Cut, Module, Role, Seam, Stretch, Visitor};
 use phalanx_tensor::Within;
 use std::collections::HashMap;
 use thiserror::Error;
@@ -47,6 +47,10 @@ pub enum Style {
     Positions,
 }
 
+/// What each rank of a context group has of a sequence, in `Plan::stretch`: the rows of its positions, and an attention that brings keys
+/// and values together.
+const OF_STRETCHES: &str = "an attention (Style::Heads) and a table of positions (Style::Positions)";
+
 /// What ranks have between the layers that are cut.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Between {
@@ -86,6 +90,9 @@ pub enum PlanError {
         /// What there is.
         layers: Vec<String>,
     },
+    /// Nothing in it knows of positions.
+    #[error("the plan has no sequences that could be cut\nhint: name {OF_STRETCHES}")]
+    NoSequences,
     /// A dimension that doesn't fall into equal parts.
     #[error("{name}: {len} along dimension {dim}, which {parts} ranks can't share evenly")]
     Uneven {
@@ -129,7 +136,7 @@ impl Plan {
     pub fn of_mnist() -> Plan {
         Plan::new(Between::Whole)
             .with("fc1", Style::Outputs { dim: 0, groups: 1 })
-            .with("drop", Style::Dropout { dim: 1, of: 50 })
+            .with("drop", Style::Dropout { dim: 1, of: MnistNet::DENSE })
             .with("fc2", Style::Inputs { dim: 1 })
     }
 
@@ -137,7 +144,7 @@ impl Plan {
     pub fn of_mnist_hpc() -> Plan {
         Plan::new(Between::Whole)
             .with("fc1", Style::Outputs { dim: 0, groups: 1 })
-            .with("drop2", Style::Dropout { dim: 1, of: 128 })
+            .with("drop2", Style::Dropout { dim: 1, of: MnistHpcNet::DENSE })
             .with("fc2", Style::Inputs { dim: 1 })
     }
 
@@ -152,6 +159,28 @@ impl Plan {
             .with(&format!("layer*.{first}"), Style::Outputs { dim: 0, groups: 1 })
             .with(&format!("layer*.{norm}"), Style::Channels)
             .with(&format!("layer*.{second}"), Style::Inputs { dim: 1 })
+    }
+
+    /// The plan of [`phalanx_nn::models::ResNet9`]: of its convolutions, which follow each other in pairs, each first and second.
+    pub fn of_resnet9() -> Plan {
+        let pairs = [
+            ["prep.conv", "prep.norm", "layer1.conv"],
+            ["residual*.conv1", "residual*.bn1", "residual*.conv2"],
+            ["layer2.conv", "layer2.norm", "layer3.conv"],
+        ];
+        pairs.into_iter().fold(Plan::new(Between::Whole), |plan, [first, norm, second]| {
+            plan.with(first, Style::Outputs { dim: 0, groups: 1 })
+                .with(norm, Style::Channels)
+                .with(second, Style::Inputs { dim: 1 })
+        })
+    }
+
+    /// The plan of [`phalanx_nn::models::Autoencoder`]: of its dense layers, each first and second.
+    pub fn of_autoencoder() -> Plan {
+        let pairs = [["encoder.1", "encoder.3"], ["encoder.5", "decoder.0"], ["decoder.2", "decoder.4"]];
+        pairs.into_iter().fold(Plan::new(Between::Whole), |plan, [first, second]| {
+            plan.with(first, Style::Outputs { dim: 0, groups: 1 }).with(second, Style::Inputs { dim: 1 })
+        })
     }
 
     /// What ranks have between the layers that are cut.
@@ -222,6 +251,23 @@ impl Plan {
             (None, Some(uneven)) => Err(uneven),
             (None, None) => Ok(()),
         }
+    }
+
+    /// Gives a model that has no parameters yet a stretch of each sequence, that of its rank among `ranks`: an attention's queries there
+    /// look at the keys and values of all.
+    pub(crate) fn stretch(&self, model: &mut dyn Module, ranks: &Ranks) -> Result<(), PlanError> {
+        let stretch = Some(Stretch { number: ranks.rank(), of: ranks.count() });
+        let mut attends = false;
+        model.visit(&mut Visitor::of_seams(&mut |name, seam| match self.style_of(name) {
+            Some(Style::Heads { .. }) => {
+                attends = true;
+                seam.stretch = stretch;
+                seam.enter = Some(ranks.crossing(Move::GatherKeys, Move::ScatterKeys));
+            }
+            Some(Style::Positions) => seam.stretch = stretch,
+            _ => {}
+        }));
+        if attends { Ok(()) } else { Err(PlanError::NoSequences) }
     }
 
     /// What is done around a layer, whose weight has so many rows.

@@ -382,6 +382,12 @@ pub const KEYS: &[Key] = &[
         "whether these have a stretch of each sequence each between matrices",
     ),
     row(
+        "parallel.context",
+        Between(1, MOST_THREADS),
+        ONE_DEVICE,
+        "workers that have a stretch of each sequence",
+    ),
+    row(
         "parallel.shard",
         Between(1, MOST_THREADS),
         &["fsdp"],

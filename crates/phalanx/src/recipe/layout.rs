@@ -4,6 +4,7 @@ use super::keys::LANGUAGE;
 use super::{ParallelRecipe, Recipe, RecipeError};
 use crate::error::Error;
 use phalanx_data::BYTES;
+use phalanx_nn::models::{Autoencoder, MnistHpcNet, MnistNet};
 use phalanx_nn::{Ctx, Module, Parameters};
 use phalanx_parallel::pipeline::{PipelineConfig, ScheduleKind, cut, measure};
 use phalanx_parallel::{
@@ -34,10 +35,8 @@ const MICRO_BATCHES: usize = 4;
 /// do with so few is asked when that begins.
 const LEAST_MEASURED: usize = 2;
 const MOST_MEASURED: usize = 64;
-/// Outputs of the first dense layer of models whose dense layers can be cut: workers have equally many.
-const DENSE: [(&str, usize); 2] = [("mnist", 50), ("mnist-hpc", 128)];
 /// The fewest channels that lie between two convolutions of a residual network.
-const NARROWEST: usize = 64;
+const CHANNELS: usize = 64;
 
 impl Recipe {
     /// The model on the devices that the recipe asks for, of which `device` is the first; the others are of its kind and get their
@@ -108,8 +107,13 @@ impl Recipe {
 
     /// The axes of the mesh that a recipe asks for.
     fn axes(&self) -> Vec<(Axis, usize)> {
-        let ParallelRecipe { pipeline, tensor, shard, .. } = self.parallel;
-        let sizes = [(Axis::Pipeline, pipeline), (Axis::Tensor, tensor), (Axis::Shard, shard)];
+        let ParallelRecipe { pipeline, tensor, context, shard, .. } = self.parallel;
+        let sizes = [
+            (Axis::Pipeline, pipeline),
+            (Axis::Context, context),
+            (Axis::Tensor, tensor),
+            (Axis::Shard, shard),
+        ];
         let used = |(axis, size): (Axis, Option<usize>)| Some((axis, size.filter(|&size| size > 1)?));
         sizes.into_iter().filter_map(used).collect()
     }
@@ -137,6 +141,7 @@ impl Recipe {
         again: Option<Again>,
     ) -> ModelParallelConfig {
         let divides = |by: usize, what| Bound { axis: Axis::Tensor, by: By::Divides(by), what };
+        let stretches = self.parallel.context.unwrap_or(1).max(1);
         let (gpt, (kind, chunks)) = (self.gpt(), self.schedule_of_pipeline());
         let is_gpt = LANGUAGE.contains(&&*self.model.name);
         let sequence = self.parallel.sequence == Some(true);
@@ -147,11 +152,12 @@ impl Recipe {
         }];
         if is_gpt {
             bounds.extend([divides(gpt.heads, "heads"), divides(BYTES, "words")]);
-            bounds.extend(sequence.then(|| divides(gpt.context, "positions")));
+            bounds.push(Bound { axis: Axis::Context, by: By::Divides(gpt.context), what: "positions" });
+            // Each stretch falls into others.
+            let of_stretch = if stretches > 1 { "positions of a stretch" } else { "positions" };
+            bounds.extend(sequence.then(|| divides(gpt.context / stretches, of_stretch)));
         }
-        let outputs = DENSE.iter().find(|(model, _)| *model == self.model.name);
-        bounds.extend(outputs.map(|(_, outputs)| divides(*outputs, "outputs of the first dense layer")));
-        bounds.extend(self.depth().map(|_| divides(NARROWEST, "channels of the narrowest blocks")));
+        bounds.extend(self.narrowest().map(|(numbers, what)| divides(numbers, what)));
         let recipe = self.clone();
         let model_of = move || recipe.model().expect("a recipe that was checked has a model");
         ModelParallelConfig {
@@ -179,8 +185,21 @@ impl Recipe {
         match &*self.model.name {
             "mnist" => Some(Plan::of_mnist()),
             "mnist-hpc" => Some(Plan::of_mnist_hpc()),
+            "autoencoder" => Some(Plan::of_autoencoder()),
+            "resnet9" => Some(Plan::of_resnet9()),
             name if LANGUAGE.contains(&name) => Some(Plan::of_gpt(self.gpt().heads, between)),
             _ => self.depth().map(Plan::of_resnet),
+        }
+    }
+
+    /// What lies between two layers that are cut together, where that is least: workers have equally many of it.
+    fn narrowest(&self) -> Option<(usize, &'static str)> {
+        match &*self.model.name {
+            "mnist" => Some((MnistNet::DENSE, "outputs of the first dense layer")),
+            "mnist-hpc" => Some((MnistHpcNet::DENSE, "outputs of the first dense layer")),
+            "autoencoder" => Some((Autoencoder::NARROWEST, "numbers of the narrowest layer")),
+            "resnet9" => Some((CHANNELS, "channels of the narrowest blocks")),
+            _ => self.depth().map(|_| (CHANNELS, "channels of the narrowest blocks")),
         }
     }
 
@@ -305,6 +324,10 @@ impl Recipe {
         if self.parallel.sequence == Some(true) && !is_gpt {
             let expected = format!("false for the model {}, which knows no sequences", self.model.name);
             return refuse("parallel.sequence", expected, "true".into());
+        }
+        if let Some(context) = self.parallel.context.filter(|&context| context > 1 && !is_gpt) {
+            let expected = format!("left out for the model {}, which knows no sequences", self.model.name);
+            return refuse("parallel.context", expected, context.to_string());
         }
         if self.lies_on_mesh() {
             let beside = "where replicas lie on several workers";

@@ -68,7 +68,7 @@ fn every_key_can_be_set_where_it_has_a_meaning() {
             "data.targets" => "mnist-autoencoder",
             "data.name" | "train.loss" => "linear-regression",
             "data.augment" => "cifar10-resnet18",
-            "model.name" | "parallel.tensor" | "parallel.sequence" => "gpt",
+            "model.name" | "parallel.tensor" | "parallel.sequence" | "parallel.context" => "gpt",
             _ if key.only_for.contains(&"gpt") && key.path != "model.dropout" => "gpt",
             _ if key.only_for.iter().any(|owner| ["cifar10", "resnet18"].contains(owner))
                 && key.path != "data.pixels" =>

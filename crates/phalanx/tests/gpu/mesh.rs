@@ -1,7 +1,8 @@
 //! Replicas that lie on several ranks with GPUs, or on one that they share: parts of matrices, stages, and both.
 
 use crate::fake::fake;
-use crate::{Count, Most, RULE, check_of, gpu, gpu_of, trainer};
+use crate::samples::{run, text};
+use crate::{Count, Most, RULE, TOLERANCE, check_of, gpu, gpu_of, near, trainer};
 use phalanx::comm::Group;
 use phalanx::data::{Places, Resident, Silent, View, open};
 use phalanx::nn::optim::Clip;
@@ -11,6 +12,7 @@ use phalanx::parallel::{
     Axis, Between, BetweenGpus, DdpConfig, FsdpConfig, ModelParallelConfig, Plan, Sharded, StagesConfig,
     Style,
 };
+use phalanx::tensor::Device;
 use phalanx::{Trainer, Worker};
 use std::sync::Arc;
 
@@ -55,6 +57,7 @@ fn on(mesh: &[(Axis, usize)], kind: ScheduleKind) -> Trainer {
 
 const TENSOR: (Axis, usize) = (Axis::Tensor, 2);
 const PIPELINE: (Axis, usize) = (Axis::Pipeline, 2);
+const CONTEXT: (Axis, usize) = (Axis::Context, 2);
 
 #[test]
 fn replicas_on_several_ranks_are_those_of_cpus_whichever_gpus_they_have() {
@@ -92,6 +95,51 @@ fn parts_of_a_model_are_shared_out_among_gpus() {
         check_of(&net, &fake, &trainer, 4, &|_| gpu(&fake));
         check_of(&net, &fake, &trainer, 4, &|rank| gpu_of(&fake, rank));
     }
+    assert_eq!(fake.nccl().live(), 0, "communicators that nobody ended");
+}
+
+/// Ranks with a stretch of each sequence bring keys and values together, by NCCL and by way of the host.
+#[test]
+fn stretches_of_sequences_on_gpus_are_those_of_a_cpu_with_whole_ones() {
+    let Some(fake) = fake() else { return };
+    fake.gpus(4);
+    let folder = tempfile::tempdir().unwrap();
+    let task = text(folder.path());
+    let alone = Trainer { batch_size: 8, steps: Some(3), ..trainer() };
+    let want = run(&task, &alone, 1, false, &|_| Device::cpu(1));
+    for (mesh, between, ranks, sharded) in [
+        (&[CONTEXT][..], Between::Whole, 2, None),
+        (&[CONTEXT, TENSOR], Between::Sequence, 4, None),
+        (&[CONTEXT], Between::Whole, 2, Some(FsdpConfig::default())),
+    ] {
+        let mesh = ModelParallelConfig {
+            mesh: mesh.to_vec(),
+            bounds: Vec::new(),
+            model: Arc::new(task.net),
+            plan: Some(Plan::of_gpt(2, between)),
+            stages: None,
+            ddp: DdpConfig::default(),
+            sharded: None,
+        };
+        let trainer = Trainer { mesh: Some(mesh), sharded, ..alone.clone() };
+        let shared = run(&task, &trainer, ranks, false, &|_| gpu(&fake));
+        let gathers = || fake.nccl().calls("ncclAllGather");
+        let before = gathers();
+        let by_nccl = run(&task, &trainer, ranks, false, &|rank| gpu_of(&fake, rank));
+        assert!(gathers() > before);
+        for got in [shared, by_nccl] {
+            let close = |(got, want): (&f64, &f64)| (got - want).abs() <= TOLERANCE;
+            assert_eq!(got.losses.len(), want.losses.len());
+            assert!(
+                got.losses.iter().zip(&want.losses).all(close),
+                "{:?}, not {:?}",
+                got.losses,
+                want.losses
+            );
+            near(&got.weights, &want.weights);
+        }
+    }
+    assert_eq!(fake.damage(), [""; 0]);
     assert_eq!(fake.nccl().live(), 0, "communicators that nobody ended");
 }
 

@@ -42,10 +42,10 @@ impl Dataset for Values {
 }
 
 /// What is trained on and judged by, and a model for it.
-struct Task {
+pub(crate) struct Task {
     train: Arc<dyn Dataset>,
     test: Arc<dyn Dataset>,
-    net: fn() -> Box<dyn Module>,
+    pub(crate) net: fn() -> Box<dyn Module>,
 }
 
 /// Colour images that are cropped, mirrored and partly blanked.
@@ -71,7 +71,7 @@ fn more_images(folder: &Path, per_file: usize) -> Task {
 }
 
 /// A text that a small decoder foretells.
-fn text(folder: &Path) -> Task {
+pub(crate) fn text(folder: &Path) -> Task {
     let path = folder.join("text");
     std::fs::write(&path, (0..900).map(|i| (i * i % 251) as u8).collect::<Vec<_>>()).unwrap();
     let part = |part| -> Arc<dyn Dataset> { Arc::new(Text::open(&path, part, 8).unwrap()) };
@@ -85,10 +85,10 @@ fn text(folder: &Path) -> Task {
 
 /// Losses, the evaluations, and weights in the end.
 #[derive(PartialEq, Debug)]
-struct Left {
-    losses: Vec<f64>,
+pub(crate) struct Left {
+    pub(crate) losses: Vec<f64>,
     tests: Vec<(Option<f64>, Option<f64>)>,
-    weights: Weights,
+    pub(crate) weights: Weights,
 }
 
 #[derive(Default)]
@@ -103,7 +103,7 @@ impl Observer for Telling {
     }
 }
 
-fn run(
+pub(crate) fn run(
     task: &Task,
     trainer: &Trainer,
     ranks: usize,

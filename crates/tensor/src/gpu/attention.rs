@@ -3,8 +3,9 @@
 use crate::cpu::dropout::threshold;
 use crate::dtype::DType;
 use crate::gpu::Engine;
+use crate::gpu::copy::fill;
 use crate::gpu::launch::{Arg, check_float};
-use crate::ops::attention::Dropped;
+use crate::ops::attention::{Asked, Dropped};
 use crate::tensor::Tensor;
 use phalanx_cuda::{Architecture, Heads, Work};
 
@@ -41,12 +42,11 @@ impl Kernels {
         Kernels { names, own }
     }
 
-    /// A block for each stretch of positions of each head.
-    fn work(&self, sizes: &Heads) -> Work {
+    /// A block for each stretch of so many positions of each head.
+    fn work(&self, sizes: &Heads, positions: usize) -> Work {
         let is_nothing = sizes.depth == 0;
-        Work::Pieces(
-            if is_nothing { 0 } else { sizes.batch * sizes.heads * sizes.time.div_ceil(self.own) } as u64
-        )
+        let stretches = if is_nothing { 0 } else { positions.div_ceil(self.own) };
+        Work::Pieces((sizes.batch * sizes.heads * stretches) as u64)
     }
 }
 
@@ -56,8 +56,9 @@ fn begins_evenly(tensor: &Tensor) -> bool {
 }
 
 /// The heads of `qkv (B, T, 3 H D)`, which aren't larger than the kernels do.
-fn sizes(qkv: &Tensor, heads: usize, dropped: Option<Dropped<'_>>) -> Heads {
+fn sizes(qkv: &Tensor, asked: Asked, dropped: Option<Dropped<'_>>) -> Heads {
     let [batch, time, all] = *qkv.dims() else { unreachable!("(B, T, 3 H D), checked by the operation") };
+    let Asked { heads, from, asking } = asked;
     let depth = all / (3 * heads);
     let p = dropped.map_or(0.0, |dropped| dropped.p);
     Heads {
@@ -65,6 +66,8 @@ fn sizes(qkv: &Tensor, heads: usize, dropped: Option<Dropped<'_>>) -> Heads {
         time,
         heads,
         depth,
+        from,
+        asking,
         first: dropped.map_or(0, |dropped| dropped.first),
         threshold: threshold(p),
         keep: (1.0 / (1.0 - p)) as f32,
@@ -77,40 +80,44 @@ fn key<'a>(dropped: Option<Dropped<'a>>) -> [Arg<'a>; 2] {
     dropped.map_or([Arg::InOrNull(None); 2], |dropped| dropped.key.map(Arg::In))
 }
 
-/// `out (B, T, H D)` = for each head of `qkv (B, T, 3 H D)` the values weighed by the softmax of queries times earlier keys;
-/// `lse (B, H, T)` = the logarithm of the sum of the exponentials of a query's scores.
+/// `out (B, Q, H D)` = for each head of `qkv (B, T, 3 H D)` the values weighed by the softmax of the Q queries that are asked times
+/// earlier keys; `lse (B, H, Q)` = the logarithm of the sum of the exponentials of a query's scores.
 #[track_caller]
 pub(crate) fn attention(
     engine: &Engine,
     qkv: &Tensor,
-    heads: usize,
+    asked: Asked,
     dropped: Option<Dropped<'_>>,
     out: &Tensor,
     lse: &Tensor,
 ) {
     check_float("attention", qkv.dtype);
-    let sizes = sizes(qkv, heads, dropped);
+    let sizes = sizes(qkv, asked, dropped);
     let kernels = Kernels::of(engine, sizes.depth, &[qkv, out]);
     let (bytes, [words, samples]) = (sizes.to_bytes(), key(dropped));
     let args = [Arg::In(qkv), Arg::Out(out), Arg::Out(lse), words, samples, Arg::Struct(&bytes)];
-    // SAFETY: all are as large as the sizes say, which are those of `qkv`, and so is the number of samples.
-    unsafe { engine.launch(kernels.names[0], kernels.work(&sizes), &args) }
+    // SAFETY: all are as large as the sizes say, which are those of `qkv` and of what is asked of it, and so is the number of samples.
+    unsafe { engine.launch(kernels.names[0], kernels.work(&sizes, asked.asking), &args) }
 }
 
-/// `out (B, T, 3 H D)` = the gradient of queries, keys and values, which came to the output `y`, from that of `y`, `grad (B, T, H D)`.
+/// `out (B, T, 3 H D)` = the gradient of queries, keys and values, which came to the output `y`, from that of `y`, `grad (B, Q, H D)`.
 #[track_caller]
 pub(crate) fn attention_gradient(
     engine: &Engine,
     forward: [&Tensor; 3],
-    heads: usize,
+    asked: Asked,
     dropped: Option<Dropped<'_>>,
     grad: &Tensor,
     out: &Tensor,
 ) {
     let [qkv, y, lse] = forward;
     check_float("attention", qkv.dtype);
-    let sizes = sizes(qkv, heads, dropped);
+    let sizes = sizes(qkv, asked, dropped);
     let kernels = Kernels::of(engine, sizes.depth, &[qkv, y, grad, out]);
+    if asked.asking < sizes.time {
+        // Nobody asked the other queries.
+        fill(engine, out, 0.0);
+    }
     let (bytes, [words, samples]) = (sizes.to_bytes(), key(dropped));
     let levels = Tensor::stale(qkv.device(), *lse.shape(), DType::F32);
     let [given, of_y, sums, from] = [qkv, y, lse, grad].map(Arg::In);
@@ -119,7 +126,7 @@ pub(crate) fn attention_gradient(
     let second = [given, sums, from, Arg::In(&levels), Arg::Out(out), last[0], last[1], last[2]];
     // SAFETY: as above; each kernel writes parts of `out` that the other doesn't, and all of it together.
     unsafe {
-        engine.launch(kernels.names[1], kernels.work(&sizes), &first);
-        engine.launch(kernels.names[2], kernels.work(&sizes), &second);
+        engine.launch(kernels.names[1], kernels.work(&sizes, asked.asking), &first);
+        engine.launch(kernels.names[2], kernels.work(&sizes, sizes.time), &second);
     }
 }

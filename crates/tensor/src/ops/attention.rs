@@ -9,6 +9,7 @@ use crate::op::Op;
 use crate::ops::dropout::{DropoutKey, Within};
 use crate::ops::{keep, recorded};
 use crate::tensor::Tensor;
+use std::ops::Range;
 
 /// Dropout of shares.
 #[derive(Clone, Copy)]
@@ -19,6 +20,17 @@ pub(crate) struct Dropped<'a> {
     pub(crate) key: [&'a Tensor; 2],
     /// Which of all heads that have masks is the first one here.
     pub(crate) first: usize,
+}
+
+/// Which queries an attention is asked for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asked {
+    /// In how many heads.
+    pub(crate) heads: usize,
+    /// The position of the first.
+    pub(crate) from: usize,
+    /// At how many positions.
+    pub(crate) asking: usize,
 }
 
 impl Tensor {
@@ -32,24 +44,43 @@ impl Tensor {
     /// at most 256 numbers, and makes larger ones by [`Tensor::causal_attention_in_steps`].
     #[track_caller]
     pub fn causal_attention(&self, heads: usize, dropout: Option<(f64, &DropoutKey)>) -> Tensor {
+        let [_, time, _] = self.check_heads("causal_attention", heads);
+        self.causal_attention_of(0..time, heads, dropout)
+    }
+
+    /// As [`Tensor::causal_attention`], of the queries at these positions alone: (B, T, 3 W) to (B, Q, W). On a CPU each has the bits that
+    /// it has among all. Other queries are never read.
+    #[track_caller]
+    pub fn causal_attention_of(
+        &self,
+        queries: Range<usize>,
+        heads: usize,
+        dropout: Option<(f64, &DropoutKey)>,
+    ) -> Tensor {
         if let Some(dtype) = lowers([self]) {
-            return self.cast(dtype).causal_attention(heads, dropout);
+            return self.cast(dtype).causal_attention_of(queries, heads, dropout);
         }
         let [batch, time, width] = self.check_heads("causal_attention", heads);
+        assert!(
+            queries.start <= queries.end && queries.end <= time,
+            "causal_attention: the queries at {queries:?} of {time} positions"
+        );
         let dropout = check_dropout("causal_attention", dropout, [batch, heads]);
+        let (from, asking) = (queries.start, queries.len());
         if matches!(self.device().backend(), Backend::Gpu(_)) && width / heads > gpu::attention::MOST_DEPTH {
-            return self.causal_attention_in_steps(heads, dropout);
+            return self.causal_attention_in_steps(heads, dropout).narrow(1, from, asking);
         }
+        let asked = Asked { heads, from, asking };
         let qkv = self.contiguous();
         // On a GPU they are new in each replay of a pass.
         let key = dropout.map(|(_, key)| self.device().feed_key(key));
-        let out = Tensor::stale(self.device(), [batch, time, width].into(), self.dtype);
-        let lse = Tensor::stale(self.device(), [batch, heads, time].into(), self.dtype.wide());
+        let out = Tensor::stale(self.device(), [batch, asking, width].into(), self.dtype);
+        let lse = Tensor::stale(self.device(), [batch, heads, asking].into(), self.dtype.wide());
         let first = dropout.and_then(|(_, key)| key.within).map_or(0, |within| within.start);
         let p = dropout.map_or(0.0, |(p, _)| p);
         let dropped = key.as_ref().map(|[words, samples]| Dropped { p, key: [words, samples], first });
-        kernel::attention::attention(&qkv, heads, dropped, &out, &lse);
-        let op = Op::CausalAttention { heads, first, dropout: p };
+        kernel::attention::attention(&qkv, asked, dropped, &out, &lse);
+        let op = Op::CausalAttention { asked, first, dropout: p };
         recorded(out, op, &[&qkv], |out| {
             let [words, samples] = key.map_or([None, None], |key| key.map(Some));
             [keep(&qkv), keep(out), keep(&lse), words, samples]

@@ -8,7 +8,8 @@
 //! makes shares of them at once.
 //!
 //! Positions and the numbers of a head are filled up with zeros to whole vectors and tiles. Zeros that stand for queries have no
-//! gradient, and keys behind all others are seen by nobody. The order of every sum depends on the sizes alone, so the bits don't
+//! gradient, and keys behind all others are seen by nobody. Where only some positions ask, zeros stand for the other queries, and
+//! blocks of none of them are left out; the others are the same blocks, so what a query comes to has the same bits. The order of every sum depends on the sizes alone, so the bits don't
 //! depend on the number of threads.
 
 mod heads;
@@ -20,7 +21,7 @@ use crate::cpu::exponential::Exponential;
 use crate::cpu::lanes::{Lanes, MOST_LANES};
 use crate::cpu::tile::by_panels;
 use crate::dtype::{Float, with_float};
-use crate::ops::attention::Dropped;
+use crate::ops::attention::{Asked, Dropped};
 use crate::ops::dropout::stream;
 use crate::philox::Philox;
 use crate::storage::Storage;
@@ -29,22 +30,23 @@ use heads::{Head, Heads, Sizes};
 use products::{Gathered, Rows, Scattered, Scores};
 use pulp::{Simd, WithSimd};
 use std::marker::PhantomData;
+use std::ops::Range;
 
 /// Queries of a block, and keys.
 const BLOCK: usize = 64;
 
-/// `out (B, T, H D)` = for each head of `qkv (B, T, 3 H D)` the values weighed by the softmax of queries times earlier keys;
-/// `lse (B, H, T)` = the logarithm of the sum of the exponentials of a query's scores.
+/// `out (B, Q, H D)` = for each head of `qkv (B, T, 3 H D)` the values weighed by the softmax of the Q queries that are asked times
+/// earlier keys; `lse (B, H, Q)` = the logarithm of the sum of the exponentials of a query's scores.
 pub(crate) fn attention(
     qkv: &Tensor,
-    heads: usize,
+    asked: Asked,
     dropped: Option<Dropped<'_>>,
     out: &Tensor,
     lse: &Tensor,
 ) {
     let device = out.device();
     let _timer = device.time("attention");
-    let sizes = Sizes::of(qkv, heads);
+    let sizes = Sizes::of(qkv, asked);
     if out.count() == 0 {
         return;
     }
@@ -53,9 +55,9 @@ pub(crate) fn attention(
         let key = dropped.map(|dropped| dropped.key.map(|part| part.read_contiguous::<i64>("attention")));
         let key = key.as_ref().map(|[words, samples]| [&**words, &**samples]);
         let (mut out, mut lse) = (out.write_whole::<T>(), lse.write_whole::<T>());
-        let out = Heads::new(&mut out, sizes, 1);
+        let out = Heads::new(&mut out, sizes, sizes.asking, 1);
         let source = &*source;
-        device.for_chunks(&mut lse, sizes.time, |i, lse| {
+        device.for_chunks(&mut lse, sizes.asking, |i, lse| {
             let room = Room::<T>::new(device, sizes);
             // SAFETY: each index comes once.
             let out = unsafe { out.head(i) };
@@ -65,10 +67,10 @@ pub(crate) fn attention(
     });
 }
 
-/// `out (B, T, 3 H D)` = the gradient of queries, keys and values, which came to the output `y`, from that of `y`, `grad (B, T, H D)`.
+/// `out (B, T, 3 H D)` = the gradient of queries, keys and values, which came to the output `y`, from that of `y`, `grad (B, Q, H D)`.
 pub(crate) fn attention_gradient(
     forward: [&Tensor; 3],
-    heads: usize,
+    asked: Asked,
     dropped: Option<Dropped<'_>>,
     grad: &Tensor,
     out: &Tensor,
@@ -76,7 +78,7 @@ pub(crate) fn attention_gradient(
     let [qkv, y, lse] = forward;
     let device = out.device();
     let _timer = device.time("attention, gradient");
-    let sizes = Sizes::of(qkv, heads);
+    let sizes = Sizes::of(qkv, asked);
     if out.count() == 0 {
         return;
     }
@@ -85,13 +87,16 @@ pub(crate) fn attention_gradient(
         let key = dropped.map(|dropped| dropped.key.map(|part| part.read_contiguous::<i64>("attention")));
         let key = key.as_ref().map(|[words, samples]| [&**words, &**samples]);
         let mut out = out.write_whole::<T>();
-        let out = Heads::new(&mut out, sizes, 3);
+        if sizes.asking == 0 {
+            return out.fill(T::ZERO);
+        }
+        let out = Heads::new(&mut out, sizes, sizes.time, 3);
         device.parallel_for(sizes.batch * sizes.heads, |i| {
             let room = Room::<T>::new(device, sizes);
             // SAFETY: each index comes once.
             let out = unsafe { out.head(i) };
             let mask = dropped.zip(key).map(|(dropped, key)| Mask::of(dropped, key, sizes, i));
-            let lse = &lse[i * sizes.time..][..sizes.time];
+            let lse = &lse[i * sizes.asking..][..sizes.asking];
             let values = Backward { sizes, head: i, source: &source, y: &y, grad: &grad, lse, mask, room, out };
             device.arch().dispatch(values);
         });
@@ -174,13 +179,22 @@ fn parts<T, const N: usize>(mut room: &mut [T], sizes: [usize; N]) -> [&mut [T];
     })
 }
 
-/// Fills `rows` of `width` numbers with those of one head at each position times `scale`, and zeros behind.
+/// Fills `rows` of `width` numbers: at these positions with those of one head, of which `source` has the first, times `scale`, and
+/// with zeros elsewhere and behind.
 #[inline(always)]
-fn fill_rows<T: Float>(source: &[T], stride: usize, sizes: Sizes, scale: T, rows: &mut [T], width: usize) {
+fn fill_rows<T: Float>(
+    (source, stride): (&[T], usize),
+    at: Range<usize>,
+    sizes: Sizes,
+    scale: T,
+    rows: &mut [T],
+    width: usize,
+) {
     for (t, row) in rows.chunks_exact_mut(width).enumerate() {
-        let taken = if t < sizes.time { sizes.depth } else { 0 };
+        let taken = if at.contains(&t) { sizes.depth } else { 0 };
         if taken > 0 {
-            row.iter_mut().zip(&source[t * stride..][..taken]).for_each(|(to, &from)| *to = from * scale);
+            let source = &source[(t - at.start) * stride..][..taken];
+            row.iter_mut().zip(source).for_each(|(to, &from)| *to = from * scale);
         }
         row[taken..].fill(T::ZERO);
     }
@@ -239,7 +253,7 @@ struct Forward<'a, T> {
     mask: Option<Mask<T>>,
     room: Room<T>,
     out: Head<'a, T>,
-    /// (T)
+    /// (Q)
     lse: &'a mut [T],
 }
 
@@ -263,10 +277,18 @@ impl<T: Lanes + Exponential> WithSimd for Forward<'_, T> {
         );
         let (width, stride) = (sizes.width(), 3 * sizes.width());
         let of = |group: usize| &source[(sample * sizes.time * 3 + group) * width + head * sizes.depth..];
-        fill_rows(of(0), stride, sizes, scale(sizes), queries, depth);
+        let asking = sizes.queries();
+        fill_rows(
+            (&of(0)[asking.start * stride..], stride),
+            asking.clone(),
+            sizes,
+            scale(sizes),
+            queries,
+            depth,
+        );
         fill_columns(of(1), stride, sizes, keys, time);
-        fill_rows(of(2), stride, sizes, T::ONE, values, depth);
-        for first in (0..sizes.time).step_by(BLOCK) {
+        fill_rows((of(2), stride), 0..sizes.time, sizes, T::ONE, values, depth);
+        for first in (asking.start / BLOCK * BLOCK..asking.end).step_by(BLOCK) {
             let rows = BLOCK.min(time - first);
             sums[..rows * depth].fill(T::ZERO);
             most.fill(T::NEG_INFINITY);
@@ -306,11 +328,12 @@ impl<T: Lanes + Exponential> WithSimd for Forward<'_, T> {
                 };
                 by_panels(simd, depth, &mut product, &());
             }
-            for row in 0..rows.min(sizes.time - first) {
-                let (t, per) = (first + row, T::ONE / total[row]);
+            for t in first.max(asking.start)..asking.end.min(first + rows) {
+                let (row, own) = (t - first, t - asking.start);
+                let per = T::ONE / total[row];
                 let sums = &sums[row * depth..][..sizes.depth];
-                out.row(t, 0).iter_mut().zip(sums).for_each(|(out, &sum)| *out = sum * per);
-                lse[t] = most[row] + total[row].ln();
+                out.row(own, 0).iter_mut().zip(sums).for_each(|(out, &sum)| *out = sum * per);
+                lse[own] = most[row] + total[row].ln();
             }
         }
     }
@@ -322,11 +345,11 @@ struct Backward<'a, T> {
     head: usize,
     /// (B, T, 3, H, D)
     source: &'a [T],
-    /// (B, T, H, D)
+    /// (B, Q, H, D)
     y: &'a [T],
-    /// (B, T, H, D)
+    /// (B, Q, H, D)
     grad: &'a [T],
-    /// (T)
+    /// (Q)
     lse: &'a [T],
     mask: Option<Mask<T>>,
     room: Room<T>,
@@ -348,26 +371,34 @@ impl<T: Lanes + Exponential> WithSimd for Backward<'_, T> {
         let [shares, slopes, base, level] = parts(rest, [BLOCK * BLOCK, BLOCK * BLOCK, time, time]);
         let (width, stride) = (sizes.width(), 3 * sizes.width());
         let of = |group: usize| &source[(sample * sizes.time * 3 + group) * width + head * sizes.depth..];
-        let start = sample * sizes.time * width + head * sizes.depth;
-        fill_rows(of(0), stride, sizes, scale(sizes), queries, depth);
-        fill_rows(of(1), stride, sizes, T::ONE, keys, depth);
+        let (asking, all) = (sizes.queries(), 0..sizes.time);
+        let start = sample * sizes.asking * width + head * sizes.depth;
+        fill_rows(
+            (&of(0)[asking.start * stride..], stride),
+            asking.clone(),
+            sizes,
+            scale(sizes),
+            queries,
+            depth,
+        );
+        fill_rows((of(1), stride), all.clone(), sizes, T::ONE, keys, depth);
         fill_columns(of(1), stride, sizes, key_columns, time);
         fill_columns(of(2), stride, sizes, value_columns, time);
-        fill_rows(&grad[start..], width, sizes, T::ONE, grads, depth);
+        fill_rows((&grad[start..], width), asking.clone(), sizes, T::ONE, grads, depth);
         for sums in [&mut *of_queries, &mut *of_keys, &mut *of_values] {
             sums.fill(T::ZERO);
         }
         base.fill(T::ZERO);
-        base[..sizes.time].copy_from_slice(lse);
+        base[asking.clone()].copy_from_slice(lse);
         // The sum of a query's shares times their slopes is that of its output times the output's gradient.
         level.fill(T::ZERO);
-        for (t, level) in level[..sizes.time].iter_mut().enumerate() {
-            let row = start + t * width;
+        for (own, level) in level[asking.clone()].iter_mut().enumerate() {
+            let row = start + own * width;
             *level = dot(&y[row..][..sizes.depth], &grad[row..][..sizes.depth]);
         }
         for key in (0..sizes.time).step_by(BLOCK) {
             let n_keys = BLOCK.min(time - key);
-            for first in (key..sizes.time).step_by(BLOCK) {
+            for first in (key.max(asking.start / BLOCK * BLOCK)..asking.end).step_by(BLOCK) {
                 let (rows, behind) = (BLOCK.min(time - first), first - key);
                 let mut product = Scores {
                     scores: shares,
@@ -438,7 +469,7 @@ impl<T: Lanes + Exponential> WithSimd for Backward<'_, T> {
             }
         }
         let scale: T = scale(sizes);
-        for t in 0..sizes.time {
+        for t in all {
             let row = t * depth..t * depth + sizes.depth;
             let to = out.row(t, 0);
             to.iter_mut().zip(&of_queries[row.clone()]).for_each(|(to, &sum)| *to = sum * scale);
