@@ -38,7 +38,7 @@ use crate::portion::Portion;
 use crate::single::{Nobody, begin};
 use crate::strategy::{Collected, HeldGradient, Here, Place, Strategy, Sync};
 use held::{Held, Moving};
-use phalanx_comm::{Deadline, Group, Rank, ReduceOp, Work};
+use phalanx_comm::{Deadline, Group, Rank, ReduceOp, Trail, Work};
 use phalanx_nn::optim::{Clip, Optimizer, Part};
 use phalanx_nn::{Ctx, Module, NotFinite, Parameters};
 use phalanx_tensor::{Device, Span, Tensor};
@@ -196,6 +196,12 @@ impl Fsdp {
         Fsdp { local: Some(Box::new(local)), ..self }
     }
 
+    /// The same on a GPU that waits for others than these, too, which `trail` is told of.
+    pub(crate) fn behind(mut self, trail: &Trail) -> Fsdp {
+        self.store.held.iter_mut().for_each(|held| held.trail = trail.clone());
+        self
+    }
+
     fn is_away_between(&self) -> bool {
         self.config.sharded == Sharded::Parameters
     }
@@ -252,7 +258,7 @@ impl Fsdp {
         while self.summing.len() > most {
             self.finish_sum()?;
         }
-        self.store.keep_pace(true, &self.shard)
+        self.store.keep_pace(true)
     }
 
     /// Returns when the first of the sums that were started is there.
@@ -264,7 +270,7 @@ impl Fsdp {
                 let span = moving.finish(&self.shard)?;
                 let held = held.as_mut().expect("what moves on a GPU is held apart");
                 self.parted[unit] = held.keep_sums(&self.units, unit, span);
-                return held.mark();
+                return held.note();
             }
         };
         if self.config.sharded >= Sharded::Gradients {

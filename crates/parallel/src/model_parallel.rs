@@ -29,7 +29,7 @@ use crate::single::SingleDevice;
 use crate::strategy::{HeldGradient, Here, Place, Strategy, Sync};
 use crate::tensor_parallel::{Between, Plan, Ranks, cross_entropy_in_parts};
 use holding::{As, Holder, Holding};
-use phalanx_comm::{Group, Rank, ReduceOp, Via};
+use phalanx_comm::{Group, Rank, ReduceOp, Trail, Via};
 use phalanx_nn::optim::{Clip, Optimizer};
 use phalanx_nn::{Module, NotFinite, Parameters};
 use phalanx_tensor::{Arena, Device, Span, SumOverBatch, Tensor, Within};
@@ -107,6 +107,8 @@ pub struct ModelParallel {
     /// Of each neighbour that it tells anything from GPU to GPU, and this rank.
     lanes: Vec<Group>,
     tensor: Option<Ranks>,
+    /// What this rank's GPU waits for.
+    trail: Trail,
     between: Between,
     /// Whether this rank comes to the scores of some classes alone.
     scores_in_parts: bool,
@@ -158,11 +160,12 @@ impl ModelParallel {
             let mut unused = whole.grads().arena().set_aside::<f32>(0..whole.layout().count());
             unused.give_back(0..unused.count());
         }
+        let trail = Trail::default();
         // All ranks come by here in the same order.
         let tensor = match group(&[Axis::Tensor])? {
             Some(group) => {
                 let gpus = config.ddp.between_gpus.meet("sums of parts", &group, device, Via::OwnStream)?;
-                Some(Ranks::of(group).on(gpus))
+                Some(Ranks::of(group).on(gpus, &trail))
             }
             None => None,
         };
@@ -218,7 +221,7 @@ impl ModelParallel {
                 let shape = Shape { ranks, chunks: blocks.len() / ranks, micro_batches };
                 let schedule = Schedule::new(kind, shape)?;
                 let local = RankPipeline::new(group.clone(), schedule, blocks, device.clone());
-                Some(local.between_gpus(config.ddp.between_gpus)?)
+                Some(local.behind(&trail).between_gpus(config.ddp.between_gpus)?)
             }
             _ => None,
         };
@@ -235,7 +238,7 @@ impl ModelParallel {
         }
         let inner: Box<dyn Strategy> = match (same_part, shard, config.sharded) {
             (Some(all), Some(shard), Some(sharded)) => {
-                let fsdp = Fsdp::hybrid(all, shard, replicas, &*model, &own, sharded)?;
+                let fsdp = Fsdp::hybrid(all, shard, replicas, &*model, &own, sharded)?.behind(&trail);
                 Box::new(match local {
                     Some(local) => fsdp.with_local(local),
                     None => fsdp,
@@ -260,6 +263,7 @@ impl ModelParallel {
             pipeline,
             lanes,
             tensor,
+            trail,
             between,
             scores_in_parts: plan.is_some_and(Plan::cuts_scores),
             model,
@@ -319,16 +323,22 @@ impl ModelParallel {
             (result, _) => result,
         };
         if let Err(error) = &result {
-            self.groups().for_each(|group| group.abort(&error.to_string()));
+            self.abort(&error.to_string());
         }
         result
+    }
+
+    /// Ends what the ranks that hold a replica together have under way.
+    fn abort(&self, because: &str) {
+        self.tensor.iter().for_each(|tensor| tensor.abort(because));
+        self.groups().for_each(|group| group.abort(because));
+        self.trail.forget();
     }
 
     /// Those of the ranks that hold a replica together.
     fn groups(&self) -> impl Iterator<Item = &Group> {
         let tied = self.tied.as_ref().and_then(Tied::group);
-        let groups =
-            [Some(&self.replica), self.pipeline.as_ref(), self.tensor.as_ref().map(Ranks::group), tied];
+        let groups = [Some(&self.replica), self.pipeline.as_ref(), tied];
         groups.into_iter().flatten().chain(&self.lanes)
     }
 
@@ -424,7 +434,7 @@ impl Strategy for ModelParallel {
 
     fn part(&mut self, whole: &Parameters, because: Option<&str>) {
         if let Some(because) = because {
-            self.groups().for_each(|group| group.abort(because));
+            self.abort(because);
             self.world.abort(because);
         }
         if !std::mem::replace(&mut self.has_parted, true) {
@@ -462,7 +472,10 @@ impl Strategy for ModelParallel {
             weight: pass.weight,
             sync: pass.sync,
         };
-        let mut loss = self.inner.pass(&own);
+        // Before anyone reads the loss.
+        let (trail, mut settled) = (&self.trail, Ok(()));
+        let loss = self.inner.pass_while(&own, &mut || settled = trail.settle());
+        let mut loss = settled.map_err(Error::from).and(loss);
         // The rank of the last stage has it, the others of the pipeline have 0.
         if let (Ok(loss), Some(pipeline)) = (&mut loss, &self.pipeline) {
             let mut sum = [*loss];
