@@ -41,7 +41,7 @@ use held::{Held, Moving};
 use phalanx_comm::{Deadline, Group, Rank, ReduceOp, Trail, Work};
 use phalanx_nn::optim::{Clip, Optimizer, Part};
 use phalanx_nn::{Ctx, Module, NotFinite, Parameters};
-use phalanx_tensor::{Device, Span, Tensor};
+use phalanx_tensor::{Device, GpuSpan, Span, Tensor};
 use std::collections::VecDeque;
 use std::ops::Range;
 use store::{For, Piece, Store, keep_own, make_room};
@@ -519,6 +519,22 @@ impl Strategy for Fsdp {
         self.summed.clear();
         summed?;
         share_buffers(&self.all, parameters)
+    }
+
+    fn lend_gradients(
+        &mut self,
+        parameters: &Parameters,
+        params: Range<usize>,
+        lend: &mut dyn FnMut(GpuSpan<f32>) -> Result<(), Error>,
+    ) -> Result<bool, Error> {
+        let Some(held) = &self.store.held else { return Ok(false) };
+        let (layout, mut places) = (parameters.layout(), Vec::new());
+        held.overlaps(&self.units, &layout.span(params), &held.grads, |_, place, _| places.push(place));
+        for place in places {
+            let Some(all) = held.grads.arena.flat_mut().on_gpu() else { return Ok(false) };
+            lend(all.lending(place))?;
+        }
+        Ok(true)
     }
 
     fn each_gradient(&mut self, parameters: &Parameters, each: &mut dyn FnMut(HeldGradient<'_>)) {

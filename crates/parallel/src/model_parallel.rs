@@ -15,6 +15,7 @@
 //!   all make the same step of the same bits.
 
 mod holding;
+mod lent;
 mod tied;
 
 use crate::agreement::same_model;
@@ -29,6 +30,7 @@ use crate::single::SingleDevice;
 use crate::strategy::{HeldGradient, Here, Place, Strategy, Sync};
 use crate::tensor_parallel::{Between, Plan, Ranks, cross_entropy_in_parts};
 use holding::{As, Holder, Holding};
+use lent::{runs, sum_among};
 use phalanx_comm::{Group, Rank, ReduceOp, Trail, Via};
 use phalanx_nn::optim::{Clip, Optimizer};
 use phalanx_nn::{Module, NotFinite, Parameters};
@@ -227,7 +229,7 @@ impl ModelParallel {
         };
         let lanes = local.iter().flat_map(RankPipeline::lanes).cloned().collect();
         let tied = match &pipeline {
-            Some(pipeline) => Tied::among(pipeline, whole, &holding, &holders)?,
+            Some(pipeline) => Tied::among(pipeline, whole, &holding, &holders, config.ddp.between_gpus)?,
             None => None,
         };
         if let (Some(tied), Some(_)) = (&tied, config.sharded) {
@@ -331,14 +333,14 @@ impl ModelParallel {
     /// Ends what the ranks that hold a replica together have under way.
     fn abort(&self, because: &str) {
         self.tensor.iter().for_each(|tensor| tensor.abort(because));
+        self.tied.iter().for_each(|tied| tied.abort(because));
         self.groups().for_each(|group| group.abort(because));
         self.trail.forget();
     }
 
     /// Those of the ranks that hold a replica together.
     fn groups(&self) -> impl Iterator<Item = &Group> {
-        let tied = self.tied.as_ref().and_then(Tied::group);
-        let groups = [Some(&self.replica), self.pipeline.as_ref(), tied];
+        let groups = [Some(&self.replica), self.pipeline.as_ref()];
         groups.into_iter().flatten().chain(&self.lanes)
     }
 
@@ -349,6 +351,12 @@ impl ModelParallel {
             return Ok(());
         };
         let uncut = |parameter: usize| self.holding.is_uncut(parameter);
+        let numbers = runs((0..self.own.layout().count()).filter(|&own| uncut(own)));
+        if let Some(gpus) = tensor.gpus()
+            && sum_among(gpus, &self.trail, (&mut *self.inner, &self.own), numbers)?
+        {
+            return Ok(());
+        }
         self.inner.change_gradients(&self.own, &uncut, &mut |all| {
             Ok(tensor.group().all_reduce(all, ReduceOp::Sum)?)
         })
@@ -494,9 +502,10 @@ impl Strategy for ModelParallel {
     fn finish(&mut self, _: &Parameters) -> Result<(), Error> {
         let finished = self.inner.finish(&self.own).and_then(|()| self.sum_stretches());
         let finished = finished.and_then(|()| match &self.tied {
-            Some(tied) => tied.sum(&mut *self.inner, &self.own),
+            Some(tied) => tied.sum(&mut *self.inner, &self.own, &self.trail),
             None => Ok(()),
         });
+        let finished = finished.and_then(|()| Ok(self.trail.settle()?));
         self.checked(finished)
     }
 

@@ -42,6 +42,11 @@ impl Ranks {
         &self.group
     }
 
+    /// The GPUs, where these exchange values among themselves.
+    pub(crate) fn gpus(&self) -> Option<&Arc<GpuGroup>> {
+        self.gpus.as_ref()
+    }
+
     /// Ends the group, and what GPUs have under way.
     pub(crate) fn abort(&self, because: &str) {
         self.group.abort(because);

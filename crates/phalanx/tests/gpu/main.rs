@@ -3,6 +3,7 @@
 mod ahead;
 mod fake;
 mod leaks;
+mod lent;
 mod mesh;
 mod precision;
 mod samples;
