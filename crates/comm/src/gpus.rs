@@ -29,7 +29,7 @@ pub struct GpuGroup {
 }
 
 /// A point in what a GPU was given: see [`GpuGroup::mark`].
-pub struct Mark(Event);
+pub(crate) struct Mark(Event);
 
 /// Which stream of a GPU the operations of a group go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -147,7 +147,7 @@ impl GpuGroup {
     }
 
     /// A point in what the compute stream was given, behind all of it.
-    pub fn mark(&self) -> Result<Mark, Error> {
+    pub(crate) fn mark(&self) -> Result<Mark, Error> {
         let failed = |error: phalanx_cuda::Error| Error::Gpu {
             operation: "marking a point of a stream".to_owned(),
             reason: error.to_string(),
@@ -159,17 +159,12 @@ impl GpuGroup {
     }
 
     /// Waits until the GPU has come to a point, as [`GpuGroup::watch`] waits for all that it has.
-    pub fn reach(&self, mark: Mark, what: &str, deadline: Deadline) -> Result<(), Error> {
+    pub(crate) fn reach(&self, mark: Mark, what: &str, deadline: Deadline) -> Result<(), Error> {
         let look = || Ok(self.exchange.is_ready()? && mark.0.is_done()?);
         let mut watched = Watched { what, look, failed: None, left: None };
         self.group.wait_elsewhere(deadline, &mut watched).inspect_err(|_| end(&self.exchange))?;
-        self.forget(mark);
-        Ok(())
-    }
-
-    /// Takes a mark back that nobody waits for.
-    pub fn forget(&self, mark: Mark) {
         self.spare.lock().unwrap_or_else(PoisonError::into_inner).push(mark.0);
+        Ok(())
     }
 
     /// The numbers become the reduction of all ranks' numbers. Panics for a reduction that NCCL doesn't have: those of bits.
@@ -237,13 +232,8 @@ impl GpuGroup {
         start: impl FnOnce(&Arc<Exchange>) -> Result<Exchanged<L>, phalanx_cuda::Error>,
     ) -> Result<GpuWork<L>, Error> {
         let (group, exchange) = (self.group.clone(), self.exchange.clone());
-        // The library may still be at the operation before, for which it may have to reach other ranks.
-        if !exchange.is_ready().unwrap_or(false) {
-            let look = || exchange.is_ready();
-            let mut watched = Watched { what: &operation, look, failed: None, left: None };
-            let waited = group.wait_elsewhere(Deadline::after(group.timeout()), &mut watched);
-            waited.inspect_err(|_| end(&exchange))?;
-        }
+        // The library may still be at the operation before.
+        rest(&group, &exchange, &operation)?;
         match start(&exchange) {
             Ok(exchanged) => Ok(GpuWork { exchanged, operation, group, exchange }),
             Err(error) => {
@@ -261,10 +251,17 @@ impl<L: Lent> GpuWork<L> {
         self.exchanged.is_done().unwrap_or(true)
     }
 
-    /// Has the compute stream wait for the operation, and not this thread, and gives the numbers back: for one that is recorded, which
-    /// nobody carries out now. Those that its graph carries out later are for [`GpuGroup::watch`].
+    /// What it is.
+    pub(crate) fn operation(&self) -> &str {
+        &self.operation
+    }
+
+    /// Has the compute stream wait for the operation, and not this thread, and gives the numbers back. What becomes of it is for
+    /// [`GpuGroup::watch`] to tell, or for the [`Trail`](crate::Trail) that it is noted in, and of one that is recorded for those who
+    /// replay it.
     pub fn join(self) -> Result<L, Error> {
-        let GpuWork { exchanged, operation, .. } = self;
+        let GpuWork { exchanged, operation, group, exchange } = self;
+        rest(&group, &exchange, &operation)?;
         exchanged.finish().map_err(|error| Error::Gpu { operation, reason: error.to_string() })
     }
 
@@ -341,6 +338,17 @@ fn fit(group: &Group, gpu: &Gpu) -> Result<Result<Nccl, Unfit>, Error> {
         (Some(unfit), _) => Ok(Err(unfit)),
         (None, opened) => opened.map(Ok).map_err(|error| failed(group, "opening NCCL", error)),
     }
+}
+
+/// Waits until the library has given its stream all that it was asked for, for which it may have to reach other ranks.
+fn rest(group: &Group, exchange: &Exchange, operation: &str) -> Result<(), Error> {
+    if exchange.is_ready().unwrap_or(false) {
+        return Ok(());
+    }
+    let look = || exchange.is_ready();
+    let mut watched = Watched { what: operation, look, failed: None, left: None };
+    let waited = group.wait_elsewhere(Deadline::after(group.timeout()), &mut watched);
+    waited.inspect_err(|_| end(exchange))
 }
 
 /// Ends what the GPU has of a communicator. A failure is one that others report.

@@ -55,6 +55,7 @@ mod flight;
 mod gpus;
 #[cfg(test)]
 mod simulation;
+mod trail;
 mod transport;
 
 pub use buffer::Buffer;
@@ -64,7 +65,7 @@ pub use endpoint::{Endpoint, GroupConfig, PeerAddress};
 pub use error::{Error, Heard, Pace};
 pub use flight::{Flight, Peer, diagnosis};
 pub use float8::{F8E4M3, F8E5M2};
-pub use gpus::{GpuGroup, GpuWork, Mark, OfTwo, Unfit, Via};
+pub use gpus::{GpuGroup, GpuWork, OfTwo, Unfit, Via};
 pub use group::{Batch, Batched, Group, Member, OwnedBatch, Source, Transfer};
 pub use half::{bf16, f16};
 pub use num_complex::Complex;
@@ -72,4 +73,5 @@ pub use phalanx_wire::{Deadline, Generation, Rank, Secret};
 pub use queue::WaitObserver;
 pub use recorder::Record;
 pub use schedule::{Algorithm, Choice};
+pub use trail::Trail;
 pub use work::Work;

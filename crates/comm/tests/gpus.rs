@@ -1,11 +1,11 @@
 //! Groups over NCCL: ranks as threads with a fake GPU each, whose streams do what they are given as late as events allow. Where
 //! there is no C++ compiler, tests say so and pass.
 
-use phalanx_comm::{Deadline, Error, GpuGroup, Group, Rank, ReduceOp, Unfit, Via};
+use phalanx_comm::{Deadline, Error, GpuGroup, Group, Rank, ReduceOp, Trail, Unfit, Via};
 use phalanx_fake_cuda::FakeCuda;
 use phalanx_tensor::{Arena, DType, Device, GpuOptions, GpuSpan, Layout, Tensor};
 use std::path::Path;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Longer than anything takes that goes well.
@@ -293,6 +293,33 @@ fn a_deadline_names_the_operation_and_ends_it() {
         let late = matches!(&error, Error::Timeout { missing, .. } if *missing == [Rank(1)]);
         assert!(late && words.contains("all-reduce of 64 float32 by NCCL"), "{words}");
     });
+}
+
+#[test]
+fn what_is_joined_is_waited_for_in_its_order_before_it_is_read() {
+    let Some(fake) = fake() else { return };
+    const SUMS: usize = 3;
+    ranks(&fake, 2, 4, |own| {
+        let (span, gpus, trail) = (own.span(), Arc::new(own.gpus), Trail::default());
+        let sum = |span, most| trail.join(&gpus, gpus.start_all_reduce(span, ReduceOp::Sum)?, most);
+        if own.group.rank() == Rank(1) {
+            // Later than the other has gone on from its first ones.
+            own.group.receive(&mut [0u8], Rank(0)).unwrap();
+            let summed = (0..SUMS).try_fold(span, |span, _| sum(span, SUMS)).unwrap();
+            drop(summed);
+            return trail.settle().unwrap();
+        }
+        let span = (1..SUMS).try_fold(span, |span, _| sum(span, SUMS)).unwrap();
+        own.group.send(&[0u8], Rank(1)).unwrap();
+        drop(sum(span, 0).unwrap());
+        // The others' 3 and this one's 2, doubled by each further sum.
+        assert_eq!(own.arena.tensor(0).to_vec::<f32>()[..2], [5.0 * 4.0, 10.0 * 4.0]);
+        // The other has left by now, or will.
+        let error = sum(own.arena.gpu_span(0..1).unwrap(), SUMS).and_then(|_| trail.settle()).unwrap_err();
+        assert!(matches!(&error, Error::PeerLost { peer: Rank(1), .. }), "{error}");
+        own.arena.tensor(1).to_vec::<f32>();
+    });
+    assert_eq!(fake.damage(), [""; 0]);
 }
 
 #[test]

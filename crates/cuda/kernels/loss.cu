@@ -1,6 +1,6 @@
 // Losses. Each leaves one number a row or piece in `losses`, which `sum_parts` adds up and divides by how many there are. In
 // gradients `grad` is that of the loss, a scalar in device memory, and `factor` what the mean makes of it. A label that is no
-// class makes its row's loss and gradients NaN, and its loss sets `bad` to 1.
+// class makes its row's loss and gradients NaN, or its row of targets, and its loss sets `bad` to 1.
 #include "rows.cuh"
 
 __device__ inline bool is_class(i64 label, i64 width) { return label >= 0 && label < width; }
@@ -9,6 +9,14 @@ __device__ inline bool is_class(i64 label, i64 width, int *bad) {
     if (is_class(label, width)) return true;
     *bad = 1;
     return false;
+}
+
+// Of `all` classes those from `start` on, of which there are `width`: 1 on each row's label and 0 on others.
+extern "C" __global__ void one_hot(const i64 *labels, T *out, int *bad, i64 rows, i64 width, i64 start, i64 all) {
+    for (i64 i = first_element(); i < rows * width; i += all_threads()) {
+        const i64 label = labels[i / width];
+        out[i] = stored(!is_class(label, all, bad) ? NAN_F : label == start + i % width ? 1.0f : 0.0f);
+    }
 }
 
 // Negative log likelihood, from log-probabilities `y` (rows, width).

@@ -38,10 +38,10 @@ use crate::portion::Portion;
 use crate::single::{Nobody, begin};
 use crate::strategy::{Collected, HeldGradient, Here, Place, Strategy, Sync};
 use held::{Held, Moving};
-use phalanx_comm::{Deadline, Group, Rank, ReduceOp, Work};
+use phalanx_comm::{Deadline, Group, Rank, ReduceOp, Trail, Work};
 use phalanx_nn::optim::{Clip, Optimizer, Part};
 use phalanx_nn::{Ctx, Module, NotFinite, Parameters};
-use phalanx_tensor::{Device, Span, Tensor};
+use phalanx_tensor::{Device, GpuSpan, Span, Tensor};
 use std::collections::VecDeque;
 use std::ops::Range;
 use store::{For, Piece, Store, keep_own, make_room};
@@ -196,6 +196,12 @@ impl Fsdp {
         Fsdp { local: Some(Box::new(local)), ..self }
     }
 
+    /// The same on a GPU that waits for others than these, too, which `trail` is told of.
+    pub(crate) fn behind(mut self, trail: &Trail) -> Fsdp {
+        self.store.held.iter_mut().for_each(|held| held.trail = trail.clone());
+        self
+    }
+
     fn is_away_between(&self) -> bool {
         self.config.sharded == Sharded::Parameters
     }
@@ -252,7 +258,7 @@ impl Fsdp {
         while self.summing.len() > most {
             self.finish_sum()?;
         }
-        self.store.keep_pace(true, &self.shard)
+        self.store.keep_pace(true)
     }
 
     /// Returns when the first of the sums that were started is there.
@@ -264,7 +270,7 @@ impl Fsdp {
                 let span = moving.finish(&self.shard)?;
                 let held = held.as_mut().expect("what moves on a GPU is held apart");
                 self.parted[unit] = held.keep_sums(&self.units, unit, span);
-                return held.mark();
+                return held.note();
             }
         };
         if self.config.sharded >= Sharded::Gradients {
@@ -513,6 +519,22 @@ impl Strategy for Fsdp {
         self.summed.clear();
         summed?;
         share_buffers(&self.all, parameters)
+    }
+
+    fn lend_gradients(
+        &mut self,
+        parameters: &Parameters,
+        params: Range<usize>,
+        lend: &mut dyn FnMut(GpuSpan<f32>) -> Result<(), Error>,
+    ) -> Result<bool, Error> {
+        let Some(held) = &self.store.held else { return Ok(false) };
+        let (layout, mut places) = (parameters.layout(), Vec::new());
+        held.overlaps(&self.units, &layout.span(params), &held.grads, |_, place, _| places.push(place));
+        for place in places {
+            let Some(all) = held.grads.arena.flat_mut().on_gpu() else { return Ok(false) };
+            lend(all.lending(place))?;
+        }
+        Ok(true)
     }
 
     fn each_gradient(&mut self, parameters: &Parameters, each: &mut dyn FnMut(HeldGradient<'_>)) {

@@ -19,6 +19,7 @@
 //!   all make the same step of the same bits.
 
 mod holding;
+mod lent;
 mod tied;
 
 use crate::agreement::same_model;
@@ -33,7 +34,8 @@ use crate::single::SingleDevice;
 use crate::strategy::{HeldGradient, Here, Place, Strategy, Sync};
 use crate::tensor_parallel::{Between, Plan, Ranks, cross_entropy_in_parts};
 use holding::{As, Holder, Holding};
-use phalanx_comm::{Group, Rank, ReduceOp, Via};
+use lent::{runs, sum_among};
+use phalanx_comm::{Group, Rank, ReduceOp, Trail, Via};
 use phalanx_nn::optim::{Clip, Optimizer};
 use phalanx_nn::{Module, NotFinite, Parameters};
 use phalanx_tensor::{Arena, Device, Span, SumOverBatch, Tensor, Within};
@@ -113,6 +115,8 @@ pub struct ModelParallel {
     tensor: Option<Ranks>,
     /// Those that have the other stretches of this rank's sequences.
     context: Option<Ranks>,
+    /// What this rank's GPU waits for.
+    trail: Trail,
     between: Between,
     /// Whether this rank comes to the scores of some classes alone.
     scores_in_parts: bool,
@@ -164,11 +168,12 @@ impl ModelParallel {
             let mut unused = whole.grads().arena().set_aside::<f32>(0..whole.layout().count());
             unused.give_back(0..unused.count());
         }
+        let trail = Trail::default();
         // All ranks come by here in the same order.
         let ranks_along = |axis, what| -> Result<Option<Ranks>, Error> {
             let Some(group) = group(&[axis])? else { return Ok(None) };
             let gpus = config.ddp.between_gpus.meet(what, &group, device, Via::OwnStream)?;
-            Ok(Some(Ranks::of(group).on(gpus)))
+            Ok(Some(Ranks::of(group).on(gpus, &trail)))
         };
         let tensor = ranks_along(Axis::Tensor, "sums of parts")?;
         let context = ranks_along(Axis::Context, "keys and values")?;
@@ -230,13 +235,13 @@ impl ModelParallel {
                 let shape = Shape { ranks, chunks: blocks.len() / ranks, micro_batches };
                 let schedule = Schedule::new(kind, shape)?;
                 let local = RankPipeline::new(group.clone(), schedule, blocks, device.clone());
-                Some(local.between_gpus(config.ddp.between_gpus)?)
+                Some(local.behind(&trail).between_gpus(config.ddp.between_gpus)?)
             }
             _ => None,
         };
         let lanes = local.iter().flat_map(RankPipeline::lanes).cloned().collect();
         let tied = match &pipeline {
-            Some(pipeline) => Tied::among(pipeline, whole, &holding, &holders)?,
+            Some(pipeline) => Tied::among(pipeline, whole, &holding, &holders, config.ddp.between_gpus)?,
             None => None,
         };
         if let (Some(tied), Some(_)) = (&tied, config.sharded) {
@@ -247,7 +252,7 @@ impl ModelParallel {
         }
         let inner: Box<dyn Strategy> = match (same_part, shard, config.sharded) {
             (Some(all), Some(shard), Some(sharded)) => {
-                let fsdp = Fsdp::hybrid(all, shard, replicas, &*model, &own, sharded)?;
+                let fsdp = Fsdp::hybrid(all, shard, replicas, &*model, &own, sharded)?.behind(&trail);
                 Box::new(match local {
                     Some(local) => fsdp.with_local(local),
                     None => fsdp,
@@ -273,6 +278,7 @@ impl ModelParallel {
             lanes,
             tensor,
             context,
+            trail,
             between,
             scores_in_parts: plan.is_some_and(Plan::cuts_scores),
             model,
@@ -332,7 +338,7 @@ impl ModelParallel {
             (result, _) => result,
         };
         if let Err(error) = &result {
-            self.groups().for_each(|group| group.abort(&error.to_string()));
+            self.abort(&error.to_string());
         }
         result
     }
@@ -342,12 +348,18 @@ impl ModelParallel {
         self.tensor.iter().chain(&self.context)
     }
 
-    /// Those of the ranks that hold a replica together, or compute it together.
+    /// Ends what the ranks that hold a replica together, or compute it together, have under way.
+    fn abort(&self, because: &str) {
+        self.between_layers().for_each(|ranks| ranks.abort(because));
+        self.tied.iter().for_each(|tied| tied.abort(because));
+        self.groups().for_each(|group| group.abort(because));
+        self.trail.forget();
+    }
+
+    /// Those of the ranks that hold a replica together.
     fn groups(&self) -> impl Iterator<Item = &Group> {
-        let tied = self.tied.as_ref().and_then(Tied::group);
-        let groups = [Some(&self.replica), self.pipeline.as_ref(), tied];
-        let between = self.between_layers().map(Ranks::group);
-        groups.into_iter().flatten().chain(between).chain(&self.lanes)
+        let groups = [Some(&self.replica), self.pipeline.as_ref()];
+        groups.into_iter().flatten().chain(&self.lanes)
     }
 
     /// This rank's positions of what a pass is given, (B, T, ...): all of them, or its stretch.
@@ -377,6 +389,12 @@ impl ModelParallel {
             return Ok(());
         };
         let uncut = |parameter: usize| self.holding.is_uncut(parameter);
+        let numbers = runs((0..self.own.layout().count()).filter(|&own| uncut(own)));
+        if let Some(gpus) = tensor.gpus()
+            && sum_among(gpus, &self.trail, (&mut *self.inner, &self.own), numbers)?
+        {
+            return Ok(());
+        }
         self.inner.change_gradients(&self.own, &uncut, &mut |all| {
             Ok(tensor.group().all_reduce(all, ReduceOp::Sum)?)
         })
@@ -464,7 +482,7 @@ impl Strategy for ModelParallel {
 
     fn part(&mut self, whole: &Parameters, because: Option<&str>) {
         if let Some(because) = because {
-            self.groups().for_each(|group| group.abort(because));
+            self.abort(because);
             self.world.abort(because);
         }
         if !std::mem::replace(&mut self.has_parted, true) {
@@ -503,7 +521,10 @@ impl Strategy for ModelParallel {
             weight: pass.weight / self.mesh.size(Axis::Context) as f64,
             sync: pass.sync,
         };
-        let mut loss = self.inner.pass(&own);
+        // Before anyone reads the loss.
+        let (trail, mut settled) = (&self.trail, Ok(()));
+        let loss = self.inner.pass_while(&own, &mut || settled = trail.settle());
+        let mut loss = settled.map_err(Error::from).and(loss);
         // The rank of the last stage has it, the others of the pipeline have 0.
         if let (Ok(loss), Some(pipeline)) = (&mut loss, &self.pipeline) {
             let mut sum = [*loss];
@@ -522,9 +543,10 @@ impl Strategy for ModelParallel {
     fn finish(&mut self, _: &Parameters) -> Result<(), Error> {
         let finished = self.inner.finish(&self.own).and_then(|()| self.sum_stretches());
         let finished = finished.and_then(|()| match &self.tied {
-            Some(tied) => tied.sum(&mut *self.inner, &self.own),
+            Some(tied) => tied.sum(&mut *self.inner, &self.own, &self.trail),
             None => Ok(()),
         });
+        let finished = finished.and_then(|()| Ok(self.trail.settle()?));
         self.checked(finished)
     }
 

@@ -6,7 +6,7 @@ use crate::local::Pass;
 use crate::portion::Portion;
 use phalanx_nn::optim::{Clip, Optimizer};
 use phalanx_nn::{Ctx, Module, NotFinite, Parameters};
-use phalanx_tensor::{Device, HostSpan, SumOverBatch, Tensor, no_grad};
+use phalanx_tensor::{Device, GpuSpan, HostSpan, SumOverBatch, Tensor, no_grad};
 use std::ops::Range;
 
 /// Which share of the samples is this process's.
@@ -237,6 +237,20 @@ pub trait Strategy: Send {
             left = later;
         }
         Ok(())
+    }
+
+    /// Lends out the gradients that this rank holds of neighbouring parameters where they lie on a GPU, once they are whole: in one run or
+    /// in several, one after the other. Says no where they lie in the host's memory.
+    fn lend_gradients(
+        &mut self,
+        parameters: &Parameters,
+        params: Range<usize>,
+        lend: &mut dyn FnMut(GpuSpan<f32>) -> Result<(), Error>,
+    ) -> Result<bool, Error> {
+        match parameters.grads().arena().gpu_span(params) {
+            Some(span) => lend(span).map(|()| true),
+            None => Ok(false),
+        }
     }
 
     /// Cuts each gradient that this rank holds as `clip` says, once they are whole; gives the sum of the squares of those that count here,

@@ -6,7 +6,7 @@ pub mod edges;
 
 use crate::{
     ChannelStats, Conv2dOptions, CountPadding, DType, Device, DropoutKey, Keep, Philox, PoolOptions, Tensor,
-    Then,
+    Then, Within,
 };
 
 /// Who checks.
@@ -216,6 +216,11 @@ pub fn embedding_and_norm(c: &impl Check) {
     c.check(&[&[5, 3]], |x| {
         let ids = Tensor::from_slice(x[0].device(), &[4i64, 0, 4, 2], [2, 2]);
         x[0].embedding(&ids)
+    });
+    // Rows 2 to 4 of a table of 7.
+    c.check(&[&[3, 2]], |x| {
+        let ids = Tensor::from_slice(x[0].device(), &[4i64, 0, 4, 2, 6, 5], [2, 3]);
+        x[0].embedding_within(Within { dim: 0, start: 2, of: 7 }, &ids)
     });
     c.check(&[&[3, 4]], |x| x[0].layer_norm(1, None, None, 1e-5));
     c.check(&[&[3, 4], &[4]], |x| x[0].layer_norm(1, Some(&x[1]), None, 1e-5));

@@ -213,9 +213,9 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
             let (x, t) = (value(saved, 0), value(saved, 1));
             of([filled(0, x.shape(), &|out| kernel::loss::bce_gradient(x, t, grad, out))])
         }
-        Op::Embedding { table } => {
-            let grad = grad.contiguous();
-            of([filled(0, &table, &|out| kernel::embedding::embedding_gradient(&grad, value(saved, 0), out))])
+        Op::Embedding { table, start } => {
+            let (grad, ids) = (grad.contiguous(), value(saved, 0));
+            of([filled(0, &table, &|out| kernel::embedding::embedding_gradient(&grad, start, ids, out))])
         }
         Op::CausalAttention { asked, first, dropout } => {
             let (qkv, grad) = (value(saved, 0), grad.contiguous());

@@ -9,7 +9,7 @@ use crate::cpu::wide::{Wide, Widen};
 use crate::device::Backend;
 use crate::op::{Binary, CountPadding, Form, Unary};
 use crate::ops::attention::{Asked, Dropped};
-use crate::ops::dropout::DropoutKey;
+use crate::ops::dropout::{DropoutKey, Within};
 use crate::ops::samples::{SampleImages, SampleOrder};
 use crate::shape::Order;
 use crate::tensor::Tensor;
@@ -71,6 +71,7 @@ kernels! {
         softmax_gradient(form: Form, y: &Tensor, grad: &Tensor, width: usize, out: &Tensor) on out;
     }
     loss of numbers {
+        one_hot(labels: &Tensor, start: usize, all: usize, out: &Tensor) on out;
         nll(y: &Tensor, labels: &Tensor, out: &Tensor) on out;
         nll_gradient(labels: &Tensor, grad: &Tensor, out: &Tensor) on out;
         cross_entropy(x: &Tensor, labels: &Tensor, label_smoothing: f64, kept: &Tensor, out: &Tensor) on out;
@@ -96,8 +97,8 @@ kernels! {
         ) on out;
     }
     embedding of numbers {
-        embedding(table: &Tensor, ids: &Tensor, out: &Tensor) on out;
-        embedding_gradient(grad: &Tensor, ids: &Tensor, out: &Tensor) on out;
+        embedding(table: &Tensor, within: Within, ids: &Tensor, out: &Tensor) on out;
+        embedding_gradient(grad: &Tensor, start: usize, ids: &Tensor, out: &Tensor) on out;
     }
     norm of numbers {
         layer_norm(

@@ -75,7 +75,7 @@ pub(crate) enum Op {
     /// Mean binary cross entropy of logits; saves logits and targets.
     BceWithLogits,
     /// Rows of a table; saves the row numbers.
-    Embedding { table: Shape },
+    Embedding { table: Shape, start: usize },
     /// Causal self-attention of several heads, of some queries, whose shares are dropped with this probability; saves queries, keys and values, the
     /// output, each query's logarithm of the sum of the exponentials of its scores, and where shares are dropped the key's words and
     /// the samples' numbers. The first head is number `first` of those that have masks.

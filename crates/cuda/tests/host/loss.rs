@@ -4,7 +4,7 @@ use crate::compare::near;
 use crate::program::{Arg, launch, there_is_a_compiler};
 use crate::values::{decode, encode, random, room};
 use phalanx_cuda::{Element, Work};
-use phalanx_tensor::{Device, Tensor};
+use phalanx_tensor::{DType, Device, Tensor};
 
 /// Roundings of float32: exponentials, logarithms and sums of some hundred.
 const STEPS: f64 = 40.0;
@@ -90,6 +90,40 @@ fn reference(x: &Tensor, loss: impl Fn(&Tensor) -> Tensor) -> [Vec<f64>; 2] {
     let value = loss(&x);
     let grads = (&value * GRAD).backward();
     [vec![value.item()], grads.get(&x).unwrap().to_vec()]
+}
+
+#[test]
+fn targets_of_labels_are_those_of_the_engine() {
+    if !there_is_a_compiler() {
+        return;
+    }
+    for batch in Batch::all() {
+        let [rows, width] = batch.size;
+        // All classes, and a part that begins in their midst.
+        for [start, here] in [[0, width], [width / 2, width - width / 2]] {
+            let targets = |labels: &[i64]| {
+                let (mut out, mut bad) = (room(batch.element, rows * here), [0; 4]);
+                let mut args = vec![
+                    Arg::In(bytemuck::cast_slice(labels)),
+                    Arg::Out(&mut out),
+                    Arg::Out(&mut bad),
+                    Arg::Int(rows as i64),
+                    Arg::Int(here as i64),
+                    Arg::Int(start as i64),
+                    Arg::Int(width as i64),
+                ];
+                launch("one_hot", batch.element, Work::Elements((rows * here) as u64), &mut args);
+                (decode(batch.element, &out), i32::from_ne_bytes(bad))
+            };
+            let want = batch.label_tensor().one_hot(start..start + here, width, DType::F64).to_vec::<f64>();
+            assert_eq!(targets(&batch.labels), (want, 0), "{:?}: {start} of {:?}", batch.element, batch.size);
+            for wrong in [-1, width as i64, i64::MAX, i64::MIN] {
+                let (out, bad) = targets(&[&[wrong], &batch.labels[1..]].concat());
+                let is_told = out.iter().enumerate().all(|(i, x)| x.is_nan() == (i < here));
+                assert!(is_told && bad == 1, "{wrong} of {width}: {out:?}");
+            }
+        }
+    }
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use crate::module::{Ctx, Module, Visitor};
 use crate::param::{Init, Param};
 use crate::seam::Seam;
-use phalanx_tensor::{Tensor, Within};
+use phalanx_tensor::Tensor;
 
 /// Row `id` of a table for each id. Parameter `weight` (rows, width), starting normally distributed with std 1.
 ///
@@ -48,7 +48,7 @@ impl Module for Embedding {
     fn forward(&self, ids: &Tensor, _: &mut Ctx) -> Tensor {
         self.seam.leave(match self.seam.within {
             None => self.weight.embedding(ids),
-            Some(within) => rows_within(&self.weight, within, ids),
+            Some(within) => self.weight.embedding_within(within, ids),
         })
     }
 
@@ -56,19 +56,4 @@ impl Module for Embedding {
         v.param("weight", &mut self.weight);
         v.seam("", &mut self.seam);
     }
-}
-
-/// As [`Tensor::embedding`] of a table of which these rows are a part: zeros where a row is in another part.
-#[track_caller]
-fn rows_within(part: &Tensor, within: Within, ids: &Tensor) -> Tensor {
-    let rows = within.start as i64..within.start as i64 + part.dims()[0] as i64;
-    let mut wanted = ids.to_vec::<i64>();
-    if let Some(id) = wanted.iter().find(|id| !(0..within.of as i64).contains(id)) {
-        panic!("embedding: id {id} in a table of {} rows", within.of);
-    }
-    let is_here: Vec<f32> = wanted.iter().map(|id| f32::from(u8::from(rows.contains(id)))).collect();
-    // Any row will do for one that is elsewhere.
-    wanted.iter_mut().for_each(|id| *id = if rows.contains(id) { *id - rows.start } else { 0 });
-    let is_here = Tensor::from_slice(ids.device(), &is_here, [ids.dims(), &[1]].concat().as_slice());
-    part.embedding(&Tensor::from_slice(ids.device(), &wanted, *ids.shape())) * is_here
 }

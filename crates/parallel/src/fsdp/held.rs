@@ -13,12 +13,13 @@ use super::halves::Mixed;
 use super::store::Piece;
 use super::units::{Unit, runs};
 use crate::error::Error;
-use phalanx_comm::{Deadline, Element as Sent, GpuGroup, GpuWork, Group, Mark, Rank, ReduceOp, Via, Work};
+use phalanx_comm::{Deadline, Element as Sent, GpuGroup, GpuWork, Group, Rank, ReduceOp, Trail, Via, Work};
 use phalanx_nn::optim::{self, Clip, HeldPart, Optimizer};
 use phalanx_nn::{NotFinite, Parameters};
 use phalanx_tensor::{Arena, DType, Device, Element, Fetched, GpuSpan, HostSpan, Layout, Span};
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// What this rank holds of all units.
 pub(super) struct Held {
@@ -28,9 +29,9 @@ pub(super) struct Held {
     starts: Vec<usize>,
     /// The GPUs of the ranks that parameters are shared out among, if these tell each other from GPU to GPU; those of the ranks that
     /// hold the same.
-    gpus: [Option<GpuGroup>; 2],
-    /// Behind gathers and sums that the host hasn't seen done yet, in their order.
-    marks: VecDeque<Mark>,
+    gpus: [Option<Arc<GpuGroup>>; 2],
+    /// Gathers and sums that the host hasn't seen done yet, and whatever else this rank's GPU waits for.
+    pub(super) trail: Trail,
     /// The GPU.
     device: Device,
     /// Of units that come in 16 bits, what is wanted in float32, of all ranks.
@@ -153,7 +154,7 @@ impl Held {
             grads,
             starts,
             gpus: [None, None],
-            marks: VecDeque::new(),
+            trail: Trail::default(),
             device,
             wide: Vec::new(),
             fetched: VecDeque::new(),
@@ -190,7 +191,9 @@ impl Held {
         replicas: Option<&Group>,
     ) -> Result<(), Error> {
         let meet = |group: &Group| {
-            config.between_gpus.meet("values and gradients", group, &self.device, Via::CommStream)
+            let gpus =
+                config.between_gpus.meet("values and gradients", group, &self.device, Via::CommStream)?;
+            Ok::<_, Error>(gpus.map(Arc::new))
         };
         self.gpus = [meet(shard)?, replicas.map(meet).transpose()?.flatten()];
         Ok(())
@@ -337,24 +340,20 @@ impl Held {
     /// Forgets gradients that are on their way.
     pub(super) fn let_go(&mut self) {
         self.fetched.clear();
-        self.marks.clear();
+        self.trail.forget();
     }
 
     /// Notes that the compute stream waits for a gather or a sum from here on.
-    pub(super) fn mark(&mut self) -> Result<(), Error> {
-        let mark = self.gpus[0].as_ref().map(GpuGroup::mark).transpose()?;
-        self.marks.extend(mark);
-        Ok(())
+    pub(super) fn note(&self) -> Result<(), Error> {
+        let Some(gpus) = &self.gpus[0] else { return Ok(()) };
+        Ok(self.trail.note(gpus, "a gather of a unit")?)
     }
 
-    /// Waits for what was marked but for the last few.
-    pub(super) fn keep_pace(&mut self, are_away: bool, group: &Group) -> Result<(), Error> {
+    /// Waits for what was noted but for the last few.
+    pub(super) fn keep_pace(&self, are_away: bool) -> Result<(), Error> {
+        let Some(gpus) = &self.gpus[0] else { return Ok(()) };
         let most = if are_away && !self.is_offloaded() { MOST_AHEAD } else { 0 };
-        while self.marks.len() > most {
-            let (Some(mark), Some(gpus)) = (self.marks.pop_front(), &self.gpus[0]) else { break };
-            gpus.reach(mark, "a gather of a unit", Deadline::after(group.timeout()))?;
-        }
-        Ok(())
+        Ok(self.trail.keep(gpus, most)?)
     }
 
     /// Has a unit that is away, or whose values are older ones, come.
@@ -476,7 +475,6 @@ impl Held {
     ) -> Result<(), Error> {
         // Nobody reads what may never come, and whoever is lost is found by those that wait for him.
         self.watch(SUMS, shard)?;
-        self.forget_marks();
         if self.is_offloaded() {
             self.take_fetched(|_| true);
         }
@@ -525,16 +523,10 @@ impl Held {
     /// Waits until this rank's GPU has done all that it was given, of which operations among GPUs may be a part: fails where these do.
     /// Nobody waits where there are none.
     pub(super) fn watch(&self, what: &str, group: &Group) -> Result<(), Error> {
+        self.trail.settle()?;
         match self.gpus.iter().flatten().next() {
             Some(gpus) => Ok(gpus.watch(what, Deadline::after(group.timeout()))?),
             None => Ok(()),
-        }
-    }
-
-    /// Forgets marks, all of which the GPU has come to.
-    pub(super) fn forget_marks(&mut self) {
-        if let Some(gpus) = &self.gpus[0] {
-            self.marks.drain(..).for_each(|mark| gpus.forget(mark));
         }
     }
 

@@ -75,9 +75,9 @@ impl Fsdp {
 
     /// Lets the GPU come near to a unit that was asked for (Z-WATCH). What stays from step to step comes as a whole, and the first unit's
     /// work may be given behind it.
-    fn keep_pace(&mut self, unit: usize) -> Result<(), Error> {
+    fn keep_pace(&self, unit: usize) -> Result<(), Error> {
         let are_away = self.is_away_between();
-        if are_away || unit > 0 { self.store.keep_pace(are_away, &self.shard) } else { Ok(()) }
+        if are_away || unit > 0 { self.store.keep_pace(are_away) } else { Ok(()) }
     }
 
     /// A forward pass alone, of this rank's samples, if it has any, through units that are given back at once.

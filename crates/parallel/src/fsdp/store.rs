@@ -232,7 +232,7 @@ impl Store {
             Coming::Whole(work) => drop(work.wait(deadline())?),
             Coming::OnGpu(moving) => {
                 drop(moving.finish(group)?);
-                self.mark()?;
+                self.note()?;
             }
             Coming::Mixed { mut span, wide } => {
                 let casts = self.casts.as_mut().expect("who called for them has them until the pass ends");
@@ -253,7 +253,7 @@ impl Store {
                 self.partly[unit] = narrow.collect();
                 let cast = units[unit].params.clone().filter(|&i| casts.known[i]);
                 self.grads.were_cast(cast, &self.values);
-                self.mark()?;
+                self.note()?;
             }
         }
         Ok(())
@@ -277,21 +277,18 @@ impl Store {
         self.grads.were_cast(cast(), &self.values);
     }
 
-    fn mark(&mut self) -> Result<(), Error> {
-        self.held.as_mut().map_or(Ok(()), Held::mark)
+    fn note(&self) -> Result<(), Error> {
+        self.held.as_ref().map_or(Ok(()), Held::note)
     }
 
     /// Waits until the GPU is not far behind what was gathered or summed: a few units, if they go `away` after each use, else none.
-    pub(super) fn keep_pace(&mut self, are_away: bool, group: &Group) -> Result<(), Error> {
-        self.held.as_mut().map_or(Ok(()), |held| held.keep_pace(are_away, group))
+    pub(super) fn keep_pace(&self, are_away: bool) -> Result<(), Error> {
+        self.held.as_ref().map_or(Ok(()), |held| held.keep_pace(are_away))
     }
 
     /// Waits for what units that came from GPU to GPU are used for.
-    pub(super) fn watch(&mut self, what: &str, group: &Group) -> Result<(), Error> {
-        let Some(held) = &mut self.held else { return Ok(()) };
-        held.watch(what, group)?;
-        held.forget_marks();
-        Ok(())
+    pub(super) fn watch(&self, what: &str, group: &Group) -> Result<(), Error> {
+        self.held.as_ref().map_or(Ok(()), |held| held.watch(what, group))
     }
 
     /// Gives a unit back but for this rank's part, if it is here.

@@ -1,16 +1,21 @@
 //! Parameters that blocks of several stages have, as a language model's table of words, which its last layer multiplies with.
 
 use super::holding::{Holder, Holding};
+use super::lent::sum_among;
+use crate::between_gpus::BetweenGpus;
 use crate::error::Error;
 use crate::strategy::Strategy;
-use phalanx_comm::{Group, ReduceOp};
+use phalanx_comm::{GpuGroup, Group, ReduceOp, Trail, Via};
 use phalanx_nn::Parameters;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// What stages share (MP-TIED).
 pub(super) struct Tied {
     /// The ranks of the pipeline that have any of them; none on one that hasn't.
     group: Option<Group>,
+    /// Their GPUs, where these sum gradients among themselves: of ranks that have all of them each.
+    gpus: Option<Arc<GpuGroup>>,
     /// Their numbers in the whole model, in order.
     shared: Vec<usize>,
     /// This rank's own numbers of them, where it has them.
@@ -26,6 +31,7 @@ impl Tied {
         whole: &Parameters,
         holding: &Holding,
         holders: &[Holder],
+        between_gpus: BetweenGpus,
     ) -> Result<Option<Tied>, Error> {
         let is_copied = |i: usize| {
             let copies =
@@ -39,18 +45,30 @@ impl Tied {
         let own: Vec<_> = shared.iter().map(|&i| holding.own_number(i)).collect();
         let has_any = own.iter().any(Option::is_some);
         let group = pipeline.split(has_any.then_some(0), 0)?;
+        let is_whole = |Holder { holding, .. }: &Holder| {
+            let has = |&i: &usize| holding.own_number(i).is_some();
+            shared.iter().all(has) || !shared.iter().any(has)
+        };
+        let gpus = match &group {
+            Some(group) if holders.iter().all(is_whole) => {
+                let device = whole.values().device();
+                between_gpus.meet("gradients that stages share", group, device, Via::CommStream)?
+            }
+            _ => None,
+        };
         // Ranks of a pipeline have the same part of what is cut.
         let len = |&i: &usize| {
             let of = |Holder { holding, .. }: &Holder| Some(holding.own_len(holding.own_number(i)?));
             holders.iter().find_map(of).unwrap_or(0)
         };
         let lengths = shared.iter().map(len).collect();
-        Ok(Some(Tied { group, shared, own, lengths }))
+        Ok(Some(Tied { group, gpus: gpus.map(Arc::new), shared, own, lengths }))
     }
 
-    /// The group, on a rank that is of it.
-    pub(super) fn group(&self) -> Option<&Group> {
-        self.group.as_ref()
+    /// Ends the group, on a rank that is of it, and what GPUs have under way.
+    pub(super) fn abort(&self, because: &str) {
+        self.group.iter().for_each(|group| group.abort(because));
+        self.gpus.iter().for_each(|gpus| gpus.abort(because));
     }
 
     /// One of those that are shared.
@@ -58,9 +76,17 @@ impl Tied {
         whole.names()[self.shared[0]].clone()
     }
 
-    /// Sums the gradients that each stage has of them; one that hasn't one of them adds nothing.
-    pub(super) fn sum(&self, inner: &mut dyn Strategy, own: &Parameters) -> Result<(), Error> {
+    /// Sums the gradients that each stage has of them; one that hasn't one of them adds nothing. The compute stream may have to wait for
+    /// that, of which `trail` is told.
+    pub(super) fn sum(&self, inner: &mut dyn Strategy, own: &Parameters, trail: &Trail) -> Result<(), Error> {
         let Some(group) = &self.group else { return Ok(()) };
+        // In the order of the whole model, which all ranks have.
+        let numbers = self.own.iter().flatten().map(|&own| own..own + 1);
+        if let Some(gpus) = &self.gpus
+            && sum_among(gpus, trail, (inner, own), numbers)?
+        {
+            return Ok(());
+        }
         let mut all = vec![0.0; self.lengths.iter().sum()];
         let place = |number: usize| {
             let start: usize = self.lengths[..number].iter().sum();

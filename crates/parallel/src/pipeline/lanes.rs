@@ -5,13 +5,16 @@
 //! on one lane keeps none on another, and no computing, waiting. On a lane both have the letters in the order in which the sender's
 //! list of actions makes them (LANE-ORDER), whatever the receiver wants first: what it is given before it wants it waits aside.
 //! So the letters of a schedule that plays to its end all arrive.
+//!
+//! It is the compute stream that waits for a letter, and the host goes on, two letters of a lane ahead at most ([`Trail`]).
 
 use super::schedule::{Action, Schedule, Work};
 use super::stage::MicroBatch;
 use crate::error::Error;
-use phalanx_comm::{Deadline, GpuGroup, GpuWork, Group, Rank, Unfit};
+use phalanx_comm::{Deadline, GpuGroup, GpuWork, Group, Rank, Trail, Unfit};
 use phalanx_tensor::{DType, Device, GpuTensor, Shape, Tensor};
 use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The lanes of one rank, by the rank at their other end.
@@ -22,19 +25,22 @@ pub(super) struct Lanes {
 }
 
 struct To {
-    gpus: GpuGroup,
+    gpus: Arc<GpuGroup>,
     peer: Rank,
     sending: VecDeque<GpuWork<GpuTensor>>,
 }
 
 struct From {
-    gpus: GpuGroup,
+    gpus: Arc<GpuGroup>,
     peer: Rank,
     /// The letters of a pass, in the order in which they come, and how many of them were asked for.
     order: Vec<Action>,
     asked: usize,
     coming: HashMap<Action, GpuWork<GpuTensor>>,
 }
+
+/// Letters of a lane that the host may have taken while its GPU waits for them.
+const MOST_AHEAD: usize = 2;
 
 /// What one rank sends another in a pass, as its list of actions makes it: of micro-batches with samples.
 fn letters(schedule: &Schedule, micro_batches: &[MicroBatch], [from, to]: [usize; 2]) -> Vec<Action> {
@@ -82,6 +88,7 @@ impl Lanes {
         for (pair, gpus) in lanes {
             // The sender is the first of the two. They meet once before there is anything else to do, since a library that is
             // still looking for the other rank takes no more from this one.
+            let gpus = Arc::new(gpus);
             let [sends, receives] = pair.map(|rank| rank.index());
             let word = Tensor::zeros(device, [1], DType::F32).to_lend().expect("the device is a GPU");
             let deadline = Deadline::after(timeout);
@@ -149,18 +156,18 @@ impl Lanes {
         Ok(())
     }
 
-    /// Waits for a letter that was asked for.
-    pub(super) fn take(&mut self, from: usize, wanted: Action) -> Result<Tensor, Error> {
+    /// A letter that was asked for: the compute stream waits for it, which `trail` is told of.
+    pub(super) fn take(&mut self, from: usize, wanted: Action, trail: &Trail) -> Result<Tensor, Error> {
         let lane = self.from.get_mut(&from).expect("there is a lane from everyone who sends anything");
         let work = lane.coming.remove(&wanted).expect("it was asked for");
-        Ok(work.wait(Deadline::after(self.timeout))?.into_tensor())
+        Ok(trail.join(&lane.gpus, work, MOST_AHEAD)?.into_tensor())
     }
 
-    /// Waits until all that was sent has come.
-    pub(super) fn deliver(&mut self) -> Result<(), Error> {
+    /// Has the compute stream wait until all that was sent has come, which `trail` is told of.
+    pub(super) fn deliver(&mut self, trail: &Trail) -> Result<(), Error> {
         for lane in self.to.values_mut() {
             while let Some(sent) = lane.sending.pop_front() {
-                sent.wait(Deadline::after(self.timeout))?;
+                trail.join(&lane.gpus, sent, MOST_AHEAD)?;
             }
         }
         Ok(())

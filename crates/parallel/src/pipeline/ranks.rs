@@ -13,7 +13,7 @@ use super::stage::{Carried, Link, MicroBatch, Ran, Rank};
 use crate::between_gpus::BetweenGpus;
 use crate::error::Error;
 use crate::local::{Local, Pass};
-use phalanx_comm::{Deadline, Element as Sent, Group, Source, Work as Letter, bf16, f16};
+use phalanx_comm::{Deadline, Element as Sent, Group, Source, Trail, Work as Letter, bf16, f16};
 use phalanx_nn::{Loss, Module};
 use phalanx_tensor::{DType, Device, Element, GradSink, MAX_DIMS, Order, Shape, Tensor};
 use std::collections::{HashMap, VecDeque};
@@ -32,6 +32,8 @@ pub struct RankPipeline {
     letters: Letters,
     /// The ways of letters from GPU to GPU, where they go so.
     lanes: Option<Lanes>,
+    /// What this rank's GPU waits for.
+    trail: Trail,
     last: Ran,
 }
 
@@ -48,7 +50,13 @@ impl RankPipeline {
         );
         check(&schedule).expect("every schedule that is made plays to its end; its tests say so");
         let (letters, last) = (Letters::default(), Ran::default());
-        RankPipeline { group, schedule, blocks, device, letters, lanes: None, last }
+        let trail = Trail::default();
+        RankPipeline { group, schedule, blocks, device, letters, lanes: None, trail, last }
+    }
+
+    /// The same on a GPU that waits for others than these, too, which `trail` is told of.
+    pub(crate) fn behind(self, trail: &Trail) -> RankPipeline {
+        RankPipeline { trail: trail.clone(), ..self }
     }
 
     /// The same with letters that take this way between GPUs; without it they go by way of the host. All ranks must call it with the
@@ -87,23 +95,19 @@ impl RankPipeline {
         micro_batches: &[MicroBatch],
         sink: &mut dyn GradSink,
     ) -> Result<f64, Error> {
-        let RankPipeline { group, schedule, blocks, device, letters, lanes, .. } = self;
+        let RankPipeline { group, schedule, blocks, device, letters, lanes, trail, .. } = self;
         let rank = group.rank().index();
         if let Some(lanes) = lanes {
             lanes.begin(schedule, rank, micro_batches);
         }
         let own = Rank { schedule, rank, model, blocks, device, loss, micro_batches };
-        let mut post = Post { group, schedule, micro_batches, letters, lanes: lanes.as_mut() };
+        let mut post = Post { group, schedule, micro_batches, letters, lanes: lanes.as_mut(), trail };
         let ran = own.run(&mut post, sink, Instant::now());
         let ran = ran.and_then(|ran| letters.deliver(group).map(|()| ran));
-        let ran = match lanes {
-            Some(lanes) => {
-                let ran = ran.and_then(|ran| lanes.deliver().map(|()| ran));
-                // Whoever waits at the other end of one of them knows nothing of what happened at another.
-                ran.inspect_err(|error| lanes.abort(&error.to_string()))
-            }
-            None => ran,
-        };
+        // Whoever waits at the other end of a lane knows nothing of what happened at another.
+        let ran = ran.inspect_err(|error| {
+            lanes.iter().for_each(|lanes| lanes.abort(&error.to_string()));
+        });
         self.last = ran?;
         Ok(self.last.loss)
     }
@@ -252,6 +256,7 @@ struct Post<'a> {
     micro_batches: &'a [MicroBatch],
     letters: &'a mut Letters,
     lanes: Option<&'a mut Lanes>,
+    trail: &'a Trail,
 }
 
 /// What a border's letters are sent under, and what tells their form.
@@ -369,7 +374,7 @@ impl Post<'_> {
         if let Some(Form { shape, dtype, .. }) = next {
             lanes.ask(from, device, shape, dtype)?;
         }
-        Ok(Carried { values: lanes.take(from, action)?, layers })
+        Ok(Carried { values: lanes.take(from, action, self.trail)?, layers })
     }
 }
 
@@ -397,6 +402,13 @@ impl Link for Post<'_> {
 
     fn progress(&mut self) {
         self.group.progress();
+    }
+
+    fn settle(&mut self) -> Result<(), Error> {
+        if let Some(lanes) = &mut self.lanes {
+            lanes.deliver(self.trail)?;
+        }
+        Ok(self.trail.settle()?)
     }
 }
 

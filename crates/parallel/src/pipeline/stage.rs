@@ -51,6 +51,10 @@ pub(super) trait Link {
     fn receive(&mut self, action: Action, device: &Device) -> Result<Carried, Error>;
     /// Called between actions, so that what is under way goes on.
     fn progress(&mut self) {}
+    /// Called behind the last one, before anything is read that was made: returns when the device waits for no other rank.
+    fn settle(&mut self) -> Result<(), Error> {
+        Ok(())
+    }
 }
 
 /// What a rank has of the model, and what it is to do with it.
@@ -156,6 +160,7 @@ impl Rank<'_> {
             }
             running.link.progress();
         }
+        running.link.settle()?;
         let Running { losses, ran, .. } = running;
         Ok(Ran { loss: losses.iter().fold(0.0, |sum, (loss, weight)| sum + loss.item() * weight), ..ran })
     }

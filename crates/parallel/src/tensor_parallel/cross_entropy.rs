@@ -16,23 +16,13 @@ pub(crate) fn cross_entropy_in_parts(
 ) -> Tensor {
     let scores = &if scores.dtype().is_half() { scores.cast(DType::F32) } else { scores.clone() };
     let (width, all) = (scores.dims()[1], scores.dims()[1] * ranks.count());
-    let labels = labels.to_vec::<i64>();
-    if let Some(label) = labels.iter().find(|label| !(0..all as i64).contains(label)) {
-        panic!("cross_entropy: label {label} among {all} classes");
-    }
     // The ranks' sums, of which each has the whole: so a gradient of it is one of each part already.
     let together = ranks.crossing(Move::Sum, Move::Keep);
     let sum = |x: &Tensor| x.sum(&[1], Keep::No).across(&together); // (N)
     let largest = ranks.reduced(&scores.detach().max(1, Keep::Yes), ReduceOp::Max); // (N, 1)
     let shifted = scores - largest;
-    let first = (ranks.rank() * width) as i64;
-    let mut is_label = vec![0.0f32; scores.count()];
-    for (row, label) in is_label.chunks_exact_mut(width.max(1)).zip(&labels) {
-        if let Some(here) = usize::try_from(label - first).ok().and_then(|here| row.get_mut(here)) {
-            *here = 1.0;
-        }
-    }
-    let is_label = Tensor::from_slice(scores.device(), &is_label, *scores.shape());
+    let first = ranks.rank() * width;
+    let is_label = labels.one_hot(first..first + width, all, DType::F32);
     let picked = sum(&(&shifted * is_label));
     let rows = sum(&shifted.exp()).ln();
     let loss = if label_smoothing == 0.0 {

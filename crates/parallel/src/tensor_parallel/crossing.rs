@@ -1,8 +1,8 @@
 //! What goes over ranks at the seams of layers: five pairs of maps, each the way back of the other. Values travel in their own type;
 //! sums of those of 16 bits are rounded after each two. Between ranks with a GPU each they go by NCCL, and never see the host, which
-//! waits for each all the same, as it is the host that finds a rank gone.
+//! goes on while its GPU waits for them: it is told of a rank that is gone two of them later, or before anything is read ([`Trail`]).
 
-use phalanx_comm::{Deadline, Element as Sent, Error, GpuGroup, GpuWork, Group, ReduceOp, bf16, f16};
+use phalanx_comm::{Element as Sent, Error, GpuGroup, GpuWork, Group, ReduceOp, Trail, bf16, f16};
 use phalanx_tensor::{Crossing, DType, Element, GpuTensor, Tensor};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -13,17 +13,19 @@ pub(crate) struct Ranks {
     group: Group,
     /// Their GPUs, where these exchange values among themselves.
     gpus: Option<Arc<GpuGroup>>,
+    /// What this rank's GPU waits for.
+    trail: Trail,
     failure: Arc<Mutex<Option<Error>>>,
 }
 
 impl Ranks {
     pub(crate) fn of(group: Group) -> Ranks {
-        Ranks { group, gpus: None, failure: Arc::default() }
+        Ranks { group, gpus: None, trail: Trail::default(), failure: Arc::default() }
     }
 
-    /// The same with GPUs that exchange values among themselves, if these do.
-    pub(crate) fn on(self, gpus: Option<GpuGroup>) -> Ranks {
-        Ranks { gpus: gpus.map(Arc::new), ..self }
+    /// The same with GPUs that exchange values among themselves, if these do, and what this one waits for.
+    pub(crate) fn on(self, gpus: Option<GpuGroup>, trail: &Trail) -> Ranks {
+        Ranks { gpus: gpus.map(Arc::new), trail: trail.clone(), ..self }
     }
 
     /// How many there are.
@@ -38,6 +40,17 @@ impl Ranks {
 
     pub(crate) fn group(&self) -> &Group {
         &self.group
+    }
+
+    /// The GPUs, where these exchange values among themselves.
+    pub(crate) fn gpus(&self) -> Option<&Arc<GpuGroup>> {
+        self.gpus.as_ref()
+    }
+
+    /// Ends the group, and what GPUs have under way.
+    pub(crate) fn abort(&self, because: &str) {
+        self.group.abort(because);
+        self.gpus.iter().for_each(|gpus| gpus.abort(because));
     }
 
     /// The first failure since this was asked for last.
@@ -93,13 +106,16 @@ impl Ranks {
         let gpus = self.gpus.as_ref()?;
         let own = lend()?;
         let nothing = own.zeros_like();
-        let done = start(gpus, own).and_then(|work| work.wait(Deadline::after(self.group.timeout())));
+        let done = start(gpus, own).and_then(|work| self.trail.join(gpus, work, MOST_AHEAD));
         Some(done.map(GpuTensor::into_tensor).unwrap_or_else(|error| {
             self.note(Err(error));
             nothing()
         }))
     }
 }
+
+/// Exchanges that the host may have put behind it while its GPU waits for them.
+const MOST_AHEAD: usize = 2;
 
 /// What becomes of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,7 +1,9 @@
 //! Runs on a GPU, against the same on a CPU: on the fake driver. Where there is no C++ compiler, tests say so and pass.
 
+mod ahead;
 mod fake;
 mod leaks;
+mod lent;
 mod mesh;
 mod precision;
 mod samples;

@@ -29,7 +29,7 @@ fn net() -> Sequential {
 }
 
 /// Its first part, up to what is flat, and the rest; the two dense layers are cut together.
-fn on(mesh: &[(Axis, usize)], kind: ScheduleKind) -> Trainer {
+pub(crate) fn on(mesh: &[(Axis, usize)], kind: ScheduleKind) -> Trainer {
     let is_cut = |axis| mesh.iter().any(|(used, _)| *used == axis);
     let plan = || {
         let up = Style::Outputs { dim: 0, groups: 1 };
@@ -55,8 +55,8 @@ fn on(mesh: &[(Axis, usize)], kind: ScheduleKind) -> Trainer {
     Trainer { mesh: Some(mesh), clip, batch_size: 8, steps: Some(3), ..trainer() }
 }
 
-const TENSOR: (Axis, usize) = (Axis::Tensor, 2);
-const PIPELINE: (Axis, usize) = (Axis::Pipeline, 2);
+pub(crate) const TENSOR: (Axis, usize) = (Axis::Tensor, 2);
+pub(crate) const PIPELINE: (Axis, usize) = (Axis::Pipeline, 2);
 const CONTEXT: (Axis, usize) = (Axis::Context, 2);
 
 #[test]

@@ -6,6 +6,25 @@ use crate::dtype::with_float;
 use crate::op::{Form, Unary};
 use crate::tensor::Tensor;
 
+/// Of `all` classes those from `start` on, (rows, width): 1 on each row's label and 0 on others. Panics if a label is no class.
+#[track_caller]
+pub(crate) fn one_hot(labels: &Tensor, start: usize, all: usize, out: &Tensor) {
+    let width = out.dims()[1];
+    with_float!(out.dtype, "one_hot", T => {
+        let labels = labels.read_contiguous::<i64>("one_hot");
+        if let Some(label) = labels.iter().find(|label| !(0..all as i64).contains(label)) {
+            panic!("one_hot: label {label} among {all} classes");
+        }
+        let mut o = out.write_whole::<T>();
+        o.fill(T::ZERO);
+        for (row, &label) in o.chunks_exact_mut(width.max(1)).zip(labels.iter()) {
+            if let Some(here) = (label as usize).checked_sub(start).and_then(|here| row.get_mut(here)) {
+                *here = T::ONE;
+            }
+        }
+    });
+}
+
 /// Mean over the rows of -y[label].
 pub(crate) fn nll(y: &Tensor, labels: &Tensor, out: &Tensor) {
     mean_nll(y, labels, 0.0, y.dims()[1], out);

@@ -8,7 +8,7 @@ use crate::cpu::pooling::Planes;
 use crate::dtype::DType;
 use crate::op::{Binary, CountPadding, Form, Unary};
 use crate::ops::attention::{Asked, Dropped};
-use crate::ops::dropout::DropoutKey;
+use crate::ops::dropout::{DropoutKey, Within};
 use crate::ops::samples::{SampleImages, SampleOrder};
 use crate::shape::{Geometry, Order};
 use crate::tensor::Tensor;
@@ -129,4 +129,4 @@ macro_rules! plain {
         }
     )*};
 }
-plain!(f64 usize Asked Unary Binary Form Plan Planes Order CountPadding Dropped<'b> &'b DropoutKey &'b SampleImages SampleOrder);
+plain!(f64 usize Asked Within Unary Binary Form Plan Planes Order CountPadding Dropped<'b> &'b DropoutKey &'b SampleImages SampleOrder);

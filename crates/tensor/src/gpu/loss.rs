@@ -15,6 +15,18 @@ fn room(like: &Tensor, n: usize) -> Tensor {
     Tensor::stale(like.device(), [n].into(), DType::F32)
 }
 
+/// Of `all` classes those from `start` on, (rows, width): 1 on each row's label and 0 on others.
+#[track_caller]
+pub(crate) fn one_hot(engine: &Engine, labels: &Tensor, start: usize, all: usize, out: &Tensor) {
+    check_float("one_hot", out.dtype);
+    let (n, width) = (out.dims()[0], out.dims()[1]);
+    let bad = Arg::Bare(engine.bad_index.address());
+    let sizes = [n, width, start, all].map(Arg::Int);
+    let args = [Arg::In(labels), Arg::Out(out), bad, sizes[0], sizes[1], sizes[2], sizes[3]];
+    // SAFETY: there are n labels, n rows of `width` elements, and one number for what is bad.
+    unsafe { engine.launch("one_hot", elements(n * width), &args) }
+}
+
 /// Mean over the rows of -y[label].
 #[track_caller]
 pub(crate) fn nll(engine: &Engine, y: &Tensor, labels: &Tensor, out: &Tensor) {

@@ -6,8 +6,21 @@ use crate::kernel;
 use crate::op::Op;
 use crate::ops::{keep, recorded};
 use crate::tensor::Tensor;
+use std::ops::Range;
 
 impl Tensor {
+    /// Labels, i64 of (N), as targets of some of `all` classes, (N, `classes.len()`): 1 on each row's label, if that is one of them, and 0
+    /// elsewhere. A label that isn't one of all panics on a CPU; a GPU makes its row NaN.
+    #[track_caller]
+    pub fn one_hot(&self, classes: Range<usize>, all: usize, dtype: DType) -> Tensor {
+        assert!(self.dtype() == DType::I64, "one_hot: labels must be i64, got {}", self.dtype());
+        let &[n] = self.dims() else { panic!("one_hot: labels of shape {}: (N) would do", self.shape()) };
+        assert!(classes.start <= classes.end && classes.end <= all, "one_hot: {classes:?} of {all} classes");
+        let out = Tensor::stale(self.device(), [n, classes.len()].into(), dtype);
+        kernel::loss::one_hot(&self.contiguous(), classes.start, all, &out);
+        out
+    }
+
     /// Negative log likelihood: minus the mean of the log-probability that each row of (N, C) gives its label, i64 of (N).
     #[track_caller]
     pub fn nll_loss(&self, labels: &Tensor) -> Tensor {
