@@ -152,9 +152,7 @@ impl Observer for First<'_> {
         let desk = self.desk()?;
         desk.tell(untold.iter());
         let file = |name: &str| desk.run_dir.path().join(name);
-        if let Some(average) = &mut end.state.average {
-            average.to_weights(end.parameters).save(&file("model_ema.safetensors"))?;
-        }
+        end.save_average(&file("model_ema.safetensors"))?;
         if save_optimizer {
             end.save_optimizer(&file("optimizer.safetensors"))?;
         }

@@ -106,6 +106,8 @@ fn check_a_replica_helps(more: &str, kills: &[(u64, &[u32])]) {
     let hurt = train(folder.path(), "hurt", &more, kills);
     assert_eq!(hurt.losses(), whole.losses(), "{more}: {}", hurt.said);
     assert!(hurt.weights == whole.weights, "{more}: other weights in the end");
+    assert!(hurt.mean == whole.mean, "{more}: another mean of them");
+    assert_eq!(hurt.mean.is_some(), more.contains("ema"), "{more}");
     assert_eq!(hurt.count("members"), kills.len(), "{more}: {}", hurt.said);
     assert_eq!(hurt.count("resume"), 0, "{more}: {}", hurt.said);
     hurt.check_who_was_replaced(kills);
@@ -113,13 +115,15 @@ fn check_a_replica_helps(more: &str, kills: &[(u64, &[u32])]) {
 
 #[test]
 fn parts_of_matrices_come_from_another_replica() {
-    check_a_replica_helps("--batch-size 4 --set parallel.tensor=2", &[(5, &[1]), (20, &[0]), (40, &[3])]);
+    let tensor = "--batch-size 4 --set parallel.tensor=2 --set train.ema=0.9";
+    check_a_replica_helps(tensor, &[(5, &[1]), (20, &[0]), (40, &[3])]);
 }
 
 #[test]
 fn shards_come_from_those_that_hold_them_again() {
     let fsdp = "--batch-size 2 --strategy fsdp --set parallel.shard=2 --set optimizer.name=adam";
-    check_a_replica_helps(fsdp, &[(5, &[2]), (21, &[0, 1])]);
+    // The last step is followed by an evaluation with the mean.
+    check_a_replica_helps(&format!("{fsdp} --set train.ema=0.9"), &[(5, &[2]), (21, &[0, 1]), (59, &[3])]);
     check_a_replica_helps(&format!("{fsdp} --set parallel.zero=1"), &[(7, &[1]), (30, &[0])]);
 }
 
@@ -128,7 +132,7 @@ fn stages_come_from_another_pipeline() {
     let stages = "--batch-size 4 --set parallel.pipeline=2";
     check_a_replica_helps(&format!("{stages} --set model.tied=false"), &[(6, &[3]), (25, &[0])]);
     // The first stage and the last have the table of words.
-    check_a_replica_helps(stages, &[(6, &[3]), (25, &[0])]);
+    check_a_replica_helps(&format!("{stages} --set train.ema=0.9"), &[(6, &[3]), (25, &[0])]);
 }
 
 /// The scale of the loss is part of where the run is, and a step that some leave out is one that all do.
@@ -145,11 +149,11 @@ fn runs_in_16_bits_lose_no_step_either() {
 #[test]
 fn what_nobody_has_any_more_comes_from_the_newest_checkpoint() {
     for (i, more) in [
-        "--nproc-per-node 2 --strategy fsdp --set train.checkpoint=parts --batch-size 4 --set train.precision=float16",
+        "--nproc-per-node 2 --strategy fsdp --set train.checkpoint=parts --batch-size 4 --set train.precision=float16 --set train.ema=0.9",
         "--nproc-per-node 2 --strategy fsdp --set parallel.zero=2 --batch-size 4",
         "--nproc-per-node 2 --set parallel.tensor=2 --batch-size 4",
         "--nproc-per-node 4 --set parallel.tensor=2 --batch-size 4",
-        "--nproc-per-node 4 --set parallel.pipeline=2 --strategy fsdp --set model.tied=false --batch-size 4",
+        "--nproc-per-node 4 --set parallel.pipeline=2 --strategy fsdp --set model.tied=false --batch-size 4 --set train.ema=0.9",
         "--nproc-per-node 2 --strategy fsdp --set parallel.zero=1 --set train.ema=0.9 --batch-size 4",
     ]
     .into_iter()

@@ -142,7 +142,6 @@ fn what_goes_with_no_part_of_a_model_is_refused_before_anything_starts() {
     let folder = tempfile::tempdir().unwrap();
     for (set, words) in [
         ("parallel.logical_shards=2", "parallel.logical_shards must be left out under the strategy fsdp"),
-        ("train.ema=0.9", "train.ema must be left out where fsdp shares out parameters, or parallel.zero=2"),
         ("parallel.compress=bf16", "parallel.compress must be none under the strategy fsdp"),
         ("parallel.zero=4", "parallel.zero must be a whole number from 1 to 3"),
         ("train.checkpoint=bits", "train.checkpoint must be one of whole, parts"),

@@ -20,7 +20,8 @@ use crate::weights::Weights;
 /// assert_eq!(parameters.value(0).item(), 2.0);
 /// ```
 ///
-/// It lies where the parameters do. A clone shares the numbers, and stays as it is: an update that finds them shared goes on with a
+/// It lies where the parameters do; where ranks share these out, each has the average of the values that it holds, one after the other,
+/// as an optimizer's state lies then. A clone shares the numbers, and stays as it is: an update that finds them shared goes on with a
 /// copy.
 #[derive(Clone)]
 pub struct Average {
@@ -36,14 +37,24 @@ impl Average {
 
     /// Keeps the share `decay` of the average, and takes the rest from the values of now.
     pub fn update(&mut self, parameters: &Parameters, decay: f64) {
-        let share = (1.0 - decay) as f32;
+        let share = Average::share(decay);
         self.values.follow(parameters.values(), share);
         self.buffers.follow(parameters.buffers(), share);
     }
 
-    /// The average of the parameters, flat, in their layout.
+    /// How far each number goes to the value of now where the share `decay` of it is kept.
+    pub fn share(decay: f64) -> f32 {
+        (1.0 - decay) as f32
+    }
+
+    /// The average of the parameters, flat, in their layout, or of what is held of them.
     pub fn values(&self) -> &Shadow {
         &self.values
+    }
+
+    /// The same and that of the buffers, for one who knows where what is held lies.
+    pub fn shadows_mut(&mut self) -> [&mut Shadow; 2] {
+        [&mut self.values, &mut self.buffers]
     }
 
     /// That of the buffers.
@@ -59,18 +70,19 @@ impl Average {
         result
     }
 
-    fn swap(&mut self, parameters: &Parameters) {
+    /// Exchanges the average with the values and buffers of `parameters`.
+    pub fn swap(&mut self, parameters: &Parameters) {
         self.values.swap(parameters.values());
         self.buffers.swap(parameters.buffers());
     }
 
-    /// The average for a file, under the names of the model.
-    pub fn to_weights(&mut self, parameters: &Parameters) -> Weights {
-        self.in_place_of(parameters, || parameters.to_weights())
+    /// The average of all values for a file, under the names of the model; what `parameters` hold isn't looked at.
+    pub fn to_weights(&self, parameters: &Parameters) -> Weights {
+        self.values.with(|values| self.buffers.with(|buffers| parameters.to_weights_of(values, buffers)))
     }
 
     /// An average of these numbers, as [`Average::values`] and [`Average::buffers`] give them.
-    pub fn of_arrays(values: Vec<f32>, buffers: Vec<f32>) -> Average {
+    pub fn of_arrays(values: impl Into<Shadow>, buffers: impl Into<Shadow>) -> Average {
         Average { values: values.into(), buffers: buffers.into() }
     }
 

@@ -345,13 +345,16 @@ impl Parameters {
 
     /// Copies the parameters and buffers out, for a file.
     pub fn to_weights(&self) -> Weights {
-        let mut weights = self.values.with_flat(|flat: &[f32]| self.to_weights_from(flat, ""));
-        self.buffers.with_flat(|flat: &[f32]| {
-            for (i, name) in self.buffer_names.iter().enumerate() {
-                let layout = self.buffers.layout();
-                weights.push(name.clone(), *layout.shape(i), &layout.row_major(i, flat));
-            }
-        });
+        let of = |values: &[f32]| self.buffers.with_flat(|buffers| self.to_weights_of(values, buffers));
+        self.values.with_flat(of)
+    }
+
+    /// Copies flat arrays out that lie as the values and the buffers do.
+    pub(crate) fn to_weights_of(&self, values: &[f32], buffers: &[f32]) -> Weights {
+        let (mut weights, layout) = (self.to_weights_from(values, ""), self.buffers.layout());
+        for (i, name) in self.buffer_names.iter().enumerate() {
+            weights.push(name.clone(), *layout.shape(i), &layout.row_major(i, buffers));
+        }
         weights
     }
 

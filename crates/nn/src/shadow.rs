@@ -115,8 +115,8 @@ impl Shadow {
         }
     }
 
-    /// Exchanges them with the values of `arena`.
-    pub(crate) fn swap(&mut self, arena: &Arena) {
+    /// Exchanges them with the values of `arena`, which are as many and lie on the same device.
+    pub fn swap(&mut self, arena: &Arena) {
         match arena.device().gpu() {
             None => self.host_mut().swap_with_slice(&mut arena.flat_mut::<f32>()),
             Some(_) => self.gpu_mut(arena).swap(arena),
@@ -124,17 +124,24 @@ impl Shadow {
     }
 
     /// Moves each by its `share` of the way to the value of `arena`.
-    pub(crate) fn follow(&mut self, arena: &Arena, share: f32) {
+    pub fn follow(&mut self, arena: &Arena, share: f32) {
         match arena.device().gpu() {
-            None => {
-                let values = arena.flat::<f32>();
-                self.host_mut()
-                    .iter_mut()
-                    .zip(values.iter())
-                    .for_each(|(mean, now)| *mean += share * (now - *mean));
-            }
+            None => self.follow_part(0, &arena.flat::<f32>(), share),
             Some(_) => self.gpu_mut(arena).follow(arena, share),
         }
+    }
+
+    /// Exchanges the numbers from `at` on with as many values. Panics if they lie on a GPU.
+    #[track_caller]
+    pub fn swap_part(&mut self, at: usize, values: &mut [f32]) {
+        self.host_mut()[at..at + values.len()].swap_with_slice(values);
+    }
+
+    /// Moves the numbers from `at` on by their `share` of the way to as many values. Panics if they lie on a GPU.
+    #[track_caller]
+    pub fn follow_part(&mut self, at: usize, values: &[f32], share: f32) {
+        let numbers = &mut self.host_mut()[at..at + values.len()];
+        numbers.iter_mut().zip(values).for_each(|(mean, now)| *mean += share * (now - *mean));
     }
 }
 

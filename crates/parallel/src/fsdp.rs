@@ -25,6 +25,7 @@
 
 mod halves;
 mod held;
+mod mean;
 mod pass;
 mod store;
 mod units;
@@ -40,7 +41,7 @@ use crate::strategy::{Collected, HeldGradient, Here, Place, Strategy, Sync};
 use held::{Held, Moving};
 use phalanx_comm::{Deadline, Group, Rank, ReduceOp, Trail, Work};
 use phalanx_nn::optim::{Clip, Optimizer, Part};
-use phalanx_nn::{Ctx, Module, NotFinite, Parameters};
+use phalanx_nn::{Average, Ctx, Module, NotFinite, Parameters, Shadow};
 use phalanx_tensor::{Device, GpuSpan, Span, Tensor};
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -314,6 +315,27 @@ impl Fsdp {
         let mut sums = all.into_iter();
         rests(spans, &mut |grad| *grad = sums.next().expect("as many as there were"));
         Ok(())
+    }
+
+    /// All of an array that each rank has what it holds of, on the first rank of the shard.
+    fn whole_array(&self, held: &Shadow) -> Result<Vec<f32>, Error> {
+        let len = self.units.last().map_or(0, |unit| unit.span.end);
+        let (n, is_first) = (self.shard.world_size(), self.shard.rank() == Rank(0));
+        let mut whole = vec![0.0; if is_first { len } else { 0 }];
+        held.with(|mut held| {
+            for Unit { span, shared_out, own, .. } in &self.units {
+                let (own, rest) = held.split_at(own.len());
+                let mut all = vec![0.0; if is_first { n * own.len() } else { 0 }];
+                self.shard.gather(own, &mut all, Rank(0))?;
+                let (rest, next) = rest.split_at(span.len() - shared_out.len());
+                if is_first {
+                    whole[span.start..][..all.len()].copy_from_slice(&all);
+                    whole[span.start + shared_out.end..span.end].copy_from_slice(rest);
+                }
+                held = next;
+            }
+            Ok(whole)
+        })
     }
 
     /// The spans of all units of an arena, with what this rank holds of each.
@@ -690,34 +712,39 @@ impl Strategy for Fsdp {
 
     fn whole_state(&mut self, optimizer: &Optimizer) -> Result<Option<Vec<Vec<f32>>>, Error> {
         self.store.watch(AT_REST, &self.shard)?;
-        let len = self.units.last().map_or(0, |unit| unit.span.end);
-        let (n, is_first) = (self.shard.world_size(), self.shard.rank() == Rank(0));
-        let mut arrays = Vec::new();
-        for (_, held) in optimizer.state() {
-            let mut whole = vec![0.0; if is_first { len } else { 0 }];
-            held.with(|mut held| {
-                for Unit { span, shared_out, own, .. } in &self.units {
-                    let (own, rest) = held.split_at(own.len());
-                    let mut all = vec![0.0; if is_first { n * own.len() } else { 0 }];
-                    self.shard.gather(own, &mut all, Rank(0))?;
-                    let (rest, next) = rest.split_at(span.len() - shared_out.len());
-                    if is_first {
-                        whole[span.start..][..all.len()].copy_from_slice(&all);
-                        whole[span.start + shared_out.end..span.end].copy_from_slice(rest);
-                    }
-                    held = next;
-                }
-                Ok::<_, Error>(())
-            })?;
-            arrays.push(whole);
+        let arrays = optimizer.state().map(|(_, held)| self.whole_array(held));
+        arrays.collect::<Result<_, _>>().map(Some)
+    }
+
+    fn mean(&mut self, parameters: &Parameters) -> Average {
+        self.mean_of_held(parameters)
+    }
+
+    fn follow(&mut self, parameters: &Parameters, mean: &mut Average, decay: f64) {
+        self.follow_held(parameters, mean, decay);
+    }
+
+    fn swap(&mut self, parameters: &Parameters, mean: &mut Average) {
+        self.swap_held(parameters, mean);
+    }
+
+    fn exchange(&mut self, parameters: &Parameters, mean: &mut Average) -> Result<(), Error> {
+        self.take_back();
+        if self.is_away_between() {
+            self.send_all_away();
         }
-        Ok(Some(arrays))
+        self.swap_held(parameters, mean);
+        self.renew()
+    }
+
+    fn whole_mean(&mut self, mean: &Average) -> Result<Option<Average>, Error> {
+        self.whole_mean_of(mean).map(Some)
     }
 
     fn collect(
         &mut self,
         parameters: &Parameters,
-        optimizer: &Optimizer,
+        beside: &[&Shadow],
         params: Range<usize>,
     ) -> Result<Option<Collected>, Error> {
         self.take_back();
@@ -735,9 +762,9 @@ impl Strategy for Fsdp {
                 self.store.send_away(&self.units, i);
             }
         }
-        let mut states = Vec::new();
-        for (name, held) in optimizer.state() {
-            let mut state = vec![0.0; wanted.len()];
+        let mut arrays = Vec::new();
+        for held in beside {
+            let mut array = vec![0.0; wanted.len()];
             held.with(|mut held| {
                 for Unit { span, shared_out, own, .. } in &self.units {
                     let (part, rest) = held.split_at(own.len());
@@ -746,14 +773,14 @@ impl Strategy for Fsdp {
                     self.shard.all_gather(part, all)?;
                     let (rest, next) = rest.split_at(left.len());
                     left.copy_from_slice(rest);
-                    overlap(span, &unit, &wanted, &mut state);
+                    overlap(span, &unit, &wanted, &mut array);
                     held = next;
                 }
                 Ok::<_, Error>(())
             })?;
-            states.push((name, state));
+            arrays.push(array);
         }
-        Ok(Some(Collected { values, states }))
+        Ok(Some(Collected { values, beside: arrays }))
     }
 
     fn held(&self) -> Option<Vec<Range<usize>>> {

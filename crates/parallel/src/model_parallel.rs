@@ -37,7 +37,7 @@ use holding::{As, Holder, Holding};
 use lent::{runs, sum_among};
 use phalanx_comm::{Group, Rank, ReduceOp, Trail, Via};
 use phalanx_nn::optim::{Clip, Optimizer};
-use phalanx_nn::{Module, NotFinite, Parameters};
+use phalanx_nn::{Average, Module, NotFinite, Parameters};
 use phalanx_tensor::{Arena, Device, Span, SumOverBatch, Tensor, Within};
 use std::fmt;
 use std::ops::Range;
@@ -406,10 +406,25 @@ impl ModelParallel {
         let values =
             |holder: &Holder| own.values().with_flat(|flat: &[f32]| holder.packed(own.layout(), flat));
         self.told_by_each(values, Holder::len, |holder, packed| holder.unpack(packed, whole))?;
+        let mut all = buffers.host_span::<f32>(0..buffers.layout().count());
+        own.buffers().with_flat(|flat| self.gather_buffers(flat, &mut all))
+    }
+
+    /// The same for an array of this rank that lies as its values do.
+    fn whole_array(&self, own: &[f32]) -> Result<Vec<f32>, Error> {
+        let mut whole = vec![0.0; self.holding.whole_len()];
+        let pack = |holder: &Holder| holder.packed(self.own.layout(), own);
+        self.told_by_each(pack, Holder::len, |holder, packed| holder.unpack(packed, &mut whole))?;
+        Ok(whole)
+    }
+
+    /// Brings numbers that lie as the whole model's buffers do to `whole`; this rank's lie as its own.
+    fn gather_buffers(&self, own: &[f32], whole: &mut [f32]) -> Result<(), Error> {
+        let (own_layout, layout) = (self.own.buffers().layout(), self.whole_buffers.layout());
         self.told_by_each(
-            |holder| holder.packed_buffers(own.buffers()),
-            |holder| holder.buffers_len(buffers),
-            |holder, packed| holder.unpack_buffers(packed, buffers),
+            |holder| holder.packed_buffers(own_layout, own),
+            |holder| holder.buffers_len(layout),
+            |holder, packed| holder.unpack_buffers(packed, layout, whole),
         )
     }
 
@@ -639,14 +654,40 @@ impl Strategy for ModelParallel {
         let inner = self.inner.whole_state(optimizer)?;
         let own = inner
             .unwrap_or_else(|| optimizer.state().map(|(_, state)| state.with(<[f32]>::to_vec)).collect());
-        let mut arrays = Vec::new();
-        for array in own.iter().filter(|_| self.is_of_first_replica()) {
-            let mut whole = vec![0.0; self.holding.whole_len()];
-            let pack = |holder: &Holder| holder.packed(self.own.layout(), array);
-            self.told_by_each(pack, Holder::len, |holder, packed| holder.unpack(packed, &mut whole))?;
-            arrays.push(whole);
+        let own = own.iter().filter(|_| self.is_of_first_replica());
+        own.map(|array| self.whole_array(array)).collect::<Result<_, _>>().map(Some)
+    }
+
+    fn mean(&mut self, whole: &Parameters) -> Average {
+        if self.away.is_none() {
+            self.holding.take(whole, &self.own);
         }
-        Ok(Some(arrays))
+        self.inner.mean(&self.own)
+    }
+
+    fn follow(&mut self, _: &Parameters, mean: &mut Average, decay: f64) {
+        self.inner.follow(&self.own, mean, decay);
+    }
+
+    fn swap(&mut self, _: &Parameters, mean: &mut Average) {
+        self.inner.swap(&self.own, mean);
+    }
+
+    fn exchange(&mut self, whole: &Parameters, mean: &mut Average) -> Result<(), Error> {
+        self.part_from(whole);
+        self.inner.exchange(&self.own, mean)
+    }
+
+    fn whole_mean(&mut self, mean: &Average) -> Result<Option<Average>, Error> {
+        let inner = self.inner.whole_mean(mean)?;
+        if !self.is_of_first_replica() {
+            return Ok(inner);
+        }
+        let own = inner.as_ref().unwrap_or(mean);
+        let values = own.values().with(|values| self.whole_array(values))?;
+        let mut buffers = vec![0.0; self.whole_buffers.layout().len()];
+        own.buffers().with(|own| self.gather_buffers(own, &mut buffers))?;
+        Ok(Some(Average::of_arrays(values, buffers)))
     }
 
     fn keep_part(&mut self, optimizer: &mut Optimizer) {

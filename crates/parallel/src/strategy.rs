@@ -5,7 +5,7 @@ use crate::hook::Kept;
 use crate::local::Pass;
 use crate::portion::Portion;
 use phalanx_nn::optim::{Clip, Optimizer};
-use phalanx_nn::{Ctx, Module, NotFinite, Parameters};
+use phalanx_nn::{Average, Ctx, Module, NotFinite, Parameters, Shadow};
 use phalanx_tensor::{Device, GpuSpan, HostSpan, SumOverBatch, Tensor, no_grad};
 use std::ops::Range;
 
@@ -33,8 +33,8 @@ pub struct Shards {
 pub struct Collected {
     /// The values.
     pub values: Vec<f32>,
-    /// The optimizer's state, by name.
-    pub states: Vec<(&'static str, Vec<f32>)>,
+    /// Of each array beside them.
+    pub beside: Vec<Vec<f32>>,
 }
 
 /// Whether a backward pass is the last of its step.
@@ -346,16 +346,47 @@ pub trait Strategy: Send {
         Ok(None)
     }
 
-    /// Values and the optimizer's state of these parameters, which may be others on each rank, where a rank holds only a part of
-    /// everything; none where each has all. No rank ever holds more than what it asks for beside its part and a few blocks. All
-    /// ranks must ask at once, between two steps.
+    /// A running mean of one step: the values that this rank keeps, which lie as an array of the optimizer's state does, and the
+    /// buffers.
+    fn mean(&mut self, parameters: &Parameters) -> Average {
+        Average::of(self.own_parameters(parameters))
+    }
+
+    /// Moves a running mean towards the values that this rank keeps, and the buffers; it stays what it is to the share `decay`.
+    fn follow(&mut self, parameters: &Parameters, mean: &mut Average, decay: f64) {
+        mean.update(self.own_parameters(parameters), decay);
+    }
+
+    /// Exchanges the values that this rank keeps, and the buffers, with a running mean of them, between two memberships. What others keep
+    /// stays what it is on this rank.
+    fn swap(&mut self, parameters: &Parameters, mean: &mut Average) {
+        mean.swap(self.own_parameters(parameters));
+    }
+
+    /// The same on all ranks, between two steps, after which the model has the mean everywhere, or the values again. All ranks must ask.
+    /// Where it fails, what this rank keeps has been exchanged all the same.
+    fn exchange(&mut self, parameters: &Parameters, mean: &mut Average) -> Result<(), Error> {
+        self.swap(parameters, mean);
+        Ok(())
+    }
+
+    /// The running mean of all values, where a rank holds only a part of it: on rank 0, on others nothing that means anything. None
+    /// where each rank has it. All ranks must ask at once, between two steps.
+    fn whole_mean(&mut self, mean: &Average) -> Result<Option<Average>, Error> {
+        let _ = mean;
+        Ok(None)
+    }
+
+    /// The values of these parameters, which may be others on each rank, and what arrays `beside` those that this rank keeps have of
+    /// them, where a rank holds only a part of everything; none where each has all. No rank ever holds more than what it asks for
+    /// beside its part and a few blocks. All ranks must ask at once, between two steps.
     fn collect(
         &mut self,
         parameters: &Parameters,
-        optimizer: &Optimizer,
+        beside: &[&Shadow],
         params: Range<usize>,
     ) -> Result<Option<Collected>, Error> {
-        let _ = (parameters, optimizer, params);
+        let _ = (parameters, beside, params);
         Ok(None)
     }
 

@@ -3,8 +3,8 @@
 use phalanx_comm::{Group, Rank};
 use phalanx_nn::optim::{Adam, Clip, Optimizer};
 use phalanx_nn::{
-    Block, Ctx, Dropout, Init, LayerNorm, Linear, Loss, Module, Param, Parameters, Relu, Row, Sequential,
-    Visitor,
+    Average, Block, Ctx, Dropout, Init, LayerNorm, Linear, Loss, Module, Param, Parameters, Relu, Row,
+    Sequential, Visitor,
 };
 use phalanx_parallel::{Fsdp, FsdpConfig, Here, Pass, Sharded, SingleDevice, Strategy, Sync};
 use phalanx_tensor::{Arena, DType, Device, Philox, Tensor, autocast};
@@ -297,15 +297,15 @@ fn a_rank_has_no_more_in_memory_than_its_parts_and_what_it_works_with() {
         assert!(used.is_err());
         // Two of the twelve parameters, which other ranks ask for, too.
         let params = group_rank..group_rank + 2;
-        let part = fsdp.collect(&parameters, &optimizer, params.clone()).unwrap().unwrap();
+        let states: Vec<_> = optimizer.state().map(|(_, state)| state).collect();
+        let part = fsdp.collect(&parameters, &states, params.clone()).unwrap().unwrap();
         let after = in_memory(parameters.values());
         fsdp.gather().unwrap();
         let span = parameters.layout().span(params);
         assert!(part.values == parameters.values().flat::<f32>()[span.clone()]);
         if let Some(whole) = fsdp.whole_state(&optimizer).unwrap().filter(|_| group_rank == 0) {
-            let names = part.states.iter().map(|(name, _)| *name);
-            assert!(names.eq(["exp_avg", "exp_avg_sq"]));
-            assert!(part.states.iter().zip(whole).all(|((_, part), whole)| *part == whole[span.clone()]));
+            assert_eq!(part.beside.len(), 2);
+            assert!(part.beside.iter().zip(whole).all(|(part, whole)| *part == whole[span.clone()]));
         }
         let [values, grads] = away;
         (parameters.values().layout().len() * 4, [values, grads, after], in_memory(parameters.values()))
@@ -315,6 +315,58 @@ fn a_rank_has_no_more_in_memory_than_its_parts_and_what_it_works_with() {
         for bytes in away {
             assert!(bytes <= whole / n + SHARED_PAGES, "{bytes} of {whole}");
         }
+    }
+}
+
+/// Whatever of a step's values a rank keeps, its mean of them is that of all values.
+#[test]
+fn ranks_have_the_running_mean_of_what_they_keep() {
+    let (device, mut plain) = (Device::cpu(1), net());
+    let whole = Parameters::build(&mut plain, &device, 7);
+    let moved = |parameters: &Parameters, step: u64| -> Vec<f32> {
+        let at = |i: u64| Philox::new(step, 9).unit(i);
+        (0..parameters.layout().len() as u64).map(at).collect()
+    };
+    let mut want = Average::of(&whole);
+    for step in 0..3 {
+        whole.values().write_flat(&moved(&whole, step));
+        want.update(&whole, 0.75);
+    }
+    let want = want.values().with(<[f32]>::to_vec);
+    for (sharded, n) in ALL.into_iter().flat_map(|sharded| [1, 2, 3].map(|n| (sharded, n))) {
+        ranks(n, |group| {
+            let (mut net, rank) = (net(), group.rank());
+            let parameters = Parameters::build(&mut net, &device, 7);
+            let config = FsdpConfig { sharded, unit_bytes: 1, ..FsdpConfig::default() };
+            let mut fsdp = Fsdp::new(group, &net, &parameters, config).unwrap();
+            fsdp.prepare(&parameters).unwrap();
+            let mut mean = fsdp.mean(&parameters);
+            let held: usize = fsdp.held().unwrap().iter().map(std::ops::Range::len).sum();
+            assert_eq!(mean.values().with(<[f32]>::len), held);
+            for step in 0..3 {
+                fsdp.gather().unwrap();
+                parameters.values().write_flat(&moved(&parameters, step));
+                fsdp.follow(&parameters, &mut mean, 0.75);
+            }
+            let now = || parameters.values().read_flat::<f32>();
+            for want in [&want, &moved(&parameters, 2)] {
+                fsdp.exchange(&parameters, &mut mean).unwrap();
+                fsdp.gather().unwrap();
+                assert!(now() == *want, "{sharded:?}, rank {rank} of {n}");
+            }
+            let whole = fsdp.whole_mean(&mean).unwrap().unwrap();
+            assert!(rank != Rank(0) || whole.values().with(|values| values == want));
+            // The ranks part while the model has the mean.
+            fsdp.exchange(&parameters, &mut mean).unwrap();
+            fsdp.part(&parameters, None);
+            fsdp.swap(&parameters, &mut mean);
+            let after = moved(&parameters, 2);
+            for held in fsdp.portion(&parameters).elements {
+                let mut own = vec![0.0; held.len()];
+                fsdp.read_held(&parameters, held.clone(), &mut own);
+                assert!(own == after[held], "{sharded:?}, rank {rank} of {n}");
+            }
+        });
     }
 }
 

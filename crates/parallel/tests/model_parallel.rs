@@ -740,6 +740,51 @@ fn values_and_states_go_to_any_mesh_and_back_bit_for_bit() {
     }
 }
 
+/// Each rank has the mean of its part, of which the whole one comes again, and which the whole model has meanwhile.
+#[test]
+fn the_mean_of_the_parts_is_that_of_the_whole() {
+    let own = Job::Gpt(Head::Own);
+    let sharded = Some(Sharded::Parameters);
+    let all = [
+        (Job::Gpt(Head::Tied), On::new(4, &[(Across, 2)])),
+        (own, On { sharded, ..On::new(4, &[(Across, 2)]) }),
+        (own, On { sharded, ..On::new(4, &[(Pipeline, 2)]) }),
+        (Job::Gpt(Head::Tied), On::new(4, &[(Pipeline, 2), (Across, 2)])),
+        // Which has buffers.
+        (Job::ResNet, On::new(2, &[(Across, 2)])),
+    ];
+    for (job, on) in all {
+        let backs = on.each(job, |_, model, whole, strategy| {
+            let arrays = || [whole.values(), whole.buffers()].map(|arena| arena.read_flat::<f32>());
+            let before = arrays();
+            let mut mean = strategy.mean(whole);
+            Run { job, model: &model, parameters: whole, strategy }.pass(0, 0, Sync::Now);
+            strategy.finish(whole).unwrap();
+            let mut optimizer = Optimizer::new(Sgd::new(0.1)).unwrap();
+            strategy.step(&mut optimizer, whole, whole.values().device(), 1.0).unwrap();
+            strategy.follow(whole, &mut mean, 0.5);
+            strategy.gather().unwrap();
+            let after = arrays();
+            strategy.exchange(whole, &mut mean).unwrap();
+            strategy.gather().unwrap();
+            let exchanged = arrays();
+            strategy.exchange(whole, &mut mean).unwrap();
+            strategy.gather().unwrap();
+            assert!(arrays() == after, "{}", on.what());
+            let brought = strategy.whole_mean(&mean).unwrap();
+            let brought =
+                brought.map(|it| [it.values(), it.buffers()].map(|shadow| shadow.with(<[f32]>::to_vec)));
+            let mean = |i: usize| -> Vec<f32> {
+                before[i].iter().zip(&after[i]).map(|(then, now)| then + 0.5 * (now - then)).collect()
+            };
+            assert!(exchanged == [mean(0), mean(1)], "{}", on.what());
+            (brought, exchanged)
+        });
+        let (brought, exchanged) = &backs[0];
+        assert!(brought.as_ref() == Some(exchanged), "{}", on.what());
+    }
+}
+
 /// An array as an optimizer has it, of other numbers everywhere but in the padding.
 fn padded_randomly(whole: &Parameters) -> Vec<f32> {
     let (layout, random) = (whole.layout(), Philox::new(5, 5));

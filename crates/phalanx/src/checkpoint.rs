@@ -68,9 +68,9 @@ use crate::trainer::{Progress, Requests, State};
 use crate::worker::Worker;
 use background::{About, Background, Late, Written};
 use disk::SystemDisk;
-use phalanx_nn::Parameters;
-use phalanx_parallel::{Kept, Place, Strategy};
-use snapshot::{Contents, Lent};
+use phalanx_nn::{Average, Parameters, Shadow};
+use phalanx_parallel::{Place, Strategy};
+use snapshot::{Beside, Contents, Lent};
 use std::ops::Range;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -353,12 +353,13 @@ impl Checkpoints {
     ) -> Result<(), Error> {
         let (Some(writer), Some(parts)) = (&mut self.writer, &mut self.parts) else { return Ok(()) };
         let (start, params) = (Instant::now(), parts.params.clone());
-        let part = strategy.collect(parameters, &state.optimizer, params.clone())?;
+        let mut beside: Vec<&Shadow> = state.optimizer.state().map(|(_, array)| array).collect();
+        beside.extend(state.average.as_ref().map(Average::values));
+        let part = strategy.collect(parameters, &beside, params)?;
         let part = part.expect("ranks that hold a part each give it");
-        let span = parameters.layout().span(params);
         // One that was late is still being written: that is told when all parts are asked for.
         if writer.background.is_idle() {
-            writer.background.write_part(|snapshot| snapshot.take(parameters, state, part, span));
+            writer.background.write_part(|snapshot| snapshot.take(parameters, state, part));
         }
         (writer.last, writer.asked) = ((state.progress.step, Instant::now()), false);
         writer.stall = start.elapsed();
@@ -424,13 +425,16 @@ impl Checkpoints {
         parameters: &Parameters,
         strategy: &mut dyn Strategy,
     ) -> Result<(), Error> {
-        let (mut kept, mut states) = (Vec::new(), None);
+        let (mut kept, mut states, mut average) = (Vec::new(), None, None);
         if (strategy.keeps() || strategy.is_sharded()) && strategy.any(due)? {
             strategy.gather_on_first()?;
             (kept, states) = (strategy.kept()?, strategy.whole_state(&state.optimizer)?);
+            if let Some(own) = &state.average {
+                average = strategy.whole_mean(own)?;
+            }
         }
         if let Some(writer) = self.writer.as_mut().filter(|_| due) {
-            writer.take(state, parameters, states, kept);
+            writer.take(state, parameters, Beside { states, average, kept });
         }
         // The next pass gives values back.
         if strategy.is_sharded() { Ok(self.settle()?) } else { Ok(()) }
@@ -522,15 +526,9 @@ impl Writer {
         (self.any || self.asked) && self.last.0 < step && self.background.is_idle()
     }
 
-    fn take(
-        &mut self,
-        state: &State,
-        parameters: &Parameters,
-        states: Option<Vec<Vec<f32>>>,
-        kept: Vec<Kept>,
-    ) {
+    fn take(&mut self, state: &State, parameters: &Parameters, beside: Beside) {
         let start = Instant::now();
-        self.background.write(Lent::of(parameters, state, states, kept));
+        self.background.write(Lent::of(parameters, state, beside));
         self.last = (state.progress.step, Instant::now());
         self.asked = false;
         self.stall = start.elapsed();

@@ -192,7 +192,7 @@ pub trait Observer {
 
     /// Whether [`Observer::conclude`], or who asked for the run, needs all values and the optimizer's whole state in memory. Where ranks
     /// hold parts and write checkpoints in parts, they are brought to rank 0 then; else the run takes a last checkpoint, and
-    /// [`Concluded::save_model`] and [`Concluded::save_optimizer`] make files of it. Only rank 0's is asked.
+    /// [`Concluded::save_model`] and the like make files of it. Only rank 0's is asked.
     fn needs_whole(&self) -> bool {
         true
     }
@@ -209,8 +209,8 @@ pub trait Observer {
 pub struct Concluded<'a> {
     /// The parameters: all of their values, unless the observer doesn't need them ([`Observer::needs_whole`]).
     pub parameters: &'a Parameters,
-    /// Where the run ended. The running mean is swapped in to be written, so it can be changed.
-    pub state: &'a mut State,
+    /// Where the run ended.
+    pub state: &'a State,
     /// The last evaluation, if there were test samples.
     pub evaluation: Option<Evaluation>,
     /// Whether it ended because [`crate::Trainer::patience`] did.
@@ -226,6 +226,15 @@ impl Concluded<'_> {
         match &self.parts {
             Some(folder) => Ok(checkpoint::save(folder, Holds::Model, |_| true, path)?),
             None => Ok(self.parameters.to_weights().save(path)?),
+        }
+    }
+
+    /// The same for the running mean of the weights; does nothing if there is none.
+    pub fn save_average(&self, path: &Path) -> Result<(), Error> {
+        match (&self.state.average, &self.parts) {
+            (None, _) => Ok(()),
+            (Some(_), Some(folder)) => Ok(checkpoint::save(folder, Holds::Average, |_| true, path)?),
+            (Some(average), None) => Ok(average.to_weights(self.parameters).save(path)?),
         }
     }
 

@@ -79,8 +79,8 @@ fn train_net(
         let trained =
             trainer.resume(&worker, &net, parameters, state, data.train, Some(data.test), &mut told)?;
         if worker.is_first() {
-            let (parameters, mut state) = (trained.parameters, trained.state);
-            let average = state.average.as_mut().map(|average| average.to_weights(&parameters));
+            let (parameters, state) = (trained.parameters, trained.state);
+            let average = state.average.map(|average| average.to_weights(&parameters));
             let optimizer = state.optimizer.to_weights(&parameters);
             let weights = vec![Some(parameters.to_weights()), Some(optimizer), average];
             *left.lock().unwrap() = Some(Left { weights, position: format!("{:?}", state.progress), told });
@@ -126,7 +126,7 @@ fn what_ranks_share_out_goes_on_bit_for_bit() {
     let clip = Clip { norm: Some(1.0), value: None };
     for (ranks, sharded) in [(2, Sharded::Parameters), (4, Sharded::Parameters), (2, Sharded::States)] {
         let sharded = Some(FsdpConfig { sharded, unit_bytes: 1 << 10, ..FsdpConfig::default() });
-        let trainer = Trainer { epochs: 3, seed: 5, clip, sharded, ..Trainer::default() };
+        let trainer = Trainer { epochs: 3, seed: 5, clip, sharded, ema: Some(0.9), ..Trainer::default() };
         check_that_it_goes_on(ranks, mnist_net, &trainer, adam.into(), &[7, 10]);
         let whole = in_parts(ranks, &trainer, adam.into(), None);
         assert!(whole == in_parts(ranks, &trainer, adam.into(), Some(3)), "parts change no bit");
@@ -134,21 +134,21 @@ fn what_ranks_share_out_goes_on_bit_for_bit() {
     }
 }
 
-/// The weights of a run whose checkpoints are of a part each, and that is interrupted after every so many steps.
-fn in_parts(ranks: usize, trainer: &Trainer, rule: Rule, stop_every: Option<u64>) -> Option<Weights> {
+/// What is left of a run whose checkpoints are of a part each, and that is interrupted after every so many steps.
+fn in_parts(ranks: usize, trainer: &Trainer, rule: Rule, stop_every: Option<u64>) -> Vec<Option<Weights>> {
     let folder = tempfile::tempdir().unwrap();
     let mut at = 0;
     loop {
         let until = stop_every.map(|steps| at + steps).filter(|&step| step < 12).unwrap_or(12);
         let checkpoint = every(2, folder.path(), at > 0).map(|it| CheckpointConfig { parts: true, ..it });
-        let mut left =
+        let left =
             train(ranks, &Trainer { steps: Some(until), checkpoint, ..trainer.clone() }, rule).unwrap();
         if until == 12 {
-            return left.weights.remove(0);
+            return left.weights;
         }
         at = until;
         let manifest = Manifest::read(&folder.path().join(format!("step-{at}"))).unwrap();
-        assert_eq!(manifest.files.len(), 2 * ranks);
+        assert_eq!(manifest.files.len(), 3 * ranks);
     }
 }
 
@@ -167,6 +167,7 @@ impl Observer for Keeper<'_> {
         let read = catch_unwind(AssertUnwindSafe(|| end.parameters.to_weights()));
         self.1 = Some(read.is_ok());
         end.save_model(&self.0.join("model.safetensors"))?;
+        end.save_average(&self.0.join("model_ema.safetensors"))?;
         end.save_optimizer(&self.0.join("optimizer.safetensors"))
     }
 }
@@ -175,7 +176,7 @@ impl Observer for Keeper<'_> {
 fn what_a_run_in_parts_leaves_behind_comes_from_its_last_checkpoint() {
     let sharded =
         Some(FsdpConfig { sharded: Sharded::Parameters, unit_bytes: 1 << 10, ..FsdpConfig::default() });
-    let trainer = Trainer { epochs: 1, seed: 5, sharded, ..Trainer::default() };
+    let trainer = Trainer { epochs: 1, seed: 5, ema: Some(0.9), sharded, ..Trainer::default() };
     let rule: Rule = Adam::default().into();
     let whole = train_net(2, batch_norm_net, &trainer, rule).unwrap();
     let folder = tempfile::tempdir().unwrap();
@@ -195,7 +196,7 @@ fn what_a_run_in_parts_leaves_behind_comes_from_its_last_checkpoint() {
             Ok(())
         })
         .unwrap();
-        for (file, want) in ["model", "optimizer"].iter().zip(&whole.weights) {
+        for (file, want) in ["model", "optimizer", "model_ema"].iter().zip(&whole.weights) {
             let want = want.as_ref().unwrap();
             let path = folder.path().join(format!("{file}.safetensors"));
             let found = Weights::read(&path).unwrap();
@@ -208,8 +209,8 @@ fn what_a_run_in_parts_leaves_behind_comes_from_its_last_checkpoint() {
             fs::remove_file(path).unwrap();
         }
     }
-    // The only epoch is the best, and its weights were evaluated in parts, too.
-    let (found, want) = (Weights::read(&best).unwrap(), whole.weights[0].as_ref().unwrap());
+    // The only epoch is the best, and its weights were evaluated in parts, too: those of the mean.
+    let (found, want) = (Weights::read(&best).unwrap(), whole.weights[2].as_ref().unwrap());
     assert!(want.names().all(|name| found.get(name) == want.get(name)), "the best weights");
     fs::remove_file(best).unwrap();
     let left = fs::read_dir(folder.path()).unwrap().count();
@@ -220,11 +221,14 @@ fn what_a_run_in_parts_leaves_behind_comes_from_its_last_checkpoint() {
 fn a_run_goes_on_with_other_parts_or_whole_as_if_it_had_always_been_so() {
     let adam = Adam { lr: 0.002, ..Adam::default() };
     let shared_out = |sharded| Some(FsdpConfig { sharded, unit_bytes: 1 << 10, ..FsdpConfig::default() });
-    let of = |sharded, steps| Trainer { epochs: 3, steps, seed: 5, sharded, ..Trainer::default() };
+    let ema = Some(0.9);
+    let of = |sharded, steps| Trainer { epochs: 3, steps, seed: 5, ema, sharded, ..Trainer::default() };
     let whole = train(1, &of(None, None), adam.into()).unwrap();
+    // Values, and the mean of them.
     let values = |left: &Left| -> Vec<f32> {
-        let weights = left.weights[0].as_ref().unwrap();
-        weights.names().flat_map(|name| weights.get(name).unwrap().1.to_vec()).collect()
+        let kept = [0, 2].into_iter().filter_map(|i| left.weights[i].as_ref());
+        kept.flat_map(|weights| weights.names().flat_map(|name| weights.get(name).unwrap().1.to_vec()))
+            .collect()
     };
     let [all, most] = [Some(Sharded::Parameters), Some(Sharded::Gradients)].map(|it| it.and_then(shared_out));
     let cases = [[(4, all), (2, most)], [(2, all), (4, None)], [(1, None), (4, all)]];
@@ -234,7 +238,7 @@ fn a_run_goes_on_with_other_parts_or_whole_as_if_it_had_always_been_so() {
         let stopped = Trainer { checkpoint: checkpoint(false), ..of(before.1, Some(8)) };
         train(before.0, &stopped, adam.into()).unwrap();
         let manifest = Manifest::read(&folder.path().join("step-8")).unwrap();
-        let files = if parts && before.1.is_some() { 2 * before.0 } else { 2 };
+        let files = if parts && before.1.is_some() { 3 * before.0 } else { 3 };
         assert_eq!(manifest.files.len(), files, "{before:?}");
         let resumed = Trainer { checkpoint: checkpoint(true), ..of(after.1, None) };
         let resumed = train(after.0, &resumed, adam.into()).unwrap();
@@ -251,7 +255,6 @@ fn what_cannot_be_had_where_ranks_hold_parts_is_refused() {
     let sharded = Some(FsdpConfig::default());
     let ddp = DdpConfig { sync_batch_norm: true, ..DdpConfig::default() };
     let asked = [
-        (Trainer { ema: Some(0.9), ..Trainer::default() }, "a running mean of the weights"),
         (Trainer { logical_shards: Some(4), ..Trainer::default() }, "logical shards"),
         (Trainer { ddp, ..Trainer::default() }, "statistics over the batch of all ranks"),
     ];

@@ -110,7 +110,7 @@ fn a_run_goes_on_from_where_another_was_and_takes_the_same_steps() {
         let State { progress, optimizer, average } = first.state;
         let (weights, parameters) = (first.parameters.to_weights(), first.parameters);
         let optimizer = Optimizer::resume(SGD, &parameters, &optimizer.to_weights(&parameters)).unwrap();
-        let saved = average.map(|mut average| average.to_weights(&parameters));
+        let saved = average.map(|average| average.to_weights(&parameters));
         let average = saved.map(|saved| Average::resume(&parameters, &saved).unwrap());
         let state = State { progress, optimizer, average };
         let mut rest = digits(&whole, Some((&weights, state)), &mut told);

@@ -82,11 +82,11 @@ impl Keep {
 }
 
 /// Neighbouring elements that this rank holds.
-struct Part {
+pub(super) struct Part {
     /// Which of all elements of the model.
-    of_model: Range<usize>,
+    pub(super) of_model: Range<usize>,
     /// Where they begin among all that is held.
-    held: usize,
+    pub(super) held: usize,
     /// Whether all ranks hold them.
     is_rest: bool,
 }
@@ -210,8 +210,13 @@ impl Held {
         parts.into_iter().filter(|part| !part.of_model.is_empty()).collect()
     }
 
+    /// How many elements are held of all units.
+    pub(super) fn count(&self) -> usize {
+        self.starts[self.starts.len() - 1]
+    }
+
     /// What it holds of all units, in order.
-    fn all(&self, units: &[Unit]) -> impl Iterator<Item = Part> {
+    pub(super) fn all(&self, units: &[Unit]) -> impl Iterator<Item = Part> {
         (0..units.len()).flat_map(|unit| self.parts(units, unit))
     }
 

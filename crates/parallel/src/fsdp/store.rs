@@ -54,7 +54,7 @@ enum Wide {
 
 /// The values of all units.
 pub(super) struct Store {
-    values: Arena,
+    pub(super) values: Arena,
     grads: Grads,
     /// Units that are away are borrowed for writing, so that whoever uses one all the same finds out (Z-HELD).
     pub(super) away: Vec<Option<Span<f32>>>,

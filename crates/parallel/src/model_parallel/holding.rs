@@ -1,7 +1,7 @@
 //! What each rank of a replica holds of the whole model, and how it gets from there to the whole and back.
 
 use phalanx_nn::{Cut, Parameters};
-use phalanx_tensor::{Arena, Layout, Tensor};
+use phalanx_tensor::{Layout, Tensor};
 
 /// The parameters and buffers of the whole model that a rank has, whole or in part, in their order.
 #[derive(Clone, Debug)]
@@ -29,8 +29,8 @@ struct Held {
 
 impl HeldBuffer {
     /// How many elements are held of it.
-    fn count(&self, whole: &Arena) -> usize {
-        let shape = whole.layout().shape(self.whole);
+    fn count(&self, whole: &Layout) -> usize {
+        let shape = whole.shape(self.whole);
         self.cut.map_or(*shape, |cut| cut.shape(shape)).count()
     }
 }
@@ -173,30 +173,27 @@ impl Holder {
     }
 
     /// How many elements these have.
-    pub(super) fn buffers_len(&self, whole: &Arena) -> usize {
+    pub(super) fn buffers_len(&self, whole: &Layout) -> usize {
         self.told_buffers().map(|(_, held)| held.count(whole)).sum()
     }
 
-    /// What it tells of its buffers.
-    pub(super) fn packed_buffers(&self, own: &Arena) -> Vec<f32> {
-        own.with_flat(|flat: &[f32]| {
-            self.told_buffers().flat_map(|(i, _)| own.layout().row_major(i, flat).into_owned()).collect()
-        })
+    /// What it tells of an array of its own that lies as its buffers do.
+    pub(super) fn packed_buffers(&self, layout: &Layout, own: &[f32]) -> Vec<f32> {
+        self.told_buffers().flat_map(|(i, _)| layout.row_major(i, own).into_owned()).collect()
     }
 
-    /// Puts them to their places.
-    pub(super) fn unpack_buffers(&self, packed: &[f32], whole: &Arena) {
-        let (mut left, mut flat) = (packed, whole.host_span::<f32>(0..whole.layout().count()));
-        let layout = whole.layout();
+    /// Puts what it told to its places in an array that lies as the buffers of the whole model do.
+    pub(super) fn unpack_buffers(&self, packed: &[f32], layout: &Layout, whole: &mut [f32]) {
+        let mut left = packed;
         for (_, held) in self.told_buffers() {
-            let (now, later) = left.split_at(held.count(whole));
+            let (now, later) = left.split_at(held.count(layout));
             match held.cut {
                 Some(cut) => {
-                    let mut all = layout.row_major(held.whole, &flat).into_owned();
+                    let mut all = layout.row_major(held.whole, whole).into_owned();
                     cut.put(layout.shape(held.whole), now, &mut all);
-                    layout.put(held.whole, &all, &mut flat);
+                    layout.put(held.whole, &all, whole);
                 }
-                None => layout.put(held.whole, now, &mut flat),
+                None => layout.put(held.whole, now, whole),
             }
             left = later;
         }

@@ -12,7 +12,7 @@ use crate::trainer::State;
 use crate::worker::{Worker, share};
 use phalanx_comm::{Group, Rank};
 use phalanx_nn::optim::{Resuming, Rule};
-use phalanx_nn::{Average, Parameters, Weights};
+use phalanx_nn::{Parameters, Weights};
 use phalanx_parallel::{Kept, Strategy};
 use std::path::{Path, PathBuf};
 
@@ -73,31 +73,37 @@ pub(super) fn resume(
     }
     // First what says most: another model mostly comes with other data and batches, too.
     let other_model = |mismatch| CheckpointError::OtherModel { path: folder.clone(), mismatch };
-    let model = files.iter().filter(|file| file.entry.holds == Holds::Model);
-    let shapes = model.flat_map(|file| &file.arrays).map(|array| (array.name.as_str(), &array.shape));
-    let mismatch = parameters.compare_shapes(shapes);
-    if !mismatch.is_empty() {
-        return Err(other_model(mismatch).into());
+    for holds in [Holds::Model, Holds::Average].into_iter().filter(|&holds| has(holds)) {
+        let arrays = files.iter().filter(|file| file.entry.holds == holds).flat_map(|file| &file.arrays);
+        let mismatch = parameters.compare_shapes(arrays.map(|array| (array.name.as_str(), &array.shape)));
+        if !mismatch.is_empty() {
+            return Err(other_model(mismatch).into());
+        }
     }
     same_run(&folder, &manifest.run, &run)?;
     let other_optimizer = |source| CheckpointError::OtherOptimizer { path: folder.clone(), source };
     let mut optimizer = Resuming::new(rule, parameters, strategy.held()).map_err(other_optimizer)?;
     let (mut average, mut kept) = (None, None);
+    // The running mean comes to the places of the values, which come there after it.
+    let (means, files): (Vec<_>, Vec<_>) = files.into_iter().partition(|it| it.entry.holds == Holds::Average);
+    if !means.is_empty() {
+        for file in means {
+            file.read(&group, &folder, |array, values| strategy.load_one(parameters, &array.name, values))?;
+        }
+        average = Some(strategy.mean(parameters));
+    }
     for file in files {
         match file.entry.holds {
-            Holds::Model => file
+            Holds::Model | Holds::Average => file
                 .read(&group, &folder, |array, values| strategy.load_one(parameters, &array.name, values))?,
             Holds::Optimizer => {
                 file.read(&group, &folder, |array, values| {
                     optimizer.take(&array.name, &array.shape, values);
                 })?;
             }
-            Holds::Average => file.read_all(&group, &folder, average.get_or_insert_default())?,
             Holds::Compression => file.read_all(&group, &folder, kept.get_or_insert_default())?,
         }
     }
-    let average = average.map(|average| Average::resume(parameters, &average));
-    let average = average.transpose().map_err(other_model)?;
     let optimizer = optimizer.finish().map_err(other_optimizer)?;
     let kept = kept.map(|kept| own_part(&folder, &kept, group.rank(), &manifest.run, &run));
     let kept = kept.transpose()?;

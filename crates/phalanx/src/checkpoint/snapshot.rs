@@ -67,18 +67,22 @@ pub(super) struct Lent {
     kept: Vec<Kept>,
 }
 
+/// What ranks have brought together beside the values.
+#[derive(Default)]
+pub(super) struct Beside {
+    /// The optimizer's state, where this rank holds only a part of it.
+    pub(super) states: Option<Vec<Vec<f32>>>,
+    /// The running mean, likewise.
+    pub(super) average: Option<Average>,
+    /// What each rank's compression of gradients keeps.
+    pub(super) kept: Vec<Kept>,
+}
+
 impl Lent {
-    /// `whole` is the optimizer's state, where this rank holds only a part of it; `kept` is what each rank's compression of gradients
-    /// keeps.
-    pub(super) fn of(
-        parameters: &Parameters,
-        state: &State,
-        whole: Option<Vec<Vec<f32>>>,
-        kept: Vec<Kept>,
-    ) -> Lent {
+    pub(super) fn of(parameters: &Parameters, state: &State, beside: Beside) -> Lent {
         let State { progress, optimizer, average } = state;
         let held = optimizer.state().map(|(name, state)| (name, state.clone()));
-        let states = match whole {
+        let states = match beside.states {
             None => held.collect(),
             Some(whole) => held.zip(whole).map(|((name, _), whole)| (name, whole.into())).collect(),
         };
@@ -88,8 +92,8 @@ impl Lent {
             buffers: parameters.buffers().read_flat(),
             optimizer_steps: optimizer.steps(),
             states,
-            average: average.clone(),
-            kept,
+            average: beside.average.or_else(|| average.clone()),
+            kept: beside.kept,
         }
     }
 }
@@ -147,25 +151,22 @@ impl Snapshot {
         self.kept = kept.into_iter().enumerate().flat_map(of_rank).collect();
     }
 
-    /// Takes what a rank writes of a checkpoint, in the place of what was copied before. `span` is where it lies in the arena.
-    pub(super) fn take(
-        &mut self,
-        parameters: &Parameters,
-        state: &State,
-        part: Collected,
-        span: Range<usize>,
-    ) {
+    /// Takes what a rank writes of a checkpoint, in the place of what was copied before. Beside its values are the arrays of the
+    /// optimizer's state, and the running mean behind them if there is one.
+    pub(super) fn take(&mut self, parameters: &Parameters, state: &State, part: Collected) {
         let State { progress, optimizer, average } = state;
+        let mut beside = part.beside;
         let average = average.as_ref().map(|average| {
-            let values = average.values().with(|values| values[span].to_vec());
+            let values = beside.pop().expect("the mean is the last");
             [values, average.buffers().with(<[f32]>::to_vec)]
         });
+        let names = optimizer.state().map(|(name, _)| name);
         *self = Snapshot {
             position: progress.into(),
             values: part.values,
             buffers: parameters.buffers().read_flat(),
             optimizer_steps: [optimizer.steps() as f32],
-            states: part.states,
+            states: names.zip(beside).collect(),
             average,
             kept: Vec::new(),
         };

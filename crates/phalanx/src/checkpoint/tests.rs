@@ -5,7 +5,7 @@ mod machine;
 use super::background::{About, Background};
 use super::disk::SystemDisk;
 use super::manifest;
-use super::snapshot::{Contents, Lent, Snapshot};
+use super::snapshot::{Beside, Contents, Lent, Snapshot};
 use super::store::{PartOf, Store};
 use super::*;
 use machine::{After, Fault, Machine};
@@ -44,7 +44,7 @@ impl Run {
         let mut snapshot = Snapshot::default();
         let (epoch, step_in_epoch, samples) = (step / 100, step % 100, 10 * step);
         self.state.progress = Progress { step, epoch, step_in_epoch, samples, ..Progress::default() };
-        snapshot.copy(Lent::of(&self.parameters, &self.state, None, Vec::new()));
+        snapshot.copy(Lent::of(&self.parameters, &self.state, Beside::default()));
         snapshot
     }
 
@@ -62,12 +62,10 @@ impl Run {
             let states = self.state.optimizer.state();
             let part = Collected {
                 values: self.parameters.values().flat::<f32>()[span.clone()].to_vec(),
-                states: states
-                    .map(|(name, state)| (name, state.with(|s| s[span.clone()].to_vec())))
-                    .collect(),
+                beside: states.map(|(_, state)| state.with(|s| s[span.clone()].to_vec())).collect(),
             };
             let mut snapshot = Snapshot::default();
-            snapshot.take(&self.parameters, &self.state, part, span);
+            snapshot.take(&self.parameters, &self.state, part);
             let contents = self.contents.part(params, number == 0);
             files.extend(store.write_part(&snapshot, &contents, PartOf { number, of: 2 })?);
         }
@@ -334,7 +332,7 @@ fn a_failed_checkpoint_is_told_and_the_next_one_is_written_from_the_same_thread(
     machine.fault_at(9, Fault::Full);
     for step in [5, 10] {
         state.progress.step = step;
-        writer.take(&state, &parameters, None, Vec::new());
+        writer.take(&state, &parameters, Beside::default());
         assert!(!writer.background.is_idle(), "one snapshot at a time");
         writer.wait(Path::new("run/checkpoints"), &mut notes);
     }
@@ -540,6 +538,6 @@ fn a_snapshot_is_taken_into_the_memory_of_the_one_before() {
         files.iter().flat_map(|(_, arrays)| arrays.iter().map(|array| array.flat.as_ptr())).collect()
     };
     let before = places(&snapshot);
-    snapshot.copy(Lent::of(&run.parameters, &run.state, None, Vec::new()));
+    snapshot.copy(Lent::of(&run.parameters, &run.state, Beside::default()));
     assert_eq!(places(&snapshot), before);
 }

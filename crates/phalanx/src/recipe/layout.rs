@@ -302,10 +302,6 @@ impl Recipe {
                 let expected = "false where fsdp doesn't share out parameters, or parallel.zero=3".to_owned();
                 return refuse("parallel.offload", expected, "true".into());
             }
-            if let Some(ema) = self.train.ema.filter(|_| self.parallel.zero.is_none_or(|stage| stage == 3)) {
-                let expected = "left out where fsdp shares out parameters, or parallel.zero=2".to_owned();
-                return refuse("train.ema", expected, ema.to_string());
-            }
         }
         let in_parts = self.train.checkpoint.as_deref() == Some("parts");
         if in_parts && (strategy != "fsdp" || self.lies_on_mesh()) {
@@ -330,11 +326,7 @@ impl Recipe {
             return refuse("parallel.context", expected, context.to_string());
         }
         if self.lies_on_mesh() {
-            let beside = "where replicas lie on several workers";
-            needs_whole(beside)?;
-            if let Some(ema) = self.train.ema {
-                return refuse("train.ema", format!("left out {beside}"), ema.to_string());
-            }
+            needs_whole("where replicas lie on several workers")?;
         }
         if matches!(strategy, "ddp" | "fsdp") && stages == 1 {
             let ParallelRecipe { cut, schedule, chunks, micro_batches, .. } = &self.parallel;

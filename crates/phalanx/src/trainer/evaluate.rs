@@ -25,10 +25,7 @@ pub(super) fn evaluate(
     run: &mut Run<'_>,
     average: &mut Option<Average>,
 ) -> Result<Option<Evaluation>, Error> {
-    match average {
-        Some(average) => average.in_place_of(run.parameters, || as_it_is(run)),
-        None => as_it_is(run),
-    }
+    run.with_mean(average, as_it_is)
 }
 
 /// The mean loss and accuracy over all test samples, each counted once, whatever the number of ranks.

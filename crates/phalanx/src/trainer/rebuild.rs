@@ -9,7 +9,7 @@ use super::settle::{Furthest, Header, Standing, Told, share_header};
 use super::{Progress, State};
 use crate::error::Error;
 use phalanx_comm::{Group, Rank};
-use phalanx_nn::{Parameters, Shadow};
+use phalanx_nn::{Average, Parameters, Shadow};
 use phalanx_parallel::{HandOver, Strategy};
 use std::ops::Range;
 
@@ -82,17 +82,12 @@ impl Newest {
         self.header.global_batch
     }
 
-    /// Whether a running mean of the weights is part of it.
-    pub(super) fn has_average(&self) -> bool {
-        self.header.average
-    }
-
     /// Where the run is, and what was told of it.
     pub(super) fn take_up(&self, progress: &mut Progress, told: &mut Told) {
         (*progress, *told) = (self.header.position.into(), self.header.told.clone());
     }
 
-    /// Brings this rank what `strategy` keeps: values and buffers to their places, and the optimizer's state to `state`. `before` is
+    /// Brings this rank what `strategy` keeps: values and buffers to their places, and what lies beside them to `state`. `before` is
     /// what kept this rank's part in the membership before. False on all ranks where something of it is nowhere; a rank that fails
     /// still has what it had.
     pub(super) fn hand_over(
@@ -122,11 +117,12 @@ impl Newest {
             |into| lent().buffers().with_flat(|all: &[f32]| into.copy_from_slice(all)),
             |buffers| new.buffers().write_flat(buffers),
         )?;
-        // Who keeps what it had keeps the optimizer's arrays as they are.
+        // Who keeps what it had keeps the arrays beside it as they are: the optimizer's, and the running mean behind them.
         let stays = held.as_ref() == Some(&wanted);
-        let own: Vec<Shadow> = state.optimizer.state().map(|(_, state)| state.clone()).collect();
-        let mut arrays = Vec::with_capacity(self.header.states);
-        for i in 0..self.header.states {
+        let mut own: Vec<Shadow> = state.optimizer.state().map(|(_, state)| state.clone()).collect();
+        own.extend(state.average.as_ref().map(|average| average.values().clone()));
+        let mut arrays = Vec::with_capacity(own.len());
+        for i in 0..self.header.states + usize::from(self.header.average) {
             let mut array = vec![0.0; if stays { 0 } else { wanted.count() }];
             let lent = |range: Range<usize>, into: &mut [f32]| {
                 let has = held.as_ref().zip(own.get(i));
@@ -141,10 +137,35 @@ impl Newest {
             arrays.push(array);
         }
         drop(own);
+        let mean = match self.header.average {
+            true => Some(self.hand_over_buffers_of_mean(&over, group, new, state)?),
+            false => None,
+        };
         if !stays {
+            let values = |arrays: &mut Vec<_>| arrays.pop().expect("the mean is the last");
+            state.average = mean.map(|buffers| Average::of_arrays(values(&mut arrays), buffers));
             state.optimizer.take_over(self.header.optimizer_steps, arrays);
         }
         new.count_as_given();
         Ok(true)
+    }
+
+    /// The running mean of the buffers of this rank's part.
+    fn hand_over_buffers_of_mean(
+        &self,
+        over: &HandOver,
+        group: &Group,
+        new: &Parameters,
+        state: &State,
+    ) -> Result<Vec<f32>, Error> {
+        let mut buffers = vec![0.0; new.buffers().layout().len()];
+        let lent = || state.average.as_ref().expect("only who has something is asked for it").buffers();
+        over.carry_buffers(
+            group,
+            buffers.len(),
+            |into| lent().with(|all| into.copy_from_slice(all)),
+            |all| buffers.copy_from_slice(all),
+        )?;
+        Ok(buffers)
     }
 }

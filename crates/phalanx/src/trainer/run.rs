@@ -17,7 +17,7 @@ use phalanx_data::{Batch, Loader, Order, Target};
 use phalanx_nn::{Average, Ctx, Module, Moment, Parameters};
 use phalanx_parallel::{
     Compress, Ddp, DdpConfig, Fsdp, LogicalShards, LogicalShardsConfig, ModelParallel, ModelParallelConfig,
-    Pass, Sharded, SingleDevice, Strategy, Sync,
+    Pass, SingleDevice, Strategy, Sync,
 };
 use phalanx_tensor::{Arena, autocast};
 use std::sync::Arc;
@@ -325,16 +325,24 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Saves the weights that were evaluated.
-    pub(super) fn keep_best(&self, average: &mut Option<Average>) -> Result<(), Error> {
-        let Some(file) = self.trainer.best_file.as_ref().filter(|_| self.worker.is_first()) else {
-            return Ok(());
-        };
-        let weights = match average {
-            Some(average) => average.to_weights(self.parameters),
-            None => self.parameters.to_weights(),
-        };
-        Ok(weights.save(file)?)
+    /// Has the first rank save the weights that were evaluated, if they are to be kept. All ranks have to ask, and none goes on before the
+    /// file is there.
+    pub(super) fn keep_best(&mut self, average: Option<&Average>) -> Result<(), Error> {
+        let Some(file) = &self.trainer.best_file else { return Ok(()) };
+        let mut whole = None;
+        match average {
+            Some(average) => whole = self.strategy.whole_mean(average)?,
+            None => self.strategy.gather_on_first()?,
+        }
+        if self.worker.is_first() {
+            let weights = match whole.as_ref().or(average) {
+                Some(average) => average.to_weights(self.parameters),
+                None => self.parameters.to_weights(),
+            };
+            weights.save(file)?;
+        }
+        self.strategy.any(false)?;
+        Ok(())
     }
 
     /// How many bad images of all ranks others took the place of since this was asked for last. All ranks have to ask.
@@ -417,7 +425,6 @@ fn strategy(
             ("statistics over the batch of all ranks", sync_batch_norm),
             ("a compression of gradients", compress != Compress::Nothing),
             ("passes in parts on several devices", trainer.local.parts() > 1),
-            ("a running mean of the weights", trainer.ema.is_some()),
         ];
         if let Some((what, _)) = beside.into_iter().find(|(_, asked)| *asked) {
             return Err(Error::BesideSharding { what });
@@ -432,7 +439,6 @@ fn strategy(
             ("statistics over the batch of all ranks", sync_batch_norm),
             ("a compression of gradients", compress != Compress::Nothing),
             ("passes in parts on several devices", trainer.local.parts() > 1),
-            ("a running mean of the weights", trainer.ema.is_some() && config.sharded == Sharded::Parameters),
         ];
         if let Some((what, _)) = beside.into_iter().find(|(_, asked)| *asked) {
             return Err(Error::BesideSharding { what });

@@ -4,7 +4,6 @@
 //! asked to stop, and whether somebody waits to come in. So all of them end after the same step, whatever the reason.
 
 use super::evaluate::evaluate;
-use super::mean::Mean;
 use super::precision::Found;
 use super::rebuild::{self, Beginning, Newest, Own};
 use super::run::{Run, Tally};
@@ -17,7 +16,7 @@ use crate::worker::Worker;
 use phalanx_comm::{Group, Rank};
 use phalanx_data::Target;
 use phalanx_job::Section;
-use phalanx_nn::{Module, Parameters};
+use phalanx_nn::{Average, Module, Parameters};
 use phalanx_parallel::{Here, Strategy};
 use phalanx_tensor::Arena;
 use std::f64::consts::LN_2;
@@ -56,8 +55,8 @@ pub(super) struct Course<'a> {
     in_step: bool,
     /// The factor on the learning rate of that step, once its gradients are whole, and whether they are numbers.
     prepared: Option<(f64, Found)>,
-    /// How much this rank has of the running mean, where there is one.
-    mean: Mean,
+    /// Whether the running mean, where there is one, hasn't followed the last step.
+    mean_is_behind: bool,
     /// Where the epoch at hand began for this rank.
     epoch_start: Option<EpochStart>,
     /// When the membership before was left.
@@ -71,6 +70,20 @@ struct EpochStart {
     at: Instant,
     /// The samples of the run by then.
     samples: u64,
+}
+
+/// What a rank keeps beside its values, which has all of it for a while.
+struct Part {
+    /// The optimizer's arrays.
+    state: Vec<Vec<f32>>,
+    average: Option<Average>,
+}
+
+impl Part {
+    fn give_back(self, state: &mut State) {
+        state.optimizer.take_over(state.optimizer.steps(), self.state);
+        state.average = self.average;
+    }
 }
 
 /// How a membership ends, if no rank is lost.
@@ -113,7 +126,7 @@ impl<'a> Course<'a> {
             before_step: parameters.buffers().like(),
             in_step: false,
             prepared: None,
-            mean: Mean::Whole,
+            mean_is_behind: false,
             epoch_start: None,
             left: None,
         }
@@ -131,7 +144,9 @@ impl<'a> Course<'a> {
         if self.trainer.shares_out() && !matches!(end, Ok(End::Over { .. })) {
             let because = end.as_ref().err().map(Error::to_string);
             run.strategy.part(self.parameters, because.as_deref());
-            self.mean.catch_up(self.trainer, self.parameters, &mut state.average);
+            if std::mem::take(&mut self.mean_is_behind) {
+                self.trainer.follow(&mut *run.strategy, self.parameters, &mut state.average);
+            }
             self.before = Some(run.strategy);
         }
         end
@@ -192,12 +207,7 @@ impl<'a> Course<'a> {
         if let Beginning::Newest(newest) = &beginning {
             let since = Instant::now();
             let before = self.before.as_deref();
-            // The mean comes first, since it is as good with the portions of before.
-            let has_mean = !newest.has_average() || {
-                let before = before.filter(|_| newest.own != Own::Nothing);
-                self.mean.hand_over(&run.group, before, parameters, &mut state.average)?
-            };
-            if has_mean && newest.hand_over(&run.group, before, &*run.strategy, parameters, state)? {
+            if newest.hand_over(&run.group, before, &*run.strategy, parameters, state)? {
                 if newest.own == Own::Nothing {
                     self.take_up(newest, state);
                 }
@@ -247,8 +257,7 @@ impl<'a> Course<'a> {
                     let device = self.worker.device();
                     let _ = before.step(&mut state.optimizer, self.parameters, device, factor);
                     before.part(self.parameters, None);
-                    self.mean = Mean::Behind;
-                    self.mean.catch_up(self.trainer, self.parameters, &mut state.average);
+                    self.trainer.follow(&mut **before, self.parameters, &mut state.average);
                 }
             }
             // A step that was given up is made again from where it began.
@@ -315,7 +324,7 @@ impl<'a> Course<'a> {
         if self.before_step.layout() != buffers.layout() {
             self.before_step = buffers.like();
         }
-        (self.standing, self.mean) = (Standing::Holds { global_batch: run.deal.step() }, Mean::Whole);
+        self.standing = Standing::Holds { global_batch: run.deal.step() };
         run.clock.begin();
         self.tell_beginning(run, state);
         Ok(())
@@ -398,8 +407,11 @@ impl<'a> Course<'a> {
             self.prepared = None;
             match (&moved, tally.overflow) {
                 (_, true) => {}
-                (Ok(()), false) => self.trainer.follow(self.parameters, &mut state.average),
-                (Err(_), false) => self.mean = Mean::Behind,
+                (Ok(()), false) => {
+                    self.trainer.follow(&mut *run.strategy, self.parameters, &mut state.average);
+                }
+                // What is on its way can't be read before the ranks have parted.
+                (Err(_), false) => self.mean_is_behind = true,
             }
             let scale = run.loss_scale(&state.progress);
             let found = if tally.overflow { Found::Overflow } else { Found::Numbers };
@@ -470,12 +482,8 @@ impl<'a> Course<'a> {
         let _checkpoint = self.worker.pulse().enter(Section::Checkpoint);
         let mut judged = state.progress.clone();
         // All ranks judge alike, and nobody goes on before the first has the file: the epoch that a run goes on from names it.
-        if self.evaluation.is_some_and(|evaluation| self.trainer.judge(&mut judged, evaluation))
-            && self.trainer.best_file.is_some()
-        {
-            run.strategy.gather_on_first()?;
-            run.keep_best(&mut state.average)?;
-            run.strategy.any(false)?;
+        if self.evaluation.is_some_and(|evaluation| self.trainer.judge(&mut judged, evaluation)) {
+            run.keep_best(state.average.as_ref())?;
         }
         state.progress = judged;
         state.progress.next_epoch();
@@ -511,20 +519,20 @@ impl<'a> Course<'a> {
         // Nobody leaves before the first rank has kept what is to be kept: where it fails in that, another is the first.
         if let Err(error) = run.group.barrier() {
             // The run isn't over, and this rank has a part of it as before.
-            part.into_iter().for_each(|part| state.optimizer.take_over(state.optimizer.steps(), part));
+            part.into_iter().for_each(|part| part.give_back(state));
             return Err(error.into());
         }
         Ok(End::Over { interrupted })
     }
 
-    /// Brings the model and the optimizer's state together at the end, unless the first rank has a checkpoint in the place of both.
-    /// Gives this rank's part of that state where it has all of it now.
+    /// Brings the model and what lies beside it together at the end, unless the first rank has a checkpoint in the place of all that.
+    /// Gives this rank's part of what lies beside it where it has all of it now.
     fn gather(
         &self,
         run: &mut Run<'_>,
         state: &mut State,
         parts: Option<&Path>,
-    ) -> Result<Option<Vec<Vec<f32>>>, Error> {
+    ) -> Result<Option<Part>, Error> {
         // Who writes a part of the checkpoint doesn't need the rest.
         match self.checkpoints.as_ref().is_some_and(Checkpoints::in_parts) {
             true if !run.strategy.any(self.worker.is_first() && parts.is_none())? => return Ok(None),
@@ -532,11 +540,16 @@ impl<'a> Course<'a> {
             false => run.strategy.gather()?,
         }
         // Whoever goes on with this state may share it out in another way.
-        let whole = run.strategy.whole_state(&state.optimizer)?.filter(|_| self.worker.is_first());
+        let whole = run.strategy.whole_state(&state.optimizer)?;
+        let mean = match &state.average {
+            Some(average) => run.strategy.whole_mean(average)?,
+            None => None,
+        };
+        let whole = whole.filter(|_| self.worker.is_first());
         Ok(whole.map(|whole| {
-            let part = state.optimizer.state().map(|(_, state)| state.with(<[f32]>::to_vec)).collect();
+            let own = state.optimizer.state().map(|(_, state)| state.with(<[f32]>::to_vec)).collect();
             state.optimizer.take_over(state.optimizer.steps(), whole);
-            part
+            Part { state: own, average: std::mem::replace(&mut state.average, mean) }
         }))
     }
 

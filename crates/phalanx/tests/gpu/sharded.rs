@@ -178,10 +178,8 @@ fn a_run_goes_on_from_the_parts_of_others() {
                 parts: true,
                 ..CheckpointConfig::new(folder.path().join(dir))
             };
-            let ema = (stage < Sharded::Parameters).then_some(0.5);
-            let trainer = sharded(stage, BetweenGpus::Best);
-            let checkpoint = Some(checkpoint);
-            let trainer = Trainer { checkpoint, ema, steps: Some(steps), batch_size: 24 / ranks, ..trainer };
+            let trainer = Trainer { ema: Some(0.5), steps: Some(steps), ..sharded(stage, BetweenGpus::Best) };
+            let trainer = Trainer { checkpoint: Some(checkpoint), batch_size: 24 / ranks, ..trainer };
             run_of(&dense, &trainer, ranks, &|rank| gpu_of(&fake, rank))
         };
         let (whole, left) = of(4, "whole", false, 2);
