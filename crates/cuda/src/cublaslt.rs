@@ -15,7 +15,7 @@ mod product;
 mod products;
 
 pub use product::{Epilogue, Kept, Numbers, Operand, Order, Product, Vector};
-pub use products::{Chosen, Operands, Products};
+pub use products::{Alignment, Chosen, Operands, Products};
 
 use crate::error::Error;
 use crate::library::Library;

@@ -3,12 +3,12 @@
 
 use phalanx_cuda::{KERNELS, Source};
 use phalanx_fake_cuda::{FakeCuda, Module as Kernels};
-use phalanx_nn::models::{BasicBlock, MnistNet};
+use phalanx_nn::models::{BasicBlock, Gpt, GptConfig, MnistNet};
 use phalanx_nn::optim::{Adadelta, Adam, AdamW, Group, Members, Optimizer, RmsProp, Rule, Sgd};
 use phalanx_nn::{
     AdaptiveAvgPool2d, BatchNorm2d, Conv2d, Ctx, Flatten, Linear, Module, Parameters, Sequential,
 };
-use phalanx_tensor::{DType, Device, GpuOptions, GradSink, LeafId, Philox, Tensor, backward};
+use phalanx_tensor::{DType, Device, GpuOptions, GradSink, LeafId, Philox, Tensor, autocast, backward};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -199,4 +199,46 @@ fn a_steady_step_of_a_model_takes_no_memory_and_waits_for_nothing() {
         // A GPU would have got on meanwhile.
         device.gpu().unwrap().synchronize().unwrap();
     }
+}
+
+/// The loss of a decoder in bfloat16, and the sum of squares of its gradients.
+fn decoded(device: &Device) -> [f64; 2] {
+    let config = GptConfig {
+        layers: 2,
+        width: 16,
+        heads: 2,
+        context: 8,
+        vocabulary: 32,
+        dropout: 0.0,
+        ..GptConfig::default()
+    };
+    let mut gpt = Gpt::new(config);
+    let parameters = Parameters::build(&mut gpt, device, 0);
+    let ids: Vec<i64> = (0..24).map(|i| i * i % 31).collect();
+    let [x, labels] = [[3, 8].as_slice(), &[24]].map(|shape| Tensor::from_slice(device, &ids, shape));
+    let of_pass = || {
+        gpt.forward(&x, &mut Ctx::train(0, 0, [0, 1, 2].into())).reshape([24, 32]).cross_entropy(&labels, 0.0)
+    };
+    let loss = autocast(DType::BF16, of_pass);
+    parameters.grads().zero();
+    backward(&[(&loss, None)], &mut Nobody);
+    parameters.grads().settle();
+    let squares =
+        (0..parameters.names().len()).map(|i| parameters.grads().arena().tensor(i).square().sum_all().item());
+    [loss.item(), squares.sum()]
+}
+
+#[test]
+fn a_decoders_gelu_is_part_of_its_products_in_16_bits() {
+    let Some((device, fake)) = gpu() else { return };
+    let want = decoded(&Device::cpu(1));
+    for (got, want) in decoded(&device).into_iter().zip(want) {
+        // A few roundings of bfloat16.
+        assert!((got - want).abs() <= 0.02 * want, "{got}, not {want}");
+    }
+    let Some(fake) = fake else { return };
+    assert!(!fake.log().iter().any(|line| line.starts_with("launch gelu")), "{:?}", fake.log());
+    // Forth and back, in each of the blocks.
+    let given = |epilogue| fake.cublaslt().log().iter().filter(|line| line.ends_with(epilogue)).count();
+    assert_eq!([given("epilogue=164"), given("epilogue=192")], [2, 2]);
 }

@@ -152,6 +152,15 @@ pub fn products(c: &impl Check) {
     c.check(&[&[3, 4], &[4, 2], &[2]], |x| x[0].linear_in_out(&x[1], Some(&x[2])));
     c.check(&[&[2, 3, 4], &[4, 5]], |x| x[0].linear_in_out(&x[1], None));
     c.check(&[&[2, 1], &[1, 3], &[3]], |x| x[0].linear_in_out(&x[1], Some(&x[2])));
+    // On GPUs, GELU is part of the products where its rows are a multiple of 8 elements.
+    for hidden in [8, 6] {
+        c.check(&[&[3, 4], &[4, hidden], &[hidden], &[hidden, 2], &[2]], |x| {
+            x[0].feed_forward_in_out((&x[1], &x[2]), (&x[3], Some(&x[4])))
+        });
+        c.check(&[&[2, 3, 2], &[2, hidden], &[hidden], &[hidden, 5]], |x| {
+            x[0].feed_forward_in_out((&x[1], &x[2]), (&x[3], None))
+        });
+    }
 }
 
 /// Convolutions, grouped, strided and dilated.

@@ -142,7 +142,7 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
                 grad_b,
             ])
         }
-        Op::LinearInOut(x, w) => {
+        Op::LinearInOut(x, w) | Op::GeluLinearInOut(x, w) => {
             let grad = grad.contiguous();
             let bias = Shape::new(&w.dims()[1..]);
             let grad_b = wanted.wants(2).then(|| wanted.place(2, Order::RowMajor, bias, dtype));
@@ -152,11 +152,17 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
             if let (Some(grad_b), None) = (&grad_b, &grad_w) {
                 sum_rows(&grad, grad_b);
             }
-            of([
-                filled(0, &x, &|out| kernel::matmul::linear_input_gradient(&grad, &value(saved, 1).t(), out)),
-                grad_w,
-                grad_b,
-            ])
+            let grad_x = filled(0, &x, &|out| {
+                let w = value(saved, 1).t();
+                match (op, device.backend()) {
+                    (Op::LinearInOut(..), _) => kernel::matmul::linear_input_gradient(&grad, &w, out),
+                    (_, Backend::Gpu(engine)) => {
+                        gpu::matmul::linear_gelu_gradient(engine, &grad, &w, value(saved, 2), out);
+                    }
+                    (_, Backend::Cpu) => unreachable!("GELU is an operation of its own on a CPU"),
+                }
+            });
+            of([grad_x, grad_w, grad_b])
         }
         Op::Conv2d(options) => {
             let (x, w) = (value(saved, 0), value(saved, 1));

@@ -55,6 +55,9 @@ pub(crate) enum Op {
     Linear(Shape, Shape),
     /// `x w + b`, with the shapes of x and w; saves as [`Op::Linear`].
     LinearInOut(Shape, Shape),
+    /// `gelu_tanh(x) w + b`, with the shapes of x and w, on a GPU, where GELU is part of products; saves gelu_tanh(x) where w wants a
+    /// gradient, w and x where x does.
+    GeluLinearInOut(Shape, Shape),
     /// Cross-correlation of images with kernels, plus bias; saves x, w.
     Conv2d(Conv2dOptions),
     /// Largest of each window; saves the position of the largest in its window, which lies in `order` as the image does.

@@ -4,6 +4,7 @@ use super::HEURISTIC;
 use super::foreign::{self, Algo, Functions, HeuristicResult, LtHandle, MatmulDesc, MatrixLayout, Status};
 use super::layout::{InColumns, Matrix, in_columns};
 use super::product::{Kept, Product};
+use super::products::Alignment;
 use crate::address::Address;
 use crate::error::Error;
 use std::ffi::{c_int, c_void};
@@ -78,7 +79,7 @@ impl Descriptors {
         handle: LtHandle,
         product: &Product,
         workspace_bytes: usize,
-        alignment: [u32; 4],
+        alignment: Alignment,
         most: usize,
     ) -> Result<Vec<(Algo, usize)>, Error> {
         let functions = &self.product.functions;
@@ -154,7 +155,7 @@ fn preference(
     functions: &Arc<Functions>,
     product: &Product,
     workspace_bytes: usize,
-    [first, second, out, _]: [u32; 4],
+    [first, second, out, ..]: Alignment,
 ) -> Result<Owned, Error> {
     let mut pointer = std::ptr::null_mut();
     // SAFETY: the call writes one pointer.
@@ -198,7 +199,7 @@ mod tests {
             for product in [one, many] {
                 let made = Descriptors::new(&functions, &product).and_then(|descriptors| {
                     descriptors.point(&product, Address(256), Address(512))?;
-                    preference(&functions, &product, 1 << 20, [256, 128, 16, 4])
+                    preference(&functions, &product, 1 << 20, [256, 128, 16, 4, 16])
                 });
                 assert!(made.is_ok(), "{}", made.err().unwrap());
             }

@@ -18,6 +18,10 @@ const SEARCHED: usize = 16;
 /// The best alignment that any algorithm asks for, in bytes.
 const BEST_ALIGNMENT: u32 = 256;
 
+/// How well what a product works on is aligned, in bytes: the first and the second factor of the library, the result, the vector and what is
+/// kept. Algorithms are chosen by that and the product.
+pub type Alignment = [u32; 5];
+
 /// What a product works on, and with which factors.
 #[derive(Clone, Copy, Debug)]
 pub struct Operands {
@@ -43,10 +47,9 @@ impl Operands {
         Operands { a, b, out, vector: Address::NULL, kept: Address::NULL, alpha: 1.0, beta: 0.0 }
     }
 
-    /// How well the first and the second factor of the library, the result and the vector are aligned: with the product, what
-    /// algorithms are chosen by.
-    pub fn alignment(&self) -> [u32; 4] {
-        [self.b, self.a, self.out, self.vector]
+    /// How well all of it is aligned; what isn't there counts as aligned best.
+    pub fn alignment(&self) -> Alignment {
+        [self.b, self.a, self.out, self.vector, self.kept]
             .map(|Address(at)| 1 << at.trailing_zeros().min(BEST_ALIGNMENT.ilog2()))
     }
 }
@@ -67,7 +70,7 @@ pub struct Products {
     functions: Arc<Functions>,
     handle: LtHandle,
     workspace_bytes: usize,
-    plans: HashMap<(Product, [u32; 4]), Plan>,
+    plans: HashMap<(Product, Alignment), Plan>,
 }
 
 /// What was chosen for a product.

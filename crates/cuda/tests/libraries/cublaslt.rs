@@ -310,6 +310,22 @@ fn a_product_is_planned_once_and_again_where_memory_is_aligned_otherwise() {
 }
 
 #[test]
+fn what_an_activation_keeps_is_part_of_how_a_product_is_aligned() {
+    let Some((fake, mut products)) = stand_in() else { return };
+    let mut small = Small::new(&fake);
+    let product = Product { epilogue: Epilogue::GeluKept, ..small.product };
+    let mut kept = Memory::bytes(Type::F32, product.kept_bytes() + 16);
+    let [a, b, out, workspace] = small.memory.each_mut().map(Memory::at);
+    for (shift, planned) in [(0, 1), (16, 2), (0, 2)] {
+        let operands = Operands { kept: kept.at().plus(shift), ..Operands::new(a, b, out) };
+        // SAFETY: the memory lives until the stream is awaited.
+        unsafe { products.run(&product, &operands, workspace, small.stream.handle()) }.unwrap();
+        assert_eq!(products.planned(), planned);
+    }
+    small.stream.synchronize();
+}
+
+#[test]
 fn a_search_keeps_the_fastest_and_gives_it_its_workspace() {
     let Some((fake, mut products)) = stand_in() else { return };
     let mut small = Small::new(&fake);

@@ -84,6 +84,16 @@ impl LinearInOut {
             seam: Seam::default(),
         }
     }
+
+    /// This layer, GELU (by the hyperbolic tangent) and `down`, one after the other: as one operation where there is nothing between
+    /// them.
+    pub(crate) fn gelu_then(&self, down: &LinearInOut, x: &Tensor, ctx: &mut Ctx) -> Tensor {
+        if self.seam.leave.is_some() || down.seam.enter.is_some() {
+            return down.forward(&self.forward(x, ctx).gelu_tanh(), ctx);
+        }
+        let (x, up) = (self.seam.enter(x), (&*self.weight, &*self.bias));
+        down.seam.leave_product(Some(&down.bias), |bias| x.feed_forward_in_out(up, (&down.weight, bias)))
+    }
 }
 
 impl Module for LinearInOut {
@@ -97,5 +107,49 @@ impl Module for LinearInOut {
         v.param("weight", &mut self.weight);
         v.param("bias", &mut self.bias);
         v.seam("", &mut self.seam);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Parameters;
+    use phalanx_tensor::{Crossing, DType, Device, Philox};
+    use std::sync::Arc;
+
+    struct Times(f64);
+
+    impl Crossing for Times {
+        fn forth(&self, x: &Tensor) -> Tensor {
+            x * self.0
+        }
+
+        fn back(&self, grad: &Tensor) -> Tensor {
+            grad * self.0
+        }
+    }
+
+    #[test]
+    fn two_layers_with_gelu_between_them_go_through_all_of_their_seams() {
+        let device = Device::cpu(1);
+        let times = |factor: f64| -> Option<Arc<dyn Crossing>> { Some(Arc::new(Times(factor))) };
+        let layer = |[inputs, outputs]: [usize; 2], seam: Seam| {
+            let mut layer = LinearInOut { seam, ..LinearInOut::new(inputs, outputs, 0.5) };
+            Parameters::build(&mut layer, &device, 1);
+            layer.bias.fill(0.25);
+            layer
+        };
+        let (none, enter) = (Seam::default(), Seam { enter: times(3.0), ..Seam::default() });
+        let leave = Seam { leave: times(5.0), ..Seam::default() };
+        let x = Tensor::uniform(&device, [3, 4], -1.0, 1.0, DType::F32, Philox::new(1, 0));
+        let mut seen: Vec<Vec<f32>> = vec![];
+        for [up, down] in [[&none, &none], [&enter, &leave], [&leave, &none], [&none, &enter]] {
+            let (up, down) = (layer([4, 8], up.clone()), layer([8, 2], down.clone()));
+            let ctx = &mut Ctx::eval();
+            let want = down.forward(&up.forward(&x, ctx).gelu_tanh(), ctx).to_vec::<f32>();
+            assert_eq!(up.gelu_then(&down, &x, ctx).to_vec::<f32>(), want);
+            assert!(!seen.contains(&want), "each seam matters");
+            seen.push(want);
+        }
     }
 }

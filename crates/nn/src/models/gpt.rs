@@ -220,8 +220,8 @@ module! {
     }
 
     fn forward(&self, x: &Tensor, ctx: &mut Ctx) -> Tensor {
-        let x = self.c_fc.forward(x, ctx).gelu_tanh(); // (B, T, 4 W)
-        self.drop.forward(&self.c_proj.forward(&x, ctx), ctx)
+        let y = self.c_fc.gelu_then(&self.c_proj, x, ctx); // by way of (B, T, 4 W)
+        self.drop.forward(&y, ctx)
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::gpu::conv;
 use crate::gpu::landing::Landing;
 use crate::storage::Memory;
-use phalanx_cuda::cublaslt::{CublasLt, Product, Products};
+use phalanx_cuda::cublaslt::{Alignment, CublasLt, Product, Products};
 use phalanx_cuda::{DeviceMemory, Driver, Error, Gpu, GpuOptions, Nvrtc, Pinned, Stream};
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -19,7 +19,7 @@ pub(crate) struct Engine {
     pub(super) products: Mutex<Products>,
     pub(super) workspace: DeviceMemory,
     /// Products that cuBLASLt was found to have no way for, each with the alignment of what it was asked for.
-    pub(super) unplanned: Mutex<HashSet<(Product, [u32; 4])>>,
+    pub(super) unplanned: Mutex<HashSet<(Product, Alignment)>>,
     /// Where NVIDIA's libraries are looked for, and convolutions, once there was one.
     pub(super) libraries: Vec<PathBuf>,
     pub(super) convolutions: Mutex<Option<conv::Opened>>,

@@ -5,8 +5,9 @@ use crate::gpu::Engine;
 use crate::gpu::engine::{lock, succeeded};
 use crate::gpu::launch::{Arg, check_float, elements};
 use crate::gpu::{elementwise, reduce};
-use crate::op::Binary;
+use crate::op::{Binary, Unary};
 use crate::shape::{Geometry, Shape};
+use crate::storage::Lent;
 use crate::tensor::Tensor;
 use phalanx_cuda::Address;
 use phalanx_cuda::cublaslt::{Epilogue, Numbers, Operand, Operands, Order, Product, has_no_way};
@@ -77,18 +78,11 @@ impl Engine {
     /// Gives the compute stream a product of tensors that lie as it says, with its epilogue; nothing, and `false`, where the library
     /// has no way to do it on this GPU, which is told once. Panics on any other failure.
     #[track_caller]
-    fn by_library(&self, product: &Product, [a, b]: [&Tensor; 2], vector: Vector<'_>, out: &Tensor) -> bool {
-        let lent = [a.storage.read_on_gpu(), b.storage.read_on_gpu(), out.storage.write_on_gpu()];
-        let of_vector = match vector {
-            Vector::None => None,
-            Vector::Read(vector) => Some((vector, vector.storage.read_on_gpu())),
-            Vector::Write(vector) => Some((vector, vector.storage.write_on_gpu())),
-        };
-        let at = |tensor: &Tensor, start: Address| start.plus(tensor.geometry.offset * tensor.dtype.bytes());
-        let operands = Operands {
-            vector: of_vector.as_ref().map_or(Address::NULL, |(vector, lent)| at(vector, lent.at)),
-            ..Operands::new(at(a, lent[0].at), at(b, lent[1].at), at(out, lent[2].at))
-        };
+    fn by_library(&self, product: &Product, [a, b]: [&Tensor; 2], beside: Beside<'_>, out: &Tensor) -> bool {
+        let lent = [Of::Read(a), Of::Read(b), Of::Write(out), beside.vector, beside.kept].map(Of::lent);
+        let [a, b, to, vector, kept] =
+            lent.each_ref().map(|lent| lent.as_ref().map_or(Address::NULL, |(at, _)| *at));
+        let operands = Operands { vector, kept, ..Operands::new(a, b, to) };
         let described = (*product, operands.alignment());
         if lock(&self.unplanned).contains(&described) {
             return false;
@@ -126,7 +120,7 @@ impl Engine {
     /// The same of a product without an epilogue, by a kernel of our own where the library has no way to do it.
     #[track_caller]
     fn product(&self, product: &Product, [a, b]: [&Tensor; 2], out: &Tensor) {
-        if self.by_library(product, [a, b], Vector::None, out) {
+        if self.by_library(product, [a, b], Beside::NOTHING, out) {
             return;
         }
         let steps = |operand: &Operand| match operand.order {
@@ -146,11 +140,38 @@ impl Engine {
 /// The most matrices that the library is handed at once: a grid's third dimension has no more blocks.
 const MOST_BATCH: usize = 65535;
 
-/// What an epilogue does with a vector.
-enum Vector<'a> {
+/// What an epilogue works on beside the product.
+#[derive(Clone, Copy)]
+struct Beside<'a> {
+    /// Its vector.
+    vector: Of<'a>,
+    /// What is kept of an activation.
+    kept: Of<'a>,
+}
+
+impl Beside<'_> {
+    const NOTHING: Beside<'static> = Beside { vector: Of::None, kept: Of::None };
+}
+
+/// What a product does with a tensor.
+#[derive(Clone, Copy)]
+enum Of<'a> {
     None,
     Read(&'a Tensor),
     Write(&'a Tensor),
+}
+
+impl<'a> Of<'a> {
+    /// Where the tensor lies, and its borrow.
+    #[track_caller]
+    fn lent(self) -> Option<(Address, Lent<'a>)> {
+        let (tensor, lent) = match self {
+            Of::None => return None,
+            Of::Read(tensor) => (tensor, tensor.storage.read_on_gpu()),
+            Of::Write(tensor) => (tensor, tensor.storage.write_on_gpu()),
+        };
+        Some((lent.at.plus(tensor.geometry.offset * tensor.dtype.bytes()), lent))
+    }
 }
 
 /// `out = a b` for every matrix of the batch; `a` and `b` may be any views.
@@ -195,27 +216,78 @@ pub(crate) fn linear(engine: &Engine, x: &Tensor, w: &Tensor, bias: Option<&Tens
         out.fill(0.0);
         return bias.into_iter().for_each(|bias| out.copy_from(&bias.broadcast_to(*out.shape())));
     }
-    let plain = Product::new(engine.numbers(out.dtype), [rows_of(x), outputs, inputs]);
-    let plain = Product { b: weight(w).turned(), ..plain };
+    let plain = rows_times_weight(engine, x, w);
     let Some(bias) = bias else { return engine.product(&plain, [x, w], out) };
     let fused = Product { epilogue: Epilogue::Bias, ..plain };
-    if !engine.by_library(&fused, [x, w], Vector::Read(bias), out) {
+    let beside = Beside { vector: Of::Read(bias), ..Beside::NOTHING };
+    if !engine.by_library(&fused, [x, w], beside, out) {
         let [without, sum] = [out.stale_like(), out.clone()].map(|t| t.reshape([rows_of(x), outputs]));
         engine.product(&plain, [x, w], &without);
         elementwise::binary(engine, Binary::Add, &without, bias, &sum);
     }
 }
 
+/// `input = x w^T + bias` and `out = gelu_tanh(input)`; all as in [`linear`].
+#[track_caller]
+pub(crate) fn linear_gelu(
+    engine: &Engine,
+    x: &Tensor,
+    w: &Tensor,
+    bias: &Tensor,
+    [input, out]: [&Tensor; 2],
+) {
+    let fused = with_gelu(rows_times_weight(engine, x, w), Epilogue::BiasGeluKept, input);
+    let beside = Beside { vector: Of::Read(bias), kept: Of::Write(input) };
+    if !fused.is_some_and(|fused| engine.by_library(&fused, [x, w], beside, out)) {
+        linear(engine, x, w, Some(bias), input);
+        elementwise::unary(engine, Unary::GeluTanh, input, out);
+    }
+}
+
+/// `out = (grad w) gelu_tanh'(input)`: the gradient of the input of GELU, where a product with `w` was given its result; all as in
+/// [`linear_input_gradient`].
+#[track_caller]
+pub(crate) fn linear_gelu_gradient(engine: &Engine, grad: &Tensor, w: &Tensor, input: &Tensor, out: &Tensor) {
+    let fused = with_gelu(gradient_times_weight(engine, grad, w), Epilogue::GeluGradient, input);
+    let beside = Beside { kept: Of::Read(input), ..Beside::NOTHING };
+    if !fused.is_some_and(|fused| engine.by_library(&fused, [grad, w], beside, out)) {
+        let of_result = out.stale_like();
+        linear_input_gradient(engine, grad, w, &of_result);
+        elementwise::unary_gradient(engine, Unary::GeluTanh, input, &of_result, out);
+    }
+}
+
+/// A product with GELU or its gradient as its epilogue, if that may be: of 16 bits, since nobody says how far the library's hyperbolic
+/// tangent is from ours, and where GELU's input lies as the library wants what it keeps, in rows of a multiple of 8 elements.
+fn with_gelu(plain: Product, epilogue: Epilogue, input: &Tensor) -> Option<Product> {
+    let fused = Product { epilogue, ..plain };
+    let fits = fused.kept_bytes() == input.count() * input.dtype.bytes();
+    let is_some = plain.m > 0 && plain.n > 0 && plain.k > 0;
+    (input.dtype.is_half() && fits && is_some).then_some(fused)
+}
+
+/// `x w^T` as a product.
+fn rows_times_weight(engine: &Engine, x: &Tensor, w: &Tensor) -> Product {
+    let (outputs, inputs) = (w.dims()[0], w.dims()[1]);
+    let product = Product::new(engine.numbers(x.dtype), [rows_of(x), outputs, inputs]);
+    Product { b: weight(w).turned(), ..product }
+}
+
+/// `grad w` as a product.
+fn gradient_times_weight(engine: &Engine, grad: &Tensor, w: &Tensor) -> Product {
+    let (outputs, inputs) = (w.dims()[0], w.dims()[1]);
+    let product = Product::new(engine.numbers(grad.dtype), [rows_of(grad), inputs, outputs]);
+    Product { b: weight(w), ..product }
+}
+
 /// `out = grad w`: the gradient of the rows. `w` may be the transpose of what is contiguous.
 #[track_caller]
 pub(crate) fn linear_input_gradient(engine: &Engine, grad: &Tensor, w: &Tensor, out: &Tensor) {
     check_float("linear", out.dtype);
-    let (outputs, inputs) = (w.dims()[0], w.dims()[1]);
-    if outputs == 0 || out.count() == 0 {
+    if w.dims()[0] == 0 || out.count() == 0 {
         return out.fill(0.0);
     }
-    let product = Product::new(engine.numbers(out.dtype), [rows_of(grad), inputs, outputs]);
-    engine.product(&Product { b: weight(w), ..product }, [grad, w], out);
+    engine.product(&gradient_times_weight(engine, grad, w), [grad, w], out);
 }
 
 /// `out = grad^T x`: the gradient of the weight; `bias` gets the sum of the rows of `grad`.
@@ -263,7 +335,8 @@ fn rows_times_rows(
     let plain = Product::new(engine.numbers(out.dtype), [m, n, rows]);
     let plain = Product { a: Operand::transposed(m), ..plain };
     let Some((epilogue, of, to)) = sum else { return engine.product(&plain, [a, b], out) };
-    if !engine.by_library(&Product { epilogue, ..plain }, [a, b], Vector::Write(to), out) {
+    let beside = Beside { vector: Of::Write(to), ..Beside::NOTHING };
+    if !engine.by_library(&Product { epilogue, ..plain }, [a, b], beside, out) {
         engine.product(&plain, [a, b], out);
         apart((epilogue, of, to));
     }

@@ -1,10 +1,12 @@
 //! Matrix products.
 
 use crate::autocast::lowers;
+use crate::device::Backend;
+use crate::gpu::{self, Engine};
 use crate::graph::{self, Made};
 use crate::kernel;
 use crate::op::Op;
-use crate::ops::{keep, recorded};
+use crate::ops::{keep, recorded, recorded_where};
 use crate::shape::Shape;
 use crate::tensor::Tensor;
 
@@ -65,22 +67,79 @@ impl Tensor {
             let bias = bias.map(|bias| bias.cast(dtype));
             return self.cast(dtype).linear_in_out(&weight.cast(dtype), bias.as_ref());
         }
-        self.check_partner("linear_in_out", weight);
+        let out = self.stale_in_out("linear_in_out", weight, bias);
+        let (x, w, bias) = (self.contiguous(), weight.contiguous(), bias.map(Tensor::contiguous));
+        kernel::matmul::linear(&x, &w.detach().t(), bias.as_ref(), &out);
+        self.recorded_linear(Op::LinearInOut(*self.shape(), *weight.shape()), [&x, &w], bias.as_ref(), out)
+    }
+
+    /// Two dense layers with GELU between them, `gelu_tanh(self w_up + b_up) w_down + b_down`: as [`Tensor::linear_in_out`] and
+    /// [`Tensor::gelu_tanh`] one after the other, to the bit on a CPU. On a GPU, GELU and its gradient are part of the products in 16
+    /// bits, where cuBLASLt can, and what GELU is given is rounded for its gradient alone.
+    ///
+    /// ```
+    /// use phalanx_tensor::{DType, Device, Tensor};
+    ///
+    /// let device = Device::cpu(1);
+    /// let of = |shape: &[usize]| Tensor::ones(&device, shape, DType::F32);
+    /// let y = of(&[5, 2]).feed_forward_in_out((&of(&[2, 8]), &of(&[8])), (&of(&[8, 2]), None));
+    /// assert_eq!(y.dims(), [5, 2]);
+    /// ```
+    #[track_caller]
+    pub fn feed_forward_in_out(&self, up: (&Tensor, &Tensor), down: (&Tensor, Option<&Tensor>)) -> Tensor {
+        let ((w_up, b_up), (w_down, b_down)) = (up, down);
+        if let Some(dtype) = lowers([self, w_up, b_up, w_down].into_iter().chain(b_down)) {
+            let [x, w_up, b_up, w_down] = [self, w_up, b_up, w_down].map(|tensor| tensor.cast(dtype));
+            let b_down = b_down.map(|bias| bias.cast(dtype));
+            return x.feed_forward_in_out((&w_up, &b_up), (&w_down, b_down.as_ref()));
+        }
+        match self.device().backend() {
+            // What is made again of GELU's input, rounded, has the bits of GELU's own kernel.
+            Backend::Gpu(engine) if graph::keeps_cheap() => self.fused_feed_forward(engine, up, down),
+            _ => self.linear_in_out(w_up, Some(b_up)).gelu_tanh().linear_in_out(w_down, b_down),
+        }
+    }
+
+    /// The same on a GPU, recorded as a product, and as one behind GELU.
+    #[track_caller]
+    fn fused_feed_forward(
+        &self,
+        engine: &Engine,
+        (w_up, b_up): (&Tensor, &Tensor),
+        (w_down, b_down): (&Tensor, Option<&Tensor>),
+    ) -> Tensor {
+        let input = self.stale_in_out("feed_forward_in_out", w_up, Some(b_up));
+        let (x, w, bias) = (self.contiguous(), w_up.contiguous(), b_up.contiguous());
+        let hidden = input.stale_like();
+        gpu::matmul::linear_gelu(engine, &x, &w.detach().t(), &bias, [&input, &hidden]);
+        let op = Op::LinearInOut(*self.shape(), *w_up.shape());
+        let input = self.recorded_linear(op, [&x, &w], Some(&bias), input);
+
+        let out = hidden.stale_in_out("feed_forward_in_out", w_down, b_down);
+        let (w, bias) = (w_down.contiguous(), b_down.map(Tensor::contiguous));
+        gpu::matmul::linear(engine, &hidden, &w.detach().t(), bias.as_ref(), &out);
+        let op = Op::GeluLinearInOut(*input.shape(), *w.shape());
+        recorded_where(out, op, [Some(&input), Some(&w), bias.as_ref(), None], |_| {
+            let kept = |tensor: &Tensor, of: &Tensor| of.needs_grad().then(|| tensor.detach());
+            [kept(&hidden, &w), kept(&w, &input), kept(&input, &input)]
+        })
+    }
+
+    /// Room for the product of these rows with a weight of (in, out). Panics, as `op`, where that or a bias doesn't fit them.
+    #[track_caller]
+    fn stale_in_out(&self, op: &str, weight: &Tensor, bias: Option<&Tensor>) -> Tensor {
+        self.check_partner(op, weight);
         let n = self.shape().n_dims();
         let fits = n >= 1 && weight.shape().n_dims() == 2 && self.dims()[n - 1] == weight.dims()[0];
         assert!(
             fits,
-            "linear_in_out: rows of shape {} with a weight of shape {}: (..., in) with (in, out) would do",
+            "{op}: rows of shape {} with a weight of shape {}: (..., in) with (in, out) would do",
             self.shape(),
             weight.shape()
         );
         let outputs = weight.dims()[1];
-        self.check_bias("linear_in_out", weight, outputs, bias);
-        let (x, w) = (self.contiguous(), weight.contiguous());
-        let out = Tensor::stale(self.device(), self.shape().with(n - 1, outputs), self.dtype);
-        let bias = bias.map(Tensor::contiguous);
-        kernel::matmul::linear(&x, &w.detach().t(), bias.as_ref(), &out);
-        self.recorded_linear(Op::LinearInOut(*self.shape(), *weight.shape()), [&x, &w], bias.as_ref(), out)
+        self.check_bias(op, weight, outputs, bias);
+        Tensor::stale(self.device(), self.shape().with(n - 1, outputs), self.dtype)
     }
 
     /// The output of a product of rows `x` with a weight, as one of `self` with it and with a bias.

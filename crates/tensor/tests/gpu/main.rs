@@ -4,6 +4,7 @@
 mod rig;
 
 mod attention;
+mod feed_forward;
 mod halves;
 mod host;
 mod network;
