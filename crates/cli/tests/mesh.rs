@@ -62,6 +62,7 @@ fn four_workers_learn_what_one_learns_however_the_model_lies_on_them() {
                 "--batch-size 2 --strategy fsdp --set parallel.shard=2",
                 "--batch-size 8 --set parallel.tensor=4 --set parallel.recompute=blocks",
                 "--batch-size 4 --set parallel.pipeline=2",
+                "--batch-size 4 --set parallel.pipeline=2 --strategy fsdp",
                 "--batch-size 4 --set parallel.context=2",
                 "--batch-size 8 --set parallel.context=4 --strategy fsdp",
                 "--batch-size 8 --set parallel.context=2 --set parallel.tensor=2 --set parallel.sequence=true",
@@ -269,8 +270,6 @@ fn what_no_mesh_can_be_is_refused_before_anything_starts_with_the_nearest_that_c
         "--set parallel.recompute=blocks --set parallel.recompute_blocks=0,7",
         "parallel.recompute_blocks must be within the 6 blocks of the model gpt, got: [0, 7]",
     );
-    let both = "--set parallel.pipeline=2 --strategy fsdp";
-    refused(both, "model.tied must be false beside parallel.pipeline under the strategy fsdp");
     refused("--set parallel.sequence=true", "parallel.sequence must be false without parallel.tensor");
     refused(
         "--nproc-per-node 3 --set parallel.context=3 --set model.context=16",

@@ -91,14 +91,6 @@ pub enum Error {
         /// Which axis.
         axis: crate::mesh::Axis,
     },
-    /// Shards of a parameter that stages of a pipeline share.
-    #[error(
-        "{name} belongs to several stages of a pipeline, and can't be shared out among replicas\nhint: take --strategy ddp, or a last layer of its own"
-    )]
-    TiedShards {
-        /// The parameter.
-        name: String,
-    },
     /// What a rank holds was to lie in the host's memory.
     #[error(
         "parallel.offload: {why}\nhint: leave it out, or take --device cuda with --strategy fsdp and parallel.zero=3"

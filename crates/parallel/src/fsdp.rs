@@ -567,22 +567,30 @@ impl Strategy for Fsdp {
         if let Some(held) = self.store.held.as_ref().filter(|held| held.grads.is_apart) {
             let mut span = held.grads.arena.host_span::<f32>(0..1);
             for parameter in 0..layout.count() {
-                held.overlaps(&self.units, &layout.range(parameter), &held.grads, |_, place, is_rest| {
-                    let counts = if is_rest { counts_rest } else { counts_part };
-                    each(HeldGradient { parameter, values: &mut span[place], counts });
-                });
+                held.overlaps(
+                    &self.units,
+                    &layout.range(parameter),
+                    &held.grads,
+                    |of, place, is_everywhere| {
+                        let (start, values) = (of.start, &mut span[place]);
+                        let counts = if is_everywhere { counts_rest } else { counts_part };
+                        each(HeldGradient { parameter, start, values, is_everywhere, counts });
+                    },
+                );
             }
             return;
         }
         for unit in self.units.iter().filter(|unit| !unit.span.is_empty()) {
             let (mut span, start) = (arena.host_span::<f32>(unit.params.clone()), unit.span.start);
-            for (held, counts) in [(unit.own.clone(), counts_part), (unit.rest(), counts_rest)] {
+            let parts = [(unit.own.clone(), counts_part, false), (unit.rest(), counts_rest, true)];
+            for (held, counts, is_everywhere) in parts {
                 let held = start + held.start..start + held.end;
                 for parameter in unit.params.clone() {
                     let of = layout.range(parameter);
                     let (from, to) = (of.start.max(held.start), of.end.min(held.end));
                     if from < to {
-                        each(HeldGradient { parameter, values: &mut span[from - start..to - start], counts });
+                        let (values, start) = (&mut span[from - start..to - start], from - of.start);
+                        each(HeldGradient { parameter, start, values, is_everywhere, counts });
                     }
                 }
             }

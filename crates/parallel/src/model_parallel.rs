@@ -181,6 +181,10 @@ impl ModelParallel {
         let replica = group(&[Axis::Pipeline, Axis::Tensor])?.unwrap_or_else(Group::solo);
         let same_part = group(&[Axis::Replica, Axis::Shard, Axis::Context])?;
         let (shard, replicas) = (group(&[Axis::Shard, Axis::Context])?, group(&[Axis::Replica])?);
+        let stage_and_shards = match (&pipeline, &shard, config.sharded) {
+            (Some(_), Some(_), Some(_)) => group(&[Axis::Pipeline, Axis::Shard, Axis::Context])?,
+            _ => None,
+        };
 
         let mut model = (config.model)();
         let of_axis = |axis| config.plan.as_ref().ok_or(Error::NoPlan { axis });
@@ -240,13 +244,13 @@ impl ModelParallel {
             _ => None,
         };
         let lanes = local.iter().flat_map(RankPipeline::lanes).cloned().collect();
-        let tied = match &pipeline {
-            Some(pipeline) => Tied::among(pipeline, whole, &holding, &holders, config.ddp.between_gpus)?,
-            None => None,
+        let tied = match (&pipeline, &stage_and_shards) {
+            (None, _) => None,
+            (Some(pipeline), over) => {
+                let (over, shard) = over.as_ref().map_or((pipeline, None), |over| (over, shard.as_ref()));
+                Tied::among(over, shard, whole, &holding, &holders, config.ddp.between_gpus)?
+            }
         };
-        if let (Some(tied), Some(_)) = (&tied, config.sharded) {
-            return Err(Error::TiedShards { name: tied.name(whole) });
-        }
         if config.sharded.is_some_and(|sharded| sharded.offload) && shard.is_none() {
             return Err(Error::Offload { why: "no ranks of this mesh share anything out" });
         }

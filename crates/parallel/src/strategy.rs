@@ -59,8 +59,12 @@ pub enum Here {
 pub struct HeldGradient<'a> {
     /// Which parameter.
     pub parameter: usize,
+    /// Which of its elements is the first.
+    pub start: usize,
     /// Some of its gradients, or all of them.
     pub values: &'a mut [f32],
+    /// Whether all ranks that share parameters out hold these.
+    pub is_everywhere: bool,
     /// Whether they count here: of those that several ranks hold, they do on one.
     pub counts: bool,
 }
@@ -196,7 +200,8 @@ pub trait Strategy: Send {
         let (arena, counts) = (parameters.grads().arena(), self.place().rank == 0);
         let mut all = arena.host_span::<f32>(0..parameters.layout().count());
         for parameter in 0..parameters.layout().count() {
-            each(HeldGradient { parameter, values: &mut all[parameters.layout().range(parameter)], counts });
+            let values = &mut all[parameters.layout().range(parameter)];
+            each(HeldGradient { parameter, start: 0, values, is_everywhere: true, counts });
         }
     }
 

@@ -444,6 +444,15 @@ fn what_stages_share_stays_the_same_bits_on_each_and_learns_what_it_learns_alone
             check(&on.train(job), &want, &on.what());
         }
     }
+    // Each rank has other elements of the table, on each of the stages that have it.
+    for sharded in [Sharded::States, Sharded::Gradients, Sharded::Parameters] {
+        for mesh in [&[(Pipeline, 2)][..], &[(Pipeline, 2), (Context, 2)]] {
+            let on = On { sharded: Some(sharded), ..On::new(4, mesh) };
+            check(&on.train(job), &want, &on.what());
+        }
+        let on = On { sharded: Some(sharded), ..On::new(8, &[(Replica, 2), (Pipeline, 2), (Shard, 2)]) };
+        check(&on.train(job), &want, &on.what());
+    }
     let on = On::new(4, &[(Pipeline, 4)]);
     let tables = on.each(job, |_, model, whole, strategy| {
         Run { job, model: &model, parameters: whole, strategy }.train(0..STEPS, None);

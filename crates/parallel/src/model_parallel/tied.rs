@@ -4,30 +4,32 @@ use super::holding::{Holder, Holding};
 use super::lent::sum_among;
 use crate::between_gpus::BetweenGpus;
 use crate::error::Error;
-use crate::strategy::Strategy;
-use phalanx_comm::{GpuGroup, Group, ReduceOp, Trail, Via};
+use crate::strategy::{HeldGradient, Strategy};
+use phalanx_comm::{GpuGroup, Group, Rank, ReduceOp, Trail, Via};
 use phalanx_nn::Parameters;
 use std::ops::Range;
 use std::sync::Arc;
 
 /// What stages share (MP-TIED).
 pub(super) struct Tied {
-    /// The ranks of the pipeline that have any of them; none on one that hasn't.
+    /// The ranks of the pipeline that have any of them, and those that these share their stages out with; none on one that hasn't.
     group: Option<Group>,
+    /// Which of those that share its stage out this rank is, if any do.
+    of_shards: Option<Rank>,
     /// Their GPUs, where these sum gradients among themselves: of ranks that have all of them each.
     gpus: Option<Arc<GpuGroup>>,
-    /// Their numbers in the whole model, in order.
-    shared: Vec<usize>,
-    /// This rank's own numbers of them, where it has them.
+    /// This rank's own numbers of them, in the order of the whole model, where it has them.
     own: Vec<Option<usize>>,
     /// How many elements of each a rank has.
     lengths: Vec<usize>,
 }
 
 impl Tied {
-    /// None if no two stages share any. All ranks of the pipeline come here; `holders` are those of the replica.
+    /// None if no two stages share any. All ranks of `over` come here, those of the pipeline and those that `shard` says share their
+    /// stages out with them; `holders` are those of the replica.
     pub(super) fn among(
-        pipeline: &Group,
+        over: &Group,
+        shard: Option<&Group>,
         whole: &Parameters,
         holding: &Holding,
         holders: &[Holder],
@@ -44,13 +46,13 @@ impl Tied {
         }
         let own: Vec<_> = shared.iter().map(|&i| holding.own_number(i)).collect();
         let has_any = own.iter().any(Option::is_some);
-        let group = pipeline.split(has_any.then_some(0), 0)?;
+        let group = over.split(has_any.then_some(0), 0)?;
         let is_whole = |Holder { holding, .. }: &Holder| {
             let has = |&i: &usize| holding.own_number(i).is_some();
             shared.iter().all(has) || !shared.iter().any(has)
         };
         let gpus = match &group {
-            Some(group) if holders.iter().all(is_whole) => {
+            Some(group) if shard.is_none() && holders.iter().all(is_whole) => {
                 let device = whole.values().device();
                 between_gpus.meet("gradients that stages share", group, device, Via::CommStream)?
             }
@@ -62,18 +64,14 @@ impl Tied {
             holders.iter().find_map(of).unwrap_or(0)
         };
         let lengths = shared.iter().map(len).collect();
-        Ok(Some(Tied { group, gpus: gpus.map(Arc::new), shared, own, lengths }))
+        let of_shards = shard.map(Group::rank);
+        Ok(Some(Tied { group, of_shards, gpus: gpus.map(Arc::new), own, lengths }))
     }
 
     /// Ends the group, on a rank that is of it, and what GPUs have under way.
     pub(super) fn abort(&self, because: &str) {
         self.group.iter().for_each(|group| group.abort(because));
         self.gpus.iter().for_each(|gpus| gpus.abort(because));
-    }
-
-    /// One of those that are shared.
-    pub(super) fn name(&self, whole: &Parameters) -> String {
-        whole.names()[self.shared[0]].clone()
     }
 
     /// Sums the gradients that each stage has of them; one that hasn't one of them adds nothing. The compute stream may have to wait for
@@ -88,13 +86,16 @@ impl Tied {
             return Ok(());
         }
         let mut all = vec![0.0; self.lengths.iter().sum()];
-        let place = |number: usize| {
-            let start: usize = self.lengths[..number].iter().sum();
-            start..start + self.lengths[number]
-        };
+        if let Some(of_shards) = self.of_shards {
+            return self.sum_shards((group, of_shards), inner, own, &mut all);
+        }
         // Where those that this rank has lie among all, in the order in which it has them.
-        let mut places: Vec<(usize, Range<usize>)> =
-            self.own.iter().enumerate().filter_map(|(number, own)| Some(((*own)?, place(number)))).collect();
+        let mut places: Vec<(usize, Range<usize>)> = self
+            .own
+            .iter()
+            .enumerate()
+            .filter_map(|(number, own)| Some(((*own)?, self.place(number))))
+            .collect();
         places.sort_by_key(|&(parameter, _)| parameter);
         let is_own = |parameter: usize| self.own.contains(&Some(parameter));
         inner.change_gradients(own, &is_own, &mut |held| {
@@ -113,5 +114,40 @@ impl Tied {
             }
             Ok(())
         })
+    }
+
+    /// The same where each rank has some elements of a stage's gradients: all of these together are the stages' sum.
+    fn sum_shards(
+        &self,
+        (group, of_shards): (&Group, Rank),
+        inner: &mut dyn Strategy,
+        own: &Parameters,
+        all: &mut [f32],
+    ) -> Result<(), Error> {
+        let place = |held: &HeldGradient<'_>| {
+            let number = self.own.iter().position(|own| *own == Some(held.parameter))?;
+            let start = self.place(number).start + held.start;
+            Some(start..start + held.values.len())
+        };
+        inner.each_gradient(own, &mut |held| {
+            // What all of them hold is told by one.
+            let tells = !held.is_everywhere || of_shards == Rank(0);
+            if let Some(place) = place(&held).filter(|_| tells) {
+                all[place].copy_from_slice(held.values);
+            }
+        });
+        group.all_reduce(all, ReduceOp::Sum)?;
+        inner.each_gradient(own, &mut |held| {
+            if let Some(place) = place(&held) {
+                held.values.copy_from_slice(&all[place]);
+            }
+        });
+        Ok(())
+    }
+
+    /// Where the elements of one of those that are shared lie among all.
+    fn place(&self, number: usize) -> Range<usize> {
+        let start: usize = self.lengths[..number].iter().sum();
+        start..start + self.lengths[number]
     }
 }

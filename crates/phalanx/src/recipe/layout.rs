@@ -348,10 +348,6 @@ impl Recipe {
                 return refuse("parallel.recompute_blocks", expected, format!("[{start}, {end}]"));
             }
         }
-        if stages > 1 && strategy == "fsdp" && is_gpt && self.model.tied != Some(false) {
-            let expected = "false beside parallel.pipeline under the strategy fsdp".to_owned();
-            return refuse("model.tied", expected, "true".into());
-        }
         let cuts = matches!(strategy, "place" | "pipeline");
         if cuts && LANGUAGE.contains(&&*self.model.name) && self.model.tied != Some(false) {
             // The table of words would have to be on the first device and on the last.
