@@ -273,7 +273,7 @@ fn what_no_mesh_can_be_is_refused_before_anything_starts_with_the_nearest_that_c
     refused("--set parallel.sequence=true", "parallel.sequence must be false without parallel.tensor");
     refused(
         "--nproc-per-node 3 --set parallel.context=3 --set model.context=16",
-        "parallel.context: 3, where there are 16 positions\nhint: no such mesh has 3 ranks",
+        "parallel.context: 3, where there are 16 positions\nhint: the nearest that works for 3 ranks is replica=3",
     );
     refused(
         "--nproc-per-node 4 --set parallel.context=2 --set parallel.tensor=2 --set parallel.sequence=true --set model.context=6",

@@ -49,7 +49,7 @@ impl Trail {
     }
 
     /// Waits until the GPU has all operations behind it. A rank that is lost, a failure of NCCL's, and the time limit of the group whose
-    /// operation it is, end that group and what the GPU has of it.
+    /// operation it is, end that group and what the GPU has of all of them: so nothing keeps it, though what it comes to means nothing.
     pub fn settle(&self) -> Result<(), Error> {
         self.reach_while(|points| !points.is_empty())
     }
@@ -65,9 +65,15 @@ impl Trail {
             if is_ahead(&points) { points.pop_front() } else { None }
         };
         while let Some(Point { mark, gpus, what }) = next() {
-            gpus.reach(mark, &what, Deadline::after(gpus.group().timeout()))?;
+            let reached = gpus.reach(mark, &what, Deadline::after(gpus.group().timeout()));
+            reached.inspect_err(|error| self.give_up(&error.to_string()))?;
         }
         Ok(())
+    }
+
+    /// Ends what is left, for which this GPU would wait as well: who is gone may be missed by several groups.
+    fn give_up(&self, because: &str) {
+        self.points().drain(..).for_each(|point| point.gpus.abort(because));
     }
 
     /// The list is whole between any two statements that could panic.

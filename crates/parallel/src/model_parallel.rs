@@ -399,6 +399,7 @@ impl ModelParallel {
         {
             return Ok(());
         }
+        self.trail.settle()?;
         self.inner.change_gradients(&self.own, &uncut, &mut |all| {
             Ok(tensor.group().all_reduce(all, ReduceOp::Sum)?)
         })

@@ -526,31 +526,6 @@ fn a_rank_with_a_stretch_keeps_less_than_one_with_whole_sequences() {
 }
 
 #[test]
-fn a_plan_without_attention_has_no_stretches() {
-    let on = On::new(2, &[(Context, 2)]);
-    let refused = |job: Job, plan: Option<Plan>| {
-        let config = ModelParallelConfig { plan, ..on.config(job) };
-        let said: Vec<String> = std::thread::scope(|scope| {
-            let rank = |group: Group| {
-                let config = &config;
-                scope.spawn(move || {
-                    let whole = Parameters::build(&mut job.model(), &Device::cpu(1), 7);
-                    ModelParallel::new(&group, &whole, config).err().unwrap().to_string()
-                })
-            };
-            let ranks: Vec<_> = Group::threads(2).into_iter().map(rank).collect();
-            ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-        });
-        assert_eq!(said[0], said[1]);
-        said[0].clone()
-    };
-    let said = refused(Job::Mnist, Job::Mnist.plan(Between::Whole));
-    assert!(said.starts_with("the plan has no sequences that could be cut\nhint: "), "{said}");
-    let said = refused(Job::Gpt(Head::Own), None);
-    assert!(said.contains("context"), "{said}");
-}
-
-#[test]
 fn products_of_three_axes_learn_what_one_device_learns() {
     let own = Job::Gpt(Head::Own);
     let want = alone(own);
@@ -916,6 +891,11 @@ fn what_cannot_be_is_refused_with_the_nearest_that_can() {
     );
     let said = refused_with(Job::ResNet, &On::new(2, &[(Across, 2)]), None);
     assert!(said.starts_with("the mesh has an axis tensor, and nothing says how the model is cut"), "{said}");
-    let said = refused(tied, &On { sharded: Some(Sharded::States), ..On::new(4, &[(Pipeline, 2)]) });
-    assert!(said.starts_with("wte.weight belongs to several stages of a pipeline"), "{said}");
+    let said = refused_with(tied, &On::new(2, &[(Context, 2)]), None);
+    assert!(
+        said.starts_with("the mesh has an axis context, and nothing says how the model is cut"),
+        "{said}"
+    );
+    let said = refused(Job::Mnist, &On::new(2, &[(Context, 2)]));
+    assert!(said.starts_with("the plan has no sequences that could be cut\nhint: "), "{said}");
 }

@@ -31,8 +31,8 @@ impl Embedding {
     /// The first rows of the table, or those of the stretch of so many that is here ([`Seam::stretch`]). Panics if there are fewer.
     #[track_caller]
     pub fn first(&self, rows: usize) -> Tensor {
-        let all = rows == self.weight.dims()[0];
         let first = self.seam.positions(rows).start;
+        let all = first == 0 && rows == self.weight.dims()[0];
         self.seam.leave(if all { self.weight.clone() } else { self.weight.narrow(0, first, rows) })
     }
 

@@ -467,7 +467,10 @@ impl Held {
                 let span = span.on_gpu().expect("the model lies on a GPU");
                 Moving::OnGpus(among_gpus(gpus, span.lending(elements)))
             }
-            None => Moving::ByHost(by_host(Piece { span: span.on_host(), range: elements })),
+            None => match self.trail.settle() {
+                Ok(()) => Moving::ByHost(by_host(Piece { span: span.on_host(), range: elements })),
+                Err(error) => Moving::OnGpus(Err(error)),
+            },
         }
     }
 

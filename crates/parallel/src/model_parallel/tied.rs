@@ -85,6 +85,7 @@ impl Tied {
         {
             return Ok(());
         }
+        trail.settle()?;
         let mut all = vec![0.0; self.lengths.iter().sum()];
         if let Some(of_shards) = self.of_shards {
             return self.sum_shards((group, of_shards), inner, own, &mut all);

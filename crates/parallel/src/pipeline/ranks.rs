@@ -304,7 +304,10 @@ impl Post<'_> {
         buffer.clear();
         match lies {
             Some(_) => values.with_lying(|values: &[T]| buffer.extend_from_slice(values)),
-            None => buffer.extend(values.to_vec::<T>()),
+            None => {
+                self.trail.settle()?;
+                buffer.extend(values.to_vec::<T>());
+            }
         }
         let letter = self.group.start_send(buffer, to, tags(border)[0]);
         T::bag(self.letters).sending.push_back(letter);

@@ -86,7 +86,7 @@ impl Ranks {
         let order = x.lies_in().filter(|_| x.device().gpu().is_none());
         let mut values = match order {
             Some(_) => x.with_lying(|values: &[T]| values.to_vec()),
-            None => x.to_vec::<T>(),
+            None => self.on_host::<T>(x),
         };
         self.note(self.group.all_reduce(&mut values, op));
         match order {
@@ -97,6 +97,12 @@ impl Ranks {
 }
 
 impl Ranks {
+    /// The numbers, once a GPU waits for no other rank.
+    fn on_host<T: Element>(&self, x: &Tensor) -> Vec<T> {
+        self.note(self.trail.settle());
+        x.to_vec()
+    }
+
     /// What GPUs make of values among themselves, if they do: of `x` as it is lent, `start` begins it. After a failure it means nothing.
     fn on_gpus(
         &self,
@@ -174,7 +180,7 @@ impl Ranks {
                 let own = x.reshape([batch, stretch, behind]);
                 let lend = || own.to_lend_among(n, rank);
                 let all = self.on_gpus(lend, |gpus, all| gpus.start_all_gather(all)).unwrap_or_else(|| {
-                    let own = own.to_vec::<T>();
+                    let own = self.on_host::<T>(&own);
                     let mut all = vec![T::default(); n * own.len()];
                     self.note(self.group.all_gather(&own, &mut all));
                     Tensor::from_slice(x.device(), &all, [n, batch, stretch, behind])
@@ -189,7 +195,7 @@ impl Ranks {
                 if let Some(all) = self.on_gpus(|| by_rank.to_lend(), sum) {
                     return all.narrow(0, rank, 1).reshape(with_length(x, stretch).as_slice());
                 }
-                let mut all = by_rank.to_vec::<T>();
+                let mut all = self.on_host::<T>(&by_rank);
                 self.note(self.group.reduce_scatter_in_place(&mut all, ReduceOp::Sum));
                 let own = &all[self.group.own_part(all.len())];
                 Tensor::from_slice(x.device(), own, with_length(x, stretch).as_slice())
