@@ -554,6 +554,15 @@ impl<T: Element> Span<T> {
         unsafe { spare.put(region, bytes) };
     }
 
+    /// Has the span, if it is one of the runs that an arena on a GPU was cut into and was given back, be there with any numbers, where
+    /// whoever used it next would find zeros: for one who overwrites them all. Does nothing elsewhere.
+    pub fn renew(&mut self) {
+        let inner = &self.arena().0;
+        let Range { start, end } = self.bytes();
+        let is_last = end == inner.layout.len() * T::DTYPE.bytes();
+        inner.memory.renew(start..if is_last { usize::MAX } else { end });
+    }
+
     /// Where these elements of the span lie in the arena.
     #[track_caller]
     pub(crate) fn bytes_of(&self, elements: &Range<usize>) -> Range<usize> {

@@ -150,6 +150,20 @@ impl Memory {
         }
     }
 
+    /// Has the piece of an arena on a GPU that is these bytes be there, with whatever a buffer holds if it was given back and comes and
+    /// goes. Does nothing to other memory. The caller holds the write borrow of everything in it, and overwrites it.
+    pub(crate) fn renew(&self, bytes: Range<usize>) {
+        if let Place::Pieces { device, pieces } = &self.place {
+            let mut pieces = locked(pieces);
+            let is_it = |piece: &&mut Piece| piece.range.start == bytes.start && piece.range.end <= bytes.end;
+            let come_and_go = pieces.come_and_go;
+            if let Some(piece) = pieces.all.iter_mut().find(is_it).filter(|_| come_and_go) {
+                let stale = || Arc::new(Held::Lent(Storage::stale(device, piece.range.len())));
+                piece.held.get_or_insert_with(stale);
+            }
+        }
+    }
+
     /// How many bytes from this one on lie beside each other.
     pub(crate) fn run(&self, at: usize) -> usize {
         match &self.place {

@@ -364,6 +364,8 @@ impl Held {
     /// Has a unit that is away, or whose values are older ones, come.
     pub(super) fn gather(&self, units: &[Unit], unit: usize, mut span: Span<f32>, group: &Group) -> Moving {
         if self.values.is_apart {
+            // The ranks' parts, which this and the gather bring, and what all ranks hold are the whole of it.
+            span.renew();
             let held = self.values.arena.flat_mut::<f32>();
             for part in self.parts(units, unit) {
                 span.copy_from(part.of(&units[unit]).start, &held, self.values.place(&part));

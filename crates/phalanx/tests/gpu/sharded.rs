@@ -164,6 +164,23 @@ fn a_step_of_units_takes_no_memory_and_waits_for_the_loss_and_the_sums() {
     }
 }
 
+/// Gradients are added up in zeros; values are overwritten whole by the gather that brings them.
+#[test]
+fn no_memory_is_cleared_for_what_a_gather_overwrites() {
+    let Some(fake) = fake() else { return };
+    fake.gpus(2);
+    let cleared = |steps: u64| {
+        let trainer = Trainer { steps: Some(steps), ..sharded(Sharded::Parameters, BetweenGpus::Nccl) };
+        let before = fake.calls("cuMemsetD8Async");
+        run_of(&dense, &trainer, 2, &|rank| gpu_of(&fake, rank));
+        fake.calls("cuMemsetD8Async") - before
+    };
+    // Two ranks and two units, each of which is gathered twice in a step but for the last, and has its gradients once.
+    let (few, many) = (cleared(4), cleared(8));
+    assert_eq!(many - few, 4 * 2 * 2, "{few} in 4 steps, {many} in 8");
+    assert_eq!(fake.damage(), [""; 0]);
+}
+
 /// Each rank writes what it holds; another number of ranks goes on with it.
 #[test]
 fn a_run_goes_on_from_the_parts_of_others() {
