@@ -295,8 +295,12 @@ impl WeightGradients {
         saved: &Saved,
         rest: (&Option<SumOverBatch>, &Tensor, &Device),
     ) {
-        if !matches!(op, Op::Linear(..) | Op::Conv2d(_) | Op::Matmul(..) | Op::Embedding { .. }) {
-            return;
+        let mut saved = saved.clone();
+        match op {
+            Op::Linear(..) | Op::LinearInOut(..) | Op::Conv2d(_) | Op::Matmul(..) | Op::Embedding { .. } => {}
+            // What GELU was given is for the gradient of the rows alone.
+            Op::GeluLinearInOut(..) => saved[2] = None,
+            _ => return,
         }
         let mut weights = Inputs::default();
         for (weight, input) in weights.iter_mut().zip(inputs) {
@@ -322,7 +326,7 @@ impl WeightGradients {
         }
         if weights.iter().any(Option::is_some) {
             let (shared, grad, device) = (rest.0.clone(), rest.1.clone(), rest.2.clone());
-            self.parts.push(Part { op: *op, inputs: weights, saved: saved.clone(), shared, grad, device });
+            self.parts.push(Part { op: *op, inputs: weights, saved, shared, grad, device });
         }
     }
 
@@ -590,6 +594,25 @@ mod tests {
                 assert!(apart.fold(0.0, f32::max) < 1e-5, "parameter {i}, {dtype}");
             }
         }
+    }
+
+    #[test]
+    fn weights_that_lie_the_other_way_around_are_put_off_too() {
+        let device = Device::cpu(1);
+        let layout = Layout::new(&[[3, 2].into(), [2].into()]);
+        let (values, grads) =
+            (Arena::new(&device, DType::F32, &layout), Grads::new(&device, DType::F32, &layout));
+        let [weight, bias] = [0, 1].map(|i| grads.leaf(i, &values));
+        let x = Tensor::ones(&device, [4, 3], DType::F32);
+        let put_off = backward_inputs(
+            &[(&x.linear_in_out(&weight, Some(&bias)).sum_all(), None)],
+            &mut Handed::default(),
+        );
+        assert_eq!(grads.settle(), [0, 1], "neither has any yet");
+        grads.zero();
+        put_off.finish(&mut Handed::default());
+        let [of_weight, of_bias] = [0, 1].map(|i| grads.arena().tensor(i).to_vec::<f32>());
+        assert_eq!((of_weight, of_bias), (vec![4.0; 6], vec![4.0; 2]));
     }
 
     #[test]

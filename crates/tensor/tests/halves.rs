@@ -73,11 +73,16 @@ fn labels_are_not_cast() {
 #[test]
 fn regions_cast_as_pytorchs_do() {
     type Operation = (&'static str, fn(&Tensor, &Tensor) -> Tensor, bool);
-    let low: [Operation; 6] = [
+    let low: [Operation; 7] = [
         ("matmul", |x, w| x.matmul(w), true),
         ("linear", |x, w| x.linear(w, None), true),
         ("linear with bias", |x, w| x.linear(w, Some(&w.narrow(0, 0, 1).reshape([2]))), true),
         ("linear_in_out", |x, w| x.linear_in_out(w, None), true),
+        (
+            "feed_forward_in_out",
+            |x, w| x.feed_forward_in_out((w, &w.narrow(0, 0, 1).reshape([2])), (w, None)),
+            true,
+        ),
         (
             "conv2d",
             |x, w| x.reshape([1, 1, 2, 2]).conv2d(&w.reshape([1, 1, 2, 2]), None, Conv2dOptions::default()),

@@ -2,7 +2,10 @@
 
 use crate::rig::{Rig, rig};
 use phalanx_tensor::cases::random;
-use phalanx_tensor::{DType, Device, GradSink, LeafId, Philox, Tensor, autocast, backward, without_cheap};
+use phalanx_tensor::{
+    Arena, DType, Device, GradSink, Grads, Layout, LeafId, Philox, Tensor, autocast, backward,
+    backward_inputs, without_cheap,
+};
 
 /// Rows, their width, and that of what lies between the products.
 const SIZES: [usize; 3] = [5, 8, 16];
@@ -169,6 +172,38 @@ fn as_much_is_kept_as_the_operations_keep() {
         held
     };
     assert_eq!(held(fused), held(in_steps));
+}
+
+/// Gradients of weights may come later: to the same bits, and with as much kept until then as the operations keep.
+#[test]
+fn weights_that_are_put_off_keep_what_gelu_gave_and_not_what_it_was_given() {
+    let Some(rig) = rig(5) else { return };
+    let layout = Layout::new(&[[8, 16].into(), [16].into(), [16, 8].into(), [8].into()]);
+    let (values, grads) = (Arena::new(&rig, DType::F32, &layout), Grads::new(&rig, DType::F32, &layout));
+    let rows = leaves(&rig, SIZES);
+    let all = [0, 1, 2, 3, 4].map(|i| if i == 0 { rows[0].clone() } else { grads.leaf(i - 1, &values) });
+    (1..5).for_each(|i| all[i].copy_from(&rows[i].detach()));
+    let pass = |f: fn(&[Tensor; 5]) -> Tensor, is_put_off: bool| {
+        grads.zero();
+        let loss = autocast(DType::BF16, || f(&all)).cast(DType::F32).square().sum_all();
+        let mut held = 0;
+        if is_put_off {
+            let put_off = backward_inputs(&[(&loss, None)], &mut Finished::default());
+            drop(loss);
+            held = rig.live_bytes();
+            assert_eq!(grads.settle(), [0, 1, 2, 3], "none has any yet");
+            grads.zero();
+            put_off.finish(&mut Finished::default());
+        } else {
+            backward(&[(&loss, None)], &mut Finished::default());
+        }
+        assert_eq!(grads.settle(), [0; 0]);
+        (held, (0..4).map(|i| grads.arena().tensor(i).to_vec::<f32>()).collect::<Vec<_>>())
+    };
+    let (_, want) = pass(fused, false);
+    let (held, got) = pass(fused, true);
+    assert_eq!(got, want);
+    assert_eq!(held, pass(in_steps, true).0);
 }
 
 #[test]
