@@ -17,7 +17,7 @@
 mod holding;
 mod tied;
 
-use crate::agreement::same_model;
+use crate::agreement::{same_model, told_to_first};
 use crate::ddp::{Ddp, DdpConfig, share_values};
 use crate::error::Error;
 use crate::fsdp::{Fsdp, FsdpConfig};
@@ -26,12 +26,12 @@ use crate::mesh::{Axis, Bound, Mesh, MeshError};
 use crate::pipeline::{RankPipeline, Schedule, ScheduleKind, Shape};
 use crate::portion::Portion;
 use crate::single::SingleDevice;
-use crate::strategy::{HeldGradient, Here, Place, Strategy, Sync};
+use crate::strategy::{Collected, HeldGradient, Here, Place, Strategy, Sync};
 use crate::tensor_parallel::{Between, Plan, Ranks, cross_entropy_in_parts};
 use holding::{As, Holder, Holding};
 use phalanx_comm::{Group, Rank, ReduceOp, Via};
 use phalanx_nn::optim::{Clip, Optimizer};
-use phalanx_nn::{Average, Module, NotFinite, Parameters};
+use phalanx_nn::{Average, Module, NotFinite, Parameters, Shadow};
 use phalanx_tensor::{Arena, Device, Span, SumOverBatch, Tensor, Within};
 use std::fmt;
 use std::ops::Range;
@@ -347,19 +347,53 @@ impl ModelParallel {
     /// Brings the whole model's values to `whole`, and its buffers to their places.
     fn gather_into(&self, whole: &mut [f32]) -> Result<(), Error> {
         let (own, buffers) = (&self.own, &self.whole_buffers);
-        let values =
-            |holder: &Holder| own.values().with_flat(|flat: &[f32]| holder.packed(own.layout(), flat));
-        self.told_by_each(values, Holder::len, |holder, packed| holder.unpack(packed, whole))?;
+        own.values().with_flat(|flat: &[f32]| self.gather_array(flat, whole))?;
         let mut all = buffers.host_span::<f32>(0..buffers.layout().count());
         own.buffers().with_flat(|flat| self.gather_buffers(flat, &mut all))
     }
 
-    /// The same for an array of this rank that lies as its values do.
+    /// Brings the whole of an array, of which this rank's lies as its values do.
+    fn gather_array(&self, own: &[f32], whole: &mut [f32]) -> Result<(), Error> {
+        let (all, layout) = (self.holding.all(), self.holding.whole());
+        self.told_by_each(
+            |holder| holder.packed(&all, 0, self.own.layout(), own),
+            |holder| holder.len(&all),
+            |holder, packed| holder.unpack(&all, packed, layout, whole),
+        )
+    }
+
     fn whole_array(&self, own: &[f32]) -> Result<Vec<f32>, Error> {
-        let mut whole = vec![0.0; self.holding.whole_len()];
-        let pack = |holder: &Holder| holder.packed(self.own.layout(), own);
-        self.told_by_each(pack, Holder::len, |holder, packed| holder.unpack(packed, &mut whole))?;
+        let mut whole = vec![0.0; self.holding.whole().len()];
+        self.gather_array(own, &mut whole)?;
         Ok(whole)
+    }
+
+    /// Of an array, what this rank asks for: `asked` are the parameters that each rank of the replica does. `own` has its own
+    /// parameters `held` alone.
+    fn bring(&self, asked: &[Range<usize>], held: &Range<usize>, own: &[f32]) -> Result<Vec<f32>, Error> {
+        let rank = self.replica.rank().index();
+        let layout = self.own.layout().part(held.clone());
+        let wanted = &asked[rank];
+        let wanted_layout = self.holding.whole().part(wanted.clone());
+        let mut brought = vec![0.0; wanted_layout.len()];
+        for (to, asked) in asked.iter().enumerate() {
+            let packed = self.holders[rank].packed(asked, held.start, &layout, own);
+            if to != rank {
+                if !packed.is_empty() {
+                    self.replica.send(&packed, Rank(to as u32))?;
+                }
+                continue;
+            }
+            for (from, holder) in self.holders.iter().enumerate() {
+                let mut told = vec![0.0; if from == rank { 0 } else { holder.len(wanted) }];
+                if !told.is_empty() {
+                    self.replica.receive(&mut told, Rank(from as u32))?;
+                }
+                let told = if from == rank { &packed } else { &told };
+                holder.unpack(wanted, told, &wanted_layout, &mut brought);
+            }
+        }
+        Ok(brought)
     }
 
     /// Brings numbers that lie as the whole model's buffers do to `whole`; this rank's lie as its own.
@@ -370,6 +404,19 @@ impl ModelParallel {
             |holder| holder.buffers_len(layout),
             |holder, packed| holder.unpack_buffers(packed, layout, whole),
         )
+    }
+
+    /// Of these parameters of its own, which it has all of, a copy.
+    fn own_part(&self, beside: &[&Shadow], params: &Range<usize>) -> Collected {
+        let span = self.own.layout().span(params.clone());
+        let copy = |read: &dyn Fn(Range<usize>, &mut [f32])| {
+            let mut copy = vec![0.0; span.len()];
+            read(span.clone(), &mut copy);
+            copy
+        };
+        let values = copy(&|span, into| self.own.values().read_elements(span, into));
+        let beside = beside.iter().map(|array| copy(&|span, into| array.read_range(span, into)));
+        Collected { values, beside: beside.collect() }
     }
 
     /// What each rank of the replica has, one after the other, as [`Holder::packed`] gives it of this one.
@@ -622,9 +669,48 @@ impl Strategy for ModelParallel {
         }
         let own = inner.as_ref().unwrap_or(mean);
         let values = own.values().with(|values| self.whole_array(values))?;
-        let mut buffers = vec![0.0; self.whole_buffers.layout().len()];
-        own.buffers().with(|own| self.gather_buffers(own, &mut buffers))?;
+        let buffers = own.buffers().with(|own| self.whole_buffers(own))?;
         Ok(Some(Average::of_arrays(values, buffers)))
+    }
+
+    fn whole_buffers(&mut self, own: &[f32]) -> Result<Vec<f32>, Error> {
+        let mut whole = vec![0.0; self.whole_buffers.layout().len()];
+        self.gather_buffers(own, &mut whole)?;
+        Ok(whole)
+    }
+
+    /// Neighbouring shares are those of a replica's ranks, so that what all of them ask for is brought together once from the ranks
+    /// that share out each part.
+    fn collect(
+        &mut self,
+        _: &Parameters,
+        beside: &[&Shadow],
+        params: Range<usize>,
+    ) -> Result<Option<Collected>, Error> {
+        let mut asked = vec![[0u64; 2]; self.alike()];
+        let own = [params.start as u64, params.end as u64];
+        self.replica.all_gather(&own, asked.as_flattened_mut())?;
+        let asked: Vec<_> = asked.iter().map(|&[start, end]| start as usize..end as usize).collect();
+        let some = asked.iter().filter(|asked| !asked.is_empty());
+        let start = some.clone().map(|asked| asked.start).min().unwrap_or(0);
+        let held = self.holding.own_in(&(start..some.map(|asked| asked.end).max().unwrap_or(0)));
+        let collected = match self.inner.collect(&self.own, beside, held.clone())? {
+            Some(collected) => collected,
+            None => self.own_part(beside, &held),
+        };
+        let values = self.bring(&asked, &held, &collected.values)?;
+        let arrays = collected.beside.iter().map(|array| self.bring(&asked, &held, array));
+        Ok(Some(Collected { values, beside: arrays.collect::<Result<_, _>>()? }))
+    }
+
+    fn writes(&self) -> Option<Place> {
+        let (inner, alike) = (self.inner.place(), self.alike());
+        let rank = inner.rank * alike + self.replica.rank().index();
+        Some(Place { rank, world_size: inner.world_size * alike })
+    }
+
+    fn report(&mut self, own: Vec<u8>) -> Result<Vec<Vec<u8>>, Error> {
+        told_to_first(&self.world, own)
     }
 
     fn keep_part(&mut self, optimizer: &mut Optimizer) {

@@ -662,6 +662,59 @@ fn the_mean_of_the_parts_is_that_of_the_whole() {
     }
 }
 
+/// Each rank has what it asks for of all parts, in whichever order ranks ask.
+#[test]
+fn ranks_bring_whole_parameters_together_from_the_parts_of_others() {
+    let own = Job::Gpt(Head::Own);
+    let sharded = Some(Sharded::Parameters);
+    let all = [
+        (Job::Gpt(Head::Tied), On::new(4, &[(Across, 2)])),
+        (own, On { sharded, ..On::new(4, &[(Across, 2)]) }),
+        (own, On { sharded: Some(Sharded::States), ..On::new(4, &[(Pipeline, 2)]) }),
+        (own, On { kind: ScheduleKind::Interleaved, ..On::new(2, &[(Pipeline, 2)]) }),
+        (Job::Gpt(Head::Tied), On::new(8, &[(Pipeline, 2), (Across, 2)])),
+        (Job::ResNet, On::new(2, &[(Across, 2)])),
+    ];
+    for (job, on) in all {
+        let numbers = on.each(job, |_, model, whole, strategy| {
+            let state = padded_randomly(whole);
+            let mut optimizer = Optimizer::new(Sgd { momentum: 0.9, ..Sgd::new(0.1) }).unwrap();
+            optimizer.take_over(1, vec![state.clone()]);
+            strategy.keep_part(&mut optimizer);
+            Run { job, model: &model, parameters: whole, strategy }.pass(0, 0, Sync::Now);
+            strategy.finish(whole).unwrap();
+            let place = strategy.writes().unwrap();
+            assert_eq!(place.world_size, on.ranks);
+            let count = whole.layout().count();
+            // Shares of about the same size, others than these, and nothing for some.
+            let fair = |rank: usize| rank * count / on.ranks..(rank + 1) * count / on.ranks;
+            let backwards = fair(on.ranks - 1 - place.rank);
+            let first = if place.rank == 0 { 0..count } else { 0..0 };
+            let states: Vec<_> = optimizer.state().map(|(_, state)| state.clone()).collect();
+            let states: Vec<_> = states.iter().collect();
+            let asked = [fair(place.rank), backwards, first];
+            let parts = asked.map(|asked| {
+                let part = strategy.collect(whole, &states, asked.clone()).unwrap().unwrap();
+                (whole.layout().span(asked), part)
+            });
+            let buffers = strategy.own_parameters(whole).buffers().read_flat::<f32>();
+            let buffers = strategy.whole_buffers(&buffers).unwrap();
+            strategy.gather().unwrap();
+            assert!(buffers == whole.buffers().read_flat::<f32>(), "{}: buffers", on.what());
+            let values = whole.values().read_flat::<f32>();
+            for (span, part) in parts {
+                assert!(part.values == values[span.clone()], "{}: values of {span:?}", on.what());
+                assert!(part.beside == [state[span.clone()].to_vec()], "{}: state of {span:?}", on.what());
+            }
+            place.rank
+        });
+        let mut numbers = numbers;
+        assert_eq!(numbers[0], 0, "who leads writes the first share");
+        numbers.sort_unstable();
+        assert!(numbers.into_iter().eq(0..on.ranks), "{}: each share is somebody's", on.what());
+    }
+}
+
 /// An array as an optimizer has it, of other numbers everywhere but in the padding.
 fn padded_randomly(whole: &Parameters) -> Vec<f32> {
     let (layout, random) = (whole.layout(), Philox::new(5, 5));
