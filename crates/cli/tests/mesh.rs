@@ -160,6 +160,29 @@ fn check_that_meshes_go_on(folder: &Path, parts: &str) {
     }
 }
 
+/// The first worker reads them, and each takes what it holds.
+#[test]
+fn weights_to_begin_with_come_from_a_file_or_from_parts_however_the_model_lies() {
+    let folder = folder();
+    let own = "--set model.tied=false";
+    let parts = "--nproc-per-node 2 --batch-size 4 --strategy fsdp --set train.checkpoint=parts";
+    train(folder.path(), "base", &format!("{parts} --steps 3 --set train.checkpoint_every=1 {own}"));
+    let file = "--init base/model.safetensors";
+    let want =
+        train(folder.path(), "one", &format!("--nproc-per-node 1 --batch-size 8 --steps 3 {own} {file}"));
+    for (i, mesh) in [
+        format!("--nproc-per-node 2 --batch-size 4 --strategy fsdp {file}"),
+        "--nproc-per-node 2 --batch-size 4 --strategy fsdp --init base/checkpoints/step-3".into(),
+        format!("--nproc-per-node 4 --batch-size 4 --set parallel.tensor=2 --strategy fsdp {file}"),
+        "--nproc-per-node 4 --batch-size 8 --set parallel.tensor=2 --set parallel.pipeline=2 --init base/checkpoints/step-3".into(),
+    ]
+    .iter()
+    .enumerate()
+    {
+        check_close(mesh, &train(folder.path(), &format!("more-{i}"), &format!("{mesh} --steps 3 {own}")), &want);
+    }
+}
+
 fn copy_folder(from: &Path, to: &Path) {
     fs::create_dir(to).unwrap();
     for entry in fs::read_dir(from).unwrap() {

@@ -716,6 +716,7 @@ impl Strategy for Fsdp {
     }
 
     fn whole_mean(&mut self, mean: &Average) -> Result<Option<Average>, Error> {
+        self.store.watch(AT_REST, &self.shard)?;
         self.whole_mean_of(mean).map(Some)
     }
 

@@ -3,9 +3,10 @@
 //!
 //! A rank has a model of its own, which is its part of the whole one, with parameters of its own, and in these an inner strategy trains
 //! it beside the ranks of other replicas that hold the same part. The parameters that the trainer knows are the whole model's; they
-//! hold values where somebody asks for them ([`Strategy::gather`]: an evaluation, a checkpoint, the end) and before the first
-//! pass, which takes this rank's part of them. Otherwise their memory is given back, and whoever uses them finds out. So first
-//! values, files and checkpoints are the whole model's, whatever the mesh, and a run may be gone on with on another.
+//! hold values where somebody asks for them ([`Strategy::gather`]: an evaluation, a checkpoint, the end), and before the first pass
+//! where they held some to begin with, of which each rank takes its part then. Otherwise their memory is given back, and whoever uses
+//! them finds out. First values, files and checkpoints are the whole model's, whatever the mesh, and a run may be gone on with on
+//! another.
 //!
 //! Invariants:
 //! - **MP-WHOLE**: while the whole values are here, they are those of the parts; while they are away, they are borrowed for writing.
@@ -208,8 +209,8 @@ impl ModelParallel {
             mesh.group(rank, &[Axis::Pipeline, Axis::Tensor]).into_iter().map(holder).collect();
         let holding = holders[replica.rank().index()].holding.clone();
         let own_stage = at.along(Axis::Pipeline);
-        // Values come from the whole model's.
-        let own = Parameters::lay_out_part(&mut model, device, |block| stage_rank(block) == own_stage, 0);
+        let holds = |block| stage_rank(block) == own_stage;
+        let own = Parameters::lay_out_part(&mut model, device, holds, whole.seed());
 
         let local = match (&stages, &pipeline) {
             (Some(stages), Some(group)) => {
@@ -458,7 +459,16 @@ impl Strategy for ModelParallel {
         self.inner.place()
     }
 
+    /// First values are functions of what a rank has of them anyway, so nobody needs the whole model for them.
     fn prepare(&mut self, whole: &Parameters) -> Result<(), Error> {
+        let mut has_values = [u8::from(whole.has_values())];
+        self.world.broadcast(&mut has_values, Rank(0))?;
+        if has_values == [0] {
+            same_model(&self.world, whole)?;
+            self.inner.prepare(&self.own)?;
+            self.send_away(whole);
+            return Ok(());
+        }
         whole.give_first_values();
         self.prepare_alike(whole)?;
         share_values(&self.world, whole)
@@ -469,11 +479,22 @@ impl Strategy for ModelParallel {
         self.inner.prepare_alike(&self.own)
     }
 
+    /// Where the whole values are away, this rank takes what it holds.
+    fn load_one(&mut self, whole: &Parameters, name: &str, values: &[f32]) {
+        if self.away.is_none() {
+            return whole.load_one(name, values);
+        }
+        if let Some(part) = self.holding.part_of_one(whole, name, values) {
+            self.inner.load_one(&self.own, name, &part);
+        }
+    }
+
     fn begin(&mut self, whole: &Parameters, here: Here) -> Result<(), Error> {
         match here {
             Here::All => self.part_from(whole),
             Here::Portion => self.send_away(whole),
         }
+        whole.count_as_given();
         self.inner.begin(&self.own, here)
     }
 

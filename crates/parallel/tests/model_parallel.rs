@@ -6,7 +6,7 @@ use phalanx_nn::optim::{Clip, Optimizer, Sgd};
 use phalanx_nn::{Ctx, Dropout, Linear, Loss, Module, Parameters, module};
 use phalanx_parallel::pipeline::ScheduleKind;
 use phalanx_parallel::{
-    Axis, Between, Bound, By, DdpConfig, FsdpConfig, ModelParallel, ModelParallelConfig, Pass, Plan,
+    Axis, Between, Bound, By, DdpConfig, FsdpConfig, Here, ModelParallel, ModelParallelConfig, Pass, Plan,
     Recomputed, Sharded, SingleDevice, StagesConfig, Strategy, Style, Sync,
 };
 use phalanx_tensor::{DType, Device, Philox, Tensor, autocast};
@@ -712,6 +712,53 @@ fn ranks_bring_whole_parameters_together_from_the_parts_of_others() {
         assert_eq!(numbers[0], 0, "who leads writes the first share");
         numbers.sort_unstable();
         assert!(numbers.into_iter().eq(0..on.ranks), "{}: each share is somebody's", on.what());
+    }
+}
+
+/// Without the whole model anywhere.
+#[test]
+fn first_values_and_files_come_to_each_rank_in_parts() {
+    let own = Job::Gpt(Head::Own);
+    let sharded = Some(Sharded::Parameters);
+    let all = [
+        (Job::Gpt(Head::Tied), On::new(4, &[(Pipeline, 2), (Across, 2)])),
+        (own, On { sharded, ..On::new(4, &[(Across, 2)]) }),
+        (own, On { sharded, ..On::new(4, &[(Pipeline, 2)]) }),
+        (Job::ResNet, On::new(2, &[(Across, 2)])),
+    ];
+    for (job, on) in all {
+        let mut model = job.model();
+        let plain = Parameters::build(&mut model, &Device::cpu(1), 7);
+        let first = [plain.values(), plain.buffers()].map(|arena| arena.read_flat::<f32>());
+        let names = || plain.names().iter().chain(plain.buffer_names());
+        let numbers = |name: &str| -> Vec<f32> {
+            let weights = plain.to_weights();
+            (0..weights.get(name).unwrap().1.len()).map(|i| (i + name.len()) as f32).collect()
+        };
+        names().for_each(|name| plain.load_one(name, &numbers(name)));
+        let read = [plain.values(), plain.buffers()].map(|arena| arena.read_flat::<f32>());
+        let rank = |group: Group| {
+            let mut model = job.model();
+            let whole = Parameters::lay_out(&mut model, &Device::cpu(1), 7);
+            let mut strategy = ModelParallel::new(&group, &whole, &on.config(job)).unwrap();
+            let arrays = || [whole.values(), whole.buffers()].map(|arena| arena.read_flat::<f32>());
+            let in_memory = || whole.values().region().expect("an arena of its own").resident().unwrap();
+            strategy.prepare(&whole).unwrap();
+            assert_eq!(in_memory(), 0, "{}: first values", on.what());
+            strategy.gather().unwrap();
+            assert!(arrays() == first, "{}: first values", on.what());
+            strategy.begin(&whole, Here::All).unwrap();
+            names().for_each(|name| strategy.load_one(&whole, name, &numbers(name)));
+            // What doesn't fill a page stays of what was brought together.
+            assert!(in_memory() <= 4096, "{}: a file", on.what());
+            strategy.gather().unwrap();
+            assert!(arrays() == read, "{}: a file", on.what());
+        };
+        std::thread::scope(|scope| {
+            Group::threads(on.ranks).into_iter().for_each(|group| {
+                scope.spawn(|| rank(group));
+            });
+        });
     }
 }
 

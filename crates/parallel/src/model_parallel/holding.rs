@@ -2,6 +2,7 @@
 
 use phalanx_nn::{Cut, Parameters};
 use phalanx_tensor::{Layout, Tensor};
+use std::borrow::Cow;
 use std::ops::Range;
 
 /// The parameters and buffers of the whole model that a rank has, whole or in part, in their order.
@@ -103,6 +104,24 @@ impl Holding {
             }
         }
         own
+    }
+
+    /// The rank's part of a parameter or buffer of the whole model, whose `values` are in row-major order; none if it has none of it.
+    pub(super) fn part_of_one<'a>(
+        &self,
+        whole: &Parameters,
+        name: &str,
+        values: &'a [f32],
+    ) -> Option<Cow<'a, [f32]>> {
+        let (cut, shape) = match whole.index_of(name) {
+            Some(i) => (self.params.iter().find(|held| held.whole == i)?.cut, whole.layout().shape(i)),
+            None => {
+                let i = whole.buffer_names().iter().position(|other| other == name)?;
+                let held = self.buffers.iter().find(|held| held.whole == i)?;
+                (held.cut, whole.buffers().layout().shape(i))
+            }
+        };
+        Some(cut.map_or(Cow::Borrowed(values), |cut| Cow::Owned(cut.take(shape, values))))
     }
 
     /// Takes values and buffers from the whole model.
