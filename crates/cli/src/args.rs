@@ -97,7 +97,7 @@ pub(crate) struct TrainArgs {
     /// Where the data set lies: a folder, or the file of a text.
     #[arg(long, value_name = "PATH")]
     pub(crate) data: Option<PathBuf>,
-    /// Start from the weights in this .safetensors or .pth file.
+    /// Start from the weights in this .safetensors or .pth file, or folder of .safetensors files.
     #[arg(long, value_name = "FILE")]
     pub(crate) init: Option<PathBuf>,
     /// Put the next good image in the place of one that can't be read, and count these.

@@ -16,9 +16,9 @@ use crate::runs;
 use crate::say::{print, say};
 use anyhow::{Context, Result};
 use nix::sys::signal::{SigSet, Signal};
-use phalanx::checkpoint::{CheckpointConfig, Manifest};
+use phalanx::checkpoint::{CheckpointConfig, Head, InitialWeights, Manifest, Spoilt};
 use phalanx::data::{Network, Places, Split, listing, open};
-use phalanx::nn::{Module, Parameters, Weights};
+use phalanx::nn::{Module, Parameters};
 use phalanx::parallel::{LocalConfig, ModelParallelConfig};
 use phalanx::recipe::{BUILT_IN, LaidOut};
 use phalanx::tensor::{DebugSync, Device};
@@ -117,7 +117,7 @@ fn lead(args: &TrainArgs, recipe: &Recipe) -> Result<u8> {
     Places::from_env(args.data.clone()).find(listing(&recipe.data.name)?, &mut FetchBar::new())?;
     if let Some(init) = &args.init {
         // A file that doesn't fit is told once, by this process, before any other is started.
-        initial(init, recipe, &Parameters::build(&mut recipe.model()?, &Device::cpu(1), 0))?;
+        check_initial(init, recipe)?;
     }
     let run_id = fresh_run_id()?;
     let out = args.out.clone().unwrap_or_else(|| unnamed_out(args, recipe, &run_id));
@@ -238,8 +238,6 @@ struct Prepared {
     local: LocalConfig,
     /// How replicas lie on several workers, if they do.
     mesh: Option<ModelParallelConfig>,
-    /// Names of weights that start anew where others come from a file.
-    fresh: Vec<String>,
 }
 
 fn prepare(device: &Device, args: &TrainArgs, recipe: &Recipe, env: &WorkerEnv) -> Result<Prepared, Error> {
@@ -253,13 +251,12 @@ fn prepare(device: &Device, args: &TrainArgs, recipe: &Recipe, env: &WorkerEnv) 
     if (0..parameters.layout().count()).any(is_kernel) {
         device.prepare_convolutions()?;
     }
-    let fresh = args.init.as_ref().map(|init| initial(init, recipe, &parameters)).transpose()?;
     let mut state = State::start(recipe.rule()?)?;
     // Where ranks share out what a model has, none is handed all of it.
     if env.elastic && mesh.is_none() && recipe.parallel.strategy.as_deref() != Some("fsdp") {
         state.make_room(&parameters);
     }
-    Ok(Prepared { data, model, parameters, state, local, mesh, fresh: fresh.unwrap_or_default() })
+    Ok(Prepared { data, model, parameters, state, local, mesh })
 }
 
 fn train_as(
@@ -271,12 +268,8 @@ fn train_as(
     requests: &Requests,
     time_limit: Option<TimeLimit>,
 ) -> Result<End, Error> {
-    let Prepared { data, model, parameters, state, local, mesh, fresh } = prepared;
+    let Prepared { data, model, parameters, state, local, mesh } = prepared;
     let mut first = First::new(args, recipe, env);
-    if let Some(init) = args.init.as_ref().filter(|_| worker.is_first() && !fresh.is_empty()) {
-        let (init, fresh) = (init.display(), fresh.join(" and "));
-        say(format_args!("{init}: all its weights but {fresh}, which start anew"));
-    }
     if let Some(advice) = recipe.advice().filter(|_| worker.is_first()) {
         say(format_args!("note: {advice}"));
     }
@@ -309,6 +302,7 @@ fn train_as(
         local,
         mesh,
         best_file: (recipe.train.keep_best == Some(true)).then(|| run_path.join(BEST)),
+        initial: args.init.as_ref().map(|init| initial(init, recipe)).transpose()?,
         checkpoint: Some(CheckpointConfig { resume, ..recipe.checkpoint(checkpoints.clone()) }),
         requests: requests.clone(),
         time_limit,
@@ -365,24 +359,26 @@ pub(crate) fn unnamed_out(args: &TrainArgs, recipe: &Recipe, run_id: &str) -> Pa
     })
 }
 
-/// Takes the values of `parameters` from a file, the head's only if it fits where the recipe says what head there is to be;
-/// gives the names of what was left as it was.
-fn initial(path: &Path, recipe: &Recipe, parameters: &Parameters) -> Result<Vec<String>, Error> {
-    let weights = Weights::read(path)?;
+/// The weights of a file, the head's only if it fits where the recipe says what head there is to be.
+fn initial(path: &Path, recipe: &Recipe) -> Result<InitialWeights, Error> {
+    let head = if recipe.model.head.is_some() { Head::IfItFits } else { Head::All };
     let ignored = recipe.trainer()?.on_nan == OnNan::Ignore;
-    if let Some(place) = weights.first_not_finite().filter(|_| !ignored) {
-        return Err(Error::SpoiltWeights { path: path.to_owned(), place });
+    let spoilt = if ignored { Spoilt::Taken } else { Spoilt::Refused };
+    Ok(InitialWeights { path: path.to_owned(), head, spoilt })
+}
+
+/// Whether a run of this recipe can begin with the weights of a file.
+///
+/// # Errors
+/// It can't; where nothing but the head doesn't fit, the message says what would do.
+fn check_initial(path: &Path, recipe: &Recipe) -> Result<(), Error> {
+    let mut model = recipe.model()?;
+    let parameters = Parameters::lay_out(&mut model, &Device::cpu(1), 0);
+    let checked = initial(path, recipe)?.check(&parameters);
+    let Err(Error::Mismatch { path, mismatch }) = checked else { return checked.map(drop) };
+    let new_head = recipe.model_takes_head() && parameters.concerns_head_alone(&mismatch);
+    match mismatch.misshaped.first().map(|(_, _, shape)| shape.dims()[0]) {
+        Some(outputs) if new_head => Err(Error::OtherHead { path, mismatch, outputs }),
+        _ => Err(Error::Mismatch { path, mismatch }),
     }
-    let loaded = match recipe.model.head {
-        Some(_) => parameters.load_but_head(&weights),
-        None => parameters.load(&weights).map(|()| Vec::new()),
-    };
-    loaded.map_err(|mismatch| {
-        let path = path.to_owned();
-        let new_head = recipe.model_takes_head() && parameters.concerns_head_alone(&mismatch);
-        match mismatch.misshaped.first().map(|(_, _, shape)| shape.dims()[0]) {
-            Some(outputs) if new_head => Error::OtherHead { path, mismatch, outputs },
-            _ => Error::Mismatch { path, mismatch },
-        }
-    })
 }

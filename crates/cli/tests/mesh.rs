@@ -118,22 +118,86 @@ fn digits_are_learned_by_workers_that_have_a_part_of_the_dense_layers() {
 #[test]
 fn a_run_goes_on_from_a_checkpoint_of_another_mesh() {
     let folder = folder();
-    let checkpoint = "--set train.checkpoint_every=1 --set model.tied=false --set train.ema=0.8";
-    let want = train(
-        folder.path(),
-        "whole",
-        &format!("--nproc-per-node 1 --steps {STEPS} --batch-size 8 {checkpoint}"),
+    check_that_meshes_go_on(folder.path(), "");
+    let parts = folder.path().join("run/checkpoints");
+    assert!(
+        fs::read_dir(&parts).unwrap().all(|step| step.unwrap().path().join("model.safetensors").exists())
     );
+}
+
+/// Each worker writes some of the whole parameters, wherever their parts lie.
+#[test]
+fn a_run_goes_on_from_parts_that_another_mesh_has_written() {
+    let folder = folder();
+    check_that_meshes_go_on(folder.path(), "--set train.checkpoint=parts");
+    let checkpoint = |args: &str| {
+        let ran = phalanx(folder.path()).args(["checkpoint"]).args(args.split(' ')).output().unwrap();
+        assert_eq!(ran.status.code(), Some(0), "{args}: {}", user::text(&ran.stderr));
+        user::text(&ran.stdout)
+    };
+    // Model, optimizer and mean of each of four workers.
+    assert!(checkpoint("verify parts").contains(": whole (12 files, "));
+    assert!(checkpoint("show parts").contains("model_ema-00004-of-00004.safetensors"));
+    checkpoint("convert parts --out one");
+    let one = fs::read_dir(folder.path().join("one")).unwrap().next().unwrap().unwrap().path();
+    for file in ["model.safetensors", "model_ema.safetensors"] {
+        fs::copy(one.join(file), folder.path().join("one").join(file)).unwrap();
+        check_same_weights(folder.path(), file, "one", "parts");
+    }
+}
+
+/// Goes on from mesh to mesh, which write checkpoints as told, in the folder `run`; what the second has left is in `parts`.
+#[track_caller]
+fn check_that_meshes_go_on(folder: &Path, parts: &str) {
+    let checkpoint = "--set train.checkpoint_every=1 --set model.tied=false --set train.ema=0.8";
+    let want =
+        train(folder, "whole", &format!("--nproc-per-node 1 --steps {STEPS} --batch-size 8 {checkpoint}"));
     let first =
         "--nproc-per-node 4 --batch-size 8 --set parallel.tensor=2 --set parallel.pipeline=2 --steps 2";
-    check_close(first, &train(folder.path(), "run", &format!("{first} {checkpoint}")), &want[..2]);
+    check_close(first, &train(folder, "run", &format!("{first} {checkpoint} {parts}")), &want[..2]);
     let second =
         "--nproc-per-node 4 --batch-size 4 --set parallel.tensor=2 --strategy fsdp --steps 4 --resume";
-    check_close(second, &train(folder.path(), "run", &format!("{second} {checkpoint}")), &want[2..4]);
+    check_close(second, &train(folder, "run", &format!("{second} {checkpoint} {parts}")), &want[2..4]);
+    copy_folder(&folder.join("run"), &folder.join("parts"));
     let third = format!("--nproc-per-node 2 --batch-size 4 --steps {STEPS} --resume");
-    check_close(&third, &train(folder.path(), "run", &format!("{third} {checkpoint}")), &want[4..]);
+    check_close(&third, &train(folder, "run", &format!("{third} {checkpoint}")), &want[4..]);
     for file in ["model.safetensors", "model_ema.safetensors"] {
-        check_same_weights(folder.path(), file, "run", "whole");
+        check_same_weights(folder, file, "run", "whole");
+    }
+}
+
+/// The first worker reads them, and each takes what it holds.
+#[test]
+fn weights_to_begin_with_come_from_a_file_or_from_parts_however_the_model_lies() {
+    let folder = folder();
+    let own = "--set model.tied=false";
+    let parts = "--nproc-per-node 2 --batch-size 4 --strategy fsdp --set train.checkpoint=parts";
+    train(folder.path(), "base", &format!("{parts} --steps 3 --set train.checkpoint_every=1 {own}"));
+    let file = "--init base/model.safetensors";
+    let want =
+        train(folder.path(), "one", &format!("--nproc-per-node 1 --batch-size 8 --steps 3 {own} {file}"));
+    for (i, mesh) in [
+        format!("--nproc-per-node 2 --batch-size 4 --strategy fsdp {file}"),
+        "--nproc-per-node 2 --batch-size 4 --strategy fsdp --init base/checkpoints/step-3".into(),
+        format!("--nproc-per-node 4 --batch-size 4 --set parallel.tensor=2 --strategy fsdp {file}"),
+        "--nproc-per-node 4 --batch-size 8 --set parallel.tensor=2 --set parallel.pipeline=2 --init base/checkpoints/step-3".into(),
+    ]
+    .iter()
+    .enumerate()
+    {
+        check_close(mesh, &train(folder.path(), &format!("more-{i}"), &format!("{mesh} --steps 3 {own}")), &want);
+    }
+}
+
+fn copy_folder(from: &Path, to: &Path) {
+    fs::create_dir(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let (path, name) = entry.map(|entry| (entry.path(), entry.file_name())).unwrap();
+        if path.is_dir() {
+            copy_folder(&path, &to.join(name));
+        } else {
+            fs::copy(path, to.join(name)).unwrap();
+        }
     }
 }
 

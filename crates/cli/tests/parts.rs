@@ -152,8 +152,8 @@ fn what_nobody_has_any_more_comes_from_the_newest_checkpoint() {
         "--nproc-per-node 2 --strategy fsdp --set train.checkpoint=parts --batch-size 4 --set train.precision=float16 --set train.ema=0.9",
         "--nproc-per-node 2 --strategy fsdp --set parallel.zero=2 --batch-size 4",
         "--nproc-per-node 2 --set parallel.tensor=2 --batch-size 4",
-        "--nproc-per-node 4 --set parallel.tensor=2 --batch-size 4",
-        "--nproc-per-node 4 --set parallel.pipeline=2 --strategy fsdp --set model.tied=false --batch-size 4 --set train.ema=0.9",
+        "--nproc-per-node 4 --set parallel.tensor=2 --batch-size 4 --set train.checkpoint=parts",
+        "--nproc-per-node 4 --set parallel.pipeline=2 --strategy fsdp --set model.tied=false --batch-size 4 --set train.ema=0.9 --set train.checkpoint=parts",
         "--nproc-per-node 2 --strategy fsdp --set parallel.zero=1 --set train.ema=0.9 --batch-size 4",
     ]
     .into_iter()

@@ -153,5 +153,5 @@ fn what_goes_with_no_part_of_a_model_is_refused_before_anything_starts() {
     }
     let args = ["train", "mnist-mini", "--set", "train.checkpoint=parts"];
     let said = text(&phalanx(folder.path()).args(args).output().unwrap().stderr);
-    assert!(said.contains("train.checkpoint must be whole but under the strategy fsdp"), "{said}");
+    assert!(said.contains("train.checkpoint must be whole where each worker has a whole model"), "{said}");
 }

@@ -33,6 +33,13 @@ fn first_in(layout: &Layout, flat: &[f32], names: &[String], in_gradient: bool) 
     first(&names[i], in_gradient, &layout.row_major(i, flat))
 }
 
+impl NotFinite {
+    /// The first number that is none among these values of a parameter, a buffer or an array.
+    pub fn first(name: &str, values: &[f32]) -> Option<NotFinite> {
+        if any_not_finite(values) { first(name, false, values) } else { None }
+    }
+}
+
 fn first(name: &str, in_gradient: bool, values: &[f32]) -> Option<NotFinite> {
     let index = values.iter().position(|x| !x.is_finite())?;
     Some(NotFinite { name: name.to_owned(), in_gradient, index, number: values[index] })

@@ -261,6 +261,11 @@ impl Parameters {
         }
     }
 
+    /// What first values are functions of, beside the parameter.
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
     /// Whether there are values, first or other ones.
     pub fn has_values(&self) -> bool {
         self.given.load(Ordering::Relaxed)

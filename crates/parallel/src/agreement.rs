@@ -56,6 +56,20 @@ fn digest(bytes: &[u8]) -> u64 {
         .fold(0xcbf2_9ce4_8422_2325, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
+/// What every rank of a group says, by rank: on the first, on others nothing that means anything.
+pub(crate) fn told_to_first(group: &Group, mut own: Vec<u8>) -> Result<Vec<Vec<u8>>, Error> {
+    let (n, is_first) = (group.world_size(), group.rank() == Rank(0));
+    let mut lengths = vec![0; n];
+    group.all_gather(&[own.len() as u64], &mut lengths)?;
+    // As long as the longest.
+    let longest = lengths.iter().copied().max().unwrap_or(0) as usize;
+    own.resize(longest, 0);
+    let mut all = vec![0; if is_first { n * longest } else { 0 }];
+    group.gather(&own, &mut all, Rank(0))?;
+    let said = |(rank, length): (usize, u64)| all[rank * longest..][..length as usize].to_vec();
+    Ok(if is_first { lengths.into_iter().enumerate().map(said).collect() } else { Vec::new() })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

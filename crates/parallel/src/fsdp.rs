@@ -30,7 +30,7 @@ mod pass;
 mod store;
 mod units;
 
-use crate::agreement::same_model;
+use crate::agreement::{same_model, told_to_first};
 use crate::between_gpus::BetweenGpus;
 use crate::ddp::{share_buffers, share_gradients};
 use crate::error::Error;
@@ -746,6 +746,7 @@ impl Strategy for Fsdp {
     }
 
     fn whole_mean(&mut self, mean: &Average) -> Result<Option<Average>, Error> {
+        self.store.watch(AT_REST, &self.shard)?;
         self.whole_mean_of(mean).map(Some)
     }
 
@@ -799,17 +800,12 @@ impl Strategy for Fsdp {
         Some(self.units.iter().flat_map(of_unit).collect())
     }
 
-    fn report(&mut self, mut own: Vec<u8>) -> Result<Vec<Vec<u8>>, Error> {
-        let (n, is_first) = (self.all.world_size(), self.all.rank() == Rank(0));
-        let mut lengths = vec![0; n];
-        self.all.all_gather(&[own.len() as u64], &mut lengths)?;
-        // As long as the longest.
-        let longest = lengths.iter().copied().max().unwrap_or(0) as usize;
-        own.resize(longest, 0);
-        let mut all = vec![0; if is_first { n * longest } else { 0 }];
-        self.all.gather(&own, &mut all, Rank(0))?;
-        let said = |(rank, length): (usize, u64)| all[rank * longest..][..length as usize].to_vec();
-        Ok(if is_first { lengths.into_iter().enumerate().map(said).collect() } else { Vec::new() })
+    fn writes(&self) -> Option<Place> {
+        Some(self.place())
+    }
+
+    fn report(&mut self, own: Vec<u8>) -> Result<Vec<Vec<u8>>, Error> {
+        told_to_first(&self.all, own)
     }
 
     fn sum(&mut self, numbers: &mut [f64]) -> Result<(), Error> {

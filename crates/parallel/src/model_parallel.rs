@@ -7,9 +7,10 @@
 //!
 //! A rank has a model of its own, which is its part of the whole one, with parameters of its own, and in these an inner strategy trains
 //! it beside the ranks of other replicas that hold the same part. The parameters that the trainer knows are the whole model's; they
-//! hold values where somebody asks for them ([`Strategy::gather`]: an evaluation, a checkpoint, the end) and before the first
-//! pass, which takes this rank's part of them. Otherwise their memory is given back, and whoever uses them finds out. So first
-//! values, files and checkpoints are the whole model's, whatever the mesh, and a run may be gone on with on another.
+//! hold values where somebody asks for them ([`Strategy::gather`]: an evaluation, a checkpoint, the end), and before the first pass
+//! where they held some to begin with, of which each rank takes its part then. Otherwise their memory is given back, and whoever uses
+//! them finds out. First values, files and checkpoints are the whole model's, whatever the mesh, and a run may be gone on with on
+//! another.
 //!
 //! Invariants:
 //! - **MP-WHOLE**: while the whole values are here, they are those of the parts; while they are away, they are borrowed for writing.
@@ -22,7 +23,7 @@ mod holding;
 mod lent;
 mod tied;
 
-use crate::agreement::same_model;
+use crate::agreement::{same_model, told_to_first};
 use crate::ddp::{Ddp, DdpConfig, share_values};
 use crate::error::Error;
 use crate::fsdp::{Fsdp, FsdpConfig};
@@ -31,13 +32,13 @@ use crate::mesh::{Axis, Bound, Mesh, MeshError};
 use crate::pipeline::{RankPipeline, Schedule, ScheduleKind, Shape};
 use crate::portion::Portion;
 use crate::single::SingleDevice;
-use crate::strategy::{HeldGradient, Here, Place, Strategy, Sync};
+use crate::strategy::{Collected, HeldGradient, Here, Place, Strategy, Sync};
 use crate::tensor_parallel::{Between, Plan, Ranks, cross_entropy_in_parts};
 use holding::{As, Holder, Holding};
 use lent::{runs, sum_among};
 use phalanx_comm::{Group, Rank, ReduceOp, Trail, Via};
 use phalanx_nn::optim::{Clip, Optimizer};
-use phalanx_nn::{Average, Module, NotFinite, Parameters};
+use phalanx_nn::{Average, Module, NotFinite, Parameters, Shadow};
 use phalanx_tensor::{Arena, Device, Span, SumOverBatch, Tensor, Within};
 use std::fmt;
 use std::ops::Range;
@@ -229,8 +230,8 @@ impl ModelParallel {
             mesh.group(rank, &[Axis::Pipeline, Axis::Tensor]).into_iter().map(holder).collect();
         let holding = holders[replica.rank().index()].holding.clone();
         let own_stage = at.along(Axis::Pipeline);
-        // Values come from the whole model's.
-        let own = Parameters::lay_out_part(&mut model, device, |block| stage_rank(block) == own_stage, 0);
+        let holds = |block| stage_rank(block) == own_stage;
+        let own = Parameters::lay_out_part(&mut model, device, holds, whole.seed());
 
         let local = match (&stages, &pipeline) {
             (Some(stages), Some(group)) => {
@@ -408,19 +409,53 @@ impl ModelParallel {
     /// Brings the whole model's values to `whole`, and its buffers to their places.
     fn gather_into(&self, whole: &mut [f32]) -> Result<(), Error> {
         let (own, buffers) = (&self.own, &self.whole_buffers);
-        let values =
-            |holder: &Holder| own.values().with_flat(|flat: &[f32]| holder.packed(own.layout(), flat));
-        self.told_by_each(values, Holder::len, |holder, packed| holder.unpack(packed, whole))?;
+        own.values().with_flat(|flat: &[f32]| self.gather_array(flat, whole))?;
         let mut all = buffers.host_span::<f32>(0..buffers.layout().count());
         own.buffers().with_flat(|flat| self.gather_buffers(flat, &mut all))
     }
 
-    /// The same for an array of this rank that lies as its values do.
+    /// Brings the whole of an array, of which this rank's lies as its values do.
+    fn gather_array(&self, own: &[f32], whole: &mut [f32]) -> Result<(), Error> {
+        let (all, layout) = (self.holding.all(), self.holding.whole());
+        self.told_by_each(
+            |holder| holder.packed(&all, 0, self.own.layout(), own),
+            |holder| holder.len(&all),
+            |holder, packed| holder.unpack(&all, packed, layout, whole),
+        )
+    }
+
     fn whole_array(&self, own: &[f32]) -> Result<Vec<f32>, Error> {
-        let mut whole = vec![0.0; self.holding.whole_len()];
-        let pack = |holder: &Holder| holder.packed(self.own.layout(), own);
-        self.told_by_each(pack, Holder::len, |holder, packed| holder.unpack(packed, &mut whole))?;
+        let mut whole = vec![0.0; self.holding.whole().len()];
+        self.gather_array(own, &mut whole)?;
         Ok(whole)
+    }
+
+    /// Of an array, what this rank asks for: `asked` are the parameters that each rank of the replica does. `own` has its own
+    /// parameters `held` alone.
+    fn bring(&self, asked: &[Range<usize>], held: &Range<usize>, own: &[f32]) -> Result<Vec<f32>, Error> {
+        let rank = self.replica.rank().index();
+        let layout = self.own.layout().part(held.clone());
+        let wanted = &asked[rank];
+        let wanted_layout = self.holding.whole().part(wanted.clone());
+        let mut brought = vec![0.0; wanted_layout.len()];
+        for (to, asked) in asked.iter().enumerate() {
+            let packed = self.holders[rank].packed(asked, held.start, &layout, own);
+            if to != rank {
+                if !packed.is_empty() {
+                    self.replica.send(&packed, Rank(to as u32))?;
+                }
+                continue;
+            }
+            for (from, holder) in self.holders.iter().enumerate() {
+                let mut told = vec![0.0; if from == rank { 0 } else { holder.len(wanted) }];
+                if !told.is_empty() {
+                    self.replica.receive(&mut told, Rank(from as u32))?;
+                }
+                let told = if from == rank { &packed } else { &told };
+                holder.unpack(wanted, told, &wanted_layout, &mut brought);
+            }
+        }
+        Ok(brought)
     }
 
     /// Brings numbers that lie as the whole model's buffers do to `whole`; this rank's lie as its own.
@@ -431,6 +466,19 @@ impl ModelParallel {
             |holder| holder.buffers_len(layout),
             |holder, packed| holder.unpack_buffers(packed, layout, whole),
         )
+    }
+
+    /// Of these parameters of its own, which it has all of, a copy.
+    fn own_part(&self, beside: &[&Shadow], params: &Range<usize>) -> Collected {
+        let span = self.own.layout().span(params.clone());
+        let copy = |read: &dyn Fn(Range<usize>, &mut [f32])| {
+            let mut copy = vec![0.0; span.len()];
+            read(span.clone(), &mut copy);
+            copy
+        };
+        let values = copy(&|span, into| self.own.values().read_elements(span, into));
+        let beside = beside.iter().map(|array| copy(&|span, into| array.read_range(span, into)));
+        Collected { values, beside: beside.collect() }
     }
 
     /// What each rank of the replica has, one after the other, as [`Holder::packed`] gives it of this one.
@@ -474,7 +522,16 @@ impl Strategy for ModelParallel {
         Place { rank: rank / of, world_size: world_size / of }
     }
 
+    /// First values are functions of what a rank has of them anyway, so nobody needs the whole model for them.
     fn prepare(&mut self, whole: &Parameters) -> Result<(), Error> {
+        let mut has_values = [u8::from(whole.has_values())];
+        self.world.broadcast(&mut has_values, Rank(0))?;
+        if has_values == [0] {
+            same_model(&self.world, whole)?;
+            self.inner.prepare(&self.own)?;
+            self.send_away(whole);
+            return Ok(());
+        }
         whole.give_first_values();
         self.prepare_alike(whole)?;
         share_values(&self.world, whole)
@@ -485,11 +542,22 @@ impl Strategy for ModelParallel {
         self.inner.prepare_alike(&self.own)
     }
 
+    /// Where the whole values are away, this rank takes what it holds.
+    fn load_one(&mut self, whole: &Parameters, name: &str, values: &[f32]) {
+        if self.away.is_none() {
+            return whole.load_one(name, values);
+        }
+        if let Some(part) = self.holding.part_of_one(whole, name, values) {
+            self.inner.load_one(&self.own, name, &part);
+        }
+    }
+
     fn begin(&mut self, whole: &Parameters, here: Here) -> Result<(), Error> {
         match here {
             Here::All => self.part_from(whole),
             Here::Portion => self.send_away(whole),
         }
+        whole.count_as_given();
         self.inner.begin(&self.own, here)
     }
 
@@ -690,9 +758,48 @@ impl Strategy for ModelParallel {
         }
         let own = inner.as_ref().unwrap_or(mean);
         let values = own.values().with(|values| self.whole_array(values))?;
-        let mut buffers = vec![0.0; self.whole_buffers.layout().len()];
-        own.buffers().with(|own| self.gather_buffers(own, &mut buffers))?;
+        let buffers = own.buffers().with(|own| self.whole_buffers(own))?;
         Ok(Some(Average::of_arrays(values, buffers)))
+    }
+
+    fn whole_buffers(&mut self, own: &[f32]) -> Result<Vec<f32>, Error> {
+        let mut whole = vec![0.0; self.whole_buffers.layout().len()];
+        self.gather_buffers(own, &mut whole)?;
+        Ok(whole)
+    }
+
+    /// Neighbouring shares are those of a replica's ranks, so that what all of them ask for is brought together once from the ranks
+    /// that share out each part.
+    fn collect(
+        &mut self,
+        _: &Parameters,
+        beside: &[&Shadow],
+        params: Range<usize>,
+    ) -> Result<Option<Collected>, Error> {
+        let mut asked = vec![[0u64; 2]; self.alike()];
+        let own = [params.start as u64, params.end as u64];
+        self.replica.all_gather(&own, asked.as_flattened_mut())?;
+        let asked: Vec<_> = asked.iter().map(|&[start, end]| start as usize..end as usize).collect();
+        let some = asked.iter().filter(|asked| !asked.is_empty());
+        let start = some.clone().map(|asked| asked.start).min().unwrap_or(0);
+        let held = self.holding.own_in(&(start..some.map(|asked| asked.end).max().unwrap_or(0)));
+        let collected = match self.inner.collect(&self.own, beside, held.clone())? {
+            Some(collected) => collected,
+            None => self.own_part(beside, &held),
+        };
+        let values = self.bring(&asked, &held, &collected.values)?;
+        let arrays = collected.beside.iter().map(|array| self.bring(&asked, &held, array));
+        Ok(Some(Collected { values, beside: arrays.collect::<Result<_, _>>()? }))
+    }
+
+    fn writes(&self) -> Option<Place> {
+        let (inner, alike) = (self.inner.place(), self.alike());
+        let rank = inner.rank * alike + self.replica.rank().index();
+        Some(Place { rank, world_size: inner.world_size * alike })
+    }
+
+    fn report(&mut self, own: Vec<u8>) -> Result<Vec<Vec<u8>>, Error> {
+        told_to_first(&self.world, own)
     }
 
     fn keep_part(&mut self, optimizer: &mut Optimizer) {

@@ -395,12 +395,25 @@ pub trait Strategy: Send {
         Ok(None)
     }
 
+    /// The numbers of a whole model's buffers, such as their running mean, of which this rank has `own`, those of its own buffers. All
+    /// ranks must ask at once, between two steps.
+    fn whole_buffers(&mut self, own: &[f32]) -> Result<Vec<f32>, Error> {
+        Ok(own.to_vec())
+    }
+
+    /// Which share of a checkpoint is this rank's to write, where ranks write it together; none where each rank has everything.
+    /// [`Strategy::collect`] brings it, at the least cost if shares are neighbouring parameters in this order.
+    fn writes(&self) -> Option<Place> {
+        None
+    }
+
     /// The elements of the arena of which this rank keeps the optimizer's state, in the order in which it does; none for all.
     fn held(&self) -> Option<Vec<Range<usize>>> {
         None
     }
 
-    /// What every rank says, by rank: on rank 0, on others nothing that means anything. All ranks must ask.
+    /// What every rank says, by rank: on rank 0, on others nothing that means anything. All ranks must ask. The first that writes a
+    /// share ([`Strategy::writes`]) is rank 0.
     fn report(&mut self, own: Vec<u8>) -> Result<Vec<Vec<u8>>, Error> {
         Ok(vec![own])
     }

@@ -8,7 +8,7 @@ use phalanx_nn::optim::{Clip, Optimizer, Sgd};
 use phalanx_nn::{Ctx, Dropout, Linear, Loss, Module, Parameters, module};
 use phalanx_parallel::pipeline::ScheduleKind;
 use phalanx_parallel::{
-    Axis, Between, Bound, By, DdpConfig, FsdpConfig, ModelParallel, ModelParallelConfig, Pass, Plan,
+    Axis, Between, Bound, By, DdpConfig, FsdpConfig, Here, ModelParallel, ModelParallelConfig, Pass, Plan,
     Recomputed, Sharded, SingleDevice, StagesConfig, Strategy, Style, Sync,
 };
 use phalanx_tensor::{DType, Device, Philox, Tensor, autocast};
@@ -766,6 +766,106 @@ fn the_mean_of_the_parts_is_that_of_the_whole() {
         });
         let (brought, exchanged) = &backs[0];
         assert!(brought.as_ref() == Some(exchanged), "{}", on.what());
+    }
+}
+
+/// Each rank has what it asks for of all parts, in whichever order ranks ask.
+#[test]
+fn ranks_bring_whole_parameters_together_from_the_parts_of_others() {
+    let own = Job::Gpt(Head::Own);
+    let sharded = Some(Sharded::Parameters);
+    let all = [
+        (Job::Gpt(Head::Tied), On::new(4, &[(Across, 2)])),
+        (own, On { sharded, ..On::new(4, &[(Across, 2)]) }),
+        (own, On { sharded: Some(Sharded::States), ..On::new(4, &[(Pipeline, 2)]) }),
+        (own, On { kind: ScheduleKind::Interleaved, ..On::new(2, &[(Pipeline, 2)]) }),
+        (Job::Gpt(Head::Tied), On::new(8, &[(Pipeline, 2), (Across, 2)])),
+        (Job::ResNet, On::new(2, &[(Across, 2)])),
+    ];
+    for (job, on) in all {
+        let numbers = on.each(job, |_, model, whole, strategy| {
+            let state = padded_randomly(whole);
+            let mut optimizer = Optimizer::new(Sgd { momentum: 0.9, ..Sgd::new(0.1) }).unwrap();
+            optimizer.take_over(1, vec![state.clone()]);
+            strategy.keep_part(&mut optimizer);
+            Run { job, model: &model, parameters: whole, strategy }.pass(0, 0, Sync::Now);
+            strategy.finish(whole).unwrap();
+            let place = strategy.writes().unwrap();
+            assert_eq!(place.world_size, on.ranks);
+            let count = whole.layout().count();
+            // Shares of about the same size, others than these, and nothing for some.
+            let fair = |rank: usize| rank * count / on.ranks..(rank + 1) * count / on.ranks;
+            let backwards = fair(on.ranks - 1 - place.rank);
+            let first = if place.rank == 0 { 0..count } else { 0..0 };
+            let states: Vec<_> = optimizer.state().map(|(_, state)| state.clone()).collect();
+            let states: Vec<_> = states.iter().collect();
+            let asked = [fair(place.rank), backwards, first];
+            let parts = asked.map(|asked| {
+                let part = strategy.collect(whole, &states, asked.clone()).unwrap().unwrap();
+                (whole.layout().span(asked), part)
+            });
+            let buffers = strategy.own_parameters(whole).buffers().read_flat::<f32>();
+            let buffers = strategy.whole_buffers(&buffers).unwrap();
+            strategy.gather().unwrap();
+            assert!(buffers == whole.buffers().read_flat::<f32>(), "{}: buffers", on.what());
+            let values = whole.values().read_flat::<f32>();
+            for (span, part) in parts {
+                assert!(part.values == values[span.clone()], "{}: values of {span:?}", on.what());
+                assert!(part.beside == [state[span.clone()].to_vec()], "{}: state of {span:?}", on.what());
+            }
+            place.rank
+        });
+        let mut numbers = numbers;
+        assert_eq!(numbers[0], 0, "who leads writes the first share");
+        numbers.sort_unstable();
+        assert!(numbers.into_iter().eq(0..on.ranks), "{}: each share is somebody's", on.what());
+    }
+}
+
+/// Without the whole model anywhere.
+#[test]
+fn first_values_and_files_come_to_each_rank_in_parts() {
+    let own = Job::Gpt(Head::Own);
+    let sharded = Some(Sharded::Parameters);
+    let all = [
+        (Job::Gpt(Head::Tied), On::new(4, &[(Pipeline, 2), (Across, 2)])),
+        (own, On { sharded, ..On::new(4, &[(Across, 2)]) }),
+        (own, On { sharded, ..On::new(4, &[(Pipeline, 2)]) }),
+        (Job::ResNet, On::new(2, &[(Across, 2)])),
+    ];
+    for (job, on) in all {
+        let mut model = job.model();
+        let plain = Parameters::build(&mut model, &Device::cpu(1), 7);
+        let first = [plain.values(), plain.buffers()].map(|arena| arena.read_flat::<f32>());
+        let names = || plain.names().iter().chain(plain.buffer_names());
+        let numbers = |name: &str| -> Vec<f32> {
+            let weights = plain.to_weights();
+            (0..weights.get(name).unwrap().1.len()).map(|i| (i + name.len()) as f32).collect()
+        };
+        names().for_each(|name| plain.load_one(name, &numbers(name)));
+        let read = [plain.values(), plain.buffers()].map(|arena| arena.read_flat::<f32>());
+        let rank = |group: Group| {
+            let mut model = job.model();
+            let whole = Parameters::lay_out(&mut model, &Device::cpu(1), 7);
+            let mut strategy = ModelParallel::new(&group, &whole, &on.config(job)).unwrap();
+            let arrays = || [whole.values(), whole.buffers()].map(|arena| arena.read_flat::<f32>());
+            let in_memory = || whole.values().region().expect("an arena of its own").resident().unwrap();
+            strategy.prepare(&whole).unwrap();
+            assert_eq!(in_memory(), 0, "{}: first values", on.what());
+            strategy.gather().unwrap();
+            assert!(arrays() == first, "{}: first values", on.what());
+            strategy.begin(&whole, Here::All).unwrap();
+            names().for_each(|name| strategy.load_one(&whole, name, &numbers(name)));
+            // What doesn't fill a page stays of what was brought together.
+            assert!(in_memory() <= 4096, "{}: a file", on.what());
+            strategy.gather().unwrap();
+            assert!(arrays() == read, "{}: a file", on.what());
+        };
+        std::thread::scope(|scope| {
+            Group::threads(on.ranks).into_iter().for_each(|group| {
+                scope.spawn(|| rank(group));
+            });
+        });
     }
 }
 

@@ -43,6 +43,7 @@ mod background;
 mod convert;
 mod disk;
 mod error;
+mod initial;
 mod manifest;
 mod position;
 mod read;
@@ -57,6 +58,7 @@ mod tests;
 pub(crate) use convert::save;
 pub use convert::{Converted, convert};
 pub use error::CheckpointError;
+pub use initial::{Head, InitialWeights, Spoilt};
 pub use manifest::{FileEntry, Holds, Manifest, RunFacts, VERSION};
 pub use position::{BestPosition, Exact, PlateauPosition, Position, UsedPosition};
 pub use read::checkpoints;
@@ -89,8 +91,7 @@ pub struct CheckpointConfig {
     /// first step, and a folder that holds checkpoints is set aside under a name with a number. Default no.
     pub resume: bool,
     /// Whether ranks that hold a part of the model each write a part of the checkpoint each, all into this folder, which they must
-    /// share; else rank 0 brings all of it together. It makes no difference where each rank has everything, nor where each has some
-    /// layers or slices of them. Default no.
+    /// share; else rank 0 brings all of it together. It makes no difference where each rank has everything. Default no.
     pub parts: bool,
     /// The recipe as TOML, for whoever looks at the checkpoint, or goes on from it: where it differs, a note says so. Default
     /// none.
@@ -269,6 +270,11 @@ impl Checkpoints {
         Some(path.clone())
     }
 
+    /// Whether this rank says when one is taken, and makes it.
+    fn leads(&self) -> bool {
+        self.writer.is_some() && self.parts.as_ref().is_none_or(|parts| parts.part.number == 0)
+    }
+
     /// Whether this rank writes them, and goes on doing so with whoever the others are.
     pub(crate) fn writes_alone(&self) -> bool {
         self.writer.is_some() && self.parts.is_none()
@@ -303,7 +309,8 @@ impl Checkpoints {
             self.ask();
         }
         let mut due = false;
-        if let Some(writer) = self.writer.as_mut().filter(|_| strategy.place().rank == 0) {
+        let leads = self.leads();
+        if let Some(writer) = self.writer.as_mut().filter(|_| leads) {
             if let Some(written) = writer.background.poll() {
                 writer.tell(written, observer);
             }
@@ -328,8 +335,9 @@ impl Checkpoints {
         parameters: &Parameters,
         strategy: &mut dyn Strategy,
     ) -> Result<(), Error> {
+        let leads = self.leads();
         let (Some(writer), Some(parts)) = (&mut self.writer, &mut self.parts) else { return Ok(()) };
-        if strategy.place().rank != 0 {
+        if !leads {
             let nothing = writer.background.poll();
             debug_assert!(nothing.is_none(), "only rank 0 commits");
         }
@@ -337,9 +345,9 @@ impl Checkpoints {
         let writing = is_underway && !writer.background.is_idle();
         let mut says = [due && !is_underway, writing].map(|says| f64::from(u8::from(says)));
         strategy.sum(&mut says)?;
-        match (is_underway, says) {
-            (true, [_, 0.0]) => self.commit(strategy),
-            (false, [1.0, _]) => self.take_part(state, parameters, strategy),
+        match (is_underway, says.map(|says| says > 0.0)) {
+            (true, [_, false]) => self.commit(strategy),
+            (false, [true, _]) => self.take_part(state, parameters, strategy),
             _ => Ok(()),
         }
     }
@@ -357,9 +365,13 @@ impl Checkpoints {
         beside.extend(state.average.as_ref().map(Average::values));
         let part = strategy.collect(parameters, &beside, params)?;
         let part = part.expect("ranks that hold a part each give it");
+        let buffers = strategy.own_parameters(parameters).buffers().read_flat::<f32>();
+        let buffers = strategy.whole_buffers(&buffers)?;
+        let mean = state.average.as_ref().map(|mean| mean.buffers().with(|own| strategy.whole_buffers(own)));
+        let mean = mean.transpose()?;
         // One that was late is still being written: that is told when all parts are asked for.
         if writer.background.is_idle() {
-            writer.background.write_part(|snapshot| snapshot.take(parameters, state, part));
+            writer.background.write_part(|snapshot| snapshot.take(state, part, buffers, mean));
         }
         (writer.last, writer.asked) = ((state.progress.step, Instant::now()), false);
         writer.stall = start.elapsed();
@@ -392,9 +404,8 @@ impl Checkpoints {
         observer: &mut dyn Observer,
     ) -> Result<(), Error> {
         self.end_parts(strategy, observer)?;
-        let is_first = strategy.place().rank == 0;
         let step = state.progress.step;
-        let due = self.writer.as_ref().is_some_and(|writer| is_first && writer.owes_last(step));
+        let due = self.writer.as_ref().is_some_and(|writer| self.leads() && writer.owes_last(step));
         if strategy.any(due)? {
             self.take_part(state, parameters, strategy)?;
             self.end_parts(strategy, observer)?;
@@ -410,7 +421,8 @@ impl Checkpoints {
         }
         if is_underway {
             self.commit(strategy)?;
-            if let Some(writer) = self.writer.as_mut().filter(|_| strategy.place().rank == 0) {
+            let leads = self.leads();
+            if let Some(writer) = self.writer.as_mut().filter(|_| leads) {
                 writer.wait(&self.dir, observer);
             }
         }
@@ -490,8 +502,8 @@ impl Checkpoints {
 impl Parts {
     /// This rank's, if they are `asked` for and ranks hold parts each.
     fn of(asked: bool, parameters: &Parameters, strategy: &dyn Strategy) -> Option<Parts> {
-        let Place { rank, world_size } = strategy.place();
-        (asked && strategy.held().is_some()).then(|| Parts {
+        let Place { rank, world_size } = strategy.writes().filter(|_| asked)?;
+        Some(Parts {
             part: PartOf { number: rank, of: world_size },
             params: shares::of(parameters.layout(), world_size)[rank].clone(),
             underway: None,

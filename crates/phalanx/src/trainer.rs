@@ -33,7 +33,7 @@ pub use state::{Progress, State};
 pub use time_limit::{Interruption, TimeLimit};
 pub use used::Used;
 
-use crate::checkpoint::CheckpointConfig;
+use crate::checkpoint::{CheckpointConfig, InitialWeights};
 use crate::error::Error;
 use crate::event::Observer;
 use crate::worker::Worker;
@@ -111,6 +111,9 @@ pub struct Trainer {
     /// replicas are brought together, and `batch_size` is a replica's. What a lost rank had comes from another replica, or else from
     /// the newest checkpoint. Default: each rank has a replica.
     pub mesh: Option<ModelParallelConfig>,
+    /// The weights that a run begins with which doesn't go on from a checkpoint. Rank 0 reads them. Default: what the parameters hold, or
+    /// first values.
+    pub initial: Option<InitialWeights>,
     /// Where and when the run is saved, and whether it goes on from what was saved. Default: not at all.
     pub checkpoint: Option<CheckpointConfig>,
     /// What may be asked of the run while it goes on. Default: nobody else holds it, so nothing is.
@@ -148,6 +151,7 @@ impl Default for Trainer {
             sharded: None,
             local: LocalConfig::default(),
             mesh: None,
+            initial: None,
             checkpoint: None,
             requests: Requests::default(),
             time_limit: None,

@@ -2,6 +2,8 @@
 
 use phalanx_nn::{Cut, Parameters};
 use phalanx_tensor::{Layout, Tensor};
+use std::borrow::Cow;
+use std::ops::Range;
 
 /// The parameters and buffers of the whole model that a rank has, whole or in part, in their order.
 #[derive(Clone, Debug)]
@@ -70,14 +72,25 @@ impl Holding {
         self.params.iter().position(|held| held.whole == whole)
     }
 
+    /// The rank's own numbers of these parameters of the whole model, as far as it has them.
+    pub(super) fn own_in(&self, whole: &Range<usize>) -> Range<usize> {
+        let before = |end: usize| self.params.partition_point(|held| held.whole < end);
+        before(whole.start)..before(whole.end)
+    }
+
+    /// All parameters of the whole model.
+    pub(super) fn all(&self) -> Range<usize> {
+        0..self.whole.count()
+    }
+
     /// Whether a rank has all of its own parameter `own`, as the others along the axis do that cuts the rest.
     pub(super) fn is_uncut(&self, own: usize) -> bool {
         self.params[own].cut.is_none()
     }
 
-    /// How many elements an array of the whole model has.
-    pub(super) fn whole_len(&self) -> usize {
-        self.whole.len()
+    /// How the whole model lies.
+    pub(super) fn whole(&self) -> &Layout {
+        &self.whole
     }
 
     /// Of an array of the whole model, the rank's own, which lies as `layout` says.
@@ -91,6 +104,24 @@ impl Holding {
             }
         }
         own
+    }
+
+    /// The rank's part of a parameter or buffer of the whole model, whose `values` are in row-major order; none if it has none of it.
+    pub(super) fn part_of_one<'a>(
+        &self,
+        whole: &Parameters,
+        name: &str,
+        values: &'a [f32],
+    ) -> Option<Cow<'a, [f32]>> {
+        let (cut, shape) = match whole.index_of(name) {
+            Some(i) => (self.params.iter().find(|held| held.whole == i)?.cut, whole.layout().shape(i)),
+            None => {
+                let i = whole.buffer_names().iter().position(|other| other == name)?;
+                let held = self.buffers.iter().find(|held| held.whole == i)?;
+                (held.cut, whole.buffers().layout().shape(i))
+            }
+        };
+        Some(cut.map_or(Cow::Borrowed(values), |cut| Cow::Owned(cut.take(shape, values))))
     }
 
     /// Takes values and buffers from the whole model.
@@ -128,39 +159,48 @@ pub(super) struct Holder {
 }
 
 impl Holder {
-    fn told(&self) -> impl Iterator<Item = (usize, &Held)> {
-        let params = self.holding.params.iter().enumerate().filter(|(_, held)| !held.is_copy);
+    /// What it tells of these parameters of the whole model, with its own numbers.
+    fn told(&self, wanted: &Range<usize>) -> impl Iterator<Item = (usize, &Held)> {
+        let own = self.holding.own_in(wanted);
+        let params = own.clone().zip(&self.holding.params[own]).filter(|(_, held)| !held.is_copy);
         params.filter(|(_, held)| self.speaks_for_uncut || held.cut.is_some())
     }
 
-    /// How many elements it tells.
-    pub(super) fn len(&self) -> usize {
+    /// How many elements it tells of them.
+    pub(super) fn len(&self, wanted: &Range<usize>) -> usize {
         let shape = |held: &Held| {
             let whole = self.holding.whole.shape(held.whole);
             held.cut.map_or(*whole, |cut| cut.shape(whole))
         };
-        self.told().map(|(_, held)| shape(held).count()).sum()
+        self.told(wanted).map(|(_, held)| shape(held).count()).sum()
     }
 
-    /// What it tells of an array of its own: its elements row by row, one parameter after the other.
-    pub(super) fn packed(&self, layout: &Layout, own: &[f32]) -> Vec<f32> {
-        self.told().flat_map(|(i, _)| layout.row_major(i, own).into_owned()).collect()
+    /// What it tells of them of an array of its own parameters from `first` on, which lie so: elements row by row, one parameter after
+    /// the other.
+    pub(super) fn packed(
+        &self,
+        wanted: &Range<usize>,
+        first: usize,
+        layout: &Layout,
+        own: &[f32],
+    ) -> Vec<f32> {
+        self.told(wanted).flat_map(|(i, _)| layout.row_major(i - first, own).into_owned()).collect()
     }
 
-    /// Puts what it told to its places in an array of the whole model.
-    pub(super) fn unpack(&self, packed: &[f32], whole: &mut [f32]) {
-        let (mut left, layout) = (packed, &self.holding.whole);
-        for (_, held) in self.told() {
-            let shape = layout.shape(held.whole);
+    /// Puts what it told of them to its places in an array that has them alone, which lie so.
+    pub(super) fn unpack(&self, wanted: &Range<usize>, packed: &[f32], layout: &Layout, into: &mut [f32]) {
+        let mut left = packed;
+        for (_, held) in self.told(wanted) {
+            let (i, shape) = (held.whole - wanted.start, self.holding.whole.shape(held.whole));
             let count = held.cut.map_or(shape.count(), |cut| cut.shape(shape).count());
             let (now, later) = left.split_at(count);
             match held.cut {
                 Some(cut) => {
-                    let mut all = layout.row_major(held.whole, whole).into_owned();
+                    let mut all = layout.row_major(i, into).into_owned();
                     cut.put(shape, now, &mut all);
-                    layout.put(held.whole, &all, whole);
+                    layout.put(i, &all, into);
                 }
-                None => layout.put(held.whole, now, whole),
+                None => layout.put(i, now, into),
             }
             left = later;
         }

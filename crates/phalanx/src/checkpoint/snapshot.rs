@@ -152,19 +152,23 @@ impl Snapshot {
     }
 
     /// Takes what a rank writes of a checkpoint, in the place of what was copied before. Beside its values are the arrays of the
-    /// optimizer's state, and the running mean behind them if there is one.
-    pub(super) fn take(&mut self, parameters: &Parameters, state: &State, part: Collected) {
-        let State { progress, optimizer, average } = state;
+    /// optimizer's state, and the running mean behind them if there is one. Buffers are all of them, and their mean likewise.
+    pub(super) fn take(
+        &mut self,
+        state: &State,
+        part: Collected,
+        buffers: Vec<f32>,
+        mean_of_buffers: Option<Vec<f32>>,
+    ) {
+        let State { progress, optimizer, .. } = state;
         let mut beside = part.beside;
-        let average = average.as_ref().map(|average| {
-            let values = beside.pop().expect("the mean is the last");
-            [values, average.buffers().with(<[f32]>::to_vec)]
-        });
+        let values = |beside: &mut Vec<_>| beside.pop().expect("the mean is the last");
+        let average = mean_of_buffers.map(|buffers| [values(&mut beside), buffers]);
         let names = optimizer.state().map(|(name, _)| name);
         *self = Snapshot {
             position: progress.into(),
             values: part.values,
-            buffers: parameters.buffers().read_flat(),
+            buffers,
             optimizer_steps: [optimizer.steps() as f32],
             states: names.zip(beside).collect(),
             average,

@@ -65,7 +65,7 @@ impl Run {
                 beside: states.map(|(_, state)| state.with(|s| s[span.clone()].to_vec())).collect(),
             };
             let mut snapshot = Snapshot::default();
-            snapshot.take(&self.parameters, &self.state, part);
+            snapshot.take(&self.state, part, Vec::new(), None);
             let contents = self.contents.part(params, number == 0);
             files.extend(store.write_part(&snapshot, &contents, PartOf { number, of: 2 })?);
         }

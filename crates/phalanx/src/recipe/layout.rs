@@ -304,8 +304,8 @@ impl Recipe {
             }
         }
         let in_parts = self.train.checkpoint.as_deref() == Some("parts");
-        if in_parts && (strategy != "fsdp" || self.lies_on_mesh()) {
-            let expected = "whole but under the strategy fsdp without a mesh".to_owned();
+        if in_parts && strategy != "fsdp" && !self.lies_on_mesh() {
+            let expected = "whole where each worker has a whole model".to_owned();
             return refuse("train.checkpoint", expected, "parts".into());
         }
         let stages = self.parallel.pipeline.unwrap_or(1);

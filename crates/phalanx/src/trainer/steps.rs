@@ -290,6 +290,9 @@ impl<'a> Course<'a> {
         let _start = worker.pulse().enter(Section::Start);
         self.goes_on = matches!(beginning, Beginning::Whole { .. } | Beginning::Newest(_));
         let is_lost = matches!(beginning, Beginning::Checkpoint { .. });
+        if matches!(beginning, Beginning::Anew) {
+            self.take_initial_weights(run)?;
+        }
         let facts = run.facts();
         let writes_alone = self.checkpoints.as_ref().is_some_and(Checkpoints::writes_alone);
         match &trainer.checkpoint {
@@ -327,6 +330,18 @@ impl<'a> Course<'a> {
         self.standing = Standing::Holds { global_batch: run.deal.step() };
         run.clock.begin();
         self.tell_beginning(run, state);
+        Ok(())
+    }
+
+    /// Brings the weights that the run is to begin with, if there are any.
+    fn take_initial_weights(&mut self, run: &mut Run<'a>) -> Result<(), Error> {
+        let Some(initial) = &self.trainer.initial else { return Ok(()) };
+        let fresh = initial.load(&run.group, self.parameters, &mut *run.strategy)?;
+        if self.worker.is_first() && !fresh.is_empty() {
+            let (path, fresh) = (initial.path.display(), fresh.join(" and "));
+            let message = format!("{path}: all its weights but {fresh}, which start anew");
+            self.observer.event(&Event::Note { message });
+        }
         Ok(())
     }
 
