@@ -27,7 +27,7 @@ pub struct Heads {
 
 impl Heads {
     /// How many bytes a launch hands over.
-    pub const BYTES: usize = 8 * size_of::<i64>() + 2 * size_of::<f32>();
+    pub const BYTES: usize = size_of::<[i64; 8]>() + size_of::<[f32; 2]>();
 
     /// The bytes that a launch hands over.
     pub fn to_bytes(&self) -> [u8; Heads::BYTES] {

@@ -584,15 +584,11 @@ impl Strategy for ModelParallel {
     fn pass(&mut self, pass: &Pass<'_>) -> Result<f64, Error> {
         self.part_from(pass.parameters);
         let mut ctx = pass.ctx.clone();
-        if let Some(tensor) = &self.tensor {
-            if self.scores_in_parts {
-                let ranks = tensor.clone();
-                ctx = ctx.with_classes_in_parts(Arc::new(
-                    move |scores: &Tensor, labels: &Tensor, smoothing| {
-                        cross_entropy_in_parts(&ranks, scores, labels, smoothing)
-                    },
-                ));
-            }
+        if let Some(tensor) = self.tensor.as_ref().filter(|_| self.scores_in_parts) {
+            let ranks = tensor.clone();
+            ctx = ctx.with_classes_in_parts(Arc::new(move |scores: &Tensor, labels: &Tensor, smoothing| {
+                cross_entropy_in_parts(&ranks, scores, labels, smoothing)
+            }));
         }
         let knows_positions = self.context.is_some() || self.between == Between::Sequence;
         if let Some(positions) = knows_positions.then(|| self.positions(pass.input.dim(1))).flatten() {
