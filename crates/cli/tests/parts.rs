@@ -135,6 +135,13 @@ fn stages_come_from_another_pipeline() {
     check_a_replica_helps(&format!("{stages} --set train.ema=0.9"), &[(6, &[3]), (25, &[0])]);
 }
 
+/// Whoever has another stretch of the same sequences has the same of the model.
+#[test]
+fn what_a_worker_with_a_stretch_holds_comes_from_one_with_another() {
+    let context = "--batch-size 8 --set parallel.context=4 --set train.ema=0.9";
+    check_a_replica_helps(context, &[(5, &[1]), (20, &[0, 3])]);
+}
+
 /// The scale of the loss is part of where the run is, and a step that some leave out is one that all do.
 #[test]
 fn runs_in_16_bits_lose_no_step_either() {
@@ -155,6 +162,7 @@ fn what_nobody_has_any_more_comes_from_the_newest_checkpoint() {
         "--nproc-per-node 4 --set parallel.tensor=2 --batch-size 4 --set train.checkpoint=parts",
         "--nproc-per-node 4 --set parallel.pipeline=2 --strategy fsdp --set model.tied=false --batch-size 4 --set train.ema=0.9 --set train.checkpoint=parts",
         "--nproc-per-node 2 --strategy fsdp --set parallel.zero=1 --set train.ema=0.9 --batch-size 4",
+        "--nproc-per-node 2 --set parallel.context=2 --strategy fsdp --batch-size 4 --set train.checkpoint=parts",
     ]
     .into_iter()
     .enumerate()

@@ -772,7 +772,7 @@ impl Strategy for ModelParallel {
         beside: &[&Shadow],
         params: Range<usize>,
     ) -> Result<Option<Collected>, Error> {
-        let mut asked = vec![[0u64; 2]; self.alike()];
+        let mut asked = vec![[0u64; 2]; self.replica.world_size()];
         let own = [params.start as u64, params.end as u64];
         self.replica.all_gather(&own, asked.as_flattened_mut())?;
         let asked: Vec<_> = asked.iter().map(|&[start, end]| start as usize..end as usize).collect();
@@ -789,9 +789,9 @@ impl Strategy for ModelParallel {
     }
 
     fn writes(&self) -> Option<Place> {
-        let (inner, alike) = (self.inner.place(), self.alike());
-        let rank = inner.rank * alike + self.replica.rank().index();
-        Some(Place { rank, world_size: inner.world_size * alike })
+        let (inner, replica) = (self.inner.place(), &self.replica);
+        let rank = inner.rank * replica.world_size() + replica.rank().index();
+        Some(Place { rank, world_size: inner.world_size * replica.world_size() })
     }
 
     fn report(&mut self, own: Vec<u8>) -> Result<Vec<Vec<u8>>, Error> {
