@@ -71,8 +71,8 @@ impl Trail {
         Ok(())
     }
 
-    /// Ends what is left, for which this GPU would wait as well: who is gone may be missed by several groups.
-    fn give_up(&self, because: &str) {
+    /// Ends all that the GPU may still wait for, and the groups whose it is, with this reason: who is gone may be missed by several.
+    pub fn give_up(&self, because: &str) {
         self.points().drain(..).for_each(|point| point.gpus.abort(because));
     }
 

@@ -37,7 +37,7 @@ use crate::error::Error;
 use crate::local::{Local, Pass};
 use crate::portion::Portion;
 use crate::single::{Nobody, begin};
-use crate::strategy::{Collected, HeldGradient, Here, Place, Strategy, Sync};
+use crate::strategy::{Collected, HeldGradient, Here, Place, Strategy, Sync, cut_each, multiply_each};
 use held::{Held, Moving};
 use phalanx_comm::{Deadline, Group, Rank, ReduceOp, Trail, Work};
 use phalanx_nn::optim::{Clip, Optimizer, Part};
@@ -317,6 +317,13 @@ impl Fsdp {
         Ok(())
     }
 
+    /// Whether what this rank holds counts here: parts, which are one of each replica's, and what can't be shared out, which is every
+    /// rank's.
+    fn counts(&self) -> [bool; 2] {
+        let is_of_first = self.replicas.as_ref().is_none_or(|replicas| replicas.rank() == Rank(0));
+        [is_of_first, self.all.rank() == Rank(0)]
+    }
+
     /// All of an array that each rank has what it holds of, on the first rank of the shard.
     fn whole_array(&self, held: &Shadow) -> Result<Vec<f32>, Error> {
         let len = self.units.last().map_or(0, |unit| unit.span.end);
@@ -559,33 +566,35 @@ impl Strategy for Fsdp {
         Ok(true)
     }
 
-    fn each_gradient(&mut self, parameters: &Parameters, each: &mut dyn FnMut(HeldGradient<'_>)) {
-        let (layout, arena) = (parameters.layout(), parameters.grads().arena());
-        // Parts are one of each replica's, and what can't be shared out is every rank's.
-        let counts_part = self.replicas.as_ref().is_none_or(|replicas| replicas.rank() == Rank(0));
-        let counts_rest = self.all.rank() == Rank(0);
-        if let Some(held) = self.store.held.as_ref().filter(|held| held.grads.is_apart) {
-            let mut span = held.grads.arena.host_span::<f32>(0..1);
-            for parameter in 0..layout.count() {
-                held.overlaps(
-                    &self.units,
-                    &layout.range(parameter),
-                    &held.grads,
-                    |of, place, is_everywhere| {
-                        let (start, values) = (of.start, &mut span[place]);
-                        let counts = if is_everywhere { counts_rest } else { counts_part };
-                        each(HeldGradient { parameter, start, values, is_everywhere, counts });
-                    },
-                );
+    fn each_gradient(
+        &mut self,
+        parameters: &Parameters,
+        of: &dyn Fn(usize) -> bool,
+        each: &mut dyn FnMut(HeldGradient<'_>),
+    ) {
+        let (layout, [counts_part, counts_rest]) = (parameters.layout(), self.counts());
+        if let Some(held) = &self.store.held {
+            let (arena, mut values) = (&held.grads.arena, Vec::new());
+            for parameter in (0..layout.count()).filter(|&i| of(i)) {
+                let range = layout.range(parameter);
+                held.overlaps(&self.units, &range, &held.grads, |elements, place, is_everywhere| {
+                    values.resize(place.len(), 0.0);
+                    arena.read_elements(place.clone(), &mut values);
+                    let counts = if is_everywhere { counts_rest } else { counts_part };
+                    let (start, values) = (elements.start, &mut values[..]);
+                    each(HeldGradient { parameter, start, values: &mut *values, is_everywhere, counts });
+                    arena.write_elements(place, values);
+                });
             }
             return;
         }
-        for unit in self.units.iter().filter(|unit| !unit.span.is_empty()) {
+        let arena = parameters.grads().arena();
+        for unit in self.units.iter().filter(|unit| unit.params.clone().any(of)) {
             let (mut span, start) = (arena.host_span::<f32>(unit.params.clone()), unit.span.start);
             let parts = [(unit.own.clone(), counts_part, false), (unit.rest(), counts_rest, true)];
             for (held, counts, is_everywhere) in parts {
                 let held = start + held.start..start + held.end;
-                for parameter in unit.params.clone() {
+                for parameter in unit.params.clone().filter(|&i| of(i)) {
                     let of = layout.range(parameter);
                     let (from, to) = (of.start.max(held.start), of.end.min(held.end));
                     if from < to {
@@ -594,6 +603,20 @@ impl Strategy for Fsdp {
                     }
                 }
             }
+        }
+    }
+
+    fn cut_gradients(&mut self, parameters: &Parameters, clip: &Clip, counts: &dyn Fn(usize) -> bool) -> f64 {
+        match &self.store.held {
+            Some(held) => held.cut(&self.units, parameters.layout(), clip, (counts, self.counts())),
+            None => cut_each(self, parameters, clip, counts),
+        }
+    }
+
+    fn multiply_gradients(&mut self, parameters: &Parameters, by: f32) {
+        match &self.store.held {
+            Some(held) => held.multiply(&self.units, by),
+            None => multiply_each(self, parameters, by),
         }
     }
 

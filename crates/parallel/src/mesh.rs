@@ -96,13 +96,26 @@ pub enum By {
     AtMost(usize),
     /// This is a multiple of it.
     Divides(usize),
+    /// This is a multiple of its product with the size of the other axis.
+    DividesWith(Axis, usize),
 }
 
 impl Bound {
-    fn allows(&self, size: usize) -> bool {
+    /// Whether its axis may have the size that it has among these.
+    fn allows(&self, sizes: &[usize; Axis::ALL.len()]) -> bool {
+        let size = sizes[self.axis as usize];
         match self.by {
             By::AtMost(most) => size <= most,
             By::Divides(whole) => whole.is_multiple_of(size),
+            By::DividesWith(other, whole) => whole.is_multiple_of(size * sizes[other as usize]),
+        }
+    }
+
+    /// What bounds the axis, where the others have these sizes.
+    fn count(&self, sizes: &[usize; Axis::ALL.len()]) -> usize {
+        match self.by {
+            By::AtMost(count) | By::Divides(count) => count,
+            By::DividesWith(other, whole) => whole / sizes[other as usize],
         }
     }
 }
@@ -167,9 +180,8 @@ impl Mesh {
             Some(near) => format!("the nearest that works for {world_size} ranks is {near}{of}"),
             None => format!("no such mesh has {world_size} ranks{of}"),
         };
-        if let Some(bound) = bounds.iter().find(|bound| !bound.allows(sizes[bound.axis as usize])) {
-            let (axis, what) = (bound.axis, bound.what);
-            let (By::AtMost(count) | By::Divides(count)) = bound.by;
+        if let Some(bound) = bounds.iter().find(|bound| !bound.allows(&sizes)) {
+            let (axis, what, count) = (bound.axis, bound.what, bound.count(&sizes));
             return Err(MeshError::Unfit { axis, size: sizes[axis as usize], count, what, hint: hint("") });
         }
         let product = sizes.iter().fold(1, |product: usize, &size| product.saturating_mul(size));
@@ -293,14 +305,16 @@ fn choose(
     sizes: &mut [usize; Axis::ALL.len()],
     consider: &mut dyn FnMut(&[usize; Axis::ALL.len()], usize),
 ) {
+    // What isn't chosen yet has size 1, with which every bound is at its widest.
+    if !bounds.iter().all(|bound| bound.allows(sizes)) {
+        return;
+    }
     let Some((&(axis, _), rest)) = wanted.split_first() else {
         return consider(sizes, left);
     };
     for size in (1..=left).filter(|&size| left.is_multiple_of(size)) {
-        if bounds.iter().filter(|bound| bound.axis == axis).all(|bound| bound.allows(size)) {
-            sizes[axis as usize] = size;
-            choose(rest, bounds, left / size, sizes, consider);
-        }
+        sizes[axis as usize] = size;
+        choose(rest, bounds, left / size, sizes, consider);
     }
     sizes[axis as usize] = 1;
 }
@@ -426,6 +440,14 @@ mod tests {
             8,
             &[heads],
             "parallel.tensor: 4, where there are 6 heads\nhint: the nearest that works for 8 ranks is replica=4 x tensor=2",
+        );
+        let stretches =
+            Bound { axis: Tensor, by: By::DividesWith(Axis::Context, 24), what: "positions of a stretch" };
+        check(
+            &[(Axis::Context, 8), (Tensor, 2)],
+            16,
+            &[stretches],
+            "parallel.tensor: 2, where there are 3 positions of a stretch\nhint: the nearest that works for 16 ranks is replica=2 x context=4 x tensor=2",
         );
         check(&[(Tensor, 0)], 2, &[], "parallel.tensor: 0\nhint: 1 is an axis that isn't used");
     }

@@ -358,7 +358,7 @@ impl ModelParallel {
         self.between_layers().for_each(|ranks| ranks.abort(because));
         self.tied.iter().for_each(|tied| tied.abort(because));
         self.groups().for_each(|group| group.abort(because));
-        self.trail.forget();
+        self.trail.give_up(because);
     }
 
     /// Those of the ranks that hold a replica together.
@@ -654,9 +654,15 @@ impl Strategy for ModelParallel {
         self.inner.write_held(&self.own, elements, values);
     }
 
-    fn each_gradient(&mut self, _: &Parameters, each: &mut dyn FnMut(HeldGradient<'_>)) {
+    /// The parameters are this rank's own.
+    fn each_gradient(
+        &mut self,
+        _: &Parameters,
+        of: &dyn Fn(usize) -> bool,
+        each: &mut dyn FnMut(HeldGradient<'_>),
+    ) {
         let (speaks, holding) = (self.speaks_for_uncut(), &self.holding);
-        self.inner.each_gradient(&self.own, &mut |held| {
+        self.inner.each_gradient(&self.own, of, &mut |held| {
             let speaks = speaks || !holding.is_uncut(held.parameter);
             let counts = held.counts && speaks && !holding.is_copy(held.parameter);
             each(HeldGradient { counts, ..held });

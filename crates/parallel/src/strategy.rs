@@ -37,6 +37,27 @@ pub struct Collected {
     pub beside: Vec<Vec<f32>>,
 }
 
+/// As [`Strategy::cut_gradients`], one parameter after the other.
+pub(crate) fn cut_each<S: Strategy + ?Sized>(
+    strategy: &mut S,
+    parameters: &Parameters,
+    clip: &Clip,
+    counts: &dyn Fn(usize) -> bool,
+) -> f64 {
+    let mut squares = 0.0;
+    strategy.each_gradient(parameters, &|_| true, &mut |held| {
+        let own = clip.cut(held.values);
+        squares += if held.counts && counts(held.parameter) { own } else { 0.0 };
+    });
+    squares
+}
+
+/// As [`Strategy::multiply_gradients`], likewise.
+pub(crate) fn multiply_each<S: Strategy + ?Sized>(strategy: &mut S, parameters: &Parameters, by: f32) {
+    let multiply = &mut |held: HeldGradient<'_>| held.values.iter_mut().for_each(|grad| *grad *= by);
+    strategy.each_gradient(parameters, &|_| true, multiply);
+}
+
 /// Whether a backward pass is the last of its step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sync {
@@ -195,12 +216,19 @@ pub trait Strategy: Send {
         self.own_parameters(parameters).values().write_elements(elements, values);
     }
 
-    /// Calls `each` with all gradients that this rank holds, in order, once they are whole.
-    fn each_gradient(&mut self, parameters: &Parameters, each: &mut dyn FnMut(HeldGradient<'_>)) {
-        let (arena, counts) = (parameters.grads().arena(), self.place().rank == 0);
-        let mut all = arena.host_span::<f32>(0..parameters.layout().count());
-        for parameter in 0..parameters.layout().count() {
-            let values = &mut all[parameters.layout().range(parameter)];
+    /// Calls `each` with the gradients that this rank holds of the parameters that `of` names, in order, once they are whole. Of a GPU's,
+    /// these come to the host and go back, and no others.
+    fn each_gradient(
+        &mut self,
+        parameters: &Parameters,
+        of: &dyn Fn(usize) -> bool,
+        each: &mut dyn FnMut(HeldGradient<'_>),
+    ) {
+        let (layout, arena) = (parameters.layout(), parameters.grads().arena());
+        let counts = self.place().rank == 0;
+        for parameter in (0..layout.count()).filter(|&i| of(i)) {
+            let mut span = arena.host_span::<f32>(parameter..parameter + 1);
+            let values = &mut span[..layout.range(parameter).len()];
             each(HeldGradient { parameter, start: 0, values, is_everywhere: true, counts });
         }
     }
@@ -215,17 +243,13 @@ pub trait Strategy: Send {
     ) -> Result<(), Error> {
         let mut all = Vec::new();
         if self.is_sharded() {
-            self.each_gradient(parameters, &mut |held| {
-                all.extend_from_slice(if of(held.parameter) { held.values } else { &[] });
-            });
+            self.each_gradient(parameters, of, &mut |held| all.extend_from_slice(held.values));
             change(&mut all)?;
             let mut left = &all[..];
-            self.each_gradient(parameters, &mut |held| {
-                if of(held.parameter) {
-                    let (now, later) = left.split_at(held.values.len());
-                    held.values.copy_from_slice(now);
-                    left = later;
-                }
+            self.each_gradient(parameters, of, &mut |held| {
+                let (now, later) = left.split_at(held.values.len());
+                held.values.copy_from_slice(now);
+                left = later;
             });
             return Ok(());
         }
@@ -263,12 +287,7 @@ pub trait Strategy: Send {
     fn cut_gradients(&mut self, parameters: &Parameters, clip: &Clip, counts: &dyn Fn(usize) -> bool) -> f64 {
         let (layout, arena) = (parameters.layout(), parameters.grads().arena());
         if arena.device().gpu().is_none() || self.is_sharded() {
-            let mut squares = 0.0;
-            self.each_gradient(parameters, &mut |held| {
-                let own = clip.cut(held.values);
-                squares += if held.counts && counts(held.parameter) { own } else { 0.0 };
-            });
-            return squares;
+            return cut_each(self, parameters, clip, counts);
         }
         if let Some(limit) = clip.value {
             arena.clip_value(limit as f32);
@@ -285,7 +304,7 @@ pub trait Strategy: Send {
         if arena.device().gpu().is_some() && !self.is_sharded() {
             return arena.scale(by);
         }
-        self.each_gradient(parameters, &mut |held| held.values.iter_mut().for_each(|grad| *grad *= by));
+        multiply_each(self, parameters, by);
     }
 
     /// Takes the scale of the loss, a power of two, out of the gradients of the step, which are whole; says whether all of them are

@@ -780,6 +780,8 @@ fn ranks_bring_whole_parameters_together_from_the_parts_of_others() {
         (own, On { sharded: Some(Sharded::States), ..On::new(4, &[(Pipeline, 2)]) }),
         (own, On { kind: ScheduleKind::Interleaved, ..On::new(2, &[(Pipeline, 2)]) }),
         (Job::Gpt(Head::Tied), On::new(8, &[(Pipeline, 2), (Across, 2)])),
+        (Job::Gpt(Head::Tied), On::new(4, &[(Context, 2), (Across, 2)])),
+        (own, On { sharded, ..On::new(4, &[(Context, 2)]) }),
         (Job::ResNet, On::new(2, &[(Across, 2)])),
     ];
     for (job, on) in all {
@@ -831,6 +833,7 @@ fn first_values_and_files_come_to_each_rank_in_parts() {
         (Job::Gpt(Head::Tied), On::new(4, &[(Pipeline, 2), (Across, 2)])),
         (own, On { sharded, ..On::new(4, &[(Across, 2)]) }),
         (own, On { sharded, ..On::new(4, &[(Pipeline, 2)]) }),
+        (own, On { sharded, ..On::new(4, &[(Context, 2)]) }),
         (Job::ResNet, On::new(2, &[(Across, 2)])),
     ];
     for (job, on) in all {

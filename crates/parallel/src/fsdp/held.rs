@@ -308,6 +308,35 @@ impl Held {
         Ok(Some(norm))
     }
 
+    /// Cuts each gradient that is held as `clip` says; gives the sum of the squares of those of the parameters that `counts` names, if there
+    /// is a limit on the norm: of what is shared out, and of what all ranks hold, where these count.
+    pub(super) fn cut(
+        &self,
+        units: &[Unit],
+        layout: &Layout,
+        clip: &Clip,
+        (counts, [parts, rests]): (&dyn Fn(usize) -> bool, [bool; 2]),
+    ) -> f64 {
+        if let Some(limit) = clip.value {
+            self.grads.arena.clip_value_in(&self.gradients(units, true), limit as f32);
+        }
+        if clip.norm.is_none() {
+            return 0.0;
+        }
+        let mut counted = Vec::new();
+        for parameter in (0..layout.count()).filter(|&i| counts(i)) {
+            self.overlaps(units, &layout.range(parameter), &self.grads, |_, place, is_rest| {
+                counted.extend((if is_rest { rests } else { parts }).then_some(place));
+            });
+        }
+        self.grads.arena.sum_of_squares(&counted)
+    }
+
+    /// Multiplies the gradients that are held.
+    pub(super) fn multiply(&self, units: &[Unit], by: f32) {
+        self.grads.arena.scale_in(&self.gradients(units, true), by);
+    }
+
     /// Takes over what is held of a unit's values.
     pub(super) fn keep_values(&self, units: &[Unit], unit: usize, span: &Span<f32>) {
         self.values.keep(&self.parts(units, unit), &units[unit], span);

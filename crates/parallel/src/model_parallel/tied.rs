@@ -125,24 +125,21 @@ impl Tied {
         own: &Parameters,
         all: &mut [f32],
     ) -> Result<(), Error> {
+        let number = |parameter: usize| self.own.iter().position(|own| *own == Some(parameter));
+        let is_own = |parameter: usize| number(parameter).is_some();
         let place = |held: &HeldGradient<'_>| {
-            let number = self.own.iter().position(|own| *own == Some(held.parameter))?;
+            let number = number(held.parameter).expect("only these come");
             let start = self.place(number).start + held.start;
-            Some(start..start + held.values.len())
+            start..start + held.values.len()
         };
-        inner.each_gradient(own, &mut |held| {
+        inner.each_gradient(own, &is_own, &mut |held| {
             // What all of them hold is told by one.
-            let tells = !held.is_everywhere || of_shards == Rank(0);
-            if let Some(place) = place(&held).filter(|_| tells) {
-                all[place].copy_from_slice(held.values);
+            if !held.is_everywhere || of_shards == Rank(0) {
+                all[place(&held)].copy_from_slice(held.values);
             }
         });
         group.all_reduce(all, ReduceOp::Sum)?;
-        inner.each_gradient(own, &mut |held| {
-            if let Some(place) = place(&held) {
-                held.values.copy_from_slice(&all[place]);
-            }
-        });
+        inner.each_gradient(own, &is_own, &mut |held| held.values.copy_from_slice(&all[place(&held)]));
         Ok(())
     }
 

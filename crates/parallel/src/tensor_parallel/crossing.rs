@@ -222,7 +222,7 @@ impl Ranks {
             }
             Move::ScatterKeys => {
                 let (stretch, width) = (self.stretch(x.dim(1)), x.dim(2) / 3);
-                let own = x.narrow(1, rank * stretch, stretch).contiguous();
+                let own = x.narrow(1, rank * stretch, stretch).copied();
                 let keys = self.moved_as::<T>(Move::Scatter, &x.narrow(2, width, 2 * width));
                 own.narrow(2, width, 2 * width).copy_from(&keys);
                 own

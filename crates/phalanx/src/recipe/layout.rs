@@ -141,7 +141,6 @@ impl Recipe {
         again: Option<Again>,
     ) -> ModelParallelConfig {
         let divides = |by: usize, what| Bound { axis: Axis::Tensor, by: By::Divides(by), what };
-        let stretches = self.parallel.context.unwrap_or(1).max(1);
         let (gpt, (kind, chunks)) = (self.gpt(), self.schedule_of_pipeline());
         let is_gpt = LANGUAGE.contains(&&*self.model.name);
         let sequence = self.parallel.sequence == Some(true);
@@ -153,9 +152,12 @@ impl Recipe {
         if is_gpt {
             bounds.extend([divides(gpt.heads, "heads"), divides(BYTES, "words")]);
             bounds.push(Bound { axis: Axis::Context, by: By::Divides(gpt.context), what: "positions" });
-            // Each stretch falls into others.
-            let of_stretch = if stretches > 1 { "positions of a stretch" } else { "positions" };
-            bounds.extend(sequence.then(|| divides(gpt.context / stretches, of_stretch)));
+            let by = By::DividesWith(Axis::Context, gpt.context);
+            bounds.extend(sequence.then_some(Bound {
+                axis: Axis::Tensor,
+                by,
+                what: "positions of a stretch",
+            }));
         }
         bounds.extend(self.narrowest().map(|(numbers, what)| divides(numbers, what)));
         let recipe = self.clone();

@@ -78,7 +78,7 @@ fn gradients(
         let came = down() - before;
         group.barrier().unwrap();
         let mut all = Vec::new();
-        strategy.each_gradient(&whole, &mut |held| all.extend_from_slice(held.values));
+        strategy.each_gradient(&whole, &|_| true, &mut |held| all.extend_from_slice(held.values));
         (all, came)
     };
     std::thread::scope(|scope| {

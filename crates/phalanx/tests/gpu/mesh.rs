@@ -98,9 +98,10 @@ fn parts_of_a_model_are_shared_out_among_gpus() {
     assert_eq!(fake.nccl().live(), 0, "communicators that nobody ended");
 }
 
-/// Ranks with a stretch of each sequence bring keys and values together, by NCCL and by way of the host.
+/// Ranks with a stretch of each sequence bring keys and values together; stages that share a table of words share it out, too. By NCCL and
+/// by way of the host.
 #[test]
-fn stretches_of_sequences_on_gpus_are_those_of_a_cpu_with_whole_ones() {
+fn stretches_and_tied_shards_on_gpus_are_what_a_cpu_has_as_a_whole() {
     let Some(fake) = fake() else { return };
     fake.gpus(4);
     let folder = tempfile::tempdir().unwrap();
@@ -111,17 +112,22 @@ fn stretches_of_sequences_on_gpus_are_those_of_a_cpu_with_whole_ones() {
         (&[CONTEXT][..], Between::Whole, 2, None),
         (&[CONTEXT, TENSOR], Between::Sequence, 4, None),
         (&[CONTEXT], Between::Whole, 2, Some(FsdpConfig::default())),
+        (&[PIPELINE], Between::Whole, 4, Some(FsdpConfig::default())),
     ] {
+        let stages =
+            StagesConfig { blocks: vec![0..2, 2..3], kind: ScheduleKind::OneFOneB, micro_batches: 2 };
+        let of_shards = ranks / mesh.iter().map(|(_, size)| size).product::<usize>();
+        let batch_size = alone.batch_size / of_shards;
         let mesh = ModelParallelConfig {
+            stages: mesh.contains(&PIPELINE).then_some(stages),
             mesh: mesh.to_vec(),
             bounds: Vec::new(),
             model: Arc::new(task.net),
             plan: Some(Plan::of_gpt(2, between)),
-            stages: None,
             ddp: DdpConfig::default(),
             sharded: None,
         };
-        let trainer = Trainer { mesh: Some(mesh), sharded, ..alone.clone() };
+        let trainer = Trainer { mesh: Some(mesh), sharded, batch_size, ..alone.clone() };
         let shared = run(&task, &trainer, ranks, false, &|_| gpu(&fake));
         let gathers = || fake.nccl().calls("ncclAllGather");
         let before = gathers();
@@ -141,6 +147,23 @@ fn stretches_of_sequences_on_gpus_are_those_of_a_cpu_with_whole_ones() {
     }
     assert_eq!(fake.damage(), [""; 0]);
     assert_eq!(fake.nccl().live(), 0, "communicators that nobody ended");
+}
+
+/// Of what is shared out, too, sums of squares alone come to the host where gradients are cut.
+#[test]
+fn shards_of_parts_are_cut_where_they_lie() {
+    let Some(fake) = fake() else { return };
+    fake.gpus(4);
+    let down = |clip| {
+        let sharded = Some(FsdpConfig { unit_bytes: 0, ..FsdpConfig::default() });
+        let trainer = Trainer { clip, sharded, ..on(&[TENSOR], ScheduleKind::GPipe) };
+        let before = fake.count(Count::BytesDown);
+        check_of(&net, &fake, &trainer, 4, &|rank| gpu_of(&fake, rank));
+        fake.count(Count::BytesDown) - before
+    };
+    let (whole, cut) = (down(Clip::default()), down(on(&[TENSOR], ScheduleKind::GPipe).clip));
+    // Four ranks, three steps, eight parameters: of each a number for what is shared out, and one for what is left over.
+    assert!(cut > whole && cut <= whole + 4 * 3 * 8 * 2 * 8, "{cut} bytes with a limit, {whole} without");
 }
 
 /// What parts add up goes from GPU to GPU where each rank has one: no bytes of it come to the host.
