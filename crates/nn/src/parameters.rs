@@ -271,6 +271,11 @@ impl Parameters {
         self.given.load(Ordering::Relaxed)
     }
 
+    /// Says that what was brought here means nothing any more: first values may be given again.
+    pub fn count_as_lost(&self) {
+        self.given.store(false, Ordering::Relaxed);
+    }
+
     /// Says that values were brought here without any of these ways.
     pub fn count_as_given(&self) {
         self.given.store(true, Ordering::Relaxed);

@@ -734,7 +734,8 @@ impl Strategy for ModelParallel {
     }
 
     fn mean(&mut self, whole: &Parameters) -> Average {
-        if self.away.is_none() {
+        // Who has parted has its part, and nothing else that means anything.
+        if self.away.is_none() && !self.has_parted {
             self.holding.take(whole, &self.own);
         }
         self.inner.mean(&self.own)

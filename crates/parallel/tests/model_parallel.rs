@@ -872,6 +872,35 @@ fn first_values_and_files_come_to_each_rank_in_parts() {
     }
 }
 
+/// A rank that owes others the first step makes it once they have parted, and its running mean begins with what it has then.
+#[test]
+fn a_mean_that_begins_behind_the_end_of_a_membership_is_that_of_what_was_kept() {
+    let job = Job::Gpt(Head::Own);
+    let sharded = Some(Sharded::Parameters);
+    for on in [On::new(2, &[(Across, 2)]), On { sharded, ..On::new(4, &[(Across, 2)]) }] {
+        on.each(job, |_, model, whole, strategy| {
+            let mut optimizer = Optimizer::new(Sgd::new(0.1)).unwrap();
+            Run { job, model: &model, parameters: whole, strategy }.pass(0, 0, Sync::Now);
+            strategy.finish(whole).unwrap();
+            strategy.part(whole, None);
+            strategy.step(&mut optimizer, whole, &Device::cpu(1), 1.0).unwrap();
+            strategy.part(whole, None);
+            let mean = strategy.mean(whole).values().with(<[f32]>::to_vec);
+            let held: Vec<f32> = strategy
+                .portion(whole)
+                .elements
+                .into_iter()
+                .flat_map(|elements| {
+                    let mut held = vec![0.0; elements.len()];
+                    strategy.read_held(whole, elements, &mut held);
+                    held
+                })
+                .collect();
+            assert!(mean == held && held.iter().any(|value| *value != 0.0), "{}", on.what());
+        });
+    }
+}
+
 /// An array as an optimizer has it, of other numbers everywhere but in the padding.
 fn padded_randomly(whole: &Parameters) -> Vec<f32> {
     let (layout, random) = (whole.layout(), Philox::new(5, 5));

@@ -67,6 +67,8 @@ pub(super) struct Store {
     pub(super) held: Option<Held>,
     /// Pages of others' parts of units, values and gradients, that are not needed now.
     pub(super) spare: Option<Spare>,
+    /// Whether what is held is all that means anything.
+    has_parted: bool,
 }
 
 /// The casts of a region.
@@ -108,6 +110,7 @@ impl Store {
             casts: None,
             spare: if held.is_some() { None } else { room(units) },
             held,
+            has_parted: false,
         }
     }
 
@@ -119,7 +122,7 @@ impl Store {
 
     /// Takes over from all units that are here what this rank holds of them on a GPU.
     pub(super) fn keep(&self, units: &[Unit]) {
-        let Some(held) = &self.held else { return };
+        let Some(held) = self.held.as_ref().filter(|_| !self.has_parted) else { return };
         for (i, _) in self.away.iter().enumerate().filter(|(_, away)| away.is_none()) {
             held.keep_values(units, i, &self.values.set_aside(units[i].params.clone()));
         }
@@ -132,6 +135,7 @@ impl Store {
         self.away.fill_with(|| None);
         self.partly.fill_with(Vec::new);
         self.casts = None;
+        self.has_parted = true;
     }
 
     /// Makes ready for passes whose products are made in this type; all ranks have to, between two passes.

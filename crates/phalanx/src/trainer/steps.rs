@@ -49,6 +49,8 @@ pub(super) struct Course<'a> {
     goes_on: bool,
     /// What kept this rank's part in the membership before, where ranks have parts.
     before: Option<Box<dyn Strategy>>,
+    /// Whether the parameters had values when the run was asked for, which a second beginning wouldn't find.
+    came_with_values: bool,
     /// The buffers before the step at hand, whose forward passes change them.
     before_step: Arena,
     /// Whether there is such a step, which doesn't count yet.
@@ -124,6 +126,7 @@ impl<'a> Course<'a> {
             goes_on: false,
             before: None,
             before_step: parameters.buffers().like(),
+            came_with_values: parameters.has_values(),
             in_step: false,
             prepared: None,
             mean_is_behind: false,
@@ -140,7 +143,9 @@ impl<'a> Course<'a> {
     /// Makes the steps that are left, as long as the ranks are the same.
     pub(super) fn go(&mut self, state: &mut State) -> Result<End, Error> {
         let (mut run, beginning) = self.begin(state)?;
-        let end = self.get_ready(&mut run, state, beginning).and_then(|()| self.make_steps(&mut run, state));
+        let ready = self.get_ready(&mut run, state, beginning);
+        let begins_anew = ready.is_err() && self.is_new() && self.trainer.shares_out();
+        let mut end = ready.and_then(|()| self.make_steps(&mut run, state));
         if self.trainer.shares_out() && !matches!(end, Ok(End::Over { .. })) {
             let because = end.as_ref().err().map(Error::to_string);
             run.strategy.part(self.parameters, because.as_deref());
@@ -148,6 +153,13 @@ impl<'a> Course<'a> {
                 self.trainer.follow(&mut *run.strategy, self.parameters, &mut state.average);
             }
             self.before = Some(run.strategy);
+        }
+        if begins_anew {
+            // Of what the parameters held some was given back already.
+            self.parameters.count_as_lost();
+            if self.came_with_values && end.as_ref().is_err_and(Error::is_consequence) {
+                end = Err(Error::PartLost);
+            }
         }
         end
     }
