@@ -582,6 +582,10 @@ impl Strategy for ModelParallel {
     }
 
     fn pass(&mut self, pass: &Pass<'_>) -> Result<f64, Error> {
+        self.pass_while(pass, &mut || ())
+    }
+
+    fn pass_while(&mut self, pass: &Pass<'_>, meanwhile: &mut dyn FnMut()) -> Result<f64, Error> {
         self.part_from(pass.parameters);
         let mut ctx = pass.ctx.clone();
         if let Some(tensor) = self.tensor.as_ref().filter(|_| self.scores_in_parts) {
@@ -607,7 +611,10 @@ impl Strategy for ModelParallel {
         };
         // Before anyone reads the loss.
         let (trail, mut settled) = (&self.trail, Ok(()));
-        let loss = self.inner.pass_while(&own, &mut || settled = trail.settle());
+        let loss = self.inner.pass_while(&own, &mut || {
+            meanwhile();
+            settled = trail.settle();
+        });
         let mut loss = settled.map_err(Error::from).and(loss);
         // The rank of the last stage has it, the others of the pipeline have 0.
         if let (Ok(loss), Some(pipeline)) = (&mut loss, &self.pipeline) {

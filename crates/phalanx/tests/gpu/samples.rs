@@ -10,6 +10,7 @@ use phalanx::data::{
 };
 use phalanx::nn::models::{Gpt, GptConfig};
 use phalanx::nn::{BatchNorm2d, Conv2d, Flatten, Linear, MaxPool2d, Module, Sequential, Weights};
+use phalanx::parallel::{DdpConfig, ModelParallelConfig};
 use phalanx::tensor::Device;
 use phalanx::{Event, Observer, Trainer, Worker};
 use phalanx_fake_cuda::{Count, FakeCuda};
@@ -308,13 +309,24 @@ fn a_batch_is_taken_and_sent_while_the_gpu_makes_the_pass_before() {
     let fake = Arc::new(fake);
     let folder = tempfile::tempdir().unwrap();
     let task = images(folder.path());
-    for graphs in [false, true] {
+    // A replica on one rank, as those on several make their passes.
+    let mesh = ModelParallelConfig {
+        mesh: Vec::new(),
+        bounds: Vec::new(),
+        model: Arc::new(task.net),
+        plan: None,
+        stages: None,
+        ddp: DdpConfig::default(),
+        sharded: None,
+    };
+    for (graphs, mesh) in [(false, None), (true, None), (false, Some(mesh))] {
         let worker = Worker::with_device(Group::solo(), gpu(&fake));
         let seen = Arc::new(Mutex::new(Vec::new()));
         let samples = Values(task.train.clone());
         let train = Arc::new(Taken { samples, fake: fake.clone(), seen: seen.clone() });
         let mut ends = Ends(&fake, Vec::new());
-        let trainer = Trainer { steps: Some(7), batch_size: 4, graphs, ..trainer() };
+        let what = format!("graphs {graphs}, {mesh:?}");
+        let trainer = Trainer { steps: Some(7), batch_size: 4, graphs, mesh, ..trainer() };
         trainer.fit(&worker, &mut *(task.net)(), RULE, train, None, &mut ends).unwrap();
         let seen = seen.lock().unwrap();
         // A batch before the first pass, and one in each of seven but the last, behind which nobody wants any.
@@ -322,11 +334,8 @@ fn a_batch_is_taken_and_sent_while_the_gpu_makes_the_pass_before() {
         for step in 3..6 {
             let ([given, waited], [given_before, waited_before]) = (seen[step + 1], ends.1[step - 1]);
             let given_after = ends.1[step][0];
-            assert!(given_before < given && given < given_after, "step {step}, graphs {graphs}");
-            assert_eq!(
-                waited, waited_before,
-                "step {step}, graphs {graphs}: nobody waits before it is taken"
-            );
+            assert!(given_before < given && given < given_after, "step {step}, {what}");
+            assert_eq!(waited, waited_before, "step {step}, {what}: nobody waits before it is taken");
         }
     }
     assert_eq!(fake.damage(), [""; 0]);

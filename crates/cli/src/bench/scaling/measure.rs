@@ -138,8 +138,8 @@ fn here(recipe: &str, out: &Path, args: &[String], steps: usize) -> Result<Vec<T
     while let Some((_, event)) = trial.next()? {
         all.extend(told(&event));
         if all.len() == steps {
-            // What a run does at its end isn't what is measured.
-            trial.signal(Signal::SIGINT)?;
+            // What a run does at its end isn't what is measured. Who was put into the background by a script ignores SIGINT.
+            trial.signal(Signal::SIGTERM)?;
             break;
         }
     }
