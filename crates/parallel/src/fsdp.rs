@@ -388,8 +388,9 @@ impl Strategy for Fsdp {
         if is_first && !has_values {
             parameters.give_first_buffers();
         }
+        share_buffers(&self.all, parameters)?;
         parameters.count_as_given();
-        share_buffers(&self.all, parameters)
+        Ok(())
     }
 
     fn prepare_alike(&mut self, parameters: &Parameters) -> Result<(), Error> {

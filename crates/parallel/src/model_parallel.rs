@@ -129,6 +129,8 @@ pub struct ModelParallel {
     tied: Option<Tied>,
     /// Trains it, beside those that hold the same part of other replicas.
     inner: Box<dyn Strategy>,
+    /// Whether the whole model had values to begin with, of which each rank takes its part.
+    begins_whole: bool,
     /// The whole model's values, while they aren't here.
     away: Option<Span<f32>>,
     /// And its buffers.
@@ -291,6 +293,7 @@ impl ModelParallel {
             holding,
             tied,
             inner,
+            begins_whole: false,
             away: None,
             whole_buffers: whole.buffers().clone(),
             has_parted: false,
@@ -313,6 +316,9 @@ impl ModelParallel {
 
     /// Gives the memory of the whole model's values back (MP-WHOLE).
     fn send_away(&mut self, whole: &Parameters) {
+        if self.away.is_some() {
+            return;
+        }
         let mut span = whole.values().set_aside(0..whole.layout().count());
         span.give_back(0..span.count());
         // Casts of them are of no use to the part that this rank trains.
@@ -533,6 +539,7 @@ impl Strategy for ModelParallel {
             return Ok(());
         }
         whole.give_first_values();
+        self.begins_whole = true;
         self.prepare_alike(whole)?;
         share_values(&self.world, whole)
     }
@@ -542,11 +549,12 @@ impl Strategy for ModelParallel {
         self.inner.prepare_alike(&self.own)
     }
 
-    /// Where the whole values are away, this rank takes what it holds.
+    /// Unless the whole values are here, this rank takes what it holds.
     fn load_one(&mut self, whole: &Parameters, name: &str, values: &[f32]) {
-        if self.away.is_none() {
+        if self.begins_whole && self.away.is_none() {
             return whole.load_one(name, values);
         }
+        self.send_away(whole);
         if let Some(part) = self.holding.part_of_one(whole, name, values) {
             self.inner.load_one(&self.own, name, &part);
         }
@@ -742,7 +750,7 @@ impl Strategy for ModelParallel {
 
     fn mean(&mut self, whole: &Parameters) -> Average {
         // Who has parted has its part, and nothing else that means anything.
-        if self.away.is_none() && !self.has_parted {
+        if self.begins_whole && self.away.is_none() && !self.has_parted {
             self.holding.take(whole, &self.own);
         }
         self.inner.mean(&self.own)

@@ -203,6 +203,11 @@ pub enum Error {
         "parts of the model were lost with other workers, and there is no checkpoint to go on from: the run begins again\nhint: take one now and then (train.checkpoint_every)"
     )]
     PartLost,
+    /// A rank was lost before the first step, when others had given back some of the values that a program had given.
+    #[error(
+        "a worker was lost before the first step, and the values that the run was to begin with are gone with it\nhint: give them again, or as Trainer::initial, which is read again"
+    )]
+    ValuesLost,
     /// The rank couldn't find its place in the run.
     #[error("{0}")]
     Join(String),

@@ -1,6 +1,6 @@
 //! Weights that a run begins with. Rank 0 reads them, one array at a time, and hands each to the others, which take what they hold of
 //! it: no rank ever has all of them, however large the file, unless it is one that only comes as a whole (what `torch.save` wrote, or
-//! arrays of another type than float32), which rank 0 has then.
+//! a file with arrays of another type than float32), which rank 0 has then.
 
 use super::arrays::{ArrayEntry, ArrayFile, arrays_of};
 use super::error::CheckpointError;
@@ -12,14 +12,15 @@ use phalanx_comm::{Group, Rank};
 use phalanx_nn::{NotFinite, Parameters, Weights};
 use phalanx_parallel::Strategy;
 use phalanx_tensor::Shape;
+use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Where the weights are that a run begins with, and what is taken of them.
 #[derive(Clone, Debug)]
 pub struct InitialWeights {
-    /// A file of weights, as [`Weights::read`] takes it, or a folder of safetensors files: `model.safetensors`, or all of its parts, as a
-    /// checkpoint has them.
+    /// A file of weights, as [`Weights::read`] takes it, or a folder of safetensors files with arrays of float32: `model.safetensors`, or
+    /// all of its parts, as a checkpoint has them.
     pub path: PathBuf,
     /// What is taken of the head.
     pub head: Head,
@@ -146,7 +147,7 @@ impl Source {
     fn open(path: &Path) -> Result<Source, Error> {
         if path.is_dir() {
             let files = parts_in(path)?.into_iter().map(|name| OpenFile::open(path, &name));
-            return Ok(Source::Arrays(files.collect::<Result<_, _>>()?));
+            return Ok(Source::Arrays(once_each(path, files.collect::<Result<_, _>>()?)?));
         }
         let folder = path.parent().unwrap_or(Path::new(""));
         let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -210,6 +211,19 @@ impl OpenFile {
     }
 }
 
+/// The files of a folder, if no two of them hold an array of the same name.
+fn once_each(folder: &Path, files: Vec<OpenFile>) -> Result<Vec<OpenFile>, CheckpointError> {
+    let mut known = HashSet::new();
+    let twice = files.iter().flat_map(|file| &file.arrays).find(|array| !known.insert(&array.name));
+    match twice {
+        None => Ok(files),
+        Some(array) => {
+            let reason = format!("two of its files hold {}", array.name);
+            Err(CheckpointError::Broken { path: folder.to_owned(), reason: reason.into() })
+        }
+    }
+}
+
 /// The files of a folder that hold a model's weights together, in order.
 fn parts_in(folder: &Path) -> Result<Vec<String>, CheckpointError> {
     let mut names = Vec::new();
@@ -268,7 +282,7 @@ mod tests {
         save("bias", "model-00002-of-00002.safetensors");
         assert_eq!(from(folder.path()).check(&parameters).unwrap(), [""; 0]);
         save("weight", "model-00002-of-00002.safetensors");
-        assert!(refused().contains("missing: bias"), "{}", refused());
+        assert!(refused().contains("two of its files hold weight"), "{}", refused());
     }
 
     #[test]

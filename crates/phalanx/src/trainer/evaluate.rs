@@ -25,6 +25,9 @@ pub(super) fn evaluate(
     run: &mut Run<'_>,
     average: &mut Option<Average>,
 ) -> Result<Option<Evaluation>, Error> {
+    if run.test.is_none() {
+        return Ok(None);
+    }
     run.with_mean(average, as_it_is)
 }
 

@@ -51,6 +51,8 @@ pub(super) struct Course<'a> {
     before: Option<Box<dyn Strategy>>,
     /// Whether the parameters had values when the run was asked for, which a second beginning wouldn't find.
     came_with_values: bool,
+    /// Whether ranks that share the model out have begun to.
+    is_prepared: bool,
     /// The buffers before the step at hand, whose forward passes change them.
     before_step: Arena,
     /// Whether there is such a step, which doesn't count yet.
@@ -127,6 +129,7 @@ impl<'a> Course<'a> {
             before: None,
             before_step: parameters.buffers().like(),
             came_with_values: parameters.has_values(),
+            is_prepared: false,
             in_step: false,
             prepared: None,
             mean_is_behind: false,
@@ -142,10 +145,21 @@ impl<'a> Course<'a> {
 
     /// Makes the steps that are left, as long as the ranks are the same.
     pub(super) fn go(&mut self, state: &mut State) -> Result<End, Error> {
+        let end = self.go_through(state);
+        match &end {
+            Err(error) if self.is_prepared && self.is_new() => {
+                // Of what the parameters held some was given back already.
+                self.parameters.count_as_lost();
+                if self.came_with_values && error.is_consequence() { Err(Error::ValuesLost) } else { end }
+            }
+            _ => end,
+        }
+    }
+
+    fn go_through(&mut self, state: &mut State) -> Result<End, Error> {
         let (mut run, beginning) = self.begin(state)?;
         let ready = self.get_ready(&mut run, state, beginning);
-        let begins_anew = ready.is_err() && self.is_new() && self.trainer.shares_out();
-        let mut end = ready.and_then(|()| self.make_steps(&mut run, state));
+        let end = ready.and_then(|()| self.make_steps(&mut run, state));
         if self.trainer.shares_out() && !matches!(end, Ok(End::Over { .. })) {
             let because = end.as_ref().err().map(Error::to_string);
             run.strategy.part(self.parameters, because.as_deref());
@@ -153,13 +167,6 @@ impl<'a> Course<'a> {
                 self.trainer.follow(&mut *run.strategy, self.parameters, &mut state.average);
             }
             self.before = Some(run.strategy);
-        }
-        if begins_anew {
-            // Of what the parameters held some was given back already.
-            self.parameters.count_as_lost();
-            if self.came_with_values && end.as_ref().is_err_and(Error::is_consequence) {
-                end = Err(Error::PartLost);
-            }
         }
         end
     }
@@ -213,6 +220,7 @@ impl<'a> Course<'a> {
             }
         };
         let settling = since.elapsed();
+        self.is_prepared = trainer.shares_out();
         let run = Run::prepare(trainer, worker, group, model, parameters, data, standing, speaker)?;
         let preparing = since.elapsed() - settling;
         tracing::debug!("the state was settled in {settling:.1?}, the ranks prepared in {preparing:.1?}");
@@ -302,9 +310,6 @@ impl<'a> Course<'a> {
         let _start = worker.pulse().enter(Section::Start);
         self.goes_on = matches!(beginning, Beginning::Whole { .. } | Beginning::Newest(_));
         let is_lost = matches!(beginning, Beginning::Checkpoint { .. });
-        if matches!(beginning, Beginning::Anew) {
-            self.take_initial_weights(run)?;
-        }
         let facts = run.facts();
         let writes_alone = self.checkpoints.as_ref().is_some_and(Checkpoints::writes_alone);
         match &trainer.checkpoint {
@@ -328,6 +333,10 @@ impl<'a> Course<'a> {
                 self.checkpoints = Some(begun);
                 (self.last, self.evaluated, self.epoch_start) = (None, None, None);
             }
+        }
+        // A checkpoint is newer than what the run began with.
+        if matches!(beginning, Beginning::Anew) && state.progress.step == 0 {
+            self.take_initial_weights(run)?;
         }
         // A mean that the checkpoint has, and this run doesn't follow, is none of its own.
         state.average = state.average.take().filter(|_| trainer.ema.is_some());
