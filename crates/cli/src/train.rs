@@ -115,8 +115,8 @@ fn lead(args: &TrainArgs, recipe: &Recipe) -> Result<u8> {
         return Err(WrongUsage(error).into());
     }
     Places::from_env(args.data.clone()).find(listing(&recipe.data.name)?, &mut FetchBar::new())?;
-    if let Some(init) = &args.init {
-        // A file that doesn't fit is told once, by this process, before any other is started.
+    if let Some(init) = args.init.as_ref().filter(|_| !args.resume) {
+        // A file that doesn't fit is told once, by this process, before any other is started. A run that goes on may not need it.
         check_initial(init, recipe)?;
     }
     let run_id = fresh_run_id()?;

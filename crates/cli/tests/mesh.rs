@@ -187,6 +187,14 @@ fn weights_to_begin_with_come_from_a_file_or_from_parts_however_the_model_lies()
     {
         check_close(mesh, &train(folder.path(), &format!("more-{i}"), &format!("{mesh} --steps 3 {own}")), &want);
     }
+    // One that goes on from a checkpoint asks for no file.
+    let run = format!(
+        "--nproc-per-node 2 --batch-size 4 --strategy fsdp --set train.checkpoint_every=1 {own} {file}"
+    );
+    train(folder.path(), "goes-on", &format!("{run} --steps 2"));
+    fs::remove_file(folder.path().join("base/model.safetensors")).unwrap();
+    let rest = train(folder.path(), "goes-on", &format!("{run} --steps 3 --resume"));
+    check_close("gone on with", &rest, &want[2..]);
 }
 
 fn copy_folder(from: &Path, to: &Path) {

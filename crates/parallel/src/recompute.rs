@@ -6,7 +6,8 @@
 //! moving their running statistics twice ([`Ctx::again`]). It takes the time of another forward pass.
 //!
 //! [`Recomputed::cheap`] chooses by operation in the place of blocks: products don't keep the results of norms and activation functions
-//! that they are given, which are made again of what these keep anyway ([`without_cheap`]). It takes hardly any time, and saves less.
+//! that they are given, which are made again of what these keep anyway ([`without_cheap`]). It takes hardly any time, and saves less. On
+//! a GPU in 16 bits GELU is computed of its rounded input then, and not within the product before it, so bits may differ.
 //!
 //! Since it is a model like any other, it goes with every strategy: each cuts it at its blocks and walks back through what it left.
 
