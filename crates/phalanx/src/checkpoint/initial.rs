@@ -219,7 +219,7 @@ fn once_each(folder: &Path, files: Vec<OpenFile>) -> Result<Vec<OpenFile>, Check
         None => Ok(files),
         Some(array) => {
             let reason = format!("two of its files hold {}", array.name);
-            Err(CheckpointError::Broken { path: folder.to_owned(), reason: reason.into() })
+            Err(CheckpointError::Broken { path: folder.to_owned(), reason })
         }
     }
 }
