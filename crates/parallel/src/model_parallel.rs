@@ -381,16 +381,17 @@ impl ModelParallel {
         given.narrow(1, context.rank() * len, len).contiguous()
     }
 
-    /// Which positions this rank has between layers, of sequences of so many; none where it has all.
-    fn positions(&self, of: usize) -> Option<Within> {
+    /// Which positions of what a pass is given this rank has between layers; none where it has all.
+    fn positions(&self, given: &Tensor) -> Option<Within> {
         let sequence = self.tensor.as_ref().filter(|_| self.between == Between::Sequence);
-        let (mut start, mut len, mut is_all) = (0, of, true);
-        for ranks in self.context.iter().chain(sequence) {
-            len = ranks.stretch(len);
-            start += ranks.rank() * len;
-            is_all = false;
-        }
-        (!is_all).then_some(Within { dim: 1, start, of })
+        let mut cuts = self.context.iter().chain(sequence).peekable();
+        cuts.peek()?;
+        let of = given.dim(1);
+        let (start, _) = cuts.fold((0, of), |(start, len), ranks| {
+            let len = ranks.stretch(len);
+            (start + ranks.rank() * len, len)
+        });
+        Some(Within { dim: 1, start, of })
     }
 
     /// Adds up the gradients that each rank of the tensor group has a part of: those of what isn't cut, of the stretches of
@@ -602,8 +603,7 @@ impl Strategy for ModelParallel {
                 cross_entropy_in_parts(&ranks, scores, labels, smoothing)
             }));
         }
-        let knows_positions = self.context.is_some() || self.between == Between::Sequence;
-        if let Some(positions) = knows_positions.then(|| self.positions(pass.input.dim(1))).flatten() {
+        if let Some(positions) = self.positions(&pass.input) {
             ctx = ctx.within(positions);
         }
         let own = Pass {

@@ -295,12 +295,13 @@ impl WeightGradients {
         saved: &Saved,
         rest: (&Option<SumOverBatch>, &Tensor, &Device),
     ) {
-        let mut saved = saved.clone();
-        match op {
-            Op::Linear(..) | Op::LinearInOut(..) | Op::Conv2d(_) | Op::Matmul(..) | Op::Embedding { .. } => {}
-            // What GELU was given is for the gradient of the rows alone.
-            Op::GeluLinearInOut(..) => saved[2] = None,
-            _ => return,
+        let is_behind_gelu = matches!(op, Op::GeluLinearInOut(..));
+        let is_product = matches!(
+            op,
+            Op::Linear(..) | Op::LinearInOut(..) | Op::Conv2d(_) | Op::Matmul(..) | Op::Embedding { .. }
+        );
+        if !is_product && !is_behind_gelu {
+            return;
         }
         let mut weights = Inputs::default();
         for (weight, input) in weights.iter_mut().zip(inputs) {
@@ -325,6 +326,11 @@ impl WeightGradients {
             }
         }
         if weights.iter().any(Option::is_some) {
+            let mut saved = saved.clone();
+            if is_behind_gelu {
+                // What GELU was given is for the gradient of the rows alone.
+                saved[2] = None;
+            }
             let (shared, grad, device) = (rest.0.clone(), rest.1.clone(), rest.2.clone());
             self.parts.push(Part { op: *op, inputs: weights, saved, shared, grad, device });
         }

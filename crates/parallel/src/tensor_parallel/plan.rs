@@ -47,10 +47,6 @@ pub enum Style {
     Positions,
 }
 
-/// What each rank of a context group has of a sequence, in `Plan::stretch`: the rows of its positions, and an attention that brings keys
-/// and values together.
-const OF_STRETCHES: &str = "an attention (Style::Heads) and a table of positions (Style::Positions)";
-
 /// What ranks have between the layers that are cut.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Between {
@@ -91,7 +87,9 @@ pub enum PlanError {
         layers: Vec<String>,
     },
     /// Nothing in it knows of positions.
-    #[error("the plan has no sequences that could be cut\nhint: name {OF_STRETCHES}")]
+    #[error(
+        "the plan has no sequences that could be cut\nhint: name an attention (Style::Heads) and a table of positions (Style::Positions)"
+    )]
     NoSequences,
     /// A dimension that doesn't fall into equal parts.
     #[error("{name}: {len} along dimension {dim}, which {parts} ranks can't share evenly")]
@@ -119,6 +117,11 @@ impl Plan {
         self
     }
 
+    /// The same, with two layers cut together whose weights are (out, in): the first by its outputs, the second by its inputs.
+    fn with_pair(self, first: &str, second: &str) -> Plan {
+        self.with(first, Style::Outputs { dim: 0, groups: 1 }).with(second, Style::Inputs { dim: 1 })
+    }
+
     /// The plan of [`phalanx_nn::models::Gpt`] with so many heads.
     pub fn of_gpt(heads: usize, between: Between) -> Plan {
         Plan::new(between)
@@ -134,18 +137,14 @@ impl Plan {
 
     /// The plan of [`phalanx_nn::models::MnistNet`], whose dense layers are cut.
     pub fn of_mnist() -> Plan {
-        Plan::new(Between::Whole)
-            .with("fc1", Style::Outputs { dim: 0, groups: 1 })
-            .with("drop", Style::Dropout { dim: 1, of: MnistNet::DENSE })
-            .with("fc2", Style::Inputs { dim: 1 })
+        let dropout = Style::Dropout { dim: 1, of: MnistNet::DENSE };
+        Plan::new(Between::Whole).with_pair("fc1", "fc2").with("drop", dropout)
     }
 
     /// The plan of [`phalanx_nn::models::MnistHpcNet`], whose dense layers are cut.
     pub fn of_mnist_hpc() -> Plan {
-        Plan::new(Between::Whole)
-            .with("fc1", Style::Outputs { dim: 0, groups: 1 })
-            .with("drop2", Style::Dropout { dim: 1, of: MnistHpcNet::DENSE })
-            .with("fc2", Style::Inputs { dim: 1 })
+        let dropout = Style::Dropout { dim: 1, of: MnistHpcNet::DENSE };
+        Plan::new(Between::Whole).with_pair("fc1", "fc2").with("drop2", dropout)
     }
 
     /// The plan of [`phalanx_nn::models::ResNet`]: in each block the two largest of the convolutions that follow each other, with the
@@ -156,9 +155,8 @@ impl Plan {
             _ => ["conv2", "bn2", "conv3"],
         };
         Plan::new(Between::Whole)
-            .with(&format!("layer*.{first}"), Style::Outputs { dim: 0, groups: 1 })
+            .with_pair(&format!("layer*.{first}"), &format!("layer*.{second}"))
             .with(&format!("layer*.{norm}"), Style::Channels)
-            .with(&format!("layer*.{second}"), Style::Inputs { dim: 1 })
     }
 
     /// The plan of [`phalanx_nn::models::ResNet9`]: of its convolutions, which follow each other in pairs, each first and second.
@@ -169,18 +167,16 @@ impl Plan {
             ["layer2.conv", "layer2.norm", "layer3.conv"],
         ];
         pairs.into_iter().fold(Plan::new(Between::Whole), |plan, [first, norm, second]| {
-            plan.with(first, Style::Outputs { dim: 0, groups: 1 })
-                .with(norm, Style::Channels)
-                .with(second, Style::Inputs { dim: 1 })
+            plan.with_pair(first, second).with(norm, Style::Channels)
         })
     }
 
     /// The plan of [`phalanx_nn::models::Autoencoder`]: of its dense layers, each first and second.
     pub fn of_autoencoder() -> Plan {
         let pairs = [["encoder.1", "encoder.3"], ["encoder.5", "decoder.0"], ["decoder.2", "decoder.4"]];
-        pairs.into_iter().fold(Plan::new(Between::Whole), |plan, [first, second]| {
-            plan.with(first, Style::Outputs { dim: 0, groups: 1 }).with(second, Style::Inputs { dim: 1 })
-        })
+        pairs
+            .into_iter()
+            .fold(Plan::new(Between::Whole), |plan, [first, second]| plan.with_pair(first, second))
     }
 
     /// What ranks have between the layers that are cut.

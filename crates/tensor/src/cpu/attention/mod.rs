@@ -200,6 +200,13 @@ fn fill_rows<T: Float>(
     }
 }
 
+/// The same of the queries that are asked, of all of which `source` has those of one head, as scores want them.
+#[inline(always)]
+fn fill_queries<T: Float>(source: &[T], stride: usize, sizes: Sizes, rows: &mut [T], width: usize) {
+    let asking = sizes.queries();
+    fill_rows((&source[asking.start * stride..], stride), asking, sizes, scale(sizes), rows, width);
+}
+
 /// Fills `columns`, rows of `width`, with the numbers of one head, a column a position, and zeros behind.
 #[inline(always)]
 fn fill_columns<T: Float>(source: &[T], stride: usize, sizes: Sizes, columns: &mut [T], width: usize) {
@@ -278,14 +285,7 @@ impl<T: Lanes + Exponential> WithSimd for Forward<'_, T> {
         let (width, stride) = (sizes.width(), 3 * sizes.width());
         let of = |group: usize| &source[(sample * sizes.time * 3 + group) * width + head * sizes.depth..];
         let asking = sizes.queries();
-        fill_rows(
-            (&of(0)[asking.start * stride..], stride),
-            asking.clone(),
-            sizes,
-            scale(sizes),
-            queries,
-            depth,
-        );
+        fill_queries(of(0), stride, sizes, queries, depth);
         fill_columns(of(1), stride, sizes, keys, time);
         fill_rows((of(2), stride), 0..sizes.time, sizes, T::ONE, values, depth);
         for first in (asking.start / BLOCK * BLOCK..asking.end).step_by(BLOCK) {
@@ -373,14 +373,7 @@ impl<T: Lanes + Exponential> WithSimd for Backward<'_, T> {
         let of = |group: usize| &source[(sample * sizes.time * 3 + group) * width + head * sizes.depth..];
         let (asking, all) = (sizes.queries(), 0..sizes.time);
         let start = sample * sizes.asking * width + head * sizes.depth;
-        fill_rows(
-            (&of(0)[asking.start * stride..], stride),
-            asking.clone(),
-            sizes,
-            scale(sizes),
-            queries,
-            depth,
-        );
+        fill_queries(of(0), stride, sizes, queries, depth);
         fill_rows((of(1), stride), all.clone(), sizes, T::ONE, keys, depth);
         fill_columns(of(1), stride, sizes, key_columns, time);
         fill_columns(of(2), stride, sizes, value_columns, time);
