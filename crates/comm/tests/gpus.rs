@@ -242,10 +242,13 @@ fn why_nccl_cannot_be_used_is_told_on_all_ranks() {
 fn without_one(fake: &FakeCuda, instead: impl Fn(&OnGpu) + Sync) -> Vec<(Error, Duration)> {
     let results = ranks(fake, 3, 4, |own| {
         if own.rank() == 1 {
+            // Not before the others are in it: an end could as well meet them in the barrier before.
+            [0, 2].map(|other| own.group.receive(&mut [0u8], Rank(other)).unwrap());
             instead(&own);
             return None;
         }
         let work = own.gpus.start_all_reduce(own.span(), ReduceOp::Sum).unwrap();
+        own.group.send(&[0u8], Rank(1)).unwrap();
         let start = Instant::now();
         let error = work.wait(soon()).err().expect("one rank is missing");
         // What the GPU had of it has ended, so that it isn't waited for in vain.
