@@ -12,7 +12,8 @@
 //!
 //! Nodes are linked through themselves while they wait, so a walk of one device allocates nothing.
 //!
-//! [`backward_inputs`] puts off what nothing else of the walk waits for: the gradients of weights of products and convolutions.
+//! [`backward_inputs`] puts off what nothing else of the walk waits for: the gradients of weights of products and convolutions, and what
+//! comes to a weight through a [`Crossing`].
 //! [`WeightGradients`] holds what they need, and computes them when it is told to.
 //!
 //! A node may stand for a whole graph ([`Tensor::recomputed`]), which takes its place when the walk comes to it.
@@ -78,8 +79,8 @@ pub fn backward(outputs: &[(&Tensor, Option<&Tensor>)], sink: &mut dyn GradSink)
     walk_back(outputs, sink, &mut None);
 }
 
-/// As [`backward`], but what the weights of products, convolutions and tables get from there is put off, so that the gradients of
-/// what came in are there sooner. Leaves that lack such a part aren't handed to `sink`: [`WeightGradients::finish`] hands them
+/// As [`backward`], but what the weights of products, convolutions and tables get from there, and what goes a [`Crossing`]'s way back to
+/// a leaf, is put off, so that the gradients of what came in are there sooner. Leaves that lack such a part aren't handed to `sink`: [`WeightGradients::finish`] hands them
 /// over.
 #[track_caller]
 pub fn backward_inputs(outputs: &[(&Tensor, Option<&Tensor>)], sink: &mut dyn GradSink) -> WeightGradients {
@@ -243,6 +244,7 @@ struct Part {
     inputs: Inputs,
     saved: Saved,
     shared: Option<SumOverBatch>,
+    crossing: Option<Arc<dyn Crossing>>,
     grad: Tensor,
     device: Device,
 }
@@ -254,7 +256,7 @@ impl WeightGradients {
     }
 
     fn add_up(self, sink: &mut dyn GradSink) {
-        for Part { op, inputs, saved, shared, grad, device } in self.parts {
+        for Part { op, inputs, saved, shared, crossing, grad, device } in self.parts {
             let walk = device.begin_walk();
             for input in inputs.iter().flatten() {
                 let mut body = input.body();
@@ -263,12 +265,8 @@ impl WeightGradients {
                 }
                 body.pending += 1;
             }
-            let grads = gradient(
-                &op,
-                &grad,
-                &saved,
-                &Wanted { inputs: &inputs, device: &device, shared, crossing: None },
-            );
+            let grads =
+                gradient(&op, &grad, &saved, &Wanted { inputs: &inputs, device: &device, shared, crossing });
             for (input, grad) in inputs.iter().zip(grads) {
                 if let (Some(input), Some(grad)) = (input, grad)
                     && let Kind::Leaf(Some(slot)) = &input.body().kind
@@ -293,14 +291,20 @@ impl WeightGradients {
         op: &Op,
         inputs: &mut Inputs,
         saved: &Saved,
-        rest: (&Option<SumOverBatch>, &Tensor, &Device),
+        (shared, crossing): (&Option<SumOverBatch>, &Option<Arc<dyn Crossing>>),
+        (grad, device): (&Tensor, &Device),
     ) {
         let is_behind_gelu = matches!(op, Op::GeluLinearInOut(..));
-        let is_product = matches!(
+        let is_for_weights = matches!(
             op,
-            Op::Linear(..) | Op::LinearInOut(..) | Op::Conv2d(_) | Op::Matmul(..) | Op::Embedding { .. }
+            Op::Linear(..)
+                | Op::LinearInOut(..)
+                | Op::Conv2d(_)
+                | Op::Matmul(..)
+                | Op::Embedding { .. }
+                | Op::Across
         );
-        if !is_product && !is_behind_gelu {
+        if !is_for_weights && !is_behind_gelu {
             return;
         }
         let mut weights = Inputs::default();
@@ -331,8 +335,15 @@ impl WeightGradients {
                 // What GELU was given is for the gradient of the rows alone.
                 saved[2] = None;
             }
-            let (shared, grad, device) = (rest.0.clone(), rest.1.clone(), rest.2.clone());
-            self.parts.push(Part { op: *op, inputs: weights, saved, shared, grad, device });
+            self.parts.push(Part {
+                op: *op,
+                inputs: weights,
+                saved,
+                shared: shared.clone(),
+                crossing: crossing.clone(),
+                grad: grad.clone(),
+                device: device.clone(),
+            });
         }
     }
 
@@ -450,7 +461,7 @@ impl Ahead<'_> {
             saved[0] = Some(made.again(&saved));
         }
         if let (Some(put_off), Some(grad)) = (self.put_off.as_mut(), &grad) {
-            put_off.put_off(&op, &mut inputs, &saved, (&shared, grad, &device));
+            put_off.put_off(&op, &mut inputs, &saved, (&shared, &crossing), (grad, &device));
         }
         let mut grads = match &grad {
             Some(grad) if inputs.iter().any(Option::is_some) => {
@@ -539,20 +550,34 @@ mod tests {
         }
     }
 
+    /// Half of what comes in, whose gradient is doubled.
+    struct Halved;
+
+    impl Crossing for Halved {
+        fn forth(&self, x: &Tensor) -> Tensor {
+            x * 0.5
+        }
+
+        fn back(&self, grad: &Tensor) -> Tensor {
+            grad * 2.0
+        }
+    }
+
     /// What a small net of all that can be put off comes to, with a weight that is used twice and a bias that is also added.
     fn loss(leaves: &[Tensor], x: &Tensor) -> Tensor {
-        let [kernel, weight, bias, square, scale] = leaves else { panic!("five leaves") };
+        let [kernel, weight, bias, square, scale, crossed] = leaves else { panic!("six leaves") };
         let y = x.conv2d(kernel, None, Conv2dOptions::default()).flatten_from(1);
         let y = y.linear(weight, Some(bias)).tanh() + bias;
-        let y = y.matmul(square).matmul(square) * scale;
+        let halved: Arc<dyn Crossing> = Arc::new(Halved);
+        let y = y.matmul(square).matmul(square) * scale + crossed.across(&halved);
         y.square().sum_all()
     }
 
     #[test]
     fn what_was_put_off_adds_up_to_the_same_bits_and_is_handed_over_once() {
         let device = Device::cpu(1);
-        let layout =
-            Layout::new(&[[2, 1, 2, 2].into(), [3, 8].into(), [3].into(), [3, 3].into(), [3].into()]);
+        let layout = [[2, 1, 2, 2].into(), [3, 8].into(), [3].into(), [3, 3].into(), [3].into(), [3].into()];
+        let layout = Layout::new(&layout);
         let (values, grads) =
             (Arena::new(&device, DType::F32, &layout), Grads::new(&device, DType::F32, &layout));
         let leaves: Vec<Tensor> = (0..layout.count()).map(|i| grads.leaf(i, &values)).collect();
@@ -581,12 +606,11 @@ mod tests {
             let put_off = losses.map(|loss| backward_inputs(&[(&loss, None)], &mut early));
             assert_eq!(early.0, [4, 4], "only the scale is no weight of a product");
             put_off.into_iter().for_each(|weights| weights.finish(&mut late));
-            late.0[..4].sort_unstable();
-            late.0[4..].sort_unstable();
-            assert_eq!(late.0, [0, 1, 2, 3, 0, 1, 2, 3], "each once a walk");
+            late.0.chunks_mut(5).for_each(<[usize]>::sort_unstable);
+            assert_eq!(late.0, [0, 1, 2, 3, 5, 0, 1, 2, 3, 5], "each once a walk");
             let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
             let parts = grads.arena().flat::<f32>();
-            for i in [0, 1, 4] {
+            for i in [0, 1, 4, 5] {
                 assert_eq!(
                     bits(&parts[layout.range(i)]),
                     bits(&whole[layout.range(i)]),

@@ -92,10 +92,6 @@ pub(super) fn pipeline(args: &PipelineArgs) -> Result<u8> {
         let text = format!("--block-ms {ms}: a block waits for 0 to {MOST_BLOCK_MS} ms");
         return Err(WrongUsage(text).into());
     }
-    if args.block_ms.is_some() && args.schedule == ScheduleKind::ZeroBubble {
-        let text = "--block-ms: zb-h1 puts off the gradients of weights, and blocks that wait have none that can be\nhint: leave it out, or take another schedule";
-        return Err(WrongUsage(text.to_owned()).into());
-    }
     let schedule = asked(args).map_err(|error| WrongUsage(error.to_string()))?;
     if args.draw {
         return draw(args, &schedule);
