@@ -16,6 +16,14 @@ fn sum_of(group: &Group, value: u32) -> u32 {
     values[0]
 }
 
+/// The last that `leaver` does with others: they are behind all that came before then, which it would end by leaving earlier.
+fn see_off(group: &Group, leaver: Rank) {
+    let mut words = vec![0u8; group.world_size()];
+    // Who hears of its end in here has nothing else to lose.
+    let seen_off = group.gather(&[0u8], &mut words, leaver);
+    assert!(group.rank() != leaver || seen_off.is_ok(), "{seen_off:?}");
+}
+
 #[test]
 fn a_group_parts_by_color_and_each_part_works_for_itself() {
     on_all(5, |world| {
@@ -138,6 +146,7 @@ fn survivors_go_on_in_place_under_a_new_generation() {
     let leave_and_rebuild = |world: Group| {
         let rank = world.rank();
         assert_eq!(sum_of(&world, 1), 4);
+        see_off(&world, Rank(2));
         if rank == Rank(2) {
             return;
         }
@@ -150,6 +159,7 @@ fn survivors_go_on_in_place_under_a_new_generation() {
         assert_eq!(group.members(), survivors);
         assert_eq!(sum_of(&group, rank.0), 4);
         // And once more, from the group that was rebuilt, with a member less.
+        see_off(&group, Rank(0));
         if rank == Rank(0) {
             return;
         }

@@ -53,13 +53,13 @@ impl OnGpu {
 
 /// Runs `f` on so many ranks with a GPU each, which holds `n` numbers of the rank's own; gives what they give, by rank.
 fn ranks<R: Send>(fake: &FakeCuda, ranks: usize, n: usize, f: impl Fn(OnGpu) -> R + Sync) -> Vec<R> {
-    let f = &f;
+    let (f, all_joined) = (&f, std::sync::Barrier::new(ranks));
     std::thread::scope(|scope| {
         let run = |group: Group| {
             let device = device(fake, group.rank().index());
             let gpus = GpuGroup::over(&group, device.gpu().unwrap(), Via::CommStream).unwrap().unwrap();
             // Whoever ends the group next would end it for one who is still joining.
-            group.barrier().unwrap();
+            all_joined.wait();
             let arena = Arena::new(&device, DType::F32, &Layout::new(&[[n].into(), [1].into()]));
             let on_gpu = OnGpu { group, gpus, arena, n };
             let mut all = vec![-1.0; on_gpu.arena.layout().len()];
@@ -242,7 +242,7 @@ fn why_nccl_cannot_be_used_is_told_on_all_ranks() {
 fn without_one(fake: &FakeCuda, instead: impl Fn(&OnGpu) + Sync) -> Vec<(Error, Duration)> {
     let results = ranks(fake, 3, 4, |own| {
         if own.rank() == 1 {
-            // Not before the others are in it: an end could as well meet them in the barrier before.
+            // Not before the others are in it.
             [0, 2].map(|other| own.group.receive(&mut [0u8], Rank(other)).unwrap());
             instead(&own);
             return None;
@@ -345,10 +345,12 @@ fn a_group_that_is_rebuilt_has_a_communicator_of_its_own() {
     let Some(fake) = fake() else { return };
     let sums = ranks(&fake, 3, 4, |own| {
         if own.rank() == 2 {
+            [0, 1].map(|other| own.group.receive(&mut [0u8], Rank(other)).unwrap());
             own.group.abort("it leaves");
             return None;
         }
         let work = own.gpus.start_all_reduce(own.span(), ReduceOp::Sum).unwrap();
+        own.group.send(&[0u8], Rank(2)).unwrap();
         work.wait(soon()).err().expect("one rank is missing");
         let OnGpu { group, gpus, arena, .. } = own;
         drop(gpus);

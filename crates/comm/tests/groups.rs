@@ -180,9 +180,11 @@ fn ranks_that_name_different_roots_say_so_at_once() {
 fn a_missing_rank_is_named_when_the_deadline_passes() {
     let groups = Group::threads(3);
     let groups: Vec<Group> = groups.into_iter().map(|g| g.with_timeout(Duration::from_millis(200))).collect();
+    let both = std::sync::Barrier::new(2);
     std::thread::scope(|scope| {
         for group in &groups[..2] {
             scope.spawn(|| {
+                both.wait();
                 let error = group.all_reduce(&mut [1f32; 4], ReduceOp::Sum).unwrap_err();
                 match &error {
                     Error::Timeout { missing, waited, .. } => {

@@ -313,6 +313,7 @@ fn gradients_that_are_shared_anew_are_summed_where_they_now_are() {
 
 #[test]
 fn a_rank_that_leaves_is_an_error_on_the_others_and_no_hang() {
+    let all_stepped = std::sync::Barrier::new(3);
     let results = on_ranks(3, |group| {
         let mut model = Paths::new();
         let parameters = Parameters::build(&mut model, &Device::cpu(1), 0);
@@ -320,6 +321,7 @@ fn a_rank_that_leaves_is_an_error_on_the_others_and_no_hang() {
         let mut ddp = Ddp::with(group, SMALL);
         ddp.prepare(&parameters).unwrap();
         step(&mut ddp, &model, &parameters).unwrap();
+        all_stepped.wait();
         if rank == 2 {
             return None;
         }
@@ -342,7 +344,7 @@ fn a_rank_that_does_not_come_is_named_when_the_time_is_up() {
         let mut model = Paths::new();
         let parameters = Parameters::build(&mut model, &Device::cpu(1), 0);
         let rank = group.rank().index();
-        let mut ddp = Ddp::new(group.with_timeout(Duration::from_millis(200)));
+        let mut ddp = Ddp::new(group.with_timeout(Duration::from_secs(1)));
         ddp.prepare(&parameters).unwrap();
         if rank == 1 {
             // Stays in the group, and out of the step, until the other has given up.

@@ -93,18 +93,20 @@ fn each_rank_for_itself_is_another_thing() {
 fn a_rank_that_leaves_in_a_forward_pass_is_an_error_of_the_step() {
     let mut groups = Group::threads(2);
     let leaving = groups.pop().unwrap();
-    let device = Device::cpu(1);
+    let (device, prepared) = (Device::cpu(1), std::sync::Barrier::new(2));
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let mut net = net();
             let parameters = Parameters::build(&mut net, &Device::cpu(1), 0);
             ddp(leaving.clone()).prepare(&parameters).unwrap();
+            prepared.wait();
             leaving.abort("it was told to");
         });
         let mut strategy = ddp(groups.pop().unwrap());
         let mut net = net();
         let parameters = Parameters::build(&mut net, &device, 0);
         strategy.prepare(&parameters).unwrap();
+        prepared.wait();
         let ctx = Ctx::train(0, 0, (0..4).collect());
         let mut ctx = ctx.sharing(strategy.shared_batch().unwrap());
         let images = Tensor::ones(&device, [4, 2, 6, 5], DType::F32);

@@ -1,7 +1,7 @@
 //! Groups that take the place of others, with new numbers and new processes, as a run that loses and wins workers needs them.
 
 use crate::ranks::{BINDS, Bind, HOST, LIMIT, connected};
-use crate::sum_of;
+use crate::{see_off, sum_of};
 use phalanx_comm::{
     Deadline, Endpoint, Error, Generation, Group, GroupConfig, PeerAddress, Rank, ReduceOp, Secret,
 };
@@ -57,6 +57,7 @@ fn survivors_go_on_under_new_numbers() {
             let rank = world.rank().index();
             assert_eq!(world.address(), Some(&addresses[rank]));
             assert_eq!(sum_of(&world, 1), 4);
+            see_off(&world, Rank(1));
             if rank == 1 {
                 return;
             }

@@ -58,6 +58,15 @@ pub enum CheckpointError {
         /// What doesn't fit.
         mismatch: Mismatch,
     },
+    /// A folder to take weights from, where there are none.
+    #[error(
+        "{path}: it holds neither model.safetensors nor all of its parts\nhint: name a file of weights, or the folder of one checkpoint, such as checkpoints/step-1200 of a run",
+        path = path.display()
+    )]
+    NoWeights {
+        /// The folder.
+        path: PathBuf,
+    },
     /// Of another optimizer.
     #[error("{path}: {source}", path = path.display())]
     OtherOptimizer {

@@ -237,10 +237,7 @@ fn parts_in(folder: &Path) -> Result<Vec<String>, CheckpointError> {
     names.sort_unstable();
     match names.first().and_then(|name| parts_of(name)) {
         Some(of) if names.len() == of && names.iter().all(|name| parts_of(name) == Some(of)) => Ok(names),
-        _ => {
-            let reason = "it holds neither model.safetensors nor all of its parts".into();
-            Err(CheckpointError::Broken { path: folder.to_owned(), reason })
-        }
+        _ => Err(CheckpointError::NoWeights { path: folder.to_owned() }),
     }
 }
 
