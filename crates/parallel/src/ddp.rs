@@ -13,6 +13,7 @@ use crate::agreement::same_model;
 use crate::between_gpus::BetweenGpus;
 use crate::buckets::buckets;
 use crate::error::Error;
+use crate::evaluation::{EvalPass, Judge};
 use crate::hook::{AllReduce, Bf16, Bucket, Fp16, Hook, Kept, Pending, PowerSgd, PowerSgdConfig};
 use crate::local::{Local, Pass, weighted};
 use crate::replay::{Beside, Replays};
@@ -503,6 +504,13 @@ impl Strategy for Ddp {
         let loss = self.through(pass.parameters, pass.sync, |sink| local.pass(pass, sink));
         self.local = Some(local);
         loss
+    }
+
+    fn evaluate(&mut self, pass: &EvalPass<'_>, judge: &Judge<'_>, sums: &mut [f64]) -> Result<(), Error> {
+        match &mut self.local {
+            Some(local) => local.evaluate(pass, judge, sums),
+            None => pass.in_one_go(judge, sums),
+        }
     }
 
     fn backward(

@@ -34,6 +34,7 @@ use crate::agreement::{same_model, told_to_first};
 use crate::between_gpus::BetweenGpus;
 use crate::ddp::{share_buffers, share_gradients};
 use crate::error::Error;
+use crate::evaluation::{EvalPass, Judge};
 use crate::local::{Local, Pass};
 use crate::portion::Portion;
 use crate::single::{Nobody, begin};
@@ -41,7 +42,7 @@ use crate::strategy::{Collected, HeldGradient, Here, Place, Strategy, Sync, cut_
 use held::{Held, Moving};
 use phalanx_comm::{Deadline, Group, Rank, ReduceOp, Trail, Work};
 use phalanx_nn::optim::{Clip, Optimizer, Part};
-use phalanx_nn::{Average, Ctx, Module, NotFinite, Parameters, Shadow};
+use phalanx_nn::{Average, Module, NotFinite, Parameters, Shadow};
 use phalanx_tensor::{Device, GpuSpan, Span, Tensor};
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -701,13 +702,18 @@ impl Strategy for Fsdp {
         true
     }
 
-    fn forward(
-        &mut self,
-        model: &dyn Module,
-        input: Option<&Tensor>,
-        ctx: &mut Ctx,
-    ) -> Result<Option<Tensor>, Error> {
-        self.forward_by_units(model, input, ctx)
+    fn evaluate(&mut self, pass: &EvalPass<'_>, judge: &Judge<'_>, sums: &mut [f64]) -> Result<(), Error> {
+        match self.local.take() {
+            Some(mut local) => {
+                let judged = self.evaluate_with_all(pass, &mut *local, judge, sums);
+                self.local = Some(local);
+                judged
+            }
+            None => match self.forward_by_units(pass)? {
+                Some(outputs) => judge(&outputs, sums),
+                None => Ok(()),
+            },
+        }
     }
 
     fn gather(&mut self) -> Result<(), Error> {

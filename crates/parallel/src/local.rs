@@ -5,6 +5,7 @@
 //! ([`crate::DataParallel`]).
 
 use crate::error::Error;
+use crate::evaluation::{EvalPass, Judge};
 use crate::pipeline::{PipelineConfig, Pipelined};
 use crate::replicas::{DataParallel, DataParallelConfig};
 use crate::strategy::Sync;
@@ -62,11 +63,20 @@ pub trait Local: Send {
     /// Makes it: gives the mean loss over its samples, 0 without any, and leaves the gradients of `weight` times that in their
     /// slots. `sink` is told of each when it is final for this pass.
     fn pass(&mut self, pass: &Pass<'_>, sink: &mut dyn GradSink) -> Result<f64, Error>;
+
+    /// Makes a forward pass alone, and adds what `judge` makes of its outputs to `sums`, if they come to this rank.
+    fn evaluate(&mut self, pass: &EvalPass<'_>, judge: &Judge<'_>, sums: &mut [f64]) -> Result<(), Error> {
+        pass.in_one_go(judge, sums)
+    }
 }
 
 impl Local for Box<dyn Local> {
     fn pass(&mut self, pass: &Pass<'_>, sink: &mut dyn GradSink) -> Result<f64, Error> {
         (**self).pass(pass, sink)
+    }
+
+    fn evaluate(&mut self, pass: &EvalPass<'_>, judge: &Judge<'_>, sums: &mut [f64]) -> Result<(), Error> {
+        (**self).evaluate(pass, judge, sums)
     }
 }
 

@@ -7,7 +7,7 @@
 //!
 //! A rank has a model of its own, which is its part of the whole one, with parameters of its own, and in these an inner strategy trains
 //! it beside the ranks of other replicas that hold the same part. The parameters that the trainer knows are the whole model's; they
-//! hold values where somebody asks for them ([`Strategy::gather`]: an evaluation, a checkpoint, the end), and before the first pass
+//! hold values where somebody asks for them ([`Strategy::gather`]: a whole checkpoint, the end), and before the first pass
 //! where they held some to begin with, of which each rank takes its part then. Otherwise their memory is given back, and whoever uses
 //! them finds out. First values, files and checkpoints are the whole model's, whatever the mesh, and a run may be gone on with on
 //! another.
@@ -26,6 +26,7 @@ mod tied;
 use crate::agreement::{same_model, told_to_first};
 use crate::ddp::{Ddp, DdpConfig, share_values};
 use crate::error::Error;
+use crate::evaluation::{EvalPass, Judge, Outputs};
 use crate::fsdp::{Fsdp, FsdpConfig};
 use crate::local::Pass;
 use crate::mesh::{Axis, Bound, Mesh, MeshError};
@@ -38,8 +39,9 @@ use holding::{As, Holder, Holding};
 use lent::{runs, sum_among};
 use phalanx_comm::{Group, Rank, ReduceOp, Trail, Via};
 use phalanx_nn::optim::{Clip, Optimizer};
-use phalanx_nn::{Average, Module, NotFinite, Parameters, Shadow};
+use phalanx_nn::{Average, Ctx, Module, NotFinite, Parameters, Shadow};
 use phalanx_tensor::{Arena, Device, Span, SumOverBatch, Tensor, Within};
+use std::borrow::Cow;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -381,6 +383,25 @@ impl ModelParallel {
         given.narrow(1, context.rank() * len, len).contiguous()
     }
 
+    /// Those that come to the scores of some classes each, if ranks do.
+    fn classes(&self) -> Option<&Ranks> {
+        self.tensor.as_ref().filter(|_| self.scores_in_parts)
+    }
+
+    /// A pass over what is `given` as this rank makes it.
+    fn own_ctx(&self, ctx: &Ctx, given: &Tensor) -> Ctx {
+        let mut ctx = ctx.clone();
+        if let Some(ranks) = self.classes().cloned() {
+            ctx = ctx.with_classes_in_parts(Arc::new(move |scores: &Tensor, labels: &Tensor, smoothing| {
+                cross_entropy_in_parts(&ranks, scores, labels, smoothing)
+            }));
+        }
+        match self.positions(given) {
+            Some(positions) => ctx.within(positions),
+            None => ctx,
+        }
+    }
+
     /// Which positions of what a pass is given this rank has between layers; none where it has all.
     fn positions(&self, given: &Tensor) -> Option<Within> {
         let sequence = self.tensor.as_ref().filter(|_| self.between == Between::Sequence);
@@ -596,23 +617,13 @@ impl Strategy for ModelParallel {
 
     fn pass_while(&mut self, pass: &Pass<'_>, meanwhile: &mut dyn FnMut()) -> Result<f64, Error> {
         self.part_from(pass.parameters);
-        let mut ctx = pass.ctx.clone();
-        if let Some(tensor) = self.tensor.as_ref().filter(|_| self.scores_in_parts) {
-            let ranks = tensor.clone();
-            ctx = ctx.with_classes_in_parts(Arc::new(move |scores: &Tensor, labels: &Tensor, smoothing| {
-                cross_entropy_in_parts(&ranks, scores, labels, smoothing)
-            }));
-        }
-        if let Some(positions) = self.positions(&pass.input) {
-            ctx = ctx.within(positions);
-        }
         let own = Pass {
             model: &*self.model,
             parameters: &self.own,
             loss: pass.loss,
             input: self.own_stretch(&pass.input),
             target: self.own_stretch(&pass.target),
-            ctx,
+            ctx: self.own_ctx(&pass.ctx, &pass.input),
             // The loss is the mean over this rank's positions, of which each stretch has as many.
             weight: pass.weight / self.mesh.size(Axis::Context) as f64,
             sync: pass.sync,
@@ -632,6 +643,32 @@ impl Strategy for ModelParallel {
             self.checked(told.map_err(Error::from))?;
         }
         self.checked(loss)
+    }
+
+    /// Outputs come to the ranks of the last stage, each of which judges what it has of their positions and of their scores; the others of the
+    /// pipeline are told.
+    fn evaluate(&mut self, pass: &EvalPass<'_>, judge: &Judge<'_>, sums: &mut [f64]) -> Result<(), Error> {
+        self.part_from(pass.parameters);
+        let own = EvalPass {
+            model: &*self.model,
+            parameters: &self.own,
+            input: self.own_stretch(&pass.input),
+            target: self.own_stretch(&pass.target),
+            ctx: self.own_ctx(&pass.ctx, &pass.input),
+        };
+        let (trail, classes) = (&self.trail, self.classes().cloned());
+        let judge = |outputs: &Outputs<'_>, sums: &mut [f64]| {
+            judge(&outputs.clone().behind(trail).among(classes.as_ref()), sums)
+        };
+        let mut found = vec![0.0; sums.len()];
+        let judged = self.inner.evaluate(&own, &judge, &mut found);
+        self.checked(judged)?;
+        if let Some(pipeline) = &self.pipeline {
+            let told = pipeline.all_reduce(&mut found, ReduceOp::Sum);
+            self.checked(told.map_err(Error::from))?;
+        }
+        sums.iter_mut().zip(found).for_each(|(sum, found)| *sum += found);
+        Ok(())
     }
 
     /// Panics: only [`Strategy::pass`] can make a pass, since the model is this rank's own.
@@ -820,11 +857,12 @@ impl Strategy for ModelParallel {
         told_to_first(&self.world, own)
     }
 
-    fn keep_part(&mut self, optimizer: &mut Optimizer) {
-        let part = |whole: &[f32]| self.holding.part_of(whole, self.own.layout());
-        let parts = optimizer.state().map(|(_, state)| state.with(part)).collect();
-        optimizer.take_over(optimizer.steps(), parts);
-        self.inner.keep_part(optimizer);
+    fn part_of<'v>(&self, whole: &Parameters, name: &str, values: &'v [f32]) -> Option<Cow<'v, [f32]>> {
+        self.holding.part_of_one(whole, name, values)
+    }
+
+    fn held(&self) -> Option<Vec<Range<usize>>> {
+        self.inner.held()
     }
 
     /// Each of the ranks that take the same samples has the same of them, and each may know something of its own.

@@ -1,6 +1,7 @@
 //! One process that does everything itself.
 
 use crate::error::Error;
+use crate::evaluation::{EvalPass, Judge};
 use crate::local::{Local, Pass, weighted};
 use crate::replay::Replays;
 use crate::strategy::{Place, Strategy, Sync, in_one_go};
@@ -91,6 +92,13 @@ impl Strategy for SingleDevice {
             weighted(loss, weight, &mut Nobody);
         }
         Ok(())
+    }
+
+    fn evaluate(&mut self, pass: &EvalPass<'_>, judge: &Judge<'_>, sums: &mut [f64]) -> Result<(), Error> {
+        match &mut self.local {
+            Some(local) => local.evaluate(pass, judge, sums),
+            None => pass.in_one_go(judge, sums),
+        }
     }
 
     fn finish(&mut self, parameters: &Parameters) -> Result<(), Error> {

@@ -1,12 +1,14 @@
 //! What a trainer asks of a strategy.
 
 use crate::error::Error;
+use crate::evaluation::{EvalPass, Judge};
 use crate::hook::Kept;
 use crate::local::Pass;
 use crate::portion::Portion;
 use phalanx_nn::optim::{Clip, Optimizer};
-use phalanx_nn::{Average, Ctx, Module, NotFinite, Parameters, Shadow};
-use phalanx_tensor::{Device, GpuSpan, HostSpan, SumOverBatch, Tensor, no_grad};
+use phalanx_nn::{Average, NotFinite, Parameters, Shadow};
+use phalanx_tensor::{Device, GpuSpan, HostSpan, SumOverBatch, Tensor};
+use std::borrow::Cow;
 use std::ops::Range;
 
 /// Which share of the samples is this process's.
@@ -341,16 +343,11 @@ pub trait Strategy: Send {
         false
     }
 
-    /// What the model makes of this rank's samples, if it has any, where nothing is kept for a backward pass. All ranks must ask at
-    /// once, between two steps.
-    fn forward(
-        &mut self,
-        model: &dyn Module,
-        input: Option<&Tensor>,
-        ctx: &mut Ctx,
-    ) -> Result<Option<Tensor>, Error> {
-        self.gather()?;
-        Ok(input.map(|input| no_grad(|| model.forward(input, ctx))))
+    /// One forward pass alone, with what each rank holds of the model: adds what `judge` makes of the outputs to `sums`, on all ranks that
+    /// take the same samples. All ranks must ask at once, between two steps, whether they have samples or not, with as many sums. Fails if
+    /// a rank is gone or late.
+    fn evaluate(&mut self, pass: &EvalPass<'_>, judge: &Judge<'_>, sums: &mut [f64]) -> Result<(), Error> {
+        pass.in_one_go(judge, sums)
     }
 
     /// Brings all values to this rank, where they stay until the next pass. All ranks must ask at once, between two steps.
@@ -426,7 +423,15 @@ pub trait Strategy: Send {
         None
     }
 
-    /// The elements of the arena of which this rank keeps the optimizer's state, in the order in which it does; none for all.
+    /// What [`Strategy::own_parameters`] have of a parameter with this name of the whole model, or of an array like it, whose `values` are
+    /// in row-major order; none if they have none of it.
+    fn part_of<'v>(&self, parameters: &Parameters, name: &str, values: &'v [f32]) -> Option<Cow<'v, [f32]>> {
+        let _ = (parameters, name);
+        Some(Cow::Borrowed(values))
+    }
+
+    /// The elements of the arena of [`Strategy::own_parameters`] of which this rank keeps the optimizer's state, in the order in which it
+    /// does; none for all.
     fn held(&self) -> Option<Vec<Range<usize>>> {
         None
     }
@@ -435,15 +440,6 @@ pub trait Strategy: Send {
     /// share ([`Strategy::writes`]) is rank 0.
     fn report(&mut self, own: Vec<u8>) -> Result<Vec<Vec<u8>>, Error> {
         Ok(vec![own])
-    }
-
-    /// Of an optimizer's whole state leaves what this rank holds.
-    fn keep_part(&mut self, optimizer: &mut Optimizer) {
-        let Some(held) = self.held() else { return };
-        let part =
-            |array: &[f32]| held.iter().flat_map(|range| array[range.clone()].iter().copied()).collect();
-        let parts = optimizer.state().map(|(_, state)| state.with(part)).collect();
-        optimizer.take_over(optimizer.steps(), parts);
     }
 
     /// Replaces each number by its sum over the ranks.

@@ -4,17 +4,18 @@ use phalanx_comm::{Group, Rank};
 use phalanx_nn::models::{
     Autoencoder, Gpt, GptConfig, Head, MnistNet, ResNet, ResNet9, ResNetDepth, ResNetStem,
 };
-use phalanx_nn::optim::{Clip, Optimizer, Sgd};
+use phalanx_nn::optim::{Clip, Optimizer, Resuming, Sgd};
 use phalanx_nn::{Ctx, Dropout, Linear, Loss, Module, Parameters, module};
 use phalanx_parallel::pipeline::ScheduleKind;
 use phalanx_parallel::{
-    Axis, Between, Bound, By, DdpConfig, FsdpConfig, Here, ModelParallel, ModelParallelConfig, Pass, Plan,
-    Recomputed, Sharded, SingleDevice, StagesConfig, Strategy, Style, Sync,
+    Axis, Between, Bound, By, DdpConfig, EvalPass, FsdpConfig, Here, ModelParallel, ModelParallelConfig,
+    Outputs, Pass, Plan, Recomputed, Sharded, SingleDevice, StagesConfig, Strategy, Style, Sync,
 };
-use phalanx_tensor::{DType, Device, Philox, Tensor, autocast};
+use phalanx_tensor::{DType, Device, Philox, Shape, Tensor, autocast};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
+const RULE: Sgd = Sgd { momentum: 0.9, ..Sgd::new(0.1) };
 const STEPS: u64 = 4;
 /// Samples of the steps: the second has fewer than some replicas have micro-batches, and the last leaves replicas without any.
 const BATCHES: [u64; STEPS as usize] = [8, 5, 8, 1];
@@ -160,15 +161,40 @@ impl Run<'_> {
         self.strategy.pass(&pass).unwrap() * weight
     }
 
+    /// The mean loss over evaluated samples, and the mean size of their outputs, over all ranks, which take every other one of each batch in
+    /// turn.
+    fn evaluate(&mut self) -> [f64; 2] {
+        let loss = self.job.loss();
+        let judge = |outputs: &Outputs<'_>, sums: &mut [f64]| {
+            sums[0] += outputs.loss(loss)? * outputs.samples() as f64;
+            let outputs = (outputs.samples() as f64, outputs.to_vec()?);
+            let size: f64 = outputs.1.iter().map(|&output| f64::from(output.abs())).sum();
+            sums[1] += size / outputs.1.len() as f64 * outputs.0;
+            sums[2] += outputs.0;
+            Ok(())
+        };
+        let (device, place) = (self.parameters.values().device().clone(), self.strategy.place());
+        let mut sums = [0.0; 3];
+        for (step, batch) in (0..).zip(BATCHES) {
+            let ids = (0..batch).map(|i| 1000 + step * 100 + i).skip(place.rank).step_by(place.world_size);
+            let (input, target) = self.job.samples(&device, &ids.collect::<Vec<_>>());
+            let (model, parameters) = (self.model, self.parameters);
+            let pass = EvalPass { model, parameters, input, target, ctx: Ctx::eval() };
+            self.strategy.evaluate(&pass, &judge, &mut sums).unwrap();
+        }
+        self.strategy.sum(&mut sums).unwrap();
+        assert_eq!(sums[2], BATCHES.iter().sum::<u64>() as f64, "each sample counts once");
+        [sums[0] / sums[2], sums[1] / sums[2]]
+    }
+
     /// Makes steps, beginning with `state`, of which each rank keeps its part.
     fn train(mut self, steps: std::ops::Range<u64>, state: Option<&[f32]>) -> Outcome {
         let Run { parameters, .. } = self;
         let device = parameters.values().device().clone();
-        let mut optimizer = Optimizer::new(Sgd { momentum: 0.9, ..Sgd::new(0.1) }).unwrap();
-        if let Some(state) = state {
-            optimizer.take_over(steps.start, vec![state.to_vec()]);
-            self.strategy.keep_part(&mut optimizer);
-        }
+        let mut optimizer = match state {
+            Some(state) => part_of_optimizer(self.strategy, parameters, steps.start, state),
+            None => Optimizer::new(RULE).unwrap(),
+        };
         let clip = Clip { norm: Some(0.5), value: None };
         let (mut losses, mut norms) = (Vec::new(), Vec::new());
         for step in steps {
@@ -358,9 +384,63 @@ fn products_of_16_bits_are_those_of_one_device_but_for_what_is_rounded_by_part()
     }
 }
 
-/// Casts of the values that an evaluation before had are of no use to the next one.
+/// With what each rank holds of the model; the whole one comes nowhere.
 #[test]
-fn an_evaluation_in_16_bits_has_the_values_that_came_together_for_it() {
+fn an_evaluation_by_parts_is_that_of_one_device() {
+    let sharded = Some(Sharded::Parameters);
+    let (tied, own) = (Job::Gpt(Head::Tied), Job::Gpt(Head::Own));
+    let sequence = Between::Sequence;
+    let all = [
+        (tied, On::new(2, &[(Across, 2)])),
+        (tied, On { between: sequence, sharded, ..On::new(4, &[(Across, 2)]) }),
+        (tied, On::new(4, &[(Pipeline, 2), (Across, 2)])),
+        (tied, On { sharded, ..On::new(4, &[(Pipeline, 2)]) }),
+        (own, On { sharded: Some(Sharded::States), ..On::new(4, &[(Pipeline, 2)]) }),
+        (own, On { kind: ScheduleKind::Interleaved, ..On::new(4, &[(Pipeline, 2)]) }),
+        (own, On { kind: ScheduleKind::ZeroBubble, ..On::new(3, &[(Pipeline, 3)]) }),
+        (tied, On { between: sequence, ..On::new(4, &[(Context, 2), (Across, 2)]) }),
+        (tied, On { sharded, ..On::new(4, &[(Context, 2), (Shard, 2)]) }),
+        (own, On::new(4, &[(Context, 2), (Pipeline, 2)])),
+        (own, On { again: true, ..On::new(2, &[(Pipeline, 2)]) }),
+        // With running statistics.
+        (Job::ResNet9, On::new(2, &[(Across, 2)])),
+        (Job::ResNet9, On::new(4, &[(Pipeline, 2), (Across, 2)])),
+        (Job::Net, On { sharded, ..On::new(4, &[(Shard, 2), (Replica, 2)]) }),
+    ];
+    for (job, on) in all {
+        check_evaluation(job, &on, DType::F32, TOLERANCE);
+    }
+    for on in [On::new(4, &[(Pipeline, 2), (Across, 2)]), On { sharded, ..On::new(4, &[(Across, 2)]) }] {
+        check_evaluation(own, &on, DType::BF16, APART_BF16);
+    }
+}
+
+/// Holds evaluations before and after a step, with products of this type, against those of the whole model on one device.
+fn check_evaluation(job: Job, on: &On, products: DType, allowed: f64) {
+    let found = on.each(job, |_, model, parameters, strategy| {
+        let mut run = Run { job, model: &model, parameters, strategy };
+        let first = autocast(products, || run.evaluate());
+        autocast(products, || run.pass(0, 0, Sync::Now));
+        run.strategy.finish(parameters).unwrap();
+        let mut optimizer = Optimizer::new(Sgd::new(0.1)).unwrap();
+        run.strategy.step(&mut optimizer, parameters, &Device::cpu(1), 1.0).unwrap();
+        let second = autocast(products, || run.evaluate());
+        let there = parameters.values().region().expect("an arena of its own").resident().unwrap();
+        assert!(there <= 4096, "{}: {there} bytes of the whole model are here", on.what());
+        run.strategy.gather().unwrap();
+        let mut run = Run { job, model: &model, parameters, strategy: &mut SingleDevice::new() };
+        (first, second, autocast(products, || run.evaluate()))
+    });
+    for (first, second, want) in &found {
+        let apart = second.iter().zip(want).map(|(got, want)| (got - want).abs()).fold(0.0, f64::max);
+        assert!(apart < allowed, "{}, {products}: {second:?}, not {want:?}", on.what());
+        assert!(first != second && *first == found[0].0 && *second == found[0].1, "{}", on.what());
+    }
+}
+
+/// Casts of the values that came together before are of no use to the next ones.
+#[test]
+fn a_pass_in_16_bits_has_the_values_that_came_together_for_it() {
     let job = Job::Gpt(Head::Own);
     On::new(2, &[(Across, 2)]).each(job, |_, model, parameters, strategy| {
         let device = Device::cpu(1);
@@ -375,7 +455,7 @@ fn an_evaluation_in_16_bits_has_the_values_that_came_together_for_it() {
             let same = Parameters::build(&mut fresh, &device, 0);
             same.values().write_flat(&parameters.values().read_flat::<f32>());
             let got = outputs(&model);
-            assert!(got == outputs(&fresh), "another evaluation's weights");
+            assert!(got == outputs(&fresh), "the weights of before");
             got
         });
         assert!(rounds[0] != rounds[1]);
@@ -708,9 +788,9 @@ fn values_and_states_go_to_any_mesh_and_back_bit_for_bit() {
         let backs = on.each(job, |_, model, whole, strategy| {
             let before = whole.values().read_flat::<f32>();
             let state = padded_randomly(whole);
-            let mut optimizer = Optimizer::new(Sgd { momentum: 0.9, ..Sgd::new(0.1) }).unwrap();
-            optimizer.take_over(1, vec![state.clone()]);
-            strategy.keep_part(&mut optimizer);
+            let optimizer = part_of_optimizer(strategy, whole, 1, &state);
+            let held = optimizer.state().next().map(|(_, state)| state.with(<[f32]>::len));
+            assert_eq!(held, Some(strategy.portion(whole).count()), "{}: a part of the state", on.what());
             Run { job, model: &model, parameters: whole, strategy }.pass(0, 0, Sync::Now);
             strategy.finish(whole).unwrap();
             // In between they are away, and whoever uses them finds out.
@@ -787,9 +867,7 @@ fn ranks_bring_whole_parameters_together_from_the_parts_of_others() {
     for (job, on) in all {
         let numbers = on.each(job, |_, model, whole, strategy| {
             let state = padded_randomly(whole);
-            let mut optimizer = Optimizer::new(Sgd { momentum: 0.9, ..Sgd::new(0.1) }).unwrap();
-            optimizer.take_over(1, vec![state.clone()]);
-            strategy.keep_part(&mut optimizer);
+            let optimizer = part_of_optimizer(strategy, whole, 1, &state);
             Run { job, model: &model, parameters: whole, strategy }.pass(0, 0, Sync::Now);
             strategy.finish(whole).unwrap();
             let place = strategy.writes().unwrap();
@@ -899,6 +977,22 @@ fn a_mean_that_begins_behind_the_end_of_a_membership_is_that_of_what_was_kept() 
             assert!(mean == held && held.iter().any(|value| *value != 0.0), "{}", on.what());
         });
     }
+}
+
+/// The optimizer of a rank that goes on after so many steps from the momentum of the whole model, an array of which comes at a time, as from
+/// a file.
+fn part_of_optimizer(strategy: &dyn Strategy, whole: &Parameters, steps: u64, momentum: &[f32]) -> Optimizer {
+    let own = strategy.own_parameters(whole);
+    let mut resuming = Resuming::new(RULE, whole, own, strategy.held()).unwrap();
+    let mut take = |name: &str, shape: &Shape, values: &[f32]| {
+        resuming.take(name, shape, values, |name, values| strategy.part_of(whole, name, values));
+    };
+    take("step", &Shape::new(&[]), &[steps as f32]);
+    let layout = whole.layout();
+    for (i, name) in whole.names().iter().enumerate() {
+        take(&format!("{name}.momentum_buffer"), layout.shape(i), &layout.row_major(i, momentum));
+    }
+    resuming.finish().unwrap()
 }
 
 /// An array as an optimizer has it, of other numbers everywhere but in the padding.

@@ -219,9 +219,6 @@ impl Checkpoints {
         }
         if let Some(resumed) = resumed {
             *state = resumed.state;
-            if strategy.held().is_none() {
-                strategy.keep_part(&mut state.optimizer);
-            }
             resumed.kept.into_iter().for_each(|kept| strategy.go_on(kept));
         }
         if let Some(writer) = &mut writer {

@@ -3,7 +3,8 @@
 use super::{BadValue, Optimizer, Rule};
 use crate::parameters::{Mismatch, Parameters};
 use crate::weights::Weights;
-use phalanx_tensor::Shape;
+use phalanx_tensor::{Layout, Shape};
+use std::borrow::Cow;
 use std::ops::Range;
 use thiserror::Error;
 
@@ -49,20 +50,24 @@ impl Optimizer {
         parameters: &Parameters,
         weights: &Weights,
     ) -> Result<Optimizer, ResumeError> {
-        let mut resuming = Resuming::new(rule, parameters, None)?;
+        let mut resuming = Resuming::new(rule, parameters, parameters, None)?;
         for (name, shape) in weights.shapes() {
             let (_, values) = weights.get(name).expect("a name of its own");
-            resuming.take(name, shape, values);
+            resuming.take(name, shape, values, |_, values| Some(Cow::Borrowed(values)));
         }
         resuming.finish()
     }
 }
 
-/// An optimizer's state on its way in from a file, array by array, in any order.
+/// An optimizer's state on its way in from a file, array by array, in any order. The file has that of a whole model, of which some may be
+/// wanted alone.
 pub struct Resuming<'a> {
     optimizer: Optimizer,
-    parameters: &'a Parameters,
-    /// The elements of the arena that are wanted, and where those of each range begin in an array of the state.
+    whole: &'a Parameters,
+    /// How what is wanted lies, and where parameters of the whole model are there.
+    own: Layout,
+    places: Vec<Option<usize>>,
+    /// The elements of that arena that are wanted, and where those of each range begin in an array of the state.
     held: Vec<(Range<usize>, usize)>,
     /// By state, with the parameters that it has been given for.
     states: Vec<(Vec<f32>, Vec<bool>)>,
@@ -71,27 +76,38 @@ pub struct Resuming<'a> {
 }
 
 impl<'a> Resuming<'a> {
-    /// The state of all elements of the parameters, or of these ranges of the arena alone.
+    /// Of the state of the parameters `whole`, that of `own`, which are parts of some of them under their names, or all of them: of all
+    /// elements, or of these ranges of their arena alone.
     pub fn new(
         rule: impl Into<Rule>,
-        parameters: &'a Parameters,
+        whole: &'a Parameters,
+        own: &Parameters,
         held: Option<Vec<Range<usize>>>,
     ) -> Result<Resuming<'a>, ResumeError> {
         let optimizer = Optimizer::new(rule)?;
-        let all = 0..parameters.layout().len();
+        let all = 0..own.layout().len();
         let mut len = 0;
         let held = held.unwrap_or_else(|| vec![all]).into_iter().map(|range| {
             len += range.len();
             (range.clone(), len - range.len())
         });
         let held = held.collect();
-        let state = |_| (vec![0.0; len], vec![false; parameters.names().len()]);
+        let state = |_| (vec![0.0; len], vec![false; whole.names().len()]);
         let states = optimizer.rule.state_names().iter().map(state).collect();
-        Ok(Resuming { optimizer, parameters, held, states, misshaped: Vec::new(), steps: None })
+        let places = whole.names().iter().map(|name| own.index_of(name)).collect();
+        let (own, misshaped) = (own.layout().clone(), Vec::new());
+        Ok(Resuming { optimizer, whole, own, places, held, states, misshaped, steps: None })
     }
 
-    /// Takes an array of the file; one that this optimizer has no use for is passed over.
-    pub fn take(&mut self, name: &str, shape: &Shape, values: &[f32]) {
+    /// Takes an array of the file, its values in row-major order; one that this optimizer has no use for is passed over. `part` gives, of an
+    /// array of the parameter with this name, the part that is wanted, likewise; it isn't asked for those of which nothing is.
+    pub fn take<'v>(
+        &mut self,
+        name: &str,
+        shape: &Shape,
+        values: &'v [f32],
+        part: impl FnOnce(&str, &'v [f32]) -> Option<Cow<'v, [f32]>>,
+    ) {
         if name == STEP {
             self.steps = values.first().copied();
             return;
@@ -99,15 +115,16 @@ impl<'a> Resuming<'a> {
         let names = self.optimizer.rule.state_names();
         let Some((parameter, state)) = name.rsplit_once('.') else { return };
         let Some(state) = names.iter().position(|name| *name == state) else { return };
-        let Some(i) = self.parameters.names().iter().position(|name| name == parameter) else { return };
-        let layout = self.parameters.layout();
-        if layout.shape(i) != shape {
-            self.misshaped.push((state, (name.to_owned(), *shape, *layout.shape(i))));
+        let Some(i) = self.whole.index_of(parameter) else { return };
+        let whole = self.whole.layout().shape(i);
+        if whole != shape {
+            self.misshaped.push((state, (name.to_owned(), *shape, *whole)));
             return;
         }
         let (into, given) = &mut self.states[state];
         given[i] = true;
-        let (at, values) = (layout.range(i), layout.laid(i, values));
+        let Some((own, values)) = self.places[i].zip(part(parameter, values)) else { return };
+        let (at, values) = (self.own.range(own), self.own.laid(own, &values));
         for (held, start) in &self.held {
             let (first, last) = (at.start.max(held.start), at.end.min(held.end));
             if first < last {
@@ -119,7 +136,7 @@ impl<'a> Resuming<'a> {
 
     /// The optimizer, once everything was given.
     pub fn finish(self) -> Result<Optimizer, ResumeError> {
-        let Resuming { mut optimizer, parameters, states, misshaped, steps, .. } = self;
+        let Resuming { mut optimizer, whole, states, misshaped, steps, .. } = self;
         let steps = steps.filter(|steps| (0.0..1e18).contains(steps) && steps.fract() == 0.0);
         optimizer.steps = steps.ok_or(ResumeError::NoStep)? as u64;
         if optimizer.steps == 0 {
@@ -129,7 +146,7 @@ impl<'a> Resuming<'a> {
             let state = optimizer.rule.state_names()[number];
             let misshaped = misshaped.iter().filter(|(of, _)| *of == number).map(|(_, found)| found.clone());
             let mut mismatch = Mismatch { misshaped: misshaped.collect(), ..Mismatch::default() };
-            let names = parameters.names().iter().zip(given).filter(|(_, given)| !given);
+            let names = whole.names().iter().zip(given).filter(|(_, given)| !given);
             let names = names.map(|(name, _)| format!("{name}.{state}"));
             let is_there = |name: &String| mismatch.misshaped.iter().any(|(other, ..)| other == name);
             mismatch.missing = names.filter(|name| !is_there(name)).collect();

@@ -3,11 +3,11 @@
 use super::Fsdp;
 use super::store::For;
 use crate::error::Error;
+use crate::evaluation::{EvalPass, Judge, Outputs};
 use crate::local::{Local, Pass};
 use crate::single::{Nobody, begin};
 use crate::strategy::{Strategy, Sync};
 use phalanx_comm::Group;
-use phalanx_nn::{Ctx, Module};
 use phalanx_tensor::{GradSink, LeafId, Tensor, autocast_dtype, backward, no_grad};
 
 /// A unit's forward that waits for its backward.
@@ -56,12 +56,7 @@ impl Fsdp {
     /// A pass that `local` makes, with all units here: they come once a step, and go with its last pass.
     pub(super) fn pass_of_all(&mut self, pass: &Pass<'_>, local: &mut dyn Local) -> Result<f64, Error> {
         begin(&mut self.adding, pass.parameters);
-        self.gather()?;
-        self.expect_products();
-        // And what was cast of them.
-        for unit in 0..self.units.len() {
-            self.store.wait_for(&self.units, unit, &self.shard, For::Pass)?;
-        }
+        self.gather_for_passes()?;
         (0..self.units.len()).for_each(|unit| self.make_room_for_gradients(unit, pass.parameters));
         let loss = local.pass(pass, &mut Nobody)?;
         if pass.sync == Sync::Now {
@@ -71,6 +66,30 @@ impl Fsdp {
             self.sum_rest(pass.parameters)?;
         }
         Ok(loss)
+    }
+
+    /// An evaluation that `local` makes, with all units here meanwhile.
+    pub(super) fn evaluate_with_all(
+        &mut self,
+        pass: &EvalPass<'_>,
+        local: &mut dyn Local,
+        judge: &Judge<'_>,
+        sums: &mut [f64],
+    ) -> Result<(), Error> {
+        self.gather_for_passes()?;
+        local.evaluate(pass, judge, sums)?;
+        if self.is_away_between() {
+            self.send_all_away();
+        }
+        Ok(())
+    }
+
+    /// Brings all units, and what was cast of them.
+    fn gather_for_passes(&mut self) -> Result<(), Error> {
+        self.gather()?;
+        self.expect_products();
+        (0..self.units.len())
+            .try_for_each(|unit| self.store.wait_for(&self.units, unit, &self.shard, For::Pass))
     }
 
     /// Lets the GPU come near to a unit that was asked for (Z-WATCH). What stays from step to step comes as a whole, and the first unit's
@@ -83,13 +102,12 @@ impl Fsdp {
     /// A forward pass alone, of this rank's samples, if it has any, through units that are given back at once.
     pub(super) fn forward_by_units(
         &mut self,
-        model: &dyn Module,
-        input: Option<&Tensor>,
-        ctx: &mut Ctx,
-    ) -> Result<Option<Tensor>, Error> {
+        pass: &EvalPass<'_>,
+    ) -> Result<Option<Outputs<'static>>, Error> {
         self.take_back();
         self.expect_products();
-        let (count, mut x) = (self.units.len(), input.cloned());
+        let (count, mut ctx) = (self.units.len(), pass.ctx.clone());
+        let mut x = (pass.samples() > 0).then(|| pass.input.clone());
         for unit in 0..count {
             self.store.wait_for(&self.units, unit, &self.shard, For::Pass)?;
             self.keep_pace(unit)?;
@@ -97,7 +115,8 @@ impl Fsdp {
                 self.store.call(&self.units, unit + 1, &self.shard, For::Pass);
             }
             let blocks = self.units[unit].blocks.clone();
-            x = x.map(|x| no_grad(|| blocks.fold(x, |x, block| model.forward_block(block, &x, ctx))));
+            let through = |x| blocks.fold(x, |x, block| pass.model.forward_block(block, &x, &mut ctx));
+            x = x.map(|x| no_grad(|| through(x)));
             if self.is_away_between() && !self.units[unit].stays {
                 self.store.send_away(&self.units, unit);
             }
@@ -106,7 +125,7 @@ impl Fsdp {
             self.send_all_away();
         }
         self.store.watch("a forward pass over units that are gathered", &self.shard)?;
-        Ok(x)
+        Ok(x.map(|output| Outputs::of(output, pass.target.clone(), ctx)))
     }
 
     fn forward_of_pass(&mut self, pass: &Pass<'_>) -> Result<(Vec<Live>, f64), Error> {

@@ -114,13 +114,12 @@ impl Local for Pipelined {
                         model: pass.model,
                         blocks: &config.blocks,
                         device: &config.devices[rank],
-                        loss: pass.loss,
                         micro_batches: &parts,
                     };
                     let thread = std::thread::Builder::new().name(format!("stage-{rank}"));
                     thread
                         .spawn_scoped(scope, move || {
-                            autocast(products, || own.run(&mut link, &mut tell, since))
+                            autocast(products, || own.run(&mut link, pass.loss, &mut tell, since))
                         })
                         .expect("the system has a thread for each stage of a pipeline")
                 })

@@ -1,6 +1,7 @@
 //! How the samples of a pass fall into micro-batches.
 
 use super::stage::MicroBatch;
+use crate::evaluation::EvalPass;
 use phalanx_nn::Ctx;
 use phalanx_tensor::Tensor;
 use std::ops::Range;
@@ -34,7 +35,7 @@ pub fn micro_batches(
     }
     let part = |rows: Range<usize>| {
         let of = |whole: &Tensor| {
-            let part = whole.detach().narrow(0, rows.start, rows.len()).contiguous();
+            let part = rows_of(whole, &rows);
             if whole.needs_grad() { part.requires_grad() } else { part }
         };
         MicroBatch {
@@ -46,6 +47,23 @@ pub fn micro_batches(
         }
     };
     parts(samples, n).map(part).collect()
+}
+
+/// The samples of an evaluation likewise.
+pub(super) fn evaluated(pass: &EvalPass<'_>, n: usize) -> Vec<MicroBatch> {
+    let samples = pass.samples();
+    let part = |rows: Range<usize>| MicroBatch {
+        input: Some(rows_of(&pass.input, &rows)),
+        target: Some(rows_of(&pass.target, &rows)),
+        ctx: pass.ctx.clone(),
+        samples: rows.len(),
+        weight: rows.len() as f64 / samples.max(1) as f64,
+    };
+    parts(samples, n).map(part).collect()
+}
+
+fn rows_of(whole: &Tensor, rows: &Range<usize>) -> Tensor {
+    whole.detach().narrow(0, rows.start, rows.len()).contiguous()
 }
 
 #[cfg(test)]

@@ -7,11 +7,12 @@
 use super::check::check;
 use super::devices::{Border, border};
 use super::lanes::Lanes;
-use super::parts::micro_batches;
+use super::parts::{evaluated, micro_batches};
 use super::schedule::{Action, Schedule};
 use super::stage::{Carried, Link, MicroBatch, Ran, Rank};
 use crate::between_gpus::BetweenGpus;
 use crate::error::Error;
+use crate::evaluation::{EvalPass, Judge, Outputs};
 use crate::local::{Local, Pass};
 use phalanx_comm::{Deadline, Element as Sent, Group, Source, Trail, Work as Letter, bf16, f16};
 use phalanx_nn::{Loss, Module};
@@ -100,9 +101,9 @@ impl RankPipeline {
         if let Some(lanes) = lanes {
             lanes.begin(schedule, rank, micro_batches);
         }
-        let own = Rank { schedule, rank, model, blocks, device, loss, micro_batches };
+        let own = Rank { schedule, rank, model, blocks, device, micro_batches };
         let mut post = Post { group, schedule, micro_batches, letters, lanes: lanes.as_mut(), trail };
-        let ran = own.run(&mut post, sink, Instant::now());
+        let ran = own.run(&mut post, loss, sink, Instant::now());
         let ran = ran.and_then(|ran| letters.deliver(group).map(|()| ran));
         // Whoever waits at the other end of a lane knows nothing of what happened at another.
         let ran = ran.inspect_err(|error| {
@@ -110,6 +111,25 @@ impl RankPipeline {
         });
         self.last = ran?;
         Ok(self.last.loss)
+    }
+
+    /// The forward passes of an evaluation, in the order of the schedule's. Letters are others than in training, and nothing of them stays.
+    fn run_forward(
+        &mut self,
+        pass: &EvalPass<'_>,
+        judge: &mut dyn FnMut(Outputs<'static>) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let RankPipeline { group, schedule, blocks, device, lanes, trail, .. } = self;
+        let (rank, schedule) = (group.rank().index(), &schedule.forward_alone());
+        let micro_batches = &evaluated(pass, schedule.shape().micro_batches);
+        if let Some(lanes) = lanes {
+            lanes.begin(schedule, rank, micro_batches);
+        }
+        let own = Rank { schedule, rank, model: pass.model, blocks, device, micro_batches };
+        let letters = &mut Letters::default();
+        let mut post = Post { group, schedule, micro_batches, letters, lanes: lanes.as_mut(), trail };
+        own.evaluate(&mut post, judge)?;
+        letters.deliver(group)
     }
 }
 
@@ -121,6 +141,15 @@ impl Local for RankPipeline {
         let parts = micro_batches(Some(&pass.input), Some(&pass.target), &pass.ctx, pass.weight, n);
         let loss = self.run(pass.model, pass.loss, &parts, sink)?;
         Ok(if pass.samples() == 0 { 0.0 } else { loss / pass.weight })
+    }
+
+    /// Outputs come to the last stage's rank; the sums of the others stay what they are.
+    fn evaluate(&mut self, pass: &EvalPass<'_>, judge: &Judge<'_>, sums: &mut [f64]) -> Result<(), Error> {
+        let trail = self.trail.clone();
+        let ran = self.run_forward(pass, &mut |outputs| judge(&outputs.behind(&trail), sums));
+        ran.inspect_err(|error| {
+            self.lanes.iter().for_each(|lanes| lanes.abort(&error.to_string()));
+        })
     }
 }
 

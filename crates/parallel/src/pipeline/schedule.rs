@@ -180,6 +180,13 @@ impl Schedule {
         Ok(Schedule { kind, shape, actions: (0..ranks).map(of_rank).collect() })
     }
 
+    /// The same order of forward passes, and nothing else.
+    pub(super) fn forward_alone(&self) -> Schedule {
+        let is_forward = |action: &&Action| action.work == Work::Forward;
+        let of_rank = |actions: &Vec<Action>| actions.iter().filter(is_forward).copied().collect();
+        Schedule { actions: self.actions.iter().map(of_rank).collect(), ..*self }
+    }
+
     /// Which schedule it is.
     pub fn kind(&self) -> ScheduleKind {
         self.kind

@@ -14,8 +14,9 @@
 use super::schedule::{Action, Schedule, Work};
 use super::timeline::Done;
 use crate::error::Error;
+use crate::evaluation::Outputs;
 use phalanx_nn::{Ctx, Loss, Module};
-use phalanx_tensor::{Device, GradSink, LeafId, Tensor, WeightGradients, backward, backward_inputs};
+use phalanx_tensor::{Device, GradSink, LeafId, Tensor, WeightGradients, backward, backward_inputs, no_grad};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::time::Instant;
@@ -65,7 +66,6 @@ pub(super) struct Rank<'a> {
     /// The blocks of each stage of the row.
     pub(super) blocks: &'a [Range<usize>],
     pub(super) device: &'a Device,
-    pub(super) loss: Loss,
     pub(super) micro_batches: &'a [MicroBatch],
 }
 
@@ -125,18 +125,11 @@ impl Rank<'_> {
     pub(super) fn run(
         &self,
         link: &mut dyn Link,
+        loss: Loss,
         sink: &mut dyn GradSink,
         since: Instant,
     ) -> Result<Ran, Error> {
-        let mut running = Running {
-            rank: self,
-            link,
-            live: HashMap::new(),
-            put_off: HashMap::new(),
-            own: HashMap::new(),
-            losses: Vec::new(),
-            ran: Ran::default(),
-        };
+        let mut running = Running::of(self, link);
         // Those without samples come last, so the last with samples is the last of all.
         let last = self.micro_batches.iter().rposition(|micro_batch| micro_batch.samples > 0);
         for &action in self.schedule.actions(self.rank) {
@@ -149,7 +142,7 @@ impl Rank<'_> {
             let needed = running.needed(action)?;
             let start = since.elapsed().as_secs_f64();
             let made = match work {
-                Work::Forward => running.forward(action, needed),
+                Work::Forward => running.forward(action, needed, loss),
                 Work::Backward | Work::BackwardInput => running.backward(action, needed, sink),
                 Work::BackwardWeight => running.weights(action, sink),
             };
@@ -164,9 +157,52 @@ impl Rank<'_> {
         let Running { losses, ran, .. } = running;
         Ok(Ran { loss: losses.iter().fold(0.0, |sum, (loss, weight)| sum + loss.item() * weight), ..ran })
     }
+
+    /// Does the forward passes that the schedule has for this rank, which has nothing else, and for which nothing is kept. On the rank of the
+    /// last stage `judge` is given what each micro-batch came to.
+    pub(super) fn evaluate(
+        &self,
+        link: &mut dyn Link,
+        judge: &mut dyn FnMut(Outputs<'static>) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let mut running = Running::of(self, link);
+        for &action in self.schedule.actions(self.rank) {
+            let of = &self.micro_batches[action.micro_batch];
+            if of.samples == 0 {
+                continue;
+            }
+            let (x, ctx) = running.needed(action).map(|before| running.start(action, before))?;
+            let (y, ctx) = no_grad(|| running.through(action.stage, x, ctx));
+            if action.stage + 1 == self.schedule.stages() {
+                judge(Outputs::of(y, of.target(), ctx))?;
+            } else {
+                running.hand_on(action, Carried { values: y, layers: ctx.layers() })?;
+            }
+            running.link.progress();
+        }
+        running.link.settle()
+    }
 }
 
-impl Running<'_, '_> {
+impl MicroBatch {
+    fn target(&self) -> Tensor {
+        self.target.clone().expect("the last stage is given its targets")
+    }
+}
+
+impl<'a, 'l> Running<'a, 'l> {
+    fn of(rank: &'a Rank<'a>, link: &'l mut dyn Link) -> Running<'a, 'l> {
+        Running {
+            rank,
+            link,
+            live: HashMap::new(),
+            put_off: HashMap::new(),
+            own: HashMap::new(),
+            losses: Vec::new(),
+            ran: Ran::default(),
+        }
+    }
+
     /// What `action` begins with, where that comes from another stage.
     fn needed(&mut self, action: Action) -> Result<Option<Carried>, Error> {
         let Rank { schedule, rank, device, .. } = *self.rank;
@@ -191,29 +227,41 @@ impl Running<'_, '_> {
         self.link.send(action, made)
     }
 
-    fn forward(&mut self, action: Action, before: Option<Carried>) -> Option<Carried> {
-        let Rank { schedule, model, blocks, device, loss, micro_batches, .. } = *self.rank;
-        let Action { stage, micro_batch, .. } = action;
-        let of = &micro_batches[micro_batch];
-        let (x, input, mut ctx) = match before {
-            Some(Carried { values, layers }) => {
-                let x = values.to(device).requires_grad();
-                (x.clone(), Some(x), of.ctx.clone().after_layers(layers))
-            }
+    /// What a stage begins with, and the pass from there on.
+    fn start(&self, action: Action, before: Option<Carried>) -> (Tensor, Ctx) {
+        let Rank { device, micro_batches, .. } = *self.rank;
+        let of = &micro_batches[action.micro_batch];
+        match before {
+            Some(Carried { values, layers }) => (values.to(device), of.ctx.clone().after_layers(layers)),
             None => {
                 let x = of.input.as_ref().expect("the first stage is given its inputs");
-                (x.to(device), None, of.ctx.clone())
+                (x.to(device), of.ctx.clone())
             }
-        };
+        }
+    }
+
+    /// What the blocks of a stage make of `x`.
+    fn through(&mut self, stage: usize, x: Tensor, mut ctx: Ctx) -> (Tensor, Ctx) {
+        let Rank { model, blocks, .. } = *self.rank;
         let y = blocks[stage].clone().fold(x, |x, block| {
             let y = model.forward_block(block, &x, &mut ctx);
             // A letter that is longer than what a connection holds goes on only while both ranks look after it.
             self.link.progress();
             y
         });
+        (y, ctx)
+    }
+
+    fn forward(&mut self, action: Action, before: Option<Carried>, loss: Loss) -> Option<Carried> {
+        let Rank { schedule, micro_batches, .. } = *self.rank;
+        let Action { stage, micro_batch, .. } = action;
+        let of = &micro_batches[micro_batch];
+        let comes_from_another = before.is_some();
+        let (start, ctx) = self.start(action, before);
+        let input = comes_from_another.then(|| start.clone().requires_grad());
+        let (y, ctx) = self.through(stage, input.clone().unwrap_or(start), ctx);
         let (output, made) = if stage + 1 == schedule.stages() {
-            let target = of.target.as_ref().expect("the last stage is given its targets");
-            let loss = loss.of_pass(&y, &target.to(device), &ctx);
+            let loss = loss.of_pass(&y, &of.target().to(y.device()), &ctx);
             self.losses.push((loss.detach(), of.weight));
             (loss, None)
         } else {

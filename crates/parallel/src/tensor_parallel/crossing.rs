@@ -78,6 +78,16 @@ impl Ranks {
         }
     }
 
+    /// The ranks' columns (..., C / n) side by side, (..., C): outside of the graph.
+    pub(crate) fn side_by_side(&self, x: &Tensor) -> Tensor {
+        let (last, mut dims) = (x.dims().len() - 1, x.dims().to_vec());
+        let width = dims[last];
+        dims[last] *= self.count();
+        let all = Tensor::zeros(x.device(), dims.as_slice(), x.dtype());
+        all.narrow(last, self.rank() * width, width).copy_from(x);
+        self.reduced(&all, ReduceOp::Sum)
+    }
+
     fn reduced_as<T: Element + Sent>(&self, x: &Tensor, op: ReduceOp) -> Tensor {
         if let Some(reduced) = self.on_gpus(|| x.to_lend(), |gpus, own| gpus.start_all_reduce(own, op)) {
             return reduced;
@@ -315,6 +325,24 @@ mod tests {
                 });
                 let [there, here] = [0, 1].map(|i| sums.iter().map(|sum| sum[i]).sum::<f64>());
                 assert!((there - here).abs() < 1e-4, "{forth:?} over {n} ranks: {there} and {here}");
+            }
+        }
+    }
+
+    #[test]
+    fn columns_of_all_ranks_stand_side_by_side_everywhere() {
+        let device = Device::cpu(1);
+        for dims in [&[3, 12][..], &[2, 3, 12]] {
+            let whole = random(&device, dims, 5);
+            for n in [1, 2, 3] {
+                let (width, last) = (12 / n, dims.len() - 1);
+                let of_rank = |ranks: Ranks| {
+                    let own = whole.narrow(last, ranks.rank() * width, width).contiguous();
+                    let all = ranks.side_by_side(&own);
+                    assert_eq!(all.dims(), dims);
+                    all.to_vec::<f32>()
+                };
+                assert!(ranks(n, of_rank).iter().all(|all| *all == whole.to_vec::<f32>()));
             }
         }
     }

@@ -82,7 +82,8 @@ pub(super) fn resume(
     }
     same_run(&folder, &manifest.run, &run)?;
     let other_optimizer = |source| CheckpointError::OtherOptimizer { path: folder.clone(), source };
-    let mut optimizer = Resuming::new(rule, parameters, strategy.held()).map_err(other_optimizer)?;
+    let own = strategy.own_parameters(parameters);
+    let mut optimizer = Resuming::new(rule, parameters, own, strategy.held()).map_err(other_optimizer)?;
     let (mut average, mut kept) = (None, None);
     // The running mean comes to the places of the values, which come there after it.
     let (means, files): (Vec<_>, Vec<_>) = files.into_iter().partition(|it| it.entry.holds == Holds::Average);
@@ -98,7 +99,9 @@ pub(super) fn resume(
                 .read(&group, &folder, |array, values| strategy.load_one(parameters, &array.name, values))?,
             Holds::Optimizer => {
                 file.read(&group, &folder, |array, values| {
-                    optimizer.take(&array.name, &array.shape, values);
+                    optimizer.take(&array.name, &array.shape, values, |name, values| {
+                        strategy.part_of(parameters, name, values)
+                    });
                 })?;
             }
             Holds::Compression => file.read_all(&group, &folder, kept.get_or_insert_default())?,

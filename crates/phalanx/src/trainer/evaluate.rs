@@ -5,8 +5,9 @@ use super::run::Run;
 use crate::error::Error;
 use phalanx_data::Target;
 use phalanx_job::Section;
-use phalanx_nn::{Average, Ctx};
-use phalanx_tensor::{DType, autocast, no_grad};
+use phalanx_nn::{Average, Ctx, Loss};
+use phalanx_parallel::{EvalPass, Outputs};
+use phalanx_tensor::autocast;
 
 /// How a model does on test samples.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -42,9 +43,14 @@ fn as_it_is(run: &mut Run<'_>) -> Result<Option<Evaluation>, Error> {
     let more_than_five = matches!(test.dataset().target(), Target::Classes(n) if n > 5);
     // How many bytes of a text are foretold says less than how likely they were.
     let has_accuracy = loss.has_labels() && !matches!(test.dataset().target(), Target::Sequence { .. });
-    for (pass, batch) in test.epoch(0)?.enumerate() {
+    let judge = |outputs: &Outputs<'_>, sums: &mut [f64]| {
+        let found = counted(outputs, loss, has_accuracy)?;
+        sums.iter_mut().zip(found).for_each(|(sum, found)| *sum += found);
+        Ok(())
+    };
+    for (number, batch) in test.epoch(0)?.enumerate() {
         // Ranks may hold different numbers of shards, and all ask each other once a step.
-        if pass % totals.rows() == 0 && run.exchange_between_steps()?.stop.is_some() {
+        if number % totals.rows() == 0 && run.exchange_between_steps()?.stop.is_some() {
             return Ok(None);
         }
         // Each batch has its time.
@@ -53,32 +59,38 @@ fn as_it_is(run: &mut Run<'_>) -> Result<Option<Evaluation>, Error> {
         bad_images += batch.skipped();
         // Ranks may need each other for it, with samples or without.
         let [input, target] = batch.tensors(device);
-        let input = (!batch.is_empty()).then_some(input);
-        let (strategy, model) = (&mut run.strategy, run.model);
-        let forward = || strategy.forward(model, input.as_ref(), &mut Ctx::eval());
-        let Some(output) = autocast(products, forward)? else { continue };
-        no_grad(|| {
-            autocast(products, || {
-                let mean = loss.of(&output, &target.to(output.device())).item();
-                let [mut right, mut among_five] = [0.0; 2];
-                if has_accuracy {
-                    let scores = output.cast(DType::F32).to_vec::<f32>();
-                    for (scores, &label) in scores.chunks_exact(output.dims()[1]).zip(batch.labels()) {
-                        let place = place(scores, label as usize);
-                        right += f64::from(place.is_some_and(|place| place < 1));
-                        among_five += f64::from(place.is_some_and(|place| place < 5));
-                    }
-                }
-                let samples = batch.len() as f64;
-                totals.add(pass, [mean * samples, samples, right, among_five]);
-            })
-        });
+        let (model, parameters) = (run.model, run.parameters);
+        let pass = EvalPass { model, parameters, input, target, ctx: Ctx::eval() };
+        let mut sums = [0.0; 4];
+        autocast(products, || run.strategy.evaluate(&pass, &judge, &mut sums))?;
+        totals.add(number, sums);
     }
     run.bad_images += bad_images;
     let [total, samples, right, among_five] = totals.whole(&mut *run.strategy)?;
     let accuracy = has_accuracy.then_some(right / samples);
     let top5 = (has_accuracy && more_than_five).then_some(among_five / samples);
     Ok(Some(Evaluation { loss: total / samples, accuracy, top5 }))
+}
+
+/// The sum of the losses of some samples, how many they are, and of how many the label came first, and among the first five, if that means
+/// anything.
+fn counted(
+    outputs: &Outputs<'_>,
+    loss: Loss,
+    has_accuracy: bool,
+) -> Result<[f64; 4], phalanx_parallel::Error> {
+    let samples = outputs.samples();
+    let total = outputs.loss(loss)? * samples as f64;
+    let [mut right, mut among_five] = [0.0; 2];
+    if has_accuracy {
+        let (scores, labels) = (outputs.to_vec()?, outputs.target().to_vec::<i64>());
+        for (scores, &label) in scores.chunks_exact(scores.len() / samples).zip(&labels) {
+            let place = place(scores, label as usize);
+            right += f64::from(place.is_some_and(|place| place < 1));
+            among_five += f64::from(place.is_some_and(|place| place < 5));
+        }
+    }
+    Ok([total, samples as f64, right, among_five])
 }
 
 /// How many classes come before `label` when the likeliest is first, and of equals the one that is listed first; none if its

@@ -1,7 +1,7 @@
 //! Replicas that lie on several ranks with GPUs, or on one that they share: parts of matrices, stages, and both.
 
 use crate::fake::fake;
-use crate::samples::{run, text};
+use crate::samples::{Task, images, run, text};
 use crate::{Count, Most, RULE, TOLERANCE, check_of, gpu, gpu_of, near, trainer};
 use phalanx::comm::Group;
 use phalanx::data::{Places, Resident, Silent, View, open};
@@ -142,7 +142,53 @@ fn stretches_and_tied_shards_on_gpus_are_what_a_cpu_has_as_a_whole() {
                 got.losses,
                 want.losses
             );
+            let apart = got.tests[0].0.unwrap() - want.tests[0].0.unwrap();
+            assert!(apart.abs() <= TOLERANCE, "{:?}, not {:?}", got.tests, want.tests);
             near(&got.weights, &want.weights);
+        }
+    }
+    assert_eq!(fake.damage(), [""; 0]);
+    assert_eq!(fake.nccl().live(), 0, "communicators that nobody ended");
+}
+
+/// Each rank evaluates with its part, and with the running mean of that; labels are counted wherever scores are.
+#[test]
+fn evaluations_by_parts_are_those_of_a_whole_model() {
+    let Some(fake) = fake() else { return };
+    fake.gpus(4);
+    let folder = tempfile::tempdir().unwrap();
+    let net = || -> Box<dyn Module> {
+        let net = Sequential::new().then(Conv2d::new(3, 4, 5)).then(MaxPool2d::new(4)).then(Flatten);
+        Box::new(net.then(Linear::new(196, 10).without_bias()))
+    };
+    let task = Task { net, ..images(folder.path()) };
+    let alone = Trainer { batch_size: 8, steps: Some(3), ema: Some(0.5), ..trainer() };
+    let want = run(&task, &alone, 1, false, &|_| Device::cpu(1));
+    assert!(want.tests[0].1.is_some());
+    let blocks = vec![0..2, 2..4];
+    let stages = StagesConfig { blocks, kind: ScheduleKind::OneFOneB, micro_batches: 2 };
+    for (axes, ranks, sharded) in [
+        (&[TENSOR][..], 2, None),
+        (&[PIPELINE], 2, None),
+        (&[PIPELINE, TENSOR], 4, None),
+        (&[PIPELINE], 4, Some(FsdpConfig::default())),
+        (&[TENSOR], 4, Some(FsdpConfig { unit_bytes: 0, ..FsdpConfig::default() })),
+    ] {
+        let batch_size = if sharded.is_some() { 4 } else { 8 };
+        let mesh = ModelParallelConfig {
+            stages: axes.contains(&PIPELINE).then(|| stages.clone()),
+            plan: axes.contains(&TENSOR).then(|| Plan::new(Between::Whole).with("3", Style::Scores)),
+            model: Arc::new(net),
+            ..on(axes, ScheduleKind::OneFOneB).mesh.unwrap()
+        };
+        let trainer = Trainer { mesh: Some(mesh), sharded, batch_size, ..alone.clone() };
+        let shared = run(&task, &trainer, ranks, false, &|_| gpu(&fake));
+        let by_nccl = run(&task, &trainer, ranks, false, &|rank| gpu_of(&fake, rank));
+        for got in [shared, by_nccl] {
+            let loss = |(loss, _): &(Option<f64>, Option<f64>)| loss.unwrap();
+            let apart = (loss(&got.tests[0]) - loss(&want.tests[0])).abs();
+            assert!(apart <= TOLERANCE, "{axes:?}: {:?}, not {:?}", got.tests, want.tests);
+            assert_eq!(got.tests[0].1, want.tests[0].1, "{axes:?}: labels that come first");
         }
     }
     assert_eq!(fake.damage(), [""; 0]);
@@ -181,7 +227,7 @@ fn parts_add_up_from_gpu_to_gpu() {
     let (sums, down) = by(BetweenGpus::Nccl, Clip::default());
     let (none, more) = by(BetweenGpus::Host, Clip::default());
     // Two ranks, three steps: the outputs of the second dense layer on the way forward, the gradients of what the first is given
-    // on the way back. Evaluations are made of the whole model.
+    // on the way back.
     assert_eq!((sums, none), (2 * 3 * 2, 0));
     assert!(more >= down + 2 * 3 * 4 * 8 * (10 + 144), "{down} bytes by NCCL, {more} by way of the host");
     // Gradients are cut where they lie: a sum of squares for each parameter comes to the host, of which there are eight.

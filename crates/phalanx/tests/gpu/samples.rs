@@ -44,13 +44,13 @@ impl Dataset for Values {
 
 /// What is trained on and judged by, and a model for it.
 pub(crate) struct Task {
-    train: Arc<dyn Dataset>,
-    test: Arc<dyn Dataset>,
+    pub(crate) train: Arc<dyn Dataset>,
+    pub(crate) test: Arc<dyn Dataset>,
     pub(crate) net: fn() -> Box<dyn Module>,
 }
 
 /// Colour images that are cropped, mirrored and partly blanked.
-fn images(folder: &Path) -> Task {
+pub(crate) fn images(folder: &Path) -> Task {
     more_images(folder, 6)
 }
 
@@ -88,7 +88,7 @@ pub(crate) fn text(folder: &Path) -> Task {
 #[derive(PartialEq, Debug)]
 pub(crate) struct Left {
     pub(crate) losses: Vec<f64>,
-    tests: Vec<(Option<f64>, Option<f64>)>,
+    pub(crate) tests: Vec<(Option<f64>, Option<f64>)>,
     pub(crate) weights: Weights,
 }
 
