@@ -252,6 +252,7 @@ impl On {
                 unit_bytes: 0,
                 ..FsdpConfig::default()
             }),
+            replays: false,
         }
     }
 

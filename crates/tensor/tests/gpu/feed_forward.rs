@@ -3,7 +3,7 @@
 use crate::rig::{Rig, rig};
 use phalanx_tensor::cases::random;
 use phalanx_tensor::{
-    Arena, DType, Device, GradSink, Grads, Layout, LeafId, Philox, Tensor, autocast, backward,
+    Arena, DType, Device, GradSink, Grads, Layout, LeafId, Philox, Room, Tensor, autocast, backward,
     backward_inputs, without_cheap,
 };
 
@@ -219,7 +219,8 @@ fn a_replay_has_the_bits_of_the_pass() {
             grads.get(&leaf).expect("it took part").clone()
         };
         let none = [].into();
-        let (mut rehearsal, first) = rig.rehearse(0, &none, || pass(&x)).expect("it is a GPU");
+        let (mut rehearsal, first) =
+            rig.rehearse(&Room::default(), 0, &none, || pass(&x)).expect("it is a GPU");
         rehearsal.take_back(first);
         let (mut replay, left) = rehearsal.record(|| pass(&x)).unwrap_or_else(|error| panic!("{error}"));
         for step in 1..4 {
