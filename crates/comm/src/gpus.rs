@@ -159,12 +159,29 @@ impl GpuGroup {
     }
 
     /// Waits until the GPU has come to a point, as [`GpuGroup::watch`] waits for all that it has.
-    pub(crate) fn reach(&self, mark: Mark, what: &str, deadline: Deadline) -> Result<(), Error> {
+    pub(crate) fn reach(&self, mark: &Mark, what: &str, deadline: Deadline) -> Result<(), Error> {
         let look = || Ok(self.exchange.is_ready()? && mark.0.is_done()?);
         let mut watched = Watched { what, look, failed: None, left: None };
-        self.group.wait_elsewhere(deadline, &mut watched).inspect_err(|_| end(&self.exchange))?;
+        self.group.wait_elsewhere(deadline, &mut watched).inspect_err(|_| end(&self.exchange))
+    }
+
+    /// The same, but for no longer than it takes to find a rank of the group that has fallen silent: whether the GPU has come there.
+    pub(crate) fn reach_in_turn(&self, mark: &Mark, what: &str, deadline: Deadline) -> Result<bool, Error> {
+        let turn = Deadline::after(self.group.silence().unwrap_or_default() + GRACE);
+        let mut is_there = false;
+        let look = || {
+            is_there = self.exchange.is_ready()? && mark.0.is_done()?;
+            Ok(is_there || turn.expired())
+        };
+        let mut watched = Watched { what, look, failed: None, left: None };
+        let waited = self.group.wait_elsewhere(deadline, &mut watched);
+        waited.inspect_err(|_| end(&self.exchange))?;
+        Ok(is_there)
+    }
+
+    /// Takes a mark back that the GPU has come to.
+    pub(crate) fn take_back(&self, mark: Mark) {
         self.spare.lock().unwrap_or_else(PoisonError::into_inner).push(mark.0);
-        Ok(())
     }
 
     /// The numbers become the reduction of all ranks' numbers. Panics for a reduction that NCCL doesn't have: those of bits.

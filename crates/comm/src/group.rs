@@ -260,6 +260,11 @@ impl Group {
         self.timeout
     }
 
+    /// How long a rank that is waited for may give no sign of life; none for as long as the wait lasts.
+    pub(crate) fn silence(&self) -> Option<Duration> {
+        self.patience.silence
+    }
+
     /// Has `listener` told, once, when the group fails: before the others notice that this rank leaves; so have groups that take
     /// the place of this one from now on. The first one stays.
     pub fn on_failure(&self, listener: impl Fn(&Error) + Send + Sync + 'static) {

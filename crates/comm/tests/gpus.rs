@@ -243,7 +243,7 @@ fn without_one(fake: &FakeCuda, instead: impl Fn(&OnGpu) + Sync) -> Vec<(Error, 
     let results = ranks(fake, 3, 4, |own| {
         if own.rank() == 1 {
             // Not before the others are in it.
-            [0, 2].map(|other| own.group.receive(&mut [0u8], Rank(other)).unwrap());
+            [0, 2].into_iter().for_each(|other| own.group.receive(&mut [0u8], Rank(other)).unwrap());
             instead(&own);
             return None;
         }
@@ -345,7 +345,7 @@ fn a_group_that_is_rebuilt_has_a_communicator_of_its_own() {
     let Some(fake) = fake() else { return };
     let sums = ranks(&fake, 3, 4, |own| {
         if own.rank() == 2 {
-            [0, 1].map(|other| own.group.receive(&mut [0u8], Rank(other)).unwrap());
+            [0, 1].into_iter().for_each(|other| own.group.receive(&mut [0u8], Rank(other)).unwrap());
             own.group.abort("it leaves");
             return None;
         }

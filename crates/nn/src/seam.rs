@@ -20,6 +20,8 @@ pub struct Seam {
     /// Which part of the whole is here: of the rows of a table along dimension 0, of an attention's heads along dimension 1, or of what
     /// a dropout is given.
     pub within: Option<Within>,
+    /// Into how many groups, which don't see each other, the channels of a convolution fall: told by the layer, 0 where there is one.
+    pub groups: usize,
 }
 
 /// One of the equal stretches that each sequence falls into.

@@ -16,10 +16,10 @@ use crate::error::Error;
 use crate::evaluation::{EvalPass, Judge};
 use crate::hook::{AllReduce, Bf16, Bucket, Fp16, Hook, Kept, Pending, PowerSgd, PowerSgdConfig};
 use crate::local::{Local, Pass, weighted};
-use crate::replay::{Beside, Replays};
+use crate::replay::{self, Replays, Way};
 use crate::single::{Nobody, begin};
 use crate::strategy::{Place, Strategy, Sync, in_one_go};
-use phalanx_comm::{Deadline, GpuGroup, GpuWork, Group, Rank, ReduceOp, Via};
+use phalanx_comm::{Deadline, GpuGroup, GpuWork, Group, Rank, ReduceOp, Trail, Via};
 use phalanx_nn::Parameters;
 use phalanx_tensor::{Arena, GpuSpan, GradSink, LeafId, SumOverBatch, Tensor};
 use std::collections::VecDeque;
@@ -105,7 +105,7 @@ pub struct Ddp {
     /// before the communicator that it has operations of.
     replays: Option<Replays>,
     /// The ranks' GPUs, where gradients go from one to another. None before `prepare`.
-    gpus: Option<GpuGroup>,
+    gpus: Option<Arc<GpuGroup>>,
     /// None before `prepare`.
     buckets: Option<Vec<Range<usize>>>,
     adding: bool,
@@ -212,25 +212,32 @@ impl Ddp {
         Ddp { local: Some(Box::new(local)), ..self }
     }
 
-    /// The same with passes in one go that GPUs record once and replay, where NCCL sums their gradients: steps of one pass over as many
-    /// samples as the one before. What can't be recorded is made as ever, and a warning says why.
+    /// The same with passes in one go that GPUs record once and replay, where NCCL sums their gradients: those over as many samples as
+    /// the one before. What can't be recorded is made as ever, and a warning says why.
     pub fn with_replays(self) -> Ddp {
-        Ddp { replays: Some(Replays::default()), ..self }
+        self.with_replays_behind(&Trail::default())
     }
 
-    /// Makes the only pass of a step as a recorded one, or one that may come to be, where that can be.
+    /// The same on a GPU that waits for others than these, too, of which `trail` is told.
+    pub(crate) fn with_replays_behind(self, trail: &Trail) -> Ddp {
+        Ddp { replays: Some(Replays::behind(trail)), ..self }
+    }
+
+    /// Makes a pass of a step as a recorded one, or one that may come to be, where that can be.
     fn replayed(&mut self, pass: &Pass<'_>, meanwhile: &mut dyn FnMut()) -> Option<Result<f64, Error>> {
         let is_plain = self.local.is_none() && self.shared.is_none() && !self.is_hooked;
-        if !is_plain || self.adding || pass.sync == Sync::Later || pass.samples() == 0 {
+        if !is_plain || pass.samples() == 0 {
             return None;
         }
         self.check_finished();
         let Ddp { step, buckets, group, gpus, replays, hook, adding, .. } = self;
-        let (gpus, replays, parameters) = (gpus.as_ref()?, replays.as_mut()?, pass.parameters);
-        begin(adding, parameters);
-        let buckets = prepared(buckets);
-        let mut summed = Summed { step, buckets, group, gpus, hook: hook.as_mut(), parameters };
-        Some(replays.pass(pass, &mut summed, meanwhile))
+        let (gpus, replays) = (gpus.as_ref()?, replays.as_mut()?);
+        begin(adding, pass.parameters);
+        let mut summed = Summed { step, buckets: prepared(buckets), group, gpus, hook: hook.as_mut() };
+        Some(match pass.sync {
+            Sync::Now => replays.pass(pass, &mut summed, meanwhile),
+            Sync::Later => replays.pass(pass, &mut Nobody, meanwhile),
+        })
     }
 
     #[track_caller]
@@ -257,7 +264,7 @@ impl Ddp {
             Sync::Later => pass(&mut Nobody),
             Sync::Now => {
                 step.expect(buckets);
-                let sums = Sums { group, gpus: gpus.as_ref(), hook: hook.as_mut() };
+                let sums = Sums { group, gpus: gpus.as_deref(), hook: hook.as_mut() };
                 pass(&mut Counter { step, buckets, sums, parameters })
             }
         }
@@ -277,7 +284,7 @@ impl Ddp {
             }
             self.step.lacking.clear();
             self.step.lacking.resize(buckets.len(), 0);
-            let mut sums = Sums { group: &self.group, gpus: self.gpus.as_ref(), hook: self.hook.as_mut() };
+            let mut sums = Sums { group: &self.group, gpus: self.gpus.as_deref(), hook: self.hook.as_mut() };
             Ddp::start_complete(&mut self.step, buckets, &mut sums, parameters);
         }
         if let Some(error) = self.step.failure.take() {
@@ -418,17 +425,17 @@ struct Summed<'a> {
     step: &'a mut Started,
     buckets: &'a [Range<usize>],
     group: &'a Group,
-    gpus: &'a GpuGroup,
+    gpus: &'a Arc<GpuGroup>,
     hook: &'a mut dyn Hook,
-    parameters: &'a Parameters,
 }
 
-impl Beside for Summed<'_> {
-    fn sink(&mut self) -> Box<dyn GradSink + '_> {
-        let Summed { step, buckets, group, gpus, hook, parameters } = self;
+impl Way for Summed<'_> {
+    fn give(&mut self, pass: &Pass<'_>, weight: &Tensor) -> Result<Tensor, Error> {
+        let Summed { step, buckets, group, gpus, hook } = self;
         step.expect(buckets);
-        let sums = Sums { group, gpus: Some(*gpus), hook: &mut **hook };
-        Box::new(Counter { step, buckets, sums, parameters })
+        let sums = Sums { group, gpus: Some(gpus), hook: &mut **hook };
+        let mut counter = Counter { step, buckets, sums, parameters: pass.parameters };
+        Ok(replay::in_one_go(pass, weight, &mut counter))
     }
 
     fn done(&mut self) -> Result<bool, Error> {
@@ -438,22 +445,20 @@ impl Beside for Summed<'_> {
         Ok(self.step.next == self.buckets.len())
     }
 
-    fn join(&mut self) -> Result<(), Error> {
+    fn join(&mut self, trail: &Trail) -> Result<(), Error> {
         if let Some(error) = self.step.failure.take() {
             return Err(error.into());
         }
         while let Some(work) = self.step.exchanged.pop_front() {
-            work.join()?;
+            trail.join(self.gpus, work, usize::MAX)?;
         }
         Ok(())
     }
 
-    fn replayed(&mut self) -> Result<(), Error> {
-        self.gpus.watch("a pass with its all-reduces", Deadline::after(self.group.timeout()))?;
-        // As if they had been started one by one, and waited for.
+    /// As if they had been started one by one, and waited for.
+    fn replayed(&mut self) {
         self.step.expect(self.buckets);
         self.step.next = self.buckets.len();
-        Ok(())
     }
 }
 
@@ -472,7 +477,7 @@ impl Strategy for Ddp {
         let DdpConfig { bucket_bytes, first_bucket_bytes, .. } = self.config;
         self.buckets = Some(buckets(parameters.layout(), first_bucket_bytes, bucket_bytes));
         bring_together(&self.group, parameters)?;
-        self.gpus = self.meet_on_gpus(parameters)?;
+        self.gpus = self.meet_on_gpus(parameters)?.map(Arc::new);
         Ok(())
     }
 
@@ -482,6 +487,8 @@ impl Strategy for Ddp {
             // What a lost rank never comes to would keep this one's GPU waiting for good.
             self.gpus.iter().for_each(|gpus| gpus.abort(because));
         }
+        // Whoever comes next may have its memory lie elsewhere, which graphs keep where it is.
+        self.replays = None;
         self.step.forget();
         self.adding = false;
     }

@@ -37,6 +37,7 @@ use crate::error::Error;
 use crate::evaluation::{EvalPass, Judge};
 use crate::local::{Local, Pass};
 use crate::portion::Portion;
+use crate::replay::Replays;
 use crate::single::{Nobody, begin};
 use crate::strategy::{Collected, HeldGradient, Here, Place, Strategy, Sync, cut_each, multiply_each};
 use held::{Held, Moving};
@@ -135,6 +136,9 @@ pub struct Fsdp {
     replicas: Option<Group>,
     config: FsdpConfig,
     units: Vec<Unit>,
+    /// Passes that are recorded once and replayed, with their gathers and sums, if they are to be. Before the ranks' GPUs, since a graph
+    /// goes before the communicator that it has operations of.
+    replays: Option<Replays>,
     store: Store,
     /// Units whose gradients are being summed, in that order.
     summing: VecDeque<(usize, Summing)>,
@@ -182,6 +186,7 @@ impl Fsdp {
             replicas,
             config,
             units,
+            replays: None,
             store,
             summing: VecDeque::new(),
             summed: Vec::new(),
@@ -198,7 +203,14 @@ impl Fsdp {
         Fsdp { local: Some(Box::new(local)), ..self }
     }
 
-    /// The same on a GPU that waits for others than these, too, which `trail` is told of.
+    /// The same with passes that GPUs record once and replay, where NCCL gathers and sums: those over as many samples as the one before,
+    /// where gradients are shared out the only one of a step. What can't be recorded is made as ever, and a warning says why.
+    pub fn with_replays(self) -> Fsdp {
+        let replays = self.store.held.as_ref().map(|held| Replays::behind(&held.trail));
+        Fsdp { replays, ..self }
+    }
+
+    /// The same on a GPU that waits for others than these, too, which `trail` is told of: before [`Fsdp::with_replays`].
     pub(crate) fn behind(mut self, trail: &Trail) -> Fsdp {
         self.store.held.iter_mut().for_each(|held| held.trail = trail.clone());
         self
@@ -499,6 +511,8 @@ impl Strategy for Fsdp {
             // Whoever is gone by now hasn't come to what was gathered last: nobody is to wait for it.
             self.store.held.iter().for_each(|held| held.abort(&error.to_string()));
         }
+        // Whoever comes next may have its memory lie elsewhere, which graphs keep where it is.
+        self.replays = None;
         self.summing.clear();
         self.summed.clear();
         self.store.let_go();

@@ -118,21 +118,8 @@ pub struct Whole;
 
 impl Local for Whole {
     fn pass(&mut self, pass: &Pass<'_>, sink: &mut dyn GradSink) -> Result<f64, Error> {
-        self.pass_while(pass, sink, &mut || ())
-    }
-}
-
-impl Whole {
-    /// The same; `meanwhile` is called when the device was given all of it.
-    pub(crate) fn pass_while(
-        self,
-        pass: &Pass<'_>,
-        sink: &mut dyn GradSink,
-        meanwhile: &mut dyn FnMut(),
-    ) -> Result<f64, Error> {
         let loss = pass.forward(None);
         loss.iter().for_each(|loss| weighted(loss, pass.weight, sink));
-        meanwhile();
         Ok(loss.map_or(0.0, |loss| loss.item()))
     }
 }

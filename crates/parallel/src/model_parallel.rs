@@ -65,6 +65,8 @@ pub struct ModelParallelConfig {
     pub ddp: DdpConfig,
     /// What ranks that hold the same part of the model share out among themselves.
     pub sharded: Option<FsdpConfig>,
+    /// Whether GPUs record passes in one go once, with what NCCL exchanges in them, and replay them; stages make theirs as ever.
+    pub replays: bool,
 }
 
 /// A pipeline over ranks.
@@ -264,6 +266,7 @@ impl ModelParallel {
                 let fsdp = Fsdp::hybrid(all, shard, replicas, &*model, &own, sharded)?.behind(&trail);
                 Box::new(match local {
                     Some(local) => fsdp.with_local(local),
+                    None if config.replays => fsdp.with_replays(),
                     None => fsdp,
                 })
             }
@@ -271,10 +274,15 @@ impl ModelParallel {
                 let ddp = Ddp::with(all, config.ddp.clone());
                 Box::new(match local {
                     Some(local) => ddp.with_local(local),
+                    None if config.replays => ddp.with_replays_behind(&trail),
                     None => ddp,
                 })
             }
-            (None, _, _) => Box::new(local.map_or_else(SingleDevice::new, SingleDevice::with_local)),
+            (None, _, _) => Box::new(match local {
+                Some(local) => SingleDevice::with_local(local),
+                None if config.replays => SingleDevice::new().with_replays_behind(&trail),
+                None => SingleDevice::new(),
+            }),
         };
         let between = plan.map_or(Between::Whole, Plan::between);
         let world = world.clone();

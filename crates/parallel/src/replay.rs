@@ -1,209 +1,265 @@
 //! Passes that a GPU records as a graph once, and then makes again with other samples at the cost of one call.
 //!
 //! The first pass of a kind is made as ever, the second is rehearsed (`phalanx_tensor::Rehearsal`) and recorded, all later ones are
-//! replays. A kind is the shape of the samples and the type of products: the last, smaller batch of an epoch is another, and is
-//! made as ever. The losses and gradients of a replay have the bits of the pass that it stands for.
+//! replays. Kinds are the passes of a step: the first, which begins its gradients, those that add to them, and the last, which has them
+//! summed over ranks. All are over samples of one form; the last, smaller batch of an epoch has another, and is made as ever. The losses
+//! and gradients of a replay have the bits of the pass that it stands for.
 //!
-//! Where gradients go on to other GPUs in the middle of the backward pass, that is part of what is recorded ([`Beside`]).
+//! Where GPUs exchange numbers in the midst of a pass, that is part of what is recorded ([`Way`]). Then nobody waits for it but the
+//! compute stream, and whoever replays the pass finds in the rank's trail what it waits for.
 
 use crate::error::Error;
-use crate::local::{Local, Pass, Whole};
+use crate::local::Pass;
 use crate::single::Nobody;
-use phalanx_tensor::{Arena, DType, GradSink, Replay, Shape, Tensor, autocast_dtype, backward};
+use crate::strategy::Sync;
+use phalanx_comm::{GpuGroup, Trail};
+use phalanx_nn::Parameters;
+use phalanx_tensor::{Arena, DType, GradSink, Replay, Room, Shape, Tensor, autocast_dtype, backward};
+use std::sync::Arc;
 
-/// What passes of one kind have in common.
+/// How a strategy makes a pass on a GPU, which may be one that is recorded.
+pub(crate) trait Way {
+    /// Gives the GPU a pass, which has samples: the gradients of its mean loss times `weight`, a single number. Gives that loss.
+    fn give(&mut self, pass: &Pass<'_>, weight: &Tensor) -> Result<Tensor, Error>;
+
+    /// Takes back a pass that was given, which is to be given once more: returns when all that it began is done; whether it began as
+    /// much as any pass will.
+    fn done(&mut self) -> Result<bool, Error> {
+        Ok(true)
+    }
+
+    /// Has the compute stream wait for what the pass began, which is recorded; `trail` is told among which GPUs that is.
+    fn join(&mut self, trail: &Trail) -> Result<(), Error> {
+        let _ = trail;
+        Ok(())
+    }
+
+    /// Takes note that a pass was replayed, with all that it begins.
+    fn replayed(&mut self) {}
+
+    /// What lies in arenas that a replay writes, and that it only reads.
+    fn arenas(&self, parameters: &Parameters) -> [Vec<Arena>; 2] {
+        let written = [parameters.grads().arena().clone(), parameters.buffers().clone()];
+        let written = written.into_iter().chain(parameters.grads().casts());
+        [written.collect(), vec![parameters.values().clone()]]
+    }
+}
+
+/// Where gradients stay.
+impl Way for Nobody {
+    fn give(&mut self, pass: &Pass<'_>, weight: &Tensor) -> Result<Tensor, Error> {
+        Ok(in_one_go(pass, weight, self))
+    }
+}
+
+/// A forward pass, then a backward pass, of which `sink` is told; gives the mean loss.
+pub(crate) fn in_one_go(pass: &Pass<'_>, weight: &Tensor, sink: &mut dyn GradSink) -> Tensor {
+    let loss = pass.forward(None).expect("it has samples");
+    backward(&[(&loss, Some(&weight.cast(loss.dtype())))], sink);
+    loss.detach()
+}
+
+/// What samples have in common that passes of one kind may be over.
 #[derive(Clone, Copy, PartialEq)]
-pub(crate) struct Kind {
+struct Form {
     input: (Shape, DType),
     target: (Shape, DType),
     products: DType,
 }
 
+impl Form {
+    fn of(pass: &Pass<'_>) -> Form {
+        let of = |tensor: &Tensor| (*tensor.shape(), tensor.dtype());
+        Form { input: of(&pass.input), target: of(&pass.target), products: autocast_dtype() }
+    }
+}
+
+/// Which of a step's passes it is.
+#[derive(Clone, PartialEq)]
+struct Kind {
+    /// The parameters that have gradients already: none in the first pass.
+    adds_to: Vec<usize>,
+    sync: Sync,
+}
+
 impl Kind {
     fn of(pass: &Pass<'_>) -> Kind {
-        let of = |tensor: &Tensor| (*tensor.shape(), tensor.dtype());
-        Kind { input: of(&pass.input), target: of(&pass.target), products: autocast_dtype() }
+        Kind { adds_to: pass.parameters.grads().made(), sync: pass.sync }
     }
 }
 
-/// What is done with gradients as a pass makes them, on the GPU as the pass is.
-pub(crate) trait Beside {
-    /// Begins a pass, which tells this of each gradient that is final.
-    fn sink(&mut self) -> Box<dyn GradSink + '_>;
+/// The first, those between, the last, and the only one of a step; whatever a model leaves out in some passes makes more.
+const MOST_KINDS: usize = 8;
 
-    /// Returns when all that the pass began is done; whether it began as much as any pass will.
-    fn done(&mut self) -> Result<bool, Error>;
-
-    /// Has the compute stream wait for what the pass began, which is recorded.
-    fn join(&mut self) -> Result<(), Error>;
-
-    /// The GPU was given a recorded pass: returns when it is done with it.
-    fn replayed(&mut self) -> Result<(), Error>;
-}
-
-/// Where gradients stay.
-impl Beside for Nobody {
-    fn sink(&mut self) -> Box<dyn GradSink + '_> {
-        Box::new(Nobody)
-    }
-
-    fn done(&mut self) -> Result<bool, Error> {
-        Ok(true)
-    }
-
-    fn join(&mut self) -> Result<(), Error> {
-        Ok(())
-    }
-
-    /// Whoever reads its loss waits for it.
-    fn replayed(&mut self) -> Result<(), Error> {
-        Ok(())
-    }
-}
-
-/// How far it is.
+/// The passes of a strategy, as far as they are recorded.
 #[derive(Default)]
-pub(crate) enum Replays {
-    /// No pass was made.
-    #[default]
-    New,
-    /// A pass of this kind was made.
-    Seen(Kind),
-    /// Passes of this kind are replayed.
-    Recorded(Box<Recorded>),
+pub(crate) struct Replays {
+    /// What this rank's GPU waits for.
+    trail: Trail,
+    /// The form of the samples that the passes seen are over.
+    form: Option<Form>,
+    /// Kinds of which a pass was made.
+    seen: Vec<Kind>,
+    recorded: Vec<Recorded>,
+    /// What all of them work on.
+    given: Option<Given>,
+    room: Room,
     /// There is something in a pass that can't be replayed.
-    Refused,
+    is_refused: bool,
 }
 
-/// A recorded pass, and the tensors that it works on.
-pub(crate) struct Recorded {
+/// A recorded pass.
+struct Recorded {
     kind: Kind,
+    loss: Tensor,
+    /// Parameters that have gradients after it.
+    made: Vec<usize>,
+    replay: Replay,
+    /// The GPUs that exchange numbers in it: their communicators end after the graph.
+    among: Vec<Arc<GpuGroup>>,
+}
+
+/// Tensors that stay where they are.
+struct Given {
     input: Tensor,
     target: Tensor,
     /// What the loss weighs, and the same as the host knows it.
     weight: Tensor,
     weighs: f64,
-    loss: Tensor,
-    /// Parameters that it makes gradients of.
-    made: Vec<usize>,
-    replay: Replay,
+}
+
+impl Given {
+    fn of(pass: &Pass<'_>) -> Given {
+        let [input, target] = [&pass.input, &pass.target].map(Tensor::copied);
+        Given { weight: weight_of(pass), weighs: pass.weight, input, target }
+    }
+
+    fn take(&mut self, pass: &Pass<'_>) {
+        self.input.copy_from(&pass.input);
+        self.target.copy_from(&pass.target);
+        if std::mem::replace(&mut self.weighs, pass.weight) != pass.weight {
+            self.weight.fill(pass.weight);
+        }
+    }
+}
+
+/// What a pass's loss counts, for its GPU.
+pub(crate) fn weight_of(pass: &Pass<'_>) -> Tensor {
+    Tensor::scalar(pass.input.device(), pass.weight, DType::F32)
 }
 
 impl Replays {
-    /// Makes the first pass of a step, which has samples; gives its mean loss. `meanwhile` is called when the GPU was given the pass.
+    /// None yet, on a GPU that may wait for others, of which `trail` is told.
+    pub(crate) fn behind(trail: &Trail) -> Replays {
+        Replays { trail: trail.clone(), ..Replays::default() }
+    }
+
+    /// Makes a pass of a step, which has samples; gives its mean loss. `meanwhile` is called when the GPU was given the pass.
     pub(crate) fn pass(
         &mut self,
         pass: &Pass<'_>,
-        beside: &mut dyn Beside,
+        way: &mut dyn Way,
         meanwhile: &mut dyn FnMut(),
     ) -> Result<f64, Error> {
-        let kind = Kind::of(pass);
-        match self {
-            Replays::Recorded(recorded) if recorded.kind == kind => recorded.again(pass, beside, meanwhile),
-            Replays::Seen(seen) if *seen == kind => {
-                // It is done once, and nothing may go up while the GPU records.
-                meanwhile();
-                self.record(pass, beside)
-            }
-            Replays::New | Replays::Seen(_) => {
-                *self = Replays::Seen(kind);
-                Whole.pass_while(pass, &mut *beside.sink(), meanwhile)
-            }
-            Replays::Recorded(_) | Replays::Refused => Whole.pass_while(pass, &mut *beside.sink(), meanwhile),
+        let (form, kind) = (Some(Form::of(pass)), Kind::of(pass));
+        if self.is_refused || (self.form != form && !self.recorded.is_empty()) {
+            return self.as_ever(pass, way, meanwhile);
         }
+        if self.form != form {
+            (self.form, self.seen) = (form, Vec::new());
+        }
+        if let Some(i) = self.recorded.iter().position(|recorded| recorded.kind == kind) {
+            return self.again(i, pass, way, meanwhile);
+        }
+        if self.seen.contains(&kind) {
+            // It is done once, and nothing may go up while the GPU records.
+            meanwhile();
+            return self.record(kind, pass, way);
+        }
+        if self.seen.len() < MOST_KINDS {
+            self.seen.push(kind);
+        }
+        self.as_ever(pass, way, meanwhile)
+    }
+
+    fn as_ever(&self, pass: &Pass<'_>, way: &mut dyn Way, meanwhile: &mut dyn FnMut()) -> Result<f64, Error> {
+        let loss = way.give(pass, &weight_of(pass))?;
+        meanwhile();
+        self.trail.settle()?;
+        Ok(loss.item())
     }
 
     /// Makes the pass, and records it.
-    fn record(&mut self, pass: &Pass<'_>, beside: &mut dyn Beside) -> Result<f64, Error> {
-        let Pass { model, parameters, loss, ctx, sync, .. } = pass;
+    fn record(&mut self, kind: Kind, pass: &Pass<'_>, way: &mut dyn Way) -> Result<f64, Error> {
         // They stay where they are, and their values are those of the pass at hand.
-        let [input, target] = [&pass.input, &pass.target].map(Tensor::copied);
-        let weight = Tensor::scalar(input.device(), pass.weight, DType::F32);
-        let fixed = Pass {
-            model: *model,
-            parameters,
-            loss: *loss,
-            input: input.clone(),
-            target: target.clone(),
-            ctx: ctx.clone(),
-            weight: pass.weight,
-            sync: *sync,
-        };
-        let forth_and_back = |sink: &mut dyn GradSink| {
-            let loss = fixed.forward(None).expect("it has samples");
-            backward(&[(&loss, Some(&weight.cast(loss.dtype())))], sink);
-            loss.detach()
-        };
-        let device = input.device().clone();
-        let rehearsed = device.rehearse(ctx.step(), ctx.samples(), || forth_and_back(&mut *beside.sink()));
+        self.given.iter_mut().for_each(|given| given.take(pass));
+        let given = self.given.get_or_insert_with(|| Given::of(pass));
+        let (parameters, ctx, weight) = (pass.parameters, &pass.ctx, given.weight.clone());
+        let fixed =
+            Pass { input: given.input.clone(), target: given.target.clone(), ctx: ctx.clone(), ..*pass };
+        let device = pass.input.device().clone();
+        let rehearsed = device.rehearse(&self.room, ctx.step(), ctx.samples(), || way.give(&fixed, &weight));
         let Some((mut rehearsal, own)) = rehearsed else {
-            *self = Replays::Refused;
-            return Whole.pass(pass, &mut *beside.sink());
+            self.is_refused = true;
+            return self.as_ever(pass, way, &mut || ());
         };
+        let own = own?;
+        self.trail.settle()?;
         let value = own.item();
         rehearsal.take_back(own);
         if let Some(why) = rehearsal.refusal() {
             tracing::warn!(
                 "passes are made as ever and not replayed as graphs, since they have {why} would be those of one pass for good"
             );
-            *self = Replays::Refused;
+            self.is_refused = true;
             return Ok(value);
         }
         // What was lent of the gradients is wanted back, and a pass that left some out lends them later.
-        if !beside.done()? {
-            *self = Replays::Refused;
+        if !way.done()? {
+            self.is_refused = true;
             return Ok(value);
         }
         // As the pass finds them each time.
         parameters.grads().zero();
-        let recorded = rehearsal.record(|| {
-            let loss = forth_and_back(&mut *beside.sink());
-            beside.join().map(|()| loss)
+        parameters.grads().were_made(&kind.adds_to);
+        let (recorded, among) = self.trail.recorded(|| {
+            rehearsal.record(|| {
+                let loss = way.give(&fixed, &weight)?;
+                way.join(&self.trail).map(|()| loss)
+            })
         });
         let (replay, loss) = recorded.map_err(failed)?;
-        let loss = loss?;
-        let (kind, made) = (Kind::of(pass), parameters.grads().made());
+        let (loss, made) = (loss?, parameters.grads().made());
         // The passes before had buffers of their own, which nobody wants any more.
         device.release_cached();
-        *self = Replays::Recorded(Box::new(Recorded {
-            kind,
-            input,
-            target,
-            weight,
-            weighs: pass.weight,
-            loss,
-            made,
-            replay,
-        }));
+        self.recorded.push(Recorded { kind, loss, made, replay, among });
         Ok(value)
+    }
+
+    /// Replays a pass that was recorded.
+    fn again(
+        &mut self,
+        which: usize,
+        pass: &Pass<'_>,
+        way: &mut dyn Way,
+        meanwhile: &mut dyn FnMut(),
+    ) -> Result<f64, Error> {
+        let given = self.given.as_mut().expect("it was recorded with them");
+        given.take(pass);
+        let Recorded { loss, made, replay, among, .. } = &mut self.recorded[which];
+        let (parameters, ctx) = (pass.parameters, &pass.ctx);
+        let arenas = way.arenas(parameters);
+        let [written, read] = arenas.each_ref().map(|arenas| arenas.iter().collect::<Vec<_>>());
+        replay.again(ctx.step(), ctx.samples(), &written, &read).map_err(failed)?;
+        self.trail.note_all(among, "a pass that is replayed, with what ranks exchange in it,")?;
+        meanwhile();
+        self.trail.settle()?;
+        way.replayed();
+        parameters.grads().were_made(made);
+        Ok(loss.item())
     }
 }
 
 fn failed(error: phalanx_tensor::Error) -> Error {
     Error::Replay { error: Box::new(error) }
-}
-
-impl Recorded {
-    fn again(
-        &mut self,
-        pass: &Pass<'_>,
-        beside: &mut dyn Beside,
-        meanwhile: &mut dyn FnMut(),
-    ) -> Result<f64, Error> {
-        self.input.copy_from(&pass.input);
-        self.target.copy_from(&pass.target);
-        if std::mem::replace(&mut self.weighs, pass.weight) != pass.weight {
-            self.weight.fill(pass.weight);
-        }
-        let (parameters, ctx) = (pass.parameters, &pass.ctx);
-        let casts = parameters.grads().casts();
-        let written = [parameters.grads().arena(), parameters.buffers()];
-        let written: Vec<&Arena> = written.into_iter().chain(&casts).collect();
-        let again = self.replay.again(ctx.step(), ctx.samples(), &written, &[parameters.values()]);
-        again.map_err(failed)?;
-        meanwhile();
-        beside.replayed()?;
-        parameters.grads().were_made(&self.made);
-        Ok(self.loss.item())
-    }
 }

@@ -5,6 +5,7 @@ use crate::evaluation::{EvalPass, Judge};
 use crate::local::{Local, Pass, weighted};
 use crate::replay::Replays;
 use crate::strategy::{Place, Strategy, Sync, in_one_go};
+use phalanx_comm::Trail;
 use phalanx_nn::Parameters;
 use phalanx_tensor::{GradSink, LeafId, Tensor};
 
@@ -32,10 +33,15 @@ impl SingleDevice {
 }
 
 impl SingleDevice {
-    /// The same with passes in one go that a GPU records once and replays: steps of one pass over as many samples as the one before.
-    /// What can't be recorded is made as ever, and a warning says why.
+    /// The same with passes in one go that a GPU records once and replays: those over as many samples as the one before. What can't be
+    /// recorded is made as ever, and a warning says why.
     pub fn with_replays(self) -> SingleDevice {
-        SingleDevice { replays: Some(Replays::default()), ..self }
+        self.with_replays_behind(&Trail::default())
+    }
+
+    /// The same on a GPU that may wait for others, of which `trail` is told.
+    pub(crate) fn with_replays_behind(self, trail: &Trail) -> SingleDevice {
+        SingleDevice { replays: Some(Replays::behind(trail)), ..self }
     }
 }
 
@@ -60,14 +66,18 @@ impl Strategy for SingleDevice {
         Ok(())
     }
 
+    /// Whoever comes next may have its memory lie elsewhere, which graphs keep where it is.
+    fn part(&mut self, _: &Parameters, _: Option<&str>) {
+        self.replays = None;
+    }
+
     fn pass(&mut self, pass: &Pass<'_>) -> Result<f64, Error> {
         self.pass_while(pass, &mut || ())
     }
 
     fn pass_while(&mut self, pass: &Pass<'_>, meanwhile: &mut dyn FnMut()) -> Result<f64, Error> {
-        let is_first = !self.adding;
         match (&mut self.local, &mut self.replays) {
-            (None, Some(replays)) if is_first && pass.samples() > 0 => {
+            (None, Some(replays)) if pass.samples() > 0 => {
                 begin(&mut self.adding, pass.parameters);
                 replays.pass(pass, &mut Nobody, meanwhile)
             }

@@ -278,6 +278,7 @@ impl On {
                 unit_bytes: 0,
                 ..FsdpConfig::default()
             }),
+            replays: false,
         }
     }
 

@@ -251,7 +251,7 @@ pub struct TrainRecipe {
     /// Whether the last batch of an epoch is left out where it is smaller than the others. Default no.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub drop_last: Option<bool>,
-    /// Whether GPUs record the pass of a step as a graph and replay it. Default no.
+    /// Whether GPUs record the passes of a step as graphs and replay them. Default no.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub graphs: Option<bool>,
     /// What products are made in: `float32`, the default, `tf32`, `bfloat16` or `float16`.

@@ -68,8 +68,8 @@ pub struct Trainer {
     /// Whether the last batch of an epoch is left out where it is smaller than the others, so that its samples, which are
     /// others in each shuffled epoch, aren't trained on. Default no.
     pub drop_last: bool,
-    /// Whether GPUs record the pass of a step as a graph and replay it: the same bits with fewer calls. Where ranks sum gradients by NCCL
-    /// that is part of it. Steps of several passes, and ranks that sum by way of the host, make theirs as ever. Default no.
+    /// Whether GPUs record the passes of a step as graphs and replay them: the same bits with fewer calls. What ranks exchange by NCCL is
+    /// part of them. Ranks that exchange anything by way of the host, and stages, make theirs as ever. Default no.
     pub graphs: bool,
     /// What products are made in. Weights, gradients and the optimizer's state are float32 in any case. Default: float32.
     pub precision: Precision,

@@ -64,6 +64,7 @@ fn stages() -> ModelParallelConfig {
         stages: Some(StagesConfig { blocks: vec![0..5, 5..13], kind, micro_batches: 2 }),
         ddp: DdpConfig::default(),
         sharded: None,
+        replays: false,
     }
 }
 

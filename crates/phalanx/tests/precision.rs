@@ -347,6 +347,7 @@ fn in_stages(trainer: &Trainer, kind: ScheduleKind) -> Trainer {
         stages: Some(StagesConfig { blocks: vec![0..5, 5..12], kind, micro_batches: 2 }),
         ddp: DdpConfig::default(),
         sharded: None,
+        replays: false,
     };
     Trainer { mesh: Some(mesh), ..trainer.clone() }
 }

@@ -253,7 +253,7 @@ impl Arena {
     }
 
     pub(crate) fn memory(&self) -> &Memory {
-        self.device().private(|pass| pass.hold(&self.0.memory));
+        self.device().hold(&self.0.memory);
         &self.0.memory
     }
 

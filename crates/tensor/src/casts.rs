@@ -44,10 +44,13 @@ impl Casts {
             return None;
         }
         if let Backend::Gpu(engine) = value.device().backend() {
+            // What comes and goes in pieces isn't all here, and is cast by whoever brings it.
+            let comes_and_goes = values.is_cut();
             // A pass that is recorded casts anew each time that it is replayed, whatever was here when it was recorded.
-            let in_pass = value.device().private(|pass| pass.comes_first_to(made.arena.memory_of_all()));
-            // What comes and goes in pieces isn't all here.
-            let all = || !values.is_cut() && made.is_stale(0..self.layout.count(), values);
+            let come_first =
+                || value.device().private(|pass| pass.comes_first_to(made.arena.memory_of_all()));
+            let in_pass = if comes_and_goes { None } else { come_first() };
+            let all = || !comes_and_goes && made.is_stale(0..self.layout.count(), values);
             if in_pass.unwrap_or_else(all) {
                 engine.cast_arena(values, &made.arena);
                 made.note(0..self.layout.count(), values);

@@ -360,6 +360,14 @@ impl Device {
         lock(&self.0.private).as_mut().filter(|private| private.is_at_work()).map(with)
     }
 
+    /// Has this memory stay as long as the replay of the pass that this thread records, if it does. Of memory in pieces that come and go
+    /// that is for each of them to ask.
+    pub(crate) fn hold(&self, memory: &Arc<Memory>) {
+        if self.0.has_private.load(Ordering::Relaxed) && !memory.is_cut() {
+            self.private(|private| private.hold(memory));
+        }
+    }
+
     /// Does something that is no part of the pass that this thread rehearses or records.
     pub(crate) fn aside<T>(&self, work: impl FnOnce() -> T) -> T {
         let set = |is_aside: bool| {

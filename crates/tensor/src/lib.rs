@@ -67,7 +67,7 @@ pub use phalanx_cuda::{DebugSync, Error, GpuOptions};
 pub use phalanx_memory::{Spare, bring_in};
 pub use philox::Philox;
 pub use profile::KernelTime;
-pub use replay::{Rehearsal, Replay};
+pub use replay::{Rehearsal, Replay, Room};
 pub use shape::{MAX_DIMS, Order, Shape};
 pub use tensor::Tensor;
 pub use update::{Update, UpdateRun, UpdateStep};

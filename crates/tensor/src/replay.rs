@@ -6,9 +6,10 @@
 //! pass for good, and so would what it reads: a pass that does either is never recorded, and [`Rehearsal::refusal`] says why. What
 //! is fed has a buffer that nothing else in the pass has, before or after it, since it is written before all of the pass.
 //!
-//! The buffers of the pass are its own: they come from a cache that only the rehearsal and the recording take from, and which the
-//! replay keeps, so nobody else finds his values overwritten. The rehearsal is an ordinary pass whose numbers count; it brings
-//! that cache, kernels and plans into being, since nothing can be allocated while the GPU records.
+//! The buffers of the pass are its own: they come from a cache that only rehearsals and recordings take from, and which the
+//! replay keeps ([`Room`]), so nobody else finds his values overwritten. Passes that are done one after the other may have one such cache
+//! together. The rehearsal is an ordinary pass whose numbers count; it brings that cache, kernels and plans into being, since nothing can
+//! be allocated while the GPU records.
 
 use crate::arena::Arena;
 use crate::device::{Backend, Device};
@@ -20,14 +21,29 @@ use crate::tensor::Tensor;
 use phalanx_cuda::{Error, Graph};
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
+
+/// Free buffers by size class.
+type Buffers = Vec<Vec<Arc<Buffer>>>;
+
+/// Buffers that the recorded passes of a device have to themselves. Clones are one. Several passes may use the same, as those of a step
+/// do: a GPU does one of them after the other, and none needs what another has left there.
+#[derive(Clone, Default)]
+pub struct Room(Arc<Mutex<Buffers>>);
+
+impl Room {
+    /// Whatever made a thread panic, the buffers are whole.
+    fn free(&self) -> MutexGuard<'_, Buffers> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
 
 /// A pass that was made as any other, in buffers of its own, so that it can be recorded.
 #[must_use = "it is recorded, or was an ordinary pass"]
 pub struct Rehearsal {
     device: Device,
-    buffers: Vec<Vec<Arc<Buffer>>>,
+    room: Room,
     /// In the order in which the pass asks for them.
     feeds: VecDeque<Feed>,
     key: (u64, Arc<[u64]>),
@@ -41,7 +57,7 @@ pub struct Replay {
     n_samples: usize,
     /// What the pass uses that isn't of its own buffers.
     _held: Vec<Arc<Memory>>,
-    _buffers: Vec<Vec<Arc<Buffer>>>,
+    _room: Room,
     /// Last: the graph's kernels are loaded as long as it is there.
     device: Device,
 }
@@ -67,8 +83,7 @@ enum Words {
 pub(crate) struct Private {
     /// Who makes it. What other threads do meanwhile isn't part of it.
     thread: ThreadId,
-    /// Free buffers by size class.
-    buffers: Vec<Vec<Arc<Buffer>>>,
+    buffers: Buffers,
     key: (u64, Arc<[u64]>),
     /// Those of the rehearsal that the recording hasn't asked for yet.
     rehearsed: VecDeque<Feed>,
@@ -97,10 +112,7 @@ impl Private {
     }
 
     pub(crate) fn give(&mut self, class: usize, buffer: Arc<Buffer>) {
-        if self.buffers.len() <= class {
-            self.buffers.resize_with(class + 1, Vec::new);
-        }
-        self.buffers[class].push(buffer);
+        put_back(&mut self.buffers, class, buffer);
     }
 
     /// Has this memory stay as long as the replay, which uses it.
@@ -125,12 +137,20 @@ impl Private {
     }
 }
 
+fn put_back(buffers: &mut Buffers, class: usize, buffer: Arc<Buffer>) {
+    if buffers.len() <= class {
+        buffers.resize_with(class + 1, Vec::new);
+    }
+    buffers[class].push(buffer);
+}
+
 impl Device {
-    /// Makes a pass over these samples, numbered as in the data set, in step `step`, in buffers of its own; gives what it gives.
+    /// Makes a pass over these samples, numbered as in the data set, in step `step`, in buffers of this room; gives what it gives.
     /// None on a CPU, where there is nothing to record and the pass isn't made. Panics if a pass is being rehearsed already.
     #[track_caller]
     pub fn rehearse<T>(
         &self,
+        room: &Room,
         step: u64,
         samples: &Arc<[u64]>,
         pass: impl FnOnce() -> T,
@@ -138,14 +158,13 @@ impl Device {
         let Backend::Gpu(_) = self.backend() else { return None };
         let mut rehearsal = Rehearsal {
             device: self.clone(),
-            buffers: Vec::new(),
+            room: room.clone(),
             feeds: VecDeque::new(),
             key: (step, samples.clone()),
             refusal: None,
         };
         let (private, given) = rehearsal.go_private(false, || Ok::<T, Error>(pass()));
-        let Private { buffers, feeds, refusal, .. } = private;
-        (rehearsal.buffers, rehearsal.feeds, rehearsal.refusal) = (buffers, feeds.into(), refusal);
+        (rehearsal.feeds, rehearsal.refusal) = (private.feeds.into(), private.refusal);
         let Ok(given) = given else { unreachable!("an ordinary pass doesn't fail") };
         Some((rehearsal, given))
     }
@@ -218,12 +237,12 @@ impl Rehearsal {
         let (private, recorded) = self.go_private(true, || stream.capture(|| Ok::<T, Error>(pass())));
         let (graph, given) = recorded?;
         refused(private.refusal)?;
-        let Private { buffers, feeds, held, key: (_, samples), .. } = private;
+        let Private { feeds, held, key: (_, samples), .. } = private;
         let n_samples = samples.len();
-        Ok((Replay { graph, feeds, n_samples, _held: held, _buffers: buffers, device }, given))
+        Ok((Replay { graph, feeds, n_samples, _held: held, _room: self.room, device }, given))
     }
 
-    /// Does `work` with the pass's own buffers.
+    /// Does `work` with the pass's own buffers, which are back in their room afterwards.
     #[track_caller]
     fn go_private<T, E>(
         &mut self,
@@ -232,7 +251,7 @@ impl Rehearsal {
     ) -> (Private, Result<T, E>) {
         let private = Private {
             thread: std::thread::current().id(),
-            buffers: std::mem::take(&mut self.buffers),
+            buffers: std::mem::take(&mut *self.room.free()),
             key: self.key.clone(),
             rehearsed: std::mem::take(&mut self.feeds),
             feeds: Vec::new(),
@@ -245,7 +264,8 @@ impl Rehearsal {
         let public = Public(&self.device, self.device.set_private(Some(private)).is_none());
         assert!(public.1, "rehearse: a pass of {:?} is being rehearsed or recorded already", self.device);
         let result = work();
-        let private = self.device.set_private(None).expect("set above");
+        let mut private = self.device.set_private(None).expect("set above");
+        *self.room.free() = std::mem::take(&mut private.buffers);
         (private, result)
     }
 
@@ -256,10 +276,7 @@ impl Rehearsal {
         drop(tensor);
         let (class, buffer) = storage.into_buffer();
         let Some(buffer) = buffer else { return };
-        if self.buffers.len() <= class {
-            self.buffers.resize_with(class + 1, Vec::new);
-        }
-        self.buffers[class].push(buffer);
+        put_back(&mut self.room.free(), class, buffer);
     }
 }
 
@@ -302,8 +319,9 @@ impl Replay {
         let _written: Vec<_> = written.iter().map(|arena| arena.write()).collect();
         let _read: Vec<_> = read.iter().map(|arena| arena.read()).collect();
         // SAFETY: all memory that tensors of the pass lie in is held, what kernels find besides is the engine's, and both are there
-        // as long as the graph; they are given back after all work. The buffers are nobody else's. Kernels take sizes from the
-        // recording, which are those of the buffers, and bounds of what they find in memory are checked by themselves.
+        // as long as the graph; they are given back after all work. The buffers are those of recorded passes alone, of which the compute
+        // stream does one after the other. Kernels take sizes from the recording, which are those of the buffers, and bounds of what they
+        // find in memory are checked by themselves.
         unsafe { self.graph.launch(engine.gpu().compute()) }
     }
 }

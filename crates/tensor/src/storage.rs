@@ -230,6 +230,9 @@ impl Memory {
                 );
                 let len = piece.range.len();
                 let held = piece.held.get_or_insert_with(|| Held::anew(device, len, come_and_go)).clone();
+                if let Held::Lent(storage) = &*held {
+                    device.hold(&storage.buffer().memory);
+                }
                 OnGpu { held: HeldOnGpu::Shared(held), at: bytes.start - piece.range.start }
             }
             Place::Host(_) | Place::Region(_) => panic!("memory of the host was handed to a GPU"),
@@ -433,7 +436,7 @@ impl Storage {
     #[track_caller]
     fn on_gpu(&self) -> Address {
         let buffer = self.buffer();
-        self.device().private(|pass| pass.hold(&buffer.memory));
+        self.device().hold(&buffer.memory);
         buffer.memory.gpu(buffer.range.clone()).address()
     }
 

@@ -84,6 +84,7 @@ impl Conv2d {
         self.weight = weight([outputs, inputs / groups, k, k], self.init.unwrap_or(init), groups);
         self.bias = self.bias.map(|_| Param::new([outputs], init));
         self.options.groups = groups;
+        self.seam.groups = if groups > 1 { groups } else { 0 };
         self
     }
 }

@@ -166,6 +166,17 @@ impl Held {
         self.values.arena.device().gpu().is_none()
     }
 
+    /// Whether ranks tell each other all of a pass from GPU to GPU.
+    pub(super) fn is_among_gpus(&self) -> bool {
+        self.gpus[0].is_some() && !self.is_offloaded()
+    }
+
+    /// What lies beside the values of units that a pass reads or writes.
+    pub(super) fn arenas_of_passes(&self) -> impl Iterator<Item = &Arena> {
+        let values = self.values.is_apart.then_some(&self.values.arena);
+        [Some(&self.grads.arena), values].into_iter().chain(self.wide.iter().map(Option::as_ref)).flatten()
+    }
+
     /// One step of what is held.
     pub(super) fn step(&self, units: &[Unit], optimizer: &mut Optimizer, factor: f64) {
         let (values, grads) = (&self.values.arena, &self.grads.arena);

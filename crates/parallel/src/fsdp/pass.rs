@@ -1,14 +1,17 @@
 //! A pass from unit to unit, each with a graph of its own, or through all of them at once.
 
-use super::Fsdp;
+use super::held::Held;
 use super::store::For;
+use super::{Fsdp, Sharded};
 use crate::error::Error;
 use crate::evaluation::{EvalPass, Judge, Outputs};
 use crate::local::{Local, Pass};
+use crate::replay::{Way, weight_of};
 use crate::single::{Nobody, begin};
 use crate::strategy::{Strategy, Sync};
 use phalanx_comm::Group;
-use phalanx_tensor::{GradSink, LeafId, Tensor, autocast_dtype, backward, no_grad};
+use phalanx_nn::Parameters;
+use phalanx_tensor::{Arena, GradSink, LeafId, Tensor, autocast_dtype, backward, no_grad};
 
 /// A unit's forward that waits for its backward.
 struct Live {
@@ -40,9 +43,38 @@ impl Fsdp {
     pub(super) fn pass_by_units(&mut self, pass: &Pass<'_>) -> Result<f64, Error> {
         self.take_back();
         self.expect_products();
+        let adds = self.adding;
         begin(&mut self.adding, pass.parameters);
-        let (live, loss) = self.forward_of_pass(pass)?;
-        self.backward_by_units(pass, live)?;
+        if self.replays.is_some() && self.is_away_between() {
+            // A replay gathers all units, so all ranks do.
+            self.send_all_away();
+        }
+        let is_replayed = self.can_be_replayed(pass, adds);
+        if let Some(mut replays) = self.replays.take_if(|_| is_replayed) {
+            let made = replays.pass(pass, &mut ByUnits { fsdp: self, sync: pass.sync }, &mut || ());
+            self.replays = Some(replays);
+            return made;
+        }
+        let loss = self.give_by_units(pass, &weight_of(pass))?;
+        self.store.watch("a pass over units that are gathered", &self.shard)?;
+        Ok(loss.map_or(0.0, |loss| loss.item()))
+    }
+
+    /// Whether a pass leaves all units as it found them, and no host has a part in it. Where gradients are shared out, their memory comes
+    /// and goes within a pass only if no other adds to them; the first passes in 16 bits find out what units are used for.
+    fn can_be_replayed(&self, pass: &Pass<'_>, adds: bool) -> bool {
+        let leaves_none = !adds && pass.sync == Sync::Now;
+        pass.samples() > 0
+            && self.store.held.as_ref().is_some_and(Held::is_among_gpus)
+            && (leaves_none || self.config.sharded < Sharded::Gradients)
+            && self.store.has_agreed()
+    }
+
+    /// A pass whose loss, if this rank has samples, nobody has waited for yet; `weight` is a single number.
+    fn give_by_units(&mut self, pass: &Pass<'_>, weight: &Tensor) -> Result<Option<Tensor>, Error> {
+        let live = self.forward_of_pass(pass)?;
+        let loss = live.last().map(|Live { output, .. }| output.detach());
+        self.backward_by_units(pass, live, weight)?;
         Ok(loss)
     }
 
@@ -128,10 +160,10 @@ impl Fsdp {
         Ok(x.map(|output| Outputs::of(output, pass.target.clone(), ctx)))
     }
 
-    fn forward_of_pass(&mut self, pass: &Pass<'_>) -> Result<(Vec<Live>, f64), Error> {
+    fn forward_of_pass(&mut self, pass: &Pass<'_>) -> Result<Vec<Live>, Error> {
         let (count, mut ctx) = (self.units.len(), pass.ctx.clone());
         let mut x = (pass.samples() > 0).then(|| pass.input.clone());
-        let (mut live, mut loss) = (Vec::with_capacity(count), 0.0);
+        let mut live = Vec::with_capacity(count);
         for unit in 0..count {
             self.store.wait_for(&self.units, unit, &self.shard, For::Pass)?;
             self.keep_pace(unit)?;
@@ -145,10 +177,6 @@ impl Fsdp {
                 let y = blocks.fold(start, |x, block| pass.model.forward_block(block, &x, &mut ctx));
                 let output =
                     if unit + 1 < count { y.clone() } else { pass.loss.of_pass(&y, &pass.target, &ctx) };
-                if unit + 1 == count {
-                    self.store.watch("a pass over units that are gathered", &self.shard)?;
-                    loss = output.item();
-                }
                 live.push(Live { input, output });
                 x = Some(y);
             }
@@ -157,13 +185,16 @@ impl Fsdp {
                 self.store.send_away(&self.units, unit);
             }
         }
-        Ok((live, loss))
+        Ok(live)
     }
 
-    fn backward_by_units(&mut self, pass: &Pass<'_>, mut live: Vec<Live>) -> Result<(), Error> {
-        let mut grad = live.last().map(|Live { output, .. }| {
-            Tensor::full(output.device(), *output.shape(), pass.weight, output.dtype())
-        });
+    fn backward_by_units(
+        &mut self,
+        pass: &Pass<'_>,
+        mut live: Vec<Live>,
+        weight: &Tensor,
+    ) -> Result<(), Error> {
+        let mut grad = live.last().map(|Live { output, .. }| weight.cast(output.dtype()));
         // What a later unit shares gets a gradient before its own unit is reached.
         for unit in (0..self.units.len()).filter(|&unit| self.units[unit].stays).collect::<Vec<_>>() {
             self.make_room_for_gradients(unit, pass.parameters);
@@ -195,5 +226,45 @@ impl Fsdp {
             }
         }
         Ok(())
+    }
+}
+
+/// A pass from unit to unit that may be recorded: with its gathers, and where it is a step's last, with its sums.
+struct ByUnits<'a> {
+    fsdp: &'a mut Fsdp,
+    sync: Sync,
+}
+
+impl Way for ByUnits<'_> {
+    fn give(&mut self, pass: &Pass<'_>, weight: &Tensor) -> Result<Tensor, Error> {
+        let loss = self.fsdp.give_by_units(pass, weight)?;
+        // So that all memory of units has come back within the pass.
+        while !self.fsdp.summing.is_empty() {
+            self.fsdp.finish_sum()?;
+        }
+        Ok(loss.expect("it has samples"))
+    }
+
+    fn done(&mut self) -> Result<bool, Error> {
+        self.fsdp.started = 0;
+        Ok(true)
+    }
+
+    fn replayed(&mut self) {
+        if self.sync == Sync::Now {
+            self.fsdp.started = self.fsdp.units.len();
+        }
+    }
+
+    fn arenas(&self, parameters: &Parameters) -> [Vec<Arena>; 2] {
+        let held = self.fsdp.store.held.as_ref().expect("it was found to lie on a GPU");
+        let mut written = vec![parameters.buffers().clone()];
+        written.extend(held.arenas_of_passes().cloned());
+        if self.fsdp.is_away_between() {
+            // Units, and casts of them, are in memory that comes and goes.
+            return [written, Vec::new()];
+        }
+        written.extend(parameters.grads().casts());
+        [written, vec![parameters.values().clone()]]
     }
 }

@@ -170,6 +170,11 @@ impl Store {
         Ok(())
     }
 
+    /// Whether it is known what the passes of a region want of units.
+    pub(super) fn has_agreed(&self) -> bool {
+        self.casts.as_ref().is_none_or(|casts| casts.plan.is_some())
+    }
+
     /// Starts to gather a unit, if it is away.
     pub(super) fn call(&mut self, units: &[Unit], unit: usize, group: &Group, wanted: For) {
         let Some(mut span) = self.away[unit].take() else { return };

@@ -103,6 +103,16 @@ pub enum PlanError {
         /// Into how many parts it was to fall.
         parts: usize,
     },
+    /// A convolution of several groups, whose channels aren't cut.
+    #[error(
+        "{layer}: a convolution of {groups} groups of channels, which ranks can't share\nhint: leave it out of the plan, with the layer that is cut together with it"
+    )]
+    Grouped {
+        /// The layer.
+        layer: String,
+        /// How many groups it has.
+        groups: usize,
+    },
 }
 
 impl Plan {
@@ -210,7 +220,7 @@ impl Plan {
     /// Cuts a model that has no parameters yet for its rank among `ranks`.
     pub(crate) fn apply(&self, model: &mut dyn Module, ranks: &Ranks) -> Result<(), PlanError> {
         let (rank, of) = (ranks.rank(), ranks.count());
-        let mut uneven = None;
+        let (mut uneven, mut grouped) = (None, None);
         let (mut rows, mut layers) = (HashMap::new(), Vec::new());
         model.visit(&mut Visitor::new(&mut |name, role, param| {
             let Some(cut) = self.cut(name, rank, of).filter(|_| role != Role::Shared) else { return };
@@ -230,6 +240,9 @@ impl Plan {
         model.visit(&mut Visitor::of_seams(&mut |name, seam| {
             layers.push(name.to_owned());
             if let Some(style) = self.style_of(name) {
+                if seam.groups > 1 {
+                    grouped.get_or_insert(PlanError::Grouped { layer: name.to_owned(), groups: seam.groups });
+                }
                 let drawn = match style {
                     Style::Heads { of: heads } => Some((heads, 1)),
                     Style::Dropout { dim, of: numbers } => Some((numbers, dim)),
@@ -242,11 +255,9 @@ impl Plan {
             }
         }));
         let found = |(pattern, _): &&(String, Style)| !layers.iter().any(|layer| matches(pattern, layer));
-        match (self.rows.iter().find(found), uneven) {
-            (Some((pattern, _)), _) => Err(PlanError::NoLayer { pattern: pattern.clone(), layers }),
-            (None, Some(uneven)) => Err(uneven),
-            (None, None) => Ok(()),
-        }
+        let missing = self.rows.iter().find(found);
+        let missing = missing.map(|(pattern, _)| PlanError::NoLayer { pattern: pattern.clone(), layers });
+        missing.or(grouped).or(uneven).map_or(Ok(()), Err)
     }
 
     /// Gives a model that has no parameters yet a stretch of each sequence, that of its rank among `ranks`: an attention's queries there
@@ -309,7 +320,7 @@ mod tests {
     use super::*;
     use phalanx_comm::Group;
     use phalanx_nn::models::{Gpt, GptConfig, Head, MnistNet};
-    use phalanx_nn::{Linear, Parameters};
+    use phalanx_nn::{Conv2d, Linear, Parameters, Sequential};
     use phalanx_tensor::Device;
 
     const GPT: GptConfig = GptConfig {
@@ -369,5 +380,10 @@ mod tests {
             refused(&plan, Box::new(Gpt::new(odd))),
             "wte.weight: 21 along dimension 0, which 2 ranks can't share evenly"
         );
+        let convs = [Conv2d::new(4, 4, 3), Conv2d::new(4, 8, 3).groups(2)];
+        let net = convs.into_iter().fold(Sequential::new(), |net, conv| net.then(conv));
+        let said = refused(&Plan::new(Between::Whole).with_pair("0", "1"), Box::new(net));
+        let want = "1: a convolution of 2 groups of channels, which ranks can't share\nhint: leave it out";
+        assert!(said.starts_with(want), "{said}");
     }
 }

@@ -290,7 +290,7 @@ pub const KEYS: &[Key] = &[
         &[],
         "whether the last batch of an epoch is left out where it is smaller than the others",
     ),
-    row("train.graphs", Flag, &[], "whether GPUs record the pass of a step as a graph and replay it"),
+    row("train.graphs", Flag, &[], "whether GPUs record the passes of a step as graphs and replay them"),
     row(
         "train.precision",
         OneOf(&["float32", "tf32", "bfloat16", "float16"]),

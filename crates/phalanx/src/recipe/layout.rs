@@ -175,6 +175,7 @@ impl Recipe {
             // The trainer says.
             ddp: DdpConfig::default(),
             sharded: None,
+            replays: false,
         }
     }
 

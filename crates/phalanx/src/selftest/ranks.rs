@@ -93,6 +93,7 @@ impl Way {
             stages,
             ddp: DdpConfig::default(),
             sharded: None,
+            replays: false,
         };
         let half = Trainer { batch_size: BATCH / 2, ..trainer(steps) };
         match self {

@@ -17,7 +17,7 @@ use phalanx_data::{Batch, Loader, Order, Target};
 use phalanx_nn::{Average, Ctx, Module, Moment, Parameters};
 use phalanx_parallel::{
     Compress, Ddp, DdpConfig, Fsdp, LogicalShards, LogicalShardsConfig, ModelParallel, ModelParallelConfig,
-    Pass, SingleDevice, Strategy, Sync,
+    Pass, Sharded, SingleDevice, Strategy, Sync,
 };
 use phalanx_tensor::{Arena, autocast};
 use std::sync::Arc;
@@ -387,6 +387,19 @@ fn check_precision(trainer: &Trainer) -> Result<(), Error> {
     Ok(())
 }
 
+/// Which passes of this many ranks no GPU can replay, if they are such.
+fn unrecorded(trainer: &Trainer, ranks: usize) -> Option<&'static str> {
+    let shared_out = trainer.sharded.filter(|config| ranks > 1 || config.offload);
+    let comes_and_goes = shared_out.is_some_and(|config| config.sharded >= Sharded::Gradients);
+    let which = [
+        ("of stages", trainer.mesh.as_ref().is_some_and(|mesh| mesh.stages.is_some())),
+        ("of logical shards", trainer.logical_shards.is_some()),
+        ("over values that lie in the host's memory", shared_out.is_some_and(|config| config.offload)),
+        ("that add to gradients that are shared out", comes_and_goes && trainer.accumulate > 1),
+    ];
+    which.into_iter().find(|(_, are_such)| *are_such).map(|(what, _)| what)
+}
+
 /// Who computes what, as the trainer says.
 fn strategy(
     trainer: &Trainer,
@@ -407,17 +420,10 @@ fn strategy(
     }
     check_precision(trainer)?;
     parameters.values().device().set_factors(trainer.precision.factors());
-    let unrecorded = [
-        ("replicas on several workers", trainer.mesh.is_some()),
-        ("steps of several passes", trainer.accumulate > 1),
-        ("logical shards", trainer.logical_shards.is_some()),
-        ("a model that is shared out", trainer.sharded.is_some()),
-    ];
-    let is_asked = trainer.graphs && parameters.values().device().gpu().is_some();
-    if let Some((what, _)) = unrecorded.into_iter().find(|(_, is_there)| *is_there && is_asked)
-        && group.rank() == Rank(0)
-    {
-        tracing::warn!("train.graphs: passes of {what} aren't replayed, but made each time");
+    if trainer.graphs && parameters.values().device().gpu().is_some() && group.rank() == Rank(0) {
+        unrecorded(trainer, group.world_size()).into_iter().for_each(|what| {
+            tracing::warn!("train.graphs: passes {what} aren't replayed, but made each time");
+        });
     }
     if let Some(config) = &trainer.mesh {
         let beside = [
@@ -429,8 +435,8 @@ fn strategy(
         if let Some((what, _)) = beside.into_iter().find(|(_, asked)| *asked) {
             return Err(Error::BesideSharding { what });
         }
-        let config =
-            ModelParallelConfig { ddp: trainer.ddp.clone(), sharded: trainer.sharded, ..config.clone() };
+        let (ddp, sharded, replays) = (trainer.ddp.clone(), trainer.sharded, trainer.graphs);
+        let config = ModelParallelConfig { ddp, sharded, replays, ..config.clone() };
         return Ok(Box::new(ModelParallel::with_stages_of(speaker, group, parameters, &config)?));
     }
     if let Some(config) = trainer.sharded {
@@ -445,12 +451,11 @@ fn strategy(
         }
         // A rank alone shares nothing out, but may have no room on its GPU.
         if group.world_size() > 1 || config.offload {
-            return Ok(Box::new(Fsdp::new(group.clone(), model, parameters, config)?));
+            let fsdp = Fsdp::new(group.clone(), model, parameters, config)?;
+            return Ok(Box::new(if trainer.graphs { fsdp.with_replays() } else { fsdp }));
         }
     }
     let local = trainer.local.make()?;
-    // What is added up in several passes isn't replayed, so nothing is kept for it.
-    let replays = trainer.graphs && trainer.accumulate == 1 && trainer.sharded.is_none();
     // What was shared out among more ranks than are left is one again.
     parameters.values().join();
     parameters.grads().arena().join();
@@ -465,11 +470,11 @@ fn strategy(
         }
         (None, 1) => {
             let alone = local.map_or_else(SingleDevice::new, SingleDevice::with_local);
-            Box::new(if replays { alone.with_replays() } else { alone })
+            Box::new(if trainer.graphs { alone.with_replays() } else { alone })
         }
         (None, _) => {
             let ddp = Ddp::with(group.clone(), trainer.ddp.clone());
-            let ddp = if replays { ddp.with_replays() } else { ddp };
+            let ddp = if trainer.graphs { ddp.with_replays() } else { ddp };
             Box::new(match local {
                 Some(local) => ddp.with_local(local),
                 None => ddp,

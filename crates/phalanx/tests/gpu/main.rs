@@ -6,6 +6,7 @@ mod leaks;
 mod lent;
 mod mesh;
 mod precision;
+mod replays;
 mod samples;
 mod sharded;
 

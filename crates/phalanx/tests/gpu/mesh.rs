@@ -16,7 +16,7 @@ use phalanx::tensor::Device;
 use phalanx::{Trainer, Worker};
 use std::sync::Arc;
 
-fn net() -> Sequential {
+pub(crate) fn net() -> Sequential {
     Sequential::new()
         .then(Conv2d::new(1, 4, 5))
         .then(BatchNorm2d::new(4))
@@ -50,6 +50,7 @@ pub(crate) fn on(mesh: &[(Axis, usize)], kind: ScheduleKind) -> Trainer {
         }),
         ddp: DdpConfig::default(),
         sharded: None,
+        replays: false,
     };
     let clip = Clip { norm: Some(0.5), value: None };
     Trainer { mesh: Some(mesh), clip, batch_size: 8, steps: Some(3), ..trainer() }
@@ -57,7 +58,7 @@ pub(crate) fn on(mesh: &[(Axis, usize)], kind: ScheduleKind) -> Trainer {
 
 pub(crate) const TENSOR: (Axis, usize) = (Axis::Tensor, 2);
 pub(crate) const PIPELINE: (Axis, usize) = (Axis::Pipeline, 2);
-const CONTEXT: (Axis, usize) = (Axis::Context, 2);
+pub(crate) const CONTEXT: (Axis, usize) = (Axis::Context, 2);
 
 #[test]
 fn replicas_on_several_ranks_are_those_of_cpus_whichever_gpus_they_have() {
@@ -126,6 +127,7 @@ fn stretches_and_tied_shards_on_gpus_are_what_a_cpu_has_as_a_whole() {
             plan: Some(Plan::of_gpt(2, between)),
             ddp: DdpConfig::default(),
             sharded: None,
+            replays: false,
         };
         let trainer = Trainer { mesh: Some(mesh), sharded, batch_size, ..alone.clone() };
         let shared = run(&task, &trainer, ranks, false, &|_| gpu(&fake));

@@ -318,6 +318,7 @@ fn a_batch_is_taken_and_sent_while_the_gpu_makes_the_pass_before() {
         stages: None,
         ddp: DdpConfig::default(),
         sharded: None,
+        replays: false,
     };
     for (graphs, mesh) in [(false, None), (true, None), (false, Some(mesh))] {
         let worker = Worker::with_device(Group::solo(), gpu(&fake));

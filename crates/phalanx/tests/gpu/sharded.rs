@@ -80,10 +80,10 @@ fn a_rank_has_no_more_memory_than_its_stage_needs() {
         let first = first.then(Linear::new(16, WIDE));
         (0..12).fold(first, |net, _| net.then(Relu).then(Linear::new(WIDE, WIDE))).then(Linear::new(WIDE, 10))
     };
-    let most = |(sharded, offload): (Option<Sharded>, bool)| {
+    let most = |(sharded, offload): (Option<Sharded>, bool), graphs| {
         let config = |sharded| FsdpConfig { sharded, unit_bytes: 0, offload, ..FsdpConfig::default() };
         let config = sharded.map(config);
-        let trainer = Trainer { sharded: config, steps: Some(2), ..trainer() };
+        let trainer = Trainer { sharded: config, steps: Some(4), graphs, ..trainer() };
         let found = Mutex::new(0);
         std::thread::scope(|scope| {
             for group in Group::threads(RANKS) {
@@ -106,16 +106,20 @@ fn a_rank_has_no_more_memory_than_its_stage_needs() {
         found.into_inner().unwrap()
     };
     let model = 4 * (784 * 16 + 16 * WIDE + 12 * WIDE * WIDE + 10 * WIDE);
-    let [states, gradients, parameters] = STAGES.map(|stage| most((Some(stage), false)));
-    let (whole, offloaded) = (most((None, false)), most((Some(Sharded::Parameters), true)));
+    let [states, gradients, parameters] = STAGES.map(|stage| most((Some(stage), false), false));
+    let (whole, offloaded) = (most((None, false), false), most((Some(Sharded::Parameters), true), false));
+    let replayed = most((Some(Sharded::Parameters), false), true);
     // Of each of four arenas as long as the model, one rank of four has a quarter where it is shared out; of values and gradients beside
     // that a few units, each a thirteenth of the model, in buffers that are at most a quarter too large.
     let others = 3 * model / 4;
-    let told = format!("model {model}: {whole} bytes, {states}, {gradients}, {parameters}, {offloaded}");
+    let told =
+        format!("model {model}: {whole} bytes, {states}, {gradients}, {parameters}, {offloaded}, {replayed}");
     assert!(states + 2 * others * 9 / 10 < whole, "{told}");
     assert!(gradients + others / 2 < states && parameters + others / 2 < gradients, "{told}");
     // A quarter of each arena more lies in the host's memory.
     assert!(offloaded + model * 9 / 10 < parameters, "{told}");
+    // Units of a pass that is replayed use the same buffers in turn.
+    assert!(replayed < parameters + model / 10, "{told}");
 }
 
 /// Nobody waits for a unit, and what comes and goes is in buffers that are used again.

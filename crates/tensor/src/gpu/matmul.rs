@@ -227,20 +227,26 @@ pub(crate) fn linear(engine: &Engine, x: &Tensor, w: &Tensor, bias: Option<&Tens
     }
 }
 
-/// `input = x w^T + bias` and `out = gelu_tanh(input)`; all as in [`linear`].
+/// `input = x w^T + bias` and `out = gelu_tanh(input)`, where somebody wants `input` or not; all as in [`linear`].
 #[track_caller]
 pub(crate) fn linear_gelu(
     engine: &Engine,
     x: &Tensor,
     w: &Tensor,
     bias: &Tensor,
-    [input, out]: [&Tensor; 2],
+    (input, out): (Option<&Tensor>, &Tensor),
 ) {
-    let fused = with_gelu(rows_times_weight(engine, x, w), Epilogue::BiasGeluKept, input);
-    let beside = Beside { vector: Of::Read(bias), kept: Of::Write(input) };
+    let kept = with_gelu(rows_times_weight(engine, x, w), Epilogue::BiasGeluKept, out);
+    // Where it can't be kept it isn't joined either, so that both ways come to the same bits.
+    let fused = match input {
+        Some(_) => kept,
+        None => kept.map(|kept| Product { epilogue: Epilogue::BiasGelu, ..kept }),
+    };
+    let beside = Beside { vector: Of::Read(bias), kept: input.map_or(Of::None, Of::Write) };
     if !fused.is_some_and(|fused| engine.by_library(&fused, [x, w], beside, out)) {
-        linear(engine, x, w, Some(bias), input);
-        elementwise::unary(engine, Unary::GeluTanh, input, out);
+        let input = input.map_or_else(|| out.stale_like(), Tensor::clone);
+        linear(engine, x, w, Some(bias), &input);
+        elementwise::unary(engine, Unary::GeluTanh, &input, out);
     }
 }
 

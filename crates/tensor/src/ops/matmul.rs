@@ -108,10 +108,12 @@ impl Tensor {
         (w_up, b_up): (&Tensor, &Tensor),
         (w_down, b_down): (&Tensor, Option<&Tensor>),
     ) -> Tensor {
-        let input = self.stale_in_out("feed_forward_in_out", w_up, Some(b_up));
+        let hidden = self.stale_in_out("feed_forward_in_out", w_up, Some(b_up));
         let (x, w, bias) = (self.contiguous(), w_up.contiguous(), b_up.contiguous());
-        let hidden = input.stale_like();
-        gpu::matmul::linear_gelu(engine, &x, &w.detach().t(), &bias, [&input, &hidden]);
+        // What GELU is given is for a backward pass through it alone.
+        let input = graph::records(&[&x, &w, &bias]).then(|| hidden.stale_like());
+        gpu::matmul::linear_gelu(engine, &x, &w.detach().t(), &bias, (input.as_ref(), &hidden));
+        let Some(input) = input else { return hidden.linear_in_out(w_down, b_down) };
         let op = Op::LinearInOut(*self.shape(), *w_up.shape());
         let input = self.recorded_linear(op, [&x, &w], Some(&bias), input);
 

@@ -3,8 +3,8 @@
 use crate::rig::{Rig, rig};
 use phalanx_tensor::cases::random;
 use phalanx_tensor::{
-    Arena, DType, Device, GradSink, Grads, Layout, LeafId, Philox, Tensor, autocast, backward,
-    backward_inputs, without_cheap,
+    Arena, DType, Device, GradSink, Grads, Layout, LeafId, Philox, Room, Tensor, autocast, backward,
+    backward_inputs, no_grad, without_cheap,
 };
 
 /// Rows, their width, and that of what lies between the products.
@@ -12,6 +12,8 @@ const SIZES: [usize; 3] = [5, 8, 16];
 /// Of the library's epilogues: a bias, then GELU, whose input is kept; times the gradient of GELU.
 const GELU: &str = "epilogue=164";
 const GELU_GRADIENT: &str = "epilogue=192";
+/// A bias, then GELU, of which nothing is kept.
+const GELU_ALONE: &str = "epilogue=36";
 /// CUBLAS_STATUS_NOT_SUPPORTED.
 const NO_WAY: i32 = 15;
 
@@ -104,6 +106,21 @@ fn gelu_is_part_of_both_products_in_16_bits() {
         }
         let apart = apart(&got, &results(&rig, dtype, SIZES, in_steps, || ()));
         assert!(apart > 0.0 && apart < tolerance, "{dtype}: {apart}");
+    }
+}
+
+#[test]
+fn nothing_is_kept_of_gelu_where_no_gradient_is_wanted_and_the_bits_are_the_same() {
+    for dtype in [DType::BF16, DType::F16] {
+        let Some(rig) = rig(4) else { return };
+        let leaves = leaves(&rig, SIZES);
+        let made = || autocast(dtype, || fused(&leaves)).detach().cast(DType::F32).to_vec::<f32>();
+        let (recorded, alone) = (made(), no_grad(made));
+        assert!(recorded == alone, "{dtype}");
+        if kernels(&rig).is_some() {
+            let given = |epilogue| products(&rig).iter().filter(|line| line.ends_with(epilogue)).count();
+            assert_eq!([given(GELU), given(GELU_ALONE), products(&rig).len()], [1, 1, 4], "{dtype}");
+        }
     }
 }
 
@@ -219,7 +236,8 @@ fn a_replay_has_the_bits_of_the_pass() {
             grads.get(&leaf).expect("it took part").clone()
         };
         let none = [].into();
-        let (mut rehearsal, first) = rig.rehearse(0, &none, || pass(&x)).expect("it is a GPU");
+        let (mut rehearsal, first) =
+            rig.rehearse(&Room::default(), 0, &none, || pass(&x)).expect("it is a GPU");
         rehearsal.take_back(first);
         let (mut replay, left) = rehearsal.record(|| pass(&x)).unwrap_or_else(|error| panic!("{error}"));
         for step in 1..4 {

@@ -1,7 +1,7 @@
 //! Passes that are recorded once and replayed.
 
 use crate::rig::{Rig, rig};
-use phalanx_tensor::{DType, Device, DropoutKey, Philox, Replay, Tensor};
+use phalanx_tensor::{DType, Device, DropoutKey, Philox, Replay, Room, Tensor};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -25,8 +25,13 @@ fn random(device: &Device, seed: u64) -> Tensor {
 
 /// A recorded pass, with the tensors that it reads and leaves.
 fn recorded(rig: &Rig) -> (Replay, Tensor, Tensor) {
+    recorded_in(&Room::default(), rig)
+}
+
+/// The same in the buffers of this room.
+fn recorded_in(room: &Room, rig: &Rig) -> (Replay, Tensor, Tensor) {
     let (x, of) = (random(rig, 1), samples(10));
-    let (mut rehearsal, first) = rig.rehearse(0, &of, || pass(&x, 0, &of)).expect("it is a GPU");
+    let (mut rehearsal, first) = rig.rehearse(room, 0, &of, || pass(&x, 0, &of)).expect("it is a GPU");
     assert_eq!((rehearsal.refusal(), first.to_vec::<f32>()), (None, pass(&x, 0, &of).to_vec::<f32>()));
     rehearsal.take_back(first);
     let (replay, left) = rehearsal.record(|| pass(&x, 0, &of)).unwrap_or_else(|error| panic!("{error}"));
@@ -55,6 +60,31 @@ fn a_replay_has_the_bits_of_the_pass_that_it_stands_for() {
 }
 
 #[test]
+fn passes_of_one_room_use_the_same_buffers_one_after_the_other() {
+    let Some(rig) = rig(7) else { return };
+    let more = |room: &Room| {
+        let before = rig.held_bytes();
+        let recorded = recorded_in(room, &rig);
+        (recorded, rig.held_bytes() - before)
+    };
+    let room = Room::default();
+    let ((first, own), (second, shared)) = (more(&room), more(&room));
+    // What they leave, and what they are fed, each has for itself.
+    assert!(shared < own, "{shared} bytes behind {own}");
+    let mut both = [first, second];
+    for step in 1..5 {
+        let of = samples(100 * step);
+        for (i, (replay, x, _)) in both.iter_mut().enumerate() {
+            x.copy_from(&random(&rig, step + 10 * i as u64));
+            replay.again(step, &of, &[], &[]).unwrap();
+        }
+        for (i, (_, x, left)) in both.iter().enumerate() {
+            assert_eq!(left.to_vec::<f32>(), pass(x, step, &of).to_vec::<f32>(), "step {step}, pass {i}");
+        }
+    }
+}
+
+#[test]
 fn attention_is_replayed_with_its_mask_and_its_dropout() {
     let Some(rig) = rig(2) else { return };
     let numbers = |seed| Tensor::uniform(&rig, [2, 5, 12], -1.0, 1.0, DType::F32, Philox::new(seed, 0));
@@ -63,7 +93,7 @@ fn attention_is_replayed_with_its_mask_and_its_dropout() {
         (x * 2.0).causal_attention(2, Some((0.5, &key))).detach()
     };
     let (x, of): (Tensor, Arc<[u64]>) = (numbers(0), [4, 9].into());
-    let (mut rehearsal, first) = rig.rehearse(0, &of, || attend(&x, 0, &of)).unwrap();
+    let (mut rehearsal, first) = rig.rehearse(&Room::default(), 0, &of, || attend(&x, 0, &of)).unwrap();
     assert_eq!(rehearsal.refusal(), None);
     rehearsal.take_back(first);
     let (mut replay, left) =
@@ -112,7 +142,7 @@ fn what_would_be_wrong_in_a_replay_is_refused_and_still_right_once() {
         (&fewer, "another step or other samples"),
     ];
     for (work, why) in rows {
-        let (rehearsal, left) = rig.rehearse(3, &of, work).unwrap();
+        let (rehearsal, left) = rig.rehearse(&Room::default(), 3, &of, work).unwrap();
         assert_eq!(left.to_vec::<f32>(), work().to_vec::<f32>(), "{why}");
         assert!(
             rehearsal.refusal().is_some_and(|refusal| refusal.contains(why)),
@@ -129,8 +159,8 @@ fn a_pass_that_panics_leaves_the_device_as_it_was() {
     let Some(rig) = rig(6) else { return };
     let (x, of) = (random(&rig, 1), samples(0));
     let fails = || -> Tensor { panic!("on purpose, with {:?}", (&x + 1.0).dims()) };
-    assert!(catch_unwind(AssertUnwindSafe(|| rig.rehearse(0, &of, fails))).is_err());
-    let (rehearsal, first) = rig.rehearse(0, &of, || pass(&x, 0, &of)).unwrap();
+    assert!(catch_unwind(AssertUnwindSafe(|| rig.rehearse(&Room::default(), 0, &of, fails))).is_err());
+    let (rehearsal, first) = rig.rehearse(&Room::default(), 0, &of, || pass(&x, 0, &of)).unwrap();
     drop(first);
     assert!(catch_unwind(AssertUnwindSafe(|| rehearsal.record(fails))).is_err());
     let (mut replay, x, left) = recorded(&rig);
@@ -140,6 +170,6 @@ fn a_pass_that_panics_leaves_the_device_as_it_was() {
 
 #[test]
 fn a_cpu_has_nothing_to_record() {
-    let made = Device::cpu(1).rehearse(0, &samples(0), || panic!("it isn't made"));
+    let made = Device::cpu(1).rehearse(&Room::default(), 0, &samples(0), || panic!("it isn't made"));
     assert!(made.is_none());
 }
