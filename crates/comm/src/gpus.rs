@@ -11,7 +11,7 @@ use crate::element::ReduceOp;
 use crate::error::Error;
 use crate::group::Group;
 use crate::queue::Elsewhere;
-use phalanx_cuda::nccl::{Exchange, Exchanged, Lent, Nccl, Reduction, UniqueId};
+use phalanx_cuda::nccl::{Exchange, Exchanged, InGraph, Lent, Nccl, Reduction, UniqueId};
 use phalanx_cuda::{Event, Gpu, Library, Priority, Timing};
 use phalanx_wire::{Deadline, Rank};
 use std::fmt;
@@ -234,6 +234,11 @@ impl GpuGroup {
     /// The ranks, as they tell each other by way of the host.
     pub fn group(&self) -> &Group {
         &self.group
+    }
+
+    /// To be held by whoever has a graph of its operations, for as long as that is there: NCCL ends only behind its graphs.
+    pub fn in_graph(&self) -> InGraph {
+        self.exchange.in_graph()
     }
 
     /// Ends it on this rank, and the group on all, with this reason.

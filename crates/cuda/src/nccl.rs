@@ -17,7 +17,7 @@ mod number;
 mod operation;
 
 pub use calls::{Block, Calls};
-pub use communicator::Communicator;
+pub use communicator::{Communicator, InGraph};
 pub use exchange::{Exchange, Exchanged, Lent};
 pub use failure::{Cause, Failure};
 pub use number::{Number, Reduction};

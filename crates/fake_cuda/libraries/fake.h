@@ -42,6 +42,13 @@ inline bool enqueue(void *stream, std::function<bool()> work) {
     return to_stream && to_stream(stream, call, new Work(std::move(work)), release) == 0;
 }
 
+// Whether what a stream is given becomes part of a graph.
+inline bool is_capturing(void *stream) {
+    auto ask = reinterpret_cast<int (*)(void *, int *)>(of_driver("cuStreamIsCapturing"));
+    int status = 0;
+    return ask && ask(stream, &status) == 0 && status != 0;
+}
+
 // Has streams go on by themselves from now on.
 inline void go_on() {
     if (auto begin = reinterpret_cast<void (*)()>(of_driver("phalanx_fake_goes_on"))) begin();

@@ -11,11 +11,13 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <fstream>
 #include <iterator>
 #include <memory>
 #include <set>
+#include <thread>
 #include <tuple>
 
 using fake::called;
@@ -50,6 +52,7 @@ struct Task {
     double factor;      // What a rank's numbers are multiplied by.
     void *stream;
     long number; // Among the collectives that a communicator has come to, or among the messages of a pair of ranks.
+    bool in_graph = false;
 };
 
 struct Arrival {
@@ -90,6 +93,7 @@ struct Comm {
     std::map<std::pair<int, int>, long> messages;
     std::map<int, double> ops;
     int next_op = N_OPS;
+    const std::shared_ptr<int> in_graphs = std::make_shared<int>(); // Whoever has a part of a graph with its operations has it, too.
 };
 
 struct Registry {
@@ -230,7 +234,7 @@ void collect(Meeting &meeting) {
 
 std::string described(const Task &task) {
     const char *peer = task.kind == SEND || task.kind == RECEIVE ? " peer=" : " root=";
-    return "count=" + std::to_string(task.count) + " type=" + std::to_string(task.type) + " op=" +
+    return (task.in_graph ? "in a graph count=" : "count=") + std::to_string(task.count) + " type=" + std::to_string(task.type) + " op=" +
            std::to_string(task.op < N_OPS ? task.op : int(N_OPS)) + peer + std::to_string(task.root);
 }
 
@@ -251,6 +255,8 @@ void arrive(Clique &clique, const std::shared_ptr<Comm> &comm, const Task &task,
     for (auto &one : meeting->here) {
         const Task &other = one.second.task;
         bool matches = other.count == first.task.count && other.type == first.task.type;
+        // NCCL wants an operation to be part of a graph on all ranks or on none.
+        matches = matches && other.in_graph == first.task.in_graph;
         if (!message) matches = matches && other.kind == first.task.kind && other.root == first.task.root && std::min<int>(other.op, N_OPS) == std::min<int>(first.task.op, N_OPS);
         if (matches) continue;
         return fail_all(clique, "mismatch: rank " + std::to_string(first.comm->rank) + " asks for " + KINDS[first.task.kind] + " " + described(first.task) +
@@ -367,7 +373,7 @@ void tell_of(Clique &clique, const Comm &comm, const Task &task) {
 }
 
 // What a stream does: arrives everywhere, then isn't done before all others have come. Collectives are counted as they come up, so that those
-// of a graph count anew with each launch, and may meet ones that another rank has given its stream one by one.
+// of a graph count anew with each launch.
 bool perform(const std::shared_ptr<Comm> &comm, std::vector<Task> &tasks, std::vector<std::shared_ptr<Meeting>> &meetings) {
     Clique &clique = *comm->clique;
     std::lock_guard<std::mutex> guard(clique.lock);
@@ -416,6 +422,7 @@ int launch() {
             same = launches.end() - 1;
         }
         std::get<2>(*same).push_back(task);
+        std::get<2>(*same).back().in_graph = fake::is_capturing(task.stream);
     }
     for (auto &[comm, stream, list] : launches) {
         {
@@ -424,7 +431,8 @@ int launch() {
         }
         const auto meetings = std::make_shared<std::vector<std::shared_ptr<Meeting>>>();
         const auto own = std::make_shared<std::vector<Task>>(list);
-        auto work = [comm = comm, own, meetings] { return perform(comm, *own, *meetings); };
+        const auto in_graph = fake::is_capturing(stream) ? comm->in_graphs : nullptr;
+        auto work = [comm = comm, own, meetings, in_graph] { return perform(comm, *own, *meetings); };
         if (!fake::enqueue(stream, work)) return refuse(CUDA_ERROR, "the stream takes no work");
     }
     return OK;
@@ -574,6 +582,8 @@ FAKE_EXPORT int ncclCommAbort(Comm *raw) {
         std::lock_guard<std::mutex> guard(comm->clique->lock);
         comm->aborted = true;
     }
+    // As the library does it, which then waits for all graphs that know of it.
+    while (comm->in_graphs.use_count() > 1) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     forget(raw);
     return code;
 }

@@ -198,6 +198,7 @@ pub struct Ctx {
     /// Which part of each sample is at hand.
     within: Option<Within>,
     classes: Option<CrossEntropyInParts>,
+    one_off: bool,
 }
 
 impl fmt::Debug for Ctx {
@@ -232,12 +233,24 @@ impl Ctx {
             again: false,
             within: None,
             classes: None,
+            one_off: false,
         }
     }
 
     /// The same, with statistics over the batch taken over all of its parts: those of all who come with `sum`.
     pub fn sharing(self, sum: SumOverBatch) -> Ctx {
         Ctx { shared: Some(sum), ..self }
+    }
+
+    /// The same, of a step that comes once: it has other numbers of samples than most, on some rank. Nothing of it is recorded to be
+    /// replayed.
+    pub fn one_off(self) -> Ctx {
+        Ctx { one_off: true, ..self }
+    }
+
+    /// See [`Ctx::one_off`].
+    pub fn is_one_off(&self) -> bool {
+        self.one_off
     }
 
     /// The same pass once more from here on, to the same values: a layer that keeps count of passes has counted it.

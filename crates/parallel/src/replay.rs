@@ -2,8 +2,11 @@
 //!
 //! The first pass of a kind is made as ever, the second is rehearsed (`phalanx_tensor::Rehearsal`) and recorded, all later ones are
 //! replays. Kinds are the passes of a step: the first, which begins its gradients, those that add to them, and the last, which has them
-//! summed over ranks. All are over samples of one form; the last, smaller batch of an epoch has another, and is made as ever. The losses
-//! and gradients of a replay have the bits of the pass that it stands for.
+//! summed over ranks; where they are over samples of several forms, these are kinds of their own. The losses and gradients of a replay
+//! have the bits of the pass that it stands for.
+//!
+//! NCCL wants an operation to be part of a graph on all ranks or on none. So what decides is what all ranks know alike: a pass of a step
+//! that comes once (`Ctx::one_off`), as the last of an epoch does, whose samples don't go around, is made as ever on all of them.
 //!
 //! Where GPUs exchange numbers in the midst of a pass, that is part of what is recorded ([`Way`]). Then nobody waits for it but the
 //! compute stream, and whoever replays the pass finds in the rank's trail what it waits for.
@@ -12,7 +15,7 @@ use crate::error::Error;
 use crate::local::Pass;
 use crate::single::Nobody;
 use crate::strategy::Sync;
-use phalanx_comm::{GpuGroup, Trail};
+use phalanx_comm::{GpuGroup, InGraph, Trail};
 use phalanx_nn::Parameters;
 use phalanx_tensor::{Arena, DType, GradSink, Replay, Room, Shape, Tensor, autocast_dtype, backward};
 use std::sync::Arc;
@@ -77,6 +80,7 @@ impl Form {
 /// Which of a step's passes it is.
 #[derive(Clone, PartialEq)]
 struct Kind {
+    form: Form,
     /// The parameters that have gradients already: none in the first pass.
     adds_to: Vec<usize>,
     sync: Sync,
@@ -84,7 +88,7 @@ struct Kind {
 
 impl Kind {
     fn of(pass: &Pass<'_>) -> Kind {
-        Kind { adds_to: pass.parameters.grads().made(), sync: pass.sync }
+        Kind { form: Form::of(pass), adds_to: pass.parameters.grads().made(), sync: pass.sync }
     }
 }
 
@@ -96,13 +100,11 @@ const MOST_KINDS: usize = 8;
 pub(crate) struct Replays {
     /// What this rank's GPU waits for.
     trail: Trail,
-    /// The form of the samples that the passes seen are over.
-    form: Option<Form>,
     /// Kinds of which a pass was made.
     seen: Vec<Kind>,
     recorded: Vec<Recorded>,
-    /// What all of them work on.
-    given: Option<Given>,
+    /// What those over samples of a form work on.
+    given: Vec<(Form, Given)>,
     room: Room,
     /// There is something in a pass that can't be replayed.
     is_refused: bool,
@@ -115,8 +117,10 @@ struct Recorded {
     /// Parameters that have gradients after it.
     made: Vec<usize>,
     replay: Replay,
-    /// The GPUs that exchange numbers in it: their communicators end after the graph.
+    /// The GPUs that exchange numbers in it.
     among: Vec<Arc<GpuGroup>>,
+    /// Their communicators end after the graph.
+    _in_graph: Vec<InGraph>,
 }
 
 /// Tensors that stay where they are.
@@ -161,13 +165,10 @@ impl Replays {
         way: &mut dyn Way,
         meanwhile: &mut dyn FnMut(),
     ) -> Result<f64, Error> {
-        let (form, kind) = (Some(Form::of(pass)), Kind::of(pass));
-        if self.is_refused || (self.form != form && !self.recorded.is_empty()) {
+        if self.is_refused || pass.ctx.is_one_off() {
             return self.as_ever(pass, way, meanwhile);
         }
-        if self.form != form {
-            (self.form, self.seen) = (form, Vec::new());
-        }
+        let kind = Kind::of(pass);
         if let Some(i) = self.recorded.iter().position(|recorded| recorded.kind == kind) {
             return self.again(i, pass, way, meanwhile);
         }
@@ -191,9 +192,7 @@ impl Replays {
 
     /// Makes the pass, and records it.
     fn record(&mut self, kind: Kind, pass: &Pass<'_>, way: &mut dyn Way) -> Result<f64, Error> {
-        // They stay where they are, and their values are those of the pass at hand.
-        self.given.iter_mut().for_each(|given| given.take(pass));
-        let given = self.given.get_or_insert_with(|| Given::of(pass));
+        let given = given(&mut self.given, &kind.form, pass);
         let (parameters, ctx, weight) = (pass.parameters, &pass.ctx, given.weight.clone());
         let fixed =
             Pass { input: given.input.clone(), target: given.target.clone(), ctx: ctx.clone(), ..*pass };
@@ -232,7 +231,8 @@ impl Replays {
         let (loss, made) = (loss?, parameters.grads().made());
         // The passes before had buffers of their own, which nobody wants any more.
         device.release_cached();
-        self.recorded.push(Recorded { kind, loss, made, replay, among });
+        let in_graph = among.iter().map(|gpus| gpus.in_graph()).collect();
+        self.recorded.push(Recorded { kind, loss, made, replay, among, _in_graph: in_graph });
         Ok(value)
     }
 
@@ -244,9 +244,8 @@ impl Replays {
         way: &mut dyn Way,
         meanwhile: &mut dyn FnMut(),
     ) -> Result<f64, Error> {
-        let given = self.given.as_mut().expect("it was recorded with them");
-        given.take(pass);
-        let Recorded { loss, made, replay, among, .. } = &mut self.recorded[which];
+        let Recorded { kind, loss, made, replay, among, .. } = &mut self.recorded[which];
+        given(&mut self.given, &kind.form, pass);
         let (parameters, ctx) = (pass.parameters, &pass.ctx);
         let arenas = way.arenas(parameters);
         let [written, read] = arenas.each_ref().map(|arenas| arenas.iter().collect::<Vec<_>>());
@@ -258,6 +257,21 @@ impl Replays {
         parameters.grads().were_made(made);
         Ok(loss.item())
     }
+}
+
+/// The tensors that passes over samples of this form work on, which stay where they are; their values are those of the pass at hand.
+fn given<'a>(all: &'a mut Vec<(Form, Given)>, form: &Form, pass: &Pass<'_>) -> &'a Given {
+    let i = match all.iter().position(|(other, _)| other == form) {
+        Some(i) => {
+            all[i].1.take(pass);
+            i
+        }
+        None => {
+            all.push((*form, Given::of(pass)));
+            all.len() - 1
+        }
+    };
+    &all[i].1
 }
 
 fn failed(error: phalanx_tensor::Error) -> Error {

@@ -347,6 +347,7 @@ pub trait Strategy: Send {
     /// take the same samples. All ranks must ask at once, between two steps, whether they have samples or not, with as many sums. Fails if
     /// a rank is gone or late.
     fn evaluate(&mut self, pass: &EvalPass<'_>, judge: &Judge<'_>, sums: &mut [f64]) -> Result<(), Error> {
+        self.gather()?;
         pass.in_one_go(judge, sums)
     }
 

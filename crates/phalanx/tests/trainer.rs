@@ -6,7 +6,7 @@ use phalanx::nn::optim::{Optimizer, Sgd};
 use phalanx::nn::{
     Average, Curve, Linear, Loss, OneCycle, Parameters, Plateau, Plateaued, Schedule, Warmup, Weights,
 };
-use phalanx::{Event, Observer, Progress, Quiet, State, Trained, Trainer, Worker};
+use phalanx::{Event, Observer, Progress, Quiet, State, Trained, Trainer, Watch, Worker};
 use std::sync::Arc;
 
 struct Empty;
@@ -41,6 +41,45 @@ fn data_sets_without_samples_are_named() {
         let error = result.err().expect("nothing to go by").to_string();
         assert!(error.contains(&format!("no samples to {what} on")), "{error}");
     }
+}
+
+/// A sample whose target is shares of two classes.
+struct Soft;
+
+impl Dataset for Soft {
+    fn len(&self) -> usize {
+        4
+    }
+
+    fn input_dims(&self) -> &[usize] {
+        &[1]
+    }
+
+    fn target(&self) -> Target<'_> {
+        Target::Values(&[2])
+    }
+
+    fn batch(&self, _: &[usize], into: &mut BatchBuffers) -> phalanx::data::Result<()> {
+        into.inputs().fill(1.0);
+        into.values().fill(0.5);
+        Ok(())
+    }
+}
+
+#[test]
+fn shares_of_classes_have_a_loss_and_no_accuracy() {
+    let soft: Arc<dyn Dataset> = Arc::new(Soft);
+    let trainer = Trainer { loss: Loss::CrossEntropy { label_smoothing: 0.0 }, ..Trainer::default() };
+    let fit = |trainer: &Trainer, told: &mut Told| {
+        let (worker, test) = (Worker::alone(1), Some(Arc::clone(&soft)));
+        trainer.fit(&worker, &mut Linear::new(1, 2), Sgd::new(0.1), Arc::clone(&soft), test, told).map(drop)
+    };
+    let mut told = Told::default();
+    fit(&trainer, &mut told).unwrap();
+    let last = told.0.last().unwrap();
+    assert!(last.starts_with("epoch 0: Some(") && last.ends_with("None"), "{last}");
+    let watching = Trainer { watch: Watch::Accuracy, ..trainer };
+    assert!(fit(&watching, &mut told).unwrap_err().to_string().contains("accuracy"));
 }
 
 /// Keeps what can't differ between two runs that are the same: all but times.

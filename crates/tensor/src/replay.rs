@@ -261,12 +261,13 @@ impl Rehearsal {
             is_aside: false,
             refusal: None,
         };
-        let public = Public(&self.device, self.device.set_private(Some(private)).is_none());
-        assert!(public.1, "rehearse: a pass of {:?} is being rehearsed or recorded already", self.device);
+        let is_first = self.device.set_private(Some(private)).is_none();
+        let public = is_first.then_some(Public { device: &self.device, room: &self.room });
+        let public = public.unwrap_or_else(|| {
+            panic!("rehearse: a pass of {:?} is being rehearsed or recorded already", self.device)
+        });
         let result = work();
-        let mut private = self.device.set_private(None).expect("set above");
-        *self.room.free() = std::mem::take(&mut private.buffers);
-        (private, result)
+        (public.again().expect("set above"), result)
     }
 
     /// Takes back a tensor that the rehearsal gave and that is done with: the recording will want its buffer. One that somebody else
@@ -280,14 +281,23 @@ impl Rehearsal {
     }
 }
 
-/// Sees to it that the device's buffers are everybody's again, also after a panic.
-struct Public<'a>(&'a Device, bool);
+/// Sees to it that the device's buffers are everybody's again, and the pass's in their room, also after a panic.
+struct Public<'a> {
+    device: &'a Device,
+    room: &'a Room,
+}
+
+impl Public<'_> {
+    fn again(&self) -> Option<Private> {
+        let mut private = self.device.set_private(None)?;
+        *self.room.free() = std::mem::take(&mut private.buffers);
+        Some(private)
+    }
+}
 
 impl Drop for Public<'_> {
     fn drop(&mut self) {
-        if self.1 {
-            self.0.set_private(None);
-        }
+        drop(self.again());
     }
 }
 

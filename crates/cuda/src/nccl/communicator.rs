@@ -27,7 +27,12 @@ pub struct Communicator {
     n_ranks: usize,
     patience: Duration,
     state: Mutex<State>,
+    graphs: InGraph,
 }
+
+/// Tells that a graph has operations of a communicator, while this is there. The library ends a communicator only behind its graphs.
+#[derive(Clone, Debug, Default)]
+pub struct InGraph(Arc<()>);
 
 /// What changes in a communicator's life.
 pub(super) struct State {
@@ -70,7 +75,8 @@ impl Communicator {
     ) -> Communicator {
         let comm = (!comm.is_null()).then_some(comm);
         let state = Mutex::new(State { comm, in_progress: false, last });
-        Communicator { functions: functions.clone(), rank, n_ranks, patience, state }
+        let (functions, graphs) = (functions.clone(), InGraph::default());
+        Communicator { functions, rank, n_ranks, patience, state, graphs }
     }
 
     /// This rank.
@@ -152,17 +158,36 @@ impl Communicator {
 
     /// Ends it at once, whatever still runs: those who wait on this rank come back with an error, and what its streams have of it
     /// ends. The other ranks don't learn of it from the library. Aborting twice does nothing.
+    ///
+    /// Where graphs have its operations this returns before that: the library tells the GPU to leave off and then waits for the graphs to
+    /// go, which the caller may have.
     pub fn abort(&self) -> Result<(), Error> {
-        let mut state = self.lock();
-        let Some(comm) = state.comm.take() else { return Ok(()) };
-        // SAFETY: the communicator was open and is nobody's from here on.
-        let status = unsafe { (self.functions.abort)(comm) };
-        if matches!(status, foreign::SUCCESS | foreign::IN_PROGRESS) {
-            return Ok(());
+        let (ending, last) = {
+            let mut state = self.lock();
+            let Some(comm) = state.comm.take() else { return Ok(()) };
+            (Ending { functions: self.functions.clone(), comm }, state.last)
+        };
+        let failed = |code, words| {
+            let cause = Cause::Status { call: "ncclCommAbort", code, words };
+            Err(self.failure(last, Duration::ZERO, cause))
+        };
+        if Arc::strong_count(&self.graphs.0) > 1 {
+            let thread = std::thread::Builder::new().name("nccl-abort".to_owned());
+            // Nobody is left to be told what comes of it.
+            return match thread.spawn(move || ending.end()) {
+                Ok(_) => Ok(()),
+                Err(error) => failed(foreign::SYSTEM_ERROR, error.to_string()),
+            };
         }
-        let words = self.functions.words(status, std::ptr::null_mut());
-        let cause = Cause::Status { call: "ncclCommAbort", code: status, words };
-        Err(self.failure(state.last, Duration::ZERO, cause))
+        match ending.end() {
+            foreign::SUCCESS | foreign::IN_PROGRESS => Ok(()),
+            status => failed(status, self.functions.words(status, std::ptr::null_mut())),
+        }
+    }
+
+    /// To be held by whoever has a graph of its operations, for as long as that is there.
+    pub fn in_graph(&self) -> InGraph {
+        self.graphs.clone()
     }
 
     /// Waits for all that was issued, on all ranks, and ends it. All ranks must do so.
@@ -374,6 +399,22 @@ impl State {
                 Err(of.failure(operation, Duration::ZERO, cause))
             }
         }
+    }
+}
+
+/// A communicator that nobody else knows any more.
+struct Ending {
+    functions: Arc<Functions>,
+    comm: Comm,
+}
+
+// SAFETY: the library lets any thread abort a communicator, and no other has this one.
+unsafe impl Send for Ending {}
+
+impl Ending {
+    fn end(self) -> Status {
+        // SAFETY: the communicator was open and is nobody's from here on.
+        unsafe { (self.functions.abort)(self.comm) }
     }
 }
 

@@ -4,7 +4,7 @@
 //! operation begins when the compute stream has come to where it was asked for, and the compute stream waits for its end as soon
 //! as whoever lent the numbers has them back. Between the two they are the operation's alone, which is what [`Lent`] promises.
 
-use super::communicator::Communicator;
+use super::communicator::{Communicator, InGraph};
 use super::number::Reduction;
 use super::{Block, Calls, Nccl, UniqueId};
 use crate::error::Error;
@@ -78,6 +78,11 @@ impl Exchange {
     pub fn abort(&self) -> Result<(), Error> {
         self.gpu.make_current()?;
         self.communicator.abort()
+    }
+
+    /// See [`Communicator::in_graph`].
+    pub fn in_graph(&self) -> InGraph {
+        self.communicator.in_graph()
     }
 
     /// The GPU that it works on.

@@ -38,9 +38,12 @@ API int cuStreamEndCapture(Stream *stream, Nodes **graph) {
         for (std::size_t i = fake.captures.size(); i-- > 0;) {
             if (fake.captures[i] == capture) fake.captures.erase(fake.captures.begin() + (long)i);
         }
+        // Events of the capture may outlive it; its work doesn't.
+        Nodes nodes = std::move(capture->nodes);
+        capture->nodes.clear();
         if (capture->is_invalid) return STREAM_CAPTURE_INVALIDATED;
         if (!is_joined) return STREAM_CAPTURE_UNJOINED;
-        *graph = new Nodes(capture->nodes);
+        *graph = new Nodes(std::move(nodes));
         fake.graphs.insert(*graph);
         return SUCCESS;
     });

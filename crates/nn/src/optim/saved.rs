@@ -123,7 +123,8 @@ impl<'a> Resuming<'a> {
         }
         let (into, given) = &mut self.states[state];
         given[i] = true;
-        let Some((own, values)) = self.places[i].zip(part(parameter, values)) else { return };
+        let Some(own) = self.places[i] else { return };
+        let Some(values) = part(parameter, values) else { return };
         let (at, values) = (self.own.range(own), self.own.laid(own, &values));
         for (held, start) in &self.held {
             let (first, last) = (at.start.max(held.start), at.end.min(held.end));

@@ -6,7 +6,7 @@ use super::{Fsdp, Sharded};
 use crate::error::Error;
 use crate::evaluation::{EvalPass, Judge, Outputs};
 use crate::local::{Local, Pass};
-use crate::replay::{Way, weight_of};
+use crate::replay::{Replays, Way, weight_of};
 use crate::single::{Nobody, begin};
 use crate::strategy::{Strategy, Sync};
 use phalanx_comm::Group;
@@ -38,6 +38,19 @@ impl GradSink for Catching<'_> {
     }
 }
 
+/// Puts replays back where they were taken from, also behind a pass that is given up: their memory goes only when the GPU waits for
+/// nobody any more.
+struct Replaying<'a> {
+    fsdp: &'a mut Fsdp,
+    replays: Option<Replays>,
+}
+
+impl Drop for Replaying<'_> {
+    fn drop(&mut self) {
+        self.fsdp.replays = self.replays.take();
+    }
+}
+
 impl Fsdp {
     /// Gives the mean loss over this rank's samples. A rank without samples gathers and sums all the same (Z-ORDER).
     pub(super) fn pass_by_units(&mut self, pass: &Pass<'_>) -> Result<f64, Error> {
@@ -50,10 +63,11 @@ impl Fsdp {
             self.send_all_away();
         }
         let is_replayed = self.can_be_replayed(pass, adds);
-        if let Some(mut replays) = self.replays.take_if(|_| is_replayed) {
-            let made = replays.pass(pass, &mut ByUnits { fsdp: self, sync: pass.sync }, &mut || ());
-            self.replays = Some(replays);
-            return made;
+        if let Some(replays) = self.replays.take_if(|_| is_replayed) {
+            let mut replaying = Replaying { fsdp: self, replays: Some(replays) };
+            let Replaying { fsdp, replays } = &mut replaying;
+            let replays = replays.as_mut().expect("put there above");
+            return replays.pass(pass, &mut ByUnits { fsdp, sync: pass.sync }, &mut || ());
         }
         let loss = self.give_by_units(pass, &weight_of(pass))?;
         self.store.watch("a pass over units that are gathered", &self.shard)?;

@@ -148,6 +148,8 @@ impl Local for RankPipeline {
         let trail = self.trail.clone();
         let ran = self.run_forward(pass, &mut |outputs| judge(&outputs.behind(&trail), sums));
         ran.inspect_err(|error| {
+            // Letters that nobody took would be the next pass's.
+            self.group.abort(&error.to_string());
             self.lanes.iter().for_each(|lanes| lanes.abort(&error.to_string()));
         })
     }

@@ -83,6 +83,12 @@ impl Deal {
         }
     }
 
+    /// Whether a step of so many samples is like most: as large, with samples for each rank in each pass.
+    pub(super) fn is_usual(&self, samples: usize) -> bool {
+        let in_the_last_pass = samples % self.pass();
+        samples == self.step() && (in_the_last_pass == 0 || in_the_last_pass >= self.parts())
+    }
+
     /// To how many these are dealt: ranks, or shards. A batch norm sees the samples of one.
     pub(super) fn parts(&self) -> usize {
         match self {

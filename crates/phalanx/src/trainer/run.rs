@@ -107,8 +107,8 @@ impl<'a> Run<'a> {
         if let (None, Some((what, _))) = (test, going_by_tests.iter().find(|(_, asked)| *asked)) {
             return Err(Error::NothingToJudge { what });
         }
-        let is_text = matches!(train.dataset().target(), Target::Sequence { .. });
-        if *watch == Watch::Accuracy && (is_text || !trainer.loss.has_labels()) {
+        let has_classes = matches!(train.dataset().target(), Target::Classes(_));
+        if *watch == Watch::Accuracy && !(has_classes && trainer.loss.has_labels()) {
             return Err(Error::NoAccuracy);
         }
         let strategy = strategy(trainer, &group, model, parameters, speaker)?;
@@ -275,13 +275,15 @@ impl<'a> Run<'a> {
         let scale = self.loss_scale(progress).map_or(1.0, |scale| scale.factor);
         let device = self.worker.device();
         let [input, target] = batch.take_tensors(device);
+        let ctx = Ctx::train(self.trainer.seed, progress.step, Arc::clone(batch.sample_ids()));
+        let ctx = if self.deal.is_usual(samples) { ctx } else { ctx.one_off() };
         let pass = Pass {
             model: self.model,
             parameters: self.parameters,
             loss: self.trainer.loss,
             input,
             target,
-            ctx: Ctx::train(self.trainer.seed, progress.step, Arc::clone(batch.sample_ids())),
+            ctx,
             weight: share * scale,
             sync,
         };

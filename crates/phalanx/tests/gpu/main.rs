@@ -386,6 +386,30 @@ fn a_smaller_batch_between_replays_is_made_as_ever() {
     assert_eq!((fake.calls("cuGraphLaunch"), fake.damage()), (2, Vec::new()));
 }
 
+/// NCCL wants an operation to be part of a graph on all ranks or on none.
+#[test]
+fn where_the_last_step_leaves_one_rank_as_many_samples_as_ever_all_make_it() {
+    let Some(fake) = fake() else { return };
+    fake.gpus(3);
+    let samples =
+        open("mnist-mini", View::default(), &Places::from_env(None), &mut Silent).unwrap().train.len();
+    let is_uneven = |batch: &usize| samples / (3 * batch) >= 2 && samples % (3 * batch) >= 3 * batch - 2;
+    let batch_size = (2..samples).rev().find(is_uneven).unwrap();
+    let steps = samples.div_ceil(3 * batch_size);
+    let net = || Sequential::new().then(Flatten).then(Linear::new(784, 10));
+    let ddp = DdpConfig { between_gpus: BetweenGpus::Nccl, ..DdpConfig::default() };
+    let trainer = Trainer { steps: None, epochs: 2, batch_size, ddp, ..trainer() };
+    let run = |trainer: &Trainer| run_of(&net, trainer, 3, &|rank| gpu_of(&fake, rank));
+    let made = run(&trainer);
+    let replayed = run(&Trainer { graphs: true, ..trainer });
+    assert_eq!(made.0.losses.len(), 2 * steps);
+    assert_eq!(made.0.losses, replayed.0.losses);
+    assert!(made.1 == replayed.1, "not the same bits");
+    // The first step is made, the second is made and recorded, and so is the last of each epoch made.
+    assert_eq!(fake.calls("cuGraphLaunch") as usize, 3 * (2 * (steps - 1) - 2));
+    assert_eq!(fake.damage(), [""; 0]);
+}
+
 #[test]
 fn a_replayed_step_takes_few_calls_and_no_memory() {
     let Some(fake) = fake() else { return };
