@@ -238,6 +238,8 @@ struct Prepared {
     local: LocalConfig,
     /// How replicas lie on several workers, if they do.
     mesh: Option<ModelParallelConfig>,
+    /// What is to be expected of a pipeline.
+    foretold: Option<String>,
 }
 
 fn prepare(device: &Device, args: &TrainArgs, recipe: &Recipe, env: &WorkerEnv) -> Result<Prepared, Error> {
@@ -246,7 +248,8 @@ fn prepare(device: &Device, args: &TrainArgs, recipe: &Recipe, env: &WorkerEnv) 
     let data = open(&recipe.data.name, recipe.view(), &places, &mut phalanx::data::Silent)?;
     recipe.check_classes(data.train.target())?;
     // First values aren't needed where others hold those of a later step.
-    let LaidOut { model, parameters, local, mesh } = recipe.lay_out(device, data.train.input_dims())?;
+    let LaidOut { model, parameters, local, mesh, foretold } =
+        recipe.lay_out(device, data.train.input_dims())?;
     let is_kernel = |i: usize| parameters.layout().shape(i).n_dims() == 4;
     if (0..parameters.layout().count()).any(is_kernel) {
         device.prepare_convolutions()?;
@@ -256,7 +259,7 @@ fn prepare(device: &Device, args: &TrainArgs, recipe: &Recipe, env: &WorkerEnv) 
     if env.elastic && mesh.is_none() && recipe.parallel.strategy.as_deref() != Some("fsdp") {
         state.make_room(&parameters);
     }
-    Ok(Prepared { data, model, parameters, state, local, mesh })
+    Ok(Prepared { data, model, parameters, state, local, mesh, foretold })
 }
 
 fn train_as(
@@ -268,10 +271,11 @@ fn train_as(
     requests: &Requests,
     time_limit: Option<TimeLimit>,
 ) -> Result<End, Error> {
-    let Prepared { data, model, parameters, state, local, mesh } = prepared;
+    let Prepared { data, model, parameters, state, local, mesh, foretold } = prepared;
     let mut first = First::new(args, recipe, env);
-    if let Some(advice) = recipe.advice().filter(|_| worker.is_first()) {
-        say(format_args!("note: {advice}"));
+    if worker.is_first() {
+        let notes = recipe.advice().into_iter().map(str::to_owned).chain(foretold);
+        notes.for_each(|note| say(format_args!("note: {note}")));
     }
     // Of a later membership than the first one, if nobody is left of those before, checkpoints are what is.
     let has_begun = env.restarts > 0 || worker.group().generation().0 > 0;

@@ -57,6 +57,16 @@ pub enum Error {
     /// The model can't be cut so.
     #[error(transparent)]
     Cut(#[from] crate::pipeline::CutError),
+    /// The system has no threads for the devices of a worker.
+    #[error(
+        "the system gave no {threads} threads for a worker's other devices: {why}\nhint: take fewer devices or workers, or raise the limit of processes (ulimit -u)"
+    )]
+    Threads {
+        /// How many were asked for.
+        threads: usize,
+        /// What it said.
+        why: String,
+    },
     /// A stage of a pipeline waited for another in vain.
     #[error("rank {rank} of the pipeline: {action} of another stage {}", waited_for(.waited))]
     StageLost {

@@ -36,6 +36,7 @@ mod agreement;
 mod between_gpus;
 mod buckets;
 mod ddp;
+mod device_threads;
 mod error;
 mod evaluation;
 mod fsdp;

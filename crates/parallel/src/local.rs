@@ -93,12 +93,12 @@ pub enum LocalConfig {
 }
 
 impl LocalConfig {
-    /// What makes the passes; none for those in one go. Fails if there is no such schedule.
+    /// What makes the passes; none for those in one go. Fails if there is no such schedule, or no thread for each device.
     pub fn make(&self) -> Result<Option<Box<dyn Local>>, Error> {
         Ok(match self {
             LocalConfig::Whole => None,
             LocalConfig::Pipeline(config) => Some(Box::new(Pipelined::new(config.clone())?)),
-            LocalConfig::DataParallel(config) => Some(Box::new(DataParallel::new(config))),
+            LocalConfig::DataParallel(config) => Some(Box::new(DataParallel::new(config)?)),
         })
     }
 

@@ -7,6 +7,7 @@
 //!
 //! Batch norms see a device's part of the batch, and the first device's running statistics are the model's, as in PyTorch.
 
+use crate::device_threads::DeviceThreads;
 use crate::error::Error;
 use crate::local::{Local, Pass, weighted};
 use crate::pipeline::parts;
@@ -33,6 +34,7 @@ impl fmt::Debug for DataParallelConfig {
 /// Makes passes on several devices, each with its copy of the model.
 pub struct DataParallel {
     copies: Vec<Copy>,
+    threads: DeviceThreads,
 }
 
 /// The model on one of the other devices.
@@ -43,14 +45,15 @@ struct Copy {
 }
 
 impl DataParallel {
-    /// Makes the copies.
-    pub fn new(config: &DataParallelConfig) -> DataParallel {
+    /// Makes the copies. Fails if there is no thread for each.
+    pub fn new(config: &DataParallelConfig) -> Result<DataParallel, Error> {
+        let threads = DeviceThreads::new(config.others.len(), "replica")?;
         let copy = |device: &Device| {
             let mut model = (config.model)();
             let parameters = Parameters::build(&mut model, device, 0);
             Copy { model, parameters, device: device.clone() }
         };
-        DataParallel { copies: config.others.iter().map(copy).collect() }
+        Ok(DataParallel { copies: config.others.iter().map(copy).collect(), threads })
     }
 }
 
@@ -117,28 +120,20 @@ impl Local for DataParallel {
         // What holds for this thread holds for the others.
         let products = autocast_dtype();
         // A device without samples has no gradients.
-        let (losses, used): (f64, Vec<&Copy>) = std::thread::scope(|scope| {
-            let threads: Vec<_> = parts
-                .zip(&self.copies)
-                .enumerate()
-                .map(|(i, (part, copy))| {
-                    let thread = std::thread::Builder::new().name(format!("replica-{}", i + 1));
-                    let thread = thread.spawn_scoped(scope, move || copy.pass(pass, part, products));
-                    (thread.expect("the system has a thread for each device"), copy)
-                })
-                .collect();
-            let Part { input, target, mut ctx, weight } = first;
-            let output = pass.model.forward(&input, &mut ctx);
-            let loss = pass.loss.of_pass(&output, &target.to(output.device()), &ctx);
-            weighted(&loss, weight, &mut own);
-            let mut losses = loss.item() * weight;
-            let used = threads.into_iter().map(|(thread, copy)| {
-                losses += thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-                copy
-            });
-            let used = used.collect();
-            (losses, used)
-        });
+        let parts: Vec<(Part, &Copy)> = parts.zip(&self.copies).collect();
+        let used: Vec<&Copy> = parts.iter().map(|(_, copy)| *copy).collect();
+        let (loss, losses) = self.threads.run(
+            parts,
+            |(part, copy)| copy.pass(pass, part, products),
+            || {
+                let Part { input, target, mut ctx, weight } = first;
+                let output = pass.model.forward(&input, &mut ctx);
+                let loss = pass.loss.of_pass(&output, &target.to(output.device()), &ctx);
+                weighted(&loss, weight, &mut own);
+                loss.item() * weight
+            },
+        );
+        let losses = losses.into_iter().fold(loss, |sum, loss| sum + loss);
         for (leaf, grad) in own.0 {
             if let Some(slot) = leaf.slot().filter(|_| !used.is_empty()) {
                 let theirs = used.iter().map(|copy| copy.parameters.grads().arena().tensor(slot));

@@ -232,6 +232,7 @@ fn copies(n: usize) -> DataParallel {
         others: (1..n).map(|_| Device::cpu(1)).collect(),
         model: Arc::new(|| Box::new(net(false))),
     })
+    .unwrap()
 }
 
 #[test]

@@ -210,7 +210,9 @@ fn several_devices_learn_the_same_bits() {
                 others: vec![devices[1].clone()],
                 model: Arc::new(move || wrapped(job.model(), again)),
             };
-            ranks(1, job, again, |_, _, _| Box::new(SingleDevice::with_local(DataParallel::new(&config))))
+            ranks(1, job, again, |_, _, _| {
+                Box::new(SingleDevice::with_local(DataParallel::new(&config).unwrap()))
+            })
         });
     }
 }

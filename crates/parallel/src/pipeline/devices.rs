@@ -1,23 +1,35 @@
 //! A pipeline over the devices of one process: a thread a device, and queues between them.
+//!
+//! The first device's thread is the caller's, to which the others tell their gradients, too: it hands them on between its own
+//! actions, and while it waits.
 
 use super::check::check;
 use super::parts::micro_batches;
 use super::schedule::{Action, Schedule, ScheduleKind, Shape, Work};
 use super::stage::{Carried, Link, Ran, Rank};
 use super::timeline::Timeline;
+use crate::device_threads::DeviceThreads;
 use crate::error::Error;
 use crate::local::{Local, Pass};
 use phalanx_tensor::{Device, GradSink, LeafId, Tensor, autocast, autocast_dtype};
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
+use std::thread::{available_parallelism, yield_now};
 use std::time::{Duration, Instant};
 
 /// How long a stage may wait for another: a stage's work on one micro-batch takes no longer.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// How long a stage looks for its next micro-batch before it sleeps: some times what being woken costs.
-const SPIN: Duration = Duration::from_micros(100);
+/// How long a stage looks for its next micro-batch and nothing else: what being woken costs, to both.
+const SPIN: Duration = Duration::from_micros(50);
+
+/// How long it looks in all before it sleeps, with whoever else wants its core before it: what a stage of a small network takes.
+const LOOK: Duration = Duration::from_millis(1);
+
+/// How long the caller's thread sleeps at most before it looks for gradients of others.
+const NAP: Duration = Duration::from_millis(1);
 
 /// A pipeline over devices.
 #[derive(Clone, Debug)]
@@ -54,15 +66,21 @@ impl PipelineConfig {
 pub struct Pipelined {
     config: PipelineConfig,
     schedule: Schedule,
+    threads: DeviceThreads,
+    /// Whether every stage has a core, so that nobody is kept from one by who waits.
+    spins: bool,
     last: Option<Timeline>,
     alive: Vec<usize>,
 }
 
 impl Pipelined {
-    /// Fails if there is no such schedule.
+    /// Fails if there is no such schedule, or no thread for each device.
     pub fn new(config: PipelineConfig) -> Result<Pipelined, Error> {
         let schedule = config.schedule()?;
-        Ok(Pipelined { config, schedule, last: None, alive: Vec::new() })
+        let threads = DeviceThreads::new(config.devices.len().saturating_sub(1), "stage")?;
+        // To ask takes the system longer than a stage of a small network takes for a micro-batch.
+        let spins = available_parallelism().is_ok_and(|cores| cores.get() >= config.devices.len());
+        Ok(Pipelined { config, schedule, threads, spins, last: None, alive: Vec::new() })
     }
 
     /// What each device did when in the last pass, in seconds.
@@ -81,7 +99,7 @@ impl Pipelined {
     }
 }
 
-/// What a stage's thread tells the one that waits for all.
+/// What another device's thread tells the caller's.
 struct Told(Sender<(LeafId, Tensor)>);
 
 impl GradSink for Told {
@@ -91,59 +109,78 @@ impl GradSink for Told {
     }
 }
 
+/// What the caller's thread is told, and whom it tells in turn.
+struct Hears<'a> {
+    told: Receiver<(LeafId, Tensor)>,
+    sink: RefCell<&'a mut dyn GradSink>,
+}
+
+impl Hears<'_> {
+    fn tell(&self, leaf: LeafId, grad: Tensor) {
+        self.sink.borrow_mut().finished(leaf, grad);
+    }
+
+    /// Hands on what it was told so far.
+    fn hand_on(&self) {
+        while let Ok((leaf, grad)) = self.told.try_recv() {
+            self.tell(leaf, grad);
+        }
+    }
+}
+
+impl GradSink for &Hears<'_> {
+    fn finished(&mut self, leaf: LeafId, grad: Tensor) {
+        self.hand_on();
+        self.tell(leaf, grad);
+    }
+}
+
 impl Local for Pipelined {
     fn pass(&mut self, pass: &Pass<'_>, sink: &mut dyn GradSink) -> Result<f64, Error> {
-        let Pipelined { config, schedule, last, alive } = self;
-        let (ranks, n) = (config.devices.len(), config.micro_batches);
+        let Pipelined { config, schedule, threads, spins, last, alive } = self;
         if pass.samples() == 0 {
             return Ok(0.0);
         }
+        let n = config.micro_batches;
         let parts = micro_batches(Some(&pass.input), Some(&pass.target), &pass.ctx, pass.weight, n);
         let since = Instant::now();
-        let mut links = links(schedule);
+        let of = |rank: usize| Rank {
+            schedule,
+            rank,
+            model: pass.model,
+            blocks: &config.blocks,
+            device: &config.devices[rank],
+            micro_batches: &parts,
+        };
         let (tell, told) = channel();
-        // What holds for this thread holds for the stages'.
+        let mut links = links(schedule, *spins).into_iter();
+        let own_link = links.next().expect("a pipeline has a rank");
+        let others = links.enumerate().map(|(i, link)| (i + 1, link, Told(tell.clone()))).collect();
+        drop(tell);
+        let hears = Hears { told, sink: RefCell::new(sink) };
+        // What holds for this thread holds for the others.
         let products = autocast_dtype();
-        let ran: Result<Vec<Ran>, Error> = std::thread::scope(|scope| {
-            let threads: Vec<_> = (0..ranks)
-                .map(|rank| {
-                    let (mut link, mut tell) = (links.remove(0), Told(tell.clone()));
-                    let own = Rank {
-                        schedule,
-                        rank,
-                        model: pass.model,
-                        blocks: &config.blocks,
-                        device: &config.devices[rank],
-                        micro_batches: &parts,
-                    };
-                    let thread = std::thread::Builder::new().name(format!("stage-{rank}"));
-                    thread
-                        .spawn_scoped(scope, move || {
-                            autocast(products, || own.run(&mut link, pass.loss, &mut tell, since))
-                        })
-                        .expect("the system has a thread for each stage of a pipeline")
-                })
-                .collect();
-            drop(tell);
-            // Ends when every stage's thread has.
-            while let Ok((leaf, grad)) = told.recv() {
-                sink.finished(leaf, grad);
+        let other = |(rank, mut link, mut tell): (usize, Queues, Told)| {
+            autocast(products, || of(rank).run(&mut link, pass.loss, &mut tell, since))
+        };
+        let (own, others) = threads.run(others, other, || {
+            let mut link = Listening { queues: own_link, hears: &hears };
+            let ran = of(0).run(&mut link, pass.loss, &mut &hears, since);
+            // A neighbour that waits for what doesn't come is told so.
+            drop(link);
+            // Ends when every other has.
+            while let Ok((leaf, grad)) = hears.told.recv() {
+                hears.tell(leaf, grad);
             }
-            let joined = threads.into_iter().map(|thread| match thread.join() {
-                Ok(ran) => ran,
-                Err(panic) => std::panic::resume_unwind(panic),
-            });
-            // A stage that lost its neighbour is a consequence: what the neighbour says counts first.
-            let results: Vec<Result<Ran, Error>> = joined.collect();
-            let cause = |error: &Error| !matches!(error, Error::StageLost { .. });
-            let first = results.iter().position(|result| result.as_ref().is_err_and(cause));
-            let mut results = results;
-            match first {
-                Some(first) => Err(results.swap_remove(first).expect_err("it is the first error")),
-                None => results.into_iter().collect(),
-            }
+            ran
         });
-        let ran = ran?;
+        let mut results: Vec<Result<Ran, Error>> = std::iter::once(own).chain(others).collect();
+        // A stage that lost its neighbour is a consequence: what the neighbour says counts first.
+        let cause = |error: &Error| !matches!(error, Error::StageLost { .. });
+        if let Some(first) = results.iter().position(|result| result.as_ref().is_err_and(cause)) {
+            return Err(results.swap_remove(first).expect_err("it is the first error"));
+        }
+        let ran = results.into_iter().collect::<Result<Vec<Ran>, Error>>()?;
         let loss = ran.iter().map(|ran| ran.loss).sum::<f64>() / pass.weight;
         *alive = ran.iter().map(|ran| ran.alive).collect();
         *last = Some(Timeline { ranks: ran.into_iter().map(|ran| ran.done).collect() });
@@ -156,16 +193,14 @@ pub(super) type Border = (usize, bool);
 
 struct Queues {
     schedule_rank: usize,
-    /// Whether every stage has a core, so that nobody is kept from one by who waits.
     spins: bool,
     to: HashMap<Border, SyncSender<Carried>>,
     from: HashMap<Border, Receiver<Carried>>,
 }
 
 /// A link a rank. Each queue holds a whole pass, so nobody waits to send.
-fn links(schedule: &Schedule) -> Vec<Queues> {
+fn links(schedule: &Schedule, spins: bool) -> Vec<Queues> {
     let Shape { ranks, micro_batches, .. } = schedule.shape();
-    let spins = std::thread::available_parallelism().is_ok_and(|cores| cores.get() >= ranks);
     let mut links: Vec<Queues> = (0..ranks)
         .map(|rank| Queues { schedule_rank: rank, spins, to: HashMap::new(), from: HashMap::new() })
         .collect();
@@ -188,6 +223,39 @@ pub(super) fn border(action: Action) -> Border {
     (action.stage, action.work == Work::Forward)
 }
 
+impl Queues {
+    /// Waits for what `action` made; calls `meanwhile` as long as it looks, and before each `nap`.
+    fn wait(&self, action: Action, nap: Duration, meanwhile: impl Fn()) -> Result<Carried, Error> {
+        let queue = &self.from[&border(action)];
+        let since = Instant::now();
+        let mut looked = Duration::ZERO;
+        while self.spins && looked < LOOK {
+            if let Ok(carried) = queue.try_recv() {
+                return Ok(carried);
+            }
+            if looked < SPIN {
+                std::hint::spin_loop();
+            } else {
+                meanwhile();
+                yield_now();
+            }
+            looked = since.elapsed();
+        }
+        let lost = |waited| Error::StageLost { rank: self.schedule_rank, action: action.to_string(), waited };
+        loop {
+            meanwhile();
+            match queue.recv_timeout(nap) {
+                Ok(carried) => return Ok(carried),
+                Err(RecvTimeoutError::Disconnected) => return Err(lost(None)),
+                Err(RecvTimeoutError::Timeout) if since.elapsed() >= PATIENCE => {
+                    return Err(lost(Some(PATIENCE)));
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+        }
+    }
+}
+
 impl Link for Queues {
     fn send(&mut self, action: Action, made: Carried) -> Result<(), Error> {
         let lost = Error::StageLost { rank: self.schedule_rank, action: action.to_string(), waited: None };
@@ -195,18 +263,26 @@ impl Link for Queues {
     }
 
     fn receive(&mut self, action: Action, _: &Device) -> Result<Carried, Error> {
-        let queue = &self.from[&border(action)];
-        let since = Instant::now();
-        while self.spins && since.elapsed() < SPIN {
-            if let Ok(carried) = queue.try_recv() {
-                return Ok(carried);
-            }
-            std::hint::spin_loop();
-        }
-        queue.recv_timeout(PATIENCE).map_err(|why| Error::StageLost {
-            rank: self.schedule_rank,
-            action: action.to_string(),
-            waited: (why == RecvTimeoutError::Timeout).then_some(PATIENCE),
-        })
+        self.wait(action, PATIENCE, || ())
+    }
+}
+
+/// The link of the caller's thread.
+struct Listening<'a, 's> {
+    queues: Queues,
+    hears: &'a Hears<'s>,
+}
+
+impl Link for Listening<'_, '_> {
+    fn send(&mut self, action: Action, made: Carried) -> Result<(), Error> {
+        self.queues.send(action, made)
+    }
+
+    fn receive(&mut self, action: Action, _: &Device) -> Result<Carried, Error> {
+        self.queues.wait(action, NAP, || self.hears.hand_on())
+    }
+
+    fn progress(&mut self) {
+        self.hears.hand_on();
     }
 }

@@ -129,6 +129,25 @@ fn a_timeline_without_its_waits_has_the_bubble_of_its_actions() {
     }
 }
 
+/// Stages that differ: the slowest works all the time, but for what the others do before and behind it.
+#[test]
+fn a_pipeline_of_uneven_stages_takes_as_long_as_its_slowest() {
+    let of = |kind, seconds: &[f64]| {
+        let shape = Shape { ranks: seconds.len(), chunks: 1, micro_batches: 4 };
+        let schedule = Schedule::new(kind, shape).unwrap();
+        Timeline::foretell(&schedule, seconds, Times::EQUAL).length()
+    };
+    for kind in [ScheduleKind::GPipe, ScheduleKind::OneFOneB] {
+        // A forward pass of the other stage before it, and a backward pass behind it.
+        assert!((of(kind, &[3.0, 9.0]) - (1.0 + 4.0 * 9.0 + 2.0)).abs() < 1e-9);
+    }
+    // All forwards come before any backward, so the first stage waits for the other once; or finds its gradient there.
+    assert!((of(ScheduleKind::GPipe, &[9.0, 3.0]) - (4.0 * 9.0 + 3.0)).abs() < 1e-9);
+    assert!((of(ScheduleKind::OneFOneB, &[9.0, 3.0]) - 4.0 * 9.0).abs() < 1e-9);
+    // The last gradients of weights fill the time in which the first stage goes back.
+    assert!((of(ScheduleKind::ZeroBubble, &[3.0, 9.0]) - (1.0 + 4.0 * 9.0)).abs() < 1e-9);
+}
+
 #[test]
 fn faults_of_a_schedule_are_found_and_named() {
     let shape = Shape { ranks: 2, chunks: 1, micro_batches: 2 };

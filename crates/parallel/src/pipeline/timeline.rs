@@ -29,6 +29,20 @@ impl Timeline {
         Timeline::play(schedule, message, |_, _, action| times.of(action.work))
     }
 
+    /// The same of stages that differ: forward and backward together take so many seconds each, of which each action has the share
+    /// that it has of `times`. Panics if it hangs, or there isn't a number for each stage.
+    #[track_caller]
+    pub fn foretell(schedule: &Schedule, seconds: &[f64], times: Times) -> Timeline {
+        assert!(
+            seconds.len() == schedule.stages(),
+            "{} stages, times of {}",
+            schedule.stages(),
+            seconds.len()
+        );
+        let whole = times.forward + times.input + times.weight;
+        Timeline::play(schedule, 0.0, |_, _, action| seconds[action.stage] * times.of(action.work) / whole)
+    }
+
     /// This one, of which each action takes as long as it took, as soon as what it needs is there and its rank is free: how much of
     /// the ranks' time passes idly because actions aren't equally long, and not because messages travel. Panics if these aren't the
     /// actions of `schedule`.

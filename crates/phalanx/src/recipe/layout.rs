@@ -6,7 +6,9 @@ use crate::error::Error;
 use phalanx_data::BYTES;
 use phalanx_nn::models::{Autoencoder, MnistHpcNet, MnistNet};
 use phalanx_nn::{Ctx, Module, Parameters};
-use phalanx_parallel::pipeline::{PipelineConfig, ScheduleKind, cut, measure};
+use phalanx_parallel::pipeline::{
+    PipelineConfig, Schedule, ScheduleKind, Shape, Timeline, Times, cut, measure,
+};
 use phalanx_parallel::{
     Axis, Between, Bound, By, DataParallelConfig, DdpConfig, LocalConfig, ModelParallelConfig, Placed, Plan,
     Recomputed, StagesConfig,
@@ -25,6 +27,8 @@ pub struct LaidOut {
     pub local: LocalConfig,
     /// How each replica lies on several workers, if it does.
     pub mesh: Option<ModelParallelConfig>,
+    /// Where a pipeline was cut by measured times: what they were, and what is to be expected of it.
+    pub foretold: Option<String>,
 }
 
 /// Devices of a worker, unless the recipe says otherwise.
@@ -53,17 +57,18 @@ impl Recipe {
         let whole = |model: Box<dyn Module>, local| {
             let mut model = recomputed(model, again.clone());
             let parameters = Parameters::lay_out(&mut model, device, seed);
-            Ok(LaidOut { model, parameters, local, mesh: None })
+            Ok(LaidOut { model, parameters, local, mesh: None, foretold: None })
         };
         self.check_cut(model.blocks())?;
         if self.lies_on_mesh() {
             let stages = self.parallel.pipeline.unwrap_or(1) * self.schedule_of_pipeline().1;
             let blocks = match stages {
-                1 => Vec::new(),
+                1 => Stages::default(),
                 stages => self.stages(&mut model, stages, device, input_dims)?,
             };
-            let mesh = Some(self.model_parallel(model.blocks(), blocks, again.clone()));
-            return whole(model, LocalConfig::Whole).map(|laid_out| LaidOut { mesh, ..laid_out });
+            let foretold = blocks.foretold(self)?;
+            let mesh = Some(self.model_parallel(model.blocks(), blocks.blocks, again.clone()));
+            return whole(model, LocalConfig::Whole).map(|laid_out| LaidOut { mesh, foretold, ..laid_out });
         }
         match self.parallel.strategy.as_deref() {
             Some("dp") => {
@@ -78,23 +83,25 @@ impl Recipe {
             Some("place") => {
                 let devices = all(device, others(device, n)?);
                 let stages = self.stages(&mut model, n, device, input_dims)?;
-                let mut model = Placed::new(model, stages.into_iter().zip(devices).collect())?;
+                let mut model = Placed::new(model, stages.blocks.into_iter().zip(devices).collect())?;
                 let parameters = model.lay_out(seed);
                 let model = recomputed(Box::new(model), again.clone());
-                Ok(LaidOut { model, parameters, local: LocalConfig::Whole, mesh: None })
+                Ok(LaidOut { model, parameters, local: LocalConfig::Whole, mesh: None, foretold: None })
             }
             Some("pipeline") => {
                 let (kind, chunks) = self.schedule_of_pipeline();
                 let devices = all(device, others(device, n)?);
-                let blocks = self.stages(&mut model, n * chunks, device, input_dims)?;
+                let stages = self.stages(&mut model, n * chunks, device, input_dims)?;
+                let foretold = stages.foretold(self)?;
+                let blocks = stages.blocks;
                 let places = blocks.iter().cloned().zip(devices.iter().cloned().cycle()).collect();
                 let mut model = Placed::new(model, places)?;
                 let parameters = model.lay_out(seed);
                 let micro_batches = self.micro_batches();
                 let config = PipelineConfig { blocks, devices, kind, micro_batches };
-                config.schedule()?;
                 let model = recomputed(Box::new(model), again.clone());
-                Ok(LaidOut { model, parameters, local: LocalConfig::Pipeline(config), mesh: None })
+                let local = LocalConfig::Pipeline(config);
+                Ok(LaidOut { model, parameters, local, mesh: None, foretold })
             }
             _ => whole(model, LocalConfig::Whole),
         }
@@ -406,7 +413,7 @@ impl Recipe {
         stages: usize,
         device: &Device,
         input_dims: &[usize],
-    ) -> Result<Vec<Range<usize>>, Error> {
+    ) -> Result<Stages, Error> {
         if let Some(lengths) = &self.parallel.cut {
             let mut end = 0;
             let next = |&length: &f64| {
@@ -414,7 +421,7 @@ impl Recipe {
                 end += length as usize;
                 start..end
             };
-            return Ok(lengths.iter().map(next).collect());
+            return Ok(Stages { blocks: lengths.iter().map(next).collect(), seconds: None });
         }
         let samples = (self.train.batch_size / self.micro_batches()).clamp(LEAST_MEASURED, MOST_MEASURED);
         let dims = [&[samples], input_dims].concat();
@@ -428,7 +435,44 @@ impl Recipe {
         let costs = measure(model, device.threads(), &input, &ctx);
         let blocks = cut(&costs, stages, None).map_err(phalanx_parallel::Error::from)?;
         tracing::debug!("blocks take {costs:?} and are cut into {blocks:?}");
-        Ok(blocks)
+        let seconds = |stage: &Range<usize>| costs[stage.clone()].iter().map(|cost| cost.seconds).sum();
+        Ok(Stages { seconds: Some(blocks.iter().map(seconds).collect()), blocks })
+    }
+}
+
+/// How a model is cut.
+#[derive(Default)]
+struct Stages {
+    /// The blocks of each stage.
+    blocks: Vec<Range<usize>>,
+    /// What each takes for a micro-batch, forward and backward, if that was measured.
+    seconds: Option<Vec<f64>>,
+}
+
+impl Stages {
+    /// What a pipeline of them makes of their times. Fails if there is no such schedule.
+    fn foretold(&self, recipe: &Recipe) -> Result<Option<String>, Error> {
+        let (kind, chunks) = recipe.schedule_of_pipeline();
+        let (ranks, micro_batches) = (self.blocks.len() / chunks, recipe.micro_batches());
+        if ranks < 2 {
+            return Ok(None);
+        }
+        let schedule = Schedule::new(kind, Shape { ranks, chunks, micro_batches });
+        let schedule = schedule.map_err(phalanx_parallel::Error::from)?;
+        let Some(seconds) = &self.seconds else { return Ok(None) };
+        let times_as_fast = |seconds: &[f64]| {
+            let timeline = Timeline::foretell(&schedule, seconds, Times::EQUAL);
+            timeline.busy() / timeline.length()
+        };
+        let equal = vec![1.0; seconds.len()];
+        let list = |of: &dyn Fn(usize) -> String| (0..seconds.len()).map(of).collect::<Vec<_>>().join(", ");
+        Ok(Some(format!(
+            "stages of blocks {} take {} ms a micro-batch, measured one at a time: by {kind} they are {:.2} times as fast as in turn, and equal ones would be {:.2} times",
+            list(&|i| format!("{} to {}", self.blocks[i].start, self.blocks[i].end - 1)),
+            list(&|i| format!("{:.2}", 1e3 * seconds[i])),
+            times_as_fast(seconds),
+            times_as_fast(&equal),
+        )))
     }
 }
 

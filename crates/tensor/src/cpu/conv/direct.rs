@@ -298,6 +298,9 @@ fn image_rows<T: Float, const T_: usize, const P_: usize>(
 /// One block of sums for each kernel and kernel column of a tile.
 type Sums<T, const T_: usize, const C_: usize> = [[Block<T>; T_]; C_];
 
+/// Images whose products are summed lane by lane before the lanes are added up, if there are as many.
+const LEAST_IMAGES: usize = 8;
+
 /// Output channels that share the loaded pixels of one kernel-gradient tile.
 const CHANNELS: usize = 4;
 
@@ -316,7 +319,8 @@ pub(super) fn kernel_gradient<T: Float>(device: &Device, x: &[T], g: &[T], p: Pl
         numbered(device, 2 * n_rest, |i| [i / 2 * p.w + p.ow - LANES, i / 2 * p.ow + p.ow - LANES][i % 2]);
     let rest = rest.read::<i64>();
     let rest = &rest.as_chunks::<2>().0[..n_rest];
-    sum_over_runs(device, RUNS, p.n, out, |images, out| {
+    let runs = p.n.div_ceil(LEAST_IMAGES).clamp(1, RUNS);
+    sum_over_runs(device, runs, p.n, out, |images, out| {
         let x = &x[images.start * p.image()..images.end * p.image()];
         let g = &g[images.start * p.out_image()..images.end * p.out_image()];
         device.arch().dispatch(KernelSums { x, g, p, whole, rest, out });
@@ -389,12 +393,19 @@ fn kernel_tiles<T: Float, const T_: usize, const C_: usize>(
             }
             for (c, sums) in total.iter().enumerate() {
                 for (kx, lanes) in sums.iter().enumerate() {
-                    let total = lanes.iter().fold(T::ZERO, |sum, &x| sum + x);
-                    out[(((first + c) * p.c + channel) * p.kh + ky) * p.kw + kx] = total;
+                    out[(((first + c) * p.c + channel) * p.kh + ky) * p.kw + kx] = sum_of(lanes);
                 }
             }
         }
     }
+}
+
+/// The sum of the lanes, half by half.
+#[inline(always)]
+fn sum_of<T: Float>(lanes: &Block<T>) -> T {
+    let four: [T; 4] = std::array::from_fn(|i| lanes[i] + lanes[i + 4]);
+    let two: [T; 2] = std::array::from_fn(|i| four[i] + four[i + 2]);
+    two[0] + two[1]
 }
 
 /// `sums[c][kx] = sum over images and blocks of x[start.0 + at.0 + kx] * g[start.1 + c * area + at.1]`, lane by lane, where
