@@ -66,6 +66,7 @@ pub use ops::samples::{SampleImages, SampleOrder};
 pub use phalanx_cuda::{DebugSync, Error, GpuOptions};
 pub use phalanx_memory::{Spare, bring_in};
 pub use philox::Philox;
+pub use pool::Team;
 pub use profile::KernelTime;
 pub use replay::{Rehearsal, Replay, Room};
 pub use shape::{MAX_DIMS, Order, Shape};

@@ -4,7 +4,9 @@
 //! little before it sleeps, and the caller always works along. Tasks are claimed from one counter. Results must not depend
 //! on who ran a task, so a kernel that sums keeps one partial result a task, never one a thread.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::any::Any;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
@@ -16,6 +18,7 @@ const SPINS_BEFORE_SLEEP: u32 = 4_000;
 const SPINS_BEFORE_YIELD: u32 = 4_000;
 
 type Task<'a> = dyn Fn(usize) + Sync + 'a;
+type Panic = Box<dyn Any + Send>;
 
 /// A region in progress: the task function, how many tasks there are, how many were claimed.
 #[derive(Clone, Copy)]
@@ -37,7 +40,8 @@ struct Shared {
     /// Workers that have not yet finished the current region.
     busy: AtomicUsize,
     sleepers: AtomicUsize,
-    panicked: AtomicBool,
+    /// What the first task of the region that panicked did so with.
+    panicked: Mutex<Option<Panic>>,
     stop: AtomicBool,
 }
 
@@ -48,8 +52,18 @@ pub(crate) struct Pool {
     threads: AtomicUsize,
 }
 
-/// A fixed set of threads.
-struct Team {
+/// A fixed set of threads, which wait for work beside a caller's.
+///
+/// ```
+/// use phalanx_tensor::Team;
+/// use std::sync::atomic::{AtomicUsize, Ordering};
+///
+/// let (mut team, sum) = (Team::new(2, "adder")?, AtomicUsize::new(0));
+/// let own = team.run(2, &|i| drop(sum.fetch_add(i + 1, Ordering::Relaxed)), || 7);
+/// assert_eq!((own, sum.into_inner()), (7, 3));
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub struct Team {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
 }
@@ -58,7 +72,7 @@ impl Pool {
     /// A pool of `threads` threads, the caller being one of them; 0 counts as 1.
     pub(crate) fn new(threads: usize) -> Pool {
         let threads = threads.max(1);
-        Pool { team: Mutex::new(Team::new(threads)), threads: AtomicUsize::new(threads) }
+        Pool { team: Mutex::new(compute(threads)), threads: AtomicUsize::new(threads) }
     }
 
     /// Another number of threads from the next region on.
@@ -66,7 +80,7 @@ impl Pool {
         let threads = threads.max(1);
         let mut team = lock(&self.team);
         if threads != team.threads() {
-            *team = Team::new(threads);
+            *team = compute(threads);
             self.threads.store(threads, Ordering::Relaxed);
         }
     }
@@ -82,18 +96,21 @@ impl Pool {
             (0..n_tasks).for_each(task);
             return;
         };
-        let (mine, theirs_panicked) = team.run(n_tasks, task);
+        let went = team.during(n_tasks, task, || claim(&team.shared, n_tasks, task));
         // Before a panic goes on, which would poison the lock: then every later caller would work alone.
         drop(team);
-        match mine {
-            Err(panic) => std::panic::resume_unwind(panic),
-            Ok(()) => assert!(!theirs_panicked, "a task of a parallel region panicked; its message is above"),
-        }
+        went.unwrap_or_else(|panic| resume_unwind(panic));
     }
 }
 
+/// Those of a pool, beside the caller's.
+fn compute(threads: usize) -> Team {
+    Team::new(threads - 1, "phalanx-cpu").expect("the system refused a thread for the compute pool")
+}
+
 impl Team {
-    fn new(threads: usize) -> Team {
+    /// So many threads, named `name-1` and on. Fails if the system refuses one.
+    pub fn new(threads: usize, name: &str) -> io::Result<Team> {
         let shared = Arc::new(Shared {
             epoch: AtomicUsize::new(0),
             region: Mutex::new(None),
@@ -101,27 +118,34 @@ impl Team {
             next_task: AtomicUsize::new(0),
             busy: AtomicUsize::new(0),
             sleepers: AtomicUsize::new(0),
-            panicked: AtomicBool::new(false),
+            panicked: Mutex::new(None),
             stop: AtomicBool::new(false),
         });
-        let workers = (1..threads)
-            .map(|i| {
-                let shared = Arc::clone(&shared);
-                std::thread::Builder::new()
-                    .name(format!("phalanx-cpu-{i}"))
-                    .spawn(move || work(&shared))
-                    .expect("the system refused a thread for the compute pool")
-            })
-            .collect();
-        Team { shared, workers }
+        // Should a thread be refused, those before it end with the team.
+        let mut team = Team { shared, workers: Vec::with_capacity(threads) };
+        for i in 1..=threads {
+            let shared = Arc::clone(&team.shared);
+            let thread = std::thread::Builder::new().name(format!("{name}-{i}"));
+            team.workers.push(thread.spawn(move || work(&shared))?);
+        }
+        Ok(team)
     }
 
     fn threads(&self) -> usize {
         self.workers.len() + 1
     }
 
-    /// As [`Pool::run`]; gives how the caller's own tasks went, and whether one of the others panicked.
-    fn run(&self, n_tasks: usize, task: &Task<'_>) -> (std::thread::Result<()>, bool) {
+    /// Calls `task(0..n_tasks)`, each index once and all at once, on these threads, and `own` on the caller's; returns when all have
+    /// returned. Tasks may wait for each other and for `own`. Where some of them panic, the caller's panic goes on, or else the first;
+    /// panics if there are more tasks than threads.
+    pub fn run<O>(&mut self, n_tasks: usize, task: &(dyn Fn(usize) + Sync), own: impl FnOnce() -> O) -> O {
+        let threads = self.workers.len();
+        assert!(n_tasks <= threads, "Team::run: {n_tasks} tasks for {threads} threads");
+        self.during(n_tasks, task, own).unwrap_or_else(|panic| resume_unwind(panic))
+    }
+
+    /// Has the threads do these tasks while the caller does `own`, which may claim some of them.
+    fn during<O>(&self, n_tasks: usize, task: &Task<'_>, own: impl FnOnce() -> O) -> std::thread::Result<O> {
         let shared = &*self.shared;
         // SAFETY: only the lifetime is changed. Every worker leaves the region (`busy` reaches 0) before this function
         // returns or unwinds, so the pointer is never followed after `task` is gone.
@@ -136,13 +160,14 @@ impl Team {
         if shared.sleepers.load(Ordering::SeqCst) > 0 {
             shared.wake.notify_all();
         }
-        let mine = catch_unwind(AssertUnwindSafe(|| claim(shared, n_tasks, task)));
+        let own = catch_unwind(AssertUnwindSafe(own));
         let mut looks = 0u32;
         while shared.busy.load(Ordering::Acquire) > 0 {
             looks += 1;
             if looks < SPINS_BEFORE_YIELD { std::hint::spin_loop() } else { std::thread::yield_now() }
         }
-        (mine, shared.panicked.swap(false, Ordering::Relaxed))
+        let theirs = lock(&shared.panicked).take();
+        own.and_then(|own| theirs.map_or(Ok(own), Err))
     }
 }
 
@@ -181,8 +206,8 @@ fn work(shared: &Shared) {
         let Some(region) = *lock(&shared.region) else { continue };
         // SAFETY: `busy` counts this worker until the store below, and `Team::run` waits for that before it lets `task` go.
         let task = unsafe { &*region.task };
-        if catch_unwind(AssertUnwindSafe(|| claim(shared, region.n_tasks, task))).is_err() {
-            shared.panicked.store(true, Ordering::Relaxed);
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| claim(shared, region.n_tasks, task))) {
+            lock(&shared.panicked).get_or_insert(panic);
         }
         shared.busy.fetch_sub(1, Ordering::Release);
     }
@@ -276,6 +301,51 @@ mod tests {
                 std::thread::yield_now();
             }
         });
+    }
+
+    #[test]
+    fn a_team_and_its_caller_may_wait_for_each_other() {
+        let (mut team, here) = (Team::new(3, "test").unwrap(), std::thread::current().id());
+        for tasks in [3, 1, 0, 2] {
+            let (begun, names) = (AtomicUsize::new(0), Mutex::new(std::collections::BTreeMap::new()));
+            let deadline = Instant::now() + Duration::from_secs(20);
+            let meet = || {
+                begun.fetch_add(1, Ordering::SeqCst);
+                while begun.load(Ordering::SeqCst) < tasks + 1 {
+                    assert!(Instant::now() < deadline, "not all of them came");
+                    std::thread::yield_now();
+                }
+            };
+            let task = |i: usize| {
+                lock(&names).insert(i, std::thread::current().name().map(str::to_owned));
+                meet();
+            };
+            let own = team.run(tasks, &task, || {
+                meet();
+                std::thread::current().id()
+            });
+            assert_eq!(own, here);
+            let names = names.into_inner().unwrap();
+            assert!(names.keys().copied().eq(0..tasks));
+            assert!(names.values().flatten().all(|name| name.starts_with("test-")), "{names:?}");
+        }
+    }
+
+    #[test]
+    fn what_a_team_panics_with_reaches_the_caller_when_all_have_ended() {
+        let (mut team, ended) = (Team::new(2, "test").unwrap(), AtomicUsize::new(0));
+        let mut run = |own: fn()| {
+            let task = |i: usize| {
+                assert!(i != 0, "the task that panics");
+                ended.fetch_add(1, Ordering::SeqCst);
+            };
+            let panic = catch_unwind(AssertUnwindSafe(|| team.run(2, &task, own))).unwrap_err();
+            *panic.downcast::<&str>().unwrap()
+        };
+        assert_eq!(run(|| ()), "the task that panics");
+        assert_eq!(run(|| panic!("the caller's own")), "the caller's own");
+        assert_eq!(ended.load(Ordering::SeqCst), 2);
+        assert_eq!(team.run(2, &|_| (), || 3), 3, "it works on");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! A pipeline over the devices of one process: a thread a device, and queues between them.
 //!
 //! The first device's thread is the caller's, to which the others tell their gradients, too: it hands them on between its own
-//! actions, and while it waits.
+//! actions, and while it waits. So what the strategy does with a gradient, such as to begin a bucket's sum, takes its time.
 
 use super::check::check;
 use super::parts::micro_batches;
@@ -15,7 +15,7 @@ use phalanx_tensor::{Device, GradSink, LeafId, Tensor, autocast, autocast_dtype}
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, TryRecvError, channel, sync_channel};
 use std::thread::{available_parallelism, yield_now};
 use std::time::{Duration, Instant};
 
@@ -67,7 +67,7 @@ pub struct Pipelined {
     config: PipelineConfig,
     schedule: Schedule,
     threads: DeviceThreads,
-    /// Whether every stage has a core, so that nobody is kept from one by who waits.
+    /// Whether every stage has a core, if the worker has the machine for itself.
     spins: bool,
     last: Option<Timeline>,
     alive: Vec<usize>,
@@ -230,8 +230,10 @@ impl Queues {
         let since = Instant::now();
         let mut looked = Duration::ZERO;
         while self.spins && looked < LOOK {
-            if let Ok(carried) = queue.try_recv() {
-                return Ok(carried);
+            match queue.try_recv() {
+                Ok(carried) => return Ok(carried),
+                Err(TryRecvError::Disconnected) => break,
+                Err(TryRecvError::Empty) => {}
             }
             if looked < SPIN {
                 std::hint::spin_loop();

@@ -85,7 +85,7 @@ impl Timeline {
                     left -= 1;
                 }
             }
-            assert!(left < before, "Timeline::simulate: a schedule that hangs, which check would have told");
+            assert!(left < before, "Timeline: a schedule that hangs, which check would have told");
         }
         Timeline { ranks }
     }

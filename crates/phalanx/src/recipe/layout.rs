@@ -27,7 +27,7 @@ pub struct LaidOut {
     pub local: LocalConfig,
     /// How each replica lies on several workers, if it does.
     pub mesh: Option<ModelParallelConfig>,
-    /// Where a pipeline was cut by measured times: what they were, and what is to be expected of it.
+    /// Where a pipeline over devices was cut by measured times: what they were, and what is to be expected of it.
     pub foretold: Option<String>,
 }
 
@@ -66,9 +66,8 @@ impl Recipe {
                 1 => Stages::default(),
                 stages => self.stages(&mut model, stages, device, input_dims)?,
             };
-            let foretold = blocks.foretold(self)?;
             let mesh = Some(self.model_parallel(model.blocks(), blocks.blocks, again.clone()));
-            return whole(model, LocalConfig::Whole).map(|laid_out| LaidOut { mesh, foretold, ..laid_out });
+            return whole(model, LocalConfig::Whole).map(|laid_out| LaidOut { mesh, ..laid_out });
         }
         match self.parallel.strategy.as_deref() {
             Some("dp") => {
@@ -406,6 +405,12 @@ impl Recipe {
         (kind, self.parallel.chunks.unwrap_or(usual))
     }
 
+    /// Whether blocks are computed as they are measured: in float32, and once.
+    fn computes_as_measured(&self) -> bool {
+        self.parallel.recompute.is_none()
+            && self.train.precision.as_deref().is_none_or(|precision| precision == "float32")
+    }
+
     /// The blocks of each stage: as the recipe says, or such that the slowest stage is as fast as can be.
     fn stages(
         &self,
@@ -421,7 +426,7 @@ impl Recipe {
                 end += length as usize;
                 start..end
             };
-            return Ok(Stages { blocks: lengths.iter().map(next).collect(), seconds: None });
+            return Ok(Stages { blocks: lengths.iter().map(next).collect(), measured: None });
         }
         let samples = (self.train.batch_size / self.micro_batches()).clamp(LEAST_MEASURED, MOST_MEASURED);
         let dims = [&[samples], input_dims].concat();
@@ -436,7 +441,8 @@ impl Recipe {
         let blocks = cut(&costs, stages, None).map_err(phalanx_parallel::Error::from)?;
         tracing::debug!("blocks take {costs:?} and are cut into {blocks:?}");
         let seconds = |stage: &Range<usize>| costs[stage.clone()].iter().map(|cost| cost.seconds).sum();
-        Ok(Stages { seconds: Some(blocks.iter().map(seconds).collect()), blocks })
+        let seconds: Vec<f64> = blocks.iter().map(seconds).collect();
+        Ok(Stages { measured: self.computes_as_measured().then_some((samples, seconds)), blocks })
     }
 }
 
@@ -445,8 +451,8 @@ impl Recipe {
 struct Stages {
     /// The blocks of each stage.
     blocks: Vec<Range<usize>>,
-    /// What each takes for a micro-batch, forward and backward, if that was measured.
-    seconds: Option<Vec<f64>>,
+    /// How many samples were measured, and what each stage takes for them, forward and backward, if it does what was measured.
+    measured: Option<(usize, Vec<f64>)>,
 }
 
 impl Stages {
@@ -454,12 +460,9 @@ impl Stages {
     fn foretold(&self, recipe: &Recipe) -> Result<Option<String>, Error> {
         let (kind, chunks) = recipe.schedule_of_pipeline();
         let (ranks, micro_batches) = (self.blocks.len() / chunks, recipe.micro_batches());
-        if ranks < 2 {
-            return Ok(None);
-        }
         let schedule = Schedule::new(kind, Shape { ranks, chunks, micro_batches });
         let schedule = schedule.map_err(phalanx_parallel::Error::from)?;
-        let Some(seconds) = &self.seconds else { return Ok(None) };
+        let Some((samples, seconds)) = &self.measured else { return Ok(None) };
         let times_as_fast = |seconds: &[f64]| {
             let timeline = Timeline::foretell(&schedule, seconds, Times::EQUAL);
             timeline.busy() / timeline.length()
@@ -467,7 +470,7 @@ impl Stages {
         let equal = vec![1.0; seconds.len()];
         let list = |of: &dyn Fn(usize) -> String| (0..seconds.len()).map(of).collect::<Vec<_>>().join(", ");
         Ok(Some(format!(
-            "stages of blocks {} take {} ms a micro-batch, measured one at a time: by {kind} they are {:.2} times as fast as in turn, and equal ones would be {:.2} times",
+            "stages of blocks {} take {} ms for {samples} samples, measured one at a time: by {kind} they are {:.2} times as fast as in turn, and equal ones would be {:.2} times",
             list(&|i| format!("{} to {}", self.blocks[i].start, self.blocks[i].end - 1)),
             list(&|i| format!("{:.2}", 1e3 * seconds[i])),
             times_as_fast(seconds),

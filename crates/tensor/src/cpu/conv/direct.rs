@@ -298,8 +298,9 @@ fn image_rows<T: Float, const T_: usize, const P_: usize>(
 /// One block of sums for each kernel and kernel column of a tile.
 type Sums<T, const T_: usize, const C_: usize> = [[Block<T>; T_]; C_];
 
-/// Images whose products are summed lane by lane before the lanes are added up, if there are as many.
-const LEAST_IMAGES: usize = 8;
+/// Output pixels of a run of images, as far as there are as many: their products are summed lane by lane, which has to be worth the
+/// sums over lanes at the end.
+const LEAST_PIXELS: usize = 512;
 
 /// Output channels that share the loaded pixels of one kernel-gradient tile.
 const CHANNELS: usize = 4;
@@ -319,7 +320,7 @@ pub(super) fn kernel_gradient<T: Float>(device: &Device, x: &[T], g: &[T], p: Pl
         numbered(device, 2 * n_rest, |i| [i / 2 * p.w + p.ow - LANES, i / 2 * p.ow + p.ow - LANES][i % 2]);
     let rest = rest.read::<i64>();
     let rest = &rest.as_chunks::<2>().0[..n_rest];
-    let runs = p.n.div_ceil(LEAST_IMAGES).clamp(1, RUNS);
+    let runs = (p.n * p.oh * p.ow / LEAST_PIXELS).clamp(1, RUNS);
     sum_over_runs(device, runs, p.n, out, |images, out| {
         let x = &x[images.start * p.image()..images.end * p.image()];
         let g = &g[images.start * p.out_image()..images.end * p.out_image()];
