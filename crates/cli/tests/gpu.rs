@@ -9,6 +9,7 @@ use fake::fake;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -290,28 +291,42 @@ fn a_worker_that_is_killed_between_sums_of_gpus_is_replaced_and_the_others_go_on
     let folder = tempfile::tempdir().unwrap();
     let args = ["--nproc-per-node", "gpu", "--steps", "14", "--set", "parallel.between_gpus=nccl"];
     let want = train(folder.path(), fake.folder(), &[&args[..], &["--out", "whole"]].concat());
-    let out = folder.path().join("lossy");
-    let mut command = command(folder.path(), fake.folder(), &[&args[..], &["--out", "lossy"]].concat());
-    let run = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let told = || fs::read_to_string(out.join("events.jsonl")).unwrap_or_default();
-    let start = Instant::now();
-    while told().lines().filter(|line| line.contains("\"step\"")).count() < 3 {
-        assert!(start.elapsed() < Duration::from_secs(120), "no steps are made: {}", told());
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    kill(Pid::from_raw(worker(&out, 1)), Signal::SIGKILL).unwrap();
-    let got = run.wait_with_output().unwrap();
     let of = |out: &Output| -> Vec<(u64, f64)> {
         let steps = events(out).into_iter().filter(|e| e["event"] == "step");
         steps.map(|e| (e["step"].as_u64().unwrap(), e["loss"].as_f64().unwrap())).collect()
     };
-    let (got, want) = (of(&got), of(&want));
-    assert_eq!(got.len(), 14, "each step is told once");
-    let apart = got.iter().zip(&want).map(|(a, b)| (a.1 - b.1).abs()).fold(0.0, f64::max);
-    assert!(
-        got.iter().zip(&want).all(|(a, b)| a.0 == b.0) && apart <= 10.0 * TOLERANCE,
-        "{apart}: {got:?}, not {want:?}"
-    );
+    let want = of(&want);
+    for graphs in ["train.graphs=false", "train.graphs=true"] {
+        let out = folder.path().join(graphs);
+        let args = [&args[..], &["--out", graphs, "--set", graphs]].concat();
+        let mut command = command(folder.path(), fake.folder(), &args);
+        command.env("PHALANX_LOG", TELLS_RECORDINGS);
+        let run = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let told = || fs::read_to_string(out.join("events.jsonl")).unwrap_or_default();
+        let start = Instant::now();
+        while told().lines().filter(|line| line.contains("\"step\"")).count() < 3 {
+            assert!(start.elapsed() < Duration::from_secs(120), "no steps are made: {}", told());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        kill(Pid::from_raw(worker(&out, 1)), Signal::SIGKILL).unwrap();
+        let run = run.wait_with_output().unwrap();
+        assert_eq!(recordings(&run) >= 2, graphs == "train.graphs=true", "before and after the loss");
+        let got = of(&run);
+        assert_eq!(got.len(), 14, "each step is told once");
+        let apart = got.iter().zip(&want).map(|(a, b)| (a.1 - b.1).abs()).fold(0.0, f64::max);
+        assert!(
+            got.iter().zip(&want).all(|(a, b)| a.0 == b.0) && apart <= 10.0 * TOLERANCE,
+            "{graphs}, {apart}: {got:?}, not {want:?}"
+        );
+    }
+}
+
+/// With which what a worker records is told.
+const TELLS_RECORDINGS: &str = "warn,phalanx_parallel=debug";
+
+/// How many passes the first worker has recorded, whose lines are shown.
+fn recordings(out: &Output) -> usize {
+    text(&out.stderr).matches("a pass was recorded").count()
 }
 
 /// Where each worker holds a part of the model, what is lost with one is nowhere else: all go on from the newest checkpoint, each
@@ -323,7 +338,12 @@ fn workers_that_share_out_a_model_on_gpus_go_on_when_one_is_lost() {
     let trained = |name: &str, args: &str, killed: bool| {
         let args: Vec<&str> = args.split_whitespace().chain(["--steps", "14", "--out", name]).collect();
         let mut command = command(folder.path(), fake.folder(), &args);
-        let run = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let run = command
+            .env("PHALANX_LOG", TELLS_RECORDINGS)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
         let out = folder.path().join(name);
         let told = || fs::read_to_string(out.join("events.jsonl")).unwrap_or_default();
         let start = Instant::now();
@@ -341,24 +361,62 @@ fn workers_that_share_out_a_model_on_gpus_go_on_when_one_is_lost() {
         assert!(!said.contains("starting all workers again"), "{said}");
         let steps = events(&run).into_iter().filter(|e| e["event"] == "step");
         let steps = steps.map(|e| (e["step"].as_u64().unwrap(), e["loss"].as_f64().unwrap()));
-        let steps: std::collections::BTreeMap<u64, f64> = steps.collect();
-        (steps, fs::read(out.join("model.safetensors")).unwrap())
+        let steps: BTreeMap<u64, f64> = steps.collect();
+        (steps, fs::read(out.join("model.safetensors")).unwrap(), recordings(&run))
     };
+    let graphs = "--set train.graphs=true";
     let on = "--strategy fsdp --max-restarts 2 --log-interval 1 --set train.clip_norm=0.5";
-    for (number, args) in [
-        "--nproc-per-node gpu --set train.checkpoint_every=2 --set train.checkpoint=parts",
-        "--nproc-per-node 4 --device cuda:0 --set parallel.shard=2",
-        "--nproc-per-node gpu --set parallel.zero=1 --set train.checkpoint_every=2",
-        "--nproc-per-node gpu --set parallel.offload=true --set train.checkpoint_every=2",
+    for (number, (args, hurt_ones)) in [
+        ("--nproc-per-node gpu --set train.checkpoint_every=2 --set train.checkpoint=parts", ["", graphs]),
+        ("--nproc-per-node 4 --device cuda:0 --set parallel.shard=2", ["", ""]),
+        ("--nproc-per-node gpu --set parallel.zero=1 --set train.checkpoint_every=2", ["", graphs]),
+        ("--nproc-per-node gpu --set parallel.offload=true --set train.checkpoint_every=2", ["", ""]),
     ]
     .into_iter()
     .enumerate()
     {
         let args = format!("{on} {args}");
-        let (want, whole) = trained(&format!("whole-{number}"), &args, false);
-        let (got, hurt) = trained(&format!("hurt-{number}"), &args, true);
-        assert_eq!(got, want, "{args}");
-        assert!(hurt == whole, "{args}: other weights in the end");
+        let (want, whole, _) = trained(&format!("whole-{number}"), &args, false);
+        for more in hurt_ones.into_iter().collect::<BTreeSet<_>>() {
+            let args = format!("{args} {more}");
+            let (got, hurt, recorded) =
+                trained(&format!("hurt-{number}{more}").replace(' ', "-"), &args, true);
+            assert_eq!(got, want, "{args}");
+            assert!(hurt == whole, "{args}: other weights in the end");
+            // One before the loss, and one when they go on.
+            assert_eq!(recorded >= 2, more == graphs, "{args}: {recorded} recordings");
+        }
+    }
+}
+
+/// Once, by the first of the workers, and not where passes are replayed.
+#[test]
+fn what_keeps_passes_from_being_replayed_is_told_when_workers_meet() {
+    let Some(fake) = fake() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    for (args, why) in [
+        ("--nproc-per-node gpu", None),
+        ("--nproc-per-node gpu --set parallel.between_gpus=host", Some("gradients go by way of the host")),
+        ("--nproc-per-node gpu --set parallel.compress=bf16", Some("gradients that are compressed")),
+        ("--nproc-per-node gpu --set parallel.sync_batch_norm=true", Some("statistics over the batch")),
+        ("--nproc-per-node 2 --device cuda:0 --strategy fsdp", Some("values and gradients go by way")),
+        (
+            "--nproc-per-node gpu --strategy fsdp --set parallel.offload=true",
+            Some("values lie in the host's"),
+        ),
+    ] {
+        let args: Vec<&str> = args.split_whitespace().chain(["--set", "train.graphs=true"]).collect();
+        let run = command(folder.path(), fake.folder(), &args).env("PHALANX_LOG", TELLS_RECORDINGS).output();
+        let run = run.unwrap();
+        let said = text(&run.stderr);
+        assert_eq!(run.status.code(), Some(0), "{said}");
+        assert_eq!(
+            said.matches("not replayed, since").count(),
+            usize::from(why.is_some()),
+            "{args:?}: {said}"
+        );
+        assert!(why.is_none_or(|why| said.contains(why)), "{args:?}: {said}");
+        assert_eq!(recordings(&run), usize::from(why.is_none()), "{args:?}: {said}");
     }
 }
 

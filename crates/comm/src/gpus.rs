@@ -165,9 +165,10 @@ impl GpuGroup {
         self.group.wait_elsewhere(deadline, &mut watched).inspect_err(|_| end(&self.exchange))
     }
 
-    /// The same, but for no longer than it takes to find a rank of the group that has fallen silent: whether the GPU has come there.
+    /// The same, but for no longer than it takes to find a rank of the group that has fallen silent, or has left, and what NCCL's failure
+    /// comes of: whether the GPU has come there.
     pub(crate) fn reach_in_turn(&self, mark: &Mark, what: &str, deadline: Deadline) -> Result<bool, Error> {
-        let turn = Deadline::after(self.group.silence().unwrap_or_default() + GRACE);
+        let turn = Deadline::after(self.group.silence().unwrap_or_default() + 2 * GRACE);
         let mut is_there = false;
         let look = || {
             is_there = self.exchange.is_ready()? && mark.0.is_done()?;
@@ -236,7 +237,8 @@ impl GpuGroup {
         &self.group
     }
 
-    /// To be held by whoever has a graph of its operations, for as long as that is there: NCCL ends only behind its graphs.
+    /// To be held by whoever has a graph of its operations, for as long as that is there: NCCL ends only behind its graphs. A launch of it
+    /// is waited for before another operation, or graph, of theirs is under way.
     pub fn in_graph(&self) -> InGraph {
         self.exchange.in_graph()
     }

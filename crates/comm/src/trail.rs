@@ -67,8 +67,9 @@ impl Trail {
     /// GPUs whose operations these are, too: whoever replays them notes that.
     pub fn recorded<R>(&self, work: impl FnOnce() -> R) -> (R, Vec<Arc<GpuGroup>>) {
         self.points().recorded = Some(Vec::new());
+        let recording = Recording(self);
         let done = work();
-        (done, self.points().recorded.take().unwrap_or_default())
+        (done, recording.end())
     }
 
     /// Waits until the GPU has all but the last `most` operations among these GPUs behind it, and with them all that come before.
@@ -115,6 +116,21 @@ impl Trail {
     /// The list is whole between any two statements that could panic.
     fn points(&self) -> MutexGuard<'_, Points> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Sees to it that the GPU is waited for again after a recording, also one that is given up.
+struct Recording<'a>(&'a Trail);
+
+impl Recording<'_> {
+    fn end(&self) -> Vec<Arc<GpuGroup>> {
+        self.0.points().recorded.take().unwrap_or_default()
+    }
+}
+
+impl Drop for Recording<'_> {
+    fn drop(&mut self) {
+        self.end();
     }
 }
 

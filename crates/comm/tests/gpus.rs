@@ -325,6 +325,81 @@ fn what_is_joined_is_waited_for_in_its_order_before_it_is_read() {
     assert_eq!(fake.damage(), [""; 0]);
 }
 
+/// Of a recording that fails there is nothing to wait for: streams and numbers are as usable as before.
+#[test]
+fn what_was_recorded_in_vain_is_given_back() {
+    let Some(fake) = fake() else { return };
+    ranks(&fake, 2, 4, |own| {
+        let gpu = own.arena.device().gpu().unwrap();
+        let mut work = None;
+        let recorded = gpu.compute().capture(|| {
+            work = Some(own.gpus.start_all_reduce(own.span(), ReduceOp::Sum).unwrap());
+            Err::<(), _>(phalanx_cuda::Error::NotRecorded { what: "a rank that is lost".to_owned() })
+        });
+        assert!(recorded.is_err());
+        drop(work);
+        assert!(!gpu.compute().is_capturing().unwrap());
+        assert_eq!(own.numbers(), own.start(own.rank()), "nobody has summed anything");
+        drop(own.gpus.start_all_reduce(own.span(), ReduceOp::Sum).unwrap().wait(soon()).unwrap());
+        assert_eq!(own.numbers()[..2], [5.0, 10.0]);
+    });
+    assert_eq!((fake.damage(), fake.nccl().live()), (Vec::new(), 0));
+}
+
+#[test]
+fn a_trail_waits_again_after_a_recording_that_was_given_up() {
+    let Some(fake) = fake() else { return };
+    ranks(&fake, 2, 4, |own| {
+        let (span, gpus, trail) = (own.span(), Arc::new(own.gpus), Trail::default());
+        let given_up = || trail.recorded(|| std::panic::resume_unwind(Box::new("a rank is lost")));
+        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(given_up)).is_err());
+        if own.group.rank() == Rank(1) {
+            // It leaves, once the other waits.
+            return own.group.receive(&mut [0u8], Rank(0)).unwrap();
+        }
+        let summed = trail.join(&gpus, gpus.start_all_reduce(span, ReduceOp::Sum).unwrap(), usize::MAX);
+        drop(summed.unwrap());
+        own.group.send(&[0u8], Rank(1)).unwrap();
+        let error = trail.settle().unwrap_err();
+        assert!(matches!(&error, Error::PeerLost { peer: Rank(1), .. }), "{error}");
+    });
+}
+
+/// Where silence is no error, either: each group is waited with for longer than one that has left is given time.
+#[test]
+fn a_rank_that_leaves_is_missed_in_the_turn_of_its_group() {
+    let Some(fake) = fake() else { return };
+    let run = |group: Group| {
+        let group = group.with_silence(None).with_timeout(LONG);
+        let device = device(&fake, group.rank().index());
+        let gpu = device.gpu().unwrap();
+        let of = |ranks: [u32; 2]| {
+            let two = group.subgroup(&ranks.map(Rank)).unwrap();
+            two.map(|two| Arc::new(GpuGroup::over(&two, gpu, Via::OwnStream).unwrap().unwrap()))
+        };
+        let both = [of([0, 1]), of([0, 2])];
+        group.barrier().unwrap();
+        let [Some(first), Some(second)] = both else {
+            // The last one leaves at once, the other when the first has found that out.
+            return if group.rank() == Rank(1) {
+                drop(group.receive(&mut [0u8], Rank(0)))
+            };
+        };
+        let arena = Arena::new(&device, DType::F32, &Layout::new(&[[4].into()]));
+        let (trail, start) = (Trail::default(), Instant::now());
+        let sum = second.start_all_reduce(arena.gpu_span::<f32>(0..1).unwrap(), ReduceOp::Sum);
+        drop(sum.and_then(|sum| sum.join()).unwrap());
+        trail.note_all(&[first, second], "a pass that is replayed").unwrap();
+        let error = trail.settle().unwrap_err();
+        let lost = matches!(&error, Error::PeerLost { .. });
+        assert!(lost && start.elapsed() < LONG / 2, "{error} after {:?}", start.elapsed());
+        let _ = group.send(&[0u8], Rank(1));
+    };
+    std::thread::scope(|scope| {
+        Group::threads(3).into_iter().for_each(|group| drop(scope.spawn(|| run(group))));
+    });
+}
+
 #[test]
 fn what_nccl_says_is_told_with_what_was_done() {
     let Some(fake) = fake() else { return };

@@ -38,7 +38,12 @@ struct Id {
 struct Config {
     size_t size;
     unsigned magic, version;
-    int blocking;
+    int blocking, clusters, least_blocks, most_blocks;
+    const char *network;
+    int split_share, traffic_class;
+    const char *name;
+    int others[6];
+    int graph_usage;
 };
 
 struct Comm;
@@ -524,7 +529,8 @@ FAKE_EXPORT int ncclGetUniqueId(Id *id) {
 }
 
 FAKE_EXPORT int ncclCommInitRankConfig(Comm **out, int n_ranks, Id id, int rank, Config *config) {
-    if (int code = called("ncclCommInitRankConfig", "rank=" + std::to_string(rank) + " of=" + std::to_string(n_ranks))) return code;
+    const std::string graphs = config && config->size >= sizeof *config ? " graphs=" + std::to_string(config->graph_usage) : "";
+    if (int code = called("ncclCommInitRankConfig", "rank=" + std::to_string(rank) + " of=" + std::to_string(n_ranks) + graphs)) return code;
     if (!config || config->magic != 0xcafebeef) return refuse(INVALID_ARGUMENT, "the config isn't initialised");
     if (config->blocking != 0) return refuse(INVALID_USAGE, "this stand-in doesn't block");
     std::string name(id.internal, sizeof id.internal);

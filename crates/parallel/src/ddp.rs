@@ -223,10 +223,20 @@ impl Ddp {
         Ddp { replays: Some(Replays::behind(trail)), ..self }
     }
 
+    /// Why no pass can be replayed, if none can.
+    fn never_replayed(&self) -> Option<&'static str> {
+        let reasons = [
+            ("they are made in parts", self.local.is_some()),
+            ("statistics over the batch of all ranks go by way of the host", self.shared.is_some()),
+            ("gradients that are compressed, or summed by a hook, go by way of the host", self.is_hooked),
+            ("gradients go by way of the host, not by NCCL", self.gpus.is_none()),
+        ];
+        reasons.into_iter().find(|(_, is_so)| *is_so).map(|(why, _)| why)
+    }
+
     /// Makes a pass of a step as a recorded one, or one that may come to be, where that can be.
     fn replayed(&mut self, pass: &Pass<'_>, meanwhile: &mut dyn FnMut()) -> Option<Result<f64, Error>> {
-        let is_plain = self.local.is_none() && self.shared.is_none() && !self.is_hooked;
-        if !is_plain || pass.samples() == 0 {
+        if pass.samples() == 0 {
             return None;
         }
         self.check_finished();
@@ -478,6 +488,12 @@ impl Strategy for Ddp {
         self.buckets = Some(buckets(parameters.layout(), first_bucket_bytes, bucket_bytes));
         bring_together(&self.group, parameters)?;
         self.gpus = self.meet_on_gpus(parameters)?.map(Arc::new);
+        if let Some(why) = self.never_replayed()
+            && self.replays.take().is_some()
+            && parameters.grads().arena().device().gpu().is_some()
+        {
+            replay::none_is_replayed(&self.group, why);
+        }
         Ok(())
     }
 

@@ -37,7 +37,7 @@ use crate::error::Error;
 use crate::evaluation::{EvalPass, Judge};
 use crate::local::{Local, Pass};
 use crate::portion::Portion;
-use crate::replay::Replays;
+use crate::replay::{Replays, none_is_replayed};
 use crate::single::{Nobody, begin};
 use crate::strategy::{Collected, HeldGradient, Here, Place, Strategy, Sync, cut_each, multiply_each};
 use held::{Held, Moving};
@@ -409,7 +409,13 @@ impl Strategy for Fsdp {
     fn prepare_alike(&mut self, parameters: &Parameters) -> Result<(), Error> {
         same_model(&self.all, parameters)?;
         if let Some(held) = &mut self.store.held {
-            return held.meet(&self.config, &self.shard, self.replicas.as_ref());
+            held.meet(&self.config, &self.shard, self.replicas.as_ref())?;
+            if let Some(why) = held.never_replayed(&self.shard)
+                && self.replays.take().is_some()
+            {
+                none_is_replayed(&self.all, why);
+            }
+            return Ok(());
         }
         // Where whole gradients come and go, pages that this process moves from one to the next cost less than ones that others see,
         // which have to be new ones each time, so these sums are made by messages.

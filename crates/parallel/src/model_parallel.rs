@@ -32,6 +32,7 @@ use crate::local::Pass;
 use crate::mesh::{Axis, Bound, Mesh, MeshError};
 use crate::pipeline::{RankPipeline, Schedule, ScheduleKind, Shape};
 use crate::portion::Portion;
+use crate::replay::none_is_replayed;
 use crate::single::SingleDevice;
 use crate::strategy::{Collected, HeldGradient, Here, Place, Strategy, Sync};
 use crate::tensor_parallel::{Between, Plan, Ranks, cross_entropy_in_parts};
@@ -184,6 +185,11 @@ impl ModelParallel {
         };
         let tensor = ranks_along(Axis::Tensor, "sums of parts")?;
         let context = ranks_along(Axis::Context, "keys and values")?;
+        let by_host = tensor.iter().chain(&context).any(|ranks| ranks.gpus().is_none());
+        if config.replays && config.stages.is_none() && by_host && device.gpu().is_some() {
+            none_is_replayed(world, "what ranks tell each other between layers goes by way of the host");
+        }
+        let replays = config.replays && !by_host;
         let pipeline = group(&[Axis::Pipeline])?;
         let replica = group(&[Axis::Pipeline, Axis::Tensor])?.unwrap_or_else(Group::solo);
         let same_part = group(&[Axis::Replica, Axis::Shard, Axis::Context])?;
@@ -266,7 +272,7 @@ impl ModelParallel {
                 let fsdp = Fsdp::hybrid(all, shard, replicas, &*model, &own, sharded)?.behind(&trail);
                 Box::new(match local {
                     Some(local) => fsdp.with_local(local),
-                    None if config.replays => fsdp.with_replays(),
+                    None if replays => fsdp.with_replays(),
                     None => fsdp,
                 })
             }
@@ -274,13 +280,13 @@ impl ModelParallel {
                 let ddp = Ddp::with(all, config.ddp.clone());
                 Box::new(match local {
                     Some(local) => ddp.with_local(local),
-                    None if config.replays => ddp.with_replays_behind(&trail),
+                    None if replays => ddp.with_replays_behind(&trail),
                     None => ddp,
                 })
             }
             (None, _, _) => Box::new(match local {
                 Some(local) => SingleDevice::with_local(local),
-                None if config.replays => SingleDevice::new().with_replays_behind(&trail),
+                None if replays => SingleDevice::new().with_replays_behind(&trail),
                 None => SingleDevice::new(),
             }),
         };

@@ -15,7 +15,7 @@ use crate::error::Error;
 use crate::local::Pass;
 use crate::single::Nobody;
 use crate::strategy::Sync;
-use phalanx_comm::{GpuGroup, InGraph, Trail};
+use phalanx_comm::{GpuGroup, Group, InGraph, Rank, Trail};
 use phalanx_nn::Parameters;
 use phalanx_tensor::{Arena, DType, GradSink, Replay, Room, Shape, Tensor, autocast_dtype, backward};
 use std::sync::Arc;
@@ -60,6 +60,13 @@ pub(crate) fn in_one_go(pass: &Pass<'_>, weight: &Tensor, sink: &mut dyn GradSin
     let loss = pass.forward(None).expect("it has samples");
     backward(&[(&loss, Some(&weight.cast(loss.dtype())))], sink);
     loss.detach()
+}
+
+/// Tells, for all ranks, why passes that were to be replayed never are.
+pub(crate) fn none_is_replayed(group: &Group, why: &str) {
+    if group.rank() == Rank(0) {
+        tracing::warn!("train.graphs: passes are made as ever and not replayed, since {why}");
+    }
 }
 
 /// What samples have in common that passes of one kind may be over.
@@ -231,6 +238,10 @@ impl Replays {
         let (loss, made) = (loss?, parameters.grads().made());
         // The passes before had buffers of their own, which nobody wants any more.
         device.release_cached();
+        tracing::debug!(
+            "a pass was recorded, to be replayed: {replay:?}, with what {} groups exchange",
+            among.len()
+        );
         let in_graph = among.iter().map(|gpus| gpus.in_graph()).collect();
         self.recorded.push(Recorded { kind, loss, made, replay, among, _in_graph: in_graph });
         Ok(value)

@@ -185,7 +185,8 @@ impl Communicator {
         }
     }
 
-    /// To be held by whoever has a graph of its operations, for as long as that is there.
+    /// To be held by whoever has a graph of its operations, for as long as that is there. While such a graph is under way nobody issues
+    /// operations, nor launches another: the library is told so, and orders nothing by itself.
     pub fn in_graph(&self) -> InGraph {
         self.graphs.clone()
     }

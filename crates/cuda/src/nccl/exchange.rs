@@ -46,6 +46,8 @@ pub struct Exchanged<L: Lent> {
     /// Whether the event stands for the operation: not before the library has given that to the stream, which may take a while where
     /// ranks meet each other for the first time.
     is_marked: bool,
+    /// Whether it was only recorded, so that nothing of it is under way.
+    is_recorded: bool,
     exchange: Arc<Exchange>,
 }
 
@@ -185,12 +187,13 @@ impl Exchange {
         let (compute, comm) = (self.gpu.compute(), self.stream());
         self.gpu.make_current()?;
         self.communicator.ready()?;
+        let is_recorded = compute.is_capturing()?;
         let event = self.event()?;
         compute.record(&event)?;
         comm.wait(&event)?;
-        let block = lent.block();
-        let exchange = self.clone();
-        let mut exchanged = Exchanged { lent: Some(lent), done: Some(event), is_marked: false, exchange };
+        let (block, exchange) = (lent.block(), self.clone());
+        let mut exchanged =
+            Exchanged { lent: Some(lent), done: Some(event), is_marked: false, is_recorded, exchange };
         let called = call(&mut self.communicator.calls(), block, comm.handle());
         if called.is_err() {
             // It may be under way all the same, and nobody else can end it.
@@ -241,8 +244,12 @@ impl<L: Lent> Exchanged<L> {
         Ok(self.lent.take().expect("it is finished once"))
     }
 
-    /// Lets the compute stream wait for the operation.
+    /// Lets the compute stream wait for the operation, unless that was recorded and the recording is over: then its events stand for
+    /// nothing, and no stream may wait for them.
     fn order(&mut self) -> Result<(), Error> {
+        if self.is_recorded && !self.exchange.gpu.compute().is_capturing()? {
+            self.done = None;
+        }
         if self.done.is_some() && !self.is_marked {
             if self.exchange.communicator.ready().is_err() {
                 // What it has given to the stream ends with this, and nothing comes after.
@@ -259,7 +266,8 @@ impl<L: Lent> Exchanged<L> {
 
 impl<L: Lent> Drop for Exchanged<L> {
     fn drop(&mut self) {
-        if self.order().is_err() {
+        // A recording that can't wait for it fails, and nobody makes what it has.
+        if self.order().is_err() && !self.is_recorded {
             // Nobody would wait for it: the numbers stay lent for good. The GPU is lost anyway.
             std::mem::forget(self.lent.take());
         }

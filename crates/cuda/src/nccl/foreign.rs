@@ -18,7 +18,8 @@ pub(crate) struct ForeignId {
     pub(crate) internal: [c_char; 128],
 }
 
-/// How a communicator is to be: the struct of NCCL 2.18, whose size and version tell later libraries which fields it has.
+/// How a communicator is to be: the struct of NCCL 2.29 as far as the last field that is said. Its size and version tell later libraries
+/// which fields it has, and earlier ones read no further than they know.
 #[repr(C)]
 pub(crate) struct Config {
     size: usize,
@@ -30,21 +31,39 @@ pub(crate) struct Config {
     max_ctas: c_int,
     net_name: *const c_char,
     split_share: c_int,
+    traffic_class: c_int,
+    comm_name: *const c_char,
+    collnet_enable: c_int,
+    cta_policy: c_int,
+    shrink_share: c_int,
+    nvls_ctas: c_int,
+    channels_per_net_peer: c_int,
+    nvlink_centric_scheduling: c_int,
+    graph_usage: c_int,
 }
 
 impl Config {
-    /// Calls return at once, and all else is up to the library.
+    /// Calls return at once; what is in a graph and what isn't are never under way together; all else is up to the library.
     pub(crate) fn not_blocking() -> Config {
         Config {
             size: size_of::<Config>(),
             magic: MAGIC,
-            version: 2_18_00,
+            version: 2_29_00,
             blocking: 0,
             cga_cluster_size: UNDEFINED,
             min_ctas: UNDEFINED,
             max_ctas: UNDEFINED,
             net_name: std::ptr::null(),
             split_share: UNDEFINED,
+            traffic_class: UNDEFINED,
+            comm_name: std::ptr::null(),
+            collnet_enable: UNDEFINED,
+            cta_policy: UNDEFINED,
+            shrink_share: UNDEFINED,
+            nvls_ctas: UNDEFINED,
+            channels_per_net_peer: UNDEFINED,
+            nvlink_centric_scheduling: UNDEFINED,
+            graph_usage: ONE_GRAPH,
         }
     }
 }
@@ -53,6 +72,10 @@ impl Config {
 pub(crate) const MAGIC: c_uint = 0xcafe_beef;
 /// A field that is left to the library, `NCCL_CONFIG_UNDEF_INT`.
 pub(crate) const UNDEFINED: c_int = c_int::MIN;
+/// Of a communicator's operations, either those of one graph are under way or others. The library's own choice, 2, allows both at once by
+/// events of its own, by which graphs with operations of several communicators have been seen to keep each other waiting for good
+/// (`NCCL_GRAPH_MIXING_SUPPORT` in its guide, which goes before this).
+const ONE_GRAPH: c_int = 1;
 
 functions! {
     /// The functions of NCCL.
@@ -117,7 +140,7 @@ constants! {
 
 /// The bytes from the struct's start of each field that NCCL's header has as well.
 #[cfg(test)]
-pub(crate) fn config_fields() -> [(&'static str, usize); 9] {
+pub(crate) fn config_fields() -> [(&'static str, usize); 18] {
     use std::mem::offset_of;
     [
         ("size", offset_of!(Config, size)),
@@ -129,6 +152,15 @@ pub(crate) fn config_fields() -> [(&'static str, usize); 9] {
         ("maxCTAs", offset_of!(Config, max_ctas)),
         ("netName", offset_of!(Config, net_name)),
         ("splitShare", offset_of!(Config, split_share)),
+        ("trafficClass", offset_of!(Config, traffic_class)),
+        ("commName", offset_of!(Config, comm_name)),
+        ("collnetEnable", offset_of!(Config, collnet_enable)),
+        ("CTAPolicy", offset_of!(Config, cta_policy)),
+        ("shrinkShare", offset_of!(Config, shrink_share)),
+        ("nvlsCTAs", offset_of!(Config, nvls_ctas)),
+        ("nChannelsPerNetPeer", offset_of!(Config, channels_per_net_peer)),
+        ("nvlinkCentricSched", offset_of!(Config, nvlink_centric_scheduling)),
+        ("graphUsageMode", offset_of!(Config, graph_usage)),
     ]
 }
 

@@ -404,6 +404,16 @@ fn two_ranks_on_one_gpu_are_refused() {
     }
 }
 
+/// Where both may be under way at once, graphs with operations of several communicators have been seen to hang.
+#[test]
+fn a_communicator_is_at_one_graph_or_at_other_operations() {
+    let Some((fake, nccl)) = stand_in() else { return };
+    ranks(&fake, &nccl, 2, LONG, |communicator, _| communicator.finalize().unwrap());
+    let told = fake.nccl().log();
+    let joined: Vec<_> = told.iter().filter(|line| line.starts_with("ncclCommInitRankConfig")).collect();
+    assert!(joined.len() == 2 && joined.iter().all(|line| line.ends_with("of=2 graphs=1")), "{joined:?}");
+}
+
 #[test]
 fn operations_that_do_not_match_are_refused() {
     let Some((fake, nccl)) = stand_in() else { return };

@@ -166,9 +166,14 @@ impl Held {
         self.values.arena.device().gpu().is_none()
     }
 
-    /// Whether ranks tell each other all of a pass from GPU to GPU.
-    pub(super) fn is_among_gpus(&self) -> bool {
-        self.gpus[0].is_some() && !self.is_offloaded()
+    /// Why no pass can be replayed, if none can.
+    pub(super) fn never_replayed(&self, shard: &Group) -> Option<&'static str> {
+        let reasons = [
+            ("values lie in the host's memory", self.is_offloaded()),
+            ("each shard is one rank, which has no NCCL", shard.world_size() == 1),
+            ("values and gradients go by way of the host, not by NCCL", self.gpus[0].is_none()),
+        ];
+        reasons.into_iter().find(|(_, is_so)| *is_so).map(|(why, _)| why)
     }
 
     /// What lies beside the values of units that a pass reads or writes.

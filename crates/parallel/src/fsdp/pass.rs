@@ -1,6 +1,5 @@
 //! A pass from unit to unit, each with a graph of its own, or through all of them at once.
 
-use super::held::Held;
 use super::store::For;
 use super::{Fsdp, Sharded};
 use crate::error::Error;
@@ -74,12 +73,11 @@ impl Fsdp {
         Ok(loss.map_or(0.0, |loss| loss.item()))
     }
 
-    /// Whether a pass leaves all units as it found them, and no host has a part in it. Where gradients are shared out, their memory comes
-    /// and goes within a pass only if no other adds to them; the first passes in 16 bits find out what units are used for.
+    /// Whether a pass leaves all units as it found them. Where gradients are shared out, their memory comes and goes within a pass only if
+    /// no other adds to them; the first passes in 16 bits find out what units are used for.
     fn can_be_replayed(&self, pass: &Pass<'_>, adds: bool) -> bool {
         let leaves_none = !adds && pass.sync == Sync::Now;
         pass.samples() > 0
-            && self.store.held.as_ref().is_some_and(Held::is_among_gpus)
             && (leaves_none || self.config.sharded < Sharded::Gradients)
             && self.store.has_agreed()
     }

@@ -389,15 +389,14 @@ fn check_precision(trainer: &Trainer) -> Result<(), Error> {
     Ok(())
 }
 
-/// Which passes of this many ranks no GPU can replay, if they are such.
+/// Which passes of this many ranks no GPU can replay, if they are such. What else keeps it from that the strategies find out, when their
+/// ranks meet.
 fn unrecorded(trainer: &Trainer, ranks: usize) -> Option<&'static str> {
-    let shared_out = trainer.sharded.filter(|config| ranks > 1 || config.offload);
-    let comes_and_goes = shared_out.is_some_and(|config| config.sharded >= Sharded::Gradients);
+    let comes_and_goes = trainer.sharded.is_some_and(|config| config.sharded >= Sharded::Gradients);
     let which = [
         ("of stages", trainer.mesh.as_ref().is_some_and(|mesh| mesh.stages.is_some())),
         ("of logical shards", trainer.logical_shards.is_some()),
-        ("over values that lie in the host's memory", shared_out.is_some_and(|config| config.offload)),
-        ("that add to gradients that are shared out", comes_and_goes && trainer.accumulate > 1),
+        ("that add to gradients that are shared out", ranks > 1 && comes_and_goes && trainer.accumulate > 1),
     ];
     which.into_iter().find(|(_, are_such)| *are_such).map(|(what, _)| what)
 }

@@ -2,6 +2,7 @@
 
 mod ahead;
 mod fake;
+mod given_up;
 mod leaks;
 mod lent;
 mod mesh;

@@ -4,19 +4,20 @@ use crate::fake::fake;
 use crate::mesh::{CONTEXT, TENSOR, on};
 use crate::samples::text;
 use crate::sharded::STAGES;
-use crate::{gpu_of, mesh, run, run_of, samples, trainer};
+use crate::{RULE, gpu_of, mesh, run, run_of, samples, trainer};
 use phalanx::comm::Group;
-use phalanx::nn::{Ctx, Loss, Parameters};
+use phalanx::data::{BatchBuffers, Dataset, Places, Silent, Target, View, open};
+use phalanx::nn::{Ctx, Loss, Parameters, Weights};
 use phalanx::parallel::pipeline::ScheduleKind;
 use phalanx::parallel::{
     Between, BetweenGpus, DdpConfig, FsdpConfig, Here, ModelParallel, ModelParallelConfig, Pass, Plan,
     Sharded, Strategy,
 };
 use phalanx::tensor::{DType, Device, Tensor};
-use phalanx::{Precision, Trainer};
+use phalanx::{Event, LossScale, Observer, Precision, Progress, State, Trainer, Worker};
 use phalanx_fake_cuda::{Count, FakeCuda};
 use std::ops::Range;
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 /// Runs `run` without replays and with them, and expects the same of both; gives the graphs that were launched.
@@ -198,6 +199,118 @@ fn units_that_come_and_go_are_replayed() {
         // Gradients that are shared out have no memory of their own from one pass to the next.
         let each = if sharded > Sharded::States && accumulate > 1 { 0 } else { accumulate as u64 };
         assert_eq!(launched, ranks as u64 * each * (STEPS - first), "{what}");
+    }
+    assert_eq!(fake.nccl().live(), 0, "communicators that nobody ended");
+}
+
+/// What is told of each step and epoch that doesn't depend on the time.
+#[derive(Default, PartialEq)]
+struct Told {
+    /// The loss, the scale that it was made with, and whether the step was left out.
+    steps: Vec<(f64, Option<f64>, bool)>,
+    tests: Vec<Option<f64>>,
+}
+
+impl Observer for Told {
+    fn event(&mut self, event: &Event) {
+        match event {
+            Event::Step { loss, loss_scale, skipped, .. } => {
+                self.steps.push((*loss, *loss_scale, *skipped));
+            }
+            Event::Epoch { test_loss, .. } => self.tests.push(*test_loss),
+            _ => {}
+        }
+    }
+}
+
+/// A run with evaluations, from a loss scale on that is too large at first; and the weights, and their means, that it left.
+fn evaluated(
+    fake: &FakeCuda,
+    trainer: &Trainer,
+    ranks: usize,
+    samples: usize,
+) -> (Told, [Option<Weights>; 2]) {
+    let results = Mutex::default();
+    let run = |group: Group| {
+        let worker = Worker::with_device(group.clone(), gpu_of(fake, group.rank().index()));
+        let data = open("mnist-mini", View::default(), &Places::from_env(None), &mut Silent).unwrap();
+        let mut net = mesh::net();
+        let parameters = Parameters::build(&mut net, worker.device(), 3);
+        let loss_scale = Some(LossScale { factor: (1u64 << 18) as f64, good_steps: 0 });
+        let progress = Progress { loss_scale, ..Progress::default() };
+        let state = State { progress, ..State::start(RULE).unwrap() };
+        let (train, test) = (Arc::new(First(data.train, samples)), Arc::new(First(data.test, 50)));
+        let mut told = Told::default();
+        let trained = trainer.resume(&worker, &net, parameters, state, train, Some(test), &mut told);
+        let mut trained = trained.unwrap_or_else(|error| panic!("{error}"));
+        if worker.is_first() {
+            let parameters = &trained.parameters;
+            let mean = trained.state.average.as_mut().map(|mean| mean.to_weights(parameters));
+            *results.lock().unwrap() = Some((told, [Some(parameters.to_weights()), mean]));
+        }
+    };
+    std::thread::scope(|scope| {
+        Group::threads(ranks).into_iter().for_each(|group| drop(scope.spawn(|| run(group))));
+    });
+    results.into_inner().unwrap().expect("the first rank has left its results")
+}
+
+/// The first of a data set's samples.
+struct First(Arc<dyn Dataset>, usize);
+
+impl Dataset for First {
+    fn len(&self) -> usize {
+        self.1
+    }
+
+    fn input_dims(&self) -> &[usize] {
+        self.0.input_dims()
+    }
+
+    fn target(&self) -> Target<'_> {
+        self.0.target()
+    }
+
+    fn batch(&self, samples: &[usize], into: &mut BatchBuffers) -> phalanx::data::Result<()> {
+        self.0.batch(samples, into)
+    }
+}
+
+/// Each epoch ends with a step that one rank alone could replay, and is followed by an evaluation of the weights' means.
+#[test]
+fn between_replays_come_uneven_steps_evaluations_and_steps_that_are_left_out() {
+    let Some(fake) = fake() else { return };
+    fake.gpus(4);
+    let ddp = DdpConfig { between_gpus: BetweenGpus::Nccl, ..DdpConfig::default() };
+    let two_passes = Trainer { ddp, accumulate: 2, ..trainer() };
+    let parts = on(&[TENSOR], ScheduleKind::GPipe);
+    let shared = STAGES.map(|sharded| {
+        let config = FsdpConfig { sharded, unit_bytes: 0, ..FsdpConfig::default() };
+        Trainer { sharded: Some(config), ..trainer() }
+    });
+    let rows = [(two_passes, 2), (parts, 4)].into_iter().chain(shared.map(|trainer| (trainer, 2)));
+    for (trainer, ranks) in rows {
+        for precision in [Precision::Float32, Precision::Float16] {
+            let (passes, steps, batch_size) = (trainer.accumulate, 5, 4);
+            // Two ranks share a batch, of which the last one lacks a sample.
+            let samples = (steps - 1) * passes * 2 * batch_size + 2 * batch_size - 1;
+            let trainer =
+                Trainer { steps: None, epochs: 2, batch_size, precision, ema: Some(0.5), ..trainer.clone() };
+            let what = format!("{:?}, {precision} on {ranks}, {passes} passes", trainer.sharded);
+            let launched = launches(&fake, &what, |graphs| {
+                let trainer = Trainer { graphs, ..trainer.clone() };
+                let (told, left) = evaluated(&fake, &trainer, ranks, samples);
+                assert_eq!((told.steps.len(), told.tests.len()), (2 * steps, 2), "{what}");
+                let left_out = told.steps.iter().filter(|step| step.2).count();
+                assert_eq!(left_out > 0, precision == Precision::Float16, "{what}: {left_out} left out");
+                (told, left)
+            });
+            // Where units come in 16 bits, the first pass finds out what is wanted so.
+            let comes_in_16_bits = precision == Precision::Float16
+                && trainer.sharded.is_some_and(|config| config.sharded == Sharded::Parameters);
+            let first = if comes_in_16_bits { 3 } else { 2 };
+            assert_eq!(launched as usize, ranks * passes * (2 * (steps - 1) - first), "{what}");
+        }
     }
     assert_eq!(fake.nccl().live(), 0, "communicators that nobody ended");
 }
