@@ -11,7 +11,7 @@ use phalanx_parallel::pipeline::{
 use phalanx_parallel::{
     Axis, DataParallel, DataParallelConfig, Ddp, Error, Mesh, Pass, Placeable, SingleDevice, Strategy, Sync,
 };
-use phalanx_tensor::{DType, Device, Philox, Tensor, autocast};
+use phalanx_tensor::{DType, Device, GradSink, LeafId, Philox, Tensor, autocast};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -352,6 +352,62 @@ fn a_stage_that_panics_takes_the_pass_with_it_at_once() {
         }));
         let message = panic.unwrap_err();
         assert_eq!(message.downcast_ref::<&str>(), Some(&"this block is broken"));
+    }
+}
+
+/// What a strategy does with gradients may unwind on the caller's thread, as it does where another worker is lost: the other devices'
+/// work ends, and the next pass is as good as the first.
+#[test]
+fn gradients_come_on_the_callers_thread_which_may_give_the_pass_up() {
+    /// Gives up at this gradient.
+    struct Fragile {
+        at: usize,
+        seen: usize,
+        thread: std::thread::ThreadId,
+    }
+    impl GradSink for Fragile {
+        fn finished(&mut self, _: LeafId, _: Tensor) {
+            assert_eq!(std::thread::current().id(), self.thread);
+            self.seen += 1;
+            if self.seen > self.at {
+                std::panic::panic_any("given up");
+            }
+        }
+    }
+    for (kind, ranks, chunks) in [
+        (ScheduleKind::GPipe, 3, 1),
+        (ScheduleKind::OneFOneB, 4, 1),
+        (ScheduleKind::ZeroBubble, 3, 1),
+        (ScheduleKind::Interleaved, 2, 2),
+    ] {
+        let (config, mut model) = pipeline(kind, ranks, chunks, 4);
+        let parameters = build(&config, &mut model);
+        let leaves = parameters.layout().count();
+        let mut local = Pipelined::new(config).unwrap();
+        let (input, target, ids) = batch(parameters.values().device(), 0, 12);
+        let pass = Pass {
+            model: &model,
+            parameters: &parameters,
+            loss: Loss::CrossEntropy { label_smoothing: 0.0 },
+            input,
+            target,
+            ctx: Ctx::train(9, 0, ids),
+            weight: 1.0,
+            sync: Sync::Now,
+        };
+        let mut pass_until = |at: usize| {
+            parameters.grads().zero();
+            let mut sink = Fragile { at, seen: 0, thread: std::thread::current().id() };
+            let made = || phalanx_parallel::Local::pass(&mut local, &pass, &mut sink).unwrap();
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(made))
+                .map_err(|panic| *panic.downcast().unwrap())
+        };
+        let whole = pass_until(leaves);
+        assert!(whole.is_ok(), "{kind}: {whole:?}");
+        for at in 0..leaves {
+            assert_eq!(pass_until(at), Err("given up"), "{kind} at {at} of {leaves}");
+            assert_eq!(pass_until(leaves), whole, "{kind} after it gave up at {at}");
+        }
     }
 }
 

@@ -59,7 +59,10 @@ pub(crate) struct Pool {
 /// use std::sync::atomic::{AtomicUsize, Ordering};
 ///
 /// let (mut team, sum) = (Team::new(2, "adder")?, AtomicUsize::new(0));
-/// let own = team.run(2, &|i| drop(sum.fetch_add(i + 1, Ordering::Relaxed)), || 7);
+/// let add = |i: usize| {
+///     sum.fetch_add(i + 1, Ordering::Relaxed);
+/// };
+/// let own = team.run(2, &add, || 7);
 /// assert_eq!((own, sum.into_inner()), (7, 3));
 /// # Ok::<(), std::io::Error>(())
 /// ```
