@@ -17,7 +17,8 @@ use phalanx_fake_cuda::Count;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 /// A layer through which so many gradients come; the one after them is given up there.
 struct Gate(Arc<AtomicUsize>);
@@ -172,6 +173,7 @@ fn a_recording_that_is_given_up_leaves_nothing_behind() {
     let rows = [(2, Among::Replicas), (4, Among::Parts)];
     for (ranks, among) in rows.into_iter().chain(STAGES.map(|stage| (2, Among::Shares(stage)))) {
         let before = fake.calls("cuGraphLaunch");
+        let (parting, deadline) = (AtomicU32::new(0), Instant::now() + Duration::from_secs(120));
         let run = |group: Group| {
             let device = gpu_of(&fake, group.rank().index());
             let want = Own::of(among, &group, &device, false).made(0..STEPS);
@@ -183,6 +185,12 @@ fn a_recording_that_is_given_up_leaves_nothing_behind() {
             own.gate.store(1, Ordering::Relaxed);
             let given_up = catch_unwind(AssertUnwindSafe(|| own.made(1..2))).unwrap_err();
             assert!(given_up.is::<GivenUp>(), "{among:?}");
+            // One that parts ends what another may still be at.
+            parting.fetch_add(1, Ordering::SeqCst);
+            while parting.load(Ordering::SeqCst) < ranks {
+                assert!(Instant::now() < deadline, "{among:?}: not all gave up");
+                std::thread::yield_now();
+            }
             own.strategy.part(&own.parameters, Some("given up"));
 
             let all: Vec<Rank> = (0..ranks).map(Rank).collect();
