@@ -21,7 +21,7 @@ pub(crate) fn tell(report: &Report, max_restarts: usize) {
             say(format_args!("{cause}: {what} (restart {restart} of {max_restarts})"));
         }
         Report::NotReplaced { rank, error } => {
-            say(format_args!("no other could be started for rank {rank}, the others go on: {error}"));
+            say(format_args!("no other is started for rank {rank}, the others go on: {error}"));
         }
         Report::Silent { rank } => {
             say(format_args!("rank {rank} gives the others no sign of life: killing it"));

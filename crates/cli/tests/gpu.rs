@@ -302,12 +302,7 @@ fn a_worker_that_is_killed_between_sums_of_gpus_is_replaced_and_the_others_go_on
         let mut command = command(folder.path(), fake.folder(), &args);
         command.env("PHALANX_LOG", TELLS_RECORDINGS);
         let run = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        let told = || fs::read_to_string(out.join("events.jsonl")).unwrap_or_default();
-        let start = Instant::now();
-        while told().lines().filter(|line| line.contains("\"step\"")).count() < 3 {
-            assert!(start.elapsed() < Duration::from_secs(120), "no steps are made: {}", told());
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        until_steps(&out, 3);
         kill(Pid::from_raw(worker(&out, 1)), Signal::SIGKILL).unwrap();
         let run = run.wait_with_output().unwrap();
         assert_eq!(recordings(&run) >= 2, graphs == "train.graphs=true", "before and after the loss");
@@ -318,6 +313,60 @@ fn a_worker_that_is_killed_between_sums_of_gpus_is_replaced_and_the_others_go_on
             got.iter().zip(&want).all(|(a, b)| a.0 == b.0) && apart <= 10.0 * TOLERANCE,
             "{graphs}, {apart}: {got:?}, not {want:?}"
         );
+    }
+}
+
+/// It would be at fault for another worker, too.
+#[test]
+fn a_worker_whose_gpu_is_at_fault_leaves_and_the_others_go_on() {
+    let Some(fake) = fake() else { return };
+    let alone = "train mnist-mini --nproc-per-node gpu --out out";
+    let binary = env!("CARGO_BIN_EXE_phalanx");
+    // By an agent that is told by a coordinator what follows.
+    let led = "run --nnodes 1:2 --rdzv-endpoint 127.0.0.1:0 --rdzv-id led --rdzv-conf last_call_timeout=0.1";
+    let led = format!(
+        "{led} --nproc-per-node 2 --max-restarts 3 --no-prefix --out out -- {binary} train mnist-mini --device cuda"
+    );
+    for (code, by, more, goes_back) in [
+        (214, alone, "parallel.between_gpus=nccl", false),
+        (220, led.as_str(), "parallel.between_gpus=host", false),
+        // The part that is lost comes from the checkpoint, and is held by who is left.
+        (214, alone, "train.checkpoint_every=2 --strategy fsdp", true),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("fault");
+        let args = format!("{by} --batch-size 8 --steps 14 --log-interval 1 --json --set {more}");
+        let mut command = phalanx(folder.path());
+        command.args(args.split_whitespace());
+        command.env("LD_LIBRARY_PATH", fake.folder()).env_remove("CUDA_VISIBLE_DEVICES");
+        command.env("PHALANX_FAKE_FAULT", format!("1 {code} {}", file.display()));
+        let run = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        until_steps(&folder.path().join("out"), 3);
+        fs::write(file, "").unwrap();
+        let run = run.wait_with_output().unwrap();
+        let said = text(&run.stderr);
+        assert_eq!(run.status.code(), Some(0), "{said}");
+        let told =
+            said.lines().find(|line| line.contains("no other is started for rank 1, the others go on"));
+        assert!(told.is_some_and(|line| line.contains(&format!("CUDA error {code}"))), "{said}");
+        let events = events(&run);
+        let steps = events.iter().filter(|event| event["event"] == "step");
+        let mut steps: Vec<u64> = steps.map(|event| event["step"].as_u64().unwrap()).collect();
+        if goes_back {
+            steps.sort_unstable();
+            steps.dedup();
+        }
+        assert_eq!(steps, (0..14).collect::<Vec<_>>(), "no step is lost");
+    }
+}
+
+/// Returns when so many steps of the run of this folder are told.
+fn until_steps(out: &Path, steps: usize) {
+    let told = || fs::read_to_string(out.join("events.jsonl")).unwrap_or_default();
+    let start = Instant::now();
+    while told().lines().filter(|line| line.contains("\"step\"")).count() < steps {
+        assert!(start.elapsed() < Duration::from_secs(120), "no steps are made: {}", told());
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 
@@ -345,13 +394,8 @@ fn workers_that_share_out_a_model_on_gpus_go_on_when_one_is_lost() {
             .spawn()
             .unwrap();
         let out = folder.path().join(name);
-        let told = || fs::read_to_string(out.join("events.jsonl")).unwrap_or_default();
-        let start = Instant::now();
-        while killed && told().lines().filter(|line| line.contains("\"step\"")).count() < 5 {
-            assert!(start.elapsed() < Duration::from_secs(120), "no steps are made: {}", told());
-            std::thread::sleep(Duration::from_millis(5));
-        }
         if killed {
+            until_steps(&out, 5);
             kill(Pid::from_raw(worker(&out, 1)), Signal::SIGKILL).unwrap();
         }
         let run = run.wait_with_output().unwrap();
@@ -435,13 +479,8 @@ fn a_part_that_is_lost_with_its_worker_comes_from_another_replica_on_gpus_too() 
         command.env("LD_LIBRARY_PATH", fake.folder()).env_remove("CUDA_VISIBLE_DEVICES");
         let run = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let out = folder.path().join(out);
-        let told = || fs::read_to_string(out.join("events.jsonl")).unwrap_or_default();
-        let start = Instant::now();
-        while killed.is_some() && told().lines().filter(|line| line.contains("\"step\"")).count() < 3 {
-            assert!(start.elapsed() < Duration::from_secs(120), "no steps are made: {}", told());
-            std::thread::sleep(Duration::from_millis(5));
-        }
         if let Some(rank) = killed {
+            until_steps(&out, 3);
             kill(Pid::from_raw(worker(&out, rank)), Signal::SIGKILL).unwrap();
         }
         let run = run.wait_with_output().unwrap();

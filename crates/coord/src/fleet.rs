@@ -320,6 +320,10 @@ impl Fleet {
             FromAgent::Finished { generation, rank } if self.runs(id, generation) => {
                 todo.push(Order::Forget(generation, rank));
             }
+            FromAgent::GivenUp { generation, rank } if self.runs(id, generation) => {
+                self.coming.remove(&rank.0);
+                todo.push(Order::DoWithout(generation, rank.0..rank.0 + 1));
+            }
             FromAgent::Failed { generation, failure } if self.runs(id, generation) => {
                 self.failed(now, id, failure, todo);
             }
@@ -350,6 +354,7 @@ impl Fleet {
             FromAgent::Failed { .. }
             | FromAgent::Lost { .. }
             | FromAgent::Finished { .. }
+            | FromAgent::GivenUp { .. }
             | FromAgent::Ended { .. } => {}
             FromAgent::Leave { signal } => self.leave(id, signal, todo),
             FromAgent::Quit { signal } => self.quit(id, signal, todo),

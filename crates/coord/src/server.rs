@@ -162,6 +162,12 @@ impl Coordinator {
         self.address
     }
 
+    /// Waits no longer for the worker of the generation at hand that was started with this rank: no other takes its place.
+    pub fn do_without(&self, rank: Rank) {
+        let generation = self.shared.state().generation;
+        self.shared.change(Change::DoWithout(generation, rank.0..rank.0 + 1));
+    }
+
     /// Waits for the ranks of another generation from now on, all of which are started anew. The store stays; whoever is left of
     /// the one before is let go, and whoever comes late for it is refused.
     pub fn begin(&self, generation: Generation, world_size: usize) {

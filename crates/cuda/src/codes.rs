@@ -10,6 +10,11 @@ pub(crate) const OUT_OF_MEMORY: i32 = 2;
 /// The code of work that isn't done yet, which is no failure.
 pub(crate) const NOT_READY: i32 = 600;
 
+/// Whether a GPU that has met it is at fault itself: its memory, or its links to others.
+pub(crate) const fn is_fault(code: i32) -> bool {
+    matches!(code, 214 | 220)
+}
+
 /// What a code means and what to do about it.
 pub(crate) const fn meaning(code: i32) -> Option<(&'static str, &'static str)> {
     Some(match code {
@@ -37,6 +42,7 @@ pub(crate) const fn meaning(code: i32) -> Option<(&'static str, &'static str)> {
             "`nvidia-smi -q -d ECC` tells more; the GPU wants a reset, and perhaps a replacement",
         ),
         220 => ("a fault of NVLink", "`nvidia-smi nvlink -e` tells more; the machine wants a look"),
+        226 => ("a fault that the GPU has contained", "the GPU is lost to this process, but not to the next"),
         700 => ("an access to memory that isn't there", WHICH_KERNEL),
         702 => ("a kernel ran for longer than the system allows", "use a GPU that no display hangs on"),
         716 => ("an access to memory at a place that its type doesn't allow", WHICH_KERNEL),

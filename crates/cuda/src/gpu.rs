@@ -1,5 +1,6 @@
 //! A GPU of this machine, opened: its streams, its memory, its kernels.
 
+use crate::codes;
 use crate::context::Context;
 use crate::cubins::{Cubins, KernelCache};
 use crate::driver::Driver;
@@ -117,6 +118,12 @@ impl Gpu {
     pub fn memory(&self) -> Result<GpuMemory, Error> {
         let (free, total) = self.0.context.memory()?;
         Ok(GpuMemory { free, total })
+    }
+
+    /// What its memory or its links to others have met, if they are at fault: no other process does better on it then.
+    pub fn fault(&self) -> Option<Error> {
+        let met = self.0.compute.is_done().err()?;
+        matches!(met, Error::Call { code, .. } if codes::is_fault(code)).then_some(met)
     }
 
     /// The stream of kernels.

@@ -59,6 +59,13 @@ pub enum FromAgent {
         /// What is known of it.
         failure: WorkerFailure,
     },
+    /// No other is started in the place of a worker that was lost: the others go on without it.
+    GivenUp {
+        /// In which generation.
+        generation: Generation,
+        /// The rank that it was started with.
+        rank: Rank,
+    },
     /// All of its workers have ended.
     Ended {
         /// In which generation.

@@ -97,6 +97,8 @@ pub enum Notice {
 pub enum Cause {
     /// Its own, and another in its place would come to the same: bad data, say, or a setting.
     Own,
+    /// Its device's, and another in its place would find that as it is: a GPU's memory fails, say.
+    Device,
     /// Its own, for a reason that it doesn't know: it panicked, say.
     Unknown,
     /// Another rank's, which it lost.

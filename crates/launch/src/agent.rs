@@ -73,6 +73,8 @@ struct Agent<'a> {
     stops_early: bool,
     /// Workers that have ended well.
     finished: Vec<Rank>,
+    /// Lost workers of this generation in whose place no others are started.
+    given_up: Vec<Rank>,
     /// What went wrong first among its workers, if that was said.
     failure: Option<WorkerFailure>,
     /// What was said of the end of its workers, as long as there are no others.
@@ -151,6 +153,7 @@ pub(crate) fn run(crew: Crew<'_>, nodes: &Nodes) -> Result<Outcome, LaunchError>
         ended: None,
         stops_early: false,
         finished: Vec::new(),
+        given_up: Vec::new(),
         reached: Arc::default(),
         scouted: BTreeSet::new(),
         claim,
@@ -289,7 +292,8 @@ impl Agent<'_> {
         let failed = self.failure.clone().map(|failure| FromAgent::Failed { generation, failure });
         let wish = self.asked.map(|signal| self.wish(signal));
         let finished = self.finished.iter().map(|rank| FromAgent::Finished { generation, rank: *rank });
-        finished.chain(lost).chain(failed).chain(self.ended.clone()).chain(wish).collect()
+        let given_up = self.given_up.iter().map(|rank| FromAgent::GivenUp { generation, rank: *rank });
+        finished.chain(given_up).chain(lost).chain(failed).chain(self.ended.clone()).chain(wish).collect()
     }
 
     /// Runs the workers of a generation to their end, and tells how that was. An error is how the coordinator was lost.
@@ -298,6 +302,7 @@ impl Agent<'_> {
         self.crew.watch.begin(generation);
         self.undecided.clear();
         self.finished.clear();
+        self.given_up.clear();
         self.stops_early = false;
         (self.place, self.failure, self.ended) = (Some((seat.node, generation)), None, None);
         // From now on it is the program's.
@@ -402,7 +407,13 @@ impl Agent<'_> {
                 self.undecided.retain(|lost| *lost != rank);
                 (given.restarts, given.replaces) = (restarts as usize, true);
                 // One that is started while the others are being stopped would hear nothing of that.
-                (!watch.is_stopping()).then(|| Happened::Told(replace(watch, given, ties, rank)))
+                let report = (!watch.is_stopping()).then(|| replace(watch, given, ties, rank));
+                if matches!(report, Some(Report::NotReplaced { .. })) {
+                    self.given_up.push(rank);
+                    // Who can't be told will find out.
+                    let _ = self.link.say(&FromAgent::GivenUp { generation, rank });
+                }
+                report.map(Happened::Told)
             }
             Ok(News::Fleet(ToAgent::Notice { generation, notice })) => {
                 watch.heed(News::Notice(generation, notice))

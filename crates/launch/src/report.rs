@@ -32,7 +32,7 @@ pub enum Report {
         /// Which restart this is, from 1.
         restart: usize,
     },
-    /// A worker has failed, and no other could be started in its place.
+    /// A worker has failed, and no other is started in its place: none could be, or its device is at fault.
     NotReplaced {
         /// Which.
         rank: Rank,

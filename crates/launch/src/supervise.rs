@@ -77,7 +77,11 @@ fn alone(mut crew: Crew<'_>) -> Result<Outcome, LaunchError> {
                 Some(Happened::Lost { rank, restart }) => {
                     (given.restarts, given.replaces) = (restart, true);
                     given.folder = Generation(restart as u64);
-                    replace(&mut crew.watch, &given, &started.ties, rank)
+                    let report = replace(&mut crew.watch, &given, &started.ties, rank);
+                    if matches!(report, Report::NotReplaced { .. }) {
+                        coordinator.do_without(rank);
+                    }
+                    report
                 }
             };
             crew.tell(report);
@@ -101,8 +105,13 @@ fn alone(mut crew: Crew<'_>) -> Result<Outcome, LaunchError> {
     Ok(Outcome { exit_code, failure, restarts, setbacks, reason, lasted: start.elapsed() })
 }
 
-/// Starts another worker in the place of one that was lost. Where that can't be done, the others go on without it.
+/// Starts another worker in the place of one that was lost. Where that can't be done, or another would find the same device at fault,
+/// the others go on without it.
 pub(crate) fn replace(watch: &mut Watch, given: &Given<'_>, ties: &Ties, rank: Rank) -> Report {
+    if let Some(error) = watch.fault_of_device(rank) {
+        watch.not_replaced();
+        return Report::NotReplaced { rank, error };
+    }
     let started = given.logs.logs(given.folder).map_err(LaunchError::from);
     match started.and_then(|_| watch.replace(given, ties, rank)) {
         Ok(()) => {

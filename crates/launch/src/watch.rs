@@ -272,7 +272,14 @@ impl Watch {
         self.stop.is_some()
     }
 
-    /// No other can be started in the place of a worker that was lost: where none is left that goes on without it, all have failed.
+    /// What the device of a worker has met that was lost for it.
+    pub(crate) fn fault_of_device(&self, rank: Rank) -> Option<String> {
+        let watched = self.workers.iter().find(|w| w.worker.rank == rank)?;
+        let (why, cause) = watched.reported.as_ref()?;
+        (*cause == Cause::Device).then(|| why.clone())
+    }
+
+    /// No other is started in the place of a worker that was lost: where none is left that goes on without it, all have failed.
     pub(crate) fn not_replaced(&mut self) {
         if self.running().is_empty() {
             self.stop.get_or_insert(Stop { why: StopWhy::Failure, kill_at: Instant::now() + self.grace });

@@ -210,9 +210,20 @@ impl Worker {
 
     /// Tells whoever started the run why this rank can't go on. Losing another rank, and a panic, are told without this.
     pub fn report(&mut self, error: &Error) {
+        let cause = if error.is_consequence() { Cause::Other } else { Cause::Own };
+        self.tell_why(error.to_string(), cause);
+    }
+
+    /// Tells it, or what this rank's GPU has met: all else follows from that.
+    fn tell_why(&self, why: String, cause: Cause) {
+        let (why, cause) = self.fault_of_device().map_or((why, cause), |fault| (fault, Cause::Device));
         if let Some(link) = &self.link {
-            tell(link, error.to_string(), if error.is_consequence() { Cause::Other } else { Cause::Own });
+            tell(link, why, cause);
         }
+    }
+
+    fn fault_of_device(&self) -> Option<String> {
+        self.device.gpu().and_then(|gpu| gpu.fault()).map(|fault| fault.to_string())
     }
 
     /// The connections to the other ranks. Where ranks come and go, later ones are to others.
@@ -251,11 +262,9 @@ impl Worker {
 impl Drop for Worker {
     fn drop(&mut self) {
         // Told while the connections to the others are open, so that none of them can fail of it first.
-        if let Some(link) = &self.link
-            && std::thread::panicking()
-        {
+        if std::thread::panicking() {
             let followed = self.followed.load(Ordering::Relaxed);
-            tell(link, "it panicked".into(), if followed { Cause::Other } else { Cause::Unknown });
+            self.tell_why("it panicked".into(), if followed { Cause::Other } else { Cause::Unknown });
         }
     }
 }

@@ -32,7 +32,8 @@ pub enum Order {
     Elsewhere(Vec<NodeId>, SocketAddr),
     /// Tell a node that leaves that it has left.
     Farewell(NodeId),
-    /// Wait no longer for workers that were started with these ranks: their node has left, or was lost.
+    /// Wait no longer for workers that were started with these ranks: their node has left, or was lost, or starts
+    /// no other in the place of one.
     DoWithout(Generation, Range<u32>),
     /// Have these nodes stop their workers of this generation.
     Stop(Generation, Vec<NodeId>, StopWhy),

@@ -108,10 +108,25 @@ template <class Body> int after_init(const char *name, Body body) {
     return plain(name, [&] { return fake.is_up ? (int)body() : (int)NOT_INITIALIZED; });
 }
 
+// A GPU meets this once that file is there, whoever uses it: PHALANX_FAKE_FAULT="GPU CODE FILE".
+struct Fault {
+    int gpu = -1, code = 0;
+    std::string file;
+
+    Fault() {
+        if (const char *told = std::getenv("PHALANX_FAKE_FAULT")) std::istringstream(told) >> gpu >> code >> file;
+    }
+
+    bool is_met_by(const Gpu &other) const { return other.index == gpu && std::ifstream(file).good(); }
+};
+
+const Fault fault;
+
 // A call that needs a current context, and gives the error that the GPU has met.
 template <class Body> int in_context(const char *name, Body body) {
     return after_init(name, [&] {
         if (!current || !current->retained) return (int)INVALID_CONTEXT;
+        if (!current->met && fault.is_met_by(*current)) current->met = fault.code;
         if (current->met) return current->met;
         return (int)body();
     });

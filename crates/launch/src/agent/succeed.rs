@@ -90,6 +90,7 @@ impl Agent<'_> {
         // What it was among others is nothing there.
         (self.place, self.standing, self.failure, self.ended) = (None, None, None, None);
         self.finished.clear();
+        self.given_up.clear();
         if let Some(coordinator) = self.coordinator.take() {
             // It tells others who come.
             self.guide = Some(coordinator);

@@ -14,7 +14,10 @@ pub(crate) struct InPlace<'a>(&'a Worker);
 
 impl Drop for InPlace<'_> {
     fn drop(&mut self) {
-        if self.0.in_place.fetch_sub(1, Ordering::Relaxed) == 1 {
+        // One that panics, or whose device is at fault, is lost as soon as its process ends. If it took this back before, the others would
+        // be told in between that nobody goes on.
+        let is_lost = std::thread::panicking() || self.0.fault_of_device().is_some();
+        if self.0.in_place.fetch_sub(1, Ordering::Relaxed) == 1 && !is_lost {
             self.0.say_in_place(GoesOn::Not);
         }
     }
@@ -87,5 +90,60 @@ impl Worker {
                 Err(error) => return Err(error),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::worker::threads::Threads;
+    use phalanx_coord::{Coordinator, Notice};
+    use phalanx_job::{Pulse, WorkerEnv, names};
+    use phalanx_tensor::Device;
+    use phalanx_wire::{Generation, Secret};
+    use std::net::{Ipv4Addr, SocketAddr};
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::sync::mpsc;
+
+    /// The others would be refused, and end, though they could go on without it.
+    #[test]
+    fn a_rank_that_panics_does_not_say_first_that_it_does_not_go_on() {
+        let folder = tempfile::tempdir().unwrap();
+        let secret = folder.path().join("secret");
+        let (id, any_port) = ("panics", SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
+        let bound = Secret::load_or_create(&secret).unwrap().bind(id);
+        let (sender, notices) = mpsc::channel();
+        let coordinator = Coordinator::serve(any_port, bound, Generation(0), 1, move |_, notice| {
+            let _ = sender.send(notice);
+        });
+        let address = coordinator.as_ref().unwrap().address().to_string();
+        let variables = [
+            (names::RANK, "0"),
+            (names::WORLD_SIZE, "1"),
+            (names::ELASTIC, "1"),
+            (names::RUN_ID, id),
+            (names::COORDINATOR, &address),
+            (names::SECRET_FILE, secret.to_str().unwrap()),
+        ];
+        let get = |name: &str| variables.iter().find(|row| row.0 == name).map(|row| row.1.to_owned());
+        let env = WorkerEnv::from_variables(get).unwrap().unwrap();
+        let device = Device::cpu(1);
+        let worker = Worker::meet(&env, device, Threads::Asked(1), Pulse::none()).unwrap();
+        let panicked = catch_unwind(AssertUnwindSafe(|| {
+            let _in_place = worker.go_on_in_place(GoesOn::WithThoseLeft);
+            panic!("on purpose");
+        }));
+        assert!(panicked.is_err());
+        // What is heard now was said after all that was said before.
+        drop(worker.go_on_in_place(GoesOn::WithThoseLeft));
+        locked(worker.link.as_ref().unwrap()).fail("the end".into(), phalanx_job::Cause::Own).unwrap();
+        let told = notices.iter().take_while(|notice| !matches!(notice, Notice::Failed { .. }));
+        let told: Vec<bool> = told
+            .filter_map(|notice| match notice {
+                Notice::InPlace(yes) => Some(yes),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(told, [true, false], "taken back once, where it really was");
     }
 }
