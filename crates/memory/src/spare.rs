@@ -22,9 +22,26 @@ pub struct Spare {
     empty: Vec<usize>,
 }
 
+/// The most lots that a part comes in.
+const LOTS: usize = 32;
+/// To move a lot takes the system as long as to bring in so many pages.
+const PAGES_A_MOVE: usize = 2;
+
 impl Spare {
+    /// Keeps at most so many bytes, in lots of the length in which these parts of regions, which come and go equally often, do so the
+    /// fastest: where most are of one length, that is it.
+    pub fn fitting(parts: &[Range<usize>], bytes: usize) -> Result<Spare> {
+        let pages = |part: &Range<usize>| (part.end / PAGE).saturating_sub(part.start.div_ceil(PAGE));
+        let parts: Vec<usize> = parts.iter().map(pages).filter(|pages| *pages > 0).collect();
+        let cost =
+            |lot: usize| parts.iter().map(|pages| pages / lot * PAGES_A_MOVE + pages % lot).sum::<usize>();
+        let lots = parts.iter().flat_map(|pages| (1..=LOTS).map(move |lots| (pages / lots).max(1)));
+        let lot = lots.min_by_key(|lot| cost(*lot)).unwrap_or(1) * PAGE;
+        Spare::new(bytes / lot, lot)
+    }
+
     /// Keeps at most so many lots of so many bytes, which are rounded up to whole pages. Only what is kept takes memory.
-    pub fn new(lots: usize, lot: usize) -> Result<Spare> {
+    fn new(lots: usize, lot: usize) -> Result<Spare> {
         let lot = lot.max(1).next_multiple_of(PAGE);
         let shelf = Region::zeroed(lots.saturating_mul(lot))?;
         let empty = (0..lots).rev().map(|place| place * lot).collect();
@@ -115,6 +132,23 @@ mod tests {
     use super::*;
 
     const LOT: usize = 4 * PAGE;
+
+    #[test]
+    fn lots_are_as_long_as_most_parts_and_short_where_parts_differ() {
+        let lot = |pages: &[usize]| {
+            let parts: Vec<_> = pages.iter().map(|pages| 10..10 + (pages + 1) * PAGE).collect();
+            Spare::fitting(&parts, 1000 * PAGE).unwrap().lot / PAGE
+        };
+        assert_eq!(lot(&[]), 1);
+        assert_eq!(lot(&[0, 100]), 100);
+        // A page that is left over costs less than a second move.
+        assert_eq!(lot(&[100, 101, 100]), 100);
+        assert_eq!(lot(&[5, 100, 100, 100]), 100);
+        // In fifties both come without a rest: 9 moves.
+        assert_eq!(lot(&[200, 250]), 50);
+        assert!(lot(&[100, 10_000]) >= 100);
+        assert_eq!(Spare::fitting(std::slice::from_ref(&(0..8 * PAGE)), 20 * PAGE).unwrap().empty.len(), 2);
+    }
 
     /// A region and one that others see.
     fn regions() -> [Region; 2] {

@@ -1,6 +1,7 @@
 //! Where the values of units are: on this rank, on their way, or away; and the pages that units use in turn. With a region's casts to 16
 //! bits, a pass may want of a unit little more than these ([`Mixed`]).
 
+use super::MOST_SUMMING;
 use super::halves::{Halves, Mixed, Use, halves};
 use super::held::{Held, Moving};
 use super::units::Unit;
@@ -82,20 +83,17 @@ struct Cast {
     plan: Option<Vec<Option<Mixed>>>,
 }
 
-/// Units whose pages are kept while nobody needs them. At the start of a backward pass, when two units are here, others' parts of
-/// the gradients of so many come.
-const SPARE_UNITS: usize = 3;
-/// Lots that a unit's pages come in: what doesn't fill one is given back and asked for again.
-const LOTS: usize = 32;
-/// The fewest bytes of a lot: to move one takes the system as long as to bring in a page or two.
-const LEAST_LOT: usize = 16 << 10;
+/// Units that others' parts of come of at once, in the midst of a backward pass: two units' values, one's gradients, and those that
+/// are on their way.
+const UNITS_AT_ONCE: usize = 3 + MOST_SUMMING;
 
-/// Room for the pages of so many units; none where the system has none.
+/// Room for the pages that come at once; none where the system has none. Values and gradients of units that stay are among them.
 fn room(units: &[Unit]) -> Option<Spare> {
-    let away = |unit: &Unit| (unit.shared_out.len() - unit.own.len()) * size_of::<f32>();
+    let away = |unit: &Unit| unit.bytes_of_others().iter().map(Range::len).sum::<usize>();
     let most = units.iter().map(away).max().unwrap_or(0);
-    let lot = most.div_ceil(LOTS).max(LEAST_LOT);
-    Spare::new(SPARE_UNITS * (most / lot), lot).ok()
+    let stay: usize = units.iter().filter(|unit| unit.stays).map(away).sum();
+    let parts: Vec<Range<usize>> = units.iter().flat_map(Unit::bytes_of_others).collect();
+    Spare::fitting(&parts, UNITS_AT_ONCE * most + 2 * stay).ok()
 }
 
 impl Store {

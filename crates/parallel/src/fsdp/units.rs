@@ -32,6 +32,12 @@ impl Unit {
     pub(super) fn of_others(&self) -> [Range<usize>; 2] {
         [0..self.own.start, self.own.end..self.shared_out.end]
     }
+
+    /// The same in bytes of the arena's float32.
+    pub(super) fn bytes_of_others(&self) -> [Range<usize>; 2] {
+        let at = |element: usize| (self.span.start + element) * size_of::<f32>();
+        self.of_others().map(|part| at(part.start)..at(part.end))
+    }
 }
 
 /// The parameters of each unit.
@@ -39,7 +45,8 @@ pub(super) fn runs(units: &[Unit]) -> Vec<Range<usize>> {
     units.iter().map(|unit| unit.params.clone()).collect()
 }
 
-/// Cuts a model between blocks into units of at least `bytes` bytes of float32 parameters; the last may be smaller.
+/// Cuts a model between blocks into units of at least `bytes` bytes of float32 parameters. The last may be smaller, and so may those
+/// between which a shared parameter begins or ends: a block stays for nothing but what is shared of its own.
 pub(super) fn units(
     model: &dyn Module,
     parameters: &Parameters,
@@ -52,19 +59,21 @@ pub(super) fn units(
         let (name, before) = (parameters.names()[i].clone(), parameters.names()[i - 1].clone());
         return Err(Error::Scattered { name, block: of[i], before, block_before: of[i - 1] });
     }
+    let stays = |mut params: Range<usize>| params.any(|i| parameters.is_shared(i));
     let mut units = Vec::new();
     let (mut first_block, mut first_param) = (0, 0);
     for block in 0..model.blocks() {
         let end = of.partition_point(|&of| of <= block);
         let span = layout.span(first_param..end);
         let is_last = block + 1 == model.blocks();
-        if span.len() * size_of::<f32>() < bytes.max(1) && !is_last {
+        let (params, next) = (first_param..end, end..of.partition_point(|&of| of <= block + 1));
+        let parts = !params.is_empty() && !next.is_empty() && stays(params.clone()) != stays(next);
+        if span.len() * size_of::<f32>() < bytes.max(1) && !is_last && !parts {
             continue;
         }
         let shared_out = 0..span.len() / group.world_size() * group.world_size();
         let own = group.own_part(shared_out.end);
-        let (blocks, params) = (first_block..block + 1, first_param..end);
-        let stays = params.clone().any(|i| parameters.is_shared(i));
+        let (blocks, stays) = (first_block..block + 1, stays(params.clone()));
         units.push(Unit { blocks, params, span, shared_out, own, stays });
         (first_block, first_param) = (block + 1, end);
     }
@@ -74,8 +83,23 @@ pub(super) fn units(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use phalanx_nn::models::{Gpt, GptConfig};
     use phalanx_nn::{Linear, Relu, Sequential};
     use phalanx_tensor::Device;
+
+    #[test]
+    fn a_unit_that_stays_has_nothing_but_what_is_shared() {
+        let config =
+            GptConfig { vocabulary: 8, context: 4, layers: 2, width: 8, heads: 2, ..GptConfig::default() };
+        let mut net = Gpt::new(config);
+        let parameters = Parameters::build(&mut net, &Device::cpu(1), 0);
+        for group in Group::threads(2) {
+            let units = units(&net, &parameters, &group, 1 << 20).unwrap();
+            let found: Vec<_> = units.iter().map(|unit| (unit.blocks.clone(), unit.stays)).collect();
+            // The table of words, which the last block has, too; all else is less than a unit.
+            assert_eq!(found, [(0..1, true), (1..4, false)]);
+        }
+    }
 
     #[test]
     fn units_are_neighbouring_blocks_that_cover_the_model() {
