@@ -3,6 +3,7 @@
 //! Formulas are written with the kernels directly, or with operations on tensors that are outside of the graph and so record
 //! nothing. A gradient that a kernel fills whole is written where [`Wanted::place`] says.
 
+use crate::cpu;
 use crate::device::Backend;
 use crate::dtype::DType;
 use crate::gpu;
@@ -43,6 +44,9 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
         })
     };
     let filled = |i: usize, shape: &Shape, f: &dyn Fn(&Tensor)| filled_in(Order::RowMajor, i, shape, f);
+    let filled_unless = |added: &Option<Tensor>, i: usize, shape: &Shape, f: &dyn Fn(&Tensor)| {
+        if added.is_some() { None } else { filled(i, shape, f) }
+    };
     let filled_like =
         |i: usize, like: &Tensor, f: &dyn Fn(&Tensor)| filled_in(like.dense_order(), i, like.shape(), f);
     match *op {
@@ -130,15 +134,16 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
             let grad = grad.contiguous();
             let bias = Shape::new(&w.dims()[..1]);
             let grad_b = wanted.wants(2).then(|| wanted.place(2, Order::RowMajor, bias, dtype));
-            let grad_w = filled(1, &w, &|out| {
+            let added = added_to_weight(wanted, &grad, || [&grad, value(saved, 0)]);
+            let whole = filled_unless(&added, 1, &w, &|out| {
                 kernel::matmul::linear_weight_gradient(&grad, value(saved, 0), grad_b.as_ref(), out);
             });
-            if let (Some(grad_b), None) = (&grad_b, &grad_w) {
+            if let (Some(grad_b), None) = (&grad_b, &whole) {
                 sum_rows(&grad, grad_b);
             }
             of([
                 filled(0, &x, &|out| kernel::matmul::linear_input_gradient(&grad, value(saved, 1), out)),
-                grad_w,
+                added.or(whole),
                 grad_b,
             ])
         }
@@ -146,10 +151,11 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
             let grad = grad.contiguous();
             let bias = Shape::new(&w.dims()[1..]);
             let grad_b = wanted.wants(2).then(|| wanted.place(2, Order::RowMajor, bias, dtype));
-            let grad_w = filled(1, &w, &|out| {
+            let added = added_to_weight(wanted, &grad, || [value(saved, 0), &grad]);
+            let whole = filled_unless(&added, 1, &w, &|out| {
                 kernel::matmul::linear_in_out_weight_gradient(&grad, value(saved, 0), grad_b.as_ref(), out);
             });
-            if let (Some(grad_b), None) = (&grad_b, &grad_w) {
+            if let (Some(grad_b), None) = (&grad_b, &whole) {
                 sum_rows(&grad, grad_b);
             }
             let grad_x = filled(0, &x, &|out| {
@@ -162,7 +168,7 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
                     (_, Backend::Cpu) => unreachable!("GELU is an operation of its own on a CPU"),
                 }
             });
-            of([grad_x, grad_w, grad_b])
+            of([grad_x, added.or(whole), grad_b])
         }
         Op::Conv2d(options) => {
             let (x, w) = (value(saved, 0), value(saved, 1));
@@ -285,6 +291,23 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
             of([grad_x, wanted.wants(1).then_some(grad_w), wanted.wants(2).then_some(grad_b), grad_plus])
         }
     }
+}
+
+/// Adds `a^T b`, the gradient of a weight (input 1) from the rows of `[a, b]`, as many as `grad` has, to what other passes have left in
+/// its slot, without a product that is written first and added then. That has the same bits where rows are few, which is where it is
+/// worth most. Of a weight that learns nothing what would be multiplied wasn't kept.
+fn added_to_weight<'a>(
+    wanted: &Wanted<'_>,
+    grad: &Tensor,
+    factors: impl FnOnce() -> [&'a Tensor; 2],
+) -> Option<Tensor> {
+    if !matches!(grad.device().backend(), Backend::Cpu) || !cpu::matmul::adds_rows_times_rows(grad) {
+        return None;
+    }
+    let slot = wanted.sum(1, grad.dtype())?;
+    let [a, b] = factors();
+    cpu::matmul::add_rows_times_rows(a, b, &slot);
+    Some(slot)
 }
 
 /// `out =` the sum of all rows of the contiguous `x`, each as long as `out` is.

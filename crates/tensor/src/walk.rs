@@ -68,6 +68,15 @@ impl Wanted<'_> {
         }
         Tensor::stale_in(order, self.device, shape, dtype)
     }
+
+    /// The slot of the gradient arena that input `input`'s gradient may be added to where it is computed, in rows, since it has one and
+    /// this is the only one that the leaf will get in this walk.
+    pub(crate) fn sum(&self, input: usize, dtype: DType) -> Option<Tensor> {
+        let body = self.inputs[input].as_ref()?.body();
+        let (Kind::Leaf(Some(slot)), 1, None) = (&body.kind, body.pending, &body.grad) else { return None };
+        let tensor = slot.tensor();
+        (!slot.is_stale() && tensor.geometry.is_contiguous() && tensor.dtype == dtype).then_some(tensor)
+    }
 }
 
 /// Walks back from the outputs, each with its gradient (`None` stands for 1 and needs a single element), and hands the
@@ -643,6 +652,58 @@ mod tests {
         put_off.finish(&mut Handed::default());
         let [of_weight, of_bias] = [0, 1].map(|i| grads.arena().tensor(i).to_vec::<f32>());
         assert_eq!((of_weight, of_bias), (vec![4.0; 6], vec![4.0; 2]));
+    }
+
+    #[test]
+    fn products_that_are_added_to_a_slot_have_the_bits_of_sums() {
+        let sizes =
+            [(1, 8, 40), (7, 300, 33), (64, 260, 310), (128, 100, 513), (128, 1030, 65), (130, 64, 96)];
+        for (threads, (rows, inputs, outputs)) in [1, 2].into_iter().flat_map(|t| sizes.map(|of| (t, of))) {
+            let device = Device::cpu(threads);
+            let random = |shape: [usize; 2], key| {
+                Tensor::uniform(&device, shape, -1.0, 1.0, DType::F32, Philox::new(3, key))
+            };
+            for in_out in [false, true] {
+                let shape = if in_out { [inputs, outputs] } else { [outputs, inputs] };
+                let layout = Layout::new(&[shape.into()]);
+                let (values, grads) =
+                    (Arena::new(&device, DType::F32, &layout), Grads::new(&device, DType::F32, &layout));
+                let weight = grads.leaf(0, &values);
+                weight.copy_from(&random(shape, 1));
+                let pass = |key| {
+                    let x = random([rows, inputs], key);
+                    let y = if in_out { x.linear_in_out(&weight, None) } else { x.linear(&weight, None) };
+                    backward(&[(&y, Some(&random([rows, outputs], key + 10)))], &mut Handed::default());
+                    grads.arena().tensor(0).to_vec::<f32>()
+                };
+                grads.zero();
+                pass(1);
+                let both = pass(2);
+                let alone = [1, 2].map(|key| {
+                    grads.zero();
+                    pass(key)
+                });
+                let sums = alone[0].iter().zip(&alone[1]).map(|(a, b)| a + b);
+                assert!(
+                    both.iter().zip(sums).all(|(both, sum)| both.to_bits() == sum.to_bits()),
+                    "{rows} rows, {shape:?}, {threads} threads"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn rows_get_their_gradient_through_a_weight_that_learns_nothing() {
+        let device = Device::cpu(1);
+        let weight = Tensor::ones(&device, [3, 2], DType::F32);
+        for in_out in [false, true] {
+            let x = Tensor::ones(&device, [4, if in_out { 3 } else { 2 }], DType::F32).requires_grad();
+            let y = if in_out { x.linear_in_out(&weight, None) } else { x.linear(&weight, None) };
+            let mut gradients = crate::Gradients::default();
+            backward(&[(&y.sum_all(), None)], &mut gradients);
+            let want = if in_out { vec![2.0; 12] } else { vec![3.0; 8] };
+            assert_eq!(gradients.get(&x).unwrap().to_vec::<f32>(), want);
+        }
     }
 
     #[test]

@@ -9,10 +9,10 @@
 //! Where it lies in columns, as in `g w` on the way back, as many of them as a tile has and [`DEPTH`] of its rows are laid out at a
 //! time, into the first cache, where all rows of `g` find them.
 
-use crate::cpu::gemm::{Into, Mat, work};
+use crate::cpu::copy;
+use crate::cpu::gemm::{Into, Mat, parts};
 use crate::cpu::lanes::Lanes;
-use crate::cpu::tile::{ByPanels, Columns, add_rows, add_to, by_panels, store, zeros};
-use crate::cpu::{SERIAL_LIMIT, copy};
+use crate::cpu::tile::{ByPanels, Columns, add_rows, add_to, by_panels, starts, store, zeros};
 use crate::device::Device;
 use crate::storage::Storage;
 use pulp::{Simd, WithSimd};
@@ -53,11 +53,6 @@ pub(crate) fn few_rows<T: Lanes>(
     } else {
         through_columns(device, dst, sizes, a, b, into);
     }
-}
-
-/// How many threads share a product.
-fn parts(device: &Device, sizes: [usize; 3]) -> usize {
-    if work(sizes) < 4 * SERIAL_LIMIT { 1 } else { device.threads() }
 }
 
 /// [`few_rows`] through a weight in columns: each thread has some rows.
@@ -135,16 +130,6 @@ impl<T: Lanes> ByPanels<T> for Panel<'_, T> {
             }
         }
     }
-}
-
-/// Where the rows of a tile begin, of which there are `count`: a short last tile takes the last one again, whose sums aren't stored.
-#[inline(always)]
-fn starts<const R: usize>(first: usize, count: usize, step: usize) -> [usize; R] {
-    let mut starts = [0; R];
-    for (i, start) in starts.iter_mut().enumerate() {
-        *start = (first + i).min(count - 1) * step;
-    }
-    starts
 }
 
 /// [`few_rows`] through a weight in rows.

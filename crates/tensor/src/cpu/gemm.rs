@@ -1,8 +1,8 @@
 //! Matrix products, by the `gemm` crate, and by kernels of our own where it loses its time with laying out factors: small ones
-//! ([`small_gemm`]) and few rows through a weight ([`few_rows`]).
+//! ([`small_gemm`]), few rows through a weight ([`few_rows`]) and products of few terms ([`few_terms`]).
 
 use crate::cpu::lanes::Lanes;
-use crate::cpu::{SERIAL_LIMIT, few_rows, small_gemm};
+use crate::cpu::{SERIAL_LIMIT, few_rows, few_terms, small_gemm};
 use crate::device::Device;
 use crate::dtype::Float;
 
@@ -99,6 +99,11 @@ pub(crate) fn work([m, n, k]: [usize; 3]) -> usize {
     m.saturating_mul(n).saturating_mul(k)
 }
 
+/// How many threads share a product.
+pub(crate) fn parts(device: &Device, sizes: [usize; 3]) -> usize {
+    if work(sizes) < 4 * SERIAL_LIMIT { 1 } else { device.threads() }
+}
+
 /// How many of `m` rows of `n` elements a thread takes, so that the bits don't depend on the number of threads. The crate adds
 /// up in another order for results of one row, for those of up to 256 elements and for those of up to 64 rows and columns, so
 /// a part must not be one of these where the whole is none.
@@ -142,11 +147,17 @@ pub(crate) fn gemm_onto<T: Lanes>(
         prepare(&mut dst[..m * n]);
         return few_rows::few_rows(device, dst, [m, n, k], a, b, into);
     }
-    if device.threads() == 1 || n == 0 || work([m, n, k]) < 4 * SERIAL_LIMIT {
+    if few_terms::takes(device, [m, n, k], &a, &b) {
+        check(dst, [m, n, k], a, b);
+        prepare(&mut dst[..m * n]);
+        return few_terms::few_terms(device, dst, [m, n, k], a, b, into);
+    }
+    let parts = parts(device, [m, n, k]);
+    if parts == 1 || n == 0 {
         prepare(&mut dst[..m * n]);
         return gemm(dst, [m, n, k], a, b, into);
     }
-    let rows = rows_per_thread(m, n, device.threads());
+    let rows = rows_per_thread(m, n, parts);
     device.for_chunks(&mut dst[..m * n], rows * n, |i, part| {
         prepare(part);
         gemm(part, [part.len() / n, n, k], a.below(i * rows), b, into);

@@ -2,8 +2,8 @@
 
 use crate::cpu::gemm::{Into, Mat, gemm, gemm_on, gemm_onto};
 use crate::cpu::lanes::Lanes;
-use crate::cpu::reduce;
-use crate::dtype::with_float;
+use crate::cpu::{few_terms, reduce};
+use crate::dtype::{DType, with_float};
 use crate::shape::{Geometry, Shape, for_each_row};
 use crate::tensor::Tensor;
 
@@ -70,12 +70,29 @@ pub(crate) fn linear_in_out_weight_gradient(grad: &Tensor, x: &Tensor, bias: Opt
 
 /// `out = a^T b`, with rows of `a` and `b`; all contiguous.
 fn rows_times_rows(a: &Tensor, b: &Tensor, out: &Tensor) {
+    put_rows_times_rows(a, b, out, Into::Replace);
+}
+
+/// So many rows are added up at once, whoever multiplies them: what is added to is touched once.
+const ADDED_AT_ONCE: usize = few_terms::MOST;
+
+/// Whether [`add_rows_times_rows`] of these rows comes to the bits of their product, added.
+pub(crate) fn adds_rows_times_rows(a: &Tensor) -> bool {
+    matches!(a.dtype, DType::F32 | DType::F64) && (1..=ADDED_AT_ONCE).contains(&rows_of(a))
+}
+
+/// `sum += a^T b`, with rows of `a` and `b`; all contiguous.
+pub(crate) fn add_rows_times_rows(a: &Tensor, b: &Tensor, sum: &Tensor) {
+    put_rows_times_rows(a, b, sum, Into::Add);
+}
+
+fn put_rows_times_rows(a: &Tensor, b: &Tensor, out: &Tensor, into: Into) {
     let (m, n) = (out.dims()[0], out.dims()[1]);
     with_float!(out.dtype, "linear", T => {
         let (va, vb) = (a.read_contiguous::<T>("linear"), b.read_contiguous::<T>("linear"));
         let sizes = [m, n, rows_of(a)];
         let (va, vb) = (Mat::rows(&va, m).t(), Mat::rows(&vb, n));
-        gemm_on(out.device(), &mut out.write_whole::<T>(), sizes, va, vb, Into::Replace);
+        gemm_on(out.device(), &mut out.write_whole::<T>(), sizes, va, vb, into);
     });
 }
 

@@ -10,6 +10,7 @@ pub(crate) mod elementwise;
 pub(crate) mod embedding;
 pub(crate) mod exponential;
 pub(crate) mod few_rows;
+pub(crate) mod few_terms;
 pub(crate) mod gemm;
 pub(crate) mod lanes;
 pub(crate) mod loss;

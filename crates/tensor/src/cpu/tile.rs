@@ -160,6 +160,16 @@ pub(crate) fn add_to<T: Lanes, S: Simd, const R: usize, const V: usize>(
     }
 }
 
+/// Where the rows of a tile begin, of which there are `count`: a short last tile takes the last one again, whose sums aren't stored.
+#[inline(always)]
+pub(crate) fn starts<const R: usize>(first: usize, count: usize, step: usize) -> [usize; R] {
+    let mut starts = [0; R];
+    for (i, start) in starts.iter_mut().enumerate() {
+        *start = (first + i).min(count - 1) * step;
+    }
+    starts
+}
+
 /// `sums[i] += sum over p of a[starts[i] + p] b[p]`; `b` begins at the first row's numbers, and has rows of the width
 /// `b_width`.
 #[inline(always)]
