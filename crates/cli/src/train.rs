@@ -87,6 +87,10 @@ fn configured(name: &str, args: &TrainArgs) -> Result<Recipe, Error> {
         );
         return Err(Error::Recipe(error));
     }
+    if recipe.parallel.offload && device == DeviceSpec::Cpu {
+        let error = "parallel.offload=true: a worker on a CPU has all in the host's memory\nhint: leave it out, or take --device cuda";
+        return Err(Error::Recipe(error.into()));
+    }
     recipe.model()?;
     phalanx::nn::optim::Optimizer::new(recipe.rule()?)?;
     recipe.trainer()?;

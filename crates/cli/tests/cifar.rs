@@ -55,6 +55,31 @@ fn resnet18_is_cut_over_workers() {
     assert!((two[0] - want[0]).abs() < 1e-5 && (two[1] - want[1]).abs() < 5e-3, "{two:?}, not {want:?}");
 }
 
+/// Blocks on two devices, in turn or as a pipeline, and on two workers: the bits of one device, as far as batch norms see the same.
+#[test]
+fn resnet18_lies_on_two_devices_or_goes_through_them() {
+    let folder = tempfile::tempdir().unwrap();
+    images(folder.path());
+    let losses = |args: &str| -> Vec<f64> {
+        let args = format!("{args} --data . --steps 3 --set train.threads=2");
+        let out = train(folder.path(), &args.split_whitespace().collect::<Vec<_>>());
+        assert_eq!(out.status.code(), Some(0), "{args}: {}", text(&out.stderr));
+        let steps = events(&out).into_iter().filter(|e| e["event"] == "step");
+        steps.map(|e| e["loss"].as_f64().unwrap()).collect()
+    };
+    let whole = losses("cifar10-resnet18 --batch-size 8 --nproc-per-node 1");
+    assert_eq!(whole.len(), 3);
+    let recipe = "cifar10-resnet18-model-parallel";
+    assert_eq!(losses(&format!("{recipe} --batch-size 8 --nproc-per-node 1")), whole);
+    let parts = |n: usize| format!("--batch-size 8 --set parallel.micro_batches={n}");
+    let devices =
+        |n| losses(&format!("cifar10-resnet18 --nproc-per-node 1 --strategy pipeline {}", parts(n)));
+    let workers =
+        |n| losses(&format!("cifar10-resnet18 --nproc-per-node 2 --set parallel.pipeline=2 {}", parts(n)));
+    assert_eq!((devices(1), workers(1)), (whole.clone(), whole));
+    assert_eq!(devices(4), workers(4));
+}
+
 #[test]
 fn a_batch_of_one_image_is_refused_before_the_run_where_batch_norm_sees_one_pixel_of_it() {
     let folder = tempfile::tempdir().unwrap();

@@ -300,6 +300,19 @@ fn what_no_mesh_can_be_is_refused_before_anything_starts_with_the_nearest_that_c
         "parallel.pipeline: 8, where there are 6 blocks of the model\nhint: the nearest that works for 8 ranks is",
     );
     refused(
+        "--nproc-per-node 8 --set parallel.pipeline=4 --set parallel.schedule=interleaved --set model.tied=false",
+        "parallel.pipeline: 4, where there are 3 times as many blocks as a worker has stages\nhint: the nearest that works for 8 ranks is",
+    );
+    refused(
+        "--strategy pipeline --set parallel.devices=9 --set model.tied=false",
+        "9 stages of a model of 6 blocks\nhint: a stage has at least one block, so take 6 or fewer",
+    );
+    refused(
+        "--nproc-per-node 2 --set parallel.pipeline=2 --set model.tied=false --set parallel.cut=1,2 --set parallel.stage_mb=3",
+        "parallel.stage_mb must be left out beside parallel.cut, got: 3",
+    );
+    refused("--set parallel.stage_mb=3", "parallel.stage_mb must be left out without --strategy pipeline");
+    refused(
         "--nproc-per-node 2 --set parallel.pipeline=2 --set model.tied=false --set parallel.cut=1,2",
         "parallel.cut must be numbers whose sum is 6, the blocks of the model gpt, got: [1.0, 2.0]",
     );

@@ -12,7 +12,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
-use user::{phalanx, worker};
+use user::{await_checkpoint, phalanx, worker};
 
 const LIMIT: Duration = Duration::from_secs(240);
 const STEPS: usize = 60;
@@ -59,7 +59,8 @@ fn folder() -> tempfile::TempDir {
     folder
 }
 
-/// Trains a small language model with dropout on, and kills each of these ranks once that step is told.
+/// Trains a small language model with dropout on, and kills each of these ranks once that step is told, and a checkpoint is whole where
+/// any is soon taken.
 fn train(folder: &Path, out: &str, more: &str, kills: &[(u64, &[u32])]) -> Left {
     let model = "--set model.layers=2 --set model.width=32 --set model.context=16 --set model.dropout=0.2";
     let rest = format!("--set train.clip_norm=0.5 --steps {STEPS} --max-restarts 9 --log-interval 1 --json");
@@ -80,6 +81,9 @@ fn train(folder: &Path, out: &str, more: &str, kills: &[(u64, &[u32])]) -> Left 
             let step = event["step"].as_u64().unwrap();
             left.losses.entry(step).or_default().push(event["loss"].as_f64().unwrap());
             if let Some((_, ranks)) = next.filter(|(at, _)| step >= *at) {
+                if args.contains("checkpoint_every=4") {
+                    await_checkpoint(&out, LIMIT);
+                }
                 for pid in ranks.iter().map(|rank| worker(&out, *rank)) {
                     kill(Pid::from_raw(pid), Signal::SIGKILL).unwrap();
                 }
@@ -169,7 +173,9 @@ fn what_nobody_has_any_more_comes_from_the_newest_checkpoint() {
     .enumerate()
     {
         let folder = folder();
-        let more = format!("{more} --set train.checkpoint_every=4");
+        // Steps long enough for the run to be there still when its first checkpoint is whole.
+        let longer = "--set model.width=96 --set model.context=64";
+        let more = format!("{more} {longer} --set train.checkpoint_every=4");
         let whole = train(folder.path(), "whole", &more, &[]);
         // Of four, both that have the second part.
         let lost: &[u32] = if i == 3 { &[1, 3] } else { &[1] };

@@ -50,6 +50,9 @@ fn a_schedule_is_told_in_json_and_an_impossible_one_is_wrong_usage() {
     let out = phalanx(folder.path()).args(args.split(' ')).output().unwrap();
     assert_eq!(out.status.code(), Some(2));
     assert!(text(&out.stderr).contains("hint: take 8 of them or 4"), "{}", text(&out.stderr));
+    let out = phalanx(folder.path()).args(["bench", "pipeline", "--svg", "ranks.svg"]).output().unwrap();
+    let said = text(&out.stderr);
+    assert!(out.status.code() == Some(2) && said.contains("--svg ranks.svg: what ranks did"), "{said}");
 }
 
 /// Over processes and over devices of one: the same losses.
@@ -74,8 +77,14 @@ fn a_row_of_blocks_is_trained_through_ranks_and_through_devices() {
 #[test]
 fn stages_of_equal_length_are_idle_for_as_long_as_the_schedule_says() {
     let folder = tempfile::tempdir().unwrap();
-    let job = "bench pipeline --block-ms 4 --blocks 4 --stages 4 --width 16 --batch 16 --steps 3 --json";
-    for more in ["--schedule gpipe", "--schedule 1f1b", "--schedule 1f1b --devices", "--schedule zb-h1"] {
+    let job = "bench pipeline --block-ms 4 --stages 4 --width 16 --batch 16 --steps 3 --json";
+    for more in [
+        "--schedule gpipe --blocks 4",
+        "--schedule 1f1b --blocks 4",
+        "--schedule 1f1b --blocks 4 --devices",
+        "--schedule interleaved --blocks 8",
+        "--schedule zb-h1 --blocks 4",
+    ] {
         let args = format!("{job} {more}");
         let mut runs = Vec::new();
         let is_as_foretold = || {
@@ -114,4 +123,8 @@ fn each_replica_may_span_several_devices() {
         let close = got.iter().zip(&want).all(|(got, want)| (got - want).abs() < TOLERANCE);
         assert!(got.len() == 5 && close, "{strategy}: {got:?}, not {want:?}");
     }
+    let alone = "train mnist-mini --nproc-per-node 1 --steps 1 --strategy dp --out alone";
+    let said = text(&phalanx(folder.path()).args(alone.split(' ')).output().unwrap().stderr);
+    assert!(said.contains("as many workers with --strategy ddp are faster"), "{said}");
+    assert!(said.contains("1.71 ms a step by dp, 1.56 by ddp"), "{said}");
 }

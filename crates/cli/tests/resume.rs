@@ -7,7 +7,8 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use user::{phalanx, text};
+use std::time::Duration;
+use user::{await_checkpoint, phalanx, text};
 
 fn command(folder: &Path, args: &[&str]) -> Command {
     let mut command = phalanx(folder);
@@ -40,8 +41,9 @@ fn told(run: &Path) -> Vec<[String; 4]> {
     events(run).iter().filter_map(told).collect()
 }
 
-/// Kills the process once it has told of step `seen`, and waits until nothing of it is left.
-fn kill_after(mut command: Command, seen: u64) {
+/// Kills the process once it has told of step `seen`, and has left a whole checkpoint where one is to go on from; waits until nothing
+/// of it is left.
+fn kill_after(mut command: Command, seen: u64, left: Option<&Path>) {
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap());
     let mut line = String::new();
@@ -51,6 +53,9 @@ fn kill_after(mut command: Command, seen: u64) {
             break;
         }
         line.clear();
+    }
+    if let Some(run) = left {
+        await_checkpoint(run, Duration::from_secs(60));
     }
     child.kill().unwrap();
     child.wait().unwrap();
@@ -66,7 +71,7 @@ fn a_run_that_is_killed_again_and_again_ends_with_the_bits_of_one_that_was_not()
         let (count, batch) = (workers.to_string(), (64 / workers).to_string());
         let training = |out: &'static str, resume: bool| {
             let mut args =
-                vec!["--epochs", "2", "--out", out, "--batch-size", &batch, "--nproc-per-node", &count];
+                vec!["--epochs", "4", "--out", out, "--batch-size", &batch, "--nproc-per-node", &count];
             args.extend(["--set", "optimizer.name=adam"]);
             args.extend(resume.then_some("--resume"));
             let mut command = command(folder.path(), &args);
@@ -78,15 +83,16 @@ fn a_run_that_is_killed_again_and_again_ends_with_the_bits_of_one_that_was_not()
         assert!(training("whole", false).output().unwrap().status.success());
         // Before the first checkpoint, after it, on the border of the epochs, in the second one. The first is started with
         // --resume as well, as a script that is started again and again would.
-        for seen in [2, 6, 31, 47] {
-            kill_after(training("killed", true), seen);
+        let left = folder.path().join("killed");
+        for (seen, left) in [(2, None), (6, None), (31, Some(&*left)), (47, Some(&*left))] {
+            kill_after(training("killed", true), seen, left);
         }
         let last = training("killed", true).output().unwrap();
         assert!(last.status.success(), "{}", text(&last.stderr));
         let [whole, killed] = ["whole", "killed"].map(|run| folder.path().join(run));
         let model = |run: &Path| fs::read(run.join("model.safetensors")).unwrap();
         assert!(model(&whole) == model(&killed), "{workers} workers");
-        assert_eq!(told(&whole).len(), 66);
+        assert_eq!(told(&whole).len(), 4 * 33);
         assert_eq!(told(&whole), told(&killed), "{workers} workers");
         let resumed = events(&killed).iter().filter(|event| event["event"] == "resume").count();
         assert!(resumed >= 2, "{workers} workers: went on from {resumed} checkpoints");
@@ -103,7 +109,7 @@ fn a_killed_run_in_float16_goes_on_with_its_losses_and_its_scale() {
         steps.map(|step| ["step", "loss", "loss_scale", "skipped"].map(|key| step[key].to_string())).collect()
     };
     let alone = ["--nproc-per-node", "1", "--set", "optimizer.lr=0.001", "--steps", "2050"];
-    let shared = ["--nproc-per-node", "2", "--strategy", "fsdp", "--steps", "60"];
+    let shared = ["--nproc-per-node", "2", "--strategy", "fsdp", "--steps", "1500"];
     for (more, kills, doubled) in [(&alone[..], &[3, 1990][..], true), (&shared[..], &[2, 31][..], false)] {
         let folder = tempfile::tempdir().unwrap();
         let training = |out: &str| {
@@ -113,8 +119,9 @@ fn a_killed_run_in_float16_goes_on_with_its_losses_and_its_scale() {
             command
         };
         assert!(training("whole").output().unwrap().status.success());
-        for &seen in kills {
-            kill_after(training("killed"), seen);
+        let left = folder.path().join("killed");
+        for (&seen, left) in kills.iter().zip([None, Some(&*left)]) {
+            kill_after(training("killed"), seen, left);
         }
         let last = training("killed").output().unwrap();
         assert!(last.status.success(), "{}", text(&last.stderr));

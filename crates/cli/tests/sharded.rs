@@ -145,6 +145,7 @@ fn what_goes_with_no_part_of_a_model_is_refused_before_anything_starts() {
         ("parallel.compress=bf16", "parallel.compress must be none under the strategy fsdp"),
         ("parallel.zero=4", "parallel.zero must be a whole number from 1 to 3"),
         ("train.checkpoint=bits", "train.checkpoint must be one of whole, parts"),
+        ("parallel.offload=true", "parallel.offload=true: a worker on a CPU has all in the host's memory"),
     ] {
         let args = ["train", "mnist-mini", "--strategy", "fsdp", "--set", set];
         let out = phalanx(folder.path()).args(args).output().unwrap();

@@ -46,6 +46,8 @@ mod plateau;
 mod schedule;
 mod shadow;
 
+mod freeze;
+
 mod foreign;
 mod pth;
 mod weights;
@@ -54,6 +56,7 @@ mod head;
 
 pub use average::Average;
 pub use finite::NotFinite;
+pub use freeze::{BadFreeze, freeze};
 pub use layers::activation::{Gelu, LogSoftmax, Relu, Sigmoid, Tanh};
 pub use layers::conv::Conv2d;
 pub use layers::dropout::{Dropout, Dropout2d};

@@ -54,13 +54,15 @@ pub struct Param {
     pub(crate) order: Order,
     /// Which part of it is to lie anywhere, if not all of it.
     pub(crate) cut: Option<Cut>,
+    /// Whether training leaves it as it is.
+    pub(crate) frozen: bool,
     pub(crate) tensor: Option<Tensor>,
 }
 
 impl Param {
     /// A parameter of this shape that will start as `init` says.
     pub fn new(shape: impl Into<Shape>, init: Init) -> Param {
-        Param { shape: shape.into(), init, order: Order::RowMajor, cut: None, tensor: None }
+        Param { shape: shape.into(), init, order: Order::RowMajor, cut: None, frozen: false, tensor: None }
     }
 
     /// Its shape, which it has before it has values.

@@ -21,6 +21,8 @@ pub struct Parameters {
     grads: Grads,
     /// Those that a later part of the model has as well.
     shared: Vec<String>,
+    /// Which training leaves as they are.
+    frozen: Vec<bool>,
     buffer_names: Vec<String>,
     buffers: Arena,
     /// First values, of parameters and then buffers, which are functions of this seed and of their numbers.
@@ -46,6 +48,7 @@ struct First {
 struct Declared {
     names: Vec<String>,
     places: Vec<(Shape, Order)>,
+    frozen: Vec<bool>,
     /// With their numbers among those of their role.
     firsts: Vec<First>,
 }
@@ -65,10 +68,12 @@ impl Declared {
     fn held(self, on: impl Fn(&str) -> Option<usize>) -> Held {
         let of = self.names.len();
         let mut held = Held { declared: Declared::default(), on: Vec::new(), numbers: Vec::new(), of };
-        for ((name, place), first) in self.names.into_iter().zip(self.places).zip(self.firsts) {
+        let places = self.places.into_iter().zip(self.frozen);
+        for ((name, (place, frozen)), first) in self.names.into_iter().zip(places).zip(self.firsts) {
             let Some(device) = on(&name) else { continue };
             held.declared.names.push(name);
             held.declared.places.push(place);
+            held.declared.frozen.push(frozen);
             held.declared.firsts.push(first);
             held.on.push(device);
             held.numbers.push(first.number);
@@ -188,6 +193,7 @@ impl Parameters {
             declared.names.push(name.to_owned());
             let number = declared.firsts.len();
             declared.places.push((param.held_shape(), param.order.on(device)));
+            declared.frozen.push(param.frozen);
             declared.firsts.push(First { init: param.init, number, whole: param.shape, cut: param.cut });
         }));
         // A model of one block may not say whose each part is.
@@ -205,7 +211,8 @@ impl Parameters {
             let place = |held: &Held, number| held.numbers.binary_search(&number).ok();
             param.tensor = match role {
                 Role::Learned => place(&learned, next_learned.next().expect("endless")).map(|i| {
-                    leaves.push((name.to_owned(), grads.leaf(i, &values)));
+                    let leaf = if param.frozen { values.tensor(i) } else { grads.leaf(i, &values) };
+                    leaves.push((name.to_owned(), leaf));
                     leaves[leaves.len() - 1].1.clone()
                 }),
                 Role::Kept => place(&kept, next_kept.next().expect("endless")).map(|i| buffers.tensor(i)),
@@ -222,6 +229,7 @@ impl Parameters {
         Parameters {
             names: learned.declared.names,
             shared,
+            frozen: learned.declared.frozen,
             values,
             grads,
             buffer_names: kept.declared.names,
@@ -311,6 +319,11 @@ impl Parameters {
     /// Whether a later part of the model has parameter `i` as well ([`Visitor::shared`]).
     pub fn is_shared(&self, i: usize) -> bool {
         self.shared.contains(&self.names[i])
+    }
+
+    /// Whether training leaves parameter `i` as it is ([`crate::freeze`]).
+    pub fn is_frozen(&self, i: usize) -> bool {
+        self.frozen[i]
     }
 
     /// The number of the parameter with this name.

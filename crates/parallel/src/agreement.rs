@@ -33,7 +33,9 @@ fn description(parameters: &Parameters) -> String {
     let line = |(i, name): (usize, &String), layout: &Layout, role: &str| {
         format!("{role}{name} of shape {}\n", layout.shape(i))
     };
-    let learned = parameters.names().iter().enumerate().map(|part| line(part, parameters.layout(), ""));
+    let learned = parameters.names().iter().enumerate().map(|(i, name)| {
+        line((i, name), parameters.layout(), if parameters.is_frozen(i) { "frozen " } else { "" })
+    });
     let kept = parameters.buffer_names().iter().enumerate();
     learned.chain(kept.map(|part| line(part, parameters.buffers().layout(), "buffer "))).collect()
 }

@@ -137,7 +137,9 @@ impl Shared {
 /// How far the buckets of a step are.
 #[derive(Default)]
 struct Started {
-    /// Gradients that each bucket still lacks.
+    /// Gradients that come to each bucket: those of all its parameters but frozen ones.
+    comes: Vec<usize>,
+    /// Those that each bucket still lacks.
     lacking: Vec<usize>,
     /// The first bucket that isn't complete, as far as was looked (D-ORDER).
     next: usize,
@@ -153,9 +155,8 @@ struct Started {
 
 impl Started {
     /// The last backward pass of the step begins.
-    fn expect(&mut self, buckets: &[Range<usize>]) {
-        self.lacking.clear();
-        self.lacking.extend(buckets.iter().map(Range::len));
+    fn expect(&mut self) {
+        self.lacking.clone_from(&self.comes);
         self.next = 0;
     }
 
@@ -273,7 +274,7 @@ impl Ddp {
         match sync {
             Sync::Later => pass(&mut Nobody),
             Sync::Now => {
-                step.expect(buckets);
+                step.expect();
                 let sums = Sums { group, gpus: gpus.as_deref(), hook: hook.as_mut() };
                 pass(&mut Counter { step, buckets, sums, parameters })
             }
@@ -287,6 +288,7 @@ impl Ddp {
             // Some gradients didn't come: the parameters are unused, or this rank had no samples and contributes zeros.
             let had_samples = !self.step.lacking.is_empty();
             let unused = parameters.grads().settle();
+            let unused: Vec<usize> = unused.into_iter().filter(|&i| !parameters.is_frozen(i)).collect();
             if had_samples && !unused.is_empty() && !self.config.find_unused {
                 let names = unused.iter().map(|&i| parameters.names()[i].clone()).collect();
                 self.group.abort("a rank left parameters without a gradient");
@@ -442,7 +444,7 @@ struct Summed<'a> {
 impl Way for Summed<'_> {
     fn give(&mut self, pass: &Pass<'_>, weight: &Tensor) -> Result<Tensor, Error> {
         let Summed { step, buckets, group, gpus, hook } = self;
-        step.expect(buckets);
+        step.expect();
         let sums = Sums { group, gpus: Some(gpus), hook: &mut **hook };
         let mut counter = Counter { step, buckets, sums, parameters: pass.parameters };
         Ok(replay::in_one_go(pass, weight, &mut counter))
@@ -467,7 +469,7 @@ impl Way for Summed<'_> {
 
     /// As if they had been started one by one, and waited for.
     fn replayed(&mut self) {
-        self.step.expect(self.buckets);
+        self.step.expect();
         self.step.next = self.buckets.len();
     }
 }
@@ -485,8 +487,16 @@ impl Strategy for Ddp {
 
     fn prepare_alike(&mut self, parameters: &Parameters) -> Result<(), Error> {
         let DdpConfig { bucket_bytes, first_bucket_bytes, .. } = self.config;
-        self.buckets = Some(buckets(parameters.layout(), first_bucket_bytes, bucket_bytes));
+        let comes = |bucket: &Range<usize>| bucket.clone().filter(|&i| !parameters.is_frozen(i)).count();
+        let mut buckets = buckets(parameters.layout(), first_bucket_bytes, bucket_bytes);
+        buckets.retain(|bucket| comes(bucket) > 0);
+        self.step.comes = buckets.iter().map(comes).collect();
+        self.buckets = Some(buckets);
         bring_together(&self.group, parameters)?;
+        // What is frozen lies in buckets of others, too, and adds nothing to them.
+        for i in (0..parameters.layout().count()).filter(|&i| parameters.is_frozen(i)) {
+            parameters.grads().settle_in(i..i + 1);
+        }
         self.gpus = self.meet_on_gpus(parameters)?.map(Arc::new);
         if let Some(why) = self.never_replayed()
             && self.replays.take().is_some()

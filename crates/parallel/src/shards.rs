@@ -174,8 +174,9 @@ impl Strategy for LogicalShards {
             weighted(loss, weight, &mut seen);
         }
         let missing: Vec<usize> = (0..seen.0.len()).filter(|&i| !seen.0[i]).collect();
-        if loss.is_some() && !missing.is_empty() && !self.config.find_unused {
-            let names = missing.iter().map(|&i| parameters.names()[i].clone()).collect();
+        let unused = missing.iter().filter(|&&i| !parameters.is_frozen(i));
+        if loss.is_some() && unused.clone().next().is_some() && !self.config.find_unused {
+            let names = unused.map(|&i| parameters.names()[i].clone()).collect();
             self.group.abort("a rank left parameters without a gradient");
             return Err(Error::Unused { names });
         }

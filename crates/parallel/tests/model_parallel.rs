@@ -623,6 +623,25 @@ fn products_of_three_axes_learn_what_one_device_learns() {
         let on = On { sharded, ..On::new(8, &mesh) };
         check(&on.train(own), &want, &on.what());
     }
+    for mesh in [[(Replica, 2), (Context, 2), (Across, 2)], [(Replica, 2), (Pipeline, 2), (Context, 2)]] {
+        let on = On::new(8, &mesh);
+        check(&on.train(own), &want, &on.what());
+    }
+    for kind in [ScheduleKind::Interleaved, ScheduleKind::ZeroBubble] {
+        let on = On { kind, ..On::new(8, &[(Replica, 2), (Pipeline, 2), (Across, 2)]) };
+        check(&on.train(own), &want, &on.what());
+    }
+}
+
+#[test]
+fn products_of_four_and_of_all_axes_learn_what_one_device_learns() {
+    let own = Job::Gpt(Head::Own);
+    let want = alone(own);
+    let all = [(Replica, 2), (Shard, 2), (Pipeline, 2), (Context, 2), (Across, 2)];
+    for mesh in [&all[1..], &all] {
+        let on = On { sharded: Some(Sharded::Parameters), ..On::new(1 << mesh.len(), mesh) };
+        check(&on.train(own), &want, &on.what());
+    }
 }
 
 #[test]
@@ -645,6 +664,21 @@ fn images_go_through_pipelines_of_replicas() {
     check(&on.train(Job::Mnist), &want, &on.what());
     let on = On { sharded: Some(Sharded::Parameters), ..On::new(4, &[(Pipeline, 2)]) };
     check(&on.train(Job::Mnist), &want, &on.what());
+    for kind in [ScheduleKind::GPipe, ScheduleKind::Interleaved, ScheduleKind::ZeroBubble] {
+        let on = On { kind, ..On::new(2, &[(Pipeline, 2)]) };
+        check(&on.train(Job::Mnist), &want, &on.what());
+    }
+}
+
+#[test]
+fn images_teach_a_network_that_is_shared_out_what_they_teach_a_whole_one() {
+    let want = alone(Job::Mnist);
+    for sharded in [Sharded::States, Sharded::Gradients, Sharded::Parameters] {
+        for on in [On::new(2, &[]), On::new(4, &[(Replica, 2), (Shard, 2)])] {
+            let on = On { sharded: Some(sharded), ..on };
+            check(&on.train(Job::Mnist), &want, &on.what());
+        }
+    }
 }
 
 /// Dropout lies between the two layers that are cut.
@@ -717,6 +751,25 @@ fn convolutions_are_cut_with_the_batch_norm_between_them() {
     }
 }
 
+/// As many replicas of as many stages have batch norms that see the same samples.
+#[test]
+fn residual_networks_are_shared_out_and_lie_along_three_axes() {
+    let want = On::new(2, &[(Replica, 2)]).train_resnet();
+    for sharded in [Sharded::States, Sharded::Gradients, Sharded::Parameters] {
+        let on = On { sharded: Some(sharded), ..On::new(2, &[]) };
+        check_resnet(&on.train_resnet(), &want[0], &on.what());
+    }
+    let want = On::new(4, &[(Replica, 2), (Pipeline, 2)]).train_resnet();
+    let sharded = Some(Sharded::Parameters);
+    for on in [
+        On { sharded, ..On::new(4, &[(Shard, 2), (Pipeline, 2)]) },
+        On::new(8, &[(Replica, 2), (Pipeline, 2), (Across, 2)]),
+        On { sharded, ..On::new(8, &[(Shard, 2), (Pipeline, 2), (Across, 2)]) },
+    ] {
+        check_resnet(&on.train_resnet(), &want[0], &on.what());
+    }
+}
+
 #[test]
 fn pairs_of_convolutions_and_of_dense_layers_are_cut_all_along_a_model() {
     let want = alone(Job::Autoencoder);
@@ -782,8 +835,15 @@ fn values_and_states_go_to_any_mesh_and_back_bit_for_bit() {
         (tied, On::new(4, &[(Pipeline, 2), (Across, 2)])),
         (tied, On::new(4, &[(Context, 2), (Across, 2)])),
         (tied, On { sharded, ..On::new(4, &[(Context, 2), (Shard, 2)]) }),
+        (tied, On { sharded, ..On::new(8, &[(Replica, 2), (Shard, 2), (Across, 2)]) }),
+        (own, On { sharded, ..On::new(8, &[(Pipeline, 2), (Shard, 2), (Across, 2)]) }),
+        (own, On { sharded, kind: ScheduleKind::Interleaved, ..On::new(8, &[(Pipeline, 2), (Context, 2)]) }),
+        (Job::Mnist, On::new(2, &[(Across, 2)])),
+        (Job::Mnist, On::new(4, &[(Pipeline, 4)])),
+        (Job::Mnist, On { sharded, ..On::new(8, &[(Pipeline, 2), (Across, 2)]) }),
         // Whose kernels lie tap by tap.
         (Job::ResNet, On::new(2, &[(Across, 2)])),
+        (Job::ResNet, On::new(4, &[(Pipeline, 2), (Across, 2)])),
     ];
     for (job, on) in all {
         let backs = on.each(job, |_, model, whole, strategy| {

@@ -69,6 +69,9 @@ pub struct ModelRecipe {
     /// The first layers of a residual network: `imagenet` (torchvision's, the default) or `small` (for small images).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stem: Option<String>,
+    /// Parameters that training leaves as they are ([`phalanx_nn::freeze`]). Default: none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub freeze: Option<Vec<String>>,
     /// Decoder blocks of a language model. Default 4.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub layers: Option<usize>,
@@ -327,6 +330,10 @@ pub struct ParallelRecipe {
     /// How many blocks each stage has. Default: such that the slowest stage is as fast as can be, by measured times.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cut: Option<Vec<f64>>,
+    /// MiB that the blocks of a stage may take, where they are measured: their values and gradients, and what a micro-batch leaves in
+    /// memory. Default: as many as there are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stage_mb: Option<f64>,
     /// A pipeline's schedule: `gpipe`, `1f1b` (the default), `interleaved` or `zb-h1`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub schedule: Option<String>,
@@ -391,6 +398,7 @@ impl Default for ParallelRecipe {
             offload: false,
             devices: None,
             cut: None,
+            stage_mb: None,
             schedule: None,
             chunks: None,
             micro_batches: None,
@@ -544,6 +552,7 @@ pub const BUILT_IN: &[(&str, &str)] = &[
     ("fashion-mnist", include_str!("../recipes/fashion-mnist.toml")),
     ("mnist-autoencoder", include_str!("../recipes/mnist-autoencoder.toml")),
     ("mnist-model-parallel", include_str!("../recipes/mnist-model-parallel.toml")),
+    ("cifar10-resnet18-model-parallel", include_str!("../recipes/cifar10-resnet18-model-parallel.toml")),
     ("mnist-pipeline", include_str!("../recipes/mnist-pipeline.toml")),
     ("gpt", include_str!("../recipes/gpt.toml")),
     ("linear-regression", include_str!("../recipes/linear-regression.toml")),

@@ -29,6 +29,8 @@ pub use evaluate::Evaluation;
 pub use judge::{Best, Watch};
 pub use precision::{LossScale, Precision};
 pub use requests::Requests;
+#[cfg(test)]
+pub(crate) use run::strategy;
 pub use state::{Progress, State};
 pub use time_limit::{Interruption, TimeLimit};
 pub use used::Used;

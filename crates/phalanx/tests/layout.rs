@@ -1,8 +1,13 @@
 //! Recipes of workers with several devices: they come to what one device comes to.
 
 use phalanx::data::{Places, Silent, open};
+use phalanx::nn::Ctx;
+use phalanx::parallel::LocalConfig;
+use phalanx::parallel::pipeline::measure;
 use phalanx::recipe::LaidOut;
+use phalanx::tensor::{DType, Tensor};
 use phalanx::{Event, Observer, Recipe, State, Trainer, Worker};
+use std::ops::Range;
 
 /// The loss of every step, and what the test samples say at the end.
 #[derive(Default)]
@@ -109,13 +114,40 @@ fn what_is_to_be_expected_of_a_pipeline_is_foretold_where_blocks_were_measured()
     assert_eq!(foretold("mnist", &["parallel.strategy=place"]), None, "it is no pipeline");
 }
 
+/// As measured blocks fit, whatever is fastest.
+#[test]
+fn a_cut_goes_by_the_memory_that_stages_may_take() {
+    let device = || phalanx::tensor::Device::cpu(2);
+    let recipe = |mb: f64| {
+        let set = ["parallel.strategy=pipeline".to_owned(), format!("parallel.stage_mb={mb}")];
+        Recipe::load("mnist", &set).unwrap()
+    };
+    // As the recipe's batches of 64 fall into 4 parts.
+    let input = Tensor::zeros(&device(), [16, 1, 28, 28], DType::F32);
+    let mut model = recipe(1.0).model().unwrap();
+    let costs = measure(&mut *model, 1, &input, &Ctx::train(0, 0, (0..16).collect()));
+    let bytes = |blocks: Range<usize>| costs[blocks].iter().map(|cost| cost.bytes).sum::<usize>();
+    for at in 1..costs.len() {
+        let most = bytes(0..at).max(bytes(at..costs.len()));
+        let fits = |other: usize| bytes(0..other) <= most && bytes(other..costs.len()) <= most;
+        let laid_out = recipe(most as f64 / f64::from(1 << 20)).lay_out(&device(), &[1, 28, 28]).unwrap();
+        let LocalConfig::Pipeline(config) = laid_out.local else { panic!("a pipeline") };
+        assert!(fits(config.blocks[0].end), "{:?} of {costs:?} within {most}", config.blocks);
+    }
+    let error = recipe(0.5 / f64::from(1 << 10)).lay_out(&device(), &[1, 28, 28]).err().unwrap();
+    assert!(error.to_string().starts_with("no cut into 2 stages fits 512 bytes a stage"), "{error}");
+}
+
 #[test]
 fn a_model_of_too_few_blocks_is_refused_by_name_and_number() {
     let set = ["parallel.strategy=pipeline".to_owned(), "parallel.devices=5".to_owned()];
     let recipe = Recipe::load("mnist", &set).unwrap();
-    let error = recipe.lay_out(&phalanx::tensor::Device::cpu(1), &[1, 28, 28]).err().unwrap();
-    assert_eq!(
-        error.to_string(),
-        "5 stages of a model of 4 blocks\nhint: a stage has at least one block, so take 4 or fewer"
-    );
+    let laid_out = recipe.lay_out(&phalanx::tensor::Device::cpu(1), &[1, 28, 28]);
+    // Before anything starts as well.
+    for error in [laid_out.err().unwrap(), recipe.check_workers(1).unwrap_err()] {
+        assert_eq!(
+            error.to_string(),
+            "5 stages of a model of 4 blocks\nhint: a stage has at least one block, so take 4 or fewer"
+        );
+    }
 }

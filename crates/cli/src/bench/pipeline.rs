@@ -96,6 +96,13 @@ pub(super) fn pipeline(args: &PipelineArgs) -> Result<u8> {
     if args.draw {
         return draw(args, &schedule);
     }
+    if let Some(file) = args.svg.as_ref().filter(|_| !args.devices) {
+        let text = format!(
+            "--svg {}: what ranks did isn't drawn\nhint: add --draw for the schedule, or --devices to measure devices of one process",
+            file.display()
+        );
+        return Err(WrongUsage(text).into());
+    }
     if args.blocks < schedule.stages() {
         let (blocks, stages) = (args.blocks, schedule.stages());
         let text =

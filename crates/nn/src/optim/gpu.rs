@@ -48,7 +48,7 @@ impl Optimizer {
         let state: Vec<&Arena> =
             self.state.iter_mut().map(|shadow| shadow.gpu_mut_of(device, of_state)).collect();
         let all = [(0..usize::MAX, Factors::NONE)];
-        let groups = if self.groups.is_empty() { &all[..] } else { &self.groups };
+        let groups = self.groups.as_deref().unwrap_or(&all);
         // The groups differ in numbers alone, so one launch does for all of them.
         let mut steps: Vec<(Range<usize>, UpdateStep)> = Vec::new();
         let mut runs: Vec<UpdateRun> = Vec::new();

@@ -51,7 +51,7 @@ impl Members {
 
 /// Whether `name` is what `pattern` says: the first piece is how it begins, the last how it ends, and the others lie between
 /// in their order.
-fn matches(pattern: &str, name: &str) -> bool {
+pub(crate) fn matches(pattern: &str, name: &str) -> bool {
     let Some((first, rest)) = pattern.split_once('*') else { return pattern == name };
     let Some(mut name) = name.strip_prefix(first) else { return false };
     let mut pieces = rest.split('*').peekable();
@@ -97,7 +97,7 @@ impl Factors {
     pub(super) const NONE: Factors = Factors { lr: 1.0, weight_decay: 1.0 };
 }
 
-/// The arena in order, cut where the factors change: as few ranges as can be, since each is a pass of its own.
+/// The arena in order, cut where the factors change, without what is frozen: as few ranges as can be, since each is a pass of its own.
 pub(super) fn ranges(
     groups: &[Group],
     parameters: &Parameters,
@@ -116,12 +116,12 @@ pub(super) fn ranges(
         }
     }
     let mut ranges: Vec<(Range<usize>, Factors)> = Vec::new();
-    for (i, name) in parameters.names().iter().enumerate() {
+    for (i, name) in parameters.names().iter().enumerate().filter(|(i, _)| !parameters.is_frozen(*i)) {
         let group = groups.iter().find(|group| group.of.have(name, parameters.layout().shape(i)));
         let factors = group.map_or(Factors::NONE, |g| Factors { lr: g.lr, weight_decay: g.weight_decay });
         let span = parameters.layout().span(i..i + 1);
         match ranges.last_mut() {
-            Some((range, before)) if *before == factors => range.end = span.end,
+            Some((range, before)) if *before == factors && range.end == span.start => range.end = span.end,
             _ => ranges.push((span, factors)),
         }
     }

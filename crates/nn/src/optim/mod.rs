@@ -21,6 +21,7 @@ mod saved;
 
 pub use clip::Clip;
 pub use gpu::HeldPart;
+pub(crate) use groups::matches;
 pub use groups::{BadGroup, Group, Members};
 pub use rule::{Adadelta, Adam, AdamW, BadValue, RmsProp, Rule, Sgd};
 pub use saved::{ResumeError, Resuming};
@@ -40,8 +41,8 @@ pub struct Optimizer {
     /// Arrays of zeros that the state is to lie in, made before it is needed.
     room: Vec<Vec<f32>>,
     steps: u64,
-    /// The values in order, cut into groups; empty where there are none.
-    groups: Vec<(Range<usize>, Factors)>,
+    /// The values that move, in order, cut into groups; none where all move alike.
+    groups: Option<Vec<(Range<usize>, Factors)>>,
 }
 
 impl Optimizer {
@@ -49,7 +50,7 @@ impl Optimizer {
     pub fn new(rule: impl Into<Rule>) -> Result<Optimizer, BadValue> {
         let rule = rule.into();
         rule.check()?;
-        Ok(Optimizer { rule, state: Vec::new(), room: Vec::new(), steps: 0, groups: Vec::new() })
+        Ok(Optimizer { rule, state: Vec::new(), room: Vec::new(), steps: 0, groups: None })
     }
 
     /// The rule.
@@ -96,9 +97,11 @@ impl Optimizer {
     }
 
     /// Treats some of `parameters`, over all of whose values every step then goes, in their own way. Without groups all are
-    /// treated alike, in one pass.
+    /// treated alike, in one pass. Those that are frozen ([`crate::freeze`]) stay as they are from now on.
     pub fn group(&mut self, groups: &[Group], parameters: &Parameters) -> Result<(), BadGroup> {
-        self.groups = if groups.is_empty() { Vec::new() } else { groups::ranges(groups, parameters)? };
+        let is_frozen = (0..parameters.layout().count()).any(|i| parameters.is_frozen(i));
+        let differ = is_frozen || !groups.is_empty();
+        self.groups = differ.then(|| groups::ranges(groups, parameters)).transpose()?;
         Ok(())
     }
 
@@ -164,7 +167,7 @@ impl Optimizer {
         assert!(fits, "step: {len} values, but the steps before had another number");
         self.steps += 1;
         let all = [(0..usize::MAX, Factors::NONE)];
-        let ranges = if self.groups.is_empty() { &all[..] } else { &self.groups };
+        let ranges = self.groups.as_deref().unwrap_or(&all);
         let mut before = 0;
         for Part { at, values, grads } in parts {
             for (range, factors) in ranges {

@@ -1,6 +1,7 @@
 //! Every way in which writing a checkpoint can end, and every way in which one can be wrong.
 
 mod machine;
+mod walk;
 
 use super::background::{About, Background};
 use super::disk::SystemDisk;

@@ -12,7 +12,9 @@ use phalanx_nn::models::{
     Autoencoder, Gpt, GptConfig, Head, MnistHpcNet, MnistNet, ResNet, ResNet9, ResNetDepth, ResNetStem,
 };
 use phalanx_nn::optim::{Adadelta, Adam, AdamW, Clip, Group, Members, RmsProp, Rule, Sgd};
-use phalanx_nn::{Anneal, Curve, Linear, Loss, Module, OneCycle, Plateau, Schedule, Unit, Warmup};
+use phalanx_nn::{
+    Anneal, BadFreeze, Curve, Linear, Loss, Module, OneCycle, Plateau, Schedule, Unit, Warmup, freeze,
+};
 use phalanx_parallel::{BetweenGpus, Compress, DdpConfig, FsdpConfig, PowerSgdConfig, Sharded};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -37,11 +39,11 @@ impl Recipe {
     /// The model, without values yet.
     ///
     /// # Errors
-    /// As [`Recipe::check`].
+    /// As [`Recipe::check`]; or what is to be frozen is no part of the model, or all of it.
     pub fn model(&self) -> Result<Box<dyn Module>, RecipeError> {
         self.check()?;
         let dropout = self.model.dropout.unwrap_or(DROPOUT);
-        Ok(match self.model.name.as_str() {
+        let mut model: Box<dyn Module> = match self.model.name.as_str() {
             "mnist" => Box::new(MnistNet::new(dropout)),
             "mnist-hpc" => Box::new(MnistHpcNet::new(dropout)),
             "autoencoder" => Box::new(Autoencoder::new()),
@@ -52,7 +54,24 @@ impl Recipe {
                 Some(depth) => Box::new(self.resnet(depth)),
                 None => unreachable!("the table of keys lets no model {other} pass"),
             },
-        })
+        };
+        if let Some(names) = &self.model.freeze {
+            freeze(&mut model, names).map_err(|error| self.unfrozen(names, error))?;
+        }
+        Ok(model)
+    }
+
+    fn unfrozen(&self, names: &[String], error: BadFreeze) -> RecipeError {
+        let (expected, found) = match error {
+            BadFreeze::NoneNamed { pattern, names } => {
+                (format!("names of the model's parameters, which are {names}"), pattern)
+            }
+            BadFreeze::All { parameters } => {
+                (format!("a part of the model's {parameters} parameters"), format!("{names:?}, all of them"))
+            }
+        };
+        let (origin, key) = (self.name.clone(), "model.freeze".to_owned());
+        RecipeError::BadValue { origin, key, expected, found, nearest: None }
     }
 
     /// Of which depth the model is, if it is a residual network that has one.

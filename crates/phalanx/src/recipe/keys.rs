@@ -46,6 +46,8 @@ pub enum Kind {
     Positives(Option<usize>),
     /// One of these words.
     OneOf(&'static [&'static str]),
+    /// Names, in which `*` stands for any characters.
+    Names,
 }
 
 const fn row(path: &'static str, kind: Kind, only_for: &'static [&'static str], about: &'static str) -> Key {
@@ -57,8 +59,8 @@ const fn must(path: &'static str, kind: Kind, about: &'static str) -> Key {
 }
 
 use Kind::{
-    Between, Count, Flag, Fraction, NotNegative, NotNegatives, Number, OneOf, Positive, Positives, Share,
-    Shares,
+    Between, Count, Flag, Fraction, Names, NotNegative, NotNegatives, Number, OneOf, Positive, Positives,
+    Share, Shares,
 };
 
 /// Outputs of a last layer.
@@ -143,6 +145,12 @@ pub const KEYS: &[Key] = &[
         OneOf(&["imagenet", "small"]),
         STEMMED,
         "first layers: torchvision's, or ones that keep small images large",
+    ),
+    row(
+        "model.freeze",
+        Names,
+        &[],
+        "parameters that are left as they are; in a name, * stands for any characters",
     ),
     row("model.layers", Between(0, MOST_LAYERS), LANGUAGE, "decoder blocks"),
     row("model.width", Between(1, MOST_WIDTH), LANGUAGE, "numbers a position"),
@@ -365,6 +373,12 @@ pub const KEYS: &[Key] = &[
         &["place", "pipeline", "ddp", "fsdp"],
         "how many blocks each stage has; by default as measured times say",
     ),
+    row(
+        "parallel.stage_mb",
+        Positive,
+        &["place", "pipeline", "ddp", "fsdp"],
+        "MiB that the blocks of a stage may take, as measured: values, gradients, what a micro-batch leaves",
+    ),
     row("parallel.schedule", OneOf(PIPELINES), STAGED, "in which order stages work on micro-batches"),
     row("parallel.chunks", Between(1, MOST_THREADS), STAGED, "stages of each device, if interleaved"),
     row("parallel.micro_batches", Between(1, MOST_SHARDS), STAGED, "parts of each batch"),
@@ -478,6 +492,11 @@ impl Key {
                 .collect::<Option<Vec<_>>>()
                 .map(Value::Array),
             Kind::OneOf(_) => Some(Value::String(text.trim_matches('"').to_owned())),
+            Kind::Names => {
+                let name = |text: &str| Value::String(text.trim().trim_matches('"').to_owned());
+                let names = text.trim().trim_start_matches('[').trim_end_matches(']').split(',');
+                Some(Value::Array(names.map(name).collect()))
+            }
         };
         match value {
             Some(value) => self.accept(origin, &value).map(|()| value),
@@ -512,6 +531,10 @@ impl Key {
             Kind::Positives(Some(n)) => all(n, &|x| x > 0.0),
             Kind::Positives(None) => value.as_array().is_some_and(|numbers| all(numbers.len(), &|x| x > 0.0)),
             Kind::OneOf(words) => value.as_str().is_some_and(|text| words.contains(&text)),
+            Kind::Names => value.as_array().is_some_and(|names| {
+                let is_name = |name: &Value| name.as_str().is_some_and(|name| !name.is_empty());
+                !names.is_empty() && names.iter().all(is_name)
+            }),
         };
         if right {
             return Ok(());
@@ -551,6 +574,7 @@ impl Kind {
             Kind::Positives(Some(n)) => format!("{n} numbers above 0"),
             Kind::Positives(None) => "a list of numbers above 0, as in [30, 60]".to_owned(),
             Kind::OneOf(words) => format!("one of {}", words.join(", ")),
+            Kind::Names => "a list of names, as in [\"conv1.*\", \"*.bias\"]".to_owned(),
         }
     }
 }

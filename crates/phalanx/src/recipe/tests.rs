@@ -39,6 +39,7 @@ fn every_key_can_be_set_where_it_has_a_meaning() {
             Kind::NotNegatives(4) => "[0, 0.4, 0.25, 0.5]",
             Kind::NotNegatives(_) | Kind::Positives(_) => "[0.5, 0.25, 1]",
             Kind::OneOf(words) => words[words.len() - 1],
+            Kind::Names => "[\"conv1.*\", fc1.bias]",
         };
         let (chooser, _) = key.chooser();
         let value = match key.path {
@@ -296,6 +297,10 @@ fn wrong_settings_say_what_would_be_right() {
         ("train.epoch=1", &["did you mean train.epochs?"]),
         ("zzz=1", &["hint: `phalanx train RECIPE --print`"]),
         ("train.epochs=many", &["train.epochs must be a whole number of at least 1, got: many"]),
+        (
+            "model.freeze=[]",
+            &["model.freeze must be a list of names, as in [\"conv1.*\", \"*.bias\"], got: [\"\"]"],
+        ),
         ("train.epochs=0", &["train.epochs must be a whole number of at least 1, got: 0"]),
         ("train.batch_size=-1", &["got: -1"]),
         ("train.batch_size=1.5", &["got: 1.5"]),

@@ -402,7 +402,7 @@ fn unrecorded(trainer: &Trainer, ranks: usize) -> Option<&'static str> {
 }
 
 /// Who computes what, as the trainer says.
-fn strategy(
+pub(crate) fn strategy(
     trainer: &Trainer,
     group: &Group,
     model: &dyn Module,
