@@ -392,9 +392,24 @@ pub(crate) struct StepArgs {
     /// Words of each sample of the model gpt.
     #[arg(long, value_name = "WORDS", default_value_t = 256)]
     pub(crate) seq: usize,
+    /// Different words of the model gpt [default: 256, those of bytes].
+    #[arg(long, value_name = "N")]
+    pub(crate) vocabulary: Option<usize>,
+    /// The last layer of the model gpt is its table of words, as GPT-2's.
+    #[arg(long)]
+    pub(crate) tied: bool,
     /// Height and width of the images, where the model takes any [default: 32 for ResNets].
     #[arg(long, value_name = "PIXELS")]
     pub(crate) image: Option<usize>,
+    /// cpu, cuda or cuda:N.
+    #[arg(long, default_value_t)]
+    pub(crate) device: DeviceSpec,
+    /// What products are made in.
+    #[arg(long, value_enum, default_value_t = BenchPrecision::Float32)]
+    pub(crate) precision: BenchPrecision,
+    /// Record the passes of a step on a GPU once, and replay them.
+    #[arg(long)]
+    pub(crate) graphs: bool,
     /// Compute threads [default: all cores].
     #[arg(long)]
     pub(crate) threads: Option<usize>,
@@ -528,6 +543,15 @@ pub(crate) enum BenchBuffer {
     Shared,
     /// In memory of each rank's own.
     Plain,
+}
+
+/// What `bench step` makes products in; float16 needs a scaled loss, which is the trainer's.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum BenchPrecision {
+    Float32,
+    /// Float32 with factors of 10 bits of fraction, on GPUs.
+    Tf32,
+    Bfloat16,
 }
 
 /// Models that `bench step` knows.

@@ -285,6 +285,38 @@ fn doctor_tells_what_is_there_and_what_is_missing() {
     assert!(why.contains("NVML") && why.contains("phalanx doctor"), "{why}");
 }
 
+/// The line of `bench step` with these words more.
+fn step_line(libraries: &Path, more: &str) -> Value {
+    let folder = tempfile::tempdir().unwrap();
+    let args = format!("bench step --batch 4 --steps 5 --json {more}");
+    let mut command = phalanx(folder.path());
+    command.args(args.split_whitespace()).env("LD_LIBRARY_PATH", libraries);
+    let out = command.env_remove("CUDA_VISIBLE_DEVICES").output().unwrap();
+    assert_eq!(out.status.code(), Some(0), "{more}: {}", text(&out.stderr));
+    serde_json::from_slice(&out.stdout).unwrap()
+}
+
+#[test]
+fn a_step_is_measured_on_a_gpu_as_training_makes_it() {
+    let Some(fake) = fake() else { return };
+    let gpt = "--model gpt --layers 2 --width 32 --heads 4 --seq 16 --vocabulary 300 --tied";
+    for (job, precision, graphs) in [
+        ("--model mnist", "float32", false),
+        ("--model mnist", "tf32", true),
+        ("--model mnist", "bfloat16", true),
+        (gpt, "bfloat16", false),
+        (gpt, "bfloat16", true),
+    ] {
+        let graphs_word = if graphs { "--graphs" } else { "" };
+        let more = format!("{job} --device cuda:1 --precision {precision} {graphs_word}");
+        let line = step_line(fake.folder(), &more);
+        let told = ["device", "precision", "graphs"].map(|key| line[key].clone());
+        assert_eq!(told, [json!("cuda:1"), json!(precision), json!(graphs)], "{line}");
+        let above_zero = |key: &str| line[key].as_f64().is_some_and(|number| number > 0.0);
+        assert!(["median_ms", "p95_ms", "gflops", "gpu_mb"].into_iter().all(above_zero), "{line}");
+    }
+}
+
 #[test]
 fn a_worker_that_is_killed_between_sums_of_gpus_is_replaced_and_the_others_go_on() {
     let Some(fake) = fake() else { return };

@@ -1,17 +1,18 @@
 //! `phalanx bench step`: how long a training step takes.
 
 use super::at_least_one;
-use crate::args::{StepArgs, StepModel, WrongUsage};
+use crate::args::{BenchPrecision, StepArgs, StepModel, WrongUsage};
 use crate::say::{print, say};
-use anyhow::Result;
+use anyhow::{Result, anyhow};
+use phalanx::DeviceSpec;
 use phalanx::data::BYTES;
 use phalanx::nn::models::{
     Gpt, GptConfig, Head, MnistHpcNet, MnistNet, ResNet, ResNet9, ResNetDepth, ResNetStem,
 };
 use phalanx::nn::optim::{Adam, AdamW, Optimizer, Rule, Sgd};
 use phalanx::nn::{Ctx, Loss, Module, Parameters};
-use phalanx::parallel::{SingleDevice, Strategy, Sync};
-use phalanx::tensor::{DType, Device, KernelTime, Philox, Tensor, no_grad};
+use phalanx::parallel::{Pass, SingleDevice, Strategy, Sync};
+use phalanx::tensor::{DType, DebugSync, Device, Factors, KernelTime, Philox, Tensor, autocast, no_grad};
 use serde::Serialize;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,26 +24,64 @@ struct StepLine {
     model: &'static str,
     batch: usize,
     threads: usize,
+    device: String,
+    precision: &'static str,
+    /// Whether passes were recorded once and replayed.
+    graphs: bool,
     median_ms: f64,
     p95_ms: f64,
     gflops: f64,
     /// The most memory that the process ever had, where the system says that.
     #[serde(skip_serializing_if = "Option::is_none")]
     peak_mb: Option<f64>,
+    /// What of its GPU's memory was taken at the end, by whomever.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gpu_mb: Option<f64>,
 }
+
+impl BenchPrecision {
+    fn name(self) -> &'static str {
+        match self {
+            BenchPrecision::Float32 => "float32",
+            BenchPrecision::Tf32 => "tf32",
+            BenchPrecision::Bfloat16 => "bfloat16",
+        }
+    }
+
+    fn products(self) -> DType {
+        if self == BenchPrecision::Bfloat16 { DType::BF16 } else { DType::F32 }
+    }
+}
+
+/// A step as training makes it, of samples that are on the device already: passes as a strategy makes them, recorded ones too, and the
+/// loss read, so that what a GPU has left to do of a step's update counts in the step after it.
 
 pub(super) fn step(args: &StepArgs) -> Result<()> {
     at_least_one("--batch", args.batch)?;
     at_least_one("--steps", args.steps)?;
     at_least_one("--threads", args.threads.unwrap_or(1))?;
     let threads = args.threads.unwrap_or(phalanx::cores());
-    let device = Device::cpu(threads);
-    let Job { name, mut model, sample, loss, rule, forward, first } = job(args)?;
+    if args.graphs && (args.device == DeviceSpec::Cpu || args.forward_only) {
+        return Err(WrongUsage(
+            "--graphs: only whole steps of a GPU are recorded\nhint: add --device cuda".into(),
+        )
+        .into());
+    }
+    let job = job(args)?;
+    let device = args.device.open(threads, |_| 0, DebugSync::No)?;
+    if matches!(job.sample, Sample::Image { .. }) {
+        device.prepare_convolutions()?;
+    }
+    if args.precision == BenchPrecision::Tf32 {
+        device.set_factors(Factors::Tf32);
+    }
+    let Job { name, mut model, sample, loss, rule, forward, first } = job;
     let parameters = Parameters::build(&mut model, &device, 0);
     let [x, y] = sample.batch(args.batch, &device);
     let samples: Arc<[u64]> = (0..args.batch as u64).collect();
     let mut optimizer = Optimizer::new(rule)?;
-    let mut strategy = SingleDevice::new();
+    let strategy = SingleDevice::new();
+    let mut strategy = if args.graphs { strategy.with_replays() } else { strategy };
     let (mut times, warm_up) = (Vec::new(), args.steps / 5);
     let mut updates = Duration::ZERO;
     for step in 0..(args.steps + warm_up) as u64 {
@@ -53,15 +92,23 @@ pub(super) fn step(args: &StepArgs) -> Result<()> {
         let start = Instant::now();
         let mut ctx = Ctx::train(0, step, Arc::clone(&samples));
         if args.forward_only {
-            std::hint::black_box(no_grad(|| model.forward(&x, &mut ctx)).item_of_first());
+            let output = || no_grad(|| model.forward(&x, &mut ctx));
+            std::hint::black_box(autocast(args.precision.products(), output).item_of_first());
         } else {
-            let loss = loss.of(&model.forward(&x, &mut ctx), &y);
-            strategy.backward(&parameters, Some(&loss), 1.0, Sync::Now)?;
-            strategy.finish(&parameters)?;
+            let (input, target) = (x.clone(), y.clone());
+            let (model, parameters) = (&*model, &parameters);
+            let pass = Pass { model, parameters, loss, input, target, ctx, weight: 1.0, sync: Sync::Now };
+            let loss = autocast(args.precision.products(), || strategy.pass(&pass))?;
+            strategy.finish(parameters)?;
+            if !loss.is_finite() {
+                return Err(anyhow!(
+                    "step {step}: a loss of {loss}: this device doesn't compute as it should\nhint: phalanx selftest --device {}",
+                    args.device
+                ));
+            }
             let update = Instant::now();
             optimizer.step_arenas(parameters.values(), parameters.grads().arena(), 1.0);
             updates += update.elapsed();
-            std::hint::black_box(loss.item());
         }
         times.push(start.elapsed().as_secs_f64() * 1e3);
     }
@@ -76,10 +123,14 @@ pub(super) fn step(args: &StepArgs) -> Result<()> {
         model: name,
         batch: args.batch,
         threads,
+        device: args.device.to_string(),
+        precision: args.precision.name(),
+        graphs: args.graphs,
         median_ms: at(0.5),
         p95_ms: at(0.95),
         gflops: 2.0 * per_image * args.batch as f64 / at(0.5) / 1e6,
         peak_mb: peak_mb(),
+        gpu_mb: device.gpu().map(|gpu| gpu.memory()).transpose()?.map(|m| (m.total - m.free) as f64 / 1e6),
     };
     if args.profile {
         let updates = KernelTime { name: "optimizer", calls: args.steps as u64, total: updates };
@@ -89,8 +140,14 @@ pub(super) fn step(args: &StepArgs) -> Result<()> {
         print(serde_json::to_string(&line)?);
     } else {
         let peak = line.peak_mb.map_or(String::new(), |mb| format!(", {mb:.0} MB at most"));
+        let gpu = line.gpu_mb.map_or(String::new(), |mb| format!(", {mb:.0} MB of the GPU"));
+        let on = match (args.device, args.graphs) {
+            (DeviceSpec::Cpu, _) => format!("{threads} threads"),
+            (device, true) => format!("{device}, {}, replayed", line.precision),
+            (device, false) => format!("{device}, {}", line.precision),
+        };
         print(format_args!(
-            "{name}, batch {}, {threads} threads: median {:.3} ms, 95% below {:.3} ms, {:.1} GFLOP/s{peak} ({} steps)",
+            "{name}, batch {}, {on}: median {:.3} ms, 95% below {:.3} ms, {:.1} GFLOP/s{peak}{gpu} ({} steps)",
             args.batch, line.median_ms, line.p95_ms, line.gflops, args.steps
         ));
     }
@@ -130,8 +187,8 @@ struct Job {
 enum Sample {
     /// An image of one of ten classes.
     Image { channels: usize, side: usize },
-    /// Bytes, each with the one behind it.
-    Bytes { count: usize },
+    /// Words, each with the one behind it, of so many different ones.
+    Words { count: usize, of: usize },
 }
 
 impl Sample {
@@ -144,12 +201,12 @@ impl Sample {
                 let images = Tensor::uniform(device, dims, 0.0, 1.0, DType::F32, Philox::new(1, 0));
                 [images, Tensor::from_slice(device, &labels, [batch])]
             }
-            Sample::Bytes { count } => {
+            Sample::Words { count, of } => {
                 let numbers = Philox::new(1, 0);
-                let byte = |i: usize| i64::from(numbers.word(i as u64) as u8);
+                let word = |i: usize| i64::from(numbers.word(i as u64)) % of as i64;
                 [0, 1].map(|ahead| {
-                    let bytes: Vec<i64> = (ahead..batch * count + ahead).map(byte).collect();
-                    Tensor::from_slice(device, &bytes, [batch, count])
+                    let words: Vec<i64> = (ahead..batch * count + ahead).map(word).collect();
+                    Tensor::from_slice(device, &words, [batch, count])
                 })
             }
         }
@@ -208,25 +265,26 @@ fn job(args: &StepArgs) -> Result<Job, WrongUsage> {
 }
 
 fn gpt(args: &StepArgs) -> Result<Job, WrongUsage> {
-    let StepArgs { layers, width, heads, seq, .. } = *args;
-    [("--width", width), ("--heads", heads), ("--seq", seq)]
+    let StepArgs { layers, width, heads, seq, tied, .. } = *args;
+    let vocabulary = args.vocabulary.unwrap_or(BYTES);
+    [("--width", width), ("--heads", heads), ("--seq", seq), ("--vocabulary", vocabulary)]
         .into_iter()
         .try_for_each(|(flag, number)| at_least_one(flag, number))?;
     if !width.is_multiple_of(heads) {
         return Err(WrongUsage(format!("--heads {heads}: a width of {width} doesn't fall into so many")));
     }
-    let config =
-        GptConfig { layers, width, heads, context: seq, vocabulary: BYTES, dropout: 0.0, head: Head::Own };
+    let head = if tied { Head::Tied } else { Head::Own };
+    let config = GptConfig { layers, width, heads, context: seq, vocabulary, dropout: 0.0, head };
     let (time, width) = (seq as f64, width as f64);
     // Of the scores half are needed, and each twice: for itself and for what it weighs.
     let block = 12.0 * time * width * width + time * time * width;
     Ok(Job {
         name: "gpt",
         model: Box::new(Gpt::new(config)),
-        sample: Sample::Bytes { count: seq },
+        sample: Sample::Words { count: seq, of: vocabulary },
         loss: Loss::CrossEntropy { label_smoothing: 0.0 },
         rule: AdamW { lr: 3e-4, ..AdamW::default() }.into(),
-        forward: layers as f64 * block + time * width * BYTES as f64,
+        forward: layers as f64 * block + time * width * vocabulary as f64,
         first: 0.0,
     })
 }

@@ -19,17 +19,20 @@ const ENOUGH: Duration = Duration::from_millis(20);
 #[derive(Clone, Copy)]
 enum Piece {
     Product,
+    /// In bfloat16, for which GPUs have units of their own.
+    HalfProduct,
     Sum,
     Up,
     Down,
 }
 
 impl Piece {
-    const ALL: [Piece; 4] = [Piece::Product, Piece::Sum, Piece::Up, Piece::Down];
+    const ALL: [Piece; 5] = [Piece::Product, Piece::HalfProduct, Piece::Sum, Piece::Up, Piece::Down];
 
     fn name(self) -> &'static str {
         match self {
             Piece::Product => "matrix product",
+            Piece::HalfProduct => "matrix product in bfloat16",
             Piece::Sum => "sum of two tensors",
             Piece::Up => "copy to the device",
             Piece::Down => "copy from the device",
@@ -39,7 +42,7 @@ impl Piece {
     /// Powers of two of its size: from one that anything does at once to one that is enough for any device.
     fn powers(self) -> [u32; 2] {
         match self {
-            Piece::Product => [5, 13],
+            Piece::Product | Piece::HalfProduct => [5, 13],
             Piece::Sum => [12, 27],
             Piece::Up | Piece::Down => [14, 28],
         }
@@ -50,8 +53,9 @@ impl Piece {
         let random =
             |shape: &[usize]| Tensor::uniform(device, shape, -1.0, 1.0, DType::F32, Philox::new(2, 0));
         match self {
-            Piece::Product => {
-                let (a, b) = (random(&[n, n]), random(&[n, n]));
+            Piece::Product | Piece::HalfProduct => {
+                let dtype = if let Piece::HalfProduct = self { DType::BF16 } else { DType::F32 };
+                let [a, b] = [(); 2].map(|()| random(&[n, n]).cast(dtype));
                 let took = seconds(device, quick, || drop(a.matmul(&b)));
                 (took, format!("{n} x {n} x {n}"), 2.0 * (n as f64).powi(3) / took / 1e9, "GFLOP/s")
             }
@@ -92,7 +96,9 @@ impl Piece {
 
 pub(super) fn all(device: &Device, extent: Extent, tell: &mut dyn FnMut(Finding)) {
     let quick = extent == Extent::Quick;
-    Piece::ALL.into_iter().for_each(|piece| tell(piece.rate(device, quick)));
+    // On a CPU it is there to be compared with, and slow.
+    let is_measured = |piece: &Piece| device.gpu().is_some() || !matches!(piece, Piece::HalfProduct);
+    Piece::ALL.into_iter().filter(is_measured).for_each(|piece| tell(piece.rate(device, quick)));
     let digits = || Box::new(MnistNet::new(0.5)) as Box<dyn Module>;
     let batch = if quick { 2 } else { 64 };
     tell(step(device, "training step of mnist", digits(), [batch, 1, 28, 28], Loss::Nll, quick));
