@@ -88,13 +88,14 @@ mod tests {
     fn what_is_frozen_gets_no_gradient_and_does_not_move() {
         let mut net = net();
         freeze(&mut net, &["0.*", "1.bias"]).unwrap();
-        let parameters = Parameters::build(&mut net, &Device::cpu(1), 0);
+        let device = Device::cpu(1);
+        let parameters = Parameters::build(&mut net, &device, 0);
         let mut optimizer = Optimizer::new(AdamW { weight_decay: 0.5, ..AdamW::default() }).unwrap();
         optimizer.group(&[], &parameters).unwrap();
         let before = parameters.to_weights();
         for _ in 0..2 {
             parameters.grads().zero();
-            let x = Tensor::ones(&Device::cpu(1), [4, 3], DType::F32);
+            let x = Tensor::ones(&device, [4, 3], DType::F32);
             net.forward(&x, &mut Ctx::eval()).sum(&[0, 1], Keep::No).backward();
             assert_eq!(parameters.grads().made(), [2, 4, 5]);
             parameters.grads().settle();
