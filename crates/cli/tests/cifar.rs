@@ -80,6 +80,22 @@ fn resnet18_lies_on_two_devices_or_goes_through_them() {
     assert_eq!(devices(4), workers(4));
 }
 
+/// Blocks are measured by the workers, who would find the same if they were started again.
+#[test]
+fn stages_that_may_not_take_as_much_as_a_block_does_end_the_run_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    images(folder.path());
+    for set in ["--strategy pipeline", "--nproc-per-node 2 --set parallel.pipeline=2"] {
+        let args = format!("cifar10-resnet18 --data . --batch-size 8 --set parallel.stage_mb=10 {set}");
+        let out = train(folder.path(), &args.split_whitespace().collect::<Vec<_>>());
+        let said = text(&out.stderr);
+        assert_eq!(out.status.code(), Some(1), "{said}");
+        assert!(said.contains("no cut into 2 stages fits 10485760 bytes a stage"), "{said}");
+        assert!(said.contains("another worker would fail in the same way"), "{said}");
+        assert!(!said.contains("starting all workers again"), "{said}");
+    }
+}
+
 #[test]
 fn a_batch_of_one_image_is_refused_before_the_run_where_batch_norm_sees_one_pixel_of_it() {
     let folder = tempfile::tempdir().unwrap();

@@ -95,6 +95,8 @@ pub enum Notice {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cause {
+    /// Its settings', and whoever is started with them comes to the same, alone or with all others.
+    Setting,
     /// Its own, and another in its place would come to the same: bad data, say, or a setting.
     Own,
     /// Its device's, and another in its place would find that as it is: a GPU's memory fails, say.

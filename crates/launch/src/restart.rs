@@ -22,7 +22,8 @@ pub(crate) struct Lost {
 /// Whether another takes its place; else all are to be stopped.
 pub(crate) fn is_replaced(lost: Lost) -> bool {
     let Lost { in_place, cause, any_done, restarts, max_restarts } = lost;
-    in_place && !any_done && cause != Some(Cause::Own) && restarts.count <= max_restarts
+    let comes_to_the_same = matches!(cause, Some(Cause::Own | Cause::Setting));
+    in_place && !any_done && !comes_to_the_same && restarts.count <= max_restarts
 }
 
 /// How a generation of workers ended, and what came before.
@@ -178,6 +179,7 @@ mod tests {
         check(Lost { cause: Some(Cause::Other), ..lost }, true);
         check(Lost { cause: Some(Cause::Unknown), ..lost }, true);
         check(Lost { cause: Some(Cause::Own), ..lost }, false);
+        check(Lost { cause: Some(Cause::Setting), ..lost }, false);
         check(Lost { in_place: false, ..lost }, false);
         check(Lost { any_done: true, ..lost }, false);
         check(Lost { max_restarts: 2, ..lost }, false);

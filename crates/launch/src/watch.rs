@@ -130,10 +130,9 @@ impl Watch {
 
     /// How this generation ended, for who decides what follows.
     pub(crate) fn ended(&self) -> Ended {
-        let cause = self.cause().and_then(|watched| watched.reported.as_ref());
         Ended {
             failed: self.has_failed(),
-            for_good: self.in_place && cause.is_some_and(|(_, cause)| *cause == Cause::Own),
+            for_good: self.cause().is_some_and(|watched| watched.is_for_good(self.in_place)),
             asked: self.signals > 0,
             drained: self.has_drained(),
             restarts: self.restarts.count,

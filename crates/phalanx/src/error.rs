@@ -3,6 +3,7 @@
 use crate::device::DeviceSpec;
 use crate::trainer::Precision;
 use phalanx_comm::Rank;
+use phalanx_job::Cause;
 use phalanx_nn::NotFinite;
 use thiserror::Error;
 
@@ -243,6 +244,28 @@ impl Error {
         use phalanx_comm::Error::{Aborted, PeerLost, Silent};
         matches!(self.comm(), Some(PeerLost { .. } | Silent { .. } | Aborted { .. }))
             || matches!(self, Error::Panicked { .. } | Error::PartLost)
+    }
+
+    /// Whose fault it is, as far as this rank knows.
+    pub(crate) fn cause(&self) -> Cause {
+        use phalanx_parallel::Error::{Cut, Schedule};
+        match self {
+            error if error.is_consequence() => Cause::Other,
+            Error::Recipe(_)
+            | Error::Optimizer(_)
+            | Error::Group(_)
+            | Error::BesideShards { .. }
+            | Error::BesideSharding { .. }
+            | Error::BesidePrecision { .. }
+            | Error::SharedInParts
+            | Error::NothingToJudge { .. }
+            | Error::NoAccuracy
+            | Error::Mismatch { .. }
+            | Error::OtherHead { .. }
+            | Error::SpoiltWeights { .. }
+            | Error::Parallel(Cut(_) | Schedule(_)) => Cause::Setting,
+            _ => Cause::Own,
+        }
     }
 
     /// The rank that gave no sign of life, if that is what happened.

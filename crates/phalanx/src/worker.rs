@@ -210,8 +210,7 @@ impl Worker {
 
     /// Tells whoever started the run why this rank can't go on. Losing another rank, and a panic, are told without this.
     pub fn report(&mut self, error: &Error) {
-        let cause = if error.is_consequence() { Cause::Other } else { Cause::Own };
-        self.tell_why(error.to_string(), cause);
+        self.tell_why(error.to_string(), error.cause());
     }
 
     /// Tells it, or what this rank's GPU has met: all else follows from that.

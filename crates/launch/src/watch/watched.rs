@@ -69,10 +69,19 @@ impl Watched {
             idle_ms: idle.as_millis() as u64,
             reported: reported.map(cut),
             last_lines: last_lines.into_iter().map(cut).collect(),
-            for_good: in_place && self.reported.as_ref().is_some_and(|(_, cause)| *cause == Cause::Own),
+            for_good: self.is_for_good(in_place),
             consequence: self.reported.as_ref().is_some_and(|(_, cause)| *cause == Cause::Other),
             after_stop: !self.exit.as_ref()?.before_stop,
         })
+    }
+
+    /// Whether it is known that others would come to the same. What is a worker's own may be another's luck if all begin anew.
+    pub(super) fn is_for_good(&self, in_place: bool) -> bool {
+        match self.reported.as_ref().map(|(_, cause)| *cause) {
+            Some(Cause::Setting) => true,
+            Some(Cause::Own) => in_place,
+            _ => false,
+        }
     }
 
     /// Its end, as far as blame goes.

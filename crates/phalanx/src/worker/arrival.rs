@@ -5,7 +5,7 @@ use super::threads::Threads;
 use crate::device::DeviceSpec;
 use crate::error::Error;
 use phalanx_comm::Group;
-use phalanx_job::{Cause, Entered, Link, Pulse, Section, WorkerEnv};
+use phalanx_job::{Entered, Link, Pulse, Section, WorkerEnv};
 use phalanx_tensor::{DebugSync, Device};
 use phalanx_wire::Deadline;
 use std::time::Duration;
@@ -72,5 +72,5 @@ fn report(env: Option<&WorkerEnv>, error: &Error) {
     let (moves, soon) = (env.whereabouts.clone(), Deadline::after(PATIENCE));
     let link = Link::connect_following(coordinator, pass, env.rank, env.generation, moves, soon);
     // Where nobody listens, the exit code has to say it.
-    let _ = link.and_then(|mut link| link.fail(error.to_string(), Cause::Own));
+    let _ = link.and_then(|mut link| link.fail(error.to_string(), error.cause()));
 }
