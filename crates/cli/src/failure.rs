@@ -20,7 +20,10 @@ pub(crate) fn tell(report: &Report, max_restarts: usize) {
             let what = "the others go on, another takes its place";
             say(format_args!("{cause}: {what} (restart {restart} of {max_restarts})"));
         }
-        Report::NotReplaced { rank, error } => {
+        Report::NotReplaced { rank, error, left: 0 } => {
+            say(format_args!("no other is started for rank {rank}: {error}"));
+        }
+        Report::NotReplaced { rank, error, .. } => {
             say(format_args!("no other is started for rank {rank}, the others go on: {error}"));
         }
         Report::Silent { rank } => {

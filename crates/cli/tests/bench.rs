@@ -30,11 +30,20 @@ fn what_cannot_be_measured_is_wrong_usage() {
         assert_eq!(out.status.code(), Some(2), "{args:?}: {message}");
         assert!(message.contains(&format!("{} 0: must be at least 1", args[1])), "{message}");
     }
-    for args in [&["step", "--graphs"][..], &["step", "--graphs", "--device", "cuda:0", "--forward-only"]] {
+    let recorded = "--graphs: only whole steps of a GPU are recorded\nhint: ";
+    for (args, said, hint) in [
+        (&["step", "--graphs"][..], recorded, "add --device cuda"),
+        (&["step", "--graphs", "--device", "cuda:0", "--forward-only"], recorded, "leave --forward-only out"),
+        (
+            &["step", "--precision", "tf32"],
+            "--precision tf32: a CPU makes products in float32",
+            "--device cuda",
+        ),
+    ] {
         let out = bench(folder.path(), args);
         let message = String::from_utf8_lossy(&out.stderr).into_owned();
         assert_eq!(out.status.code(), Some(2), "{args:?}: {message}");
-        assert!(message.contains("--graphs: only whole steps of a GPU"), "{message}");
+        assert!(message.contains(said) && message.contains(hint), "{message}");
     }
 }
 

@@ -392,6 +392,63 @@ fn a_worker_whose_gpu_is_at_fault_leaves_and_the_others_go_on() {
     }
 }
 
+/// A run of which this worker's GPU meets a fault once three steps are told, and what is done then.
+fn at_fault(libraries: &Path, gpu: u32, more: &str, then: impl FnOnce(&Path)) -> Output {
+    let folder = tempfile::tempdir().unwrap();
+    let (file, out) = (folder.path().join("fault"), folder.path().join("out"));
+    let args = format!("--steps 500 --log-interval 1 --out out {more}");
+    let mut command = command(folder.path(), libraries, &args.split_whitespace().collect::<Vec<_>>());
+    command.env("PHALANX_FAKE_FAULT", format!("{gpu} 214 {}", file.display()));
+    let run = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    until_steps(&out, 3);
+    fs::write(file, "").unwrap();
+    then(&out);
+    run.wait_with_output().unwrap()
+}
+
+#[test]
+fn a_fault_of_the_last_gpu_ends_the_run_and_one_that_others_got_over_is_not_blamed() {
+    let Some(fake) = fake() else { return };
+    let run = at_fault(fake.folder(), 0, "--nproc-per-node 1 --device cuda:0", |_| {});
+    let said = text(&run.stderr);
+    assert_eq!(run.status.code(), Some(1), "{said}");
+    assert!(said.contains("no other is started for rank 0: ") && said.contains("CUDA error 214"), "{said}");
+    assert!(said.contains("another worker would fail in the same way"), "{said}");
+    assert!(!said.contains("starting all workers again") && !said.contains("restart 1"), "{said}");
+    // The fault uses up no restart, and what ends the run later is something else.
+    let run = at_fault(fake.folder(), 1, "--nproc-per-node gpu --max-restarts 1", |out| {
+        let told = |event: &str| {
+            let events = fs::read_to_string(out.join("events.jsonl")).unwrap_or_default();
+            events.lines().filter(|line| line.contains(event)).count()
+        };
+        let until = |what: &str, is: &dyn Fn() -> bool| {
+            let start = Instant::now();
+            while !is() {
+                assert!(start.elapsed() < Duration::from_secs(120), "{what}");
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        };
+        until("rank 0 goes on alone", &|| told("\"world_size\":1") > 0);
+        // Losses within a second of each other are one event.
+        std::thread::sleep(Duration::from_millis(1500));
+        for kills in 1..=2 {
+            let pid = worker(out, 0);
+            kill(Pid::from_raw(pid), Signal::SIGKILL).unwrap();
+            if kills == 1 {
+                let steps = told("\"step\"");
+                until("another makes steps", &|| told("\"step\"") > steps + 3 && worker(out, 0) != pid);
+                std::thread::sleep(Duration::from_millis(1500));
+            }
+        }
+    });
+    let said = text(&run.stderr);
+    assert_eq!(run.status.code(), Some(1), "{said}");
+    assert!(said.contains("no other is started for rank 1, the others go on"), "{said}");
+    let (_, end) = said.rsplit_once("error: ").unwrap();
+    assert!(end.starts_with("rank 0 ") && end.contains("was killed by SIGKILL"), "{said}");
+    assert!(end.contains("all restarts of --max-restarts 1 are used"), "{said}");
+}
+
 /// Returns when so many steps of the run of this folder are told.
 fn until_steps(out: &Path, steps: usize) {
     let told = || fs::read_to_string(out.join("events.jsonl")).unwrap_or_default();

@@ -320,8 +320,8 @@ impl Fleet {
             FromAgent::Finished { generation, rank } if self.runs(id, generation) => {
                 todo.push(Order::Forget(generation, rank));
             }
+            // It counts as one that comes in all the same: a node without any other is one that the others do without.
             FromAgent::GivenUp { generation, rank } if self.runs(id, generation) => {
-                self.coming.remove(&rank.0);
                 todo.push(Order::DoWithout(generation, rank.0..rank.0 + 1));
             }
             FromAgent::Failed { generation, failure } if self.runs(id, generation) => {

@@ -407,7 +407,8 @@ impl Agent<'_> {
                 self.undecided.retain(|lost| *lost != rank);
                 (given.restarts, given.replaces) = (restarts as usize, true);
                 // One that is started while the others are being stopped would hear nothing of that.
-                let report = (!watch.is_stopping()).then(|| replace(watch, given, ties, rank));
+                let report =
+                    (!watch.is_stopping()).then(|| replace(watch, given, ties, rank, &self.undecided));
                 if matches!(report, Some(Report::NotReplaced { .. })) {
                     self.given_up.push(rank);
                     // Who can't be told will find out.

@@ -38,6 +38,8 @@ pub enum Report {
         rank: Rank,
         /// Why.
         error: String,
+        /// How many of this machine go on.
+        left: usize,
     },
     /// A worker gives no sign of life to the others, and is killed.
     Silent {

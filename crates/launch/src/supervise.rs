@@ -77,7 +77,7 @@ fn alone(mut crew: Crew<'_>) -> Result<Outcome, LaunchError> {
                 Some(Happened::Lost { rank, restart }) => {
                     (given.restarts, given.replaces) = (restart, true);
                     given.folder = Generation(restart as u64);
-                    let report = replace(&mut crew.watch, &given, &started.ties, rank);
+                    let report = replace(&mut crew.watch, &given, &started.ties, rank, &[]);
                     if matches!(report, Report::NotReplaced { .. }) {
                         coordinator.do_without(rank);
                     }
@@ -106,24 +106,29 @@ fn alone(mut crew: Crew<'_>) -> Result<Outcome, LaunchError> {
 }
 
 /// Starts another worker in the place of one that was lost. Where that can't be done, or another would find the same device at fault,
-/// the others go on without it.
-pub(crate) fn replace(watch: &mut Watch, given: &Given<'_>, ties: &Ties, rank: Rank) -> Report {
-    if let Some(error) = watch.fault_of_device(rank) {
-        watch.not_replaced();
-        return Report::NotReplaced { rank, error };
-    }
-    let started = given.logs.logs(given.folder).map_err(LaunchError::from);
-    match started.and_then(|_| watch.replace(given, ties, rank)) {
-        Ok(()) => {
-            // What was lost is counted when it is seen.
-            let is_of =
-                |failure: &&Failure| matches!(&failure.who, Who::Worker { rank: of, .. } if *of == rank);
-            let failure = watch.failures.iter().rev().find(is_of).expect("one that was lost").clone();
-            Report::Replacing { failure, restart: given.restarts }
+/// the others go on without it: those that are left, and those that may be started in the place of `undecided` ones.
+pub(crate) fn replace(
+    watch: &mut Watch,
+    given: &Given<'_>,
+    ties: &Ties,
+    rank: Rank,
+    undecided: &[Rank],
+) -> Report {
+    let error = match watch.fault_of_device(rank) {
+        Some(error) => error,
+        None => {
+            let started = given.logs.logs(given.folder).map_err(LaunchError::from);
+            match started.and_then(|_| watch.replace(given, ties, rank)) {
+                Ok(()) => {
+                    // What was lost is counted when it is seen.
+                    let is_of = |failure: &&Failure| matches!(&failure.who, Who::Worker { rank: of, .. } if *of == rank);
+                    let failure = watch.failures.iter().rev().find(is_of).expect("one that was lost").clone();
+                    return Report::Replacing { failure, restart: given.restarts };
+                }
+                Err(error) => error.to_string(),
+            }
         }
-        Err(error) => {
-            watch.not_replaced();
-            Report::NotReplaced { rank, error: error.to_string() }
-        }
-    }
+    };
+    let left = watch.not_replaced(rank, undecided);
+    Report::NotReplaced { rank, error, left }
 }

@@ -180,8 +180,21 @@ impl Watch {
             Ok(worker) => {
                 self.held.iter().for_each(|signal| worker.signal(*signal));
                 let (folder, sent, vitals) = (given.folder, Vec::new(), monitor.map(Vitals::new));
-                let (reported, exit, ended, comes_in) = (None, None, false, given.replaces);
-                Ok(Watched { worker, started, berth, folder, reported, sent, exit, ended, vitals, comes_in })
+                let (reported, exit, ended, given_up) = (None, None, false, false);
+                let comes_in = given.replaces;
+                Ok(Watched {
+                    worker,
+                    started,
+                    berth,
+                    folder,
+                    reported,
+                    sent,
+                    exit,
+                    ended,
+                    vitals,
+                    comes_in,
+                    given_up,
+                })
             }
             Err(error) => {
                 self.guard.forget(berth);
@@ -278,11 +291,16 @@ impl Watch {
         (*cause == Cause::Device).then(|| why.clone())
     }
 
-    /// No other is started in the place of a worker that was lost: where none is left that goes on without it, all have failed.
-    pub(crate) fn not_replaced(&mut self) {
-        if self.running().is_empty() {
+    /// No other is started in the place of a worker that was lost: where none is left that goes on without it, and none may come for
+    /// one of these, all have failed. Gives how many are left.
+    pub(crate) fn not_replaced(&mut self, rank: Rank, undecided: &[Rank]) -> usize {
+        let left = self.running().len() + undecided.len();
+        if left == 0 {
             self.stop.get_or_insert(Stop { why: StopWhy::Failure, kill_at: Instant::now() + self.grace });
+        } else if let Some(watched) = self.worker(rank) {
+            watched.given_up = true;
         }
+        left
     }
 
     /// Whether whoever is lost can be replaced while the others go on.
@@ -386,11 +404,17 @@ impl Watch {
         let rank = watched.worker.rank;
         let hung = watched.vitals.as_ref().and_then(Vitals::hung_since);
         let lost_at = hung.map_or(after, |since| since.saturating_duration_since(self.start));
+        let cause = watched.reported.as_ref().map(|(_, cause)| *cause);
+        // In the place of one whose device is at fault none is started, where others go on.
+        let restarts = match cause {
+            Some(Cause::Device) => self.restarts,
+            _ => self.restarts.with(watched.started, lost_at, after),
+        };
         let lost = Lost {
             in_place: self.in_place,
-            cause: watched.reported.as_ref().map(|(_, cause)| *cause),
+            cause,
             any_done: self.workers.iter().any(|w| w.exit.as_ref().is_some_and(|exit| exit.how.is_well())),
-            restarts: self.restarts.with(watched.started, lost_at, after),
+            restarts,
             max_restarts: self.max_restarts,
         };
         if restart::is_replaced(lost) {
@@ -472,10 +496,15 @@ impl Watch {
 
     fn cause(&self) -> Option<&Watched> {
         self.stop.as_ref().filter(|stop| !matches!(stop.why, StopWhy::Signal(_) | StopWhy::Done))?;
-        let mut ended: Vec<(Duration, End)> =
-            self.workers.iter().filter_map(|w| Some((w.exit.as_ref()?.after, w.end()?))).collect();
-        ended.sort_by_key(|(after, _)| *after);
-        let rank = blame::cause(&ended.into_iter().map(|(_, end)| end).collect::<Vec<_>>())?;
+        let blamed = |given_up: bool| {
+            let workers = self.workers.iter().filter(|w| w.given_up == given_up);
+            let ended = workers.filter_map(|w| Some((w.exit.as_ref()?.after, w.end()?)));
+            let mut ended: Vec<(Duration, End)> = ended.collect();
+            ended.sort_by_key(|(after, _)| *after);
+            blame::cause(&ended.into_iter().map(|(_, end)| end).collect::<Vec<_>>())
+        };
+        // Those that went on without a lost worker have got over it.
+        let rank = blamed(false).or_else(|| blamed(true))?;
         self.workers.iter().find(|w| w.worker.rank == rank)
     }
 }

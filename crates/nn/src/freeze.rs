@@ -29,7 +29,9 @@ pub enum BadFreeze {
 }
 
 /// Freezes the parameters of a model with these names, in which `*` stands for any characters, before it is laid out
-/// ([`crate::Parameters::build`]): they have values, and no gradient is made of them, nor of anything that only they need. An optimizer
+/// ([`crate::Parameters::build`]): they have values, and no gradient is made of them, nor of anything that only they need; but
+/// for a pipeline, whose stages go backward through the ones before whatever these learn. In 16 bits they are cast anew in each pass, where
+/// what learns is cast once a step. An optimizer
 /// that [`crate::optim::Optimizer::group`] was told of them leaves them alone, also where it decays weights. Buffers such as the running
 /// statistics of a batch norm follow the samples all the same, as in PyTorch.
 ///

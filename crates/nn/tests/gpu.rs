@@ -6,7 +6,8 @@ use phalanx_fake_cuda::{FakeCuda, Module as Kernels};
 use phalanx_nn::models::{BasicBlock, Gpt, GptConfig, MnistNet};
 use phalanx_nn::optim::{Adadelta, Adam, AdamW, Group, Members, Optimizer, RmsProp, Rule, Sgd};
 use phalanx_nn::{
-    AdaptiveAvgPool2d, BatchNorm2d, Conv2d, Ctx, Flatten, Linear, Module, Parameters, Sequential,
+    AdaptiveAvgPool2d, BatchNorm2d, Conv2d, Ctx, Flatten, Linear, Module, Parameters, Sequential, Weights,
+    freeze,
 };
 use phalanx_tensor::{DType, Device, GpuOptions, GradSink, LeafId, Philox, Tensor, autocast, backward};
 use std::path::Path;
@@ -107,6 +108,48 @@ fn a_step_of_many_groups_is_one_copy_and_one_launch() {
         optimizer.step_arenas(parameters.values(), parameters.grads().arena(), 1.0);
         assert_eq!(calls(), before.map(|calls| calls + 1), "step {step} of six ranges");
     }
+}
+
+/// The first, one in the middle and the last, of which the decay would move each; groups of other factors lie between.
+#[test]
+fn what_is_frozen_stays_and_the_rest_moves_as_on_a_cpu() {
+    let Some((gpu, fake)) = gpu() else { return };
+    let undecayed = Group { of: Members::NormsAndBiases, lr: 0.5, weight_decay: 0.0 };
+    for (groups, frozen) in [
+        (&[][..], &["0.*", "1.bias", "3.*"][..]),
+        (&[undecayed][..], &["0.weight", "1.*", "3.bias"]),
+        (&[][..], &["0.*"]),
+        (&[][..], &["1.weight", "2.weight"]),
+    ] {
+        let moved = |device: &Device| {
+            let mut net = Sequential::new().then(Linear::new(3, 40)).then(Linear::new(40, 5));
+            net = net.then(Linear::new(5, 7)).then(Linear::new(7, 2));
+            freeze(&mut net, frozen).unwrap();
+            let parameters = Parameters::build(&mut net, device, 0);
+            let rule = AdamW { weight_decay: 0.3, ..AdamW::default() };
+            let mut optimizer = Optimizer::new(rule).unwrap();
+            optimizer.group(groups, &parameters).unwrap();
+            let first = parameters.to_weights();
+            for _ in 0..3 {
+                parameters.grads().zero();
+                parameters.grads().settle();
+                optimizer.step_arenas(parameters.values(), parameters.grads().arena(), 1.0);
+            }
+            let (last, moments) = (parameters.to_weights(), optimizer.to_weights(&parameters));
+            for name in parameters.names() {
+                let is_frozen = parameters.is_frozen(parameters.index_of(name).unwrap());
+                let decays = groups.is_empty() || !name.ends_with("bias");
+                assert_eq!(first.get(name) == last.get(name), is_frozen || !decays, "{frozen:?}: {name}");
+            }
+            let all = |weights: &Weights| -> Vec<(String, Vec<f32>)> {
+                weights.names().map(|name| (name.to_owned(), weights.get(name).unwrap().1.to_vec())).collect()
+            };
+            (all(&last), all(&moments))
+        };
+        assert_eq!(moved(&gpu), moved(&Device::cpu(1)), "{frozen:?}");
+    }
+    drop(gpu);
+    fake.into_iter().for_each(|fake| assert_eq!(fake.damage(), [""; 0]));
 }
 
 #[test]

@@ -178,6 +178,7 @@ fn a_residual_net_learns_its_head_alone() {
     }
     for (ranks, replicas, set) in [
         (2, 2, &["parallel.sync_batch_norm=true"][..]),
+        (2, 2, &["parallel.compress=powersgd", "parallel.start_step=2"]),
         (2, 2, &["parallel.logical_shards=2"]),
         (2, 2, &["parallel.strategy=fsdp"]),
         (2, 1, &["parallel.pipeline=2"]),

@@ -301,10 +301,10 @@ fn added_to_weight<'a>(
     grad: &Tensor,
     factors: impl FnOnce() -> [&'a Tensor; 2],
 ) -> Option<Tensor> {
-    if !matches!(grad.device().backend(), Backend::Cpu) || !cpu::matmul::adds_rows_times_rows(grad) {
+    if !matches!(grad.device().backend(), Backend::Cpu) {
         return None;
     }
-    let slot = wanted.sum(1, grad.dtype())?;
+    let slot = wanted.sum(1, grad.dtype()).filter(|slot| cpu::matmul::adds_rows_times_rows(grad, slot))?;
     let [a, b] = factors();
     cpu::matmul::add_rows_times_rows(a, b, &slot);
     Some(slot)

@@ -119,3 +119,11 @@ pub struct UpdateRun {
     /// Where in each state.
     pub states: usize,
 }
+
+impl UpdateRun {
+    /// Whether another begins where this one ends, everywhere.
+    pub fn is_before(&self, other: &UpdateRun) -> bool {
+        let ends = [self.values, self.grads, self.states].map(|start| start + self.len);
+        ends == [other.values, other.grads, other.states]
+    }
+}

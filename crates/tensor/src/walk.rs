@@ -656,8 +656,19 @@ mod tests {
 
     #[test]
     fn products_that_are_added_to_a_slot_have_the_bits_of_sums() {
-        let sizes =
-            [(1, 8, 40), (7, 300, 33), (64, 260, 310), (128, 100, 513), (128, 1030, 65), (130, 64, 96)];
+        let sizes = [
+            (1, 8, 40),
+            (7, 300, 33),
+            (64, 260, 310),
+            (128, 100, 513),
+            (128, 1030, 65),
+            (130, 64, 96),
+            // Where the crate would round sum and product at once.
+            (1, 1500, 1501),
+            (2, 1500, 1501),
+            (64, 40_000, 1),
+            (64, 1, 40_000),
+        ];
         for (threads, (rows, inputs, outputs)) in [1, 2].into_iter().flat_map(|t| sizes.map(|of| (t, of))) {
             let device = Device::cpu(threads);
             let random = |shape: [usize; 2], key| {

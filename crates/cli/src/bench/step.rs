@@ -26,7 +26,7 @@ struct StepLine {
     threads: usize,
     device: String,
     precision: &'static str,
-    /// Whether passes were recorded once and replayed.
+    /// Whether passes were to be recorded once and replayed; a warning says where they couldn't be.
     graphs: bool,
     median_ms: f64,
     p95_ms: f64,
@@ -55,17 +55,20 @@ impl BenchPrecision {
 
 /// A step as training makes it, of samples that are on the device already: passes as a strategy makes them, recorded ones too, and the
 /// loss read, so that what a GPU has left to do of a step's update counts in the step after it.
-
 pub(super) fn step(args: &StepArgs) -> Result<()> {
     at_least_one("--batch", args.batch)?;
     at_least_one("--steps", args.steps)?;
     at_least_one("--threads", args.threads.unwrap_or(1))?;
     let threads = args.threads.unwrap_or(phalanx::cores());
-    if args.graphs && (args.device == DeviceSpec::Cpu || args.forward_only) {
-        return Err(WrongUsage(
-            "--graphs: only whole steps of a GPU are recorded\nhint: add --device cuda".into(),
-        )
-        .into());
+    let on_cpu = args.device == DeviceSpec::Cpu;
+    if args.precision == BenchPrecision::Tf32 && on_cpu {
+        let text = "--precision tf32: a CPU makes products in float32 all the same\nhint: add --device cuda";
+        return Err(WrongUsage(text.into()).into());
+    }
+    if args.graphs && (on_cpu || args.forward_only) {
+        let hint = if on_cpu { "add --device cuda" } else { "leave --forward-only out" };
+        let text = format!("--graphs: only whole steps of a GPU are recorded\nhint: {hint}");
+        return Err(WrongUsage(text).into());
     }
     let job = job(args)?;
     let device = args.device.open(threads, |_| 0, DebugSync::No)?;
@@ -142,8 +145,9 @@ pub(super) fn step(args: &StepArgs) -> Result<()> {
         let peak = line.peak_mb.map_or(String::new(), |mb| format!(", {mb:.0} MB at most"));
         let gpu = line.gpu_mb.map_or(String::new(), |mb| format!(", {mb:.0} MB of the GPU"));
         let on = match (args.device, args.graphs) {
-            (DeviceSpec::Cpu, _) => format!("{threads} threads"),
-            (device, true) => format!("{device}, {}, replayed", line.precision),
+            (DeviceSpec::Cpu, _) if line.precision == "float32" => format!("{threads} threads"),
+            (DeviceSpec::Cpu, _) => format!("{threads} threads, {}", line.precision),
+            (device, true) => format!("{device}, {}, with graphs", line.precision),
             (device, false) => format!("{device}, {}", line.precision),
         };
         print(format_args!(

@@ -28,7 +28,8 @@ impl Fleet {
     pub(super) fn do_without(&mut self, id: NodeId, failure: &WorkerFailure, todo: &mut Vec<Order>) {
         let Some(member) = self.members.remove(&id) else { return };
         let why = failure.reported.as_ref().map_or(String::new(), |reported| format!(": {reported}"));
-        let reason = format!("rank {} {} before it came in{why}", failure.rank, failure.how);
+        let when = if failure.for_good { ", and no other is started" } else { " before it came in" };
+        let reason = format!("rank {} {}{when}{why}", failure.rank, failure.how);
         todo.push(Order::Warn(format!("on {}: {reason}; the others go on", member.node.host)));
         todo.push(Order::Refuse(id, reason));
         todo.push(Order::DoWithout(self.generation, member.seats));
@@ -45,7 +46,9 @@ impl Fleet {
         let lost_at = at.saturating_sub(Duration::from_millis(failure.idle_ms));
         let is_known = self.setbacks.iter().any(|setback| is_of(setback, &failure, member));
         // Another coordinator has counted it, and couldn't say so any more.
-        let restarts = if is_known { self.restarts } else { self.restarts.with(started, lost_at, at) };
+        // Nor is another started where it would come to the same.
+        let is_free = is_known || failure.for_good;
+        let restarts = if is_free { self.restarts } else { self.restarts.with(started, lost_at, at) };
         if !self.goes_on() || restarts.count > self.terms.max_restarts as usize {
             let was_running = matches!(self.phase, Phase::Running);
             self.failed(now, id, failure, todo);

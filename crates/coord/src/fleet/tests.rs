@@ -420,6 +420,29 @@ fn a_worker_is_replaced_where_the_others_go_on_without_it_as_long_as_there_are_r
 }
 
 #[test]
+fn the_others_do_without_a_worker_that_is_not_replaced_and_without_a_node_that_has_no_other() {
+    let mut play = in_place(2, 1);
+    let at_fault = |rank| WorkerFailure { for_good: true, ..failure(rank) };
+    let lost = |rank| FromAgent::Lost { generation: Generation(0), failure: at_fault(rank) };
+    let given_up = |rank| FromAgent::GivenUp { generation: Generation(0), rank: Rank(rank) };
+    // Nobody is started, so it uses up no restart.
+    assert_eq!(play.said(3, lost(3)), [Order::Replace(Generation(0), NodeId(3), Rank(3), 0)]);
+    assert_eq!(play.said(3, given_up(3)), [Order::DoWithout(Generation(0), 3..4)]);
+    play.now += Duration::from_secs(10);
+    assert_eq!(play.said(1, lost(0)), [Order::Replace(Generation(0), NodeId(1), Rank(0), 0)]);
+    assert_eq!(play.said(1, given_up(0)), [Order::DoWithout(Generation(0), 0..1)]);
+    let failed = FromAgent::Failed { generation: Generation(0), failure: at_fault(0) };
+    let orders = play.said(1, failed);
+    assert!(
+        matches!(&orders[..], [Order::Warn(_), Order::Refuse(NodeId(1), reason), Order::DoWithout(_, seats)]
+        if reason == "rank 0 exited with code 3, and no other is started" && *seats == (0..1)),
+        "{orders:?}"
+    );
+    assert_eq!(play.ended(2, 0, None), []);
+    assert!(matches!(end(&play.ended(3, 0, None)), EndWhy::Done));
+}
+
+#[test]
 fn nodes_come_and_go_while_the_others_go_on() {
     let mut play = in_place(2, 0);
     let orders = play.come(4, 2);

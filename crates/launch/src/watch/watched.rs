@@ -32,6 +32,8 @@ pub(super) struct Watched {
     pub(super) vitals: Option<Vitals>,
     /// Whether it was started in the place of one that was lost, and isn't with the others yet.
     pub(super) comes_in: bool,
+    /// Whether it was lost, and the others go on although no other is started in its place.
+    pub(super) given_up: bool,
 }
 
 /// The end of a worker's process.
@@ -78,7 +80,7 @@ impl Watched {
     /// Whether it is known that others would come to the same. What is a worker's own may be another's luck if all begin anew.
     pub(super) fn is_for_good(&self, in_place: bool) -> bool {
         match self.reported.as_ref().map(|(_, cause)| *cause) {
-            Some(Cause::Setting) => true,
+            Some(Cause::Setting | Cause::Device) => true,
             Some(Cause::Own) => in_place,
             _ => false,
         }

@@ -52,26 +52,26 @@ impl Optimizer {
         // The groups differ in numbers alone, so one launch does for all of them.
         let mut steps: Vec<(Range<usize>, UpdateStep)> = Vec::new();
         let mut runs: Vec<UpdateRun> = Vec::new();
-        let mut before = 0;
+        // Elements held before a part, whose states lie so, and those of them that move, by which steps are counted.
+        let (mut before, mut moved) = (0, 0);
         for HeldPart { of_model: range, value, grad } in held {
-            let run = UpdateRun { len: range.len(), values: *value, grads: *grad, states: before };
-            match runs
-                .last_mut()
-                .filter(|last| last.values + last.len == *value && last.grads + last.len == *grad)
-            {
-                Some(last) => last.len += run.len,
-                None => runs.push(run),
-            }
             for (group, factors) in groups {
                 let (start, end) = (range.start.max(group.start), range.end.min(group.end));
-                if start < end {
-                    let within = before + start - range.start..before + end - range.start;
-                    let step = self.rule.step(self.steps, factor, *factors);
-                    match steps.last_mut().filter(|(_, last)| *last == step) {
-                        Some((last, _)) => last.end = within.end,
-                        None => steps.push((within, step)),
-                    }
+                if start >= end {
+                    continue;
                 }
+                let (len, at) = (end - start, start - range.start);
+                let run = UpdateRun { len, values: value + at, grads: grad + at, states: before + at };
+                match runs.last_mut().filter(|last| last.is_before(&run)) {
+                    Some(last) => last.len += len,
+                    None => runs.push(run),
+                }
+                let (within, step) = (moved..moved + len, self.rule.step(self.steps, factor, *factors));
+                match steps.last_mut().filter(|(_, last)| *last == step) {
+                    Some((last, _)) => last.end = within.end,
+                    None => steps.push((within, step)),
+                }
+                moved += len;
             }
             before += range.len();
         }

@@ -183,7 +183,8 @@ impl Fsdp {
                 self.store.call(&self.units, unit + 1, &self.shard, For::Pass);
             }
             if let Some(before) = x.take() {
-                let input = (unit > 0).then(|| before.detach().requires_grad());
+                // Behind units that learn nothing there is nothing to go back for.
+                let input = (unit > 0 && before.needs_grad()).then(|| before.detach().requires_grad());
                 let start = input.clone().unwrap_or(before);
                 let blocks = self.units[unit].blocks.clone();
                 let y = blocks.fold(start, |x, block| pass.model.forward_block(block, &x, &mut ctx));

@@ -90,7 +90,7 @@ const UNITS_AT_ONCE: usize = 3 + MOST_SUMMING;
 /// Room for the pages that come at once; none where the system has none. Values and gradients of units that stay are among them.
 fn room(units: &[Unit]) -> Option<Spare> {
     let away = |unit: &Unit| unit.bytes_of_others().iter().map(Range::len).sum::<usize>();
-    let most = units.iter().map(away).max().unwrap_or(0);
+    let most = units.iter().filter(|unit| !unit.stays).map(away).max().unwrap_or(0);
     let stay: usize = units.iter().filter(|unit| unit.stays).map(away).sum();
     let parts: Vec<Range<usize>> = units.iter().flat_map(Unit::bytes_of_others).collect();
     Spare::fitting(&parts, UNITS_AT_ONCE * most + 2 * stay).ok()

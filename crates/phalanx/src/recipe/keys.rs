@@ -493,9 +493,10 @@ impl Key {
                 .map(Value::Array),
             Kind::OneOf(_) => Some(Value::String(text.trim_matches('"').to_owned())),
             Kind::Names => {
-                let name = |text: &str| Value::String(text.trim().trim_matches('"').to_owned());
-                let names = text.trim().trim_start_matches('[').trim_end_matches(']').split(',');
-                Some(Value::Array(names.map(name).collect()))
+                let name = |text: &str| Value::String(text.trim().trim_matches(['"', '\'']).to_owned());
+                let names = text.trim().trim_start_matches('[').trim_end_matches(']').trim();
+                let names = if names.is_empty() { Vec::new() } else { names.split(',').map(name).collect() };
+                Some(Value::Array(names))
             }
         };
         match value {
@@ -532,8 +533,7 @@ impl Key {
             Kind::Positives(None) => value.as_array().is_some_and(|numbers| all(numbers.len(), &|x| x > 0.0)),
             Kind::OneOf(words) => value.as_str().is_some_and(|text| words.contains(&text)),
             Kind::Names => value.as_array().is_some_and(|names| {
-                let is_name = |name: &Value| name.as_str().is_some_and(|name| !name.is_empty());
-                !names.is_empty() && names.iter().all(is_name)
+                names.iter().all(|name| name.as_str().is_some_and(|name| !name.is_empty()))
             }),
         };
         if right {

@@ -449,7 +449,10 @@ impl Recipe {
             };
             return Ok(Stages { blocks: lengths.iter().map(next).collect(), measured: None });
         }
-        let samples = (self.train.batch_size / self.micro_batches()).clamp(LEAST_MEASURED, MOST_MEASURED);
+        let parts = if self.parallel.strategy.as_deref() == Some("place") { 1 } else { self.micro_batches() };
+        // Times tell enough of fewer samples, and memory of all alone.
+        let most = if self.parallel.stage_mb.is_some() { usize::MAX } else { MOST_MEASURED };
+        let samples = (self.train.batch_size / parts).clamp(LEAST_MEASURED, most);
         let dims = [&[samples], input_dims].concat();
         let here = Device::cpu(1);
         let input = if LANGUAGE.contains(&&*self.model.name) {

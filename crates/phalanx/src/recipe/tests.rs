@@ -298,8 +298,8 @@ fn wrong_settings_say_what_would_be_right() {
         ("zzz=1", &["hint: `phalanx train RECIPE --print`"]),
         ("train.epochs=many", &["train.epochs must be a whole number of at least 1, got: many"]),
         (
-            "model.freeze=[]",
-            &["model.freeze must be a list of names, as in [\"conv1.*\", \"*.bias\"], got: [\"\"]"],
+            "model.freeze=[fc.*,]",
+            &["model.freeze must be a list of names, as in [\"conv1.*\", \"*.bias\"], got: [\"fc.*\", \"\"]"],
         ),
         ("train.epochs=0", &["train.epochs must be a whole number of at least 1, got: 0"]),
         ("train.batch_size=-1", &["got: -1"]),

@@ -19,11 +19,15 @@ pub(crate) const MOST: usize = 128;
 /// Rows of the result that are gone through side by side, and of which a thread has a multiple.
 const ROWS: usize = 8;
 
+/// Bytes of panels that stay in a core's cache from some rows of the result to the next.
+const CACHED: usize = 512 << 10;
+
 /// Whether these are rows of few terms whose result is worth it, and lies in whole vectors of the machine.
 pub(crate) fn takes<T: Lanes>(device: &Device, sizes: [usize; 3], a: &Mat<'_, T>, b: &Mat<'_, T>) -> bool {
     let [m, n, k] = sizes;
     let lie_so = a.row == 1 && b.col == 1 && (1..=MOST).contains(&k) && m >= ROWS && n > 0;
-    lie_so && n.is_multiple_of(device.arch().dispatch(Columns::of::<T>()).lanes)
+    let stay_near = n * k * size_of::<T>() <= CACHED;
+    lie_so && stay_near && n.is_multiple_of(device.arch().dispatch(Columns::of::<T>()).lanes)
 }
 
 /// `dst (m, n) = a (m, k) b (k, n)` of sizes that it [`takes`], with `dst` in rows of `n`. The bits don't depend on the number of
@@ -116,7 +120,9 @@ mod tests {
 
     #[test]
     fn every_size_agrees_with_the_crate_and_has_the_same_bits_on_any_number_of_threads() {
-        for (m, n, k) in [(8, 16, 1), (9, 48, 7), (64, 80, 64), (131, 112, 33), (100, 1040, 128)] {
+        for (m, n, k) in
+            [(8, 16, 1), (9, 48, 7), (64, 80, 64), (131, 112, 33), (100, 400, 128), (100, 1040, 48)]
+        {
             let values = |count: usize, stream: u64| -> Vec<f64> {
                 let random = Philox::new(1, stream);
                 (0..count as u64).map(|i| f64::from(random.unit(i)) - 0.5).collect()
@@ -150,8 +156,10 @@ mod tests {
         let data = vec![0.0f32; 1 << 16];
         let takes =
             |[m, n, k]: [usize; 3]| takes(&device, [m, n, k], &Mat::rows(&data, m).t(), &Mat::rows(&data, n));
-        assert!(takes([64, 64, MOST]));
-        for sizes in [[7, 64, 64], [64, 65, 64], [64, 64, 0], [64, 0, 64], [64, 64, MOST + 1]] {
+        assert!(takes([64, 64, MOST]) && takes([8, 512, 128]));
+        for sizes in
+            [[8, 512 << 4, 128], [7, 64, 64], [64, 65, 64], [64, 64, 0], [64, 0, 64], [64, 64, MOST + 1]]
+        {
             assert!(!takes(sizes), "{sizes:?}");
         }
     }

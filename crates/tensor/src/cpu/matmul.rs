@@ -76,9 +76,14 @@ fn rows_times_rows(a: &Tensor, b: &Tensor, out: &Tensor) {
 /// So many rows are added up at once, whoever multiplies them: what is added to is touched once.
 const ADDED_AT_ONCE: usize = few_terms::MOST;
 
-/// Whether [`add_rows_times_rows`] of these rows comes to the bits of their product, added.
-pub(crate) fn adds_rows_times_rows(a: &Tensor) -> bool {
-    matches!(a.dtype, DType::F32 | DType::F64) && (1..=ADDED_AT_ONCE).contains(&rows_of(a))
+/// As few rows, and as few columns, have ways of their own in the `gemm` crate, which round what they add to along with a product.
+const ADDED_APART: usize = 2;
+
+/// Whether [`add_rows_times_rows`] of as many rows to this comes to the bits of their product, added.
+pub(crate) fn adds_rows_times_rows(a: &Tensor, sum: &Tensor) -> bool {
+    let rows = ADDED_APART + 1..=ADDED_AT_ONCE;
+    let is_wide = sum.dims().iter().all(|&dim| dim > ADDED_APART);
+    matches!(a.dtype, DType::F32 | DType::F64) && rows.contains(&rows_of(a)) && is_wide
 }
 
 /// `sum += a^T b`, with rows of `a` and `b`; all contiguous.
