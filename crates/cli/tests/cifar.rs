@@ -36,17 +36,21 @@ fn resnet18_learns_to_tell_patterns_apart() {
     assert!(events.iter().all(|e| e["skipped"].is_null()), "no image is bad");
 }
 
+/// The losses of the steps of a run on the images of this folder.
+#[track_caller]
+fn losses(folder: &Path, args: &str) -> Vec<f64> {
+    let args = format!("{args} --data . --batch-size 8");
+    let out = train(folder, &args.split_whitespace().collect::<Vec<_>>());
+    assert_eq!(out.status.code(), Some(0), "{args}: {}", text(&out.stderr));
+    events(&out).iter().filter(|e| e["event"] == "step").map(|e| e["loss"].as_f64().unwrap()).collect()
+}
+
 /// Two convolutions of each block lie on two workers, in one stage or in two, which changes no bit.
 #[test]
 fn resnet18_is_cut_over_workers() {
     let folder = tempfile::tempdir().unwrap();
     images(folder.path());
-    let losses = |mesh: &str| -> Vec<f64> {
-        let args = format!("cifar10-resnet18 --data . --steps 2 --batch-size 8 {mesh}");
-        let out = train(folder.path(), &args.split_whitespace().collect::<Vec<_>>());
-        assert_eq!(out.status.code(), Some(0), "{args}: {}", text(&out.stderr));
-        events(&out).iter().filter(|e| e["event"] == "step").map(|e| e["loss"].as_f64().unwrap()).collect()
-    };
+    let losses = |mesh: &str| losses(folder.path(), &format!("cifar10-resnet18 --steps 2 {mesh}"));
     let want = losses("--nproc-per-node 1");
     let two = losses("--nproc-per-node 2 --set parallel.tensor=2");
     let pipeline = "--set parallel.pipeline=2 --set parallel.micro_batches=1";
@@ -60,18 +64,12 @@ fn resnet18_is_cut_over_workers() {
 fn resnet18_lies_on_two_devices_or_goes_through_them() {
     let folder = tempfile::tempdir().unwrap();
     images(folder.path());
-    let losses = |args: &str| -> Vec<f64> {
-        let args = format!("{args} --data . --steps 3 --set train.threads=2");
-        let out = train(folder.path(), &args.split_whitespace().collect::<Vec<_>>());
-        assert_eq!(out.status.code(), Some(0), "{args}: {}", text(&out.stderr));
-        let steps = events(&out).into_iter().filter(|e| e["event"] == "step");
-        steps.map(|e| e["loss"].as_f64().unwrap()).collect()
-    };
-    let whole = losses("cifar10-resnet18 --batch-size 8 --nproc-per-node 1");
+    let losses = |args: &str| losses(folder.path(), &format!("{args} --steps 3 --set train.threads=2"));
+    let whole = losses("cifar10-resnet18 --nproc-per-node 1");
     assert_eq!(whole.len(), 3);
     let recipe = "cifar10-resnet18-model-parallel";
-    assert_eq!(losses(&format!("{recipe} --batch-size 8 --nproc-per-node 1")), whole);
-    let parts = |n: usize| format!("--batch-size 8 --set parallel.micro_batches={n}");
+    assert_eq!(losses(&format!("{recipe} --nproc-per-node 1")), whole);
+    let parts = |n: usize| format!("--set parallel.micro_batches={n}");
     let devices =
         |n| losses(&format!("cifar10-resnet18 --nproc-per-node 1 --strategy pipeline {}", parts(n)));
     let workers =

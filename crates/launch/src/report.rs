@@ -38,7 +38,7 @@ pub enum Report {
         rank: Rank,
         /// Why.
         error: String,
-        /// How many of this machine go on.
+        /// How many of this machine go on, or may come in the place of others that were lost.
         left: usize,
     },
     /// A worker gives no sign of life to the others, and is killed.

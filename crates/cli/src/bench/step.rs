@@ -4,7 +4,6 @@ use super::at_least_one;
 use crate::args::{BenchPrecision, StepArgs, StepModel, WrongUsage};
 use crate::say::{print, say};
 use anyhow::{Result, anyhow};
-use phalanx::DeviceSpec;
 use phalanx::data::BYTES;
 use phalanx::nn::models::{
     Gpt, GptConfig, Head, MnistHpcNet, MnistNet, ResNet, ResNet9, ResNetDepth, ResNetStem,
@@ -12,7 +11,8 @@ use phalanx::nn::models::{
 use phalanx::nn::optim::{Adam, AdamW, Optimizer, Rule, Sgd};
 use phalanx::nn::{Ctx, Loss, Module, Parameters};
 use phalanx::parallel::{Pass, SingleDevice, Strategy, Sync};
-use phalanx::tensor::{DType, DebugSync, Device, Factors, KernelTime, Philox, Tensor, autocast, no_grad};
+use phalanx::tensor::{DType, DebugSync, Device, KernelTime, Philox, Tensor, autocast, no_grad};
+use phalanx::{DeviceSpec, Precision};
 use serde::Serialize;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -25,7 +25,7 @@ struct StepLine {
     batch: usize,
     threads: usize,
     device: String,
-    precision: &'static str,
+    precision: String,
     /// Whether passes were to be recorded once and replayed; a warning says where they couldn't be.
     graphs: bool,
     median_ms: f64,
@@ -39,17 +39,13 @@ struct StepLine {
     gpu_mb: Option<f64>,
 }
 
-impl BenchPrecision {
-    fn name(self) -> &'static str {
-        match self {
-            BenchPrecision::Float32 => "float32",
-            BenchPrecision::Tf32 => "tf32",
-            BenchPrecision::Bfloat16 => "bfloat16",
+impl From<BenchPrecision> for Precision {
+    fn from(asked: BenchPrecision) -> Precision {
+        match asked {
+            BenchPrecision::Float32 => Precision::Float32,
+            BenchPrecision::Tf32 => Precision::Tf32,
+            BenchPrecision::Bfloat16 => Precision::Bfloat16,
         }
-    }
-
-    fn products(self) -> DType {
-        if self == BenchPrecision::Bfloat16 { DType::BF16 } else { DType::F32 }
     }
 }
 
@@ -61,7 +57,8 @@ pub(super) fn step(args: &StepArgs) -> Result<()> {
     at_least_one("--threads", args.threads.unwrap_or(1))?;
     let threads = args.threads.unwrap_or(phalanx::cores());
     let on_cpu = args.device == DeviceSpec::Cpu;
-    if args.precision == BenchPrecision::Tf32 && on_cpu {
+    let precision = Precision::from(args.precision);
+    if precision == Precision::Tf32 && on_cpu {
         let text = "--precision tf32: a CPU makes products in float32 all the same\nhint: add --device cuda";
         return Err(WrongUsage(text.into()).into());
     }
@@ -75,9 +72,7 @@ pub(super) fn step(args: &StepArgs) -> Result<()> {
     if matches!(job.sample, Sample::Image { .. }) {
         device.prepare_convolutions()?;
     }
-    if args.precision == BenchPrecision::Tf32 {
-        device.set_factors(Factors::Tf32);
-    }
+    device.set_factors(precision.factors());
     let Job { name, mut model, sample, loss, rule, forward, first } = job;
     let parameters = Parameters::build(&mut model, &device, 0);
     let [x, y] = sample.batch(args.batch, &device);
@@ -96,12 +91,12 @@ pub(super) fn step(args: &StepArgs) -> Result<()> {
         let mut ctx = Ctx::train(0, step, Arc::clone(&samples));
         if args.forward_only {
             let output = || no_grad(|| model.forward(&x, &mut ctx));
-            std::hint::black_box(autocast(args.precision.products(), output).item_of_first());
+            std::hint::black_box(autocast(precision.products(), output).item_of_first());
         } else {
             let (input, target) = (x.clone(), y.clone());
             let (model, parameters) = (&*model, &parameters);
             let pass = Pass { model, parameters, loss, input, target, ctx, weight: 1.0, sync: Sync::Now };
-            let loss = autocast(args.precision.products(), || strategy.pass(&pass))?;
+            let loss = autocast(precision.products(), || strategy.pass(&pass))?;
             strategy.finish(parameters)?;
             if !loss.is_finite() {
                 return Err(anyhow!(
@@ -127,7 +122,7 @@ pub(super) fn step(args: &StepArgs) -> Result<()> {
         batch: args.batch,
         threads,
         device: args.device.to_string(),
-        precision: args.precision.name(),
+        precision: precision.to_string(),
         graphs: args.graphs,
         median_ms: at(0.5),
         p95_ms: at(0.95),
@@ -145,10 +140,10 @@ pub(super) fn step(args: &StepArgs) -> Result<()> {
         let peak = line.peak_mb.map_or(String::new(), |mb| format!(", {mb:.0} MB at most"));
         let gpu = line.gpu_mb.map_or(String::new(), |mb| format!(", {mb:.0} MB of the GPU"));
         let on = match (args.device, args.graphs) {
-            (DeviceSpec::Cpu, _) if line.precision == "float32" => format!("{threads} threads"),
-            (DeviceSpec::Cpu, _) => format!("{threads} threads, {}", line.precision),
-            (device, true) => format!("{device}, {}, with graphs", line.precision),
-            (device, false) => format!("{device}, {}", line.precision),
+            (DeviceSpec::Cpu, _) if precision == Precision::Float32 => format!("{threads} threads"),
+            (DeviceSpec::Cpu, _) => format!("{threads} threads, {precision}"),
+            (device, true) => format!("{device}, {precision}, with graphs"),
+            (device, false) => format!("{device}, {precision}"),
         };
         print(format_args!(
             "{name}, batch {}, {on}: median {:.3} ms, 95% below {:.3} ms, {:.1} GFLOP/s{peak}{gpu} ({} steps)",

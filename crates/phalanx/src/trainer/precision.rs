@@ -26,7 +26,7 @@ pub enum Precision {
 
 impl Precision {
     /// The type of products.
-    pub(super) fn products(self) -> DType {
+    pub fn products(self) -> DType {
         match self {
             Precision::Float32 | Precision::Tf32 => DType::F32,
             Precision::Bfloat16 => DType::BF16,
@@ -35,7 +35,7 @@ impl Precision {
     }
 
     /// What becomes of factors of float32.
-    pub(super) fn factors(self) -> Factors {
+    pub fn factors(self) -> Factors {
         if self == Precision::Tf32 { Factors::Tf32 } else { Factors::Exact }
     }
 
