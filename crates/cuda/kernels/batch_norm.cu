@@ -2,7 +2,7 @@
 // a sum with the shortcut and a ReLU, is done in the same pass, and so is their part of the gradient. Statistics of a channel, its
 // weight and its bias are in float; what is merged over pieces, and may be summed over ranks, is in double.
 #include "columns.cuh"
-#include "grid.cuh"
+#include "packs.cuh"
 
 // Each channel's mean and sum of squared distances from it, piece by piece: (pieces, width) each.
 extern "C" __global__ void batch_moments(const T *x, float *means, float *squares, i64 rows, i64 width, i64 piece) {
@@ -77,13 +77,19 @@ extern "C" __global__ void batch_scales(const float *variances, float *scales, i
 // `out = (x - mean) scale weight + bias`, plus `plus`, cut off below zero if `relu` isn't 0. Weight, bias and `plus` may be null.
 extern "C" __global__ void batch_normalise(const T *x, const float *means, const float *scales, const float *weight, const float *bias,
                                            const T *plus, T *out, i64 rows, i64 width, i64 relu) {
-    for (i64 i = first_element(); i < rows * width; i += all_threads()) {
-        const i64 c = i % width;
-        const float mul = weight ? scales[c] * weight[c] : scales[c];
-        float y = (wide(x[i]) - means[c]) * mul + (bias ? bias[c] : 0.0f);
-        if (plus) y += wide(plus[i]);
-        out[i] = stored(relu && y <= 0.0f ? 0.0f : y);
-    }
+    along_rows(rows, width, [=](auto few, i64 i, i64 c) {
+        const auto in = taken<few>(x + i);
+        const auto added = taken_or_zeros<few>(plus, i);
+        const auto mean = taken<few>(means + c), scale = taken<few>(scales + c);
+        const auto factor = taken_or_zeros<few>(weight, c);
+        const auto shift = taken_or_zeros<few>(bias, c);
+        put(out + i, made<few>([&](int j) {
+                const float mul = weight ? scale.of[j] * factor.of[j] : scale.of[j];
+                float y = (wide(in.of[j]) - mean.of[j]) * mul + (bias ? shift.of[j] : 0.0f);
+                if (plus) y += wide(added.of[j]);
+                return stored(relu && y <= 0.0f ? 0.0f : y);
+            }));
+    });
 }
 
 __device__ inline float passed(const T *grad, const T *mask, i64 i) {
@@ -147,10 +153,18 @@ extern "C" __global__ void batch_factors(const double *sums, const float *scales
 // The gradients of the input and, where `plus` isn't null, of what was added.
 extern "C" __global__ void batch_input_gradient(const T *x, const T *grad, const T *mask, const float *means, const float *factors,
                                                 T *out, T *plus, i64 rows, i64 width) {
-    for (i64 i = first_element(); i < rows * width; i += all_threads()) {
-        const i64 c = i % width;
-        const float g = passed(grad, mask, i);
-        out[i] = stored(factors[c] * (g - factors[width + c] - (wide(x[i]) - means[c]) * factors[2 * width + c]));
-        if (plus) plus[i] = stored(g);
-    }
+    along_rows(rows, width, [=](auto few, i64 i, i64 c) {
+        const auto in = taken<few>(x + i), gradient = taken<few>(grad + i);
+        const auto output = taken_or_zeros<few>(mask, i);
+        const auto mean = taken<few>(means + c), factor = taken<few>(factors + c);
+        const auto less = taken<few>(factors + width + c), slope = taken<few>(factors + 2 * width + c);
+        const auto g = made<few>([&](int j) {
+            const float own = wide(gradient.of[j]);
+            return mask ? where_relu_passed(own, wide(output.of[j])) : own;
+        });
+        put(out + i, made<few>([&](int j) {
+                return stored(factor.of[j] * (g.of[j] - less.of[j] - (wide(in.of[j]) - mean.of[j]) * slope.of[j]));
+            }));
+        if (plus) put(plus + i, made<few>([&](int j) { return stored(g.of[j]); }));
+    });
 }

@@ -1,8 +1,11 @@
 // Conversions to the type of the module.
-#include "grid.cuh"
+#include "packs.cuh"
 
 template <class From> __device__ void converted(const From *from, T *to, i64 n) {
-    for (i64 i = first_element(); i < n; i += all_threads()) to[i] = stored(wide(from[i]));
+    by_grid(n, [=](auto few, i64 i) {
+        const auto x = taken<few>(from + i);
+        put(to + i, made<few>([&](int j) { return stored(wide(x.of[j])); }));
+    });
 }
 
 extern "C" __global__ void from_f32(const float *from, T *to, i64 n) { converted(from, to, n); }

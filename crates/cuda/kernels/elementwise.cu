@@ -1,6 +1,6 @@
 // Functions of one tensor and their gradients, and arithmetic of two. Meanings are those of the op table of the engine.
 // Gradients are told from the value that the op keeps: its output or its input.
-#include "grid.cuh"
+#include "packs.cuh"
 #include "strided.cuh"
 
 // The share of a standard normal below x.
@@ -22,14 +22,19 @@ __device__ inline float gelu_tanh_slope(float x) {
 }
 
 template <class F> __device__ void map(const T *in, T *out, i64 n, F f) {
-    for (i64 i = first_element(); i < n; i += all_threads()) out[i] = stored(f(wide(in[i])));
+    by_grid(n, [=](auto few, i64 i) {
+        const auto x = taken<few>(in + i);
+        put(out + i, made<few>([&](int j) { return stored(f(wide(x.of[j]))); }));
+    });
 }
 
 // `kept` is null where the gradient is a function of neither the input nor the output.
 template <class F> __device__ void map_gradient(const T *kept, const T *grad, T *out, i64 n, F f) {
-    for (i64 i = first_element(); i < n; i += all_threads()) {
-        out[i] = stored(f(kept ? wide(kept[i]) : 0.0f, wide(grad[i])));
-    }
+    by_grid(n, [=](auto few, i64 i) {
+        const auto g = taken<few>(grad + i);
+        const auto x = taken_or_zeros<few>(kept, i);
+        put(out + i, made<few>([&](int j) { return stored(f(wide(x.of[j]), wide(g.of[j]))); }));
+    });
 }
 
 // One row a function: its name, its value at `x`, its gradient from `kept` and `g`; `a` and `b` are its constants.
@@ -57,8 +62,12 @@ FUNCTION(power, powf(x, a), a == 0.0f ? 0.0f : g * a * powf(kept, b))
 FUNCTION(over, x / a, g / a)
 FUNCTION(affine, fmaf(x, a, b), g *a)
 
-template <class F> __device__ void zip(const T *left, const T *right, T *out, i64 n, F f) {
-    for (i64 i = first_element(); i < n; i += all_threads()) out[i] = stored(f(wide(left[i]), wide(right[i])));
+template <class Left, class Out, class F> __device__ void zip(const Left *left, const T *right, Out *out, i64 n, F f) {
+    by_grid(n, [=](auto few, i64 i) {
+        const auto x = taken<few>(left + i);
+        const auto y = taken<few>(right + i);
+        put(out + i, made<few>([&](int j) { return rounded<Out>(f(wide(x.of[j]), wide(y.of[j]))); }));
+    });
 }
 
 template <class F> __device__ void zip_views(const T *left, const T *right, T *out, const Walk<2> &walk, i64 n, F f) {
@@ -99,5 +108,10 @@ extern "C" __global__ void winner_gradient(const T *mine, const T *other, const 
 
 // `sum += x`.
 extern "C" __global__ void add_assign(T *sum, const T *x, i64 n) {
-    for (i64 i = first_element(); i < n; i += all_threads()) sum[i] = stored(wide(sum[i]) + wide(x[i]));
+    zip(sum, x, sum, n, [](float x, float y) { return x + y; });
+}
+
+// What is in float plus what is in the module's type.
+extern "C" __global__ void sum_in_float(const float *left, const T *right, float *out, i64 n) {
+    zip(left, right, out, n, [](float x, float y) { return x + y; });
 }

@@ -1,5 +1,5 @@
 // What is done to all gradients together, between the backward pass and the optimizer.
-#include "grid.cuh"
+#include "packs.cuh"
 
 // Sets `found` to 1 where a number is infinite or none.
 extern "C" __global__ void find_not_finite(const T *x, int *found, i64 n) {
@@ -34,7 +34,10 @@ extern "C" __global__ void clip_norm(T *x, const double *norm, double limit, i64
     // What PyTorch divides by.
     const double factor = limit / (*norm + 1e-6);
     if (!(factor < 1.0) || !(*norm <= 1.7976931348623157e308)) return;
-    for (i64 i = first_element(); i < n; i += all_threads()) x[i] = stored(wide(x[i]) * (float)factor);
+    by_grid(n, [=](auto few, i64 i) {
+        const auto own = taken<few>(x + i);
+        put(x + i, made<few>([&](int j) { return stored(wide(own.of[j]) * (float)factor); }));
+    });
 }
 
 // Makes each number at most `limit` large.

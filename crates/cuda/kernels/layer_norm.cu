@@ -1,52 +1,75 @@
 // Normalisation of rows of `width` numbers, forward and backward. Each row's mean and 1/std are in float, and so are weight and
-// bias, which are null where there are none.
+// bias, which are null where there are none. Rows in float may come out in the module's type, as products want them: then their
+// gradient comes in that, and goes on in float.
 #include "columns.cuh"
-#include "grid.cuh"
+#include "packs.cuh"
 
-extern "C" __global__ void layer_norm(const T *in, const float *weight, const float *bias, T *out, float *means, float *scales, i64 rows,
-                                      i64 width, float eps) {
-    __shared__ float room[MAX_WARPS];
+template <class In, class Out>
+__device__ void normalise(const In *in, const float *weight, const float *bias, Out *out, float *means, float *scales, i64 rows,
+                          i64 width, float eps, float *room) {
     for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
-        const T *x = in + row * width;
+        const In *x = in + row * width;
+        Out *y = out + row * width;
         float sum = 0.0f;
-        for (i64 i = threadIdx.x; i < width; i += blockDim.x) sum += wide(x[i]);
+        by_block(width, [&](auto few, i64 i) {
+            const auto own = taken<few>(x + i);
+            each<few>([&](int j) { sum += wide(own.of[j]); });
+        });
         const float mean = sum_of_block(sum, room) / (float)width;
         float squares = 0.0f;
-        for (i64 i = threadIdx.x; i < width; i += blockDim.x) squares += (wide(x[i]) - mean) * (wide(x[i]) - mean);
+        by_block(width, [&](auto few, i64 i) {
+            const auto own = taken<few>(x + i);
+            each<few>([&](int j) { squares += (wide(own.of[j]) - mean) * (wide(own.of[j]) - mean); });
+        });
         const float scale = 1.0f / sqrtf(sum_of_block(squares, room) / (float)width + eps);
-        for (i64 i = threadIdx.x; i < width; i += blockDim.x) {
-            const float u = (wide(x[i]) - mean) * scale;
-            out[row * width + i] = stored((weight ? u * weight[i] : u) + (bias ? bias[i] : 0.0f));
-        }
+        by_block(width, [&](auto few, i64 i) {
+            const auto own = taken<few>(x + i);
+            const auto factor = taken_or_zeros<few>(weight, i);
+            const auto shift = taken_or_zeros<few>(bias, i);
+            put(y + i, made<few>([&](int j) {
+                    const float u = (wide(own.of[j]) - mean) * scale;
+                    return rounded<Out>((weight ? u * factor.of[j] : u) + (bias ? shift.of[j] : 0.0f));
+                }));
+        });
         if (threadIdx.x == 0) means[row] = mean, scales[row] = scale;
     }
 }
 
 // With u = (x - mean) scale and h = grad weight, the gradient of a row is scale (h - mean(h) - u mean(h u)).
-extern "C" __global__ void layer_norm_gradient(const T *in, const float *weight, const T *grad, const float *means, const float *scales,
-                                               T *out, i64 rows, i64 width) {
-    __shared__ float room[MAX_WARPS];
+template <class In, class Out>
+__device__ void gradient(const In *in, const float *weight, const Out *grad, const float *means, const float *scales, In *out, i64 rows,
+                         i64 width, float *room) {
     for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
         const i64 start = row * width;
         const float mean = means[row], scale = scales[row];
+        // Calls `use(few, i, h, u)` over the row.
+        const auto over = [&](auto use) {
+            by_block(width, [&](auto few, i64 i) {
+                const auto x = taken<few>(in + start + i);
+                const auto g = taken<few>(grad + start + i);
+                const auto factor = taken_or_zeros<few>(weight, i);
+                use(few, i, [&](int j) { return wide(g.of[j]) * (weight ? factor.of[j] : 1.0f); },
+                    [&](int j) { return (wide(x.of[j]) - mean) * scale; });
+            });
+        };
         float sum_h = 0.0f, sum_hu = 0.0f;
-        for (i64 i = threadIdx.x; i < width; i += blockDim.x) {
-            const float h = wide(grad[start + i]) * (weight ? weight[i] : 1.0f);
-            sum_h += h;
-            sum_hu += h * ((wide(in[start + i]) - mean) * scale);
-        }
+        over([&](auto few, i64, auto h, auto u) {
+            each<few>([&](int j) {
+                sum_h += h(j);
+                sum_hu += h(j) * u(j);
+            });
+        });
         const float mean_h = sum_of_block(sum_h, room) / (float)width, mean_hu = sum_of_block(sum_hu, room) / (float)width;
-        for (i64 i = threadIdx.x; i < width; i += blockDim.x) {
-            const float h = wide(grad[start + i]) * (weight ? weight[i] : 1.0f);
-            out[start + i] = stored(scale * (h - mean_h - (wide(in[start + i]) - mean) * scale * mean_hu));
-        }
+        over([&](auto few, i64 i, auto h, auto u) {
+            put(out + start + i, made<few>([&](int j) { return rounded<In>(scale * (h(j) - mean_h - u(j) * mean_hu)); }));
+        });
     }
 }
 
 // The gradients of weight and bias, piece by piece: `sum_column_parts` adds up both.
-extern "C" __global__ void layer_norm_columns(const T *x, const T *grad, const float *means, const float *scales, float *weight_parts,
-                                              float *bias_parts, i64 rows, i64 width, i64 piece) {
-    __shared__ float room[2][LANES][COLUMNS];
+template <class In, class Out>
+__device__ void columns(const In *x, const Out *grad, const float *means, const float *scales, float *weight_parts, float *bias_parts,
+                        i64 rows, i64 width, i64 piece, float (&room)[2][LANES][COLUMNS]) {
     sums_of_columns<2>(
         rows, width, piece, room,
         [=](i64 row, i64 column, float(&sums)[2]) {
@@ -59,3 +82,24 @@ extern "C" __global__ void layer_norm_columns(const T *x, const T *grad, const f
             bias_parts[p * width + column] = sums[1];
         });
 }
+
+// The three of rows in a type that come out in a type.
+#define ROWS(NAME, IN, OUT)                                                                                                  \
+    extern "C" __global__ void NAME(const IN *in, const float *weight, const float *bias, OUT *out, float *means,            \
+                                    float *scales, i64 rows, i64 width, float eps) {                                         \
+        __shared__ float room[MAX_WARPS];                                                                                    \
+        normalise(in, weight, bias, out, means, scales, rows, width, eps, room);                                             \
+    }                                                                                                                        \
+    extern "C" __global__ void NAME##_gradient(const IN *in, const float *weight, const OUT *grad, const float *means,       \
+                                               const float *scales, IN *out, i64 rows, i64 width) {                          \
+        __shared__ float room[MAX_WARPS];                                                                                    \
+        gradient(in, weight, grad, means, scales, out, rows, width, room);                                                   \
+    }                                                                                                                        \
+    extern "C" __global__ void NAME##_columns(const IN *x, const OUT *grad, const float *means, const float *scales,         \
+                                              float *weight_parts, float *bias_parts, i64 rows, i64 width, i64 piece) {      \
+        __shared__ float room[2][LANES][COLUMNS];                                                                            \
+        columns(x, grad, means, scales, weight_parts, bias_parts, rows, width, piece, room);                                 \
+    }
+
+ROWS(layer_norm, T, T)
+ROWS(rounded_layer_norm, float, T)

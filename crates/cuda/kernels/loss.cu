@@ -61,11 +61,17 @@ extern "C" __global__ void cross_entropy(const T *in, const i64 *labels, float *
 // Softmax minus target, from the logits and what was kept of their rows.
 extern "C" __global__ void cross_entropy_gradient(const T *in, const float *shifts, const i64 *labels, const float *grad, T *out, i64 rows,
                                                   i64 width, float smoothing, float factor) {
-    const float each = factor * *grad, spread = smoothing / (float)width;
-    for (i64 i = first_element(); i < rows * width; i += all_threads()) {
-        const i64 row = i / width, label = labels[row];
-        const float target = !is_class(label, width) ? NAN_F : spread + (label == i - row * width ? 1.0f - smoothing : 0.0f);
-        out[i] = stored((expf(wide(in[i]) - shifts[row]) - target) * each);
+    const float weight = factor * *grad, spread = smoothing / (float)width;
+    for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
+        const i64 start = row * width, label = labels[row];
+        const float shift = shifts[row], others = is_class(label, width) ? spread : NAN_F;
+        by_block(width, [&](auto few, i64 i) {
+            const auto x = taken<few>(in + start + i);
+            put(out + start + i, made<few>([&](int j) {
+                    const float target = others + (label == i + j ? 1.0f - smoothing : 0.0f);
+                    return stored((expf(wide(x.of[j]) - shift) - target) * weight);
+                }));
+        });
     }
 }
 

@@ -1,6 +1,6 @@
 // The update rules of the engine's optimizers, each one pass over flat slices, rounded as on a CPU. Values and states are in
 // float, gradients in the type of the module.
-#include "grid.cuh"
+#include "packs.cuh"
 
 // What changes from step to step, for some of the values: those from where the step before ends. Steps lie in device memory, so that a
 // captured graph can be played again, one after the other; the last one ends with the values.
@@ -34,74 +34,90 @@ struct Slices {
     i64 n;
 };
 
-template <class Rule> __device__ void move(const Slices &all, const Step *step, Rule rule) {
+// What a rule keeps for each value. Where there is no memory for one, the rule isn't told anything and nothing is kept.
+template <int KEPT> struct States {
+    float *of[KEPT];
+};
+
+// `rule(s, p, g, kept)` gives what a value p with gradient g becomes, and moves what is kept for it.
+template <int KEPT, class Rule> __device__ void move(const Slices &all, const States<KEPT> &states, const Step *step, Rule rule) {
     if (all.found && *all.found) return;
     Step s = *step;
-    for (i64 i = first_element(); i < all.n; i += all_threads()) {
-        // A thread's values go up, and so do its steps.
-        if (i >= s.end) {
-            while (i >= step->end) step++;
-            s = *step;
-        }
-        const float value = rule(s, i, all.values[i], wide(all.grads[i]) * s.inverse_scale);
-        all.values[i] = value;
-        if (all.copy) all.copy[i] = stored(value);
-    }
+    by_grid(all.n, [&](auto few, i64 i) {
+        auto values = taken<few>(all.values + i);
+        const auto grads = taken<few>(all.grads + i);
+        Pack<few, float> kept[KEPT];
+        UNROLL
+        for (int k = 0; k < KEPT; k++) kept[k] = taken_or_zeros<few>(states.of[k], i);
+        each<few>([&](int j) {
+            // A thread's values go up, and so do its steps.
+            if (i + j >= s.end) {
+                while (i + j >= step->end) step++;
+                s = *step;
+            }
+            float own[KEPT];
+            each<KEPT>([&](int k) { own[k] = kept[k].of[j]; });
+            values.of[j] = rule(s, values.of[j], wide(grads.of[j]) * s.inverse_scale, own);
+            each<KEPT>([&](int k) { kept[k].of[j] = own[k]; });
+        });
+        put(all.values + i, values);
+        each<KEPT>([&](int k) {
+            if (states.of[k]) put(states.of[k] + i, kept[k]);
+        });
+        if (all.copy) put(all.copy + i, made<few>([&](int j) { return stored(values.of[j]); }));
+    });
 }
 
 extern "C" __global__ void sgd(float *values, const T *grads, T *copy, const Step *step, const int *found, i64 n) {
-    move(Slices{values, grads, copy, found, n}, step,
-         [](const Step &s, i64, float p, float g) { return p - s.lr * (g + s.decay * p); });
+    move(Slices{values, grads, copy, found, n}, States<1>{{nullptr}}, step,
+         [](const Step &s, float p, float g, float (&)[1]) { return p - s.lr * (g + s.decay * p); });
 }
 
 extern "C" __global__ void sgd_momentum(float *values, const T *grads, T *copy, float *momentum, const Step *step, const int *found,
                                         i64 n) {
-    move(Slices{values, grads, copy, found, n}, step, [=](const Step &s, i64 i, float p, float g) {
-        const float d = s.keep_first * momentum[i] + s.share_first * (g + s.decay * p);
-        momentum[i] = d;
-        return p - s.lr * d;
+    move(Slices{values, grads, copy, found, n}, States<1>{{momentum}}, step, [](const Step &s, float p, float g, float (&kept)[1]) {
+        kept[0] = s.keep_first * kept[0] + s.share_first * (g + s.decay * p);
+        return p - s.lr * kept[0];
     });
 }
 
 extern "C" __global__ void sgd_nesterov(float *values, const T *grads, T *copy, float *momentum, const Step *step, const int *found,
                                         i64 n) {
-    move(Slices{values, grads, copy, found, n}, step, [=](const Step &s, i64 i, float p, float g) {
+    move(Slices{values, grads, copy, found, n}, States<1>{{momentum}}, step, [](const Step &s, float p, float g, float (&kept)[1]) {
         g = g + s.decay * p;
-        const float d = s.keep_first * momentum[i] + s.share_first * g;
-        momentum[i] = d;
-        return p - s.lr * (g + s.keep_first * d);
+        kept[0] = s.keep_first * kept[0] + s.share_first * g;
+        return p - s.lr * (g + s.keep_first * kept[0]);
     });
 }
 
-// The step that Adam and AdamW share, of a value and a gradient with their decay.
-__device__ inline float adam_step(const Step &s, float p, float g, float &mean, float &squares) {
-    mean = s.keep_first * mean + s.share_first * g;
-    squares = s.keep_second * squares + s.share_second * g * g;
-    return p - s.lr * mean / (sqrtf(squares) / s.root + s.eps);
+// The step that Adam and AdamW share, of a value and a gradient with their decay; kept are the mean and the squares.
+__device__ inline float adam_step(const Step &s, float p, float g, float (&kept)[2]) {
+    kept[0] = s.keep_first * kept[0] + s.share_first * g;
+    kept[1] = s.keep_second * kept[1] + s.share_second * g * g;
+    return p - s.lr * kept[0] / (sqrtf(kept[1]) / s.root + s.eps);
 }
 
 extern "C" __global__ void adam(float *values, const T *grads, T *copy, float *mean, float *squares, const Step *step,
                                 const int *found, i64 n) {
-    move(Slices{values, grads, copy, found, n}, step, [=](const Step &s, i64 i, float p, float g) {
-        return adam_step(s, p, g + s.decay * p, mean[i], squares[i]);
-    });
+    move(Slices{values, grads, copy, found, n}, States<2>{{mean, squares}}, step,
+         [](const Step &s, float p, float g, float (&kept)[2]) { return adam_step(s, p, g + s.decay * p, kept); });
 }
 
 extern "C" __global__ void adamw(float *values, const T *grads, T *copy, float *mean, float *squares, const Step *step,
                                  const int *found, i64 n) {
-    move(Slices{values, grads, copy, found, n}, step, [=](const Step &s, i64 i, float p, float g) {
-        return adam_step(s, p * s.decay, g, mean[i], squares[i]);
-    });
+    move(Slices{values, grads, copy, found, n}, States<2>{{mean, squares}}, step,
+         [](const Step &s, float p, float g, float (&kept)[2]) { return adam_step(s, p * s.decay, g, kept); });
 }
 
+// Kept are the mean squares of gradients and of moves.
 extern "C" __global__ void adadelta(float *values, const T *grads, T *copy, float *squares, float *moved, const Step *step,
                                     const int *found, i64 n) {
-    move(Slices{values, grads, copy, found, n}, step, [=](const Step &s, i64 i, float p, float g) {
+    move(Slices{values, grads, copy, found, n}, States<2>{{squares, moved}}, step, [](const Step &s, float p, float g, float (&kept)[2]) {
         g = g + s.decay * p;
-        const float square = s.keep_second * squares[i] + s.share_second * g * g;
-        const float delta = sqrtf(moved[i] + s.eps) / sqrtf(square + s.eps) * g;
-        squares[i] = square;
-        moved[i] = s.keep_second * moved[i] + s.share_second * delta * delta;
+        const float square = s.keep_second * kept[0] + s.share_second * g * g;
+        const float delta = sqrtf(kept[1] + s.eps) / sqrtf(square + s.eps) * g;
+        kept[0] = square;
+        kept[1] = s.keep_second * kept[1] + s.share_second * delta * delta;
         return p - s.lr * delta;
     });
 }
@@ -109,25 +125,29 @@ extern "C" __global__ void adadelta(float *values, const T *grads, T *copy, floa
 // `momentum` is null without momentum, `mean` where the rule isn't centered.
 extern "C" __global__ void rmsprop(float *values, const T *grads, T *copy, float *squares, float *momentum, float *mean,
                                    const Step *step, const int *found, i64 n) {
-    move(Slices{values, grads, copy, found, n}, step, [=](const Step &s, i64 i, float p, float g) {
-        g = g + s.decay * p;
-        const float square = s.keep_second * squares[i] + s.share_second * g * g;
-        squares[i] = square;
-        float variance = square;
-        if (mean) {
-            mean[i] += s.share_second * (g - mean[i]);
-            variance = square - mean[i] * mean[i];
-        }
-        float d = g / (sqrtf(variance) + s.eps);
-        if (momentum) {
-            d = s.keep_first * momentum[i] + d;
-            momentum[i] = d;
-        }
-        return p - s.lr * d;
-    });
+    const bool is_centered = mean != nullptr, has_momentum = momentum != nullptr;
+    move(Slices{values, grads, copy, found, n}, States<3>{{squares, momentum, mean}}, step,
+         [=](const Step &s, float p, float g, float (&kept)[3]) {
+             g = g + s.decay * p;
+             kept[0] = s.keep_second * kept[0] + s.share_second * g * g;
+             float variance = kept[0];
+             if (is_centered) {
+                 kept[2] += s.share_second * (g - kept[2]);
+                 variance = kept[0] - kept[2] * kept[2];
+             }
+             float d = g / (sqrtf(variance) + s.eps);
+             if (has_momentum) {
+                 d = s.keep_first * kept[1] + d;
+                 kept[1] = d;
+             }
+             return p - s.lr * d;
+         });
 }
 
 // Moves a running mean by its share of the way to the values of now.
 extern "C" __global__ void follow(float *mean, const float *values, float share, i64 n) {
-    for (i64 i = first_element(); i < n; i += all_threads()) mean[i] = mean[i] + share * (values[i] - mean[i]);
+    by_grid(n, [=](auto few, i64 i) {
+        const auto old = taken<few>(mean + i), now = taken<few>(values + i);
+        put(mean + i, made<few>([&](int j) { return old.of[j] + share * (now.of[j] - old.of[j]); }));
+    });
 }

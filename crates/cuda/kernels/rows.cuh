@@ -1,6 +1,6 @@
 // What softmax and the losses need of a row of `width` numbers, whose threads are those of a block.
 #pragma once
-#include "grid.cuh"
+#include "packs.cuh"
 
 struct Normaliser {
     float largest;
@@ -10,10 +10,16 @@ struct Normaliser {
 
 __device__ inline Normaliser normaliser(const T *x, i64 width, float *room) {
     float largest = -INFINITY_F;
-    for (i64 i = threadIdx.x; i < width; i += blockDim.x) largest = larger(largest, wide(x[i]));
+    by_block(width, [&](auto few, i64 i) {
+        const auto own = taken<few>(x + i);
+        each<few>([&](int j) { largest = larger(largest, wide(own.of[j])); });
+    });
     largest = joined(largest, room, larger);
     float sum = 0.0f;
-    for (i64 i = threadIdx.x; i < width; i += blockDim.x) sum += expf(wide(x[i]) - largest);
+    by_block(width, [&](auto few, i64 i) {
+        const auto own = taken<few>(x + i);
+        each<few>([&](int j) { sum += expf(wide(own.of[j]) - largest); });
+    });
     return {largest, sum_of_block(sum, room)};
 }
 
@@ -21,4 +27,12 @@ __device__ inline Normaliser normaliser(const T *x, i64 width, float *room) {
 __device__ inline float log_shift(const T *x, i64 width, float *room) {
     const Normaliser n = normaliser(x, width, room);
     return n.largest + logf(n.sum);
+}
+
+// `out = f(x)`, of one row, by the threads of a block.
+template <class F> __device__ void map_row(const T *x, T *out, i64 width, F f) {
+    by_block(width, [&](auto few, i64 i) {
+        const auto own = taken<few>(x + i);
+        put(out + i, made<few>([&](int j) { return stored(f(wide(own.of[j]))); }));
+    });
 }

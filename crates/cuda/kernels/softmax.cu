@@ -7,7 +7,7 @@ extern "C" __global__ void softmax(const T *in, T *out, i64 rows, i64 width) {
         const T *x = in + row * width;
         const Normaliser n = normaliser(x, width, room);
         const float scale = 1.0f / n.sum;
-        for (i64 i = threadIdx.x; i < width; i += blockDim.x) out[row * width + i] = stored(expf(wide(x[i]) - n.largest) * scale);
+        map_row(x, out + row * width, width, [&](float x) { return expf(x - n.largest) * scale; });
     }
 }
 
@@ -16,7 +16,7 @@ extern "C" __global__ void log_softmax(const T *in, T *out, i64 rows, i64 width)
     for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
         const T *x = in + row * width;
         const float shift = log_shift(x, width, room);
-        for (i64 i = threadIdx.x; i < width; i += blockDim.x) out[row * width + i] = stored(wide(x[i]) - shift);
+        map_row(x, out + row * width, width, [&](float x) { return x - shift; });
     }
 }
 

@@ -9,7 +9,7 @@ const THREADS: u32 = 256;
 /// Threads that run in step; every block is made of whole warps, which reductions rely on.
 const WARP: u32 = 32;
 /// Elements of a row that each thread of a block should have to itself, before the block has more threads.
-const PER_THREAD: u64 = 4;
+const PER_THREAD: u64 = 8;
 /// Blocks of a grid along its first dimension, as CUDA allows.
 const MOST_BLOCKS: u64 = (1 << 31) - 1;
 

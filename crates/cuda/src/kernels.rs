@@ -82,6 +82,9 @@ const WALK3: Parameter = Parameter::Struct(size_of::<Walk<3>>());
 const FUNCTION: &[Parameter] = &[R, W, N, F, F];
 const GRADIENT: &[Parameter] = &[R0, R, W, N, F, F];
 const ARITHMETIC: &[Parameter] = &[R, R, W, N];
+const NORMALISED: &[Parameter] = &[R, R0, R0, W, W, W, N, N, F];
+const NORMALISED_GRADIENT: &[Parameter] = &[R, R0, R, R, R, W, N, N];
+const NORMALISED_COLUMNS: &[Parameter] = &[R, R, R, R, W, W, N, N, N];
 const OF_VIEWS: &[Parameter] = &[R, R, W, WALK2, N];
 const ATTENTION: &[Parameter] = &[R, W, W, R0, R0, HEADS];
 const TO_QUERIES: &[Parameter] = &[R, R, R, R, W, W, R0, R0, HEADS];
@@ -195,6 +198,7 @@ pub const KERNELS: &[Kernel] = &[
     elementwise("minimum_views", OF_VIEWS),
     elementwise("winner_gradient", &[R, R, R, W, WALK3, N, F]),
     elementwise("add_assign", &[W, R, N]),
+    elementwise("sum_in_float", ARITHMETIC),
     reduce("sum_by_thread", &[R, W, WALK1, WALK1, N, N], Share::Elements),
     reduce("sum_by_block", &[R, W, WALK1, WALK1, N, N], Share::Rows),
     reduce("sum_pieces", &[R, W, WALK1, WALK1, N, N, N], Share::Rows),
@@ -239,7 +243,7 @@ pub const KERNELS: &[Kernel] = &[
     loss("nll", &[R, R, W, W, N, N], Share::Elements),
     loss("nll_gradient", &[R, R, W, N, N, F], Share::Elements),
     loss("cross_entropy", &[R, R, W, W, W, N, N, F], Share::Rows),
-    loss("cross_entropy_gradient", &[R, R, R, R, W, N, N, F, F], Share::Elements),
+    loss("cross_entropy_gradient", &[R, R, R, R, W, N, N, F, F], Share::Rows),
     loss("cross_entropy_shares", &[R, R, W, W, N, N, F], Share::Rows),
     loss("cross_entropy_shares_gradient", &[R, R, R, W, N, N, F, F], Share::Rows),
     loss("squared_error", &[R, R, W, N, N], Share::Rows),
@@ -249,9 +253,12 @@ pub const KERNELS: &[Kernel] = &[
     embedding("embedding", &[R, R, W, W, N, N, N, N, N], Share::Elements),
     embedding("embedding_spans", &[R, W, W, N, N, N], Share::Elements),
     embedding("embedding_gradient", &[R, R, R, R, W, N, N, N], Share::Rows),
-    layer_norm("layer_norm", &[R, R0, R0, W, W, W, N, N, F], Share::Rows),
-    layer_norm("layer_norm_gradient", &[R, R0, R, R, R, W, N, N], Share::Rows),
-    layer_norm("layer_norm_columns", &[R, R, R, R, W, W, N, N, N], Share::Columns),
+    layer_norm("layer_norm", NORMALISED, Share::Rows),
+    layer_norm("layer_norm_gradient", NORMALISED_GRADIENT, Share::Rows),
+    layer_norm("layer_norm_columns", NORMALISED_COLUMNS, Share::Columns),
+    layer_norm("rounded_layer_norm", NORMALISED, Share::Rows),
+    layer_norm("rounded_layer_norm_gradient", NORMALISED_GRADIENT, Share::Rows),
+    layer_norm("rounded_layer_norm_columns", NORMALISED_COLUMNS, Share::Columns),
     batch_norm("batch_moments", &[R, W, W, N, N, N], Share::Columns),
     batch_norm("merge_moments", &[R, R, W, N, N, N], Share::Rows),
     batch_norm("batch_statistics", &[R, W, W, W, N, D, D], Share::Elements),

@@ -42,9 +42,10 @@ pub enum Source {
 }
 
 /// The files that sources include, by name.
-pub(crate) const HEADERS: [(&str, &str); 9] = [
+pub(crate) const HEADERS: [(&str, &str); 10] = [
     ("numbers.cuh", include_str!("../kernels/numbers.cuh")),
     ("grid.cuh", include_str!("../kernels/grid.cuh")),
+    ("packs.cuh", include_str!("../kernels/packs.cuh")),
     ("strided.cuh", include_str!("../kernels/strided.cuh")),
     ("columns.cuh", include_str!("../kernels/columns.cuh")),
     ("rows.cuh", include_str!("../kernels/rows.cuh")),

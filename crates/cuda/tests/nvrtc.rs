@@ -53,6 +53,33 @@ fn modules_hold_the_kernels_of_the_list_and_no_others() {
     }
 }
 
+/// What kernels are for that are as fast as memory is: each thread asks for 16 bytes at a time.
+#[test]
+fn neighbours_come_in_one_go() {
+    let Some(nvrtc) = nvrtc() else { return };
+    for (source, names) in [
+        (Source::Elementwise, &["sum", "relu", "gelu_tanh_gradient", "add_assign", "sum_in_float"][..]),
+        (Source::Convert, &["from_f32", "from_bf16", "from_f16"]),
+        (Source::BatchNorm, &["batch_normalise", "batch_input_gradient"]),
+        (Source::LayerNorm, &["layer_norm", "rounded_layer_norm", "rounded_layer_norm_gradient"]),
+        (Source::Loss, &["cross_entropy_gradient"]),
+        (Source::Optimizer, &["sgd_momentum", "adamw"]),
+    ] {
+        for &element in source.elements() {
+            let ptx = nvrtc.module(source, element, ARCHITECTURES[1], Form::Ptx);
+            let text = String::from_utf8_lossy(&ptx.unwrap_or_else(|error| panic!("{error}"))).into_owned();
+            for name in names {
+                let start = text.find(&format!(".entry {name}(")).expect("the module has it");
+                let body = &text[start..];
+                let body = &body[..body.find("\n}").expect("it ends")];
+                for access in ["ld.global.v4.", "st.global.v4."] {
+                    assert!(body.contains(access), "{name} for {element:?} has no {access}");
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn errors_and_warnings_come_with_what_the_compiler_says() {
     let Some(nvrtc) = nvrtc() else { return };

@@ -59,6 +59,14 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
         Op::Add(a, b) => {
             of([wanted.wants(0).then(|| grad.sum_to(&a)), wanted.wants(1).then(|| grad.sum_to(&b))])
         }
+        Op::AddHalf(narrow) => {
+            let rounded = |grad: Tensor| {
+                let out = wanted.place(1, grad.dense_order(), *grad.shape(), narrow);
+                kernel::copy::convert(&grad, &out);
+                out
+            };
+            of([wanted.wants(0).then(|| grad.clone()), wanted.wants(1).then(|| rounded(grad.dense()))])
+        }
         Op::Sub(a, b) => {
             of([wanted.wants(0).then(|| grad.sum_to(&a)), wanted.wants(1).then(|| grad.sum_to(&b).neg())])
         }
@@ -250,8 +258,10 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
         Op::LayerNorm { row, .. } => {
             let (x, weight, grad) = (value(saved, 0), saved[1].as_ref(), grad.contiguous());
             let stats = [x, value(saved, 2), value(saved, 3)];
-            let grad_x = filled(0, x.shape(), &|out| {
-                kernel::norm::layer_norm_gradient(stats, weight, &grad, row, out)
+            let grad_x = wanted.wants(0).then(|| {
+                let out = wanted.place(0, Order::RowMajor, *x.shape(), x.dtype);
+                kernel::norm::layer_norm_gradient(stats, weight, &grad, row, &out);
+                out
             });
             let shape = weight.map_or(Shape::new(&[row]), |weight| *weight.shape());
             let [grad_w, grad_b] = [1, 2]
@@ -281,10 +291,13 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
                 sums.with_slice_mut(|sums: &mut [f64]| sum(sums));
             }
             let batch = count.map(|count| (&sums, count));
+            let of_plus = wanted.wants(3).then(|| wanted.place(3, x.dense_order(), *x.shape(), dtype));
             let grad_x = filled_like(0, x, &|out| {
-                kernel::batch_norm::input_gradient(x, [mean, scale], weight, &grad, mask, batch, out);
+                let outputs = (out, of_plus.as_ref());
+                kernel::batch_norm::input_gradient(x, [mean, scale], weight, &grad, mask, batch, outputs);
             });
-            let grad_plus = filled_like(3, x, &|out| match mask {
+            let grad_plus = of_plus.inspect(|out| match mask {
+                _ if grad_x.is_some() => {}
                 Some(mask) => kernel::elementwise::unary_gradient(Unary::Relu, mask, &grad, out),
                 None => out.copy_from(&grad),
             });

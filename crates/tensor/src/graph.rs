@@ -7,6 +7,7 @@
 use crate::arena::Slot;
 use crate::between;
 use crate::device::Device;
+use crate::dtype::DType;
 use crate::op::{Op, Unary};
 use crate::ops::across::Crossing;
 use crate::ops::again::Again;
@@ -83,8 +84,8 @@ pub(crate) enum Kind {
 pub(crate) enum Made {
     /// This function of value 0.
     Unary(Unary),
-    /// Value 0 normalised over its last dimensions, with weight 2 and bias 3.
-    LayerNorm { n_dims: usize, eps: f64 },
+    /// Value 0 normalised over its last dimensions, with weight 2 and bias 3, in this type.
+    LayerNorm { n_dims: usize, eps: f64, dtype: DType },
 }
 
 impl Made {
@@ -95,9 +96,9 @@ impl Made {
             Kind::Op(Op::Unary(f)) if !f.keeps_output() && !f.keeps_nothing() => {
                 Some((Made::Unary(f), [body.saved[0].clone(), None, None]))
             }
-            Kind::Op(Op::LayerNorm { n_dims, eps, .. }) => {
+            Kind::Op(Op::LayerNorm { n_dims, eps, dtype, .. }) => {
                 let [x, weight, _, _, bias] = &body.saved;
-                Some((Made::LayerNorm { n_dims, eps }, [x, weight, bias].map(Option::clone)))
+                Some((Made::LayerNorm { n_dims, eps, dtype }, [x, weight, bias].map(Option::clone)))
             }
             _ => None,
         }
@@ -108,8 +109,8 @@ impl Made {
         let x = saved[0].as_ref().expect("what it is made of is kept");
         match self {
             Made::Unary(f) => x.mapped(f),
-            Made::LayerNorm { n_dims, eps } => {
-                x.layer_norm(n_dims, saved[2].as_ref(), saved[3].as_ref(), eps)
+            Made::LayerNorm { n_dims, eps, dtype } => {
+                x.layer_norm_in(dtype, n_dims, saved[2].as_ref(), saved[3].as_ref(), eps)
             }
         }
     }

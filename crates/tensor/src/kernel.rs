@@ -121,7 +121,7 @@ kernels! {
         channel_gradients(sums: &Tensor, scale: &Tensor, out: [&Tensor; 2]) on sums;
         input_gradient(
             x: &Tensor, stats: [&Tensor; 2], weight: Option<&Tensor>, grad: &Tensor, mask: Option<&Tensor>,
-            batch: Option<(&Tensor, f64)>, out: &Tensor
+            batch: Option<(&Tensor, f64)>, out: (&Tensor, Option<&Tensor>)
         ) on x;
     }
     pooling of numbers {

@@ -13,6 +13,8 @@ pub(crate) enum Op {
     Unary(Unary),
     /// `a + b`, with the shapes before broadcasting.
     Add(Shape, Shape),
+    /// `a + b`, of one shape, where a is f32 and b of this type of 16 bits.
+    AddHalf(DType),
     /// `a - b`, with the shapes before broadcasting.
     Sub(Shape, Shape),
     /// `a * b`; saves a where b wants a gradient, b where a does.
@@ -86,8 +88,8 @@ pub(crate) enum Op {
     /// Each element dropped with this probability, by a mask that is made where it is needed; saves the key's words and the samples'
     /// numbers.
     Dropout { p: f64 },
-    /// Normalisation over the last dimensions; saves x, weight, each row's mean and 1/std, and bias.
-    LayerNorm { row: usize, n_dims: usize, eps: f64 },
+    /// Normalisation over the last dimensions, rounded to a type; saves x, weight, each row's mean and 1/std, and bias.
+    LayerNorm { row: usize, n_dims: usize, eps: f64, dtype: DType },
     /// Normalisation of each channel over the batch and its pixels, then possibly a sum with another tensor and a ReLU; saves
     /// x, weight, each channel's mean and 1/std, and the output where there is a ReLU.
     BatchNorm {

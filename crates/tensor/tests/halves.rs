@@ -3,7 +3,8 @@
 use phalanx_tensor::cases::beside::{beside, tolerance};
 use phalanx_tensor::cases::{self, Check};
 use phalanx_tensor::{
-    Conv2dOptions, DType, Device, Keep, PoolOptions, Tensor, Then, autocast, autocast_dtype, no_grad,
+    Conv2dOptions, DType, Device, Keep, Philox, PoolOptions, Tensor, Then, autocast, autocast_dtype, no_grad,
+    without_cheap,
 };
 use std::cell::Cell;
 
@@ -194,4 +195,37 @@ fn a_mean_is_right_where_the_sum_is_too_large_for_the_type() {
     assert_eq!(x.mean_all().item(), 60000.0);
     assert!(x.sum_all().item().is_infinite());
     assert_eq!(autocast(DType::F16, || x.sum_all()).item(), 128.0 * 60000.0);
+}
+
+/// What a GPU joins has the bits of its parts here, forward and backward, also under a pass that makes cheap things again.
+#[test]
+fn what_is_rounded_as_it_is_made_is_what_is_made_and_then_rounded() {
+    let device = Device::cpu(1);
+    let of = |shape: &[usize], stream| {
+        Tensor::uniform(&device, shape, -1.0, 2.0, DType::F32, Philox::new(5, stream)).requires_grad()
+    };
+    let (x, weight, bias, w) = (of(&[6, 20], 1), of(&[20], 2), of(&[20], 3), of(&[20, 20], 4));
+    for dtype in HALVES {
+        let bits = |norm: &dyn Fn() -> Tensor, sum: &dyn Fn(&Tensor, &Tensor) -> Tensor| {
+            let branch = autocast(dtype, || norm().linear_in_out(&w, None));
+            assert_eq!(branch.dtype(), dtype);
+            let y = sum(&x, &branch);
+            assert_eq!(y.dtype(), DType::F32);
+            let grads = (&y * &y).sum_all().backward();
+            let grads = [&x, &weight, &bias, &w].map(|leaf| grads.get(leaf).unwrap().to_vec::<f32>());
+            (y.detach().to_vec::<f32>(), grads)
+        };
+        let apart = || x.layer_norm(1, Some(&weight), Some(&bias), 1e-5).cast(dtype);
+        let joined = || x.layer_norm_in(dtype, 1, Some(&weight), Some(&bias), 1e-5);
+        assert_eq!((joined().dtype(), joined().detach().dims()), (dtype, &[6, 20][..]));
+        let want = bits(&apart, &|x, branch| x + branch.cast(DType::F32));
+        assert!(bits(&joined, &|x, branch| x + branch) == want, "{dtype}");
+        assert!(bits(&joined, &|x, branch| branch + x) == want, "{dtype}, the other way round");
+        let again = without_cheap(|| bits(&joined, &|x, branch| x + branch));
+        assert!(again == want, "{dtype}, made again for the weight's gradient");
+    }
+    // From and to other types.
+    let half = x.cast(DType::BF16);
+    assert_eq!(half.layer_norm_in(DType::F16, 1, None, None, 1e-5).dtype(), DType::F16);
+    assert_eq!(half.layer_norm_in(DType::F32, 1, None, None, 1e-5).dtype(), DType::F32);
 }

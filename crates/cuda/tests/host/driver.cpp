@@ -1,6 +1,6 @@
 // Runs one launch that is described on standard input and writes what its buffers then hold. Each launch is made twice, with
-// blocks and threads in rising and in falling order, and must come to the same bits. Buffers are exactly as long as they should
-// be, so that the address sanitizer sees every access beside them.
+// blocks and threads in rising and in falling order, on buffers that begin at multiples of 16 bytes and on some that begin BEHIND bytes
+// later, and must come to the same bits. Buffers are exactly as long as they should be, so that the address sanitizer sees every access beside them.
 #include "fibers.h"
 #include "signature.h"
 
@@ -100,11 +100,11 @@ Arguments arguments() {
     return out;
 }
 
-// Fresh memory for each buffer, filled as asked.
-void place_buffers(Arguments &all) {
+// Fresh memory for each buffer, filled as asked, which begins so many bytes behind a multiple of 16.
+void place_buffers(Arguments &all, std::size_t behind) {
     for (Argument &argument : all) {
         if (argument.kind != Argument::BUFFER) continue;
-        argument.at = (char *)std::malloc(argument.bytes.size());
+        argument.at = (char *)std::malloc(behind + argument.bytes.size()) + behind;
         std::copy(argument.bytes.begin(), argument.bytes.end(), argument.at);
     }
 }
@@ -127,14 +127,14 @@ int main(int count, char **) {
     const Entry &entry = find(std::string(name.begin(), name.end()));
     const unsigned blocks = number<std::uint32_t>(), block_threads = number<std::uint32_t>();
     Arguments rising = arguments(), falling = rising;
-    place_buffers(rising);
+    place_buffers(rising, 0);
     launch(entry, rising, blocks, block_threads, false);
-    place_buffers(falling);
+    place_buffers(falling, BEHIND);
     launch(entry, falling, blocks, block_threads, true);
     for (std::size_t i = 0; i < rising.size(); i++) {
         const Argument &a = rising[i], &b = falling[i];
         if (a.kind != Argument::BUFFER) continue;
-        if (!std::equal(a.at, a.at + a.bytes.size(), b.at)) fail("the order of threads shows in buffer " + std::to_string(i));
+        if (!std::equal(a.at, a.at + a.bytes.size(), b.at)) fail("the order of threads, or where buffers begin, shows in buffer " + std::to_string(i));
         std::fwrite(a.at, 1, a.bytes.size(), stdout);
     }
     return 0;

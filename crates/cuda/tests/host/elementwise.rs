@@ -213,6 +213,28 @@ fn arithmetic_is_that_of_the_engine() {
     }
 }
 
+#[test]
+fn what_is_in_float_plus_what_is_in_16_bits_is_rounded_once() {
+    if !there_is_a_compiler() {
+        return;
+    }
+    for element in Element::ALL {
+        for n in SIZES {
+            let (a, b) = (operands(Element::F32, n, 3), operands(element, n, 5));
+            let mut out = room(Element::F32, n);
+            let mut args = [
+                Arg::In(&encode(Element::F32, &a)),
+                Arg::In(&encode(element, &b)),
+                Arg::Out(&mut out),
+                Arg::Int(n as i64),
+            ];
+            launch("sum_in_float", element, Work::Elements(n as u64), &mut args);
+            let want: Vec<f64> = a.iter().zip(&b).map(|(a, b)| f64::from(*a as f32 + *b as f32)).collect();
+            near("sum_in_float", Element::F32, &decode(Element::F32, &out), &want, 0.0, 0.0);
+        }
+    }
+}
+
 type Dims = &'static [usize];
 
 /// Shapes of two tensors, their steps along the dimensions of the result, and its shape.

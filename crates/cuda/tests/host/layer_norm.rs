@@ -12,7 +12,15 @@ const EPS: f64 = 1e-5;
 /// Rows of a piece.
 const PIECE: usize = 16;
 
+/// Which kernels: those of rows that come out in their own type, and of rows of float32 that come out in the module's.
+#[derive(Clone, Copy)]
+enum Kind {
+    Own,
+    Rounded,
+}
+
 struct Case {
+    kind: Kind,
     element: Element,
     size: [usize; 2],
     x: Vec<f64>,
@@ -21,19 +29,39 @@ struct Case {
     grad: Vec<f64>,
 }
 
+impl Kind {
+    /// The type of what comes in and of its gradient.
+    fn input(self, element: Element) -> Element {
+        match self {
+            Kind::Own => element,
+            Kind::Rounded => Element::F32,
+        }
+    }
+
+    /// The name of one of the kernels.
+    fn kernel(self, rest: &str) -> String {
+        match self {
+            Kind::Own => format!("layer_norm{rest}"),
+            Kind::Rounded => format!("rounded_layer_norm{rest}"),
+        }
+    }
+}
+
 fn arg(values: &Option<Vec<u8>>) -> Arg<'_> {
     values.as_ref().map_or(Arg::Null, |values| Arg::In(values))
 }
 
 impl Case {
-    fn new(element: Element, size: [usize; 2], affine: bool) -> Case {
+    fn new(kind: Kind, element: Element, size: [usize; 2], affine: bool) -> Case {
         let n = size[0] * size[1];
         let part = |low, high, stream| affine.then(|| random(element, size[1], low, high, stream));
         let (weight, bias) = (part(0.5, 1.5, 3), part(-1.0, 1.0, 4));
+        let of_input = kind.input(element);
         Case {
+            kind,
             element,
             size,
-            x: random(element, n, 1.0, 5.0, 1),
+            x: random(of_input, n, 1.0, 5.0, 1),
             weight,
             bias,
             grad: random(element, n, -1.0, 1.0, 2),
@@ -60,10 +88,11 @@ impl Case {
     fn check(&self) {
         let (element, [rows, width]) = (self.element, self.size);
         let [want, want_x, want_w, want_b] = self.reference();
-        let near = |what: &str, got: &[u8], want: &[f64], scale: f64| {
-            near(what, element, &decode(element, got), want, scale, STEPS);
+        let (input, name) = (self.kind.input(element), |rest: &str| self.kind.kernel(rest));
+        let near = |what: &str, of: Element, got: &[u8], want: &[f64], scale: f64| {
+            near(what, of, &decode(of, got), want, scale, STEPS);
         };
-        let (x, grad) = (encode(element, &self.x), encode(element, &self.grad));
+        let (x, grad) = (encode(input, &self.x), encode(element, &self.grad));
         let [weight, bias] =
             [&self.weight, &self.bias].map(|part| part.as_ref().map(|p| encode(Element::F32, p)));
         let sizes = || [Arg::Int(rows as i64), Arg::Int(width as i64)];
@@ -75,16 +104,17 @@ impl Case {
             [Arg::Out(&mut out), Arg::Out(&mut means), Arg::Out(&mut scales)].into_iter().chain(sizes()),
         );
         args.push(Arg::Float(EPS as f32));
-        launch("layer_norm", element, self.work(), &mut args);
-        near("layer_norm", &out, &want, 4.0);
+        launch(&name(""), element, self.work(), &mut args);
+        near(&name(""), element, &out, &want, 4.0);
         assert!(floats(&means).iter().chain(&floats(&scales)).all(|x| x.is_finite()));
 
         let mut args = vec![Arg::In(&x), arg(&weight), Arg::In(&grad), Arg::In(&means), Arg::In(&scales)];
+        let mut out = room(input, rows * width);
         args.push(Arg::Out(&mut out));
         args.extend(sizes());
-        launch("layer_norm_gradient", element, self.work(), &mut args);
+        launch(&name("_gradient"), element, self.work(), &mut args);
         let largest = want_x.iter().fold(1.0, |a: f64, g| a.max(g.abs()));
-        near("layer_norm_gradient", &out, &want_x, 4.0 * largest);
+        near(&name("_gradient"), input, &out, &want_x, 4.0 * largest);
 
         if self.weight.is_none() {
             return;
@@ -96,7 +126,7 @@ impl Case {
         args.extend([Arg::Out(weight_parts), Arg::Out(bias_parts)].into_iter().chain(sizes()));
         args.push(Arg::Int(PIECE as i64));
         launch(
-            "layer_norm_columns",
+            &name("_columns"),
             element,
             Work::Columns { pieces: pieces as u64, width: width as u64 },
             &mut args,
@@ -109,7 +139,7 @@ impl Case {
                 Work::Elements(width as u64),
                 &mut [Arg::In(parts), Arg::Out(&mut out), Arg::Int(pieces as i64), Arg::Int(width as i64)],
             );
-            near("layer_norm_columns", &out, &want, 2.0 * (rows as f64).sqrt());
+            near(&name("_columns"), element, &out, &want, 2.0 * (rows as f64).sqrt());
         }
     }
 }
@@ -121,8 +151,10 @@ fn rows_and_all_gradients_are_those_of_the_engine() {
     }
     for (element, affine) in Element::ALL.into_iter().flat_map(|element| [(element, true), (element, false)])
     {
-        for size in [[1, 2], [7, 33], [40, 257], [3, 1100]] {
-            Case::new(element, size, affine).check();
+        for size in [[1, 2], [7, 33], [40, 257], [3, 1100], [5, 1104]] {
+            for kind in [Kind::Own, Kind::Rounded] {
+                Case::new(kind, element, size, affine).check();
+            }
         }
     }
 }

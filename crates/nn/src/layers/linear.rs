@@ -85,6 +85,11 @@ impl LinearInOut {
         }
     }
 
+    /// Where it meets the rest of its model.
+    pub(crate) fn seam(&self) -> &Seam {
+        &self.seam
+    }
+
     /// This layer, GELU (by the hyperbolic tangent) and `down`, one after the other: as one operation where there is nothing between
     /// them.
     pub(crate) fn gelu_then(&self, down: &LinearInOut, x: &Tensor, ctx: &mut Ctx) -> Tensor {

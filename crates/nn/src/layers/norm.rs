@@ -2,7 +2,8 @@
 
 use crate::module::{Ctx, Module, Visitor};
 use crate::param::{Init, Param};
-use phalanx_tensor::{BatchNormed, ChannelStats, Tensor, Then, no_grad};
+use crate::seam::Seam;
+use phalanx_tensor::{BatchNormed, ChannelStats, DType, Tensor, Then, autocast_dtype, no_grad};
 
 /// Normalises each row to mean 0 and variance 1, then scales and shifts. Parameters `weight` (ones) and `bias` (zeros).
 ///
@@ -28,6 +29,20 @@ impl LayerNorm {
     pub fn new(width: usize) -> LayerNorm {
         let part = |value| Param::new([width], Init::Constant(value));
         LayerNorm { weight: part(1.0), bias: part(0.0), eps: 1e-5 }
+    }
+}
+
+impl LayerNorm {
+    /// The same of rows that are for products alone, which they enter at this seam: in the type that these are made in, where nobody
+    /// else sees them.
+    pub(crate) fn for_products(&self, x: &Tensor, seam: &Seam) -> Tensor {
+        let (weight, bias) = (Some(&*self.weight), Some(&*self.bias));
+        match autocast_dtype() {
+            half if half.is_half() && x.dtype() != DType::F64 && seam.enter.is_none() => {
+                x.layer_norm_in(half, 1, weight, bias, self.eps)
+            }
+            _ => x.layer_norm(1, weight, bias, self.eps),
+        }
     }
 }
 

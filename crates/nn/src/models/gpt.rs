@@ -235,8 +235,8 @@ module! {
     }
 
     fn forward(&self, x: &Tensor, ctx: &mut Ctx) -> Tensor {
-        let x = x + self.attn.forward(&self.ln_1.forward(x, ctx), ctx);
-        &x + self.mlp.forward(&self.ln_2.forward(&x, ctx), ctx)
+        let x = x + self.attn.forward(&self.ln_1.for_products(x, self.attn.c_attn.seam()), ctx);
+        &x + self.mlp.forward(&self.ln_2.for_products(&x, self.mlp.c_fc.seam()), ctx)
     }
 }
 
@@ -256,9 +256,9 @@ impl Logits {
 }
 
 impl Module for Logits {
-    fn forward(&self, x: &Tensor, ctx: &mut Ctx) -> Tensor {
+    fn forward(&self, x: &Tensor, _: &mut Ctx) -> Tensor {
         // The table of words lies where the first block does.
-        let x = self.seam.enter(&self.ln_f.forward(x, ctx));
+        let x = self.seam.enter(&self.ln_f.for_products(x, &self.seam));
         x.linear(&self.weight.to(x.device()), None)
     }
 

@@ -141,7 +141,7 @@ pub(crate) fn channel_gradients(
     unsafe { engine.launch("batch_channel_gradients", elements(channels), &args) };
 }
 
-/// `out =` the gradient of the input. `batch` are the sums of [`sums`] and of how many values a channel they were, where mean and
+/// `out =` the gradient of the input, and of what was added to it, where that is wanted, too. `batch` are the sums of [`sums`] and of how many values a channel they were, where mean and
 /// scale are the batch's own.
 #[track_caller]
 #[expect(clippy::too_many_arguments, reason = "they are what the formula has")]
@@ -153,7 +153,7 @@ pub(crate) fn input_gradient(
     grad: &Tensor,
     mask: Option<&Tensor>,
     batch: Option<(&Tensor, f64)>,
-    out: &Tensor,
+    (out, plus): (&Tensor, Option<&Tensor>),
 ) {
     check_float("batch_norm", x.dtype);
     let [n, channels] = sizes(x);
@@ -175,7 +175,7 @@ pub(crate) fn input_gradient(
         Arg::In(mean),
         Arg::In(&factors),
         Arg::Out(out),
-        Arg::InOrNull(None),
+        plus.map_or(Arg::InOrNull(None), Arg::Out),
         Arg::Int(n),
         Arg::Int(channels),
     ];

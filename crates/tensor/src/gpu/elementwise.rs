@@ -1,7 +1,7 @@
 //! Functions of one and of two tensors, and their gradients.
 
 use crate::gpu::Engine;
-use crate::gpu::launch::{Arg, check_float, elements, walk};
+use crate::gpu::launch::{Arg, check_float, check_single, elements, walk};
 use crate::op::{Binary, Unary};
 use crate::shape::Order;
 use crate::tensor::Tensor;
@@ -66,6 +66,9 @@ pub(crate) fn binary(engine: &Engine, f: Binary, a: &Tensor, b: &Tensor, out: &T
     check_float(name, out.dtype);
     let (shape, n, order) = (*out.shape(), out.count(), out.dense_order());
     let (ga, gb) = (a.geometry.broadcast_to(shape), b.geometry.broadcast_to(shape));
+    if a.dtype != b.dtype {
+        return sum_in_float(engine, f, [a, b], out);
+    }
     if ga.lies_in(order) && gb.lies_in(order) {
         let args = [Arg::In(a), Arg::In(b), Arg::Out(out), Arg::Int(n)];
         // SAFETY: all have n elements without gaps.
@@ -81,6 +84,19 @@ pub(crate) fn binary(engine: &Engine, f: Binary, a: &Tensor, b: &Tensor, out: &T
     let args = [Arg::In(a), Arg::In(b), Arg::Out(out), Arg::Struct(walk.as_bytes()), Arg::Int(n)];
     // SAFETY: the walk goes through the elements of both views; the output has n without gaps.
     unsafe { engine.launch(of_views, elements(n), &args) }
+}
+
+/// `out = a + b`, of f32 and of 16 bits, in f32; all have one shape.
+#[track_caller]
+fn sum_in_float(engine: &Engine, f: Binary, [a, b]: [&Tensor; 2], out: &Tensor) {
+    assert!(matches!(f, Binary::Add), "tensors of {} and {} are only added as they are", a.dtype, b.dtype);
+    check_single("sum of two types", a.dtype);
+    check_single("sum of two types", out.dtype);
+    let (order, n) = (out.dense_order(), out.count());
+    let [a, b] = [a, b].map(|x| x.detach().arranged(order));
+    let args = [Arg::In(&a), Arg::In(&b), Arg::Out(out), Arg::Int(n)];
+    // SAFETY: all have n elements without gaps.
+    unsafe { engine.launch("sum_in_float", elements(n), &args) }
 }
 
 /// `out = grad` where `mine` beats `other` or either is NaN, half of it at a tie, else 0. `sign` is 1 for a maximum, -1 for a

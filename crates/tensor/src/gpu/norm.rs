@@ -2,10 +2,20 @@
 
 use crate::dtype::DType;
 use crate::gpu::Engine;
-use crate::gpu::launch::{Arg, check_float, rows};
+use crate::gpu::launch::{Arg, check_float, check_single, rows};
 use crate::gpu::reduce::{pieces, sum_column_parts};
 use crate::tensor::Tensor;
 use phalanx_cuda::Work;
+
+/// The kernels of rows of this type that come out as another tensor does: forward, and the gradients of rows and of parameters.
+fn named(rows: &Tensor, out: &Tensor) -> [&'static str; 3] {
+    if rows.dtype == out.dtype {
+        ["layer_norm", "layer_norm_gradient", "layer_norm_columns"]
+    } else {
+        check_single("layer_norm: rows to be rounded", rows.dtype);
+        ["rounded_layer_norm", "rounded_layer_norm_gradient", "rounded_layer_norm_columns"]
+    }
+}
 
 /// Normalises each row of `width` to mean 0 and variance 1, then scales by `weight` and shifts by `bias` where given; keeps
 /// each row's mean and 1/std.
@@ -21,6 +31,7 @@ pub(crate) fn layer_norm(
 ) {
     check_float("layer_norm", x.dtype);
     let n = mean.count();
+    let [name, ..] = named(x, out);
     let args = [
         Arg::In(x),
         Arg::InOrNull(weight),
@@ -33,7 +44,7 @@ pub(crate) fn layer_norm(
         Arg::Float(eps),
     ];
     // SAFETY: there are n rows of `width` elements, of which weight and bias have one, mean and scale n.
-    unsafe { engine.launch("layer_norm", rows(n, width), &args) }
+    unsafe { engine.launch(name, rows(n, width), &args) }
 }
 
 /// `out =` the gradient with respect to the input.
@@ -48,6 +59,7 @@ pub(crate) fn layer_norm_gradient(
 ) {
     check_float("layer_norm", x.dtype);
     let n = mean.count();
+    let [_, name, _] = named(x, grad);
     let args = [
         Arg::In(x),
         Arg::InOrNull(weight),
@@ -59,7 +71,7 @@ pub(crate) fn layer_norm_gradient(
         Arg::Int(width),
     ];
     // SAFETY: as above.
-    unsafe { engine.launch("layer_norm_gradient", rows(n, width), &args) }
+    unsafe { engine.launch(name, rows(n, width), &args) }
 }
 
 /// The gradients of weight and bias, where they are wanted.
@@ -82,9 +94,10 @@ pub(crate) fn layer_norm_parameter_gradients(
     let outputs = [&of_weight, &of_bias].map(Arg::Out);
     let args =
         [inputs[0], inputs[1], inputs[2], inputs[3], outputs[0], outputs[1], sizes[0], sizes[1], sizes[2]];
+    let [.., name] = named(x, grad);
     let work = Work::Columns { pieces: n_pieces as u64, width: width as u64 };
     // SAFETY: there are n rows of `width` elements, a mean and a scale for each, and a part for each piece of a column.
-    unsafe { engine.launch("layer_norm_columns", work, &args) };
+    unsafe { engine.launch(name, work, &args) };
     for (parts, out) in [(&of_weight, weight), (&of_bias, bias)] {
         out.into_iter().for_each(|out| sum_column_parts(engine, parts, out));
     }

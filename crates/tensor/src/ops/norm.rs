@@ -259,8 +259,27 @@ impl Tensor {
         bias: Option<&Tensor>,
         eps: f64,
     ) -> Tensor {
+        let dtype = if self.is_raised() { DType::F32 } else { self.dtype };
+        self.layer_norm_in(dtype, n_dims, weight, bias, eps)
+    }
+
+    /// As [`Tensor::layer_norm`], rounded to another type of floats, for a product that takes its input in that: what
+    /// `layer_norm(..).cast(dtype)` gives, forward and backward, on a CPU to the bit; from f32 to 16 bits a GPU writes the numbers in
+    /// that type alone, and reads their gradients so.
+    #[track_caller]
+    pub fn layer_norm_in(
+        &self,
+        dtype: DType,
+        n_dims: usize,
+        weight: Option<&Tensor>,
+        bias: Option<&Tensor>,
+        eps: f64,
+    ) -> Tensor {
         if self.is_raised() {
-            return self.widened().layer_norm(n_dims, weight, bias, eps);
+            return self.widened().layer_norm_in(dtype, n_dims, weight, bias, eps);
+        }
+        if dtype != self.dtype && !(self.dtype == DType::F32 && dtype.is_half()) {
+            return self.layer_norm_in(self.dtype, n_dims, weight, bias, eps).cast(dtype);
         }
         let [weight, bias] = [weight, bias].map(|part| self.beside(part));
         let all = self.shape().n_dims();
@@ -282,7 +301,7 @@ impl Tensor {
         let width = row.count();
         let x = self.contiguous();
         let [weight, bias] = [weight, bias].map(|part| part.map(|part| part.contiguous()));
-        let out = Tensor::stale(self.device(), *self.shape(), self.dtype);
+        let out = Tensor::stale(self.device(), *self.shape(), dtype);
         let rows: Shape = [self.count() / width.max(1)].into();
         let (mean, scale) = [0, 1].map(|_| Tensor::stale(self.device(), rows, self.dtype.wide())).into();
         kernel::norm::layer_norm(&x, weight.as_ref(), bias.as_ref(), eps, width, [&out, &mean, &scale]);
@@ -293,7 +312,7 @@ impl Tensor {
             .zip(&mut inputs[1..])
             .map(|(from, to)| *to = from)
             .count();
-        recorded(out, Op::LayerNorm { row: width, n_dims, eps }, &inputs[..n_inputs], |_| {
+        recorded(out, Op::LayerNorm { row: width, n_dims, eps, dtype }, &inputs[..n_inputs], |_| {
             let [weight, bias] = [&weight, &bias].map(|part| part.as_ref().and_then(keep));
             [keep(&x), weight, keep(&mean), keep(&scale), bias]
         })

@@ -3,7 +3,7 @@
 use crate::rig::rig;
 use phalanx_tensor::cases::beside::{beside, tolerance};
 use phalanx_tensor::cases::{self, Check};
-use phalanx_tensor::{Conv2dOptions, DType, Device, Factors, Tensor, autocast};
+use phalanx_tensor::{Conv2dOptions, DType, Device, Factors, Keep, Philox, Tensor, autocast};
 
 /// Holds a GPU's results in a type beside a CPU's in float64.
 struct Halves<'a> {
@@ -142,5 +142,37 @@ fn cross_entropy_reads_logits_of_16_bits_where_they_lie() {
     for (got, want) in wide(grad).into_iter().zip(wide(want_grad)) {
         // A last place of bf16, where the two roundings of float32 before it differ.
         assert!((got - want).abs() <= want.abs() / 128.0, "{got}, not {want}");
+    }
+}
+
+/// A residual branch as a decoder's block has it: the stream stays in f32, normalised rows and what is added to it are in 16 bits.
+#[test]
+fn a_branch_in_16_bits_of_a_stream_in_f32_is_the_cpus() {
+    let Some(rig) = rig(5) else { return };
+    for (dtype, [rows, width]) in [(DType::BF16, [70, 64]), (DType::F16, [3, 24]), (DType::BF16, [5, 33])] {
+        let on = |device: &Device| {
+            let of = |shape: &[usize], stream| {
+                let key = Philox::new(9, stream);
+                Tensor::uniform(device, shape, -1.0, 2.0, DType::F32, key).requires_grad()
+            };
+            let (x, weight, bias, w) =
+                (of(&[rows, width], 1), of(&[width], 2), of(&[width], 3), of(&[width; 2], 4));
+            let branch = autocast(dtype, || {
+                x.layer_norm_in(dtype, 1, Some(&weight), Some(&bias), 1e-5).linear_in_out(&w, None)
+            });
+            let y = &x + &branch;
+            assert_eq!((branch.dtype(), y.dtype()), (dtype, DType::F32));
+            let grads = (&y * &y).mean(&[0, 1], Keep::No).backward();
+            let grads = [&x, &weight, &bias, &w].map(|leaf| grads.get(leaf).unwrap().to_vec::<f32>());
+            [vec![y.detach().to_vec::<f32>()], grads.to_vec()].concat()
+        };
+        for (got, want) in on(&rig).iter().zip(on(&Device::cpu(1))) {
+            let largest = want.iter().fold(0f32, |a, b| a.max(b.abs()));
+            let apart = got.iter().zip(&want).map(|(a, b)| (a - b).abs()).fold(0f32, f32::max);
+            assert!(
+                f64::from(apart) <= tolerance(dtype) * f64::from(largest),
+                "{dtype}: {apart} of {largest}"
+            );
+        }
     }
 }

@@ -4,7 +4,9 @@
 mod planes;
 mod rows;
 
+use crate::cpu::{copy, elementwise};
 use crate::dtype::{Float, with_float};
+use crate::op::Unary;
 use crate::shape::Order;
 use crate::tensor::Tensor;
 
@@ -130,7 +132,8 @@ pub(crate) fn channel_gradients(sums: &Tensor, scale: &Tensor, [bias, weight]: [
 }
 
 /// `out =` the gradient of the input. With u = (x - mean) scale it is weight scale (grad - mean(grad) - u mean(grad u)) where
-/// mean and scale are those of a batch of `count` values a channel, over which [`sums`] were taken; else weight scale grad.
+/// mean and scale are those of a batch of `count` values a channel, over which [`sums`] were taken; else weight scale grad. `plus` is that
+/// of what was added to it, where that is wanted, too.
 pub(crate) fn input_gradient(
     x: &Tensor,
     [mean, scale]: [&Tensor; 2],
@@ -138,8 +141,14 @@ pub(crate) fn input_gradient(
     grad: &Tensor,
     mask: Option<&Tensor>,
     batch: Option<(&Tensor, f64)>,
-    out: &Tensor,
+    (out, plus): (&Tensor, Option<&Tensor>),
 ) {
+    if let Some(plus) = plus {
+        match mask {
+            Some(mask) => elementwise::unary_gradient(Unary::Relu, mask, grad, plus),
+            None => copy::copy(grad, plus),
+        }
+    }
     let _timer = x.device().time("batch norm, gradient of input");
     let channels = mean.count();
     let factors = Tensor::stale(x.device(), [3, channels].into(), x.dtype);
