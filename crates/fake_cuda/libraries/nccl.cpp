@@ -206,12 +206,17 @@ void reduce_one(Meeting &meeting, int type, size_t i, char *to, size_t at) {
         memcpy(to + at * 8, &sum, 8);
         return;
     }
+    // In which order ranks are added NCCL chooses for each communicator, by where its GPUs lie: here by which the first rank has. A sum
+    // of float32 is rounded with each rank that is added.
+    std::vector<Arrival *> ranks;
+    for (auto &one : meeting.here) ranks.push_back(&one.second);
+    int begin = std::max(ranks[0]->comm ? ranks[0]->comm->device : 0, 0) % n;
     double sum = 0;
-    bool begun = false;
-    for (auto &one : meeting.here) {
-        double x = get(one.second.task.from, type, i) * one.second.task.factor;
-        sum = begun ? combine<double>(first.op, sum, x) : x;
-        begun = true;
+    for (int k = 0; k < n; k++) {
+        const Task &task = ranks[(begin + k) % n]->task;
+        double x = get(task.from, type, i) * task.factor;
+        sum = k ? combine<double>(first.op, sum, x) : x;
+        if (type == F32) sum = float(sum);
     }
     if (first.op == MEAN) sum /= n;
     put(to, type, at, sum);

@@ -24,6 +24,7 @@ mod lent;
 mod tied;
 
 use crate::agreement::{same_model, told_to_first};
+use crate::between_gpus::BetweenGpus;
 use crate::ddp::{Ddp, DdpConfig, share_values};
 use crate::error::Error;
 use crate::evaluation::{EvalPass, Judge, Outputs};
@@ -37,7 +38,7 @@ use crate::single::SingleDevice;
 use crate::strategy::{Collected, HeldGradient, Here, Place, Strategy, Sync};
 use crate::tensor_parallel::{Between, Plan, Ranks, cross_entropy_in_parts};
 use holding::{As, Holder, Holding};
-use lent::{runs, sum_among};
+use lent::{Becomes, made_among, runs};
 use phalanx_comm::{Group, Rank, ReduceOp, Trail, Via};
 use phalanx_nn::optim::{Clip, Optimizer};
 use phalanx_nn::{Average, Ctx, Module, NotFinite, Parameters, Shadow};
@@ -124,6 +125,8 @@ pub struct ModelParallel {
     /// What this rank's GPU waits for.
     trail: Trail,
     between: Between,
+    /// What ranks make of the gradients of what isn't cut, if they aren't the same bits without (T-SAME).
+    uncut: Option<Becomes>,
     /// Whether this rank comes to the scores of some classes alone.
     scores_in_parts: bool,
     /// This rank's part.
@@ -194,6 +197,7 @@ impl ModelParallel {
         let replica = group(&[Axis::Pipeline, Axis::Tensor])?.unwrap_or_else(Group::solo);
         let same_part = group(&[Axis::Replica, Axis::Shard, Axis::Context])?;
         let (shard, replicas) = (group(&[Axis::Shard, Axis::Context])?, group(&[Axis::Replica])?);
+        let n_same = same_part.as_ref().map_or(1, Group::world_size);
         let stage_and_shards = match (&pipeline, &shard, config.sharded) {
             (Some(_), Some(_), Some(_)) => group(&[Axis::Pipeline, Axis::Shard, Axis::Context])?,
             _ => None,
@@ -291,6 +295,13 @@ impl ModelParallel {
             }),
         };
         let between = plan.map_or(Between::Whole, Plan::between);
+        let by_nccl = device.gpu().is_some() && config.ddp.between_gpus != BetweenGpus::Host;
+        let uncut = match between {
+            _ if tensor.is_none() => None,
+            Between::Sequence => Some(Becomes::Sum),
+            // Two numbers have one sum. Of more NCCL chooses the order, for each rank's replicas by itself.
+            Between::Whole => (by_nccl && n_same > 2).then_some(Becomes::First),
+        };
         let world = world.clone();
         Ok(ModelParallel {
             mesh,
@@ -303,6 +314,7 @@ impl ModelParallel {
             context,
             trail,
             between,
+            uncut,
             scores_in_parts: plan.is_some_and(Plan::cuts_scores),
             model,
             own,
@@ -429,22 +441,24 @@ impl ModelParallel {
         Some(Within { dim: 1, start, of })
     }
 
-    /// Adds up the gradients that each rank of the tensor group has a part of: those of what isn't cut, of the stretches of
-    /// sequences that ranks have there.
-    fn sum_stretches(&mut self) -> Result<(), Error> {
-        let Some(tensor) = self.tensor.as_ref().filter(|_| self.between == Between::Sequence) else {
-            return Ok(());
-        };
+    /// Makes the gradients of what isn't cut the same bits on all ranks of the tensor group (T-SAME): each has a part of them, of the
+    /// stretches of sequences that ranks have there, or has a sum over replicas that was added up in an order of its own.
+    fn settle_uncut(&mut self) -> Result<(), Error> {
+        let (Some(tensor), Some(becomes)) = (&self.tensor, self.uncut) else { return Ok(()) };
         let uncut = |parameter: usize| self.holding.is_uncut(parameter);
         let numbers = runs((0..self.own.layout().count()).filter(|&own| uncut(own)));
         if let Some(gpus) = tensor.gpus()
-            && sum_among(gpus, &self.trail, (&mut *self.inner, &self.own), numbers)?
+            && made_among(gpus, becomes, &self.trail, (&mut *self.inner, &self.own), numbers)?
         {
             return Ok(());
         }
         self.trail.settle()?;
         self.inner.change_gradients(&self.own, &uncut, &mut |all| {
-            Ok(tensor.group().all_reduce(all, ReduceOp::Sum)?)
+            match becomes {
+                Becomes::Sum => tensor.group().all_reduce(all, ReduceOp::Sum)?,
+                Becomes::First => tensor.group().broadcast(all, Rank(0))?,
+            }
+            Ok(())
         })
     }
 
@@ -691,7 +705,7 @@ impl Strategy for ModelParallel {
     }
 
     fn finish(&mut self, _: &Parameters) -> Result<(), Error> {
-        let finished = self.inner.finish(&self.own).and_then(|()| self.sum_stretches());
+        let finished = self.inner.finish(&self.own).and_then(|()| self.settle_uncut());
         let finished = finished.and_then(|()| match &self.tied {
             Some(tied) => tied.sum(&mut *self.inner, &self.own, &self.trail),
             None => Ok(()),

@@ -1,31 +1,44 @@
-//! Gradients that several ranks of a replica have, or have parts of, summed from GPU to GPU and where they lie.
+//! Gradients that several ranks of a replica have, or have parts of, made the same from GPU to GPU and where they lie.
 
 use crate::error::Error;
 use crate::strategy::Strategy;
-use phalanx_comm::{GpuGroup, ReduceOp, Trail};
+use phalanx_comm::{GpuGroup, Rank, ReduceOp, Trail};
 use phalanx_nn::Parameters;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Adds up the gradients that `inner` holds of these runs of parameters, once they are whole, with those of the ranks of `gpus`, which
+/// What ranks make of gradients of theirs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Becomes {
+    /// The sum of all ranks'.
+    Sum,
+    /// The first rank's.
+    First,
+}
+
+/// Makes that of the gradients that `inner` holds of these runs of parameters, once they are whole, with the ranks of `gpus`, which
 /// come with the same; the compute stream waits for that, of which `trail` is told. Says no, and leaves all as it is, where they lie in
 /// the host's memory.
-pub(super) fn sum_among(
+pub(super) fn made_among(
     gpus: &Arc<GpuGroup>,
+    becomes: Becomes,
     trail: &Trail,
     (inner, own): (&mut dyn Strategy, &Parameters),
     runs: impl IntoIterator<Item = Range<usize>>,
 ) -> Result<bool, Error> {
     for run in runs {
         let lent = inner.lend_gradients(own, run, &mut |span| {
-            gpus.start_all_reduce(span, ReduceOp::Sum)?.join()?;
+            match becomes {
+                Becomes::Sum => gpus.start_all_reduce(span, ReduceOp::Sum)?.join()?,
+                Becomes::First => gpus.start_broadcast(span, Rank(0))?.join()?,
+            };
             Ok(())
         })?;
         if !lent {
             return Ok(false);
         }
     }
-    trail.note(gpus, "the sums of gradients within a replica")?;
+    trail.note(gpus, "gradients that ranks of a replica tell each other")?;
     Ok(true)
 }
 

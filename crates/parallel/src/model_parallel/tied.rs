@@ -1,7 +1,7 @@
 //! Parameters that blocks of several stages have, as a language model's table of words, which its last layer multiplies with.
 
 use super::holding::{Holder, Holding};
-use super::lent::sum_among;
+use super::lent::{Becomes, made_among};
 use crate::between_gpus::BetweenGpus;
 use crate::error::Error;
 use crate::strategy::{HeldGradient, Strategy};
@@ -81,7 +81,7 @@ impl Tied {
         // In the order of the whole model, which all ranks have.
         let numbers = self.own.iter().flatten().map(|&own| own..own + 1);
         if let Some(gpus) = &self.gpus
-            && sum_among(gpus, trail, (inner, own), numbers)?
+            && made_among(gpus, Becomes::Sum, trail, (inner, own), numbers)?
         {
             return Ok(());
         }
