@@ -77,7 +77,7 @@ extern "C" __global__ void batch_scales(const float *variances, float *scales, i
 // `out = (x - mean) scale weight + bias`, plus `plus`, cut off below zero if `relu` isn't 0. Weight, bias and `plus` may be null.
 extern "C" __global__ void batch_normalise(const T *x, const float *means, const float *scales, const float *weight, const float *bias,
                                            const T *plus, T *out, i64 rows, i64 width, i64 relu) {
-    along_rows(rows, width, [=](auto few, i64 i, i64 c) {
+    along_rows(are_even(x, plus, out), rows, width, [=](auto few, i64 i, i64, i64 c) {
         const auto in = taken<few>(x + i);
         const auto added = taken_or_zeros<few>(plus, i);
         const auto mean = taken<few>(means + c), scale = taken<few>(scales + c);
@@ -153,7 +153,7 @@ extern "C" __global__ void batch_factors(const double *sums, const float *scales
 // The gradients of the input and, where `plus` isn't null, of what was added.
 extern "C" __global__ void batch_input_gradient(const T *x, const T *grad, const T *mask, const float *means, const float *factors,
                                                 T *out, T *plus, i64 rows, i64 width) {
-    along_rows(rows, width, [=](auto few, i64 i, i64 c) {
+    along_rows(are_even(x, grad, mask, out, plus), rows, width, [=](auto few, i64 i, i64, i64 c) {
         const auto in = taken<few>(x + i), gradient = taken<few>(grad + i);
         const auto output = taken_or_zeros<few>(mask, i);
         const auto mean = taken<few>(means + c), factor = taken<few>(factors + c);

@@ -2,7 +2,7 @@
 #include "packs.cuh"
 
 template <class From> __device__ void converted(const From *from, T *to, i64 n) {
-    by_grid(n, [=](auto few, i64 i) {
+    by_grid(are_even(from, to), n, [=](auto few, i64 i) {
         const auto x = taken<few>(from + i);
         put(to + i, made<few>([&](int j) { return stored(wide(x.of[j])); }));
     });

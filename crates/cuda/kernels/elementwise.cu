@@ -22,7 +22,7 @@ __device__ inline float gelu_tanh_slope(float x) {
 }
 
 template <class F> __device__ void map(const T *in, T *out, i64 n, F f) {
-    by_grid(n, [=](auto few, i64 i) {
+    by_grid(are_even(in, out), n, [=](auto few, i64 i) {
         const auto x = taken<few>(in + i);
         put(out + i, made<few>([&](int j) { return stored(f(wide(x.of[j]))); }));
     });
@@ -30,7 +30,7 @@ template <class F> __device__ void map(const T *in, T *out, i64 n, F f) {
 
 // `kept` is null where the gradient is a function of neither the input nor the output.
 template <class F> __device__ void map_gradient(const T *kept, const T *grad, T *out, i64 n, F f) {
-    by_grid(n, [=](auto few, i64 i) {
+    by_grid(are_even(kept, grad, out), n, [=](auto few, i64 i) {
         const auto g = taken<few>(grad + i);
         const auto x = taken_or_zeros<few>(kept, i);
         put(out + i, made<few>([&](int j) { return stored(f(wide(x.of[j]), wide(g.of[j]))); }));
@@ -63,7 +63,7 @@ FUNCTION(over, x / a, g / a)
 FUNCTION(affine, fmaf(x, a, b), g *a)
 
 template <class Left, class Out, class F> __device__ void zip(const Left *left, const T *right, Out *out, i64 n, F f) {
-    by_grid(n, [=](auto few, i64 i) {
+    by_grid(are_even(left, right, out), n, [=](auto few, i64 i) {
         const auto x = taken<few>(left + i);
         const auto y = taken<few>(right + i);
         put(out + i, made<few>([&](int j) { return rounded<Out>(f(wide(x.of[j]), wide(y.of[j]))); }));

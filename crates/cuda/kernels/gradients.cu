@@ -34,7 +34,7 @@ extern "C" __global__ void clip_norm(T *x, const double *norm, double limit, i64
     // What PyTorch divides by.
     const double factor = limit / (*norm + 1e-6);
     if (!(factor < 1.0) || !(*norm <= 1.7976931348623157e308)) return;
-    by_grid(n, [=](auto few, i64 i) {
+    by_grid(are_even(x), n, [=](auto few, i64 i) {
         const auto own = taken<few>(x + i);
         put(x + i, made<few>([&](int j) { return stored(wide(own.of[j]) * (float)factor); }));
     });

@@ -11,18 +11,18 @@ __device__ void normalise(const In *in, const float *weight, const float *bias, 
         const In *x = in + row * width;
         Out *y = out + row * width;
         float sum = 0.0f;
-        by_block(width, [&](auto few, i64 i) {
+        by_block(row * width, width, [&](auto few, i64 i) {
             const auto own = taken<few>(x + i);
             each<few>([&](int j) { sum += wide(own.of[j]); });
         });
         const float mean = sum_of_block(sum, room) / (float)width;
         float squares = 0.0f;
-        by_block(width, [&](auto few, i64 i) {
+        by_block(row * width, width, [&](auto few, i64 i) {
             const auto own = taken<few>(x + i);
             each<few>([&](int j) { squares += (wide(own.of[j]) - mean) * (wide(own.of[j]) - mean); });
         });
         const float scale = 1.0f / sqrtf(sum_of_block(squares, room) / (float)width + eps);
-        by_block(width, [&](auto few, i64 i) {
+        by_block(row * width, width, [&](auto few, i64 i) {
             const auto own = taken<few>(x + i);
             const auto factor = taken_or_zeros<few>(weight, i);
             const auto shift = taken_or_zeros<few>(bias, i);
@@ -44,7 +44,7 @@ __device__ void gradient(const In *in, const float *weight, const Out *grad, con
         const float mean = means[row], scale = scales[row];
         // Calls `use(few, i, h, u)` over the row.
         const auto over = [&](auto use) {
-            by_block(width, [&](auto few, i64 i) {
+            by_block(row * width, width, [&](auto few, i64 i) {
                 const auto x = taken<few>(in + start + i);
                 const auto g = taken<few>(grad + start + i);
                 const auto factor = taken_or_zeros<few>(weight, i);

@@ -42,7 +42,7 @@ extern "C" __global__ void cross_entropy(const T *in, const i64 *labels, float *
     __shared__ float room[MAX_WARPS];
     for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
         const T *x = in + row * width;
-        const float shift = log_shift(x, width, room);
+        const float shift = log_shift(in, row, width, room);
         float mean = 0.0f;
         if (smoothing != 0.0f) {
             float sum = 0.0f;
@@ -62,17 +62,15 @@ extern "C" __global__ void cross_entropy(const T *in, const i64 *labels, float *
 extern "C" __global__ void cross_entropy_gradient(const T *in, const float *shifts, const i64 *labels, const float *grad, T *out, i64 rows,
                                                   i64 width, float smoothing, float factor) {
     const float weight = factor * *grad, spread = smoothing / (float)width;
-    for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
-        const i64 start = row * width, label = labels[row];
+    along_rows(are_even(in, out), rows, width, [=](auto few, i64 i, i64 row, i64 c) {
+        const auto x = taken<few>(in + i);
+        const i64 label = labels[row];
         const float shift = shifts[row], others = is_class(label, width) ? spread : NAN_F;
-        by_block(width, [&](auto few, i64 i) {
-            const auto x = taken<few>(in + start + i);
-            put(out + start + i, made<few>([&](int j) {
-                    const float target = others + (label == i + j ? 1.0f - smoothing : 0.0f);
-                    return stored((expf(wide(x.of[j]) - shift) - target) * weight);
-                }));
-        });
-    }
+        put(out + i, made<few>([&](int j) {
+                const float target = others + (label == c + j ? 1.0f - smoothing : 0.0f);
+                return stored((expf(wide(x.of[j]) - shift) - target) * weight);
+            }));
+    });
 }
 
 // Cross entropy of logits with `shares` (rows, width) of the classes.
@@ -81,7 +79,7 @@ extern "C" __global__ void cross_entropy_shares(const T *in, const T *shares, T 
     __shared__ float room[MAX_WARPS];
     for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
         const T *x = in + row * width;
-        const float shift = log_shift(x, width, room);
+        const float shift = log_shift(in, row, width, room);
         float sum = 0.0f;
         for (i64 i = threadIdx.x; i < width; i += blockDim.x) {
             const float log_share = wide(x[i]) - shift;

@@ -43,7 +43,9 @@ template <int KEPT> struct States {
 template <int KEPT, class Rule> __device__ void move(const Slices &all, const States<KEPT> &states, const Step *step, Rule rule) {
     if (all.found && *all.found) return;
     Step s = *step;
-    by_grid(all.n, [&](auto few, i64 i) {
+    bool even = are_even(all.values, all.grads, all.copy);
+    each<KEPT>([&](int k) { even = even && are_even(states.of[k]); });
+    by_grid(even, all.n, [&](auto few, i64 i) {
         auto values = taken<few>(all.values + i);
         const auto grads = taken<few>(all.grads + i);
         Pack<few, float> kept[KEPT];
@@ -146,7 +148,7 @@ extern "C" __global__ void rmsprop(float *values, const T *grads, T *copy, float
 
 // Moves a running mean by its share of the way to the values of now.
 extern "C" __global__ void follow(float *mean, const float *values, float share, i64 n) {
-    by_grid(n, [=](auto few, i64 i) {
+    by_grid(are_even(mean, values), n, [=](auto few, i64 i) {
         const auto old = taken<few>(mean + i), now = taken<few>(values + i);
         put(mean + i, made<few>([&](int j) { return old.of[j] + share * (now.of[j] - old.of[j]); }));
     });

@@ -1,8 +1,8 @@
 // Neighbouring elements that a thread takes in one go. Memory is busiest where each thread asks for 16 bytes at a time: with 2 or 4, too
 // few bytes are under way at once for the loads to hide how long each takes.
 //
-// Which elements a thread has is a function of sizes alone, and so is the order of a sum; an address that isn't a multiple of 16 only
-// makes it ask for them one by one.
+// In sums, which elements a thread has is a function of sizes alone, and so is their order: a row whose address isn't what its place in
+// the table lets expect is only asked for one by one.
 #pragma once
 #include "grid.cuh"
 
@@ -53,24 +53,32 @@ template <int N, class F> __device__ auto made(F f) {
     return pack;
 }
 
-// Calls `f(few, i)` for the elements from i on, `few` of them, until all n are done: WIDE at a time, then the last ones alone.
-template <class F> __device__ void in_packs(i64 first, i64 all, i64 n, F f) {
-    const i64 packed = n - n % WIDE;
+// Whether all of these begin at multiples of 16 bytes, as buffers do, those that are null aside.
+template <class... E> __device__ bool are_even(const E *...from) { return (((u64)from % 16 == 0) && ...); }
+
+// Calls `f(few, i)` for the elements from i on, `few` of them, until all n are done, by all threads of the grid: WIDE at a time, then the
+// last ones alone. All of them alone where memory isn't `even`, so that a warp's threads still ask for neighbours.
+template <class F> __device__ void by_grid(bool even, i64 n, F f) {
+    const i64 first = first_element(), all = all_threads(), packed = even ? n - n % WIDE : 0;
     for (i64 i = first * WIDE; i < packed; i += all * WIDE) f(Few<WIDE>(), i);
     for (i64 i = packed + first; i < n; i += all) f(Few<1>(), i);
 }
 
-// By all threads of the grid.
-template <class F> __device__ void by_grid(i64 n, F f) { in_packs(first_element(), all_threads(), n, f); }
+// The same of rows of `width` elements, never beyond the end of one: `f(few, i, row, c)` for those from element i of all on, which is
+// element c of a row.
+template <class F> __device__ void along_rows(bool even, i64 rows, i64 width, F f) {
+    by_grid(even && width % WIDE == 0, rows * width, [=](auto few, i64 i) {
+        const i64 row = i / width;
+        f(few, i, row, i - row * width);
+    });
+}
 
-// By the threads of a block.
-template <class F> __device__ void by_block(i64 n, F f) { in_packs(threadIdx.x, blockDim.x, n, f); }
-
-// By all threads of the grid, `f(few, i, c)` over rows of `width` elements, never beyond the end of one; c is where in its row i stands.
-template <class F> __device__ void along_rows(i64 rows, i64 width, F f) {
-    if (width % WIDE == 0) {
-        by_grid(rows * width, [=](auto few, i64 i) { f(few, i, i % width); });
-        return;
-    }
-    for (i64 i = first_element(); i < rows * width; i += all_threads()) f(Few<1>(), i, i % width);
+// Calls `f(few, i)` for the elements of a row by the threads of a block, where the row begins `start` elements behind what begins evenly:
+// the first ones alone until that is a multiple of WIDE, then WIDE at a time, and the last ones alone.
+template <class F> __device__ void by_block(i64 start, i64 width, F f) {
+    const i64 before = (WIDE - start % WIDE) % WIDE, head = before < width ? before : width;
+    const i64 packed = head + (width - head) / WIDE * WIDE;
+    for (i64 i = threadIdx.x; i < head; i += blockDim.x) f(Few<1>(), i);
+    for (i64 i = head + (i64)threadIdx.x * WIDE; i < packed; i += (i64)blockDim.x * WIDE) f(Few<WIDE>(), i);
+    for (i64 i = packed + threadIdx.x; i < width; i += blockDim.x) f(Few<1>(), i);
 }

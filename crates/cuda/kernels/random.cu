@@ -41,7 +41,10 @@ template <class F> __device__ void drop(const Key *key, const u64 *samples, i64 
             elements(Few<4>(), start, [&](int j) { return words.word[j] < (u32)threshold; });
             continue;
         }
-        for (i64 k = 0; first + k < width; k++) elements(Few<1>(), start + k, [&](int) { return words.word[k] < (u32)threshold; });
+        UNROLL
+        for (int k = 0; k < 4; k++) {
+            if (first + k < width) elements(Few<1>(), start + k, [&](int) { return words.word[k] < (u32)threshold; });
+        }
     }
 }
 

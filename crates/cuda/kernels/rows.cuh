@@ -8,15 +8,17 @@ struct Normaliser {
     float sum;
 };
 
-__device__ inline Normaliser normaliser(const T *x, i64 width, float *room) {
+// Of row `row` of `x`.
+__device__ inline Normaliser normaliser(const T *in, i64 row, i64 width, float *room) {
+    const T *x = in + row * width;
     float largest = -INFINITY_F;
-    by_block(width, [&](auto few, i64 i) {
+    by_block(row * width, width, [&](auto few, i64 i) {
         const auto own = taken<few>(x + i);
         each<few>([&](int j) { largest = larger(largest, wide(own.of[j])); });
     });
     largest = joined(largest, room, larger);
     float sum = 0.0f;
-    by_block(width, [&](auto few, i64 i) {
+    by_block(row * width, width, [&](auto few, i64 i) {
         const auto own = taken<few>(x + i);
         each<few>([&](int j) { sum += expf(wide(own.of[j]) - largest); });
     });
@@ -24,15 +26,16 @@ __device__ inline Normaliser normaliser(const T *x, i64 width, float *room) {
 }
 
 // What is taken from each of a row's numbers to make it the logarithm of its softmax.
-__device__ inline float log_shift(const T *x, i64 width, float *room) {
-    const Normaliser n = normaliser(x, width, room);
+__device__ inline float log_shift(const T *in, i64 row, i64 width, float *room) {
+    const Normaliser n = normaliser(in, row, width, room);
     return n.largest + logf(n.sum);
 }
 
-// `out = f(x)`, of one row, by the threads of a block.
-template <class F> __device__ void map_row(const T *x, T *out, i64 width, F f) {
-    by_block(width, [&](auto few, i64 i) {
-        const auto own = taken<few>(x + i);
-        put(out + i, made<few>([&](int j) { return stored(f(wide(own.of[j]))); }));
+// `out = f(in)`, of row `row` of both, by the threads of a block.
+template <class F> __device__ void map_row(const T *in, T *out, i64 row, i64 width, F f) {
+    const i64 start = row * width;
+    by_block(start, width, [&](auto few, i64 i) {
+        const auto x = taken<few>(in + start + i);
+        put(out + start + i, made<few>([&](int j) { return stored(f(wide(x.of[j]))); }));
     });
 }

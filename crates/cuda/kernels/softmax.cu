@@ -4,19 +4,17 @@
 extern "C" __global__ void softmax(const T *in, T *out, i64 rows, i64 width) {
     __shared__ float room[MAX_WARPS];
     for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
-        const T *x = in + row * width;
-        const Normaliser n = normaliser(x, width, room);
+        const Normaliser n = normaliser(in, row, width, room);
         const float scale = 1.0f / n.sum;
-        map_row(x, out + row * width, width, [&](float x) { return expf(x - n.largest) * scale; });
+        map_row(in, out, row, width, [&](float x) { return expf(x - n.largest) * scale; });
     }
 }
 
 extern "C" __global__ void log_softmax(const T *in, T *out, i64 rows, i64 width) {
     __shared__ float room[MAX_WARPS];
     for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
-        const T *x = in + row * width;
-        const float shift = log_shift(x, width, room);
-        map_row(x, out + row * width, width, [&](float x) { return x - shift; });
+        const float shift = log_shift(in, row, width, room);
+        map_row(in, out, row, width, [&](float x) { return x - shift; });
     }
 }
 

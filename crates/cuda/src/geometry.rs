@@ -9,7 +9,7 @@ const THREADS: u32 = 256;
 /// Threads that run in step; every block is made of whole warps, which reductions rely on.
 const WARP: u32 = 32;
 /// Elements of a row that each thread of a block should have to itself, before the block has more threads.
-const PER_THREAD: u64 = 8;
+const PER_THREAD: u64 = 4;
 /// Blocks of a grid along its first dimension, as CUDA allows.
 const MOST_BLOCKS: u64 = (1 << 31) - 1;
 
@@ -38,7 +38,7 @@ pub enum Share {
 /// What there is to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Work {
-    /// So many elements, a thread each.
+    /// So many elements, a thread each, or fewer threads that take some neighbours each.
     Elements(u64),
     /// So many rows, a block each, whose threads share out the row.
     Rows {

@@ -53,27 +53,56 @@ fn modules_hold_the_kernels_of_the_list_and_no_others() {
     }
 }
 
-/// What kernels are for that are as fast as memory is: each thread asks for 16 bytes at a time.
+/// Whether a kernel reads and writes tensors of the module's type: others of its tensors are float32 in any case.
+const BOTH: [bool; 2] = [true, true];
+const READS: [bool; 2] = [true, false];
+const WRITES: [bool; 2] = [false, true];
+
+/// What kernels are for that are as fast as memory is: each thread asks for 16 bytes of what the module's type holds at a time.
 #[test]
 fn neighbours_come_in_one_go() {
     let Some(nvrtc) = nvrtc() else { return };
-    for (source, names) in [
-        (Source::Elementwise, &["sum", "relu", "gelu_tanh_gradient", "add_assign", "sum_in_float"][..]),
-        (Source::Convert, &["from_f32", "from_bf16", "from_f16"]),
-        (Source::BatchNorm, &["batch_normalise", "batch_input_gradient"]),
-        (Source::LayerNorm, &["layer_norm", "rounded_layer_norm", "rounded_layer_norm_gradient"]),
-        (Source::Loss, &["cross_entropy_gradient"]),
-        (Source::Optimizer, &["sgd_momentum", "adamw"]),
-    ] {
+    type Kernels = (Source, &'static [(&'static str, [bool; 2])]);
+    let kernels: [Kernels; 7] = [
+        (
+            Source::Elementwise,
+            &[
+                ("sum", BOTH),
+                ("relu", BOTH),
+                ("gelu_tanh_gradient", BOTH),
+                ("add_assign", BOTH),
+                ("sum_in_float", READS),
+            ],
+        ),
+        (Source::Convert, &[("from_f32", WRITES)]),
+        (Source::BatchNorm, &[("batch_normalise", BOTH), ("batch_input_gradient", BOTH)]),
+        (
+            Source::LayerNorm,
+            &[
+                ("layer_norm", BOTH),
+                ("layer_norm_gradient", BOTH),
+                ("rounded_layer_norm", WRITES),
+                ("rounded_layer_norm_gradient", READS),
+            ],
+        ),
+        (Source::Softmax, &[("softmax", BOTH)]),
+        (Source::Loss, &[("cross_entropy", READS), ("cross_entropy_gradient", BOTH)]),
+        (Source::Optimizer, &[("sgd_momentum", BOTH), ("adamw", BOTH)]),
+    ];
+    for (source, kernels) in kernels {
         for &element in source.elements() {
             let ptx = nvrtc.module(source, element, ARCHITECTURES[1], Form::Ptx);
             let text = String::from_utf8_lossy(&ptx.unwrap_or_else(|error| panic!("{error}"))).into_owned();
-            for name in names {
+            let kind = if element == Element::F32 { "f32" } else { "u32" };
+            for (name, [reads, writes]) in kernels {
                 let start = text.find(&format!(".entry {name}(")).expect("the module has it");
                 let body = &text[start..];
                 let body = &body[..body.find("\n}").expect("it ends")];
-                for access in ["ld.global.v4.", "st.global.v4."] {
-                    assert!(body.contains(access), "{name} for {element:?} has no {access}");
+                for (access, asked) in [("ld", reads), ("st", writes)] {
+                    let whole = format!("{access}.global.v4.{kind}");
+                    assert!(!asked || body.contains(&whole), "{name} for {element:?} has no {whole}");
+                    let piece = format!("{access}.global.v4.u16");
+                    assert!(!body.contains(&piece), "{name} for {element:?} has {piece}, of 8 bytes");
                 }
             }
         }

@@ -184,12 +184,7 @@ fn cross_entropy_is_that_of_the_engine() {
             args.push(Arg::Out(&mut out));
             args.extend(batch.rows_and_width());
             args.extend([Arg::Float(smoothing as f32), Arg::Float((1.0 / rows as f64) as f32)]);
-            launch(
-                "cross_entropy_gradient",
-                element,
-                Work::Rows { rows: rows as u64, width: width as u64 },
-                &mut args,
-            );
+            launch("cross_entropy_gradient", element, Work::Elements((rows * width) as u64), &mut args);
             batch.check("cross_entropy_gradient", &decode(element, &out), &want_grad, GRAD / rows as f64);
         }
     }

@@ -108,7 +108,7 @@ pub(crate) fn cross_entropy_gradient(
         Arg::Float(1.0 / n as f64),
     ];
     // SAFETY: there are n rows of `width` elements in `x` and `out`, n shifts and labels, and a scalar.
-    unsafe { engine.launch("cross_entropy_gradient", rows(n, width), &args) }
+    unsafe { engine.launch("cross_entropy_gradient", elements(n * width), &args) }
 }
 
 /// The mean over all elements of what the kernel makes of a pair.
