@@ -8,6 +8,7 @@
 #pragma once
 #include "device.h"
 
+#include <setjmp.h>
 #include <sys/mman.h>
 #include <ucontext.h>
 
@@ -18,7 +19,6 @@
 extern "C" void __sanitizer_start_switch_fiber(void **save, const void *bottom, std::size_t size);
 extern "C" void __sanitizer_finish_switch_fiber(void *save, const void **bottom, std::size_t *size);
 #else
-static void __sanitizer_start_switch_fiber(void **, const void *, std::size_t) {}
 static void __sanitizer_finish_switch_fiber(void *, const void **, std::size_t *) {}
 #endif
 
@@ -30,6 +30,9 @@ const std::size_t STACK = 256 << 10;
 
 struct Fiber {
     ucontext_t context;
+    // Where it went away from, once it has begun.
+    jmp_buf at;
+    bool has_begun = false;
     char *stack;
     void *fake = nullptr;
 };
@@ -64,8 +67,6 @@ std::vector<Thread> threads;
 std::vector<std::uint64_t> seen;
 // Fibers that no thread is on.
 std::vector<Fiber *> idle;
-ucontext_t scheduler;
-void *scheduler_fake;
 const void *scheduler_stack;
 std::size_t scheduler_size;
 const Call *running;
@@ -76,6 +77,13 @@ unsigned started, startable, current;
 bool went_apart;
 
 unsigned in_order(unsigned i) { return is_falling ? blockDim.x - 1 - i : i; }
+
+// A context takes the mask of signals along, by a call of the system each time, which is most of what a kernel with barriers takes. So a
+// fiber begins as a context and goes on by jumps. A sanitizer takes a jump for one that leaves frames behind for good: there contexts
+// are swapped.
+#ifdef __SANITIZE_ADDRESS__
+ucontext_t scheduler;
+void *scheduler_fake;
 
 void to_scheduler(Fiber &from) {
     __sanitizer_start_switch_fiber(&from.fake, scheduler_stack, scheduler_size);
@@ -88,6 +96,20 @@ void resume(Fiber &fiber) {
     swapcontext(&scheduler, &fiber.context);
     __sanitizer_finish_switch_fiber(scheduler_fake, nullptr, nullptr);
 }
+#else
+jmp_buf scheduler_at;
+
+void to_scheduler(Fiber &from) {
+    if (_setjmp(from.at) == 0) _longjmp(scheduler_at, 1);
+}
+
+void resume(Fiber &fiber) {
+    if (_setjmp(scheduler_at) != 0) return;
+    if (fiber.has_begun) _longjmp(fiber.at, 1);
+    fiber.has_begun = true;
+    setcontext(&fiber.context);
+}
+#endif
 
 void wait_for_others(State state) {
     threads[current].state = state;

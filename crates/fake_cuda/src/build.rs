@@ -120,9 +120,11 @@ fn compile(path: &Path, text: &str, include: &[PathBuf]) -> Result<(), String> {
     fs::write(&source, text).map_err(|error| format!("{}: {error}", source.display()))?;
     let output = Command::new("c++")
         .args(["-std=c++17", "-O1", "-g1", "-shared", "-fPIC", "-pthread"])
-        // Products are rounded before they are added, as the kernels' compiler is told; copies of a library stay apart.
+        // Products are rounded before they are added, as the kernels' compiler is told; copies of a library stay apart; what guards jumps
+        // takes one to another stack for a fault.
         .args([
             "-ffp-contract=off",
+            "-U_FORTIFY_SOURCE",
             "-fno-gnu-unique",
             "-Wall",
             "-Wextra",
