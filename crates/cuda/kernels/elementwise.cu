@@ -21,13 +21,6 @@ __device__ inline float gelu_tanh_slope(float x) {
     return share + x * share * (1.0f - share) * (0.21406444882083f * x * x + 1.59576912160573f);
 }
 
-template <class F> __device__ void map(const T *in, T *out, i64 n, F f) {
-    by_grid(are_even(in, out), n, [=](auto few, i64 i) {
-        const auto x = taken<few>(in + i);
-        put(out + i, made<few>([&](int j) { return stored(f(wide(x.of[j]))); }));
-    });
-}
-
 // `kept` is null where the gradient is a function of neither the input nor the output.
 template <class F> __device__ void map_gradient(const T *kept, const T *grad, T *out, i64 n, F f) {
     by_grid(are_even(kept, grad, out), n, [=](auto few, i64 i) {
@@ -61,14 +54,6 @@ FUNCTION(square, x *x, 2.0f * g * kept)
 FUNCTION(power, powf(x, a), a == 0.0f ? 0.0f : g * a * powf(kept, b))
 FUNCTION(over, x / a, g / a)
 FUNCTION(affine, fmaf(x, a, b), g *a)
-
-template <class Left, class Out, class F> __device__ void zip(const Left *left, const T *right, Out *out, i64 n, F f) {
-    by_grid(are_even(left, right, out), n, [=](auto few, i64 i) {
-        const auto x = taken<few>(left + i);
-        const auto y = taken<few>(right + i);
-        put(out + i, made<few>([&](int j) { return rounded<Out>(f(wide(x.of[j]), wide(y.of[j]))); }));
-    });
-}
 
 template <class F> __device__ void zip_views(const T *left, const T *right, T *out, const Walk<2> &walk, i64 n, F f) {
     for (i64 i = first_element(); i < n; i += all_threads()) {

@@ -34,16 +34,10 @@ extern "C" __global__ void clip_norm(T *x, const double *norm, double limit, i64
     // What PyTorch divides by.
     const double factor = limit / (*norm + 1e-6);
     if (!(factor < 1.0) || !(*norm <= 1.7976931348623157e308)) return;
-    by_grid(are_even(x), n, [=](auto few, i64 i) {
-        const auto own = taken<few>(x + i);
-        put(x + i, made<few>([&](int j) { return stored(wide(own.of[j]) * (float)factor); }));
-    });
+    map(x, x, n, [=](float value) { return value * (float)factor; });
 }
 
 // Makes each number at most `limit` large.
 extern "C" __global__ void clip_value(T *x, float limit, i64 n) {
-    for (i64 i = first_element(); i < n; i += all_threads()) {
-        const float value = wide(x[i]);
-        x[i] = stored(value < -limit ? -limit : value > limit ? limit : value);
-    }
+    map(x, x, n, [=](float value) { return value < -limit ? -limit : value > limit ? limit : value; });
 }

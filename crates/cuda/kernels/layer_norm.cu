@@ -44,7 +44,7 @@ __device__ void gradient(const In *in, const float *weight, const Out *grad, con
         const float mean = means[row], scale = scales[row];
         // Calls `use(few, i, h, u)` over the row.
         const auto over = [&](auto use) {
-            by_block(row * width, width, [&](auto few, i64 i) {
+            by_block(start, width, [&](auto few, i64 i) {
                 const auto x = taken<few>(in + start + i);
                 const auto g = taken<few>(grad + start + i);
                 const auto factor = taken_or_zeros<few>(weight, i);

@@ -127,7 +127,7 @@ extern "C" __global__ void squared_error(const T *x, const T *t, float *losses, 
 // `factor` is 2 over how many there are; less than 0 for the gradient of the target.
 extern "C" __global__ void squared_error_gradient(const T *x, const T *t, const T *grad, T *out, i64 n, float factor) {
     const float each = factor * wide(*grad);
-    for (i64 i = first_element(); i < n; i += all_threads()) out[i] = stored((wide(x[i]) - wide(t[i])) * each);
+    zip(x, t, out, n, [=](float x, float t) { return (x - t) * each; });
 }
 
 // Binary cross entropy of logits, in the form that can't overflow.
@@ -139,7 +139,5 @@ extern "C" __global__ void binary_cross_entropy(const T *x, const T *t, float *l
 
 extern "C" __global__ void binary_cross_entropy_gradient(const T *x, const T *t, const T *grad, T *out, i64 n, float factor) {
     const float each = factor * wide(*grad);
-    for (i64 i = first_element(); i < n; i += all_threads()) {
-        out[i] = stored((1.0f / (1.0f + expf(-wide(x[i]))) - wide(t[i])) * each);
-    }
+    zip(x, t, out, n, [=](float x, float t) { return (1.0f / (1.0f + expf(-x)) - t) * each; });
 }

@@ -148,8 +148,5 @@ extern "C" __global__ void rmsprop(float *values, const T *grads, T *copy, float
 
 // Moves a running mean by its share of the way to the values of now.
 extern "C" __global__ void follow(float *mean, const float *values, float share, i64 n) {
-    by_grid(are_even(mean, values), n, [=](auto few, i64 i) {
-        const auto old = taken<few>(mean + i), now = taken<few>(values + i);
-        put(mean + i, made<few>([&](int j) { return old.of[j] + share * (now.of[j] - old.of[j]); }));
-    });
+    zip(mean, values, mean, n, [=](float old, float now) { return old + share * (now - old); });
 }

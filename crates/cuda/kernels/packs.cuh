@@ -64,7 +64,25 @@ template <class F> __device__ void by_grid(bool even, i64 n, F f) {
     for (i64 i = packed + first; i < n; i += all) f(Few<1>(), i);
 }
 
-// The same of rows of `width` elements, never beyond the end of one: `f(few, i, row, c)` for those from element i of all on, which is
+// `out = f(in)`, element by element.
+template <class In, class Out, class F> __device__ void map(const In *in, Out *out, i64 n, F f) {
+    by_grid(are_even(in, out), n, [=](auto few, i64 i) {
+        const auto x = taken<few>(in + i);
+        put(out + i, made<few>([&](int j) { return rounded<Out>(f(wide(x.of[j]))); }));
+    });
+}
+
+// `out = f(left, right)`, element by element.
+template <class Left, class Right, class Out, class F>
+__device__ void zip(const Left *left, const Right *right, Out *out, i64 n, F f) {
+    by_grid(are_even(left, right, out), n, [=](auto few, i64 i) {
+        const auto x = taken<few>(left + i);
+        const auto y = taken<few>(right + i);
+        put(out + i, made<few>([&](int j) { return rounded<Out>(f(wide(x.of[j]), wide(y.of[j]))); }));
+    });
+}
+
+// As `by_grid`, of rows of `width` elements, never beyond the end of one: `f(few, i, row, c)` for those from element i of all on, which is
 // element c of a row.
 template <class F> __device__ void along_rows(bool even, i64 rows, i64 width, F f) {
     by_grid(even && width % WIDE == 0, rows * width, [=](auto few, i64 i) {

@@ -8,7 +8,7 @@ struct Normaliser {
     float sum;
 };
 
-// Of row `row` of `x`.
+// Of row `row` of `in`.
 __device__ inline Normaliser normaliser(const T *in, i64 row, i64 width, float *room) {
     const T *x = in + row * width;
     float largest = -INFINITY_F;

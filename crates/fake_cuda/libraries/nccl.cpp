@@ -187,8 +187,17 @@ template <class T> T combine(int op, T a, T b) {
     }
 }
 
+// In which order ranks are added, which NCCL chooses for each communicator by where its GPUs lie: here by which the first rank has.
+std::vector<const Task *> order_of(const Meeting &meeting) {
+    std::vector<const Task *> order;
+    for (auto &one : meeting.here) order.push_back(&one.second.task);
+    auto &first = meeting.here.begin()->second.comm;
+    std::rotate(order.begin(), order.begin() + std::max(first ? first->device : 0, 0) % int(order.size()), order.end());
+    return order;
+}
+
 // Element `i` of all ranks, reduced.
-void reduce_one(Meeting &meeting, int type, size_t i, char *to, size_t at) {
+void reduce_one(Meeting &meeting, const std::vector<const Task *> &order, int type, size_t i, char *to, size_t at) {
     int n = int(meeting.here.size());
     auto &first = meeting.here.begin()->second.task;
     if (type == I64 || type == U64) {
@@ -206,14 +215,10 @@ void reduce_one(Meeting &meeting, int type, size_t i, char *to, size_t at) {
         memcpy(to + at * 8, &sum, 8);
         return;
     }
-    // In which order ranks are added NCCL chooses for each communicator, by where its GPUs lie: here by which the first rank has. A sum
-    // of float32 is rounded with each rank that is added.
-    std::vector<Arrival *> ranks;
-    for (auto &one : meeting.here) ranks.push_back(&one.second);
-    int begin = std::max(ranks[0]->comm ? ranks[0]->comm->device : 0, 0) % n;
+    // A sum of float32 is rounded with each rank that is added.
     double sum = 0;
     for (int k = 0; k < n; k++) {
-        const Task &task = ranks[(begin + k) % n]->task;
+        const Task &task = *order[k];
         double x = get(task.from, type, i) * task.factor;
         sum = k ? combine<double>(first.op, sum, x) : x;
         if (type == F32) sum = float(sum);
@@ -233,7 +238,8 @@ void collect(Meeting &meeting) {
     } else if (first.kind == ALL_GATHER) {
         for (auto &one : meeting.here) memcpy(all.data() + one.first * count * size, one.second.task.from, count * size);
     } else {
-        for (size_t i = 0; i < total; i++) reduce_one(meeting, first.type, i, all.data(), i);
+        const auto order = order_of(meeting);
+        for (size_t i = 0; i < total; i++) reduce_one(meeting, order, first.type, i, all.data(), i);
     }
     for (auto &one : meeting.here) {
         if (first.kind == REDUCE && one.first != first.root) continue;

@@ -35,13 +35,20 @@ fn value(saved: &Saved, i: usize) -> &Tensor {
 pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_>) -> Grads {
     let dtype = grad.dtype();
     let device = grad.device();
-    // Runs `f` on a place in this order for input `i`'s gradient, if it wants one.
-    let filled_in = |order: Order, i: usize, shape: &Shape, f: &dyn Fn(&Tensor)| {
+    // Runs `f` on a place of this type, in this order, for input `i`'s gradient, if it wants one.
+    let filled_as = |dtype: DType, order: Order, i: usize, shape: &Shape, f: &dyn Fn(&Tensor)| {
         wanted.wants(i).then(|| {
             let out = wanted.place(i, order, *shape, dtype);
             f(&out);
             out
         })
+    };
+    let filled_in =
+        |order: Order, i: usize, shape: &Shape, f: &dyn Fn(&Tensor)| filled_as(dtype, order, i, shape, f);
+    // The gradient of an input of this type that the op's own was made of by a cast.
+    let cast_back = |dtype: DType, i: usize| {
+        let grad = grad.dense();
+        filled_as(dtype, grad.dense_order(), i, grad.shape(), &|out| kernel::copy::convert(&grad, out))
     };
     let filled = |i: usize, shape: &Shape, f: &dyn Fn(&Tensor)| filled_in(Order::RowMajor, i, shape, f);
     let filled_unless = |added: &Option<Tensor>, i: usize, shape: &Shape, f: &dyn Fn(&Tensor)| {
@@ -59,14 +66,7 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
         Op::Add(a, b) => {
             of([wanted.wants(0).then(|| grad.sum_to(&a)), wanted.wants(1).then(|| grad.sum_to(&b))])
         }
-        Op::AddHalf(narrow) => {
-            let rounded = |grad: Tensor| {
-                let out = wanted.place(1, grad.dense_order(), *grad.shape(), narrow);
-                kernel::copy::convert(&grad, &out);
-                out
-            };
-            of([wanted.wants(0).then(|| grad.clone()), wanted.wants(1).then(|| rounded(grad.dense()))])
-        }
+        Op::AddHalf(half) => of([wanted.wants(0).then(|| grad.clone()), cast_back(half, 1)]),
         Op::Sub(a, b) => {
             of([wanted.wants(0).then(|| grad.sum_to(&a)), wanted.wants(1).then(|| grad.sum_to(&b).neg())])
         }
@@ -113,14 +113,7 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
         Op::Broadcast(from) => of([Some(grad.sum_to(&from))]),
         Op::Arrange => of([Some(grad.clone())]),
         Op::To => of([wanted.wants(0).then(|| grad.to(&wanted.device_of(0)))]),
-        Op::Cast(from) => {
-            let grad = grad.dense();
-            of([wanted.wants(0).then(|| {
-                let out = wanted.place(0, grad.dense_order(), *grad.shape(), from);
-                kernel::copy::convert(&grad, &out);
-                out
-            })])
-        }
+        Op::Cast(from) => of([cast_back(from, 0)]),
         Op::Across => {
             let crossing = wanted.crossing.as_ref().expect("the op kept who knows the way back");
             of([Some(crossing.back(grad))])
@@ -258,10 +251,8 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
         Op::LayerNorm { row, .. } => {
             let (x, weight, grad) = (value(saved, 0), saved[1].as_ref(), grad.contiguous());
             let stats = [x, value(saved, 2), value(saved, 3)];
-            let grad_x = wanted.wants(0).then(|| {
-                let out = wanted.place(0, Order::RowMajor, *x.shape(), x.dtype);
-                kernel::norm::layer_norm_gradient(stats, weight, &grad, row, &out);
-                out
+            let grad_x = filled_as(x.dtype, Order::RowMajor, 0, x.shape(), &|out| {
+                kernel::norm::layer_norm_gradient(stats, weight, &grad, row, out)
             });
             let shape = weight.map_or(Shape::new(&[row]), |weight| *weight.shape());
             let [grad_w, grad_b] = [1, 2]

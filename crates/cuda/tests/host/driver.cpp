@@ -1,6 +1,7 @@
 // Runs one launch that is described on standard input and writes what its buffers then hold. Each launch is made twice, with
 // blocks and threads in rising and in falling order, on buffers that begin at multiples of 16 bytes and on some that begin BEHIND bytes
-// later, and must come to the same bits. Buffers are exactly as long as they should be, so that the address sanitizer sees every access beside them.
+// later, and must come to the same bits. Buffers are exactly as long as they should be, so that the address sanitizer sees every access
+// beside them.
 #include "fibers.h"
 #include "signature.h"
 
