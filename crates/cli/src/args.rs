@@ -3,9 +3,11 @@
 use crate::cluster::ClusterArgs;
 use crate::drain;
 use crate::run::RunArgs;
+use crate::say::print;
 use crate::slurm::SlurmArgs;
 use clap::builder::FalseyValueParser;
 use clap::{Arg, ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
 use phalanx::DeviceSpec;
 use phalanx::parallel::pipeline::ScheduleKind;
 use std::fmt;
@@ -52,6 +54,11 @@ pub(crate) enum Command {
     Slurm(Box<SlurmArgs>),
     /// Tell from the flight records of a failed run which ranks were missing, behind or mistaken.
     Flight(FlightArgs),
+    /// Print what a shell needs to complete the commands and flags of this program.
+    Completions {
+        /// Which shell.
+        shell: Shell,
+    },
 }
 
 /// `phalanx train`.
@@ -91,7 +98,8 @@ pub(crate) struct TrainArgs {
     /// Cut each step into so many shards, at least one a worker: the results are then the same bits on any number of workers.
     #[arg(long, value_name = "L")]
     pub(crate) logical_shards: Option<usize>,
-    /// How the work is shared: ddp, or workers of several devices each: dp, place or pipeline.
+    /// How the work is shared: ddp; fsdp, where workers share out the model, too; or workers of several devices each: dp, place or
+    /// pipeline.
     #[arg(long, value_name = "S")]
     pub(crate) strategy: Option<String>,
     /// Where the data set lies: a folder, or the file of a text.
@@ -668,8 +676,21 @@ impl std::error::Error for WrongUsage {}
 pub(crate) fn parse() -> Command {
     let run = |command: clap::Command| underscored(command).mut_args(defaulted);
     let command = Cli::command().mut_subcommand("run", run).mut_subcommand("train", underscored);
-    let matches = command.get_matches();
+    let matches = negative_values(command).get_matches();
     Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit()).command
+}
+
+/// `-1` is a value, which is refused with the name of its flag, and no flag that nobody knows.
+fn negative_values(command: clap::Command) -> clap::Command {
+    command.allow_negative_numbers(true).mut_subcommands(negative_values)
+}
+
+/// Writes a shell's completions.
+pub(crate) fn completions(shell: Shell) -> anyhow::Result<u8> {
+    let mut text = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "phalanx", &mut text);
+    print(String::from_utf8_lossy(&text).trim_end());
+    Ok(0)
 }
 
 /// torchrun takes its flags with underscores as well.

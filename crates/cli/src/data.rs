@@ -1,10 +1,10 @@
 //! `phalanx data`: data sets.
 
-use crate::args::{Data, DataArgs};
+use crate::args::{Data, DataArgs, WrongUsage};
 use crate::bar::FetchBar;
 use crate::say::print;
-use anyhow::Result;
-use phalanx::data::{CifarSet, Location, Places, catalog, listing, verify};
+use anyhow::{Result, bail};
+use phalanx::data::{CifarSet, Listing, Location, Places, catalog, listing, verify};
 
 pub(crate) fn data(args: &DataArgs) -> Result<u8> {
     match &args.what {
@@ -14,12 +14,18 @@ pub(crate) fn data(args: &DataArgs) -> Result<u8> {
             }
         }
         Data::Fetch { name } => {
-            let location = Places::from_env(None).find(listing(name)?, &mut FetchBar::new())?;
+            let location = Places::from_env(None).find(known(name)?, &mut FetchBar::new())?;
             print(format_args!("{name}: {}", place(&location)));
         }
         Data::Verify { name, data } => {
-            let listing = listing(name)?;
-            let location = Places::from_env(data.clone()).find(listing, &mut FetchBar::new())?;
+            let (listing, places) = (known(name)?, Places::from_env(data.clone()));
+            let location = places.find(listing, &mut FetchBar::new())?;
+            if let Some(data) = places.passed_over(&location) {
+                let (data, found) = (data.display(), place(&location));
+                bail!(
+                    "--data {data}: not all files of {name} are there\nhint: leave --data out to verify those in {found}"
+                );
+            }
             for file in verify(listing, &location)? {
                 print(format_args!("{}  {} ({} bytes)", file.digest, file.path.display(), file.bytes));
             }
@@ -29,6 +35,11 @@ pub(crate) fn data(args: &DataArgs) -> Result<u8> {
         }
     }
     Ok(0)
+}
+
+/// The data set of this name; another one is a slip of whoever typed it.
+fn known(name: &str) -> Result<&'static Listing> {
+    Ok(listing(name).map_err(|error| WrongUsage(error.to_string()))?)
 }
 
 /// What the classes are called, where that lies beside the images.

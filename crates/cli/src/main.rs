@@ -51,8 +51,10 @@ fn main() -> ExitCode {
         Command::Selftest(args) => selftest::run(&args),
         Command::Slurm(args) => slurm::slurm(&args),
         Command::Flight(args) => flight::flight(&args),
+        Command::Completions { shell } => args::completions(shell),
     };
-    match result {
+    let lost = say::lost().map(|why| anyhow::anyhow!("standard output can't be written, and what was told is lost: {why}\nhint: is the disk full that it goes to?"));
+    match result.and_then(|code| lost.filter(|_| code == 0).map_or(Ok(code), Err)) {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
             let usage = error.downcast_ref::<args::WrongUsage>().is_some();

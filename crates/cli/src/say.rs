@@ -1,8 +1,13 @@
 //! Words for people on standard error, results on standard output. Who listens there may be gone (`2>&1 | head`, a terminal
 //! that was closed): then they are lost, and nothing else is. `println!` and its like would panic, so this crate has none.
+//! Results that can't be kept for another reason, a full disk say, are an error of the command, once it has ended.
 
 use std::fmt::Display;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
+use std::sync::OnceLock;
+
+/// Why a line of the result was lost, though somebody may want it.
+static LOST: OnceLock<String> = OnceLock::new();
 
 /// A line for people.
 pub(crate) fn say(line: impl Display) {
@@ -11,5 +16,13 @@ pub(crate) fn say(line: impl Display) {
 
 /// A line of the result.
 pub(crate) fn print(line: impl Display) {
-    let _ = std::io::stdout().lock().write_all(format!("{line}\n").as_bytes());
+    match std::io::stdout().lock().write_all(format!("{line}\n").as_bytes()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => drop(LOST.set(error.to_string())),
+        _ => {}
+    }
+}
+
+/// Why the result isn't whole, if it isn't.
+pub(crate) fn lost() -> Option<&'static str> {
+    LOST.get().map(String::as_str)
 }

@@ -17,7 +17,7 @@ use crate::say::{print, say};
 use anyhow::{Context, Result};
 use nix::sys::signal::{SigSet, Signal};
 use phalanx::checkpoint::{CheckpointConfig, Head, InitialWeights, Manifest, Spoilt};
-use phalanx::data::{Network, Places, Split, listing, open};
+use phalanx::data::{Location, Network, Places, Split, listing, open};
 use phalanx::nn::{Module, Parameters};
 use phalanx::parallel::{LocalConfig, ModelParallelConfig};
 use phalanx::recipe::{BUILT_IN, LaidOut};
@@ -27,7 +27,7 @@ use phalanx::{
     Worker, cores,
 };
 use phalanx_job::{DRAINED, RunDir, WorkerEnv};
-use phalanx_launch::{Console, LaunchSpec, LocalRank};
+use phalanx_launch::{Console, LaunchSpec, LocalRank, MOST_WORKERS};
 use signal_hook::consts::{SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::flag;
 use std::path::{Path, PathBuf};
@@ -118,7 +118,12 @@ fn lead(args: &TrainArgs, recipe: &Recipe) -> Result<u8> {
         );
         return Err(WrongUsage(error).into());
     }
-    Places::from_env(args.data.clone()).find(listing(&recipe.data.name)?, &mut FetchBar::new())?;
+    let places = Places::from_env(args.data.clone());
+    let found = places.find(listing(&recipe.data.name)?, &mut FetchBar::new())?;
+    if let (Some(data), Location::Folder(found)) = (places.passed_over(&found), &found) {
+        let (data, name, found) = (data.display(), &recipe.data.name, found.display());
+        say(format_args!("note: --data {data} has not all files of {name}: those in {found} are taken"));
+    }
     if let Some(init) = args.init.as_ref().filter(|_| !args.resume) {
         // A file that doesn't fit is told once, by this process, before any other is started. A run that goes on may not need it.
         check_initial(init, recipe)?;
@@ -171,7 +176,7 @@ fn own_parts(args: &TrainArgs) -> Option<Vec<String>> {
 /// How many there are.
 fn worker_count(args: &TrainArgs, parts: Option<&[String]>) -> Result<usize> {
     let (text, gpus) = (args.nproc_per_node.as_str(), device(args) == DeviceSpec::Cuda(None));
-    let refused = |why| Err(WrongUsage(format!("--nproc-per-node {text}: {why}")).into());
+    let refused = |why: &str| Err(WrongUsage(format!("--nproc-per-node {text}: {why}")).into());
     match (text, text.parse()) {
         ("auto", _) if !gpus => Ok(cores()),
         ("cpu", _) => Ok(cores()),
@@ -183,6 +188,9 @@ fn worker_count(args: &TrainArgs, parts: Option<&[String]>) -> Result<usize> {
             n => Ok(n as usize),
         },
         (_, Ok(0)) => refused("a run needs at least one worker"),
+        (_, Ok(n)) if n > MOST_WORKERS => {
+            refused(&format!("{MOST_WORKERS} is the most that one machine starts"))
+        }
         (_, Ok(n)) => Ok(n),
         (_, Err(_)) => refused("must be a number, auto, cpu or gpu"),
     }

@@ -2,25 +2,58 @@
 // a sum with the shortcut and a ReLU, is done in the same pass, and so is their part of the gradient. Statistics of a channel, its
 // weight and its bias are in float; what is merged over pieces, and may be summed over ranks, is in double.
 #include "columns.cuh"
-#include "packs.cuh"
 
-// Each channel's mean and sum of squared distances from it, piece by piece: (pieces, width) each.
-extern "C" __global__ void batch_moments(const T *x, float *means, float *squares, i64 rows, i64 width, i64 piece) {
-    __shared__ float room[1][LANES][COLUMNS];
-    sums_of_columns<1>(
-        rows, width, piece, room, [=](i64 row, i64 column, float(&sums)[1]) { sums[0] += wide(x[row * width + column]); },
-        [=](i64 p, i64 column, const float(&sums)[1]) {
-            const i64 left = rows - p * piece;
-            means[p * width + column] = sums[0] / (float)(left < piece ? left : piece);
+// Blocks that a multiprocessor should have registers for, so that one has loads under way while another joins what it found.
+const int BESIDE = 2;
+
+// --- statistics
+
+// How many numbers there are, their mean, and the sum of their squared distances from it.
+typedef Found<3> Few3;
+
+// Those of two parts together, as Chan, Golub and LeVeque do.
+__device__ inline Few3 joined_few(const Few3 &a, const Few3 &b) {
+    const float count = a.of[0] + b.of[0], share = count > 0.0f ? b.of[0] / count : 0.0f, distance = b.of[1] - a.of[1];
+    return {{count, a.of[1] + distance * share, a.of[2] + b.of[2] + distance * distance * a.of[0] * share}};
+}
+
+// Those of each column over rows `first` to `end`, each of which is read once; the first threads of the block get a slot's each.
+template <int SIDE, class Columns> __device__ Few3 moments_of_rows(const T *x, i64 first, i64 end, const Columns &own, Room<3, SIDE> &room) {
+    const int step = BLOCK / SIDE;
+    Few3 mine[WIDE] = {};
+    for (i64 row = first + (int)threadIdx.x / SIDE; row < end; row += FLIGHT * step) {
+        const i64 left = (end - row + step - 1) / step;
+        const int n = left < FLIGHT ? (int)left : FLIGHT;
+        Pack<WIDE, T> batch[FLIGHT];
+        each<FLIGHT>([&](int k) { batch[k] = own.of(k < n ? x + (row + k * step) * own.width : nullptr); });
+        const float weight = 1.0f / (float)n, before = mine[0].of[0], count = before + (float)n, share = (float)n / count;
+        each<WIDE>([&](int j) {
+            float sum = 0.0f, squares = 0.0f;
+            each<FLIGHT>([&](int k) { sum += wide(batch[k].of[j]); });
+            const float mean = sum * weight, distance = mean - mine[j].of[1];
+            each<FLIGHT>([&](int k) {
+                const float apart = k < n ? wide(batch[k].of[j]) - mean : 0.0f;
+                squares += apart * apart;
+            });
+            mine[j] = {{count, mine[j].of[1] + distance * share, mine[j].of[2] + squares + distance * distance * before * share}};
         });
-    // The blocks of a column's piece are the same both times, and there is a barrier between.
-    sums_of_columns<1>(
-        rows, width, piece, room,
-        [=](i64 row, i64 column, float(&sums)[1]) {
-            const float distance = wide(x[row * width + column]) - means[row / piece * width + column];
-            sums[0] += distance * distance;
-        },
-        [=](i64 p, i64 column, const float(&sums)[1]) { squares[p * width + column] = sums[0]; });
+    }
+    return joined_columns(mine, room, joined_few);
+}
+
+// Each channel's mean and sum of squared distances from it, piece by piece: (width, pieces) each.
+extern "C" __global__ void __launch_bounds__(BLOCK, BESIDE)
+batch_moments(const T *x, float *means, float *squares, i64 rows, i64 width, i64 piece) {
+    __shared__ Room<3, LINE> room;
+    const i64 pieces = (rows + piece - 1) / piece;
+    by_columns(are_even(x), rows, width, piece, room, [=](auto own, i64 p, i64 first, i64 end, auto &room) {
+        const Few3 found = moments_of_rows(x, first, end, own, room);
+        const i64 column = own.column((int)threadIdx.x);
+        if ((int)threadIdx.x < LINE * WIDE && column < width) {
+            means[column * pieces + p] = found.of[1];
+            squares[column * pieces + p] = found.of[2];
+        }
+    });
 }
 
 struct Moments {
@@ -34,7 +67,6 @@ __device__ inline Moments of_lane(Moments mine, int mask) {
             __shfl_xor_sync(0xffffffffu, mine.square, mask)};
 }
 
-// Those of two parts together, as Chan, Golub and LeVeque do.
 __device__ inline Moments merged(Moments a, Moments b) {
     const double count = a.count + b.count;
     if (count == 0.0) return a;
@@ -42,129 +74,282 @@ __device__ inline Moments merged(Moments a, Moments b) {
     return {count, a.mean + distance * b.count / count, a.square + b.square + distance * distance * a.count * b.count / count};
 }
 
-// `moments` (2, width) = each channel's mean and sum of squared distances, from the pieces of `batch_moments`.
+// Those of channel `c`, from the pieces of `batch_moments`.
+__device__ inline Moments merged_pieces(const float *means, const float *squares, i64 c, i64 rows, i64 piece, Moments *room) {
+    const i64 pieces = (rows + piece - 1) / piece;
+    Moments mine = {0.0, 0.0, 0.0};
+    for (i64 p = threadIdx.x; p < pieces; p += blockDim.x) {
+        const i64 left = rows - p * piece;
+        mine = merged(mine, {(double)(left < piece ? left : piece), means[c * pieces + p], squares[c * pieces + p]});
+    }
+    // The butterfly joins pairs in both orders, whose bits may differ: all go by the first thread's.
+    return joined(mine, room, merged);
+}
+
+// `moments` (2, width) = each channel's mean and sum of squared distances from it, to be merged with other ranks'.
 extern "C" __global__ void merge_moments(const float *means, const float *squares, double *moments, i64 rows, i64 width, i64 piece) {
     __shared__ Moments room[MAX_WARPS];
-    const i64 n_pieces = (rows + piece - 1) / piece;
     for (i64 c = blockIdx.x; c < width; c += gridDim.x) {
-        Moments mine = {0.0, 0.0, 0.0};
-        for (i64 p = threadIdx.x; p < n_pieces; p += blockDim.x) {
-            const i64 left = rows - p * piece;
-            mine = merged(mine, {(double)(left < piece ? left : piece), means[p * width + c], squares[p * width + c]});
-        }
-        // The butterfly joins pairs in both orders, whose bits may differ: all go by the first thread's.
-        mine = joined(mine, room, merged);
+        const Moments mine = merged_pieces(means, squares, c, rows, piece, room);
         if (threadIdx.x == 0) moments[c] = mine.mean, moments[width + c] = mine.square;
     }
 }
 
-// The mean, the variance and 1/std of each channel, from moments of `count` values.
-extern "C" __global__ void batch_statistics(const double *moments, float *means, float *variances, float *scales, i64 width,
-                                            double count, double eps) {
+__device__ inline float scale_of(float variance, double eps) { return (float)(1.0 / sqrt((double)variance + eps)); }
+
+// Moves running statistics of channel `c`, if there are some, by a share of the way to what a batch of `count` values showed; the
+// running variance is that of what the batch is a sample of.
+__device__ inline void follow(float *running_means, float *running_variances, i64 c, float mean, float variance, double count,
+                              double share) {
+    if (!running_means) return;
+    const float kept = (float)(1.0 - share), unbiased = (float)(share * (count / (count - 1.0)));
+    running_means[c] = running_means[c] * kept + mean * (float)share;
+    running_variances[c] = running_variances[c] * kept + variance * unbiased;
+}
+
+// The mean, the variance and 1/std of each channel from the pieces of `batch_moments`, and running statistics, which may be null.
+extern "C" __global__ void batch_found(const float *mean_parts, const float *square_parts, float *means, float *variances, float *scales,
+                                       float *running_means, float *running_variances, i64 rows, i64 width, i64 piece, double eps,
+                                       double share) {
+    __shared__ Moments room[MAX_WARPS];
+    for (i64 c = blockIdx.x; c < width; c += gridDim.x) {
+        const Moments mine = merged_pieces(mean_parts, square_parts, c, rows, piece, room);
+        if (threadIdx.x > 0) continue;
+        const float mean = (float)mine.mean, variance = (float)(mine.square / (double)rows);
+        means[c] = mean, variances[c] = variance, scales[c] = scale_of(variance, eps);
+        follow(running_means, running_variances, c, mean, variance, (double)rows, share);
+    }
+}
+
+// The mean and the variance of each channel, from moments of `count` values.
+extern "C" __global__ void batch_statistics(const double *moments, float *means, float *variances, i64 width, double count) {
     for (i64 c = first_element(); c < width; c += all_threads()) {
-        const double variance = moments[width + c] / count;
         means[c] = (float)moments[c];
-        variances[c] = (float)variance;
-        scales[c] = (float)(1.0 / sqrt((double)variances[c] + eps));
+        variances[c] = (float)(moments[width + c] / count);
     }
 }
 
 // 1/std of given variances.
 extern "C" __global__ void batch_scales(const float *variances, float *scales, i64 width, double eps) {
-    for (i64 c = first_element(); c < width; c += all_threads()) scales[c] = (float)(1.0 / sqrt((double)variances[c] + eps));
+    for (i64 c = first_element(); c < width; c += all_threads()) scales[c] = scale_of(variances[c], eps);
 }
 
-// `out = (x - mean) scale weight + bias`, plus `plus`, cut off below zero if `relu` isn't 0. Weight, bias and `plus` may be null.
+// `follow` of each channel.
+extern "C" __global__ void batch_follow(const float *means, const float *variances, float *running_means, float *running_variances,
+                                        i64 width, double count, double share) {
+    for (i64 c = first_element(); c < width; c += all_threads()) {
+        follow(running_means, running_variances, c, means[c], variances[c], count, share);
+    }
+}
+
+// --- what comes out
+
+// WIDE elements of `(x - mean) scale weight + bias`, plus `added`, cut off below zero if `relu` isn't 0.
+template <int N> struct Normal {
+    Pack<N, float> mean, mul, shift;
+
+    __device__ Pack<N, T> of(const Pack<N, T> &in, const Pack<N, T> &added, bool relu) const {
+        return made<N>([&](int j) {
+            const float y = (wide(in.of[j]) - mean.of[j]) * mul.of[j] + shift.of[j] + wide(added.of[j]);
+            return stored(relu && y <= 0.0f ? 0.0f : y);
+        });
+    }
+};
+
+// Weight and bias may be null.
+template <int N>
+__device__ Normal<N> normal_of(const Pack<N, float> &mean, const Pack<N, float> &scale, bool weighs, const Pack<N, float> &weight,
+                               const Pack<N, float> &bias) {
+    return {mean, made<N>([&](int j) { return weighs ? scale.of[j] * weight.of[j] : scale.of[j]; }), bias};
+}
+
+// `plus`, weight and bias may be null.
 extern "C" __global__ void batch_normalise(const T *x, const float *means, const float *scales, const float *weight, const float *bias,
                                            const T *plus, T *out, i64 rows, i64 width, i64 relu) {
     along_rows(are_even(x, plus, out), rows, width, [=](auto few, i64 i, i64, i64 c) {
-        const auto in = taken<few>(x + i);
-        const auto added = taken_or_zeros<few>(plus, i);
-        const auto mean = taken<few>(means + c), scale = taken<few>(scales + c);
-        const auto factor = taken_or_zeros<few>(weight, c);
-        const auto shift = taken_or_zeros<few>(bias, c);
-        put(out + i, made<few>([&](int j) {
-                const float mul = weight ? scale.of[j] * factor.of[j] : scale.of[j];
-                float y = (wide(in.of[j]) - mean.of[j]) * mul + (bias ? shift.of[j] : 0.0f);
-                if (plus) y += wide(added.of[j]);
-                return stored(relu && y <= 0.0f ? 0.0f : y);
-            }));
+        const auto normal = normal_of<few>(taken<few>(means + c), taken<few>(scales + c), weight, taken_or_zeros<few>(weight, c),
+                                           taken_or_zeros<few>(bias, c));
+        put(out + i, normal.of(taken<few>(x + i), taken_or_zeros<few>(plus, i), relu));
     });
 }
 
-__device__ inline float passed(const T *grad, const T *mask, i64 i) {
-    return mask ? where_relu_passed(wide(grad[i]), wide(mask[i])) : wide(grad[i]);
+// All of it at once where there are few rows, of which a block has all: the statistics of the batch, running ones, and what comes out.
+extern "C" __global__ void __launch_bounds__(BLOCK)
+batch_whole(const T *x, const float *weight, const float *bias, const T *plus, T *out, float *means, float *variances, float *scales,
+            float *running_means, float *running_variances, i64 rows, i64 width, i64 relu, double eps, double share) {
+    __shared__ Room<3, SECTOR> room;
+    const bool even = are_even(x, plus, out) && are_even(weight, bias, means, scales);
+    by_columns(even, rows, width, rows, room, [=](auto own, i64, i64, i64 end, auto &room) {
+        const Few3 found = moments_of_rows(x, 0, end, own, room);
+        const i64 c = own.column((int)threadIdx.x);
+        if ((int)threadIdx.x < SECTOR * WIDE && c < width) {
+            const float mean = found.of[1], variance = (float)((double)found.of[2] / (double)rows);
+            means[c] = mean, variances[c] = variance, scales[c] = scale_of(variance, eps);
+            follow(running_means, running_variances, c, mean, variance, (double)rows, share);
+        }
+        __syncthreads();
+        const auto normal = normal_of<WIDE>(own.of_any(means), own.of_any(scales), weight, own.of_any(weight), own.of_any(bias));
+        UNROLL_SOME
+        for (i64 row = (int)threadIdx.x / SECTOR; row < end; row += BLOCK / SECTOR) {
+            const i64 at = row * width;
+            own.put(out + at, normal.of(own.of(x + at), own.of(plus ? plus + at : plus), relu));
+        }
+    });
 }
 
-// Each channel's sum of grad, and of grad (x - mean), piece by piece. Where `mask`, the output of a fused ReLU, isn't null, only
-// what that passed on counts.
-extern "C" __global__ void batch_sums(const T *x, const T *grad, const T *mask, const float *means, float *grad_parts,
-                                      float *product_parts, i64 rows, i64 width, i64 piece) {
-    __shared__ float room[2][LANES][COLUMNS];
-    sums_of_columns<2>(
-        rows, width, piece, room,
-        [=](i64 row, i64 column, float(&sums)[2]) {
-            const i64 i = row * width + column;
-            const float g = passed(grad, mask, i);
-            sums[0] += g;
-            sums[1] += g * (wide(x[i]) - means[column]);
-        },
-        [=](i64 p, i64 column, const float(&sums)[2]) {
-            grad_parts[p * width + column] = sums[0];
-            product_parts[p * width + column] = sums[1];
+// --- gradients
+
+// What of `grad` counts: where `mask`, the output of a fused ReLU, isn't null, what that passed on.
+template <int N> __device__ Pack<N, float> passed(const Pack<N, T> &grad, bool masked, const Pack<N, T> &mask) {
+    return made<N>([&](int j) { return masked ? where_relu_passed(wide(grad.of[j]), wide(mask.of[j])) : wide(grad.of[j]); });
+}
+
+// Each channel's sums of grad, and of grad (x - mean), over some rows.
+template <int SIDE, class Columns>
+__device__ Found<2> sums_of_gradients(const T *x, const T *grad, const T *mask, const float *means, i64 first, i64 end,
+                                      const Columns &own, Room<2, SIDE> &room) {
+    const auto mean = own.of_any(means);
+    return sums_of_rows(first, end, room, [&](i64 row, Found<2>(&found)[WIDE]) {
+        const i64 at = row * own.width;
+        const auto in = own.of(x + at);
+        const auto g = passed(own.of(grad + at), mask, own.of(mask ? mask + at : mask));
+        each<WIDE>([&](int j) {
+            found[j].of[0] += g.of[j];
+            found[j].of[1] += g.of[j] * (wide(in.of[j]) - mean.of[j]);
         });
+    });
 }
 
-// `sums` (2, width) = the sums over the pieces of `batch_sums`.
-extern "C" __global__ void merge_sums(const float *grad_parts, const float *product_parts, double *sums, i64 n_pieces, i64 width) {
+// The same piece by piece: (width, pieces) each.
+extern "C" __global__ void __launch_bounds__(BLOCK, BESIDE)
+batch_sums(const T *x, const T *grad, const T *mask, const float *means, float *grad_parts, float *product_parts, i64 rows, i64 width,
+           i64 piece) {
+    __shared__ Room<2, LINE> room;
+    const i64 pieces = (rows + piece - 1) / piece;
+    by_columns(are_even(x, grad, mask) && are_even(means), rows, width, piece, room, [=](auto own, i64 p, i64 first, i64 end, auto &room) {
+        const Found<2> sums = sums_of_gradients(x, grad, mask, means, first, end, own, room);
+        const i64 column = own.column((int)threadIdx.x);
+        if ((int)threadIdx.x < LINE * WIDE && column < width) {
+            grad_parts[column * pieces + p] = sums.of[0];
+            product_parts[column * pieces + p] = sums.of[1];
+        }
+    });
+}
+
+// A channel's sums over the pieces of `batch_sums`.
+struct Sums {
+    double grad;
+    double product;
+};
+
+__device__ inline Sums merged_sums(const float *grad_parts, const float *product_parts, i64 c, i64 pieces, double *room) {
+    Sums sums = {0.0, 0.0};
+    for (i64 p = threadIdx.x; p < pieces; p += blockDim.x) {
+        sums.grad += (double)grad_parts[c * pieces + p];
+        sums.product += (double)product_parts[c * pieces + p];
+    }
+    return {sum_of_block(sums.grad, room), sum_of_block(sums.product, room)};
+}
+
+// `sums` (2, width) = these, to be added to other ranks'.
+extern "C" __global__ void merge_sums(const float *grad_parts, const float *product_parts, double *sums, i64 pieces, i64 width) {
     __shared__ double room[MAX_WARPS];
     for (i64 c = blockIdx.x; c < width; c += gridDim.x) {
-        double grads = 0.0, products = 0.0;
-        for (i64 p = threadIdx.x; p < n_pieces; p += blockDim.x) {
-            grads += (double)grad_parts[p * width + c];
-            products += (double)product_parts[p * width + c];
-        }
-        grads = sum_of_block(grads, room);
-        products = sum_of_block(products, room);
-        if (threadIdx.x == 0) sums[c] = grads, sums[width + c] = products;
+        const Sums mine = merged_sums(grad_parts, product_parts, c, pieces, room);
+        if (threadIdx.x == 0) sums[c] = mine.grad, sums[width + c] = mine.product;
     }
 }
 
-// The gradients of weight and bias, from the sums of this part of the batch; either may be null.
+// The gradients of weight and bias of channel `c`, from the sums of this part of the batch; either may be null.
+__device__ inline void channel_gradients(float *weight, float *bias, i64 c, Sums sums, float scale) {
+    if (weight) weight[c] = (float)(sums.product * (double)scale);
+    if (bias) bias[c] = (float)sums.grad;
+}
+
 extern "C" __global__ void batch_channel_gradients(const double *sums, const float *scales, float *weight, float *bias, i64 width) {
     for (i64 c = first_element(); c < width; c += all_threads()) {
-        if (weight) weight[c] = (float)(sums[width + c] * (double)scales[c]);
-        if (bias) bias[c] = (float)sums[c];
+        channel_gradients(weight, bias, c, {sums[c], sums[width + c]}, scales[c]);
     }
 }
 
-// What the gradient of the input needs of each channel: `factors` (3, width) = weight times scale, the mean of grad, and the mean of
-// grad (x - mean) times the scale squared. The means are 0 where `sums` is null: then the statistics were given.
+// What the gradient of the input needs of a channel: `factors` (3, width) = weight times scale, the mean of grad, and the mean of
+// grad (x - mean) times the scale squared. The means are over `count` values, and 0 where that is 0: then the statistics were given.
+__device__ inline void write_factors(float *factors, i64 c, i64 width, Sums sums, float scale, const float *weight, double count) {
+    factors[c] = weight ? scale * weight[c] : scale;
+    factors[width + c] = count > 0.0 ? (float)(sums.grad / count) : 0.0f;
+    factors[2 * width + c] = count > 0.0 ? (float)(sums.product / count * (double)scale * (double)scale) : 0.0f;
+}
+
 extern "C" __global__ void batch_factors(const double *sums, const float *scales, const float *weight, float *factors, i64 width,
                                          double count) {
     for (i64 c = first_element(); c < width; c += all_threads()) {
-        const double scale = (double)scales[c];
-        factors[c] = weight ? scales[c] * weight[c] : scales[c];
-        factors[width + c] = sums ? (float)(sums[c] / count) : 0.0f;
-        factors[2 * width + c] = sums ? (float)(sums[width + c] / count * scale * scale) : 0.0f;
+        write_factors(factors, c, width, sums ? Sums{sums[c], sums[width + c]} : Sums{0.0, 0.0}, scales[c], weight, sums ? count : 0.0);
     }
+}
+
+// Both, of the sums of `batch_sums`.
+extern "C" __global__ void batch_gradients_found(const float *grad_parts, const float *product_parts, const float *scales,
+                                                 const float *weight, float *of_weight, float *of_bias, float *factors, i64 pieces,
+                                                 i64 width, double count) {
+    __shared__ double room[MAX_WARPS];
+    for (i64 c = blockIdx.x; c < width; c += gridDim.x) {
+        const Sums sums = merged_sums(grad_parts, product_parts, c, pieces, room);
+        if (threadIdx.x > 0) continue;
+        channel_gradients(of_weight, of_bias, c, sums, scales[c]);
+        write_factors(factors, c, width, sums, scales[c], weight, count);
+    }
+}
+
+// What is common to N neighbours of a row.
+template <int N> struct Slopes {
+    Pack<N, float> mean, factor, less, slope;
+
+    // The gradient of the input, from what of the output's counts.
+    __device__ Pack<N, T> of(const Pack<N, T> &in, const Pack<N, float> &g) const {
+        return made<N>([&](int j) {
+            return stored(factor.of[j] * (g.of[j] - less.of[j] - (wide(in.of[j]) - mean.of[j]) * slope.of[j]));
+        });
+    }
+};
+
+template <int N> __device__ Pack<N, T> all_stored(const Pack<N, float> &g) {
+    return made<N>([&](int j) { return stored(g.of[j]); });
 }
 
 // The gradients of the input and, where `plus` isn't null, of what was added.
 extern "C" __global__ void batch_input_gradient(const T *x, const T *grad, const T *mask, const float *means, const float *factors,
                                                 T *out, T *plus, i64 rows, i64 width) {
     along_rows(are_even(x, grad, mask, out, plus), rows, width, [=](auto few, i64 i, i64, i64 c) {
-        const auto in = taken<few>(x + i), gradient = taken<few>(grad + i);
-        const auto output = taken_or_zeros<few>(mask, i);
-        const auto mean = taken<few>(means + c), factor = taken<few>(factors + c);
-        const auto less = taken<few>(factors + width + c), slope = taken<few>(factors + 2 * width + c);
-        const auto g = made<few>([&](int j) {
-            const float own = wide(gradient.of[j]);
-            return mask ? where_relu_passed(own, wide(output.of[j])) : own;
-        });
-        put(out + i, made<few>([&](int j) {
-                return stored(factor.of[j] * (g.of[j] - less.of[j] - (wide(in.of[j]) - mean.of[j]) * slope.of[j]));
-            }));
-        if (plus) put(plus + i, made<few>([&](int j) { return stored(g.of[j]); }));
+        const auto g = passed(taken<few>(grad + i), mask, taken_or_zeros<few>(mask, i));
+        const Slopes<few> slopes = {taken<few>(means + c), taken<few>(factors + c), taken<few>(factors + width + c),
+                                    taken<few>(factors + 2 * width + c)};
+        put(out + i, slopes.of(taken<few>(x + i), g));
+        if (plus) put(plus + i, all_stored(g));
+    });
+}
+
+// All of it at once where there are few rows, of which a block has all.
+extern "C" __global__ void __launch_bounds__(BLOCK)
+batch_whole_gradient(const T *x, const T *grad, const T *mask, const float *means, const float *scales, const float *weight, T *out,
+                     T *plus, float *of_weight, float *of_bias, float *factors, i64 rows, i64 width, double count) {
+    __shared__ Room<2, SECTOR> room;
+    const bool even = are_even(x, grad, mask, out, plus) && are_even(means, factors);
+    by_columns(even, rows, width, rows, room, [=](auto own, i64, i64, i64 end, auto &room) {
+        const Found<2> found = sums_of_gradients(x, grad, mask, means, 0, end, own, room);
+        const i64 c = own.column((int)threadIdx.x);
+        if ((int)threadIdx.x < SECTOR * WIDE && c < width) {
+            const Sums sums = {(double)found.of[0], (double)found.of[1]};
+            channel_gradients(of_weight, of_bias, c, sums, scales[c]);
+            write_factors(factors, c, width, sums, scales[c], weight, count);
+        }
+        __syncthreads();
+        const Slopes<WIDE> slopes = {own.of_any(means), own.of_any(factors), own.of_any(factors + width), own.of_any(factors + 2 * width)};
+        UNROLL_SOME
+        for (i64 row = (int)threadIdx.x / SECTOR; row < end; row += BLOCK / SECTOR) {
+            const i64 at = row * width;
+            const auto g = passed(own.of(grad + at), mask, own.of(mask ? mask + at : mask));
+            own.put(out + at, slopes.of(own.of(x + at), g));
+            if (plus) own.put(plus + at, all_stored(g));
+        }
     });
 }

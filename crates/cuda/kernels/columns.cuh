@@ -1,31 +1,119 @@
-// Sums over the columns of a table (rows, width), whose rows are cut into pieces. A block of 8 warps takes 32 neighbouring columns
-// of one piece: each warp every eighth row, then the warps' sums one after the other.
+// What is found of the columns of a table (rows, width), such as their sums. A block of 256 threads takes some neighbouring columns of a
+// piece of the rows: SIDE threads side by side have WIDE columns each, and as many rows at once as there are such groups. What the
+// threads find is joined in an order that sizes alone decide.
 #pragma once
-#include "grid.cuh"
+#include "packs.cuh"
 
-const int COLUMNS = 32;
-const int LANES = 8;
+const int BLOCK = 256;
+// Threads side by side where rows are cut into pieces: a row's part is a line of the caches.
+const int LINE = 8;
+// The same where a block takes all rows: what memory gives at least.
+const int SECTOR = 2;
+// Rows that a thread has on their way at once.
+const int FLIGHT = 8;
 
-// `SUMS` sums a column: `term(row, column, sums)` adds one row's part, `done(piece, column, sums)` takes what a piece comes to.
-template <int SUMS, class Term, class Done>
-__device__ void sums_of_columns(i64 rows, i64 width, i64 piece, float (&room)[SUMS][LANES][COLUMNS], Term term, Done done) {
-    const i64 n_tiles = (width + COLUMNS - 1) / COLUMNS, n_pieces = (rows + piece - 1) / piece;
-    const int lane = (int)threadIdx.x / COLUMNS, place = (int)threadIdx.x % COLUMNS;
-    for (i64 i = blockIdx.x; i < n_tiles * n_pieces; i += gridDim.x) {
-        const i64 p = i / n_tiles, column = (i - p * n_tiles) * COLUMNS + place;
-        const i64 end = (p + 1) * piece < rows ? (p + 1) * piece : rows;
-        float sums[SUMS] = {};
-        if (column < width) {
-            for (i64 row = p * piece + lane; row < end; row += LANES) term(row, column, sums);
-        }
-        for (int s = 0; s < SUMS; s++) room[s][lane][place] = sums[s];
-        __syncthreads();
-        if (lane == 0 && column < width) {
-            for (int s = 0; s < SUMS; s++) {
-                for (int other = 1; other < LANES; other++) sums[s] += room[s][other][place];
-            }
-            done(p, column, sums);
-        }
-        __syncthreads();
+// The columns of a thread in a tile: neighbours where rows are EVEN, so that they come in one go; else each SIDE columns from the one
+// before, so that neighbouring threads ask for neighbours.
+template <int SIDE, bool EVEN> struct Own {
+    i64 start, width;
+
+    // Which column number `slot` of the tile's is.
+    __device__ i64 column(int slot) const { return start + (EVEN ? slot : slot / WIDE + slot % WIDE * SIDE); }
+    __device__ i64 own(int j) const { return column((int)threadIdx.x % SIDE * WIDE + j); }
+
+    __device__ bool has_any() const { return own(0) < width; }
+
+    // The thread's part of a row, which has one; zeros where the row is null.
+    template <class E> __device__ Pack<WIDE, E> of(const E *row) const {
+        if (!row) return Pack<WIDE, E>();
+        if (EVEN) return *(const Pack<WIDE, E> *)(row + own(0));
+        return made<WIDE>([&](int j) { return own(j) < width ? row[own(j)] : E(); });
     }
+
+    // The same of a row that the thread may have no part of.
+    template <class E> __device__ Pack<WIDE, E> of_any(const E *row) const { return of(has_any() ? row : nullptr); }
+
+    template <class E> __device__ void put(E *row, const Pack<WIDE, E> &pack) const {
+        if (EVEN) return put_even(row + own(0), pack);
+        each<WIDE>([&](int j) {
+            if (own(j) < width) row[own(j)] = pack.of[j];
+        });
+    }
+};
+
+// What is found of a column: N numbers.
+template <int N> struct Found {
+    float of[N];
+};
+
+template <int N> __device__ Found<N> sum_of(const Found<N> &a, const Found<N> &b) {
+    Found<N> sum;
+    each<N>([&](int n) { sum.of[n] = a.of[n] + b.of[n]; });
+    return sum;
+}
+
+// A block's, to join what its threads have found.
+template <int N, int SIDE> struct Room {
+    float own[N][BLOCK / SIDE][SIDE * WIDE];
+    float some[N][BLOCK / (SIDE * WIDE)][SIDE * WIDE];
+};
+
+// What `join` makes of what all threads of the block have found of each column; the first SIDE * WIDE threads get that of a slot each.
+template <int N, int SIDE, class Join>
+__device__ Found<N> joined_columns(const Found<N> (&mine)[WIDE], Room<N, SIDE> &room, Join join) {
+    const int slots = SIDE * WIDE, place = (int)threadIdx.x % SIDE, slot = (int)threadIdx.x % slots, some = (int)threadIdx.x / slots;
+    // Somebody may still read what was joined before.
+    __syncthreads();
+    each<N>([&](int n) { each<WIDE>([&](int j) { room.own[n][threadIdx.x / SIDE][place * WIDE + j] = mine[j].of[n]; }); });
+    __syncthreads();
+    // WIDE columns of a row become a column of WIDE rows.
+    const auto found = [&](const auto &of, int row) {
+        Found<N> found;
+        each<N>([&](int n) { found.of[n] = of[n][row][slot]; });
+        return found;
+    };
+    Found<N> all = found(room.own, some * WIDE);
+    for (int row = 1; row < WIDE; row++) all = join(all, found(room.own, some * WIDE + row));
+    each<N>([&](int n) { room.some[n][some][slot] = all.of[n]; });
+    __syncthreads();
+    if (some == 0) {
+        for (int other = 1; other < BLOCK / slots; other++) all = join(all, found(room.some, other));
+    }
+    return all;
+}
+
+// Calls `f(own, p, first, end, room)` for each tile of SIDE * WIDE columns of each piece `p` of the rows: those from `first` to `end`, which
+// for a thread without a column are none.
+template <int SIDE, int N, class F> __device__ void by_columns(bool even, i64 rows, i64 width, i64 piece, Room<N, SIDE> &room, F f) {
+    const i64 tiles = (width + SIDE * WIDE - 1) / (SIDE * WIDE), pieces = (rows + piece - 1) / piece;
+    for (i64 i = blockIdx.x; i < tiles * pieces; i += gridDim.x) {
+        const i64 p = i / tiles, start = (i - p * tiles) * SIDE * WIDE, first = p * piece;
+        const i64 end = first + piece < rows ? first + piece : rows;
+        if (even && width % WIDE == 0) {
+            const Own<SIDE, true> own = {start, width};
+            f(own, p, first, own.has_any() ? end : first, room);
+        } else {
+            const Own<SIDE, false> own = {start, width};
+            f(own, p, first, own.has_any() ? end : first, room);
+        }
+    }
+}
+
+// The sums of N numbers that `term(row, found)` adds to what is found of each column, over the rows of a piece; the first threads of the
+// block get a slot's each.
+template <int N, int SIDE, class Term> __device__ Found<N> sums_of_rows(i64 first, i64 end, Room<N, SIDE> &room, Term term) {
+    Found<N> mine[WIDE] = {};
+    UNROLL_SOME
+    for (i64 row = first + (int)threadIdx.x / SIDE; row < end; row += BLOCK / SIDE) term(row, mine);
+    return joined_columns(mine, room, [](const Found<N> &a, const Found<N> &b) { return sum_of(a, b); });
+}
+
+// The same of all pieces of a table: `term_of(own)` gives the term of a thread's columns, `done(p, column, sums)` takes what comes of it.
+template <int N, class TermOf, class Done>
+__device__ void sums_of_columns(bool even, i64 rows, i64 width, i64 piece, Room<N, LINE> &room, TermOf term_of, Done done) {
+    by_columns(even, rows, width, piece, room, [=](auto own, i64 p, i64 first, i64 end, auto &room) {
+        const Found<N> sums = sums_of_rows(first, end, room, term_of(own));
+        const i64 column = own.column((int)threadIdx.x);
+        if ((int)threadIdx.x < LINE * WIDE && column < width) done(p, column, sums);
+    });
 }

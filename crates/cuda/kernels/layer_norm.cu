@@ -66,21 +66,27 @@ __device__ void gradient(const In *in, const float *weight, const Out *grad, con
     }
 }
 
-// The gradients of weight and bias, piece by piece: `sum_column_parts` adds up both.
+// The gradients of weight and bias, piece by piece, (width, pieces) each: `sum_parts` adds up the rows of both.
 template <class In, class Out>
 __device__ void columns(const In *x, const Out *grad, const float *means, const float *scales, float *weight_parts, float *bias_parts,
-                        i64 rows, i64 width, i64 piece, float (&room)[2][LANES][COLUMNS]) {
-    sums_of_columns<2>(
-        rows, width, piece, room,
-        [=](i64 row, i64 column, float(&sums)[2]) {
-            const float g = wide(grad[row * width + column]);
-            sums[0] += g * ((wide(x[row * width + column]) - means[row]) * scales[row]);
-            sums[1] += g;
-        },
-        [=](i64 p, i64 column, const float(&sums)[2]) {
-            weight_parts[p * width + column] = sums[0];
-            bias_parts[p * width + column] = sums[1];
-        });
+                        i64 rows, i64 width, i64 piece, Room<2, LINE> &room) {
+    const i64 pieces = (rows + piece - 1) / piece;
+    const auto term_of = [=](auto own) {
+        return [=](i64 row, Found<2>(&found)[WIDE]) {
+            const auto in = own.of(x + row * width);
+            const auto gradient = own.of(grad + row * width);
+            const float mean = means[row], scale = scales[row];
+            each<WIDE>([&](int j) {
+                const float g = wide(gradient.of[j]);
+                found[j].of[0] += g * ((wide(in.of[j]) - mean) * scale);
+                found[j].of[1] += g;
+            });
+        };
+    };
+    sums_of_columns(are_even(x) && are_even(grad), rows, width, piece, room, term_of, [=](i64 p, i64 column, const Found<2> &sums) {
+        weight_parts[column * pieces + p] = sums.of[0];
+        bias_parts[column * pieces + p] = sums.of[1];
+    });
 }
 
 // The three of rows in a type that come out in a type.
@@ -97,7 +103,7 @@ __device__ void columns(const In *x, const Out *grad, const float *means, const 
     }                                                                                                                        \
     extern "C" __global__ void NAME##_columns(const IN *x, const OUT *grad, const float *means, const float *scales,         \
                                               float *weight_parts, float *bias_parts, i64 rows, i64 width, i64 piece) {      \
-        __shared__ float room[2][LANES][COLUMNS];                                                                            \
+        __shared__ Room<2, LINE> room;                                                                                        \
         columns(x, grad, means, scales, weight_parts, bias_parts, rows, width, piece, room);                                 \
     }
 

@@ -24,9 +24,15 @@ template <class To> __device__ To rounded(float x);
 template <> __device__ inline float rounded<float>(float x) { return x; }
 
 template <> __device__ inline Bf16 rounded<Bf16>(float x) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    Bf16 out;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(out.bits) : "f"(x));
+    return out;
+#else
     const u32 bits = __float_as_uint(x);
     if ((bits & 0x7fffffffu) > 0x7f800000u) return Bf16{(u16)(bits >> 16 | 0x40u)};
     return Bf16{(u16)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16)};
+#endif
 }
 
 #ifdef HOST_RUN
@@ -52,12 +58,15 @@ typedef ELEMENT T;
 __device__ inline T stored(float x) { return rounded<T>(x); }
 #endif
 
-// Before a loop that has to be unrolled, since it indexes what is to stay in registers, and before one that mustn't be.
+// Before a loop that has to be unrolled, since it indexes what is to stay in registers; before one whose loads are to be under way
+// together, a few at a time; and before one that mustn't be unrolled.
 #ifdef HOST_RUN
 #define UNROLL
+#define UNROLL_SOME
 #define NO_UNROLL
 #else
 #define UNROLL _Pragma("unroll")
+#define UNROLL_SOME _Pragma("unroll 4")
 #define NO_UNROLL _Pragma("unroll 1")
 #endif
 

@@ -30,11 +30,30 @@ template <int N, class E> __device__ Pack<N, E> taken(const E *from) {
 // Zeros where there is nothing to take from.
 template <int N, class E> __device__ Pack<N, E> taken_or_zeros(const E *from, i64 i) { return from ? taken<N>(from + i) : Pack<N, E>(); }
 
-template <int N, class E> __device__ void put(E *to, const Pack<N, E> &pack) {
-    if (N > 1 && (u64)to % alignof(Pack<N, E>) == 0) {
+// 16 bytes go to where they may lie in one go, which the compiler would take apart where branches meet.
+__device__ inline void put_words(void *to, const u32 (&word)[4]) {
+#ifdef HOST_RUN
+    memcpy(to, word, sizeof(word));
+#else
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(word[0]), "r"(word[1]), "r"(word[2]), "r"(word[3]) : "memory");
+#endif
+}
+
+template <int N, class E> __device__ void put_even(E *to, const Pack<N, E> &pack) {
+    if constexpr (sizeof(pack) % 16 == 0) {
+        UNROLL
+        for (int i = 0; i < (int)sizeof(pack) / 16; i++) {
+            u32 words[4];
+            memcpy(words, &pack.of[i * (int)(16 / sizeof(E))], sizeof(words));
+            put_words((char *)to + i * 16, words);
+        }
+    } else {
         *(Pack<N, E> *)to = pack;
-        return;
     }
+}
+
+template <int N, class E> __device__ void put(E *to, const Pack<N, E> &pack) {
+    if (N > 1 && (u64)to % alignof(Pack<N, E>) == 0) return put_even(to, pack);
     UNROLL
     for (int j = 0; j < N; j++) to[j] = pack.of[j];
 }

@@ -53,21 +53,18 @@ extern "C" __global__ void sum_parts(const float *parts, T *out, i64 n_outputs, 
     }
 }
 
-// The sums of the columns of `x` (rows, width), piece by piece: `parts` (pieces, width) are added up by `sum_column_parts`.
+// The sums of the columns of `x` (rows, width), piece by piece: the rows of `parts` (width, pieces) are added up by `sum_parts`.
 extern "C" __global__ void sum_columns(const T *x, float *parts, i64 rows, i64 width, i64 piece) {
-    __shared__ float room[1][LANES][COLUMNS];
-    sums_of_columns<1>(
-        rows, width, piece, room, [=](i64 row, i64 column, float(&sums)[1]) { sums[0] += wide(x[row * width + column]); },
-        [=](i64 p, i64 column, const float(&sums)[1]) { parts[p * width + column] = sums[0]; });
-}
-
-// `out[c] =` the sum of column `c` of `parts` (pieces, width).
-extern "C" __global__ void sum_column_parts(const float *parts, T *out, i64 n_pieces, i64 width) {
-    for (i64 c = first_element(); c < width; c += all_threads()) {
-        float sum = 0.0f;
-        for (i64 p = 0; p < n_pieces; p++) sum += parts[p * width + c];
-        out[c] = stored(sum);
-    }
+    __shared__ Room<1, LINE> room;
+    const i64 pieces = (rows + piece - 1) / piece;
+    const auto term_of = [=](auto own) {
+        return [=](i64 row, Found<1>(&found)[WIDE]) {
+            const auto in = own.of(x + row * width);
+            each<WIDE>([&](int j) { found[j].of[0] += wide(in.of[j]); });
+        };
+    };
+    sums_of_columns(are_even(x), rows, width, piece, room, term_of,
+                    [=](i64 p, i64 column, const Found<1> &sums) { parts[column * pieces + p] = sums.of[0]; });
 }
 
 // A value and where it stands.

@@ -13,8 +13,10 @@ const PER_THREAD: u64 = 4;
 /// Blocks of a grid along its first dimension, as CUDA allows.
 const MOST_BLOCKS: u64 = (1 << 31) - 1;
 
-/// Neighbouring columns that a block of a kernel of [`Work::Columns`] takes.
-pub const COLUMNS: u64 = 32;
+/// Bytes of neighbouring columns that a block of a kernel of [`Work::Columns`] takes, of one piece.
+pub const LINE: u64 = 128;
+/// The same of [`Work::WholeColumns`], of all rows.
+pub const SECTOR: u64 = 32;
 /// Rows and columns of the tiles of [`Work::Tiles`].
 pub const TILE: u64 = 32;
 /// Threads of a block of a kernel of [`Work::Pieces`].
@@ -29,6 +31,8 @@ pub enum Share {
     Rows,
     /// See [`Work::Columns`].
     Columns,
+    /// See [`Work::WholeColumns`].
+    WholeColumns,
     /// See [`Work::Tiles`].
     Tiles,
     /// See [`Work::Pieces`].
@@ -47,12 +51,21 @@ pub enum Work {
         /// Elements of each.
         width: u64,
     },
-    /// A table whose columns are added up piece by piece: a block takes [`COLUMNS`] columns of one piece.
+    /// A table of which something is found column by column and piece by piece: a block takes columns of [`LINE`] bytes of one piece.
     Columns {
         /// Pieces that the rows are cut into.
         pieces: u64,
         /// Columns.
         width: u64,
+        /// Bytes of an element.
+        bytes: u64,
+    },
+    /// The same of all rows at once: a block takes columns of [`SECTOR`] bytes.
+    WholeColumns {
+        /// Columns.
+        width: u64,
+        /// Bytes of an element.
+        bytes: u64,
     },
     /// Matrices, cut into tiles of [`TILE`] x [`TILE`], a block each.
     Tiles {
@@ -83,6 +96,7 @@ impl Work {
             Work::Elements(_) => Share::Elements,
             Work::Rows { .. } => Share::Rows,
             Work::Columns { .. } => Share::Columns,
+            Work::WholeColumns { .. } => Share::WholeColumns,
             Work::Tiles { .. } => Share::Tiles,
             Work::Pieces(_) => Share::Pieces,
         }
@@ -106,7 +120,8 @@ impl Work {
             Work::Elements(n) => n.div_ceil(u64::from(THREADS)),
             Work::Rows { rows, .. } => rows,
             Work::Pieces(n) => n,
-            Work::Columns { pieces, width } => pieces.saturating_mul(width.div_ceil(COLUMNS)),
+            Work::Columns { pieces, width, bytes } => pieces.saturating_mul(width.div_ceil(LINE / bytes)),
+            Work::WholeColumns { width, bytes } => width.div_ceil(SECTOR / bytes),
             Work::Tiles { matrices, rows, columns } => {
                 matrices.saturating_mul(rows.div_ceil(TILE)).saturating_mul(columns.div_ceil(TILE))
             }
@@ -132,9 +147,10 @@ mod tests {
     fn all_work() -> Vec<Work> {
         let mut all: Vec<Work> = [SIZES.map(Work::Elements), SIZES.map(Work::Pieces)].concat();
         for a in SIZES {
+            all.extend([2, 4].map(|bytes| Work::WholeColumns { width: a, bytes }));
             for b in SIZES {
                 all.push(Work::Rows { rows: a, width: b });
-                all.push(Work::Columns { pieces: a, width: b });
+                all.extend([2, 4].map(|bytes| Work::Columns { pieces: a, width: b, bytes }));
                 all.extend(SIZES.map(|c| Work::Tiles { matrices: c, rows: a, columns: b }));
             }
         }
@@ -163,7 +179,8 @@ mod tests {
                 Work::Elements(n) | Work::Pieces(n) => n == 0,
                 // A row without elements has a sum, too.
                 Work::Rows { rows, .. } => rows == 0,
-                Work::Columns { pieces, width } => pieces == 0 || width == 0,
+                Work::Columns { pieces, width, .. } => pieces == 0 || width == 0,
+                Work::WholeColumns { width, .. } => width == 0,
                 Work::Tiles { matrices, rows, columns } => matrices == 0 || rows == 0 || columns == 0,
             };
             assert_eq!(work.geometry(1024).is_none(), nothing, "{work:?}");

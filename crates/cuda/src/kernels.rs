@@ -56,6 +56,17 @@ impl Kernel {
     }
 }
 
+/// The most parameters that one of the kernels has.
+pub const MOST_PARAMETERS: usize = {
+    let (mut most, mut i) = (0, 0);
+    while i < KERNELS.len() {
+        let parameters = KERNELS[i].parameters.len();
+        most = if parameters > most { parameters } else { most };
+        i += 1;
+    }
+    most
+};
+
 /// The kernel of this name. Panics if there is none.
 #[track_caller]
 pub fn kernel(name: &str) -> &'static Kernel {
@@ -204,7 +215,6 @@ pub const KERNELS: &[Kernel] = &[
     reduce("sum_pieces", &[R, W, WALK1, WALK1, N, N, N], Share::Rows),
     reduce("sum_parts", &[R, W, N, N, F], Share::Rows),
     reduce("sum_columns", &[R, W, N, N, N], Share::Columns),
-    reduce("sum_column_parts", &[R, W, N, N], Share::Elements),
     reduce("max_by_thread", &[R, W, W, N, N, N], Share::Elements),
     reduce("max_by_block", &[R, W, W, N, N], Share::Rows),
     reduce("max_gradient", &[R, R, W, N, N, N], Share::Elements),
@@ -261,14 +271,19 @@ pub const KERNELS: &[Kernel] = &[
     layer_norm("rounded_layer_norm_columns", NORMALISED_COLUMNS, Share::Columns),
     batch_norm("batch_moments", &[R, W, W, N, N, N], Share::Columns),
     batch_norm("merge_moments", &[R, R, W, N, N, N], Share::Rows),
-    batch_norm("batch_statistics", &[R, W, W, W, N, D, D], Share::Elements),
+    batch_norm("batch_found", &[R, R, W, W, W, W0, W0, N, N, N, D, D], Share::Rows),
+    batch_norm("batch_statistics", &[R, W, W, N, D], Share::Elements),
     batch_norm("batch_scales", &[R, W, N, D], Share::Elements),
+    batch_norm("batch_follow", &[R, R, W, W, N, D, D], Share::Elements),
     batch_norm("batch_normalise", &[R, R, R, R0, R0, R0, W, N, N, N], Share::Elements),
+    batch_norm("batch_whole", &[R, R0, R0, R0, W, W, W, W, W0, W0, N, N, N, D, D], Share::WholeColumns),
     batch_norm("batch_sums", &[R, R, R0, R, W, W, N, N, N], Share::Columns),
     batch_norm("merge_sums", &[R, R, W, N, N], Share::Rows),
     batch_norm("batch_channel_gradients", &[R, R, W0, W0, N], Share::Elements),
     batch_norm("batch_factors", &[R0, R, R0, W, N, D], Share::Elements),
+    batch_norm("batch_gradients_found", &[R, R, R, R0, W0, W0, W, N, N, D], Share::Rows),
     batch_norm("batch_input_gradient", &[R, R, R0, R, R, W, W0, N, N], Share::Elements),
+    batch_norm("batch_whole_gradient", &[R, R, R0, R, R, R0, W, W0, W0, W0, W, N, N, D], Share::WholeColumns),
     pooling("max_pool", &[R, W, W, WINDOW, N]),
     pooling("max_pool_gradient", &[R, R, W, WINDOW, N]),
     pooling("average_pool", &[R, W, WINDOW, N, N]),

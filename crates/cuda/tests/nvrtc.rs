@@ -63,7 +63,7 @@ const WRITES: [bool; 2] = [false, true];
 fn neighbours_come_in_one_go() {
     let Some(nvrtc) = nvrtc() else { return };
     type Kernels = (Source, &'static [(&'static str, [bool; 2])]);
-    let kernels: [Kernels; 7] = [
+    let kernels: [Kernels; 8] = [
         (
             Source::Elementwise,
             &[
@@ -75,14 +75,27 @@ fn neighbours_come_in_one_go() {
             ],
         ),
         (Source::Convert, &[("from_f32", WRITES)]),
-        (Source::BatchNorm, &[("batch_normalise", BOTH), ("batch_input_gradient", BOTH)]),
+        (
+            Source::BatchNorm,
+            &[
+                ("batch_moments", READS),
+                ("batch_normalise", BOTH),
+                ("batch_whole", BOTH),
+                ("batch_sums", READS),
+                ("batch_input_gradient", BOTH),
+                ("batch_whole_gradient", BOTH),
+            ],
+        ),
+        (Source::Reduce, &[("sum_columns", READS)]),
         (
             Source::LayerNorm,
             &[
                 ("layer_norm", BOTH),
                 ("layer_norm_gradient", BOTH),
+                ("layer_norm_columns", READS),
                 ("rounded_layer_norm", WRITES),
                 ("rounded_layer_norm_gradient", READS),
+                ("rounded_layer_norm_columns", READS),
             ],
         ),
         (Source::Softmax, &[("softmax", BOTH)]),
@@ -98,8 +111,8 @@ fn neighbours_come_in_one_go() {
                 let start = text.find(&format!(".entry {name}(")).expect("the module has it");
                 let body = &text[start..];
                 let body = &body[..body.find("\n}").expect("it ends")];
-                for (access, asked) in [("ld", reads), ("st", writes)] {
-                    let whole = format!("{access}.global.v4.{kind}");
+                for (access, whole, asked) in [("ld", kind, reads), ("st", "b32", writes)] {
+                    let whole = format!("{access}.global.v4.{whole}");
                     assert!(!asked || body.contains(&whole), "{name} for {element:?} has no {whole}");
                     let piece = format!("{access}.global.v4.u16");
                     assert!(!body.contains(&piece), "{name} for {element:?} has {piece}, of 8 bytes");

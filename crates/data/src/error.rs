@@ -78,7 +78,7 @@ pub enum Error {
         window: usize,
     },
     /// The text that the user named isn't there.
-    #[error("no such text file: {}\nhint: --data FILE takes any file", path.display())]
+    #[error("{}: {}\nhint: --data FILE takes any file", no_text(path), path.display())]
     MissingText {
         /// The file.
         path: PathBuf,
@@ -107,6 +107,14 @@ pub enum Error {
     #[error("{}: {}\nhint: leave --data out to use or fill the cache, or name a folder that holds the files", no_folder(path), path.display())]
     MissingFolder {
         /// The folder.
+        path: PathBuf,
+    },
+    /// A place was named for a dataset that lies in none.
+    #[error("--data {}: dataset {name} is inside this program, and nothing is read for it\nhint: leave --data out", path.display())]
+    Inside {
+        /// The dataset.
+        name: &'static str,
+        /// What was named.
         path: PathBuf,
     },
     /// A dataset of the user's own without the folder that it is in.
@@ -186,6 +194,35 @@ pub enum Error {
         /// Why, in words.
         reason: &'static str,
     },
+}
+
+impl Error {
+    /// Whether whoever reads the same again meets the same: what lies there isn't what it should be, or isn't there.
+    pub fn is_for_good(&self) -> bool {
+        match self {
+            Error::Idx { .. }
+            | Error::Cifar { .. }
+            | Error::Folder { .. }
+            | Error::ShortText { .. }
+            | Error::MissingText { .. }
+            | Error::NoText { .. }
+            | Error::Pipeline { .. }
+            | Error::UnknownDataset { .. }
+            | Error::MissingFolder { .. }
+            | Error::NoFolder { .. }
+            | Error::Checksum { .. }
+            | Error::Inside { .. }
+            | Error::Unsuitable { .. } => true,
+            Error::Io { .. }
+            | Error::Image { .. }
+            | Error::NotResident { .. }
+            | Error::Missing { .. }
+            | Error::Source { .. }
+            | Error::Locked { .. }
+            | Error::LoaderStalled { .. }
+            | Error::Thread { .. } => false,
+        }
+    }
 }
 
 /// A place that was looked at or a source that was asked, with the outcome.
@@ -318,7 +355,9 @@ impl CifarProblem {
             CifarProblem::Label { .. } => {
                 "\nhint: is this file of that dataset? With --skip-bad (data.skip_bad) another image takes the bad one's place"
             }
-            _ => "\nhint: remove the file and fetch it again: `phalanx data fetch NAME`",
+            _ => {
+                "\nhint: put a whole file in its place, or remove it and run `phalanx data fetch` with the data set's name"
+            }
         }
     }
 }
@@ -347,7 +386,9 @@ impl IdxProblem {
             IdxProblem::Dims { .. } | IdxProblem::Label { .. } => {
                 "\nhint: are the images and labels files of one dataset?"
             }
-            _ => "\nhint: remove the file and fetch it again: `phalanx data fetch NAME`",
+            _ => {
+                "\nhint: put a whole file in its place, or remove it and run `phalanx data fetch` with the data set's name"
+            }
         }
     }
 }
@@ -417,6 +458,10 @@ fn hint_for(action: &str, error: &io::Error) -> &'static str {
 
 fn no_folder(path: &Path) -> &'static str {
     if path.exists() { "the data folder is no folder" } else { "the data folder does not exist" }
+}
+
+fn no_text(path: &Path) -> &'static str {
+    if path.exists() { "the text is no file" } else { "no such text file" }
 }
 
 fn nearest_hint(nearest: Option<&'static str>) -> String {

@@ -44,6 +44,12 @@ impl Places {
         Places { data, cache: cache_folder(|name| std::env::var_os(name)), network: Network::Allowed }
     }
 
+    /// The user's folder, if a dataset was found elsewhere, since that folder hasn't all files of it.
+    pub fn passed_over(&self, found: &Location) -> Option<&Path> {
+        let Location::Folder(found) = found else { return None };
+        self.data.as_deref().filter(|data| !found.starts_with(data))
+    }
+
     /// Where fetched files of a dataset are kept, if anything can be kept.
     pub fn cache_of(&self, listing: &Listing) -> Option<PathBuf> {
         self.cache.as_ref().map(|cache| cache.join("datasets").join(listing.name))
@@ -52,7 +58,7 @@ impl Places {
     /// Finds a dataset, and fetches it into the cache if it is nowhere.
     ///
     /// # Errors
-    /// [`Error::MissingFolder`] if the user's folder doesn't exist, [`Error::NoFolder`] if there must be one and is none,
+    /// [`Error::MissingFolder`] if the user's folder doesn't exist, [`Error::Inside`] if there is one and nothing to be looked for, [`Error::NoFolder`] if there must be one and is none,
     /// [`Error::Missing`] if the dataset can't be had, with all that was tried; and what fetching meets on the local disk.
     pub fn find(&self, listing: &Listing, progress: &mut dyn Progress) -> Result<Location> {
         if let Home::File { known } = listing.home {
@@ -61,7 +67,12 @@ impl Places {
         let missing = self.data.as_ref().filter(|data| !data.is_dir());
         let (below, known) = match (listing.home, missing) {
             (Home::File { .. }, _) => unreachable!("it was found above"),
-            (Home::Library, _) => return Ok(Location::Library),
+            (Home::Library, _) => {
+                return match &self.data {
+                    Some(path) => Err(Error::Inside { name: listing.name, path: path.clone() }),
+                    None => Ok(Location::Library),
+                };
+            }
             (_, Some(data)) => return Err(Error::MissingFolder { path: data.clone() }),
             (Home::Given, None) => {
                 let none = || Error::NoFolder { name: listing.name };

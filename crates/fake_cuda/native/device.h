@@ -17,6 +17,8 @@ struct Dim3 {
     unsigned x = 1, y = 1, z = 1;
 };
 
+using std::memcpy;
+
 extern Dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 // Waits until all threads of the block have come here.

@@ -13,7 +13,7 @@ use phalanx_job::RunDir;
 use signal_hook::iterator::Handle;
 use std::io::PipeWriter;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Instant;
 
@@ -39,6 +39,8 @@ pub(crate) struct Crew<'a> {
     pub(crate) threads: usize,
     /// The rank that the first of the workers was started with.
     pub(crate) first: Arc<AtomicU32>,
+    /// Whether a signal has asked for the end.
+    is_asked: Arc<AtomicBool>,
     lines: Lines,
     reports: SyncSender<Report>,
     signals: Handle,
@@ -64,7 +66,8 @@ impl<'a> Crew<'a> {
         let logs =
             spec.log_dir.as_deref().map(RunDir::create).transpose()?.unwrap_or_else(|| run_dir.clone());
         let (sender, news) = sync_channel(QUEUE);
-        let signals = signals::take(&spec.ending_signals, &sender)?;
+        let is_asked = Arc::default();
+        let signals = signals::take(&spec.ending_signals, &sender, &is_asked)?;
         let lines = Lines::open(spec, &sender)?;
         let reports = outlet("phalanx-reports", &sender, report)?;
         let (backlog, hangs) = (lines.backlog().clone(), run_dir.path().join("hang"));
@@ -73,10 +76,24 @@ impl<'a> Crew<'a> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = (cores / spec.workers).max(1);
         let first = Arc::default();
-        Ok(Crew { spec, start, run_dir, logs, watch, news, sender, threads, first, lines, reports, signals })
+        Ok(Crew {
+            spec,
+            start,
+            run_dir,
+            logs,
+            watch,
+            news,
+            sender,
+            threads,
+            first,
+            is_asked,
+            lines,
+            reports,
+            signals,
+        })
     }
 
-    /// Starts the workers of a generation.
+    /// Starts the workers of a generation; no more of them once a signal has asked for the end.
     pub(crate) fn start_all(&mut self, given: &Given<'_>) -> Result<Started, LaunchError> {
         // Also for those who write no log: the file that a Python worker leaves its exception in lies there.
         self.logs.logs(given.folder)?;
@@ -84,7 +101,7 @@ impl<'a> Crew<'a> {
         let (hurry, first) = (Arc::clone(&self.watch.hurry), Arc::clone(&self.first));
         let (news, lines) = (self.sender.clone(), self.lines.clone());
         let ties = Ties { news, lines, over: Arc::new(over), hurry, first };
-        if let Err(error) = self.watch.start_all(given, &ties) {
+        if let Err(error) = self.watch.start_all(given, &ties, &self.is_asked) {
             self.watch.abandon(&self.news);
             return Err(error);
         }

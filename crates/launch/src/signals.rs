@@ -6,6 +6,8 @@ use signal_hook::consts::{SIGALRM, SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SI
 use signal_hook::iterator::{Handle, Signals};
 use std::fs;
 use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::SyncSender;
 
 /// These are for the workers, unless they were asked to end the run: a batch system announces the end of an allocation with
@@ -50,16 +52,26 @@ impl FromStr for EndingSignals {
     }
 }
 
-/// Takes all signals that whoever started this process didn't want ignored (`nohup`), from now on until the handle is closed.
-pub(crate) fn take(ending: &EndingSignals, news: &SyncSender<News>) -> Result<Handle, LaunchError> {
+/// Takes all signals that whoever started this process didn't want ignored (`nohup`), from now on until the handle is closed. Sets
+/// `is_asked` with one that ends the run, for whoever doesn't look at the news yet.
+pub(crate) fn take(
+    ending: &EndingSignals,
+    news: &SyncSender<News>,
+    is_asked: &Arc<AtomicBool>,
+) -> Result<Handle, LaunchError> {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = ignored(&status);
     let taken = ending.0.iter().chain(&PASSED_ON).filter(|&&signal| ignored >> (signal - 1) & 1 == 0);
     let mut signals = Signals::new(taken).map_err(LaunchError::system("signals can't be taken"))?;
     let handle = signals.handle();
-    let (ending, news) = (ending.clone(), news.clone());
-    let told =
-        move |signal| if ending.0.contains(&signal) { News::Signal(signal) } else { News::PassOn(signal) };
+    let (ending, news, is_asked) = (ending.clone(), news.clone(), Arc::clone(is_asked));
+    let told = move |signal| {
+        if !ending.0.contains(&signal) {
+            return News::PassOn(signal);
+        }
+        is_asked.store(true, Ordering::Relaxed);
+        News::Signal(signal)
+    };
     let listen = move || signals.forever().take_while(|&s| news.send(told(s)).is_ok()).for_each(drop);
     let thread = std::thread::Builder::new().name("phalanx-signals".into()).spawn(listen);
     thread.map_err(LaunchError::system("a thread for signals"))?;

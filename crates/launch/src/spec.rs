@@ -15,6 +15,9 @@ use thiserror::Error;
 /// The longest grace period: a day.
 pub const MAX_GRACE: Duration = Duration::from_secs(24 * 60 * 60);
 
+/// The most workers that one machine starts: each has a process, threads of its launcher's and pipes.
+pub const MOST_WORKERS: usize = 4096;
+
 /// The workers of a run.
 #[derive(Clone, Debug)]
 pub struct LaunchSpec {

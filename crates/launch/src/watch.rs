@@ -18,6 +18,7 @@ use nix::sys::signal::Signal;
 use phalanx_coord::{Notice, Restarts};
 use phalanx_job::{Cause, DRAINED, WorkerFailure};
 use phalanx_wire::{Generation, Rank};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -154,8 +155,17 @@ impl Watch {
         self.workers.iter().map(|w| w.worker.pid.as_raw()).collect()
     }
 
-    pub(crate) fn start_all(&mut self, given: &Given<'_>, ties: &Ties) -> Result<(), LaunchError> {
+    pub(crate) fn start_all(
+        &mut self,
+        given: &Given<'_>,
+        ties: &Ties,
+        is_asked: &AtomicBool,
+    ) -> Result<(), LaunchError> {
         for local in 0..given.spec.workers {
+            // The first is started in any case, since a run without workers has no end to tell.
+            if local > 0 && is_asked.load(Ordering::Relaxed) {
+                break;
+            }
             let watched = self.start(given, ties, local)?;
             self.workers.push(watched);
         }
@@ -172,8 +182,9 @@ impl Watch {
     }
 
     fn start(&mut self, given: &Given<'_>, ties: &Ties, local: usize) -> Result<Watched, LaunchError> {
-        let taken = |berth: &u32| self.all().any(|w| !w.ended && w.berth == Berth(*berth));
-        let berth = Berth((0..).find(|berth| !taken(berth)).expect("there is always another number"));
+        let taken: BTreeSet<u32> = self.all().filter(|w| !w.ended).map(|w| w.berth.0).collect();
+        let berth =
+            Berth((0..).find(|berth| !taken.contains(berth)).expect("there is always another number"));
         let monitor = self.lookout.as_ref().and_then(Lookout::monitor);
         let started = self.start.elapsed();
         match Worker::start(given, ties, &self.guard, berth, local, monitor.clone()) {

@@ -49,6 +49,22 @@ pub(crate) struct Worker {
     err: Arc<Mutex<Tail>>,
 }
 
+/// Has the kernel kill what this command starts when the thread that starts it ends, however that ends.
+pub fn end_with_caller(command: &mut Command) {
+    let parent = std::process::id();
+    // SAFETY: between fork and exec only async-signal-safe calls are made: prctl, getppid, and building an error from a number.
+    unsafe {
+        command.pre_exec(move || {
+            set_pdeathsig(Signal::SIGKILL)?;
+            // The caller may have ended before that; then the parent is another one by now.
+            if std::os::unix::process::parent_id() != parent {
+                return Err(std::io::Error::from_raw_os_error(nix::errno::Errno::ESRCH as i32));
+            }
+            Ok(())
+        });
+    }
+}
+
 impl Worker {
     /// Starts rank `rank`; its end arrives as news.
     pub(crate) fn start(

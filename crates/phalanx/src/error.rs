@@ -251,6 +251,7 @@ impl Error {
         use phalanx_parallel::Error::{Cut, Schedule};
         match self {
             error if error.is_consequence() => Cause::Other,
+            Error::Data(error) if error.is_for_good() => Cause::Setting,
             Error::Recipe(_)
             | Error::Optimizer(_)
             | Error::Group(_)

@@ -239,7 +239,7 @@ pub fn embedding_and_norm(c: &impl Check) {
 /// Batch norms, with what is fused to them.
 pub fn batch_norm(c: &impl Check) {
     let plain = |x: &Tensor, weight: Option<&Tensor>, bias: Option<&Tensor>| {
-        x.batch_norm(weight, bias, 1e-5, Then::Nothing, None).out
+        x.batch_norm(weight, bias, 1e-5, Then::Nothing, None, None).out
     };
     c.check(&[&[4, 3]], |x| plain(&x[0], None, None));
     c.check(&[&[2, 3, 5], &[3]], |x| plain(&x[0], Some(&x[1]), None));
@@ -247,10 +247,10 @@ pub fn batch_norm(c: &impl Check) {
     c.check(&[&[2, 3, 4, 2], &[3], &[3]], |x| plain(&in_pixels(&x[0]), Some(&x[1]), Some(&x[2])));
     for arranged in [Tensor::clone, in_pixels] {
         c.check(&[&[2, 3, 4, 2], &[3], &[3]], |x| {
-            arranged(&x[0]).batch_norm(Some(&x[1]), Some(&x[2]), 1e-5, Then::Relu, None).out
+            arranged(&x[0]).batch_norm(Some(&x[1]), Some(&x[2]), 1e-5, Then::Relu, None, None).out
         });
         c.check(&[&[2, 3, 2, 2], &[3], &[3], &[2, 3, 2, 2]], |x| {
-            arranged(&x[0]).batch_norm(Some(&x[1]), Some(&x[2]), 1e-5, Then::AddRelu(&x[3]), None).out
+            arranged(&x[0]).batch_norm(Some(&x[1]), Some(&x[2]), 1e-5, Then::AddRelu(&x[3]), None, None).out
         });
     }
     c.check(&[&[2, 3, 4, 2], &[3], &[3]], |x| {

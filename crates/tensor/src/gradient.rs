@@ -266,9 +266,6 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
             let mask = relu.then(|| value(saved, 4));
             let grad = grad.arranged(x.dense_order());
             let channels: Shape = [x.dims()[1]].into();
-            // The gradients of weight and bias are sums that the input's gradient needs too.
-            let sums = Tensor::stale(device, [2, x.dims()[1]].into(), DType::F64);
-            kernel::batch_norm::sums(x, mean, &grad, mask, &sums);
             let place = |i: usize| {
                 if wanted.wants(i) {
                     wanted.place(i, Order::RowMajor, channels, dtype.wide())
@@ -277,16 +274,40 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
                 }
             };
             let (grad_b, grad_w) = (place(2), place(1));
-            kernel::batch_norm::channel_gradients(&sums, scale, [&grad_b, &grad_w]);
-            if let (Some(sum), Some(_)) = (&wanted.shared, count) {
-                sums.with_slice_mut(|sums: &mut [f64]| sum(sums));
-            }
-            let batch = count.map(|count| (&sums, count));
             let of_plus = wanted.wants(3).then(|| wanted.place(3, x.dense_order(), *x.shape(), dtype));
-            let grad_x = filled_like(0, x, &|out| {
-                let outputs = (out, of_plus.as_ref());
-                kernel::batch_norm::input_gradient(x, [mean, scale], weight, &grad, mask, batch, outputs);
-            });
+            let (stats, of_parameters) = ([mean, scale], [&grad_b, &grad_w]);
+            let shared = wanted.shared.as_ref().filter(|_| count.is_some());
+            // The gradients of weight and bias are sums that the input's gradient needs too.
+            let summed = || {
+                let sums = Tensor::stale(device, [2, x.dims()[1]].into(), DType::F64);
+                kernel::batch_norm::sums(x, mean, &grad, mask, &sums);
+                kernel::batch_norm::channel_gradients(&sums, scale, of_parameters);
+                if let Some(sum) = shared {
+                    sums.with_slice_mut(|sums: &mut [f64]| sum(sums));
+                }
+                sums
+            };
+            let grad_x = if shared.is_some() || !wanted.wants(0) {
+                let sums = summed();
+                let batch = count.map(|count| (&sums, count));
+                filled_like(0, x, &|out| {
+                    let outputs = (out, of_plus.as_ref());
+                    kernel::batch_norm::input_gradient(x, stats, weight, &grad, mask, batch, outputs);
+                })
+            } else {
+                filled_like(0, x, &|out| {
+                    let outputs = (out, of_plus.as_ref());
+                    kernel::batch_norm::gradients(
+                        x,
+                        stats,
+                        weight,
+                        &grad,
+                        mask,
+                        count,
+                        (outputs, of_parameters),
+                    );
+                })
+            };
             let grad_plus = of_plus.inspect(|out| match mask {
                 _ if grad_x.is_some() => {}
                 Some(mask) => kernel::elementwise::unary_gradient(Unary::Relu, mask, &grad, out),

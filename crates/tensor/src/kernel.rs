@@ -114,6 +114,11 @@ kernels! {
     batch_norm of numbers {
         moments(x: &Tensor, moments: &Tensor) on x;
         statistics(moments: &Tensor, count: f64, stats: [&Tensor; 2]) on moments;
+        follow(mean: &Tensor, variance: &Tensor, count: f64, running: ([&Tensor; 2], f64)) on mean;
+        train(
+            x: &Tensor, affine: [Option<&Tensor>; 2], eps: f64, fused: Fused<'_>, running: Option<([&Tensor; 2], f64)>,
+            out: [&Tensor; 4]
+        ) on x;
         normalise(
             x: &Tensor, stats: [&Tensor; 2], affine: [Option<&Tensor>; 2], eps: f64, fused: Fused<'_>, out: [&Tensor; 2]
         ) on x;
@@ -122,6 +127,10 @@ kernels! {
         input_gradient(
             x: &Tensor, stats: [&Tensor; 2], weight: Option<&Tensor>, grad: &Tensor, mask: Option<&Tensor>,
             batch: Option<(&Tensor, f64)>, out: (&Tensor, Option<&Tensor>)
+        ) on x;
+        gradients(
+            x: &Tensor, stats: [&Tensor; 2], weight: Option<&Tensor>, grad: &Tensor, mask: Option<&Tensor>,
+            count: Option<f64>, out: ((&Tensor, Option<&Tensor>), [&Tensor; 2])
         ) on x;
     }
     pooling of numbers {

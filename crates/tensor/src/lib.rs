@@ -60,7 +60,7 @@ pub use host_span::{Fetched, HostSpan};
 pub use op::{Conv2dOptions, CountPadding, PoolOptions};
 pub use ops::across::Crossing;
 pub use ops::dropout::{DropoutKey, Within};
-pub use ops::norm::{BatchNormed, ChannelStats, SumOverBatch, Then};
+pub use ops::norm::{BatchNormed, ChannelStats, Running, SumOverBatch, Then};
 pub use ops::reduce::Keep;
 pub use ops::samples::{SampleImages, SampleOrder};
 pub use phalanx_cuda::{DebugSync, Error, GpuOptions};

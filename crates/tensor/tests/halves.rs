@@ -119,7 +119,7 @@ fn regions_cast_as_pytorchs_do() {
         ("max", |x| x.max(1, Keep::No)),
         ("cat", |x| Tensor::cat(&[x, x], 0)),
         ("max_pool2d", |x| x.reshape([1, 1, 2, 2]).max_pool2d(PoolOptions::square(2))),
-        ("batch_norm", |x| x.batch_norm(None, None, 1e-5, Then::Relu, None).out),
+        ("batch_norm", |x| x.batch_norm(None, None, 1e-5, Then::Relu, None, None).out),
     ];
     let device = Device::cpu(1);
     for region in HALVES {

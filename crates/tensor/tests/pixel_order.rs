@@ -97,7 +97,7 @@ fn chain(device: &Device, s: Sizes, way: Way) -> Vec<Vec<f64>> {
     let last = numbers(device, [32, s.middle, 1, 1], 5).requires_grad();
     let y = conv(&x, &w, Some(&b), s.options, way);
     let shortcut = numbers(device, y.shape(), 6).requires_grad();
-    let normal = |then| y.batch_norm(Some(&scale), Some(&shift), 1e-5, then, None).out;
+    let normal = |then| y.batch_norm(Some(&scale), Some(&shift), 1e-5, then, None, None).out;
     let y = match way {
         Way::Usual => normal(Then::AddRelu(&shortcut)),
         Way::Plain => normal(Then::Nothing).contiguous().add(&shortcut).relu(),

@@ -74,7 +74,7 @@ fn empty_views_and_rows_compute_nothing() {
     }
     for shape in [[2, 3, 0], [0, 3, 2], [2, 0, 3]] {
         let x = zeros(&device, shape).requires_grad();
-        let grads = x.batch_norm(None, None, 1e-5, Then::Nothing, None).out.sum_all().backward();
+        let grads = x.batch_norm(None, None, 1e-5, Then::Nothing, None, None).out.sum_all().backward();
         assert_eq!(grads.get(&x).unwrap().dims(), shape);
     }
 }

@@ -2,7 +2,7 @@
 
 use super::flags::Binding;
 use crate::args::WrongUsage;
-use phalanx_launch::{LocalRank, Numa, NumaBinding};
+use phalanx_launch::{LocalRank, MOST_WORKERS, Numa, NumaBinding};
 
 /// What says which GPUs are seen; AMD's comes first.
 const VISIBLE: [&str; 2] = ["HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"];
@@ -82,6 +82,9 @@ pub(super) fn worker_count(text: &str, cores: usize, gpus: &Gpus) -> Result<usiz
         ("auto" | "gpu", n) => Ok(n),
         (number, _) => match number.parse() {
             Ok(0) => Err(WrongUsage("--nproc-per-node 0: a run needs at least one worker".into())),
+            Ok(n) if n > MOST_WORKERS => Err(WrongUsage(format!(
+                "--nproc-per-node {number}: {MOST_WORKERS} is the most that one machine starts"
+            ))),
             Ok(n) => Ok(n),
             Err(_) => Err(WrongUsage(format!(
                 "--nproc-per-node {number}: must be a number, `auto`, `cpu` or `gpu`"

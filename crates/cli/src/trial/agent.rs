@@ -45,6 +45,8 @@ impl Agent {
             command.env_remove(name);
         }
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        // Whatever ends this process, none of it is left.
+        phalanx_launch::end_with_caller(&mut command);
         let program = command.get_program().to_string_lossy().into_owned();
         let mut process = command.spawn().with_context(|| format!("{program} can't be started"))?;
         let lines = BufReader::new(process.stdout.take().expect("it is piped"));

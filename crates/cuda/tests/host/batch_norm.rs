@@ -9,8 +9,11 @@ use phalanx_tensor::{Device, Tensor, Then};
 /// Roundings of float32 of sums of some hundred terms, and of the formula.
 const STEPS: f64 = 60.0;
 const EPS: f64 = 1e-5;
-/// Rows of a piece.
-const PIECE: usize = 64;
+/// Rows of a piece: a few for each thread, and for one to have more than it takes at once.
+const PIECE: usize = 300;
+/// By which share of the way running statistics move, and where they begin.
+const SHARE: f64 = 0.1;
+const BEGIN: [f64; 2] = [0.5, 1.5];
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Follows {
@@ -35,12 +38,21 @@ struct Values {
     bias: Option<Vec<u8>>,
 }
 
-/// Buffers of doubles and floats that go from kernel to kernel.
+/// Buffers of floats that go from kernel to kernel.
+#[derive(PartialEq)]
 struct Statistics {
-    moments: Vec<u8>,
     means: Vec<u8>,
     variances: Vec<u8>,
     scales: Vec<u8>,
+    running: [Vec<u8>; 2],
+}
+
+/// What comes of a gradient.
+struct Gradients {
+    x: Vec<u8>,
+    plus: Vec<u8>,
+    weight: Vec<u8>,
+    bias: Vec<u8>,
 }
 
 fn arg(values: &Option<Vec<u8>>) -> Arg<'_> {
@@ -53,7 +65,7 @@ fn doubles(bytes: &[u8]) -> Vec<f64> {
 
 impl Case {
     fn all() -> impl Iterator<Item = Case> {
-        let sizes = [[2, 1], [65, 33], [300, 5], [1000, 2]];
+        let sizes = [[2, 1], [65, 33], [300, 5], [1000, 2], [620, 72]];
         let kinds =
             [Follows::Nothing, Follows::Relu, Follows::AddRelu].map(|f| [(f, true), (f, false)]).concat();
         Element::ALL.into_iter().flat_map(move |element| {
@@ -88,7 +100,35 @@ impl Case {
     }
 
     fn columns(&self) -> Work {
-        Work::Columns { pieces: self.pieces() as u64, width: self.size[1] as u64 }
+        let [width, bytes] = [self.size[1], self.element.bytes()].map(|n| n as u64);
+        Work::Columns { pieces: self.pieces() as u64, width, bytes }
+    }
+
+    fn whole(&self) -> Work {
+        let [width, bytes] = [self.size[1], self.element.bytes()].map(|n| n as u64);
+        Work::WholeColumns { width, bytes }
+    }
+
+    fn channels(&self) -> Arg<'static> {
+        Arg::Int(self.size[1] as i64)
+    }
+
+    /// Running statistics as they begin.
+    fn running(&self) -> [Vec<u8>; 2] {
+        BEGIN.map(|begin| encode(Element::F32, &vec![begin; self.size[1]]))
+    }
+
+    /// No gradient of a weight or bias where there is none.
+    fn of_parameter<'a>(&self, out: &'a mut [u8]) -> Arg<'a> {
+        if self.affine { Arg::Out(out) } else { Arg::Null }
+    }
+
+    fn added<'a>(&self, values: &'a Values) -> Arg<'a> {
+        if self.follows == Follows::AddRelu { Arg::In(&values.plus) } else { Arg::Null }
+    }
+
+    fn relu(&self) -> Arg<'static> {
+        Arg::Int(i64::from(self.follows != Follows::Nothing))
     }
 
     fn pieces(&self) -> usize {
@@ -108,123 +148,143 @@ impl Case {
         [0; 2].map(|_| room(Element::F32, self.pieces() * self.size[1]))
     }
 
+    /// Piece by piece; and the same by way of moments that several ranks may add up, to the bit.
     fn statistics(&self, values: &Values) -> Statistics {
         let [rows, width] = self.size;
         let [mut means, mut squares] = self.parts();
+        let sizes = || self.sizes().into_iter().chain([Arg::Int(PIECE as i64)]);
         let mut args = vec![Arg::In(&values.x), Arg::Out(&mut means), Arg::Out(&mut squares)];
-        args.extend(self.sizes().into_iter().chain([Arg::Int(PIECE as i64)]));
+        args.extend(sizes());
         launch("batch_moments", self.element, self.columns(), &mut args);
+
+        let mut found = [0; 3].map(|_| room(Element::F32, width));
+        let mut running = self.running();
+        let mut args = vec![Arg::In(&means), Arg::In(&squares)];
+        args.extend(found.iter_mut().chain(&mut running).map(|out| Arg::Out(out)).chain(sizes()));
+        args.extend([EPS, SHARE].map(Arg::Double));
+        launch("batch_found", self.element, self.per_channel(), &mut args);
+        let [of_means, of_variances, of_scales] = found;
+        let found = Statistics { means: of_means, variances: of_variances, scales: of_scales, running };
+
         let mut moments = vec![0xa5; 2 * width * 8];
         let mut args = vec![Arg::In(&means), Arg::In(&squares), Arg::Out(&mut moments)];
-        args.extend(self.sizes().into_iter().chain([Arg::Int(PIECE as i64)]));
+        args.extend(sizes());
         launch("merge_moments", self.element, self.per_channel(), &mut args);
+        assert!(doubles(&moments).iter().all(|x| x.is_finite()));
         let [mut means, mut variances, mut scales] = [0; 3].map(|_| room(Element::F32, width));
-        launch(
-            "batch_statistics",
-            self.element,
-            self.of_channels(),
-            &mut [
-                Arg::In(&moments),
-                Arg::Out(&mut means),
-                Arg::Out(&mut variances),
-                Arg::Out(&mut scales),
-                Arg::Int(width as i64),
-                Arg::Double(rows as f64),
-                Arg::Double(EPS),
-            ],
-        );
-        Statistics { moments, means, variances, scales }
+        let count = Arg::Double(rows as f64);
+        let outputs = [Arg::Out(&mut means), Arg::Out(&mut variances)];
+        let mut args = vec![Arg::In(&moments)];
+        args.extend(outputs.into_iter().chain([self.channels(), count]));
+        launch("batch_statistics", self.element, self.of_channels(), &mut args);
+        let mut args = [Arg::In(&variances), Arg::Out(&mut scales), self.channels(), Arg::Double(EPS)];
+        launch("batch_scales", self.element, self.of_channels(), &mut args);
+        let mut running = self.running();
+        let mut args = vec![Arg::In(&means), Arg::In(&variances)];
+        args.extend(running.iter_mut().map(|out| Arg::Out(out)));
+        args.extend([self.channels(), Arg::Double(rows as f64), Arg::Double(SHARE)]);
+        launch("batch_follow", self.element, self.of_channels(), &mut args);
+        assert!(found == Statistics { means, variances, scales, running }, "statistics by way of moments");
+        found
     }
 
     fn normalised(&self, values: &Values, statistics: &Statistics) -> Vec<u8> {
         let n = self.size[0] * self.size[1];
         let mut out = room(self.element, n);
         let mut args = vec![Arg::In(&values.x), Arg::In(&statistics.means), Arg::In(&statistics.scales)];
-        args.extend([arg(&values.weight), arg(&values.bias)]);
-        args.push(if self.follows == Follows::AddRelu { Arg::In(&values.plus) } else { Arg::Null });
-        args.push(Arg::Out(&mut out));
-        args.extend(self.sizes().into_iter().chain([Arg::Int(i64::from(self.follows != Follows::Nothing))]));
+        args.extend([arg(&values.weight), arg(&values.bias), self.added(values), Arg::Out(&mut out)]);
+        args.extend(self.sizes().into_iter().chain([self.relu()]));
         launch("batch_normalise", self.element, Work::Elements(n as u64), &mut args);
         out
     }
 
-    fn sums(&self, values: &Values, statistics: &Statistics, mask: &Option<Vec<u8>>) -> Vec<u8> {
+    /// Both at once.
+    fn all_at_once(&self, values: &Values) -> (Statistics, Vec<u8>) {
+        let [rows, width] = self.size;
+        let mut out = room(self.element, rows * width);
+        let mut found = [0; 3].map(|_| room(Element::F32, width));
+        let mut running = self.running();
+        let mut args = vec![Arg::In(&values.x), arg(&values.weight), arg(&values.bias), self.added(values)];
+        args.push(Arg::Out(&mut out));
+        args.extend(found.iter_mut().chain(&mut running).map(|out| Arg::Out(out)));
+        args.extend(self.sizes().into_iter().chain([self.relu()]));
+        args.extend([EPS, SHARE].map(Arg::Double));
+        launch("batch_whole", self.element, self.whole(), &mut args);
+        let [means, variances, scales] = found;
+        (Statistics { means, variances, scales, running }, out)
+    }
+
+    /// All gradients, piece by piece, of statistics that are the batch's own or were given; and the same by way of sums that several
+    /// ranks may add up, to the bit.
+    fn gradients(
+        &self,
+        values: &Values,
+        statistics: &Statistics,
+        mask: &Option<Vec<u8>>,
+        given: bool,
+    ) -> Gradients {
+        let [rows, width] = self.size;
         let [mut grads, mut products] = self.parts();
         let mut args = vec![Arg::In(&values.x), Arg::In(&values.grad), arg(mask), Arg::In(&statistics.means)];
         args.extend([Arg::Out(&mut grads), Arg::Out(&mut products)]);
         args.extend(self.sizes().into_iter().chain([Arg::Int(PIECE as i64)]));
         launch("batch_sums", self.element, self.columns(), &mut args);
-        let mut sums = vec![0xa5; 2 * self.size[1] * 8];
-        launch(
-            "merge_sums",
-            self.element,
-            self.per_channel(),
-            &mut [
-                Arg::In(&grads),
-                Arg::In(&products),
-                Arg::Out(&mut sums),
-                Arg::Int(self.pieces() as i64),
-                Arg::Int(self.size[1] as i64),
-            ],
-        );
-        sums
+
+        let mut factors = room(Element::F32, 3 * width);
+        let [mut weight, mut bias] = [0; 2].map(|_| room(Element::F32, width));
+        let [pieces, count] = [self.pieces() as i64, if given { 0 } else { rows as i64 }];
+        let mut args = vec![Arg::In(&grads), Arg::In(&products), Arg::In(&statistics.scales)];
+        args.extend([arg(&values.weight), self.of_parameter(&mut weight), self.of_parameter(&mut bias)]);
+        args.extend([Arg::Out(&mut factors), Arg::Int(pieces), self.channels(), Arg::Double(count as f64)]);
+        launch("batch_gradients_found", self.element, self.per_channel(), &mut args);
+
+        let mut sums = vec![0xa5; 2 * width * 8];
+        let mut args = vec![Arg::In(&grads), Arg::In(&products), Arg::Out(&mut sums)];
+        args.extend([Arg::Int(pieces), self.channels()]);
+        launch("merge_sums", self.element, self.per_channel(), &mut args);
+        let [mut weight_too, mut bias_too] = [0; 2].map(|_| room(Element::F32, width));
+        let mut args = vec![Arg::In(&sums), Arg::In(&statistics.scales)];
+        args.extend([self.of_parameter(&mut weight_too), self.of_parameter(&mut bias_too), self.channels()]);
+        launch("batch_channel_gradients", self.element, self.of_channels(), &mut args);
+        let mut factors_too = room(Element::F32, 3 * width);
+        let mut args = vec![if given { Arg::Null } else { Arg::In(&sums) }, Arg::In(&statistics.scales)];
+        args.extend([arg(&values.weight), Arg::Out(&mut factors_too), self.channels()]);
+        args.push(Arg::Double(rows as f64));
+        launch("batch_factors", self.element, self.of_channels(), &mut args);
+        let same = weight == weight_too && bias == bias_too && factors == factors_too;
+        assert!(same, "gradients by way of sums");
+
+        let [mut x, mut plus] = [0; 2].map(|_| room(self.element, rows * width));
+        let mut args = vec![Arg::In(&values.x), Arg::In(&values.grad), arg(mask), Arg::In(&statistics.means)];
+        args.extend([Arg::In(&factors), Arg::Out(&mut x), self.of_added(&mut plus)]);
+        args.extend(self.sizes());
+        launch("batch_input_gradient", self.element, Work::Elements((rows * width) as u64), &mut args);
+        Gradients { x, plus, weight, bias }
     }
 
-    /// The gradients of the input and of what was added; of statistics that were given where there are no `sums`.
-    fn of_input(
+    fn of_added<'a>(&self, out: &'a mut [u8]) -> Arg<'a> {
+        if self.follows == Follows::AddRelu { Arg::Out(out) } else { Arg::Null }
+    }
+
+    /// The same at once.
+    fn gradients_at_once(
         &self,
         values: &Values,
         statistics: &Statistics,
         mask: &Option<Vec<u8>>,
-        sums: Option<&[u8]>,
-    ) -> [Vec<u8>; 2] {
+        given: bool,
+    ) -> Gradients {
         let [rows, width] = self.size;
         let mut factors = room(Element::F32, 3 * width);
-        launch(
-            "batch_factors",
-            self.element,
-            self.of_channels(),
-            &mut [
-                sums.map_or(Arg::Null, Arg::In),
-                Arg::In(&statistics.scales),
-                arg(&values.weight),
-                Arg::Out(&mut factors),
-                Arg::Int(width as i64),
-                Arg::Double(rows as f64),
-            ],
-        );
-        let mut out = [0; 2].map(|_| room(self.element, rows * width));
-        let [x, plus] = &mut out;
-        let mut args = vec![
-            Arg::In(&values.x),
-            Arg::In(&values.grad),
-            arg(mask),
-            Arg::In(&statistics.means),
-            Arg::In(&factors),
-        ];
-        args.push(Arg::Out(x));
-        args.push(if self.follows == Follows::AddRelu { Arg::Out(plus) } else { Arg::Null });
-        args.extend(self.sizes());
-        launch("batch_input_gradient", self.element, Work::Elements((rows * width) as u64), &mut args);
-        out
-    }
-
-    fn of_channels_gradients(&self, sums: &[u8], statistics: &Statistics) -> [Vec<u8>; 2] {
-        let mut out = [0; 2].map(|_| room(Element::F32, self.size[1]));
-        let [weight, bias] = &mut out;
-        launch(
-            "batch_channel_gradients",
-            self.element,
-            self.of_channels(),
-            &mut [
-                Arg::In(sums),
-                Arg::In(&statistics.scales),
-                if self.affine { Arg::Out(weight) } else { Arg::Null },
-                if self.affine { Arg::Out(bias) } else { Arg::Null },
-                Arg::Int(self.size[1] as i64),
-            ],
-        );
-        out
+        let [mut weight, mut bias] = [0; 2].map(|_| room(Element::F32, width));
+        let [mut x, mut plus] = [0; 2].map(|_| room(self.element, rows * width));
+        let mut args = vec![Arg::In(&values.x), Arg::In(&values.grad), arg(mask), Arg::In(&statistics.means)];
+        args.extend([Arg::In(&statistics.scales), arg(&values.weight), Arg::Out(&mut x)]);
+        args.extend([self.of_added(&mut plus), self.of_parameter(&mut weight), self.of_parameter(&mut bias)]);
+        args.extend([Arg::Out(&mut factors)].into_iter().chain(self.sizes()));
+        args.push(Arg::Double(if given { 0.0 } else { rows as f64 }));
+        launch("batch_whole_gradient", self.element, self.whole(), &mut args);
+        Gradients { x, plus, weight, bias }
     }
 
     fn near(&self, what: &str, got: &[u8], want: &[f64], scale: f64) {
@@ -238,54 +298,69 @@ impl Case {
 
     fn check(&self) {
         let (values, engine) = (self.values(), Engine::new(self));
-        let statistics = self.statistics(&values);
-        near("means", Element::F32, &decode(Element::F32, &statistics.means), &engine.stats[0], 5.0, STEPS);
-        near(
-            "variances",
-            Element::F32,
-            &decode(Element::F32, &statistics.variances),
-            &engine.stats[1],
-            5.0,
-            STEPS,
-        );
-        assert!(doubles(&statistics.moments).iter().all(|x| x.is_finite()));
-        let mut scales = room(Element::F32, self.size[1]);
-        launch(
-            "batch_scales",
-            self.element,
-            self.of_channels(),
-            &mut [
-                Arg::In(&statistics.variances),
-                Arg::Out(&mut scales),
-                Arg::Int(self.size[1] as i64),
-                Arg::Double(EPS),
-            ],
-        );
-        assert!(scales == statistics.scales, "scales of given variances");
-
-        let out = self.normalised(&values, &statistics);
-        // Two values of a channel that are nearly the same are told apart by little.
-        let steep = floats(&statistics.scales).into_iter().fold(1.0, f32::max);
-        let scale = 4.0 * f64::from(steep);
-        self.near("output", &out, &engine.out, scale);
+        let by_pieces = self.statistics(&values);
+        let out = self.normalised(&values, &by_pieces);
+        let (at_once, out_at_once) = self.all_at_once(&values);
+        for (statistics, out) in [(&by_pieces, &out), (&at_once, &out_at_once)] {
+            self.check_statistics(statistics, &engine);
+            // Two values of a channel that are nearly the same are told apart by little.
+            self.near("output", out, &engine.out, self.scale(statistics));
+        }
 
         let mask = (self.follows != Follows::Nothing).then_some(out);
-        let sums = self.sums(&values, &statistics, &mask);
-        let [weight, bias] = self.of_channels_gradients(&sums, &statistics);
-        let [x, plus] = self.of_input(&values, &statistics, &mask, Some(&sums));
+        let found = [
+            self.gradients(&values, &by_pieces, &mask, false),
+            self.gradients_at_once(&values, &by_pieces, &mask, false),
+        ];
+        found.iter().for_each(|gradients| self.check_gradients(gradients, &by_pieces, &engine));
+        let given = [
+            self.gradients(&values, &by_pieces, &mask, true),
+            self.gradients_at_once(&values, &by_pieces, &mask, true),
+        ];
+        for Gradients { x, .. } in given {
+            let scale = self.scale(&by_pieces);
+            self.near("gradient of the input with given statistics", &x, &engine.grad_given, scale);
+        }
+    }
+
+    fn check_statistics(&self, statistics: &Statistics, engine: &Engine) {
+        let single = |what, got: &[u8], want: &[f64]| self.near_in(Element::F32, what, got, want, 5.0);
+        single("means", &statistics.means, &engine.stats[0]);
+        single("variances", &statistics.variances, &engine.stats[1]);
+        let rows = self.size[0] as f64;
+        let scales: Vec<f64> = floats(&statistics.variances)
+            .into_iter()
+            .map(|variance| 1.0 / (f64::from(variance) + EPS).sqrt())
+            .collect();
+        self.near_in(Element::F32, "scales", &statistics.scales, &scales, 0.0);
+        for (i, times) in [1.0, rows / (rows - 1.0)].into_iter().enumerate() {
+            let moved = |found: &f64| BEGIN[i] * (1.0 - SHARE) + found * times * SHARE;
+            let want: Vec<f64> = engine.stats[i].iter().map(moved).collect();
+            single("running statistics", &statistics.running[i], &want);
+        }
+    }
+
+    fn check_gradients(&self, gradients: &Gradients, statistics: &Statistics, engine: &Engine) {
         let many = (self.size[0] as f64).sqrt();
-        self.near("gradient of the input", &x, &engine.grads[0], 4.0 * scale * f64::from(steep));
+        let (scale, steep) = (self.scale(statistics), self.steep(statistics));
+        self.near("gradient of the input", &gradients.x, &engine.grads[0], 4.0 * scale * steep);
         if self.affine {
             let single =
                 |what, got: &[u8], want: &[f64], scale| self.near_in(Element::F32, what, got, want, scale);
-            single("gradient of the weight", &weight, &engine.grads[1], scale * many);
-            single("gradient of the bias", &bias, &engine.grads[2], many);
+            single("gradient of the weight", &gradients.weight, &engine.grads[1], scale * many);
+            single("gradient of the bias", &gradients.bias, &engine.grads[2], many);
         }
         if self.follows == Follows::AddRelu {
-            self.near("gradient of what is added", &plus, &engine.grads[3], 0.0);
+            self.near("gradient of what is added", &gradients.plus, &engine.grads[3], 0.0);
         }
-        let [given, _] = self.of_input(&values, &statistics, &mask, None);
-        self.near("gradient of the input with given statistics", &given, &engine.grad_given, scale);
+    }
+
+    fn steep(&self, statistics: &Statistics) -> f64 {
+        f64::from(floats(&statistics.scales).into_iter().fold(1.0, f32::max))
+    }
+
+    fn scale(&self, statistics: &Statistics) -> f64 {
+        4.0 * self.steep(statistics)
     }
 }
 
@@ -316,7 +391,7 @@ impl Engine {
             Follows::Relu => Then::Relu,
             Follows::AddRelu => Then::AddRelu(&plus),
         };
-        let normed = x.batch_norm(weight.as_ref(), bias.as_ref(), EPS, then, None);
+        let normed = x.batch_norm(weight.as_ref(), bias.as_ref(), EPS, then, None, None);
         let given = x.batch_norm_with(&normed.stats, weight.as_ref(), bias.as_ref(), EPS, then);
         let grad = of(&values.grad, &case.size);
         let grads = (&normed.out * &grad).sum_all().backward();

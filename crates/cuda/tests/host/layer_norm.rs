@@ -128,16 +128,22 @@ impl Case {
         launch(
             &name("_columns"),
             element,
-            Work::Columns { pieces: pieces as u64, width: width as u64 },
+            Work::Columns { pieces: pieces as u64, width: width as u64, bytes: element.bytes() as u64 },
             &mut args,
         );
         for (parts, want) in parts.iter().zip([want_w, want_b]) {
             let mut out = room(element, width);
             launch(
-                "sum_column_parts",
+                "sum_parts",
                 element,
-                Work::Elements(width as u64),
-                &mut [Arg::In(parts), Arg::Out(&mut out), Arg::Int(pieces as i64), Arg::Int(width as i64)],
+                Work::Rows { rows: width as u64, width: pieces as u64 },
+                &mut [
+                    Arg::In(parts),
+                    Arg::Out(&mut out),
+                    Arg::Int(width as i64),
+                    Arg::Int(pieces as i64),
+                    Arg::Float(1.0),
+                ],
             );
             near(&name("_columns"), element, &out, &want, 2.0 * (rows as f64).sqrt());
         }

@@ -125,7 +125,7 @@ fn columns_are_added_up_in_pieces() {
     }
     for element in Element::ALL {
         for ([rows, width], piece) in
-            [([1, 1], 8), ([100, 33], 8), ([257, 97], 64), ([0, 5], 8), ([1999, 3], 128)]
+            [([1, 1], 8), ([100, 33], 8), ([257, 97], 64), ([0, 5], 8), ([1999, 3], 128), ([700, 136], 300)]
         {
             let values = random(element, rows * width, -1.0, 1.0, 1);
             let pieces = rows.div_ceil(piece);
@@ -133,7 +133,7 @@ fn columns_are_added_up_in_pieces() {
             launch(
                 "sum_columns",
                 element,
-                Work::Columns { pieces: pieces as u64, width: width as u64 },
+                Work::Columns { pieces: pieces as u64, width: width as u64, bytes: element.bytes() as u64 },
                 &mut [
                     Arg::In(&encode(element, &values)),
                     Arg::Out(&mut parts),
@@ -144,10 +144,16 @@ fn columns_are_added_up_in_pieces() {
             );
             let mut out = room(element, width);
             launch(
-                "sum_column_parts",
+                "sum_parts",
                 element,
-                Work::Elements(width as u64),
-                &mut [Arg::In(&parts), Arg::Out(&mut out), Arg::Int(pieces as i64), Arg::Int(width as i64)],
+                Work::Rows { rows: width as u64, width: pieces as u64 },
+                &mut [
+                    Arg::In(&parts),
+                    Arg::Out(&mut out),
+                    Arg::Int(width as i64),
+                    Arg::Int(pieces as i64),
+                    Arg::Float(1.0),
+                ],
             );
             let want =
                 Tensor::from_slice(&Device::cpu(1), &values, [rows, width]).sum(&[0], Keep::No).to_vec();

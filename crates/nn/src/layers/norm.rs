@@ -3,7 +3,7 @@
 use crate::module::{Ctx, Module, Visitor};
 use crate::param::{Init, Param};
 use crate::seam::Seam;
-use phalanx_tensor::{BatchNormed, ChannelStats, DType, Tensor, Then, autocast_dtype, no_grad};
+use phalanx_tensor::{ChannelStats, DType, Running, Tensor, Then, autocast_dtype};
 
 /// Normalises each row to mean 0 and variance 1, then scales and shifts. Parameters `weight` (ones) and `bias` (zeros).
 ///
@@ -130,26 +130,10 @@ impl BatchNorm2d {
             let (mean, variance) = (self.running_mean.clone(), self.running_var.clone());
             return x.batch_norm_with(&ChannelStats { mean, variance }, weight, bias, self.eps, then);
         }
-        let BatchNormed { out, stats, count } = x.batch_norm(weight, bias, self.eps, then, ctx.shared());
-        assert!(
-            count > 1.0,
-            "BatchNorm2d: a training pass over shape {} has one value a channel, and so no variance",
-            x.shape()
-        );
-        if ctx.is_again() {
-            return out;
-        }
-        no_grad(|| {
-            // The running variance is the unbiased one, as in PyTorch.
-            let unbiased = count / (count - 1.0);
-            let towards = |running: &Param, found: &Tensor, times: f64| {
-                let kept = running.affine(1.0 - self.momentum, 0.0);
-                running.copy_from(&(&kept + &found.affine(self.momentum * times, 0.0)));
-            };
-            towards(&self.running_mean, &stats.mean, 1.0);
-            towards(&self.running_var, &stats.variance, unbiased);
-        });
-        out
+        let (mean, variance) = (&*self.running_mean, &*self.running_var);
+        let running = Running { mean, variance, share: self.momentum };
+        let running = (!ctx.is_again()).then_some(running);
+        x.batch_norm(weight, bias, self.eps, then, ctx.shared(), running).out
     }
 }
 

@@ -3,6 +3,7 @@
 mod ahead;
 mod fake;
 mod given_up;
+mod launches;
 mod leaks;
 mod lent;
 mod mesh;

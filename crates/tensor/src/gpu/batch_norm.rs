@@ -4,7 +4,7 @@ use crate::cpu::batch_norm::Fused;
 use crate::dtype::DType;
 use crate::gpu::Engine;
 use crate::gpu::launch::{Arg, check_float, elements, rows};
-use crate::gpu::reduce::pieces;
+use crate::gpu::reduce::{column_parts, columns, pieces};
 use crate::tensor::Tensor;
 use phalanx_cuda::Work;
 
@@ -14,31 +14,49 @@ fn sizes(x: &Tensor) -> [usize; 2] {
     [x.count() / channels.max(1), channels]
 }
 
-/// Two sums a channel and piece.
-fn parts(x: &Tensor) -> [Tensor; 2] {
+/// Up to so many rows a block finds all of a channel and goes over it at once. Its threads come to each of them some thirty times, one
+/// after the other, which is worth three launches; more rows are cut into pieces, for as many blocks as the GPU has room for.
+const WHOLE: usize = 1 << 12;
+
+/// A batch normalisation whose channels have a block each.
+fn whole(x: &Tensor) -> Option<Work> {
     let [n, channels] = sizes(x);
-    let [_, n_pieces] = pieces(n);
-    [0, 1].map(|_| Tensor::stale(x.device(), [n_pieces, channels].into(), DType::F32))
+    let work = Work::WholeColumns { width: channels as u64, bytes: x.dtype.bytes() as u64 };
+    (n <= WHOLE).then_some(work)
 }
 
-fn columns(x: &Tensor) -> Work {
+/// Two numbers a channel and piece.
+fn parts(x: &Tensor) -> [Tensor; 2] {
     let [n, channels] = sizes(x);
-    Work::Columns { pieces: pieces(n)[1] as u64, width: channels as u64 }
+    [0, 1].map(|_| column_parts(x, n, channels))
+}
+
+fn out_or_null(tensor: Option<&Tensor>) -> Arg<'_> {
+    tensor.map_or(Arg::InOrNull(None), Arg::Out)
+}
+
+/// Each channel's mean and sum of squared distances from the mean, piece by piece.
+#[track_caller]
+fn moments_of_pieces(engine: &Engine, x: &Tensor) -> [Tensor; 2] {
+    check_float("batch_norm", x.dtype);
+    let [n, channels] = sizes(x);
+    let [means, squares] = parts(x);
+    let [a, b, c] = [n, channels, pieces(n)[0]].map(Arg::Int);
+    let args = [Arg::In(x), Arg::Out(&means), Arg::Out(&squares), a, b, c];
+    // SAFETY: there are n rows of channels, and a part for each piece of a channel.
+    unsafe { engine.launch("batch_moments", columns(x.dtype, n, channels), &args) };
+    [means, squares]
 }
 
 /// `moments` (2, C) = each channel's mean, and its sum of squared distances from the mean.
 #[track_caller]
 pub(crate) fn moments(engine: &Engine, x: &Tensor, moments: &Tensor) {
-    check_float("batch_norm", x.dtype);
     let [n, channels] = sizes(x);
     let [piece, n_pieces] = pieces(n);
-    let [means, squares] = parts(x);
-    let sizes = [n, channels, piece].map(Arg::Int);
-    let args = [Arg::In(x), Arg::Out(&means), Arg::Out(&squares), sizes[0], sizes[1], sizes[2]];
-    // SAFETY: there are n rows of channels, and a part for each piece of a channel.
-    unsafe { engine.launch("batch_moments", columns(x), &args) };
-    let args = [Arg::In(&means), Arg::In(&squares), Arg::Out(moments), sizes[0], sizes[1], sizes[2]];
-    // SAFETY: as above, and two numbers for each channel.
+    let [means, squares] = moments_of_pieces(engine, x);
+    let [a, b, c] = [n, channels, piece].map(Arg::Int);
+    let args = [Arg::In(&means), Arg::In(&squares), Arg::Out(moments), a, b, c];
+    // SAFETY: there is a part for each piece of a channel, and two numbers for each channel.
     unsafe { engine.launch("merge_moments", rows(channels, n_pieces), &args) };
 }
 
@@ -46,19 +64,99 @@ pub(crate) fn moments(engine: &Engine, x: &Tensor, moments: &Tensor) {
 #[track_caller]
 pub(crate) fn statistics(engine: &Engine, moments: &Tensor, count: f64, [mean, variance]: [&Tensor; 2]) {
     let channels = mean.count();
-    // The kernel tells 1/std as well, which `normalise` makes of whatever variance it is given.
-    let scale = mean.stale_like();
-    let args = [
-        Arg::In(moments),
-        Arg::Out(mean),
-        Arg::Out(variance),
-        Arg::Out(&scale),
-        Arg::Int(channels),
-        Arg::Double(count),
-        Arg::Double(0.0),
-    ];
+    let args = [Arg::In(moments), Arg::Out(mean), Arg::Out(variance), Arg::Int(channels), Arg::Double(count)];
     // SAFETY: there are two moments and one of all else for each channel.
     unsafe { engine.launch("batch_statistics", elements(channels), &args) };
+}
+
+/// Moves running statistics by a share of the way to those of a batch of `count` values.
+#[track_caller]
+pub(crate) fn follow(
+    engine: &Engine,
+    mean: &Tensor,
+    variance: &Tensor,
+    count: f64,
+    ([running_mean, running_variance], share): ([&Tensor; 2], f64),
+) {
+    let channels = mean.count();
+    let running = [running_mean, running_variance].map(Arg::Out);
+    let args = [
+        Arg::In(mean),
+        Arg::In(variance),
+        running[0],
+        running[1],
+        Arg::Int(channels),
+        Arg::Double(count),
+        Arg::Double(share),
+    ];
+    // SAFETY: there is one of each for each channel.
+    unsafe { engine.launch("batch_follow", elements(channels), &args) };
+}
+
+/// All of a batch normalisation in training: statistics of the batch and 1/std, running statistics, and what comes out.
+#[track_caller]
+pub(crate) fn train(
+    engine: &Engine,
+    x: &Tensor,
+    affine: [Option<&Tensor>; 2],
+    eps: f64,
+    fused: Fused<'_>,
+    running: Option<([&Tensor; 2], f64)>,
+    [out, mean, variance, scale]: [&Tensor; 4],
+) {
+    check_float("batch_norm", x.dtype);
+    let [n, channels] = sizes(x);
+    let [running_mean, running_variance] =
+        [0, 1].map(|i| out_or_null(running.map(|(running, _)| running[i])));
+    let share = Arg::Double(running.map_or(0.0, |(_, share)| share));
+    let found = [mean, variance, scale].map(Arg::Out);
+    let [a, b] = [n, channels].map(Arg::Int);
+    let Some(work) = whole(x) else {
+        let [piece, n_pieces] = pieces(n);
+        let parts = moments_of_pieces(engine, x);
+        let [means, squares] = parts.each_ref().map(Arg::In);
+        let (piece, eps) = (Arg::Int(piece), Arg::Double(eps));
+        let [mean_out, variance, scale_out] = found;
+        let args = [
+            means,
+            squares,
+            mean_out,
+            variance,
+            scale_out,
+            running_mean,
+            running_variance,
+            a,
+            b,
+            piece,
+            eps,
+            share,
+        ];
+        // SAFETY: there is a part for each piece of a channel, and one of all else for each channel.
+        unsafe { engine.launch("batch_found", rows(channels, n_pieces), &args) };
+        return normalise_by(engine, x, [mean, scale], affine, fused, out);
+    };
+    let [weight, bias, plus] = [affine[0], affine[1], fused.plus].map(Arg::InOrNull);
+    let (relu, eps) = (Arg::Int(usize::from(fused.relu)), Arg::Double(eps));
+    let ([mean, variance, scale], x, out) = (found, Arg::In(x), Arg::Out(out));
+    let args = [
+        x,
+        weight,
+        bias,
+        plus,
+        out,
+        mean,
+        variance,
+        scale,
+        running_mean,
+        running_variance,
+        a,
+        b,
+        relu,
+        eps,
+        share,
+    ];
+    // SAFETY: input, output and what is added have n rows of channels in one order, the others one of each channel.
+    unsafe { engine.launch("batch_whole", work, &args) }
 }
 
 /// `out = (x - mean) scale weight + bias` with `scale = 1 / sqrt(variance + eps)`, which is kept; then what follows.
@@ -67,22 +165,37 @@ pub(crate) fn normalise(
     engine: &Engine,
     x: &Tensor,
     [mean, variance]: [&Tensor; 2],
-    [weight, bias]: [Option<&Tensor>; 2],
+    affine: [Option<&Tensor>; 2],
     eps: f64,
     fused: Fused<'_>,
     [out, scale]: [&Tensor; 2],
 ) {
-    check_float("batch_norm", x.dtype);
-    let [n, channels] = sizes(x);
+    let channels = mean.count();
     let args = [Arg::In(variance), Arg::Out(scale), Arg::Int(channels), Arg::Double(eps)];
     // SAFETY: there is one of both for each channel.
     unsafe { engine.launch("batch_scales", elements(channels), &args) };
+    normalise_by(engine, x, [mean, scale], affine, fused, out);
+}
+
+/// The same by a scale that is known.
+#[track_caller]
+fn normalise_by(
+    engine: &Engine,
+    x: &Tensor,
+    [mean, scale]: [&Tensor; 2],
+    affine: [Option<&Tensor>; 2],
+    fused: Fused<'_>,
+    out: &Tensor,
+) {
+    check_float("batch_norm", x.dtype);
+    let [n, channels] = sizes(x);
+    let [weight, bias] = affine.map(Arg::InOrNull);
     let args = [
         Arg::In(x),
         Arg::In(mean),
         Arg::In(scale),
-        Arg::InOrNull(weight),
-        Arg::InOrNull(bias),
+        weight,
+        bias,
         Arg::InOrNull(fused.plus),
         Arg::Out(out),
         Arg::Int(n),
@@ -104,9 +217,26 @@ pub(crate) fn sums(
     mask: Option<&Tensor>,
     sums: &Tensor,
 ) {
+    let [n, channels] = sizes(x);
+    let n_pieces = pieces(n)[1];
+    let [grads, products] = sums_of_pieces(engine, x, mean, grad, mask);
+    let [a, b] = [n_pieces, channels].map(Arg::Int);
+    let args = [Arg::In(&grads), Arg::In(&products), Arg::Out(sums), a, b];
+    // SAFETY: there is a part for each piece of a channel, and two sums for each channel.
+    unsafe { engine.launch("merge_sums", rows(channels, n_pieces), &args) };
+}
+
+/// The same piece by piece.
+#[track_caller]
+fn sums_of_pieces(
+    engine: &Engine,
+    x: &Tensor,
+    mean: &Tensor,
+    grad: &Tensor,
+    mask: Option<&Tensor>,
+) -> [Tensor; 2] {
     check_float("batch_norm", x.dtype);
     let [n, channels] = sizes(x);
-    let [piece, n_pieces] = pieces(n);
     let [grads, products] = parts(x);
     let args = [
         Arg::In(x),
@@ -117,14 +247,11 @@ pub(crate) fn sums(
         Arg::Out(&products),
         Arg::Int(n),
         Arg::Int(channels),
-        Arg::Int(piece),
+        Arg::Int(pieces(n)[0]),
     ];
     // SAFETY: there are n rows of channels, a mean for each, and a part for each piece of a channel.
-    unsafe { engine.launch("batch_sums", columns(x), &args) };
-    let sizes = [n_pieces, channels].map(Arg::Int);
-    let args = [Arg::In(&grads), Arg::In(&products), Arg::Out(sums), sizes[0], sizes[1]];
-    // SAFETY: as above, and two sums for each channel.
-    unsafe { engine.launch("merge_sums", rows(channels, n_pieces), &args) };
+    unsafe { engine.launch("batch_sums", columns(x.dtype, n, channels), &args) };
+    [grads, products]
 }
 
 /// The gradients of the bias and of the weight, from the sums of [`sums`].
@@ -141,8 +268,8 @@ pub(crate) fn channel_gradients(
     unsafe { engine.launch("batch_channel_gradients", elements(channels), &args) };
 }
 
-/// `out =` the gradient of the input, and of what was added to it, where that is wanted, too. `batch` are the sums of [`sums`] and of how many values a channel they were, where mean and
-/// scale are the batch's own.
+/// `out =` the gradient of the input, and of what was added to it, where that is wanted, too. `batch` are the sums of [`sums`] and of how
+/// many values a channel they were, where mean and scale are the batch's own.
 #[track_caller]
 #[expect(clippy::too_many_arguments, reason = "they are what the formula has")]
 pub(crate) fn input_gradient(
@@ -153,32 +280,89 @@ pub(crate) fn input_gradient(
     grad: &Tensor,
     mask: Option<&Tensor>,
     batch: Option<(&Tensor, f64)>,
-    (out, plus): (&Tensor, Option<&Tensor>),
+    outputs: (&Tensor, Option<&Tensor>),
 ) {
-    check_float("batch_norm", x.dtype);
-    let [n, channels] = sizes(x);
-    let factors = Tensor::stale(x.device(), [3, channels].into(), DType::F32);
+    let channels = mean.count();
+    let factors = factors_of(x);
     let args = [
         Arg::InOrNull(batch.map(|(sums, _)| sums)),
         Arg::In(scale),
         Arg::InOrNull(weight),
         Arg::Out(&factors),
         Arg::Int(channels),
-        Arg::Double(batch.map_or(1.0, |(_, count)| count)),
+        Arg::Double(batch.map_or(0.0, |(_, count)| count)),
     ];
     // SAFETY: there are two sums, three factors and one of all else for each channel.
     unsafe { engine.launch("batch_factors", elements(channels), &args) };
+    input_gradient_by(engine, x, mean, grad, mask, &factors, outputs);
+}
+
+/// Room for what the gradient of the input needs of each channel.
+fn factors_of(x: &Tensor) -> Tensor {
+    Tensor::stale(x.device(), [3, sizes(x)[1]].into(), DType::F32)
+}
+
+#[track_caller]
+fn input_gradient_by(
+    engine: &Engine,
+    x: &Tensor,
+    mean: &Tensor,
+    grad: &Tensor,
+    mask: Option<&Tensor>,
+    factors: &Tensor,
+    (out, plus): (&Tensor, Option<&Tensor>),
+) {
+    check_float("batch_norm", x.dtype);
+    let [n, channels] = sizes(x);
     let args = [
         Arg::In(x),
         Arg::In(grad),
         Arg::InOrNull(mask),
         Arg::In(mean),
-        Arg::In(&factors),
+        Arg::In(factors),
         Arg::Out(out),
-        plus.map_or(Arg::InOrNull(None), Arg::Out),
+        out_or_null(plus),
         Arg::Int(n),
         Arg::Int(channels),
     ];
     // SAFETY: input, gradients and mask have n rows of channels in one order.
     unsafe { engine.launch("batch_input_gradient", elements(n * channels), &args) };
+}
+
+/// All gradients of a batch normalisation. `count` is how many values a channel its statistics are of, where they are the batch's own.
+#[track_caller]
+#[expect(clippy::too_many_arguments, reason = "they are what the formula has")]
+pub(crate) fn gradients(
+    engine: &Engine,
+    x: &Tensor,
+    [mean, scale]: [&Tensor; 2],
+    weight: Option<&Tensor>,
+    grad: &Tensor,
+    mask: Option<&Tensor>,
+    count: Option<f64>,
+    (outputs, [of_bias, of_weight]): ((&Tensor, Option<&Tensor>), [&Tensor; 2]),
+) {
+    check_float("batch_norm", x.dtype);
+    let ([n, channels], factors) = (sizes(x), factors_of(x));
+    let count = Arg::Double(count.unwrap_or(0.0));
+    let [mean_in, scale_in] = [mean, scale].map(Arg::In);
+    let [of_weight, of_bias, factors_out] = [of_weight, of_bias, &factors].map(Arg::Out);
+    let Some(work) = whole(x) else {
+        let n_pieces = pieces(n)[1];
+        let [grads, products] = sums_of_pieces(engine, x, mean, grad, mask);
+        let [a, b] = [n_pieces, channels].map(Arg::Int);
+        let (grads, products, weight) = (Arg::In(&grads), Arg::In(&products), Arg::InOrNull(weight));
+        let args = [grads, products, scale_in, weight, of_weight, of_bias, factors_out, a, b, count];
+        // SAFETY: there is a part for each piece of a channel, three factors and one of all else for each channel.
+        unsafe { engine.launch("batch_gradients_found", rows(channels, n_pieces), &args) };
+        return input_gradient_by(engine, x, mean, grad, mask, &factors, outputs);
+    };
+    let (out, plus) = (Arg::Out(outputs.0), out_or_null(outputs.1));
+    let (x, grad, [mask, weight]) = (Arg::In(x), Arg::In(grad), [mask, weight].map(Arg::InOrNull));
+    let [a, b] = [n, channels].map(Arg::Int);
+    let args =
+        [x, grad, mask, mean_in, scale_in, weight, out, plus, of_weight, of_bias, factors_out, a, b, count];
+    // SAFETY: input, gradients and mask have n rows of channels in one order; there are three factors and one of all else for each
+    // channel.
+    unsafe { engine.launch("batch_whole_gradient", work, &args) }
 }

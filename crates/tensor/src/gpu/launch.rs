@@ -6,7 +6,7 @@ use crate::gpu::engine::succeeded;
 use crate::shape::Geometry;
 use crate::storage::Lent;
 use crate::tensor::Tensor;
-use phalanx_cuda::{Address, Argument, Element, Walk, Work, kernel};
+use phalanx_cuda::{Address, Argument, Element, MOST_PARAMETERS, Walk, Work, kernel};
 
 /// What a kernel is handed. Tensors are handed over by where their first element lies, and borrowed until the launch is given.
 #[derive(Clone, Copy)]
@@ -25,9 +25,6 @@ pub(super) enum Arg<'a> {
     Double(f64),
     Struct(&'a [u8]),
 }
-
-/// The most arguments of a launch.
-const MOST: usize = 13;
 
 impl Engine {
     /// Gives the compute stream a launch of a kernel, as it is for floats of 16 bits where a tensor holds such: all others that the
@@ -54,8 +51,8 @@ impl Engine {
     /// As for [`Engine::launch`].
     #[track_caller]
     pub(super) unsafe fn launch_for(&self, element: Element, name: &str, work: Work, args: &[Arg<'_>]) {
-        let mut lent: [Option<Lent<'_>>; MOST] = [const { None }; MOST];
-        let mut given = [Argument::Null; MOST];
+        let mut lent: [Option<Lent<'_>>; MOST_PARAMETERS] = [const { None }; MOST_PARAMETERS];
+        let mut given = [Argument::Null; MOST_PARAMETERS];
         let kernel = kernel(name);
         for ((arg, lent), given) in args.iter().zip(&mut lent).zip(&mut given) {
             let at = |tensor: &Tensor, lent: &Lent<'_>| {

@@ -1,11 +1,9 @@
 //! Layer normalisation.
 
-use crate::dtype::DType;
 use crate::gpu::Engine;
 use crate::gpu::launch::{Arg, check_float, check_single, rows};
-use crate::gpu::reduce::{pieces, sum_column_parts};
+use crate::gpu::reduce::{column_parts, columns, pieces, sum_parts};
 use crate::tensor::Tensor;
-use phalanx_cuda::Work;
 
 /// The kernels of rows of this type that come out as another tensor does: forward, and the gradients of rows and of parameters.
 fn named(rows: &Tensor, out: &Tensor) -> [&'static str; 3] {
@@ -87,18 +85,16 @@ pub(crate) fn layer_norm_parameter_gradients(
     check_float("layer_norm", x.dtype);
     let (n, width) = (mean.count(), out.count());
     let [piece, n_pieces] = pieces(n);
-    let room = || Tensor::stale(x.device(), [n_pieces, width].into(), DType::F32);
-    let (of_weight, of_bias) = (room(), room());
+    let [of_weight, of_bias] = [0, 1].map(|_| column_parts(x, n, width));
     let inputs = [x, grad, mean, scale].map(Arg::In);
     let sizes = [n, width, piece].map(Arg::Int);
     let outputs = [&of_weight, &of_bias].map(Arg::Out);
     let args =
         [inputs[0], inputs[1], inputs[2], inputs[3], outputs[0], outputs[1], sizes[0], sizes[1], sizes[2]];
     let [.., name] = named(x, grad);
-    let work = Work::Columns { pieces: n_pieces as u64, width: width as u64 };
     // SAFETY: there are n rows of `width` elements, a mean and a scale for each, and a part for each piece of a column.
-    unsafe { engine.launch(name, work, &args) };
+    unsafe { engine.launch(name, columns(grad.dtype, n, width), &args) };
     for (parts, out) in [(&of_weight, weight), (&of_bias, bias)] {
-        out.into_iter().for_each(|out| sum_column_parts(engine, parts, out));
+        out.into_iter().for_each(|out| sum_parts(engine, parts, [width, n_pieces], 1.0, out));
     }
 }

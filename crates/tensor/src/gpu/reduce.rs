@@ -74,22 +74,22 @@ fn part(geometry: &Geometry, takes: impl Fn(usize) -> bool) -> Walk<1> {
 /// `out[c] =` the sum of column `c` of the contiguous `x`.
 #[track_caller]
 fn sum_columns(engine: &Engine, x: &Tensor, [n, width]: [usize; 2], out: &Tensor) {
-    let [piece, pieces] = pieces(n);
-    let parts = Tensor::stale(x.device(), [pieces, width].into(), DType::F32);
-    let work = Work::Columns { pieces: pieces as u64, width: width as u64 };
+    let [piece, n_pieces] = pieces(n);
+    let parts = column_parts(x, n, width);
     let args = [Arg::In(x), Arg::Out(&parts), Arg::Int(n), Arg::Int(width), Arg::Int(piece)];
     // SAFETY: `x` has n rows of `width` elements; there is a part for each piece of a column.
-    unsafe { engine.launch("sum_columns", work, &args) };
-    sum_column_parts(engine, &parts, out);
+    unsafe { engine.launch("sum_columns", columns(x.dtype, n, width), &args) };
+    sum_parts(engine, &parts, [width, n_pieces], 1.0, out);
 }
 
-/// `out[c] =` the sum of column `c` of `parts` (pieces, width) in float32.
-#[track_caller]
-pub(super) fn sum_column_parts(engine: &Engine, parts: &Tensor, out: &Tensor) {
-    let [pieces, width] = [0, 1].map(|d| parts.dims()[d]);
-    let args = [Arg::In(parts), Arg::Out(out), Arg::Int(pieces), Arg::Int(width)];
-    // SAFETY: the parts are a whole table, and the output has an element for each of its columns.
-    unsafe { engine.launch("sum_column_parts", elements(width), &args) };
+/// The work of finding something of the columns of n rows piece by piece, by a kernel of elements of this type.
+pub(super) fn columns(dtype: DType, n: usize, width: usize) -> Work {
+    Work::Columns { pieces: pieces(n)[1] as u64, width: width as u64, bytes: dtype.bytes() as u64 }
+}
+
+/// Room for a number of each column and piece of n rows, on the device of `like`.
+pub(super) fn column_parts(like: &Tensor, n: usize, width: usize) -> Tensor {
+    Tensor::stale(like.device(), [width, pieces(n)[1]].into(), DType::F32)
 }
 
 /// `out[o] = factor` times the sum of row `o` of `parts` (outputs, pieces) in float32.

@@ -66,6 +66,28 @@ pub enum Then<'a> {
 /// sum of theirs. All must come with the same calls in the same order.
 pub type SumOverBatch = Arc<dyn Fn(&mut [f64]) + Send + Sync>;
 
+/// Running statistics of channels, (C) each, which training moves towards what each batch shows.
+#[derive(Clone, Copy, Debug)]
+pub struct Running<'a> {
+    /// The running mean.
+    pub mean: &'a Tensor,
+    /// The running variance, of what batches are samples of: their own times n / (n - 1), as in PyTorch.
+    pub variance: &'a Tensor,
+    /// By which share of the way.
+    pub share: f64,
+}
+
+/// Where the statistics come from that a batch is normalised by.
+#[derive(Clone, Copy)]
+enum Source<'a> {
+    /// They are to be found in it, and running ones moved.
+    Batch(Option<Running<'a>>),
+    /// They are those of a larger batch, of so many values a channel, over whose parts this adds up.
+    Shared(f64, &'a SumOverBatch),
+    /// They were given.
+    Given,
+}
+
 impl<'a> Then<'a> {
     /// The same with another tensor in the place of the one that is added, if there is one.
     fn with(self, plus: Option<&'a Tensor>) -> Then<'a> {
@@ -111,7 +133,8 @@ impl Tensor {
     }
 
     /// Normalises each channel of (N, C, ...) to mean 0 and variance 1 over all else (with `eps` added to the variance), then
-    /// multiplies by `weight` and adds `bias`, both (C), then does what `then` says. Tells what it found too.
+    /// multiplies by `weight` and adds `bias`, both (C), then does what `then` says. Tells what it found too, and moves `running`
+    /// statistics towards it, where there are some: then a batch of one value a channel, which has no variance, panics.
     ///
     /// With `shared`, mean and variance are those of all parts of the batch together, however uneven they are; a part may be
     /// empty.
@@ -123,27 +146,45 @@ impl Tensor {
         eps: f64,
         then: Then<'_>,
         shared: Option<&SumOverBatch>,
+        running: Option<Running<'_>>,
     ) -> BatchNormed {
         let [n, channels, len] = self.channel_dims("batch_norm");
         if let Some((images, plus)) = self.as_images(then) {
-            let normed = images.batch_norm(weight, bias, eps, then.with(plus.as_ref()), shared);
+            let normed = images.batch_norm(weight, bias, eps, then.with(plus.as_ref()), shared, running);
             return BatchNormed { out: normed.out.reshape(*self.shape()), ..normed };
         }
         let x = self.by_channels();
-        let moments = Tensor::stale(self.device(), [2, channels].into(), DType::F64);
-        kernel::batch_norm::moments(&x, &moments);
-        let own = (n * len) as f64;
-        let count = match shared {
-            None => own,
-            Some(sum) => moments.with_slice_mut(|moments: &mut [f64]| {
-                let (means, squares) = moments.split_at_mut(channels);
-                pooled(own, means, squares, sum)
-            }),
-        };
         let of_channels = || Tensor::stale(self.device(), [channels].into(), self.dtype.wide());
         let stats = ChannelStats { mean: of_channels(), variance: of_channels() };
+        let own = (n * len) as f64;
+        let check = |count: f64| {
+            assert!(
+                running.is_none() || count > 1.0,
+                "batch_norm: a training pass over shape {} has one value a channel, and so no variance",
+                self.shape()
+            );
+        };
+        let Some(sum) = shared else {
+            check(own);
+            for running in running.iter().flat_map(|running| [running.mean, running.variance]) {
+                self.check_of_channels(running, channels);
+                assert!(running.geometry.is_contiguous(), "batch_norm: a view of running statistics");
+            }
+            let out = x.batch_normalised(weight, bias, &stats, eps, then, Source::Batch(running));
+            return BatchNormed { out, stats, count: own };
+        };
+        let moments = Tensor::stale(self.device(), [2, channels].into(), DType::F64);
+        kernel::batch_norm::moments(&x, &moments);
+        let count = moments.with_slice_mut(|moments: &mut [f64]| {
+            let (means, squares) = moments.split_at_mut(channels);
+            pooled(own, means, squares, sum)
+        });
+        check(count);
         kernel::batch_norm::statistics(&moments, count, [&stats.mean, &stats.variance]);
-        let out = x.batch_normalised(weight, bias, &stats, eps, then, Some(count), shared);
+        if let Some(Running { mean, variance, share }) = running {
+            kernel::batch_norm::follow(&stats.mean, &stats.variance, count, ([mean, variance], share));
+        }
+        let out = x.batch_normalised(weight, bias, &stats, eps, then, Source::Shared(count, sum));
         BatchNormed { out, stats, count }
     }
 
@@ -162,12 +203,11 @@ impl Tensor {
             let out = images.batch_norm_with(stats, weight, bias, eps, then.with(plus.as_ref()));
             return out.reshape(*self.shape());
         }
-        self.by_channels().batch_normalised(weight, bias, stats, eps, then, None, None)
+        self.by_channels().batch_normalised(weight, bias, stats, eps, then, Source::Given)
     }
 
-    /// `self` is dense; `count` is how many values of a channel the statistics are of, if they are the batch's own.
+    /// `self` is dense; `stats` are filled where they are to be found.
     #[track_caller]
-    #[expect(clippy::too_many_arguments, reason = "the two forms above share it")]
     fn batch_normalised(
         &self,
         weight: Option<&Tensor>,
@@ -175,19 +215,11 @@ impl Tensor {
         stats: &ChannelStats,
         eps: f64,
         then: Then<'_>,
-        count: Option<f64>,
-        shared: Option<&SumOverBatch>,
+        source: Source<'_>,
     ) -> Tensor {
         let channels = self.dims()[1];
         let parts = [weight, bias, Some(&stats.mean), Some(&stats.variance)].map(|part| self.beside(part));
-        for part in parts.iter().flatten() {
-            self.check_beside("batch_norm", part);
-            assert!(
-                part.dims() == [channels],
-                "batch_norm: a weight, bias, mean or variance of shape {} for {channels} channels",
-                part.shape()
-            );
-        }
+        parts.iter().flatten().for_each(|part| self.check_of_channels(part, channels));
         let [weight, bias, Some(mean), Some(variance)] = parts else { unreachable!("statistics are there") };
         assert!(weight.is_some() || bias.is_none(), "batch_norm: a bias without a weight");
         if let Then::AddRelu(plus) = then {
@@ -195,7 +227,7 @@ impl Tensor {
         }
         if !matches!(then, Then::Nothing) && !self.is_rows_of_channels() {
             let (weight, bias) = (weight.as_ref(), bias.as_ref());
-            let out = self.batch_normalised(weight, bias, stats, eps, Then::Nothing, count, shared);
+            let out = self.batch_normalised(weight, bias, stats, eps, Then::Nothing, source);
             return match then {
                 Then::AddRelu(plus) => out.add(plus).relu(),
                 _ => out.relu(),
@@ -208,16 +240,22 @@ impl Tensor {
         };
         let out = self.stale_like();
         let scale = Tensor::stale(self.device(), [channels].into(), self.dtype.wide());
-        let mean = mean.contiguous();
+        let (mean, variance) = (mean.contiguous(), variance.contiguous());
         let relu = !matches!(then, Then::Nothing);
-        kernel::batch_norm::normalise(
-            self,
-            [&mean, &variance.contiguous()],
-            [weight.as_ref(), bias.as_ref()],
-            eps,
-            Fused { plus: plus.as_ref(), relu },
-            [&out, &scale],
-        );
+        let (affine, fused) = ([weight.as_ref(), bias.as_ref()], Fused { plus: plus.as_ref(), relu });
+        let (count, shared) = match source {
+            Source::Batch(running) => {
+                let running = running.map(|Running { mean, variance, share }| ([mean, variance], share));
+                let outputs = [&out, &mean, &variance, &scale];
+                kernel::batch_norm::train(self, affine, eps, fused, running, outputs);
+                (Some((self.count() / channels.max(1)) as f64), None)
+            }
+            Source::Shared(count, sum) => (Some(count), Some(sum)),
+            Source::Given => (None, None),
+        };
+        if !matches!(source, Source::Batch(_)) {
+            kernel::batch_norm::normalise(self, [&mean, &variance], affine, eps, fused, [&out, &scale]);
+        }
         let inputs = [Some(self), weight.as_ref(), bias.as_ref(), plus.as_ref()];
         let out = recorded_where(out, Op::BatchNorm { count, relu }, inputs, |out| {
             let mask = if relu { keep(out) } else { None };
@@ -232,6 +270,16 @@ impl Tensor {
     /// A weight, bias or statistic as kernels take it beside this tensor: in f32 where this has floats of 16 bits.
     fn beside(&self, part: Option<&Tensor>) -> Option<Tensor> {
         part.map(|part| if self.dtype.is_half() { part.widened() } else { part.clone() })
+    }
+
+    #[track_caller]
+    fn check_of_channels(&self, part: &Tensor, channels: usize) {
+        self.check_beside("batch_norm", part);
+        assert!(
+            part.dims() == [channels],
+            "batch_norm: a weight, bias, mean or variance of shape {} for {channels} channels",
+            part.shape()
+        );
     }
 
     #[track_caller]

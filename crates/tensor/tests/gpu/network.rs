@@ -61,7 +61,7 @@ impl Network {
         let key = DropoutKey::new(3, step, 0, (0..BATCH as u64).collect::<Arc<[u64]>>());
         let x = self.x.conv2d(k1, Some(b1), padded).relu().max_pool2d(PoolOptions::square(2));
         let x = x.conv2d(k2, Some(b2), Conv2dOptions::default());
-        let x = x.batch_norm(Some(weight), Some(bias), 1e-5, Then::Relu, None).out;
+        let x = x.batch_norm(Some(weight), Some(bias), 1e-5, Then::Relu, None, None).out;
         let x = x.dropout2d(0.25, &key).flatten_from(1);
         x.linear(w, Some(b)).cross_entropy(&self.labels, 0.1)
     }

@@ -2,7 +2,8 @@
 
 use crate::rig::rig;
 use phalanx_tensor::cases::{self, Check, edges};
-use phalanx_tensor::{Conv2dOptions, DropoutKey, Keep, PoolOptions, Tensor, Then};
+use phalanx_tensor::{Conv2dOptions, DropoutKey, Keep, PoolOptions, Running, SumOverBatch, Tensor, Then};
+use std::sync::Arc;
 
 /// One row a family of operations.
 macro_rules! families {
@@ -176,13 +177,35 @@ fn long_rows_and_many_of_them_are_right() {
     rig.check(&[&[90, 120], &[90, 120]], |x| x[0].mse_loss(&x[1]));
     rig.check(&[&[600, 70], &[70], &[70]], |x| x[0].layer_norm(1, Some(&x[1]), Some(&x[2]), 1e-5));
     rig.check(&[&[6, 40, 9, 11], &[40], &[40]], |x| {
-        x[0].batch_norm(Some(&x[1]), Some(&x[2]), 1e-5, Then::Nothing, None).out
+        x[0].batch_norm(Some(&x[1]), Some(&x[2]), 1e-5, Then::Nothing, None, None).out
     });
     rig.check(&[&[40, 33]], |x| {
         let ids: Vec<i64> = (0..900).map(|i| i * i % 37).collect();
         x[0].embedding(&Tensor::from_slice(x[0].device(), &ids, [30, 30]))
     });
     rig.check(&[&[2, 5, 40, 37]], |x| x[0].max_pool2d(PoolOptions::square(3)));
+}
+
+/// Few rows are a block's, many are cut into pieces, and those of a batch that others have a part of are merged on the way.
+#[test]
+fn a_batch_norm_of_few_rows_of_many_and_of_a_shared_batch_moves_what_is_running() {
+    let Some(rig) = rig(6) else { return };
+    let alone: SumOverBatch = Arc::new(|_| ());
+    for (rows, shared) in [(300, None), (4400, None), (300, Some(&alone))] {
+        let normed = |x: &Tensor, weight: &Tensor, bias: &Tensor| {
+            let of = |value: f64| Tensor::full(x.device(), [6], value, x.dtype());
+            let (mean, variance) = (of(0.5), of(1.5));
+            let running = Running { mean: &mean, variance: &variance, share: 0.25 };
+            let normed = x.batch_norm(Some(weight), Some(bias), 1e-5, Then::Nothing, shared, Some(running));
+            (normed, mean, variance)
+        };
+        rig.check(&[&[rows, 6], &[6], &[6]], |x| {
+            let (normed, mean, variance) = normed(&x[0], &x[1], &x[2]);
+            // What is found takes part in the result, so that it is compared.
+            let found = [&mean, &variance, &normed.stats.mean, &normed.stats.variance];
+            found.into_iter().fold(normed.out, |out, found| &out + found)
+        });
+    }
 }
 
 #[test]

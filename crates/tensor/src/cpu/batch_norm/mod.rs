@@ -5,7 +5,7 @@ mod planes;
 mod rows;
 
 use crate::cpu::{copy, elementwise};
-use crate::dtype::{Float, with_float};
+use crate::dtype::{DType, Float, with_float};
 use crate::op::Unary;
 use crate::shape::Order;
 use crate::tensor::Tensor;
@@ -46,6 +46,42 @@ pub(crate) fn statistics(moments: &Tensor, count: f64, [mean, variance]: [&Tenso
         mean.write_whole::<T>().iter_mut().zip(means).for_each(|(to, &mean)| *to = T::from_f64(mean));
         variance.write_whole::<T>().iter_mut().zip(squares).for_each(|(to, &square)| *to = T::from_f64(square / count));
     });
+}
+
+/// Moves running statistics by a share of the way to those of a batch of `count` values, the variance to that of what the batch is a
+/// sample of.
+pub(crate) fn follow(
+    mean: &Tensor,
+    variance: &Tensor,
+    count: f64,
+    ([running_mean, running_variance], share): ([&Tensor; 2], f64),
+) {
+    let unbiased = share * (count / (count - 1.0));
+    for (running, found, share_of) in [(running_mean, mean, share), (running_variance, variance, unbiased)] {
+        with_float!(found.dtype, "batch_norm", T => {
+            let (kept, share_of) = (T::from_f64(1.0 - share), T::from_f64(share_of));
+            let found = found.read_contiguous::<T>("batch_norm");
+            running.write_whole::<T>().iter_mut().zip(found.iter()).for_each(|(r, &f)| *r = *r * kept + f * share_of);
+        });
+    }
+}
+
+/// All of a batch normalisation in training: statistics of the batch and 1/std, running statistics, and what comes out.
+pub(crate) fn train(
+    x: &Tensor,
+    affine: [Option<&Tensor>; 2],
+    eps: f64,
+    fused: Fused<'_>,
+    running: Option<([&Tensor; 2], f64)>,
+    [out, mean, variance, scale]: [&Tensor; 4],
+) {
+    let channels = mean.count();
+    let found = Tensor::stale(x.device(), [2, channels].into(), DType::F64);
+    let count = (x.count() / channels.max(1)) as f64;
+    moments(x, &found);
+    statistics(&found, count, [mean, variance]);
+    running.into_iter().for_each(|running| follow(mean, variance, count, running));
+    normalise(x, [mean, variance], affine, eps, fused, [out, scale]);
 }
 
 /// What follows a normalisation in the same pass; for rows only.
@@ -179,4 +215,20 @@ pub(crate) fn input_gradient(
             planes::input_gradient::<T>(x, grad, factors, out);
         }
     });
+}
+
+/// All gradients of a batch normalisation. `count` is how many values a channel its statistics are of, where they are the batch's own.
+pub(crate) fn gradients(
+    x: &Tensor,
+    [mean, scale]: [&Tensor; 2],
+    weight: Option<&Tensor>,
+    grad: &Tensor,
+    mask: Option<&Tensor>,
+    count: Option<f64>,
+    (outputs, of_parameters): ((&Tensor, Option<&Tensor>), [&Tensor; 2]),
+) {
+    let found = Tensor::stale(x.device(), [2, mean.count()].into(), DType::F64);
+    sums(x, mean, grad, mask, &found);
+    channel_gradients(&found, scale, of_parameters);
+    input_gradient(x, [mean, scale], weight, grad, mask, count.map(|count| (&found, count)), outputs);
 }
