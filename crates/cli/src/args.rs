@@ -5,11 +5,13 @@ use crate::drain;
 use crate::run::RunArgs;
 use crate::say::print;
 use crate::slurm::SlurmArgs;
-use clap::builder::FalseyValueParser;
+use clap::builder::{FalseyValueParser, RangedU64ValueParser};
 use clap::{Arg, ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use phalanx::DeviceSpec;
 use phalanx::parallel::pipeline::ScheduleKind;
+use phalanx_job::MOST_THREADS;
+use phalanx_launch::MOST_WORKERS;
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -161,7 +163,7 @@ pub(crate) struct SelftestArgs {
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     pub(crate) device: DeviceSpec,
     /// Compute threads of the CPU [default: all cores].
-    #[arg(long)]
+    #[arg(long, value_parser = from_one_to(MOST_THREADS))]
     pub(crate) threads: Option<usize>,
     /// Try every operation, but make few steps, and measure small sizes only.
     #[arg(long)]
@@ -287,7 +289,7 @@ pub(crate) struct RecoveryArgs {
     #[arg(long, value_name = "RECIPE", default_value = "cifar10-resnet18")]
     pub(crate) recipe: String,
     /// Workers.
-    #[arg(long, default_value_t = 2)]
+    #[arg(long, default_value_t = 2, value_parser = up_to(MOST_WORKERS))]
     pub(crate) workers: usize,
     /// Samples of a step and worker.
     #[arg(long, default_value_t = 64)]
@@ -325,7 +327,7 @@ pub(crate) struct ScalingArgs {
     #[arg(long, default_value_t = 64)]
     pub(crate) batch: usize,
     /// Compute threads of each worker.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = up_to(MOST_THREADS))]
     pub(crate) threads: usize,
     /// Steps that count, of each run.
     #[arg(long, default_value_t = 40)]
@@ -386,28 +388,28 @@ pub(crate) struct StepArgs {
     #[arg(long, value_enum, default_value_t = StepModel::Mnist)]
     pub(crate) model: StepModel,
     /// Samples a step.
-    #[arg(long, default_value_t = 64)]
+    #[arg(long, default_value_t = 64, value_parser = up_to(1 << 20))]
     pub(crate) batch: usize,
     /// Decoder blocks of the model gpt.
-    #[arg(long, default_value_t = 6)]
+    #[arg(long, default_value_t = 6, value_parser = up_to(1 << 12))]
     pub(crate) layers: usize,
     /// Numbers a position of the model gpt.
-    #[arg(long, default_value_t = 384)]
+    #[arg(long, default_value_t = 384, value_parser = up_to(1 << 16))]
     pub(crate) width: usize,
     /// Heads of each attention of the model gpt.
-    #[arg(long, default_value_t = 6)]
+    #[arg(long, default_value_t = 6, value_parser = up_to(1 << 12))]
     pub(crate) heads: usize,
     /// Words of each sample of the model gpt.
-    #[arg(long, value_name = "WORDS", default_value_t = 256)]
+    #[arg(long, value_name = "WORDS", default_value_t = 256, value_parser = up_to(1 << 20))]
     pub(crate) seq: usize,
     /// Different words of the model gpt [default: 256, those of bytes].
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = up_to(1 << 24))]
     pub(crate) vocabulary: Option<usize>,
     /// The last layer of the model gpt is its table of words, as GPT-2's.
     #[arg(long)]
     pub(crate) tied: bool,
     /// Height and width of the images, where the model takes any [default: 32 for ResNets].
-    #[arg(long, value_name = "PIXELS")]
+    #[arg(long, value_name = "PIXELS", value_parser = from_one_to(1 << 13))]
     pub(crate) image: Option<usize>,
     /// cpu, cuda or cuda:N.
     #[arg(long, default_value_t)]
@@ -419,7 +421,7 @@ pub(crate) struct StepArgs {
     #[arg(long)]
     pub(crate) graphs: bool,
     /// Compute threads [default: all cores].
-    #[arg(long)]
+    #[arg(long, value_parser = up_to(MOST_THREADS))]
     pub(crate) threads: Option<usize>,
     /// Steps that count; a fifth as many go before them.
     #[arg(long, default_value_t = 500)]
@@ -468,13 +470,13 @@ pub(crate) struct PipelineArgs {
     #[arg(long, default_value_t = ScheduleKind::OneFOneB)]
     pub(crate) schedule: ScheduleKind,
     /// Ranks of the pipeline.
-    #[arg(long, value_name = "P", default_value_t = 2)]
+    #[arg(long, value_name = "P", default_value_t = 2, value_parser = up_to(512))]
     pub(crate) stages: usize,
     /// Stages of each rank, of an interleaved schedule [default: 2].
     #[arg(long, value_name = "V")]
     pub(crate) chunks: Option<usize>,
     /// Micro-batches of a step.
-    #[arg(long, value_name = "M", default_value_t = 8)]
+    #[arg(long, value_name = "M", default_value_t = 8, value_parser = up_to(1 << 12))]
     pub(crate) micro_batches: usize,
     /// Only draw the schedule, with all parts of a stage's work equally long.
     #[arg(long)]
@@ -493,7 +495,7 @@ pub(crate) struct PipelineArgs {
     #[arg(long, value_name = "MS")]
     pub(crate) block_ms: Option<f64>,
     /// Inputs and outputs of each block.
-    #[arg(long, default_value_t = 1024)]
+    #[arg(long, default_value_t = 1024, value_parser = up_to(1 << 16))]
     pub(crate) width: usize,
     /// Samples of a step.
     #[arg(long, default_value_t = 512)]
@@ -678,6 +680,29 @@ pub(crate) fn parse() -> Command {
     let command = Cli::command().mut_subcommand("run", run).mut_subcommand("train", underscored);
     let matches = negative_values(command).get_matches();
     Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit()).command
+}
+
+/// What `phalanx train` makes of these words, without starting anything.
+pub(crate) fn parse_train(words: &[String]) -> Result<TrainArgs, WrongUsage> {
+    let command = negative_values(Cli::command().mut_subcommand("train", underscored));
+    let all = ["phalanx", "train"].into_iter().chain(words.iter().map(String::as_str));
+    let parsed = command.try_get_matches_from(all).and_then(|matches| Cli::from_arg_matches(&matches));
+    match parsed.map_err(|error| error.to_string()) {
+        Ok(Cli { command: Command::Train(args) }) => Ok(*args),
+        Ok(_) => unreachable!("the second word is train"),
+        // A line of its own says what kind of text it is, as ours does.
+        Err(text) => Err(WrongUsage(text.trim_start_matches("error: ").trim_end().to_owned())),
+    }
+}
+
+/// A number up to this. Where 0 makes no sense, whoever takes it says so.
+fn up_to(most: usize) -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(..=most as u64)
+}
+
+/// The same from 1 on.
+fn from_one_to(most: usize) -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(1..=most as u64)
 }
 
 /// `-1` is a value, which is refused with the name of its flag, and no flag that nobody knows.

@@ -41,6 +41,8 @@ struct Desk {
     _claim: Claim,
     events: EventsFile,
     shown: Box<dyn Observer>,
+    /// What is trained, where the folder tells of an earlier run as long as this one may still be refused.
+    spec: Option<String>,
 }
 
 impl<'a> First<'a> {
@@ -71,14 +73,17 @@ impl<'a> First<'a> {
         };
         let run_dir = RunDir::create(&out).map_err(|error| failed(&error))?;
         let claim = run_dir.claim().map_err(|error| failed(&error))?;
-        run_dir.write_spec(&self.recipe.to_toml()).map_err(|error| failed(&error))?;
+        let mut spec = Some(self.recipe.to_toml());
+        if !run_dir.spec().exists() {
+            spec.take().map_or(Ok(()), |spec| run_dir.write_spec(&spec)).map_err(|error| failed(&error))?;
+        }
         let path = run_dir.events();
         let events = EventsFile::open(&path).map_err(|source| Error::Io { path, source })?;
         let shown: Box<dyn Observer> = match self.args.json {
             true => Box::new(JsonLines),
             false => Box::new(TrainBar::new(self.args.log_interval)),
         };
-        self.desk = Some(Desk { run_dir: run_dir.clone(), _claim: claim, events, shown });
+        self.desk = Some(Desk { run_dir: run_dir.clone(), _claim: claim, events, shown, spec });
         Ok(run_dir)
     }
 
@@ -104,6 +109,9 @@ impl<'a> First<'a> {
 impl Desk {
     /// Writes all of it down before any of it is shown, which may take its time.
     fn tell<'e>(&mut self, events: impl Iterator<Item = &'e Event>) {
+        if let Some(Err(error)) = self.spec.take().map(|spec| self.run_dir.write_spec(&spec)) {
+            say(format_args!("{error}\nwhat is there tells of an earlier run"));
+        }
         let new: Vec<&Event> = events.filter(|event| self.events.write(event)).collect();
         new.into_iter().for_each(|event| self.shown.event(event));
     }

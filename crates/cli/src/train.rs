@@ -63,7 +63,7 @@ pub(crate) fn train(args: &TrainArgs) -> Result<u8> {
 }
 
 /// The recipe with everything that was typed. What makes no sense is found here, before any process is started.
-fn configured(name: &str, args: &TrainArgs) -> Result<Recipe, Error> {
+pub(crate) fn configured(name: &str, args: &TrainArgs) -> Result<Recipe, Error> {
     // A strategy gives other keys their meaning.
     let strategy = args.strategy.iter().map(|strategy| format!("parallel.strategy={strategy}"));
     let set: Vec<String> = strategy.chain(args.set.iter().cloned()).collect();
@@ -100,6 +100,7 @@ fn configured(name: &str, args: &TrainArgs) -> Result<Recipe, Error> {
 /// The agent: gets the data once, starts the workers, reports.
 fn lead(args: &TrainArgs, recipe: &Recipe) -> Result<u8> {
     refuse_trouble()?;
+    phalanx::check_environment().map_err(|error| WrongUsage(error.to_string()))?;
     let parts = own_parts(args);
     let workers = worker_count(args, parts.as_deref())?;
     match &parts {
@@ -131,6 +132,12 @@ fn lead(args: &TrainArgs, recipe: &Recipe) -> Result<u8> {
     let run_id = fresh_run_id()?;
     let out = args.out.clone().unwrap_or_else(|| unnamed_out(args, recipe, &run_id));
     let end = drain::end(args, Asks::Always)?;
+    if let Some(limit) = args.time_limit.filter(|limit| *limit <= args.time_margin) {
+        let margin = args.time_margin;
+        say(format_args!(
+            "note: --time-limit {limit:?} leaves no time before the --time-margin of {margin:?}: the run ends after its first step"
+        ));
+    }
     let spec = LaunchSpec {
         program: std::env::current_exe().context("the path of this program")?.into(),
         args: std::env::args_os().skip(1).collect(),

@@ -12,6 +12,23 @@ fn bench(temporary: &Path, args: &[&str]) -> Output {
 }
 
 #[test]
+fn sizes_that_no_machine_has_are_refused() {
+    for (args, most) in [
+        (&["bench", "step", "--threads", "100000"][..], 1024),
+        (&["bench", "step", "--batch", "99999999"], 1 << 20),
+        (&["bench", "step", "--model", "resnet18", "--image", "0"], 1 << 13),
+        (&["bench", "recovery", "--workers", "1000000"], 4096),
+        (&["bench", "pipeline", "--draw", "--stages", "100000"], 512),
+        (&["selftest", "--threads", "1000000", "--quick"], 1024),
+    ] {
+        let out = Command::new(env!("CARGO_BIN_EXE_phalanx")).args(args).output().unwrap();
+        let message = String::from_utf8_lossy(&out.stderr);
+        assert_eq!(out.status.code(), Some(2), "{args:?}: {message}");
+        assert!(message.contains(&format!("={most}")), "{args:?}: {message}");
+    }
+}
+
+#[test]
 fn what_cannot_be_measured_is_wrong_usage() {
     let folder = tempfile::tempdir().unwrap();
     let rows = [

@@ -161,6 +161,66 @@ fn a_listener_that_is_gone_ends_nothing() {
 }
 
 #[test]
+fn a_result_that_a_full_disk_loses_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    for args in [&["--list"][..], &["mnist-mini", "--print"]] {
+        let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let out = command(folder.path(), args).stdout(full).output().unwrap();
+        let said = text(&out.stderr);
+        assert_eq!(out.status.code(), Some(1), "{args:?}: {said}");
+        assert!(said.contains("standard output can't be written") && said.contains("hint:"), "{said}");
+    }
+}
+
+/// What lies there stays as it is, whoever reads it: nothing is started again.
+#[test]
+fn data_that_is_not_what_it_should_be_is_told_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("data");
+    fs::create_dir(&data).unwrap();
+    let whole = Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/assets/mnist-mini");
+    for file in fs::read_dir(whole).unwrap().map(|entry| entry.unwrap().path()) {
+        fs::copy(&file, data.join(file.file_name().unwrap())).unwrap();
+    }
+    let images = data.join("train-images-idx3-ubyte.gz");
+    fs::write(&images, &fs::read(&images).unwrap()[..5000]).unwrap();
+    let out = train(folder.path(), &["mnist", "--data", "data", "--steps", "1"]);
+    let said = text(&out.stderr);
+    assert_eq!(out.status.code(), Some(1), "{said}");
+    assert_eq!(said.matches("truncated IDX file").count(), 1, "{said}");
+    assert!(said.contains("not started again: another worker would fail in the same way"), "{said}");
+
+    // Verified is what was named, and nothing in its place.
+    fs::remove_file(images).unwrap();
+    let out = phalanx(folder.path()).args(["data", "verify", "mnist", "--data", "data"]).output().unwrap();
+    assert_ne!(out.status.code(), Some(0), "{}", text(&out.stdout));
+}
+
+#[test]
+fn a_run_that_is_refused_leaves_what_tells_of_the_one_before() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = ["--out", "run", "--set", "train.checkpoint_every=2"];
+    let first = train(folder.path(), &[&["mnist-mini", "--steps", "3"], &run[..]].concat());
+    assert!(first.status.success(), "{}", text(&first.stderr));
+    let [spec, events] = ["spec.toml", "events.jsonl"].map(|name| folder.path().join("run").join(name));
+    let before = [&spec, &events].map(|path| fs::read(path).unwrap());
+    let other = train(folder.path(), &[&["linear-regression", "--resume"], &run[..]].concat());
+    assert_eq!(other.status.code(), Some(1), "{}", text(&other.stderr));
+    assert!([&spec, &events].map(|path| fs::read(path).unwrap()) == before);
+}
+
+#[test]
+fn shells_get_their_completions() {
+    let folder = tempfile::tempdir().unwrap();
+    for (shell, word) in
+        [("bash", "complete -F _phalanx"), ("zsh", "#compdef phalanx"), ("fish", "complete -c")]
+    {
+        let out = phalanx(folder.path()).args(["completions", shell]).output().unwrap();
+        assert!(out.status.success() && text(&out.stdout).contains(word), "{shell}");
+    }
+}
+
+#[test]
 fn recipes_are_listed_and_printed() {
     let folder = tempfile::tempdir().unwrap();
     let list = text(&train(folder.path(), &["--list"]).stdout);
@@ -193,6 +253,9 @@ fn mistakes_get_one_clear_error_and_leave_nothing() {
     check(&["mnist-mini", "--set", "optimizer.rl=1"], 2, &["optimizer.rl", "did you mean optimizer.lr"]);
     check(&["mnist-mini", "--set", "optimizer.lr=-1"], 2, &["optimizer.lr", "-1"]);
     check(&["mnist-mini", "--nproc-per-node", "0"], 2, &["--nproc-per-node 0"]);
+    check(&["mnist-mini", "--nproc-per-node", "1000000000"], 2, &["--nproc-per-node 1000000000", "4096"]);
+    check(&["mnist-mini", "--seed", "-1"], 2, &["'-1'", "--seed"]);
+    check(&["mnist-mini", "--data", "empty"], 1, &["--data empty", "inside this program", "hint:"]);
     check(&["mnist-mini", "--batch-size", "0"], 2, &["batch"]);
     check(&["mnist", "--data", "missing"], 1, &["missing", "hint:"]);
     check(&["mnist-mini", "--init", "nothing.safetensors"], 1, &["nothing.safetensors"]);
@@ -208,6 +271,14 @@ fn mistakes_get_one_clear_error_and_leave_nothing() {
     check(&init, 1, &["nan.safetensors: conv1.bias is NaN at element 1", "hint:"]);
     let ignored = [&init[..], &["--set", "train.on_nan=ignore"]].concat();
     check(&ignored, 1, &["nan.safetensors: the weights don't fit the model"]);
+    for (variable, value) in
+        [("PHALANX_TRANSPORT", "udp"), ("PHALANX_ALLREDUCE", "best"), ("PHALANX_THREADS", "100000")]
+    {
+        let out = command(folder.path(), &["mnist-mini"]).env(variable, value).output().unwrap();
+        let message = text(&out.stderr);
+        assert_eq!(out.status.code(), Some(2), "{message}");
+        assert!(message.contains(&format!("{variable} is \"{value}\"")), "{message}");
+    }
 }
 
 #[test]

@@ -4,6 +4,7 @@ use crate::server::Coordinator;
 use phalanx_job::{Error, Link, Roster, WorkerEnv, names, slurm};
 use phalanx_wire::{Deadline, Rank, Secret};
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::time::Instant;
 
 /// What a worker leaves the rendezvous with.
 pub struct Meeting {
@@ -56,7 +57,17 @@ pub fn rendezvous(
         }
     };
     let moves = env.whereabouts.clone();
-    let mut link = Link::connect_following(place, &pass, env.rank, env.generation, moves, deadline)?;
+    let begun = Instant::now();
+    let connected = Link::connect_following(place, &pass, env.rank, env.generation, moves, deadline);
+    let mut link = connected.map_err(|error| match error {
+        // An agent starts its workers once it listens itself.
+        Error::Unreachable { address, reason } if env.coordinator.is_none() => {
+            let waited = begun.elapsed().as_secs();
+            let hint = "rank 0 listens at MASTER_ADDR:MASTER_PORT: is it started, and are these the same for all ranks?";
+            Error::Unreachable { address, reason: format!("{reason}, after {waited} s\nhint: {hint}") }
+        }
+        other => other,
+    })?;
     let address = endpoint(link.local_address()?.ip())?;
     let (rank, roster) = link.join(address, deadline)?;
     Ok(Meeting { rank, roster, secret: pass.secret().clone(), link, host })

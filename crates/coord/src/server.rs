@@ -330,7 +330,7 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
                 }
             });
             if let Err(reason) = served {
-                tracing::warn!(from, "refused a connection: {reason}");
+                tracing::warn!("refused a connection from {from}: {reason}");
             }
         });
         if let Err(error) = thread {

@@ -14,30 +14,26 @@ typedef Found<3> Few3;
 // Those of two parts together, as Chan, Golub and LeVeque do.
 __device__ inline Few3 joined_few(const Few3 &a, const Few3 &b) {
     const float count = a.of[0] + b.of[0], share = count > 0.0f ? b.of[0] / count : 0.0f, distance = b.of[1] - a.of[1];
-    return {{count, a.of[1] + distance * share, a.of[2] + b.of[2] + distance * distance * a.of[0] * share}};
+    // In this order a first part, of nothing, adds nothing, however large the mean is.
+    return {{count, a.of[1] + distance * share, a.of[2] + b.of[2] + distance * a.of[0] * share * distance}};
+}
+
+// Joins N rows of a thread, `row`, `row + step` and so on, to what it has found.
+template <int N, int SIDE, class Columns> __device__ void join_rows(const T *x, i64 row, const Columns &own, Few3 (&mine)[WIDE]) {
+    const auto in = made<N>([&](int k) { return own.of(x + (row + k * step<SIDE>()) * own.width); });
+    each<WIDE>([&](int j) {
+        float sum = 0.0f, squares = 0.0f;
+        each<N>([&](int k) { sum += wide(in.of[k].of[j]); });
+        const float mean = sum * (1.0f / N);
+        each<N>([&](int k) { squares += (wide(in.of[k].of[j]) - mean) * (wide(in.of[k].of[j]) - mean); });
+        mine[j] = joined_few(mine[j], {{(float)N, mean, squares}});
+    });
 }
 
 // Those of each column over rows `first` to `end`, each of which is read once; the first threads of the block get a slot's each.
 template <int SIDE, class Columns> __device__ Few3 moments_of_rows(const T *x, i64 first, i64 end, const Columns &own, Room<3, SIDE> &room) {
-    const int step = BLOCK / SIDE;
     Few3 mine[WIDE] = {};
-    for (i64 row = first + (int)threadIdx.x / SIDE; row < end; row += FLIGHT * step) {
-        const i64 left = (end - row + step - 1) / step;
-        const int n = left < FLIGHT ? (int)left : FLIGHT;
-        Pack<WIDE, T> batch[FLIGHT];
-        each<FLIGHT>([&](int k) { batch[k] = own.of(k < n ? x + (row + k * step) * own.width : nullptr); });
-        const float weight = 1.0f / (float)n, before = mine[0].of[0], count = before + (float)n, share = (float)n / count;
-        each<WIDE>([&](int j) {
-            float sum = 0.0f, squares = 0.0f;
-            each<FLIGHT>([&](int k) { sum += wide(batch[k].of[j]); });
-            const float mean = sum * weight, distance = mean - mine[j].of[1];
-            each<FLIGHT>([&](int k) {
-                const float apart = k < n ? wide(batch[k].of[j]) - mean : 0.0f;
-                squares += apart * apart;
-            });
-            mine[j] = {{count, mine[j].of[1] + distance * share, mine[j].of[2] + squares + distance * distance * before * share}};
-        });
-    }
+    in_flights<FLIGHT, SIDE>(first, end, [&](auto few, i64 row) { join_rows<few, SIDE>(x, row, own, mine); });
     return joined_columns(mine, room, joined_few);
 }
 
@@ -189,11 +185,12 @@ batch_whole(const T *x, const float *weight, const float *bias, const T *plus, T
         }
         __syncthreads();
         const auto normal = normal_of<WIDE>(own.of_any(means), own.of_any(scales), weight, own.of_any(weight), own.of_any(bias));
-        UNROLL_SOME
-        for (i64 row = (int)threadIdx.x / SECTOR; row < end; row += BLOCK / SECTOR) {
-            const i64 at = row * width;
-            own.put(out + at, normal.of(own.of(x + at), own.of(plus ? plus + at : plus), relu));
-        }
+        in_flights<FLIGHT>(own, 0, end, [&](auto few, i64 row) {
+            const auto at = [&](int k) { return (row + k * step<SECTOR>()) * width; };
+            const auto in = made<few>([&](int k) { return own.of(x + at(k)); });
+            const auto added = made<few>([&](int k) { return own.of_or_zeros(plus, at(k)); });
+            each<few>([&](int k) { own.put(out + at(k), normal.of(in.of[k], added.of[k], relu)); });
+        });
     });
 }
 
@@ -204,18 +201,36 @@ template <int N> __device__ Pack<N, float> passed(const Pack<N, T> &grad, bool m
     return made<N>([&](int j) { return masked ? where_relu_passed(wide(grad.of[j]), wide(mask.of[j])) : wide(grad.of[j]); });
 }
 
+// A thread's part of N rows.
+template <int N> struct Loaded {
+    bool masked;
+    Pack<N, Pack<WIDE, T>> in, grad, mask;
+
+    // What of row k's gradient counts.
+    __device__ Pack<WIDE, float> passed(int k) const { return ::passed(grad.of[k], masked, mask.of[k]); }
+};
+
+// Rows `row`, `row + step` and so on.
+template <int N, int SIDE, class Columns>
+__device__ Loaded<N> loaded(const T *x, const T *grad, const T *mask, i64 row, const Columns &own) {
+    const auto at = [&](int k) { return (row + k * step<SIDE>()) * own.width; };
+    return {mask != nullptr, made<N>([&](int k) { return own.of(x + at(k)); }), made<N>([&](int k) { return own.of(grad + at(k)); }),
+            made<N>([&](int k) { return own.of_or_zeros(mask, at(k)); })};
+}
+
 // Each channel's sums of grad, and of grad (x - mean), over some rows.
 template <int SIDE, class Columns>
 __device__ Found<2> sums_of_gradients(const T *x, const T *grad, const T *mask, const float *means, i64 first, i64 end,
                                       const Columns &own, Room<2, SIDE> &room) {
     const auto mean = own.of_any(means);
-    return sums_of_rows(first, end, room, [&](i64 row, Found<2>(&found)[WIDE]) {
-        const i64 at = row * own.width;
-        const auto in = own.of(x + at);
-        const auto g = passed(own.of(grad + at), mask, own.of(mask ? mask + at : mask));
-        each<WIDE>([&](int j) {
-            found[j].of[0] += g.of[j];
-            found[j].of[1] += g.of[j] * (wide(in.of[j]) - mean.of[j]);
+    return sums_of_rows(own, first, end, room, [&](auto few, i64 row, Found<2>(&found)[WIDE]) {
+        const auto rows = loaded<few, SIDE>(x, grad, mask, row, own);
+        each<few>([&](int k) {
+            const auto g = rows.passed(k);
+            each<WIDE>([&](int j) {
+                found[j].of[0] += g.of[j];
+                found[j].of[1] += g.of[j] * (wide(rows.in.of[k].of[j]) - mean.of[j]);
+            });
         });
     });
 }
@@ -344,12 +359,14 @@ batch_whole_gradient(const T *x, const T *grad, const T *mask, const float *mean
         }
         __syncthreads();
         const Slopes<WIDE> slopes = {own.of_any(means), own.of_any(factors), own.of_any(factors + width), own.of_any(factors + 2 * width)};
-        UNROLL_SOME
-        for (i64 row = (int)threadIdx.x / SECTOR; row < end; row += BLOCK / SECTOR) {
-            const i64 at = row * width;
-            const auto g = passed(own.of(grad + at), mask, own.of(mask ? mask + at : mask));
-            own.put(out + at, slopes.of(own.of(x + at), g));
-            if (plus) own.put(plus + at, all_stored(g));
-        }
+        in_flights<FLIGHT>(own, 0, end, [&](auto few, i64 row) {
+            const auto rows = loaded<few, SECTOR>(x, grad, mask, row, own);
+            each<few>([&](int k) {
+                const i64 at = (row + k * step<SECTOR>()) * width;
+                const auto g = rows.passed(k);
+                own.put(out + at, slopes.of(rows.in.of[k], g));
+                if (plus) own.put(plus + at, all_stored(g));
+            });
+        });
     });
 }

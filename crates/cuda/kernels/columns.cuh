@@ -9,29 +9,28 @@ const int BLOCK = 256;
 const int LINE = 8;
 // The same where a block takes all rows: what memory gives at least.
 const int SECTOR = 2;
-// Rows that a thread has on their way at once.
-const int FLIGHT = 8;
-
 // The columns of a thread in a tile: neighbours where rows are EVEN, so that they come in one go; else each SIDE columns from the one
 // before, so that neighbouring threads ask for neighbours.
 template <int SIDE, bool EVEN> struct Own {
     i64 start, width;
 
-    // Which column number `slot` of the tile's is.
-    __device__ i64 column(int slot) const { return start + (EVEN ? slot : slot / WIDE + slot % WIDE * SIDE); }
-    __device__ i64 own(int j) const { return column((int)threadIdx.x % SIDE * WIDE + j); }
+    // Which column number `slot` of the tile's is: slots are in the order in which threads side by side hold them.
+    __device__ i64 column(int slot) const { return start + (EVEN ? slot % SIDE * WIDE + slot / SIDE : slot); }
+    __device__ i64 own(int j) const { return column(j * SIDE + (int)threadIdx.x % SIDE); }
 
     __device__ bool has_any() const { return own(0) < width; }
 
-    // The thread's part of a row, which has one; zeros where the row is null.
+    // The thread's part of a row, of which it has one.
     template <class E> __device__ Pack<WIDE, E> of(const E *row) const {
-        if (!row) return Pack<WIDE, E>();
         if (EVEN) return *(const Pack<WIDE, E> *)(row + own(0));
         return made<WIDE>([&](int j) { return own(j) < width ? row[own(j)] : E(); });
     }
 
-    // The same of a row that the thread may have no part of.
-    template <class E> __device__ Pack<WIDE, E> of_any(const E *row) const { return of(has_any() ? row : nullptr); }
+    // The same `at` elements on; zeros where there is nothing to take from.
+    template <class E> __device__ Pack<WIDE, E> of_or_zeros(const E *from, i64 at) const { return from ? of(from + at) : Pack<WIDE, E>(); }
+
+    // The same of a row that may be null, or that the thread may have no part of.
+    template <class E> __device__ Pack<WIDE, E> of_any(const E *row) const { return has_any() ? of_or_zeros(row, 0) : Pack<WIDE, E>(); }
 
     template <class E> __device__ void put(E *row, const Pack<WIDE, E> &pack) const {
         if (EVEN) return put_even(row + own(0), pack);
@@ -52,9 +51,9 @@ template <int N> __device__ Found<N> sum_of(const Found<N> &a, const Found<N> &b
     return sum;
 }
 
-// A block's, to join what its threads have found.
+// A block's, to join what its threads have found. Rows are that far apart that a warp's writes go to different banks.
 template <int N, int SIDE> struct Room {
-    float own[N][BLOCK / SIDE][SIDE * WIDE];
+    float own[N][BLOCK / SIDE][SIDE * WIDE + SIDE];
     float some[N][BLOCK / (SIDE * WIDE)][SIDE * WIDE];
 };
 
@@ -64,7 +63,7 @@ __device__ Found<N> joined_columns(const Found<N> (&mine)[WIDE], Room<N, SIDE> &
     const int slots = SIDE * WIDE, place = (int)threadIdx.x % SIDE, slot = (int)threadIdx.x % slots, some = (int)threadIdx.x / slots;
     // Somebody may still read what was joined before.
     __syncthreads();
-    each<N>([&](int n) { each<WIDE>([&](int j) { room.own[n][threadIdx.x / SIDE][place * WIDE + j] = mine[j].of[n]; }); });
+    each<N>([&](int n) { each<WIDE>([&](int j) { room.own[n][threadIdx.x / SIDE][j * SIDE + place] = mine[j].of[n]; }); });
     __syncthreads();
     // WIDE columns of a row become a column of WIDE rows.
     const auto found = [&](const auto &of, int row) {
@@ -99,12 +98,35 @@ template <int SIDE, int N, class F> __device__ void by_columns(bool even, i64 ro
     }
 }
 
-// The sums of N numbers that `term(row, found)` adds to what is found of each column, over the rows of a piece; the first threads of the
-// block get a slot's each.
-template <int N, int SIDE, class Term> __device__ Found<N> sums_of_rows(i64 first, i64 end, Room<N, SIDE> &room, Term term) {
+// The distance between the rows of a thread.
+template <int SIDE> __device__ constexpr i64 step() { return BLOCK / SIDE; }
+
+// Rows of a thread that are under way at once.
+const int FLIGHT = 4;
+
+// Calls `f(few, row)` for rows `row`, `row + step` and so on up to `end`, of which it takes `few`, as many as N at once: whoever loads all of
+// them before it needs one has them under way together.
+template <int N, int SIDE, class F> __device__ void in_flights_from(i64 row, i64 end, F f) {
+    for (; row + (N - 1) * step<SIDE>() < end; row += N * step<SIDE>()) f(Few<N>(), row);
+    if constexpr (N > 1) in_flights_from<N / 2, SIDE>(row, end, f);
+}
+
+// The same of a thread's rows from `first` on.
+template <int N, int SIDE, class F> __device__ void in_flights(i64 first, i64 end, F f) {
+    in_flights_from<N, SIDE>(first + (int)threadIdx.x / SIDE, end, f);
+}
+
+// The same for one whose result doesn't depend on how many rows it is given: one, where columns come one by one and need the registers.
+template <int N, int SIDE, bool EVEN, class F> __device__ void in_flights(const Own<SIDE, EVEN> &, i64 first, i64 end, F f) {
+    in_flights<EVEN ? N : 1, SIDE>(first, end, f);
+}
+
+// The sums of N numbers that `term(few, row, found)` adds to what is found of each column, over the rows of a piece; the first threads of
+// the block get a slot's each.
+template <int N, int SIDE, class Columns, class Term>
+__device__ Found<N> sums_of_rows(const Columns &own, i64 first, i64 end, Room<N, SIDE> &room, Term term) {
     Found<N> mine[WIDE] = {};
-    UNROLL_SOME
-    for (i64 row = first + (int)threadIdx.x / SIDE; row < end; row += BLOCK / SIDE) term(row, mine);
+    in_flights<FLIGHT>(own, first, end, [&](auto few, i64 row) { term(few, row, mine); });
     return joined_columns(mine, room, [](const Found<N> &a, const Found<N> &b) { return sum_of(a, b); });
 }
 
@@ -112,7 +134,7 @@ template <int N, int SIDE, class Term> __device__ Found<N> sums_of_rows(i64 firs
 template <int N, class TermOf, class Done>
 __device__ void sums_of_columns(bool even, i64 rows, i64 width, i64 piece, Room<N, LINE> &room, TermOf term_of, Done done) {
     by_columns(even, rows, width, piece, room, [=](auto own, i64 p, i64 first, i64 end, auto &room) {
-        const Found<N> sums = sums_of_rows(first, end, room, term_of(own));
+        const Found<N> sums = sums_of_rows(own, first, end, room, term_of(own));
         const i64 column = own.column((int)threadIdx.x);
         if ((int)threadIdx.x < LINE * WIDE && column < width) done(p, column, sums);
     });

@@ -72,14 +72,17 @@ __device__ void columns(const In *x, const Out *grad, const float *means, const 
                         i64 rows, i64 width, i64 piece, Room<2, LINE> &room) {
     const i64 pieces = (rows + piece - 1) / piece;
     const auto term_of = [=](auto own) {
-        return [=](i64 row, Found<2>(&found)[WIDE]) {
-            const auto in = own.of(x + row * width);
-            const auto gradient = own.of(grad + row * width);
-            const float mean = means[row], scale = scales[row];
-            each<WIDE>([&](int j) {
-                const float g = wide(gradient.of[j]);
-                found[j].of[0] += g * ((wide(in.of[j]) - mean) * scale);
-                found[j].of[1] += g;
+        return [=](auto few, i64 first, Found<2>(&found)[WIDE]) {
+            const auto row = [&](int k) { return first + k * step<LINE>(); };
+            const auto in = made<few>([&](int k) { return own.of(x + row(k) * width); });
+            const auto gradient = made<few>([&](int k) { return own.of(grad + row(k) * width); });
+            const auto mean = made<few>([&](int k) { return means[row(k)]; }), scale = made<few>([&](int k) { return scales[row(k)]; });
+            each<few>([&](int k) {
+                each<WIDE>([&](int j) {
+                    const float g = wide(gradient.of[k].of[j]);
+                    found[j].of[0] += g * ((wide(in.of[k].of[j]) - mean.of[k]) * scale.of[k]);
+                    found[j].of[1] += g;
+                });
             });
         };
     };

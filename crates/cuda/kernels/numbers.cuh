@@ -58,15 +58,12 @@ typedef ELEMENT T;
 __device__ inline T stored(float x) { return rounded<T>(x); }
 #endif
 
-// Before a loop that has to be unrolled, since it indexes what is to stay in registers; before one whose loads are to be under way
-// together, a few at a time; and before one that mustn't be unrolled.
+// Before a loop that has to be unrolled, since it indexes what is to stay in registers, and before one that mustn't be.
 #ifdef HOST_RUN
 #define UNROLL
-#define UNROLL_SOME
 #define NO_UNROLL
 #else
 #define UNROLL _Pragma("unroll")
-#define UNROLL_SOME _Pragma("unroll 4")
 #define NO_UNROLL _Pragma("unroll 1")
 #endif
 

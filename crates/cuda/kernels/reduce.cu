@@ -58,9 +58,9 @@ extern "C" __global__ void sum_columns(const T *x, float *parts, i64 rows, i64 w
     __shared__ Room<1, LINE> room;
     const i64 pieces = (rows + piece - 1) / piece;
     const auto term_of = [=](auto own) {
-        return [=](i64 row, Found<1>(&found)[WIDE]) {
-            const auto in = own.of(x + row * width);
-            each<WIDE>([&](int j) { found[j].of[0] += wide(in.of[j]); });
+        return [=](auto few, i64 row, Found<1>(&found)[WIDE]) {
+            const auto in = made<few>([&](int k) { return own.of(x + (row + k * step<LINE>()) * width); });
+            each<few>([&](int k) { each<WIDE>([&](int j) { found[j].of[0] += wide(in.of[k].of[j]); }); });
         };
     };
     sums_of_columns(are_even(x), rows, width, piece, room, term_of,

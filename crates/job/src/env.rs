@@ -118,6 +118,39 @@ pub fn is_unchecked(get: impl Fn(&str) -> Option<String>) -> Result<bool, Error>
     is_on(names::UNCHECKED, get)
 }
 
+/// The most compute threads that a worker may be told to have.
+pub const MOST_THREADS: usize = 1024;
+
+/// Whether workers that are started with these variables will take them: how they talk to each other, and with how many threads they
+/// compute.
+pub fn check_settings(get: impl Fn(&str) -> Option<String>) -> Result<(), Error> {
+    transport(&get)?;
+    threads(&get).map(drop)
+}
+
+fn transport(get: impl Fn(&str) -> Option<String>) -> Result<Transport, Error> {
+    match get(names::TRANSPORT).as_deref() {
+        None | Some("auto" | "") => Ok(Transport::Auto),
+        Some("tcp") => Ok(Transport::Tcp),
+        Some(value) => {
+            let want = "must be auto or tcp".to_owned();
+            Err(Error::Variable { name: names::TRANSPORT, value: value.to_owned(), want })
+        }
+    }
+}
+
+/// None, as 0, where it is left to the cores.
+fn threads(get: impl Fn(&str) -> Option<String>) -> Result<Option<usize>, Error> {
+    let Some(value) = get(names::THREADS).filter(|value| !value.is_empty()) else { return Ok(None) };
+    match value.parse() {
+        Ok(n) if n <= MOST_THREADS => Ok((n > 0).then_some(n)),
+        _ => {
+            let want = format!("must be a number up to {MOST_THREADS}, where 0 leaves it to the cores");
+            Err(Error::Variable { name: names::THREADS, value, want })
+        }
+    }
+}
+
 /// Whether a variable that is `1` or `0` is on.
 fn is_on(name: &'static str, get: impl Fn(&str) -> Option<String>) -> Result<bool, Error> {
     match get(name).as_deref() {
@@ -262,14 +295,7 @@ impl WorkerEnv {
                 want: "must be an address and a port".into(),
             })?),
         };
-        let transport = match get(names::TRANSPORT).as_deref() {
-            None | Some("auto") => Transport::Auto,
-            Some("tcp") => Transport::Tcp,
-            Some(value) => {
-                let want = "must be auto or tcp".to_owned();
-                return Err(Error::Variable { name: names::TRANSPORT, value: value.to_owned(), want });
-            }
-        };
+        let transport = transport(get)?;
         let tls = wants_tls(get)?;
         let secret = match number(names::SECRET_FD)? {
             Some(fd) => SecretSource::Descriptor(fd as u32),
@@ -288,7 +314,7 @@ impl WorkerEnv {
             restarts: number(names::RESTART_COUNT)?.unwrap_or(0),
             run_id,
             run_dir: get(names::RUN_DIR).map(PathBuf::from),
-            threads: number(names::THREADS)?.filter(|&n| n > 0),
+            threads: threads(get)?,
             share: number(names::SHARE)?.filter(|&n| n > 0).or(step.as_ref().and_then(|step| step.share)),
             devices_on_node: step.as_ref().and_then(|step| step.devices_on_node),
             advice: step.and_then(|step| step.advice),

@@ -39,7 +39,9 @@ pub use agent::{
     Seat, Setback, Stage, Standing, StopWhy, Terms, ToAgent, WorkerFailure,
 };
 pub use drain::{DRAINED, end_time};
-pub use env::{SecretSource, Transport, WorkerEnv, is_unchecked, names, port_of, wants_tls};
+pub use env::{
+    MOST_THREADS, SecretSource, Transport, WorkerEnv, check_settings, is_unchecked, names, port_of, wants_tls,
+};
 pub use environ::{Environ, processes};
 pub use error::Error;
 pub use host::{CLOCKS_APART, clock_ms, host_name, why_too_far_apart};

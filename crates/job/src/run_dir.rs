@@ -61,9 +61,14 @@ impl RunDir {
         self.0.join("events.jsonl")
     }
 
+    /// What is trained.
+    pub fn spec(&self) -> PathBuf {
+        self.0.join("spec.toml")
+    }
+
     /// Writes down what is trained, as TOML. Whoever reads it at the same time sees the old text or the new one, whole.
     pub fn write_spec(&self, toml: &str) -> Result<(), Error> {
-        let path = self.0.join("spec.toml");
+        let path = self.spec();
         let partial = self.0.join(format!("spec.toml.{}.partial", std::process::id()));
         let written = fs::write(&partial, toml).and_then(|()| fs::rename(&partial, &path));
         written.map_err(|source| {

@@ -99,7 +99,10 @@ impl fmt::Display for EndReason {
             EndReason::NoRestarts => f.write_str("a worker failed"),
             EndReason::ForGood => f.write_str("another worker would fail in the same way"),
             EndReason::TooFewNodes { here, seconds } => {
-                write!(f, "too few nodes: {here}, after {seconds} s")
+                write!(
+                    f,
+                    "too few nodes: {here}, after {seconds} s\nhint: start `phalanx run` on the others with the same --nnodes and --rdzv-endpoint, or let --nnodes MIN:MAX begin with fewer"
+                )
             }
             EndReason::CutOff { here, silent } => {
                 let all = here + silent;

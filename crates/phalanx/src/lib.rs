@@ -59,7 +59,7 @@ pub use trainer::{
     Best, Evaluation, Interruption, LossScale, OnNan, Precision, Progress, Requests, State, TimeLimit,
     Trained, Trainer, Used, Watch,
 };
-pub use worker::{Arrival, Worker, cores, spawn};
+pub use worker::{Arrival, Worker, check_environment, cores, spawn};
 
 /// The programs of the tutorials, which are compiled and run as those of this page are.
 #[cfg(doctest)]

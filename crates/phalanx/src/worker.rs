@@ -19,6 +19,7 @@ use phalanx_tensor::{DebugSync, Device};
 use phalanx_wire::Deadline;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use threads::Threads;
@@ -60,6 +61,35 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// How long the ranks of a run may take to find each other, and how long a collective may wait.
 const PATIENCE: Duration = Duration::from_secs(300);
+/// How long it waits for the others without a word.
+const SILENCE: Duration = Duration::from_secs(5);
+
+/// Says that the others are waited for, if they take their time, until this is dropped.
+struct Patient {
+    _until: Sender<()>,
+}
+
+impl Patient {
+    fn begin(env: &WorkerEnv) -> Patient {
+        let (until, over) = channel();
+        // Where agents started them, these tell who is missing.
+        if env.coordinator.is_none() {
+            let (rank, world, seconds) = (env.rank, env.world_size, PATIENCE.as_secs());
+            let place =
+                env.master.as_ref().map(|(host, port)| format!(" at {host}:{port}")).unwrap_or_default();
+            let wait = move || {
+                if over.recv_timeout(SILENCE) == Err(RecvTimeoutError::Timeout) {
+                    tracing::warn!(
+                        "rank {rank} waits for the others of {world}{place}; giving up after {seconds} s"
+                    );
+                }
+            };
+            // Without a thread it waits without a word.
+            let _ = std::thread::Builder::new().name("phalanx-patient".into()).spawn(wait);
+        }
+        Patient { _until: until }
+    }
+}
 
 impl Worker {
     /// A world of one with this many compute threads.
@@ -133,6 +163,7 @@ impl Worker {
         }
         // Who doesn't come is to blame, and not those that wait for it.
         let waiting = pulse.wait();
+        let patient = Patient::begin(env);
         let mut ear = None;
         let meeting = rendezvous(env, Deadline::after(PATIENCE), |ip| {
             let unreachable = |error: phalanx_comm::Error| phalanx_job::Error::Unreachable {
@@ -158,7 +189,7 @@ impl Worker {
             peers,
             timeout: PATIENCE,
         })?;
-        drop(waiting);
+        drop((waiting, patient));
         let group = group.with_algorithm(algorithm);
         if env.coordinator.is_none() && !env.unchecked {
             nodes::compare_clocks(&group)?;
@@ -308,6 +339,15 @@ fn asked_algorithm(word: Option<&str>) -> Result<Option<Algorithm>, phalanx_job:
         })
     };
     word.map_or(Ok(None), asked)
+}
+
+/// Whether workers that are started with the environment of this process will take what it says to them, so that whoever starts them can
+/// say otherwise before that.
+pub fn check_environment() -> Result<(), Error> {
+    let get = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+    let checked = phalanx_job::check_settings(get);
+    let all = checked.and_then(|()| asked_algorithm(get(names::ALLREDUCE).as_deref()).map(drop));
+    all.map_err(|error| Error::Join(error.to_string()))
 }
 
 /// How many cores this process may use.

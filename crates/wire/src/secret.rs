@@ -18,7 +18,7 @@ pub struct Secret([u8; 32]);
 #[derive(Debug, Error)]
 pub enum SecretError {
     /// The system refused.
-    #[error("the secret file {path}: {source}", path = path.display())]
+    #[error("the secret file {path}: {source}\nhint: PHALANX_SECRET_FILE names one that every rank can read and nobody else; make it with `head -c32 /dev/urandom | xxd -p -c64 > FILE; chmod 600 FILE`", path = path.display())]
     Io {
         /// Which file.
         path: PathBuf,

@@ -2,16 +2,17 @@
 
 use super::flags::SubmitArgs;
 use super::follow;
-use crate::args::WrongUsage;
+use crate::args::{self, TrainArgs, WrongUsage};
 use crate::bar::FetchBar;
 use crate::say::{print, say};
+use crate::train;
 use anyhow::{Context, Result};
 use phalanx::Recipe;
 use phalanx::data::{Places, listing};
 use phalanx::recipe::BUILT_IN;
 use phalanx_launch::slurm::{Submission, Work, queue, script};
 use serde_json::json;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 pub(crate) fn submit(args: &SubmitArgs) -> Result<u8> {
     let job = submission(args)?;
@@ -25,7 +26,8 @@ pub(crate) fn submit(args: &SubmitArgs) -> Result<u8> {
     }
     if let Work::Train(typed) = &job.work {
         // Nodes that compute often have no network.
-        get_data(typed)?;
+        let (train, recipe) = training(typed)?;
+        Places::from_env(train.data).find(listing(&recipe.data.name)?, &mut FetchBar::new())?;
     }
     let number = queue::submit(&text).map_err(|error| WithHint::of(&error.to_string()))?;
     let out = job.run_dir(&number);
@@ -83,7 +85,12 @@ fn submission(args: &SubmitArgs) -> Result<Submission> {
         }
     };
     if nodes.0 == 0 {
-        return Err(WrongUsage("a job needs at least one node: --nodes 1".into()).into());
+        let typed = args.elastic.as_ref().map_or("--nodes 0".into(), |text| format!("--elastic {text}"));
+        return Err(WrongUsage(format!("{typed}: a job needs at least one node")).into());
+    }
+    if args.time.is_some_and(|time| time.is_zero()) {
+        let want = "Slurm takes that for no limit; leave it out for the partition's";
+        return Err(WrongUsage(format!("--time 0s: {want}")).into());
     }
     if args.cpus_per_node == Some(0) {
         return Err(WrongUsage("--cpus-per-node 0: a node needs at least one core".into()).into());
@@ -153,7 +160,7 @@ fn work(typed: &[String]) -> Result<Work> {
         );
     };
     if BUILT_IN.iter().any(|(built_in, _)| built_in == name) || name.ends_with(".toml") {
-        Recipe::load(name, &[]).map_err(|error| WrongUsage(error.to_string()))?;
+        training(typed)?;
         let own = typed
             .iter()
             .find(|word| ["--out", "--resume"].contains(&word.split('=').next().unwrap_or_default()));
@@ -185,16 +192,9 @@ fn own_path() -> Result<String> {
     Ok(path.to_string_lossy().into_owned())
 }
 
-/// The data set of a recipe, on this machine, which can reach the network more likely than those that will need it.
-fn get_data(typed: &[String]) -> Result<()> {
-    let data = typed.iter().enumerate().find_map(|(i, word)| match word.strip_prefix("--data") {
-        Some("") => typed.get(i + 1).map(PathBuf::from),
-        Some(rest) => rest.strip_prefix('=').map(PathBuf::from),
-        None => None,
-    });
-    let set: Vec<String> =
-        typed.windows(2).filter(|pair| pair[0] == "--set").map(|pair| pair[1].clone()).collect();
-    let recipe = Recipe::load(&typed[0], &set).map_err(|error| WrongUsage(error.to_string()))?;
-    Places::from_env(data).find(listing(&recipe.data.name)?, &mut FetchBar::new())?;
-    Ok(())
+/// What the nodes are to train, as `phalanx train` takes it: what makes no sense is found before there is a job.
+fn training(typed: &[String]) -> Result<(TrainArgs, Recipe)> {
+    let args = args::parse_train(typed)?;
+    let recipe = train::configured(&typed[0], &args).map_err(|error| WrongUsage(error.to_string()))?;
+    Ok((args, recipe))
 }

@@ -269,7 +269,11 @@ fn a_dry_run_prints_the_script_and_needs_no_slurm() {
     check(&dry(&["no-such-thing"]), 2, &["neither a recipe nor a program", "mnist-mini"]);
     check(&dry(&["mnist", "--out", "x"]), 2, &["--out: ", "before the recipe"]);
     check(&dry(&["--elastic", "4:1", "mnist"]), 2, &["--elastic 4:1"]);
-    check(&dry(&["--nodes", "0", "mnist"]), 2, &["at least one node"]);
+    check(&dry(&["--nodes", "0", "mnist"]), 2, &["--nodes 0", "at least one node"]);
+    check(&dry(&["--elastic", "0:2", "mnist"]), 2, &["--elastic 0:2", "at least one node"]);
+    check(&dry(&["--time", "0s", "mnist"]), 2, &["--time 0s", "no limit"]);
+    check(&dry(&["mnist", "--epochs", "x"]), 2, &["'x'", "--epochs"]);
+    check(&dry(&["mnist", "--set", "optimizer.lr=nan"]), 2, &["optimizer.lr"]);
     check(&dry(&["--time", "8", "mnist"]), 2, &["90s, 1h30m or 2d"]);
     check(&dry(&["--array", "a-b", "mnist"]), 2, &["--array a-b"]);
     check(&dry(&["--nproc-per-node", "0", "mnist"]), 2, &["--nproc-per-node 0"]);

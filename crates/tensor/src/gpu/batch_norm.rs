@@ -14,15 +14,16 @@ fn sizes(x: &Tensor) -> [usize; 2] {
     [x.count() / channels.max(1), channels]
 }
 
-/// Up to so many rows a block finds all of a channel and goes over it at once. Its threads come to each of them some thirty times, one
-/// after the other, which is worth three launches; more rows are cut into pieces, for as many blocks as the GPU has room for.
-const WHOLE: usize = 1 << 12;
+/// Up to so many rows a block finds all of a channel and goes over it at once: its threads have up to 16 each, which come in four goes.
+/// More rows are cut into pieces, for as many blocks as the GPU has room for. Where the one is faster than the other is to be seen on a
+/// GPU.
+const WHOLE: usize = 1 << 11;
 
 /// A batch normalisation whose channels have a block each.
 fn whole(x: &Tensor) -> Option<Work> {
     let [n, channels] = sizes(x);
     let work = Work::WholeColumns { width: channels as u64, bytes: x.dtype.bytes() as u64 };
-    (n <= WHOLE).then_some(work)
+    (1..=WHOLE).contains(&n).then_some(work)
 }
 
 /// Two numbers a channel and piece.

@@ -156,6 +156,10 @@ impl Tensor {
         let x = self.by_channels();
         let of_channels = || Tensor::stale(self.device(), [channels].into(), self.dtype.wide());
         let stats = ChannelStats { mean: of_channels(), variance: of_channels() };
+        for running in running.iter().flat_map(|running| [running.mean, running.variance]) {
+            self.check_of_channels(running, channels);
+            assert!(running.geometry.is_contiguous(), "batch_norm: a view of running statistics");
+        }
         let own = (n * len) as f64;
         let check = |count: f64| {
             assert!(
@@ -166,10 +170,6 @@ impl Tensor {
         };
         let Some(sum) = shared else {
             check(own);
-            for running in running.iter().flat_map(|running| [running.mean, running.variance]) {
-                self.check_of_channels(running, channels);
-                assert!(running.geometry.is_contiguous(), "batch_norm: a view of running statistics");
-            }
             let out = x.batch_normalised(weight, bias, &stats, eps, then, Source::Batch(running));
             return BatchNormed { out, stats, count: own };
         };

@@ -2,7 +2,9 @@
 
 use crate::rig::rig;
 use phalanx_tensor::cases::{self, Check, edges};
-use phalanx_tensor::{Conv2dOptions, DropoutKey, Keep, PoolOptions, Running, SumOverBatch, Tensor, Then};
+use phalanx_tensor::{
+    Conv2dOptions, DType, Device, DropoutKey, Keep, PoolOptions, Running, SumOverBatch, Tensor, Then,
+};
 use std::sync::Arc;
 
 /// One row a family of operations.
@@ -232,6 +234,28 @@ fn nothing_is_an_answer_too() {
     rig.check(&[&[0, 2, 4, 4], &[3, 2, 3, 3], &[3]], |x| {
         x[0].conv2d(&x[1], Some(&x[2]), Conv2dOptions::default())
     });
+}
+
+/// As on a CPU: nothing is normalised, and weight and bias learn nothing.
+#[test]
+fn a_batch_of_nothing_gives_no_gradient_but_zeros() {
+    let Some(rig) = rig(7) else { return };
+    for shape in [&[0, 3][..], &[2, 3, 0], &[0, 3, 2, 2]] {
+        rig.check(&[shape, &[3], &[3]], |x| {
+            x[0].batch_norm(Some(&x[1]), Some(&x[2]), 1e-5, Then::Nothing, None, None).out
+        });
+    }
+}
+
+#[test]
+#[should_panic(expected = "a weight, bias, mean or variance of shape [1] for 6 channels")]
+fn running_statistics_of_another_shape_are_refused_of_a_shared_batch_too() {
+    let device = Device::cpu(1);
+    let x = Tensor::zeros(&device, [4, 6], DType::F32);
+    let [mean, variance] = [0, 1].map(|_| Tensor::zeros(&device, [1], DType::F32));
+    let alone: SumOverBatch = Arc::new(|_| ());
+    let running = Running { mean: &mean, variance: &variance, share: 0.5 };
+    x.batch_norm(None, None, 1e-5, Then::Nothing, Some(&alone), Some(running));
 }
 
 #[test]

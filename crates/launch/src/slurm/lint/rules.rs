@@ -300,7 +300,10 @@ fn node_rank(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
 }
 
 fn head_node(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
-    let right = "MASTER_ADDR=$(scontrol show hostnames \"$SLURM_JOB_NODELIST\" | head -n 1)";
+    let right = |line: &Line<'_>| {
+        let export = if line.text.trim_start().starts_with("export ") { "export " } else { "" };
+        format!("{export}MASTER_ADDR=$(scontrol show hostnames \"$SLURM_JOB_NODELIST\" | head -n 1)")
+    };
     let mut found = Found::new();
     for line in &script.lines {
         let is_list = line.text.contains("SLURM_JOB_NODELIST") || line.text.contains("SLURM_NODELIST");
@@ -308,13 +311,13 @@ fn head_node(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
             ["cut ", "sed ", "awk ", "tr ", "%%", "##", "head "].iter().any(|tool| line.text.contains(tool));
         if is_list && by_hand && !line.text.contains("scontrol show hostname") {
             let why = "lists such as rack[0-3]_blade[0-1],login can't be taken apart so: scontrol knows how";
-            found.push((line.number, why.into(), right.into()));
+            found.push((line.number, why.into(), right(line)));
         }
         let local = ["MASTER_ADDR=localhost", "MASTER_ADDR=127.0.0.1"]
             .iter()
             .any(|text| line.text.replace('"', "").contains(text));
         if local && script.directives.nodes() > 1 {
-            found.push((line.number, "each node would look for rank 0 on itself".into(), right.into()));
+            found.push((line.number, "each node would look for rank 0 on itself".into(), right(line)));
         }
     }
     found

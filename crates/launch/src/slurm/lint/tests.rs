@@ -155,6 +155,18 @@ fn what_sbatch_refuses_is_found_first() {
     assert_eq!(rules("#!/bin/sh\r\necho\r\n"), ["line-ends"]);
 }
 
+/// Whoever puts it in the line's place still exports the variable.
+#[test]
+fn a_repair_of_a_line_that_exports_exports() {
+    let instead = |line: &str| {
+        let all = lint(&format!("#!/bin/bash\n#SBATCH --nodes=2\n{line}\nsrun python t.py\n"), &|_| true);
+        all.into_iter().find(|finding| finding.rule == "head-node").map(|finding| finding.instead)
+    };
+    let right = "MASTER_ADDR=$(scontrol show hostnames \"$SLURM_JOB_NODELIST\" | head -n 1)";
+    assert_eq!(instead("MASTER_ADDR=localhost"), Some(right.into()));
+    assert_eq!(instead("export MASTER_ADDR=localhost"), Some(format!("export {right}")));
+}
+
 #[test]
 fn every_rule_has_a_line_a_reason_and_a_repair() {
     let text = "#SBATCH --nodes=2 --ntasks-per-node=4 --requeue --time=8h # why\nsrun --label \\\n  python train.py\n";
