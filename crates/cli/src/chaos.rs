@@ -63,6 +63,9 @@ pub(crate) fn chaos(args: &ChaosArgs) -> Result<u8> {
         }
     }
     let steps = args.steps.unwrap_or(args.faults as u64 * STEPS_A_FAULT);
+    if steps == 0 {
+        return Err(WrongUsage("--steps 0: must be at least 1".into()).into());
+    }
     let folder = tempfile::tempdir().context("no folder for the runs can be made")?;
     let all = workers * nodes.map_or(1, |nodes| nodes.most);
     let settings = settings(args, all);

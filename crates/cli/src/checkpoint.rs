@@ -31,17 +31,18 @@ pub(crate) fn checkpoint(args: &CheckpointArgs) -> Result<u8> {
     }
 }
 
-/// The checkpoints that a user means with a folder, newest first.
+/// The checkpoints that a user means with a folder, newest first: a run's own, then those that lie beside them.
 fn found(dir: &Path) -> Result<Vec<PathBuf>> {
     if dir.join("manifest.json").exists() {
         return Ok(vec![dir.to_owned()]);
     }
-    for root in [dir.to_owned(), checkpoints_of(dir)] {
-        let steps = checkpoints(&root)?;
-        if !steps.is_empty() {
-            let folder = |step| Some(Manifest::path(&root, step).parent()?.to_owned());
-            return Ok(steps.into_iter().filter_map(folder).collect());
-        }
+    let mut all = Vec::new();
+    for root in [checkpoints_of(dir), dir.to_owned()] {
+        let folder = |step| Some(Manifest::path(&root, step).parent()?.to_owned());
+        all.extend(checkpoints(&root)?.into_iter().filter_map(folder));
+    }
+    if !all.is_empty() {
+        return Ok(all);
     }
     bail!(
         "{}: there is no checkpoint\nhint: give a run directory, its folder checkpoints, or a step-N in that",

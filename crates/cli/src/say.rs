@@ -22,6 +22,11 @@ pub(crate) fn print(line: impl Display) {
     }
 }
 
+/// A line of a table that is the result, unless that is asked for in `json`: then it is for people.
+pub(crate) fn tabulate(json: bool, line: impl Display) {
+    if json { say(line) } else { print(line) }
+}
+
 /// Why the result isn't whole, if it isn't.
 pub(crate) fn lost() -> Option<&'static str> {
     LOST.get().map(String::as_str)

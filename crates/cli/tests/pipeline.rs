@@ -22,10 +22,9 @@ fn a_schedule_is_drawn_for_the_terminal_and_as_svg() {
     let folder = tempfile::tempdir().unwrap();
     let args = "bench pipeline --draw --schedule zb-h1 --stages 2 --micro-batches 3 --svg zb.svg";
     let out = phalanx(folder.path()).args(args.split(' ')).output().unwrap();
-    let told = text(&out.stderr);
-    assert_eq!(out.status.code(), Some(0), "{told}");
+    assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
     assert_eq!(
-        told,
+        text(&out.stdout),
         "zb-h1: 2 ranks, 3 micro-batches: a bubble of 10.0% in theory, 10.0% simulated; alive [2, 2]\n\
          rank 0 F0-F1-...I0-W0-F2-I1-W1-I2-W2-\nrank 1 ...F0-I0-F1-I1-W0-F2-I2-W1-W2-\n"
     );

@@ -262,7 +262,7 @@ impl Inside {
                 Err(HandshakeError::Io(error)) if error.kind() == ErrorKind::UnexpectedEof => {
                     tracing::debug!(address, "who called has hung up: {error}");
                 }
-                Err(error) => tracing::warn!("refused a connection from {address}: {error}"),
+                Err(error) => tracing::warn!(address, "refused a connection: {error}"),
                 Ok(()) => {}
             }
             inside.strangers.leave(number);

@@ -66,7 +66,7 @@ __device__ void gradient(const In *in, const float *weight, const Out *grad, con
     }
 }
 
-// The gradients of weight and bias, piece by piece, (width, pieces) each: `sum_parts` adds up the rows of both.
+// The gradients of weight and bias, piece by piece, (width, pieces) each.
 template <class In, class Out>
 __device__ void columns(const In *x, const Out *grad, const float *means, const float *scales, float *weight_parts, float *bias_parts,
                         i64 rows, i64 width, i64 piece, Room<2, LINE> &room) {
@@ -90,6 +90,23 @@ __device__ void columns(const In *x, const Out *grad, const float *means, const 
         weight_parts[column * pieces + p] = sums.of[0];
         bias_parts[column * pieces + p] = sums.of[1];
     });
+}
+
+// What the rows of both come to; weight or bias may be null.
+extern "C" __global__ void layer_norm_parameters(const float *weight_parts, const float *bias_parts, float *weight, float *bias, i64 width,
+                                                 i64 pieces) {
+    __shared__ float room[MAX_WARPS];
+    for (i64 row = blockIdx.x; row < 2 * width; row += gridDim.x) {
+        const bool is_bias = row >= width;
+        const i64 c = is_bias ? row - width : row;
+        float *out = is_bias ? bias : weight;
+        if (!out) continue;
+        const float *parts = (is_bias ? bias_parts : weight_parts) + c * pieces;
+        float sum = 0.0f;
+        for (i64 p = threadIdx.x; p < pieces; p += blockDim.x) sum += parts[p];
+        sum = sum_of_block(sum, room);
+        if (threadIdx.x == 0) out[c] = sum;
+    }
 }
 
 // The three of rows in a type that come out in a type.

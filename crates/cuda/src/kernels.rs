@@ -265,6 +265,7 @@ pub const KERNELS: &[Kernel] = &[
     embedding("embedding_gradient", &[R, R, R, R, W, N, N, N], Share::Rows),
     layer_norm("layer_norm", NORMALISED, Share::Rows),
     layer_norm("layer_norm_gradient", NORMALISED_GRADIENT, Share::Rows),
+    layer_norm("layer_norm_parameters", &[R, R, W0, W0, N, N], Share::Rows),
     layer_norm("layer_norm_columns", NORMALISED_COLUMNS, Share::Columns),
     layer_norm("rounded_layer_norm", NORMALISED, Share::Rows),
     layer_norm("rounded_layer_norm_gradient", NORMALISED_GRADIENT, Share::Rows),

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{PipeReader, Read, Write};
 use std::os::fd::AsFd;
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 use std::time::SystemTime;
 
 /// What is shown of the workers' output; all of it is in the logs.
@@ -109,6 +109,9 @@ impl Read for WorkerStream {
     }
 }
 
+/// Whether it was said that a log can't be written.
+static UNWRITTEN: Once = Once::new();
+
 /// Reads a stream to its end: what comes goes into the log at once, and each line, when it is whole, to `line`.
 pub(crate) fn copy_lines(
     mut from: impl Read,
@@ -125,8 +128,12 @@ pub(crate) fn copy_lines(
             logged.clear();
             of_log.add(piece, &time, &mut logged);
         }
-        // A full disk must not end the run: what can't be written down is still passed on.
-        let _ = log.write_all(if times == LogTimes::Nowhere { piece } else { &logged });
+        // A full disk must not end the run: what can't be written down is still passed on, and that is said once.
+        if let Err(error) = log.write_all(if times == LogTimes::Nowhere { piece } else { &logged }) {
+            UNWRITTEN.call_once(|| {
+                tracing::warn!("logs of workers can't be written, and have gaps from here on: {error}\nhint: is the disk full?");
+            });
+        }
         for part in piece.split_inclusive(|&byte| byte == b'\n') {
             match times {
                 LogTimes::Everywhere => of_shown.add(part, &time, &mut shown),

@@ -11,7 +11,7 @@ use super::at_least_one;
 use crate::args::{AllReduceArgs, BenchBuffer, BenchTransport, WrongUsage};
 use crate::failure;
 use crate::run::{fresh_run_id, tls_is_asked_for};
-use crate::say::{print, say};
+use crate::say::{print, tabulate};
 use anyhow::{Context, Result, ensure};
 use measure::{Measured, Rounds, WrongElement, measure};
 use phalanx::Worker;
@@ -154,12 +154,15 @@ fn run(group: &Group, args: &AllReduceArgs, sizes: &[usize]) -> Result<Option<Wr
             BenchBuffer::Shared => "in memory that ranks of a host share",
             BenchBuffer::Plain => "in memory of each rank's own",
         };
-        say(format_args!("# {}, float32, sum, slices {slices}", group.describe()));
-        say(format_args!("# microseconds of the slowest rank, GB/s"));
-        say(format_args!(
-            "# {:>10} {:>10} {:>7} {:>11} {:>11} {:>8} {:>8} {:>6} {}",
-            "size", "count", "type", "p50", "p99", "algbw", "busbw", "wrong", "algorithm"
-        ));
+        tabulate(args.json, format_args!("# {}, float32, sum, slices {slices}", group.describe()));
+        tabulate(args.json, "# microseconds of the slowest rank, GB/s");
+        tabulate(
+            args.json,
+            format_args!(
+                "# {:>10} {:>10} {:>7} {:>11} {:>11} {:>8} {:>8} {:>6} {}",
+                "size", "count", "type", "p50", "p99", "algbw", "busbw", "wrong", "algorithm"
+            ),
+        );
     }
     for &bytes in sizes {
         let rounds = Rounds::of(bytes, args.iters);
@@ -171,7 +174,7 @@ fn run(group: &Group, args: &AllReduceArgs, sizes: &[usize]) -> Result<Option<Wr
         }?;
         if is_first {
             let line = line(group, bytes, rounds, &measured);
-            table_row(&line);
+            tabulate(args.json, table_row(&line));
             if args.json {
                 print(serde_json::to_string(&line).expect("numbers and words are always JSON"));
             }
@@ -203,13 +206,13 @@ fn line<'a>(group: &'a Group, bytes: usize, rounds: Rounds, measured: &'a Measur
     }
 }
 
-fn table_row(line: &AllReduceLine<'_>) {
+fn table_row(line: &AllReduceLine<'_>) -> String {
     let AllReduceLine { bytes, p50_us, p99_us, algbw_gbps, busbw_gbps, wrong, algorithm, .. } = line;
-    say(format_args!(
+    format!(
         "  {bytes:>10} {:>10} {:>7} {p50_us:>11.2} {p99_us:>11.2} {algbw_gbps:>8.3} {busbw_gbps:>8.3} {wrong:>6} {algorithm}",
         bytes / size_of::<f32>(),
         "float32"
-    ));
+    )
 }
 
 /// A wrong element fails the process.

@@ -7,7 +7,7 @@ use super::at_least_one;
 use crate::args::{PipelineArgs, WrongUsage};
 use crate::failure;
 use crate::run::{fresh_run_id, tls_is_asked_for};
-use crate::say::{print, say};
+use crate::say::{print, tabulate};
 use anyhow::{Context, Result};
 use phalanx::Worker;
 use phalanx::nn::optim::{Optimizer, Sgd};
@@ -148,8 +148,8 @@ fn draw(args: &PipelineArgs, schedule: &Schedule) -> Result<u8> {
         let with_actions = PipelineLine { actions: Some(actions), ..title };
         print(serde_json::to_string(&with_actions).expect("numbers and words are always JSON"));
     } else {
-        say(told(&title));
-        say(chart::text(&timeline, COLUMNS).trim_end());
+        print(told(&title));
+        print(chart::text(&timeline, COLUMNS).trim_end());
     }
     svg(args, schedule, &timeline)?;
     Ok(0)
@@ -200,16 +200,19 @@ struct Measured {
 fn report(args: &PipelineArgs, schedule: &Schedule, measured: &Measured) {
     let fields = &measured.fields;
     let line = line(schedule, measured.times, Some(fields.clone()));
-    say(told(&line));
-    say(format_args!(
-        "{:.1}% measured, {:.1}% by the lengths of what stages did; a step takes {:.1} ms, in 95 of 100 at most {:.1} ms; {:.0} MB resident in all, {:.0} MB at most in one process",
-        100.0 * fields.bubble_measured,
-        100.0 * fields.bubble_of_work,
-        fields.median_ms,
-        fields.p95_ms,
-        fields.rss_all_mb,
-        fields.rss_mb
-    ));
+    tabulate(args.json, told(&line));
+    tabulate(
+        args.json,
+        format_args!(
+            "{:.1}% measured, {:.1}% by the lengths of what stages did; a step takes {:.1} ms, in 95 of 100 at most {:.1} ms; {:.0} MB resident in all, {:.0} MB at most in one process",
+            100.0 * fields.bubble_measured,
+            100.0 * fields.bubble_of_work,
+            fields.median_ms,
+            fields.p95_ms,
+            fields.rss_all_mb,
+            fields.rss_mb
+        ),
+    );
     if args.json {
         print(serde_json::to_string(&line).expect("numbers and words are always JSON"));
     }

@@ -122,7 +122,11 @@ fn split(memory: Option<Used>) -> (Option<u64>, Option<u64>) {
 
 /// Bytes, as people compare them.
 pub(crate) fn gib(bytes: u64) -> String {
-    format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30))
+    match bytes {
+        // Of which nothing would be left in tenths of the larger unit.
+        1..0x400_0000 => format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20)),
+        _ => format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30)),
+    }
 }
 
 /// What isn't told.

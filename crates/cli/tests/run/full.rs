@@ -1,4 +1,4 @@
-//! A run that may start no more processes or threads. Root has no such limit, so a user without any other process is made up for
+//! A run that may write no more, and one that may start no more processes or threads. Root has no limit of those, so a user without any other process is made up for
 //! it; where this process may not become another user, the test says that it was skipped.
 
 use super::user::text;
@@ -55,4 +55,26 @@ fn a_full_process_table_is_told_at_once_and_nothing_is_left_running() {
         assert!(most < 60, "{message}");
     }
     assert!(told > 12, "{told}");
+}
+
+/// As on a full disk, what workers say is shown all the same, and the gap in the log is told of.
+#[test]
+fn logs_that_can_not_be_written_are_told_of_and_end_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = Command::new("prlimit");
+    command.args([
+        "--fsize=100000",
+        env!("CARGO_BIN_EXE_phalanx"),
+        "run",
+        "--nproc-per-node",
+        "1",
+        "--out",
+        "out",
+    ]);
+    command.args(["sh", "-c", "yes | head -n 100000; echo over"]).current_dir(folder.path());
+    let out = command.env_remove("RANK").output().unwrap();
+    let message = text(&out.stderr);
+    assert_eq!(out.status.code(), Some(0), "{message}");
+    assert_eq!(message.matches("logs of workers can't be written").count(), 1, "{message}");
+    assert!(message.contains("hint:") && text(&out.stdout).trim_end().ends_with("over"), "{message}");
 }

@@ -131,21 +131,20 @@ impl Case {
             Work::Columns { pieces: pieces as u64, width: width as u64, bytes: element.bytes() as u64 },
             &mut args,
         );
-        for (parts, want) in parts.iter().zip([want_w, want_b]) {
-            let mut out = room(element, width);
-            launch(
-                "sum_parts",
-                element,
-                Work::Rows { rows: width as u64, width: pieces as u64 },
-                &mut [
-                    Arg::In(parts),
-                    Arg::Out(&mut out),
-                    Arg::Int(width as i64),
-                    Arg::Int(pieces as i64),
-                    Arg::Float(1.0),
-                ],
-            );
-            near(&name("_columns"), element, &out, &want, 2.0 * (rows as f64).sqrt());
+        let outputs = |both: bool| {
+            let [mut of_weight, mut of_bias] = [0; 2].map(|_| room(Element::F32, width));
+            let bias = if both { Arg::Out(&mut of_bias) } else { Arg::Null };
+            let work = Work::Rows { rows: 2 * width as u64, width: pieces as u64 };
+            let (inputs, weight) = (parts.each_ref().map(|part| Arg::In(part)), Arg::Out(&mut of_weight));
+            let mut args = inputs.into_iter().collect::<Vec<_>>();
+            args.extend([weight, bias, Arg::Int(width as i64), Arg::Int(pieces as i64)]);
+            launch("layer_norm_parameters", element, work, &mut args);
+            [of_weight, of_bias]
+        };
+        let [of_weight, of_bias] = outputs(true);
+        assert!(outputs(false)[0] == of_weight, "the gradient of a weight without a bias");
+        for (out, want) in [(of_weight, want_w), (of_bias, want_b)] {
+            near(&name("_columns"), Element::F32, &out, &want, 2.0 * (rows as f64).sqrt());
         }
     }
 }

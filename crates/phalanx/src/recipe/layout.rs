@@ -384,7 +384,8 @@ impl Recipe {
             let whole = cut.iter().all(|&blocks| blocks.fract() == 0.0);
             if cut.len() != stages || !whole {
                 let expected = format!("{stages} whole numbers, the blocks of each stage");
-                return refuse("parallel.cut", expected, format!("{cut:?}"));
+                let typed: Vec<String> = cut.iter().map(f64::to_string).collect();
+                return refuse("parallel.cut", expected, format!("[{}]", typed.join(", ")));
             }
         }
         let (kind, chunks) = self.schedule_of_pipeline();

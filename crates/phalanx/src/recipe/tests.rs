@@ -534,7 +534,7 @@ fn what_a_strategy_of_several_devices_cannot_have_is_refused() {
     let pipeline = "parallel.strategy=pipeline";
     check(
         &[pipeline, "parallel.cut=[1, 2, 1]"],
-        "--set: parallel.cut must be 2 whole numbers, the blocks of each stage, got: [1.0, 2.0, 1.0]",
+        "--set: parallel.cut must be 2 whole numbers, the blocks of each stage, got: [1, 2, 1]",
     );
     check(
         &[pipeline, "parallel.schedule=interleaved", "parallel.devices=3"],

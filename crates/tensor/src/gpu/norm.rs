@@ -2,7 +2,7 @@
 
 use crate::gpu::Engine;
 use crate::gpu::launch::{Arg, check_float, check_single, rows};
-use crate::gpu::reduce::{column_parts, columns, pieces, sum_parts};
+use crate::gpu::reduce::{column_parts, columns, pieces};
 use crate::tensor::Tensor;
 
 /// The kernels of rows of this type that come out as another tensor does: forward, and the gradients of rows and of parameters.
@@ -94,7 +94,10 @@ pub(crate) fn layer_norm_parameter_gradients(
     let [.., name] = named(x, grad);
     // SAFETY: there are n rows of `width` elements, a mean and a scale for each, and a part for each piece of a column.
     unsafe { engine.launch(name, columns(grad.dtype, n, width), &args) };
-    for (parts, out) in [(&of_weight, weight), (&of_bias, bias)] {
-        out.into_iter().for_each(|out| sum_parts(engine, parts, [width, n_pieces], 1.0, out));
-    }
+    check_single("layer_norm, gradients of weight and bias", out.dtype);
+    let outputs = [weight, bias].map(|out| out.map_or(Arg::InOrNull(None), Arg::Out));
+    let args =
+        [Arg::In(&of_weight), Arg::In(&of_bias), outputs[0], outputs[1], Arg::Int(width), Arg::Int(n_pieces)];
+    // SAFETY: both have a part for each piece of a column, and what is wanted an element for each column.
+    unsafe { engine.launch("layer_norm_parameters", rows(2 * width, n_pieces), &args) };
 }
