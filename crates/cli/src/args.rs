@@ -676,17 +676,20 @@ impl std::error::Error for WrongUsage {}
 
 /// What was typed; exits with code 2 and a usage line if it makes no sense.
 pub(crate) fn parse() -> Command {
-    let run = |command: clap::Command| underscored(command).mut_args(defaulted);
-    let command = Cli::command().mut_subcommand("run", run).mut_subcommand("train", underscored);
-    let matches = negative_values(command).get_matches();
+    let matches = command().get_matches();
     Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit()).command
+}
+
+/// All commands, as they are typed.
+fn command() -> clap::Command {
+    let run = |command: clap::Command| underscored(command).mut_args(defaulted);
+    negative_values(Cli::command().mut_subcommand("run", run).mut_subcommand("train", underscored))
 }
 
 /// What `phalanx train` makes of these words, without starting anything.
 pub(crate) fn parse_train(words: &[String]) -> Result<TrainArgs, WrongUsage> {
-    let command = negative_values(Cli::command().mut_subcommand("train", underscored));
     let all = ["phalanx", "train"].into_iter().chain(words.iter().map(String::as_str));
-    let parsed = command.try_get_matches_from(all).and_then(|matches| Cli::from_arg_matches(&matches));
+    let parsed = command().try_get_matches_from(all).and_then(|matches| Cli::from_arg_matches(&matches));
     match parsed.map_err(|error| error.to_string()) {
         Ok(Cli { command: Command::Train(args) }) => Ok(*args),
         Ok(_) => unreachable!("the second word is train"),
@@ -713,7 +716,7 @@ fn negative_values(command: clap::Command) -> clap::Command {
 /// Writes a shell's completions.
 pub(crate) fn completions(shell: Shell) -> anyhow::Result<u8> {
     let mut text = Vec::new();
-    clap_complete::generate(shell, &mut Cli::command(), "phalanx", &mut text);
+    clap_complete::generate(shell, &mut command(), "phalanx", &mut text);
     print(String::from_utf8_lossy(&text).trim_end());
     Ok(0)
 }

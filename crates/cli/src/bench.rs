@@ -28,8 +28,13 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<u8> {
     Ok(0)
 }
 
-fn at_least_one(flag: &str, number: usize) -> Result<(), WrongUsage> {
-    if number == 0 { Err(WrongUsage(format!("{flag} 0: must be at least 1"))) } else { Ok(()) }
+/// Refuses a flag that is 0.
+pub(crate) fn at_least_one(flag: &str, number: impl Default + PartialEq) -> Result<(), WrongUsage> {
+    if number == Default::default() {
+        Err(WrongUsage(format!("{flag} 0: must be at least 1")))
+    } else {
+        Ok(())
+    }
 }
 
 fn launch(errand: Errand, workers: usize, runs: usize, json: bool) -> Result<()> {

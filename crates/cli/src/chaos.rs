@@ -12,6 +12,7 @@ mod record;
 mod site;
 
 use crate::args::{ChaosArgs, WrongUsage};
+use crate::bench::at_least_one;
 use crate::say::print;
 use crate::trial::{Trial, data_for};
 use anyhow::{Context, Result, bail, ensure};
@@ -57,15 +58,10 @@ const SHARDS: &str = "parallel.logical_shards=";
 pub(crate) fn chaos(args: &ChaosArgs) -> Result<u8> {
     let nodes = args.nodes.as_deref().map(nodes).transpose()?;
     let workers = args.workers.unwrap_or(WORKERS[usize::from(nodes.is_some())]);
-    for (flag, number) in [("--faults", args.faults), ("--workers", workers)] {
-        if number == 0 {
-            return Err(WrongUsage(format!("{flag} 0: must be at least 1")).into());
-        }
-    }
+    at_least_one("--faults", args.faults)?;
+    at_least_one("--workers", workers)?;
     let steps = args.steps.unwrap_or(args.faults as u64 * STEPS_A_FAULT);
-    if steps == 0 {
-        return Err(WrongUsage("--steps 0: must be at least 1".into()).into());
-    }
+    at_least_one("--steps", steps)?;
     let folder = tempfile::tempdir().context("no folder for the runs can be made")?;
     let all = workers * nodes.map_or(1, |nodes| nodes.most);
     let settings = settings(args, all);

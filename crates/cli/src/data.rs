@@ -4,7 +4,7 @@ use crate::args::{Data, DataArgs, WrongUsage};
 use crate::bar::FetchBar;
 use crate::say::print;
 use anyhow::{Result, bail};
-use phalanx::data::{CifarSet, Listing, Location, Places, catalog, listing, verify};
+use phalanx::data::{CifarSet, Listing, Location, Network, Places, catalog, listing, verify};
 
 pub(crate) fn data(args: &DataArgs) -> Result<u8> {
     match &args.what {
@@ -18,7 +18,10 @@ pub(crate) fn data(args: &DataArgs) -> Result<u8> {
             print(format_args!("{name}: {}", place(&location)));
         }
         Data::Verify { name, data } => {
-            let (listing, places) = (known(name)?, Places::from_env(data.clone()));
+            let listing = known(name)?;
+            // What isn't in a folder that is named isn't fetched in its stead.
+            let network = if data.is_some() { Network::Forbidden } else { Network::Allowed };
+            let places = Places { network, ..Places::from_env(data.clone()) };
             let location = places.find(listing, &mut FetchBar::new())?;
             if let Some(data) = places.passed_over(&location) {
                 let (data, found) = (data.display(), place(&location));

@@ -9,7 +9,7 @@ mod program;
 mod shown;
 mod slurm;
 
-pub(crate) use devices::Gpus;
+pub(crate) use devices::{Gpus, number_of_workers};
 pub(crate) use flags::RunArgs;
 pub(crate) use hosts::there::serve as serve_as_host;
 pub(crate) use slurm::refuse_trouble;

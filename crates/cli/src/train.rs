@@ -11,7 +11,7 @@ use crate::bar::FetchBar;
 use crate::drain::{self, Asks};
 use crate::failure;
 use crate::first::{BEST, First};
-use crate::run::{Gpus, fresh_run_id, hang_limits, refuse_trouble, tls_is_asked_for};
+use crate::run::{Gpus, fresh_run_id, hang_limits, number_of_workers, refuse_trouble, tls_is_asked_for};
 use crate::runs;
 use crate::say::{print, say};
 use anyhow::{Context, Result};
@@ -27,7 +27,7 @@ use phalanx::{
     Worker, cores,
 };
 use phalanx_job::{DRAINED, RunDir, WorkerEnv};
-use phalanx_launch::{Console, LaunchSpec, LocalRank, MOST_WORKERS};
+use phalanx_launch::{Console, LaunchSpec, LocalRank};
 use signal_hook::consts::{SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::flag;
 use std::path::{Path, PathBuf};
@@ -183,23 +183,19 @@ fn own_parts(args: &TrainArgs) -> Option<Vec<String>> {
 /// How many there are.
 fn worker_count(args: &TrainArgs, parts: Option<&[String]>) -> Result<usize> {
     let (text, gpus) = (args.nproc_per_node.as_str(), device(args) == DeviceSpec::Cuda(None));
-    let refused = |why: &str| Err(WrongUsage(format!("--nproc-per-node {text}: {why}")).into());
-    match (text, text.parse()) {
-        ("auto", _) if !gpus => Ok(cores()),
-        ("cpu", _) => Ok(cores()),
-        ("auto" | "gpu", _) if parts.is_some() => Ok(parts.map_or(0, <[String]>::len)),
-        ("auto" | "gpu", _) => match DeviceSpec::gpus()? {
+    match text {
+        "auto" if !gpus => Ok(cores()),
+        "cpu" => Ok(cores()),
+        "auto" | "gpu" if parts.is_some() => Ok(parts.map_or(0, <[String]>::len)),
+        "auto" | "gpu" => match DeviceSpec::gpus()? {
             0 => {
-                refused("no GPU is to be seen; CUDA_VISIBLE_DEVICES may hide some, and nvidia-smi lists all")
+                let why =
+                    "no GPU is to be seen; CUDA_VISIBLE_DEVICES may hide some, and nvidia-smi lists all";
+                Err(WrongUsage(format!("--nproc-per-node {text}: {why}")).into())
             }
             n => Ok(n as usize),
         },
-        (_, Ok(0)) => refused("a run needs at least one worker"),
-        (_, Ok(n)) if n > MOST_WORKERS => {
-            refused(&format!("{MOST_WORKERS} is the most that one machine starts"))
-        }
-        (_, Ok(n)) => Ok(n),
-        (_, Err(_)) => refused("must be a number, auto, cpu or gpu"),
+        number => Ok(number_of_workers(number)?),
     }
 }
 

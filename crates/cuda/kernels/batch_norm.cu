@@ -44,11 +44,10 @@ batch_moments(const T *x, float *means, float *squares, i64 rows, i64 width, i64
     const i64 pieces = (rows + piece - 1) / piece;
     by_columns(are_even(x), rows, width, piece, room, [=](auto own, i64 p, i64 first, i64 end, auto &room) {
         const Few3 found = moments_of_rows(x, first, end, own, room);
-        const i64 column = own.column((int)threadIdx.x);
-        if ((int)threadIdx.x < LINE * WIDE && column < width) {
+        own.each_found([&](i64 column) {
             means[column * pieces + p] = found.of[1];
             squares[column * pieces + p] = found.of[2];
-        }
+        });
     });
 }
 
@@ -103,17 +102,26 @@ __device__ inline void follow(float *running_means, float *running_variances, i6
     running_variances[c] = running_variances[c] * kept + variance * unbiased;
 }
 
+// Where what a batch shows of its channels goes; running statistics may be null.
+struct Statistics {
+    float *means, *variances, *scales, *running_means, *running_variances;
+    double eps, share;
+
+    __device__ void write(i64 c, float mean, float variance, double count) const {
+        means[c] = mean, variances[c] = variance, scales[c] = scale_of(variance, eps);
+        follow(running_means, running_variances, c, mean, variance, count, share);
+    }
+};
+
 // The mean, the variance and 1/std of each channel from the pieces of `batch_moments`, and running statistics, which may be null.
 extern "C" __global__ void batch_found(const float *mean_parts, const float *square_parts, float *means, float *variances, float *scales,
                                        float *running_means, float *running_variances, i64 rows, i64 width, i64 piece, double eps,
                                        double share) {
     __shared__ Moments room[MAX_WARPS];
+    const Statistics to = {means, variances, scales, running_means, running_variances, eps, share};
     for (i64 c = blockIdx.x; c < width; c += gridDim.x) {
         const Moments mine = merged_pieces(mean_parts, square_parts, c, rows, piece, room);
-        if (threadIdx.x > 0) continue;
-        const float mean = (float)mine.mean, variance = (float)(mine.square / (double)rows);
-        means[c] = mean, variances[c] = variance, scales[c] = scale_of(variance, eps);
-        follow(running_means, running_variances, c, mean, variance, (double)rows, share);
+        if (threadIdx.x == 0) to.write(c, (float)mine.mean, (float)(mine.square / (double)rows), (double)rows);
     }
 }
 
@@ -140,7 +148,7 @@ extern "C" __global__ void batch_follow(const float *means, const float *varianc
 
 // --- what comes out
 
-// WIDE elements of `(x - mean) scale weight + bias`, plus `added`, cut off below zero if `relu` isn't 0.
+// N elements of `(x - mean) scale weight + bias`, plus `added`, cut off below zero if `relu` isn't 0.
 template <int N> struct Normal {
     Pack<N, float> mean, mul, shift;
 
@@ -175,14 +183,10 @@ batch_whole(const T *x, const float *weight, const float *bias, const T *plus, T
             float *running_means, float *running_variances, i64 rows, i64 width, i64 relu, double eps, double share) {
     __shared__ Room<3, SECTOR> room;
     const bool even = are_even(x, plus, out) && are_even(weight, bias, means, scales);
+    const Statistics to = {means, variances, scales, running_means, running_variances, eps, share};
     by_columns(even, rows, width, rows, room, [=](auto own, i64, i64, i64 end, auto &room) {
         const Few3 found = moments_of_rows(x, 0, end, own, room);
-        const i64 c = own.column((int)threadIdx.x);
-        if ((int)threadIdx.x < SECTOR * WIDE && c < width) {
-            const float mean = found.of[1], variance = (float)((double)found.of[2] / (double)rows);
-            means[c] = mean, variances[c] = variance, scales[c] = scale_of(variance, eps);
-            follow(running_means, running_variances, c, mean, variance, (double)rows, share);
-        }
+        own.each_found([&](i64 c) { to.write(c, found.of[1], (float)((double)found.of[2] / (double)rows), (double)rows); });
         __syncthreads();
         const auto normal = normal_of<WIDE>(own.of_any(means), own.of_any(scales), weight, own.of_any(weight), own.of_any(bias));
         in_flights<FLIGHT>(own, 0, end, [&](auto few, i64 row) {
@@ -243,11 +247,10 @@ batch_sums(const T *x, const T *grad, const T *mask, const float *means, float *
     const i64 pieces = (rows + piece - 1) / piece;
     by_columns(are_even(x, grad, mask) && are_even(means), rows, width, piece, room, [=](auto own, i64 p, i64 first, i64 end, auto &room) {
         const Found<2> sums = sums_of_gradients(x, grad, mask, means, first, end, own, room);
-        const i64 column = own.column((int)threadIdx.x);
-        if ((int)threadIdx.x < LINE * WIDE && column < width) {
+        own.each_found([&](i64 column) {
             grad_parts[column * pieces + p] = sums.of[0];
             product_parts[column * pieces + p] = sums.of[1];
-        }
+        });
     });
 }
 
@@ -351,12 +354,11 @@ batch_whole_gradient(const T *x, const T *grad, const T *mask, const float *mean
     const bool even = are_even(x, grad, mask, out, plus) && are_even(means, factors);
     by_columns(even, rows, width, rows, room, [=](auto own, i64, i64, i64 end, auto &room) {
         const Found<2> found = sums_of_gradients(x, grad, mask, means, 0, end, own, room);
-        const i64 c = own.column((int)threadIdx.x);
-        if ((int)threadIdx.x < SECTOR * WIDE && c < width) {
+        own.each_found([&](i64 c) {
             const Sums sums = {(double)found.of[0], (double)found.of[1]};
             channel_gradients(of_weight, of_bias, c, sums, scales[c]);
             write_factors(factors, c, width, sums, scales[c], weight, count);
-        }
+        });
         __syncthreads();
         const Slopes<WIDE> slopes = {own.of_any(means), own.of_any(factors), own.of_any(factors + width), own.of_any(factors + 2 * width)};
         in_flights<FLIGHT>(own, 0, end, [&](auto few, i64 row) {

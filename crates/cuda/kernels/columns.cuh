@@ -20,6 +20,12 @@ template <int SIDE, bool EVEN> struct Own {
 
     __device__ bool has_any() const { return own(0) < width; }
 
+    // Calls `f(column)` by the thread that has what is found of it, of each of the tile's.
+    template <class F> __device__ void each_found(F f) const {
+        const i64 own = column((int)threadIdx.x);
+        if ((int)threadIdx.x < SIDE * WIDE && own < width) f(own);
+    }
+
     // The thread's part of a row, of which it has one.
     template <class E> __device__ Pack<WIDE, E> of(const E *row) const {
         if (EVEN) return *(const Pack<WIDE, E> *)(row + own(0));
@@ -135,7 +141,6 @@ template <int N, class TermOf, class Done>
 __device__ void sums_of_columns(bool even, i64 rows, i64 width, i64 piece, Room<N, LINE> &room, TermOf term_of, Done done) {
     by_columns(even, rows, width, piece, room, [=](auto own, i64 p, i64 first, i64 end, auto &room) {
         const Found<N> sums = sums_of_rows(own, first, end, room, term_of(own));
-        const i64 column = own.column((int)threadIdx.x);
-        if ((int)threadIdx.x < LINE * WIDE && column < width) done(p, column, sums);
+        own.each_found([&](i64 column) { done(p, column, sums); });
     });
 }

@@ -30,3 +30,10 @@ template <class V, class Join> __device__ V joined(V value, V *room, Join join) 
 template <class V> __device__ V sum_of_block(V value, V *room) {
     return joined(value, room, [](V a, V b) { return a + b; });
 }
+
+// The sum of `n` numbers, by all threads of the block.
+__device__ inline float sum_of_parts(const float *parts, i64 n, float *room) {
+    float sum = 0.0f;
+    for (i64 i = threadIdx.x; i < n; i += blockDim.x) sum += parts[i];
+    return sum_of_block(sum, room);
+}

@@ -101,10 +101,7 @@ extern "C" __global__ void layer_norm_parameters(const float *weight_parts, cons
         const i64 c = is_bias ? row - width : row;
         float *out = is_bias ? bias : weight;
         if (!out) continue;
-        const float *parts = (is_bias ? bias_parts : weight_parts) + c * pieces;
-        float sum = 0.0f;
-        for (i64 p = threadIdx.x; p < pieces; p += blockDim.x) sum += parts[p];
-        sum = sum_of_block(sum, room);
+        const float sum = sum_of_parts((is_bias ? bias_parts : weight_parts) + c * pieces, pieces, room);
         if (threadIdx.x == 0) out[c] = sum;
     }
 }

@@ -46,9 +46,7 @@ extern "C" __global__ void sum_pieces(const T *x, float *parts, Walk<1> outputs,
 extern "C" __global__ void sum_parts(const float *parts, T *out, i64 n_outputs, i64 n_parts, float factor) {
     __shared__ float room[MAX_WARPS];
     for (i64 o = blockIdx.x; o < n_outputs; o += gridDim.x) {
-        float sum = 0.0f;
-        for (i64 i = threadIdx.x; i < n_parts; i += blockDim.x) sum += parts[o * n_parts + i];
-        sum = sum_of_block(sum, room);
+        const float sum = sum_of_parts(parts + o * n_parts, n_parts, room);
         if (threadIdx.x == 0) out[o] = stored(sum * factor);
     }
 }

@@ -52,16 +52,19 @@ pub(crate) struct Worker {
 /// Has the kernel kill what this command starts when the thread that starts it ends, however that ends.
 pub fn end_with_caller(command: &mut Command) {
     let parent = std::process::id();
-    // SAFETY: between fork and exec only async-signal-safe calls are made: prctl, getppid, and building an error from a number.
+    // SAFETY: between fork and exec only async-signal-safe calls are made: those of `end_with`.
     unsafe {
-        command.pre_exec(move || {
-            set_pdeathsig(Signal::SIGKILL)?;
-            // The caller may have ended before that; then the parent is another one by now.
-            if std::os::unix::process::parent_id() != parent {
-                return Err(std::io::Error::from_raw_os_error(nix::errno::Errno::ESRCH as i32));
-            }
-            Ok(())
-        });
+        command.pre_exec(move || end_with(parent));
+    }
+}
+
+/// The same of this process, which is one that `parent` has just started: prctl, getppid, and an error that is built from a number.
+fn end_with(parent: u32) -> std::io::Result<()> {
+    set_pdeathsig(Signal::SIGKILL)?;
+    // If the parent has ended before that, it is another one by now.
+    match std::os::unix::process::parent_id() == parent {
+        true => Ok(()),
+        false => Err(std::io::Error::from_raw_os_error(nix::errno::Errno::ESRCH as i32)),
     }
 }
 
@@ -105,12 +108,7 @@ impl Worker {
         // getpid, write, and building an error from a number.
         unsafe {
             command.pre_exec(move || {
-                // The kernel kills the worker when the thread that started it ends, however it ends. If that has happened
-                // before this line, the parent is another one by now.
-                set_pdeathsig(Signal::SIGKILL)?;
-                if std::os::unix::process::parent_id() != parent {
-                    return Err(std::io::Error::from_raw_os_error(nix::errno::Errno::ESRCH as i32));
-                }
+                end_with(parent)?;
                 fcntl(&held_by_worker, FcntlArg::F_SETFD(FdFlag::empty()))?;
                 if let Some(monitor) = &monitor {
                     fcntl(monitor.as_fd(), FcntlArg::F_SETFD(FdFlag::empty()))?;

@@ -80,16 +80,18 @@ pub(super) fn worker_count(text: &str, cores: usize, gpus: &Gpus) -> Result<usiz
             "--nproc-per-node gpu: no GPU is to be seen on this machine; use a number or `auto`".into(),
         )),
         ("auto" | "gpu", n) => Ok(n),
-        (number, _) => match number.parse() {
-            Ok(0) => Err(WrongUsage("--nproc-per-node 0: a run needs at least one worker".into())),
-            Ok(n) if n > MOST_WORKERS => Err(WrongUsage(format!(
-                "--nproc-per-node {number}: {MOST_WORKERS} is the most that one machine starts"
-            ))),
-            Ok(n) => Ok(n),
-            Err(_) => Err(WrongUsage(format!(
-                "--nproc-per-node {number}: must be a number, `auto`, `cpu` or `gpu`"
-            ))),
-        },
+        (number, _) => number_of_workers(number),
+    }
+}
+
+/// A number of workers, as it is typed.
+pub(crate) fn number_of_workers(text: &str) -> Result<usize, WrongUsage> {
+    let refused = |why: &str| Err(WrongUsage(format!("--nproc-per-node {text}: {why}")));
+    match text.parse() {
+        Ok(0) => refused("a run needs at least one worker"),
+        Ok(n) if n > MOST_WORKERS => refused(&format!("{MOST_WORKERS} is the most that one machine starts")),
+        Ok(n) => Ok(n),
+        Err(_) => refused("must be a number, `auto`, `cpu` or `gpu`"),
     }
 }
 

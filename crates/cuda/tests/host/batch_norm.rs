@@ -214,6 +214,16 @@ impl Case {
         (Statistics { means, variances, scales, running }, out)
     }
 
+    /// What every kernel of a gradient takes first.
+    fn of_gradient<'a>(
+        &self,
+        values: &'a Values,
+        statistics: &'a Statistics,
+        mask: &'a Option<Vec<u8>>,
+    ) -> Vec<Arg<'a>> {
+        vec![Arg::In(&values.x), Arg::In(&values.grad), arg(mask), Arg::In(&statistics.means)]
+    }
+
     /// All gradients, piece by piece, of statistics that are the batch's own or were given; and the same by way of sums that several
     /// ranks may add up, to the bit.
     fn gradients(
@@ -225,7 +235,7 @@ impl Case {
     ) -> Gradients {
         let [rows, width] = self.size;
         let [mut grads, mut products] = self.parts();
-        let mut args = vec![Arg::In(&values.x), Arg::In(&values.grad), arg(mask), Arg::In(&statistics.means)];
+        let mut args = self.of_gradient(values, statistics, mask);
         args.extend([Arg::Out(&mut grads), Arg::Out(&mut products)]);
         args.extend(self.sizes().into_iter().chain([Arg::Int(PIECE as i64)]));
         launch("batch_sums", self.element, self.columns(), &mut args);
@@ -255,7 +265,7 @@ impl Case {
         assert!(same, "gradients by way of sums");
 
         let [mut x, mut plus] = [0; 2].map(|_| room(self.element, rows * width));
-        let mut args = vec![Arg::In(&values.x), Arg::In(&values.grad), arg(mask), Arg::In(&statistics.means)];
+        let mut args = self.of_gradient(values, statistics, mask);
         args.extend([Arg::In(&factors), Arg::Out(&mut x), self.of_added(&mut plus)]);
         args.extend(self.sizes());
         launch("batch_input_gradient", self.element, Work::Elements((rows * width) as u64), &mut args);
@@ -278,7 +288,7 @@ impl Case {
         let mut factors = room(Element::F32, 3 * width);
         let [mut weight, mut bias] = [0; 2].map(|_| room(Element::F32, width));
         let [mut x, mut plus] = [0; 2].map(|_| room(self.element, rows * width));
-        let mut args = vec![Arg::In(&values.x), Arg::In(&values.grad), arg(mask), Arg::In(&statistics.means)];
+        let mut args = self.of_gradient(values, statistics, mask);
         args.extend([Arg::In(&statistics.scales), arg(&values.weight), Arg::Out(&mut x)]);
         args.extend([self.of_added(&mut plus), self.of_parameter(&mut weight), self.of_parameter(&mut bias)]);
         args.extend([Arg::Out(&mut factors)].into_iter().chain(self.sizes()));
