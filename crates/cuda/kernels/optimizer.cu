@@ -24,15 +24,25 @@ struct Step {
     float eps;
 };
 
-// All values that a rule moves. `found` is null, or not 0 where a gradient was no finite number: then nothing changes. `copy`
-// is null, or gets the new values in the type of the gradients.
+// All values that a rule moves. `copy` is null, or gets the new values in the type of the gradients. Where `loss` isn't null and no
+// finite number, nothing changes, nor in any step after that has the same `spoilt`, which is 1 from then on: so steps can be given before
+// anyone has looked at the losses of those before.
 struct Slices {
     float *values;
     const T *grads;
     T *copy;
-    const int *found;
+    const float *loss;
+    i64 *spoilt;
     i64 n;
 };
+
+// Whether a step changes nothing. All blocks of a launch find the same.
+__device__ inline bool is_held_back(const Slices &all) {
+    if (!all.loss) return false;
+    if (fabsf(*all.loss) < INFINITY_F) return *all.spoilt;
+    if (blockIdx.x == 0 && threadIdx.x == 0) *all.spoilt = 1;
+    return true;
+}
 
 // What a rule keeps for each value. Where there is no memory for one, the rule isn't told anything and nothing is kept.
 template <int KEPT> struct States {
@@ -41,7 +51,7 @@ template <int KEPT> struct States {
 
 // `rule(s, p, g, kept)` gives what a value p with gradient g becomes, and moves what is kept for it.
 template <int KEPT, class Rule> __device__ void move(const Slices &all, const States<KEPT> &states, const Step *step, Rule rule) {
-    if (all.found && *all.found) return;
+    if (is_held_back(all)) return;
     Step s = *step;
     bool even = are_even(all.values, all.grads, all.copy);
     each<KEPT>([&](int k) { even = even && are_even(states.of[k]); });
@@ -70,22 +80,24 @@ template <int KEPT, class Rule> __device__ void move(const Slices &all, const St
     });
 }
 
-extern "C" __global__ void sgd(float *values, const T *grads, T *copy, const Step *step, const int *found, i64 n) {
-    move(Slices{values, grads, copy, found, n}, States<1>{{nullptr}}, step,
+extern "C" __global__ void sgd(float *values, const T *grads, T *copy, const Step *step, const float *loss, i64 *spoilt, i64 n) {
+    move(Slices{values, grads, copy, loss, spoilt, n}, States<1>{{nullptr}}, step,
          [](const Step &s, float p, float g, float (&)[1]) { return p - s.lr * (g + s.decay * p); });
 }
 
-extern "C" __global__ void sgd_momentum(float *values, const T *grads, T *copy, float *momentum, const Step *step, const int *found,
-                                        i64 n) {
-    move(Slices{values, grads, copy, found, n}, States<1>{{momentum}}, step, [](const Step &s, float p, float g, float (&kept)[1]) {
+extern "C" __global__ void sgd_momentum(float *values, const T *grads, T *copy, float *momentum, const Step *step, const float *loss,
+                                        i64 *spoilt, i64 n) {
+    const Slices all{values, grads, copy, loss, spoilt, n};
+    move(all, States<1>{{momentum}}, step, [](const Step &s, float p, float g, float (&kept)[1]) {
         kept[0] = s.keep_first * kept[0] + s.share_first * (g + s.decay * p);
         return p - s.lr * kept[0];
     });
 }
 
-extern "C" __global__ void sgd_nesterov(float *values, const T *grads, T *copy, float *momentum, const Step *step, const int *found,
-                                        i64 n) {
-    move(Slices{values, grads, copy, found, n}, States<1>{{momentum}}, step, [](const Step &s, float p, float g, float (&kept)[1]) {
+extern "C" __global__ void sgd_nesterov(float *values, const T *grads, T *copy, float *momentum, const Step *step, const float *loss,
+                                        i64 *spoilt, i64 n) {
+    const Slices all{values, grads, copy, loss, spoilt, n};
+    move(all, States<1>{{momentum}}, step, [](const Step &s, float p, float g, float (&kept)[1]) {
         g = g + s.decay * p;
         kept[0] = s.keep_first * kept[0] + s.share_first * g;
         return p - s.lr * (g + s.keep_first * kept[0]);
@@ -100,21 +112,22 @@ __device__ inline float adam_step(const Step &s, float p, float g, float (&kept)
 }
 
 extern "C" __global__ void adam(float *values, const T *grads, T *copy, float *mean, float *squares, const Step *step,
-                                const int *found, i64 n) {
-    move(Slices{values, grads, copy, found, n}, States<2>{{mean, squares}}, step,
+                                const float *loss, i64 *spoilt, i64 n) {
+    move(Slices{values, grads, copy, loss, spoilt, n}, States<2>{{mean, squares}}, step,
          [](const Step &s, float p, float g, float (&kept)[2]) { return adam_step(s, p, g + s.decay * p, kept); });
 }
 
 extern "C" __global__ void adamw(float *values, const T *grads, T *copy, float *mean, float *squares, const Step *step,
-                                 const int *found, i64 n) {
-    move(Slices{values, grads, copy, found, n}, States<2>{{mean, squares}}, step,
+                                 const float *loss, i64 *spoilt, i64 n) {
+    move(Slices{values, grads, copy, loss, spoilt, n}, States<2>{{mean, squares}}, step,
          [](const Step &s, float p, float g, float (&kept)[2]) { return adam_step(s, p * s.decay, g, kept); });
 }
 
 // Kept are the mean squares of gradients and of moves.
 extern "C" __global__ void adadelta(float *values, const T *grads, T *copy, float *squares, float *moved, const Step *step,
-                                    const int *found, i64 n) {
-    move(Slices{values, grads, copy, found, n}, States<2>{{squares, moved}}, step, [](const Step &s, float p, float g, float (&kept)[2]) {
+                                    const float *loss, i64 *spoilt, i64 n) {
+    const Slices all{values, grads, copy, loss, spoilt, n};
+    move(all, States<2>{{squares, moved}}, step, [](const Step &s, float p, float g, float (&kept)[2]) {
         g = g + s.decay * p;
         const float square = s.keep_second * kept[0] + s.share_second * g * g;
         const float delta = sqrtf(kept[1] + s.eps) / sqrtf(square + s.eps) * g;
@@ -126,9 +139,9 @@ extern "C" __global__ void adadelta(float *values, const T *grads, T *copy, floa
 
 // `momentum` is null without momentum, `mean` where the rule isn't centered.
 extern "C" __global__ void rmsprop(float *values, const T *grads, T *copy, float *squares, float *momentum, float *mean,
-                                   const Step *step, const int *found, i64 n) {
+                                   const Step *step, const float *loss, i64 *spoilt, i64 n) {
     const bool is_centered = mean != nullptr, has_momentum = momentum != nullptr;
-    move(Slices{values, grads, copy, found, n}, States<3>{{squares, momentum, mean}}, step,
+    move(Slices{values, grads, copy, loss, spoilt, n}, States<3>{{squares, momentum, mean}}, step,
          [=](const Step &s, float p, float g, float (&kept)[3]) {
              g = g + s.decay * p;
              kept[0] = s.keep_second * kept[0] + s.share_second * g * g;

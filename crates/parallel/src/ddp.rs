@@ -15,7 +15,7 @@ use crate::buckets::buckets;
 use crate::error::Error;
 use crate::evaluation::{EvalPass, Judge};
 use crate::hook::{AllReduce, Bf16, Bucket, Fp16, Hook, Kept, Pending, PowerSgd, PowerSgdConfig};
-use crate::local::{Local, Pass, weighted};
+use crate::local::{Local, Pass, PassLoss, weighted};
 use crate::replay::{self, Replays, Way};
 use crate::single::{Nobody, begin};
 use crate::strategy::{Place, Strategy, Sync, in_one_go};
@@ -245,10 +245,11 @@ impl Ddp {
         let (gpus, replays) = (gpus.as_ref()?, replays.as_mut()?);
         begin(adding, pass.parameters);
         let mut summed = Summed { step, buckets: prepared(buckets), group, gpus, hook: hook.as_mut() };
-        Some(match pass.sync {
+        let made = match pass.sync {
             Sync::Now => replays.pass(pass, &mut summed, meanwhile),
             Sync::Later => replays.pass(pass, &mut Nobody, meanwhile),
-        })
+        };
+        Some(made.map(PassLoss::item))
     }
 
     #[track_caller]
@@ -527,7 +528,9 @@ impl Strategy for Ddp {
         if let Some(made) = self.replayed(pass, meanwhile) {
             return made;
         }
-        let Some(mut local) = self.local.take() else { return in_one_go(self, pass, meanwhile) };
+        let Some(mut local) = self.local.take() else {
+            return in_one_go(self, pass, meanwhile).map(PassLoss::item);
+        };
         meanwhile();
         if pass.samples() == 0 {
             begin(&mut self.adding, pass.parameters);

@@ -62,7 +62,7 @@ pub use error::Error;
 pub use evaluation::{EvalPass, Judge, Outputs};
 pub use fsdp::{Fsdp, FsdpConfig, Sharded};
 pub use hook::{AllReduce, Bf16, Bucket, Fp16, Hook, Kept, Part, Pending, PowerSgd, PowerSgdConfig};
-pub use local::{Local, LocalConfig, Pass, Whole};
+pub use local::{Local, LocalConfig, Pass, PassLoss, Whole};
 pub use mesh::{Axis, Bound, By, Coordinates, Mesh, MeshError};
 pub use model_parallel::{ModelParallel, ModelParallelConfig, StagesConfig};
 pub use place::{Placeable, Placed};

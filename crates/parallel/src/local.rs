@@ -10,7 +10,7 @@ use crate::pipeline::{PipelineConfig, Pipelined};
 use crate::replicas::{DataParallel, DataParallelConfig};
 use crate::strategy::Sync;
 use phalanx_nn::{Ctx, Loss, Module, Parameters};
-use phalanx_tensor::{GradSink, SumOverBatch, Tensor, backward};
+use phalanx_tensor::{DType, GradSink, Later, SumOverBatch, Tensor, backward};
 
 /// A pass that is to be made.
 pub struct Pass<'a> {
@@ -31,6 +31,37 @@ pub struct Pass<'a> {
     pub weight: f64,
     /// Whether the step's gradients are whole after it.
     pub sync: Sync,
+}
+
+/// The mean loss of a pass over this rank's samples, 0 without any.
+pub enum PassLoss {
+    /// It is known.
+    Known(f64),
+    /// A GPU was given the pass, and brings the loss.
+    Coming {
+        /// Where the loss will lie: a single f32, until the pass after this one.
+        on_gpu: Tensor,
+        /// The number.
+        later: Later,
+    },
+}
+
+impl PassLoss {
+    /// That of a pass that was given to a device.
+    pub(crate) fn of(loss: Tensor) -> PassLoss {
+        match loss.device().gpu().is_some() && loss.dtype() == DType::F32 {
+            true => PassLoss::Coming { later: loss.item_later(), on_gpu: loss.detach() },
+            false => PassLoss::Known(loss.item()),
+        }
+    }
+
+    /// The number, once it is here.
+    pub fn item(self) -> f64 {
+        match self {
+            PassLoss::Known(loss) => loss,
+            PassLoss::Coming { later, .. } => later.item(),
+        }
+    }
 }
 
 impl Pass<'_> {

@@ -12,7 +12,7 @@
 //! compute stream, and whoever replays the pass finds in the rank's trail what it waits for.
 
 use crate::error::Error;
-use crate::local::Pass;
+use crate::local::{Pass, PassLoss};
 use crate::single::Nobody;
 use crate::strategy::Sync;
 use phalanx_comm::{GpuGroup, Group, InGraph, Rank, Trail};
@@ -171,7 +171,7 @@ impl Replays {
         pass: &Pass<'_>,
         way: &mut dyn Way,
         meanwhile: &mut dyn FnMut(),
-    ) -> Result<f64, Error> {
+    ) -> Result<PassLoss, Error> {
         if self.is_refused || pass.ctx.is_one_off() {
             return self.as_ever(pass, way, meanwhile);
         }
@@ -182,7 +182,7 @@ impl Replays {
         if self.seen.contains(&kind) {
             // It is done once, and nothing may go up while the GPU records.
             meanwhile();
-            return self.record(kind, pass, way);
+            return self.record(kind, pass, way).map(PassLoss::Known);
         }
         if self.seen.len() < MOST_KINDS {
             self.seen.push(kind);
@@ -190,11 +190,16 @@ impl Replays {
         self.as_ever(pass, way, meanwhile)
     }
 
-    fn as_ever(&self, pass: &Pass<'_>, way: &mut dyn Way, meanwhile: &mut dyn FnMut()) -> Result<f64, Error> {
+    fn as_ever(
+        &self,
+        pass: &Pass<'_>,
+        way: &mut dyn Way,
+        meanwhile: &mut dyn FnMut(),
+    ) -> Result<PassLoss, Error> {
         let loss = way.give(pass, &weight_of(pass))?;
         meanwhile();
         self.trail.settle()?;
-        Ok(loss.item())
+        Ok(PassLoss::of(loss))
     }
 
     /// Makes the pass, and records it.
@@ -207,7 +212,7 @@ impl Replays {
         let rehearsed = device.rehearse(&self.room, ctx.step(), ctx.samples(), || way.give(&fixed, &weight));
         let Some((mut rehearsal, own)) = rehearsed else {
             self.is_refused = true;
-            return self.as_ever(pass, way, &mut || ());
+            return self.as_ever(pass, way, &mut || ()).map(PassLoss::item);
         };
         let own = own?;
         self.trail.settle()?;
@@ -254,7 +259,7 @@ impl Replays {
         pass: &Pass<'_>,
         way: &mut dyn Way,
         meanwhile: &mut dyn FnMut(),
-    ) -> Result<f64, Error> {
+    ) -> Result<PassLoss, Error> {
         let Recorded { kind, loss, made, replay, among, .. } = &mut self.recorded[which];
         given(&mut self.given, &kind.form, pass);
         let (parameters, ctx) = (pass.parameters, &pass.ctx);
@@ -266,7 +271,7 @@ impl Replays {
         self.trail.settle()?;
         way.replayed();
         parameters.grads().were_made(made);
-        Ok(loss.item())
+        Ok(PassLoss::of(loss.clone()))
     }
 }
 

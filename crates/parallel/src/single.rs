@@ -2,7 +2,7 @@
 
 use crate::error::Error;
 use crate::evaluation::{EvalPass, Judge};
-use crate::local::{Local, Pass, weighted};
+use crate::local::{Local, Pass, PassLoss, weighted};
 use crate::replay::Replays;
 use crate::strategy::{Place, Strategy, Sync, in_one_go};
 use phalanx_comm::Trail;
@@ -76,6 +76,10 @@ impl Strategy for SingleDevice {
     }
 
     fn pass_while(&mut self, pass: &Pass<'_>, meanwhile: &mut dyn FnMut()) -> Result<f64, Error> {
+        self.pass_ahead(pass, meanwhile).map(PassLoss::item)
+    }
+
+    fn pass_ahead(&mut self, pass: &Pass<'_>, meanwhile: &mut dyn FnMut()) -> Result<PassLoss, Error> {
         match (&mut self.local, &mut self.replays) {
             (None, Some(replays)) if pass.samples() > 0 => {
                 begin(&mut self.adding, pass.parameters);
@@ -85,7 +89,7 @@ impl Strategy for SingleDevice {
             (Some(local), _) => {
                 meanwhile();
                 begin(&mut self.adding, pass.parameters);
-                local.pass(pass, &mut Nobody)
+                local.pass(pass, &mut Nobody).map(PassLoss::Known)
             }
         }
     }

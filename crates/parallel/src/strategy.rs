@@ -3,7 +3,7 @@
 use crate::error::Error;
 use crate::evaluation::{EvalPass, Judge};
 use crate::hook::Kept;
-use crate::local::Pass;
+use crate::local::{Pass, PassLoss};
 use crate::portion::Portion;
 use phalanx_nn::optim::{Clip, Optimizer};
 use phalanx_nn::{Average, NotFinite, Parameters, Shadow};
@@ -138,7 +138,7 @@ pub trait Strategy: Send {
     /// One pass, forward and backward: gives the mean loss over this rank's samples, 0 without any. How it is made, in one go or
     /// in parts on several devices, is the strategy's business. Panics as [`Strategy::backward`] does.
     fn pass(&mut self, pass: &Pass<'_>) -> Result<f64, Error> {
-        in_one_go(self, pass, &mut || ())
+        in_one_go(self, pass, &mut || ()).map(PassLoss::item)
     }
 
     /// As [`Strategy::pass`]. `meanwhile` is called once: where the strategy can, when its device was given the pass and before anyone
@@ -146,6 +146,12 @@ pub trait Strategy: Send {
     fn pass_while(&mut self, pass: &Pass<'_>, meanwhile: &mut dyn FnMut()) -> Result<f64, Error> {
         meanwhile();
         self.pass(pass)
+    }
+
+    /// As [`Strategy::pass_while`], but where the strategy can without anyone waiting for the loss, so that its device can be given what
+    /// comes next.
+    fn pass_ahead(&mut self, pass: &Pass<'_>, meanwhile: &mut dyn FnMut()) -> Result<PassLoss, Error> {
+        self.pass_while(pass, meanwhile).map(PassLoss::Known)
     }
 
     /// Called before the forward pass that each [`Strategy::backward`] belongs to.
@@ -462,10 +468,10 @@ pub(crate) fn in_one_go<S: Strategy + ?Sized>(
     strategy: &mut S,
     pass: &Pass<'_>,
     meanwhile: &mut dyn FnMut(),
-) -> Result<f64, Error> {
+) -> Result<PassLoss, Error> {
     strategy.begin_pass(pass.parameters);
     let loss = pass.forward(strategy.shared_batch());
     strategy.backward(pass.parameters, loss.as_ref(), pass.weight, pass.sync)?;
     meanwhile();
-    Ok(loss.map_or(0.0, |loss| loss.item()))
+    Ok(loss.map_or(PassLoss::Known(0.0), PassLoss::of))
 }

@@ -292,31 +292,33 @@ impl Checkpoints {
         }
     }
 
-    /// Takes a checkpoint after this step if one is due or asked for and the one before is written. Called on all ranks; only
-    /// rank 0 knows, and the others have a part in it only where they keep something of their own.
-    pub(crate) fn after_step(
-        &mut self,
-        state: &State,
-        parameters: &Parameters,
-        strategy: &mut dyn Strategy,
-        requests: &Requests,
-        observer: &mut dyn Observer,
-    ) -> Result<(), Error> {
+    /// Whether this rank says that a checkpoint is to be taken after this step: where one is due or asked for and the one before is
+    /// written. Only rank 0 knows.
+    pub(crate) fn is_due(&mut self, state: &State, requests: &Requests, observer: &mut dyn Observer) -> bool {
         if requests.take_checkpoint() {
             self.ask();
         }
-        let mut due = false;
         let leads = self.leads();
-        if let Some(writer) = self.writer.as_mut().filter(|_| leads) {
-            if let Some(written) = writer.background.poll() {
-                writer.tell(written, observer);
-            }
-            let (progress, (step, time)) = (&state.progress, writer.last);
-            let epoch_over = progress.step_in_epoch == 0;
-            due = (writer.asked || self.every.is_due(progress.step - step, time.elapsed(), epoch_over))
-                && progress.step > step
-                && writer.background.is_idle();
+        let Some(writer) = self.writer.as_mut().filter(|_| leads) else { return false };
+        if let Some(written) = writer.background.poll() {
+            writer.tell(written, observer);
         }
+        let (progress, (step, time)) = (&state.progress, writer.last);
+        let epoch_over = progress.step_in_epoch == 0;
+        (writer.asked || self.every.is_due(progress.step - step, time.elapsed(), epoch_over))
+            && progress.step > step
+            && writer.background.is_idle()
+    }
+
+    /// Takes a checkpoint after this step if rank 0 finds that it is `due`. Called on all ranks; those that aren't rank 0 have a part in
+    /// it only where they keep something of their own.
+    pub(crate) fn after_step(
+        &mut self,
+        due: bool,
+        state: &State,
+        parameters: &Parameters,
+        strategy: &mut dyn Strategy,
+    ) -> Result<(), Error> {
         if self.parts.is_some() {
             return self.after_step_together(due, state, parameters, strategy);
         }

@@ -24,7 +24,7 @@ pub enum Event {
         /// Samples of the data set.
         samples: usize,
     },
-    /// A step was made.
+    /// A step was made. Of one process on a GPU this is told when the GPU was given the next one, too.
     Step {
         /// From 0, over the whole run.
         step: u64,
@@ -47,7 +47,7 @@ pub enum Event {
         /// Whether the weights stayed as they were, since some gradients were too large for float16.
         #[serde(default, skip_serializing_if = "is_false")]
         skipped: bool,
-        /// How long the step took, in milliseconds.
+        /// How long the step took, in milliseconds: where the next one is given meanwhile, from the end of the one before.
         ms: f64,
         /// How much of that the first rank waited for samples; the most that it can be on a GPU, which is asked now and then.
         #[serde(default)]

@@ -14,6 +14,7 @@ mod evaluate;
 mod judge;
 mod listener;
 mod mean;
+mod owed;
 mod precision;
 mod rebuild;
 mod requests;

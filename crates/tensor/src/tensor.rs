@@ -4,6 +4,7 @@ use crate::device::{Backend, Device};
 use crate::dtype::{DType, Element, with_element, with_float};
 use crate::graph::NodeRef;
 use crate::kernel;
+use crate::later::Later;
 use crate::philox::Philox;
 use crate::shape::{Geometry, Order, Shape};
 use crate::storage::{Read, Storage, Write};
@@ -184,13 +185,24 @@ impl Tensor {
         assert!(self.count() == 1, "item: needs a single element, got shape {}", self.shape());
         match self.device().backend() {
             Backend::Cpu => with_element!(self.dtype, T => self.read::<T>()[self.geometry.offset].to_f64()),
-            Backend::Gpu(engine) => {
-                let value = with_element!(self.dtype, T => engine.get::<T>(self)[0].to_f64());
-                if value.is_nan() {
-                    engine.check_indices();
-                }
-                value
-            }
+            Backend::Gpu(_) => self.item_later().item(),
+        }
+    }
+
+    /// The single element, which a GPU brings while the host does something else: as it is behind the work that was given so far, whatever
+    /// becomes of the tensor.
+    ///
+    /// ```
+    /// use phalanx_tensor::{Device, Tensor};
+    /// let mean = Tensor::from_slice(&Device::cpu(1), &[1.0f32, 2.0], [2]).mean_all();
+    /// let later = mean.item_later();
+    /// assert_eq!(later.item(), 1.5);
+    /// ```
+    #[track_caller]
+    pub fn item_later(&self) -> Later {
+        match self.device().backend() {
+            Backend::Cpu => Later::here(self.item()),
+            Backend::Gpu(engine) => Later::coming(self, engine.get_later(self)),
         }
     }
 

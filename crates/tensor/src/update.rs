@@ -3,7 +3,8 @@
 
 use crate::arena::Arena;
 use crate::device::Backend;
-use crate::dtype::bytes_of;
+use crate::dtype::{DType, bytes_of};
+use crate::tensor::Tensor;
 use std::ops::Range;
 
 /// Which rule. The formulas are PyTorch's; states stand in the order of [`Arena::update`].
@@ -72,9 +73,46 @@ impl UpdateStep {
     }
 }
 
+/// What lets steps be given to a GPU before anyone has looked at the losses that they follow. Behind a loss that is no number no step
+/// changes anything, until there is another guard.
+#[derive(Clone)]
+pub struct Guard {
+    /// The loss of the step to come: f32.
+    pub(crate) loss: Tensor,
+    /// A number that isn't 0 from the first bad loss on.
+    pub(crate) spoilt: Tensor,
+}
+
+impl Guard {
+    /// One that has let through everything so far, of a step behind this loss: a single f32 on a GPU.
+    #[track_caller]
+    pub fn new(loss: &Tensor) -> Guard {
+        Guard { loss: of_guard(loss), spoilt: Tensor::zeros(loss.device(), [1], DType::I64) }
+    }
+
+    /// The same guard, of a step behind this loss.
+    #[track_caller]
+    pub fn behind(&self, loss: &Tensor) -> Guard {
+        Guard { loss: of_guard(loss), spoilt: self.spoilt.clone() }
+    }
+}
+
+#[track_caller]
+fn of_guard(loss: &Tensor) -> Tensor {
+    let fits = loss.count() == 1 && loss.dtype() == DType::F32 && loss.device().gpu().is_some();
+    assert!(
+        fits,
+        "guard: a loss of shape {} and {}, wanted a single f32 on a GPU",
+        loss.shape(),
+        loss.dtype()
+    );
+    loss.detach()
+}
+
 impl Arena {
     /// Moves elements, which lie in several runs, by one step along `grads`, a launch a run; `steps` are of elements counted through all
-    /// runs, from 0, one range after the other. All arenas hold f32 on one GPU, and a run may lie elsewhere in each. Panics on a CPU,
+    /// runs, from 0, one range after the other. All arenas hold f32 on one GPU, and a run may lie elsewhere in each. A `guard` may keep
+    /// everything as it is. Panics on a CPU,
     /// while anyone uses any parameter, where an arena ends before a run, or where a state is missing that the rule needs.
     #[track_caller]
     pub fn update(
@@ -84,6 +122,7 @@ impl Arena {
         grads: &Arena,
         states: [Option<&Arena>; 3],
         rule: Update,
+        guard: Option<&Guard>,
     ) {
         let Backend::Gpu(engine) = self.device().backend() else {
             panic!("update: the arena lies on a CPU, where its values are slices: flat_mut lends them")
@@ -94,6 +133,9 @@ impl Arena {
             && steps.first().map_or(0, |(first, _)| first.start) == 0
             && steps.last().map_or(0, |(last, _)| last.end) == len;
         assert!(in_order, "update: steps that aren't of {len} elements, one range after the other");
+        let is_here =
+            |guard: &Guard| [&guard.loss, &guard.spoilt].iter().all(|x| x.device() == self.device());
+        assert!(guard.is_none_or(is_here), "update: a guard of another device");
         for run in runs {
             let fits = |arena: &Arena, start: usize| {
                 start + run.len <= arena.layout().len() && arena.device() == self.device()
@@ -103,7 +145,7 @@ impl Arena {
                 && states.into_iter().flatten().all(|state| fits(state, run.states));
             assert!(fit, "update: {run:?} of arenas that end before, or of another device");
         }
-        engine.update(self, runs, steps, grads, states, rule);
+        engine.update(self, runs, steps, grads, states, rule, guard);
     }
 }
 

@@ -96,21 +96,32 @@ struct Slices {
 }
 
 impl Slices {
-    fn step(&mut self, rule: &Rule, step: i32, grads: &[u8], found: i32) {
+    fn step(&mut self, rule: &Rule, step: i32, grads: &[u8]) {
         let all = step_of(self.values.len() / 4, settings(rule, step));
-        self.move_by(rule, &all, grads, found);
+        self.move_by(rule, &all, grads, None);
     }
 
-    /// Moves the values by these steps, one after the other from element to element.
-    fn move_by(&mut self, rule: &Rule, steps: &[u8], grads: &[u8], found: i32) {
+    /// Moves the values by these steps, one after the other from element to element; after a loss, if there is one, and with what was
+    /// kept of those before.
+    fn move_by(&mut self, rule: &Rule, steps: &[u8], grads: &[u8], behind: Option<(f32, &mut i64)>) {
         let n = self.values.len() / 4;
-        let found = found.to_ne_bytes();
+        let (mut loss, mut spoilt) = ([0; 4], [0; 8]);
+        let is_behind = behind.is_some();
+        if let Some((of, kept)) = &behind {
+            (loss, spoilt) = (of.to_ne_bytes(), kept.to_ne_bytes());
+        }
         let mut args = vec![Arg::Out(&mut self.values), Arg::In(grads), Arg::Out(&mut self.copy)];
         args.extend(
             self.states.iter_mut().map(|state| state.as_mut().map_or(Arg::Null, |state| Arg::Out(state))),
         );
-        args.extend([Arg::In(steps), Arg::In(&found), Arg::Int(n as i64)]);
+        args.push(Arg::In(steps));
+        args.push(if is_behind { Arg::In(&loss) } else { Arg::Null });
+        args.push(if is_behind { Arg::Out(&mut spoilt) } else { Arg::Null });
+        args.push(Arg::Int(n as i64));
         launch(kernel(rule).0, self.element, Work::Elements(n as u64), &mut args);
+        if let Some((_, kept)) = behind {
+            *kept = i64::from_ne_bytes(spoilt);
+        }
     }
 }
 
@@ -135,7 +146,7 @@ fn steps_are_the_engines_bit_by_bit() {
                 for step in 1..=STEPS {
                     let grads = random(element, n, -1.0, 1.0, 10 + step as u64);
                     let scaled: Vec<f64> = grads.iter().map(|g| g * LOSS_SCALE).collect();
-                    slices.step(&rule, step, &encode(element, &scaled), 0);
+                    slices.step(&rule, step, &encode(element, &scaled));
                     let grads: Vec<f32> = grads.iter().map(|&g| g as f32).collect();
                     optimizer.step(&mut values, &grads, 1.0);
                     assert!(
@@ -185,13 +196,13 @@ fn groups_of_values_are_moved_by_steps_of_their_own() {
         };
         let mut all = slices_of(0..n);
         let steps = ends.iter().enumerate().flat_map(|(group, &end)| step_of(end, numbers(group)));
-        all.move_by(&rule, &steps.collect::<Vec<_>>(), &encode(Element::F32, &grads), 0);
+        all.move_by(&rule, &steps.collect::<Vec<_>>(), &encode(Element::F32, &grads), None);
         let mut begin = 0;
         for (group, end) in ends.into_iter().enumerate().filter(|(_, end)| *end > 0) {
             let range = std::mem::replace(&mut begin, end)..end;
             let mut part = slices_of(range.clone());
             let own = step_of(range.len(), numbers(group));
-            part.move_by(&rule, &own, &encode(Element::F32, &grads[range.clone()]), 0);
+            part.move_by(&rule, &own, &encode(Element::F32, &grads[range.clone()]), None);
             let bytes = 4 * range.start..4 * range.end;
             assert!(part.values == all.values[bytes.clone()], "{rule:?}, group {group}");
             for (part, all) in part.states.iter().zip(&all.states) {
@@ -202,22 +213,35 @@ fn groups_of_values_are_moved_by_steps_of_their_own() {
 }
 
 #[test]
-fn a_step_with_a_gradient_that_is_no_number_changes_nothing() {
+fn behind_a_loss_that_is_no_number_no_step_changes_anything() {
     if !there_is_a_compiler() {
         return;
     }
-    for rule in rules() {
-        let start = random(Element::F32, 300, -1.0, 1.0, 1);
-        let states = kernel(&rule).1.into_iter().map(|state| state.map(|_| encode(Element::F32, &start)));
+    // More than one block of each kernel, so that one finds what another has written.
+    const N: usize = 3000;
+    for (rule, bad) in
+        rules().into_iter().zip([f32::NAN, f32::INFINITY, f32::NEG_INFINITY].into_iter().cycle())
+    {
+        let start = random(Element::F32, N, -1.0, 1.0, 1);
+        let states =
+            kernel(&rule).1.into_iter().map(|state| state.map(|_| encode(Element::F32, &vec![0.5; N])));
         let mut slices = Slices {
             element: Element::F16,
             values: encode(Element::F32, &start),
-            copy: room(Element::F16, 300),
+            copy: room(Element::F16, N),
             states: states.collect(),
         };
-        let before = (slices.values.clone(), slices.copy.clone(), slices.states.clone());
-        slices.step(&rule, 2, &encode(Element::F16, &[f64::NAN; 300]), 1);
-        assert!(before == (slices.values, slices.copy, slices.states), "{rule:?}");
+        let all = |slices: &Slices| (slices.values.clone(), slices.copy.clone(), slices.states.clone());
+        let (step, grads) = (step_of(N, settings(&rule, 2)), encode(Element::F16, &vec![512.0; N]));
+        let before = all(&slices);
+        let mut spoilt = 0;
+        slices.move_by(&rule, &step, &grads, Some((0.25, &mut spoilt)));
+        let moved = all(&slices);
+        assert!(before.0 != moved.0 && before.1 != moved.1 && spoilt == 0, "{rule:?}");
+        for loss in [bad, 0.25] {
+            slices.move_by(&rule, &step, &grads, Some((loss, &mut spoilt)));
+            assert!(all(&slices) == moved && spoilt == 1, "{rule:?}: {loss} behind {bad}");
+        }
     }
 }
 

@@ -97,6 +97,7 @@ fn a_step_of_sgd_is_the_engines_bit_by_bit() {
             Argument::Null,
             Argument::Read(settings.address()),
             Argument::Null,
+            Argument::Null,
             Argument::Int(n as i64),
         ];
         launch(&gpu, gpu.compute(), "sgd", Element::F32, Work::Elements(n as u64), &arguments).unwrap();

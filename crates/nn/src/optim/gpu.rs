@@ -3,7 +3,7 @@
 use super::groups::Factors;
 use super::{Adam, AdamW, Optimizer, Rule};
 use crate::shadow::Shadow;
-use phalanx_tensor::{Arena, Layout, Update, UpdateRun, UpdateStep};
+use phalanx_tensor::{Arena, Guard, Layout, Update, UpdateRun, UpdateStep};
 use std::ops::Range;
 
 impl Optimizer {
@@ -17,6 +17,11 @@ impl Optimizer {
         }
         let all = [HeldPart { of_model: 0..values.layout().len(), value: 0, grad: 0 }];
         self.step_held(&all, values, grads, values.layout(), factor);
+    }
+
+    /// Has the next step over arenas, which lie on a GPU, made behind this guard.
+    pub fn guard_next(&mut self, guard: Guard) {
+        self.guard = Some(guard);
     }
 
     /// As [`Optimizer::step_parts`], of elements that lie in arenas on a GPU, where each part may lie anywhere. Panics on a CPU.
@@ -76,7 +81,8 @@ impl Optimizer {
             before += range.len();
         }
         let states = self.rule.places().map(|place| place.map(|i| state[i]));
-        values.update(&runs, &steps, grads, states, self.rule.update());
+        let guard = self.guard.take();
+        values.update(&runs, &steps, grads, states, self.rule.update(), guard.as_ref());
     }
 }
 

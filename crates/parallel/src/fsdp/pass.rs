@@ -4,7 +4,7 @@ use super::store::For;
 use super::{Fsdp, Sharded};
 use crate::error::Error;
 use crate::evaluation::{EvalPass, Judge, Outputs};
-use crate::local::{Local, Pass};
+use crate::local::{Local, Pass, PassLoss};
 use crate::replay::{Replays, Way, weight_of};
 use crate::single::{Nobody, begin};
 use crate::strategy::{Strategy, Sync};
@@ -66,7 +66,9 @@ impl Fsdp {
             let mut replaying = Replaying { fsdp: self, replays: Some(replays) };
             let Replaying { fsdp, replays } = &mut replaying;
             let replays = replays.as_mut().expect("put there above");
-            return replays.pass(pass, &mut ByUnits { fsdp, sync: pass.sync }, &mut || ());
+            return replays
+                .pass(pass, &mut ByUnits { fsdp, sync: pass.sync }, &mut || ())
+                .map(PassLoss::item);
         }
         let loss = self.give_by_units(pass, &weight_of(pass))?;
         self.store.watch("a pass over units that are gathered", &self.shard)?;

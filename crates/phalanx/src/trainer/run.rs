@@ -3,6 +3,7 @@
 use super::ahead::Ahead;
 use super::by_shard::ByShard;
 use super::deal::{Deal, Wanted};
+use super::owed::Owed;
 use super::precision::Found;
 use super::settle::Standing;
 use super::time_limit::Clock;
@@ -17,9 +18,9 @@ use phalanx_data::{Batch, Loader, Order, Target};
 use phalanx_nn::{Average, Ctx, Module, Moment, Parameters};
 use phalanx_parallel::{
     Compress, Ddp, DdpConfig, Fsdp, LogicalShards, LogicalShardsConfig, ModelParallel, ModelParallelConfig,
-    Pass, Sharded, SingleDevice, Strategy, Sync,
+    Pass, PassLoss, Sharded, SingleDevice, Strategy, Sync,
 };
-use phalanx_tensor::{Arena, autocast};
+use phalanx_tensor::{Arena, Tensor, autocast};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -43,8 +44,10 @@ pub(super) struct Run<'a> {
 
 /// What the making of a step's gradients leaves beside them.
 pub(super) struct Made {
-    /// This rank's part of the loss.
+    /// This rank's part of the loss, as far as it is known.
     pub(super) loss: ByShard<1>,
+    /// The rest.
+    pub(super) owed: Owed,
     /// The norm of the gradients before they were cut by it, if they are.
     pub(super) norm: Option<f64>,
     /// Whether some were too large for float16.
@@ -237,6 +240,7 @@ impl<'a> Run<'a> {
         let samples = self.deal.step().min(left);
         let passes = self.deal.passes_of(samples);
         let (mut loss, mut used, mut input) = (ByShard::of(&*self.strategy), Used::default(), Duration::ZERO);
+        let mut owed = Owed::default();
         for pass in 0..passes {
             let (batch, waited) = batches.take();
             let Some(batch) = batch else { break };
@@ -244,7 +248,11 @@ impl<'a> Run<'a> {
             let (batch, sync) = (batch?, if pass + 1 == passes { Sync::Now } else { Sync::Later });
             used.add(Used::of(batch.sample_ids().iter().copied()));
             batches.want_another(pass + 1 < passes || progress.step + 1 < last);
-            loss.add(pass, [self.pass(batch, batches, progress, samples, sync)?]);
+            let share = batch.len() as f64 / samples as f64;
+            owed.add(pass, share, self.pass(batch, batches, progress, samples, sync)?, &mut loss);
+            if !self.may_owe() {
+                owed.pay(&mut loss);
+            }
             input += batches.take_waited();
         }
         let since = Instant::now();
@@ -255,13 +263,20 @@ impl<'a> Run<'a> {
             Found::Numbers => self.strategy.clip(&self.trainer.clip, self.parameters)?,
             Found::Overflow => None,
         };
-        let [own] = loss.own();
-        self.check(own, norm, progress, found)?;
-        Ok(Made { loss, norm, found, used, input, comm })
+        let [known] = loss.own();
+        self.check_loss(known, progress.step)?;
+        self.check_gradients(norm, progress, found)?;
+        Ok(Made { loss, owed, norm, found, used, input, comm })
     }
 
-    /// One forward and backward pass of a step of so many samples; gives this batch's part of the loss. Meanwhile the batch after it is
-    /// taken.
+    /// Whether a step may be given to a GPU before anyone has looked at its loss. Where ranks make it together, each says that it has
+    /// come so far, and so waits for its own; and what looks at all gradients waits for these.
+    fn may_owe(&self) -> bool {
+        let Trainer { on_nan, clip, precision, .. } = self.trainer;
+        self.world_size() == 1 && *on_nan != OnNan::Stop && clip.norm.is_none() && !precision.is_scaled()
+    }
+
+    /// One forward and backward pass of a step of so many samples; gives the mean loss. Meanwhile the batch after it is taken.
     fn pass(
         &mut self,
         mut batch: Batch,
@@ -269,7 +284,7 @@ impl<'a> Run<'a> {
         progress: &Progress,
         samples: usize,
         sync: Sync,
-    ) -> Result<f64, Error> {
+    ) -> Result<PassLoss, Error> {
         self.bad_images += batch.skipped();
         let share = batch.len() as f64 / samples as f64;
         let scale = self.loss_scale(progress).map_or(1.0, |scale| scale.factor);
@@ -288,7 +303,7 @@ impl<'a> Run<'a> {
             sync,
         };
         let products = self.trainer.precision.products();
-        Ok(autocast(products, || self.strategy.pass_while(&pass, &mut || batches.look()))? * share)
+        Ok(autocast(products, || self.strategy.pass_ahead(&pass, &mut || batches.look()))?)
     }
 
     /// What the loss of the next step is scaled by, if it is.
@@ -303,15 +318,25 @@ impl<'a> Run<'a> {
         Ok(if is_finite { Found::Numbers } else { Found::Overflow })
     }
 
-    /// Fails if the numbers of a step are none any more, while the weights still are what they were before it.
-    fn check(&self, loss: f64, norm: Option<f64>, progress: &Progress, found: Found) -> Result<(), Error> {
-        let (on_nan, step) = (self.trainer.on_nan, progress.step);
-        if on_nan != OnNan::Ignore && !loss.is_finite() {
-            // What of the values is on other ranks isn't asked for: they may not have noticed.
-            let here = !self.strategy.is_sharded();
-            let place = here.then(|| self.parameters.first_not_finite()).flatten();
-            return Err(Error::Diverged { loss, step, place });
+    /// Fails if the loss of a step is no number any more, while the weights still are what they were before it.
+    pub(super) fn check_loss(&self, loss: f64, step: u64) -> Result<(), Error> {
+        if self.trainer.on_nan == OnNan::Ignore || loss.is_finite() {
+            return Ok(());
         }
+        // What of the values is on other ranks isn't asked for: they may not have noticed.
+        let here = !self.strategy.is_sharded();
+        let place = here.then(|| self.parameters.first_not_finite()).flatten();
+        Err(Error::Diverged { loss, step, place })
+    }
+
+    /// What keeps the next step from moving anything where this is no number, if that is wanted.
+    pub(super) fn guard<'o>(&self, owed: &'o Owed) -> Option<&'o Tensor> {
+        owed.sum().filter(|_| self.trainer.on_nan != OnNan::Ignore)
+    }
+
+    /// The same of its gradients.
+    fn check_gradients(&self, norm: Option<f64>, progress: &Progress, found: Found) -> Result<(), Error> {
+        let (on_nan, step) = (self.trainer.on_nan, progress.step);
         // A norm that is at hand tells as much about the gradients as looking at each.
         let look = match norm {
             // The step is left out, and the next one has a smaller scale, as long as there is one.
@@ -373,8 +398,8 @@ impl<'a> Run<'a> {
     /// The same where there was no step.
     pub(super) fn exchange_between_steps(&mut self) -> Result<Tally, Error> {
         let (loss, none) = (ByShard::of(&*self.strategy), Duration::ZERO);
-        let (norm, found, used) = (None, Found::Numbers, Used::default());
-        self.exchange(&Made { loss, norm, found, used, input: none, comm: none })
+        let (owed, norm, found, used) = (Owed::default(), None, Found::Numbers, Used::default());
+        self.exchange(&Made { loss, owed, norm, found, used, input: none, comm: none })
     }
 }
 

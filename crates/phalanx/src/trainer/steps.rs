@@ -3,7 +3,9 @@
 //! After the gradients of each step, ranks make a tally: which samples they took, what the loss is, whether one of them was
 //! asked to stop, and whether somebody waits to come in. So all of them end after the same step, whatever the reason.
 
+use super::by_shard::ByShard;
 use super::evaluate::evaluate;
+use super::owed::Owed;
 use super::precision::Found;
 use super::rebuild::{self, Beginning, Newest, Own};
 use super::run::{Run, Tally};
@@ -18,7 +20,7 @@ use phalanx_data::Target;
 use phalanx_job::Section;
 use phalanx_nn::{Average, Module, Parameters};
 use phalanx_parallel::{Here, Strategy};
-use phalanx_tensor::Arena;
+use phalanx_tensor::{Arena, Guard};
 use std::f64::consts::LN_2;
 use std::path::Path;
 use std::time::Instant;
@@ -61,6 +63,12 @@ pub(super) struct Course<'a> {
     prepared: Option<(f64, Found)>,
     /// Whether the running mean, where there is one, hasn't followed the last step.
     mean_is_behind: bool,
+    /// The step that was made last, until somebody has looked at its loss and it is told.
+    made: Option<MadeStep>,
+    /// When the step before that was looked at.
+    looked: Option<Instant>,
+    /// What keeps steps from spoiling the weights whose losses nobody has looked at, as long as there are such.
+    guard: Option<Guard>,
     /// Where the epoch at hand began for this rank.
     epoch_start: Option<EpochStart>,
     /// When the membership before was left.
@@ -74,6 +82,17 @@ struct EpochStart {
     at: Instant,
     /// The samples of the run by then.
     samples: u64,
+}
+
+/// A step that was made.
+struct MadeStep {
+    step: u64,
+    start: Instant,
+    /// As it is to be told, but for its time, and for the loss where some of that is owed.
+    told: Event,
+    is_wanted: bool,
+    loss: ByShard<1>,
+    owed: Owed,
 }
 
 /// What a rank keeps beside its values, which has all of it for a while.
@@ -133,6 +152,9 @@ impl<'a> Course<'a> {
             in_step: false,
             prepared: None,
             mean_is_behind: false,
+            made: None,
+            looked: None,
+            guard: None,
             epoch_start: None,
             left: None,
         }
@@ -415,73 +437,12 @@ impl<'a> Course<'a> {
         // It may have begun with others.
         let start =
             *self.epoch_start.insert(self.epoch_start.filter(|start| start.epoch == epoch).unwrap_or(now));
-        let mut batches = run.batches(&state.progress)?;
-        while state.progress.step < last && state.progress.step_in_epoch < steps_per_epoch {
-            let (step, step_start) = (state.progress.step, Instant::now());
-            let _step = self.worker.pulse().enter(Section::Step(step));
-            self.before_step.copy_from(run.strategy.own_parameters(self.parameters).buffers());
-            self.in_step = true;
-            let Some(made) = self.worker.unless_lost(|| run.gradients(&mut batches, &state.progress, last))
-            else {
-                run.strategy.part(self.parameters, Some("it has heard that another rank is lost"));
-                return Ok(Tally { change: true, ..Tally::default() });
-            };
-            let made = made?;
-            let factor = run.factor(&state.progress);
-            self.prepared = Some((factor, made.found));
-            let since = Instant::now();
-            let tally = run.exchange(&made)?;
-            let comm = made.comm + since.elapsed();
-            self.in_step = false;
-            self.settle_checkpoint()?;
-            let device = self.worker.device();
-            // Even where it fails the step is made.
-            let moved = match tally.overflow {
-                true => Ok(()),
-                false => run.strategy.step(&mut state.optimizer, self.parameters, device, factor),
-            };
-            self.prepared = None;
-            match (&moved, tally.overflow) {
-                (_, true) => {}
-                (Ok(()), false) => {
-                    self.trainer.follow(&mut *run.strategy, self.parameters, &mut state.average);
-                }
-                // What is on its way can't be read before the ranks have parted.
-                (Err(_), false) => self.mean_is_behind = true,
-            }
-            let scale = run.loss_scale(&state.progress);
-            let found = if tally.overflow { Found::Overflow } else { Found::Numbers };
-            state.progress.loss_scale = scale.map(|scale| scale.after(found)).or(state.progress.loss_scale);
-            state.progress.stepped(tally.used);
-            let (lr, ms) = (state.optimizer.rule().lr() * factor, step_start.elapsed().as_secs_f64() * 1e3);
-            let (loss, samples, world_size) = (tally.loss, state.progress.samples, run.world_size());
-            let grad_norm = made.norm;
-            let (input_ms, comm_ms) = (made.input.as_secs_f64() * 1e3, comm.as_secs_f64() * 1e3);
-            let told = Event::Step {
-                step,
-                epoch,
-                loss,
-                samples,
-                world_size,
-                lr,
-                grad_norm,
-                loss_scale: scale.map(|scale| scale.factor),
-                skipped: tally.overflow,
-                ms,
-                input_ms,
-                comm_ms,
-            };
-            let is_wanted = tally.overflow || step % self.observer.every().max(1) == 0 || step + 1 == last;
-            self.last = Some(told).filter(|_| is_wanted);
-            self.last.clone().into_iter().for_each(|told| self.tell(told));
-            moved?;
-            // The last step of an epoch isn't followed by one, but by the end of the epoch.
-            if state.progress.step_in_epoch < steps_per_epoch && tally.stop.is_none() {
-                self.after_step(run, state)?;
-            }
-            if tally.stop.is_some() || tally.change {
-                return Ok(tally);
-            }
+        let steps = self.steps_of_epoch(run, state, last);
+        // However they ended, the loss of the last one is still to be looked at.
+        self.look(run)?;
+        let tally = steps?;
+        if tally.stop.is_some() || tally.change {
+            return Ok(tally);
         }
         let seconds = start.at.elapsed().as_secs_f64();
         let samples_per_s = (state.progress.samples - start.samples) as f64 / seconds;
@@ -525,6 +486,118 @@ impl<'a> Course<'a> {
         state.progress.next_epoch();
         self.after_step(run, state)?;
         Ok(tally)
+    }
+
+    /// Makes the steps of the epoch at hand that are left, unless the ranks are to do something else.
+    fn steps_of_epoch(&mut self, run: &mut Run<'_>, state: &mut State, last: u64) -> Result<Tally, Error> {
+        let (epoch, steps_per_epoch) = (state.progress.epoch, run.steps_per_epoch());
+        let mut batches = run.batches(&state.progress)?;
+        while state.progress.step < last && state.progress.step_in_epoch < steps_per_epoch {
+            let (step, step_start) = (state.progress.step, Instant::now());
+            let _step = self.worker.pulse().enter(Section::Step(step));
+            self.before_step.copy_from(run.strategy.own_parameters(self.parameters).buffers());
+            self.in_step = true;
+            let Some(made) = self.worker.unless_lost(|| run.gradients(&mut batches, &state.progress, last))
+            else {
+                run.strategy.part(self.parameters, Some("it has heard that another rank is lost"));
+                return Ok(Tally { change: true, ..Tally::default() });
+            };
+            let made = made?;
+            let factor = run.factor(&state.progress);
+            self.prepared = Some((factor, made.found));
+            let since = Instant::now();
+            let tally = run.exchange(&made)?;
+            let comm = made.comm + since.elapsed();
+            self.in_step = false;
+            self.settle_checkpoint()?;
+            let device = self.worker.device();
+            if made.owed.sum().is_none() {
+                // Nothing would keep this one from spoiling the weights if the step before has.
+                self.look(run)?;
+            }
+            self.guard = run.guard(&made.owed).map(|loss| match &self.guard {
+                Some(guard) => guard.behind(loss),
+                None => Guard::new(loss),
+            });
+            self.guard.clone().into_iter().for_each(|guard| state.optimizer.guard_next(guard));
+            // Even where it fails the step is made.
+            let moved = match tally.overflow {
+                true => Ok(()),
+                false => run.strategy.step(&mut state.optimizer, self.parameters, device, factor),
+            };
+            self.prepared = None;
+            match (&moved, tally.overflow) {
+                (_, true) => {}
+                (Ok(()), false) => {
+                    self.trainer.follow(&mut *run.strategy, self.parameters, &mut state.average);
+                }
+                // What is on its way can't be read before the ranks have parted.
+                (Err(_), false) => self.mean_is_behind = true,
+            }
+            let scale = run.loss_scale(&state.progress);
+            let found = if tally.overflow { Found::Overflow } else { Found::Numbers };
+            state.progress.loss_scale = scale.map(|scale| scale.after(found)).or(state.progress.loss_scale);
+            state.progress.stepped(tally.used);
+            let lr = state.optimizer.rule().lr() * factor;
+            let (loss, samples, world_size) = (tally.loss, state.progress.samples, run.world_size());
+            let grad_norm = made.norm;
+            let (input_ms, comm_ms) = (made.input.as_secs_f64() * 1e3, comm.as_secs_f64() * 1e3);
+            let told = Event::Step {
+                step,
+                epoch,
+                loss,
+                samples,
+                world_size,
+                lr,
+                grad_norm,
+                loss_scale: scale.map(|scale| scale.factor),
+                skipped: tally.overflow,
+                ms: 0.0,
+                input_ms,
+                comm_ms,
+            };
+            let is_wanted = tally.overflow || step % self.observer.every().max(1) == 0 || step + 1 == last;
+            let is_owed = made.owed.sum().is_some();
+            // The step before, while the GPU makes this one.
+            self.look(run)?;
+            let (loss, owed) = (made.loss, made.owed);
+            self.made = Some(MadeStep { step, start: step_start, told, is_wanted, loss, owed });
+            if !is_owed {
+                self.look(run)?;
+            }
+            moved?;
+            // The last step of an epoch isn't followed by one, but by the end of the epoch.
+            if state.progress.step_in_epoch < steps_per_epoch && tally.stop.is_none() {
+                self.after_step(run, state)?;
+            }
+            if tally.stop.is_some() || tally.change {
+                return Ok(tally);
+            }
+        }
+        Ok(Tally::default())
+    }
+
+    /// Waits for what is owed of the last step's loss, and tells of the step.
+    fn look(&mut self, run: &Run<'_>) -> Result<(), Error> {
+        let Some(MadeStep { step, start, mut told, is_wanted, mut loss, mut owed }) = self.made.take() else {
+            return Ok(());
+        };
+        let is_owed = owed.sum().is_some();
+        owed.pay(&mut loss);
+        let [own] = loss.own();
+        if is_owed {
+            run.check_loss(own, step)?;
+        }
+        // A step that was given while the GPU had another to make begins where that one ended.
+        let now = Instant::now();
+        let begin = self.looked.replace(now).map_or(start, |looked| looked.max(start));
+        if let Event::Step { loss, ms, .. } = &mut told {
+            *ms = (now - begin).as_secs_f64() * 1e3;
+            *loss = if is_owed { own } else { *loss };
+        }
+        self.last = Some(told).filter(|_| is_wanted);
+        self.last.clone().into_iter().for_each(|told| self.tell(told));
+        Ok(())
     }
 
     /// Ends the run on all ranks: with a checkpoint, and where it wasn't interrupted with what the run leaves behind.
@@ -599,8 +672,13 @@ impl<'a> Course<'a> {
     fn after_step(&mut self, run: &mut Run<'_>, state: &State) -> Result<(), Error> {
         let Some(checkpoints) = &mut self.checkpoints else { return Ok(()) };
         let _checkpoint = self.worker.pulse().enter(Section::Checkpoint);
-        let strategy = &mut *run.strategy;
-        checkpoints.after_step(state, self.parameters, strategy, &self.trainer.requests, self.observer)?;
+        let is_due = checkpoints.is_due(state, &self.trainer.requests, self.observer);
+        if is_due {
+            // None holds a step whose loss nobody has looked at.
+            self.look(run)?;
+        }
+        let Some(checkpoints) = &mut self.checkpoints else { return Ok(()) };
+        checkpoints.after_step(is_due, state, self.parameters, &mut *run.strategy)?;
         run.clock.checkpoint_took(checkpoints.longest());
         Ok(())
     }

@@ -7,6 +7,7 @@ mod launches;
 mod leaks;
 mod lent;
 mod mesh;
+mod owed;
 mod precision;
 mod replays;
 mod samples;
@@ -246,7 +247,8 @@ fn a_step_waits_once_for_the_loss_and_takes_no_memory() {
     let mut counting = Counting(&fake, Vec::new());
     let trainer = Trainer { steps: Some(8), ..trainer() };
     trainer.fit(&worker, &mut net(), RULE, data.train, None, &mut counting).unwrap();
-    for (step, pair) in counting.1.windows(2).enumerate().skip(3) {
+    // What is told of the last step follows what is told of the one before, and nothing is given between.
+    for (step, pair) in counting.1[..7].windows(2).enumerate().skip(3) {
         let rose: Vec<u64> = pair[1].iter().zip(pair[0]).map(|(after, before)| after - before).collect();
         assert_eq!((&rose[..4], rose[4] + rose[5], rose[6]), (&[0; 4][..], 1, 4), "step {step}: {rose:?}");
     }
@@ -429,9 +431,9 @@ fn a_replayed_step_takes_few_calls_and_no_memory() {
         let worker = Worker::with_device(Group::solo(), gpu(&fake));
         let data = open("mnist-mini", View::default(), &Places::from_env(None), &mut Silent).unwrap();
         let mut counting = Counting(&fake, Vec::new());
-        let trainer = Trainer { steps: Some(8), graphs, ..trainer() };
+        let trainer = Trainer { steps: Some(10), graphs, ..trainer() };
         trainer.fit(&worker, &mut net(), RULE, data.train, None, &mut counting).unwrap();
-        let steps = counting.1.windows(2).skip(3);
+        let steps = counting.1[..9].windows(2).skip(4);
         steps.map(|pair| std::array::from_fn(|i| pair[1][i] - pair[0][i])).collect::<Vec<[u64; 5]>>()
     };
     let (made, replayed) = (counted(false), counted(true));

@@ -23,6 +23,11 @@ pub(super) fn place(tensor: &Tensor) -> (&Memory, usize) {
     (memory, range.start + tensor.geometry.offset * tensor.dtype.bytes())
 }
 
+/// Keeps a pass from being recorded that reads values: they would be those of one pass for good.
+fn refuse_replays(from: &Tensor) {
+    from.device().private(|pass| pass.refuse("values of the GPU that are read within the pass, which"));
+}
+
 impl Engine {
     /// Fills a contiguous tensor with as many values.
     #[track_caller]
@@ -43,12 +48,31 @@ impl Engine {
             "values of a GPU: needs a contiguous tensor, got a view of shape {}",
             from.shape()
         );
-        from.device().private(|pass| pass.refuse("values of the GPU that are read within the pass, which"));
+        refuse_replays(from);
         let _borrowed = from.storage.read_on_gpu();
         let (memory, at) = place(from);
         let mut values = vec![T::default(); from.count()];
         self.download_into(memory, at, &mut values);
         values
+    }
+
+    /// A pinned buffer that the first element of a tensor comes to, as [`Engine::first_of`] reads it.
+    #[track_caller]
+    pub(crate) fn get_later(&self, from: &Tensor) -> Pinned {
+        refuse_replays(from);
+        let _borrowed = from.storage.read_on_gpu();
+        let (memory, at) = place(from);
+        self.bring(memory, at..at + from.dtype.bytes())
+    }
+
+    /// The first element in a pinned buffer, once it is here.
+    #[track_caller]
+    pub(crate) fn first_of<T: Element>(&self, pinned: Pinned) -> T {
+        let mut element = [T::default()];
+        let bytes = bytes_of_mut(&mut element);
+        bytes.copy_from_slice(&Engine::here(&pinned)[..bytes.len()]);
+        self.leave_pinned(pinned);
+        element[0]
     }
 
     /// Puts values to a place in memory, in the compute stream's order. The caller holds the write borrow of what lies there.

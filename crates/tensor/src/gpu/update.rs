@@ -4,7 +4,7 @@ use crate::arena::Arena;
 use crate::gpu::Engine;
 use crate::gpu::launch::{Arg, elements};
 use crate::tensor::Tensor;
-use crate::update::{Update, UpdateRun, UpdateStep};
+use crate::update::{Guard, Update, UpdateRun, UpdateStep};
 use std::ops::Range;
 
 /// The kernel of a rule, and how many states it takes at least and at most.
@@ -23,6 +23,7 @@ fn named(rule: Update) -> (&'static str, [usize; 2]) {
 impl Engine {
     /// One step of these runs, whose arenas lie on this GPU. What the step is goes up in one copy, and a launch a run does it.
     #[track_caller]
+    #[expect(clippy::too_many_arguments, reason = "they are what a step is made of")]
     pub(crate) fn update(
         &self,
         values: &Arena,
@@ -31,6 +32,7 @@ impl Engine {
         grads: &Arena,
         states: [Option<&Arena>; 3],
         rule: Update,
+        guard: Option<&Guard>,
     ) {
         let (name, [least, most]) = named(rule);
         assert!(states[..least].iter().all(Option::is_some), "update: {rule:?} has {least} states");
@@ -64,7 +66,10 @@ impl Engine {
                 Arg::InOrNull(None),
             ];
             args.extend(states[..most].iter().map(state));
-            args.extend([Arg::In(&steps), Arg::InOrNull(None), Arg::Int(run.len)]);
+            args.push(Arg::In(&steps));
+            args.push(Arg::InOrNull(guard.map(|guard| &guard.loss)));
+            args.push(guard.map_or(Arg::InOrNull(None), |guard| Arg::Out(&guard.spoilt)));
+            args.push(Arg::Int(run.len));
             // SAFETY: the last of the steps ends with the run, and all arenas have it, as the caller checked, and stay until the stream
             // has come to it, since their memory is given back after all work.
             unsafe { self.launch(name, elements(run.len), &args) }

@@ -1,0 +1,135 @@
+//! Steps that a GPU is given before anyone has looked at the losses of those before.
+
+use crate::fake::fake;
+use crate::{RULE, Told, gpu};
+use phalanx::checkpoint::{CheckpointConfig, Every};
+use phalanx::comm::Group;
+use phalanx::data::{BatchBuffers, Dataset, Target};
+use phalanx::nn::optim::Clip;
+use phalanx::nn::{Linear, Loss, Parameters};
+use phalanx::{Event, Observer, OnNan, State, Trainer, Worker};
+use phalanx_fake_cuda::FakeCuda;
+use std::sync::Arc;
+
+/// Sixteen samples of one number, of which one may be none.
+struct Samples(Option<usize>);
+
+impl Dataset for Samples {
+    fn len(&self) -> usize {
+        16
+    }
+
+    fn input_dims(&self) -> &[usize] {
+        &[1]
+    }
+
+    fn target(&self) -> Target<'_> {
+        Target::Values(&[1])
+    }
+
+    fn batch(&self, samples: &[usize], into: &mut BatchBuffers) -> phalanx::data::Result<()> {
+        for (i, sample) in samples.iter().enumerate() {
+            into.inputs()[i] = if self.0 == Some(*sample) { f32::NAN } else { *sample as f32 / 16.0 };
+        }
+        into.values().fill(1.0);
+        Ok(())
+    }
+}
+
+/// Eight steps of two samples each, in one epoch.
+fn trainer() -> Trainer {
+    Trainer { loss: Loss::Mse, batch_size: 2, shuffle: false, ..Trainer::default() }
+}
+
+/// The loss of each step, and how many steps more than that the optimizer was given when it was told.
+struct Ahead<'a>(&'a FakeCuda, Vec<f64>, Vec<usize>);
+
+impl Observer for Ahead<'_> {
+    fn event(&mut self, event: &Event) {
+        if let Event::Step { step, loss, ms, .. } = event {
+            assert!(*ms > 0.0);
+            let moved = self.0.log().iter().filter(|line| *line == "launch sgd_momentum").count();
+            self.1.push(*loss);
+            self.2.push(moved - *step as usize - 1);
+        }
+    }
+}
+
+/// A run on these samples: how it ended, and the weights that it left.
+fn run(
+    fake: &FakeCuda,
+    trainer: &Trainer,
+    samples: Samples,
+    told: &mut dyn Observer,
+) -> (Result<(), String>, Vec<f32>) {
+    let worker = Worker::with_device(Group::solo(), gpu(fake));
+    let mut net = Linear::new(1, 1);
+    let parameters = Parameters::build(&mut net, worker.device(), 3);
+    let values = parameters.values().clone();
+    let state = State::start(RULE).unwrap();
+    let end = trainer.resume(&worker, &net, parameters, state, Arc::new(samples), None, told);
+    (end.map(drop).map_err(|error| error.to_string()), values.read_flat::<f32>())
+}
+
+#[test]
+fn a_gpu_is_given_a_step_before_anyone_waits_for_the_loss_of_the_one_before() {
+    let (clip, looks) = (Clip { norm: Some(1e9), value: None }, Trainer { on_nan: OnNan::Stop, ..trainer() });
+    let mut losses: Vec<Vec<f64>> = Vec::new();
+    for (seed, trainer, want) in [
+        (1, trainer(), [1, 1, 1, 1, 1, 1, 1, 0]),
+        (2, Trainer { on_nan: OnNan::Ignore, ..trainer() }, [1, 1, 1, 1, 1, 1, 1, 0]),
+        // The second step is the one that is recorded, which waits for its loss.
+        (3, Trainer { graphs: true, ..trainer() }, [0, 0, 1, 1, 1, 1, 1, 0]),
+        // All gradients are looked at, or their norm is.
+        (4, looks, [0; 8]),
+        (5, Trainer { clip, ..trainer() }, [0; 8]),
+    ] {
+        let Some(fake) = fake() else { return };
+        fake.seed(seed);
+        let mut told = Ahead(&fake, Vec::new(), Vec::new());
+        run(&fake, &trainer, Samples(None), &mut told).0.unwrap();
+        assert_eq!(told.2, want, "seed {seed}");
+        losses.push(told.1);
+        assert_eq!(fake.damage(), [""; 0]);
+    }
+    losses.dedup();
+    assert_eq!(losses.len(), 1, "{losses:?}");
+    let Some(fake) = fake() else { return };
+    let mut told = Ahead(&fake, Vec::new(), Vec::new());
+    run(&fake, &Trainer { accumulate: 2, ..trainer() }, Samples(None), &mut told).0.unwrap();
+    assert_eq!(told.2, [1, 1, 1, 0]);
+}
+
+#[test]
+fn a_step_behind_a_loss_that_is_none_was_given_and_leaves_weights_alone() {
+    let Some(fake) = fake() else { return };
+    for (seed, accumulate, graphs) in [(1, 1, false), (2, 1, true), (3, 2, false), (4, 2, true)] {
+        fake.seed(seed);
+        let folder = tempfile::tempdir().unwrap();
+        let checkpoint =
+            CheckpointConfig { every: Every::Steps(3), ..CheckpointConfig::new(folder.path().join("c")) };
+        let trainer = Trainer { accumulate, graphs, epochs: 3, checkpoint: Some(checkpoint), ..trainer() };
+        // In the first pass of a step, or in its second.
+        for sample in [2, 4, 6, 9, 14] {
+            let step = (sample / (2 * accumulate)) as u64;
+            let what = format!("sample {sample}, {accumulate} passes, graphs {graphs}");
+            let (mut told, mut want) = (Told::default(), Told::default());
+            let (end, weights) = run(&fake, &trainer, Samples(Some(sample)), &mut told);
+            let error = end.unwrap_err();
+            assert!(error.contains(&format!("the loss is NaN at step {step}")), "{what}: {error}");
+            if step > 0 {
+                let until = Trainer { steps: Some(step), ..trainer.clone() };
+                let (end, want_weights) = run(&fake, &until, Samples(None), &mut want);
+                end.unwrap();
+                assert!(weights == want_weights, "{what}: {weights:?}, not {want_weights:?}");
+            }
+            assert_eq!(told.losses, want.losses, "{what}");
+        }
+        // Who wants it so has steps made whatever the loss is.
+        let ignored = Trainer { on_nan: OnNan::Ignore, checkpoint: None, ..trainer };
+        let (end, weights) = run(&fake, &ignored, Samples(Some(6)), &mut Told::default());
+        end.unwrap();
+        assert!(weights[0].is_nan());
+    }
+    assert_eq!(fake.damage(), [""; 0]);
+}
