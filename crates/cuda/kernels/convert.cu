@@ -8,3 +8,40 @@ template <class From> __device__ void converted(const From *from, T *to, i64 n) 
 extern "C" __global__ void from_f32(const float *from, T *to, i64 n) { converted(from, to, n); }
 extern "C" __global__ void from_bf16(const Bf16 *from, T *to, i64 n) { converted(from, to, n); }
 extern "C" __global__ void from_f16(const F16 *from, T *to, i64 n) { converted(from, to, n); }
+
+// Runs of elements that lie apart, each cut into chunks of which a block takes one at a time: `first` is the number of a run's first
+// chunk among those of all.
+struct Run {
+    i64 from, to, n, first;
+};
+
+const i64 CHUNK = 2048;
+const int MOST_RUNS = 32;
+
+struct Spread {
+    Run of[MOST_RUNS];
+};
+
+template <class From> __device__ void spread(const From *from, T *to, const Spread &runs, i64 n_runs, i64 chunks) {
+    int r = 0;
+    for (i64 chunk = blockIdx.x; chunk < chunks; chunk += gridDim.x) {
+        // A block's chunks go up, and so do their runs.
+        while (r + 1 < n_runs && runs.of[r + 1].first <= chunk) r++;
+        const Run run = runs.of[r];
+        const i64 begin = (chunk - run.first) * CHUNK, left = run.n - begin;
+        const From *source = from + run.from + begin;
+        T *target = to + run.to + begin;
+        by_block(0, left < CHUNK ? left : CHUNK, [=](auto few, i64 i) {
+            const auto x = taken<few>(source + i);
+            put(target + i, made<few>([&](int j) { return rounded<T>(wide(x.of[j])); }));
+        });
+    }
+}
+
+extern "C" __global__ void spread_from_bf16(const Bf16 *from, T *to, Spread runs, i64 n_runs, i64 chunks) {
+    spread(from, to, runs, n_runs, chunks);
+}
+
+extern "C" __global__ void spread_from_f16(const F16 *from, T *to, Spread runs, i64 n_runs, i64 chunks) {
+    spread(from, to, runs, n_runs, chunks);
+}

@@ -4,6 +4,7 @@ use crate::framing::Framing;
 use crate::geometry::{Geometry, Share, Work};
 use crate::heads::Heads;
 use crate::source::Source;
+use crate::spread::Spread;
 use crate::walk::Walk;
 use crate::window::Window;
 
@@ -86,6 +87,7 @@ const D: Parameter = Parameter::Double;
 const WINDOW: Parameter = Parameter::Struct(Window::BYTES);
 const HEADS: Parameter = Parameter::Struct(Heads::BYTES);
 const FRAMING: Parameter = Parameter::Struct(Framing::BYTES);
+const SPREAD: Parameter = Parameter::Struct(Spread::BYTES);
 const WALK1: Parameter = Parameter::Struct(size_of::<Walk<1>>());
 const WALK2: Parameter = Parameter::Struct(size_of::<Walk<2>>());
 const WALK3: Parameter = Parameter::Struct(size_of::<Walk<3>>());
@@ -151,6 +153,11 @@ const fn random(name: &'static str, parameters: &'static [Parameter]) -> Kernel 
 
 const fn convert(name: &'static str) -> Kernel {
     Kernel { name, source: Source::Convert, parameters: &[R, W, N], share: Share::Elements }
+}
+
+/// Of runs that lie apart.
+const fn spread(name: &'static str) -> Kernel {
+    Kernel { name, source: Source::Convert, parameters: &[R, W, SPREAD, N, N], share: Share::Rows }
 }
 
 const fn gradients(name: &'static str, parameters: &'static [Parameter], share: Share) -> Kernel {
@@ -297,6 +304,8 @@ pub const KERNELS: &[Kernel] = &[
     convert("from_f32"),
     convert("from_bf16"),
     convert("from_f16"),
+    spread("spread_from_bf16"),
+    spread("spread_from_f16"),
     gradients("find_not_finite", &[R, W, N], Share::Elements),
     gradients("sum_squares", &[R, W, N, N], Share::Rows),
     gradients("norm_of_parts", &[R, W, N], Share::Rows),

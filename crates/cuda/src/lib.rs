@@ -39,6 +39,7 @@ mod geometry;
 mod heads;
 mod kernels;
 mod source;
+mod spread;
 mod walk;
 mod window;
 
@@ -87,6 +88,7 @@ pub use memory::DeviceMemory;
 pub use nvrtc::{Architecture, Form, Nvrtc};
 pub use pinned::Pinned;
 pub use source::Source;
+pub use spread::{Run, Spread};
 pub use stream::{Priority, Stream};
 pub use walk::{MAX_DIMS, Walk};
 pub use window::Window;

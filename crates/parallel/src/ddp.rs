@@ -431,6 +431,12 @@ impl GradSink for Counter<'_> {
         Ddp::start_complete(self.step, self.buckets, &mut self.sums, self.parameters);
         self.sums.group.progress();
     }
+
+    /// Whoever sums a bucket does so once it lacks nothing.
+    fn looks(&self, leaf: &LeafId) -> bool {
+        let bucket = |parameter| self.buckets.iter().position(|range| range.contains(&parameter));
+        leaf.slot().and_then(bucket).is_some_and(|bucket| self.step.lacking[bucket] == 1)
+    }
 }
 
 /// What GPUs sum among themselves while a pass goes on, which may be a recorded one.

@@ -48,7 +48,7 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
     // The gradient of an input of this type that the op's own was made of by a cast.
     let cast_back = |dtype: DType, i: usize| {
         let grad = grad.dense();
-        filled_as(dtype, grad.dense_order(), i, grad.shape(), &|out| kernel::copy::convert(&grad, out))
+        filled_as(dtype, grad.dense_order(), i, grad.shape(), &|out| wanted.cast(i, &grad, out))
     };
     let filled = |i: usize, shape: &Shape, f: &dyn Fn(&Tensor)| filled_in(Order::RowMajor, i, shape, f);
     let filled_unless = |added: &Option<Tensor>, i: usize, shape: &Shape, f: &dyn Fn(&Tensor)| {

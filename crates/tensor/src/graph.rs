@@ -224,6 +224,13 @@ impl std::fmt::Debug for LeafId {
 pub trait GradSink {
     /// `leaf` will get no more gradients in this walk. For a leaf of a gradient arena, `grad` is its slot.
     fn finished(&mut self, leaf: LeafId, grad: Tensor);
+
+    /// Whether anyone looks at gradients that were finished, this one or those before, by the time that [`GradSink::finished`] returns, or
+    /// gives a GPU work that does. Where nobody does, some may be made later, by the end of the walk.
+    fn looks(&self, leaf: &LeafId) -> bool {
+        let _ = leaf;
+        true
+    }
 }
 
 /// Gradients by leaf, in the order in which they were finished.

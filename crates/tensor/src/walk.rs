@@ -20,16 +20,20 @@
 
 use crate::autocast::autocast;
 use crate::between;
-use crate::device::Device;
+use crate::device::{Backend, Device};
 use crate::dtype::DType;
+use crate::gpu;
 use crate::gradient::gradient;
-use crate::graph::{Body, GradSink, Inputs, Kind, LeafId, NodeRef, Saved, recording};
+use crate::graph::{Body, GradSink, Inputs, Kind, LeafId, NodeRef, Saved, recording, same_storage};
+use crate::kernel;
 use crate::op::Op;
 use crate::ops::across::Crossing;
 use crate::ops::again::Again;
 use crate::ops::norm::SumOverBatch;
 use crate::shape::{Order, Shape};
 use crate::tensor::Tensor;
+use phalanx_cuda::Spread;
+use std::cell::RefCell;
 use std::sync::{Arc, MutexGuard};
 
 /// What the gradient table asks of the walk: which inputs want a gradient, and where it should be written.
@@ -40,6 +44,37 @@ pub(crate) struct Wanted<'a> {
     pub(crate) shared: Option<SumOverBatch>,
     /// Who knows the way back, where the op is a map of somebody else.
     pub(crate) crossing: Option<Arc<dyn Crossing>>,
+    /// Where casts wait that may come later, if any may.
+    late: Option<&'a LateCasts>,
+}
+
+/// Gradients that were made in 16 bits, on their way to their slots in float32: of a GPU, where each launch costs, several go with one.
+#[derive(Default)]
+struct LateCasts(RefCell<Vec<(Tensor, Tensor)>>);
+
+/// So many bytes of 16-bit gradients wait at most: few enough to be still near when they are read.
+const MOST_LATE_BYTES: usize = 16 << 20;
+
+impl LateCasts {
+    /// Makes the casts that wait.
+    fn make(&self) {
+        for pairs in self.0.take().chunk_by(|(a, _), (b, _)| a.device() == b.device()) {
+            if let Backend::Gpu(engine) = pairs[0].0.device().backend() {
+                gpu::copy::convert_all(engine, pairs);
+            }
+        }
+    }
+
+    fn make_if_many(&self) {
+        let bytes = |(from, _): &(Tensor, Tensor)| from.count() * from.dtype.bytes();
+        let are_many = {
+            let pairs = self.0.borrow();
+            pairs.len() >= Spread::MOST || pairs.iter().map(bytes).sum::<usize>() >= MOST_LATE_BYTES
+        };
+        if are_many {
+            self.make();
+        }
+    }
 }
 
 impl Wanted<'_> {
@@ -67,6 +102,17 @@ impl Wanted<'_> {
             }
         }
         Tensor::stale_in(order, self.device, shape, dtype)
+    }
+
+    /// Fills `to`, which is the place of input `input`'s gradient, with the elements of `from`, which lie alike: at once, or where `to` is
+    /// a slot that nobody looks at so soon, later.
+    pub(crate) fn cast(&self, input: usize, from: &Tensor, to: &Tensor) {
+        let is_slot = |node: &NodeRef| matches!(&node.body().kind, Kind::Leaf(Some(slot)) if same_storage(&slot.tensor().storage, &to.storage));
+        let late = self.late.filter(|_| from.dtype.is_half() && to.dtype == DType::F32 && to.count() > 0);
+        match late.filter(|_| self.inputs[input].as_ref().is_some_and(is_slot)) {
+            Some(late) => late.0.borrow_mut().push((from.clone(), to.clone())),
+            None => kernel::copy::convert(from, to),
+        }
     }
 
     /// The slot of the gradient arena that input `input`'s gradient may be added to where it is computed, in rows, since it has one and
@@ -124,7 +170,8 @@ fn walk(
             others.push(device);
             continue;
         }
-        let mut ahead = Ahead { number: walk.number, list: List::default(), sink, put_off };
+        let (list, late) = (List::default(), LateCasts::default());
+        let mut ahead = Ahead { number: walk.number, list, sink, put_off, late };
         for (output, _) in outputs {
             let node = output.node.as_ref().expect("checked by count");
             let ready = {
@@ -139,6 +186,7 @@ fn walk(
         while let Some(node) = ahead.list.pop() {
             ahead.work(node);
         }
+        ahead.late.make();
         return;
     }
 }
@@ -274,8 +322,8 @@ impl WeightGradients {
                 }
                 body.pending += 1;
             }
-            let grads =
-                gradient(&op, &grad, &saved, &Wanted { inputs: &inputs, device: &device, shared, crossing });
+            let wanted = Wanted { inputs: &inputs, device: &device, shared, crossing, late: None };
+            let grads = gradient(&op, &grad, &saved, &wanted);
             for (input, grad) in inputs.iter().zip(grads) {
                 if let (Some(input), Some(grad)) = (input, grad)
                     && let Kind::Leaf(Some(slot)) = &input.body().kind
@@ -425,6 +473,7 @@ struct Ahead<'a> {
     list: List,
     sink: &'a mut dyn GradSink,
     put_off: &'a mut Option<WeightGradients>,
+    late: LateCasts,
 }
 
 impl Ahead<'_> {
@@ -446,7 +495,11 @@ impl Ahead<'_> {
                     drop(body);
                     let is_whole = self.put_off.as_ref().is_none_or(|put_off| !put_off.lacks(&node));
                     if let Some(grad) = finished.filter(|_| is_whole) {
-                        self.sink.finished(LeafId(node), grad);
+                        let leaf = LeafId(node);
+                        if self.sink.looks(&leaf) {
+                            self.late.make();
+                        }
+                        self.sink.finished(leaf, grad);
                     }
                     return;
                 }
@@ -474,10 +527,17 @@ impl Ahead<'_> {
         }
         let mut grads = match &grad {
             Some(grad) if inputs.iter().any(Option::is_some) => {
-                gradient(&op, grad, &saved, &Wanted { inputs: &inputs, device: &device, shared, crossing })
+                let late = Some(&self.late).filter(|_| self.may_be_late(&op, &inputs, &device));
+                gradient(
+                    &op,
+                    grad,
+                    &saved,
+                    &Wanted { inputs: &inputs, device: &device, shared, crossing, late },
+                )
             }
             _ => Default::default(),
         };
+        self.late.make_if_many();
         drop((saved, grad));
         for (input, grad) in inputs.into_iter().zip(&mut grads) {
             let Some(input) = input else { continue };
@@ -486,6 +546,13 @@ impl Ahead<'_> {
             }
             self.one_came(input);
         }
+    }
+
+    /// Whether the gradient of what was cast to 16 bits for this op is that of a leaf which nobody looks at yet.
+    fn may_be_late(&self, op: &Op, inputs: &Inputs, device: &Device) -> bool {
+        let (Op::Cast(DType::F32), Some(leaf)) = (op, &inputs[0]) else { return false };
+        let is_leaf = matches!(leaf.body().kind, Kind::Leaf(Some(_)));
+        is_leaf && device.gpu().is_some() && !self.sink.looks(&LeafId(leaf.clone()))
     }
 
     /// A gradient that a node waited for has come, or won't.

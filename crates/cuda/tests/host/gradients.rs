@@ -2,7 +2,7 @@
 
 use crate::program::{Arg, launch, there_is_a_compiler};
 use crate::values::{SIZES, decode, encode, floats, random, room};
-use phalanx_cuda::{Element, Work};
+use phalanx_cuda::{Element, Run, Spread, Work};
 use phalanx_nn::optim::Clip;
 
 /// Numbers of a piece.
@@ -147,6 +147,47 @@ fn conversions_round_to_the_nearest() {
                 let same = got.to_bits() == want.to_bits() || (got.is_nan() && want.is_nan());
                 assert!(same, "{from:?} to {to:?}: {} becomes {got}, not {want}", values[i]);
             }
+        }
+    }
+}
+
+#[test]
+fn runs_that_lie_apart_are_converted_and_what_is_between_stays() {
+    if !there_is_a_compiler() {
+        return;
+    }
+    let chunk = Spread::CHUNK as i64;
+    // From, to, and how many: of a number, of whole chunks, of some and a rest, at places that 16 bytes divide and others, the last ones
+    // first.
+    let all =
+        [(9000, 8, 1), (0, 16, 2 * chunk), (5000, 4209, 3 * chunk + 5), (12000, 11000, 77), (4100, 10500, 9)];
+    let (n_from, n_to) = (13000, 12000);
+    for (from, name) in [(Element::Bf16, "spread_from_bf16"), (Element::F16, "spread_from_f16")] {
+        let source = encode(from, &random(from, n_from, -4.0, 4.0, 7));
+        let values = decode(from, &source);
+        for (to, runs) in Element::ALL.into_iter().flat_map(|to| [1, 3, 5].map(|runs| (to, runs))) {
+            let before = random(to, n_to, -1.0, 1.0, 8);
+            let (mut out, mut want) = (encode(to, &before), before);
+            let runs = &all[..runs];
+            for &(from, to, len) in runs {
+                want[to as usize..][..len as usize].copy_from_slice(&values[from as usize..][..len as usize]);
+            }
+            let runs = runs.iter().map(|&(from, to, len)| Run { from, to, len: len as usize });
+            let spread = Spread::new(runs.collect());
+            let (bytes, chunks) = (spread.to_bytes(), spread.chunks());
+            launch(
+                name,
+                to,
+                Work::Rows { rows: chunks as u64, width: Spread::CHUNK as u64 },
+                &mut [
+                    Arg::In(&source),
+                    Arg::Out(&mut out),
+                    Arg::Struct(bytes.to_vec()),
+                    Arg::Int(spread.runs() as i64),
+                    Arg::Int(chunks as i64),
+                ],
+            );
+            assert!(out == encode(to, &want), "{from:?} to {to:?}, {spread:?}");
         }
     }
 }

@@ -2,12 +2,12 @@
 
 use crate::dtype::{DType, Element as _};
 use crate::gpu::Engine;
-use crate::gpu::launch::{Arg, check_float, element, elements, walk};
+use crate::gpu::launch::{Arg, check_float, element, elements, rows, walk};
 use crate::gpu::transfer::place;
 use crate::shape::Order;
 use crate::tensor::Tensor;
 use half::{bf16, f16};
-use phalanx_cuda::Work;
+use phalanx_cuda::{Address, Run, Spread, Work};
 
 /// The kernels for elements of so many bytes: a copy, a transposition, a fill.
 fn named(dtype: DType) -> [&'static str; 3] {
@@ -82,6 +82,38 @@ pub(crate) fn convert(engine: &Engine, from: &Tensor, out: &Tensor) {
     // SAFETY: both have n elements without gaps.
     unsafe {
         engine.launch_for(element(out.dtype), name, elements(n), &[Arg::In(from), Arg::Out(out), Arg::Int(n)])
+    }
+}
+
+/// As [`convert`] each of these pairs, from a float of 16 bits to f32, as many with a launch as one takes.
+#[track_caller]
+pub(crate) fn convert_all(engine: &Engine, pairs: &[(Tensor, Tensor)]) {
+    let of_one_type = pairs.chunk_by(|a, b| a.0.dtype == b.0.dtype);
+    for pairs in of_one_type.flat_map(|pairs| pairs.chunks(Spread::MOST)) {
+        let name = if pairs[0].0.dtype == DType::BF16 { "spread_from_bf16" } else { "spread_from_f16" };
+        let behind = |tensor: &Tensor| tensor.geometry.offset * tensor.dtype.bytes();
+        // Whoever has one of them asks for it in vain until the launch is given.
+        let lent: Vec<_> =
+            pairs.iter().map(|(from, to)| (from.storage.read_on_gpu(), to.storage.write_on_gpu())).collect();
+        let places = pairs.iter().zip(&lent).map(|((from, to), (lent_from, lent_to))| {
+            [lent_from.at.plus(behind(from)), lent_to.at.plus(behind(to))]
+        });
+        let places: Vec<[Address; 2]> = places.collect();
+        let [first_from, first_to] = places[0];
+        let elements_to =
+            |at: Address, from: Address, dtype: DType| (at.0 as i64 - from.0 as i64) / dtype.bytes() as i64;
+        let runs = pairs.iter().zip(&places).map(|((from, to), [at, at_to])| Run {
+            from: elements_to(*at, first_from, from.dtype),
+            to: elements_to(*at_to, first_to, to.dtype),
+            len: to.count(),
+        });
+        let spread = Spread::new(runs.collect());
+        let (bytes, chunks) = (spread.to_bytes(), spread.chunks());
+        let runs = [Arg::Struct(&bytes), Arg::Int(spread.runs()), Arg::Int(chunks)];
+        let args = [Arg::BareIn(first_from), Arg::Bare(first_to), runs[0], runs[1], runs[2]];
+        // SAFETY: each run is the elements of a pair, which lie without gaps in one order, and whose buffers are borrowed until the
+        // launch is given.
+        unsafe { engine.launch_for(element(DType::F32), name, rows(chunks, Spread::CHUNK), &args) }
     }
 }
 

@@ -3,7 +3,10 @@
 use crate::rig::rig;
 use phalanx_tensor::cases::beside::{beside, tolerance};
 use phalanx_tensor::cases::{self, Check};
-use phalanx_tensor::{Conv2dOptions, DType, Device, Factors, Keep, Philox, Tensor, autocast};
+use phalanx_tensor::{
+    Arena, Conv2dOptions, DType, Device, Factors, GradSink, Gradients, Grads, Keep, Layout, LeafId, Philox,
+    Tensor, autocast, backward,
+};
 
 /// Holds a GPU's results in a type beside a CPU's in float64.
 struct Halves<'a> {
@@ -173,6 +176,88 @@ fn a_branch_in_16_bits_of_a_stream_in_f32_is_the_cpus() {
                 f64::from(apart) <= tolerance(dtype) * f64::from(largest),
                 "{dtype}: {apart} of {largest}"
             );
+        }
+    }
+}
+
+/// Looks at gradients when the last leaf of some is finished, or at none before the end.
+struct Looks {
+    at: Option<usize>,
+    seen: Vec<Vec<f32>>,
+}
+
+impl GradSink for Looks {
+    fn finished(&mut self, leaf: LeafId, grad: Tensor) {
+        if self.looks(&leaf) {
+            self.seen.push(grad.to_vec());
+        }
+    }
+
+    fn looks(&self, leaf: &LeafId) -> bool {
+        leaf.slot() == self.at
+    }
+}
+
+/// Gradients of weights that were cast to 16 bits go to their slots with one launch, and nobody finds one that isn't there.
+#[test]
+fn casts_of_many_gradients_are_one_launch_unless_somebody_looks() {
+    const LAYERS: usize = 40;
+    let Some(rig) = rig(6) else { return };
+    let layout = Layout::new(&vec![[24, 24].into(); LAYERS]);
+    let launches = |name: &str| {
+        let log = rig.fake().map(|fake| fake.log()).unwrap_or_default();
+        log.iter().filter(|line| **line == format!("launch {name}")).count()
+    };
+    for dtype in [DType::BF16, DType::F16] {
+        let name = if dtype == DType::BF16 { "from_bf16" } else { "from_f16" };
+        // All leaves' gradients after each of two passes, which the second adds to, what was seen meanwhile, and the launches of the
+        // first: one for each gradient, and one for many.
+        let run = |at: Option<usize>, looks: bool| {
+            let (values, grads) =
+                (Arena::new(&rig, DType::F32, &layout), Grads::new(&rig, DType::F32, &layout));
+            let weights: Vec<Tensor> = (0..LAYERS).map(|i| grads.leaf(i, &values)).collect();
+            let random = |key| Tensor::uniform(&rig, [24, 24], -0.3, 0.3, DType::F32, Philox::new(5, key));
+            weights.iter().zip(0..).for_each(|(weight, key)| weight.copy_from(&random(key)));
+            grads.zero();
+            let mut found = (Vec::new(), Vec::new(), [0; 2]);
+            for pass in 0..2 {
+                let x = random(100 + pass);
+                // The first weight comes twice.
+                let layers = weights.iter().chain([&weights[0]]);
+                let loss =
+                    autocast(dtype, || layers.fold(x, |x, weight| x.linear(weight, None)).square().sum_all());
+                let before = [name, &format!("spread_{name}")].map(launches);
+                if looks {
+                    let mut all = Gradients::default();
+                    backward(&[(&loss, None)], &mut all);
+                } else {
+                    let mut sink = Looks { at, seen: Vec::new() };
+                    backward(&[(&loss, None)], &mut sink);
+                    found.1.extend(sink.seen);
+                }
+                let after = [name, &format!("spread_{name}")].map(launches);
+                if pass == 0 {
+                    found.2 = [0, 1].map(|i| after[i] - before[i]);
+                }
+                found.0.push(grads.arena().read_flat::<f32>());
+            }
+            found
+        };
+        let (want, _, [alone, none]) = run(None, true);
+        let (got, _, [apart, together]) = run(None, false);
+        assert!(got == want, "{dtype}: not the same bits");
+        // A launch takes 32 of them.
+        if rig.fake().is_some() {
+            assert_eq!((none, together, alone - apart), (0, 2, LAYERS - 1), "{dtype}");
+        }
+        let (got, seen, [_, together]) = run(Some(3), false);
+        assert!(got == want, "{dtype}: not the same bits");
+        assert_eq!(seen.len(), 2);
+        for (seen, want) in seen.iter().zip(&want) {
+            assert!(*seen == want[layout.range(3)], "{dtype}: seen before it was there");
+        }
+        if rig.fake().is_some() {
+            assert_eq!(together, 3, "{dtype}: after 32, for what was looked at, and at the end");
         }
     }
 }
