@@ -29,6 +29,8 @@ pub enum Share {
     Elements,
     /// See [`Work::Rows`].
     Rows,
+    /// See [`Work::Bands`].
+    Bands,
     /// See [`Work::Columns`].
     Columns,
     /// See [`Work::WholeColumns`].
@@ -49,6 +51,14 @@ pub enum Work {
         /// How many.
         rows: u64,
         /// Elements of each.
+        width: u64,
+    },
+    /// Rows of up to [`Work::MOST_IN_BAND`] elements, cut into bands of neighbours: a block each, whose threads have [`Work::IN_BAND`]
+    /// neighbours each of every row.
+    Bands {
+        /// How many bands.
+        bands: u64,
+        /// Elements of a row.
         width: u64,
     },
     /// A table of which something is found column by column and piece by piece: a block takes columns of [`LINE`] bytes of one piece.
@@ -90,11 +100,17 @@ pub struct Geometry {
 }
 
 impl Work {
+    /// Neighbours of a thread in a row of a band.
+    pub const IN_BAND: u64 = 8;
+    /// The most elements of a row of a band.
+    pub const MOST_IN_BAND: u64 = THREADS as u64 * Work::IN_BAND;
+
     /// How it is shared out.
     pub const fn share(self) -> Share {
         match self {
             Work::Elements(_) => Share::Elements,
             Work::Rows { .. } => Share::Rows,
+            Work::Bands { .. } => Share::Bands,
             Work::Columns { .. } => Share::Columns,
             Work::WholeColumns { .. } => Share::WholeColumns,
             Work::Tiles { .. } => Share::Tiles,
@@ -109,6 +125,11 @@ impl Work {
                 let warps = width.div_ceil(PER_THREAD * u64::from(WARP)).clamp(1, u64::from(THREADS / WARP));
                 warps as u32 * WARP
             }
+            Work::Bands { width, .. } => {
+                let warps =
+                    width.div_ceil(Work::IN_BAND * u64::from(WARP)).clamp(1, u64::from(THREADS / WARP));
+                warps as u32 * WARP
+            }
             Work::Pieces(_) => THREADS_OF_PIECE,
             _ => THREADS,
         }
@@ -119,6 +140,7 @@ impl Work {
         match self {
             Work::Elements(n) => n.div_ceil(u64::from(THREADS)),
             Work::Rows { rows, .. } => rows,
+            Work::Bands { bands, .. } => bands,
             Work::Pieces(n) => n,
             Work::Columns { pieces, width, bytes } => pieces.saturating_mul(width.div_ceil(LINE / bytes)),
             Work::WholeColumns { width, bytes } => width.div_ceil(SECTOR / bytes),
@@ -150,6 +172,7 @@ mod tests {
             all.extend([2, 4].map(|bytes| Work::WholeColumns { width: a, bytes }));
             for b in SIZES {
                 all.push(Work::Rows { rows: a, width: b });
+                all.push(Work::Bands { bands: a, width: b });
                 all.extend([2, 4].map(|bytes| Work::Columns { pieces: a, width: b, bytes }));
                 all.extend(SIZES.map(|c| Work::Tiles { matrices: c, rows: a, columns: b }));
             }
@@ -179,6 +202,7 @@ mod tests {
                 Work::Elements(n) | Work::Pieces(n) => n == 0,
                 // A row without elements has a sum, too.
                 Work::Rows { rows, .. } => rows == 0,
+                Work::Bands { bands, .. } => bands == 0,
                 Work::Columns { pieces, width, .. } => pieces == 0 || width == 0,
                 Work::WholeColumns { width, .. } => width == 0,
                 Work::Tiles { matrices, rows, columns } => matrices == 0 || rows == 0 || columns == 0,

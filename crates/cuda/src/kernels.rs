@@ -98,6 +98,8 @@ const ARITHMETIC: &[Parameter] = &[R, R, W, N];
 const NORMALISED: &[Parameter] = &[R, R0, R0, W, W, W, N, N, F];
 const NORMALISED_GRADIENT: &[Parameter] = &[R, R0, R, R, R, W, N, N];
 const NORMALISED_COLUMNS: &[Parameter] = &[R, R, R, R, W, W, N, N, N];
+const NORMALISED_WHOLE: &[Parameter] = &[R, R0, W0, R0, R0, W, W, W, N, N, F];
+const NORMALISED_WHOLE_GRADIENT: &[Parameter] = &[R, R0, R, R0, R, R, W, W0, W0, W0, N, N, N];
 const OF_VIEWS: &[Parameter] = &[R, R, W, WALK2, N];
 const ATTENTION: &[Parameter] = &[R, W, W, R0, R0, HEADS];
 const TO_QUERIES: &[Parameter] = &[R, R, R, R, W, W, R0, R0, HEADS];
@@ -277,6 +279,11 @@ pub const KERNELS: &[Kernel] = &[
     layer_norm("rounded_layer_norm", NORMALISED, Share::Rows),
     layer_norm("rounded_layer_norm_gradient", NORMALISED_GRADIENT, Share::Rows),
     layer_norm("rounded_layer_norm_columns", NORMALISED_COLUMNS, Share::Columns),
+    layer_norm("layer_norm_whole", NORMALISED_WHOLE, Share::Bands),
+    layer_norm("layer_norm_whole_gradient", NORMALISED_WHOLE_GRADIENT, Share::Bands),
+    layer_norm("rounded_layer_norm_whole", NORMALISED_WHOLE, Share::Bands),
+    layer_norm("rounded_layer_norm_whole_gradient", NORMALISED_WHOLE_GRADIENT, Share::Bands),
+    layer_norm("layer_norm_bands", &[R0, R0, W0, W0, N, N], Share::Rows),
     batch_norm("batch_moments", &[R, W, W, N, N, N], Share::Columns),
     batch_norm("merge_moments", &[R, R, W, N, N, N], Share::Rows),
     batch_norm("batch_found", &[R, R, W, W, W, W0, W0, N, N, N, D, D], Share::Rows),

@@ -66,7 +66,10 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
         Op::Add(a, b) => {
             of([wanted.wants(0).then(|| grad.sum_to(&a)), wanted.wants(1).then(|| grad.sum_to(&b))])
         }
-        Op::AddHalf(half) => of([wanted.wants(0).then(|| grad.clone()), cast_back(half, 1)]),
+        Op::AddHalf(half) => {
+            let rounded = wanted.rounded.clone().filter(|_| wanted.wants(1));
+            of([wanted.wants(0).then(|| grad.clone()), rounded.or_else(|| cast_back(half, 1))])
+        }
         Op::Sub(a, b) => {
             of([wanted.wants(0).then(|| grad.sum_to(&a)), wanted.wants(1).then(|| grad.sum_to(&b).neg())])
         }
@@ -251,12 +254,31 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
         Op::LayerNorm { row, .. } => {
             let (x, weight, grad) = (value(saved, 0), saved[1].as_ref(), grad.contiguous());
             let stats = [x, value(saved, 2), value(saved, 3)];
-            let grad_x = filled_as(x.dtype, Order::RowMajor, 0, x.shape(), &|out| {
-                kernel::norm::layer_norm_gradient(stats, weight, &grad, row, out)
-            });
             let shape = weight.map_or(Shape::new(&[row]), |weight| *weight.shape());
             let [grad_w, grad_b] = [1, 2]
                 .map(|i| wanted.wants(i).then(|| wanted.place(i, Order::RowMajor, shape, dtype.wide())));
+            if let Backend::Gpu(engine) = device.backend()
+                && wanted.wants(0)
+                && gpu::norm::is_held(row)
+            {
+                let plus = wanted.received(0, x);
+                let rounds = |half: &DType| x.dtype == DType::F32 && *half == dtype;
+                let halves =
+                    wanted.rounds(0).filter(rounds).map(|half| Tensor::stale(device, *x.shape(), half));
+                let grad_x = wanted.place(0, Order::RowMajor, *x.shape(), x.dtype);
+                let to = gpu::norm::Gradients {
+                    rows: &grad_x,
+                    plus: plus.as_ref(),
+                    halves: halves.as_ref(),
+                    parameters: [grad_w.as_ref(), grad_b.as_ref()],
+                };
+                gpu::norm::layer_norm_gradients(engine, stats, weight, &grad, row, &to);
+                halves.into_iter().for_each(|halves| wanted.give_rounded(0, halves));
+                return of([Some(grad_x), grad_w, grad_b]);
+            }
+            let grad_x = filled_as(x.dtype, Order::RowMajor, 0, x.shape(), &|out| {
+                kernel::norm::layer_norm_gradient(stats, weight, &grad, row, out)
+            });
             kernel::norm::layer_norm_parameter_gradients(stats, &grad, grad_w.as_ref(), grad_b.as_ref());
             of([grad_x, grad_w, grad_b])
         }

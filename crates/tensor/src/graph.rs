@@ -52,6 +52,8 @@ pub(crate) struct Body {
     pub(crate) walk: u64,
     /// The sum of the gradients received so far.
     pub(crate) grad: Option<Tensor>,
+    /// That sum in the 16 bits of the second input of an [`Op::AddHalf`], where whoever made it has rounded it beside.
+    pub(crate) rounded: Option<Tensor>,
     /// How many gradients are still to come in this walk.
     pub(crate) pending: u32,
     /// The next node in whatever list this one waits in.

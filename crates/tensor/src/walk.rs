@@ -46,6 +46,8 @@ pub(crate) struct Wanted<'a> {
     pub(crate) crossing: Option<Arc<dyn Crossing>>,
     /// Where casts wait that may come later, if any may.
     late: Option<&'a LateCasts>,
+    /// The op's own gradient in the 16 bits of its second input, if whoever made it has rounded it, too.
+    pub(crate) rounded: Option<Tensor>,
 }
 
 /// Gradients that were made in 16 bits, on their way to their slots in float32: of a GPU, where each launch costs, several go with one.
@@ -102,6 +104,35 @@ impl Wanted<'_> {
             }
         }
         Tensor::stale_in(order, self.device, shape, dtype)
+    }
+
+    /// Takes what input `input` has received so far, for one who gives it the sum of that and its own: if it is no leaf, and that is in
+    /// rows and alike.
+    pub(crate) fn received(&self, input: usize, like: &Tensor) -> Option<Tensor> {
+        let mut body = self.inputs[input].as_ref()?.body();
+        let fits = |grad: &mut Tensor| {
+            grad.dtype == like.dtype
+                && grad.shape() == like.shape()
+                && grad.geometry.is_contiguous()
+                && grad.device() == like.device()
+        };
+        if matches!(body.kind, Kind::Op(_)) { body.grad.take_if(fits) } else { None }
+    }
+
+    /// In which 16 bits input `input` hands its gradient on to an input of its own, if this gradient is the last that it gets.
+    pub(crate) fn rounds(&self, input: usize) -> Option<DType> {
+        let body = self.inputs[input].as_ref()?.body();
+        match body.kind {
+            Kind::Op(Op::AddHalf(half)) if body.pending == 1 && body.inputs[1].is_some() => Some(half),
+            _ => None,
+        }
+    }
+
+    /// Hands input `input` what it rounds.
+    pub(crate) fn give_rounded(&self, input: usize, rounded: Tensor) {
+        if let Some(node) = &self.inputs[input] {
+            node.body().rounded = Some(rounded);
+        }
     }
 
     /// Fills `to`, which is the place of input `input`'s gradient, with the elements of `from`, which lie alike: at once, or where `to` is
@@ -322,7 +353,8 @@ impl WeightGradients {
                 }
                 body.pending += 1;
             }
-            let wanted = Wanted { inputs: &inputs, device: &device, shared, crossing, late: None };
+            let (late, rounded) = (None, None);
+            let wanted = Wanted { inputs: &inputs, device: &device, shared, crossing, late, rounded };
             let grads = gradient(&op, &grad, &saved, &wanted);
             for (input, grad) in inputs.iter().zip(grads) {
                 if let (Some(input), Some(grad)) = (input, grad)
@@ -452,7 +484,7 @@ impl Drop for List {
 fn visit(node: &NodeRef, walk: u64, list: &mut List) {
     let mut body = node.body();
     if std::mem::replace(&mut body.walk, walk) != walk {
-        (body.pending, body.grad) = (0, None);
+        (body.pending, body.grad, body.rounded) = (0, None, None);
         drop(body);
         list.push(node);
     }
@@ -480,9 +512,9 @@ impl Ahead<'_> {
     /// Finishes one node that has all of its gradients.
     #[track_caller]
     fn work(&mut self, node: NodeRef) {
-        let (op, mut inputs, mut saved, (lent, made), grad, device) = {
+        let (op, mut inputs, mut saved, (lent, made), (grad, rounded), device) = {
             let mut body = node.body();
-            let grad = body.grad.take();
+            let (grad, rounded) = (body.grad.take(), body.rounded.take());
             match std::mem::take(&mut body.kind) {
                 Kind::Leaf(slot) => {
                     let finished = match (&slot, grad) {
@@ -509,7 +541,7 @@ impl Ahead<'_> {
                     check_saved(&op, &body);
                     let (inputs, saved) = (std::mem::take(&mut body.inputs), std::mem::take(&mut body.saved));
                     let lent = (body.shared.take(), body.crossing.take(), body.again.take());
-                    (op, inputs, saved, (lent, body.made.take()), grad, device)
+                    (op, inputs, saved, (lent, body.made.take()), (grad, rounded), device)
                 }
             }
         };
@@ -528,12 +560,8 @@ impl Ahead<'_> {
         let mut grads = match &grad {
             Some(grad) if inputs.iter().any(Option::is_some) => {
                 let late = Some(&self.late).filter(|_| self.may_be_late(&op, &inputs, &device));
-                gradient(
-                    &op,
-                    grad,
-                    &saved,
-                    &Wanted { inputs: &inputs, device: &device, shared, crossing, late },
-                )
+                let wanted = Wanted { inputs: &inputs, device: &device, shared, crossing, late, rounded };
+                gradient(&op, grad, &saved, &wanted)
             }
             _ => Default::default(),
         };

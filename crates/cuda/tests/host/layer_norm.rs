@@ -149,6 +149,100 @@ impl Case {
     }
 }
 
+/// Rows of a band.
+const BAND: usize = 3;
+
+impl Case {
+    /// The kernels of which a thread has its part of a row at once: rows that are sums of two, or are not, with a gradient that more is
+    /// added to and that is rounded beside, or is not.
+    fn check_whole(mut self, more: bool) {
+        let (element, [rows, width], n) = (self.element, self.size, self.size[0] * self.size[1]);
+        let (input, name) = (self.kind.input(element), |rest: &str| self.kind.kernel(rest));
+        let kinds = format!("{:?} of {element:?}, {rows} x {width}", name(""));
+        let near = |what: &str, of: Element, got: &[u8], want: &[f64], scale: f64| {
+            near(what, of, &decode(of, got), want, scale, STEPS);
+        };
+        let work = |bands: usize| Work::Bands { bands: bands as u64, width: width as u64 };
+        let sizes = || [Arg::Int(rows as i64), Arg::Int(width as i64)];
+        let [weight, bias] =
+            [&self.weight, &self.bias].map(|part| part.as_ref().map(|p| encode(Element::F32, p)));
+
+        let (x, branch) = (encode(input, &self.x), random(element, n, -1.0, 1.0, 5));
+        let (of_branch, mut sums) = (encode(element, &branch), room(input, n));
+        let mut outputs = [room(element, n), room(Element::F32, rows), room(Element::F32, rows)];
+        let [out, means, scales] = &mut outputs;
+        let mut args = vec![Arg::In(&x)];
+        args.push(if more { Arg::In(&of_branch) } else { Arg::Null });
+        args.push(if more { Arg::Out(&mut sums) } else { Arg::Null });
+        args.extend([arg(&weight), arg(&bias), Arg::Out(out), Arg::Out(means), Arg::Out(scales)]);
+        args.extend(sizes());
+        args.push(Arg::Float(EPS as f32));
+        launch(&name("_whole"), element, work(rows), &mut args);
+        if more {
+            // In float32 as a sum is, and then in the type of the rows.
+            let sum = |(x, branch): (&f64, &f64)| f64::from(*x as f32 + *branch as f32);
+            let want = encode(input, &self.x.iter().zip(&branch).map(sum).collect::<Vec<_>>());
+            assert!(sums == want, "{kinds}: sums");
+            self.x = decode(input, &want);
+        }
+        let [want, want_x, want_w, want_b] = self.reference();
+        let [out, means, scales] = outputs;
+        near(&name("_whole"), element, &out, &want, 4.0);
+
+        let (x, grad) = (encode(input, &self.x), encode(element, &self.grad));
+        let plus = random(input, n, -1.0, 1.0, 6);
+        let of_plus = encode(input, &plus);
+        let bands = rows.div_ceil(BAND);
+        let run = |plus: Option<&[u8]>, halves: &mut Option<Vec<u8>>, parts: &mut [Option<Vec<u8>>; 2]| {
+            let mut out = room(input, n);
+            let mut args = vec![Arg::In(&x), arg(&weight), Arg::In(&grad)];
+            args.extend([plus.map_or(Arg::Null, Arg::In), Arg::In(&means), Arg::In(&scales)]);
+            args.push(Arg::Out(&mut out));
+            args.extend([halves].into_iter().chain(parts).map(|part| match part {
+                Some(part) => Arg::Out(part),
+                None => Arg::Null,
+            }));
+            args.extend(sizes());
+            args.push(Arg::Int(BAND as i64));
+            launch(&name("_whole_gradient"), element, work(bands), &mut args);
+            out
+        };
+        let mut parts = [0; 2].map(|_| Some(room(Element::F32, bands * width)));
+        let alone = run(None, &mut None, &mut parts);
+        let largest = want_x.iter().fold(1.0, |a: f64, g| a.max(g.abs()));
+        near(&name("_whole_gradient"), input, &alone, &want_x, 4.0 * largest);
+        if more {
+            let (mut halves, mut of_weight) = (Some(room(element, n)), [parts[0].clone(), None]);
+            let summed = run(Some(&of_plus), &mut halves, &mut of_weight);
+            assert!(of_weight[0] == parts[0], "{kinds}: what nobody wants changes nothing");
+            let sum = |(own, plus): (f64, &f64)| f64::from(own as f32 + *plus as f32);
+            let want: Vec<f64> = decode(input, &alone).into_iter().zip(&plus).map(sum).collect();
+            assert!(summed == encode(input, &want), "{kinds}: a sum of gradients");
+            assert!(halves == Some(encode(element, &decode(input, &summed))), "{kinds}: rounded beside");
+        }
+        if self.weight.is_none() {
+            return;
+        }
+        let both = |wanted: [bool; 2]| {
+            let mut outs = [0; 2].map(|_| room(Element::F32, width));
+            let mut args: Vec<Arg<'_>> = parts.iter().map(arg).collect();
+            args.extend(outs.iter_mut().zip(wanted).map(|(out, wanted)| match wanted {
+                true => Arg::Out(out),
+                false => Arg::Null,
+            }));
+            args.extend([width, bands].map(|n| Arg::Int(n as i64)));
+            let work = Work::Rows { rows: (width / 4) as u64, width: (8 * bands) as u64 };
+            launch("layer_norm_bands", element, work, &mut args);
+            outs
+        };
+        let [of_weight, of_bias] = both([true; 2]);
+        assert!(both([true, false])[0] == of_weight && both([false, true])[1] == of_bias, "{kinds}");
+        for (out, want) in [(of_weight, want_w), (of_bias, want_b)] {
+            near(&name("_whole_gradient"), Element::F32, &out, &want, 2.0 * (rows as f64).sqrt());
+        }
+    }
+}
+
 #[test]
 fn rows_and_all_gradients_are_those_of_the_engine() {
     if !there_is_a_compiler() {
@@ -159,6 +253,23 @@ fn rows_and_all_gradients_are_those_of_the_engine() {
         for size in [[1, 2], [7, 33], [40, 257], [3, 1100], [5, 1104]] {
             for kind in [Kind::Own, Kind::Rounded] {
                 Case::new(kind, element, size, affine).check();
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_that_threads_hold_are_those_of_the_engine_with_all_that_goes_along() {
+    if !there_is_a_compiler() {
+        return;
+    }
+    for (element, affine) in Element::ALL.into_iter().flat_map(|element| [(element, true), (element, false)])
+    {
+        for size in [[1, 8], [7, 264], [40, 256], [2, 2048]] {
+            for (kind, more) in
+                [Kind::Own, Kind::Rounded].into_iter().flat_map(|kind| [(kind, false), (kind, true)])
+            {
+                Case::new(kind, element, size, affine).check_whole(more);
             }
         }
     }

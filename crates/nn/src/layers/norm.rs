@@ -46,6 +46,23 @@ impl LayerNorm {
     }
 }
 
+impl LayerNorm {
+    /// The sum of `x` and a branch, and that as [`LayerNorm::for_products`] has it.
+    pub(crate) fn sum_for_products(&self, x: &Tensor, branch: &Tensor, seam: &Seam) -> [Tensor; 2] {
+        let (weight, bias) = (Some(&*self.weight), Some(&*self.bias));
+        match autocast_dtype() {
+            half if half.is_half() && x.dtype() != DType::F64 && seam.enter.is_none() => {
+                x.sum_layer_norm_in(branch, half, 1, weight, bias, self.eps)
+            }
+            _ => {
+                let sum = x + branch;
+                let rows = self.for_products(&sum, seam);
+                [sum, rows]
+            }
+        }
+    }
+}
+
 impl Module for LayerNorm {
     /// (..., width) to the same.
     fn forward(&self, x: &Tensor, _: &mut Ctx) -> Tensor {

@@ -235,8 +235,9 @@ module! {
     }
 
     fn forward(&self, x: &Tensor, ctx: &mut Ctx) -> Tensor {
-        let x = x + self.attn.forward(&self.ln_1.for_products(x, self.attn.c_attn.seam()), ctx);
-        &x + self.mlp.forward(&self.ln_2.for_products(&x, self.mlp.c_fc.seam()), ctx)
+        let branch = self.attn.forward(&self.ln_1.for_products(x, self.attn.c_attn.seam()), ctx);
+        let [x, rows] = self.ln_2.sum_for_products(x, &branch, self.mlp.c_fc.seam());
+        x + self.mlp.forward(&rows, ctx)
     }
 }
 

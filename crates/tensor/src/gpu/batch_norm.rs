@@ -3,7 +3,7 @@
 use crate::cpu::batch_norm::Fused;
 use crate::dtype::DType;
 use crate::gpu::Engine;
-use crate::gpu::launch::{Arg, check_float, elements, rows};
+use crate::gpu::launch::{Arg, check_float, elements, out_or_null, rows};
 use crate::gpu::reduce::{column_parts, columns, pieces};
 use crate::tensor::Tensor;
 use phalanx_cuda::Work;
@@ -30,10 +30,6 @@ fn whole(x: &Tensor) -> Option<Work> {
 fn parts(x: &Tensor) -> [Tensor; 2] {
     let [n, channels] = sizes(x);
     [0, 1].map(|_| column_parts(x, n, channels))
-}
-
-fn out_or_null(tensor: Option<&Tensor>) -> Arg<'_> {
-    tensor.map_or(Arg::InOrNull(None), Arg::Out)
 }
 
 /// Each channel's mean and sum of squared distances from the mean, piece by piece.

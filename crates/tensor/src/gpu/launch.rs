@@ -79,6 +79,11 @@ impl Engine {
     }
 }
 
+/// A tensor that is written, or null.
+pub(super) fn out_or_null(out: Option<&Tensor>) -> Arg<'_> {
+    out.map_or(Arg::InOrNull(None), Arg::Out)
+}
+
 /// Work element by element.
 pub(super) fn elements(n: usize) -> Work {
     Work::Elements(n as u64)

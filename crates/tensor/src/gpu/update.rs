@@ -2,7 +2,7 @@
 
 use crate::arena::Arena;
 use crate::gpu::Engine;
-use crate::gpu::launch::{Arg, elements};
+use crate::gpu::launch::{Arg, elements, out_or_null};
 use crate::tensor::Tensor;
 use crate::update::{Guard, Update, UpdateRun, UpdateStep};
 use std::ops::Range;
@@ -68,7 +68,7 @@ impl Engine {
             args.extend(states[..most].iter().map(state));
             args.push(Arg::In(&steps));
             args.push(Arg::InOrNull(guard.map(|guard| &guard.loss)));
-            args.push(guard.map_or(Arg::InOrNull(None), |guard| Arg::Out(&guard.spoilt)));
+            args.push(out_or_null(guard.map(|guard| &guard.spoilt)));
             args.push(Arg::Int(run.len));
             // SAFETY: the last of the steps ends with the run, and all arenas have it, as the caller checked, and stay until the stream
             // has come to it, since their memory is given back after all work.

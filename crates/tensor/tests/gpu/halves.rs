@@ -180,6 +180,63 @@ fn a_branch_in_16_bits_of_a_stream_in_f32_is_the_cpus() {
     }
 }
 
+/// Two branches behind each other, whose sums, casts and sums of gradients go along with layer norms where a block of threads can hold a
+/// row, and don't where it can't.
+#[test]
+fn what_goes_along_with_a_layer_norm_comes_to_the_same_bits() {
+    let Some(rig) = rig(7) else { return };
+    let launches = || {
+        let log = rig.fake().map(|fake| fake.log()).unwrap_or_default();
+        ["add_assign", "from_f32", "sum_in_float"]
+            .map(|name| log.iter().filter(|line| **line == format!("launch {name}")).count())
+    };
+    for (dtype, [rows, width]) in [(DType::BF16, [70, 64]), (DType::F16, [3, 24]), (DType::BF16, [5, 36])] {
+        let on = |device: &Device, apart: bool| {
+            let of = |shape: &[usize], stream| {
+                let key = Philox::new(9, stream);
+                Tensor::uniform(device, shape, -1.0, 2.0, DType::F32, key).requires_grad()
+            };
+            let (x, weight, bias) = (of(&[rows, width], 1), of(&[width], 2), of(&[width], 3));
+            let w = [4, 5].map(|stream| of(&[width; 2], stream));
+            let stream = &x * 2.0;
+            let loss = autocast(dtype, || {
+                let branch = stream.layer_norm_in(dtype, 1, Some(&weight), Some(&bias), 1e-5);
+                let branch = branch.linear_in_out(&w[0], None);
+                let [sum, rows] = match apart {
+                    true => {
+                        let sum = &stream + &branch;
+                        let rows = sum.layer_norm_in(dtype, 1, Some(&weight), Some(&bias), 1e-5);
+                        [sum, rows]
+                    }
+                    false => stream.sum_layer_norm_in(&branch, dtype, 1, Some(&weight), Some(&bias), 1e-5),
+                };
+                assert_eq!((sum.dtype(), rows.dtype()), (DType::F32, dtype));
+                let y = sum + rows.linear_in_out(&w[1], None);
+                (&y * &y).mean(&[0, 1], Keep::No)
+            });
+            let before = launches();
+            let grads = loss.backward();
+            let after = launches();
+            let grads =
+                [&x, &weight, &bias, &w[0], &w[1]].map(|leaf| grads.get(leaf).unwrap().to_vec::<f32>());
+            ([vec![loss.to_vec::<f32>()], grads.to_vec()].concat(), [0, 1].map(|i| after[i] - before[i]))
+        };
+        let (got, [sums, casts]) = on(&rig, false);
+        assert!(got == on(&rig, true).0, "{dtype}: not the same bits");
+        for (got, want) in got.iter().zip(on(&Device::cpu(1), false).0) {
+            let largest = want.iter().fold(0f32, |a, b| a.max(b.abs()));
+            let apart = got.iter().zip(&want).map(|(a, b)| (a - b).abs()).fold(0f32, f32::max);
+            let near = f64::from(apart) <= tolerance(dtype) * f64::from(largest);
+            assert!(near, "{dtype}: {apart} of {largest}");
+        }
+        if rig.fake().is_some() {
+            // Of the weight, the bias and `y`, which come twice each, and of the last sum, behind which there is no norm.
+            let want = if width.is_multiple_of(8) { [3, 1] } else { [5, 2] };
+            assert_eq!([sums, casts], want, "{dtype}, rows of {width}");
+        }
+    }
+}
+
 /// Looks at gradients when the last leaf of some is finished, or at none before the end.
 struct Looks {
     at: Option<usize>,
