@@ -17,6 +17,8 @@ struct Run {
 
 const i64 CHUNK = 2048;
 const int MOST_RUNS = 32;
+// What a thread takes at a time: 16 bytes.
+const int HALVES = 8;
 
 struct Spread {
     Run of[MOST_RUNS];
@@ -31,10 +33,15 @@ template <class From> __device__ void spread(const From *from, T *to, const Spre
         const i64 begin = (chunk - run.first) * CHUNK, left = run.n - begin;
         const From *source = from + run.from + begin;
         T *target = to + run.to + begin;
-        by_block(0, left < CHUNK ? left : CHUNK, [=](auto few, i64 i) {
-            const auto x = taken<few>(source + i);
-            put(target + i, made<few>([&](int j) { return rounded<T>(wide(x.of[j])); }));
-        });
+        const i64 n = left < CHUNK ? left : CHUNK;
+        for (i64 i = (i64)threadIdx.x * HALVES; i < n; i += (i64)blockDim.x * HALVES) {
+            if (i + HALVES <= n) {
+                const auto x = taken<HALVES>(source + i);
+                put(target + i, made<HALVES>([&](int j) { return rounded<T>(wide(x.of[j])); }));
+            } else {
+                for (i64 last = i; last < n; last++) target[last] = rounded<T>(wide(source[last]));
+            }
+        }
     }
 }
 

@@ -39,10 +39,11 @@ extern "C" __global__ void nll_gradient(const i64 *labels, const T *grad, T *out
 // With `smoothing` s the target is 1 - s on the label and s / width on every class.
 extern "C" __global__ void cross_entropy(const T *in, const i64 *labels, float *shifts, float *losses, int *bad, i64 rows, i64 width,
                                          float smoothing) {
+    __shared__ Normaliser of_rows[MAX_WARPS];
     __shared__ float room[MAX_WARPS];
     for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
         const T *x = in + row * width;
-        const float shift = log_shift(in, row, width, room);
+        const float shift = log_shift(in, row, width, of_rows);
         float mean = 0.0f;
         if (smoothing != 0.0f) {
             float sum = 0.0f;
@@ -76,16 +77,16 @@ extern "C" __global__ void cross_entropy_gradient(const T *in, const float *shif
 // Cross entropy of logits with `shares` (rows, width) of the classes.
 extern "C" __global__ void cross_entropy_shares(const T *in, const T *shares, T *y, float *losses, i64 rows, i64 width,
                                                 float smoothing) {
+    __shared__ Normaliser of_rows[MAX_WARPS];
     __shared__ float room[MAX_WARPS];
     for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
-        const T *x = in + row * width;
-        const float shift = log_shift(in, row, width, room);
+        const float shift = log_shift(in, row, width, of_rows);
         float sum = 0.0f;
-        for (i64 i = threadIdx.x; i < width; i += blockDim.x) {
-            const float log_share = wide(x[i]) - shift;
-            y[row * width + i] = stored(log_share);
-            sum += ((1.0f - smoothing) * wide(shares[row * width + i]) + smoothing / (float)width) * log_share;
-        }
+        pairs(in, shares, row * width, width, [&](auto few, i64 at, auto x, auto share) {
+            const auto log_share = made<few>([&](int j) { return wide(x.of[j]) - shift; });
+            put(y + at, made<few>([&](int j) { return stored(log_share.of[j]); }));
+            each<few>([&](int j) { sum += ((1.0f - smoothing) * wide(share.of[j]) + smoothing / (float)width) * log_share.of[j]; });
+        });
         sum = sum_of_block(sum, room);
         if (threadIdx.x == 0) losses[row] = -sum;
     }
@@ -95,16 +96,19 @@ extern "C" __global__ void cross_entropy_shares(const T *in, const T *shares, T 
 extern "C" __global__ void cross_entropy_shares_gradient(const T *y, const T *shares, const T *grad, T *out, i64 rows, i64 width,
                                                          float smoothing, float factor) {
     __shared__ float room[MAX_WARPS];
-    const float each = factor * wide(*grad), spread = smoothing / (float)width;
+    const float weight = factor * wide(*grad), spread = smoothing / (float)width;
     for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
         const i64 start = row * width;
         float sum = 0.0f;
-        for (i64 i = threadIdx.x; i < width; i += blockDim.x) sum += (1.0f - smoothing) * wide(shares[start + i]) + spread;
+        const auto target = [=](T share) { return (1.0f - smoothing) * wide(share) + spread; };
+        by_block(start, width, [&](auto few, i64 i) {
+            const auto share = taken<few>(shares + start + i);
+            each<few>([&](int j) { sum += target(share.of[j]); });
+        });
         sum = sum_of_block(sum, room);
-        for (i64 i = threadIdx.x; i < width; i += blockDim.x) {
-            const float target = (1.0f - smoothing) * wide(shares[start + i]) + spread;
-            out[start + i] = stored((expf(wide(y[start + i])) * sum - target) * each);
-        }
+        pairs(y, shares, start, width, [&](auto few, i64 at, auto y, auto share) {
+            put(out + at, made<few>([&](int j) { return stored((expf(wide(y.of[j])) * sum - target(share.of[j])) * weight); }));
+        });
     }
 }
 

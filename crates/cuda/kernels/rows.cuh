@@ -7,28 +7,40 @@ struct Normaliser {
     // The sum of exp(x - largest).
     float sum;
 };
+__device__ inline Normaliser of_lane(Normaliser mine, int mask) { return {of_lane(mine.largest, mask), of_lane(mine.sum, mask)}; }
 
-// Of row `row` of `in`.
-__device__ inline Normaliser normaliser(const T *in, i64 row, i64 width, float *room) {
+// A sum of exp(x - from) as one of exp(x - to), where `to` is at least `from`, and the numbers may be infinite or none.
+__device__ inline float moved(float sum, float from, float to) { return from == to ? sum : sum * expf(from - to); }
+
+// Of row `row` of `in`, which is read once: where a thread meets a larger number than before, what it has so far is made less.
+__device__ inline Normaliser normaliser(const T *in, i64 row, i64 width, Normaliser *room) {
     const T *x = in + row * width;
-    float largest = -INFINITY_F;
+    Normaliser n = {-INFINITY_F, 0.0f};
     by_block(row * width, width, [&](auto few, i64 i) {
         const auto own = taken<few>(x + i);
+        float largest = n.largest;
         each<few>([&](int j) { largest = larger(largest, wide(own.of[j])); });
+        // Where there was nothing but minus infinity, nothing is there to add up.
+        if (largest == -INFINITY_F) return;
+        n = {largest, moved(n.sum, n.largest, largest)};
+        each<few>([&](int j) { n.sum += expf(wide(own.of[j]) - largest); });
     });
-    largest = joined(largest, room, larger);
-    float sum = 0.0f;
-    by_block(row * width, width, [&](auto few, i64 i) {
-        const auto own = taken<few>(x + i);
-        each<few>([&](int j) { sum += expf(wide(own.of[j]) - largest); });
+    return joined(n, room, [](Normaliser a, Normaliser b) {
+        const float largest = larger(a.largest, b.largest);
+        return Normaliser{largest, moved(a.sum, a.largest, largest) + moved(b.sum, b.largest, largest)};
     });
-    return {largest, sum_of_block(sum, room)};
 }
 
 // What is taken from each of a row's numbers to make it the logarithm of its softmax.
-__device__ inline float log_shift(const T *in, i64 row, i64 width, float *room) {
+__device__ inline float log_shift(const T *in, i64 row, i64 width, Normaliser *room) {
     const Normaliser n = normaliser(in, row, width, room);
     return n.largest + logf(n.sum);
+}
+
+// Calls `f(few, at, left, right)` for the neighbours of both from element `at` of all on, which are those of the row that begins with
+// element `start`, by the threads of a block.
+template <class F> __device__ void pairs(const T *left, const T *right, i64 start, i64 width, F f) {
+    by_block(start, width, [&](auto few, i64 i) { f(few, start + i, taken<few>(left + start + i), taken<few>(right + start + i)); });
 }
 
 // `out = f(in)`, of row `row` of both, by the threads of a block.

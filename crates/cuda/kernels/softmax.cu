@@ -2,7 +2,7 @@
 #include "rows.cuh"
 
 extern "C" __global__ void softmax(const T *in, T *out, i64 rows, i64 width) {
-    __shared__ float room[MAX_WARPS];
+    __shared__ Normaliser room[MAX_WARPS];
     for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
         const Normaliser n = normaliser(in, row, width, room);
         const float scale = 1.0f / n.sum;
@@ -11,7 +11,7 @@ extern "C" __global__ void softmax(const T *in, T *out, i64 rows, i64 width) {
 }
 
 extern "C" __global__ void log_softmax(const T *in, T *out, i64 rows, i64 width) {
-    __shared__ float room[MAX_WARPS];
+    __shared__ Normaliser room[MAX_WARPS];
     for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
         const float shift = log_shift(in, row, width, room);
         map_row(in, out, row, width, [&](float x) { return x - shift; });
@@ -24,11 +24,13 @@ extern "C" __global__ void softmax_gradient(const T *y, const T *grad, T *out, i
     for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
         const i64 start = row * width;
         float dot = 0.0f;
-        for (i64 i = threadIdx.x; i < width; i += blockDim.x) dot += wide(y[start + i]) * wide(grad[start + i]);
+        pairs(y, grad, start, width, [&](auto few, i64, auto y, auto g) {
+            each<few>([&](int j) { dot += wide(y.of[j]) * wide(g.of[j]); });
+        });
         dot = sum_of_block(dot, room);
-        for (i64 i = threadIdx.x; i < width; i += blockDim.x) {
-            out[start + i] = stored(wide(y[start + i]) * (wide(grad[start + i]) - dot));
-        }
+        pairs(y, grad, start, width, [&](auto few, i64 at, auto y, auto g) {
+            put(out + at, made<few>([&](int j) { return stored(wide(y.of[j]) * (wide(g.of[j]) - dot)); }));
+        });
     }
 }
 
@@ -38,10 +40,13 @@ extern "C" __global__ void log_softmax_gradient(const T *y, const T *grad, T *ou
     for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
         const i64 start = row * width;
         float sum = 0.0f;
-        for (i64 i = threadIdx.x; i < width; i += blockDim.x) sum += wide(grad[start + i]);
+        by_block(start, width, [&](auto few, i64 i) {
+            const auto g = taken<few>(grad + start + i);
+            each<few>([&](int j) { sum += wide(g.of[j]); });
+        });
         sum = sum_of_block(sum, room);
-        for (i64 i = threadIdx.x; i < width; i += blockDim.x) {
-            out[start + i] = stored(wide(grad[start + i]) - expf(wide(y[start + i])) * sum);
-        }
+        pairs(y, grad, start, width, [&](auto few, i64 at, auto y, auto g) {
+            put(out + at, made<few>([&](int j) { return stored(wide(g.of[j]) - expf(wide(y.of[j])) * sum); }));
+        });
     }
 }

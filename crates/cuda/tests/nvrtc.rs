@@ -74,7 +74,7 @@ fn neighbours_come_in_one_go() {
                 ("sum_in_float", READS),
             ],
         ),
-        (Source::Convert, &[("from_f32", WRITES)]),
+        (Source::Convert, &[("from_f32", WRITES), ("spread_from_bf16", WRITES), ("spread_from_f16", WRITES)]),
         (
             Source::BatchNorm,
             &[
@@ -96,10 +96,22 @@ fn neighbours_come_in_one_go() {
                 ("rounded_layer_norm", WRITES),
                 ("rounded_layer_norm_gradient", READS),
                 ("rounded_layer_norm_columns", READS),
+                ("layer_norm_whole", BOTH),
+                ("layer_norm_whole_gradient", BOTH),
+                ("rounded_layer_norm_whole", BOTH),
+                ("rounded_layer_norm_whole_gradient", BOTH),
             ],
         ),
-        (Source::Softmax, &[("softmax", BOTH)]),
-        (Source::Loss, &[("cross_entropy", READS), ("cross_entropy_gradient", BOTH)]),
+        (Source::Softmax, &[("softmax", BOTH), ("softmax_gradient", BOTH), ("log_softmax_gradient", BOTH)]),
+        (
+            Source::Loss,
+            &[
+                ("cross_entropy", READS),
+                ("cross_entropy_gradient", BOTH),
+                ("cross_entropy_shares", BOTH),
+                ("cross_entropy_shares_gradient", BOTH),
+            ],
+        ),
         (Source::Optimizer, &[("sgd_momentum", BOTH), ("adamw", BOTH)]),
     ];
     for (source, kernels) in kernels {

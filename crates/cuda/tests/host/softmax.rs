@@ -102,3 +102,29 @@ fn a_row_with_nan_is_all_nan() {
         );
     }
 }
+
+/// As masks make them: what is minus infinity has no share, whichever threads have it, and rows of nothing else have no softmax.
+#[test]
+fn numbers_that_are_masked_have_no_share() {
+    if !there_is_a_compiler() {
+        return;
+    }
+    const WIDTH: usize = 1000;
+    let device = Device::cpu(1);
+    for element in Element::ALL {
+        let mut x = random(element, 4 * WIDTH, -2.0, 2.0, 3);
+        // All but the last; all but some that one thread has; every second; all.
+        x[..WIDTH - 1].fill(f64::NEG_INFINITY);
+        (0..WIDTH).filter(|i| !(8..16).contains(i)).for_each(|i| x[WIDTH + i] = f64::NEG_INFINITY);
+        (0..WIDTH).step_by(2).for_each(|i| x[2 * WIDTH + i] = f64::NEG_INFINITY);
+        x[3 * WIDTH..].fill(f64::NEG_INFINITY);
+        let of = Tensor::from_slice(&device, &x[..3 * WIDTH], [3, WIDTH]);
+        let got = rows("softmax", element, [4, WIDTH], &[&x]);
+        near("softmax", element, &got[..3 * WIDTH], &of.softmax(1).to_vec::<f64>(), 1.0, STEPS);
+        assert!(got[3 * WIDTH..].iter().all(|y| y.is_nan()), "{element:?}");
+        let got = rows("log_softmax", element, [4, WIDTH], &[&x]);
+        for (got, want) in got.iter().zip(of.log_softmax(1).to_vec::<f64>()) {
+            assert_eq!(*got == f64::NEG_INFINITY, want == f64::NEG_INFINITY, "{element:?}");
+        }
+    }
+}
