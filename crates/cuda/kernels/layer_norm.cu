@@ -142,7 +142,7 @@ __device__ void gradient_whole(const In *in, const float *weight, const Out *gra
             const float mean_h = sums.of[0] / (float)width, mean_hu = sums.of[1] / (float)width;
             auto own = made<EIGHT>([&](int j) { return rounded<In>(scale * (h.of[j] - mean_h - u.of[j] * mean_hu)); });
             if (plus) each<EIGHT>([&](int j) { own.of[j] = rounded<In>(wide(more.of[j]) + wide(own.of[j])); });
-            put(out + at, own);
+            if (out) put(out + at, own);
             if (halves) put(halves + at, made<EIGHT>([&](int j) { return stored(wide(own.of[j])); }));
             each<EIGHT>([&](int j) {
                 of_weight.of[j] += wide(g.of[j]) * u.of[j];

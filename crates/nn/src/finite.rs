@@ -49,12 +49,15 @@ impl Parameters {
     /// The first number that is none: among the values, else the buffers, else the gradients, each in the model's order.
     /// Values come first because they spoil the rest.
     pub fn first_not_finite(&self) -> Option<NotFinite> {
+        self.first_value_not_finite().or_else(|| self.first_gradient_not_finite())
+    }
+
+    /// The same among values and buffers alone.
+    pub fn first_value_not_finite(&self) -> Option<NotFinite> {
         let of = |arena: &Arena, names| {
             arena.with_flat(|flat: &[f32]| first_in(arena.layout(), flat, names, false))
         };
-        of(self.values(), self.names())
-            .or_else(|| of(self.buffers(), self.buffer_names()))
-            .or_else(|| self.first_gradient_not_finite())
+        of(self.values(), self.names()).or_else(|| of(self.buffers(), self.buffer_names()))
     }
 
     /// The first number that is none among these, which are the gradient of parameter `i` as it lies in memory.

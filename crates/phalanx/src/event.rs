@@ -24,7 +24,8 @@ pub enum Event {
         /// Samples of the data set.
         samples: usize,
     },
-    /// A step was made. Of one process on a GPU this is told when the GPU was given the next one, too.
+    /// A step was made. Where one process trains on a GPU this is told once the GPU was given the next one, too, or at the end of an
+    /// epoch or before a checkpoint.
     Step {
         /// From 0, over the whole run.
         step: u64,

@@ -166,7 +166,7 @@ impl Default for Trainer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum OnNan {
     /// The loss of each step is watched, and the norm of its gradients where they are clipped by it. Where it is none, the run
-    /// stops and names the first parameter that is spoilt.
+    /// stops and names the first parameter that is spoilt, or gradient as long as no other step's has come.
     #[default]
     Loss,
     /// The same, and every gradient is looked at before it moves the weights: a pass over all of them in each step.

@@ -258,23 +258,22 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
             let [grad_w, grad_b] = [1, 2]
                 .map(|i| wanted.wants(i).then(|| wanted.place(i, Order::RowMajor, shape, dtype.wide())));
             if let Backend::Gpu(engine) = device.backend()
-                && wanted.wants(0)
                 && gpu::norm::is_held(row)
             {
                 let plus = wanted.received(0, x);
                 let rounds = |half: &DType| x.dtype == DType::F32 && *half == dtype;
                 let halves =
                     wanted.rounds(0).filter(rounds).map(|half| Tensor::stale(device, *x.shape(), half));
-                let grad_x = wanted.place(0, Order::RowMajor, *x.shape(), x.dtype);
+                let grad_x = wanted.wants(0).then(|| wanted.place(0, Order::RowMajor, *x.shape(), x.dtype));
                 let to = gpu::norm::Gradients {
-                    rows: &grad_x,
+                    rows: grad_x.as_ref(),
                     plus: plus.as_ref(),
                     halves: halves.as_ref(),
                     parameters: [grad_w.as_ref(), grad_b.as_ref()],
                 };
                 gpu::norm::layer_norm_gradients(engine, stats, weight, &grad, row, &to);
                 halves.into_iter().for_each(|halves| wanted.give_rounded(0, halves));
-                return of([Some(grad_x), grad_w, grad_b]);
+                return of([grad_x, grad_w, grad_b]);
             }
             let grad_x = filled_as(x.dtype, Order::RowMajor, 0, x.shape(), &|out| {
                 kernel::norm::layer_norm_gradient(stats, weight, &grad, row, out)

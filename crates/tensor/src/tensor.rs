@@ -182,11 +182,7 @@ impl Tensor {
     /// The only element, as a double. Panics if there are more or fewer.
     #[track_caller]
     pub fn item(&self) -> f64 {
-        assert!(self.count() == 1, "item: needs a single element, got shape {}", self.shape());
-        match self.device().backend() {
-            Backend::Cpu => with_element!(self.dtype, T => self.read::<T>()[self.geometry.offset].to_f64()),
-            Backend::Gpu(_) => self.item_later().item(),
-        }
+        self.item_later().item()
     }
 
     /// The single element, which a GPU brings while the host does something else: as it is behind the work that was given so far, whatever
@@ -200,8 +196,11 @@ impl Tensor {
     /// ```
     #[track_caller]
     pub fn item_later(&self) -> Later {
+        assert!(self.count() == 1, "item: needs a single element, got shape {}", self.shape());
         match self.device().backend() {
-            Backend::Cpu => Later::here(self.item()),
+            Backend::Cpu => {
+                Later::here(with_element!(self.dtype, T => self.read::<T>()[self.geometry.offset].to_f64()))
+            }
             Backend::Gpu(engine) => Later::coming(self, engine.get_later(self)),
         }
     }

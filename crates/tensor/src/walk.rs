@@ -119,11 +119,15 @@ impl Wanted<'_> {
         if matches!(body.kind, Kind::Op(_)) { body.grad.take_if(fits) } else { None }
     }
 
-    /// In which 16 bits input `input` hands its gradient on to an input of its own, if this gradient is the last that it gets.
+    /// In which 16 bits input `input` hands its gradient on to an input of its own, if this gradient is all that is still to come, and
+    /// nothing is left of what it has received ([`Wanted::received`]).
     pub(crate) fn rounds(&self, input: usize) -> Option<DType> {
         let body = self.inputs[input].as_ref()?.body();
         match body.kind {
-            Kind::Op(Op::AddHalf(half)) if body.pending == 1 && body.inputs[1].is_some() => Some(half),
+            Kind::Op(Op::AddHalf(half)) => {
+                let is_all = body.pending == 1 && body.grad.is_none();
+                (is_all && body.inputs[1].is_some()).then_some(half)
+            }
             _ => None,
         }
     }

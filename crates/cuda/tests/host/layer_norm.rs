@@ -193,28 +193,34 @@ impl Case {
         let plus = random(input, n, -1.0, 1.0, 6);
         let of_plus = encode(input, &plus);
         let bands = rows.div_ceil(BAND);
-        let run = |plus: Option<&[u8]>, halves: &mut Option<Vec<u8>>, parts: &mut [Option<Vec<u8>>; 2]| {
-            let mut out = room(input, n);
+        let run = |out: &mut Option<Vec<u8>>,
+                   plus: Option<&[u8]>,
+                   halves: &mut Option<Vec<u8>>,
+                   parts: &mut [Option<Vec<u8>>; 2]| {
             let mut args = vec![Arg::In(&x), arg(&weight), Arg::In(&grad)];
             args.extend([plus.map_or(Arg::Null, Arg::In), Arg::In(&means), Arg::In(&scales)]);
-            args.push(Arg::Out(&mut out));
-            args.extend([halves].into_iter().chain(parts).map(|part| match part {
+            args.extend([out, halves].into_iter().chain(parts).map(|part| match part {
                 Some(part) => Arg::Out(part),
                 None => Arg::Null,
             }));
             args.extend(sizes());
             args.push(Arg::Int(BAND as i64));
             launch(&name("_whole_gradient"), element, work(bands), &mut args);
-            out
         };
         let mut parts = [0; 2].map(|_| Some(room(Element::F32, bands * width)));
-        let alone = run(None, &mut None, &mut parts);
+        let mut out = Some(room(input, n));
+        run(&mut out, None, &mut None, &mut parts);
+        let alone = out.unwrap_or_default();
         let largest = want_x.iter().fold(1.0, |a: f64, g| a.max(g.abs()));
         near(&name("_whole_gradient"), input, &alone, &want_x, 4.0 * largest);
         if more {
             let (mut halves, mut of_weight) = (Some(room(element, n)), [parts[0].clone(), None]);
-            let summed = run(Some(&of_plus), &mut halves, &mut of_weight);
+            let mut summed = Some(room(input, n));
+            run(&mut summed, Some(&of_plus), &mut halves, &mut of_weight);
             assert!(of_weight[0] == parts[0], "{kinds}: what nobody wants changes nothing");
+            let (mut of_parameters, summed) = (parts.clone(), summed.unwrap_or_default());
+            run(&mut None, None, &mut None, &mut of_parameters);
+            assert!(of_parameters == parts, "{kinds}: gradients of weight and bias alone");
             let sum = |(own, plus): (f64, &f64)| f64::from(own as f32 + *plus as f32);
             let want: Vec<f64> = decode(input, &alone).into_iter().zip(&plus).map(sum).collect();
             assert!(summed == encode(input, &want), "{kinds}: a sum of gradients");

@@ -13,31 +13,50 @@ use phalanx_tensor::{Later, Tensor};
 pub(super) struct Owed {
     /// Of which pass, and its share in the samples of the step.
     losses: Vec<(usize, f64, Later)>,
-    /// Where their sum lies.
-    sum: Option<Tensor>,
+    /// A number on the GPU that is finite if all of them are.
+    watched: Option<Tensor>,
 }
 
 impl Owed {
-    /// The loss of a pass with this share in the samples: what is known of it goes to `known`.
-    pub(super) fn add(&mut self, pass: usize, share: f64, loss: PassLoss, known: &mut ByShard<1>) {
+    /// The loss of a pass, one of so many of its step, with this share in the samples: what is known of it goes to `known`.
+    pub(super) fn add(
+        &mut self,
+        (pass, passes): (usize, usize),
+        share: f64,
+        loss: PassLoss,
+        known: &mut ByShard<1>,
+    ) {
         match loss {
-            PassLoss::Known(loss) => known.add(pass, [loss * share]),
+            PassLoss::Known(loss) => {
+                // Losses are added up in the order of their passes. The GPU has come past those before already.
+                self.pay(known);
+                known.add(pass, [loss * share]);
+            }
             PassLoss::Coming { on_gpu, later } => {
                 self.losses.push((pass, share, later));
-                // The pass after this one may be computed where the loss lies.
-                self.sum = Some(self.sum.take().map_or(on_gpu.clone(), |sum| sum + on_gpu));
+                self.watched = Some(match (passes, self.watched.take()) {
+                    (1, _) => on_gpu,
+                    // The pass after this one may be computed where the loss lies. What is finite becomes 0.
+                    (_, None) => on_gpu * 0.0,
+                    (_, Some(before)) => on_gpu * 0.0 + before,
+                });
             }
         }
     }
 
-    /// A number on the GPU that is finite if all losses are; none where none is owed.
-    pub(super) fn sum(&self) -> Option<&Tensor> {
-        self.sum.as_ref()
+    /// A number on the GPU that is finite if all losses that are owed are; none where none is.
+    pub(super) fn watched(&self) -> Option<&Tensor> {
+        self.watched.as_ref()
+    }
+
+    /// Whether any is owed.
+    pub(super) fn is_any(&self) -> bool {
+        !self.losses.is_empty()
     }
 
     /// Waits for what is owed.
     pub(super) fn pay(&mut self, known: &mut ByShard<1>) {
-        self.sum = None;
+        self.watched = None;
         for (pass, share, loss) in std::mem::take(&mut self.losses) {
             known.add(pass, [loss.item() * share]);
         }

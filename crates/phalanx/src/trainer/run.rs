@@ -249,7 +249,8 @@ impl<'a> Run<'a> {
             used.add(Used::of(batch.sample_ids().iter().copied()));
             batches.want_another(pass + 1 < passes || progress.step + 1 < last);
             let share = batch.len() as f64 / samples as f64;
-            owed.add(pass, share, self.pass(batch, batches, progress, samples, sync)?, &mut loss);
+            let made = self.pass(batch, batches, progress, samples, sync)?;
+            owed.add((pass, passes), share, made, &mut loss);
             if !self.may_owe() {
                 owed.pay(&mut loss);
             }
@@ -264,7 +265,7 @@ impl<'a> Run<'a> {
             Found::Overflow => None,
         };
         let [known] = loss.own();
-        self.check_loss(known, progress.step)?;
+        self.check_loss(known, progress.step, true)?;
         self.check_gradients(norm, progress, found)?;
         Ok(Made { loss, owed, norm, found, used, input, comm })
     }
@@ -318,20 +319,24 @@ impl<'a> Run<'a> {
         Ok(if is_finite { Found::Numbers } else { Found::Overflow })
     }
 
-    /// Fails if the loss of a step is no number any more, while the weights still are what they were before it.
-    pub(super) fn check_loss(&self, loss: f64, step: u64) -> Result<(), Error> {
+    /// Fails if the loss of a step is no number any more, while the weights still are what they were before it. Gradients tell where only as long as they are that step's own.
+    pub(super) fn check_loss(&self, loss: f64, step: u64, has_gradients: bool) -> Result<(), Error> {
         if self.trainer.on_nan == OnNan::Ignore || loss.is_finite() {
             return Ok(());
         }
         // What of the values is on other ranks isn't asked for: they may not have noticed.
         let here = !self.strategy.is_sharded();
-        let place = here.then(|| self.parameters.first_not_finite()).flatten();
+        let first = || match has_gradients {
+            true => self.parameters.first_not_finite(),
+            false => self.parameters.first_value_not_finite(),
+        };
+        let place = here.then(first).flatten();
         Err(Error::Diverged { loss, step, place })
     }
 
     /// What keeps the next step from moving anything where this is no number, if that is wanted.
     pub(super) fn guard<'o>(&self, owed: &'o Owed) -> Option<&'o Tensor> {
-        owed.sum().filter(|_| self.trainer.on_nan != OnNan::Ignore)
+        owed.watched().filter(|_| self.trainer.on_nan != OnNan::Ignore)
     }
 
     /// The same of its gradients.
@@ -382,7 +387,7 @@ impl<'a> Run<'a> {
     /// Tells the others of this rank's part of a step, and gives what all ranks told.
     pub(super) fn exchange(&mut self, made: &Made) -> Result<Tally, Error> {
         let change = f64::from(self.worker.is_change_due());
-        let is_near = self.clock.tick();
+        let is_near = self.clock.tick(u32::from(made.owed.is_any()));
         let own = self.trainer.requests.interruption().or(is_near.then_some(Interruption::TimeLimit));
         let [asked, drain, limit] = Interruption::words(own);
         let overflow = f64::from(u8::from(made.found == Found::Overflow));

@@ -93,6 +93,8 @@ struct MadeStep {
     is_wanted: bool,
     loss: ByShard<1>,
     owed: Owed,
+    /// Whether no other step was begun since.
+    is_newest: bool,
 }
 
 /// What a rank keeps beside its values, which has all of it for a while.
@@ -439,7 +441,7 @@ impl<'a> Course<'a> {
             *self.epoch_start.insert(self.epoch_start.filter(|start| start.epoch == epoch).unwrap_or(now));
         let steps = self.steps_of_epoch(run, state, last);
         // However they ended, the loss of the last one is still to be looked at.
-        self.look(run)?;
+        self.look_in_step(run)?;
         let tally = steps?;
         if tally.stop.is_some() || tally.change {
             return Ok(tally);
@@ -497,6 +499,7 @@ impl<'a> Course<'a> {
             let _step = self.worker.pulse().enter(Section::Step(step));
             self.before_step.copy_from(run.strategy.own_parameters(self.parameters).buffers());
             self.in_step = true;
+            self.made.iter_mut().for_each(|made| made.is_newest = false);
             let Some(made) = self.worker.unless_lost(|| run.gradients(&mut batches, &state.progress, last))
             else {
                 run.strategy.part(self.parameters, Some("it has heard that another rank is lost"));
@@ -511,7 +514,7 @@ impl<'a> Course<'a> {
             self.in_step = false;
             self.settle_checkpoint()?;
             let device = self.worker.device();
-            if made.owed.sum().is_none() {
+            if !made.owed.is_any() {
                 // Nothing would keep this one from spoiling the weights if the step before has.
                 self.look(run)?;
             }
@@ -557,11 +560,12 @@ impl<'a> Course<'a> {
                 comm_ms,
             };
             let is_wanted = tally.overflow || step % self.observer.every().max(1) == 0 || step + 1 == last;
-            let is_owed = made.owed.sum().is_some();
+            let is_owed = made.owed.is_any();
             // The step before, while the GPU makes this one.
             self.look(run)?;
             let (loss, owed) = (made.loss, made.owed);
-            self.made = Some(MadeStep { step, start: step_start, told, is_wanted, loss, owed });
+            let is_newest = true;
+            self.made = Some(MadeStep { step, start: step_start, told, is_wanted, loss, owed, is_newest });
             if !is_owed {
                 self.look(run)?;
             }
@@ -577,16 +581,22 @@ impl<'a> Course<'a> {
         Ok(Tally::default())
     }
 
+    /// As [`Course::look`], where the step that is waited for is over for its host: a GPU that hangs in it is as late as in any.
+    fn look_in_step(&mut self, run: &Run<'_>) -> Result<(), Error> {
+        let section = self.made.as_ref().map(|made| Section::Step(made.step));
+        let _step = section.map(|section| self.worker.pulse().enter(section));
+        self.look(run)
+    }
+
     /// Waits for what is owed of the last step's loss, and tells of the step.
     fn look(&mut self, run: &Run<'_>) -> Result<(), Error> {
-        let Some(MadeStep { step, start, mut told, is_wanted, mut loss, mut owed }) = self.made.take() else {
-            return Ok(());
-        };
-        let is_owed = owed.sum().is_some();
+        let Some(made) = self.made.take() else { return Ok(()) };
+        let MadeStep { step, start, mut told, is_wanted, mut loss, mut owed, is_newest } = made;
+        let is_owed = owed.is_any();
         owed.pay(&mut loss);
         let [own] = loss.own();
         if is_owed {
-            run.check_loss(own, step)?;
+            run.check_loss(own, step, is_newest)?;
         }
         // A step that was given while the GPU had another to make begins where that one ended.
         let now = Instant::now();
@@ -675,7 +685,7 @@ impl<'a> Course<'a> {
         let is_due = checkpoints.is_due(state, &self.trainer.requests, self.observer);
         if is_due {
             // None holds a step whose loss nobody has looked at.
-            self.look(run)?;
+            self.look_in_step(run)?;
         }
         let Some(checkpoints) = &mut self.checkpoints else { return Ok(()) };
         checkpoints.after_step(is_due, state, self.parameters, &mut *run.strategy)?;

@@ -10,7 +10,7 @@ pub struct TimeLimit {
     /// When the time is up.
     pub end: SystemTime,
     /// How long before that the run ends at the latest. It ends earlier where twice the longest step and checkpoint of
-    /// the run took longer than this.
+    /// the run took longer than this; of one process on a GPU, which is given a step ahead, twice two such steps and the checkpoint.
     pub margin: Duration,
 }
 
@@ -68,24 +68,24 @@ impl Clock {
         self.checkpoint = longest;
     }
 
-    /// Another tally is made: whether the end is near.
-    pub(super) fn tick(&mut self) -> bool {
+    /// Another tally is made, with so many steps given to a GPU that it has still to make: whether the end is near.
+    pub(super) fn tick(&mut self, ahead: u32) -> bool {
         let now = Instant::now();
         self.step = self.step.max(now - self.last);
         self.last = now;
         self.is_near |= self.limit.is_some_and(|limit| {
             // Of an end that is past nothing is left.
             let left = limit.end.duration_since(SystemTime::now()).unwrap_or_default();
-            is_near(left, limit.margin, self.step, self.checkpoint)
+            is_near(left, limit.margin, self.step * (1 + ahead), self.checkpoint)
         });
         self.is_near
     }
 }
 
-/// Whether a run that goes on could be too late. What comes until the next tally is one step, and then a checkpoint, which may
-/// have to wait for another that is being written; twice what they took covers that and a disk that is slower this time.
-fn is_near(left: Duration, margin: Duration, step: Duration, checkpoint: Duration) -> bool {
-    left <= margin.max((step + checkpoint).saturating_mul(2))
+/// Whether a run that goes on could be too late. What comes until the next tally is one step, with what a GPU was given
+/// before, and then a checkpoint, which may have to wait for another that is being written; twice what they took covers that and a disk that is slower this time.
+fn is_near(left: Duration, margin: Duration, steps: Duration, checkpoint: Duration) -> bool {
+    left <= margin.max((steps + checkpoint).saturating_mul(2))
 }
 
 #[cfg(test)]

@@ -100,7 +100,7 @@ fn bands(bands: usize, width: usize) -> Work {
 /// What the gradients of a layer norm go to, each where it is wanted.
 pub(crate) struct Gradients<'a> {
     /// The gradient of the rows.
-    pub(crate) rows: &'a Tensor,
+    pub(crate) rows: Option<&'a Tensor>,
     /// What is added to it.
     pub(crate) plus: Option<&'a Tensor>,
     /// The sum of both, rounded to the type of the output.
@@ -136,7 +136,7 @@ pub(crate) fn layer_norm_gradients(
         Arg::InOrNull(to.plus),
         Arg::In(mean),
         Arg::In(scale),
-        Arg::Out(to.rows),
+        out_or_null(to.rows),
         out_or_null(to.halves),
         out_or_null(of_weight),
         out_or_null(of_bias),

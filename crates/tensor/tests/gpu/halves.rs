@@ -237,6 +237,47 @@ fn what_goes_along_with_a_layer_norm_comes_to_the_same_bits() {
     }
 }
 
+/// What a sum receives beside a layer norm's gradient may be a view of something else.
+#[test]
+fn a_branch_gets_all_that_its_sum_receives() {
+    let Some(rig) = rig(8) else { return };
+    let (rows, width) = (6, 16);
+    type Use = fn(&Tensor) -> Tensor;
+    let beside: [(&str, Use); 4] = [
+        ("a sum", |y| y.sum_all()),
+        ("a transposition", |y| (y.t().contiguous() * 3.0).sum_all()),
+        ("a part", |y| y.narrow(0, 2, 3).square().sum_all()),
+        ("a cat", |y| {
+            let x = Tensor::cat(&[y, y], 1);
+            (&x * &x).sum_all()
+        }),
+    ];
+    for (what, beside) in beside {
+        for before in [false, true] {
+            let on = |device: &Device| {
+                let of = |shape: &[usize], stream| {
+                    let key = Philox::new(9, stream);
+                    Tensor::uniform(device, shape, -1.0, 2.0, DType::F32, key).requires_grad()
+                };
+                let (x, half, w) = (of(&[rows, width], 1), of(&[rows, width], 2), of(&[width; 2], 3));
+                let [sum, rows] =
+                    x.sum_layer_norm_in(&half.cast(DType::BF16), DType::BF16, 1, None, None, 1e-5);
+                let normed = autocast(DType::BF16, || rows.linear_in_out(&w, None).square().sum_all());
+                // The one that is last in the loss is walked back first.
+                let loss = if before { beside(&sum) + normed } else { normed + beside(&sum) };
+                let grads = loss.backward();
+                [&x, &half].map(|leaf| grads.get(leaf).unwrap().to_vec::<f32>())
+            };
+            for (got, want) in on(&rig).iter().zip(on(&Device::cpu(1))) {
+                let largest = want.iter().fold(0f32, |a, b| a.max(b.abs()));
+                let apart = got.iter().zip(&want).map(|(a, b)| (a - b).abs()).fold(0f32, f32::max);
+                let near = f64::from(apart) <= tolerance(DType::BF16) * f64::from(largest);
+                assert!(near, "{what}, {before}: {apart} of {largest}");
+            }
+        }
+    }
+}
+
 /// Looks at gradients when the last leaf of some is finished, or at none before the end.
 struct Looks {
     at: Option<usize>,
