@@ -205,6 +205,18 @@ template <int N> __device__ Pack<N, float> passed(const Pack<N, T> &grad, bool m
     return made<N>([&](int j) { return masked ? where_relu_passed(wide(grad.of[j]), wide(mask.of[j])) : wide(grad.of[j]); });
 }
 
+// The gradient of an output, which may come in two parts that are to be added up, as where a shortcut begins: `more` may be null.
+struct Graded {
+    const T *grad, *more;
+
+    __device__ bool is_even() const { return are_even(grad, more); }
+};
+
+// The sum of two parts, if there are `two`.
+template <int N> __device__ Pack<N, T> sum_of_two(const Pack<N, T> &own, bool two, const Pack<N, T> &rest) {
+    return made<N>([&](int j) { return two ? stored(wide(own.of[j]) + wide(rest.of[j])) : own.of[j]; });
+}
+
 // A thread's part of N rows.
 template <int N> struct Loaded {
     bool masked;
@@ -216,15 +228,16 @@ template <int N> struct Loaded {
 
 // Rows `row`, `row + step` and so on.
 template <int N, int SIDE, class Columns>
-__device__ Loaded<N> loaded(const T *x, const T *grad, const T *mask, i64 row, const Columns &own) {
+__device__ Loaded<N> loaded(const T *x, const Graded &grad, const T *mask, i64 row, const Columns &own) {
     const auto at = [&](int k) { return (row + k * step<SIDE>()) * own.width; };
-    return {mask != nullptr, made<N>([&](int k) { return own.of(x + at(k)); }), made<N>([&](int k) { return own.of(grad + at(k)); }),
+    return {mask != nullptr, made<N>([&](int k) { return own.of(x + at(k)); }),
+            made<N>([&](int k) { return sum_of_two(own.of(grad.grad + at(k)), grad.more, own.of_or_zeros(grad.more, at(k))); }),
             made<N>([&](int k) { return own.of_or_zeros(mask, at(k)); })};
 }
 
 // Each channel's sums of grad, and of grad (x - mean), over some rows.
 template <int SIDE, class Columns>
-__device__ Found<2> sums_of_gradients(const T *x, const T *grad, const T *mask, const float *means, i64 first, i64 end,
+__device__ Found<2> sums_of_gradients(const T *x, const Graded &grad, const T *mask, const float *means, i64 first, i64 end,
                                       const Columns &own, Room<2, SIDE> &room) {
     const auto mean = own.of_any(means);
     return sums_of_rows(own, first, end, room, [&](auto few, i64 row, Found<2>(&found)[WIDE]) {
@@ -241,12 +254,14 @@ __device__ Found<2> sums_of_gradients(const T *x, const T *grad, const T *mask, 
 
 // The same piece by piece: (width, pieces) each.
 extern "C" __global__ void __launch_bounds__(BLOCK, BESIDE)
-batch_sums(const T *x, const T *grad, const T *mask, const float *means, float *grad_parts, float *product_parts, i64 rows, i64 width,
-           i64 piece) {
+batch_sums(const T *x, const T *grad, const T *more, const T *mask, const float *means, float *grad_parts, float *product_parts,
+           i64 rows, i64 width, i64 piece) {
     __shared__ Room<2, LINE> room;
     const i64 pieces = (rows + piece - 1) / piece;
-    by_columns(are_even(x, grad, mask) && are_even(means), rows, width, piece, room, [=](auto own, i64 p, i64 first, i64 end, auto &room) {
-        const Found<2> sums = sums_of_gradients(x, grad, mask, means, first, end, own, room);
+    const Graded both = {grad, more};
+    const bool even = are_even(x, mask) && both.is_even() && are_even(means);
+    by_columns(even, rows, width, piece, room, [=](auto own, i64 p, i64 first, i64 end, auto &room) {
+        const Found<2> sums = sums_of_gradients(x, both, mask, means, first, end, own, room);
         own.each_found([&](i64 column) {
             grad_parts[column * pieces + p] = sums.of[0];
             product_parts[column * pieces + p] = sums.of[1];
@@ -335,10 +350,11 @@ template <int N> __device__ Pack<N, T> all_stored(const Pack<N, float> &g) {
 }
 
 // The gradients of the input and, where `plus` isn't null, of what was added.
-extern "C" __global__ void batch_input_gradient(const T *x, const T *grad, const T *mask, const float *means, const float *factors,
-                                                T *out, T *plus, i64 rows, i64 width) {
-    along_rows(are_even(x, grad, mask, out, plus), rows, width, [=](auto few, i64 i, i64, i64 c) {
-        const auto g = passed(taken<few>(grad + i), mask, taken_or_zeros<few>(mask, i));
+extern "C" __global__ void batch_input_gradient(const T *x, const T *grad, const T *more, const T *mask, const float *means,
+                                                const float *factors, T *out, T *plus, i64 rows, i64 width) {
+    along_rows(are_even(x, grad, more, mask, out, plus), rows, width, [=](auto few, i64 i, i64, i64 c) {
+        const auto sum = sum_of_two(taken<few>(grad + i), more, taken_or_zeros<few>(more, i));
+        const auto g = passed(sum, mask, taken_or_zeros<few>(mask, i));
         const Slopes<few> slopes = {taken<few>(means + c), taken<few>(factors + c), taken<few>(factors + width + c),
                                     taken<few>(factors + 2 * width + c)};
         put(out + i, slopes.of(taken<few>(x + i), g));
@@ -348,12 +364,14 @@ extern "C" __global__ void batch_input_gradient(const T *x, const T *grad, const
 
 // All of it at once where there are few rows, of which a block has all.
 extern "C" __global__ void __launch_bounds__(BLOCK)
-batch_whole_gradient(const T *x, const T *grad, const T *mask, const float *means, const float *scales, const float *weight, T *out,
-                     T *plus, float *of_weight, float *of_bias, float *factors, i64 rows, i64 width, double count) {
+batch_whole_gradient(const T *x, const T *grad, const T *more, const T *mask, const float *means, const float *scales,
+                     const float *weight, T *out, T *plus, float *of_weight, float *of_bias, float *factors, i64 rows, i64 width,
+                     double count) {
     __shared__ Room<2, SECTOR> room;
-    const bool even = are_even(x, grad, mask, out, plus) && are_even(means, factors);
+    const Graded both = {grad, more};
+    const bool even = are_even(x, mask, out, plus) && both.is_even() && are_even(means, factors);
     by_columns(even, rows, width, rows, room, [=](auto own, i64, i64, i64 end, auto &room) {
-        const Found<2> found = sums_of_gradients(x, grad, mask, means, 0, end, own, room);
+        const Found<2> found = sums_of_gradients(x, both, mask, means, 0, end, own, room);
         own.each_found([&](i64 c) {
             const Sums sums = {(double)found.of[0], (double)found.of[1]};
             channel_gradients(of_weight, of_bias, c, sums, scales[c]);
@@ -362,7 +380,7 @@ batch_whole_gradient(const T *x, const T *grad, const T *mask, const float *mean
         __syncthreads();
         const Slopes<WIDE> slopes = {own.of_any(means), own.of_any(factors), own.of_any(factors + width), own.of_any(factors + 2 * width)};
         in_flights<FLIGHT>(own, 0, end, [&](auto few, i64 row) {
-            const auto rows = loaded<few, SECTOR>(x, grad, mask, row, own);
+            const auto rows = loaded<few, SECTOR>(x, both, mask, row, own);
             each<few>([&](int k) {
                 const i64 at = (row + k * step<SECTOR>()) * width;
                 const auto g = rows.passed(k);

@@ -285,6 +285,12 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
             let (x, weight) = (value(saved, 0), saved[1].as_ref());
             let (mean, scale) = (value(saved, 2), value(saved, 3));
             let mask = relu.then(|| value(saved, 4));
+            let shared = wanted.shared.as_ref().filter(|_| count.is_some());
+            let goes_along = shared.is_none() && wanted.wants(0);
+            let (grad, more) = match &wanted.more {
+                Some(more) if !goes_along => (grad.add(more), None),
+                more => (grad.clone(), more.as_ref().map(|more| more.arranged(x.dense_order()))),
+            };
             let grad = grad.arranged(x.dense_order());
             let channels: Shape = [x.dims()[1]].into();
             let place = |i: usize| {
@@ -297,7 +303,6 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
             let (grad_b, grad_w) = (place(2), place(1));
             let of_plus = wanted.wants(3).then(|| wanted.place(3, x.dense_order(), *x.shape(), dtype));
             let (stats, of_parameters) = ([mean, scale], [&grad_b, &grad_w]);
-            let shared = wanted.shared.as_ref().filter(|_| count.is_some());
             // The gradients of weight and bias are sums that the input's gradient needs too.
             let summed = || {
                 let sums = Tensor::stale(device, [2, x.dims()[1]].into(), DType::F64);
@@ -308,7 +313,7 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
                 }
                 sums
             };
-            let grad_x = if shared.is_some() || !wanted.wants(0) {
+            let grad_x = if !goes_along {
                 let sums = summed();
                 let batch = count.map(|count| (&sums, count));
                 filled_like(0, x, &|out| {
@@ -317,16 +322,20 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
                 })
             } else {
                 filled_like(0, x, &|out| {
-                    let outputs = (out, of_plus.as_ref());
-                    kernel::batch_norm::gradients(
-                        x,
-                        stats,
-                        weight,
-                        &grad,
-                        mask,
-                        count,
-                        (outputs, of_parameters),
-                    );
+                    let outputs = ((out, of_plus.as_ref()), of_parameters);
+                    match (device.backend(), &more) {
+                        (Backend::Gpu(engine), Some(more)) => gpu::batch_norm::gradients_of_sum(
+                            engine,
+                            x,
+                            stats,
+                            weight,
+                            (&grad, Some(more)),
+                            mask,
+                            count,
+                            outputs,
+                        ),
+                        _ => kernel::batch_norm::gradients(x, stats, weight, &grad, mask, count, outputs),
+                    }
                 })
             };
             let grad_plus = of_plus.inspect(|out| match mask {

@@ -52,6 +52,8 @@ pub(crate) struct Body {
     pub(crate) walk: u64,
     /// The sum of the gradients received so far.
     pub(crate) grad: Option<Tensor>,
+    /// What is to be added to it, where the op's gradient formula does so itself.
+    pub(crate) more: Option<Tensor>,
     /// That sum in the 16 bits of the second input of an [`Op::AddHalf`], where whoever made it has rounded it beside.
     pub(crate) rounded: Option<Tensor>,
     /// How many gradients are still to come in this walk.

@@ -46,6 +46,8 @@ pub(crate) struct Wanted<'a> {
     pub(crate) crossing: Option<Arc<dyn Crossing>>,
     /// Where casts wait that may come later, if any may.
     late: Option<&'a LateCasts>,
+    /// What is to be added to the op's own gradient, which [`receive`] has left to its formula.
+    pub(crate) more: Option<Tensor>,
     /// The op's own gradient in the 16 bits of its second input, if whoever made it has rounded it, too.
     pub(crate) rounded: Option<Tensor>,
 }
@@ -116,7 +118,8 @@ impl Wanted<'_> {
                 && grad.geometry.is_contiguous()
                 && grad.device() == like.device()
         };
-        if matches!(body.kind, Kind::Op(_)) { body.grad.take_if(fits) } else { None }
+        let is_all = body.more.is_none() && matches!(body.kind, Kind::Op(_));
+        if is_all { body.grad.take_if(fits) } else { None }
     }
 
     /// In which 16 bits input `input` hands its gradient on to an input of its own, if this gradient is all that is still to come, and
@@ -357,8 +360,15 @@ impl WeightGradients {
                 }
                 body.pending += 1;
             }
-            let (late, rounded) = (None, None);
-            let wanted = Wanted { inputs: &inputs, device: &device, shared, crossing, late, rounded };
+            let wanted = Wanted {
+                inputs: &inputs,
+                device: &device,
+                shared,
+                crossing,
+                late: None,
+                more: None,
+                rounded: None,
+            };
             let grads = gradient(&op, &grad, &saved, &wanted);
             for (input, grad) in inputs.iter().zip(grads) {
                 if let (Some(input), Some(grad)) = (input, grad)
@@ -488,7 +498,7 @@ impl Drop for List {
 fn visit(node: &NodeRef, walk: u64, list: &mut List) {
     let mut body = node.body();
     if std::mem::replace(&mut body.walk, walk) != walk {
-        (body.pending, body.grad, body.rounded) = (0, None, None);
+        (body.pending, body.grad, body.more, body.rounded) = (0, None, None, None);
         drop(body);
         list.push(node);
     }
@@ -497,10 +507,27 @@ fn visit(node: &NodeRef, walk: u64, list: &mut List) {
 /// Adds a gradient to what a node has received.
 fn receive(node: &NodeRef, grad: Tensor) {
     let mut body = node.body();
-    body.grad = Some(match body.grad.take() {
-        None => grad,
-        Some(sum) => sum.plus_in_place(&grad),
-    });
+    let Some(mut sum) = body.grad.take() else {
+        body.grad = Some(grad);
+        return;
+    };
+    if let Some(more) = body.more.take() {
+        sum = sum.plus_in_place(&more);
+    }
+    (body.grad, body.more) = match adds_up_itself(&body, &sum, &grad) {
+        true => (Some(sum), Some(grad)),
+        false => (Some(sum.plus_in_place(&grad)), None),
+    };
+}
+
+/// Whether the gradient formula of a node's op reads two gradients that lie alike as it reads one: a batch norm's on a GPU does.
+fn adds_up_itself(body: &Body, sum: &Tensor, grad: &Tensor) -> bool {
+    matches!(body.kind, Kind::Op(Op::BatchNorm { .. }))
+        && body.shared.is_none()
+        && sum.device().gpu().is_some()
+        && (sum.device(), sum.dtype, sum.shape()) == (grad.device(), grad.dtype, grad.shape())
+        && sum.order().is_some()
+        && sum.order() == grad.order()
 }
 
 /// What is left of a walk: the nodes that have all of their gradients, and what is done with those of leaves.
@@ -516,9 +543,9 @@ impl Ahead<'_> {
     /// Finishes one node that has all of its gradients.
     #[track_caller]
     fn work(&mut self, node: NodeRef) {
-        let (op, mut inputs, mut saved, (lent, made), (grad, rounded), device) = {
+        let (op, mut inputs, mut saved, (lent, made), (grad, more, rounded), device) = {
             let mut body = node.body();
-            let (grad, rounded) = (body.grad.take(), body.rounded.take());
+            let (grad, more, rounded) = (body.grad.take(), body.more.take(), body.rounded.take());
             match std::mem::take(&mut body.kind) {
                 Kind::Leaf(slot) => {
                     let finished = match (&slot, grad) {
@@ -545,7 +572,7 @@ impl Ahead<'_> {
                     check_saved(&op, &body);
                     let (inputs, saved) = (std::mem::take(&mut body.inputs), std::mem::take(&mut body.saved));
                     let lent = (body.shared.take(), body.crossing.take(), body.again.take());
-                    (op, inputs, saved, (lent, body.made.take()), (grad, rounded), device)
+                    (op, inputs, saved, (lent, body.made.take()), (grad, more, rounded), device)
                 }
             }
         };
@@ -564,7 +591,8 @@ impl Ahead<'_> {
         let mut grads = match &grad {
             Some(grad) if inputs.iter().any(Option::is_some) => {
                 let late = Some(&self.late).filter(|_| self.may_be_late(&op, &inputs, &device));
-                let wanted = Wanted { inputs: &inputs, device: &device, shared, crossing, late, rounded };
+                let (inputs, device) = (&inputs, &device);
+                let wanted = Wanted { inputs, device, shared, crossing, late, more, rounded };
                 gradient(&op, grad, &saved, &wanted)
             }
             _ => Default::default(),

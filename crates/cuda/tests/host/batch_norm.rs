@@ -34,6 +34,8 @@ struct Values {
     x: Vec<u8>,
     plus: Vec<u8>,
     grad: Vec<u8>,
+    /// What is added to it, if it comes in two parts.
+    more: Option<Vec<u8>>,
     weight: Option<Vec<u8>>,
     bias: Option<Vec<u8>>,
 }
@@ -48,6 +50,7 @@ struct Statistics {
 }
 
 /// What comes of a gradient.
+#[derive(PartialEq)]
 struct Gradients {
     x: Vec<u8>,
     plus: Vec<u8>,
@@ -90,6 +93,7 @@ impl Case {
             x: of(rows * width, 1.0, 5.0, 1),
             plus: of(rows * width, -1.0, 1.0, 2),
             grad: of(rows * width, -1.0, 1.0, 3),
+            more: None,
             weight: part(0.5, 1.5, 4),
             bias: part(-1.0, 1.0, 5),
         }
@@ -221,7 +225,8 @@ impl Case {
         statistics: &'a Statistics,
         mask: &'a Option<Vec<u8>>,
     ) -> Vec<Arg<'a>> {
-        vec![Arg::In(&values.x), Arg::In(&values.grad), arg(mask), Arg::In(&statistics.means)]
+        let grad = [Arg::In(&values.grad), arg(&values.more)];
+        [Arg::In(&values.x)].into_iter().chain(grad).chain([arg(mask), Arg::In(&statistics.means)]).collect()
     }
 
     /// All gradients, piece by piece, of statistics that are the batch's own or were given; and the same by way of sums that several
@@ -323,6 +328,7 @@ impl Case {
             self.gradients_at_once(&values, &by_pieces, &mask, false),
         ];
         found.iter().for_each(|gradients| self.check_gradients(gradients, &by_pieces, &engine));
+        self.check_parts(&values, &by_pieces, &mask, &found);
         let given = [
             self.gradients(&values, &by_pieces, &mask, true),
             self.gradients_at_once(&values, &by_pieces, &mask, true),
@@ -331,6 +337,41 @@ impl Case {
             let scale = self.scale(&by_pieces);
             self.near("gradient of the input with given statistics", &x, &engine.grad_given, scale);
         }
+    }
+
+    /// A gradient in two parts is their sum, to the bit.
+    fn check_parts(
+        &self,
+        values: &Values,
+        statistics: &Statistics,
+        mask: &Option<Vec<u8>>,
+        [by_pieces, at_once]: &[Gradients; 2],
+    ) {
+        let n = self.size[0] * self.size[1];
+        // Parts whose sum is rounded.
+        let more = random(self.element, n, -0.5, 0.5, 9);
+        let sum = |(a, b): (&f64, &f64)| f64::from(*a as f32 + *b as f32);
+        let own = decode(self.element, &values.grad);
+        let whole: Vec<f64> = own.iter().zip(&more).map(sum).collect();
+        let of = |grad: Vec<u8>, more: Option<Vec<u8>>| Values {
+            x: values.x.clone(),
+            plus: values.plus.clone(),
+            grad,
+            more,
+            weight: values.weight.clone(),
+            bias: values.bias.clone(),
+        };
+        let parts = of(values.grad.clone(), Some(encode(self.element, &more)));
+        let whole = of(encode(self.element, &whole), None);
+        let found = [&parts, &whole].map(|values| {
+            let all = [
+                self.gradients(values, statistics, mask, false),
+                self.gradients_at_once(values, statistics, mask, false),
+            ];
+            assert!(all[0] != *by_pieces && all[1] != *at_once, "{:?}: nothing was added", self.size);
+            all
+        });
+        assert!(found[0] == found[1], "{:?}, {:?}: a gradient in two parts", self.size, self.follows);
     }
 
     fn check_statistics(&self, statistics: &Statistics, engine: &Engine) {

@@ -216,12 +216,15 @@ pub(crate) fn sums(
 ) {
     let [n, channels] = sizes(x);
     let n_pieces = pieces(n)[1];
-    let [grads, products] = sums_of_pieces(engine, x, mean, grad, mask);
+    let [grads, products] = sums_of_pieces(engine, x, mean, (grad, None), mask);
     let [a, b] = [n_pieces, channels].map(Arg::Int);
     let args = [Arg::In(&grads), Arg::In(&products), Arg::Out(sums), a, b];
     // SAFETY: there is a part for each piece of a channel, and two sums for each channel.
     unsafe { engine.launch("merge_sums", rows(channels, n_pieces), &args) };
 }
+
+/// A gradient that may come in two parts, which are to be added up.
+type Graded<'a> = (&'a Tensor, Option<&'a Tensor>);
 
 /// The same piece by piece.
 #[track_caller]
@@ -229,7 +232,7 @@ fn sums_of_pieces(
     engine: &Engine,
     x: &Tensor,
     mean: &Tensor,
-    grad: &Tensor,
+    (grad, more): Graded<'_>,
     mask: Option<&Tensor>,
 ) -> [Tensor; 2] {
     check_float("batch_norm", x.dtype);
@@ -238,6 +241,7 @@ fn sums_of_pieces(
     let args = [
         Arg::In(x),
         Arg::In(grad),
+        Arg::InOrNull(more),
         Arg::InOrNull(mask),
         Arg::In(mean),
         Arg::Out(&grads),
@@ -291,7 +295,7 @@ pub(crate) fn input_gradient(
     ];
     // SAFETY: there are two sums, three factors and one of all else for each channel.
     unsafe { engine.launch("batch_factors", elements(channels), &args) };
-    input_gradient_by(engine, x, mean, grad, mask, &factors, outputs);
+    input_gradient_by(engine, x, mean, (grad, None), mask, &factors, outputs);
 }
 
 /// Room for what the gradient of the input needs of each channel.
@@ -304,7 +308,7 @@ fn input_gradient_by(
     engine: &Engine,
     x: &Tensor,
     mean: &Tensor,
-    grad: &Tensor,
+    (grad, more): Graded<'_>,
     mask: Option<&Tensor>,
     factors: &Tensor,
     (out, plus): (&Tensor, Option<&Tensor>),
@@ -314,6 +318,7 @@ fn input_gradient_by(
     let args = [
         Arg::In(x),
         Arg::In(grad),
+        Arg::InOrNull(more),
         Arg::InOrNull(mask),
         Arg::In(mean),
         Arg::In(factors),
@@ -337,6 +342,22 @@ pub(crate) fn gradients(
     grad: &Tensor,
     mask: Option<&Tensor>,
     count: Option<f64>,
+    outputs: ((&Tensor, Option<&Tensor>), [&Tensor; 2]),
+) {
+    gradients_of_sum(engine, x, [mean, scale], weight, (grad, None), mask, count, outputs);
+}
+
+/// The same, where the gradient of the output may come in two parts.
+#[track_caller]
+#[expect(clippy::too_many_arguments, reason = "they are what the formula has")]
+pub(crate) fn gradients_of_sum(
+    engine: &Engine,
+    x: &Tensor,
+    [mean, scale]: [&Tensor; 2],
+    weight: Option<&Tensor>,
+    grad: Graded<'_>,
+    mask: Option<&Tensor>,
+    count: Option<f64>,
     (outputs, [of_bias, of_weight]): ((&Tensor, Option<&Tensor>), [&Tensor; 2]),
 ) {
     check_float("batch_norm", x.dtype);
@@ -355,10 +376,11 @@ pub(crate) fn gradients(
         return input_gradient_by(engine, x, mean, grad, mask, &factors, outputs);
     };
     let (out, plus) = (Arg::Out(outputs.0), out_or_null(outputs.1));
-    let (x, grad, [mask, weight]) = (Arg::In(x), Arg::In(grad), [mask, weight].map(Arg::InOrNull));
+    let (x, (grad, more)) = (Arg::In(x), grad);
+    let (grad, [more, mask, weight]) = (Arg::In(grad), [more, mask, weight].map(Arg::InOrNull));
     let [a, b] = [n, channels].map(Arg::Int);
-    let args =
-        [x, grad, mask, mean_in, scale_in, weight, out, plus, of_weight, of_bias, factors_out, a, b, count];
+    let inputs = [x, grad, more, mask, mean_in, scale_in, weight];
+    let args = [&inputs[..], &[out, plus, of_weight, of_bias, factors_out, a, b, count]].concat();
     // SAFETY: input, gradients and mask have n rows of channels in one order; there are three factors and one of all else for each
     // channel.
     unsafe { engine.launch("batch_whole_gradient", work, &args) }

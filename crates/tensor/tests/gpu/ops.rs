@@ -210,6 +210,48 @@ fn a_batch_norm_of_few_rows_of_many_and_of_a_shared_batch_moves_what_is_running(
     }
 }
 
+/// What comes of it is used once, twice as where a shortcut begins, three times, by views, or where nobody wants the input's gradient.
+#[test]
+fn a_batch_norm_gets_the_gradients_of_all_that_use_it() {
+    let Some(rig) = rig(9) else { return };
+    type Use = fn(&Tensor, &[Tensor]) -> Tensor;
+    // With sums that take a launch of their own: of a third gradient, of one that lies otherwise, and of a leaf's.
+    let uses: [(Use, usize); 5] = [
+        (|y, x| y * &x[3], 0),
+        (|y, x| y * &x[3] + y * &x[4], 0),
+        (|y, x| y * &x[3] + y * &x[4] + y * &x[4], 2),
+        (|y, x| (y * &x[3]).sum_all() + y.sum_all() + (y * &x[4]).sum_all(), 1),
+        (|y, x| (y * &x[3]).permute(&[1, 0, 2, 3]) + y.permute(&[1, 0, 2, 3]).square(), 0),
+    ];
+    for size in [[2, 6, 3, 5], [11, 6, 20, 21]] {
+        let shapes: [&[usize]; 5] = [&size, &[6], &[6], &size, &size];
+        for (how, _) in uses {
+            rig.check(&shapes, |x| {
+                let then = Then::AddRelu(&x[4]);
+                how(&x[0].batch_norm(Some(&x[1]), Some(&x[2]), 1e-5, then, None, None).out, x)
+            });
+            rig.check(&shapes, |x| {
+                let norm = x[0].detach().batch_norm(Some(&x[1]), Some(&x[2]), 1e-5, Then::Relu, None, None);
+                how(&norm.out, x).square().sum_all() + (&x[0] + &x[4]).sum_all()
+            });
+        }
+    }
+    for (i, (how, sums)) in uses.into_iter().enumerate() {
+        // Of a driver that has logged nothing before.
+        let Some(rig) = crate::rig::rig(9) else { return };
+        let Some(fake) = rig.fake() else { return };
+        let launched =
+            |name: &str| fake.log().iter().filter(|line| **line == format!("launch {name}")).count();
+        let of = |dims: &[usize]| Tensor::ones(&rig, dims, DType::F32).requires_grad();
+        let x = [of(&[2, 6, 3, 5]), of(&[6]), of(&[6]), of(&[2, 6, 3, 5]), of(&[2, 6, 3, 5])];
+        let norm = x[0].batch_norm(Some(&x[1]), Some(&x[2]), 1e-5, Then::Nothing, None, None);
+        let loss = how(&norm.out, &x).sum_all();
+        let before = launched("add_assign");
+        loss.backward();
+        assert_eq!(launched("add_assign") - before, sums, "use {i}");
+    }
+}
+
 #[test]
 fn views_of_every_kind_are_multiplied() {
     let Some(rig) = rig(4) else { return };
