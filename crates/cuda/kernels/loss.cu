@@ -74,50 +74,14 @@ extern "C" __global__ void cross_entropy_gradient(const T *in, const float *shif
     });
 }
 
-// Cross entropy of logits with `shares` (rows, width) of the classes.
-extern "C" __global__ void cross_entropy_shares(const T *in, const T *shares, T *y, float *losses, i64 rows, i64 width,
-                                                float smoothing) {
-    __shared__ Normaliser of_rows[MAX_WARPS];
-    __shared__ float room[MAX_WARPS];
-    for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
-        const float shift = log_shift(in, row, width, of_rows);
-        float sum = 0.0f;
-        pairs(in, shares, row * width, width, [&](auto few, i64 at, auto x, auto share) {
-            const auto log_share = made<few>([&](int j) { return wide(x.of[j]) - shift; });
-            put(y + at, made<few>([&](int j) { return stored(log_share.of[j]); }));
-            each<few>([&](int j) { sum += ((1.0f - smoothing) * wide(share.of[j]) + smoothing / (float)width) * log_share.of[j]; });
-        });
-        sum = sum_of_block(sum, room);
-        if (threadIdx.x == 0) losses[row] = -sum;
-    }
-}
-
-// Softmax times the sum of the targets, minus the target.
-extern "C" __global__ void cross_entropy_shares_gradient(const T *y, const T *shares, const T *grad, T *out, i64 rows, i64 width,
-                                                         float smoothing, float factor) {
-    __shared__ float room[MAX_WARPS];
-    const float weight = factor * wide(*grad), spread = smoothing / (float)width;
-    for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
-        const i64 start = row * width;
-        float sum = 0.0f;
-        const auto target = [=](T share) { return (1.0f - smoothing) * wide(share) + spread; };
-        by_block(start, width, [&](auto few, i64 i) {
-            const auto share = taken<few>(shares + start + i);
-            each<few>([&](int j) { sum += target(share.of[j]); });
-        });
-        sum = sum_of_block(sum, room);
-        pairs(y, shares, start, width, [&](auto few, i64 at, auto y, auto share) {
-            put(out + at, made<few>([&](int j) { return stored((expf(wide(y.of[j])) * sum - target(share.of[j])) * weight); }));
-        });
-    }
-}
-
 // A block for each `piece` elements: `losses` gets the sum of `f` over each.
 template <class F> __device__ void sum_pairs(const T *x, const T *t, float *losses, i64 n, i64 piece, float *room, F f) {
     for (i64 p = blockIdx.x; p * piece < n; p += gridDim.x) {
         const i64 end = (p + 1) * piece < n ? (p + 1) * piece : n;
         float sum = 0.0f;
-        for (i64 i = p * piece + threadIdx.x; i < end; i += blockDim.x) sum += f(wide(x[i]), wide(t[i]));
+        pairs(x, t, p * piece, end - p * piece, [&](auto few, i64, auto x, auto t) {
+            each<few>([&](int j) { sum += f(wide(x.of[j]), wide(t.of[j])); });
+        });
         sum = sum_of_block(sum, room);
         if (threadIdx.x == 0) losses[p] = sum;
     }

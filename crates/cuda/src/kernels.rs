@@ -263,8 +263,6 @@ pub const KERNELS: &[Kernel] = &[
     loss("nll_gradient", &[R, R, W, N, N, F], Share::Elements),
     loss("cross_entropy", &[R, R, W, W, W, N, N, F], Share::Rows),
     loss("cross_entropy_gradient", &[R, R, R, R, W, N, N, F, F], Share::Elements),
-    loss("cross_entropy_shares", &[R, R, W, W, N, N, F], Share::Rows),
-    loss("cross_entropy_shares_gradient", &[R, R, R, W, N, N, F, F], Share::Rows),
     loss("squared_error", &[R, R, W, N, N], Share::Rows),
     loss("squared_error_gradient", &[R, R, R, W, N, F], Share::Elements),
     loss("binary_cross_entropy", &[R, R, W, N, N], Share::Rows),

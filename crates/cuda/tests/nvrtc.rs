@@ -103,15 +103,7 @@ fn neighbours_come_in_one_go() {
             ],
         ),
         (Source::Softmax, &[("softmax", BOTH), ("softmax_gradient", BOTH), ("log_softmax_gradient", BOTH)]),
-        (
-            Source::Loss,
-            &[
-                ("cross_entropy", READS),
-                ("cross_entropy_gradient", BOTH),
-                ("cross_entropy_shares", BOTH),
-                ("cross_entropy_shares_gradient", BOTH),
-            ],
-        ),
+        (Source::Loss, &[("cross_entropy", READS), ("cross_entropy_gradient", BOTH)]),
         (Source::Optimizer, &[("sgd_momentum", BOTH), ("adamw", BOTH)]),
     ];
     for (source, kernels) in kernels {

@@ -191,51 +191,6 @@ fn cross_entropy_is_that_of_the_engine() {
 }
 
 #[test]
-fn cross_entropy_of_shares_is_that_of_the_engine() {
-    if !there_is_a_compiler() {
-        return;
-    }
-    for batch in Batch::all() {
-        for smoothing in [0.0, 0.1] {
-            let (element, [rows, width]) = (batch.element, batch.size);
-            let shares = random(element, rows * width, 0.0, 2.0 / width as f64, 5);
-            let mixed = batch.tensor(&shares) * (1.0 - smoothing) + smoothing / width as f64;
-            let tensor = batch.tensor(&batch.x);
-            let [want, want_grad] =
-                reference(&tensor, |x| (x.log_softmax(1) * &mixed).sum_all() * (-1.0 / rows as f64));
-            let (x, shares) = (encode(element, &batch.x), encode(element, &shares));
-            let (mut y, mut losses) = (room(element, rows * width), room(Element::F32, rows));
-            let mut args = vec![Arg::In(&x), Arg::In(&shares), Arg::Out(&mut y), Arg::Out(&mut losses)];
-            args.extend(batch.rows_and_width());
-            args.push(Arg::Float(smoothing as f32));
-            launch("cross_entropy_shares", element, batch.work(), &mut args);
-            batch.check("cross_entropy_shares", &batch.mean(&losses, rows), &want, 10.0);
-            let log = tensor.log_softmax(1).to_vec();
-            batch.check("its logarithm of softmax", &decode(element, &y), &log, 10.0);
-
-            let mut out = room(element, rows * width);
-            let grad = encode(element, &[GRAD]);
-            let mut args = vec![Arg::In(&y), Arg::In(&shares), Arg::In(&grad), Arg::Out(&mut out)];
-            args.extend(batch.rows_and_width());
-            args.extend([Arg::Float(smoothing as f32), Arg::Float((1.0 / rows as f64) as f32)]);
-            let name = "cross_entropy_shares_gradient";
-            launch(name, element, batch.work(), &mut args);
-            let got = decode(element, &out);
-            if element == Element::F32 {
-                batch.check(name, &got, &want_grad, GRAD / rows as f64);
-            }
-            // Of short types the logarithm that was kept is a rounded one, from which the gradient is told.
-            let target = mixed.to_vec::<f64>();
-            let sums = target.chunks(width).flat_map(|row| vec![row.iter().sum::<f64>(); width]);
-            let kept = decode(element, &y).into_iter().zip(&target).zip(sums);
-            let want: Vec<f64> =
-                kept.map(|((y, target), sum)| (y.exp() * sum - target) * GRAD / rows as f64).collect();
-            batch.check(name, &got, &want, GRAD / rows as f64);
-        }
-    }
-}
-
-#[test]
 fn labels_that_are_no_classes_are_told_and_read_nothing() {
     if !there_is_a_compiler() {
         return;

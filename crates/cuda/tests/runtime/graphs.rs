@@ -80,6 +80,7 @@ fn a_captured_optimizer_counts_its_steps_in_device_memory() {
         Argument::Write(squares.address()),
         Argument::Read(settings.address()),
         Argument::Null,
+        Argument::Null,
         Argument::Int(N as i64),
     ];
     let step = || launch(&gpu, stream, "adam", Element::F32, Work::Elements(N as u64), &arguments);

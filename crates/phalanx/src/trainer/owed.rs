@@ -13,11 +13,17 @@ use phalanx_tensor::{Later, Tensor};
 pub(super) struct Owed {
     /// Of which pass, and its share in the samples of the step.
     losses: Vec<(usize, f64, Later)>,
-    /// A number on the GPU that is finite if all of them are.
+    /// A number on the GPU that is finite if all of them are, where that is asked for.
     watched: Option<Tensor>,
+    is_watched: bool,
 }
 
 impl Owed {
+    /// None yet. Who watches wants [`Owed::watched`].
+    pub(super) fn new(is_watched: bool) -> Owed {
+        Owed { is_watched, ..Owed::default() }
+    }
+
     /// The loss of a pass, one of so many of its step, with this share in the samples: what is known of it goes to `known`.
     pub(super) fn add(
         &mut self,
@@ -34,6 +40,9 @@ impl Owed {
             }
             PassLoss::Coming { on_gpu, later } => {
                 self.losses.push((pass, share, later));
+                if !self.is_watched {
+                    return;
+                }
                 self.watched = Some(match (passes, self.watched.take()) {
                     (1, _) => on_gpu,
                     // The pass after this one may be computed where the loss lies. What is finite becomes 0.
@@ -44,7 +53,7 @@ impl Owed {
         }
     }
 
-    /// A number on the GPU that is finite if all losses that are owed are; none where none is.
+    /// A number on the GPU that is finite if all losses that are owed are; none where none is, or nobody watches.
     pub(super) fn watched(&self) -> Option<&Tensor> {
         self.watched.as_ref()
     }

@@ -20,7 +20,7 @@ use phalanx_parallel::{
     Compress, Ddp, DdpConfig, Fsdp, LogicalShards, LogicalShardsConfig, ModelParallel, ModelParallelConfig,
     Pass, PassLoss, Sharded, SingleDevice, Strategy, Sync,
 };
-use phalanx_tensor::{Arena, Tensor, autocast};
+use phalanx_tensor::{Arena, autocast};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -240,7 +240,7 @@ impl<'a> Run<'a> {
         let samples = self.deal.step().min(left);
         let passes = self.deal.passes_of(samples);
         let (mut loss, mut used, mut input) = (ByShard::of(&*self.strategy), Used::default(), Duration::ZERO);
-        let mut owed = Owed::default();
+        let mut owed = Owed::new(self.may_owe() && self.trainer.on_nan != OnNan::Ignore);
         for pass in 0..passes {
             let (batch, waited) = batches.take();
             let Some(batch) = batch else { break };
@@ -332,11 +332,6 @@ impl<'a> Run<'a> {
         };
         let place = here.then(first).flatten();
         Err(Error::Diverged { loss, step, place })
-    }
-
-    /// What keeps the next step from moving anything where this is no number, if that is wanted.
-    pub(super) fn guard<'o>(&self, owed: &'o Owed) -> Option<&'o Tensor> {
-        owed.watched().filter(|_| self.trainer.on_nan != OnNan::Ignore)
     }
 
     /// The same of its gradients.

@@ -518,7 +518,7 @@ impl<'a> Course<'a> {
                 // Nothing would keep this one from spoiling the weights if the step before has.
                 self.look(run)?;
             }
-            self.guard = run.guard(&made.owed).map(|loss| match &self.guard {
+            self.guard = made.owed.watched().map(|loss| match &self.guard {
                 Some(guard) => guard.behind(loss),
                 None => Guard::new(loss),
             });

@@ -10,7 +10,7 @@ pub struct TimeLimit {
     /// When the time is up.
     pub end: SystemTime,
     /// How long before that the run ends at the latest. It ends earlier where twice the longest step and checkpoint of
-    /// the run took longer than this; of one process on a GPU, which is given a step ahead, twice two such steps and the checkpoint.
+    /// the run took longer than this; of one process on a GPU, which is given a step ahead, twice three such steps and the checkpoint.
     pub margin: Duration,
 }
 
@@ -76,14 +76,19 @@ impl Clock {
         self.is_near |= self.limit.is_some_and(|limit| {
             // Of an end that is past nothing is left.
             let left = limit.end.duration_since(SystemTime::now()).unwrap_or_default();
-            is_near(left, limit.margin, self.step * (1 + ahead), self.checkpoint)
+            is_near(left, limit.margin, self.step * steps_to_come(ahead), self.checkpoint)
         });
         self.is_near
     }
 }
 
-/// Whether a run that goes on could be too late. What comes until the next tally is one step, with what a GPU was given
-/// before, and then a checkpoint, which may have to wait for another that is being written; twice what they took covers that and a disk that is slower this time.
+/// How many steps are still to be made after a tally that lets the run go on, up to the end that the next one finds near: one, or where a
+/// GPU has some ahead of each of the two tallies, these as well.
+fn steps_to_come(ahead: u32) -> u32 {
+    1 + 2 * ahead
+}
+
+/// Whether a run that goes on could be too late. What comes are these steps, and then a checkpoint, which may have to wait for another that is being written; twice what they took covers that and a disk that is slower this time.
 fn is_near(left: Duration, margin: Duration, steps: Duration, checkpoint: Duration) -> bool {
     left <= margin.max((steps + checkpoint).saturating_mul(2))
 }
@@ -103,6 +108,19 @@ mod tests {
         check([0, 0, 0, 0], true);
         check([121, 30, 20, 40], false);
         check([120, 30, 20, 40], true);
+    }
+
+    #[test]
+    fn steps_that_a_gpu_has_ahead_count() {
+        let left = |seconds| SystemTime::now() + Duration::from_secs(seconds);
+        for (ahead, near, far) in [(0, 19, 30), (1, 59, 70)] {
+            for (seconds, want) in [(near, true), (far, false)] {
+                let mut clock =
+                    Clock::new(Some(TimeLimit { end: left(seconds), margin: Duration::from_secs(1) }));
+                clock.step = Duration::from_secs(10);
+                assert_eq!(clock.tick(ahead), want, "{ahead} ahead, {seconds} s left");
+            }
+        }
     }
 
     #[test]
