@@ -69,7 +69,9 @@ impl LateCasts {
         }
     }
 
-    fn make_if_many(&self) {
+    /// Has a cast wait, unless that makes many.
+    fn push(&self, from: &Tensor, to: &Tensor) {
+        self.0.borrow_mut().push((from.clone(), to.clone()));
         let bytes = |(from, _): &(Tensor, Tensor)| from.count() * from.dtype.bytes();
         let are_many = {
             let pairs = self.0.borrow();
@@ -148,7 +150,7 @@ impl Wanted<'_> {
         let is_slot = |node: &NodeRef| matches!(&node.body().kind, Kind::Leaf(Some(slot)) if same_storage(&slot.tensor().storage, &to.storage));
         let late = self.late.filter(|_| from.dtype.is_half() && to.dtype == DType::F32 && to.count() > 0);
         match late.filter(|_| self.inputs[input].as_ref().is_some_and(is_slot)) {
-            Some(late) => late.0.borrow_mut().push((from.clone(), to.clone())),
+            Some(late) => late.push(from, to),
             None => kernel::copy::convert(from, to),
         }
     }
@@ -597,7 +599,6 @@ impl Ahead<'_> {
             }
             _ => Default::default(),
         };
-        self.late.make_if_many();
         drop((saved, grad));
         for (input, grad) in inputs.into_iter().zip(&mut grads) {
             let Some(input) = input else { continue };

@@ -37,30 +37,27 @@ impl LayerNorm {
     /// else sees them.
     pub(crate) fn for_products(&self, x: &Tensor, seam: &Seam) -> Tensor {
         let (weight, bias) = (Some(&*self.weight), Some(&*self.bias));
-        match autocast_dtype() {
-            half if half.is_half() && x.dtype() != DType::F64 && seam.enter.is_none() => {
-                x.layer_norm_in(half, 1, weight, bias, self.eps)
-            }
-            _ => x.layer_norm(1, weight, bias, self.eps),
+        match half_of_products(x, seam) {
+            Some(half) => x.layer_norm_in(half, 1, weight, bias, self.eps),
+            None => x.layer_norm(1, weight, bias, self.eps),
         }
+    }
+
+    /// The sum of `x` and a branch, and that as [`LayerNorm::for_products`] has it.
+    pub(crate) fn sum_for_products(&self, x: &Tensor, branch: &Tensor, seam: &Seam) -> [Tensor; 2] {
+        if let Some(half) = half_of_products(x, seam) {
+            return x.sum_layer_norm_in(branch, half, 1, Some(&self.weight), Some(&self.bias), self.eps);
+        }
+        let sum = x + branch;
+        let rows = self.for_products(&sum, seam);
+        [sum, rows]
     }
 }
 
-impl LayerNorm {
-    /// The sum of `x` and a branch, and that as [`LayerNorm::for_products`] has it.
-    pub(crate) fn sum_for_products(&self, x: &Tensor, branch: &Tensor, seam: &Seam) -> [Tensor; 2] {
-        let (weight, bias) = (Some(&*self.weight), Some(&*self.bias));
-        match autocast_dtype() {
-            half if half.is_half() && x.dtype() != DType::F64 && seam.enter.is_none() => {
-                x.sum_layer_norm_in(branch, half, 1, weight, bias, self.eps)
-            }
-            _ => {
-                let sum = x + branch;
-                let rows = self.for_products(&sum, seam);
-                [sum, rows]
-            }
-        }
-    }
+/// The 16 bits of the products that rows enter at this seam, if nobody else sees them.
+fn half_of_products(x: &Tensor, seam: &Seam) -> Option<DType> {
+    let half = autocast_dtype();
+    (half.is_half() && x.dtype() != DType::F64 && seam.enter.is_none()).then_some(half)
 }
 
 impl Module for LayerNorm {

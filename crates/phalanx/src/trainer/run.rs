@@ -248,8 +248,7 @@ impl<'a> Run<'a> {
             let (batch, sync) = (batch?, if pass + 1 == passes { Sync::Now } else { Sync::Later });
             used.add(Used::of(batch.sample_ids().iter().copied()));
             batches.want_another(pass + 1 < passes || progress.step + 1 < last);
-            let share = batch.len() as f64 / samples as f64;
-            let made = self.pass(batch, batches, progress, samples, sync)?;
+            let (share, made) = self.pass(batch, batches, progress, samples, sync)?;
             owed.add((pass, passes), share, made, &mut loss);
             if !self.may_owe() {
                 owed.pay(&mut loss);
@@ -277,7 +276,8 @@ impl<'a> Run<'a> {
         self.world_size() == 1 && *on_nan != OnNan::Stop && clip.norm.is_none() && !precision.is_scaled()
     }
 
-    /// One forward and backward pass of a step of so many samples; gives the mean loss. Meanwhile the batch after it is taken.
+    /// One forward and backward pass of a step of so many samples; gives its share in these and the mean loss. Meanwhile the batch after it
+    /// is taken.
     fn pass(
         &mut self,
         mut batch: Batch,
@@ -285,7 +285,7 @@ impl<'a> Run<'a> {
         progress: &Progress,
         samples: usize,
         sync: Sync,
-    ) -> Result<PassLoss, Error> {
+    ) -> Result<(f64, PassLoss), Error> {
         self.bad_images += batch.skipped();
         let share = batch.len() as f64 / samples as f64;
         let scale = self.loss_scale(progress).map_or(1.0, |scale| scale.factor);
@@ -304,7 +304,7 @@ impl<'a> Run<'a> {
             sync,
         };
         let products = self.trainer.precision.products();
-        Ok(autocast(products, || self.strategy.pass_ahead(&pass, &mut || batches.look()))?)
+        Ok((share, autocast(products, || self.strategy.pass_ahead(&pass, &mut || batches.look()))?))
     }
 
     /// What the loss of the next step is scaled by, if it is.

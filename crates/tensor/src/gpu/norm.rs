@@ -19,13 +19,34 @@ pub(crate) fn is_held(width: usize) -> bool {
     width > 0 && width.is_multiple_of(Work::IN_BAND as usize) && width <= Work::MOST_IN_BAND as usize
 }
 
-/// The kernels of rows of this type that come out as another tensor does: forward, and the gradients of rows and of parameters.
-fn named(rows: &Tensor, out: &Tensor) -> [&'static str; 3] {
+/// The kernels of rows of a type that come out in a type.
+struct Names {
+    forward: &'static str,
+    gradient: &'static str,
+    columns: &'static str,
+    /// Of rows that are held.
+    whole: &'static str,
+    whole_gradient: &'static str,
+}
+
+/// Those of rows of this type that come out as another tensor does.
+fn named(rows: &Tensor, out: &Tensor) -> Names {
     if rows.dtype == out.dtype {
-        ["layer_norm", "layer_norm_gradient", "layer_norm_columns"]
-    } else {
-        check_single("layer_norm: rows to be rounded", rows.dtype);
-        ["rounded_layer_norm", "rounded_layer_norm_gradient", "rounded_layer_norm_columns"]
+        return Names {
+            forward: "layer_norm",
+            gradient: "layer_norm_gradient",
+            columns: "layer_norm_columns",
+            whole: "layer_norm_whole",
+            whole_gradient: "layer_norm_whole_gradient",
+        };
+    }
+    check_single("layer_norm: rows to be rounded", rows.dtype);
+    Names {
+        forward: "rounded_layer_norm",
+        gradient: "rounded_layer_norm_gradient",
+        columns: "rounded_layer_norm_columns",
+        whole: "rounded_layer_norm_whole",
+        whole_gradient: "rounded_layer_norm_whole_gradient",
     }
 }
 
@@ -39,57 +60,37 @@ pub(crate) fn layer_norm(
     bias: Option<&Tensor>,
     eps: f64,
     width: usize,
-    [out, mean, scale]: [&Tensor; 3],
+    outputs: [&Tensor; 3],
 ) {
-    if is_held(width) {
-        return sum_layer_norm(engine, x, None, [weight, bias], eps, width, [out, mean, scale]);
-    }
-    check_float("layer_norm", x.dtype);
-    let n = mean.count();
-    let [name, ..] = named(x, out);
-    let args = [
-        Arg::In(x),
-        Arg::InOrNull(weight),
-        Arg::InOrNull(bias),
-        Arg::Out(out),
-        Arg::Out(mean),
-        Arg::Out(scale),
-        Arg::Int(n),
-        Arg::Int(width),
-        Arg::Float(eps),
-    ];
-    // SAFETY: there are n rows of `width` elements, of which weight and bias have one, mean and scale n.
-    unsafe { engine.launch(name, rows(n, width), &args) }
+    sum_layer_norm(engine, x, None, [weight, bias], eps, width, outputs);
 }
 
-/// The same of rows that are held ([`is_held`]), to which those of a branch are added first: then the sums are written, too.
+/// The same. Rows that are held ([`is_held`]) may have those of a branch added first: then the sums are written, too.
 #[track_caller]
 pub(crate) fn sum_layer_norm(
     engine: &Engine,
     x: &Tensor,
     branch: Option<(&Tensor, &Tensor)>,
-    [weight, bias]: [Option<&Tensor>; 2],
+    affine: [Option<&Tensor>; 2],
     eps: f64,
     width: usize,
     [out, mean, scale]: [&Tensor; 3],
 ) {
     check_float("layer_norm", x.dtype);
-    let (n, [name, ..]) = (mean.count(), named(x, out));
-    let args = [
-        Arg::In(x),
-        Arg::InOrNull(branch.map(|(branch, _)| branch)),
-        out_or_null(branch.map(|(_, sums)| sums)),
-        Arg::InOrNull(weight),
-        Arg::InOrNull(bias),
-        Arg::Out(out),
-        Arg::Out(mean),
-        Arg::Out(scale),
-        Arg::Int(n),
-        Arg::Int(width),
-        Arg::Float(eps),
-    ];
-    // SAFETY: there are n rows of `width` elements, also of the branch and of the sums; weight and bias have one, mean and scale n.
-    unsafe { engine.launch(&format!("{name}_whole"), bands(n, width), &args) }
+    let (n, names) = (mean.count(), named(x, out));
+    let [weight, bias] = affine.map(Arg::InOrNull);
+    let [out, mean, scale] = [out, mean, scale].map(Arg::Out);
+    let rest = [weight, bias, out, mean, scale, Arg::Int(n), Arg::Int(width), Arg::Float(eps)];
+    if !is_held(width) {
+        assert!(branch.is_none(), "layer_norm: a branch beside rows that no block holds");
+        let args = [&[Arg::In(x)], &rest[..]].concat();
+        // SAFETY: there are n rows of `width` elements, of which weight and bias have one, mean and scale n.
+        return unsafe { engine.launch(names.forward, rows(n, width), &args) };
+    }
+    let (branch, sums) = (branch.map(|(branch, _)| branch), branch.map(|(_, sums)| sums));
+    let args = [&[Arg::In(x), Arg::InOrNull(branch), out_or_null(sums)], &rest[..]].concat();
+    // SAFETY: the same, and the branch and the sums have n rows.
+    unsafe { engine.launch(names.whole, bands(n, width), &args) }
 }
 
 /// Work on so many bands, or rows, that are held.
@@ -120,7 +121,7 @@ pub(crate) fn layer_norm_gradients(
     to: &Gradients<'_>,
 ) {
     check_float("layer_norm", x.dtype);
-    let (n, [name, ..]) = (mean.count(), named(x, grad));
+    let (n, names) = (mean.count(), named(x, grad));
     let band = BAND.max(n.div_ceil(MOST_BANDS));
     let n_bands = n.div_ceil(band);
     let parts = to.parameters.map(|out| {
@@ -146,7 +147,7 @@ pub(crate) fn layer_norm_gradients(
     ];
     // SAFETY: there are n rows of `width` elements, wherever they go to, a mean and a scale for each, and a part for each band of a
     // column.
-    unsafe { engine.launch(&format!("{name}_whole_gradient"), bands(n_bands, width), &args) };
+    unsafe { engine.launch(names.whole_gradient, bands(n_bands, width), &args) };
     if of_weight.or(of_bias).is_some() {
         let [weight, bias] = to.parameters.map(out_or_null);
         let parts = [Arg::InOrNull(of_weight), Arg::InOrNull(of_bias)];
@@ -169,7 +170,7 @@ pub(crate) fn layer_norm_gradient(
 ) {
     check_float("layer_norm", x.dtype);
     let n = mean.count();
-    let [_, name, _] = named(x, grad);
+    let name = named(x, grad).gradient;
     let args = [
         Arg::In(x),
         Arg::InOrNull(weight),
@@ -203,7 +204,7 @@ pub(crate) fn layer_norm_parameter_gradients(
     let outputs = [&of_weight, &of_bias].map(Arg::Out);
     let args =
         [inputs[0], inputs[1], inputs[2], inputs[3], outputs[0], outputs[1], sizes[0], sizes[1], sizes[2]];
-    let [.., name] = named(x, grad);
+    let name = named(x, grad).columns;
     // SAFETY: there are n rows of `width` elements, a mean and a scale for each, and a part for each piece of a column.
     unsafe { engine.launch(name, columns(grad.dtype, n, width), &args) };
     check_single("layer_norm, gradients of weight and bias", out.dtype);
