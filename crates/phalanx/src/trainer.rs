@@ -49,7 +49,7 @@ use phalanx_parallel::{DdpConfig, FsdpConfig, LocalConfig, ModelParallelConfig};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
-use steps::{Course, End};
+use steps::Course;
 
 /// How a model is trained.
 #[derive(Clone, Debug)]
@@ -251,24 +251,12 @@ impl Trainer {
         let mut course = Course::new(self, worker, model, &parameters, &data, &mut listener);
         let goes_on = self.goes_on();
         let _in_place = if goes_on == GoesOn::Not { None } else { worker.go_on_in_place(goes_on) };
-        let mut futile = 0;
-        let interrupted = loop {
-            let before = state.progress.step;
-            let left = match course.go(&mut state) {
-                Ok(End::Over { interrupted }) => break interrupted,
-                Ok(End::Change) => None,
-                // Those that have nothing of the run wait for others in the place of those that had.
-                Err(Error::PartLost) if course.is_new() => None,
-                Err(error) => Some(error),
-            };
-            futile = if state.progress.step == before { futile + 1 } else { 0 };
-            course.left = Some(Instant::now());
-            match left {
-                // What makes all ranks fail at one step, whoever they are, makes them fail again.
-                Some(error) if futile > MOST_FUTILE || matches!(error, Error::PartLost) => return Err(error),
-                because => worker.regroup(because)?,
-            }
-        };
+        let ended = course.go_on(&mut state);
+        if ended.is_err() {
+            // The others know by now that this rank leaves, and whoever begins a run after this one finds nobody at its checkpoints.
+            course.end_writing();
+        }
+        let interrupted = ended?;
         let evaluation = course.evaluation;
         drop(course);
         let stopped_early = interrupted.is_none() && self.lost_patience(&state.progress);
@@ -282,6 +270,3 @@ struct Data {
     train: Supply,
     test: Option<Supply>,
 }
-
-/// How many memberships in a row may end before they make a step.
-const MOST_FUTILE: usize = 50;

@@ -5,7 +5,8 @@ use phalanx::data::{BatchBuffers, Dataset, Places, Silent, Target, View, open};
 use phalanx::nn::models::MnistNet;
 use phalanx::nn::optim::{Adam, Clip, Rule, Sgd};
 use phalanx::nn::{
-    BatchNorm2d, Conv2d, Flatten, Linear, LogSoftmax, Module, Parameters, Plateau, Relu, Sequential, Weights,
+    BatchNorm2d, Conv2d, Flatten, Linear, LogSoftmax, Loss, Module, Parameters, Plateau, Relu, Sequential,
+    Weights,
 };
 use phalanx::parallel::{Compress, DdpConfig, FsdpConfig, Sharded};
 use phalanx::{Concluded, Error, Event, Observer, Requests, State, Trainer, Worker, spawn};
@@ -20,6 +21,7 @@ use std::sync::{Arc, Mutex};
 struct Told {
     lines: Vec<String>,
     resumed: Option<u64>,
+    checkpoint: Option<u64>,
     notes: Vec<String>,
 }
 
@@ -33,6 +35,7 @@ impl Observer for Told {
                 self.lines.push(format!("epoch {epoch}: {test_loss:?} {test_accuracy:?}"));
             }
             Event::Resume { step, .. } => self.resumed = Some(*step),
+            Event::Checkpoint { step, .. } => self.checkpoint = Some(*step),
             Event::Note { message } => self.notes.push(message.clone()),
             _ => {}
         }
@@ -482,6 +485,55 @@ fn only_the_newest_checkpoints_stay_and_they_tell_what_they_are_of() {
     let manifest = Manifest::read(Manifest::path(folder.path(), 30).parent().unwrap()).unwrap();
     assert_eq!((manifest.position.epoch, manifest.run.global_batch, manifest.run.world_size), (3, 200, 1));
     assert_eq!(manifest.recipe.as_deref(), Some("[model]"));
+}
+
+/// Single numbers, the ninth of which is none.
+struct Numbers;
+
+impl Dataset for Numbers {
+    fn len(&self) -> usize {
+        12
+    }
+
+    fn input_dims(&self) -> &[usize] {
+        &[1]
+    }
+
+    fn target(&self) -> Target<'_> {
+        Target::Values(&[1])
+    }
+
+    fn batch(&self, indices: &[usize], into: &mut BatchBuffers) -> phalanx::data::Result<()> {
+        for (i, &index) in indices.iter().enumerate() {
+            into.inputs()[i] = if index == 8 { f32::NAN } else { 0.1 };
+        }
+        into.values().fill(1.0);
+        Ok(())
+    }
+}
+
+#[test]
+fn a_run_that_fails_leaves_a_whole_checkpoint_and_nobody_at_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let trainer = Trainer {
+        loss: Loss::Mse,
+        batch_size: 1,
+        shuffle: false,
+        checkpoint: every(8, folder.path(), false),
+        ..Trainer::default()
+    };
+    for again in 0..3 {
+        // Large enough for the run to fail while it is written.
+        let mut net = Sequential::new().then(Linear::new(1, 500_000)).then(Linear::new(500_000, 1));
+        let mut told = Told::default();
+        let run =
+            trainer.fit(&Worker::alone(1), &mut net, Sgd::new(1e-9), Arc::new(Numbers), None, &mut told);
+        let error = run.err().expect("a loss is no number").to_string();
+        assert!(error.contains("the loss is NaN at step 8"), "{error}");
+        assert_eq!((told.lines.len(), told.checkpoint), (8, Some(8)), "{:?}", told.notes);
+        assert_eq!(checkpoints(folder.path()).unwrap(), [8]);
+        assert_eq!(told.notes.len(), usize::from(again > 0), "{:?}", told.notes);
+    }
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The steps of a run while one membership lasts.
+//! The steps of a run, from membership to membership.
 //!
 //! After the gradients of each step, ranks make a tally: which samples they took, what the loss is, whether one of them was
 //! asked to stop, and whether somebody waits to come in. So all of them end after the same step, whatever the reason.
@@ -72,7 +72,7 @@ pub(super) struct Course<'a> {
     /// Where the epoch at hand began for this rank.
     epoch_start: Option<EpochStart>,
     /// When the membership before was left.
-    pub(super) left: Option<Instant>,
+    left: Option<Instant>,
 }
 
 /// Where an epoch began.
@@ -111,8 +111,11 @@ impl Part {
     }
 }
 
+/// How many memberships in a row may end before they make a step.
+const MOST_FUTILE: usize = 50;
+
 /// How a membership ends, if no rank is lost.
-pub(super) enum End {
+enum End {
     /// With the run.
     Over {
         /// Why it ended before all steps were made, if it did.
@@ -163,12 +166,41 @@ impl<'a> Course<'a> {
     }
 
     /// Whether this rank has nothing of the run.
-    pub(super) fn is_new(&self) -> bool {
+    fn is_new(&self) -> bool {
         self.standing == Standing::Fresh
     }
 
+    /// Makes the steps that are left, with whichever ranks there are. Says why it has left some.
+    pub(super) fn go_on(&mut self, state: &mut State) -> Result<Option<Interruption>, Error> {
+        let mut futile = 0;
+        loop {
+            let before = state.progress.step;
+            let because = match self.go(state) {
+                Ok(End::Over { interrupted }) => return Ok(interrupted),
+                Ok(End::Change) => None,
+                // Those that have nothing of the run wait for others in the place of those that had.
+                Err(Error::PartLost) if self.is_new() => None,
+                Err(error) => Some(error),
+            };
+            futile = if state.progress.step == before { futile + 1 } else { 0 };
+            self.left = Some(Instant::now());
+            match because {
+                // What makes all ranks fail at one step, whoever they are, makes them fail again.
+                Some(error) if futile > MOST_FUTILE || matches!(error, Error::PartLost) => return Err(error),
+                because => self.worker.regroup(because)?,
+            }
+        }
+    }
+
+    /// Waits for the checkpoint that is being written.
+    pub(super) fn end_writing(&mut self) {
+        let Some(checkpoints) = &mut self.checkpoints else { return };
+        let _checkpoint = self.worker.pulse().enter(Section::Checkpoint);
+        checkpoints.end_writing(self.observer);
+    }
+
     /// Makes the steps that are left, as long as the ranks are the same.
-    pub(super) fn go(&mut self, state: &mut State) -> Result<End, Error> {
+    fn go(&mut self, state: &mut State) -> Result<End, Error> {
         let end = self.go_through(state);
         match &end {
             Err(error) if self.is_prepared && self.is_new() => {
