@@ -130,7 +130,8 @@ pub(crate) struct TrainArgs {
     /// --resume [default: until PHALANX_END_TIME, in seconds since 1970, or else the end of the Slurm job].
     #[arg(long, value_name = "TIME", value_parser = drain::duration)]
     pub(crate) time_limit: Option<Duration>,
-    /// How long before the time is up the run ends at the latest; earlier if twice its longest step and checkpoint took longer.
+    /// How long before the time is up the run ends at the latest; earlier if twice its longest checkpoint and
+    /// step, or three such steps where a GPU is ahead of what is told, took longer.
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = drain::duration)]
     pub(crate) time_margin: Duration,
     /// Change a key of the recipe, as in --set optimizer.lr=0.1; may be given often.

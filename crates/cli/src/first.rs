@@ -164,7 +164,7 @@ impl Observer for First<'_> {
         if save_optimizer {
             end.save_optimizer(&file("optimizer.safetensors"))?;
         }
-        let model = file("model.safetensors");
+        let model = file(MODEL);
         end.save_model(&model)?;
         let Concluded { state, evaluation, stopped_early, .. } = end;
         let best = state.progress.best;
@@ -182,6 +182,9 @@ impl Observer for First<'_> {
         Ok(())
     }
 }
+
+/// The file of the weights that a run ends with.
+pub(crate) const MODEL: &str = "model.safetensors";
 
 /// The file of the best weights.
 pub(crate) const BEST: &str = "best.safetensors";

@@ -13,6 +13,11 @@ pub(crate) fn checkpoints_of(run_dir: &Path) -> PathBuf {
     run_dir.join("checkpoints")
 }
 
+/// Whether a run has a checkpoint, as far as can be found out.
+pub(crate) fn has_checkpoint(run_dir: &Path) -> bool {
+    checkpoints(&checkpoints_of(run_dir)).map_or(true, |steps| !steps.is_empty())
+}
+
 /// Where a run with this id is kept.
 pub(crate) fn default_out(recipe: &Recipe, run_id: &str) -> PathBuf {
     PathBuf::from(format!("{RUNS}/{}-{run_id}", recipe.name))

@@ -10,7 +10,7 @@ use crate::args::{TrainArgs, WrongUsage};
 use crate::bar::FetchBar;
 use crate::drain::{self, Asks};
 use crate::failure;
-use crate::first::{BEST, First};
+use crate::first::{BEST, First, MODEL};
 use crate::run::{Gpus, fresh_run_id, hang_limits, number_of_workers, refuse_trouble, tls_is_asked_for};
 use crate::runs;
 use crate::say::{print, say};
@@ -131,6 +131,7 @@ fn lead(args: &TrainArgs, recipe: &Recipe) -> Result<u8> {
     }
     let run_id = fresh_run_id()?;
     let out = args.out.clone().unwrap_or_else(|| unnamed_out(args, recipe, &run_id));
+    refuse_to_begin_anew(args, &out)?;
     let end = drain::end(args, Asks::Always)?;
     if let Some(limit) = args.time_limit.filter(|limit| *limit <= args.time_margin) {
         let margin = args.time_margin;
@@ -306,6 +307,9 @@ fn train_as(
     }
     let checkpoints = runs::checkpoints_of(run_path);
     let resume = args.resume || has_begun;
+    if worker.is_first() && !has_begun {
+        refuse_to_begin_anew(args, run_path)?;
+    }
     if args.resume && worker.is_first() && !checkpoints.exists() {
         let restarts = std::env::var("SLURM_RESTART_COUNT").unwrap_or_default();
         if restarts.parse::<u32>().is_ok_and(|restarts| restarts > 0) {
@@ -363,6 +367,20 @@ fn look_for_folder(
         say(format_args!("note: {error}"));
     }
     Ok(())
+}
+
+/// Refuses to go on with a run that is over and has left no checkpoint: it would be trained from its first step, in the place of what it has
+/// left.
+fn refuse_to_begin_anew(args: &TrainArgs, run_dir: &Path) -> Result<(), Error> {
+    let model = run_dir.join(MODEL);
+    if !args.resume || !model.exists() || runs::has_checkpoint(run_dir) {
+        return Ok(());
+    }
+    let (run_dir, model) = (run_dir.display(), model.display());
+    let error = format!(
+        "--resume: the run in {run_dir} is over and has left no checkpoint to go on from\nhint: --init {model} begins another with its weights; without --resume this one is trained again from its first step"
+    );
+    Err(Error::Recipe(error))
 }
 
 /// The folder of a run that wasn't told where to be kept: one of its own, or that of the run which it goes on with.

@@ -72,6 +72,10 @@ fn what_has_to_be_filled_in_is_an_error_until_it_is() {
         (&["--storage-size", "1500"], "--storage-size 1500"),
         (&["--instance", "metal"], "--instance metal"),
         (&["--region", "us east"], "--region"),
+        (&["--os", "windows"], "--os: \"windows\" is none of "),
+        (&["--head-subnet", "mine"], "--head-subnet: \"mine\" is no subnet"),
+        (&["--compute-subnet", "subnet-1"], "--compute-subnet: \"subnet-1\" is no subnet"),
+        (&["--allowed-ips", "203.0.113.0/33"], "--allowed-ips: \"203.0.113.0/33\" is no network"),
     ] {
         let usual: &[&str] = match args[0] {
             "--instance" => &["init", "--region", "r"],
@@ -103,6 +107,13 @@ fn mistakes_are_told_by_line() {
     check("MinCount: 2", "MinCount: 9", 1, "9 is above MaxCount, which is 8");
     check("MinCount: 2", "MinCount: two", 1, "MinCount: must be a number from 0");
     check("subnet-12345678", "subnet-1", 1, "HeadNode.Networking.SubnetId: \"subnet-1\" is no subnet");
+    check(
+        "KeyName: mine",
+        "KeyName: mine\n    AllowedIps: home",
+        1,
+        "\"home\" is no network, as 203.0.113.0/24 is",
+    );
+    check("KeyName: mine", "KeyName: mine\n    AllowedIps: pl-1234", 0, "");
     check("Name: compute", "Name: default", 1, "\"default\" must be");
     check("PlacementGroup:\n          Enabled: true", "AssignPublicIp: false", 1, "an EFA needs a decision");
     check("InstanceType: g4dn.metal", "InstanceType: g4dn.xlarge", 1, "g4dn.xlarge has no EFA");

@@ -256,6 +256,22 @@ fn what_a_run_cannot_go_on_from_is_one_clear_error() {
 }
 
 #[test]
+fn a_run_that_is_over_without_a_checkpoint_is_not_trained_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("run/model.safetensors");
+    let args = ["--steps", "3", "--out", "run", "--set", "train.checkpoint_every=1000000"];
+    done(folder.path(), &args);
+    let before = fs::read(&model).unwrap();
+    assert!(!folder.path().join("run/checkpoints").exists());
+    let out = command(folder.path(), &[&args[..], &["--resume"]].concat()).output().unwrap();
+    let said = text(&out.stderr);
+    let words = "--resume: the run in run is over and has left no checkpoint to go on from\nhint: --init run/model.safetensors";
+    assert!(out.status.code() == Some(1) && said.contains(words), "{said}");
+    assert_eq!(said.matches("is over").count(), 1, "{said}");
+    assert_eq!(fs::read(&model).unwrap(), before);
+}
+
+#[test]
 fn other_settings_than_those_of_the_checkpoint_are_told_and_taken() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");

@@ -6,6 +6,12 @@
 // A block has 64 positions as its own, 16 a warp, whose rows each warp keeps in registers as left factors. The other side's rows come
 // to shared memory tile by tile, two tiles at a time: while one is worked on, the next one is on its way. What a warp makes of its
 // scores is a left factor where it is, so nothing goes through shared memory but those rows.
+//
+// The units for products and the threads' own arithmetic take about as long, so what is done to each score is as little as can be: which
+// keys a query sees is looked at only where a tile and a warp's own positions overlap, which shares are dropped only where any are, and
+// rows that aren't there are zeros, whose products change nothing. Products of rows are made of 16 positions of a tile's at a time, so that a
+// thread needs few registers, and a multiprocessor has room for more of them. `PLAIN` is what most do: heads have just as many numbers as
+// the kernel is for, and no share is dropped.
 #include "fragments.cuh"
 #include "heads.cuh"
 
@@ -14,22 +20,48 @@ const int OWN_OF_WARP = 16;
 const int THREADS = 128;
 // Keeps eight neighbouring rows apart in the banks of shared memory, still multiples of 16 bytes.
 const int GAP = 8;
-const float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
 
 // Positions of the other side in a tile: so many that tiles of either size of heads take the same room.
 template <int DEPTH> constexpr int others_of = 4096 / DEPTH;
 
+// Whether there are any of the 16 numbers of a head from this one on.
+template <int DEPTH, bool PLAIN> __device__ bool has_numbers(int number, const Heads &heads) { return PLAIN || number < (int)heads.depth; }
+
 template <int DEPTH> struct Tile {
     alignas(16) T at[others_of<DEPTH>][DEPTH + GAP];
+};
 
-    // Has rows from `first` on come, filled up with zeros to whole fragments.
-    __device__ void load(Rows<const T> rows, int first, const Heads &heads) {
-        for (int i = (int)threadIdx.x; i < others_of<DEPTH> * (DEPTH / 8); i += THREADS) {
-            const int position = i / (DEPTH / 8), number = i % (DEPTH / 8) * 8;
-            if (number >= ((int)heads.depth + 15) / 16 * 16) continue;
-            const bool is_there = rows.has(first + position) && number < heads.depth;
-            copy_later(&at[position][number], is_there ? rows[first + position] + number : rows.at, is_there);
+// A number of each of a tile's positions.
+template <int DEPTH> struct Numbers {
+    alignas(8) float at[others_of<DEPTH>];
+};
+
+// Rows of one side on their way to tiles, one after the other. A thread brings eight numbers of every so manieth position.
+template <int DEPTH, bool PLAIN> struct Way {
+    static const int STEP = THREADS / (DEPTH / 8), TIMES = others_of<DEPTH> / STEP;
+    const T *at;
+    i64 step;
+    // Its first position among the tile's, its first number, and how many positions there are from that position on.
+    int mine;
+    int number;
+    int left;
+    bool has_numbers;
+
+    __device__ Way(Rows<const T> rows, int first, const Heads &heads)
+        : step(rows.step), mine((int)threadIdx.x / (DEPTH / 8)), number((int)threadIdx.x % (DEPTH / 8) * 8) {
+        at = rows[first + mine] + number;
+        left = (int)rows.of.end - first - mine;
+        has_numbers = PLAIN || number < (int)heads.depth;
+    }
+
+    // Has the rows of a tile come, filled up with zeros to whole fragments, and goes on to the next one's.
+    __device__ void load(Tile<DEPTH> &tile, const Heads &heads) {
+        if (::has_numbers<DEPTH, PLAIN>(number / 16 * 16, heads)) {
+            UNROLL
+            for (int i = 0; i < TIMES; i++) copy_later(&tile.at[mine + i * STEP][number], at + i * STEP * step, has_numbers && i * STEP < left);
         }
+        at += others_of<DEPTH> * step;
+        left -= others_of<DEPTH>;
     }
 };
 
@@ -39,93 +71,137 @@ template <int DEPTH> struct Room {
     Tile<DEPTH> second[2];
 };
 
+// The same with two numbers of each.
+template <int DEPTH> struct RoomOfQueries {
+    Room<DEPTH> rows;
+    Numbers<DEPTH> bases[2];
+    Numbers<DEPTH> levels[2];
+};
+
 // Calls `work` with each tile of the other side from `begin` to `limit` or where there are no more, if there are any: its first
-// position, and its rows of two kinds.
-template <int DEPTH, class Work>
-__device__ void for_others(Rows<const T> first, Rows<const T> second, int begin, i64 limit, const Heads &heads, Room<DEPTH> &room, Work work) {
+// position, and its rows of two kinds; `beside(others, which)` has what else is wanted of them come.
+template <int DEPTH, bool PLAIN, class Beside, class Work>
+__device__ void for_others(Rows<const T> first, Rows<const T> second, int begin, i64 limit, const Heads &heads, Room<DEPTH> &room,
+                           Beside beside, Work work) {
     const int OTHERS = others_of<DEPTH>, end = (int)(limit < first.of.end ? limit : first.of.end);
     if (begin >= end) return;
     int now = 0;
-    room.first[now].load(first, begin, heads);
-    room.second[now].load(second, begin, heads);
+    Way<DEPTH, PLAIN> firsts(first, begin, heads), seconds(second, begin, heads);
+    firsts.load(room.first[now], heads);
+    seconds.load(room.second[now], heads);
+    beside(begin, now);
     close_copies();
     for (int others = begin; others < end; others += OTHERS, now = 1 - now) {
         if (others + OTHERS < end) {
-            room.first[1 - now].load(first, others + OTHERS, heads);
-            room.second[1 - now].load(second, others + OTHERS, heads);
+            firsts.load(room.first[1 - now], heads);
+            seconds.load(room.second[1 - now], heads);
+            beside(others + OTHERS, 1 - now);
         }
         close_copies();
         wait_for_copies<1>();
         __syncthreads();
-        work(others, room.first[now], room.second[now]);
+        work(others, now);
         __syncthreads();
     }
 }
 
 // The first position of a warp's own, and the last.
-__device__ inline int first_of_warp(int first) { return first + (int)threadIdx.x / 32 * OWN_OF_WARP; }
+__device__ inline int first_of_warp(int first) { return first + my_warp() * OWN_OF_WARP; }
 __device__ inline int last_of_warp(int first) { return first_of_warp(first) + OWN_OF_WARP - 1; }
 // The first position that a lane has of its warp's; the other one is eight on.
 __device__ inline int my_position(int first) { return first_of_warp(first) + my_row(); }
-
-__device__ inline u32 two_of(Rows<const T> rows, int position, int number, const Heads &heads) {
-    return rows.has(position) && number < heads.depth ? *(const u32 *)(rows[position] + number) : 0;
-}
 
 __device__ inline float low_of(u32 pair) { return wide(T{(u16)pair}); }
 __device__ inline float high_of(u32 pair) { return wide(T{(u16)(pair >> 16)}); }
 
 // A warp's own rows as left factors.
-template <int DEPTH> struct Own {
+template <int DEPTH, bool PLAIN> struct Own {
     Left at[DEPTH / 16];
 
     __device__ Own(Rows<const T> rows, int first, const Heads &heads) {
         const int position = my_position(first);
         UNROLL
-        for (int c = 0; c < DEPTH / 16; c++) {
+        for (int i = 0; i < 4; i++) {
+            const bool is_there = rows.has(position + i % 2 * 8);
+            const T *mine = rows[position + i % 2 * 8] + i / 2 * 8 + my_column();
             UNROLL
-            for (int i = 0; i < 4; i++) at[c].at[i] = two_of(rows, position + i % 2 * 8, c * 16 + i / 2 * 8 + my_column(), heads);
+            for (int c = 0; c < DEPTH / 16; c++) {
+                const bool has = is_there && (PLAIN || c * 16 + i / 2 * 8 < (int)heads.depth);
+                at[c].at[i] = has ? *(const u32 *)(mine + c * 16) : 0;
+            }
         }
     }
 };
 
-// Of each of a warp's own positions and each of a tile's: 16 rows of sums, eight columns a fragment.
-template <int DEPTH> struct Products {
-    static const int COUNT = others_of<DEPTH> / 8;
-    float at[COUNT][4];
+// The sum of the products of two rows' numbers, in each lane of those that have a row; both are left factors.
+template <int DEPTH, bool PLAIN> __device__ void add_products(const Own<DEPTH, PLAIN> &x, const Own<DEPTH, PLAIN> &y, float (&sums)[2]) {
+    UNROLL
+    for (int c = 0; c < DEPTH / 16; c++) {
+        UNROLL
+        for (int i = 0; i < 4; i++) {
+            const u32 a = x.at[c].at[i], b = y.at[c].at[i];
+            sums[i % 2] = fmaf(low_of(a), low_of(b), fmaf(high_of(a), high_of(b), sums[i % 2]));
+        }
+    }
+}
+
+// Of each of a warp's own positions and 16 of a tile's, the k-th: 16 rows of sums, eight columns a fragment.
+struct Products {
+    float at[2][4];
+
+    Products() = default;
 
     // The products of rows.
-    __device__ Products(const Own<DEPTH> &own, const Tile<DEPTH> &others, const Heads &heads) {
+    template <int DEPTH, bool PLAIN>
+    __device__ Products(const Own<DEPTH, PLAIN> &own, const Tile<DEPTH> &others, int k, const Heads &heads) {
         UNROLL
-        for (int n = 0; n < COUNT; n++) {
-            UNROLL
-            for (int i = 0; i < 4; i++) at[n][i] = 0.0f;
-        }
-        // Rows are columns of the right factor: 16 of them at a time, of 16 numbers.
-        const int row = my_lane() % 8 + my_lane() / 16 * 8, number = my_lane() / 8 % 2 * 8;
+        for (int i = 0; i < 8; i++) at[i / 4][i % 4] = 0.0f;
+        // Rows are columns of the right factor.
+        const T *mine = &others.at[my_lane() % 8 + my_lane() / 16 * 8][my_lane() / 8 % 2 * 8] + k * 16 * (DEPTH + GAP);
         UNROLL
         for (int c = 0; c < DEPTH / 16; c++) {
-            if (c * 16 >= heads.depth) continue;
-            UNROLL
-            for (int n = 0; n < COUNT; n += 2) {
-                u32 right[4];
-                load_matrices<false>(&others.at[n * 8 + row][c * 16 + number], right);
-                multiply_add(at[n], own.at[c], right[0], right[1]);
-                multiply_add(at[n + 1], own.at[c], right[2], right[3]);
-            }
+            if (!has_numbers<DEPTH, PLAIN>(c * 16, heads)) continue;
+            u32 right[4];
+            load_matrices<false>(mine + c * 16, right);
+            multiply_add(at[0], own.at[c], right[0], right[1]);
+            multiply_add(at[1], own.at[c], right[2], right[3]);
         }
     }
 
-    // How many numbers a lane has: those of its first row, then those of the other one, neighbours one after the other.
-    static const int SIZE = 4 * COUNT;
+    // Calls `work` with each of a lane's numbers, which of its two rows it is of, and which of the 16 positions.
+    template <class Work> __device__ void each(Work work) {
+        UNROLL
+        for (int i = 0; i < 8; i++) work(at[i / 4][i % 4], i % 4 / 2, i / 4 * 8 + my_column() + i % 2);
+    }
 
-    __device__ float &operator[](int i) { return at[i / 2 % COUNT][row_of(i) * 2 + i % 2]; }
+    // Puts `number` in the place of those that `is_hidden` says.
+    template <class Hidden> __device__ void hide(float number, Hidden is_hidden) {
+        each([&](float &mine, int row, int other) {
+            if (is_hidden(row, other)) mine = number;
+        });
+    }
+};
+
+// The numbers that a lane has of a whole tile: those of its first row, then those of the other one, neighbours one after the other.
+template <int DEPTH> struct Lane {
+    // Of how many times eight positions.
+    static const int COUNT = others_of<DEPTH> / 8;
+    static const int SIZE = 4 * COUNT;
 
     // Which of the two rows a number is of.
     static __device__ int row_of(int i) { return i / (2 * COUNT); }
 
     // Which position of the tile's.
     static __device__ int other_of(int i) { return i / 2 % COUNT * 8 + my_column() + i % 2; }
+
+    // Puts zeros in the place of those that aren't kept, a bit each, of the k-th products.
+    static __device__ void drop(Products &products, int k, u32 kept) {
+        UNROLL
+        for (int i = 0; i < 8; i++) {
+            const int which = i % 4 / 2 * 2 * COUNT + (2 * k + i / 4) * 2 + i % 2;
+            if (!(kept >> which & 1)) products.at[i / 4][i % 4] = 0.0f;
+        }
+    }
 };
 
 // A query and a key.
@@ -187,20 +263,17 @@ template <int DEPTH> struct Sums {
         }
     }
 
-    // Adds the other side's rows, weighed.
-    __device__ void gather(const Products<DEPTH> &weights, const Tile<DEPTH> &others, const Heads &heads) {
-        const int row = my_lane() % 16, number = my_lane() / 16 * 8;
+    // Adds rows of the other side, the k-th 16, weighed.
+    template <bool PLAIN> __device__ void gather(const Products &weights, const Tile<DEPTH> &others, int k, const Heads &heads) {
+        const T *mine = &others.at[my_lane() % 16][my_lane() / 16 * 8] + k * 16 * (DEPTH + GAP);
+        const Left left = left_of(weights.at[0], weights.at[1]);
         UNROLL
-        for (int n = 0; n < Products<DEPTH>::COUNT; n += 2) {
-            const Left left = left_of(weights.at[n], weights.at[n + 1]);
-            UNROLL
-            for (int c = 0; c < DEPTH / 16; c++) {
-                if (c * 16 >= heads.depth) continue;
-                u32 right[4];
-                load_matrices<true>(&others.at[n * 8 + row][c * 16 + number], right);
-                multiply_add(at[2 * c], left, right[0], right[1]);
-                multiply_add(at[2 * c + 1], left, right[2], right[3]);
-            }
+        for (int c = 0; c < DEPTH / 16; c++) {
+            if (!has_numbers<DEPTH, PLAIN>(c * 16, heads)) continue;
+            u32 right[4];
+            load_matrices<true>(mine + c * 16, right);
+            multiply_add(at[2 * c], left, right[0], right[1]);
+            multiply_add(at[2 * c + 1], left, right[2], right[3]);
         }
     }
 
@@ -213,14 +286,15 @@ template <int DEPTH> struct Sums {
         }
     }
 
-    __device__ void write(Rows<T> rows, int first, const Heads &heads) const {
+    template <bool PLAIN> __device__ void write(Rows<T> rows, int first, const Heads &heads) const {
         UNROLL
         for (int row = 0; row < 2; row++) {
             const int position = my_position(first) + row * 8;
             if (!rows.has(position)) continue;
+            T *to = rows[position] + my_column();
             UNROLL
             for (int c = 0; c < DEPTH / 8; c++) {
-                if (c * 8 < heads.depth) *(u32 *)(rows[position] + c * 8 + my_column()) = pair_of(at[c][row * 2], at[c][row * 2 + 1]);
+                if (PLAIN || c * 8 < (int)heads.depth) *(u32 *)(to + c * 8) = pair_of(at[c][row * 2], at[c][row * 2 + 1]);
             }
         }
     }
@@ -236,178 +310,215 @@ __device__ inline float sum_across(float value) {
     return across(value, [](float a, float b) { return a + b; });
 }
 
-template <int DEPTH>
+template <int DEPTH, bool PLAIN>
 __device__ void attend(const T *qkv, T *out, float *lse, const Key *drop, const u64 *samples, const Heads &heads, Room<DEPTH> &room) {
-    typedef Products<DEPTH> Scores;
+    const int MANY = others_of<DEPTH> / 16;
     for_tiles<OWN>(heads, asked(heads), true, [&](const Head &head, i64 of_tile) {
         const int first = (int)of_tile;
-        const Own<DEPTH> queries(head.of_three(qkv, QUERIES), first, heads);
-        Mask mask(drop, samples, head);
+        const Own<DEPTH, PLAIN> queries(head.of_three(qkv, QUERIES), first, heads);
+        Mask mask(PLAIN ? nullptr : drop, samples, head);
         Sums<DEPTH> sums;
-        // Of scores times log2(e), whose powers of 2 are their exponentials.
+        // The largest of scores; powers of 2 of scores times the factor are their exponentials.
         float most[2] = {-INFINITY_F, -INFINITY_F}, total[2] = {0.0f, 0.0f};
         const float factor = heads.scale * LOG2_E;
-        const int mine = my_position(first), time = (int)heads.time;
-        const Rows<float> lses = head.of_queries(lse);
-        for_others<DEPTH>(head.of_three(qkv, KEYS), head.of_three(qkv, VALUES), 0, first + OWN, heads, room,
-                          [&](int others, const Tile<DEPTH> &keys, const Tile<DEPTH> &values) {
+        const int mine = my_position(first);
+        for_others<DEPTH, PLAIN>(head.of_three(qkv, KEYS), head.of_three(qkv, VALUES), 0, first + OWN, heads, room, [](int, int) {},
+                                 [&](int others, int now) {
             if (others > last_of_warp(first)) return;
-            Scores scores(queries, keys, heads);
-            float above[2] = {most[0], most[1]};
+            Products scores[MANY];
+            float above[2] = {most[0], most[1]}, fade[2];
             UNROLL
-            for (int i = 0; i < Scores::SIZE; i++) {
-                const int row = Scores::row_of(i), key = others + Scores::other_of(i);
-                scores[i] = key <= mine + row * 8 && key < time ? scores[i] * factor : -INFINITY_F;
-                above[row] = larger(scores[i], above[row]);
+            for (int k = 0; k < MANY; k++) scores[k] = Products(queries, room.first[now], k, heads);
+            if (others + others_of<DEPTH> > first_of_warp(first)) {
+                UNROLL
+                for (int k = 0; k < MANY; k++) {
+                    scores[k].hide(-INFINITY_F, [=](int row, int other) { return others + k * 16 + other > mine + row * 8; });
+                }
             }
-            float fade[2];
+            UNROLL
+            for (int k = 0; k < MANY; k++) scores[k].each([&](float score, int row, int) { above[row] = fmaxf(above[row], score); });
             UNROLL
             for (int row = 0; row < 2; row++) {
-                above[row] = across(above[row], larger);
-                fade[row] = exp2f(most[row] - above[row]);
+                above[row] = across(above[row], [](float a, float b) { return fmaxf(a, b); });
+                fade[row] = power_of_2((most[row] - above[row]) * factor);
                 most[row] = above[row];
                 total[row] *= fade[row];
             }
             sums.scale(fade);
-            const u32 kept = kept_of_keys<Scores::SIZE>(mask, [=](int i) {
-                return Seen{mine + Scores::row_of(i) * 8, others + Scores::other_of(i)};
-            });
             UNROLL
-            for (int i = 0; i < Scores::SIZE; i++) {
-                const float share = exp2f(scores[i] - most[Scores::row_of(i)]);
-                total[Scores::row_of(i)] += share;
-                scores[i] = kept >> i & 1 ? share : 0.0f;
+            for (int k = 0; k < MANY; k++) {
+                scores[k].each([&](float &score, int row, int) {
+                    // The largest counts 1 exactly, however large it is.
+                    score = power_of_2((score - most[row]) * factor);
+                    total[row] += score;
+                });
             }
-            sums.gather(scores, values, heads);
+            if (mask.drops) {
+                const u32 kept = kept_of_keys<Lane<DEPTH>::SIZE>(mask, [=](int i) {
+                    return Seen{mine + Lane<DEPTH>::row_of(i) * 8, others + Lane<DEPTH>::other_of(i)};
+                });
+                UNROLL
+                for (int k = 0; k < MANY; k++) Lane<DEPTH>::drop(scores[k], k, kept);
+            }
+            UNROLL
+            for (int k = 0; k < MANY; k++) sums.template gather<PLAIN>(scores[k], room.second[now], k, heads);
         });
+        const Rows<float> lses = head.of_queries(lse);
         float per[2];
         UNROLL
         for (int row = 0; row < 2; row++) {
             total[row] = sum_across(total[row]);
             per[row] = mask.keep / total[row];
             const int query = mine + row * 8;
-            if (lses.has(query) && my_column() == 0) *lses[query] = (most[row] + log2f(total[row])) * LN_2;
+            if (lses.has(query) && my_column() == 0) *lses[query] = (most[row] * factor + log2f(total[row])) * LN_2;
         }
         sums.scale(per);
-        sums.write(head.of_one(out), first, heads);
+        sums.template write<PLAIN>(head.of_one(out), first, heads);
     });
 }
 
 // The gradient of queries; `levels` as in attention.cu.
-template <int DEPTH>
+template <int DEPTH, bool PLAIN>
 __device__ void to_queries(const T *qkv, const T *y, const float *lse, const T *grad, float *levels, T *out, const Key *drop,
                            const u64 *samples, const Heads &heads, Room<DEPTH> &room) {
-    typedef Products<DEPTH> Scores;
+    const int MANY = others_of<DEPTH> / 16;
     for_tiles<OWN>(heads, asked(heads), true, [&](const Head &head, i64 of_tile) {
         const int first = (int)of_tile;
-        const Rows<const T> outputs = head.of_one(y), of_outputs = head.of_one(grad);
-        const Own<DEPTH> queries(head.of_three(qkv, QUERIES), first, heads), grads(of_outputs, first, heads);
-        Mask mask(drop, samples, head);
+        const Own<DEPTH, PLAIN> queries(head.of_three(qkv, QUERIES), first, heads), grads(head.of_one(grad), first, heads);
+        Mask mask(PLAIN ? nullptr : drop, samples, head);
         Sums<DEPTH> sums;
         const float factor = heads.scale * LOG2_E;
         const int mine = my_position(first);
-        float base[2], level[2];
-        const float less = 1.0f / mask.keep;
+        float base[2], level[2] = {0.0f, 0.0f};
+        add_products(Own<DEPTH, PLAIN>(head.of_one(y), first, heads), grads, level);
+        const Rows<float> of_levels = head.of_queries(levels);
         UNROLL
         for (int row = 0; row < 2; row++) {
             const int query = mine + row * 8;
-            float dot = 0.0f;
-            for (int number = my_column(); number < heads.depth; number += 8) {
-                const u32 x = two_of(outputs, query, number, heads), g = two_of(of_outputs, query, number, heads);
-                dot = fmaf(low_of(x), low_of(g), fmaf(high_of(x), high_of(g), dot));
-            }
-            level[row] = sum_across(dot);
-            const bool is_there = outputs.has(query);
+            const bool is_there = of_levels.has(query);
+            level[row] = sum_across(level[row]);
             base[row] = is_there ? *head.of_queries(lse)[query] * LOG2_E : 0.0f;
-            if (is_there && my_column() == 0) *head.of_queries(levels)[query] = level[row];
+            if (is_there && my_column() == 0) *of_levels[query] = level[row];
+            level[row] *= 1.0f / mask.keep;
         }
-        for_others<DEPTH>(head.of_three(qkv, KEYS), head.of_three(qkv, VALUES), 0, first + OWN, heads, room,
-                          [&](int others, const Tile<DEPTH> &keys, const Tile<DEPTH> &values) {
+        for_others<DEPTH, PLAIN>(head.of_three(qkv, KEYS), head.of_three(qkv, VALUES), 0, first + OWN, heads, room, [](int, int) {},
+                                 [&](int others, int now) {
             if (others > last_of_warp(first)) return;
-            Scores scores(queries, keys, heads), slopes(grads, values, heads);
-            const u32 kept = kept_of_keys<Scores::SIZE>(mask, [=](int i) {
-                return Seen{mine + Scores::row_of(i) * 8, others + Scores::other_of(i)};
-            });
-            UNROLL
-            for (int i = 0; i < Scores::SIZE; i++) {
-                const int row = Scores::row_of(i), query = mine + row * 8;
-                const bool is_seen = others + Scores::other_of(i) <= query && outputs.has(query);
-                const float share = exp2f(scores[i] * factor - base[row]);
-                const float slope = kept >> i & 1 ? slopes[i] : 0.0f;
-                slopes[i] = is_seen ? share * (slope - level[row] * less) : 0.0f;
+            const bool is_edge = others + others_of<DEPTH> > first_of_warp(first);
+            u32 kept = ~0u;
+            if (mask.drops) {
+                kept = kept_of_keys<Lane<DEPTH>::SIZE>(mask, [=](int i) {
+                    return Seen{mine + Lane<DEPTH>::row_of(i) * 8, others + Lane<DEPTH>::other_of(i)};
+                });
             }
-            sums.gather(slopes, keys, heads);
+            UNROLL
+            for (int k = 0; k < MANY; k++) {
+                Products scores(queries, room.first[now], k, heads), slopes(grads, room.second[now], k, heads);
+                if (mask.drops) Lane<DEPTH>::drop(slopes, k, kept);
+                UNROLL
+                for (int i = 0; i < 8; i++) {
+                    const int row = i % 4 / 2;
+                    float &slope = slopes.at[i / 4][i % 4];
+                    slope = power_of_2(fmaf(scores.at[i / 4][i % 4], factor, -base[row])) * (slope - level[row]);
+                }
+                if (is_edge) slopes.hide(0.0f, [=](int row, int other) { return others + k * 16 + other > mine + row * 8; });
+                sums.template gather<PLAIN>(slopes, room.first[now], k, heads);
+            }
         });
         const float scale = heads.scale * mask.keep, scales[2] = {scale, scale};
         sums.scale(scales);
-        sums.write(head.of_three(out, QUERIES), first, heads);
+        sums.template write<PLAIN>(head.of_three(out, QUERIES), first, heads);
     });
 }
 
 // The gradients of keys and values.
-template <int DEPTH>
+template <int DEPTH, bool PLAIN>
 __device__ void to_keys(const T *qkv, const float *lse, const T *grad, const float *levels, T *out, const Key *drop, const u64 *samples,
-                        const Heads &heads, Room<DEPTH> &room) {
-    typedef Products<DEPTH> Scores;
+                        const Heads &heads, RoomOfQueries<DEPTH> &room) {
+    const int MANY = others_of<DEPTH> / 16;
     for_tiles<OWN>(heads, every(heads), false, [&](const Head &head, i64 of_tile) {
         const int first = (int)of_tile;
-        const Own<DEPTH> keys(head.of_three(qkv, KEYS), first, heads), values(head.of_three(qkv, VALUES), first, heads);
-        Mask mask(drop, samples, head);
+        const Own<DEPTH, PLAIN> keys(head.of_three(qkv, KEYS), first, heads), values(head.of_three(qkv, VALUES), first, heads);
+        Mask mask(PLAIN ? nullptr : drop, samples, head);
         Sums<DEPTH> of_keys, of_values;
         const float factor = heads.scale * LOG2_E, less = 1.0f / mask.keep;
         const int mine = my_position(first), from = (int)heads.from;
         const Rows<const float> bases = head.of_queries(lse), of_levels = head.of_queries(levels);
-        for_others<DEPTH>(head.of_three(qkv, QUERIES), head.of_one(grad), first > from ? first : from, heads.time, heads, room,
-                          [&](int others, const Tile<DEPTH> &queries, const Tile<DEPTH> &grads) {
+        const auto beside = [&](int others, int which) {
+            const int i = (int)threadIdx.x;
+            if (i >= others_of<DEPTH>) return;
+            const bool is_there = bases.has(others + i);
+            copy_number_later(&room.bases[which].at[i], bases[others + i], is_there);
+            copy_number_later(&room.levels[which].at[i], of_levels[others + i], is_there);
+        };
+        for_others<DEPTH, PLAIN>(head.of_three(qkv, QUERIES), head.of_one(grad), first > from ? first : from, heads.time, heads, room.rows,
+                                 beside, [&](int others, int now) {
             if (others + others_of<DEPTH> <= first_of_warp(first)) return;
-            Scores shares(keys, queries, heads), slopes(values, grads, heads);
-            const u32 kept = kept_of_own_keys<Scores::SIZE>(mask, [=](int i) {
-                return Seen{others + Scores::other_of(i), mine + Scores::row_of(i) * 8};
-            });
-            UNROLL
-            for (int j = 0; j < Scores::SIZE / 2; j++) {
-                const int query = others + Scores::other_of(j);
-                const bool is_there = bases.has(query);
-                const float base = is_there ? *bases[query] * LOG2_E : 0.0f, level = is_there ? *of_levels[query] * less : 0.0f;
-                UNROLL
-                for (int row = 0; row < 2; row++) {
-                    const int i = row * (Scores::SIZE / 2) + j;
-                    const bool is_seen = mine + row * 8 <= query && is_there, is_kept = kept >> i & 1;
-                    const float share = is_seen ? exp2f(shares[i] * factor - base) : 0.0f;
-                    slopes[i] = is_seen ? share * ((is_kept ? slopes[i] : 0.0f) - level) : 0.0f;
-                    shares[i] = is_kept ? share : 0.0f;
-                }
+            const Tile<DEPTH> &queries = room.rows.first[now], &grads = room.rows.second[now];
+            const bool is_edge = others < last_of_warp(first);
+            u32 kept = ~0u;
+            if (mask.drops) {
+                kept = kept_of_own_keys<Lane<DEPTH>::SIZE>(mask, [=](int i) {
+                    return Seen{others + Lane<DEPTH>::other_of(i), mine + Lane<DEPTH>::row_of(i) * 8};
+                });
             }
-            of_values.gather(shares, grads, heads);
-            of_keys.gather(slopes, queries, heads);
+            UNROLL
+            for (int k = 0; k < MANY; k++) {
+                Products shares(keys, queries, k, heads), slopes(values, grads, k, heads);
+                if (mask.drops) Lane<DEPTH>::drop(slopes, k, kept);
+                UNROLL
+                for (int i = 0; i < 8; i++) {
+                    const int other = k * 16 + i / 4 * 8 + my_column() + i % 2;
+                    const float base = room.bases[now].at[other] * LOG2_E, level = room.levels[now].at[other] * less;
+                    float &share = shares.at[i / 4][i % 4], &slope = slopes.at[i / 4][i % 4];
+                    share = power_of_2(fmaf(share, factor, -base));
+                    slope = share * (slope - level);
+                }
+                if (mask.drops) Lane<DEPTH>::drop(shares, k, kept);
+                if (is_edge) {
+                    const auto is_hidden = [=](int row, int other) { return others + k * 16 + other < mine + row * 8; };
+                    shares.hide(0.0f, is_hidden);
+                    slopes.hide(0.0f, is_hidden);
+                }
+                of_values.template gather<PLAIN>(shares, grads, k, heads);
+                of_keys.template gather<PLAIN>(slopes, queries, k, heads);
+            }
         });
         const float scale = heads.scale * mask.keep, of_scores[2] = {scale, scale}, of_shares[2] = {mask.keep, mask.keep};
         of_keys.scale(of_scores);
         of_values.scale(of_shares);
-        of_keys.write(head.of_three(out, KEYS), first, heads);
-        of_values.write(head.of_three(out, VALUES), first, heads);
+        of_keys.template write<PLAIN>(head.of_three(out, KEYS), first, heads);
+        of_values.template write<PLAIN>(head.of_three(out, VALUES), first, heads);
     });
 }
 
-// One row the heads of at most so many numbers.
-#define ATTENTION(DEPTH)                                                                                                       \
-    extern "C" __global__ void __launch_bounds__(THREADS) halves_attention_##DEPTH(                                            \
+#define BY_KIND(DEPTH, WORK, ...)                     \
+    if (heads.depth == DEPTH && drop == nullptr) {    \
+        WORK<DEPTH, true>(__VA_ARGS__, heads, room);  \
+    } else {                                          \
+        WORK<DEPTH, false>(__VA_ARGS__, heads, room); \
+    }
+
+// One row the heads of at most so many numbers, and how many blocks of each kernel a multiprocessor is to have room for, in registers: as
+// many as leave what most do without a number in slower memory, but for a few bytes.
+#define ATTENTION(DEPTH, ATTEND, TO_QUERIES, TO_KEYS)                                                                          \
+    extern "C" __global__ void __launch_bounds__(THREADS, ATTEND) halves_attention_##DEPTH(                                    \
         const T *qkv, T *out, float *lse, const Key *drop, const u64 *samples, Heads heads) {                                  \
         __shared__ Room<DEPTH> room;                                                                                           \
-        attend<DEPTH>(qkv, out, lse, drop, samples, heads, room);                                                              \
+        BY_KIND(DEPTH, attend, qkv, out, lse, drop, samples)                                                                   \
     }                                                                                                                          \
-    extern "C" __global__ void __launch_bounds__(THREADS) halves_attention_queries_##DEPTH(                                    \
+    extern "C" __global__ void __launch_bounds__(THREADS, TO_QUERIES) halves_attention_queries_##DEPTH(                        \
         const T *qkv, const T *y, const float *lse, const T *grad, float *levels, T *out, const Key *drop, const u64 *samples, \
         Heads heads) {                                                                                                         \
         __shared__ Room<DEPTH> room;                                                                                           \
-        to_queries<DEPTH>(qkv, y, lse, grad, levels, out, drop, samples, heads, room);                                         \
+        BY_KIND(DEPTH, to_queries, qkv, y, lse, grad, levels, out, drop, samples)                                              \
     }                                                                                                                          \
-    extern "C" __global__ void __launch_bounds__(THREADS) halves_attention_keys_##DEPTH(                                       \
+    extern "C" __global__ void __launch_bounds__(THREADS, TO_KEYS) halves_attention_keys_##DEPTH(                              \
         const T *qkv, const float *lse, const T *grad, const float *levels, T *out, const Key *drop, const u64 *samples,       \
         Heads heads) {                                                                                                         \
-        __shared__ Room<DEPTH> room;                                                                                           \
-        to_keys<DEPTH>(qkv, lse, grad, levels, out, drop, samples, heads, room);                                               \
+        __shared__ RoomOfQueries<DEPTH> room;                                                                                  \
+        BY_KIND(DEPTH, to_keys, qkv, lse, grad, levels, out, drop, samples)                                                    \
     }
 
-ATTENTION(64)
-ATTENTION(128)
+ATTENTION(64, 4, 4, 3)
+ATTENTION(128, 3, 2, 2)

@@ -21,6 +21,8 @@ __device__ inline int my_row() { return my_lane() / 4; }
 __device__ inline int my_column() { return my_lane() % 4 * 2; }
 
 #ifdef HOST_RUN
+inline int my_warp() { return (int)threadIdx.x / 32; }
+
 template <class E> float half_of(u32 pair, int which) { return wide(E{(u16)(pair >> 16 * which)}); }
 
 inline u32 pair_of(float low, float high) { return (u32)stored(low).bits | (u32)stored(high).bits << 16; }
@@ -68,9 +70,13 @@ inline void copy_later(T *to, const T *from, bool is_there) {
     check_alignment((u64)from);
     host_copy_later(to, is_there ? from : nullptr, 16);
 }
+inline void copy_number_later(float *to, const float *from, bool is_there) { host_copy_later(to, is_there ? from : nullptr, 4); }
 inline void close_copies() { host_close_copies(); }
 template <int LEFT> void wait_for_copies() { host_wait_for_copies(LEFT); }
 #else
+// Which of the block's warps this is: the same for all lanes, as the compiler is told by asking one of them.
+__device__ inline int my_warp() { return __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0); }
+
 // Two numbers, rounded to the type.
 __device__ inline u32 pair_of(Bf16, float low, float high) {
     u32 out;
@@ -119,6 +125,12 @@ template <bool TURNED> __device__ void load_matrices(const T *row, u32 (&to)[4])
 __device__ inline void copy_later(T *to, const T *from, bool is_there) {
     const u32 at = (u32)__cvta_generic_to_shared(to), bytes = is_there ? 16 : 0;
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(__cvta_generic_to_global(from)), "r"(bytes) : "memory");
+}
+
+// A single number likewise.
+__device__ inline void copy_number_later(float *to, const float *from, bool is_there) {
+    const u32 at = (u32)__cvta_generic_to_shared(to), bytes = is_there ? 4 : 0;
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(at), "l"(__cvta_generic_to_global(from)), "r"(bytes) : "memory");
 }
 
 // Makes a group of the thread's copies since the last one.

@@ -29,14 +29,6 @@ extern "C" __global__ void norm_of_parts(const double *parts, double *norm, i64 
     if (threadIdx.x == 0 && blockIdx.x == 0) *norm = sqrt(sum);
 }
 
-// Makes the norm of all numbers at most `limit`; where it is no finite number they stay as they are.
-extern "C" __global__ void clip_norm(T *x, const double *norm, double limit, i64 n) {
-    // What PyTorch divides by.
-    const double factor = limit / (*norm + 1e-6);
-    if (!(factor < 1.0) || !(*norm <= 1.7976931348623157e308)) return;
-    map(x, x, n, [=](float value) { return value * (float)factor; });
-}
-
 // Makes each number at most `limit` large.
 extern "C" __global__ void clip_value(T *x, float limit, i64 n) {
     map(x, x, n, [=](float value) { return value < -limit ? -limit : value > limit ? limit : value; });

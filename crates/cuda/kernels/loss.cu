@@ -69,7 +69,7 @@ extern "C" __global__ void cross_entropy_gradient(const T *in, const float *shif
         const float shift = shifts[row], others = is_class(label, width) ? spread : NAN_F;
         put(out + i, made<few>([&](int j) {
                 const float target = others + (label == c + j ? 1.0f - smoothing : 0.0f);
-                return stored((expf(wide(x.of[j]) - shift) - target) * weight);
+                return stored((exponential(wide(x.of[j]) - shift) - target) * weight);
             }));
     });
 }

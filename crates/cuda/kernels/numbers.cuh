@@ -70,6 +70,19 @@ __device__ inline T stored(float x) { return rounded<T>(x); }
 #define INFINITY_F __uint_as_float(0x7f800000u)
 #define NAN_F __uint_as_float(0x7fc00000u)
 
+const float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
+
+// In one instruction, within two units in the last place; what would be subnormal is zero.
+#ifdef HOST_RUN
+inline float power_of_2(float x) { return exp2f(x); }
+#else
+__device__ inline float power_of_2(float x) {
+    float out;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
+    return out;
+}
+#endif
+
 __device__ inline bool is_nan(float x) { return x != x; }
 
 // The larger of two; a NaN on either side wins.

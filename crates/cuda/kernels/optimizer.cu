@@ -24,24 +24,37 @@ struct Step {
     float eps;
 };
 
-// All values that a rule moves. `copy` is null, or gets the new values in the type of the gradients. Where `loss` isn't null and no
+// All values that a rule moves. `copy` is null, or gets the new values in the type of the gradients. Where `norm` isn't null it is that of
+// all gradients, those of other launches among them, which is to be `limit` at most. Where `loss` isn't null and it or the norm is no
 // finite number, nothing changes, nor in any step after that has the same `spoilt`, which is 1 from then on: so steps can be given before
 // anyone has looked at the losses of those before.
 struct Slices {
     float *values;
     const T *grads;
     T *copy;
+    const double *norm;
+    double limit;
     const float *loss;
     i64 *spoilt;
     i64 n;
 };
 
+__device__ inline bool has_finite_norm(const Slices &all) { return !all.norm || *all.norm <= 1.7976931348623157e308; }
+
 // Whether a step changes nothing. All blocks of a launch find the same.
 __device__ inline bool is_held_back(const Slices &all) {
     if (!all.loss) return false;
-    if (fabsf(*all.loss) < INFINITY_F) return *all.spoilt;
+    if (fabsf(*all.loss) < INFINITY_F && has_finite_norm(all)) return *all.spoilt;
     if (blockIdx.x == 0 && threadIdx.x == 0) *all.spoilt = 1;
     return true;
+}
+
+// What gradients are multiplied with. Where their norm is no finite number they stay as they are.
+__device__ inline float cut_of(const Slices &all) {
+    if (!all.norm || !has_finite_norm(all)) return 1.0f;
+    // What PyTorch divides by.
+    const double factor = all.limit / (*all.norm + 1e-6);
+    return factor < 1.0 ? (float)factor : 1.0f;
 }
 
 // What a rule keeps for each value. Where there is no memory for one, the rule isn't told anything and nothing is kept.
@@ -52,6 +65,7 @@ template <int KEPT> struct States {
 // `rule(s, p, g, kept)` gives what a value p with gradient g becomes, and moves what is kept for it.
 template <int KEPT, class Rule> __device__ void move(const Slices &all, const States<KEPT> &states, const Step *step, Rule rule) {
     if (is_held_back(all)) return;
+    const float cut = cut_of(all);
     Step s = *step;
     bool even = are_even(all.values, all.grads, all.copy);
     each<KEPT>([&](int k) { even = even && are_even(states.of[k]); });
@@ -69,7 +83,7 @@ template <int KEPT, class Rule> __device__ void move(const Slices &all, const St
             }
             float own[KEPT];
             each<KEPT>([&](int k) { own[k] = kept[k].of[j]; });
-            values.of[j] = rule(s, values.of[j], wide(grads.of[j]) * s.inverse_scale, own);
+            values.of[j] = rule(s, values.of[j], wide(grads.of[j]) * s.inverse_scale * cut, own);
             each<KEPT>([&](int k) { kept[k].of[j] = own[k]; });
         });
         put(all.values + i, values);
@@ -80,23 +94,24 @@ template <int KEPT, class Rule> __device__ void move(const Slices &all, const St
     });
 }
 
-extern "C" __global__ void sgd(float *values, const T *grads, T *copy, const Step *step, const float *loss, i64 *spoilt, i64 n) {
-    move(Slices{values, grads, copy, loss, spoilt, n}, States<1>{{nullptr}}, step,
+extern "C" __global__ void sgd(float *values, const T *grads, T *copy, const Step *step, const double *norm, double limit,
+                               const float *loss, i64 *spoilt, i64 n) {
+    move(Slices{values, grads, copy, norm, limit, loss, spoilt, n}, States<1>{{nullptr}}, step,
          [](const Step &s, float p, float g, float (&)[1]) { return p - s.lr * (g + s.decay * p); });
 }
 
-extern "C" __global__ void sgd_momentum(float *values, const T *grads, T *copy, float *momentum, const Step *step, const float *loss,
-                                        i64 *spoilt, i64 n) {
-    const Slices all{values, grads, copy, loss, spoilt, n};
+extern "C" __global__ void sgd_momentum(float *values, const T *grads, T *copy, float *momentum, const Step *step, const double *norm,
+                                        double limit, const float *loss, i64 *spoilt, i64 n) {
+    const Slices all{values, grads, copy, norm, limit, loss, spoilt, n};
     move(all, States<1>{{momentum}}, step, [](const Step &s, float p, float g, float (&kept)[1]) {
         kept[0] = s.keep_first * kept[0] + s.share_first * (g + s.decay * p);
         return p - s.lr * kept[0];
     });
 }
 
-extern "C" __global__ void sgd_nesterov(float *values, const T *grads, T *copy, float *momentum, const Step *step, const float *loss,
-                                        i64 *spoilt, i64 n) {
-    const Slices all{values, grads, copy, loss, spoilt, n};
+extern "C" __global__ void sgd_nesterov(float *values, const T *grads, T *copy, float *momentum, const Step *step, const double *norm,
+                                        double limit, const float *loss, i64 *spoilt, i64 n) {
+    const Slices all{values, grads, copy, norm, limit, loss, spoilt, n};
     move(all, States<1>{{momentum}}, step, [](const Step &s, float p, float g, float (&kept)[1]) {
         g = g + s.decay * p;
         kept[0] = s.keep_first * kept[0] + s.share_first * g;
@@ -111,22 +126,22 @@ __device__ inline float adam_step(const Step &s, float p, float g, float (&kept)
     return p - s.lr * kept[0] / (sqrtf(kept[1]) / s.root + s.eps);
 }
 
-extern "C" __global__ void adam(float *values, const T *grads, T *copy, float *mean, float *squares, const Step *step,
-                                const float *loss, i64 *spoilt, i64 n) {
-    move(Slices{values, grads, copy, loss, spoilt, n}, States<2>{{mean, squares}}, step,
+extern "C" __global__ void adam(float *values, const T *grads, T *copy, float *mean, float *squares, const Step *step, const double *norm,
+                                double limit, const float *loss, i64 *spoilt, i64 n) {
+    move(Slices{values, grads, copy, norm, limit, loss, spoilt, n}, States<2>{{mean, squares}}, step,
          [](const Step &s, float p, float g, float (&kept)[2]) { return adam_step(s, p, g + s.decay * p, kept); });
 }
 
-extern "C" __global__ void adamw(float *values, const T *grads, T *copy, float *mean, float *squares, const Step *step,
-                                 const float *loss, i64 *spoilt, i64 n) {
-    move(Slices{values, grads, copy, loss, spoilt, n}, States<2>{{mean, squares}}, step,
+extern "C" __global__ void adamw(float *values, const T *grads, T *copy, float *mean, float *squares, const Step *step, const double *norm,
+                                 double limit, const float *loss, i64 *spoilt, i64 n) {
+    move(Slices{values, grads, copy, norm, limit, loss, spoilt, n}, States<2>{{mean, squares}}, step,
          [](const Step &s, float p, float g, float (&kept)[2]) { return adam_step(s, p * s.decay, g, kept); });
 }
 
 // Kept are the mean squares of gradients and of moves.
 extern "C" __global__ void adadelta(float *values, const T *grads, T *copy, float *squares, float *moved, const Step *step,
-                                    const float *loss, i64 *spoilt, i64 n) {
-    const Slices all{values, grads, copy, loss, spoilt, n};
+                                    const double *norm, double limit, const float *loss, i64 *spoilt, i64 n) {
+    const Slices all{values, grads, copy, norm, limit, loss, spoilt, n};
     move(all, States<2>{{squares, moved}}, step, [](const Step &s, float p, float g, float (&kept)[2]) {
         g = g + s.decay * p;
         const float square = s.keep_second * kept[0] + s.share_second * g * g;
@@ -138,10 +153,10 @@ extern "C" __global__ void adadelta(float *values, const T *grads, T *copy, floa
 }
 
 // `momentum` is null without momentum, `mean` where the rule isn't centered.
-extern "C" __global__ void rmsprop(float *values, const T *grads, T *copy, float *squares, float *momentum, float *mean,
-                                   const Step *step, const float *loss, i64 *spoilt, i64 n) {
+extern "C" __global__ void rmsprop(float *values, const T *grads, T *copy, float *squares, float *momentum, float *mean, const Step *step,
+                                   const double *norm, double limit, const float *loss, i64 *spoilt, i64 n) {
     const bool is_centered = mean != nullptr, has_momentum = momentum != nullptr;
-    move(Slices{values, grads, copy, loss, spoilt, n}, States<3>{{squares, momentum, mean}}, step,
+    move(Slices{values, grads, copy, norm, limit, loss, spoilt, n}, States<3>{{squares, momentum, mean}}, step,
          [=](const Step &s, float p, float g, float (&kept)[3]) {
              g = g + s.decay * p;
              kept[0] = s.keep_second * kept[0] + s.share_second * g * g;

@@ -9,6 +9,9 @@ struct Normaliser {
 };
 __device__ inline Normaliser of_lane(Normaliser mine, int mask) { return {of_lane(mine.largest, mask), of_lane(mine.sum, mask)}; }
 
+// e to the power of x. Where numbers are of 16 bits, memory brings so many at a time that every instruction counts.
+__device__ inline float exponential(float x) { return sizeof(T) == 2 ? power_of_2(x * LOG2_E) : expf(x); }
+
 // A sum of exp(x - from) as one of exp(x - to), where `to` is at least `from`, and the numbers may be infinite or none.
 __device__ inline float moved(float sum, float from, float to) { return from == to ? sum : sum * expf(from - to); }
 
@@ -18,15 +21,19 @@ __device__ inline Normaliser normaliser(const T *in, i64 row, i64 width, Normali
     Normaliser n = {-INFINITY_F, 0.0f};
     by_block(row * width, width, [&](auto few, i64 i) {
         const auto own = taken<few>(x + i);
+        // No NaN is the largest, but the sum is one where there is any.
         float largest = n.largest;
-        each<few>([&](int j) { largest = larger(largest, wide(own.of[j])); });
-        // Where there was nothing but minus infinity, nothing is there to add up.
-        if (largest == -INFINITY_F) return;
+        each<few>([&](int j) { largest = fmaxf(largest, wide(own.of[j])); });
+        if (largest == -INFINITY_F) {
+            // Where there was nothing but minus infinity, nothing is there to add up.
+            each<few>([&](int j) { n.sum = is_nan(wide(own.of[j])) ? NAN_F : n.sum; });
+            return;
+        }
         n = {largest, moved(n.sum, n.largest, largest)};
-        each<few>([&](int j) { n.sum += expf(wide(own.of[j]) - largest); });
+        each<few>([&](int j) { n.sum += exponential(wide(own.of[j]) - largest); });
     });
     return joined(n, room, [](Normaliser a, Normaliser b) {
-        const float largest = larger(a.largest, b.largest);
+        const float largest = fmaxf(a.largest, b.largest);
         return Normaliser{largest, moved(a.sum, a.largest, largest) + moved(b.sum, b.largest, largest)};
     });
 }

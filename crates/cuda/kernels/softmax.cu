@@ -6,7 +6,7 @@ extern "C" __global__ void softmax(const T *in, T *out, i64 rows, i64 width) {
     for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
         const Normaliser n = normaliser(in, row, width, room);
         const float scale = 1.0f / n.sum;
-        map_row(in, out, row, width, [&](float x) { return expf(x - n.largest) * scale; });
+        map_row(in, out, row, width, [&](float x) { return exponential(x - n.largest) * scale; });
     }
 }
 
@@ -46,7 +46,7 @@ extern "C" __global__ void log_softmax_gradient(const T *y, const T *grad, T *ou
         });
         sum = sum_of_block(sum, room);
         pairs(y, grad, start, width, [&](auto few, i64 at, auto y, auto g) {
-            put(out + at, made<few>([&](int j) { return stored(wide(g.of[j]) - expf(wide(y.of[j])) * sum); }));
+            put(out + at, made<few>([&](int j) { return stored(wide(g.of[j]) - exponential(wide(y.of[j])) * sum); }));
         });
     }
 }

@@ -42,7 +42,7 @@ use crate::single::{Nobody, begin};
 use crate::strategy::{Collected, HeldGradient, Here, Place, Strategy, Sync, cut_each, multiply_each};
 use held::{Held, Moving};
 use phalanx_comm::{Deadline, Group, Rank, ReduceOp, Trail, Work};
-use phalanx_nn::optim::{Clip, Optimizer, Part};
+use phalanx_nn::optim::{Clip, Norm, Optimizer, Part};
 use phalanx_nn::{Average, Module, NotFinite, Parameters, Shadow};
 use phalanx_tensor::{Device, GpuSpan, Span, Tensor};
 use std::collections::VecDeque;
@@ -657,9 +657,9 @@ impl Strategy for Fsdp {
         Ok(!self.any(!is_finite)?)
     }
 
-    fn clip(&mut self, clip: &Clip, parameters: &Parameters) -> Result<Option<f64>, Error> {
+    fn clip(&mut self, clip: &Clip, parameters: &Parameters) -> Result<Option<Norm>, Error> {
         if let Some(held) = &self.store.held {
-            return held.clip(&self.units, clip, &self.shard);
+            return Ok(held.clip(&self.units, clip, &self.shard)?.map(Norm::known));
         }
         let mut spans = self.gradient_spans(parameters);
         let (mut parts, mut rests) = (Vec::new(), Vec::new());
@@ -669,11 +669,12 @@ impl Strategy for Fsdp {
         // What all ranks hold counts on the first.
         let counted = parts.len() + if self.shard.rank() == Rank(0) { rests.len() } else { 0 };
         parts.append(&mut rests);
-        clip.apply_parts(&mut parts, counted, |squares| {
+        let norm = clip.apply_parts(&mut parts, counted, |squares| -> Result<f64, Error> {
             let mut sum = [squares];
             self.shard.all_reduce(&mut sum, ReduceOp::Sum)?;
             Ok(sum[0])
-        })
+        });
+        Ok(norm?.map(Norm::known))
     }
 
     fn step(

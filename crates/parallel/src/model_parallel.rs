@@ -40,7 +40,7 @@ use crate::tensor_parallel::{Between, Plan, Ranks, cross_entropy_in_parts};
 use holding::{As, Holder, Holding};
 use lent::{Becomes, made_among, runs};
 use phalanx_comm::{Group, Rank, ReduceOp, Trail, Via};
-use phalanx_nn::optim::{Clip, Optimizer};
+use phalanx_nn::optim::{Clip, Norm, Optimizer};
 use phalanx_nn::{Average, Ctx, Module, NotFinite, Parameters, Shadow};
 use phalanx_tensor::{Arena, Device, Span, SumOverBatch, Tensor, Within};
 use std::borrow::Cow;
@@ -755,7 +755,7 @@ impl Strategy for ModelParallel {
         Ok(!self.any(!is_finite)?)
     }
 
-    fn clip(&mut self, clip: &Clip, _: &Parameters) -> Result<Option<f64>, Error> {
+    fn clip(&mut self, clip: &Clip, _: &Parameters) -> Result<Option<Norm>, Error> {
         if *clip == Clip::default() {
             return Ok(None);
         }
@@ -771,7 +771,7 @@ impl Strategy for ModelParallel {
         if let Some(factor) = clip.factor(norm) {
             self.inner.multiply_gradients(&self.own, factor);
         }
-        Ok(Some(norm))
+        Ok(Some(Norm::known(norm)))
     }
 
     fn step(

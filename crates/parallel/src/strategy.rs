@@ -5,7 +5,7 @@ use crate::evaluation::{EvalPass, Judge};
 use crate::hook::Kept;
 use crate::local::{Pass, PassLoss};
 use crate::portion::Portion;
-use phalanx_nn::optim::{Clip, Optimizer};
+use phalanx_nn::optim::{Clip, Norm, Optimizer};
 use phalanx_nn::{Average, NotFinite, Parameters, Shadow};
 use phalanx_tensor::{Device, GpuSpan, HostSpan, SumOverBatch, Tensor};
 use std::borrow::Cow;
@@ -323,9 +323,9 @@ pub trait Strategy: Send {
         Ok(grads.is_finite())
     }
 
-    /// Cuts the gradients of the step, which are whole, where the strategy keeps them; gives their norm before that, if there is a
-    /// limit on it.
-    fn clip(&mut self, clip: &Clip, parameters: &Parameters) -> Result<Option<f64>, Error> {
+    /// Cuts the gradients of the step, which are whole, where the strategy keeps them, or says how the optimizer is to, which the norm is
+    /// handed to before [`Strategy::step`]. Gives their norm before that, if there is a limit on it.
+    fn clip(&mut self, clip: &Clip, parameters: &Parameters) -> Result<Option<Norm>, Error> {
         Ok(clip.apply_to(parameters.grads().arena()))
     }
 

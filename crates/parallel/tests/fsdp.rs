@@ -75,7 +75,8 @@ fn train(strategy: &mut dyn Strategy, net: &Sequential, parameters: &Parameters,
             loss[0] += strategy.pass(&pass).unwrap() * weight;
         }
         strategy.finish(parameters).unwrap();
-        norms.extend(strategy.clip(&clip, parameters).unwrap());
+        let norm = strategy.clip(&clip, parameters).unwrap();
+        norms.extend(norm.map(|norm| norm.hand_to(&mut optimizer).item()));
         strategy.step(&mut optimizer, parameters, device, 1.0).unwrap();
         strategy.sum(&mut loss).unwrap();
         losses.push(loss[0]);
@@ -216,9 +217,10 @@ fn norms(
             make(strategy, &pass);
         }
         strategy.finish(parameters).unwrap();
-        let norm = strategy.clip(&clip, parameters).unwrap();
+        let norm = strategy.clip(&clip, parameters).unwrap().expect("it was asked for");
+        let norm = norm.hand_to(&mut optimizer);
         strategy.step(&mut optimizer, parameters, &device, 1.0).unwrap();
-        norm.expect("it was asked for")
+        norm.item()
     };
     (0..5).map(step).collect()
 }

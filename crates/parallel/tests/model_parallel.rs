@@ -200,7 +200,8 @@ impl Run<'_> {
         for step in steps {
             let mut loss = [self.pass(step, 0, Sync::Later) + self.pass(step, 1, Sync::Now)];
             self.strategy.finish(parameters).unwrap();
-            norms.extend(self.strategy.clip(&clip, parameters).unwrap());
+            let norm = self.strategy.clip(&clip, parameters).unwrap();
+            norms.extend(norm.map(|norm| norm.hand_to(&mut optimizer).item()));
             self.strategy.step(&mut optimizer, parameters, &device, 1.0).unwrap();
             self.strategy.sum(&mut loss).unwrap();
             losses.push(loss[0]);

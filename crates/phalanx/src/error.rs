@@ -153,12 +153,15 @@ pub enum Error {
         place: Option<NotFinite>,
     },
     /// A gradient is no number, where the loss still is one.
-    #[error("{place}, at step {step}\nhint: lower optimizer.lr, or look at the data of that step")]
+    #[error(
+        "{}, at step {step}\nhint: lower optimizer.lr, or look at the data of that step",
+        place.as_ref().map_or_else(|| "a gradient is no number (train.on_nan=stop says which)".to_owned(), NotFinite::to_string)
+    )]
     BadGradient {
         /// When.
         step: u64,
-        /// The first one.
-        place: NotFinite,
+        /// The first one, unless others have taken its place.
+        place: Option<NotFinite>,
     },
     /// A file of weights holds what is no number.
     #[error(

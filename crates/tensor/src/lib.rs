@@ -73,6 +73,6 @@ pub use profile::KernelTime;
 pub use replay::{Rehearsal, Replay, Room};
 pub use shape::{MAX_DIMS, Order, Shape};
 pub use tensor::Tensor;
-pub use update::{Guard, Update, UpdateRun, UpdateStep};
+pub use update::{Guard, NormLimit, Terms, Update, UpdateRun, UpdateStep};
 pub use upload::{Upload, Values};
 pub use walk::{WeightGradients, backward, backward_inputs};

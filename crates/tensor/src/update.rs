@@ -73,8 +73,24 @@ impl UpdateStep {
     }
 }
 
-/// What lets steps be given to a GPU before anyone has looked at the losses that they follow. Behind a loss that is no number no step
-/// changes anything, until there is another guard.
+/// How large the gradients of a step may be together, where a GPU knows how large they are.
+#[derive(Clone)]
+pub struct NormLimit {
+    /// Their norm: f64, as [`Arena::norm`] gives it.
+    pub(crate) norm: Tensor,
+    pub(crate) limit: f64,
+}
+
+impl NormLimit {
+    /// Gradients of this norm, a single f64 on a GPU, are to have one of at most `limit`.
+    #[track_caller]
+    pub fn new(norm: &Tensor, limit: f64) -> NormLimit {
+        NormLimit { norm: single("limit of a norm", norm, DType::F64), limit }
+    }
+}
+
+/// What lets steps be given to a GPU before anyone has looked at the losses that they follow. Behind a loss that is no number, or a norm
+/// of gradients that is to be limited and is none, no step changes anything, until there is another guard.
 #[derive(Clone)]
 pub struct Guard {
     /// The loss of the step to come: f32.
@@ -87,33 +103,52 @@ impl Guard {
     /// One that has let through everything so far, of a step behind this loss: a single f32 on a GPU.
     #[track_caller]
     pub fn new(loss: &Tensor) -> Guard {
-        Guard { loss: of_guard(loss), spoilt: Tensor::zeros(loss.device(), [1], DType::I64) }
+        Guard {
+            loss: single("guard", loss, DType::F32),
+            spoilt: Tensor::zeros(loss.device(), [1], DType::I64),
+        }
     }
 
     /// The same guard, of a step behind this loss.
     #[track_caller]
     pub fn behind(&self, loss: &Tensor) -> Guard {
-        Guard { loss: of_guard(loss), spoilt: self.spoilt.clone() }
+        Guard { loss: single("guard", loss, DType::F32), spoilt: self.spoilt.clone() }
     }
 }
 
+/// What of a step only the GPU knows.
+#[derive(Clone, Default)]
+pub struct Terms {
+    /// How large its gradients may be together. Default: as they are.
+    pub limit: Option<NormLimit>,
+    /// What may keep it from changing anything. Default: nothing.
+    pub guard: Option<Guard>,
+}
+
+impl Terms {
+    fn numbers(&self) -> impl Iterator<Item = &Tensor> {
+        let of_guard = self.guard.iter().flat_map(|guard| [&guard.loss, &guard.spoilt]);
+        self.limit.iter().map(|limit| &limit.norm).chain(of_guard)
+    }
+}
+
+/// A number that lies alone on a GPU.
 #[track_caller]
-fn of_guard(loss: &Tensor) -> Tensor {
-    let fits = loss.count() == 1 && loss.dtype() == DType::F32 && loss.device().gpu().is_some();
+fn single(what: &str, number: &Tensor, dtype: DType) -> Tensor {
     assert!(
-        fits,
-        "guard: a loss of shape {} and {}, wanted a single f32 on a GPU",
-        loss.shape(),
-        loss.dtype()
+        number.count() == 1 && number.dtype() == dtype && number.device().gpu().is_some(),
+        "{what}: shape {} and {}, wanted a single {dtype} on a GPU",
+        number.shape(),
+        number.dtype()
     );
-    loss.detach()
+    number.detach()
 }
 
 impl Arena {
     /// Moves elements, which lie in several runs, by one step along `grads`, a launch a run; `steps` are of elements counted through all
-    /// runs, from 0, one range after the other. All arenas hold f32 on one GPU, and a run may lie elsewhere in each. A `guard` may keep
-    /// everything as it is. Panics on a CPU,
-    /// while anyone uses any parameter, where an arena ends before a run, or where a state is missing that the rule needs.
+    /// runs, from 0, one range after the other. All arenas hold f32 on one GPU, and a run may lie elsewhere in each. A limit on
+    /// gradients is one on what [`UpdateStep::inverse_scale`] leaves of them. Panics on a CPU, while anyone uses any parameter, where an arena ends before a run, or where a state is missing that the
+    /// rule needs.
     #[track_caller]
     pub fn update(
         &self,
@@ -122,7 +157,7 @@ impl Arena {
         grads: &Arena,
         states: [Option<&Arena>; 3],
         rule: Update,
-        guard: Option<&Guard>,
+        terms: &Terms,
     ) {
         let Backend::Gpu(engine) = self.device().backend() else {
             panic!("update: the arena lies on a CPU, where its values are slices: flat_mut lends them")
@@ -133,9 +168,8 @@ impl Arena {
             && steps.first().map_or(0, |(first, _)| first.start) == 0
             && steps.last().map_or(0, |(last, _)| last.end) == len;
         assert!(in_order, "update: steps that aren't of {len} elements, one range after the other");
-        let is_here =
-            |guard: &Guard| [&guard.loss, &guard.spoilt].iter().all(|x| x.device() == self.device());
-        assert!(guard.is_none_or(is_here), "update: a guard of another device");
+        let is_here = |number: &Tensor| number.device() == self.device();
+        assert!(terms.numbers().all(is_here), "update: terms of another device");
         for run in runs {
             let fits = |arena: &Arena, start: usize| {
                 start + run.len <= arena.layout().len() && arena.device() == self.device()
@@ -145,7 +179,7 @@ impl Arena {
                 && states.into_iter().flatten().all(|state| fits(state, run.states));
             assert!(fit, "update: {run:?} of arenas that end before, or of another device");
         }
-        engine.update(self, runs, steps, grads, states, rule, guard);
+        engine.update(self, runs, steps, grads, states, rule, terms);
     }
 }
 

@@ -5,6 +5,7 @@ use crate::arena::Arena;
 use crate::device::Backend;
 use crate::dtype::{Element, with_element};
 use crate::gpu::Engine;
+use crate::tensor::Tensor;
 use std::ops::Range;
 use std::slice::from_ref;
 
@@ -93,11 +94,11 @@ impl Arena {
         }
     }
 
-    /// On a GPU: makes the norm of all values, which are f32, at most `limit`, and gives what it was. Where that is no finite number
-    /// the values stay as they are. Panics on a CPU, where values are slices, and while anyone uses any parameter.
+    /// On a GPU: the norm of all values, which are f32, a single f64 that nobody waits for. The order in which squares are added up is
+    /// decided by how many they are. Panics on a CPU, where values are slices, and while anyone writes to a parameter.
     #[track_caller]
-    pub fn clip_norm(&self, limit: f64) -> f64 {
-        self.engine("clip_norm").clip_norm(self, limit)
+    pub fn norm(&self) -> Tensor {
+        self.engine("norm").norm(self)
     }
 
     /// The sum of the squares of these elements, which are f32, in float64. On a GPU their order is decided by how many they are, and

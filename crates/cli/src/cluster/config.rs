@@ -2,6 +2,7 @@
 
 use super::flags::{InitArgs, Storage};
 use super::instances::{gpus, has_efa};
+use super::rules::{Finding, check};
 
 /// What stands where something has to be filled in.
 const FILL_IN: &str = "FILL-IN";
@@ -50,7 +51,25 @@ pub(super) fn config(args: &InitArgs) -> Result<Config<'_>, String> {
     if args.storage == Storage::Fsx && size != 1200 && !size.is_multiple_of(2400) || size == 0 {
         return Err(format!("--storage-size {size}: FSx for Lustre has 1200, or a multiple of 2400 GiB"));
     }
-    Ok(Config { args, least, most, size })
+    let config = Config { args, least, most, size };
+    // What is still to be filled in is as it should be.
+    let filled =
+        config.text().replace(&format!("subnet-{FILL_IN}"), "subnet-00000000").replace(FILL_IN, "key");
+    match check(&filled).into_iter().find(|finding| finding.is_error) {
+        Some(Finding { path, why, .. }) => Err(format!("{}: {why}", flag_of(&path))),
+        None => Ok(config),
+    }
+}
+
+/// What was typed for a key, or the key.
+fn flag_of(path: &str) -> &str {
+    match path {
+        "Image.Os" => "--os",
+        "HeadNode.Networking.SubnetId" => "--head-subnet",
+        "HeadNode.Ssh.AllowedIps" => "--allowed-ips",
+        _ if path.ends_with("Networking.SubnetIds") => "--compute-subnet",
+        _ => path,
+    }
 }
 
 impl Config<'_> {

@@ -3,6 +3,7 @@
 use super::instances::has_efa;
 use super::yaml::{Node, Value, parse};
 use std::collections::BTreeSet;
+use std::net::Ipv4Addr;
 
 /// Something wrong with it.
 #[derive(Debug, PartialEq, Eq)]
@@ -305,6 +306,13 @@ fn is_true(node: Option<&Node>) -> bool {
     node.and_then(Node::text).is_some_and(|text| text.eq_ignore_ascii_case("true"))
 }
 
+/// Whether this is a network of IPv4 addresses, or a list of them that has a name.
+fn is_network(text: &str) -> bool {
+    let is_length = |length: &str| length.parse::<u8>().is_ok_and(|length| length <= 32);
+    text.split_once('/').is_some_and(|(ip, length)| ip.parse::<Ipv4Addr>().is_ok() && is_length(length))
+        || text.starts_with("pl-")
+}
+
 fn subnet(node: &Node, path: &str, found: &mut Found) {
     let text = node.text().unwrap_or_default();
     let is_id = text.strip_prefix("subnet-").is_some_and(|id| {
@@ -347,6 +355,12 @@ fn head(root: &Node, found: &mut Found) {
         Some(_) => {}
     }
     let allowed = ssh.and_then(|ssh| ssh.get("AllowedIps"));
+    if let Some(ips) = allowed
+        && !ips.text().is_some_and(is_network)
+    {
+        let why = format!("{:?} is no network, as 203.0.113.0/24 is", ips.text().unwrap_or_default());
+        found.error(ips.line, "HeadNode.Ssh.AllowedIps", why);
+    }
     if allowed.is_none_or(|ips| ips.text() == Some("0.0.0.0/0")) {
         let line = allowed.or(ssh).unwrap_or(head).line;
         found.warning(

@@ -194,6 +194,8 @@ fn small_matrices_come_to_the_definition_at_every_size() {
         [1, 130, 1, 16],
         [1, 97, 2, 104],
         [1, 64, 1, 128],
+        [2, 150, 2, 64],
+        [1, 70, 1, 128],
     ] {
         for &element in HALVES.elements {
             HALVES.check(element, sizes, 1.0, None);
@@ -215,6 +217,7 @@ fn some_of_the_queries_are_asked() {
                 HALVES.check_of(element, [2, 130, 2, 16], asked.clone(), 1.0, drop);
             }
         }
+        HALVES.check_of(Element::Bf16, [1, 130, 1, 64], asked, 1.0, None);
     }
 }
 

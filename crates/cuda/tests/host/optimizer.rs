@@ -3,7 +3,7 @@
 use crate::program::{Arg, launch, there_is_a_compiler};
 use crate::values::{encode, floats, random, room};
 use phalanx_cuda::{Element, Work};
-use phalanx_nn::optim::{Adadelta, Adam, AdamW, Optimizer, RmsProp, Rule, Sgd};
+use phalanx_nn::optim::{Adadelta, Adam, AdamW, Clip, Optimizer, RmsProp, Rule, Sgd};
 use phalanx_tensor::{Arena, DType, Device, Layout};
 
 const STEPS: i32 = 3;
@@ -87,6 +87,15 @@ fn rules() -> Vec<Rule> {
     ]
 }
 
+/// What of a step only a GPU knows.
+#[derive(Default)]
+struct Terms<'a> {
+    /// The norm of the gradients, and its limit.
+    norm: Option<(f64, f64)>,
+    /// The loss that the step comes behind, and what was kept of those before.
+    behind: Option<(f32, &'a mut i64)>,
+}
+
 /// Values and states of a rule in device memory.
 struct Slices {
     element: Element,
@@ -98,13 +107,14 @@ struct Slices {
 impl Slices {
     fn step(&mut self, rule: &Rule, step: i32, grads: &[u8]) {
         let all = step_of(self.values.len() / 4, settings(rule, step));
-        self.move_by(rule, &all, grads, None);
+        self.move_by(rule, &all, grads, Terms::default());
     }
 
-    /// Moves the values by these steps, one after the other from element to element; after a loss, if there is one, and with what was
-    /// kept of those before.
-    fn move_by(&mut self, rule: &Rule, steps: &[u8], grads: &[u8], behind: Option<(f32, &mut i64)>) {
+    /// Moves the values by these steps, one after the other from element to element.
+    fn move_by(&mut self, rule: &Rule, steps: &[u8], grads: &[u8], Terms { norm, behind }: Terms<'_>) {
         let n = self.values.len() / 4;
+        let (of_grads, limit) = norm.unzip();
+        let of_grads = of_grads.map(f64::to_ne_bytes);
         let (mut loss, mut spoilt) = ([0; 4], [0; 8]);
         let is_behind = behind.is_some();
         if let Some((of, kept)) = &behind {
@@ -115,6 +125,8 @@ impl Slices {
             self.states.iter_mut().map(|state| state.as_mut().map_or(Arg::Null, |state| Arg::Out(state))),
         );
         args.push(Arg::In(steps));
+        args.push(of_grads.as_ref().map_or(Arg::Null, |norm| Arg::In(norm)));
+        args.push(Arg::Double(limit.unwrap_or(0.0)));
         args.push(if is_behind { Arg::In(&loss) } else { Arg::Null });
         args.push(if is_behind { Arg::Out(&mut spoilt) } else { Arg::Null });
         args.push(Arg::Int(n as i64));
@@ -196,13 +208,13 @@ fn groups_of_values_are_moved_by_steps_of_their_own() {
         };
         let mut all = slices_of(0..n);
         let steps = ends.iter().enumerate().flat_map(|(group, &end)| step_of(end, numbers(group)));
-        all.move_by(&rule, &steps.collect::<Vec<_>>(), &encode(Element::F32, &grads), None);
+        all.move_by(&rule, &steps.collect::<Vec<_>>(), &encode(Element::F32, &grads), Terms::default());
         let mut begin = 0;
         for (group, end) in ends.into_iter().enumerate().filter(|(_, end)| *end > 0) {
             let range = std::mem::replace(&mut begin, end)..end;
             let mut part = slices_of(range.clone());
             let own = step_of(range.len(), numbers(group));
-            part.move_by(&rule, &own, &encode(Element::F32, &grads[range.clone()]), None);
+            part.move_by(&rule, &own, &encode(Element::F32, &grads[range.clone()]), Terms::default());
             let bytes = 4 * range.start..4 * range.end;
             assert!(part.values == all.values[bytes.clone()], "{rule:?}, group {group}");
             for (part, all) in part.states.iter().zip(&all.states) {
@@ -235,12 +247,56 @@ fn behind_a_loss_that_is_no_number_no_step_changes_anything() {
         let (step, grads) = (step_of(N, settings(&rule, 2)), encode(Element::F16, &vec![512.0; N]));
         let before = all(&slices);
         let mut spoilt = 0;
-        slices.move_by(&rule, &step, &grads, Some((0.25, &mut spoilt)));
+        slices.move_by(&rule, &step, &grads, Terms { norm: None, behind: Some((0.25, &mut spoilt)) });
         let moved = all(&slices);
         assert!(before.0 != moved.0 && before.1 != moved.1 && spoilt == 0, "{rule:?}");
-        for loss in [bad, 0.25] {
-            slices.move_by(&rule, &step, &grads, Some((loss, &mut spoilt)));
-            assert!(all(&slices) == moved && spoilt == 1, "{rule:?}: {loss} behind {bad}");
+        // The loss or the norm, and then neither.
+        for (loss, of_grads) in [(bad, 1.0), (0.25, f64::from(bad).abs())] {
+            spoilt = 0;
+            for (loss, of_grads) in [(loss, of_grads), (0.25, 1.0)] {
+                let terms = Terms { norm: Some((of_grads, 0.5)), behind: Some((loss, &mut spoilt)) };
+                slices.move_by(&rule, &step, &grads, terms);
+                let what = format!("{rule:?}: {loss} and {of_grads} behind {bad}");
+                assert!(all(&slices) == moved && spoilt == 1, "{what}");
+            }
+        }
+    }
+}
+
+#[test]
+fn gradients_that_are_too_large_together_are_cut_as_the_engine_cuts_them_bit_by_bit() {
+    if !there_is_a_compiler() {
+        return;
+    }
+    const N: usize = 1999;
+    for (rule, element) in rules().into_iter().zip(Element::ALL.into_iter().cycle()) {
+        let start = random(Element::F32, N, -1.0, 1.0, 1);
+        let grads = random(element, N, -1.0, 1.0, 2);
+        let scaled = encode(element, &grads.iter().map(|g| g * LOSS_SCALE).collect::<Vec<_>>());
+        let grads: Vec<f32> = grads.iter().map(|&g| g as f32).collect();
+        // One that cuts, one that doesn't, and what has no finite norm, which isn't cut.
+        for (limit, of_grads) in [(0.5, None), (1e3, None), (0.5, Some(f64::NAN)), (0.5, Some(f64::INFINITY))]
+        {
+            let states =
+                kernel(&rule).1.into_iter().map(|state| state.map(|_| encode(Element::F32, &[0.0; N])));
+            let mut slices = Slices {
+                element,
+                values: encode(Element::F32, &start),
+                copy: room(element, N),
+                states: states.collect(),
+            };
+            let mut values: Vec<f32> = start.iter().map(|&x| x as f32).collect();
+            let mut cut = grads.clone();
+            let norm = Clip { norm: Some(limit), value: None }.apply(&mut cut).unwrap();
+            assert_eq!(cut != grads, limit < norm);
+            let want = if of_grads.is_some() { &grads } else { &cut };
+            Optimizer::new(rule).unwrap().step(&mut values, want, 1.0);
+            let terms = Terms { norm: Some((of_grads.unwrap_or(norm), limit)), behind: None };
+            slices.move_by(&rule, &step_of(N, settings(&rule, 1)), &scaled, terms);
+            assert!(
+                floats(&slices.values) == values,
+                "{rule:?}, {element:?}: {norm} of {limit}, {of_grads:?}"
+            );
         }
     }
 }

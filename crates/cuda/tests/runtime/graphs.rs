@@ -80,6 +80,8 @@ fn a_captured_optimizer_counts_its_steps_in_device_memory() {
         Argument::Write(squares.address()),
         Argument::Read(settings.address()),
         Argument::Null,
+        Argument::Double(0.0),
+        Argument::Null,
         Argument::Null,
         Argument::Int(N as i64),
     ];

@@ -97,6 +97,8 @@ fn a_step_of_sgd_is_the_engines_bit_by_bit() {
             Argument::Null,
             Argument::Read(settings.address()),
             Argument::Null,
+            Argument::Double(0.0),
+            Argument::Null,
             Argument::Null,
             Argument::Int(n as i64),
         ];

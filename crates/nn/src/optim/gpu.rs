@@ -3,7 +3,7 @@
 use super::groups::Factors;
 use super::{Adam, AdamW, Optimizer, Rule};
 use crate::shadow::Shadow;
-use phalanx_tensor::{Arena, Guard, Layout, Update, UpdateRun, UpdateStep};
+use phalanx_tensor::{Arena, Guard, Layout, NormLimit, Update, UpdateRun, UpdateStep};
 use std::ops::Range;
 
 impl Optimizer {
@@ -21,7 +21,12 @@ impl Optimizer {
 
     /// Has the next step over arenas, which lie on a GPU, made behind this guard.
     pub fn guard_next(&mut self, guard: Guard) {
-        self.guard = Some(guard);
+        self.terms.guard = Some(guard);
+    }
+
+    /// Has the next step over arenas, which lie on a GPU, take gradients that are limited so.
+    pub fn limit_next(&mut self, limit: NormLimit) {
+        self.terms.limit = Some(limit);
     }
 
     /// As [`Optimizer::step_parts`], of elements that lie in arenas on a GPU, where each part may lie anywhere. Panics on a CPU.
@@ -81,8 +86,7 @@ impl Optimizer {
             before += range.len();
         }
         let states = self.rule.places().map(|place| place.map(|i| state[i]));
-        let guard = self.guard.take();
-        values.update(&runs, &steps, grads, states, self.rule.update(), guard.as_ref());
+        values.update(&runs, &steps, grads, states, self.rule.update(), &std::mem::take(&mut self.terms));
     }
 }
 

@@ -19,7 +19,7 @@ mod groups;
 mod rule;
 mod saved;
 
-pub use clip::Clip;
+pub use clip::{Clip, Norm};
 pub use gpu::HeldPart;
 pub(crate) use groups::matches;
 pub use groups::{BadGroup, Group, Members};
@@ -29,7 +29,7 @@ pub use saved::{ResumeError, Resuming};
 use crate::parameters::Parameters;
 use crate::shadow::Shadow;
 use groups::Factors;
-use phalanx_tensor::{Device, Guard, bring_in};
+use phalanx_tensor::{Device, Terms, bring_in};
 use rule::MAX_STATES;
 use std::ops::Range;
 
@@ -43,8 +43,8 @@ pub struct Optimizer {
     steps: u64,
     /// The values that move, in order, cut into groups; none where all move alike.
     groups: Option<Vec<(Range<usize>, Factors)>>,
-    /// What may keep the next step on a GPU from changing anything.
-    guard: Option<Guard>,
+    /// Of the next step on a GPU.
+    terms: Terms,
 }
 
 impl Optimizer {
@@ -52,7 +52,8 @@ impl Optimizer {
     pub fn new(rule: impl Into<Rule>) -> Result<Optimizer, BadValue> {
         let rule = rule.into();
         rule.check()?;
-        Ok(Optimizer { rule, state: Vec::new(), room: Vec::new(), steps: 0, groups: None, guard: None })
+        let terms = Terms::default();
+        Ok(Optimizer { rule, state: Vec::new(), room: Vec::new(), steps: 0, groups: None, terms })
     }
 
     /// The rule.

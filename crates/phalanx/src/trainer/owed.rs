@@ -1,7 +1,7 @@
-//! The losses of a step that nobody has looked at.
+//! The losses of a step that nobody has looked at, and the norm of its gradients.
 //!
 //! A process that trains alone on a GPU gives it each step before it waits for the loss of the one before, so the GPU always has
-//! something to do. Until somebody has looked, the loss itself keeps a step from spoiling the weights, on the GPU
+//! something to do. Until somebody has looked, the loss itself keeps a step from spoiling the weights, on the GPU, and so does a norm
 //! ([`phalanx_tensor::Guard`]).
 
 use super::by_shard::ByShard;
@@ -16,6 +16,7 @@ pub(super) struct Owed {
     /// A number on the GPU that is finite if all of them are, where that is asked for.
     watched: Option<Tensor>,
     is_watched: bool,
+    norm: Option<Later>,
 }
 
 impl Owed {
@@ -53,17 +54,27 @@ impl Owed {
         }
     }
 
+    /// The norm of all gradients of the step.
+    pub(super) fn add_norm(&mut self, norm: Later) {
+        self.norm = Some(norm);
+    }
+
     /// A number on the GPU that is finite if all losses that are owed are; none where none is, or nobody watches.
     pub(super) fn watched(&self) -> Option<&Tensor> {
         self.watched.as_ref()
     }
 
-    /// Whether any is owed.
+    /// Whether any loss is owed.
     pub(super) fn is_any(&self) -> bool {
         !self.losses.is_empty()
     }
 
-    /// Waits for what is owed.
+    /// Waits for the norm, if one is owed.
+    pub(super) fn pay_norm(&mut self) -> Option<f64> {
+        self.norm.take().map(Later::item)
+    }
+
+    /// Waits for the losses that are owed.
     pub(super) fn pay(&mut self, known: &mut ByShard<1>) {
         self.watched = None;
         for (pass, share, loss) in std::mem::take(&mut self.losses) {

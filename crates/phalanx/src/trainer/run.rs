@@ -20,7 +20,7 @@ use phalanx_parallel::{
     Compress, Ddp, DdpConfig, Fsdp, LogicalShards, LogicalShardsConfig, ModelParallel, ModelParallelConfig,
     Pass, PassLoss, Sharded, SingleDevice, Strategy, Sync,
 };
-use phalanx_tensor::{Arena, autocast};
+use phalanx_tensor::{Arena, Later, NormLimit, autocast};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -48,8 +48,10 @@ pub(super) struct Made {
     pub(super) loss: ByShard<1>,
     /// The rest.
     pub(super) owed: Owed,
-    /// The norm of the gradients before they were cut by it, if they are.
+    /// The norm of the gradients before they are cut by it, if they are and it isn't owed.
     pub(super) norm: Option<f64>,
+    /// How the optimizer is to cut them.
+    pub(super) limit: Option<NormLimit>,
     /// Whether some were too large for float16.
     pub(super) found: Found,
     /// The samples that this rank took.
@@ -259,21 +261,27 @@ impl<'a> Run<'a> {
         self.strategy.finish(self.parameters)?;
         let comm = since.elapsed();
         let found = self.unscale(progress)?;
-        let norm = match found {
+        let clipped = match found {
             Found::Numbers => self.strategy.clip(&self.trainer.clip, self.parameters)?,
             Found::Overflow => None,
         };
+        let (number, limit) = clipped.map_or((None, None), |norm| (Some(norm.number), norm.limit));
         let [known] = loss.own();
         self.check_loss(known, progress.step, true)?;
+        let mut norm = None;
+        match number {
+            Some(number) if owed.is_any() => owed.add_norm(number),
+            number => norm = number.map(Later::item),
+        }
         self.check_gradients(norm, progress, found)?;
-        Ok(Made { loss, owed, norm, found, used, input, comm })
+        Ok(Made { loss, owed, norm, limit, found, used, input, comm })
     }
 
     /// Whether a step may be given to a GPU before anyone has looked at its loss. Where ranks make it together, each says that it has
     /// come so far, and so waits for its own; and what looks at all gradients waits for these.
     fn may_owe(&self) -> bool {
-        let Trainer { on_nan, clip, precision, .. } = self.trainer;
-        self.world_size() == 1 && *on_nan != OnNan::Stop && clip.norm.is_none() && !precision.is_scaled()
+        let Trainer { on_nan, precision, .. } = self.trainer;
+        self.world_size() == 1 && *on_nan != OnNan::Stop && !precision.is_scaled()
     }
 
     /// One forward and backward pass of a step of so many samples; gives its share in these and the mean loss. Meanwhile the batch after it
@@ -347,9 +355,19 @@ impl<'a> Run<'a> {
             None => on_nan == OnNan::Stop,
         };
         match look.then(|| self.strategy.first_gradient_not_finite(self.parameters)).flatten() {
-            Some(place) => Err(Error::BadGradient { step, place }),
             None => Ok(()),
+            place => Err(Error::BadGradient { step, place }),
         }
+    }
+
+    /// Fails if the gradients of a step had a norm that is no number, while the weights still are what they were before it. They tell where
+    /// only as long as they are that step's own.
+    pub(super) fn check_owed_norm(&self, norm: f64, step: u64, has_gradients: bool) -> Result<(), Error> {
+        if self.trainer.on_nan == OnNan::Ignore || norm.is_finite() {
+            return Ok(());
+        }
+        let place = has_gradients.then(|| self.parameters.first_gradient_not_finite()).flatten();
+        Err(Error::BadGradient { step, place })
     }
 
     /// Has the first rank save the weights that were evaluated, if they are to be kept. All ranks have to ask, and none goes on before the
@@ -398,8 +416,9 @@ impl<'a> Run<'a> {
     /// The same where there was no step.
     pub(super) fn exchange_between_steps(&mut self) -> Result<Tally, Error> {
         let (loss, none) = (ByShard::of(&*self.strategy), Duration::ZERO);
-        let (owed, norm, found, used) = (Owed::default(), None, Found::Numbers, Used::default());
-        self.exchange(&Made { loss, owed, norm, found, used, input: none, comm: none })
+        let (owed, found, used) = (Owed::default(), Found::Numbers, Used::default());
+        let (norm, limit) = (None, None);
+        self.exchange(&Made { loss, owed, norm, limit, found, used, input: none, comm: none })
     }
 }
 

@@ -88,7 +88,7 @@ struct EpochStart {
 struct MadeStep {
     step: u64,
     start: Instant,
-    /// As it is to be told, but for its time, and for the loss where some of that is owed.
+    /// As it is to be told, but for its time, and for the loss and the norm of the gradients where they are owed.
     told: Event,
     is_wanted: bool,
     loss: ByShard<1>,
@@ -555,6 +555,7 @@ impl<'a> Course<'a> {
                 None => Guard::new(loss),
             });
             self.guard.clone().into_iter().for_each(|guard| state.optimizer.guard_next(guard));
+            made.limit.into_iter().for_each(|limit| state.optimizer.limit_next(limit));
             // Even where it fails the step is made.
             let moved = match tally.overflow {
                 true => Ok(()),
@@ -627,15 +628,18 @@ impl<'a> Course<'a> {
         let is_owed = owed.is_any();
         owed.pay(&mut loss);
         let [own] = loss.own();
+        let owed_norm = owed.pay_norm();
         if is_owed {
             run.check_loss(own, step, is_newest)?;
         }
+        owed_norm.map_or(Ok(()), |norm| run.check_owed_norm(norm, step, is_newest))?;
         // A step that was given while the GPU had another to make begins where that one ended.
         let now = Instant::now();
         let begin = self.looked.replace(now).map_or(start, |looked| looked.max(start));
-        if let Event::Step { loss, ms, .. } = &mut told {
+        if let Event::Step { loss, grad_norm, ms, .. } = &mut told {
             *ms = (now - begin).as_secs_f64() * 1e3;
             *loss = if is_owed { own } else { *loss };
+            *grad_norm = owed_norm.or(*grad_norm);
         }
         self.last = Some(told).filter(|_| is_wanted);
         self.last.clone().into_iter().for_each(|told| self.tell(told));

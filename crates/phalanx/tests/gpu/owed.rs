@@ -11,8 +11,8 @@ use phalanx::{Event, Observer, OnNan, State, Trainer, Worker};
 use phalanx_fake_cuda::FakeCuda;
 use std::sync::Arc;
 
-/// So many samples of one number, of which one may be none.
-struct Samples(usize, Option<usize>);
+/// So many samples of one number, of which one may be another one than it should be.
+struct Samples(usize, Option<(usize, f32)>);
 
 impl Dataset for Samples {
     fn len(&self) -> usize {
@@ -29,7 +29,8 @@ impl Dataset for Samples {
 
     fn batch(&self, samples: &[usize], into: &mut BatchBuffers) -> phalanx::data::Result<()> {
         for (i, sample) in samples.iter().enumerate() {
-            into.inputs()[i] = if self.1 == Some(*sample) { f32::NAN } else { *sample as f32 / 16.0 };
+            let other = self.1.filter(|(at, _)| at == sample);
+            into.inputs()[i] = other.map_or(*sample as f32 / 16.0, |(_, number)| number);
         }
         into.values().fill(1.0);
         Ok(())
@@ -77,12 +78,12 @@ fn a_gpu_is_given_a_step_before_anyone_waits_for_the_loss_of_the_one_before() {
     let mut losses: Vec<Vec<f64>> = Vec::new();
     for (seed, trainer, want) in [
         (1, trainer(), [1, 1, 1, 1, 1, 1, 1, 0]),
+        (5, Trainer { clip, ..trainer() }, [1, 1, 1, 1, 1, 1, 1, 0]),
         (2, Trainer { on_nan: OnNan::Ignore, ..trainer() }, [1, 1, 1, 1, 1, 1, 1, 0]),
         // The second step is the one that is recorded, which waits for its loss.
         (3, Trainer { graphs: true, ..trainer() }, [0, 0, 1, 1, 1, 1, 1, 0]),
-        // All gradients are looked at, or their norm is.
+        // All gradients are looked at.
         (4, looks, [0; 8]),
-        (5, Trainer { clip, ..trainer() }, [0; 8]),
     ] {
         let Some(fake) = fake() else { return };
         fake.seed(seed);
@@ -98,6 +99,81 @@ fn a_gpu_is_given_a_step_before_anyone_waits_for_the_loss_of_the_one_before() {
     let mut told = Ahead(&fake, Vec::new(), Vec::new());
     run(&fake, &Trainer { accumulate: 2, ..trainer() }, Samples(16, None), &mut told).0.unwrap();
     assert_eq!(told.2, [1, 1, 1, 0]);
+}
+
+/// The norm of the gradients of each step.
+struct Norms(Vec<Option<f64>>);
+
+impl Observer for Norms {
+    fn event(&mut self, event: &Event) {
+        if let Event::Step { grad_norm, .. } = event {
+            self.0.push(*grad_norm);
+        }
+    }
+}
+
+#[test]
+fn gradients_are_cut_by_a_norm_that_nobody_has_seen_as_on_a_cpu() {
+    let (clip, mut norms) = (Clip { norm: Some(0.2), value: None }, Norms(Vec::new()));
+    let worker = Worker::alone(1);
+    let mut net = Linear::new(1, 1);
+    let parameters = Parameters::build(&mut net, worker.device(), 3);
+    let values = parameters.values().clone();
+    let (plain, state) = (Trainer { clip, ..trainer() }, State::start(RULE).unwrap());
+    plain.resume(&worker, &net, parameters, state, Arc::new(Samples(16, None)), None, &mut norms).unwrap();
+    let want = values.read_flat::<f32>();
+    let is_cut = |norm: &Option<f64>| norm.is_some_and(|norm| norm > 0.2);
+    assert!(norms.0.iter().filter(|norm| is_cut(norm)).count() > 3, "{:?}", norms.0);
+    for (seed, graphs, accumulate) in [(1, false, 1), (2, true, 1), (3, true, 2)] {
+        let Some(fake) = fake() else { return };
+        fake.seed(seed);
+        let mut on_gpu = Norms(Vec::new());
+        let trainer = Trainer { batch_size: 2 / accumulate, accumulate, graphs, ..plain.clone() };
+        let (end, weights) = run(&fake, &trainer, Samples(16, None), &mut on_gpu);
+        end.unwrap();
+        let near = |got: f64, want: f64| (got - want).abs() <= 1e-5 * want.abs();
+        for (got, want) in on_gpu.0.iter().zip(&norms.0) {
+            assert!(near(got.unwrap(), want.unwrap()), "{seed}: {:?}, not {:?}", on_gpu.0, norms.0);
+        }
+        assert_eq!(on_gpu.0.len(), 8);
+        for (got, want) in weights.iter().zip(&want) {
+            assert!(near((*got).into(), (*want).into()), "{seed}: {weights:?}, not {want:?}");
+        }
+        assert_eq!(fake.damage(), [""; 0]);
+    }
+}
+
+#[test]
+fn a_step_behind_a_norm_that_is_none_leaves_weights_alone() {
+    let Some(fake) = fake() else { return };
+    let clip = Clip { norm: Some(1.0), value: None };
+    for (seed, graphs, accumulate) in [(1, false, 1), (2, true, 1), (3, false, 2)] {
+        fake.seed(seed);
+        let trainer = Trainer { clip, graphs, accumulate, batch_size: 2 / accumulate, ..trainer() };
+        let end = |samples: Samples, trainer: &Trainer| {
+            let mut told = Told::default();
+            let (end, weights) = run(&fake, trainer, samples, &mut told);
+            (end, weights, told.losses)
+        };
+        for step in [2, 5] {
+            let until = Trainer { steps: Some(step as u64), ..trainer.clone() };
+            let (wanted, want_weights, told) = end(Samples(16, None), &until);
+            wanted.unwrap();
+            // Large enough for a gradient to be infinite where the loss still is a number.
+            let large = 1.8e19 / want_weights[0].abs();
+            let (error, weights, losses) = end(Samples(16, Some((2 * step, large))), &trainer);
+            let error = error.unwrap_err();
+            let want =
+                format!("a gradient is no number (train.on_nan=stop says which), at step {step}\nhint: ");
+            assert!(error.starts_with(&want), "{error}");
+            assert!(
+                weights == want_weights,
+                "step {step}, graphs {graphs}: {weights:?}, not {want_weights:?}"
+            );
+            assert_eq!(losses, told, "step {step}");
+        }
+    }
+    assert_eq!(fake.damage(), [""; 0]);
 }
 
 #[test]
@@ -119,7 +195,7 @@ fn a_step_behind_a_loss_that_is_none_was_given_and_leaves_weights_alone() {
             let step = (sample / (2 * accumulate)) as u64;
             let what = format!("sample {sample}, {accumulate} passes, graphs {graphs}");
             let (mut told, mut want) = (Told::default(), Told::default());
-            let (end, weights) = run(&fake, &trainer, Samples(len, Some(sample)), &mut told);
+            let (end, weights) = run(&fake, &trainer, Samples(len, Some((sample, f32::NAN))), &mut told);
             let error = end.unwrap_err();
             assert!(error.contains(&format!("the loss is NaN at step {step}")), "{what}: {error}");
             // Gradients tell where only as long as no other step's have come, as before a checkpoint.
@@ -139,7 +215,7 @@ fn a_step_behind_a_loss_that_is_none_was_given_and_leaves_weights_alone() {
         }
         // Who wants it so has steps made whatever the loss is.
         let ignored = Trainer { on_nan: OnNan::Ignore, checkpoint: None, ..trainer };
-        let (end, weights) = run(&fake, &ignored, Samples(16, Some(6)), &mut Told::default());
+        let (end, weights) = run(&fake, &ignored, Samples(16, Some((6, f32::NAN))), &mut Told::default());
         end.unwrap();
         assert!(weights[0].is_nan());
     }

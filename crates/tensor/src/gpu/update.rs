@@ -4,7 +4,7 @@ use crate::arena::Arena;
 use crate::gpu::Engine;
 use crate::gpu::launch::{Arg, elements, out_or_null};
 use crate::tensor::Tensor;
-use crate::update::{Guard, Update, UpdateRun, UpdateStep};
+use crate::update::{Terms, Update, UpdateRun, UpdateStep};
 use std::ops::Range;
 
 /// The kernel of a rule, and how many states it takes at least and at most.
@@ -32,7 +32,7 @@ impl Engine {
         grads: &Arena,
         states: [Option<&Arena>; 3],
         rule: Update,
-        guard: Option<&Guard>,
+        Terms { limit, guard }: &Terms,
     ) {
         let (name, [least, most]) = named(rule);
         assert!(states[..least].iter().all(Option::is_some), "update: {rule:?} has {least} states");
@@ -67,8 +67,10 @@ impl Engine {
             ];
             args.extend(states[..most].iter().map(state));
             args.push(Arg::In(&steps));
-            args.push(Arg::InOrNull(guard.map(|guard| &guard.loss)));
-            args.push(out_or_null(guard.map(|guard| &guard.spoilt)));
+            args.push(Arg::InOrNull(limit.as_ref().map(|limit| &limit.norm)));
+            args.push(Arg::Double(limit.as_ref().map_or(0.0, |limit| limit.limit)));
+            args.push(Arg::InOrNull(guard.as_ref().map(|guard| &guard.loss)));
+            args.push(out_or_null(guard.as_ref().map(|guard| &guard.spoilt)));
             args.push(Arg::Int(run.len));
             // SAFETY: the last of the steps ends with the run, and all arenas have it, as the caller checked, and stay until the stream
             // has come to it, since their memory is given back after all work.

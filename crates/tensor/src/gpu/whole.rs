@@ -131,16 +131,15 @@ impl Engine {
         self.get::<u8>(&found) == [0; 4]
     }
 
-    /// Makes the norm of all values at most `limit`; gives what it was, and waits for that.
+    /// The norm of all values, in float64.
     #[track_caller]
-    pub(crate) fn clip_norm(&self, values: &Arena, limit: f64) -> f64 {
-        check_single("clip_norm", values.dtype());
+    pub(crate) fn norm(&self, values: &Arena) -> Tensor {
+        check_single("norm", values.dtype());
         let n = values.layout().len();
         let pieces = n.div_ceil(PIECE);
         let parts = Tensor::stale(values.device(), [pieces].into(), DType::F64);
         let norm = Tensor::zeros(values.device(), [1], DType::F64);
-        let written = values.write();
-        let all = Arg::Bare(at(values));
+        let _read = values.read();
         // SAFETY: the arena has n elements; there is a part for each piece of them, and one number for the norm.
         unsafe {
             let args = [Arg::BareIn(at(values)), Arg::Out(&parts), Arg::Int(n), Arg::Int(PIECE)];
@@ -150,10 +149,8 @@ impl Engine {
                 rows(pieces.min(1), pieces),
                 &[Arg::In(&parts), Arg::Out(&norm), Arg::Int(pieces)],
             );
-            self.launch("clip_norm", elements(n), &[all, Arg::In(&norm), Arg::Double(limit), Arg::Int(n)]);
         }
-        drop(written);
-        self.get::<f64>(&norm)[0]
+        norm
     }
 
     /// The sum of the squares of elements that the arena has.
