@@ -72,6 +72,22 @@ impl EventsFile {
     }
 }
 
+/// Whether the last thing that a run has told, in the file at this path, is that it is over.
+pub(crate) fn is_over(path: &Path) -> bool {
+    let is_done = || -> io::Result<bool> {
+        let mut file = File::open(path)?;
+        file.seek(SeekFrom::Start(file.metadata()?.len().saturating_sub(LONGEST)))?;
+        let mut end = Vec::new();
+        file.read_to_end(&mut end)?;
+        let last = end.split(|&byte| byte == b'\n').rfind(|line| !line.is_empty());
+        Ok(last.is_some_and(|line| matches!(serde_json::from_slice(line), Ok(Event::Done { .. }))))
+    };
+    is_done().unwrap_or(false)
+}
+
+/// More bytes than the last event of a run has.
+const LONGEST: u64 = 1 << 16;
+
 /// The first step and epoch that a process tells which begins with this event; none if it begins a run.
 fn position(first: &Event) -> Option<(u64, u64)> {
     match *first {

@@ -1,5 +1,6 @@
 //! The folder `runs`, where a run is kept that wasn't told where.
 
+use crate::events;
 use phalanx::Recipe;
 use phalanx::checkpoint::{Manifest, checkpoints};
 use std::fs;
@@ -16,6 +17,11 @@ pub(crate) fn checkpoints_of(run_dir: &Path) -> PathBuf {
 /// Whether a run has a checkpoint, as far as can be found out.
 pub(crate) fn has_checkpoint(run_dir: &Path) -> bool {
     checkpoints(&checkpoints_of(run_dir)).map_or(true, |steps| !steps.is_empty())
+}
+
+/// Whether the run that was in a folder last has told its end.
+pub(crate) fn is_over(run_dir: &Path) -> bool {
+    events::is_over(&run_dir.join("events.jsonl"))
 }
 
 /// Where a run with this id is kept.

@@ -373,7 +373,8 @@ fn look_for_folder(
 /// left.
 fn refuse_to_begin_anew(args: &TrainArgs, run_dir: &Path) -> Result<(), Error> {
     let model = run_dir.join(MODEL);
-    if !args.resume || !model.exists() || runs::has_checkpoint(run_dir) {
+    let is_over = || model.exists() && runs::is_over(run_dir) && !runs::has_checkpoint(run_dir);
+    if !args.resume || !is_over() {
         return Ok(());
     }
     let (run_dir, model) = (run_dir.display(), model.display());

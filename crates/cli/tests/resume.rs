@@ -269,6 +269,13 @@ fn a_run_that_is_over_without_a_checkpoint_is_not_trained_again() {
     assert!(out.status.code() == Some(1) && said.contains(words), "{said}");
     assert_eq!(said.matches("is over").count(), 1, "{said}");
     assert_eq!(fs::read(&model).unwrap(), before);
+    // Another run has begun there, and hasn't come to its end.
+    let events = folder.path().join("run/events.jsonl");
+    let told = fs::read_to_string(&events).unwrap();
+    let (begun, _) = told.trim_end().rsplit_once('\n').unwrap();
+    fs::write(&events, format!("{begun}\n")).unwrap();
+    let said = done(folder.path(), &[&args[..], &["--resume"]].concat());
+    assert!(said.contains("holds no checkpoint: starting from the first step"), "{said}");
 }
 
 #[test]

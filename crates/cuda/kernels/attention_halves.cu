@@ -8,10 +8,10 @@
 // scores is a left factor where it is, so nothing goes through shared memory but those rows.
 //
 // The units for products and the threads' own arithmetic take about as long, so what is done to each score is as little as can be: which
-// keys a query sees is looked at only where a tile and a warp's own positions overlap, which shares are dropped only where any are, and
-// rows that aren't there are zeros, whose products change nothing. Products of rows are made of 16 positions of a tile's at a time, so that a
-// thread needs few registers, and a multiprocessor has room for more of them. `PLAIN` is what most do: heads have just as many numbers as
-// the kernel is for, and no share is dropped.
+// keys a query sees is looked at only where a tile and a warp's own positions overlap, or the tile is cut short, and which shares are
+// dropped only where any are. Of a warp's own rows those that aren't there are zeros, and nobody sees what comes of them. Products of
+// rows are made of 16 positions of a tile's at a time, so that a thread needs few registers, and a multiprocessor has room for more of
+// them. `PLAIN` is what most do: heads have just as many numbers as the kernel is for, and no share is dropped.
 #include "fragments.cuh"
 #include "heads.cuh"
 
@@ -442,7 +442,7 @@ __device__ void to_keys(const T *qkv, const float *lse, const T *grad, const flo
         Mask mask(PLAIN ? nullptr : drop, samples, head);
         Sums<DEPTH> of_keys, of_values;
         const float factor = heads.scale * LOG2_E, less = 1.0f / mask.keep;
-        const int mine = my_position(first), from = (int)heads.from;
+        const int mine = my_position(first), from = (int)heads.from, end = (int)asked(heads).end;
         const Rows<const float> bases = head.of_queries(lse), of_levels = head.of_queries(levels);
         const auto beside = [&](int others, int which) {
             const int i = (int)threadIdx.x;
@@ -455,7 +455,7 @@ __device__ void to_keys(const T *qkv, const float *lse, const T *grad, const flo
                                  beside, [&](int others, int now) {
             if (others + others_of<DEPTH> <= first_of_warp(first)) return;
             const Tile<DEPTH> &queries = room.rows.first[now], &grads = room.rows.second[now];
-            const bool is_edge = others < last_of_warp(first);
+            const bool is_edge = others < last_of_warp(first) || others + others_of<DEPTH> > end;
             u32 kept = ~0u;
             if (mask.drops) {
                 kept = kept_of_own_keys<Lane<DEPTH>::SIZE>(mask, [=](int i) {
@@ -476,7 +476,11 @@ __device__ void to_keys(const T *qkv, const float *lse, const T *grad, const flo
                 }
                 if (mask.drops) Lane<DEPTH>::drop(shares, k, kept);
                 if (is_edge) {
-                    const auto is_hidden = [=](int row, int other) { return others + k * 16 + other < mine + row * 8; };
+                    // Infinite keys make a query that isn't there no number.
+                    const auto is_hidden = [=](int row, int other) {
+                        const int query = others + k * 16 + other;
+                        return query < mine + row * 8 || query >= end;
+                    };
                     shares.hide(0.0f, is_hidden);
                     slopes.hide(0.0f, is_hidden);
                 }

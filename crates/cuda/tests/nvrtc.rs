@@ -63,7 +63,7 @@ const WRITES: [bool; 2] = [false, true];
 fn neighbours_come_in_one_go() {
     let Some(nvrtc) = nvrtc() else { return };
     type Kernels = (Source, &'static [(&'static str, [bool; 2])]);
-    let kernels: [Kernels; 8] = [
+    let kernels: [Kernels; 10] = [
         (
             Source::Elementwise,
             &[
@@ -105,6 +105,8 @@ fn neighbours_come_in_one_go() {
         (Source::Softmax, &[("softmax", BOTH), ("softmax_gradient", BOTH), ("log_softmax_gradient", BOTH)]),
         (Source::Loss, &[("cross_entropy", READS), ("cross_entropy_gradient", BOTH)]),
         (Source::Optimizer, &[("sgd_momentum", BOTH), ("adamw", BOTH)]),
+        (Source::Pooling, &[("average_pool", BOTH), ("average_pool_gradient", BOTH)]),
+        (Source::Embedding, &[("embedding", BOTH)]),
     ];
     for (source, kernels) in kernels {
         for &element in source.elements() {

@@ -42,9 +42,9 @@ use crate::single::{Nobody, begin};
 use crate::strategy::{Collected, HeldGradient, Here, Place, Strategy, Sync, cut_each, multiply_each};
 use held::{Held, Moving};
 use phalanx_comm::{Deadline, Group, Rank, ReduceOp, Trail, Work};
-use phalanx_nn::optim::{Clip, Norm, Optimizer, Part};
+use phalanx_nn::optim::{Clip, Optimizer, Part};
 use phalanx_nn::{Average, Module, NotFinite, Parameters, Shadow};
-use phalanx_tensor::{Device, GpuSpan, Span, Tensor};
+use phalanx_tensor::{Device, GpuSpan, Later, Span, Tensor};
 use std::collections::VecDeque;
 use std::ops::Range;
 use store::{For, Piece, Store, keep_own, make_room};
@@ -657,9 +657,14 @@ impl Strategy for Fsdp {
         Ok(!self.any(!is_finite)?)
     }
 
-    fn clip(&mut self, clip: &Clip, parameters: &Parameters) -> Result<Option<Norm>, Error> {
+    fn clip(
+        &mut self,
+        clip: &Clip,
+        parameters: &Parameters,
+        _: &mut Optimizer,
+    ) -> Result<Option<Later>, Error> {
         if let Some(held) = &self.store.held {
-            return Ok(held.clip(&self.units, clip, &self.shard)?.map(Norm::known));
+            return Ok(held.clip(&self.units, clip, &self.shard)?.map(Later::here));
         }
         let mut spans = self.gradient_spans(parameters);
         let (mut parts, mut rests) = (Vec::new(), Vec::new());
@@ -674,7 +679,7 @@ impl Strategy for Fsdp {
             self.shard.all_reduce(&mut sum, ReduceOp::Sum)?;
             Ok(sum[0])
         });
-        Ok(norm?.map(Norm::known))
+        Ok(norm?.map(Later::here))
     }
 
     fn step(

@@ -40,9 +40,9 @@ use crate::tensor_parallel::{Between, Plan, Ranks, cross_entropy_in_parts};
 use holding::{As, Holder, Holding};
 use lent::{Becomes, made_among, runs};
 use phalanx_comm::{Group, Rank, ReduceOp, Trail, Via};
-use phalanx_nn::optim::{Clip, Norm, Optimizer};
+use phalanx_nn::optim::{Clip, Optimizer};
 use phalanx_nn::{Average, Ctx, Module, NotFinite, Parameters, Shadow};
-use phalanx_tensor::{Arena, Device, Span, SumOverBatch, Tensor, Within};
+use phalanx_tensor::{Arena, Device, Later, Span, SumOverBatch, Tensor, Within};
 use std::borrow::Cow;
 use std::fmt;
 use std::ops::Range;
@@ -755,7 +755,7 @@ impl Strategy for ModelParallel {
         Ok(!self.any(!is_finite)?)
     }
 
-    fn clip(&mut self, clip: &Clip, _: &Parameters) -> Result<Option<Norm>, Error> {
+    fn clip(&mut self, clip: &Clip, _: &Parameters, _: &mut Optimizer) -> Result<Option<Later>, Error> {
         if *clip == Clip::default() {
             return Ok(None);
         }
@@ -771,7 +771,7 @@ impl Strategy for ModelParallel {
         if let Some(factor) = clip.factor(norm) {
             self.inner.multiply_gradients(&self.own, factor);
         }
-        Ok(Some(Norm::known(norm)))
+        Ok(Some(Later::here(norm)))
     }
 
     fn step(

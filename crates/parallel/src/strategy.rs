@@ -5,9 +5,9 @@ use crate::evaluation::{EvalPass, Judge};
 use crate::hook::Kept;
 use crate::local::{Pass, PassLoss};
 use crate::portion::Portion;
-use phalanx_nn::optim::{Clip, Norm, Optimizer};
+use phalanx_nn::optim::{Clip, Optimizer};
 use phalanx_nn::{Average, NotFinite, Parameters, Shadow};
-use phalanx_tensor::{Device, GpuSpan, HostSpan, SumOverBatch, Tensor};
+use phalanx_tensor::{Device, GpuSpan, HostSpan, Later, SumOverBatch, Tensor};
 use std::borrow::Cow;
 use std::ops::Range;
 
@@ -323,10 +323,15 @@ pub trait Strategy: Send {
         Ok(grads.is_finite())
     }
 
-    /// Cuts the gradients of the step, which are whole, where the strategy keeps them, or says how the optimizer is to, which the norm is
-    /// handed to before [`Strategy::step`]. Gives their norm before that, if there is a limit on it.
-    fn clip(&mut self, clip: &Clip, parameters: &Parameters) -> Result<Option<Norm>, Error> {
-        Ok(clip.apply_to(parameters.grads().arena()))
+    /// Cuts the gradients of the step, which are whole, where the strategy keeps them, or has `optimizer` cut them in its next step. Gives
+    /// their norm before that, if there is a limit on it.
+    fn clip(
+        &mut self,
+        clip: &Clip,
+        parameters: &Parameters,
+        optimizer: &mut Optimizer,
+    ) -> Result<Option<Later>, Error> {
+        Ok(clip.apply_to(parameters.grads().arena(), optimizer))
     }
 
     /// Moves the values by one step along the gradients, with the rule's learning rate times `factor`. All ranks have the same

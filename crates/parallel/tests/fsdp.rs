@@ -9,7 +9,7 @@ use phalanx_nn::{
 use phalanx_parallel::{
     EvalPass, Fsdp, FsdpConfig, Here, Outputs, Pass, Sharded, SingleDevice, Strategy, Sync,
 };
-use phalanx_tensor::{Arena, DType, Device, Philox, Tensor, autocast};
+use phalanx_tensor::{Arena, DType, Device, Later, Philox, Tensor, autocast};
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
@@ -75,8 +75,7 @@ fn train(strategy: &mut dyn Strategy, net: &Sequential, parameters: &Parameters,
             loss[0] += strategy.pass(&pass).unwrap() * weight;
         }
         strategy.finish(parameters).unwrap();
-        let norm = strategy.clip(&clip, parameters).unwrap();
-        norms.extend(norm.map(|norm| norm.hand_to(&mut optimizer).item()));
+        norms.extend(strategy.clip(&clip, parameters, &mut optimizer).unwrap().map(Later::item));
         strategy.step(&mut optimizer, parameters, device, 1.0).unwrap();
         strategy.sum(&mut loss).unwrap();
         losses.push(loss[0]);
@@ -217,10 +216,9 @@ fn norms(
             make(strategy, &pass);
         }
         strategy.finish(parameters).unwrap();
-        let norm = strategy.clip(&clip, parameters).unwrap().expect("it was asked for");
-        let norm = norm.hand_to(&mut optimizer);
+        let norm = strategy.clip(&clip, parameters, &mut optimizer).unwrap();
         strategy.step(&mut optimizer, parameters, &device, 1.0).unwrap();
-        norm.item()
+        norm.expect("it was asked for").item()
     };
     (0..5).map(step).collect()
 }

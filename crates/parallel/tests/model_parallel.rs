@@ -11,7 +11,7 @@ use phalanx_parallel::{
     Axis, Between, Bound, By, DdpConfig, EvalPass, FsdpConfig, Here, ModelParallel, ModelParallelConfig,
     Outputs, Pass, Plan, Recomputed, Sharded, SingleDevice, StagesConfig, Strategy, Style, Sync,
 };
-use phalanx_tensor::{DType, Device, Philox, Shape, Tensor, autocast};
+use phalanx_tensor::{DType, Device, Later, Philox, Shape, Tensor, autocast};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -200,8 +200,7 @@ impl Run<'_> {
         for step in steps {
             let mut loss = [self.pass(step, 0, Sync::Later) + self.pass(step, 1, Sync::Now)];
             self.strategy.finish(parameters).unwrap();
-            let norm = self.strategy.clip(&clip, parameters).unwrap();
-            norms.extend(norm.map(|norm| norm.hand_to(&mut optimizer).item()));
+            norms.extend(self.strategy.clip(&clip, parameters, &mut optimizer).unwrap().map(Later::item));
             self.strategy.step(&mut optimizer, parameters, &device, 1.0).unwrap();
             self.strategy.sum(&mut loss).unwrap();
             losses.push(loss[0]);

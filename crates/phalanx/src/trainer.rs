@@ -252,9 +252,9 @@ impl Trainer {
         let goes_on = self.goes_on();
         let _in_place = if goes_on == GoesOn::Not { None } else { worker.go_on_in_place(goes_on) };
         let ended = course.go_on(&mut state);
-        if ended.is_err() {
-            // The others know by now that this rank leaves, and whoever begins a run after this one finds nobody at its checkpoints.
-            course.end_writing();
+        if let Err(error) = &ended {
+            // Whoever begins a run after this one finds nobody at its checkpoints.
+            course.leave(error);
         }
         let interrupted = ended?;
         let evaluation = course.evaluation;

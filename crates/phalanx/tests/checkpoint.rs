@@ -1,6 +1,7 @@
 //! A run that was stopped anywhere goes on as if it hadn't been.
 
 use phalanx::checkpoint::{CheckpointConfig, Every, Manifest, checkpoints};
+use phalanx::comm::Group;
 use phalanx::data::{BatchBuffers, Dataset, Places, Silent, Target, View, open};
 use phalanx::nn::models::MnistNet;
 use phalanx::nn::optim::{Adam, Clip, Rule, Sgd};
@@ -9,6 +10,7 @@ use phalanx::nn::{
     Weights,
 };
 use phalanx::parallel::{Compress, DdpConfig, FsdpConfig, Sharded};
+use phalanx::tensor::Device;
 use phalanx::{Concluded, Error, Event, Observer, Requests, State, Trainer, Worker, spawn};
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -534,6 +536,43 @@ fn a_run_that_fails_leaves_a_whole_checkpoint_and_nobody_at_it() {
         assert_eq!(checkpoints(folder.path()).unwrap(), [8]);
         assert_eq!(told.notes.len(), usize::from(again > 0), "{:?}", told.notes);
     }
+}
+
+#[test]
+fn a_rank_that_fails_tells_the_others_why_before_it_ends_its_checkpoint() {
+    let folder = tempfile::tempdir().unwrap();
+    let trainer = Trainer {
+        loss: Loss::Mse,
+        batch_size: 1,
+        shuffle: false,
+        checkpoint: every(4, folder.path(), false),
+        ..Trainer::default()
+    };
+    let errors = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for group in Group::threads(2) {
+            let (trainer, errors) = (&trainer, &errors);
+            scope.spawn(move || {
+                // The ninth number is the first rank's.
+                let worker = Worker::with_device(group, Device::cpu(1));
+                let mut net = Sequential::new().then(Linear::new(1, 500_000)).then(Linear::new(500_000, 1));
+                let run = trainer.fit(
+                    &worker,
+                    &mut net,
+                    Sgd::new(1e-9),
+                    Arc::new(Numbers),
+                    None,
+                    &mut Told::default(),
+                );
+                errors.lock().unwrap().push((worker.is_first(), run.err().expect("it fails")));
+            });
+        }
+    });
+    for (is_first, error) in errors.into_inner().unwrap() {
+        assert_eq!(error.is_consequence(), !is_first, "{error}");
+        assert!(error.to_string().contains("the loss is NaN at step 4"), "{error}");
+    }
+    assert_eq!(checkpoints(folder.path()).unwrap(), [4]);
 }
 
 #[test]

@@ -217,7 +217,8 @@ fn some_of_the_queries_are_asked() {
                 HALVES.check_of(element, [2, 130, 2, 16], asked.clone(), 1.0, drop);
             }
         }
-        HALVES.check_of(Element::Bf16, [1, 130, 1, 64], asked, 1.0, None);
+        HALVES.check_of(Element::Bf16, [1, 130, 1, 64], asked.clone(), 1.0, None);
+        HALVES.check_of(Element::F16, [1, 130, 1, 128], asked, 1.0, None);
     }
 }
 
@@ -287,6 +288,38 @@ fn scores_of_any_size_are_shared_out() {
             );
             // The first position sees itself alone.
             assert_eq!(out[..width], qkv[2 * width..3 * width], "{}, {element:?}", kind.name);
+        }
+    }
+}
+
+/// What a query sees that is no number makes its output none, and so the gradients of what it sees; what isn't seen stays out of it, and so
+/// do queries that aren't there.
+#[test]
+fn what_is_no_number_goes_to_whoever_sees_it() {
+    if !there_is_a_compiler() {
+        return;
+    }
+    const TIME: usize = 70;
+    for (kind, depth, bad, at) in [PLAIN, HALVES].into_iter().flat_map(|kind| {
+        let bad = [(f64::NAN, 40), (f64::INFINITY, 40), (f64::INFINITY, 62), (f64::NEG_INFINITY, 62)];
+        bad.into_iter().flat_map(move |(bad, at)| [64, 24, 128].map(|depth| (kind, depth, bad, at)))
+    }) {
+        let (sizes, asked) = ([1, TIME, 1, depth], 3..60);
+        let mut qkv = random(Element::Bf16, TIME * 3 * depth, -1.0, 1.0, 1);
+        let grad = random(Element::Bf16, asked.len() * depth, -1.0, 1.0, 2);
+        // Of a key.
+        qkv[(at * 3 + 1) * depth + 5] = bad;
+        let got = kind.run(Element::Bf16, sizes, &asked, &qkv, &grad, None);
+        let what = format!("{}, {depth}, {bad} at {at}", kind.name);
+        for (i, query) in asked.clone().enumerate() {
+            let is_none = got.out[i * depth..][..depth].iter().any(|x| x.is_nan());
+            assert!(query >= at || !is_none, "{what}: query {query}");
+            // An infinite key is the largest or the smallest of scores.
+            assert!(query < at || is_none || !bad.is_nan(), "{what}: query {query}");
+        }
+        for key in asked.end..TIME {
+            let own = &got.gradient[(key * 3 + 1) * depth..][..2 * depth];
+            assert!(own.iter().all(|x| *x == 0.0), "{what}: key {key}, which nobody sees: {own:?}");
         }
     }
 }

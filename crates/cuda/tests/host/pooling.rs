@@ -8,9 +8,10 @@ use phalanx_tensor::{CountPadding, Device, PoolOptions, Tensor};
 
 /// Roundings of float32 of a mean of a window.
 const STEPS: f64 = 12.0;
-/// Images and channels.
+/// Images.
 const N: usize = 2;
-const C: usize = 3;
+/// Channels: such as are taken one by one, and such as are taken together.
+const CHANNELS: [usize; 2] = [3, 16];
 
 struct Case {
     element: Element,
@@ -29,10 +30,11 @@ impl Case {
             ([6, 7], [6, 7], [1, 1], [0, 0]),
             ([1, 1], [1, 1], [1, 1], [0, 0]),
         ];
-        Element::ALL.into_iter().flat_map(move |element| {
+        let kinds = Element::ALL.into_iter().flat_map(|element| CHANNELS.map(|channels| (element, channels)));
+        kinds.flat_map(move |(element, channels)| {
             cases.map(|(input, kernel, stride, padding)| {
                 let output = [0, 1].map(|d| (input[d] + 2 * padding[d] - kernel[d]) / stride[d] + 1);
-                let window = Window { channels: C, input, output, kernel, stride, padding };
+                let window = Window { channels, input, output, kernel, stride, padding };
                 Case {
                     element,
                     window,
@@ -45,7 +47,7 @@ impl Case {
 
     /// Channels last, as the kernels want it.
     fn images(&self, values: &[f64], [h, w]: [usize; 2]) -> Tensor {
-        Tensor::from_slice(&self.device, values, [N, h, w, C]).permute(&[0, 3, 1, 2])
+        Tensor::from_slice(&self.device, values, [N, h, w, self.window.channels]).permute(&[0, 3, 1, 2])
     }
 
     /// What the engine makes of `x`, and the gradient where the output's is `grad`; both with channels last.
@@ -58,7 +60,7 @@ impl Case {
     }
 
     fn counts(&self) -> [usize; 2] {
-        [self.window.input, self.window.output].map(|[h, w]| N * h * w * C)
+        [self.window.input, self.window.output].map(|[h, w]| N * h * w * self.window.channels)
     }
 
     fn launch(&self, kernel: &str, n: usize, mut args: Vec<Arg<'_>>, whole: Option<i64>) {

@@ -92,14 +92,23 @@ fn a_row_with_nan_is_all_nan() {
     if !there_is_a_compiler() {
         return;
     }
-    let mut x = vec![1.0; 3 * 40];
-    x[40 + 37] = f64::NAN;
-    for kernel in ["softmax", "log_softmax"] {
-        let out = rows(kernel, Element::F32, [3, 40], &[&x]);
-        assert!(
-            out.iter().enumerate().all(|(i, y)| y.is_nan() == (40..80).contains(&i)),
-            "{kernel}: {out:?}"
-        );
+    // Among numbers, among nothing but minus infinity before some, and alone.
+    let mut among = vec![1.0; 3 * 40];
+    among[40 + 37] = f64::NAN;
+    let mut behind = vec![1.0; 3 * 40];
+    behind[40..70].fill(f64::NEG_INFINITY);
+    behind[40 + 9] = f64::NAN;
+    let mut alone = vec![1.0; 3 * 40];
+    alone[40..80].fill(f64::NAN);
+    for (kernel, element) in ["softmax", "log_softmax"].into_iter().flat_map(|k| Element::ALL.map(|e| (k, e)))
+    {
+        for x in [&among, &behind, &alone] {
+            let out = rows(kernel, element, [3, 40], &[x]);
+            assert!(
+                out.iter().enumerate().all(|(i, y)| y.is_nan() == (40..80).contains(&i)),
+                "{kernel}, {element:?}: {out:?}"
+            );
+        }
     }
 }
 

@@ -21,45 +21,25 @@ pub struct Clip {
     pub value: Option<f64>,
 }
 
-/// The norm of gradients that are limited by it.
-pub struct Norm {
-    /// What it was before that.
-    pub number: Later,
-    /// Where a GPU makes it, how the optimizer's next step is to cut them. Otherwise they are cut.
-    pub limit: Option<NormLimit>,
-}
-
-impl Norm {
-    /// One of gradients that are cut.
-    pub fn known(number: f64) -> Norm {
-        Norm { number: Later::here(number), limit: None }
-    }
-
-    /// Has the next step of this optimizer cut the gradients, if nobody has, and gives the number.
-    pub fn hand_to(self, optimizer: &mut Optimizer) -> Later {
-        self.limit.into_iter().for_each(|limit| optimizer.limit_next(limit));
-        self.number
-    }
-}
-
 /// Sums that go on beside each other, so that the machine can add several numbers at once. Their order is fixed, and so are
 /// the bits of the result.
 const LANES: usize = 16;
 
 impl Clip {
     /// As [`Clip::apply`], wherever the gradients lie. On a GPU their squares are added up in another order, which sizes alone decide,
-    /// and gradients that are too large together are cut by the step that moves values by them, so that nobody waits.
-    pub fn apply_to(&self, grads: &Arena) -> Option<Norm> {
+    /// and gradients that are too large together are cut by the next step of `optimizer`, which is to be by them, so that nobody waits.
+    pub fn apply_to(&self, grads: &Arena, optimizer: &mut Optimizer) -> Option<Later> {
         if grads.device().gpu().is_none() {
             let norm = if *self == Clip::default() { None } else { self.apply(&mut grads.flat_mut::<f32>()) };
-            return norm.map(Norm::known);
+            return norm.map(Later::here);
         }
         if let Some(limit) = self.value {
             grads.clip_value(limit as f32);
         }
         let limit = self.norm?;
         let norm = grads.norm();
-        Some(Norm { number: norm.item_later(), limit: Some(NormLimit::new(&norm, limit)) })
+        optimizer.limit_next(NormLimit::new(&norm, limit));
+        Some(norm.item_later())
     }
 
     /// Cuts `grads`; gives their norm before it was cut, if it is to be. Where that is no finite number, there is nothing to

@@ -19,7 +19,7 @@ mod groups;
 mod rule;
 mod saved;
 
-pub use clip::{Clip, Norm};
+pub use clip::Clip;
 pub use gpu::HeldPart;
 pub(crate) use groups::matches;
 pub use groups::{BadGroup, Group, Members};

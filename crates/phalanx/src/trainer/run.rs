@@ -8,7 +8,7 @@ use super::precision::Found;
 use super::settle::Standing;
 use super::time_limit::Clock;
 use super::used::{Used, WORDS};
-use super::{Data, Interruption, LossScale, OnNan, Progress, Trainer, Watch, small_batch};
+use super::{Data, Interruption, LossScale, OnNan, Progress, State, Trainer, Watch, small_batch};
 use crate::checkpoint::RunFacts;
 use crate::error::Error;
 use crate::event::Event;
@@ -20,7 +20,7 @@ use phalanx_parallel::{
     Compress, Ddp, DdpConfig, Fsdp, LogicalShards, LogicalShardsConfig, ModelParallel, ModelParallelConfig,
     Pass, PassLoss, Sharded, SingleDevice, Strategy, Sync,
 };
-use phalanx_tensor::{Arena, Later, NormLimit, autocast};
+use phalanx_tensor::{Arena, Later, autocast};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -50,8 +50,6 @@ pub(super) struct Made {
     pub(super) owed: Owed,
     /// The norm of the gradients before they are cut by it, if they are and it isn't owed.
     pub(super) norm: Option<f64>,
-    /// How the optimizer is to cut them.
-    pub(super) limit: Option<NormLimit>,
     /// Whether some were too large for float16.
     pub(super) found: Found,
     /// The samples that this rank took.
@@ -235,7 +233,7 @@ impl<'a> Run<'a> {
     pub(super) fn gradients(
         &mut self,
         batches: &mut Ahead,
-        progress: &Progress,
+        State { progress, optimizer, .. }: &mut State,
         last: u64,
     ) -> Result<Made, Error> {
         let left = self.samples_per_epoch() - self.samples_in_epoch(progress);
@@ -262,19 +260,18 @@ impl<'a> Run<'a> {
         let comm = since.elapsed();
         let found = self.unscale(progress)?;
         let clipped = match found {
-            Found::Numbers => self.strategy.clip(&self.trainer.clip, self.parameters)?,
+            Found::Numbers => self.strategy.clip(&self.trainer.clip, self.parameters, optimizer)?,
             Found::Overflow => None,
         };
-        let (number, limit) = clipped.map_or((None, None), |norm| (Some(norm.number), norm.limit));
         let [known] = loss.own();
         self.check_loss(known, progress.step, true)?;
         let mut norm = None;
-        match number {
-            Some(number) if owed.is_any() => owed.add_norm(number),
-            number => norm = number.map(Later::item),
+        match clipped {
+            Some(later) if owed.is_any() => owed.add_norm(later),
+            later => norm = later.map(Later::item),
         }
         self.check_gradients(norm, progress, found)?;
-        Ok(Made { loss, owed, norm, limit, found, used, input, comm })
+        Ok(Made { loss, owed, norm, found, used, input, comm })
     }
 
     /// Whether a step may be given to a GPU before anyone has looked at its loss. Where ranks make it together, each says that it has
@@ -416,9 +413,8 @@ impl<'a> Run<'a> {
     /// The same where there was no step.
     pub(super) fn exchange_between_steps(&mut self) -> Result<Tally, Error> {
         let (loss, none) = (ByShard::of(&*self.strategy), Duration::ZERO);
-        let (owed, found, used) = (Owed::default(), Found::Numbers, Used::default());
-        let (norm, limit) = (None, None);
-        self.exchange(&Made { loss, owed, norm, limit, found, used, input: none, comm: none })
+        let (owed, norm, found, used) = (Owed::default(), None, Found::Numbers, Used::default());
+        self.exchange(&Made { loss, owed, norm, found, used, input: none, comm: none })
     }
 }
 

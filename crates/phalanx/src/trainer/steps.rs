@@ -192,8 +192,11 @@ impl<'a> Course<'a> {
         }
     }
 
-    /// Waits for the checkpoint that is being written.
-    pub(super) fn end_writing(&mut self) {
+    /// Tells the others of this error, unless it was they who told, and waits for the checkpoint that is being written.
+    pub(super) fn leave(&mut self, because: &Error) {
+        if !because.is_consequence() {
+            self.worker.group().abort(&because.to_string());
+        }
         let Some(checkpoints) = &mut self.checkpoints else { return };
         let _checkpoint = self.worker.pulse().enter(Section::Checkpoint);
         checkpoints.end_writing(self.observer);
@@ -532,8 +535,7 @@ impl<'a> Course<'a> {
             self.before_step.copy_from(run.strategy.own_parameters(self.parameters).buffers());
             self.in_step = true;
             self.made.iter_mut().for_each(|made| made.is_newest = false);
-            let Some(made) = self.worker.unless_lost(|| run.gradients(&mut batches, &state.progress, last))
-            else {
+            let Some(made) = self.worker.unless_lost(|| run.gradients(&mut batches, state, last)) else {
                 run.strategy.part(self.parameters, Some("it has heard that another rank is lost"));
                 return Ok(Tally { change: true, ..Tally::default() });
             };
@@ -555,7 +557,6 @@ impl<'a> Course<'a> {
                 None => Guard::new(loss),
             });
             self.guard.clone().into_iter().for_each(|guard| state.optimizer.guard_next(guard));
-            made.limit.into_iter().for_each(|limit| state.optimizer.limit_next(limit));
             // Even where it fails the step is made.
             let moved = match tally.overflow {
                 true => Ok(()),

@@ -195,6 +195,8 @@ fn passes_that_add_up_cut_gradients_and_a_running_mean_are_those_of_a_cpu() {
     let trainer =
         Trainer { clip, accumulate: 2, ema: Some(0.75), on_nan: OnNan::Stop, steps: Some(3), ..trainer() };
     check(&trainer, 1);
+    let clip = Clip { norm: Some(0.5), value: None };
+    check(&Trainer { clip, batch_size: 4, steps: Some(3), ..crate::trainer() }, 2);
 }
 
 #[test]

@@ -5,6 +5,7 @@ use crate::sharded::STAGES;
 use crate::{RULE, gpu, gpu_of, net, trainer};
 use phalanx::comm::Group;
 use phalanx::data::{Places, Silent, View, open};
+use phalanx::nn::optim::Clip;
 use phalanx::nn::{Parameters, Weights};
 use phalanx::parallel::FsdpConfig;
 use phalanx::tensor::Device;
@@ -75,7 +76,8 @@ const TOO_LARGE: f64 = (1u64 << 18) as f64;
 fn runs_of_16_bits_are_those_of_a_cpu_on_one_gpu_and_on_two() {
     let Some(fake) = fake() else { return };
     for (precision, allowed) in [(Precision::Bfloat16, BF16_APART), (Precision::Float16, F16_APART)] {
-        let trainer = Trainer { precision, steps: Some(5), ..trainer() };
+        let clip = Clip { norm: Some(0.25), value: None };
+        let trainer = Trainer { precision, clip, steps: Some(5), ..trainer() };
         let alone = [(1, None), (2, None)];
         for (ranks, sharded) in alone.into_iter().chain(STAGES.map(|sharded| (2, Some(sharded)))) {
             let config = |sharded| FsdpConfig { sharded, unit_bytes: 0, ..FsdpConfig::default() };

@@ -11,7 +11,15 @@ use phalanx_cuda::Window;
 /// How windows move over images of so many channels.
 fn window(p: Planes, channels: usize) -> [u8; Window::BYTES] {
     let (input, output) = ([p.h, p.w], [p.oh, p.ow]);
-    let (kernel, stride, padding) = (p.options.kernel, p.options.stride, p.options.padding);
+    // Kernels count pixels in 32 bits. Steps that are longer than that are longer than an image, which has one window then.
+    let most = i32::MAX as usize;
+    let (kernel, padding) = (p.options.kernel, p.options.padding);
+    let is_small = |[h, w]: [usize; 2]| h <= most / 4 && w <= most / 4;
+    assert!(
+        [input, kernel].into_iter().all(is_small),
+        "pooling: windows of {kernel:?} over images of {input:?}"
+    );
+    let stride = p.options.stride.map(|stride| stride.min(most / 4));
     Window { channels, input, output, kernel, stride, padding }.to_bytes()
 }
 
