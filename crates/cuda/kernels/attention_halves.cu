@@ -287,9 +287,10 @@ template <int DEPTH> struct Sums {
     }
 
     template <bool PLAIN> __device__ void write(Rows<T> rows, int first, const Heads &heads) const {
+        const int mine = my_position(first);
         UNROLL
         for (int row = 0; row < 2; row++) {
-            const int position = my_position(first) + row * 8;
+            const int position = mine + row * 8;
             if (!rows.has(position)) continue;
             T *to = rows[position] + my_column();
             UNROLL

@@ -55,12 +55,33 @@ FUNCTION(power, powf(x, a), a == 0.0f ? 0.0f : g * a * powf(kept, b))
 FUNCTION(over, x / a, g / a)
 FUNCTION(affine, fmaf(x, a, b), g *a)
 
+// Whether neighbours of the result are neighbours of each view, or one of its elements, in packs that begin evenly where the view does.
+template <int VIEWS> __device__ bool walks_by_packs(const Walk<VIEWS> &walk) {
+    const int last = (int)walk.n_dims - 1;
+    bool all = last >= 0 && walk.sizes[last] % WIDE == 0;
+    for (int view = 0; all && view < VIEWS; view++) {
+        const i64 step = walk.steps[view][last];
+        all = step == 0 || step == 1;
+        for (int d = 0; d < last; d++) all = all && (step == 0 || walk.steps[view][d] % WIDE == 0);
+    }
+    return all;
+}
+
+// The element of a view for each of N neighbours of the result.
+template <int N> __device__ Pack<N, T> taken_of_view(const T *from, i64 step) {
+    if (step == 1) return taken<N>(from);
+    return made<N>([&](int) { return *from; });
+}
+
 template <class F> __device__ void zip_views(const T *left, const T *right, T *out, const Walk<2> &walk, i64 n, F f) {
-    for (i64 i = first_element(); i < n; i += all_threads()) {
+    const bool even = are_even(left, right, out) && walks_by_packs(walk);
+    const int last = even ? (int)walk.n_dims - 1 : 0;
+    by_grid(even, n, [&](auto few, i64 i) {
         i64 at[2];
         places(walk, i, at);
-        out[i] = stored(f(wide(left[at[0]]), wide(right[at[1]])));
-    }
+        const auto x = taken_of_view<few>(left + at[0], walk.steps[0][last]), y = taken_of_view<few>(right + at[1], walk.steps[1][last]);
+        put(out + i, made<few>([&](int j) { return stored(f(wide(x.of[j]), wide(y.of[j]))); }));
+    });
 }
 
 // One row an operation of two tensors: of the same order in memory, and of any views, where `out` is row-major.

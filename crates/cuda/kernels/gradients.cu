@@ -3,18 +3,33 @@
 
 // Sets `found` to 1 where a number is infinite or none.
 extern "C" __global__ void find_not_finite(const T *x, int *found, i64 n) {
-    for (i64 i = first_element(); i < n; i += all_threads()) {
-        if (!(fabsf(wide(x[i])) < INFINITY_F)) *found = 1;
-    }
+    by_grid(are_even(x), n, [=](auto few, i64 i) {
+        const auto own = taken<few>(x + i);
+        bool all = true;
+        each<few>([&](int j) { all = all && fabsf(wide(own.of[j])) < INFINITY_F; });
+        if (!all) *found = 1;
+    });
 }
+
+// How many times a thread asks for neighbours before it needs the first ones.
+const int FLIGHT = 4;
 
 // The sum of squares of each `piece` numbers. In double precision no gradient is too large or too many to be squared and added.
 extern "C" __global__ void sum_squares(const T *x, double *parts, i64 n, i64 piece) {
     __shared__ double room[MAX_WARPS];
     for (i64 p = blockIdx.x; p * piece < n; p += gridDim.x) {
         const i64 end = (p + 1) * piece < n ? (p + 1) * piece : n;
+        const i64 step = (i64)blockDim.x * WIDE;
         double sum = 0.0;
-        for (i64 i = p * piece + threadIdx.x; i < end; i += blockDim.x) sum += (double)wide(x[i]) * (double)wide(x[i]);
+        const auto add = [&](T number) { sum += (double)wide(number) * (double)wide(number); };
+        i64 i = p * piece + (i64)threadIdx.x * WIDE;
+        for (; i + (FLIGHT - 1) * step + WIDE <= end; i += FLIGHT * step) {
+            const auto own = made<FLIGHT>([&](int k) { return taken<WIDE>(x + i + k * step); });
+            each<FLIGHT>([&](int k) { each<WIDE>([&](int j) { add(own.of[k].of[j]); }); });
+        }
+        for (; i < end; i += step) {
+            for (i64 j = i; j < i + WIDE && j < end; j++) add(x[j]);
+        }
         sum = sum_of_block(sum, room);
         if (threadIdx.x == 0) parts[p] = sum;
     }

@@ -63,11 +63,12 @@ const WRITES: [bool; 2] = [false, true];
 fn neighbours_come_in_one_go() {
     let Some(nvrtc) = nvrtc() else { return };
     type Kernels = (Source, &'static [(&'static str, [bool; 2])]);
-    let kernels: [Kernels; 10] = [
+    let kernels: [Kernels; 11] = [
         (
             Source::Elementwise,
             &[
                 ("sum", BOTH),
+                ("sum_views", BOTH),
                 ("relu", BOTH),
                 ("gelu_tanh_gradient", BOTH),
                 ("add_assign", BOTH),
@@ -107,6 +108,7 @@ fn neighbours_come_in_one_go() {
         (Source::Optimizer, &[("sgd_momentum", BOTH), ("adamw", BOTH)]),
         (Source::Pooling, &[("average_pool", BOTH), ("average_pool_gradient", BOTH)]),
         (Source::Embedding, &[("embedding", BOTH)]),
+        (Source::Gradients, &[("sum_squares", READS), ("find_not_finite", READS)]),
     ];
     for (source, kernels) in kernels {
         for &element in source.elements() {

@@ -238,7 +238,12 @@ fn what_is_in_float_plus_what_is_in_16_bits_is_rounded_once() {
 type Dims = &'static [usize];
 
 /// Shapes of two tensors, their steps along the dimensions of the result, and its shape.
-const BROADCASTS: [([Dims; 2], [Dims; 2], Dims); 5] = [
+const BROADCASTS: [([Dims; 2], [Dims; 2], Dims); 8] = [
+    // Neighbours that go together.
+    ([&[6, 80], &[80]], [&[80, 1], &[0, 1]], &[6, 80]),
+    ([&[3, 1, 16], &[5, 1]], [&[16, 0, 1], &[0, 1, 0]], &[3, 5, 16]),
+    // One element of one of them goes to all neighbours.
+    ([&[4, 3, 1], &[3, 8]], [&[3, 1, 0], &[0, 8, 1]], &[4, 3, 8]),
     ([&[5, 7], &[7]], [&[7, 1], &[0, 1]], &[5, 7]),
     ([&[5, 1], &[1, 7]], [&[1, 0], &[0, 1]], &[5, 7]),
     ([&[], &[3, 5, 2]], [&[0, 0, 0], &[10, 2, 1]], &[3, 5, 2]),
