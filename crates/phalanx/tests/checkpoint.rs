@@ -524,12 +524,12 @@ fn a_run_that_fails_leaves_a_whole_checkpoint_and_nobody_at_it() {
         checkpoint: every(8, folder.path(), false),
         ..Trainer::default()
     };
+    let worker = Worker::alone(1);
     for again in 0..3 {
         // Large enough for the run to fail while it is written.
         let mut net = Sequential::new().then(Linear::new(1, 500_000)).then(Linear::new(500_000, 1));
         let mut told = Told::default();
-        let run =
-            trainer.fit(&Worker::alone(1), &mut net, Sgd::new(1e-9), Arc::new(Numbers), None, &mut told);
+        let run = trainer.fit(&worker, &mut net, Sgd::new(1e-9), Arc::new(Numbers), None, &mut told);
         let error = run.err().expect("a loss is no number").to_string();
         assert!(error.contains("the loss is NaN at step 8"), "{error}");
         assert_eq!((told.lines.len(), told.checkpoint), (8, Some(8)), "{:?}", told.notes);

@@ -194,8 +194,10 @@ impl<'a> Course<'a> {
 
     /// Tells the others of this error, unless it was they who told, and waits for the checkpoint that is being written.
     pub(super) fn leave(&mut self, because: &Error) {
-        if !because.is_consequence() {
-            self.worker.group().abort(&because.to_string());
+        let group = self.worker.group();
+        // Who is alone may train again with the same group.
+        if group.world_size() > 1 && !because.is_consequence() {
+            group.abort(&because.to_string());
         }
         let Some(checkpoints) = &mut self.checkpoints else { return };
         let _checkpoint = self.worker.pulse().enter(Section::Checkpoint);
