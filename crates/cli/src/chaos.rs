@@ -13,6 +13,7 @@ mod site;
 
 use crate::args::{ChaosArgs, WrongUsage};
 use crate::bench::at_least_one;
+use crate::first::MODEL;
 use crate::say::print;
 use crate::trial::{Trial, data_for};
 use anyhow::{Context, Result, bail, ensure};
@@ -92,7 +93,7 @@ pub(crate) fn chaos(args: &ChaosArgs) -> Result<u8> {
             return Err(error.context(format!("its files are in {}", folder.display())));
         }
     };
-    let [wanted, found] = [&alone, &setup.out()].map(|out| Weights::read(&out.join("model.safetensors")));
+    let [wanted, found] = [&alone, &setup.out()].map(|out| Weights::read(&out.join(MODEL)));
     let (furthest, same_bits) = distance(&wanted?, &found?)?;
     let line = ChaosLine {
         chaos: &args.recipe,

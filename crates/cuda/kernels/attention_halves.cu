@@ -24,7 +24,7 @@ const int GAP = 8;
 // Positions of the other side in a tile: so many that tiles of either size of heads take the same room.
 template <int DEPTH> constexpr int others_of = 4096 / DEPTH;
 
-// Whether there are any of the 16 numbers of a head from this one on.
+// Whether a head has numbers from this one on.
 template <int DEPTH, bool PLAIN> __device__ bool has_numbers(int number, const Heads &heads) { return PLAIN || number < (int)heads.depth; }
 
 template <int DEPTH> struct Tile {
@@ -45,20 +45,19 @@ template <int DEPTH, bool PLAIN> struct Way {
     int mine;
     int number;
     int left;
-    bool has_numbers;
 
-    __device__ Way(Rows<const T> rows, int first, const Heads &heads)
+    __device__ Way(Rows<const T> rows, int first)
         : step(rows.step), mine((int)threadIdx.x / (DEPTH / 8)), number((int)threadIdx.x % (DEPTH / 8) * 8) {
         at = rows[first + mine] + number;
         left = (int)rows.of.end - first - mine;
-        has_numbers = PLAIN || number < (int)heads.depth;
     }
 
     // Has the rows of a tile come, filled up with zeros to whole fragments, and goes on to the next one's.
     __device__ void load(Tile<DEPTH> &tile, const Heads &heads) {
-        if (::has_numbers<DEPTH, PLAIN>(number / 16 * 16, heads)) {
+        if (has_numbers<DEPTH, PLAIN>(number / 16 * 16, heads)) {
+            const bool has_own = has_numbers<DEPTH, PLAIN>(number, heads);
             UNROLL
-            for (int i = 0; i < TIMES; i++) copy_later(&tile.at[mine + i * STEP][number], at + i * STEP * step, has_numbers && i * STEP < left);
+            for (int i = 0; i < TIMES; i++) copy_later(&tile.at[mine + i * STEP][number], at + i * STEP * step, has_own && i * STEP < left);
         }
         at += others_of<DEPTH> * step;
         left -= others_of<DEPTH>;
@@ -86,7 +85,7 @@ __device__ void for_others(Rows<const T> first, Rows<const T> second, int begin,
     const int OTHERS = others_of<DEPTH>, end = (int)(limit < first.of.end ? limit : first.of.end);
     if (begin >= end) return;
     int now = 0;
-    Way<DEPTH, PLAIN> firsts(first, begin, heads), seconds(second, begin, heads);
+    Way<DEPTH, PLAIN> firsts(first, begin), seconds(second, begin);
     firsts.load(room.first[now], heads);
     seconds.load(room.second[now], heads);
     beside(begin, now);
@@ -126,7 +125,7 @@ template <int DEPTH, bool PLAIN> struct Own {
             const T *mine = rows[position + i % 2 * 8] + i / 2 * 8 + my_column();
             UNROLL
             for (int c = 0; c < DEPTH / 16; c++) {
-                const bool has = is_there && (PLAIN || c * 16 + i / 2 * 8 < (int)heads.depth);
+                const bool has = is_there && has_numbers<DEPTH, PLAIN>(c * 16 + i / 2 * 8, heads);
                 at[c].at[i] = has ? *(const u32 *)(mine + c * 16) : 0;
             }
         }
@@ -295,7 +294,7 @@ template <int DEPTH> struct Sums {
             T *to = rows[position] + my_column();
             UNROLL
             for (int c = 0; c < DEPTH / 8; c++) {
-                if (PLAIN || c * 8 < (int)heads.depth) *(u32 *)(to + c * 8) = pair_of(at[c][row * 2], at[c][row * 2 + 1]);
+                if (has_numbers<DEPTH, PLAIN>(c * 8, heads)) *(u32 *)(to + c * 8) = pair_of(at[c][row * 2], at[c][row * 2 + 1]);
             }
         }
     }
@@ -406,12 +405,9 @@ __device__ void to_queries(const T *qkv, const T *y, const float *lse, const T *
                                  [&](int others, int now) {
             if (others > last_of_warp(first)) return;
             const bool is_edge = others + others_of<DEPTH> > first_of_warp(first);
-            u32 kept = ~0u;
-            if (mask.drops) {
-                kept = kept_of_keys<Lane<DEPTH>::SIZE>(mask, [=](int i) {
-                    return Seen{mine + Lane<DEPTH>::row_of(i) * 8, others + Lane<DEPTH>::other_of(i)};
-                });
-            }
+            const u32 kept = kept_of_keys<Lane<DEPTH>::SIZE>(mask, [=](int i) {
+                return Seen{mine + Lane<DEPTH>::row_of(i) * 8, others + Lane<DEPTH>::other_of(i)};
+            });
             UNROLL
             for (int k = 0; k < MANY; k++) {
                 Products scores(queries, room.first[now], k, heads), slopes(grads, room.second[now], k, heads);
@@ -457,12 +453,9 @@ __device__ void to_keys(const T *qkv, const float *lse, const T *grad, const flo
             if (others + others_of<DEPTH> <= first_of_warp(first)) return;
             const Tile<DEPTH> &queries = room.rows.first[now], &grads = room.rows.second[now];
             const bool is_edge = others < last_of_warp(first) || others + others_of<DEPTH> > end;
-            u32 kept = ~0u;
-            if (mask.drops) {
-                kept = kept_of_own_keys<Lane<DEPTH>::SIZE>(mask, [=](int i) {
-                    return Seen{others + Lane<DEPTH>::other_of(i), mine + Lane<DEPTH>::row_of(i) * 8};
-                });
-            }
+            const u32 kept = kept_of_own_keys<Lane<DEPTH>::SIZE>(mask, [=](int i) {
+                return Seen{others + Lane<DEPTH>::other_of(i), mine + Lane<DEPTH>::row_of(i) * 8};
+            });
             UNROLL
             for (int k = 0; k < MANY; k++) {
                 Products shares(keys, queries, k, heads), slopes(values, grads, k, heads);

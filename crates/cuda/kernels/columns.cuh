@@ -107,9 +107,6 @@ template <int SIDE, int N, class F> __device__ void by_columns(bool even, i64 ro
 // The distance between the rows of a thread.
 template <int SIDE> __device__ constexpr i64 step() { return BLOCK / SIDE; }
 
-// Rows of a thread that are under way at once.
-const int FLIGHT = 4;
-
 // Calls `f(few, row)` for rows `row`, `row + step` and so on up to `end`, of which it takes `few`, as many as N at once: whoever loads all of
 // them before it needs one has them under way together.
 template <int N, int SIDE, class F> __device__ void in_flights_from(i64 row, i64 end, F f) {

@@ -11,9 +11,6 @@ extern "C" __global__ void find_not_finite(const T *x, int *found, i64 n) {
     });
 }
 
-// How many times a thread asks for neighbours before it needs the first ones.
-const int FLIGHT = 4;
-
 // The sum of squares of each `piece` numbers. In double precision no gradient is too large or too many to be squared and added.
 extern "C" __global__ void sum_squares(const T *x, double *parts, i64 n, i64 piece) {
     __shared__ double room[MAX_WARPS];

@@ -9,6 +9,9 @@
 // How many elements of the module's type that is.
 const int WIDE = 16 / (int)sizeof(T);
 
+// How many times a thread that adds up asks for neighbours, or for a row, before it needs the first.
+const int FLIGHT = 4;
+
 // So many neighbours.
 template <int N, class E> struct alignas(N * sizeof(E) < 16 ? N * sizeof(E) : 16) Pack {
     E of[N];

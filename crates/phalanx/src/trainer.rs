@@ -251,12 +251,8 @@ impl Trainer {
         let mut course = Course::new(self, worker, model, &parameters, &data, &mut listener);
         let goes_on = self.goes_on();
         let _in_place = if goes_on == GoesOn::Not { None } else { worker.go_on_in_place(goes_on) };
-        let ended = course.go_on(&mut state);
-        if let Err(error) = &ended {
-            // Whoever begins a run after this one finds nobody at its checkpoints.
-            course.leave(error);
-        }
-        let interrupted = ended?;
+        // Whoever begins a run after one that failed finds nobody at its checkpoints.
+        let interrupted = course.go_on(&mut state).inspect_err(|error| course.leave(error))?;
         let evaluation = course.evaluation;
         drop(course);
         let stopped_early = interrupted.is_none() && self.lost_patience(&state.progress);

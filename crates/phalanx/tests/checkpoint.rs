@@ -514,23 +514,29 @@ impl Dataset for Numbers {
     }
 }
 
-#[test]
-fn a_run_that_fails_leaves_a_whole_checkpoint_and_nobody_at_it() {
-    let folder = tempfile::tempdir().unwrap();
+/// What a run on them tells, one a step and rank, which takes a checkpoint every so many steps, and how it fails. The model is so large
+/// that it does while one is written.
+fn fail(worker: &Worker, steps: u64, folder: &Path) -> (Told, Error) {
     let trainer = Trainer {
         loss: Loss::Mse,
         batch_size: 1,
         shuffle: false,
-        checkpoint: every(8, folder.path(), false),
+        checkpoint: every(steps, folder, false),
         ..Trainer::default()
     };
+    let mut net = Sequential::new().then(Linear::new(1, 500_000)).then(Linear::new(500_000, 1));
+    let mut told = Told::default();
+    let run = trainer.fit(worker, &mut net, Sgd::new(1e-9), Arc::new(Numbers), None, &mut told);
+    (told, run.err().expect("a loss is no number"))
+}
+
+#[test]
+fn a_run_that_fails_leaves_a_whole_checkpoint_and_nobody_at_it() {
+    let folder = tempfile::tempdir().unwrap();
     let worker = Worker::alone(1);
     for again in 0..3 {
-        // Large enough for the run to fail while it is written.
-        let mut net = Sequential::new().then(Linear::new(1, 500_000)).then(Linear::new(500_000, 1));
-        let mut told = Told::default();
-        let run = trainer.fit(&worker, &mut net, Sgd::new(1e-9), Arc::new(Numbers), None, &mut told);
-        let error = run.err().expect("a loss is no number").to_string();
+        let (told, error) = fail(&worker, 8, folder.path());
+        let error = error.to_string();
         assert!(error.contains("the loss is NaN at step 8"), "{error}");
         assert_eq!((told.lines.len(), told.checkpoint), (8, Some(8)), "{:?}", told.notes);
         assert_eq!(checkpoints(folder.path()).unwrap(), [8]);
@@ -541,30 +547,15 @@ fn a_run_that_fails_leaves_a_whole_checkpoint_and_nobody_at_it() {
 #[test]
 fn a_rank_that_fails_tells_the_others_why_before_it_ends_its_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
-    let trainer = Trainer {
-        loss: Loss::Mse,
-        batch_size: 1,
-        shuffle: false,
-        checkpoint: every(4, folder.path(), false),
-        ..Trainer::default()
-    };
     let errors = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
         for group in Group::threads(2) {
-            let (trainer, errors) = (&trainer, &errors);
+            let (folder, errors) = (folder.path(), &errors);
             scope.spawn(move || {
                 // The ninth number is the first rank's.
                 let worker = Worker::with_device(group, Device::cpu(1));
-                let mut net = Sequential::new().then(Linear::new(1, 500_000)).then(Linear::new(500_000, 1));
-                let run = trainer.fit(
-                    &worker,
-                    &mut net,
-                    Sgd::new(1e-9),
-                    Arc::new(Numbers),
-                    None,
-                    &mut Told::default(),
-                );
-                errors.lock().unwrap().push((worker.is_first(), run.err().expect("it fails")));
+                let (_, error) = fail(&worker, 4, folder);
+                errors.lock().unwrap().push((worker.is_first(), error));
             });
         }
     });

@@ -147,8 +147,8 @@ fn single(what: &str, number: &Tensor, dtype: DType) -> Tensor {
 impl Arena {
     /// Moves elements, which lie in several runs, by one step along `grads`, a launch a run; `steps` are of elements counted through all
     /// runs, from 0, one range after the other. All arenas hold f32 on one GPU, and a run may lie elsewhere in each. A limit on
-    /// gradients is one on what [`UpdateStep::inverse_scale`] leaves of them. Panics on a CPU, while anyone uses any parameter, where an arena ends before a run, or where a state is missing that the
-    /// rule needs.
+    /// gradients is one on what [`UpdateStep::inverse_scale`] leaves of them. Panics on a CPU, while anyone uses any parameter, where an
+    /// arena ends before a run, or where a state is missing that the rule needs.
     #[track_caller]
     pub fn update(
         &self,

@@ -265,11 +265,13 @@ impl<'a> Run<'a> {
         };
         let [known] = loss.own();
         self.check_loss(known, progress.step, true)?;
-        let mut norm = None;
-        match clipped {
-            Some(later) if owed.is_any() => owed.add_norm(later),
-            later => norm = later.map(Later::item),
-        }
+        let norm = match clipped {
+            Some(later) if owed.is_any() => {
+                owed.add_norm(later);
+                None
+            }
+            later => later.map(Later::item),
+        };
         self.check_gradients(norm, progress, found)?;
         Ok(Made { loss, owed, norm, found, used, input, comm })
     }

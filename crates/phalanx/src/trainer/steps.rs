@@ -635,7 +635,9 @@ impl<'a> Course<'a> {
         if is_owed {
             run.check_loss(own, step, is_newest)?;
         }
-        owed_norm.map_or(Ok(()), |norm| run.check_owed_norm(norm, step, is_newest))?;
+        if let Some(norm) = owed_norm {
+            run.check_owed_norm(norm, step, is_newest)?;
+        }
         // A step that was given while the GPU had another to make begins where that one ended.
         let now = Instant::now();
         let begin = self.looked.replace(now).map_or(start, |looked| looked.max(start));

@@ -88,7 +88,8 @@ fn steps_to_come(ahead: u32) -> u32 {
     1 + 2 * ahead
 }
 
-/// Whether a run that goes on could be too late. What comes are these steps, and then a checkpoint, which may have to wait for another that is being written; twice what they took covers that and a disk that is slower this time.
+/// Whether a run that goes on could be too late. What comes are these steps, and then a checkpoint, which may have to wait for another
+/// that is being written; twice what they took covers that and a disk that is slower this time.
 fn is_near(left: Duration, margin: Duration, steps: Duration, checkpoint: Duration) -> bool {
     left <= margin.max((steps + checkpoint).saturating_mul(2))
 }

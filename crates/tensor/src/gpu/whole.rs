@@ -10,6 +10,7 @@ use crate::storage::Memory;
 use crate::tensor::Tensor;
 use phalanx_cuda::Address;
 use std::ops::Range;
+use std::slice::from_ref;
 
 /// Numbers whose squares a block adds up.
 const PIECE: usize = 1 << 14;
@@ -134,32 +135,28 @@ impl Engine {
     /// The norm of all values, in float64.
     #[track_caller]
     pub(crate) fn norm(&self, values: &Arena) -> Tensor {
-        check_single("norm", values.dtype());
-        let n = values.layout().len();
-        let pieces = n.div_ceil(PIECE);
-        let parts = Tensor::stale(values.device(), [pieces].into(), DType::F64);
+        let parts = self.squares_of_pieces("norm", values, from_ref(&(0..values.layout().len())));
         let norm = Tensor::zeros(values.device(), [1], DType::F64);
-        let _read = values.read();
-        // SAFETY: the arena has n elements; there is a part for each piece of them, and one number for the norm.
-        unsafe {
-            let args = [Arg::BareIn(at(values)), Arg::Out(&parts), Arg::Int(n), Arg::Int(PIECE)];
-            self.launch("sum_squares", rows(pieces, PIECE), &args);
-            self.launch(
-                "norm_of_parts",
-                rows(pieces.min(1), pieces),
-                &[Arg::In(&parts), Arg::Out(&norm), Arg::Int(pieces)],
-            );
-        }
+        let pieces = parts.count();
+        let args = [Arg::In(&parts), Arg::Out(&norm), Arg::Int(pieces)];
+        // SAFETY: there are so many parts, and one number for the norm.
+        unsafe { self.launch("norm_of_parts", rows(pieces.min(1), pieces), &args) };
         norm
     }
 
     /// The sum of the squares of elements that the arena has.
     #[track_caller]
     pub(crate) fn sum_of_squares(&self, values: &Arena, ranges: &[Range<usize>]) -> f64 {
-        check_single("sum_of_squares", values.dtype());
+        self.get::<f64>(&self.squares_of_pieces("sum_of_squares", values, ranges)).iter().sum()
+    }
+
+    /// The same piece by piece, one range after the other.
+    #[track_caller]
+    fn squares_of_pieces(&self, op: &str, values: &Arena, ranges: &[Range<usize>]) -> Tensor {
+        check_single(op, values.dtype());
         let pieces = |range: &Range<usize>| range.len().div_ceil(PIECE);
         let parts = Tensor::stale(values.device(), [ranges.iter().map(pieces).sum()].into(), DType::F64);
-        let held = values.hold::<f32>();
+        let _held = values.hold::<f32>();
         let mut first = 0;
         for (start, n) in places(values, ranges) {
             let pieces = n.div_ceil(PIECE);
@@ -169,8 +166,7 @@ impl Engine {
             unsafe { self.launch("sum_squares", rows(pieces, PIECE), &args) }
             first += pieces;
         }
-        drop(held);
-        self.get::<f64>(&parts).iter().sum()
+        parts
     }
 
     /// Makes each value of ranges that the arena has at most `limit` large.
