@@ -16,14 +16,16 @@ use std::sync::Arc;
 // CU_MEMHOSTALLOC_PORTABLE: pinned for all GPUs.
 const PORTABLE: u32 = 1;
 
-/// A pinned buffer. It knows of the copy that is under way, and waits for it before it lets anybody at its bytes: so a copy that
-/// doesn't wait is safe.
+/// A pinned buffer. It knows of the copies that are under way, and waits for them before it lets anybody at its bytes: so a copy that
+/// doesn't wait is safe. Copies that only read bytes keep nobody from reading them.
 pub struct Pinned {
     context: Arc<Context>,
     at: *mut u8,
     bytes: usize,
     // Behind the last copy.
     copied: Arc<Event>,
+    // Whether a copy may be under way that writes.
+    is_written: bool,
 }
 
 // SAFETY: the bytes are owned by this, and the driver takes its handles from any thread.
@@ -48,7 +50,7 @@ impl Pinned {
             unsafe { ptr::write_bytes(at.cast::<u8>(), 0, bytes) };
         }
         let at = if bytes > 0 { at.cast() } else { ptr::NonNull::dangling().as_ptr() };
-        Ok(Pinned { context: context.clone(), at, bytes, copied })
+        Ok(Pinned { context: context.clone(), at, bytes, copied, is_written: false })
     }
 
     /// How much there is.
@@ -66,18 +68,33 @@ impl Pinned {
         self.copied.is_done()
     }
 
-    /// The bytes, once the copy that is under way is done.
+    /// The bytes, once no copy is under way that writes them.
     pub fn bytes(&self) -> Result<&[u8], Error> {
-        self.copied.settle()?;
-        // SAFETY: as many bytes are owned and were initialised, no copy is under way, and a new one takes `&mut self`.
-        Ok(unsafe { slice::from_raw_parts(self.at, self.bytes) })
+        let at = self.to_read()?;
+        // SAFETY: as many bytes are owned and were initialised, no copy writes them, and a new one takes `&mut self`.
+        Ok(unsafe { slice::from_raw_parts(at, self.bytes) })
     }
 
-    /// The same, to be written.
+    /// The same, to be written, once no copy is under way.
     pub fn bytes_mut(&mut self) -> Result<&mut [u8], Error> {
-        self.copied.settle()?;
+        let at = self.to_write()?;
         // SAFETY: as above, and nobody else has them.
-        Ok(unsafe { slice::from_raw_parts_mut(self.at, self.bytes) })
+        Ok(unsafe { slice::from_raw_parts_mut(at, self.bytes) })
+    }
+
+    /// Where the bytes lie, for one who sees to it that no copy is begun that writes them while he reads there: no such is under way now.
+    pub fn to_read(&self) -> Result<*const u8, Error> {
+        if self.is_written {
+            self.copied.settle()?;
+        }
+        Ok(self.at)
+    }
+
+    /// Where the bytes lie, for one who sees to it that no copy is begun while he writes there: none is under way now.
+    pub fn to_write(&mut self) -> Result<*mut u8, Error> {
+        self.copied.settle()?;
+        self.is_written = false;
+        Ok(self.at)
     }
 
     #[track_caller]
@@ -146,6 +163,7 @@ impl Stream {
             return Ok(());
         }
         to.before_copy(self)?;
+        to.is_written = true;
         // SAFETY: as for an upload.
         let code = unsafe { (self.context().enter()?.copy_down)(target.cast(), source.0, bytes, self.raw()) };
         self.context().succeeded("cuMemcpyDtoHAsync", code, || format!("{bytes} bytes from it"))?;

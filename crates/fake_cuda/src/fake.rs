@@ -32,6 +32,8 @@ pub enum Count {
     BytesUp,
     /// Bytes that copies were asked to take from a GPU so far.
     BytesDown,
+    /// Bytes of these two kinds on streams that were given no kernels, so beside what those compute.
+    BytesBeside,
     /// Bytes that copies were asked to move inside of a GPU so far.
     BytesAcross,
 }
@@ -49,6 +51,7 @@ impl Count {
             Count::Waiting => "waiting",
             Count::BytesUp => "bytes_up",
             Count::BytesDown => "bytes_down",
+            Count::BytesBeside => "bytes_beside",
             Count::BytesAcross => "bytes_across",
         }
     }

@@ -109,6 +109,12 @@ pub enum Error {
         /// Why it can't.
         why: &'static str,
     },
+    /// There isn't as much memory of the host that a GPU can copy by itself as this rank holds.
+    #[error("parallel.offload: {error}\nhint: leave it out, or take more workers, which hold less each")]
+    Pinned {
+        /// What the driver says.
+        error: Box<phalanx_tensor::Error>,
+    },
     /// Blocks that aren't placed, or are placed twice.
     #[error("the blocks {} are placed, and the model has the blocks 0..{blocks}\nhint: place all of them, in order", .placed.join(", "))]
     Places {

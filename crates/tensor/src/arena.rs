@@ -10,10 +10,10 @@ use crate::cpu::copy::{from_channels_last, from_pixels, from_taps, to_channels_l
 use crate::device::{Backend, Device};
 use crate::dtype::{DType, Element};
 use crate::graph;
-use crate::host_span::Fetched;
 use crate::shape::{Geometry, Order, Shape};
 use crate::storage::{ALIGN, Memory, Storage};
 use crate::tensor::Tensor;
+use phalanx_cuda::Error;
 use phalanx_memory::{Region, Spare};
 use std::borrow::Cow;
 use std::marker::PhantomData;
@@ -165,6 +165,17 @@ impl Arena {
         of: impl Fn(usize) -> &'a Device,
     ) -> Arena {
         let memory = Arc::new(Memory::of_arena(device, layout.len() * dtype.bytes()));
+        Arena::over(memory, device, dtype, layout, of)
+    }
+
+    #[track_caller]
+    fn over<'a>(
+        memory: Arc<Memory>,
+        device: &'a Device,
+        dtype: DType,
+        layout: &Layout,
+        of: impl Fn(usize) -> &'a Device,
+    ) -> Arena {
         let bytes = |i: usize| layout.offsets[i] * dtype.bytes()..layout.offsets[i + 1] * dtype.bytes();
         // S-PART: the spans of different parameters don't overlap.
         let part = |i: usize| {
@@ -178,6 +189,17 @@ impl Arena {
         };
         let parts = (0..layout.count()).map(part).collect();
         Arena(Arc::new(Inner { layout: layout.clone(), device: device.clone(), dtype, memory, parts }))
+    }
+
+    /// An arena of zeros in the memory of `host`, a CPU, which the GPU `gpu` copies from and to by itself ([`Span::come_up`],
+    /// [`Span::go_down`]). Fails where the system has no such memory left. Panics if one is not what it is called here.
+    pub fn pinned(host: &Device, gpu: &Device, dtype: DType, layout: &Layout) -> Result<Arena, Error> {
+        let (Backend::Cpu, Backend::Gpu(engine)) = (host.backend(), gpu.backend()) else {
+            panic!("an arena of {host:?} that {gpu:?} copies");
+        };
+        let bytes = (layout.len() * dtype.bytes()).max(ALIGN);
+        let memory = Arc::new(Memory::pinned(engine.gpu().pinned(bytes)?));
+        Ok(Arena::over(memory, host, dtype, layout, |_| host))
     }
 
     /// Which parameter lies where.
@@ -240,6 +262,11 @@ impl Arena {
     /// What tells its memory from all other.
     pub(crate) fn memory_of_all(&self) -> &Arc<Memory> {
         &self.0.memory
+    }
+
+    /// How often any parameter was borrowed for writing: as long as it stays, so do all values.
+    pub fn overwrites(&self) -> u64 {
+        self.0.parts.iter().map(Storage::writes).sum()
     }
 
     /// How often parameter `i` was borrowed for writing.
@@ -499,20 +526,6 @@ impl<T: Element> Span<T> {
                 assert!(here == *from.arena().device(), "copy_from: spans on two GPUs");
                 let (from, to) = (from.arena().memory(), self.arena().memory());
                 engine.copy_bytes((from, source.start), (to, target.start), source.len());
-            }
-        }
-    }
-
-    /// A copy of elements, counted from the start of the span, that a GPU brings to the host in the order of its compute stream while
-    /// the caller goes on.
-    #[track_caller]
-    pub fn fetch(&self, elements: Range<usize>) -> Fetched<T> {
-        let bytes = self.bytes_of(&elements);
-        match self.arena().device().backend() {
-            Backend::Cpu => Fetched::here(self[elements].to_vec()),
-            Backend::Gpu(engine) => {
-                let pinned = engine.bring(self.arena().memory(), bytes);
-                Fetched::coming(pinned, elements.len(), self.arena().device())
             }
         }
     }

@@ -2,7 +2,7 @@
 //! takes values from them, without a GPU's help.
 
 use crate::arena::{Arena, Span};
-use crate::device::{Backend, Device};
+use crate::device::Backend;
 use crate::dtype::{Element, elements_in, elements_in_mut};
 use crate::gpu::Engine;
 use phalanx_cuda::Pinned;
@@ -96,57 +96,6 @@ impl<T: Element> Drop for HostSpan<T> {
         // Whatever makes the thread panic, the values are of no use to anybody any more, and the GPU may be what has failed.
         if !std::thread::panicking() {
             self.put_back();
-        }
-    }
-}
-
-/// Values that were asked for by [`Span::fetch`]: whoever looks at them waits until they are here.
-pub struct Fetched<T: Element>(Values<T>);
-
-enum Values<T> {
-    Here(Vec<T>),
-    /// Their number, and who brings them.
-    Coming(Option<Pinned>, usize, Device),
-}
-
-impl<T: Element> Fetched<T> {
-    pub(crate) fn here(values: Vec<T>) -> Fetched<T> {
-        Fetched(Values::Here(values))
-    }
-
-    /// Whether nobody has to wait for them.
-    #[track_caller]
-    pub fn is_here(&self) -> bool {
-        match &self.0 {
-            Values::Here(_) => true,
-            Values::Coming(pinned, ..) => pinned.as_ref().is_none_or(Engine::is_here),
-        }
-    }
-
-    pub(crate) fn coming(pinned: Pinned, count: usize, device: &Device) -> Fetched<T> {
-        Fetched(Values::Coming(Some(pinned), count, device.clone()))
-    }
-}
-
-impl<T: Element> Deref for Fetched<T> {
-    type Target = [T];
-    fn deref(&self) -> &[T] {
-        match &self.0 {
-            Values::Here(values) => values,
-            Values::Coming(pinned, count, _) => {
-                let pinned = pinned.as_ref().expect("it has them until it is dropped");
-                &elements_in(Engine::here(pinned))[..*count]
-            }
-        }
-    }
-}
-
-impl<T: Element> Drop for Fetched<T> {
-    fn drop(&mut self) {
-        if let Values::Coming(pinned, _, device) = &mut self.0
-            && let (Some(pinned), Backend::Gpu(engine)) = (pinned.take(), device.backend())
-        {
-            engine.leave_pinned(pinned);
         }
     }
 }

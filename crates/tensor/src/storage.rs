@@ -1,6 +1,6 @@
 //! Buffers: where a tensor's elements live.
 //!
-//! Four invariants make the safe API above sound:
+//! Five invariants make the safe API above sound:
 //! - **S-INIT**: every byte of a buffer is initialised from its birth on (fresh memory is zeroed, recycled memory keeps its
 //!   old values), and every element type takes any bit pattern. So a slice over "uninitialised" output is only stale.
 //! - **S-BORROW**: at any time a buffer has any number of readers or one writer. It is checked at run time, because tensors
@@ -10,11 +10,14 @@
 //!   buffer may be dropped, taken again and written anew, before the GPU has come to what was given first. An address is looked up
 //!   under the borrow, since memory that was given back comes anew with that, elsewhere. Whoever uses another
 //!   stream lets that wait for an event of the compute stream, and the compute stream for one of its own.
+//! - **S-PINNED**: a GPU copies from and to pinned memory of the host while the program goes on. Such a copy is given to its stream while
+//!   the memory is borrowed (S-BORROW), for writing if it writes there, and whoever gives out a slice afterwards waits for the copies
+//!   that don't go with it: to read for those that write, to write for all.
 //! - **S-PART**: the buffers cut from one arena never overlap, and each keeps the whole allocation alive.
 
 use crate::device::{Backend, Device, size_class};
 use crate::dtype::Element;
-use phalanx_cuda::{Address, DeviceMemory};
+use phalanx_cuda::{Address, DeviceMemory, Pinned};
 use phalanx_memory::Region;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ops::{Deref, DerefMut, Range};
@@ -38,6 +41,8 @@ enum Place {
     Host(NonNull<u8>),
     /// Bytes of the host that other processes may be let in to.
     Region(Arc<Region>),
+    /// Bytes of the host that a GPU copies by itself.
+    Pinned(Mutex<Pinned>),
     /// Bytes of a GPU.
     Gpu(DeviceMemory),
     /// Bytes of a GPU in pieces, in their order, that may be given back, and come anew with whoever uses them next.
@@ -58,6 +63,13 @@ struct Piece {
     range: Range<usize>,
     /// None until somebody uses them, and after they were given back.
     held: Option<Arc<Held>>,
+}
+
+/// What somebody is about to do with the host's bytes.
+#[derive(Clone, Copy)]
+enum Access {
+    Read,
+    Write,
 }
 
 /// Where a piece lies.
@@ -188,6 +200,20 @@ impl Memory {
         self
     }
 
+    /// Zeros of the host's that a GPU copies by itself.
+    pub(crate) fn pinned(pinned: Pinned) -> Memory {
+        Memory { bytes: pinned.len(), place: Place::Pinned(Mutex::new(pinned)), counted: None }
+    }
+
+    /// The same memory, for one who has a GPU copy from it or to it, and holds the borrow for that (S-PINNED). Panics if it is other.
+    #[track_caller]
+    pub(crate) fn copied_by_gpu(&self) -> MutexGuard<'_, Pinned> {
+        match &self.place {
+            Place::Pinned(pinned) => locked(pinned),
+            _ => panic!("a GPU was to copy beside its work from memory that isn't pinned: see Arena::pinned"),
+        }
+    }
+
     /// How many bytes there are.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
@@ -196,16 +222,21 @@ impl Memory {
     pub(crate) fn region(&self) -> Option<&Arc<Region>> {
         match &self.place {
             Place::Region(region) => Some(region),
-            Place::Host(_) | Place::Gpu(_) | Place::Pieces { .. } => None,
+            _ => None,
         }
     }
 
-    /// Where the host's bytes begin. Panics if they are a GPU's.
+    /// Where the host's bytes begin, for this access. Panics if they are a GPU's.
     #[track_caller]
-    fn host(&self) -> *mut u8 {
+    fn host(&self, access: Access) -> *mut u8 {
+        let settled = |at: Result<*mut u8, phalanx_cuda::Error>| at.unwrap_or_else(|error| panic!("{error}"));
         match &self.place {
             Place::Host(at) => at.as_ptr(),
             Place::Region(region) => region.start().as_ptr(),
+            Place::Pinned(pinned) => settled(match access {
+                Access::Read => locked(pinned).to_read().map(<*const u8>::cast_mut),
+                Access::Write => locked(pinned).to_write(),
+            }),
             Place::Gpu(_) | Place::Pieces { .. } => panic!(
                 "values of a GPU were asked for as the host's: to_vec, Arena::read_flat and Arena::write_flat copy them"
             ),
@@ -235,7 +266,9 @@ impl Memory {
                 }
                 OnGpu { held: HeldOnGpu::Shared(held), at: bytes.start - piece.range.start }
             }
-            Place::Host(_) | Place::Region(_) => panic!("memory of the host was handed to a GPU"),
+            Place::Host(_) | Place::Region(_) | Place::Pinned(_) => {
+                panic!("memory of the host was handed to a GPU")
+            }
         }
     }
 
@@ -402,20 +435,21 @@ impl Storage {
     }
 
     #[track_caller]
-    fn elements<T: Element>(&self) -> (*mut T, usize) {
+    fn elements<T: Element>(&self, access: Access) -> (*mut T, usize) {
         let buffer = self.buffer();
         // SAFETY: the range lies inside the allocation (checked in `part`, whole in `stale`).
-        let start = unsafe { buffer.memory.host().add(buffer.range.start) };
+        let start = unsafe { buffer.memory.host(access).add(buffer.range.start) };
         (start.cast(), buffer.range.len() / size_of::<T>())
     }
 
     /// The whole buffer for reading. Panics if it is being written.
     #[track_caller]
     pub(crate) fn read<T: Element>(&self) -> Read<'_, T> {
-        let (ptr, len) = self.elements::<T>();
         assert!(self.count_reader(), "a tensor is read while its buffer is being written");
-        // SAFETY: S-INIT; aligned to 64 bytes; S-BORROW: counted as a reader above until `Read` is dropped.
-        Read { slice: unsafe { std::slice::from_raw_parts(ptr, len) }, borrow: &self.buffer().borrow }
+        let borrow = Borrow { reads: true, of: &self.buffer().borrow };
+        let (ptr, len) = self.elements::<T>(Access::Read);
+        // SAFETY: S-INIT; aligned to 64 bytes; S-BORROW: counted as a reader above until `Read` is dropped; S-PINNED.
+        Read { slice: unsafe { std::slice::from_raw_parts(ptr, len) }, _borrow: borrow }
     }
 
     /// Where the whole buffer lies on a GPU, for work that reads it (S-STREAM). Panics if it is being written.
@@ -467,10 +501,10 @@ impl Storage {
     /// The whole buffer for writing. Panics if anyone reads or writes it.
     #[track_caller]
     pub(crate) fn write<T: Element>(&self) -> Write<'_, T> {
-        let (ptr, len) = self.elements::<T>();
-        let borrow = self.mark_writer();
-        // SAFETY: S-INIT; aligned to 64 bytes; S-BORROW: marked as the only writer above until `Write` is dropped.
-        Write { slice: unsafe { std::slice::from_raw_parts_mut(ptr, len) }, borrow }
+        let borrow = Borrow { reads: false, of: self.mark_writer() };
+        let (ptr, len) = self.elements::<T>(Access::Write);
+        // SAFETY: S-INIT; aligned to 64 bytes; S-BORROW: marked as the only writer above until `Write` is dropped; S-PINNED.
+        Write { slice: unsafe { std::slice::from_raw_parts_mut(ptr, len) }, _borrow: borrow }
     }
 
     /// Marks the buffer as being written. Panics if anyone reads or writes it.
@@ -534,9 +568,12 @@ impl Memory {
     #[track_caller]
     pub(crate) unsafe fn slice<'a, T: Element>(&self, range: Range<usize>) -> &'a [T] {
         debug_assert!(range.end <= self.bytes && range.start.is_multiple_of(ALIGN));
-        // SAFETY: inside the allocation; S-INIT; the borrow is the caller's promise.
+        // SAFETY: inside the allocation; S-INIT; the borrow is the caller's promise; S-PINNED.
         unsafe {
-            std::slice::from_raw_parts(self.host().add(range.start).cast(), range.len() / size_of::<T>())
+            std::slice::from_raw_parts(
+                self.host(Access::Read).add(range.start).cast(),
+                range.len() / size_of::<T>(),
+            )
         }
     }
 
@@ -547,9 +584,12 @@ impl Memory {
     #[track_caller]
     pub(crate) unsafe fn slice_mut<'a, T: Element>(&self, range: Range<usize>) -> &'a mut [T] {
         debug_assert!(range.end <= self.bytes && range.start.is_multiple_of(ALIGN));
-        // SAFETY: inside the allocation; S-INIT; the exclusive borrow is the caller's promise.
+        // SAFETY: inside the allocation; S-INIT; the exclusive borrow is the caller's promise; S-PINNED.
         unsafe {
-            std::slice::from_raw_parts_mut(self.host().add(range.start).cast(), range.len() / size_of::<T>())
+            std::slice::from_raw_parts_mut(
+                self.host(Access::Write).add(range.start).cast(),
+                range.len() / size_of::<T>(),
+            )
         }
     }
 }
@@ -597,7 +637,7 @@ impl Drop for Borrow<'_> {
 /// A buffer borrowed for reading.
 pub(crate) struct Read<'a, T> {
     slice: &'a [T],
-    borrow: &'a AtomicI32,
+    _borrow: Borrow<'a>,
 }
 
 impl<T> Deref for Read<'_, T> {
@@ -607,16 +647,10 @@ impl<T> Deref for Read<'_, T> {
     }
 }
 
-impl<T> Drop for Read<'_, T> {
-    fn drop(&mut self) {
-        self.borrow.fetch_sub(1, Ordering::Release);
-    }
-}
-
 /// A buffer borrowed for writing.
 pub(crate) struct Write<'a, T> {
     slice: &'a mut [T],
-    borrow: &'a AtomicI32,
+    _borrow: Borrow<'a>,
 }
 
 impl<T> Deref for Write<'_, T> {
@@ -629,12 +663,6 @@ impl<T> Deref for Write<'_, T> {
 impl<T> DerefMut for Write<'_, T> {
     fn deref_mut(&mut self) -> &mut [T] {
         self.slice
-    }
-}
-
-impl<T> Drop for Write<'_, T> {
-    fn drop(&mut self) {
-        self.borrow.store(0, Ordering::Release);
     }
 }
 

@@ -24,6 +24,11 @@ use std::time::Duration;
 pub unsafe trait Lent: Send {
     /// Where they lie.
     fn block(&self) -> Block;
+
+    /// What of another stream's they are there behind, if not behind the compute stream's work alone.
+    fn behind(&self) -> Option<&Event> {
+        None
+    }
 }
 
 /// A rank's end of a communicator, with the GPU that it works on.
@@ -191,6 +196,9 @@ impl Exchange {
         let event = self.event()?;
         compute.record(&event)?;
         comm.wait(&event)?;
+        if let Some(event) = lent.behind() {
+            comm.wait(event)?;
+        }
         let (block, exchange) = (lent.block(), self.clone());
         let mut exchanged =
             Exchanged { lent: Some(lent), done: Some(event), is_marked: false, is_recorded, exchange };

@@ -51,6 +51,7 @@ API int cuMemcpyHtoDAsync_v2(std::uint64_t to, const void *from, std::size_t byt
         Gpu *gpu = current;
         if (!gpu->memory.holds(to, bytes)) return (int)INVALID_VALUE;
         fake.journal.bytes_up += bytes;
+        if (!stream->computes) fake.journal.bytes_beside += bytes;
         return put(stream, [=] {
             if (!gpu->memory.holds(to, bytes)) return wrong(*gpu, ILLEGAL_ADDRESS, "a copy to memory that is freed");
             std::memcpy((void *)to, from, bytes);
@@ -63,6 +64,7 @@ API int cuMemcpyDtoHAsync_v2(void *to, std::uint64_t from, std::size_t bytes, St
         Gpu *gpu = current;
         if (!gpu->memory.holds(from, bytes)) return (int)INVALID_VALUE;
         fake.journal.bytes_down += bytes;
+        if (!stream->computes) fake.journal.bytes_beside += bytes;
         return put(stream, [=] {
             if (!gpu->memory.holds(from, bytes)) return wrong(*gpu, ILLEGAL_ADDRESS, "a copy of memory that is freed");
             std::memcpy(to, (const void *)from, bytes);

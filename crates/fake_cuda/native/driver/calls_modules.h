@@ -56,6 +56,7 @@ API int cuLaunchKernel(Function *function, unsigned gx, unsigned gy, unsigned gz
             const char *from = (const char *)parameters[i];
             launch->arguments.emplace_back(from, from + function->sizes[i]);
         }
+        stream->computes = true;
         fake.journal.write("launch " + function->name);
         return put(stream, [launch] { launch->run(); });
     });

@@ -6,7 +6,7 @@ API int cuStreamCreateWithPriority(Stream **stream, unsigned flags, int) {
     return in_context("cuStreamCreateWithPriority", [&] {
         // Only streams that don't wait for the default stream are known here.
         if (flags != 1) return INVALID_VALUE;
-        *stream = new Stream{current->index, {}, nullptr, {}};
+        *stream = new Stream{current->index, {}, false, nullptr, {}};
         fake.streams.add(*stream);
         return SUCCESS;
     });

@@ -14,6 +14,8 @@ struct Journal {
     // What the program did that a GPU would have let pass or answered with a crash.
     std::vector<std::string> damage;
     std::uint64_t bytes_up = 0, bytes_down = 0, bytes_across = 0;
+    // Of those up and down: on streams that have no kernels.
+    std::uint64_t bytes_beside = 0;
 
     // Notes a call; gives the code that it is to fail with, or 0.
     int called(const char *function) {

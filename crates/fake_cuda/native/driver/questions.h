@@ -45,6 +45,7 @@ API std::uint64_t fake_count(const char *what) {
     if (name == "waiting") return waiting;
     if (name == "bytes_up") return fake.journal.bytes_up;
     if (name == "bytes_down") return fake.journal.bytes_down;
+    if (name == "bytes_beside") return fake.journal.bytes_beside;
     if (name == "bytes_across") return fake.journal.bytes_across;
     return ~0ull;
 }

@@ -55,6 +55,8 @@ struct Task {
 struct Stream {
     int device;
     std::deque<Task> queue;
+    // Whether it was ever given a kernel.
+    bool computes = false;
     std::shared_ptr<Capture> capture;
     // The nodes that the next one of a capture comes after.
     std::vector<int> tail;

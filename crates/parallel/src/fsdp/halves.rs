@@ -32,7 +32,14 @@ pub(super) trait Halves: Send {
     fn let_in(&mut self, unit: usize);
 
     /// Casts what this rank holds of a unit that is away, and starts to gather what the others do; on a GPU it lies in `held`.
-    fn start(&mut self, units: &[Unit], unit: usize, values: &Span<f32>, group: &Group, held: Option<&Held>);
+    fn start(
+        &mut self,
+        units: &[Unit],
+        unit: usize,
+        values: &Span<f32>,
+        group: &Group,
+        held: Option<&mut Held>,
+    );
 
     /// Returns when those that were started first are here.
     fn finish(&mut self, group: &Group) -> Result<(), Error>;
@@ -97,20 +104,24 @@ impl<T: Element + Sent> Halves for Typed<T> {
         self.away[unit] = None;
     }
 
-    fn start(&mut self, units: &[Unit], unit: usize, values: &Span<f32>, group: &Group, held: Option<&Held>) {
+    fn start(
+        &mut self,
+        units: &[Unit],
+        unit: usize,
+        values: &Span<f32>,
+        group: &Group,
+        held: Option<&mut Held>,
+    ) {
         let range = units[unit].shared_out.clone();
         if held.is_none() {
             for held in [units[unit].own.clone(), units[unit].rest()] {
                 self.make(unit, held, values);
             }
         }
-        let Some(mut span) = self.away[unit].take() else { return };
+        let Some(span) = self.away[unit].take() else { return };
         self.coming.push_back(match held {
             None => Coming::Here(group.start_all_gather(Piece { span, range })),
-            Some(held) => {
-                held.cast(units, unit, &mut span);
-                Coming::OnGpu(held.gather_in(span, range, group))
-            }
+            Some(held) => Coming::OnGpu(held.gather_casts(units, unit, span, group)),
         });
     }
 

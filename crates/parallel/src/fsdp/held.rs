@@ -4,8 +4,10 @@
 //! the others' there; a sum of gradients is made in the unit's memory, and this rank's part of it copied to the arena. What isn't
 //! shared out stays where it is. Either way the optimizer goes over what is held alone.
 //!
-//! With [`FsdpConfig::offload`] the arenas of what is held are the host's, and so is the optimizer's work: values go up for each gather,
-//! and parts of gradients come down as they are summed, while the GPU goes on with the next unit.
+//! With [`FsdpConfig::offload`] the arenas of what is held are pinned memory of the host, and so is the optimizer's work the host's. The
+//! GPU copies by itself, on streams of its own, while it computes with the unit before: values go up for each gather, where products are
+//! made in 16 bits as the casts that the host makes of all of them once a step; and sums of gradients go down, whose unit's memory is
+//! another's when the next unit's are summed.
 
 use super::FsdpConfig;
 use super::Sharded;
@@ -16,7 +18,7 @@ use crate::error::Error;
 use phalanx_comm::{Deadline, Element as Sent, GpuGroup, GpuWork, Group, Rank, ReduceOp, Trail, Via, Work};
 use phalanx_nn::optim::{self, Clip, HeldPart, Optimizer};
 use phalanx_nn::{NotFinite, Parameters};
-use phalanx_tensor::{Arena, DType, Device, Element, Fetched, GpuSpan, HostSpan, Layout, Span};
+use phalanx_tensor::{Arena, DType, Device, Element, GpuSpan, HostSpan, Layout, Span, Transit};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
@@ -36,8 +38,17 @@ pub(super) struct Held {
     device: Device,
     /// Of units that come in 16 bits, what is wanted in float32, of all ranks.
     wide: Vec<Option<Arena>>,
-    /// Gradients on their way to the host, and where they belong.
-    fetched: VecDeque<(usize, Fetched<f32>)>,
+    /// With what is held in the host's memory, the casts of its values, once any were wanted.
+    casts: Option<Casts>,
+    /// Units' gradients whose sums are on their way to the host.
+    falling: VecDeque<Transit<f32>>,
+}
+
+/// The casts of all values that a rank holds in the host's memory.
+struct Casts {
+    arena: Arena,
+    /// How often the values had been written when they were made.
+    of: u64,
 }
 
 /// Where values or gradients lie that a rank holds.
@@ -49,11 +60,11 @@ pub(super) struct Keep {
 }
 
 impl Keep {
-    /// What is held of an arena of the model: apart if that says on which device.
-    fn of(model: &Arena, runs: &[Range<usize>], held: &Layout, apart: Option<&Device>) -> Keep {
-        let Some(home) = apart else { return Keep { arena: model.clone(), is_apart: false } };
+    /// What is held of an arena of the model: in `apart`, if there is one.
+    fn of(model: &Arena, runs: &[Range<usize>], apart: Option<Arena>) -> Keep {
+        let Some(arena) = apart else { return Keep { arena: model.clone(), is_apart: false } };
         model.cut(runs);
-        Keep { arena: Arena::new(home, DType::F32, held), is_apart: true }
+        Keep { arena, is_apart: true }
     }
 
     /// Where a part of what is held lies.
@@ -103,7 +114,7 @@ pub(super) enum Moving<T: Element = f32> {
     OnGpus(Result<GpuWork<GpuSpan<T>>, phalanx_comm::Error>),
     ByHost(Work<Piece<HostSpan<T>>>),
     /// A unit of which nothing is anybody else's.
-    Nothing(Span<T>),
+    OwnAlone(Transit<T>),
 }
 
 impl<T: Element + Sent> Moving<T> {
@@ -113,7 +124,7 @@ impl<T: Element + Sent> Moving<T> {
         Ok(match self {
             Moving::OnGpus(work) => work?.join()?.into_span(),
             Moving::ByHost(work) => work.wait(Deadline::after(group.timeout()))?.span.into_span(),
-            Moving::Nothing(span) => span,
+            Moving::OwnAlone(transit) => transit.into_span(),
         })
     }
 }
@@ -138,16 +149,19 @@ impl Held {
         }
         let threads = std::thread::available_parallelism().map_or(1, usize::from) / all.local_world_size();
         let host = config.offload.then(|| Device::cpu(threads.max(1)));
-        let home = host.as_ref().unwrap_or(device);
         let mut starts = vec![0];
         for unit in units {
             starts.push(starts[starts.len() - 1] + unit.own.len() + unit.rest().len());
         }
         let layout = Layout::new(&[[starts[units.len()]].into()]);
         let runs = runs(units);
-        let apart = |stage: Sharded| (sharded >= stage).then_some(home);
-        let values = Keep::of(parameters.values(), &runs, &layout, apart(Sharded::Parameters));
-        let grads = Keep::of(parameters.grads().arena(), &runs, &layout, apart(Sharded::Gradients));
+        let arena = |_| match &host {
+            None => Ok(Arena::new(device, DType::F32, &layout)),
+            Some(host) => pinned(host, device, DType::F32, &layout),
+        };
+        let apart = |stage: Sharded| (sharded >= stage).then_some(()).map(arena).transpose();
+        let values = Keep::of(parameters.values(), &runs, apart(Sharded::Parameters)?);
+        let grads = Keep::of(parameters.grads().arena(), &runs, apart(Sharded::Gradients)?);
         let device = device.clone();
         Ok(Some(Held {
             values,
@@ -157,7 +171,8 @@ impl Held {
             trail: Trail::default(),
             device,
             wide: Vec::new(),
-            fetched: VecDeque::new(),
+            casts: None,
+            falling: VecDeque::new(),
         }))
     }
 
@@ -368,28 +383,26 @@ impl Held {
     pub(super) fn keep_sums(&mut self, units: &[Unit], unit: usize, mut span: Span<f32>) -> bool {
         let parts = self.parts(units, unit);
         if self.is_offloaded() {
-            let fetch = |part: Part| (part.held, span.fetch(part.of(&units[unit])));
-            self.fetched.extend(parts.into_iter().map(fetch));
-            // They come in order, and no more pinned memory is taken than what is on its way needs.
-            self.take_fetched(|fetched| fetched.is_here());
-        } else {
-            self.grads.keep(&parts, &units[unit], &span);
+            // The one before has had the time of a unit to go down.
+            self.land();
+            let runs: Vec<_> = parts.iter().map(|part| (part.of(&units[unit]), part.held)).collect();
+            self.falling.push_back(span.go_down(&runs, &self.grads.arena));
+            return true;
         }
+        self.grads.keep(&parts, &units[unit], &span);
         self.grads.leave(&mut span)
     }
 
-    /// Puts gradients that came to the host where they belong, up to the first of which `may` says no.
-    fn take_fetched(&mut self, may: impl Fn(&Fetched<f32>) -> bool) {
-        let mut grads = self.grads.arena.flat_mut::<f32>();
-        while let Some((at, fetched)) = self.fetched.front().filter(|(_, fetched)| may(fetched)) {
-            grads[*at..at + fetched.len()].copy_from_slice(fetched);
-            self.fetched.pop_front();
+    /// Has the compute stream wait for gradients on their way to the host, and gives their units' memory back.
+    fn land(&mut self) {
+        for transit in self.falling.drain(..) {
+            self.grads.leave(&mut transit.into_span());
         }
     }
 
     /// Forgets gradients that are on their way.
     pub(super) fn let_go(&mut self) {
-        self.fetched.clear();
+        self.falling.clear();
         self.trail.forget();
     }
 
@@ -402,29 +415,67 @@ impl Held {
     /// Waits for what was noted but for the last few.
     pub(super) fn keep_pace(&self, are_away: bool) -> Result<(), Error> {
         let Some(gpus) = &self.gpus[0] else { return Ok(()) };
-        let most = if are_away && !self.is_offloaded() { MOST_AHEAD } else { 0 };
+        let most = if are_away { MOST_AHEAD } else { 0 };
         Ok(self.trail.keep(gpus, most)?)
     }
 
     /// Has a unit that is away, or whose values are older ones, come.
     pub(super) fn gather(&self, units: &[Unit], unit: usize, mut span: Span<f32>, group: &Group) -> Moving {
-        if self.values.is_apart {
-            // The ranks' parts, which this and the gather bring, and what all ranks hold are the whole of it.
-            span.renew();
-            let held = self.values.arena.flat_mut::<f32>();
-            for part in self.parts(units, unit) {
-                span.copy_from(part.of(&units[unit]).start, &held, self.values.place(&part));
-            }
+        if !self.values.is_apart {
+            return self.gather_in(span.into(), units[unit].shared_out.clone(), group);
         }
-        self.gather_in(span, units[unit].shared_out.clone(), group)
+        // The ranks' parts, which this and the gather bring, and what all ranks hold are the whole of it.
+        span.renew();
+        let place = |part: &Part| (part.of(&units[unit]).start, self.values.place(part));
+        let runs: Vec<_> = self.parts(units, unit).iter().map(place).collect();
+        self.gather_in(self.bring(span, &runs), units[unit].shared_out.clone(), group)
     }
 
-    /// Casts what is held of a unit to its place among the unit's casts.
-    pub(super) fn cast<T: Element>(&self, units: &[Unit], unit: usize, casts: &mut Span<T>) {
-        let held = self.values.arena.flat_mut::<f32>();
-        for part in self.parts(units, unit) {
-            casts.cast_span(part.of(&units[unit]).start, &held, self.values.place(&part));
+    /// Has elements of a span become some of the values that are held: of each pair those from the first on those of the second.
+    fn bring(&self, mut span: Span<f32>, runs: &[(usize, Range<usize>)]) -> Transit<f32> {
+        let arena = &self.values.arena;
+        if self.is_offloaded() {
+            return span.come_up(arena, runs);
         }
+        let held = arena.set_aside::<f32>(0..1);
+        runs.iter().for_each(|(at, place)| span.copy_from(*at, &held, place.clone()));
+        span.into()
+    }
+
+    /// Has the casts of a unit, which are away, come, beginning with those of what is held.
+    pub(super) fn gather_casts<T: Element + Sent>(
+        &mut self,
+        units: &[Unit],
+        unit: usize,
+        mut casts: Span<T>,
+        group: &Group,
+    ) -> Moving<T> {
+        let place = |part: &Part| (part.of(&units[unit]).start, self.values.place(part));
+        let runs: Vec<_> = self.parts(units, unit).iter().map(place).collect();
+        casts.renew();
+        let transit = if self.is_offloaded() {
+            casts.come_up(self.host_casts::<T>(), &runs)
+        } else {
+            let held = self.values.arena.set_aside::<f32>(0..1);
+            runs.into_iter().for_each(|(at, place)| casts.cast_span(at, &held, place));
+            casts.into()
+        };
+        self.gather_in(transit, units[unit].shared_out.clone(), group)
+    }
+
+    /// The casts of all values that are held in the host's memory, as these are now.
+    fn host_casts<T: Element>(&mut self) -> &Arena {
+        let values = &self.values.arena;
+        let casts = self.casts.take().filter(|casts| casts.arena.dtype() == T::DTYPE);
+        let mut casts = casts.unwrap_or_else(|| {
+            let arena = pinned(values.device(), &self.device, T::DTYPE, values.layout());
+            Casts { arena: arena.unwrap_or_else(|error| panic!("{error}")), of: u64::MAX }
+        });
+        if casts.of != values.overwrites() {
+            casts.arena.flat_mut::<T>().cast_from(0, &values.flat::<f32>());
+            casts.of = values.overwrites();
+        }
+        &self.casts.insert(casts).arena
     }
 
     /// Makes room for what units are wanted in float32 for beside their casts.
@@ -444,13 +495,11 @@ impl Held {
         mixed: &Mixed,
         group: &Group,
     ) -> Option<Moving> {
-        let mut span = self.wide[unit].as_ref()?.flat_mut::<f32>();
-        let held = self.values.arena.flat_mut::<f32>();
+        let span = self.wide[unit].as_ref()?.flat_mut::<f32>();
         let (own, start) = (&units[unit].own, self.starts[unit]);
-        for (at, part) in mixed.wide_of(group.rank().index()) {
-            span.copy_from(at, &held, start + part.start - own.start..start + part.end - own.start);
-        }
-        Some(self.gather_in(span, 0..mixed.wide_count(), group))
+        let place = |part: Range<usize>| start + part.start - own.start..start + part.end - own.start;
+        let runs: Vec<_> = mixed.wide_of(group.rank().index()).map(|(at, part)| (at, place(part))).collect();
+        Some(self.gather_in(self.bring(span, &runs), 0..mixed.wide_count(), group))
     }
 
     /// Puts that, of all ranks, where it belongs, and what all ranks hold.
@@ -467,7 +516,7 @@ impl Held {
             all.iter().for_each(|all| into.copy_from(part.start, all, at..at + len));
         }
         for part in self.parts(units, unit).iter().filter(|part| part.is_rest) {
-            let held = self.values.arena.flat_mut::<f32>();
+            let held = self.values.arena.set_aside::<f32>(0..1);
             into.copy_from(part.of(&units[unit]).start, &held, self.values.place(part));
         }
     }
@@ -475,24 +524,24 @@ impl Held {
     /// Has these elements of a span be gathered, of which each rank has its part.
     pub(super) fn gather_in<T: Element + Sent>(
         &self,
-        span: Span<T>,
+        transit: Transit<T>,
         elements: Range<usize>,
         group: &Group,
     ) -> Moving<T> {
         if group.world_size() == 1 {
-            return Moving::Nothing(span);
+            return Moving::OwnAlone(transit);
         }
         let by_host = |piece| group.start_all_gather(piece);
-        self.start(span, elements, |gpus, span| gpus.start_all_gather(span), by_host)
+        self.start(transit, elements, |gpus, span| gpus.start_all_gather(span), by_host)
     }
 
     /// Has a unit's gradients be summed.
     pub(super) fn sum(&self, units: &[Unit], unit: usize, span: Span<f32>, group: &Group) -> Moving {
         if group.world_size() == 1 {
-            return Moving::Nothing(span);
+            return Moving::OwnAlone(span.into());
         }
         self.start(
-            span,
+            span.into(),
             units[unit].shared_out.clone(),
             |gpus, span| gpus.start_reduce_scatter(span, ReduceOp::Sum),
             |piece| group.start_reduce_scatter(piece, ReduceOp::Sum),
@@ -501,21 +550,21 @@ impl Held {
 
     fn start<T: Element + Sent>(
         &self,
-        span: Span<T>,
+        transit: Transit<T>,
         elements: Range<usize>,
         among_gpus: impl FnOnce(&GpuGroup, GpuSpan<T>) -> Result<GpuWork<GpuSpan<T>>, phalanx_comm::Error>,
         by_host: impl FnOnce(Piece<HostSpan<T>>) -> Work<Piece<HostSpan<T>>>,
     ) -> Moving<T> {
         if elements.is_empty() {
-            return Moving::Nothing(span);
+            return Moving::OwnAlone(transit);
         }
         match &self.gpus[0] {
-            Some(gpus) => {
-                let span = span.on_gpu().expect("the model lies on a GPU");
-                Moving::OnGpus(among_gpus(gpus, span.lending(elements)))
-            }
+            Some(gpus) => Moving::OnGpus(among_gpus(gpus, transit.on_gpu().lending(elements))),
             None => match self.trail.settle() {
-                Ok(()) => Moving::ByHost(by_host(Piece { span: span.on_host(), range: elements })),
+                Ok(()) => {
+                    let span = transit.into_span().on_host();
+                    Moving::ByHost(by_host(Piece { span, range: elements }))
+                }
                 Err(error) => Moving::OnGpus(Err(error)),
             },
         }
@@ -529,10 +578,8 @@ impl Held {
         replicas: Option<&Group>,
     ) -> Result<(), Error> {
         // Nobody reads what may never come, and whoever is lost is found by those that wait for him.
+        self.land();
         self.watch(SUMS, shard)?;
-        if self.is_offloaded() {
-            self.take_fetched(|_| true);
-        }
         let arena = &self.grads.arena;
         let sum_over = |replicas: &Group, params: Range<usize>| -> Result<(), Error> {
             let span = arena.range_mut::<f32>(params);
@@ -589,6 +636,11 @@ impl Held {
     pub(super) fn abort(&self, because: &str) {
         self.gpus.iter().flatten().for_each(|gpus| gpus.abort(because));
     }
+}
+
+/// Memory of the host that the GPU copies by itself.
+fn pinned(host: &Device, device: &Device, dtype: DType, layout: &Layout) -> Result<Arena, Error> {
+    Arena::pinned(host, device, dtype, layout).map_err(|error| Error::Pinned { error: Box::new(error) })
 }
 
 /// Gathers and sums that the host may have put behind it while its GPU waits for them: those of two units.

@@ -182,7 +182,7 @@ impl Store {
             }
             _ => None,
         };
-        let coming = match (mixed, &self.held) {
+        let coming = match (mixed, &mut self.held) {
             (Some((halves, mixed)), Some(held)) => {
                 halves.start(units, unit, &span, group, Some(held));
                 let wide = Wide::OnGpu(held.gather_wide(units, unit, mixed, group));

@@ -224,8 +224,14 @@ fn a_run_goes_on_from_the_parts_of_others() {
 fn what_is_held_in_the_hosts_memory_learns_the_same() {
     let Some(fake) = fake() else { return };
     fake.gpus(3);
-    for between_gpus in [BetweenGpus::Nccl, BetweenGpus::Host] {
-        let trainer = Trainer { accumulate: 2, ..sharded(Sharded::Parameters, between_gpus) };
+    let ways = [
+        (BetweenGpus::Nccl, Precision::Float32),
+        (BetweenGpus::Nccl, Precision::Bfloat16),
+        (BetweenGpus::Host, Precision::Float32),
+        (BetweenGpus::Host, Precision::Float16),
+    ];
+    for (between_gpus, precision) in ways {
+        let trainer = Trainer { accumulate: 2, precision, ..sharded(Sharded::Parameters, between_gpus) };
         let config = trainer.sharded.map(|config| FsdpConfig { offload: true, ..config });
         let offloaded = Trainer { sharded: config, ..trainer.clone() };
         // A rank alone shares nothing out, and has as little on its GPU.
@@ -265,6 +271,45 @@ fn what_is_held_in_the_hosts_memory_learns_the_same() {
     assert!(words.contains("parallel.offload: the model lies in the host's memory"), "{words}");
     let words = refused(sharded(Sharded::Gradients, BetweenGpus::Host), &|| gpu(&fake));
     assert!(words.contains("parallel.offload: parameters aren't shared out"), "{words}");
+}
+
+/// What is held comes up and goes down beside what is computed, from memory and to memory that is there, where products are made in
+/// 16 bits as half the bytes; and the host waits for nothing between.
+#[test]
+fn what_is_held_in_the_hosts_memory_comes_and_goes_beside_what_is_computed() {
+    let Some(fake) = fake() else { return };
+    fake.gpus(2);
+    const CALLS: [&str; 3] = ["cuMemAlloc_v2", "cuMemHostAlloc", "cuEventCreate"];
+    for ranks in [1, 2] {
+        let of = |precision: Precision, steps: u64| {
+            let trainer =
+                Trainer { clip: Clip::default(), ..sharded(Sharded::Parameters, BetweenGpus::Nccl) };
+            let config = trainer.sharded.map(|config| FsdpConfig { offload: true, ..config });
+            let trainer =
+                Trainer { sharded: config, precision, steps: Some(steps), batch_size: 4, ..trainer };
+            let counts = || {
+                let [a, b, c] = CALLS.map(|call| fake.calls(call));
+                let beside = fake.count(Count::BytesBeside);
+                [a, b, c, beside, fake.count(Count::BytesUp) + fake.count(Count::BytesDown) - beside]
+            };
+            let before = counts();
+            run_of(&dense, &trainer, ranks, &|rank| gpu_of(&fake, rank));
+            let after = counts();
+            std::array::from_fn::<u64, 5, _>(|i| after[i] - before[i])
+        };
+        let [first, last] = [784 * 32 + 32, 32 * 10 + 10].map(|n: u64| n.next_multiple_of(64));
+        for (precision, up) in [(Precision::Float32, 4), (Precision::Bfloat16, 2)] {
+            let (few, many) = (of(precision, 4), of(precision, 12));
+            let rose: [u64; 5] = std::array::from_fn(|i| many[i] - few[i]);
+            assert!(rose[..3].iter().all(|&calls| calls <= 8), "{ranks} ranks, {precision:?}: {rose:?}");
+            // All ranks together have of each unit what comes up twice, but of the last, and goes down once; and samples come up.
+            let moved = 8 * (up * (2 * first + last) + 4 * (first + last));
+            let samples = 8 * ranks as u64 * 4 * (784 * 4 + 8);
+            assert!((moved..moved + samples).contains(&rose[3]), "{ranks}, {precision:?}: {rose:?}, {moved}");
+            // Losses, and few numbers of a batch.
+            assert!(rose[4] <= moved / 100, "{ranks} ranks, {precision:?}: {rose:?}");
+        }
+    }
 }
 
 /// From the second step on a unit comes as what products make of it, but for what is read in float32.

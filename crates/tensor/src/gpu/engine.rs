@@ -4,11 +4,13 @@ use crate::gpu::conv;
 use crate::gpu::landing::Landing;
 use crate::storage::Memory;
 use phalanx_cuda::cublaslt::{Alignment, CublasLt, Product, Products};
-use phalanx_cuda::{DeviceMemory, Driver, Error, Gpu, GpuOptions, Nvrtc, Pinned, Stream};
+use phalanx_cuda::{
+    DeviceMemory, Driver, Error, Event, Gpu, GpuOptions, Nvrtc, Pinned, Priority, Stream, Timing,
+};
 use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// What matrix products may use: as much as the largest GPUs are said to want.
 const WORKSPACE_BYTES: usize = 32 << 20;
@@ -29,6 +31,10 @@ pub(crate) struct Engine {
     pub(super) staging: Mutex<Vec<Pinned>>,
     /// Where values land that go up beside what is computed.
     pub(super) landings: Mutex<Vec<Landing>>,
+    /// The stream of what goes down to the host beside what is computed, once anything has.
+    down: OnceLock<Stream>,
+    /// Events that stand for nothing any more.
+    pub(super) spare_events: Mutex<Vec<Event>>,
     /// A number that kernels set to 1 where a label or a row number isn't one.
     pub(super) bad_index: DeviceMemory,
     /// Last, since all that is above ends on its streams.
@@ -69,6 +75,8 @@ impl Engine {
             rounds_factors: AtomicBool::new(false),
             staging: Mutex::default(),
             landings: Mutex::default(),
+            down: OnceLock::new(),
+            spare_events: Mutex::default(),
             bad_index,
         })
     }
@@ -90,6 +98,29 @@ impl Engine {
         self.gpu.compute()
     }
 
+    /// The stream of what goes down to the host beside what is computed.
+    #[track_caller]
+    pub(crate) fn down(&self) -> &Stream {
+        self.down.get_or_init(|| succeeded(self.gpu.stream(Priority::High)))
+    }
+
+    /// Gives a stream some work, behind all that the compute stream has now. The event lies behind it, until somebody joins it.
+    #[track_caller]
+    pub(crate) fn beside(&self, stream: &Stream, work: impl FnOnce(&Stream) -> Result<(), Error>) -> Event {
+        let spare = lock(&self.spare_events).pop();
+        let event = spare.unwrap_or_else(|| succeeded(self.gpu.event(Timing::No)));
+        let given = self.stream().record(&event).and_then(|()| stream.wait(&event));
+        succeeded(given.and_then(|()| work(stream)).and_then(|()| stream.record(&event)));
+        event
+    }
+
+    /// Has the compute stream wait for such work.
+    pub(crate) fn join(&self, event: Event) -> Result<(), Error> {
+        self.stream().wait(&event)?;
+        lock(&self.spare_events).push(event);
+        Ok(())
+    }
+
     pub(crate) fn allocate(&self, bytes: usize) -> Result<Memory, Error> {
         self.gpu.alloc(self.stream(), bytes).map(Memory::of_gpu)
     }
@@ -107,7 +138,7 @@ impl Engine {
 
 /// What a call gives. A GPU that fails is no error that an operation could tell of by its type: the process is what ends.
 #[track_caller]
-pub(super) fn succeeded<T>(result: Result<T, Error>) -> T {
+pub(crate) fn succeeded<T>(result: Result<T, Error>) -> T {
     result.unwrap_or_else(|error| panic!("{error}"))
 }
 

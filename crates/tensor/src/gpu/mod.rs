@@ -33,5 +33,5 @@ mod transfer;
 mod update;
 mod whole;
 
-pub(crate) use engine::Engine;
+pub(crate) use engine::{Engine, succeeded};
 pub(crate) use landing::Landing;

@@ -10,4 +10,5 @@ mod host;
 mod network;
 mod ops;
 mod replay;
+mod transit;
 mod upload;
