@@ -48,6 +48,7 @@ __device__ inline float sum_across(float value) {
 // Numbers from `chunk` on of positions from `first` on, a column a position; zeros where there are none.
 template <int COUNT>
 __device__ void load_columns(float (&to)[CHUNK][COUNT + GAP], Rows<const T> from, i64 first, i64 chunk, const Heads &heads) {
+    UNROLL_FOUR
     for (int i = (int)threadIdx.x; i < COUNT * CHUNK; i += THREADS) {
         const int position = i / CHUNK, number = i % CHUNK;
         const bool is_there = from.has(first + position) && chunk + number < heads.depth;
@@ -68,6 +69,7 @@ __device__ inline void multiply(Rows<const T> own, i64 first_own, Rows<const T> 
         load_columns<OWN>(room.own, own, first_own, chunk, heads);
         load_columns<OTHERS>(room.others, others, first_other, chunk, heads);
         __syncthreads();
+        UNROLL_FOUR
         for (int number = 0; number < CHUNK; number++) {
             UNROLL
             for (int i = 0; i < 4; i++) {
@@ -78,6 +80,25 @@ __device__ inline void multiply(Rows<const T> own, i64 first_own, Rows<const T> 
         }
     }
 }
+
+// What dropout multiplies a thread's shares by, where it drops any: they lie where the shares will, and are made one after the other, since
+// random numbers in each share's place would be most of a kernel. `factor(i, j)` is that of the thread's row `i` and column `j`.
+struct Factors {
+    Room &room;
+    bool drop;
+    float keep;
+
+    template <class Factor> __device__ Factors(Room &room, const Mask &mask, Factor factor) : room(room), drop(mask.drops), keep(mask.keep) {
+        if (!drop) return;
+        NO_UNROLL
+        for (int i = 0; i < 4; i++) {
+            NO_UNROLL
+            for (int j = 0; j < 4; j++) room.shares[my_column() + j][my_row() + i] = factor(i, j);
+        }
+    }
+
+    __device__ float at(int i, int j) const { return drop ? room.shares[my_column() + j][my_row() + i] : keep; }
+};
 
 // Sums of rows of numbers, one for each of a thread's own positions.
 template <int DEPTH> struct Sums {
@@ -97,12 +118,14 @@ template <int DEPTH> struct Sums {
         for (int c = 0; c < DEPTH / CHUNK; c++) {
             if (c * CHUNK >= heads.depth) continue;
             __syncthreads();
+            UNROLL_FOUR
             for (int i = (int)threadIdx.x; i < OTHERS * CHUNK; i += THREADS) {
                 const int position = i / CHUNK, number = c * CHUNK + i % CHUNK;
                 const bool is_there = others.has(first + position) && number < heads.depth;
                 room.values[position][i % CHUNK] = is_there ? wide(others[first + position][number]) : 0.0f;
             }
             __syncthreads();
+            UNROLL_FOUR
             for (int other = 0; other < OTHERS; other++) {
                 UNROLL
                 for (int i = 0; i < 4; i++) {
@@ -148,6 +171,7 @@ __device__ void attend(const T *qkv, T *out, float *lse, const Key *drop, const 
         for (i64 others = 0; others < first + OWN && others < heads.time; others += OTHERS) {
             float scores[4][4];
             multiply(queries, first, keys, others, heads, room, scores);
+            const Factors factors(room, mask, [&](int i, int j) { return mask.factor(first + my_row() + i, others + my_column() + j); });
             UNROLL
             for (int i = 0; i < 4; i++) {
                 const i64 query = first + my_row() + i;
@@ -165,7 +189,7 @@ __device__ void attend(const T *qkv, T *out, float *lse, const Key *drop, const 
                 for (int j = 0; j < 4; j++) {
                     const float share = expf(scores[i][j] - above);
                     sum += share;
-                    room.shares[my_column() + j][my_row() + i] = share * mask.factor(query, others + my_column() + j);
+                    room.shares[my_column() + j][my_row() + i] = share * factors.at(i, j);
                 }
                 total[i] = total[i] * fade + sum_across(sum);
                 most[i] = above;
@@ -209,6 +233,7 @@ __device__ void to_queries(const T *qkv, const T *y, const float *lse, const T *
             float scores[4][4], slopes[4][4];
             multiply(queries, first, keys, others, heads, room, scores);
             multiply(grads, first, values, others, heads, room, slopes);
+            const Factors factors(room, mask, [&](int i, int j) { return mask.factor(first + my_row() + i, others + my_column() + j); });
             UNROLL
             for (int i = 0; i < 4; i++) {
                 const i64 query = first + my_row() + i;
@@ -217,7 +242,7 @@ __device__ void to_queries(const T *qkv, const T *y, const float *lse, const T *
                     const i64 key = others + my_column() + j;
                     const bool is_seen = key <= query && queries.has(query);
                     const float share = expf(scores[i][j] * heads.scale - base[i]);
-                    const float slope = share * (slopes[i][j] * mask.factor(query, key) - level[i]);
+                    const float slope = share * (slopes[i][j] * factors.at(i, j) - level[i]);
                     room.shares[my_column() + j][my_row() + i] = is_seen ? slope : 0.0f;
                 }
             }
@@ -248,6 +273,7 @@ __device__ void to_keys(const T *qkv, const float *lse, const T *grad, const flo
             float scores[4][4], slopes[4][4];
             multiply(keys, first, queries, others, heads, room, scores);
             multiply(values, first, grads, others, heads, room, slopes);
+            const Factors factors(room, mask, [&](int i, int j) { return mask.factor(others + my_column() + j, first + my_row() + i); });
             UNROLL
             for (int j = 0; j < 4; j++) {
                 const i64 query = others + my_column() + j;
@@ -258,7 +284,7 @@ __device__ void to_keys(const T *qkv, const float *lse, const T *grad, const flo
                 for (int i = 0; i < 4; i++) {
                     const i64 key = first + my_row() + i;
                     const bool is_seen = key <= query && is_there;
-                    const float factor = mask.factor(query, key);
+                    const float factor = factors.at(i, j);
                     const float share = expf(scores[i][j] * heads.scale - base);
                     slopes[i][j] = is_seen ? share * (slopes[i][j] * factor - level) : 0.0f;
                     room.shares[my_column() + j][my_row() + i] = is_seen ? share * factor : 0.0f;

@@ -62,9 +62,11 @@ __device__ inline T stored(float x) { return rounded<T>(x); }
 #ifdef HOST_RUN
 #define UNROLL
 #define NO_UNROLL
+#define UNROLL_FOUR
 #else
 #define UNROLL _Pragma("unroll")
 #define NO_UNROLL _Pragma("unroll 1")
+#define UNROLL_FOUR _Pragma("unroll 4")
 #endif
 
 #define INFINITY_F __uint_as_float(0x7f800000u)

@@ -73,7 +73,7 @@ impl Cubins {
 /// A file's name.
 fn name(source: Source, element: Element, architecture: Architecture, compiler: Version) -> String {
     let mut hash = Sha256::new();
-    let options = options(element, architecture, Form::Cubin);
+    let options = options(element, architecture, Form::Cubin, compiler);
     let compiler = compiler.to_string();
     let texts = HEADERS.iter().flat_map(|(name, text)| [*name, *text]);
     let texts = texts.chain(options.iter().map(String::as_str));

@@ -134,7 +134,8 @@ impl Nvrtc {
             cause,
             log,
         };
-        let options = options(element, architecture, form).map(|option| c_string(&option));
+        let options = options(element, architecture, form, self.version);
+        let options: Vec<CString> = options.iter().map(|option| c_string(option)).collect();
         let program = self.program(file, text).map_err(|cause| failed(cause, String::new()))?;
         let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
         // SAFETY: the program lives; the options are strings that end in 0, as many as is said.
@@ -186,19 +187,32 @@ impl fmt::Debug for Nvrtc {
     }
 }
 
-/// What the compiler is told, but for the text.
-pub(crate) fn options(element: Element, architecture: Architecture, form: Form) -> [String; 4] {
+/// The first compiler that takes a number of threads for what it makes of one text; some before it warn of the option.
+const IN_THREADS: Version = Version { major: 12, minor: 6 };
+
+/// What a compiler of this version is told, but for the text.
+pub(crate) fn options(
+    element: Element,
+    architecture: Architecture,
+    form: Form,
+    compiler: Version,
+) -> Vec<String> {
     let virtual_or_real = match form {
         Form::Cubin => "sm",
         Form::Ptx => "compute",
     };
-    [
+    let mut options = vec![
         format!("--gpu-architecture={virtual_or_real}_{architecture}"),
         "--std=c++17".to_owned(),
         // As on a CPU: a product is rounded before it is added, but where a kernel asks for less.
         "--fmad=false".to_owned(),
         format!("--define-macro=ELEMENT={}", element.in_source()),
-    ]
+    ];
+    if compiler >= IN_THREADS {
+        // Kernels of a text go to as many threads as there are cores.
+        options.push("--split-compile=0".to_owned());
+    }
+    options
 }
 
 /// A text of ours as C wants it.
@@ -247,5 +261,24 @@ impl Drop for OpenProgram<'_> {
     fn drop(&mut self) {
         // SAFETY: made in `program` and ended nowhere else.
         unsafe { (self.nvrtc.destroy)(&mut self.handle) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_compiler_is_told_of_threads_if_it_knows_them() {
+        let told = |major, minor| {
+            let (sm_90, compiler) = (Architecture { major: 9, minor: 0 }, Version { major, minor });
+            let options = options(Element::Bf16, sm_90, Form::Cubin, compiler);
+            assert!(options.contains(&"--gpu-architecture=sm_90".to_owned()), "{options:?}");
+            options.iter().any(|option| option.starts_with("--split-compile"))
+        };
+        assert_eq!(
+            [(11, 8), (12, 4), (12, 6), (13, 0)].map(|(major, minor)| told(major, minor)),
+            [false, false, true, true]
+        );
     }
 }
