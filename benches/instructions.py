@@ -3,8 +3,9 @@
 Usage: instructions.py NVRTC NVDISASM SOURCE ELEMENT KERNEL
 
 NVRTC is libnvrtc.so and NVDISASM the disassembler, as the Python packages nvidia-cuda-nvrtc and nvidia-cuda-nvdisasm have them. SOURCE is
-a file of crates/cuda/kernels, ELEMENT float, Bf16 or F16. It is compiled as the program does, for sm_90; no GPU is needed. A loop's
-instructions are all between its first and its last, of which some may be jumped over, and another loop's within are made more than once.
+a file of crates/cuda/kernels, ELEMENT float, Bf16 or F16. It is compiled as the program does, but in one thread, for sm_90; no GPU is
+needed. A loop's instructions are all between its first and its last, of which some may be jumped over, and another loop's within are made
+more than once.
 """
 
 import collections

@@ -82,8 +82,9 @@ __device__ inline void multiply(Rows<const T> own, i64 first_own, Rows<const T> 
 }
 
 // What dropout multiplies a thread's shares by, where it drops any: they lie where the shares will, and are made one after the other, since
-// random numbers in each share's place would be most of a kernel. `factor(i, j)` is that of the thread's row `i` and column `j`.
-struct Factors {
+// random numbers in each share's place would be most of a kernel. `factor(i, j)` is that of the thread's row `i` and column `j`. Neighbouring
+// keys, which share their random numbers, come one after the other: they are columns, or with KEYS_ARE_OWN rows.
+template <bool KEYS_ARE_OWN> struct Factors {
     Room &room;
     bool drop;
     float keep;
@@ -91,9 +92,12 @@ struct Factors {
     template <class Factor> __device__ Factors(Room &room, const Mask &mask, Factor factor) : room(room), drop(mask.drops), keep(mask.keep) {
         if (!drop) return;
         NO_UNROLL
-        for (int i = 0; i < 4; i++) {
+        for (int query = 0; query < 4; query++) {
             NO_UNROLL
-            for (int j = 0; j < 4; j++) room.shares[my_column() + j][my_row() + i] = factor(i, j);
+            for (int key = 0; key < 4; key++) {
+                const int i = KEYS_ARE_OWN ? key : query, j = KEYS_ARE_OWN ? query : key;
+                room.shares[my_column() + j][my_row() + i] = factor(i, j);
+            }
         }
     }
 
@@ -171,7 +175,7 @@ __device__ void attend(const T *qkv, T *out, float *lse, const Key *drop, const 
         for (i64 others = 0; others < first + OWN && others < heads.time; others += OTHERS) {
             float scores[4][4];
             multiply(queries, first, keys, others, heads, room, scores);
-            const Factors factors(room, mask, [&](int i, int j) { return mask.factor(first + my_row() + i, others + my_column() + j); });
+            const Factors<false> factors(room, mask, [&](int i, int j) { return mask.factor(first + my_row() + i, others + my_column() + j); });
             UNROLL
             for (int i = 0; i < 4; i++) {
                 const i64 query = first + my_row() + i;
@@ -233,7 +237,7 @@ __device__ void to_queries(const T *qkv, const T *y, const float *lse, const T *
             float scores[4][4], slopes[4][4];
             multiply(queries, first, keys, others, heads, room, scores);
             multiply(grads, first, values, others, heads, room, slopes);
-            const Factors factors(room, mask, [&](int i, int j) { return mask.factor(first + my_row() + i, others + my_column() + j); });
+            const Factors<false> factors(room, mask, [&](int i, int j) { return mask.factor(first + my_row() + i, others + my_column() + j); });
             UNROLL
             for (int i = 0; i < 4; i++) {
                 const i64 query = first + my_row() + i;
@@ -273,7 +277,7 @@ __device__ void to_keys(const T *qkv, const float *lse, const T *grad, const flo
             float scores[4][4], slopes[4][4];
             multiply(keys, first, queries, others, heads, room, scores);
             multiply(values, first, grads, others, heads, room, slopes);
-            const Factors factors(room, mask, [&](int i, int j) { return mask.factor(others + my_column() + j, first + my_row() + i); });
+            const Factors<true> factors(room, mask, [&](int i, int j) { return mask.factor(others + my_column() + j, first + my_row() + i); });
             UNROLL
             for (int j = 0; j < 4; j++) {
                 const i64 query = others + my_column() + j;

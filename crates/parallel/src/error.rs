@@ -110,7 +110,7 @@ pub enum Error {
         why: &'static str,
     },
     /// There isn't as much memory of the host that a GPU can copy by itself as this rank holds.
-    #[error("parallel.offload: {error}\nhint: leave it out, or take more workers, which hold less each")]
+    #[error("parallel.offload, of which each of more workers would hold less: {error}")]
     Pinned {
         /// What the driver says.
         error: Box<phalanx_tensor::Error>,

@@ -568,6 +568,7 @@ impl Strategy for Fsdp {
         }
         self.summing.clear();
         self.summed.clear();
+        self.store.held.iter_mut().for_each(Held::give_up_sums);
         summed?;
         share_buffers(&self.all, parameters)
     }

@@ -1,5 +1,6 @@
-//! Elements on their way between a GPU's arena and pinned memory of the host, on streams of their own: beside what is computed, and
-//! without a buffer between the two. What comes up goes on the stream of copies, what goes down on another, since a GPU does both at once.
+//! Elements on their way between a GPU's arena and pinned memory of the host, on streams of their own: beside what is computed,
+//! without a buffer between the two, and in no turn with the samples that come up meanwhile. A GPU does what comes up and what goes down at
+//! once, so each has a stream.
 
 use crate::arena::{Arena, Span};
 use crate::device::Backend;
@@ -44,7 +45,7 @@ impl<T: Element> Span<T> {
                 (bytes_in::<T>(from, elements), here.gpu(target))
             };
             let copies: Vec<_> = runs.iter().map(of).collect();
-            engine.beside(engine.gpu().copy(), |stream| {
+            engine.beside(engine.up(), |stream| {
                 let mut pinned = from.memory().copied_by_gpu();
                 let up = |(bytes, to): (Range<usize>, OnGpu<'_>)| {
                     stream.upload(&mut pinned, bytes, to.memory(), to.at)
@@ -115,11 +116,12 @@ impl<T: Element> Transit<T> {
     }
 
     fn join(&mut self) -> Result<(), Error> {
-        let (Some(passed), Some(span)) = (self.passed.take(), &self.span) else { return Ok(()) };
-        match span.arena().device().backend() {
-            Backend::Gpu(engine) => engine.join(passed),
-            Backend::Cpu => Ok(()),
+        let (Some(passed), Some(span)) = (&self.passed, &self.span) else { return Ok(()) };
+        if let Backend::Gpu(engine) = span.arena().device().backend() {
+            engine.wait_for(passed)?;
+            self.passed.take().into_iter().for_each(|passed| engine.spare_event(passed));
         }
+        Ok(())
     }
 }
 

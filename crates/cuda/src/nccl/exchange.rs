@@ -19,8 +19,9 @@ use std::time::Duration;
 ///
 /// # Safety
 /// The numbers at [`Lent::block`] lie in memory of the GPU, which is given back only after all work that the GPU has. All work on
-/// them that was given before this value was made was given to the GPU's compute stream, all that is given after it was dropped
-/// will be, and none is given between the two, but by whoever has the value.
+/// them that was given before this value was made was given to the GPU's compute stream, or lies before [`Lent::behind`]; all that is
+/// given after it was dropped will be given to that stream, which waits for the same; and none is given between the two, but by whoever
+/// has the value.
 pub unsafe trait Lent: Send {
     /// Where they lie.
     fn block(&self) -> Block;

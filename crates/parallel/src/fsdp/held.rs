@@ -19,7 +19,6 @@ use phalanx_comm::{Deadline, Element as Sent, GpuGroup, GpuWork, Group, Rank, Re
 use phalanx_nn::optim::{self, Clip, HeldPart, Optimizer};
 use phalanx_nn::{NotFinite, Parameters};
 use phalanx_tensor::{Arena, DType, Device, Element, GpuSpan, HostSpan, Layout, Span, Transit};
-use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -40,15 +39,15 @@ pub(super) struct Held {
     wide: Vec<Option<Arena>>,
     /// With what is held in the host's memory, the casts of its values, once any were wanted.
     casts: Option<Casts>,
-    /// Units' gradients whose sums are on their way to the host.
-    falling: VecDeque<Transit<f32>>,
+    /// A unit's gradients whose sums are on their way to the host.
+    falling: Option<Transit<f32>>,
 }
 
 /// The casts of all values that a rank holds in the host's memory.
 struct Casts {
     arena: Arena,
-    /// How often the values had been written when they were made.
-    of: u64,
+    /// How often the values had been written when they were made, if they were.
+    of: Option<u64>,
 }
 
 /// Where values or gradients lie that a rank holds.
@@ -160,8 +159,10 @@ impl Held {
             Some(host) => pinned(host, device, DType::F32, &layout),
         };
         let apart = |stage: Sharded| (sharded >= stage).then_some(()).map(arena).transpose();
-        let values = Keep::of(parameters.values(), &runs, apart(Sharded::Parameters)?);
-        let grads = Keep::of(parameters.grads().arena(), &runs, apart(Sharded::Gradients)?);
+        // Where there is no memory for either, the model stays as it is.
+        let (values, grads) = (apart(Sharded::Parameters)?, apart(Sharded::Gradients)?);
+        let values = Keep::of(parameters.values(), &runs, values);
+        let grads = Keep::of(parameters.grads().arena(), &runs, grads);
         let device = device.clone();
         Ok(Some(Held {
             values,
@@ -172,7 +173,7 @@ impl Held {
             device,
             wide: Vec::new(),
             casts: None,
-            falling: VecDeque::new(),
+            falling: None,
         }))
     }
 
@@ -386,23 +387,29 @@ impl Held {
             // The one before has had the time of a unit to go down.
             self.land();
             let runs: Vec<_> = parts.iter().map(|part| (part.of(&units[unit]), part.held)).collect();
-            self.falling.push_back(span.go_down(&runs, &self.grads.arena));
+            self.falling = Some(span.go_down(&runs, &self.grads.arena));
             return true;
         }
         self.grads.keep(&parts, &units[unit], &span);
         self.grads.leave(&mut span)
     }
 
-    /// Has the compute stream wait for gradients on their way to the host, and gives their units' memory back.
+    /// Has the compute stream wait for gradients on their way to the host, and gives their unit's memory back.
     fn land(&mut self) {
-        for transit in self.falling.drain(..) {
+        if let Some(transit) = self.falling.take() {
             self.grads.leave(&mut transit.into_span());
         }
     }
 
     /// Forgets gradients that are on their way.
+    pub(super) fn give_up_sums(&mut self) {
+        self.falling = None;
+    }
+
+    /// The same, and whatever else a pass may have left.
     pub(super) fn let_go(&mut self) {
-        self.falling.clear();
+        self.give_up_sums();
+        self.casts = None;
         self.trail.forget();
     }
 
@@ -463,28 +470,30 @@ impl Held {
         self.gather_in(transit, units[unit].shared_out.clone(), group)
     }
 
-    /// The casts of all values that are held in the host's memory, as these are now.
+    /// The casts of all values that are held in the host's memory, as these are now: made by the host, for whom the GPU waits, once a step.
     fn host_casts<T: Element>(&mut self) -> &Arena {
-        let values = &self.values.arena;
-        let casts = self.casts.take().filter(|casts| casts.arena.dtype() == T::DTYPE);
-        let mut casts = casts.unwrap_or_else(|| {
-            let arena = pinned(values.device(), &self.device, T::DTYPE, values.layout());
-            Casts { arena: arena.unwrap_or_else(|error| panic!("{error}")), of: u64::MAX }
-        });
-        if casts.of != values.overwrites() {
+        let (values, casts) =
+            (&self.values.arena, self.casts.as_mut().expect("there is room for what was agreed on"));
+        if casts.of != Some(values.overwrites()) {
             casts.arena.flat_mut::<T>().cast_from(0, &values.flat::<f32>());
-            casts.of = values.overwrites();
+            casts.of = Some(values.overwrites());
         }
-        &self.casts.insert(casts).arena
+        &casts.arena
     }
 
-    /// Makes room for what units are wanted in float32 for beside their casts.
-    pub(super) fn expect(&mut self, plan: &[Option<Mixed>]) {
+    /// Makes room for casts to this type, if units come as such, and for what these are wanted in float32 for beside them.
+    pub(super) fn expect(&mut self, plan: &[Option<Mixed>], dtype: DType) -> Result<(), Error> {
+        if self.is_offloaded() && plan.iter().any(Option::is_some) {
+            let values = &self.values.arena;
+            let arena = pinned(values.device(), &self.device, dtype, values.layout())?;
+            self.casts = Some(Casts { arena, of: None });
+        }
         let room = |mixed: &Option<Mixed>| {
             let count = mixed.as_ref().map_or(0, Mixed::wide_count);
             (count > 0).then(|| Arena::new(&self.device, DType::F32, &Layout::new(&[[count].into()])))
         };
         self.wide = plan.iter().map(room).collect();
+        Ok(())
     }
 
     /// Starts to gather what of a unit that comes in 16 bits is wanted in float32, if anything is.

@@ -153,7 +153,7 @@ impl Store {
 
     /// Finds out, after the first passes of a region, what units are used for, on any rank; all have to ask at once.
     pub(super) fn agree_on_casts(&mut self, units: &[Unit], all: &Group, shard: &Group) -> Result<(), Error> {
-        let Some(Cast { known, reads, plan: plan @ None, .. }) = &mut self.casts else { return Ok(()) };
+        let Some(Cast { known, reads, plan: plan @ None, halves }) = &mut self.casts else { return Ok(()) };
         let is_read = |i: usize| self.grads.reads_beside_casts(i, &self.values) > reads[i];
         let mut flags: Vec<u8> =
             (0..known.len()).map(|i| u8::from(is_read(i)) | u8::from(known[i]) << 1).collect();
@@ -163,7 +163,9 @@ impl Store {
         known.iter_mut().zip(&uses).for_each(|(known, used)| *known = used.cast);
         let (layout, ranks) = (self.values.layout(), shard.world_size());
         let agreed: Vec<_> = units.iter().map(|unit| Mixed::of(unit, &uses, layout, ranks)).collect();
-        self.held.iter_mut().for_each(|held| held.expect(&agreed));
+        if let Some(held) = &mut self.held {
+            held.expect(&agreed, halves.dtype())?;
+        }
         *plan = Some(agreed);
         Ok(())
     }

@@ -31,7 +31,8 @@ pub(crate) struct Engine {
     pub(super) staging: Mutex<Vec<Pinned>>,
     /// Where values land that go up beside what is computed.
     pub(super) landings: Mutex<Vec<Landing>>,
-    /// The stream of what goes down to the host beside what is computed, once anything has.
+    /// The streams of what comes up from the host, and goes down to it, beside what is computed, once anything has.
+    up: OnceLock<Stream>,
     down: OnceLock<Stream>,
     /// Events that stand for nothing any more.
     pub(super) spare_events: Mutex<Vec<Event>>,
@@ -75,6 +76,7 @@ impl Engine {
             rounds_factors: AtomicBool::new(false),
             staging: Mutex::default(),
             landings: Mutex::default(),
+            up: OnceLock::new(),
             down: OnceLock::new(),
             spare_events: Mutex::default(),
             bad_index,
@@ -98,27 +100,48 @@ impl Engine {
         self.gpu.compute()
     }
 
-    /// The stream of what goes down to the host beside what is computed.
+    /// The stream of what comes up from the host beside what is computed.
     #[track_caller]
-    pub(crate) fn down(&self) -> &Stream {
-        self.down.get_or_init(|| succeeded(self.gpu.stream(Priority::High)))
+    pub(crate) fn up(&self) -> &Stream {
+        self.up.get_or_init(|| self.new_stream())
     }
 
-    /// Gives a stream some work, behind all that the compute stream has now. The event lies behind it, until somebody joins it.
+    /// That of what goes down.
     #[track_caller]
-    pub(crate) fn beside(&self, stream: &Stream, work: impl FnOnce(&Stream) -> Result<(), Error>) -> Event {
+    pub(crate) fn down(&self) -> &Stream {
+        self.down.get_or_init(|| self.new_stream())
+    }
+
+    #[track_caller]
+    fn new_stream(&self) -> Stream {
+        succeeded(self.gpu.stream(Priority::High))
+    }
+
+    /// Gives a stream copies, behind all that the compute stream has now. The event lies behind them. Panics while a pass is recorded,
+    /// which they can't be part of.
+    #[track_caller]
+    pub(crate) fn beside(&self, stream: &Stream, copies: impl FnOnce(&Stream) -> Result<(), Error>) -> Event {
+        let is_recorded = succeeded(self.stream().is_capturing());
+        assert!(!is_recorded, "copies beside what a GPU computes can't be part of a pass that is recorded");
         let spare = lock(&self.spare_events).pop();
         let event = spare.unwrap_or_else(|| succeeded(self.gpu.event(Timing::No)));
         let given = self.stream().record(&event).and_then(|()| stream.wait(&event));
-        succeeded(given.and_then(|()| work(stream)).and_then(|()| stream.record(&event)));
+        let given = given.and_then(|()| copies(stream)).and_then(|()| stream.record(&event));
+        succeeded(given.inspect_err(|_| {
+            // Some may be under way that no event stands for. Where this fails, too, the GPU is lost.
+            let _ = self.gpu.synchronize();
+        }));
         event
     }
 
-    /// Has the compute stream wait for such work.
-    pub(crate) fn join(&self, event: Event) -> Result<(), Error> {
-        self.stream().wait(&event)?;
+    /// Has the compute stream wait for such copies.
+    pub(crate) fn wait_for(&self, event: &Event) -> Result<(), Error> {
+        self.stream().wait(event)
+    }
+
+    /// Takes an event back that nobody will wait for any more.
+    pub(crate) fn spare_event(&self, event: Event) {
         lock(&self.spare_events).push(event);
-        Ok(())
     }
 
     pub(crate) fn allocate(&self, bytes: usize) -> Result<Memory, Error> {
