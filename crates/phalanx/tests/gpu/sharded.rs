@@ -300,7 +300,8 @@ fn what_is_held_in_the_hosts_memory_comes_and_goes_beside_what_is_computed() {
         let [first, last] = [784 * 32 + 32, 32 * 10 + 10].map(|n: u64| n.next_multiple_of(64));
         for (precision, up) in [(Precision::Float32, 4), (Precision::Bfloat16, 2)] {
             let (few, many) = (of(precision, 4), of(precision, 12));
-            let rose: [u64; 5] = std::array::from_fn(|i| many[i] - few[i]);
+            // How many are out at a time differs a little from run to run.
+            let rose: [u64; 5] = std::array::from_fn(|i| many[i].saturating_sub(few[i]));
             assert!(rose[..3].iter().all(|&calls| calls <= 8), "{ranks} ranks, {precision:?}: {rose:?}");
             // All ranks together have of each unit what comes up twice, but of the last, and goes down once; and samples come up.
             let moved = 8 * (up * (2 * first + last) + 4 * (first + last));
