@@ -1,5 +1,5 @@
-// The update rules of the engine's optimizers, each one pass over flat slices, rounded as on a CPU. Values and states are in
-// float, gradients in the type of the module.
+// The update rules of the engine's optimizers, each one pass over flat slices, rounded as on a CPU. Values, states and gradients are in
+// float; what products are made of may have the type of the module.
 #include "packs.cuh"
 
 // What changes from step to step, for some of the values: those from where the step before ends. Steps lie in device memory, so that a
@@ -24,13 +24,13 @@ struct Step {
     float eps;
 };
 
-// All values that a rule moves. `copy` is null, or gets the new values in the type of the gradients. Where `norm` isn't null it is that of
+// All values that a rule moves. `copy` is null, or gets the new values in the type of the module. Where `norm` isn't null it is that of
 // all gradients, those of other launches among them, which is to be `limit` at most. Where `loss` isn't null and it or the norm is no
 // finite number, nothing changes, nor in any step after that has the same `spoilt`, which is 1 from then on: so steps can be given before
 // anyone has looked at the losses of those before.
 struct Slices {
     float *values;
-    const T *grads;
+    const float *grads;
     T *copy;
     const double *norm;
     double limit;
@@ -83,7 +83,7 @@ template <int KEPT, class Rule> __device__ void move(const Slices &all, const St
             }
             float own[KEPT];
             each<KEPT>([&](int k) { own[k] = kept[k].of[j]; });
-            values.of[j] = rule(s, values.of[j], wide(grads.of[j]) * s.inverse_scale * cut, own);
+            values.of[j] = rule(s, values.of[j], grads.of[j] * s.inverse_scale * cut, own);
             each<KEPT>([&](int k) { kept[k].of[j] = own[k]; });
         });
         put(all.values + i, values);
@@ -94,13 +94,13 @@ template <int KEPT, class Rule> __device__ void move(const Slices &all, const St
     });
 }
 
-extern "C" __global__ void sgd(float *values, const T *grads, T *copy, const Step *step, const double *norm, double limit,
+extern "C" __global__ void sgd(float *values, const float *grads, T *copy, const Step *step, const double *norm, double limit,
                                const float *loss, i64 *spoilt, i64 n) {
     move(Slices{values, grads, copy, norm, limit, loss, spoilt, n}, States<1>{{nullptr}}, step,
          [](const Step &s, float p, float g, float (&)[1]) { return p - s.lr * (g + s.decay * p); });
 }
 
-extern "C" __global__ void sgd_momentum(float *values, const T *grads, T *copy, float *momentum, const Step *step, const double *norm,
+extern "C" __global__ void sgd_momentum(float *values, const float *grads, T *copy, float *momentum, const Step *step, const double *norm,
                                         double limit, const float *loss, i64 *spoilt, i64 n) {
     const Slices all{values, grads, copy, norm, limit, loss, spoilt, n};
     move(all, States<1>{{momentum}}, step, [](const Step &s, float p, float g, float (&kept)[1]) {
@@ -109,7 +109,7 @@ extern "C" __global__ void sgd_momentum(float *values, const T *grads, T *copy, 
     });
 }
 
-extern "C" __global__ void sgd_nesterov(float *values, const T *grads, T *copy, float *momentum, const Step *step, const double *norm,
+extern "C" __global__ void sgd_nesterov(float *values, const float *grads, T *copy, float *momentum, const Step *step, const double *norm,
                                         double limit, const float *loss, i64 *spoilt, i64 n) {
     const Slices all{values, grads, copy, norm, limit, loss, spoilt, n};
     move(all, States<1>{{momentum}}, step, [](const Step &s, float p, float g, float (&kept)[1]) {
@@ -126,20 +126,20 @@ __device__ inline float adam_step(const Step &s, float p, float g, float (&kept)
     return p - s.lr * kept[0] / (sqrtf(kept[1]) / s.root + s.eps);
 }
 
-extern "C" __global__ void adam(float *values, const T *grads, T *copy, float *mean, float *squares, const Step *step, const double *norm,
+extern "C" __global__ void adam(float *values, const float *grads, T *copy, float *mean, float *squares, const Step *step, const double *norm,
                                 double limit, const float *loss, i64 *spoilt, i64 n) {
     move(Slices{values, grads, copy, norm, limit, loss, spoilt, n}, States<2>{{mean, squares}}, step,
          [](const Step &s, float p, float g, float (&kept)[2]) { return adam_step(s, p, g + s.decay * p, kept); });
 }
 
-extern "C" __global__ void adamw(float *values, const T *grads, T *copy, float *mean, float *squares, const Step *step, const double *norm,
+extern "C" __global__ void adamw(float *values, const float *grads, T *copy, float *mean, float *squares, const Step *step, const double *norm,
                                  double limit, const float *loss, i64 *spoilt, i64 n) {
     move(Slices{values, grads, copy, norm, limit, loss, spoilt, n}, States<2>{{mean, squares}}, step,
          [](const Step &s, float p, float g, float (&kept)[2]) { return adam_step(s, p * s.decay, g, kept); });
 }
 
 // Kept are the mean squares of gradients and of moves.
-extern "C" __global__ void adadelta(float *values, const T *grads, T *copy, float *squares, float *moved, const Step *step,
+extern "C" __global__ void adadelta(float *values, const float *grads, T *copy, float *squares, float *moved, const Step *step,
                                     const double *norm, double limit, const float *loss, i64 *spoilt, i64 n) {
     const Slices all{values, grads, copy, norm, limit, loss, spoilt, n};
     move(all, States<2>{{squares, moved}}, step, [](const Step &s, float p, float g, float (&kept)[2]) {
@@ -153,7 +153,7 @@ extern "C" __global__ void adadelta(float *values, const T *grads, T *copy, floa
 }
 
 // `momentum` is null without momentum, `mean` where the rule isn't centered.
-extern "C" __global__ void rmsprop(float *values, const T *grads, T *copy, float *squares, float *momentum, float *mean, const Step *step,
+extern "C" __global__ void rmsprop(float *values, const float *grads, T *copy, float *squares, float *momentum, float *mean, const Step *step,
                                    const double *norm, double limit, const float *loss, i64 *spoilt, i64 n) {
     const bool is_centered = mean != nullptr, has_momentum = momentum != nullptr;
     move(Slices{values, grads, copy, norm, limit, loss, spoilt, n}, States<3>{{squares, momentum, mean}}, step,

@@ -125,7 +125,7 @@ fn neighbours_come_in_one_go() {
         ),
         (Source::Softmax, &[("softmax", BOTH), ("softmax_gradient", BOTH), ("log_softmax_gradient", BOTH)]),
         (Source::Loss, &[("cross_entropy", READS), ("cross_entropy_gradient", BOTH)]),
-        (Source::Optimizer, &[("sgd_momentum", BOTH), ("adamw", BOTH)]),
+        (Source::Optimizer, &[("sgd_momentum", WRITES), ("adamw", WRITES)]),
         (Source::Pooling, &[("average_pool", BOTH), ("average_pool_gradient", BOTH)]),
         (Source::Embedding, &[("embedding", BOTH)]),
         (Source::Gradients, &[("sum_squares", READS), ("find_not_finite", READS)]),

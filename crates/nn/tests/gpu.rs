@@ -225,6 +225,59 @@ fn every_rule_comes_to_the_bits_of_a_cpu_and_goes_on_from_its_state() {
     fake.into_iter().for_each(|fake| assert_eq!(fake.damage(), [""; 0]));
 }
 
+/// Whatever moves, by whichever rule: what products are made of is the weights as they are, without a launch of its own.
+#[test]
+fn casts_of_weights_move_with_them() {
+    let Some((device, fake)) = gpu() else { return };
+    let rules: [Rule; 4] = [
+        Sgd::new(0.1).into(),
+        AdamW::default().into(),
+        RmsProp::default().into(),
+        Adadelta::default().into(),
+    ];
+    for (rule, dtype) in rules.into_iter().zip([DType::BF16, DType::F16].into_iter().cycle()) {
+        let mut net =
+            Sequential::new().then(Linear::new(9, 7)).then(Linear::new(7, 5)).then(Linear::new(5, 3));
+        freeze(&mut net, &["1.*"]).unwrap();
+        let parameters = Parameters::build(&mut net, &device, 0);
+        let mut optimizer = Optimizer::new(rule).unwrap();
+        optimizer.group(&[], &parameters).unwrap();
+        let x = Tensor::uniform(&device, [4, 9], -1.0, 1.0, DType::F32, Philox::new(1, 0));
+        let casts = || {
+            fake.iter()
+                .map(|fake| fake.log().iter().filter(|l| *l == "launch from_f32").count())
+                .sum::<usize>()
+        };
+        let mut made = Vec::new();
+        for step in 0..4 {
+            let before = casts();
+            parameters.grads().zero();
+            let loss = autocast(dtype, || net.forward(&x, &mut Ctx::eval()).square().mean_all());
+            backward(&[(&loss, None)], &mut Nobody);
+            parameters.grads().settle();
+            made.push(casts() - before);
+            optimizer.step_parameters(&parameters, 1.0);
+            let of_now = parameters.grads().casts().unwrap();
+            let same = (0..parameters.layout().count()).all(|i| {
+                let value = parameters.values().tensor(i);
+                let value = Tensor::from_slice(&Device::cpu(1), &value.to_vec::<f32>(), *value.shape());
+                let want = value.cast(dtype).cast(DType::F32).to_vec::<f32>();
+                of_now.tensor(i).cast(DType::F32).to_vec::<f32>() == want
+            });
+            assert!(same, "{rule:?} after step {step}");
+            // Somebody who writes a weight himself has it cast when it is wanted.
+            if step == 2 {
+                parameters.values().tensor(0).fill(0.5);
+            }
+        }
+        if fake.is_some() {
+            assert_eq!(made, [made[1] + 1, made[1], made[1], made[1] + 1], "{rule:?}");
+        }
+    }
+    drop(device);
+    fake.into_iter().for_each(|fake| assert_eq!(fake.damage(), [""; 0]));
+}
+
 #[test]
 fn a_steady_step_of_a_model_takes_no_memory_and_waits_for_nothing() {
     let Some((device, fake)) = gpu() else { return };

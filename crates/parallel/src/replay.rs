@@ -40,11 +40,10 @@ pub(crate) trait Way {
     /// Takes note that a pass was replayed, with all that it begins.
     fn replayed(&mut self) {}
 
-    /// What lies in arenas that a replay writes, and that it only reads.
+    /// What lies in arenas that a replay writes, and that it only reads, beside casts of the parameters.
     fn arenas(&self, parameters: &Parameters) -> [Vec<Arena>; 2] {
-        let written = [parameters.grads().arena().clone(), parameters.buffers().clone()];
-        let written = written.into_iter().chain(parameters.grads().casts());
-        [written.collect(), vec![parameters.values().clone()]]
+        let written = vec![parameters.grads().arena().clone(), parameters.buffers().clone()];
+        [written, vec![parameters.values().clone()]]
     }
 }
 
@@ -124,6 +123,8 @@ struct Recorded {
     /// Parameters that have gradients after it.
     made: Vec<usize>,
     replay: Replay,
+    /// What it reads of parameters in 16 bits, where whoever replays it has that made.
+    casts: Option<Arena>,
     /// The GPUs that exchange numbers in it.
     among: Vec<Arc<GpuGroup>>,
     /// Their communicators end after the graph.
@@ -231,6 +232,9 @@ impl Replays {
             return Ok(value);
         }
         // As the pass finds them each time.
+        if let Some(casts) = parameters.grads().casts().filter(|_| !parameters.values().is_cut()) {
+            parameters.grads().renew_casts(parameters.values(), &casts);
+        }
         parameters.grads().zero();
         parameters.grads().were_made(&kind.adds_to);
         let (recorded, among) = self.trail.recorded(|| {
@@ -247,8 +251,9 @@ impl Replays {
             "a pass was recorded, to be replayed: {replay:?}, with what {} groups exchange",
             among.len()
         );
+        let casts = parameters.grads().casts_of_now(parameters.values());
         let in_graph = among.iter().map(|gpus| gpus.in_graph()).collect();
-        self.recorded.push(Recorded { kind, loss, made, replay, among, _in_graph: in_graph });
+        self.recorded.push(Recorded { kind, loss, made, replay, casts, among, _in_graph: in_graph });
         Ok(value)
     }
 
@@ -260,10 +265,14 @@ impl Replays {
         way: &mut dyn Way,
         meanwhile: &mut dyn FnMut(),
     ) -> Result<PassLoss, Error> {
-        let Recorded { kind, loss, made, replay, among, .. } = &mut self.recorded[which];
+        let Recorded { kind, loss, made, replay, casts, among, .. } = &mut self.recorded[which];
         given(&mut self.given, &kind.form, pass);
         let (parameters, ctx) = (pass.parameters, &pass.ctx);
-        let arenas = way.arenas(parameters);
+        let mut arenas = way.arenas(parameters);
+        if let Some(casts) = casts {
+            parameters.grads().renew_casts(parameters.values(), casts);
+            arenas[1].push(casts.clone());
+        }
         let [written, read] = arenas.each_ref().map(|arenas| arenas.iter().collect::<Vec<_>>());
         replay.again(ctx.step(), ctx.samples(), &written, &read).map_err(failed)?;
         self.trail.note_all(among, "a pass that is replayed, with what ranks exchange in it,")?;

@@ -345,7 +345,7 @@ pub trait Strategy: Send {
     ) -> Result<(), Error> {
         // Where the values lie is where they are moved.
         let _ = device;
-        optimizer.step_arenas(parameters.values(), parameters.grads().arena(), factor);
+        optimizer.step_parameters(parameters, factor);
         Ok(())
     }
 

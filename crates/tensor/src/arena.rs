@@ -394,7 +394,7 @@ impl Arena {
     }
 
     /// Whether that was done to it.
-    pub(crate) fn is_cut(&self) -> bool {
+    pub fn is_cut(&self) -> bool {
         self.0.memory.is_cut()
     }
 
@@ -685,6 +685,18 @@ impl Grads {
     /// Takes note that somebody cast these parameters of `values` as they are now.
     pub fn were_cast(&self, params: impl IntoIterator<Item = usize>, values: &Arena) {
         self.casts.note(params, values);
+    }
+
+    /// Where they lie, on a GPU, if all of `values` are cast as they are now: for who moves the values and casts them along the way
+    /// ([`crate::Terms::casts`]), and notes that then.
+    pub fn casts_of_now(&self, values: &Arena) -> Option<Arena> {
+        self.casts.of_now(values)
+    }
+
+    /// Has these casts, on a GPU, be what `values` are now: for who replays a pass that reads them.
+    #[track_caller]
+    pub fn renew_casts(&self, values: &Arena, casts: &Arena) {
+        self.casts.renew(values, casts);
     }
 
     /// Takes note that what these parameters were cast to isn't there any more.

@@ -1,6 +1,7 @@
 //! The parameters of a gradient arena in a float of 16 bits, in an arena of their own: each is cast when it is first wanted after its
 //! values were written, so once a step, however many passes the step has. On a GPU, where each launch costs, all are cast at
-//! once where all were written, as by an optimizer.
+//! once where all were written; an optimizer that moves them there writes their casts along the way. A pass that is recorded finds them
+//! made, as its rehearsal did, and whoever replays it sees to that ([`crate::Grads::renew_casts`]).
 
 use crate::arena::{Arena, Layout, Span};
 use crate::cpu;
@@ -10,7 +11,7 @@ use crate::kernel;
 use crate::tensor::Tensor;
 use half::{bf16, f16};
 use std::ops::Range;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// What was cast so far.
 pub(crate) struct Casts {
@@ -45,18 +46,9 @@ impl Casts {
         }
         if let Backend::Gpu(engine) = value.device().backend() {
             // What comes and goes in pieces isn't all here, and is cast by whoever brings it.
-            let comes_and_goes = values.is_cut();
-            // A pass that is recorded casts anew each time that it is replayed, whatever was here when it was recorded.
-            let come_first =
-                || value.device().private(|pass| pass.comes_first_to(made.arena.memory_of_all()));
-            let in_pass = if comes_and_goes { None } else { come_first() };
-            let all = || !comes_and_goes && made.is_stale(0..self.layout.count(), values);
-            if in_pass.unwrap_or_else(all) {
+            if !values.is_cut() && made.is_stale(0..self.layout.count(), values) {
                 engine.cast_arena(values, &made.arena);
                 made.note(0..self.layout.count(), values);
-            }
-            if in_pass.is_some() {
-                return Some(made.arena.tensor(i));
             }
         }
         let cast = made.arena.tensor(i);
@@ -66,6 +58,31 @@ impl Casts {
             made.note(i..i + 1, values);
         }
         Some(cast)
+    }
+
+    /// The arena that they lie in on a GPU, if all are as `values` are now.
+    pub(crate) fn of_now(&self, values: &Arena) -> Option<Arena> {
+        let kept = self.lock();
+        let made = kept
+            .as_ref()
+            .filter(|made| made.arena.device().gpu().is_some() && !values.is_cut() && !made.arena.is_cut())?;
+        let is_fresh = (0..self.layout.count()).all(|i| !made.is_stale(i..i + 1, values));
+        is_fresh.then(|| made.arena.clone())
+    }
+
+    /// Has `casts`, which lie on a GPU, be what `values` are now.
+    pub(crate) fn renew(&self, values: &Arena, casts: &Arena) {
+        let mut kept = self.lock();
+        let is_its = |made: &&mut Made| Arc::ptr_eq(made.arena.memory_of_all(), casts.memory_of_all());
+        let made = kept.as_mut().filter(is_its);
+        let count = self.layout.count();
+        if made.as_ref().is_some_and(|made| (0..count).all(|i| !made.is_stale(i..i + 1, values))) {
+            return;
+        }
+        if let Backend::Gpu(engine) = values.device().backend() {
+            engine.cast_arena(values, casts);
+            made.into_iter().for_each(|made| made.note(0..count, values));
+        }
     }
 
     /// The arena that they lie in, once there is one.

@@ -89,8 +89,6 @@ pub(crate) struct Private {
     rehearsed: VecDeque<Feed>,
     feeds: Vec<Feed>,
     held: Vec<Arc<Memory>>,
-    /// Where the pass has cast parameters to.
-    cast: Vec<Arc<Memory>>,
     is_recording: bool,
     /// Whether what its thread does at the moment is no part of it.
     pub(crate) is_aside: bool,
@@ -120,15 +118,6 @@ impl Private {
         if self.is_recording && !self.held.iter().any(|held| Arc::ptr_eq(held, memory)) {
             self.held.push(memory.clone());
         }
-    }
-
-    /// Whether the pass hasn't cast parameters to this memory yet, which it does now.
-    pub(crate) fn comes_first_to(&mut self, cast: &Arc<Memory>) -> bool {
-        let is_first = !self.cast.iter().any(|other| Arc::ptr_eq(other, cast));
-        if is_first {
-            self.cast.push(cast.clone());
-        }
-        is_first
     }
 
     /// Notes that the pass can't be recorded; the first reason stays.
@@ -256,7 +245,6 @@ impl Rehearsal {
             rehearsed: std::mem::take(&mut self.feeds),
             feeds: Vec::new(),
             held: Vec::new(),
-            cast: Vec::new(),
             is_recording,
             is_aside: false,
             refusal: None,
@@ -303,7 +291,8 @@ impl Drop for Public<'_> {
 
 impl Replay {
     /// Gives the GPU the pass once more, over these samples in step `step`. The arenas are those that it uses: `written` as it
-    /// writes them, `read` as it only reads them. Panics while anyone uses what it writes, or with another number of samples.
+    /// writes them, `read` as it only reads them. Parameters that it wants in 16 bits it finds cast: whoever moves them in between sees to
+    /// that ([`crate::Grads::renew_casts`]). Panics while anyone uses what it writes, or with another number of samples.
     #[track_caller]
     pub fn again(
         &mut self,

@@ -116,13 +116,15 @@ impl Guard {
     }
 }
 
-/// What of a step only the GPU knows.
+/// What of a step only the GPU knows, and what it does along the way.
 #[derive(Clone, Default)]
 pub struct Terms {
     /// How large its gradients may be together. Default: as they are.
     pub limit: Option<NormLimit>,
     /// What may keep it from changing anything. Default: nothing.
     pub guard: Option<Guard>,
+    /// An arena of 16 bits of the values' layout, on their GPU, that gets those that move as they are then. Default: none.
+    pub casts: Option<Arena>,
 }
 
 impl Terms {
@@ -179,6 +181,13 @@ impl Arena {
                 && states.into_iter().flatten().all(|state| fits(state, run.states));
             assert!(fit, "update: {run:?} of arenas that end before, or of another device");
         }
+        let are_casts = |casts: &Arena| {
+            casts.dtype().is_half() && casts.layout() == self.layout() && casts.device() == self.device()
+        };
+        assert!(
+            terms.casts.as_ref().is_none_or(are_casts),
+            "update: casts that aren't these values' in 16 bits"
+        );
         engine.update(self, runs, steps, grads, states, rule, terms);
     }
 }

@@ -105,7 +105,7 @@ pub(super) fn step(args: &StepArgs) -> Result<()> {
                 ));
             }
             let update = Instant::now();
-            optimizer.step_arenas(parameters.values(), parameters.grads().arena(), 1.0);
+            optimizer.step_parameters(parameters, 1.0);
             updates += update.elapsed();
         }
         times.push(start.elapsed().as_secs_f64() * 1e3);

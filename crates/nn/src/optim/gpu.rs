@@ -2,6 +2,7 @@
 
 use super::groups::Factors;
 use super::{Adam, AdamW, Optimizer, Rule};
+use crate::parameters::Parameters;
 use crate::shadow::Shadow;
 use phalanx_tensor::{Arena, Guard, Layout, NormLimit, Update, UpdateRun, UpdateStep};
 use std::ops::Range;
@@ -17,6 +18,19 @@ impl Optimizer {
         }
         let all = [HeldPart { of_model: 0..values.layout().len(), value: 0, grad: 0 }];
         self.step_held(&all, values, grads, values.layout(), factor);
+    }
+
+    /// The same for all parameters, along their gradients. On a GPU what was cast of them to 16 bits stays what they are: the kernel writes
+    /// it as it moves them.
+    #[track_caller]
+    pub fn step_parameters(&mut self, parameters: &Parameters, factor: f64) {
+        let (values, grads) = (parameters.values(), parameters.grads());
+        let casts = grads.casts_of_now(values);
+        self.terms.casts.clone_from(&casts);
+        self.step_arenas(values, grads.arena(), factor);
+        if casts.is_some() {
+            grads.were_cast(0..values.layout().count(), values);
+        }
     }
 
     /// Has the next step over arenas, which lie on a GPU, made behind this guard.

@@ -279,7 +279,6 @@ impl Way for ByUnits<'_> {
             // Units, and casts of them, are in memory that comes and goes.
             return [written, Vec::new()];
         }
-        written.extend(parameters.grads().casts());
         [written, vec![parameters.values().clone()]]
     }
 }

@@ -156,7 +156,7 @@ fn step(
         let alone = "nobody else takes part who could fail";
         strategy.backward(&parameters, Some(&of_batch), 1.0, Sync::Now).expect(alone);
         strategy.finish(&parameters).expect(alone);
-        optimizer.step_arenas(parameters.values(), parameters.grads().arena(), 1.0);
+        optimizer.step_parameters(&parameters, 1.0);
         number += 1;
     });
     let [n, c, h, w] = dims;

@@ -2,9 +2,10 @@
 
 use crate::arena::Arena;
 use crate::gpu::Engine;
-use crate::gpu::launch::{Arg, elements, out_or_null};
+use crate::gpu::launch::{Arg, element, elements, out_or_null};
 use crate::tensor::Tensor;
 use crate::update::{Terms, Update, UpdateRun, UpdateStep};
+use phalanx_cuda::Element;
 use std::ops::Range;
 
 /// The kernel of a rule, and how many states it takes at least and at most.
@@ -32,7 +33,7 @@ impl Engine {
         grads: &Arena,
         states: [Option<&Arena>; 3],
         rule: Update,
-        Terms { limit, guard }: &Terms,
+        Terms { limit, guard, casts }: &Terms,
     ) {
         let (name, [least, most]) = named(rule);
         assert!(states[..least].iter().all(Option::is_some), "update: {rule:?} has {least} states");
@@ -51,10 +52,12 @@ impl Engine {
         // Arenas are borrowed as a whole for the time of giving.
         let _written = (values.flat_mut::<f32>(), states.map(|state| state.map(Arena::flat_mut::<f32>)));
         let _read = grads.hold::<f32>();
+        let _cast = casts.as_ref().map(Arena::write);
+        let element = casts.as_ref().map_or(Element::F32, |casts| element(casts.dtype()));
         for (run, steps) in of_runs.into_iter().filter(|(run, _)| run.len > 0) {
             let at = |arena: &Arena, start: usize| {
-                let bytes = start * size_of::<f32>()..(start + run.len) * size_of::<f32>();
-                arena.memory().gpu(bytes).address()
+                let size = arena.dtype().bytes();
+                arena.memory().gpu(start * size..(start + run.len) * size).address()
             };
             let state = |arena: &Option<&Arena>| {
                 arena.map_or(Arg::InOrNull(None), |arena| Arg::Bare(at(arena, run.states)))
@@ -63,7 +66,7 @@ impl Engine {
             let mut args = vec![
                 Arg::Bare(at(values, run.values)),
                 Arg::BareIn(at(grads, run.grads)),
-                Arg::InOrNull(None),
+                casts.as_ref().map_or(Arg::InOrNull(None), |casts| Arg::Bare(at(casts, run.values))),
             ];
             args.extend(states[..most].iter().map(state));
             args.push(Arg::In(&steps));
@@ -74,7 +77,7 @@ impl Engine {
             args.push(Arg::Int(run.len));
             // SAFETY: the last of the steps ends with the run, and all arenas have it, as the caller checked, and stay until the stream
             // has come to it, since their memory is given back after all work.
-            unsafe { self.launch(name, elements(run.len), &args) }
+            unsafe { self.launch_for(element, name, elements(run.len), &args) }
         }
     }
 }
