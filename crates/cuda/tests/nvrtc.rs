@@ -142,6 +142,9 @@ fn neighbours_come_in_one_go() {
                 for (access, whole, asked) in [("ld", kind, reads), ("st", "b32", writes)] {
                     let whole = format!("{access}.global.v4.{whole}");
                     assert!(!asked || body.contains(&whole), "{name} for {element:?} has no {whole}");
+                    // Values, gradients and states are float32 in each module.
+                    let floats = source != Source::Optimizer || body.contains("ld.global.v4.f32");
+                    assert!(floats, "{name} for {element:?} takes its floats one by one");
                     let piece = format!("{access}.global.v4.u16");
                     assert!(!body.contains(&piece), "{name} for {element:?} has {piece}, of 8 bytes");
                 }

@@ -241,7 +241,8 @@ fn casts_of_weights_move_with_them() {
         freeze(&mut net, &["1.*"]).unwrap();
         let parameters = Parameters::build(&mut net, &device, 0);
         let mut optimizer = Optimizer::new(rule).unwrap();
-        optimizer.group(&[], &parameters).unwrap();
+        let undecayed = Group { of: Members::NormsAndBiases, lr: 2.0, weight_decay: 0.0 };
+        optimizer.group(&[undecayed], &parameters).unwrap();
         let x = Tensor::uniform(&device, [4, 9], -1.0, 1.0, DType::F32, Philox::new(1, 0));
         let casts = || {
             fake.iter()
@@ -256,7 +257,13 @@ fn casts_of_weights_move_with_them() {
             backward(&[(&loss, None)], &mut Nobody);
             parameters.grads().settle();
             made.push(casts() - before);
+            let (values, grads) = (parameters.values(), parameters.grads());
+            assert!(grads.casts_of_now(values).is_some(), "the pass wanted them");
             optimizer.step_parameters(&parameters, 1.0);
+            assert!(
+                grads.is_cast(0, values) && grads.casts_of_now(values).is_none(),
+                "nobody wants them yet"
+            );
             let of_now = parameters.grads().casts().unwrap();
             let same = (0..parameters.layout().count()).all(|i| {
                 let value = parameters.values().tensor(i);
@@ -270,6 +277,9 @@ fn casts_of_weights_move_with_them() {
                 parameters.values().tensor(0).fill(0.5);
             }
         }
+        // Once nobody does, they aren't written any more.
+        optimizer.step_parameters(&parameters, 1.0);
+        assert!(!parameters.grads().is_cast(0, parameters.values()), "{rule:?}");
         if fake.is_some() {
             assert_eq!(made, [made[1] + 1, made[1], made[1], made[1] + 1], "{rule:?}");
         }

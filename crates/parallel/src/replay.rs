@@ -232,7 +232,8 @@ impl Replays {
             return Ok(value);
         }
         // As the pass finds them each time.
-        if let Some(casts) = parameters.grads().casts().filter(|_| !parameters.values().is_cut()) {
+        let is_cast = kind.form.products.is_half() && !parameters.values().is_cut();
+        if let Some(casts) = parameters.grads().casts().filter(|_| is_cast) {
             parameters.grads().renew_casts(parameters.values(), &casts);
         }
         parameters.grads().zero();

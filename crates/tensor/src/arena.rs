@@ -687,10 +687,15 @@ impl Grads {
         self.casts.note(params, values);
     }
 
-    /// Where they lie, on a GPU, if all of `values` are cast as they are now: for who moves the values and casts them along the way
-    /// ([`crate::Terms::casts`]), and notes that then.
+    /// Where they lie, on a GPU, if all of `values` are cast as they are now, and somebody has wanted that since they moved last: for who
+    /// moves them and writes their casts along the way ([`crate::Terms::casts`], [`Grads::casts_were_moved`]).
     pub fn casts_of_now(&self, values: &Arena) -> Option<Arena> {
         self.casts.of_now(values)
+    }
+
+    /// Takes note that these casts were written as `values` were moved.
+    pub fn casts_were_moved(&self, values: &Arena, casts: &Arena) {
+        self.casts.were_moved(values, casts);
     }
 
     /// Has these casts, on a GPU, be what `values` are now: for who replays a pass that reads them.

@@ -1,7 +1,7 @@
 //! The parameters of a gradient arena in a float of 16 bits, in an arena of their own: each is cast when it is first wanted after its
 //! values were written, so once a step, however many passes the step has. On a GPU, where each launch costs, all are cast at
-//! once where all were written; an optimizer that moves them there writes their casts along the way. A pass that is recorded finds them
-//! made, as its rehearsal did, and whoever replays it sees to that ([`crate::Grads::renew_casts`]).
+//! once where all were written; an optimizer that moves them there writes their casts along the way, as long as anybody wants them. A
+//! pass that is recorded finds these made, as its rehearsal did, and whoever replays it sees to that ([`crate::Grads::renew_casts`]).
 
 use crate::arena::{Arena, Layout, Span};
 use crate::cpu;
@@ -25,6 +25,8 @@ struct Made {
     writes: Vec<Option<u64>>,
     /// How often each was read for it.
     reads: Vec<u64>,
+    /// Whether anybody has wanted one since an optimizer wrote them.
+    is_wanted: bool,
 }
 
 impl Casts {
@@ -44,6 +46,7 @@ impl Casts {
         if made.arena.device() != value.device() {
             return None;
         }
+        made.is_wanted = true;
         if let Backend::Gpu(engine) = value.device().backend() {
             // What comes and goes in pieces isn't all here, and is cast by whoever brings it.
             if !values.is_cut() && made.is_stale(0..self.layout.count(), values) {
@@ -53,6 +56,10 @@ impl Casts {
         }
         let cast = made.arena.tensor(i);
         if made.is_stale(i..i + 1, values) {
+            if !values.is_cut() {
+                let why = "casts of parameters that weren't made before, which";
+                value.device().private(|pass| pass.is_recording().then(|| pass.refuse(why)));
+            }
             kernel::copy::convert(value, &cast);
             made.reads[i] += 1;
             made.note(i..i + 1, values);
@@ -60,28 +67,35 @@ impl Casts {
         Some(cast)
     }
 
-    /// The arena that they lie in on a GPU, if all are as `values` are now.
+    /// The arena that they lie in on a GPU, if all are as `values` are now, and wanted so.
     pub(crate) fn of_now(&self, values: &Arena) -> Option<Arena> {
         let kept = self.lock();
-        let made = kept
-            .as_ref()
-            .filter(|made| made.arena.device().gpu().is_some() && !values.is_cut() && !made.arena.is_cut())?;
-        let is_fresh = (0..self.layout.count()).all(|i| !made.is_stale(i..i + 1, values));
-        is_fresh.then(|| made.arena.clone())
+        let made = kept.as_ref().filter(|made| made.is_wanted && made.arena.device().gpu().is_some())?;
+        let is_whole = !values.is_cut() && !made.arena.is_cut();
+        (is_whole && made.is_fresh(values)).then(|| made.arena.clone())
     }
 
     /// Has `casts`, which lie on a GPU, be what `values` are now.
     pub(crate) fn renew(&self, values: &Arena, casts: &Arena) {
         let mut kept = self.lock();
-        let is_its = |made: &&mut Made| Arc::ptr_eq(made.arena.memory_of_all(), casts.memory_of_all());
-        let made = kept.as_mut().filter(is_its);
-        let count = self.layout.count();
-        if made.as_ref().is_some_and(|made| (0..count).all(|i| !made.is_stale(i..i + 1, values))) {
-            return;
+        let mut made = kept.as_mut().filter(|made| made.are_in(casts));
+        if let Some(made) = &mut made {
+            made.is_wanted = true;
+            if made.is_fresh(values) {
+                return;
+            }
         }
         if let Backend::Gpu(engine) = values.device().backend() {
             engine.cast_arena(values, casts);
-            made.into_iter().for_each(|made| made.note(0..count, values));
+            made.into_iter().for_each(|made| made.note(0..self.layout.count(), values));
+        }
+    }
+
+    /// Takes note that an optimizer has written `casts` as it moved `values`.
+    pub(crate) fn were_moved(&self, values: &Arena, casts: &Arena) {
+        if let Some(made) = self.lock().as_mut().filter(|made| made.are_in(casts)) {
+            made.note(0..self.layout.count(), values);
+            made.is_wanted = false;
         }
     }
 
@@ -98,6 +112,7 @@ impl Casts {
                 arena: Arena::new(device, dtype, &self.layout),
                 writes: vec![None; self.layout.count()],
                 reads: vec![0; self.layout.count()],
+                is_wanted: false,
             },
         };
         kept.insert(made)
@@ -153,6 +168,16 @@ fn give_back<T: Element>(mut span: Span<T>) {
 }
 
 impl Made {
+    /// Whether they lie in this arena.
+    fn are_in(&self, arena: &Arena) -> bool {
+        Arc::ptr_eq(self.arena.memory_of_all(), arena.memory_of_all())
+    }
+
+    /// Whether all are as they were cast.
+    fn is_fresh(&self, values: &Arena) -> bool {
+        (0..self.writes.len()).all(|i| !self.is_stale(i..i + 1, values))
+    }
+
     /// Whether all of these were written since they were cast.
     fn is_stale(&self, mut params: Range<usize>, values: &Arena) -> bool {
         params.all(|i| self.writes[i] != Some(values.writes(i)))

@@ -105,6 +105,10 @@ impl Private {
         self.is_of_this_thread() && !self.is_aside
     }
 
+    pub(crate) fn is_recording(&self) -> bool {
+        self.is_recording
+    }
+
     pub(crate) fn take(&mut self, class: usize) -> Option<Arc<Buffer>> {
         self.buffers.get_mut(class).and_then(Vec::pop)
     }

@@ -188,13 +188,13 @@ fn groups_of_values_are_moved_by_steps_of_their_own() {
     }
     // One that is shorter than a warp, one that is longer than a grid, an empty one, and the rest.
     let (ends, n) = ([3, 1303, 1303, 1999], 1999);
-    for rule in rules() {
+    for (rule, element) in rules().into_iter().zip(Element::ALL.into_iter().cycle()) {
         let start = random(Element::F32, n, -1.0, 1.0, 1);
         let grads = random(Element::F32, n, -1.0, 1.0, 2);
         let slices_of = |range: std::ops::Range<usize>| Slices {
-            element: Element::F32,
+            element,
             values: encode(Element::F32, &start[range.clone()]),
-            copy: room(Element::F32, range.len()),
+            copy: room(element, range.len()),
             states: kernel(&rule)
                 .1
                 .into_iter()
@@ -217,6 +217,8 @@ fn groups_of_values_are_moved_by_steps_of_their_own() {
             part.move_by(&rule, &own, &encode(Element::F32, &grads[range.clone()]), Terms::default());
             let bytes = 4 * range.start..4 * range.end;
             assert!(part.values == all.values[bytes.clone()], "{rule:?}, group {group}");
+            let size = room(element, 1).len();
+            assert!(part.copy == all.copy[size * range.start..size * range.end], "{rule:?}, group {group}");
             for (part, all) in part.states.iter().zip(&all.states) {
                 assert_eq!(part.as_deref(), all.as_ref().map(|all| &all[bytes.clone()]), "{rule:?}, {group}");
             }

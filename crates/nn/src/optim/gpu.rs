@@ -4,7 +4,7 @@ use super::groups::Factors;
 use super::{Adam, AdamW, Optimizer, Rule};
 use crate::parameters::Parameters;
 use crate::shadow::Shadow;
-use phalanx_tensor::{Arena, Guard, Layout, NormLimit, Update, UpdateRun, UpdateStep};
+use phalanx_tensor::{Arena, Guard, Layout, NormLimit, Terms, Update, UpdateRun, UpdateStep};
 use std::ops::Range;
 
 impl Optimizer {
@@ -12,12 +12,7 @@ impl Optimizer {
     /// a GPU by a kernel, to the same bits. All steps of one optimizer are over arenas of one layout on one device.
     #[track_caller]
     pub fn step_arenas(&mut self, values: &Arena, grads: &Arena, factor: f64) {
-        let device = values.device();
-        if device.gpu().is_none() {
-            return self.step_on(device, &mut values.flat_mut::<f32>(), &grads.flat::<f32>(), factor);
-        }
-        let all = [HeldPart { of_model: 0..values.layout().len(), value: 0, grad: 0 }];
-        self.step_held(&all, values, grads, values.layout(), factor);
+        self.step_whole(values, grads, None, factor);
     }
 
     /// The same for all parameters, along their gradients. On a GPU what was cast of them to 16 bits stays what they are: the kernel writes
@@ -26,11 +21,18 @@ impl Optimizer {
     pub fn step_parameters(&mut self, parameters: &Parameters, factor: f64) {
         let (values, grads) = (parameters.values(), parameters.grads());
         let casts = grads.casts_of_now(values);
-        self.terms.casts.clone_from(&casts);
-        self.step_arenas(values, grads.arena(), factor);
-        if casts.is_some() {
-            grads.were_cast(0..values.layout().count(), values);
+        self.step_whole(values, grads.arena(), casts.as_ref(), factor);
+        casts.iter().for_each(|casts| grads.casts_were_moved(values, casts));
+    }
+
+    #[track_caller]
+    fn step_whole(&mut self, values: &Arena, grads: &Arena, casts: Option<&Arena>, factor: f64) {
+        let device = values.device();
+        if device.gpu().is_none() {
+            return self.step_on(device, &mut values.flat_mut::<f32>(), &grads.flat::<f32>(), factor);
         }
+        let all = [HeldPart { of_model: 0..values.layout().len(), value: 0, grad: 0 }];
+        self.step_held(&all, [values, grads], casts, values.layout(), factor);
     }
 
     /// Has the next step over arenas, which lie on a GPU, made behind this guard.
@@ -47,16 +49,16 @@ impl Optimizer {
     #[track_caller]
     pub fn step_held_parts(&mut self, held: &[HeldPart], values: &Arena, grads: &Arena, factor: f64) {
         let n = held.iter().map(|part| part.of_model.len()).sum::<usize>();
-        self.step_held(held, values, grads, &Layout::new(&[[n].into()]), factor);
+        self.step_held(held, [values, grads], None, &Layout::new(&[[n].into()]), factor);
     }
 
-    /// With a state that lies so.
+    /// With a state that lies so; `casts` get the values that move in 16 bits.
     #[track_caller]
     fn step_held(
         &mut self,
         held: &[HeldPart],
-        values: &Arena,
-        grads: &Arena,
+        [values, grads]: [&Arena; 2],
+        casts: Option<&Arena>,
         of_state: &Layout,
         factor: f64,
     ) {
@@ -100,7 +102,8 @@ impl Optimizer {
             before += range.len();
         }
         let states = self.rule.places().map(|place| place.map(|i| state[i]));
-        values.update(&runs, &steps, grads, states, self.rule.update(), &std::mem::take(&mut self.terms));
+        let terms = Terms { casts: casts.cloned(), ..std::mem::take(&mut self.terms) };
+        values.update(&runs, &steps, grads, states, self.rule.update(), &terms);
     }
 }
 
