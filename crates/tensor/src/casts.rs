@@ -198,7 +198,7 @@ impl<T: Element> Span<T> {
         cpu::copy::convert_elements(&device, values, &mut self[at..at + values.len()]);
     }
 
-    /// The same with elements of a span of values, counted from its start, wherever the two lie.
+    /// The same with elements of a span of values, counted from its start, which lies on the same GPU or, like this, on a CPU.
     #[track_caller]
     pub fn cast_span(&mut self, at: usize, from: &Span<f32>, elements: Range<usize>) {
         let count = elements.len();
@@ -206,12 +206,6 @@ impl<T: Element> Span<T> {
         let here = self.arena().device().clone();
         match (here.backend(), from.arena().device().backend()) {
             (Backend::Cpu, Backend::Cpu) => self.cast_from(at, &from[elements]),
-            (Backend::Cpu, Backend::Gpu(_)) => panic!("cast_span: from a GPU to a CPU: cast it there first"),
-            (Backend::Gpu(engine), Backend::Cpu) => {
-                let mut cast = vec![T::default(); count];
-                cpu::copy::convert_elements(from.arena().device(), &from[elements], &mut cast);
-                engine.upload(&cast, self.arena().memory(), target.start);
-            }
             (Backend::Gpu(engine), Backend::Gpu(_)) => {
                 assert!(here == *from.arena().device(), "cast_span: spans on two GPUs");
                 engine.cast_bytes(
@@ -221,6 +215,7 @@ impl<T: Element> Span<T> {
                     count,
                 );
             }
+            _ => panic!("cast_span: spans on a CPU and a GPU: bring one to the other first"),
         }
     }
 }

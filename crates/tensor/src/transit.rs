@@ -118,7 +118,7 @@ impl<T: Element> Transit<T> {
     fn join(&mut self) -> Result<(), Error> {
         let (Some(passed), Some(span)) = (&self.passed, &self.span) else { return Ok(()) };
         if let Backend::Gpu(engine) = span.arena().device().backend() {
-            engine.wait_for(passed)?;
+            engine.gpu().compute().wait(passed)?;
             self.passed.take().into_iter().for_each(|passed| engine.spare_event(passed));
         }
         Ok(())

@@ -31,15 +31,11 @@ pub(super) trait Halves: Send {
     /// Lets everybody at the casts of a unit.
     fn let_in(&mut self, unit: usize);
 
-    /// Casts what this rank holds of a unit that is away, and starts to gather what the others do; on a GPU it lies in `held`.
-    fn start(
-        &mut self,
-        units: &[Unit],
-        unit: usize,
-        values: &Span<f32>,
-        group: &Group,
-        held: Option<&mut Held>,
-    );
+    /// Casts what this rank holds of a unit that is away, and starts to gather what the others do.
+    fn start(&mut self, units: &[Unit], unit: usize, values: &Span<f32>, group: &Group);
+
+    /// The same on a GPU, of what lies in `held`.
+    fn start_from(&mut self, held: &mut Held, units: &[Unit], unit: usize, group: &Group);
 
     /// Returns when those that were started first are here.
     fn finish(&mut self, group: &Group) -> Result<(), Error>;
@@ -104,25 +100,18 @@ impl<T: Element + Sent> Halves for Typed<T> {
         self.away[unit] = None;
     }
 
-    fn start(
-        &mut self,
-        units: &[Unit],
-        unit: usize,
-        values: &Span<f32>,
-        group: &Group,
-        held: Option<&mut Held>,
-    ) {
-        let range = units[unit].shared_out.clone();
-        if held.is_none() {
-            for held in [units[unit].own.clone(), units[unit].rest()] {
-                self.make(unit, held, values);
-            }
+    fn start(&mut self, units: &[Unit], unit: usize, values: &Span<f32>, group: &Group) {
+        for held in [units[unit].own.clone(), units[unit].rest()] {
+            self.make(unit, held, values);
         }
         let Some(span) = self.away[unit].take() else { return };
-        self.coming.push_back(match held {
-            None => Coming::Here(group.start_all_gather(Piece { span, range })),
-            Some(held) => Coming::OnGpu(held.gather_casts(units, unit, span, group)),
-        });
+        let piece = Piece { span, range: units[unit].shared_out.clone() };
+        self.coming.push_back(Coming::Here(group.start_all_gather(piece)));
+    }
+
+    fn start_from(&mut self, held: &mut Held, units: &[Unit], unit: usize, group: &Group) {
+        let Some(span) = self.away[unit].take() else { return };
+        self.coming.push_back(Coming::OnGpu(held.gather_casts(units, unit, span, group)));
     }
 
     fn finish(&mut self, group: &Group) -> Result<(), Error> {

@@ -433,9 +433,14 @@ impl Held {
         }
         // The ranks' parts, which this and the gather bring, and what all ranks hold are the whole of it.
         span.renew();
-        let place = |part: &Part| (part.of(&units[unit]).start, self.values.place(part));
-        let runs: Vec<_> = self.parts(units, unit).iter().map(place).collect();
+        let runs = self.places(units, unit);
         self.gather_in(self.bring(span, &runs), units[unit].shared_out.clone(), group)
+    }
+
+    /// Where the values of a unit that are held lie, each run beside where it begins in the unit.
+    fn places(&self, units: &[Unit], unit: usize) -> Vec<(usize, Range<usize>)> {
+        let place = |part: &Part| (part.of(&units[unit]).start, self.values.place(part));
+        self.parts(units, unit).iter().map(place).collect()
     }
 
     /// Has elements of a span become some of the values that are held: of each pair those from the first on those of the second.
@@ -457,8 +462,7 @@ impl Held {
         mut casts: Span<T>,
         group: &Group,
     ) -> Moving<T> {
-        let place = |part: &Part| (part.of(&units[unit]).start, self.values.place(part));
-        let runs: Vec<_> = self.parts(units, unit).iter().map(place).collect();
+        let runs = self.places(units, unit);
         casts.renew();
         let transit = if self.is_offloaded() {
             casts.come_up(self.host_casts::<T>(), &runs)

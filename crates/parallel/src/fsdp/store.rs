@@ -186,13 +186,13 @@ impl Store {
         };
         let coming = match (mixed, &mut self.held) {
             (Some((halves, mixed)), Some(held)) => {
-                halves.start(units, unit, &span, group, Some(held));
+                halves.start_from(held, units, unit, group);
                 let wide = Wide::OnGpu(held.gather_wide(units, unit, mixed, group));
                 Coming::Mixed { span, wide }
             }
             (None, Some(held)) => Coming::OnGpu(held.gather(units, unit, span, group)),
             (Some((halves, mixed)), None) => {
-                halves.start(units, unit, &span, group, None);
+                halves.start(units, unit, &span, group);
                 let packed = mixed.packed(group.rank().index(), &span);
                 let wide = Wide::Here(packed.map(|packed| group.start_all_gather(packed)));
                 Coming::Mixed { span, wide }

@@ -134,11 +134,6 @@ impl Engine {
         event
     }
 
-    /// Has the compute stream wait for such copies.
-    pub(crate) fn wait_for(&self, event: &Event) -> Result<(), Error> {
-        self.stream().wait(event)
-    }
-
     /// Takes an event back that nobody will wait for any more.
     pub(crate) fn spare_event(&self, event: Event) {
         lock(&self.spare_events).push(event);
