@@ -24,8 +24,8 @@ epochs() {
 step() {
     local model=$1 peer_model=$2 batch=$3 count=$4 kind=$5
     shift 5
-    for graphs in "" --graphs; do
-        ours bench step --model "$model" --batch "$batch" --steps "$count" --device "$device" --precision "$kind" $graphs "$@"
+    for ways in "" --graphs "--graphs --search"; do
+        ours bench step --model "$model" --batch "$batch" --steps "$count" --device "$device" --precision "$kind" $ways "$@"
     done
     for how in eager compile; do
         peer step "$peer_model" "$batch" "$count" "$how" "$kind"

@@ -421,6 +421,9 @@ pub(crate) struct StepArgs {
     /// Record the passes of a step on a GPU once, and replay them.
     #[arg(long)]
     pub(crate) graphs: bool,
+    /// Measure which of the libraries' products and convolutions are the fastest on the GPU, and take those.
+    #[arg(long)]
+    pub(crate) search: bool,
     /// Compute threads [default: all cores].
     #[arg(long, value_parser = up_to(MOST_THREADS))]
     pub(crate) threads: Option<usize>,

@@ -51,6 +51,7 @@ fn what_cannot_be_measured_is_wrong_usage() {
     for (args, said, hint) in [
         (&["step", "--graphs"][..], recorded, "add --device cuda"),
         (&["step", "--graphs", "--device", "cuda:0", "--forward-only"], recorded, "leave --forward-only out"),
+        (&["step", "--search"], "--search: there are several ways", "--device cuda"),
         (
             &["step", "--precision", "tf32"],
             "--precision tf32: a CPU makes products in float32",

@@ -13,6 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
+use std::thread;
 use std::time::{Duration, Instant};
 use user::{events, phalanx, text, worker};
 
@@ -234,6 +235,15 @@ fn top_shows_gpus_with_the_ranks_that_are_on_them() {
     rank.arg("600").env("RANK", "3").env("TORCHELASTIC_RUN_ID", "top-of-a-test");
     let mut rank = rank.spawn().unwrap();
     let pid = rank.id();
+    // It is there a moment before what it was started with is.
+    let is_told = || {
+        fs::read(format!("/proc/{pid}/environ")).is_ok_and(|all| text(&all).contains("TORCHELASTIC_RUN_ID"))
+    };
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !is_told() {
+        assert!(Instant::now() < deadline, "process {pid} never told its environment");
+        thread::sleep(Duration::from_millis(1));
+    }
     fake.nvml_sees(&format!("gpu 40 1 8 100 700 50\nprocess {pid} 512\nprocess 1 -\ngpu 0 0 8 70 700 30\n"));
     let lines = told(folder.path(), fake.folder(), &["top"], 0);
     rank.kill().unwrap();
@@ -300,18 +310,19 @@ fn step_line(libraries: &Path, more: &str) -> Value {
 fn a_step_is_measured_on_a_gpu_as_training_makes_it() {
     let Some(fake) = fake() else { return };
     let gpt = "--model gpt --layers 2 --width 32 --heads 4 --seq 16 --vocabulary 300 --tied";
-    for (job, precision, graphs) in [
-        ("--model mnist", "float32", false),
-        ("--model mnist", "tf32", true),
-        ("--model mnist", "bfloat16", true),
-        (gpt, "bfloat16", false),
-        (gpt, "bfloat16", true),
+    for (job, precision, graphs, search) in [
+        ("--model mnist", "float32", false, false),
+        ("--model mnist", "tf32", true, true),
+        ("--model mnist", "bfloat16", true, false),
+        (gpt, "bfloat16", false, true),
+        (gpt, "bfloat16", true, false),
     ] {
-        let graphs_word = if graphs { "--graphs" } else { "" };
-        let more = format!("{job} --device cuda:1 --precision {precision} {graphs_word}");
+        let word = |is_asked: bool, word: &'static str| if is_asked { word } else { "" };
+        let more = [word(graphs, "--graphs"), word(search, "--search")].join(" ");
+        let more = format!("{job} --device cuda:1 --precision {precision} {more}");
         let line = step_line(fake.folder(), &more);
-        let told = ["device", "precision", "graphs"].map(|key| line[key].clone());
-        assert_eq!(told, [json!("cuda:1"), json!(precision), json!(graphs)], "{line}");
+        let told = ["device", "precision", "graphs", "search"].map(|key| line[key].clone());
+        assert_eq!(told, [json!("cuda:1"), json!(precision), json!(graphs), json!(search)], "{line}");
         let above_zero = |key: &str| line[key].as_f64().is_some_and(|number| number > 0.0);
         assert!(["median_ms", "p95_ms", "gflops", "gpu_mb"].into_iter().all(above_zero), "{line}");
     }

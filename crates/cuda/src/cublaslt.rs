@@ -2,7 +2,7 @@
 //!
 //! A [`Product`] is a plain description, in rows as the engine's tensors are; [`Products`] are those of one GPU: the library's
 //! handle and, for each description that came by, the algorithm and descriptors that were chosen for it, so that a product of a
-//! steady step is one call. The library's heuristic chooses; [`Products::search`] measures instead. The library computes the same
+//! steady step is one call. The library's heuristic chooses; [`Choices::search`] measures instead. The library computes the same
 //! bits in every run with the same algorithm: those that the heuristic chooses stay the same, those that a search chooses may
 //! differ from run to run and with them the last bits.
 //!
@@ -15,7 +15,7 @@ mod product;
 mod products;
 
 pub use product::{Epilogue, Kept, Numbers, Operand, Order, Product, Vector};
-pub use products::{Alignment, Chosen, Operands, Products};
+pub use products::{Alignment, Operands, Products};
 
 use crate::error::Error;
 use crate::library::Library;
@@ -39,8 +39,7 @@ impl CublasLt {
 
     /// Its version, as 13.1.0 is written: (13, 1, 0).
     pub fn version(&self) -> (usize, usize, usize) {
-        // SAFETY: a call without arguments.
-        let number = unsafe { (self.functions.version)() };
+        let number = self.functions.number();
         (number / 10_000, number / 100 % 100, number % 100)
     }
 
@@ -68,6 +67,12 @@ pub fn has_no_way(error: &Error) -> bool {
 const HEURISTIC: &str = "cublasLtMatmulAlgoGetHeuristic";
 
 impl Functions {
+    /// The library's version as one number.
+    fn number(&self) -> usize {
+        // SAFETY: a call without arguments.
+        unsafe { (self.version)() }
+    }
+
     /// An error where `status` is none of success.
     fn succeeded(&self, call: &'static str, status: Status, what: &dyn fmt::Display) -> Result<(), Error> {
         if status == foreign::SUCCESS {

@@ -1,7 +1,7 @@
 //! cuDNN: convolutions, forward and both ways backward, with bias and ReLU in the same kernel.
 //!
 //! A [`Convolution`] is a plain description; [`Convolutions`] are those of one GPU: the library's handle and, for each description
-//! that came by, the plan that was chosen for it. The library's heuristic chooses; [`Convolutions::search`] measures instead.
+//! that came by, the plan that was chosen for it. The library's heuristic chooses; [`Choices::search`] measures instead.
 //! Engines whose results differ from run to run are never taken, nor those that round float32 factors unless
 //! [`Numbers::Tf32`] allows it, nor those that sum in 16 bits.
 //!
@@ -22,6 +22,7 @@ mod plan;
 
 pub use convolution::{Convolution, Layout, Numbers, Pass};
 pub use convolutions::{Convolutions, Operands};
+pub use graph::Alignment;
 
 use crate::error::Error;
 use crate::library::Library;
@@ -46,8 +47,7 @@ impl Cudnn {
 
     /// Its version, as 9.28.0 is written: (9, 28, 0).
     pub fn version(&self) -> (usize, usize, usize) {
-        // SAFETY: a call without arguments.
-        let number = unsafe { (self.functions.version)() };
+        let number = self.functions.number();
         (number / 10_000, number / 100 % 100, number % 100)
     }
 
@@ -57,6 +57,16 @@ impl Cudnn {
     }
 }
 
+/// Whether `error` is of a convolution that the library has no engine for on this GPU, so that another way has to be found. All other
+/// errors are failures, which another way would only hide.
+pub fn has_no_way(error: &Error) -> bool {
+    matches!(error, Error::LibraryCall { library: Library::Cudnn, call, status, .. }
+        if *call != EXECUTE && status.starts_with("CUDNN_STATUS_NOT_SUPPORTED"))
+}
+
+/// The call that computes.
+const EXECUTE: &str = "cudnnBackendExecute";
+
 impl fmt::Debug for Cudnn {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Cudnn({:?})", self.version())
@@ -64,6 +74,12 @@ impl fmt::Debug for Cudnn {
 }
 
 impl Functions {
+    /// The library's version as one number.
+    fn number(&self) -> usize {
+        // SAFETY: a call without arguments.
+        unsafe { (self.version)() }
+    }
+
     /// An error where `status` is none of success.
     fn succeeded(&self, call: &'static str, status: Status, what: &dyn fmt::Display) -> Result<(), Error> {
         if status == foreign::SUCCESS {

@@ -1,5 +1,6 @@
 //! A GPU of this machine, opened: its streams, its memory, its kernels.
 
+use crate::choices::Choices;
 use crate::codes;
 use crate::context::Context;
 use crate::cubins::{Cubins, KernelCache};
@@ -22,7 +23,8 @@ use std::sync::Arc;
 pub struct GpuOptions {
     /// Folders in which NVIDIA's libraries are looked for, before those that the system knows; none by default.
     pub libraries: Vec<PathBuf>,
-    /// The folder that keeps compiled kernels from one start to the next; by default every process compiles its own.
+    /// The folder that keeps compiled kernels from one start to the next, and what searches chose; by default every process compiles
+    /// its own.
     pub kernels: Option<PathBuf>,
     /// Whether every launch is waited for; by default none is.
     pub debug_sync: DebugSync,
@@ -57,6 +59,7 @@ struct Opened {
     architecture: Architecture,
     multiprocessors: u32,
     modules: Modules,
+    choices: Choices,
     compute: Stream,
     copy: Stream,
     comm: Stream,
@@ -71,11 +74,14 @@ impl Gpu {
         let nvrtc = Nvrtc::open(&options.libraries)?;
         let context = Arc::new(Context::open(driver, index, options.debug_sync)?);
         let architecture = context.architecture()?;
+        let (name, multiprocessors) = (context.name()?, context.multiprocessors()?);
+        let described = format!("{name}, sm_{architecture}, {multiprocessors} multiprocessors");
         Ok(Gpu(Arc::new(Opened {
             libraries: options.libraries.clone(),
-            name: context.name()?,
+            name,
             architecture,
-            multiprocessors: context.multiprocessors()?,
+            multiprocessors,
+            choices: Choices::new(options.kernels.clone(), described),
             modules: Modules::new(nvrtc, architecture, Cubins::new(options.kernels.clone())),
             compute: Stream::new(&context, Priority::Low)?,
             copy: Stream::new(&context, Priority::High)?,
@@ -170,6 +176,11 @@ impl Gpu {
     /// Where its kernels came from so far.
     pub fn kernel_cache(&self) -> KernelCache {
         self.0.modules.cache()
+    }
+
+    /// What searches chose for GPUs like this one.
+    pub fn choices(&self) -> &Choices {
+        &self.0.choices
     }
 
     /// Makes it the GPU that other libraries of NVIDIA's mean on this thread, which their calls need. Ours see to it themselves.

@@ -5,6 +5,7 @@ use crate::geometry::{Geometry, Share, Work};
 use crate::heads::Heads;
 use crate::source::Source;
 use crate::spread::Spread;
+use crate::taps::Taps;
 use crate::walk::Walk;
 use crate::window::Window;
 
@@ -87,6 +88,7 @@ const D: Parameter = Parameter::Double;
 const WINDOW: Parameter = Parameter::Struct(Window::BYTES);
 const HEADS: Parameter = Parameter::Struct(Heads::BYTES);
 const FRAMING: Parameter = Parameter::Struct(Framing::BYTES);
+const TAPS: Parameter = Parameter::Struct(Taps::BYTES);
 const SPREAD: Parameter = Parameter::Struct(Spread::BYTES);
 const WALK1: Parameter = Parameter::Struct(size_of::<Walk<1>>());
 const WALK2: Parameter = Parameter::Struct(size_of::<Walk<2>>());
@@ -104,6 +106,10 @@ const OF_VIEWS: &[Parameter] = &[R, R, W, WALK2, N];
 const ATTENTION: &[Parameter] = &[R, W, W, R0, R0, HEADS];
 const TO_QUERIES: &[Parameter] = &[R, R, R, R, W, W, R0, R0, HEADS];
 const TO_KEYS: &[Parameter] = &[R, R, R, R, W, R0, R0, HEADS];
+
+const fn convolution(name: &'static str, parameters: &'static [Parameter]) -> Kernel {
+    Kernel { name, source: Source::Convolution, parameters, share: Share::Elements }
+}
 
 const fn elementwise(name: &'static str, parameters: &'static [Parameter]) -> Kernel {
     Kernel { name, source: Source::Elementwise, parameters, share: Share::Elements }
@@ -333,6 +339,9 @@ pub const KERNELS: &[Kernel] = &[
         parameters: &[R, R, W, N, N, N, N, N, N, N, N, N, N],
         share: Share::Elements,
     },
+    convolution("plain_convolution", &[R, R, W, N, TAPS]),
+    convolution("plain_convolution_images", &[R, R, W, N, TAPS]),
+    convolution("plain_convolution_kernels", &[R, R, W, N, N, TAPS]),
     samples("sample_images", &[R, R, R, W, FRAMING, N, N], Share::Rows),
     samples("sample_windows", &[R, R, W, W, N, N, N, N, N], Share::Elements),
 ];

@@ -40,9 +40,11 @@ mod heads;
 mod kernels;
 mod source;
 mod spread;
+mod taps;
 mod walk;
 mod window;
 
+mod choices;
 mod clock;
 mod error;
 mod foreign;
@@ -70,6 +72,7 @@ pub mod nccl;
 pub mod nvml;
 
 pub use address::{Address, StreamHandle};
+pub use choices::{Choices, Chosen, Proposals, Workspace};
 pub use clock::Clock;
 pub use cubins::KernelCache;
 pub use driver::Driver;
@@ -90,5 +93,6 @@ pub use pinned::Pinned;
 pub use source::Source;
 pub use spread::{Run, Spread};
 pub use stream::{Priority, Stream};
+pub use taps::Taps;
 pub use walk::{MAX_DIMS, Walk};
 pub use window::Window;

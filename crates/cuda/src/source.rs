@@ -37,6 +37,8 @@ pub enum Source {
     Optimizer,
     /// Matrix products that NVIDIA's library doesn't do.
     Product,
+    /// Convolutions that NVIDIA's library doesn't do.
+    Convolution,
     /// Batches from samples that are kept as bytes.
     Samples,
 }
@@ -57,7 +59,7 @@ pub(crate) const HEADERS: [(&str, &str); 10] = [
 
 impl Source {
     /// All of them.
-    pub const ALL: [Source; 17] = [
+    pub const ALL: [Source; 18] = [
         Source::Elementwise,
         Source::Reduce,
         Source::Copy,
@@ -74,6 +76,7 @@ impl Source {
         Source::Gradients,
         Source::Optimizer,
         Source::Product,
+        Source::Convolution,
         Source::Samples,
     ];
 
@@ -90,7 +93,8 @@ impl Source {
     /// The types of elements that it is compiled for: one where it asks for none.
     pub const fn elements(self) -> &'static [Element] {
         match self {
-            Source::Copy => &[Element::F32],
+            // Convolutions of 16 bits are done in float32 where the library doesn't do them.
+            Source::Copy | Source::Convolution => &[Element::F32],
             Source::AttentionHalves => &[Element::Bf16, Element::F16],
             _ => &Element::ALL,
         }
@@ -116,6 +120,7 @@ impl Source {
             Source::Gradients => ("gradients.cu", include_str!("../kernels/gradients.cu")),
             Source::Optimizer => ("optimizer.cu", include_str!("../kernels/optimizer.cu")),
             Source::Product => ("product.cu", include_str!("../kernels/product.cu")),
+            Source::Convolution => ("convolution.cu", include_str!("../kernels/convolution.cu")),
             Source::Samples => ("samples.cu", include_str!("../kernels/samples.cu")),
         }
     }

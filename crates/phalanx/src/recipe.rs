@@ -257,6 +257,9 @@ pub struct TrainRecipe {
     /// Whether GPUs record the passes of a step as graphs and replay them. Default no.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub graphs: Option<bool>,
+    /// Whether GPUs measure which way to compute is the fastest. Default no.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub search: Option<bool>,
     /// What products are made in: `float32`, the default, `tf32`, `bfloat16` or `float16`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub precision: Option<String>,

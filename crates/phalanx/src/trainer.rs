@@ -74,6 +74,10 @@ pub struct Trainer {
     /// Whether GPUs record the passes of a step as graphs and replay them: the same bits with fewer calls. What ranks exchange by NCCL is
     /// part of them. Ranks that exchange anything by way of the host, and stages, make theirs as ever. Default no.
     pub graphs: bool,
+    /// Whether GPUs measure what NVIDIA's libraries propose for products and convolutions, and take the fastest
+    /// ([`Device::set_search`](phalanx_tensor::Device::set_search)). Not where ranks have to compute some of the same numbers, to the same
+    /// bits: beside parts of matrices, stretches of sequences and logical shards. Default no.
+    pub search: bool,
     /// What products are made in. Weights, gradients and the optimizer's state are float32 in any case. Default: float32.
     pub precision: Precision,
     /// How large gradients may be. Default: as they are.
@@ -136,6 +140,7 @@ impl Default for Trainer {
             accumulate: 1,
             drop_last: false,
             graphs: false,
+            search: false,
             precision: Precision::default(),
             clip: Clip::default(),
             groups: Vec::new(),

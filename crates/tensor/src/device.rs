@@ -58,6 +58,16 @@ pub enum Factors {
     Tf32,
 }
 
+/// Whether the fastest of several ways to compute the same is found by measuring them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Search {
+    /// It is.
+    Yes,
+    /// The libraries choose without.
+    #[default]
+    No,
+}
+
 /// The smallest class holds this many bytes.
 const SMALLEST_CLASS: usize = 256;
 
@@ -114,6 +124,16 @@ impl Device {
     pub fn set_factors(&self, factors: Factors) {
         if let Backend::Gpu(engine) = self.backend() {
             engine.set_rounds_factors(factors == Factors::Tf32);
+        }
+    }
+
+    /// Lets products and convolutions take, from now on, what is measured to be the fastest of what NVIDIA's libraries propose, where they
+    /// would take what the libraries think the fastest. What is computed for the first time is measured then and there, which may take a
+    /// second for each, and what was chosen is kept beside the kernels ([`GpuOptions::kernels`]), so that later starts compute the same
+    /// bits; elsewhere another may be chosen, and the last bits differ. Does nothing on a CPU.
+    pub fn set_search(&self, search: Search) {
+        if let Backend::Gpu(engine) = self.backend() {
+            engine.set_searches(search == Search::Yes);
         }
     }
 

@@ -53,7 +53,7 @@ mod whole;
 pub use arena::{Arena, Flat, Grads, Layout, Span};
 pub use autocast::{autocast, autocast_dtype};
 pub use between::looking;
-pub use device::{Device, Factors};
+pub use device::{Device, Factors, Search};
 pub use dtype::{DType, Element, Float};
 pub use gpu_span::GpuSpan;
 pub use gpu_tensor::GpuTensor;

@@ -11,7 +11,7 @@ use phalanx::nn::models::{
 use phalanx::nn::optim::{Adam, AdamW, Optimizer, Rule, Sgd};
 use phalanx::nn::{Ctx, Loss, Module, Parameters};
 use phalanx::parallel::{Pass, SingleDevice, Strategy, Sync};
-use phalanx::tensor::{DType, DebugSync, Device, KernelTime, Philox, Tensor, autocast, no_grad};
+use phalanx::tensor::{DType, DebugSync, Device, KernelTime, Philox, Search, Tensor, autocast, no_grad};
 use phalanx::{DeviceSpec, Precision};
 use serde::Serialize;
 use std::sync::Arc;
@@ -28,6 +28,8 @@ struct StepLine {
     precision: String,
     /// Whether passes were to be recorded once and replayed; a warning says where they couldn't be.
     graphs: bool,
+    /// Whether the fastest ways were searched for.
+    search: bool,
     median_ms: f64,
     p95_ms: f64,
     gflops: f64,
@@ -67,12 +69,18 @@ pub(super) fn step(args: &StepArgs) -> Result<()> {
         let text = format!("--graphs: only whole steps of a GPU are recorded\nhint: {hint}");
         return Err(WrongUsage(text).into());
     }
+    if args.search && on_cpu {
+        let text =
+            "--search: there are several ways to compute the same on a GPU only\nhint: add --device cuda";
+        return Err(WrongUsage(text.into()).into());
+    }
     let job = job(args)?;
     let device = args.device.open(threads, |_| 0, DebugSync::No)?;
     if matches!(job.sample, Sample::Image { .. }) {
         device.prepare_convolutions()?;
     }
     device.set_factors(precision.factors());
+    device.set_search(if args.search { Search::Yes } else { Search::No });
     let Job { name, mut model, sample, loss, rule, forward, first } = job;
     let parameters = Parameters::build(&mut model, &device, 0);
     let [x, y] = sample.batch(args.batch, &device);
@@ -124,6 +132,7 @@ pub(super) fn step(args: &StepArgs) -> Result<()> {
         device: args.device.to_string(),
         precision: precision.to_string(),
         graphs: args.graphs,
+        search: args.search,
         median_ms: at(0.5),
         p95_ms: at(0.95),
         gflops: 2.0 * per_image * args.batch as f64 / at(0.5) / 1e6,
@@ -139,11 +148,16 @@ pub(super) fn step(args: &StepArgs) -> Result<()> {
     } else {
         let peak = line.peak_mb.map_or(String::new(), |mb| format!(", {mb:.0} MB at most"));
         let gpu = line.gpu_mb.map_or(String::new(), |mb| format!(", {mb:.0} MB of the GPU"));
-        let on = match (args.device, args.graphs) {
-            (DeviceSpec::Cpu, _) if precision == Precision::Float32 => format!("{threads} threads"),
-            (DeviceSpec::Cpu, _) => format!("{threads} threads, {precision}"),
-            (device, true) => format!("{device}, {precision}, with graphs"),
-            (device, false) => format!("{device}, {precision}"),
+        let with = match (args.graphs, args.search) {
+            (true, true) => ", with graphs and a search",
+            (true, false) => ", with graphs",
+            (false, true) => ", with a search",
+            (false, false) => "",
+        };
+        let on = match args.device {
+            DeviceSpec::Cpu if precision == Precision::Float32 => format!("{threads} threads"),
+            DeviceSpec::Cpu => format!("{threads} threads, {precision}"),
+            device => format!("{device}, {precision}{with}"),
         };
         print(format_args!(
             "{name}, batch {}, {on}: median {:.3} ms, 95% below {:.3} ms, {:.1} GFLOP/s{peak}{gpu} ({} steps)",

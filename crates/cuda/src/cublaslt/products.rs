@@ -4,6 +4,7 @@ use super::foreign::{Algo, Functions, LtHandle};
 use super::plan::Descriptors;
 use super::product::{Kept, Numbers, Product, Vector};
 use crate::address::{Address, StreamHandle};
+use crate::choices::{Chosen, Proposals, Race, Workspace};
 use crate::clock::Clock;
 use crate::error::Error;
 use std::collections::HashMap;
@@ -11,9 +12,8 @@ use std::collections::hash_map::Entry;
 use std::ffi::c_void;
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
 
-/// How many algorithms a search measures.
+/// How many algorithms a search looks at.
 const SEARCHED: usize = 16;
 /// The best alignment that any algorithm asks for, in bytes.
 const BEST_ALIGNMENT: u32 = 256;
@@ -52,17 +52,6 @@ impl Operands {
         [self.b, self.a, self.out, self.vector, self.kept]
             .map(|Address(at)| 1 << at.trailing_zeros().min(BEST_ALIGNMENT.ilog2()))
     }
-}
-
-/// What a search found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Chosen {
-    /// How many algorithms were measured.
-    pub measured: usize,
-    /// How long the best one took.
-    pub best: Duration,
-    /// How long the heuristic's first took.
-    pub first: Duration,
 }
 
 /// The products of one GPU: the library's handle, and the plan for each product that came by.
@@ -121,58 +110,98 @@ impl Products {
         let plan = match self.plans.entry((*product, operands.alignment())) {
             Entry::Occupied(found) => found.into_mut(),
             Entry::Vacant(free) => {
-                let descriptors = Descriptors::new(&self.functions, product)?;
-                descriptors.point(product, operands.vector, operands.kept)?;
-                let (limit, alignment) = (self.workspace_bytes, operands.alignment());
-                let found = descriptors.algorithms(self.handle, product, limit, alignment, 1)?;
-                let (algo, workspace_bytes) = found[0];
-                free.insert(Plan { descriptors, algo, workspace_bytes })
+                let found =
+                    proposed(&self.functions, self.handle, self.workspace_bytes, product, operands, 1)?;
+                free.insert(found.plan(0))
             }
         };
         // SAFETY: the caller's promise.
         unsafe { plan.run(&self.functions, self.handle, product, operands, workspace, stream) }
     }
+}
 
-    /// Measures what the library proposes for a product, and keeps the fastest. `clock` has streams
-    /// and events.
-    ///
-    /// # Safety
-    /// As for [`Products::run`]; the result is written over and over.
+impl Proposals for Products {
+    type Description = Product;
+    type Operands = Operands;
+
+    fn is_chosen(&self, product: &Product, operands: &Operands) -> bool {
+        self.plans.contains_key(&(*product, operands.alignment()))
+    }
+
+    fn described(&self, product: &Product, operands: &Operands) -> String {
+        let (version, limit) = (self.functions.number(), self.workspace_bytes);
+        format!("cuBLASLt {version}: {product:?}, aligned to {:?}, in {limit} bytes", operands.alignment())
+    }
+
     #[track_caller]
-    pub unsafe fn search(
+    fn take(&mut self, product: &Product, operands: &Operands, proposal: usize) -> Result<bool, Error> {
+        let Products { functions, handle, workspace_bytes, plans } = self;
+        let found = proposed(functions, *handle, *workspace_bytes, product, operands, SEARCHED)?;
+        let is_there = proposal < found.ways.len();
+        if is_there {
+            plans.insert((*product, operands.alignment()), found.plan(proposal));
+        }
+        Ok(is_there)
+    }
+
+    #[track_caller]
+    unsafe fn search(
         &mut self,
         product: &Product,
         operands: &Operands,
-        workspace: Address,
+        workspace: &mut Workspace<'_>,
         stream: StreamHandle,
         clock: &mut Clock<'_>,
     ) -> Result<Chosen, Error> {
-        product.check();
-        check(product, operands);
-        let descriptors = Descriptors::new(&self.functions, product)?;
-        descriptors.point(product, operands.vector, operands.kept)?;
-        let (limit, alignment) = (self.workspace_bytes, operands.alignment());
-        let found = descriptors.algorithms(self.handle, product, limit, alignment, SEARCHED)?;
-        let (measured, mut best, mut first) = (found.len(), Duration::MAX, Duration::MAX);
-        let mut plan = Plan { descriptors, algo: found[0].0, workspace_bytes: found[0].1 };
-        let mut fastest = found[0];
-        for (i, &(algo, workspace_bytes)) in found.iter().enumerate() {
-            (plan.algo, plan.workspace_bytes) = (algo, workspace_bytes);
-            let (functions, handle) = (&self.functions, self.handle);
+        let Products { functions, handle, workspace_bytes, plans } = self;
+        let Proposed { descriptors, ways } =
+            proposed(functions, *handle, *workspace_bytes, product, operands, SEARCHED)?;
+        let workspace = workspace(ways.iter().map(|way| way.1).max().unwrap_or(0));
+        let mut race = Race::new();
+        let mut plan = Plan { descriptors, algo: ways[0].0, workspace_bytes: ways[0].1 };
+        for (i, &way) in ways.iter().enumerate() {
+            (plan.algo, plan.workspace_bytes) = way;
             // SAFETY: the caller's promise.
             let took =
-                clock(&mut || unsafe { plan.run(functions, handle, product, operands, workspace, stream) })?;
-            if i == 0 {
-                first = took;
-            }
-            if took < best {
-                (best, fastest) = (took, (algo, workspace_bytes));
-            }
+                clock(&mut || unsafe { plan.run(functions, *handle, product, operands, workspace, stream) });
+            race.enter(i, took, way)?;
         }
+        let (chosen, fastest) = race.end()?;
         (plan.algo, plan.workspace_bytes) = fastest;
-        self.plans.insert((*product, alignment), plan);
-        Ok(Chosen { measured, best, first })
+        plans.insert((*product, operands.alignment()), plan);
+        Ok(chosen)
     }
+}
+
+/// What the library proposes for a product: algorithms with the workspaces that they need, the one that it thinks best first.
+struct Proposed {
+    descriptors: Descriptors,
+    ways: Vec<(Algo, usize)>,
+}
+
+impl Proposed {
+    fn plan(self, proposal: usize) -> Plan {
+        let (algo, workspace_bytes) = self.ways[proposal];
+        Plan { descriptors: self.descriptors, algo, workspace_bytes }
+    }
+}
+
+/// Up to `most` proposals. Panics on sizes that don't fit.
+#[track_caller]
+fn proposed(
+    functions: &Arc<Functions>,
+    handle: LtHandle,
+    workspace_bytes: usize,
+    product: &Product,
+    operands: &Operands,
+    most: usize,
+) -> Result<Proposed, Error> {
+    product.check();
+    check(product, operands);
+    let descriptors = Descriptors::new(functions, product)?;
+    descriptors.point(product, operands.vector, operands.kept)?;
+    let ways = descriptors.algorithms(handle, product, workspace_bytes, operands.alignment(), most)?;
+    Ok(Proposed { descriptors, ways })
 }
 
 /// Panics where an epilogue lacks what it works on.

@@ -1,17 +1,18 @@
 //! The convolutions of one GPU: what was chosen for each, and the calls.
 
+use super::EXECUTE;
 use super::convolution::{Convolution, Pass};
 use super::descriptor::Descriptor;
 use super::foreign::{self, CudnnHandle, Functions};
 use super::graph::{Alignment, BIAS, FILTER, IMAGE, OUTPUT};
-use super::plan::{Plan, plans};
+use super::plan::{Plan, Wanted, plans};
 use crate::address::{Address, StreamHandle};
+use crate::choices::{Chosen, Proposals, Race, Workspace};
 use crate::clock::Clock;
 use crate::error::Error;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// How many plans a search measures.
 const SEARCHED: usize = 8;
@@ -32,7 +33,8 @@ pub struct Operands {
 }
 
 impl Operands {
-    fn alignment(&self) -> Alignment {
+    /// How well all of it is aligned, in bytes.
+    pub fn alignment(&self) -> Alignment {
         [self.images, self.kernels, self.outputs, self.bias]
             .map(|Address(at)| 1 << at.trailing_zeros().min(BEST_ALIGNMENT.ilog2()))
     }
@@ -97,48 +99,76 @@ impl Convolutions {
         unsafe { execute(&self.functions, self.handle, plan, convolution, operands, workspace, stream) }
     }
 
-    /// Measures what the library proposes for a convolution, keeps the fastest, and says how long it took. `workspace` has as
-    /// many bytes as any convolution may use. Which is the fastest may differ from run to run, and with it the last bits.
-    ///
-    /// # Safety
-    /// As for [`Convolutions::run`]; the result is written over and over.
-    #[track_caller]
-    pub unsafe fn search(
-        &mut self,
-        convolution: &Convolution,
-        operands: &Operands,
-        workspace: Address,
-        stream: StreamHandle,
-        clock: &mut Clock<'_>,
-    ) -> Result<Duration, Error> {
-        check(convolution, operands);
-        let (functions, handle) = (&self.functions, self.handle);
-        let (alignment, limit) = (operands.alignment(), self.most_workspace_bytes);
-        let mut best: Option<(Duration, Plan)> = None;
-        for plan in plans(functions, handle, convolution, alignment, limit, SEARCHED)? {
-            let took = clock(&mut || {
-                // SAFETY: the caller's promise.
-                unsafe { execute(functions, handle, &plan, convolution, operands, workspace, stream) }
-            })?;
-            if best.as_ref().is_none_or(|(fastest, _)| took < *fastest) {
-                best = Some((took, plan));
-            }
-        }
-        let (took, plan) = best.expect("there is a plan, or an error");
-        self.plans.insert((*convolution, alignment), plan);
-        Ok(took)
-    }
-
     #[track_caller]
     fn plan(&mut self, convolution: &Convolution, operands: &Operands) -> Result<&Plan, Error> {
         check(convolution, operands);
         let key = (*convolution, operands.alignment());
         if !self.plans.contains_key(&key) {
             let (handle, limit) = (self.handle, self.most_workspace_bytes);
-            let mut found = plans(&self.functions, handle, convolution, key.1, limit, 1)?;
+            let mut found = plans(&self.functions, handle, convolution, key.1, limit, Wanted::First(1))?;
             self.plans.insert(key, found.remove(0));
         }
         Ok(&self.plans[&key])
+    }
+}
+
+impl Proposals for Convolutions {
+    type Description = Convolution;
+    type Operands = Operands;
+
+    fn is_chosen(&self, convolution: &Convolution, operands: &Operands) -> bool {
+        self.plans.contains_key(&(*convolution, operands.alignment()))
+    }
+
+    fn described(&self, convolution: &Convolution, operands: &Operands) -> String {
+        let (version, limit) = (self.functions.number(), self.most_workspace_bytes);
+        format!("cuDNN {version}: {convolution:?}, aligned to {:?}, in {limit} bytes", operands.alignment())
+    }
+
+    #[track_caller]
+    fn take(
+        &mut self,
+        convolution: &Convolution,
+        operands: &Operands,
+        proposal: usize,
+    ) -> Result<bool, Error> {
+        check(convolution, operands);
+        let key = (*convolution, operands.alignment());
+        let Convolutions { functions, handle, most_workspace_bytes: limit, .. } = self;
+        let found = match plans(functions, *handle, convolution, key.1, *limit, Wanted::Only(proposal)) {
+            Ok(mut found) => found.pop(),
+            // It was kept by another version of the driver, perhaps; the search will tell of anything else.
+            Err(Error::LibraryCall { .. }) => None,
+            Err(error) => return Err(error),
+        };
+        Ok(found.map(|plan| self.plans.insert(key, plan)).is_some())
+    }
+
+    #[track_caller]
+    unsafe fn search(
+        &mut self,
+        convolution: &Convolution,
+        operands: &Operands,
+        workspace: &mut Workspace<'_>,
+        stream: StreamHandle,
+        clock: &mut Clock<'_>,
+    ) -> Result<Chosen, Error> {
+        check(convolution, operands);
+        let (functions, handle) = (&self.functions, self.handle);
+        let (alignment, limit) = (operands.alignment(), self.most_workspace_bytes);
+        let found = plans(functions, handle, convolution, alignment, limit, Wanted::First(SEARCHED))?;
+        let workspace = workspace(found.iter().map(|plan| plan.workspace_bytes).max().unwrap_or(0));
+        let mut race = Race::new();
+        for plan in found {
+            let took = clock(&mut || {
+                // SAFETY: the caller's promise.
+                unsafe { execute(functions, handle, &plan, convolution, operands, workspace, stream) }
+            });
+            race.enter(plan.proposal, took, plan)?;
+        }
+        let (chosen, plan) = race.end()?;
+        self.plans.insert((*convolution, alignment), plan);
+        Ok(chosen)
     }
 }
 
@@ -180,7 +210,7 @@ unsafe fn execute(
     functions.succeeded("cudnnSetStream", status, convolution)?;
     // SAFETY: handle, plan and pack live; the rest is the caller's promise.
     let status = unsafe { (functions.execute)(handle, plan.plan.pointer, pack.pointer) };
-    functions.succeeded("cudnnBackendExecute", status, convolution)
+    functions.succeeded(EXECUTE, status, convolution)
 }
 
 impl Drop for Convolutions {

@@ -21,7 +21,7 @@ pub(super) struct Graph {
 }
 
 /// How each of image, filter, output and bias is aligned, in bytes.
-pub(super) type Alignment = [u32; 4];
+pub type Alignment = [u32; 4];
 
 pub(super) fn graph(
     functions: &Arc<Functions>,

@@ -15,23 +15,34 @@ const MOST: usize = 16;
 pub(super) struct Plan {
     pub(super) plan: Raw,
     pub(super) workspace_bytes: usize,
+    /// Its number among all proposals.
+    pub(super) proposal: usize,
     _config: Raw,
     _graph: Arc<Graph>,
 }
 
-/// The plans that may be taken, the one that the library thinks best first, up to `most`. An error where there is none.
+/// Which plans are wanted.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Wanted {
+    /// The first so many that may be taken.
+    First(usize),
+    /// That of this number among all proposals, if it may be taken.
+    Only(usize),
+}
+
+/// The plans that may be taken, of those that are wanted, the one that the library thinks best first. An error where there is none.
 pub(super) fn plans(
     functions: &Arc<Functions>,
     handle: CudnnHandle,
     convolution: &Convolution,
     alignment: Alignment,
     most_workspace_bytes: usize,
-    most: usize,
+    wanted: Wanted,
 ) -> Result<Vec<Plan>, Error> {
     let graph = Arc::new(graph(functions, handle, convolution, alignment)?);
     let mut plans = Vec::new();
     let mut refused = None;
-    for mode in [foreign::HEUR_MODE_A, foreign::HEUR_MODE_FALLBACK] {
+    for (mode, before) in [(foreign::HEUR_MODE_A, 0), (foreign::HEUR_MODE_FALLBACK, MOST)] {
         // Where the better heuristic has something, the other one has nothing to add.
         let proposals =
             if plans.is_empty() { proposals(functions, convolution, &graph, mode) } else { break };
@@ -42,14 +53,17 @@ pub(super) fn plans(
                 continue;
             }
         };
-        for config in proposals {
-            if plans.len() == most {
-                break;
+        for (i, config) in proposals.into_iter().enumerate() {
+            let proposal = before + i;
+            match wanted {
+                Wanted::First(most) if plans.len() == most => break,
+                Wanted::Only(only) if proposal != only => continue,
+                _ => {}
             }
             if !may_be_taken(convolution.numbers, &notes(functions, convolution, &config)?) {
                 continue;
             }
-            match plan(functions, handle, convolution, &graph, config) {
+            match plan(functions, handle, convolution, &graph, config, proposal) {
                 Ok(plan) if plan.workspace_bytes <= most_workspace_bytes => plans.push(plan),
                 Ok(_) => {}
                 // Not every engine that is proposed can do what it is proposed for.
@@ -104,13 +118,14 @@ fn plan(
     convolution: &Convolution,
     graph: &Arc<Graph>,
     config: Raw,
+    proposal: usize,
 ) -> Result<Plan, Error> {
     let plan = Descriptor::new(functions, convolution, foreign::PLAN)?
         .handle(foreign::PLAN_HANDLE, handle)?
         .descriptors(foreign::PLAN_CONFIG, &[&config])?
         .finalize()?;
     let workspace_bytes = plan.integer(foreign::PLAN_WORKSPACE, convolution)?.max(0) as usize;
-    Ok(Plan { plan, workspace_bytes, _config: config, _graph: graph.clone() })
+    Ok(Plan { plan, workspace_bytes, proposal, _config: config, _graph: graph.clone() })
 }
 
 #[cfg(test)]

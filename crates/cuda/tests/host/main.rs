@@ -7,6 +7,7 @@ mod values;
 
 mod attention;
 mod batch_norm;
+mod convolution;
 mod copy;
 mod elementwise;
 mod embedding;

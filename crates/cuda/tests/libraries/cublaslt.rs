@@ -2,10 +2,10 @@
 
 use crate::numbers::{Memory, Type, near};
 use crate::stream::{TestStream, fake};
-use phalanx_cuda::Address;
 use phalanx_cuda::cublaslt::{
     CublasLt, Epilogue, Kept, Numbers, Operand, Operands, Order, Product, Products, Vector,
 };
+use phalanx_cuda::{Address, Choices, Chosen, Error, Proposals};
 use phalanx_fake_cuda::FakeCuda;
 use std::time::Duration;
 
@@ -332,20 +332,117 @@ fn a_search_keeps_the_fastest_and_gives_it_its_workspace() {
     let [a, b, out, workspace] = small.memory.each_mut().map(Memory::at);
     let operands = Operands::new(a, b, out);
     let mut times = [30, 20, 10].map(Duration::from_micros).into_iter();
-    let mut clock = |run: &mut dyn FnMut() -> Result<(), phalanx_cuda::Error>| {
+    let mut clock = |run: &mut dyn FnMut() -> Result<(), Error>| {
         run()?;
         Ok(times.next().unwrap())
     };
     let stream = small.stream.handle();
     // SAFETY: the memory lives until the stream is awaited.
     let chosen =
-        unsafe { products.search(&small.product, &operands, workspace, stream, &mut clock) }.unwrap();
-    assert_eq!(chosen.measured, 3);
+        unsafe { products.search(&small.product, &operands, &mut |_| workspace, stream, &mut clock) }
+            .unwrap();
+    assert_eq!((chosen.measured, chosen.proposal), (3, 2));
     assert_eq!((chosen.best, chosen.first), (Duration::from_micros(10), Duration::from_micros(30)));
     small.run(&mut products).unwrap();
     small.stream.synchronize();
     assert_eq!(fake.cublaslt().calls("cublasLtMatmulAlgoGetHeuristic"), 1);
     assert_eq!(fake.cublaslt().log().last().unwrap(), "cublasLtMatmul algo=2 workspace=4096 epilogue=1");
+}
+
+/// A search whose proposals take so long, one after the other.
+fn searched(products: &mut Products, small: &mut Small, choices: &Choices, times: [u64; 3]) -> Chosen {
+    let [a, b, out, workspace] = small.memory.each_mut().map(Memory::at);
+    let mut times = times.map(Duration::from_micros).into_iter();
+    let mut clock = |run: &mut dyn FnMut() -> Result<(), Error>| {
+        run()?;
+        Ok(times.next().unwrap())
+    };
+    let (operands, stream) = (Operands::new(a, b, out), small.stream.handle());
+    // SAFETY: the memory lives until the stream is awaited.
+    let chosen = unsafe {
+        choices.search(products, &small.product, &operands, &mut |_| workspace, stream, &mut clock)
+    };
+    small.stream.synchronize();
+    chosen.unwrap()
+}
+
+#[test]
+fn what_a_search_chose_first_stands_for_all_who_share_a_folder() {
+    let Some((fake, mut products)) = stand_in() else { return };
+    let others = || CublasLt::open(&[fake.folder().to_owned()]).unwrap().products(1 << 20).unwrap();
+    let (mut small, folder) = (Small::new(&fake), tempfile::tempdir().unwrap());
+    let choices = |gpu: &str| Choices::new(Some(folder.path().join("kept")), gpu.to_owned());
+    let [a, b, out, _] = small.memory.each_mut().map(Memory::at);
+    let operands = Operands::new(a, b, out);
+    let algorithm = |products: &mut Products, small: &mut Small| {
+        small.run(products).unwrap();
+        small.stream.synchronize();
+        let log = fake.cublaslt().log();
+        log.last().unwrap().split_whitespace().nth(1).unwrap().trim_start_matches("algo=").to_owned()
+    };
+    let recalled = |products: &mut Products, small: &Small, gpu: &str| {
+        choices(gpu).recall(products, &small.product, &operands).unwrap()
+    };
+    assert!(!recalled(&mut products, &small, "a GPU"), "nothing was kept yet");
+    assert_eq!(searched(&mut products, &mut small, &choices("a GPU"), [30, 10, 20]).proposal, 1);
+    assert_eq!(algorithm(&mut products, &mut small), "1");
+    // One that searched at the same time and found another.
+    let mut late = others();
+    assert_eq!(searched(&mut late, &mut small, &choices("a GPU"), [10, 20, 30]).proposal, 0);
+    assert_eq!(algorithm(&mut late, &mut small), "1", "the first one stands");
+    let mut next = others();
+    assert!(recalled(&mut next, &small, "a GPU") && next.is_chosen(&small.product, &operands));
+    assert_eq!(algorithm(&mut next, &mut small), "1");
+    assert!(!recalled(&mut others(), &small, "another GPU"));
+    let another = Product { m: small.product.m - 1, ..small.product };
+    assert!(!choices("a GPU").recall(&mut others(), &another, &operands).unwrap());
+    let mut with_less = CublasLt::open(&[fake.folder().to_owned()]).unwrap().products(512).unwrap();
+    assert!(!recalled(&mut with_less, &small, "a GPU"), "a smaller workspace");
+}
+
+#[test]
+fn what_was_kept_of_a_search_and_is_of_no_use_is_searched_for_anew() {
+    let Some((fake, mut products)) = stand_in() else { return };
+    let (mut small, folder) = (Small::new(&fake), tempfile::tempdir().unwrap());
+    let choices = Choices::new(Some(folder.path().to_owned()), "a GPU".to_owned());
+    let [a, b, out, _] = small.memory.each_mut().map(Memory::at);
+    let operands = Operands::new(a, b, out);
+    searched(&mut products, &mut small, &choices, [30, 10, 20]);
+    let files: Vec<_> = std::fs::read_dir(folder.path()).unwrap().map(|file| file.unwrap().path()).collect();
+    let [file] = &files[..] else { panic!("one choice, and nothing unfinished: {files:?}") };
+    let whole = std::fs::read_to_string(file).unwrap();
+    let beyond = format!("{}77\n", whole.strip_suffix("1\n").unwrap());
+    for damaged in ["", &whole[..whole.len() - 1], "something else\n1\n", &beyond] {
+        std::fs::write(file, damaged).unwrap();
+        assert!(!choices.recall(&mut products, &small.product, &operands).unwrap(), "{damaged}");
+        assert_eq!(searched(&mut products, &mut small, &choices, [30, 10, 20]).proposal, 1);
+        assert_eq!(std::fs::read_to_string(file).unwrap(), whole);
+    }
+    // Without a folder, or with one that can't be, a search is as good for as long as the process lives.
+    for nowhere in [None, Some(file.join("below a file"))] {
+        let choices = Choices::new(nowhere, "a GPU".to_owned());
+        assert_eq!(searched(&mut products, &mut small, &choices, [30, 20, 10]).proposal, 2);
+        assert!(!choices.recall(&mut products, &small.product, &operands).unwrap());
+    }
+}
+
+#[test]
+fn a_proposal_that_fails_is_passed_over_unless_all_do() {
+    let Some((fake, mut products)) = stand_in() else { return };
+    let mut small = Small::new(&fake);
+    let choices = Choices::new(None, "a GPU".to_owned());
+    // CUBLAS_STATUS_EXECUTION_FAILED, of the first.
+    fake.cublaslt().fail("cublasLtMatmul", 1, 13);
+    let chosen = searched(&mut products, &mut small, &choices, [20, 10, 0]);
+    assert_eq!((chosen.measured, chosen.proposal, chosen.first), (2, 2, Duration::from_micros(20)));
+    (1..=3).for_each(|call| fake.cublaslt().fail("cublasLtMatmul", call, 13));
+    let [a, b, out, workspace] = small.memory.each_mut().map(Memory::at);
+    let mut clock = |run: &mut dyn FnMut() -> Result<(), Error>| run().map(|()| Duration::ZERO);
+    let (operands, stream) = (Operands::new(a, b, out), small.stream.handle());
+    // SAFETY: the memory lives until the stream is awaited.
+    let refused =
+        unsafe { products.search(&small.product, &operands, &mut |_| workspace, stream, &mut clock) };
+    assert!(refused.unwrap_err().to_string().contains("CUBLAS_STATUS_EXECUTION_FAILED"));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use crate::numbers::{Memory, Type, near};
 use crate::stream::{TestStream, fake};
 use phalanx_cuda::cudnn::{Convolution, Convolutions, Cudnn, Layout, Numbers, Operands, Pass};
-use phalanx_cuda::{Address, Error};
+use phalanx_cuda::{Address, Error, Proposals};
 use phalanx_fake_cuda::FakeCuda;
 use std::time::Duration;
 
@@ -241,11 +241,31 @@ fn a_search_keeps_the_fastest() {
         Ok(times.next().unwrap())
     };
     // SAFETY: the memory lives until the stream is awaited.
-    let took = unsafe { convolutions.search(&small.convolution, &operands, workspace, stream, &mut clock) };
-    assert_eq!(took.unwrap(), Duration::from_micros(10));
+    let chosen =
+        unsafe { convolutions.search(&small.convolution, &operands, &mut |_| workspace, stream, &mut clock) };
+    // Of five proposals the first can't be and the second is none of those that may be taken.
+    let chosen = chosen.unwrap();
+    assert_eq!((chosen.proposal, chosen.measured, chosen.best), (3, 3, Duration::from_micros(10)));
     small.run(&mut convolutions).unwrap();
     small.stream.synchronize();
     assert_eq!(engines(&fake), ["2", "3", "4", "3"]);
+    let others = || Cudnn::open(&[fake.folder().to_owned()]).unwrap().convolutions(1 << 20).unwrap();
+    for (proposal, engine, is_there) in
+        [(4, 4, true), (16, 5, true), (1, 1, false), (0, 0, false), (5, 5, false), (77, 77, false)]
+    {
+        let mut convolutions = others();
+        assert_eq!(
+            convolutions.take(&small.convolution, &operands, proposal).unwrap(),
+            is_there,
+            "{proposal}"
+        );
+        assert_eq!(convolutions.is_chosen(&small.convolution, &operands), is_there);
+        if is_there {
+            small.run(&mut convolutions).unwrap();
+            small.stream.synchronize();
+            assert_eq!(engines(&fake).last().unwrap(), &engine.to_string());
+        }
+    }
 }
 
 #[test]

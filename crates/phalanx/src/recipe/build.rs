@@ -357,6 +357,7 @@ impl Recipe {
             accumulate: self.train.accumulate.unwrap_or(1),
             drop_last: self.train.drop_last.unwrap_or(false),
             graphs: self.train.graphs.unwrap_or(false),
+            search: self.train.search.unwrap_or(false),
             precision: match self.train.precision.as_deref() {
                 Some("tf32") => Precision::Tf32,
                 Some("bfloat16") => Precision::Bfloat16,

@@ -300,6 +300,12 @@ pub const KEYS: &[Key] = &[
     ),
     row("train.graphs", Flag, &[], "whether GPUs record the passes of a step as graphs and replay them"),
     row(
+        "train.search",
+        Flag,
+        &[],
+        "whether GPUs measure which of the libraries' products and convolutions are the fastest",
+    ),
+    row(
         "train.precision",
         OneOf(&["float32", "tf32", "bfloat16", "float16"]),
         &[],

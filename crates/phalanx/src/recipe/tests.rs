@@ -139,6 +139,7 @@ fn words_become_parts() {
     let trainer = set("mnist", &steps).unwrap().trainer().unwrap();
     assert!(trainer.drop_last && !trainer.graphs);
     assert!(set("mnist", &["train.graphs=true"]).unwrap().trainer().unwrap().graphs);
+    assert!(!trainer.search && set("mnist", &["train.search=true"]).unwrap().trainer().unwrap().search);
     assert_eq!((trainer.accumulate, trainer.clip.norm, trainer.clip.value), (4, Some(2.0), None));
     assert_eq!((trainer.on_nan, trainer.groups.len()), (OnNan::Stop, 0));
     let groups = set("mnist", &["optimizer.decay_norms_and_biases=false"]).unwrap().trainer().unwrap().groups;

@@ -17,10 +17,10 @@ use phalanx_comm::{Group, Rank};
 use phalanx_data::{Batch, Loader, Order, Target};
 use phalanx_nn::{Average, Ctx, Module, Moment, Parameters};
 use phalanx_parallel::{
-    Compress, Ddp, DdpConfig, Fsdp, LogicalShards, LogicalShardsConfig, ModelParallel, ModelParallelConfig,
-    Pass, PassLoss, Sharded, SingleDevice, Strategy, Sync,
+    Axis, Compress, Ddp, DdpConfig, Fsdp, LogicalShards, LogicalShardsConfig, ModelParallel,
+    ModelParallelConfig, Pass, PassLoss, Sharded, SingleDevice, Strategy, Sync,
 };
-use phalanx_tensor::{Arena, Later, autocast};
+use phalanx_tensor::{Arena, Later, Search, autocast};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -443,6 +443,17 @@ fn unrecorded(trainer: &Trainer, ranks: usize) -> Option<&'static str> {
     which.into_iter().find(|(_, are_such)| *are_such).map(|(what, _)| what)
 }
 
+/// What keeps ranks from choosing for themselves how products and convolutions are computed, if anything does.
+fn unsearched(trainer: &Trainer) -> Option<&'static str> {
+    let cuts = |axis: &(Axis, usize)| matches!(axis, (Axis::Tensor | Axis::Context, ranks) if *ranks > 1);
+    let is_cut = trainer.mesh.as_ref().is_some_and(|config| config.mesh.iter().any(cuts));
+    let which = [
+        ("parts of matrices and stretches of sequences", is_cut),
+        ("logical shards", trainer.logical_shards.is_some()),
+    ];
+    which.into_iter().find(|(_, is_so)| *is_so).map(|(what, _)| what)
+}
+
 /// Who computes what, as the trainer says.
 pub(crate) fn strategy(
     trainer: &Trainer,
@@ -462,7 +473,15 @@ pub(crate) fn strategy(
         return Err(Error::SharedInParts);
     }
     check_precision(trainer)?;
-    parameters.values().device().set_factors(trainer.precision.factors());
+    let device = parameters.values().device();
+    device.set_factors(trainer.precision.factors());
+    let unsearched = unsearched(trainer).filter(|_| trainer.search);
+    device.set_search(if trainer.search && unsearched.is_none() { Search::Yes } else { Search::No });
+    if let Some(what) = unsearched.filter(|_| device.gpu().is_some() && group.rank() == Rank(0)) {
+        tracing::warn!(
+            "train.search: {what} have to compute the same bits on all workers: the libraries choose"
+        );
+    }
     if trainer.graphs && parameters.values().device().gpu().is_some() && group.rank() == Rank(0) {
         unrecorded(trainer, group.world_size()).into_iter().for_each(|what| {
             tracing::warn!("train.graphs: passes {what} aren't replayed, but made each time");

@@ -11,6 +11,7 @@ mod owed;
 mod precision;
 mod replays;
 mod samples;
+mod searched;
 mod sharded;
 
 use fake::fake;

@@ -1,16 +1,18 @@
-//! Convolutions, by cuDNN, of images and kernels whose channels run fastest.
+//! Convolutions, by cuDNN, of images and kernels whose channels run fastest, and by plain kernels where that has no engine for one.
 
 use crate::cpu::conv::Plan;
 use crate::dtype::DType;
 use crate::gpu::Engine;
 use crate::gpu::engine::{lock, succeeded};
-use crate::gpu::launch::check_float;
+use crate::gpu::launch::{Arg, check_float, elements};
 use crate::gpu::{copy, elementwise, reduce};
 use crate::op::Binary;
 use crate::shape::Geometry;
 use crate::tensor::Tensor;
-use phalanx_cuda::cudnn::{Convolution, Convolutions, Cudnn, Layout, Numbers, Operands, Pass};
-use phalanx_cuda::{Address, Error};
+use phalanx_cuda::cudnn::{
+    Alignment, Convolution, Convolutions, Cudnn, Layout, Numbers, Operands, Pass, has_no_way,
+};
+use phalanx_cuda::{Address, Error, Taps};
 use std::collections::HashSet;
 
 /// The most memory that a convolution may use beside its tensors.
@@ -40,8 +42,8 @@ fn described(engine: &Engine, pass: Pass, p: Plan, dtype: DType) -> Convolution 
 /// The library, opened, and what it was found not to do.
 pub(crate) struct Opened {
     convolutions: Convolutions,
-    /// Those that no engine does, of those that there is another way for.
-    undone: HashSet<Convolution>,
+    /// Those that it has no engine for, each with the alignment of what it was asked for.
+    undone: HashSet<(Convolution, Alignment)>,
 }
 
 impl Engine {
@@ -67,28 +69,27 @@ impl Engine {
         self.opened(&mut lock(&self.convolutions)).map(drop)
     }
 
-    /// Whether an engine does this convolution: that is the library's business, and differs by GPU and sizes.
+    /// Gives the compute stream a convolution of tensors that lie as GPUs want them; nothing, and `false`, where the library has no engine
+    /// for it on this GPU, which is told once with what is done instead. Panics on any other failure.
     #[track_caller]
-    fn does(&self, convolution: &Convolution, operands: &Operands) -> bool {
+    fn by_cudnn(&self, convolution: &Convolution, operands: &Operands, out: &Tensor, instead: &str) -> bool {
+        let described = (*convolution, operands.alignment());
         self.with_cudnn(|Opened { convolutions, undone }| {
-            if undone.contains(convolution) {
+            if undone.contains(&described) {
                 return false;
             }
-            match convolutions.workspace_bytes(convolution, operands) {
-                Ok(_) => true,
-                Err(Error::LibraryCall { .. }) => {
-                    undone.insert(*convolution);
+            match self.run(convolutions, convolution, operands, out) {
+                Err(error) if has_no_way(&error) => {
+                    tracing::warn!("{error}\nit is left out from now on: {instead}");
+                    undone.insert(described);
                     false
                 }
-                Err(error) => panic!("{error}"),
+                done => {
+                    succeeded(done);
+                    true
+                }
             }
         })
-    }
-
-    /// Gives the compute stream a convolution of tensors that lie as GPUs want them.
-    #[track_caller]
-    fn convolution(&self, convolution: &Convolution, operands: &Operands, out: &Tensor) {
-        self.with_cudnn(|Opened { convolutions, .. }| self.run(convolutions, convolution, operands, out));
     }
 
     #[track_caller]
@@ -98,13 +99,50 @@ impl Engine {
         convolution: &Convolution,
         operands: &Operands,
         out: &Tensor,
-    ) {
-        let bytes = succeeded(convolutions.workspace_bytes(convolution, operands));
+    ) -> Result<(), Error> {
+        if self.is_to_search(convolutions, convolution, operands) {
+            let mut workspace = None;
+            let mut lend = |bytes: usize| {
+                let workspace = workspace.insert(Tensor::stale(out.device(), [bytes].into(), DType::U8));
+                workspace.storage.write_on_gpu().at
+            };
+            // SAFETY: as below; what is written is written over and over, and nothing of it is read. The workspace is dropped behind the
+            // last proposal.
+            unsafe { self.search(convolutions, convolution, operands, &mut lend) };
+        }
+        let bytes = convolutions.workspace_bytes(convolution, operands)?;
         let workspace = Tensor::stale(out.device(), [bytes].into(), DType::U8);
         let lent = workspace.storage.write_on_gpu();
         let stream = self.stream().handle();
         // SAFETY: the callers' tensors have the plan's sizes and are borrowed in order (S-STREAM), and so is the workspace.
-        succeeded(unsafe { convolutions.run(convolution, operands, lent.at, stream) });
+        unsafe { convolutions.run(convolution, operands, lent.at, stream) }
+    }
+
+    /// The same by a kernel of our own, in float32: `a` and `b` are what it reads, in the order of its parameters.
+    #[track_caller]
+    fn plain(&self, convolution: &Convolution, [a, b]: [&Tensor; 2], out: &Tensor) {
+        let taps = Taps::of(convolution).to_bytes();
+        let mut args = vec![Arg::In(a), Arg::In(b), Arg::Out(out), Arg::Int(out.count())];
+        let name = match convolution.pass {
+            Pass::Forward | Pass::ForwardBias | Pass::ForwardBiasRelu => "plain_convolution",
+            Pass::BackwardData => "plain_convolution_images",
+            Pass::BackwardFilter => {
+                args.push(Arg::Int(convolution.images[0]));
+                "plain_convolution_kernels"
+            }
+        };
+        args.push(Arg::Struct(&taps));
+        // SAFETY: the callers' tensors have the convolution's sizes, channels last and without gaps.
+        unsafe { self.launch(name, elements(out.count()), &args) }
+    }
+}
+
+/// What is done of a convolution that the library has no engine for.
+fn instead(dtype: DType) -> &'static str {
+    if dtype.is_half() {
+        "it is done in float32, and rounded"
+    } else {
+        "a plain kernel of our own does it, slowly"
     }
 }
 
@@ -124,17 +162,22 @@ pub(crate) fn forward(engine: &Engine, x: &Tensor, w: &Tensor, b: Option<&Tensor
     let plain = Operands { images, kernels, outputs, bias: Address::NULL };
     let Some(b) = b else {
         let convolution = described(engine, Pass::Forward, plan, x.dtype);
-        if x.dtype.is_half() && !engine.does(&convolution, &plain) {
-            drop(lent);
-            return in_f32(engine, out, |out| forward(engine, &x.widened(), &w.widened(), None, plan, out));
-        }
-        return engine.convolution(&convolution, &plain, out);
+        let is_done = engine.by_cudnn(&convolution, &plain, out, instead(x.dtype));
+        drop(lent);
+        return match is_done {
+            true => {}
+            false if x.dtype.is_half() => {
+                in_f32(engine, out, |out| forward(engine, &x.widened(), &w.widened(), None, plan, out));
+            }
+            false => engine.plain(&convolution, [x, w], out),
+        };
     };
     let of_bias = b.storage.read_on_gpu();
     let (fused, operands) =
         (described(engine, Pass::ForwardBias, plan, x.dtype), Operands { bias: at(b, of_bias.at), ..plain });
-    if engine.does(&fused, &operands) {
-        return engine.convolution(&fused, &operands, out);
+    if engine.by_cudnn(&fused, &operands, out, "it is done without its bias, which a kernel of our own adds")
+    {
+        return;
     }
     drop((lent, of_bias));
     let without = out.stale_like();
@@ -167,11 +210,15 @@ pub(crate) fn image_gradient(engine: &Engine, grad: &Tensor, w: &Tensor, plan: P
     let (images, kernels, outputs) = (at(out, lent[0].at), at(w, lent[1].at), at(grad, lent[2].at));
     let operands = Operands { images, kernels, outputs, bias: Address::NULL };
     let convolution = described(engine, Pass::BackwardData, plan, grad.dtype);
-    if grad.dtype.is_half() && !engine.does(&convolution, &operands) {
-        drop(lent);
-        return in_f32(engine, out, |out| image_gradient(engine, &grad.widened(), &w.widened(), plan, out));
+    let is_done = engine.by_cudnn(&convolution, &operands, out, instead(grad.dtype));
+    drop(lent);
+    match is_done {
+        true => {}
+        false if grad.dtype.is_half() => {
+            in_f32(engine, out, |out| image_gradient(engine, &grad.widened(), &w.widened(), plan, out))
+        }
+        false => engine.plain(&convolution, [grad, w], out),
     }
-    engine.convolution(&convolution, &operands, out);
 }
 
 /// `out =` the gradient with respect to the kernels.
@@ -185,11 +232,15 @@ pub(crate) fn kernel_gradient(engine: &Engine, x: &Tensor, grad: &Tensor, plan: 
     let (images, kernels, outputs) = (at(x, lent[0].at), at(out, lent[1].at), at(grad, lent[2].at));
     let operands = Operands { images, kernels, outputs, bias: Address::NULL };
     let convolution = described(engine, Pass::BackwardFilter, plan, grad.dtype);
-    if grad.dtype.is_half() && !engine.does(&convolution, &operands) {
-        drop(lent);
-        return in_f32(engine, out, |out| kernel_gradient(engine, &x.widened(), &grad.widened(), plan, out));
+    let is_done = engine.by_cudnn(&convolution, &operands, out, instead(grad.dtype));
+    drop(lent);
+    match is_done {
+        true => {}
+        false if grad.dtype.is_half() => {
+            in_f32(engine, out, |out| kernel_gradient(engine, &x.widened(), &grad.widened(), plan, out))
+        }
+        false => engine.plain(&convolution, [x, grad], out),
     }
-    engine.convolution(&convolution, &operands, out);
 }
 
 /// `out =` the gradient with respect to the bias: the sum over images and pixels.

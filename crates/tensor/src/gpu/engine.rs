@@ -5,15 +5,21 @@ use crate::gpu::landing::Landing;
 use crate::storage::Memory;
 use phalanx_cuda::cublaslt::{Alignment, CublasLt, Product, Products};
 use phalanx_cuda::{
-    DeviceMemory, Driver, Error, Event, Gpu, GpuOptions, Nvrtc, Pinned, Priority, Stream, Timing,
+    DeviceMemory, Driver, Error, Event, Gpu, GpuOptions, Nvrtc, Pinned, Priority, Proposals, Stream, Timing,
+    Workspace,
 };
 use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 /// What matrix products may use: as much as the largest GPUs are said to want.
 const WORKSPACE_BYTES: usize = 32 << 20;
+
+/// How long a proposal is measured for, and how often it is run at most.
+const MEASURED_FOR: Duration = Duration::from_micros(500);
+const MOST_RUNS: u32 = 32;
 
 /// A GPU, opened, with what its kernels share.
 pub(crate) struct Engine {
@@ -27,6 +33,8 @@ pub(crate) struct Engine {
     pub(super) convolutions: Mutex<Option<conv::Opened>>,
     /// Whether factors of float32 are rounded before they are multiplied.
     rounds_factors: AtomicBool,
+    /// Whether the libraries' proposals are measured for what is computed for the first time.
+    searches: AtomicBool,
     /// Pinned buffers that values go up through.
     pub(super) staging: Mutex<Vec<Pinned>>,
     /// Where values land that go up beside what is computed.
@@ -74,6 +82,7 @@ impl Engine {
             libraries,
             convolutions,
             rounds_factors: AtomicBool::new(false),
+            searches: AtomicBool::new(false),
             staging: Mutex::default(),
             landings: Mutex::default(),
             up: OnceLock::new(),
@@ -93,6 +102,74 @@ impl Engine {
 
     pub(super) fn rounds_factors(&self) -> bool {
         self.rounds_factors.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_searches(&self, searches: bool) {
+        self.searches.store(searches, Ordering::Relaxed);
+    }
+
+    /// Whether proposals are to be measured for this: where it is computed for the first time, nothing was kept of a search before,
+    /// which is taken else, and no pass is recorded, in which nothing can be measured.
+    #[track_caller]
+    pub(super) fn is_to_search<P: Proposals>(
+        &self,
+        among: &mut P,
+        what: &P::Description,
+        on: &P::Operands,
+    ) -> bool {
+        if !self.searches.load(Ordering::Relaxed) || among.is_chosen(what, on) {
+            return false;
+        }
+        let is_kept = match self.gpu.choices().recall(among, what, on) {
+            // Whoever computes it next tells.
+            Err(Error::LibraryCall { .. }) => true,
+            recalled => succeeded(recalled),
+        };
+        !is_kept && !succeeded(self.stream().is_capturing())
+    }
+
+    /// Measures proposals, and has the fastest taken from now on; none where all are refused, which whoever computes it next tells.
+    ///
+    /// # Safety
+    /// As for [`Proposals::search`], on the compute stream.
+    #[track_caller]
+    pub(super) unsafe fn search<P: Proposals>(
+        &self,
+        among: &mut P,
+        what: &P::Description,
+        on: &P::Operands,
+        workspace: &mut Workspace<'_>,
+    ) {
+        let [begin, end] = [(); 2].map(|()| succeeded(self.gpu.event(Timing::Yes)));
+        let stream = self.stream();
+        let mut clock = |run: &mut dyn FnMut() -> Result<(), Error>| {
+            // The first brings what it needs.
+            run()?;
+            stream.synchronize()?;
+            let mut measured = |runs: u32| {
+                stream.record(&begin)?;
+                (0..runs).try_for_each(|_| run())?;
+                stream.record(&end)?;
+                end.synchronize()?;
+                Ok(end.since(&begin)? / runs)
+            };
+            let once: Duration = measured(1)?;
+            let runs = MEASURED_FOR.as_nanos() / once.as_nanos().max(1);
+            Ok(once.min(measured(runs.clamp(1, MOST_RUNS.into()) as u32)?))
+        };
+        let choices = self.gpu.choices();
+        // SAFETY: the caller's promise.
+        match unsafe { choices.search(among, what, on, workspace, stream.handle(), &mut clock) } {
+            Ok(chosen) => tracing::debug!(
+                "{what}: proposal {} of {} that were measured, {:?} where the first took {:?}",
+                chosen.proposal,
+                chosen.measured,
+                chosen.best,
+                chosen.first
+            ),
+            Err(Error::LibraryCall { .. }) => {}
+            Err(error) => panic!("{error}"),
+        }
     }
 
     /// The stream of all work on tensors.

@@ -312,3 +312,49 @@ fn dropout_stores_no_mask() {
     rig.check(&[&[4, 3]], |x| x[0].t().dropout(0.5, &key));
     assert_eq!((launched("dropout"), launched("dropout_mask")), (2, 1));
 }
+
+#[test]
+fn convolutions_that_the_library_has_no_engine_for_are_done_without_it() {
+    let Some(rig) = rig(1) else { return };
+    let Some(fake) = rig.fake() else { return };
+    let launched = |name: &str| fake.log().iter().filter(|line| **line == format!("launch {name}")).count();
+    let options = Conv2dOptions { stride: [2, 1], padding: [1, 0], ..Conv2dOptions::default() };
+    let names = ["plain_convolution", "plain_convolution_images", "plain_convolution_kernels"];
+    // CUDNN_STATUS_NOT_SUPPORTED, at each call in turn of what a convolution and its gradients take.
+    let calls = || fake.cudnn().calls("cudnnBackendCreateDescriptor");
+    let check = |height: usize| {
+        rig.check(&[&[2, 3, height, 4], &[5, 3, 3, 2]], |x| x[0].conv2d(&x[1], None, options));
+    };
+    let before = calls();
+    check(5);
+    for call in 1..=calls() - before {
+        fake.cudnn().fail("cudnnBackendCreateDescriptor", call, 3000);
+        // A size of its own, which isn't planned yet.
+        check(5 + call as usize);
+    }
+    assert!(names.iter().all(|name| launched(name) > 0), "{:?}", names.map(launched));
+    // What is left out is so from then on, and nothing else is.
+    let before = names.map(launched);
+    check(5);
+    assert_eq!(names.map(launched), before);
+    (0..2).for_each(|_| check(6));
+    assert_eq!(names.map(launched).iter().sum::<usize>(), before.iter().sum::<usize>() + 2);
+}
+
+#[test]
+fn a_convolution_that_fails_for_another_reason_ends_and_is_not_left_out() {
+    let Some(rig) = rig(1) else { return };
+    let Some(fake) = rig.fake() else { return };
+    let x = Tensor::from_slice(&rig, &[1.0f32; 16], [1, 1, 4, 4]);
+    let w = Tensor::from_slice(&rig, &[1.0f32; 4], [1, 1, 2, 2]);
+    let convolve = || x.conv2d(&w, None, Conv2dOptions::default());
+    // CUDNN_STATUS_EXECUTION_FAILED, and the same of a call that plans.
+    for call in ["cudnnBackendExecute", "cudnnBackendFinalize"] {
+        fake.cudnn().fail(call, 1, 5000);
+        let failed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(convolve));
+        let words = *failed.unwrap_err().downcast::<String>().unwrap();
+        assert!(words.contains("images [1, 1, 4, 4]") && words.contains("hint:"), "{words}");
+        assert_eq!(convolve().to_vec::<f32>(), [4.0; 9]);
+    }
+    assert!(!fake.log().iter().any(|line| line == "launch plain_convolution"));
+}
