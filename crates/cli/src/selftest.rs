@@ -67,13 +67,13 @@ fn told(finding: &Finding) -> String {
     };
     match finding {
         Finding::Operations { name, dtype, cases, apart, tolerance, failure } => format!(
-            "{name:<42} {dtype:<4} {cases:>4} cases, {apart:.1e} off, {tolerance:.1e} allowed: {}",
+            "{name:<46} {dtype:<4} {cases:>4} cases, {apart:.1e} off, {tolerance:.1e} allowed: {}",
             verdict(failure)
         ),
         Finding::Run { name, steps, apart, tolerance, failure } => format!(
-            "{name:<42} {steps:>8} steps, {apart:.1e} off, {tolerance:.1e} allowed: {}",
+            "{name:<46} {steps:>8} steps, {apart:.1e} off, {tolerance:.1e} allowed: {}",
             verdict(failure)
         ),
-        Finding::Rate { name, size, value, unit } => format!("{name:<42} {value:>10.2} {unit} ({size})"),
+        Finding::Rate { name, size, value, unit } => format!("{name:<46} {value:>10.2} {unit} ({size})"),
     }
 }

@@ -1,5 +1,5 @@
-//! Whether a device is well: every operation with its gradients, a run of PyTorch's, two ranks against one under each way to share the
-//! work, and how fast it is.
+//! Whether a device is well: every operation with its gradients, every update of weights, a run of PyTorch's, two ranks against one
+//! under each way to share the work, each way to make a step against the plain one, and how fast it is.
 //!
 //! Operations are tried at the inputs that the engine's own tests take ([`phalanx_tensor::cases`]), in float32, bfloat16 and float16, against a CPU in
 //! float64 from the same numbers. What fails is told and the rest goes on, so one broken kernel doesn't hide another; a device that
@@ -9,6 +9,7 @@ mod golden;
 mod operations;
 mod ranks;
 mod rates;
+mod updates;
 
 pub use golden::{Golden, Nearness, unit};
 
@@ -90,8 +91,9 @@ pub type Open<'a> = &'a (dyn Fn(usize) -> Result<Device, Error> + Sync);
 pub fn selftest(open: Open<'_>, extent: Extent, tell: &mut dyn FnMut(Finding)) -> Result<(), Error> {
     let device = open(1)?;
     operations::all(&device, extent, tell);
+    updates::all(&device, tell);
     tell(golden_run(open, extent));
-    ranks::equality(open, extent, tell);
+    ranks::equality(open, extent, device.gpu().is_some(), tell);
     rates::all(&device, extent, tell);
     Ok(())
 }

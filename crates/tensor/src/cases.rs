@@ -1,8 +1,10 @@
 //! What operations are tried on, for all who check them: shapes, and what is made of tensors of them. Tests hold gradients against
 //! differences and GPUs against CPUs at these, and so does whoever wants to know whether a device is well.
 
+pub mod alike;
 pub mod beside;
 pub mod edges;
+pub mod wide;
 
 use crate::{
     ChannelStats, Conv2dOptions, CountPadding, DType, Device, DropoutKey, Keep, Philox, PoolOptions, Tensor,
@@ -41,7 +43,7 @@ pub fn random(like: &Tensor, shape: &[usize], stream: u64) -> Tensor {
 pub type Family<C> = (&'static str, fn(&C));
 
 /// Every family of operations.
-pub fn families<C: Check>() -> [Family<C>; 15] {
+pub fn families<C: Check>() -> [Family<C>; 18] {
     [
         ("arithmetic broadcasts", arithmetic_broadcasts),
         ("functions", functions),
@@ -58,6 +60,9 @@ pub fn families<C: Check>() -> [Family<C>; 15] {
         ("attention", attention),
         ("attention of many positions", attention_of_many_positions),
         ("a value used twice gets both gradients", a_value_used_twice_gets_both_gradients),
+        ("rows of many numbers", wide::rows_of_many_numbers),
+        ("norms of rows", wide::norms_of_rows),
+        ("images of many channels", wide::images_of_many_channels),
     ]
 }
 

@@ -1,9 +1,10 @@
-//! Ranks that share a device, each a thread: two have the losses of one, however they share the work.
+//! Ranks that share a device, each a thread: two have the losses of one, however they share the work; and one has them however it makes
+//! its steps.
 
 use super::{Extent, Finding, Open, sheltered};
 use crate::error::Error;
 use crate::event::{Event, Observer};
-use crate::trainer::Trainer;
+use crate::trainer::{Precision, Trainer};
 use crate::worker::Worker;
 use phalanx_comm::Group;
 use phalanx_data::{Places, Silent, View, open};
@@ -11,7 +12,7 @@ use phalanx_nn::Module;
 use phalanx_nn::models::MnistNet;
 use phalanx_nn::optim::Sgd;
 use phalanx_parallel::pipeline::ScheduleKind;
-use phalanx_parallel::{Axis, DdpConfig, FsdpConfig, ModelParallelConfig, Plan, StagesConfig};
+use phalanx_parallel::{Axis, DdpConfig, FsdpConfig, ModelParallelConfig, Plan, Sharded, StagesConfig};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
@@ -63,8 +64,9 @@ impl Observer for Losses<'_> {
 enum Way {
     /// Each has a whole model, and half of the samples.
     Replicas,
-    /// Each has half of the samples, and a part of what belongs to each parameter.
-    Shards,
+    /// Each has half of the samples, and a part of what belongs to each parameter: of the optimizer's state, of that and the gradients, or of
+    /// all.
+    Shards(Sharded),
     /// Each has a part of the matrices.
     Parts,
     /// Each has a stage.
@@ -72,12 +74,21 @@ enum Way {
 }
 
 impl Way {
-    const ALL: [Way; 4] = [Way::Replicas, Way::Shards, Way::Parts, Way::Stages];
+    const ALL: [Way; 6] = [
+        Way::Replicas,
+        Way::Shards(Sharded::States),
+        Way::Shards(Sharded::Gradients),
+        Way::Shards(Sharded::Parameters),
+        Way::Parts,
+        Way::Stages,
+    ];
 
     fn name(self) -> &'static str {
         match self {
             Way::Replicas => "two ranks on the device, against one",
-            Way::Shards => "two ranks that share a model out, against one",
+            Way::Shards(Sharded::States) => "two ranks that share states out, against one",
+            Way::Shards(Sharded::Gradients) => "two ranks that share gradients out, against one",
+            Way::Shards(Sharded::Parameters) => "two ranks that share a model out, against one",
             Way::Parts => "two ranks with parts of matrices, against one",
             Way::Stages => "two ranks with a stage each, against one",
         }
@@ -98,8 +109,9 @@ impl Way {
         let half = Trainer { batch_size: BATCH / 2, ..trainer(steps) };
         match self {
             Way::Replicas => half,
-            Way::Shards => {
-                Trainer { sharded: Some(FsdpConfig { unit_bytes: 0, ..FsdpConfig::default() }), ..half }
+            Way::Shards(sharded) => {
+                let config = FsdpConfig { sharded, unit_bytes: 0, ..FsdpConfig::default() };
+                Trainer { sharded: Some(config), ..half }
             }
             Way::Parts => Trainer { mesh: Some(mesh(Axis::Tensor, None)), ..trainer(steps) },
             Way::Stages => {
@@ -125,29 +137,99 @@ fn trainer(steps: usize) -> Trainer {
     Trainer { steps: Some(steps as u64), batch_size: BATCH, ..Trainer::default() }
 }
 
+/// Another way to make the steps of one rank, and what its losses may be from those of `against`.
+struct Another {
+    name: &'static str,
+    trainer: Trainer,
+    against: Trainer,
+    tolerance: f64,
+}
+
+/// What products of 16 bits may move a loss by in a few steps.
+const OF_HALVES: f64 = 0.1;
+
+/// Those that a GPU knows, or a CPU.
+fn others(steps: usize, is_gpu: bool) -> Vec<Another> {
+    let plain = || trainer(steps);
+    let half = Trainer { precision: Precision::Bfloat16, ..plain() };
+    let mut others = vec![
+        Another {
+            name: "one rank in bfloat16, against float32",
+            trainer: half.clone(),
+            against: plain(),
+            tolerance: OF_HALVES,
+        },
+        Another {
+            name: "one rank in float16, against float32",
+            trainer: Trainer { precision: Precision::Float16, ..plain() },
+            against: plain(),
+            tolerance: OF_HALVES,
+        },
+    ];
+    let offload = FsdpConfig { offload: true, unit_bytes: 0, ..FsdpConfig::default() };
+    if is_gpu {
+        others.extend([
+            Another {
+                name: "replayed passes, against those made",
+                trainer: Trainer { graphs: true, ..plain() },
+                against: plain(),
+                tolerance: 0.0,
+            },
+            Another {
+                name: "the same in bfloat16",
+                trainer: Trainer { graphs: true, ..half.clone() },
+                against: half,
+                tolerance: 0.0,
+            },
+            Another {
+                name: "what the host's memory holds, against none",
+                trainer: Trainer { sharded: Some(offload), ..plain() },
+                against: plain(),
+                tolerance: TOLERANCE,
+            },
+            // Last, since what is chosen stays so while the device is open.
+            Another {
+                name: "ways that were searched for, against others",
+                trainer: Trainer { search: true, ..plain() },
+                against: plain(),
+                tolerance: TOLERANCE,
+            },
+        ]);
+    }
+    others
+}
+
 /// Tells of each way.
-pub(super) fn equality(open: Open<'_>, extent: Extent, tell: &mut dyn FnMut(Finding)) {
+pub(super) fn equality(open: Open<'_>, extent: Extent, is_gpu: bool, tell: &mut dyn FnMut(Finding)) {
     let steps = match extent {
         Extent::Whole => 20,
-        Extent::Quick => 2,
+        // So many that one is replayed.
+        Extent::Quick => 3,
     };
     let run = |ranks: usize, trainer: &Trainer| match sheltered(|| losses(ranks, trainer, open)) {
         Ok(Ok(losses)) => Ok(losses),
         Ok(Err(error)) => Err(error.to_string()),
         Err(words) => Err(words),
     };
+    let mut beside =
+        |name: &str, want: &Result<Vec<f64>, String>, got: Result<Vec<f64>, String>, tolerance: f64| {
+            let (apart, failure) = match (want, got) {
+                (Ok(want), Ok(got)) => {
+                    let apart = want.iter().zip(&got).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+                    let is_near = want.len() == got.len() && apart <= tolerance;
+                    (apart, (!is_near).then(|| format!("the losses are {got:?}, and should be {want:?}")))
+                }
+                (Err(words), _) => (0.0, Some(words.clone())),
+                (_, Err(words)) => (0.0, Some(words)),
+            };
+            tell(Finding::Run { name: name.to_owned(), steps, apart, tolerance, failure });
+        };
     let one = run(1, &trainer(steps));
     for way in Way::ALL {
-        let (apart, failure) = match (&one, run(2, &way.trainer(steps))) {
-            (Ok(one), Ok(two)) => {
-                let apart = one.iter().zip(&two).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
-                let same = one.len() == two.len() && apart <= TOLERANCE;
-                (apart, (!same).then(|| format!("one rank has the losses {one:?}, two have {two:?}")))
-            }
-            (Err(words), _) => (0.0, Some(words.clone())),
-            (_, Err(words)) => (0.0, Some(words)),
-        };
-        tell(Finding::Run { name: way.name().to_owned(), steps, apart, tolerance: TOLERANCE, failure });
+        beside(way.name(), &one, run(2, &way.trainer(steps)), TOLERANCE);
+    }
+    for Another { name, trainer, against, tolerance } in others(steps, is_gpu) {
+        beside(name, &run(1, &against), run(1, &trainer), tolerance);
     }
 }
 

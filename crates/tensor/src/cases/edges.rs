@@ -1,13 +1,17 @@
 //! Values at which operations are easily wrong, for every device: each of these panics where one is.
 
-use crate::cases::Family;
+use crate::cases::{Family, alike};
 use crate::{ChannelStats, DType, Device, Keep, PoolOptions, Tensor, Then};
 
 /// Every one of them, by name.
-pub const ALL: [Family<Device>; 3] = [
+pub const ALL: [Family<Device>; 7] = [
     ("known values", known_values),
     ("NaN is seen", nan_is_seen_not_lost),
     ("gradients at NaN, zero and ties", gradients_go_where_pytorchs_go_at_nan_zero_and_ties),
+    ("random numbers", alike::random_numbers),
+    ("targets", alike::targets),
+    ("running statistics", alike::running_statistics),
+    ("batches from bytes", alike::batches_from_bytes),
 ];
 
 /// Figures of PyTorch's.

@@ -37,6 +37,22 @@ families! {
 }
 
 #[test]
+fn larger_sizes_take_their_own_ways() {
+    let Some(rig) = rig(1) else { return };
+    cases::wide::rows_of_many_numbers(&rig);
+    cases::wide::norms_of_rows(&rig);
+    cases::wide::images_of_many_channels(&rig);
+}
+
+#[test]
+fn what_a_cpu_has_to_the_bit_a_gpu_has_so() {
+    let Some(rig) = rig(1) else { return };
+    for (_, alike) in edges::ALL {
+        alike(&rig);
+    }
+}
+
+#[test]
 fn known_values() {
     let Some(rig) = rig(1) else { return };
     edges::known_values(&rig);
