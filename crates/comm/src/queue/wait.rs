@@ -46,9 +46,10 @@ pub(crate) trait Elsewhere {
     fn left(&mut self, error: Error) -> Option<Error>;
 }
 
-/// How long a wait for something elsewhere, of which nobody wakes it, sleeps between two looks: at first, and at most.
+/// How long a wait for something elsewhere, of which nobody wakes it, sleeps between two looks: at first, and at most. A GPU that is done
+/// stands still meanwhile, for a sixteenth of the wait then.
 const FIRST_NAP: Duration = Duration::from_micros(20);
-const LAST_NAP: Duration = Duration::from_millis(1);
+const LAST_NAP: Duration = Duration::from_micros(250);
 
 /// A wait, between two looks at what it waits for. The time comes from outside.
 pub(crate) struct Wait<'a> {
@@ -272,7 +273,7 @@ impl Engine {
         sends.sort_unstable();
         sends.dedup();
         let most = match &wait.until {
-            Until::Elsewhere(_) => (quiet / 4).clamp(FIRST_NAP, LAST_NAP),
+            Until::Elsewhere(_) => (quiet / 16).clamp(FIRST_NAP, LAST_NAP),
             _ => LONGEST_SLEEP,
         };
         let nap = match quiet {

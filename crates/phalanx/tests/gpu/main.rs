@@ -9,6 +9,7 @@ mod lent;
 mod mesh;
 mod owed;
 mod precision;
+mod recompute;
 mod replays;
 mod samples;
 mod searched;
@@ -105,8 +106,8 @@ fn run(
 }
 
 /// The same of another model.
-fn run_of(
-    net: &(dyn Fn() -> Sequential + Sync),
+fn run_of<M: Module>(
+    net: &(dyn Fn() -> M + Sync),
     trainer: &Trainer,
     ranks: usize,
     device: &(dyn Fn(usize) -> Device + Sync),
