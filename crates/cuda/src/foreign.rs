@@ -7,14 +7,14 @@ use crate::library::Library;
 #[cfg(test)]
 pub(crate) mod headers;
 
-/// One row a function: the field, the library's name, and its type. The struct keeps its library open.
+/// One row a function: the field, the library's name, and its type. Its library stays open.
 macro_rules! functions {
     ($(#[$doc:meta])* $name:ident of $library:expr; $($field:ident $symbol:literal ($($parameter:ty),*) -> $result:ty;)*) => {
         $(#[$doc])*
         pub(crate) struct $name {
             $(pub(crate) $field: unsafe extern "C" fn($($parameter),*) -> $result,)*
-            // The functions above are its.
-            _library: libloading::Library,
+            // The functions above are its. It stays for good: what it has running in threads, and does when a thread ends, is its own affair.
+            _library: std::mem::ManuallyDrop<libloading::Library>,
         }
 
         impl $name {
@@ -25,7 +25,7 @@ macro_rules! functions {
                 Ok(unsafe {
                     $name {
                         $($field: crate::foreign::symbol(&library, $library, $symbol)?,)*
-                        _library: library,
+                        _library: std::mem::ManuallyDrop::new(library),
                     }
                 })
             }

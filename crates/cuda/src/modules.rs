@@ -6,7 +6,7 @@ use crate::cubins::{Cubins, KernelCache};
 use crate::element::Element;
 use crate::error::Error;
 use crate::kernels::Kernel;
-use crate::nvrtc::{Architecture, Form, Nvrtc};
+use crate::nvrtc::{Architecture, Nvrtc};
 use crate::source::Source;
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -95,7 +95,7 @@ impl Modules {
             return use_it(module);
         }
         let cubin = self.cubins.get(source, element, self.architecture, self.nvrtc.version(), || {
-            self.nvrtc.module(source, element, self.architecture, Form::Cubin)
+            self.nvrtc.machine_code(source, element, self.architecture)
         })?;
         let module = context.beside_captures(|| Module::load(context, source, element, &cubin))?;
         let result = use_it(&module);

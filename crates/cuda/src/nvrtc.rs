@@ -6,6 +6,7 @@ use crate::library::{Library, Version};
 use crate::source::{HEADERS, Source};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::path::PathBuf;
 
 /// What a GPU can do: 8.0 for an A100, 9.0 for an H100.
@@ -50,8 +51,15 @@ pub struct Nvrtc {
     cubin: unsafe extern "C" fn(Program, *mut c_char) -> Status,
     ptx_size: unsafe extern "C" fn(Program, *mut usize) -> Status,
     ptx: unsafe extern "C" fn(Program, *mut c_char) -> Status,
-    // The functions above are its.
-    _library: libloading::Library,
+    // The functions above are its. It stays for good, as others do.
+    _library: ManuallyDrop<libloading::Library>,
+}
+
+/// What becomes of a compiler's warnings.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Warnings {
+    AreErrors,
+    Pass,
 }
 
 /// One row a function: the field and NVRTC's name.
@@ -59,7 +67,7 @@ macro_rules! functions {
     ($library:ident, $version:ident, $($field:ident $name:literal)*) => {
         // SAFETY: the types of the fields are those of nvrtc.h, and the library lies beside them.
         unsafe {
-            Nvrtc { $($field: symbol(&$library, $name)?,)* version: $version, _library: $library }
+            Nvrtc { $($field: symbol(&$library, $name)?,)* version: $version, _library: ManuallyDrop::new($library) }
         }
     };
 }
@@ -118,6 +126,17 @@ impl Nvrtc {
         self.compile(source.file(), source.text(), element, architecture, form)
     }
 
+    /// The same in machine code, whatever the compiler warns of: it may be another one than those that the kernels were tried with.
+    pub(crate) fn machine_code(
+        &self,
+        source: Source,
+        element: Element,
+        architecture: Architecture,
+    ) -> Result<Vec<u8>, Error> {
+        let (file, text) = (source.file(), source.text());
+        self.compiled(file, text, (element, architecture, Form::Cubin), Warnings::Pass)
+    }
+
     /// Compiles `text`, which errors call `file` and which may include our headers. A warning is an error.
     pub fn compile(
         &self,
@@ -126,6 +145,16 @@ impl Nvrtc {
         element: Element,
         architecture: Architecture,
         form: Form,
+    ) -> Result<Vec<u8>, Error> {
+        self.compiled(file, text, (element, architecture, form), Warnings::AreErrors)
+    }
+
+    fn compiled(
+        &self,
+        file: &str,
+        text: &str,
+        (element, architecture, form): (Element, Architecture, Form),
+        warnings: Warnings,
     ) -> Result<Vec<u8>, Error> {
         let failed = |cause: String, log: String| Error::Compile {
             file: file.to_owned(),
@@ -144,7 +173,7 @@ impl Nvrtc {
         if let Err(cause) = self.succeeded(status) {
             return Err(failed(cause, log));
         }
-        if !log.is_empty() {
+        if warnings == Warnings::AreErrors && !log.is_empty() {
             return Err(failed("warnings".to_owned(), log));
         }
         program.result(form).map_err(|cause| failed(cause, String::new()))

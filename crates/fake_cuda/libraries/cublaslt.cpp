@@ -32,6 +32,7 @@ struct Layout {
 struct Preference {
     uint64_t workspace = 0;
     uint32_t alignment[4] = {256, 256, 256, 256};
+    uint32_t reductions = 7; // Any, as the library has it.
 };
 
 struct Algo {
@@ -235,12 +236,15 @@ FAKE_EXPORT int cublasLtMatmulPreferenceSetAttribute(Preference *preference, int
     std::string detail = std::to_string(attribute) + (bytes == 4 ? " " + std::to_string(alignment) : "");
     if (int code = called("cublasLtMatmulPreferenceSetAttribute", detail)) return code;
     if (attribute == 1) return set(preference->workspace, value, bytes);
+    if (attribute == 3) return set(preference->reductions, value, bytes);
     return attribute >= 5 && attribute <= 8 ? set(preference->alignment[attribute - 5], value, bytes) : int(INVALID);
 }
 
 FAKE_EXPORT int cublasLtMatmulAlgoGetHeuristic(int *handle, Desc *desc, Layout *a, Layout *b, Layout *c, Layout *d, Preference *preference, int most, Result *results, int *found) {
     if (int code = called("cublasLtMatmulAlgoGetHeuristic", "most=" + std::to_string(most))) return code;
     *found = 0;
+    // Parts of sums aren't to be added up in 16 bits.
+    if (preference->reductions & ~2u) return INVALID;
     if (!handle || !fits(*desc, *a, *b, *c, *d)) return INVALID;
     for (uint64_t i = 0; i < 3 && *found < most; i++) {
         if (WORKSPACES[i] > preference->workspace) continue;

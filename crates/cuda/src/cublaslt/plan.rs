@@ -10,6 +10,10 @@ use crate::error::Error;
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
+/// How parts of a sum that several blocks make may be added up: in the type that is computed in, and never in that of the result, which may
+/// have 16 bits.
+const REDUCTIONS: u32 = foreign::REDUCTION_COMPUTE_TYPE as u32;
+
 /// The descriptors of a product.
 pub(super) struct Descriptors {
     pub(super) product: Owned,
@@ -162,9 +166,10 @@ fn preference(
     let status = unsafe { (functions.preference_create)(&mut pointer) };
     functions.succeeded("cublasLtMatmulPreferenceCreate", status, product)?;
     let preference = Owned { functions: functions.clone(), pointer, destroy: functions.preference_destroy };
-    let workspace = workspace_bytes as u64;
-    let rows: [(c_int, *const c_void, usize); 5] = [
+    let (workspace, reductions) = (workspace_bytes as u64, REDUCTIONS);
+    let rows: [(c_int, *const c_void, usize); 6] = [
         (foreign::PREFERENCE_WORKSPACE, (&raw const workspace).cast(), 8),
+        (foreign::PREFERENCE_REDUCTIONS, (&raw const reductions).cast(), 4),
         (foreign::PREFERENCE_ALIGNMENT_A, (&raw const first).cast(), 4),
         (foreign::PREFERENCE_ALIGNMENT_B, (&raw const second).cast(), 4),
         (foreign::PREFERENCE_ALIGNMENT_C, (&raw const out).cast(), 4),

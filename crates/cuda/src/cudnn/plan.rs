@@ -8,8 +8,8 @@ use crate::error::Error;
 use std::ffi::c_int;
 use std::sync::Arc;
 
-/// How many proposals of each heuristic are looked at.
-const MOST: usize = 16;
+/// How many proposals of each heuristic are looked at: more than there are, since those that may not be taken can be the first.
+const MOST: usize = 128;
 
 /// A way to compute a convolution.
 pub(super) struct Plan {
