@@ -8,14 +8,17 @@ use super::number::Reduction;
 use super::operation::{Kind, Operation};
 use crate::address::{Address, StreamHandle};
 use crate::error::Error;
+use crate::gpu::Gpu;
 use std::ffi::c_int;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How often a state is asked for before the thread sleeps in between, and how long it sleeps at most.
 const EAGER_POLLS: u32 = 64;
 const LONGEST_SLEEP: Duration = Duration::from_millis(1);
+/// How long who drops a communicator waits for the library to end it.
+const LONGEST_END: Duration = Duration::from_secs(5);
 
 /// One rank among ranks that work together. Ended by [`finalize`](Communicator::finalize), or by being dropped, which aborts what
 /// still runs.
@@ -28,11 +31,26 @@ pub struct Communicator {
     patience: Duration,
     state: Mutex<State>,
     graphs: InGraph,
+    /// Its GPU, where somebody has said which.
+    gpu: Option<Gpu>,
+    ended: Ended,
 }
 
 /// Tells that a graph has operations of a communicator, while this is there. The library ends a communicator only behind its graphs.
 #[derive(Clone, Debug, Default)]
 pub struct InGraph(Arc<()>);
+
+/// How far a communicator's abort is.
+#[derive(Clone, Default)]
+struct Ended(Arc<(Mutex<Abort>, Condvar)>);
+
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Abort {
+    #[default]
+    None,
+    UnderWay,
+    Over,
+}
 
 /// What changes in a communicator's life.
 pub(super) struct State {
@@ -76,7 +94,13 @@ impl Communicator {
         let comm = (!comm.is_null()).then_some(comm);
         let state = Mutex::new(State { comm, in_progress: false, last });
         let (functions, graphs) = (functions.clone(), InGraph::default());
-        Communicator { functions, rank, n_ranks, patience, state, graphs }
+        let (gpu, ended) = (None, Ended::default());
+        Communicator { functions, rank, n_ranks, patience, state, graphs, gpu, ended }
+    }
+
+    /// Keeps its GPU open until the library has ended it, which threads other than the caller's may have to do.
+    pub(super) fn on(&mut self, gpu: &Gpu) {
+        self.gpu = Some(gpu.clone());
     }
 
     /// This rank.
@@ -156,32 +180,29 @@ impl Communicator {
         Ok(true)
     }
 
-    /// Ends it at once, whatever still runs: those who wait on this rank come back with an error, and what its streams have of it
-    /// ends. The other ranks don't learn of it from the library. Aborting twice does nothing.
+    /// Ends it, whatever still runs: those who wait on this rank come back with an error, and what its streams have of it ends. The other
+    /// ranks don't learn of it from the library. Aborting twice does nothing.
     ///
-    /// Where graphs have its operations this returns before that: the library tells the GPU to leave off and then waits for the graphs to
-    /// go, which the caller may have.
+    /// This returns before the library has ended it, which goes on in a thread: the library tells the GPU to leave off, and then waits for all
+    /// that the GPU has, which may be another communicator's that is still to be ended, and for graphs with its operations to go, which the
+    /// caller may have or be recording. Who drops it waits for the end, for some seconds at most.
     pub fn abort(&self) -> Result<(), Error> {
         let (ending, last) = {
             let mut state = self.lock();
             let Some(comm) = state.comm.take() else { return Ok(()) };
-            (Ending { functions: self.functions.clone(), comm }, state.last)
+            let (functions, gpu, ended) = (self.functions.clone(), self.gpu.clone(), self.ended.clone());
+            (Ending { functions, comm, gpu, ended }, state.last)
         };
-        let failed = |code, words| {
-            let cause = Cause::Status { call: "ncclCommAbort", code, words };
-            Err(self.failure(last, Duration::ZERO, cause))
-        };
-        if Arc::strong_count(&self.graphs.0) > 1 {
-            let thread = std::thread::Builder::new().name("nccl-abort".to_owned());
-            // Nobody is left to be told what comes of it.
-            return match thread.spawn(move || ending.end()) {
-                Ok(_) => Ok(()),
-                Err(error) => failed(foreign::SYSTEM_ERROR, error.to_string()),
-            };
-        }
-        match ending.end() {
-            foreign::SUCCESS | foreign::IN_PROGRESS => Ok(()),
-            status => failed(status, self.functions.words(status, std::ptr::null_mut())),
+        self.ended.tell(Abort::UnderWay);
+        let thread = std::thread::Builder::new().name("nccl-abort".to_owned());
+        match thread.spawn(move || ending.end()) {
+            Ok(_) => Ok(()),
+            Err(error) => {
+                self.ended.tell(Abort::Over);
+                let (call, code) = ("ncclCommAbort", foreign::SYSTEM_ERROR);
+                let cause = Cause::Status { call, code, words: error.to_string() };
+                Err(self.failure(last, Duration::ZERO, cause))
+            }
         }
     }
 
@@ -407,15 +428,36 @@ impl State {
 struct Ending {
     functions: Arc<Functions>,
     comm: Comm,
+    gpu: Option<Gpu>,
+    ended: Ended,
 }
 
 // SAFETY: the library lets any thread abort a communicator, and no other has this one.
 unsafe impl Send for Ending {}
 
 impl Ending {
-    fn end(self) -> Status {
+    /// Nobody is left to be told what comes of it.
+    fn end(self) {
+        // The library goes back to the GPU that is current, and without one would begin to use the first.
+        let _ = self.gpu.as_ref().map(Gpu::make_current);
         // SAFETY: the communicator was open and is nobody's from here on.
-        unsafe { (self.functions.abort)(self.comm) }
+        unsafe { (self.functions.abort)(self.comm) };
+        self.ended.tell(Abort::Over);
+    }
+}
+
+impl Ended {
+    fn tell(&self, stage: Abort) {
+        let (abort, told) = &*self.0;
+        *abort.lock().unwrap_or_else(PoisonError::into_inner) = stage;
+        told.notify_all();
+    }
+
+    /// Waits for the end of an abort that is under way.
+    fn wait(&self, at_most: Duration) {
+        let (abort, told) = &*self.0;
+        let abort = abort.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(told.wait_timeout_while(abort, at_most, |abort| *abort == Abort::UnderWay));
     }
 }
 
@@ -431,6 +473,10 @@ impl Drop for Communicator {
     fn drop(&mut self) {
         // There is nobody left to tell.
         let _ = self.abort();
+        // A graph that goes later than this is waited for by the thread alone.
+        if Arc::strong_count(&self.graphs.0) == 1 {
+            self.ended.wait(LONGEST_END);
+        }
     }
 }
 

@@ -535,6 +535,10 @@ impl<'a> Course<'a> {
             let (step, step_start) = (state.progress.step, Instant::now());
             let _step = self.worker.pulse().enter(Section::Step(step));
             self.before_step.copy_from(run.strategy.own_parameters(self.parameters).buffers());
+            if self.trainer.graphs {
+                // A pass that is recorded takes in all that its stream is given meanwhile, a checkpoint's copies too.
+                self.settle_checkpoint()?;
+            }
             self.in_step = true;
             self.made.iter_mut().for_each(|made| made.is_newest = false);
             let Some(made) = self.worker.unless_lost(|| run.gradients(&mut batches, state, last)) else {
