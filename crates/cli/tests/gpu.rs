@@ -127,6 +127,8 @@ fn replicas_on_several_workers_have_the_losses_of_cpus() {
     for (mesh, device) in [
         ("--set parallel.tensor=2 --set parallel.sequence=true", "--device cuda:0"),
         ("--set parallel.pipeline=2", "--device cuda"),
+        // Letters cross: nobody waits for what it sends.
+        ("--set parallel.pipeline=2", "--device cuda --debug-sync"),
     ] {
         near(&trained(&format!("{mesh} {device} --out gpu")), &trained(&format!("{mesh} --out cpu")));
     }
@@ -518,6 +520,39 @@ fn workers_that_share_out_a_model_on_gpus_go_on_when_one_is_lost() {
             assert!(hurt == whole, "{args}: other weights in the end");
             // One before the loss, and one when they go on.
             assert_eq!(recorded >= 2, more == graphs, "{args}: {recorded} recordings");
+        }
+    }
+}
+
+/// Also where passes would be replayed, which are made as ever then; else what fails is told at some later call.
+#[test]
+fn an_illegal_access_within_a_library_is_told_with_its_operation() {
+    let Some(fake) = fake() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let graphs = "--nproc-per-node 1 --set train.graphs=true";
+    for (call, args, words) in [
+        ("cublasLtMatmul 5", "--nproc-per-node 1", "the product ("),
+        ("cudnnBackendExecute 9", graphs, "the convolution "),
+        ("ncclAllReduce 2", "--nproc-per-node gpu", "all-reduce of "),
+    ] {
+        for named in [true, false] {
+            let mut args: Vec<&str> = args.split_whitespace().collect();
+            args.extend(["--device", "cuda", "--max-restarts", "0"]);
+            args.extend(named.then_some("--debug-sync"));
+            let mut command = command(folder.path(), fake.folder(), &args);
+            let out = command.env("PHALANX_FAKE_ILLEGAL", call).env("RUST_BACKTRACE", "0").output().unwrap();
+            let said = text(&out.stderr);
+            assert_eq!(out.status.code(), Some(1), "{call}: {said}");
+            assert!(said.contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{call}: {said}");
+            assert!(said.contains("with --debug-sync (a program's own: DebugSync::Yes)"), "{call}: {said}");
+            let told =
+                said.lines().find(|line| line.contains("an access to memory that isn't there")).unwrap();
+            // Whoever waits for a collective may be told by that, too, which one it was.
+            if named || !call.starts_with("nccl") {
+                assert_eq!(told.contains(words), named, "{call}: {said}");
+            }
+            let warned = said.matches("passes aren't recorded, since with --debug-sync").count();
+            assert_eq!(warned, usize::from(named && args.contains(&"train.graphs=true")), "{call}: {said}");
         }
     }
 }

@@ -157,6 +157,17 @@ impl FakeCuda {
         }
     }
 
+    /// Has what the `nth` call of a function from now on gives a stream come upon memory that isn't there, once it is done. A process
+    /// with `PHALANX_FAKE_ILLEGAL="FUNCTION NTH"` has the same, of functions of the libraries, too.
+    pub fn illegal(&self, function: &str, nth: u64) {
+        let name = CString::new(function).unwrap();
+        // SAFETY: the type is that of `fake_illegal` in questions.h; the name ends in 0 and outlives the call.
+        unsafe {
+            let illegal = self.driver.get::<extern "C" fn(*const c_char, u64)>(b"fake_illegal").unwrap();
+            illegal(name.as_ptr(), nth);
+        }
+    }
+
     /// How often a function of the driver was called.
     pub fn calls(&self, function: &str) -> u64 {
         let name = CString::new(function).unwrap();

@@ -140,7 +140,7 @@ impl Worker {
         Arrival::on(DeviceSpec::Cpu, threads, DebugSync::No)
     }
 
-    /// As [`Worker::arrive`], on a device of its choice; `debug_sync` says whether every launch on a GPU is waited for, so that one that
+    /// As [`Worker::arrive`], on a device of its choice; `debug_sync` says whether all that a GPU is given is waited for, so that what
     /// fails is named.
     pub fn arrive_on(
         device: DeviceSpec,

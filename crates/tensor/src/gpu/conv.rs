@@ -105,6 +105,7 @@ impl Engine {
         let stream = self.stream().handle();
         // SAFETY: the callers' tensors have the plan's sizes and are borrowed in order (S-STREAM), and so is the workspace.
         succeeded(unsafe { convolutions.run(convolution, operands, lent.at, stream) });
+        succeeded(self.stream().launched(|| format!("the convolution {convolution}")));
     }
 }
 
