@@ -557,6 +557,66 @@ fn an_illegal_access_within_a_library_is_told_with_its_operation() {
     }
 }
 
+/// Whoever is started again would ask for as much. Before the workers meet, where a GPU hasn't room for the model, and in a pass.
+#[test]
+fn a_run_without_memory_ends_at_once_and_says_who_has_it() {
+    let Some(fake) = fake() else { return };
+    // What the engine takes itself is 32 MiB.
+    for (workers, bytes, parts) in [
+        ("1", (32 << 20) + (4 << 10), &["for values of parameters"][..]),
+        (
+            "1",
+            34 << 20,
+            &[
+                "for activations",
+                "samples of a pass would fit",
+                "train.accumulate",
+                "by values of parameters",
+            ],
+        ),
+        ("gpu", 34 << 20, &["for activations", "the 256 samples of a pass", "by values of parameters"]),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let args = format!("--device cuda --nproc-per-node {workers} --max-restarts 3 --batch-size 256");
+        let mut command = phalanx(folder.path());
+        command.args(["train", "mnist-mini", "--steps", "3"]).args(args.split_whitespace());
+        command.env("LD_LIBRARY_PATH", fake.folder()).env_remove("CUDA_VISIBLE_DEVICES");
+        command.env("PHALANX_FAKE_MEMORY", bytes.to_string()).env("RUST_BACKTRACE", "0");
+        let out = command.output().unwrap();
+        let said = text(&out.stderr);
+        assert!(out.status.code().is_some_and(|code| code != 0), "{said}");
+        let always = [
+            "out of memory on GPU",
+            "this process holds",
+            "32.0 MiB",
+            "another worker would fail in the same way",
+        ];
+        for part in always.iter().chain(parts) {
+            assert!(said.contains(part), "{part}: {said}");
+        }
+        assert!(!said.contains("starting all workers again") && !said.contains("takes its place"), "{said}");
+    }
+}
+
+/// Whoever leads the run knows what a worker's panic said, also if nobody sees its lines.
+#[test]
+fn what_a_panic_says_is_why_a_worker_failed() {
+    let Some(fake) = fake() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let binary = env!("CARGO_BIN_EXE_phalanx");
+    let args = "run --nproc-per-node 2 --max-restarts 0 --out out --";
+    let args =
+        format!("{args} {binary} train mnist-mini --batch-size 8 --steps 3 --device cuda:0 --debug-sync");
+    let mut command = phalanx(folder.path());
+    command.args(args.split_whitespace()).env("LD_LIBRARY_PATH", fake.folder());
+    command.env_remove("CUDA_VISIBLE_DEVICES").env("PHALANX_FAKE_ILLEGAL", "cublasLtMatmul 5");
+    let out = command.output().unwrap();
+    let said = text(&out.stderr);
+    assert!(out.status.code().is_some_and(|code| code != 0), "{said}");
+    let told = said.lines().find(|line| line.contains("it said: it panicked: "));
+    assert!(told.is_some_and(|line| line.contains("the product (")), "{said}");
+}
+
 /// Once, by the first of the workers, and not where passes are replayed.
 #[test]
 fn what_keeps_passes_from_being_replayed_is_told_when_workers_meet() {

@@ -138,7 +138,7 @@ impl FakeCuda {
         unsafe { self.driver.get::<extern "C" fn(c_int)>(b"fake_gpus").unwrap()(n as c_int) }
     }
 
-    /// How many bytes a GPU has.
+    /// How many bytes a GPU has; in a process with `PHALANX_FAKE_MEMORY=BYTES`, each has as many at first.
     pub fn limit_memory(&self, gpu: u32, bytes: u64) {
         // SAFETY: the type is that of `fake_limit_memory` in questions.h.
         unsafe {

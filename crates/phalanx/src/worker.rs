@@ -3,6 +3,7 @@
 mod arrival;
 mod loss;
 mod nodes;
+mod panics;
 mod regroup;
 mod threads;
 
@@ -293,8 +294,9 @@ impl Drop for Worker {
     fn drop(&mut self) {
         // Told while the connections to the others are open, so that none of them can fail of it first.
         if std::thread::panicking() {
+            let (why, cause) = panics::why(&self.device);
             let followed = self.followed.load(Ordering::Relaxed);
-            self.tell_why("it panicked".into(), if followed { Cause::Other } else { Cause::Unknown });
+            self.tell_why(why, if followed { Cause::Other } else { cause });
         }
     }
 }
