@@ -82,7 +82,7 @@ pub(crate) struct TrainArgs {
     /// which GPUs are counted [default: cuda with --nproc-per-node gpu, else cpu].
     #[arg(long, value_name = "DEVICE")]
     pub(crate) device: Option<DeviceSpec>,
-    /// Wait for every launch on a GPU, so that one that fails is named: slow.
+    /// Wait for each kernel, library call and copy on a GPU, so that one that fails is named: slow, and without recorded passes.
     #[arg(long)]
     pub(crate) debug_sync: bool,
     /// Encrypt what goes over TCP, as PHALANX_TLS=1 does.
@@ -169,7 +169,7 @@ pub(crate) struct SelftestArgs {
     /// Try every operation, but make few steps, and measure small sizes only.
     #[arg(long)]
     pub(crate) quick: bool,
-    /// Wait for every launch on a GPU, so that one that fails is named: slow.
+    /// Wait for each kernel, library call and copy on a GPU, so that one that fails is named: slow.
     #[arg(long)]
     pub(crate) debug_sync: bool,
     /// Print one JSON object a line on standard output, and nothing else there.

@@ -128,6 +128,8 @@ fn replicas_on_several_workers_have_the_losses_of_cpus() {
     for (mesh, device) in [
         ("--set parallel.tensor=2 --set parallel.sequence=true", "--device cuda:0"),
         ("--set parallel.pipeline=2", "--device cuda"),
+        // Letters cross: nobody waits for what it sends.
+        ("--set parallel.pipeline=2", "--device cuda --debug-sync"),
     ] {
         near(&trained(&format!("{mesh} {device} --out gpu")), &trained(&format!("{mesh} --out cpu")));
     }
@@ -531,6 +533,99 @@ fn workers_that_share_out_a_model_on_gpus_go_on_when_one_is_lost() {
             assert_eq!(recorded >= 2, more == graphs, "{args}: {recorded} recordings");
         }
     }
+}
+
+/// Also where passes would be replayed, which are made as ever then; else what fails is told at some later call.
+#[test]
+fn an_illegal_access_within_a_library_is_told_with_its_operation() {
+    let Some(fake) = fake() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let graphs = "--nproc-per-node 1 --set train.graphs=true";
+    for (call, args, words) in [
+        ("cublasLtMatmul 5", "--nproc-per-node 1", "the product ("),
+        ("cudnnBackendExecute 9", graphs, "the convolution "),
+        ("ncclAllReduce 2", "--nproc-per-node gpu", "all-reduce of "),
+    ] {
+        for named in [true, false] {
+            let mut args: Vec<&str> = args.split_whitespace().collect();
+            args.extend(["--device", "cuda", "--max-restarts", "0"]);
+            args.extend(named.then_some("--debug-sync"));
+            let mut command = command(folder.path(), fake.folder(), &args);
+            let out = command.env("PHALANX_FAKE_ILLEGAL", call).env("RUST_BACKTRACE", "0").output().unwrap();
+            let said = text(&out.stderr);
+            assert_eq!(out.status.code(), Some(1), "{call}: {said}");
+            assert!(said.contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{call}: {said}");
+            assert!(said.contains("with --debug-sync (a program's own: DebugSync::Yes)"), "{call}: {said}");
+            let told =
+                said.lines().find(|line| line.contains("an access to memory that isn't there")).unwrap();
+            // Whoever waits for a collective may be told by that, too, which one it was.
+            if named || !call.starts_with("nccl") {
+                assert_eq!(told.contains(words), named, "{call}: {said}");
+            }
+            let warned = said.matches("passes aren't recorded, since with --debug-sync").count();
+            assert_eq!(warned, usize::from(named && args.contains(&"train.graphs=true")), "{call}: {said}");
+        }
+    }
+}
+
+/// Whoever is started again would ask for as much. Before the workers meet, where a GPU hasn't room for the model, and in a pass.
+#[test]
+fn a_run_without_memory_ends_at_once_and_says_who_has_it() {
+    let Some(fake) = fake() else { return };
+    // What the engine takes itself is 32 MiB.
+    for (workers, bytes, parts) in [
+        ("1", (32 << 20) + (4 << 10), &["for values of parameters"][..]),
+        (
+            "1",
+            34 << 20,
+            &[
+                "for activations",
+                "samples of a pass would fit",
+                "train.accumulate",
+                "by values of parameters",
+            ],
+        ),
+        ("gpu", 34 << 20, &["for activations", "the 256 samples of a pass", "by values of parameters"]),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let args = format!("--device cuda --nproc-per-node {workers} --max-restarts 3 --batch-size 256");
+        let mut command = phalanx(folder.path());
+        command.args(["train", "mnist-mini", "--steps", "3"]).args(args.split_whitespace());
+        command.env("LD_LIBRARY_PATH", fake.folder()).env_remove("CUDA_VISIBLE_DEVICES");
+        command.env("PHALANX_FAKE_MEMORY", bytes.to_string()).env("RUST_BACKTRACE", "0");
+        let out = command.output().unwrap();
+        let said = text(&out.stderr);
+        assert!(out.status.code().is_some_and(|code| code != 0), "{said}");
+        let always = [
+            "out of memory on GPU",
+            "this process holds",
+            "32.0 MiB",
+            "another worker would fail in the same way",
+        ];
+        for part in always.iter().chain(parts) {
+            assert!(said.contains(part), "{part}: {said}");
+        }
+        assert!(!said.contains("starting all workers again") && !said.contains("takes its place"), "{said}");
+    }
+}
+
+/// Whoever leads the run knows what a worker's panic said, also if nobody sees its lines.
+#[test]
+fn what_a_panic_says_is_why_a_worker_failed() {
+    let Some(fake) = fake() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let binary = env!("CARGO_BIN_EXE_phalanx");
+    let args = "run --nproc-per-node 2 --max-restarts 0 --out out --";
+    let args =
+        format!("{args} {binary} train mnist-mini --batch-size 8 --steps 3 --device cuda:0 --debug-sync");
+    let mut command = phalanx(folder.path());
+    command.args(args.split_whitespace()).env("LD_LIBRARY_PATH", fake.folder());
+    command.env_remove("CUDA_VISIBLE_DEVICES").env("PHALANX_FAKE_ILLEGAL", "cublasLtMatmul 5");
+    let out = command.output().unwrap();
+    let said = text(&out.stderr);
+    assert!(out.status.code().is_some_and(|code| code != 0), "{said}");
+    let told = said.lines().find(|line| line.contains("it said: it panicked: "));
+    assert!(told.is_some_and(|line| line.contains("the product (")), "{said}");
 }
 
 /// Once, by the first of the workers, and not where passes are replayed.

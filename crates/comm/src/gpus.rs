@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::group::Group;
 use crate::queue::Elsewhere;
 use phalanx_cuda::nccl::{Exchange, Exchanged, InGraph, Lent, Nccl, Reduction, UniqueId};
-use phalanx_cuda::{Event, Gpu, Library, Priority, Timing};
+use phalanx_cuda::{DebugSync, Event, Gpu, Library, Priority, Timing};
 use phalanx_wire::{Deadline, Rank};
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -67,8 +67,21 @@ pub enum Unfit {
 pub struct GpuWork<L: Lent> {
     exchanged: Exchanged<L>,
     operation: String,
+    waited: Waited,
     group: Group,
     exchange: Arc<Exchange>,
+}
+
+/// When this thread waits for an operation with [`DebugSync::Yes`], so that one that fails is named. Letters differ from what all ranks
+/// do together: two ranks that send each other one before they receive any would wait for good.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Waited {
+    /// When it was given to the GPU.
+    AtOnce,
+    /// When its numbers are wanted.
+    WhenJoined,
+    /// Not at all.
+    Never,
 }
 
 /// How long a failure of NCCL waits for the group to find which rank was lost: then that is to blame. And how long an operation
@@ -189,7 +202,7 @@ impl GpuGroup {
     #[track_caller]
     pub fn start_all_reduce<L: Lent>(&self, lent: L, op: ReduceOp) -> Result<GpuWork<L>, Error> {
         let name = named("all-reduce", &lent);
-        self.begin(name, |exchange| exchange.all_reduce(lent, reduction("all-reduce", op)))
+        self.begin(name, Waited::AtOnce, |exchange| exchange.all_reduce(lent, reduction("all-reduce", op)))
     }
 
     /// On rank `root` the numbers become the reduction of all ranks' numbers; elsewhere they stay as they are. Panics as
@@ -197,19 +210,22 @@ impl GpuGroup {
     #[track_caller]
     pub fn start_reduce<L: Lent>(&self, lent: L, op: ReduceOp, root: Rank) -> Result<GpuWork<L>, Error> {
         let name = named("reduce", &lent);
-        self.begin(name, |exchange| exchange.reduce(lent, reduction("reduce", op), root.index()))
+        self.begin(name, Waited::AtOnce, |exchange| {
+            exchange.reduce(lent, reduction("reduce", op), root.index())
+        })
     }
 
     /// The numbers become those of rank `root`.
     #[track_caller]
     pub fn start_broadcast<L: Lent>(&self, lent: L, root: Rank) -> Result<GpuWork<L>, Error> {
-        self.begin(named("broadcast", &lent), |exchange| exchange.broadcast(lent, root.index()))
+        let name = named("broadcast", &lent);
+        self.begin(name, Waited::AtOnce, |exchange| exchange.broadcast(lent, root.index()))
     }
 
     /// The numbers are as many equal parts as there are ranks; each becomes that of its rank. Panics where they aren't.
     #[track_caller]
     pub fn start_all_gather<L: Lent>(&self, lent: L) -> Result<GpuWork<L>, Error> {
-        self.begin(named("all-gather", &lent), |exchange| exchange.all_gather(lent))
+        self.begin(named("all-gather", &lent), Waited::AtOnce, |exchange| exchange.all_gather(lent))
     }
 
     /// The numbers are as many equal parts as there are ranks; this rank's becomes the reduction of all ranks' numbers in that
@@ -217,19 +233,22 @@ impl GpuGroup {
     #[track_caller]
     pub fn start_reduce_scatter<L: Lent>(&self, lent: L, op: ReduceOp) -> Result<GpuWork<L>, Error> {
         let name = named("reduce-scatter", &lent);
-        self.begin(name, |exchange| exchange.reduce_scatter(lent, reduction("reduce-scatter", op)))
+        self.begin(name, Waited::AtOnce, |exchange| {
+            exchange.reduce_scatter(lent, reduction("reduce-scatter", op))
+        })
     }
 
     /// Rank `peer`, which must receive as many, has the numbers.
     #[track_caller]
     pub fn start_send<L: Lent>(&self, lent: L, peer: Rank) -> Result<GpuWork<L>, Error> {
-        self.begin(named("send", &lent), |exchange| exchange.send(lent, peer.index()))
+        self.begin(named("send", &lent), Waited::Never, |exchange| exchange.send(lent, peer.index()))
     }
 
     /// The numbers become what rank `peer` sends.
     #[track_caller]
     pub fn start_receive<L: Lent>(&self, lent: L, peer: Rank) -> Result<GpuWork<L>, Error> {
-        self.begin(named("receive", &lent), |exchange| exchange.receive(lent, peer.index()))
+        let name = named("receive", &lent);
+        self.begin(name, Waited::WhenJoined, |exchange| exchange.receive(lent, peer.index()))
     }
 
     /// The ranks, as they tell each other by way of the host.
@@ -253,13 +272,18 @@ impl GpuGroup {
     fn begin<L: Lent>(
         &self,
         operation: String,
+        waited: Waited,
         start: impl FnOnce(&Arc<Exchange>) -> Result<Exchanged<L>, phalanx_cuda::Error>,
     ) -> Result<GpuWork<L>, Error> {
         let (group, exchange) = (self.group.clone(), self.exchange.clone());
         // The library may still be at the operation before.
         rest(&group, &exchange, &operation)?;
         match start(&exchange) {
-            Ok(exchanged) => Ok(GpuWork { exchanged, operation, group, exchange }),
+            Ok(exchanged) => {
+                let mut work = GpuWork { exchanged, operation, waited, group, exchange };
+                work.named_if_it_fails(Waited::AtOnce)?;
+                Ok(work)
+            }
             Err(error) => {
                 let error = Error::Gpu { operation, reason: error.to_string() };
                 self.abort(&error.to_string());
@@ -283,24 +307,37 @@ impl<L: Lent> GpuWork<L> {
     /// Has the compute stream wait for the operation, and not this thread, and gives the numbers back. What becomes of it is for
     /// [`GpuGroup::watch`] to tell, or for the [`Trail`](crate::Trail) that it is noted in, and of one that is recorded for those who
     /// replay it.
-    pub fn join(self) -> Result<L, Error> {
-        let GpuWork { exchanged, operation, group, exchange } = self;
+    pub fn join(mut self) -> Result<L, Error> {
+        self.named_if_it_fails(Waited::WhenJoined)?;
+        let GpuWork { exchanged, operation, group, exchange, .. } = self;
         rest(&group, &exchange, &operation)?;
         exchanged.finish().map_err(|error| Error::Gpu { operation, reason: error.to_string() })
     }
 
     /// Waits until the operation is done, and gives the numbers back. A rank that is lost meanwhile, a failure of NCCL's, and a
     /// deadline that passes end the group, and what the GPU still has of the operation.
-    pub fn wait(self, deadline: Deadline) -> Result<L, Error> {
-        let GpuWork { mut exchanged, operation, group, exchange } = self;
-        let look = || exchanged.is_done();
-        let mut watched = Watched { what: &operation, look, failed: None, left: None };
-        if let Err(error) = group.wait_elsewhere(deadline, &mut watched) {
-            end(&exchange);
-            return Err(error);
+    pub fn wait(mut self, deadline: Deadline) -> Result<L, Error> {
+        self.until_done(deadline)?;
+        let GpuWork { exchanged, operation, .. } = self;
+        exchanged.finish().map_err(|error| Error::Gpu { operation, reason: error.to_string() })
+    }
+
+    fn until_done(&mut self, deadline: Deadline) -> Result<(), Error> {
+        let look = || self.exchanged.is_done();
+        let mut watched = Watched { what: &self.operation, look, failed: None, left: None };
+        self.group.wait_elsewhere(deadline, &mut watched).inspect_err(|_| end(&self.exchange))
+    }
+
+    /// Waits with [`DebugSync::Yes`], if this is when. Panics where it is the GPU that fails: so would whatever the pass gives it next,
+    /// which it does before it looks at an error of an operation that goes on beside it.
+    fn named_if_it_fails(&mut self, now: Waited) -> Result<(), Error> {
+        let is_asked = self.exchange.gpu().debug_sync() == DebugSync::Yes;
+        if !is_asked || self.waited != now || self.exchanged.is_recorded() {
+            return Ok(());
         }
-        let failed = |error: phalanx_cuda::Error| Error::Gpu { operation, reason: error.to_string() };
-        exchanged.finish().map_err(failed)
+        let waited = self.until_done(Deadline::after(self.group.timeout()));
+        let is_lost = || self.exchange.gpu().compute().is_done().is_err();
+        waited.inspect_err(|error| assert!(!is_lost(), "{error}"))
     }
 }
 

@@ -1,8 +1,7 @@
 //! The numbers of CUresult that a machine's state, a GPU's fault or a capture can bring about: what they mean, and what to do.
 
 const OF_OURS: &str = "this is a mistake of this program: please report it with these lines";
-const WHICH_KERNEL: &str =
-    "the GPU is lost to this process; with DebugSync::Yes every launch is waited for, and the error names it";
+const WHICH_KERNEL: &str = "the GPU is lost to this process; with --debug-sync (a program's own: DebugSync::Yes) all work is waited for, and the error names it";
 const NOT_IN_CAPTURE: &str = "a step that is captured may only launch, copy inside of the GPU and wait for events: allocate, load and read before or after it";
 
 /// The code of memory that there isn't.

@@ -95,7 +95,7 @@ fn hint(status: Status) -> &'static str {
         foreign::ALLOC_FAILED => "memory is short: other programs on the GPU show in `nvidia-smi`",
         foreign::ARCH_MISMATCH => "the library doesn't know this GPU: another version of it may",
         foreign::EXECUTION_FAILED => {
-            "the GPU failed, perhaps at an earlier operation: --debug-sync tells which"
+            "the GPU failed, perhaps at an earlier operation: --debug-sync (a program's own: DebugSync::Yes) tells which"
         }
         foreign::NOT_SUPPORTED => {
             "the library has no such product: leading dimensions and addresses that are multiples of 16 bytes, or a plain epilogue, would do"

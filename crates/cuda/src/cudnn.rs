@@ -113,7 +113,7 @@ fn hint(status: Status) -> &'static str {
             "no engine of the library does this: a larger workspace, channels in multiples of 8, or bias and activation on their own may do"
         }
         foreign::EXECUTION_FAILED.. => {
-            "the GPU failed, perhaps at an earlier operation: --debug-sync tells which"
+            "the GPU failed, perhaps at an earlier operation: --debug-sync (a program's own: DebugSync::Yes) tells which"
         }
         _ => "CUDNN_LOGLEVEL_DBG=2 and CUDNN_LOGDEST_DBG=stderr make the library tell more",
     }

@@ -143,7 +143,8 @@ pub enum Error {
 }
 
 /// Bytes, as people say them.
-struct Amount(u64);
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Amount(pub u64);
 
 impl fmt::Display for Amount {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -26,11 +26,12 @@ pub struct GpuOptions {
     /// The folder that keeps compiled kernels from one start to the next, and what searches chose; by default every process compiles
     /// its own.
     pub kernels: Option<PathBuf>,
-    /// Whether every launch is waited for; by default none is.
+    /// Whether all work is waited for; by default none is.
     pub debug_sync: DebugSync,
 }
 
-/// Whether every launch, of a kernel or of a graph, is waited for, so that one that fails is named.
+/// Whether everything that streams are given is waited for, so that what fails is named: launches of kernels and graphs, copies and
+/// fills. Whoever has a library give a stream work says so by [`Stream::launched`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DebugSync {
     /// Each is, and a graph as a whole. Slow.
@@ -98,6 +99,11 @@ impl Gpu {
     /// The folders in which NVIDIA's libraries are looked for first.
     pub fn libraries(&self) -> &[PathBuf] {
         &self.0.libraries
+    }
+
+    /// Whether all that its streams are given is waited for.
+    pub fn debug_sync(&self) -> DebugSync {
+        self.0.context.debug_sync()
     }
 
     /// What NVIDIA calls it.

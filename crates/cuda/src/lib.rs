@@ -77,7 +77,7 @@ pub use clock::Clock;
 pub use cubins::KernelCache;
 pub use driver::Driver;
 pub use element::Element;
-pub use error::Error;
+pub use error::{Amount, Error};
 pub use event::{Event, Timing};
 pub use framing::Framing;
 pub use geometry::{Geometry, LINE, SECTOR, Share, TILE, Work};

@@ -87,7 +87,9 @@ impl Stream {
         }
         // SAFETY: the bytes lie in the piece, which is given back after all work.
         let code = unsafe { (self.context().enter()?.fill)(at.0, byte, bytes, self.raw()) };
-        self.context().succeeded("cuMemsetD8Async", code, || format!("{bytes} bytes"))
+        let about = || format!("a fill of {bytes} bytes");
+        self.context().succeeded("cuMemsetD8Async", code, about)?;
+        self.launched(about)
     }
 
     /// Copies these bytes of one piece to a place in another, in the stream's order. The two don't overlap.
@@ -114,7 +116,9 @@ impl Stream {
         }
         // SAFETY: the bytes lie in their pieces, which are given back after all work.
         let code = unsafe { (self.context().enter()?.copy_across)(to.0, from.0, bytes, self.raw()) };
-        self.context().succeeded("cuMemcpyDtoDAsync", code, || format!("{bytes} bytes"))
+        let about = || format!("a copy of {bytes} bytes within it");
+        self.context().succeeded("cuMemcpyDtoDAsync", code, about)?;
+        self.launched(about)
     }
 
     /// Puts these bytes to a place of a piece, and waits until they, and all that the stream was given before, are there. For a
@@ -124,7 +128,7 @@ impl Stream {
         self.of_one_gpu("write", to.context());
         let to = to.part("write", &(at..at + bytes.len()));
         self.not_in_graph("a copy from the host's memory")?;
-        let about = || format!("{} bytes to it", bytes.len());
+        let about = || format!("a copy of {} bytes to it", bytes.len());
         if !bytes.is_empty() {
             // SAFETY: the bytes lie in the piece; those of the host are borrowed until the stream has done it,
             // or the GPU is lost.
@@ -142,7 +146,7 @@ impl Stream {
         self.of_one_gpu("read", from.context());
         let (from, n) = (from.part("read", &range), range.len());
         self.not_in_graph("a copy to the host's memory")?;
-        let about = || format!("{n} bytes from it");
+        let about = || format!("a copy of {n} bytes from it");
         let mut bytes = vec![0u8; n];
         if n > 0 {
             // SAFETY: the bytes lie in the piece; those of the host are there until the stream has done it.

@@ -141,8 +141,10 @@ impl Stream {
         from.before_copy(self)?;
         // SAFETY: both ranges lie in their buffers; the pinned one lets nobody at them, and isn't given back, before it is done.
         let code = unsafe { (self.context().enter()?.copy_up)(target.0, source.cast(), bytes, self.raw()) };
-        self.context().succeeded("cuMemcpyHtoDAsync", code, || format!("{bytes} pinned bytes to it"))?;
-        from.after_copy(self)
+        let about = || format!("a copy of {bytes} pinned bytes to it");
+        self.context().succeeded("cuMemcpyHtoDAsync", code, about)?;
+        from.after_copy(self)?;
+        self.launched(about)
     }
 
     /// Copies these bytes of a piece to a place of a pinned buffer, in the stream's order, and doesn't wait.
@@ -166,8 +168,10 @@ impl Stream {
         to.is_written = true;
         // SAFETY: as for an upload.
         let code = unsafe { (self.context().enter()?.copy_down)(target.cast(), source.0, bytes, self.raw()) };
-        self.context().succeeded("cuMemcpyDtoHAsync", code, || format!("{bytes} bytes from it"))?;
-        to.after_copy(self)
+        let about = || format!("a copy of {bytes} bytes from it to pinned ones");
+        self.context().succeeded("cuMemcpyDtoHAsync", code, about)?;
+        to.after_copy(self)?;
+        self.launched(about)
     }
 }
 

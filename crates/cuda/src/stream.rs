@@ -93,8 +93,9 @@ impl Stream {
         self.context.succeeded("cuStreamSynchronize", code, about)
     }
 
-    /// What is to be done after a launch: nothing, or with [`DebugSync::Yes`] to wait for it, unless it only became part of a graph.
-    pub(crate) fn launched(&self, about: impl FnOnce() -> String) -> Result<(), Error> {
+    /// What is to be done after the stream was given work, also by a library: nothing, or with [`DebugSync::Yes`] to wait for it, unless
+    /// it only became part of a graph. A failure tells what the work was about.
+    pub fn launched(&self, about: impl FnOnce() -> String) -> Result<(), Error> {
         match self.context.debug_sync() {
             DebugSync::Yes if !self.is_capturing()? => self.synchronize_about(about),
             _ => Ok(()),

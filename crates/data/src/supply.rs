@@ -11,7 +11,7 @@ use crate::bytes::{Kept, Making};
 use crate::dataset::Dataset;
 use crate::error::{Error, Result};
 use crate::transform::Draws;
-use phalanx_tensor::{Device, SampleOrder, Tensor};
+use phalanx_tensor::{Device, Purpose, SampleOrder, Tensor};
 use std::fmt;
 use std::sync::Arc;
 
@@ -92,7 +92,7 @@ impl Supply {
         let (making, kept) = match kept {
             Some(Kept { making, .. }) => {
                 let all = samples.all()?;
-                (making, Some(Tensor::from_slice(device, &all, [all.len()])))
+                (making, Some(Tensor::from_slice(device, &all, [all.len()]).held_for(Purpose::Samples)))
             }
             None => (samples.making(), None),
         };

@@ -6,11 +6,13 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <dlfcn.h>
 #include <functional>
 #include <map>
 #include <mutex>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -79,12 +81,25 @@ inline Record &record() {
 // The log is kept for the first calls; the counts go on.
 constexpr size_t MOST_LINES = 20000;
 
+// Whether what this call gives a stream comes upon memory that isn't there: PHALANX_FAKE_ILLEGAL="FUNCTION NTH".
+inline bool is_illegal(const std::string &function, long nth) {
+    static const std::pair<std::string, long> told = [] {
+        std::pair<std::string, long> told;
+        if (const char *text = std::getenv("PHALANX_FAKE_ILLEGAL")) std::istringstream(text) >> told.first >> told.second;
+        return told;
+    }();
+    return function == told.first && nth == told.second;
+}
+
 // Takes note of a call; the code that it is to fail with, or 0.
 inline int called(const std::string &function, const std::string &detail = "") {
     Record &r = record();
     std::lock_guard<std::mutex> guard(r.lock);
     long nth = ++r.counts[function];
     if (r.log.size() < MOST_LINES) r.log.push_back(function + (detail.empty() ? "" : " " + detail));
+    if (is_illegal(function, nth)) {
+        if (auto tell = reinterpret_cast<void (*)()>(of_driver("phalanx_fake_next_is_illegal"))) tell();
+    }
     auto of = r.failures.find(function);
     if (of == r.failures.end()) return 0;
     auto code = of->second.find(nth);

@@ -138,7 +138,7 @@ impl FakeCuda {
         unsafe { self.driver.get::<extern "C" fn(c_int)>(b"fake_gpus").unwrap()(n as c_int) }
     }
 
-    /// How many bytes a GPU has.
+    /// How many bytes a GPU has; in a process with `PHALANX_FAKE_MEMORY=BYTES`, each has as many at first.
     pub fn limit_memory(&self, gpu: u32, bytes: u64) {
         // SAFETY: the type is that of `fake_limit_memory` in questions.h.
         unsafe {
@@ -154,6 +154,17 @@ impl FakeCuda {
         unsafe {
             let fail = self.driver.get::<extern "C" fn(*const c_char, u64, c_int)>(b"fake_fail").unwrap();
             fail(name.as_ptr(), nth, code);
+        }
+    }
+
+    /// Has what the `nth` call of a function from now on gives a stream come upon memory that isn't there, once it is done. A process
+    /// with `PHALANX_FAKE_ILLEGAL="FUNCTION NTH"` has the same, of functions of the libraries, too.
+    pub fn illegal(&self, function: &str, nth: u64) {
+        let name = CString::new(function).unwrap();
+        // SAFETY: the type is that of `fake_illegal` in questions.h; the name ends in 0 and outlives the call.
+        unsafe {
+            let illegal = self.driver.get::<extern "C" fn(*const c_char, u64)>(b"fake_illegal").unwrap();
+            illegal(name.as_ptr(), nth);
         }
     }
 

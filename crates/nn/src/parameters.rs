@@ -4,7 +4,7 @@ use crate::module::{Module, Role, Visitor};
 use crate::param::Init;
 use crate::seam::Cut;
 use crate::weights::Weights;
-use phalanx_tensor::{Arena, DType, Device, Grads, Layout, Order, Philox, Shape, Tensor, bring_in};
+use phalanx_tensor::{Arena, DType, Device, Grads, Layout, Order, Philox, Purpose, Shape, Tensor, bring_in};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
@@ -202,7 +202,8 @@ impl Parameters {
             of(first).or_else(|| model.shared_by(name).into_iter().find_map(&of))
         };
         let (learned, kept) = (learned.held(on), kept.held(on));
-        let (values, grads) = (learned.arena(devices), Grads::over(learned.arena(devices)));
+        let values = learned.arena(devices).held_for(Purpose::Values);
+        let grads = Grads::over(learned.arena(devices));
         let buffers = kept.arena(devices);
         let (mut next_learned, mut next_kept) = (0.., 0..);
         let mut leaves = Vec::<(String, Tensor)>::new();

@@ -1,6 +1,6 @@
 //! Numbers beside those of an arena, one for each: what an optimizer remembers, a running mean.
 
-use phalanx_tensor::{Arena, DType, Device, Layout};
+use phalanx_tensor::{Arena, DType, Device, Layout, Purpose};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ impl From<Vec<f32>> for Shadow {
 impl Shadow {
     /// Zeros on a GPU that lie so.
     pub(crate) fn zeros_of(device: &Device, layout: &Layout) -> Shadow {
-        Shadow(Numbers::Gpu(Arena::new(device, DType::F32, layout)))
+        Shadow(Numbers::Gpu(Arena::new(device, DType::F32, layout).held_for(Purpose::Optimizer)))
     }
 
     /// The values of `arena` at the moment.
@@ -101,7 +101,7 @@ impl Shadow {
             Numbers::Gpu(arena) if arena.is_unique() => None,
             Numbers::Gpu(arena) => Some(copy(arena)),
             Numbers::Host(numbers) => {
-                let arena = Arena::new(device, DType::F32, layout);
+                let arena = Arena::new(device, DType::F32, layout).held_for(Purpose::Optimizer);
                 arena.write_flat(&numbers[..]);
                 Some(arena)
             }
@@ -146,7 +146,7 @@ impl Shadow {
 }
 
 fn copy(arena: &Arena) -> Arena {
-    let copy = arena.like();
+    let copy = arena.like().held_for(Purpose::Optimizer);
     copy.copy_from(arena);
     copy
 }

@@ -80,6 +80,7 @@ impl Pass<'_> {
         if let Some(sum) = shared {
             ctx = ctx.sharing(sum);
         }
+        self.input.device().begin_pass(self.samples());
         let output = self.model.forward(&self.input, &mut ctx);
         if self.samples() == 0 {
             // No sample has no loss, but the others wait for its part of their statistics.

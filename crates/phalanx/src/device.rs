@@ -77,7 +77,7 @@ impl DeviceSpec {
     }
 
     /// The device of a rank, with so many threads where it is the CPU. Where no number is named, `own` says which of so many GPUs is
-    /// the rank's own; `debug_sync` says whether every launch on a GPU is waited for. Compiled kernels are kept in the user's cache
+    /// the rank's own; `debug_sync` says whether all that a GPU is given is waited for. Compiled kernels are kept in the user's cache
     /// folder. Fails where there is no such device, and says what to do.
     pub fn open(
         self,

@@ -255,6 +255,8 @@ impl Error {
         match self {
             error if error.is_consequence() => Cause::Other,
             Error::Data(error) if error.is_for_good() => Cause::Setting,
+            // The same would be asked for again, of the same GPU.
+            Error::Gpu(phalanx_tensor::Error::OutOfMemory { .. }) => Cause::Setting,
             Error::Recipe(_)
             | Error::Optimizer(_)
             | Error::Group(_)

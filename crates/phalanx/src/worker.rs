@@ -3,6 +3,7 @@
 mod arrival;
 mod loss;
 mod nodes;
+mod panics;
 mod regroup;
 mod threads;
 
@@ -140,7 +141,7 @@ impl Worker {
         Arrival::on(DeviceSpec::Cpu, threads, DebugSync::No)
     }
 
-    /// As [`Worker::arrive`], on a device of its choice; `debug_sync` says whether every launch on a GPU is waited for, so that one that
+    /// As [`Worker::arrive`], on a device of its choice; `debug_sync` says whether all that a GPU is given is waited for, so that what
     /// fails is named.
     pub fn arrive_on(
         device: DeviceSpec,
@@ -293,8 +294,9 @@ impl Drop for Worker {
     fn drop(&mut self) {
         // Told while the connections to the others are open, so that none of them can fail of it first.
         if std::thread::panicking() {
+            let (why, cause) = panics::why(&self.device);
             let followed = self.followed.load(Ordering::Relaxed);
-            self.tell_why("it panicked".into(), if followed { Cause::Other } else { Cause::Unknown });
+            self.tell_why(why, if followed { Cause::Other } else { cause });
         }
     }
 }

@@ -5,6 +5,7 @@
 //! copied between them. Each parameter stays a tensor of its own with its own run-time borrow (S-BORROW in
 //! [`crate::storage`]), so one range can be reduced over the network while the backward pass still writes another.
 
+use crate::account::Purpose;
 use crate::casts::Casts;
 use crate::cpu::copy::{from_channels_last, from_pixels, from_taps, to_channels_last, to_pixels, to_taps};
 use crate::device::{Backend, Device};
@@ -200,6 +201,12 @@ impl Arena {
         let bytes = (layout.len() * dtype.bytes()).max(ALIGN);
         let memory = Arc::new(Memory::pinned(engine.gpu().pinned(bytes)?));
         Ok(Arena::over(memory, host, dtype, layout, |_| host))
+    }
+
+    /// Has what it takes of a GPU from now on be counted as held for this, as an error about memory tells.
+    pub fn held_for(self, purpose: Purpose) -> Arena {
+        self.0.memory.hold_for(purpose);
+        self
     }
 
     /// Which parameter lies where.
@@ -627,7 +634,7 @@ impl Grads {
     pub fn over(arena: Arena) -> Grads {
         let stale = (0..arena.layout().count()).map(|_| AtomicBool::new(true)).collect();
         let casts = Arc::new(Casts::new(arena.layout()));
-        Grads { arena, stale, casts }
+        Grads { arena: arena.held_for(Purpose::Gradients), stale, casts }
     }
 
     /// The memory of the gradients. Slots without a gradient hold old values until [`Grads::settle`].

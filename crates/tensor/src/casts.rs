@@ -3,6 +3,7 @@
 //! once where all were written; an optimizer that moves them there writes their casts along the way, as long as anybody wants them. A
 //! pass that is recorded finds these made, as its rehearsal did, and whoever replays it sees to that ([`crate::Grads::renew_casts`]).
 
+use crate::account::Purpose;
 use crate::arena::{Arena, Layout, Span};
 use crate::cpu;
 use crate::device::{Backend, Device};
@@ -109,7 +110,7 @@ impl Casts {
         let made = match kept.take() {
             Some(made) if made.arena.dtype() == dtype => made,
             _ => Made {
-                arena: Arena::new(device, dtype, &self.layout),
+                arena: Arena::new(device, dtype, &self.layout).held_for(Purpose::Casts),
                 writes: vec![None; self.layout.count()],
                 reads: vec![0; self.layout.count()],
                 is_wanted: false,

@@ -1,17 +1,18 @@
 //! A device: where tensors live and kernels run: the threads of this machine, or a GPU of it.
 
+use crate::account::{Account, Lack, OutOfMemory, Purpose};
 use crate::cpu::conv::Plan;
 use crate::gpu::Engine;
 use crate::graph::Node;
 use crate::pool::Pool;
 use crate::profile::{KernelTime, Profile, Timer};
-use crate::replay::Private;
+use crate::replay::{KnownRoom, Private, Room};
 use crate::shape::Order;
 use crate::storage::{Buffer, Memory};
-use phalanx_cuda::{DeviceMemory, Error, GpuOptions};
+use phalanx_cuda::{DeviceMemory, Error, GpuOptions, Stream};
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 /// A handle to a device: what computes there, and the buffers that wait to be used again. Cloning gives another handle to the
 /// same device; two devices made apart share nothing but what computes.
@@ -23,16 +24,17 @@ struct Shared {
     /// Compute threads of the host; a GPU's host side has one, the caller's.
     pool: Pool,
     arch: pulp::Arch,
-    /// Bytes that were ever taken from the system for buffers and arenas, and not given back yet.
-    held: Arc<AtomicUsize>,
-    /// Bytes of buffers in use, and the most that they were at a time.
-    live: AtomicUsize,
-    most_live: AtomicUsize,
+    /// What its memory is held for.
+    account: Arc<Account>,
+    /// What was told when it first had no memory left.
+    lacked: OnceLock<OutOfMemory>,
     /// Free buffers by size class.
     buffers: Mutex<Vec<Vec<Arc<Buffer>>>>,
     /// A pass that is being rehearsed or recorded, if one is, and whether it is.
     private: Mutex<Option<Private>>,
     has_private: AtomicBool,
+    /// Those whose buffers recorded passes have to themselves.
+    rooms: Mutex<Vec<KnownRoom>>,
     /// Empty graph nodes, so that recording a step allocates nothing.
     nodes: Mutex<Vec<Arc<Node>>>,
     /// The number of the last walk back through a graph; held for the length of a walk.
@@ -142,12 +144,12 @@ impl Device {
             backend,
             pool: Pool::new(threads.max(1)),
             arch,
-            held: Arc::default(),
-            live: AtomicUsize::new(0),
-            most_live: AtomicUsize::new(0),
+            account: Arc::default(),
+            lacked: OnceLock::new(),
             buffers: Mutex::new(Vec::new()),
             private: Mutex::new(None),
             has_private: AtomicBool::new(false),
+            rooms: Mutex::default(),
             nodes: Mutex::new(Vec::new()),
             walk: Mutex::new(0),
             profile: Profile::default(),
@@ -187,19 +189,72 @@ impl Device {
     }
 
     /// So many new bytes of zeros. Panics where there are no more, and says who has them.
-    pub(crate) fn allocate(&self, bytes: usize) -> Memory {
-        let memory = match self.backend() {
-            Backend::Cpu => Memory::zeroed(bytes),
-            Backend::Gpu(engine) => {
-                let memory = engine.allocate(bytes).or_else(|_| {
-                    self.release_cached();
-                    engine.allocate(bytes)
-                });
-                let live = self.0.held.load(Ordering::Relaxed);
-                memory.unwrap_or_else(|error| panic!("{error}\n{live} bytes are held by tensors and arenas of this process, none by buffers that wait to be used again"))
-            }
-        };
-        memory.counted(&self.0.held)
+    pub(crate) fn allocate(&self, bytes: usize, purpose: Purpose) -> Memory {
+        match self.backend() {
+            Backend::Cpu => Memory::zeroed(bytes).counted(&self.0.account, purpose),
+            Backend::Gpu(engine) => self.allocate_for(engine, engine.gpu().compute(), bytes, purpose),
+        }
+    }
+
+    /// The same of a GPU, for this stream of it. What waits in caches is the GPU's as well.
+    pub(crate) fn allocate_for(
+        &self,
+        engine: &Engine,
+        stream: &Stream,
+        bytes: usize,
+        purpose: Purpose,
+    ) -> Memory {
+        let alloc = || engine.gpu().alloc(stream, bytes);
+        let memory = alloc().or_else(|_| {
+            self.release_cached();
+            alloc()
+        });
+        let memory = memory.unwrap_or_else(|error| self.refuse(engine, purpose, error));
+        Memory::of_gpu(memory).counted(&self.0.account, purpose)
+    }
+
+    fn refuse(&self, engine: &Engine, purpose: Purpose, error: Error) -> ! {
+        let Error::OutOfMemory { gpu, asked, free, total } = error else { panic!("{error}") };
+        let bytes =
+            |classes: &[Vec<Arc<Buffer>>]| classes.iter().flatten().map(|buffer| buffer.capacity()).sum();
+        let waiting: usize = bytes(&lock(&self.0.buffers));
+        let in_private: usize = lock(&self.0.private).iter().map(|private| bytes(private.buffers())).sum();
+        let in_rooms: usize = lock(&self.0.rooms).iter().map(KnownRoom::bytes).sum();
+        let told = self.0.account.lacks(Lack {
+            gpu,
+            asked: asked as usize,
+            purpose,
+            free,
+            total,
+            workspace: engine.own_bytes(),
+            of_recorded: in_private + in_rooms,
+            waiting,
+        });
+        let _ = self.0.lacked.set(told.clone());
+        panic!("{told}")
+    }
+
+    /// What was told when there was no memory left for something, if that has happened: the same would come of it again.
+    pub fn lacked(&self) -> Option<&OutOfMemory> {
+        self.0.lacked.get()
+    }
+
+    /// Tells that what comes is a pass over so many samples, by which an error about memory says how many would fit; 0 where nobody knows.
+    pub fn begin_pass(&self, samples: usize) {
+        self.0.account.begin_pass(samples);
+    }
+
+    /// Notes that recorded passes have this room's buffers to themselves.
+    pub(crate) fn note_room(&self, room: &Room) {
+        let mut rooms = lock(&self.0.rooms);
+        rooms.retain(KnownRoom::is_there);
+        if !rooms.iter().any(|known| known.is(room)) {
+            rooms.push(room.known());
+        }
+    }
+
+    pub(crate) fn account(&self) -> &Account {
+        &self.0.account
     }
 
     /// The orders without gaps that its kernels know, the usual one first.
@@ -255,17 +310,17 @@ impl Device {
     /// How many bytes of buffers were taken from the system, or of a GPU for arenas too, and not given back: in use, or waiting to be
     /// used again.
     pub fn held_bytes(&self) -> usize {
-        self.0.held.load(Ordering::Relaxed)
+        self.0.account.held()
     }
 
     /// How many bytes of buffers tensors have at the moment, without arenas and without what waits to be used again.
     pub fn live_bytes(&self) -> usize {
-        self.0.live.load(Ordering::Relaxed)
+        self.0.account.live()
     }
 
     /// The most that [`Device::live_bytes`] was at a time since this was asked for last.
     pub fn take_most_live_bytes(&self) -> usize {
-        self.0.most_live.swap(self.live_bytes(), Ordering::Relaxed)
+        self.0.account.take_most_live()
     }
 
     /// Frees every cached buffer; how many bytes that were.
@@ -363,8 +418,6 @@ impl Device {
     /// A free buffer that holds `bytes`, or else the capacity that a new one should have.
     pub(crate) fn take_buffer(&self, bytes: usize) -> Result<Arc<Buffer>, usize> {
         let (class, capacity) = size_class(bytes);
-        let live = self.0.live.fetch_add(capacity, Ordering::Relaxed) + capacity;
-        self.0.most_live.fetch_max(live, Ordering::Relaxed);
         let found = match self.private(|private| private.take(class)) {
             Some(own) => own,
             None => lock(&self.0.buffers).get_mut(class).and_then(Vec::pop),
@@ -411,8 +464,7 @@ impl Device {
     }
 
     pub(crate) fn give_buffer(&self, buffer: Arc<Buffer>) {
-        let (class, capacity) = size_class(buffer.capacity());
-        self.0.live.fetch_sub(capacity, Ordering::Relaxed);
+        let (class, _) = size_class(buffer.capacity());
         let mut buffer = Some(buffer);
         self.private(|private| buffer.take().into_iter().for_each(|buffer| private.give(class, buffer)));
         let Some(buffer) = buffer else { return };
@@ -421,11 +473,6 @@ impl Device {
             classes.resize_with(class + 1, Vec::new);
         }
         classes[class].push(buffer);
-    }
-
-    /// Counts so many bytes of a buffer as not in use any more.
-    pub(crate) fn is_free(&self, capacity: usize) {
-        self.0.live.fetch_sub(capacity, Ordering::Relaxed);
     }
 
     /// What tells this device from all others that are there.

@@ -21,6 +21,7 @@ mod normal;
 mod philox;
 mod shape;
 
+mod account;
 mod arena;
 mod autocast;
 mod between;
@@ -50,6 +51,7 @@ mod update;
 mod walk;
 mod whole;
 
+pub use account::{OutOfMemory, Purpose};
 pub use arena::{Arena, Flat, Grads, Layout, Span};
 pub use autocast::{autocast, autocast_dtype};
 pub use between::looking;

@@ -21,7 +21,7 @@ use crate::tensor::Tensor;
 use phalanx_cuda::{Error, Graph};
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::ThreadId;
 
 /// Free buffers by size class.
@@ -33,9 +33,33 @@ type Buffers = Vec<Vec<Arc<Buffer>>>;
 pub struct Room(Arc<Mutex<Buffers>>);
 
 impl Room {
+    /// The same, for one who keeps nobody's buffers.
+    pub(crate) fn known(&self) -> KnownRoom {
+        KnownRoom(Arc::downgrade(&self.0))
+    }
+
     /// Whatever made a thread panic, the buffers are whole.
     fn free(&self) -> MutexGuard<'_, Buffers> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A room that may be gone.
+pub(crate) struct KnownRoom(Weak<Mutex<Buffers>>);
+
+impl KnownRoom {
+    pub(crate) fn is_there(&self) -> bool {
+        self.0.strong_count() > 0
+    }
+
+    pub(crate) fn is(&self, room: &Room) -> bool {
+        std::ptr::eq(self.0.as_ptr(), Arc::as_ptr(&room.0))
+    }
+
+    /// Of the buffers that are in it now, which no pass uses.
+    pub(crate) fn bytes(&self) -> usize {
+        let room = self.0.upgrade().map(Room);
+        room.map_or(0, |room| room.free().iter().flatten().map(|buffer| buffer.capacity()).sum())
     }
 }
 
@@ -105,6 +129,11 @@ impl Private {
         self.is_of_this_thread() && !self.is_aside
     }
 
+    /// Those that it doesn't use now.
+    pub(crate) fn buffers(&self) -> &[Vec<Arc<Buffer>>] {
+        &self.buffers
+    }
+
     pub(crate) fn is_recording(&self) -> bool {
         self.is_recording
     }
@@ -149,6 +178,7 @@ impl Device {
         pass: impl FnOnce() -> T,
     ) -> Option<(Rehearsal, T)> {
         let Backend::Gpu(_) = self.backend() else { return None };
+        self.note_room(room);
         let mut rehearsal = Rehearsal {
             device: self.clone(),
             room: room.clone(),

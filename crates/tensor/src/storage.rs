@@ -15,6 +15,7 @@
 //!   that don't go with it: to read for those that write, to write for all.
 //! - **S-PART**: the buffers cut from one arena never overlap, and each keeps the whole allocation alive.
 
+use crate::account::{Account, Purpose};
 use crate::device::{Backend, Device, size_class};
 use crate::dtype::Element;
 use phalanx_cuda::{Address, DeviceMemory, Pinned};
@@ -33,7 +34,7 @@ pub(crate) struct Memory {
     place: Place,
     bytes: usize,
     /// Where its bytes are counted for as long as they are there.
-    counted: Option<Arc<AtomicUsize>>,
+    counted: Option<(Arc<Account>, Purpose)>,
 }
 
 enum Place {
@@ -55,6 +56,8 @@ struct Pieces {
     all: Vec<Piece>,
     /// Whether they come and go by themselves, so that their memory is to be used by others meanwhile.
     come_and_go: bool,
+    /// What they are held for.
+    purpose: Purpose,
 }
 
 /// Some of the bytes of an arena on a GPU.
@@ -105,11 +108,11 @@ impl Memory {
             Some(region) => {
                 Memory { bytes: region.bytes(), place: Place::Region(Arc::new(region)), counted: None }
             }
-            None if device.gpu().is_none() => device.allocate(bytes.max(ALIGN)),
+            None if device.gpu().is_none() => device.allocate(bytes.max(ALIGN), Purpose::Other),
             None => {
                 let bytes = bytes.max(ALIGN);
                 let all = vec![Piece { range: 0..bytes, held: None }];
-                let pieces = Mutex::new(Pieces { all, come_and_go: false });
+                let pieces = Mutex::new(Pieces { all, come_and_go: false, purpose: Purpose::Other });
                 Memory { place: Place::Pieces { device: device.clone(), pieces }, bytes, counted: None }
             }
         }
@@ -123,7 +126,7 @@ impl Memory {
         let mut pieces = locked(pieces);
         let before = std::mem::take(&mut pieces.all);
         pieces.come_and_go = !ends.is_empty();
-        let (come_and_go, whole) = (pieces.come_and_go, [self.bytes]);
+        let (come_and_go, purpose, whole) = (pieces.come_and_go, pieces.purpose, [self.bytes]);
         let (mut start, ends) = (0, if ends.is_empty() { &whole } else { ends });
         for &end in ends {
             let range = start..end;
@@ -132,7 +135,8 @@ impl Memory {
             for from in &before {
                 let common = from.range.start.max(range.start)..from.range.end.min(range.end);
                 if let (Some(source), false) = (&from.held, common.is_empty()) {
-                    let held = held.get_or_insert_with(|| Held::anew(device, range.len(), come_and_go));
+                    let held =
+                        held.get_or_insert_with(|| Held::anew(device, range.len(), come_and_go, purpose));
                     let (at, to) = (common.start - from.range.start, common.start - range.start);
                     device.copy_on_gpu(source.memory(), at..at + common.len(), held.memory(), to);
                 }
@@ -168,9 +172,10 @@ impl Memory {
         if let Place::Pieces { device, pieces } = &self.place {
             let mut pieces = locked(pieces);
             let is_it = |piece: &&mut Piece| piece.range.start == bytes.start && piece.range.end <= bytes.end;
-            let come_and_go = pieces.come_and_go;
+            let (come_and_go, purpose) = (pieces.come_and_go, pieces.purpose);
             if let Some(piece) = pieces.all.iter_mut().find(is_it).filter(|_| come_and_go) {
-                let stale = || Arc::new(Held::Lent(Storage::stale(device, piece.range.len())));
+                let stale =
+                    || Arc::new(Held::Lent(Storage::stale(device, piece.range.len()).held_for(purpose)));
                 piece.held.get_or_insert_with(stale);
             }
         }
@@ -194,10 +199,17 @@ impl Memory {
     }
 
     /// The same, with its bytes counted there.
-    pub(crate) fn counted(mut self, held: &Arc<AtomicUsize>) -> Memory {
-        held.fetch_add(self.bytes, Ordering::Relaxed);
-        self.counted = Some(held.clone());
+    pub(crate) fn counted(mut self, account: &Arc<Account>, purpose: Purpose) -> Memory {
+        account.take(purpose, self.bytes);
+        self.counted = Some((account.clone(), purpose));
         self
+    }
+
+    /// Has what an arena on a GPU takes from now on be counted as held for this; other memory stays as it is.
+    pub(crate) fn hold_for(&self, purpose: Purpose) {
+        if let Place::Pieces { pieces, .. } = &self.place {
+            locked(pieces).purpose = purpose;
+        }
     }
 
     /// Zeros of the host's that a GPU copies by itself.
@@ -250,7 +262,7 @@ impl Memory {
             Place::Gpu(memory) => OnGpu { held: HeldOnGpu::Own(memory), at: bytes.start },
             Place::Pieces { device, pieces } => {
                 let mut pieces = locked(pieces);
-                let come_and_go = pieces.come_and_go;
+                let (come_and_go, purpose) = (pieces.come_and_go, pieces.purpose);
                 // None of no bytes begins behind the last.
                 let before = |piece: &Piece| piece.range.end <= bytes.start && piece.range.end < self.bytes;
                 let first = pieces.all.partition_point(before);
@@ -260,7 +272,8 @@ impl Memory {
                     "bytes {bytes:?} of an arena on a GPU lie in several pieces"
                 );
                 let len = piece.range.len();
-                let held = piece.held.get_or_insert_with(|| Held::anew(device, len, come_and_go)).clone();
+                let held =
+                    piece.held.get_or_insert_with(|| Held::anew(device, len, come_and_go, purpose)).clone();
                 if let Held::Lent(storage) = &*held {
                     device.hold(&storage.buffer().memory);
                 }
@@ -273,7 +286,7 @@ impl Memory {
     }
 
     /// A GPU's own bytes.
-    fn device_memory(&self) -> &DeviceMemory {
+    pub(crate) fn device_memory(&self) -> &DeviceMemory {
         match &self.place {
             Place::Gpu(memory) => memory,
             _ => unreachable!("a GPU allocates its own bytes"),
@@ -283,11 +296,11 @@ impl Memory {
 
 impl Held {
     /// So many zeros, in a buffer that others use before and after if they come and go.
-    fn anew(device: &Device, bytes: usize, come_and_go: bool) -> Arc<Held> {
+    fn anew(device: &Device, bytes: usize, come_and_go: bool, purpose: Purpose) -> Arc<Held> {
         if !come_and_go {
-            return Arc::new(Held::Own(device.allocate(bytes)));
+            return Arc::new(Held::Own(device.allocate(bytes, purpose)));
         }
-        let held = Held::Lent(Storage::stale(device, bytes));
+        let held = Held::Lent(Storage::stale(device, bytes).held_for(purpose));
         device.clear_on_gpu(held.memory(), 0..bytes);
         Arc::new(held)
     }
@@ -335,8 +348,8 @@ impl OnGpu<'_> {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        if let Some(held) = &self.counted {
-            held.fetch_sub(self.bytes, Ordering::Relaxed);
+        if let Some((account, purpose)) = &self.counted {
+            account.give_back(*purpose, self.bytes);
         }
         let Place::Host(at) = &self.place else { return };
         let layout = Layout::from_size_align(self.bytes, ALIGN).expect("checked when it was allocated");
@@ -360,11 +373,28 @@ pub(crate) struct Buffer {
     pub(crate) device: Option<Device>,
     /// Whether it may be recycled: parts of an arena may not.
     cached: bool,
+    /// What it is in use for, as a number of [`Purpose`].
+    purpose: AtomicUsize,
 }
 
 impl Buffer {
     pub(crate) fn capacity(&self) -> usize {
         self.range.len()
+    }
+
+    /// What it was in use for, of one that isn't any more.
+    fn end_use(&self, device: &Device) {
+        let purpose = self.purpose.swap(Purpose::Pass as usize, Ordering::Relaxed);
+        device.account().end_use(Purpose::numbered(purpose), self.capacity());
+    }
+}
+
+impl Drop for Buffer {
+    /// One that goes while it is in use, as where two threads drop the last two handles at once.
+    fn drop(&mut self) {
+        if let Some(device) = self.device.as_ref().filter(|_| self.cached) {
+            self.end_use(device);
+        }
     }
 }
 
@@ -376,18 +406,31 @@ impl Storage {
     pub(crate) fn stale(device: &Device, bytes: usize) -> Storage {
         let mut shell = device.take_buffer(bytes).unwrap_or_else(|capacity| {
             Arc::new(Buffer {
-                memory: Arc::new(device.allocate(capacity)),
+                memory: Arc::new(device.allocate(capacity, Purpose::Pass)),
                 range: 0..capacity,
                 borrow: AtomicI32::new(0),
                 writes: AtomicU64::new(0),
                 reads: AtomicU64::new(0),
                 device: None,
                 cached: true,
+                purpose: AtomicUsize::new(Purpose::Pass as usize),
             })
         });
+        device.account().begin_use(Purpose::Pass, shell.capacity());
         let buffer = Arc::get_mut(&mut shell).expect("a cached buffer has one owner");
         buffer.device = Some(device.clone());
         Storage(Some(shell))
+    }
+
+    /// Has it be counted as in use for this.
+    pub(crate) fn held_for(self, purpose: Purpose) -> Storage {
+        let buffer = self.buffer();
+        if buffer.cached {
+            buffer.end_use(self.device());
+            buffer.purpose.store(purpose as usize, Ordering::Relaxed);
+            self.device().account().begin_use(purpose, buffer.capacity());
+        }
+        self
     }
 
     /// The bytes `range` of `memory`. The caller keeps S-PART: ranges given out for one memory don't overlap.
@@ -404,6 +447,7 @@ impl Storage {
             reads: AtomicU64::new(0),
             device: Some(device.clone()),
             cached: false,
+            purpose: AtomicUsize::new(Purpose::Other as usize),
         })))
     }
 
@@ -480,7 +524,7 @@ impl Storage {
         let (class, _) = size_class(shell.capacity());
         let own = Arc::get_mut(&mut shell).filter(|buffer| buffer.cached).map(|buffer| buffer.device.take());
         if let Some(Some(device)) = &own {
-            device.is_free(shell.capacity());
+            shell.end_use(device);
         }
         (class, own.map(|_| shell))
     }
@@ -608,6 +652,7 @@ impl Drop for Storage {
             && buffer.cached
             && let Some(device) = buffer.device.take()
         {
+            buffer.end_use(&device);
             device.give_buffer(shell);
         }
     }

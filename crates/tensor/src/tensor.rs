@@ -1,5 +1,6 @@
 //! The tensor: a shared buffer, a view of it, and possibly a place in the graph.
 
+use crate::account::Purpose;
 use crate::device::{Backend, Device};
 use crate::dtype::{DType, Element, with_element, with_float};
 use crate::graph::NodeRef;
@@ -94,6 +95,12 @@ impl Tensor {
             Backend::Gpu(engine) => engine.put(values, &out),
         }
         out
+    }
+
+    /// Has the memory that it lies in be counted as held for this, as an error about memory tells.
+    pub fn held_for(self, purpose: Purpose) -> Tensor {
+        let storage = self.storage.clone().held_for(purpose);
+        Tensor { storage, ..self }
     }
 
     /// Independent numbers, evenly distributed in [low, high): element `i` is a function of `key` and `i` alone.

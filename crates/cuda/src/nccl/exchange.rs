@@ -222,6 +222,11 @@ impl Exchange {
 }
 
 impl<L: Lent> Exchanged<L> {
+    /// Whether it only became part of a graph.
+    pub fn is_recorded(&self) -> bool {
+        self.is_recorded
+    }
+
     /// Lets its event stand for the operation, which the library has given to the stream.
     fn mark(&mut self) -> Result<(), Error> {
         let event = self.done.as_ref().expect("it has one until it is finished");

@@ -177,11 +177,49 @@ fn an_illegal_access_is_told_later_or_with_its_kernel_at_once() {
     let Some((launched, later)) = illegal(DebugSync::No) else { return };
     assert_eq!(launched, Ok(()));
     let words = later.to_string();
-    assert!(words.contains("CUDA_ERROR_ILLEGAL_ADDRESS") && words.contains("DebugSync::Yes"), "{words}");
+    assert!(
+        words.contains("CUDA_ERROR_ILLEGAL_ADDRESS")
+            && words.contains("--debug-sync")
+            && words.contains("DebugSync::Yes"),
+        "{words}"
+    );
     let (launched, later) = illegal(DebugSync::Yes).unwrap();
     let words = launched.unwrap_err().to_string();
     assert!(words.contains("kernel relu of float over Elements(100) in 1 blocks of 256"), "{words}");
     assert!(later.to_string().contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "the GPU is lost to the process");
+}
+
+/// Each by its own words, and at the call, also behind work of another stream.
+#[test]
+fn copies_and_fills_that_fail_are_named_at_once() {
+    let rows = [
+        ("cuMemsetD8Async", "a fill of 40 bytes"),
+        ("cuMemcpyDtoDAsync_v2", "a copy of 40 bytes within it"),
+        ("cuMemcpyHtoDAsync_v2", "a copy of 40 pinned bytes to it"),
+        ("cuMemcpyDtoHAsync_v2", "a copy of 40 bytes from it to pinned ones"),
+    ];
+    for (function, words) in rows {
+        for debug_sync in [DebugSync::Yes, DebugSync::No] {
+            let Some(fake) = fake() else { return };
+            let gpu = Gpu::open(0, &GpuOptions { debug_sync, ..options(&fake) }).unwrap();
+            let (compute, copy) = (gpu.compute(), gpu.copy());
+            let (from, to) = (gpu.alloc(compute, 400).unwrap(), gpu.alloc(compute, 400).unwrap());
+            let mut host = gpu.pinned(400).unwrap();
+            fake.illegal(function, 1);
+            let done = match function {
+                "cuMemsetD8Async" => compute.fill(&to, 0..40, 1),
+                "cuMemcpyDtoDAsync_v2" => compute.copy(&from, 0..40, &to, 0),
+                "cuMemcpyHtoDAsync_v2" => copy.upload(&mut host, 0..40, &to, 0),
+                _ => copy.download(&from, 0..40, &mut host, 0),
+            };
+            let told = done.map_err(|error| error.to_string());
+            match debug_sync {
+                DebugSync::No => assert_eq!(told, Ok(()), "{function}"),
+                DebugSync::Yes => assert!(told.unwrap_err().contains(words), "{function}"),
+            }
+            assert_eq!(fake.calls("cuStreamSynchronize") > 0, debug_sync == DebugSync::Yes, "{function}");
+        }
+    }
 }
 
 #[test]
@@ -203,5 +241,11 @@ fn launches_that_are_captured_are_not_waited_for() {
     let Some(fake) = fake() else { return };
     let gpu = Gpu::open(0, &GpuOptions { debug_sync: DebugSync::Yes, ..options(&fake) }).unwrap();
     let memory = gpu.alloc(gpu.compute(), 400).unwrap();
-    gpu.compute().capture(|| affine(&gpu, gpu.compute(), &memory, &memory, 1.0, 1.0)).unwrap();
+    let (from, to) = (gpu.alloc(gpu.compute(), 400).unwrap(), gpu.alloc(gpu.compute(), 400).unwrap());
+    let work = || {
+        affine(&gpu, gpu.compute(), &memory, &memory, 1.0, 1.0)?;
+        gpu.compute().fill(&from, 0..400, 1)?;
+        gpu.compute().copy(&from, 0..400, &to, 0)
+    };
+    gpu.compute().capture(work).unwrap();
 }

@@ -146,6 +146,9 @@ API void phalanx_fake_goes_on() {
     (void)started;
 }
 
+// What the next work does that a stand-in gives a stream on this thread.
+API void phalanx_fake_next_is_illegal() { next_is_illegal = true; }
+
 // What stand-ins for NVIDIA's libraries give a stream: `work` is called, and called again whenever others have got on, until it
 // gives other than 0. A captured one is done anew with each launch of its graph. `release` is called when nobody will call it any
 // more. Any GPU may be current: one thread may drive several ranks.

@@ -96,10 +96,27 @@ thread_local int own_mode = GLOBAL;
 
 using Lock = std::lock_guard<Turn>;
 
+// Which call's work comes upon memory that isn't there once it is done: PHALANX_FAKE_ILLEGAL="FUNCTION NTH", or as a test says.
+struct Illegal {
+    std::string function;
+    long left = 0;
+
+    Illegal() {
+        if (const char *told = std::getenv("PHALANX_FAKE_ILLEGAL")) std::istringstream(told) >> function >> left;
+    }
+
+    bool is(const char *name) { return name == function && --left == 0; }
+};
+
+Illegal illegal;
+// Whether the next work that this thread gives a stream is such.
+thread_local bool next_is_illegal = false;
+
 // A call that needs nothing.
 template <class Body> int plain(const char *name, Body body) {
     Lock lock(fake.mutex);
     if (int code = fake.journal.called(name)) return code;
+    if (illegal.is(name)) next_is_illegal = true;
     return body();
 }
 
@@ -198,8 +215,18 @@ template <class Reached> bool until(Reached reached) {
     return true;
 }
 
+void wrong(Gpu &gpu, int code, const std::string &what) {
+    fake.journal.damage.push_back(what);
+    if (!gpu.met) gpu.met = code;
+}
+
 // Gives a stream some work, or its capture a node.
 int put_work(Stream *stream, Work work) {
+    if (next_is_illegal) {
+        next_is_illegal = false;
+        Gpu *gpu = fake.gpus + stream->device;
+        work = [gpu] { return wrong(*gpu, ILLEGAL_ADDRESS, "an access to memory that isn't there, as told"), true; };
+    }
     if (stream->capture) {
         Capture &capture = *stream->capture;
         if (capture.is_invalid) return STREAM_CAPTURE_INVALIDATED;
@@ -217,11 +244,6 @@ int put_work(Stream *stream, Work work) {
 // The same for what is done at once.
 template <class Body> int put(Stream *stream, Body body) {
     return put_work(stream, [body] { return body(), true; });
-}
-
-void wrong(Gpu &gpu, int code, const std::string &what) {
-    fake.journal.damage.push_back(what);
-    if (!gpu.met) gpu.met = code;
 }
 
 std::string own_folder() {

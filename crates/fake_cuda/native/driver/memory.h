@@ -12,7 +12,7 @@
 
 class Memory {
 public:
-    std::uint64_t limit = 1ull << 30, used = 0, allocations = 0;
+    std::uint64_t limit = limit_at_first(), used = 0, allocations = 0;
 
     // Where it lies; 0 if there isn't as much left.
     std::uint64_t allocate(std::size_t bytes, Chance &chance) {
@@ -78,6 +78,12 @@ public:
     }
 
 private:
+    // PHALANX_FAKE_MEMORY=BYTES, or 1 GiB.
+    static std::uint64_t limit_at_first() {
+        const char *told = std::getenv("PHALANX_FAKE_MEMORY");
+        return told ? std::strtoull(told, nullptr, 10) : 1ull << 30;
+    }
+
     static const std::size_t GUARD = 512, MOST_AWAY = 16 << 20;
     static const unsigned char GUARDED = 0xfa;
     // How many bytes each piece has, by where it begins.

@@ -23,6 +23,12 @@ API void fake_fail(const char *function, std::uint64_t nth, int code) {
     fake.journal.failures[function] = {nth, code};
 }
 
+API void fake_illegal(const char *function, std::uint64_t nth) {
+    Lock lock(fake.mutex);
+    illegal.function = function;
+    illegal.left = (long)nth;
+}
+
 API std::uint64_t fake_calls(const char *function) {
     Lock lock(fake.mutex);
     const auto found = fake.journal.counts.find(function);

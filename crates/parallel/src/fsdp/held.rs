@@ -18,7 +18,7 @@ use crate::error::Error;
 use phalanx_comm::{Deadline, Element as Sent, GpuGroup, GpuWork, Group, Rank, ReduceOp, Trail, Via, Work};
 use phalanx_nn::optim::{self, Clip, HeldPart, Optimizer};
 use phalanx_nn::{NotFinite, Parameters};
-use phalanx_tensor::{Arena, DType, Device, Element, GpuSpan, HostSpan, Layout, Span, Transit};
+use phalanx_tensor::{Arena, DType, Device, Element, GpuSpan, HostSpan, Layout, Purpose, Span, Transit};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -154,13 +154,14 @@ impl Held {
         }
         let layout = Layout::new(&[[starts[units.len()]].into()]);
         let runs = runs(units);
-        let arena = |_| match &host {
-            None => Ok(Arena::new(device, DType::F32, &layout)),
+        let arena = |purpose| match &host {
+            None => Ok(Arena::new(device, DType::F32, &layout).held_for(purpose)),
             Some(host) => pinned(host, device, DType::F32, &layout),
         };
-        let apart = |stage: Sharded| (sharded >= stage).then_some(()).map(arena).transpose();
+        let apart = |stage: Sharded, purpose| (sharded >= stage).then_some(purpose).map(arena).transpose();
         // Where there is no memory for either, the model stays as it is.
-        let (values, grads) = (apart(Sharded::Parameters)?, apart(Sharded::Gradients)?);
+        let (values, grads) =
+            (apart(Sharded::Parameters, Purpose::Values)?, apart(Sharded::Gradients, Purpose::Gradients)?);
         let values = Keep::of(parameters.values(), &runs, values);
         let grads = Keep::of(parameters.grads().arena(), &runs, grads);
         let device = device.clone();
@@ -494,7 +495,8 @@ impl Held {
         }
         let room = |mixed: &Option<Mixed>| {
             let count = mixed.as_ref().map_or(0, Mixed::wide_count);
-            (count > 0).then(|| Arena::new(&self.device, DType::F32, &Layout::new(&[[count].into()])))
+            let layout = Layout::new(&[[count].into()]);
+            (count > 0).then(|| Arena::new(&self.device, DType::F32, &layout).held_for(Purpose::Values))
         };
         self.wide = plan.iter().map(room).collect();
         Ok(())

@@ -20,7 +20,7 @@ use phalanx_parallel::{
     Axis, Compress, Ddp, DdpConfig, Fsdp, LogicalShards, LogicalShardsConfig, ModelParallel,
     ModelParallelConfig, Pass, PassLoss, Sharded, SingleDevice, Strategy, Sync,
 };
-use phalanx_tensor::{Arena, Later, Search, autocast};
+use phalanx_tensor::{Arena, DebugSync, Later, Search, autocast};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -482,7 +482,15 @@ pub(crate) fn strategy(
             "train.search: {what} have to compute the same bits on all workers: the libraries choose"
         );
     }
-    if trainer.graphs && parameters.values().device().gpu().is_some() && group.rank() == Rank(0) {
+    // A graph is done as a whole: one that fails would not say at what.
+    let names_each = device.gpu().is_some_and(|gpu| gpu.debug_sync() == DebugSync::Yes);
+    let replays = trainer.graphs && !names_each;
+    if trainer.graphs && names_each && group.rank() == Rank(0) {
+        tracing::warn!(
+            "train.graphs: passes aren't recorded, since with --debug-sync all that they give a GPU is waited for"
+        );
+    }
+    if replays && device.gpu().is_some() && group.rank() == Rank(0) {
         unrecorded(trainer, group.world_size()).into_iter().for_each(|what| {
             tracing::warn!("train.graphs: passes {what} aren't replayed, but made each time");
         });
@@ -497,7 +505,7 @@ pub(crate) fn strategy(
         if let Some((what, _)) = beside.into_iter().find(|(_, asked)| *asked) {
             return Err(Error::BesideSharding { what });
         }
-        let (ddp, sharded, replays) = (trainer.ddp.clone(), trainer.sharded, trainer.graphs);
+        let (ddp, sharded) = (trainer.ddp.clone(), trainer.sharded);
         let config = ModelParallelConfig { ddp, sharded, replays, ..config.clone() };
         return Ok(Box::new(ModelParallel::with_stages_of(speaker, group, parameters, &config)?));
     }
@@ -514,7 +522,7 @@ pub(crate) fn strategy(
         // A rank alone shares nothing out, but may have no room on its GPU.
         if group.world_size() > 1 || config.offload {
             let fsdp = Fsdp::new(group.clone(), model, parameters, config)?;
-            return Ok(Box::new(if trainer.graphs { fsdp.with_replays() } else { fsdp }));
+            return Ok(Box::new(if replays { fsdp.with_replays() } else { fsdp }));
         }
     }
     let local = trainer.local.make()?;
@@ -532,11 +540,11 @@ pub(crate) fn strategy(
         }
         (None, 1) => {
             let alone = local.map_or_else(SingleDevice::new, SingleDevice::with_local);
-            Box::new(if trainer.graphs { alone.with_replays() } else { alone })
+            Box::new(if replays { alone.with_replays() } else { alone })
         }
         (None, _) => {
             let ddp = Ddp::with(group.clone(), trainer.ddp.clone());
-            let ddp = if trainer.graphs { ddp.with_replays() } else { ddp };
+            let ddp = if replays { ddp.with_replays() } else { ddp };
             Box::new(match local {
                 Some(local) => ddp.with_local(local),
                 None => ddp,

@@ -6,6 +6,7 @@ mod given_up;
 mod launches;
 mod leaks;
 mod lent;
+mod memory;
 mod mesh;
 mod owed;
 mod precision;

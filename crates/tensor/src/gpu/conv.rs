@@ -115,7 +115,8 @@ impl Engine {
         let lent = workspace.storage.write_on_gpu();
         let stream = self.stream().handle();
         // SAFETY: the callers' tensors have the plan's sizes and are borrowed in order (S-STREAM), and so is the workspace.
-        unsafe { convolutions.run(convolution, operands, lent.at, stream) }
+        unsafe { convolutions.run(convolution, operands, lent.at, stream) }?;
+        self.stream().launched(|| format!("the convolution {convolution}"))
     }
 
     /// The same by a kernel of our own, in float32: `a` and `b` are what it reads, in the order of its parameters.

@@ -2,7 +2,6 @@
 
 use crate::gpu::conv;
 use crate::gpu::landing::Landing;
-use crate::storage::Memory;
 use phalanx_cuda::cublaslt::{Alignment, CublasLt, Product, Products};
 use phalanx_cuda::{
     DeviceMemory, Driver, Error, Event, Gpu, GpuOptions, Nvrtc, Pinned, Priority, Proposals, Stream, Timing,
@@ -216,8 +215,9 @@ impl Engine {
         lock(&self.spare_events).push(event);
     }
 
-    pub(crate) fn allocate(&self, bytes: usize) -> Result<Memory, Error> {
-        self.gpu.alloc(self.stream(), bytes).map(Memory::of_gpu)
+    /// What it holds itself, beside what tensors lie in and what lands.
+    pub(crate) fn own_bytes(&self) -> usize {
+        self.workspace.bytes() + self.bad_index.bytes()
     }
 
     /// Panics where a kernel has met a label that is no class, or a row number that its table doesn't have; waits for all work.

@@ -5,12 +5,14 @@
 //! stream of copies. Once they are wanted the compute stream waits for them and copies them to where they belong, at the rate of the
 //! GPU's own memory, and from then on others may land there.
 
+use crate::account::Purpose;
 use crate::device::Device;
 use crate::gpu::Engine;
 use crate::gpu::engine::{lock, succeeded};
 use crate::gpu::transfer::{PIECE_BYTES, place};
+use crate::storage::Memory;
 use crate::tensor::Tensor;
-use phalanx_cuda::{DeviceMemory, Event, Timing};
+use phalanx_cuda::{Event, Timing};
 
 /// Landings that are kept: one that values come to, and one that they are taken from.
 const MOST_LANDINGS: usize = 2;
@@ -21,7 +23,7 @@ const GRAIN: usize = 1 << 16;
 
 /// A piece of memory that no tensor lies in.
 pub(crate) struct Landing {
-    memory: DeviceMemory,
+    memory: Memory,
     /// In the stream of copies, behind the values.
     landed: Event,
     /// In the compute stream, behind what has taken the values before.
@@ -42,7 +44,7 @@ impl Engine {
                 let mut pinned = self.staging(bytes.len());
                 succeeded(pinned.bytes_mut())[..bytes.len()].copy_from_slice(bytes);
                 let at = start + i * PIECE_BYTES;
-                succeeded(stream.upload(&mut pinned, 0..bytes.len(), &landing.memory, at));
+                succeeded(stream.upload(&mut pinned, 0..bytes.len(), landing.memory.device_memory(), at));
                 lock(&self.staging).push(pinned);
             }
             start += part.len().next_multiple_of(ALIGNMENT);
@@ -65,7 +67,7 @@ impl Engine {
             let (memory, at) = place(tensor);
             let bytes = tensor.count() * tensor.dtype.bytes();
             let to = memory.gpu(at..at + bytes);
-            succeeded(stream.copy(&landing.memory, start..start + bytes, to.memory(), to.at));
+            succeeded(stream.copy(landing.memory.device_memory(), start..start + bytes, to.memory(), to.at));
             start += bytes.next_multiple_of(ALIGNMENT);
         }
         succeeded(stream.record(&landing.taken));
@@ -93,12 +95,7 @@ impl Engine {
         }
         let event = || succeeded(self.gpu().event(Timing::No));
         let bytes = bytes.next_multiple_of(GRAIN);
-        let alloc = || self.gpu().alloc(self.gpu().copy(), bytes);
-        // What caches hold is the GPU's as well.
-        let memory = succeeded(alloc().or_else(|_| {
-            device.release_cached();
-            alloc()
-        }));
+        let memory = device.allocate_for(self, self.gpu().copy(), bytes, Purpose::Landings);
         Landing { memory, landed: event(), taken: event() }
     }
 }

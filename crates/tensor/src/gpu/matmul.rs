@@ -115,7 +115,9 @@ impl Engine {
                     lock(&self.unplanned).insert(described);
                     return false;
                 }
-                done => succeeded(done),
+                done => {
+                    succeeded(done.and_then(|()| self.stream().launched(|| format!("the product {piece}"))))
+                }
             }
         }
         true

@@ -7,6 +7,7 @@ mod attention;
 mod feed_forward;
 mod halves;
 mod host;
+mod memory;
 mod network;
 mod ops;
 mod replay;
