@@ -7,11 +7,14 @@
 //!
 //! What NCCL sends over a network is neither proven nor encrypted, so a group that encrypts has none where it spans hosts.
 
-use crate::element::ReduceOp;
+mod operations;
+
+pub use operations::GpuTransfer;
+
 use crate::error::Error;
 use crate::group::Group;
 use crate::queue::Elsewhere;
-use phalanx_cuda::nccl::{Exchange, Exchanged, InGraph, Lent, Nccl, Reduction, UniqueId};
+use phalanx_cuda::nccl::{Exchange, Exchanged, InGraph, Nccl, UniqueId};
 use phalanx_cuda::{DebugSync, Event, Gpu, Library, Priority, Timing};
 use phalanx_wire::{Deadline, Rank};
 use std::fmt;
@@ -62,9 +65,9 @@ pub enum Unfit {
     Encrypted,
 }
 
-/// An operation under way, on numbers that were lent to it.
+/// An operation under way, on what was lent to it.
 #[must_use = "the numbers are the operation's until it is waited for"]
-pub struct GpuWork<L: Lent> {
+pub struct GpuWork<L> {
     exchanged: Exchanged<L>,
     operation: String,
     waited: Waited,
@@ -198,59 +201,6 @@ impl GpuGroup {
         self.spare.lock().unwrap_or_else(PoisonError::into_inner).push(mark.0);
     }
 
-    /// The numbers become the reduction of all ranks' numbers. Panics for a reduction that NCCL doesn't have: those of bits.
-    #[track_caller]
-    pub fn start_all_reduce<L: Lent>(&self, lent: L, op: ReduceOp) -> Result<GpuWork<L>, Error> {
-        let name = named("all-reduce", &lent);
-        self.begin(name, Waited::AtOnce, |exchange| exchange.all_reduce(lent, reduction("all-reduce", op)))
-    }
-
-    /// On rank `root` the numbers become the reduction of all ranks' numbers; elsewhere they stay as they are. Panics as
-    /// [`GpuGroup::start_all_reduce`].
-    #[track_caller]
-    pub fn start_reduce<L: Lent>(&self, lent: L, op: ReduceOp, root: Rank) -> Result<GpuWork<L>, Error> {
-        let name = named("reduce", &lent);
-        self.begin(name, Waited::AtOnce, |exchange| {
-            exchange.reduce(lent, reduction("reduce", op), root.index())
-        })
-    }
-
-    /// The numbers become those of rank `root`.
-    #[track_caller]
-    pub fn start_broadcast<L: Lent>(&self, lent: L, root: Rank) -> Result<GpuWork<L>, Error> {
-        let name = named("broadcast", &lent);
-        self.begin(name, Waited::AtOnce, |exchange| exchange.broadcast(lent, root.index()))
-    }
-
-    /// The numbers are as many equal parts as there are ranks; each becomes that of its rank. Panics where they aren't.
-    #[track_caller]
-    pub fn start_all_gather<L: Lent>(&self, lent: L) -> Result<GpuWork<L>, Error> {
-        self.begin(named("all-gather", &lent), Waited::AtOnce, |exchange| exchange.all_gather(lent))
-    }
-
-    /// The numbers are as many equal parts as there are ranks; this rank's becomes the reduction of all ranks' numbers in that
-    /// part, the others mean nothing afterwards. Panics where they aren't, and as [`GpuGroup::start_all_reduce`].
-    #[track_caller]
-    pub fn start_reduce_scatter<L: Lent>(&self, lent: L, op: ReduceOp) -> Result<GpuWork<L>, Error> {
-        let name = named("reduce-scatter", &lent);
-        self.begin(name, Waited::AtOnce, |exchange| {
-            exchange.reduce_scatter(lent, reduction("reduce-scatter", op))
-        })
-    }
-
-    /// Rank `peer`, which must receive as many, has the numbers.
-    #[track_caller]
-    pub fn start_send<L: Lent>(&self, lent: L, peer: Rank) -> Result<GpuWork<L>, Error> {
-        self.begin(named("send", &lent), Waited::Never, |exchange| exchange.send(lent, peer.index()))
-    }
-
-    /// The numbers become what rank `peer` sends.
-    #[track_caller]
-    pub fn start_receive<L: Lent>(&self, lent: L, peer: Rank) -> Result<GpuWork<L>, Error> {
-        let name = named("receive", &lent);
-        self.begin(name, Waited::WhenJoined, |exchange| exchange.receive(lent, peer.index()))
-    }
-
     /// The ranks, as they tell each other by way of the host.
     pub fn group(&self) -> &Group {
         &self.group
@@ -269,7 +219,7 @@ impl GpuGroup {
     }
 
     #[track_caller]
-    fn begin<L: Lent>(
+    fn begin<L>(
         &self,
         operation: String,
         waited: Waited,
@@ -281,6 +231,9 @@ impl GpuGroup {
         match start(&exchange) {
             Ok(exchanged) => {
                 let mut work = GpuWork { exchanged, operation, waited, group, exchange };
+                if work.exchanged.is_recorded() {
+                    work.settle()?;
+                }
                 work.named_if_it_fails(Waited::AtOnce)?;
                 Ok(work)
             }
@@ -293,7 +246,7 @@ impl GpuGroup {
     }
 }
 
-impl<L: Lent> GpuWork<L> {
+impl<L> GpuWork<L> {
     /// Whether it is done, or has failed, which [`GpuWork::wait`] tells.
     pub fn poll(&mut self) -> bool {
         self.exchanged.is_done().unwrap_or(true)
@@ -320,6 +273,18 @@ impl<L: Lent> GpuWork<L> {
         self.until_done(deadline)?;
         let GpuWork { exchanged, operation, .. } = self;
         exchanged.finish().map_err(|error| Error::Gpu { operation, reason: error.to_string() })
+    }
+
+    /// Waits until the library has given the operation to its stream, and with it to the graph that is recorded, which it changes in a
+    /// thread of its own meanwhile.
+    fn settle(&mut self) -> Result<(), Error> {
+        let mut look = || self.exchanged.settle();
+        if look().unwrap_or(false) {
+            return Ok(());
+        }
+        let mut watched = Watched { what: &self.operation, look, failed: None, left: None };
+        let waited = self.group.wait_elsewhere(Deadline::after(self.group.timeout()), &mut watched);
+        waited.inspect_err(|_| end(&self.exchange))
     }
 
     fn until_done(&mut self, deadline: Deadline) -> Result<(), Error> {
@@ -415,24 +380,6 @@ fn rest(group: &Group, exchange: &Exchange, operation: &str) -> Result<(), Error
 /// Ends what the GPU has of a communicator. A failure is one that others report.
 fn end(exchange: &Exchange) {
     let _ = exchange.abort();
-}
-
-fn named(operation: &str, lent: &impl Lent) -> String {
-    let block = lent.block();
-    format!("{operation} of {} {}", block.count, block.number)
-}
-
-#[track_caller]
-fn reduction(operation: &str, op: ReduceOp) -> Reduction {
-    match op {
-        ReduceOp::Sum => Reduction::Sum,
-        ReduceOp::Average => Reduction::Mean,
-        ReduceOp::Product => Reduction::Product,
-        ReduceOp::Min => Reduction::Min,
-        ReduceOp::Max => Reduction::Max,
-        ReduceOp::PremulSum(factor) => Reduction::SumTimes(factor),
-        ReduceOp::And | ReduceOp::Or | ReduceOp::Xor => panic!("{operation}: NCCL has no {op:?}"),
-    }
 }
 
 fn told(has_nccl: bool, bus: &str) -> Told {

@@ -65,7 +65,7 @@ pub use endpoint::{Endpoint, GroupConfig, PeerAddress};
 pub use error::{Error, Heard, Pace};
 pub use flight::{Flight, Peer, diagnosis};
 pub use float8::{F8E4M3, F8E5M2};
-pub use gpus::{GpuGroup, GpuWork, OfTwo, Unfit, Via};
+pub use gpus::{GpuGroup, GpuTransfer, GpuWork, OfTwo, Unfit, Via};
 pub use group::{Batch, Batched, Group, Member, OwnedBatch, Source, Transfer};
 pub use half::{bf16, f16};
 pub use num_complex::Complex;

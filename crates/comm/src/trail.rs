@@ -9,7 +9,6 @@
 
 use crate::error::Error;
 use crate::gpus::{GpuGroup, GpuWork, Mark};
-use phalanx_cuda::nccl::Lent;
 use phalanx_wire::Deadline;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -36,7 +35,7 @@ struct Point {
 impl Trail {
     /// Has the compute stream wait for an operation among these GPUs, and gives its numbers back. The host waits only for those among
     /// the same GPUs that have more than `most` behind them, and fails as [`Trail::settle`] does.
-    pub fn join<L: Lent>(&self, gpus: &Arc<GpuGroup>, work: GpuWork<L>, most: usize) -> Result<L, Error> {
+    pub fn join<L>(&self, gpus: &Arc<GpuGroup>, work: GpuWork<L>, most: usize) -> Result<L, Error> {
         let what = work.operation().to_owned();
         let lent = work.join()?;
         self.note(gpus, &what)?;

@@ -13,6 +13,7 @@ mod communicator;
 mod exchange;
 mod failure;
 pub(crate) mod foreign;
+mod messages;
 mod number;
 mod operation;
 
@@ -20,6 +21,7 @@ pub use calls::{Block, Calls};
 pub use communicator::{Communicator, InGraph};
 pub use exchange::{Exchange, Exchanged, Lent};
 pub use failure::{Cause, Failure};
+pub use messages::{Message, Way};
 pub use number::{Number, Reduction};
 pub use operation::{Kind, Operation};
 

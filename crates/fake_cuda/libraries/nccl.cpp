@@ -3,6 +3,10 @@
 //
 // An operation is done when it has come up in the streams of all its ranks: each arrives at a meeting, the last one to come
 // does the work for all. Ranks whose operations don't match are refused with an asynchronous error, where NCCL would hang.
+//
+// Messages are done when both of their ranks have come to them, and those of a group all come up at once, so that none waits for another.
+// The first between two ranks isn't given to a stream before both have asked for it, as NCCL connects two ranks when they first need it,
+// and until then the communicator is in progress. Messages of a group whose memory overlaps are refused, where NCCL would mix them up.
 
 #include "fake.h"
 
@@ -48,6 +52,8 @@ struct Config {
 
 struct Comm;
 
+bool is_message(Kind kind) { return kind == SEND || kind == RECEIVE; }
+
 struct Task {
     Kind kind;
     const char *from;
@@ -58,6 +64,13 @@ struct Task {
     void *stream;
     long number; // Among the collectives that a communicator has come to, or among the messages of a pair of ranks.
     bool in_graph = false;
+};
+
+// Tasks of one communicator that come up in a stream at once.
+struct Launch {
+    std::shared_ptr<Comm> comm;
+    void *stream;
+    std::vector<Task> tasks;
 };
 
 struct Arrival {
@@ -82,6 +95,7 @@ struct Clique {
     std::map<int, std::shared_ptr<Comm>> members;
     std::map<long, std::shared_ptr<Meeting>> collectives;
     std::map<std::tuple<int, int, long>, std::shared_ptr<Meeting>> messages; // From, to, number.
+    std::map<std::pair<int, int>, int> asked; // By a message's ranks, which of them have asked for one: 1 to send, 2 to receive.
     std::map<long, Split> splits;
     int finalized = 0;
     std::string folder;         // Where processes meet.
@@ -95,7 +109,11 @@ struct Comm {
     int error = OK;
     const char *last = "";
     long collectives = 0, splits = 0, outstanding = 0;
-    std::map<std::pair<int, int>, long> messages;
+    std::map<int, long> sent, received; // By peer.
+    std::vector<Launch> connecting;     // What waits for a rank that hasn't asked for a message yet,
+    int launching = 0;                  // and how much doesn't any more, and isn't in its stream yet.
+    std::vector<Launch> later;          // What goes there when any communicator was asked twice whether it is at rest.
+    int looks = 0;
     std::map<int, double> ops;
     int next_op = N_OPS;
     const std::shared_ptr<int> in_graphs = std::make_shared<int>(); // Whoever has a part of a graph with its operations has it, too.
@@ -249,14 +267,14 @@ void collect(Meeting &meeting) {
 }
 
 std::string described(const Task &task) {
-    const char *peer = task.kind == SEND || task.kind == RECEIVE ? " peer=" : " root=";
+    const char *peer = is_message(task.kind) ? " peer=" : " root=";
     return (task.in_graph ? "in a graph count=" : "count=") + std::to_string(task.count) + " type=" + std::to_string(task.type) + " op=" +
            std::to_string(task.op < N_OPS ? task.op : int(N_OPS)) + peer + std::to_string(task.root);
 }
 
 // With the clique locked.
 void arrive(Clique &clique, const std::shared_ptr<Comm> &comm, const Task &task, std::shared_ptr<Meeting> &meeting) {
-    bool message = task.kind == SEND || task.kind == RECEIVE;
+    bool message = is_message(task.kind);
     auto pair = task.kind == SEND ? std::make_tuple(comm->rank, task.root, task.number) : std::make_tuple(task.root, comm->rank, task.number);
     auto &slot = message ? clique.messages[pair] : clique.collectives[task.number];
     if (!slot) slot = std::make_shared<Meeting>();
@@ -314,7 +332,7 @@ bool read_file(const std::string &path, std::string &bytes) {
 }
 
 std::string file_of(const Clique &clique, const Task &task, int rank, int from, int to) {
-    const bool message = task.kind == SEND || task.kind == RECEIVE;
+    const bool message = is_message(task.kind);
     const std::string pair = message ? std::to_string(from) + "-" + std::to_string(to) : std::to_string(rank);
     return clique.folder + (message ? "/message-" : "/collective-") + std::to_string(task.number) + "-" + pair;
 }
@@ -340,7 +358,7 @@ bool have_met(Clique &clique) {
 std::string said(const Task &task, size_t n_ranks) {
     const size_t count = task.kind == REDUCE_SCATTER ? task.count * n_ranks : task.count;
     std::string head = std::string(KINDS[task.kind == RECEIVE ? SEND : task.kind]) + " " + std::to_string(task.count) + " " + std::to_string(task.type) + " " +
-                       std::to_string(std::min<int>(task.op, N_OPS)) + " " + std::to_string(task.kind == SEND || task.kind == RECEIVE ? 0 : task.root);
+                       std::to_string(std::min<int>(task.op, N_OPS)) + " " + std::to_string(is_message(task.kind) ? 0 : task.root);
     return head + "\n" + std::to_string(task.factor) + "\n" + (task.from ? std::string(task.from, count * SIZES[task.type]) : "");
 }
 
@@ -355,13 +373,17 @@ bool collect_from_files(Clique &clique, Comm &comm, const Task &task) {
         if (text.substr(0, first) != head) fail_all(clique, "mismatch: rank " + std::to_string(comm.rank) + " asks for " + head + ", another for " + text.substr(0, first));
         return text.substr(second + 1);
     };
-    if (task.kind == SEND) return true;
+    // Whoever receives a message takes it away.
+    if (task.kind == SEND) return access(file_of(clique, task, 0, comm.rank, task.root).c_str(), F_OK) != 0;
     double factor = 1;
     std::string text;
     if (task.kind == RECEIVE) {
-        if (!read_file(file_of(clique, task, 0, task.root, comm.rank), text)) return false;
+        const std::string message = file_of(clique, task, 0, task.root, comm.rank);
+        if (!read_file(message, text)) return false;
         const std::string numbers = parts(text, factor);
-        if (comm.error == OK) memcpy(task.to, numbers.data(), numbers.size());
+        if (comm.error != OK) return true;
+        memcpy(task.to, numbers.data(), numbers.size());
+        unlink(message.c_str());
         return true;
     }
     std::vector<std::string> numbers(n);
@@ -388,15 +410,20 @@ void tell_of(Clique &clique, const Comm &comm, const Task &task) {
     if (task.kind != RECEIVE) write_file(file_of(clique, task, comm.rank, comm.rank, task.root), said(task, size_t(clique.n_ranks)));
 }
 
-// What a stream does: arrives everywhere, then isn't done before all others have come. Collectives are counted as they come up, so that those
-// of a graph count anew with each launch.
+// Which one of its communicator's operations this is. They are counted as they come up, so that those of a graph count anew with each launch.
+long number_of(Comm &comm, const Task &task) {
+    if (!is_message(task.kind)) return comm.collectives++;
+    return (task.kind == SEND ? comm.sent : comm.received)[task.root]++;
+}
+
+// What a stream does: arrives everywhere, then isn't done before all others have come.
 bool perform(const std::shared_ptr<Comm> &comm, std::vector<Task> &tasks, std::vector<std::shared_ptr<Meeting>> &meetings) {
     Clique &clique = *comm->clique;
     std::lock_guard<std::mutex> guard(clique.lock);
     if (meetings.empty()) {
         meetings.resize(tasks.size());
         for (size_t i = 0; i < tasks.size() && !comm->aborted; i++) {
-            if (tasks[i].kind != SEND && tasks[i].kind != RECEIVE) tasks[i].number = comm->collectives++;
+            tasks[i].number = number_of(*comm, tasks[i]);
             if (!clique.is_of_processes) {
                 arrive(clique, comm, tasks[i], meetings[i]);
                 continue;
@@ -423,6 +450,66 @@ struct Group {
 };
 thread_local Group group;
 
+// What NCCL doesn't take in one launch, or mixes up: a message to the rank itself that nobody receives there, memory that is received into
+// and used by another message as well.
+const char *wrong_among(const std::vector<Task> &tasks, int rank) {
+    int to_itself = 0;
+    for (const Task &task : tasks) {
+        if (is_message(task.kind) && task.root == rank) to_itself += task.kind == SEND ? 1 : -1;
+        if (task.kind != RECEIVE) continue;
+        for (const Task &other : tasks) {
+            if (&other == &task || !is_message(other.kind) || !other.count || !task.count) continue;
+            const char *at = other.kind == SEND ? other.from : other.to;
+            const bool apart = at + other.count * SIZES[other.type] <= task.to || task.to + task.count * SIZES[task.type] <= at;
+            if (!apart) return "messages of a group overlap in memory";
+        }
+    }
+    return to_itself > 0 ? "Trying to send to self without a matching recv" : to_itself < 0 ? "Trying to recv to self without a matching send" : nullptr;
+}
+
+// With the clique locked: whether the ranks of all messages have asked for one of that way.
+bool is_connected(const Clique &clique, const Launch &launch) {
+    return std::all_of(launch.tasks.begin(), launch.tasks.end(), [&](const Task &task) {
+        if (!is_message(task.kind) || task.root == launch.comm->rank || task.in_graph) return true;
+        const int rank = launch.comm->rank, from = task.kind == SEND ? rank : task.root, to = task.kind == SEND ? task.root : rank;
+        const auto asked = clique.asked.find({from, to});
+        return asked != clique.asked.end() && asked->second == 3;
+    });
+}
+
+// Those of all ranks of a clique that wait for nobody any more.
+std::vector<Launch> connect(const std::shared_ptr<Clique> &clique) {
+    std::vector<Launch> ready;
+    std::lock_guard<std::mutex> guard(clique->lock);
+    for (auto &member : clique->members) {
+        auto &waiting = member.second->connecting;
+        for (size_t i = 0; i < waiting.size();) {
+            if (!is_connected(*clique, waiting[i])) {
+                i++;
+                continue;
+            }
+            member.second->launching++;
+            ready.push_back(waiting[i]);
+            waiting.erase(waiting.begin() + long(i));
+        }
+    }
+    return ready;
+}
+
+bool give(const Launch &launch) {
+    {
+        std::lock_guard<std::mutex> guard(launch.comm->clique->lock);
+        launch.comm->outstanding++;
+    }
+    const auto meetings = std::make_shared<std::vector<std::shared_ptr<Meeting>>>();
+    const auto own = std::make_shared<std::vector<Task>>(launch.tasks);
+    const auto in_graph = launch.tasks.front().in_graph ? launch.comm->in_graphs : nullptr;
+    const bool taken = fake::enqueue(launch.stream, [comm = launch.comm, own, meetings, in_graph] { return perform(comm, *own, *meetings); });
+    std::lock_guard<std::mutex> guard(launch.comm->clique->lock);
+    launch.comm->launching--;
+    return taken;
+}
+
 // Hands the tasks to their streams, one piece of work for each communicator and stream.
 int launch() {
     std::vector<std::pair<std::shared_ptr<Comm>, Task>> tasks;
@@ -430,39 +517,65 @@ int launch() {
     int error = group.error;
     group.error = OK;
     if (error != OK) return error;
-    std::vector<std::tuple<std::shared_ptr<Comm>, void *, std::vector<Task>>> launches;
+    std::vector<Launch> launches;
     for (auto &[comm, task] : tasks) {
-        auto same = std::find_if(launches.begin(), launches.end(), [&, c = comm, s = task.stream](auto &l) { return std::get<0>(l) == c && std::get<1>(l) == s; });
+        auto same = std::find_if(launches.begin(), launches.end(), [&, c = comm, s = task.stream](auto &l) { return l.comm == c && l.stream == s; });
         if (same == launches.end()) {
-            launches.emplace_back(comm, task.stream, std::vector<Task>());
+            launches.push_back({comm, task.stream, {}});
             same = launches.end() - 1;
         }
-        std::get<2>(*same).push_back(task);
-        std::get<2>(*same).back().in_graph = fake::is_capturing(task.stream);
+        same->tasks.push_back(task);
+        same->tasks.back().in_graph = fake::is_capturing(task.stream);
     }
-    for (auto &[comm, stream, list] : launches) {
-        {
-            std::lock_guard<std::mutex> guard(comm->clique->lock);
-            comm->outstanding++;
+    std::set<std::shared_ptr<Clique>> cliques;
+    for (Launch &launch : launches) {
+        Comm &comm = *launch.comm;
+        if (const char *wrong = wrong_among(launch.tasks, comm.rank)) return refuse(INVALID_USAGE, wrong);
+        std::lock_guard<std::mutex> guard(comm.clique->lock);
+        // Processes don't hear when another has asked.
+        for (const Task &task : launch.tasks) {
+            if (!is_message(task.kind)) continue;
+            const bool sends = task.kind == SEND;
+            comm.clique->asked[sends ? std::make_pair(comm.rank, task.root) : std::make_pair(task.root, comm.rank)] |= comm.clique->is_of_processes ? 3 : sends ? 1 : 2;
         }
-        const auto meetings = std::make_shared<std::vector<std::shared_ptr<Meeting>>>();
-        const auto own = std::make_shared<std::vector<Task>>(list);
-        const auto in_graph = fake::is_capturing(stream) ? comm->in_graphs : nullptr;
-        auto work = [comm = comm, own, meetings, in_graph] { return perform(comm, *own, *meetings); };
-        if (!fake::enqueue(stream, work)) return refuse(CUDA_ERROR, "the stream takes no work");
+        comm.connecting.push_back(launch);
+        cliques.insert(comm.clique);
     }
-    return OK;
+    // A communicator that doesn't block has a thread of its own do it, so that hardly anything is in its stream when the call returns.
+    for (const auto &clique : cliques) {
+        for (const Launch &ready : connect(clique)) {
+            std::lock_guard<std::mutex> guard(clique->lock);
+            ready.comm->later.push_back(ready);
+            ready.comm->looks = 0;
+        }
+    }
+    return launches.empty() ? OK : IN_PROGRESS;
+}
+
+// Gives streams what the communicator's own thread would have given them by now.
+void look(const std::shared_ptr<Comm> &comm) {
+    if (!comm->clique) return;
+    std::vector<Launch> now;
+    {
+        std::lock_guard<std::mutex> guard(comm->clique->lock);
+        if (comm->later.empty() || ++comm->looks < 2) return;
+        now.swap(comm->later);
+    }
+    for (const Launch &launch : now) {
+        if (give(launch)) continue;
+        const char *last = kept("the stream takes no work");
+        std::lock_guard<std::mutex> guard(comm->clique->lock);
+        comm->error = CUDA_ERROR;
+        comm->last = last;
+    }
 }
 
 int state(Comm &comm); // Below.
 
-int issue(Comm *raw, Task task) {
+int check(Comm *raw, Task task) {
     auto comm = find(raw);
     std::string detail = comm ? "rank=" + std::to_string(comm->rank) + " " + described(task) : "";
-    if (int code = called(KINDS[task.kind], detail)) {
-        if (group.depth) group.error = code;
-        return refuse(code, std::string(KINDS[task.kind]) + " was told to fail");
-    }
+    if (int code = called(KINDS[task.kind], detail)) return refuse(code, std::string(KINDS[task.kind]) + " was told to fail");
     if (!comm) return refuse(INVALID_ARGUMENT, "no such communicator");
     if (state(*comm) != OK) return refuse(INVALID_USAGE, "the communicator isn't ready");
     if (task.type < 0 || task.type >= N_TYPES) return refuse(INVALID_ARGUMENT, "no such type");
@@ -470,18 +583,23 @@ int issue(Comm *raw, Task task) {
     if (reduces && task.type >= F8A) return refuse(INVALID_ARGUMENT, "no sums of 8-bit floats here");
     {
         std::lock_guard<std::mutex> guard(comm->clique->lock);
-        if (task.root >= comm->clique->n_ranks) return refuse(INVALID_ARGUMENT, "no such rank");
+        if (task.root < 0 || task.root >= comm->clique->n_ranks) return refuse(INVALID_ARGUMENT, "no such rank");
         task.factor = 1;
         if (reduces && task.op >= N_OPS) {
             auto op = comm->ops.find(task.op);
             if (op == comm->ops.end()) return refuse(INVALID_ARGUMENT, "no such operator");
             task.factor = op->second;
         }
-        if (task.kind == SEND) task.number = comm->messages[{comm->rank, task.root}]++;
-        else if (task.kind == RECEIVE) task.number = comm->messages[{task.root, comm->rank + comm->clique->n_ranks}]++;
     }
     group.tasks.emplace_back(comm, task);
-    return group.depth ? int(OK) : launch();
+    return OK;
+}
+
+// A group that has a call which fails comes to nothing.
+int issue(Comm *raw, const Task &task) {
+    const int code = check(raw, task);
+    if (group.depth && code != OK) group.error = code;
+    return group.depth || code != OK ? code : launch();
 }
 
 // Whether a communicator is at rest.
@@ -492,6 +610,7 @@ int state(Comm &comm) {
     if (comm.error != OK) return comm.error;
     if (!have_met(clique)) return IN_PROGRESS;
     if (comm.error != OK) return comm.error;
+    if (!comm.connecting.empty() || comm.launching) return IN_PROGRESS;
     if (comm.splits && clique.splits[comm.splits - 1].arrived < clique.n_ranks) return IN_PROGRESS;
     if (comm.finalizing && (clique.finalized < clique.n_ranks || comm.outstanding)) return IN_PROGRESS;
     return OK;
@@ -575,6 +694,13 @@ FAKE_EXPORT int ncclCommGetAsyncError(Comm *raw, int *error) {
     }
     auto comm = find(raw);
     if (!comm) return refuse(INVALID_ARGUMENT, "no such communicator");
+    // Each has a thread of its own.
+    std::vector<std::shared_ptr<Comm>> all;
+    {
+        std::lock_guard<std::mutex> guard(registry().lock);
+        for (const auto &one : registry().comms) all.push_back(one.second);
+    }
+    for (const auto &one : all) look(one);
     *error = state(*comm);
     return OK;
 }
@@ -598,6 +724,9 @@ FAKE_EXPORT int ncclCommAbort(Comm *raw) {
     if (comm->clique) {
         std::lock_guard<std::mutex> guard(comm->clique->lock);
         comm->aborted = true;
+        comm->connecting.clear();
+        comm->launching -= int(comm->later.size());
+        comm->later.clear();
     }
     // As the library does it, which then waits for all graphs that know of it.
     while (comm->in_graphs.use_count() > 1) std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -668,6 +797,7 @@ FAKE_EXPORT int ncclGroupEnd() {
     if (--group.depth) return code;
     if (code) {
         group.tasks.clear();
+        group.error = OK;
         return refuse(code, "ncclGroupEnd was told to fail");
     }
     return launch();

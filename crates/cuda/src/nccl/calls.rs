@@ -150,6 +150,18 @@ impl<'a> Calls<'a> {
         })
     }
 
+    /// Issues all operations of `issue` as one, as [`Nccl::group`](super::Nccl::group) does, and doesn't wait for the library, which may
+    /// have to reach other ranks first.
+    pub(super) fn grouped<R>(
+        &mut self,
+        issue: impl FnOnce(&mut Calls<'a>) -> Result<R, Error>,
+    ) -> Result<R, Error> {
+        let functions = &*self.communicator.functions;
+        let open = OpenGroup::start(functions)?;
+        let result = issue(self);
+        ended(functions, open.end(), std::slice::from_mut(self), result)
+    }
+
     fn call(
         &mut self,
         kind: Kind,
@@ -233,21 +245,28 @@ pub(super) fn group<R>(
         let mut calls: Vec<Calls<'_>> = communicators.iter().map(|one| Calls::of(one)).collect();
         let open = OpenGroup::start(functions)?;
         let result = issue(&mut calls);
-        let status = open.end();
-        let result = match status {
-            foreign::SUCCESS => result,
-            foreign::IN_PROGRESS => {
-                calls.iter_mut().for_each(|calls| calls.state.in_progress = true);
-                result
-            }
-            // The error of a single call comes again at the end: the first to tell it knows more.
-            _ => result.and_then(|_| Err(group_failed(functions, status, &calls))),
-        };
-        drop(calls);
-        result?
+        ended(functions, open.end(), &mut calls, result)?
     };
     communicators.iter().try_for_each(|communicator| communicator.ready())?;
     Ok(result)
+}
+
+/// What becomes of a group whose calls came to `result`, by what its end says.
+fn ended<R>(
+    functions: &Functions,
+    status: Status,
+    calls: &mut [Calls<'_>],
+    result: Result<R, Error>,
+) -> Result<R, Error> {
+    match status {
+        foreign::SUCCESS => result,
+        foreign::IN_PROGRESS => {
+            calls.iter_mut().for_each(|calls| calls.state.in_progress = true);
+            result
+        }
+        // The error of a single call comes again at the end: the first to tell it knows more.
+        _ => result.and_then(|_| Err(group_failed(functions, status, calls))),
+    }
 }
 
 fn group_failed(functions: &Functions, status: Status, calls: &[Calls<'_>]) -> Error {

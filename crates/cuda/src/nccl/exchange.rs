@@ -6,13 +6,15 @@
 
 use super::communicator::{Communicator, InGraph};
 use super::number::Reduction;
-use super::{Block, Calls, Nccl, UniqueId};
+use super::{Block, Calls, Nccl, Number, UniqueId};
+use crate::address::StreamHandle;
 use crate::error::Error;
 use crate::event::{Event, Timing};
 use crate::gpu::Gpu;
+use crate::memory::DeviceMemory;
 use crate::stream::Stream;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 /// Numbers in the memory of a GPU that whoever has this value holds for himself.
@@ -40,21 +42,48 @@ pub struct Exchange {
     own: Option<Stream>,
     /// Events that stand for nothing any more.
     spare: Mutex<Vec<Event>>,
+    /// The end of the last operation, while somebody waits for it.
+    last: Mutex<Weak<Mutex<End>>>,
+    /// What barriers sum, once there was one. They go on one stream, one after the other, and nobody else has it.
+    word: Mutex<Option<DeviceMemory>>,
 }
 
-/// An operation that was given to a stream, and the numbers that it works on in place.
+/// Where an operation begins: its stream waits for all that it lies behind.
+pub(super) struct Beginning {
+    /// It stands for nothing any more.
+    event: Event,
+    is_recorded: bool,
+}
+
+/// An operation that was given to a stream, and what was lent to it.
 #[must_use = "the numbers are the operation's until this is finished"]
-pub struct Exchanged<L: Lent> {
+pub struct Exchanged<L> {
     /// None once it was finished.
     lent: Option<L>,
-    /// Behind the operation, once that is marked. None once it was finished.
-    done: Option<Event>,
-    /// Whether the event stands for the operation: not before the library has given that to the stream, which may take a while where
-    /// ranks meet each other for the first time.
-    is_marked: bool,
+    /// None once it was finished.
+    end: Option<Arc<Mutex<End>>>,
     /// Whether it was only recorded, so that nothing of it is under way.
     is_recorded: bool,
     exchange: Arc<Exchange>,
+}
+
+/// Where an operation ends in its stream.
+struct End {
+    event: Event,
+    /// Whether the event stands for the operation: not before the library has given that to the stream, in a thread of its own, which takes
+    /// it some time, and a long one where ranks meet each other for the first time.
+    is_marked: bool,
+}
+
+impl End {
+    /// Lets the event stand for all that the stream has by now.
+    fn mark(&mut self, stream: &Stream) -> Result<(), Error> {
+        if !self.is_marked {
+            stream.record(&self.event)?;
+            self.is_marked = true;
+        }
+        Ok(())
+    }
 }
 
 impl Exchange {
@@ -69,8 +98,20 @@ impl Exchange {
         patience: Duration,
     ) -> Result<Arc<Exchange>, Error> {
         gpu.make_current()?;
-        let communicator = nccl.join(id, rank, n_ranks, patience)?;
-        Ok(Arc::new(Exchange { communicator, gpu: gpu.clone(), own, spare: Mutex::default() }))
+        let mut communicator = nccl.join(id, rank, n_ranks, patience)?;
+        communicator.on(gpu);
+        let (spare, last, word) = (Mutex::default(), Mutex::default(), Mutex::default());
+        Ok(Arc::new(Exchange { communicator, gpu: gpu.clone(), own, spare, last, word }))
+    }
+
+    /// This rank.
+    pub(super) fn rank(&self) -> usize {
+        self.communicator.rank()
+    }
+
+    /// How many ranks there are.
+    pub(super) fn n_ranks(&self) -> usize {
+        self.communicator.n_ranks()
     }
 
     fn stream(&self) -> &Stream {
@@ -84,7 +125,6 @@ impl Exchange {
 
     /// Ends it at once, from any thread: see [`Communicator::abort`].
     pub fn abort(&self) -> Result<(), Error> {
-        self.gpu.make_current()?;
         self.communicator.abort()
     }
 
@@ -170,17 +210,42 @@ impl Exchange {
         self.start(lent, |calls, block, stream| unsafe { calls.receive(block, peer, stream) })
     }
 
+    /// An operation that is done once all ranks' streams have come to it, each behind what its compute stream had before.
+    pub fn barrier(self: &Arc<Self>) -> Result<Exchanged<()>, Error> {
+        let word = self.word()?;
+        let beginning = self.behind(&[])?;
+        // SAFETY: the word is the barriers' alone, which go one after the other, and is as long-lived as the exchange.
+        self.begin(beginning, (), |calls, stream| unsafe {
+            calls.all_reduce(word.at, word, Reduction::Max, stream)
+        })
+    }
+
+    fn word(&self) -> Result<Block, Error> {
+        self.gpu.make_current()?;
+        let mut kept = lock(&self.word);
+        let at = match &*kept {
+            Some(word) => word.address(),
+            None => kept.insert(self.gpu.alloc(self.gpu.compute(), 1)?).address(),
+        };
+        Ok(Block { at, count: 1, number: Number::U8 })
+    }
+
     #[track_caller]
     fn own_part(&self, op: &str, whole: Block) -> Block {
-        let n_ranks = self.communicator.n_ranks();
+        self.part(op, whole, self.rank())
+    }
+
+    /// Part `rank` of as many equal ones as there are ranks. Panics where the numbers can't be these.
+    #[track_caller]
+    pub(super) fn part(&self, op: &str, whole: Block, rank: usize) -> Block {
+        let n_ranks = self.n_ranks();
         assert!(
             whole.count.is_multiple_of(n_ranks),
             "{op}: {} numbers can't be {n_ranks} equal parts, one for each rank",
             whole.count
         );
         let count = whole.count / n_ranks;
-        let at = whole.at.plus(self.communicator.rank() * count * whole.number.bytes());
-        Block { at, count, ..whole }
+        Block { at: whole.at.plus(rank * count * whole.number.bytes()), count, ..whole }
     }
 
     /// Gives its stream an operation on lent numbers, behind all that the compute stream has now.
@@ -188,67 +253,97 @@ impl Exchange {
     fn start<L: Lent>(
         self: &Arc<Self>,
         lent: L,
-        call: impl FnOnce(&mut Calls<'_>, Block, crate::StreamHandle) -> Result<(), Error>,
+        call: impl FnOnce(&mut Calls<'_>, Block, StreamHandle) -> Result<(), Error>,
     ) -> Result<Exchanged<L>, Error> {
+        let beginning = self.behind(&[&lent])?;
+        let block = lent.block();
+        self.begin(beginning, lent, |calls, stream| call(calls, block, stream))
+    }
+
+    /// Has its stream wait for all that the compute stream has now, and for what else these numbers are there behind.
+    pub(super) fn behind(&self, lent: &[&dyn Lent]) -> Result<Beginning, Error> {
         let (compute, comm) = (self.gpu.compute(), self.stream());
         self.gpu.make_current()?;
         self.communicator.ready()?;
+        // What comes now lies behind the operation before, and who waits for that waits for nothing more.
+        let last = lock(&self.last).upgrade();
+        last.map_or(Ok(()), |last| lock(&last).mark(comm))?;
         let is_recorded = compute.is_capturing()?;
         let event = self.event()?;
         compute.record(&event)?;
         comm.wait(&event)?;
-        if let Some(event) = lent.behind() {
-            comm.wait(event)?;
-        }
-        let (block, exchange) = (lent.block(), self.clone());
-        let mut exchanged =
-            Exchanged { lent: Some(lent), done: Some(event), is_marked: false, is_recorded, exchange };
-        let called = call(&mut self.communicator.calls(), block, comm.handle());
+        lent.iter().filter_map(|lent| lent.behind()).try_for_each(|event| comm.wait(event))?;
+        Ok(Beginning { event, is_recorded })
+    }
+
+    /// Gives its stream an operation on what was lent, from where it begins.
+    #[track_caller]
+    pub(super) fn begin<L>(
+        self: &Arc<Self>,
+        Beginning { event, is_recorded }: Beginning,
+        lent: L,
+        call: impl FnOnce(&mut Calls<'_>, StreamHandle) -> Result<(), Error>,
+    ) -> Result<Exchanged<L>, Error> {
+        let exchange = self.clone();
+        let end = Arc::new(Mutex::new(End { event, is_marked: false }));
+        *lock(&self.last) = Arc::downgrade(&end);
+        let mut exchanged = Exchanged { lent: Some(lent), end: Some(end), is_recorded, exchange };
+        let called = call(&mut self.communicator.calls(), self.stream().handle());
         if called.is_err() {
             // It may be under way all the same, and nobody else can end it.
             let _ = self.communicator.abort();
         }
         called?;
-        if self.is_ready()? {
-            exchanged.mark()?;
-        }
+        exchanged.settle()?;
         Ok(exchanged)
     }
 
     fn event(&self) -> Result<Event, Error> {
-        let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let spare = lock(&self.spare).pop();
         spare.map_or_else(|| self.gpu.event(Timing::No), Ok)
     }
 }
 
-impl<L: Lent> Exchanged<L> {
+impl<L> Exchanged<L> {
     /// Whether it only became part of a graph.
     pub fn is_recorded(&self) -> bool {
         self.is_recorded
     }
 
+    /// Whether the library has given the operation to its stream, which it does in a thread of its own: one look. Until then nothing else
+    /// may be given to a graph that the operation becomes a part of, which only one thread changes at a time.
+    pub fn settle(&mut self) -> Result<bool, Error> {
+        let is_settled = self.is_marked() || self.exchange.is_ready()?;
+        if is_settled {
+            self.mark()?;
+        }
+        Ok(is_settled)
+    }
+
+    fn is_marked(&self) -> bool {
+        self.end.as_ref().is_none_or(|end| lock(end).is_marked)
+    }
+
     /// Lets its event stand for the operation, which the library has given to the stream.
     fn mark(&mut self) -> Result<(), Error> {
-        let event = self.done.as_ref().expect("it has one until it is finished");
-        let marked = self.exchange.stream().record(event);
+        let Some(end) = &self.end else { return Ok(()) };
+        let mut end = lock(end);
+        let marked = end.mark(self.exchange.stream());
         if marked.is_err() {
             // Nothing stands for the operation, so it is waited for here. Where that fails as well, the GPU is lost.
             let _ = self.exchange.communicator.abort();
             let _ = self.exchange.stream().synchronize();
+            end.is_marked = true;
         }
-        self.is_marked = true;
         marked
     }
 
     /// Whether the operation is done: one look, which fails where the communicator has.
     pub fn is_done(&mut self) -> Result<bool, Error> {
-        if !self.exchange.communicator.is_at_rest()? {
+        if !self.exchange.communicator.is_at_rest()? || !self.settle()? {
             return Ok(false);
         }
-        if !self.is_marked {
-            self.mark()?;
-        }
-        self.done.as_ref().map_or(Ok(true), Event::is_done)
+        self.end.as_ref().map_or(Ok(true), |end| lock(end).event.is_done())
     }
 
     /// The numbers back: what the compute stream is given from now on finds them as the operation leaves them. Waits for nothing but
@@ -262,23 +357,27 @@ impl<L: Lent> Exchanged<L> {
     /// nothing, and no stream may wait for them.
     fn order(&mut self) -> Result<(), Error> {
         if self.is_recorded && !self.exchange.gpu.compute().is_capturing()? {
-            self.done = None;
+            self.end = None;
         }
-        if self.done.is_some() && !self.is_marked {
+        if !self.is_marked() {
             if self.exchange.communicator.ready().is_err() {
                 // What it has given to the stream ends with this, and nothing comes after.
                 let _ = self.exchange.communicator.abort();
             }
             self.mark()?;
         }
-        let Some(event) = self.done.take() else { return Ok(()) };
-        self.exchange.gpu.compute().wait(&event)?;
-        self.exchange.spare.lock().unwrap_or_else(PoisonError::into_inner).push(event);
+        let Some(end) = self.end.take() else { return Ok(()) };
+        self.exchange.gpu.compute().wait(&lock(&end).event)?;
+        // Nobody else has it but for a moment, in which another operation finds it marked.
+        if let Some(end) = Arc::into_inner(end) {
+            let event = end.into_inner().unwrap_or_else(PoisonError::into_inner).event;
+            lock(&self.exchange.spare).push(event);
+        }
         Ok(())
     }
 }
 
-impl<L: Lent> Drop for Exchanged<L> {
+impl<L> Drop for Exchanged<L> {
     fn drop(&mut self) {
         // A recording that can't wait for it fails, and nobody makes what it has.
         if self.order().is_err() && !self.is_recorded {
@@ -294,8 +393,13 @@ impl fmt::Debug for Exchange {
     }
 }
 
-impl<L: Lent> fmt::Debug for Exchanged<L> {
+impl<L> fmt::Debug for Exchanged<L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Exchanged({:?})", self.lent.as_ref().map(Lent::block))
+        write!(f, "Exchanged(of {:?})", self.exchange)
     }
+}
+
+/// The locks guard whole values only, so a lock poisoned by a panic elsewhere is taken as it is.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,7 +1,7 @@
 //! Ranks as threads.
 
 use crate::stream::{TestStream, fake};
-use phalanx_cuda::nccl::{Block, Cause, Communicator, Kind, Nccl, Number, Reduction, UniqueId};
+use phalanx_cuda::nccl::{Block, Calls, Cause, Communicator, Kind, Nccl, Number, Reduction, UniqueId};
 use phalanx_cuda::{Address, Error};
 use phalanx_fake_cuda::FakeCuda;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -348,12 +348,17 @@ fn an_abort_frees_those_who_wait_and_their_streams() {
 fn a_wait_ends_by_its_deadline_and_says_what_for() {
     let Some((fake, nccl)) = stand_in() else { return };
     ranks(&fake, &nccl, 2, LONG, |communicator, stream| {
-        if communicator.rank() == 1 {
-            return;
-        }
         let mut numbers = [1_u8; 5];
         let to = block(&mut numbers, Number::U8);
-        // SAFETY: the numbers live until the stream is awaited below.
+        if communicator.rank() == 1 {
+            // The first message connects the two.
+            // SAFETY: the numbers live until the stream is awaited below.
+            unsafe { communicator.send(to, 0, stream.handle()) }.unwrap();
+            return stream.synchronize();
+        }
+        // SAFETY: as above.
+        unsafe { communicator.receive(to, 1, stream.handle()) }.unwrap();
+        // SAFETY: as above.
         unsafe { communicator.receive(to, 1, stream.handle()) }.unwrap();
         let failed = words(communicator.wait(SHORT, || Ok(stream.idle())));
         communicator.abort().unwrap();
@@ -414,6 +419,99 @@ fn a_communicator_is_at_one_graph_or_at_other_operations() {
     assert!(joined.len() == 2 && joined.iter().all(|line| line.ends_with("of=2 graphs=1")), "{joined:?}");
 }
 
+/// As the real ones do, which makes groups of them necessary.
+#[test]
+fn messages_wait_for_their_receivers_but_for_those_of_a_group() {
+    let Some((fake, nccl)) = stand_in() else { return };
+    ranks(&fake, &nccl, 2, LONG, |communicator, stream| {
+        let (rank, peer) = (communicator.rank(), 1 - communicator.rank());
+        let (mut from, mut to) = ([rank as i32 + 1; 3], [0; 3]);
+        let (sent, into) = (block(&mut from, Number::I32), block(&mut to, Number::I32));
+        let both = |calls: &mut [Calls<'_>]| {
+            // SAFETY: the numbers live until the stream is awaited.
+            unsafe {
+                calls[0].send(sent, peer, stream.handle())?;
+                calls[0].receive(into, peer, stream.handle())
+            }
+        };
+        nccl.group(&[&communicator], both).unwrap();
+        communicator.wait(LONG, || Ok(stream.idle())).unwrap();
+        assert_eq!(to, [peer as i32 + 1; 3]);
+        // SAFETY: as above.
+        unsafe { communicator.send(sent, peer, stream.handle()) }.unwrap();
+        // SAFETY: as above.
+        unsafe { communicator.receive(into, peer, stream.handle()) }.unwrap();
+        let failed = words(communicator.wait(SHORT, || Ok(stream.idle())));
+        contains(&failed, &["receive of 3 int32", "not done after"]);
+        communicator.abort().unwrap();
+        stream.synchronize();
+    });
+    assert_eq!(fake.nccl().live(), 0);
+}
+
+/// Several of a graph, launched twice, and others between.
+#[test]
+fn messages_of_a_graph_are_sent_with_each_launch() {
+    let Some((fake, nccl)) = stand_in() else { return };
+    ranks(&fake, &nccl, 2, LONG, |communicator, stream| {
+        let (rank, peer) = (communicator.rank(), 1 - communicator.rank());
+        let (mut from, mut to) = ([0_i64; 2], [0_i64; 2]);
+        let (sent, into) = (block(&mut from, Number::I64), block(&mut to, Number::I64));
+        let both = |_: ()| {
+            nccl.group(&[&communicator], |calls| {
+                // SAFETY: the numbers live until the stream is awaited.
+                unsafe {
+                    calls[0].send(sent, peer, stream.handle())?;
+                    calls[0].receive(into, peer, stream.handle())
+                }
+            })
+        };
+        both(()).unwrap();
+        let (mut graph, ()) = stream.stream().capture(|| both(())).unwrap();
+        for launch in 1..4_i64 {
+            // SAFETY: nobody else has the numbers while the stream has work.
+            unsafe { (sent.at.0 as *mut [i64; 2]).write([10 * launch + rank as i64; 2]) };
+            // SAFETY: as above.
+            match launch {
+                2 => both(()).unwrap(),
+                // SAFETY: the numbers live until the stream is awaited below.
+                _ => unsafe { graph.launch(stream.stream()) }.unwrap(),
+            }
+            communicator.wait(LONG, || Ok(stream.idle())).unwrap();
+            // SAFETY: as above.
+            let came = unsafe { (into.at.0 as *const [i64; 2]).read() };
+            assert_eq!(came, [10 * launch + peer as i64; 2]);
+        }
+        drop(graph);
+        communicator.finalize().unwrap();
+    });
+    assert_eq!(fake.nccl().live(), 0);
+}
+
+#[test]
+fn messages_of_a_group_that_cannot_be_are_refused() {
+    let Some((fake, nccl)) = stand_in() else { return };
+    ranks(&fake, &nccl, 1, LONG, |communicator, stream| {
+        let mut numbers = [1_u8; 6];
+        let all = block(&mut numbers, Number::U8);
+        let part = |at: usize| Block { at: all.at.plus(at), count: 3, ..all };
+        // SAFETY: the numbers live until the stream is awaited below, here and in all that follows.
+        let alone = words(unsafe { communicator.send(all, 0, stream.handle()) });
+        contains(&alone, &["send of 6 uint8 to rank 0", "ncclInvalidUsage", "self without a matching recv"]);
+        let pair = |from: Block, to: Block| {
+            // SAFETY: as above.
+            nccl.group(&[&communicator], |calls| unsafe {
+                calls[0].send(from, 0, stream.handle())?;
+                calls[0].receive(to, 0, stream.handle())
+            })
+        };
+        contains(&words(pair(part(0), part(2))), &["ncclGroupEnd", "ncclInvalidUsage", "overlap"]);
+        pair(part(0), part(3)).unwrap();
+        communicator.wait(LONG, || Ok(stream.idle())).unwrap();
+    });
+    assert_eq!(fake.nccl().live(), 0);
+}
+
 #[test]
 fn operations_that_do_not_match_are_refused() {
     let Some((fake, nccl)) = stand_in() else { return };
@@ -421,11 +519,13 @@ fn operations_that_do_not_match_are_refused() {
         let mut numbers = [1.0_f32; 8];
         let to = Block { count: 8 - communicator.rank(), ..block(&mut numbers, Number::F32) };
         // SAFETY: the numbers live until the stream is awaited below.
-        unsafe { communicator.all_reduce(to.at, to, Reduction::Sum, stream.handle()) }.unwrap();
+        let issued = unsafe { communicator.all_reduce(to.at, to, Reduction::Sum, stream.handle()) };
         // The streams get on while somebody looks at them. That one is idle says nothing here: it failed.
-        let failed = words(communicator.wait(LONG, || {
-            stream.idle();
-            Ok(false)
+        let failed = words(issued.and_then(|()| {
+            communicator.wait(LONG, || {
+                stream.idle();
+                Ok(false)
+            })
         }));
         stream.synchronize();
         failed

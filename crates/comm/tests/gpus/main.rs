@@ -1,6 +1,8 @@
 //! Groups over NCCL: ranks as threads with a fake GPU each, whose streams do what they are given as late as events allow. Where
 //! there is no C++ compiler, tests say so and pass.
 
+mod operations;
+
 use phalanx_comm::{Deadline, Error, GpuGroup, Group, Rank, ReduceOp, Trail, Unfit, Via};
 use phalanx_fake_cuda::FakeCuda;
 use phalanx_tensor::{Arena, DType, Device, GpuOptions, GpuSpan, Layout, Tensor};
@@ -75,69 +77,6 @@ fn ranks<R: Send>(fake: &FakeCuda, ranks: usize, n: usize, f: impl Fn(OnGpu) -> 
 
 fn soon() -> Deadline {
     Deadline::after(LONG)
-}
-
-#[test]
-fn every_operation_has_the_numbers_that_it_should() {
-    let Some(fake) = fake() else { return };
-    for (seed, n_ranks) in [(1, 1), (2, 2), (3, 3)] {
-        fake.seed(seed);
-        // As many as a slot of an arena has without padding.
-        let n = 384;
-        ranks(&fake, n_ranks, n, |own| {
-            let (rank, part) = (own.rank(), n / n_ranks);
-            let all: Vec<Vec<f32>> = (0..n_ranks).map(|rank| own.start(rank)).collect();
-            let reduced = |op: fn(f32, f32) -> f32| -> Vec<f32> {
-                (0..n).map(|i| all.iter().map(|of| of[i]).reduce(op).unwrap()).collect()
-            };
-            let sum = reduced(|a, b| a + b);
-            let own_part = rank * part..(rank + 1) * part;
-            let reset = || {
-                let mut values = vec![-1.0; own.arena.layout().len()];
-                values[own.arena.layout().range(0)].copy_from_slice(&all[rank]);
-                own.arena.write_flat(&values);
-            };
-            let ops: [(ReduceOp, Vec<f32>); 5] = [
-                (ReduceOp::Sum, sum.clone()),
-                (ReduceOp::Average, sum.iter().map(|x| x / n_ranks as f32).collect()),
-                (ReduceOp::Max, reduced(f32::max)),
-                (ReduceOp::Min, reduced(f32::min)),
-                (ReduceOp::PremulSum(0.5), sum.iter().map(|x| x * 0.5).collect()),
-            ];
-            for (op, want) in ops {
-                reset();
-                drop(own.gpus.start_all_reduce(own.span(), op).unwrap().wait(soon()).unwrap());
-                assert_eq!(own.numbers(), want, "{op:?} of {n_ranks} ranks");
-            }
-            reset();
-            let last = Rank(n_ranks as u32 - 1);
-            drop(own.gpus.start_reduce(own.span(), ReduceOp::Sum, last).unwrap().wait(soon()).unwrap());
-            assert_eq!(own.numbers(), if rank == last.index() { sum.clone() } else { all[rank].clone() });
-            reset();
-            drop(own.gpus.start_broadcast(own.span(), last).unwrap().wait(soon()).unwrap());
-            assert_eq!(own.numbers(), all[last.index()]);
-            reset();
-            drop(own.gpus.start_all_gather(own.span()).unwrap().wait(soon()).unwrap());
-            let want: Vec<f32> = (0..n).map(|i| all[i / part][i]).collect();
-            assert_eq!(own.numbers(), want);
-            reset();
-            drop(own.gpus.start_reduce_scatter(own.span(), ReduceOp::Sum).unwrap().wait(soon()).unwrap());
-            assert_eq!(own.numbers()[own_part.clone()], sum[own_part.clone()]);
-            // What lies behind them stays.
-            assert_eq!(own.arena.tensor(1).to_vec::<f32>(), [-1.0]);
-            if n_ranks == 2 {
-                reset();
-                let peer = Rank(1 - rank as u32);
-                let work = match rank {
-                    0 => own.gpus.start_send(own.span(), peer),
-                    _ => own.gpus.start_receive(own.span(), peer),
-                };
-                drop(work.unwrap().wait(soon()).unwrap());
-                assert_eq!(own.numbers(), all[0]);
-            }
-        });
-    }
-    assert_eq!((fake.damage(), fake.nccl().live()), (Vec::new(), 0));
 }
 
 #[test]
