@@ -2,9 +2,9 @@
 //!
 //! A [`Product`] is a plain description, in rows as the engine's tensors are; [`Products`] are those of one GPU: the library's
 //! handle and, for each description that came by, the algorithm and descriptors that were chosen for it, so that a product of a
-//! steady step is one call. The library's heuristic chooses; [`Choices::search`](crate::Choices::search) measures instead. The library computes the same
-//! bits in every run with the same algorithm: those that the heuristic chooses stay the same, those that a search chooses may
-//! differ from run to run and with them the last bits.
+//! steady step is one call. The library's heuristic chooses; [`Choices::search`](crate::Choices::search) measures instead. The library
+//! computes the same bits in every run with the same algorithm: those that the heuristic chooses stay the same, those that a search
+//! chooses may differ from run to run and with them the last bits.
 //!
 //! The library counts in columns: what is handed to it is the transposed product (`layout.rs`).
 
