@@ -78,8 +78,8 @@ extern "C" __global__ void plain_convolution_images(const T *outputs, const T *k
     }
 }
 
-// `kernels`, the gradient of them, `count` in all, of `batch` images and the gradient of their outputs. Rows of pixels are summed in float32, and
-// what they come to in float64, since there are many.
+// `kernels`, the gradient of them, `count` in all, of `batch` images and the gradient of their outputs. Rows of pixels are summed in
+// float32, and what they come to in float64, since there are many.
 extern "C" __global__ void plain_convolution_kernels(const T *images, const T *outputs, T *kernels, i64 count, i64 batch, Taps t) {
     const i64 channels = t.channels_of_group();
     for (i64 i = first_element(); i < count; i += all_threads()) {

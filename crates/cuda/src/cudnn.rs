@@ -1,7 +1,8 @@
 //! cuDNN: convolutions, forward and both ways backward, with bias and ReLU in the same kernel.
 //!
 //! A [`Convolution`] is a plain description; [`Convolutions`] are those of one GPU: the library's handle and, for each description
-//! that came by, the plan that was chosen for it. The library's heuristic chooses; [`Choices::search`](crate::Choices::search) measures instead.
+//! that came by, the plan that was chosen for it. The library's heuristic chooses; [`Choices::search`](crate::Choices::search) measures
+//! instead.
 //! Engines whose results differ from run to run are never taken, nor those that round float32 factors unless
 //! [`Numbers::Tf32`] allows it, nor those that sum in 16 bits.
 //!

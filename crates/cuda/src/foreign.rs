@@ -13,7 +13,7 @@ macro_rules! functions {
         $(#[$doc])*
         pub(crate) struct $name {
             $(pub(crate) $field: unsafe extern "C" fn($($parameter),*) -> $result,)*
-            // The functions above are its. It stays for good: what it has running in threads, and does when a thread ends, is its own affair.
+            // The functions above are its. It stays for good: what it has running in threads, and does when one ends, is its own affair.
             _library: std::mem::ManuallyDrop<libloading::Library>,
         }
 

@@ -183,8 +183,8 @@ impl Communicator {
     /// Ends it, whatever still runs: those who wait on this rank come back with an error, and what its streams have of it ends. The other
     /// ranks don't learn of it from the library. Aborting twice does nothing.
     ///
-    /// This returns before the library has ended it, which goes on in a thread: the library tells the GPU to leave off, and then waits for all
-    /// that the GPU has, which may be another communicator's that is still to be ended, and for graphs with its operations to go, which the
+    /// This returns before the library has ended it, which goes on in a thread: the library tells the GPU to leave off, and then waits for
+    /// all that the GPU has, which may be another communicator's that is still to be ended, and for graphs with its operations to go, which the
     /// caller may have or be recording. Who drops it waits for the end, for some seconds at most.
     pub fn abort(&self) -> Result<(), Error> {
         let (ending, last) = {
