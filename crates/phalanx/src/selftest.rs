@@ -114,6 +114,18 @@ fn golden_run(open: Open<'_>, extent: Extent) -> Finding {
     Finding::Run { name, steps, apart: nearness.apart, tolerance: nearness.bound, failure }
 }
 
+/// The largest distance of two of these; infinite where one is no number, or where there are more or fewer than there should be.
+fn apart<T: Copy + Into<f64>>(got: &[T], want: &[T]) -> f64 {
+    let of_two = |(&got, &want): (&T, &T)| {
+        let apart = (got.into() - want.into()).abs();
+        if apart.is_nan() { f64::INFINITY } else { apart }
+    };
+    if got.len() != want.len() {
+        return f64::INFINITY;
+    }
+    got.iter().zip(want).map(of_two).fold(0.0, f64::max)
+}
+
 /// What `f` gives, or the words of the panic that it ends in: operations on a device that fails have no other way to say so.
 fn sheltered<T>(f: impl FnOnce() -> T) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(f)).map_err(words)
@@ -123,4 +135,19 @@ fn words(panic: Box<dyn Any + Send>) -> String {
     let text = panic.downcast_ref::<String>().cloned();
     text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()))
         .unwrap_or_else(|| "it panicked".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_number_or_is_missing_is_near_nothing() {
+        assert_eq!(apart(&[1.0f32, 2.0], &[1.0, 1.5]), 0.5);
+        for (got, want) in
+            [(&[f64::NAN, 1.0][..], &[1.0, 1.0][..]), (&[1.0], &[f64::NAN]), (&[1.0], &[1.0, 1.0])]
+        {
+            assert_eq!(apart(got, want), f64::INFINITY, "{got:?}, {want:?}");
+        }
+    }
 }

@@ -1,7 +1,7 @@
 //! Ranks that share a device, each a thread: two have the losses of one, however they share the work; and one has them however it makes
 //! its steps.
 
-use super::{Extent, Finding, Open, sheltered};
+use super::{Extent, Finding, Open, apart, sheltered};
 use crate::error::Error;
 use crate::event::{Event, Observer};
 use crate::trainer::{Precision, Trainer};
@@ -137,11 +137,11 @@ fn trainer(steps: usize) -> Trainer {
     Trainer { steps: Some(steps as u64), batch_size: BATCH, ..Trainer::default() }
 }
 
-/// Another way to make the steps of one rank, and what its losses may be from those of `against`.
+/// Another way to make the steps of one rank, and what its losses may be from those of `against`, or else of the plain way.
 struct Another {
     name: &'static str,
     trainer: Trainer,
-    against: Trainer,
+    against: Option<Trainer>,
     tolerance: f64,
 }
 
@@ -152,52 +152,34 @@ const OF_HALVES: f64 = 0.1;
 fn others(steps: usize, is_gpu: bool) -> Vec<Another> {
     let plain = || trainer(steps);
     let half = Trainer { precision: Precision::Bfloat16, ..plain() };
+    let beside_plain = |name, trainer, tolerance| Another { name, trainer, against: None, tolerance };
+    let float16 = Trainer { precision: Precision::Float16, ..plain() };
     let mut others = vec![
-        Another {
-            name: "one rank in bfloat16, against float32",
-            trainer: half.clone(),
-            against: plain(),
-            tolerance: OF_HALVES,
-        },
-        Another {
-            name: "one rank in float16, against float32",
-            trainer: Trainer { precision: Precision::Float16, ..plain() },
-            against: plain(),
-            tolerance: OF_HALVES,
-        },
+        beside_plain("one rank in bfloat16, against float32", half.clone(), OF_HALVES),
+        beside_plain("one rank in float16, against float32", float16, OF_HALVES),
     ];
-    let offload = FsdpConfig { offload: true, unit_bytes: 0, ..FsdpConfig::default() };
     if is_gpu {
+        let offload = FsdpConfig { offload: true, unit_bytes: 0, ..FsdpConfig::default() };
+        let offloaded = Trainer { sharded: Some(offload), ..plain() };
+        let replayed = Trainer { graphs: true, ..plain() };
+        let searched = Trainer { search: true, ..plain() };
         others.extend([
-            Another {
-                name: "replayed passes, against those made",
-                trainer: Trainer { graphs: true, ..plain() },
-                against: plain(),
-                tolerance: 0.0,
-            },
+            beside_plain("replayed passes, against those made", replayed, 0.0),
             Another {
                 name: "the same in bfloat16",
                 trainer: Trainer { graphs: true, ..half.clone() },
-                against: half,
+                against: Some(half),
                 tolerance: 0.0,
             },
-            Another {
-                name: "what the host's memory holds, against none",
-                trainer: Trainer { sharded: Some(offload), ..plain() },
-                against: plain(),
-                tolerance: TOLERANCE,
-            },
-            // Last, since what is chosen stays so while the device is open.
-            Another {
-                name: "ways that were searched for, against others",
-                trainer: Trainer { search: true, ..plain() },
-                against: plain(),
-                tolerance: TOLERANCE,
-            },
+            beside_plain("what the host's memory holds, against none", offloaded, TOLERANCE),
+            beside_plain("ways that were searched for, against others", searched, TOLERANCE),
         ]);
     }
     others
 }
+
+/// The losses of a run, or why there are none.
+type Ran = Result<Vec<f64>, String>;
 
 /// Tells of each way.
 pub(super) fn equality(open: Open<'_>, extent: Extent, is_gpu: bool, tell: &mut dyn FnMut(Finding)) {
@@ -211,25 +193,25 @@ pub(super) fn equality(open: Open<'_>, extent: Extent, is_gpu: bool, tell: &mut 
         Ok(Err(error)) => Err(error.to_string()),
         Err(words) => Err(words),
     };
-    let mut beside =
-        |name: &str, want: &Result<Vec<f64>, String>, got: Result<Vec<f64>, String>, tolerance: f64| {
-            let (apart, failure) = match (want, got) {
-                (Ok(want), Ok(got)) => {
-                    let apart = want.iter().zip(&got).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
-                    let is_near = want.len() == got.len() && apart <= tolerance;
-                    (apart, (!is_near).then(|| format!("the losses are {got:?}, and should be {want:?}")))
-                }
-                (Err(words), _) => (0.0, Some(words.clone())),
-                (_, Err(words)) => (0.0, Some(words)),
-            };
-            tell(Finding::Run { name: name.to_owned(), steps, apart, tolerance, failure });
+    let mut beside = |name: &str, want: &Ran, got: Ran, tolerance: f64| {
+        let (apart, failure) = match (want, got) {
+            (Ok(want), Ok(got)) => {
+                let apart = apart(&got, want);
+                let is_near = apart <= tolerance;
+                (apart, (!is_near).then(|| format!("the losses are {got:?}, and should be {want:?}")))
+            }
+            (Err(words), _) => (0.0, Some(words.clone())),
+            (_, Err(words)) => (0.0, Some(words)),
         };
+        tell(Finding::Run { name: name.to_owned(), steps, apart, tolerance, failure });
+    };
     let one = run(1, &trainer(steps));
     for way in Way::ALL {
         beside(way.name(), &one, run(2, &way.trainer(steps)), TOLERANCE);
     }
     for Another { name, trainer, against, tolerance } in others(steps, is_gpu) {
-        beside(name, &run(1, &against), run(1, &trainer), tolerance);
+        let other = against.map(|against| run(1, &against));
+        beside(name, other.as_ref().unwrap_or(&one), run(1, &trainer), tolerance);
     }
 }
 
