@@ -143,10 +143,7 @@ impl GpuGroup {
         let place = (group.rank().index(), group.world_size());
         let joined = Exchange::join(nccl, (gpu, own), &UniqueId(id), place, group.timeout());
         let exchange = joined.map_err(|error| failed("joining NCCL's ranks", error))?;
-        let look = || exchange.is_ready();
-        let mut joining = Watched { what: "joining NCCL's ranks", look, failed: None, left: None };
-        let waited = group.wait_elsewhere(Deadline::after(group.timeout()), &mut joining);
-        waited.inspect_err(|_| end(&exchange))?;
+        until_at_rest(group, &exchange, "joining NCCL's ranks", || exchange.is_ready())?;
         let watched = gpu.event(Timing::No).map_err(|error| failed("a new event", error))?;
         Ok(GpuGroup { group: group.clone(), exchange, watched, spare: Mutex::default() })
     }
@@ -158,8 +155,7 @@ impl GpuGroup {
             |error: phalanx_cuda::Error| Error::Gpu { operation: what.to_owned(), reason: error.to_string() };
         self.exchange.gpu().compute().record(&self.watched).map_err(failed)?;
         let look = || Ok(self.exchange.is_ready()? && self.watched.is_done()?);
-        let mut watched = Watched { what, look, failed: None, left: None };
-        self.group.wait_elsewhere(deadline, &mut watched).inspect_err(|_| end(&self.exchange))
+        until(&self.group, &self.exchange, what, deadline, look)
     }
 
     /// A point in what the compute stream was given, behind all of it.
@@ -177,8 +173,7 @@ impl GpuGroup {
     /// Waits until the GPU has come to a point, as [`GpuGroup::watch`] waits for all that it has.
     pub(crate) fn reach(&self, mark: &Mark, what: &str, deadline: Deadline) -> Result<(), Error> {
         let look = || Ok(self.exchange.is_ready()? && mark.0.is_done()?);
-        let mut watched = Watched { what, look, failed: None, left: None };
-        self.group.wait_elsewhere(deadline, &mut watched).inspect_err(|_| end(&self.exchange))
+        until(&self.group, &self.exchange, what, deadline, look)
     }
 
     /// The same, but for no longer than it takes to find a rank of the group that has fallen silent, or has left, and what NCCL's failure
@@ -190,9 +185,7 @@ impl GpuGroup {
             is_there = self.exchange.is_ready()? && mark.0.is_done()?;
             Ok(is_there || turn.expired())
         };
-        let mut watched = Watched { what, look, failed: None, left: None };
-        let waited = self.group.wait_elsewhere(deadline, &mut watched);
-        waited.inspect_err(|_| end(&self.exchange))?;
+        until(&self.group, &self.exchange, what, deadline, look)?;
         Ok(is_there)
     }
 
@@ -278,19 +271,11 @@ impl<L> GpuWork<L> {
     /// Waits until the library has given the operation to its stream, and with it to the graph that is recorded, which it changes in a
     /// thread of its own meanwhile.
     fn settle(&mut self) -> Result<(), Error> {
-        let mut look = || self.exchanged.settle();
-        if look().unwrap_or(false) {
-            return Ok(());
-        }
-        let mut watched = Watched { what: &self.operation, look, failed: None, left: None };
-        let waited = self.group.wait_elsewhere(Deadline::after(self.group.timeout()), &mut watched);
-        waited.inspect_err(|_| end(&self.exchange))
+        until_at_rest(&self.group, &self.exchange, &self.operation, || self.exchanged.settle())
     }
 
     fn until_done(&mut self, deadline: Deadline) -> Result<(), Error> {
-        let look = || self.exchanged.is_done();
-        let mut watched = Watched { what: &self.operation, look, failed: None, left: None };
-        self.group.wait_elsewhere(deadline, &mut watched).inspect_err(|_| end(&self.exchange))
+        until(&self.group, &self.exchange, &self.operation, deadline, || self.exchanged.is_done())
     }
 
     /// Waits with [`DebugSync::Yes`], if this is when. Panics where it is the GPU that fails: so would whatever the pass gives it next,
@@ -368,13 +353,32 @@ fn fit(group: &Group, gpu: &Gpu) -> Result<Result<Nccl, Unfit>, Error> {
 
 /// Waits until the library has given its stream all that it was asked for, for which it may have to reach other ranks.
 fn rest(group: &Group, exchange: &Exchange, operation: &str) -> Result<(), Error> {
-    if exchange.is_ready().unwrap_or(false) {
-        return Ok(());
+    until_at_rest(group, exchange, operation, || exchange.is_ready())
+}
+
+/// Waits until `look` finds the library done with what it was asked for, which mostly it is.
+fn until_at_rest(
+    group: &Group,
+    exchange: &Exchange,
+    what: &str,
+    mut look: impl FnMut() -> Result<bool, phalanx_cuda::Error>,
+) -> Result<(), Error> {
+    match look() {
+        Ok(true) => Ok(()),
+        _ => until(group, exchange, what, Deadline::after(group.timeout()), look),
     }
-    let look = || exchange.is_ready();
-    let mut watched = Watched { what: operation, look, failed: None, left: None };
-    let waited = group.wait_elsewhere(Deadline::after(group.timeout()), &mut watched);
-    waited.inspect_err(|_| end(exchange))
+}
+
+/// Waits until `look` says so, and looks after the group's ranks meanwhile. What fails ends what the GPU has of the communicator.
+fn until(
+    group: &Group,
+    exchange: &Exchange,
+    what: &str,
+    deadline: Deadline,
+    look: impl FnMut() -> Result<bool, phalanx_cuda::Error>,
+) -> Result<(), Error> {
+    let mut watched = Watched { what, look, failed: None, left: None };
+    group.wait_elsewhere(deadline, &mut watched).inspect_err(|_| end(exchange))
 }
 
 /// Ends what the GPU has of a communicator. A failure is one that others report.

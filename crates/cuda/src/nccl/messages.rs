@@ -45,26 +45,37 @@ impl Exchange {
     /// rank.
     #[track_caller]
     pub fn gather<L: Lent>(self: &Arc<Self>, lent: L, root: usize) -> Result<Exchanged<L>, Error> {
-        let messages = match self.parts_of_others("gather", lent.block(), root) {
-            Some(parts) => parts.map(|(rank, numbers)| Message { numbers, way: Way::From(rank) }).collect(),
-            None => vec![Message { numbers: lent.block(), way: Way::To(root) }],
-        };
-        let beginning = self.behind(&[&lent])?;
-        // SAFETY: the messages are of lent numbers alone, each of which is in one of them; `behind` and `begin` have the streams wait as
-        // `Lent` asks.
-        self.begin(beginning, lent, |calls, stream| unsafe { give(calls, &messages, stream) })
+        self.around("gather", lent, root, [Way::From, Way::To])
     }
 
     /// On rank `root` the numbers are as many equal parts as there are ranks, and stay; elsewhere they become the part of that rank.
     /// Panics as [`Exchange::gather`].
     #[track_caller]
     pub fn scatter<L: Lent>(self: &Arc<Self>, lent: L, root: usize) -> Result<Exchanged<L>, Error> {
-        let messages = match self.parts_of_others("scatter", lent.block(), root) {
-            Some(parts) => parts.map(|(rank, numbers)| Message { numbers, way: Way::To(rank) }).collect(),
-            None => vec![Message { numbers: lent.block(), way: Way::From(root) }],
+        self.around("scatter", lent, root, [Way::To, Way::From])
+    }
+
+    /// Messages between rank `root`, which has a part for each other rank, and these: the ways that they take for `root`, and for the
+    /// others.
+    #[track_caller]
+    fn around<L: Lent>(
+        self: &Arc<Self>,
+        op: &str,
+        lent: L,
+        root: usize,
+        [of_root, of_others]: [fn(usize) -> Way; 2],
+    ) -> Result<Exchanged<L>, Error> {
+        self.check_rank(op, root);
+        let whole = lent.block();
+        let messages: Vec<_> = if self.rank() == root {
+            let others = (0..self.n_ranks()).filter(|rank| *rank != root);
+            others.map(|rank| Message { numbers: self.part(op, whole, rank), way: of_root(rank) }).collect()
+        } else {
+            vec![Message { numbers: whole, way: of_others(root) }]
         };
         let beginning = self.behind(&[&lent])?;
-        // SAFETY: as in `gather`.
+        // SAFETY: the messages are of lent numbers alone, each of which is in one of them; `behind` and `begin` have the streams wait as
+        // `Lent` asks.
         self.begin(beginning, lent, |calls, stream| unsafe { give(calls, &messages, stream) })
     }
 
@@ -113,7 +124,7 @@ impl Exchange {
         let from = from.map(|(rank, numbers)| Message { numbers, way: Way::From(rank) });
         let messages: Vec<_> = to.chain(from).collect();
         let beginning = self.behind(&[&input, &output])?;
-        // SAFETY: as in `gather`.
+        // SAFETY: as in `around`.
         self.begin(beginning, (input, output), |calls, stream| unsafe { give(calls, &messages, stream) })
     }
 
@@ -133,30 +144,13 @@ impl Exchange {
         let block_of = |&Message { ref numbers, way }: &Message<L>| Message { numbers: numbers.block(), way };
         let blocks: Vec<_> = messages.iter().map(block_of).collect();
         let lent = messages.into_iter().map(|message| message.numbers).collect();
-        // SAFETY: as in `gather`.
+        // SAFETY: as in `around`.
         self.begin(beginning, lent, |calls, stream| unsafe { give(calls, &blocks, stream) })
     }
 
     #[track_caller]
     fn check_rank(&self, op: &str, rank: usize) {
         assert!(rank < self.n_ranks(), "{op}: rank {rank} among {} ranks", self.n_ranks());
-    }
-
-    /// On rank `root` the part of each other rank, in a whole of equal ones. Panics where it can't be that, and if there is no such
-    /// rank.
-    #[track_caller]
-    fn parts_of_others(
-        &self,
-        op: &str,
-        whole: Block,
-        root: usize,
-    ) -> Option<impl Iterator<Item = (usize, Block)>> {
-        self.check_rank(op, root);
-        if self.rank() != root {
-            return None;
-        }
-        let parts: Vec<_> = (0..self.n_ranks()).map(|rank| (rank, self.part(op, whole, rank))).collect();
-        Some(parts.into_iter().filter(move |(rank, _)| *rank != root))
     }
 
     /// Parts of these lengths, one after the other, which are the whole.

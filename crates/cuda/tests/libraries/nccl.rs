@@ -457,7 +457,7 @@ fn messages_of_a_graph_are_sent_with_each_launch() {
         let (rank, peer) = (communicator.rank(), 1 - communicator.rank());
         let (mut from, mut to) = ([0_i64; 2], [0_i64; 2]);
         let (sent, into) = (block(&mut from, Number::I64), block(&mut to, Number::I64));
-        let both = |_: ()| {
+        let both = || {
             nccl.group(&[&communicator], |calls| {
                 // SAFETY: the numbers live until the stream is awaited.
                 unsafe {
@@ -466,14 +466,13 @@ fn messages_of_a_graph_are_sent_with_each_launch() {
                 }
             })
         };
-        both(()).unwrap();
-        let (mut graph, ()) = stream.stream().capture(|| both(())).unwrap();
+        both().unwrap();
+        let (mut graph, ()) = stream.stream().capture(both).unwrap();
         for launch in 1..4_i64 {
             // SAFETY: nobody else has the numbers while the stream has work.
             unsafe { (sent.at.0 as *mut [i64; 2]).write([10 * launch + rank as i64; 2]) };
-            // SAFETY: as above.
             match launch {
-                2 => both(()).unwrap(),
+                2 => both().unwrap(),
                 // SAFETY: the numbers live until the stream is awaited below.
                 _ => unsafe { graph.launch(stream.stream()) }.unwrap(),
             }

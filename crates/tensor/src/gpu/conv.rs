@@ -119,7 +119,33 @@ impl Engine {
         self.stream().launched(|| format!("the convolution {convolution}"))
     }
 
-    /// The same by a kernel of our own, in float32: `a` and `b` are what it reads, in the order of its parameters.
+    /// The same by whatever does it: where the library has no engine, a kernel of our own, or, in 16 bits, what `again` makes of what is
+    /// read, `a` and `b`, in float32. `lent` are the borrows of what the operands lie in.
+    #[track_caller]
+    fn convolve<L>(
+        &self,
+        convolution: &Convolution,
+        operands: &Operands,
+        lent: L,
+        [a, b]: [&Tensor; 2],
+        out: &Tensor,
+        again: impl FnOnce([&Tensor; 2], &Tensor),
+    ) {
+        let is_half = a.dtype.is_half();
+        let instead = match is_half {
+            true => "it is done in float32, and rounded",
+            false => "a plain kernel of our own does it, slowly",
+        };
+        let is_done = self.by_cudnn(convolution, operands, out, instead);
+        drop(lent);
+        match (is_done, is_half) {
+            (true, _) => {}
+            (false, true) => in_f32(self, out, |out| again([&a.widened(), &b.widened()], out)),
+            (false, false) => self.plain(convolution, [a, b], out),
+        }
+    }
+
+    /// A convolution by a kernel of our own, in float32: `a` and `b` are what it reads, in the order of its parameters.
     #[track_caller]
     fn plain(&self, convolution: &Convolution, [a, b]: [&Tensor; 2], out: &Tensor) {
         let taps = Taps::of(convolution).to_bytes();
@@ -135,15 +161,6 @@ impl Engine {
         args.push(Arg::Struct(&taps));
         // SAFETY: the callers' tensors have the convolution's sizes, channels last and without gaps.
         unsafe { self.launch(name, elements(out.count()), &args) }
-    }
-}
-
-/// What is done of a convolution that the library has no engine for.
-fn instead(dtype: DType) -> &'static str {
-    if dtype.is_half() {
-        "it is done in float32, and rounded"
-    } else {
-        "a plain kernel of our own does it, slowly"
     }
 }
 
@@ -163,15 +180,8 @@ pub(crate) fn forward(engine: &Engine, x: &Tensor, w: &Tensor, b: Option<&Tensor
     let plain = Operands { images, kernels, outputs, bias: Address::NULL };
     let Some(b) = b else {
         let convolution = described(engine, Pass::Forward, plan, x.dtype);
-        let is_done = engine.by_cudnn(&convolution, &plain, out, instead(x.dtype));
-        drop(lent);
-        return match is_done {
-            true => {}
-            false if x.dtype.is_half() => {
-                in_f32(engine, out, |out| forward(engine, &x.widened(), &w.widened(), None, plan, out));
-            }
-            false => engine.plain(&convolution, [x, w], out),
-        };
+        let again = |[x, w]: [&Tensor; 2], out: &Tensor| forward(engine, x, w, None, plan, out);
+        return engine.convolve(&convolution, &plain, lent, [x, w], out, again);
     };
     let of_bias = b.storage.read_on_gpu();
     let (fused, operands) =
@@ -211,15 +221,8 @@ pub(crate) fn image_gradient(engine: &Engine, grad: &Tensor, w: &Tensor, plan: P
     let (images, kernels, outputs) = (at(out, lent[0].at), at(w, lent[1].at), at(grad, lent[2].at));
     let operands = Operands { images, kernels, outputs, bias: Address::NULL };
     let convolution = described(engine, Pass::BackwardData, plan, grad.dtype);
-    let is_done = engine.by_cudnn(&convolution, &operands, out, instead(grad.dtype));
-    drop(lent);
-    match is_done {
-        true => {}
-        false if grad.dtype.is_half() => {
-            in_f32(engine, out, |out| image_gradient(engine, &grad.widened(), &w.widened(), plan, out))
-        }
-        false => engine.plain(&convolution, [grad, w], out),
-    }
+    let again = |[grad, w]: [&Tensor; 2], out: &Tensor| image_gradient(engine, grad, w, plan, out);
+    engine.convolve(&convolution, &operands, lent, [grad, w], out, again);
 }
 
 /// `out =` the gradient with respect to the kernels.
@@ -233,15 +236,8 @@ pub(crate) fn kernel_gradient(engine: &Engine, x: &Tensor, grad: &Tensor, plan: 
     let (images, kernels, outputs) = (at(x, lent[0].at), at(out, lent[1].at), at(grad, lent[2].at));
     let operands = Operands { images, kernels, outputs, bias: Address::NULL };
     let convolution = described(engine, Pass::BackwardFilter, plan, grad.dtype);
-    let is_done = engine.by_cudnn(&convolution, &operands, out, instead(grad.dtype));
-    drop(lent);
-    match is_done {
-        true => {}
-        false if grad.dtype.is_half() => {
-            in_f32(engine, out, |out| kernel_gradient(engine, &x.widened(), &grad.widened(), plan, out))
-        }
-        false => engine.plain(&convolution, [x, grad], out),
-    }
+    let again = |[x, grad]: [&Tensor; 2], out: &Tensor| kernel_gradient(engine, x, grad, plan, out);
+    engine.convolve(&convolution, &operands, lent, [x, grad], out, again);
 }
 
 /// `out =` the gradient with respect to the bias: the sum over images and pixels.
