@@ -6,6 +6,7 @@
 set -uo pipefail
 python=$1 phalanx=$(realpath "$2") out=$3 mnist=${4:-} device=${BENCH_DEVICE:-cuda:0} steps=${ON_GPU_STEPS:-10000}
 here=$(cd "$(dirname "$0")" && pwd)
+[ -x "$phalanx" ] || { echo "PHALANX: $2 is no program; \`cargo build --release\` makes target/release/phalanx" >&2 && exit 2; }
 mkdir -p "$out"
 out=$(realpath "$out")
 
