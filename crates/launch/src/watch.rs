@@ -27,6 +27,8 @@ use watched::{Exit, Watched};
 
 /// Without anything to wait for, the queue is still looked at this often.
 const IDLE: Duration = Duration::from_secs(3600);
+/// Where a worker fails that only followed another, so long that one has to end by itself, with its reason, before all are asked to.
+const FOLLOWED: Duration = Duration::from_secs(2);
 /// How long workers have to be gone when not all could be started.
 const ABANDON: Duration = Duration::from_secs(5);
 /// How long the console has for what is left once somebody waits for the end.
@@ -66,7 +68,16 @@ pub(crate) struct Watch {
 /// The end of all of them.
 struct Stop {
     why: StopWhy,
+    /// When workers are asked to end, if they haven't been, and because of which rank.
+    ask_at: Option<(Instant, Rank)>,
     kill_at: Instant,
+}
+
+impl Stop {
+    /// Workers are asked to end now, and have so long.
+    fn new(why: StopWhy, grace: Duration) -> Stop {
+        Stop { why, ask_at: None, kill_at: Instant::now() + grace }
+    }
 }
 
 /// What ends all of them.
@@ -265,20 +276,22 @@ impl Watch {
 
     /// How long news may be waited for before [`Watch::lose_patience`] is due.
     pub(crate) fn patience(&self) -> Duration {
-        let kill_in = self.stop.as_ref().map(|stop| stop.kill_at.saturating_duration_since(Instant::now()));
-        kill_in.or_else(|| self.look_in()).unwrap_or(IDLE)
+        let due = self.stop.as_ref().map(|stop| stop.ask_at.map_or(stop.kill_at, |(at, _)| at));
+        let due_in = due.map(|due| due.saturating_duration_since(Instant::now()));
+        due_in.or_else(|| self.look_in()).unwrap_or(IDLE)
     }
 
     /// Stops all workers since others say so, who may have been asked to by a signal: they have so long.
     pub(crate) fn obey(&mut self, signal: Option<i32>, grace: Duration) {
         // Those that are being stopped know it.
-        if self.stop.is_none() {
+        if self.stop.as_ref().is_none_or(|stop| stop.ask_at.is_some()) {
             self.send(signal.and_then(|number| Signal::try_from(number).ok()).unwrap_or(Signal::SIGTERM));
             self.send(Signal::SIGCONT);
         }
-        let kill_at = Instant::now() + grace.min(self.grace);
-        let stop = self.stop.get_or_insert(Stop { why: StopWhy::Order, kill_at });
-        stop.kill_at = stop.kill_at.min(kill_at);
+        let order = Stop::new(StopWhy::Order, grace.min(self.grace));
+        let kill_at = order.kill_at;
+        let stop = self.stop.get_or_insert(order);
+        (stop.ask_at, stop.kill_at) = (None, stop.kill_at.min(kill_at));
     }
 
     /// Ends all workers at once, since the others of the run go on without them: anything else would have them end, too. It may be
@@ -286,8 +299,7 @@ impl Watch {
     pub(crate) fn release(&mut self, signal: Option<i32>) {
         self.send(Signal::SIGKILL);
         let why = signal.map_or(StopWhy::Order, StopWhy::Signal);
-        let kill_at = Instant::now() + self.grace;
-        self.stop.get_or_insert(Stop { why, kill_at });
+        self.stop.get_or_insert(Stop::new(why, self.grace)).ask_at = None;
     }
 
     /// Whether all workers are to end.
@@ -307,7 +319,7 @@ impl Watch {
     pub(crate) fn not_replaced(&mut self, rank: Rank, undecided: &[Rank]) -> usize {
         let left = self.running().len() + undecided.len();
         if left == 0 {
-            self.stop.get_or_insert(Stop { why: StopWhy::Failure, kill_at: Instant::now() + self.grace });
+            self.stop.get_or_insert(Stop::new(StopWhy::Failure, self.grace));
         } else if let Some(watched) = self.worker(rank) {
             watched.given_up = true;
         }
@@ -347,8 +359,7 @@ impl Watch {
                 // The second one means it.
                 self.send(if self.signals > 1 { Signal::SIGKILL } else { signal });
                 self.send(Signal::SIGCONT);
-                let kill_at = Instant::now() + self.grace;
-                self.stop.get_or_insert(Stop { why: StopWhy::Signal(number), kill_at });
+                self.stop.get_or_insert(Stop::new(StopWhy::Signal(number), self.grace)).ask_at = None;
                 Some(Happened::Told(Report::Signalled { signal: signal.as_str() }))
             }
             // One of an earlier generation may only now have been heard.
@@ -408,11 +419,17 @@ impl Watch {
         if well && before_stop {
             self.end_late_comers();
         }
-        if well || !before_stop {
+        if well {
             return None;
         }
         let watched = &self.workers[place];
         let rank = watched.worker.rank;
+        let follows = watched.reported.as_ref().is_some_and(|(_, cause)| *cause == Cause::Other);
+        if !before_stop {
+            // That of whoever was waited for is the reason.
+            let waits = self.stop.as_ref().is_some_and(|stop| stop.ask_at.is_some());
+            return (waits && !follows).then(|| self.ask_to_end(rank)).flatten().map(Happened::Told);
+        }
         let hung = watched.vitals.as_ref().and_then(Vitals::hung_since);
         let lost_at = hung.map_or(after, |since| since.saturating_duration_since(self.start));
         let cause = watched.reported.as_ref().map(|(_, cause)| *cause);
@@ -433,7 +450,16 @@ impl Watch {
             self.restarts = lost.restarts;
             return Some(Happened::Lost { rank, restart: lost.restarts.count });
         }
-        self.stop = Some(Stop { why: StopWhy::Failure, kill_at: Instant::now() + self.grace });
+        let wait = if follows { FOLLOWED } else { Duration::ZERO };
+        let stop = Stop::new(StopWhy::Failure, wait + self.grace);
+        let ask_at = stop.kill_at - self.grace;
+        self.stop = Some(Stop { ask_at: follows.then_some((ask_at, rank)), ..stop });
+        if follows { None } else { self.ask_to_end(rank).map(Happened::Told) }
+    }
+
+    /// Asks those that run to end because of this rank.
+    fn ask_to_end(&mut self, rank: Rank) -> Option<Report> {
+        self.stop.iter_mut().for_each(|stop| stop.ask_at = None);
         if self.running().is_empty() {
             return None;
         }
@@ -443,7 +469,7 @@ impl Watch {
         self.send_to(Signal::SIGTERM, ends);
         // One that is stopped would only heed it once it goes on.
         self.send_to(Signal::SIGCONT, ends);
-        Some(Happened::Told(Report::Stopping { rank }))
+        Some(Report::Stopping { rank })
     }
 
     /// Where only such are left as never came in, there is nobody any more whom they could meet, and nothing to do. They have
@@ -451,13 +477,16 @@ impl Watch {
     fn end_late_comers(&mut self) {
         let mut running = self.workers.iter().filter(|w| w.exit.is_none()).peekable();
         if running.peek().is_some() && running.all(|w| w.comes_in) {
-            self.stop = Some(Stop { why: StopWhy::Done, kill_at: Instant::now() + IDLE });
+            self.stop = Some(Stop::new(StopWhy::Done, IDLE));
             self.send(Signal::SIGKILL);
         }
     }
 
-    /// The grace period is over, if there was one; else it is time to look who hangs.
+    /// Those that were waited for, or their grace period, have had their time, if there was one; else it is time to look who hangs.
     pub(crate) fn lose_patience(&mut self) -> Option<Report> {
+        if let Some((_, rank)) = self.stop.as_ref().and_then(|stop| stop.ask_at) {
+            return self.ask_to_end(rank);
+        }
         let Some(stop) = &mut self.stop else { return self.look(Instant::now()) };
         stop.kill_at = Instant::now() + IDLE;
         self.hurry.store(true, Ordering::Relaxed);
