@@ -7,7 +7,7 @@
 use crate::element::Element;
 use crate::error::Error;
 use crate::library::Version;
-use crate::nvrtc::{Architecture, Form, options};
+use crate::nvrtc::{Target, options};
 use crate::source::{HEADERS, Source};
 use sha2::{Digest, Sha256};
 use std::path::{Path, PathBuf};
@@ -50,12 +50,11 @@ impl Cubins {
         &self,
         source: Source,
         element: Element,
-        architecture: Architecture,
+        target: Target,
         compiler: Version,
         compile: impl FnOnce() -> Result<Vec<u8>, Error>,
     ) -> Result<Vec<u8>, Error> {
-        let file =
-            self.folder.as_ref().map(|folder| folder.join(name(source, element, architecture, compiler)));
+        let file = self.folder.as_ref().map(|folder| folder.join(name(source, element, target, compiler)));
         if let Some(cubin) = file.as_deref().and_then(read) {
             self.report.lock().unwrap_or_else(PoisonError::into_inner).from_disk += 1;
             return Ok(cubin);
@@ -71,9 +70,9 @@ impl Cubins {
 }
 
 /// A file's name.
-fn name(source: Source, element: Element, architecture: Architecture, compiler: Version) -> String {
+fn name(source: Source, element: Element, target: Target, compiler: Version) -> String {
     let mut hash = Sha256::new();
-    let options = options(element, architecture, Form::Cubin, compiler);
+    let options = options(element, target, compiler);
     let compiler = compiler.to_string();
     let texts = HEADERS.iter().flat_map(|(name, text)| [*name, *text]);
     let texts = texts.chain(options.iter().map(String::as_str));
@@ -84,7 +83,7 @@ fn name(source: Source, element: Element, architecture: Architecture, compiler: 
     }
     let digits: String = hash.finalize()[..16].iter().map(|byte| format!("{byte:02x}")).collect();
     let stem = source.file().trim_end_matches(".cu");
-    format!("{stem}-{}-sm_{architecture}-{digits}.cubin", element.in_source())
+    format!("{stem}-{}-{target}-{digits}.cubin", element.in_source())
 }
 
 /// The machine code in a file, if it is whole.
@@ -110,18 +109,20 @@ fn write(file: &Path, cubin: &[u8]) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::nvrtc::{Architecture, Form};
 
     #[test]
     fn all_that_decides_the_code_decides_the_name() {
-        let (sm_80, sm_90) = (Architecture { major: 8, minor: 0 }, Architecture { major: 9, minor: 0 });
+        let targets = [(8, Form::Cubin), (9, Form::Cubin), (9, Form::Ptx)]
+            .map(|(major, form)| Target { architecture: Architecture { major, minor: 0 }, form });
         let (old, new) = (Version { major: 13, minor: 0 }, Version { major: 13, minor: 1 });
         let mut names = Vec::new();
         for source in Source::ALL {
             for &element in source.elements() {
-                for architecture in [sm_80, sm_90] {
+                for target in targets {
                     for compiler in [old, new] {
-                        names.push(name(source, element, architecture, compiler));
-                        assert_eq!(names.last(), Some(&name(source, element, architecture, compiler)));
+                        names.push(name(source, element, target, compiler));
+                        assert_eq!(names.last(), Some(&name(source, element, target, compiler)));
                     }
                 }
             }

@@ -2,6 +2,7 @@
 
 use crate::library::{Library, Version};
 use crate::nccl::Failure;
+use crate::nvrtc::Architecture;
 use std::fmt;
 use thiserror::Error;
 
@@ -73,6 +74,18 @@ pub enum Error {
         cause: String,
         /// What it has to say.
         log: String,
+    },
+    /// A GPU is older than all that the compiler of kernels knows.
+    #[error(
+        "NVRTC {compiler} doesn't compile for sm_{architecture}, which this GPU is: it begins with {oldest}\nhint: choose a newer GPU with CUDA_VISIBLE_DEVICES, or take --device cpu"
+    )]
+    Architecture {
+        /// What the GPU is.
+        architecture: Architecture,
+        /// The compiler's version.
+        compiler: Version,
+        /// The oldest one it knows, as `sm_75`.
+        oldest: String,
     },
     /// A call fails on a GPU, or tells that work which was given to the GPU before has failed.
     #[error("{call} fails on GPU {gpu}: {about}: {words} ({name}, CUDA error {code})\nhint: {hint}")]

@@ -94,8 +94,9 @@ impl Modules {
         if let Some(module) = loaded.get(&(source, element)) {
             return use_it(module);
         }
-        let cubin = self.cubins.get(source, element, self.architecture, self.nvrtc.version(), || {
-            self.nvrtc.machine_code(source, element, self.architecture)
+        let target = self.nvrtc.target(self.architecture)?;
+        let cubin = self.cubins.get(source, element, target, self.nvrtc.version(), || {
+            self.nvrtc.for_gpu(source, element, target)
         })?;
         let module = context.beside_captures(|| Module::load(context, source, element, &cubin))?;
         let result = use_it(&module);

@@ -27,10 +27,38 @@ impl fmt::Display for Architecture {
 /// What comes of a compilation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
-    /// Machine code for exactly the architecture.
+    /// Machine code for the architecture.
     Cubin,
     /// Text that the driver compiles for this architecture or a later one.
     Ptx,
+}
+
+/// What kernels are compiled into for a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Target {
+    pub(crate) architecture: Architecture,
+    pub(crate) form: Form,
+}
+
+impl Target {
+    /// What a compiler that knows these architectures makes for a GPU of this one: machine code if it can, and for one that is newer
+    /// text for the newest before it, which the driver compiles. None for one that is older than all.
+    fn of(architecture: Architecture, known: &[Architecture]) -> Option<Target> {
+        let newest = known.iter().copied().filter(|known| *known <= architecture).max()?;
+        let form = if newest == architecture { Form::Cubin } else { Form::Ptx };
+        Some(Target { architecture: newest, form })
+    }
+}
+
+/// As the compiler calls it.
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let form = match self.form {
+            Form::Cubin => "sm",
+            Form::Ptx => "compute",
+        };
+        write!(f, "{form}_{}", self.architecture)
+    }
 }
 
 type Program = *mut c_void;
@@ -40,6 +68,8 @@ type Strings = *const *const c_char;
 /// The compiler, opened.
 pub struct Nvrtc {
     version: Version,
+    /// The architectures that it compiles for.
+    known: Vec<Architecture>,
     error_string: unsafe extern "C" fn(Status) -> *const c_char,
     create:
         unsafe extern "C" fn(*mut Program, *const c_char, *const c_char, c_int, Strings, Strings) -> Status,
@@ -64,10 +94,10 @@ enum Warnings {
 
 /// One row a function: the field and NVRTC's name.
 macro_rules! functions {
-    ($library:ident, $version:ident, $($field:ident $name:literal)*) => {
+    ($library:ident, $version:ident, $known:ident, $($field:ident $name:literal)*) => {
         // SAFETY: the types of the fields are those of nvrtc.h, and the library lies beside them.
         unsafe {
-            Nvrtc { $($field: symbol(&$library, $name)?,)* version: $version, _library: ManuallyDrop::new($library) }
+            Nvrtc { $($field: symbol(&$library, $name)?,)* version: $version, known: $known, _library: ManuallyDrop::new($library) }
         }
     };
 }
@@ -84,6 +114,25 @@ unsafe fn symbol<F: Copy>(library: &libloading::Library, name: &'static str) -> 
         .map_err(|_| Error::MissingFunction { library: Library::Nvrtc, function: name })
 }
 
+/// The architectures that a compiler knows.
+///
+/// # Safety
+/// `library` is NVRTC.
+unsafe fn known(library: &libloading::Library) -> Result<Vec<Architecture>, Error> {
+    let mut n = 0;
+    // SAFETY: the types are those of nvrtc.h; the first call writes one number, and the second as many as that is.
+    let numbers = unsafe {
+        let count: unsafe extern "C" fn(*mut c_int) -> Status = symbol(library, "nvrtcGetNumSupportedArchs")?;
+        let list: unsafe extern "C" fn(*mut c_int) -> Status = symbol(library, "nvrtcGetSupportedArchs")?;
+        count(&mut n);
+        let mut numbers = vec![0; n.max(0) as usize];
+        list(numbers.as_mut_ptr());
+        numbers
+    };
+    let architecture = |number| Architecture { major: number / 10, minor: number % 10 };
+    Ok(numbers.into_iter().map(|number| architecture(number as u32)).collect())
+}
+
 impl Nvrtc {
     /// Opens the library: from one of `folders` if it is there, else from where the system looks.
     pub fn open(folders: &[PathBuf]) -> Result<Nvrtc, Error> {
@@ -96,7 +145,9 @@ impl Nvrtc {
             version(&mut major, &mut minor);
         }
         let version = Version { major: major as u32, minor: minor as u32 };
-        Ok(functions!(library, version,
+        // SAFETY: the library is NVRTC.
+        let known = unsafe { known(&library)? };
+        Ok(functions!(library, version, known,
             error_string "nvrtcGetErrorString"
             create "nvrtcCreateProgram"
             destroy "nvrtcDestroyProgram"
@@ -115,6 +166,11 @@ impl Nvrtc {
         self.version
     }
 
+    /// The architectures that it compiles for.
+    pub fn known(&self) -> &[Architecture] {
+        &self.known
+    }
+
     /// Compiles our kernels of `source` for tensors of `element`. A warning is an error.
     pub fn module(
         &self,
@@ -126,15 +182,23 @@ impl Nvrtc {
         self.compile(source.file(), source.text(), element, architecture, form)
     }
 
-    /// The same in machine code, whatever the compiler warns of: it may be another one than those that the kernels were tried with.
-    pub(crate) fn machine_code(
-        &self,
-        source: Source,
-        element: Element,
-        architecture: Architecture,
-    ) -> Result<Vec<u8>, Error> {
-        let (file, text) = (source.file(), source.text());
-        self.compiled(file, text, (element, architecture, Form::Cubin), Warnings::Pass)
+    /// What is compiled for a GPU of this architecture.
+    pub(crate) fn target(&self, architecture: Architecture) -> Result<Target, Error> {
+        Target::of(architecture, &self.known).ok_or_else(|| Error::Architecture {
+            architecture,
+            compiler: self.version,
+            oldest: self
+                .known
+                .iter()
+                .min()
+                .map_or_else(|| "none".to_owned(), |oldest| format!("sm_{oldest}")),
+        })
+    }
+
+    /// What a GPU is given of a source, whatever the compiler warns of: it may be another one than those that the kernels were tried
+    /// with.
+    pub(crate) fn for_gpu(&self, source: Source, element: Element, target: Target) -> Result<Vec<u8>, Error> {
+        self.compiled(source.file(), source.text(), element, target, Warnings::Pass)
     }
 
     /// Compiles `text`, which errors call `file` and which may include our headers. A warning is an error.
@@ -146,24 +210,25 @@ impl Nvrtc {
         architecture: Architecture,
         form: Form,
     ) -> Result<Vec<u8>, Error> {
-        self.compiled(file, text, (element, architecture, form), Warnings::AreErrors)
+        self.compiled(file, text, element, Target { architecture, form }, Warnings::AreErrors)
     }
 
     fn compiled(
         &self,
         file: &str,
         text: &str,
-        (element, architecture, form): (Element, Architecture, Form),
+        element: Element,
+        target: Target,
         warnings: Warnings,
     ) -> Result<Vec<u8>, Error> {
         let failed = |cause: String, log: String| Error::Compile {
             file: file.to_owned(),
             element: element.in_source(),
-            architecture: format!("sm_{architecture}"),
+            architecture: target.to_string(),
             cause,
             log,
         };
-        let options = options(element, architecture, form, self.version);
+        let options = options(element, target, self.version);
         let options: Vec<CString> = options.iter().map(|option| c_string(option)).collect();
         let program = self.program(file, text).map_err(|cause| failed(cause, String::new()))?;
         let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
@@ -176,7 +241,7 @@ impl Nvrtc {
         if warnings == Warnings::AreErrors && !log.is_empty() {
             return Err(failed("warnings".to_owned(), log));
         }
-        program.result(form).map_err(|cause| failed(cause, String::new()))
+        program.result(target.form).map_err(|cause| failed(cause, String::new()))
     }
 
     fn program(&self, file: &str, text: &str) -> Result<OpenProgram<'_>, String> {
@@ -220,18 +285,9 @@ impl fmt::Debug for Nvrtc {
 const IN_THREADS: Version = Version { major: 12, minor: 6 };
 
 /// What a compiler of this version is told, but for the text.
-pub(crate) fn options(
-    element: Element,
-    architecture: Architecture,
-    form: Form,
-    compiler: Version,
-) -> Vec<String> {
-    let virtual_or_real = match form {
-        Form::Cubin => "sm",
-        Form::Ptx => "compute",
-    };
+pub(crate) fn options(element: Element, target: Target, compiler: Version) -> Vec<String> {
     let mut options = vec![
-        format!("--gpu-architecture={virtual_or_real}_{architecture}"),
+        format!("--gpu-architecture={target}"),
         "--std=c++17".to_owned(),
         // As on a CPU: a product is rounded before it is added, but where a kernel asks for less.
         "--fmad=false".to_owned(),
@@ -298,10 +354,27 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_gpu_takes_machine_code_or_text_for_one_before_it() {
+        let sm = |number: u32| Architecture { major: number / 10, minor: number % 10 };
+        let known = [75, 80, 86, 90, 100].map(sm);
+        for (number, want) in [
+            (90, Some("sm_90")),
+            (75, Some("sm_75")),
+            (89, Some("compute_86")),
+            (121, Some("compute_100")),
+            (70, None),
+        ] {
+            let target = Target::of(sm(number), &known).map(|target| target.to_string());
+            assert_eq!(target.as_deref(), want, "sm_{number}");
+        }
+    }
+
+    #[test]
     fn a_compiler_is_told_of_threads_if_it_knows_them() {
         let told = |major, minor| {
             let (sm_90, compiler) = (Architecture { major: 9, minor: 0 }, Version { major, minor });
-            let options = options(Element::Bf16, sm_90, Form::Cubin, compiler);
+            let target = Target { architecture: sm_90, form: Form::Cubin };
+            let options = options(Element::Bf16, target, compiler);
             assert!(options.contains(&"--gpu-architecture=sm_90".to_owned()), "{options:?}");
             options.iter().any(|option| option.starts_with("--split-compile"))
         };

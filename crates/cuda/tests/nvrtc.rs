@@ -153,6 +153,16 @@ fn neighbours_come_in_one_go() {
     }
 }
 
+/// What this project's kernels ask for; text for the oldest is what a GPU takes that the compiler doesn't know.
+#[test]
+fn the_oldest_architecture_that_is_known_compiles_too() {
+    let Some(nvrtc) = nvrtc() else { return };
+    let oldest = *nvrtc.known().iter().min().expect("a compiler knows some");
+    for (source, element) in [(Source::Elementwise, Element::Bf16), (Source::Attention, Element::F16)] {
+        nvrtc.module(source, element, oldest, Form::Ptx).unwrap_or_else(|error| panic!("{error}"));
+    }
+}
+
 #[test]
 fn errors_and_warnings_come_with_what_the_compiler_says() {
     let Some(nvrtc) = nvrtc() else { return };

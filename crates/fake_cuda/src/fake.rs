@@ -212,6 +212,12 @@ impl FakeCuda {
         }
     }
 
+    /// Lets the compiler know one architecture, as 80, from when it is opened next.
+    pub fn know(&self, architecture: i32) {
+        // SAFETY: the type is that of `fake_know` in libnvrtc.cpp.
+        unsafe { self.nvrtc.get::<extern "C" fn(i32)>(b"fake_know").unwrap()(architecture) }
+    }
+
     fn text(&self, what: &str) -> Vec<String> {
         let what = CString::new(what).unwrap();
         let mut text = Vec::new();

@@ -1,6 +1,6 @@
 //! Every call that fails says which it was, on which GPU, what it was about and what to do.
 
-use crate::rig::{affine, fake, gpu, launch, options};
+use crate::rig::{affine, fake, floats, gpu, launch, options};
 use phalanx_cuda::{Argument, DebugSync, Driver, Element, Error, Gpu, GpuOptions, Timing, Work};
 use phalanx_fake_cuda::FakeCuda;
 use std::path::PathBuf;
@@ -153,6 +153,30 @@ fn a_kernel_that_does_not_compile_comes_with_what_the_compiler_says() {
     let Error::Compile { file, log, .. } = &error else { panic!("{error}") };
     assert!(file == "elementwise.cu" && log.contains("on purpose"), "{error}");
     affine(&gpu, gpu.compute(), &memory, &memory, 1.0, 1.0).unwrap();
+}
+
+#[test]
+fn a_gpu_that_is_older_than_all_that_the_compiler_knows_is_refused() {
+    let Some(fake) = fake() else { return };
+    fake.know(100);
+    let gpu = gpu(&fake);
+    let memory = gpu.alloc(gpu.compute(), 4).unwrap();
+    let error = affine(&gpu, gpu.compute(), &memory, &memory, 1.0, 1.0).unwrap_err().to_string();
+    assert!(error.contains("sm_90") && error.contains("sm_100") && error.contains("hint:"), "{error}");
+}
+
+#[test]
+fn a_gpu_that_is_newer_than_all_that_the_compiler_knows_is_given_text() {
+    let Some(fake) = fake() else { return };
+    fake.know(80);
+    let kernels = tempfile::tempdir().unwrap();
+    let options = GpuOptions { kernels: Some(kernels.path().to_owned()), ..options(&fake) };
+    let gpu = Gpu::open(0, &options).unwrap();
+    let memory = gpu.alloc(gpu.compute(), 40).unwrap();
+    affine(&gpu, gpu.compute(), &memory, &memory, 1.0, 1.0).unwrap();
+    assert_eq!(floats(&gpu.compute().read(&memory, 0..40).unwrap()), [1.0; 10]);
+    let file = std::fs::read_dir(kernels.path()).unwrap().next().unwrap().unwrap().file_name();
+    assert!(file.to_string_lossy().starts_with("elementwise-float-compute_80-"), "{file:?}");
 }
 
 /// A launch of relu on memory that is gone, and what is told of it at the launch and after.

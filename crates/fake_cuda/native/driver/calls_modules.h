@@ -8,7 +8,8 @@ API int cuModuleLoadData(Module **module, const void *image) {
         std::string magic, file, element, architecture;
         text >> magic >> file >> element >> architecture;
         if (magic != "fake-cubin") return INVALID_IMAGE;
-        if (architecture != "sm_90") return NO_BINARY_FOR_GPU;
+        // Text is compiled for this GPU, if it is for one that is no newer.
+        if (architecture != "sm_90" && architecture != "compute_80") return NO_BINARY_FOR_GPU;
         std::string folder;
         std::getline(std::ifstream(own_folder() + "/modules") >> std::ws, folder);
         void *library = dlopen((folder + "/" + file + "-" + element + ".so").c_str(), RTLD_NOW | RTLD_LOCAL);

@@ -1,10 +1,12 @@
 // A compiler that compiles nothing: what it makes of a program is a line that tells the fake driver which file it was, for which
 // type of elements and which architecture.
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <map>
 #include <mutex>
 #include <string>
+#include <vector>
 
 namespace {
 
@@ -18,6 +20,7 @@ std::mutex mutex;
 std::uint64_t n_compiled = 0;
 std::string next_log;
 bool fails_next = false;
+std::vector<int> known = {80, 90};
 
 // What follows `start` in `text`.
 bool rest_of(const std::string &text, const std::string &start, std::string &out) {
@@ -31,6 +34,9 @@ bool rest_of(const std::string &text, const std::string &start, std::string &out
 #define API extern "C" __attribute__((visibility("default")))
 
 API int nvrtcVersion(int *major, int *minor) { return *major = 13, *minor = 0, 0; }
+
+API int nvrtcGetNumSupportedArchs(int *n) { return *n = (int)known.size(), 0; }
+API int nvrtcGetSupportedArchs(int *out) { return std::copy(known.begin(), known.end(), out), 0; }
 
 API const char *nvrtcGetErrorString(int code) {
     return code == 0 ? "NVRTC_SUCCESS" : code == 6 ? "NVRTC_ERROR_COMPILATION" : "NVRTC_ERROR_INVALID_INPUT";
@@ -78,6 +84,12 @@ API int nvrtcGetPTX(Program *program, char *out) { return nvrtcGetCUBIN(program,
 API std::uint64_t fake_compilations() {
     std::lock_guard<std::mutex> lock(mutex);
     return n_compiled;
+}
+
+// From here on the compiler, when it is opened, knows this architecture alone.
+API void fake_know(int architecture) {
+    std::lock_guard<std::mutex> lock(mutex);
+    known = {architecture};
 }
 
 // The next compilation says this and fails.
