@@ -34,7 +34,8 @@ pub struct State {
     pub power_limit_mw: Option<u32>,
     /// In degrees centigrade.
     pub temperature_c: Option<u32>,
-    /// Processes that compute on it, of all users. In a container their numbers may be those of the host.
+    /// Processes that compute on it, of all users. In a container their numbers may be those of the host. Where it is cut into parts
+    /// the driver may tell who is on all of them to administrators only, and each part tells its own.
     pub processes: Option<Vec<Process>>,
     /// The parts that it is cut into (MIG).
     pub parts: Vec<Part>,
@@ -49,6 +50,8 @@ pub struct Part {
     pub uuid: String,
     /// Its memory.
     pub memory: Option<Used>,
+    /// Processes that compute on it.
+    pub processes: Option<Vec<Process>>,
 }
 
 /// How much of a memory is in use.
@@ -172,7 +175,12 @@ impl Nvml {
                 return Ok(None);
             }
             let part = One { device, ..*whole };
-            Ok(Some(Part { name: self.name(&part)?, uuid: self.uuid(&part)?, memory: part.memory()? }))
+            Ok(Some(Part {
+                name: self.name(&part)?,
+                uuid: self.uuid(&part)?,
+                memory: part.memory()?,
+                processes: part.processes()?,
+            }))
         };
         (0..most).filter_map(|place| part(place).transpose()).collect()
     }

@@ -1,10 +1,10 @@
 // A stand-in for NVML. What it sees stands in nvml.txt beside it, which is read anew for each question:
 //
 //     gpu BUSY USED TOTAL POWER LIMIT TEMPERATURE    percent, MiB, MiB, W, W, degrees; - is what the GPU doesn't tell
-//     process PID MIB                                on the GPU above
+//     process PID MIB                                on the GPU above, or the part
 //     part UUID USED TOTAL                           of the GPU above, which is cut into parts then
 //     lost                                           the GPU above has left the bus
-//     forbidden                                      who is on the GPU above isn't told
+//     forbidden                                      who is on the GPU above isn't told, but by its parts
 //
 // Without that file there are two GPUs with nothing on them.
 
@@ -41,6 +41,7 @@ struct Gpu {
     struct Part {
         std::string uuid;
         double used, total;
+        std::vector<Process> processes;
     };
     std::vector<Part> parts;
     bool is_lost = false, is_forbidden = false;
@@ -66,12 +67,14 @@ std::vector<Gpu> seen() {
         } else if (what == "process") {
             const unsigned pid = unsigned(number());
             const double mib = number();
-            gpus.back().processes.push_back({pid, mib < 0 ? ~0ull : uint64_t(mib * 1048576), ~0u, ~0u});
+            const Process process = {pid, mib < 0 ? ~0ull : uint64_t(mib * 1048576), ~0u, ~0u};
+            gpus.back().processes.push_back(process);
+            if (!gpus.back().parts.empty()) gpus.back().parts.back().processes.push_back(process);
         } else if (what == "part") {
             words >> word;
             const std::string uuid = word;
             const double used = number();
-            gpus.back().parts.push_back({uuid, used, number()});
+            gpus.back().parts.push_back({uuid, used, number(), {}});
         } else if (what == "lost") {
             gpus.back().is_lost = true;
         } else if (what == "forbidden") {
@@ -201,8 +204,8 @@ FAKE_EXPORT int nvmlDeviceGetTemperature(uintptr_t handle, int, unsigned *to) {
 
 FAKE_EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(uintptr_t handle, unsigned *count, Process *to) {
     return ask("nvmlDeviceGetComputeRunningProcesses_v3", handle, [&](Asked &asked) {
-        if (asked.gpu.is_forbidden) return int(NO_PERMISSION);
-        const auto &all = asked.gpu.processes;
+        if (asked.gpu.is_forbidden && !asked.part) return int(NO_PERMISSION);
+        const auto &all = asked.part ? asked.part->processes : asked.gpu.processes;
         const unsigned room = *count;
         *count = unsigned(all.size());
         if (room < all.size()) return int(INSUFFICIENT_SIZE);

@@ -1,7 +1,7 @@
 //! The GPUs of this machine, as people are shown them.
 
 use super::ranks::{self, Rank};
-use phalanx_cuda::nvml::{Nvml, Part, State, Used};
+use phalanx_cuda::nvml::{Nvml, Part, Process, State, Used};
 use phalanx_cuda::{Driver, Error};
 use serde::Serialize;
 use std::fmt;
@@ -22,7 +22,7 @@ pub(crate) struct Shown {
     power_limit_w: Option<f64>,
     temperature_c: Option<u32>,
     parts: Vec<ShownPart>,
-    /// Null where who is on it isn't told.
+    /// Those that no part has. Null where who is on it isn't told.
     processes: Option<Vec<ShownProcess>>,
     /// Why it can't be asked.
     pub(crate) failure: Option<String>,
@@ -36,6 +36,8 @@ struct ShownPart {
     device: Option<String>,
     used_bytes: Option<u64>,
     total_bytes: Option<u64>,
+    /// Null where who is on it isn't told.
+    processes: Option<Vec<ShownProcess>>,
 }
 
 /// A process on a GPU.
@@ -89,16 +91,18 @@ pub(super) fn look(nvml: &Nvml, visible: &Visible) -> Result<Vec<Shown>, Error> 
 fn shown(index: usize, state: State, visible: &Visible, rank: impl Fn(u32) -> Option<Rank>) -> Shown {
     let watts = |mw: Option<u32>| mw.map(|mw| f64::from(mw) / 1000.0);
     let (used_bytes, total_bytes) = split(state.memory);
+    let process = |one: Process| ShownProcess { pid: one.pid, bytes: one.bytes, rank: rank(one.pid) };
     let part = |part: Part| {
         let (used_bytes, total_bytes) = split(part.memory);
         let device = visible.device(&part.uuid);
-        ShownPart { name: part.name, uuid: part.uuid, device, used_bytes, total_bytes }
+        let processes = part.processes.map(|all| all.into_iter().map(process).collect());
+        ShownPart { name: part.name, uuid: part.uuid, device, used_bytes, total_bytes, processes }
     };
-    let processes = state.processes.map(|all| {
-        let shown =
-            all.into_iter().map(|one| ShownProcess { pid: one.pid, bytes: one.bytes, rank: rank(one.pid) });
-        shown.collect()
-    });
+    let of_parts: Vec<u32> =
+        state.parts.iter().filter_map(|part| part.processes.as_ref()).flatten().map(|one| one.pid).collect();
+    let processes = state
+        .processes
+        .map(|all| all.into_iter().filter(|one| !of_parts.contains(&one.pid)).map(process).collect());
     Shown {
         index,
         device: visible.device(&state.uuid),
@@ -169,15 +173,22 @@ impl fmt::Display for Shown {
             let (name, uuid) = (&part.name, &part.uuid);
             let held = memory(part.used_bytes, part.total_bytes);
             write!(f, "\n{:<17}{name}, {}: {held}, {uuid}", "", device(part.device.as_ref()))?;
+            write_processes(f, part.processes.as_deref())?;
         }
-        let Some(processes) = &self.processes else {
-            return write!(f, "\n{:<17}whose processes are on it isn't told to this user", "");
-        };
-        for process in processes {
-            write!(f, "\n{:<17}{process}", "")?;
+        // Parts tell their own.
+        if self.processes.is_none() && !self.parts.is_empty() {
+            return Ok(());
         }
-        Ok(())
+        write_processes(f, self.processes.as_deref())
     }
+}
+
+/// A line for each process, if they are told.
+fn write_processes(f: &mut fmt::Formatter<'_>, processes: Option<&[ShownProcess]>) -> fmt::Result {
+    let Some(processes) = processes else {
+        return write!(f, "\n{:<17}whose processes are on it isn't told to this user", "");
+    };
+    processes.iter().try_for_each(|process| write!(f, "\n{:<17}{process}", ""))
 }
 
 impl fmt::Display for ShownProcess {
@@ -193,7 +204,6 @@ impl fmt::Display for ShownProcess {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use phalanx_cuda::nvml::Process;
 
     fn state() -> State {
         State {
@@ -233,11 +243,18 @@ mod tests {
 
     #[test]
     fn parts_have_devices_of_their_own() {
-        let part = Part { name: "H 1g".into(), uuid: "MIG-cd".into(), memory: None };
-        let told = told(State { parts: vec![part], ..state() }, &["cd"]);
-        assert!(
-            told.contains("H, in parts: ") && told.contains("H 1g, cuda:0: ? of ? GiB, MIG-cd"),
-            "{told}"
-        );
+        let processes = Some(vec![Process { pid: 7, bytes: Some(1 << 30) }]);
+        let part = Part { name: "H 1g".into(), uuid: "MIG-cd".into(), memory: None, processes };
+        let seen = told(State { parts: vec![part.clone()], ..state() }, &["cd"]);
+        let want = [
+            "GPU 2            H, in parts: 50% busy, 1.5 of 80.0 GiB, 250 of ? W, 41 C",
+            "                 H 1g, cuda:0: ? of ? GiB, MIG-cd",
+            "                 rank 3 of digits (process 7): 1.0 GiB",
+            "                 process 8, of no run of this user's",
+        ];
+        assert_eq!(seen, want.join("\n"));
+        // Who is on all of them is told to administrators.
+        let seen = told(State { parts: vec![part], processes: None, ..state() }, &["cd"]);
+        assert_eq!(seen, want[..3].join("\n"));
     }
 }

@@ -54,13 +54,17 @@ fn a_list_of_processes_that_is_longer_than_the_room_is_asked_for_again() {
 fn parts_of_a_gpu_are_told_one_by_one() {
     let Some(fake) = fake() else { return };
     let uuid = "MIG-0a0b0c0d-0102-0304-0506-070809101112";
-    fake.nvml_sees(&format!("gpu - 10 80000 60 700 30\npart {uuid} 10 20000\npart MIG-2 0 20000\n"));
-    let parts = look(&fake).remove(0).unwrap().parts;
+    let lines = format!("part {uuid} 10 20000\npart MIG-2 0 20000\nprocess 17 9\nforbidden\n");
+    fake.nvml_sees(&format!("gpu - 10 80000 60 700 30\n{lines}"));
+    let State { parts, processes, .. } = look(&fake).remove(0).unwrap();
     let first = Part {
         name: "Fake GPU MIG 1g".into(),
         uuid: uuid.into(),
         memory: Some(Used { used: 10 * MIB, total: 20_000 * MIB }),
+        processes: Some(Vec::new()),
     };
+    let second = Some(vec![Process { pid: 17, bytes: Some(9 * MIB) }]);
+    assert_eq!((processes, &parts[1].processes), (None, &second));
     assert_eq!((parts.len(), &parts[0], parts[1].uuid.as_str()), (2, &first, "MIG-2"));
 }
 
