@@ -98,11 +98,17 @@ fn libraries(driver: &Result<Driver, Error>, nvml: &Result<Nvml, Error>) -> Vec<
     vec![
         Found::new(Library::Driver, driver),
         Found::new(Library::Nvml, nvml.as_ref().map_err(Error::clone).map(|_| "that of the driver".into())),
-        Found::new(Library::Nvrtc, Nvrtc::open(&[]).map(|nvrtc| nvrtc.version().to_string())),
+        Found::new(Library::Nvrtc, Nvrtc::open(&[]).map(compiler)),
         Found::new(Library::CublasLt, CublasLt::open(&[]).map(|library| dotted(library.version()))),
         Found::new(Library::Cudnn, Cudnn::open(&[]).map(|library| dotted(library.version()))),
         Found::new(Library::Nccl, nccl.map(|(a, b, c)| format!("{a}.{b}.{c}"))),
     ]
+}
+
+/// A compiler's version, and the GPUs that it compiles for: newer ones take what it makes for the last of them.
+fn compiler(nvrtc: Nvrtc) -> String {
+    let oldest = nvrtc.known().iter().min().map(|oldest| format!(", for GPUs from sm_{oldest} on"));
+    format!("{}{}", nvrtc.version(), oldest.unwrap_or_default())
 }
 
 fn verdict(has_gpus: bool, trouble: &[String]) -> String {
@@ -111,7 +117,10 @@ fn verdict(has_gpus: bool, trouble: &[String]) -> String {
             "no GPU of NVIDIA's is to be seen here: runs take --device cpu, which is the default".into()
         }
         (true, 0) => "runs can take --device cuda; `phalanx selftest --device cuda` tries it".into(),
-        (true, n) => format!("{n} of these keep runs from --device cuda"),
+        (true, 1) => "1 of these is missing or at fault: runs that need it can't take --device cuda".into(),
+        (true, n) => {
+            format!("{n} of these are missing or at fault: runs that need them can't take --device cuda")
+        }
     }
 }
 
@@ -192,6 +201,8 @@ mod tests {
     fn what_is_missing_is_trouble_where_there_are_gpus() {
         assert!(verdict(false, &["no driver".into()]).contains("--device cpu"));
         assert!(verdict(true, &[]).contains("selftest"));
-        assert!(verdict(true, &["no cuDNN".into()]).starts_with("1 of these"));
+        let one = "no cuDNN".to_owned();
+        assert!(verdict(true, std::slice::from_ref(&one)).starts_with("1 of these is"));
+        assert!(verdict(true, &[one.clone(), one]).starts_with("2 of these are"));
     }
 }

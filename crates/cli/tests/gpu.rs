@@ -268,6 +268,7 @@ fn doctor_tells_what_is_there_and_what_is_missing() {
     let of = |what: &'static str| lines.iter().filter(move |line| line["doctor"] == what);
     assert_eq!((of("machine").count(), of("library").count(), of("gpu").count()), (1, 6, 2));
     assert!(of("library").all(|library| library["missing"].is_null()), "{lines:?}");
+    assert!(of("library").any(|library| library["version"] == "13.0, for GPUs from sm_80 on"), "{lines:?}");
     assert_eq!(of("done").next().unwrap()["trouble"], json!([]));
     if has_nvml() {
         return eprintln!("skipped: this machine has NVIDIA's driver");
