@@ -6,7 +6,7 @@ use crate::fleet::{Fleet, Left, Patience};
 use crate::membership::{Decision, Leave, Member, Membership};
 use crate::store::Desk;
 use crate::succession::RollCall;
-use phalanx_job::{AGENT_PURPOSE, FromWorker, Link, MAX_FRAME, Notice, Terms, ToWorker};
+use phalanx_job::{AGENT_PURPOSE, Cause, FromWorker, Link, MAX_FRAME, Notice, Terms, ToWorker};
 use phalanx_wire::{Channel, Deadline, Generation, Hello, Pass, Rank, Strangers, read_frame, write_frame};
 use std::collections::{BTreeSet, HashMap};
 use std::io::Result;
@@ -383,6 +383,14 @@ fn serve(
         let _ = stream.shutdown(Shutdown::Both);
         Err(format!("rank {rank}: {reason}"))
     };
+    // It may end as soon as it was heard, and its agent is to know why.
+    let failed = |message: String, cause| {
+        let failed = Notice::Failed { rank, message, cause };
+        match shared.agents.get() {
+            Some(agents) => agents.tell(generation, failed),
+            None => (shared.notify)(generation, failed),
+        }
+    };
     loop {
         // Whether that is the end of the worker is seen better by whoever started it.
         let Ok(frame) = read_frame(&mut stream, MAX_FRAME) else { return Ok(()) };
@@ -429,6 +437,9 @@ fn serve(
                 let seats = state.members.seats_of(&silent);
                 let decision = state.members.rejoin(member);
                 if let Decision::Refuse { reason } = decision {
+                    // One of those it was with ends, which is why it has to. It can't say so itself, on a connection that ends here.
+                    drop(state);
+                    failed(reason.clone(), Cause::Other);
                     return refuse(reason);
                 }
                 seats.into_iter().for_each(|rank| shared.notice(generation, Notice::Silent { rank }));
@@ -450,12 +461,7 @@ fn serve(
                 return shared.store.serve(stream, rank);
             }
             FromWorker::Fail { message, cause } => {
-                let failed = Notice::Failed { rank, message, cause };
-                match shared.agents.get() {
-                    // It may end as soon as it was heard, and its agent is to know why.
-                    Some(agents) => agents.tell(generation, failed),
-                    None => (shared.notify)(generation, failed),
-                }
+                failed(message, cause);
                 say(stream, &ToWorker::Heard);
             }
         }

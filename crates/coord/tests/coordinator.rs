@@ -114,6 +114,30 @@ fn members_that_go_on_in_place_leave_together_and_let_others_in() {
 }
 
 #[test]
+fn a_member_that_cannot_go_on_without_another_is_told_to_have_followed_it() {
+    let secret = Secret::random().unwrap();
+    let (sender, notices) = channel();
+    let notify = move |_, notice| sender.send(notice).unwrap();
+    let coordinator = Coordinator::serve(local(), secret.clone(), Generation(0), 2, notify).unwrap();
+    let connect =
+        |rank| Link::connect(coordinator.address(), &secret, Rank(rank), Generation(0), soon()).unwrap();
+    let [mut a, mut b] = [0, 1].map(connect);
+    std::thread::scope(|scope| {
+        scope.spawn(|| a.join("first".into(), soon()).unwrap());
+        b.join("second".into(), soon()).unwrap();
+    });
+    assert_eq!(notices.recv_timeout(LIMIT).unwrap(), begun(0, &[0, 1]));
+    // The first has said nothing of going on without the second, nor does it.
+    b.goes_on(GoesOn::WithThoseLeft).unwrap();
+    drop(a);
+    let why = "not all ranks can go on in place";
+    let error = b.rejoin(&[], soon()).unwrap_err().to_string();
+    assert!(error.contains(why), "{error}");
+    let failed = Notice::Failed { rank: Rank(1), message: why.into(), cause: Cause::Other };
+    assert_eq!(notices.recv_timeout(LIMIT).unwrap(), failed);
+}
+
+#[test]
 fn a_generation_that_has_begun_has_a_roster_of_its_own_and_the_store_of_the_one_before() {
     let secret = Secret::random().unwrap();
     let (sender, notices) = channel();
