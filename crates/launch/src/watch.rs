@@ -424,7 +424,7 @@ impl Watch {
         }
         let watched = &self.workers[place];
         let rank = watched.worker.rank;
-        let follows = watched.reported.as_ref().is_some_and(|(_, cause)| *cause == Cause::Other);
+        let follows = watched.follows();
         if !before_stop {
             // That of whoever was waited for is the reason.
             let waits = self.stop.as_ref().is_some_and(|stop| stop.ask_at.is_some());
@@ -450,11 +450,13 @@ impl Watch {
             self.restarts = lost.restarts;
             return Some(Happened::Lost { rank, restart: lost.restarts.count });
         }
-        let wait = if follows { FOLLOWED } else { Duration::ZERO };
-        let stop = Stop::new(StopWhy::Failure, wait + self.grace);
-        let ask_at = stop.kill_at - self.grace;
-        self.stop = Some(Stop { ask_at: follows.then_some((ask_at, rank)), ..stop });
-        if follows { None } else { self.ask_to_end(rank).map(Happened::Told) }
+        if follows {
+            let ask_at = Some((Instant::now() + FOLLOWED, rank));
+            self.stop = Some(Stop { ask_at, ..Stop::new(StopWhy::Failure, FOLLOWED + self.grace) });
+            return None;
+        }
+        self.stop = Some(Stop::new(StopWhy::Failure, self.grace));
+        self.ask_to_end(rank).map(Happened::Told)
     }
 
     /// Asks those that run to end because of this rank.
@@ -464,8 +466,7 @@ impl Watch {
             return None;
         }
         // One that has said why it fails is on its way out and may finish its words.
-        let ends =
-            |watched: &Watched| watched.reported.as_ref().is_none_or(|(_, cause)| *cause == Cause::Other);
+        let ends = |watched: &Watched| !watched.has_own_reason();
         self.send_to(Signal::SIGTERM, ends);
         // One that is stopped would only heed it once it goes on.
         self.send_to(Signal::SIGCONT, ends);

@@ -72,9 +72,19 @@ impl Watched {
             reported: reported.map(cut),
             last_lines: last_lines.into_iter().map(cut).collect(),
             for_good: self.is_for_good(in_place),
-            consequence: self.reported.as_ref().is_some_and(|(_, cause)| *cause == Cause::Other),
+            consequence: self.follows(),
             after_stop: !self.exit.as_ref()?.before_stop,
         })
+    }
+
+    /// Whether it is known to end because of another.
+    pub(super) fn follows(&self) -> bool {
+        self.reported.as_ref().is_some_and(|(_, cause)| *cause == Cause::Other)
+    }
+
+    /// Whether it is known to end for a reason of its own.
+    pub(super) fn has_own_reason(&self) -> bool {
+        self.reported.is_some() && !self.follows()
     }
 
     /// Whether it is known that others would come to the same. What is a worker's own may be another's luck if all begin anew.
@@ -89,14 +99,13 @@ impl Watched {
     /// Its end, as far as blame goes.
     pub(super) fn end(&self) -> Option<End> {
         let exit = self.exit.as_ref()?;
-        let is_own = self.reported.as_ref().map(|(_, cause)| *cause != Cause::Other);
         Some(End {
             rank: self.worker.rank,
             good: exit.how.is_well(),
             before_stop: exit.before_stop,
             // One that gave a reason of its own had failed before the signal came.
-            by_launcher: self.sent.iter().any(|signal| exit.how.is_by(*signal)) && is_own != Some(true),
-            consequence: is_own == Some(false),
+            by_launcher: self.sent.iter().any(|signal| exit.how.is_by(*signal)) && !self.has_own_reason(),
+            consequence: self.follows(),
         })
     }
 }
