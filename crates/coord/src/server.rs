@@ -437,7 +437,7 @@ fn serve(
                 let seats = state.members.seats_of(&silent);
                 let decision = state.members.rejoin(member);
                 if let Decision::Refuse { reason } = decision {
-                    // One of those it was with ends, which is why it has to. It can't say so itself, on a connection that ends here.
+                    // One of those it was with doesn't go on, so it can't either, and can't say so on a connection that ends here.
                     drop(state);
                     failed(reason.clone(), Cause::Other);
                     return refuse(reason);
