@@ -74,6 +74,7 @@ fn told(finding: &Finding) -> String {
             "{name:<46} {steps:>8} steps, {apart:.1e} off, {tolerance:.1e} allowed: {}",
             verdict(failure)
         ),
+        Finding::Untried { name, why } => format!("{name:<46} not tried: {why}"),
         Finding::Rate { name, size, value, unit } => format!("{name:<46} {value:>10.2} {unit} ({size})"),
     }
 }

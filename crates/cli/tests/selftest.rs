@@ -8,14 +8,16 @@ use fake::fake;
 use serde_json::Value;
 use user::{events, phalanx, text};
 
-/// What is tried, whatever the device.
+/// What is tried, whatever the device, and on a GPU so many exchanges of numbers.
 #[track_caller]
-fn check(found: &[Value], device: &str, runs: usize) {
+fn check(found: &[Value], device: &str, runs: usize, exchanges: usize) {
     let of = |part: &'static str| found.iter().filter(move |finding| finding["selftest"] == part);
-    // Eighteen families in each type, and in float32 seven rows of known values and eight rules of optimizers.
-    let in_type = |dtype: &str| of("operations").filter(|family| family["dtype"] == dtype).count();
-    assert_eq!(["f32", "bf16", "f16"].map(in_type), [33, 18, 18]);
-    assert_eq!((of("operations").count(), of("run").count()), (69, runs));
+    let is_exchange = |tried: &&Value| tried["name"].as_str().is_some_and(|name| name.contains("xchange"));
+    let (exchanged, operations): (Vec<&Value>, Vec<_>) = of("operations").partition(is_exchange);
+    // Eighteen families in each type, and in float32 eight rows of known values and eight rules of optimizers.
+    let in_type = |dtype: &str| operations.iter().filter(|family| family["dtype"] == dtype).count();
+    assert_eq!(["f32", "bf16", "f16"].map(in_type), [34, 18, 18]);
+    assert_eq!((operations.len(), of("run").count(), exchanged.len()), (70, runs, exchanges));
     for tried in of("operations").chain(of("run")) {
         assert!(tried["failure"].is_null(), "{tried}");
         assert!(tried["apart"].as_f64() <= tried["tolerance"].as_f64(), "{tried}");
@@ -32,7 +34,7 @@ fn check(found: &[Value], device: &str, runs: usize) {
 fn a_cpu_is_well() {
     let folder = tempfile::tempdir().unwrap();
     let out = phalanx(folder.path()).args(["selftest", "--quick", "--json"]).output().unwrap();
-    check(&events(&out), "cpu", 9);
+    check(&events(&out), "cpu", 9, 0);
     let told = phalanx(folder.path()).args(["selftest", "--quick"]).output().unwrap();
     let told = text(&told.stdout);
     assert!(
@@ -48,5 +50,6 @@ fn a_gpu_is_well_that_is_none() {
     let mut command = phalanx(folder.path());
     command.args(["selftest", "--device", "cuda:1", "--quick", "--json"]);
     command.env("LD_LIBRARY_PATH", fake.folder()).env_remove("CUDA_VISIBLE_DEVICES");
-    check(&events(&command.output().unwrap()), "cuda:1", 13);
+    // In each of six types, and two that are recorded.
+    check(&events(&command.output().unwrap()), "cuda:1", 13, 8);
 }

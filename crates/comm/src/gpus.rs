@@ -17,6 +17,7 @@ use crate::queue::Elsewhere;
 use phalanx_cuda::nccl::{Exchange, Exchanged, InGraph, Nccl, UniqueId};
 use phalanx_cuda::{DebugSync, Event, Gpu, Library, Priority, Timing};
 use phalanx_wire::{Deadline, Rank};
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -29,6 +30,47 @@ pub struct GpuGroup {
     watched: Event,
     /// Of marks that were reached.
     spare: Mutex<Vec<Event>>,
+    usual: Arc<Usual>,
+}
+
+/// How long waits took, by what was waited for: in steps that are alike, as long as the next one will.
+#[derive(Default)]
+struct Usual(Mutex<HashMap<String, Duration>>);
+
+/// As many kinds of waits a step may have.
+const MOST_USUAL: usize = 64;
+
+impl Usual {
+    fn of(&self, what: &str) -> Option<Duration> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(what).copied()
+    }
+
+    /// As [`until`], which knows of the waits before, and is known to those after it.
+    fn until(
+        &self,
+        group: &Group,
+        exchange: &Exchange,
+        what: &str,
+        deadline: Deadline,
+        look: impl FnMut() -> Result<bool, phalanx_cuda::Error>,
+    ) -> Result<(), Error> {
+        until(group, exchange, self.of(what), what, deadline, look)?;
+        self.took(what, deadline.begun().elapsed());
+        Ok(())
+    }
+
+    /// One wait that was longer or shorter than others says less than all of them.
+    fn took(&self, what: &str, took: Duration) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(usual) = all.get_mut(what) {
+            *usual = (*usual * 3 + took) / 4;
+            return;
+        }
+        if all.len() == MOST_USUAL {
+            all.clear();
+        }
+        all.insert(what.to_owned(), took);
+    }
 }
 
 /// A point in what a GPU was given: see [`GpuGroup::mark`].
@@ -73,6 +115,7 @@ pub struct GpuWork<L> {
     waited: Waited,
     group: Group,
     exchange: Arc<Exchange>,
+    usual: Arc<Usual>,
 }
 
 /// When this thread waits for an operation with [`DebugSync::Yes`], so that one that fails is named. Letters differ from what all ranks
@@ -145,7 +188,13 @@ impl GpuGroup {
         let exchange = joined.map_err(|error| failed("joining NCCL's ranks", error))?;
         until_at_rest(group, &exchange, "joining NCCL's ranks", || exchange.is_ready())?;
         let watched = gpu.event(Timing::No).map_err(|error| failed("a new event", error))?;
-        Ok(GpuGroup { group: group.clone(), exchange, watched, spare: Mutex::default() })
+        Ok(GpuGroup {
+            group: group.clone(),
+            exchange,
+            watched,
+            spare: Mutex::default(),
+            usual: Arc::default(),
+        })
     }
 
     /// Waits until the GPU is done with all that its compute stream has by now, which may have operations of these ranks in it, as a
@@ -155,7 +204,7 @@ impl GpuGroup {
             |error: phalanx_cuda::Error| Error::Gpu { operation: what.to_owned(), reason: error.to_string() };
         self.exchange.gpu().compute().record(&self.watched).map_err(failed)?;
         let look = || Ok(self.exchange.is_ready()? && self.watched.is_done()?);
-        until(&self.group, &self.exchange, what, deadline, look)
+        self.usual.until(&self.group, &self.exchange, what, deadline, look)
     }
 
     /// A point in what the compute stream was given, behind all of it.
@@ -173,7 +222,7 @@ impl GpuGroup {
     /// Waits until the GPU has come to a point, as [`GpuGroup::watch`] waits for all that it has.
     pub(crate) fn reach(&self, mark: &Mark, what: &str, deadline: Deadline) -> Result<(), Error> {
         let look = || Ok(self.exchange.is_ready()? && mark.0.is_done()?);
-        until(&self.group, &self.exchange, what, deadline, look)
+        self.usual.until(&self.group, &self.exchange, what, deadline, look)
     }
 
     /// The same, but for no longer than it takes to find a rank of the group that has fallen silent, or has left, and what NCCL's failure
@@ -185,7 +234,7 @@ impl GpuGroup {
             is_there = self.exchange.is_ready()? && mark.0.is_done()?;
             Ok(is_there || turn.expired())
         };
-        until(&self.group, &self.exchange, what, deadline, look)?;
+        self.usual.until(&self.group, &self.exchange, what, deadline, look)?;
         Ok(is_there)
     }
 
@@ -218,12 +267,12 @@ impl GpuGroup {
         waited: Waited,
         start: impl FnOnce(&Arc<Exchange>) -> Result<Exchanged<L>, phalanx_cuda::Error>,
     ) -> Result<GpuWork<L>, Error> {
-        let (group, exchange) = (self.group.clone(), self.exchange.clone());
+        let (group, exchange, usual) = (self.group.clone(), self.exchange.clone(), self.usual.clone());
         // The library may still be at the operation before.
         rest(&group, &exchange, &operation)?;
         match start(&exchange) {
             Ok(exchanged) => {
-                let mut work = GpuWork { exchanged, operation, waited, group, exchange };
+                let mut work = GpuWork { exchanged, operation, waited, group, exchange, usual };
                 if work.exchanged.is_recorded() {
                     work.settle()?;
                 }
@@ -275,7 +324,8 @@ impl<L> GpuWork<L> {
     }
 
     fn until_done(&mut self, deadline: Deadline) -> Result<(), Error> {
-        until(&self.group, &self.exchange, &self.operation, deadline, || self.exchanged.is_done())
+        let GpuWork { exchanged, operation, group, exchange, usual, .. } = self;
+        usual.until(group, exchange, operation, deadline, || exchanged.is_done())
     }
 
     /// Waits with [`DebugSync::Yes`], if this is when. Panics where it is the GPU that fails: so would whatever the pass gives it next,
@@ -295,6 +345,8 @@ impl<L> GpuWork<L> {
 struct Watched<'a, F> {
     what: &'a str,
     look: F,
+    /// How long it takes as a rule, if that is known.
+    usual: Option<Duration>,
     /// What it says of its failure, and since when.
     failed: Option<(String, Instant)>,
     /// Since when a rank is known to have left in peace, which one that was done may.
@@ -318,6 +370,10 @@ impl<F: FnMut() -> Result<bool, phalanx_cuda::Error>> Elsewhere for Watched<'_, 
                 Ok(false)
             }
         }
+    }
+
+    fn usual(&self) -> Option<Duration> {
+        self.usual
     }
 
     fn left(&mut self, error: Error) -> Option<Error> {
@@ -365,7 +421,7 @@ fn until_at_rest(
 ) -> Result<(), Error> {
     match look() {
         Ok(true) => Ok(()),
-        _ => until(group, exchange, what, Deadline::after(group.timeout()), look),
+        _ => until(group, exchange, None, what, Deadline::after(group.timeout()), look),
     }
 }
 
@@ -373,11 +429,12 @@ fn until_at_rest(
 fn until(
     group: &Group,
     exchange: &Exchange,
+    usual: Option<Duration>,
     what: &str,
     deadline: Deadline,
     look: impl FnMut() -> Result<bool, phalanx_cuda::Error>,
 ) -> Result<(), Error> {
-    let mut watched = Watched { what, look, failed: None, left: None };
+    let mut watched = Watched { what, look, usual, failed: None, left: None };
     group.wait_elsewhere(deadline, &mut watched).inspect_err(|_| end(exchange))
 }
 

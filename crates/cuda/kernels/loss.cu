@@ -27,6 +27,24 @@ extern "C" __global__ void nll(const T *y, const i64 *labels, float *losses, int
     }
 }
 
+// How many classes come before each row's label where the largest score is first, and of equals the one that is listed first: -1 where its
+// score is no number, or the label no class.
+extern "C" __global__ void label_places(const T *in, const i64 *labels, float *places, i64 rows, i64 width) {
+    __shared__ float room[MAX_WARPS];
+    for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
+        const T *x = in + row * width;
+        const i64 label = labels[row];
+        const float own = is_class(label, width) ? wide(x[label]) : NAN_F;
+        float before = 0.0f;
+        for (i64 i = threadIdx.x; i < width; i += blockDim.x) {
+            const float other = wide(x[i]);
+            before += other > own || (other == own && i < label) ? 1.0f : 0.0f;
+        }
+        before = sum_of_block(before, room);
+        if (threadIdx.x == 0) places[row] = own == own ? before : -1.0f;
+    }
+}
+
 extern "C" __global__ void nll_gradient(const i64 *labels, const T *grad, T *out, i64 rows, i64 width, float factor) {
     const float each = -factor * wide(*grad);
     for (i64 i = first_element(); i < rows * width; i += all_threads()) {

@@ -267,6 +267,7 @@ pub const KERNELS: &[Kernel] = &[
     loss("one_hot", &[R, W, W, N, N, N, N], Share::Elements),
     loss("nll", &[R, R, W, W, N, N], Share::Elements),
     loss("nll_gradient", &[R, R, W, N, N, F], Share::Elements),
+    loss("label_places", &[R, R, W, N, N], Share::Rows),
     loss("cross_entropy", &[R, R, W, W, W, N, N, F], Share::Rows),
     loss("cross_entropy_gradient", &[R, R, R, R, W, N, N, F, F], Share::Elements),
     loss("squared_error", &[R, R, W, N, N], Share::Rows),

@@ -8,6 +8,8 @@
 //! - **D-SUM**: ranks contribute gradients of their share of the global mean, so that the sum is the gradient of the mean.
 //! - **D-SAME**: after `prepare` and after every `finish` all ranks hold the same gradients and buffers, bit by bit, so that
 //!   the same optimizer keeps their values the same. Buffers, which forward passes move apart, are rank 0's, as in PyTorch.
+//! - **D-ONCE**: what GPUs exchange behind a step's last pass, the compute stream waits for, and the host once for all of it, in `finish`:
+//!   or, of a pass that is replayed, which has all of it in its graph, when that is done.
 
 use crate::agreement::same_model;
 use crate::between_gpus::BetweenGpus;
@@ -104,6 +106,8 @@ pub struct Ddp {
     /// Passes that are recorded once and replayed, their sums among them, if they are to be. Before the ranks' GPUs, since a graph goes
     /// before the communicator that it has operations of.
     replays: Option<Replays>,
+    /// What this rank's GPU waits for.
+    trail: Trail,
     /// The ranks' GPUs, where gradients go from one to another. None before `prepare`.
     gpus: Option<Arc<GpuGroup>>,
     /// None before `prepare`.
@@ -149,6 +153,8 @@ struct Started {
     pending: VecDeque<Pending>,
     /// Those that GPUs sum among themselves.
     exchanged: VecDeque<GpuWork<GpuSpan<f32>>>,
+    /// Whether the pass has brought rank 0's buffers, too.
+    has_shared_buffers: bool,
     /// Why one couldn't be started.
     failure: Option<phalanx_comm::Error>,
 }
@@ -157,7 +163,15 @@ impl Started {
     /// The last backward pass of the step begins.
     fn expect(&mut self) {
         self.lacking.clone_from(&self.comes);
-        self.next = 0;
+        (self.next, self.has_shared_buffers) = (0, false);
+    }
+
+    /// Has the compute stream wait for what GPUs sum among themselves.
+    fn join(&mut self, gpus: &Arc<GpuGroup>, trail: &Trail) -> Result<(), phalanx_comm::Error> {
+        while let Some(work) = self.exchanged.pop_front() {
+            trail.join(gpus, work, usize::MAX)?;
+        }
+        Ok(())
     }
 
     /// The step is over.
@@ -165,7 +179,7 @@ impl Started {
         self.coming.clear();
         self.pending.clear();
         self.exchanged.clear();
-        self.next = 0;
+        (self.next, self.has_shared_buffers) = (0, false);
         self.lacking.clear();
     }
 }
@@ -193,6 +207,7 @@ impl Ddp {
             hook,
             is_hooked,
             replays: None,
+            trail: Trail::default(),
             gpus: None,
             buckets: None,
             adding: false,
@@ -216,12 +231,13 @@ impl Ddp {
     /// The same with passes in one go that GPUs record once and replay, where NCCL sums their gradients: those over as many samples as
     /// the one before. What can't be recorded is made as ever, and a warning says why.
     pub fn with_replays(self) -> Ddp {
-        self.with_replays_behind(&Trail::default())
+        let trail = self.trail.clone();
+        self.with_replays_behind(&trail)
     }
 
     /// The same on a GPU that waits for others than these, too, of which `trail` is told.
     pub(crate) fn with_replays_behind(self, trail: &Trail) -> Ddp {
-        Ddp { replays: Some(Replays::behind(trail)), ..self }
+        Ddp { replays: Some(Replays::behind(trail)), trail: trail.clone(), ..self }
     }
 
     /// Why no pass can be replayed, if none can.
@@ -303,8 +319,8 @@ impl Ddp {
         if let Some(error) = self.step.failure.take() {
             return Err(error.into());
         }
-        while let Some(work) = self.step.exchanged.pop_front() {
-            work.wait(Deadline::after(self.group.timeout()))?;
+        if let Some(gpus) = &self.gpus {
+            self.step.join(gpus, &self.trail)?;
         }
         for bucket in self.step.coming.drain(..) {
             self.step.pending.push_back(self.hook.start(bucket, &self.group));
@@ -347,18 +363,29 @@ impl Ddp {
         between.meet("gradients", &self.group, parameters.grads().arena().device(), Via::CommStream)
     }
 
-    /// Every rank gets rank 0's buffers (D-SAME).
+    /// Every rank gets rank 0's buffers (D-SAME). Returns when all that GPUs exchange is done (D-ONCE).
     fn share_buffers(&self, parameters: &Parameters) -> Result<(), Error> {
-        let buffers = parameters.buffers();
-        let Some(gpus) = self.gpus.as_ref().filter(|_| !parameters.buffer_names().is_empty()) else {
-            return share_buffers(&self.group, parameters);
-        };
-        let Some(span) = buffers.gpu_span::<f32>(0..buffers.layout().count()) else {
-            return share_buffers(&self.group, parameters);
-        };
-        gpus.start_broadcast(span, Rank(0))?.wait(Deadline::after(self.group.timeout()))?;
-        Ok(())
+        match &self.gpus {
+            Some(gpus) => {
+                if !self.step.has_shared_buffers {
+                    share_buffers_of_gpus(gpus, parameters, &self.trail)?;
+                }
+                Ok(self.trail.settle()?)
+            }
+            None => share_buffers(&self.group, parameters),
+        }
     }
+}
+
+/// Every rank's GPU gets the buffers of rank 0's (D-SAME), for which the compute stream waits.
+fn share_buffers_of_gpus(gpus: &Arc<GpuGroup>, parameters: &Parameters, trail: &Trail) -> Result<(), Error> {
+    let buffers = parameters.buffers();
+    if parameters.buffer_names().is_empty() {
+        return Ok(());
+    }
+    let span = buffers.gpu_span::<f32>(0..buffers.layout().count()).expect("gradients lie there, too");
+    trail.join(gpus, gpus.start_broadcast(span, Rank(0))?, usize::MAX)?;
+    Ok(())
 }
 
 /// Makes all ranks able to sum gradients. Fails if they run different models.
@@ -464,20 +491,18 @@ impl Way for Summed<'_> {
         Ok(self.step.next == self.buckets.len())
     }
 
-    fn join(&mut self, trail: &Trail) -> Result<(), Error> {
+    fn join(&mut self, pass: &Pass<'_>, trail: &Trail) -> Result<(), Error> {
         if let Some(error) = self.step.failure.take() {
             return Err(error.into());
         }
-        while let Some(work) = self.step.exchanged.pop_front() {
-            trail.join(self.gpus, work, usize::MAX)?;
-        }
-        Ok(())
+        self.step.join(self.gpus, trail)?;
+        share_buffers_of_gpus(self.gpus, pass.parameters, trail)
     }
 
     /// As if they had been started one by one, and waited for.
     fn replayed(&mut self) {
         self.step.expect();
-        self.step.next = self.buckets.len();
+        (self.step.next, self.step.has_shared_buffers) = (self.buckets.len(), true);
     }
 }
 
@@ -523,6 +548,7 @@ impl Strategy for Ddp {
         // Whoever comes next may have its memory lie elsewhere, which graphs keep where it is.
         self.replays = None;
         self.step.forget();
+        self.trail.forget();
         self.adding = false;
     }
 
@@ -576,7 +602,7 @@ impl Strategy for Ddp {
 
     fn finish(&mut self, parameters: &Parameters) -> Result<(), Error> {
         self.adding = false;
-        let result = self.reduce_all(parameters);
+        let result = self.reduce_all(parameters).and_then(|()| self.share_buffers(parameters));
         if let Err(error) = &result {
             // Ranks hold different gradients now, and what isn't waited for would keep its part of them until it is done.
             self.group.abort(&error.to_string());
@@ -590,8 +616,7 @@ impl Strategy for Ddp {
         {
             return Err(error.into());
         }
-        result?;
-        self.share_buffers(parameters)
+        result
     }
 
     fn shared_batch(&self) -> Option<SumOverBatch> {

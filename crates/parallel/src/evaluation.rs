@@ -5,7 +5,7 @@ use crate::error::Error;
 use crate::tensor_parallel::Ranks;
 use phalanx_comm::Trail;
 use phalanx_nn::{Ctx, Loss, Module, Parameters};
-use phalanx_tensor::{DType, Tensor, no_grad};
+use phalanx_tensor::{DType, Later, LaterVec, Tensor, no_grad};
 
 /// A forward pass that is to be made, of samples that nothing is learned from.
 pub struct EvalPass<'a> {
@@ -83,21 +83,37 @@ impl<'a> Outputs<'a> {
         &self.target
     }
 
+    /// Whether a GPU may bring what is asked for later than the strategy is done with the pass: what it comes to waits for no other rank,
+    /// and no rank for it.
+    pub fn may_be_owed(&self) -> bool {
+        self.trail.is_none() && self.values.device().gpu().is_some()
+    }
+
     /// Their mean loss. Ranks that have the scores of some classes each must all ask. Fails if one of them is gone or late.
-    pub fn loss(&self, loss: Loss) -> Result<f64, Error> {
+    pub fn loss(&self, loss: Loss) -> Result<Later, Error> {
         let mean = no_grad(|| loss.of_pass(&self.values, &self.target, &self.ctx));
         self.settle()?;
-        Ok(mean.item())
+        Ok(mean.item_later())
+    }
+
+    /// How many classes come before each label, as [`Tensor::label_places`] has it. Asked for and failing as [`Outputs::loss`].
+    pub fn label_places(&self) -> Result<LaterVec<f32>, Error> {
+        let places = no_grad(|| self.scores().label_places(&self.target));
+        self.settle()?;
+        Ok(places.to_vec_later())
     }
 
     /// The outputs in float32, row by row, with the scores of all classes. Asked for and failing as [`Outputs::loss`].
     pub fn to_vec(&self) -> Result<Vec<f32>, Error> {
-        let values = no_grad(|| {
-            let values = self.values.cast(DType::F32);
-            self.classes.map_or_else(|| values.clone(), |ranks| ranks.side_by_side(&values))
-        });
+        let values = no_grad(|| self.scores().cast(DType::F32));
         self.settle()?;
         Ok(values.to_vec())
+    }
+
+    /// Those of all classes.
+    fn scores(&self) -> Tensor {
+        self.classes
+            .map_or_else(|| self.values.clone(), |ranks| ranks.side_by_side(&self.values.cast(DType::F32)))
     }
 
     /// Returns when nothing that the host may read waits for another rank.

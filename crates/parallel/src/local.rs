@@ -49,9 +49,12 @@ pub enum PassLoss {
 impl PassLoss {
     /// That of a pass that was given to a device.
     pub(crate) fn of(loss: Tensor) -> PassLoss {
-        match loss.device().gpu().is_some() && loss.dtype() == DType::F32 {
-            true => PassLoss::Coming { later: loss.item_later(), on_gpu: loss.detach() },
-            false => PassLoss::Known(loss.item()),
+        match loss.device().gpu() {
+            Some(_) => {
+                let on_gpu = loss.detach().cast(DType::F32);
+                PassLoss::Coming { later: on_gpu.item_later(), on_gpu }
+            }
+            None => PassLoss::Known(loss.item()),
         }
     }
 

@@ -31,9 +31,10 @@ pub(crate) trait Way {
         Ok(true)
     }
 
-    /// Has the compute stream wait for what the pass began, which is recorded; `trail` is told among which GPUs that is.
-    fn join(&mut self, trail: &Trail) -> Result<(), Error> {
-        let _ = trail;
+    /// Has the compute stream wait for what the pass began, which is recorded, and whatever else comes with each such pass; `trail` is told
+    /// among which GPUs that is.
+    fn join(&mut self, pass: &Pass<'_>, trail: &Trail) -> Result<(), Error> {
+        let _ = (pass, trail);
         Ok(())
     }
 
@@ -197,10 +198,10 @@ impl Replays {
         way: &mut dyn Way,
         meanwhile: &mut dyn FnMut(),
     ) -> Result<PassLoss, Error> {
-        let loss = way.give(pass, &weight_of(pass))?;
+        let loss = PassLoss::of(way.give(pass, &weight_of(pass))?);
         meanwhile();
         self.trail.settle()?;
-        Ok(PassLoss::of(loss))
+        Ok(loss)
     }
 
     /// Makes the pass, and records it.
@@ -241,7 +242,7 @@ impl Replays {
         let (recorded, among) = self.trail.recorded(|| {
             rehearsal.record(|| {
                 let loss = way.give(&fixed, &weight)?;
-                way.join(&self.trail).map(|()| loss)
+                way.join(&fixed, &self.trail).map(|()| loss)
             })
         });
         let (replay, loss) = recorded.map_err(failed)?;
@@ -276,12 +277,13 @@ impl Replays {
         }
         let [written, read] = arenas.each_ref().map(|arenas| arenas.iter().collect::<Vec<_>>());
         replay.again(ctx.step(), ctx.samples(), &written, &read).map_err(failed)?;
+        let loss = PassLoss::of(loss.clone());
         self.trail.note_all(among, "a pass that is replayed, with what ranks exchange in it,")?;
         meanwhile();
         self.trail.settle()?;
         way.replayed();
         parameters.grads().were_made(made);
-        Ok(PassLoss::of(loss.clone()))
+        Ok(loss)
     }
 }
 

@@ -1,10 +1,11 @@
 //! Whether a device is well: every operation with its gradients, every update of weights, a run of PyTorch's, two ranks against one
-//! under each way to share the work, each way to make a step against the plain one, and how fast it is.
+//! under each way to share the work, each way to make a step against the plain one, what GPUs exchange, and how fast it is.
 //!
 //! Operations are tried at the inputs that the engine's own tests take ([`phalanx_tensor::cases`]), in float32, bfloat16 and float16, against a CPU in
 //! float64 from the same numbers. What fails is told and the rest goes on, so one broken kernel doesn't hide another; a device that
 //! can't be used at all fails everything from there on, in its own words.
 
+mod exchanges;
 mod golden;
 mod operations;
 mod ranks;
@@ -61,6 +62,13 @@ pub enum Finding {
         /// What is wrong, if anything is.
         failure: Option<String>,
     },
+    /// What wasn't tried, since something is missing that not every run needs.
+    Untried {
+        /// What.
+        name: String,
+        /// What is missing, and what to do.
+        why: String,
+    },
     /// How fast something is.
     Rate {
         /// What.
@@ -79,7 +87,7 @@ impl Finding {
     pub fn failure(&self) -> Option<&str> {
         match self {
             Finding::Operations { failure, .. } | Finding::Run { failure, .. } => failure.as_deref(),
-            Finding::Rate { .. } => None,
+            Finding::Untried { .. } | Finding::Rate { .. } => None,
         }
     }
 }
@@ -92,6 +100,7 @@ pub fn selftest(open: Open<'_>, extent: Extent, tell: &mut dyn FnMut(Finding)) -
     let device = open(1)?;
     operations::all(&device, extent, tell);
     updates::all(&device, tell);
+    exchanges::all(&device, tell);
     tell(golden_run(open, extent));
     ranks::equality(open, extent, device.gpu().is_some(), tell);
     rates::all(&device, extent, tell);

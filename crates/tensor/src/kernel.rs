@@ -73,6 +73,7 @@ kernels! {
     loss of numbers {
         one_hot(labels: &Tensor, start: usize, all: usize, out: &Tensor) on out;
         nll(y: &Tensor, labels: &Tensor, out: &Tensor) on out;
+        label_places(x: &Tensor, labels: &Tensor, out: &Tensor) on out;
         nll_gradient(labels: &Tensor, grad: &Tensor, out: &Tensor) on out;
         cross_entropy(x: &Tensor, labels: &Tensor, label_smoothing: f64, kept: &Tensor, out: &Tensor) on out;
         cross_entropy_gradient(

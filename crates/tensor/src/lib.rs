@@ -61,7 +61,7 @@ pub use gpu_span::GpuSpan;
 pub use gpu_tensor::GpuTensor;
 pub use graph::{GradSink, Gradients, LeafId, no_grad, without_cheap};
 pub use host_span::HostSpan;
-pub use later::Later;
+pub use later::{Later, LaterVec};
 pub use op::{Conv2dOptions, CountPadding, PoolOptions};
 pub use ops::across::Crossing;
 pub use ops::dropout::{DropoutKey, Within};

@@ -5,7 +5,7 @@ use crate::device::{Backend, Device};
 use crate::dtype::{DType, Element, with_element, with_float};
 use crate::graph::NodeRef;
 use crate::kernel;
-use crate::later::Later;
+use crate::later::{Later, LaterVec};
 use crate::philox::Philox;
 use crate::shape::{Geometry, Order, Shape};
 use crate::storage::{Read, Storage, Write};
@@ -209,6 +209,24 @@ impl Tensor {
                 Later::here(with_element!(self.dtype, T => self.read::<T>()[self.geometry.offset].to_f64()))
             }
             Backend::Gpu(engine) => Later::coming(self, engine.get_later(self)),
+        }
+    }
+
+    /// As [`Tensor::to_vec`] of a few elements, which a GPU brings while the host does something else: see [`Tensor::item_later`].
+    #[track_caller]
+    pub fn to_vec_later<T: Element>(&self) -> LaterVec<T> {
+        match self.device().backend() {
+            Backend::Cpu => LaterVec::here(self.to_vec()),
+            Backend::Gpu(engine) => {
+                assert!(
+                    self.dtype == T::DTYPE,
+                    "to_vec_later: the tensor holds {}, was asked for {}",
+                    self.dtype,
+                    T::DTYPE
+                );
+                let whole = self.detach().contiguous();
+                LaterVec::coming(&whole, engine.get_later(&whole))
+            }
         }
     }
 

@@ -42,6 +42,11 @@ pub(crate) trait Elsewhere {
     /// Whether it is done: one look.
     fn is_done(&mut self) -> Result<bool, Error>;
 
+    /// How long such a wait takes as a rule, if that is known.
+    fn usual(&self) -> Option<Duration> {
+        None
+    }
+
     /// What it comes to that a rank has taken its leave, as this error tells: if it has done its part, nothing.
     fn left(&mut self, error: Error) -> Option<Error>;
 }
@@ -50,11 +55,16 @@ pub(crate) trait Elsewhere {
 /// stands still meanwhile, for a sixteenth of the wait then.
 const FIRST_NAP: Duration = Duration::from_micros(20);
 const LAST_NAP: Duration = Duration::from_micros(250);
+/// A wait that spins does so again about where such a wait usually ends, so that the GPU stands still no longer than a look takes: a
+/// sixteenth of the wait before and behind that, at least as long as it may take to wake up, and at most so long.
+const LEAST_ABOUT: Duration = Duration::from_micros(100);
+const MOST_ABOUT: Duration = Duration::from_micros(500);
 
 /// A wait, between two looks at what it waits for. The time comes from outside.
 pub(crate) struct Wait<'a> {
     pub(crate) until: Until<'a>,
     deadline: Deadline,
+    begun: Instant,
     /// What [`Mail::moved`] said when something moved last, and when that was.
     moved: u64,
     since: Instant,
@@ -84,7 +94,17 @@ impl<'a> Wait<'a> {
         silence: Option<Duration>,
         now: Instant,
     ) -> Wait<'a> {
-        Wait { until, deadline, moved: 0, since: now, watch: Watch::new(silence, now) }
+        Wait { until, deadline, begun: now, moved: 0, since: now, watch: Watch::new(silence, now) }
+    }
+
+    /// Of a wait for something elsewhere that usually ends at some time, how far off the time about that is: nothing while it lasts,
+    /// none once it is over.
+    fn until_due(&self, now: Instant) -> Option<Duration> {
+        let Until::Elsewhere(what) = &self.until else { return None };
+        let usual = what.usual()?;
+        let about = (usual / 16).clamp(LEAST_ABOUT, MOST_ABOUT);
+        let waited = now.saturating_duration_since(self.begun);
+        (waited <= usual + about).then(|| (usual.saturating_sub(about)).saturating_sub(waited))
     }
 }
 
@@ -119,7 +139,8 @@ impl Engine {
             }
             let now = Instant::now();
             let quiet = self.quiet(&mut wait, now)?;
-            if quiet < spin {
+            let is_due = || wait.until_due(now) == Some(Duration::ZERO);
+            if quiet < spin || spin > Duration::ZERO && is_due() {
                 // The peer may need this very core.
                 if quiet > ALONE {
                     std::thread::yield_now()
@@ -273,7 +294,10 @@ impl Engine {
         sends.sort_unstable();
         sends.dedup();
         let most = match &wait.until {
-            Until::Elsewhere(_) => (quiet / 16).clamp(FIRST_NAP, LAST_NAP),
+            Until::Elsewhere(_) => {
+                let until_due = wait.until_due(now).filter(|left| !left.is_zero());
+                (quiet / 16).clamp(FIRST_NAP, LAST_NAP).min(until_due.unwrap_or(LAST_NAP))
+            }
             _ => LONGEST_SLEEP,
         };
         let nap = match quiet {
@@ -336,5 +360,113 @@ impl Engine {
         missing.sort_unstable();
         missing.dedup();
         (operation, missing)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::endpoint::{Endpoint, GroupConfig};
+    use crate::group::Group;
+    use phalanx_wire::{Generation, Secret};
+    use std::net::Ipv4Addr;
+
+    /// Something that is done at a time, and how long that takes as a rule; when it was looked at.
+    struct At {
+        done: Instant,
+        usual: Option<Duration>,
+        looks: Vec<Instant>,
+    }
+
+    impl Elsewhere for At {
+        fn describe(&self) -> String {
+            "a point in time".into()
+        }
+
+        fn is_done(&mut self) -> Result<bool, Error> {
+            self.looks.push(Instant::now());
+            Ok(self.looks.last() >= Some(&self.done))
+        }
+
+        fn left(&mut self, error: Error) -> Option<Error> {
+            Some(error)
+        }
+
+        fn usual(&self) -> Option<Duration> {
+            self.usual
+        }
+    }
+
+    #[test]
+    fn a_wait_that_usually_ends_at_some_time_is_due_about_then() {
+        let (now, limit) = (Instant::now(), Duration::from_secs(9));
+        let ms = |ms: f64| Duration::from_secs_f64(ms / 1e3);
+        let until_due = |usual: Option<f64>, waited: f64| {
+            let mut at = At { done: now, usual: usual.map(ms), looks: Vec::new() };
+            let wait = Wait::new(Until::Elsewhere(&mut at), Deadline::starting(now, limit), None, now);
+            wait.until_due(now + ms(waited)).map(|left| left.as_secs_f64() * 1e3)
+        };
+        assert_eq!(until_due(None, 1.0), None);
+        for (usual, about) in [(0.8, 0.1), (4.0, 0.25), (100.0, 0.5)] {
+            assert_eq!(until_due(Some(usual), usual - about), Some(0.0), "{usual} ms");
+            assert_eq!(until_due(Some(usual), usual + about), Some(0.0), "{usual} ms");
+            assert_eq!(until_due(Some(usual), usual + about + 0.01), None, "{usual} ms");
+            let early = until_due(Some(usual), 0.5).unwrap();
+            assert!((early - (usual - about - 0.5).max(0.0)).abs() < 1e-6, "{usual} ms: {early}");
+        }
+        assert_eq!(until_due(Some(0.05), 0.0), Some(0.0));
+    }
+
+    /// Of processes, each with its own memory.
+    fn two_ranks() -> [Group; 2] {
+        let endpoints = [(); 2].map(|()| Endpoint::bind(Ipv4Addr::LOCALHOST.into()).unwrap());
+        let peers: Vec<_> = endpoints.iter().map(Endpoint::address).collect();
+        let (secret, mut rank) = (Secret::random().unwrap(), 0..);
+        let ranks = endpoints.map(|endpoint| {
+            let (rank, generation) = (Rank(rank.next().unwrap()), Generation(0));
+            let (secret, peers, timeout) = (secret.clone(), peers.clone(), Duration::from_secs(60));
+            let config = GroupConfig { rank, generation, secret, endpoint, peers, timeout };
+            std::thread::spawn(|| Group::connect(config).unwrap())
+        });
+        ranks.map(|rank| rank.join().unwrap())
+    }
+
+    #[test]
+    fn a_nap_is_as_short_as_it_is_meant_to_be() {
+        let [group, _other] = two_ranks();
+        let shortest = (0..50).map(|_| {
+            let (begun, after) = (Instant::now(), Duration::from_millis(4));
+            let mut at = At { done: begun + after, usual: None, looks: Vec::new() };
+            group.wait_elsewhere(Deadline::after(Duration::from_secs(60)), &mut at).unwrap();
+            // Behind the time in which it may spin.
+            let naps = at.looks.windows(2).filter(|pair| pair[0] - begun > Duration::from_millis(1));
+            naps.map(|pair| pair[1] - pair[0]).min().unwrap()
+        });
+        // Rounded up to milliseconds none would be shorter than one.
+        assert!(shortest.min().unwrap() < Duration::from_micros(900));
+    }
+
+    #[test]
+    fn what_is_done_when_it_usually_is_is_found_sooner_than_by_naps() {
+        if std::thread::available_parallelism().map_or(1, usize::from) < 2 {
+            // Nobody spins where ranks have no core each.
+            return;
+        }
+        let [group, _other] = two_ranks();
+        let late = |usual: Option<Duration>| {
+            let mut late: Vec<Duration> = (0..61)
+                .map(|_| {
+                    let deadline = Deadline::after(Duration::from_secs(60));
+                    let done = deadline.begun() + Duration::from_millis(3);
+                    let mut at = At { done, usual, looks: Vec::new() };
+                    group.wait_elsewhere(deadline, &mut at).unwrap();
+                    at.looks.last().unwrap().duration_since(done)
+                })
+                .collect();
+            late.sort_unstable();
+            late[30]
+        };
+        let (by_naps, at_once) = (late(None), late(Some(Duration::from_millis(3))));
+        assert!(at_once < by_naps, "{at_once:?} late, and {by_naps:?} by naps");
     }
 }

@@ -9,8 +9,9 @@ use crate::group::Home;
 use crate::lobby::Lobby;
 use crate::word::{Why, Word};
 use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::time::TimeSpec;
 use phalanx_wire::{Deadline, Rank};
 use std::fs::File;
 use std::ops::DerefMut;
@@ -148,6 +149,8 @@ enum Link {
 /// How long a rank waits for a higher one to dial before it dials itself: mostly both need each other at once, and one connection
 /// is enough.
 const COURTESY: Duration = Duration::from_millis(20);
+/// A sleep is at least so long, so that a wait that is nearly over doesn't become a spin.
+const SHORTEST_SLEEP: Duration = Duration::from_micros(10);
 
 impl Wires {
     /// To the ranks of a group, `members` as the run numbers them, who can be reached from `home`.
@@ -343,9 +346,8 @@ impl Transport for Wires {
             // Whoever arrives rings it, too.
             let alarm = PollFd::new(self.alarm.as_fd(), PollFlags::POLLIN);
             let mut fds: Vec<PollFd<'_>> = fds.chain([alarm]).collect();
-            // Rounded up, so that a wait that is nearly over doesn't become a spin; an error only ends the sleep early.
-            let ms = at_most.as_millis().saturating_add(1);
-            let _ = poll(&mut fds, PollTimeout::try_from(ms).unwrap_or(PollTimeout::MAX));
+            // An error only ends the sleep early.
+            let _ = ppoll(&mut fds, Some(TimeSpec::from_duration(at_most.max(SHORTEST_SLEEP))), None);
         }
         asleep.iter_mut().for_each(|(wire, _)| wire.wake());
         // An alarm that didn't ring has nothing to read.

@@ -154,6 +154,35 @@ fn negative_log_likelihood_is_that_of_the_engine() {
 }
 
 #[test]
+fn places_of_labels_are_those_of_the_engine() {
+    if !there_is_a_compiler() {
+        return;
+    }
+    for batch in Batch::all() {
+        let (element, [rows, width]) = (batch.element, batch.size);
+        // Some scores are equal, and the last row's are none.
+        let mut scores: Vec<f64> = batch.x.iter().map(|x| (x * 2.0).round()).collect();
+        scores[(rows - 1) * width..].fill(f64::NAN);
+        let x = encode(element, &scores);
+        let places = |labels: &[i64]| {
+            let mut out = room(Element::F32, rows);
+            let labels = bytemuck::cast_slice(labels);
+            let mut args = vec![Arg::In(&x), Arg::In(labels), Arg::Out(&mut out)];
+            args.extend(batch.rows_and_width());
+            launch("label_places", element, batch.work(), &mut args);
+            decode(Element::F32, &out)
+        };
+        let want = batch.tensor(&scores).label_places(&batch.label_tensor()).to_vec::<f32>();
+        let want: Vec<f64> = want.into_iter().map(f64::from).collect();
+        assert_eq!(places(&batch.labels), want, "{element:?}: {:?}", batch.size);
+        assert_eq!(want[rows - 1], -1.0);
+        for wrong in [-1, width as i64, i64::MAX, i64::MIN] {
+            assert_eq!(places(&[&[wrong], &batch.labels[1..]].concat())[0], -1.0, "{wrong} of {width}");
+        }
+    }
+}
+
+#[test]
 fn cross_entropy_is_that_of_the_engine() {
     if !there_is_a_compiler() {
         return;

@@ -1,5 +1,9 @@
 //! How a model does on samples that it didn't learn from.
+//!
+//! A GPU is given each batch before anybody has looked at what the one before came to, so it always has something to do, and it finds each
+//! label's place among the scores, so no scores come to the host.
 
+use super::ahead::Ahead;
 use super::by_shard::ByShard;
 use super::run::Run;
 use crate::error::Error;
@@ -7,7 +11,9 @@ use phalanx_data::Target;
 use phalanx_job::Section;
 use phalanx_nn::{Average, Ctx, Loss};
 use phalanx_parallel::{EvalPass, Outputs};
-use phalanx_tensor::autocast;
+use phalanx_tensor::{Later, LaterVec, autocast};
+use std::cell::RefCell;
+use std::collections::VecDeque;
 
 /// How a model does on test samples.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -43,28 +49,38 @@ fn as_it_is(run: &mut Run<'_>) -> Result<Option<Evaluation>, Error> {
     let more_than_five = matches!(test.dataset().target(), Target::Classes(n) if n > 5);
     // How many bytes of a text are foretold says less than how likely they were; shares of classes have no right one.
     let has_accuracy = loss.has_labels() && matches!(test.dataset().target(), Target::Classes(_));
-    let judge = |outputs: &Outputs<'_>, sums: &mut [f64]| {
-        let found = counted(outputs, loss, has_accuracy)?;
-        sums.iter_mut().zip(found).for_each(|(sum, found)| *sum += found);
-        Ok(())
-    };
-    for (number, batch) in test.epoch(0)?.enumerate() {
+    // Batches that were given to a GPU, by number, the first first.
+    let owed = RefCell::new(VecDeque::new());
+    let mut batches = Ahead::of(test.epoch(0)?, device);
+    for number in 0.. {
         // Ranks may hold different numbers of shards, and all ask each other once a step.
         if number % totals.rows() == 0 && run.exchange_between_steps()?.stop.is_some() {
             return Ok(None);
         }
         // Each batch has its time.
         let _batch = run.worker.pulse().enter(Section::Evaluation);
-        let batch = batch?;
+        let (Some(batch), _) = batches.take() else { break };
+        let mut batch = batch?;
         bad_images += batch.skipped();
         // Ranks may need each other for it, with samples or without.
-        let [input, target] = batch.tensors(device);
+        let [input, target] = batch.take_tensors(device);
         let (model, parameters) = (run.model, run.parameters);
         let pass = EvalPass { model, parameters, input, target, ctx: Ctx::eval() };
+        let judge = |outputs: &Outputs<'_>, sums: &mut [f64]| {
+            let counted = Counted::of(outputs, loss, has_accuracy)?;
+            match outputs.may_be_owed() {
+                true => owed.borrow_mut().push_back((number, counted)),
+                false => sums.iter_mut().zip(counted.sums()).for_each(|(sum, found)| *sum += found),
+            }
+            Ok(())
+        };
         let mut sums = [0.0; 4];
         autocast(products, || run.strategy.evaluate(&pass, &judge, &mut sums))?;
         totals.add(number, sums);
+        batches.look();
+        pay(&mut owed.borrow_mut(), &mut totals, MOST_OWED);
     }
+    pay(&mut owed.borrow_mut(), &mut totals, 0);
     run.bad_images += bad_images;
     let [total, samples, right, among_five] = totals.whole(&mut *run.strategy)?;
     let accuracy = has_accuracy.then_some(right / samples);
@@ -72,47 +88,40 @@ fn as_it_is(run: &mut Run<'_>) -> Result<Option<Evaluation>, Error> {
     Ok(Some(Evaluation { loss: total / samples, accuracy, top5 }))
 }
 
-/// The sum of the losses of some samples, how many they are, and of how many the label came first, and among the first five, if that means
-/// anything.
-fn counted(
-    outputs: &Outputs<'_>,
-    loss: Loss,
-    has_accuracy: bool,
-) -> Result<[f64; 4], phalanx_parallel::Error> {
-    let samples = outputs.samples();
-    let total = outputs.loss(loss)? * samples as f64;
-    let [mut right, mut among_five] = [0.0; 2];
-    if has_accuracy {
-        let (scores, labels) = (outputs.to_vec()?, outputs.target().to_vec::<i64>());
-        for (scores, &label) in scores.chunks_exact(scores.len() / samples).zip(&labels) {
-            let place = place(scores, label as usize);
-            right += f64::from(place.is_some_and(|place| place < 1));
-            among_five += f64::from(place.is_some_and(|place| place < 5));
-        }
+/// Batches whose numbers nobody has looked at: one that a GPU is at, and one that it goes on with.
+const MOST_OWED: usize = 2;
+
+/// Waits for what batches came to, until only so many are owed.
+fn pay(owed: &mut VecDeque<(usize, Counted)>, totals: &mut ByShard<4>, most: usize) {
+    while owed.len() > most {
+        let Some((number, counted)) = owed.pop_front() else { break };
+        totals.add(number, counted.sums());
     }
-    Ok([total, samples as f64, right, among_five])
 }
 
-/// How many classes come before `label` when the likeliest is first, and of equals the one that is listed first; none if its
-/// score is no number.
-fn place(scores: &[f32], label: usize) -> Option<usize> {
-    let own = scores[label];
-    let before = |&(class, &score): &(usize, &f32)| score > own || score == own && class < label;
-    (!own.is_nan()).then(|| scores.iter().enumerate().filter(before).count())
+/// What some samples came to, which a GPU may have to bring.
+struct Counted {
+    samples: usize,
+    /// Their mean loss.
+    loss: Later,
+    /// How many classes come before each one's label, if that means anything.
+    places: Option<LaterVec<f32>>,
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+impl Counted {
+    fn of(outputs: &Outputs<'_>, loss: Loss, has_accuracy: bool) -> Result<Counted, phalanx_parallel::Error> {
+        let places = if has_accuracy { Some(outputs.label_places()?) } else { None };
+        Ok(Counted { samples: outputs.samples(), loss: outputs.loss(loss)?, places })
+    }
 
-    #[test]
-    fn a_label_has_a_place_among_the_scores() {
-        let check = |scores: &[f32], places: &[Option<usize>]| {
-            let got: Vec<_> = (0..scores.len()).map(|label| place(scores, label)).collect();
-            assert_eq!(got, places, "{scores:?}");
-        };
-        check(&[0.1, 0.7, -3.0], &[Some(1), Some(0), Some(2)]);
-        check(&[2.0, 2.0, 5.0, 2.0], &[Some(1), Some(2), Some(0), Some(3)]);
-        check(&[f32::NAN, 1.0, f32::INFINITY], &[None, Some(1), Some(0)]);
+    /// The sum of the losses, how many samples they are of, and of how many the label came first, and among the first five.
+    fn sums(self) -> [f64; 4] {
+        let samples = self.samples as f64;
+        // Who is told why a loss is none isn't to be told less of places before.
+        let total = self.loss.item() * samples;
+        let places = self.places.map_or_else(Vec::new, LaterVec::to_vec);
+        // That of a score which is no number is less than 0.
+        let before = |limit: f32| places.iter().filter(|place| (0.0..limit).contains(*place)).count() as f64;
+        [total, samples, before(1.0), before(5.0)]
     }
 }

@@ -14,13 +14,13 @@ use crate::error::Error;
 use crate::event::Event;
 use crate::worker::Worker;
 use phalanx_comm::{Group, Rank};
-use phalanx_data::{Batch, Loader, Order, Target};
+use phalanx_data::{Batch, Dataset, Loader, Order, Target};
 use phalanx_nn::{Average, Ctx, Module, Moment, Parameters};
 use phalanx_parallel::{
     Axis, Compress, Ddp, DdpConfig, Fsdp, LogicalShards, LogicalShardsConfig, ModelParallel,
     ModelParallelConfig, Pass, PassLoss, Sharded, SingleDevice, Strategy, Sync,
 };
-use phalanx_tensor::{Arena, DebugSync, Later, Search, autocast};
+use phalanx_tensor::{Arena, DebugSync, Device, Later, Search, autocast};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -78,6 +78,19 @@ pub(super) struct Tally {
 const TEST_BATCH: usize = 200;
 /// As many labels of sequences are enough, too.
 const TEST_LABELS: usize = 2048;
+/// Where small samples leave a GPU idle it takes more of them at once: up to so many, of so many numbers together.
+const MOST_TEST_BATCH: usize = 1000;
+const TEST_NUMBERS: usize = 1 << 20;
+
+/// How many test samples a rank, or a logical shard, takes at once. What a GPU has room to learn from it has room to judge.
+fn test_batch(test: &dyn Dataset, device: &Device, batch_size: usize) -> usize {
+    let numbers = test.input_dims().iter().product::<usize>().max(1);
+    let (few, many) = match test.target() {
+        Target::Sequence { len, .. } => ((TEST_LABELS / len.max(1)).clamp(1, TEST_BATCH), 0),
+        Target::Classes(_) | Target::Values(_) => (TEST_BATCH, (TEST_NUMBERS / numbers).min(MOST_TEST_BATCH)),
+    };
+    if device.gpu().is_some() { few.max(many).max(batch_size) } else { few }
+}
 
 impl<'a> Run<'a> {
     /// Brings the ranks together. Unless they hold a state, which is the same on all then, or are to take one over, their values and
@@ -130,10 +143,7 @@ impl<'a> Run<'a> {
         let deal = Deal::of(Wanted { len, samples, step: global_batch, batch_size, order }, &*strategy);
         let train = deal.loader(train, trainer.loader);
         let test = test.as_ref().map(|test| {
-            let batch_size = match test.dataset().target() {
-                Target::Sequence { len, .. } => (TEST_LABELS / len.max(1)).clamp(1, TEST_BATCH),
-                Target::Classes(_) | Target::Values(_) => TEST_BATCH,
-            };
+            let batch_size = test_batch(test.dataset(), worker.device(), batch_size);
             let (len, step, order) = (test.dataset().len(), deal.parts() * batch_size, Order::Stored);
             let wanted = Wanted { len, samples: len, step, batch_size, order };
             Deal::of(wanted, &*strategy).loader(test, trainer.loader)

@@ -3,6 +3,7 @@
 mod ahead;
 mod fake;
 mod given_up;
+mod judged;
 mod launches;
 mod leaks;
 mod lent;
@@ -337,7 +338,8 @@ fn replayed_passes_have_the_bits_of_passes_that_are_made() {
     assert_eq!((fake.damage(), fake.count(Count::Graphs), fake.count(Count::Pieces)), (Vec::new(), 0, 0));
 }
 
-/// Each rank's graph has its all-reduces, which begin in the midst of the backward pass, on a stream of their own.
+/// Each rank's graph has its all-reduces, which begin in the midst of the backward pass, on a stream of their own, and behind them the
+/// first rank's buffers.
 #[test]
 fn ranks_replay_passes_with_the_sums_of_their_gradients_in_them() {
     const STEPS: i64 = 7;
@@ -350,21 +352,25 @@ fn ranks_replay_passes_with_the_sums_of_their_gradients_in_them() {
         // Which of the streams goes on where several may.
         fake.seed(seed);
         let trainer = Trainer { batch_size: 4, steps: Some(STEPS as u64), ddp: ddp.clone(), ..trainer() };
-        let calls = || [fake.nccl().calls("ncclAllReduce"), fake.calls("cuGraphLaunch") as i64];
+        let calls = || {
+            let of_nccl = ["ncclAllReduce", "ncclBroadcast"].map(|call| fake.nccl().calls(call));
+            [of_nccl[0], of_nccl[1], fake.calls("cuGraphLaunch") as i64]
+        };
         let counted = |graphs: bool| {
             let before = calls();
             let trainer = Trainer { graphs, ..trainer.clone() };
             let (told, left) = run(&trainer, ranks, &|rank| gpu_of(&fake, rank));
             let after = calls();
-            (told.losses, left, [0, 1].map(|i| after[i] - before[i]))
+            (told.losses, left, [0, 1, 2].map(|i| after[i] - before[i]))
         };
-        let (losses, left, [sums, _]) = counted(false);
-        let (replayed_losses, replayed_left, [recorded_sums, launches]) = counted(true);
+        let (losses, left, [sums, shared, _]) = counted(false);
+        let (replayed_losses, replayed_left, [recorded_sums, recorded_shared, launches]) = counted(true);
         assert_eq!(losses, replayed_losses, "{ranks} ranks");
         assert!(left == replayed_left, "{ranks} ranks: not the same bits");
         // The first step is made, the second is made and recorded.
         assert_eq!(launches, (STEPS - 2) * ranks as i64);
         assert_eq!(recorded_sums * STEPS, sums * 3, "{ranks} ranks");
+        assert_eq!((shared, recorded_shared), (ranks as i64 * STEPS, ranks as i64 * 3), "{ranks} ranks");
         assert!(sums >= ranks as i64 * STEPS * 3, "{sums} all-reduces of {ranks} ranks");
     }
     assert_eq!((fake.damage(), fake.count(Count::Graphs)), (Vec::new(), 0));

@@ -4,10 +4,11 @@ use crate::cases::{Family, alike};
 use crate::{ChannelStats, DType, Device, Keep, PoolOptions, Tensor, Then};
 
 /// Every one of them, by name.
-pub const ALL: [Family<Device>; 7] = [
+pub const ALL: [Family<Device>; 8] = [
     ("known values", known_values),
     ("NaN is seen", nan_is_seen_not_lost),
     ("gradients at NaN, zero and ties", gradients_go_where_pytorchs_go_at_nan_zero_and_ties),
+    ("places of labels", labels_come_where_their_scores_do),
     ("random numbers", alike::random_numbers),
     ("targets", alike::targets),
     ("running statistics", alike::running_statistics),
@@ -35,6 +36,31 @@ pub fn known_values(device: &Device) {
     check(x.reshape([1, 1, 2, 2]).max_pool2d(PoolOptions::square(2)), &[3.0]);
     assert_eq!(x.argmax(1).to_vec::<i64>(), [0, 0]);
     assert_eq!(x.argmax(0).to_vec::<i64>(), [1, 1]);
+}
+
+/// The likeliest first, and of equals the one that is listed first.
+#[track_caller]
+pub fn labels_come_where_their_scores_do(device: &Device) {
+    const NAN: f32 = f32::NAN;
+    let rows = [[0.1, 0.7, -3.0], [2.0, 2.0, 2.0], [NAN, 1.0, f32::INFINITY], [-0.0, 0.0, 65504.0]];
+    let want = [[1.0, 0.0, 2.0], [0.0, 1.0, 2.0], [-1.0, 1.0, 0.0], [1.0, 2.0, 0.0]];
+    for dtype in [DType::F32, DType::BF16, DType::F16] {
+        let scores = Tensor::from_slice(device, rows.as_flattened(), [4, 3]).cast(dtype);
+        for label in 0..3 {
+            let labels = Tensor::from_slice(device, &[label as i64; 4], [4]);
+            let (got, later) =
+                (scores.label_places(&labels), scores.label_places(&labels).to_vec_later::<f32>());
+            assert_eq!(got.to_vec::<f32>(), want.map(|row| row[label]), "{dtype}, label {label}");
+            assert_eq!(later.to_vec(), got.to_vec::<f32>(), "{dtype}, label {label}");
+        }
+    }
+    // More classes than a block has threads, of which the last is the likeliest.
+    let scores: Vec<f32> = (0..3_000).map(|i| i as f32).collect();
+    let scores = Tensor::from_slice(device, &scores, [1, 3_000]);
+    for label in [0i64, 1, 1_500, 2_999] {
+        let place = scores.label_places(&Tensor::from_slice(device, &[label], [1])).item();
+        assert_eq!(place, (2_999 - label) as f64, "label {label} of 3000");
+    }
 }
 
 /// A NaN comes through.

@@ -51,6 +51,21 @@ fn mean_nll(y: &Tensor, labels: &Tensor, label_smoothing: f64, width: usize, out
     });
 }
 
+/// How many of each row's scores come before its label's, as f32.
+pub(crate) fn label_places(x: &Tensor, labels: &Tensor, out: &Tensor) {
+    let _timer = out.device().time("losses");
+    let width = x.dims()[1];
+    with_float!(x.dtype, "label_places", T => {
+        let (vx, vl) = (x.read_contiguous::<T>("label_places"), labels.read_contiguous::<i64>("label_places"));
+        let mut places = out.write_whole::<f32>();
+        for (place, (row, &label)) in places.iter_mut().zip(vx.chunks_exact(width.max(1)).zip(vl.iter())) {
+            let own = row[label as usize];
+            let is_before = |&(class, &other): &(usize, &T)| other > own || other == own && class < label as usize;
+            *place = if own.is_nan() { -1.0 } else { row.iter().enumerate().filter(is_before).count() as f32 };
+        }
+    });
+}
+
 /// The gradient of [`nll`] with respect to `y`, times the scalar `grad`.
 pub(crate) fn nll_gradient(labels: &Tensor, grad: &Tensor, out: &Tensor) {
     let (grad, width) = (grad.item(), out.dims()[1]);

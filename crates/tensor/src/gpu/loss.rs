@@ -40,6 +40,16 @@ pub(crate) fn nll(engine: &Engine, y: &Tensor, labels: &Tensor, out: &Tensor) {
     sum_parts(engine, &losses, [1, n], 1.0 / n as f64, out);
 }
 
+/// How many of each row's scores come before its label's, as f32.
+#[track_caller]
+pub(crate) fn label_places(engine: &Engine, x: &Tensor, labels: &Tensor, out: &Tensor) {
+    check_float("label_places", x.dtype);
+    let (n, width) = (x.dims()[0], x.dims()[1]);
+    let args = [Arg::In(x), Arg::In(labels), Arg::Out(out), Arg::Int(n), Arg::Int(width)];
+    // SAFETY: there are n rows of `width` scores, n labels and n places.
+    unsafe { engine.launch("label_places", rows(n, width), &args) }
+}
+
 /// The gradient of [`nll`] with respect to `y`, times the scalar `grad`.
 #[track_caller]
 pub(crate) fn nll_gradient(engine: &Engine, labels: &Tensor, grad: &Tensor, out: &Tensor) {

@@ -56,23 +56,21 @@ impl Engine {
         values
     }
 
-    /// A pinned buffer that the first element of a tensor comes to, as [`Engine::first_of`] reads it.
+    /// A pinned buffer that the elements of a contiguous tensor come to, as [`Engine::came`] reads them: few enough for one buffer.
     #[track_caller]
     pub(crate) fn get_later(&self, from: &Tensor) -> Pinned {
         refuse_replays(from);
         let _borrowed = from.storage.read_on_gpu();
         let (memory, at) = place(from);
-        self.bring(memory, at..at + from.dtype.bytes())
+        self.bring(memory, at..at + from.count() * from.dtype.bytes())
     }
 
-    /// The first element in a pinned buffer, once it is here.
+    /// Fills `into` with the first elements in a pinned buffer, once they are here.
     #[track_caller]
-    pub(crate) fn first_of<T: Element>(&self, pinned: Pinned) -> T {
-        let mut element = [T::default()];
-        let bytes = bytes_of_mut(&mut element);
+    pub(crate) fn came<T: Element>(&self, pinned: Pinned, into: &mut [T]) {
+        let bytes = bytes_of_mut(into);
         bytes.copy_from_slice(&Engine::here(&pinned)[..bytes.len()]);
         self.leave_pinned(pinned);
-        element[0]
     }
 
     /// Puts values to a place in memory, in the compute stream's order. The caller holds the write borrow of what lies there.

@@ -34,6 +34,25 @@ impl Tensor {
         recorded(out, Op::NllLoss { from: *self.shape() }, &[&y], |_| [keep(&labels)])
     }
 
+    /// How many classes come before each label, i64 of (N), where the scores (N, C) are sorted with the largest first, and of equals the one
+    /// that is listed first: f32 of (N), and -1 where the label's score is no number. So accuracy is the share of places 0.
+    ///
+    /// ```
+    /// use phalanx_tensor::{Device, Tensor};
+    /// let device = Device::cpu(1);
+    /// let scores = Tensor::from_slice(&device, &[0.1f32, 0.7, -3.0, 2.0, 2.0, 5.0], [2, 3]);
+    /// let labels = Tensor::from_slice(&device, &[1i64, 1], [2]);
+    /// assert_eq!(scores.label_places(&labels).to_vec::<f32>(), [0.0, 2.0]);
+    /// ```
+    #[track_caller]
+    pub fn label_places(&self, labels: &Tensor) -> Tensor {
+        self.check_labels("label_places", labels);
+        let (x, labels) = (self.detach().contiguous(), labels.contiguous());
+        let out = Tensor::stale(self.device(), [x.dims()[0]].into(), DType::F32);
+        kernel::loss::label_places(&x, &labels, &out);
+        out
+    }
+
     /// Cross entropy of logits (N, C) with labels, i64 of (N): `log_softmax` and `nll_loss` in one. With `label_smoothing` s
     /// in [0, 1) the target is 1 - s on the label and s / C on every class.
     #[track_caller]
