@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# All that is to be seen on a machine with a GPU, in one call: what is there, whether it is well, memory accesses, leaks, and figures.
+# All that is to be seen on a machine with a GPU, in one call: what is there, whether it is well, memory accesses, leaks, where the time of
+# steps goes, and figures.
 # Usage: benches/on_gpu.sh PYTHON PHALANX OUT [MNIST_DIR]
 # PYTHON has torch and torchvision for GPUs, PHALANX is the built program; what is seen goes to the folder OUT, a file each, and a line about
-# each to people. MNIST_DIR is as for benches/gpu.sh. ON_GPU_ONLY names some of look, selftest, memory, leaks, figures, where time is short.
+# each to people. MNIST_DIR is as for benches/gpu.sh. ON_GPU_ONLY names some of look, selftest, memory, leaks, profile,
+# figures, where time is short.
 set -uo pipefail
 python=$1 phalanx=$(realpath "$2") out=$3 mnist=${4:-} device=${BENCH_DEVICE:-cuda:0} steps=${ON_GPU_STEPS:-10000}
 here=$(cd "$(dirname "$0")" && pwd)
@@ -45,7 +47,7 @@ leaks() {
     return $code
 }
 
-for what in ${ON_GPU_ONLY:-look selftest memory leaks figures}; do
+for what in ${ON_GPU_ONLY:-look selftest memory leaks profile figures}; do
     case $what in
         look)
             date -u "+%Y-%m-%d %H:%M UTC" > "$out/date.txt"
@@ -67,6 +69,13 @@ for what in ${ON_GPU_ONLY:-look selftest memory leaks figures}; do
                 see "leaks-$graphs" leaks "$graphs"
                 tail -1 "$out/leaks-$graphs.txt"
             done
+            ;;
+        profile)
+            profile() { see "profile-$1" "$phalanx" bench step --device "$device" --profile --steps 20 "${@:2}"; }
+            profile mnist --model mnist --batch 64
+            profile resnet18 --model resnet18 --batch 64 --precision bfloat16
+            profile resnet50 --model resnet50 --image 224 --batch 256 --precision bfloat16
+            profile gpt2 --model gpt --layers 12 --width 768 --heads 12 --seq 1024 --vocabulary 50304 --tied --batch 16 --precision bfloat16
             ;;
         figures) see figures bash "$here/gpu.sh" "$python" "$phalanx" "$out/figures.jsonl" "$mnist" ;;
         *) echo "ON_GPU_ONLY: no such thing: $what" >&2 && exit 2 ;;

@@ -37,6 +37,9 @@ pub struct GpuGroup {
 #[derive(Default)]
 struct Usual(Mutex<HashMap<String, Duration>>);
 
+/// A wait that is over sooner says nothing of others: what was waited for was done, as all but the first of a step's sums are.
+const LEAST_USUAL: Duration = Duration::from_micros(50);
+
 /// As many kinds of waits a step may have.
 const MOST_USUAL: usize = 64;
 
@@ -59,11 +62,16 @@ impl Usual {
         Ok(())
     }
 
-    /// One wait that was longer or shorter than others says less than all of them.
+    /// One wait that was a little longer or shorter says less than all before it, and one that was much longer, however long it was, says no
+    /// more; but a first one, for which kernels were compiled, is soon forgotten.
     fn took(&self, what: &str, took: Duration) {
+        if took < LEAST_USUAL {
+            return;
+        }
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(usual) = all.get_mut(what) {
-            *usual = (*usual * 3 + took) / 4;
+            let share = if took < *usual / 2 { 1 } else { 3 };
+            *usual = (*usual * share + took.min(2 * *usual)) / (share + 1);
             return;
         }
         if all.len() == MOST_USUAL {
@@ -234,7 +242,10 @@ impl GpuGroup {
             is_there = self.exchange.is_ready()? && mark.0.is_done()?;
             Ok(is_there || turn.expired())
         };
-        self.usual.until(&self.group, &self.exchange, what, deadline, look)?;
+        until(&self.group, &self.exchange, self.usual.of(what), what, deadline, look)?;
+        if is_there {
+            self.usual.took(what, deadline.begun().elapsed());
+        }
         Ok(is_there)
     }
 
@@ -502,6 +513,28 @@ mod tests {
         let shared = Unfit::SharedGpu { ranks: [Rank(0), Rank(2)] };
         assert_eq!(unfit(&[a, b, a], one_host), Some(shared));
         assert_eq!(unfit(&[a, a, none], one_host), Some(Unfit::Missing { rank: Rank(2), why: None }));
+    }
+
+    #[test]
+    fn what_waits_usually_take_is_told_by_those_that_were_waits() {
+        let (usual, ms) = (Usual::default(), Duration::from_millis);
+        let after = |all: &[u64]| {
+            all.iter().for_each(|&took| usual.took("a sum", ms(took)));
+            usual.of("a sum").map(|usual| usual.as_secs_f64() * 1e3)
+        };
+        assert_eq!(usual.of("a sum"), None);
+        // The first step's, and then those of steps: those that were over at once count for nothing.
+        assert_eq!(after(&[20_000]), Some(20_000.0));
+        let of_steps = after(&[[5, 0, 0].as_slice(); 24].concat()).unwrap();
+        assert!((of_steps - 5.0).abs() < 0.2, "{of_steps} ms");
+        // One that was late, and steps again.
+        let late = after(&[9_000]).unwrap();
+        assert!(late < 6.5, "{late} ms");
+        let again = after(&[5; 9]).unwrap();
+        assert!((again - 5.0).abs() < 0.2, "{again} ms");
+        // Names without end don't stay.
+        (0..500).for_each(|i| usual.took(&format!("a sum of {i}"), ms(5)));
+        assert!(usual.0.lock().unwrap().len() <= MOST_USUAL);
     }
 
     #[test]

@@ -123,6 +123,7 @@ impl Graph {
     #[track_caller]
     pub unsafe fn launch(&mut self, stream: &Stream) -> Result<(), Error> {
         stream.of_one_gpu("launch of a graph", &self.context);
+        stream.launching()?;
         // SAFETY: both are alive; the memory is the caller's promise.
         let code = unsafe { (self.context.enter()?.graph_launch)(self.handle, stream.raw()) };
         self.context.succeeded("cuGraphLaunch", code, || "launching a graph".to_owned())?;

@@ -98,6 +98,7 @@ impl Gpu {
                 _ => (&raw mut *cell).cast(),
             };
         }
+        stream.launching()?;
         // SAFETY: function and stream are alive; there are as many arguments of such sizes as the kernel takes, which the call
         // copies; what they lead to is the caller's promise.
         let code = unsafe {

@@ -65,6 +65,7 @@ mod memory;
 mod modules;
 mod pinned;
 mod stream;
+mod timing;
 
 pub mod cublaslt;
 pub mod cudnn;
@@ -94,5 +95,6 @@ pub use source::Source;
 pub use spread::{Run, Spread};
 pub use stream::{Priority, Stream};
 pub use taps::Taps;
+pub use timing::Timed;
 pub use walk::{MAX_DIMS, Walk};
 pub use window::Window;

@@ -85,6 +85,7 @@ impl Stream {
         if bytes == 0 {
             return Ok(());
         }
+        self.launching()?;
         // SAFETY: the bytes lie in the piece, which is given back after all work.
         let code = unsafe { (self.context().enter()?.fill)(at.0, byte, bytes, self.raw()) };
         let about = || format!("a fill of {bytes} bytes");
@@ -114,6 +115,7 @@ impl Stream {
         if bytes == 0 {
             return Ok(());
         }
+        self.launching()?;
         // SAFETY: the bytes lie in their pieces, which are given back after all work.
         let code = unsafe { (self.context().enter()?.copy_across)(to.0, from.0, bytes, self.raw()) };
         let about = || format!("a copy of {bytes} bytes within it");

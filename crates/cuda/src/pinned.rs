@@ -139,6 +139,7 @@ impl Stream {
             return Ok(());
         }
         from.before_copy(self)?;
+        self.launching()?;
         // SAFETY: both ranges lie in their buffers; the pinned one lets nobody at them, and isn't given back, before it is done.
         let code = unsafe { (self.context().enter()?.copy_up)(target.0, source.cast(), bytes, self.raw()) };
         let about = || format!("a copy of {bytes} pinned bytes to it");
@@ -165,6 +166,7 @@ impl Stream {
             return Ok(());
         }
         to.before_copy(self)?;
+        self.launching()?;
         to.is_written = true;
         // SAFETY: as for an upload.
         let code = unsafe { (self.context().enter()?.copy_down)(target.cast(), source.0, bytes, self.raw()) };

@@ -7,6 +7,7 @@ use crate::context::Context;
 use crate::error::Error;
 use crate::event::Event;
 use crate::gpu::DebugSync;
+use crate::timing::Timer;
 use std::ffi::c_int;
 use std::fmt;
 use std::ptr;
@@ -28,6 +29,7 @@ pub enum Priority {
 pub struct Stream {
     context: Arc<Context>,
     handle: Handle,
+    timer: Timer,
 }
 
 // SAFETY: the driver takes a stream from any thread, and keeps its queue whole by itself.
@@ -50,7 +52,7 @@ impl Stream {
         // SAFETY: the call writes one handle, which is destroyed with the stream.
         let code = unsafe { (calls.stream_create)(&mut handle, NON_BLOCKING, number) };
         context.succeeded("cuStreamCreateWithPriority", code, || format!("a stream of priority {number}"))?;
-        Ok(Stream { context: context.clone(), handle })
+        Ok(Stream { context: context.clone(), handle, timer: Timer::default() })
     }
 
     /// By which the libraries know it. It is as good as this stream.
@@ -64,6 +66,10 @@ impl Stream {
 
     pub(crate) fn context(&self) -> &Arc<Context> {
         &self.context
+    }
+
+    pub(crate) fn timer(&self) -> &Timer {
+        &self.timer
     }
 
     /// Lets what is given to the stream from now on wait for what `event` stands for. Never recorded, it stands for nothing.
@@ -94,8 +100,11 @@ impl Stream {
     }
 
     /// What is to be done after the stream was given work, also by a library: nothing, or with [`DebugSync::Yes`] to wait for it, unless
-    /// it only became part of a graph. A failure tells what the work was about.
-    pub fn launched(&self, about: impl FnOnce() -> String) -> Result<(), Error> {
+    /// it only became part of a graph. A failure tells what the work was about, and so does whoever takes its time.
+    pub fn launched(&self, about: impl Fn() -> String) -> Result<(), Error> {
+        if self.timer.is_wanted() {
+            self.time(about())?;
+        }
         match self.context.debug_sync() {
             DebugSync::Yes if !self.is_capturing()? => self.synchronize_about(about),
             _ => Ok(()),

@@ -383,7 +383,9 @@ fn share_buffers_of_gpus(gpus: &Arc<GpuGroup>, parameters: &Parameters, trail: &
     if parameters.buffer_names().is_empty() {
         return Ok(());
     }
-    let span = buffers.gpu_span::<f32>(0..buffers.layout().count()).expect("gradients lie there, too");
+    let span = buffers
+        .gpu_span::<f32>(0..buffers.layout().count())
+        .expect("buffers lie where gradients do, on the GPU");
     trail.join(gpus, gpus.start_broadcast(span, Rank(0))?, usize::MAX)?;
     Ok(())
 }

@@ -2,14 +2,14 @@
 
 use crate::account::{Account, Lack, OutOfMemory, Purpose};
 use crate::cpu::conv::Plan;
-use crate::gpu::Engine;
+use crate::gpu::{Engine, succeeded};
 use crate::graph::Node;
 use crate::pool::Pool;
 use crate::profile::{KernelTime, Profile, Timer};
 use crate::replay::{KnownRoom, Private, Room};
 use crate::shape::Order;
 use crate::storage::{Buffer, Memory};
-use phalanx_cuda::{DeviceMemory, Error, GpuOptions, Stream};
+use phalanx_cuda::{DeviceMemory, Error, GpuOptions, Stream, Timed};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
@@ -207,6 +207,7 @@ impl Device {
         let alloc = || engine.gpu().alloc(stream, bytes);
         let memory = alloc().or_else(|_| {
             self.release_cached();
+            engine.release_landings();
             alloc()
         });
         let memory = memory.unwrap_or_else(|error| self.refuse(engine, purpose, error));
@@ -294,12 +295,18 @@ impl Device {
 
     /// Takes the time of every kernel from now on, until [`Device::stop_profile`].
     pub fn start_profile(&self) {
-        self.0.profile.start();
+        match self.backend() {
+            Backend::Cpu => self.0.profile.start(),
+            Backend::Gpu(engine) => engine.gpu().compute().start_timing(),
+        }
     }
 
-    /// The time that each kernel took since [`Device::start_profile`], the longest first.
+    /// The time that each kernel took since [`Device::start_profile`], the longest first. A GPU is waited for.
     pub fn stop_profile(&self) -> Vec<KernelTime> {
-        self.0.profile.stop()
+        let Backend::Gpu(engine) = self.backend() else { return self.0.profile.stop() };
+        let times = succeeded(engine.gpu().compute().stop_timing());
+        let time = |Timed { what, calls, total }| KernelTime { name: what.into(), calls, total };
+        times.into_iter().map(time).collect()
     }
 
     /// Takes the time of a kernel until the timer is dropped, if somebody wants it.

@@ -5,6 +5,9 @@ use crate::dtype::{DType, Element, with_element};
 use crate::tensor::Tensor;
 use phalanx_cuda::Pinned;
 
+/// More bytes than these are waited for: a buffer that is kept for a few would be as large from then on.
+pub(crate) const MOST_LATER: usize = 1 << 16;
+
 /// What [`Tensor::item_later`] gives: a number that is here, or will be.
 pub struct Later(State);
 

@@ -2,16 +2,20 @@
 //!
 //! A kernel names itself when it is entered and is timed until it returns; what it calls by another name is timed under that
 //! name alone. While nobody asked, that costs the reading of one flag. Threads that use one device at once are timed together.
+//!
+//! A GPU is timed by events around all that its compute stream is given (`phalanx_cuda::Timed`), by what it is and its sizes; a pass that
+//! is replayed is one thing.
 
+use std::borrow::Cow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How often a kernel ran, and how long in all.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct KernelTime {
-    /// Which kernel.
-    pub name: &'static str,
+    /// Which kernel; of a GPU, with its sizes.
+    pub name: Cow<'static, str>,
     /// How often it ran.
     pub calls: u64,
     /// How long in all.
@@ -44,7 +48,7 @@ impl Times {
 
     fn of(&mut self, name: &'static str) -> &mut KernelTime {
         let i = self.ended.iter().position(|time| time.name == name).unwrap_or_else(|| {
-            self.ended.push(KernelTime { name, calls: 0, total: Duration::ZERO });
+            self.ended.push(KernelTime { name: name.into(), calls: 0, total: Duration::ZERO });
             self.ended.len() - 1
         });
         &mut self.ended[i]

@@ -5,7 +5,7 @@ use crate::device::{Backend, Device};
 use crate::dtype::{DType, Element, with_element, with_float};
 use crate::graph::NodeRef;
 use crate::kernel;
-use crate::later::{Later, LaterVec};
+use crate::later::{Later, LaterVec, MOST_LATER};
 use crate::philox::Philox;
 use crate::shape::{Geometry, Order, Shape};
 use crate::storage::{Read, Storage, Write};
@@ -212,12 +212,13 @@ impl Tensor {
         }
     }
 
-    /// As [`Tensor::to_vec`] of a few elements, which a GPU brings while the host does something else: see [`Tensor::item_later`].
+    /// As [`Tensor::to_vec`] of a few elements, which a GPU brings while the host does something else: see [`Tensor::item_later`]. More
+    /// than 64 KiB are waited for.
     #[track_caller]
     pub fn to_vec_later<T: Element>(&self) -> LaterVec<T> {
         match self.device().backend() {
             Backend::Cpu => LaterVec::here(self.to_vec()),
-            Backend::Gpu(engine) => {
+            Backend::Gpu(engine) if self.count() * self.dtype.bytes() <= MOST_LATER => {
                 assert!(
                     self.dtype == T::DTYPE,
                     "to_vec_later: the tensor holds {}, was asked for {}",
@@ -227,6 +228,7 @@ impl Tensor {
                 let whole = self.detach().contiguous();
                 LaterVec::coming(&whole, engine.get_later(&whole))
             }
+            Backend::Gpu(_) => LaterVec::here(self.to_vec()),
         }
     }
 

@@ -114,7 +114,8 @@ pub(super) fn step(args: &StepArgs) -> Result<()> {
             }
             let update = Instant::now();
             optimizer.step_parameters(parameters, 1.0);
-            updates += update.elapsed();
+            // A GPU is only given it, and takes its time itself.
+            updates += if on_cpu { update.elapsed() } else { Duration::ZERO };
         }
         times.push(start.elapsed().as_secs_f64() * 1e3);
     }
@@ -140,7 +141,7 @@ pub(super) fn step(args: &StepArgs) -> Result<()> {
         gpu_mb: device.gpu().map(|gpu| gpu.memory()).transpose()?.map(|m| (m.total - m.free) as f64 / 1e6),
     };
     if args.profile {
-        let updates = KernelTime { name: "optimizer", calls: args.steps as u64, total: updates };
+        let updates = KernelTime { name: "optimizer".into(), calls: args.steps as u64, total: updates };
         profile(kernels, updates, whole, args.steps);
     }
     if args.json {
@@ -174,12 +175,16 @@ fn profile(mut kernels: Vec<KernelTime>, updates: KernelTime, whole: Duration, s
     }
     let known = kernels.iter().map(|kernel| kernel.total).sum();
     kernels.sort_by_key(|kernel| std::cmp::Reverse(kernel.total));
-    kernels.push(KernelTime { name: "the rest", calls: steps as u64, total: whole.saturating_sub(known) });
-    say(format_args!("{:<34} {:>11} {:>11} {:>7}", "", "calls/step", "ms/step", "share"));
+    let rest = whole.saturating_sub(known);
+    kernels.push(KernelTime { name: "the rest".into(), calls: steps as u64, total: rest });
+    let longest = kernels.iter().map(|kernel| kernel.name.len()).max().unwrap_or_default().max(34);
+    say(format_args!("{:<longest$} {:>11} {:>11} {:>7}", "", "calls/step", "ms/step", "share"));
     for KernelTime { name, calls, total } in kernels {
         let (calls, ms) = (calls as f64 / steps as f64, total.as_secs_f64() * 1e3 / steps as f64);
+        // What doesn't come once a step, as where a pass is recorded first.
+        let digits = if calls.fract() == 0.0 { 0 } else { 1 };
         let share = 100.0 * total.as_secs_f64() / whole.as_secs_f64();
-        say(format_args!("{name:<34} {calls:>11.0} {ms:>11.3} {share:>6.1}%"));
+        say(format_args!("{name:<longest$} {calls:>11.digits$} {ms:>11.3} {share:>6.1}%"));
     }
 }
 

@@ -2,7 +2,7 @@
 //! mixes them as a seed says finds an event that is missing.
 
 use crate::rig::{affine, bytes, fake, floats, gpu, numbers};
-use phalanx_cuda::{Gpu, Timing};
+use phalanx_cuda::{Error, Gpu, Stream, Timing};
 use phalanx_fake_cuda::FakeCuda;
 
 const N: usize = 300;
@@ -100,4 +100,41 @@ fn work_is_put_off_until_somebody_waits() {
     assert!(late.is_done().unwrap() && stream.is_done().unwrap());
     assert!(!late.since(&early).unwrap().is_zero());
     assert_eq!(floats(&stream.read(&memory, 0..4 * N).unwrap()), [1.0; N]);
+}
+
+#[test]
+fn what_a_stream_is_given_while_its_time_is_taken_is_told_with_its_time() {
+    let Some(fake) = fake() else { return };
+    let gpu = gpu(&fake);
+    let stream = gpu.compute();
+    let memory = gpu.alloc(stream, 4 * N).unwrap();
+    let work = |stream: &Stream, n: usize| {
+        (0..n).try_for_each(|_| affine(&gpu, stream, &memory, &memory, 1.0, 1.0)).unwrap();
+        stream.fill(&memory, 0..8, 0).unwrap();
+    };
+    assert_eq!(stream.stop_timing().unwrap(), [], "nobody has asked");
+    work(stream, 2);
+    // More than are read at a time.
+    stream.start_timing();
+    work(stream, 5_000);
+    work(gpu.copy(), 3);
+    let recorded = stream.capture(|| {
+        work(stream, 7);
+        Ok::<(), Error>(())
+    });
+    let (mut graph, ()) = recorded.unwrap();
+    // SAFETY: the memory is there, and the GPU is open.
+    unsafe { graph.launch(stream) }.unwrap();
+    let times = stream.stop_timing().unwrap();
+    work(stream, 2);
+    let calls = |part: &str| -> Vec<u64> {
+        times.iter().filter(|timed| timed.what.contains(part)).map(|timed| timed.calls).collect()
+    };
+    assert_eq!(
+        (calls("kernel"), calls("a fill of 8 bytes"), calls("graph")),
+        (vec![5_000], vec![1], vec![1])
+    );
+    assert!(times.iter().all(|timed| !timed.total.is_zero()), "{times:?}");
+    assert!(times.is_sorted_by(|a, b| a.total >= b.total), "{times:?}");
+    assert_eq!(stream.stop_timing().unwrap(), [], "it was told");
 }

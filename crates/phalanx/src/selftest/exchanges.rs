@@ -1,5 +1,5 @@
 //! What the GPUs of ranks exchange by NCCL, as far as a single rank shows it: the library is found and lets a rank meet itself, takes each
-//! operation on each type of number, on the stream that groups share and on one of their own, and in a pass that is recorded, and leaves
+//! collective on each type of number, on the stream that groups share and on one of their own, and in a pass that is recorded, and leaves
 //! the right numbers. That several ranks come to the same only several GPUs can show.
 
 use super::{Finding, apart, sheltered};
@@ -112,6 +112,9 @@ fn operations<T: Element>(device: &Device, gpus: &GpuGroup, seen: &mut Seen) -> 
     in_place::<T>(device, 1.0, seen, |span| gpus.start_scatter(span, Rank(0)))?;
     let [from, to] = [numbers::<T>(device, 1.0), numbers::<T>(device, 0.0)];
     drop(gpus.start_all_to_all(span::<T>(&from), span::<T>(&to))?.wait(soon())?);
+    seen.note::<T>(&to, 1.0);
+    let (to, all) = (numbers::<T>(device, 0.0), [NUMBERS]);
+    drop(gpus.start_all_to_all_uneven(span::<T>(&from), &all, span::<T>(&to), &all)?.wait(soon())?);
     seen.note::<T>(&to, 1.0);
     gpus.barrier()?;
     seen.cases += 1;

@@ -53,13 +53,13 @@ fn as_it_is(run: &mut Run<'_>) -> Result<Option<Evaluation>, Error> {
     let owed = RefCell::new(VecDeque::new());
     let mut batches = Ahead::of(test.epoch(0)?, device);
     for number in 0.. {
+        let (Some(batch), _) = batches.take() else { break };
         // Ranks may hold different numbers of shards, and all ask each other once a step.
         if number % totals.rows() == 0 && run.exchange_between_steps()?.stop.is_some() {
             return Ok(None);
         }
         // Each batch has its time.
         let _batch = run.worker.pulse().enter(Section::Evaluation);
-        let (Some(batch), _) = batches.take() else { break };
         let mut batch = batch?;
         bad_images += batch.skipped();
         // Ranks may need each other for it, with samples or without.
@@ -78,9 +78,9 @@ fn as_it_is(run: &mut Run<'_>) -> Result<Option<Evaluation>, Error> {
         autocast(products, || run.strategy.evaluate(&pass, &judge, &mut sums))?;
         totals.add(number, sums);
         batches.look();
-        pay(&mut owed.borrow_mut(), &mut totals, MOST_OWED);
+        pay(&mut owed.borrow_mut(), &mut totals, (number + 1).saturating_sub(MOST_OWED));
     }
-    pay(&mut owed.borrow_mut(), &mut totals, 0);
+    pay(&mut owed.borrow_mut(), &mut totals, usize::MAX);
     run.bad_images += bad_images;
     let [total, samples, right, among_five] = totals.whole(&mut *run.strategy)?;
     let accuracy = has_accuracy.then_some(right / samples);
@@ -91,10 +91,10 @@ fn as_it_is(run: &mut Run<'_>) -> Result<Option<Evaluation>, Error> {
 /// Batches whose numbers nobody has looked at: one that a GPU is at, and one that it goes on with.
 const MOST_OWED: usize = 2;
 
-/// Waits for what batches came to, until only so many are owed.
-fn pay(owed: &mut VecDeque<(usize, Counted)>, totals: &mut ByShard<4>, most: usize) {
-    while owed.len() > most {
-        let Some((number, counted)) = owed.pop_front() else { break };
+/// Waits for what the batches before this one came to.
+fn pay(owed: &mut VecDeque<(usize, Counted)>, totals: &mut ByShard<4>, before: usize) {
+    while owed.front().is_some_and(|(number, _)| *number < before) {
+        let (number, counted) = owed.pop_front().expect("there is a first");
         totals.add(number, counted.sums());
     }
 }

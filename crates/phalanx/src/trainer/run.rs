@@ -13,7 +13,7 @@ use crate::checkpoint::RunFacts;
 use crate::error::Error;
 use crate::event::Event;
 use crate::worker::Worker;
-use phalanx_comm::{Group, Rank};
+use phalanx_comm::{Group, Rank, ReduceOp};
 use phalanx_data::{Batch, Dataset, Loader, Order, Target};
 use phalanx_nn::{Average, Ctx, Module, Moment, Parameters};
 use phalanx_parallel::{
@@ -141,9 +141,13 @@ impl<'a> Run<'a> {
         let (len, batch_size) = (train.dataset().len(), trainer.batch_size);
         let samples = len - if trainer.drop_last { len % batch_of_all } else { 0 };
         let deal = Deal::of(Wanted { len, samples, step: global_batch, batch_size, order }, &*strategy);
+        let own = test.as_ref().map_or(0, |test| test_batch(test.dataset(), worker.device(), batch_size));
+        // Ranks on other devices may want to take fewer at once.
+        let mut of_all = [own as u64];
+        group.all_reduce(&mut of_all, ReduceOp::Min)?;
         let train = deal.loader(train, trainer.loader);
         let test = test.as_ref().map(|test| {
-            let batch_size = test_batch(test.dataset(), worker.device(), batch_size);
+            let batch_size = of_all[0] as usize;
             let (len, step, order) = (test.dataset().len(), deal.parts() * batch_size, Order::Stored);
             let wanted = Wanted { len, samples: len, step, batch_size, order };
             Deal::of(wanted, &*strategy).loader(test, trainer.loader)

@@ -114,6 +114,7 @@ impl Engine {
         let workspace = Tensor::stale(out.device(), [bytes].into(), DType::U8);
         let lent = workspace.storage.write_on_gpu();
         let stream = self.stream().handle();
+        self.stream().launching()?;
         // SAFETY: the callers' tensors have the plan's sizes and are borrowed in order (S-STREAM), and so is the workspace.
         unsafe { convolutions.run(convolution, operands, lent.at, stream) }?;
         self.stream().launched(|| format!("the convolution {convolution}"))

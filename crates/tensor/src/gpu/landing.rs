@@ -85,6 +85,12 @@ impl Engine {
         }
     }
 
+    /// Gives those back that nobody's values are on their way to.
+    pub(crate) fn release_landings(&self) {
+        let kept = std::mem::take(&mut *lock(&self.landings));
+        drop(kept);
+    }
+
     /// One of at least so many bytes, whose values were all taken, though perhaps not yet on the GPU.
     #[track_caller]
     fn landing(&self, bytes: usize, device: &Device) -> Landing {
@@ -93,6 +99,7 @@ impl Engine {
         if let Some(found) = kept.iter().position(|landing| landing.memory.bytes() >= bytes) {
             return kept.remove(found);
         }
+        drop(kept);
         let event = || succeeded(self.gpu().event(Timing::No));
         let bytes = bytes.next_multiple_of(GRAIN);
         let memory = device.allocate_for(self, self.gpu().copy(), bytes, Purpose::Landings);

@@ -103,6 +103,7 @@ impl Engine {
                 // SAFETY: as below; what is written is written over and over, and nothing of it is read.
                 unsafe { self.search(&mut *products, &piece, &operands, &mut |_| workspace) };
             }
+            succeeded(self.stream().launching());
             // SAFETY: the callers' sizes are those of the tensors, which are borrowed in order (S-STREAM); the workspace is as large
             // as the products were told, and the compute stream alone uses it.
             match unsafe { products.run(&piece, &operands, workspace, stream) } {

@@ -9,7 +9,7 @@
 //!
 //! What it does by way of the host, and so waits for: batch norms whose statistics span ranks (`SumOverBatch`), and
 //! `Tensor::with_slice` and `with_slice_mut`. What it does in more passes than it needs: dropout of whole channels, of a part of
-//! a tensor and of views multiplies by a mask that is stored. Kernels' times aren't taken for `Device::stop_profile`.
+//! a tensor and of views multiplies by a mask that is stored.
 
 pub(crate) mod attention;
 pub(crate) mod batch_norm;

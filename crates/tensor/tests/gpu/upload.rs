@@ -119,3 +119,22 @@ fn an_upload_takes_memory_that_waits_in_caches() {
     let landed = rig.upload(&[(Values::U8(&values), [values.len()].into())]).unwrap();
     assert_eq!(landed.tensors()[0].narrow(0, values.len() - 1, 1).to_vec::<u8>(), [3]);
 }
+
+/// What larger batches left, as those of an evaluation.
+#[test]
+fn where_there_is_no_memory_left_that_which_values_have_landed_in_is_given_back() {
+    let Some(rig) = rig(1) else { return };
+    let Some(fake) = rig.fake() else { return };
+    fake.limit_memory(0, 128 << 20);
+    let values = vec![3u8; 20 << 20];
+    let send = || rig.upload(&[(Values::U8(&values), [values.len()].into())]).unwrap();
+    let both = [send(), send()];
+    both.into_iter().for_each(|upload| drop(upload.tensors()));
+    let wanted = 50 << 20;
+    let free = rig.gpu().unwrap().memory().unwrap().free;
+    assert!(free < wanted as u64, "{free} bytes are free, and values lie nowhere");
+    let zeros = Tensor::zeros(&rig, [wanted], DType::U8);
+    assert_eq!(zeros.narrow(0, wanted - 1, 1).to_vec::<u8>(), [0]);
+    drop(zeros);
+    assert_eq!(send().tensors()[0].narrow(0, 7, 1).to_vec::<u8>(), [3]);
+}
