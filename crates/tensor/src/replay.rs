@@ -13,7 +13,8 @@
 
 use crate::arena::Arena;
 use crate::device::{Backend, Device};
-use crate::dtype::Element;
+use crate::dtype::{DType, Element};
+use crate::gpu::Engine;
 use crate::ops::dropout::DropoutKey;
 use crate::shape::Shape;
 use crate::storage::{Buffer, Memory};
@@ -77,7 +78,9 @@ pub struct Rehearsal {
 /// A pass on a GPU that can be made again with other samples.
 pub struct Replay {
     graph: Graph,
-    feeds: Vec<Feed>,
+    fed: Option<Fed>,
+    /// The pass reads their tensors, which are nobody else's.
+    _feeds: Vec<Feed>,
     n_samples: usize,
     /// What the pass uses that isn't of its own buffers.
     _held: Vec<Arc<Memory>>,
@@ -91,6 +94,50 @@ struct Feed {
     tensor: Tensor,
     words: Words,
 }
+
+/// All that is written anew before each replay, in one piece, so that it goes up in one copy: the samples' numbers, and behind them the
+/// words of each dropout's key.
+struct Fed {
+    words: Tensor,
+    /// Seed and layer of each.
+    keys: Vec<[u64; 2]>,
+}
+
+impl Fed {
+    /// Has what these feeds are fed lie in one piece, if anything is.
+    fn with(device: &Device, feeds: &mut VecDeque<Feed>, n_samples: usize) -> Option<Fed> {
+        let keys = feeds.iter().filter_map(|feed| match feed.words {
+            Words::Key { seed, layer } => Some([seed, layer]),
+            Words::Samples | Words::Constant => None,
+        });
+        let keys: Vec<[u64; 2]> = keys.collect();
+        if keys.is_empty() {
+            return None;
+        }
+        let words = Tensor::stale(device, [n_samples + KEY * keys.len()].into(), DType::I64);
+        let mut at = n_samples;
+        for feed in feeds {
+            match feed.words {
+                Words::Key { .. } => {
+                    feed.tensor = words.narrow(0, at, KEY);
+                    at += KEY;
+                }
+                Words::Samples => feed.tensor = words.narrow(0, 0, n_samples),
+                Words::Constant => {}
+            }
+        }
+        Some(Fed { words, keys })
+    }
+
+    fn write(&self, engine: &Engine, step: u64, samples: &[u64]) {
+        let keys = self.keys.iter().flat_map(|&[seed, layer]| [seed, step, layer]);
+        let words: Vec<i64> = samples.iter().copied().chain(keys).map(|word| word as i64).collect();
+        engine.put(&words, &self.words);
+    }
+}
+
+/// Words of a key: seed, step and layer.
+const KEY: usize = 3;
 
 /// What a feed holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -255,6 +302,7 @@ impl Rehearsal {
         };
         refused(self.refusal.take())?;
         let device = self.device.clone();
+        let fed = Fed::with(&device, &mut self.feeds, self.key.1.len());
         let Backend::Gpu(engine) = device.backend() else { unreachable!("only GPUs rehearse") };
         let stream = engine.gpu().compute();
         let (private, recorded) = self.go_private(true, || stream.capture(|| Ok::<T, Error>(pass())));
@@ -262,7 +310,8 @@ impl Rehearsal {
         refused(private.refusal)?;
         let Private { feeds, held, key: (_, samples), .. } = private;
         let n_samples = samples.len();
-        Ok((Replay { graph, feeds, n_samples, _held: held, _room: self.room, device }, given))
+        let replay = Replay { graph, fed, _feeds: feeds, n_samples, _held: held, _room: self.room, device };
+        Ok((replay, given))
     }
 
     /// Does `work` with the pass's own buffers, which are back in their room afterwards.
@@ -342,13 +391,7 @@ impl Replay {
             self.n_samples
         );
         let Backend::Gpu(engine) = self.device.backend() else { unreachable!("only GPUs record") };
-        for Feed { tensor, words } in &self.feeds {
-            match *words {
-                Words::Key { seed, layer } => engine.put(&signed(&[seed, step, layer]), tensor),
-                Words::Samples => engine.put(&signed(samples), tensor),
-                Words::Constant => {}
-            }
-        }
+        self.fed.iter().for_each(|fed| fed.write(engine, step, samples));
         let _written: Vec<_> = written.iter().map(|arena| arena.write()).collect();
         let _read: Vec<_> = read.iter().map(|arena| arena.read()).collect();
         // SAFETY: all memory that tensors of the pass lie in is held, what kernels find besides is the engine's, and both are there

@@ -46,7 +46,10 @@ fn a_replay_has_the_bits_of_the_pass_that_it_stands_for() {
         for step in 1..5 {
             let of = samples(100 * step);
             x.copy_from(&random(&rig, step));
+            let copies = || rig.fake().map(|fake| fake.calls("cuMemcpyHtoDAsync_v2"));
+            let before = copies();
             replay.again(step, &of, &[], &[]).unwrap();
+            assert_eq!(copies(), before.map(|before| before + 1), "both keys and the samples go up at once");
             // Read in between or not.
             if step != 2 {
                 assert_eq!(
