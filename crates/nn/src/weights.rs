@@ -3,7 +3,8 @@
 use crate::{foreign, pth};
 use half::{bf16, f16};
 use phalanx_tensor::{MAX_DIMS, Shape};
-use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use safetensors::SafeTensorError;
+use safetensors::tensor::{Dtype, Metadata, SafeTensors, TensorView};
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -142,7 +143,7 @@ impl Weights {
         if pth::is_pth(bytes) {
             return pth::read(bytes);
         }
-        let file = SafeTensors::deserialize(bytes).map_err(|error| error.to_string())?;
+        let file = SafeTensors::deserialize(bytes).map_err(|error| wrong(bytes, &error))?;
         let mut weights = Weights::default();
         // In the order of their bytes, so that the same file always reads the same.
         let mut views = file.tensors();
@@ -188,6 +189,27 @@ impl Weights {
             reason: error.to_string(),
         })?;
         write_whole(path, &content)
+    }
+}
+
+/// What is wrong with a safetensors file; where its length is, how long it should be.
+fn wrong(bytes: &[u8], error: &SafeTensorError) -> String {
+    let has = bytes.len();
+    let header = bytes.first_chunk::<8>().map(|len| u64::from_le_bytes(*len).saturating_add(8));
+    let behind = |start: u64| -> Option<u64> {
+        let header: Metadata = serde_json::from_slice(bytes.get(8..usize::try_from(start).ok()?)?).ok()?;
+        Some(start.saturating_add(header.data_len() as u64))
+    };
+    match (error, header, header.and_then(behind)) {
+        (SafeTensorError::InvalidHeaderLength, Some(header), _) => {
+            format!("it has {has} bytes, and its header alone should have {header}: the file was cut off")
+        }
+        (SafeTensorError::MetadataIncompleteBuffer, _, Some(whole)) => {
+            let why =
+                if whole > has as u64 { "the file was cut off" } else { "there is more behind its arrays" };
+            format!("it has {has} bytes, and by its header should have {whole}: {why}")
+        }
+        _ => error.to_string(),
     }
 }
 
@@ -258,6 +280,17 @@ mod tests {
         for len in 0..bytes.len() {
             assert!(Weights::from_bytes(&bytes[..len]).is_err(), "{len} of {} bytes", bytes.len());
         }
+        let whole = bytes.len();
+        let why = |bytes: &[u8]| Weights::from_bytes(bytes).unwrap_err();
+        let cut = format!(
+            "it has {} bytes, and by its header should have {whole}: the file was cut off",
+            whole - 1
+        );
+        assert_eq!(why(&bytes[..whole - 1]), cut);
+        let more = why(&[&bytes[..], b"more"].concat());
+        assert!(more.contains(&format!("should have {whole}: there is more behind its arrays")), "{more}");
+        let header = why(&bytes[..20]);
+        assert!(header.starts_with("it has 20 bytes, and its header alone should have "), "{header}");
     }
 
     #[test]
