@@ -60,6 +60,8 @@ for what in ${ON_GPU_ONLY:-look selftest memory leaks profile figures}; do
                 for tool in memcheck racecheck synccheck; do
                     see "$tool" "$sanitizer" --tool "$tool" --error-exitcode 9 "$phalanx" selftest --device "$device" --quick
                 done
+                # With buffers as long as what lies in them.
+                see memcheck-exact "$sanitizer" --tool memcheck --error-exitcode 9 "$phalanx" selftest --device "$device" --quick --debug-sync
             else
                 echo "memory: compute-sanitizer isn't installed (package cuda-sanitizer-13-0 of NVIDIA's repository, or the toolkit)"
             fi

@@ -2,7 +2,8 @@
 
 use crate::rig::{near, rig};
 use phalanx_tensor::{
-    Arena, DType, Device, DropoutKey, Grads, Keep, Layout, Order, Philox, Tensor, Within, autocast,
+    Arena, DType, DebugSync, Device, DropoutKey, GpuOptions, Grads, Keep, Layout, Order, Philox, Tensor,
+    Within, autocast,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -217,6 +218,24 @@ fn memory_is_used_again_and_given_back_before_there_is_none() {
     let refused = catch_unwind(AssertUnwindSafe(|| Tensor::zeros(&rig, [1 << 20], DType::F32)));
     let words = *refused.unwrap_err().downcast::<String>().unwrap();
     assert!(words.contains("out of memory on GPU 0") && words.contains("this process holds"), "{words}");
+}
+
+/// As a tool wants it that knows what was allocated.
+#[test]
+fn with_debug_sync_memory_is_as_long_as_what_lies_there_and_goes_with_it() {
+    let Some(rig) = rig(1) else { return };
+    let Some(fake) = rig.fake() else { return };
+    let (libraries, debug_sync) = (vec![fake.folder().to_owned()], DebugSync::Yes);
+    let options = GpuOptions { libraries, debug_sync, ..GpuOptions::default() };
+    let device = Device::cuda(0, &options).unwrap();
+    let bytes = || fake.count(phalanx_fake_cuda::Count::Bytes);
+    let before = bytes();
+    let x = Tensor::from_slice(&device, &[1.0f32; 333], [333]);
+    assert_eq!(bytes() - before, 4 * 333);
+    let y = &x + &x;
+    assert_eq!((bytes() - before, y.sum_all().item()), (8 * 333, 666.0));
+    drop((x, y));
+    assert_eq!((bytes(), device.held_bytes()), (before, 0));
 }
 
 #[test]
