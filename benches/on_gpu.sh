@@ -57,7 +57,7 @@ for what in ${ON_GPU_ONLY:-look selftest memory leaks profile figures}; do
         selftest) see selftest "$phalanx" selftest --device "$device" ;;
         memory)
             if sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | tail -1) && [ -n "$sanitizer" ]; then
-                for tool in memcheck racecheck synccheck; do
+                for tool in memcheck racecheck synccheck initcheck; do
                     see "$tool" "$sanitizer" --tool "$tool" --error-exitcode 9 "$phalanx" selftest --device "$device" --quick
                 done
                 # With buffers as long as what lies in them.

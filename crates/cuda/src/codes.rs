@@ -43,8 +43,11 @@ pub(crate) const fn meaning(code: i32) -> Option<(&'static str, &'static str)> {
         220 => ("a fault of NVLink", "`nvidia-smi nvlink -e` tells more; the machine wants a look"),
         226 => ("a fault that the GPU has contained", "the GPU is lost to this process, but not to the next"),
         700 => ("an access to memory that isn't there", WHICH_KERNEL),
+        701 => ("a launch that wants more registers or threads than the GPU has", OF_OURS),
         702 => ("a kernel ran for longer than the system allows", "use a GPU that no display hangs on"),
         716 => ("an access to memory at a place that its type doesn't allow", WHICH_KERNEL),
+        715 => ("an instruction that the GPU doesn't know", WHICH_KERNEL),
+        717 | 718 => ("an access to an address of another kind of memory, or of no code", WHICH_KERNEL),
         719 => ("a kernel failed", WHICH_KERNEL),
         802 => ("the system isn't ready", "on machines with NVSwitch, start nvidia-fabricmanager"),
         803 => (

@@ -10,7 +10,12 @@
 
 #define __global__
 #define __device__
+// Whoever fills what a block's threads share before a launch has it lie together.
+#ifdef SHARED_SECTION
+#define __shared__ static __attribute__((section("shared_memory")))
+#else
 #define __shared__ static
+#endif
 #define __launch_bounds__(...)
 
 struct Dim3 {

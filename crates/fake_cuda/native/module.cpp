@@ -41,6 +41,15 @@ struct Launch : Call {
     void run() const override { entry->call(from); }
 };
 
+// The linker's, of the section that shared memory lies in; null without any.
+extern "C" char __start_shared_memory[] __attribute__((weak, visibility("hidden")));
+extern "C" char __stop_shared_memory[] __attribute__((weak, visibility("hidden")));
+
+// Nobody knows what a GPU's shared memory holds when a block begins: here numbers that are none, which spoil all that comes of them.
+void fill_shared_memory() {
+    if (__start_shared_memory) std::memset(__start_shared_memory, 0xFF, (std::size_t)(__stop_shared_memory - __start_shared_memory));
+}
+
 // Fibers and shared memory are there once, and several fake drivers of one process may have opened this module.
 std::mutex one_at_a_time;
 
@@ -58,5 +67,6 @@ extern "C" const char *module_run(const char *name, unsigned blocks, unsigned bl
     Launch launch;
     launch.entry = find(name);
     launch.from = from;
+    fill_shared_memory();
     return run_grid(launch, blocks, block_threads, falling != 0);
 }

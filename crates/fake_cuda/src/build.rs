@@ -91,7 +91,7 @@ fn name(module: &Module) -> String {
 fn text(module: &Module) -> String {
     let entries: String = module.kernels.iter().map(|name| format!("ENTRY({name}) ")).collect();
     format!(
-        "#include \"device.h\"\n#define ELEMENT {}\n#include \"{}\"\n#define ENTRIES {entries}\n#include \"module.cpp\"\n",
+        "#define SHARED_SECTION\n#include \"device.h\"\n#define ELEMENT {}\n#include \"{}\"\n#define ENTRIES {entries}\n#include \"module.cpp\"\n",
         module.element, module.file
     )
 }
