@@ -61,7 +61,7 @@ for what in ${ON_GPU_ONLY:-look selftest memory leaks profile figures}; do
                     see "$tool" "$sanitizer" --tool "$tool" --error-exitcode 9 "$phalanx" selftest --device "$device" --quick
                 done
                 # With buffers as long as what lies in them.
-                see memcheck-exact "$sanitizer" --tool memcheck --error-exitcode 9 "$phalanx" selftest --device "$device" --quick --debug-sync
+                see memcheck-exact "$sanitizer" --tool memcheck --error-exitcode 9 "$phalanx" selftest --device "$device" --quick --debug-sync --exact-memory
             else
                 echo "memory: compute-sanitizer isn't installed (package cuda-sanitizer-13-0 of NVIDIA's repository, or the toolkit)"
             fi

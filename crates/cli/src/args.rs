@@ -172,6 +172,9 @@ pub(crate) struct SelftestArgs {
     /// Wait for each kernel, library call and copy on a GPU, so that one that fails is named: slow.
     #[arg(long)]
     pub(crate) debug_sync: bool,
+    /// Give each tensor on a GPU memory of its own, as long as its elements, so that compute-sanitizer finds accesses beside it: slow.
+    #[arg(long)]
+    pub(crate) exact_memory: bool,
     /// Print one JSON object a line on standard output, and nothing else there.
     #[arg(long)]
     pub(crate) json: bool,

@@ -27,7 +27,13 @@ pub(crate) fn run(args: &SelftestArgs) -> Result<u8> {
     };
     let threads = args.threads.unwrap_or_else(phalanx::cores).max(1);
     let debug_sync = if args.debug_sync { DebugSync::Yes } else { DebugSync::No };
-    let open = |ranks: usize| spec.open((threads / ranks).max(1), |_| 0, debug_sync);
+    let open = |ranks: usize| {
+        let device = spec.open((threads / ranks).max(1), |_| 0, debug_sync)?;
+        if args.exact_memory {
+            device.set_exact_memory();
+        }
+        Ok(device)
+    };
     let extent = if args.quick { Extent::Quick } else { Extent::Whole };
     let (start, mut failed) = (Instant::now(), 0);
     let device = format!("{:?}", open(1)?);

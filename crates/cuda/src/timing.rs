@@ -70,8 +70,8 @@ impl Timer {
 }
 
 impl Stream {
-    /// Takes the time of all that the stream is given from now on, until [`Stream::stop_timing`]. What is recorded as a graph is timed
-    /// when that is launched, as a whole.
+    /// Takes the time of all that the stream is given from now on, by one thread at a time, until [`Stream::stop_timing`]. What is recorded as
+    /// a graph is timed when that is launched, as a whole.
     pub fn start_timing(&self) {
         *self.timer().taken() = Taken::default();
         self.timer().is_wanted.store(true, Ordering::Relaxed);
@@ -82,8 +82,10 @@ impl Stream {
         if !self.timer().is_wanted.swap(false, Ordering::Relaxed) {
             return Ok(Vec::new());
         }
+        let mut kept = self.timer().taken();
         self.synchronize()?;
-        let mut taken = std::mem::take(&mut *self.timer().taken());
+        let mut taken = std::mem::take(&mut *kept);
+        drop(kept);
         taken.read()?;
         let all = taken.all.into_iter().map(|(what, (calls, total))| Timed { what, calls, total });
         let mut all: Vec<Timed> = all.collect();
@@ -93,11 +95,16 @@ impl Stream {
 
     /// What is to be done before the stream is given work, also by a library: [`Stream::launched`] comes behind it.
     pub fn launching(&self) -> Result<(), Error> {
-        if !self.timer().is_wanted() || self.is_capturing()? {
+        if !self.timer().is_wanted() {
             return Ok(());
         }
+        let is_capturing = self.is_capturing()?;
         let mut taken = self.timer().taken();
-        taken.begun = Some(taken.mark(self.context(), self)?);
+        // What failed to begin has left its mark.
+        taken.begun = None;
+        if !is_capturing {
+            taken.begun = Some(taken.mark(self.context(), self)?);
+        }
         Ok(())
     }
 
@@ -107,7 +114,7 @@ impl Stream {
         let Some(begun) = taken.begun.take() else { return Ok(()) };
         let ended = taken.mark(self.context(), self)?;
         taken.ended.push((what, [begun, ended]));
-        if taken.ended.len() == MOST_PAIRS {
+        if taken.ended.len() >= MOST_PAIRS {
             self.synchronize()?;
             taken.read()?;
         }

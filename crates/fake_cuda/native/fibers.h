@@ -60,6 +60,8 @@ struct Thread {
 // A kernel with its arguments.
 struct Call {
     virtual void run() const = 0;
+    // Called before the threads of a block begin.
+    virtual void before_block() const {}
 };
 
 std::vector<Thread> threads;
@@ -267,6 +269,7 @@ const char *run_grid(const Call &call, unsigned blocks, unsigned block_threads, 
     threads.resize(block_threads);
     seen.resize((block_threads + 31) / 32 * 32);
     for (unsigned i = 0; i < blocks; i++) {
+        call.before_block();
         blockIdx.x = falling ? blocks - 1 - i : i;
         if (const char *wrong = run_block()) return wrong;
     }

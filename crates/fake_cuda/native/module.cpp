@@ -35,12 +35,6 @@ const Entry *find(const char *name) {
     return nullptr;
 }
 
-struct Launch : Call {
-    const Entry *entry;
-    void *const *from;
-    void run() const override { entry->call(from); }
-};
-
 // The linker's, of the section that shared memory lies in; null without any.
 extern "C" char __start_shared_memory[] __attribute__((weak, visibility("hidden")));
 extern "C" char __stop_shared_memory[] __attribute__((weak, visibility("hidden")));
@@ -49,6 +43,13 @@ extern "C" char __stop_shared_memory[] __attribute__((weak, visibility("hidden")
 void fill_shared_memory() {
     if (__start_shared_memory) std::memset(__start_shared_memory, 0xFF, (std::size_t)(__stop_shared_memory - __start_shared_memory));
 }
+
+struct Launch : Call {
+    const Entry *entry;
+    void *const *from;
+    void run() const override { entry->call(from); }
+    void before_block() const override { fill_shared_memory(); }
+};
 
 // Fibers and shared memory are there once, and several fake drivers of one process may have opened this module.
 std::mutex one_at_a_time;
@@ -67,6 +68,5 @@ extern "C" const char *module_run(const char *name, unsigned blocks, unsigned bl
     Launch launch;
     launch.entry = find(name);
     launch.from = from;
-    fill_shared_memory();
     return run_grid(launch, blocks, block_threads, falling != 0);
 }

@@ -9,7 +9,7 @@ use crate::profile::{KernelTime, Profile, Timer};
 use crate::replay::{KnownRoom, Private, Room};
 use crate::shape::Order;
 use crate::storage::{Buffer, Memory};
-use phalanx_cuda::{DebugSync, DeviceMemory, Error, GpuOptions, Stream, Timed};
+use phalanx_cuda::{DeviceMemory, Error, GpuOptions, Stream, Timed};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
@@ -30,6 +30,8 @@ struct Shared {
     lacked: OnceLock<OutOfMemory>,
     /// Free buffers by size class.
     buffers: Mutex<Vec<Vec<Arc<Buffer>>>>,
+    /// Whether none waits to be used again.
+    is_exact: AtomicBool,
     /// A pass that is being rehearsed or recorded, if one is, and whether it is.
     private: Mutex<Option<Private>>,
     has_private: AtomicBool,
@@ -147,6 +149,7 @@ impl Device {
             account: Arc::default(),
             lacked: OnceLock::new(),
             buffers: Mutex::new(Vec::new()),
+            is_exact: AtomicBool::new(false),
             private: Mutex::new(None),
             has_private: AtomicBool::new(false),
             rooms: Mutex::default(),
@@ -422,10 +425,15 @@ impl Device {
         });
     }
 
-    /// Whether buffers are as long as what lies in them, and nobody's once it is gone, so that who reads or writes beside it is found out by
-    /// a tool that knows what was allocated.
-    fn is_exact(&self) -> bool {
-        self.gpu().is_some_and(|gpu| gpu.debug_sync() == DebugSync::Yes)
+    /// Has each tensor of a GPU that isn't part of an arena take memory of its own from now on, as long as its elements, which goes with it:
+    /// so a tool that knows what was allocated finds who reads or writes beside it. Passes aren't recorded then, and a tensor that goes
+    /// waits for all that the GPU has, nothing of which may wait for another rank.
+    pub fn set_exact_memory(&self) {
+        self.0.is_exact.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_exact(&self) -> bool {
+        self.gpu().is_some() && self.0.is_exact.load(Ordering::Relaxed)
     }
 
     /// A free buffer that holds `bytes`, or else the capacity that a new one should have.

@@ -234,7 +234,9 @@ impl Device {
             refusal: None,
         };
         let (private, given) = rehearsal.go_private(false, || Ok::<T, Error>(pass()));
-        (rehearsal.feeds, rehearsal.refusal) = (private.feeds.into(), private.refusal);
+        // Nothing can be allocated while the GPU records.
+        let exact = self.is_exact().then(|| "memory for each tensor alone, addresses of which".to_owned());
+        (rehearsal.feeds, rehearsal.refusal) = (private.feeds.into(), private.refusal.or(exact));
         let Ok(given) = given else { unreachable!("an ordinary pass doesn't fail") };
         Some((rehearsal, given))
     }

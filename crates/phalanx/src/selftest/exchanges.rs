@@ -148,6 +148,10 @@ fn recorded(device: &Device, gpus: &Arc<GpuGroup>, seen: &mut Seen) -> Result<()
     made.and_then(|()| trail.settle()).map_err(words)?;
     let mut factor = FACTOR;
     seen.note::<f32>(&numbers, factor);
+    if rehearsal.refusal().is_some() {
+        // Each tensor has memory of its own.
+        return Ok(());
+    }
     let (recorded, among) = trail.recorded(|| rehearsal.record(pass));
     let (mut replay, given) = recorded.map_err(|error| error.to_string())?;
     // NCCL ends behind its graphs.

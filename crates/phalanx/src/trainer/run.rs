@@ -14,7 +14,7 @@ use crate::error::Error;
 use crate::event::Event;
 use crate::worker::Worker;
 use phalanx_comm::{Group, Rank, ReduceOp};
-use phalanx_data::{Batch, Dataset, Loader, Order, Target};
+use phalanx_data::{Batch, Dataset, Loader, Order, Supply, Target};
 use phalanx_nn::{Average, Ctx, Module, Moment, Parameters};
 use phalanx_parallel::{
     Axis, Compress, Ddp, DdpConfig, Fsdp, LogicalShards, LogicalShardsConfig, ModelParallel,
@@ -141,9 +141,9 @@ impl<'a> Run<'a> {
         let (len, batch_size) = (train.dataset().len(), trainer.batch_size);
         let samples = len - if trainer.drop_last { len % batch_of_all } else { 0 };
         let deal = Deal::of(Wanted { len, samples, step: global_batch, batch_size, order }, &*strategy);
-        let own = test.as_ref().map_or(0, |test| test_batch(test.dataset(), worker.device(), batch_size));
+        let test_batch = |test: &Supply| test_batch(test.dataset(), worker.device(), batch_size) as u64;
         // Ranks on other devices may want to take fewer at once.
-        let mut of_all = [own as u64];
+        let mut of_all = [test.as_ref().map_or(u64::MAX, test_batch)];
         group.all_reduce(&mut of_all, ReduceOp::Min)?;
         let train = deal.loader(train, trainer.loader);
         let test = test.as_ref().map(|test| {

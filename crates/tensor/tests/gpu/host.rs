@@ -2,8 +2,8 @@
 
 use crate::rig::{near, rig};
 use phalanx_tensor::{
-    Arena, DType, DebugSync, Device, DropoutKey, GpuOptions, Grads, Keep, Layout, Order, Philox, Tensor,
-    Within, autocast,
+    Arena, DType, Device, DropoutKey, GpuOptions, Grads, Keep, Layout, Order, Philox, Room, Tensor, Within,
+    autocast,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -222,19 +222,23 @@ fn memory_is_used_again_and_given_back_before_there_is_none() {
 
 /// As a tool wants it that knows what was allocated.
 #[test]
-fn with_debug_sync_memory_is_as_long_as_what_lies_there_and_goes_with_it() {
+fn exact_memory_is_as_long_as_what_lies_there_and_goes_with_it() {
     let Some(rig) = rig(1) else { return };
     let Some(fake) = rig.fake() else { return };
-    let (libraries, debug_sync) = (vec![fake.folder().to_owned()], DebugSync::Yes);
-    let options = GpuOptions { libraries, debug_sync, ..GpuOptions::default() };
+    let options = GpuOptions { libraries: vec![fake.folder().to_owned()], ..GpuOptions::default() };
     let device = Device::cuda(0, &options).unwrap();
+    device.set_exact_memory();
     let bytes = || fake.count(phalanx_fake_cuda::Count::Bytes);
     let before = bytes();
     let x = Tensor::from_slice(&device, &[1.0f32; 333], [333]);
     assert_eq!(bytes() - before, 4 * 333);
     let y = &x + &x;
     assert_eq!((bytes() - before, y.sum_all().item()), (8 * 333, 666.0));
-    drop((x, y));
+    let samples: Arc<[u64]> = [0].into();
+    let (rehearsal, sum) = device.rehearse(&Room::default(), 0, &samples, || &x + &y).unwrap();
+    assert!(rehearsal.refusal().is_some(), "nothing can be allocated while the GPU records");
+    assert_eq!(sum.narrow(0, 0, 1).item(), 3.0);
+    drop((x, y, sum, rehearsal));
     assert_eq!((bytes(), device.held_bytes()), (before, 0));
 }
 
