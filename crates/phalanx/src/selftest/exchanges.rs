@@ -188,7 +188,7 @@ fn numbers<T: Element>(device: &Device, factor: f64) -> Arena {
 }
 
 fn span<T: Element>(numbers: &Arena) -> GpuSpan<T> {
-    numbers.gpu_span(0..1).expect("they lie on a GPU")
+    numbers.gpu_span(0..1).expect("they lie on a GPU").lending(0..NUMBERS)
 }
 
 fn soon() -> Deadline {
