@@ -8,8 +8,9 @@
 //! - **D-SUM**: ranks contribute gradients of their share of the global mean, so that the sum is the gradient of the mean.
 //! - **D-SAME**: after `prepare` and after every `finish` all ranks hold the same gradients and buffers, bit by bit, so that
 //!   the same optimizer keeps their values the same. Buffers, which forward passes move apart, are rank 0's, as in PyTorch.
-//! - **D-ONCE**: what GPUs exchange behind a step's last pass, the compute stream waits for, and the host once for all of it, in `finish`:
-//!   or, of a pass that is replayed, which has all of it in its graph, when that is done.
+//! - **D-ONCE**: what GPUs exchange behind a step's last pass, the compute stream waits for, and the host once for all of it, in `finish`.
+//!   Buffers go no earlier than the pass is done as far as its rank can tell, and never in a graph: so no rank has them from one that
+//!   has given its pass up, whose sums may have come all the same.
 
 use crate::agreement::same_model;
 use crate::between_gpus::BetweenGpus;
@@ -153,8 +154,6 @@ struct Started {
     pending: VecDeque<Pending>,
     /// Those that GPUs sum among themselves.
     exchanged: VecDeque<GpuWork<GpuSpan<f32>>>,
-    /// Whether the pass has brought rank 0's buffers, too.
-    has_shared_buffers: bool,
     /// Why one couldn't be started.
     failure: Option<phalanx_comm::Error>,
 }
@@ -163,7 +162,7 @@ impl Started {
     /// The last backward pass of the step begins.
     fn expect(&mut self) {
         self.lacking.clone_from(&self.comes);
-        (self.next, self.has_shared_buffers) = (0, false);
+        self.next = 0;
     }
 
     /// Has the compute stream wait for what GPUs sum among themselves.
@@ -179,7 +178,7 @@ impl Started {
         self.coming.clear();
         self.pending.clear();
         self.exchanged.clear();
-        (self.next, self.has_shared_buffers) = (0, false);
+        self.next = 0;
         self.lacking.clear();
     }
 }
@@ -367,9 +366,7 @@ impl Ddp {
     fn share_buffers(&self, parameters: &Parameters) -> Result<(), Error> {
         match &self.gpus {
             Some(gpus) => {
-                if !self.step.has_shared_buffers {
-                    share_buffers_of_gpus(gpus, parameters, &self.trail)?;
-                }
+                share_buffers_of_gpus(gpus, parameters, &self.trail)?;
                 Ok(self.trail.settle()?)
             }
             None => share_buffers(&self.group, parameters),
@@ -493,18 +490,17 @@ impl Way for Summed<'_> {
         Ok(self.step.next == self.buckets.len())
     }
 
-    fn join(&mut self, pass: &Pass<'_>, trail: &Trail) -> Result<(), Error> {
+    fn join(&mut self, trail: &Trail) -> Result<(), Error> {
         if let Some(error) = self.step.failure.take() {
             return Err(error.into());
         }
-        self.step.join(self.gpus, trail)?;
-        share_buffers_of_gpus(self.gpus, pass.parameters, trail)
+        Ok(self.step.join(self.gpus, trail)?)
     }
 
     /// As if they had been started one by one, and waited for.
     fn replayed(&mut self) {
         self.step.expect();
-        (self.step.next, self.step.has_shared_buffers) = (self.buckets.len(), true);
+        self.step.next = self.buckets.len();
     }
 }
 

@@ -31,10 +31,9 @@ pub(crate) trait Way {
         Ok(true)
     }
 
-    /// Has the compute stream wait for what the pass began, which is recorded, and whatever else comes with each such pass; `trail` is told
-    /// among which GPUs that is.
-    fn join(&mut self, pass: &Pass<'_>, trail: &Trail) -> Result<(), Error> {
-        let _ = (pass, trail);
+    /// Has the compute stream wait for what the pass began, which is recorded; `trail` is told among which GPUs that is.
+    fn join(&mut self, trail: &Trail) -> Result<(), Error> {
+        let _ = trail;
         Ok(())
     }
 
@@ -242,7 +241,7 @@ impl Replays {
         let (recorded, among) = self.trail.recorded(|| {
             rehearsal.record(|| {
                 let loss = way.give(&fixed, &weight)?;
-                way.join(&fixed, &self.trail).map(|()| loss)
+                way.join(&self.trail).map(|()| loss)
             })
         });
         let (replay, loss) = recorded.map_err(failed)?;

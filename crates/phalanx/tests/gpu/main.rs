@@ -338,8 +338,8 @@ fn replayed_passes_have_the_bits_of_passes_that_are_made() {
     assert_eq!((fake.damage(), fake.count(Count::Graphs), fake.count(Count::Pieces)), (Vec::new(), 0, 0));
 }
 
-/// Each rank's graph has its all-reduces, which begin in the midst of the backward pass, on a stream of their own, and behind them the
-/// first rank's buffers.
+/// Each rank's graph has its all-reduces, which begin in the midst of the backward pass, on a stream of their own; the first rank's buffers
+/// come behind it.
 #[test]
 fn ranks_replay_passes_with_the_sums_of_their_gradients_in_them() {
     const STEPS: i64 = 7;
@@ -370,7 +370,7 @@ fn ranks_replay_passes_with_the_sums_of_their_gradients_in_them() {
         // The first step is made, the second is made and recorded.
         assert_eq!(launches, (STEPS - 2) * ranks as i64);
         assert_eq!(recorded_sums * STEPS, sums * 3, "{ranks} ranks");
-        assert_eq!((shared, recorded_shared), (ranks as i64 * STEPS, ranks as i64 * 3), "{ranks} ranks");
+        assert_eq!([shared, recorded_shared], [ranks as i64 * STEPS; 2], "{ranks} ranks");
         assert!(sums >= ranks as i64 * STEPS * 3, "{sums} all-reduces of {ranks} ranks");
     }
     assert_eq!((fake.damage(), fake.count(Count::Graphs)), (Vec::new(), 0));
