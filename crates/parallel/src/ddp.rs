@@ -364,27 +364,15 @@ impl Ddp {
 
     /// Every rank gets rank 0's buffers (D-SAME). Returns when all that GPUs exchange is done (D-ONCE).
     fn share_buffers(&self, parameters: &Parameters) -> Result<(), Error> {
-        match &self.gpus {
-            Some(gpus) => {
-                share_buffers_of_gpus(gpus, parameters, &self.trail)?;
-                Ok(self.trail.settle()?)
-            }
-            None => share_buffers(&self.group, parameters),
+        let Some(gpus) = &self.gpus else { return share_buffers(&self.group, parameters) };
+        if !parameters.buffer_names().is_empty() {
+            let buffers = parameters.buffers();
+            let span = buffers.gpu_span::<f32>(0..buffers.layout().count());
+            let span = span.expect("buffers lie where gradients do, on the GPU");
+            self.trail.join(gpus, gpus.start_broadcast(span, Rank(0))?, usize::MAX)?;
         }
+        Ok(self.trail.settle()?)
     }
-}
-
-/// Every rank's GPU gets the buffers of rank 0's (D-SAME), for which the compute stream waits.
-fn share_buffers_of_gpus(gpus: &Arc<GpuGroup>, parameters: &Parameters, trail: &Trail) -> Result<(), Error> {
-    let buffers = parameters.buffers();
-    if parameters.buffer_names().is_empty() {
-        return Ok(());
-    }
-    let span = buffers
-        .gpu_span::<f32>(0..buffers.layout().count())
-        .expect("buffers lie where gradients do, on the GPU");
-    trail.join(gpus, gpus.start_broadcast(span, Rank(0))?, usize::MAX)?;
-    Ok(())
 }
 
 /// Makes all ranks able to sum gradients. Fails if they run different models.
