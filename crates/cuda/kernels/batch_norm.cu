@@ -81,12 +81,16 @@ __device__ inline Moments merged_pieces(const float *means, const float *squares
     return joined(mine, room, merged);
 }
 
-// `moments` (2, width) = each channel's mean and sum of squared distances from it, to be merged with other ranks'.
-extern "C" __global__ void merge_moments(const float *means, const float *squares, double *moments, i64 rows, i64 width, i64 piece) {
+// `totals` (1 + 2 width) = how many values a channel has, and each channel's sums of these and of their squares, to be added to other
+// ranks': in double little is lost where mean and variance are told apart again.
+extern "C" __global__ void batch_totals(const float *means, const float *squares, double *totals, i64 rows, i64 width, i64 piece) {
     __shared__ Moments room[MAX_WARPS];
+    if (blockIdx.x == 0 && threadIdx.x == 0) totals[0] = (double)rows;
     for (i64 c = blockIdx.x; c < width; c += gridDim.x) {
         const Moments mine = merged_pieces(means, squares, c, rows, piece, room);
-        if (threadIdx.x == 0) moments[c] = mine.mean, moments[width + c] = mine.square;
+        if (threadIdx.x > 0) continue;
+        totals[1 + c] = mine.mean * (double)rows;
+        totals[1 + width + c] = mine.square + mine.mean * mine.mean * (double)rows;
     }
 }
 
@@ -125,25 +129,20 @@ extern "C" __global__ void batch_found(const float *mean_parts, const float *squ
     }
 }
 
-// The mean and the variance of each channel, from moments of `count` values.
-extern "C" __global__ void batch_statistics(const double *moments, float *means, float *variances, i64 width, double count) {
+// The same from the totals of a batch that this one is a part of.
+extern "C" __global__ void batch_shared(const double *totals, float *means, float *variances, float *scales, float *running_means,
+                                        float *running_variances, i64 width, double eps, double share) {
+    const Statistics to = {means, variances, scales, running_means, running_variances, eps, share};
+    const double count = totals[0];
     for (i64 c = first_element(); c < width; c += all_threads()) {
-        means[c] = (float)moments[c];
-        variances[c] = (float)(moments[width + c] / count);
+        const double sum = totals[1 + c], mean = sum / count;
+        to.write(c, (float)mean, (float)(fmax(totals[1 + width + c] - sum * mean, 0.0) / count), count);
     }
 }
 
 // 1/std of given variances.
 extern "C" __global__ void batch_scales(const float *variances, float *scales, i64 width, double eps) {
     for (i64 c = first_element(); c < width; c += all_threads()) scales[c] = scale_of(variances[c], eps);
-}
-
-// `follow` of each channel.
-extern "C" __global__ void batch_follow(const float *means, const float *variances, float *running_means, float *running_variances,
-                                        i64 width, double count, double share) {
-    for (i64 c = first_element(); c < width; c += all_threads()) {
-        follow(running_means, running_variances, c, means[c], variances[c], count, share);
-    }
 }
 
 // --- what comes out
@@ -306,17 +305,18 @@ extern "C" __global__ void batch_channel_gradients(const double *sums, const flo
 }
 
 // What the gradient of the input needs of a channel: `factors` (3, width) = weight times scale, the mean of grad, and the mean of
-// grad (x - mean) times the scale squared. The means are over `count` values, and 0 where that is 0: then the statistics were given.
+// grad (x - mean) times the scale squared. The means are over `count` values, and 0 where that is 0, as where the statistics were given.
 __device__ inline void write_factors(float *factors, i64 c, i64 width, Sums sums, float scale, const float *weight, double count) {
     factors[c] = weight ? scale * weight[c] : scale;
     factors[width + c] = count > 0.0 ? (float)(sums.grad / count) : 0.0f;
     factors[2 * width + c] = count > 0.0 ? (float)(sums.product / count * (double)scale * (double)scale) : 0.0f;
 }
 
-extern "C" __global__ void batch_factors(const double *sums, const float *scales, const float *weight, float *factors, i64 width,
-                                         double count) {
+// Those from the sums and the totals of all parts of a batch.
+extern "C" __global__ void batch_factors(const double *sums, const double *totals, const float *scales, const float *weight,
+                                         float *factors, i64 width) {
     for (i64 c = first_element(); c < width; c += all_threads()) {
-        write_factors(factors, c, width, sums ? Sums{sums[c], sums[width + c]} : Sums{0.0, 0.0}, scales[c], weight, sums ? count : 0.0);
+        write_factors(factors, c, width, {sums[c], sums[width + c]}, scales[c], weight, totals[0]);
     }
 }
 

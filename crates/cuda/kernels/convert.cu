@@ -1,4 +1,4 @@
-// Conversions to the type of the module.
+// Conversions to the type of the module, and from it to double.
 #include "packs.cuh"
 
 template <class From> __device__ void converted(const From *from, T *to, i64 n) {
@@ -8,6 +8,15 @@ template <class From> __device__ void converted(const From *from, T *to, i64 n) 
 extern "C" __global__ void from_f32(const float *from, T *to, i64 n) { converted(from, to, n); }
 extern "C" __global__ void from_bf16(const Bf16 *from, T *to, i64 n) { converted(from, to, n); }
 extern "C" __global__ void from_f16(const F16 *from, T *to, i64 n) { converted(from, to, n); }
+
+// Doubles, which nothing but sums over ranks is computed in, are rounded to float first, as on a CPU.
+extern "C" __global__ void from_f64(const double *from, T *to, i64 n) {
+    for (i64 i = first_element(); i < n; i += all_threads()) to[i] = stored((float)from[i]);
+}
+
+extern "C" __global__ void to_f64(const T *from, double *to, i64 n) {
+    for (i64 i = first_element(); i < n; i += all_threads()) to[i] = (double)wide(from[i]);
+}
 
 // Runs of elements that lie apart, each cut into chunks of which a block takes one at a time: `first` is the number of a run's first
 // chunk among those of all.

@@ -19,15 +19,16 @@ use crate::error::Error;
 use crate::evaluation::{EvalPass, Judge};
 use crate::hook::{AllReduce, Bf16, Bucket, Fp16, Hook, Kept, Pending, PowerSgd, PowerSgdConfig};
 use crate::local::{Local, Pass, PassLoss, weighted};
+use crate::ranks::Ranks;
 use crate::replay::{self, Replays, Way};
 use crate::single::{Nobody, begin};
 use crate::strategy::{Place, Strategy, Sync, in_one_go};
 use phalanx_comm::{Deadline, GpuGroup, GpuWork, Group, Rank, ReduceOp, Trail, Via};
 use phalanx_nn::Parameters;
-use phalanx_tensor::{Arena, GpuSpan, GradSink, LeafId, SumOverBatch, Tensor};
+use phalanx_tensor::{Arena, Device, GpuSpan, GradSink, LeafId, SumOverBatch, Tensor};
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// How [`Ddp`] works.
 #[derive(Clone, Debug)]
@@ -43,7 +44,8 @@ pub struct DdpConfig {
     pub sync_batch_norm: bool,
     /// What gradients become on their way. Default nothing else. [`Ddp::with_hook`] goes before it.
     pub compress: Compress,
-    /// How gradients of GPUs are summed, and what ranks of a replica exchange travels. Default as is best.
+    /// How gradients of GPUs are summed, and what ranks of a replica exchange travels, and statistics of a batch, which go by the host where
+    /// gradients do. Default as is best.
     pub between_gpus: BetweenGpus,
 }
 
@@ -120,22 +122,16 @@ pub struct Ddp {
     local: Option<Box<dyn Local>>,
 }
 
-/// Sums over the whole batch, which layers ask for where nothing can fail: the first failure is kept for `finish`.
+/// Sums over the batch of all ranks, which layers ask for in the midst of a pass.
 struct Shared {
+    ranks: Ranks,
     sum: SumOverBatch,
-    failure: Arc<Mutex<Option<phalanx_comm::Error>>>,
 }
 
 impl Shared {
-    fn over(group: Group) -> Shared {
-        let failure = Arc::new(Mutex::new(None));
-        let kept = Arc::clone(&failure);
-        let sum = move |numbers: &mut [f64]| {
-            if let Err(error) = group.all_reduce(numbers, ReduceOp::Sum) {
-                kept.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
-            }
-        };
-        Shared { sum: Arc::new(sum), failure }
+    fn over(ranks: Ranks) -> Shared {
+        let own = ranks.clone();
+        Shared { ranks, sum: Arc::new(move |numbers| own.sum(numbers)) }
     }
 }
 
@@ -198,7 +194,7 @@ impl Ddp {
 
     /// With other settings.
     pub fn with(group: Group, config: DdpConfig) -> Ddp {
-        let shared = config.sync_batch_norm.then(|| Shared::over(group.clone()));
+        let shared = config.sync_batch_norm.then(|| Shared::over(Ranks::of(group.clone())));
         let (hook, is_hooked) = (config.compress.hook(), config.compress != Compress::Nothing);
         Ddp {
             group,
@@ -243,7 +239,6 @@ impl Ddp {
     fn never_replayed(&self) -> Option<&'static str> {
         let reasons = [
             ("they are made in parts", self.local.is_some()),
-            ("statistics over the batch of all ranks go by way of the host", self.shared.is_some()),
             ("gradients that are compressed, or summed by a hook, go by way of the host", self.is_hooked),
             ("gradients go by way of the host, not by NCCL", self.gpus.is_none()),
         ];
@@ -256,15 +251,32 @@ impl Ddp {
             return None;
         }
         self.check_finished();
-        let Ddp { step, buckets, group, gpus, replays, hook, adding, .. } = self;
+        let Ddp { step, buckets, group, gpus, replays, hook, adding, shared, .. } = self;
         let (gpus, replays) = (gpus.as_ref()?, replays.as_mut()?);
         begin(adding, pass.parameters);
-        let mut summed = Summed { step, buckets: prepared(buckets), group, gpus, hook: hook.as_mut() };
+        let shared = shared.as_ref().map(|shared| &shared.sum);
+        let mut summed =
+            Summed { step, buckets: prepared(buckets), group, gpus, hook: hook.as_mut(), shared };
         let made = match pass.sync {
             Sync::Now => replays.pass(pass, &mut summed, meanwhile),
-            Sync::Later => replays.pass(pass, &mut Nobody, meanwhile),
+            Sync::Later => replays.pass(pass, &mut Unsummed { shared }, meanwhile),
         };
-        Some(made.map(PassLoss::item))
+        Some(self.checked(made))
+    }
+
+    /// The loss of a pass that was given to the device. A failure of what layers exchanged in it comes before what follows from that, and
+    /// ends what the ranks have under way, as one does that `finish` meets.
+    fn checked(&mut self, made: Result<PassLoss, Error>) -> Result<f64, Error> {
+        let failure = self.shared.as_ref().and_then(|shared| shared.ranks.take_failure());
+        let error = match (failure, made) {
+            (None, Ok(loss)) => return Ok(loss.item()),
+            (Some(error), _) => Error::from(error),
+            (None, Err(error)) => error,
+        };
+        self.group.abort(&error.to_string());
+        self.abort_gpus(&error.to_string());
+        self.step.forget();
+        Err(error)
     }
 
     #[track_caller]
@@ -360,6 +372,27 @@ impl Ddp {
     fn meet_on_gpus(&self, parameters: &Parameters) -> Result<Option<GpuGroup>, Error> {
         let between = if self.is_hooked { BetweenGpus::Host } else { self.config.between_gpus };
         between.meet("gradients", &self.group, parameters.grads().arena().device(), Via::CommStream)
+    }
+
+    /// Lets ranks whose GPUs exchange numbers do so with what layers sum over the batch, too: each on a stream of its own, so that none
+    /// waits for a bucket.
+    fn meet_over_batch(&mut self, device: &Device) -> Result<(), Error> {
+        if self.shared.is_none() {
+            return Ok(());
+        }
+        let between = match &self.gpus {
+            Some(_) => self.config.between_gpus,
+            None => BetweenGpus::Host,
+        };
+        let gpus = between.meet("statistics of a batch", &self.group, device, Via::OwnStream)?;
+        self.shared = Some(Shared::over(Ranks::of(self.group.clone()).on(gpus, &self.trail)));
+        Ok(())
+    }
+
+    /// Ends what the ranks' GPUs have under way.
+    fn abort_gpus(&self, because: &str) {
+        let over_batch = self.shared.as_ref().and_then(|shared| shared.ranks.gpus());
+        self.gpus.iter().chain(over_batch).for_each(|gpus| gpus.abort(because));
     }
 
     /// Every rank gets rank 0's buffers (D-SAME). Returns when all that GPUs exchange is done (D-ONCE).
@@ -460,15 +493,27 @@ struct Summed<'a> {
     group: &'a Group,
     gpus: &'a Arc<GpuGroup>,
     hook: &'a mut dyn Hook,
+    shared: Option<&'a SumOverBatch>,
+}
+
+/// The same of a pass whose gradients stay where they are for now.
+struct Unsummed<'a> {
+    shared: Option<&'a SumOverBatch>,
+}
+
+impl Way for Unsummed<'_> {
+    fn give(&mut self, pass: &Pass<'_>, weight: &Tensor) -> Result<Tensor, Error> {
+        Ok(replay::in_one_go(pass, weight, self.shared.cloned(), &mut Nobody))
+    }
 }
 
 impl Way for Summed<'_> {
     fn give(&mut self, pass: &Pass<'_>, weight: &Tensor) -> Result<Tensor, Error> {
-        let Summed { step, buckets, group, gpus, hook } = self;
+        let Summed { step, buckets, group, gpus, hook, shared } = self;
         step.expect();
         let sums = Sums { group, gpus: Some(gpus), hook: &mut **hook };
         let mut counter = Counter { step, buckets, sums, parameters: pass.parameters };
-        Ok(replay::in_one_go(pass, weight, &mut counter))
+        Ok(replay::in_one_go(pass, weight, shared.cloned(), &mut counter))
     }
 
     fn done(&mut self) -> Result<bool, Error> {
@@ -516,6 +561,7 @@ impl Strategy for Ddp {
             parameters.grads().settle_in(i..i + 1);
         }
         self.gpus = self.meet_on_gpus(parameters)?.map(Arc::new);
+        self.meet_over_batch(parameters.grads().arena().device())?;
         if let Some(why) = self.never_replayed()
             && self.replays.take().is_some()
             && parameters.grads().arena().device().gpu().is_some()
@@ -529,7 +575,7 @@ impl Strategy for Ddp {
         if let Some(because) = because {
             self.group.abort(because);
             // What a lost rank never comes to would keep this one's GPU waiting for good.
-            self.gpus.iter().for_each(|gpus| gpus.abort(because));
+            self.abort_gpus(because);
         }
         // Whoever comes next may have its memory lie elsewhere, which graphs keep where it is.
         self.replays = None;
@@ -547,7 +593,12 @@ impl Strategy for Ddp {
             return made;
         }
         let Some(mut local) = self.local.take() else {
-            return in_one_go(self, pass, meanwhile).map(PassLoss::item);
+            let (trail, mut settled) = (self.trail.clone(), Ok(()));
+            let loss = in_one_go(self, pass, &mut || {
+                meanwhile();
+                settled = trail.settle();
+            });
+            return self.checked(settled.map_err(Error::from).and(loss));
         };
         meanwhile();
         if pass.samples() == 0 {
@@ -592,17 +643,13 @@ impl Strategy for Ddp {
         if let Err(error) = &result {
             // Ranks hold different gradients now, and what isn't waited for would keep its part of them until it is done.
             self.group.abort(&error.to_string());
-            if let Some(gpus) = &self.gpus {
-                gpus.abort(&error.to_string());
-            }
+            self.abort_gpus(&error.to_string());
         }
         self.step.forget();
-        if let Some(shared) = &self.shared
-            && let Some(error) = shared.failure.lock().unwrap_or_else(PoisonError::into_inner).take()
-        {
-            return Err(error.into());
+        match self.shared.as_ref().and_then(|shared| shared.ranks.take_failure()) {
+            Some(error) => Err(error.into()),
+            None => result,
         }
-        result
     }
 
     fn shared_batch(&self) -> Option<SumOverBatch> {

@@ -2,7 +2,7 @@
 //! model for it than for training.
 
 use crate::error::Error;
-use crate::tensor_parallel::Ranks;
+use crate::ranks::Ranks;
 use phalanx_comm::Trail;
 use phalanx_nn::{Ctx, Loss, Module, Parameters};
 use phalanx_tensor::{DType, Later, LaterVec, Tensor, no_grad};

@@ -47,6 +47,7 @@ mod model_parallel;
 pub mod pipeline;
 mod place;
 mod portion;
+mod ranks;
 mod recompute;
 mod replay;
 mod replicas;

@@ -17,7 +17,9 @@ use crate::single::Nobody;
 use crate::strategy::Sync;
 use phalanx_comm::{GpuGroup, Group, InGraph, Rank, Trail};
 use phalanx_nn::Parameters;
-use phalanx_tensor::{Arena, DType, GradSink, Replay, Room, Shape, Tensor, autocast_dtype, backward};
+use phalanx_tensor::{
+    Arena, DType, GradSink, Replay, Room, Shape, SumOverBatch, Tensor, autocast_dtype, backward,
+};
 use std::sync::Arc;
 
 /// How a strategy makes a pass on a GPU, which may be one that is recorded.
@@ -50,13 +52,19 @@ pub(crate) trait Way {
 /// Where gradients stay.
 impl Way for Nobody {
     fn give(&mut self, pass: &Pass<'_>, weight: &Tensor) -> Result<Tensor, Error> {
-        Ok(in_one_go(pass, weight, self))
+        Ok(in_one_go(pass, weight, None, self))
     }
 }
 
-/// A forward pass, then a backward pass, of which `sink` is told; gives the mean loss.
-pub(crate) fn in_one_go(pass: &Pass<'_>, weight: &Tensor, sink: &mut dyn GradSink) -> Tensor {
-    let loss = pass.forward(None).expect("it has samples");
+/// A forward pass, with statistics over a batch that `shared` sums, if it does, then a backward pass, of which `sink` is told; gives the
+/// mean loss.
+pub(crate) fn in_one_go(
+    pass: &Pass<'_>,
+    weight: &Tensor,
+    shared: Option<SumOverBatch>,
+    sink: &mut dyn GradSink,
+) -> Tensor {
+    let loss = pass.forward(shared).expect("it has samples");
     backward(&[(&loss, Some(&weight.cast(loss.dtype())))], sink);
     loss.detach()
 }

@@ -175,7 +175,8 @@ pub trait Strategy: Send {
     fn finish(&mut self, parameters: &Parameters) -> Result<(), Error>;
 
     /// How statistics over a batch are taken over the parts of all ranks; none if each rank's part stands for itself. Where
-    /// there is one, all ranks make their forward and backward passes, also one that has no samples.
+    /// there is one, all ranks make their forward and backward passes, also one that has no samples. On GPUs nothing of these is read
+    /// before [`Strategy::pass`] or [`Strategy::finish`] has returned: they wait for the other ranks, and find one that is lost.
     fn shared_batch(&self) -> Option<SumOverBatch> {
         None
     }

@@ -24,5 +24,4 @@ mod crossing;
 mod plan;
 
 pub(crate) use cross_entropy::cross_entropy_in_parts;
-pub(crate) use crossing::Ranks;
 pub use plan::{Between, Plan, PlanError, Style};

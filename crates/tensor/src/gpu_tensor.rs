@@ -17,6 +17,14 @@ impl Tensor {
         self.device().gpu().map(|_| GpuTensor(self.copied()))
     }
 
+    /// The values to lend out, where they lie if they lie in rows and nobody else sees them there; none of a tensor on a CPU.
+    pub fn lend(self) -> Option<GpuTensor> {
+        self.device().gpu()?;
+        let own = if self.geometry.is_contiguous() { self } else { self.contiguous() };
+        // Not with what made it, which would not be that of what becomes of it.
+        Some(GpuTensor(Tensor { node: None, ..own }.into_own()))
+    }
+
     /// Room for `parts` tensors like this one, (parts, ...), to lend out, with this one's values in the place of part `own`; what
     /// is in the others means nothing. None of a tensor on a CPU. Panics if there is no such part.
     #[track_caller]

@@ -285,7 +285,7 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
             let (x, weight) = (value(saved, 0), saved[1].as_ref());
             let (mean, scale) = (value(saved, 2), value(saved, 3));
             let mask = relu.then(|| value(saved, 4));
-            let shared = wanted.shared.as_ref().filter(|_| count.is_some());
+            let shared = wanted.shared.as_ref();
             let goes_along = shared.is_none() && wanted.wants(0);
             let (grad, more) = match &wanted.more {
                 Some(more) if !goes_along => (grad.add(more), None),
@@ -303,22 +303,19 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
             let (grad_b, grad_w) = (place(2), place(1));
             let of_plus = wanted.wants(3).then(|| wanted.place(3, x.dense_order(), *x.shape(), dtype));
             let (stats, of_parameters) = ([mean, scale], [&grad_b, &grad_w]);
-            // The gradients of weight and bias are sums that the input's gradient needs too.
-            let summed = || {
+            let grad_x = if !goes_along {
+                // The gradients of weight and bias are sums that the input's gradient needs too, those of the whole batch.
                 let sums = Tensor::stale(device, [2, x.dims()[1]].into(), DType::F64);
                 kernel::batch_norm::sums(x, mean, &grad, mask, &sums);
                 kernel::batch_norm::channel_gradients(&sums, scale, of_parameters);
-                if let Some(sum) = shared {
-                    sums.with_slice_mut(|sums: &mut [f64]| sum(sums));
-                }
-                sums
-            };
-            let grad_x = if !goes_along {
-                let sums = summed();
-                let batch = count.map(|count| (&sums, count));
+                let of_all = shared.map(|shared| (shared.summed(sums), &shared.totals));
                 filled_like(0, x, &|out| {
+                    let (sums, totals) = of_all.as_ref().expect("else the input's gradient goes along");
                     let outputs = (out, of_plus.as_ref());
-                    kernel::batch_norm::input_gradient(x, stats, weight, &grad, mask, batch, outputs);
+                    let of_batch = [sums, totals];
+                    kernel::batch_norm::input_gradient_shared(
+                        x, stats, weight, &grad, mask, of_batch, outputs,
+                    );
                 })
             } else {
                 filled_like(0, x, &|out| {

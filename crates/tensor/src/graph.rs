@@ -11,7 +11,7 @@ use crate::dtype::DType;
 use crate::op::{Op, Unary};
 use crate::ops::across::Crossing;
 use crate::ops::again::Again;
-use crate::ops::norm::SumOverBatch;
+use crate::ops::norm::SharedBatch;
 use crate::storage::Storage;
 use crate::tensor::Tensor;
 use crate::walk::backward;
@@ -38,8 +38,8 @@ pub(crate) struct Body {
     pub(crate) kind: Kind,
     pub(crate) inputs: Inputs,
     pub(crate) saved: Saved,
-    /// How the sums of a gradient formula go over all parts of a batch, where the forward pass's did.
-    pub(crate) shared: Option<SumOverBatch>,
+    /// The batch over all of whose parts the sums of a gradient formula go, where the forward pass's did.
+    pub(crate) shared: Option<Arc<SharedBatch>>,
     /// Both directions of a map that somebody else knows, where the op is one.
     pub(crate) crossing: Option<Arc<dyn Crossing>>,
     /// How the graph is made that this node stands for, where it stands for one.

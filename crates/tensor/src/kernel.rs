@@ -113,21 +113,23 @@ kernels! {
     ) on grad;
     }
     batch_norm of numbers {
-        moments(x: &Tensor, moments: &Tensor) on x;
-        statistics(moments: &Tensor, count: f64, stats: [&Tensor; 2]) on moments;
-        follow(mean: &Tensor, variance: &Tensor, count: f64, running: ([&Tensor; 2], f64)) on mean;
         train(
             x: &Tensor, affine: [Option<&Tensor>; 2], eps: f64, fused: Fused<'_>, running: Option<([&Tensor; 2], f64)>,
             out: [&Tensor; 4]
+        ) on x;
+        totals(x: &Tensor, totals: &Tensor) on x;
+        train_shared(
+            x: &Tensor, totals: &Tensor, affine: [Option<&Tensor>; 2], eps: f64, fused: Fused<'_>,
+            running: Option<([&Tensor; 2], f64)>, out: [&Tensor; 4]
         ) on x;
         normalise(
             x: &Tensor, stats: [&Tensor; 2], affine: [Option<&Tensor>; 2], eps: f64, fused: Fused<'_>, out: [&Tensor; 2]
         ) on x;
         sums(x: &Tensor, mean: &Tensor, grad: &Tensor, mask: Option<&Tensor>, sums: &Tensor) on x;
         channel_gradients(sums: &Tensor, scale: &Tensor, out: [&Tensor; 2]) on sums;
-        input_gradient(
+        input_gradient_shared(
             x: &Tensor, stats: [&Tensor; 2], weight: Option<&Tensor>, grad: &Tensor, mask: Option<&Tensor>,
-            batch: Option<(&Tensor, f64)>, out: (&Tensor, Option<&Tensor>)
+            shared: [&Tensor; 2], out: (&Tensor, Option<&Tensor>)
         ) on x;
         gradients(
             x: &Tensor, stats: [&Tensor; 2], weight: Option<&Tensor>, grad: &Tensor, mask: Option<&Tensor>,

@@ -94,7 +94,7 @@ pub(crate) enum Op {
     /// x, weight, each channel's mean and 1/std, and the output where there is a ReLU.
     BatchNorm {
         /// How many values a channel has, if mean and deviation are the batch's own, and so have gradients; none if they
-        /// were given.
+        /// were given, or are those of a shared batch.
         count: Option<f64>,
         /// Whether a ReLU follows.
         relu: bool,

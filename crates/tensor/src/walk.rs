@@ -29,7 +29,7 @@ use crate::kernel;
 use crate::op::Op;
 use crate::ops::across::Crossing;
 use crate::ops::again::Again;
-use crate::ops::norm::SumOverBatch;
+use crate::ops::norm::SharedBatch;
 use crate::shape::{Order, Shape};
 use crate::tensor::Tensor;
 use phalanx_cuda::Spread;
@@ -41,7 +41,7 @@ pub(crate) struct Wanted<'a> {
     inputs: &'a Inputs,
     device: &'a Device,
     /// How sums go over all parts of a batch, where the op's did.
-    pub(crate) shared: Option<SumOverBatch>,
+    pub(crate) shared: Option<Arc<SharedBatch>>,
     /// Who knows the way back, where the op is a map of somebody else.
     pub(crate) crossing: Option<Arc<dyn Crossing>>,
     /// Where casts wait that may come later, if any may.
@@ -340,7 +340,7 @@ struct Part {
     op: Op,
     inputs: Inputs,
     saved: Saved,
-    shared: Option<SumOverBatch>,
+    shared: Option<Arc<SharedBatch>>,
     crossing: Option<Arc<dyn Crossing>>,
     grad: Tensor,
     device: Device,
@@ -396,7 +396,7 @@ impl WeightGradients {
         op: &Op,
         inputs: &mut Inputs,
         saved: &Saved,
-        (shared, crossing): (&Option<SumOverBatch>, &Option<Arc<dyn Crossing>>),
+        (shared, crossing): (&Option<Arc<SharedBatch>>, &Option<Arc<dyn Crossing>>),
         (grad, device): (&Tensor, &Device),
     ) {
         let is_behind_gelu = matches!(op, Op::GeluLinearInOut(..));

@@ -152,8 +152,8 @@ impl Case {
         [0; 2].map(|_| room(Element::F32, self.pieces() * self.size[1]))
     }
 
-    /// Piece by piece; and the same by way of moments that several ranks may add up, to the bit.
-    fn statistics(&self, values: &Values) -> Statistics {
+    /// Piece by piece; and the same by way of totals that several ranks may add up.
+    fn statistics(&self, values: &Values) -> [Statistics; 2] {
         let [rows, width] = self.size;
         let [mut means, mut squares] = self.parts();
         let sizes = || self.sizes().into_iter().chain([Arg::Int(PIECE as i64)]);
@@ -170,26 +170,19 @@ impl Case {
         let [of_means, of_variances, of_scales] = found;
         let found = Statistics { means: of_means, variances: of_variances, scales: of_scales, running };
 
-        let mut moments = vec![0xa5; 2 * width * 8];
-        let mut args = vec![Arg::In(&means), Arg::In(&squares), Arg::Out(&mut moments)];
+        let mut totals = vec![0xa5; (1 + 2 * width) * 8];
+        let mut args = vec![Arg::In(&means), Arg::In(&squares), Arg::Out(&mut totals)];
         args.extend(sizes());
-        launch("merge_moments", self.element, self.per_channel(), &mut args);
-        assert!(doubles(&moments).iter().all(|x| x.is_finite()));
+        launch("batch_totals", self.element, self.per_channel(), &mut args);
+        assert!(doubles(&totals)[0] == rows as f64 && doubles(&totals).iter().all(|x| x.is_finite()));
         let [mut means, mut variances, mut scales] = [0; 3].map(|_| room(Element::F32, width));
-        let count = Arg::Double(rows as f64);
-        let outputs = [Arg::Out(&mut means), Arg::Out(&mut variances)];
-        let mut args = vec![Arg::In(&moments)];
-        args.extend(outputs.into_iter().chain([self.channels(), count]));
-        launch("batch_statistics", self.element, self.of_channels(), &mut args);
-        let mut args = [Arg::In(&variances), Arg::Out(&mut scales), self.channels(), Arg::Double(EPS)];
-        launch("batch_scales", self.element, self.of_channels(), &mut args);
         let mut running = self.running();
-        let mut args = vec![Arg::In(&means), Arg::In(&variances)];
+        let mut args = vec![Arg::In(&totals)];
+        args.extend([&mut means, &mut variances, &mut scales].map(|out| Arg::Out(out)));
         args.extend(running.iter_mut().map(|out| Arg::Out(out)));
-        args.extend([self.channels(), Arg::Double(rows as f64), Arg::Double(SHARE)]);
-        launch("batch_follow", self.element, self.of_channels(), &mut args);
-        assert!(found == Statistics { means, variances, scales, running }, "statistics by way of moments");
-        found
+        args.extend([self.channels(), Arg::Double(EPS), Arg::Double(SHARE)]);
+        launch("batch_shared", self.element, self.of_channels(), &mut args);
+        [found, Statistics { means, variances, scales, running }]
     }
 
     fn normalised(&self, values: &Values, statistics: &Statistics) -> Vec<u8> {
@@ -257,16 +250,17 @@ impl Case {
         let mut args = vec![Arg::In(&grads), Arg::In(&products), Arg::Out(&mut sums)];
         args.extend([Arg::Int(pieces), self.channels()]);
         launch("merge_sums", self.element, self.per_channel(), &mut args);
+        // Only the first of the totals tells of gradients.
+        let totals = bytemuck::bytes_of(&(rows as f64)).to_vec();
         let [mut weight_too, mut bias_too] = [0; 2].map(|_| room(Element::F32, width));
         let mut args = vec![Arg::In(&sums), Arg::In(&statistics.scales)];
         args.extend([self.of_parameter(&mut weight_too), self.of_parameter(&mut bias_too), self.channels()]);
         launch("batch_channel_gradients", self.element, self.of_channels(), &mut args);
         let mut factors_too = room(Element::F32, 3 * width);
-        let mut args = vec![if given { Arg::Null } else { Arg::In(&sums) }, Arg::In(&statistics.scales)];
+        let mut args = vec![Arg::In(&sums), Arg::In(&totals), Arg::In(&statistics.scales)];
         args.extend([arg(&values.weight), Arg::Out(&mut factors_too), self.channels()]);
-        args.push(Arg::Double(rows as f64));
         launch("batch_factors", self.element, self.of_channels(), &mut args);
-        let same = weight == weight_too && bias == bias_too && factors == factors_too;
+        let same = weight == weight_too && bias == bias_too && (given || factors == factors_too);
         assert!(same, "gradients by way of sums");
 
         let [mut x, mut plus] = [0; 2].map(|_| room(self.element, rows * width));
@@ -313,7 +307,7 @@ impl Case {
 
     fn check(&self) {
         let (values, engine) = (self.values(), Engine::new(self));
-        let by_pieces = self.statistics(&values);
+        let [by_pieces, by_totals] = self.statistics(&values);
         let out = self.normalised(&values, &by_pieces);
         let (at_once, out_at_once) = self.all_at_once(&values);
         for (statistics, out) in [(&by_pieces, &out), (&at_once, &out_at_once)] {
@@ -321,6 +315,7 @@ impl Case {
             // Two values of a channel that are nearly the same are told apart by little.
             self.near("output", out, &engine.out, self.scale(statistics));
         }
+        self.check_statistics(&by_totals, &engine);
 
         let mask = (self.follows != Follows::Nothing).then_some(out);
         let found = [

@@ -129,6 +129,42 @@ fn conversions_round_to_the_nearest() {
     }
 }
 
+/// Doubles are rounded to float first, also to a float of 16 bits, as the engine does on a CPU.
+#[test]
+fn conversions_to_and_from_doubles_are_those_of_the_engine() {
+    if !there_is_a_compiler() {
+        return;
+    }
+    // Beside every step of floats, beyond their largest and below their smallest, and what is no number.
+    let beside = (0..3000u32).flat_map(|i| {
+        let x = f64::from(f32::from_bits(i.wrapping_mul(0x9e37_79b9) & 0x7f7f_ffff));
+        [x, x * (1.0 + 1e-9), -x * (1.0 - 1e-9)]
+    });
+    // Beside the middle of two floats of 16 bits, where it matters that doubles become floats first.
+    let middles = [8, 11].into_iter().flat_map(|bits| {
+        let odd = (0..64).map(move |i| 1.0 + f64::from(2 * i + 1) * 2f64.powi(-bits));
+        odd.flat_map(|middle| [middle - 1e-12, middle, middle + 1e-12])
+    });
+    let values: Vec<f64> = beside
+        .chain(middles)
+        .chain([1e300, -1e300, 1e-300, f64::INFINITY, f64::NAN, -0.0, 65519.9])
+        .collect();
+    let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_ne_bytes()).collect();
+    let n = values.len();
+    for element in Element::ALL {
+        let (mut out, mut back) = (room(element, n), vec![0xa5; 8 * n]);
+        let work = Work::Elements(n as u64);
+        let count = || Arg::Int(n as i64);
+        launch("from_f64", element, work, &mut [Arg::In(&bytes), Arg::Out(&mut out), count()]);
+        launch("to_f64", element, work, &mut [Arg::In(&out), Arg::Out(&mut back), count()]);
+        let got = back.as_chunks().0.iter().map(|&bytes| f64::from_ne_bytes(bytes));
+        for (got, want) in got.zip(decode(element, &encode(element, &values))) {
+            let same = got.to_bits() == want.to_bits() || (got.is_nan() && want.is_nan());
+            assert!(same, "{element:?}: {got}, not {want}");
+        }
+    }
+}
+
 #[test]
 fn runs_that_lie_apart_are_converted_and_what_is_between_stays() {
     if !there_is_a_compiler() {

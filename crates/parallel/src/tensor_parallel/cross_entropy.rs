@@ -1,7 +1,8 @@
 //! Cross entropy of scores of which each rank has those of some classes. Nobody sees the scores of all: ranks tell each other the
 //! largest of each row, the sum of its exponentials, and the score of its label.
 
-use super::crossing::{Move, Ranks};
+use super::crossing::Move;
+use crate::ranks::Ranks;
 use phalanx_comm::ReduceOp;
 use phalanx_tensor::{DType, Keep, Tensor};
 

@@ -1,81 +1,15 @@
 //! What goes over ranks at the seams of layers: five pairs of maps, each the way back of the other. Values travel in their own type;
-//! sums of those of 16 bits are rounded after each two. Between ranks with a GPU each they go by NCCL, and never see the host, which
-//! goes on while its GPU waits for them: it is told of a rank that is gone two of them later, or before anything is read ([`Trail`]).
+//! sums of those of 16 bits are rounded after each two.
 
-use phalanx_comm::{Element as Sent, Error, GpuGroup, GpuWork, Group, ReduceOp, Trail, bf16, f16};
-use phalanx_tensor::{Crossing, DType, Element, GpuTensor, Tensor};
-use std::sync::{Arc, Mutex, PoisonError};
-
-/// The ranks that hold the parts of a layer. Layers can't fail, so the first failure is kept for whoever asks after the pass; what
-/// comes of it means nothing.
-#[derive(Clone)]
-pub(crate) struct Ranks {
-    group: Group,
-    /// Their GPUs, where these exchange values among themselves.
-    gpus: Option<Arc<GpuGroup>>,
-    /// What this rank's GPU waits for.
-    trail: Trail,
-    failure: Arc<Mutex<Option<Error>>>,
-}
+use crate::ranks::Ranks;
+use phalanx_comm::{Element as Sent, GpuGroup, ReduceOp, bf16, f16};
+use phalanx_tensor::{Crossing, DType, Element, Tensor};
+use std::sync::Arc;
 
 impl Ranks {
-    pub(crate) fn of(group: Group) -> Ranks {
-        Ranks { group, gpus: None, trail: Trail::default(), failure: Arc::default() }
-    }
-
-    /// The same with GPUs that exchange values among themselves, if these do, and what this one waits for.
-    pub(crate) fn on(self, gpus: Option<GpuGroup>, trail: &Trail) -> Ranks {
-        Ranks { gpus: gpus.map(Arc::new), trail: trail.clone(), ..self }
-    }
-
-    /// How many there are.
-    pub(crate) fn count(&self) -> usize {
-        self.group.world_size()
-    }
-
-    /// Which of them this is.
-    pub(crate) fn rank(&self) -> usize {
-        self.group.rank().index()
-    }
-
-    pub(crate) fn group(&self) -> &Group {
-        &self.group
-    }
-
-    /// The GPUs, where these exchange values among themselves.
-    pub(crate) fn gpus(&self) -> Option<&Arc<GpuGroup>> {
-        self.gpus.as_ref()
-    }
-
-    /// Ends the group, and what GPUs have under way.
-    pub(crate) fn abort(&self, because: &str) {
-        self.group.abort(because);
-        self.gpus.iter().for_each(|gpus| gpus.abort(because));
-    }
-
-    /// The first failure since this was asked for last.
-    pub(crate) fn take_failure(&self) -> Option<Error> {
-        self.failure.lock().unwrap_or_else(PoisonError::into_inner).take()
-    }
-
-    fn note(&self, result: Result<(), Error>) {
-        if let Err(error) = result {
-            self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
-        }
-    }
-
     /// A map that goes over these ranks.
     pub(crate) fn crossing(&self, forth: Move, back: Move) -> Arc<dyn Crossing> {
         Arc::new(OverRanks { ranks: self.clone(), forth, back })
-    }
-
-    /// The sum over ranks, or the largest: outside of the graph.
-    pub(crate) fn reduced(&self, x: &Tensor, op: ReduceOp) -> Tensor {
-        match x.dtype() {
-            DType::BF16 => self.reduced_as::<bf16>(x, op),
-            DType::F16 => self.reduced_as::<f16>(x, op),
-            _ => self.reduced_as::<f32>(x, op),
-        }
     }
 
     /// The ranks' columns (..., C / n) side by side, (..., C): outside of the graph.
@@ -87,51 +21,7 @@ impl Ranks {
         all.narrow(last, self.rank() * width, width).copy_from(x);
         self.reduced(&all, ReduceOp::Sum)
     }
-
-    fn reduced_as<T: Element + Sent>(&self, x: &Tensor, op: ReduceOp) -> Tensor {
-        if let Some(reduced) = self.on_gpus(|| x.to_lend(), |gpus, own| gpus.start_all_reduce(own, op)) {
-            return reduced;
-        }
-        // Graphs are alike (T-ORDER), so all ranks' values lie in the same order.
-        let order = x.lies_in().filter(|_| x.device().gpu().is_none());
-        let mut values = match order {
-            Some(_) => x.with_lying(|values: &[T]| values.to_vec()),
-            None => self.on_host::<T>(x),
-        };
-        self.note(self.group.all_reduce(&mut values, op));
-        match order {
-            Some(order) => Tensor::from_order(x.device(), &values, *x.shape(), order),
-            None => Tensor::from_slice(x.device(), &values, *x.shape()),
-        }
-    }
 }
-
-impl Ranks {
-    /// The numbers, once a GPU waits for no other rank.
-    fn on_host<T: Element>(&self, x: &Tensor) -> Vec<T> {
-        self.note(self.trail.settle());
-        x.to_vec()
-    }
-
-    /// What GPUs make of values among themselves, if they do: of `x` as it is lent, `start` begins it. After a failure it means nothing.
-    fn on_gpus(
-        &self,
-        lend: impl FnOnce() -> Option<GpuTensor>,
-        start: impl FnOnce(&GpuGroup, GpuTensor) -> Result<GpuWork<GpuTensor>, Error>,
-    ) -> Option<Tensor> {
-        let gpus = self.gpus.as_ref()?;
-        let own = lend()?;
-        let nothing = own.zeros_like();
-        let done = start(gpus, own).and_then(|work| self.trail.join(gpus, work, MOST_AHEAD));
-        Some(done.map(GpuTensor::into_tensor).unwrap_or_else(|error| {
-            self.note(Err(error));
-            nothing()
-        }))
-    }
-}
-
-/// Exchanges that the host may have put behind it while its GPU waits for them.
-const MOST_AHEAD: usize = 2;
 
 /// What becomes of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -192,7 +82,7 @@ impl Ranks {
                 let all = self.on_gpus(lend, |gpus, all| gpus.start_all_gather(all)).unwrap_or_else(|| {
                     let own = self.on_host::<T>(&own);
                     let mut all = vec![T::default(); n * own.len()];
-                    self.note(self.group.all_gather(&own, &mut all));
+                    self.note(self.group().all_gather(&own, &mut all));
                     Tensor::from_slice(x.device(), &all, [n, batch, stretch, behind])
                 });
                 all.transpose(0, 1).reshape(with_length(x, n * stretch).as_slice())
@@ -206,8 +96,8 @@ impl Ranks {
                     return all.narrow(0, rank, 1).reshape(with_length(x, stretch).as_slice());
                 }
                 let mut all = self.on_host::<T>(&by_rank);
-                self.note(self.group.reduce_scatter_in_place(&mut all, ReduceOp::Sum));
-                let own = &all[self.group.own_part(all.len())];
+                self.note(self.group().reduce_scatter_in_place(&mut all, ReduceOp::Sum));
+                let own = &all[self.group().own_part(all.len())];
                 Tensor::from_slice(x.device(), own, with_length(x, stretch).as_slice())
             }
             Move::OwnRows => {
@@ -267,6 +157,7 @@ fn with_length(x: &Tensor, time: usize) -> Vec<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use phalanx_comm::Group;
     use phalanx_tensor::{DType, Device, Philox};
 
     /// Runs `f` as each of `n` ranks.

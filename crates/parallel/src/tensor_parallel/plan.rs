@@ -1,6 +1,7 @@
 //! Which layers of a model are cut, and how.
 
-use super::crossing::{Move, Ranks};
+use super::crossing::Move;
+use crate::ranks::Ranks;
 use phalanx_nn::models::{MnistHpcNet, MnistNet, ResNetDepth};
 use phalanx_nn::{Cut, Module, Role, Seam, Stretch, Visitor};
 use phalanx_tensor::Within;

@@ -16,6 +16,7 @@ mod replays;
 mod samples;
 mod searched;
 mod sharded;
+mod shared_batch;
 
 use fake::fake;
 use phalanx::checkpoint::{CheckpointConfig, Every};

@@ -45,49 +45,50 @@ fn moments_of_pieces(engine: &Engine, x: &Tensor) -> [Tensor; 2] {
     [means, squares]
 }
 
-/// `moments` (2, C) = each channel's mean, and its sum of squared distances from the mean.
+/// `totals` (1 + 2 C) = how many values a channel has, and each channel's sums of these and of their squares.
 #[track_caller]
-pub(crate) fn moments(engine: &Engine, x: &Tensor, moments: &Tensor) {
+pub(crate) fn totals(engine: &Engine, x: &Tensor, totals: &Tensor) {
     let [n, channels] = sizes(x);
     let [piece, n_pieces] = pieces(n);
     let [means, squares] = moments_of_pieces(engine, x);
     let [a, b, c] = [n, channels, piece].map(Arg::Int);
-    let args = [Arg::In(&means), Arg::In(&squares), Arg::Out(moments), a, b, c];
-    // SAFETY: there is a part for each piece of a channel, and two numbers for each channel.
-    unsafe { engine.launch("merge_moments", rows(channels, n_pieces), &args) };
+    let args = [Arg::In(&means), Arg::In(&squares), Arg::Out(totals), a, b, c];
+    // SAFETY: there is a part for each piece of a channel, and two numbers for each channel behind the first.
+    unsafe { engine.launch("batch_totals", rows(channels.max(1), n_pieces), &args) };
 }
 
-/// Each channel's mean and variance, from the moments of `count` values.
+/// The same as [`train`] by the statistics of a larger batch, which these are the totals of.
 #[track_caller]
-pub(crate) fn statistics(engine: &Engine, moments: &Tensor, count: f64, [mean, variance]: [&Tensor; 2]) {
-    let channels = mean.count();
-    let args = [Arg::In(moments), Arg::Out(mean), Arg::Out(variance), Arg::Int(channels), Arg::Double(count)];
-    // SAFETY: there are two moments and one of all else for each channel.
-    unsafe { engine.launch("batch_statistics", elements(channels), &args) };
-}
-
-/// Moves running statistics by a share of the way to those of a batch of `count` values.
-#[track_caller]
-pub(crate) fn follow(
+#[expect(clippy::too_many_arguments, reason = "they are what the formula has")]
+pub(crate) fn train_shared(
     engine: &Engine,
-    mean: &Tensor,
-    variance: &Tensor,
-    count: f64,
-    ([running_mean, running_variance], share): ([&Tensor; 2], f64),
+    x: &Tensor,
+    totals: &Tensor,
+    affine: [Option<&Tensor>; 2],
+    eps: f64,
+    fused: Fused<'_>,
+    running: Option<([&Tensor; 2], f64)>,
+    [out, mean, variance, scale]: [&Tensor; 4],
 ) {
     let channels = mean.count();
-    let running = [running_mean, running_variance].map(Arg::Out);
+    let [running_mean, running_variance] =
+        [0, 1].map(|i| out_or_null(running.map(|(running, _)| running[i])));
+    let [mean_out, variance, scale_out] = [mean, variance, scale].map(Arg::Out);
+    let (share, width) = (Arg::Double(running.map_or(0.0, |(_, share)| share)), Arg::Int(channels));
     let args = [
-        Arg::In(mean),
-        Arg::In(variance),
-        running[0],
-        running[1],
-        Arg::Int(channels),
-        Arg::Double(count),
-        Arg::Double(share),
+        Arg::In(totals),
+        mean_out,
+        variance,
+        scale_out,
+        running_mean,
+        running_variance,
+        width,
+        Arg::Double(eps),
+        share,
     ];
-    // SAFETY: there is one of each for each channel.
-    unsafe { engine.launch("batch_follow", elements(channels), &args) };
+    // SAFETY: there are two totals for each channel behind the first, and one of all else for each channel.
+    unsafe { engine.launch("batch_shared", elements(channels), &args) };
+    normalise_by(engine, x, [mean, scale], affine, fused, out);
 }
 
 /// All of a batch normalisation in training: statistics of the batch and 1/std, running statistics, and what comes out.
@@ -269,31 +270,31 @@ pub(crate) fn channel_gradients(
     unsafe { engine.launch("batch_channel_gradients", elements(channels), &args) };
 }
 
-/// `out =` the gradient of the input, and of what was added to it, where that is wanted, too. `batch` are the sums of [`sums`] and of how
-/// many values a channel they were, where mean and scale are the batch's own.
+/// `out =` the gradient of the input, and of what was added to it, where that is wanted, too, of a part of a batch: by the sums of [`sums`]
+/// and the [`totals`] of all of it.
 #[track_caller]
 #[expect(clippy::too_many_arguments, reason = "they are what the formula has")]
-pub(crate) fn input_gradient(
+pub(crate) fn input_gradient_shared(
     engine: &Engine,
     x: &Tensor,
     [mean, scale]: [&Tensor; 2],
     weight: Option<&Tensor>,
     grad: &Tensor,
     mask: Option<&Tensor>,
-    batch: Option<(&Tensor, f64)>,
+    [sums, totals]: [&Tensor; 2],
     outputs: (&Tensor, Option<&Tensor>),
 ) {
     let channels = mean.count();
     let factors = factors_of(x);
     let args = [
-        Arg::InOrNull(batch.map(|(sums, _)| sums)),
+        Arg::In(sums),
+        Arg::In(totals),
         Arg::In(scale),
         Arg::InOrNull(weight),
         Arg::Out(&factors),
         Arg::Int(channels),
-        Arg::Double(batch.map_or(0.0, |(_, count)| count)),
     ];
-    // SAFETY: there are two sums, three factors and one of all else for each channel.
+    // SAFETY: there is a first of the totals, and there are two sums, three factors and one of all else for each channel.
     unsafe { engine.launch("batch_factors", elements(channels), &args) };
     input_gradient_by(engine, x, mean, (grad, None), mask, &factors, outputs);
 }

@@ -2,7 +2,7 @@
 
 use crate::dtype::{DType, Element as _};
 use crate::gpu::Engine;
-use crate::gpu::launch::{Arg, check_float, element, elements, rows, walk};
+use crate::gpu::launch::{Arg, element, elements, rows, walk};
 use crate::gpu::transfer::place;
 use crate::shape::Order;
 use crate::tensor::Tensor;
@@ -71,17 +71,24 @@ pub(crate) fn copy(engine: &Engine, from: &Tensor, out: &Tensor) {
 /// Fills `out` with the elements of `from` in its own type, each rounded once; both lie in one order without gaps.
 #[track_caller]
 pub(crate) fn convert(engine: &Engine, from: &Tensor, out: &Tensor) {
-    let name = match from.dtype {
-        DType::F32 => "from_f32",
-        DType::BF16 => "from_bf16",
-        DType::F16 => "from_f16",
-        other => panic!("cast: from {other} on a GPU, which converts f32, bf16 and f16"),
-    };
-    check_float("cast", out.dtype);
+    let (name, module) = conversion(from.dtype, out.dtype);
     let n = out.count();
-    // SAFETY: both have n elements without gaps.
+    // SAFETY: both have n elements without gaps, of the kernel's types.
     unsafe {
-        engine.launch_for(element(out.dtype), name, elements(n), &[Arg::In(from), Arg::Out(out), Arg::Int(n)])
+        engine.launch_for(element(module), name, elements(n), &[Arg::In(from), Arg::Out(out), Arg::Int(n)])
+    }
+}
+
+/// The kernel that converts floats, and the type of its module.
+#[track_caller]
+fn conversion(from: DType, to: DType) -> (&'static str, DType) {
+    match (from, to) {
+        (_, DType::F64) => ("to_f64", from),
+        (DType::F32, _) => ("from_f32", to),
+        (DType::BF16, _) => ("from_bf16", to),
+        (DType::F16, _) => ("from_f16", to),
+        (DType::F64, _) => ("from_f64", to),
+        (DType::I64 | DType::U8, _) => panic!("cast: from {from} to {to}: floats are cast to floats"),
     }
 }
 

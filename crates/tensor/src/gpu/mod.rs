@@ -2,13 +2,12 @@
 //! stream its work and return (S-STREAM in `storage.rs`); shapes were checked by the op that calls them.
 //!
 //! What a GPU doesn't do, and panics by name when it is asked to:
-//! - computing with f64 ([`launch::check_float`]); tensors of any type can be copied and filled;
+//! - computing with f64 ([`launch::check_float`]), which is cast, and summed over ranks; tensors of any type can be copied and filled;
 //! - random numbers, and what is done to whole arenas, in other floats than f32;
 //! - lending values as slices where they lie: `Arena::flat`, `flat_mut` and the slices of a `Span` are a CPU's;
 //!   `Arena::host_span` lends copies.
 //!
-//! What it does by way of the host, and so waits for: batch norms whose statistics span ranks (`SumOverBatch`), and
-//! `Tensor::with_slice` and `with_slice_mut`. What it does in more passes than it needs: dropout of whole channels, of a part of
+//! What it does by way of the host, and so waits for: `Tensor::with_slice` and `with_slice_mut`. What it does in more passes than it needs: dropout of whole channels, of a part of
 //! a tensor and of views multiplies by a mask that is stored.
 
 pub(crate) mod attention;

@@ -27,28 +27,6 @@ pub struct BatchNormed {
     pub out: Tensor,
     /// What the batch showed.
     pub stats: ChannelStats,
-    /// How many values of each channel that was told from.
-    pub count: f64,
-}
-
-/// Makes means and sums of squared distances of one part those of all parts; gives how many values there are.
-fn pooled(count: f64, means: &mut [f64], squares: &mut [f64], sum: &SumOverBatch) -> f64 {
-    // Sums of values and of squares can be added; in double precision little is lost where they are told apart again.
-    let mut numbers = Vec::with_capacity(1 + 2 * means.len());
-    numbers.push(count);
-    if count == 0.0 {
-        numbers.resize(1 + 2 * means.len(), 0.0);
-    } else {
-        numbers.extend(means.iter().map(|mean| mean * count));
-        numbers.extend(means.iter().zip(&*squares).map(|(mean, square)| square + mean * mean * count));
-    }
-    sum(&mut numbers);
-    let (count, (sums, totals)) = (numbers[0], numbers[1..].split_at(means.len()));
-    for ((mean, square), (sum, total)) in means.iter_mut().zip(squares).zip(sums.iter().zip(totals)) {
-        *mean = sum / count;
-        *square = (total - sum * *mean).max(0.0);
-    }
-    count
 }
 
 /// What follows a batch normalisation: in the same pass over memory where the tensor's order allows it.
@@ -63,9 +41,49 @@ pub enum Then<'a> {
     AddRelu(&'a Tensor),
 }
 
-/// Adds up numbers over all who hold a part of the same batch, as ranks do: whoever is handed `numbers` replaces each by the
-/// sum of theirs. All must come with the same calls in the same order.
-pub type SumOverBatch = Arc<dyn Fn(&mut [f64]) + Send + Sync>;
+/// Adds up numbers over all who hold a part of the same batch, as ranks do: whoever is handed a row of f64 gives one of the sums of
+/// theirs, as many and on the same device. All must come with the same calls in the same order. On a GPU it may give them before they
+/// are there, so that nothing of the pass may be read before whoever it is of has waited for the others.
+pub type SumOverBatch = Arc<dyn Fn(Tensor) -> Tensor + Send + Sync>;
+
+/// A batch that several have parts of.
+pub(crate) struct SharedBatch {
+    /// (1 + 2 C): how many values a channel has in all parts, and each channel's sums of these and of their squares. Such sums can be added;
+    /// in double precision little is lost where mean and variance are told apart again.
+    pub(crate) totals: Tensor,
+    /// Adds up over the parts.
+    sum: SumOverBatch,
+}
+
+impl SharedBatch {
+    #[track_caller]
+    fn of(own: Tensor, sum: &SumOverBatch) -> SharedBatch {
+        SharedBatch { totals: summed(own, sum), sum: sum.clone() }
+    }
+
+    /// The sums over all parts.
+    #[track_caller]
+    pub(crate) fn summed(&self, own: Tensor) -> Tensor {
+        summed(own, &self.sum)
+    }
+}
+
+/// Kernels take as many numbers as were handed over, in a row.
+#[track_caller]
+fn summed(own: Tensor, sum: &SumOverBatch) -> Tensor {
+    let (device, shape) = (own.device().clone(), *own.shape());
+    let all = sum(own);
+    assert!(
+        *all.shape() == shape
+            && all.dtype == DType::F64
+            && all.geometry.is_contiguous()
+            && *all.device() == device,
+        "batch_norm: a sum over a batch of {} {} in the place of {shape} f64 in a row on one device",
+        all.shape(),
+        all.dtype
+    );
+    all
+}
 
 /// Running statistics of channels, (C) each, which training moves towards what each batch shows.
 #[derive(Clone, Copy, Debug)]
@@ -83,8 +101,8 @@ pub struct Running<'a> {
 enum Source<'a> {
     /// They are to be found in it, and running ones moved.
     Batch(Option<Running<'a>>),
-    /// They are those of a larger batch, of so many values a channel, over whose parts this adds up.
-    Shared(f64, &'a SumOverBatch),
+    /// They are those of a batch that this is a part of, and running ones are moved.
+    Shared(&'a Arc<SharedBatch>, Option<Running<'a>>),
     /// They were given.
     Given,
 }
@@ -138,7 +156,7 @@ impl Tensor {
     /// statistics towards it, where there are some: then a batch of one value a channel, which has no variance, panics.
     ///
     /// With `shared`, mean and variance are those of all parts of the batch together, however uneven they are; a part may be
-    /// empty.
+    /// empty. A GPU's host doesn't see how many values these have: then the running variance of one value is no number.
     #[track_caller]
     pub fn batch_norm(
         &self,
@@ -161,7 +179,6 @@ impl Tensor {
             self.check_of_channels(running, channels);
             assert!(running.geometry.is_contiguous(), "batch_norm: a view of running statistics");
         }
-        let own = (n * len) as f64;
         let check = |count: f64| {
             assert!(
                 running.is_none() || count > 1.0,
@@ -170,23 +187,19 @@ impl Tensor {
             );
         };
         let Some(sum) = shared else {
-            check(own);
+            check((n * len) as f64);
             let out = x.batch_normalised(weight, bias, &stats, eps, then, Source::Batch(running));
-            return BatchNormed { out, stats, count: own };
+            return BatchNormed { out, stats };
         };
-        let moments = Tensor::stale(self.device(), [2, channels].into(), DType::F64);
-        kernel::batch_norm::moments(&x, &moments);
-        let count = moments.with_slice_mut(|moments: &mut [f64]| {
-            let (means, squares) = moments.split_at_mut(channels);
-            pooled(own, means, squares, sum)
-        });
-        check(count);
-        kernel::batch_norm::statistics(&moments, count, [&stats.mean, &stats.variance]);
-        if let Some(Running { mean, variance, share }) = running {
-            kernel::batch_norm::follow(&stats.mean, &stats.variance, count, ([mean, variance], share));
+        let totals = Tensor::stale(self.device(), [1 + 2 * channels].into(), DType::F64);
+        kernel::batch_norm::totals(&x, &totals);
+        let shared = SharedBatch::of(totals, sum);
+        if let Backend::Cpu = self.device().backend() {
+            check(shared.totals.with_slice(|totals: &[f64]| totals[0]));
         }
-        let out = x.batch_normalised(weight, bias, &stats, eps, then, Source::Shared(count, sum));
-        BatchNormed { out, stats, count }
+        let out =
+            x.batch_normalised(weight, bias, &stats, eps, then, Source::Shared(&shared.into(), running));
+        BatchNormed { out, stats }
     }
 
     /// As [`Tensor::batch_norm`], with means and variances from elsewhere, which are taken as constants.
@@ -209,14 +222,14 @@ impl Tensor {
 
     /// `self` is dense; `stats` are filled where they are to be found.
     #[track_caller]
-    fn batch_normalised(
+    fn batch_normalised<'a>(
         &self,
         weight: Option<&Tensor>,
         bias: Option<&Tensor>,
         stats: &ChannelStats,
         eps: f64,
         then: Then<'_>,
-        source: Source<'_>,
+        source: Source<'a>,
     ) -> Tensor {
         let channels = self.dims()[1];
         let parts = [weight, bias, Some(&stats.mean), Some(&stats.variance)].map(|part| self.beside(part));
@@ -244,19 +257,31 @@ impl Tensor {
         let (mean, variance) = (mean.contiguous(), variance.contiguous());
         let relu = !matches!(then, Then::Nothing);
         let (affine, fused) = ([weight.as_ref(), bias.as_ref()], Fused { plus: plus.as_ref(), relu });
+        let parts = |running: Running<'a>| ([running.mean, running.variance], running.share);
+        let outputs = [&out, &mean, &variance, &scale];
         let (count, shared) = match source {
             Source::Batch(running) => {
-                let running = running.map(|Running { mean, variance, share }| ([mean, variance], share));
-                let outputs = [&out, &mean, &variance, &scale];
-                kernel::batch_norm::train(self, affine, eps, fused, running, outputs);
+                kernel::batch_norm::train(self, affine, eps, fused, running.map(parts), outputs);
                 (Some((self.count() / channels.max(1)) as f64), None)
             }
-            Source::Shared(count, sum) => (Some(count), Some(sum)),
-            Source::Given => (None, None),
+            Source::Shared(shared, running) => {
+                let totals = &shared.totals;
+                kernel::batch_norm::train_shared(
+                    self,
+                    totals,
+                    affine,
+                    eps,
+                    fused,
+                    running.map(parts),
+                    outputs,
+                );
+                (None, Some(shared))
+            }
+            Source::Given => {
+                kernel::batch_norm::normalise(self, [&mean, &variance], affine, eps, fused, [&out, &scale]);
+                (None, None)
+            }
         };
-        if !matches!(source, Source::Batch(_)) {
-            kernel::batch_norm::normalise(self, [&mean, &variance], affine, eps, fused, [&out, &scale]);
-        }
         let inputs = [Some(self), weight.as_ref(), bias.as_ref(), plus.as_ref()];
         let out = recorded_where(out, Op::BatchNorm { count, relu }, inputs, |out| {
             let mask = if relu { keep(out) } else { None };

@@ -41,7 +41,7 @@ fn casts_are_the_cpus_to_the_bit() {
     let Some(rig) = rig(3) else { return };
     let mut values: Vec<f32> = (0..1000).map(|i| 1.0 + i as f32 / 4096.0).collect();
     values.extend([65519.9, 65520.0, 3.4e38, -1e-8, 6e-8, -0.0, f32::INFINITY, f32::NAN]);
-    let types = [DType::F32, DType::BF16, DType::F16];
+    let types = [DType::F32, DType::F64, DType::BF16, DType::F16];
     for (from, to) in types.iter().flat_map(|from| types.map(|to| (*from, to))) {
         let on = |device: &Device| {
             let x = Tensor::from_slice(device, &values, [2, values.len() / 2]).cast(from);

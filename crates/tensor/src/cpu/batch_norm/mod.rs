@@ -26,7 +26,7 @@ macro_rules! halves {
 }
 
 /// `moments` (2, C) = each channel's mean, and its sum of squared distances from the mean.
-pub(crate) fn moments(x: &Tensor, moments: &Tensor) {
+fn moments(x: &Tensor, moments: &Tensor) {
     let _timer = x.device().time("batch norm, statistics");
     halves!(moments => guard, halves);
     with_float!(x.dtype, "batch_norm", T => {
@@ -38,8 +38,55 @@ pub(crate) fn moments(x: &Tensor, moments: &Tensor) {
     });
 }
 
+/// How many values a channel has.
+fn values_a_channel(x: &Tensor) -> f64 {
+    let dims = x.dims();
+    (dims[0] * dims[2..].iter().product::<usize>()) as f64
+}
+
+/// `totals` (1 + 2 C) = how many values a channel has, and each channel's sums of these and of their squares.
+pub(crate) fn totals(x: &Tensor, totals: &Tensor) {
+    let (channels, count) = (x.dims()[1], values_a_channel(x));
+    let found = Tensor::stale(x.device(), [2, channels].into(), DType::F64);
+    moments(x, &found);
+    let found = found.read_contiguous::<f64>("batch_norm");
+    let (means, squares) = found.split_at(channels);
+    let mut totals = totals.write_whole::<f64>();
+    totals[0] = count;
+    let (sums, sums_of_squares) = totals[1..].split_at_mut(channels);
+    if count == 0.0 {
+        // Nothing has no mean.
+        sums.fill(0.0);
+        sums_of_squares.fill(0.0);
+        return;
+    }
+    sums.iter_mut().zip(means).for_each(|(sum, mean)| *sum = mean * count);
+    for ((sum, mean), square) in sums_of_squares.iter_mut().zip(means).zip(squares) {
+        *sum = square + mean * mean * count;
+    }
+}
+
+/// The moments that totals tell of, and of how many values.
+fn moments_of(totals: &Tensor) -> (Tensor, f64) {
+    let channels = (totals.count() - 1) / 2;
+    let moments = Tensor::stale(totals.device(), [2, channels].into(), DType::F64);
+    let totals = totals.read_contiguous::<f64>("batch_norm");
+    let (count, (sums, sums_of_squares)) = (totals[0], totals[1..].split_at(channels));
+    {
+        halves!(moments => guard, halves);
+        let [means, squares] = halves;
+        means.iter_mut().zip(sums).for_each(|(mean, sum)| *mean = sum / count);
+        for ((square, mean), (sum, all)) in
+            squares.iter_mut().zip(means).zip(sums.iter().zip(sums_of_squares))
+        {
+            *square = (all - sum * *mean).max(0.0);
+        }
+    }
+    (moments, count)
+}
+
 /// Each channel's mean and variance, from the moments of `count` values.
-pub(crate) fn statistics(moments: &Tensor, count: f64, [mean, variance]: [&Tensor; 2]) {
+fn statistics(moments: &Tensor, count: f64, [mean, variance]: [&Tensor; 2]) {
     let moments = moments.read_contiguous::<f64>("batch_norm");
     let (means, squares) = moments.split_at(mean.count());
     with_float!(mean.dtype, "batch_norm", T => {
@@ -50,7 +97,7 @@ pub(crate) fn statistics(moments: &Tensor, count: f64, [mean, variance]: [&Tenso
 
 /// Moves running statistics by a share of the way to those of a batch of `count` values, the variance to that of what the batch is a
 /// sample of.
-pub(crate) fn follow(
+fn follow(
     mean: &Tensor,
     variance: &Tensor,
     count: f64,
@@ -75,11 +122,35 @@ pub(crate) fn train(
     running: Option<([&Tensor; 2], f64)>,
     [out, mean, variance, scale]: [&Tensor; 4],
 ) {
-    let channels = mean.count();
-    let found = Tensor::stale(x.device(), [2, channels].into(), DType::F64);
-    let count = (x.count() / channels.max(1)) as f64;
+    let found = Tensor::stale(x.device(), [2, mean.count()].into(), DType::F64);
     moments(x, &found);
-    statistics(&found, count, [mean, variance]);
+    train_by((&found, values_a_channel(x)), x, affine, eps, fused, running, [out, mean, variance, scale]);
+}
+
+/// The same by the statistics of a larger batch, which these are the totals of.
+pub(crate) fn train_shared(
+    x: &Tensor,
+    totals: &Tensor,
+    affine: [Option<&Tensor>; 2],
+    eps: f64,
+    fused: Fused<'_>,
+    running: Option<([&Tensor; 2], f64)>,
+    outputs: [&Tensor; 4],
+) {
+    let (found, count) = moments_of(totals);
+    train_by((&found, count), x, affine, eps, fused, running, outputs);
+}
+
+fn train_by(
+    (moments, count): (&Tensor, f64),
+    x: &Tensor,
+    affine: [Option<&Tensor>; 2],
+    eps: f64,
+    fused: Fused<'_>,
+    running: Option<([&Tensor; 2], f64)>,
+    [out, mean, variance, scale]: [&Tensor; 4],
+) {
+    statistics(moments, count, [mean, variance]);
     running.into_iter().for_each(|running| follow(mean, variance, count, running));
     normalise(x, [mean, variance], affine, eps, fused, [out, scale]);
 }
@@ -170,7 +241,7 @@ pub(crate) fn channel_gradients(sums: &Tensor, scale: &Tensor, [bias, weight]: [
 /// `out =` the gradient of the input. With u = (x - mean) scale it is weight scale (grad - mean(grad) - u mean(grad u)) where
 /// mean and scale are those of a batch of `count` values a channel, over which [`sums`] were taken; else weight scale grad. `plus` is that
 /// of what was added to it, where that is wanted, too.
-pub(crate) fn input_gradient(
+fn input_gradient(
     x: &Tensor,
     [mean, scale]: [&Tensor; 2],
     weight: Option<&Tensor>,
@@ -215,6 +286,20 @@ pub(crate) fn input_gradient(
             planes::input_gradient::<T>(x, grad, factors, out);
         }
     });
+}
+
+/// The same of a part of a batch, by the sums and the totals of all of it.
+pub(crate) fn input_gradient_shared(
+    x: &Tensor,
+    stats: [&Tensor; 2],
+    weight: Option<&Tensor>,
+    grad: &Tensor,
+    mask: Option<&Tensor>,
+    [sums, totals]: [&Tensor; 2],
+    outputs: (&Tensor, Option<&Tensor>),
+) {
+    let count = totals.read_contiguous::<f64>("batch_norm")[0];
+    input_gradient(x, stats, weight, grad, mask, Some((sums, count)), outputs);
 }
 
 /// All gradients of a batch normalisation. `count` is how many values a channel its statistics are of, where they are the batch's own.
