@@ -34,7 +34,7 @@ fn check(found: &[Value], device: &str, runs: usize, exchanges: usize) {
 fn a_cpu_is_well() {
     let folder = tempfile::tempdir().unwrap();
     let out = phalanx(folder.path()).args(["selftest", "--quick", "--json"]).output().unwrap();
-    check(&events(&out), "cpu", 9, 0);
+    check(&events(&out), "cpu", 11, 0);
     let told = phalanx(folder.path()).args(["selftest", "--quick"]).output().unwrap();
     let told = text(&told.stdout);
     assert!(
@@ -51,5 +51,5 @@ fn a_gpu_is_well_that_is_none() {
     command.args(["selftest", "--device", "cuda:1", "--quick", "--json"]);
     command.env("LD_LIBRARY_PATH", fake.folder()).env_remove("CUDA_VISIBLE_DEVICES");
     // In each of six types, and two that are recorded.
-    check(&events(&command.output().unwrap()), "cuda:1", 13, 8);
+    check(&events(&command.output().unwrap()), "cuda:1", 15, 8);
 }

@@ -1,5 +1,5 @@
-//! Whether a device is well: every operation with its gradients, every update of weights, a run of PyTorch's, two ranks against one
-//! under each way to share the work, each way to make a step against the plain one, what GPUs exchange, and how fast it is.
+//! Whether a device is well: every operation with its gradients, every update of weights, runs of PyTorch's, two ranks against one under
+//! each way to share the work, each way to make a step against the plain one, what GPUs exchange, and how fast it is.
 //!
 //! Operations are tried at the inputs that the engine's own tests take ([`phalanx_tensor::cases`]), in float32, bfloat16 and float16, against a CPU in
 //! float64 from the same numbers. What fails is told and the rest goes on, so one broken kernel doesn't hide another; a device that
@@ -101,26 +101,35 @@ pub fn selftest(open: Open<'_>, extent: Extent, tell: &mut dyn FnMut(Finding)) -
     operations::all(&device, extent, tell);
     updates::all(&device, tell);
     exchanges::all(&device, tell);
-    tell(golden_run(open, extent));
+    golden_runs(open, extent, tell);
     ranks::equality(open, extent, device.gpu().is_some(), tell);
     rates::all(&device, extent, tell);
     Ok(())
 }
 
-/// PyTorch's run on MNIST.
-fn golden_run(open: Open<'_>, extent: Extent) -> Finding {
-    let golden = Golden::mnist_sgd();
-    let steps = match extent {
-        Extent::Whole => golden.steps(),
-        Extent::Quick => 2,
+/// PyTorch's runs.
+fn golden_runs(open: Open<'_>, extent: Extent, tell: &mut dyn FnMut(Finding)) {
+    const SMALL: usize = 3;
+    let (runs, most) = match extent {
+        Extent::Whole => (usize::MAX, usize::MAX),
+        Extent::Quick => (SMALL, 2),
     };
-    let name = "mnist with sgd, against PyTorch".to_owned();
-    let (nearness, failure) = match sheltered(|| golden.run(1, steps, open)) {
-        Ok(Ok(nearness)) => (nearness, nearness.failure()),
-        Ok(Err(error)) => (Nearness::default(), Some(error.to_string())),
-        Err(words) => (Nearness::default(), Some(words)),
-    };
-    Finding::Run { name, steps, apart: nearness.apart, tolerance: nearness.bound, failure }
+    for golden in Golden::all().iter().take(runs) {
+        let steps = golden.steps().min(most);
+        let (nearness, failure) = match sheltered(|| golden.run(1, steps, open)) {
+            Ok(Ok(nearness)) => (nearness, nearness.failure()),
+            Ok(Err(error)) => (Nearness::default(), Some(error.to_string())),
+            Err(words) => (Nearness::default(), Some(words)),
+        };
+        let Nearness { apart, bound: tolerance, .. } = nearness;
+        tell(Finding::Run {
+            name: format!("{}, against PyTorch", golden.name),
+            steps,
+            apart,
+            tolerance,
+            failure,
+        });
+    }
 }
 
 /// The largest distance of two of these; infinite where one is no number, or where there are more or fewer than there should be.

@@ -7,10 +7,10 @@ use super::Open;
 use super::ranks::{Losses, on_ranks};
 use crate::error::Error;
 use crate::trainer::{State, Trainer};
-use phalanx_data::{Dataset, Places, Silent, View, open};
-use phalanx_nn::models::MnistNet;
-use phalanx_nn::optim::{Rule, Sgd};
-use phalanx_nn::{Loss, Module, Parameters};
+use phalanx_data::{BatchBuffers, Dataset, Places, Silent, Target, View, open};
+use phalanx_nn::models::{MnistNet, ResNet, ResNet9, ResNetDepth, ResNetStem};
+use phalanx_nn::optim::{Adam, AdamW, Rule, Sgd};
+use phalanx_nn::{Linear, Loss, Module, Parameters};
 use phalanx_parallel::DdpConfig;
 use phalanx_tensor::Tensor;
 use std::sync::{Arc, Mutex};
@@ -44,8 +44,36 @@ fn fill(parameters: &Parameters) {
     }
 }
 
+/// Images of 3 x side x side from the hash that first values come from; image j has label j % 10.
+struct FormulaImages<const N: usize, const SIDE: usize>;
+
+impl<const N: usize, const SIDE: usize> Dataset for FormulaImages<N, SIDE> {
+    fn len(&self) -> usize {
+        N
+    }
+
+    fn input_dims(&self) -> &[usize] {
+        &[3, SIDE, SIDE]
+    }
+
+    fn target(&self) -> Target<'_> {
+        Target::Classes(10)
+    }
+
+    fn batch(&self, indices: &[usize], into: &mut BatchBuffers) -> phalanx_data::Result<()> {
+        let size = 3 * SIDE * SIDE;
+        for (image, &j) in into.inputs().chunks_exact_mut(size).zip(indices) {
+            image.iter_mut().enumerate().for_each(|(i, x)| *x = unit(1000, (j * size + i) as u64) as f32);
+        }
+        into.labels().iter_mut().zip(indices).for_each(|(label, &j)| *label = (j % 10) as i64);
+        Ok(())
+    }
+}
+
 /// One of PyTorch's runs.
 pub struct Golden {
+    /// Which.
+    pub name: &'static str,
     /// A line a step: its number, and PyTorch's loss before it in float32 and in float64; then `norm` and that of the parameters in the
     /// end. Lines that begin with `#` are comments.
     pub losses: &'static str,
@@ -89,17 +117,87 @@ impl Nearness {
     }
 }
 
+/// Samples that are in the library.
+fn data(name: &str) -> Arc<dyn Dataset> {
+    let found = open(name, View::default(), &Places::from_env(None), &mut Silent);
+    found.expect("these samples are in the library").train
+}
+
 impl Golden {
+    /// All of them, those of small models first.
+    pub fn all() -> [Golden; 6] {
+        [
+            Golden::mnist_sgd(),
+            Golden::mnist_adamw(),
+            Golden::linear_regression(),
+            Golden::resnet18_sgd(),
+            Golden::resnet18_adam(),
+            Golden::resnet9_sgd(),
+        ]
+    }
+
     /// The tutorials' network on the first digits, without dropout.
     pub fn mnist_sgd() -> Golden {
-        let digits = open("mnist-mini", View::default(), &Places::from_env(None), &mut Silent);
         Golden {
-            losses: include_str!("mnist_sgd.txt"),
+            name: "mnist with sgd",
+            losses: include_str!("golden/mnist_sgd.txt"),
             rule: Sgd { momentum: 0.5, ..Sgd::new(0.01) }.into(),
             loss: Loss::Nll,
             batch: 64,
-            data: digits.expect("these digits are in the library").train,
+            data: data("mnist-mini"),
             model: || Box::new(MnistNet::new(0.0)),
+        }
+    }
+
+    /// The same with another optimizer.
+    pub fn mnist_adamw() -> Golden {
+        let losses = include_str!("golden/mnist_adamw.txt");
+        Golden { name: "mnist with adamw", losses, rule: AdamW::default().into(), ..Golden::mnist_sgd() }
+    }
+
+    /// A line through points.
+    pub fn linear_regression() -> Golden {
+        Golden {
+            name: "linear regression with sgd",
+            losses: include_str!("golden/linear_regression.txt"),
+            rule: Sgd::new(0.1).into(),
+            loss: Loss::Mse,
+            batch: 64,
+            data: data("linear-regression"),
+            model: || Box::new(Linear::new(1, 1)),
+        }
+    }
+
+    /// torchvision's ResNet-18.
+    pub fn resnet18_sgd() -> Golden {
+        Golden {
+            name: "resnet18 with sgd",
+            losses: include_str!("golden/resnet18_sgd.txt"),
+            rule: Sgd { momentum: 0.9, weight_decay: 0.0005, ..Sgd::new(0.001) }.into(),
+            loss: Loss::CrossEntropy { label_smoothing: 0.0 },
+            batch: 16,
+            data: Arc::new(FormulaImages::<128, 64>),
+            model: || Box::new(ResNet::new(ResNetDepth::D18, ResNetStem::Imagenet, 10)),
+        }
+    }
+
+    /// The same with another optimizer.
+    pub fn resnet18_adam() -> Golden {
+        let (losses, rule) =
+            (include_str!("golden/resnet18_adam.txt"), Adam { lr: 1e-5, ..Adam::default() }.into());
+        Golden { name: "resnet18 with adam", losses, rule, ..Golden::resnet18_sgd() }
+    }
+
+    /// The smaller network of the recipe cifar10-fast; `golden/resnet9.py` made the figures.
+    pub fn resnet9_sgd() -> Golden {
+        Golden {
+            name: "resnet9 with sgd",
+            losses: include_str!("golden/resnet9_sgd.txt"),
+            rule: Sgd { momentum: 0.9, nesterov: true, weight_decay: 0.0005, ..Sgd::new(0.0005) }.into(),
+            loss: Loss::CrossEntropy { label_smoothing: 0.1 },
+            batch: 4,
+            data: Arc::new(FormulaImages::<32, 32>),
+            model: || Box::new(ResNet9::new(10)),
         }
     }
 
@@ -114,7 +212,7 @@ impl Golden {
         self.lines().len() - 1
     }
 
-    /// Makes the first steps of the run on so many ranks of a device, with the same global batch.
+    /// Makes the first steps of the run on so many ranks of a device, with the same global batch, by which several ranks normalise.
     pub fn run(&self, ranks: usize, steps: usize, open: Open<'_>) -> Result<Nearness, Error> {
         let lines = self.lines();
         let (norm, losses) = lines.split_last().expect("a run has its norm");
@@ -129,7 +227,7 @@ impl Golden {
                 steps: Some(steps as u64),
                 batch_size: self.batch / ranks,
                 shuffle: false,
-                ddp: DdpConfig { sync_batch_norm: true, ..DdpConfig::default() },
+                ddp: DdpConfig { sync_batch_norm: ranks > 1, ..DdpConfig::default() },
                 ..Trainer::default()
             };
             let (state, train) = (State::start(self.rule)?, Arc::clone(&self.data));

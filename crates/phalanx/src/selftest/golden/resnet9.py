@@ -1,5 +1,5 @@
 """ResNet9 in PyTorch: the losses of some steps in float32 and in float64, and the norm of the parameters after them. Parameters
-and images come from the integer hash that tests/golden.rs describes; normalisations begin with weights 1 and biases 0.
+and images come from the integer hash that golden.rs describes; normalisations begin with weights 1 and biases 0.
 The learning rate is low, as rounding alone can send a gradient to another pixel where two are nearly the largest.
 Usage: python resnet9.py > resnet9_sgd.txt"""
 import math, numpy as np, torch, torch.nn as nn, torch.nn.functional as F
