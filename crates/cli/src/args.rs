@@ -534,6 +534,10 @@ pub(crate) struct AllReduceArgs {
     /// Where the slices lie: as a model's gradients do, or as any slice.
     #[arg(long, value_enum, default_value_t = BenchBuffer::Shared)]
     pub(crate) buffer: BenchBuffer,
+    /// Where ranks hold their slices: cpu; cuda has the GPUs of local ranks sum what gradients are summed in by NCCL, beside NCCL left
+    /// alone, ten at a time, and cuda:N that GPU of a single rank.
+    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
+    pub(crate) device: DeviceSpec,
     /// All-reduces that count; a fifth as many go before them [default: as many as take 1024M in all, from 20 to 1000].
     #[arg(long)]
     pub(crate) iters: Option<usize>,

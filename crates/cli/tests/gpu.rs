@@ -629,6 +629,46 @@ fn what_a_panic_says_is_why_a_worker_failed() {
     assert!(told.is_some_and(|line| line.contains("the product (")), "{said}");
 }
 
+/// Sums are verified, and timed beside NCCL left alone; a GPU that two ranks share is refused.
+#[test]
+fn all_reduces_from_gpu_to_gpu_are_measured_beside_nccl_alone() {
+    let Some(fake) = fake() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let measured = |more: &str| {
+        let args = format!("bench allreduce --json --iters 12 --sizes 4,1000,64K --device {more}");
+        let mut command = phalanx(folder.path());
+        command.args(args.split_whitespace()).env("LD_LIBRARY_PATH", fake.folder());
+        command.env_remove("CUDA_VISIBLE_DEVICES").output().unwrap()
+    };
+    for ranks in [1, 2] {
+        let out = measured(&format!("cuda --nproc {ranks}"));
+        let lines = events(&out);
+        assert_eq!(
+            lines.iter().filter_map(|line| line["bytes"].as_u64()).collect::<Vec<_>>(),
+            [4, 1000, 65536]
+        );
+        for line in &lines {
+            let number = |key: &str| line[key].as_f64().unwrap_or_else(|| panic!("{key} in {line}"));
+            assert_eq!(
+                (number("ranks"), number("iters"), number("wrong")),
+                (f64::from(ranks), 20.0, 0.0),
+                "{line}"
+            );
+            assert_eq!((&line["verified"], &line["algorithm"]), (&true.into(), &"nccl".into()), "{line}");
+            let ratio = number("p50_us") / number("nccl_p50_us");
+            assert!((number("to_nccl") / ratio - 1.0).abs() < 1e-9, "{line}");
+        }
+        let table = text(&out.stderr);
+        assert_eq!(
+            (table.matches(" times that").count(), table.matches(" on GPUs, 10 at a time").count()),
+            (3, 1)
+        );
+    }
+    let refused = measured("cuda:0 --nproc 2");
+    let said = text(&refused.stderr);
+    assert!(refused.status.code() == Some(1) && said.contains("ranks 0 and 1 compute on one GPU"), "{said}");
+}
+
 /// Once, by the first of the workers, and not where passes are replayed.
 #[test]
 fn what_keeps_passes_from_being_replayed_is_told_when_workers_meet() {
@@ -638,7 +678,7 @@ fn what_keeps_passes_from_being_replayed_is_told_when_workers_meet() {
         ("--nproc-per-node gpu", None),
         ("--nproc-per-node gpu --set parallel.between_gpus=host", Some("gradients go by way of the host")),
         ("--nproc-per-node gpu --set parallel.compress=bf16", Some("gradients that are compressed")),
-        ("--nproc-per-node gpu --set parallel.sync_batch_norm=true", Some("statistics over the batch")),
+        ("--nproc-per-node gpu --set parallel.sync_batch_norm=true", None),
         ("--nproc-per-node 2 --device cuda:0 --strategy fsdp", Some("values and gradients go by way")),
         (
             "--nproc-per-node gpu --strategy fsdp --set parallel.offload=true",

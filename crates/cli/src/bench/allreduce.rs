@@ -5,6 +5,7 @@
 //! is; here it is only asked for, and held against what the group says of itself.
 
 mod asked;
+mod gpus;
 mod measure;
 
 use super::at_least_one;
@@ -13,9 +14,10 @@ use crate::failure;
 use crate::run::{fresh_run_id, tls_is_asked_for};
 use crate::say::{print, tabulate};
 use anyhow::{Context, Result, ensure};
-use measure::{Measured, Rounds, WrongElement, measure};
-use phalanx::Worker;
+use measure::{Measured, Rounds, WrongElement, measure, percentile};
 use phalanx::comm::{Algorithm, Error, Group, ReduceOp};
+use phalanx::tensor::DebugSync;
+use phalanx::{DeviceSpec, Worker};
 use phalanx_job::{WorkerEnv, names};
 use phalanx_launch::{Console, LaunchSpec, Numa, NumaBinding};
 use serde::Serialize;
@@ -28,14 +30,14 @@ struct AllReduceLine<'a> {
     bench: &'static str,
     ranks: usize,
     bytes: usize,
-    /// The median of the rounds, each as long as its slowest rank took.
+    /// The median of the rounds, each as long as its slowest rank took; on GPUs of bursts, each by how many it has.
     p50_us: f64,
     p99_us: f64,
     /// Bytes of one rank's slice by the median, in GB/s.
     algbw_gbps: f64,
     /// What every rank must at least send at that rate: 2 (n - 1) / n times as much.
     busbw_gbps: f64,
-    /// Whether every element of every rank was the exact sum in every round.
+    /// Whether every element of every rank was the exact sum in every round; on GPUs in one before them.
     verified: bool,
     wrong: u64,
     iters: usize,
@@ -45,6 +47,12 @@ struct AllReduceLine<'a> {
     why: &'a str,
     /// What was measured, as in "2 ranks over shared memory".
     group: &'a str,
+    /// Microseconds that NCCL takes when it is left alone, where that was measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    nccl_p50_us: Option<f64>,
+    /// How many times as long as that these took.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    to_nccl: Option<f64>,
 }
 
 /// How long workers have to end once one has failed.
@@ -56,6 +64,15 @@ pub(super) fn allreduce(args: &AllReduceArgs) -> Result<u8> {
     let algorithm = args.algorithm.as_deref().map(asked::algorithm).transpose()?;
     let measure_all = |group: &Group| run(&asked_of(group, algorithm), args, &sizes);
     let is_worker = WorkerEnv::from_env()?.is_some();
+    if args.device != DeviceSpec::Cpu && (args.transport.is_some() || args.algorithm.is_some()) {
+        let text = "--transport and --algorithm are of sums by CPUs: leave them out beside --device";
+        return Err(WrongUsage(text.into()).into());
+    }
+    if is_worker && args.device != DeviceSpec::Cpu {
+        let worker = Worker::arrive_on(args.device, Some(1), DebugSync::No)?.join()?;
+        right(gpus::run(&worker, args, &sizes)?)?;
+        return Ok(0);
+    }
     if args.transport == Some(BenchTransport::Threads) {
         if is_worker {
             let text = "--transport threads: this is a rank of a run already; start it without a launcher";
@@ -148,22 +165,11 @@ fn check_transport(group: &Group, asked: Option<BenchTransport>) -> Result<()> {
 /// Measures all sizes, as one rank of a group; rank 0 prints. Ends with the first size that comes out wrong, on all ranks;
 /// those who have a wrong element give their first.
 fn run(group: &Group, args: &AllReduceArgs, sizes: &[usize]) -> Result<Option<WrongElement>, Error> {
-    let is_first = group.rank().index() == 0;
-    if is_first {
-        let slices = match args.buffer {
-            BenchBuffer::Shared => "in memory that ranks of a host share",
-            BenchBuffer::Plain => "in memory of each rank's own",
-        };
-        tabulate(args.json, format_args!("# {}, float32, sum, slices {slices}", group.describe()));
-        tabulate(args.json, "# microseconds of the slowest rank, GB/s");
-        tabulate(
-            args.json,
-            format_args!(
-                "# {:>10} {:>10} {:>7} {:>11} {:>11} {:>8} {:>8} {:>6} {}",
-                "size", "count", "type", "p50", "p99", "algbw", "busbw", "wrong", "algorithm"
-            ),
-        );
-    }
+    let slices = match args.buffer {
+        BenchBuffer::Shared => "in memory that ranks of a host share",
+        BenchBuffer::Plain => "in memory of each rank's own",
+    };
+    head(group, args, slices);
     for &bytes in sizes {
         let rounds = Rounds::of(bytes, args.iters);
         let reduce = |values: &mut [f32]| group.all_reduce(values, ReduceOp::Sum);
@@ -172,13 +178,7 @@ fn run(group: &Group, args: &AllReduceArgs, sizes: &[usize]) -> Result<Option<Wr
             BenchBuffer::Shared => measure(group, &mut group.allocate(len)?, rounds, reduce),
             BenchBuffer::Plain => measure(group, &mut vec![0.0; len], rounds, reduce),
         }?;
-        if is_first {
-            let line = line(group, bytes, rounds, &measured);
-            tabulate(args.json, table_row(&line));
-            if args.json {
-                print(serde_json::to_string(&line).expect("numbers and words are always JSON"));
-            }
-        }
+        tell(group, args, bytes, rounds, &measured);
         if measured.wrong > 0 {
             return Ok(measured.first_wrong);
         }
@@ -186,8 +186,37 @@ fn run(group: &Group, args: &AllReduceArgs, sizes: &[usize]) -> Result<Option<Wr
     Ok(None)
 }
 
+/// What stands above the sizes.
+fn head(group: &Group, args: &AllReduceArgs, slices: &str) {
+    if group.rank().index() > 0 {
+        return;
+    }
+    tabulate(args.json, format_args!("# {}, float32, sum, slices {slices}", group.describe()));
+    tabulate(args.json, "# microseconds of the slowest rank, GB/s");
+    tabulate(
+        args.json,
+        format_args!(
+            "# {:>10} {:>10} {:>7} {:>11} {:>11} {:>8} {:>8} {:>6} {}",
+            "size", "count", "type", "p50", "p99", "algbw", "busbw", "wrong", "algorithm"
+        ),
+    );
+}
+
+/// What came of a size.
+fn tell(group: &Group, args: &AllReduceArgs, bytes: usize, rounds: Rounds, measured: &Measured) {
+    if group.rank().index() > 0 {
+        return;
+    }
+    let line = line(group, bytes, rounds, measured);
+    tabulate(args.json, table_row(&line));
+    if args.json {
+        print(serde_json::to_string(&line).expect("numbers and words are always JSON"));
+    }
+}
+
 fn line<'a>(group: &'a Group, bytes: usize, rounds: Rounds, measured: &'a Measured) -> AllReduceLine<'a> {
     let (n, p50_us) = (group.world_size(), measured.percentile(50));
+    let nccl_p50_us = measured.alone.as_ref().map(|alone| percentile(alone, 50));
     let algbw_gbps = bytes as f64 / p50_us / 1e3;
     AllReduceLine {
         bench: "allreduce",
@@ -203,13 +232,17 @@ fn line<'a>(group: &'a Group, bytes: usize, rounds: Rounds, measured: &'a Measur
         algorithm: measured.how.split(": ").next().unwrap_or_default(),
         why: &measured.how,
         group: group.describe(),
+        nccl_p50_us,
+        to_nccl: nccl_p50_us.map(|alone| p50_us / alone),
     }
 }
 
 fn table_row(line: &AllReduceLine<'_>) -> String {
     let AllReduceLine { bytes, p50_us, p99_us, algbw_gbps, busbw_gbps, wrong, algorithm, .. } = line;
+    let alone = line.nccl_p50_us.zip(line.to_nccl);
+    let beside = alone.map_or(String::new(), |(alone, to)| format!(", alone {alone:.2}, {to:.3} times that"));
     format!(
-        "  {bytes:>10} {:>10} {:>7} {p50_us:>11.2} {p99_us:>11.2} {algbw_gbps:>8.3} {busbw_gbps:>8.3} {wrong:>6} {algorithm}",
+        "  {bytes:>10} {:>10} {:>7} {p50_us:>11.2} {p99_us:>11.2} {algbw_gbps:>8.3} {busbw_gbps:>8.3} {wrong:>6} {algorithm}{beside}",
         bytes / size_of::<f32>(),
         "float32"
     )

@@ -360,9 +360,9 @@ fn a_node_that_comes_makes_the_run_larger_and_one_that_leaves_smaller() {
     let (code, _, said) = b.end();
     assert_eq!(code, 143, "{said}");
     assert_eq!(a.line(), "0 of 1, 0");
-    a.signal("-INT");
+    a.signal("-TERM");
     let (code, _, said) = a.end();
-    assert_eq!(code, 130, "{said}");
+    assert_eq!(code, 143, "{said}");
     assert!(said.contains("has come: stopping the workers") && said.contains(" leaves: stopping"), "{said}");
     assert!(!said.contains("error:"), "{said}");
 }

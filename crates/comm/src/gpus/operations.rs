@@ -33,6 +33,20 @@ impl GpuGroup {
         self.begin(name, Waited::AtOnce, |exchange| exchange.all_reduce(lent, reduction("all-reduce", op)))
     }
 
+    /// The same so many times, with nothing of ours in between: what [`GpuGroup::start_all_reduce`] is measured against.
+    #[track_caller]
+    pub fn start_all_reduces<L: Lent>(
+        &self,
+        lent: L,
+        op: ReduceOp,
+        times: usize,
+    ) -> Result<GpuWork<L>, Error> {
+        let name = format!("{times} times {}", named("all-reduce", &lent));
+        self.begin(name, Waited::AtOnce, |exchange| {
+            exchange.all_reduces(lent, reduction("all-reduce", op), times)
+        })
+    }
+
     /// On rank `root` the numbers become the reduction of all ranks' numbers; elsewhere they stay as they are. Panics as
     /// [`GpuGroup::start_all_reduce`].
     #[track_caller]

@@ -151,6 +151,32 @@ impl Exchange {
         })
     }
 
+    /// The same so many times, at least once, one given as soon as the library has taken the one before, with no event in between: what
+    /// whoever measures holds the operations here against. Waits for the library, not for the GPU.
+    #[track_caller]
+    pub fn all_reduces<L: Lent>(
+        self: &Arc<Self>,
+        lent: L,
+        reduction: Reduction,
+        times: usize,
+    ) -> Result<Exchanged<L>, Error> {
+        let (beginning, block) = (self.behind(&[&lent])?, lent.block());
+        for _ in 1..times {
+            // SAFETY: `behind` has had the streams wait as `Lent` asks; what fails keeps the numbers for good, as others may be under way.
+            let called =
+                unsafe { self.communicator.all_reduce(block.at, block, reduction, self.stream().handle()) };
+            if let Err(error) = called {
+                let _ = self.communicator.abort();
+                std::mem::forget(lent);
+                return Err(error);
+            }
+        }
+        // SAFETY: as above.
+        self.begin(beginning, lent, |calls, stream| unsafe {
+            calls.all_reduce(block.at, block, reduction, stream)
+        })
+    }
+
     /// On rank `root` the numbers become the reduction of all ranks' numbers; elsewhere they stay as they are. Panics if there is
     /// no such rank.
     #[track_caller]

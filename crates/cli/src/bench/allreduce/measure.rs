@@ -30,20 +30,34 @@ impl Rounds {
 /// What came of them.
 pub(super) struct Measured {
     /// Microseconds of the slowest rank in each round that counts, the shortest first; the same on all ranks.
-    times: Vec<f64>,
+    pub(super) times: Vec<f64>,
     /// Wrong elements of all ranks and rounds.
     pub(super) wrong: u64,
     /// The first one of this rank.
     pub(super) first_wrong: Option<WrongElement>,
     /// The algorithm of the last round, and why it was chosen.
     pub(super) how: String,
+    /// As `times`, where the library that sums was left alone.
+    pub(super) alone: Option<Vec<f64>>,
 }
 
 impl Measured {
     /// The time below or at which so many of a hundred rounds are.
     pub(super) fn percentile(&self, percent: usize) -> f64 {
-        self.times[(self.times.len() * percent).div_ceil(100).max(1) - 1]
+        percentile(&self.times, percent)
     }
+}
+
+/// That of times that are in order.
+pub(super) fn percentile(times: &[f64], percent: usize) -> f64 {
+    times[(times.len() * percent).div_ceil(100).max(1) - 1]
+}
+
+/// The times of the slowest rank in each round, the shortest first; the same on all ranks.
+pub(super) fn of_slowest(group: &Group, mut times: Vec<f64>) -> Result<Vec<f64>, Error> {
+    group.all_reduce(&mut times, ReduceOp::Max)?;
+    times.sort_by(f64::total_cmp);
+    Ok(times)
 }
 
 /// An element that isn't the sum.
@@ -78,13 +92,12 @@ pub(super) fn measure(
     rounds: Rounds,
     mut reduce: impl FnMut(&mut [f32]) -> Result<(), Error>,
 ) -> Result<Measured, Error> {
-    let (rank, n) = (group.rank().index(), group.world_size());
-    let len = values.len();
+    let rank = group.rank().index();
     let mut times = Vec::with_capacity(rounds.counted);
     let (mut wrong, mut first_wrong, mut how) = (0, None, String::new());
     for round in 0..rounds.warm_up + rounds.counted {
-        let (own, sum) = (pattern(round, rank + 1), pattern(round, n * (n + 1) / 2));
-        values.chunks_mut(PERIOD).for_each(|part| part.copy_from_slice(&own[..part.len()]));
+        let [own, sum] = brought_and_summed(group, round);
+        fill(values, &own);
         group.barrier()?;
         let start = Instant::now();
         reduce(values)?;
@@ -95,21 +108,41 @@ pub(super) fn measure(
         if round + 1 == rounds.warm_up + rounds.counted {
             how = group.history().pop().map_or(how, |record| record.algorithm);
         }
-        let wrong_here = count_wrong(values, &sum);
-        if wrong_here > 0 && first_wrong.is_none() {
-            let at = |&i: &usize| values[i] != sum[i % PERIOD];
-            first_wrong = (0..len).find(at).map(|index| {
-                let (got, want) = (values[index], sum[index % PERIOD]);
-                WrongElement { rank, index, len, round, got, want }
-            });
-        }
-        wrong += wrong_here as u64;
+        let (wrong_here, first_here) = wrong_of(values, &sum, rank, round);
+        first_wrong = first_wrong.or(first_here);
+        wrong += wrong_here;
     }
-    group.all_reduce(&mut times, ReduceOp::Max)?;
-    times.sort_by(f64::total_cmp);
+    let times = of_slowest(group, times)?;
     let mut everywhere = [wrong];
     group.all_reduce(&mut everywhere, ReduceOp::Sum)?;
-    Ok(Measured { times, wrong: everywhere[0], first_wrong, how })
+    Ok(Measured { times, wrong: everywhere[0], first_wrong, how, alone: None })
+}
+
+/// What a rank brings to a round, and what the sum of all is; each repeats itself.
+pub(super) fn brought_and_summed(group: &Group, round: usize) -> [Vec<f32>; 2] {
+    let n = group.world_size();
+    [pattern(round, group.rank().index() + 1), pattern(round, n * (n + 1) / 2)]
+}
+
+/// Repeats a pattern all over.
+pub(super) fn fill(values: &mut [f32], pattern: &[f32]) {
+    values.chunks_mut(PERIOD).for_each(|part| part.copy_from_slice(&pattern[..part.len()]));
+}
+
+/// How many elements aren't the sum, and the first of them.
+pub(super) fn wrong_of(
+    values: &[f32],
+    sum: &[f32],
+    rank: usize,
+    round: usize,
+) -> (u64, Option<WrongElement>) {
+    let wrong = count_wrong(values, sum);
+    let at = |&i: &usize| wrong > 0 && values[i] != sum[i % PERIOD];
+    let first = (0..values.len()).find(at).map(|index| {
+        let (got, want) = (values[index], sum[index % PERIOD]);
+        WrongElement { rank, index, len: values.len(), round, got, want }
+    });
+    (wrong as u64, first)
 }
 
 /// `times` the pattern of a round.
@@ -187,6 +220,7 @@ mod tests {
             wrong: 0,
             first_wrong: None,
             how: String::new(),
+            alone: None,
         };
         for (n, percent, want) in
             [(1, 50, 1.0), (1, 99, 1.0), (20, 50, 10.0), (20, 99, 20.0), (1000, 99, 990.0)]
