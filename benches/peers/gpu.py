@@ -3,6 +3,7 @@
 gpu.py step MODEL BATCH STEPS HOW TYPE   a training step of samples that are on the GPU already: MODEL is mnist, resnet18, resnet50 or gpt2
 gpu.py epoch MODEL EPOCHS DATA           whole epochs as the tutorials write them, images from files: MODEL is mnist or resnet18
 gpu.py images DIR                        makes up files in CIFAR-10's binary format, 50,000 and 10,000 images
+gpu.py reached SHARE                     of a run's lines on standard input, when its test accuracy first was that much, in seconds of training
 gpu.py rates                             the GPU's rate of bfloat16 products, and of copies within its memory
 HOW is eager or compile (mode max-autotune, channels last for images); TYPE is float32, tf32 or bfloat16 (autocast).
 DATA is torchvision's folder for mnist (MNIST/raw) and one that `images` made for resnet18.
@@ -197,6 +198,18 @@ def images(folder):
         rows.tofile(os.path.join(folder, f"{name}.bin"))
 
 
+def reached(share):
+    seconds, best = 0.0, 0.0
+    for line in map(json.loads, sys.stdin):
+        if line.get("event") != "epoch":
+            continue
+        seconds, best = seconds + line["seconds"], max(best, line.get("test_accuracy", 0.0))
+        if best >= share:
+            print(json.dumps({"reached": share, "epochs": line["epoch"] + 1, "training_seconds": seconds}))
+            return
+    print(json.dumps({"reached": None, "wanted": share, "best": best, "training_seconds": seconds}))
+
+
 def rates():
     def median(work):
         times = []
@@ -227,6 +240,8 @@ def main():
             epoch(model, int(epochs), data)
         case ["images", folder]:
             images(folder)
+        case ["reached", share]:
+            reached(float(share))
         case ["rates"]:
             rates()
         case _:
