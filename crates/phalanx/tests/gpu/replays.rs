@@ -22,7 +22,7 @@ use std::time::Duration;
 
 /// Runs `run` without replays and with them, and expects the same of both; gives the graphs that were launched.
 #[track_caller]
-fn launches<T: PartialEq>(fake: &FakeCuda, what: &str, run: impl Fn(bool) -> T) -> u64 {
+pub(crate) fn launches<T: PartialEq>(fake: &FakeCuda, what: &str, run: impl Fn(bool) -> T) -> u64 {
     let before = fake.calls("cuGraphLaunch");
     let made = run(false);
     assert_eq!(fake.calls("cuGraphLaunch"), before);
