@@ -531,9 +531,9 @@ pub(crate) struct AllReduceArgs {
     /// PHALANX_ALLREDUCE says.
     #[arg(long, value_name = "NAME")]
     pub(crate) algorithm: Option<String>,
-    /// Where the slices lie: as a model's gradients do, or as any slice.
-    #[arg(long, value_enum, default_value_t = BenchBuffer::Shared)]
-    pub(crate) buffer: BenchBuffer,
+    /// Where the slices lie: as a model's gradients do, or as any slice [default: shared].
+    #[arg(long, value_enum)]
+    pub(crate) buffer: Option<BenchBuffer>,
     /// Where ranks hold their slices: cpu; cuda has the GPUs of local ranks sum what gradients are summed in by NCCL, beside NCCL left
     /// alone, ten at a time, and cuda:N that GPU of a single rank.
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]

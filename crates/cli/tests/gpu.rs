@@ -664,6 +664,14 @@ fn all_reduces_from_gpu_to_gpu_are_measured_beside_nccl_alone() {
             (3, 1)
         );
     }
+    for of_cpus in ["--transport tcp", "--algorithm ring", "--buffer shared"] {
+        let refused = measured(&format!("cuda {of_cpus}"));
+        let said = text(&refused.stderr);
+        assert!(
+            refused.status.code() == Some(2) && said.contains("leave them out beside --device"),
+            "{said}"
+        );
+    }
     let refused = measured("cuda:0 --nproc 2");
     let said = text(&refused.stderr);
     assert!(refused.status.code() == Some(1) && said.contains("ranks 0 and 1 compute on one GPU"), "{said}");

@@ -64,8 +64,10 @@ pub(super) fn allreduce(args: &AllReduceArgs) -> Result<u8> {
     let algorithm = args.algorithm.as_deref().map(asked::algorithm).transpose()?;
     let measure_all = |group: &Group| run(&asked_of(group, algorithm), args, &sizes);
     let is_worker = WorkerEnv::from_env()?.is_some();
-    if args.device != DeviceSpec::Cpu && (args.transport.is_some() || args.algorithm.is_some()) {
-        let text = "--transport and --algorithm are of sums by CPUs: leave them out beside --device";
+    let is_of_cpus = args.transport.is_some() || args.algorithm.is_some() || args.buffer.is_some();
+    if args.device != DeviceSpec::Cpu && is_of_cpus {
+        let text =
+            "--transport, --algorithm and --buffer are of sums by CPUs: leave them out beside --device";
         return Err(WrongUsage(text.into()).into());
     }
     if is_worker && args.device != DeviceSpec::Cpu {
@@ -165,7 +167,8 @@ fn check_transport(group: &Group, asked: Option<BenchTransport>) -> Result<()> {
 /// Measures all sizes, as one rank of a group; rank 0 prints. Ends with the first size that comes out wrong, on all ranks;
 /// those who have a wrong element give their first.
 fn run(group: &Group, args: &AllReduceArgs, sizes: &[usize]) -> Result<Option<WrongElement>, Error> {
-    let slices = match args.buffer {
+    let buffer = args.buffer.unwrap_or(BenchBuffer::Shared);
+    let slices = match buffer {
         BenchBuffer::Shared => "in memory that ranks of a host share",
         BenchBuffer::Plain => "in memory of each rank's own",
     };
@@ -174,7 +177,7 @@ fn run(group: &Group, args: &AllReduceArgs, sizes: &[usize]) -> Result<Option<Wr
         let rounds = Rounds::of(bytes, args.iters);
         let reduce = |values: &mut [f32]| group.all_reduce(values, ReduceOp::Sum);
         let len = bytes / size_of::<f32>();
-        let measured = match args.buffer {
+        let measured = match buffer {
             BenchBuffer::Shared => measure(group, &mut group.allocate(len)?, rounds, reduce),
             BenchBuffer::Plain => measure(group, &mut vec![0.0; len], rounds, reduce),
         }?;
