@@ -16,10 +16,13 @@
 
 mod convolution;
 mod convolutions;
+#[cfg(test)]
+mod described;
 mod descriptor;
 pub(crate) mod foreign;
 mod graph;
 mod plan;
+mod target;
 
 pub use convolution::{Convolution, Layout, Numbers, Pass};
 pub use convolutions::{Convolutions, Operands};

@@ -18,6 +18,13 @@ pub struct Architecture {
     pub minor: u32,
 }
 
+impl Architecture {
+    /// Whether it computes with bfloat16: those from 8.0 on have instructions for it, and NVIDIA's libraries products and convolutions.
+    pub fn has_bfloat16(self) -> bool {
+        self.major >= 8
+    }
+}
+
 impl fmt::Display for Architecture {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}{}", self.major, self.minor)
@@ -367,6 +374,15 @@ mod tests {
             let target = Target::of(sm(number), &known).map(|target| target.to_string());
             assert_eq!(target.as_deref(), want, "sm_{number}");
         }
+    }
+
+    #[test]
+    fn bfloat16_came_with_ampere() {
+        let computes = |major, minor| Architecture { major, minor }.has_bfloat16();
+        assert_eq!(
+            [(7, 0), (7, 5), (8, 0), (12, 0)].map(|(major, minor)| computes(major, minor)),
+            [false, false, true, true]
+        );
     }
 
     #[test]

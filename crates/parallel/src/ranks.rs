@@ -73,14 +73,25 @@ impl Ranks {
         }
     }
 
-    /// The sum over ranks of numbers that nobody else needs: outside of the graph.
+    /// The sum over ranks of numbers that nobody else needs, or what is no number if some have none: outside of the graph.
     pub(crate) fn sum(&self, numbers: Tensor) -> Tensor {
         match self.gpus {
             Some(_) => self
                 .on_gpus(|| numbers.lend(), |gpus, own| gpus.start_all_reduce(own, ReduceOp::Sum))
                 .expect("ranks whose GPUs exchange values have them there"),
-            None => self.reduced(&numbers, ReduceOp::Sum),
+            None => {
+                let sums = self.reduced(&numbers, ReduceOp::Sum);
+                // One's own would be taken for those of all.
+                if self.has_failed() {
+                    sums.fill(f64::NAN);
+                }
+                sums
+            }
         }
+    }
+
+    fn has_failed(&self) -> bool {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
     pub(crate) fn reduced_as<T: Element + Sent>(&self, x: &Tensor, op: ReduceOp) -> Tensor {

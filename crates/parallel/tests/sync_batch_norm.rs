@@ -89,8 +89,8 @@ fn each_rank_for_itself_is_another_thing() {
     assert!(apart > 10.0 * TOLERANCE, "{apart}");
 }
 
-#[test]
-fn a_rank_that_leaves_in_a_forward_pass_is_an_error_of_the_step() {
+/// What a rank is told whose other one leaves before the first forward pass.
+fn left_alone(net: fn() -> Sequential, images: [usize; 4]) -> Error {
     let mut groups = Group::threads(2);
     let leaving = groups.pop().unwrap();
     let (device, prepared) = (Device::cpu(1), std::sync::Barrier::new(2));
@@ -107,13 +107,20 @@ fn a_rank_that_leaves_in_a_forward_pass_is_an_error_of_the_step() {
         let parameters = Parameters::build(&mut net, &device, 0);
         strategy.prepare(&parameters).unwrap();
         prepared.wait();
-        let ctx = Ctx::train(0, 0, (0..4).collect());
+        let ctx = Ctx::train(0, 0, (0..images[0] as u64).collect());
         let mut ctx = ctx.sharing(strategy.shared_batch().unwrap());
-        let images = Tensor::ones(&device, [4, 2, 6, 5], DType::F32);
-        let loss = net.forward(&images, &mut ctx).sum_all();
+        let loss = net.forward(&Tensor::ones(&device, images, DType::F32), &mut ctx).sum_all();
         strategy.backward(&parameters, Some(&loss), 0.5, Sync::Now).unwrap();
-        let error = strategy.finish(&parameters).unwrap_err();
+        strategy.finish(&parameters).unwrap_err()
+    })
+}
+
+#[test]
+fn a_rank_that_leaves_in_a_forward_pass_is_an_error_of_the_step() {
+    // The second has one value a channel, which would be a mistake if it were the whole batch.
+    let small = || Sequential::new().then(BatchNorm2d::new(2)).then(Flatten).then(Linear::new(2, 3));
+    for error in [left_alone(net, [4, 2, 6, 5]), left_alone(small, [1, 2, 1, 1])] {
         assert!(matches!(error, Error::Comm(_)), "{error}");
         assert!(error.to_string().contains("rank 1"), "{error}");
-    });
+    }
 }

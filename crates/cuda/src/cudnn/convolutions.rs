@@ -6,6 +6,7 @@ use super::descriptor::Descriptor;
 use super::foreign::{self, CudnnHandle, Functions};
 use super::graph::{Alignment, BIAS, FILTER, IMAGE, OUTPUT};
 use super::plan::{Plan, Wanted, plans};
+use super::target::Target;
 use crate::address::{Address, StreamHandle};
 use crate::choices::{Chosen, Proposals, Race, Workspace};
 use crate::clock::Clock;
@@ -104,8 +105,8 @@ impl Convolutions {
         check(convolution, operands);
         let key = (*convolution, operands.alignment());
         if !self.plans.contains_key(&key) {
-            let (handle, limit) = (self.handle, self.most_workspace_bytes);
-            let mut found = plans(&self.functions, handle, convolution, key.1, limit, Wanted::First(1))?;
+            let (target, limit) = (Target::Handle(self.handle), self.most_workspace_bytes);
+            let mut found = plans(&self.functions, &target, convolution, key.1, limit, Wanted::First(1))?;
             self.plans.insert(key, found.remove(0));
         }
         Ok(&self.plans[&key])
@@ -135,7 +136,8 @@ impl Proposals for Convolutions {
         check(convolution, operands);
         let key = (*convolution, operands.alignment());
         let Convolutions { functions, handle, most_workspace_bytes: limit, .. } = self;
-        let found = match plans(functions, *handle, convolution, key.1, *limit, Wanted::Only(proposal)) {
+        let target = Target::Handle(*handle);
+        let found = match plans(functions, &target, convolution, key.1, *limit, Wanted::Only(proposal)) {
             Ok(mut found) => found.pop(),
             // It was kept by another version of the driver, perhaps; the search will tell of anything else.
             Err(Error::LibraryCall { .. }) => None,
@@ -156,7 +158,8 @@ impl Proposals for Convolutions {
         check(convolution, operands);
         let (functions, handle) = (&self.functions, self.handle);
         let (alignment, limit) = (operands.alignment(), self.most_workspace_bytes);
-        let found = plans(functions, handle, convolution, alignment, limit, Wanted::First(SEARCHED))?;
+        let target = Target::Handle(handle);
+        let found = plans(functions, &target, convolution, alignment, limit, Wanted::First(SEARCHED))?;
         let workspace = workspace(found.iter().map(|plan| plan.workspace_bytes).max().unwrap_or(0));
         let mut race = Race::new();
         for plan in found {

@@ -59,6 +59,12 @@ impl<'a> Descriptor<'a> {
         self.set(name, foreign::TYPE_BOOLEAN, &[value])
     }
 
+    /// Sets an attribute of text, of a type that says so.
+    #[cfg(test)]
+    pub(super) fn text(self, name: AttributeName, kind: AttributeType, text: &str) -> Result<Self, Error> {
+        self.set(name, kind, text.as_bytes())
+    }
+
     pub(super) fn pointers(self, name: AttributeName, values: &[u64]) -> Result<Self, Error> {
         self.set(name, foreign::TYPE_VOID_PTR, values)
     }

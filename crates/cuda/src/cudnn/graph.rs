@@ -2,7 +2,8 @@
 
 use super::convolution::{Convolution, Pass};
 use super::descriptor::{Descriptor, Raw};
-use super::foreign::{self, CudnnHandle, Functions};
+use super::foreign::{self, Functions};
+use super::target::Target;
 use crate::error::Error;
 use std::sync::Arc;
 
@@ -25,13 +26,13 @@ pub type Alignment = [u32; 4];
 
 pub(super) fn graph(
     functions: &Arc<Functions>,
-    handle: CudnnHandle,
+    target: &Target,
     convolution: &Convolution,
     alignment: Alignment,
 ) -> Result<Graph, Error> {
     let Operations { operations, mut parts } = operations(functions, convolution, alignment)?;
-    let graph = Descriptor::new(functions, convolution, foreign::OPERATION_GRAPH)?
-        .handle(foreign::GRAPH_HANDLE, handle)?
+    let graph = target
+        .of_graph(Descriptor::new(functions, convolution, foreign::OPERATION_GRAPH)?)?
         .descriptors(foreign::GRAPH_OPERATIONS, &operations.iter().collect::<Vec<_>>())?
         .finalize()?;
     parts.extend(operations);
@@ -174,43 +175,5 @@ impl<'a> Build<'a> {
         }
         parts.push(kind);
         operation.descriptors(foreign::OPERATION_POINTWISE_Y, &[y])?.finalize()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::cudnn::{Layout, Numbers};
-
-    /// Descriptors need no GPU, so that NVIDIA's own library can judge them anywhere.
-    #[test]
-    fn cudnn_itself_takes_the_operations() {
-        let Some(folders) = std::env::var_os("PHALANX_TEST_CUDA_LIBRARIES") else {
-            return eprintln!("skipped: PHALANX_TEST_CUDA_LIBRARIES names no folders of NVIDIA's libraries");
-        };
-        // Its parts are bound to the driver's library, though nothing here calls it.
-        if let Err(error @ Error::NoDriver { .. }) = crate::Driver::open(&[]) {
-            return eprintln!("skipped: {error}");
-        }
-        let folders: Vec<_> = std::env::split_paths(&folders).collect();
-        let functions = Arc::new(Functions::open(&folders).unwrap_or_else(|error| panic!("{error}")));
-        let passes = [
-            Pass::Forward,
-            Pass::ForwardBias,
-            Pass::ForwardBiasRelu,
-            Pass::BackwardData,
-            Pass::BackwardFilter,
-        ];
-        for (pass, layout) in passes.into_iter().flat_map(|p| [Layout::Nhwc, Layout::Nchw].map(|l| (p, l))) {
-            for numbers in [Numbers::F32, Numbers::Tf32, Numbers::Bf16, Numbers::F16] {
-                let plain = Convolution::new(numbers, [2, 16, 9, 9], 32, [3, 3]);
-                let (stride, padding, dilation) = ([2, 1], [1, 2], [1, 2]);
-                let convolution = Convolution { pass, layout, stride, padding, dilation, groups: 2, ..plain };
-                for convolution in [Convolution { pass, layout, ..plain }, convolution] {
-                    let made = operations(&functions, &convolution, [16; 4]);
-                    made.unwrap_or_else(|error| panic!("{error}"));
-                }
-            }
-        }
     }
 }

@@ -2,14 +2,20 @@
 
 use super::convolution::{Convolution, Numbers};
 use super::descriptor::{Descriptor, Raw};
-use super::foreign::{self, CudnnHandle, Functions};
+use super::foreign::{self, Functions};
 use super::graph::{Alignment, Graph, graph};
+use super::target::Target;
 use crate::error::Error;
 use std::ffi::c_int;
 use std::sync::Arc;
 
 /// How many proposals of each heuristic are looked at: more than there are, since those that may not be taken can be the first.
 const MOST: usize = 128;
+
+/// The library's heuristics, each with the number of its first proposal. In strict float32 the quick one may propose nothing but
+/// tensor cores, where the thorough one, which is asked next, has engines for NHWC; the last knows what does anything at all.
+const MODES: [(c_int, usize); 3] =
+    [(foreign::HEUR_MODE_A, 0), (foreign::HEUR_MODE_B, MOST), (foreign::HEUR_MODE_FALLBACK, 2 * MOST)];
 
 /// A way to compute a convolution.
 pub(super) struct Plan {
@@ -30,23 +36,33 @@ pub(super) enum Wanted {
     Only(usize),
 }
 
+impl Wanted {
+    /// Whether something is wanted of so many proposals from `first` on, where so many plans were found.
+    fn wants(self, first: usize, count: usize, found: usize) -> bool {
+        match self {
+            Wanted::First(most) => found < most,
+            Wanted::Only(only) => (first..first + count).contains(&only),
+        }
+    }
+}
+
 /// The plans that may be taken, of those that are wanted, the one that the library thinks best first. An error where there is none.
 pub(super) fn plans(
     functions: &Arc<Functions>,
-    handle: CudnnHandle,
+    target: &Target,
     convolution: &Convolution,
     alignment: Alignment,
     most_workspace_bytes: usize,
     wanted: Wanted,
 ) -> Result<Vec<Plan>, Error> {
-    let graph = Arc::new(graph(functions, handle, convolution, alignment)?);
+    let graph = Arc::new(graph(functions, target, convolution, alignment)?);
     let mut plans = Vec::new();
     let mut refused = None;
-    for (mode, before) in [(foreign::HEUR_MODE_A, 0), (foreign::HEUR_MODE_FALLBACK, MOST)] {
-        // Where the better heuristic has something, the other one has nothing to add.
-        let proposals =
-            if plans.is_empty() { proposals(functions, convolution, &graph, mode) } else { break };
-        let proposals = match proposals {
+    for (mode, before) in MODES {
+        if !wanted.wants(before, MOST, plans.len()) {
+            continue;
+        }
+        let proposals = match proposals(functions, target, convolution, &graph, mode) {
             Ok(proposals) => proposals,
             Err(error) => {
                 refused = Some(error);
@@ -55,15 +71,12 @@ pub(super) fn plans(
         };
         for (i, config) in proposals.into_iter().enumerate() {
             let proposal = before + i;
-            match wanted {
-                Wanted::First(most) if plans.len() == most => break,
-                Wanted::Only(only) if proposal != only => continue,
-                _ => {}
-            }
-            if !may_be_taken(convolution.numbers, &notes(functions, convolution, &config)?) {
+            if !wanted.wants(proposal, 1, plans.len())
+                || !may_be_taken(convolution.numbers, &notes(functions, convolution, &config)?)
+            {
                 continue;
             }
-            match plan(functions, handle, convolution, &graph, config, proposal) {
+            match plan(functions, target, convolution, &graph, config, proposal) {
                 Ok(plan) if plan.workspace_bytes <= most_workspace_bytes => plans.push(plan),
                 Ok(_) => {}
                 // Not every engine that is proposed can do what it is proposed for.
@@ -81,11 +94,13 @@ pub(super) fn plans(
 /// Configurations of engines that a heuristic proposes.
 fn proposals(
     functions: &Arc<Functions>,
+    target: &Target,
     convolution: &Convolution,
     graph: &Graph,
     mode: c_int,
 ) -> Result<Vec<Raw>, Error> {
-    let heuristic = Descriptor::new(functions, convolution, foreign::ENGINE_HEUR)?
+    let heuristic = target
+        .of_heuristic(Descriptor::new(functions, convolution, foreign::ENGINE_HEUR)?)?
         .descriptors(foreign::HEUR_GRAPH, &[&graph.graph])?
         .number(foreign::HEUR_MODE, foreign::TYPE_HEUR_MODE, mode)?
         .finalize()?;
@@ -114,14 +129,14 @@ fn may_be_taken(numbers: Numbers, notes: &[c_int]) -> bool {
 
 fn plan(
     functions: &Arc<Functions>,
-    handle: CudnnHandle,
+    target: &Target,
     convolution: &Convolution,
     graph: &Arc<Graph>,
     config: Raw,
     proposal: usize,
 ) -> Result<Plan, Error> {
-    let plan = Descriptor::new(functions, convolution, foreign::PLAN)?
-        .handle(foreign::PLAN_HANDLE, handle)?
+    let plan = target
+        .of_plan(Descriptor::new(functions, convolution, foreign::PLAN)?)?
         .descriptors(foreign::PLAN_CONFIG, &[&config])?
         .finalize()?;
     let workspace_bytes = plan.integer(foreign::PLAN_WORKSPACE, convolution)?.max(0) as usize;

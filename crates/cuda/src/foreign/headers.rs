@@ -1,6 +1,6 @@
 //! The tables against NVIDIA's own headers: types of functions, values of constants, sizes of structs, as assertions that a C++
 //! compiler checks. The headers come with the Python packages nvidia-cublas, nvidia-cudnn-cu13, nvidia-nccl-cu13,
-//! nvidia-cuda-runtime and what these need; `PHALANX_TEST_CUDA_INCLUDE` names the folders, with `:` between them.
+//! nvidia-cuda-runtime, nvidia-nvml-dev and what these need; `PHALANX_TEST_CUDA_INCLUDE` names the folders, with `:` between them.
 
 use crate::foreign::Function;
 use std::path::PathBuf;

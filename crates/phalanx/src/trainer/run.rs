@@ -8,7 +8,7 @@ use super::precision::Found;
 use super::settle::Standing;
 use super::time_limit::Clock;
 use super::used::{Used, WORDS};
-use super::{Data, Interruption, LossScale, OnNan, Progress, State, Trainer, Watch, small_batch};
+use super::{Data, Interruption, LossScale, OnNan, Precision, Progress, State, Trainer, Watch, small_batch};
 use crate::checkpoint::RunFacts;
 use crate::error::Error;
 use crate::event::Event;
@@ -494,6 +494,15 @@ pub(crate) fn strategy(
     if let Some(what) = unsearched.filter(|_| device.gpu().is_some() && group.rank() == Rank(0)) {
         tracing::warn!(
             "train.search: {what} have to compute the same bits on all workers: the libraries choose"
+        );
+    }
+    let without = device.gpu().filter(|gpu| !gpu.architecture().has_bfloat16());
+    if let Some(gpu) = without.filter(|_| trainer.precision == Precision::Bfloat16 && group.rank() == Rank(0))
+    {
+        tracing::warn!(
+            "train.precision=bfloat16: {} (sm_{}) doesn't compute with it (GPUs do from sm_80 on), so products and convolutions are made by way of float32, slowly\nhint: train.precision=float16",
+            gpu.name(),
+            gpu.architecture()
         );
     }
     // A graph is done as a whole: one that fails would not say at what.

@@ -2,13 +2,13 @@
 
 use crate::fake::fake;
 use crate::replays::launches;
-use crate::{check_of, check_on, gpu_of, net, run, trainer};
+use crate::{TOLERANCE, check_of, check_on, gpu_of, net, run, run_of, trainer};
 use phalanx::comm::Group;
 use phalanx::nn::{
     AdaptiveAvgPool2d, BatchNorm2d, Conv2d, Ctx, Flatten, Linear, Loss, Parameters, Sequential,
 };
-use phalanx::parallel::{BetweenGpus, Ddp, DdpConfig, Error, Pass, Strategy};
-use phalanx::tensor::{DType, Tensor};
+use phalanx::parallel::{BetweenGpus, Ddp, DdpConfig, Error, Pass, Recomputed, Strategy};
+use phalanx::tensor::{DType, Device, Philox, Tensor};
 use phalanx::{Precision, Trainer};
 use std::ops::Range;
 use std::sync::mpsc;
@@ -62,9 +62,12 @@ fn passes_over_a_batch_of_all_ranks_are_replayed() {
     const STEPS: u64 = 6;
     let Some(fake) = fake() else { return };
     fake.gpus(2);
-    for (precision, accumulate, seed) in
-        [(Precision::Float32, 1, 1), (Precision::Bfloat16, 1, 2), (Precision::Float32, 2, 3)]
-    {
+    for (precision, accumulate, seed) in [
+        (Precision::Float32, 1, 1),
+        (Precision::Bfloat16, 1, 2),
+        (Precision::Float32, 2, 3),
+        (Precision::Float16, 1, 4),
+    ] {
         fake.seed(seed);
         let (ddp, batch_size, steps) = (shared(BetweenGpus::Nccl), 4, Some(STEPS));
         let trainer = Trainer { ddp, batch_size, accumulate, steps, precision, ..trainer() };
@@ -77,6 +80,90 @@ fn passes_over_a_batch_of_all_ranks_are_replayed() {
         assert_eq!(launched, 2 * accumulate as u64 * (STEPS - 2), "{what}");
     }
     assert_eq!(fake.nccl().live(), 0, "communicators that nobody ended");
+}
+
+/// What is made again asks for the same sums again, on all ranks alike, and moves running statistics once.
+#[test]
+fn what_is_computed_again_has_the_sums_of_all_ranks() {
+    let Some(fake) = fake() else { return };
+    fake.gpus(2);
+    let blocks = || Recomputed::all_but_the_last(Box::new(deep()));
+    let trainer = Trainer { ddp: shared(BetweenGpus::Nccl), batch_size: 4, steps: Some(4), ..trainer() };
+    let (kept, left) = run_of(&deep, &trainer, 2, &|rank| gpu_of(&fake, rank));
+    for (graphs, seed) in [(false, 1), (true, 2)] {
+        fake.seed(seed);
+        let (trainer, before) = (Trainer { graphs, ..trainer.clone() }, fake.calls("cuGraphLaunch"));
+        let again = run_of(&blocks, &trainer, 2, &|rank| gpu_of(&fake, rank));
+        assert_eq!(again.0.losses, kept.losses, "replayed: {graphs}");
+        assert!(again.1 == left, "replayed: {graphs}: not the same bits");
+        assert_eq!(fake.calls("cuGraphLaunch") > before, graphs);
+    }
+    assert_eq!((fake.damage(), fake.nccl().live()), (Vec::new(), 0));
+}
+
+/// A rank without samples has no values, and is part of the batch all the same.
+#[test]
+fn a_part_of_the_batch_may_be_empty() {
+    let Some(fake) = fake() else { return };
+    fake.gpus(3);
+    for (between, seed) in [(BetweenGpus::Nccl, 1), (BetweenGpus::Host, 2)] {
+        fake.seed(seed);
+        let of = |device: &(dyn Fn(usize) -> Device + Sync)| -> Vec<Vec<Vec<f32>>> {
+            let ranks = |group: Group| {
+                let (rank, device) = (group.rank().index(), device(group.rank().index()));
+                let mut net = deep();
+                let parameters = Parameters::build(&mut net, &device, 3);
+                let mut ddp = Ddp::with(group.clone(), shared(between));
+                ddp.prepare(&parameters).unwrap();
+                // Two samples for the first rank, one for the second, none for the third, who then has all three.
+                let parts = [vec![2, 1, 0], vec![0, 0, 3]];
+                let each = |(step, parts): (usize, &Vec<usize>)| {
+                    let first: usize = parts[..rank].iter().sum();
+                    let samples: Vec<u64> = (first..first + parts[rank]).map(|i| i as u64).collect();
+                    let all = Tensor::uniform(
+                        &device,
+                        [3, 1, 28, 28],
+                        -1.0,
+                        1.0,
+                        DType::F32,
+                        Philox::new(5, step as u64),
+                    );
+                    let pass = Pass {
+                        model: &net,
+                        parameters: &parameters,
+                        loss: Loss::Mse,
+                        input: all.narrow(0, first, parts[rank]),
+                        target: Tensor::ones(&device, [parts[rank], 10], DType::F32),
+                        weight: parts[rank] as f64 / 3.0,
+                        ctx: Ctx::train(0, step as u64, samples.into()),
+                        sync: phalanx::parallel::Sync::Now,
+                    };
+                    parameters.grads().zero();
+                    ddp.pass(&pass).unwrap();
+                    ddp.finish(&parameters).unwrap();
+                    let grads = parameters.grads().arena().read_flat::<f32>();
+                    [grads, parameters.buffers().read_flat::<f32>()].concat()
+                };
+                let made = parts.iter().enumerate().map(each).collect();
+                ddp.part(&parameters, None);
+                made
+            };
+            std::thread::scope(|scope| {
+                let all: Vec<_> =
+                    Group::threads(3).into_iter().map(|group| scope.spawn(|| ranks(group))).collect();
+                all.into_iter().map(|rank| rank.join().unwrap()).collect()
+            })
+        };
+        let (got, want) = (of(&|rank| gpu_of(&fake, rank)), of(&|_| Device::cpu(1)));
+        for (rank, (got, want)) in got.iter().zip(&want).enumerate() {
+            for (step, (got, want)) in got.iter().zip(want).enumerate() {
+                let apart =
+                    got.iter().zip(want).map(|(got, want)| f64::from((got - want).abs())).fold(0.0, f64::max);
+                assert!(apart <= TOLERANCE, "{between:?}, rank {rank}, step {step}: {apart}");
+            }
+        }
+    }
+    assert_eq!((fake.damage(), fake.nccl().live()), (Vec::new(), 0));
 }
 
 /// A rank that never comes to a pass, whether it is late or gone, ends it for the others: also one in which only layers wait for it.

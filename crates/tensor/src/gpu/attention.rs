@@ -7,12 +7,10 @@ use crate::gpu::copy::fill;
 use crate::gpu::launch::{Arg, check_float};
 use crate::ops::attention::{Asked, Dropped};
 use crate::tensor::Tensor;
-use phalanx_cuda::{Architecture, Heads, Work};
+use phalanx_cuda::{Heads, Work};
 
 /// The most numbers of a head.
 pub(crate) const MOST_DEPTH: usize = 256;
-/// The first architecture that has what the kernels for floats of 16 bits are made of.
-const WITH_HALVES: Architecture = Architecture { major: 8, minor: 0 };
 
 /// The kernels of an attention: forward, back to queries, back to keys and values.
 struct Kernels {
@@ -24,8 +22,9 @@ struct Kernels {
 impl Kernels {
     /// Those that do heads of these numbers best, of which `all` are the tensors.
     fn of(engine: &Engine, depth: usize, all: &[&Tensor]) -> Kernels {
+        // The kernels for both floats of 16 bits are made of what came with bfloat16.
         let halves = all.iter().all(|tensor| tensor.dtype.is_half())
-            && engine.gpu().architecture() >= WITH_HALVES
+            && engine.gpu().architecture().has_bfloat16()
             && depth.is_multiple_of(8)
             && all.iter().all(|tensor| begins_evenly(tensor));
         let (names, own) = match (depth, halves) {

@@ -15,8 +15,14 @@ use phalanx_cuda::cudnn::{
 use phalanx_cuda::{Address, Error, Taps};
 use std::collections::HashSet;
 
-/// The most memory that a convolution may use beside its tensors.
-const MOST_WORKSPACE_BYTES: usize = 256 << 20;
+/// The most memory that a convolution may use beside its tensors: a 64th of all that the GPU has, in whole steps of this, and no less than
+/// two of them. For large batches of images the library's best engines want as much as the images take.
+const WORKSPACE_STEP_BYTES: u64 = 128 << 20;
+
+/// See [`WORKSPACE_STEP_BYTES`].
+fn most_workspace_bytes(memory: u64) -> usize {
+    ((memory / 64 / WORKSPACE_STEP_BYTES).max(2) * WORKSPACE_STEP_BYTES) as usize
+}
 
 fn described(engine: &Engine, pass: Pass, p: Plan, dtype: DType) -> Convolution {
     let numbers = match dtype {
@@ -58,7 +64,8 @@ impl Engine {
     fn opened<'a>(&self, opened: &'a mut Option<Opened>) -> Result<&'a mut Opened, Error> {
         self.gpu().make_current()?;
         if opened.is_none() {
-            let convolutions = Cudnn::open(&self.libraries)?.convolutions(MOST_WORKSPACE_BYTES)?;
+            let most = most_workspace_bytes(self.gpu().memory()?.total);
+            let convolutions = Cudnn::open(&self.libraries)?.convolutions(most)?;
             *opened = Some(Opened { convolutions, undone: HashSet::new() });
         }
         Ok(opened.as_mut().expect("it was opened just now"))
@@ -245,4 +252,23 @@ pub(crate) fn kernel_gradient(engine: &Engine, x: &Tensor, grad: &Tensor, plan: 
 #[track_caller]
 pub(crate) fn bias_gradient(engine: &Engine, grad: &Tensor, plan: Plan, out: &Tensor) {
     reduce::sum(engine, &pixels(grad, plan), &out.reshape([1, plan.o]));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_workspace_may_be_a_64th_of_the_memory() {
+        let rows = [
+            (0, 256),
+            (15_828_320_256, 256),
+            (25_393_692_672, 256),
+            (85_045_280_768, 1152),
+            (150_122_987_520, 2176),
+        ];
+        for (memory, mib) in rows {
+            assert_eq!(most_workspace_bytes(memory), mib << 20, "of {memory}");
+        }
+    }
 }

@@ -1,0 +1,336 @@
+//! What NVIDIA's own cuDNN makes of our graphs for GPUs that aren't here. From 9.11 on the library proposes engines, and makes plans,
+//! for a GPU whose properties it is told, so what is asked of it, and which convolutions it has a way for, shows without one.
+//!
+//! The library comes with the Python package nvidia-cudnn-cu13; `PHALANX_TEST_CUDA_LIBRARIES` names its folder, among others with `:`
+//! between them.
+
+use super::convolution::{Convolution, Layout, Numbers, Pass};
+use super::descriptor::{Descriptor, Raw};
+use super::foreign::Functions;
+use super::has_no_way;
+use super::plan::{Plan, Wanted, plans};
+use super::target::Target;
+use crate::error::Error;
+use crate::foreign::constants;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, OnceLock};
+
+constants! {
+    GPU "CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR" 38;
+    GPU_JSON "CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION" 2702;
+    TYPE_CHAR "CUDNN_TYPE_CHAR" 24;
+    HEUR_GPU "CUDNN_ATTR_ENGINEHEUR_DEVICEPROP" 204;
+    PLAN_GPU "CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP" 407;
+}
+
+#[test]
+fn the_numbers_are_those_of_the_header() {
+    crate::foreign::headers::check("cudnn_graph.h", &[], TABLE, &[], "");
+}
+
+/// A GPU that is described to the library.
+pub(super) struct Gpu(Raw);
+
+impl Gpu {
+    pub(super) fn of_heuristic<'a>(&self, heuristic: Descriptor<'a>) -> Result<Descriptor<'a>, Error> {
+        heuristic.descriptors(HEUR_GPU, &[&self.0])
+    }
+
+    pub(super) fn of_plan<'a>(&self, plan: Descriptor<'a>) -> Result<Descriptor<'a>, Error> {
+        plan.descriptors(PLAN_GPU, &[&self.0])
+    }
+}
+
+/// What a GPU is: its compute capability, multiprocessors, MHz of these and of its memory, bits of its memory's bus, MiB of its second
+/// cache, KiB of shared memory that a block may have, threads and blocks of a multiprocessor, GB of memory.
+struct Properties {
+    name: &'static str,
+    capability: u32,
+    multiprocessors: u32,
+    mhz: [u32; 2],
+    bus: u32,
+    cache: u32,
+    shared: u32,
+    threads: u32,
+    blocks: u32,
+    memory: u64,
+}
+
+/// By NVIDIA's data sheets and the table of compute capabilities in the CUDA programming guide.
+const GPUS: [Properties; 7] = [
+    gpu("Tesla T4", 750, 40, [1590, 5001], 256, 4, 64, [1024, 16], 16),
+    gpu("NVIDIA A100-SXM4-80GB", 800, 108, [1410, 1593], 5120, 40, 163, [2048, 32], 80),
+    gpu("NVIDIA GeForce RTX 4090", 890, 128, [2520, 10_501], 384, 72, 99, [1536, 24], 24),
+    gpu("NVIDIA H100 80GB HBM3", 900, 132, [1980, 2619], 5120, 50, 227, [2048, 32], 80),
+    gpu("NVIDIA H200", 900, 132, [1980, 3201], 6144, 60, 227, [2048, 32], 141),
+    gpu("NVIDIA B200", 1000, 148, [1965, 3996], 8192, 126, 227, [2048, 32], 180),
+    gpu("NVIDIA GeForce RTX 5090", 1200, 170, [2407, 14_001], 512, 96, 99, [1536, 24], 32),
+];
+
+#[expect(clippy::too_many_arguments, reason = "rows of a table")]
+const fn gpu(
+    name: &'static str,
+    capability: u32,
+    multiprocessors: u32,
+    mhz: [u32; 2],
+    bus: u32,
+    cache: u32,
+    shared: u32,
+    [threads, blocks]: [u32; 2],
+    memory: u64,
+) -> Properties {
+    Properties { name, capability, multiprocessors, mhz, bus, cache, shared, threads, blocks, memory }
+}
+
+impl Properties {
+    /// As the library wants to be told.
+    fn json(&self) -> String {
+        let Properties { name, capability, multiprocessors, mhz, bus, cache, shared, .. } = self;
+        let Properties { threads, blocks, memory, .. } = self;
+        let [clock, memory_clock] = mhz.map(|mhz| mhz * 1000);
+        let members = [
+            format!(r#""deviceName": "{name}", "cudaDeviceId": 0, "pciDeviceId": 0"#),
+            format!(
+                r#""deviceVer": {capability}, "driverVer": 13000, "isTccDriver": 0, "supportCoopLaunch": 1"#
+            ),
+            format!(r#""multiProcessorCount": {multiprocessors}, "smClockRateKHz": {clock}"#),
+            format!(r#""memClockRateKHz": {memory_clock}, "memoryBusWidth": {bus}"#),
+            format!(r#""l2CacheSize": {}, "totalGlobalMem": {}"#, cache << 20, memory * 1_000_000_000),
+            format!(r#""maxSharedMemoryPerBlockOptin": {}, "maxSharedMemoryPerBlock": 49152"#, shared << 10),
+            r#""reservedSharedMemoryPerBlock": 1024, "oversizedSharedMemoryPerBlock": 0"#.to_owned(),
+            r#""regsPerBlock": 65536, "maxRegistersPerSM": 65536, "warpSize": 32"#.to_owned(),
+            format!(r#""maxThreadsPerBlock": 1024, "maxThreadsPerSM": {threads}, "maxCtasPerSM": {blocks}"#),
+            r#""maxBlockSize": [1024, 1024, 64], "maxGridSize": [2147483647, 65535, 65535]"#.to_owned(),
+        ];
+        format!("{{{}}}", members.join(", "))
+    }
+
+    fn described(&self, functions: &Arc<Functions>) -> Target {
+        let made = Descriptor::new(functions, &self.name, GPU)
+            .and_then(|gpu| gpu.text(GPU_JSON, TYPE_CHAR, &self.json())?.finalize());
+        Target::Described(Gpu(made.unwrap_or_else(|error| panic!("{error}"))))
+    }
+}
+
+/// NVIDIA's own library, or none, said aloud.
+fn cudnn() -> Option<Arc<Functions>> {
+    static OPENED: OnceLock<Option<Arc<Functions>>> = OnceLock::new();
+    let open = || {
+        let Some(folders) = std::env::var_os("PHALANX_TEST_CUDA_LIBRARIES") else {
+            eprintln!("skipped: PHALANX_TEST_CUDA_LIBRARIES names no folders of NVIDIA's libraries");
+            return None;
+        };
+        if !driver() {
+            return None;
+        }
+        let folders: Vec<PathBuf> = std::env::split_paths(&folders).collect();
+        let functions = Functions::open(&folders).unwrap_or_else(|error| panic!("{error}"));
+        assert!(functions.number() >= 91_100, "cuDNN {} is told of no GPUs", functions.number());
+        Some(Arc::new(functions))
+    };
+    OPENED.get_or_init(open).clone()
+}
+
+/// What of the driver's library parts of cuDNN are bound to as they are opened. Nothing of it is called.
+const OF_DRIVER: [&str; 6] = [
+    "cuGetErrorString",
+    "cuModuleGetFunction",
+    "cuModuleLoadData",
+    "cuModuleUnload",
+    "cuTensorMapEncodeIm2col",
+    "cuTensorMapEncodeTiled",
+];
+
+/// Opens the driver's library for good, or, without one, what has its name and functions that fail. `false`, said aloud, without a compiler.
+fn driver() -> bool {
+    use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
+    let open = |path: &Path| {
+        // SAFETY: neither the driver's library nor ours does anything as it is opened.
+        unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) }.map(std::mem::forget)
+    };
+    if open(Path::new("libcuda.so.1")).is_ok() {
+        return true;
+    }
+    let base = std::env::temp_dir().join(format!("phalanx-no-driver-{}", std::process::id()));
+    let (source, library) = (base.with_extension("c"), base.with_extension("so"));
+    let functions = OF_DRIVER.map(|name| format!("int {name}(void) {{ return 34; }}\n"));
+    std::fs::write(&source, functions.concat()).unwrap();
+    let mut compiler = Command::new("cc");
+    compiler.args(["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o"]).args([&library, &source]);
+    let compiled = compiler.output();
+    std::fs::remove_file(&source).unwrap();
+    match compiled {
+        Err(error) => {
+            eprintln!("skipped: no C compiler (package gcc): {error}");
+            return false;
+        }
+        Ok(output) => assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr)),
+    }
+    open(&library).unwrap_or_else(|error| panic!("{}: {error}", library.display()));
+    std::fs::remove_file(&library).unwrap();
+    true
+}
+
+/// Forward passes with a square kernel, stride and padding.
+fn square(images: [usize; 4], outputs: usize, kernel: usize, stride: usize, padding: usize) -> Convolution {
+    let plain = Convolution::new(Numbers::F32, images, outputs, [kernel; 2]);
+    Convolution { stride: [stride; 2], padding: [padding; 2], ..plain }
+}
+
+/// The convolutions of the models: two of MNIST, ResNets 9 and 18 of small images, ResNet 50 of large ones.
+fn of_models() -> Vec<Convolution> {
+    let mut all = vec![
+        square([64, 1, 28, 28], 10, 5, 1, 0),
+        square([64, 10, 12, 12], 20, 5, 1, 0),
+        square([64, 1, 28, 28], 32, 3, 1, 0),
+        square([64, 32, 26, 26], 64, 3, 1, 0),
+        square([512, 3, 32, 32], 64, 3, 1, 1),
+        square([512, 64, 32, 32], 128, 3, 1, 1),
+        square([512, 128, 16, 16], 256, 3, 1, 1),
+        square([512, 256, 8, 8], 512, 3, 1, 1),
+        square([512, 512, 4, 4], 512, 3, 1, 1),
+        square([64, 3, 32, 32], 64, 3, 1, 1),
+        square([256, 3, 224, 224], 64, 7, 2, 3),
+    ];
+    // Stages of blocks: channels inside of a block, and the stride of its first.
+    let stages = [(64, 1), (128, 2), (256, 2), (512, 2)];
+    let (mut channels, mut size) = (64, 32);
+    for (inside, stride) in stages {
+        all.push(square([64, channels, size, size], inside, 3, stride, 1));
+        if stride > 1 {
+            all.push(square([64, channels, size, size], inside, 1, stride, 0));
+        }
+        (channels, size) = (inside, size / stride);
+        all.push(square([64, channels, size, size], inside, 3, 1, 1));
+    }
+    let (mut channels, mut size) = (64, 56);
+    for (inside, stride) in stages {
+        let outside = 4 * inside;
+        all.push(square([256, channels, size, size], inside, 1, 1, 0));
+        all.push(square([256, inside, size, size], inside, 3, stride, 1));
+        all.push(square([256, channels, size, size], outside, 1, stride, 0));
+        (channels, size) = (outside, size / stride);
+        all.push(square([256, inside, size, size], outside, 1, 1, 0));
+        all.push(square([256, channels, size, size], inside, 1, 1, 0));
+        all.push(square([256, inside, size, size], inside, 3, 1, 1));
+    }
+    all
+}
+
+/// Convolutions of all kinds, small: groups, one channel a group, few and odd channels, steps and gaps, single images.
+fn of_all_kinds() -> Vec<Convolution> {
+    vec![
+        Convolution { groups: 3, ..square([2, 6, 9, 9], 9, 3, 1, 0) },
+        Convolution { groups: 2, ..square([2, 4, 8, 8], 6, 2, 2, 0) },
+        Convolution { groups: 16, ..square([2, 16, 16, 16], 16, 3, 2, 1) },
+        Convolution { groups: 4, ..square([8, 64, 14, 14], 128, 3, 1, 1) },
+        Convolution { dilation: [2; 2], ..square([2, 8, 16, 16], 8, 3, 1, 2) },
+        Convolution {
+            dilation: [1, 2],
+            stride: [2, 1],
+            padding: [1, 2],
+            ..square([2, 16, 9, 9], 32, 3, 1, 0)
+        },
+        square([1, 5, 7, 7], 7, 3, 1, 1),
+        square([1, 1, 1, 1], 1, 1, 1, 0),
+        square([3, 2, 40, 3], 1, 3, 3, 2),
+    ]
+}
+
+/// The most memory beside its tensors that a convolution may use here: less than is allowed on any of the GPUs.
+const WORKSPACE_BYTES: usize = 256 << 20;
+
+fn planned(
+    functions: &Arc<Functions>,
+    gpu: &Target,
+    convolution: &Convolution,
+    alignment: u32,
+    wanted: Wanted,
+) -> Result<Vec<Plan>, Error> {
+    plans(functions, gpu, convolution, [alignment; 4], WORKSPACE_BYTES, wanted)
+}
+
+const NUMBERS: [Numbers; 4] = [Numbers::F32, Numbers::Tf32, Numbers::Bf16, Numbers::F16];
+const PASSES: [Pass; 4] = [Pass::Forward, Pass::ForwardBias, Pass::BackwardData, Pass::BackwardFilter];
+
+#[test]
+fn every_convolution_has_a_way_on_every_gpu() {
+    let Some(functions) = cudnn() else { return };
+    for properties in &GPUS {
+        let gpu = properties.described(&functions);
+        // The first GPUs with bfloat16 are of 8.0.
+        let knows = |numbers: &Numbers| *numbers != Numbers::Bf16 || properties.capability >= 800;
+        for numbers in NUMBERS.into_iter().filter(knows) {
+            for (plain, pass) in of_models()
+                .into_iter()
+                .chain(of_all_kinds())
+                .flat_map(|plain| PASSES.map(|pass| (plain, pass)))
+            {
+                let convolution = Convolution { pass, numbers, ..plain };
+                let found = planned(&functions, &gpu, &convolution, 16, Wanted::First(1));
+                let found = found.unwrap_or_else(|error| panic!("{}: {error}", properties.name));
+                assert_eq!(found.len(), 1);
+            }
+        }
+    }
+}
+
+#[test]
+fn tensors_that_begin_anywhere_have_a_way() {
+    let Some(functions) = cudnn() else { return };
+    let gpu = GPUS[3].described(&functions);
+    for (numbers, alignment) in
+        [(Numbers::F32, 4), (Numbers::Tf32, 8), (Numbers::Bf16, 2), (Numbers::Bf16, 4), (Numbers::F16, 2)]
+    {
+        for (plain, pass) in of_all_kinds().into_iter().flat_map(|plain| PASSES.map(|pass| (plain, pass))) {
+            let convolution = Convolution { pass, numbers, ..plain };
+            let found = planned(&functions, &gpu, &convolution, alignment, Wanted::First(1));
+            found.unwrap_or_else(|error| panic!("aligned to {alignment}: {error}"));
+        }
+    }
+}
+
+#[test]
+fn what_a_gpu_has_no_way_for_is_told_from_failures() {
+    let Some(functions) = cudnn() else { return };
+    let (gpu, properties) = (GPUS[0].described(&functions), &GPUS[0]);
+    assert_eq!(properties.capability, 750);
+    for (plain, pass) in of_models().into_iter().flat_map(|plain| PASSES.map(|pass| (plain, pass))) {
+        let convolution = Convolution { pass, numbers: Numbers::Bf16, ..plain };
+        match planned(&functions, &gpu, &convolution, 16, Wanted::First(1)) {
+            Err(error) => assert!(has_no_way(&error), "{error}"),
+            Ok(_) => panic!("{}: {convolution}", properties.name),
+        }
+    }
+}
+
+#[test]
+fn a_proposal_is_found_again_by_its_number() {
+    let Some(functions) = cudnn() else { return };
+    let gpu = GPUS[4].described(&functions);
+    for numbers in NUMBERS {
+        for (plain, pass) in of_models().into_iter().flat_map(|plain| PASSES.map(|pass| (plain, pass))) {
+            let convolution = Convolution { pass, numbers, ..plain };
+            let found = planned(&functions, &gpu, &convolution, 16, Wanted::First(8)).unwrap();
+            assert!(!found.is_empty() && found.len() <= 8, "{convolution}");
+            let last = found.last().unwrap();
+            let again = planned(&functions, &gpu, &convolution, 16, Wanted::Only(last.proposal)).unwrap();
+            let [again] = &again[..] else { panic!("{convolution}: {}", last.proposal) };
+            assert_eq!((again.proposal, again.workspace_bytes), (last.proposal, last.workspace_bytes));
+        }
+    }
+}
+
+#[test]
+fn both_layouts_have_a_way() {
+    let Some(functions) = cudnn() else { return };
+    let gpu = GPUS[1].described(&functions);
+    for (numbers, plain) in
+        NUMBERS.into_iter().flat_map(|numbers| of_models().into_iter().map(move |c| (numbers, c)))
+    {
+        let convolution = Convolution { numbers, layout: Layout::Nchw, pass: Pass::ForwardBiasRelu, ..plain };
+        planned(&functions, &gpu, &convolution, 16, Wanted::First(1))
+            .unwrap_or_else(|error| panic!("{error}"));
+    }
+}
