@@ -56,7 +56,9 @@ for what in ${BENCH_ONLY:-rates mnist resnet18 resnet50 gpt2 epochs accuracy all
             peer images "$work/images"
             epochs cifar10-resnet18 --data "$work/images" --epochs 2
             epochs cifar10-resnet18 --data "$work/images" --epochs 2 --set train.graphs=true
-            epochs cifar10-resnet18 --data "$work/images" --epochs 2 --set train.graphs=true --set train.precision=bfloat16
+            for kind in tf32 bfloat16; do
+                epochs cifar10-resnet18 --data "$work/images" --epochs 2 --set train.graphs=true --set "train.precision=$kind"
+            done
             peer epoch resnet18 2 "$work/images"
             ;;
         accuracy)

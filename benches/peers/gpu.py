@@ -134,8 +134,7 @@ def step(model, batch, steps, how, kind):
 def epoch(model, epochs, data):
     from torchvision import datasets, transforms
 
-    # As float32 as ours; PyTorch's own choice rounds the factors of convolutions.
-    torch.backends.cudnn.allow_tf32 = False
+    # PyTorch's own choice of precision: the factors of convolutions are rounded, those of products aren't.
     if model == "mnist":
         change = transforms.Compose([transforms.ToTensor(), transforms.Normalize((0.1307,), (0.3081,))])
         images = datasets.MNIST(data, train=True, transform=change)

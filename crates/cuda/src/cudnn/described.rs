@@ -178,7 +178,8 @@ fn square(images: [usize; 4], outputs: usize, kernel: usize, stride: usize, padd
     Convolution { stride: [stride; 2], padding: [padding; 2], ..plain }
 }
 
-/// The convolutions of the models: two of MNIST, ResNets 9 and 18 of small images, ResNet 50 of large ones.
+/// The convolutions of the models: two of MNIST, ResNets 9 and 18 of small images, 18 with a stem for large ones too, as the tutorial
+/// has it, ResNet 50 of large images.
 fn of_models() -> Vec<Convolution> {
     let mut all = vec![
         square([64, 1, 28, 28], 10, 5, 1, 0),
@@ -191,18 +192,21 @@ fn of_models() -> Vec<Convolution> {
         square([512, 256, 8, 8], 512, 3, 1, 1),
         square([512, 512, 4, 4], 512, 3, 1, 1),
         square([64, 3, 32, 32], 64, 3, 1, 1),
+        square([64, 3, 32, 32], 64, 7, 2, 3),
         square([256, 3, 224, 224], 64, 7, 2, 3),
     ];
     // Stages of blocks: channels inside of a block, and the stride of its first.
     let stages = [(64, 1), (128, 2), (256, 2), (512, 2)];
-    let (mut channels, mut size) = (64, 32);
-    for (inside, stride) in stages {
-        all.push(square([64, channels, size, size], inside, 3, stride, 1));
-        if stride > 1 {
-            all.push(square([64, channels, size, size], inside, 1, stride, 0));
+    for first in [32, 8] {
+        let (mut channels, mut size) = (64, first);
+        for (inside, stride) in stages {
+            all.push(square([64, channels, size, size], inside, 3, stride, 1));
+            if stride > 1 {
+                all.push(square([64, channels, size, size], inside, 1, stride, 0));
+            }
+            (channels, size) = (inside, size / stride);
+            all.push(square([64, channels, size, size], inside, 3, 1, 1));
         }
-        (channels, size) = (inside, size / stride);
-        all.push(square([64, channels, size, size], inside, 3, 1, 1));
     }
     let (mut channels, mut size) = (64, 56);
     for (inside, stride) in stages {
