@@ -4,9 +4,9 @@
 # Usage: benches/on_gpu.sh PYTHON PHALANX OUT [MNIST_DIR]
 # PYTHON has torch and torchvision for GPUs, PHALANX is the built program; what is seen goes to the folder OUT, a file each, and a line about
 # each to people. MNIST_DIR is as for benches/gpu.sh. ON_GPU_ONLY names some of look, selftest, memory, leaks, profile,
-# figures, where time is short.
+# figures, where time is short; none of what they run goes on for longer than ON_GPU_LIMIT seconds, an hour unless told.
 set -uo pipefail
-python=$1 phalanx=$(realpath "$2") out=$3 mnist=${4:-} device=${BENCH_DEVICE:-cuda:0} steps=${ON_GPU_STEPS:-10000}
+python=$1 phalanx=$(realpath "$2") out=$3 mnist=${4:-} device=${BENCH_DEVICE:-cuda:0} steps=${ON_GPU_STEPS:-10000} limit=${ON_GPU_LIMIT:-3600}
 here=$(cd "$(dirname "$0")" && pwd)
 [ -x "$phalanx" ] || { echo "PHALANX: $2 is no program; \`cargo build --release\` makes target/release/phalanx" >&2 && exit 2; }
 mkdir -p "$out"
@@ -17,11 +17,13 @@ wheels=$("$python" -c 'import glob, site; print(":".join(sorted(f for s in site.
 export LD_LIBRARY_PATH=$wheels${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 
 failed=0
-# Runs a command; its output goes to a file, and its end to people.
+# What is killed has had ten seconds to end by itself.
+limited() { timeout --kill-after 10 "$limit" "$@"; }
+# Runs a command or a function, which limits itself; its output goes to a file, and its end to people.
 see() {
     local name=$1 start=$SECONDS code=0
     shift
-    "$@" > "$out/$name.txt" 2>&1 || code=$?
+    if declare -F "$1" > /dev/null; then "$@"; else limited "$@"; fi > "$out/$name.txt" 2>&1 || code=$?
     echo "$name: $([ $code = 0 ] && echo "done" || echo "FAILED ($code)") in $((SECONDS - start)) s, $out/$name.txt"
     [ $code = 0 ] || failed=1
 }
@@ -29,12 +31,12 @@ see() {
 # Ten thousand steps (ON_GPU_STEPS), with what the GPU's processes and the worker itself hold, in MB, every two seconds; at the end what came after a fifth.
 leaks() {
     local graphs=$1 samples=$out/leaks-$1.memory.txt code=0
-    "$phalanx" train mnist-mini --nproc-per-node 1 --device "$device" --epochs 10000 --steps "$steps" --set "train.graphs=$graphs" \
+    limited "$phalanx" train mnist-mini --nproc-per-node 1 --device "$device" --epochs 10000 --steps "$steps" --set "train.graphs=$graphs" \
         --out "$out/run-$graphs" --json > "$out/leaks-$graphs.jsonl" &
     local run=$!
     while kill -0 $run 2>/dev/null; do
         echo "$(nvidia-smi --query-compute-apps=used_memory --format=csv,noheader,nounits | awk '{ sum += $1 } END { print sum + 0 }')" \
-            "$(ps -o rss= --ppid $run | awk '{ sum += $1 } END { print int(sum / 1024) }')"
+            "$(ps -o rss= --ppid "$(pgrep -P $run | head -1)" | awk '{ sum += $1 } END { print int(sum / 1024) }')"
         sleep 2
     done > "$samples"
     wait $run || code=$?

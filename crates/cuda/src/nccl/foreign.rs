@@ -181,11 +181,15 @@ mod tests {
             ("Config", "ncclConfig_t"),
         ];
         let mut more = format!(
-            "static_assert(sizeof(ncclUniqueId) == {}, \"id\");\nstatic_assert(NCCL_API_MAGIC == {MAGIC}u, \"magic\");\nstatic_assert(NCCL_CONFIG_UNDEF_INT == INT_MIN, \"undefined\");\n",
+            "static_assert(sizeof(ncclUniqueId) == {}, \"id\");\n#ifdef NCCL_API_MAGIC\nstatic_assert(NCCL_API_MAGIC == {MAGIC}u, \"magic\");\n#endif\nstatic_assert(NCCL_CONFIG_UNDEF_INT == INT_MIN, \"undefined\");\n",
             size_of::<ForeignId>()
         );
         more.extend(config_fields().iter().map(|(name, bytes)| {
-            format!("static_assert(offsetof(ncclConfig_t, {name}) == {bytes}, \"{name}\");\n")
+            // Earlier ones don't know the last field.
+            let since = if *name == "graphUsageMode" { 22900 } else { 22700 };
+            format!(
+                "#if NCCL_VERSION_CODE >= {since}\nstatic_assert(offsetof(ncclConfig_t, {name}) == {bytes}, \"{name}\");\n#endif\n"
+            )
         }));
         check("nccl.h", Functions::TABLE, TABLE, &names, &more);
     }
