@@ -1,12 +1,13 @@
 //! Convolutions, by cuDNN, of images and kernels whose channels run fastest, and by plain kernels where that has no engine for one.
+//! Some are products of matrices, and done as such.
 
 use crate::cpu::conv::Plan;
 use crate::dtype::DType;
 use crate::gpu::Engine;
 use crate::gpu::engine::{lock, succeeded};
 use crate::gpu::launch::{Arg, check_float, elements};
-use crate::gpu::{copy, elementwise, reduce};
-use crate::op::Binary;
+use crate::gpu::{copy, elementwise, matmul, reduce};
+use crate::op::{Binary, Conv2dOptions};
 use crate::shape::Geometry;
 use crate::tensor::Tensor;
 use phalanx_cuda::cudnn::{
@@ -172,6 +173,20 @@ impl Engine {
     }
 }
 
+/// Whether a convolution is done as a product of rows of channels, one for each pixel, with a matrix of channels: such with kernels of one
+/// pixel are products, and in float32 without tensor cores the library has next to no engine that takes channels last as they lie. It turns
+/// images around and back, in a workspace as large as both. Kernels' gradients it has such engines for.
+fn is_product(engine: &Engine, plan: Plan, dtype: DType) -> bool {
+    let alone = plan.options == Conv2dOptions::default();
+    dtype == DType::F32 && !engine.rounds_factors() && [plan.kh, plan.kw] == [1, 1] && alone
+}
+
+/// What lies with so many channels last as a matrix with a row for each pixel.
+fn rows(tensor: &Tensor, channels: usize) -> Tensor {
+    let matrix = Geometry::row_major([tensor.count() / channels.max(1), channels].into());
+    tensor.seen_as(Geometry { offset: tensor.geometry.offset, ..matrix })
+}
+
 fn at(tensor: &Tensor, start: Address) -> Address {
     start.plus(tensor.geometry.offset * tensor.dtype.bytes())
 }
@@ -182,6 +197,9 @@ pub(crate) fn forward(engine: &Engine, x: &Tensor, w: &Tensor, b: Option<&Tensor
     check_float("conv2d", x.dtype);
     if out.count() == 0 {
         return;
+    }
+    if is_product(engine, plan, x.dtype) {
+        return matmul::linear(engine, &rows(x, plan.c), &rows(w, plan.c), b, &rows(out, plan.o));
     }
     let lent = [x.storage.read_on_gpu(), w.storage.read_on_gpu(), out.storage.write_on_gpu()];
     let (images, kernels, outputs) = (at(x, lent[0].at), at(w, lent[1].at), at(out, lent[2].at));
@@ -201,7 +219,7 @@ pub(crate) fn forward(engine: &Engine, x: &Tensor, w: &Tensor, b: Option<&Tensor
     drop((lent, of_bias));
     let without = out.stale_like();
     forward(engine, x, w, None, plan, &without);
-    elementwise::binary(engine, Binary::Add, &pixels(&without, plan), b, &pixels(out, plan));
+    elementwise::binary(engine, Binary::Add, &rows(&without, plan.o), b, &rows(out, plan.o));
 }
 
 /// Rounds to `out` what `f` leaves in f32, where no engine does a convolution in 16 bits, as may be with few channels.
@@ -212,18 +230,20 @@ fn in_f32(engine: &Engine, out: &Tensor, f: impl FnOnce(&Tensor)) {
     copy::convert(engine, &wide, out);
 }
 
-/// Outputs as rows of channels, a row a pixel.
-fn pixels(outputs: &Tensor, plan: Plan) -> Tensor {
-    let rows = Geometry::row_major([plan.n * plan.oh * plan.ow, plan.o].into());
-    outputs.seen_as(Geometry { offset: outputs.geometry.offset, ..rows })
-}
-
 /// `out =` the gradient with respect to the images.
 #[track_caller]
 pub(crate) fn image_gradient(engine: &Engine, grad: &Tensor, w: &Tensor, plan: Plan, out: &Tensor) {
     check_float("conv2d", out.dtype);
     if out.count() == 0 {
         return;
+    }
+    if is_product(engine, plan, out.dtype) {
+        return matmul::linear_input_gradient(
+            engine,
+            &rows(grad, plan.o),
+            &rows(w, plan.c),
+            &rows(out, plan.c),
+        );
     }
     let lent = [out.storage.write_on_gpu(), w.storage.read_on_gpu(), grad.storage.read_on_gpu()];
     let (images, kernels, outputs) = (at(out, lent[0].at), at(w, lent[1].at), at(grad, lent[2].at));
@@ -251,7 +271,7 @@ pub(crate) fn kernel_gradient(engine: &Engine, x: &Tensor, grad: &Tensor, plan: 
 /// `out =` the gradient with respect to the bias: the sum over images and pixels.
 #[track_caller]
 pub(crate) fn bias_gradient(engine: &Engine, grad: &Tensor, plan: Plan, out: &Tensor) {
-    reduce::sum(engine, &pixels(grad, plan), &out.reshape([1, plan.o]));
+    reduce::sum(engine, &rows(grad, plan.o), &out.reshape([1, plan.o]));
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use crate::rig::rig;
 use phalanx_tensor::cases::{self, Check, edges};
 use phalanx_tensor::{
-    Conv2dOptions, DType, Device, DropoutKey, Keep, PoolOptions, Running, SumOverBatch, Tensor, Then,
+    Conv2dOptions, DType, Device, DropoutKey, Factors, Keep, PoolOptions, Running, SumOverBatch, Tensor, Then,
 };
 use std::sync::Arc;
 
@@ -357,6 +357,41 @@ fn convolutions_that_the_library_has_no_engine_for_are_done_without_it() {
     assert_eq!(names.map(launched), before);
     (0..2).for_each(|_| check(6));
     assert_eq!(names.map(launched).iter().sum::<usize>(), before.iter().sum::<usize>() + 2);
+}
+
+/// In float32 the library would turn images around and back; else it takes them as they lie.
+#[test]
+fn a_convolution_of_single_pixels_is_a_product_in_float32() {
+    let Some(rig) = rig(1) else { return };
+    let convolve = |x: &[Tensor], options| x[0].conv2d(&x[1], x.get(2), options);
+    let (plain, apart) =
+        (Conv2dOptions::default(), Conv2dOptions { stride: [2, 1], ..Conv2dOptions::default() });
+    rig.check(&[&[2, 6, 5, 3], &[4, 6, 1, 1], &[4]], |x| convolve(x, plain));
+    rig.check(&[&[3, 2, 4, 4], &[5, 2, 1, 1]], |x| convolve(x, plain));
+    // Views: of images whose channels don't run fastest, and of a part of the kernels.
+    rig.check(&[&[4, 2, 3, 3], &[7, 4, 1, 1]], |x| {
+        let options = Conv2dOptions::default();
+        x[0].transpose(0, 1).conv2d(&x[1].narrow(0, 2, 3), None, options)
+    });
+    let Some(fake) = rig.fake() else { return };
+    let runs = || fake.cudnn().calls("cudnnBackendExecute");
+    for (options, want) in [
+        (plain, 1),
+        (apart, 3),
+        (Conv2dOptions { padding: [0, 1], ..plain }, 3),
+        (Conv2dOptions { groups: 2, ..plain }, 3),
+    ] {
+        let before = runs();
+        let channels = 6 / options.groups;
+        rig.check(&[&[2, 6, 5, 3], &[4, channels, 1, 1], &[4]], |x| convolve(x, options));
+        assert_eq!(runs() - before, want, "{options:?}: kernels' gradients, or all");
+    }
+    let before = runs();
+    rig.set_factors(Factors::Tf32);
+    let [x, w] = [[2, 6, 5, 3], [4, 6, 1, 1]].map(|shape| Tensor::ones(&rig, shape, DType::F32));
+    assert_eq!(x.conv2d(&w, None, plain).to_vec::<f32>(), [6.0; 2 * 4 * 5 * 3]);
+    rig.set_factors(Factors::Exact);
+    assert_eq!(runs() - before, 1);
 }
 
 #[test]
