@@ -51,6 +51,7 @@ for what in ${BENCH_ONLY:-rates mnist resnet18 resnet50 gpt2 epochs accuracy all
             if [ -n "$mnist" ]; then
                 epochs mnist --data "$mnist/MNIST/raw" --epochs 2
                 epochs mnist --data "$mnist/MNIST/raw" --epochs 2 --set train.graphs=true
+                epochs mnist --data "$mnist/MNIST/raw" --epochs 2 --set train.graphs=true --set train.precision=tf32
                 peer epoch mnist 2 "$mnist"
             fi
             peer images "$work/images"

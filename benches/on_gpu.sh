@@ -4,7 +4,7 @@
 # Usage: benches/on_gpu.sh PYTHON PHALANX OUT [MNIST_DIR]
 # PYTHON has torch and torchvision for GPUs, PHALANX is the built program; what is seen goes to the folder OUT, a file each, and a line about
 # each to people. MNIST_DIR is as for benches/gpu.sh. ON_GPU_ONLY names some of look, selftest, memory, leaks, profile,
-# figures, where time is short; none of what they run goes on for longer than ON_GPU_LIMIT seconds, an hour unless told.
+# figures, where time is short; nothing that is run, figures aside, goes on for longer than ON_GPU_LIMIT seconds, an hour unless told.
 set -uo pipefail
 python=$1 phalanx=$(realpath "$2") out=$3 mnist=${4:-} device=${BENCH_DEVICE:-cuda:0} steps=${ON_GPU_STEPS:-10000} limit=${ON_GPU_LIMIT:-3600}
 here=$(cd "$(dirname "$0")" && pwd)
@@ -18,12 +18,12 @@ export LD_LIBRARY_PATH=$wheels${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 
 failed=0
 # What is killed has had ten seconds to end by itself.
-limited() { timeout --kill-after 10 "$limit" "$@"; }
-# Runs a command or a function, which limits itself; its output goes to a file, and its end to people.
+limited=(timeout --foreground --kill-after 10 "$limit")
+# Runs a command; its output goes to a file, and its end to people.
 see() {
     local name=$1 start=$SECONDS code=0
     shift
-    if declare -F "$1" > /dev/null; then "$@"; else limited "$@"; fi > "$out/$name.txt" 2>&1 || code=$?
+    "$@" > "$out/$name.txt" 2>&1 || code=$?
     echo "$name: $([ $code = 0 ] && echo "done" || echo "FAILED ($code)") in $((SECONDS - start)) s, $out/$name.txt"
     [ $code = 0 ] || failed=1
 }
@@ -31,7 +31,7 @@ see() {
 # Ten thousand steps (ON_GPU_STEPS), with what the GPU's processes and the worker itself hold, in MB, every two seconds; at the end what came after a fifth.
 leaks() {
     local graphs=$1 samples=$out/leaks-$1.memory.txt code=0
-    limited "$phalanx" train mnist-mini --nproc-per-node 1 --device "$device" --epochs 10000 --steps "$steps" --set "train.graphs=$graphs" \
+    "${limited[@]}" "$phalanx" train mnist-mini --nproc-per-node 1 --device "$device" --epochs 10000 --steps "$steps" --set "train.graphs=$graphs" \
         --out "$out/run-$graphs" --json > "$out/leaks-$graphs.jsonl" &
     local run=$!
     while kill -0 $run 2>/dev/null; do
@@ -53,17 +53,17 @@ for what in ${ON_GPU_ONLY:-look selftest memory leaks profile figures}; do
     case $what in
         look)
             date -u "+%Y-%m-%d %H:%M UTC" > "$out/date.txt"
-            see machine nvidia-smi
-            see doctor "$phalanx" doctor
+            see machine "${limited[@]}" nvidia-smi
+            see doctor "${limited[@]}" "$phalanx" doctor
             ;;
-        selftest) see selftest "$phalanx" selftest --device "$device" ;;
+        selftest) see selftest "${limited[@]}" "$phalanx" selftest --device "$device" ;;
         memory)
             if sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | tail -1) && [ -n "$sanitizer" ]; then
                 for tool in memcheck racecheck synccheck initcheck; do
-                    see "$tool" "$sanitizer" --tool "$tool" --error-exitcode 9 "$phalanx" selftest --device "$device" --quick
+                    see "$tool" "${limited[@]}" "$sanitizer" --tool "$tool" --error-exitcode 9 "$phalanx" selftest --device "$device" --quick
                 done
                 # With buffers as long as what lies in them.
-                see memcheck-exact "$sanitizer" --tool memcheck --error-exitcode 9 "$phalanx" selftest --device "$device" --quick --debug-sync --exact-memory
+                see memcheck-exact "${limited[@]}" "$sanitizer" --tool memcheck --error-exitcode 9 "$phalanx" selftest --device "$device" --quick --debug-sync --exact-memory
             else
                 echo "memory: compute-sanitizer isn't installed (package cuda-sanitizer-13-0 of NVIDIA's repository, or the toolkit)"
             fi
@@ -75,7 +75,7 @@ for what in ${ON_GPU_ONLY:-look selftest memory leaks profile figures}; do
             done
             ;;
         profile)
-            profile() { see "profile-$1" "$phalanx" bench step --device "$device" --profile --steps 20 "${@:2}"; }
+            profile() { see "profile-$1" "${limited[@]}" "$phalanx" bench step --device "$device" --profile --steps 20 "${@:2}"; }
             profile mnist --model mnist --batch 64
             profile resnet18 --model resnet18 --batch 64 --precision bfloat16
             profile resnet50 --model resnet50 --image 224 --batch 256 --precision bfloat16

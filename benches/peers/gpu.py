@@ -179,7 +179,7 @@ def epoch(model, epochs, data):
             optimizer.step()
         wait()
         seconds = time.perf_counter() - start
-        line = {"peer": "epoch", "model": model, "epoch": number, "seconds": seconds}
+        line = {"peer": "epoch", "model": model, "epoch": number, "seconds": seconds, "precision": "float32, convolutions in tf32"}
         print(json.dumps(line | {"samples_per_s": len(images) / seconds, "torch": torch.__version__}), flush=True)
 
 

@@ -73,7 +73,8 @@ impl Ranks {
         }
     }
 
-    /// The sum over ranks of numbers that nobody else needs, or what is no number if some have none: outside of the graph.
+    /// The sum over ranks of numbers that nobody else needs; after a failure, where GPUs don't exchange them, no numbers. Outside of the
+    /// graph.
     pub(crate) fn sum(&self, numbers: Tensor) -> Tensor {
         match self.gpus {
             Some(_) => self

@@ -142,7 +142,8 @@ const OF_DRIVER: [&str; 6] = [
     "cuTensorMapEncodeTiled",
 ];
 
-/// Opens the driver's library for good, or, without one, what has its name and functions that fail. `false`, said aloud, without a compiler.
+/// Opens the driver's library for good, or, without one, what has its name and functions that fail. `false`, said aloud, without a
+/// compiler.
 fn driver() -> bool {
     use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
     let open = |path: &Path| {
@@ -188,6 +189,7 @@ fn of_models() -> Vec<Convolution> {
         square([64, 32, 26, 26], 64, 3, 1, 0),
         square([512, 3, 32, 32], 64, 3, 1, 1),
         square([512, 64, 32, 32], 128, 3, 1, 1),
+        square([512, 128, 16, 16], 128, 3, 1, 1),
         square([512, 128, 16, 16], 256, 3, 1, 1),
         square([512, 256, 8, 8], 512, 3, 1, 1),
         square([512, 512, 4, 4], 512, 3, 1, 1),
@@ -242,7 +244,7 @@ fn of_all_kinds() -> Vec<Convolution> {
     ]
 }
 
-/// The most memory beside its tensors that a convolution may use here: less than is allowed on any of the GPUs.
+/// The most memory beside its tensors that a convolution may use here: no more than is allowed on any of the GPUs.
 const WORKSPACE_BYTES: usize = 256 << 20;
 
 fn planned(

@@ -12,10 +12,10 @@ use std::sync::Arc;
 /// How many proposals of each heuristic are looked at: more than there are, since those that may not be taken can be the first.
 const MOST: usize = 128;
 
-/// The library's heuristics, each with the number of its first proposal. In strict float32 the quick one may propose nothing but
-/// tensor cores, where the thorough one, which is asked next, has engines for NHWC; the last knows what does anything at all.
+/// The library's heuristics, each with the number of its first proposal: what is kept of a search has such numbers. In strict float32 the
+/// quick one may propose nothing but tensor cores, where the thorough one has others; the last knows what does anything at all.
 const MODES: [(c_int, usize); 3] =
-    [(foreign::HEUR_MODE_A, 0), (foreign::HEUR_MODE_B, MOST), (foreign::HEUR_MODE_FALLBACK, 2 * MOST)];
+    [(foreign::HEUR_MODE_A, 0), (foreign::HEUR_MODE_B, 2 * MOST), (foreign::HEUR_MODE_FALLBACK, MOST)];
 
 /// A way to compute a convolution.
 pub(super) struct Plan {
@@ -37,11 +37,11 @@ pub(super) enum Wanted {
 }
 
 impl Wanted {
-    /// Whether something is wanted of so many proposals from `first` on, where so many plans were found.
-    fn wants(self, first: usize, count: usize, found: usize) -> bool {
+    /// Whether a proposal is wanted where so many plans were found.
+    fn wants(self, proposal: usize, found: usize) -> bool {
         match self {
             Wanted::First(most) => found < most,
-            Wanted::Only(only) => (first..first + count).contains(&only),
+            Wanted::Only(only) => proposal == only,
         }
     }
 }
@@ -59,7 +59,12 @@ pub(super) fn plans(
     let mut plans = Vec::new();
     let mut refused = None;
     for (mode, before) in MODES {
-        if !wanted.wants(before, MOST, plans.len()) {
+        let is_asked = match wanted {
+            // Where the better heuristic has something, the next one has nothing to add.
+            Wanted::First(_) => plans.is_empty(),
+            Wanted::Only(only) => (before..before + MOST).contains(&only),
+        };
+        if !is_asked {
             continue;
         }
         let proposals = match proposals(functions, target, convolution, &graph, mode) {
@@ -71,7 +76,7 @@ pub(super) fn plans(
         };
         for (i, config) in proposals.into_iter().enumerate() {
             let proposal = before + i;
-            if !wanted.wants(proposal, 1, plans.len())
+            if !wanted.wants(proposal, plans.len())
                 || !may_be_taken(convolution.numbers, &notes(functions, convolution, &config)?)
             {
                 continue;

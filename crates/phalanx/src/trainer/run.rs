@@ -500,7 +500,7 @@ pub(crate) fn strategy(
     if let Some(gpu) = without.filter(|_| trainer.precision == Precision::Bfloat16 && group.rank() == Rank(0))
     {
         tracing::warn!(
-            "train.precision=bfloat16: {} (sm_{}) doesn't compute with it (GPUs do from sm_80 on), so products and convolutions are made by way of float32, slowly\nhint: train.precision=float16",
+            "train.precision=bfloat16: {} (sm_{}) doesn't compute with it, as GPUs from sm_80 on do: products and convolutions are slow\nhint: --set train.precision=float16",
             gpu.name(),
             gpu.architecture()
         );

@@ -16,11 +16,11 @@ use phalanx_cuda::cudnn::{
 use phalanx_cuda::{Address, Error, Taps};
 use std::collections::HashSet;
 
-/// The most memory that a convolution may use beside its tensors: a 64th of all that the GPU has, in whole steps of this, and no less than
-/// two of them. For large batches of images the library's best engines want as much as the images take.
+/// What the memory that convolutions may use is a multiple of.
 const WORKSPACE_STEP_BYTES: u64 = 128 << 20;
 
-/// See [`WORKSPACE_STEP_BYTES`].
+/// The most memory that a convolution may use beside its tensors: a 64th of all that the GPU has, in whole steps, and no less than two of
+/// them. For large batches of images the library's best engines want as much as the images take.
 fn most_workspace_bytes(memory: u64) -> usize {
     ((memory / 64 / WORKSPACE_STEP_BYTES).max(2) * WORKSPACE_STEP_BYTES) as usize
 }

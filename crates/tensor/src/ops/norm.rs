@@ -43,8 +43,8 @@ pub enum Then<'a> {
 
 /// Adds up numbers over all who hold a part of the same batch, as ranks do: whoever is handed a row of f64 gives one of the sums of
 /// theirs, as many and on the same device. All must come with the same calls in the same order. On a GPU it may give them before they
-/// are there, so that nothing of the pass may be read before whoever it is of has waited for the others. It can't fail: whoever has lost
-/// another gives what is no number, and the pass comes to nothing.
+/// are there, so that nothing of the pass may be read before whoever it is of has waited for the others. It can't fail: whoever has
+/// lost another gives what means nothing, on a CPU no numbers, and nothing of the pass may be used.
 pub type SumOverBatch = Arc<dyn Fn(Tensor) -> Tensor + Send + Sync>;
 
 /// A batch that several have parts of.

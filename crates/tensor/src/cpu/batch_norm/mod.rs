@@ -151,7 +151,9 @@ fn train_by(
     [out, mean, variance, scale]: [&Tensor; 4],
 ) {
     statistics(moments, count, [mean, variance]);
-    running.into_iter().for_each(|running| follow(mean, variance, count, running));
+    // A batch that others have parts of, who are gone, has shown nothing.
+    let has_shown = !count.is_nan();
+    running.filter(|_| has_shown).into_iter().for_each(|running| follow(mean, variance, count, running));
     normalise(x, [mean, variance], affine, eps, fused, [out, scale]);
 }
 
