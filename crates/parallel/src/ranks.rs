@@ -3,7 +3,7 @@
 
 use phalanx_comm::{Element as Sent, Error, GpuGroup, GpuWork, Group, ReduceOp, Trail, bf16, f16};
 use phalanx_tensor::{DType, Element, GpuTensor, Tensor};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Ranks that exchange values in the midst of a pass, as those that hold the parts of a layer do. Layers can't fail, so the first failure
 /// is kept for whoever asks after the pass; what comes of it means nothing.
@@ -54,12 +54,16 @@ impl Ranks {
 
     /// The first failure since this was asked for last.
     pub(crate) fn take_failure(&self) -> Option<Error> {
-        self.failure.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.failure().take()
+    }
+
+    fn failure(&self) -> MutexGuard<'_, Option<Error>> {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn note(&self, result: Result<(), Error>) {
         if let Err(error) = result {
-            self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+            self.failure().get_or_insert(error);
         }
     }
 
@@ -83,16 +87,12 @@ impl Ranks {
             None => {
                 let sums = self.reduced(&numbers, ReduceOp::Sum);
                 // One's own would be taken for those of all.
-                if self.has_failed() {
+                if self.failure().is_some() {
                     sums.fill(f64::NAN);
                 }
                 sums
             }
         }
-    }
-
-    fn has_failed(&self) -> bool {
-        self.failure.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
     pub(crate) fn reduced_as<T: Element + Sent>(&self, x: &Tensor, op: ReduceOp) -> Tensor {

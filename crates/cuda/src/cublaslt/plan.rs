@@ -191,10 +191,7 @@ mod tests {
     /// Descriptors need no GPU, so that NVIDIA's own library can judge them anywhere.
     #[test]
     fn cublaslt_itself_takes_the_descriptors() {
-        let Some(folders) = std::env::var_os("PHALANX_TEST_CUDA_LIBRARIES") else {
-            return eprintln!("skipped: PHALANX_TEST_CUDA_LIBRARIES names no folders of NVIDIA's libraries");
-        };
-        let folders: Vec<_> = std::env::split_paths(&folders).collect();
+        let Some(folders) = crate::foreign::headers::libraries() else { return };
         let functions = Arc::new(Functions::open(&folders).unwrap_or_else(|error| panic!("{error}")));
         for (epilogue, numbers) in Epilogue::ALL.into_iter().flat_map(|epilogue| {
             [Numbers::F32, Numbers::Tf32, Numbers::F64, Numbers::Bf16, Numbers::F16].map(|n| (epilogue, n))

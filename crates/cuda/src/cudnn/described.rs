@@ -11,8 +11,9 @@ use super::has_no_way;
 use super::plan::{Plan, Wanted, plans};
 use super::target::Target;
 use crate::error::Error;
-use crate::foreign::constants;
-use std::path::{Path, PathBuf};
+use crate::foreign::headers::libraries;
+use crate::foreign::{constants, headers};
+use std::path::Path;
 use std::process::Command;
 use std::sync::{Arc, OnceLock};
 
@@ -26,7 +27,7 @@ constants! {
 
 #[test]
 fn the_numbers_are_those_of_the_header() {
-    crate::foreign::headers::check("cudnn_graph.h", &[], TABLE, &[], "");
+    headers::check("cudnn_graph.h", &[], TABLE, &[], "");
 }
 
 /// A GPU that is described to the library.
@@ -42,52 +43,32 @@ impl Gpu {
     }
 }
 
-/// What a GPU is: its compute capability, multiprocessors, MHz of these and of its memory, bits of its memory's bus, MiB of its second
-/// cache, KiB of shared memory that a block may have, threads and blocks of a multiprocessor, GB of memory.
-struct Properties {
-    name: &'static str,
-    capability: u32,
-    multiprocessors: u32,
-    mhz: [u32; 2],
-    bus: u32,
-    cache: u32,
-    shared: u32,
-    threads: u32,
-    blocks: u32,
-    memory: u64,
-}
+/// What a GPU is: its name, its compute capability, its multiprocessors, MHz of these and of its memory, bits of its memory's bus, MiB of
+/// its second cache, KiB of shared memory that a block may have, threads and blocks of a multiprocessor, GB of memory.
+struct Properties(&'static str, u32, u32, [u32; 2], u32, u32, u32, [u32; 2], u64);
 
 /// By NVIDIA's data sheets and the table of compute capabilities in the CUDA programming guide.
-const GPUS: [Properties; 7] = [
-    gpu("Tesla T4", 750, 40, [1590, 5001], 256, 4, 64, [1024, 16], 16),
-    gpu("NVIDIA A100-SXM4-80GB", 800, 108, [1410, 1593], 5120, 40, 163, [2048, 32], 80),
-    gpu("NVIDIA GeForce RTX 4090", 890, 128, [2520, 10_501], 384, 72, 99, [1536, 24], 24),
-    gpu("NVIDIA H100 80GB HBM3", 900, 132, [1980, 2619], 5120, 50, 227, [2048, 32], 80),
-    gpu("NVIDIA H200", 900, 132, [1980, 3201], 6144, 60, 227, [2048, 32], 141),
-    gpu("NVIDIA B200", 1000, 148, [1965, 3996], 8192, 126, 227, [2048, 32], 180),
-    gpu("NVIDIA GeForce RTX 5090", 1200, 170, [2407, 14_001], 512, 96, 99, [1536, 24], 32),
+const T4: Properties = Properties("Tesla T4", 750, 40, [1590, 5001], 256, 4, 64, [1024, 16], 16);
+const A100: Properties =
+    Properties("NVIDIA A100-SXM4-80GB", 800, 108, [1410, 1593], 5120, 40, 163, [2048, 32], 80);
+const H100: Properties =
+    Properties("NVIDIA H100 80GB HBM3", 900, 132, [1980, 2619], 5120, 50, 227, [2048, 32], 80);
+const H200: Properties = Properties("NVIDIA H200", 900, 132, [1980, 3201], 6144, 60, 227, [2048, 32], 141);
+/// Those that have bfloat16.
+const GPUS: [Properties; 6] = [
+    A100,
+    Properties("NVIDIA GeForce RTX 4090", 890, 128, [2520, 10_501], 384, 72, 99, [1536, 24], 24),
+    H100,
+    H200,
+    Properties("NVIDIA B200", 1000, 148, [1965, 3996], 8192, 126, 227, [2048, 32], 180),
+    Properties("NVIDIA GeForce RTX 5090", 1200, 170, [2407, 14_001], 512, 96, 99, [1536, 24], 32),
 ];
-
-#[expect(clippy::too_many_arguments, reason = "rows of a table")]
-const fn gpu(
-    name: &'static str,
-    capability: u32,
-    multiprocessors: u32,
-    mhz: [u32; 2],
-    bus: u32,
-    cache: u32,
-    shared: u32,
-    [threads, blocks]: [u32; 2],
-    memory: u64,
-) -> Properties {
-    Properties { name, capability, multiprocessors, mhz, bus, cache, shared, threads, blocks, memory }
-}
 
 impl Properties {
     /// As the library wants to be told.
     fn json(&self) -> String {
-        let Properties { name, capability, multiprocessors, mhz, bus, cache, shared, .. } = self;
-        let Properties { threads, blocks, memory, .. } = self;
+        let Properties(name, capability, multiprocessors, mhz, bus, cache, shared, of_one, memory) = self;
+        let [threads, blocks] = of_one;
         let [clock, memory_clock] = mhz.map(|mhz| mhz * 1000);
         let members = [
             format!(r#""deviceName": "{name}", "cudaDeviceId": 0, "pciDeviceId": 0"#),
@@ -107,7 +88,7 @@ impl Properties {
     }
 
     fn described(&self, functions: &Arc<Functions>) -> Target {
-        let made = Descriptor::new(functions, &self.name, GPU)
+        let made = Descriptor::new(functions, &self.0, GPU)
             .and_then(|gpu| gpu.text(GPU_JSON, TYPE_CHAR, &self.json())?.finalize());
         Target::Described(Gpu(made.unwrap_or_else(|error| panic!("{error}"))))
     }
@@ -117,14 +98,10 @@ impl Properties {
 fn cudnn() -> Option<Arc<Functions>> {
     static OPENED: OnceLock<Option<Arc<Functions>>> = OnceLock::new();
     let open = || {
-        let Some(folders) = std::env::var_os("PHALANX_TEST_CUDA_LIBRARIES") else {
-            eprintln!("skipped: PHALANX_TEST_CUDA_LIBRARIES names no folders of NVIDIA's libraries");
-            return None;
-        };
+        let folders = libraries()?;
         if !driver() {
             return None;
         }
-        let folders: Vec<PathBuf> = std::env::split_paths(&folders).collect();
         let functions = Functions::open(&folders).unwrap_or_else(|error| panic!("{error}"));
         assert!(functions.number() >= 91_100, "cuDNN {} is told of no GPUs", functions.number());
         Some(Arc::new(functions))
@@ -258,24 +235,25 @@ fn planned(
 }
 
 const NUMBERS: [Numbers; 4] = [Numbers::F32, Numbers::Tf32, Numbers::Bf16, Numbers::F16];
-const PASSES: [Pass; 4] = [Pass::Forward, Pass::ForwardBias, Pass::BackwardData, Pass::BackwardFilter];
+
+/// All passes of these.
+fn passes(of: Vec<Convolution>) -> impl Iterator<Item = Convolution> {
+    let all =
+        [Pass::Forward, Pass::ForwardBias, Pass::ForwardBiasRelu, Pass::BackwardData, Pass::BackwardFilter];
+    of.into_iter().flat_map(move |plain| all.map(|pass| Convolution { pass, ..plain }))
+}
 
 #[test]
 fn every_convolution_has_a_way_on_every_gpu() {
     let Some(functions) = cudnn() else { return };
-    for properties in &GPUS {
+    for properties in GPUS.iter().chain([&T4]) {
         let gpu = properties.described(&functions);
-        // The first GPUs with bfloat16 are of 8.0.
-        let knows = |numbers: &Numbers| *numbers != Numbers::Bf16 || properties.capability >= 800;
+        let knows = |numbers: &Numbers| *numbers != Numbers::Bf16 || properties.0 != T4.0;
         for numbers in NUMBERS.into_iter().filter(knows) {
-            for (plain, pass) in of_models()
-                .into_iter()
-                .chain(of_all_kinds())
-                .flat_map(|plain| PASSES.map(|pass| (plain, pass)))
-            {
-                let convolution = Convolution { pass, numbers, ..plain };
+            for plain in passes(of_models()).chain(passes(of_all_kinds())) {
+                let convolution = Convolution { numbers, ..plain };
                 let found = planned(&functions, &gpu, &convolution, 16, Wanted::First(1));
-                let found = found.unwrap_or_else(|error| panic!("{}: {error}", properties.name));
+                let found = found.unwrap_or_else(|error| panic!("{}: {error}", properties.0));
                 assert_eq!(found.len(), 1);
             }
         }
@@ -285,12 +263,12 @@ fn every_convolution_has_a_way_on_every_gpu() {
 #[test]
 fn tensors_that_begin_anywhere_have_a_way() {
     let Some(functions) = cudnn() else { return };
-    let gpu = GPUS[3].described(&functions);
+    let gpu = H100.described(&functions);
     for (numbers, alignment) in
         [(Numbers::F32, 4), (Numbers::Tf32, 8), (Numbers::Bf16, 2), (Numbers::Bf16, 4), (Numbers::F16, 2)]
     {
-        for (plain, pass) in of_all_kinds().into_iter().flat_map(|plain| PASSES.map(|pass| (plain, pass))) {
-            let convolution = Convolution { pass, numbers, ..plain };
+        for plain in passes(of_all_kinds()) {
+            let convolution = Convolution { numbers, ..plain };
             let found = planned(&functions, &gpu, &convolution, alignment, Wanted::First(1));
             found.unwrap_or_else(|error| panic!("aligned to {alignment}: {error}"));
         }
@@ -300,13 +278,12 @@ fn tensors_that_begin_anywhere_have_a_way() {
 #[test]
 fn what_a_gpu_has_no_way_for_is_told_from_failures() {
     let Some(functions) = cudnn() else { return };
-    let (gpu, properties) = (GPUS[0].described(&functions), &GPUS[0]);
-    assert_eq!(properties.capability, 750);
-    for (plain, pass) in of_models().into_iter().flat_map(|plain| PASSES.map(|pass| (plain, pass))) {
-        let convolution = Convolution { pass, numbers: Numbers::Bf16, ..plain };
+    let gpu = T4.described(&functions);
+    for plain in passes(of_models()) {
+        let convolution = Convolution { numbers: Numbers::Bf16, ..plain };
         match planned(&functions, &gpu, &convolution, 16, Wanted::First(1)) {
             Err(error) => assert!(has_no_way(&error), "{error}"),
-            Ok(_) => panic!("{}: {convolution}", properties.name),
+            Ok(_) => panic!("{}: {convolution}", T4.0),
         }
     }
 }
@@ -314,10 +291,10 @@ fn what_a_gpu_has_no_way_for_is_told_from_failures() {
 #[test]
 fn a_proposal_is_found_again_by_its_number() {
     let Some(functions) = cudnn() else { return };
-    let gpu = GPUS[4].described(&functions);
+    let gpu = H200.described(&functions);
     for numbers in NUMBERS {
-        for (plain, pass) in of_models().into_iter().flat_map(|plain| PASSES.map(|pass| (plain, pass))) {
-            let convolution = Convolution { pass, numbers, ..plain };
+        for plain in passes(of_models()) {
+            let convolution = Convolution { numbers, ..plain };
             let found = planned(&functions, &gpu, &convolution, 16, Wanted::First(8)).unwrap();
             assert!(!found.is_empty() && found.len() <= 8, "{convolution}");
             let last = found.last().unwrap();
@@ -331,12 +308,12 @@ fn a_proposal_is_found_again_by_its_number() {
 #[test]
 fn both_layouts_have_a_way() {
     let Some(functions) = cudnn() else { return };
-    let gpu = GPUS[1].described(&functions);
-    for (numbers, plain) in
-        NUMBERS.into_iter().flat_map(|numbers| of_models().into_iter().map(move |c| (numbers, c)))
-    {
-        let convolution = Convolution { numbers, layout: Layout::Nchw, pass: Pass::ForwardBiasRelu, ..plain };
-        planned(&functions, &gpu, &convolution, 16, Wanted::First(1))
-            .unwrap_or_else(|error| panic!("{error}"));
+    let gpu = A100.described(&functions);
+    for numbers in NUMBERS {
+        for plain in passes(of_models()).chain(passes(of_all_kinds())) {
+            let convolution = Convolution { numbers, layout: Layout::Nchw, ..plain };
+            planned(&functions, &gpu, &convolution, 16, Wanted::First(1))
+                .unwrap_or_else(|error| panic!("{error}"));
+        }
     }
 }

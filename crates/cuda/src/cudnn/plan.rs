@@ -36,16 +36,6 @@ pub(super) enum Wanted {
     Only(usize),
 }
 
-impl Wanted {
-    /// Whether a proposal is wanted where so many plans were found.
-    fn wants(self, proposal: usize, found: usize) -> bool {
-        match self {
-            Wanted::First(most) => found < most,
-            Wanted::Only(only) => proposal == only,
-        }
-    }
-}
-
 /// The plans that may be taken, of those that are wanted, the one that the library thinks best first. An error where there is none.
 pub(super) fn plans(
     functions: &Arc<Functions>,
@@ -76,9 +66,12 @@ pub(super) fn plans(
         };
         for (i, config) in proposals.into_iter().enumerate() {
             let proposal = before + i;
-            if !wanted.wants(proposal, plans.len())
-                || !may_be_taken(convolution.numbers, &notes(functions, convolution, &config)?)
-            {
+            match wanted {
+                Wanted::First(most) if plans.len() == most => break,
+                Wanted::Only(only) if proposal != only => continue,
+                _ => {}
+            }
+            if !may_be_taken(convolution.numbers, &notes(functions, convolution, &config)?) {
                 continue;
             }
             match plan(functions, target, convolution, &graph, config, proposal) {

@@ -74,6 +74,15 @@ pub(crate) fn check(
     }
 }
 
+/// The folders of NVIDIA's own libraries, which the Python packages nvidia-cublas and nvidia-cudnn-cu13 bring, or none, said aloud.
+pub(crate) fn libraries() -> Option<Vec<PathBuf>> {
+    let Some(folders) = std::env::var_os("PHALANX_TEST_CUDA_LIBRARIES") else {
+        eprintln!("skipped: PHALANX_TEST_CUDA_LIBRARIES names no folders of NVIDIA's libraries");
+        return None;
+    };
+    Some(std::env::split_paths(&folders).collect())
+}
+
 #[test]
 fn types_are_put_into_c_from_the_inside() {
     let names = [("Status", "status_t")];

@@ -496,8 +496,9 @@ pub(crate) fn strategy(
             "train.search: {what} have to compute the same bits on all workers: the libraries choose"
         );
     }
-    let without = device.gpu().filter(|gpu| !gpu.architecture().has_bfloat16());
-    if let Some(gpu) = without.filter(|_| trainer.precision == Precision::Bfloat16 && group.rank() == Rank(0))
+    if trainer.precision == Precision::Bfloat16
+        && group.rank() == Rank(0)
+        && let Some(gpu) = device.gpu().filter(|gpu| !gpu.architecture().has_bfloat16())
     {
         tracing::warn!(
             "train.precision=bfloat16: {} (sm_{}) doesn't compute with it, as GPUs from sm_80 on do: products and convolutions are slow\nhint: --set train.precision=float16",

@@ -177,8 +177,8 @@ impl Engine {
 /// pixel are products, and in float32 without tensor cores the library has next to no engine that takes channels last as they lie. It turns
 /// images around and back, in a workspace as large as both. Kernels' gradients it has such engines for.
 fn is_product(engine: &Engine, plan: Plan, dtype: DType) -> bool {
-    let alone = plan.options == Conv2dOptions::default();
-    dtype == DType::F32 && !engine.rounds_factors() && [plan.kh, plan.kw] == [1, 1] && alone
+    let is_exact = dtype == DType::F32 && !engine.rounds_factors();
+    is_exact && [plan.kh, plan.kw] == [1, 1] && plan.options == Conv2dOptions::default()
 }
 
 /// What lies with so many channels last as a matrix with a row for each pixel.

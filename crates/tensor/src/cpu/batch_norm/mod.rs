@@ -152,8 +152,9 @@ fn train_by(
 ) {
     statistics(moments, count, [mean, variance]);
     // A batch that others have parts of, who are gone, has shown nothing.
-    let has_shown = !count.is_nan();
-    running.filter(|_| has_shown).into_iter().for_each(|running| follow(mean, variance, count, running));
+    if let Some(running) = running.filter(|_| !count.is_nan()) {
+        follow(mean, variance, count, running);
+    }
     normalise(x, [mean, variance], affine, eps, fused, [out, scale]);
 }
 
