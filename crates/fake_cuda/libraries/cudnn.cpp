@@ -186,36 +186,62 @@ int64_t at(const Tensor &t, int64_t n, int64_t c, int64_t h, int64_t w) {
     return sum;
 }
 
+template <class F> void each(const Tensor &t, F &&f) {
+    for (int64_t n = 0; n < t.sizes[0]; n++)
+    for (int64_t c = 0; c < t.sizes[1]; c++)
+    for (int64_t h = 0; h < t.sizes[2]; h++)
+    for (int64_t w = 0; w < t.sizes[3]; w++) f(n, c, h, w);
+}
+
+void add(double *__restrict to, double factor, const double *__restrict row, int64_t count) {
+    for (int64_t i = 0; i < count; i++) to[i] += factor * row[i];
+}
+
+// All three passes add a row of numbers, times one, to a row. Numbers are copied first, so that each row lies in one piece: images and
+// outputs are [n][h][w][channel], kernels [group][h][w][input][output], and [output][input] where images are wanted.
 void convolve(const Operation &op, Memory &memory) {
-    const Tensor &to = op.kind == FORWARD ? op.y : op.kind == BACKWARD_DATA ? op.x : op.w;
-    std::vector<double> sums(Memory::span(to));
-    int64_t per = op.w.sizes[1], groups = op.x.sizes[1] / per, outputs = op.y.sizes[1] / groups;
+    const bool images = op.kind == BACKWARD_DATA;
+    const Tensor &to = op.kind == FORWARD ? op.y : images ? op.x : op.w;
+    const int64_t height = op.x.sizes[2], width = op.x.sizes[3], rows = op.y.sizes[2], columns = op.y.sizes[3], across = op.w.sizes[3];
+    const int64_t per = op.w.sizes[1], groups = op.x.sizes[1] / per, outputs = op.y.sizes[1] / groups;
+    std::vector<double> x, w, y;
+    auto at_x = [&](int64_t n, int64_t c, int64_t h, int64_t w) { return ((n * height + h) * width + w) * groups * per + c; };
+    auto at_y = [&](int64_t n, int64_t c, int64_t h, int64_t w) { return ((n * rows + h) * columns + w) * groups * outputs + c; };
+    auto at_w = [&](int64_t o, int64_t i, int64_t h, int64_t w) {
+        const int64_t pixel = (o / outputs * op.w.sizes[2] + h) * across + w, output = o % outputs;
+        return pixel * per * outputs + (images ? output * per + i : i * outputs + output);
+    };
+    auto copy = [&](const Tensor &t, std::vector<double> &numbers, auto &&where) {
+        numbers.resize(t.sizes[0] * t.sizes[1] * t.sizes[2] * t.sizes[3]);
+        if (&t == &to) return;
+        each(t, [&](auto... i) { numbers[where(i...)] = memory.get(t, at(t, i...)); });
+    };
+    copy(op.x, x, at_x), copy(op.w, w, at_w), copy(op.y, y, at_y);
     for (int64_t n = 0; n < op.y.sizes[0]; n++)
-    for (int64_t o = 0; o < op.y.sizes[1]; o++)
-    for (int64_t h = 0; h < op.y.sizes[2]; h++)
-    for (int64_t w = 0; w < op.y.sizes[3]; w++)
-    for (int64_t i = 0; i < per; i++)
+    for (int64_t h = 0; h < rows; h++)
+    for (int64_t v = 0; v < columns; v++)
     for (int64_t kh = 0; kh < op.w.sizes[2]; kh++)
-    for (int64_t kw = 0; kw < op.w.sizes[3]; kw++) {
-        int64_t row = h * op.stride[0] + kh * op.dilation[0] - op.padding[0], column = w * op.stride[1] + kw * op.dilation[1] - op.padding[1];
-        if (row < 0 || column < 0 || row >= op.x.sizes[2] || column >= op.x.sizes[3]) continue;
-        int64_t x = at(op.x, n, o / outputs * per + i, row, column), k = at(op.w, o, i, kh, kw), y = at(op.y, n, o, h, w);
-        if (op.kind == FORWARD) sums[y] += memory.get(op.x, x) * memory.get(op.w, k);
-        else if (op.kind == BACKWARD_DATA) sums[x] += memory.get(op.y, y) * memory.get(op.w, k);
-        else sums[k] += memory.get(op.x, x) * memory.get(op.y, y);
+    for (int64_t kw = 0; kw < across; kw++) {
+        int64_t row = h * op.stride[0] + kh * op.dilation[0] - op.padding[0], column = v * op.stride[1] + kw * op.dilation[1] - op.padding[1];
+        if (row < 0 || column < 0 || row >= height || column >= width) continue;
+        for (int64_t g = 0; g < groups; g++) {
+            double *xs = &x[at_x(n, g * per, row, column)], *ws = &w[at_w(g * outputs, 0, kh, kw)], *ys = &y[at_y(n, g * outputs, h, v)];
+            if (images) for (int64_t o = 0; o < outputs; o++) add(xs, ys[o], ws + o * per, per);
+            else if (op.kind == FORWARD) for (int64_t i = 0; i < per; i++) add(ys, xs[i], ws + i * outputs, outputs);
+            else for (int64_t i = 0; i < per; i++) add(ws + i * outputs, xs[i], ys, outputs);
+        }
     }
-    for (size_t i = 0; i < sums.size(); i++) memory.put(to, int64_t(i), sums[i]);
+    auto put = [&](const std::vector<double> &numbers, auto &&where) {
+        each(to, [&](auto... i) { memory.put(to, at(to, i...), numbers[where(i...)]); });
+    };
+    images ? put(x, at_x) : op.kind == FORWARD ? put(y, at_y) : put(w, at_w);
 }
 
 void element_by_element(const Operation &op, Memory &memory) {
-    for (int64_t n = 0; n < op.y.sizes[0]; n++)
-    for (int64_t c = 0; c < op.y.sizes[1]; c++)
-    for (int64_t h = 0; h < op.y.sizes[2]; h++)
-    for (int64_t w = 0; w < op.y.sizes[3]; w++) {
-        double x = memory.get(op.x, at(op.x, n, c, h, w));
-        x = op.has_b ? x + memory.get(op.w, at(op.w, n, c, h, w)) : std::max(x, 0.0);
-        memory.put(op.y, at(op.y, n, c, h, w), x);
-    }
+    each(op.y, [&](auto... i) {
+        const double x = memory.get(op.x, at(op.x, i...));
+        memory.put(op.y, at(op.y, i...), op.has_b ? x + memory.get(op.w, at(op.w, i...)) : std::max(x, 0.0));
+    });
 }
 
 int finalize(Descriptor *d) {

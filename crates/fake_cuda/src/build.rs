@@ -102,15 +102,16 @@ fn hash(value: &impl Hash) -> u64 {
     hasher.finish()
 }
 
-/// A hash of all files of the folders.
+/// A hash of all files of the folders, which are the same by whatever path they are reached.
 fn contents(folders: &[&Path]) -> u64 {
-    let mut files: Vec<PathBuf> = Vec::new();
-    for folder in folders {
+    let files = folders.iter().flat_map(|folder| {
         let entries = fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
-        files.extend(entries.map(|entry| entry.unwrap().path()).filter(|path| path.is_file()));
-    }
-    files.sort();
-    hash(&files.iter().map(|file| fs::read(file).unwrap()).collect::<Vec<_>>())
+        let mut files: Vec<PathBuf> =
+            entries.map(|entry| entry.unwrap().path()).filter(|path| path.is_file()).collect();
+        files.sort();
+        files
+    });
+    hash(&files.map(|file| fs::read(file).unwrap()).collect::<Vec<_>>())
 }
 
 /// Compiles `text` into the shared library `path`.
