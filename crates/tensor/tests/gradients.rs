@@ -13,7 +13,7 @@ struct Differences;
 
 impl Check for Differences {
     #[track_caller]
-    fn check_at(&self, shift: f64, shapes: &[&[usize]], f: impl Fn(&[Tensor]) -> Tensor) {
+    fn check_at(&self, shift: f64, shapes: &[&[usize]], f: &dyn Fn(&[Tensor]) -> Tensor) {
         for threads in [1, 2] {
             let device = Device::cpu(threads);
             let like = Tensor::zeros(&device, [], DType::F64);

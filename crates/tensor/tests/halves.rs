@@ -19,7 +19,7 @@ struct Halves {
 
 impl Check for Halves {
     #[track_caller]
-    fn check_at(&self, shift: f64, shapes: &[&[usize]], f: impl Fn(&[Tensor]) -> Tensor) {
+    fn check_at(&self, shift: f64, shapes: &[&[usize]], f: &dyn Fn(&[Tensor]) -> Tensor) {
         self.cases.set(self.cases.get() + 1);
         for apart in beside(&self.device, self.dtype, shift, shapes, f) {
             assert!(apart.by <= tolerance(self.dtype), "{}: {apart:?}, shapes {shapes:?}", self.dtype);

@@ -47,7 +47,7 @@ struct Seen {
 }
 
 impl Check for Beside {
-    fn check_at(&self, shift: f64, shapes: &[&[usize]], f: impl Fn(&[Tensor]) -> Tensor) {
+    fn check_at(&self, shift: f64, shapes: &[&[usize]], f: &dyn Fn(&[Tensor]) -> Tensor) {
         let all = beside(&self.device, self.dtype, shift, shapes, f);
         let mut seen = self.seen.borrow_mut();
         seen.cases += 1;

@@ -33,7 +33,7 @@ pub fn beside(
     dtype: DType,
     shift: f64,
     shapes: &[&[usize]],
-    f: impl Fn(&[Tensor]) -> Tensor,
+    f: &dyn Fn(&[Tensor]) -> Tensor,
 ) -> Vec<Apart> {
     let cpu = Device::cpu(1);
     let single = Tensor::zeros(&cpu, [], DType::F32);
@@ -43,8 +43,8 @@ pub fn beside(
         .collect();
     let single_of = |x: &Tensor| x.cast(DType::F32).to_vec::<f32>();
     let ours = values.iter().map(|x| Tensor::from_slice(device, &single_of(x), *x.shape()).cast(dtype));
-    let ours = results(ours.collect(), &f, |out| random(out, out.dims(), 99));
-    let theirs = results(values, &f, |out| random(out, out.dims(), 99).cast(dtype).cast(DType::F64));
+    let ours = results(ours.collect(), f, |out| random(out, out.dims(), 99));
+    let theirs = results(values, f, |out| random(out, out.dims(), 99).cast(dtype).cast(DType::F64));
     let names = (0..).map(|i| match i {
         0 => "the output".to_owned(),
         _ => format!("the gradient of input {}", i - 1),
@@ -60,7 +60,7 @@ pub fn beside(
 /// The output of `f`, and the gradients of its inputs, each in its input's type.
 fn results(
     inputs: Vec<Tensor>,
-    f: impl Fn(&[Tensor]) -> Tensor,
+    f: &dyn Fn(&[Tensor]) -> Tensor,
     weights: impl Fn(&Tensor) -> Tensor,
 ) -> Vec<Tensor> {
     let leaves: Vec<Tensor> = inputs.into_iter().map(Tensor::requires_grad).collect();
@@ -108,7 +108,7 @@ mod tests {
     fn a_wrong_operation_is_found_in_every_type() {
         for dtype in [DType::F32, DType::BF16, DType::F16] {
             let apart = |off: f64| {
-                let all = beside(&Device::cpu(1), dtype, 0.0, &[&[3], &[2]], |x| {
+                let all = beside(&Device::cpu(1), dtype, 0.0, &[&[3], &[2]], &|x| {
                     // The side that is tried is moved.
                     let by = if x[0].dtype() == dtype { off } else { 0.0 };
                     Tensor::cat(&[&(&x[0] + by), &x[1]], 0)

@@ -16,7 +16,7 @@ struct Halves<'a> {
 
 impl Check for Halves<'_> {
     #[track_caller]
-    fn check_at(&self, shift: f64, shapes: &[&[usize]], f: impl Fn(&[Tensor]) -> Tensor) {
+    fn check_at(&self, shift: f64, shapes: &[&[usize]], f: &dyn Fn(&[Tensor]) -> Tensor) {
         for apart in beside(self.device, self.dtype, shift, shapes, f) {
             assert!(apart.by <= tolerance(self.dtype), "{}: {apart:?}, shapes {shapes:?}", self.dtype);
         }

@@ -90,7 +90,7 @@ pub(crate) fn near(what: &str, got: &[f32], want: &[f64]) {
 /// Compares outputs and gradients in float32 with those of a CPU in float64 from the same numbers.
 impl Check for Rig {
     #[track_caller]
-    fn check_at(&self, shift: f64, shapes: &[&[usize]], f: impl Fn(&[Tensor]) -> Tensor) {
+    fn check_at(&self, shift: f64, shapes: &[&[usize]], f: &dyn Fn(&[Tensor]) -> Tensor) {
         let cpu = Device::cpu(1);
         let single = |device: &Device| Tensor::zeros(device, [], DType::F32);
         let values: Vec<Vec<f32>> =
