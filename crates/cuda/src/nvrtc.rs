@@ -296,6 +296,8 @@ pub(crate) fn options(element: Element, target: Target, compiler: Version) -> Ve
     let mut options = vec![
         format!("--gpu-architecture={target}"),
         "--std=c++17".to_owned(),
+        // Without it compilers before 13.5 take a lambda that is given `auto` for a function of the host's.
+        "--device-as-default-execution-space".to_owned(),
         // As on a CPU: a product is rounded before it is added, but where a kernel asks for less.
         "--fmad=false".to_owned(),
         format!("--define-macro=ELEMENT={}", element.in_source()),
